@@ -1,0 +1,54 @@
+# libheed: compiled once as objects. `heed` is what gets installed; `heed_internal` is the same objects as a static library
+# for everything in this tree, which may call functions that the shared library does not export.
+file(GLOB_RECURSE sources CONFIGURE_DEPENDS
+  ${PROJECT_SOURCE_DIR}/heed/core/*.cc
+  ${PROJECT_SOURCE_DIR}/heed/io/*.cc
+  ${PROJECT_SOURCE_DIR}/heed/engines/*.cc
+  ${PROJECT_SOURCE_DIR}/heed/state/*.cc
+  ${PROJECT_SOURCE_DIR}/heed/ops/parts/*.cc)
+list(FILTER sources EXCLUDE REGEX "_(test|case|py)\\.cc$")
+
+add_library(heed_objects OBJECT ${sources})
+target_compile_definitions(heed_objects PRIVATE HEED_BUILDING HEED_VERSION="${PROJECT_VERSION}")
+# Used inside only: no installed header names one of them.
+target_link_libraries(heed_objects PRIVATE heed_flags hwy::hwy fmt::fmt-header-only nlohmann_json::nlohmann_json Threads::Threads)
+
+add_library(heed)
+add_library(heed::heed ALIAS heed)
+target_sources(heed PRIVATE $<TARGET_OBJECTS:heed_objects>)
+# Public headers are those in the file set HEADERS, and no others. Ops add theirs in heed_add_op.
+file(GLOB public_headers CONFIGURE_DEPENDS
+  ${PROJECT_SOURCE_DIR}/heed/heed.h
+  ${PROJECT_SOURCE_DIR}/heed/io/*.h
+  ${PROJECT_SOURCE_DIR}/heed/ops/parts/*.h)
+foreach(name dtype tensor error context export)
+  if(EXISTS ${PROJECT_SOURCE_DIR}/heed/core/${name}.h)
+    list(APPEND public_headers ${PROJECT_SOURCE_DIR}/heed/core/${name}.h)
+  endif()
+endforeach()
+list(FILTER public_headers EXCLUDE REGEX "(_internal|-inl)\\.h$")
+target_sources(heed PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${public_headers})
+target_compile_features(heed PUBLIC cxx_std_20)
+target_link_libraries(heed PRIVATE Threads::Threads $<BUILD_INTERFACE:hwy::hwy>)
+set_target_properties(heed PROPERTIES
+  LINKER_LANGUAGE CXX
+  VERSION ${PROJECT_VERSION}
+  SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+  VERIFY_INTERFACE_HEADER_SETS ${HEED_BUILD_TESTS})
+
+if(BUILD_SHARED_LIBS)
+  # Highway inside libheed.so stays inside, whatever visibility it was built with.
+  if(UNIX AND NOT APPLE)
+    target_link_options(heed PRIVATE LINKER:--exclude-libs,ALL)
+  endif()
+  add_library(heed_internal STATIC $<TARGET_OBJECTS:heed_objects>)
+  set_target_properties(heed_internal PROPERTIES LINKER_LANGUAGE CXX)
+else()
+  target_compile_definitions(heed_objects PRIVATE HEED_STATIC)
+  target_compile_definitions(heed PUBLIC HEED_STATIC)
+  add_library(heed_internal INTERFACE)
+  target_link_libraries(heed_internal INTERFACE heed)
+endif()
+target_compile_definitions(heed_internal INTERFACE HEED_STATIC HEED_VERSION="${PROJECT_VERSION}")
+target_link_libraries(heed_internal INTERFACE
+  heed_flags hwy::hwy fmt::fmt-header-only nlohmann_json::nlohmann_json Threads::Threads)

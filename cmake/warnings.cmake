@@ -1,0 +1,11 @@
+# How every file of this project is compiled: the interface target heed_flags.
+add_library(heed_flags INTERFACE)
+target_compile_features(heed_flags INTERFACE cxx_std_20)
+# Products and sums are fused where the code says so and nowhere else: results do not depend on the compiler's mood.
+target_compile_options(heed_flags INTERFACE $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-ffp-contract=off>)
+if(PROJECT_IS_TOP_LEVEL)
+  target_compile_options(heed_flags INTERFACE $<$<CXX_COMPILER_ID:GNU,Clang,AppleClang>:-Wall -Wextra -Wshadow>)
+  # gcc 12 reports string concatenation itself (its bug 105651).
+  target_compile_options(heed_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)
+endif()
+target_include_directories(heed_flags INTERFACE ${PROJECT_SOURCE_DIR})
