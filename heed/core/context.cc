@@ -1,0 +1,82 @@
+// Context: scratch that grows and is kept, and the door to the executor.
+#include "heed/core/context.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "heed/core/dispatch.h"
+#include "heed/core/error.h"
+#include "heed/core/os.h"
+
+namespace heed {
+namespace {
+
+constexpr int kMaxThreads = 4096;
+
+int CheckedThreads(int num_threads) {
+  if (num_threads < 0 || num_threads > kMaxThreads) {
+    throw InvalidArgument("Context: threads is " + std::to_string(num_threads) +
+                          ", expected 0 (all CPUs) to " +
+                          std::to_string(kMaxThreads));
+  }
+  return num_threads == 0 ? os::NumUsableCpus() : num_threads;
+}
+
+// The one environment variable that the library reads.
+int64_t TargetsFromEnvironment() {
+  const char* isa = std::getenv("HEED_ISA");
+  return isa == nullptr || *isa == '\0' ? kAllTargets : TargetsUpTo(isa);
+}
+
+}  // namespace
+
+Context::Context(int num_threads)
+    : executor_(DefaultExecutor()),
+      num_threads_(CheckedThreads(num_threads)),
+      allowed_targets_(TargetsFromEnvironment()) {}
+
+Context::Context(Executor executor)
+    : executor_(executor), allowed_targets_(TargetsFromEnvironment()) {
+  if (executor.num_threads == nullptr || executor.run == nullptr) {
+    throw InvalidArgument(
+        "Context: executor lacks a function, expected num_threads and run");
+  }
+  num_threads_ =
+      std::clamp(executor.num_threads(executor.self), 1, kMaxThreads);
+}
+
+Context::~Context() {
+  for (void* memory : scratch_) os::FreeAligned(memory);
+}
+
+void Context::set_isa(std::string_view name) {
+  allowed_targets_ = TargetsUpTo(name);
+}
+
+void Context::ReserveScratch(size_t bytes_per_worker) {
+  if (bytes_per_worker > scratch_bytes_) {
+    for (void*& memory : scratch_) {
+      os::FreeAligned(memory);
+      memory = nullptr;
+    }
+    scratch_.clear();
+    scratch_bytes_ = bytes_per_worker;
+  }
+  while (scratch_.size() < static_cast<size_t>(num_threads_)) {
+    scratch_.push_back(nullptr);
+    scratch_.back() = os::AllocateAligned(scratch_bytes_);
+  }
+}
+
+void Context::Run(int64_t num_tasks, void (*body)(void*, int), void* argument) {
+  if (num_tasks <= 0) return;
+  const int workers =
+      static_cast<int>(std::min<int64_t>(num_tasks, num_threads_));
+  if (workers == 1) {
+    body(argument, 0);
+  } else {
+    executor_.run(executor_.self, workers, body, argument);
+  }
+}
+
+}  // namespace heed

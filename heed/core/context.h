@@ -1,0 +1,99 @@
+// Context: what a call may use. Threads, scratch memory, a SIMD cap, strictness.
+//
+// A Context is cheap, owned by the caller, and used by one thread at a time.
+// All Contexts share one pool of threads unless they bring an Executor.
+#ifndef HEED_CORE_CONTEXT_H_
+#define HEED_CORE_CONTEXT_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "heed/core/export.h"
+
+namespace heed {
+
+// A host's threads: two functions. `run` calls body(argument, worker) with
+// different workers in [0, num_workers), in any order, at the same time or not,
+// at least for worker 0, and returns when all calls have. Work is claimed from a
+// counter inside `body`, so fewer workers only cost time. `body` never throws.
+struct Executor {
+  void* self = nullptr;
+  int (*num_threads)(void* self) = nullptr;
+  void (*run)(void* self, int num_workers, void (*body)(void*, int),
+              void* argument) = nullptr;
+};
+
+// heed's own pool: grows on demand, sleeps when idle, is rebuilt after fork and
+// joined at exit. A second caller at the same time runs on its own thread alone.
+HEED_API Executor DefaultExecutor();
+
+class HEED_API Context {
+ public:
+  // 0 threads means one per CPU that the process may use. Throws
+  // InvalidArgument below 0 or above 4096, and for a bad HEED_ISA.
+  explicit Context(int num_threads = 0);
+  explicit Context(Executor executor);
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  int num_threads() const { return num_threads_; }
+
+  // Caps the SIMD target: a Highway target name, or "tiles" for no cap.
+  void set_isa(std::string_view name);
+  int64_t allowed_targets() const { return allowed_targets_; }
+
+  // Strict: a call that has no fast kernel throws Unsupported.
+  void set_strict(bool strict) { strict_ = strict; }
+  bool strict() const { return strict_; }
+
+  // Makes Scratch(worker) hold at least this many bytes for each worker, and
+  // keeps it for later calls. May throw std::bad_alloc; call it before
+  // ParallelFor, inside which nothing may.
+  void ReserveScratch(size_t bytes_per_worker);
+  void* Scratch(int worker) const {
+    return scratch_[static_cast<size_t>(worker)];
+  }
+
+  // Calls f(task, worker) once for every task in [0, num_tasks), ascending, the
+  // next one to whoever is free. Order of completion is not defined; results
+  // must not depend on it.
+  template <class F>
+  void ParallelFor(int64_t num_tasks, F&& f) {
+    struct Shared {
+      std::atomic<int64_t> next{0};
+      int64_t num_tasks;
+      std::remove_reference_t<F>* f;
+    } shared;
+    shared.num_tasks = num_tasks;
+    shared.f = &f;
+    Run(num_tasks,
+        [](void* argument, int worker) {
+          Shared& s = *static_cast<Shared*>(argument);
+          for (int64_t task; (task = s.next.fetch_add(
+                                  1, std::memory_order_relaxed)) < s.num_tasks;) {
+            (*s.f)(task, worker);
+          }
+        },
+        &shared);
+  }
+
+ private:
+  void Run(int64_t num_tasks, void (*body)(void*, int), void* argument);
+
+  Executor executor_;
+  int num_threads_ = 1;
+  int64_t allowed_targets_;
+  bool strict_ = false;
+  size_t scratch_bytes_ = 0;
+  std::vector<void*> scratch_;
+};
+
+}  // namespace heed
+
+#endif  // HEED_CORE_CONTEXT_H_

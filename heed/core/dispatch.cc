@@ -1,0 +1,59 @@
+// Choosing a SIMD target: the only place that asks Highway what there is.
+#include "heed/core/targets.h"
+// After targets.h:
+#include "hwy/highway.h"
+
+#include "heed/core/dispatch.h"
+#include "heed/core/error.h"
+
+namespace heed {
+namespace {
+
+int64_t Available() { return hwy::SupportedTargets() & HWY_TARGETS; }
+
+// Better targets have lower bits.
+int64_t Best(int64_t targets) { return targets & -targets; }
+
+int64_t BestAllowed(int64_t allowed) {
+  const int64_t usable = Available() & allowed;
+  return Best(usable != 0 ? usable : HWY_STATIC_TARGET);
+}
+
+}  // namespace
+
+std::vector<std::string> AvailableTargets() {
+  std::vector<std::string> names;
+  for (int64_t rest = Available(); rest != 0; rest &= rest - 1) {
+    names.emplace_back(hwy::TargetName(Best(rest)));
+  }
+  return names;
+}
+
+int64_t TargetsUpTo(std::string_view name) {
+  if (name == "tiles") return kAllTargets;
+  std::string available;
+  for (int64_t rest = Available(); rest != 0; rest &= rest - 1) {
+    if (name == hwy::TargetName(Best(rest))) return -Best(rest);
+    available += std::string(hwy::TargetName(Best(rest))) + " ";
+  }
+  for (int bit = 0; bit < 63; ++bit) {
+    if (name == hwy::TargetName(int64_t{1} << bit)) {
+      throw Unsupported("isa is '" + std::string(name) +
+                        "', available here: " + available + "tiles");
+    }
+  }
+  throw InvalidArgument("isa is '" + std::string(name) +
+                        "', expected one of: " + available + "tiles");
+}
+
+const char* TargetName(int64_t allowed) {
+  return hwy::TargetName(BestAllowed(allowed));
+}
+
+size_t TargetIndex(int64_t allowed) {
+  hwy::ChosenTarget chosen;
+  chosen.Update(BestAllowed(allowed));
+  return chosen.GetIndex();
+}
+
+}  // namespace heed

@@ -1,0 +1,36 @@
+// Choosing a SIMD target per call, from a cap that belongs to the Context.
+//
+// Highway's own choice is one per process; ours is a mask of allowed targets, so
+// that two Contexts can differ and a test can walk through all of them.
+#ifndef HEED_CORE_DISPATCH_H_
+#define HEED_CORE_DISPATCH_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "heed/core/export.h"
+
+namespace heed {
+
+inline constexpr int64_t kAllTargets = ~int64_t{0};
+
+// Names of the targets that are compiled in and run on this CPU, best first.
+HEED_API std::vector<std::string> AvailableTargets();
+
+// The mask that allows `name` and everything below it. "tiles" (matrix tiles
+// and all of SIMD) allows everything. Throws InvalidArgument for a name that is
+// not a target, Unsupported for one that this build or CPU lacks.
+HEED_API int64_t TargetsUpTo(std::string_view name);
+
+// The best available target in the mask.
+HEED_API const char* TargetName(int64_t allowed);
+
+// The same as an index into a HWY_EXPORT table.
+size_t TargetIndex(int64_t allowed);
+
+}  // namespace heed
+
+#endif  // HEED_CORE_DISPATCH_H_

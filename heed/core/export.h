@@ -1,0 +1,17 @@
+// HEED_API: what libheed exports. Everything else is hidden, Highway included.
+#ifndef HEED_CORE_EXPORT_H_
+#define HEED_CORE_EXPORT_H_
+
+#if defined(HEED_STATIC)
+#define HEED_API
+#elif defined(_WIN32)
+#if defined(HEED_BUILDING)
+#define HEED_API __declspec(dllexport)
+#else
+#define HEED_API __declspec(dllimport)
+#endif
+#else
+#define HEED_API __attribute__((visibility("default")))
+#endif
+
+#endif  // HEED_CORE_EXPORT_H_

@@ -1,0 +1,201 @@
+// The operating system: Linux, with the POSIX subset that macOS shares.
+#include "heed/core/os.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <xmmintrin.h>
+#endif
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "heed/core/error.h"
+
+namespace heed::os {
+namespace {
+
+[[noreturn]] void ThrowErrno(const std::string& path, const char* doing) {
+  throw FileError(path + ": cannot " + doing + ": " + std::strerror(errno));
+}
+
+size_t PageBytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
+
+}  // namespace
+
+int NumUsableCpus() {
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+    const int count = CPU_COUNT(&set);
+    if (count > 0) return count;
+  }
+#endif
+  const long online = sysconf(_SC_NPROCESSORS_ONLN);
+  return online > 0 ? static_cast<int>(online) : 1;
+}
+
+std::string CpuName() {
+#if defined(__x86_64__)
+  uint32_t r[12] = {};
+  if (__get_cpuid_max(0x80000000u, nullptr) >= 0x80000004u) {
+    for (uint32_t i = 0; i < 3; ++i) {
+      __get_cpuid(0x80000002u + i, &r[4 * i], &r[4 * i + 1], &r[4 * i + 2],
+                  &r[4 * i + 3]);
+    }
+    char text[sizeof(r) + 1] = {};
+    std::memcpy(text, r, sizeof(r));
+    std::string name(text);
+    name.erase(0, name.find_first_not_of(' '));
+    name.erase(name.find_last_not_of(' ') + 1);
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    __get_cpuid(1, &a, &b, &c, &d);
+    uint32_t family = (a >> 8) & 15, model = (a >> 4) & 15;
+    if (family == 15) family += (a >> 20) & 255;
+    if (family >= 6) model += ((a >> 16) & 15) << 4;
+    return name + " (family " + std::to_string(family) + " model " +
+           std::to_string(model) + ")";
+  }
+#endif
+  return "unknown CPU";
+}
+
+int64_t ProcessId() { return static_cast<int64_t>(getpid()); }
+
+double ThreadCpuSeconds() {
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+int64_t InvoluntaryContextSwitches() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_nivcsw;
+}
+
+int64_t PeakResidentBytes() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+#if defined(__APPLE__)
+  return usage.ru_maxrss;
+#else
+  return int64_t{1024} * usage.ru_maxrss;
+#endif
+}
+
+bool PinThisThread(int index) {
+#if defined(__linux__)
+  cpu_set_t set, one;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return false;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &set) || index-- != 0) continue;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    return sched_setaffinity(0, sizeof(one), &one) == 0;
+  }
+#else
+  (void)index;
+#endif
+  return false;
+}
+
+MappedFile::MappedFile(const std::string& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) ThrowErrno(path, "open");
+  struct stat info;
+  const bool regular = fstat(file, &info) == 0 && S_ISREG(info.st_mode);
+  if (!regular) {
+    close(file);
+    throw FileError(path + ": not a regular file");
+  }
+  num_bytes_ = static_cast<size_t>(info.st_size);
+  if (num_bytes_ > 0) {
+    void* map = mmap(nullptr, num_bytes_, PROT_READ, MAP_PRIVATE, file, 0);
+    if (map == MAP_FAILED) {
+      close(file);
+      ThrowErrno(path, "map");
+    }
+    data_ = static_cast<const uint8_t*>(map);
+  }
+  close(file);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) munmap(const_cast<uint8_t*>(data_), num_bytes_);
+}
+
+void ReplaceFile(const std::string& from, const std::string& to) {
+  if (std::rename(from.c_str(), to.c_str()) != 0) ThrowErrno(to, "write");
+}
+
+GuardedMemory::GuardedMemory(size_t num_bytes, bool at_end) {
+  const size_t page = PageBytes();
+  const size_t usable = (num_bytes + page - 1) / page * page;
+  map_bytes_ = usable + 2 * page;
+  base_ = mmap(nullptr, map_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+               0);
+  if (base_ == MAP_FAILED) {
+    base_ = nullptr;
+    throw std::bad_alloc();
+  }
+  uint8_t* first = static_cast<uint8_t*>(base_) + page;
+  if (usable > 0 && mprotect(first, usable, PROT_READ | PROT_WRITE) != 0) {
+    munmap(base_, map_bytes_);
+    throw std::bad_alloc();
+  }
+  data_ = at_end ? first + usable - num_bytes : first;
+}
+
+GuardedMemory::~GuardedMemory() {
+  if (base_ != nullptr) munmap(base_, map_bytes_);
+}
+
+GuardedMemory::GuardedMemory(GuardedMemory&& other) noexcept {
+  *this = std::move(other);
+}
+
+GuardedMemory& GuardedMemory::operator=(GuardedMemory&& other) noexcept {
+  std::swap(base_, other.base_);
+  std::swap(map_bytes_, other.map_bytes_);
+  std::swap(data_, other.data_);
+  return *this;
+}
+
+void* AllocateAligned(size_t num_bytes) {
+  constexpr size_t kLine = 128, kHuge = size_t{1} << 21;
+  const size_t alignment = num_bytes >= 2 * kHuge ? kHuge : kLine;
+  if (num_bytes > SIZE_MAX - alignment) throw std::bad_alloc();
+  const size_t rounded = (num_bytes + alignment - 1) / alignment * alignment;
+  void* memory = std::aligned_alloc(alignment, rounded == 0 ? kLine : rounded);
+  if (memory == nullptr) throw std::bad_alloc();
+#if defined(MADV_HUGEPAGE)
+  if (alignment == kHuge) madvise(memory, rounded, MADV_HUGEPAGE);
+#endif
+  return memory;
+}
+
+void FreeAligned(void* memory) { std::free(memory); }
+
+#if defined(__x86_64__)
+ScopedFloatControl::ScopedFloatControl() : saved_(_mm_getcsr()) {
+  constexpr uint32_t kMaskAllTraps = 0x1F80, kFlushToZero = 0x8000;
+  _mm_setcsr(kMaskAllTraps | kFlushToZero);
+}
+ScopedFloatControl::~ScopedFloatControl() { _mm_setcsr(saved_); }
+#else
+ScopedFloatControl::ScopedFloatControl() = default;
+ScopedFloatControl::~ScopedFloatControl() { (void)saved_; }
+#endif
+
+}  // namespace heed::os

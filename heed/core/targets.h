@@ -1,0 +1,25 @@
+// Which SIMD targets heed compiles, chosen once. Include before any Highway
+// header.
+//
+// Each target multiplies compile time and size, so one is kept where it changes
+// the instructions that f32 and f64 kernels use:
+//   SSE2       every x86-64; also what is left on NEON-less or unknown machines
+//              through Highway's own baseline
+//   AVX2       the common denominator of the last decade, with FMA
+//   AVX3       AVX-512: 32 registers, lane masks, scalef
+// Left out: SSSE3 and SSE4 (no FMA either, a few percent over SSE2), AVX3_DL,
+// AVX3_ZEN4 and AVX3_SPR (AVX-512 plus 16-bit arithmetic, which no kernel uses
+// yet), AVX10.2; SVE and RVV, whose vectors cannot stand in arrays.
+#ifndef HEED_CORE_TARGETS_H_
+#define HEED_CORE_TARGETS_H_
+
+#ifndef HEED_ALL_TARGETS
+#define HWY_DISABLED_TARGETS                                                \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_AVX3_SPR |      \
+   HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#else
+#define HWY_DISABLED_TARGETS \
+  (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#endif
+
+#endif  // HEED_CORE_TARGETS_H_

@@ -1,0 +1,142 @@
+// The default executor: one small pool for the whole process.
+//
+// A job is published under a mutex; workers wait for the next one by spinning
+// for at most 50 us (jobs of one model step follow each other closely) and then
+// by sleeping. The caller is worker 0.
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "heed/core/context.h"
+#include "heed/core/os.h"
+
+namespace heed {
+namespace {
+
+constexpr auto kSpin = std::chrono::microseconds(50);
+
+class Pool {
+ public:
+  ~Pool() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+      generation_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  // False if somebody else's job is running.
+  bool TryRun(int num_workers, void (*body)(void*, int), void* argument) {
+    if (busy_.exchange(true, std::memory_order_acquire)) return false;
+    {
+      std::lock_guard lock(mutex_);
+      Grow(num_workers - 1);
+      body_ = body;
+      argument_ = argument;
+      num_workers_ = num_workers;
+      running_ = static_cast<int>(threads_.size());
+      generation_.fetch_add(1, std::memory_order_release);
+    }
+    wake_.notify_all();
+    body(argument, 0);
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [&] { return running_ == 0; });
+    busy_.store(false, std::memory_order_release);
+    return true;
+  }
+
+ private:
+  void Grow(int size) {
+    while (static_cast<int>(threads_.size()) < size) {
+      const int worker = static_cast<int>(threads_.size()) + 1;
+      const uint64_t seen = generation_.load(std::memory_order_relaxed);
+      try {
+        threads_.emplace_back([this, worker, seen] { Work(worker, seen); });
+      } catch (const std::system_error&) {
+        return;  // the system has no more threads: fewer workers, same result
+      }
+    }
+  }
+
+  void Work(int worker, uint64_t seen) {
+    for (;;) {
+      const auto give_up = std::chrono::steady_clock::now() + kSpin;
+      while (generation_.load(std::memory_order_acquire) == seen &&
+             std::chrono::steady_clock::now() < give_up) {
+        std::this_thread::yield();
+      }
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [&] {
+        return generation_.load(std::memory_order_relaxed) != seen;
+      });
+      if (stop_) return;
+      seen = generation_.load(std::memory_order_relaxed);
+      const auto body = body_;
+      void* const argument = argument_;
+      const bool mine = worker < num_workers_;
+      lock.unlock();
+      if (mine) body(argument, worker);
+      lock.lock();
+      if (--running_ == 0) done_.notify_one();
+    }
+  }
+
+  std::atomic<bool> busy_{false};  // a job runs, maybe on this very thread
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  std::atomic<uint64_t> generation_{0};
+  void (*body_)(void*, int) = nullptr;
+  void* argument_ = nullptr;
+  int num_workers_ = 0;
+  int running_ = 0;
+  bool stop_ = false;
+  std::vector<std::thread> threads_;
+};
+
+// The pool of this process. A forked child has none of its parent's threads:
+// it abandons the inherited object, whose locks may be held for ever.
+struct ProcessPool {
+  std::mutex mutex;
+  std::atomic<int64_t> owner{0};
+  std::atomic<Pool*> pool{nullptr};
+
+  ~ProcessPool() {
+    if (owner.load() == os::ProcessId()) delete pool.load();
+  }
+
+  Pool& Get() {
+    const int64_t self = os::ProcessId();
+    if (owner.load(std::memory_order_acquire) != self) {
+      std::lock_guard lock(mutex);
+      if (owner.load() != self) {
+        pool.store(new Pool);
+        owner.store(self, std::memory_order_release);
+      }
+    }
+    return *pool.load();
+  }
+};
+
+Pool& SharedPool() {
+  static ProcessPool process_pool;
+  return process_pool.Get();
+}
+
+void RunOnPool(void*, int num_workers, void (*body)(void*, int),
+               void* argument) {
+  if (!SharedPool().TryRun(num_workers, body, argument)) body(argument, 0);
+}
+
+int PoolThreads(void*) { return os::NumUsableCpus(); }
+
+}  // namespace
+
+Executor DefaultExecutor() { return {nullptr, &PoolThreads, &RunOnPool}; }
+
+}  // namespace heed

@@ -1,0 +1,13 @@
+// heed: every attention mechanism on any CPU. Includes the whole public surface.
+#ifndef HEED_HEED_H_
+#define HEED_HEED_H_
+
+#include "heed/core/context.h"
+#include "heed/core/dispatch.h"
+#include "heed/core/dtype.h"
+#include "heed/core/error.h"
+#include "heed/core/tensor.h"
+#include "heed/ops/exact/attention/attention.h"
+#include "heed/ops/parts/alibi.h"
+
+#endif  // HEED_HEED_H_
