@@ -1,0 +1,116 @@
+// A case: one problem of one mechanism, with what it should give and how close.
+//
+// Everything that must know all mechanisms (conformance tests, benchmarks,
+// `heed list`, `verify` and `bench`) asks AllOps() and sees only this file.
+//
+// Agreement with the build: heed_add_op(<family>/<name>) promises that
+// <name>_case.cc defines `OpEntry heed::<name>::Entry()`. CMake writes the source
+// of AllOps(), which declares and calls them in the order of ops/CMakeLists.txt.
+#ifndef HEED_HARNESS_CASE_H_
+#define HEED_HARNESS_CASE_H_
+
+#include <cstdint>
+#include <functional>
+#include <iosfwd>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "heed/core/context.h"
+#include "heed/core/tensor.h"
+
+namespace heed {
+
+// B sequences, Tq queries, Tk keys, Hq query and Hkv key heads, D and Dv key and
+// value channels. A recurrence uses T = Tq, H = Hq, K = D, V = Dv.
+struct Sizes {
+  int64_t B = 1, Tq = 1, Tk = 1, Hq = 1, Hkv = 1, D = 1, Dv = 1;
+};
+
+// "B2_T7_H3_D20", with x between what differs: "B2_T7x9_H4x2_D20x36".
+std::string ToString(const Sizes& sizes);
+std::ostream& operator<<(std::ostream& os, const Sizes& sizes);
+
+// One output of a case.
+struct OutputSpec {
+  std::string name;  // "o", "lse", "dq"
+  DType dtype;
+  std::vector<int64_t> sizes;
+};
+
+// A problem with its inputs inside; copies share them. `outputs` lists what
+// `run` writes. The references write the same outputs in f64: what is expected,
+// then the largest allowed |result - expected| of every element, given it.
+struct Case {
+  std::string title;  // shapes and options, enough to build the problem by hand
+  std::string pass = "forward";
+  std::vector<OutputSpec> outputs;
+
+  std::function<void(Context&, std::span<const TensorView> outputs)> run;
+  std::function<void(std::span<const TensorView> expected)> reference;
+  std::function<void(std::span<const TensorView> expected,
+                     std::span<const TensorView> tolerance)>
+      tolerance;
+
+  double flops = 0;  // of the mathematics, not of the kernel
+  double bytes = 0;  // inputs read once, outputs written once
+  double pairs = 0;  // kept (query, key) pairs over all heads; 0 if none exist
+};
+
+// What make_case is asked for. `variant` is a '+'-separated list of words, each
+// one of OpEntry::variants; where that has a number ("window=512"), any number.
+struct CaseRequest {
+  Sizes sizes;
+  DType dtype = DType::kF32;
+  uint64_t seed = 1;
+  std::string pass = "forward";
+  std::string variant;
+};
+
+// One mechanism.
+struct OpEntry {
+  std::string name;    // folder, namespace, CLI and Python name
+  std::string family;  // "exact", "sparse", "linear", "gated", "ssm"
+  std::vector<std::string> passes;  // of "forward", "backward", "step"
+  std::vector<DType> dtypes;        // that have kernels
+  std::vector<std::string> variants;
+  std::string flops, bytes, state;  // formulas as text, in the letters of Sizes
+
+  // N(0, 1) inputs, [B, T, H, D] contiguous, aligned, no option beyond the
+  // variant's: cheap to build at any size. Throws InvalidArgument.
+  Case (*make_case)(const CaseRequest& request) = nullptr;
+
+  // A small problem with random sizes, layouts and options: a function of the
+  // seed alone. Its buffers begin or end at inaccessible pages.
+  Case (*random_case)(DType dtype, uint64_t seed) = nullptr;
+};
+
+// All mechanisms, in the order of the table of contents.
+std::vector<OpEntry> AllOps();
+
+// The one of that name. Throws InvalidArgument that lists the names.
+OpEntry FindOp(std::string_view name);
+
+// A result beside what was expected. An element fails if its error exceeds its
+// tolerance, or if one side is NaN or infinite and the other is not the same.
+struct Comparison {
+  bool ok = true;
+  double max_error = 0;    // largest |result - expected| of all elements
+  double worst_ratio = 0;  // largest error / tolerance; infinite for a bad NaN
+  double error = 0;        // of the element with the worst ratio
+  double tolerance = 0;    // of the same element
+  std::string where;       // the same element: "o[0,3,1,7]"
+  std::string message;     // one line; what, where, got, expected; title if !ok
+};
+
+// Runs the case into outputs that start as NaN, and compares with its reference.
+Comparison Compare(const Case& c, Context& ctx);
+
+// The same against results that are there already, in the order of c.outputs.
+Comparison CompareResults(const Case& c,
+                          std::span<const ConstTensorView> results);
+
+}  // namespace heed
+
+#endif  // HEED_HARNESS_CASE_H_
