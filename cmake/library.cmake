@@ -21,7 +21,7 @@ file(GLOB public_headers CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/heed/heed.h
   ${PROJECT_SOURCE_DIR}/heed/io/*.h
   ${PROJECT_SOURCE_DIR}/heed/ops/parts/*.h)
-foreach(name dtype tensor error context export)
+foreach(name context dispatch dtype error export tensor)
   if(EXISTS ${PROJECT_SOURCE_DIR}/heed/core/${name}.h)
     list(APPEND public_headers ${PROJECT_SOURCE_DIR}/heed/core/${name}.h)
   endif()

@@ -1,0 +1,95 @@
+"""Each rule of tools/check_layering.py bites, and a clean tree passes. Run as a program; needs the standard library alone."""
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
+from check_layering import check_tree  # noqa: E402
+
+
+def messages(files):
+    with tempfile.TemporaryDirectory() as folder:
+        for path, text in files.items():
+            file = Path(folder) / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return [f"{path}:{line}: {what}" for path, line, what in check_tree(Path(folder))]
+
+
+def c(body):
+    """A source file: the comment that every file begins with, then body."""
+    return "// A file.\n" + body + "\n"
+
+
+class CheckLayeringTest(unittest.TestCase):
+    def assert_one(self, files, expected):
+        found = messages(files)
+        self.assertEqual(len(found), 1, found)
+        self.assertIn(expected, found[0])
+
+    def test_a_clean_tree_passes(self):
+        self.assertEqual(messages({
+            "heed/core/a.h": c("#include <vector>\n// printf( in a comment, \"abort()\" in a string"),
+            "heed/core/os.cc": c("#include <sys/mman.h>\n#include <unistd.h>"),
+            "heed/core/b.cc": c('const char* e = std::getenv("HEED_ISA"); snprintf(b, 9, "abort() printf(");'),
+            "heed/engines/softmax/k.cc": c('#define HWY_TARGET_INCLUDE "heed/engines/softmax/k.cc"\n#include "hwy/highway.h"'),
+            "heed/ops/exact/a/a.cc": c('#include "heed/ops/exact/common/c.h"\n#include "heed/ops/parts/alibi.h"\nHWY_DASSERT(x);'),
+            "heed/ops/exact/a/a_case.cc": c('#include "heed/harness/case.h"'),
+            "heed/ops/exact/a/a_test.cc": c('#include "heed/ops/gated/b/b.h"\n#include <sys/wait.h>\nprintf("x");'),
+            "heed/ops/exact/a/a_py.cc": c('#include "nanobind/nanobind.h"'),
+            "cli/main.cc": c('#include "heed/harness/case.h"\nprintf("x");'),
+            "tools/t.py": "#!/usr/bin/env python3\n",
+        }), [])
+
+    def test_a_lower_rank_includes_a_higher(self):
+        for path, name in (("heed/core/a.cc", "heed/simd/b-inl.h"), ("heed/simd/a-inl.h", "heed/engines/scan/b.h"),
+                           ("heed/io/a.cc", "heed/engines/scan/b.h"), ("heed/engines/scan/a.cc", "heed/ops/ssm/b/b.h"),
+                           ("heed/ops/parts/a.cc", "heed/ops/ssm/b/b.h"), ("heed/ops/ssm/common/a.cc", "heed/ops/ssm/b/b.h"),
+                           ("heed/ops/ssm/b/b.cc", "heed/layers/a.h"), ("heed/layers/a.cc", "heed/harness/case.h"),
+                           ("heed/ops/ssm/b/b.cc", "heed/harness/case.h"), ("heed/harness/a.cc", "cli/a.h"),
+                           ("heed/ops/ssm/b/b_case.cc", "tests/a.h")):
+            with self.subTest(path=path, name=name):
+                self.assert_one({path: c(f'#include "{name}"')}, f"includes {name} of rank")
+
+    def test_an_operation_includes_another(self):
+        for path in ("heed/ops/exact/a/a.cc", "heed/ops/exact/a/a_case.cc"):
+            self.assert_one({path: c('#include "heed/ops/exact/b/b.h"')}, "an operation includes another")
+
+    def test_printing(self):
+        for text in ('printf("x");', "std::cout << 1;", "std::cerr << 1;", 'std::fprintf(f, "x");', 'fmt::print("x");', "puts(x);"):
+            self.assert_one({"heed/core/a.cc": c(text)}, "prints")
+
+    def test_ending_the_process(self):
+        for text in ("abort();", "std::abort();", "HWY_ASSERT(x);", "HWY_ABORT(x);", "std::terminate();", "exit(1);"):
+            self.assert_one({"heed/io/a.cc": c(text)}, "ends the process")
+
+    def test_reading_the_environment(self):
+        self.assert_one({"heed/core/a.cc": c('getenv("HOME");')}, "reads the environment: HOME")
+        self.assert_one({"heed/core/a.cc": c('getenv("HEED_ISA");'), "heed/core/b.cc": c('getenv("HEED_ISA");')}, "in one file")
+
+    def test_operating_system_headers(self):
+        for name in ("sys/mman.h", "unistd.h", "fcntl.h", "pthread.h", "sched.h", "windows.h", "linux/futex.h", "cpuid.h"):
+            self.assert_one({"heed/core/a.cc": c(f"#include <{name}>")}, f"operating system header <{name}>")
+
+    def test_python_in_the_library(self):
+        self.assert_one({"heed/engines/scan/a.cc": c("#include <nanobind/nanobind.h>")}, "only *_py.cc knows Python")
+
+    def test_third_party_in_a_public_header(self):
+        for path in ("heed/heed.h", "heed/core/a.h", "heed/io/a.h", "heed/ops/parts/a.h", "heed/ops/exact/a/a.h"):
+            for name in ('"hwy/base.h"', "<fmt/format.h>", "<nlohmann/json.hpp>"):
+                self.assert_one({path: c(f"#include {name}")}, "third-party include")
+
+    def test_target_include_of_another_file(self):
+        self.assert_one({"heed/engines/scan/a.cc": c('#define HWY_TARGET_INCLUDE "heed/engines/scan/b.cc"')}, "not this file")
+
+    def test_form(self):
+        self.assert_one({"heed/core/a.h": c("// caf\u00e9")}, "not ASCII")
+        self.assert_one({"tools/a.py": "# caf\u00e9\n"}, "not ASCII")
+        self.assert_one({"heed/core/a.h": "#ifndef A\n"}, "first line")
+        self.assert_one({"python/heed/a.py": "import sys\n"}, "first line")
+        self.assert_one({"heed/core/a.cc": c("\n" * 600)}, "longer than 600 lines")
+
+
+if __name__ == "__main__":
+    unittest.main()

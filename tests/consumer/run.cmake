@@ -1,0 +1,34 @@
+# Installs the built tree BUILD_DIR into a fresh prefix under WORK_DIR, then builds and runs the consumer against it, through
+# the CMake package and through pkg-config. Highway is hidden from both: an installed heed must not ask for it.
+function(run)
+  execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+set(prefix ${WORK_DIR}/prefix)
+file(REMOVE_RECURSE ${WORK_DIR})
+run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix} --component heed)
+# Built in one place, used in another: nothing in an installed tree may know where it was installed.
+file(RENAME ${prefix} ${WORK_DIR}/moved)
+set(prefix ${WORK_DIR}/moved)
+
+file(GLOB pc_files ${prefix}/*/pkgconfig/heed.pc ${prefix}/*/*/pkgconfig/heed.pc)
+cmake_path(GET pc_files PARENT_PATH pc_dir)
+cmake_path(GET pc_dir PARENT_PATH lib_dir)
+set(ENV{PKG_CONFIG_LIBDIR} ${pc_dir})
+unset(ENV{PKG_CONFIG_PATH})
+unset(ENV{CMAKE_PREFIX_PATH})
+find_program(pkg_config NAMES pkg-config pkgconf)
+
+set(variants OFF)
+if(pkg_config)
+  list(APPEND variants ON)
+endif()
+foreach(use_pkg_config IN LISTS variants)
+  set(build ${WORK_DIR}/build_${use_pkg_config})
+  run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR} -B ${build} -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX}
+    -DCMAKE_CXX_FLAGS=${CXX_FLAGS} -DCMAKE_BUILD_TYPE=Release -DUSE_PKG_CONFIG=${use_pkg_config}
+    -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_DISABLE_FIND_PACKAGE_hwy=ON
+    -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF -DCMAKE_FIND_USE_SYSTEM_PACKAGE_REGISTRY=OFF)
+  run(${CMAKE_COMMAND} --build ${build})
+  run(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${lib_dir} ${build}/consumer)
+endforeach()
