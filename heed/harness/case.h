@@ -37,21 +37,21 @@ struct OutputSpec {
   std::string name;  // "o", "lse", "dq"
   DType dtype;
   std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;  // row-major if empty
 };
 
 // A problem with its inputs inside; copies share them. `outputs` lists what
-// `run` writes. The references write the same outputs in f64: what is expected,
-// then the largest allowed |result - expected| of every element, given it.
+// `run` writes. `reference` writes the same outputs in f64, and if asked for it
+// the largest allowed |result - expected| of every element.
 struct Case {
   std::string title;  // shapes and options, enough to build the problem by hand
   std::string pass = "forward";
   std::vector<OutputSpec> outputs;
 
   std::function<void(Context&, std::span<const TensorView> outputs)> run;
-  std::function<void(std::span<const TensorView> expected)> reference;
   std::function<void(std::span<const TensorView> expected,
                      std::span<const TensorView> tolerance)>
-      tolerance;
+      reference;  // `tolerance` may be empty
 
   double flops = 0;  // of the mathematics, not of the kernel
   double bytes = 0;  // inputs read once, outputs written once

@@ -1,0 +1,38 @@
+// Probes: what this machine can do, measured on the calling thread.
+//
+// A figure of speed is the ratio of a sample to a probe taken beside it in the
+// same process: clocks, neighbours and thermals then cancel.
+#ifndef HEED_HARNESS_PROBE_H_
+#define HEED_HARNESS_PROBE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "heed/core/context.h"
+#include "heed/core/dispatch.h"
+#include "heed/core/dtype.h"
+
+namespace heed::probe {
+
+// Multiply-adds in registers, two flops each: the roof of every kernel that
+// multiplies. f64 or f32, on the best target that the mask allows. Best of
+// `repeats` runs of a few milliseconds, in CPU time of this thread.
+double FmaFlopsPerSecond(DType dtype, int64_t targets = kAllTargets,
+                         int repeats = 3);
+
+// exp2 with max subtracted, summed and stored, over a block that stays in L1:
+// the second roof of softmax. As above.
+double Exp2PerSecond(DType dtype, int64_t targets = kAllTargets,
+                     int repeats = 3);
+
+// Reads `num_bytes` in address order with all threads of `ctx`, wall time; best
+// of `repeats`. Larger than twice the last cache, it is the roof of decoding.
+double ReadBytesPerSecond(Context& ctx, const void* data, size_t num_bytes,
+                          int repeats = 5);
+
+// The same on 256 MiB of its own, 1 thread unless said.
+double DramBytesPerSecond(int threads = 1);
+
+}  // namespace heed::probe
+
+#endif  // HEED_HARNESS_PROBE_H_
