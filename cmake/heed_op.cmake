@@ -1,10 +1,10 @@
 # heed_add_op(<family>/<name>): what one line in heed/ops/CMakeLists.txt does.
 #
 # The suffix of a file says where it goes: _case to the harness, _test to heed_op_tests, _py to the Python module, the rest
-# to the library. <name>.h is public. The two generated lists below are the only registration.
-define_property(GLOBAL PROPERTY HEED_OPS BRIEF_DOCS "names of all mechanisms, in order")
+# to the library. <name>.h is public. The two lists generated below are the only registration: <name>_case.cc defines
+# `OpEntry heed::<name>::Entry()`, <name>_py.cc defines `void heed::<name>::Bind(nanobind::module_&)`.
 foreach(kind case test py)
-  define_property(GLOBAL PROPERTY HEED_OP_${kind} BRIEF_DOCS "sources of kind ${kind}")
+  define_property(GLOBAL PROPERTY HEED_OP_${kind} BRIEF_DOCS "sources of this kind of all mechanisms, in order")
 endforeach()
 
 function(heed_add_op op)
@@ -21,5 +21,37 @@ function(heed_add_op op)
   if(EXISTS ${dir}/${name}.h)
     target_sources(heed PUBLIC FILE_SET HEADERS FILES ${dir}/${name}.h)
   endif()
-  set_property(GLOBAL APPEND PROPERTY HEED_OPS ${name})
+endfunction()
+
+# The names of the mechanisms that have a source of this kind, in order.
+function(heed_ops_with kind result)
+  get_property(sources GLOBAL PROPERTY HEED_OP_${kind})
+  list(TRANSFORM sources REPLACE ".*/([^/]+)_${kind}\\.cc$" "\\1")
+  set(${result} ${sources} PARENT_SCOPE)
+endfunction()
+
+# Writes `file`, a source that declares `declaration` for each mechanism with a source of `kind`, and defines `signature`
+# with the body `before`, one `statement` for each of them, `after`. In `statement` NAME stands for the mechanism.
+function(heed_write_list file kind include declaration signature before statement after)
+  heed_ops_with(${kind} names)
+  set(declarations "")
+  set(statements "")
+  foreach(name IN LISTS names)
+    string(REPLACE NAME ${name} line "${statement}")
+    string(APPEND declarations "namespace heed::${name} { ${declaration} }\n")
+    string(APPEND statements "  ${line}\n")
+  endforeach()
+  file(CONFIGURE OUTPUT ${file} @ONLY CONTENT "// All mechanisms, generated from heed/ops/CMakeLists.txt.
+#include \"${include}\"
+
+${declarations}
+namespace heed {
+
+${signature} {
+  ${before}
+${statements}  ${after}
+}
+
+}  // namespace heed
+")
 endfunction()
