@@ -2,7 +2,9 @@
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-JOBS=${HEED_JOBS:-$(nproc)}
+JOBS=${HEED_JOBS:-$(nproc 2>/dev/null || echo 2)}
+VENV=$ROOT/.venv
+export PIP_DISABLE_PIP_VERSION_CHECK=1
 cd "$ROOT"
 
 say() { printf '== %s\n' "$*" >&2; }
@@ -10,3 +12,106 @@ die() { printf 'heed: %s\n' "$*" >&2; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
 . "$ROOT/scripts/highway.sh"
+
+# --- what the machine must have -------------------------------------------------------------------------------------------
+
+newer() { [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }  # $2 is $1 or newer
+has_cmake() { have cmake && newer 3.25 "$(cmake --version | awk 'NR == 1 { print $3 }')"; }
+has_python() {
+  have python3 && python3 -c '
+import ensurepip, os, sys, sysconfig, venv
+sys.exit(sys.version_info < (3, 9) or not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' 2>/dev/null
+}
+
+# Debian packages that are missing for the job (demo) or for everything.
+missing_packages() {
+  have c++ || have g++ || echo g++
+  has_cmake || echo cmake
+  have ninja || echo ninja-build
+  local packages="libfmt-dev nlohmann-json3-dev libcli11-dev"
+  if [ "$1" = everything ]; then
+    packages="$packages libgtest-dev libgmock-dev libbenchmark-dev"
+    have pkg-config || have pkgconf || echo pkg-config
+    has_python || echo python3 python3-venv python3-dev
+  fi
+  for p in $packages; do
+    dpkg-query -W -f '${Status}\n' "$p" 2>/dev/null | grep -q ' installed$' || echo "$p"
+  done
+}
+
+ensure_packages() {
+  if ! have dpkg-query; then
+    has_cmake && have ninja && have c++ || die "missing: a C++20 compiler, CMake 3.25 or newer, ninja"
+    return 0  # not Debian: CMake names what else is missing
+  fi
+  local missing root=
+  missing=$(missing_packages "$1" | xargs)
+  [ -n "$missing" ] || return 0
+  if [ "$(id -u)" != 0 ]; then
+    root="sudo -n"
+    $root true 2>/dev/null || die "missing packages, install as root: apt-get install $missing"
+  fi
+  say "installing $missing"
+  $root apt-get -qq update || say "apt-get update failed, trying with the lists that are there"
+  # shellcheck disable=SC2086
+  $root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $missing >/dev/null ||
+    die "apt-get could not install $missing"
+}
+
+# --- building -------------------------------------------------------------------------------------------------------------
+
+configure() {  # PRESET [-D...]; again only where an option differs
+  local preset=$1 cache=$ROOT/build/$1/CMakeCache.txt
+  shift
+  local option current=yes
+  [ -e "$ROOT/build/$preset/build.ninja" ] || current=no
+  for option in "$@"; do
+    grep -q "^$(printf %s "${option#-D}" | sed 's/=.*//')\(:[A-Z]*\)=${option#*=}$" "$cache" 2>/dev/null || current=no
+  done
+  [ $current = yes ] || cmake --preset "$preset" "$@" >&2
+}
+
+build() {  # PRESET [TARGET...]
+  local preset=$1
+  shift
+  say "building $preset"
+  cmake --build "build/$preset" -j "$JOBS" ${1:+--target "$@"} >&2
+}
+
+# --- the Python package ---------------------------------------------------------------------------------------------------
+
+python_inputs() {
+  find CMakeLists.txt pyproject.toml README.md cmake heed cli python/heed python/*.cc python/*.h tools -type f \
+    ! -name '*_test.cc' ! -path '*/__pycache__/*' 2>/dev/null | LC_ALL=C sort | xargs sha256sum
+  [ ! -e .cache/highway/install ] || echo cached-highway
+  python3 --version
+}
+
+ensure_venv() {
+  local stamp=$VENV/heed-stamp key
+  key=$(python_inputs | sha256sum)
+  [ "$(cat "$stamp" 2>/dev/null)" != "$key" ] || return 0
+  say "installing the Python package into .venv"
+  [ -x "$VENV/bin/python" ] || python3 -m venv "$VENV"
+  # Without isolation and with a build folder that stays, a second install compiles only what changed.
+  "$VENV/bin/pip" install -q 'scikit-build-core>=0.10' 'nanobind>=2.2'
+  CMAKE_BUILD_PARALLEL_LEVEL=$JOBS "$VENV/bin/pip" install -q --no-build-isolation -C build-dir=build/python '.[test]'
+  printf '%s\n' "$key" >"$stamp"
+}
+
+# --- what the scripts ask for ---------------------------------------------------------------------------------------------
+
+setup_job() {
+  ensure_packages job
+  ensure_highway
+  [ -e build/release/build.ninja ] || configure release -DHEED_BUILD_TESTS=OFF -DHEED_BUILD_BENCHMARKS=OFF
+  build release heed_cli
+}
+
+setup_everything() {
+  ensure_packages everything
+  ensure_highway
+  configure release -DHEED_BUILD_TESTS=ON -DHEED_BUILD_BENCHMARKS=ON
+  build release
+  ensure_venv
+}

@@ -1,0 +1,18 @@
+# The extension module heed._core and its type stubs, and the program, where the wheel wants them.
+file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/python/*.cc)
+get_property(bindings GLOBAL PROPERTY HEED_OP_py)
+
+heed_write_list(${PROJECT_BINARY_DIR}/bind_all_ops.cc py nanobind/nanobind.h "void Bind(nanobind::module_& m);"
+  "void BindAllOps(nanobind::module_& m)" "" "NAME::Bind(m);" "")
+
+if(sources)
+  nanobind_add_module(_core NB_STATIC NOMINSIZE ${sources} ${bindings} ${PROJECT_BINARY_DIR}/bind_all_ops.cc)
+  target_link_libraries(_core PRIVATE heed_internal)
+  nanobind_add_stub(_core_stub MODULE _core OUTPUT ${PROJECT_BINARY_DIR}/_core.pyi
+    PYTHON_PATH $<TARGET_FILE_DIR:_core> DEPENDS _core)
+  install(TARGETS _core LIBRARY DESTINATION heed COMPONENT python)
+  install(FILES ${PROJECT_BINARY_DIR}/_core.pyi DESTINATION heed COMPONENT python)
+  if(TARGET heed_cli AND SKBUILD_SCRIPTS_DIR)
+    install(PROGRAMS $<TARGET_FILE:heed_cli> DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT python)
+  endif()
+endif()
