@@ -1,8 +1,16 @@
-# The program `heed`.
+# The program `heed`: heed_cli_parts is everything but main(), for its tests.
 file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cli/*.cc)
 list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
+list(FILTER sources EXCLUDE REGEX "/main\\.cc$")
 if(sources)
-  add_executable(heed_cli ${sources})
+  add_library(heed_cli_parts STATIC EXCLUDE_FROM_ALL ${sources})
+  target_link_libraries(heed_cli_parts PUBLIC heed_harness CLI11::CLI11)
+endif()
+if(EXISTS ${PROJECT_SOURCE_DIR}/cli/main.cc)
+  add_executable(heed_cli ${PROJECT_SOURCE_DIR}/cli/main.cc)
   set_target_properties(heed_cli PROPERTIES OUTPUT_NAME heed)
   target_link_libraries(heed_cli PRIVATE heed_harness CLI11::CLI11)
+  if(TARGET heed_cli_parts)
+    target_link_libraries(heed_cli PRIVATE heed_cli_parts)
+  endif()
 endif()
