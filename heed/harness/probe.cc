@@ -5,8 +5,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <limits>
 #include <memory>
+#include <string>
 
 #include "heed/core/error.h"
 #include "heed/core/os.h"
@@ -16,6 +16,15 @@
 #define HWY_TARGET_INCLUDE "heed/harness/probe.cc"  // this file
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+// After highway.h:
+#include "heed/simd/math-inl.h"
+
+#ifndef HEED_HARNESS_PROBE_ONCE
+#define HEED_HARNESS_PROBE_ONCE
+namespace heed::probe {
+inline constexpr size_t kExp2Block = 2048;  // elements, 8 or 16 KiB: in L1
+}  // namespace heed::probe
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::probe::HWY_NAMESPACE {
@@ -81,6 +90,35 @@ double FmaF64(int64_t iterations, double x, double y, double* flops) {
 #endif
 }
 
+// What softmax does with a row of logits: subtract, exp2, sum, store.
+template <class T>
+double Exp2Block(int64_t rounds, T scale, T max, T* HWY_RESTRICT block) {
+  const hn::ScalableTag<T> d;
+  const size_t N = hn::Lanes(d);
+  const auto c = hn::Set(d, scale), m = hn::Set(d, max);
+  auto sum0 = hn::Zero(d), sum1 = sum0;
+  for (int64_t round = 0; round < rounds; ++round) {
+    for (size_t i = 0; i < kExp2Block; i += 2 * N) {
+      const auto x0 = hn::Load(d, block + i), x1 = hn::Load(d, block + i + N);
+      const auto y0 = heed::HWY_NAMESPACE::Exp2(d, hn::Mul(hn::Sub(x0, m), c));
+      const auto y1 = heed::HWY_NAMESPACE::Exp2(d, hn::Mul(hn::Sub(x1, m), c));
+      hn::Store(y0, d, block + i);
+      hn::Store(y1, d, block + i + N);
+      sum0 = hn::Add(sum0, y0);
+      sum1 = hn::Add(sum1, y1);
+    }
+  }
+  return hn::ReduceSum(d, hn::Add(sum0, sum1));
+}
+
+double Exp2F32(int64_t rounds, void* block) {
+  return Exp2Block<float>(rounds, 0.5f, 1.0f, static_cast<float*>(block));
+}
+
+double Exp2F64(int64_t rounds, void* block) {
+  return Exp2Block<double>(rounds, 0.5, 1.0, static_cast<double*>(block));
+}
+
 // Sums 64-bit words in address order. Four sums hide the latency of the adds.
 uint64_t ReadWords(const uint64_t* HWY_RESTRICT words, size_t num_words) {
   const hn::ScalableTag<uint64_t> d;
@@ -106,6 +144,8 @@ HWY_AFTER_NAMESPACE();
 namespace heed::probe {
 HWY_EXPORT(FmaF32);
 HWY_EXPORT(FmaF64);
+HWY_EXPORT(Exp2F32);
+HWY_EXPORT(Exp2F64);
 HWY_EXPORT(ReadWords);
 
 namespace {
@@ -113,13 +153,17 @@ namespace {
 // Results go here, so that no compiler removes the loops.
 volatile double g_sink;
 
+void CheckDType(const char* probe, DType dtype) {
+  if (dtype != DType::kF64 && dtype != DType::kF32) {
+    throw Unsupported(std::string(probe) + ": dtype is " + Name(dtype) +
+                      ", expected f64 or f32");
+  }
+}
+
 }  // namespace
 
 double FmaFlopsPerSecond(DType dtype, int64_t targets, int repeats) {
-  if (dtype != DType::kF64 && dtype != DType::kF32) {
-    throw Unsupported(std::string("FmaFlopsPerSecond: dtype is ") +
-                      Name(dtype) + ", expected f64 or f32");
-  }
+  CheckDType("FmaFlopsPerSecond", dtype);
   const size_t target = TargetIndex(targets);
   const auto f = dtype == DType::kF64 ? HWY_DISPATCH_TABLE(FmaF64)[target]
                                       : HWY_DISPATCH_TABLE(FmaF32)[target];
@@ -130,6 +174,24 @@ double FmaFlopsPerSecond(DType dtype, int64_t targets, int repeats) {
     const double start = os::ThreadCpuSeconds();
     g_sink = f(kIterations, 0.999, 0.001, &flops);  // tends to 1: no subnormals
     best = std::max(best, flops / (os::ThreadCpuSeconds() - start));
+  }
+  return best;
+}
+
+double Exp2PerSecond(DType dtype, int64_t targets, int repeats) {
+  CheckDType("Exp2PerSecond", dtype);
+  const size_t target = TargetIndex(targets);
+  const auto f = dtype == DType::kF64 ? HWY_DISPATCH_TABLE(Exp2F64)[target]
+                                      : HWY_DISPATCH_TABLE(Exp2F32)[target];
+  constexpr int64_t kRounds = 1 << 12;
+  const os::ScopedFloatControl control;
+  alignas(64) double block[kExp2Block] = {};
+  double best = 0;
+  for (int i = 0; i < repeats; ++i) {
+    const double start = os::ThreadCpuSeconds();
+    g_sink = f(kRounds, block);
+    best = std::max(best, static_cast<double>(kExp2Block * kRounds) /
+                              (os::ThreadCpuSeconds() - start));
   }
   return best;
 }
