@@ -5,8 +5,23 @@ get_property(bindings GLOBAL PROPERTY HEED_OP_py)
 heed_write_list(${PROJECT_BINARY_DIR}/bind_all_ops.cc py nanobind/nanobind.h "void Bind(nanobind::module_& m);"
   "void BindAllOps(nanobind::module_& m)" "" "NAME::Bind(m);" "")
 
+# Docstrings come from the headers' comments: heed/ops/f/x/x.h gives docstrings/x.h.
+get_target_property(headers heed HEADER_SET)
+list(FILTER headers INCLUDE REGEX "/heed/ops/")
+set(docstrings "")
+foreach(header IN LISTS headers)
+  cmake_path(GET header STEM name)
+  set(output ${PROJECT_BINARY_DIR}/docstrings/${name}.h)
+  add_custom_command(OUTPUT ${output} VERBATIM
+    COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/docstrings.py ${output} ${header}
+    DEPENDS ${PROJECT_SOURCE_DIR}/tools/docstrings.py ${header})
+  list(APPEND docstrings ${output})
+endforeach()
+
 if(sources)
-  nanobind_add_module(_core NB_STATIC NOMINSIZE ${sources} ${bindings} ${PROJECT_BINARY_DIR}/bind_all_ops.cc)
+  nanobind_add_module(_core NB_STATIC NOMINSIZE
+    ${sources} ${bindings} ${PROJECT_BINARY_DIR}/bind_all_ops.cc ${docstrings})
+  target_include_directories(_core PRIVATE ${PROJECT_BINARY_DIR})
   target_link_libraries(_core PRIVATE heed_internal)
   nanobind_add_stub(_core_stub MODULE _core OUTPUT ${PROJECT_BINARY_DIR}/_core.pyi
     PYTHON_PATH $<TARGET_FILE_DIR:_core> DEPENDS _core)
