@@ -1,0 +1,369 @@
+// Attention in the harness: its entry, plain problems of any size, and how close
+// a kernel must come to the reference.
+#include "heed/ops/exact/attention/attention_case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <string_view>
+
+#include "heed/core/error.h"
+#include "heed/ops/exact/attention/attention_reference_internal.h"
+#include "heed/ops/parts/alibi.h"
+
+namespace heed::attention {
+namespace {
+
+// The allowed error of one row.
+//
+//   |o - o_ref| <= V (base (1 + log2(n) / 8 + S / 8) + chain sqrt(min(n, 512)))
+//   |lse - lse_ref| <= lse max(1, |lse_ref|) + chain S
+//
+// n: keys that the row sees. V: their largest |v| in this channel, / (1 -
+// dropout): o is a weighted mean of v, channel by channel. S: the largest
+// sum_d |scale q_d k_d| + |alibi| + |bias| of them, the size of a logit before
+// anything cancels; its rounding error is that times the unit roundoff, and the
+// exponential turns it into a relative error of the weight.
+//
+// Keys whose weight underflows whatever that error is cannot move the result
+// and do not count in S. So one finfo.min beside ordinary logits does not make
+// the tolerance infinite; a row of nothing else has a test of its own.
+//
+// A learned sink multiplies by w = sigmoid(lse - sink), whose relative error is
+// (1 - w) times the error of lse - sink: that of lse, and of rounding both.
+struct Epsilon {
+  double base, chain, lse;
+  double underflow;  // exp(-underflow) is 0 beside 1
+};
+constexpr Epsilon kF32 = {1e-6, 1.2e-7, 2e-6, 110};
+constexpr Epsilon kF64 = {1e-14, 2.2e-16, 2e-14, 750};
+
+void StoreTolerance(const Problem& problem, const ReferenceRow& row,
+                    const Outputs& expected, const Outputs& tolerance) {
+  const Epsilon eps = problem.in.q.dtype() == DType::kF64 ? kF64 : kF32;
+  const bool packed = problem.options.cu_seqlens_q.present();
+  const int64_t batch = packed ? 0 : row.sequence;
+  const int64_t Dv = problem.in.v.size(problem.in.v.rank() - 1);
+
+  double S = 0;
+  std::vector<double> V(static_cast<size_t>(Dv), 0.0);
+  for (const ReferencePair& pair : row.pairs) {
+    if (pair.logit + eps.base * pair.magnitude >= row.lse - eps.underflow) {
+      S = std::max(S, pair.magnitude);
+    }
+    for (size_t d = 0; d < V.size(); ++d) {
+      V[d] = std::max(V[d], std::abs(pair.v[d]));
+    }
+  }
+  const double n = static_cast<double>(std::max<size_t>(row.pairs.size(), 1));
+  const double of_lse =
+      eps.lse * std::max(1.0, std::abs(row.lse)) + eps.chain * S;
+  const double of_mean = eps.base * (1 + std::log2(n) / 8 + S / 8) +
+                         eps.chain * std::sqrt(std::min(n, 512.0));
+  double of_sink = 0;
+  if (problem.options.sinks && !row.pairs.empty()) {
+    const ConstTensorView& sinks = problem.options.sinks;
+    const double sink =
+        LoadAsDouble(sinks.dtype(), sinks.data(), row.head * sinks.stride(0));
+    if (std::isfinite(sink)) {
+      const double w = 1 / (1 + std::exp(sink - row.lse));
+      of_sink = (1 - w) * (of_lse + eps.chain * std::abs(sink));
+    }
+  }
+
+  const auto index = [&](std::initializer_list<int64_t> all, int rank) {
+    return std::vector<int64_t>(all.end() - rank, all.end());
+  };
+  for (int64_t d = 0; d < Dv; ++d) {
+    const auto at =
+        index({batch, row.output_row, row.head, d}, tolerance.o.rank());
+    const double o = std::abs(GetElement(expected.o, at));
+    SetElement(tolerance.o, at,
+               V[static_cast<size_t>(d)] * of_mean /
+                       (1 - problem.options.dropout) +
+                   o * of_sink);
+  }
+  if (tolerance.lse) {
+    SetElement(tolerance.lse,
+               index({batch, row.head, row.output_row}, tolerance.lse.rank()),
+               row.pairs.empty() ? 0 : of_lse);
+  }
+}
+
+Outputs ToOutputs(std::span<const TensorView> views) {
+  return {views[0], views.size() > 1 ? views[1] : TensorView()};
+}
+
+void FillZero(const TensorView& view) {
+  if (view.num_elements() == 0) return;
+  std::vector<int64_t> index(view.sizes().size());
+  do {
+    SetElement(view, index, 0);
+  } while (NextIndex(view.sizes(), index));
+}
+
+double Bytes(const ConstTensorView& view) {
+  return static_cast<double>(view.num_elements()) *
+         static_cast<double>(SizeOf(view.dtype()));
+}
+
+std::string Format(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.6g", value);
+  return text;
+}
+
+// "[3,0,5] i32" for a short list of integers, else shape, dtype and strides.
+std::string Text(const ConstTensorView& view) {
+  if (!IsFloat(view.dtype()) && view.rank() == 1 && view.size(0) <= 8) {
+    std::string text = "[";
+    for (int64_t i = 0; i < view.size(0); ++i) {
+      text += (i ? "," : "") + std::to_string(LoadAsInt64(
+                                   view.dtype(), view.data(),
+                                   i * view.stride(0)));
+    }
+    return text + "]";
+  }
+  return std::string(Name(view.dtype())) + view.ShapeString() + "/" +
+         ShapeString(view.strides());
+}
+
+// The part of `variant` after "word=", or `missing` if it is just "word".
+bool Match(std::string_view variant, std::string_view word, double missing,
+           double* value) {
+  if (variant.substr(0, word.size()) != word) return false;
+  variant.remove_prefix(word.size());
+  *value = missing;
+  if (variant.empty()) return true;
+  if (variant[0] != '=') return false;
+  *value = std::stod(std::string(variant.substr(1)));
+  return true;
+}
+
+constexpr Placement kAligned = Placement::kAligned;
+
+void ApplyWord(Problem& p, const CaseRequest& request, std::string_view word) {
+  const Sizes& s = request.sizes;
+  Options& o = p.options;
+  const auto keep = [&](const Buffer& buffer) {
+    p.memory.push_back(buffer);
+    return buffer.view();
+  };
+  double x;
+  if (word == "causal") {
+    o.causal = true;
+  } else if (Match(word, "window", 512, &x)) {  // that many keys, its own too
+    o.causal = true;
+    o.window = {static_cast<int64_t>(x) - 1, 0};
+  } else if (Match(word, "softcap", 30, &x)) {
+    o.softcap = x;
+  } else if (Match(word, "dropout", 0.1, &x)) {
+    o.dropout = x;
+    o.seed = request.seed;
+  } else if (word == "alibi") {
+    const Buffer slopes(DType::kF32, {s.Hq}, kAligned);
+    const std::vector<double> values = AlibiSlopes(s.Hq);
+    for (int64_t h = 0; h < s.Hq; ++h) {
+      slopes.Set({h}, values[static_cast<size_t>(h)]);
+    }
+    o.alibi = keep(slopes);
+  } else if (word == "sinks") {
+    o.sinks = keep(Buffer(DType::kF32, {s.Hq}, kAligned)
+                       .FillNormal(request.seed + 5));
+  } else if (word == "bias") {
+    o.bias = keep(Buffer(request.dtype, {1, s.Hq, s.Tq, s.Tk}, kAligned)
+                      .FillNormal(request.seed + 6));
+  } else if (Match(word, "lengths", 62, &x) || Match(word, "padding", 62, &x)) {
+    // The first x percent of the keys, as lengths or as a boolean mask.
+    const int64_t n = static_cast<int64_t>(static_cast<double>(s.Tk) * x / 100);
+    if (word[0] == 'l') {
+      o.key_lengths = keep(Buffer(DType::kI64, {s.B}, kAligned)
+                               .FillConstant(static_cast<double>(n)));
+    } else {
+      const Buffer mask(DType::kBool, {s.B, 1, 1, s.Tk}, kAligned);
+      for (int64_t b = 0; b < s.B; ++b) {
+        for (int64_t j = 0; j < s.Tk; ++j) mask.Set({b, 0, 0, j}, j < n);
+      }
+      o.mask = keep(mask);
+    }
+  } else if (word == "mask") {  // three pairs of four
+    const Buffer mask(DType::kBool, {1, 1, s.Tq, s.Tk}, kAligned);
+    Random random(request.seed, 7);
+    for (int64_t i = 0; i < s.Tq; ++i) {
+      for (int64_t j = 0; j < s.Tk; ++j) {
+        mask.Set({0, 0, i, j}, random.Chance(0.75));
+      }
+    }
+    o.mask = keep(mask);
+  } else if (word == "invariant") {
+    o.invariant = true;
+  } else if (word != "bhtd") {
+    throw InvalidArgument("attention: variant is " + std::string(word) +
+                          ", expected one of Entry().variants");
+  }
+}
+
+// Keys kept by the options that ApplyWord knows, over all rows and heads.
+double CountPairs(const Problem& p, const Sizes& s) {
+  const Options& o = p.options;
+  double pairs = 0;
+  for (int64_t b = 0; b < s.B; ++b) {
+    const int64_t n = o.key_lengths ? o.key_lengths.as<int64_t>()[b] : s.Tk;
+    for (int64_t i = 0; i < s.Tq; ++i) {
+      const int64_t position = s.Tk - s.Tq + i;
+      int64_t begin = 0, end = n;
+      if (o.causal) end = std::min(end, position + 1);
+      if (o.window.left >= 0) begin = std::max(begin, position - o.window.left);
+      if (!o.mask) {
+        pairs += static_cast<double>(std::max<int64_t>(end - begin, 0));
+      }
+      for (int64_t j = begin; o.mask && j < end; ++j) {
+        const int64_t row = o.mask.size(2) == 1 ? 0 : i;
+        const int64_t batch = o.mask.size(0) == 1 ? 0 : b;
+        pairs += o.mask.as<bool>()[batch * o.mask.stride(0) +
+                                   row * o.mask.stride(2) + j];
+      }
+    }
+  }
+  return pairs * static_cast<double>(s.Hq);
+}
+
+Case MakePlainCase(const CaseRequest& request) {
+  if (request.pass != "forward") {
+    throw InvalidArgument("attention: pass is " + request.pass +
+                          ", expected forward");
+  }
+  const Sizes& s = request.sizes;
+  std::vector<std::string> words;
+  for (size_t begin = 0; begin < request.variant.size();) {
+    const size_t end =
+        std::min(request.variant.find('+', begin), request.variant.size());
+    words.push_back(request.variant.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  const bool head_first =
+      std::find(words.begin(), words.end(), "bhtd") != words.end();
+
+  Problem p;
+  const auto normal = [&](int64_t T, int64_t H, int64_t D, uint64_t seed) {
+    const int64_t sizes[] = {s.B, T, H, D};
+    const int64_t bthd[] = {T * H * D, H * D, D, 1};
+    const int64_t bhtd[] = {T * H * D, D, T * D, 1};
+    Buffer buffer(request.dtype, sizes, head_first ? bhtd : bthd, kAligned);
+    p.memory.push_back(buffer.FillNormal(request.seed * 16 + seed));
+    return buffer.view();
+  };
+  p.in.q = normal(s.Tq, s.Hq, s.D, 0);
+  p.in.k = normal(s.Tk, s.Hkv, s.D, 1);
+  p.in.v = normal(s.Tk, s.Hkv, s.Dv, 2);
+  for (const std::string& word : words) ApplyWord(p, request, word);
+  DescribeOutputs(p);
+  if (head_first) {
+    p.o.strides = {s.Tq * s.Hq * s.Dv, s.Dv, s.Tq * s.Dv, 1};
+  }
+  p.note = request.variant.empty() ? "" : "variant=" + request.variant;
+
+  Case c = MakeCase(p);
+  c.pairs = CountPairs(p, s);
+  c.flops = 2.0 * static_cast<double>(s.D + s.Dv) * c.pairs;
+  return c;
+}
+
+Case MakeRandomCase(DType dtype, uint64_t seed) {
+  return MakeCase(RandomProblem(dtype, seed));
+}
+
+}  // namespace
+
+void DescribeOutputs(Problem& p) {
+  const ConstTensorView& q = p.in.q;
+  const int last = q.rank() - 1;
+  p.o = {"o", q.dtype(), {q.sizes().begin(), q.sizes().end()}, {}};
+  p.o.sizes.back() = p.in.v.size(p.in.v.rank() - 1);
+  p.lse = {"lse", q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, {}, {}};
+  p.lse.sizes = {q.size(last - 1), q.size(last - 2)};
+  if (!p.options.cu_seqlens_q) {
+    p.lse.sizes.insert(p.lse.sizes.begin(), q.size(0));
+  }
+}
+
+std::string Title(const Problem& p) {
+  const Options& o = p.options;
+  std::string text = "attention " + std::string(Name(p.in.q.dtype()));
+  for (const auto& [name, view] : {std::pair{"q", p.in.q}, {"k", p.in.k},
+                                   {"v", p.in.v}}) {
+    text += std::string(" ") + name + view.ShapeString() + "/" +
+            ShapeString(view.strides());
+  }
+  if (!p.o.strides.empty()) text += " o/" + ShapeString(p.o.strides);
+  if (p.lse.sizes.empty()) text += " no_lse";
+  if (o.scale) text += " scale=" + Format(*o.scale);
+  if (o.causal) text += " causal";
+  if (o.align == Align::kTopLeft) text += " top_left";
+  if (o.window.left >= 0 || o.window.right >= 0) {
+    text += " window=" + std::to_string(o.window.left) + "," +
+            std::to_string(o.window.right);
+  }
+  if (o.sink_tokens) text += " sink_tokens=" + std::to_string(o.sink_tokens);
+  if (o.chunk) text += " chunk=" + std::to_string(o.chunk);
+  for (const auto& [name, view] :
+       {std::pair{"query_starts", o.query_starts}, {"prefix", o.prefix},
+        {"key_lengths", o.key_lengths}, {"key_starts", o.key_starts},
+        {"query_lengths", o.query_lengths}, {"segments_q", o.segments_q},
+        {"segments_k", o.segments_k}, {"mask", o.mask}, {"bias", o.bias},
+        {"alibi", o.alibi}, {"sinks", o.sinks},
+        {"cu_seqlens_q", o.cu_seqlens_q}, {"cu_seqlens_k", o.cu_seqlens_k}}) {
+    if (view) text += std::string(" ") + name + "=" + Text(view);
+  }
+  if (o.softcap > 0) text += " softcap=" + Format(o.softcap);
+  if (o.dropout > 0) text += " dropout=" + Format(o.dropout);
+  if (o.invariant) text += " invariant";
+  return p.note.empty() ? text : text + " " + p.note;
+}
+
+Case MakeCase(const Problem& problem) {
+  const auto p = std::make_shared<const Problem>(problem);
+  Case c;
+  c.title = Title(problem);
+  c.outputs = {problem.o};
+  if (!problem.lse.sizes.empty()) c.outputs.push_back(problem.lse);
+  c.run = [p](Context& ctx, std::span<const TensorView> outputs) {
+    Forward(ctx, p->in, p->options, ToOutputs(outputs));
+  };
+  c.reference = [p](std::span<const TensorView> expected,
+                    std::span<const TensorView> tolerance) {
+    const Outputs out = ToOutputs(expected);
+    if (tolerance.empty()) return Reference(p->in, p->options, out);
+    const Outputs allowed = ToOutputs(tolerance);
+    for (const TensorView& view : tolerance) FillZero(view);
+    ReferenceRows(p->in, p->options, out, [&](const ReferenceRow& row) {
+      StoreTolerance(*p, row, out, allowed);
+    });
+  };
+  c.bytes = Bytes(p->in.q) + Bytes(p->in.k) + Bytes(p->in.v);
+  for (const OutputSpec& spec : c.outputs) {
+    double bytes = static_cast<double>(SizeOf(spec.dtype));
+    for (const int64_t size : spec.sizes) bytes *= static_cast<double>(size);
+    c.bytes += bytes;
+  }
+  return c;
+}
+
+OpEntry Entry() {
+  return {.name = "attention",
+          .family = "exact",
+          .passes = {"forward"},
+          .dtypes = {DType::kF64, DType::kF32},
+          .variants = {"causal", "window=512", "softcap=30", "alibi", "bias",
+                       "mask", "padding=62", "lengths=62", "sinks",
+                       "dropout=0.1", "invariant", "bhtd"},
+          .flops = "2 (D + Dv) per kept pair; B Hq Tq Tk pairs if none is masked",
+          .bytes = "(B Tq Hq (D + Dv) + B Tk Hkv (D + Dv)) size + lse",
+          .state = "B Tk Hkv (D + Dv) size (the keys and values so far)",
+          .make_case = &MakePlainCase,
+          .random_case = &MakeRandomCase};
+}
+
+}  // namespace heed::attention

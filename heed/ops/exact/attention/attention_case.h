@@ -1,0 +1,38 @@
+// Problems of attention with their memory: what its cases and tests are made of.
+#ifndef HEED_OPS_EXACT_ATTENTION_ATTENTION_CASE_H_
+#define HEED_OPS_EXACT_ATTENTION_ATTENTION_CASE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "heed/harness/buffer.h"
+#include "heed/harness/case.h"
+#include "heed/ops/exact/attention/attention.h"
+
+namespace heed::attention {
+
+// Arguments of one call. Copies share memory.
+struct Problem {
+  Inputs in;
+  Options options;
+  OutputSpec o, lse;           // lse without sizes: not asked for
+  std::vector<Buffer> memory;  // of everything above
+  std::string note;            // joins the title
+};
+
+// Row-major outputs for `in`; lse in f32, or f64 for f64.
+void DescribeOutputs(Problem& problem);
+
+// The case of a problem. What its tolerance is and why stands in the .cc.
+Case MakeCase(const Problem& problem);
+
+// Sizes, layouts and options in one line.
+std::string Title(const Problem& problem);
+
+// A random problem, a function of its arguments alone.
+Problem RandomProblem(DType dtype, uint64_t seed);
+
+}  // namespace heed::attention
+
+#endif  // HEED_OPS_EXACT_ATTENTION_ATTENTION_CASE_H_
