@@ -1,0 +1,133 @@
+// AttentionCall: what `heed run` and `heed compare` share.
+#include "cli/attention_call.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "fmt/format.h"
+
+#include "heed/core/error.h"
+#include "heed/harness/timing.h"
+
+namespace heed::cli {
+namespace {
+
+constexpr int kRepeats = 7;
+constexpr double kEnoughSeconds = 1.0;
+
+// Without the first axis, of size 1, where the file has none.
+ConstTensorView DropBatch(const TensorView& x, bool batched) {
+  if (batched) return x;
+  return ConstTensorView(x.data(), x.dtype(), x.sizes().subspan(1),
+                         x.strides().subspan(1));
+}
+
+// The file is at fault, not the caller of the library: its name stands first.
+template <class F>
+auto Named(const std::string& file, F&& f) {
+  try {
+    return f();
+  } catch (const InvalidArgument& e) {
+    throw FileError(file + ": " + e.what());
+  } catch (const Unsupported& e) {
+    throw Unsupported(file + ": " + e.what());
+  }
+}
+
+}  // namespace
+
+AttentionCall::AttentionCall(const TensorSet& tensors,
+                             const attention::Options& options, DType out_dtype)
+    : file_(tensors.file),
+      batched_(tensors.batched),
+      in_{tensors.q, tensors.k, tensors.v},
+      options_(options) {
+  const int64_t B = in_.q.size(0), T = in_.q.size(1), H = in_.q.size(2);
+  o_ = Buffer(out_dtype, {B, T, H, in_.v.size(3)}, Placement::kAligned);
+  lse_ = Buffer(out_dtype == DType::kF64 ? DType::kF64 : DType::kF32, {B, H, T},
+                Placement::kAligned);
+}
+
+void AttentionCall::Forward(Context& ctx) const {
+  Named(file_, [&] {
+    attention::Forward(ctx, in_, options_, {o_.view(), lse_.view()});
+  });
+}
+
+void AttentionCall::Reference() const {
+  Named(file_, [&] {
+    attention::Reference(in_, options_, {o_.view(), lse_.view()});
+  });
+}
+
+attention::Explanation AttentionCall::Explain(const Context& ctx) const {
+  return Named(file_, [&] { return attention::Explain(ctx, in_, options_); });
+}
+
+int64_t AttentionCall::Workspace(const Context& ctx) const {
+  return Named(file_, [&] { return attention::Workspace(ctx, in_, options_); });
+}
+
+ConstTensorView AttentionCall::o() const { return DropBatch(o_.view(), batched_); }
+
+ConstTensorView AttentionCall::lse() const {
+  return DropBatch(lse_.view(), batched_);
+}
+
+double MedianSeconds(const Context& ctx, const std::function<void()>& call) {
+  const double first = TimeOnce(ctx.num_threads(), call).seconds;
+  if (first > kEnoughSeconds) return first;
+  std::vector<double> seconds;
+  for (double total = 0; seconds.size() < kRepeats && total < kEnoughSeconds;) {
+    seconds.push_back(TimeOnce(ctx.num_threads(), call).seconds);
+    total += seconds.back();
+  }
+  return Summarize(seconds).median;
+}
+
+OutputError MeasureError(const ConstTensorView& o,
+                         const ConstTensorView& expected) {
+  OutputError error;
+  double squares = 0, norm = 0;
+  const int64_t n = o.num_elements();  // both row-major
+  for (int64_t i = 0; i < n; ++i) {
+    const double x = LoadAsDouble(o.dtype(), o.data(), i);
+    const double y = LoadAsDouble(expected.dtype(), expected.data(), i);
+    const bool same = x == y || (std::isnan(x) && std::isnan(y));
+    const double difference = same ? 0 : std::abs(x - y);
+    if (!std::isfinite(difference)) {
+      const double nan = std::numeric_limits<double>::quiet_NaN();
+      return {nan, nan};
+    }
+    error.max = std::max(error.max, difference);
+    squares += difference * difference;
+    if (std::isfinite(y)) norm += y * y;
+  }
+  error.relative = squares == 0 ? 0 : std::sqrt(squares / norm);
+  return error;
+}
+
+Json ToJson(const attention::Options& options) {
+  Json json = Json::object();
+  if (options.causal) json["causal"] = true;
+  if (options.window.left >= 0 || options.window.right >= 0) {
+    json["window"] = {options.window.left, options.window.right};
+  }
+  if (options.scale) json["scale"] = *options.scale;
+  if (options.softcap > 0) json["softcap"] = options.softcap;
+  return json;
+}
+
+std::string ToString(const attention::Options& options) {
+  std::string text = options.causal ? " causal" : "";
+  if (options.window.left >= 0 || options.window.right >= 0) {
+    text += fmt::format(" window {},{}", options.window.left, options.window.right);
+  }
+  if (text.empty()) text = " full";
+  if (options.softcap > 0) text += fmt::format(" softcap {:.6g}", options.softcap);
+  return text.substr(1);
+}
+
+}  // namespace heed::cli

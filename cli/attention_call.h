@@ -1,0 +1,61 @@
+// One call of exact attention on the tensors of a file: memory for its outputs,
+// its time, and how far it is from a reference.
+#ifndef CLI_ATTENTION_CALL_H_
+#define CLI_ATTENTION_CALL_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "cli/print.h"
+#include "heed/core/context.h"
+#include "heed/harness/buffer.h"
+#include "heed/harness/tensor_file.h"
+#include "heed/ops/exact/attention/attention.h"
+
+namespace heed::cli {
+
+class AttentionCall {
+ public:
+  // Outputs in `out_dtype`, which only the reference may have other than q's.
+  AttentionCall(const TensorSet& tensors, const attention::Options& options,
+                DType out_dtype);
+
+  void Forward(Context& ctx) const;
+  void Reference() const;
+
+  attention::Explanation Explain(const Context& ctx) const;
+  int64_t Workspace(const Context& ctx) const;
+
+  // With the axes of the file: [B, T, H, D] or [T, H, D]; [B, H, T] or [H, T].
+  ConstTensorView o() const;
+  ConstTensorView lse() const;
+
+ private:
+  std::string file_;
+  bool batched_;
+  attention::Inputs in_;
+  attention::Options options_;
+  Buffer o_, lse_;
+};
+
+// Median seconds of a call: one to warm up, then up to seven within a second. A
+// call longer than that counts at once.
+double MedianSeconds(const Context& ctx, const std::function<void()>& call);
+
+// |o - expected|: the largest, and the root of the sum of squares over that of
+// `expected`. NaN where one of them alone is NaN or infinite.
+struct OutputError {
+  double max = 0, relative = 0;
+};
+OutputError MeasureError(const ConstTensorView& o, const ConstTensorView& expected);
+
+// Options that differ from the default, {"causal": true, "window": [127, 0]}.
+Json ToJson(const attention::Options& options);
+
+// The same in one line, "causal window 127,0"; "full" for none.
+std::string ToString(const attention::Options& options);
+
+}  // namespace heed::cli
+
+#endif  // CLI_ATTENTION_CALL_H_

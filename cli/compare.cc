@@ -1,0 +1,197 @@
+// heed compare: what each mechanism costs on these tensors, and how far it is from
+// exact attention in float64. Today the rows are exact attention itself, in every
+// dtype and under windows that drop keys.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fmt/format.h"
+
+#include "cli/attention_call.h"
+#include "cli/html.h"
+#include "cli/options.h"
+#include "cli/print.h"
+#include "cli/verbs.h"
+
+namespace heed::cli {
+namespace {
+
+constexpr char kFooter[] =
+    "Errors are against exact attention in float64 without --window: the largest\n"
+    "difference of an element of o, and the root mean square relative to o's.\n\n"
+    "Example:\n  heed compare data/minilm_alice.safetensors --layer 2";
+
+// Above this the scalar reference would take minutes.
+constexpr double kMaxReferenceFlops = 4e9;
+
+constexpr int64_t kWindows[] = {64, 128, 256};  // keys that a query sees
+
+struct CompareOptions {
+  std::string mechanisms, html;
+  bool json = false;
+  MachineOptions machine;
+  TensorOptions tensors;
+  MathOptions math;
+};
+
+struct Row {
+  std::string mechanism;
+  attention::Options options;
+  DType dtype;
+  double seconds;
+  int64_t workspace_bytes, state_bytes;
+  OutputError error;
+};
+
+// Exact attention as the reference sees it, and its restrictions by a window: the
+// typed one, else some that are narrower than the keys.
+std::vector<attention::Options> Variants(const attention::Options& full,
+                                         const attention::Options& typed,
+                                         bool has_window, int64_t Tk) {
+  std::vector<attention::Options> variants = {full};
+  if (has_window) {
+    variants.push_back(typed);
+    return variants;
+  }
+  if (full.window.left >= 0 || full.window.right >= 0) return variants;
+  for (const int64_t keys : kWindows) {
+    if (keys >= Tk) break;
+    variants.push_back(full);
+    variants.back().window = full.causal
+                                 ? attention::Window{keys - 1, 0}
+                                 : attention::Window{keys / 2, keys / 2};
+  }
+  return variants;
+}
+
+// Fills `expected` and says how.
+std::string ComputeReference(Context& ctx, const AttentionCall& expected) {
+  const attention::Explanation plan = expected.Explain(ctx);
+  if (plan.flops <= kMaxReferenceFlops) {
+    Progress("reference");
+    expected.Reference();
+    return "attention in float64, scalar reference";
+  }
+  Progress("reference");
+  expected.Forward(ctx);
+  return "attention in float64, kernel " + plan.kernel + " " + plan.target;
+}
+
+std::vector<Row> Measure(Context& ctx, const CompareOptions& options,
+                         const TensorSet& wide, const attention::Options& typed,
+                         const attention::Options& full,
+                         const AttentionCall& expected) {
+  std::vector<DType> dtypes = {DType::kF64, DType::kF32};
+  if (!options.tensors.dtype.empty()) {
+    dtypes = {ParseDType(options.tensors.dtype)};
+  }
+  TensorOptions narrow = options.tensors;
+  narrow.dtype = "f32";
+  const TensorSet single = narrow.Load();
+
+  std::vector<Row> rows;
+  for (const attention::Options& variant :
+       Variants(full, typed, options.math.HasWindow(), wide.k.size(1))) {
+    for (const DType dtype : dtypes) {
+      Progress("attention " + ToString(variant) + " " + Name(dtype));
+      const AttentionCall call(dtype == DType::kF64 ? wide : single, variant, dtype);
+      const double seconds = MedianSeconds(ctx, [&] { call.Forward(ctx); });
+      rows.push_back({"attention", variant, dtype, seconds, call.Workspace(ctx), 0,
+                      MeasureError(call.o(), expected.o())});
+    }
+  }
+  return rows;
+}
+
+Json RowToJson(const Row& row) {
+  return {{"mechanism", row.mechanism},
+          {"options", ToJson(row.options)},
+          {"dtype", Name(row.dtype)},
+          {"seconds", row.seconds},
+          {"workspace_bytes", row.workspace_bytes},
+          {"state_bytes", row.state_bytes},
+          {"max_error", row.error.max},
+          {"relative_error", row.error.relative}};
+}
+
+std::vector<std::string> ToCells(const Row& row) {
+  return {row.mechanism,
+          ToString(row.options),
+          Name(row.dtype),
+          Seconds(row.seconds),
+          Bytes(static_cast<double>(row.workspace_bytes)),
+          Bytes(static_cast<double>(row.state_bytes)),
+          ErrorSize(row.error.max),
+          ErrorSize(row.error.relative)};
+}
+
+void Compare(const CompareOptions& options) {
+  if (!options.mechanisms.empty()) ChooseOps(SplitAtCommas(options.mechanisms));
+  Context ctx(options.machine.Threads());
+  options.machine.Apply(ctx);
+  TensorOptions widest = options.tensors;
+  if (!widest.dtype.empty()) ParseDType(widest.dtype);
+  widest.dtype = "f64";
+  const TensorSet wide = widest.Load();
+  std::vector<std::string> notes;
+  const attention::Options typed = options.math.Resolve(wide, notes);
+  attention::Options full = typed;
+  if (options.math.HasWindow()) full.window = {};
+
+  const AttentionCall expected(wide, full, DType::kF64);
+  const std::string reference = ComputeReference(ctx, expected);
+  const std::vector<Row> rows = Measure(ctx, options, wide, typed, full, expected);
+  Progress("");
+
+  const std::vector<std::string> columns = {
+      "<mechanism", "<options", "<dtype",    "time",
+      "workspace",  "state",    "max error", "rms error"};
+  if (!options.html.empty()) {
+    std::vector<std::vector<std::string>> cells;
+    for (const Row& row : rows) cells.push_back(ToCells(row));
+    WriteHtmlTable(options.html,
+                   "heed compare: " + wide.file + " " + wide.layer,
+                   "Errors against " + reference + ".", columns, cells);
+  }
+  if (options.json) {
+    Json list = Json::array();
+    for (const Row& row : rows) list.push_back(RowToJson(row));
+    PrintJson(Json{{"file", wide.file},
+               {"layer", wide.layer},
+               {"reference", reference},
+               {"rows", list}});
+    return;
+  }
+  const auto shape = [&](const ConstTensorView& x) { return x.ShapeString(); };
+  std::string text = fmt::format(
+      "{} {}  {} in the file  q {}  k {}  v {}  {} thread{}\n", wide.file,
+      wide.layer, Name(wide.file_dtype), shape(wide.q), shape(wide.k),
+      shape(wide.v), ctx.num_threads(), ctx.num_threads() == 1 ? "" : "s");
+  for (const std::string& note : notes) text += note + "\n";
+  text += "errors against " + reference + "\n\n";
+  Table table(columns);
+  for (const Row& row : rows) table.Add(ToCells(row));
+  Print(text + table.ToString());
+}
+
+}  // namespace
+
+void AddCompare(CLI::App& app) {
+  CLI::App* verb = app.add_subcommand(
+      "compare", "every mechanism on these tensors: time, memory, error");
+  verb->footer(kFooter);
+  const auto options = std::make_shared<CompareOptions>();
+  options->tensors.Register(*verb);
+  verb->add_option("-m,--mechanisms", options->mechanisms,
+                   "only these, by name; default all")
+      ->type_name("A,B,C");
+  verb->add_option("--html", options->html, "also writes the table as a page")
+      ->type_name("F");
+  options->math.Register(*verb);
+  options->machine.Register(*verb);
+  verb->add_flag("--json", options->json, "one JSON document");
+  verb->callback([options] { Compare(*options); });
+}
+
+}  // namespace heed::cli

@@ -1,0 +1,111 @@
+// heed info: version, CPU, SIMD targets, and with --probe what they reach.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fmt/format.h"
+
+#include "cli/options.h"
+#include "cli/print.h"
+#include "cli/verbs.h"
+#include "heed/core/dispatch.h"
+#include "heed/core/os.h"
+#include "heed/harness/probe.h"
+
+namespace heed::cli {
+namespace {
+
+constexpr char kFooter[] =
+    "Roofs are of one core, but for the read by all threads. --json gives them in\n"
+    "flops, exponentials and bytes per second.\n\n"
+    "Example:\n  heed info --probe";
+
+struct InfoOptions {
+  bool probe = false, json = false;
+  MachineOptions machine;
+};
+
+// Matrix tiles of this CPU that the system lets a process use.
+bool HasMatrixTiles() {
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+  return __builtin_cpu_supports("amx-tile") != 0;
+#else
+  return false;
+#endif
+}
+
+Json ProbeRoofs(int64_t targets, int threads) {
+  const auto step = [](const char* name) {
+    Progress(std::string("probing ") + name);
+  };
+  Json roofs;
+  step("multiply-add");
+  roofs["fma_f32_flops_per_second"] =
+      probe::FmaFlopsPerSecond(DType::kF32, targets, 9);
+  roofs["fma_f64_flops_per_second"] =
+      probe::FmaFlopsPerSecond(DType::kF64, targets, 9);
+  step("exp2");
+  roofs["exp2_f32_per_second"] = probe::Exp2PerSecond(DType::kF32, targets, 9);
+  roofs["exp2_f64_per_second"] = probe::Exp2PerSecond(DType::kF64, targets, 9);
+  step("memory");
+  roofs["dram_read_bytes_per_second"] = probe::DramBytesPerSecond(1);
+  roofs["dram_read_all_threads_bytes_per_second"] =
+      threads == 1 ? roofs["dram_read_bytes_per_second"].get<double>()
+                   : probe::DramBytesPerSecond(threads);
+  Progress("");
+  return roofs;
+}
+
+void Info(const InfoOptions& options) {
+  const int threads = options.machine.Threads();
+  Context ctx(threads);
+  options.machine.Apply(ctx);
+  const std::vector<std::string> available = AvailableTargets();
+  const std::string target = TargetName(ctx.allowed_targets());
+  const Json roofs = options.probe ? ProbeRoofs(ctx.allowed_targets(), threads)
+                                   : Json(nullptr);
+  if (options.json) {
+    PrintJson(Json{{"version", HEED_VERSION},
+               {"cpu", os::CpuName()},
+               {"threads", threads},
+               {"simd", {{"target", target}, {"available", available}}},
+               {"tiles", HasMatrixTiles()},
+               {"roofs", roofs}});
+    return;
+  }
+  Table table({"<heed", "<" HEED_VERSION});
+  table.Add({"CPU", os::CpuName()});
+  table.Add({"threads", std::to_string(threads)});
+  table.Add({"SIMD target",
+             fmt::format("{} (available: {})", target, fmt::join(available, " "))});
+  table.Add({"matrix tiles",
+             HasMatrixTiles() ? "present; no kernel uses them yet" : "none"});
+  if (options.probe) {
+    const auto rate = [&](const char* name, const char* unit) {
+      return Rate(roofs[name].get<double>(), unit);
+    };
+    table.Add({"multiply-add f32", rate("fma_f32_flops_per_second", "FLOP/s")});
+    table.Add({"multiply-add f64", rate("fma_f64_flops_per_second", "FLOP/s")});
+    table.Add({"exp2 f32", rate("exp2_f32_per_second", "exp/s")});
+    table.Add({"exp2 f64", rate("exp2_f64_per_second", "exp/s")});
+    table.Add({"DRAM read, 1 thread", rate("dram_read_bytes_per_second", "B/s")});
+    table.Add({fmt::format("DRAM read, {} threads", threads),
+               rate("dram_read_all_threads_bytes_per_second", "B/s")});
+  }
+  Print(table.ToString());
+}
+
+}  // namespace
+
+void AddInfo(CLI::App& app) {
+  CLI::App* verb = app.add_subcommand(
+      "info", "version, CPU, SIMD target, threads; measured roofs with --probe");
+  verb->footer(kFooter);
+  const auto options = std::make_shared<InfoOptions>();
+  verb->add_flag("--probe", options->probe, "measure what this machine reaches");
+  verb->add_flag("--json", options->json, "one JSON document");
+  options->machine.Register(*verb);
+  verb->callback([options] { Info(*options); });
+}
+
+}  // namespace heed::cli

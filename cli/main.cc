@@ -1,0 +1,78 @@
+// heed: the command line. Parses, runs one verb, turns errors into one line and
+// an exit status: 2 for usage, option values included, 1 for a failure.
+#include <cstdlib>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "CLI/CLI.hpp"
+
+#include "cli/options.h"
+#include "cli/print.h"
+#include "cli/verbs.h"
+#include "heed/core/error.h"
+
+namespace heed::cli {
+namespace {
+
+constexpr char kFooter[] =
+    "Example:\n  heed run attention data/minilm_alice.safetensors --layer 2\n\n"
+    "heed VERB --help explains a verb. Every verb takes --json: one JSON document\n"
+    "on standard output. HEED_ISA in the environment acts as --isa.";
+
+int Main(int argc, char** argv) {
+  CLI::App app("Attention on CPUs: run it, check it, compare it, time it.", "heed");
+  app.footer(kFooter);
+  app.set_version_flag("--version", "heed " HEED_VERSION);
+  app.require_subcommand(1);
+  AddList(app);
+  AddInfo(app);
+  AddRun(app);
+  AddCompare(app);
+  AddVerify(app);
+  AddBench(app);
+  try {
+    app.parse(argc, argv);  // runs the verb
+    return 0;
+  } catch (const CLI::CallForHelp&) {
+    // The help of the verb that was named, if one was.
+    const auto chosen = app.get_subcommands();
+    Print((chosen.empty() ? app : *chosen[0]).help());
+    return 0;
+  } catch (const CLI::CallForVersion& e) {
+    Print(std::string(e.what()) + "\n");
+    return 0;
+  } catch (const CLI::RequiredError&) {
+    const auto chosen = app.get_subcommands();
+    if (!chosen.empty()) throw;
+    throw UsageError("no verb, expected list, info, run, compare, verify or bench");
+  }
+}
+
+// One line per kind of failure.
+int Guarded(int argc, char** argv) {
+  try {
+    return Main(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    PrintError(std::string(e.what()) + " (see heed --help)");
+    return 2;
+  } catch (const UsageError& e) {
+    PrintError(e.what());
+    return 2;
+  } catch (const std::bad_alloc&) {
+    PrintError("out of memory");
+  } catch (const InternalError& e) {
+    PrintError(std::string("internal error, please report it: ") + e.what());
+  } catch (const std::exception& e) {
+    PrintError(e.what());
+  }
+  return 1;
+}
+
+}  // namespace
+}  // namespace heed::cli
+
+int main(int argc, char** argv) {
+  heed::cli::HoldStandardStreams();
+  return heed::cli::Guarded(argc, argv);
+}

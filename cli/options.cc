@@ -1,0 +1,213 @@
+// Options: every value is parsed here, so that every wrong one reads the same.
+#include "cli/options.h"
+
+#include <charconv>
+#include <cmath>
+#include <system_error>
+
+#include "heed/core/error.h"
+#include "heed/core/os.h"
+
+namespace heed::cli {
+namespace {
+
+constexpr int kMaxThreads = 4096;
+
+template <class T>
+std::optional<T> ParseNumber(std::string_view text) {
+  if (text.starts_with('+')) text.remove_prefix(1);
+  T value{};
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) {
+    return std::nullopt;
+  }
+  return value;
+}
+
+std::optional<double> ParseFinite(std::string_view text) {
+  const std::optional<double> value = ParseNumber<double>(text);
+  return value && std::isfinite(*value) ? value : std::nullopt;
+}
+
+std::optional<attention::Window> ParseWindow(const std::string& text) {
+  const std::vector<std::string> parts = SplitAtCommas(text);
+  if (parts.size() != 2) return std::nullopt;
+  const auto left = ParseNumber<int64_t>(parts[0]);
+  const auto right = ParseNumber<int64_t>(parts[1]);
+  if (!left || !right || *left < -1 || *right < -1) return std::nullopt;
+  return attention::Window{*left, *right};
+}
+
+std::optional<double> ParseSoftcap(const std::string& text) {
+  const std::optional<double> value = ParseFinite(text);
+  return value && *value >= 0 ? value : std::nullopt;
+}
+
+std::optional<bool> ParseBool(const std::string& text) {
+  if (text == "true" || text == "True" || text == "1") return true;
+  if (text == "false" || text == "False" || text == "0") return false;
+  return std::nullopt;
+}
+
+constexpr char kWindowForm[] =
+    "L,R: keys to the left and right of a query, each -1 (unlimited) or more";
+
+// The typed value, else the file's, else nothing.
+template <class T, class Parse>
+std::optional<T> Fact(const TensorSet& tensors, const char* name,
+                      const std::string& typed, const char* expected, Parse parse,
+                      std::vector<std::string>& notes) {
+  if (!typed.empty()) {
+    const std::optional<T> value = parse(typed);
+    if (!value) BadOption(std::string("--") + name, typed, expected);
+    return value;
+  }
+  const auto fact = tensors.facts.find(name);
+  if (fact == tensors.facts.end()) return std::nullopt;
+  const std::optional<T> value = parse(fact->second);
+  if (!value) {
+    throw FileError(tensors.file + ": metadata " + name + " is '" + fact->second +
+                    "', expected " + expected);
+  }
+  notes.push_back(std::string(name) + " " + fact->second + " from the file");
+  return value;
+}
+
+}  // namespace
+
+void BadOption(const std::string& option, const std::string& value,
+               const std::string& expected) {
+  throw UsageError(option + " is '" + value + "', expected " + expected);
+}
+
+std::vector<std::string> SplitAtCommas(const std::string& text) {
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  for (;;) {
+    const size_t end = text.find(',', begin);
+    parts.push_back(text.substr(begin, end - begin));
+    if (end == std::string::npos) return parts;
+    begin = end + 1;
+  }
+}
+
+DType ParseDType(const std::string& text) {
+  if (text == "f64") return DType::kF64;
+  if (text == "f32") return DType::kF32;
+  if (text == "bf16" || text == "f16") {
+    BadOption("--dtype", text, "f32 or f64: there are no 16-bit kernels yet");
+  }
+  BadOption("--dtype", text, "f32 or f64");
+}
+
+std::vector<OpEntry> ChooseOps(const std::vector<std::string>& names) {
+  if (names.empty()) return AllOps();
+  std::vector<OpEntry> ops;
+  for (const std::string& name : names) {
+    try {
+      ops.push_back(FindOp(name));
+    } catch (const InvalidArgument& e) {
+      throw UsageError(e.what());
+    }
+  }
+  return ops;
+}
+
+void MachineOptions::Register(CLI::App& verb) {
+  verb.add_option("--threads", threads, "threads, 1 to 4096; default all CPUs")
+      ->type_name("N");
+  verb.add_option("--isa", isa,
+                  "cap of the SIMD target, such as AVX2, or tiles for none")
+      ->type_name("TARGET");
+}
+
+int MachineOptions::Threads() const {
+  if (threads.empty()) return os::NumUsableCpus();
+  const std::optional<int> n = ParseNumber<int>(threads);
+  if (!n || *n < 1 || *n > kMaxThreads) {
+    BadOption("--threads", threads, "1 to " + std::to_string(kMaxThreads));
+  }
+  return *n;
+}
+
+void MachineOptions::Apply(Context& ctx) const {
+  if (isa.empty()) return;
+  try {
+    ctx.set_isa(isa);
+  } catch (const std::exception& e) {  // what() is "isa is 'X', ..."
+    throw UsageError(std::string("--") + e.what());
+  }
+}
+
+void TensorOptions::Register(CLI::App& verb) {
+  verb.add_option("FILE", file, "tensors q, k, v, or layers.0.q and so on")
+      ->type_name(".safetensors");
+  verb.add_option("--q", q, "q instead of FILE")->type_name("FILE.npy");
+  verb.add_option("--k", k, "k")->type_name("FILE.npy");
+  verb.add_option("--v", v, "v")->type_name("FILE.npy");
+  verb.add_option("--layer", layer, "layer by name or index; default the first")
+      ->type_name("NAME-OR-INDEX");
+  verb.add_option("--heads", heads, "query heads by index; default all")
+      ->type_name("A,B");
+  verb.add_option("--dtype", dtype,
+                  "dtype to compute in; default f32 for 16-bit files, else the file's")
+      ->type_name("f32|f64");
+}
+
+TensorSet TensorOptions::Load() const {
+  const int arrays = !q.empty() + !k.empty() + !v.empty();
+  if (file.empty() && arrays == 0) {
+    throw UsageError("no tensors, expected FILE or --q --k --v");
+  }
+  if (!file.empty() && arrays != 0) {
+    throw UsageError("both FILE and --q --k --v, expected one of them");
+  }
+  if (file.empty() && arrays != 3) {
+    throw UsageError(std::string(q.empty() ? "--q" : k.empty() ? "--k" : "--v") +
+                     " is missing, expected --q, --k and --v together");
+  }
+  TensorChoice choice{layer, heads, {}};
+  if (!dtype.empty()) choice.dtype = ParseDType(dtype);
+  try {
+    return LoadTensors({file, q, k, v}, choice);
+  } catch (const InvalidArgument& e) {
+    throw UsageError(e.what());
+  }
+}
+
+void MathOptions::Register(CLI::App& verb) {
+  verb.add_flag("--causal,!--no-causal", causal,
+                "keys up to the query's own position");
+  verb.add_option("--window", window, "only so many keys left and right of a query")
+      ->type_name("L,R");
+  verb.add_option("--scale", scale, "factor of the logits; default 1/sqrt(D)")
+      ->type_name("S");
+  verb.add_option("--softcap", softcap, "logits s become C tanh(s / C); 0 is none")
+      ->type_name("C");
+}
+
+attention::Options MathOptions::Resolve(const TensorSet& tensors,
+                                        std::vector<std::string>& notes) const {
+  attention::Options options;
+  options.scale = Fact<double>(tensors, "scale", scale, "a finite number",
+                               ParseFinite, notes);
+  options.softcap = Fact<double>(tensors, "softcap", softcap,
+                                 "a finite number, 0 or more", ParseSoftcap, notes)
+                        .value_or(0);
+  options.window = Fact<attention::Window>(tensors, "window", window, kWindowForm,
+                                           ParseWindow, notes)
+                       .value_or(attention::Window{});
+  const std::string typed = !causal ? "" : *causal ? "true" : "false";
+  options.causal = Fact<bool>(tensors, "causal", typed, "true or false", ParseBool,
+                              notes)
+                       .value_or(false);
+  if (const auto missing = tensors.facts.find("not_recorded");
+      missing != tensors.facts.end()) {
+    notes.push_back("the model also used " + missing->second +
+                    ", which the file does not hold");
+  }
+  return options;
+}
+
+}  // namespace heed::cli

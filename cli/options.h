@@ -1,0 +1,74 @@
+// Options that several verbs share: how they are spelled, checked and explained.
+#ifndef CLI_OPTIONS_H_
+#define CLI_OPTIONS_H_
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "CLI/App.hpp"
+
+#include "heed/core/context.h"
+#include "heed/core/dtype.h"
+#include "heed/harness/case.h"
+#include "heed/harness/tensor_file.h"
+#include "heed/ops/exact/attention/attention.h"
+
+namespace heed::cli {
+
+// What the user typed is wrong, option values included: exit status 2.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// --threads, --isa.
+struct MachineOptions {
+  std::string threads, isa;
+
+  void Register(CLI::App& verb);
+  int Threads() const;        // default: one per usable CPU
+  void Apply(Context& ctx) const;  // the cap of --isa
+};
+
+// FILE or --q --k --v, --layer, --heads, --dtype.
+struct TensorOptions {
+  std::string file, q, k, v, layer, heads, dtype;
+
+  void Register(CLI::App& verb);
+  // Throws UsageError for what the user chose, FileError for the file.
+  TensorSet Load() const;
+};
+
+// --causal, --window, --scale, --softcap: absent means not typed.
+struct MathOptions {
+  std::optional<bool> causal;
+  std::string window, scale, softcap;
+
+  void Register(CLI::App& verb);
+
+  // What was typed, else what the file says of its layer. `notes` receives a
+  // line for each fact taken from the file.
+  attention::Options Resolve(const TensorSet& tensors,
+                             std::vector<std::string>& notes) const;
+  bool HasWindow() const { return !window.empty(); }
+};
+
+// A dtype that has kernels. Throws UsageError.
+DType ParseDType(const std::string& text);
+
+// The mechanisms of these names; all for none. Throws UsageError.
+std::vector<OpEntry> ChooseOps(const std::vector<std::string>& names);
+
+// "a,b,c"; empty parts are kept.
+std::vector<std::string> SplitAtCommas(const std::string& text);
+
+// The only way an option's value is found wrong: "--threads is '0', expected
+// 1 to 4096".
+[[noreturn]] void BadOption(const std::string& option, const std::string& value,
+                            const std::string& expected);
+
+}  // namespace heed::cli
+
+#endif  // CLI_OPTIONS_H_

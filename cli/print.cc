@@ -1,0 +1,150 @@
+// Printing. Everything that the program says goes through this file.
+#include "cli/print.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "fmt/format.h"
+
+#include "heed/core/error.h"
+
+namespace heed::cli {
+namespace {
+
+// Three significant digits.
+std::string Digits(double x) {
+  const double magnitude = std::abs(x);
+  const int decimals = magnitude < 9.995 ? 2 : magnitude < 99.95 ? 1 : 0;
+  return fmt::format("{:.{}f}", x, decimals);
+}
+
+void WriteAll(int file, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = write(file, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) {
+      throw FileError(std::string("stdout: cannot write: ") +
+                      std::strerror(errno));
+    }
+    text.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
+// Characters of UTF-8 text: bytes that do not continue one.
+size_t Width(std::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) {
+        return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+      }));
+}
+
+}  // namespace
+
+Table::Table(std::vector<std::string> columns) {
+  for (std::string& column : columns) {
+    left_.push_back(column.starts_with('<'));
+    if (left_.back()) column.erase(0, 1);
+  }
+  rows_.push_back(std::move(columns));
+}
+
+void Table::Add(std::vector<std::string> cells) {
+  cells.resize(left_.size());
+  rows_.push_back(std::move(cells));
+}
+
+std::string Table::ToString() const {
+  std::vector<size_t> widths(left_.size(), 0);
+  for (const auto& row : rows_) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      widths[i] = std::max(widths[i], Width(row[i]));
+    }
+  }
+  std::string text;
+  for (const auto& row : rows_) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string pad(widths[i] - Width(row[i]), ' ');
+      if (i > 0) line += "  ";
+      line += left_[i] ? row[i] + pad : pad + row[i];
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  }
+  return text;
+}
+
+std::string Seconds(double seconds) {
+  if (!std::isfinite(seconds)) return "-";
+  if (seconds < 1e-3) return Digits(seconds * 1e6) + " us";
+  if (seconds < 1) return Digits(seconds * 1e3) + " ms";
+  return Digits(seconds) + " s";
+}
+
+std::string Bytes(double num_bytes) {
+  constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB"};
+  if (num_bytes < 1024) return fmt::format("{:.0f} B", num_bytes);
+  size_t unit = 0;
+  for (num_bytes /= 1024; num_bytes >= 1024 && unit < 3; ++unit) {
+    num_bytes /= 1024;
+  }
+  return Digits(num_bytes) + " " + kUnits[unit];
+}
+
+std::string Rate(double per_second, std::string_view unit) {
+  if (!std::isfinite(per_second)) return "-";
+  if (per_second >= 1e12) return fmt::format("{} T{}", Digits(per_second / 1e12), unit);
+  if (per_second >= 1e9) return fmt::format("{} G{}", Digits(per_second / 1e9), unit);
+  return fmt::format("{} M{}", Digits(per_second / 1e6), unit);
+}
+
+std::string Percent(double fraction) {
+  return std::isfinite(fraction) ? fmt::format("{:.1f} %", 100 * fraction) : "-";
+}
+
+std::string ErrorSize(double error) {
+  return error == 0 ? "0" : fmt::format("{:.1e}", error);
+}
+
+void Print(std::string_view text) { WriteAll(STDOUT_FILENO, text); }
+
+void PrintJson(const Json& json) {
+  Print(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+void PrintError(std::string_view text) {
+  std::string line = "heed: ";
+  for (char c : text) {
+    const unsigned char u = static_cast<unsigned char>(c);
+    line += u < 0x20 || u == 0x7F ? '?' : c;
+  }
+  line += '\n';
+  try {
+    WriteAll(STDERR_FILENO, line);
+  } catch (const FileError&) {
+    // Nobody listens; the exit status still tells.
+  }
+}
+
+void Progress(std::string_view text) {
+  if (isatty(STDERR_FILENO) == 0) return;
+  std::fprintf(stderr, "\r\033[K%.*s", static_cast<int>(text.size()),
+               text.data());
+  std::fflush(stderr);
+}
+
+void HoldStandardStreams() {
+  for (int file = 0; file < 3; ++file) {
+    // Read-only: writing to a closed stdout must stay an error.
+    if (fcntl(file, F_GETFD) < 0) (void)open("/dev/null", O_RDONLY);
+  }
+}
+
+}  // namespace heed::cli

@@ -1,0 +1,18 @@
+// The verbs of the program. Each adds its subcommand, which runs when chosen.
+#ifndef CLI_VERBS_H_
+#define CLI_VERBS_H_
+
+#include "CLI/App.hpp"
+
+namespace heed::cli {
+
+void AddList(CLI::App& app);
+void AddInfo(CLI::App& app);
+void AddRun(CLI::App& app);
+void AddCompare(CLI::App& app);
+void AddVerify(CLI::App& app);
+void AddBench(CLI::App& app);
+
+}  // namespace heed::cli
+
+#endif  // CLI_VERBS_H_

@@ -1,0 +1,158 @@
+// heed verify: every mechanism against its float64 reference, on every SIMD target
+// of this machine and in every dtype.
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fmt/format.h"
+
+#include "cli/options.h"
+#include "cli/print.h"
+#include "cli/verbs.h"
+#include "heed/core/dispatch.h"
+#include "heed/core/error.h"
+#include "heed/harness/case.h"
+
+namespace heed::cli {
+namespace {
+
+constexpr char kFooter[] =
+    "A row is many problems: awkward sizes, and random ones with random options.\n"
+    "Its error and tolerance are of the element that came closest to its tolerance.\n\n"
+    "Example:\n  heed verify attention --isa AVX2";
+
+constexpr uint64_t kRandomCases = 60;  // per pass, target and dtype
+
+// One below, at and above a vector; primes; nothing divides anything.
+constexpr Sizes kSizes[] = {
+    {1, 1, 1, 1, 1, 1, 1},      {2, 7, 9, 4, 2, 20, 36},
+    {1, 17, 17, 3, 3, 3, 5},    {1, 65, 65, 2, 1, 64, 64},
+    {1, 1, 131, 4, 4, 128, 64}, {1, 129, 257, 2, 2, 80, 80},
+};
+
+struct VerifyOptions {
+  std::vector<std::string> mechanisms;
+  std::string dtype;
+  bool json = false;
+  MachineOptions machine;
+};
+
+struct Row {
+  std::string mechanism, pass, target;
+  DType dtype;
+  bool ok = true;
+  double error = 0, tolerance = 0, worst_ratio = -1;
+  std::string message;  // of the first failure
+};
+
+void Add(const Comparison& c, Row& row) {
+  if (!c.ok && row.ok) row.message = c.message;
+  row.ok = row.ok && c.ok;
+  if (c.worst_ratio > row.worst_ratio) {
+    row.worst_ratio = c.worst_ratio;
+    row.error = c.error;
+    row.tolerance = c.tolerance;
+  }
+}
+
+// Targets that the cap of --isa or HEED_ISA leaves.
+std::vector<std::string> Targets(int64_t allowed) {
+  std::vector<std::string> targets;
+  for (const std::string& name : AvailableTargets()) {
+    if (TargetName(TargetsUpTo(name) & allowed) == name) targets.push_back(name);
+  }
+  return targets;
+}
+
+// The same problems for every target: the references are computed anew each time,
+// which is most of the seconds, but needs no memory.
+std::vector<Row> VerifyOp(const OpEntry& op, const std::string& target, DType dtype,
+                          Context& ctx) {
+  std::map<std::string, Row> rows;
+  const auto check = [&](const Case& c) {
+    Row& row = rows[c.pass];
+    if (row.worst_ratio < 0) {
+      row = {op.name, c.pass, target, dtype, true, 0, 0, 0, ""};
+    }
+    Add(Compare(c, ctx), row);
+  };
+  for (const std::string& pass : op.passes) {
+    for (const Sizes& sizes : kSizes) {
+      check(op.make_case({sizes, dtype, 1, pass, ""}));
+      for (const std::string& variant : op.variants) {
+        if (variant == "causal") check(op.make_case({sizes, dtype, 2, pass, variant}));
+      }
+    }
+  }
+  for (uint64_t seed = 1; seed <= kRandomCases * op.passes.size(); ++seed) {
+    check(op.random_case(dtype, seed));
+  }
+  std::vector<Row> list;
+  for (const std::string& pass : op.passes) list.push_back(rows[pass]);
+  return list;
+}
+
+void Verify(const VerifyOptions& options) {
+  Context ctx(options.machine.Threads());
+  options.machine.Apply(ctx);
+  const std::vector<OpEntry> ops = ChooseOps(options.mechanisms);
+  std::vector<Row> rows;
+  for (const std::string& target : Targets(ctx.allowed_targets())) {
+    ctx.set_isa(target);
+    for (const OpEntry& op : ops) {
+      for (const DType dtype : op.dtypes) {
+        if (!options.dtype.empty() && ParseDType(options.dtype) != dtype) continue;
+        Progress(fmt::format("{} {} {}", op.name, target, Name(dtype)));
+        for (Row& row : VerifyOp(op, target, dtype, ctx)) rows.push_back(row);
+      }
+    }
+  }
+  Progress("");
+
+  Json list = Json::array();
+  Table table({"<mechanism", "<pass", "<target", "<dtype", "error", "tolerance",
+               "<ok"});
+  size_t failures = 0;
+  std::string message;
+  for (const Row& row : rows) {
+    if (!row.ok && failures++ == 0) message = row.message;
+    list.push_back({{"mechanism", row.mechanism},
+                    {"pass", row.pass},
+                    {"target", row.target},
+                    {"dtype", Name(row.dtype)},
+                    {"max_error", row.error},
+                    {"tolerance", row.tolerance},
+                    {"ok", row.ok}});
+    table.Add({row.mechanism, row.pass, row.target, Name(row.dtype),
+               ErrorSize(row.error), ErrorSize(row.tolerance),
+               row.ok ? "ok" : "FAILED"});
+  }
+  if (options.json) {
+    PrintJson(Json{{"ok", failures == 0}, {"rows", list}});
+  } else {
+    Print(table.ToString());
+  }
+  if (failures != 0) {
+    throw std::runtime_error(fmt::format("verify: {} of {} rows failed, expected 0; {}",
+                                         failures, rows.size(), message));
+  }
+}
+
+}  // namespace
+
+void AddVerify(CLI::App& app) {
+  CLI::App* verb = app.add_subcommand(
+      "verify", "every mechanism against its float64 reference on this machine");
+  verb->footer(kFooter);
+  const auto options = std::make_shared<VerifyOptions>();
+  verb->add_option("MECHANISM", options->mechanisms, "only these; default all")
+      ->type_name("");
+  verb->add_option("--dtype", options->dtype, "only this dtype")->type_name("f32|f64");
+  options->machine.Register(*verb);
+  verb->add_flag("--json", options->json, "one JSON document");
+  verb->callback([options] { Verify(*options); });
+}
+
+}  // namespace heed::cli
