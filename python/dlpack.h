@@ -1,0 +1,56 @@
+// DLPack's structs, as far as a consumer of CPU arrays needs them.
+//
+// Source: DLPack 1.x, dlpack.h (github.com/dmlc/dlpack); both the layout before 1.0 and the
+// versioned one are exchanged today.
+#ifndef HEED_PYTHON_DLPACK_H_
+#define HEED_PYTHON_DLPACK_H_
+
+#include <cstdint>
+
+namespace heed::python {
+
+enum : int32_t { kDLCPU = 1, kDLCUDAHost = 3, kDLROCMHost = 11 };  // all three are CPU memory
+enum : uint8_t { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4, kDLComplex = 5, kDLBool = 6 };
+enum : uint64_t { kDLReadOnly = 1, kDLIsCopied = 2 };  // flags
+
+struct DLDevice {
+  int32_t device_type;
+  int32_t device_id;
+};
+
+struct DLDataType {
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+};
+
+struct DLTensor {
+  void* data;
+  DLDevice device;
+  int32_t ndim;
+  DLDataType dtype;
+  int64_t* shape;
+  int64_t* strides;  // in elements; null is row-major
+  uint64_t byte_offset;
+};
+
+struct DLManagedTensor {
+  DLTensor dl_tensor;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensor*);
+};
+
+struct DLManagedTensorVersioned {
+  struct {
+    uint32_t major;
+    uint32_t minor;
+  } version;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensorVersioned*);
+  uint64_t flags;
+  DLTensor dl_tensor;
+};
+
+}  // namespace heed::python
+
+#endif  // HEED_PYTHON_DLPACK_H_

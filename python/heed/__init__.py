@@ -1,0 +1,18 @@
+# The package heed: attention mechanisms on CPUs, on NumPy and any other array with DLPack.
+"""Attention mechanisms on CPUs.
+
+Every function lives in the extension module heed._core and takes arrays that are
+on the CPU and have DLPack or the buffer protocol, in the layout [B, T, H, D].
+help(heed.attention) has the mathematics, shapes and errors.
+"""
+
+from heed import _core
+from heed._core import *  # noqa: F403
+from heed._core import InvalidArgument, Unsupported
+
+__version__: str = vars(_core)["__version__"]
+__all__ = [*(name for name in dir(_core) if not name.startswith("_")), "__version__"]
+
+# The names that users catch and see in tracebacks.
+InvalidArgument.__module__ = "heed"
+Unsupported.__module__ = "heed"

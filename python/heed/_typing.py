@@ -1,0 +1,60 @@
+# Types of heed's arguments, for type checkers alone: nothing imports this when heed runs.
+"""Types of heed's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict
+
+from numpy.typing import NDArray
+
+
+class SupportsDLPack(Protocol):
+    """NumPy arrays, PyTorch tensors, JAX arrays."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class SupportsBuffer(Protocol):
+    """What memoryview accepts."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+Array: TypeAlias = SupportsDLPack | SupportsBuffer
+Ints: TypeAlias = Array | Sequence[int]
+Floats: TypeAlias = Array | Sequence[float]
+Align: TypeAlias = Literal["bottom_right", "top_left"] | Ints
+Segments: TypeAlias = Array | Sequence[Sequence[int]] | tuple[Array, Array]
+OutArray: TypeAlias = Any  # returned as it is
+Result: TypeAlias = NDArray[Any]
+
+
+class AttentionOptions(TypedDict, total=False):
+    """The keywords of heed.attention, but return_lse."""
+
+    scale: float | None
+    causal: bool
+    align: Align
+    window: tuple[int, int] | None
+    sink_tokens: int
+    prefix: Ints | None
+    chunk: int | None
+    segments: Segments | None
+    key_lengths: Ints | None
+    key_starts: Ints | None
+    query_lengths: Ints | None
+    mask: Array | None
+    bias: Array | None
+    alibi: Floats | None
+    softcap: float | None
+    sinks: Floats | None
+    dropout: float
+    seed: int
+    dropout_offset: int
+    cu_seqlens_q: Ints | None
+    cu_seqlens_k: Ints | None
+    precision: Literal["highest", "high"]
+    invariant: bool
+    out: OutArray | None
+    threads: int | None

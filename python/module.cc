@@ -1,0 +1,55 @@
+// The extension module heed._core: errors, shared functions, and all mechanisms of heed/ops.
+#include <nanobind/nanobind.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "docstrings/alibi.h"
+#include "heed/core/error.h"
+#include "heed/ops/parts/alibi.h"
+#include "python/arguments.h"
+#include "python/runtime.h"
+#include "python/tensor_caster.h"
+
+namespace nb = nanobind;
+using namespace nanobind::literals;
+
+namespace heed {
+
+// Generated from heed/ops/CMakeLists.txt: calls Bind of every mechanism.
+void BindAllOps(nb::module_& m);
+
+namespace python {
+namespace {
+
+constexpr int64_t kMostHeads = 1 << 20;
+
+nb::object AlibiSlopesArray(nb::handle heads) {
+  const std::vector<double> slopes = AlibiSlopes(ToInt({"alibi_slopes", "heads", heads}, 1, kMostHeads));
+  const int64_t size = static_cast<int64_t>(slopes.size());
+  NewArray result("alibi_slopes", DType::kF32, {&size, 1});
+  std::transform(slopes.begin(), slopes.end(), result.view.as<float>(),
+                 [](double slope) { return static_cast<float>(slope); });
+  return result.array;
+}
+
+}  // namespace
+}  // namespace python
+}  // namespace heed
+
+NB_MODULE(_core, m) {
+  m.attr("__doc__") = "heed's C++ functions. Use them through the package heed.";
+  m.attr("__version__") = HEED_VERSION;
+
+  nb::exception<heed::InvalidArgument>(m, "InvalidArgument", PyExc_ValueError).attr("__doc__") =
+      "A wrong shape, dtype or option: the message names function, argument, what it got and what it expected.";
+  nb::exception<heed::Unsupported>(m, "Unsupported", PyExc_RuntimeError).attr("__doc__") =
+      "Right, but not in this build or on this machine.";
+
+  m.def("alibi_slopes", &heed::python::AlibiSlopesArray, "heads"_a.none(),
+        nb::sig("def alibi_slopes(heads: int) -> numpy.typing.NDArray[numpy.float32]"),
+        heed::doc::kAlibiSlopes);
+  heed::python::BindRuntime(m);
+  heed::BindAllOps(m);
+}

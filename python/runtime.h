@@ -1,0 +1,57 @@
+// What all functions of the module share: threads, switches, the Context of a calling thread, and
+// the table of mechanisms that `explain` knows.
+#ifndef HEED_PYTHON_RUNTIME_H_
+#define HEED_PYTHON_RUNTIME_H_
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <string>
+
+#include "heed/core/context.h"
+#include "heed/core/dtype.h"
+#include "heed/core/error.h"
+#include "python/arguments.h"
+
+namespace heed::python {
+
+inline constexpr int64_t kMaxThreads = 4096;
+
+// Process-wide settings. 0 threads: the CPUs of the affinity mask, asked anew for every call.
+void SetNumThreads(int num_threads);
+int NumThreads();
+void SetChecks(bool on);
+bool Checks();
+void SetStrict(bool on);
+
+// The calling thread's Context for this many threads; 0 is NumThreads(). Kept, with its scratch, for
+// the thread's next call.
+Context& ThreadContext(int num_threads);
+
+// Writes a message of the C++ surface in the words of the Python function: "attention::Forward: k has
+// ..." becomes "attention: k has ...".
+std::string Reworded(const char* operation, const char* message);
+
+// Calls f() without the GIL; its errors name `operation`.
+template <class F>
+void Compute(const char* operation, F&& f) {
+  try {
+    nanobind::gil_scoped_release release;
+    f();
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(Reworded(operation, error.what()));
+  } catch (const Unsupported& error) {
+    throw Unsupported(Reworded(operation, error.what()));
+  }
+}
+
+// `heed.explain(name, ...)` for one mechanism: everything but the name, dtype and threads.
+using ExplainFunction = nanobind::dict (*)(DType dtype, int num_threads, PyObject* kwargs);
+void RegisterExplain(const char* name, ExplainFunction function);
+
+// Binds explain, threads and switches.
+void BindRuntime(nanobind::module_& m);
+
+}  // namespace heed::python
+
+#endif  // HEED_PYTHON_RUNTIME_H_
