@@ -5,6 +5,7 @@
 # `OpEntry heed::<name>::Entry()`, <name>_py.cc defines `void heed::<name>::Bind(nanobind::module_&)`.
 foreach(kind case test py)
   define_property(GLOBAL PROPERTY HEED_OP_${kind} BRIEF_DOCS "sources of this kind of all mechanisms, in order")
+  define_property(GLOBAL PROPERTY HEED_OPS_WITH_${kind} BRIEF_DOCS "mechanisms that have <name>_${kind}.cc, in order")
 endforeach()
 
 function(heed_add_op op)
@@ -13,7 +14,11 @@ function(heed_add_op op)
   file(GLOB sources CONFIGURE_DEPENDS ${dir}/*.cc)
   foreach(source IN LISTS sources)
     if(source MATCHES "_(case|test|py)\\.cc$")
-      set_property(GLOBAL APPEND PROPERTY HEED_OP_${CMAKE_MATCH_1} ${source})
+      set(kind ${CMAKE_MATCH_1})
+      set_property(GLOBAL APPEND PROPERTY HEED_OP_${kind} ${source})
+      if(source STREQUAL "${dir}/${name}_${kind}.cc")
+        set_property(GLOBAL APPEND PROPERTY HEED_OPS_WITH_${kind} ${name})
+      endif()
     else()
       target_sources(heed_objects PRIVATE ${source})
     endif()
@@ -23,17 +28,10 @@ function(heed_add_op op)
   endif()
 endfunction()
 
-# The names of the mechanisms that have a source of this kind, in order.
-function(heed_ops_with kind result)
-  get_property(sources GLOBAL PROPERTY HEED_OP_${kind})
-  list(TRANSFORM sources REPLACE ".*/([^/]+)_${kind}\\.cc$" "\\1")
-  set(${result} ${sources} PARENT_SCOPE)
-endfunction()
-
 # Writes `file`, a source that declares `declaration` for each mechanism with a source of `kind`, and defines `signature`
 # with the body `before`, one `statement` for each of them, `after`. In `statement` NAME stands for the mechanism.
 function(heed_write_list file kind include declaration signature before statement after)
-  heed_ops_with(${kind} names)
+  get_property(names GLOBAL PROPERTY HEED_OPS_WITH_${kind})
   set(declarations "")
   set(statements "")
   foreach(name IN LISTS names)
