@@ -1,0 +1,38 @@
+// The order of tasks, shared by all dtypes and targets.
+#include "heed/engines/softmax/forward.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "heed/engines/softmax/visit.h"
+
+namespace heed::softmax {
+
+BlockQueue::BlockQueue(const Problem& problem, int64_t lanes)
+    : order_(problem.sequences.size()), key_heads_(problem.key_heads) {
+  std::iota(order_.begin(), order_.end(), 0);
+  std::stable_sort(order_.begin(), order_.end(), [&](int64_t a, int64_t b) {
+    const auto cost = [&](int64_t i) {
+      const Sequence& s = problem.sequences[static_cast<size_t>(i)];
+      return static_cast<double>(s.num_queries) *
+             static_cast<double>(s.key_end - s.key_begin);
+    };
+    return cost(a) > cost(b);
+  });
+  begins_.push_back(0);
+  for (const int64_t i : order_) {
+    const Sequence& s = problem.sequences[static_cast<size_t>(i)];
+    blocks_.push_back(BlockGrid(problem, s, lanes).blocks);
+    begins_.push_back(begins_.back() + blocks_.back() * key_heads_);
+  }
+}
+
+BlockQueue::Task BlockQueue::At(int64_t index) const {
+  const auto after = std::upper_bound(begins_.begin(), begins_.end(), index);
+  const size_t place = static_cast<size_t>(after - begins_.begin()) - 1;
+  const int64_t rest = index - begins_[place];
+  return {order_[place], rest / blocks_[place],
+          blocks_[place] - 1 - rest % blocks_[place]};
+}
+
+}  // namespace heed::softmax

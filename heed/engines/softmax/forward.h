@@ -1,0 +1,42 @@
+// Entry points of the forward kernels, one set per dtype.
+#ifndef HEED_ENGINES_SOFTMAX_FORWARD_H_
+#define HEED_ENGINES_SOFTMAX_FORWARD_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "heed/core/context.h"
+#include "heed/engines/softmax/problem.h"
+
+namespace heed::softmax {
+
+void ForwardF32(Context& ctx, const Problem& problem);
+void ForwardF64(Context& ctx, const Problem& problem);
+int64_t ForwardWorkspaceF32(const Context& ctx, const Problem& problem);
+int64_t ForwardWorkspaceF64(const Context& ctx, const Problem& problem);
+int64_t ForwardLanesF32(const Context& ctx, const Problem& problem);
+int64_t ForwardLanesF64(const Context& ctx, const Problem& problem);
+
+// One block of rows of one key head of one sequence, and the order in which
+// threads take them: sequences by falling cost, heads in turn, late rows first
+// (under a causal mask they are the long ones).
+class BlockQueue {
+ public:
+  BlockQueue(const Problem& problem, int64_t lanes);
+
+  struct Task {
+    int64_t sequence, key_head, block;
+  };
+  int64_t size() const { return begins_.back(); }
+  Task At(int64_t index) const;
+
+ private:
+  std::vector<int64_t> order_;   // sequence indices
+  std::vector<int64_t> blocks_;  // per key head, by place in order_
+  std::vector<int64_t> begins_;  // first task, by place in order_
+  int64_t key_heads_;
+};
+
+}  // namespace heed::softmax
+
+#endif  // HEED_ENGINES_SOFTMAX_FORWARD_H_

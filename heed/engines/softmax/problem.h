@@ -1,0 +1,82 @@
+// What the softmax engine computes: views, sizes and scalars, all checked.
+//
+// An operation fills a Problem from its own inputs and options; the engine knows
+// no operation. Every tensor is a pointer to its element (0, 0, ...) and strides
+// in elements, zero where it is broadcast.
+#ifndef HEED_ENGINES_SOFTMAX_PROBLEM_H_
+#define HEED_ENGINES_SOFTMAX_PROBLEM_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "heed/core/dtype.h"
+
+namespace heed::softmax {
+
+// One attention between the queries and keys of one sequence. In a padded batch
+// it is a batch entry, in a packed one the rows between two cu_seqlens.
+struct Sequence {
+  int64_t batch = 0;       // index for bias, mask, slopes and dropout
+  int64_t first_q = 0;     // token offset of query 0 in q, o and lse
+  int64_t first_k = 0;     // token offset of key 0 in k and v
+  int64_t num_queries = 0;
+  int64_t num_keys = 0;
+  int64_t start = 0;       // position of query 0
+  int64_t key_begin = 0;   // valid keys are [key_begin, key_end)
+  int64_t key_end = 0;
+  int64_t query_end = 0;   // rows at or beyond see nothing
+  int64_t prefix_end = 0;  // keys below stay visible under `causal`
+  int64_t sink_end = 0;    // keys below stay visible under `window`
+};
+
+// A tensor over tokens and heads.
+struct Rows {
+  const void* data = nullptr;
+  int64_t batch_stride = 0, token_stride = 0, head_stride = 0;
+};
+
+// A tensor over (batch, head, query, key) pairs.
+struct Pairs {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t batch_stride = 0, head_stride = 0, query_stride = 0, key_stride = 0;
+};
+
+inline constexpr int64_t kUnlimited = INT64_MAX;
+
+struct Problem {
+  DType dtype = DType::kF32;
+  int64_t query_heads = 0, key_heads = 0;
+  int64_t depth = 0, value_depth = 0;  // D and Dv
+  std::vector<Sequence> sequences;
+
+  Rows q, k, v;
+  Rows o, lse;  // written; lse.data may be null
+
+  double scale = 1;
+  double softcap = 0;  // 0: none
+  bool causal = false;
+  int64_t window_left = kUnlimited, window_right = kUnlimited;
+  int64_t chunk = 0;  // 0: none
+
+  Pairs bias, mask;                 // data null: none
+  std::vector<int32_t> segments_q;  // by token, [batch * Tq]; empty: none
+  std::vector<int32_t> segments_k;
+  int64_t segments_q_stride = 0, segments_k_stride = 0;  // per batch
+  std::vector<double> slopes;  // [batch * Hq] or [Hq]; empty: none
+  int64_t slopes_stride = 0;   // per batch
+  std::vector<double> sinks;   // [Hq]; empty: none
+
+  double dropout = 0;
+  uint64_t keep_below = 0;  // a random word below keeps its pair
+  uint32_t key_low = 0, key_high = 0, dropout_offset = 0;
+
+  int64_t group() const { return query_heads / key_heads; }
+  bool windowed() const {
+    return window_left != kUnlimited || window_right != kUnlimited;
+  }
+};
+
+}  // namespace heed::softmax
+
+#endif  // HEED_ENGINES_SOFTMAX_PROBLEM_H_

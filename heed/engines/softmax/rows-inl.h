@@ -1,0 +1,156 @@
+// Moving rows into lanes and back: queries in, biases and masks in, outputs out.
+//
+// Compiled once per SIMD target.
+#if defined(HEED_ENGINES_SOFTMAX_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_ROWS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_ROWS_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_ROWS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "heed/core/dtype.h"
+#include "heed/simd/transpose-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
+
+// to[e][lane] = factor * rows[lane][e]; lanes beyond num_rows become 0.
+template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void RowsToLanes(D d, const T* const* HWY_RESTRICT rows,
+                            size_t num_rows, size_t depth, T factor,
+                            size_t stride, T* HWY_RESTRICT to) {
+  constexpr size_t N = hn::MaxLanes(D());
+  const V scale = hn::Set(d, factor);
+  for (size_t lane = 0; lane < stride; lane += N) {
+    const size_t present = num_rows > lane ? std::min(N, num_rows - lane) : 0;
+    for (size_t e = 0; e < depth; e += N) {
+      const size_t columns = std::min(N, depth - e);
+      V v[N];
+      for (size_t i = 0; i < N; ++i) {
+        if (i >= present) {
+          v[i] = hn::Zero(d);
+        } else if (columns == N) {
+          v[i] = hn::Mul(hn::LoadU(d, rows[lane + i] + e), scale);
+        } else {
+          v[i] = hn::Mul(hn::LoadN(d, rows[lane + i] + e, columns), scale);
+        }
+      }
+      hs::Transpose(d, v);
+      for (size_t i = 0; i < columns; ++i) {
+        hn::Store(v[i], d, to + (e + i) * stride + lane);
+      }
+    }
+  }
+}
+
+// rows[lane][e] = factor[lane] * from[e][lane] + 0: the sum turns -0 into +0, so
+// that a sign left over from an underflow does not depend on masked keys.
+template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void LanesToRows(D d, const T* HWY_RESTRICT from, size_t stride,
+                            size_t depth, const T* HWY_RESTRICT factor,
+                            T* const* HWY_RESTRICT rows, size_t num_rows) {
+  constexpr size_t N = hn::MaxLanes(D());
+  for (size_t lane = 0; lane < num_rows; lane += N) {
+    const size_t present = std::min(N, num_rows - lane);
+    const V scale = hn::Load(d, factor + lane);
+    for (size_t e = 0; e < depth; e += N) {
+      const size_t columns = std::min(N, depth - e);
+      V v[N];
+      for (size_t i = 0; i < N; ++i) {
+        v[i] = i < columns
+                   ? hn::Add(hn::Mul(hn::Load(d, from + (e + i) * stride + lane),
+                                     scale),
+                             hn::Zero(d))
+                   : hn::Zero(d);
+      }
+      hs::Transpose(d, v);
+      for (size_t i = 0; i < present; ++i) {
+        if (columns == N) {
+          hn::StoreU(v[i], d, rows[lane + i] + e);
+        } else {
+          hn::StoreN(v[i], d, rows[lane + i] + e, columns);
+        }
+      }
+    }
+  }
+}
+
+// Elements [j, j + n) of a row of a (batch, head, query, key) tensor as one
+// vector, n <= N. Contiguous rows of the kernel's own type are loaded; the rest
+// is converted one by one.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V LoadPairs(D d, DType dtype, const void* row, int64_t stride,
+                       int64_t j, size_t n) {
+  using T = hn::TFromD<D>;
+  constexpr size_t N = hn::MaxLanes(D());
+  if (dtype == DTypeOf<T>::value && stride == 1) {
+    const T* at = static_cast<const T*>(row) + j;
+    return n == N ? hn::LoadU(d, at) : hn::LoadN(d, at, n);
+  }
+  HWY_ALIGN T values[N] = {};
+  for (size_t i = 0; i < n; ++i) {
+    const int64_t index = (j + static_cast<int64_t>(i)) * stride;
+    values[i] = dtype == DType::kBool
+                    ? static_cast<T>(static_cast<const uint8_t*>(row)[index] != 0)
+                    : static_cast<T>(LoadAsDouble(dtype, row, index));
+  }
+  return hn::Load(d, values);
+}
+
+// Booleans as 0 and 1.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V LoadMask(D d, const void* row, int64_t stride, int64_t j, size_t n) {
+  constexpr size_t N = hn::MaxLanes(D());
+  if constexpr (sizeof(hn::TFromD<D>) == 4 && N >= 4) {
+    if (stride == 1 && n == N) {
+      const hn::Rebind<uint8_t, D> bytes;
+      const hn::RebindToSigned<D> integers;
+      const auto raw =
+          hn::LoadU(bytes, static_cast<const uint8_t*>(row) + j);
+      return hn::ConvertTo(d, hn::PromoteTo(integers, raw));
+    }
+  }
+  return LoadPairs(d, DType::kBool, row, stride, j, n);
+}
+
+// Calls update(key, lane, vector of the N lanes' values) for the keys [begin,
+// end) and the vectors [c0, c1) of lanes, the tensor's rows being rows[lane].
+// Rows that are one and the same in a vector are read once and broadcast.
+template <class D, class Load, class Update>
+HWY_INLINE void ForPairs(D d, const void* const* HWY_RESTRICT rows, int64_t begin,
+                         int64_t end, size_t c0, size_t c1, const Load& load,
+                         const Update& update) {
+  using V = hn::Vec<D>;
+  constexpr size_t N = hn::MaxLanes(D());
+  for (size_t c = c0; c < c1; ++c) {
+    const void* const* of = rows + c * N;
+    bool same = true;
+    for (size_t i = 1; i < N; ++i) same = same && of[i] == of[0];
+    for (int64_t j = begin; j < end; j += static_cast<int64_t>(N)) {
+      const size_t n = std::min(N, static_cast<size_t>(end - j));
+      V v[N];
+      if (same) {
+        HWY_ALIGN hn::TFromD<D> one[N];
+        hn::Store(load(of[0], j, n), d, one);
+        for (size_t i = 0; i < n; ++i) v[i] = hn::Set(d, one[i]);
+      } else {
+        for (size_t i = 0; i < N; ++i) v[i] = load(of[i], j, n);
+        hs::Transpose(d, v);
+      }
+      for (size_t i = 0; i < n; ++i) update(j + static_cast<int64_t>(i), c, v[i]);
+    }
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_ROWS_INL_H_

@@ -1,0 +1,218 @@
+// Runs of visible keys, blocks of rows, and how many pairs they come to.
+#include "heed/engines/softmax/visit.h"
+
+#include <vector>
+
+namespace heed::softmax {
+namespace {
+
+int64_t FloorDivide(int64_t a, int64_t b) {
+  return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
+}
+
+Interval Intersect(const Interval& a, const Interval& b) {
+  return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
+}
+
+void Unite(Interval* all, const Interval& one) {
+  if (one.empty()) return;
+  *all = all->empty() ? one
+                      : Interval{std::min(all->begin, one.begin),
+                                 std::max(all->end, one.end)};
+}
+
+}  // namespace
+
+KeyRuns VisibleKeys(const Problem& p, const Sequence& s, int64_t query) {
+  if (query >= s.query_end) return {};
+  const int64_t position = s.start + query;
+  Interval all = {s.key_begin, s.key_end};
+  if (p.causal) {
+    all = Intersect(all, {s.key_begin, std::max(position + 1, s.prefix_end)});
+  }
+  if (p.chunk > 0) {
+    const int64_t index = FloorDivide(position - s.key_begin, p.chunk);
+    // Chunks before the first or beyond the last key hold none; testing the
+    // index first keeps the products inside int64.
+    if (index < 0 || index > (s.num_keys - s.key_begin) / p.chunk) return {};
+    const int64_t begin = s.key_begin + index * p.chunk;
+    all = Intersect(all, {begin, begin + std::min(p.chunk, s.num_keys)});
+  }
+  if (all.empty()) return {};
+  if (!p.windowed()) return {{}, all};
+  const Interval window = {
+      p.window_left == kUnlimited ? 0 : position - p.window_left,
+      p.window_right == kUnlimited ? s.num_keys : position + p.window_right + 1};
+  const Interval sinks = Intersect(all, {s.key_begin, s.sink_end});
+  const Interval rest = Intersect(all, window);
+  if (sinks.empty()) return {{}, rest};
+  if (rest.empty()) return {sinks, {}};
+  if (rest.begin <= sinks.end) {  // they meet: one run
+    return {{}, {sinks.begin, std::max(sinks.end, rest.end)}};
+  }
+  return {sinks, rest};
+}
+
+TileVisits::TileVisits(int64_t origin, std::span<const KeyRuns> rows)
+    : origin_(origin) {
+  for (const KeyRuns& row : rows) {
+    Unite(&first_, row.first);
+    Unite(&second_, row.second);
+  }
+  if (first_.empty()) first_ = {};
+  if (second_.empty()) second_ = {};
+  if (!rows.empty()) {
+    common_first_ = rows[0].first;
+    common_second_ = rows[0].second;
+    for (const KeyRuns& row : rows) {
+      common_first_ = Intersect(common_first_, row.first);
+      common_second_ = Intersect(common_second_, row.second);
+    }
+  }
+  // A row whose runs met lies in second_ alone and may begin before first_.
+  if (!first_.empty() && !second_.empty() && second_.begin <= first_.end) {
+    second_ = {std::min(first_.begin, second_.begin),
+               std::max(first_.end, second_.end)};
+    first_ = {};
+  }
+  at_ = first_.empty() ? second_.begin : first_.begin;
+}
+
+BlockGrid::BlockGrid(const Problem& problem, const Sequence& sequence,
+                     int64_t lanes_per_block)
+    : lanes(lanes_per_block),
+      num_queries(sequence.num_queries),
+      heads(problem.group()),
+      fused(sequence.num_queries < lanes_per_block) {
+  blocks = fused ? (num_queries * heads + lanes - 1) / lanes
+                 : heads * ((num_queries + lanes - 1) / lanes);
+}
+
+int64_t BlockGrid::NumRows(int64_t block) const {
+  if (fused) return std::min(lanes, num_queries * heads - block * lanes);
+  return std::min(lanes, num_queries - block / heads * lanes);
+}
+
+// Not fused, the heads of a group take turns on the same queries, so that they
+// meet the same keys in the cache.
+BlockGrid::Row BlockGrid::At(int64_t block, int64_t lane) const {
+  if (fused) {
+    const int64_t row = block * lanes + lane;
+    return {row / num_queries, row % num_queries};
+  }
+  return {block % heads, block / heads * lanes + lane};
+}
+
+Cover CoverOf(const Problem& p, const Sequence& s, const BlockGrid& grid,
+              int64_t block, int64_t key_head, const Interval& keys) {
+  Cover cover = Cover::kAll;
+  const int64_t num_rows = grid.NumRows(block);
+  if (!p.segments_q.empty()) {
+    const int32_t* q = p.segments_q.data() + s.batch * p.segments_q_stride;
+    const int32_t* k = p.segments_k.data() + s.batch * p.segments_k_stride;
+    const auto [k_min, k_max] = std::minmax_element(k + keys.begin, k + keys.end);
+    int32_t q_min = q[grid.At(block, 0).query], q_max = q_min;
+    for (int64_t lane = 1; lane < num_rows; ++lane) {
+      const int32_t id = q[grid.At(block, lane).query];
+      q_min = std::min(q_min, id);
+      q_max = std::max(q_max, id);
+    }
+    if (*k_max < std::max(q_min, 0) || *k_min > q_max) return Cover::kNone;
+    if (q_min < 0 || q_min != q_max || *k_min != q_min || *k_max != q_max) {
+      cover = Cover::kSome;
+    }
+  }
+  if (p.mask.data != nullptr) {
+    const auto* mask = static_cast<const uint8_t*>(p.mask.data);
+    int64_t kept = 0, seen = 0;
+    const uint8_t* last = nullptr;
+    for (int64_t lane = 0; lane < num_rows; ++lane) {
+      const BlockGrid::Row row = grid.At(block, lane);
+      const uint8_t* at = mask + s.batch * p.mask.batch_stride +
+                          (key_head * grid.heads + row.head) * p.mask.head_stride +
+                          row.query * p.mask.query_stride +
+                          keys.begin * p.mask.key_stride;
+      if (at == last) continue;  // broadcast over queries
+      last = at;
+      for (int64_t j = 0; j < keys.size(); ++j) {
+        kept += at[j * p.mask.key_stride] != 0;
+      }
+      seen += keys.size();
+    }
+    if (kept == 0) return Cover::kNone;
+    if (kept != seen) cover = Cover::kSome;
+  }
+  return cover;
+}
+
+double VisitedPairs(const Problem& p, int64_t lanes) {
+  const bool by_data = p.mask.data != nullptr || !p.segments_q.empty();
+  double pairs = 0;
+  std::vector<KeyRuns> rows;
+  for (const Sequence& s : p.sequences) {
+    const BlockGrid grid(p, s, lanes);
+    // Without data to look at, the heads that share queries have equal tiles.
+    const int64_t turns = by_data || grid.fused ? 1 : grid.heads;
+    const int64_t key_heads = by_data ? p.key_heads : 1;
+    double of_sequence = 0;
+    for (int64_t head = 0; head < key_heads; ++head) {
+      for (int64_t block = 0; block < grid.blocks; block += turns) {
+        rows.clear();
+        for (int64_t lane = 0; lane < grid.NumRows(block); ++lane) {
+          rows.push_back(VisibleKeys(p, s, grid.At(block, lane).query));
+        }
+        double keys = 0;
+        Tile tile;
+        for (TileVisits visits(s.key_begin, rows); visits.Next(&tile);) {
+          if (by_data &&
+              CoverOf(p, s, grid, block, head, tile.keys) == Cover::kNone) {
+            continue;
+          }
+          keys += static_cast<double>(tile.keys.size());
+        }
+        of_sequence += keys * static_cast<double>(grid.NumRows(block) * turns);
+      }
+    }
+    pairs += of_sequence * static_cast<double>(by_data ? 1 : p.key_heads);
+  }
+  return pairs;
+}
+
+double KeptPairs(const Problem& p) {
+  const bool by_pair = p.mask.data != nullptr || !p.segments_q.empty();
+  double pairs = 0;
+  for (const Sequence& s : p.sequences) {
+    for (int64_t i = 0; i < s.num_queries; ++i) {
+      const KeyRuns runs = VisibleKeys(p, s, i);
+      if (!by_pair) {
+        pairs += static_cast<double>(runs.size() * p.query_heads);
+        continue;
+      }
+      for (int64_t h = 0; h < p.query_heads; ++h) {
+        for (const Interval& run : {runs.first, runs.second}) {
+          for (int64_t j = run.begin; j < run.end; ++j) {
+            bool keep = true;
+            if (p.mask.data != nullptr) {
+              keep = LoadAsInt64(DType::kBool, p.mask.data,
+                                 s.batch * p.mask.batch_stride +
+                                     h * p.mask.head_stride +
+                                     i * p.mask.query_stride +
+                                     j * p.mask.key_stride) != 0;
+            }
+            if (!p.segments_q.empty()) {
+              const int32_t a = p.segments_q[static_cast<size_t>(
+                  s.batch * p.segments_q_stride + i)];
+              const int32_t b = p.segments_k[static_cast<size_t>(
+                  s.batch * p.segments_k_stride + j)];
+              keep = keep && a == b && a >= 0;
+            }
+            pairs += keep;
+          }
+        }
+      }
+    }
+  }
+  return pairs;
+}
+
+}  // namespace heed::softmax

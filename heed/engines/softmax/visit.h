@@ -1,0 +1,118 @@
+// Which keys a query sees, and which tiles a block of queries therefore visits.
+//
+// Of the mask terms, all but segments and the boolean mask are intervals in the
+// key index, so that a row sees at most two runs of keys: those that a window's
+// sink tokens keep, and the rest. A block of rows visits the tiles that the union
+// of its rows' runs touches, clipped to it; a tile inside every row's run is
+// full and takes no masks.
+//
+// Tiles lie on a grid of kTileKeys counted from the sequence's first valid key,
+// and a tile is visited at most once. Rescaling happens at the borders of that
+// grid and nowhere else: this is what keeps a row's bits independent of its
+// block.
+#ifndef HEED_ENGINES_SOFTMAX_VISIT_H_
+#define HEED_ENGINES_SOFTMAX_VISIT_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "heed/engines/softmax/problem.h"
+
+namespace heed::softmax {
+
+inline constexpr int64_t kTileKeys = 64;
+inline constexpr int64_t kSegmentKeys = 512;  // one un-normalised state each
+
+struct Interval {
+  int64_t begin = 0, end = 0;
+  bool empty() const { return begin >= end; }
+  int64_t size() const { return empty() ? 0 : end - begin; }
+  bool Contains(const Interval& other) const {
+    return begin <= other.begin && other.end <= end;
+  }
+  friend bool operator==(const Interval&, const Interval&) = default;
+};
+
+// The keys one row sees: two disjoint runs, ascending, the first often empty.
+struct KeyRuns {
+  Interval first, second;
+  int64_t size() const { return first.size() + second.size(); }
+};
+
+KeyRuns VisibleKeys(const Problem& problem, const Sequence& sequence,
+                    int64_t query);
+
+struct Tile {
+  Interval keys;
+  int64_t segment = 0;  // index of the run of kSegmentKeys that it lies in
+  bool full = false;    // every row of the block sees all of it
+};
+
+// The tiles of one block of rows, ascending.
+class TileVisits {
+ public:
+  TileVisits() = default;
+  TileVisits(int64_t origin, std::span<const KeyRuns> rows);
+
+  bool Next(Tile* tile) {
+    if (at_ >= first_.end) at_ = std::max(at_, second_.begin);
+    const bool in_first = at_ < first_.end;
+    const int64_t limit = in_first ? first_.end : second_.end;
+    if (at_ >= limit) return false;
+    const int64_t index = (at_ - origin_) / kTileKeys;
+    const int64_t border = origin_ + (index + 1) * kTileKeys;
+    int64_t end = std::min(border, limit);
+    if (in_first && end < border && second_.begin < border) {
+      end = std::min(border, std::max(end, second_.end));  // both runs in one tile
+    }
+    tile->keys = {at_, end};
+    tile->segment = index / (kSegmentKeys / kTileKeys);
+    tile->full = common_first_.Contains(tile->keys) ||
+                 common_second_.Contains(tile->keys);
+    at_ = end;
+    return true;
+  }
+
+ private:
+  int64_t origin_ = 0, at_ = 0;
+  Interval first_, second_;                // unions over the rows
+  Interval common_first_, common_second_;  // intersections
+};
+
+// Blocks of rows that share lanes. Where a head has fewer queries than a block
+// holds, the heads of a group are taken together: they see the same keys.
+struct BlockGrid {
+  BlockGrid(const Problem& problem, const Sequence& sequence, int64_t lanes);
+
+  int64_t blocks;       // per key head
+  int64_t lanes;        // rows of one block at most
+  int64_t num_queries;
+  int64_t heads;        // of one group
+  bool fused;
+
+  struct Row {
+    int64_t head;  // inside the group
+    int64_t query;
+  };
+  int64_t NumRows(int64_t block) const;
+  Row At(int64_t block, int64_t lane) const;
+};
+
+// How much of a tile a boolean mask and segments leave to a block of rows. An
+// empty tile is not visited.
+enum class Cover { kNone, kSome, kAll };
+Cover CoverOf(const Problem& problem, const Sequence& sequence,
+              const BlockGrid& grid, int64_t block, int64_t key_head,
+              const Interval& keys);
+
+// Pairs that a kernel with `lanes` rows per block computes, over all heads.
+double VisitedPairs(const Problem& problem, int64_t lanes);
+
+// Pairs that are kept, over all heads. Masks and segments are read where they
+// have data and count as kept where they have none.
+double KeptPairs(const Problem& problem);
+
+}  // namespace heed::softmax
+
+#endif  // HEED_ENGINES_SOFTMAX_VISIT_H_

@@ -1,0 +1,203 @@
+// Attention on the softmax engine: check, choose a kernel, run. No arithmetic but
+// that of Merge.
+#include "heed/ops/exact/attention/attention.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "heed/core/error.h"
+#include "heed/engines/softmax/kernels.h"
+#include "heed/engines/softmax/visit.h"
+#include "heed/ops/exact/attention/attention_internal.h"
+
+namespace heed::attention {
+namespace {
+
+// Rows of a packed output that belong to no sequence.
+void FillSurplusRows(const softmax::Problem& p, const Inputs& in,
+                     const Outputs& out) {
+  const int rank = in.q.rank();
+  const int64_t Tq = in.q.size(rank - 3);
+  int64_t used = 0;
+  for (const softmax::Sequence& s : p.sequences) {
+    used = std::max(used, s.first_q + s.num_queries);
+  }
+  for (int64_t t = used; t < Tq; ++t) {
+    for (int64_t h = 0; h < p.query_heads; ++h) {
+      const int64_t row = t * p.o.token_stride + h * p.o.head_stride;
+      for (int64_t e = 0; e < p.value_depth; ++e) {
+        StoreDouble(out.o.dtype(), out.o.data(), row + e, 0);
+      }
+      if (out.lse.present()) {
+        StoreDouble(out.lse.dtype(), out.lse.data(),
+                    t * p.lse.token_stride + h * p.lse.head_stride,
+                    -std::numeric_limits<double>::infinity());
+      }
+    }
+  }
+}
+
+double NumBytes(const ConstTensorView& t) {
+  return static_cast<double>(t.num_elements()) *
+         static_cast<double>(SizeOf(t.dtype()));
+}
+
+}  // namespace
+
+void Forward(Context& ctx, const Inputs& in, const Options& options,
+             const Outputs& out) {
+  constexpr char kOp[] = "attention::Forward";
+  const softmax::Problem p =
+      CheckedProblem(kOp, in, options, out, Use::kForward);
+  softmax::Choose(kOp, ctx, p).run(ctx, p);
+  if (options.cu_seqlens_q.present()) FillSurplusRows(p, in, out);
+}
+
+int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
+  constexpr char kOp[] = "attention::Workspace";
+  const softmax::Problem p = CheckedProblem(kOp, in, options, {}, Use::kExplain);
+  return softmax::Choose(kOp, ctx, p).workspace(ctx, p) * ctx.num_threads();
+}
+
+Explanation Explain(const Context& ctx, const Inputs& in,
+                    const Options& options) {
+  constexpr char kOp[] = "attention::Explain";
+  const softmax::Problem p = CheckedProblem(kOp, in, options, {}, Use::kExplain);
+  const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, p);
+  const double rows = static_cast<double>(in.q.num_elements()) /
+                      static_cast<double>(p.depth);
+  Explanation e;
+  e.kernel = kernel.name;
+  e.target = kernel.target(ctx);
+  e.why = kernel.why;
+  e.flops = 2 * static_cast<double>(p.depth + p.value_depth) *
+            softmax::KeptPairs(p);
+  e.bytes = NumBytes(in.q) + NumBytes(in.k) + NumBytes(in.v) +
+            NumBytes(options.mask) + NumBytes(options.bias) +
+            rows * static_cast<double>(p.value_depth) *
+                static_cast<double>(SizeOf(in.q.dtype()));
+  e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();
+  e.visited_pairs = softmax::VisitedPairs(p, kernel.lanes(ctx, p));
+  e.invariant = kernel.invariant;
+  return e;
+}
+
+void Merge(Context& ctx, std::span<const Part> parts,
+           const ConstTensorView& sinks, const Outputs& out) {
+  const std::string op = "attention::Merge: ";
+  const auto fail = [&](const std::string& name, const std::string& got,
+                        const std::string& expected) {
+    throw InvalidArgument(op + name + " " + got + ", expected " + expected);
+  };
+  const auto check = [&](const std::string& name, const ConstTensorView& t,
+                         std::span<const int64_t> shape) {
+    if (!t.present()) fail(name, "is absent", "a tensor");
+    if (!IsFloat(t.dtype())) {
+      fail(name, std::string("has dtype ") + Name(t.dtype()), "a float dtype");
+    }
+    if (!std::equal(t.sizes().begin(), t.sizes().end(), shape.begin(),
+                    shape.end())) {
+      fail(name, "has shape " + t.ShapeString(), ShapeString(shape));
+    }
+    if (t.device().type != DeviceType::kCpu) fail(name, "is on a device", "the CPU");
+    if (t.num_elements() > 0 && t.data() == nullptr) {
+      fail(name, "has no data", "a pointer");
+    }
+  };
+  if (parts.empty()) fail("parts", "is empty", "at least one part");
+  const ConstTensorView& first = parts[0].o;
+  const int rank = first.rank();
+  if (!first.present() || (rank != 4 && rank != 3)) {
+    fail("parts[0].o", "has shape " + first.ShapeString(),
+         "[B, T, H, D], or [T, H, D] packed");
+  }
+  const int64_t B = rank == 4 ? first.size(0) : 1, T = first.size(rank - 3),
+                H = first.size(rank - 2), D = first.size(rank - 1);
+  const std::vector<int64_t> lse_shape =
+      rank == 4 ? std::vector<int64_t>{B, H, T} : std::vector<int64_t>{H, T};
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const std::string name = "parts[" + std::to_string(i) + "].";
+    check(name + "o", parts[i].o, first.sizes());
+    check(name + "lse", parts[i].lse, lse_shape);
+  }
+  if (sinks.present()) check("sinks", sinks, std::vector<int64_t>{H});
+  check("o", out.o, first.sizes());
+  if (out.lse.present()) check("lse", out.lse, lse_shape);
+  for (const ConstTensorView& written : {ConstTensorView(out.o),
+                                         ConstTensorView(out.lse)}) {
+    const char* name = written.data() == out.o.data() ? "o" : "lse";
+    if (written.present() && SelfOverlaps(written)) {
+      fail(name, "has strides " + ShapeString(written.strides()),
+           "strides that reach every element once");
+    }
+    for (const Part& part : parts) {
+      if (Overlap(written, part.o) || Overlap(written, part.lse) ||
+          Overlap(written, sinks)) {
+        fail(name, "overlaps an input", "memory of its own");
+      }
+    }
+  }
+  if (Overlap(out.o, out.lse)) fail("lse", "overlaps o", "memory of its own");
+
+  const auto o_index = [rank](const ConstTensorView& t, int64_t b, int64_t i,
+                              int64_t h) {
+    return (rank == 4 ? b * t.stride(0) : 0) + i * t.stride(rank - 3) +
+           h * t.stride(rank - 2);
+  };
+  const auto lse_index = [rank](const ConstTensorView& t, int64_t b, int64_t i,
+                                int64_t h) {
+    return (rank == 4 ? b * t.stride(0) : 0) + h * t.stride(rank - 3) +
+           i * t.stride(rank - 2);
+  };
+  constexpr double kNone = -std::numeric_limits<double>::infinity();
+  ctx.ParallelFor(B * T, [&](int64_t task, int) {
+    const int64_t b = task / T, i = task % T;
+    for (int64_t h = 0; h < H; ++h) {
+      const auto lse_of = [&](const Part& part) {
+        return LoadAsDouble(part.lse.dtype(), part.lse.data(),
+                            lse_index(part.lse, b, i, h));
+      };
+      double max = kNone;
+      for (const Part& part : parts) {
+        const double lse = lse_of(part);
+        if (lse > max || std::isnan(lse)) max = lse;
+        if (std::isnan(max)) break;
+      }
+      double total = 0;
+      for (const Part& part : parts) {
+        const double lse = lse_of(part);
+        total += lse == kNone ? 0 : std::exp(lse - max);
+      }
+      const double merged = total == 0 ? kNone : max + std::log(total);
+      double factor = total == 0 ? 0 : 1 / total;
+      if (sinks.present() && total != 0) {
+        const double sink =
+            LoadAsDouble(sinks.dtype(), sinks.data(), h * sinks.stride(0));
+        factor /= 1 + std::exp(sink - merged);
+      }
+      const int64_t row = o_index(out.o, b, i, h);
+      const int64_t step = out.o.stride(rank - 1);
+      for (int64_t e = 0; e < D; ++e) {
+        double sum = 0;
+        for (const Part& part : parts) {
+          const double lse = lse_of(part);
+          if (lse == kNone) continue;
+          sum += std::exp(lse - max) *
+                 LoadAsDouble(part.o.dtype(), part.o.data(),
+                              o_index(part.o, b, i, h) +
+                                  e * part.o.stride(rank - 1));
+        }
+        StoreDouble(out.o.dtype(), out.o.data(), row + e * step,
+                    total == 0 ? 0 : sum * factor);
+      }
+      if (out.lse.present()) {
+        StoreDouble(out.lse.dtype(), out.lse.data(),
+                    lse_index(out.lse, b, i, h), merged);
+      }
+    }
+  });
+}
+
+}  // namespace heed::attention

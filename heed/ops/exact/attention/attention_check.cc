@@ -1,0 +1,568 @@
+// Every argument of attention, checked before anything is written, and mapped
+// onto the softmax engine's problem.
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "heed/core/error.h"
+#include "heed/ops/exact/attention/attention_internal.h"
+
+namespace heed::attention {
+namespace {
+
+using softmax::Pairs;
+using softmax::Problem;
+using softmax::Rows;
+using softmax::Sequence;
+
+// Key indices and differences of positions must fit the lanes of an f32 kernel.
+constexpr int64_t kMaxKeys = std::numeric_limits<int32_t>::max() - 1024;
+// Positions and windows may be anything that cannot overflow when added up.
+constexpr int64_t kMaxPosition = int64_t{1} << 61;
+
+template <class T>
+std::string Text(T value) {
+  std::string text = std::to_string(value);
+  if constexpr (std::is_floating_point_v<T>) {
+    char buffer[32];
+    std::snprintf(buffer, sizeof(buffer), "%g", value);
+    text = buffer;
+  }
+  return text;
+}
+
+class Check {
+ public:
+  Check(const char* op, Use use) : op_(op), use_(use) {}
+
+  [[noreturn]] void Fail(const char* name, const std::string& got,
+                         const std::string& expected) const {
+    throw InvalidArgument(std::string(op_) + ": " + name + " " + got +
+                          ", expected " + expected);
+  }
+
+  void Present(const char* name, const ConstTensorView& t) const {
+    if (!t.present()) Fail(name, "is absent", "a tensor");
+  }
+
+  void Shape(const char* name, const ConstTensorView& t,
+             const std::vector<int64_t>& expected) const {
+    bool same = static_cast<size_t>(t.rank()) == expected.size();
+    for (size_t i = 0; same && i < expected.size(); ++i) {
+      same = t.size(static_cast<int>(i)) == expected[i];
+    }
+    if (!same) Fail(name, "has shape " + t.ShapeString(), ShapeString(expected));
+  }
+
+  // Whatever is true of every tensor: on the CPU, aligned, with data to read.
+  void Readable(const char* name, const ConstTensorView& t) const {
+    if (t.device().type != DeviceType::kCpu) {
+      Fail(name,
+           "is on device " + Text(static_cast<int>(t.device().type)) + ":" +
+               Text(t.device().index),
+           "the CPU");
+    }
+    if (t.num_elements() == 0) return;
+    if (t.data() == nullptr && use_ != Use::kExplain) {
+      Fail(name, "has no data", "a pointer to " + t.ShapeString() + " elements");
+    }
+    if (reinterpret_cast<uintptr_t>(t.data()) % SizeOf(t.dtype()) != 0) {
+      Fail(name, "has a misaligned address",
+           "a multiple of " + Text(SizeOf(t.dtype())) + " bytes");
+    }
+  }
+
+  void ContiguousRows(const char* name, const ConstTensorView& t) const {
+    const int last = t.rank() - 1;
+    if (t.size(last) > 1 && t.stride(last) != 1) {
+      Fail(name, "has stride " + Text(t.stride(last)) + " on its last axis",
+           "1 (contiguous rows)");
+    }
+  }
+
+  void Writable(const char* name, const ConstTensorView& t) const {
+    Readable(name, t);
+    if (SelfOverlaps(t)) {
+      Fail(name,
+           "has strides " + ShapeString(t.strides()) + " for shape " +
+               t.ShapeString(),
+           "strides that reach every element once");
+    }
+  }
+
+  void NoOverlap(const char* out_name, const ConstTensorView& out,
+                 const char* name, const ConstTensorView& in) const {
+    if (Overlap(out, in)) {
+      Fail(out_name, std::string("overlaps ") + name, "memory of its own");
+    }
+  }
+
+  // An optional integer tensor, as int64s; empty if it is absent or has no data.
+  std::vector<int64_t> Integers(const char* name, const ConstTensorView& t,
+                                const std::vector<int64_t>& shape) const {
+    if (!t.present()) return {};
+    if (t.dtype() != DType::kI32 && t.dtype() != DType::kI64) {
+      Fail(name, std::string("has dtype ") + Name(t.dtype()), "i32 or i64");
+    }
+    Shape(name, t, shape);
+    Readable(name, t);
+    if (t.data() == nullptr) return {};
+    std::vector<int64_t> values;
+    ForEach(t, [&](int64_t index) {
+      values.push_back(LoadAsInt64(t.dtype(), t.data(), index));
+    });
+    return values;
+  }
+
+  std::vector<double> Floats(const ConstTensorView& t) const {
+    std::vector<double> values;
+    if (t.data() == nullptr) {
+      values.resize(static_cast<size_t>(t.num_elements()));
+      return values;
+    }
+    ForEach(t, [&](int64_t index) {
+      values.push_back(LoadAsDouble(t.dtype(), t.data(), index));
+    });
+    return values;
+  }
+
+  void Float(const char* name, const ConstTensorView& t) const {
+    if (!IsFloat(t.dtype())) {
+      Fail(name, std::string("has dtype ") + Name(t.dtype()), "a float dtype");
+    }
+    Readable(name, t);
+  }
+
+  // A tensor that broadcasts to [B, H, Tq, Tk] by numpy's rule.
+  Pairs Broadcast(const char* name, const ConstTensorView& t,
+                  const std::vector<int64_t>& shape) const {
+    bool fits = t.rank() <= 4;
+    int64_t strides[4] = {0, 0, 0, 0};
+    for (int i = 0; fits && i < t.rank(); ++i) {
+      const int axis = 4 - t.rank() + i;
+      const int64_t size = t.size(i);
+      fits = size == 1 || size == shape[static_cast<size_t>(axis)];
+      strides[axis] = size == 1 ? 0 : t.stride(i);
+    }
+    if (!fits) {
+      Fail(name, "has shape " + t.ShapeString(),
+           "one that broadcasts to " + ShapeString(shape));
+    }
+    Readable(name, t);
+    return {t.data(), t.dtype(), strides[0], strides[1], strides[2], strides[3]};
+  }
+
+ private:
+  template <class F>
+  static void ForEach(const ConstTensorView& t, const F& f) {
+    if (t.rank() == 1) {
+      for (int64_t i = 0; i < t.size(0); ++i) f(i * t.stride(0));
+      return;
+    }
+    for (int64_t i = 0; i < t.size(0); ++i) {
+      for (int64_t j = 0; j < t.size(1); ++j) {
+        f(i * t.stride(0) + j * t.stride(1));
+      }
+    }
+  }
+
+  const char* op_;
+  Use use_;
+};
+
+// A [B, T, H, D] tensor, or a packed [T, H, D] one without its batch axis.
+Rows RowsOf(const ConstTensorView& t) {
+  const int r = t.rank();
+  return {t.data(), r == 4 ? t.stride(0) : 0, t.stride(r - 3), t.stride(r - 2)};
+}
+
+struct Sizes {
+  int64_t B, Tq, Tk, Hq, Hkv, D, Dv;
+  bool packed;
+};
+
+Sizes CheckInputs(const Check& check, const Inputs& in, bool packed) {
+  const struct {
+    const char* name;
+    const ConstTensorView& view;
+  } tensors[] = {{"q", in.q}, {"k", in.k}, {"v", in.v}};
+  for (const auto& [name, t] : tensors) {
+    check.Present(name, t);
+    const bool rank_fits = t.rank() == 4 || (packed && t.rank() == 3);
+    if (!rank_fits || t.rank() != in.q.rank()) {
+      check.Fail(name, "has shape " + t.ShapeString(),
+                 packed ? "[T, H, D] or [1, T, H, D], the same rank for q, k and v"
+                        : "rank 4: [B, T, H, D]");
+    }
+    if (packed && t.rank() == 4 && t.size(0) != 1) {
+      check.Fail(name, "has shape " + t.ShapeString(),
+                 "a leading axis of 1 with cu_seqlens_q");
+    }
+    if (!IsFloat(t.dtype())) {
+      check.Fail(name, std::string("has dtype ") + Name(t.dtype()),
+                 "a float dtype");
+    }
+    if (t.dtype() != in.q.dtype()) {
+      check.Fail(name, std::string("has dtype ") + Name(t.dtype()),
+                 std::string(Name(in.q.dtype())) + " as q");
+    }
+  }
+  const int r = in.q.rank();
+  const Sizes n = {r == 4 ? in.q.size(0) : 1,
+                   in.q.size(r - 3),
+                   in.k.size(r - 3),
+                   in.q.size(r - 2),
+                   in.k.size(r - 2),
+                   in.q.size(r - 1),
+                   in.v.size(r - 1),
+                   packed};
+  const auto shape = [&](int64_t T, int64_t H, int64_t D) {
+    return r == 4 ? std::vector<int64_t>{n.B, T, H, D}
+                  : std::vector<int64_t>{T, H, D};
+  };
+  check.Shape("k", in.k, shape(n.Tk, n.Hkv, n.D));
+  check.Shape("v", in.v, shape(n.Tk, n.Hkv, n.Dv));
+  if (n.D < 1) check.Fail("q", "has shape " + in.q.ShapeString(), "D >= 1");
+  if (n.Dv < 1) check.Fail("v", "has shape " + in.v.ShapeString(), "Dv >= 1");
+  if (n.Hkv < 1 ? n.Hq != 0 : n.Hq % n.Hkv != 0) {
+    check.Fail("q", "has " + Text(n.Hq) + " heads",
+               "a multiple of the " + Text(n.Hkv) + " heads of k");
+  }
+  if (n.Tk > kMaxKeys) {
+    check.Fail("k", "has " + Text(n.Tk) + " tokens",
+               "at most " + Text(kMaxKeys));
+  }
+  for (const auto& [name, t] : tensors) {
+    check.Readable(name, t);
+    check.ContiguousRows(name, t);
+  }
+  return n;
+}
+
+void CheckOutputs(const Check& check, const Inputs& in, const Options& options,
+                  const Outputs& out, const Sizes& n, Use use) {
+  check.Present("o", out.o);
+  const bool wide = use == Use::kReference;
+  const DType dtype = in.q.dtype();
+  if (out.o.dtype() != dtype && !(wide && out.o.dtype() == DType::kF64)) {
+    check.Fail("o", std::string("has dtype ") + Name(out.o.dtype()),
+               std::string(Name(dtype)) + " as q");
+  }
+  check.Shape("o", out.o,
+              in.q.rank() == 4
+                  ? std::vector<int64_t>{n.B, n.Tq, n.Hq, n.Dv}
+                  : std::vector<int64_t>{n.Tq, n.Hq, n.Dv});
+  check.ContiguousRows("o", out.o);
+  check.Writable("o", out.o);
+  if (out.lse.present()) {
+    const DType expected = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+    if (out.lse.dtype() != expected &&
+        !(wide && out.lse.dtype() == DType::kF64)) {
+      check.Fail("lse", std::string("has dtype ") + Name(out.lse.dtype()),
+                 Name(expected));
+    }
+    check.Shape("lse", out.lse,
+                n.packed ? std::vector<int64_t>{n.Hq, n.Tq}
+                         : std::vector<int64_t>{n.B, n.Hq, n.Tq});
+    check.Writable("lse", out.lse);
+    check.NoOverlap("lse", out.lse, "o", out.o);
+  }
+  const struct {
+    const char* name;
+    const ConstTensorView& view;
+  } reads[] = {{"q", in.q},
+               {"k", in.k},
+               {"v", in.v},
+               {"query_starts", options.query_starts},
+               {"prefix", options.prefix},
+               {"segments_q", options.segments_q},
+               {"segments_k", options.segments_k},
+               {"key_lengths", options.key_lengths},
+               {"key_starts", options.key_starts},
+               {"query_lengths", options.query_lengths},
+               {"mask", options.mask},
+               {"bias", options.bias},
+               {"alibi", options.alibi},
+               {"sinks", options.sinks},
+               {"cu_seqlens_q", options.cu_seqlens_q},
+               {"cu_seqlens_k", options.cu_seqlens_k}};
+  for (const auto& [name, view] : reads) {
+    check.NoOverlap("o", out.o, name, view);
+    check.NoOverlap("lse", out.lse, name, view);
+  }
+}
+
+// One sequence per batch entry, whole; lengths and starts cut into it later.
+std::vector<Sequence> PaddedSequences(const Sizes& n) {
+  std::vector<Sequence> sequences;
+  for (int64_t b = 0; b < n.B; ++b) {
+    Sequence s;
+    s.batch = b;
+    s.num_queries = s.query_end = n.Tq;
+    s.num_keys = s.key_end = n.Tk;
+    sequences.push_back(s);
+  }
+  return sequences;
+}
+
+std::vector<int64_t> Boundaries(const Check& check, const char* name,
+                                const ConstTensorView& t, int64_t total) {
+  if (t.rank() != 1 || t.size(0) < 1) {
+    check.Fail(name, "has shape " + t.ShapeString(), "[B + 1]");
+  }
+  std::vector<int64_t> cu = check.Integers(name, t, {t.size(0)});
+  if (cu.empty()) {
+    check.Fail(name, "has no data", "the boundaries of the packed sequences");
+  }
+  if (cu[0] != 0) check.Fail(name, "begins with " + Text(cu[0]), "0");
+  for (size_t i = 1; i < cu.size(); ++i) {
+    if (cu[i] < cu[i - 1]) {
+      check.Fail(name,
+                 "descends from " + Text(cu[i - 1]) + " to " + Text(cu[i]),
+                 "ascending boundaries");
+    }
+  }
+  if (cu.back() > total) {
+    check.Fail(name, "ends with " + Text(cu.back()),
+               "at most " + Text(total) + " tokens");
+  }
+  return cu;
+}
+
+std::vector<Sequence> PackedSequences(const Check& check, const Options& options,
+                                      const Sizes& n) {
+  const struct {
+    const char* name;
+    const ConstTensorView& view;
+  } refused[] = {{"mask", options.mask},
+                 {"bias", options.bias},
+                 {"segments_q", options.segments_q},
+                 {"segments_k", options.segments_k},
+                 {"prefix", options.prefix},
+                 {"key_lengths", options.key_lengths},
+                 {"key_starts", options.key_starts},
+                 {"query_lengths", options.query_lengths}};
+  for (const auto& [name, view] : refused) {
+    if (view.present()) {
+      check.Fail(name, "is given with cu_seqlens_q", "it only without");
+    }
+  }
+  const std::vector<int64_t> q =
+      Boundaries(check, "cu_seqlens_q", options.cu_seqlens_q, n.Tq);
+  const bool own = options.cu_seqlens_k.present();
+  const std::vector<int64_t> k =
+      Boundaries(check, own ? "cu_seqlens_k" : "cu_seqlens_q",
+                 own ? options.cu_seqlens_k : options.cu_seqlens_q, n.Tk);
+  if (q.size() != k.size()) {
+    check.Fail("cu_seqlens_k", "has " + Text(k.size()) + " boundaries",
+               Text(q.size()) + " as cu_seqlens_q");
+  }
+  std::vector<Sequence> sequences;
+  for (size_t b = 0; b + 1 < q.size(); ++b) {
+    Sequence s;
+    s.batch = static_cast<int64_t>(b);
+    s.first_q = q[b];
+    s.first_k = k[b];
+    s.num_queries = s.query_end = q[b + 1] - q[b];
+    s.num_keys = s.key_end = k[b + 1] - k[b];
+    sequences.push_back(s);
+  }
+  return sequences;
+}
+
+void CheckLengths(const Check& check, const char* name,
+                  const std::vector<int64_t>& values, int64_t limit) {
+  for (const int64_t value : values) {
+    if (value < 0 || value > limit) {
+      check.Fail(name, "contains " + Text(value), "0 to " + Text(limit));
+    }
+  }
+}
+
+// Lengths, starts, positions and prefixes, by sequence.
+void CheckSequences(const Check& check, const Options& options, const Sizes& n,
+                    std::vector<Sequence>* sequences) {
+  const auto B = static_cast<int64_t>(sequences->size());
+  const auto per_sequence = [&](const char* name, const ConstTensorView& t) {
+    return check.Integers(name, t, {B});
+  };
+  if (options.query_starts.present() &&
+      options.query_starts.dtype() != DType::kI64) {
+    check.Fail("query_starts",
+               std::string("has dtype ") + Name(options.query_starts.dtype()),
+               "i64");
+  }
+  const auto starts = per_sequence("query_starts", options.query_starts);
+  const auto prefix = per_sequence("prefix", options.prefix);
+  const auto key_lengths = per_sequence("key_lengths", options.key_lengths);
+  const auto key_starts = per_sequence("key_starts", options.key_starts);
+  const auto query_lengths =
+      per_sequence("query_lengths", options.query_lengths);
+  CheckLengths(check, "key_lengths", key_lengths, n.Tk);
+  CheckLengths(check, "key_starts", key_starts, n.Tk);
+  CheckLengths(check, "query_lengths", query_lengths, n.Tq);
+  CheckLengths(check, "prefix", prefix, kMaxPosition);
+  for (const int64_t start : starts) {
+    if (start < -kMaxPosition || start > kMaxPosition) {
+      check.Fail("query_starts", "contains " + Text(start),
+                 "a position of at most 2^61 either way");
+    }
+  }
+  for (size_t b = 0; b < sequences->size(); ++b) {
+    Sequence& s = (*sequences)[b];
+    s.start = !starts.empty()                      ? starts[b]
+              : options.align == Align::kTopLeft ? 0
+                                                 : s.num_keys - s.num_queries;
+    if (!key_lengths.empty()) s.key_end = key_lengths[b];
+    if (!key_starts.empty()) s.key_begin = key_starts[b];
+    if (!query_lengths.empty()) s.query_end = query_lengths[b];
+    s.prefix_end = s.key_begin + (prefix.empty() ? 0 : prefix[b]);
+    s.sink_end = s.key_begin + std::min(options.sink_tokens, kMaxPosition);
+    s.key_end = std::max(s.key_end, s.key_begin);
+  }
+}
+
+void CheckScalars(const Check& check, const Options& options, DType dtype,
+                  Problem* p) {
+  const double limit = dtype == DType::kF64
+                           ? std::numeric_limits<double>::max()
+                           : std::numeric_limits<float>::max();
+  if (options.scale.has_value()) {
+    p->scale = *options.scale;
+    if (!(std::abs(p->scale) <= limit)) {
+      check.Fail("scale", "is " + Text(p->scale), "a finite number");
+    }
+  } else {
+    p->scale = 1 / std::sqrt(static_cast<double>(p->depth));
+  }
+  if (options.softcap != 0 &&
+      !(options.softcap >= 1 / limit && options.softcap <= limit)) {
+    check.Fail("softcap", "is " + Text(options.softcap),
+               "a finite number above 0");
+  }
+  p->softcap = options.softcap;
+  p->causal = options.causal;
+  const auto side = [&](const char* name, int64_t tokens) {
+    if (tokens < -1) {
+      check.Fail(name, "is " + Text(tokens), "-1 (unlimited) or more");
+    }
+    return tokens == -1 ? softmax::kUnlimited : std::min(tokens, kMaxPosition);
+  };
+  p->window_left = side("window.left", options.window.left);
+  p->window_right = side("window.right", options.window.right);
+  if (options.sink_tokens < 0) {
+    check.Fail("sink_tokens", "is " + Text(options.sink_tokens), "0 or more");
+  }
+  if (options.chunk < 0) {
+    check.Fail("chunk", "is " + Text(options.chunk), "1 or more, or 0 for none");
+  }
+  p->chunk = options.chunk;
+  if (!(options.dropout >= 0 && options.dropout < 1)) {
+    check.Fail("dropout", "is " + Text(options.dropout), "0 <= dropout < 1");
+  }
+  p->dropout = options.dropout;
+  p->keep_below = static_cast<uint64_t>(
+      std::llround((1 - options.dropout) * 4294967296.0));
+  p->key_low = static_cast<uint32_t>(options.seed);
+  p->key_high = static_cast<uint32_t>(options.seed >> 32);
+  p->dropout_offset = options.dropout_offset;
+}
+
+void CheckSegments(const Check& check, const Options& options, const Sizes& n,
+                   Problem* p) {
+  if (options.segments_q.present() != options.segments_k.present()) {
+    check.Fail(options.segments_q.present() ? "segments_k" : "segments_q",
+               "is absent", "both segments or neither");
+  }
+  const auto ids = [&](const char* name, const ConstTensorView& t, int64_t T) {
+    std::vector<int32_t> narrow;
+    for (const int64_t id : check.Integers(name, t, {n.B, T})) {
+      if (id > std::numeric_limits<int32_t>::max()) {
+        check.Fail(name, "contains " + Text(id), "ids below 2^31");
+      }
+      narrow.push_back(id < 0 ? -1 : static_cast<int32_t>(id));
+    }
+    return narrow;
+  };
+  p->segments_q = ids("segments_q", options.segments_q, n.Tq);
+  p->segments_k = ids("segments_k", options.segments_k, n.Tk);
+  if (p->segments_q.empty() || p->segments_k.empty()) {
+    p->segments_q.clear();  // nothing to compare, or nothing known
+    p->segments_k.clear();
+  }
+  p->segments_q_stride = n.Tq;
+  p->segments_k_stride = n.Tk;
+}
+
+}  // namespace
+
+Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
+                       const Outputs& out, Use use) {
+  const Check check(op, use);
+  if (options.cu_seqlens_k.present() && !options.cu_seqlens_q.present()) {
+    check.Fail("cu_seqlens_q", "is absent", "it together with cu_seqlens_k");
+  }
+  const bool packed = options.cu_seqlens_q.present();
+  const Sizes n = CheckInputs(check, in, packed);
+
+  Problem p;
+  p.dtype = in.q.dtype();
+  p.query_heads = n.Hq;
+  p.key_heads = n.Hkv;
+  p.depth = n.D;
+  p.value_depth = n.Dv;
+  p.q = RowsOf(in.q);
+  p.k = RowsOf(in.k);
+  p.v = RowsOf(in.v);
+  CheckScalars(check, options, p.dtype, &p);
+  p.sequences = packed ? PackedSequences(check, options, n) : PaddedSequences(n);
+  CheckSequences(check, options, n, &p.sequences);
+
+  const auto B = static_cast<int64_t>(p.sequences.size());
+  const std::vector<int64_t> pairs = {n.B, n.Hq, n.Tq, n.Tk};
+  if (options.mask.present()) {
+    if (options.mask.dtype() != DType::kBool) {
+      check.Fail("mask", std::string("has dtype ") + Name(options.mask.dtype()),
+                 "bool (a float mask is a bias)");
+    }
+    p.mask = check.Broadcast("mask", options.mask, pairs);
+  }
+  if (options.bias.present()) {
+    check.Float("bias", options.bias);
+    p.bias = check.Broadcast("bias", options.bias, pairs);
+  }
+  if (!packed) CheckSegments(check, options, n, &p);
+  if (options.alibi.present()) {
+    check.Float("alibi", options.alibi);
+    if (options.alibi.rank() == 2) {
+      check.Shape("alibi", options.alibi, {B, n.Hq});
+      p.slopes_stride = n.Hq;
+    } else {
+      check.Shape("alibi", options.alibi, {n.Hq});
+    }
+    p.slopes = check.Floats(options.alibi);
+  }
+  if (options.sinks.present()) {
+    check.Float("sinks", options.sinks);
+    check.Shape("sinks", options.sinks, {n.Hq});
+    p.sinks = check.Floats(options.sinks);
+  }
+  if (use != Use::kExplain) {
+    CheckOutputs(check, in, options, out, n, use);
+    p.o = RowsOf(out.o);
+    if (out.lse.present()) {
+      const int r = out.lse.rank();
+      p.lse = {out.lse.data(), r == 3 ? out.lse.stride(0) : 0,
+               out.lse.stride(r - 1), out.lse.stride(r - 2)};
+    }
+  }
+  // In a packed call the batch index counts sequences, which share one axis.
+  if (packed) p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = 0;
+  if (packed) p.o.batch_stride = p.lse.batch_stride = 0;
+  if (n.Hkv == 0) p.sequences.clear();
+  return p;
+}
+
+}  // namespace heed::attention

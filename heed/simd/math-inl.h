@@ -1,0 +1,208 @@
+// exp2, exp and tanh on vectors, f32 and f64, over the whole range.
+//
+// Compiled once per SIMD target. The polynomials are near-minimax; bounds
+// measured against long double over all exponents are in simd/math_test.cc:
+//
+//            f32        f64
+//   Exp2     2 ulp      2 ulp     subnormal results: exact, rounded or 0
+//   Exp      2 ulp      2 ulp
+//   Tanh     4 ulp      4 ulp
+//
+// Special values are those of libm: NaN stays NaN, exp2(-inf) = +0,
+// exp2(inf) = inf, tanh(+-inf) = +-1, tanh(-0) = -0. Subnormal results may be
+// flushed to zero. Highway's own Exp is two to three times slower, which softmax
+// would feel.
+#if defined(HEED_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_SIMD_MATH_INL_H_
+#undef HEED_SIMD_MATH_INL_H_
+#else
+#define HEED_SIMD_MATH_INL_H_
+#endif
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Highway's vectors are 512 bits wide from AVX3 on: raw intrinsics of AVX-512F
+// are legal there. scalef does in one instruction what takes a clamp, a shift
+// and one or two multiplications elsewhere.
+#define HEED_HAVE_SCALEF (HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86)
+
+inline constexpr double kLog2E = 1.44269504088896340736;
+
+// x * 2^n for an integral n with |n| <= 2^15, correct through under- and overflow.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V ScaleByPowerOfTwo(D d, V x, V n) {
+#if HEED_HAVE_SCALEF
+  if constexpr (sizeof(hn::TFromD<D>) == 4) {
+    return V{_mm512_scalef_ps(x.raw, n.raw)};
+  } else {
+    return V{_mm512_scalef_pd(x.raw, n.raw)};
+  }
+#else
+  using T = hn::TFromD<D>;
+  const hn::RebindToSigned<D> di;
+  constexpr int kMantissa = sizeof(T) == 4 ? 23 : 52;
+  constexpr int kBias = sizeof(T) == 4 ? 127 : 1023;
+  using TI = hn::TFromD<decltype(di)>;
+  // Three factors: each exponent fits, and only the last product can round.
+  const auto e = hn::ConvertTo(di, n);
+  const auto third = hn::ShiftRight<2>(e);
+  const auto rest = hn::Sub(e, hn::Add(third, third));
+  const auto bias = hn::Set(di, static_cast<TI>(kBias));
+  const auto f = hn::BitCast(d, hn::ShiftLeft<kMantissa>(hn::Add(third, bias)));
+  const auto g = hn::BitCast(d, hn::ShiftLeft<kMantissa>(hn::Add(
+                                    hn::ShiftRight<1>(rest), bias)));
+  const auto h = hn::BitCast(
+      d, hn::ShiftLeft<kMantissa>(hn::Add(
+             hn::Sub(rest, hn::ShiftRight<1>(rest)), bias)));
+  return hn::Mul(hn::Mul(hn::Mul(hn::Mul(x, f), f), g), h);
+#endif
+}
+
+// 2^r for |r| <= 1/2.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Exp2Fraction(D d, V r) {
+  using T = hn::TFromD<D>;
+  const auto c = [d](double x) HWY_ATTR { return hn::Set(d, static_cast<T>(x)); };
+  if constexpr (sizeof(T) == 4) {  // degree 5, 7.5e-8
+    V p = hn::MulAdd(c(0.0013276472), r, c(0.00967554133));
+    p = hn::MulAdd(p, r, c(0.0555071327));
+    p = hn::MulAdd(p, r, c(0.240221197));
+    p = hn::MulAdd(p, r, c(0.693146967));
+    return hn::MulAdd(p, r, c(1.00000007));
+  } else {  // Taylor in r ln 2, the first omitted term is 4e-18
+    const V y = hn::Mul(r, c(0.693147180559945309417));
+    V p = c(1.0 / 6227020800);
+    p = hn::MulAdd(p, y, c(1.0 / 479001600));
+    p = hn::MulAdd(p, y, c(1.0 / 39916800));
+    p = hn::MulAdd(p, y, c(1.0 / 3628800));
+    p = hn::MulAdd(p, y, c(1.0 / 362880));
+    p = hn::MulAdd(p, y, c(1.0 / 40320));
+    p = hn::MulAdd(p, y, c(1.0 / 5040));
+    p = hn::MulAdd(p, y, c(1.0 / 720));
+    p = hn::MulAdd(p, y, c(1.0 / 120));
+    p = hn::MulAdd(p, y, c(1.0 / 24));
+    p = hn::MulAdd(p, y, c(1.0 / 6));
+    p = hn::MulAdd(p, y, c(0.5));
+    p = hn::MulAdd(p, y, c(1.0));
+    return hn::MulAdd(p, y, c(1.0));
+  }
+}
+
+// Clamps to exponents that over- or underflow for certain, keeping NaN: where an
+// operand is NaN, x86 returns the second.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V ClampExponent(D d, V x) {
+  using T = hn::TFromD<D>;
+  constexpr T kLimit = sizeof(T) == 4 ? T{160} : T{1100};
+  const V clamped = hn::Min(hn::Set(d, kLimit), hn::Max(hn::Set(d, -kLimit), x));
+  return hn::IfThenElse(hn::IsNaN(x), x, clamped);
+}
+
+// 2^x.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Exp2(D d, V x) {
+#if !HEED_HAVE_SCALEF
+  x = ClampExponent(d, x);
+#endif
+  // With scalef no clamp is needed: beyond the precision x is its own nearest
+  // integer and the fraction 0; scalef(NaN, -inf) = +0 and (NaN, inf) = inf.
+  const V n = hn::Round(x);
+  return ScaleByPowerOfTwo(d, Exp2Fraction(d, hn::Sub(x, n)), n);
+}
+
+// e^x. The product x log2(e) is taken in two parts, so that large arguments lose
+// nothing.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Exp(D d, V x) {
+  using T = hn::TFromD<D>;
+  constexpr double kHighExact = sizeof(T) == 4 ? 1.44269502162933349609375
+                                               : 1.442695040888963387;
+  constexpr double kLow = sizeof(T) == 4 ? 1.925963033500e-8 : 2.0355273740931e-17;
+  const V high = hn::Set(d, static_cast<T>(kHighExact));
+  const V low = hn::Set(d, static_cast<T>(kLow));
+  constexpr T kLimit = sizeof(T) == 4 ? T{120} : T{800};
+  const V clamped = hn::Min(hn::Set(d, kLimit), hn::Max(hn::Set(d, -kLimit), x));
+  x = hn::IfThenElse(hn::IsNaN(x), x, clamped);
+  const V n = hn::Round(hn::Mul(x, high));
+#if HWY_NATIVE_FMA
+  const V r = hn::MulAdd(x, low, hn::MulSub(x, high, n));
+#else
+  // Without a fused product: Cody and Waite's ln 2 in two parts, then scaled.
+  constexpr double kLn2High = sizeof(T) == 4 ? 0.693359375 : 0.693147180369123816490;
+  constexpr double kLn2Low =
+      sizeof(T) == 4 ? -2.12194440e-4 : 1.90821492927058770002e-10;
+  const V y = hn::Sub(hn::Sub(x, hn::Mul(n, hn::Set(d, static_cast<T>(kLn2High)))),
+                      hn::Mul(n, hn::Set(d, static_cast<T>(kLn2Low))));
+  const V r = hn::MulAdd(y, low, hn::Mul(y, high));
+#endif
+  return ScaleByPowerOfTwo(d, Exp2Fraction(d, r), n);
+}
+
+// a / b for positive normal b, to 1 ulp or so.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V FastDivide(D d, V a, V b) {
+#if HEED_HAVE_SCALEF
+  if constexpr (sizeof(hn::TFromD<D>) == 4) {  // 14 bits, then one Newton step
+    const V y = hn::ApproximateReciprocal(b);
+    const V q = hn::Mul(a, y);
+    return hn::MulAdd(hn::NegMulAdd(b, q, a), y, q);
+  }
+#endif
+  (void)d;
+  return hn::Div(a, b);
+}
+
+// tanh(x) = u / (u + 2) with u = e^2x - 1 = 2^n (2^r - 1) + (2^n - 1), whose
+// terms never cancel: no second branch for small arguments.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Tanh(D d, V x) {
+  using T = hn::TFromD<D>;
+  const auto c = [d](double v) HWY_ATTR { return hn::Set(d, static_cast<T>(v)); };
+  constexpr double kLimit = sizeof(T) == 4 ? 10 : 20;  // tanh rounds to 1 there
+  const V sign = hn::And(x, hn::SignBit(d));
+  const V magnitude = hn::Min(c(kLimit), hn::Abs(x));
+  const V t = hn::Mul(magnitude, c(2 * kLog2E));
+  const V n = hn::Round(t);
+  const V r = hn::Sub(t, n);
+  V tail;  // (2^r - 1) / r
+  if constexpr (sizeof(T) == 4) {
+    tail = hn::MulAdd(c(1.5403530e-4), r, c(1.3333558e-3));
+    tail = hn::MulAdd(tail, r, c(9.6181291e-3));
+    tail = hn::MulAdd(tail, r, c(5.5504109e-2));
+    tail = hn::MulAdd(tail, r, c(2.4022651e-1));
+    tail = hn::MulAdd(tail, r, c(6.9314718e-1));
+  } else {
+    constexpr double kLn2 = 0.693147180559945309417;
+    const V y = hn::Mul(r, c(kLn2));
+    V p = c(1.0 / 87178291200);
+    p = hn::MulAdd(p, y, c(1.0 / 6227020800));
+    p = hn::MulAdd(p, y, c(1.0 / 479001600));
+    p = hn::MulAdd(p, y, c(1.0 / 39916800));
+    p = hn::MulAdd(p, y, c(1.0 / 3628800));
+    p = hn::MulAdd(p, y, c(1.0 / 362880));
+    p = hn::MulAdd(p, y, c(1.0 / 40320));
+    p = hn::MulAdd(p, y, c(1.0 / 5040));
+    p = hn::MulAdd(p, y, c(1.0 / 720));
+    p = hn::MulAdd(p, y, c(1.0 / 120));
+    p = hn::MulAdd(p, y, c(1.0 / 24));
+    p = hn::MulAdd(p, y, c(1.0 / 6));
+    p = hn::MulAdd(p, y, c(0.5));
+    p = hn::MulAdd(p, y, c(1.0));
+    tail = hn::Mul(p, c(kLn2));
+  }
+  const V power = ScaleByPowerOfTwo(d, c(1), n);
+  const V u =
+      hn::MulAdd(hn::Mul(power, r), tail, hn::Sub(power, c(1)));
+  const V y = FastDivide(d, u, hn::Add(u, c(2)));
+  return hn::Or(hn::IfThenElse(hn::IsNaN(x), x, y), sign);
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_SIMD_MATH_INL_H_

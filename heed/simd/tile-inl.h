@@ -1,0 +1,142 @@
+// Register-tiled products of a few broadcast rows with a few vectors of lanes.
+//
+// Compiled once per SIMD target. Both products of attention have one shape: a
+// row-major matrix is read in place as scalar broadcasts, the other operand has
+// its rows in lanes. One FMA of 2 flops per lane and cycle port is the bound: R C
+// accumulators hide its latency, R + C loads feed R C of them.
+//
+// Each output is one chain of fused products in ascending order, whatever R and
+// C are: the tile shape never shows in the bits.
+#if defined(HEED_SIMD_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_SIMD_TILE_INL_H_
+#undef HEED_SIMD_TILE_INL_H_
+#else
+#define HEED_SIMD_TILE_INL_H_
+#endif
+
+#include <cstddef>
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Registers that vectors can stand in; a tile keeps R C + C + 1 of them busy.
+inline constexpr int kVectorRegisters =
+    (HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86) ? 32 : 16;
+
+// Rows of a tile of C vectors.
+template <int C>
+constexpr int TileRows() {
+  if (kVectorRegisters == 32) return C >= 4 ? 6 : 8;
+  return C >= 2 ? 4 : 8;
+}
+
+// s[r][c] = sum_e k[r][e] q[e][c], e ascending; max[c] = max(max[c], s[.][c]).
+// `stride` elements between rows of q and of s.
+template <int R, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void LogitTile(D d, const T* HWY_RESTRICT q, size_t stride,
+                          const T* HWY_RESTRICT k, ptrdiff_t k_stride,
+                          size_t depth, T* HWY_RESTRICT s,
+                          V* HWY_RESTRICT max) {
+  constexpr size_t N = hn::MaxLanes(D());
+  V acc[R][C];
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) acc[r][c] = hn::Zero(d);
+  }
+  for (size_t e = 0; e < depth; ++e) {
+    V lanes[C];
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) {
+      lanes[c] = hn::Load(d, q + e * stride + static_cast<size_t>(c) * N);
+    }
+    HWY_UNROLL(32)
+    for (int r = 0; r < R; ++r) {
+      const V row = hn::Set(d, k[r * k_stride + static_cast<ptrdiff_t>(e)]);
+      HWY_UNROLL(32)
+      for (int c = 0; c < C; ++c) acc[r][c] = hn::MulAdd(row, lanes[c], acc[r][c]);
+    }
+  }
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) {
+      hn::Store(acc[r][c], d,
+                s + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N);
+      max[c] = hn::Max(acc[r][c], max[c]);
+    }
+  }
+}
+
+// o[r][c] = o[r][c] * rescale[c] + sum_j v[j][r] p[j][c], j ascending, and from
+// zero if `first`. With kSkipMasked, a weight of -0 leaves o as it is even where
+// v is not finite.
+template <int R, int C, bool kSkipMasked, class D, class T = hn::TFromD<D>,
+          class V = hn::Vec<D>>
+HWY_INLINE void ValueTile(D d, const T* HWY_RESTRICT p, size_t stride,
+                          const T* HWY_RESTRICT v, ptrdiff_t v_stride,
+                          size_t num_keys, bool first,
+                          const V* HWY_RESTRICT rescale, T* HWY_RESTRICT o) {
+  constexpr size_t N = hn::MaxLanes(D());
+  V acc[R][C];
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) {
+      const T* at = o + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N;
+      acc[r][c] = first ? hn::Zero(d) : hn::Mul(hn::Load(d, at), rescale[c]);
+    }
+  }
+  for (size_t j = 0; j < num_keys; ++j) {
+    V lanes[C];
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) {
+      lanes[c] = hn::Load(d, p + j * stride + static_cast<size_t>(c) * N);
+    }
+    const T* HWY_RESTRICT values = v + static_cast<ptrdiff_t>(j) * v_stride;
+    HWY_UNROLL(32)
+    for (int r = 0; r < R; ++r) {
+      const V value = hn::Set(d, values[r]);
+      HWY_UNROLL(32)
+      for (int c = 0; c < C; ++c) {
+        if constexpr (kSkipMasked) {
+          const hn::RebindToSigned<D> di;
+          const auto masked = hn::MaskFromVec(hn::BitCast(
+              d, hn::BroadcastSignBit(hn::BitCast(di, lanes[c]))));
+          acc[r][c] = hn::MulAdd(hn::IfThenZeroElse(masked, value), lanes[c],
+                                 acc[r][c]);
+        } else {
+          acc[r][c] = hn::MulAdd(value, lanes[c], acc[r][c]);
+        }
+      }
+    }
+  }
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) {
+      hn::Store(acc[r][c], d,
+                o + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N);
+    }
+  }
+}
+
+// All of [0, count) by tiles of R, then of half as many, down to 1:
+// f(std::integral_constant<int, R>, begin).
+template <int R, class F>
+HWY_INLINE void ForTiles(size_t begin, size_t count, const F& f) {
+  size_t i = begin;
+  for (; i + R <= count; i += R) f(std::integral_constant<int, R>(), i);
+  if constexpr (R > 1) {
+    if (i < count) ForTiles<(R + 1) / 2>(i, count, f);
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_SIMD_TILE_INL_H_
