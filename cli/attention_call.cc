@@ -70,7 +70,9 @@ int64_t AttentionCall::Workspace(const Context& ctx) const {
   return Named(file_, [&] { return attention::Workspace(ctx, in_, options_); });
 }
 
-ConstTensorView AttentionCall::o() const { return DropBatch(o_.view(), batched_); }
+ConstTensorView AttentionCall::o() const {
+  return DropBatch(o_.view(), batched_);
+}
 
 ConstTensorView AttentionCall::lse() const {
   return DropBatch(lse_.view(), batched_);
@@ -123,10 +125,12 @@ Json ToJson(const attention::Options& options) {
 std::string ToString(const attention::Options& options) {
   std::string text = options.causal ? " causal" : "";
   if (options.window.left >= 0 || options.window.right >= 0) {
-    text += fmt::format(" window {},{}", options.window.left, options.window.right);
+    text +=
+        fmt::format(" window {},{}", options.window.left, options.window.right);
   }
   if (text.empty()) text = " full";
-  if (options.softcap > 0) text += fmt::format(" softcap {:.6g}", options.softcap);
+  if (options.softcap > 0)
+    text += fmt::format(" softcap {:.6g}", options.softcap);
   return text.substr(1);
 }
 

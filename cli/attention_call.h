@@ -48,7 +48,8 @@ double MedianSeconds(const Context& ctx, const std::function<void()>& call);
 struct OutputError {
   double max = 0, relative = 0;
 };
-OutputError MeasureError(const ConstTensorView& o, const ConstTensorView& expected);
+OutputError MeasureError(const ConstTensorView& o,
+                         const ConstTensorView& expected);
 
 // Options that differ from the default, {"causal": true, "window": [127, 0]}.
 Json ToJson(const attention::Options& options);

@@ -1,5 +1,5 @@
-// heed bench: throughput as a fraction of the roof that a probe finds right before
-// each sample, in the same process.
+// heed bench: throughput as a fraction of the roof that a probe finds right
+// before each sample, in the same process.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -23,17 +23,22 @@ namespace heed::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "One thread is timed by its CPU time, more by wall time, where a sample counts\n"
-    "only if nobody else took a CPU meanwhile. The roof is that of the problem's own\n"
-    "arithmetic and bytes; figures are medians. Nothing is timed that disagrees with\n"
+    "One thread is timed by its CPU time, more by wall time, where a sample "
+    "counts\n"
+    "only if nobody else took a CPU meanwhile. The roof is that of the "
+    "problem's own\n"
+    "arithmetic and bytes; figures are medians. Nothing is timed that "
+    "disagrees with\n"
     "its float64 reference.\n\n"
     "Example:\n  heed bench attention --threads 1";
 
 constexpr int kRounds = 7;
 constexpr size_t kEnoughSamples = 5;  // fewer clean ones are called noisy
 constexpr Sizes kSizes[] = {
-    {1, 128, 128, 16, 16, 64, 64},   {1, 512, 512, 8, 8, 64, 64},
-    {1, 2048, 2048, 4, 4, 64, 64},   {1, 2048, 2048, 4, 4, 128, 128},
+    {1, 128, 128, 16, 16, 64, 64},
+    {1, 512, 512, 8, 8, 64, 64},
+    {1, 2048, 2048, 4, 4, 64, 64},
+    {1, 2048, 2048, 4, 4, 128, 128},
 };
 constexpr int64_t kCheckedTokens = 160;  // the reference is scalar
 
@@ -57,7 +62,8 @@ void CheckFirst(const OpEntry& op, CaseRequest request, Context& ctx) {
   request.sizes.Tq = std::min(request.sizes.Tq, kCheckedTokens);
   request.sizes.Tk = std::min(request.sizes.Tk, kCheckedTokens);
   const Comparison c = Compare(op.make_case(request), ctx);
-  if (!c.ok) throw std::runtime_error("bench: not timed, wrong result: " + c.message);
+  if (!c.ok)
+    throw std::runtime_error("bench: not timed, wrong result: " + c.message);
 }
 
 Row Measure(const OpEntry& op, const CaseRequest& request, Context& ctx,
@@ -80,8 +86,8 @@ Row Measure(const OpEntry& op, const CaseRequest& request, Context& ctx,
   std::vector<double> seconds, roofs, fractions;
   double fastest = INFINITY;
   for (int round = 0; round < kRounds; ++round) {
-    const double fma = cores * probe::FmaFlopsPerSecond(request.dtype,
-                                                        ctx.allowed_targets());
+    const double fma =
+        cores * probe::FmaFlopsPerSecond(request.dtype, ctx.allowed_targets());
     const double roof_seconds =
         std::max(c.flops / fma, c.bytes / read_bytes_per_second);
     const Sample sample = TimeClean(threads, [&] { c.run(ctx, views); });
@@ -127,7 +133,8 @@ void MeasureOp(const OpEntry& op, const BenchOptions& options, double read,
   std::sort(dtypes.begin(), dtypes.end(), std::greater<>());  // f32 first
   for (const std::string& pass : op.passes) {
     for (const DType dtype : dtypes) {
-      if (!options.dtype.empty() && ParseDType(options.dtype) != dtype) continue;
+      if (!options.dtype.empty() && ParseDType(options.dtype) != dtype)
+        continue;
       for (const Sizes& sizes : kSizes) {
         for (const std::string& variant : variants) {
           for (const int threads : ThreadCounts(options.machine)) {
@@ -135,7 +142,8 @@ void MeasureOp(const OpEntry& op, const BenchOptions& options, double read,
             options.machine.Apply(ctx);
             Progress(fmt::format("{} {} {} {} {}", op.name, pass, Name(dtype),
                                  ToString(sizes), variant));
-            rows.push_back(Measure(op, {sizes, dtype, 1, pass, variant}, ctx, read));
+            rows.push_back(
+                Measure(op, {sizes, dtype, 1, pass, variant}, ctx, read));
           }
         }
       }
@@ -167,8 +175,10 @@ void Bench(const BenchOptions& options) {
   const Json probes = {
       {"cpu", os::CpuName()},
       {"target", TargetName(targets)},
-      {"fma_f32_flops_per_second", probe::FmaFlopsPerSecond(DType::kF32, targets, 9)},
-      {"fma_f64_flops_per_second", probe::FmaFlopsPerSecond(DType::kF64, targets, 9)},
+      {"fma_f32_flops_per_second",
+       probe::FmaFlopsPerSecond(DType::kF32, targets, 9)},
+      {"fma_f64_flops_per_second",
+       probe::FmaFlopsPerSecond(DType::kF64, targets, 9)},
       {"exp2_f32_per_second", probe::Exp2PerSecond(DType::kF32, targets, 9)},
       {"dram_read_bytes_per_second", read}};
   std::vector<Row> rows;
@@ -184,13 +194,15 @@ void Bench(const BenchOptions& options) {
     return Rate(probes[name].get<double>(), unit);
   };
   std::string text = fmt::format(
-      "{}, {}\none core: multiply-add {} f32, {} f64; exp2 {}; DRAM read {}\n\n",
-      os::CpuName(), TargetName(targets), rate("fma_f32_flops_per_second", "FLOP/s"),
+      "{}, {}\none core: multiply-add {} f32, {} f64; exp2 {}; DRAM read "
+      "{}\n\n",
+      os::CpuName(), TargetName(targets),
+      rate("fma_f32_flops_per_second", "FLOP/s"),
       rate("fma_f64_flops_per_second", "FLOP/s"),
       rate("exp2_f32_per_second", "exp/s"),
       rate("dram_read_bytes_per_second", "B/s"));
-  Table table({"<mechanism", "<pass", "<dtype", "<shape", "threads", "time", "speed",
-               "of roof", "<"});
+  Table table({"<mechanism", "<pass", "<dtype", "<shape", "threads", "time",
+               "speed", "of roof", "<"});
   for (const Row& row : rows) {
     table.Add({row.mechanism, row.pass, Name(row.dtype), row.shape,
                std::to_string(row.threads), Seconds(row.seconds),
@@ -209,7 +221,7 @@ void AddBench(CLI::App& app) {
   const auto options = std::make_shared<BenchOptions>();
   verb->add_option("MECHANISM", options->mechanisms, "only these; default all")
       ->type_name("");
-  verb->add_option("--dtype", options->dtype, "only this dtype")->type_name("f32|f64");
+  AddText(*verb, "--dtype", options->dtype, "only this dtype", "f32|f64");
   verb->add_flag("--causal", options->causal, "only causal problems");
   options->machine.Register(*verb);
   verb->add_flag("--json", options->json, "one JSON document");

@@ -1,6 +1,6 @@
-// heed compare: what each mechanism costs on these tensors, and how far it is from
-// exact attention in float64. Today the rows are exact attention itself, in every
-// dtype and under windows that drop keys.
+// heed compare: what each mechanism costs on these tensors, and how far it is
+// from exact attention in float64. Today the rows are exact attention itself,
+// in every dtype and under windows that drop keys.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -18,8 +18,10 @@ namespace heed::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "Errors are against exact attention in float64 without --window: the largest\n"
-    "difference of an element of o, and the root mean square relative to o's.\n\n"
+    "Errors are against exact attention in float64 without --window: the "
+    "largest\n"
+    "difference of an element of o, and the root mean square relative to "
+    "o's.\n\n"
     "Example:\n  heed compare data/minilm_alice.safetensors --layer 2";
 
 // Above this the scalar reference would take minutes.
@@ -44,8 +46,8 @@ struct Row {
   OutputError error;
 };
 
-// Exact attention as the reference sees it, and its restrictions by a window: the
-// typed one, else some that are narrower than the keys.
+// Exact attention as the reference sees it, and its restrictions by a window:
+// the typed one, else some that are narrower than the keys.
 std::vector<attention::Options> Variants(const attention::Options& full,
                                          const attention::Options& typed,
                                          bool has_window, int64_t Tk) {
@@ -95,10 +97,11 @@ std::vector<Row> Measure(Context& ctx, const CompareOptions& options,
        Variants(full, typed, options.math.HasWindow(), wide.k.size(1))) {
     for (const DType dtype : dtypes) {
       Progress("attention " + ToString(variant) + " " + Name(dtype));
-      const AttentionCall call(dtype == DType::kF64 ? wide : single, variant, dtype);
+      const AttentionCall call(dtype == DType::kF64 ? wide : single, variant,
+                               dtype);
       const double seconds = MedianSeconds(ctx, [&] { call.Forward(ctx); });
-      rows.push_back({"attention", variant, dtype, seconds, call.Workspace(ctx), 0,
-                      MeasureError(call.o(), expected.o())});
+      rows.push_back({"attention", variant, dtype, seconds, call.Workspace(ctx),
+                      0, MeasureError(call.o(), expected.o())});
     }
   }
   return rows;
@@ -141,12 +144,13 @@ void Compare(const CompareOptions& options) {
 
   const AttentionCall expected(wide, full, DType::kF64);
   const std::string reference = ComputeReference(ctx, expected);
-  const std::vector<Row> rows = Measure(ctx, options, wide, typed, full, expected);
+  const std::vector<Row> rows =
+      Measure(ctx, options, wide, typed, full, expected);
   Progress("");
 
-  const std::vector<std::string> columns = {
-      "<mechanism", "<options", "<dtype",    "time",
-      "workspace",  "state",    "max error", "rms error"};
+  const std::vector<std::string> columns = {"<mechanism", "<options",  "<dtype",
+                                            "time",       "workspace", "state",
+                                            "max error",  "rms error"};
   if (!options.html.empty()) {
     std::vector<std::vector<std::string>> cells;
     for (const Row& row : rows) cells.push_back(ToCells(row));
@@ -158,9 +162,9 @@ void Compare(const CompareOptions& options) {
     Json list = Json::array();
     for (const Row& row : rows) list.push_back(RowToJson(row));
     PrintJson(Json{{"file", wide.file},
-               {"layer", wide.layer},
-               {"reference", reference},
-               {"rows", list}});
+                   {"layer", wide.layer},
+                   {"reference", reference},
+                   {"rows", list}});
     return;
   }
   const auto shape = [&](const ConstTensorView& x) { return x.ShapeString(); };
@@ -183,11 +187,10 @@ void AddCompare(CLI::App& app) {
   verb->footer(kFooter);
   const auto options = std::make_shared<CompareOptions>();
   options->tensors.Register(*verb);
-  verb->add_option("-m,--mechanisms", options->mechanisms,
-                   "only these, by name; default all")
-      ->type_name("A,B,C");
-  verb->add_option("--html", options->html, "also writes the table as a page")
-      ->type_name("F");
+  AddText(*verb, "-m,--mechanisms", options->mechanisms,
+          "only these, by name; default all", "A,B,C");
+  AddText(*verb, "--html", options->html, "also writes the table as a page",
+          "F");
   options->math.Register(*verb);
   options->machine.Register(*verb);
   verb->add_flag("--json", options->json, "one JSON document");

@@ -11,8 +11,10 @@ constexpr char kHead[] =
     "<meta name=\"viewport\" content=\"width=device-width\">\n"
     "<style>\n"
     "  body { font: 15px/1.5 system-ui, sans-serif; margin: 2em; }\n"
-    "  table { border-collapse: collapse; font-variant-numeric: tabular-nums; }\n"
-    "  th, td { padding: .25em .8em; text-align: right; white-space: nowrap; }\n"
+    "  table { border-collapse: collapse; font-variant-numeric: tabular-nums; "
+    "}\n"
+    "  th, td { padding: .25em .8em; text-align: right; white-space: nowrap; "
+    "}\n"
     "  th { border-bottom: 2px solid currentColor; }\n"
     "  td { border-bottom: 1px solid #8886; }\n"
     "  .left { text-align: left; }\n"
@@ -22,11 +24,20 @@ std::string Escape(const std::string& text) {
   std::string escaped;
   for (const char c : text) {
     switch (c) {
-      case '&': escaped += "&amp;"; break;
-      case '<': escaped += "&lt;"; break;
-      case '>': escaped += "&gt;"; break;
-      case '"': escaped += "&quot;"; break;
-      default: escaped += c;
+      case '&':
+        escaped += "&amp;";
+        break;
+      case '<':
+        escaped += "&lt;";
+        break;
+      case '>':
+        escaped += "&gt;";
+        break;
+      case '"':
+        escaped += "&quot;";
+        break;
+      default:
+        escaped += c;
     }
   }
   return escaped;
@@ -38,7 +49,8 @@ void WriteHtmlTable(const std::string& path, const std::string& title,
                     const std::string& caption,
                     const std::vector<std::string>& columns,
                     const std::vector<std::vector<std::string>>& rows) {
-  const auto cell = [&](const char* tag, size_t column, const std::string& text) {
+  const auto cell = [&](const char* tag, size_t column,
+                        const std::string& text) {
     const bool left = columns[column].starts_with('<');
     return std::string("<") + tag + (left ? " class=\"left\">" : ">") +
            Escape(text) + "</" + tag + ">";

@@ -16,7 +16,8 @@ namespace heed::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "Roofs are of one core, but for the read by all threads. --json gives them in\n"
+    "Roofs are of one core, but for the read by all threads. --json gives them "
+    "in\n"
     "flops, exponentials and bytes per second.\n\n"
     "Example:\n  heed info --probe";
 
@@ -66,18 +67,18 @@ void Info(const InfoOptions& options) {
                                    : Json(nullptr);
   if (options.json) {
     PrintJson(Json{{"version", HEED_VERSION},
-               {"cpu", os::CpuName()},
-               {"threads", threads},
-               {"simd", {{"target", target}, {"available", available}}},
-               {"tiles", HasMatrixTiles()},
-               {"roofs", roofs}});
+                   {"cpu", os::CpuName()},
+                   {"threads", threads},
+                   {"simd", {{"target", target}, {"available", available}}},
+                   {"tiles", HasMatrixTiles()},
+                   {"roofs", roofs}});
     return;
   }
   Table table({"<heed", "<" HEED_VERSION});
   table.Add({"CPU", os::CpuName()});
   table.Add({"threads", std::to_string(threads)});
-  table.Add({"SIMD target",
-             fmt::format("{} (available: {})", target, fmt::join(available, " "))});
+  table.Add({"SIMD target", fmt::format("{} (available: {})", target,
+                                        fmt::join(available, " "))});
   table.Add({"matrix tiles",
              HasMatrixTiles() ? "present; no kernel uses them yet" : "none"});
   if (options.probe) {
@@ -88,7 +89,8 @@ void Info(const InfoOptions& options) {
     table.Add({"multiply-add f64", rate("fma_f64_flops_per_second", "FLOP/s")});
     table.Add({"exp2 f32", rate("exp2_f32_per_second", "exp/s")});
     table.Add({"exp2 f64", rate("exp2_f64_per_second", "exp/s")});
-    table.Add({"DRAM read, 1 thread", rate("dram_read_bytes_per_second", "B/s")});
+    table.Add(
+        {"DRAM read, 1 thread", rate("dram_read_bytes_per_second", "B/s")});
     table.Add({fmt::format("DRAM read, {} threads", threads),
                rate("dram_read_all_threads_bytes_per_second", "B/s")});
   }
@@ -99,10 +101,12 @@ void Info(const InfoOptions& options) {
 
 void AddInfo(CLI::App& app) {
   CLI::App* verb = app.add_subcommand(
-      "info", "version, CPU, SIMD target, threads; measured roofs with --probe");
+      "info",
+      "version, CPU, SIMD target, threads; measured roofs with --probe");
   verb->footer(kFooter);
   const auto options = std::make_shared<InfoOptions>();
-  verb->add_flag("--probe", options->probe, "measure what this machine reaches");
+  verb->add_flag("--probe", options->probe,
+                 "measure what this machine reaches");
   verb->add_flag("--json", options->json, "one JSON document");
   options->machine.Register(*verb);
   verb->callback([options] { Info(*options); });

@@ -13,8 +13,10 @@ namespace heed::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "Formulas are in B sequences, Tq queries, Tk keys, Hq query and Hkv key heads,\n"
-    "D key and Dv value channels; pairs counts the (query, key) pairs that are kept.\n\n"
+    "Formulas are in B sequences, Tq queries, Tk keys, Hq query and Hkv key "
+    "heads,\n"
+    "D key and Dv value channels; pairs counts the (query, key) pairs that are "
+    "kept.\n\n"
     "Example:\n  heed list --json";
 
 void List(bool json) {
@@ -28,9 +30,9 @@ void List(bool json) {
       dtypes += std::string(dtypes.empty() ? "in " : " ") + Name(dtype);
       dtype_names.push_back(Name(dtype));
     }
-    text += fmt::format(
-        "{}: {}{} {}\n  flops  {}\n  bytes  {}\n  state  {}\n", op.name, op.family,
-        passes, dtypes, op.flops, op.bytes, op.state);
+    text += fmt::format("{}: {}{} {}\n  flops  {}\n  bytes  {}\n  state  {}\n",
+                        op.name, op.family, passes, dtypes, op.flops, op.bytes,
+                        op.state);
     document.push_back({{"name", op.name},
                         {"family", op.family},
                         {"passes", op.passes},

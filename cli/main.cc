@@ -17,11 +17,13 @@ namespace {
 
 constexpr char kFooter[] =
     "Example:\n  heed run attention data/minilm_alice.safetensors --layer 2\n\n"
-    "heed VERB --help explains a verb. Every verb takes --json: one JSON document\n"
+    "heed VERB --help explains a verb. Every verb takes --json: one JSON "
+    "document\n"
     "on standard output. HEED_ISA in the environment acts as --isa.";
 
 int Main(int argc, char** argv) {
-  CLI::App app("Attention on CPUs: run it, check it, compare it, time it.", "heed");
+  CLI::App app("Attention on CPUs: run it, check it, compare it, time it.",
+               "heed");
   app.footer(kFooter);
   app.set_version_flag("--version", "heed " HEED_VERSION);
   app.require_subcommand(1);
@@ -31,13 +33,12 @@ int Main(int argc, char** argv) {
   AddCompare(app);
   AddVerify(app);
   AddBench(app);
+  app.parse_complete_callback(&CheckEnvironment);  // before the verb runs
   try {
     app.parse(argc, argv);  // runs the verb
     return 0;
   } catch (const CLI::CallForHelp&) {
-    // The help of the verb that was named, if one was.
-    const auto chosen = app.get_subcommands();
-    Print((chosen.empty() ? app : *chosen[0]).help());
+    Print(app.help());  // of the verb that was named, if one was
     return 0;
   } catch (const CLI::CallForVersion& e) {
     Print(std::string(e.what()) + "\n");
@@ -45,7 +46,10 @@ int Main(int argc, char** argv) {
   } catch (const CLI::RequiredError&) {
     const auto chosen = app.get_subcommands();
     if (!chosen.empty()) throw;
-    throw UsageError("no verb, expected list, info, run, compare, verify or bench");
+    const std::string got =
+        argc > 1 ? "verb is '" + std::string(argv[1]) + "'" : "no verb";
+    throw UsageError(got +
+                     ", expected list, info, run, compare, verify or bench");
   }
 }
 

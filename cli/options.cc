@@ -19,7 +19,8 @@ std::optional<T> ParseNumber(std::string_view text) {
   T value{};
   const auto [end, error] =
       std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size()) {
+  if (text.empty() || error != std::errc() ||
+      end != text.data() + text.size()) {
     return std::nullopt;
   }
   return value;
@@ -56,8 +57,8 @@ constexpr char kWindowForm[] =
 // The typed value, else the file's, else nothing.
 template <class T, class Parse>
 std::optional<T> Fact(const TensorSet& tensors, const char* name,
-                      const std::string& typed, const char* expected, Parse parse,
-                      std::vector<std::string>& notes) {
+                      const std::string& typed, const char* expected,
+                      Parse parse, std::vector<std::string>& notes) {
   if (!typed.empty()) {
     const std::optional<T> value = parse(typed);
     if (!value) BadOption(std::string("--") + name, typed, expected);
@@ -67,8 +68,8 @@ std::optional<T> Fact(const TensorSet& tensors, const char* name,
   if (fact == tensors.facts.end()) return std::nullopt;
   const std::optional<T> value = parse(fact->second);
   if (!value) {
-    throw FileError(tensors.file + ": metadata " + name + " is '" + fact->second +
-                    "', expected " + expected);
+    throw FileError(tensors.file + ": metadata " + name + " is '" +
+                    fact->second + "', expected " + expected);
   }
   notes.push_back(std::string(name) + " " + fact->second + " from the file");
   return value;
@@ -114,12 +115,29 @@ std::vector<OpEntry> ChooseOps(const std::vector<std::string>& names) {
   return ops;
 }
 
+CLI::Option* AddText(CLI::App& verb, const std::string& name,
+                     std::string& value, const std::string& help,
+                     const std::string& type) {
+  CLI::Option* option = verb.add_option(name, value, help)->type_name(type);
+  option->check([](const std::string& text) {
+    return std::string(text.empty() ? "is empty, expected a value" : "");
+  });
+  return option;
+}
+
+void CheckEnvironment() {
+  try {
+    Context ctx(1);
+  } catch (const std::exception& e) {  // what() is "isa is 'X', ..."
+    throw UsageError(std::string("HEED_ISA: ") + e.what());
+  }
+}
+
 void MachineOptions::Register(CLI::App& verb) {
-  verb.add_option("--threads", threads, "threads, 1 to 4096; default all CPUs")
-      ->type_name("N");
-  verb.add_option("--isa", isa,
-                  "cap of the SIMD target, such as AVX2, or tiles for none")
-      ->type_name("TARGET");
+  AddText(verb, "--threads", threads, "threads, 1 to 4096; default all CPUs",
+          "N");
+  AddText(verb, "--isa", isa,
+          "cap of the SIMD target, such as AVX2, or tiles for none", "TARGET");
 }
 
 int MachineOptions::Threads() const {
@@ -141,18 +159,17 @@ void MachineOptions::Apply(Context& ctx) const {
 }
 
 void TensorOptions::Register(CLI::App& verb) {
-  verb.add_option("FILE", file, "tensors q, k, v, or layers.0.q and so on")
-      ->type_name(".safetensors");
-  verb.add_option("--q", q, "q instead of FILE")->type_name("FILE.npy");
-  verb.add_option("--k", k, "k")->type_name("FILE.npy");
-  verb.add_option("--v", v, "v")->type_name("FILE.npy");
-  verb.add_option("--layer", layer, "layer by name or index; default the first")
-      ->type_name("NAME-OR-INDEX");
-  verb.add_option("--heads", heads, "query heads by index; default all")
-      ->type_name("A,B");
-  verb.add_option("--dtype", dtype,
-                  "dtype to compute in; default f32 for 16-bit files, else the file's")
-      ->type_name("f32|f64");
+  AddText(verb, "FILE", file, "tensors q, k, v, or layers.0.q and so on",
+          ".safetensors");
+  AddText(verb, "--q", q, "q instead of FILE", "FILE.npy");
+  AddText(verb, "--k", k, "k", "FILE.npy");
+  AddText(verb, "--v", v, "v", "FILE.npy");
+  AddText(verb, "--layer", layer, "layer by name or index; default the first",
+          "NAME-OR-INDEX");
+  AddText(verb, "--heads", heads, "query heads by index; default all", "A,B");
+  AddText(verb, "--dtype", dtype,
+          "dtype to compute in; default f32 for 16-bit files, else the file's",
+          "f32|f64");
 }
 
 TensorSet TensorOptions::Load() const {
@@ -164,7 +181,9 @@ TensorSet TensorOptions::Load() const {
     throw UsageError("both FILE and --q --k --v, expected one of them");
   }
   if (file.empty() && arrays != 3) {
-    throw UsageError(std::string(q.empty() ? "--q" : k.empty() ? "--k" : "--v") +
+    throw UsageError(std::string(q.empty()   ? "--q"
+                                 : k.empty() ? "--k"
+                                             : "--v") +
                      " is missing, expected --q, --k and --v together");
   }
   TensorChoice choice{layer, heads, {}};
@@ -179,12 +198,12 @@ TensorSet TensorOptions::Load() const {
 void MathOptions::Register(CLI::App& verb) {
   verb.add_flag("--causal,!--no-causal", causal,
                 "keys up to the query's own position");
-  verb.add_option("--window", window, "only so many keys left and right of a query")
-      ->type_name("L,R");
-  verb.add_option("--scale", scale, "factor of the logits; default 1/sqrt(D)")
-      ->type_name("S");
-  verb.add_option("--softcap", softcap, "logits s become C tanh(s / C); 0 is none")
-      ->type_name("C");
+  AddText(verb, "--window", window,
+          "only so many keys left and right of a query", "L,R");
+  AddText(verb, "--scale", scale, "factor of the logits; default 1/sqrt(D)",
+          "S");
+  AddText(verb, "--softcap", softcap,
+          "logits s become C tanh(s / C); 0 is none", "C");
 }
 
 attention::Options MathOptions::Resolve(const TensorSet& tensors,
@@ -192,16 +211,17 @@ attention::Options MathOptions::Resolve(const TensorSet& tensors,
   attention::Options options;
   options.scale = Fact<double>(tensors, "scale", scale, "a finite number",
                                ParseFinite, notes);
-  options.softcap = Fact<double>(tensors, "softcap", softcap,
-                                 "a finite number, 0 or more", ParseSoftcap, notes)
-                        .value_or(0);
-  options.window = Fact<attention::Window>(tensors, "window", window, kWindowForm,
-                                           ParseWindow, notes)
+  options.softcap =
+      Fact<double>(tensors, "softcap", softcap, "a finite number, 0 or more",
+                   ParseSoftcap, notes)
+          .value_or(0);
+  options.window = Fact<attention::Window>(tensors, "window", window,
+                                           kWindowForm, ParseWindow, notes)
                        .value_or(attention::Window{});
   const std::string typed = !causal ? "" : *causal ? "true" : "false";
-  options.causal = Fact<bool>(tensors, "causal", typed, "true or false", ParseBool,
-                              notes)
-                       .value_or(false);
+  options.causal =
+      Fact<bool>(tensors, "causal", typed, "true or false", ParseBool, notes)
+          .value_or(false);
   if (const auto missing = tensors.facts.find("not_recorded");
       missing != tensors.facts.end()) {
     notes.push_back("the model also used " + missing->second +

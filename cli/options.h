@@ -1,4 +1,5 @@
-// Options that several verbs share: how they are spelled, checked and explained.
+// Options that several verbs share: how they are spelled, checked and
+// explained.
 #ifndef CLI_OPTIONS_H_
 #define CLI_OPTIONS_H_
 
@@ -28,7 +29,7 @@ struct MachineOptions {
   std::string threads, isa;
 
   void Register(CLI::App& verb);
-  int Threads() const;        // default: one per usable CPU
+  int Threads() const;             // default: one per usable CPU
   void Apply(Context& ctx) const;  // the cap of --isa
 };
 
@@ -54,6 +55,14 @@ struct MathOptions {
                              std::vector<std::string>& notes) const;
   bool HasWindow() const { return !window.empty(); }
 };
+
+// An option with one value, which is not empty.
+CLI::Option* AddText(CLI::App& verb, const std::string& name,
+                     std::string& value, const std::string& help,
+                     const std::string& type);
+
+// Throws UsageError if HEED_ISA names no target of this machine.
+void CheckEnvironment();
 
 // A dtype that has kernels. Throws UsageError.
 DType ParseDType(const std::string& text);

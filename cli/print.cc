@@ -39,10 +39,9 @@ void WriteAll(int file, std::string_view text) {
 
 // Characters of UTF-8 text: bytes that do not continue one.
 size_t Width(std::string_view text) {
-  return static_cast<size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) {
-        return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
-      }));
+  return static_cast<size_t>(std::count_if(
+      text.begin(), text.end(),
+      [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
 }  // namespace
@@ -100,13 +99,16 @@ std::string Bytes(double num_bytes) {
 
 std::string Rate(double per_second, std::string_view unit) {
   if (!std::isfinite(per_second)) return "-";
-  if (per_second >= 1e12) return fmt::format("{} T{}", Digits(per_second / 1e12), unit);
-  if (per_second >= 1e9) return fmt::format("{} G{}", Digits(per_second / 1e9), unit);
+  if (per_second >= 1e12)
+    return fmt::format("{} T{}", Digits(per_second / 1e12), unit);
+  if (per_second >= 1e9)
+    return fmt::format("{} G{}", Digits(per_second / 1e9), unit);
   return fmt::format("{} M{}", Digits(per_second / 1e6), unit);
 }
 
 std::string Percent(double fraction) {
-  return std::isfinite(fraction) ? fmt::format("{:.1f} %", 100 * fraction) : "-";
+  return std::isfinite(fraction) ? fmt::format("{:.1f} %", 100 * fraction)
+                                 : "-";
 }
 
 std::string ErrorSize(double error) {

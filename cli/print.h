@@ -25,11 +25,11 @@ class Table {
   std::vector<bool> left_;
 };
 
-std::string Seconds(double seconds);              // "1.23 ms"
-std::string Bytes(double num_bytes);              // "12.5 MiB"
+std::string Seconds(double seconds);                         // "1.23 ms"
+std::string Bytes(double num_bytes);                         // "12.5 MiB"
 std::string Rate(double per_second, std::string_view unit);  // "117 GFLOP/s"
-std::string Percent(double fraction);             // "87.3 %"
-std::string ErrorSize(double error);              // "1.2e-07"
+std::string Percent(double fraction);                        // "87.3 %"
+std::string ErrorSize(double error);                         // "1.2e-07"
 
 // All of `text` to stdout. Throws FileError if it cannot be written.
 void Print(std::string_view text);

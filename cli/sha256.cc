@@ -41,8 +41,8 @@ void Block(const uint8_t* bytes, State& state) {
     const uint32_t sum1 =
         std::rotr(s[4], 6) ^ std::rotr(s[4], 11) ^ std::rotr(s[4], 25);
     const uint32_t choose = (s[4] & s[5]) ^ (~s[4] & s[6]);
-    const uint32_t t1 = s[7] + sum1 + choose + kRound[static_cast<size_t>(i)] +
-                        w[i];
+    const uint32_t t1 =
+        s[7] + sum1 + choose + kRound[static_cast<size_t>(i)] + w[i];
     const uint32_t sum0 =
         std::rotr(s[0], 2) ^ std::rotr(s[0], 13) ^ std::rotr(s[0], 22);
     const uint32_t majority = (s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]);

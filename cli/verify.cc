@@ -1,5 +1,5 @@
-// heed verify: every mechanism against its float64 reference, on every SIMD target
-// of this machine and in every dtype.
+// heed verify: every mechanism against its float64 reference, on every SIMD
+// target of this machine and in every dtype.
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -19,8 +19,10 @@ namespace heed::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "A row is many problems: awkward sizes, and random ones with random options.\n"
-    "Its error and tolerance are of the element that came closest to its tolerance.\n\n"
+    "A row is many problems: awkward sizes, and random ones with random "
+    "options.\n"
+    "Its error and tolerance are of the element that came closest to its "
+    "tolerance.\n\n"
     "Example:\n  heed verify attention --isa AVX2";
 
 constexpr uint64_t kRandomCases = 60;  // per pass, target and dtype
@@ -61,15 +63,16 @@ void Add(const Comparison& c, Row& row) {
 std::vector<std::string> Targets(int64_t allowed) {
   std::vector<std::string> targets;
   for (const std::string& name : AvailableTargets()) {
-    if (TargetName(TargetsUpTo(name) & allowed) == name) targets.push_back(name);
+    if (TargetName(TargetsUpTo(name) & allowed) == name)
+      targets.push_back(name);
   }
   return targets;
 }
 
-// The same problems for every target: the references are computed anew each time,
-// which is most of the seconds, but needs no memory.
-std::vector<Row> VerifyOp(const OpEntry& op, const std::string& target, DType dtype,
-                          Context& ctx) {
+// The same problems for every target: the references are computed anew each
+// time, which is most of the seconds, but needs no memory.
+std::vector<Row> VerifyOp(const OpEntry& op, const std::string& target,
+                          DType dtype, Context& ctx) {
   std::map<std::string, Row> rows;
   const auto check = [&](const Case& c) {
     Row& row = rows[c.pass];
@@ -82,7 +85,8 @@ std::vector<Row> VerifyOp(const OpEntry& op, const std::string& target, DType dt
     for (const Sizes& sizes : kSizes) {
       check(op.make_case({sizes, dtype, 1, pass, ""}));
       for (const std::string& variant : op.variants) {
-        if (variant == "causal") check(op.make_case({sizes, dtype, 2, pass, variant}));
+        if (variant == "causal")
+          check(op.make_case({sizes, dtype, 2, pass, variant}));
       }
     }
   }
@@ -103,7 +107,8 @@ void Verify(const VerifyOptions& options) {
     ctx.set_isa(target);
     for (const OpEntry& op : ops) {
       for (const DType dtype : op.dtypes) {
-        if (!options.dtype.empty() && ParseDType(options.dtype) != dtype) continue;
+        if (!options.dtype.empty() && ParseDType(options.dtype) != dtype)
+          continue;
         Progress(fmt::format("{} {} {}", op.name, target, Name(dtype)));
         for (Row& row : VerifyOp(op, target, dtype, ctx)) rows.push_back(row);
       }
@@ -135,8 +140,9 @@ void Verify(const VerifyOptions& options) {
     Print(table.ToString());
   }
   if (failures != 0) {
-    throw std::runtime_error(fmt::format("verify: {} of {} rows failed, expected 0; {}",
-                                         failures, rows.size(), message));
+    throw std::runtime_error(
+        fmt::format("verify: {} of {} rows failed, expected 0; {}", failures,
+                    rows.size(), message));
   }
 }
 
@@ -144,12 +150,13 @@ void Verify(const VerifyOptions& options) {
 
 void AddVerify(CLI::App& app) {
   CLI::App* verb = app.add_subcommand(
-      "verify", "every mechanism against its float64 reference on this machine");
+      "verify",
+      "every mechanism against its float64 reference on this machine");
   verb->footer(kFooter);
   const auto options = std::make_shared<VerifyOptions>();
   verb->add_option("MECHANISM", options->mechanisms, "only these; default all")
       ->type_name("");
-  verb->add_option("--dtype", options->dtype, "only this dtype")->type_name("f32|f64");
+  AddText(*verb, "--dtype", options->dtype, "only this dtype", "f32|f64");
   options->machine.Register(*verb);
   verb->add_flag("--json", options->json, "one JSON document");
   verb->callback([options] { Verify(*options); });

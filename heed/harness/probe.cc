@@ -14,7 +14,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/harness/probe.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                     // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h:
 #include "heed/simd/math-inl.h"
@@ -201,19 +201,19 @@ double ReadBytesPerSecond(Context& ctx, const void* data, size_t num_bytes,
   constexpr int64_t kChunkWords = 1 << 17;  // 1 MiB: longer than any prefetcher
   const uint64_t* words = static_cast<const uint64_t*>(data);
   const int64_t num_words = static_cast<int64_t>(num_bytes / 8);
-  const auto read = HWY_DISPATCH_TABLE(ReadWords)[TargetIndex(
-      ctx.allowed_targets())];
+  const auto read =
+      HWY_DISPATCH_TABLE(ReadWords)[TargetIndex(ctx.allowed_targets())];
   std::atomic<uint64_t> sum{0};
   double best = 0;
   for (int i = 0; i < repeats; ++i) {
     const auto start = std::chrono::steady_clock::now();
-    ctx.ParallelFor((num_words + kChunkWords - 1) / kChunkWords,
-                    [&](int64_t task, int) {
-                      const int64_t begin = task * kChunkWords;
-                      const int64_t n = std::min(kChunkWords, num_words - begin);
-                      sum.fetch_add(read(words + begin, static_cast<size_t>(n)),
-                                    std::memory_order_relaxed);
-                    });
+    ctx.ParallelFor(
+        (num_words + kChunkWords - 1) / kChunkWords, [&](int64_t task, int) {
+          const int64_t begin = task * kChunkWords;
+          const int64_t n = std::min(kChunkWords, num_words - begin);
+          sum.fetch_add(read(words + begin, static_cast<size_t>(n)),
+                        std::memory_order_relaxed);
+        });
     const std::chrono::duration<double> elapsed =
         std::chrono::steady_clock::now() - start;
     best = std::max(best, static_cast<double>(num_bytes) / elapsed.count());

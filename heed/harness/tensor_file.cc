@@ -22,8 +22,8 @@ std::optional<int64_t> ParseIndex(std::string_view text) {
   int64_t value = 0;
   const auto [end, error] =
       std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size() ||
-      value < 0) {
+  if (text.empty() || error != std::errc() ||
+      end != text.data() + text.size() || value < 0) {
     return std::nullopt;
   }
   return value;
@@ -109,7 +109,8 @@ std::map<std::string, std::string> FactsOf(
   std::map<std::string, std::string> facts = metadata;
   if (layer.empty()) return facts;
   for (const auto& [key, value] : metadata) {
-    if (key.starts_with(layer + ".")) facts[key.substr(layer.size() + 1)] = value;
+    if (key.starts_with(layer + "."))
+      facts[key.substr(layer.size() + 1)] = value;
   }
   return facts;
 }
@@ -127,12 +128,14 @@ ConstTensorView WithBatch(const std::string& path, const std::string& name,
                     ", expected [B,T,H,D] or [T,H,D]");
   }
   const int64_t T = x.size(0), H = x.size(1), D = x.size(2);
-  return ConstTensorView(x.data(), x.dtype(), {1, T, H, D},
-                         {T * x.stride(0), x.stride(0), x.stride(1), x.stride(2)});
+  return ConstTensorView(
+      x.data(), x.dtype(), {1, T, H, D},
+      {T * x.stride(0), x.stride(0), x.stride(1), x.stride(2)});
 }
 
 [[noreturn]] void BadShape(const std::string& path, const char* name,
-                           const ConstTensorView& x, const std::string& expected) {
+                           const ConstTensorView& x,
+                           const std::string& expected) {
   throw FileError(path + ": " + name + " has shape " + x.ShapeString() +
                   ", expected " + expected);
 }
@@ -141,7 +144,8 @@ ConstTensorView WithBatch(const std::string& path, const std::string& name,
 void CheckShapes(const std::string& path, const TensorSet& set) {
   const ConstTensorView &q = set.q, &k = set.k, &v = set.v;
   const auto text = [](int64_t n) { return std::to_string(n); };
-  const std::string B = text(q.size(0)), T = text(k.size(1)), H = text(k.size(2));
+  const std::string B = text(q.size(0)), T = text(k.size(1)),
+                    H = text(k.size(2));
   for (const auto& [name, x] : {std::pair{"k", &k}, std::pair{"v", &v}}) {
     if (x->dtype() != q.dtype()) {
       throw FileError(path + ": " + name + " has dtype " + Name(x->dtype()) +
@@ -161,25 +165,26 @@ void CheckShapes(const std::string& path, const TensorSet& set) {
     BadShape(path, q.size(3) == 0 ? "q" : "v", q.size(3) == 0 ? q : v,
              "a last axis of at least 1");
   }
-  const bool divides = k.size(2) == 0 ? q.size(2) == 0 : q.size(2) % k.size(2) == 0;
+  const bool divides =
+      k.size(2) == 0 ? q.size(2) == 0 : q.size(2) % k.size(2) == 0;
   if (!divides) {
     BadShape(path, "q", q, "a multiple of k's " + H + " heads");
   }
 }
 
 // Query heads by index. Throws InvalidArgument.
-std::vector<int64_t> ChooseHeads(const std::string& path, const std::string& text,
-                                 int64_t num_heads) {
+std::vector<int64_t> ChooseHeads(const std::string& path,
+                                 const std::string& text, int64_t num_heads) {
   std::vector<int64_t> heads;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t end = std::min(text.find(',', begin), text.size());
     const std::string word = text.substr(begin, end - begin);
     const std::optional<int64_t> head = ParseIndex(word);
     if (!head || *head >= num_heads) {
-      throw InvalidArgument(
-          path + ": --heads has '" + word + "', expected " +
-          (num_heads == 0 ? "none: there are no heads"
-                          : "0 to " + std::to_string(num_heads - 1)));
+      throw InvalidArgument(path + ": --heads has '" + word + "', expected " +
+                            (num_heads == 0
+                                 ? "none: there are no heads"
+                                 : "0 to " + std::to_string(num_heads - 1)));
     }
     heads.push_back(*head);
     begin = end + 1;
@@ -218,11 +223,16 @@ template <class To>
 void CopyHeads(const ConstTensorView& x, const std::vector<int64_t>& heads,
                int64_t group, To* out) {
   switch (x.dtype()) {
-    case DType::kF64: return CopyHeads<double, To>(x, heads, group, out);
-    case DType::kF32: return CopyHeads<float, To>(x, heads, group, out);
-    case DType::kBF16: return CopyHeads<BF16, To>(x, heads, group, out);
-    case DType::kF16: return CopyHeads<F16, To>(x, heads, group, out);
-    default: throw InternalError("LoadTensors: not a float");
+    case DType::kF64:
+      return CopyHeads<double, To>(x, heads, group, out);
+    case DType::kF32:
+      return CopyHeads<float, To>(x, heads, group, out);
+    case DType::kBF16:
+      return CopyHeads<BF16, To>(x, heads, group, out);
+    case DType::kF16:
+      return CopyHeads<F16, To>(x, heads, group, out);
+    default:
+      throw InternalError("LoadTensors: not a float");
   }
 }
 
@@ -263,9 +273,10 @@ void OpenSafetensors(const std::string& path, const TensorChoice& choice,
   const auto file = std::make_shared<SafetensorsFile>(path);
   set.layers = FindLayers(*file);
   if (set.layers.empty()) {
-    throw FileError(path + ": holds " +
-                    (file->names().empty() ? "no tensors" : Join(file->names())) +
-                    ", expected q, k and v, or layers such as layers.0.q");
+    throw FileError(
+        path + ": holds " +
+        (file->names().empty() ? "no tensors" : Join(file->names())) +
+        ", expected q, k and v, or layers such as layers.0.q");
   }
   set.layer = ChooseLayer(path, set.layers, choice.layer);
   set.facts = FactsOf(file->metadata(), set.layer);
@@ -274,8 +285,8 @@ void OpenSafetensors(const std::string& path, const TensorChoice& choice,
   set.owners.push_back(file);
 }
 
-void OpenNpy(const TensorPaths& paths, const TensorChoice& choice, TensorSet& set,
-             std::array<ConstTensorView, 3>& views) {
+void OpenNpy(const TensorPaths& paths, const TensorChoice& choice,
+             TensorSet& set, std::array<ConstTensorView, 3>& views) {
   const std::array<std::string, 3> files = {paths.q, paths.k, paths.v};
   set.layers = {""};
   set.layer = ChooseLayer(set.file, set.layers, choice.layer);
@@ -327,7 +338,8 @@ TensorSet LoadTensors(const TensorPaths& paths, const TensorChoice& choice) {
     heads = ChooseHeads(set.file, choice.heads, set.q.size(2));
   }
   const int64_t group =
-      set.k.size(2) == 0 ? 1 : std::max<int64_t>(set.q.size(2) / set.k.size(2), 1);
+      set.k.size(2) == 0 ? 1
+                         : std::max<int64_t>(set.q.size(2) / set.k.size(2), 1);
   set.q = Prepare(set.q, set.dtype, heads, 1, set);
   set.k = Prepare(set.k, set.dtype, heads, group, set);
   set.v = Prepare(set.v, set.dtype, heads, group, set);

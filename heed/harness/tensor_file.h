@@ -21,14 +21,14 @@ struct TensorPaths {
 
 // Which part of it, and as what.
 struct TensorChoice {
-  std::string layer;             // name or index; empty is the first
-  std::string heads;             // indices of query heads "0,3"; empty is all
-  std::optional<DType> dtype;    // default: f32 for 16-bit files, else the file's
+  std::string layer;           // name or index; empty is the first
+  std::string heads;           // indices of query heads "0,3"; empty is all
+  std::optional<DType> dtype;  // default: f32 for 16-bit files, else the file's
 };
 
 struct TensorSet {
-  std::string file;    // path, or the three joined by ", "
-  std::string layer;   // "layers.0", or "" where tensors have no prefix
+  std::string file;   // path, or the three joined by ", "
+  std::string layer;  // "layers.0", or "" where tensors have no prefix
   std::vector<std::string> layers;  // all there are, in order
   ConstTensorView q, k, v;          // [B, T, H, D], in `dtype`
   bool batched = true;              // false: the file has no axis B
