@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "heed/core/philox.h"
+#include "heed/ops/exact/attention/attention_internal.h"
 #include "heed/ops/exact/attention/attention_reference_internal.h"
 
 namespace heed::attention {
@@ -241,6 +242,7 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
 }
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
+  CheckedProblem("attention::Reference", in, options, out, Use::kReference);
   ReferenceRows(in, options, out, nullptr);
 }
 
