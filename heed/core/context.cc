@@ -54,17 +54,14 @@ void Context::set_isa(std::string_view name) {
 }
 
 void Context::ReserveScratch(size_t bytes_per_worker) {
-  if (bytes_per_worker > scratch_bytes_) {
-    for (void*& memory : scratch_) {
-      os::FreeAligned(memory);
-      memory = nullptr;
-    }
-    scratch_.clear();
-    scratch_bytes_ = bytes_per_worker;
-  }
-  while (scratch_.size() < static_cast<size_t>(num_threads_)) {
-    scratch_.push_back(nullptr);
-    scratch_.back() = os::AllocateAligned(scratch_bytes_);
+  const size_t workers = static_cast<size_t>(num_threads_);
+  if (bytes_per_worker <= scratch_bytes_ && scratch_.size() == workers) return;
+  for (void* memory : scratch_) os::FreeAligned(memory);
+  scratch_.clear();
+  scratch_.reserve(workers);
+  scratch_bytes_ = bytes_per_worker;
+  while (scratch_.size() < workers) {  // incomplete if it throws: seen above
+    scratch_.push_back(os::AllocateAligned(bytes_per_worker));
   }
 }
 

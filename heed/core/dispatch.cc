@@ -36,8 +36,9 @@ int64_t TargetsUpTo(std::string_view name) {
     if (name == hwy::TargetName(Best(rest))) return -Best(rest);
     available += std::string(hwy::TargetName(Best(rest))) + " ";
   }
+  const std::string_view no_target = hwy::TargetName(0);
   for (int bit = 0; bit < 63; ++bit) {
-    if (name == hwy::TargetName(int64_t{1} << bit)) {
+    if (name != no_target && name == hwy::TargetName(int64_t{1} << bit)) {
       throw Unsupported("isa is '" + std::string(name) +
                         "', available here: " + available + "tiles");
     }

@@ -26,14 +26,15 @@ constexpr Info kInfo[] = {
 template <class T>
 T Load(const void* data, int64_t index) {
   T value;
-  std::memcpy(&value, static_cast<const char*>(data) + index * sizeof(T),
-              sizeof(T));
+  const int64_t offset = index * static_cast<int64_t>(sizeof(T));
+  std::memcpy(&value, static_cast<const char*>(data) + offset, sizeof(T));
   return value;
 }
 
 template <class T>
 void Store(void* data, int64_t index, T value) {
-  std::memcpy(static_cast<char*>(data) + index * sizeof(T), &value, sizeof(T));
+  const int64_t offset = index * static_cast<int64_t>(sizeof(T));
+  std::memcpy(static_cast<char*>(data) + offset, &value, sizeof(T));
 }
 
 // A double as f32 rounded to odd: the last bit remembers whether anything was
@@ -89,10 +90,15 @@ F16 ToF16(float x) {
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
   if (magnitude > 0x7F800000u) return {static_cast<uint16_t>(sign | 0x7E00u)};
   if (magnitude >= 0x477FF000u) return {static_cast<uint16_t>(sign | 0x7C00u)};
-  if (magnitude < 0x38800000u) {  // subnormal: the FPU rounds to units of 2^-24
-    const float units = std::ldexp(std::bit_cast<float>(magnitude), 24);
-    return {static_cast<uint16_t>(sign |
-                                  static_cast<uint16_t>(std::nearbyint(units)))};
+  if (magnitude < 0x33000000u) return {sign};  // below 2^-25
+  if (magnitude < 0x38800000u) {  // subnormal: round to units of 2^-24
+    const uint32_t shift = 126 - (magnitude >> 23);
+    const uint32_t significand = (magnitude & 0x7FFFFFu) | 0x800000u;
+    const uint32_t units = significand >> shift;
+    const uint32_t rest = significand & ((1u << shift) - 1);
+    const uint32_t half = 1u << (shift - 1);
+    const uint32_t up = rest > half || (rest == half && (units & 1)) ? 1 : 0;
+    return {static_cast<uint16_t>(sign | (units + up))};
   }
   const uint32_t rounded = magnitude + 0xFFFu + ((magnitude >> 13) & 1);
   return {static_cast<uint16_t>(sign | ((rounded - (112u << 23)) >> 13))};

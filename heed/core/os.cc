@@ -26,7 +26,8 @@ namespace heed::os {
 namespace {
 
 [[noreturn]] void ThrowErrno(const std::string& path, const char* doing) {
-  throw FileError(path + ": cannot " + doing + ": " + std::strerror(errno));
+  const int reason = errno;
+  throw FileError(path + ": cannot " + doing + ": " + std::strerror(reason));
 }
 
 size_t PageBytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
@@ -111,7 +112,8 @@ bool PinThisThread(int index) {
 }
 
 MappedFile::MappedFile(const std::string& path) {
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Not blocking: a pipe is refused below instead of waited for.
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) ThrowErrno(path, "open");
   struct stat info;
   const bool regular = fstat(file, &info) == 0 && S_ISREG(info.st_mode);
@@ -123,7 +125,9 @@ MappedFile::MappedFile(const std::string& path) {
   if (num_bytes_ > 0) {
     void* map = mmap(nullptr, num_bytes_, PROT_READ, MAP_PRIVATE, file, 0);
     if (map == MAP_FAILED) {
+      const int reason = errno;
       close(file);
+      errno = reason;
       ThrowErrno(path, "map");
     }
     data_ = static_cast<const uint8_t*>(map);

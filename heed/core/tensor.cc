@@ -32,10 +32,12 @@ Footprint Measure(const ConstTensorView& view) {
   const int64_t element = static_cast<int64_t>(SizeOf(view.dtype()));
   f.begin = reinterpret_cast<uintptr_t>(view.data());
   f.end = f.begin + static_cast<uintptr_t>(element);
+  f.empty = view.num_elements() == 0;
+  if (f.empty) return f;  // its strides are arbitrary
   for (int i = 0; i < view.rank(); ++i) {
-    const int64_t size = view.size(i), stride = view.stride(i) * element;
-    if (size == 0) f.empty = true;
+    const int64_t size = view.size(i);
     if (size <= 1) continue;
+    const int64_t stride = view.stride(i) * element;
     const int64_t reach = stride * (size - 1);
     if (reach < 0) {
       f.begin -= static_cast<uintptr_t>(-reach);
@@ -156,7 +158,8 @@ std::span<const int64_t> ConstTensorView::strides() const {
 }
 
 int64_t ConstTensorView::num_elements() const {
-  if (!present()) return 0;
+  const auto all = sizes();
+  if (!present() || std::find(all.begin(), all.end(), 0) != all.end()) return 0;
   return std::accumulate(sizes_, sizes_ + rank_, int64_t{1},
                          std::multiplies<>());
 }
@@ -171,9 +174,10 @@ ConstTensorView ConstTensorView::Slice(int axis, int64_t begin,
                           ", expected a range inside it");
   }
   ConstTensorView slice = *this;
+  slice.sizes_[axis] = end - begin;
+  if (slice.num_elements() == 0) return slice;  // strides may be arbitrary
   slice.data_ = static_cast<const char*>(data_) +
                 begin * strides_[axis] * static_cast<int64_t>(SizeOf(dtype_));
-  slice.sizes_[axis] = end - begin;
   return slice;
 }
 

@@ -6,8 +6,8 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -21,7 +21,11 @@ constexpr auto kSpin = std::chrono::microseconds(50);
 
 class Pool {
  public:
-  ~Pool() {
+  // Joins the threads, unless a job still runs: at exit that is a job of a
+  // thread nobody waits for, which must neither hang nor lose its pool. Later
+  // jobs run on their callers alone.
+  void Stop() {
+    if (busy_.exchange(true, std::memory_order_acquire)) return;
     {
       std::lock_guard lock(mutex_);
       stop_ = true;
@@ -29,6 +33,7 @@ class Pool {
     }
     wake_.notify_all();
     for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
   }
 
   // False if somebody else's job is running.
@@ -58,7 +63,7 @@ class Pool {
       const uint64_t seen = generation_.load(std::memory_order_relaxed);
       try {
         threads_.emplace_back([this, worker, seen] { Work(worker, seen); });
-      } catch (const std::system_error&) {
+      } catch (const std::exception&) {
         return;  // the system has no more threads: fewer workers, same result
       }
     }
@@ -100,14 +105,15 @@ class Pool {
 };
 
 // The pool of this process. A forked child has none of its parent's threads:
-// it abandons the inherited object, whose locks may be held for ever.
+// it abandons the inherited object, whose locks may be held for ever. No pool is
+// ever freed, since a thread that outlives main may still come for it.
 struct ProcessPool {
   std::mutex mutex;
   std::atomic<int64_t> owner{0};
   std::atomic<Pool*> pool{nullptr};
 
   ~ProcessPool() {
-    if (owner.load() == os::ProcessId()) delete pool.load();
+    if (owner.load() == os::ProcessId()) pool.load()->Stop();
   }
 
   Pool& Get() {

@@ -1,0 +1,192 @@
+// Context: the surface of a call. The pool behind it is thread_pool_test.cc.
+#include "heed/core/context.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "heed/core/dispatch.h"
+#include "heed/core/error.h"
+#include "heed/core/os.h"
+
+namespace heed {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+// Sets the one variable that the library reads, and puts it back.
+class ScopedIsa {
+ public:
+  explicit ScopedIsa(const char* value) {
+    const char* const before = std::getenv("HEED_ISA");
+    had_ = before != nullptr;
+    if (had_) before_ = before;
+    Set(value);
+  }
+  ~ScopedIsa() { Set(had_ ? before_.c_str() : nullptr); }
+
+ private:
+  static void Set(const char* value) {
+    if (value == nullptr) {
+      unsetenv("HEED_ISA");
+    } else {
+      setenv("HEED_ISA", value, 1);
+    }
+  }
+  bool had_;
+  std::string before_;
+};
+
+TEST(ContextTest, ZeroThreadsMeansEveryUsableCpu) {
+  EXPECT_EQ(Context().num_threads(), os::NumUsableCpus());
+  EXPECT_EQ(Context(0).num_threads(), os::NumUsableCpus());
+  EXPECT_EQ(Context(7).num_threads(), 7);
+  EXPECT_EQ(Context(4096).num_threads(), 4096);
+}
+
+TEST(ContextTest, ThreadsOutsideTheRangeAreRejected) {
+  for (const int threads : {-1, 4097, std::numeric_limits<int>::min()}) {
+    EXPECT_THAT([&] { Context ctx(threads); },
+                ThrowsMessage<InvalidArgument>(
+                    "Context: threads is " + std::to_string(threads) +
+                    ", expected 0 (all CPUs) to 4096"));
+  }
+}
+
+TEST(ContextTest, AnExecutorNeedsBothFunctions) {
+  Executor executor = DefaultExecutor();
+  executor.run = nullptr;
+  EXPECT_THAT([&] { Context ctx(executor); },
+              ThrowsMessage<InvalidArgument>(HasSubstr(
+                  "executor lacks a function, expected num_threads and run")));
+  executor = DefaultExecutor();
+  executor.num_threads = nullptr;
+  EXPECT_THROW(Context ctx(executor), InvalidArgument);
+}
+
+TEST(ContextTest, AnExecutorOfNoThreadsStillHasTheCaller) {
+  Executor executor = DefaultExecutor();
+  for (int (*threads)(void*) : {+[](void*) { return 0; },
+                                +[](void*) { return -5; }}) {
+    executor.num_threads = threads;
+    EXPECT_EQ(Context(executor).num_threads(), 1);
+  }
+}
+
+TEST(ContextTest, EveryAvailableTargetCanBeTheCap) {
+  Context ctx(1);
+  for (const std::string& name : AvailableTargets()) {
+    ctx.set_isa(name);
+    EXPECT_EQ(TargetName(ctx.allowed_targets()), name);
+    const ScopedIsa isa(name.c_str());
+    EXPECT_EQ(TargetName(Context(1).allowed_targets()), name);
+  }
+  ctx.set_isa("tiles");
+  EXPECT_EQ(ctx.allowed_targets(), kAllTargets);
+  EXPECT_EQ(TargetName(ctx.allowed_targets()), AvailableTargets().front());
+}
+
+TEST(ContextTest, NoOrEmptyEnvironmentMeansNoCap) {
+  for (const char* value : {static_cast<const char*>(nullptr), "", "tiles"}) {
+    const ScopedIsa isa(value);
+    EXPECT_EQ(Context(1).allowed_targets(), kAllTargets);
+  }
+}
+
+TEST(ContextTest, ANameThatIsNoTargetIsRejectedWithTheList) {
+  const std::string best = AvailableTargets().front();
+  Context ctx(1);
+  ctx.set_isa(best);
+  for (const char* name : {"avx999", "", "avx2", " AVX2", "Unknown", "?"}) {
+    const auto message = ThrowsMessage<InvalidArgument>(
+        AllOf(HasSubstr("isa is '" + std::string(name) + "', expected one of: "),
+              HasSubstr(best), HasSubstr("tiles")));
+    EXPECT_THAT([&] { ctx.set_isa(name); }, message);
+    if (*name != '\0') {
+      const ScopedIsa isa(name);
+      EXPECT_THAT([] { Context other(1); }, message);
+      EXPECT_THAT([] { Context other(DefaultExecutor()); }, message);
+    }
+  }
+  EXPECT_EQ(TargetName(ctx.allowed_targets()), best) << "kept after an error";
+}
+
+#if defined(__x86_64__)
+TEST(ContextTest, ATargetThatThisBuildOrCpuLacksIsUnsupported) {
+  const std::vector<std::string> available = AvailableTargets();
+  Context ctx(1);
+  for (const std::string name : {"SSSE3", "SSE4", "AVX3_DL", "AVX3_SPR"}) {
+    if (std::find(available.begin(), available.end(), name) != available.end()) {
+      continue;
+    }
+    EXPECT_THAT([&] { ctx.set_isa(name); },
+                ThrowsMessage<Unsupported>(
+                    AllOf(HasSubstr("isa is '" + name + "', available here: "),
+                          HasSubstr(available.front()))));
+    const ScopedIsa isa(name.c_str());
+    EXPECT_THROW(Context(1), Unsupported);
+  }
+}
+#endif
+
+TEST(ContextTest, ScratchIsAlignedSeparateAndKept) {
+  Context ctx(3);
+  ctx.ReserveScratch(1000);
+  std::vector<void*> memory;
+  for (int worker = 0; worker < 3; ++worker) {
+    memory.push_back(ctx.Scratch(worker));
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(memory.back()) % 128, 0u);
+    std::memset(memory.back(), worker, 1000);
+  }
+  ctx.ReserveScratch(500);
+  for (int worker = 0; worker < 3; ++worker) {
+    EXPECT_EQ(ctx.Scratch(worker), memory[static_cast<size_t>(worker)]);
+    for (int i = 0; i < 1000; ++i) {
+      ASSERT_EQ(static_cast<char*>(ctx.Scratch(worker))[i], worker);
+    }
+  }
+  ctx.ReserveScratch(100000);
+  for (int worker = 0; worker < 3; ++worker) {
+    std::memset(ctx.Scratch(worker), 1, 100000);
+  }
+}
+
+TEST(ContextTest, NoScratchIsAlsoScratch) {
+  Context ctx(2);
+  ctx.ReserveScratch(0);
+  EXPECT_NE(ctx.Scratch(0), nullptr);
+  EXPECT_NE(ctx.Scratch(1), nullptr);
+}
+
+TEST(ContextTest, ScratchWorksAgainAfterItFailed) {
+  Context ctx(2);
+  EXPECT_THROW(ctx.ReserveScratch(SIZE_MAX), std::bad_alloc);
+  ctx.ReserveScratch(64);
+  for (int worker = 0; worker < 2; ++worker) {
+    ASSERT_NE(ctx.Scratch(worker), nullptr);
+    std::memset(ctx.Scratch(worker), 1, 64);
+  }
+  EXPECT_THROW(ctx.ReserveScratch(SIZE_MAX), std::bad_alloc);
+  ctx.ReserveScratch(0);
+  EXPECT_NE(ctx.Scratch(1), nullptr);
+}
+
+TEST(ContextTest, StrictIsOffUntilAskedFor) {
+  Context ctx(1);
+  EXPECT_FALSE(ctx.strict());
+  ctx.set_strict(true);
+  EXPECT_TRUE(ctx.strict());
+}
+
+}  // namespace
+}  // namespace heed

@@ -1,0 +1,180 @@
+// The operating system's services: guard pages that fault, whole files, memory,
+// and a floating-point control that is put back.
+#include "heed/core/os.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cfenv>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <new>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "heed/core/error.h"
+
+namespace heed::os {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+std::string Path(const std::string& name) {
+  return testing::TempDir() + "heed_os_test_" + std::to_string(ProcessId()) +
+         "_" + name;
+}
+
+volatile uint8_t sink;
+
+class GuardedMemoryDeathTest : public testing::Test {
+ protected:
+  GuardedMemoryDeathTest() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+};
+
+TEST_F(GuardedMemoryDeathTest, OneByteOutsideFaults) {
+  for (const size_t num_bytes : {size_t{1}, size_t{100}, size_t{4096}}) {
+    GuardedMemory front(num_bytes, /*at_end=*/false);
+    GuardedMemory back(num_bytes, /*at_end=*/true);
+    EXPECT_DEATH(sink = front.data()[-1], "");
+    EXPECT_DEATH(front.data()[-1] = 1, "");
+    EXPECT_DEATH(sink = back.data()[num_bytes], "");
+    EXPECT_DEATH(back.data()[num_bytes] = 1, "");
+  }
+}
+
+TEST_F(GuardedMemoryDeathTest, EmptyMemoryHasNoByteAtAll) {
+  GuardedMemory memory(0, true);
+  EXPECT_DEATH(sink = memory.data()[0], "");
+  EXPECT_DEATH(sink = memory.data()[-1], "");
+}
+
+TEST(GuardedMemoryTest, AllBytesInsideAreZeroAndWritable) {
+  for (const bool at_end : {false, true}) {
+    for (const size_t num_bytes : {1, 7, 4095, 4096, 4097, 100000}) {
+      GuardedMemory memory(num_bytes, at_end);
+      for (size_t i = 0; i < num_bytes; ++i) {
+        ASSERT_EQ(memory.data()[i], 0);
+        memory.data()[i] = 0xAB;
+      }
+    }
+  }
+}
+
+TEST(GuardedMemoryTest, MovesItsPages) {
+  GuardedMemory a(10, true);
+  a.data()[0] = 1;
+  uint8_t* const data = a.data();
+  GuardedMemory b(std::move(a));
+  EXPECT_EQ(b.data(), data);
+  GuardedMemory c(20, false);
+  c = std::move(b);
+  EXPECT_EQ(c.data(), data);
+  EXPECT_EQ(c.data()[0], 1);
+}
+
+TEST(MappedFileTest, HasTheBytesOfTheFile) {
+  const std::string path = Path("bytes");
+  std::ofstream(path, std::ios::binary) << std::string("a\0b\xFF", 4);
+  const MappedFile file(path);
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(file.data()),
+                        file.num_bytes()),
+            std::string("a\0b\xFF", 4));
+  std::filesystem::remove(path);
+}
+
+TEST(MappedFileTest, AnEmptyFileIsFine) {
+  const std::string path = Path("empty");
+  std::ofstream(path, std::ios::binary).flush();
+  EXPECT_EQ(MappedFile(path).num_bytes(), 0u);
+  std::filesystem::remove(path);
+}
+
+TEST(MappedFileTest, WhatIsNotAFileIsRejectedAtOnce) {
+  EXPECT_THAT([] { MappedFile("/nonexistent/x"); },
+              ThrowsMessage<FileError>(
+                  "/nonexistent/x: cannot open: No such file or directory"));
+  EXPECT_THAT([] { MappedFile("/"); },
+              ThrowsMessage<FileError>("/: not a regular file"));
+  EXPECT_THAT([] { MappedFile("/dev/null"); },
+              ThrowsMessage<FileError>("/dev/null: not a regular file"));
+  const std::string pipe = Path("pipe");  // nobody writes: must not wait
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT([&] { MappedFile file(pipe); },
+              ThrowsMessage<FileError>(pipe + ": not a regular file"));
+  std::filesystem::remove(pipe);
+}
+
+TEST(ReplaceFileTest, ReplacesAndReportsTheTarget) {
+  const std::string from = Path("from"), to = Path("to");
+  std::ofstream(from) << "new";
+  std::ofstream(to) << "old";
+  ReplaceFile(from, to);
+  EXPECT_FALSE(std::filesystem::exists(from));
+  EXPECT_EQ(MappedFile(to).num_bytes(), 3u);
+  EXPECT_THAT([&] { ReplaceFile(from, to); },
+              ThrowsMessage<FileError>(to + ": cannot write: No such file or "
+                                            "directory"));
+  std::filesystem::remove(to);
+}
+
+TEST(AllocateAlignedTest, IsAlignedAndWritableAtEverySize) {
+  for (const size_t num_bytes : {size_t{0}, size_t{1}, size_t{127}, size_t{128},
+                                 size_t{129}, size_t{5} << 20}) {
+    void* const memory = AllocateAligned(num_bytes);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(memory) % 128, 0u);
+    std::memset(memory, 1, num_bytes);
+    FreeAligned(memory);
+  }
+  EXPECT_THROW(AllocateAligned(SIZE_MAX), std::bad_alloc);
+}
+
+#if defined(__x86_64__)
+TEST(ScopedFloatControlTest, SetsNearestAndFlushAndPutsTheHostBack) {
+  volatile float tiny = std::numeric_limits<float>::min(), one = 1.0f;
+  volatile float sum = 0.0f, half = 1.0f;
+  std::fesetround(FE_UPWARD);
+  {
+    const ScopedFloatControl control;
+    sum = one + tiny;
+    half = tiny / 2;
+  }
+  EXPECT_EQ(sum, 1.0f);
+  EXPECT_EQ(half, 0.0f);
+  sum = one + tiny;
+  half = tiny / 2;
+  std::fesetround(FE_TONEAREST);
+  EXPECT_GT(sum, 1.0f);
+  EXPECT_GT(half, 0.0f);
+}
+#endif
+
+TEST(OsTest, SaysSomethingSensibleOfTheMachine) {
+  EXPECT_GE(NumUsableCpus(), 1);
+  EXPECT_FALSE(CpuName().empty());
+  EXPECT_GT(PeakResidentBytes(), 1 << 20);
+  EXPECT_GE(InvoluntaryContextSwitches(), 0);
+  const double before = ThreadCpuSeconds();
+  volatile int work = 0;
+  while (ThreadCpuSeconds() - before < 1e-3) work = work + 1;
+  SUCCEED();
+}
+
+TEST(OsTest, PinsAThreadToACpuThatExists) {
+  std::thread([] {
+    EXPECT_FALSE(PinThisThread(1 << 20));
+    EXPECT_FALSE(PinThisThread(-1));
+#if defined(__linux__)
+    EXPECT_TRUE(PinThisThread(0));
+    EXPECT_EQ(NumUsableCpus(), 1);
+#endif
+  }).join();
+}
+
+}  // namespace
+}  // namespace heed::os
