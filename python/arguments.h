@@ -1,7 +1,9 @@
-// Reading the arguments of a Python call: keywords, scalars, and errors that name what is wrong.
+// Reading the arguments of a Python call: keywords, scalars, and errors that
+// name what is wrong.
 //
-// A function of the module takes (*args, **kwargs) and a table of its arguments. With thirty options
-// this is faster than converting thirty defaults, and one table serves every function that has them.
+// A function of the module takes (*args, **kwargs) and a table of its
+// arguments. With thirty options this is faster than converting thirty
+// defaults, and one table serves every function that has them.
 #ifndef HEED_PYTHON_ARGUMENTS_H_
 #define HEED_PYTHON_ARGUMENTS_H_
 
@@ -26,13 +28,14 @@ struct Argument {
 };
 
 // Throws InvalidArgument "attention: window is (1, -2), expected ...".
-[[noreturn]] void Fail(const char* operation, const char* name, const std::string& got,
-                       const std::string& expected);
+[[noreturn]] void Fail(const char* operation, const char* name,
+                       const std::string& got, const std::string& expected);
 
 // The same with "is <value>", the value printed if it is short.
 [[noreturn]] void Fail(const Argument& argument, const std::string& expected);
 
-// Each throws InvalidArgument for a wrong type or value. A bool is not a number, and 3.0 not an int.
+// Each throws InvalidArgument for a wrong type or value. A bool is not a
+// number, and 3.0 not an int.
 bool ToBool(const Argument& argument);
 double ToFinite(const Argument& argument);
 int64_t ToInt(const Argument& argument, int64_t min, int64_t max);
@@ -48,23 +51,29 @@ struct Keyword {
 };
 
 // Throws a Python TypeError, as Python does for its own functions.
-[[noreturn]] void FailTooMany(const char* operation, size_t expected, size_t got);
+[[noreturn]] void FailTooMany(const char* operation, size_t expected,
+                              size_t got);
 [[noreturn]] void FailUnknown(const char* operation, const char* name);
 [[noreturn]] void FailTwice(const char* operation, const char* name);
 [[noreturn]] void FailMissing(const char* operation, const char* name);
 
-// Reads all arguments: the first `num_positional` keywords may be given by position.
+// Reads all arguments: the first `num_positional` keywords may be given by
+// position.
 template <class Call>
-void Read(const char* operation, std::span<const Keyword<Call>> keywords, size_t num_positional,
-          PyObject* args, PyObject* kwargs, Call& call) {
-  const size_t num_args = args == nullptr ? 0 : static_cast<size_t>(PyTuple_GET_SIZE(args));
-  if (num_args > num_positional) FailTooMany(operation, num_positional, num_args);
+void Read(const char* operation, std::span<const Keyword<Call>> keywords,
+          size_t num_positional, PyObject* args, PyObject* kwargs, Call& call) {
+  const size_t num_args =
+      args == nullptr ? 0 : static_cast<size_t>(PyTuple_GET_SIZE(args));
+  if (num_args > num_positional)
+    FailTooMany(operation, num_positional, num_args);
   for (size_t i = 0; i < num_args; ++i) {
-    keywords[i].read(call, {operation, keywords[i].name,
-                            PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(i))});
+    keywords[i].read(call,
+                     {operation, keywords[i].name,
+                      PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(i))});
   }
   PyObject *key, *value;
-  for (Py_ssize_t position = 0; kwargs != nullptr && PyDict_Next(kwargs, &position, &key, &value);) {
+  for (Py_ssize_t position = 0;
+       kwargs != nullptr && PyDict_Next(kwargs, &position, &key, &value);) {
     const char* name = PyUnicode_AsUTF8(key);
     if (name == nullptr) throw nb::python_error();
     size_t i = 0;

@@ -1,7 +1,7 @@
 // DLPack's structs, as far as a consumer of CPU arrays needs them.
 //
-// Source: DLPack 1.x, dlpack.h (github.com/dmlc/dlpack); both the layout before 1.0 and the
-// versioned one are exchanged today.
+// Source: DLPack 1.x, dlpack.h (github.com/dmlc/dlpack); both the layout
+// before 1.0 and the versioned one are exchanged today.
 #ifndef HEED_PYTHON_DLPACK_H_
 #define HEED_PYTHON_DLPACK_H_
 
@@ -9,8 +9,19 @@
 
 namespace heed::python {
 
-enum : int32_t { kDLCPU = 1, kDLCUDAHost = 3, kDLROCMHost = 11 };  // all three are CPU memory
-enum : uint8_t { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4, kDLComplex = 5, kDLBool = 6 };
+enum : int32_t {
+  kDLCPU = 1,
+  kDLCUDAHost = 3,
+  kDLROCMHost = 11
+};  // all three are CPU memory
+enum : uint8_t {
+  kDLInt = 0,
+  kDLUInt = 1,
+  kDLFloat = 2,
+  kDLBfloat = 4,
+  kDLComplex = 5,
+  kDLBool = 6
+};
 enum : uint64_t { kDLReadOnly = 1, kDLIsCopied = 2 };  // flags
 
 struct DLDevice {

@@ -1,4 +1,5 @@
-// The extension module heed._core: errors, shared functions, and all mechanisms of heed/ops.
+// The extension module heed._core: errors, shared functions, and all mechanisms
+// of heed/ops.
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
@@ -26,7 +27,8 @@ namespace {
 constexpr int64_t kMostHeads = 1 << 20;
 
 nb::object AlibiSlopesArray(nb::handle heads) {
-  const std::vector<double> slopes = AlibiSlopes(ToInt({"alibi_slopes", "heads", heads}, 1, kMostHeads));
+  const std::vector<double> slopes =
+      AlibiSlopes(ToInt({"alibi_slopes", "heads", heads}, 1, kMostHeads));
   const int64_t size = static_cast<int64_t>(slopes.size());
   NewArray result("alibi_slopes", DType::kF32, {&size, 1});
   std::transform(slopes.begin(), slopes.end(), result.view.as<float>(),
@@ -39,16 +41,20 @@ nb::object AlibiSlopesArray(nb::handle heads) {
 }  // namespace heed
 
 NB_MODULE(_core, m) {
-  m.attr("__doc__") = "heed's C++ functions. Use them through the package heed.";
+  m.attr("__doc__") =
+      "heed's C++ functions. Use them through the package heed.";
   m.attr("__version__") = HEED_VERSION;
 
-  nb::exception<heed::InvalidArgument>(m, "InvalidArgument", PyExc_ValueError).attr("__doc__") =
-      "A wrong shape, dtype or option: the message names function, argument, what it got and what it expected.";
-  nb::exception<heed::Unsupported>(m, "Unsupported", PyExc_RuntimeError).attr("__doc__") =
-      "Right, but not in this build or on this machine.";
+  nb::exception<heed::InvalidArgument>(m, "InvalidArgument", PyExc_ValueError)
+      .attr("__doc__") =
+      "A wrong shape, dtype or option: the message names function, argument, "
+      "what it got and what it expected.";
+  nb::exception<heed::Unsupported>(m, "Unsupported", PyExc_RuntimeError)
+      .attr("__doc__") = "Right, but not in this build or on this machine.";
 
   m.def("alibi_slopes", &heed::python::AlibiSlopesArray, "heads"_a.none(),
-        nb::sig("def alibi_slopes(heads: int) -> numpy.typing.NDArray[numpy.float32]"),
+        nb::sig("def alibi_slopes(heads: int) -> "
+                "numpy.typing.NDArray[numpy.float32]"),
         heed::doc::kAlibiSlopes);
   heed::python::BindRuntime(m);
   heed::BindAllOps(m);

@@ -29,19 +29,23 @@ int ToThreads(const Argument& argument) {
   return static_cast<int>(ToInt(argument, 1, kMaxThreads));
 }
 
-nb::dict Explain(nb::handle name, nb::handle dtype, nb::handle threads, const nb::kwargs& rest) {
+nb::dict Explain(nb::handle name, nb::handle dtype, nb::handle threads,
+                 const nb::kwargs& rest) {
   constexpr char kOp[] = "explain";
-  const std::string mechanism = ToString({kOp, "name", name}, "the name of a mechanism");
+  const std::string mechanism =
+      ToString({kOp, "name", name}, "the name of a mechanism");
   std::string known;
   for (const auto& [candidate, function] : ExplainTable()) {
     if (candidate == mechanism) {
-      const std::string dtype_name = ToString({kOp, "dtype", dtype}, "f64, f32, bf16 or f16");
+      const std::string dtype_name =
+          ToString({kOp, "dtype", dtype}, "f64, f32, bf16 or f16");
       DType parsed = DType::kBool;
       try {
         parsed = DTypeFromName(dtype_name);
       } catch (const InvalidArgument&) {  // in our own words below
       }
-      if (!IsFloat(parsed)) Fail({kOp, "dtype", dtype}, "f64, f32, bf16 or f16");
+      if (!IsFloat(parsed))
+        Fail({kOp, "dtype", dtype}, "f64, f32, bf16 or f16");
       return function(parsed, ToThreads({kOp, "threads", threads}), rest.ptr());
     }
     known += (known.empty() ? "" : ", ") + candidate;
@@ -73,12 +77,16 @@ Context& ThreadContext(int num_threads) {
   return *context;
 }
 
-std::string Reworded(const char* operation, const char* message) {
-  const std::string text = message;
-  const size_t colon = text.find(": ");
-  const size_t scope = text.find("::");
-  if (colon == std::string::npos || scope == std::string::npos || scope > colon) return text;
-  return operation + text.substr(colon);
+std::string Reworded(const char* operation, std::span<const Renamed> names,
+                     const std::string& message) {
+  const size_t colon = message.find(": ");
+  if (colon == std::string::npos || message.find("::") > colon) return message;
+  std::string rest = message.substr(colon + 2);
+  const std::string argument = rest.substr(0, rest.find(' '));
+  for (const Renamed& name : names) {
+    if (argument == name.cpp) rest.replace(0, argument.size(), name.python);
+  }
+  return operation + (": " + rest);
 }
 
 void RegisterExplain(const char* name, ExplainFunction function) {
@@ -86,39 +94,56 @@ void RegisterExplain(const char* name, ExplainFunction function) {
 }
 
 void BindRuntime(nb::module_& m) {
-  m.def("explain", &Explain, "name"_a, nb::kw_only(), "dtype"_a = "f32", "threads"_a = nb::none(),
-        "arguments_and_options"_a,
-        nb::sig("def explain(name: str, *, dtype: str = 'f32', threads: int | None = None, "
-                "**arguments_and_options: typing.Any) -> dict[str, typing.Any]"),
-        "What the mechanism `name` would do with these arguments, without computing it.\n\n"
-        "Arguments are arrays, or shapes: tuples, whose elements have `dtype` where they are\n"
-        "floats. Options are those of the mechanism's own function.\n\n"
-        "  kernel           name of the kernel that would run\n"
-        "  target           SIMD target\n"
-        "  why              why this kernel\n"
-        "  flops            of the visited work\n"
-        "  bytes            inputs read once, outputs written once\n"
-        "  workspace_bytes  scratch of all threads\n"
-        "  visited_pairs    (query, key) pairs that the kernel computes\n"
-        "  invariant        the bits do not depend on how the sequence is split\n"
-        "  copies           names of the arguments that would be copied, because their last axis\n"
-        "                   is not contiguous");
+  m.def(
+      "explain", &Explain, "name"_a, nb::kw_only(), "dtype"_a = "f32",
+      "threads"_a = nb::none(), "arguments_and_options"_a,
+      nb::sig("def explain(name: str, *, dtype: str = 'f32', threads: int | "
+              "None = None, "
+              "**arguments_and_options: typing.Any) -> dict[str, typing.Any]"),
+      "What the mechanism `name` would do with these arguments, without "
+      "computing it.\n\n"
+      "Arguments are arrays, or shapes: tuples, whose elements have `dtype` "
+      "where they are\n"
+      "floats. Options are those of the mechanism's own function.\n\n"
+      "  kernel           name of the kernel that would run\n"
+      "  target           SIMD target\n"
+      "  why              why this kernel\n"
+      "  flops            of the visited work\n"
+      "  bytes            inputs read once, outputs written once\n"
+      "  workspace_bytes  scratch of all threads\n"
+      "  visited_pairs    (query, key) pairs that the kernel computes\n"
+      "  invariant        the bits do not depend on how the sequence is split\n"
+      "  copies           names of the arguments that would be copied, because "
+      "their last axis\n"
+      "                   is not contiguous");
 
   m.def(
       "set_num_threads",
-      [](nb::handle threads) { SetNumThreads(ToThreads({"set_num_threads", "threads", threads})); },
-      "threads"_a.none(), nb::sig("def set_num_threads(threads: int | None) -> None"),
-      "Threads of every call that names none; None: one per CPU that the process may use.");
+      [](nb::handle threads) {
+        SetNumThreads(ToThreads({"set_num_threads", "threads", threads}));
+      },
+      "threads"_a.none(),
+      nb::sig("def set_num_threads(threads: int | None) -> None"),
+      "Threads of every call that names none; None: one per CPU that the "
+      "process may use.");
   m.def("get_num_threads", &NumThreads, "Threads of a call that names none.");
   m.def(
-      "set_checks", [](nb::handle on) { SetChecks(ToBool({"set_checks", "on", on})); }, "on"_a.none(),
-      nb::sig("def set_checks(on: bool) -> None"),
-      "Whether values are checked too, which costs a pass over them: with it, a log decay above 0\n"
+      "set_checks",
+      [](nb::handle on) {
+        SetChecks(ToBool({"set_checks", "on", on}));
+      },
+      "on"_a.none(), nb::sig("def set_checks(on: bool) -> None"),
+      "Whether values are checked too, which costs a pass over them: with it, "
+      "a log decay above 0\n"
       "or NaN is an InvalidArgument. Off at the start.");
   m.def(
-      "set_strict", [](nb::handle on) { SetStrict(ToBool({"set_strict", "on", on})); }, "on"_a.none(),
-      nb::sig("def set_strict(on: bool) -> None"),
-      "Whether a call that has no fast kernel raises Unsupported. Off at the start.");
+      "set_strict",
+      [](nb::handle on) {
+        SetStrict(ToBool({"set_strict", "on", on}));
+      },
+      "on"_a.none(), nb::sig("def set_strict(on: bool) -> None"),
+      "Whether a call that has no fast kernel raises Unsupported. Off at the "
+      "start.");
 }
 
 }  // namespace heed::python

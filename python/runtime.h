@@ -1,11 +1,12 @@
-// What all functions of the module share: threads, switches, the Context of a calling thread, and
-// the table of mechanisms that `explain` knows.
+// What all functions of the module share: threads, switches, the Context of a
+// calling thread, and the table of mechanisms that `explain` knows.
 #ifndef HEED_PYTHON_RUNTIME_H_
 #define HEED_PYTHON_RUNTIME_H_
 
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "heed/core/context.h"
@@ -17,36 +18,47 @@ namespace heed::python {
 
 inline constexpr int64_t kMaxThreads = 4096;
 
-// Process-wide settings. 0 threads: the CPUs of the affinity mask, asked anew for every call.
+// Process-wide settings. 0 threads: the CPUs of the affinity mask, asked anew
+// for every call.
 void SetNumThreads(int num_threads);
 int NumThreads();
 void SetChecks(bool on);
 bool Checks();
 void SetStrict(bool on);
 
-// The calling thread's Context for this many threads; 0 is NumThreads(). Kept, with its scratch, for
-// the thread's next call.
+// The calling thread's Context for this many threads; 0 is NumThreads(). Kept,
+// with its scratch, for the thread's next call.
 Context& ThreadContext(int num_threads);
 
-// Writes a message of the C++ surface in the words of the Python function: "attention::Forward: k has
-// ..." becomes "attention: k has ...".
-std::string Reworded(const char* operation, const char* message);
+// An argument that the Python function calls differently.
+struct Renamed {
+  const char* cpp;
+  const char* python;
+};
 
-// Calls f() without the GIL; its errors name `operation`.
+// A message of the C++ surface in the words of the Python function:
+// "attention::Forward: o has ..." becomes "attention: out has ...".
+std::string Reworded(const char* operation, std::span<const Renamed> names,
+                     const std::string& message);
+
+// Calls f() without the GIL; its errors name `operation` and the arguments of
+// the Python function.
 template <class F>
-void Compute(const char* operation, F&& f) {
+void Compute(const char* operation, std::span<const Renamed> names, F&& f) {
   try {
     nanobind::gil_scoped_release release;
     f();
   } catch (const InvalidArgument& error) {
-    throw InvalidArgument(Reworded(operation, error.what()));
+    throw InvalidArgument(Reworded(operation, names, error.what()));
   } catch (const Unsupported& error) {
-    throw Unsupported(Reworded(operation, error.what()));
+    throw Unsupported(Reworded(operation, names, error.what()));
   }
 }
 
-// `heed.explain(name, ...)` for one mechanism: everything but the name, dtype and threads.
-using ExplainFunction = nanobind::dict (*)(DType dtype, int num_threads, PyObject* kwargs);
+// `heed.explain(name, ...)` for one mechanism: everything but the name, dtype
+// and threads.
+using ExplainFunction = nanobind::dict (*)(DType dtype, int num_threads,
+                                           PyObject* kwargs);
 void RegisterExplain(const char* name, ExplainFunction function);
 
 // Binds explain, threads and switches.

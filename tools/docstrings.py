@@ -22,7 +22,7 @@ def uncomment(lines):
 
 
 def blocks(lines):
-    """(comment, code) of each declaration: a run of `//` lines and what follows it, up to a blank line outside braces."""
+    """(comment, code) of each declaration: `//` lines and what follows them, up to a blank line outside braces."""
     comment, code = [], []
     for line in lines:
         if not code and line.startswith("//"):
@@ -39,8 +39,7 @@ def blocks(lines):
 def struct_fields(code):
     """`name  comment` for each field of a struct, names aligned."""
     fields = []
-    for line in code.split("\n")[1:-1]:
-        line = line.strip()
+    for line in map(str.strip, code.split("\n")[1:-1]):
         if match := FIELD.match(line):
             fields.append([match[1], match[2] or ""])
         elif line.startswith("//") and fields:  # goes on from the line above

@@ -11,7 +11,8 @@ from heed._core import *  # noqa: F403
 from heed._core import InvalidArgument, Unsupported
 
 __version__: str = vars(_core)["__version__"]
-__all__ = [*(name for name in dir(_core) if not name.startswith("_")), "__version__"]
+__all__ = [name for name in dir(_core) if not name.startswith("_")]
+__all__ += ["__version__"]
 
 # The names that users catch and see in tracebacks.
 InvalidArgument.__module__ = "heed"

@@ -1,0 +1,18 @@
+# Shared by all Python tests: seeded data, and threads put back to their default.
+import numpy as np
+import pytest
+
+import heed
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(20260801)
+
+
+@pytest.fixture(autouse=True)
+def default_settings():
+    yield
+    heed.set_num_threads(None)
+    heed.set_checks(False)
+    heed.set_strict(False)

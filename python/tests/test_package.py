@@ -1,0 +1,148 @@
+# The package itself: docstrings, stubs, what an import costs, ALiBi slopes.
+import ast
+import importlib.metadata
+import inspect
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import heed
+
+FOLDER = pathlib.Path(heed.__file__).parent
+SIGNATURE = [
+    "q", "k", "v", "*", "scale=None", "causal=False", "align='bottom_right'", "window=None", "sink_tokens=0",
+    "prefix=None", "chunk=None", "segments=None", "key_lengths=None", "key_starts=None", "query_lengths=None",
+    "mask=None", "bias=None", "alibi=None", "softcap=None", "sinks=None", "dropout=0.0", "seed=0", "dropout_offset=0",
+    "cu_seqlens_q=None", "cu_seqlens_k=None", "precision='highest'", "invariant=False", "return_lse=False", "out=None",
+    "threads=None"]
+
+
+def stub():
+    return ast.parse((FOLDER / "_core.pyi").read_text())
+
+
+def stubbed(name):
+    return [node for node in stub().body if isinstance(node, ast.FunctionDef) and node.name == name]
+
+
+def test_public_names():
+    for name in ("attention", "merge_attention", "explain", "alibi_slopes", "set_num_threads", "get_num_threads",
+                 "set_checks", "set_strict", "InvalidArgument", "Unsupported", "__version__"):
+        assert name in heed.__all__ and hasattr(heed, name)
+    assert issubclass(heed.InvalidArgument, ValueError) and issubclass(heed.Unsupported, RuntimeError)
+    assert heed.InvalidArgument.__module__ == "heed"
+    assert re.fullmatch(r"\d+\.\d+\.\d+", heed.__version__)
+
+
+def test_version_is_the_distribution_s():
+    try:
+        assert importlib.metadata.version("heed") == heed.__version__
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("heed is on the path, not installed")
+
+
+def test_docstring_has_signature_equation_shapes_keep_rule_errors_and_source():
+    doc = heed.attention.__doc__
+    for text in ("attention(q", "scale: float | None = None", "s_ij = f(scale * <q_i, k_j>) + alibi_ij + bias_ij",
+                 "o_i  = w_i * sum_j P_ij Z_ij / (1 - dropout) v_j", "[B, Tk, Hkv, Dv]",
+                 "keep = s <= j < n", "p_i - left <= j <= p_i + right",
+                 "Throws InvalidArgument", "arXiv:2205.14135", "heed.InvalidArgument"):
+        assert text in doc, text
+    merge = heed.merge_attention.__doc__
+    for text in ("merge_attention(parts", "M = max_s lse_s", "sinks"):
+        assert text in merge, text
+    assert "arXiv:2108.12409" in heed.alibi_slopes.__doc__
+    for name in heed.__all__:
+        assert name == "__version__" or inspect.getdoc(getattr(heed, name)), name
+
+
+def test_docstring_names_every_option():
+    doc = heed.attention.__doc__.split("Options:")[1]
+    for parameter in SIGNATURE:
+        name = parameter.split("=")[0]
+        assert name == "*" or re.search(rf"\b{name}\b", doc), name
+
+
+def test_stub_has_the_signature():
+    plain, with_lse = stubbed("attention")
+    arguments = plain.args
+    written = [a.arg for a in arguments.args] + ["*"] + [
+        f"{a.arg}={ast.unparse(d)}" for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    assert written == SIGNATURE
+    assert [a.arg for a in with_lse.args.kwonlyargs] == ["return_lse"]
+
+
+def test_option_types_are_those_of_the_stub():
+    tree = ast.parse((FOLDER / "_typing.py").read_text())
+    [options] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "AttentionOptions"]
+    typed = {node.target.id: ast.unparse(node.annotation) for node in options.body if isinstance(node, ast.AnnAssign)}
+    plain = stubbed("attention")[0].args
+    expected = {a.arg: ast.unparse(a.annotation).replace("heed._typing.", "") for a in plain.kwonlyargs}
+    del expected["return_lse"]
+    assert typed == expected
+
+
+CONSUMER = '''
+import numpy as np
+import heed
+
+q = np.zeros((1, 4, 2, 8), np.float32)
+o = heed.attention(q, q, q, causal=True, window=(3, 0), key_lengths=[4], align=np.zeros(1, np.int64))
+shape: tuple[int, ...] = o.shape
+p, lse = heed.attention(q, q, q, return_lse=True, softcap=3.0, segments=(q, q))
+merged, _ = heed.merge_attention([(p, lse)], sinks=[0.5, 0.5])
+pairs: int = heed.explain("attention", q=(1, 2, 3, 4), causal=True)["visited_pairs"]
+slope = float(heed.alibi_slopes(8)[0])
+heed.set_num_threads(None)
+heed.set_checks(True)
+threads = heed.get_num_threads() + 1
+version = heed.__version__.upper()
+try:
+    heed.attention(q, q, q, windw=(3, 0))  # wrong: call-overload
+except heed.InvalidArgument as error:
+    print(error.args)
+heed.attention("text", q, q)  # wrong: call-overload
+heed.attentoin  # wrong: attr-defined
+'''
+
+
+def test_a_strictly_typed_consumer(tmp_path):
+    pytest.importorskip("mypy", reason="optional: the type checker")
+    consumer = tmp_path / "consumer.py"
+    consumer.write_text(CONSUMER)
+    result = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", f"--cache-dir={tmp_path}", str(consumer)],
+        capture_output=True, text=True, check=False, cwd=tmp_path)
+    errors = re.findall(r"consumer\.py:(\d+): error: .*\[([\w-]+)\]$", result.stdout, re.MULTILINE)
+    reported = {int(line): code for line, code in errors}
+    wrong = {n: line.split("# wrong: ")[1] for n, line in enumerate(CONSUMER.split("\n"), 1) if "# wrong: " in line}
+    assert reported == wrong, result.stdout
+    assert all("consumer.py" in line for line in result.stdout.splitlines() if ": error: " in line), result.stdout
+
+
+def test_the_package_is_marked_as_typed():
+    assert (FOLDER / "py.typed").exists()
+
+
+def test_import_is_light():
+    code = "import sys, heed; print([m for m in ('numpy', 'torch', 'jax', 'ml_dtypes', 'typing') if m in sys.modules])"
+    code = f"import sys; sys.path[:0] = [{str(FOLDER.parent)!r}]; {code}"
+    result = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_alibi_slopes():
+    np.testing.assert_array_equal(heed.alibi_slopes(8), 2.0 ** -np.arange(1, 9))
+    slopes = heed.alibi_slopes(12)
+    assert slopes.dtype == np.float32 and slopes.shape == (12,) and slopes.flags.owndata
+    np.testing.assert_allclose(slopes, [*2.0 ** -np.arange(1, 9), *2.0 ** -np.arange(0.5, 4.5)], rtol=1e-7)
+    np.testing.assert_array_equal(heed.alibi_slopes(1), [2.0**-8])
+
+
+def test_settings_answer():
+    assert heed.set_checks(True) is None and heed.set_strict(False) is None
+    assert heed.set_num_threads(2) is None and heed.get_num_threads() == 2
