@@ -1,6 +1,7 @@
 // Names of sizes, finding an operation, and the comparison with a reference.
 #include "heed/harness/case.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -77,6 +78,7 @@ Comparison CompareResults(const Case& c,
   bool any = false;
   for (size_t i = 0; i < results.size(); ++i) {
     const ConstTensorView& result = results[i];
+    double& max_error = worst.max_errors.emplace_back(0);
     if (result.num_elements() == 0) continue;
     std::vector<int64_t> index(result.sizes().size());
     do {
@@ -91,7 +93,8 @@ Comparison CompareResults(const Case& c,
       } else {
         ratio = allowed > 0 ? error / allowed : kInfinity;
       }
-      if (error > worst.max_error) worst.max_error = error;
+      max_error = std::max(max_error, error);
+      worst.max_error = std::max(worst.max_error, error);
       if (!any || ratio > worst.worst_ratio) {
         any = true;
         worst.worst_ratio = ratio;

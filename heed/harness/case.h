@@ -97,6 +97,7 @@ OpEntry FindOp(std::string_view name);
 struct Comparison {
   bool ok = true;
   double max_error = 0;    // largest |result - expected| of all elements
+  std::vector<double> max_errors;  // of each output
   double worst_ratio = 0;  // largest error / tolerance; infinite for a bad NaN
   double error = 0;        // of the element with the worst ratio
   double tolerance = 0;    // of the same element

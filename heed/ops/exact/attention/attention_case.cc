@@ -31,6 +31,11 @@ namespace {
 // and do not count in S. So one finfo.min beside ordinary logits does not make
 // the tolerance infinite; a row of nothing else has a test of its own.
 //
+// The square root is that of a random walk: the roundings of a chain over
+// different values are as good as independent. Where v repeats one value over
+// all tokens (stride 0) they can all have one sign, and the bound is Higham's
+// n u = chain n / 2.
+//
 // A learned sink multiplies by w = sigmoid(lse - sink), whose relative error is
 // (1 - w) times the error of lse - sink: that of lse, and of rounding both.
 struct Epsilon {
@@ -60,8 +65,11 @@ void StoreTolerance(const Problem& problem, const ReferenceRow& row,
   const double n = static_cast<double>(std::max<size_t>(row.pairs.size(), 1));
   const double of_lse =
       eps.lse * std::max(1.0, std::abs(row.lse)) + eps.chain * S;
-  const double of_mean = eps.base * (1 + std::log2(n) / 8 + S / 8) +
-                         eps.chain * std::sqrt(std::min(n, 512.0));
+  const double length = std::min(n, 512.0);  // of a chain
+  const bool repeats = problem.in.v.stride(problem.in.v.rank() - 3) == 0;
+  const double of_mean =
+      eps.base * (1 + std::log2(n) / 8 + S / 8) +
+      eps.chain * std::max(std::sqrt(length), repeats ? length / 2 : 0);
   double of_sink = 0;
   if (problem.options.sinks && !row.pairs.empty()) {
     const ConstTensorView& sinks = problem.options.sinks;

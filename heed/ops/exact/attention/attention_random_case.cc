@@ -50,8 +50,7 @@ class Generator {
     if (Chance(0.04)) return 0;
     if (Chance(0.1)) return 1;
     if (Chance(0.65)) return Integer(1, 40);
-    if (Chance(0.7)) return Integer(41, 200);
-    return Integer(500, 1100);  // over the 512 keys of a segment
+    return Integer(41, 200);
   }
 
   void ChooseSizes() {
@@ -59,6 +58,11 @@ class Generator {
       s_.B = Chance(0.03) ? 0 : Integer(1, 3);
       s_.Tq = Tokens();
       s_.Tk = Chance(0.4) ? s_.Tq : Tokens();
+      if (s_.Tq > s_.Tk && Chance(0.7)) std::swap(s_.Tq, s_.Tk);
+      if (Chance(0.1)) {  // over the 512 keys of a segment, or two
+        s_.Tq = Integer(1, 20);
+        s_.Tk = Integer(480, 1300);
+      }
       s_.Hkv = Integer(1, 3);
       s_.Hq = s_.Hkv * random_.Pick<int64_t>({1, 1, 1, 2, 3, 4, 8});
       s_.D = Channels();
@@ -215,7 +219,7 @@ class Generator {
     Options& o = p_.options;
     o.causal = Chance(0.5);
     if (Chance(0.3)) o.align = Align::kTopLeft;
-    if (Chance(0.25)) {
+    if (Chance(0.15)) {
       const Buffer starts = Make(DType::kI64, {s_.B}, false);
       const bool far = Chance(0.05);  // beyond 32 bits
       for (int64_t b = 0; b < s_.B; ++b) {

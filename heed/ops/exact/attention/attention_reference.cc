@@ -192,7 +192,10 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
             magnitude += std::abs(scale * product);
           }
           double s = scale * dot;
-          if (cap > 0) s = cap * std::tanh(s / cap);
+          if (cap > 0) {
+            if (std::isinf(s)) magnitude = cap;  // and exact
+            s = cap * std::tanh(s / cap);
+          }
           if (options.alibi) {
             const double distance = std::abs(static_cast<double>(p - j));
             const double alibi = -Load(options.alibi, {b, h}) * distance;
