@@ -9,7 +9,7 @@
 //   Tanh     4 ulp      4 ulp
 //
 // Special values are those of libm: NaN stays NaN, exp2(-inf) = +0,
-// exp2(inf) = inf, tanh(+-inf) = +-1, tanh(-0) = -0. Subnormal results may be
+// exp2(inf) = inf, tanh(+-inf) = +-1; but tanh(-0) = +0. Subnormal results may be
 // flushed to zero. Highway's own Exp is two to three times slower, which softmax
 // would feel.
 #if defined(HEED_SIMD_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -156,26 +156,28 @@ HWY_INLINE V FastDivide(D d, V a, V b) {
   return hn::Div(a, b);
 }
 
-// tanh(x) = u / (u + 2) with u = e^2x - 1 = 2^n (2^r - 1) + (2^n - 1), whose
-// terms never cancel: no second branch for small arguments.
+// tanh(x), given t = x 2 log2(e): u / (u + 2) with u = e^2x - 1 = 2^n (2^r - 1) +
+// (2^n - 1), whose terms never cancel: no second branch for small arguments.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V Tanh(D d, V x) {
+HWY_INLINE V TanhScaled(D d, V t) {
   using T = hn::TFromD<D>;
   const auto c = [d](double v) HWY_ATTR { return hn::Set(d, static_cast<T>(v)); };
-  constexpr double kLimit = sizeof(T) == 4 ? 10 : 20;  // tanh rounds to 1 there
-  const V sign = hn::And(x, hn::SignBit(d));
-  const V magnitude = hn::Min(c(kLimit), hn::Abs(x));
-  const V t = hn::Mul(magnitude, c(2 * kLog2E));
+  constexpr double kLimit = sizeof(T) == 4 ? 30 : 60;  // tanh rounds to 1 there
+#if HWY_ARCH_X86  // where an operand is NaN, min and max return the second
+  t = hn::Min(c(kLimit), hn::Max(c(-kLimit), t));
+#else
+  t = hn::IfThenElse(hn::IsNaN(t), t, hn::Min(c(kLimit), hn::Max(c(-kLimit), t)));
+#endif
   const V n = hn::Round(t);
   const V r = hn::Sub(t, n);
   V tail;  // (2^r - 1) / r
-  if constexpr (sizeof(T) == 4) {
-    tail = hn::MulAdd(c(1.5403530e-4), r, c(1.3333558e-3));
-    tail = hn::MulAdd(tail, r, c(9.6181291e-3));
-    tail = hn::MulAdd(tail, r, c(5.5504109e-2));
-    tail = hn::MulAdd(tail, r, c(2.4022651e-1));
-    tail = hn::MulAdd(tail, r, c(6.9314718e-1));
-  } else {
+  if constexpr (sizeof(T) == 4) {  // minimax, 1.1e-8
+    tail = hn::MulAdd(c(1.54035124e-4), r, c(1.33907355e-3));
+    tail = hn::MulAdd(tail, r, c(9.61823749e-3));
+    tail = hn::MulAdd(tail, r, c(5.55035743e-2));
+    tail = hn::MulAdd(tail, r, c(0.240226498));
+    tail = hn::MulAdd(tail, r, c(0.693147188));
+  } else {  // Taylor in r ln 2
     constexpr double kLn2 = 0.693147180559945309417;
     const V y = hn::Mul(r, c(kLn2));
     V p = c(1.0 / 87178291200);
@@ -195,10 +197,15 @@ HWY_INLINE V Tanh(D d, V x) {
     tail = hn::Mul(p, c(kLn2));
   }
   const V power = ScaleByPowerOfTwo(d, c(1), n);
-  const V u =
-      hn::MulAdd(hn::Mul(power, r), tail, hn::Sub(power, c(1)));
-  const V y = FastDivide(d, u, hn::Add(u, c(2)));
-  return hn::Or(hn::IfThenElse(hn::IsNaN(x), x, y), sign);
+  const V u = hn::MulAdd(hn::Mul(power, r), tail, hn::Sub(power, c(1)));
+  return FastDivide(d, u, hn::Add(u, c(2)));
+}
+
+// tanh(x).
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Tanh(D d, V x) {
+  return TanhScaled(
+      d, hn::Mul(x, hn::Set(d, static_cast<hn::TFromD<D>>(2 * kLog2E))));
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -29,17 +29,18 @@ inline constexpr int kVectorRegisters =
 // Rows of a tile of C vectors.
 template <int C>
 constexpr int TileRows() {
-  if (kVectorRegisters == 32) return C >= 4 ? 6 : 8;
+  if (kVectorRegisters == 32) return C >= 4 ? 4 : 8;
   return C >= 2 ? 4 : 8;
 }
 
-// s[r][c] = sum_e k[r][e] q[e][c], e ascending; max[c] = max(max[c], s[.][c]).
-// `stride` elements between rows of q and of s.
-template <int R, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+// s[r][c] = finish(sum_e k[r][e] q[e][c], r, c), e ascending, and max[c] =
+// max(max[c], s[.][c]). `stride` elements between rows of q and of s.
+template <int R, int C, class D, class F, class T = hn::TFromD<D>,
+          class V = hn::Vec<D>>
 HWY_INLINE void LogitTile(D d, const T* HWY_RESTRICT q, size_t stride,
                           const T* HWY_RESTRICT k, ptrdiff_t k_stride,
-                          size_t depth, T* HWY_RESTRICT s,
-                          V* HWY_RESTRICT max) {
+                          size_t depth, T* HWY_RESTRICT s, V* HWY_RESTRICT max,
+                          const F& finish) {
   constexpr size_t N = hn::MaxLanes(D());
   V acc[R][C];
   HWY_UNROLL(32)
@@ -64,9 +65,10 @@ HWY_INLINE void LogitTile(D d, const T* HWY_RESTRICT q, size_t stride,
   for (int r = 0; r < R; ++r) {
     HWY_UNROLL(32)
     for (int c = 0; c < C; ++c) {
-      hn::Store(acc[r][c], d,
+      const V x = finish(acc[r][c], r, c);
+      hn::Store(x, d,
                 s + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N);
-      max[c] = hn::Max(acc[r][c], max[c]);
+      max[c] = hn::Max(x, max[c]);
     }
   }
 }

@@ -413,49 +413,71 @@ class Block {
     return w_.logits + static_cast<size_t>(run.begin - origin) * W + run.c0 * N;
   }
 
-  HWY_INLINE void Logits(const Run& run, int64_t origin, bool full, V* max) {
-    const bool general = p_.softcap > 0 || !p_.slopes.empty() ||
-                         p_.bias.data != nullptr || partial_;
-    const bool plain = full && !general;
-    V raw_max[C];
-    for (int c = 0; c < C; ++c) {
-      raw_max[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
-    }
-    T* s = At(run, origin);
+  // K Q^T of a run, each logit finished by f(logit, key, vector).
+  template <int kVectors, class F>
+  HWY_INLINE void Products(const Run& run, int64_t origin, V* max, const F& f) {
     const T* k = keys_.data + run.begin * keys_.stride;
+    T* s = At(run, origin);
+    hs::ForTiles<hs::TileRows<kVectors>()>(
+        0, static_cast<size_t>(run.end - run.begin),
+        [&](auto rows, size_t j) HWY_ATTR {
+          const int64_t key = run.begin + static_cast<int64_t>(j);
+          hs::LogitTile<rows.value, kVectors>(
+              d_, w_.queries + run.c0 * N, W,
+              k + static_cast<ptrdiff_t>(j) * keys_.stride, keys_.stride,
+              static_cast<size_t>(p_.depth), s + j * W, max,
+              [&](V x, int r, int c) HWY_ATTR { return f(x, key + r, c); });
+        });
+  }
+
+  // S of a run, in the normative order. Each step leaves the maximum of what it
+  // wrote, so that the last one has it.
+  HWY_INLINE void Logits(const Run& run, int64_t origin, bool full, V* max) {
     WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
-      hs::ForTiles<hs::TileRows<vectors.value>()>(
-          0, static_cast<size_t>(run.end - run.begin),
-          [&](auto rows, size_t j) HWY_ATTR {
-            hs::LogitTile<rows.value, vectors.value>(
-                d_, w_.queries + run.c0 * N, W,
-                k + static_cast<ptrdiff_t>(j) * keys_.stride, keys_.stride,
-                static_cast<size_t>(p_.depth), s + j * W, raw_max + run.c0);
-          });
+      constexpr int kVectors = vectors.value;
+      V m[kVectors];
+      for (int c = 0; c < kVectors; ++c) {
+        m[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
+      }
+      T* tile = w_.logits;
+      const auto keep = [](V x, int64_t, int) HWY_ATTR { return x; };
+      const bool alibi = !p_.slopes.empty(), softcap = p_.softcap > 0;
+      if (!alibi || softcap) Products<kVectors>(run, origin, m, keep);
+      if (softcap) {
+        ApplySoftcap<W, kVectors>(d_, run, origin, p_.softcap, tile, m);
+      }
+      if (alibi) {
+        const Alibi<kVectors, D> bias(d_, run, origin, lanes_);
+        const auto add = [&](V x, int64_t key, int c) HWY_ATTR {
+          return bias(d_, x, key, c);
+        };
+        if (softcap) {
+          Rewrite<W, kVectors>(d_, run, origin, tile, m, add);
+        } else {  // nothing in between: while the logits are in registers
+          Products<kVectors>(run, origin, m, add);
+        }
+      }
+      if (p_.bias.data != nullptr) {
+        ApplyBias<W, kVectors>(d_, run, origin, p_.bias, lanes_, tile, m);
+      }
+      if (partial_ && p_.mask.data != nullptr) {
+        ApplyMask<W, kVectors>(d_, run, origin, p_.mask, lanes_, tile, m);
+      }
+      if (partial_ && !p_.segments_q.empty()) {
+        ApplySegments<W, kVectors>(
+            d_, run, origin, p_.segments_k.data() + s_.batch * p_.segments_k_stride,
+            lanes_, tile, m);
+      }
+      if (!full && p_.windowed()) {
+        ApplyRuns<W, kVectors, 2>(d_, run, origin, lanes_, tile, m);
+      } else if (!full) {
+        ApplyRuns<W, kVectors, 1>(d_, run, origin, lanes_, tile, m);
+      }
+      for (int c = 0; c < kVectors; ++c) {
+        V& of_tile = max[run.c0 + static_cast<size_t>(c)];
+        of_tile = hn::Max(m[c], of_tile);
+      }
     });
-    if (plain) {
-      for (size_t c = run.c0; c < run.c1; ++c) max[c] = hn::Max(raw_max[c], max[c]);
-      return;
-    }
-    T* tile = w_.logits;
-    if (p_.softcap > 0) ApplySoftcap<W>(d_, run, origin, p_.softcap, tile);
-    if (!p_.slopes.empty()) ApplyAlibi<W>(d_, run, origin, lanes_, tile);
-    if (p_.bias.data != nullptr) {
-      ApplyBias<W>(d_, run, origin, p_.bias, lanes_, tile);
-    }
-    if (partial_ && p_.mask.data != nullptr) {
-      ApplyMask<W>(d_, run, origin, p_.mask, lanes_, tile);
-    }
-    if (partial_ && !p_.segments_q.empty()) {
-      ApplySegments<W>(d_, run, origin,
-                       p_.segments_k.data() + s_.batch * p_.segments_k_stride,
-                       lanes_, tile);
-    }
-    if (full) {
-      MaskAndMax<W, true>(d_, run, origin, lanes_, tile, max);
-    } else {
-      MaskAndMax<W, false>(d_, run, origin, lanes_, tile, max);
-    }
   }
 
   template <bool kFlagMasked>

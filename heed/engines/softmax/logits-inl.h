@@ -52,136 +52,169 @@ HWY_INLINE V Weight(D d, V difference) {
                          hn::Set(d, static_cast<hn::TFromD<D>>(hs::kLog2E))));
 }
 
-// f(at, key, c) for each vector of a run, `at` pointing at its logits.
-template <class D, size_t W, class T, class F>
-HWY_INLINE void ForVectors(D /*d*/, const Run& run, int64_t origin, T* HWY_RESTRICT s,
-                           const F& f) {
+// x = f(x, key, c) for each vector of a run, c counted from run.c0 and C of them;
+// max[c] becomes the maximum of what is written.
+template <size_t W, int C, class D, class T, class V = hn::Vec<D>, class F>
+HWY_INLINE void Rewrite(D d, const Run& run, int64_t origin, T* HWY_RESTRICT s,
+                        V* HWY_RESTRICT max, const F& f) {
   constexpr size_t N = hn::MaxLanes(D());
+  V m[C];
+  HWY_UNROLL(4)
+  for (int c = 0; c < C; ++c) m[c] = hn::Set(d, -std::numeric_limits<T>::infinity());
   for (int64_t j = run.begin; j < run.end; ++j) {
-    T* HWY_RESTRICT row = s + static_cast<size_t>(j - origin) * W;
-    for (size_t c = run.c0; c < run.c1; ++c) f(row + c * N, j, c);
+    T* HWY_RESTRICT row = s + static_cast<size_t>(j - origin) * W + run.c0 * N;
+    HWY_UNROLL(4)
+    for (int c = 0; c < C; ++c) {
+      T* HWY_RESTRICT at = row + static_cast<size_t>(c) * N;
+      const V x = f(hn::Load(d, at), j, c);
+      hn::Store(x, d, at);
+      m[c] = hn::Max(x, m[c]);
+    }
   }
+  HWY_UNROLL(4)
+  for (int c = 0; c < C; ++c) max[c] = m[c];
 }
 
-template <size_t W, class D, class T = hn::TFromD<D>>
+template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void ApplySoftcap(D d, const Run& run, int64_t origin, double softcap,
-                             T* HWY_RESTRICT s) {
-  const auto cap = hn::Set(d, static_cast<T>(softcap));
-  const auto inverse = hn::Set(d, static_cast<T>(1 / softcap));
-  ForVectors<D, W>(d, run, origin, s, [&](T* at, int64_t, size_t) HWY_ATTR {
-    hn::Store(hn::Mul(cap, hs::Tanh(d, hn::Mul(hn::Load(d, at), inverse))), d, at);
+                             T* HWY_RESTRICT s, V* HWY_RESTRICT max) {
+  const V cap = hn::Set(d, static_cast<T>(softcap));
+  const V factor = hn::Set(d, static_cast<T>(2 * hs::kLog2E / softcap));
+  Rewrite<W, C>(d, run, origin, s, max, [&](V x, int64_t, int) HWY_ATTR {
+    return hn::Mul(cap, hs::TanhScaled(d, hn::Mul(x, factor)));
   });
 }
 
-// The distance is taken from the tile's own origin, where it is exact in T.
-template <size_t W, class D, class T = hn::TFromD<D>>
-HWY_INLINE void ApplyAlibi(D d, const Run& run, int64_t origin,
-                           const Lanes<T, W>& lanes, T* HWY_RESTRICT s) {
+// -slope |position - key|, the distance taken from the tile's own origin, where it
+// is exact in T.
+template <int C, class D>
+struct Alibi {
+  using T = hn::TFromD<D>;
+  using V = hn::Vec<D>;
+  static constexpr size_t N = hn::MaxLanes(D());
+
+  template <size_t W>
+  HWY_INLINE Alibi(D d, const Run& run, int64_t tile_origin, const Lanes<T, W>& lanes)
+      : origin(tile_origin) {
+    HWY_UNROLL(4)
+    for (int c = 0; c < C; ++c) {
+      const size_t lane = (run.c0 + static_cast<size_t>(c)) * N;
+      HWY_ALIGN T from_origin[N];
+      for (size_t i = 0; i < N; ++i) {
+        from_origin[i] = static_cast<T>(lanes.position[lane + i] - origin);
+      }
+      slope[c] = hn::Load(d, lanes.slope + lane);
+      base[c] = hn::Load(d, from_origin);
+    }
+  }
+
+  HWY_INLINE V operator()(D d, V x, int64_t key, int c) const {
+    const V at = hn::Set(d, static_cast<T>(key - origin));
+    return hn::NegMulAdd(slope[c], hn::Abs(hn::Sub(base[c], at)), x);
+  }
+
+  int64_t origin;
+  V slope[C], base[C];
+};
+
+// x = f(x, value of the pair) for the pairs of a broadcast tensor.
+template <size_t W, int C, class D, class T, class V = hn::Vec<D>, class Load,
+          class F>
+HWY_INLINE void RewriteByPairs(D d, const Run& run, int64_t origin,
+                               const void* const* HWY_RESTRICT rows,
+                               const Load& load, T* HWY_RESTRICT s,
+                               V* HWY_RESTRICT max, const F& f) {
   constexpr size_t N = hn::MaxLanes(D());
-  for (size_t c = run.c0; c < run.c1; ++c) {
-    HWY_ALIGN T from_origin[N];
-    for (size_t i = 0; i < N; ++i) {
-      from_origin[i] = static_cast<T>(lanes.position[c * N + i] - origin);
-    }
-    const auto slope = hn::Load(d, lanes.slope + c * N);
-    const auto base = hn::Load(d, from_origin);
-    for (int64_t j = run.begin; j < run.end; ++j) {
-      T* at = s + static_cast<size_t>(j - origin) * W + c * N;
-      const auto key = hn::Set(d, static_cast<T>(j - origin));
-      const auto distance = hn::Abs(hn::Sub(base, key));
-      hn::Store(hn::NegMulAdd(slope, distance, hn::Load(d, at)), d, at);
-    }
+  for (int c = 0; c < C; ++c) {
+    const size_t lane = (run.c0 + static_cast<size_t>(c)) * N;
+    V m = hn::Set(d, -std::numeric_limits<T>::infinity());
+    ForPairs(d, rows + lane, run.begin, run.end, load,
+             [&](int64_t j, V value) HWY_ATTR {
+               T* HWY_RESTRICT at = s + static_cast<size_t>(j - origin) * W + lane;
+               const V x = f(hn::Load(d, at), value);
+               hn::Store(x, d, at);
+               m = hn::Max(x, m);
+             });
+    max[c] = m;
   }
 }
 
 // A bias of -inf is a mask: it wins over whatever the logit is, NaN included.
-template <size_t W, class D, class T = hn::TFromD<D>>
+template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void ApplyBias(D d, const Run& run, int64_t origin, const Pairs& bias,
-                          const Lanes<T, W>& lanes, T* HWY_RESTRICT s) {
-  constexpr size_t N = hn::MaxLanes(D());
-  const auto minus_inf = hn::Set(d, -std::numeric_limits<T>::infinity());
-  ForPairs(
-      d, lanes.bias, run.begin, run.end, run.c0, run.c1,
-      [&](const void* row, int64_t j, size_t n) HWY_ATTR {
-        return LoadPairs(d, bias.dtype, row, bias.key_stride, j, n);
-      },
-      [&](int64_t j, size_t c, hn::Vec<D> b) HWY_ATTR {
-        T* at = s + static_cast<size_t>(j - origin) * W + c * N;
-        const auto sum = hn::Add(hn::Load(d, at), b);
-        hn::Store(hn::IfThenElse(hn::Eq(b, minus_inf), b, sum), d, at);
-      });
+                          const Lanes<T, W>& lanes, T* HWY_RESTRICT s,
+                          V* HWY_RESTRICT max) {
+  const V minus_inf = hn::Set(d, -std::numeric_limits<T>::infinity());
+  const auto add = [&](V x, V b) HWY_ATTR {
+    return hn::IfThenElse(hn::Eq(b, minus_inf), b, hn::Add(x, b));
+  };
+  if (bias.dtype == DTypeOf<T>::value && bias.key_stride == 1) {
+    RewriteByPairs<W, C>(d, run, origin, lanes.bias, ContiguousPairs<D>(), s, max,
+                         add);
+  } else {
+    RewriteByPairs<W, C>(d, run, origin, lanes.bias,
+                         AnyPairs<D>{bias.dtype, bias.key_stride}, s, max, add);
+  }
 }
 
-template <size_t W, class D, class T = hn::TFromD<D>>
+template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void ApplyMask(D d, const Run& run, int64_t origin, const Pairs& mask,
-                          const Lanes<T, W>& lanes, T* HWY_RESTRICT s) {
-  constexpr size_t N = hn::MaxLanes(D());
-  const auto minus_inf = hn::Set(d, -std::numeric_limits<T>::infinity());
-  ForPairs(
-      d, lanes.mask, run.begin, run.end, run.c0, run.c1,
-      [&](const void* row, int64_t j, size_t n) HWY_ATTR {
-        return LoadMask(d, row, mask.key_stride, j, n);
-      },
-      [&](int64_t j, size_t c, hn::Vec<D> keep) HWY_ATTR {
-        T* at = s + static_cast<size_t>(j - origin) * W + c * N;
-        hn::Store(hn::IfThenElse(hn::Eq(keep, hn::Zero(d)), minus_inf,
-                                 hn::Load(d, at)),
-                  d, at);
-      });
+                          const Lanes<T, W>& lanes, T* HWY_RESTRICT s,
+                          V* HWY_RESTRICT max) {
+  const V minus_inf = hn::Set(d, -std::numeric_limits<T>::infinity());
+  const auto drop = [&](V x, V keep) HWY_ATTR {
+    return hn::IfThenElse(hn::Eq(keep, hn::Zero(d)), minus_inf, x);
+  };
+  if (mask.key_stride == 1) {
+    RewriteByPairs<W, C>(d, run, origin, lanes.mask, ContiguousMask<D>(), s, max,
+                         drop);
+  } else {
+    RewriteByPairs<W, C>(d, run, origin, lanes.mask,
+                         AnyPairs<D>{DType::kBool, mask.key_stride}, s, max, drop);
+  }
 }
 
-template <size_t W, class D, class T = hn::TFromD<D>>
+template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void ApplySegments(D d, const Run& run, int64_t origin,
                               const int32_t* HWY_RESTRICT key_segments,
-                              const Lanes<T, W>& lanes, T* HWY_RESTRICT s) {
+                              const Lanes<T, W>& lanes, T* HWY_RESTRICT s,
+                              V* HWY_RESTRICT max) {
   constexpr size_t N = hn::MaxLanes(D());
   const hn::RebindToSigned<D> di;
   using TI = hn::TFromD<decltype(di)>;
-  const auto minus_inf = hn::Set(d, -std::numeric_limits<T>::infinity());
-  ForVectors<D, W>(d, run, origin, s, [&](T* at, int64_t j, size_t c) HWY_ATTR {
+  const V minus_inf = hn::Set(d, -std::numeric_limits<T>::infinity());
+  Rewrite<W, C>(d, run, origin, s, max, [&](V x, int64_t j, int c) HWY_ATTR {
     // A negative id matches nothing; lanes hold -1 then, and keys turn to -2.
     const int32_t id = key_segments[j];
     const auto key = hn::Set(di, static_cast<TI>(id < 0 ? -2 : id));
-    const auto same = hn::Eq(hn::Load(di, lanes.segment + c * N), key);
-    hn::Store(hn::IfThenElse(hn::RebindMask(d, same), hn::Load(d, at), minus_inf),
-              d, at);
+    const auto own =
+        hn::Load(di, lanes.segment + (run.c0 + static_cast<size_t>(c)) * N);
+    return hn::IfThenElse(hn::RebindMask(d, hn::Eq(own, key)), x, minus_inf);
   });
 }
 
-// Masks keys outside each lane's two runs (unless the tile is full), and takes
-// the maximum.
-template <size_t W, bool kFull, class D, class T = hn::TFromD<D>,
+// Masks keys outside each lane's runs, of which kRuns may be non-empty.
+template <size_t W, int C, int kRuns, class D, class T = hn::TFromD<D>,
           class V = hn::Vec<D>>
-HWY_INLINE void MaskAndMax(D d, const Run& run, int64_t origin,
-                           const Lanes<T, W>& lanes, T* HWY_RESTRICT s,
-                           V* HWY_RESTRICT max) {
+HWY_INLINE void ApplyRuns(D d, const Run& run, int64_t origin,
+                          const Lanes<T, W>& lanes, T* HWY_RESTRICT s,
+                          V* HWY_RESTRICT max) {
   constexpr size_t N = hn::MaxLanes(D());
   const hn::RebindToSigned<D> di;
   using TI = hn::TFromD<decltype(di)>;
-  const auto minus_inf = hn::Set(d, -std::numeric_limits<T>::infinity());
-  for (size_t c = run.c0; c < run.c1; ++c) {
-    const auto first_begin = hn::Load(di, lanes.first_begin + c * N);
-    const auto first_end = hn::Load(di, lanes.first_end + c * N);
-    const auto second_begin = hn::Load(di, lanes.second_begin + c * N);
-    const auto second_end = hn::Load(di, lanes.second_end + c * N);
-    V m = max[c];
-    for (int64_t j = run.begin; j < run.end; ++j) {
-      T* at = s + static_cast<size_t>(j - origin) * W + c * N;
-      V x = hn::Load(d, at);
-      if constexpr (!kFull) {
-        const auto key = hn::Set(di, static_cast<TI>(j));
-        const auto in_first =
-            hn::And(hn::Ge(key, first_begin), hn::Lt(key, first_end));
-        const auto in_second =
-            hn::And(hn::Ge(key, second_begin), hn::Lt(key, second_end));
-        x = hn::IfThenElse(hn::RebindMask(d, hn::Or(in_first, in_second)), x,
-                           minus_inf);
-        hn::Store(x, d, at);
-      }
-      m = hn::Max(x, m);
+  const V minus_inf = hn::Set(d, -std::numeric_limits<T>::infinity());
+  Rewrite<W, C>(d, run, origin, s, max, [&](V x, int64_t j, int c) HWY_ATTR {
+    const size_t lane = (run.c0 + static_cast<size_t>(c)) * N;
+    const auto key = hn::Set(di, static_cast<TI>(j));
+    auto keep = hn::And(hn::Ge(key, hn::Load(di, lanes.second_begin + lane)),
+                        hn::Lt(key, hn::Load(di, lanes.second_end + lane)));
+    if constexpr (kRuns == 2) {
+      keep = hn::Or(keep,
+                    hn::And(hn::Ge(key, hn::Load(di, lanes.first_begin + lane)),
+                            hn::Lt(key, hn::Load(di, lanes.first_end + lane))));
     }
-    max[c] = m;
-  }
+    return hn::IfThenElse(hn::RebindMask(d, keep), x, minus_inf);
+  });
 }
 
 // s = exp(s - shift), l += s, keys ascending. With kFlagMasked, masked pairs

@@ -13,7 +13,9 @@
 #include <cstdint>
 
 #include "heed/core/dtype.h"
+#include "heed/engines/softmax/visit.h"
 #include "heed/simd/transpose-inl.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -82,69 +84,89 @@ HWY_INLINE void LanesToRows(D d, const T* HWY_RESTRICT from, size_t stride,
   }
 }
 
-// Elements [j, j + n) of a row of a (batch, head, query, key) tensor as one
-// vector, n <= N. Contiguous rows of the kernel's own type are loaded; the rest
-// is converted one by one.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V LoadPairs(D d, DType dtype, const void* row, int64_t stride,
-                       int64_t j, size_t n) {
-  using T = hn::TFromD<D>;
-  constexpr size_t N = hn::MaxLanes(D());
-  if (dtype == DTypeOf<T>::value && stride == 1) {
-    const T* at = static_cast<const T*>(row) + j;
-    return n == N ? hn::LoadU(d, at) : hn::LoadN(d, at, n);
+// Elements [j, j + n) of a row of a (batch, head, query, key) tensor, n <= N.
+// What is contiguous and of the kernel's own type is loaded, and asked for one
+// tile ahead: rows lie far apart, where no hardware prefetcher follows.
+template <class D>
+struct ContiguousPairs {
+  HWY_INLINE hn::Vec<D> operator()(D d, const void* row, int64_t j, size_t n) const {
+    const auto* at = static_cast<const hn::TFromD<D>*>(row) + j;
+    hwy::Prefetch(at + kTileKeys);
+    return n == hn::MaxLanes(D()) ? hn::LoadU(d, at) : hn::LoadN(d, at, n);
   }
-  HWY_ALIGN T values[N] = {};
-  for (size_t i = 0; i < n; ++i) {
-    const int64_t index = (j + static_cast<int64_t>(i)) * stride;
-    values[i] = dtype == DType::kBool
-                    ? static_cast<T>(static_cast<const uint8_t*>(row)[index] != 0)
-                    : static_cast<T>(LoadAsDouble(dtype, row, index));
-  }
-  return hn::Load(d, values);
-}
+};
 
-// Booleans as 0 and 1.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V LoadMask(D d, const void* row, int64_t stride, int64_t j, size_t n) {
-  constexpr size_t N = hn::MaxLanes(D());
-  if constexpr (sizeof(hn::TFromD<D>) == 4 && N >= 4) {
-    if (stride == 1 && n == N) {
-      const hn::Rebind<uint8_t, D> bytes;
-      const hn::RebindToSigned<D> integers;
-      const auto raw =
-          hn::LoadU(bytes, static_cast<const uint8_t*>(row) + j);
-      return hn::ConvertTo(d, hn::PromoteTo(integers, raw));
+// Bytes of a contiguous boolean mask as 0 and 1.
+template <class D>
+struct ContiguousMask {
+  HWY_INLINE hn::Vec<D> operator()(D d, const void* row, int64_t j, size_t n) const {
+    const auto* at = static_cast<const uint8_t*>(row) + j;
+    constexpr size_t N = hn::MaxLanes(D());
+    HWY_ALIGN uint8_t padded[N] = {};
+    if (n < N) {
+      for (size_t i = 0; i < n; ++i) padded[i] = at[i];
+      at = padded;
+    }
+    const hn::RebindToSigned<D> integers;
+    const hn::Rebind<uint8_t, D> bytes;
+    if constexpr (sizeof(hn::TFromD<D>) == 4) {
+      return hn::ConvertTo(d, hn::PromoteTo(integers, hn::LoadU(bytes, at)));
+    } else {
+      const hn::Rebind<int32_t, D> half;
+      return hn::PromoteTo(d, hn::PromoteTo(half, hn::LoadU(bytes, at)));
     }
   }
-  return LoadPairs(d, DType::kBool, row, stride, j, n);
-}
+};
 
-// Calls update(key, lane, vector of the N lanes' values) for the keys [begin,
-// end) and the vectors [c0, c1) of lanes, the tensor's rows being rows[lane].
-// Rows that are one and the same in a vector are read once and broadcast.
+// Anything else is converted one by one.
+template <class D>
+struct AnyPairs {
+  DType dtype;
+  int64_t stride;
+
+  HWY_INLINE hn::Vec<D> operator()(D d, const void* row, int64_t j, size_t n) const {
+    using T = hn::TFromD<D>;
+    HWY_ALIGN T values[hn::MaxLanes(D())] = {};
+    for (size_t i = 0; i < n; ++i) {
+      const int64_t at = (j + static_cast<int64_t>(i)) * stride;
+      values[i] = dtype == DType::kBool
+                      ? static_cast<T>(static_cast<const uint8_t*>(row)[at] != 0)
+                      : static_cast<T>(LoadAsDouble(dtype, row, at));
+    }
+    return hn::Load(d, values);
+  }
+};
+
+// Calls update(key, vector of the N lanes' values) for the keys [begin, end), the
+// tensor's rows being rows[lane]. Rows that are one and the same are read once.
 template <class D, class Load, class Update>
 HWY_INLINE void ForPairs(D d, const void* const* HWY_RESTRICT rows, int64_t begin,
-                         int64_t end, size_t c0, size_t c1, const Load& load,
-                         const Update& update) {
+                         int64_t end, const Load& load, const Update& update) {
   using V = hn::Vec<D>;
   constexpr size_t N = hn::MaxLanes(D());
-  for (size_t c = c0; c < c1; ++c) {
-    const void* const* of = rows + c * N;
-    bool same = true;
-    for (size_t i = 1; i < N; ++i) same = same && of[i] == of[0];
-    for (int64_t j = begin; j < end; j += static_cast<int64_t>(N)) {
-      const size_t n = std::min(N, static_cast<size_t>(end - j));
-      V v[N];
-      if (same) {
-        HWY_ALIGN hn::TFromD<D> one[N];
-        hn::Store(load(of[0], j, n), d, one);
-        for (size_t i = 0; i < n; ++i) v[i] = hn::Set(d, one[i]);
-      } else {
-        for (size_t i = 0; i < N; ++i) v[i] = load(of[i], j, n);
-        hs::Transpose(d, v);
+  bool same = true;
+  for (size_t i = 1; i < N; ++i) same = same && rows[i] == rows[0];
+  for (int64_t j = begin; j < end; j += static_cast<int64_t>(N)) {
+    const size_t n = std::min(N, static_cast<size_t>(end - j));
+    V v[N];
+    if (same) {
+      HWY_ALIGN hn::TFromD<D> one[N];
+      hn::Store(load(d, rows[0], j, n), d, one);
+      for (size_t i = 0; i < n; ++i) {
+        update(j + static_cast<int64_t>(i), hn::Set(d, one[i]));
       }
-      for (size_t i = 0; i < n; ++i) update(j + static_cast<int64_t>(i), c, v[i]);
+      continue;
+    }
+    if (n == N) {
+      HWY_UNROLL(32)
+      for (size_t i = 0; i < N; ++i) v[i] = load(d, rows[i], j, N);
+      hs::Transpose(d, v);
+      HWY_UNROLL(32)
+      for (size_t i = 0; i < N; ++i) update(j + static_cast<int64_t>(i), v[i]);
+    } else {
+      for (size_t i = 0; i < N; ++i) v[i] = load(d, rows[i], j, n);
+      hs::Transpose(d, v);
+      for (size_t i = 0; i < n; ++i) update(j + static_cast<int64_t>(i), v[i]);
     }
   }
 }
