@@ -10,8 +10,8 @@
 #include "heed/core/error.h"
 #include "heed/ops/parts/alibi.h"
 #include "python/arguments.h"
+#include "python/numpy_array.h"
 #include "python/runtime.h"
-#include "python/tensor_caster.h"
 
 namespace nb = nanobind;
 using namespace nanobind::literals;

@@ -1,5 +1,4 @@
-// Arrays in and out of Python: DLPack and the buffer protocol to views, views
-// to NumPy.
+// Arrays of Python as views of heed: every array argument passes through here.
 #ifndef HEED_PYTHON_TENSOR_CASTER_H_
 #define HEED_PYTHON_TENSOR_CASTER_H_
 
@@ -7,13 +6,11 @@
 
 #include <cstdint>
 #include <forward_list>
-#include <memory>
-#include <span>
 #include <vector>
 
 #include "heed/core/tensor.h"
 #include "python/arguments.h"
-#include "python/dlpack.h"
+#include "python/array_import.h"
 
 namespace heed::python {
 
@@ -57,48 +54,19 @@ class Arrays {
   const std::vector<const char*>& copied() const { return copied_; }
 
  private:
-  // Keeps the memory of one array.
-  struct Holder {
-    Holder() = default;
-    Holder(const Holder&) = delete;
-    Holder& operator=(const Holder&) = delete;
-    ~Holder();
-
-    Py_buffer buffer{};
-    DLManagedTensor* tensor = nullptr;
-    DLManagedTensorVersioned* versioned = nullptr;
-    std::unique_ptr<char[]> copy;
-  };
-  struct Layout;
-
-  enum class Rows {
-    kContiguous,
-    kContiguousOrRepeated,
-    kAny
-  };  // what may stay in place
+  // Which last axes may stay in place.
+  enum class Rows { kContiguous, kContiguousOrRepeated, kAny };
 
   ConstTensorView Import(const Argument& argument, Kind kind, bool writable,
                          Rows rows);
-  bool FromBuffer(const Argument& argument, nb::handle value, bool writable,
-                  Layout& layout);
-  bool FromDlpack(const Argument& argument, bool writable, Layout& layout);
-  ConstTensorView View(const Argument& argument, Layout& layout, bool writable,
-                       Rows rows);
+  ConstTensorView View(const Argument& argument, ArrayLayout& layout,
+                       bool writable, Rows rows);
   ConstTensorView FromShape(const Argument& argument, Kind kind);
 
-  std::forward_list<Holder> holders_;
+  std::forward_list<ArrayHolder> holders_;
   std::vector<const char*> copied_;
   bool allow_shapes_ = false;
   DType shape_dtype_ = DType::kF32;
-};
-
-// A new NumPy array that owns its memory, not initialised, and its view. bf16
-// needs ml_dtypes: throws Unsupported naming `operation` without it.
-struct NewArray {
-  NewArray(const char* operation, DType dtype, std::span<const int64_t> sizes);
-
-  nb::object array;
-  TensorView view;
 };
 
 }  // namespace heed::python

@@ -26,6 +26,7 @@ Ints: TypeAlias = Array | Sequence[int]
 Floats: TypeAlias = Array | Sequence[float]
 Align: TypeAlias = Literal["bottom_right", "top_left"] | Ints
 Segments: TypeAlias = Array | Sequence[Sequence[int]] | tuple[Array, Array]
+Part: TypeAlias = tuple[Array, Array] | list[NDArray[Any]]
 OutArray: TypeAlias = Any  # returned as it is
 Result: TypeAlias = NDArray[Any]
 

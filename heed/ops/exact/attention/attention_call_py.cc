@@ -1,0 +1,155 @@
+// The options of attention, each with its Python name and how it is read.
+#include "heed/ops/exact/attention/attention_call_py.h"
+
+#include <cstdint>
+#include <string>
+
+#include "python/arguments.h"
+#include "python/runtime.h"
+
+namespace heed::attention {
+namespace {
+
+namespace nb = nanobind;
+using namespace python;  // NOLINT: the binding's own vocabulary
+
+void ReadAlign(Call& call, const Argument& a) {
+  constexpr char kExpected[] = "'bottom_right', 'top_left' or an int array [B]";
+  if (PyLong_Check(a.value.ptr()) || a.value.is_none()) Fail(a, kExpected);
+  if (PyUnicode_Check(a.value.ptr())) {
+    const std::string name = ToString(a, kExpected);
+    if (name != "bottom_right" && name != "top_left") Fail(a, kExpected);
+    call.options.align =
+        name == "top_left" ? Align::kTopLeft : Align::kBottomRight;
+  } else {
+    call.options.query_starts = call.arrays.ReadPositions(a);
+  }
+}
+
+void ReadWindow(Call& call, const Argument& a) {
+  constexpr char kExpected[] = "a pair (left, right) of ints of at least -1";
+  if (!PyTuple_Check(a.value.ptr()) && !PyList_Check(a.value.ptr()))
+    Fail(a, kExpected);
+  if (PyObject_Size(a.value.ptr()) != 2) Fail(a, kExpected);
+  call.options.window.left =
+      ToInt({a.operation, "window[0]", a.value[0]}, -1, INT64_MAX);
+  call.options.window.right =
+      ToInt({a.operation, "window[1]", a.value[1]}, -1, INT64_MAX);
+}
+
+// A tuple is a pair, unless explain is given a shape.
+void ReadSegments(Call& call, const Argument& a) {
+  Options& options = call.options;
+  const bool is_tuple = PyTuple_Check(a.value.ptr());
+  if (!is_tuple || (call.describe && PyObject_Size(a.value.ptr()) > 0 &&
+                    PyLong_Check(nb::object(a.value[0]).ptr()))) {
+    options.segments_q = options.segments_k =
+        call.arrays.ReadList(a, Kind::kInt);
+    return;
+  }
+  if (PyObject_Size(a.value.ptr()) != 2) {
+    Fail(a, "an int array [B, T] or a pair (segments_q, segments_k)");
+  }
+  options.segments_q =
+      call.arrays.ReadList({a.operation, "segments_q", a.value[0]}, Kind::kInt);
+  options.segments_k =
+      call.arrays.ReadList({a.operation, "segments_k", a.value[1]}, Kind::kInt);
+}
+
+void ReadPrecision(Call& call, const Argument& a) {
+  constexpr char kExpected[] = "'highest' or 'high'";
+  const std::string name = ToString(a, kExpected);
+  if (name != "highest" && name != "high") Fail(a, kExpected);
+  call.options.precision =
+      name == "high" ? Precision::kHigh : Precision::kHighest;
+}
+
+void ReadOut(Call& call, const Argument& a) {
+  if (call.describe) return;
+  call.out = a.value;
+  call.out_view = call.arrays.Write(a, Kind::kFloat);
+}
+
+template <ConstTensorView Inputs::*kField>
+void ReadInput(Call& call, const Argument& a) {
+  call.in.*kField = call.arrays.Read(a, Kind::kFloat);
+}
+
+template <ConstTensorView Options::*kField>
+void ReadInts(Call& call, const Argument& a) {
+  call.options.*kField = call.arrays.ReadList(a, Kind::kInt);
+}
+
+template <ConstTensorView Options::*kField>
+void ReadFloats(Call& call, const Argument& a) {
+  call.options.*kField = call.arrays.ReadList(a, Kind::kFloat);
+}
+
+// In the order of the signature below; None is the default where the second
+// column says so.
+constexpr Keyword<Call> kKeywords[] = {
+    {"q", false, &ReadInput<&Inputs::q>},
+    {"k", false, &ReadInput<&Inputs::k>},
+    {"v", false, &ReadInput<&Inputs::v>},
+    {"scale", true,
+     [](Call& c, const Argument& a) { c.options.scale = ToFinite(a); }},
+    {"causal", false,
+     [](Call& c, const Argument& a) { c.options.causal = ToBool(a); }},
+    {"align", false, &ReadAlign},
+    {"window", true, &ReadWindow},
+    {"sink_tokens", false,
+     [](Call& c, const Argument& a) {
+       c.options.sink_tokens = ToInt(a, 0, INT64_MAX);
+     }},
+    {"prefix", true, &ReadInts<&Options::prefix>},
+    {"chunk", true,
+     [](Call& c, const Argument& a) {
+       c.options.chunk = ToInt(a, 1, INT64_MAX);
+     }},
+    {"segments", true, &ReadSegments},
+    {"key_lengths", true, &ReadInts<&Options::key_lengths>},
+    {"key_starts", true, &ReadInts<&Options::key_starts>},
+    {"query_lengths", true, &ReadInts<&Options::query_lengths>},
+    {"mask", true,
+     [](Call& c, const Argument& a) {
+       c.options.mask = c.arrays.ReadBroadcast(a, Kind::kBool);
+     }},
+    {"bias", true,
+     [](Call& c, const Argument& a) {
+       c.options.bias = c.arrays.ReadBroadcast(a, Kind::kFloat);
+     }},
+    {"alibi", true, &ReadFloats<&Options::alibi>},
+    {"softcap", true,
+     [](Call& c, const Argument& a) { c.options.softcap = ToFinite(a); }},
+    {"sinks", true, &ReadFloats<&Options::sinks>},
+    {"dropout", false,
+     [](Call& c, const Argument& a) { c.options.dropout = ToFinite(a); }},
+    {"seed", false,
+     [](Call& c, const Argument& a) { c.options.seed = ToUnsigned(a); }},
+    {"dropout_offset", false,
+     [](Call& c, const Argument& a) {
+       c.options.dropout_offset =
+           static_cast<uint32_t>(ToInt(a, 0, UINT32_MAX));
+     }},
+    {"cu_seqlens_q", true, &ReadInts<&Options::cu_seqlens_q>},
+    {"cu_seqlens_k", true, &ReadInts<&Options::cu_seqlens_k>},
+    {"precision", false, &ReadPrecision},
+    {"invariant", false,
+     [](Call& c, const Argument& a) { c.options.invariant = ToBool(a); }},
+    {"return_lse", false,
+     [](Call& c, const Argument& a) { c.return_lse = ToBool(a); }},
+    {"out", true, &ReadOut},
+    {"threads", true,
+     [](Call& c, const Argument& a) {
+       c.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads));
+     }},
+};
+
+}  // namespace
+
+void ReadCall(const char* operation, PyObject* args, PyObject* kwargs,
+              Call& call) {
+  Read<Call>(operation, kKeywords, 3, args, kwargs, call);
+}
+
+}  // namespace heed::attention

@@ -1,0 +1,222 @@
+// What an object tells about its array: formats, capsules, devices.
+#include "python/array_import.h"
+
+#include <bit>
+#include <cstring>
+
+namespace heed::python {
+namespace {
+
+static_assert(std::endian::native == std::endian::little,
+              "formats are read as little-endian");
+
+// The element type of a buffer: `format` in the notation of Python's struct
+// module.
+void ParseFormat(const char* format, int64_t item_bytes, DType& dtype,
+                 std::string& unknown) {
+  if (format == nullptr) format = "B";
+  const char* code = format;
+  const bool swapped = *code == '>' || *code == '!';
+  if (*code != '\0' && std::strchr("@=<>!", *code) != nullptr) ++code;
+  const auto is = [&](const char* codes, int64_t bytes) {
+    return std::strchr(codes, *code) != nullptr && item_bytes == bytes;
+  };
+  if (*code == 'Z') {
+    unknown = "c" + std::to_string(8 * item_bytes);
+  } else if (*code == '\0' || code[1] != '\0') {
+    unknown = std::string("'") + format + "'";
+  } else if (is("f", 4)) {
+    dtype = DType::kF32;
+  } else if (is("d", 8)) {
+    dtype = DType::kF64;
+  } else if (is("e", 2)) {
+    dtype = DType::kF16;
+  } else if (is("ilq", 4)) {
+    dtype = DType::kI32;
+  } else if (is("ilq", 8)) {
+    dtype = DType::kI64;
+  } else if (is("?", 1)) {
+    dtype = DType::kBool;
+  } else if (std::strchr("bhilq", *code) != nullptr) {
+    unknown = "i" + std::to_string(8 * item_bytes);
+  } else if (std::strchr("BHILQ", *code) != nullptr) {
+    unknown = "u" + std::to_string(8 * item_bytes);
+  } else if (std::strchr("efdg", *code) != nullptr) {
+    unknown = "f" + std::to_string(8 * item_bytes);
+  } else {
+    unknown = std::string("'") + format + "'";
+  }
+  if (swapped && item_bytes > 1)
+    unknown = std::string("big-endian '") + format + "'";
+}
+
+// The same for DLPack.
+void ParseDlType(DLDataType type, DType& dtype, std::string& unknown) {
+  const auto is = [&](uint8_t code, uint8_t bits) {
+    return type.code == code && type.bits == bits && type.lanes == 1;
+  };
+  if (is(kDLFloat, 32)) {
+    dtype = DType::kF32;
+  } else if (is(kDLFloat, 64)) {
+    dtype = DType::kF64;
+  } else if (is(kDLFloat, 16)) {
+    dtype = DType::kF16;
+  } else if (is(kDLBfloat, 16)) {
+    dtype = DType::kBF16;
+  } else if (is(kDLInt, 32)) {
+    dtype = DType::kI32;
+  } else if (is(kDLInt, 64)) {
+    dtype = DType::kI64;
+  } else if (is(kDLBool, 8)) {
+    dtype = DType::kBool;
+  } else {
+    const char* family = "DLPack type ";
+    if (type.code == kDLInt) family = "i";
+    if (type.code == kDLUInt) family = "u";
+    if (type.code == kDLFloat) family = "f";
+    if (type.code == kDLComplex) family = "c";
+    if (*family == 'D')
+      unknown = family + std::to_string(type.code) + " of bits ";
+    else
+      unknown = family;
+    unknown += std::to_string(type.bits);
+    if (type.lanes != 1) unknown += "x" + std::to_string(type.lanes);
+  }
+}
+
+// Reads the pending Python error as text and clears it. Interrupts and exits
+// pass through.
+std::string TakeError() {
+  if (!PyErr_ExceptionMatches(PyExc_Exception)) throw nb::python_error();
+  const nb::python_error error;
+  return nb::cast<std::string>(nb::str(error.value()));
+}
+
+}  // namespace
+
+ArrayHolder::~ArrayHolder() {
+  if (buffer.obj != nullptr) PyBuffer_Release(&buffer);
+  if (tensor != nullptr && tensor->deleter != nullptr) tensor->deleter(tensor);
+  if (versioned != nullptr && versioned->deleter != nullptr)
+    versioned->deleter(versioned);
+}
+
+void FailRank(const Argument& argument, int64_t rank) {
+  Fail(argument.operation, argument.name, "has rank " + std::to_string(rank),
+       "at most " + std::to_string(kMaxRank));
+}
+
+bool ImportBuffer(const Argument& argument, nb::handle value, bool writable,
+                  ArrayHolder& holder, ArrayLayout& layout) {
+  if (!PyObject_CheckBuffer(value.ptr())) return false;
+  Py_buffer& buffer = holder.buffer;
+  if (PyObject_GetBuffer(value.ptr(), &buffer,
+                         PyBUF_STRIDED_RO | PyBUF_FORMAT) != 0) {
+    layout.refusal = TakeError();
+    return false;
+  }
+  if (writable && buffer.readonly) {
+    Fail(argument.operation, argument.name, "is read-only", "a writable array");
+  }
+  if (buffer.ndim > kMaxRank) {
+    FailRank(argument, buffer.ndim);
+  }
+  layout.data = buffer.buf;
+  layout.rank = buffer.ndim;
+  for (int i = 0; i < buffer.ndim; ++i) {
+    layout.sizes[i] = buffer.shape[i];
+    layout.byte_strides[i] = buffer.strides[i];
+  }
+  ParseFormat(buffer.format, buffer.itemsize, layout.dtype,
+              layout.unknown_dtype);
+  return true;
+}
+
+bool ImportDlpack(const Argument& argument, bool writable, ArrayHolder& holder,
+                  ArrayLayout& layout) {
+  const nb::handle value = argument.value;
+  const auto fail = [&](const std::string& got, const char* expected) {
+    Fail(argument.operation, argument.name, got, expected);
+  };
+  const auto check_device = [&](int64_t type) {
+    if (type != kDLCPU && type != kDLCUDAHost && type != kDLROCMHost) {
+      fail("is on DLPack device type " + std::to_string(type) +
+               (type == 2 ? " (CUDA)" : ""),
+           "an array on the CPU");
+    }
+  };
+  nb::object capsule;
+  try {
+    if (!nb::hasattr(value, "__dlpack__")) return false;
+    if (nb::hasattr(value, "__dlpack_device__")) {
+      check_device(nb::cast<int64_t>(value.attr("__dlpack_device__")()[0]));
+    }
+    try {
+      capsule = value.attr("__dlpack__")(nb::arg("max_version") =
+                                             nb::make_tuple(1, 0));
+    } catch (const nb::python_error& error) {
+      if (!error.matches(PyExc_TypeError))
+        throw;  // a producer from before DLPack 1.0
+      capsule = value.attr("__dlpack__")();
+    }
+  } catch (nb::python_error& error) {
+    error.restore();
+    layout.refusal = TakeError();
+    return false;
+  } catch (const nb::cast_error&) {
+    fail("has a __dlpack_device__ that is not a pair of ints",
+         "an array on the CPU");
+  }
+
+  const DLTensor* tensor = nullptr;
+  uint64_t flags = 0;
+  PyObject* const p = capsule.ptr();
+  if (PyCapsule_IsValid(p, "dltensor_versioned")) {
+    auto* versioned = static_cast<DLManagedTensorVersioned*>(
+        PyCapsule_GetPointer(p, "dltensor_versioned"));
+    if (versioned->version.major != 1) {
+      fail("has DLPack version " + std::to_string(versioned->version.major),
+           "1");
+    }
+    PyCapsule_SetName(p, "used_dltensor_versioned");
+    holder.versioned = versioned;
+    tensor = &versioned->dl_tensor;
+    flags = versioned->flags;
+  } else if (PyCapsule_IsValid(p, "dltensor")) {
+    holder.tensor =
+        static_cast<DLManagedTensor*>(PyCapsule_GetPointer(p, "dltensor"));
+    PyCapsule_SetName(p, "used_dltensor");
+    tensor = &holder.tensor->dl_tensor;
+  } else {
+    fail("has a __dlpack__ that returns no new DLPack capsule", kArrayExpected);
+  }
+  check_device(tensor->device.device_type);
+  if (writable && (flags & kDLReadOnly) != 0)
+    fail("is read-only", "a writable array");
+  if (writable && (flags & kDLIsCopied) != 0)
+    fail("is exported as a copy", "the array itself");
+  if (tensor->ndim < 0 || tensor->ndim > kMaxRank) {
+    FailRank(argument, tensor->ndim);
+  }
+
+  ParseDlType(tensor->dtype, layout.dtype, layout.unknown_dtype);
+  layout.data = static_cast<char*>(tensor->data) + tensor->byte_offset;
+  layout.rank = tensor->ndim;
+  const int64_t item_bytes = tensor->dtype.bits / 8;
+  int64_t compact = item_bytes;
+  for (int i = tensor->ndim; i-- > 0;) {
+    layout.sizes[i] = tensor->shape[i];
+    int64_t stride = compact;
+    if (tensor->strides != nullptr &&
+        __builtin_mul_overflow(tensor->strides[i], item_bytes, &stride)) {
+      fail("has stride " + std::to_string(tensor->strides[i]),
+           "fewer than 2^63 bytes");
+    }
+    layout.byte_strides[i] = stride;
+    // An overflow here is a size that the view refuses.
+    if (__builtin_mul_overflow(compact, layout.sizes[i], &compact)) compact = 0;
+  }
+  return true;
+}
+
+}  // namespace heed::python

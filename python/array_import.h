@@ -1,0 +1,57 @@
+// What an object tells about its array, by the buffer protocol or by DLPack.
+#ifndef HEED_PYTHON_ARRAY_IMPORT_H_
+#define HEED_PYTHON_ARRAY_IMPORT_H_
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "heed/core/dtype.h"
+#include "heed/core/tensor.h"
+#include "python/arguments.h"
+#include "python/dlpack.h"
+
+namespace heed::python {
+
+inline constexpr char kArrayExpected[] =
+    "an array on the CPU with DLPack or the buffer protocol";
+
+// What an exporter told: sizes, strides in bytes, and an element type that heed
+// has, or a name.
+struct ArrayLayout {
+  void* data = nullptr;
+  int rank = 0;
+  int64_t sizes[kMaxRank];
+  int64_t byte_strides[kMaxRank];
+  DType dtype = DType::kF32;
+  std::string unknown_dtype;
+  std::string refusal;  // why the exporter gave nothing
+};
+
+// Keeps the memory of one array; gives it back with the GIL held.
+struct ArrayHolder {
+  ArrayHolder() = default;
+  ArrayHolder(const ArrayHolder&) = delete;
+  ArrayHolder& operator=(const ArrayHolder&) = delete;
+  ~ArrayHolder();
+
+  Py_buffer buffer{};
+  DLManagedTensor* tensor = nullptr;
+  DLManagedTensorVersioned* versioned = nullptr;
+  std::unique_ptr<char[]> copy;
+};
+
+// False if `value` cannot or will not; `layout.refusal` then says why it would
+// not. Both throw InvalidArgument for what heed cannot use.
+bool ImportBuffer(const Argument& argument, nb::handle value, bool writable,
+                  ArrayHolder& holder, ArrayLayout& layout);
+bool ImportDlpack(const Argument& argument, bool writable, ArrayHolder& holder,
+                  ArrayLayout& layout);
+
+[[noreturn]] void FailRank(const Argument& argument, int64_t rank);
+
+}  // namespace heed::python
+
+#endif  // HEED_PYTHON_ARRAY_IMPORT_H_

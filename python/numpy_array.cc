@@ -1,0 +1,82 @@
+// NumPy arrays that heed makes.
+#include "python/numpy_array.h"
+
+#include <atomic>
+#include <string>
+
+#include "heed/core/error.h"
+
+namespace heed::python {
+namespace {
+
+namespace nb = nanobind;
+
+// Never destroyed: the interpreter is gone when static objects die.
+struct NumPy {
+  nb::object* module = new nb::object(nb::module_::import_("numpy"));
+  nb::object* empty = new nb::object(module->attr("empty"));
+  nb::object* asarray = new nb::object(module->attr("asarray"));
+  nb::object* dtypes[7];
+
+  NumPy() {
+    const char* names[7] = {"float64", "float32", "uint16", "float16",
+                            "int64",   "int32",   "bool"};
+    for (int i = 0; i < 7; ++i)
+      dtypes[i] = new nb::object(module->attr("dtype")(names[i]));
+  }
+
+  // Imported when the first array is made, not with heed. Not a static local:
+  // an import lets other threads run, and they would wait for it with the GIL
+  // held.
+  static const NumPy& Get() {
+    static std::atomic<const NumPy*> made{nullptr};
+    const NumPy* numpy = made.load(std::memory_order_acquire);
+    if (numpy == nullptr) {
+      numpy = new NumPy;
+      made.store(numpy, std::memory_order_release);
+    }
+    return *numpy;
+  }
+};
+
+}  // namespace
+
+nb::object NumPyArray(nb::handle value) {
+  return (*NumPy::Get().asarray)(value);
+}
+
+NewArray::NewArray(const char* operation, DType dtype,
+                   std::span<const int64_t> sizes) {
+  const NumPy& numpy = NumPy::Get();
+  PyObject* shape = PyTuple_New(static_cast<Py_ssize_t>(sizes.size()));
+  if (shape == nullptr) throw nb::python_error();
+  nb::object owner = nb::steal(shape);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    PyTuple_SET_ITEM(shape, static_cast<Py_ssize_t>(i),
+                     PyLong_FromLongLong(sizes[i]));
+  }
+  PyObject* arguments[] = {shape, numpy.dtypes[static_cast<int>(dtype)]->ptr()};
+  array =
+      nb::steal(PyObject_Vectorcall(numpy.empty->ptr(), arguments, 2, nullptr));
+  if (!array.is_valid()) throw nb::python_error();
+  // Nobody else has the array: its memory stays where it is without holding the
+  // buffer.
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_SIMPLE) != 0)
+    throw nb::python_error();
+  view = TensorView(buffer.buf, dtype, sizes);
+  PyBuffer_Release(&buffer);
+  if (dtype == DType::kBF16) {
+    try {
+      array = array.attr("view")(
+          nb::module_::import_("ml_dtypes").attr("bfloat16"));
+    } catch (const nb::python_error& error) {
+      if (!error.matches(PyExc_ImportError)) throw;
+      throw Unsupported(std::string(operation) +
+                        ": a bf16 result needs the package ml_dtypes, which is "
+                        "not installed");
+    }
+  }
+}
+
+}  // namespace heed::python

@@ -1,0 +1,28 @@
+// NumPy arrays that heed makes.
+#ifndef HEED_PYTHON_NUMPY_ARRAY_H_
+#define HEED_PYTHON_NUMPY_ARRAY_H_
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <span>
+
+#include "heed/core/tensor.h"
+
+namespace heed::python {
+
+// A new NumPy array that owns its memory, not initialised, and its view. bf16
+// needs ml_dtypes: throws Unsupported naming `operation` without it.
+struct NewArray {
+  NewArray(const char* operation, DType dtype, std::span<const int64_t> sizes);
+
+  nanobind::object array;
+  TensorView view;
+};
+
+// numpy.asarray(value). Throws nanobind::python_error.
+nanobind::object NumPyArray(nanobind::handle value);
+
+}  // namespace heed::python
+
+#endif  // HEED_PYTHON_NUMPY_ARRAY_H_
