@@ -76,8 +76,8 @@ TEST(ContextTest, AnExecutorNeedsBothFunctions) {
 
 TEST(ContextTest, AnExecutorOfNoThreadsStillHasTheCaller) {
   Executor executor = DefaultExecutor();
-  for (int (*threads)(void*) : {+[](void*) { return 0; },
-                                +[](void*) { return -5; }}) {
+  for (int (*threads)(void*) :
+       {+[](void*) { return 0; }, +[](void*) { return -5; }}) {
     executor.num_threads = threads;
     EXPECT_EQ(Context(executor).num_threads(), 1);
   }
@@ -108,9 +108,9 @@ TEST(ContextTest, ANameThatIsNoTargetIsRejectedWithTheList) {
   Context ctx(1);
   ctx.set_isa(best);
   for (const char* name : {"avx999", "", "avx2", " AVX2", "Unknown", "?"}) {
-    const auto message = ThrowsMessage<InvalidArgument>(
-        AllOf(HasSubstr("isa is '" + std::string(name) + "', expected one of: "),
-              HasSubstr(best), HasSubstr("tiles")));
+    const auto message = ThrowsMessage<InvalidArgument>(AllOf(
+        HasSubstr("isa is '" + std::string(name) + "', expected one of: "),
+        HasSubstr(best), HasSubstr("tiles")));
     EXPECT_THAT([&] { ctx.set_isa(name); }, message);
     if (*name != '\0') {
       const ScopedIsa isa(name);
@@ -126,7 +126,8 @@ TEST(ContextTest, ATargetThatThisBuildOrCpuLacksIsUnsupported) {
   const std::vector<std::string> available = AvailableTargets();
   Context ctx(1);
   for (const std::string name : {"SSSE3", "SSE4", "AVX3_DL", "AVX3_SPR"}) {
-    if (std::find(available.begin(), available.end(), name) != available.end()) {
+    if (std::find(available.begin(), available.end(), name) !=
+        available.end()) {
       continue;
     }
     EXPECT_THAT([&] { ctx.set_isa(name); },

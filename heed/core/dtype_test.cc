@@ -24,7 +24,8 @@ using testing::ThrowsMessage;
 constexpr DType kAll[] = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16,
                           DType::kI64, DType::kI32, DType::kBool};
 
-// A 16-bit float with `kMantissa` explicit bits: its value, from the definition.
+// A 16-bit float with `kMantissa` explicit bits: its value, from the
+// definition.
 template <int kMantissa>
 double Value(uint32_t bits) {
   constexpr int kExponent = 15 - kMantissa;
@@ -126,12 +127,14 @@ TYPED_TEST(SixteenBitTest, ExtremesOfFloatAndDouble) {
   EXPECT_EQ(TypeParam::Narrow(-HUGE_VALF), inf | 0x8000);
   EXPECT_EQ(TypeParam::Narrow(std::numeric_limits<float>::max()), inf);
   EXPECT_EQ(this->FromDouble(std::numeric_limits<double>::max()), inf);
-  EXPECT_EQ(this->FromDouble(-std::numeric_limits<double>::max()), inf | 0x8000);
+  EXPECT_EQ(this->FromDouble(-std::numeric_limits<double>::max()),
+            inf | 0x8000);
   EXPECT_EQ(this->FromDouble(std::numeric_limits<double>::denorm_min()), 0);
-  EXPECT_EQ(this->FromDouble(-std::numeric_limits<double>::denorm_min()), 0x8000);
+  EXPECT_EQ(this->FromDouble(-std::numeric_limits<double>::denorm_min()),
+            0x8000);
   EXPECT_EQ(TypeParam::Narrow(std::numeric_limits<float>::denorm_min()), 0);
-  for (const uint32_t payload : {0x7F800001u, 0x7FC00000u, 0xFF800001u,
-                                 0xFFFFFFFFu, 0x7F80FFFFu}) {
+  for (const uint32_t payload :
+       {0x7F800001u, 0x7FC00000u, 0xFF800001u, 0xFFFFFFFFu, 0x7F80FFFFu}) {
     const uint32_t narrow = TypeParam::Narrow(std::bit_cast<float>(payload));
     EXPECT_TRUE(std::isnan(this->ValueOf(narrow))) << payload;
     EXPECT_EQ(narrow >> 15, payload >> 31);
@@ -172,7 +175,8 @@ TYPED_TEST(SixteenBitTest, RoundingIsToNearestWhateverTheThreadHasSet) {
 }
 
 TEST(DTypeTest, NamesAndSizesAreThoseOfTheTable) {
-  const char* const names[] = {"f64", "f32", "bf16", "f16", "i64", "i32", "bool"};
+  const char* const names[] = {"f64", "f32", "bf16", "f16",
+                               "i64", "i32", "bool"};
   const size_t sizes[] = {8, 4, 2, 2, 8, 4, 1};
   for (size_t i = 0; i < std::size(kAll); ++i) {
     EXPECT_STREQ(Name(kAll[i]), names[i]);
@@ -193,7 +197,8 @@ TEST(DTypeTest, UnknownNameIsRejectedWithTheListOfNames) {
 
 TEST(DTypeTest, LoadAndStoreReachNegativeAndUnalignedElements) {
   alignas(8) char bytes[64] = {};
-  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+  for (const DType dtype :
+       {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
     char* const middle = bytes + 33;
     StoreDouble(dtype, middle, -2, 1.5);
     StoreDouble(dtype, middle, 1, -0.25);
@@ -226,7 +231,8 @@ TEST(DTypeTest, TheWrongKindIsAnInternalError) {
     EXPECT_THROW(LoadAsDouble(dtype, &x, 0), InternalError);
     EXPECT_THROW(StoreDouble(dtype, &x, 0, 1.0), InternalError);
   }
-  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+  for (const DType dtype :
+       {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
     EXPECT_THROW(LoadAsInt64(dtype, &x, 0), InternalError);
   }
 }

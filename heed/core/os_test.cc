@@ -82,9 +82,9 @@ TEST(MappedFileTest, HasTheBytesOfTheFile) {
   const std::string path = Path("bytes");
   std::ofstream(path, std::ios::binary) << std::string("a\0b\xFF", 4);
   const MappedFile file(path);
-  EXPECT_EQ(std::string(reinterpret_cast<const char*>(file.data()),
-                        file.num_bytes()),
-            std::string("a\0b\xFF", 4));
+  EXPECT_EQ(
+      std::string(reinterpret_cast<const char*>(file.data()), file.num_bytes()),
+      std::string("a\0b\xFF", 4));
   std::filesystem::remove(path);
 }
 

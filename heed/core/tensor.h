@@ -100,8 +100,8 @@ class HEED_API TensorView : public ConstTensorView {
 // "[2,7,3,16]" for any list of sizes.
 HEED_API std::string ShapeString(std::span<const int64_t> sizes);
 
-// True unless no byte is in both. Views that interleave in one buffer, such as
-// the q, k and v slices of a fused projection, do not overlap.
+// True unless it is certain that no byte is in both. Views that interleave in
+// one buffer, such as the q, k and v slices of a fused projection, do not overlap.
 HEED_API bool Overlap(const ConstTensorView& a, const ConstTensorView& b);
 
 // True if two different indices reach the same byte, or it cannot be excluded.

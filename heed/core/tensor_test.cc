@@ -50,9 +50,9 @@ TEST(TensorViewTest, RankZeroHoldsOneElement) {
 
 TEST(TensorViewTest, RankAboveTheLimitIsRejected) {
   EXPECT_NO_THROW(ConstTensorView(nullptr, DType::kF32, {1, 1, 1, 1, 1}));
-  EXPECT_THAT([] { ConstTensorView(nullptr, DType::kF32, {1, 1, 1, 1, 1, 1}); },
-              ThrowsMessage<InvalidArgument>(
-                  "tensor has rank 6, expected at most 5"));
+  EXPECT_THAT(
+      [] { ConstTensorView(nullptr, DType::kF32, {1, 1, 1, 1, 1, 1}); },
+      ThrowsMessage<InvalidArgument>("tensor has rank 6, expected at most 5"));
 }
 
 TEST(TensorViewTest, AsManyStridesAsSizesAreNeeded) {
@@ -63,10 +63,12 @@ TEST(TensorViewTest, AsManyStridesAsSizesAreNeeded) {
 
 TEST(TensorViewTest, NegativeSizesAreRejected) {
   for (const int64_t size : {int64_t{-1}, kMin}) {
-    EXPECT_THAT([&] { ConstTensorView(nullptr, DType::kF32, {2, size, 3}); },
-                ThrowsMessage<InvalidArgument>(HasSubstr("expected sizes >= 0")));
-    EXPECT_THAT([&] { ConstTensorView(nullptr, DType::kF32, {0, size}); },
-                ThrowsMessage<InvalidArgument>(HasSubstr("expected sizes >= 0")));
+    EXPECT_THAT(
+        [&] { ConstTensorView(nullptr, DType::kF32, {2, size, 3}); },
+        ThrowsMessage<InvalidArgument>(HasSubstr("expected sizes >= 0")));
+    EXPECT_THAT(
+        [&] { ConstTensorView(nullptr, DType::kF32, {0, size}); },
+        ThrowsMessage<InvalidArgument>(HasSubstr("expected sizes >= 0")));
   }
 }
 
@@ -116,7 +118,8 @@ TEST(TensorViewTest, StridesThatReachNothingMayBeAnything) {
   const int64_t big = int64_t{1} << 40;
   const ConstTensorView late_zero(&byte, DType::kF64, {big, big, 0}, {1, 1, 1});
   EXPECT_EQ(late_zero.num_elements(), 0);
-  EXPECT_EQ(ConstTensorView(&byte, DType::kF32, {kMax, 4, 0}).num_elements(), 0);
+  EXPECT_EQ(ConstTensorView(&byte, DType::kF32, {kMax, 4, 0}).num_elements(),
+            0);
 }
 
 TEST(TensorViewTest, SliceMovesTheDataAndKeepsTheStrides) {
@@ -137,12 +140,12 @@ TEST(TensorViewTest, SlicesOutsideAreRejected) {
   struct {
     int axis;
     int64_t begin, end;
-  } constexpr kWrong[] = {{-1, 0, 1}, {2, 0, 1},  {0, -1, 1},
+  } constexpr kWrong[] = {{-1, 0, 1}, {2, 0, 1}, {0, -1, 1},
                           {0, 0, 3},  {1, 2, 1}, {1, kMin, kMax}};
   for (const auto& w : kWrong) {
     EXPECT_THAT([&] { view.Slice(w.axis, w.begin, w.end); },
-                ThrowsMessage<InvalidArgument>(HasSubstr(
-                    "of shape [2,3], expected a range inside it")));
+                ThrowsMessage<InvalidArgument>(
+                    HasSubstr("of shape [2,3], expected a range inside it")));
   }
 }
 
@@ -216,9 +219,9 @@ TEST(OverlapTest, NeverMissesASharedByte) {
   for (int i = 0; i < 100000; ++i) {
     const ConstTensorView a = RandomView(random, arena.data());
     const ConstTensorView b = RandomView(random, arena.data());
-    const bool truth = (BruteForce(a, arena.data()).bytes &
-                        BruteForce(b, arena.data()).bytes)
-                           .any();
+    const bool truth =
+        (BruteForce(a, arena.data()).bytes & BruteForce(b, arena.data()).bytes)
+            .any();
     const bool said = Overlap(a, b);
     ASSERT_EQ(said, Overlap(b, a));
     if (truth) {
@@ -259,7 +262,8 @@ TEST(OverlapTest, IsExactWhereOneViewIsContiguousRows) {
     const ConstTensorView matrix(arena.data(), DType::kF32, {rows, columns});
     const int64_t a0 = pick(0, columns - 1), a1 = pick(a0 + 1, columns);
     const int64_t b0 = pick(0, columns - 1), b1 = pick(b0 + 1, columns);
-    const ConstTensorView a = matrix.Slice(1, a0, a1), b = matrix.Slice(1, b0, b1);
+    const ConstTensorView a = matrix.Slice(1, a0, a1),
+                          b = matrix.Slice(1, b0, b1);
     ASSERT_EQ(Overlap(a, b), a0 < b1 && b0 < a1);
     ASSERT_FALSE(SelfOverlaps(a));
     const int64_t r = pick(0, rows);
@@ -294,7 +298,8 @@ TEST(OverlapTest, RepeatedElementsOverlapThemselves) {
   float data[4] = {};
   EXPECT_TRUE(SelfOverlaps(ConstTensorView(data, DType::kF32, {2, 4}, {0, 1})));
   EXPECT_TRUE(SelfOverlaps(ConstTensorView(data, DType::kF32, {3, 2}, {1, 1})));
-  EXPECT_FALSE(SelfOverlaps(ConstTensorView(data, DType::kF32, {1, 4}, {0, 1})));
+  EXPECT_FALSE(
+      SelfOverlaps(ConstTensorView(data, DType::kF32, {1, 4}, {0, 1})));
   EXPECT_FALSE(SelfOverlaps(ConstTensorView(data + 3, DType::kF32, {4}, {-1})));
 }
 

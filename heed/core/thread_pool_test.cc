@@ -125,7 +125,8 @@ TEST(ThreadPoolTest, WorkersReallyRunAtTheSameTime) {
   std::atomic<bool> all{true};
   ctx.ParallelFor(3, [&](int64_t, int) {  // each waits for the other two
     arrived.fetch_add(1);
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    const auto end =
+        std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (arrived < 3) {
       if (std::chrono::steady_clock::now() > end) {
         all = false;
@@ -212,10 +213,10 @@ TEST(ForkTest, AChildHasAPoolOfItsOwnAndExitsCleanly) {
   EXPECT_EQ(StatusOfFork([&] {
               bool good = EveryTaskOnce(ctx, 100);  // its parent's Context
               Context fresh(4);
-              for (int i = 0; i < 50; ++i) good = EveryTaskOnce(fresh, 9) && good;
-              const int64_t again = StatusOfFork([&] {
-                std::exit(EveryTaskOnce(fresh, 50) ? 11 : 12);
-              });
+              for (int i = 0; i < 50; ++i)
+                good = EveryTaskOnce(fresh, 9) && good;
+              const int64_t again = StatusOfFork(
+                  [&] { std::exit(EveryTaskOnce(fresh, 50) ? 11 : 12); });
               std::exit(good && again == 11 ? 21 : 22);
             }),
             21);

@@ -32,8 +32,11 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path), target_(path) {
     throw FileError(path + ": not a regular file");
   }
   if (fs::is_symlink(fs::symlink_status(path, ignored))) {
-    const fs::path resolved = fs::weakly_canonical(path, ignored);
-    if (!resolved.empty()) target_ = resolved.string();
+    const fs::path resolved =
+        fs::exists(status)
+            ? fs::canonical(path, ignored)
+            : fs::path(path).parent_path() / fs::read_symlink(path, ignored);
+    if (resolved.has_filename()) target_ = resolved.string();
   }
   constexpr int kTries = 100;  // a crashed process may have left its own
   for (int i = 0; file_ == nullptr && i < kTries; ++i) {

@@ -12,7 +12,8 @@
 namespace heed {
 
 // Writes a temporary file beside `path`, follows a symbolic link that is there,
-// and removes what it wrote unless Commit succeeded. Everything throws FileError.
+// and removes what it wrote unless Commit succeeded. Everything throws
+// FileError.
 class AtomicFile {
  public:
   // Refuses to replace anything but a regular file.

@@ -9,21 +9,16 @@ namespace heed {
 std::string Quote(std::string_view text) {
   constexpr size_t kLimit = 80;
   constexpr char kHex[] = "0123456789abcdef";
-  size_t end = text.size();
-  if (end > kLimit) {  // not inside a UTF-8 character
-    end = kLimit;
-    while (end > kLimit - 3 && (text[end] & 0xC0) == 0x80) --end;
-  }
   std::string quoted = "'";
-  for (const char c : text.substr(0, end)) {
+  for (const char c : text.substr(0, kLimit)) {
     const unsigned char byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7F) {
+    if (byte < 0x20 || byte >= 0x7F) {
       quoted += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
     } else {
       quoted += c;
     }
   }
-  return quoted + (end < text.size() ? "...'" : "'");
+  return quoted + (text.size() > kLimit ? "...'" : "'");
 }
 
 bool IsAligned(const void* data, DType dtype) {

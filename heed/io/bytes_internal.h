@@ -18,7 +18,8 @@ namespace heed {
 // Both formats are little-endian and so is every machine that heed knows.
 static_assert(std::endian::native == std::endian::little);
 
-// 'text' for a message of one line: control characters escaped, long text cut.
+// 'text' for a message of one line in ASCII, whatever a file holds: other bytes
+// escaped, long text cut.
 std::string Quote(std::string_view text);
 
 struct FreeAlignedDeleter {

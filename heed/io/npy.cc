@@ -129,8 +129,8 @@ class DictReader {
 
   void Descr() {
     if (Peek() == '[') {
-      Fail(path_, std::string("has a structured dtype, expected ") +
-                      kExpectedDTypes);
+      Fail(path_,
+           std::string("has a structured dtype, expected ") + kExpectedDTypes);
     }
     const std::string_view descr = String("a quoted dtype");
     for (const auto& [name, dtype] : kDTypes) {
@@ -150,8 +150,8 @@ class DictReader {
     } else if (has("V2") || has("u2")) {
       hint = " (if it is bf16, use safetensors)";
     }
-    Fail(path_, "has dtype " + Quote(descr) + hint + ", expected " +
-                    kExpectedDTypes);
+    Fail(path_,
+         "has dtype " + Quote(descr) + hint + ", expected " + kExpectedDTypes);
   }
 
   void FortranOrder() {
@@ -180,8 +180,9 @@ class DictReader {
       comma = Skip(',');
     }
     if (header_.sizes.size() == 1 && !comma) {
-      Fail(path_, "header has a number in brackets for shape, expected a tuple "
-                  "such as (3,)");
+      Fail(path_,
+           "header has a number in brackets for shape, expected a tuple "
+           "such as (3,)");
     }
   }
 
@@ -189,7 +190,8 @@ class DictReader {
     Blanks();
     const size_t begin = at_;
     int64_t value = 0;
-    for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_) {
+    for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9';
+         ++at_) {
       if (__builtin_mul_overflow(value, 10, &value) ||
           __builtin_add_overflow(value, text_[at_] - '0', &value)) {
         Fail(path_, "shape has a size above 2^63 - 1, expected less");
@@ -253,8 +255,8 @@ struct NpyFile::Impl {
     const std::vector<int64_t>& sizes = header.sizes;
     const int64_t element = static_cast<int64_t>(SizeOf(header.dtype));
 
-    // Row-major strides of the shape as it is or backwards. Zeros count as ones,
-    // so that strides cannot overflow either.
+    // Row-major strides of the shape as it is or backwards. Zeros count as
+    // ones, so that strides cannot overflow either.
     std::vector<int64_t> strides(sizes.size());
     int64_t count = 1, num_bytes = 0;
     bool fits = true;
@@ -313,11 +315,12 @@ void WriteNpy(const std::string& path, const ConstTensorView& tensor) {
     throw InvalidArgument("WriteNpy: tensor is absent, expected one with data");
   }
   if (tensor.device().type != DeviceType::kCpu) {
-    throw InvalidArgument("WriteNpy: tensor is on a device, expected CPU memory");
+    throw InvalidArgument(
+        "WriteNpy: tensor is on a device, expected CPU memory");
   }
-  const auto dtype = std::find_if(
-      std::begin(kDTypes), std::end(kDTypes),
-      [&](const auto& d) { return d.second == tensor.dtype(); });
+  const auto dtype =
+      std::find_if(std::begin(kDTypes), std::end(kDTypes),
+                   [&](const auto& d) { return d.second == tensor.dtype(); });
   if (dtype == std::end(kDTypes)) {
     throw InvalidArgument(std::string("WriteNpy: tensor has dtype ") +
                           Name(tensor.dtype()) +

@@ -45,10 +45,10 @@ class HEED_API NpyFile {
   std::unique_ptr<Impl> impl_;
 };
 
-// Writes version 1.0, byte for byte as numpy.save, row-major whatever the view's
-// strides. The file appears under `path` when it is complete, or not at all; the
-// view may point into the file that it replaces. Other threads must not write
-// into it.
+// Writes version 1.0, byte for byte as numpy.save, row-major whatever the
+// view's strides. The file appears under `path` when it is complete, or not at
+// all; the view may point into the file that it replaces. Other threads must
+// not write into it.
 //
 // Throws InvalidArgument for bf16, which NPY has no name for (use safetensors),
 // an absent tensor, and one that is not in CPU memory; throws FileError if

@@ -50,7 +50,9 @@ std::string ListNames(const std::vector<SafetensorsFile::Entry>& entries) {
 struct SafetensorsFile::Impl {
   Impl(const std::string& p, std::span<const uint8_t> b,
        std::unique_ptr<os::MappedFile> m = nullptr)
-      : map(std::move(m)), path(p), bytes(b),
+      : map(std::move(m)),
+        path(p),
+        bytes(b),
         header(ParseSafetensorsHeader(p, b)) {
     by_name.resize(header.entries.size());
     std::iota(by_name.begin(), by_name.end(), size_t{0});
@@ -60,9 +62,10 @@ struct SafetensorsFile::Impl {
   }
 
   const Entry* Find(std::string_view name) const {
-    const auto it = std::lower_bound(
-        by_name.begin(), by_name.end(), name,
-        [&](size_t i, std::string_view n) { return header.entries[i].name < n; });
+    const auto it = std::lower_bound(by_name.begin(), by_name.end(), name,
+                                     [&](size_t i, std::string_view n) {
+                                       return header.entries[i].name < n;
+                                     });
     if (it == by_name.end() || header.entries[*it].name != name) return nullptr;
     return &header.entries[*it];
   }
@@ -116,9 +119,9 @@ ConstTensorView SafetensorsFile::tensor(std::string_view name) const {
   if (entry == nullptr) {
     throw FileError(what + " is not there, expected " + ListNames(entries()));
   }
-  const auto dtype = std::find_if(
-      std::begin(kDTypes), std::end(kDTypes),
-      [&](const auto& d) { return d.first == entry->dtype; });
+  const auto dtype =
+      std::find_if(std::begin(kDTypes), std::end(kDTypes),
+                   [&](const auto& d) { return d.first == entry->dtype; });
   if (dtype == std::end(kDTypes)) {
     throw FileError(what + " has dtype " + entry->dtype +
                     ", expected F64, F32, BF16, F16, I64, I32 or BOOL");
@@ -170,8 +173,8 @@ void WriteSafetensors(const std::string& path,
     entry.dtype = kDTypes[IndexOf(tensor.dtype())].first;
     entry.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
     entry.begin_bytes = end;
-    entry.num_bytes = tensor.num_elements() *
-                      static_cast<int64_t>(SizeOf(tensor.dtype()));
+    entry.num_bytes =
+        tensor.num_elements() * static_cast<int64_t>(SizeOf(tensor.dtype()));
     const std::string what = "WriteSafetensors: tensor " + Quote(entry.name);
     if (!names.insert(named->name).second) {
       throw InvalidArgument(what + " is there twice, expected once");

@@ -1,7 +1,7 @@
 // safetensors files: named tensors behind a JSON header, memory-mapped.
 //
-//   u64 N, N bytes of JSON, data. The JSON maps each name to its dtype, shape and
-//   [begin, end) in the data, and "__metadata__" to a map of strings.
+//   u64 N, N bytes of JSON, data. The JSON maps each name to its dtype, shape
+//   and [begin, end) in the data, and "__metadata__" to a map of strings.
 //
 // Source: https://github.com/huggingface/safetensors (format description and
 // reference implementation).
@@ -22,8 +22,8 @@
 
 namespace heed {
 
-// A file open for reading. Everything that the header says is checked when it is
-// opened: a hostile file gives one FileError "PATH: got, expected", never a
+// A file open for reading. Everything that the header says is checked when it
+// is opened: a hostile file gives one FileError "PATH: got, expected", never a
 // crash, and never memory in proportion to anything but the header's length.
 //
 // Const members may be called by several threads at once. Whoever cuts the file
@@ -54,10 +54,10 @@ class HEED_API SafetensorsFile {
   std::vector<std::string> names() const;
   bool Contains(std::string_view name) const;
 
-  // Row-major, valid while this object (or what it was moved into) lives: a view
-  // into the map, or into an aligned copy where the file misplaces the data.
-  // Throws FileError if there is no such tensor, if heed has no DType for it, if
-  // its rank is above kMaxRank, or if a BOOL is neither 0 nor 1.
+  // Row-major, valid while this object (or what it was moved into) lives: a
+  // view into the map, or into an aligned copy where the file misplaces the
+  // data. Throws FileError if there is no such tensor, if heed has no DType for
+  // it, if its rank is above kMaxRank, or if a BOOL is neither 0 nor 1.
   ConstTensorView tensor(std::string_view name) const;
 
   // "__metadata__"; empty if there is none.
@@ -75,13 +75,14 @@ struct NamedTensor {
 
 // Writes a file as the reference implementation does: by descending dtype, then
 // by name, data at a multiple of 8. Views of any strides are written row-major.
-// The file appears under `path` when it is complete, or not at all; the views may
-// point into the file that it replaces. Other threads must not write into them.
+// The file appears under `path` when it is complete, or not at all; the views
+// may point into the file that it replaces. Other threads must not write into
+// them.
 //
 // Throws InvalidArgument for an absent tensor, one that is not in CPU memory, a
-// name twice, "__metadata__" as a name, and a name or metadata key with a NUL, of
-// more than 4096 bytes or not in UTF-8 (values may hold NUL and be long); throws
-// FileError if writing fails.
+// name twice, "__metadata__" as a name, and a name or metadata key with a NUL,
+// of more than 4096 bytes or not in UTF-8 (values may hold NUL and be long);
+// throws FileError if writing fails.
 HEED_API void WriteSafetensors(
     const std::string& path, std::span<const NamedTensor> tensors,
     const std::map<std::string, std::string>& metadata = {});

@@ -29,14 +29,12 @@ struct FormatDType {
 };
 
 constexpr FormatDType kDTypes[] = {
-    {"BOOL", 8},       {"F4", 4},          {"F6_E2M3", 6},
-    {"F6_E3M2", 6},    {"U8", 8},          {"I8", 8},
-    {"F8_E5M2", 8},    {"F8_E4M3", 8},     {"F8_E8M0", 8},
-    {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
-    {"U16", 16},       {"F16", 16},        {"BF16", 16},
-    {"I32", 32},       {"U32", 32},        {"F32", 32},
-    {"C64", 64},       {"F64", 64},        {"I64", 64},
-    {"U64", 64},
+    {"BOOL", 8},    {"F4", 4},          {"F6_E2M3", 6},     {"F6_E3M2", 6},
+    {"U8", 8},      {"I8", 8},          {"F8_E5M2", 8},     {"F8_E4M3", 8},
+    {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"I16", 16},
+    {"U16", 16},    {"F16", 16},        {"BF16", 16},       {"I32", 32},
+    {"U32", 32},    {"F32", 32},        {"C64", 64},        {"F64", 64},
+    {"I64", 64},    {"U64", 64},
 };
 
 // The tokens of one header, against the only structure that is legal.
@@ -103,7 +101,8 @@ class HeaderReader : public json::json_sax_t {
     if (where_ == kMetadataMap && header_.metadata.contains(key)) {
       Fail("metadata has the key " + Quote(key) + " twice, expected once");
     }
-    if (where_ == kTop && key == kMetadata && std::exchange(has_metadata_, true)) {
+    if (where_ == kTop && key == kMetadata &&
+        std::exchange(has_metadata_, true)) {
       Fail("header has __metadata__ twice, expected once");
     }
     key_ = std::move(key);
@@ -146,7 +145,8 @@ class HeaderReader : public json::json_sax_t {
   bool Scalar(const std::string& value) const {
     switch (where_) {
       case kMetadataMap:
-        Fail("metadata " + Quote(key_) + " is " + value + ", expected a string");
+        Fail("metadata " + Quote(key_) + " is " + value +
+             ", expected a string");
       case kTensor:
         Fail(Tensor() + " has " + field_ + " " + value + ", expected " +
              (field_ == "dtype" ? "a string" : "an array of integers"));
@@ -222,8 +222,8 @@ class HeaderReader : public json::json_sax_t {
     bool fits = true, empty = false;
     for (const int64_t size : entry_.sizes) {
       empty = empty || size == 0;
-      fits = fits && !__builtin_mul_overflow(bits, std::max<int64_t>(size, 1),
-                                             &bits);
+      fits = fits &&
+             !__builtin_mul_overflow(bits, std::max<int64_t>(size, 1), &bits);
     }
     if (!fits) {
       Fail(Tensor() + " has shape " + ShapeString(entry_.sizes) +
@@ -275,10 +275,10 @@ void CheckTiling(const std::string& path, const std::vector<Entry>& entries,
   for (const size_t i : order) {
     const Entry& entry = entries[i];
     if (entry.begin_bytes != end) {
-      throw FileError(
-          path + ": tensor " + Quote(entry.name) + " begins at byte " +
-          std::to_string(entry.begin_bytes) + " of the data, expected " +
-          std::to_string(end) + ", where the tensor before it ends");
+      throw FileError(path + ": tensor " + Quote(entry.name) +
+                      " begins at byte " + std::to_string(entry.begin_bytes) +
+                      " of the data, expected " + std::to_string(end) +
+                      ", where the tensor before it ends");
     }
     end += entry.num_bytes;
   }
