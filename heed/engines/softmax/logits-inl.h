@@ -127,15 +127,16 @@ HWY_INLINE void RewriteByPairs(D d, const Run& run, int64_t origin,
   constexpr size_t N = hn::MaxLanes(D());
   for (int c = 0; c < C; ++c) {
     const size_t lane = (run.c0 + static_cast<size_t>(c)) * N;
-    V m = hn::Set(d, -std::numeric_limits<T>::infinity());
+    const V none = hn::Set(d, -std::numeric_limits<T>::infinity());
+    V m[4] = {none, none, none, none};  // one chain would be as slow as its latency
     ForPairs(d, rows + lane, run.begin, run.end, load,
-             [&](int64_t j, V value) HWY_ATTR {
+             [&](int64_t j, V value, size_t i) HWY_ATTR {
                T* HWY_RESTRICT at = s + static_cast<size_t>(j - origin) * W + lane;
                const V x = f(hn::Load(d, at), value);
                hn::Store(x, d, at);
-               m = hn::Max(x, m);
+               m[i % 4] = hn::Max(x, m[i % 4]);
              });
-    max[c] = m;
+    max[c] = hn::Max(hn::Max(m[0], m[1]), hn::Max(m[2], m[3]));
   }
 }
 

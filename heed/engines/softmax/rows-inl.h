@@ -137,8 +137,9 @@ struct AnyPairs {
   }
 };
 
-// Calls update(key, vector of the N lanes' values) for the keys [begin, end), the
-// tensor's rows being rows[lane]. Rows that are one and the same are read once.
+// Calls update(key, vector of the N lanes' values, i) for the keys [begin, end), i
+// counting up to N again and again, the tensor's rows being rows[lane]. Rows that
+// are one and the same are read once.
 template <class D, class Load, class Update>
 HWY_INLINE void ForPairs(D d, const void* const* HWY_RESTRICT rows, int64_t begin,
                          int64_t end, const Load& load, const Update& update) {
@@ -153,7 +154,7 @@ HWY_INLINE void ForPairs(D d, const void* const* HWY_RESTRICT rows, int64_t begi
       HWY_ALIGN hn::TFromD<D> one[N];
       hn::Store(load(d, rows[0], j, n), d, one);
       for (size_t i = 0; i < n; ++i) {
-        update(j + static_cast<int64_t>(i), hn::Set(d, one[i]));
+        update(j + static_cast<int64_t>(i), hn::Set(d, one[i]), i);
       }
       continue;
     }
@@ -162,11 +163,13 @@ HWY_INLINE void ForPairs(D d, const void* const* HWY_RESTRICT rows, int64_t begi
       for (size_t i = 0; i < N; ++i) v[i] = load(d, rows[i], j, N);
       hs::Transpose(d, v);
       HWY_UNROLL(32)
-      for (size_t i = 0; i < N; ++i) update(j + static_cast<int64_t>(i), v[i]);
+      for (size_t i = 0; i < N; ++i) {
+        update(j + static_cast<int64_t>(i), v[i], i);
+      }
     } else {
       for (size_t i = 0; i < N; ++i) v[i] = load(d, rows[i], j, n);
       hs::Transpose(d, v);
-      for (size_t i = 0; i < n; ++i) update(j + static_cast<int64_t>(i), v[i]);
+      for (size_t i = 0; i < n; ++i) update(j + static_cast<int64_t>(i), v[i], i);
     }
   }
 }
