@@ -21,6 +21,9 @@ endforeach()
 if(sources)
   nanobind_add_module(_core NB_STATIC NOMINSIZE
     ${sources} ${bindings} ${PROJECT_BINARY_DIR}/bind_all_ops.cc ${docstrings})
+  if(TARGET nanobind-static)
+    set_target_properties(nanobind-static PROPERTIES SYSTEM ON)  # its warnings are not ours
+  endif()
   target_include_directories(_core PRIVATE ${PROJECT_BINARY_DIR})
   target_link_libraries(_core PRIVATE heed_internal)
   nanobind_add_stub(_core_stub MODULE _core OUTPUT ${PROJECT_BINARY_DIR}/_core.pyi
