@@ -1,10 +1,9 @@
 // heed bench: throughput as a fraction of the roof that a probe finds right
 // before each sample, in the same process.
 #include <algorithm>
-#include <cmath>
+#include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "fmt/format.h"
@@ -12,11 +11,10 @@
 #include "cli/options.h"
 #include "cli/print.h"
 #include "cli/verbs.h"
-#include "heed/core/error.h"
 #include "heed/core/os.h"
-#include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
 #include "heed/harness/probe.h"
+#include "heed/harness/timed_case.h"
 #include "heed/harness/timing.h"
 
 namespace heed::cli {
@@ -40,7 +38,6 @@ constexpr Sizes kSizes[] = {
     {1, 2048, 2048, 4, 4, 64, 64},
     {1, 2048, 2048, 4, 4, 128, 128},
 };
-constexpr int64_t kCheckedTokens = 160;  // the reference is scalar
 
 struct BenchOptions {
   std::vector<std::string> mechanisms;
@@ -57,60 +54,35 @@ struct Row {
   bool noisy;
 };
 
-// Throws if the mechanism is wrong on a shorter problem of the same kind.
-void CheckFirst(const OpEntry& op, CaseRequest request, Context& ctx) {
-  request.sizes.Tq = std::min(request.sizes.Tq, kCheckedTokens);
-  request.sizes.Tk = std::min(request.sizes.Tk, kCheckedTokens);
-  const Comparison c = Compare(op.make_case(request), ctx);
-  if (!c.ok)
-    throw std::runtime_error("bench: not timed, wrong result: " + c.message);
-}
-
-Row Measure(const OpEntry& op, const CaseRequest& request, Context& ctx,
+// Medians of the clean samples, or of all if too few are clean.
+Row Measure(TimedCase& timed, const std::string& mechanism,
             double read_bytes_per_second) {
-  CheckFirst(op, request, ctx);
-  const Case c = op.make_case(request);
-  std::vector<Buffer> outputs;
-  std::vector<TensorView> views;
-  for (const OutputSpec& spec : c.outputs) {
-    outputs.push_back(spec.strides.empty()
-                          ? Buffer(spec.dtype, spec.sizes, Placement::kAligned)
-                          : Buffer(spec.dtype, spec.sizes, spec.strides,
-                                   Placement::kAligned));
-    views.push_back(outputs.back().view());
-  }
-  const int threads = ctx.num_threads();
-  const int cores = std::min(threads, os::NumUsableCpus());
-  c.run(ctx, views);
-
-  std::vector<double> seconds, roofs, fractions;
-  double fastest = INFINITY;
+  const Case& c = timed.problem();
+  std::vector<double> seconds[2], roofs[2], fractions[2];  // all, clean
   for (int round = 0; round < kRounds; ++round) {
-    const double fma =
-        cores * probe::FmaFlopsPerSecond(request.dtype, ctx.allowed_targets());
+    const double peak = timed.PeakFlopsPerSecond();
     const double roof_seconds =
-        std::max(c.flops / fma, c.bytes / read_bytes_per_second);
-    const Sample sample = TimeClean(threads, [&] { c.run(ctx, views); });
-    fastest = std::min(fastest, sample.seconds);
-    if (!sample.clean) continue;
-    seconds.push_back(sample.seconds);
-    roofs.push_back(c.flops / roof_seconds);
-    fractions.push_back(roof_seconds / sample.seconds);
+        std::max(c.flops / peak, c.bytes / read_bytes_per_second);
+    const Sample sample = timed.Time();
+    for (int clean = 0; clean <= (sample.clean ? 1 : 0); ++clean) {
+      seconds[clean].push_back(sample.seconds);
+      roofs[clean].push_back(c.flops / roof_seconds);
+      fractions[clean].push_back(roof_seconds / sample.seconds);
+    }
   }
-  const bool noisy = seconds.size() < kEnoughSamples;
-  const double median = seconds.empty() ? fastest : Summarize(seconds).median;
-  std::string shape = ToString(request.sizes);
-  if (!request.variant.empty()) shape += " " + request.variant;
-  return {op.name,
+  const bool noisy = seconds[1].size() < kEnoughSamples;
+  const int use = noisy ? 0 : 1;
+  const double median = Summarize(seconds[use]).median;
+  return {mechanism,
           c.pass,
-          shape,
-          request.dtype,
-          threads,
+          timed.Shape(),
+          timed.request().dtype,
+          timed.context().num_threads(),
           median,
           c.flops / median,
           c.bytes / median,
-          Summarize(roofs).median,
-          Summarize(fractions).median,
+          Summarize(roofs[use]).median,
+          Summarize(fractions[use]).median,
           noisy};
 }
 
@@ -138,12 +110,11 @@ void MeasureOp(const OpEntry& op, const BenchOptions& options, double read,
       for (const Sizes& sizes : kSizes) {
         for (const std::string& variant : variants) {
           for (const int threads : ThreadCounts(options.machine)) {
-            Context ctx(threads);
-            options.machine.Apply(ctx);
             Progress(fmt::format("{} {} {} {} {}", op.name, pass, Name(dtype),
                                  ToString(sizes), variant));
-            rows.push_back(
-                Measure(op, {sizes, dtype, 1, pass, variant}, ctx, read));
+            TimedCase timed(op, {sizes, dtype, 1, pass, variant}, threads,
+                            options.machine.isa);
+            rows.push_back(Measure(timed, op.name, read));
           }
         }
       }

@@ -131,6 +131,7 @@ std::vector<std::string> ToCells(const Row& row) {
 
 void Compare(const CompareOptions& options) {
   if (!options.mechanisms.empty()) ChooseOps(SplitAtCommas(options.mechanisms));
+  options.math.Check();
   Context ctx(options.machine.Threads());
   options.machine.Apply(ctx);
   TensorOptions widest = options.tensors;

@@ -3,6 +3,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <optional>
 #include <system_error>
 
 #include "heed/core/error.h"
@@ -196,14 +197,23 @@ TensorSet TensorOptions::Load() const {
 }
 
 void MathOptions::Register(CLI::App& verb) {
-  verb.add_flag("--causal,!--no-causal", causal,
-                "keys up to the query's own position");
+  verb.add_flag("--causal", causal, "only keys up to the query's own position");
+  verb.add_flag("--no-causal", not_causal,
+                "all keys, even if the file says causal");
   AddText(verb, "--window", window,
           "only so many keys left and right of a query", "L,R");
   AddText(verb, "--scale", scale, "factor of the logits; default 1/sqrt(D)",
           "S");
   AddText(verb, "--softcap", softcap,
           "logits s become C tanh(s / C); 0 is none", "C");
+}
+
+void MathOptions::Check() const {
+  if (causal && not_causal) {
+    throw UsageError("both --causal and --no-causal, expected one of them");
+  }
+  std::vector<std::string> notes;
+  Resolve(TensorSet(), notes);
 }
 
 attention::Options MathOptions::Resolve(const TensorSet& tensors,
@@ -218,7 +228,7 @@ attention::Options MathOptions::Resolve(const TensorSet& tensors,
   options.window = Fact<attention::Window>(tensors, "window", window,
                                            kWindowForm, ParseWindow, notes)
                        .value_or(attention::Window{});
-  const std::string typed = !causal ? "" : *causal ? "true" : "false";
+  const std::string typed = causal ? "true" : not_causal ? "false" : "";
   options.causal =
       Fact<bool>(tensors, "causal", typed, "true or false", ParseBool, notes)
           .value_or(false);

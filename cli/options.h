@@ -3,7 +3,6 @@
 #ifndef CLI_OPTIONS_H_
 #define CLI_OPTIONS_H_
 
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -44,10 +43,13 @@ struct TensorOptions {
 
 // --causal, --window, --scale, --softcap: absent means not typed.
 struct MathOptions {
-  std::optional<bool> causal;
+  bool causal = false, not_causal = false;
   std::string window, scale, softcap;
 
   void Register(CLI::App& verb);
+
+  // Throws UsageError for what was typed, before any file is opened.
+  void Check() const;
 
   // What was typed, else what the file says of its layer. `notes` receives a
   // line for each fact taken from the file.

@@ -80,6 +80,7 @@ void Run(const RunOptions& options) {
     throw Unsupported(mechanism + " does not run from the command line yet");
   }
   CheckOut(options);
+  options.math.Check();
   Context ctx(options.machine.Threads());
   options.machine.Apply(ctx);
   const TensorSet tensors = options.tensors.Load();

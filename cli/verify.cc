@@ -25,7 +25,7 @@ constexpr char kFooter[] =
     "tolerance.\n\n"
     "Example:\n  heed verify attention --isa AVX2";
 
-constexpr uint64_t kRandomCases = 60;  // per pass, target and dtype
+constexpr uint64_t kRandomCases = 250;  // per pass, target and dtype
 
 // One below, at and above a vector; primes; nothing divides anything.
 constexpr Sizes kSizes[] = {

@@ -1,0 +1,397 @@
+# Tests of the program `heed`: every verb, every field of its JSON, every wrong word on its command line.
+import hashlib
+import os
+import re
+
+import numpy as np
+import pytest
+from cli_program import SHIPPED, VERBS, attention, document, heed, load, needs_program, qkv, refused, save
+
+pytestmark = needs_program
+
+
+@pytest.fixture
+def file(tmp_path):
+    return save(tmp_path / "x.safetensors", qkv())
+
+
+# Help, version, usage.
+
+def test_version_is_one_line():
+    assert re.fullmatch(r"heed \d+\.\d+\.\d+\n", heed("--version").stdout)
+
+
+def test_help_names_all_verbs():
+    done = heed("--help")
+    assert done.returncode == 0 and done.stderr == ""
+    assert all(re.search(rf"^  {verb} ", done.stdout, re.MULTILINE) for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_every_verb_has_an_example(verb):
+    done = heed(verb, "--help")
+    assert done.returncode == 0 and done.stderr == ""
+    assert f"Usage: heed {verb}" in done.stdout
+    assert re.search(rf"Example:\n  heed {verb}", done.stdout)
+    assert "--json" in done.stdout
+
+
+@pytest.mark.parametrize("args, expected", [
+    ([], "no verb, expected list"),
+    (["bogus"], "verb is 'bogus', expected list"),
+    (["view", "x.safetensors"], "verb is 'view', expected list"),
+    (["run"], "MECHANISM is required"),
+    (["run", "attention"], "no tensors, expected FILE or --q --k --v"),
+    (["run", "attention", ""], "FILE: is empty"),
+    (["run", "nope", "x.safetensors"], "mechanism is nope, expected one of"),
+    (["run", "attention", "--q", "a.npy"], "--k is missing, expected --q, --k and --v together"),
+    (["run", "attention", "x.safetensors", "--v", "a.npy"], "both FILE and --q --k --v, expected one of them"),
+    (["run", "attention", "a.safetensors", "b.safetensors"], "b.safetensors"),
+    (["run", "attention", "x.safetensors", "--bogus"], "--bogus"),
+    (["compare"], "no tensors"),
+    (["compare", "x.safetensors", "-m", "attention,nope"], "mechanism is nope, expected one of"),
+    (["verify", "nope"], "mechanism is nope, expected one of"),
+    (["bench", "nope"], "mechanism is nope, expected one of"),
+    (["list", "extra"], "extra"),
+    (["run", "attention", "x.safetensors", "--causal", "--no-causal"], "--causal"),
+])
+def test_usage(args, expected):
+    assert expected in refused(2, *args)
+
+
+THREADS = ["0", "-1", "4097", "99999999999999999999", "two", "1.5", "1 ", ""]
+
+
+@pytest.mark.parametrize("verb", [v for v in VERBS if v != "list"])
+@pytest.mark.parametrize("value", THREADS)
+def test_bad_threads(verb, value):
+    tensors = [SHIPPED] if verb in ("run", "compare") else []
+    line = refused(2, verb, *VERBS[verb], *tensors, "--threads", value)
+    assert "--threads" in line
+    assert f"is '{value}', expected 1 to 4096" in line or not value
+
+
+@pytest.mark.parametrize("option, values, expected", [
+    ("--window", ["3", "1,2,3", "-2,0", "0,-2", "a,b", "1,", ",", "1.5,2", "99999999999999999999,0"], "expected L,R"),
+    ("--scale", ["nan", "inf", "-inf", "1e999", "x", "1,5", "0x10"], "expected a finite number"),
+    ("--softcap", ["nan", "inf", "-1", "x"], "expected a finite number, 0 or more"),
+    ("--dtype", ["bf16", "f16", "i32", "float"], "expected f32 or f64"),
+    ("--isa", ["FOO", "avx2"], "expected one of"),
+    ("--layer", ["1", "-1", "layers.0", "q"], "expected 0"),
+    ("--heads", ["4", "-1", "0,9", "0,,1", "a", "0-1", "99999999999999999999"], "expected 0 to 3"),
+])
+@pytest.mark.parametrize("verb", ["run", "compare"])
+def test_bad_option_values(file, verb, option, values, expected):
+    for value in values:
+        line = refused(2, verb, *VERBS[verb], file, option, value)
+        assert option in line and expected in line
+        assert f"'{value}'" in line or option == "--heads"
+    assert option in refused(2, verb, *VERBS[verb], file, option, "")
+    assert option in refused(2, verb, *VERBS[verb], file, option)
+
+
+def test_bad_isa_in_the_environment():
+    line = refused(2, "info", env={"HEED_ISA": "FOO"})
+    assert "HEED_ISA" in line and "expected one of" in line
+    assert heed("--help", env={"HEED_ISA": "FOO"}).returncode == 0
+
+
+# list, info.
+
+def test_list():
+    rows = document("list")
+    assert [row["name"] for row in rows].count("attention") == 1
+    for row in rows:
+        assert list(row) == ["name", "family", "passes", "dtypes", "flops", "bytes", "state"]
+        assert set(row["passes"]) <= {"forward", "backward", "step"} and row["passes"]
+        assert set(row["dtypes"]) <= {"f64", "f32", "bf16", "f16"}
+        assert all(isinstance(row[key], str) and row[key] for key in ("family", "flops", "bytes", "state"))
+    assert "attention" in heed("list").stdout
+
+
+def test_info():
+    info = document("info")
+    assert list(info) == ["version", "cpu", "threads", "simd", "tiles", "roofs"]
+    assert heed("--version").stdout == f"heed {info['version']}\n"
+    assert info["threads"] == len(os.sched_getaffinity(0))
+    assert info["simd"]["target"] == info["simd"]["available"][0]
+    assert isinstance(info["tiles"], bool) and info["roofs"] is None
+    assert document("info", "--threads", 3)["threads"] == 3
+
+
+def test_info_obeys_the_cap():
+    for target in document("info")["simd"]["available"]:
+        assert document("info", "--isa", target)["simd"]["target"] == target
+        assert document("info", env={"HEED_ISA": target})["simd"]["target"] == target
+
+
+def test_info_probe():
+    roofs = document("info", "--probe")["roofs"]
+    assert all(1e6 < roof < 1e15 for roof in roofs.values())
+    assert 1.2 < roofs["fma_f32_flops_per_second"] / roofs["fma_f64_flops_per_second"] < 3
+    assert "DRAM read" in heed("info", "--probe").stdout
+
+
+# run.
+
+def test_run(file, tmp_path):
+    out = tmp_path / "o.safetensors"
+    run = document("run", "attention", file, "-o", out)
+    assert list(run) == ["mechanism", "file", "layer", "shapes", "dtype", "seconds", "flops", "kernel", "output"]
+    assert run["mechanism"] == "attention" and run["file"] == str(file) and run["layer"] == ""
+    assert run["shapes"] == {"q": [1, 19, 4, 8], "k": [1, 19, 2, 8], "v": [1, 19, 2, 8]}
+    assert run["dtype"] == "f32" and run["seconds"] > 0 and run["flops"] == 2 * 16 * 19 * 19 * 4
+    assert list(run["output"]) == ["shape", "dtype", "path", "sha256"]
+    assert run["output"]["shape"] == [1, 19, 4, 8] and run["output"]["dtype"] == "f32"
+    assert run["output"]["path"] == str(out)
+    tensors, metadata = load(out)
+    assert set(tensors) == {"o", "lse"} and metadata["mechanism"] == "attention"
+    assert hashlib.sha256(tensors["o"].tobytes()).hexdigest() == run["output"]["sha256"]
+    given, _ = load(file)
+    np.testing.assert_allclose(tensors["o"], attention(given["q"], given["k"], given["v"]), atol=2e-6)
+    assert tensors["lse"].shape == (1, 4, 19) and tensors["lse"].dtype == np.float32
+
+
+def test_run_without_an_output_file(file):
+    assert document("run", "attention", file)["output"]["path"] is None
+
+
+@pytest.mark.parametrize("args, options", [
+    (["--causal"], {"causal": True}),
+    (["--window", "3,0"], {"window": (3, 0)}),
+    (["--window", "-1,2"], {"window": (-1, 2)}),
+    (["--causal", "--window", "4,-1"], {"causal": True, "window": (4, -1)}),
+    (["--scale", "0.7"], {"scale": 0.7}),
+    (["--scale", "-1e-1"], {"scale": -0.1}),
+    (["--softcap", "1.5"], {"softcap": 1.5}),
+    (["--causal", "--scale", "2", "--softcap", "3", "--window", "5,5"],
+     {"causal": True, "scale": 2, "softcap": 3, "window": (5, 5)}),
+])
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_options_mean_what_they_say(file, tmp_path, args, options, dtype):
+    out = tmp_path / "o.npy"
+    document("run", "attention", file, "-o", out, "--dtype", dtype, *args)
+    given, _ = load(file)
+    o = np.load(out)
+    assert o.dtype == {"f32": np.float32, "f64": np.float64}[dtype]
+    np.testing.assert_allclose(o, attention(given["q"], given["k"], given["v"], **options),
+                               atol=1e-5 if dtype == "f32" else 1e-12)
+
+
+def test_heads(file, tmp_path):
+    all_heads, some = tmp_path / "all.npy", tmp_path / "some.npy"
+    document("run", "attention", file, "-o", all_heads)
+    run = document("run", "attention", file, "-o", some, "--heads", "3,0,3")
+    assert run["shapes"]["q"] == run["shapes"]["k"] == [1, 19, 3, 8]
+    assert (np.load(some) == np.load(all_heads)[:, :, [3, 0, 3]]).all()
+
+
+def test_three_axes_in_three_axes_out(tmp_path):
+    tensors = {name: (dtype, x[0]) for name, (dtype, x) in qkv(Dv=5).items()}
+    out = tmp_path / "o.safetensors"
+    run = document("run", "attention", save(tmp_path / "x.safetensors", tensors), "-o", out)
+    assert run["shapes"]["v"] == [19, 2, 5] and run["output"]["shape"] == [19, 4, 5]
+    tensors, _ = load(out)
+    assert tensors["o"].shape == (19, 4, 5) and tensors["lse"].shape == (4, 19)
+
+
+def test_layers_by_name_and_index(tmp_path):
+    tensors = {}
+    for layer in (10, 2, 0):
+        tensors |= qkv(T=layer + 3, prefix=f"model.layers.{layer}.")
+    file = save(tmp_path / "x.safetensors", tensors)
+    assert document("run", "attention", file)["layer"] == "model.layers.0"
+    assert document("run", "attention", file, "--layer", "1")["layer"] == "model.layers.2"
+    assert document("run", "attention", file, "--layer", 2)["shapes"]["q"][1] == 13
+    assert document("run", "attention", file, "--layer", "model.layers.10")["shapes"]["q"][1] == 13
+    line = refused(2, "run", "attention", file, "--layer", "model.layers.1")
+    assert "expected 0 to 2 or one of model.layers.0, model.layers.2, model.layers.10" in line
+
+
+@pytest.mark.parametrize("dtype, computed", [("F64", "f64"), ("F32", "f32"), ("F16", "f32"), ("BF16", "f32")])
+def test_dtype_defaults_to_the_files_or_f32(tmp_path, dtype, computed):
+    file = save(tmp_path / "x.safetensors", qkv(dtype=dtype))
+    run = document("run", "attention", file)
+    assert run["dtype"] == run["output"]["dtype"] == computed
+
+
+def test_bf16_is_widened_exactly(tmp_path):
+    wide = {name: ("F32", (x.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32))
+            for name, (_, x) in qkv().items()}
+    narrow = {name: ("BF16", x.view(np.uint32) >> 16) for name, (_, x) in wide.items()}
+    runs = [document("run", "attention", save(tmp_path / f"{i}.safetensors", x)) for i, x in enumerate((wide, narrow))]
+    assert runs[0]["output"]["sha256"] == runs[1]["output"]["sha256"]
+
+
+def test_npy_files(tmp_path, file):
+    arrays, _ = load(file)
+    args = []
+    for name, x in arrays.items():
+        np.save(tmp_path / f"{name}.npy", np.asfortranarray(x) if name == "k" else x)
+        args += [f"--{name}", tmp_path / f"{name}.npy"]
+    run = document("run", "attention", *args)
+    assert run["file"] == ", ".join(map(str, args[1::2]))
+    assert run["output"]["sha256"] == document("run", "attention", file)["output"]["sha256"]
+    assert "expected 0" in refused(2, "run", "attention", *args, "--layer", "1")
+
+
+@pytest.mark.parametrize("threads", [2, 3, 8, 64])
+def test_bits_do_not_depend_on_threads(threads):
+    args = ["run", "attention", SHIPPED, "--layer", 1, "--causal"]
+    assert document(*args, "--threads", threads)["output"]["sha256"] == \
+        document(*args, "--threads", 1)["output"]["sha256"]
+
+
+def test_most_threads():
+    assert document("run", "attention", SHIPPED, "--heads", "0", "--threads", 4096)["seconds"] > 0
+
+
+def test_isa_names_the_kernels_target(file):
+    for target in document("info")["simd"]["available"]:
+        assert target in document("run", "attention", file, "--isa", target)["kernel"]
+    document("run", "attention", file, "--isa", "tiles")
+
+
+@pytest.mark.parametrize("shape", [{"B": 0}, {"T": 1}, {"H": 0, "Hkv": 0}, {"D": 1}, {"T": 1, "Tk": 7}])
+def test_edge_shapes(tmp_path, shape):
+    run = document("run", "attention", save(tmp_path / "x.safetensors", qkv(**shape)))
+    assert len(run["output"]["sha256"]) == 64
+
+
+def test_report(file, tmp_path):
+    done = heed("run", "attention", file, "-o", tmp_path / "o.npy", "--threads", 1)
+    assert done.returncode == 0 and done.stderr == ""
+    for word in ("q [1,19,4,8]", "f32", "FLOP/s", "1 thread", "sha256", "o.npy", "kernel"):
+        assert word in done.stdout
+
+
+# Metadata.
+
+def test_metadata_is_the_default_and_is_named(tmp_path):
+    tensors = qkv(prefix="layers.0.") | qkv(prefix="layers.1.")
+    file = save(tmp_path / "x.safetensors", tensors, {
+        "scale": "0.25", "causal": "true", "layers.1.scale": "0.5", "layers.1.window": "3,0", "softcap": "2",
+        "not_recorded": "mask", "tokens": "[]"})
+    given, _ = load(file)
+    q, k, v = (given["layers.0." + name] for name in "qkv")
+    for args, options in (
+            ([], {"scale": 0.25, "causal": True, "softcap": 2}),
+            (["--layer", 1], {"scale": 0.5, "causal": True, "softcap": 2, "window": (3, 0)}),
+            (["--no-causal", "--scale", 1, "--softcap", 0], {"scale": 1}),
+            (["--layer", 1, "--window", "-1,-1"], {"scale": 0.5, "causal": True, "softcap": 2})):
+        document("run", "attention", file, "-o", tmp_path / "o.npy", *args)
+        np.testing.assert_allclose(np.load(tmp_path / "o.npy"), attention(q, k, v, **options), atol=1e-5)
+    report = heed("run", "attention", file).stdout
+    assert "scale 0.25 from the file" in report and "causal true from the file" in report
+    assert "the model also used mask" in report
+    assert "from the file" in heed("compare", file).stdout
+
+
+@pytest.mark.parametrize("name, value", [("scale", "big"), ("scale", "nan"), ("causal", "maybe"), ("window", "7"),
+                                         ("softcap", "-1")])
+def test_bad_metadata(tmp_path, name, value):
+    file = save(tmp_path / "x.safetensors", qkv(), {name: value})
+    line = refused(1, "run", "attention", file)
+    assert f"{file}: metadata {name} is '{value}', expected" in line
+
+
+# compare.
+
+FIELDS = ["mechanism", "options", "dtype", "seconds", "workspace_bytes", "state_bytes", "max_error", "relative_error"]
+
+
+def test_compare_on_the_shipped_tensors():
+    compare = document("compare", SHIPPED, "--layer", "layers.3")
+    assert list(compare) == ["file", "layer", "reference", "rows"]
+    assert compare["file"] == str(SHIPPED) and compare["layer"] == "layers.3" and "float64" in compare["reference"]
+    for row in compare["rows"]:
+        assert list(row) == FIELDS
+        assert row["mechanism"] == "attention" and row["seconds"] > 0
+        assert row["workspace_bytes"] > 0 and row["state_bytes"] == 0
+    full = {row["dtype"]: row for row in compare["rows"] if "window" not in row["options"]}
+    assert set(full) == {"f64", "f32"}
+    assert full["f64"]["max_error"] < 1e-13 and full["f64"]["relative_error"] < 1e-14
+    assert 0 < full["f32"]["max_error"] < 1e-5 and full["f32"]["relative_error"] < 2e-6
+    windows = {tuple(row["options"]["window"]): row["relative_error"] for row in compare["rows"]
+               if "window" in row["options"] and row["dtype"] == "f32"}
+    assert list(windows) == [(32, 32), (64, 64), (128, 128)]
+    assert all(error > 1e-4 for error in windows.values())
+
+
+def test_compare_windows_are_narrower_than_the_keys(file):
+    assert all("window" not in row["options"] for row in document("compare", file)["rows"])
+
+
+def test_compare_causal_and_window(tmp_path):
+    file = save(tmp_path / "x.safetensors", qkv(T=150))
+    rows = document("compare", file, "--causal")["rows"]
+    assert [row["options"].get("window") for row in rows[::2]] == [None, [63, 0], [127, 0]]
+    assert all(row["options"]["causal"] for row in rows)
+    rows = document("compare", file, "--causal", "--window", "9,0", "--dtype", "f32")["rows"]
+    assert [(row["dtype"], row["options"].get("window")) for row in rows] == [("f32", None), ("f32", [9, 0])]
+    given, _ = load(file)
+    q, k, v = (given[name] for name in "qkv")
+    expected, narrow = attention(q, k, v, causal=True), attention(q, k, v, causal=True, window=(9, 0))
+    assert rows[0]["max_error"] < 1e-5
+    assert rows[1]["max_error"] == pytest.approx(abs(narrow - expected).max(), rel=1e-4)
+    assert rows[1]["relative_error"] == pytest.approx(
+        np.linalg.norm(narrow - expected) / np.linalg.norm(expected), rel=1e-4)
+
+
+def test_compare_table_and_page(file, tmp_path):
+    page = tmp_path / "a.html"
+    done = heed("compare", file, "-m", "attention", "--html", page, "--scale", "0.5")
+    assert done.returncode == 0 and done.stderr == ""
+    assert "max error" in done.stdout and "float64" in done.stdout
+    text = page.read_text()
+    assert text.startswith("<!DOCTYPE html>") and "<td" in text and "http" not in text
+    refused(1, "compare", file, "--html", tmp_path / "missing" / "a.html")
+
+
+def test_the_page_escapes_names(tmp_path):
+    folder = tmp_path / "<b>&"
+    folder.mkdir()
+    file = save(folder / "x.safetensors", qkv())
+    assert heed("compare", file, "--html", tmp_path / "a.html").returncode == 0
+    text = (tmp_path / "a.html").read_text()
+    assert "<b>" not in text and "&lt;b&gt;&amp;" in text
+
+
+def test_nan_in_the_tensors_is_null_in_the_json(tmp_path):
+    tensors = qkv()
+    tensors["v"][1][0, 3] = np.nan
+    compare = document("compare", save(tmp_path / "x.safetensors", tensors))
+    assert all(row["max_error"] in (None, 0) or row["max_error"] < 1e-5 for row in compare["rows"])
+
+
+# verify, bench.
+
+def test_verify():
+    info = document("info")
+    verify = document("verify")
+    assert list(verify) == ["ok", "rows"] and verify["ok"] is True
+    for row in verify["rows"]:
+        assert list(row) == ["mechanism", "pass", "target", "dtype", "max_error", "tolerance", "ok"]
+        assert row["ok"] is True and 0 <= row["max_error"] <= row["tolerance"]
+    expected = {(op["name"], p, target, dtype) for op in document("list") for p in op["passes"]
+                for target in info["simd"]["available"] for dtype in op["dtypes"]}
+    assert {(r["mechanism"], r["pass"], r["target"], r["dtype"]) for r in verify["rows"]} == expected
+
+
+def test_verify_obeys_its_options():
+    lowest = document("info")["simd"]["available"][-1]
+    rows = document("verify", "attention", "--isa", lowest, "--dtype", "f64")["rows"]
+    assert [(row["target"], row["dtype"]) for row in rows] == [(lowest, "f64")]
+    assert "ok" in heed("verify", "attention", "--dtype", "f64").stdout
+
+
+def test_bench():
+    bench = document("bench", "attention", "--dtype", "f32", "--causal", "--threads", 1)
+    assert list(bench) == ["probes", "rows"]
+    assert bench["rows"]
+    for row in bench["rows"]:
+        assert list(row) == ["mechanism", "pass", "dtype", "shape", "threads", "seconds", "flops_per_second",
+                             "bytes_per_second", "roof", "fraction"]
+        assert row["threads"] == 1 and row["dtype"] == "f32" and "causal" in row["shape"]
+        assert row["seconds"] > 0 and 0 < row["fraction"] < 1.2
+        assert row["fraction"] == pytest.approx(row["flops_per_second"] / row["roof"], rel=0.5)
