@@ -205,6 +205,8 @@ void ApplyWord(Problem& p, const CaseRequest& request, std::string_view word) {
       }
     }
     o.mask = keep(mask);
+  } else if (Match(word, "logits", 50, &x)) {  // of about +-x: 4.2 deviations
+    p.memory[0].FillNormal(request.seed * 16, x / 4.2);
   } else if (word == "invariant") {
     o.invariant = true;
   } else if (word != "bhtd") {
@@ -366,7 +368,7 @@ OpEntry Entry() {
           .dtypes = {DType::kF64, DType::kF32},
           .variants = {"causal", "window=512", "softcap=30", "alibi", "bias",
                        "mask", "padding=62", "lengths=62", "sinks",
-                       "dropout=0.1", "invariant", "bhtd"},
+                       "dropout=0.1", "logits=50", "invariant", "bhtd"},
           .flops = "2 (D + Dv) per kept pair; B Hq Tq Tk pairs if none is masked",
           .bytes = "(B Tq Hq (D + Dv) + B Tk Hkv (D + Dv)) size + lse",
           .state = "B Tk Hkv (D + Dv) size (the keys and values so far)",
