@@ -1,9 +1,9 @@
 // Threads, switches, Contexts per thread, and explain.
 #include "python/runtime.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -59,7 +59,8 @@ void SetNumThreads(int num_threads) { num_threads_setting = num_threads; }
 
 int NumThreads() {
   const int setting = num_threads_setting;
-  return setting != 0 ? setting : os::NumUsableCpus();
+  if (setting != 0) return setting;
+  return std::min(os::NumUsableCpus(), static_cast<int>(kMaxThreads));
 }
 
 void SetChecks(bool on) { checks = on; }

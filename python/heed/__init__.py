@@ -10,6 +10,10 @@ from heed import _core
 from heed._core import *  # noqa: F403
 from heed._core import InvalidArgument, Unsupported
 
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from heed import _typing as _typing  # the stub of _core names its types by it
+
 __version__: str = vars(_core)["__version__"]
 __all__ = [name for name in dir(_core) if not name.startswith("_")]
 __all__ += ["__version__"]

@@ -79,6 +79,15 @@ def test_a_double_part_makes_a_double_result(qkv):
     assert o.dtype == lse.dtype == np.float64
 
 
+def test_an_error_of_the_iterable_is_the_caller_s_own(qkv):
+    def broken():
+        yield partials(*qkv, (0, 11))[0]
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="^mine$"):
+        heed.merge_attention(broken())
+
+
 def test_errors(qkv):
     parts = partials(*qkv, (0, 5, 11))
     o, lse = parts[0]

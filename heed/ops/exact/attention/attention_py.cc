@@ -133,12 +133,13 @@ nb::object MergeAttention(nb::handle parts_argument,
   Arrays arrays;
   std::deque<std::string> names;  // of arguments, which messages point to
   std::vector<Part> parts;
-  const nb::object sequence =
-      nb::steal(PySequence_Fast(parts_argument.ptr(), kExpected));
-  if (!sequence.is_valid()) {
+  const nb::object iterator = nb::steal(PyObject_GetIter(parts_argument.ptr()));
+  if (!iterator.is_valid()) {
     PyErr_Clear();
     Fail({kMergeOp, "parts", parts_argument}, kExpected);
   }
+  const nb::object sequence = nb::steal(PySequence_List(iterator.ptr()));
+  if (!sequence.is_valid()) throw nb::python_error();
   for (nb::handle item : sequence) {
     const std::string name = "parts[" + std::to_string(parts.size()) + "]";
     const bool is_pair =
