@@ -80,6 +80,9 @@ class Buffer {
     return view_.as<T>();
   }
 
+  // All bytes, gaps included.
+  std::span<const uint8_t> bytes() const { return {begin_, num_bytes_}; }
+
   // Element at an index; converts from and to double.
   double Get(std::initializer_list<int64_t> index) const;
   void Set(std::initializer_list<int64_t> index, double value) const;
