@@ -303,8 +303,7 @@ void CheckSpecialValues() {
   using Limits = std::numeric_limits<T>;
   constexpr T kInf = Limits::infinity();
   const auto is_nan = [](T, T y) { EXPECT_TRUE(std::isnan(y)) << y; };
-  const auto is_inf = [](T x, T y) { EXPECT_EQ(y, std::numeric_limits<T>::infinity()) << x;
-  };
+  const auto is_inf = [](T x, T y) { EXPECT_TRUE(std::isinf(y) && y > 0) << x; };
   const auto is_zero = [](T x, T y) {
     EXPECT_TRUE(y == 0 && !std::signbit(y)) << x << " gives " << y;
   };
@@ -324,12 +323,13 @@ void CheckSpecialValues() {
     ForSpecial<T>(kind, kInf, is_inf);
     ForSpecial<T>(kind, Limits::max(), is_inf);
     ForSpecial<T>(kind, T{Limits::max_exponent}, is_inf);
-    for (const T x : {-kInf, Limits::lowest(), T{-1e30}, T{-4} * -Limits::min_exponent}) {
+    const T far = T{-4} * Limits::max_exponent;
+    for (const T x : {-kInf, Limits::lowest(), T{-1e30}, far}) {
       ForSpecial<T>(kind, x, is_zero);
     }
-    for (const T x : {T{0}, T{-0.0}, Limits::denorm_min(), -Limits::denorm_min(),
-                      Limits::min(), -Limits::min()}) {
+    for (const T x : {T{0}, Limits::denorm_min(), Limits::min()}) {
       ForSpecial<T>(kind, x, is_one);
+      ForSpecial<T>(kind, -x, is_one);
     }
   }
   // Just below and at overflow.

@@ -69,8 +69,9 @@ void LogitsOf(const Call<T>& a) {
     hs::LogitTile<rows.value, C>(
         d, a.lanes, C * N, a.rows + static_cast<ptrdiff_t>(i) * a.stride, a.stride,
         a.inner, a.out + i * C * N, max, [&](auto x, int r, int c) HWY_ATTR {
-          return hn::Add(x, hn::Set(d, static_cast<T>(10 * (i + static_cast<size_t>(r)) +
-                                                      static_cast<size_t>(c))));
+          const size_t row = i + static_cast<size_t>(r);
+          return hn::Add(
+              x, hn::Set(d, static_cast<T>(10 * row + static_cast<size_t>(c))));
         });
   });
   for (size_t c = 0; c < C; ++c) hn::Store(max[c], d, a.max + c * N);
@@ -166,11 +167,13 @@ class Check {
     const auto [k, stride] = Rows(count_, inner_);
     const Buffer q = Lanes(inner_), s = Lanes(count_), max = Lanes(1);
     for (size_t lane = 0; lane < width_; ++lane) {
-      max.as<T>()[lane] = lane % 3 == 0 ? T{1000} : -std::numeric_limits<T>::infinity();
+      max.as<T>()[lane] =
+          lane % 3 == 0 ? T{1000} : -std::numeric_limits<T>::infinity();
     }
     std::vector<T> expected_max(max.as<T>(), max.as<T>() + width_);
-    kernels_.logits(vectors_, {k.template as<T>(), stride, q.as<T>(), inner_, count_, false,
-                               nullptr, max.as<T>(), s.as<T>()});
+    kernels_.logits(vectors_,
+                    {k.template as<T>(), stride, q.as<T>(), inner_, count_,
+                     /*first=*/false, nullptr, max.as<T>(), s.as<T>()});
     for (size_t r = 0; r < count_; ++r) {
       for (size_t lane = 0; lane < width_; ++lane) {
         T sum = 0;
