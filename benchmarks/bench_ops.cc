@@ -20,6 +20,7 @@
 #include "benchmark/benchmark.h"
 #include "nlohmann/json.hpp"
 
+#include "benchmarks/accuracy.h"
 #include "benchmarks/gates.h"
 #include "heed/core/dispatch.h"
 #include "heed/core/os.h"
@@ -130,15 +131,19 @@ int Main(int argc, char** argv) {
     benchmark::RunSpecifiedBenchmarks();
   }
   if (!gates) return 0;
+  Progress("accuracy");
+  const std::vector<AccuracyResult> accuracy = MeasureAccuracy();
   const std::vector<GateResult> results = MeasureGates(&Progress);
   Progress("");
   if (json) {
     using Json = nlohmann::ordered_json;
     Json document = only_gates ? Json::object() : Json::parse(captured.str());
+    document["accuracy"] = Json::parse(AccuracyJson(accuracy));
     document["gates"] = Json::parse(GateJson(results));
     std::printf("%s\n", document.dump(2).c_str());
   } else {
-    std::printf("%s%s", only_gates ? "" : "\n", GateTable(results).c_str());
+    std::printf("%s%s\n%s", only_gates ? "" : "\n",
+                AccuracyTable(accuracy).c_str(), GateTable(results).c_str());
   }
   return 0;
 }

@@ -22,6 +22,9 @@
 namespace heed::bench {
 namespace {
 
+constexpr char kFormat[] =
+    "{:<47} {:>7}  {:>6}  {:>13}  {:>7}  {}\n";  // of one row
+
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 constexpr double kShortSeconds = 0.010;
 constexpr int kRounds = 9, kShortRounds = 15;  // of long and of short samples
@@ -235,21 +238,22 @@ std::vector<GateResult> MeasureGates(void (*progress)(const std::string&)) {
 std::string GateTable(const std::vector<GateResult>& results) {
   std::string text = fmt::format(
       "f32 forward on {}\n{}, target {}, multiply-add {:.0f} GFLOP/s\n"
-      "one thread unless said; a fraction of the peak probed beside each "
-      "sample, "
-      "or a ratio of times\n\n{:<42} {:>7} {:>7} {:>15} {:>7}\n",
+      "one thread unless said; fraction of the peak probed beside each sample, "
+      "or a ratio of times\n\n",
       os::CpuName(), Name(ThisCpu()), TargetName(kAllTargets),
-      probe::FmaFlopsPerSecond(DType::kF32, kAllTargets, 9) / 1e9, "line",
-      "goal", "median", "quartiles", "samples");
+      probe::FmaFlopsPerSecond(DType::kF32, kAllTargets, 9) / 1e9);
+  text += fmt::format(kFormat, "line", "goal", "median", "quartiles", "samples",
+                      "");
   for (const GateResult& r : results) {
     const std::string goal =
         std::isnan(r.goal)
             ? "-"
             : fmt::format("{} {:.2f}", r.at_least ? ">=" : "<=", r.goal);
-    text += fmt::format("{:<42} {:>7} {:>7.3f}   {:.3f} - {:.3f} {:>7} {}\n",
-                        r.name, goal, r.median, r.q1, r.q3,
-                        fmt::format("{}/{}", r.rounds, r.rounds + r.rejected),
-                        Verdict(r));
+    const bool none = r.rounds == 0;
+    text += fmt::format(
+        kFormat, r.name, goal, none ? "-" : fmt::format("{:.3f}", r.median),
+        none ? "-" : fmt::format("{:.3f} - {:.3f}", r.q1, r.q3),
+        fmt::format("{}/{}", r.rounds, r.rounds + r.rejected), Verdict(r));
   }
   return text;
 }

@@ -1,0 +1,107 @@
+// Accuracy over the harness's random problems, and where logits are large.
+#include "benchmarks/accuracy.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "fmt/format.h"
+#include "nlohmann/json.hpp"
+
+#include "heed/core/context.h"
+#include "heed/harness/buffer.h"
+#include "heed/harness/case.h"
+#include "heed/ops/exact/attention/attention_case.h"
+
+namespace heed::bench {
+namespace {
+
+constexpr char kFormat[] =
+    "{:<12} {:<15} {:<5} {:>8}  {:>9}  {:>9}  {:>9}  {}\n";  // of one row
+
+constexpr uint64_t kRandomProblems = 500, kLargeProblems = 8;
+
+// Logits of N(0, 64) products reach 35 among so many pairs; the scale brings
+// them to 50.
+Case LargeLogits(DType dtype, uint64_t seed) {
+  attention::Problem p;
+  const auto normal = [&](int64_t heads, uint64_t stream) {
+    const Buffer buffer(dtype, {1, 257, heads, 64}, Placement::kAligned);
+    p.memory.push_back(buffer.FillNormal(seed * 16 + stream));
+    return buffer.view();
+  };
+  p.in = {normal(4, 0), normal(2, 1), normal(2, 2)};
+  p.options.scale = 1.4;
+  p.options.causal = seed % 2 == 0;
+  attention::DescribeOutputs(p);
+  return attention::MakeCase(p);
+}
+
+template <class MakeCase>
+AccuracyResult Worst(const std::string& mechanism, const std::string& what,
+                     DType dtype, uint64_t problems, MakeCase make_case) {
+  AccuracyResult result{mechanism, what, dtype, static_cast<int>(problems),
+                        0,         0,    0,     true};
+  Context ctx;
+  double worst_ratio = -1;
+  for (uint64_t seed = 1; seed <= problems; ++seed) {
+    const Comparison c = Compare(make_case(seed), ctx);
+    result.max_error = std::max(result.max_error, c.max_error);
+    result.ok = result.ok && c.ok;
+    if (c.worst_ratio > worst_ratio) {
+      worst_ratio = c.worst_ratio;
+      result.error = c.error;
+      result.bound = c.tolerance;
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<AccuracyResult> MeasureAccuracy() {
+  std::vector<AccuracyResult> results;
+  for (const OpEntry& op : AllOps()) {
+    for (const DType dtype : op.dtypes) {
+      results.push_back(
+          Worst(op.name, "random options", dtype, kRandomProblems,
+                [&](uint64_t seed) { return op.random_case(dtype, seed); }));
+      if (op.name != "attention") continue;
+      results.push_back(
+          Worst(op.name, "logits to +-50", dtype, kLargeProblems,
+                [&](uint64_t seed) { return LargeLogits(dtype, seed); }));
+    }
+  }
+  return results;
+}
+
+std::string AccuracyTable(const std::vector<AccuracyResult>& results) {
+  std::string text =
+      "largest error against float64, and the error closest to its bound\n\n";
+  text += fmt::format(kFormat, "mechanism", "problems", "dtype", "number",
+                      "max error", "error", "bound", "");
+  const auto e = [](double x) { return fmt::format("{:.1e}", x); };
+  for (const AccuracyResult& r : results) {
+    text += fmt::format(kFormat, r.mechanism, r.what, Name(r.dtype), r.problems,
+                        e(r.max_error), e(r.error), e(r.bound),
+                        r.ok ? "ok" : "EXCEEDED");
+  }
+  return text;
+}
+
+std::string AccuracyJson(const std::vector<AccuracyResult>& results) {
+  using Json = nlohmann::ordered_json;
+  Json rows = Json::array();
+  for (const AccuracyResult& r : results) {
+    rows.push_back({{"mechanism", r.mechanism},
+                    {"problems", r.what},
+                    {"dtype", Name(r.dtype)},
+                    {"number", r.problems},
+                    {"max_error", r.max_error},
+                    {"error", r.error},
+                    {"bound", r.bound},
+                    {"ok", r.ok}});
+  }
+  return rows.dump(2);
+}
+
+}  // namespace heed::bench

@@ -1,0 +1,30 @@
+// Accuracy: the largest error of each dtype over many problems, beside its
+// bound.
+#ifndef BENCHMARKS_ACCURACY_H_
+#define BENCHMARKS_ACCURACY_H_
+
+#include <string>
+#include <vector>
+
+#include "heed/core/dtype.h"
+
+namespace heed::bench {
+
+struct AccuracyResult {
+  std::string mechanism, what;
+  DType dtype;
+  int problems;
+  double max_error;     // of all elements
+  double error, bound;  // of the element that comes closest to its bound
+  bool ok;
+};
+
+// Random options of every mechanism, and attention with logits to +-50.
+std::vector<AccuracyResult> MeasureAccuracy();
+
+std::string AccuracyTable(const std::vector<AccuracyResult>& results);
+std::string AccuracyJson(const std::vector<AccuracyResult>& results);
+
+}  // namespace heed::bench
+
+#endif  // BENCHMARKS_ACCURACY_H_

@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+# heed beside PyTorch's scaled_dot_product_attention on the CPU, in one process, interleaved.
+"""Every line: both outputs are compared with float64, then timed in turns; printed is PyTorch's time over heed's.
+
+One thread is timed by its CPU time, more by wall time, where a sample counts only if nobody else took a CPU meanwhile.
+Both read the same memory, [B, H, T, D] contiguous, which is PyTorch's own layout. Without PyTorch nothing is measured.
+
+Usage: compare_torch.py [FILTER] [--json] [--threads 1,2] [--rounds 7]
+Example: compare_torch.py 'N2048/d64/.*threads:1'
+"""
+
+import argparse
+import json
+import os
+import re
+import resource
+import statistics
+import sys
+import time
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning pool of one side would slow the other
+
+TORCH = "2.13.0"
+LENGTHS = {128: 16, 512: 8, 1000: 4, 2048: 4, 8192: 2}  # tokens: heads
+CHANNELS = (64, 80, 128)
+KINDS = ("full", "causal", "padding62", "gqa14on2")
+SHORT_SECONDS, LONG_SECONDS = 0.01, 0.3  # twice as many samples, and at most three
+TOLERANCE = 2e-5  # of float32 on N(0, 1) inputs; both stay well below
+
+
+def lines(threads):
+    """(name, N, d, kind, threads) of every line."""
+    return [(f"N{n}/d{d}/{kind}/threads:{t}", n, d, kind, t)
+            for n in LENGTHS for d in CHANNELS for kind in KINDS for t in threads]
+
+
+def problem(torch, n, d, kind):
+    """q, k, v [1, H, N, d] and a mask [1, 1, 1, N] or None."""
+    heads, kv_heads = (14, 2) if kind == "gqa14on2" else (LENGTHS[n],) * 2
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, h, n, d, generator=generator) for h in (heads, kv_heads, kv_heads))
+    mask = (torch.arange(n) < n * 62 // 100).view(1, 1, 1, n) if kind == "padding62" else None
+    return q, k, v, mask
+
+
+def expected(torch, q, k, v, mask, causal, rows):
+    """The rows of exact attention in float64."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    s = q[:, :, rows].double() @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    keep = torch.ones(1, 1, 1, k.shape[2], dtype=torch.bool) if mask is None else mask
+    if causal:
+        keep = keep & (torch.arange(k.shape[2]) <= torch.arange(q.shape[2])[rows, None])
+    return s.masked_fill(~keep, -float("inf")).softmax(-1) @ v
+
+
+def sample(call, threads):
+    """(seconds, clean) of one call."""
+    if threads == 1:
+        start = time.thread_time()
+        call()
+        return time.thread_time() - start, True
+    switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    start = time.perf_counter()
+    call()
+    seconds = time.perf_counter() - start
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == switches
+
+
+def clean_sample(call, threads, tries=12):
+    """Seconds of a clean call, or None after so many tries."""
+    for attempt in range(tries):
+        if attempt:
+            time.sleep(0.03)
+        seconds, clean = sample(call, threads)
+        if clean:
+            return seconds
+    return None
+
+
+def measure(torch, heed, line, rounds):
+    """A dict of one line."""
+    name, n, d, kind, threads = line
+    torch.set_num_threads(threads)
+    q, k, v, mask = problem(torch, n, d, kind)
+    causal = kind == "causal"
+    q1, k1, v1 = (x.transpose(1, 2) for x in (q, k, v))
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+
+    def ours():
+        return heed.attention(q1, k1, v1, causal=causal, mask=mask, threads=threads)
+
+    def theirs():
+        return sdpa(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=kind == "gqa14on2")
+
+    rows = sorted({*range(min(n, 32)), *range(n // 2, min(n, n // 2 + 32)), *range(max(n - 32, 0), n)})
+    reference = expected(torch, q, k, v, mask, causal, rows)
+    errors = [float((o[:, :, rows].double() - reference).abs().max())
+              for o in (torch.as_tensor(ours()).transpose(1, 2), theirs())]
+    if not max(errors) <= TOLERANCE:
+        raise SystemExit(f"{name}: not timed: error of heed {errors[0]:.1e}, of PyTorch {errors[1]:.1e}, "
+                         f"expected at most {TOLERANCE:.0e}")
+
+    seconds = max(sample(ours, threads)[0], sample(theirs, threads)[0])
+    if seconds > LONG_SECONDS:
+        rounds = min(rounds, 3)
+    elif seconds < SHORT_SECONDS:
+        rounds = 2 * rounds + 1
+    pairs, rejected = [], 0
+    for _ in range(rounds):
+        a, b = clean_sample(ours, threads), clean_sample(theirs, threads)
+        if a is None or b is None:
+            rejected += 1
+        else:
+            pairs.append((a, b))
+    ratios = sorted(b / a for a, b in pairs)
+    middle = len(ratios) // 2
+    return {
+        "name": name, "samples": len(pairs), "rejected": rejected,
+        "heed_seconds": statistics.median(a for a, _ in pairs) if pairs else None,
+        "torch_seconds": statistics.median(b for _, b in pairs) if pairs else None,
+        "ratio": statistics.median(ratios) if pairs else None,
+        "q1": statistics.median(ratios[:middle] or ratios) if pairs else None,
+        "q3": statistics.median(ratios[middle:]) if pairs else None,
+        "heed_error": errors[0], "torch_error": errors[1]}
+
+
+def cpu_name():
+    """The CPU as the system calls it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            facts = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", file.read(), re.MULTILINE))
+        return f"{facts['model name']} (family {facts['cpu family']} model {facts['model']})"
+    except (OSError, KeyError):
+        return "unknown CPU"
+
+
+def show(row):
+    """One line of text."""
+    if row["ratio"] is None:
+        return f"{row['name']:<36} {'noisy':>10}"
+    noisy = 2 * row["rejected"] > row["samples"]
+    verdict = "noisy" if noisy else "" if row["ratio"] > 1 else "SLOWER"
+    return (f"{row['name']:<36} {1e3 * row['heed_seconds']:>8.2f} ms {1e3 * row['torch_seconds']:>8.2f} ms "
+            f"{row['ratio']:>6.2f}x  {row['q1']:.2f} - {row['q3']:.2f}  {row['samples']:>2} {verdict}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("filter", nargs="?", default=".", help="regular expression of the lines to measure")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--threads", default="1,2" if len(os.sched_getaffinity(0)) > 1 else "1", help="thread counts")
+    parser.add_argument("--rounds", type=int, default=7, help="samples of each side")
+    options = parser.parse_args()
+    try:
+        threads = [int(word) for word in options.threads.split(",")]
+        chosen = [line for line in lines(threads) if re.search(options.filter, line[0])]
+    except (ValueError, re.error) as error:
+        parser.error(str(error))
+    try:
+        import torch
+    except ImportError:
+        skipped = f"skipped: PyTorch is not installed (pip install torch=={TORCH})"
+        print(json.dumps({"skipped": skipped, "lines": []}) if options.json else skipped)
+        return 0
+    try:
+        import heed
+    except ImportError:
+        print("compare_torch.py: heed is not installed here: run scripts/setup, then .venv/bin/python", file=sys.stderr)
+        return 1
+
+    with torch.inference_mode():
+        if not options.json:
+            other = "" if torch.__version__.startswith(TORCH) else f" (levels were taken with {TORCH})"
+            print(f"{cpu_name()}, heed {heed.__version__}, PyTorch {torch.__version__}{other}\n"
+                  f"{'f32 forward':<36} {'heed':>11} {'PyTorch':>11} {'ratio':>7}  quartiles  samples", flush=True)
+        rows = []
+        for line in chosen:
+            rows.append(measure(torch, heed, line, options.rounds))
+            if not options.json:
+                print(show(rows[-1]), flush=True)
+    if options.json:
+        versions = {"cpu": cpu_name(), "heed": heed.__version__, "torch": torch.__version__}
+        print(json.dumps({**versions, "lines": rows}, indent=2))
+    else:
+        timed = [row for row in rows if row["ratio"] is not None]
+        print(f"\nfaster in {sum(row['ratio'] > 1 for row in timed)} of {len(timed)} lines")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
