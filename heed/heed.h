@@ -7,6 +7,8 @@
 #include "heed/core/dtype.h"
 #include "heed/core/error.h"
 #include "heed/core/tensor.h"
+#include "heed/io/npy.h"
+#include "heed/io/safetensors.h"
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/parts/alibi.h"
 

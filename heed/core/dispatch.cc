@@ -9,7 +9,11 @@
 namespace heed {
 namespace {
 
-int64_t Available() { return hwy::SupportedTargets() & HWY_TARGETS; }
+// Asked once: CPUID traps in a virtual machine, at 40 us a call.
+int64_t Available() {
+  static const int64_t targets = hwy::SupportedTargets() & HWY_TARGETS;
+  return targets;
+}
 
 // Better targets have lower bits.
 int64_t Best(int64_t targets) { return targets & -targets; }

@@ -30,7 +30,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -39,6 +38,7 @@
 #include "heed/core/os.h"
 #include "heed/engines/softmax/forward.h"
 #include "heed/engines/softmax/logits-inl.h"
+#include "heed/engines/softmax/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/rows-inl.h"
 #include "heed/engines/softmax/visit.h"
@@ -51,102 +51,6 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
-
-// Vectors of lanes that one block may hold: C C + C + 1 registers at least.
-inline constexpr int kMaxVectors = hs::kVectorRegisters == 32 ? 4 : 2;
-
-// Sizes of one thread's buffers, in elements, and whether K and V are copied.
-//
-// Rows of [B, T, H, D] lie H D elements apart: multiples of 4 KiB fall into the
-// same cache sets, and pages are used by 1 / H. A head that several blocks read
-// is therefore copied once per thread, unless it is too long to keep.
-struct Plan {
-  int vectors = 1;   // C
-  int64_t lanes = 0; // W
-  bool pack = false;
-  int64_t queries = 0, logits = 0, outputs = 0, keys = 0, values = 0;
-
-  int64_t elements() const {
-    return queries + logits + 2 * outputs + keys + values;
-  }
-};
-
-template <class T>
-Plan MakePlan(const Problem& p) {
-  constexpr int64_t N = hn::MaxLanes(hn::ScalableTag<T>());
-  constexpr int64_t kMaxPackBytes = int64_t{64} << 20;
-  int64_t rows = 0, max_keys = 0, blocks = 0;
-  for (const Sequence& s : p.sequences) {
-    rows = std::max(rows, s.num_queries > kMaxVectors * N
-                              ? s.num_queries
-                              : s.num_queries * p.group());
-    max_keys = std::max(max_keys, s.key_end - s.key_begin);
-  }
-  Plan plan;
-  while (plan.vectors < kMaxVectors && plan.vectors * N < rows) plan.vectors *= 2;
-  plan.lanes = plan.vectors * N;
-  for (const Sequence& s : p.sequences) {
-    blocks = std::max(blocks, BlockGrid(p, s, plan.lanes).blocks);
-  }
-  const bool strided =
-      p.k.token_stride != p.depth || p.v.token_stride != p.value_depth;
-  const double pack_bytes = static_cast<double>(max_keys) *
-                            static_cast<double>(p.depth + p.value_depth) *
-                            sizeof(T);
-  plan.pack = strided && blocks >= 4 && pack_bytes <= kMaxPackBytes;
-  plan.queries = p.depth * plan.lanes;
-  plan.logits = kTileKeys * plan.lanes;
-  plan.outputs = p.value_depth * plan.lanes;
-  // Whole cache lines, so that what follows stays aligned.
-  const auto lines = [](int64_t elements) { return (elements + 31) / 32 * 32; };
-  plan.keys = plan.pack ? lines(max_keys * p.depth) : 0;
-  plan.values = plan.pack ? lines(max_keys * p.value_depth) : 0;
-  return plan;
-}
-
-// One thread's buffers. The head that K and V were last copied from is kept, as
-// successive tasks mostly share it.
-template <class T>
-struct Workspace {
-  int64_t packed_sequence, packed_head;
-  T *queries, *logits, *outputs, *totals, *keys, *values;
-
-  static constexpr int64_t kHeaderBytes = 128;
-
-  void Init(const Plan& plan) {
-    packed_sequence = packed_head = -1;
-    queries = reinterpret_cast<T*>(reinterpret_cast<char*>(this) + kHeaderBytes);
-    logits = queries + plan.queries;
-    outputs = logits + plan.logits;
-    totals = outputs + plan.outputs;
-    keys = totals + plan.outputs;
-    values = keys + plan.keys;
-  }
-};
-
-// K and V of one key head as the tiles read them: key j at data + j stride.
-template <class T>
-struct HeadRows {
-  const T* data;
-  ptrdiff_t stride;
-};
-
-template <class T>
-HeadRows<T> InPlace(const Rows& rows, int64_t batch, int64_t token, int64_t head) {
-  return {static_cast<const T*>(rows.data) + batch * rows.batch_stride +
-              token * rows.token_stride + head * rows.head_stride,
-          static_cast<ptrdiff_t>(rows.token_stride)};
-}
-
-template <class T>
-HeadRows<T> Packed(const HeadRows<T>& from, int64_t begin, int64_t end,
-                   int64_t depth, T* HWY_RESTRICT to) {
-  const size_t num_bytes = static_cast<size_t>(depth) * sizeof(T);
-  for (int64_t j = begin; j < end; ++j) {
-    std::memcpy(to + (j - begin) * depth, from.data + j * from.stride, num_bytes);
-  }
-  return {to - begin * depth, static_cast<ptrdiff_t>(depth)};
-}
 
 // One block of rows, from queries to outputs.
 template <class T, int C>
@@ -173,7 +77,7 @@ class Block {
     Pass</*kFlagMasked=*/false>();
     // A weight of 0 cannot hide a value of NaN or infinity. If one came through,
     // do it again with masked pairs told apart; all other bits stay.
-    if (any_masked_ && ValuesLeaked()) Pass</*kFlagMasked=*/true>();
+    if (any_tile_ && ValuesLeaked()) Pass</*kFlagMasked=*/true>();
     Finish();
   }
 
@@ -248,7 +152,7 @@ class Block {
     V m[C], l[C];  // of the segment
     outputs_ = w_.outputs;
     totals_ = w_.totals;
-    any_tile_ = any_masked_ = false;
+    any_tile_ = false;
     int64_t segment = -1;
     bool first_segment = true, first_tile = true;
     TileVisits visits(s_.key_begin, {runs_, num_rows_});
@@ -363,13 +267,11 @@ class Block {
     Run runs[2 * C + 1];
     const int num_runs = SplitTile(tile, runs);
     const int64_t origin = tile.keys.begin;
-    const bool partial = !tile.full || partial_;
-    any_masked_ |= partial || p_.bias.data != nullptr;
     V max[C];
     for (int c = 0; c < C; ++c) {
       max[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
     }
-    for (int r = 0; r < num_runs; ++r) Logits(runs[r], origin, tile.full, max);
+    for (int r = 0; r < num_runs; ++r) Logits(runs[r], tile, max);
 
     V shift[C], rescale[C];
     for (int c = 0; c < C; ++c) {
@@ -432,7 +334,8 @@ class Block {
 
   // S of a run, in the normative order. Each step leaves the maximum of what it
   // wrote, so that the last one has it.
-  HWY_INLINE void Logits(const Run& run, int64_t origin, bool full, V* max) {
+  HWY_INLINE void Logits(const Run& run, const Tile& visited, V* max) {
+    const int64_t origin = visited.keys.begin;
     WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
       constexpr int kVectors = vectors.value;
       V m[kVectors];
@@ -447,7 +350,7 @@ class Block {
         ApplySoftcap<W, kVectors>(d_, run, origin, p_.softcap, tile, m);
       }
       if (alibi) {
-        const Alibi<kVectors, D> bias(d_, run, origin, lanes_);
+        const Alibi<kVectors, D> bias(d_, run, visited.grid, lanes_);
         const auto add = [&](V x, int64_t key, int c) HWY_ATTR {
           return bias(d_, x, key, c);
         };
@@ -468,9 +371,9 @@ class Block {
             d_, run, origin, p_.segments_k.data() + s_.batch * p_.segments_k_stride,
             lanes_, tile, m);
       }
-      if (!full && p_.windowed()) {
+      if (!visited.full && p_.windowed()) {
         ApplyRuns<W, kVectors, 2>(d_, run, origin, lanes_, tile, m);
-      } else if (!full) {
+      } else if (!visited.full) {
         ApplyRuns<W, kVectors, 1>(d_, run, origin, lanes_, tile, m);
       }
       for (int c = 0; c < kVectors; ++c) {
@@ -569,7 +472,7 @@ class Block {
   const size_t num_rows_;
   T* outputs_ = nullptr;  // of the current segment
   T* totals_ = nullptr;   // of all segments so far
-  bool any_tile_ = false, any_masked_ = false;
+  bool any_tile_ = false;
   bool partial_ = false;  // the mask or segments cut into the current tile
   HWY_ALIGN T max_[W], sum_[W];
   Lanes<T, W> lanes_;

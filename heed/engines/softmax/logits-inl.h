@@ -85,8 +85,8 @@ HWY_INLINE void ApplySoftcap(D d, const Run& run, int64_t origin, double softcap
   });
 }
 
-// -slope |position - key|, the distance taken from the tile's own origin, where it
-// is exact in T.
+// -slope |position - key|, the distance taken from where the tile begins on the
+// grid: small numbers, exact in T, and the same whoever visits the tile.
 template <int C, class D>
 struct Alibi {
   using T = hn::TFromD<D>;
@@ -94,26 +94,26 @@ struct Alibi {
   static constexpr size_t N = hn::MaxLanes(D());
 
   template <size_t W>
-  HWY_INLINE Alibi(D d, const Run& run, int64_t tile_origin, const Lanes<T, W>& lanes)
-      : origin(tile_origin) {
+  HWY_INLINE Alibi(D d, const Run& run, int64_t tile_grid, const Lanes<T, W>& lanes)
+      : grid(tile_grid) {
     HWY_UNROLL(4)
     for (int c = 0; c < C; ++c) {
       const size_t lane = (run.c0 + static_cast<size_t>(c)) * N;
-      HWY_ALIGN T from_origin[N];
+      HWY_ALIGN T from_grid[N];
       for (size_t i = 0; i < N; ++i) {
-        from_origin[i] = static_cast<T>(lanes.position[lane + i] - origin);
+        from_grid[i] = static_cast<T>(lanes.position[lane + i] - grid);
       }
       slope[c] = hn::Load(d, lanes.slope + lane);
-      base[c] = hn::Load(d, from_origin);
+      base[c] = hn::Load(d, from_grid);
     }
   }
 
   HWY_INLINE V operator()(D d, V x, int64_t key, int c) const {
-    const V at = hn::Set(d, static_cast<T>(key - origin));
+    const V at = hn::Set(d, static_cast<T>(key - grid));
     return hn::NegMulAdd(slope[c], hn::Abs(hn::Sub(base[c], at)), x);
   }
 
-  int64_t origin;
+  int64_t grid;
   V slope[C], base[C];
 };
 

@@ -45,6 +45,7 @@ KeyRuns VisibleKeys(const Problem& problem, const Sequence& sequence,
 
 struct Tile {
   Interval keys;
+  int64_t grid = 0;     // where on the grid the tile begins, seen or not
   int64_t segment = 0;  // index of the run of kSegmentKeys that it lies in
   bool full = false;    // every row of the block sees all of it
 };
@@ -67,6 +68,7 @@ class TileVisits {
       end = std::min(border, std::max(end, second_.end));  // both runs in one tile
     }
     tile->keys = {at_, end};
+    tile->grid = border - kTileKeys;
     tile->segment = index / (kSegmentKeys / kTileKeys);
     tile->full = common_first_.Contains(tile->keys) ||
                  common_second_.Contains(tile->keys);

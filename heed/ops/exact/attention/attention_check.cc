@@ -19,8 +19,10 @@ using softmax::Sequence;
 
 // Key indices and differences of positions must fit the lanes of an f32 kernel.
 constexpr int64_t kMaxKeys = std::numeric_limits<int32_t>::max() - 1024;
-// Positions and windows may be anything that cannot overflow when added up.
+// Positions and windows may be anything that cannot overflow when added up; a
+// window as wide as kMaxWindow reaches from any position to any key.
 constexpr int64_t kMaxPosition = int64_t{1} << 61;
+constexpr int64_t kMaxWindow = int64_t{1} << 62;
 
 template <class T>
 std::string Text(T value) {
@@ -448,7 +450,7 @@ void CheckScalars(const Check& check, const Options& options, DType dtype,
     if (tokens < -1) {
       check.Fail(name, "is " + Text(tokens), "-1 (unlimited) or more");
     }
-    return tokens == -1 ? softmax::kUnlimited : std::min(tokens, kMaxPosition);
+    return tokens == -1 ? softmax::kUnlimited : std::min(tokens, kMaxWindow);
   };
   p->window_left = side("window.left", options.window.left);
   p->window_right = side("window.right", options.window.right);
