@@ -184,16 +184,20 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
         double greatest = -kInfinity;
         for (int64_t j = 0; j < seq.Tk; ++j) {
           if (!Keep(options, seq, h, i, p, j)) continue;
-          double dot = 0, magnitude = 0;
+          double dot = 0, magnitude = 0, squares = 0;
           for (int64_t d = 0; d < D; ++d) {
             const double product = q[static_cast<size_t>(i * D + d)] *
                                    k[static_cast<size_t>(j * D + d)];
             dot += product;
             magnitude += std::abs(scale * product);
+            squares += scale * scale * (product * product + dot * dot);
           }
           double s = scale * dot;
           if (cap > 0) {
-            if (std::isinf(s)) magnitude = cap;  // and exact
+            if (std::isinf(s)) {  // and exact
+              magnitude = cap;
+              squares = 0;
+            }
             s = cap * std::tanh(s / cap);
           }
           if (options.alibi) {
@@ -209,7 +213,8 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
           }
           if (s == -kInfinity) continue;  // masked
           greatest = std::max(greatest, s);
-          pairs.push_back({j, s, magnitude, v.data() + j * Dv});
+          pairs.push_back(
+              {j, s, magnitude, std::sqrt(squares), v.data() + j * Dv});
         }
 
         // lse = log sum exp(s), o = w sum P Z v / (1 - dropout). A logit that is

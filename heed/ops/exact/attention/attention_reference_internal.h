@@ -16,6 +16,8 @@ struct ReferencePair {
   int64_t key;        // in its sequence
   double logit;       // s_ij
   double magnitude;   // sum_d |scale q_id k_jd| + |alibi_ij| + |bias_ij|
+  double partial_norm;  // root of the sum of squares of the products
+                        // scale q_id k_jd and of their partial sums over d
   const double* v;    // [Dv]
 };
 
