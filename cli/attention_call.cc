@@ -36,6 +36,35 @@ auto Named(const std::string& file, F&& f) {
   }
 }
 
+// Differences over any number of pairs of row-major tensors.
+class ErrorSum {
+ public:
+  void Add(const ConstTensorView& o, const ConstTensorView& expected) {
+    for (int64_t i = 0, n = o.num_elements(); i < n; ++i) {
+      const double x = LoadAsDouble(o.dtype(), o.data(), i);
+      const double y = LoadAsDouble(expected.dtype(), expected.data(), i);
+      const bool same = x == y || (std::isnan(x) && std::isnan(y));
+      const double difference = same ? 0 : std::abs(x - y);
+      if (!std::isfinite(difference)) comparable_ = false;
+      max_ = std::max(max_, difference);
+      squares_ += difference * difference;
+      if (std::isfinite(y)) norm_ += y * y;
+    }
+  }
+
+  OutputError Result() const {
+    if (!comparable_) {
+      const double nan = std::numeric_limits<double>::quiet_NaN();
+      return {nan, nan};
+    }
+    return {max_, squares_ == 0 ? 0 : std::sqrt(squares_ / norm_)};
+  }
+
+ private:
+  bool comparable_ = true;
+  double max_ = 0, squares_ = 0, norm_ = 0;
+};
+
 }  // namespace
 
 AttentionCall::AttentionCall(const TensorSet& tensors,
@@ -91,24 +120,30 @@ double MedianSeconds(const Context& ctx, const std::function<void()>& call) {
 
 OutputError MeasureError(const ConstTensorView& o,
                          const ConstTensorView& expected) {
-  OutputError error;
-  double squares = 0, norm = 0;
-  const int64_t n = o.num_elements();  // both row-major
-  for (int64_t i = 0; i < n; ++i) {
-    const double x = LoadAsDouble(o.dtype(), o.data(), i);
-    const double y = LoadAsDouble(expected.dtype(), expected.data(), i);
-    const bool same = x == y || (std::isnan(x) && std::isnan(y));
-    const double difference = same ? 0 : std::abs(x - y);
-    if (!std::isfinite(difference)) {
-      const double nan = std::numeric_limits<double>::quiet_NaN();
-      return {nan, nan};
+  ErrorSum sum;
+  sum.Add(o, expected);
+  return sum.Result();
+}
+
+OutputError AttentionCall::SpotCheck(int64_t num_rows) const {
+  const int64_t B = in_.q.size(0), Tq = in_.q.size(1), Tk = in_.k.size(1);
+  const int64_t n = std::min(num_rows, Tq);
+  ErrorSum sum;
+  for (const int64_t begin : {int64_t{0}, (Tq - n) / 2, Tq - n}) {
+    const std::vector<int64_t> starts(static_cast<size_t>(B), Tk - Tq + begin);
+    attention::Inputs in = in_;
+    in.q = in_.q.Slice(1, begin, begin + n);
+    attention::Options options = options_;
+    options.query_starts = ConstTensorView(starts.data(), DType::kI64, {B});
+    const Buffer expected(DType::kF64, {B, n, in_.q.size(2), in_.v.size(3)},
+                          Placement::kAligned);
+    attention::Reference(in, options, {expected.view(), {}});
+    for (int64_t b = 0; b < B; ++b) {  // rows of one sequence are contiguous
+      sum.Add(o_.view().Slice(0, b, b + 1).Slice(1, begin, begin + n),
+              expected.view().Slice(0, b, b + 1));
     }
-    error.max = std::max(error.max, difference);
-    squares += difference * difference;
-    if (std::isfinite(y)) norm += y * y;
   }
-  error.relative = squares == 0 ? 0 : std::sqrt(squares / norm);
-  return error;
+  return sum.Result();
 }
 
 Json ToJson(const attention::Options& options) {

@@ -15,6 +15,12 @@
 
 namespace heed::cli {
 
+// |o - expected|: the largest, and the root of the sum of squares over that of
+// `expected`. NaN where one of them alone is NaN or infinite.
+struct OutputError {
+  double max = 0, relative = 0;
+};
+
 class AttentionCall {
  public:
   // Outputs in `out_dtype`, which only the reference may have other than q's.
@@ -23,6 +29,10 @@ class AttentionCall {
 
   void Forward(Context& ctx) const;
   void Reference() const;
+
+  // How far o, once computed, is from the scalar reference on `num_rows`
+  // queries at the start, in the middle and at the end.
+  OutputError SpotCheck(int64_t num_rows) const;
 
   attention::Explanation Explain(const Context& ctx) const;
   int64_t Workspace(const Context& ctx) const;
@@ -43,11 +53,6 @@ class AttentionCall {
 // call longer than that counts at once.
 double MedianSeconds(const Context& ctx, const std::function<void()>& call);
 
-// |o - expected|: the largest, and the root of the sum of squares over that of
-// `expected`. NaN where one of them alone is NaN or infinite.
-struct OutputError {
-  double max = 0, relative = 0;
-};
 OutputError MeasureError(const ConstTensorView& o,
                          const ConstTensorView& expected);
 

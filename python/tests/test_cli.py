@@ -338,6 +338,16 @@ def test_compare_causal_and_window(tmp_path):
         np.linalg.norm(narrow - expected) / np.linalg.norm(expected), rel=1e-4)
 
 
+def test_a_large_problem_is_compared_with_a_kernel_that_is_checked_itself(tmp_path):
+    file = save(tmp_path / "x.safetensors", qkv(T=2100, H=4, Hkv=4, D=64))
+    compare = document("compare", file, "--window", "7,7")
+    assert re.search(r"kernel .* of the scalar reference on \d+ queries", compare["reference"])
+    exact, single, *windows = compare["rows"]
+    assert (exact["dtype"], single["dtype"]) == ("f64", "f32")
+    assert 0 < exact["max_error"] < 1e-13 < single["max_error"] < 1e-5
+    assert all(row["max_error"] > 1e-3 for row in windows)
+
+
 def test_compare_table_and_page(file, tmp_path):
     page = tmp_path / "a.html"
     done = heed("compare", file, "-m", "attention", "--html", page, "--scale", "0.5")
