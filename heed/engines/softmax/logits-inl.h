@@ -252,7 +252,7 @@ HWY_INLINE void Exponentials(D d, size_t num_keys, T* HWY_RESTRICT s,
 
 // Zeroes the weights of dropped pairs; masked ones keep their flag.
 template <size_t W, class D, class T = hn::TFromD<D>>
-HWY_INLINE void ApplyDropout(D d, const Run& run, int64_t origin,
+HWY_INLINE void ApplyDropout(D /*d*/, const Run& run, int64_t origin,
                              const Problem& problem, const Lanes<T, W>& lanes,
                              T* HWY_RESTRICT s) {
   constexpr size_t N = hn::MaxLanes(D());

@@ -84,6 +84,15 @@ HWY_INLINE void LanesToRows(D d, const T* HWY_RESTRICT from, size_t stride,
   }
 }
 
+// Not into L1: rows a power of two apart would evict each other from its few sets.
+HWY_INLINE void PrefetchToL2(const void* at) {
+#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
+  __builtin_prefetch(at, 0, 2);
+#else
+  hwy::Prefetch(at);
+#endif
+}
+
 // Elements [j, j + n) of a row of a (batch, head, query, key) tensor, n <= N.
 // What is contiguous and of the kernel's own type is loaded, and asked for one
 // tile ahead: rows lie far apart, where no hardware prefetcher follows.
@@ -91,7 +100,7 @@ template <class D>
 struct ContiguousPairs {
   HWY_INLINE hn::Vec<D> operator()(D d, const void* row, int64_t j, size_t n) const {
     const auto* at = static_cast<const hn::TFromD<D>*>(row) + j;
-    hwy::Prefetch(at + kTileKeys);
+    PrefetchToL2(at + kTileKeys);
     return n == hn::MaxLanes(D()) ? hn::LoadU(d, at) : hn::LoadN(d, at, n);
   }
 };

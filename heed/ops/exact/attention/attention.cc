@@ -152,23 +152,24 @@ void Merge(Context& ctx, std::span<const Part> parts,
            i * t.stride(rank - 2);
   };
   constexpr double kNone = -std::numeric_limits<double>::infinity();
-  ctx.ParallelFor(B * T, [&](int64_t task, int) {
+  ctx.ReserveScratch(parts.size() * sizeof(double));
+  ctx.ParallelFor(B * T, [&](int64_t task, int worker) {
     const int64_t b = task / T, i = task % T;
+    double* weights = static_cast<double*>(ctx.Scratch(worker));
     for (int64_t h = 0; h < H; ++h) {
-      const auto lse_of = [&](const Part& part) {
-        return LoadAsDouble(part.lse.dtype(), part.lse.data(),
-                            lse_index(part.lse, b, i, h));
-      };
       double max = kNone;
-      for (const Part& part : parts) {
-        const double lse = lse_of(part);
-        if (lse > max || std::isnan(lse)) max = lse;
+      for (size_t s = 0; s < parts.size(); ++s) {
+        const ConstTensorView& lse = parts[s].lse;
+        weights[s] = LoadAsDouble(lse.dtype(), lse.data(), lse_index(lse, b, i, h));
+        if (weights[s] > max || std::isnan(weights[s])) max = weights[s];
         if (std::isnan(max)) break;
       }
       double total = 0;
-      for (const Part& part : parts) {
-        const double lse = lse_of(part);
-        total += lse == kNone ? 0 : std::exp(lse - max);
+      for (size_t s = 0; s < parts.size(); ++s) {
+        weights[s] = std::isnan(max)       ? max
+                     : weights[s] == kNone ? 0
+                                           : std::exp(weights[s] - max);
+        total += weights[s];
       }
       const double merged = total == 0 ? kNone : max + std::log(total);
       double factor = total == 0 ? 0 : 1 / total;
@@ -178,19 +179,17 @@ void Merge(Context& ctx, std::span<const Part> parts,
         factor /= 1 + std::exp(sink - merged);
       }
       const int64_t row = o_index(out.o, b, i, h);
-      const int64_t step = out.o.stride(rank - 1);
       for (int64_t e = 0; e < D; ++e) {
         double sum = 0;
-        for (const Part& part : parts) {
-          const double lse = lse_of(part);
-          if (lse == kNone) continue;
-          sum += std::exp(lse - max) *
-                 LoadAsDouble(part.o.dtype(), part.o.data(),
-                              o_index(part.o, b, i, h) +
-                                  e * part.o.stride(rank - 1));
+        for (size_t s = 0; s < parts.size(); ++s) {
+          if (weights[s] == 0) continue;  // no key, or none that counts
+          const ConstTensorView& o = parts[s].o;
+          sum += weights[s] * LoadAsDouble(o.dtype(), o.data(),
+                                           o_index(o, b, i, h) +
+                                               e * o.stride(rank - 1));
         }
-        StoreDouble(out.o.dtype(), out.o.data(), row + e * step,
-                    total == 0 ? 0 : sum * factor);
+        StoreDouble(out.o.dtype(), out.o.data(),
+                    row + e * out.o.stride(rank - 1), sum * factor);
       }
       if (out.lse.present()) {
         StoreDouble(out.lse.dtype(), out.lse.data(),
