@@ -1,0 +1,73 @@
+// What mutants showed to be untested (tools/mutants.py), where no other file is
+// the place for it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cfenv>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "heed/core/dispatch.h"
+#include "heed/core/error.h"
+#include "heed/io/safetensors.h"
+#include "heed/ops/exact/attention/attention_variations_case.h"
+
+namespace heed {
+namespace {
+
+using attention::Difference;
+using attention::MakeProblem;
+using attention::Problem;
+using attention::Result;
+using attention::RunForward;
+
+TEST(MutantGaps, BitsDoNotDependOnTheCallersRoundingMode) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    Problem p = MakeProblem(dtype, {.B = 1, .Tq = 19, .Tk = 90, .Hq = 2, .Hkv = 1,
+                                    .D = 16, .Dv = 16});
+    p.options.causal = true;
+    for (const std::string& target : AvailableTargets()) {
+      Context ctx(1);
+      ctx.set_isa(target);
+      const Result nearest = RunForward(ctx, p);
+      for (const int mode : {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO}) {
+        std::fesetround(mode);
+        const Result result = RunForward(ctx, p);
+        EXPECT_EQ(std::fegetround(), mode) << "the caller's mode comes back";
+        std::fesetround(FE_TONEAREST);
+        EXPECT_EQ(Difference(nearest, result), "") << Name(dtype) << " " << target;
+      }
+    }
+  }
+}
+
+TEST(MutantGaps, SubnormalResultsAreZero) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    Problem p = MakeProblem(dtype, {.B = 1, .Tq = 1, .Tk = 1});
+    p.memory[2].FillConstant(dtype == DType::kF32
+                                 ? double{std::numeric_limits<float>::denorm_min()}
+                                 : std::numeric_limits<double>::denorm_min());
+    Context ctx(1);
+    EXPECT_EQ(RunForward(ctx, p).o.Get({0, 0, 0, 0}), 0) << Name(dtype);
+  }
+}
+
+// 2^59 + 1 elements of 32 bits are 4 bytes, modulo 2^64.
+TEST(MutantGaps, AShapeWhoseBytesWrapToThoseOfTheFileIsRejected) {
+  for (const char* shape : {"[576460752303423489]", "[1,576460752303423489,1]"}) {
+    const std::string header = std::string("{\"x\":{\"dtype\":\"F32\",\"shape\":") +
+                               shape + ",\"data_offsets\":[0,4]}}";
+    const uint64_t length = header.size();
+    std::vector<uint8_t> file(sizeof(length) + header.size() + 4);
+    std::memcpy(file.data(), &length, sizeof(length));
+    std::memcpy(file.data() + sizeof(length), header.data(), header.size());
+    EXPECT_THAT([&] { SafetensorsFile("f", file); },
+                testing::ThrowsMessage<FileError>(
+                    testing::HasSubstr("expected fewer than 2^63 bits")));
+  }
+}
+
+}  // namespace
+}  // namespace heed
