@@ -63,7 +63,12 @@ ensure_highway() {
   local work=$ROOT/.cache/highway/work
   rm -rf "$work" "$HIGHWAY_PREFIX"
   mkdir -p "$work/source"
-  highway_download "$work" 2>"$work/log" || { cat "$work/log" >&2; die "cannot fetch Highway's source package"; }
+  if ! (highway_download "$work") 2>"$work/log"; then
+    # Keys of a release may be newer than the keyring of an old image.
+    say "apt cannot fetch the source package; once more with the newest keyring"
+    install_packages debian-archive-keyring
+    (highway_download "$work") 2>"$work/log" || { cat "$work/log" >&2; die "cannot fetch Highway's source package"; }
+  fi
   tar -xf "$work"/highway_*.orig.tar.* -C "$work/source" --strip-components=1
   highway_build "$work/source" "$work/build" >>"$work/log" 2>&1 || { tail -n 40 "$work/log" >&2; die "Highway does not build"; }
   rm -rf "$work"

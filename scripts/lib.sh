@@ -39,23 +39,27 @@ missing_packages() {
   done
 }
 
+install_packages() {
+  local root=
+  if [ "$(id -u)" != 0 ]; then
+    root="sudo -n"
+    $root true 2>/dev/null || die "missing packages, install as root: apt-get install $*"
+  fi
+  say "installing $*"
+  $root apt-get -qq update || say "apt-get update failed, trying with the lists that are there"
+  $root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@" >/dev/null ||
+    die "apt-get could not install $*"
+}
+
 ensure_packages() {
   if ! have dpkg-query; then
     has_cmake && have ninja && have c++ || die "missing: a C++20 compiler, CMake 3.25 or newer, ninja"
     return 0  # not Debian: CMake names what else is missing
   fi
-  local missing root=
+  local missing
   missing=$(missing_packages "$1" | xargs)
-  [ -n "$missing" ] || return 0
-  if [ "$(id -u)" != 0 ]; then
-    root="sudo -n"
-    $root true 2>/dev/null || die "missing packages, install as root: apt-get install $missing"
-  fi
-  say "installing $missing"
-  $root apt-get -qq update || say "apt-get update failed, trying with the lists that are there"
   # shellcheck disable=SC2086
-  $root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $missing >/dev/null ||
-    die "apt-get could not install $missing"
+  [ -z "$missing" ] || install_packages $missing
 }
 
 # --- building -------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,16 @@ unset(ENV{PKG_CONFIG_PATH})
 unset(ENV{CMAKE_PREFIX_PATH})
 find_program(pkg_config NAMES pkg-config pkgconf)
 
+# What a shared libheed exports is heed: no symbol of a library inside it.
+find_program(nm NAMES nm)
+file(GLOB shared_libraries ${lib_dir}/libheed.so)
+if(nm AND shared_libraries)
+  execute_process(COMMAND ${nm} -DC --defined-only ${shared_libraries} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
+  if(symbols MATCHES "[^\n]*(hwy|fmt|nlohmann)::[^\n]*")
+    message(FATAL_ERROR "libheed exports ${CMAKE_MATCH_0}")
+  endif()
+endif()
+
 set(variants OFF)
 if(pkg_config)
   list(APPEND variants ON)
