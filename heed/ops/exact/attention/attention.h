@@ -68,7 +68,8 @@ struct Options {
   int64_t sink_tokens = 0;  // first keys that stay visible under `window`
   ConstTensorView prefix;   // [B]: first keys that stay visible under `causal`
   int64_t chunk = 0;        // tokens; 0 is none
-  ConstTensorView segments_q, segments_k;  // [B, Tq], [B, Tk]: both or neither
+  // [B, Tq], [B, Tk]: both or neither; ids below 2^31, negative ones see nothing
+  ConstTensorView segments_q, segments_k;
   ConstTensorView key_lengths, key_starts, query_lengths;  // [B]
   ConstTensorView mask;  // bool, broadcastable to [B, Hq, Tq, Tk], true = keep
 
