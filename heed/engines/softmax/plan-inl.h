@@ -23,14 +23,16 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// Vectors of lanes that one block may hold: C C + C + 1 registers at least.
+// Vectors of lanes that one block may hold: a tile of C rows takes C C + C + 1
+// registers.
 inline constexpr int kMaxVectors = hs::kVectorRegisters == 32 ? 4 : 2;
 
 // Sizes of one thread's buffers, in elements, and whether K and V are copied.
 //
 // Rows of [B, T, H, D] lie H D elements apart: multiples of 4 KiB fall into the
-// same cache sets, and pages are used by 1 / H. A head that several blocks read
-// is therefore copied once per thread, unless it is too long to keep.
+// same cache sets, and pages are used by 1 / H. Left in place, V costs up to 40 %
+// at 4 KiB. A head is therefore copied once per thread, unless it has too few
+// queries to be worth it or is too long to keep.
 struct Plan {
   int vectors = 1;   // C
   int64_t lanes = 0; // W
@@ -45,26 +47,27 @@ struct Plan {
 template <class T>
 Plan MakePlan(const Problem& p) {
   constexpr int64_t N = hn::MaxLanes(hn::ScalableTag<T>());
+  constexpr int64_t kMinPackRows = 64;
   constexpr int64_t kMaxPackBytes = int64_t{64} << 20;
-  int64_t rows = 0, max_keys = 0, blocks = 0;
+  int64_t lanes_wanted = 0, rows = 0, max_keys = 0;
   for (const Sequence& s : p.sequences) {
-    rows = std::max(rows, s.num_queries > kMaxVectors * N
-                              ? s.num_queries
-                              : s.num_queries * p.group());
+    lanes_wanted = std::max(lanes_wanted, s.num_queries > kMaxVectors * N
+                                              ? s.num_queries
+                                              : s.num_queries * p.group());
+    rows = std::max(rows, s.num_queries * p.group());
     max_keys = std::max(max_keys, s.key_end - s.key_begin);
   }
   Plan plan;
-  while (plan.vectors < kMaxVectors && plan.vectors * N < rows) plan.vectors *= 2;
-  plan.lanes = plan.vectors * N;
-  for (const Sequence& s : p.sequences) {
-    blocks = std::max(blocks, BlockGrid(p, s, plan.lanes).blocks);
+  while (plan.vectors < kMaxVectors && plan.vectors * N < lanes_wanted) {
+    plan.vectors *= 2;
   }
+  plan.lanes = plan.vectors * N;
   const bool strided =
       p.k.token_stride != p.depth || p.v.token_stride != p.value_depth;
   const double pack_bytes = static_cast<double>(max_keys) *
                             static_cast<double>(p.depth + p.value_depth) *
                             sizeof(T);
-  plan.pack = strided && blocks >= 4 && pack_bytes <= kMaxPackBytes;
+  plan.pack = strided && rows >= kMinPackRows && pack_bytes <= kMaxPackBytes;
   plan.queries = p.depth * plan.lanes;
   plan.logits = kTileKeys * plan.lanes;
   plan.outputs = p.value_depth * plan.lanes;
