@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cfenv>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -51,6 +52,33 @@ TEST(MutantGaps, SubnormalResultsAreZero) {
                                  : std::numeric_limits<double>::denorm_min());
     Context ctx(1);
     EXPECT_EQ(RunForward(ctx, p).o.Get({0, 0, 0, 0}), 0) << Name(dtype);
+  }
+}
+
+// A product that underflows leaves -0, which a masked key of the same tile would
+// turn into +0: its sign must not show.
+TEST(MutantGaps, TheSignOfAnUnderflowDoesNotDependOnMaskedKeys) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    Problem p = MakeProblem(dtype, {.B = 1, .Tq = 2, .Tk = 3});
+    const double smallest = dtype == DType::kF32
+                                ? double{std::numeric_limits<float>::min()}
+                                : std::numeric_limits<double>::min();
+    p.memory[0].FillConstant(1);
+    p.memory[1].FillConstant(0);
+    p.memory[1].Set({0, 1, 0, 0}, -7);  // of weight 1 / 1000
+    p.memory[2].FillConstant(0);
+    p.memory[2].Set({0, 1, 0, 0}, -smallest);
+    p.memory[2].Set({0, 2, 0, 0}, 1);
+    p.options.causal = true;  // row 0 sees keys 0 and 1
+    for (const std::string& target : AvailableTargets()) {
+      Context ctx(1);
+      ctx.set_isa(target);
+      const Result both = RunForward(ctx, p);
+      const Result alone = RunForward(ctx, attention::SomeQueries(p, 0, 1));
+      EXPECT_EQ(Difference(both.o.view().Slice(1, 0, 1), alone.o.view()), "");
+      const double o = alone.o.Get({0, 0, 0, 0});
+      EXPECT_TRUE(o == 0 && !std::signbit(o)) << Name(dtype) << " " << target;
+    }
   }
 }
 

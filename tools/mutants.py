@@ -36,6 +36,10 @@ class MutantError(Exception):
     """A mutant or the tree is not as it should be."""
 
 
+class CompileError(MutantError):
+    """It does not compile."""
+
+
 class Mutant:
     def __init__(self, name, where):
         self.name, self.where = name, where
@@ -149,10 +153,13 @@ class Bench:
         self.programs = [p for p in first if p == "heed_op_tests" or p in programs]
         self.programs += sorted(p for p in programs if p not in first)
 
-    def _run(self, command):
+    @staticmethod
+    def _run(command):
         done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise MutantError(f"{command[0]} failed:\n" + "\n".join((done.stdout + done.stderr).splitlines()[-30:]))
+            lines = (done.stdout + done.stderr).splitlines()
+            errors = [line for line in lines if re.search(r"error|assert", line, re.I)] or lines[-30:]
+            raise CompileError(f"{command[0]} failed:\n" + "\n".join(errors[:10]))
 
     def compile(self, *targets):
         self._run(["cmake", "--build", self.build, "-j", self.jobs, "--target", *targets])
@@ -196,6 +203,10 @@ class Bench:
                     return killer
             self.compile(*self.programs)
             return self.everything()
+        except CompileError as error:
+            if "static assertion failed" in str(error) or "static_assert failed" in str(error):
+                return "the compiler: static assertion"
+            raise
         finally:
             path.write_bytes(clean)
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
