@@ -11,7 +11,7 @@ list(FILTER sources EXCLUDE REGEX "_(test|case|py)\\.cc$")
 add_library(heed_objects OBJECT ${sources})
 target_compile_definitions(heed_objects PRIVATE HEED_BUILDING HEED_VERSION="${PROJECT_VERSION}")
 # Used inside only: no installed header names one of them.
-target_link_libraries(heed_objects PRIVATE heed_flags hwy::hwy fmt::fmt-header-only nlohmann_json::nlohmann_json Threads::Threads)
+target_link_libraries(heed_objects PRIVATE heed_flags hwy::hwy nlohmann_json::nlohmann_json Threads::Threads)
 
 add_library(heed)
 add_library(heed::heed ALIAS heed)
@@ -51,4 +51,4 @@ else()
 endif()
 target_compile_definitions(heed_internal INTERFACE HEED_STATIC HEED_VERSION="${PROJECT_VERSION}")
 target_link_libraries(heed_internal INTERFACE
-  heed_flags hwy::hwy fmt::fmt-header-only nlohmann_json::nlohmann_json Threads::Threads)
+  heed_flags hwy::hwy nlohmann_json::nlohmann_json Threads::Threads)
