@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Mutation test: small defects, planted one at a time in a copy of the tree, each of which some test must notice.
 
-Usage: mutants.py [--list] [--only NAME]... [--jobs N] [--dir FOLDER]. Exits 1 if a mutant survives, does not apply or does
-not compile. The defects are tools/mutants/*.txt. A mutant is:
+Usage: mutants.py [--list] [--only NAME]... [--jobs N] [--dir FOLDER]. Exits 1 if a mutant survives, does not apply or
+does not compile. The defects are tools/mutants/*.txt. A mutant is:
 
     [name]
     file = path
@@ -11,9 +11,9 @@ not compile. The defects are tools/mutants/*.txt. A mutant is:
     --- the text that must occur exactly once in the file, on the lines below
     +++ what replaces it, on the lines below
 
-with more pairs of --- and +++ where one edit is not enough. The copy is built without optimising much and for this machine's
-best SIMD target alone; after each mutant the objects of the clean tree are put back, so that only what a mutant touches is
-compiled.
+with more pairs of --- and +++ where one edit is not enough. The copy is built without optimising much and for this
+machine's best SIMD target alone; after each mutant the objects of the clean tree are put back, so that only what a
+mutant touches is compiled.
 """
 import argparse
 import os
@@ -214,7 +214,7 @@ class Bench:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--list", action="store_true", help="print names and reasons, check that all apply, run nothing")
+    parser.add_argument("--list", action="store_true", help="print names and reasons, check that all apply, no more")
     parser.add_argument("--only", action="append", metavar="NAME", help="run this mutant (may be given again)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at once")
     parser.add_argument("--dir", type=Path, default=ROOT / "build/mutants", help="folder of the copy and its build")
@@ -249,8 +249,8 @@ def main():
             bad.append(mutant.name)
         snapshot.restore()
         print(f"{mutant.name:28} {time.monotonic() - start:4.0f} s  {outcome}", flush=True)
-    print(f"{len(mutants) - len(bad)} of {len(mutants)} mutants killed in {time.monotonic() - begin:.0f} s"
-          + (f"; not: {', '.join(bad)}" if bad else ""))
+    survivors = f"; not: {', '.join(bad)}" if bad else ""
+    print(f"{len(mutants) - len(bad)} of {len(mutants)} mutants killed in {time.monotonic() - begin:.0f} s{survivors}")
     return 1 if bad else 0
 
 

@@ -177,7 +177,7 @@ class Sweep {
       const W top = std::ldexp(W{1}, Limits::max_exponent);
       W& e = expected_[i] = Expected<W>(kind_, in_[i]);
       e = std::min(e, top);
-      int exponent;
+      int exponent = 0;
       std::frexp(e, &exponent);
       per_ulp_[i] = std::ldexp(W{1}, Limits::digits - exponent);
     }
