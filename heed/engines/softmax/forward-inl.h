@@ -73,11 +73,12 @@ class Block {
     SetLanes(q);
     RowsToLanes(
         d_, q, num_rows_, static_cast<size_t>(p_.depth),
-        static_cast<T>(p_.scale), W, w_.queries);
+        static_cast<T>(p_.scale * SoftcapFactor(p_.softcap)), W, w_.queries);
     Pass</*kFlagMasked=*/false>();
-    // A weight of 0 cannot hide a value of NaN or infinity. If one came through,
-    // do it again with masked pairs told apart; all other bits stay.
-    if (any_tile_ && ValuesLeaked()) Pass</*kFlagMasked=*/true>();
+    // A weight of 0 cannot hide a value of NaN or infinity, nor a bias of -inf such
+    // a logit. If one came through, do it again with masked pairs told apart; all
+    // other bits stay.
+    if (any_tile_ && MaskedLeaked()) Pass</*kFlagMasked=*/true>();
     Finish();
   }
 
@@ -271,7 +272,7 @@ class Block {
     for (int c = 0; c < C; ++c) {
       max[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
     }
-    for (int r = 0; r < num_runs; ++r) Logits(runs[r], tile, max);
+    for (int r = 0; r < num_runs; ++r) Logits<kFlagMasked>(runs[r], tile, max);
 
     V shift[C], rescale[C];
     for (int c = 0; c < C; ++c) {
@@ -315,6 +316,20 @@ class Block {
     return w_.logits + static_cast<size_t>(run.begin - origin) * W + run.c0 * N;
   }
 
+  // Asks for the biases of lanes [begin, end) and the next tile's keys. Rows of a
+  // bias lie far apart, where no hardware prefetcher follows, and there are more of
+  // them than a core can wait for at once: hence a few at a time, between products.
+  HWY_INLINE void PrefetchBias(size_t begin, size_t end, int64_t key) const {
+    if (p_.bias.data == nullptr || p_.bias.key_stride != 1) return;
+    const int64_t element = static_cast<int64_t>(SizeOf(p_.bias.dtype));
+    for (size_t lane = begin; lane < std::min(end, num_rows_); ++lane) {
+      const char* row = static_cast<const char*>(lanes_.bias[lane]) + key * element;
+      for (int64_t at = 0; at < kTileKeys * element; at += 64) {
+        PrefetchToL2(row + at);
+      }
+    }
+  }
+
   // K Q^T of a run, each logit finished by f(logit, key, vector).
   template <int kVectors, class F>
   HWY_INLINE void Products(const Run& run, int64_t origin, V* max, const F& f) {
@@ -324,6 +339,7 @@ class Block {
         0, static_cast<size_t>(run.end - run.begin),
         [&](auto rows, size_t j) HWY_ATTR {
           const int64_t key = run.begin + static_cast<int64_t>(j);
+          PrefetchBias(j, j + rows.value, run.end);
           hs::LogitTile<rows.value, kVectors>(
               d_, w_.queries + run.c0 * N, W,
               k + static_cast<ptrdiff_t>(j) * keys_.stride, keys_.stride,
@@ -334,6 +350,7 @@ class Block {
 
   // S of a run, in the normative order. Each step leaves the maximum of what it
   // wrote, so that the last one has it.
+  template <bool kFlagMasked>
   HWY_INLINE void Logits(const Run& run, const Tile& visited, V* max) {
     const int64_t origin = visited.keys.begin;
     WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
@@ -361,7 +378,7 @@ class Block {
         }
       }
       if (p_.bias.data != nullptr) {
-        ApplyBias<W, kVectors>(d_, run, origin, p_.bias, lanes_, tile, m);
+        ApplyBias<W, kVectors, kFlagMasked>(d_, run, origin, p_.bias, lanes_, tile, m);
       }
       if (partial_ && p_.mask.data != nullptr) {
         ApplyMask<W, kVectors>(d_, run, origin, p_.mask, lanes_, tile, m);
@@ -400,18 +417,21 @@ class Block {
     });
   }
 
-  // True if a row with a finite sum has an output that is not.
-  HWY_INLINE bool ValuesLeaked() const {
-    for (size_t lane = 0; lane < W; lane += N) {
+  // True if something that masks should have hidden may have come through: an
+  // output that is not finite although the sum is, or with a bias, which may mask
+  // a NaN among the logits, a sum that is not.
+  HWY_INLINE bool MaskedLeaked() const {
+    for (size_t lane = 0; lane < num_rows_; lane += N) {
       const V sum = hn::Load(d_, sum_ + lane);
       V marks = hn::Zero(d_);  // NaN as soon as one output is not finite
       for (int64_t e = 0; e < p_.value_depth; ++e) {
         marks = hn::MulAdd(hn::Load(d_, totals_ + static_cast<size_t>(e) * W + lane),
                            hn::Zero(d_), marks);
       }
-      const auto leaked = hn::And(hn::IsNaN(marks), hn::IsFinite(sum));
-      const size_t rows = num_rows_ > lane ? std::min(N, num_rows_ - lane) : 0;
-      if (!hn::AllFalse(d_, hn::And(leaked, hn::FirstN(d_, rows)))) return true;
+      auto leaked = hn::And(hn::IsNaN(marks), hn::IsFinite(sum));
+      if (p_.bias.data != nullptr) leaked = hn::Or(leaked, hn::IsNaN(sum));
+      const auto present = hn::FirstN(d_, num_rows_ - lane);
+      if (!hn::AllFalse(d_, hn::And(leaked, present))) return true;
     }
     return false;
   }

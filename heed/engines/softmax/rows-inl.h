@@ -94,13 +94,11 @@ HWY_INLINE void PrefetchToL2(const void* at) {
 }
 
 // Elements [j, j + n) of a row of a (batch, head, query, key) tensor, n <= N.
-// What is contiguous and of the kernel's own type is loaded, and asked for one
-// tile ahead: rows lie far apart, where no hardware prefetcher follows.
+// What is contiguous and of the kernel's own type is loaded.
 template <class D>
 struct ContiguousPairs {
   HWY_INLINE hn::Vec<D> operator()(D d, const void* row, int64_t j, size_t n) const {
     const auto* at = static_cast<const hn::TFromD<D>*>(row) + j;
-    PrefetchToL2(at + kTileKeys);
     return n == hn::MaxLanes(D()) ? hn::LoadU(d, at) : hn::LoadN(d, at, n);
   }
 };
