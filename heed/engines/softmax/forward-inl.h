@@ -71,9 +71,11 @@ class Block {
   HWY_ATTR void Compute() {
     const T* q[W];
     SetLanes(q);
-    RowsToLanes(
-        d_, q, num_rows_, static_cast<size_t>(p_.depth),
-        static_cast<T>(p_.scale * SoftcapFactor(p_.softcap)), W, w_.queries);
+    const double factor = p_.softcap > 0 && SoftcapRidesOnQueries(p_.softcap)
+                              ? p_.scale * SoftcapFactor(p_.softcap)
+                              : p_.scale;
+    RowsToLanes(d_, q, num_rows_, static_cast<size_t>(p_.depth),
+                static_cast<T>(factor), W, w_.queries);
     Pass</*kFlagMasked=*/false>();
     // A weight of 0 cannot hide a value of NaN or infinity, nor a bias of -inf such
     // a logit. If one came through, do it again with masked pairs told apart; all

@@ -75,20 +75,28 @@ HWY_INLINE void Rewrite(D d, const Run& run, int64_t origin, T* HWY_RESTRICT s,
   for (int c = 0; c < C; ++c) max[c] = m[c];
 }
 
-// cap tanh(logit / cap), the logits having been multiplied by SoftcapFactor.
+// cap tanh(logit / cap) = cap TanhScaled(logit factor), factor = 2 log2(e) / cap.
+// An ordinary factor rides on the queries; an extreme one would overflow there.
+inline double SoftcapFactor(double softcap) { return 2 * hs::kLog2E / softcap; }
+
+inline bool SoftcapRidesOnQueries(double softcap) {
+  return softcap >= 1.0 / 1024 && softcap <= 1024.0 * 1024;
+}
+
 template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void ApplySoftcap(D d, const Run& run, int64_t origin, double softcap,
                              T* HWY_RESTRICT s, V* HWY_RESTRICT max) {
   const V cap = hn::Set(d, static_cast<T>(softcap));
-  Rewrite<W, C>(d, run, origin, s, max, [&](V x, int64_t, int) HWY_ATTR {
-    return hn::Mul(cap, hs::TanhScaled(d, x));
-  });
-}
-
-// What queries are multiplied by besides the scale, so that TanhScaled can take
-// the products as they are.
-inline double SoftcapFactor(double softcap) {
-  return softcap > 0 ? 2 * hs::kLog2E / softcap : 1;
+  const V factor = hn::Set(d, static_cast<T>(SoftcapFactor(softcap)));
+  if (SoftcapRidesOnQueries(softcap)) {
+    Rewrite<W, C>(d, run, origin, s, max, [&](V x, int64_t, int) HWY_ATTR {
+      return hn::Mul(cap, hs::TanhScaled(d, x));
+    });
+  } else {
+    Rewrite<W, C>(d, run, origin, s, max, [&](V x, int64_t, int) HWY_ATTR {
+      return hn::Mul(cap, hs::TanhScaled(d, hn::Mul(x, factor)));
+    });
+  }
 }
 
 // -slope |position - key|, the distance taken from where the tile begins on the

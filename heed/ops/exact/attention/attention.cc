@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "heed/core/error.h"
+#include "heed/core/os.h"
 #include "heed/engines/softmax/kernels.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/ops/exact/attention/attention_internal.h"
@@ -49,6 +50,7 @@ double NumBytes(const ConstTensorView& t) {
 void Forward(Context& ctx, const Inputs& in, const Options& options,
              const Outputs& out) {
   constexpr char kOp[] = "attention::Forward";
+  const os::ScopedFloatControl float_control;  // for the scalars of the problem
   const softmax::Problem p =
       CheckedProblem(kOp, in, options, out, Use::kForward);
   softmax::Choose(kOp, ctx, p).run(ctx, p);
@@ -154,6 +156,7 @@ void Merge(Context& ctx, std::span<const Part> parts,
   constexpr double kNone = -std::numeric_limits<double>::infinity();
   ctx.ReserveScratch(parts.size() * sizeof(double));
   ctx.ParallelFor(B * T, [&](int64_t task, int worker) {
+    const os::ScopedFloatControl float_control;
     const int64_t b = task / T, i = task % T;
     double* weights = static_cast<double*>(ctx.Scratch(worker));
     for (int64_t h = 0; h < H; ++h) {
