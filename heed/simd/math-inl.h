@@ -31,6 +31,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 #define HEED_HAVE_SCALEF (HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86)
 
 inline constexpr double kLog2E = 1.44269504088896340736;
+inline constexpr double kLn2 = 0.693147180559945309417;
 
 // x * 2^n for an integral n with |n| <= 2^15, correct through under- and overflow.
 template <class D, class V = hn::Vec<D>>
@@ -63,6 +64,23 @@ HWY_INLINE V ScaleByPowerOfTwo(D d, V x, V n) {
 #endif
 }
 
+// (e^y - 1) / y in f64 for |y| <= ln(2) / 2: Taylor, the first omitted term is
+// 3e-19.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V ExpSeries(D d, V y) {
+  constexpr double kInverseFactorials[] = {
+      1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800,
+      1.0 / 362880,     1.0 / 40320,     1.0 / 5040,     1.0 / 720,
+      1.0 / 120,        1.0 / 24,        1.0 / 6,        0.5,
+      1.0};
+  V p = hn::Set(d, 1.0 / 87178291200);
+  HWY_UNROLL(16)
+  for (const double coefficient : kInverseFactorials) {
+    p = hn::MulAdd(p, y, hn::Set(d, coefficient));
+  }
+  return p;
+}
+
 // 2^r for |r| <= 1/2.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp2Fraction(D d, V r) {
@@ -76,22 +94,9 @@ HWY_INLINE V Exp2Fraction(D d, V r) {
     p = hn::MulAdd(p, r, c(0.2402224209));
     p = hn::MulAdd(p, r, c(0.6931469776));
     return hn::MulAdd(p, r, c(1));
-  } else {  // Taylor in r ln 2, the first omitted term is 4e-18
-    const V y = hn::Mul(r, c(0.693147180559945309417));
-    V p = c(1.0 / 6227020800);
-    p = hn::MulAdd(p, y, c(1.0 / 479001600));
-    p = hn::MulAdd(p, y, c(1.0 / 39916800));
-    p = hn::MulAdd(p, y, c(1.0 / 3628800));
-    p = hn::MulAdd(p, y, c(1.0 / 362880));
-    p = hn::MulAdd(p, y, c(1.0 / 40320));
-    p = hn::MulAdd(p, y, c(1.0 / 5040));
-    p = hn::MulAdd(p, y, c(1.0 / 720));
-    p = hn::MulAdd(p, y, c(1.0 / 120));
-    p = hn::MulAdd(p, y, c(1.0 / 24));
-    p = hn::MulAdd(p, y, c(1.0 / 6));
-    p = hn::MulAdd(p, y, c(0.5));
-    p = hn::MulAdd(p, y, c(1.0));
-    return hn::MulAdd(p, y, c(1.0));
+  } else {
+    const V y = hn::Mul(r, c(kLn2));
+    return hn::MulAdd(ExpSeries(d, y), y, c(1));
   }
 }
 
@@ -180,24 +185,8 @@ HWY_INLINE V TanhScaled(D d, V t) {
     tail = hn::MulAdd(tail, r, c(5.55035743e-2));
     tail = hn::MulAdd(tail, r, c(0.240226498));
     tail = hn::MulAdd(tail, r, c(0.693147188));
-  } else {  // Taylor in r ln 2
-    constexpr double kLn2 = 0.693147180559945309417;
-    const V y = hn::Mul(r, c(kLn2));
-    V p = c(1.0 / 87178291200);
-    p = hn::MulAdd(p, y, c(1.0 / 6227020800));
-    p = hn::MulAdd(p, y, c(1.0 / 479001600));
-    p = hn::MulAdd(p, y, c(1.0 / 39916800));
-    p = hn::MulAdd(p, y, c(1.0 / 3628800));
-    p = hn::MulAdd(p, y, c(1.0 / 362880));
-    p = hn::MulAdd(p, y, c(1.0 / 40320));
-    p = hn::MulAdd(p, y, c(1.0 / 5040));
-    p = hn::MulAdd(p, y, c(1.0 / 720));
-    p = hn::MulAdd(p, y, c(1.0 / 120));
-    p = hn::MulAdd(p, y, c(1.0 / 24));
-    p = hn::MulAdd(p, y, c(1.0 / 6));
-    p = hn::MulAdd(p, y, c(0.5));
-    p = hn::MulAdd(p, y, c(1.0));
-    tail = hn::Mul(p, c(kLn2));
+  } else {
+    tail = hn::Mul(ExpSeries(d, hn::Mul(r, c(kLn2))), c(kLn2));
   }
   const V power = ScaleByPowerOfTwo(d, c(1), n);
   const V u = hn::MulAdd(hn::Mul(power, r), tail, hn::Sub(power, c(1)));
