@@ -20,7 +20,7 @@ has_cmake() { have cmake && newer 3.25 "$(cmake --version | awk 'NR == 1 { print
 has_python() {
   have python3 && python3 -c '
 import ensurepip, os, sys, sysconfig, venv
-sys.exit(sys.version_info < (3, 9) or not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' 2>/dev/null
+sys.exit(sys.version_info < (3, 10) or not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' 2>/dev/null
 }
 
 # Debian packages that are missing for the job (demo) or for everything.
