@@ -11,5 +11,9 @@
 #include "heed/io/safetensors.h"
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/parts/alibi.h"
+#include "heed/ops/parts/rotary.h"
+#include "heed/ops/parts/rotary_scaling.h"
+#include "heed/ops/parts/sinusoidal.h"
+#include "heed/ops/parts/t5_bias.h"
 
 #endif  // HEED_HEED_H_

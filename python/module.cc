@@ -11,6 +11,7 @@
 #include "heed/ops/parts/alibi.h"
 #include "python/arguments.h"
 #include "python/numpy_array.h"
+#include "python/positions.h"
 #include "python/runtime.h"
 
 namespace nb = nanobind;
@@ -56,6 +57,7 @@ NB_MODULE(_core, m) {
         nb::sig("def alibi_slopes(heads: int) -> "
                 "numpy.typing.NDArray[numpy.float32]"),
         heed::doc::kAlibiSlopes);
+  heed::python::BindPositions(m);
   heed::python::BindRuntime(m);
   heed::BindAllOps(m);
 }

@@ -23,6 +23,7 @@ class SupportsBuffer(Protocol):
 
 Array: TypeAlias = SupportsDLPack | SupportsBuffer
 Ints: TypeAlias = Array | Sequence[int]
+Positions: TypeAlias = Ints | Sequence[Sequence[int]]
 Floats: TypeAlias = Array | Sequence[float]
 Align: TypeAlias = Literal["bottom_right", "top_left"] | Ints
 Segments: TypeAlias = Array | Sequence[Sequence[int]] | tuple[Array, Array]

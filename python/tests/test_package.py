@@ -30,8 +30,8 @@ def stubbed(name):
 
 
 def test_public_names():
-    for name in ("attention", "merge_attention", "explain", "alibi_slopes", "set_num_threads", "get_num_threads",
-                 "set_checks", "set_strict", "InvalidArgument", "Unsupported", "__version__"):
+    for name in ("attention", "merge_attention", "explain", "alibi_slopes", "rotary", "sinusoidal", "t5_bias",
+                 "t5_bias_backward", "set_num_threads", "get_num_threads", "set_checks", "set_strict", "InvalidArgument", "Unsupported", "__version__"):
         assert name in heed.__all__ and hasattr(heed, name)
     assert issubclass(heed.InvalidArgument, ValueError) and issubclass(heed.Unsupported, RuntimeError)
     assert heed.InvalidArgument.__module__ == "heed"
@@ -56,6 +56,9 @@ def test_docstring_has_signature_equation_shapes_keep_rule_errors_and_source():
     for text in ("merge_attention(parts", "M = max_s lse_s", "sinks"):
         assert text in merge, text
     assert "arXiv:2108.12409" in heed.alibi_slopes.__doc__
+    for text in ("rotary(x", "interleaved: bool", "y_b = f (x_b cos angle_i + x_a sin angle_i)", "arXiv:2104.09864",
+                 "longrope  w_i / long_factor[i]", "original_max_position_embeddings  L0", "arXiv:2309.00071"):
+        assert text in heed.rotary.__doc__, text
     for name in heed.__all__:
         assert name == "__version__" or inspect.getdoc(getattr(heed, name)), name
 
@@ -97,6 +100,11 @@ p, lse = heed.attention(q, q, q, return_lse=True, softcap=3.0, segments=(q, q))
 merged, _ = heed.merge_attention([(p, lse)], sinks=[0.5, 0.5])
 pairs: int = heed.explain("attention", q=(1, 2, 3, 4), causal=True)["visited_pairs"]
 slope = float(heed.alibi_slopes(8)[0])
+r = heed.rotary(q, [[0, 1, 2, 3]], interleaved=True, scaling={"rope_type": "linear", "factor": 2.0}, inverse=True)
+table = heed.sinusoidal(4, 8, interleaved=False) + float(r[0, 0, 0, 0])
+bias = heed.t5_bias(q[0, 0], 4, 4, bidirectional=False, align="top_left")
+dtable: tuple[int, ...] = heed.t5_bias_backward(bias, 4, 4, buckets=32, bidirectional=False).shape
+heed.rotary(q, np.arange(4))  # wrong: call-arg
 heed.set_num_threads(None)
 heed.set_checks(True)
 threads = heed.get_num_threads() + 1
