@@ -1,20 +1,17 @@
-// Rotary position encoding: checks, tables of cosines and sines, and the loop.
-//
-// The loop is bound by memory: it reads x and writes y once. All arithmetic is
-// f64, which costs nothing beside that and leaves one rounding in the result.
+// Rotary position encoding: checks, tables of cosines and sines, tasks.
 #include "heed/ops/parts/rotary.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "heed/ops/parts/check_internal.h"
 #include "heed/ops/parts/phase_table_internal.h"
+#include "heed/ops/parts/rotary_rows_internal.h"
 
 namespace heed {
 namespace {
@@ -151,73 +148,34 @@ Tables MakeTables(const Problem& p, const RotaryOptions& options) {
   return result;
 }
 
-inline double Widen(double x) { return x; }
-inline double Widen(float x) { return x; }
-inline double Widen(BF16 x) { return ToFloat(x); }
-inline double Widen(F16 x) { return ToFloat(x); }
-
-template <class T>
-T Narrow(double x) {
-  return static_cast<T>(x);
-}
-template <>
-BF16 Narrow<BF16>(double x) {
-  return ToBF16(static_cast<float>(x));
-}
-template <>
-F16 Narrow<F16>(double x) {
-  return ToF16(static_cast<float>(x));
-}
-
-// Both loops are what compilers vectorise.
-template <class T>
-void RotateHalves(const T* __restrict x, const double* __restrict cos,
-                  const double* __restrict sin, double sign, int64_t half,
-                  T* __restrict y) {
-  for (int64_t i = 0; i < half; ++i) {
-    const double a = Widen(x[i]), b = Widen(x[half + i]);
-    const double c = cos[i], s = sign * sin[i];
-    y[i] = Narrow<T>(a * c - b * s);
-    y[half + i] = Narrow<T>(b * c + a * s);
-  }
-}
-
-template <class T>
-void RotateNeighbours(const T* __restrict x, const double* __restrict cos,
-                      const double* __restrict sin, double sign, int64_t half,
-                      T* __restrict y) {
-  for (int64_t i = 0; i < half; ++i) {
-    const double a = Widen(x[2 * i]), b = Widen(x[2 * i + 1]);
-    const double c = cos[i], s = sign * sin[i];
-    y[2 * i] = Narrow<T>(a * c - b * s);
-    y[2 * i + 1] = Narrow<T>(b * c + a * s);
-  }
-}
-
-template <class T>
 void Rotate(Context& ctx, const Problem& p, const Tables& tables) {
-  const auto rotate = p.pairs == RotaryPairs::kHalfSplit ? &RotateHalves<T>
-                                                         : &RotateNeighbours<T>;
   const int64_t half = p.dim / 2;
-  const auto rest = static_cast<size_t>(p.D - p.dim) * sizeof(T);
-  ctx.ReserveScratch(PhaseRow::ScratchBytes(static_cast<size_t>(half)));
+  const auto size = static_cast<int64_t>(SizeOf(p.x.dtype()));
+  const auto rest = static_cast<size_t>((p.D - p.dim) * size);
+  const size_t phase_bytes = PhaseRow::ScratchBytes(static_cast<size_t>(half));
+  ctx.ReserveScratch(phase_bytes + parts::RotateScratchBytes(half));
   const int64_t blocks = (p.T + kBlockRows - 1) / kBlockRows;
   ctx.ParallelFor(p.B * blocks, [&](int64_t task, int worker) {
     const int64_t b = task / blocks, begin = task % blocks * kBlockRows;
     const int64_t end = std::min(begin + kBlockRows, p.T);
     const int64_t row = p.position_rows == 1 ? 0 : b;
     const int64_t* positions = p.positions.data() + row * p.T;
+    char* const scratch = static_cast<char*>(ctx.Scratch(worker));
     PhaseRow phase(tables.tables[tables.of_row[static_cast<size_t>(row)]],
-                   ctx.Scratch(worker));
+                   scratch);
     for (int64_t t = begin; t < end; ++t) {
       phase.MoveTo(positions[t]);
-      for (int64_t h = 0; h < p.H; ++h) {
-        const T* from = p.x.as<T>() + b * p.x.stride(0) + t * p.x.stride(1) +
-                        h * p.x.stride(2);
-        T* to = p.y.as<T>() + b * p.y.stride(0) + t * p.y.stride(1) +
-                h * p.y.stride(2);
-        rotate(from, phase.cos(), phase.sin(), p.sign, half, to);
-        if (rest > 0) std::memcpy(to + p.dim, from + p.dim, rest);
+      const char* x = p.x.as<char>() +
+                      (b * p.x.stride(0) + t * p.x.stride(1)) * size;
+      char* y = p.y.as<char>() + (b * p.y.stride(0) + t * p.y.stride(1)) * size;
+      parts::RotateRows(ctx.allowed_targets(), p.x.dtype(), p.pairs,
+                        {.x = x, .y = y, .num_rows = p.H,
+                         .x_stride = p.x.stride(2), .y_stride = p.y.stride(2),
+                         .half = half, .cos = phase.cos(), .sin = phase.sin(),
+                         .sign = p.sign, .scratch = scratch + phase_bytes});
+      for (int64_t h = 0; h < p.H && rest > 0; ++h) {
+        std::memcpy(y + (h * p.y.stride(2) + p.dim) * size,
+                    x + (h * p.x.stride(2) + p.dim) * size, rest);
       }
     }
   });
@@ -231,16 +189,7 @@ void Rotary(Context& ctx, const ConstTensorView& x,
   const Problem p = Check(x, positions, pairs, options, y);
   const Tables tables = MakeTables(p, options);
   if (p.x.num_elements() == 0) return;
-  switch (x.dtype()) {
-    case DType::kF64:
-      return Rotate<double>(ctx, p, tables);
-    case DType::kF32:
-      return Rotate<float>(ctx, p, tables);
-    case DType::kBF16:
-      return Rotate<BF16>(ctx, p, tables);
-    default:
-      return Rotate<F16>(ctx, p, tables);
-  }
+  Rotate(ctx, p, tables);
 }
 
 }  // namespace heed

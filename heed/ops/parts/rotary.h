@@ -51,10 +51,10 @@ struct RotaryOptions {
 // neighbours in a batch, but keys that were rotated while it was shorter do not
 // fit those that come later. Rotate such keys anew, or keep them unrotated.
 //
-// Angles, their cosines and sines and the rotation are f64; the result is rounded
-// once to f32 or f64, and through f32 to 16 bits. The error of a cosine is at
-// most |angle| 2^-51. Bits depend on neither threads nor strides nor on other
-// rows.
+// Angles, cosines and sines are f64, with an error of at most |angle| 2^-51 for an
+// unscaled frequency. The rotation is f64 too, so that a result is rounded once,
+// but for 16 bits, where it is f32. Bits depend on neither threads, strides, the
+// SIMD target nor other rows.
 //
 // Throws InvalidArgument for a wrong shape, dtype, stride, overlap, position or
 // option, before anything is written.

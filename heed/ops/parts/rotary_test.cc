@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
 
@@ -51,10 +52,16 @@ double Unit(DType dtype) {
     case DType::kF32:
       return 0x1p-24;
     case DType::kBF16:
-      return 0x1.001p-8;  // rounded to f32 before
+      return 0x1p-8;
     default:
-      return 0x1.001p-11;
+      return 0x1p-11;
   }
+}
+
+// Of what is computed before that rounding: cosines and sines of 16 bits are
+// rounded to f32, and so are two products and their sum.
+double ComputingUnit(DType dtype) {
+  return dtype == DType::kF64 || dtype == DType::kF32 ? 0 : 0x1p-22;
 }
 
 // One rounding of the exact value, and the error of an angle: `angle_error`
@@ -80,6 +87,7 @@ void ExpectNear(const Buffer& x, const Buffer& positions, RotaryPairs pairs,
     const double e = GetElement(exact.view(), index);
     ASSERT_NEAR(GetElement(y.view(), index), e,
                 Unit(x.view().dtype()) * std::fabs(e) + tiny +
+                    largest_x * ComputingUnit(x.view().dtype()) +
                     4 * largest_x * largest_position * angle_error)
         << testing::PrintToString(index);
   } while (NextIndex(x.view().sizes(), index));
@@ -358,6 +366,31 @@ TEST(RotaryTest, BitsDependOnNeitherThreadsNorNeighbours) {
         positions.As(positions.view().Slice(1, kT - 1, kT)),
         RotaryPairs::kHalfSplit, options);
     EXPECT_TRUE(SameBits(token.view(), all.view().Slice(1, kT - 1, kT)));
+  }
+}
+
+TEST(RotaryTest, BitsDoNotDependOnTheSimdTarget) {
+  const Buffer positions = Positions(DType::kI64, {3}, {0, 77, 100000});
+  for (const DType dtype :
+       {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+    // Pairs 32 to 35 of 37 are in a vector on one target, in the tail on another.
+    const Buffer x(dtype, {3, 2, 74}), y(dtype, {3, 2, 74});
+    x.FillNormal(12);
+    for (const int64_t d : {0, 7, 32, 36, 64, 67, 70, 73}) {
+      x.Set({0, 0, d}, 3e-6);  // subnormal in f16
+      x.Set({1, 0, d}, 60000);  // sums overflow f16
+      x.Set({1, 0, (d + 37) % 74}, 60000);
+      x.Set({1, 1, d}, d % 2 == 0 ? std::nan("") : HUGE_VAL);
+    }
+    for (const RotaryPairs pairs : kBoth) {
+      const Buffer best = Rotated(x, positions, pairs);
+      for (const std::string& target : AvailableTargets()) {
+        Context ctx(1);
+        ctx.set_isa(target);
+        Rotary(ctx, x.view(), positions.view(), pairs, {}, y.view());
+        EXPECT_TRUE(SameBits(y.view(), best.view())) << target << Name(dtype);
+      }
+    }
   }
 }
 
