@@ -71,11 +71,17 @@ constexpr Keyword<RotaryCall> kRotaryKeywords[] = {
 void MergeConfig(RotaryCall& call) {
   const auto& theta = call.config.rope_theta;
   if (theta && call.base && *theta != *call.base) {
-    Fail(kRotary, "base", "is not scaling.rope_theta", "one of them, or equal");
+    Fail(kRotary, "base", "differs from scaling.rope_theta",
+         "one of them, or equal");
   }
   call.options.base = theta.value_or(call.base.value_or(call.options.base));
   call.options.scaling = call.config.scaling;
   if (!call.config.partial_rotary_factor || call.x.rank() == 0) return;
+  if (!(*call.config.partial_rotary_factor > 0 &&
+        *call.config.partial_rotary_factor <= 1)) {
+    Fail(kRotary, "scaling.partial_rotary_factor", "is out of range",
+         "above 0, at most 1");
+  }
   // Rounded down, as Transformers does.
   const auto dim = static_cast<int64_t>(
       static_cast<double>(call.x.size(call.x.rank() - 1)) *

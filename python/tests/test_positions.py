@@ -24,8 +24,8 @@ def frequencies(dim, base=10000.0):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("positions", [np.arange(7), np.arange(7, dtype=np.int32) - 3, np.arange(14).reshape(2, 7) * 500,
-                                       [3, 1, 4, 1, 5, 9, 2], [[0] * 7, [8] * 7]])
+@pytest.mark.parametrize("positions", [np.arange(7), np.arange(7, dtype=np.int32) - 3,
+                                       np.arange(14).reshape(2, 7) * 500, [3, 1, 4, 1, 5, 9, 2], [[0] * 7, [8] * 7]])
 def test_rotary(rng, interleaved, positions):
     x = rng.standard_normal((2, 7, 3, 16))
     y = heed.rotary(x, positions, interleaved=interleaved)
@@ -162,7 +162,8 @@ WRONG = [
     ({"scaling": {"type": "linear", "factor": "2"}}, "scaling.factor is '2', expected a finite number"),
     ({"scaling": {"type": "linear", "factor": 0}}, "scaling.factor is 0, expected a finite number above 0"),
     ({"scaling": {"factor": 2}}, "scaling.factor is given, expected none for rope_type 'default'"),
-    ({"scaling": YARN | {"low_freq_factor": 1}}, "scaling.low_freq_factor is given, expected none for rope_type 'yarn'"),
+    ({"scaling": YARN | {"low_freq_factor": 1}},
+     "scaling.low_freq_factor is given, expected none for rope_type 'yarn'"),
     ({"scaling": YARN | {"mrope_section": [1, 2]}}, "scaling has the key 'mrope_section', expected only keys of "),
     ({"scaling": YARN | {"short_mscale": 1.2}}, "scaling has the key 'short_mscale', expected only keys of "),
     ({"scaling": {"full_attention": YARN}}, "scaling has the key 'full_attention', expected only keys of "),
@@ -173,8 +174,9 @@ WRONG = [
     ({"scaling": {"type": "longrope", "short_factor": 1.0}}, "scaling.short_factor is 1.0, expected a list of numbers"),
     ({"scaling": {"type": "longrope", "long_factor": [1, "2"]}},
      r"scaling.long_factor\[1\] is '2', expected a finite number"),
-    ({"scaling": {"rope_theta": 500.0}, "base": 400.0}, "base is not scaling.rope_theta, expected one of them, or equal"),
+    ({"scaling": {"rope_theta": 500.0}, "base": 400.0}, "base differs from scaling.rope_theta, expected"),
     ({"scaling": {"partial_rotary_factor": 0.5}, "dim": 6}, "dim is 6, expected 4 by scaling.partial_rotary_factor"),
+    ({"scaling": {"partial_rotary_factor": 1e300}}, "scaling.partial_rotary_factor is out of range, expected above 0"),
     ({"scaling": {"partial_rotary_factor": 0.4}}, "dim is 3, expected an even number"),
 ]
 
@@ -235,7 +237,8 @@ def buckets_of(distance, buckets, bidirectional, max_distance):
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("align", ["bottom_right", "top_left"])
-@pytest.mark.parametrize(("buckets", "max_distance", "Tq", "Tk"), [(32, 128, 40, 300), (32, 128, 300, 40), (8, 20, 9, 60)])
+@pytest.mark.parametrize(("buckets", "max_distance", "Tq", "Tk"),
+                         [(32, 128, 40, 300), (32, 128, 300, 40), (8, 20, 9, 60)])
 def test_t5_bias_and_its_gradient(rng, bidirectional, align, buckets, max_distance, Tq, Tk):
     table = rng.standard_normal((buckets, 3)).astype(np.float32)
     options = {"bidirectional": bidirectional, "max_distance": max_distance, "align": align}

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "heed/core/os.h"
 #include "heed/ops/parts/check_internal.h"
 #include "heed/ops/parts/phase_table_internal.h"
 #include "heed/ops/parts/rotary_rows_internal.h"
@@ -156,6 +157,7 @@ void Rotate(Context& ctx, const Problem& p, const Tables& tables) {
   ctx.ReserveScratch(phase_bytes + parts::RotateScratchBytes(half));
   const int64_t blocks = (p.T + kBlockRows - 1) / kBlockRows;
   ctx.ParallelFor(p.B * blocks, [&](int64_t task, int worker) {
+    const os::ScopedFloatControl task_control;
     const int64_t b = task / blocks, begin = task % blocks * kBlockRows;
     const int64_t end = std::min(begin + kBlockRows, p.T);
     const int64_t row = p.position_rows == 1 ? 0 : b;
@@ -187,6 +189,7 @@ void Rotary(Context& ctx, const ConstTensorView& x,
             const ConstTensorView& positions, RotaryPairs pairs,
             const RotaryOptions& options, const TensorView& y) {
   const Problem p = Check(x, positions, pairs, options, y);
+  const os::ScopedFloatControl float_control;  // for the tables
   const Tables tables = MakeTables(p, options);
   if (p.x.num_elements() == 0) return;
   Rotate(ctx, p, tables);

@@ -53,8 +53,8 @@ struct RotaryOptions {
 //
 // Angles, cosines and sines are f64, with an error of at most |angle| 2^-51 for an
 // unscaled frequency. The rotation is f64 too, so that a result is rounded once,
-// but for 16 bits, where it is f32. Bits depend on neither threads, strides, the
-// SIMD target nor other rows.
+// but for 16 bits, where it is f32. Subnormal results may be 0. Bits depend on
+// neither threads, strides, the SIMD target nor other rows.
 //
 // Throws InvalidArgument for a wrong shape, dtype, stride, overlap, position or
 // option, before anything is written.

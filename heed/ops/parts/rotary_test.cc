@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cfenv>
 #include <cmath>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "heed/core/dispatch.h"
@@ -390,6 +393,27 @@ TEST(RotaryTest, BitsDoNotDependOnTheSimdTarget) {
         Rotary(ctx, x.view(), positions.view(), pairs, {}, y.view());
         EXPECT_TRUE(SameBits(y.view(), best.view())) << target << Name(dtype);
       }
+    }
+  }
+}
+
+TEST(RotaryTest, TheCallersRoundingModeDoesNotShow) {
+  const Buffer positions = Positions(DType::kI64, {64}, [] {
+    std::vector<int64_t> p(64);
+    for (int64_t i = 0; i < 64; ++i) p[static_cast<size_t>(i)] = 1000 * i;
+    return p;
+  }());
+  for (const DType dtype :
+       {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+    const Buffer x(dtype, {64, 1, 16});
+    x.FillNormal(13);
+    const Buffer nearest = Rotated(x, positions, RotaryPairs::kHalfSplit);
+    for (const int mode : {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO}) {
+      std::fesetround(mode);
+      const Buffer y = Rotated(x, positions, RotaryPairs::kHalfSplit);
+      EXPECT_EQ(std::fegetround(), mode);
+      std::fesetround(FE_TONEAREST);
+      EXPECT_TRUE(SameBits(y.view(), nearest.view())) << Name(dtype);
     }
   }
 }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "heed/core/os.h"
 #include "heed/ops/parts/check_internal.h"
 #include "heed/ops/parts/phase_table_internal.h"
 
@@ -49,6 +50,7 @@ void Sinusoidal(Context& ctx, SinusoidalOrder order, const TensorView& table) {
   const int64_t T = table.size(0), D = table.size(1), half = D / 2;
   if (T == 0) return;
 
+  const os::ScopedFloatControl float_control;  // for the tables
   PhaseTable phases(Frequencies(order, D), 1);
   for (int64_t t = 0; t < std::min(T, parts::kLowPositions); ++t) {
     phases.Prepare(t);
@@ -60,6 +62,7 @@ void Sinusoidal(Context& ctx, SinusoidalOrder order, const TensorView& table) {
   ctx.ReserveScratch(PhaseRow::ScratchBytes(phases.size()));
   ctx.ParallelFor((T + kBlockRows - 1) / kBlockRows,
                   [&](int64_t task, int worker) {
+    const os::ScopedFloatControl task_control;
     PhaseRow phase(phases, ctx.Scratch(worker));
     const int64_t end = std::min((task + 1) * kBlockRows, T);
     for (int64_t t = task * kBlockRows; t < end; ++t) {
