@@ -5,6 +5,7 @@
 #include <array>
 #include <charconv>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "heed/core/error.h"
@@ -246,31 +247,40 @@ ConstTensorView Prepare(const ConstTensorView& x, DType dtype,
   const bool rows = x.stride(3) == 1 || x.size(3) == 1;
   if (all_heads && aligned && rows && x.dtype() == dtype) return x;
 
-  std::vector<int64_t> chosen = heads;
-  if (all_heads) {
-    group = 1;
-    for (int64_t h = 0; h < x.size(2); ++h) chosen.push_back(h);
-  }
-  const std::array<int64_t, 4> sizes = {
-      x.size(0), x.size(1), static_cast<int64_t>(chosen.size()), x.size(3)};
+  const int64_t num_heads =
+      all_heads ? x.size(2) : static_cast<int64_t>(heads.size());
+  const std::array<int64_t, 4> sizes = {x.size(0), x.size(1), num_heads,
+                                        x.size(3)};
   const ConstTensorView shape(nullptr, dtype, sizes);  // checks for overflow
+  // Without elements an axis may still claim 2^60: nothing may count to it.
+  const bool empty = shape.num_elements() == 0;
+  std::vector<int64_t> chosen = heads;
+  if (all_heads && !empty) {
+    group = 1;
+    chosen.resize(static_cast<size_t>(num_heads));
+    std::iota(chosen.begin(), chosen.end(), int64_t{0});
+  }
   const std::shared_ptr<void> memory(
       os::AllocateAligned(static_cast<size_t>(shape.num_elements()) *
                           SizeOf(dtype)),
       &os::FreeAligned);
-  if (dtype == DType::kF64) {
+  if (dtype == DType::kF64 && !empty) {
     CopyHeads(x, chosen, group, static_cast<double*>(memory.get()));
-  } else {
+  } else if (!empty) {
     CopyHeads(x, chosen, group, static_cast<float*>(memory.get()));
   }
   set.owners.push_back(memory);
   return ConstTensorView(memory.get(), dtype, sizes);
 }
 
-// Views of the file itself, of rank 3 or 4.
-void OpenSafetensors(const std::string& path, const TensorChoice& choice,
-                     TensorSet& set, std::array<ConstTensorView, 3>& views) {
-  const auto file = std::make_shared<SafetensorsFile>(path);
+using Views = std::array<ConstTensorView, 3>;
+using Names = std::array<std::string, 3>;  // of files
+
+// Views of the file itself, of any rank.
+void ChooseViews(const std::string& path,
+                 const std::shared_ptr<const SafetensorsFile>& file,
+                 const TensorChoice& choice, TensorSet& set, Views& views) {
+  set.file = path;
   set.layers = FindLayers(*file);
   if (set.layers.empty()) {
     throw FileError(
@@ -285,9 +295,9 @@ void OpenSafetensors(const std::string& path, const TensorChoice& choice,
   set.owners.push_back(file);
 }
 
-void OpenNpy(const TensorPaths& paths, const TensorChoice& choice,
-             TensorSet& set, std::array<ConstTensorView, 3>& views) {
-  const std::array<std::string, 3> files = {paths.q, paths.k, paths.v};
+void OpenNpy(const Names& files, const TensorChoice& choice, TensorSet& set,
+             Views& views) {
+  set.file = files[0] + ", " + files[1] + ", " + files[2];
   set.layers = {""};
   set.layer = ChooseLayer(set.file, set.layers, choice.layer);
   for (size_t i = 0; i < 3; ++i) {
@@ -297,20 +307,9 @@ void OpenNpy(const TensorPaths& paths, const TensorChoice& choice,
   }
 }
 
-}  // namespace
-
-TensorSet LoadTensors(const TensorPaths& paths, const TensorChoice& choice) {
-  TensorSet set;
-  std::array<ConstTensorView, 3> views;
-  std::array<std::string, 3> files = {paths.file, paths.file, paths.file};
-  if (paths.file.empty()) {
-    files = {paths.q, paths.k, paths.v};
-    set.file = paths.q + ", " + paths.k + ", " + paths.v;
-    OpenNpy(paths, choice, set, views);
-  } else {
-    set.file = paths.file;
-    OpenSafetensors(paths.file, choice, set, views);
-  }
+// Checks the views against each other and makes them what `choice` asks for.
+TensorSet Finish(const Names& files, const TensorChoice& choice, TensorSet set,
+                 Views views) {
   const std::string dot = set.layer.empty() ? "" : set.layer + ".";
   const int rank = views[0].rank();
   for (size_t i = 0; i < 3; ++i) {
@@ -344,6 +343,35 @@ TensorSet LoadTensors(const TensorPaths& paths, const TensorChoice& choice) {
   set.k = Prepare(set.k, set.dtype, heads, group, set);
   set.v = Prepare(set.v, set.dtype, heads, group, set);
   return set;
+}
+
+TensorSet LoadSafetensors(const std::string& path,
+                          const std::shared_ptr<const SafetensorsFile>& file,
+                          const TensorChoice& choice) {
+  TensorSet set;
+  Views views;
+  ChooseViews(path, file, choice, set, views);
+  return Finish({path, path, path}, choice, std::move(set), views);
+}
+
+}  // namespace
+
+TensorSet LoadTensors(const TensorPaths& paths, const TensorChoice& choice) {
+  if (!paths.file.empty()) {
+    return LoadSafetensors(
+        paths.file, std::make_shared<SafetensorsFile>(paths.file), choice);
+  }
+  TensorSet set;
+  Views views;
+  const Names files = {paths.q, paths.k, paths.v};
+  OpenNpy(files, choice, set, views);
+  return Finish(files, choice, std::move(set), views);
+}
+
+TensorSet LoadTensors(const std::string& path, std::span<const uint8_t> bytes,
+                      const TensorChoice& choice) {
+  return LoadSafetensors(path, std::make_shared<SafetensorsFile>(path, bytes),
+                         choice);
 }
 
 }  // namespace heed

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,11 @@ struct TensorSet {
 // Throws FileError, "PATH: what is wrong, expected what", and InvalidArgument
 // with the same form if `choice` names what the file does not have.
 TensorSet LoadTensors(const TensorPaths& paths, const TensorChoice& choice);
+
+// The same for a .safetensors file in memory, which must outlive the result.
+// `path` stands in messages only.
+TensorSet LoadTensors(const std::string& path, std::span<const uint8_t> bytes,
+                      const TensorChoice& choice);
 
 }  // namespace heed
 

@@ -428,9 +428,13 @@ void CheckSequences(const Check& check, const Options& options, const Sizes& n,
 
 void CheckScalars(const Check& check, const Options& options, DType dtype,
                   Problem* p) {
-  const double limit = dtype == DType::kF64
-                           ? std::numeric_limits<double>::max()
-                           : std::numeric_limits<float>::max();
+  const bool wide = dtype == DType::kF64;
+  const double limit = wide ? std::numeric_limits<double>::max()
+                            : std::numeric_limits<float>::max();
+  // Normal, so that the answer does not hang on whether the caller flushes
+  // subnormal numbers. Its inverse is finite.
+  const double smallest = wide ? std::numeric_limits<double>::min()
+                               : std::numeric_limits<float>::min();
   if (options.scale.has_value()) {
     p->scale = *options.scale;
     if (!(std::abs(p->scale) <= limit)) {
@@ -440,7 +444,7 @@ void CheckScalars(const Check& check, const Options& options, DType dtype,
     p->scale = 1 / std::sqrt(static_cast<double>(p->depth));
   }
   if (options.softcap != 0 &&
-      !(options.softcap >= 1 / limit && options.softcap <= limit)) {
+      !(options.softcap >= smallest && options.softcap <= limit)) {
     check.Fail("softcap", "is " + Text(options.softcap),
                "a finite number above 0");
   }

@@ -545,6 +545,23 @@ TEST(AttentionErrors, EveryEntryPointNamesItself) {
             "attention::Workspace" + what);
 }
 
+// Found by fuzzing: Forward checks while subnormal results are flushed, the
+// others do not, and they must agree about what is legal.
+TEST(AttentionErrors, ASubnormalSoftcapIsRefusedByEveryEntryPoint) {
+  Call c;
+  c.p = MakeProblem(DType::kF64, {2, 3, 5, 4, 2, 8, 6});
+  c.p.options.softcap = 3e-310;
+  const Buffer o(DType::kF64, c.p.o.sizes);
+  Context ctx(1);
+  EXPECT_THROW(Forward(ctx, c.p.in, c.p.options, {o.view(), {}}),
+               InvalidArgument);
+  EXPECT_THROW(Reference(c.p.in, c.p.options, {o.view(), {}}),
+               InvalidArgument);
+  EXPECT_THROW(Explain(ctx, c.p.in, c.p.options), InvalidArgument);
+  c.p.options.softcap = std::numeric_limits<double>::min();
+  EXPECT_NO_THROW(Forward(ctx, c.p.in, c.p.options, {o.view(), {}}));
+}
+
 TEST(AttentionErrors, ADTypeWithoutAKernelIsUnsupported) {
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     Call c;

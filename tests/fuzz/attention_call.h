@@ -1,0 +1,30 @@
+// A call of attention made of random bytes: small shapes, any layout, every
+// option, and now and then a mistake.
+#ifndef TESTS_FUZZ_ATTENTION_CALL_H_
+#define TESTS_FUZZ_ATTENTION_CALL_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "heed/ops/exact/attention/attention_case.h"
+#include "tests/fuzz/input.h"
+#include "tests/fuzz/slots.h"
+
+namespace heed::fuzz {
+
+struct Call {
+  attention::Problem problem;
+  TensorView o, lse;           // in slots 0 and 1
+  std::string mistake;         // why it must be refused; empty if it must not be
+  // An argument that is legal but beyond what single precision can follow, so
+  // that only memory is checked; or one of which either is allowed.
+  bool extreme = false, doubtful = false;
+};
+
+// The call that `input` describes.
+Call MakeCall(Input& input, Slots& slots);
+
+}  // namespace heed::fuzz
+
+#endif  // TESTS_FUZZ_ATTENTION_CALL_H_

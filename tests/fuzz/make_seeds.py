@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Writes the seeds of the fuzz targets: small valid inputs from which fuzzing starts, and what it has found before.
+
+Usage: make_seeds.py FOLDER. Makes FOLDER/<target>/<name>, and FOLDER/<target>.dict for libFuzzer where words help.
+"""
+import json
+import random
+import struct
+import sys
+from pathlib import Path
+
+
+def safetensors(tensors, metadata=None, text=None):
+    """The file of {name: (dtype, shape, bytes)}; or of any header text."""
+    header, data = {}, b""
+    if metadata:
+        header["__metadata__"] = metadata
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = (text if text is not None else json.dumps(header)).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def npy(text, data=b"", version=1):
+    text = text.encode() + b"\n"
+    return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", len(text)) + text + data
+
+
+def layers(dtype, size, shape, prefixes=("",), **metadata):
+    count = 1
+    for n in shape:
+        count *= n
+    content = bytes(size * count)
+    return safetensors({p + x: (dtype, shape, content) for p in prefixes for x in "qkv"}, metadata)
+
+
+SAFETENSORS = {
+    "empty": safetensors({}),
+    "two": safetensors({"a": ("F32", [1, 2], bytes(8)), "b": ("BOOL", [3], b"\0\1\1")}, {"format": "pt"}),
+    "odd": safetensors({"a": ("U8", [1], b"x"), "b": ("F16", [2], bytes(4))}),
+    "unknown": safetensors({"a": ("F8_E4M3", [2, 2], bytes(4)), "b": ("F4", [2], b"1")}),
+    "scalar": safetensors({"": ("I64", [], bytes(8))}),
+    "no_elements": safetensors({"x": ("F64", [0, 3], b"")}),
+}
+
+TENSOR_FILES = {
+    "plain": layers("F32", 4, [2, 1, 2]),
+    "half": layers("BF16", 2, [1, 2, 1, 2], causal="true"),
+    "layers": layers("F64", 8, [1, 2, 2], ("layers.0.", "layers.10."), **{
+        "layers.10.window": "3,-1", "scale": "0.5", "softcap": "30", "layers.0.causal": "True",
+        "tokens": '["a", "b"]', "not_recorded": "sinks"}),
+    # Without elements, but with sizes that no loop may count to.
+    "huge_heads": layers("F16", 2, [0, 1 << 40, 1]),
+    "huge_batch": layers("BF16", 2, [1 << 40, 0, 1, 1]),
+    "huge_tokens": layers("F16", 2, [1 << 20, 1 << 30, 0, 1]),
+}
+
+NPY = {
+    "f4": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", bytes(24)),
+    "f8": npy("{'descr': '<f8', 'fortran_order': True, 'shape': (1,2), }", bytes(16), 2),
+    "bool": npy("{\"descr\": '|b1', 'fortran_order': False, 'shape': (3,)}", b"\0\1\0", 3),
+    "scalar": npy("{'shape': (), 'fortran_order': False, 'descr': '<i8'}  ", bytes(8)),
+    "none": npy("{'descr': '<f2', 'fortran_order': False, 'shape': (0, 9), }"),
+}
+
+COMMAND_LINES = {
+    "machine": b"--threads\n4\n--isa\nAVX2",
+    "tiles": b"--isa=tiles\n--mechanisms=attention,gla",
+    "tensors": b"FILE\n--layer\na.1\n--heads\n0,3\n--dtype\nf64",
+    "arrays": b"--q\na\n--k\nb\n--v\nc",
+    "math": b"--causal\n--window\n-1,0\n--scale\n1e-3\n--softcap\n30",
+    "wrong": b"--threads=0\n--layer=7\n--no-causal",
+}
+
+
+def options():
+    """Calls of attention: any bytes are one."""
+    generator = random.Random(1)
+    return {str(n): generator.randbytes(generator.choice((30, 60, 100, 200))) for n in range(64)}
+
+
+WORDS = {
+    "safetensors": ["__metadata__", '"dtype":"', '"shape":[', '"data_offsets":[', "F32", "BF16", "BOOL", "F4", "]},\"", "\\\\u0000"],
+    "npy": ["'descr': ", "'fortran_order': ", "'shape': (", "True", "False", "'<f4'", "'|b1'", "'<i8'", ",), }", "\\x93NUMPY"],
+    "command_line": ["--threads", "--isa", "--layer", "--heads", "--dtype", "--window", "--scale", "--softcap", "--causal",
+                     "--no-causal", "--mechanisms", "\\x0a", "=", "AVX2", "1e308"],
+}
+WORDS["tensor_file"] = WORDS["safetensors"] + ["layers.0.q", ".k", ".v", "window", "scale", "causal", "softcap", "-1,0"]
+
+
+def main():
+    folder = Path(sys.argv[1])
+    all_seeds = {"safetensors": SAFETENSORS, "npy": NPY, "command_line": COMMAND_LINES, "attention_options": options(),
+                 "tensor_file": {name: b"\0\0\0" + content for name, content in TENSOR_FILES.items()}}
+    for target, seeds in all_seeds.items():
+        (folder / target).mkdir(parents=True, exist_ok=True)
+        for name, content in seeds.items():
+            (folder / target / name).write_bytes(content)
+    for target, words in WORDS.items():
+        lines = ['"' + w.replace('"', '\\"') + '"\n' for w in words]
+        (folder / f"{target}.dict").write_text("".join(lines))
+    (folder / "stamp").touch()
+
+
+if __name__ == "__main__":
+    main()
