@@ -17,11 +17,15 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::parts::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Whether the machine converts f16. Where it does not, Highway's conversion knows
-// no infinity, and elements are converted one at a time.
-constexpr bool kConvertsF16 = (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2) ||
-                              (HWY_ARCH_ARM_A64 && HWY_TARGET != HWY_EMU128 &&
-                               HWY_TARGET != HWY_SCALAR);
+// Whether vectors round and convert as single elements do. Highway's portable
+// target saturates infinities, and its f16 for old x86 knows none.
+template <class T>
+constexpr bool kVectorsAgree = HWY_TARGET != HWY_EMU128 &&
+                               HWY_TARGET != HWY_SCALAR;
+#if HWY_ARCH_X86
+template <>
+constexpr bool kVectorsAgree<F16> = HWY_TARGET <= HWY_AVX2;
+#endif
 
 // What elements of type T are computed in.
 template <class T>
@@ -67,15 +71,9 @@ HWY_INLINE hn::Vec<D> LoadVector(D d, const BF16* p) {
 }
 template <class D>
 HWY_INLINE hn::Vec<D> LoadVector(D d, const F16* p) {
-  if constexpr (kConvertsF16) {
-    const hn::Rebind<hwy::float16_t, D> half;
-    return hn::PromoteTo(
-        d, hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(p)));
-  } else {
-    float wide[hn::MaxLanes(d)];
-    for (size_t i = 0; i < hn::Lanes(d); ++i) wide[i] = ToFloat(p[i]);
-    return hn::LoadU(d, wide);
-  }
+  const hn::Rebind<hwy::float16_t, D> half;
+  return hn::PromoteTo(
+      d, hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(p)));
 }
 
 template <class D>
@@ -102,30 +100,26 @@ HWY_INLINE void StoreVector(D, hn::Vec<D> v, BF16* p) {
              narrow, reinterpret_cast<uint16_t*>(p));
 }
 template <class D>
-HWY_INLINE void StoreVector(D d, hn::Vec<D> v, F16* p) {
-  if constexpr (kConvertsF16) {
-    const hn::Rebind<hwy::float16_t, D> narrow;
-    hn::StoreU(hn::DemoteTo(narrow, v), narrow,
-               reinterpret_cast<hwy::float16_t*>(p));
-  } else {
-    float wide[hn::MaxLanes(d)];
-    hn::StoreU(v, d, wide);
-    for (size_t i = 0; i < hn::Lanes(d); ++i) p[i] = ToF16(wide[i]);
-  }
+HWY_INLINE void StoreVector(D, hn::Vec<D> v, F16* p) {
+  const hn::Rebind<hwy::float16_t, D> narrow;
+  hn::StoreU(hn::DemoteTo(narrow, v), narrow,
+             reinterpret_cast<hwy::float16_t*>(p));
 }
 
 // Pairs (i, half + i); c and s are [half].
 template <class T, class C>
 void RotateHalves(const T* HWY_RESTRICT x, const C* HWY_RESTRICT c,
                   const C* HWY_RESTRICT s, size_t half, T* HWY_RESTRICT y) {
-  const hn::ScalableTag<C> d;
-  const size_t N = hn::Lanes(d);
   size_t i = 0;
-  for (; i + N <= half; i += N) {
-    const auto a = LoadVector(d, x + i), b = LoadVector(d, x + half + i);
-    const auto vc = hn::LoadU(d, c + i), vs = hn::LoadU(d, s + i);
-    StoreVector(d, hn::Sub(hn::Mul(a, vc), hn::Mul(b, vs)), y + i);
-    StoreVector(d, hn::Add(hn::Mul(b, vc), hn::Mul(a, vs)), y + half + i);
+  if constexpr (kVectorsAgree<T>) {
+    const hn::ScalableTag<C> d;
+    const size_t N = hn::Lanes(d);
+    for (; i + N <= half; i += N) {
+      const auto a = LoadVector(d, x + i), b = LoadVector(d, x + half + i);
+      const auto vc = hn::LoadU(d, c + i), vs = hn::LoadU(d, s + i);
+      StoreVector(d, hn::Sub(hn::Mul(a, vc), hn::Mul(b, vs)), y + i);
+      StoreVector(d, hn::Add(hn::Mul(b, vc), hn::Mul(a, vs)), y + half + i);
+    }
   }
   for (; i < half; ++i) {
     const C a = Load1(x + i), b = Load1(x + half + i);
@@ -140,15 +134,15 @@ template <class T, class C>
 void RotateNeighbours(const T* HWY_RESTRICT x, const C* HWY_RESTRICT c,
                       const C* HWY_RESTRICT s, size_t half, T* HWY_RESTRICT y) {
   size_t i = 0;
-#if HWY_TARGET != HWY_SCALAR  // whose vectors hold no pair
-  const hn::ScalableTag<C> d;
-  const size_t N = hn::Lanes(d);
-  for (; i + N <= 2 * half; i += N) {
-    const auto v = LoadVector(d, x + i);
-    const auto vc = hn::LoadU(d, c + i), vs = hn::LoadU(d, s + i);
-    StoreVector(d, hn::Add(hn::Mul(v, vc), hn::Mul(hn::Reverse2(d, v), vs)), y + i);
+  if constexpr (kVectorsAgree<T>) {
+    const hn::ScalableTag<C> d;
+    const size_t N = hn::Lanes(d);
+    for (; i + N <= 2 * half; i += N) {
+      const auto v = LoadVector(d, x + i), other = hn::Reverse2(d, v);
+      const auto vc = hn::LoadU(d, c + i), vs = hn::LoadU(d, s + i);
+      StoreVector(d, hn::Add(hn::Mul(v, vc), hn::Mul(other, vs)), y + i);
+    }
   }
-#endif
   for (; i < 2 * half; i += 2) {
     const C a = Load1(x + i), b = Load1(x + i + 1);
     Store1(a * c[i] + b * s[i], y + i);
