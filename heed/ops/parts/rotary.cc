@@ -189,9 +189,9 @@ void Rotary(Context& ctx, const ConstTensorView& x,
             const ConstTensorView& positions, RotaryPairs pairs,
             const RotaryOptions& options, const TensorView& y) {
   const Problem p = Check(x, positions, pairs, options, y);
+  if (p.x.num_elements() == 0) return;  // however large the other sizes
   const os::ScopedFloatControl float_control;  // for the tables
   const Tables tables = MakeTables(p, options);
-  if (p.x.num_elements() == 0) return;
   Rotate(ctx, p, tables);
 }
 

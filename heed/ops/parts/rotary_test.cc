@@ -397,6 +397,46 @@ TEST(RotaryTest, BitsDoNotDependOnTheSimdTarget) {
   }
 }
 
+// At position 0 an attention factor of 1.5 leaves 1.5 x: half of the 16-bit numbers
+// then lie between two others, many of them in the middle.
+TEST(RotaryTest, EverySixteenBitNumberIsRoundedToEven) {
+  constexpr int64_t kH = 65536 / 16;
+  const Buffer positions = Positions(DType::kI64, {1}, {0});
+  const RotaryScaling scaling = {.rope_type = RopeType::kYarn, .factor = 2,
+                                 .original_max_position_embeddings = 64,
+                                 .attention_factor = 1.5};
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    const Buffer x(dtype, {1, kH, 32}), y(dtype, {1, kH, 32});
+    for (int64_t h = 0; h < kH; ++h) {
+      for (int64_t d = 0; d < 32; ++d) {
+        x.as<uint16_t>()[32 * h + d] =
+            d < 16 ? static_cast<uint16_t>(16 * h + d) : 0;
+      }
+    }
+    for (const std::string& target : AvailableTargets()) {
+      Context ctx(1);
+      ctx.set_isa(target);
+      Rotary(ctx, x.view(), positions.view(), RotaryPairs::kHalfSplit,
+             {.scaling = scaling}, y.view());
+      for (int64_t h = 0; h < kH; ++h) {
+        for (int64_t d = 0; d < 16; ++d) {
+          const double expected = 1.5 * x.Get({0, h, d});
+          // Of bf16 these are f32's subnormal numbers, which may become 0.
+          if (dtype == DType::kBF16 && std::fabs(expected) < 0x1p-126) continue;
+          if (std::isnan(expected)) {
+            ASSERT_TRUE(std::isnan(y.Get({0, h, d}))) << target << Name(dtype);
+            continue;
+          }
+          uint16_t bits;
+          StoreDouble(dtype, &bits, 0, expected);
+          ASSERT_EQ(y.as<uint16_t>()[32 * h + d], bits)
+              << target << Name(dtype) << expected;
+        }
+      }
+    }
+  }
+}
+
 TEST(RotaryTest, TheCallersRoundingModeDoesNotShow) {
   const Buffer positions = Positions(DType::kI64, {64}, [] {
     std::vector<int64_t> p(64);
@@ -426,6 +466,11 @@ TEST(RotaryTest, EmptySizesAreLegal) {
     EXPECT_NO_THROW(Rotated(x, Positions(DType::kI64, {B, T}, p),
                             RotaryPairs::kHalfSplit));
   }
+  // The other sizes cost nothing.
+  const TensorView huge(nullptr, DType::kF32, {0, 3, 2, int64_t{1} << 60});
+  Context ctx(1);
+  Rotary(ctx, huge, Positions(DType::kI64, {3}, {1, 2, 3}).view(),
+         RotaryPairs::kHalfSplit, {}, huge);
 }
 
 struct Mistake {

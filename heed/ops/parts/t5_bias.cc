@@ -175,6 +175,7 @@ void T5BiasBackward(Context& ctx, const ConstTensorView& dbias,
                     const TensorView& dtable) {
   Check(kBackwardOp, "dtable", dtable, "dbias", dbias, direction, options);
   parts::CheckWritable(kBackwardOp, "dtable", dtable, "dbias", dbias);
+  if (dtable.num_elements() == 0) return;  // however many buckets
   const int64_t H = dbias.size(0), Tq = dbias.size(1), Tk = dbias.size(2);
   const auto buckets = static_cast<size_t>(dtable.size(0));
   std::vector<int64_t> bucket;

@@ -261,6 +261,16 @@ TEST(T5BiasTest, EmptySizesAreLegalAndHaveNoGradient) {
       for (int64_t h = 0; h < H; ++h) EXPECT_EQ(dtable.Get({k, h}), 0);
     }
   }
+  // The other sizes cost nothing.
+  Context ctx(1);
+  const int64_t huge = int64_t{1} << 30;
+  const TensorView table(nullptr, DType::kF32, {huge, 0});
+  const TensorView bias(nullptr, DType::kF32, {0, huge, huge});
+  T5Bias(ctx, table, T5Direction::kCausal, {.max_distance = huge}, bias);
+  T5BiasBackward(ctx, bias, T5Direction::kCausal, {.max_distance = huge},
+                 table);
+  const TensorView rows(nullptr, DType::kF32, {1, huge, 0});
+  Gradient(Buffer().As(rows), 32, T5Direction::kCausal);
 }
 
 void ExpectMistake(const Buffer& table, T5Direction direction,
