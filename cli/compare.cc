@@ -10,8 +10,8 @@
 #include "fmt/format.h"
 
 #include "cli/attention_call.h"
-#include "cli/html.h"
 #include "cli/options.h"
+#include "cli/page.h"
 #include "cli/print.h"
 #include "cli/verbs.h"
 
@@ -150,8 +150,51 @@ std::vector<std::string> ToCells(const Row& row) {
           ErrorSize(row.error.relative)};
 }
 
+// The table stands in the page as such; what its script adds is drawn from
+// `document`.
+void WritePage(const std::string& path, const std::string& problem,
+               const std::vector<std::string>& notes, const Json& document,
+               const std::vector<std::string>& columns,
+               const std::vector<Row>& rows) {
+  const auto cell = [&](const char* tag, size_t column,
+                        const std::string& text) {
+    const bool left = columns[column].starts_with('<');
+    return fmt::format("<{0}{1}>{2}</{0}>", tag,
+                       left ? " class=\"left\"" : "", EscapeHtml(text));
+  };
+  std::string body = "<p class=\"sub\">" + EscapeHtml(problem) + "</p>\n";
+  std::string remarks;
+  for (const std::string& note : notes) remarks += note + "; ";
+  body += "<p class=\"sub\">" + EscapeHtml(remarks) + "errors against " +
+          EscapeHtml(document["reference"].get<std::string>()) +
+          ".</p>\n<section class=\"table\"><table id=\"table\">\n<thead><tr>";
+  for (size_t i = 0; i < columns.size(); ++i) {
+    body += cell("th", i, columns[i].substr(columns[i].starts_with('<')));
+  }
+  body += "</tr></thead>\n<tbody>";
+  for (const Row& row : rows) {
+    const std::vector<std::string> cells = ToCells(row);
+    body += "\n<tr>";
+    for (size_t i = 0; i < cells.size(); ++i) body += cell("td", i, cells[i]);
+    body += "</tr>";
+  }
+  body += "\n</tbody></table></section>\n";
+
+  Page page;
+  page.name = "compare.html";
+  page.styles = {"base.css", "compare.css"};
+  page.scripts = {"base.js", "compare.js"};
+  page.title = document["file"].get<std::string>();
+  page.body = body;
+  page.data = document;
+  WriteText(path, ComposePage(page));
+}
+
 void Compare(const CompareOptions& options) {
   if (!options.mechanisms.empty()) ChooseOps(SplitAtCommas(options.mechanisms));
+  if (!options.html.empty()) {
+    options.tensors.CheckNotInput("--html", options.html);
+  }
   options.math.Check();
   Context ctx(options.machine.Threads());
   options.machine.Apply(ctx);
@@ -159,6 +202,7 @@ void Compare(const CompareOptions& options) {
   if (!widest.dtype.empty()) ParseDType(widest.dtype);
   widest.dtype = "f64";
   const TensorSet wide = widest.Load();
+  if (!options.html.empty()) CheckWritable(options.html);
   std::vector<std::string> notes;
   const attention::Options typed = options.math.Resolve(wide, notes);
   attention::Options full = typed;
@@ -173,27 +217,22 @@ void Compare(const CompareOptions& options) {
   const std::vector<std::string> columns = {"<mechanism", "<options",  "<dtype",
                                             "time",       "workspace", "state",
                                             "max error",  "rms error"};
-  if (!options.html.empty()) {
-    std::vector<std::vector<std::string>> cells;
-    for (const Row& row : rows) cells.push_back(ToCells(row));
-    WriteHtmlTable(options.html,
-                   "heed compare: " + wide.file + " " + wide.layer,
-                   "Errors against " + reference.text + ".", columns, cells);
-  }
-  if (options.json) {
-    Json list = Json::array();
-    for (const Row& row : rows) list.push_back(RowToJson(row));
-    PrintJson(Json{{"file", wide.file},
-                   {"layer", wide.layer},
-                   {"reference", reference.text},
-                   {"rows", list}});
-    return;
-  }
+  Json list = Json::array();
+  for (const Row& row : rows) list.push_back(RowToJson(row));
+  const Json document = {{"file", wide.file},
+                         {"layer", wide.layer},
+                         {"reference", reference.text},
+                         {"rows", list}};
   const auto shape = [&](const ConstTensorView& x) { return x.ShapeString(); };
-  std::string text = fmt::format(
-      "{} {}  {} in the file  q {}  k {}  v {}  {} thread{}\n", wide.file,
+  const std::string problem = fmt::format(
+      "{} {}  {} in the file  q {}  k {}  v {}  {} thread{}", wide.file,
       wide.layer, Name(wide.file_dtype), shape(wide.q), shape(wide.k),
       shape(wide.v), ctx.num_threads(), ctx.num_threads() == 1 ? "" : "s");
+  if (!options.html.empty()) {
+    WritePage(options.html, problem, notes, document, columns, rows);
+  }
+  if (options.json) return PrintJson(document);
+  std::string text = problem + "\n";
   for (const std::string& note : notes) text += note + "\n";
   text += "errors against " + reference.text + "\n\n";
   Table table(columns);

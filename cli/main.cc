@@ -31,6 +31,7 @@ int Main(int argc, char** argv) {
   AddInfo(app);
   AddRun(app);
   AddCompare(app);
+  AddView(app);
   AddVerify(app);
   AddBench(app);
   app.parse_complete_callback(&CheckEnvironment);  // before the verb runs
@@ -49,7 +50,7 @@ int Main(int argc, char** argv) {
     const std::string got =
         argc > 1 ? "verb is '" + std::string(argv[1]) + "'" : "no verb";
     throw UsageError(got +
-                     ", expected list, info, run, compare, verify or bench");
+                     ", expected list, info, run, compare, view, verify or bench");
   }
 }
 

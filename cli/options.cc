@@ -3,6 +3,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <optional>
 #include <system_error>
 
@@ -159,14 +160,15 @@ void MachineOptions::Apply(Context& ctx) const {
   }
 }
 
-void TensorOptions::Register(CLI::App& verb) {
+void TensorOptions::Register(CLI::App& verb,
+                             const std::string& default_layer) {
   AddText(verb, "FILE", file, "tensors q, k, v, or layers.0.q and so on",
           ".safetensors");
   AddText(verb, "--q", q, "q instead of FILE", "FILE.npy");
   AddText(verb, "--k", k, "k", "FILE.npy");
   AddText(verb, "--v", v, "v", "FILE.npy");
-  AddText(verb, "--layer", layer, "layer by name or index; default the first",
-          "NAME-OR-INDEX");
+  AddText(verb, "--layer", layer,
+          "layer by name or index; default " + default_layer, "NAME-OR-INDEX");
   AddText(verb, "--heads", heads, "query heads by index; default all", "A,B");
   AddText(verb, "--dtype", dtype,
           "dtype to compute in; default f32 for 16-bit files, else the file's",
@@ -193,6 +195,16 @@ TensorSet TensorOptions::Load() const {
     return LoadTensors({file, q, k, v}, choice);
   } catch (const InvalidArgument& e) {
     throw UsageError(e.what());
+  }
+}
+
+void TensorOptions::CheckNotInput(const std::string& option,
+                                  const std::string& path) const {
+  for (const std::string& input : {file, q, k, v}) {
+    std::error_code error;
+    if (!input.empty() && std::filesystem::equivalent(path, input, error)) {
+      BadOption(option, path, "another file than the input");
+    }
   }
 }
 

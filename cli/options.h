@@ -36,9 +36,11 @@ struct MachineOptions {
 struct TensorOptions {
   std::string file, q, k, v, layer, heads, dtype;
 
-  void Register(CLI::App& verb);
+  void Register(CLI::App& verb, const std::string& default_layer = "the first");
   // Throws UsageError for what the user chose, FileError for the file.
   TensorSet Load() const;
+  // Throws UsageError if `path`, the value of `option`, is one of the inputs.
+  void CheckNotInput(const std::string& option, const std::string& path) const;
 };
 
 // --causal, --window, --scale, --softcap: absent means not typed.

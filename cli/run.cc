@@ -1,9 +1,7 @@
 // heed run: one mechanism on the tensors of a file.
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "fmt/format.h"
@@ -43,13 +41,7 @@ void CheckOut(const RunOptions& options) {
   if (!out.ends_with(".safetensors") && !out.ends_with(".npy")) {
     BadOption("-o", out, "a name that ends in .safetensors or .npy");
   }
-  for (const std::string& input : {options.tensors.file, options.tensors.q,
-                                   options.tensors.k, options.tensors.v}) {
-    std::error_code error;
-    if (!input.empty() && std::filesystem::equivalent(out, input, error)) {
-      BadOption("-o", out, "another file than the input");
-    }
-  }
+  options.tensors.CheckNotInput("-o", out);
 }
 
 void Write(const RunOptions& options, const TensorSet& tensors,

@@ -1,9 +1,13 @@
 # The program `heed`: heed_cli_parts is everything but main(), for its tests.
+include(cmake/embed.cmake)
 file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cli/*.cc)
 list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
 list(FILTER sources EXCLUDE REGEX "/main\\.cc$")
+# The pages that it writes carry their style and scripts with them.
+file(GLOB page_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cli/page/*)
+heed_embed(${PROJECT_BINARY_DIR}/page_files.cc PageFiles ${page_files})
 if(sources)
-  add_library(heed_cli_parts STATIC EXCLUDE_FROM_ALL ${sources})
+  add_library(heed_cli_parts STATIC EXCLUDE_FROM_ALL ${sources} ${PROJECT_BINARY_DIR}/page_files.cc)
   target_link_libraries(heed_cli_parts PUBLIC heed_harness CLI11::CLI11 fmt::fmt-header-only)
 endif()
 if(EXISTS ${PROJECT_SOURCE_DIR}/cli/main.cc)

@@ -39,7 +39,9 @@ def test_help_of_every_verb_has_an_example(verb):
 @pytest.mark.parametrize("args, expected", [
     ([], "no verb, expected list"),
     (["bogus"], "verb is 'bogus', expected list"),
-    (["view", "x.safetensors"], "verb is 'view', expected list"),
+    (["view", "x.safetensors"], "--html is required"),
+    (["view", "--html", "a.html"], "no tensors, expected FILE"),
+    (["view", "x.safetensors", "--html", ""], "--html: is empty"),
     (["run"], "MECHANISM is required"),
     (["run", "attention"], "no tensors, expected FILE or --q --k --v"),
     (["run", "attention", ""], "FILE: is empty"),
@@ -65,7 +67,7 @@ THREADS = ["0", "-1", "4097", "99999999999999999999", "two", "1.5", "1 ", ""]
 @pytest.mark.parametrize("verb", [v for v in VERBS if v != "list"])
 @pytest.mark.parametrize("value", THREADS)
 def test_bad_threads(verb, value):
-    tensors = [SHIPPED] if verb in ("run", "compare") else []
+    tensors = [SHIPPED] if verb in ("run", "compare", "view") else []
     line = refused(2, verb, *VERBS[verb], *tensors, "--threads", value)
     assert "--threads" in line
     assert f"is '{value}', expected 1 to 4096" in line or not value
@@ -80,7 +82,7 @@ def test_bad_threads(verb, value):
     ("--layer", ["1", "-1", "layers.0", "q"], "expected 0"),
     ("--heads", ["4", "-1", "0,9", "0,,1", "a", "0-1", "99999999999999999999"], "expected 0 to 3"),
 ])
-@pytest.mark.parametrize("verb", ["run", "compare"])
+@pytest.mark.parametrize("verb", ["run", "compare", "view"])
 def test_bad_option_values(file, verb, option, values, expected):
     for value in values:
         line = refused(2, verb, *VERBS[verb], file, option, value)

@@ -34,7 +34,7 @@ def file(tmp_path):
     ({"q": None}, "holds k, v, expected q, k and v, or layers such as layers.0.q"),
     ({"q": None, "k": None, "v": None}, "holds no tensors, expected"),
 ])
-@pytest.mark.parametrize("verb", ["run", "compare"])
+@pytest.mark.parametrize("verb", ["run", "compare", "view"])
 def test_wrong_tensors(tmp_path, verb, change, expected):
     tensors = {name: x for name, x in (qkv() | change).items() if x is not None}
     file = save(tmp_path / "x.safetensors", tensors)
@@ -71,7 +71,7 @@ def hostile(good):
     }
 
 
-@pytest.mark.parametrize("verb", ["run", "compare"])
+@pytest.mark.parametrize("verb", ["run", "compare", "view"])
 def test_hostile_safetensors(tmp_path, verb, file):
     for name, data in hostile(Path(file).read_bytes()).items():
         bad = tmp_path / f"{name}.safetensors"

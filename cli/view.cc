@@ -1,0 +1,233 @@
+// heed view: the attention of a file's tensors as one page.
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fmt/format.h"
+
+#include "cli/attention_call.h"
+#include "cli/options.h"
+#include "cli/page.h"
+#include "cli/print.h"
+#include "cli/verbs.h"
+#include "cli/view_data.h"
+#include "heed/core/error.h"
+
+namespace heed::cli {
+namespace {
+
+constexpr char kFooter[] =
+    "One page that needs no network. Up to 2048 tokens it computes every\n"
+    "probability itself, from q and k rounded to f16; beyond that, or where "
+    "they\n"
+    "would not fit into 6 MB, it holds pooled maps.\n\n"
+    "Example:\n  heed view data/minilm_alice.safetensors --html view.html";
+
+constexpr int64_t kMaxPageBytes = 6'000'000;
+constexpr int64_t kMaxExactTokens = 2048;
+constexpr int64_t kPooledOverhead = 300'000;  // all but the maps, and rounding
+constexpr size_t kMaxModelBytes = 100;
+
+struct ViewOptions {
+  std::string html;
+  bool json = false;
+  MachineOptions machine;
+  TensorOptions tensors;
+  MathOptions math;
+};
+
+// Sizes of all layers that are shown.
+struct Extent {
+  int64_t heads = 0, all_heads = 0, tokens = 0, exact_bytes = 0;
+};
+
+TensorSet LoadLayer(const ViewOptions& options, const std::string& layer) {
+  TensorOptions tensors = options.tensors;
+  if (!layer.empty()) tensors.layer = layer;
+  TensorSet set = tensors.Load();
+  if (set.q.size(0) == 0 || set.q.size(1) == 0 || set.q.size(2) == 0 ||
+      set.k.size(1) == 0) {
+    throw FileError(fmt::format(
+        "{}: {}q has shape {} and k {}, expected something to see: at least "
+        "one head, query and key",
+        set.file, set.layer.empty() ? "" : set.layer + ".",
+        set.q.ShapeString(), set.k.ShapeString()));
+  }
+  return set;
+}
+
+Json HeadNames(const ViewOptions& options, int64_t num_heads) {
+  Json names = Json::array();
+  if (options.tensors.heads.empty()) {
+    for (int64_t h = 0; h < num_heads; ++h) names.push_back(std::to_string(h));
+  } else {
+    names = SplitAtCommas(options.tensors.heads);
+  }
+  return names;
+}
+
+Extent Measure(const ViewOptions& options,
+               const std::vector<std::string>& layers) {
+  Extent extent;
+  for (const std::string& layer : layers) {
+    const TensorSet set = LoadLayer(options, layer);
+    extent.heads = std::max(extent.heads, set.q.size(2));
+    extent.tokens = std::max({extent.tokens, set.q.size(1), set.k.size(1)});
+    extent.all_heads += set.q.size(2);
+    extent.exact_bytes += ExactBytes(set);
+  }
+  return extent;
+}
+
+// Without its folder, which concerns nobody whom the page is shown to.
+std::string FileName(const TensorSet& set) {
+  if (set.file.find(", ") != std::string::npos) return set.file;
+  return std::filesystem::path(set.file).filename().string();
+}
+
+Json PageHeader(const TensorSet& set) {
+  Json header = {{"version", HEED_VERSION},
+                 {"file", FileName(set)},
+                 {"layers", Json::array()}};
+  if (const auto model = set.facts.find("model"); model != set.facts.end()) {
+    header["model"] = model->second.substr(0, kMaxModelBytes);
+  }
+  return header;
+}
+
+// What is the same in every kind of layer.
+Json CommonHeader(const ViewOptions& options, const TensorSet& set,
+                  const attention::Options& math) {
+  return {{"name", set.layer},
+          {"queries", set.q.size(1)},
+          {"keys", set.k.size(1)},
+          {"heads", HeadNames(options, set.q.size(2))},
+          {"causal", math.causal},
+          {"window", {math.window.left, math.window.right}},
+          {"softcap", math.softcap},
+          {"scale", math.scale ? Json(*math.scale) : Json(nullptr)},
+          {"options", ToString(math)}};
+}
+
+// What holds of several layers is said once.
+void AddNew(const std::vector<std::string>& from,
+            std::vector<std::string>& notes) {
+  for (const std::string& note : from) {
+    if (std::find(notes.begin(), notes.end(), note) == notes.end()) {
+      notes.push_back(note);
+    }
+  }
+}
+
+// `bins` is 0 for exact maps.
+Page MakePage(Context& ctx, const ViewOptions& options,
+              const std::vector<std::string>& layers, int64_t bins,
+              std::vector<std::string>& notes) {
+  Page page;
+  page.name = "view.html";
+  page.styles = {"base.css", "view.css"};
+  page.scripts = {"base.js", "color.js", "math.js", "labels.js",
+                  "map.js",  "panel.js", "view.js"};
+  Json shared;  // most files have one text for all layers
+  for (size_t i = 0; i < layers.size(); ++i) {
+    Progress(fmt::format("layer {} of {}", i + 1, layers.size()));
+    const TensorSet set = LoadLayer(options, layers[i]);
+    if (i == 0) page.data = PageHeader(set);
+    if (i == 0) page.title = FileName(set);
+    std::vector<std::string> layer_notes;
+    const attention::Options math = options.math.Resolve(set, layer_notes);
+    if (set.q.size(0) > 1) {
+      layer_notes.push_back(
+          fmt::format("the first of {} sequences is shown", set.q.size(0)));
+    }
+    const Json labels = TokenLabels(set, layer_notes);
+    const auto index = static_cast<int64_t>(i);
+    ViewLayer layer =
+        bins == 0 ? ExactLayer(ctx, set, math, index)
+                  : PooledLayer(ctx, set, math, index, labels, bins);
+    if (bins == 0) {
+      if (i == 0) page.data["tokens"] = shared = labels;
+      if (labels != shared) layer.header["tokens"] = labels;
+    }
+    Json header = CommonHeader(options, set, math);
+    header.update(layer.header);
+    page.data["layers"].push_back(header);
+    for (auto& blob : layer.blobs) page.blobs.push_back(std::move(blob));
+    AddNew(layer_notes, notes);
+  }
+  page.data["notes"] = notes;
+  return page;
+}
+
+void View(const ViewOptions& options) {
+  options.tensors.CheckNotInput("--html", options.html);
+  options.math.Check();
+  Context ctx(options.machine.Threads());
+  options.machine.Apply(ctx);
+  const TensorSet first = LoadLayer(options, "");
+  CheckWritable(options.html);
+  std::vector<std::string> layers = first.layers;
+  if (!options.tensors.layer.empty()) layers = {first.layer};
+  const Extent extent = Measure(options, layers);
+
+  // Exact where that fits, pooled where it does not.
+  std::string html, kind;
+  std::vector<std::string> notes;
+  if (extent.tokens <= kMaxExactTokens && extent.exact_bytes <= kMaxPageBytes) {
+    const Page page = MakePage(ctx, options, layers, /*bins=*/0, notes);
+    html = ComposePage(page);
+    kind = "exact";
+  }
+  if (html.empty() || static_cast<int64_t>(html.size()) > kMaxPageBytes) {
+    const int64_t bins =
+        PooledSize(extent.all_heads, kMaxPageBytes - kPooledOverhead);
+    if (bins == 0) {
+      throw FileError(fmt::format(
+          "{}: {} heads in {} layers, expected fewer in one page: choose with "
+          "--layer and --heads",
+          first.file, extent.all_heads, layers.size()));
+    }
+    notes.clear();
+    const Page page = MakePage(ctx, options, layers, bins, notes);
+    html = ComposePage(page);
+    kind = fmt::format("pooled into {0} x {0}", bins);
+  }
+  Progress("");
+  WriteText(options.html, html);
+
+  if (options.json) {
+    PrintJson(Json{{"path", options.html},
+                   {"bytes", html.size()},
+                   {"layers", layers.size()},
+                   {"heads", extent.heads},
+                   {"tokens", extent.tokens}});
+    return;
+  }
+  std::string text = fmt::format(
+      "{}: {}, {} layer{} of {} head{}, {} tokens, {}\n", options.html,
+      Bytes(static_cast<double>(html.size())), layers.size(),
+      layers.size() == 1 ? "" : "s", extent.heads,
+      extent.heads == 1 ? "" : "s", extent.tokens, kind);
+  for (const std::string& note : notes) text += note + "\n";
+  Print(text);
+}
+
+}  // namespace
+
+void AddView(CLI::App& app) {
+  CLI::App* verb = app.add_subcommand(
+      "view", "heat maps of these tensors' attention, one page");
+  verb->footer(kFooter);
+  const auto options = std::make_shared<ViewOptions>();
+  options->tensors.Register(*verb, "all");
+  AddText(*verb, "--html", options->html, "the page to write", "OUT")
+      ->required();
+  options->math.Register(*verb);
+  options->machine.Register(*verb);
+  verb->add_flag("--json", options->json, "one JSON document");
+  verb->callback([options] { View(*options); });
+}
+
+}  // namespace heed::cli

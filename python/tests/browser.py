@@ -1,0 +1,128 @@
+# A headless Chromium for the tests of pages: opens a file, points, types, and says what the console said.
+"""Without Chromium and its driver (Debian: chromium, chromium-driver) or selenium these tests are skipped."""
+
+import base64
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+try:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+except ImportError:
+    webdriver = None
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+DRIVER = shutil.which("chromedriver")
+needs_browser = pytest.mark.skipif(not (webdriver and CHROMIUM and DRIVER), reason="no chromium, chromedriver or selenium")
+
+SECONDS_TO_READY = 60  # of a slow machine; thumbnails included
+
+
+class Browser:
+    """One window; every test begins with a fresh page in it."""
+
+    def __init__(self):
+        os.environ["SE_OFFLINE"] = os.environ["SE_AVOID_STATS"] = "true"  # selenium looks for nothing in the network
+        options = webdriver.ChromeOptions()
+        options.binary_location = CHROMIUM
+        for argument in ("--headless=new", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars",
+                         *(["--no-sandbox"] if os.geteuid() == 0 else [])):
+            options.add_argument(argument)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        self.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+        self.driver.set_script_timeout(SECONDS_TO_READY)
+
+    def quit(self):
+        self.driver.quit()
+
+    def fresh(self):
+        """As at the beginning: an empty page of usual size, light, scripts allowed, an empty log."""
+        self.driver.get("about:blank")
+        self.size(1400, 1000)
+        self.prefer("light")
+        self.scripts(True)
+        self.console()
+
+    def size(self, width, height, scale=1):
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+            "width": width, "height": height, "deviceScaleFactor": scale, "mobile": False})
+
+    def prefer(self, theme):
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {
+            "features": [{"name": "prefers-color-scheme", "value": theme}]})
+
+    def scripts(self, allowed):
+        self.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not allowed})
+
+    def open(self, path, fragment="", ready=True):
+        """Seconds until the page shows its first map, whether or not it waits for all of them."""
+        self.driver.get("about:blank")  # another fragment alone would not load again
+        start = time.monotonic()
+        self.driver.get(Path(path).resolve().as_uri() + fragment)
+        seconds = time.monotonic() - start
+        if ready:
+            self.wait("return document.documentElement.dataset.ready === 'true'")
+        return seconds
+
+    def wait(self, condition):
+        end = time.monotonic() + SECONDS_TO_READY
+        while not self.js(condition):
+            assert time.monotonic() < end, f"still not so: {condition}"
+            time.sleep(0.02)
+
+    def js(self, script, *args):
+        return self.driver.execute_script(script, *args)
+
+    def text(self, name):
+        return self.js("return document.getElementById(arguments[0]).textContent", name)
+
+    def attribute(self, name, attribute):
+        return self.js("return document.getElementById(arguments[0]).getAttribute(arguments[1])", name, attribute)
+
+    def point(self, x, y):
+        """A real mouse event."""
+        self.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", "x": x, "y": y})
+
+    def type(self, *keys):
+        actions = ActionChains(self.driver, duration=0)
+        for key in keys:
+            actions.send_keys(key)
+        actions.perform()
+
+    def chord(self, modifier, key):
+        ActionChains(self.driver, duration=0).key_down(modifier).send_keys(key).key_up(modifier).perform()
+
+    def console(self):
+        """What the console said since the last call."""
+        return self.driver.get_log("browser")
+
+    def screenshot(self, path):
+        """The whole page, below the fold too."""
+        box = self.driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
+        shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", {
+            "captureBeyondViewport": True, "clip": {**{side: box[side] for side in ("x", "y", "width", "height")}, "scale": 1}})
+        Path(path).write_bytes(base64.b64decode(shot["data"]))
+
+
+@pytest.fixture(scope="session")
+def one_browser():
+    browser = Browser()
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def browser(one_browser):
+    """A fresh page; afterwards the console must be empty."""
+    one_browser.fresh()
+    yield one_browser
+    assert one_browser.console() == []
+
+
+__all__ = ["Browser", "Keys", "browser", "needs_browser", "one_browser"]
