@@ -39,11 +39,18 @@ function showHead() {
   showPair();
 }
 
-// The pair that is pointed at, else the chosen one.
-function showPair() {
+// The pair that is pointed at, else the chosen one. While the mouse moves, what surrounds the map follows once per frame.
+let following = 0;
+function showPair(moving = false) {
   const pair = hover ?? state;
   heat.setCursor(pair);
   fillReadout(what, pair);
+  cancelAnimationFrame(following);
+  if (moving) following = requestAnimationFrame(() => fillAround(pair));
+  else fillAround(pair);
+}
+
+function fillAround(pair) {
   fillBars(what, pair, state.across, choose);
   text.fill(what, pair, state.across);
 }
@@ -287,7 +294,7 @@ function wirePointer() {
     hover = pair;
     if (pair) showTip(pair, x, y);
     else hideTip();
-    showPair();
+    showPair(true);
     if (pair) announce();
   };
   overlay.addEventListener("pointerdown", (event) => {

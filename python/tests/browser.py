@@ -1,4 +1,4 @@
-# A headless Chromium for the tests of pages: opens a file, points, types, and says what the console said.
+# A headless Chromium for the tests of pages: opens a file, points, types, reads what the page and the console say.
 """Without Chromium and its driver (Debian: chromium, chromium-driver) or selenium these tests are skipped."""
 
 import base64
@@ -7,13 +7,15 @@ import shutil
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from cli_program import SHIPPED, document
 
 try:
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
     from selenium.webdriver.common.action_chains import ActionChains
-    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.common.keys import Keys as Keys  # for the tests
 except ImportError:
     webdriver = None
 
@@ -125,4 +127,46 @@ def browser(one_browser):
     assert one_browser.console() == []
 
 
-__all__ = ["Browser", "Keys", "browser", "needs_browser", "one_browser"]
+# The page of `heed view`.
+
+@pytest.fixture(scope="session")
+def shipped(tmp_path_factory):
+    page = tmp_path_factory.mktemp("view") / "view.html"
+    document("view", SHIPPED, "--html", page)
+    return page
+
+
+def shown_map(browser, layer, head):
+    """What the page computed, whole; -1 where it says that a query may not look."""
+    values = browser.js("""
+        const [l, h] = arguments, layer = heed.layers[l], out = [];
+        for (let q = 0; q < layer.rows; ++q) for (let k = 0; k < layer.cols; ++k)
+          out.push(k >= layer.low[q] && k < layer.high[q] ? heed.probability(l, h, q, k) : -1);
+        return [layer.rows, layer.cols, out];""", layer, head)
+    return np.array(values[2]).reshape(values[:2])
+
+
+def places(browser, pairs):
+    """Points of the window, one for each pair."""
+    return browser.js("""
+        const box = document.getElementById('overlay').getBoundingClientRect();
+        return arguments[0].map(([q, k]) => heed.centre(q, k)).map(([x, y]) => [box.left + x, box.top + y]);""", pairs)
+
+
+def point_at(browser, q, k):
+    """Moves the mouse to a pair and reads what the page says of it."""
+    browser.point(*places(browser, [[q, k]])[0])
+    return readout(browser)
+
+
+def readout(browser):
+    return browser.js("""
+        const { query, key, value } = document.getElementById('readout').dataset;
+        return { pair: [+query, +key], value: +value, text: document.getElementById('value').textContent,
+                 tip: document.getElementById('tip').hidden ? null : document.getElementById('tip-value').textContent };""")
+
+
+def number(text):
+    """0.123 of "12.3 %"."""
+    assert text.endswith("%")
+    return float(text[:-1].replace("\u2212", "-")) / 100

@@ -1,6 +1,7 @@
-# Shared by all Python tests: seeded data, and threads put back to their default.
+# Shared by all Python tests: seeded data, a browser, and threads put back to their default.
 import numpy as np
 import pytest
+from browser import browser, one_browser, shipped  # noqa: F401
 
 import heed
 
