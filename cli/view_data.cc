@@ -10,6 +10,7 @@
 
 #include "cli/attention_call.h"
 #include "cli/page.h"
+#include "cli/pooled_map.h"
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
 
@@ -110,74 +111,6 @@ std::string Shorten(const std::string& text, size_t max_bytes) {
   return text.substr(0, end) + "\xE2\x80\xA6";
 }
 
-// Maps of the first sequence, [1, Hq, rows, columns] in f32.
-struct PooledMaps {
-  Buffer mean, max;
-};
-
-// Keys [first, end) that the query at position p may look at.
-std::pair<int64_t, int64_t> Visible(const attention::Options& options,
-                                    int64_t p, int64_t num_keys) {
-  const attention::Window& window = options.window;
-  int64_t first = 0, end = num_keys;
-  if (options.causal) end = std::min(end, p + 1);
-  if (window.left >= 0) first = std::max(first, p - window.left);
-  if (window.right >= 0) end = std::min(end, p + window.right + 1);
-  return {first, std::max(first, end)};
-}
-
-PooledMaps PoolAttention(Context& ctx, const TensorSet& tensors,
-                         const attention::Options& options, int64_t rows,
-                         int64_t columns) {
-  const ConstTensorView q = tensors.q.Slice(0, 0, 1),
-                        k = tensors.k.Slice(0, 0, 1);
-  const int64_t Tq = q.size(1), Tk = k.size(1), Hq = q.size(2), D = q.size(3),
-                group = Hq / k.size(2);
-  const Buffer lse = LogSumExp(ctx, tensors, q, k, options);
-  const double scale =
-      options.scale.value_or(1 / std::sqrt(static_cast<double>(D)));
-  PooledMaps maps = {
-      Buffer(DType::kF32, {1, Hq, rows, columns}, Placement::kAligned),
-      Buffer(DType::kF32, {1, Hq, rows, columns}, Placement::kAligned)};
-  const auto begin = [](int64_t bin, int64_t bins, int64_t total) {
-    return (bin * total + bins - 1) / bins;
-  };
-  ctx.ParallelFor(Hq * rows, [&](int64_t task, int64_t) {
-    const int64_t h = task / rows, row = task % rows;
-    const int64_t first = begin(row, rows, Tq), end = begin(row + 1, rows, Tq);
-    for (int64_t column = 0; column < columns; ++column) {
-      const int64_t low = begin(column, columns, Tk),
-                    high = begin(column + 1, columns, Tk);
-      double sum = 0, max = 0;
-      for (int64_t i = first; i < end; ++i) {
-        const auto [a, b] = Visible(options, i + Tk - Tq, Tk);
-        for (int64_t j = std::max(a, low); j < std::min(b, high); ++j) {
-          double s = 0;
-          for (int64_t d = 0; d < D; ++d) {
-            s += LoadAsDouble(q.dtype(), q.data(),
-                              i * q.stride(1) + h * q.stride(2) + d) *
-                 LoadAsDouble(k.dtype(), k.data(),
-                              j * k.stride(1) + h / group * k.stride(2) + d);
-          }
-          s *= scale;
-          if (options.softcap > 0) {
-            s = options.softcap * std::tanh(s / options.softcap);
-          }
-          const double p =
-              std::exp(s - LoadAsDouble(lse.view().dtype(), lse.view().data(),
-                                        h * Tq + i));
-          sum += p;
-          max = std::max(max, p);
-        }
-      }
-      maps.mean.Set({0, h, row, column},
-                    sum / static_cast<double>((end - first) * (high - low)));
-      maps.max.Set({0, h, row, column}, max);
-    }
-  });
-  return maps;
-}
-
 }  // namespace
 
 int64_t ExactBytes(const TensorSet& tensors) {
@@ -226,9 +159,14 @@ ViewLayer PooledLayer(Context& ctx, const TensorSet& tensors,
   const int64_t rows = std::min(size, Tq), columns = std::min(size, Tk);
   ViewLayer layer;
   layer.header["bins"] = {rows, columns};
-  const PooledMaps maps = PoolAttention(ctx, tensors, options, rows, columns);
+  const ConstTensorView q = tensors.q.Slice(0, 0, 1),
+                        k = tensors.k.Slice(0, 0, 1);
+  const Buffer lse = LogSumExp(ctx, tensors, q, k, options);
+  const PooledMaps maps =
+      PoolAttention(ctx, q, k, lse.view(), options, rows, columns);
   const std::string id = std::to_string(index);
-  for (const auto& [name, map] : {std::pair{"mean", &maps.mean}, std::pair{"max", &maps.max}}) {
+  for (const auto& [name, map] :
+       {std::pair{"mean", &maps.mean}, std::pair{"max", &maps.max}}) {
     // As [1, T, H, D] whose heads are rounded one by one.
     const ConstTensorView& x = map->view();
     const Rounded rounded = RoundToF16(
@@ -244,7 +182,7 @@ ViewLayer PooledLayer(Context& ctx, const TensorSet& tensors,
   const auto words = [&](int64_t bins, int64_t total, int64_t start) {
     Json list = Json::array();
     for (int64_t b = 0; b < bins; ++b) {
-      const int64_t token = start + (b * total + bins - 1) / bins;
+      const int64_t token = start + BinBegin(b, bins, total);
       const bool known =
           token >= 0 && token < static_cast<int64_t>(labels.size());
       list.push_back(

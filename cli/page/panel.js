@@ -16,6 +16,9 @@ function ranked(what, { q, k }, across) {
   return list.sort((a, b) => size(b) - size(a));
 }
 
+// A token in quotes, as it may be a comma; positions go without.
+const quoted = ({ tokens }, words) => (tokens ? ["\u201c", element("b", words), "\u201d"] : [element("b", words)]);
+
 const isVisible = (map, { q, k }) => k >= map.low[q] && k < map.high[q];
 
 // A sentence for eyes and for screen readers.
@@ -36,7 +39,7 @@ function fillReadout(what, pair) {
   readout.dataset.key = pair.k;
   readout.dataset.value = visible ? value : 0;
   const name = ([words, where]) => {
-    const parts = [element("b", words)];
+    const parts = quoted(layer, words);
     if (where !== "") parts.push(element("i", ` ${where}`));
     return parts;
   };
@@ -51,7 +54,7 @@ function fillBars(what, pair, across, choose) {
   const { layer } = what, list = ranked(what, pair, across), shown = list.slice(0, BARS);
   const top = shown.length > 0 && shown[0].value > 0 ? shown[0].value : 1;
   const [words] = across ? colName(layer, pair.k) : rowName(layer, pair.q);
-  $("row-title").replaceChildren(...(across ? ["Who looks most at ", element("b", words)] : ["Where ", element("b", words), pooled ? " look most" : " looks most"]));
+  $("row-title").replaceChildren(...(across ? ["Who looks most at ", ...quoted(layer, words)] : ["Where ", ...quoted(layer, words), pooled ? " look most" : " looks most"]));
   $("bars").replaceChildren(...shown.map(({ at, value }) => {
     const [label, where] = across ? rowName(layer, at) : colName(layer, at);
     const button = element("button", "", { type: "button", title: joined([label, where]) });
@@ -140,13 +143,13 @@ class RunningText {
       running(layer.tokens).forEach(([space, text], i) => {
         if (space !== "") this.words.append(space);
         const span = element("span", text, { "data-at": i });
-        this.words.append(span, element("wbr"));
+        this.words.append(span);
         this.spans.push(span);
       });
     }
     const own = pair.q + layer.start, [reader] = rowName(layer, pair.q), [seen] = colName(layer, pair.k);
     $("text-title").replaceChildren(...(across
-      ? ["The text: who looks at ", element("b", seen), "?"] : ["The text, as ", element("b", reader), " sees it"]));
+      ? ["The text: who looks at ", ...quoted(layer, seen), "?"] : ["The text, as ", ...quoted(layer, reader), " sees it"]));
     const strongest = ranked(what, pair, across)[0]?.value ?? 0;
     this.spans.forEach((span, position) => {
       let value = -1;

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from browser import needs_browser, number, places, point_at, readout, shown_map
-from cli_program import SHIPPED, document, heed, load, needs_program, qkv, refused, save
+from cli_program import SHIPPED, document, heed, load, needs_program, qkv, random, refused, save
 
 pytestmark = needs_program
 EPSILON = 2.0 ** -24  # relative rounding of float32
@@ -290,6 +290,19 @@ def test_pooled_maps(browser, tmp_path, args, options):
         return sum; })""")
     np.testing.assert_allclose(sums, 1, atol=2e-3)
     assert not browser.js("return document.getElementById('text-section').checkVisibility()")
+
+
+@needs_browser
+def test_a_hundred_thousand_tokens_open_at_once(browser, tmp_path):
+    tensors = {name: ("F16", random(100_000, 1, 16, seed=i)) for i, name in enumerate("qkv")}
+    file = save(tmp_path / "x.safetensors", tensors, {"tokens": json.dumps(["word"] * 100_000)})
+    # A window keeps the test short; the page is as large as without.
+    view = document("view", file, "--html", tmp_path / "a.html", "--causal", "--window", "2000,0")
+    assert view["tokens"] == 100_000 and view["bytes"] <= 2_000_000
+    assert browser.open(tmp_path / "a.html", ready=False) < 3
+    assert browser.text("value").endswith("%") and "100,000 tokens" in browser.text("subtitle")
+    got = point_at(browser, 300, 300)
+    assert got["pair"] == [300, 300] and 0.03 < got["value"] < 0.07  # half of 195 keys of 2001
 
 
 def test_too_many_heads_for_one_page(tmp_path):
