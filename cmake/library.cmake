@@ -39,7 +39,9 @@ set_target_properties(heed PROPERTIES
 if(BUILD_SHARED_LIBS)
   # Highway inside libheed.so stays inside, whatever visibility it was built with.
   if(UNIX AND NOT APPLE)
-    target_link_options(heed PRIVATE LINKER:--exclude-libs,ALL)
+    set(map ${CMAKE_CURRENT_LIST_DIR}/libheed.map)
+    target_link_options(heed PRIVATE LINKER:--exclude-libs,ALL LINKER:--version-script=${map})
+    set_property(TARGET heed APPEND PROPERTY LINK_DEPENDS ${map})
   endif()
   add_library(heed_internal STATIC $<TARGET_OBJECTS:heed_objects>)
   set_target_properties(heed_internal PROPERTIES LINKER_LANGUAGE CXX)

@@ -4,6 +4,7 @@ import importlib.metadata
 import inspect
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import heed
+from heed import _core
 
 FOLDER = pathlib.Path(heed.__file__).parent
 SIGNATURE = [
@@ -141,6 +143,23 @@ def test_import_is_light():
     code = f"import sys; sys.path[:0] = [{str(FOLDER.parent)!r}]; {code}"
     result = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("order", [("heed", "numpy"), ("numpy", "heed")])
+def test_imports_in_any_order(order):
+    code = (f"import {order[0]}, {order[1]}; x = numpy.ones((1, 3, 2, 4), numpy.float32)\n"
+            "assert (heed.attention(x, x, x) == 1).all() and (numpy.sort(x.ravel()[::-1]) == 1).all()")
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=FOLDER.parent)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads ELF")
+def test_the_module_exports_nothing_but_its_entry():
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("nm is not there")
+    result = subprocess.run([nm, "--dynamic", "--defined-only", "--format=posix", _core.__file__],
+                            check=True, capture_output=True, text=True)
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["PyInit__core"]
 
 
 def test_alibi_slopes():

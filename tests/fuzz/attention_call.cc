@@ -19,8 +19,8 @@ using attention::Precision;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr int64_t kMaxPosition = int64_t{1} << 61;
-// One execution should take tens of microseconds.
-constexpr int64_t kMaxPairs = 600, kMaxProducts = 4000;
+// One execution should take tens of microseconds; one in eight may be larger.
+constexpr int64_t kMaxPairs = 80, kMaxProducts = 600, kLarger = 8;
 
 // What can be wrong with the tensors themselves; most calls have nothing.
 enum class Mistake {
@@ -66,8 +66,9 @@ class Maker {
     group_ = in_.Pick(kGroups);
     D_ = in_.Pick(kChannels);
     Dv_ = in_.OneIn(2) ? D_ : in_.Pick(kChannels);
+    size_ = in_.OneIn(8) ? kLarger : 1;
     // Smaller until it is cheap: batch, heads, then tokens and channels.
-    while (Cost() > 1) {
+    while (Cost() > static_cast<double>(size_)) {
       if (B_ > 1) {
         --B_;
       } else if (group_ > 1) {
@@ -570,7 +571,7 @@ class Maker {
   Slots& slots_;
   Call call_;
   int64_t B_ = 1, Tq_ = 1, Tk_ = 1, Hkv_ = 1, group_ = 1, D_ = 1, Dv_ = 1;
-  int64_t sequences_ = 1;
+  int64_t sequences_ = 1, size_ = 1;
   bool packed_ = false, flat_ = false, mismatch_ = false;
   bool far_ = false;  // positions so large that a logit with ALiBi has no digits
   DType dtype_ = DType::kF32;

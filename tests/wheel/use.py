@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Uses an installed wheel where PATH holds nothing but its own environment. Usage: use.py CMAKELISTS (for the version)."""
+import importlib.metadata
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run(*args):
+    return subprocess.run(args, check=True, capture_output=True, text=True).stdout
+
+
+def main():
+    for tool in ("cc", "c++", "gcc", "g++", "clang", "cmake", "ninja", "make"):
+        assert shutil.which(tool) is None, f"{tool} is there: this proves nothing"
+
+    import heed
+    import numpy as np
+
+    # One version, in CMakeLists.txt.
+    version = re.search(r"project\(heed VERSION ([0-9.]+)", Path(sys.argv[1]).read_text())[1]
+    assert heed.__version__ == importlib.metadata.version("heed") == version
+    assert run("heed", "--version").strip() == f"heed {version}"
+
+    # The program of the wheel, on PATH.
+    assert Path(shutil.which("heed")).parent == Path(sys.executable).parent
+    assert json.loads(run("heed", "info", "--json"))["version"] == version
+    assert any(entry["name"] == "attention" for entry in json.loads(run("heed", "list", "--json")))
+
+    # The module, against softmax written down.
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 33, 3, 16)) for _ in range(3))
+    logits = np.einsum("bihd,bjhd->bhij", q, k) / 4
+    logits[..., ~np.tri(33, dtype=bool)] = -np.inf
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    expected = np.einsum("bhij,bjhd->bihd", p / p.sum(-1, keepdims=True), v)
+    np.testing.assert_allclose(heed.attention(q, k, v, causal=True), expected, rtol=0, atol=1e-13)
+
+    # Nothing that only a build needs.
+    files = [str(file) for file in importlib.metadata.files("heed")]
+    assert not [name for name in files if name.endswith((".h", ".a", ".cmake", ".cc"))], files
+    print(f"{len(files)} files, heed {version} works without a compiler")
+
+
+if __name__ == "__main__":
+    main()
