@@ -1,0 +1,84 @@
+# The examples of the documentation run: Python blocks in order, `heed` lines of shell blocks, C++ blocks as examples/*.cc.
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from cli_program import HEED, ROOT, needs_program
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "heed").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+# These time the machine for minutes; that they understand their options is what is run.
+SLOW = {"bench", "verify"}
+
+
+def blocks(page, *languages):
+    """(line, text) of the fenced blocks in one of these languages."""
+    text = page.read_text()
+    return [(text.count("\n", 0, match.start(2)) + 1, match[2]) for match in FENCE.finditer(text) if match[1] in languages]
+
+
+def pages(*languages):
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if blocks(page, *languages)]
+
+
+@pytest.mark.parametrize("page", pages("python"))
+def test_python_blocks_run(page, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    names = {}
+    for line, text in blocks(page, "python"):
+        code = compile("\n" * (line - 1) + text, str(page), "exec")  # so that a traceback names the page's line
+        exec(code, names)
+
+
+def heed_lines(page):
+    """The commands of shell blocks that run heed, without comments."""
+    for _, text in blocks(page, "", "sh", "console"):
+        for line in text.splitlines():
+            if re.match(r"\$ (build/release/bin/)?heed ", line):
+                yield shlex.split(line, comments=True)[2:]
+
+
+COMMANDS = [pytest.param(words, id=f"{page.name}:{' '.join(words)}") for page in PAGES for words in heed_lines(page)]
+
+
+@needs_program
+@pytest.mark.parametrize("words", COMMANDS)
+def test_shell_lines_run(words, tmp_path):
+    if words[0] in SLOW:
+        words = [*words, "--help"]
+    # What is written goes elsewhere than to the path of the page.
+    words = [str(tmp_path / w.rsplit("/", 1)[-1]) if w.startswith("/tmp/") else w for w in words]
+    result = subprocess.run([HEED, *words], capture_output=True, text=True, check=False, cwd=ROOT, timeout=300)
+    assert result.returncode == 0, result.stderr
+
+
+def test_there_are_shell_lines():
+    assert len(COMMANDS) >= 5
+
+
+@pytest.mark.parametrize("page", pages("cpp"))
+def test_cpp_programs_are_examples(page):
+    """CTest compiles and runs examples/*.cc: a program on a page is one of them, without its opening comment."""
+    examples = {"".join(file.read_text().partition("\n")[2:]) for file in (ROOT / "examples").glob("*.cc")}
+    programs = [(line, text) for line, text in blocks(page, "cpp") if "int main" in text]
+    for line, text in programs:
+        assert text in examples, f"{page}:{line} is not a file of examples/"
+
+
+@needs_program
+def test_every_public_header_has_a_page_that_names_what_it_exports(tmp_path):
+    subprocess.run([sys.executable, ROOT / "tools/site_pages.py", tmp_path / "site", HEED], check=True)
+    pages = {page.stem: page.read_text() for page in (tmp_path / "site").rglob("*.md")}
+    headers = re.findall(r'^#include "(heed/[^"]+)"', (ROOT / "heed/heed.h").read_text(), re.M)
+    assert len(headers) > 5
+    for header in headers:
+        text = (ROOT / header).read_text()
+        page = pages[header.rsplit("/", 1)[1].removesuffix(".h")]
+        for name in re.findall(r"^HEED_API [^;(]*?\b(\w+)\(", text, re.M):
+            assert re.search(rf"^## .*\b{name}\b", page, re.M), (header, name)
+        for comment in re.findall(r"^// (\w[\w ,;-]{20,})$", text, re.M):
+            assert comment in page.replace("\\", ""), (header, comment)
+    assert "Usage: heed run" in pages["cli"] and "## From softmax to tiles" not in pages["architecture"]
+    assert "## From softmax to tiles" in pages["attention"]  # the derivation, below the contract

@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Writes the sources of the documentation site: docs/ as it is, a page per public header, the help of the command line.
+
+Usage: site_pages.py OUTPUT [PROGRAM]. A header is public if heed/heed.h includes it. Its page has its opening comment, the
+Python functions whose docstrings repeat its text, every declaration with its comment and, where the header's folder is a
+mechanism's own, the README.md beside it. In a page of docs/, `<!-- help VERB -->` becomes the output of
+`PROGRAM VERB --help`. Links to files that have no page become plain text.
+"""
+import ast
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from docstrings import NAMESPACE, blocks, uncomment
+
+ROOT = Path(__file__).resolve().parent.parent
+INCLUDE = re.compile(r'^#include "(heed/[^"]+)"', re.M)
+FENCE = re.compile(r"^(```.*?^```$)", re.M | re.S)
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
+DECLARED = (re.compile(r"^(?:template <.*>\n)?((?:struct|class|enum class) (?:HEED_API )?\w+)", re.M),
+            re.compile(r"^(?:HEED_API|inline|constexpr) [\w:<>,&* ]*?\b(\w+)\(", re.M),
+            re.compile(r"^(?:inline )?constexpr [\w:<>]+ (\w+) =", re.M))
+
+
+def escape(text):
+    return re.sub(r"([\\`*_{}\[\]<>#$~|])", r"\\\1", text)
+
+
+def prose(comment):
+    """A comment as Markdown: what is indented stays as it is written, the rest flows."""
+    parts, kind = [], None
+    for line in comment.split("\n"):
+        new = "text" if line.startswith("  ") else "blank" if not line.strip() else "flow"
+        if new == "blank" and kind == "text":
+            parts[-1][1].append("")
+            continue
+        if new != kind or new == "blank":
+            parts.append((new, []))
+        parts[-1][1].append(line)
+        kind = new
+    written = []
+    for kind, lines in parts:
+        if kind == "text":
+            written.append("```text\n" + "\n".join(lines).rstrip() + "\n```")
+        elif kind == "flow":
+            written.append(escape("\n".join(lines)))
+    return "\n\n".join(written)
+
+
+def title_of(code):
+    """What a declaration is called: `Forward`, `struct Options`."""
+    for pattern in DECLARED:
+        if names := pattern.findall(code):
+            return ", ".join(dict.fromkeys(n.replace("HEED_API ", "") for n in names))
+    return ""
+
+
+def parse(header):
+    """(opening comment, [(title, comment, code)]) of a header."""
+    lines = header.read_text(encoding="ascii").split("\n")
+    start = next(i for i, line in enumerate(lines) if not line.startswith("//"))
+    begin = next((i for i, line in enumerate(lines) if NAMESPACE.match(line)), None)
+    if begin is None:
+        return uncomment(lines[:start]), []
+    end = next(i for i, line in enumerate(lines) if line.startswith(f"}}  // namespace {NAMESPACE.match(lines[begin])[1]}"))
+    declarations = []
+    for comment, code in blocks(lines[begin + 1:end]):
+        title = title_of(code)
+        if declarations and not comment and (not title or title in declarations[-1][0]):
+            declarations[-1][2] += "\n" + code
+        elif code:
+            declarations.append([title, comment, code])
+    return uncomment(lines[:start]), declarations
+
+
+def python_functions():
+    """{name: (signature, docstring)} of the installed package's stub."""
+    spec = importlib.util.find_spec("heed")
+    stub = Path(spec.origin).parent / "_core.pyi"
+    functions = {}
+    for node in ast.parse(stub.read_text()).body:
+        if not isinstance(node, ast.FunctionDef) or node.name in functions or node.name.startswith("_"):
+            continue
+        for argument in [*node.args.args, *node.args.kwonlyargs]:
+            argument.annotation = None
+        signature = f"heed.{node.name}({ast.unparse(node.args)})"
+        functions[node.name] = signature, ast.get_docstring(node) or ""
+    return functions
+
+
+def fold(text):
+    return " ".join(text.split())
+
+
+class Site:
+    def __init__(self, output, program):
+        self.output, self.program = output, program
+        public = INCLUDE.findall((ROOT / "heed/heed.h").read_text())
+        self.headers = [ROOT / name for name in public]
+        self.pages = {ROOT / "heed/heed.h": "index.md"}  # file in the repository -> page
+        for page in (ROOT / "docs").rglob("*.md"):
+            self.pages[page] = str(page.relative_to(ROOT / "docs"))
+        for header in self.headers:
+            self.pages[header] = f"{self.group(header)}/{header.stem}.md"
+            if self.readme(header):
+                self.pages[self.readme(header)] = self.pages[header]
+        self.python = python_functions()
+        self.shown = set()  # Python functions that have a page
+
+    @staticmethod
+    def group(header):
+        folder = header.relative_to(ROOT).parts[1:]
+        if folder[0] != "ops":
+            return "base"
+        return "parts" if folder[1] == "parts" else "mechanisms"
+
+    @staticmethod
+    def readme(header):
+        readme = header.parent / "README.md"
+        return readme if header.parent.name == header.stem and readme.exists() else None
+
+    def link(self, text, origin, page):
+        """Relative links of a file in the repository, as links between pages."""
+        def one(match):
+            label, target, anchor = match.groups()
+            if re.match(r"\w+:", target):
+                return match[0]
+            other = self.pages.get((origin.parent / target).resolve())
+            if other is None:
+                return label
+            relative = os.path.relpath(other, Path(page).parent)
+            return f"[{label}]({relative}{anchor or ''})"
+        parts = FENCE.split(text)
+        return "".join(part if part.startswith("```") else LINK.sub(one, part) for part in parts)
+
+    def help(self, text):
+        def one(match):
+            words = [self.program, *match[1].split(), "--help"]
+            result = subprocess.run(words, check=True, capture_output=True, text=True)
+            return "```text\n" + result.stdout.rstrip() + "\n```"
+        return re.sub(r"<!-- help ?([a-z ]*?) ?-->", one, text)
+
+    def header_page(self, header):
+        page = self.pages[header]
+        opening, declarations = parse(header)
+        texts = [fold(opening)[:200]] + [fold(comment)[:200] for _, comment, _ in declarations if len(comment) > 60]
+        own = [name for name, (_, doc) in self.python.items() if any(text in fold(doc) for text in texts)]
+        self.shown.update(own)
+        lines = [f"# {header.stem}", prose(opening), f'```cpp\n#include "{header.relative_to(ROOT)}"\n```']
+        if own:
+            lines += ["## From Python", "```python\n" + "\n".join(self.python[name][0] for name in own) + "\n```"]
+        for title, comment, code in declarations:
+            lines += [f"## {title}" if title else "", prose(comment), f"```cpp\n{code.replace('HEED_API ', '')}\n```"]
+        if readme := self.readme(header):
+            text = self.link(readme.read_text(), readme, page)
+            parts = FENCE.split(text)  # its headings one level down: the page has a title
+            lines.append("".join(p if p.startswith("```") else re.sub(r"^#", "##", p, flags=re.M) for p in parts))
+        return "\n\n".join(filter(None, lines)) + "\n"
+
+    def write(self):
+        shutil.rmtree(self.output, ignore_errors=True)
+        shutil.copytree(ROOT / "docs", self.output, ignore=shutil.ignore_patterns("_build"))
+        for header in self.headers:
+            path = self.output / self.pages[header]
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(self.header_page(header))
+        for source in (ROOT / "docs").rglob("*.md"):
+            page = str(source.relative_to(ROOT / "docs"))
+            (self.output / page).write_text(self.help(self.link(source.read_text(), source, page)))
+        rest = [signature for name, (signature, _) in sorted(self.python.items()) if name not in self.shown]
+        with (self.output / "python.md").open("a") as file:
+            file.write("\n```python\n" + "\n".join(rest) + "\n```\n")
+
+
+def main():
+    output = Path(sys.argv[1]).resolve()
+    program = sys.argv[2] if len(sys.argv) > 2 else str(ROOT / "build/release/bin/heed")
+    Site(output, program).write()
+
+
+if __name__ == "__main__":
+    main()
