@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from cli_program import HEED, ROOT, needs_program
+from cli_program import HEED, ROOT, VERBS, needs_program
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "heed").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
@@ -80,5 +80,6 @@ def test_every_public_header_has_a_page_that_names_what_it_exports(tmp_path):
             assert re.search(rf"^## .*\b{name}\b", page, re.M), (header, name)
         for comment in re.findall(r"^// (\w[\w ,;-]{20,})$", text, re.M):
             assert comment in page.replace("\\", ""), (header, comment)
-    assert "Usage: heed run" in pages["cli"] and "## From softmax to tiles" not in pages["architecture"]
+    assert all(f"Usage: heed {verb} " in pages["cli"] for verb in VERBS)
+    assert "## From softmax to tiles" not in pages["architecture"]
     assert "## From softmax to tiles" in pages["attention"]  # the derivation, below the contract
