@@ -49,7 +49,7 @@ TENSOR_FILES = {
     "half": layers("BF16", 2, [1, 2, 1, 2], causal="true"),
     "layers": layers("F64", 8, [1, 2, 2], ("layers.0.", "layers.10."), **{
         "layers.10.window": "3,-1", "scale": "0.5", "softcap": "30", "layers.0.causal": "True",
-        "tokens": '["a", "b"]', "not_recorded": "sinks"}),
+        "tokens": '["a\\u00e9", "' + "\u4e2d" * 40 + '"]', "not_recorded": "sinks"}),
     # Without elements, but with sizes that no loop may count to.
     "huge_heads": layers("F16", 2, [0, 1 << 40, 1]),
     "huge_batch": layers("BF16", 2, [1 << 40, 0, 1, 1]),

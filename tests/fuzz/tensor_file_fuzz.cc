@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/options.h"
+#include "cli/view_data.h"
 #include "heed/core/error.h"
 #include "heed/harness/tensor_file.h"
 #include "tests/fuzz/input.h"
@@ -26,6 +27,7 @@ void CheckSet(const TensorSet& set) {
   Require(options.window.left >= -1 && options.window.right >= -1 &&
               options.softcap >= 0,
           "a fact is out of range");
+  cli::TokenLabels(set, notes).dump();  // throws for what is not UTF-8
 }
 
 void Run(Input input) {
