@@ -148,7 +148,7 @@ class Maker {
   }
 
   void ChooseMistake() {
-    if (!in_.OneIn(6)) return;
+    if (!in_.OneIn(4)) return;
     mistake_ = static_cast<Mistake>(
         in_.Below(static_cast<int64_t>(Mistake::kCount)));
     victim_ = static_cast<int>(in_.Below(5));  // q, k, v, o, lse
@@ -262,7 +262,12 @@ class Maker {
 
   // A small number, rarely any.
   int64_t Integer(int64_t low, int64_t high) {
-    if (in_.OneIn(12)) return in_.Raw<int64_t>();
+    if (in_.OneIn(12)) {
+      constexpr auto kLimits = std::numeric_limits<int64_t>();
+      const int64_t edges[] = {-2, low - 1, high + 1, kLimits.min(),
+                               kLimits.max(), kMaxPosition + 1, -1, 0};
+      return in_.OneIn(2) ? in_.Raw<int64_t>() : in_.Pick(edges);
+    }
     return low + in_.Below(std::min<int64_t>(high - low + 1, 256));
   }
 
@@ -300,8 +305,8 @@ class Maker {
     }
     o.causal = in_.OneIn(2);
     if (in_.OneIn(3)) o.align = Align::kTopLeft;
-    if (in_.OneIn(3)) o.window.left = Integer(0, 70);
-    if (in_.OneIn(3)) o.window.right = Integer(0, 70);
+    if (in_.OneIn(3)) o.window.left = Integer(0, in_.OneIn(3) ? 70 : 5);
+    if (in_.OneIn(3)) o.window.right = Integer(0, in_.OneIn(3) ? 70 : 5);
     WrongUnless(o.window.left >= -1 && o.window.right >= -1, "window");
     if (in_.OneIn(5)) o.sink_tokens = Integer(0, 9);
     WrongUnless(o.sink_tokens >= 0, "sink_tokens");

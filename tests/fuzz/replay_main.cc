@@ -45,7 +45,7 @@ Bytes Damaged(heed::Random& random, Bytes bytes) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  constexpr int kDamaged = 60, kRandom = 4000;
+  constexpr int kDamaged = 60, kRandom = 12000;
   heed::Random random(1);
   int files = 0;
   for (int i = 1; i < argc; ++i) {
