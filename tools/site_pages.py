@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 from docstrings import NAMESPACE, blocks, uncomment
@@ -45,7 +46,7 @@ def prose(comment):
     written = []
     for kind, lines in parts:
         if kind == "text":
-            written.append("```text\n" + "\n".join(lines).rstrip() + "\n```")
+            written.append("```text\n" + textwrap.dedent("\n".join(lines)).rstrip() + "\n```")
         elif kind == "flow":
             written.append(escape("\n".join(lines)))
     return "\n\n".join(written)
@@ -88,6 +89,7 @@ def python_functions():
         for argument in [*node.args.args, *node.args.kwonlyargs]:
             argument.annotation = None
         signature = f"heed.{node.name}({ast.unparse(node.args)})"
+        signature = "\n".join(textwrap.wrap(signature, 88, subsequent_indent="    ", break_long_words=False))
         functions[node.name] = signature, ast.get_docstring(node) or ""
     return functions
 
