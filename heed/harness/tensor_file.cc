@@ -5,7 +5,6 @@
 #include <array>
 #include <charconv>
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "heed/core/error.h"
@@ -116,6 +115,23 @@ std::map<std::string, std::string> FactsOf(
   return facts;
 }
 
+// Without elements an axis may claim 2^60 in a file of a hundred bytes, and
+// everything that counts to it would not end. Throws FileError.
+void CheckEmpty(const std::string& path, const std::string& name,
+                const ConstTensorView& x) {
+  constexpr int64_t kMost = int64_t{1} << 20;
+  if (x.num_elements() > 0) return;
+  int64_t product = 1;
+  for (const int64_t size : x.sizes()) {
+    if (__builtin_mul_overflow(product, std::max<int64_t>(size, 1), &product) ||
+        product > kMost) {
+      throw FileError(path + ": " + name + " has shape " + x.ShapeString() +
+                      " without an element, expected other sizes of at most " +
+                      std::to_string(kMost) + " together");
+    }
+  }
+}
+
 // [B, T, H, D] of a tensor with or without B. Throws FileError.
 ConstTensorView WithBatch(const std::string& path, const std::string& name,
                           const ConstTensorView& x) {
@@ -123,6 +139,7 @@ ConstTensorView WithBatch(const std::string& path, const std::string& name,
     throw FileError(path + ": " + name + " has dtype " + Name(x.dtype()) +
                     ", expected f64, f32, bf16 or f16");
   }
+  CheckEmpty(path, name, x);
   if (x.rank() == 4) return x;
   if (x.rank() != 3) {
     throw FileError(path + ": " + name + " has shape " + x.ShapeString() +
@@ -247,26 +264,21 @@ ConstTensorView Prepare(const ConstTensorView& x, DType dtype,
   const bool rows = x.stride(3) == 1 || x.size(3) == 1;
   if (all_heads && aligned && rows && x.dtype() == dtype) return x;
 
-  const int64_t num_heads =
-      all_heads ? x.size(2) : static_cast<int64_t>(heads.size());
-  const std::array<int64_t, 4> sizes = {x.size(0), x.size(1), num_heads,
-                                        x.size(3)};
-  const ConstTensorView shape(nullptr, dtype, sizes);  // checks for overflow
-  // Without elements an axis may still claim 2^60: nothing may count to it.
-  const bool empty = shape.num_elements() == 0;
   std::vector<int64_t> chosen = heads;
-  if (all_heads && !empty) {
+  if (all_heads) {
     group = 1;
-    chosen.resize(static_cast<size_t>(num_heads));
-    std::iota(chosen.begin(), chosen.end(), int64_t{0});
+    for (int64_t h = 0; h < x.size(2); ++h) chosen.push_back(h);
   }
+  const std::array<int64_t, 4> sizes = {
+      x.size(0), x.size(1), static_cast<int64_t>(chosen.size()), x.size(3)};
+  const ConstTensorView shape(nullptr, dtype, sizes);  // checks for overflow
   const std::shared_ptr<void> memory(
       os::AllocateAligned(static_cast<size_t>(shape.num_elements()) *
                           SizeOf(dtype)),
       &os::FreeAligned);
-  if (dtype == DType::kF64 && !empty) {
+  if (dtype == DType::kF64) {
     CopyHeads(x, chosen, group, static_cast<double*>(memory.get()));
-  } else if (!empty) {
+  } else {
     CopyHeads(x, chosen, group, static_cast<float*>(memory.get()));
   }
   set.owners.push_back(memory);
