@@ -35,8 +35,9 @@ TensorSet Load(const std::string& file, const TensorChoice& choice) {
 
 // Found by fuzzing: a list of 2^40 heads was made, or 2^40 batches counted.
 TEST(TensorFile, HugeSizesWithoutElementsAreRefused) {
-  for (const char* shape : {"[0,1099511627776,1]", "[1099511627776,0,1,1]",
-                            "[1048576,1073741824,0,1]", "[1024,2048,0,1]", "[0,1048577,1]"}) {
+  for (const char* shape :
+       {"[0,1099511627776,1]", "[1099511627776,0,1,1]",
+        "[1048576,1073741824,0,1]", "[1024,2048,0,1]", "[0,1048577,1]"}) {
     try {
       Load(EmptyTensors("BF16", shape), {});
       ADD_FAILURE() << shape << " was read";
