@@ -56,6 +56,29 @@ AccuracyResult Worst(const std::string& mechanism, const std::string& what,
   return result;
 }
 
+// 16 bits by the usual rule: at most twice the error of computing plainly in them,
+// and a rounding of the result.
+AccuracyResult BesideNaive(DType dtype) {
+  AccuracyResult result{"attention", "twice plain", dtype,
+                        static_cast<int>(kRandomProblems), 0, 0, 0, true};
+  Context ctx;
+  double worst_ratio = -1;
+  for (uint64_t seed = 1; seed <= kRandomProblems; ++seed) {
+    const attention::Problem p = attention::RandomProblem(dtype, seed);
+    const Comparison c = Compare(attention::MakeCase(p), ctx);
+    const double error = c.max_errors[0];
+    const double bound = 2 * attention::NaiveError(p);
+    result.max_error = std::max(result.max_error, error);
+    if (bound > 0 && error / bound > worst_ratio) {
+      worst_ratio = error / bound;
+      result.error = error;
+      result.bound = bound;
+      result.ok = result.ok && error <= bound;
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
 std::vector<AccuracyResult> MeasureAccuracy() {
@@ -69,6 +92,7 @@ std::vector<AccuracyResult> MeasureAccuracy() {
       results.push_back(
           Worst(op.name, "logits to +-50", dtype, kLargeProblems,
                 [&](uint64_t seed) { return LargeLogits(dtype, seed); }));
+      if (SizeOf(dtype) == 2) results.push_back(BesideNaive(dtype));
     }
   }
   return results;

@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <tuple>
 
 #include "fmt/format.h"
 #include "nlohmann/json.hpp"
@@ -35,6 +36,7 @@ struct Side {
   int64_t T, Hq, Hkv, D;
   std::string variant;
   int threads = 1;
+  DType dtype = DType::kF32;
 };
 
 // What is measured: the subject's fraction of peak, or its time over that of
@@ -113,6 +115,28 @@ std::vector<Line> Lines() {
   time("softcap / plain", {2048, 4, 4, 64, "softcap=30"}, plain, 1.15);
   time("ALiBi / plain", {2048, 4, 4, 64, "alibi"}, plain, 1.03);
   time("bias / plain", {2048, 4, 4, 64, "bias"}, plain, 1.10);
+  // 16 bits. Goals of peak stand where bf16 has dot products of its own.
+  for (const auto& [D, full, causal] : {std::tuple{64, .76, .70}, {128, .80, .74}}) {
+    for (const char* variant : {"", "causal"}) {
+      const bool is_full = variant[0] == '\0';
+      const std::string name =
+          fmt::format("bf16 N 2048 d {} {}", D, is_full ? "full" : variant);
+      Side side = {2048, 4, 4, D, variant};
+      const Side single = side;
+      side.dtype = DType::kBF16;
+      lines.push_back(OfPeak(name, side, is_full ? full : causal, kNone));
+      time(name + " / f32", side, single, 1.02);
+      side.dtype = DType::kF16;
+      time(fmt::format("f16 N 2048 d {} {} / f32", D, is_full ? "full" : variant),
+           side, single, 1.02);
+    }
+  }
+  const Side short_f32 = {100, 8, 8, 64, ""};
+  Side short_bf16 = short_f32, short_f16 = short_f32;
+  short_bf16.dtype = DType::kBF16;
+  short_f16.dtype = DType::kF16;
+  time("bf16 N 100 d 64 / f32", short_bf16, short_f32, 1.02);
+  time("f16 N 100 d 64 / f32", short_f16, short_f32, 1.02);
   return lines;
 }
 
@@ -121,7 +145,7 @@ std::unique_ptr<TimedCase> Prepare(const OpEntry& op, const Side& side) {
   // Long enough that a window of 512 excludes something.
   const int64_t checked = side.variant.starts_with("window") ? 1100 : 300;
   return std::make_unique<TimedCase>(
-      op, CaseRequest{sizes, DType::kF32, 1, "forward", side.variant},
+      op, CaseRequest{sizes, side.dtype, 1, "forward", side.variant},
       side.threads, "", checked);
 }
 
@@ -237,11 +261,11 @@ std::vector<GateResult> MeasureGates(void (*progress)(const std::string&)) {
 
 std::string GateTable(const std::vector<GateResult>& results) {
   std::string text = fmt::format(
-      "f32 forward on {}\n{}, target {}, multiply-add {:.0f} GFLOP/s\n"
+      "forward, f32 unless said, on {}\n{}, target {}, multiply-add {:.0f} GFLOP/s\n"
       "one thread unless said; fraction of the peak probed beside each sample, "
       "or a ratio of times\n\n",
       os::CpuName(), Name(ThisCpu()), TargetName(kAllTargets),
-      probe::FmaFlopsPerSecond(DType::kF32, kAllTargets, 9) / 1e9);
+      probe::PeakFlopsPerSecond(DType::kF32, kAllTargets, 9) / 1e9);
   text += fmt::format(kFormat, "line", "goal", "median", "quartiles", "samples",
                       "");
   for (const GateResult& r : results) {

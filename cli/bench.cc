@@ -147,9 +147,9 @@ void Bench(const BenchOptions& options) {
       {"cpu", os::CpuName()},
       {"target", TargetName(targets)},
       {"fma_f32_flops_per_second",
-       probe::FmaFlopsPerSecond(DType::kF32, targets, 9)},
+       probe::PeakFlopsPerSecond(DType::kF32, targets, 9)},
       {"fma_f64_flops_per_second",
-       probe::FmaFlopsPerSecond(DType::kF64, targets, 9)},
+       probe::PeakFlopsPerSecond(DType::kF64, targets, 9)},
       {"exp2_f32_per_second", probe::Exp2PerSecond(DType::kF32, targets, 9)},
       {"dram_read_bytes_per_second", read}};
   std::vector<Row> rows;
@@ -192,7 +192,7 @@ void AddBench(CLI::App& app) {
   const auto options = std::make_shared<BenchOptions>();
   verb->add_option("MECHANISM", options->mechanisms, "only these; default all")
       ->type_name("");
-  AddText(*verb, "--dtype", options->dtype, "only this dtype", "f32|f64");
+  AddText(*verb, "--dtype", options->dtype, "only this dtype", "f32|bf16|f16|f64");
   verb->add_flag("--causal", options->causal, "only causal problems");
   options->machine.Register(*verb);
   verb->add_flag("--json", options->json, "one JSON document");

@@ -2,6 +2,7 @@
 // from exact attention in float64. Today the rows are exact attention itself,
 // in every dtype and under windows that drop keys.
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -97,25 +98,27 @@ Reference ComputeReference(Context& ctx, const AttentionCall& expected,
 }
 
 std::vector<Row> Measure(Context& ctx, const CompareOptions& options,
-                         const TensorSet& wide, const attention::Options& typed,
+                         int64_t num_keys, const attention::Options& typed,
                          const attention::Options& full,
                          const AttentionCall& expected,
                          const Reference& reference) {
-  std::vector<DType> dtypes = {DType::kF64, DType::kF32};
+  std::vector<DType> dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16};
   if (!options.tensors.dtype.empty()) {
     dtypes = {ParseDType(options.tensors.dtype)};
   }
-  TensorOptions narrow = options.tensors;
-  narrow.dtype = "f32";
-  const TensorSet single = narrow.Load();
+  std::map<DType, TensorSet> sets;
+  for (const DType dtype : dtypes) {
+    TensorOptions rounded = options.tensors;
+    rounded.dtype = Name(dtype);
+    sets.emplace(dtype, rounded.Load());
+  }
 
   std::vector<Row> rows;
   for (const attention::Options& variant :
-       Variants(full, typed, options.math.HasWindow(), wide.k.size(1))) {
+       Variants(full, typed, options.math.HasWindow(), num_keys)) {
     for (const DType dtype : dtypes) {
       Progress("attention " + ToString(variant) + " " + Name(dtype));
-      const AttentionCall call(dtype == DType::kF64 ? wide : single, variant,
-                               dtype);
+      const AttentionCall call(sets.at(dtype), variant, dtype);
       const double seconds = MedianSeconds(ctx, [&] { call.Forward(ctx); });
       rows.push_back({"attention", variant, dtype, seconds, call.Workspace(ctx),
                       0, MeasureError(call.o(), expected.o())});
@@ -211,7 +214,7 @@ void Compare(const CompareOptions& options) {
   const AttentionCall expected(wide, full, DType::kF64);
   const Reference reference = ComputeReference(ctx, expected, wide.q.size(1));
   const std::vector<Row> rows =
-      Measure(ctx, options, wide, typed, full, expected, reference);
+      Measure(ctx, options, wide.k.size(1), typed, full, expected, reference);
   Progress("");
 
   const std::vector<std::string> columns = {"<mechanism", "<options",  "<dtype",

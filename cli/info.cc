@@ -42,9 +42,11 @@ Json ProbeRoofs(int64_t targets, int threads) {
   Json roofs;
   step("multiply-add");
   roofs["fma_f32_flops_per_second"] =
-      probe::FmaFlopsPerSecond(DType::kF32, targets, 9);
+      probe::PeakFlopsPerSecond(DType::kF32, targets, 9);
   roofs["fma_f64_flops_per_second"] =
-      probe::FmaFlopsPerSecond(DType::kF64, targets, 9);
+      probe::PeakFlopsPerSecond(DType::kF64, targets, 9);
+  roofs["bf16_flops_per_second"] =
+      probe::PeakFlopsPerSecond(DType::kBF16, targets, 9);
   step("exp2");
   roofs["exp2_f32_per_second"] = probe::Exp2PerSecond(DType::kF32, targets, 9);
   roofs["exp2_f64_per_second"] = probe::Exp2PerSecond(DType::kF64, targets, 9);
@@ -87,6 +89,7 @@ void Info(const InfoOptions& options) {
     };
     table.Add({"multiply-add f32", rate("fma_f32_flops_per_second", "FLOP/s")});
     table.Add({"multiply-add f64", rate("fma_f64_flops_per_second", "FLOP/s")});
+    table.Add({"bf16 products", rate("bf16_flops_per_second", "FLOP/s")});
     table.Add({"exp2 f32", rate("exp2_f32_per_second", "exp/s")});
     table.Add({"exp2 f64", rate("exp2_f64_per_second", "exp/s")});
     table.Add(

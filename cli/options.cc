@@ -96,12 +96,11 @@ std::vector<std::string> SplitAtCommas(const std::string& text) {
 }
 
 DType ParseDType(const std::string& text) {
-  if (text == "f64") return DType::kF64;
-  if (text == "f32") return DType::kF32;
-  if (text == "bf16" || text == "f16") {
-    BadOption("--dtype", text, "f32 or f64: there are no 16-bit kernels yet");
+  for (const DType dtype :
+       {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+    if (text == Name(dtype)) return dtype;
   }
-  BadOption("--dtype", text, "f32 or f64");
+  BadOption("--dtype", text, "f64, f32, bf16 or f16");
 }
 
 std::vector<OpEntry> ChooseOps(const std::vector<std::string>& names) {
@@ -172,7 +171,7 @@ void TensorOptions::Register(CLI::App& verb,
   AddText(verb, "--heads", heads, "query heads by index; default all", "A,B");
   AddText(verb, "--dtype", dtype,
           "dtype to compute in; default f32 for 16-bit files, else the file's",
-          "f32|f64");
+          "f32|bf16|f16|f64");
 }
 
 TensorSet TensorOptions::Load() const {

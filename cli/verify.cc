@@ -59,12 +59,11 @@ void Add(const Comparison& c, Row& row) {
   }
 }
 
-// Targets that the cap of --isa or HEED_ISA leaves.
-std::vector<std::string> Targets(int64_t allowed) {
+// Targets for a dtype that the cap of --isa or HEED_ISA leaves.
+std::vector<std::string> Targets(DType dtype, int64_t allowed) {
   std::vector<std::string> targets;
-  for (const std::string& name : AvailableTargets()) {
-    if (TargetName(TargetsUpTo(name) & allowed) == name)
-      targets.push_back(name);
+  for (const std::string& name : AvailableTargets(dtype)) {
+    if ((TargetsUpTo(name) & ~allowed) == 0) targets.push_back(name);
   }
   return targets;
 }
@@ -103,13 +102,13 @@ void Verify(const VerifyOptions& options) {
   options.machine.Apply(ctx);
   const std::vector<OpEntry> ops = ChooseOps(options.mechanisms);
   std::vector<Row> rows;
-  for (const std::string& target : Targets(ctx.allowed_targets())) {
-    ctx.set_isa(target);
-    for (const OpEntry& op : ops) {
-      for (const DType dtype : op.dtypes) {
-        if (!options.dtype.empty() && ParseDType(options.dtype) != dtype)
-          continue;
-        Progress(fmt::format("{} {} {}", op.name, target, Name(dtype)));
+  const int64_t allowed = ctx.allowed_targets();
+  for (const OpEntry& op : ops) {
+    for (const DType dtype : op.dtypes) {
+      if (!options.dtype.empty() && ParseDType(options.dtype) != dtype) continue;
+      for (const std::string& target : Targets(dtype, allowed)) {
+        ctx.set_isa(target);
+        Progress(fmt::format("{} {} {}", op.name, Name(dtype), target));
         for (Row& row : VerifyOp(op, target, dtype, ctx)) rows.push_back(row);
       }
     }
@@ -156,7 +155,7 @@ void AddVerify(CLI::App& app) {
   const auto options = std::make_shared<VerifyOptions>();
   verb->add_option("MECHANISM", options->mechanisms, "only these; default all")
       ->type_name("");
-  AddText(*verb, "--dtype", options->dtype, "only this dtype", "f32|f64");
+  AddText(*verb, "--dtype", options->dtype, "only this dtype", "f32|bf16|f16|f64");
   options->machine.Register(*verb);
   verb->add_flag("--json", options->json, "one JSON document");
   verb->callback([options] { Verify(*options); });

@@ -80,7 +80,7 @@ std::vector<Combination> Combinations() {
   std::vector<Combination> all;
   for (const OpEntry& op : AllOps()) {
     for (const DType dtype : op.dtypes) {
-      for (const std::string& target : AvailableTargets()) {
+      for (const std::string& target : AvailableTargets(dtype)) {
         all.push_back({op, dtype, target});
       }
     }

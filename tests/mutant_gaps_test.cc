@@ -25,11 +25,11 @@ using attention::Result;
 using attention::RunForward;
 
 TEST(MutantGaps, BitsDoNotDependOnTheCallersRoundingMode) {
-  for (const DType dtype : {DType::kF32, DType::kF64}) {
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
     Problem p = MakeProblem(dtype, {.B = 1, .Tq = 19, .Tk = 90, .Hq = 2, .Hkv = 1,
                                     .D = 16, .Dv = 16});
     p.options.causal = true;
-    for (const std::string& target : AvailableTargets()) {
+    for (const std::string& target : AvailableTargets(dtype)) {
       Context ctx(1);
       ctx.set_isa(target);
       const Result nearest = RunForward(ctx, p);

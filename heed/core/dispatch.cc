@@ -10,24 +10,30 @@ namespace heed {
 namespace {
 
 // Asked once: CPUID traps in a virtual machine, at 40 us a call.
-int64_t Available() {
-  static const int64_t targets = hwy::SupportedTargets() & HWY_TARGETS;
+int64_t Supported() {
+  static const int64_t targets = hwy::SupportedTargets();
   return targets;
+}
+
+// Kernels for bf16 are compiled for one more (targets.h).
+int64_t Available(DType dtype) {
+  return Supported() &
+         (dtype == DType::kBF16 ? HWY_TARGETS | HWY_AVX3_ZEN4 : HWY_TARGETS);
 }
 
 // Better targets have lower bits.
 int64_t Best(int64_t targets) { return targets & -targets; }
 
 int64_t BestAllowed(int64_t allowed) {
-  const int64_t usable = Available() & allowed;
+  const int64_t usable = Available(DType::kF32) & allowed;
   return Best(usable != 0 ? usable : HWY_STATIC_TARGET);
 }
 
 }  // namespace
 
-std::vector<std::string> AvailableTargets() {
+std::vector<std::string> AvailableTargets(DType dtype) {
   std::vector<std::string> names;
-  for (int64_t rest = Available(); rest != 0; rest &= rest - 1) {
+  for (int64_t rest = Available(dtype); rest != 0; rest &= rest - 1) {
     names.emplace_back(hwy::TargetName(Best(rest)));
   }
   return names;
@@ -36,7 +42,7 @@ std::vector<std::string> AvailableTargets() {
 int64_t TargetsUpTo(std::string_view name) {
   if (name == "tiles") return kAllTargets;
   std::string available;
-  for (int64_t rest = Available(); rest != 0; rest &= rest - 1) {
+  for (int64_t rest = Available(DType::kBF16); rest != 0; rest &= rest - 1) {
     if (name == hwy::TargetName(Best(rest))) return -Best(rest);
     available += std::string(hwy::TargetName(Best(rest))) + " ";
   }
@@ -53,6 +59,10 @@ int64_t TargetsUpTo(std::string_view name) {
 
 const char* TargetName(int64_t allowed) {
   return hwy::TargetName(BestAllowed(allowed));
+}
+
+bool HasBF16Pairs(int64_t allowed) {
+  return (Supported() & allowed & HWY_AVX3_ZEN4) != 0;
 }
 
 size_t TargetIndex(int64_t allowed) {

@@ -11,14 +11,16 @@
 #include <string_view>
 #include <vector>
 
+#include "heed/core/dtype.h"
 #include "heed/core/export.h"
 
 namespace heed {
 
 inline constexpr int64_t kAllTargets = ~int64_t{0};
 
-// Names of the targets that are compiled in and run on this CPU, best first.
-HEED_API std::vector<std::string> AvailableTargets();
+// Names of the targets that kernels for `dtype` are compiled for and that run on
+// this CPU, best first.
+HEED_API std::vector<std::string> AvailableTargets(DType dtype = DType::kF32);
 
 // The mask that allows `name` and everything below it. "tiles" (matrix tiles
 // and all of SIMD) allows everything. Throws InvalidArgument for a name that is
@@ -27,6 +29,9 @@ HEED_API int64_t TargetsUpTo(std::string_view name);
 
 // The best available target in the mask.
 HEED_API const char* TargetName(int64_t allowed);
+
+// True if this CPU multiplies pairs of bf16 faster than f32, and may here.
+bool HasBF16Pairs(int64_t allowed);
 
 // The same as an index into a HWY_EXPORT table.
 size_t TargetIndex(int64_t allowed);

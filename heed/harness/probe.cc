@@ -11,6 +11,7 @@
 #include "heed/core/error.h"
 #include "heed/core/os.h"
 #include "heed/core/targets.h"
+#include "heed/harness/probe_internal.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/harness/probe.cc"  // this file
@@ -162,11 +163,13 @@ void CheckDType(const char* probe, DType dtype) {
 
 }  // namespace
 
-double FmaFlopsPerSecond(DType dtype, int64_t targets, int repeats) {
-  CheckDType("FmaFlopsPerSecond", dtype);
+double PeakFlopsPerSecond(DType dtype, int64_t targets, int repeats) {
   const size_t target = TargetIndex(targets);
-  const auto f = dtype == DType::kF64 ? HWY_DISPATCH_TABLE(FmaF64)[target]
-                                      : HWY_DISPATCH_TABLE(FmaF32)[target];
+  auto f = dtype == DType::kF64 ? HWY_DISPATCH_TABLE(FmaF64)[target]
+                                : HWY_DISPATCH_TABLE(FmaF32)[target];
+  if (dtype == DType::kBF16 && PairChains() != nullptr && HasBF16Pairs(targets)) {
+    f = PairChains();
+  }
   constexpr int64_t kIterations = 1 << 20;
   double best = 0;
   for (int i = 0; i < repeats; ++i) {

@@ -14,10 +14,11 @@
 
 namespace heed::probe {
 
-// Multiply-adds in registers, two flops each: the roof of every kernel that
-// multiplies. f64 or f32, on the best target that the mask allows. Best of
-// `repeats` runs of a few milliseconds, in CPU time of this thread.
-double FmaFlopsPerSecond(DType dtype, int64_t targets = kAllTargets,
+// The roof of every kernel that multiplies: multiply-adds in registers, two flops
+// each, in f64 or f32, on the best target that the mask allows. For bf16 it is the
+// dot product of pairs where kernels use that, else it is f32's, as for f16. Best
+// of `repeats` runs of a few milliseconds, in CPU time of this thread.
+double PeakFlopsPerSecond(DType dtype, int64_t targets = kAllTargets,
                          int repeats = 3);
 
 // exp2 with max subtracted, summed and stored, over a block that stays in L1:

@@ -212,8 +212,14 @@ std::vector<int64_t> ChooseHeads(const std::string& path,
 
 template <class From, class To>
 To Convert(From x) {
-  if constexpr (std::is_same_v<From, BF16> || std::is_same_v<From, F16>) {
-    return static_cast<To>(ToFloat(x));
+  if constexpr (std::is_same_v<From, To>) {
+    return x;
+  } else if constexpr (std::is_same_v<From, BF16> || std::is_same_v<From, F16>) {
+    return Convert<float, To>(ToFloat(x));
+  } else if constexpr (std::is_same_v<To, BF16> || std::is_same_v<To, F16>) {
+    To to;  // from a double rounded once
+    StoreDouble(DTypeOf<To>::value, &to, 0, static_cast<double>(x));
+    return to;
   } else {
     return static_cast<To>(x);
   }
@@ -276,10 +282,18 @@ ConstTensorView Prepare(const ConstTensorView& x, DType dtype,
       os::AllocateAligned(static_cast<size_t>(shape.num_elements()) *
                           SizeOf(dtype)),
       &os::FreeAligned);
-  if (dtype == DType::kF64) {
-    CopyHeads(x, chosen, group, static_cast<double*>(memory.get()));
-  } else {
-    CopyHeads(x, chosen, group, static_cast<float*>(memory.get()));
+  switch (dtype) {
+    case DType::kF64:
+      CopyHeads(x, chosen, group, static_cast<double*>(memory.get()));
+      break;
+    case DType::kF32:
+      CopyHeads(x, chosen, group, static_cast<float*>(memory.get()));
+      break;
+    case DType::kBF16:
+      CopyHeads(x, chosen, group, static_cast<BF16*>(memory.get()));
+      break;
+    default:
+      CopyHeads(x, chosen, group, static_cast<F16*>(memory.get()));
   }
   set.owners.push_back(memory);
   return ConstTensorView(memory.get(), dtype, sizes);
@@ -340,10 +354,7 @@ TensorSet Finish(const Names& files, const TensorChoice& choice, TensorSet set,
   set.file_dtype = set.q.dtype();
   const bool half = SizeOf(set.file_dtype) == 2;
   set.dtype = choice.dtype.value_or(half ? DType::kF32 : set.file_dtype);
-  if (SizeOf(set.dtype) == 2 || !IsFloat(set.dtype)) {
-    throw Unsupported(set.file + ": dtype " + Name(set.dtype) +
-                      " has no kernel yet, expected f32 or f64");
-  }
+  if (!IsFloat(set.dtype)) throw InternalError("LoadTensors: not a float");
   std::vector<int64_t> heads;
   if (!choice.heads.empty()) {
     heads = ChooseHeads(set.file, choice.heads, set.q.size(2));

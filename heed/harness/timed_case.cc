@@ -45,7 +45,7 @@ Sample TimedCase::Time() {
 double TimedCase::PeakFlopsPerSecond() const {
   const int cores = std::min(ctx_.num_threads(), os::NumUsableCpus());
   return cores *
-         probe::FmaFlopsPerSecond(request_.dtype, ctx_.allowed_targets());
+         probe::PeakFlopsPerSecond(request_.dtype, ctx_.allowed_targets());
 }
 
 std::string TimedCase::Shape() const {

@@ -46,14 +46,19 @@ TEST(ProbeTest, EveryTargetHasARoof) {
   for (const std::string& name : AvailableTargets()) {
     const int64_t targets = TargetsUpTo(name);
     for (const DType dtype : {DType::kF64, DType::kF32}) {
-      EXPECT_GT(probe::FmaFlopsPerSecond(dtype, targets, 1), 1e7) << name;
+      EXPECT_GT(probe::PeakFlopsPerSecond(dtype, targets, 1), 1e7) << name;
       EXPECT_GT(probe::Exp2PerSecond(dtype, targets, 1), 1e6) << name;
     }
   }
 }
 
-TEST(ProbeTest, SixteenBitsAreUnsupported) {
-  EXPECT_THROW(probe::FmaFlopsPerSecond(DType::kBF16), Unsupported);
+TEST(ProbeTest, PairsOfBF16AreFasterWhereTheyAreUsed) {
+  if (!HasBF16Pairs(kAllTargets)) GTEST_SKIP() << "no such CPU";
+  EXPECT_GT(probe::PeakFlopsPerSecond(DType::kBF16),
+            1.4 * probe::PeakFlopsPerSecond(DType::kF32));
+}
+
+TEST(ProbeTest, ExponentialsOfSixteenBitsAreUnsupported) {
   EXPECT_THROW(probe::Exp2PerSecond(DType::kF16), Unsupported);
 }
 

@@ -77,7 +77,7 @@ def test_bad_threads(verb, value):
     ("--window", ["3", "1,2,3", "-2,0", "0,-2", "a,b", "1,", ",", "1.5,2", "99999999999999999999,0"], "expected L,R"),
     ("--scale", ["nan", "inf", "-inf", "1e999", "x", "1,5", "0x10"], "expected a finite number"),
     ("--softcap", ["nan", "inf", "-1", "x"], "expected a finite number, 0 or more"),
-    ("--dtype", ["bf16", "f16", "i32", "float"], "expected f32 or f64"),
+    ("--dtype", ["i32", "float"], "expected f64, f32, bf16 or f16"),
     ("--isa", ["FOO", "avx2"], "expected one of"),
     ("--layer", ["1", "-1", "layers.0", "q"], "expected 0"),
     ("--heads", ["4", "-1", "0,9", "0,,1", "a", "0-1", "99999999999999999999"], "expected 0 to 3"),

@@ -31,17 +31,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <type_traits>
 #include <utility>
 
 #include "heed/core/context.h"
 #include "heed/core/os.h"
+#include "heed/engines/softmax/block-inl.h"
 #include "heed/engines/softmax/forward.h"
-#include "heed/engines/softmax/logits-inl.h"
-#include "heed/engines/softmax/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/rows-inl.h"
-#include "heed/engines/softmax/visit.h"
+#include "heed/simd/convert-inl.h"
 #include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
 // After highway.h:
@@ -53,102 +50,51 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
 // One block of rows, from queries to outputs.
-template <class T, int C>
-class Block {
-  using D = hn::ScalableTag<T>;
-  using V = hn::Vec<D>;
-  static constexpr size_t N = hn::MaxLanes(D());
-  static constexpr size_t W = C * N;
+template <class O, int C>
+class ForwardBlock : protected Block<O, C> {
+  using Base = Block<O, C>;
 
  public:
-  Block(const Problem& problem, const Sequence& sequence, const BlockGrid& grid,
-        int64_t key_head, int64_t block, const Workspace<T>& workspace,
-        const HeadRows<T>& keys, const HeadRows<T>& values)
-      : p_(problem), s_(sequence), grid_(grid), key_head_(key_head),
-        block_(block), keys_(keys), values_(values), w_(workspace),
-        num_rows_(static_cast<size_t>(grid.NumRows(block))) {}
+  using Base::Base;
 
   HWY_ATTR void Compute() {
-    const T* q[W];
-    SetLanes(q);
-    const double factor = p_.softcap > 0 && SoftcapRidesOnQueries(p_.softcap)
-                              ? p_.scale * SoftcapFactor(p_.softcap)
-                              : p_.scale;
-    RowsToLanes(d_, q, num_rows_, static_cast<size_t>(p_.depth),
-                static_cast<T>(factor), W, w_.queries);
+    Accumulate();
+    Finish();
+  }
+
+ protected:
+  using typename Base::T;
+  using typename Base::V;
+  using Base::d_, Base::N, Base::W, Base::p_, Base::s_, Base::grid_, Base::block_,
+      Base::key_head_, Base::num_rows_, Base::lanes_, Base::w_, Base::head_;
+
+  // Un-normalised outputs, maxima and sums over all keys.
+  HWY_INLINE void Accumulate() {
+    this->Prepare();
     Pass</*kFlagMasked=*/false>();
     // A weight of 0 cannot hide a value of NaN or infinity, nor a bias of -inf such
     // a logit. If one came through, do it again with masked pairs told apart; all
     // other bits stay.
     if (any_tile_ && MaskedLeaked()) Pass</*kFlagMasked=*/true>();
-    Finish();
+    if (!any_tile_) {
+      std::fill(totals_, totals_ + static_cast<size_t>(p_.value_depth) * W, T{0});
+      std::fill(sum_, sum_ + W, T{0});
+      std::fill(max_, max_ + W, T{0});
+    }
+  }
+
+  // The log-sum-exp of the lanes from `lane` on.
+  HWY_INLINE V LseOf(size_t lane) const {
+    const V sum = hn::Load(d_, sum_ + lane);
+    const V natural = hn::Add(hn::Load(d_, max_ + lane), hn::Log(d_, sum));
+    const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
+    const V nan = hn::Add(sum, sum);  // where the sum is NaN, so is its log
+    return hn::IfThenElse(
+        hn::IsNaN(sum), nan,
+        hn::IfThenElse(hn::Eq(sum, hn::Zero(d_)), none, natural));
   }
 
  private:
-  HWY_INLINE void SetLanes(const T** q) {
-    const bool dropout = p_.dropout > 0;
-    for (size_t lane = 0; lane < W; ++lane) {
-      const bool present = lane < num_rows_;
-      const BlockGrid::Row row =
-          present ? grid_.At(block_, static_cast<int64_t>(lane))
-                  : BlockGrid::Row{0, 0};
-      const int64_t head = key_head_ * grid_.heads + row.head;
-      if (present) {
-        runs_[lane] = VisibleKeys(p_, s_, row.query);
-        q[lane] = static_cast<const T*>(p_.q.data) +
-                  s_.batch * p_.q.batch_stride +
-                  (s_.first_q + row.query) * p_.q.token_stride +
-                  head * p_.q.head_stride;
-      }
-      const KeyRuns runs = present ? runs_[lane] : KeyRuns();
-      using TI = typename Lanes<T, W>::TI;
-      lanes_.first_begin[lane] = static_cast<TI>(runs.first.begin);
-      lanes_.first_end[lane] = static_cast<TI>(runs.first.end);
-      lanes_.second_begin[lane] = static_cast<TI>(runs.second.begin);
-      lanes_.second_end[lane] = static_cast<TI>(runs.second.end);
-      const int64_t position = s_.start + row.query;
-      lanes_.position[lane] = position;
-      if (dropout) {
-        lanes_.position_low[lane] = static_cast<uint32_t>(position);
-        lanes_.head_row[lane] =
-            static_cast<uint32_t>(s_.batch * p_.query_heads + head);
-      }
-      if (!p_.slopes.empty()) {
-        lanes_.slope[lane] = static_cast<T>(
-            p_.slopes[static_cast<size_t>(s_.batch * p_.slopes_stride + head)]);
-      }
-      if (!p_.segments_q.empty()) {
-        const int32_t id = p_.segments_q[static_cast<size_t>(
-            s_.batch * p_.segments_q_stride + row.query)];
-        lanes_.segment[lane] = static_cast<TI>(id < 0 ? -1 : id);
-      }
-      lanes_.bias[lane] = PairRow(p_.bias, SizeOf(p_.bias.dtype), head, row.query);
-      lanes_.mask[lane] = PairRow(p_.mask, 1, head, row.query);
-    }
-    // What each vector of lanes can see, to leave out vectors that see nothing
-    // of a tile's keys.
-    for (size_t c = 0; c < C; ++c) {
-      Interval& hull = hull_[c] = {};
-      for (size_t lane = c * N; lane < std::min(num_rows_, (c + 1) * N); ++lane) {
-        for (const Interval& run : {runs_[lane].first, runs_[lane].second}) {
-          if (run.empty()) continue;
-          hull = hull.empty() ? run
-                              : Interval{std::min(hull.begin, run.begin),
-                                         std::max(hull.end, run.end)};
-        }
-      }
-    }
-  }
-
-  const void* PairRow(const Pairs& pairs, size_t element, int64_t head,
-                      int64_t query) const {
-    if (pairs.data == nullptr) return nullptr;
-    return static_cast<const char*>(pairs.data) +
-           (s_.batch * pairs.batch_stride + head * pairs.head_stride +
-            query * pairs.query_stride) *
-               static_cast<int64_t>(element);
-  }
-
   // All visited tiles, into totals_: un-normalised outputs, maxima, sums.
   template <bool kFlagMasked>
   HWY_INLINE void Pass() {
@@ -158,13 +104,7 @@ class Block {
     any_tile_ = false;
     int64_t segment = -1;
     bool first_segment = true, first_tile = true;
-    TileVisits visits(s_.key_begin, {runs_, num_rows_});
-    for (Tile tile; visits.Next(&tile);) {
-      if (by_data()) {
-        const Cover cover = CoverOf(p_, s_, grid_, block_, key_head_, tile.keys);
-        if (cover == Cover::kNone) continue;
-        partial_ = cover == Cover::kSome;
-      }
+    this->ForTiles([&](const Tile& tile) HWY_ATTR {
       if (tile.segment != segment) {
         if (segment >= 0) {
           Merge(first_segment, m, l);
@@ -180,11 +120,9 @@ class Block {
       OneTile<kFlagMasked>(tile, first_tile, m, l);
       first_tile = false;
       any_tile_ = true;
-    }
+    });
     if (any_tile_) Merge(first_segment, m, l);
   }
-
-  bool by_data() const { return p_.mask.data != nullptr || !p_.segments_q.empty(); }
 
   // A segment's state into the totals. The first one is taken as it is, which is
   // what merging it into an empty total gives, bit for bit.
@@ -202,7 +140,7 @@ class Block {
       const size_t at = static_cast<size_t>(c) * N;
       const V old = hn::Load(d_, max_ + at);
       const V max = hn::Max(old, m[c]);
-      const V shift = Shift(max);
+      const V shift = this->Shift(max);
       keep[c] = Weight(d_, hn::Sub(old, shift));
       add[c] = Weight(d_, hn::Sub(m[c], shift));
       hn::Store(max, d_, max_ + at);
@@ -220,81 +158,29 @@ class Block {
     }
   }
 
-  // What is subtracted from logits: the maximum, or 0 where there is none yet.
-  HWY_INLINE V Shift(V max) const {
-    const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
-    return hn::IfThenElse(hn::Eq(max, none), hn::Zero(d_), max);
-  }
-
-  // The parts of a tile that the same vectors of lanes see, ascending. A vector
-  // outside them sees nothing there: neither product needs it.
-  HWY_INLINE int SplitTile(const Tile& tile, Run* runs) const {
-    if (tile.full) {
-      runs[0] = {tile.keys.begin, tile.keys.end, 0, C};
-      return 1;
-    }
-    int count = 0;
-    for (int64_t at = tile.keys.begin; at < tile.keys.end;) {
-      int64_t end = tile.keys.end;
-      size_t c0 = C, c1 = 0;
-      for (size_t c = 0; c < C; ++c) {
-        const bool sees = hull_[c].begin <= at && at < hull_[c].end;
-        if (sees) {
-          c0 = std::min(c0, c);
-          c1 = c + 1;
-        }
-        if (hull_[c].begin > at) end = std::min(end, hull_[c].begin);
-        if (hull_[c].end > at) end = std::min(end, hull_[c].end);
-      }
-      if (c0 < c1) runs[count++] = {at, end, c0, c1};
-      at = end;
-    }
-    return count;
-  }
-
-  // f(std::integral_constant<int, number of vectors>) for a run.
-  template <class F>
-  HWY_INLINE static void WithVectors(size_t count, const F& f) {
-    if constexpr (C >= 4) {
-      if (count == 4) return f(std::integral_constant<int, 4>());
-      if (count == 3) return f(std::integral_constant<int, 3>());
-    }
-    if constexpr (C >= 2) {
-      if (count == 2) return f(std::integral_constant<int, 2>());
-    }
-    return f(std::integral_constant<int, 1>());
-  }
-
   template <bool kFlagMasked>
   HWY_INLINE void OneTile(const Tile& tile, bool first, V* m, V* l) {
     Run runs[2 * C + 1];
-    const int num_runs = SplitTile(tile, runs);
+    const int num_runs = this->SplitTile(tile, runs);
     const int64_t origin = tile.keys.begin;
     V max[C];
     for (int c = 0; c < C; ++c) {
       max[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
     }
-    for (int r = 0; r < num_runs; ++r) Logits<kFlagMasked>(runs[r], tile, max);
+    for (int r = 0; r < num_runs; ++r) {
+      this->template Logits<kFlagMasked>(runs[r], tile, max);
+    }
 
     V shift[C], rescale[C];
     for (int c = 0; c < C; ++c) {
       max[c] = hn::Max(max[c], m[c]);
-      shift[c] = Shift(max[c]);
+      shift[c] = this->Shift(max[c]);
       rescale[c] = Weight(d_, hn::Sub(m[c], shift[c]));
       m[c] = max[c];
       l[c] = hn::Mul(l[c], rescale[c]);
     }
     for (int r = 0; r < num_runs; ++r) {
-      const Run& run = runs[r];
-      T* s = At(run, origin);
-      WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
-        Exponentials<W, vectors.value, kFlagMasked>(
-            d_, static_cast<size_t>(run.end - run.begin), s, shift + run.c0,
-            l + run.c0);
-      });
-      if (p_.dropout > 0) {
-        ApplyDropout<W>(d_, run, origin, p_, lanes_, w_.logits);
-      }
+      Weights<kFlagMasked>(runs[r], origin, shift, l);
     }
 
     // Where a tile falls apart, the outputs are rescaled beforehand, once.
@@ -309,111 +195,68 @@ class Block {
       }
       for (int c = 0; c < C; ++c) rescale[c] = hn::Set(d_, T{1});
     }
+    if (head_.values_at == Place::kTile) {
+      O::CopyValues(head_.value_source, tile.keys.begin, tile.keys.end,
+                    p_.value_depth, w_.values);
+      head_.values.first = tile.keys.begin;
+    }
     for (int r = 0; r < num_runs; ++r) {
       Values<kFlagMasked>(runs[r], origin, whole && first, rescale);
     }
   }
 
-  T* At(const Run& run, int64_t origin) const {
-    return w_.logits + static_cast<size_t>(run.begin - origin) * W + run.c0 * N;
-  }
-
-  // Asks for the biases of lanes [begin, end) and the next tile's keys. Rows of a
-  // bias lie far apart, where no hardware prefetcher follows, and there are more of
-  // them than a core can wait for at once: hence a few at a time, between products.
-  HWY_INLINE void PrefetchBias(size_t begin, size_t end, int64_t key) const {
-    if (p_.bias.data == nullptr || p_.bias.key_stride != 1) return;
-    const int64_t element = static_cast<int64_t>(SizeOf(p_.bias.dtype));
-    for (size_t lane = begin; lane < std::min(end, num_rows_); ++lane) {
-      const char* row = static_cast<const char*>(lanes_.bias[lane]) + key * element;
-      for (int64_t at = 0; at < kTileKeys * element; at += 64) {
-        PrefetchToL2(row + at);
-      }
-    }
-  }
-
-  // K Q^T of a run, each logit finished by f(logit, key, vector).
-  template <int kVectors, class F>
-  HWY_INLINE void Products(const Run& run, int64_t origin, V* max, const F& f) {
-    const T* k = keys_.data + run.begin * keys_.stride;
-    T* s = At(run, origin);
-    hs::ForTiles<hs::TileRows<kVectors>()>(
-        0, static_cast<size_t>(run.end - run.begin),
-        [&](auto rows, size_t j) HWY_ATTR {
-          const int64_t key = run.begin + static_cast<int64_t>(j);
-          PrefetchBias(j, j + rows.value, run.end);
-          hs::LogitTile<rows.value, kVectors>(
-              d_, w_.queries + run.c0 * N, W,
-              k + static_cast<ptrdiff_t>(j) * keys_.stride, keys_.stride,
-              static_cast<size_t>(p_.depth), s + j * W, max,
-              [&](V x, int r, int c) HWY_ATTR { return f(x, key + r, c); });
-        });
-  }
-
-  // S of a run, in the normative order. Each step leaves the maximum of what it
-  // wrote, so that the last one has it.
+  // P of a run from its S, in the same place: the operands of the second product,
+  // kKeyStep keys to a row.
   template <bool kFlagMasked>
-  HWY_INLINE void Logits(const Run& run, const Tile& visited, V* max) {
-    const int64_t origin = visited.keys.begin;
-    WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
+  HWY_INLINE void Weights(const Run& run, int64_t origin, const V* shift, V* l) {
+    T* s = this->At(run, origin);
+    T* p = WeightsAt(run, origin);
+    const size_t num_keys = static_cast<size_t>(run.end - run.begin);
+    this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
       constexpr int kVectors = vectors.value;
-      V m[kVectors];
-      for (int c = 0; c < kVectors; ++c) {
-        m[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
+      const auto put = [&](const V* weights, size_t j, int c) HWY_ATTR {
+        O::PutWeights(weights, p + j / O::kKeyStep * W + static_cast<size_t>(c) * N);
+      };
+      if (p_.dropout == 0) {
+        Exponentials<W, kVectors, O::kKeyStep, kFlagMasked>(
+            d_, num_keys, s, shift + run.c0, l + run.c0, put);
+        return;
       }
-      T* tile = w_.logits;
-      const auto keep = [](V x, int64_t, int) HWY_ATTR { return x; };
-      const bool alibi = !p_.slopes.empty(), softcap = p_.softcap > 0;
-      if (!alibi || softcap) Products<kVectors>(run, origin, m, keep);
-      if (softcap) {
-        ApplySoftcap<W, kVectors>(d_, run, origin, p_.softcap, tile, m);
-      }
-      if (alibi) {
-        const Alibi<kVectors, D> bias(d_, run, visited.grid, lanes_);
-        const auto add = [&](V x, int64_t key, int c) HWY_ATTR {
-          return bias(d_, x, key, c);
-        };
-        if (softcap) {
-          Rewrite<W, kVectors>(d_, run, origin, tile, m, add);
-        } else {  // nothing in between: while the logits are in registers
-          Products<kVectors>(run, origin, m, add);
+      Exponentials<W, kVectors, 1, kFlagMasked>(
+          d_, num_keys, s, shift + run.c0, l + run.c0,
+          [&](const V* weights, size_t j, int c) HWY_ATTR {
+            hn::Store(weights[0], d_, s + j * W + static_cast<size_t>(c) * N);
+          });
+      ApplyDropout<W>(d_, run, origin, p_, lanes_, w_.logits);
+      if constexpr (O::kKeyStep == 2) {
+        for (size_t j = 0; j < num_keys; j += 2) {
+          for (int c = 0; c < kVectors; ++c) {
+            const T* at = s + j * W + static_cast<size_t>(c) * N;
+            const V weights[2] = {
+                hn::Load(d_, at),
+                j + 1 < num_keys ? hn::Load(d_, at + W) : hn::Zero(d_)};
+            put(weights, j, c);
+          }
         }
       }
-      if (p_.bias.data != nullptr) {
-        ApplyBias<W, kVectors, kFlagMasked>(d_, run, origin, p_.bias, lanes_, tile, m);
-      }
-      if (partial_ && p_.mask.data != nullptr) {
-        ApplyMask<W, kVectors>(d_, run, origin, p_.mask, lanes_, tile, m);
-      }
-      if (partial_ && !p_.segments_q.empty()) {
-        ApplySegments<W, kVectors>(
-            d_, run, origin, p_.segments_k.data() + s_.batch * p_.segments_k_stride,
-            lanes_, tile, m);
-      }
-      if (!visited.full && p_.windowed()) {
-        ApplyRuns<W, kVectors, 2>(d_, run, origin, lanes_, tile, m);
-      } else if (!visited.full) {
-        ApplyRuns<W, kVectors, 1>(d_, run, origin, lanes_, tile, m);
-      }
-      for (int c = 0; c < kVectors; ++c) {
-        V& of_tile = max[run.c0 + static_cast<size_t>(c)];
-        of_tile = hn::Max(m[c], of_tile);
-      }
     });
+  }
+
+  T* WeightsAt(const Run& run, int64_t origin) const {
+    return w_.logits +
+           static_cast<size_t>((run.begin - origin) / O::kKeyStep) * W + run.c0 * N;
   }
 
   template <bool kFlagMasked>
   HWY_INLINE void Values(const Run& run, int64_t origin, bool first,
                          const V* rescale) {
-    const T* p = At(run, origin);
-    const T* v = values_.data + run.begin * values_.stride;
-    WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
+    const T* p = WeightsAt(run, origin);
+    this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
       hs::ForTiles<hs::TileRows<vectors.value>()>(
           0, static_cast<size_t>(p_.value_depth),
           [&](auto rows, size_t e) HWY_ATTR {
-            hs::ValueTile<rows.value, vectors.value, kFlagMasked>(
-                d_, p, W, v + e, values_.stride,
-                static_cast<size_t>(run.end - run.begin), first,
+            O::template Outputs<rows.value, vectors.value, kFlagMasked>(
+                p, W, head_.values, run.begin, run.end - run.begin, e, first,
                 rescale + run.c0, outputs_ + e * W + run.c0 * N);
           });
     });
@@ -439,34 +282,25 @@ class Block {
   }
 
   HWY_INLINE void Finish() {
-    T* o[W];
+    void* o[W];
     HWY_ALIGN T factor[W];
     HWY_ALIGN T lse[W];
-    if (!any_tile_) {
-      std::fill(totals_, totals_ + static_cast<size_t>(p_.value_depth) * W, T{0});
-      std::fill(sum_, sum_ + W, T{0});
-      std::fill(max_, max_ + W, T{0});
-    }
     const V undropped = hn::Set(d_, static_cast<T>(1 / (1 - p_.dropout)));
     for (size_t lane = 0; lane < W; lane += N) {
       const V sum = hn::Load(d_, sum_ + lane);
       const auto empty = hn::Eq(sum, hn::Zero(d_));
       hn::Store(hn::IfThenZeroElse(empty, hn::Div(undropped, sum)), d_,
                 factor + lane);
-      const V natural = hn::Add(hn::Load(d_, max_ + lane), hn::Log(d_, sum));
-      const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
-      const V nan = hn::Add(sum, sum);  // where the sum is NaN, so is its log
-      hn::Store(hn::IfThenElse(hn::IsNaN(sum), nan,
-                               hn::IfThenElse(empty, none, natural)),
-                d_, lse + lane);
+      hn::Store(LseOf(lane), d_, lse + lane);
     }
     for (size_t lane = 0; lane < num_rows_; ++lane) {
       const BlockGrid::Row row = grid_.At(block_, static_cast<int64_t>(lane));
       const int64_t head = key_head_ * grid_.heads + row.head;
       const int64_t token = s_.first_q + row.query;
-      o[lane] = const_cast<T*>(static_cast<const T*>(p_.o.data)) +
-                s_.batch * p_.o.batch_stride + token * p_.o.token_stride +
-                head * p_.o.head_stride;
+      o[lane] = const_cast<char*>(static_cast<const char*>(p_.o.data)) +
+                (s_.batch * p_.o.batch_stride + token * p_.o.token_stride +
+                 head * p_.o.head_stride) *
+                    static_cast<int64_t>(SizeOf(p_.dtype));
       if (p_.lse.data != nullptr) {
         const_cast<T*>(static_cast<const T*>(
             p_.lse.data))[s_.batch * p_.lse.batch_stride +
@@ -480,77 +314,55 @@ class Block {
             (1 + std::exp(sink - static_cast<double>(lse[lane]))));
       }
     }
-    LanesToRows(d_, totals_, W, static_cast<size_t>(p_.value_depth), factor, o,
-                num_rows_);
+    hs::WithStorage<T>(p_.dtype, [&](auto stored) HWY_ATTR {
+      using S = decltype(stored);
+      LanesToRows(d_, totals_, W, static_cast<size_t>(p_.value_depth), factor,
+                  reinterpret_cast<S* const*>(o), num_rows_);
+    });
   }
 
-  static constexpr D d_{};
-  const Problem& p_;
-  const Sequence& s_;
-  const BlockGrid& grid_;
-  const int64_t key_head_, block_;
-  const HeadRows<T> keys_, values_;
-  const Workspace<T>& w_;
-  const size_t num_rows_;
   T* outputs_ = nullptr;  // of the current segment
   T* totals_ = nullptr;   // of all segments so far
   bool any_tile_ = false;
-  bool partial_ = false;  // the mask or segments cut into the current tile
   HWY_ALIGN T max_[W], sum_[W];
-  Lanes<T, W> lanes_;
-  KeyRuns runs_[W];
-  Interval hull_[C];
 };
 
-template <class T, int C>
+template <class O, int C>
 void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
   const BlockQueue queue(p, plan.lanes);
   ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
     const os::ScopedFloatControl float_control;
     const BlockQueue::Task task = queue.At(index);
     const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
-    Workspace<T>& w = *static_cast<Workspace<T>*>(ctx.Scratch(worker));
-    HeadRows<T> keys = InPlace<T>(p.k, s.batch, s.first_k, task.key_head);
-    HeadRows<T> values = InPlace<T>(p.v, s.batch, s.first_k, task.key_head);
-    if (plan.pack) {
-      if (w.packed_sequence != task.sequence || w.packed_head != task.key_head) {
-        Packed(keys, s.key_begin, s.key_end, p.depth, w.keys);
-        Packed(values, s.key_begin, s.key_end, p.value_depth, w.values);
-        w.packed_sequence = task.sequence;
-        w.packed_head = task.key_head;
-      }
-      keys = {w.keys - s.key_begin * p.depth, static_cast<ptrdiff_t>(p.depth)};
-      values = {w.values - s.key_begin * p.value_depth,
-                static_cast<ptrdiff_t>(p.value_depth)};
-    }
+    Workspace<O>& w = *static_cast<Workspace<O>*>(ctx.Scratch(worker));
+    const Head<O> head = HeadOf(p, plan, task.sequence, task.key_head, w);
     const BlockGrid grid(p, s, plan.lanes);
-    Block<T, C>(p, s, grid, task.key_head, task.block, w, keys, values).Compute();
+    ForwardBlock<O, C>(p, s, grid, task.key_head, task.block, w, head).Compute();
   });
 }
 
-template <class T>
+template <class O>
 int64_t ScratchBytes(const Problem& p) {
-  return Workspace<T>::kHeaderBytes +
-         MakePlan<T>(p).elements() * static_cast<int64_t>(sizeof(T));
+  return Workspace<O>::Bytes(MakePlan<O>(p));
 }
 
-template <class T>
+template <class O>
 void Forward(Context& ctx, const Problem& p) {
-  const Plan plan = MakePlan<T>(p);
-  ctx.ReserveScratch(static_cast<size_t>(ScratchBytes<T>(p)));
+  const Plan plan = MakePlan<O>(p);
+  ctx.ReserveScratch(static_cast<size_t>(Workspace<O>::Bytes(plan)));
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
-    static_cast<Workspace<T>*>(ctx.Scratch(worker))->Init(plan);
+    static_cast<Workspace<O>*>(ctx.Scratch(worker))->Init(plan);
   }
   switch (plan.vectors) {
-    case 1: return RunBlocks<T, 1>(ctx, p, plan);
-    case 2: return RunBlocks<T, 2>(ctx, p, plan);
-    default: return RunBlocks<T, kMaxVectors>(ctx, p, plan);
+    case 1: return RunBlocks<O, 1>(ctx, p, plan);
+    case 2: return RunBlocks<O, 2>(ctx, p, plan);
+    default: return RunBlocks<O, kMaxVectors>(ctx, p, plan);
   }
 }
 
-template <class T>
+template <class O>
 int64_t NumLanes(const Problem& p) {
-  return MakePlan<T>(p).lanes;
+  return MakePlan<O>(p).lanes;
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

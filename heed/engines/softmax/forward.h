@@ -10,12 +10,18 @@
 
 namespace heed::softmax {
 
+// F32 computes bf16 and f16 too, widened. BF16Pairs needs HasBF16Pairs() of
+// dispatch.h, and a compiler that knows such CPUs.
+bool HasForwardBF16Pairs();
 void ForwardF32(Context& ctx, const Problem& problem);
 void ForwardF64(Context& ctx, const Problem& problem);
+void ForwardBF16Pairs(Context& ctx, const Problem& problem);
 int64_t ForwardWorkspaceF32(const Context& ctx, const Problem& problem);
 int64_t ForwardWorkspaceF64(const Context& ctx, const Problem& problem);
+int64_t ForwardWorkspaceBF16Pairs(const Context& ctx, const Problem& problem);
 int64_t ForwardLanesF32(const Context& ctx, const Problem& problem);
 int64_t ForwardLanesF64(const Context& ctx, const Problem& problem);
+int64_t ForwardLanesBF16Pairs(const Context& ctx, const Problem& problem);
 
 // One block of rows of one key head of one sequence, and the order in which
 // threads take them: sequences by falling cost, heads in turn, late rows first

@@ -14,11 +14,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-void RunF32(Context& ctx, const Problem& problem) { Forward<float>(ctx, problem); }
+void RunF32(Context& ctx, const Problem& problem) { Forward<FmaOperands<float>>(ctx, problem); }
 
-int64_t ScratchF32(const Problem& problem) { return ScratchBytes<float>(problem); }
+int64_t ScratchF32(const Problem& problem) { return ScratchBytes<FmaOperands<float>>(problem); }
 
-int64_t LanesF32(const Problem& problem) { return NumLanes<float>(problem); }
+int64_t LanesF32(const Problem& problem) { return NumLanes<FmaOperands<float>>(problem); }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE

@@ -14,11 +14,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-void RunF64(Context& ctx, const Problem& problem) { Forward<double>(ctx, problem); }
+void RunF64(Context& ctx, const Problem& problem) { Forward<FmaOperands<double>>(ctx, problem); }
 
-int64_t ScratchF64(const Problem& problem) { return ScratchBytes<double>(problem); }
+int64_t ScratchF64(const Problem& problem) { return ScratchBytes<FmaOperands<double>>(problem); }
 
-int64_t LanesF64(const Problem& problem) { return NumLanes<double>(problem); }
+int64_t LanesF64(const Problem& problem) { return NumLanes<FmaOperands<double>>(problem); }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE

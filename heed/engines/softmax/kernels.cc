@@ -8,24 +8,45 @@
 namespace heed::softmax {
 namespace {
 
-template <DType kType>
-std::string NeedsDType(const Context&, const Problem& problem) {
-  if (problem.dtype == kType) return "";
-  return std::string("computes ") + Name(kType) + ", not " + Name(problem.dtype);
+std::string Declines(const Problem& problem, const char* computes) {
+  return std::string("computes ") + computes + ", not " + Name(problem.dtype);
+}
+
+std::string DeclinesF64(const Context&, const Problem& problem) {
+  return problem.dtype == DType::kF64 ? "" : Declines(problem, "f64");
+}
+
+std::string DeclinesF32(const Context&, const Problem& problem) {
+  const bool computes = IsFloat(problem.dtype) && problem.dtype != DType::kF64;
+  return computes ? "" : Declines(problem, "f32, bf16 and f16");
+}
+
+std::string DeclinesPairs(const Context& ctx, const Problem& problem) {
+  if (problem.dtype != DType::kBF16) return Declines(problem, "bf16");
+  if (HasForwardBF16Pairs() && HasBF16Pairs(ctx.allowed_targets())) return "";
+  return "needs a CPU whose bf16 dot product is faster than its FMA";
 }
 
 std::string SimdTarget(const Context& ctx) {
   return TargetName(ctx.allowed_targets());
 }
 
-constexpr char kWhy[] =
-    "query rows in lanes, online softmax over tiles of 64 keys";
+std::string PairTarget(const Context&) { return "AVX3_ZEN4"; }
 
+// Matrix tiles will stand first here.
 constexpr Kernel kKernels[] = {
-    {"softmax_lanes_f32", &NeedsDType<DType::kF32>, &ForwardWorkspaceF32,
-     &ForwardLanesF32, &SimdTarget, &ForwardF32, /*invariant=*/true, kWhy},
-    {"softmax_lanes_f64", &NeedsDType<DType::kF64>, &ForwardWorkspaceF64,
-     &ForwardLanesF64, &SimdTarget, &ForwardF64, /*invariant=*/true, kWhy},
+    {"softmax_pairs_bf16", &DeclinesPairs, &ForwardWorkspaceBF16Pairs,
+     &ForwardLanesBF16Pairs, /*key_step=*/2, &PairTarget, &ForwardBF16Pairs,
+     /*invariant=*/true,
+     "bf16 dot products of pairs, query rows in lanes, online softmax over tiles of "
+     "64 keys"},
+    {"softmax_lanes_f32", &DeclinesF32, &ForwardWorkspaceF32, &ForwardLanesF32,
+     /*key_step=*/1, &SimdTarget, &ForwardF32, /*invariant=*/true,
+     "query rows in lanes, online softmax over tiles of 64 keys, 16-bit tensors "
+     "widened"},
+    {"softmax_lanes_f64", &DeclinesF64, &ForwardWorkspaceF64, &ForwardLanesF64,
+     /*key_step=*/1, &SimdTarget, &ForwardF64, /*invariant=*/true,
+     "query rows in lanes, online softmax over tiles of 64 keys"},
 };
 
 }  // namespace

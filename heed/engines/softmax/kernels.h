@@ -19,6 +19,8 @@ struct Kernel {
   int64_t (*workspace)(const Context& ctx, const Problem& problem);
   // Rows that one block computes together.
   int64_t (*lanes)(const Context& ctx, const Problem& problem);
+  // Keys that tiles are rounded to, which shows in the pairs visited.
+  int64_t key_step;
   // The SIMD target, or the matrix unit, that it would use.
   std::string (*target)(const Context& ctx);
   // Writes every row of every sequence. The problem has been checked.

@@ -23,26 +23,40 @@ Problem Small(DType dtype) {
   return p;
 }
 
-TEST(KernelsTest, EveryDTypeWithAKernelGetsItsOwn) {
-  const Context ctx(1);
-  EXPECT_STREQ(Choose("op", ctx, Small(DType::kF32)).name, "softmax_lanes_f32");
-  EXPECT_STREQ(Choose("op", ctx, Small(DType::kF64)).name, "softmax_lanes_f64");
+TEST(KernelsTest, EveryDTypeGetsTheBestKernelThatTheContextAllows) {
+  Context ctx(1);
+  const auto chosen = [&](DType dtype) {
+    return std::string(Choose("op", ctx, Small(dtype)).name);
+  };
+  EXPECT_EQ(chosen(DType::kF64), "softmax_lanes_f64");
+  EXPECT_EQ(chosen(DType::kF32), "softmax_lanes_f32");
+  EXPECT_EQ(chosen(DType::kF16), "softmax_lanes_f32");
+  EXPECT_EQ(chosen(DType::kBF16), HasBF16Pairs(kAllTargets)
+                                      ? "softmax_pairs_bf16"
+                                      : "softmax_lanes_f32");
+  for (const std::string& target : AvailableTargets(DType::kF32)) {
+    if (target == "AVX3_ZEN4" || target == "AVX3_SPR") continue;
+    ctx.set_isa(target);
+    EXPECT_EQ(chosen(DType::kBF16), "softmax_lanes_f32") << target;
+  }
 }
 
 TEST(KernelsTest, ADTypeWithoutAKernelIsUnsupportedForReasonsThatAreNamed) {
   const Context ctx(1);
-  EXPECT_THAT([&] { Choose("the::Op", ctx, Small(DType::kBF16)); },
-              ThrowsMessage<Unsupported>(
-                  AllOf(HasSubstr("the::Op: no kernel"),
-                        HasSubstr("softmax_lanes_f32 computes f32, not bf16"),
-                        HasSubstr("softmax_lanes_f64 computes f64, not bf16"))));
+  EXPECT_THAT([&] { Choose("the::Op", ctx, Small(DType::kI32)); },
+              ThrowsMessage<Unsupported>(AllOf(
+                  HasSubstr("the::Op: no kernel"),
+                  HasSubstr("softmax_pairs_bf16 computes bf16, not i32"),
+                  HasSubstr("softmax_lanes_f32 computes f32, bf16 and f16, not i32"),
+                  HasSubstr("softmax_lanes_f64 computes f64, not i32"))));
 }
 
 TEST(KernelsTest, TheTargetIsTheOneThatTheContextAllows) {
-  for (const std::string& target : AvailableTargets()) {
-    Context ctx(1);
-    ctx.set_isa(target);
-    for (const DType dtype : {DType::kF32, DType::kF64}) {
+  for (const DType dtype :
+       {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
+    for (const std::string& target : AvailableTargets(dtype)) {
+      Context ctx(1);
+      ctx.set_isa(target);
       const Problem p = Small(dtype);
       const Kernel& kernel = Choose("op", ctx, p);
       EXPECT_EQ(kernel.target(ctx), target);

@@ -171,9 +171,9 @@ HWY_INLINE void ApplyBias(D d, const Run& run, int64_t origin, const Pairs& bias
       return sum;
     }
   };
-  if (bias.dtype == DTypeOf<T>::value && bias.key_stride == 1) {
-    RewriteByPairs<W, C>(d, run, origin, lanes.bias, ContiguousPairs<D>(), s, max,
-                         add);
+  if (bias.key_stride == 1 && ContiguousPairs<D>::Loads(bias.dtype)) {
+    RewriteByPairs<W, C>(d, run, origin, lanes.bias,
+                         ContiguousPairs<D>{bias.dtype}, s, max, add);
   } else {
     RewriteByPairs<W, C>(d, run, origin, lanes.bias,
                          AnyPairs<D>{bias.dtype, bias.key_stride}, s, max, add);
@@ -240,12 +240,14 @@ HWY_INLINE void ApplyRuns(D d, const Run& run, int64_t origin,
   });
 }
 
-// s = exp(s - shift), l += s, keys ascending. With kFlagMasked, masked pairs
-// become -0, which ValueTile can tell from a weight that underflowed.
-template <size_t W, int C, bool kFlagMasked, class D, class T = hn::TFromD<D>,
-          class V = hn::Vec<D>>
-HWY_INLINE void Exponentials(D d, size_t num_keys, T* HWY_RESTRICT s,
-                             const V* HWY_RESTRICT shift, V* HWY_RESTRICT sum) {
+// p = exp(s - shift), sum += p, keys ascending: put(p, key, vector) for kStep keys
+// at a time, a missing last one weighing 0. With kFlagMasked, masked pairs become
+// -0, which the second product can tell from a weight that underflowed.
+template <size_t W, int C, int kStep, bool kFlagMasked, class D,
+          class T = hn::TFromD<D>, class V = hn::Vec<D>, class Put>
+HWY_INLINE void Exponentials(D d, size_t num_keys, const T* s,
+                             const V* HWY_RESTRICT shift, V* HWY_RESTRICT sum,
+                             const Put& put) {
   constexpr size_t N = hn::MaxLanes(D());
   V l[C], m[C];
   HWY_UNROLL(32)
@@ -253,19 +255,30 @@ HWY_INLINE void Exponentials(D d, size_t num_keys, T* HWY_RESTRICT s,
     l[c] = sum[c];
     m[c] = shift[c];
   }
-  for (size_t j = 0; j < num_keys; ++j) {
+  const auto weigh = [&](size_t j, int c) HWY_ATTR {
+    const V x = hn::Load(d, s + j * W + static_cast<size_t>(c) * N);
+    V p = Weight(d, hn::Sub(x, m[c]));
+    l[c] = hn::Add(l[c], p);
+    if constexpr (kFlagMasked) {
+      const auto masked = hn::Eq(x, hn::Set(d, -std::numeric_limits<T>::infinity()));
+      p = hn::IfThenElse(masked, hn::Set(d, T{-0.0}), p);
+    }
+    return p;
+  };
+  size_t j = 0;
+  for (; j + kStep <= num_keys; j += kStep) {
     HWY_UNROLL(32)
     for (int c = 0; c < C; ++c) {
-      T* HWY_RESTRICT at = s + j * W + static_cast<size_t>(c) * N;
-      const V x = hn::Load(d, at);
-      V p = Weight(d, hn::Sub(x, m[c]));
-      l[c] = hn::Add(l[c], p);
-      if constexpr (kFlagMasked) {
-        const auto masked =
-            hn::Eq(x, hn::Set(d, -std::numeric_limits<T>::infinity()));
-        p = hn::IfThenElse(masked, hn::Set(d, T{-0.0}), p);
-      }
-      hn::Store(p, d, at);
+      V p[kStep];
+      HWY_UNROLL(2)
+      for (int i = 0; i < kStep; ++i) p[i] = weigh(j + static_cast<size_t>(i), c);
+      put(p, j, c);
+    }
+  }
+  if constexpr (kStep == 2) {
+    for (int c = 0; j < num_keys && c < C; ++c) {
+      const V p[2] = {weigh(j, c), hn::Zero(d)};
+      put(p, j, c);
     }
   }
   HWY_UNROLL(32)

@@ -11,8 +11,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
+#include "heed/engines/softmax/operands-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/simd/tile-inl.h"
@@ -27,28 +27,30 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 // registers.
 inline constexpr int kMaxVectors = hs::kVectorRegisters == 32 ? 4 : 2;
 
-// Sizes of one thread's buffers, in elements, and whether K and V are copied.
+// Where K or V of a head is read: as the caller has it, from a copy of the head,
+// or from a copy of the tile at hand.
+enum class Place { kCaller, kHead, kTile };
+
+// Sizes of one thread's buffers, in elements, and where K and V are read.
 //
 // Rows of [B, T, H, D] lie H D elements apart: multiples of 4 KiB fall into the
 // same cache sets, and pages are used by 1 / H. Left in place, V costs up to 40 %
-// at 4 KiB. A head is therefore copied once per thread, unless it has too few
-// queries to be worth it or is too long to keep.
+// at 4 KiB. A head that is strided, or that the products cannot read as it is, is
+// therefore copied once per thread, unless it has too few queries to be worth it or
+// is too long to keep.
 struct Plan {
-  int vectors = 1;   // C
-  int64_t lanes = 0; // W
-  bool pack = false;
+  int vectors = 1;    // C
+  int64_t lanes = 0;  // W
+  Place keys_at = Place::kCaller, values_at = Place::kCaller;
   int64_t queries = 0, logits = 0, outputs = 0, keys = 0, values = 0;
-
-  int64_t elements() const {
-    return queries + logits + 2 * outputs + keys + values;
-  }
 };
 
-template <class T>
+template <class O>
 Plan MakePlan(const Problem& p) {
+  using T = typename O::Compute;
   constexpr int64_t N = hn::MaxLanes(hn::ScalableTag<T>());
-  constexpr int64_t kMinPackRows = 64;
-  constexpr int64_t kMaxPackBytes = int64_t{64} << 20;
+  constexpr int64_t kMinCopyRows = 64;
+  constexpr int64_t kMaxCopyBytes = int64_t{64} << 20;
   int64_t lanes_wanted = 0, rows = 0, max_keys = 0;
   for (const Sequence& s : p.sequences) {
     lanes_wanted = std::max(lanes_wanted, s.num_queries > kMaxVectors * N
@@ -62,64 +64,77 @@ Plan MakePlan(const Problem& p) {
     plan.vectors *= 2;
   }
   plan.lanes = plan.vectors * N;
+  const double bytes_of_head =
+      static_cast<double>(max_keys) *
+      (static_cast<double>(p.depth) * sizeof(typename O::Key) +
+       static_cast<double>(p.value_depth) * sizeof(typename O::Value));
+  const bool copy = rows >= kMinCopyRows && bytes_of_head <= kMaxCopyBytes;
   const bool strided =
       p.k.token_stride != p.depth || p.v.token_stride != p.value_depth;
-  const double pack_bytes = static_cast<double>(max_keys) *
-                            static_cast<double>(p.depth + p.value_depth) *
-                            sizeof(T);
-  plan.pack = strided && rows >= kMinPackRows && pack_bytes <= kMaxPackBytes;
-  plan.queries = p.depth * plan.lanes;
+  const auto place = [&](bool readable) {
+    if (copy && (strided || !readable)) return Place::kHead;
+    return readable ? Place::kCaller : Place::kTile;
+  };
+  plan.keys_at = place(O::KeysInPlace(p.dtype));
+  plan.values_at = place(O::ValuesInPlace(p.dtype));
+  const auto keys_held = [&](Place at) {
+    if (at == Place::kCaller) return int64_t{0};
+    return at == Place::kHead ? max_keys : std::min(max_keys, kTileKeys);
+  };
+  plan.queries = O::QueryRows(p.depth) * plan.lanes;
   plan.logits = kTileKeys * plan.lanes;
   plan.outputs = p.value_depth * plan.lanes;
-  // Whole cache lines, so that what follows stays aligned.
-  const auto lines = [](int64_t elements) { return (elements + 31) / 32 * 32; };
-  plan.keys = plan.pack ? lines(max_keys * p.depth) : 0;
-  plan.values = plan.pack ? lines(max_keys * p.value_depth) : 0;
+  plan.keys = keys_held(plan.keys_at) * p.depth;
+  plan.values = O::ValueRows(keys_held(plan.values_at)) * p.value_depth;
   return plan;
 }
 
 // One thread's buffers. The head that K and V were last copied from is kept, as
 // successive tasks mostly share it.
-template <class T>
+template <class O>
 struct Workspace {
-  int64_t packed_sequence, packed_head;
-  T *queries, *logits, *outputs, *totals, *keys, *values;
+  using T = typename O::Compute;
+  int64_t copied_sequence, copied_head;
+  typename O::Query* queries;
+  T *logits, *outputs, *totals;
+  typename O::Key* keys;
+  typename O::Value* values;
 
-  static constexpr int64_t kHeaderBytes = 128;
-
+  static int64_t Bytes(const Plan& plan) {
+    Workspace unused;
+    return unused.LayOut(plan, nullptr);
+  }
   void Init(const Plan& plan) {
-    packed_sequence = packed_head = -1;
-    queries = reinterpret_cast<T*>(reinterpret_cast<char*>(this) + kHeaderBytes);
-    logits = queries + plan.queries;
-    outputs = logits + plan.logits;
-    totals = outputs + plan.outputs;
-    keys = totals + plan.outputs;
-    values = keys + plan.keys;
+    copied_sequence = copied_head = -1;
+    LayOut(plan, reinterpret_cast<char*>(this));
+  }
+
+ private:
+  // Buffers behind this struct, each on cache lines of its own; where they end.
+  int64_t LayOut(const Plan& plan, char* base) {
+    int64_t at = 128;
+    static_assert(sizeof(Workspace) <= 128);
+    const auto next = [&]<class E>(E*& buffer, int64_t elements) {
+      if (base != nullptr) buffer = reinterpret_cast<E*>(base + at);
+      at += (elements * static_cast<int64_t>(sizeof(E)) + 127) / 128 * 128;
+    };
+    next(queries, plan.queries);
+    next(logits, plan.logits);
+    next(outputs, plan.outputs);
+    next(totals, plan.outputs);
+    next(keys, plan.keys);
+    next(values, plan.values);
+    return at;
   }
 };
 
-// K and V of one key head as the tiles read them: key j at data + j stride.
-template <class T>
-struct HeadRows {
-  const T* data;
-  ptrdiff_t stride;
-};
-
-template <class T>
-HeadRows<T> InPlace(const Rows& rows, int64_t batch, int64_t token, int64_t head) {
-  return {static_cast<const T*>(rows.data) + batch * rows.batch_stride +
-              token * rows.token_stride + head * rows.head_stride,
-          static_cast<ptrdiff_t>(rows.token_stride)};
-}
-
-template <class T>
-HeadRows<T> Packed(const HeadRows<T>& from, int64_t begin, int64_t end,
-                   int64_t depth, T* HWY_RESTRICT to) {
-  const size_t num_bytes = static_cast<size_t>(depth) * sizeof(T);
-  for (int64_t j = begin; j < end; ++j) {
-    std::memcpy(to + (j - begin) * depth, from.data + j * from.stride, num_bytes);
-  }
-  return {to - begin * depth, static_cast<ptrdiff_t>(depth)};
+inline SourceRows SourceOf(const Rows& rows, DType dtype, int64_t batch,
+                           int64_t token, int64_t head) {
+  const int64_t first = batch * rows.batch_stride + token * rows.token_stride +
+                        head * rows.head_stride;
+  return {static_cast<const char*>(rows.data) +
+              first * static_cast<int64_t>(SizeOf(dtype)),
+          static_cast<ptrdiff_t>(rows.token_stride), dtype};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -14,6 +14,7 @@
 
 #include "heed/core/dtype.h"
 #include "heed/engines/softmax/visit.h"
+#include "heed/simd/convert-inl.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
@@ -23,9 +24,9 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// to[e][lane] = factor * rows[lane][e]; lanes beyond num_rows become 0.
-template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void RowsToLanes(D d, const T* const* HWY_RESTRICT rows,
+// to[e][lane] = factor * rows[lane][e], widened; lanes beyond num_rows become 0.
+template <class D, class S, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void RowsToLanes(D d, const S* const* HWY_RESTRICT rows,
                             size_t num_rows, size_t depth, T factor,
                             size_t stride, T* HWY_RESTRICT to) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -39,9 +40,9 @@ HWY_INLINE void RowsToLanes(D d, const T* const* HWY_RESTRICT rows,
         if (i >= present) {
           v[i] = hn::Zero(d);
         } else if (columns == N) {
-          v[i] = hn::Mul(hn::LoadU(d, rows[lane + i] + e), scale);
+          v[i] = hn::Mul(hs::LoadWide(d, rows[lane + i] + e), scale);
         } else {
-          v[i] = hn::Mul(hn::LoadN(d, rows[lane + i] + e, columns), scale);
+          v[i] = hn::Mul(hs::LoadWideN(d, rows[lane + i] + e, columns), scale);
         }
       }
       hs::Transpose(d, v);
@@ -52,12 +53,12 @@ HWY_INLINE void RowsToLanes(D d, const T* const* HWY_RESTRICT rows,
   }
 }
 
-// rows[lane][e] = factor[lane] * from[e][lane] + 0: the sum turns -0 into +0, so
-// that a sign left over from an underflow does not depend on masked keys.
-template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+// rows[lane][e] = factor[lane] * from[e][lane] + 0, rounded: the sum turns -0 into
+// +0, so that a sign left over from an underflow does not depend on masked keys.
+template <class D, class S, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void LanesToRows(D d, const T* HWY_RESTRICT from, size_t stride,
                             size_t depth, const T* HWY_RESTRICT factor,
-                            T* const* HWY_RESTRICT rows, size_t num_rows) {
+                            S* const* HWY_RESTRICT rows, size_t num_rows) {
   constexpr size_t N = hn::MaxLanes(D());
   for (size_t lane = 0; lane < num_rows; lane += N) {
     const size_t present = std::min(N, num_rows - lane);
@@ -74,11 +75,7 @@ HWY_INLINE void LanesToRows(D d, const T* HWY_RESTRICT from, size_t stride,
       }
       hs::Transpose(d, v);
       for (size_t i = 0; i < present; ++i) {
-        if (columns == N) {
-          hn::StoreU(v[i], d, rows[lane + i] + e);
-        } else {
-          hn::StoreN(v[i], d, rows[lane + i] + e, columns);
-        }
+        hs::StoreRounded(d, v[i], rows[lane + i] + e, columns);
       }
     }
   }
@@ -94,12 +91,27 @@ HWY_INLINE void PrefetchToL2(const void* at) {
 }
 
 // Elements [j, j + n) of a row of a (batch, head, query, key) tensor, n <= N.
-// What is contiguous and of the kernel's own type is loaded.
+// What is contiguous and of the kernel's own type, or widened to it, is loaded.
 template <class D>
 struct ContiguousPairs {
+  using T = hn::TFromD<D>;
+  DType dtype;
+
+  static bool Loads(DType type) {
+    bool loads = false;
+    hs::WithStorage<T>(type, [&](auto stored) {
+      loads = type == DTypeOf<decltype(stored)>::value;
+    });
+    return loads;
+  }
+
   HWY_INLINE hn::Vec<D> operator()(D d, const void* row, int64_t j, size_t n) const {
-    const auto* at = static_cast<const hn::TFromD<D>*>(row) + j;
-    return n == hn::MaxLanes(D()) ? hn::LoadU(d, at) : hn::LoadN(d, at, n);
+    hn::Vec<D> v;
+    hs::WithStorage<T>(dtype, [&](auto stored) HWY_ATTR {
+      const auto* at = static_cast<const decltype(stored)*>(row) + j;
+      v = n == hn::MaxLanes(D()) ? hs::LoadWide(d, at) : hs::LoadWideN(d, at, n);
+    });
+    return v;
   }
 };
 

@@ -53,8 +53,9 @@ KeyRuns VisibleKeys(const Problem& p, const Sequence& s, int64_t query) {
   return {sinks, rest};
 }
 
-TileVisits::TileVisits(int64_t origin, std::span<const KeyRuns> rows)
-    : origin_(origin) {
+TileVisits::TileVisits(const Sequence& s, std::span<const KeyRuns> rows,
+                       int64_t key_step)
+    : origin_(s.key_begin), end_(s.key_end), step_(key_step) {
   for (const KeyRuns& row : rows) {
     Unite(&first_, row.first);
     Unite(&second_, row.second);
@@ -88,7 +89,18 @@ BlockGrid::BlockGrid(const Problem& problem, const Sequence& sequence,
                  : heads * ((num_queries + lanes - 1) / lanes);
 }
 
+BlockGrid::BlockGrid(const Problem& problem, int64_t head_in_group,
+                     std::span<const int64_t> queries)
+    : blocks(1),
+      lanes(static_cast<int64_t>(queries.size())),
+      num_queries(lanes),
+      heads(problem.group()),
+      fused(false),
+      chosen(queries),
+      chosen_head(head_in_group) {}
+
 int64_t BlockGrid::NumRows(int64_t block) const {
+  if (!chosen.empty()) return lanes;
   if (fused) return std::min(lanes, num_queries * heads - block * lanes);
   return std::min(lanes, num_queries - block / heads * lanes);
 }
@@ -96,6 +108,7 @@ int64_t BlockGrid::NumRows(int64_t block) const {
 // Not fused, the heads of a group take turns on the same queries, so that they
 // meet the same keys in the cache.
 BlockGrid::Row BlockGrid::At(int64_t block, int64_t lane) const {
+  if (!chosen.empty()) return {chosen_head, chosen[static_cast<size_t>(lane)]};
   if (fused) {
     const int64_t row = block * lanes + lane;
     return {row / num_queries, row % num_queries};
@@ -145,7 +158,7 @@ Cover CoverOf(const Problem& p, const Sequence& s, const BlockGrid& grid,
   return cover;
 }
 
-double VisitedPairs(const Problem& p, int64_t lanes) {
+double VisitedPairs(const Problem& p, int64_t lanes, int64_t key_step) {
   const bool by_data = p.mask.data != nullptr || !p.segments_q.empty();
   double pairs = 0;
   std::vector<KeyRuns> rows;
@@ -163,7 +176,7 @@ double VisitedPairs(const Problem& p, int64_t lanes) {
         }
         double keys = 0;
         Tile tile;
-        for (TileVisits visits(s.key_begin, rows); visits.Next(&tile);) {
+        for (TileVisits visits(s, rows, key_step); visits.Next(&tile);) {
           if (by_data &&
               CoverOf(p, s, grid, block, head, tile.keys) == Cover::kNone) {
             continue;

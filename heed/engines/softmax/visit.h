@@ -54,7 +54,10 @@ struct Tile {
 class TileVisits {
  public:
   TileVisits() = default;
-  TileVisits(int64_t origin, std::span<const KeyRuns> rows);
+  // With a step of 2, tiles are extended to whole pairs of keys, counted from the
+  // first valid key, as far as there are valid keys.
+  TileVisits(const Sequence& sequence, std::span<const KeyRuns> rows,
+             int64_t key_step = 1);
 
   bool Next(Tile* tile) {
     if (at_ >= first_.end) at_ = std::max(at_, second_.begin);
@@ -67,7 +70,8 @@ class TileVisits {
     if (in_first && end < border && second_.begin < border) {
       end = std::min(border, std::max(end, second_.end));  // both runs in one tile
     }
-    tile->keys = {at_, end};
+    tile->keys = {at_ - (at_ - origin_) % step_,
+                  std::min(end + (end - origin_) % step_, end_)};
     tile->grid = border - kTileKeys;
     tile->segment = index / (kSegmentKeys / kTileKeys);
     tile->full = common_first_.Contains(tile->keys) ||
@@ -77,7 +81,7 @@ class TileVisits {
   }
 
  private:
-  int64_t origin_ = 0, at_ = 0;
+  int64_t origin_ = 0, end_ = 0, step_ = 1, at_ = 0;
   Interval first_, second_;                // unions over the rows
   Interval common_first_, common_second_;  // intersections
 };
@@ -87,11 +91,17 @@ class TileVisits {
 struct BlockGrid {
   BlockGrid(const Problem& problem, const Sequence& sequence, int64_t lanes);
 
+  // One block: these queries of one head of a group.
+  BlockGrid(const Problem& problem, int64_t head_in_group,
+            std::span<const int64_t> queries);
+
   int64_t blocks;       // per key head
   int64_t lanes;        // rows of one block at most
   int64_t num_queries;
   int64_t heads;        // of one group
   bool fused;
+  std::span<const int64_t> chosen;  // the queries of the one block, or none
+  int64_t chosen_head = 0;
 
   struct Row {
     int64_t head;  // inside the group
@@ -109,7 +119,7 @@ Cover CoverOf(const Problem& problem, const Sequence& sequence,
               const Interval& keys);
 
 // Pairs that a kernel with `lanes` rows per block computes, over all heads.
-double VisitedPairs(const Problem& problem, int64_t lanes);
+double VisitedPairs(const Problem& problem, int64_t lanes, int64_t key_step = 1);
 
 // Pairs that are kept, over all heads. Masks and segments are read where they
 // have data and count as kept where they have none.

@@ -141,7 +141,7 @@ void CheckTiles(const Problem& p, const Sequence& s,
   }
   std::set<int64_t> visited;
   int64_t last_end = INT64_MIN, last_cell = -1;
-  TileVisits visits(s.key_begin, rows);
+  TileVisits visits(s, rows);
   for (Tile tile; visits.Next(&tile);) {
     const Interval& keys = tile.keys;
     ASSERT_LT(keys.begin, keys.end);
@@ -180,6 +180,13 @@ void CheckTiles(const Problem& p, const Sequence& s,
   }
 }
 
+Sequence KeysFrom(int64_t begin) {
+  Sequence s;
+  s.key_begin = begin;
+  s.key_end = s.num_keys = 1 << 20;
+  return s;
+}
+
 TEST(TileVisitsTest, CoverWhatRowsSeeOnceOnTheGrid) {
   Random random(2);
   for (int round = 0; round < 20000; ++round) {
@@ -200,17 +207,54 @@ TEST(TileVisitsTest, CoverWhatRowsSeeOnceOnTheGrid) {
   }
 }
 
+// With pairs of keys, tiles only grow, by one key at either end at most, up to
+// borders of pairs or the end of the valid keys.
+TEST(TileVisitsTest, APairOfKeysIsNeverCut) {
+  Random random(3);
+  for (int round = 0; round < 20000; ++round) {
+    SCOPED_TRACE(round);
+    const Problem p = RandomIntervals(random);
+    const Sequence& s = p.sequences[0];
+    if (s.num_queries == 0) continue;
+    std::vector<KeyRuns> rows;
+    for (int64_t i = random.Integer(0, s.num_queries - 1);
+         i < s.num_queries && rows.size() < 16; ++i) {
+      rows.push_back(VisibleKeys(p, s, i));
+    }
+    TileVisits single(s, rows), pairs(s, rows, 2);
+    Tile tile, grown;
+    while (single.Next(&tile)) {
+      ASSERT_TRUE(pairs.Next(&grown));
+      const auto& [begin, end] = grown.keys;
+      EXPECT_EQ((begin - s.key_begin) % 2, 0);
+      EXPECT_TRUE((end - s.key_begin) % 2 == 0 || end == s.key_end);
+      EXPECT_LE(end, s.key_end);
+      EXPECT_TRUE(begin == tile.keys.begin || begin == tile.keys.begin - 1);
+      EXPECT_TRUE(end == tile.keys.end || end == tile.keys.end + 1);
+      EXPECT_EQ(grown.segment, tile.segment);
+      EXPECT_EQ(grown.grid, tile.grid);
+      EXPECT_LE(grown.full, tile.full);
+      for (const KeyRuns& row : rows) {
+        if (!grown.full) break;
+        EXPECT_TRUE(row.first.Contains(grown.keys) || row.second.Contains(grown.keys));
+      }
+    }
+    ASSERT_FALSE(pairs.Next(&grown));
+    if (HasFailure()) return;
+  }
+}
+
 TEST(TileVisitsTest, NoRowsAndRowsThatSeeNothingVisitNothing) {
   Tile tile;
   EXPECT_FALSE(TileVisits().Next(&tile));
-  EXPECT_FALSE(TileVisits(3, {}).Next(&tile));
+  EXPECT_FALSE(TileVisits(KeysFrom(3), {}).Next(&tile));
   const std::vector<KeyRuns> rows(5);
-  EXPECT_FALSE(TileVisits(3, rows).Next(&tile));
+  EXPECT_FALSE(TileVisits(KeysFrom(3), rows).Next(&tile));
 }
 
 TEST(TileVisitsTest, TheGridCountsFromTheFirstValidKey) {
   const std::vector<KeyRuns> rows = {{{}, {10, 200}}};
-  TileVisits visits(10, rows);
+  TileVisits visits(KeysFrom(10), rows);
   std::vector<Interval> tiles;
   for (Tile tile; visits.Next(&tile);) tiles.push_back(tile.keys);
   EXPECT_EQ(tiles, (std::vector<Interval>{{10, 74}, {74, 138}, {138, 200}}));
@@ -427,7 +471,7 @@ TEST(PairsTest, KeptAreCountedPairByPairAndVisitedBlockByBlock) {
           for (int64_t lane = 0; lane < grid.NumRows(block); ++lane) {
             rows.push_back(VisibleKeys(p, s, grid.At(block, lane).query));
           }
-          TileVisits visits(s.key_begin, rows);
+          TileVisits visits(s, rows);
           for (Tile tile; visits.Next(&tile);) {
             if ((p.mask.data != nullptr || !p.segments_q.empty()) &&
                 CoverOf(p, s, grid, block, h, tile.keys) == Cover::kNone) {

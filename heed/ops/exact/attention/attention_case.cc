@@ -44,24 +44,47 @@ namespace {
 // all tokens (stride 0) they can all have one sign, and the bound is Higham's
 // n u = chain n / 2.
 //
+// 16-bit tensors are computed as f32. Their results are rounded once more, to a
+// unit roundoff u of 2^-8 or 2^-11, and a bf16 kernel may round the weights too:
+//
+//   |o - o_ref| <= the above + 1.01 u (|o_ref| + [bf16] sum_j |weight_j v_j|)
+//                  + [f16] 2^-25, half of the least subnormal
+//
 // A learned sink multiplies by w = sigmoid(lse - sink), whose relative error is
 // (1 - w) times the error of lse - sink: that of lse, and of rounding both.
 struct Epsilon {
   double base, chain, lse;
   double underflow;  // exp(-underflow) is 0 beside 1
+  double output = 0, weight = 0, subnormal = 0;  // of rounding to 16 bits
 };
-constexpr Epsilon kF32 = {1e-6, 1.2e-7, 2e-6, 110};
-constexpr Epsilon kF64 = {1e-14, 2.2e-16, 2e-14, 750};
+
+constexpr Epsilon EpsilonOf(DType dtype) {
+  constexpr Epsilon kF32 = {1e-6, 1.2e-7, 2e-6, 110};
+  Epsilon e = kF32;
+  switch (dtype) {
+    case DType::kF64:
+      return {1e-14, 2.2e-16, 2e-14, 750};
+    case DType::kBF16:
+      e.output = e.weight = 1.01 * 0x1p-8;
+      return e;
+    case DType::kF16:
+      e.output = 1.01 * 0x1p-11;
+      e.subnormal = 0x1p-25;
+      return e;
+    default:
+      return e;
+  }
+}
 
 void StoreTolerance(const Problem& problem, const ReferenceRow& row,
                     const Outputs& expected, const Outputs& tolerance) {
-  const Epsilon eps = problem.in.q.dtype() == DType::kF64 ? kF64 : kF32;
+  const Epsilon eps = EpsilonOf(problem.in.q.dtype());
   const bool packed = problem.options.cu_seqlens_q.present();
   const int64_t batch = packed ? 0 : row.sequence;
   const int64_t Dv = problem.in.v.size(problem.in.v.rank() - 1);
 
   double S = 0, R = 0;
-  std::vector<double> V(static_cast<size_t>(Dv), 0.0);
+  std::vector<double> V(static_cast<size_t>(Dv), 0.0), weighted = V;
   for (const ReferencePair& pair : row.pairs) {
     if (pair.logit + eps.base * pair.magnitude >= row.lse - eps.underflow) {
       S = std::max(S, pair.magnitude);
@@ -69,6 +92,7 @@ void StoreTolerance(const Problem& problem, const ReferenceRow& row,
     }
     for (size_t d = 0; d < V.size(); ++d) {
       V[d] = std::max(V[d], std::abs(pair.v[d]));
+      weighted[d] += std::abs(pair.weight * pair.v[d]);
     }
   }
   const double n = static_cast<double>(std::max<size_t>(row.pairs.size(), 1));
@@ -101,7 +125,8 @@ void StoreTolerance(const Problem& problem, const ReferenceRow& row,
     SetElement(tolerance.o, at,
                V[static_cast<size_t>(d)] * of_mean /
                        (1 - problem.options.dropout) +
-                   o * of_sink);
+                   o * (of_sink + eps.output) +
+                   weighted[static_cast<size_t>(d)] * eps.weight + eps.subnormal);
   }
   if (tolerance.lse) {
     SetElement(tolerance.lse,
@@ -375,7 +400,7 @@ OpEntry Entry() {
   return {.name = "attention",
           .family = "exact",
           .passes = {"forward"},
-          .dtypes = {DType::kF64, DType::kF32},
+          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
           .variants = {"causal", "window=512", "softcap=30", "alibi", "bias",
                        "mask", "padding=62", "lengths=62", "sinks",
                        "dropout=0.1", "logits=50", "invariant", "bhtd"},

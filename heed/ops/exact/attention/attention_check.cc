@@ -243,6 +243,31 @@ Sizes CheckInputs(const Check& check, const Inputs& in, bool packed) {
   return n;
 }
 
+// f(name, view) for everything that is read.
+template <class F>
+void ForEachInput(const Inputs& in, const Options& options, const F& f) {
+  const struct {
+    const char* name;
+    const ConstTensorView& view;
+  } reads[] = {{"q", in.q},
+               {"k", in.k},
+               {"v", in.v},
+               {"query_starts", options.query_starts},
+               {"prefix", options.prefix},
+               {"segments_q", options.segments_q},
+               {"segments_k", options.segments_k},
+               {"key_lengths", options.key_lengths},
+               {"key_starts", options.key_starts},
+               {"query_lengths", options.query_lengths},
+               {"mask", options.mask},
+               {"bias", options.bias},
+               {"alibi", options.alibi},
+               {"sinks", options.sinks},
+               {"cu_seqlens_q", options.cu_seqlens_q},
+               {"cu_seqlens_k", options.cu_seqlens_k}};
+  for (const auto& [name, view] : reads) f(name, view);
+}
+
 void CheckOutputs(const Check& check, const Inputs& in, const Options& options,
                   const Outputs& out, const Sizes& n, Use use) {
   check.Present("o", out.o);
@@ -271,29 +296,10 @@ void CheckOutputs(const Check& check, const Inputs& in, const Options& options,
     check.Writable("lse", out.lse);
     check.NoOverlap("lse", out.lse, "o", out.o);
   }
-  const struct {
-    const char* name;
-    const ConstTensorView& view;
-  } reads[] = {{"q", in.q},
-               {"k", in.k},
-               {"v", in.v},
-               {"query_starts", options.query_starts},
-               {"prefix", options.prefix},
-               {"segments_q", options.segments_q},
-               {"segments_k", options.segments_k},
-               {"key_lengths", options.key_lengths},
-               {"key_starts", options.key_starts},
-               {"query_lengths", options.query_lengths},
-               {"mask", options.mask},
-               {"bias", options.bias},
-               {"alibi", options.alibi},
-               {"sinks", options.sinks},
-               {"cu_seqlens_q", options.cu_seqlens_q},
-               {"cu_seqlens_k", options.cu_seqlens_k}};
-  for (const auto& [name, view] : reads) {
+  ForEachInput(in, options, [&](const char* name, const ConstTensorView& view) {
     check.NoOverlap("o", out.o, name, view);
     check.NoOverlap("lse", out.lse, name, view);
-  }
+  });
 }
 
 // One sequence per batch entry, whole; lengths and starts cut into it later.
@@ -555,7 +561,7 @@ Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
     check.Shape("sinks", options.sinks, {n.Hq});
     p.sinks = check.Floats(options.sinks);
   }
-  if (use != Use::kExplain) {
+  if (use == Use::kForward || use == Use::kReference) {
     CheckOutputs(check, in, options, out, n, use);
     p.o = RowsOf(out.o);
     if (out.lse.present()) {
@@ -569,6 +575,22 @@ Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
   if (packed) p.o.batch_stride = p.lse.batch_stride = 0;
   if (n.Hkv == 0) p.sequences.clear();
   return p;
+}
+
+void CheckOutput(const char* op, const char* name, const TensorView& out,
+                 std::span<const int64_t> shape, DType dtype, const Inputs& in,
+                 const Options& options) {
+  const Check check(op, Use::kInputs);
+  check.Present(name, out);
+  if (out.dtype() != dtype) {
+    check.Fail(name, std::string("has dtype ") + Name(out.dtype()), Name(dtype));
+  }
+  check.Shape(name, out, {shape.begin(), shape.end()});
+  check.ContiguousRows(name, out);
+  check.Writable(name, out);
+  ForEachInput(in, options, [&](const char* input, const ConstTensorView& view) {
+    check.NoOverlap(name, out, input, view);
+  });
 }
 
 }  // namespace heed::attention

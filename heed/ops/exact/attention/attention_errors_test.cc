@@ -562,24 +562,5 @@ TEST(AttentionErrors, ASubnormalSoftcapIsRefusedByEveryEntryPoint) {
   EXPECT_NO_THROW(Forward(ctx, c.p.in, c.p.options, {o.view(), {}}));
 }
 
-TEST(AttentionErrors, ADTypeWithoutAKernelIsUnsupported) {
-  for (const DType dtype : {DType::kBF16, DType::kF16}) {
-    Call c;
-    c.p = MakeProblem(dtype, {2, 3, 5, 4, 2, 8, 6});
-    const Buffer o(dtype, c.p.o.sizes);
-    c.p.memory.push_back(o);
-    const auto before = Snapshot(c.p);
-    Context ctx(1);
-    try {
-      Forward(ctx, c.p.in, c.p.options, {o.view(), {}});
-      ADD_FAILURE() << "did not throw";
-    } catch (const Unsupported& e) {
-      EXPECT_THAT(e.what(), HasSubstr("attention::Forward: "));
-      EXPECT_THAT(e.what(), HasSubstr(Name(dtype)));
-    }
-    EXPECT_EQ(Snapshot(c.p), before);
-  }
-}
-
 }  // namespace
 }  // namespace heed::attention

@@ -2,6 +2,9 @@
 #ifndef HEED_OPS_EXACT_ATTENTION_ATTENTION_INTERNAL_H_
 #define HEED_OPS_EXACT_ATTENTION_ATTENTION_INTERNAL_H_
 
+#include <cstdint>
+#include <span>
+
 #include "heed/engines/softmax/problem.h"
 #include "heed/ops/exact/attention/attention.h"
 
@@ -12,6 +15,7 @@ enum class Use {
   kForward,    // everything present, dtypes as documented
   kReference,  // outputs may also be f64
   kExplain,    // no outputs; data pointers may be null
+  kInputs,     // no outputs
 };
 
 // Checks every argument and returns the problem they pose. Throws
@@ -19,6 +23,12 @@ enum class Use {
 softmax::Problem CheckedProblem(const char* op, const Inputs& in,
                                 const Options& options, const Outputs& out,
                                 Use use);
+
+// Checks an output beside o and lse: there, of this shape and dtype, with contiguous
+// rows, writable, and apart from every input. Throws InvalidArgument.
+void CheckOutput(const char* op, const char* name, const TensorView& out,
+                 std::span<const int64_t> shape, DType dtype, const Inputs& in,
+                 const Options& options);
 
 }  // namespace heed::attention
 

@@ -297,7 +297,7 @@ class Generator {
         {dtype_, dtype_, DType::kF64, DType::kF32, DType::kBF16, DType::kF16});
     // The most negative number of the narrower of the bias and the computation.
     double lowest = -std::numeric_limits<double>::max();
-    if (dtype == DType::kF32 || dtype_ == DType::kF32) {
+    if (dtype == DType::kF32 || dtype_ != DType::kF64) {
       lowest = -std::numeric_limits<float>::max();
     }
     if (dtype == DType::kBF16) lowest = -0x1.FEp127;

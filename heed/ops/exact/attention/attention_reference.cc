@@ -225,17 +225,16 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
           sum += std::exp(pair.logit - greatest);
         }
         const double lse = pairs.empty() ? -kInfinity : greatest + std::log(sum);
+        double w = 1;
+        if (options.sinks && !pairs.empty()) {
+          w = 1 / (1 + std::exp(Load(options.sinks, {h}) - lse));
+        }
         std::vector<double> o(static_cast<size_t>(Dv), 0.0);
-        for (const ReferencePair& pair : pairs) {
+        for (ReferencePair& pair : pairs) {
           const double P = std::exp(pair.logit - greatest) / sum;
           const double Z = Survives(options, b, h, heads, p, pair.key) ? 1 : 0;
-          for (size_t d = 0; d < o.size(); ++d) {
-            o[d] += P * Z / (1 - options.dropout) * pair.v[d];
-          }
-        }
-        if (options.sinks && !pairs.empty()) {
-          const double w = 1 / (1 + std::exp(Load(options.sinks, {h}) - lse));
-          for (double& x : o) x *= w;
+          pair.weight = w * P * Z / (1 - options.dropout);
+          for (size_t d = 0; d < o.size(); ++d) o[d] += pair.weight * pair.v[d];
         }
 
         const int64_t row = seq.q_begin + i;

@@ -19,6 +19,7 @@ struct ReferencePair {
   double partial_norm;  // root of the sum of squares of the products
                         // scale q_id k_jd and of their partial sums over d
   const double* v;    // [Dv]
+  double weight = 0;  // of v in o: w P Z / (1 - dropout)
 };
 
 // One row that is inside its sequence. `index` is its place in the outputs.

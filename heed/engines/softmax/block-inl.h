@@ -1,0 +1,366 @@
+// A block of query rows, one per lane, and its logits tile by tile: what every
+// pass over exact attention does first.
+//
+// Compiled once per SIMD target, operand type and number of vectors. A tile is
+// S[key][lane] = K Q^T, in cache, with soft cap, biases and masks applied.
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_BLOCK_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "heed/core/context.h"
+#include "heed/engines/softmax/logits-inl.h"
+#include "heed/engines/softmax/operands-inl.h"
+#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/problem.h"
+#include "heed/engines/softmax/rows-inl.h"
+#include "heed/engines/softmax/visit.h"
+#include "heed/simd/tile-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
+
+// K and V of one key head, wherever they are read.
+template <class O>
+struct Head {
+  SourceRows key_source, value_source;
+  Place keys_at, values_at;
+  Operand<typename O::Key> keys;
+  Operand<typename O::Value> values;
+};
+
+// The head of a task, copied if the plan says so and it is not there yet.
+template <class O>
+HWY_INLINE Head<O> HeadOf(const Problem& p, const Plan& plan, int64_t sequence,
+                          int64_t key_head, Workspace<O>& w) {
+  const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
+  Head<O> head;
+  head.key_source = SourceOf(p.k, p.dtype, s.batch, s.first_k, key_head);
+  head.value_source = SourceOf(p.v, p.dtype, s.batch, s.first_k, key_head);
+  head.keys_at = plan.keys_at;
+  head.values_at = plan.values_at;
+  head.keys = {w.keys, static_cast<ptrdiff_t>(p.depth), s.key_begin};
+  head.values = {w.values, static_cast<ptrdiff_t>(p.value_depth), s.key_begin};
+  if (plan.keys_at == Place::kCaller) {
+    head.keys = {head.key_source.template At<typename O::Key>(0),
+                 head.key_source.stride, 0};
+  }
+  if (plan.values_at == Place::kCaller) {
+    head.values = {head.value_source.template At<typename O::Value>(0),
+                   head.value_source.stride, 0};
+  }
+  if (w.copied_sequence == sequence && w.copied_head == key_head) return head;
+  if (plan.keys_at == Place::kHead) {
+    O::CopyKeys(head.key_source, s.key_begin, s.key_end, p.depth, w.keys);
+  }
+  if (plan.values_at == Place::kHead) {
+    O::CopyValues(head.value_source, s.key_begin, s.key_end, p.value_depth, w.values);
+  }
+  w.copied_sequence = sequence;
+  w.copied_head = key_head;
+  return head;
+}
+
+template <class O, int C>
+class Block {
+ public:
+  Block(const Problem& problem, const Sequence& sequence, const BlockGrid& grid,
+        int64_t key_head, int64_t block, const Workspace<O>& workspace,
+        const Head<O>& head)
+      : p_(problem), s_(sequence), grid_(grid), key_head_(key_head),
+        block_(block), head_(head), w_(workspace),
+        num_rows_(static_cast<size_t>(grid.NumRows(block))) {}
+
+ protected:
+  using T = typename O::Compute;
+  using D = hn::ScalableTag<T>;
+  using V = hn::Vec<D>;
+  static constexpr size_t N = hn::MaxLanes(D());
+  static constexpr size_t W = C * N;
+
+  // Everything that does not depend on the tile.
+  HWY_INLINE void Prepare() {
+    const void* q[W];
+    SetLanes(q);
+    const double factor = p_.softcap > 0 && SoftcapRidesOnQueries(p_.softcap)
+                              ? p_.scale * SoftcapFactor(p_.softcap)
+                              : p_.scale;
+    factor_ = O::Split(factor);
+    O::PackQueries(p_.dtype, q, num_rows_, static_cast<size_t>(p_.depth),
+                   factor_.of_queries, W, w_.queries);
+  }
+
+  // f(tile) for each tile of which some pair is kept, ascending.
+  template <class F>
+  HWY_INLINE void ForTiles(const F& f) {
+    const bool by_data = p_.mask.data != nullptr || !p_.segments_q.empty();
+    TileVisits visits(s_, {runs_, num_rows_}, O::kKeyStep);
+    for (Tile tile; visits.Next(&tile);) {
+      if (by_data) {
+        const Cover cover = CoverOf(p_, s_, grid_, block_, key_head_, tile.keys);
+        if (cover == Cover::kNone) continue;
+        partial_ = cover == Cover::kSome;
+      }
+      if (head_.keys_at == Place::kTile) {
+        O::CopyKeys(head_.key_source, tile.keys.begin, tile.keys.end, p_.depth,
+                    w_.keys);
+        head_.keys.first = tile.keys.begin;
+      }
+      f(tile);
+    }
+  }
+
+  // The parts of a tile that the same vectors of lanes see, ascending. A vector
+  // outside them sees nothing there: neither product needs it.
+  HWY_INLINE int SplitTile(const Tile& tile, Run* runs) const {
+    if (tile.full) {
+      runs[0] = {tile.keys.begin, tile.keys.end, 0, C};
+      return 1;
+    }
+    // Borders stay between steps of keys, as the tile's own do.
+    const auto up = [&](int64_t key) {
+      return std::min(tile.keys.end, key + (key - tile.grid) % O::kKeyStep);
+    };
+    const auto down = [&](int64_t key) {
+      return key - (key - tile.grid) % O::kKeyStep;
+    };
+    int count = 0;
+    for (int64_t at = tile.keys.begin; at < tile.keys.end;) {
+      int64_t end = tile.keys.end;
+      size_t c0 = C, c1 = 0;
+      for (size_t c = 0; c < C; ++c) {
+        const int64_t hull_begin = down(std::max(hull_[c].begin, tile.keys.begin));
+        const int64_t hull_end = up(std::max(hull_[c].end, tile.keys.begin));
+        const bool sees = hull_begin <= at && at < hull_end;
+        if (sees) {
+          c0 = std::min(c0, c);
+          c1 = c + 1;
+        }
+        if (hull_begin > at) end = std::min(end, hull_begin);
+        if (hull_end > at) end = std::min(end, hull_end);
+      }
+      if (c0 < c1) runs[count++] = {at, end, c0, c1};
+      at = end;
+    }
+    return count;
+  }
+
+  // f(std::integral_constant<int, number of vectors>) for a run.
+  template <class F>
+  HWY_INLINE static void WithVectors(size_t count, const F& f) {
+    if constexpr (C >= 4) {
+      if (count == 4) return f(std::integral_constant<int, 4>());
+      if (count == 3) return f(std::integral_constant<int, 3>());
+    }
+    if constexpr (C >= 2) {
+      if (count == 2) return f(std::integral_constant<int, 2>());
+    }
+    return f(std::integral_constant<int, 1>());
+  }
+
+  // S of a run, in the normative order. Each step leaves the maximum of what it
+  // wrote, so that the last one has it.
+  template <bool kFlagMasked>
+  HWY_INLINE void Logits(const Run& run, const Tile& visited, V* max) {
+    const int64_t origin = visited.keys.begin;
+    WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
+      constexpr int kVectors = vectors.value;
+      V m[kVectors];
+      for (int c = 0; c < kVectors; ++c) {
+        m[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
+      }
+      T* tile = w_.logits;
+      const auto keep = [](V x, int64_t, int) HWY_ATTR { return x; };
+      const bool alibi = !p_.slopes.empty(), softcap = p_.softcap > 0;
+      if (!alibi || softcap) Products<kVectors>(run, origin, m, keep);
+      if (softcap) {
+        ApplySoftcap<W, kVectors>(d_, run, origin, p_.softcap, tile, m);
+      }
+      if (alibi) {
+        const Alibi<kVectors, D> bias(d_, run, visited.grid, lanes_);
+        const auto add = [&](V x, int64_t key, int c) HWY_ATTR {
+          return bias(d_, x, key, c);
+        };
+        if (softcap) {
+          Rewrite<W, kVectors>(d_, run, origin, tile, m, add);
+        } else {  // nothing in between: while the logits are in registers
+          Products<kVectors>(run, origin, m, add);
+        }
+      }
+      if (p_.bias.data != nullptr) {
+        ApplyBias<W, kVectors, kFlagMasked>(d_, run, origin, p_.bias, lanes_, tile, m);
+      }
+      if (partial_ && p_.mask.data != nullptr) {
+        ApplyMask<W, kVectors>(d_, run, origin, p_.mask, lanes_, tile, m);
+      }
+      if (partial_ && !p_.segments_q.empty()) {
+        ApplySegments<W, kVectors>(
+            d_, run, origin, p_.segments_k.data() + s_.batch * p_.segments_k_stride,
+            lanes_, tile, m);
+      }
+      if (!visited.full && p_.windowed()) {
+        ApplyRuns<W, kVectors, 2>(d_, run, origin, lanes_, tile, m);
+      } else if (!visited.full) {
+        ApplyRuns<W, kVectors, 1>(d_, run, origin, lanes_, tile, m);
+      }
+      for (int c = 0; c < kVectors; ++c) {
+        V& of_tile = max[run.c0 + static_cast<size_t>(c)];
+        of_tile = hn::Max(m[c], of_tile);
+      }
+    });
+  }
+
+  // What is subtracted from logits: the maximum, or 0 where there is none yet.
+  HWY_INLINE V Shift(V max) const {
+    const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
+    return hn::IfThenElse(hn::Eq(max, none), hn::Zero(d_), max);
+  }
+
+  T* At(const Run& run, int64_t origin) const {
+    return w_.logits + static_cast<size_t>(run.begin - origin) * W + run.c0 * N;
+  }
+
+ private:
+  HWY_INLINE void SetLanes(const void** q) {
+    const bool dropout = p_.dropout > 0;
+    for (size_t lane = 0; lane < W; ++lane) {
+      const bool present = lane < num_rows_;
+      const BlockGrid::Row row =
+          present ? grid_.At(block_, static_cast<int64_t>(lane))
+                  : BlockGrid::Row{0, 0};
+      const int64_t head = key_head_ * grid_.heads + row.head;
+      if (present) {
+        runs_[lane] = VisibleKeys(p_, s_, row.query);
+        q[lane] = static_cast<const char*>(p_.q.data) +
+                  (s_.batch * p_.q.batch_stride +
+                   (s_.first_q + row.query) * p_.q.token_stride +
+                   head * p_.q.head_stride) *
+                      static_cast<int64_t>(SizeOf(p_.dtype));
+      }
+      const KeyRuns runs = present ? runs_[lane] : KeyRuns();
+      using TI = typename Lanes<T, W>::TI;
+      lanes_.first_begin[lane] = static_cast<TI>(runs.first.begin);
+      lanes_.first_end[lane] = static_cast<TI>(runs.first.end);
+      lanes_.second_begin[lane] = static_cast<TI>(runs.second.begin);
+      lanes_.second_end[lane] = static_cast<TI>(runs.second.end);
+      const int64_t position = s_.start + row.query;
+      lanes_.position[lane] = position;
+      if (dropout) {
+        lanes_.position_low[lane] = static_cast<uint32_t>(position);
+        lanes_.head_row[lane] =
+            static_cast<uint32_t>(s_.batch * p_.query_heads + head);
+      }
+      if (!p_.slopes.empty()) {
+        lanes_.slope[lane] = static_cast<T>(
+            p_.slopes[static_cast<size_t>(s_.batch * p_.slopes_stride + head)]);
+      }
+      if (!p_.segments_q.empty()) {
+        const int32_t id = p_.segments_q[static_cast<size_t>(
+            s_.batch * p_.segments_q_stride + row.query)];
+        lanes_.segment[lane] = static_cast<TI>(id < 0 ? -1 : id);
+      }
+      lanes_.bias[lane] = PairRow(p_.bias, SizeOf(p_.bias.dtype), head, row.query);
+      lanes_.mask[lane] = PairRow(p_.mask, 1, head, row.query);
+    }
+    // What each vector of lanes can see, to leave out vectors that see nothing
+    // of a tile's keys.
+    for (size_t c = 0; c < C; ++c) {
+      Interval& hull = hull_[c] = {};
+      for (size_t lane = c * N; lane < std::min(num_rows_, (c + 1) * N); ++lane) {
+        for (const Interval& run : {runs_[lane].first, runs_[lane].second}) {
+          if (run.empty()) continue;
+          hull = hull.empty() ? run
+                              : Interval{std::min(hull.begin, run.begin),
+                                         std::max(hull.end, run.end)};
+        }
+      }
+    }
+  }
+
+  const void* PairRow(const Pairs& pairs, size_t element, int64_t head,
+                      int64_t query) const {
+    if (pairs.data == nullptr) return nullptr;
+    return static_cast<const char*>(pairs.data) +
+           (s_.batch * pairs.batch_stride + head * pairs.head_stride +
+            query * pairs.query_stride) *
+               static_cast<int64_t>(element);
+  }
+
+  // Asks for the biases of lanes [begin, end) and the next tile's keys. Rows of a
+  // bias lie far apart, where no hardware prefetcher follows, and there are more of
+  // them than a core can wait for at once: hence a few at a time, between products.
+  HWY_INLINE void PrefetchBias(size_t begin, size_t end, int64_t key) const {
+    if (p_.bias.data == nullptr || p_.bias.key_stride != 1) return;
+    const int64_t element = static_cast<int64_t>(SizeOf(p_.bias.dtype));
+    for (size_t lane = begin; lane < std::min(end, num_rows_); ++lane) {
+      const char* row = static_cast<const char*>(lanes_.bias[lane]) + key * element;
+      for (int64_t at = 0; at < kTileKeys * element; at += 64) {
+        PrefetchToL2(row + at);
+      }
+    }
+  }
+
+  // K Q^T of a run, each logit finished by f(logit, key, vector).
+  template <int kVectors, class F>
+  HWY_INLINE void Products(const Run& run, int64_t origin, V* max, const F& f) {
+    if constexpr (O::kFinishesLogits) {
+      if (factor_.of_logits != 1) {
+        const V factor = hn::Set(d_, static_cast<T>(factor_.of_logits));
+        return PlainProducts<kVectors>(
+            run, origin, max, [&](V x, int64_t key, int c) HWY_ATTR {
+              return f(hn::Mul(x, factor), key, c);
+            });
+      }
+    }
+    PlainProducts<kVectors>(run, origin, max, f);
+  }
+
+  template <int kVectors, class F>
+  HWY_INLINE void PlainProducts(const Run& run, int64_t origin, V* max, const F& f) {
+    T* s = At(run, origin);
+    hs::ForTiles<hs::TileRows<kVectors>()>(
+        0, static_cast<size_t>(run.end - run.begin),
+        [&](auto rows, size_t j) HWY_ATTR {
+          const int64_t key = run.begin + static_cast<int64_t>(j);
+          PrefetchBias(j, j + rows.value, run.end);
+          O::template Logits<rows.value, kVectors>(
+              w_.queries + run.c0 * N, W, head_.keys, key,
+              static_cast<size_t>(p_.depth), s + j * W, max,
+              [&](V x, int r, int c) HWY_ATTR { return f(x, key + r, c); });
+        });
+  }
+
+ protected:
+  static constexpr D d_{};
+  const Problem& p_;
+  const Sequence& s_;
+  const BlockGrid& grid_;
+  const int64_t key_head_, block_;
+  Head<O> head_;
+  const Workspace<O>& w_;
+  const size_t num_rows_;
+  Lanes<T, W> lanes_;
+
+ private:
+  bool partial_ = false;  // the mask or segments cut into the current tile
+  LogitFactor factor_;
+  KeyRuns runs_[W];
+  Interval hull_[C];
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_INL_H_

@@ -1,0 +1,307 @@
+// Weights of blocks of rows, tile by tile, handed to whoever stores or pools them.
+//
+// Compiled once per SIMD target and dtype. Two passes over the visited tiles: one
+// for the statistics, without values, unless the caller knows them, and one for
+// P = exp(S - lse). Twice the first product and twice the exponentials: about the
+// time of attention itself.
+#if defined(HEED_ENGINES_SOFTMAX_WEIGHTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_WEIGHTS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_WEIGHTS_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_WEIGHTS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "heed/core/context.h"
+#include "heed/core/os.h"
+#include "heed/engines/softmax/forward-inl.h"
+#include "heed/engines/softmax/weights.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class O, int C>
+class WeightsBlock : ForwardBlock<O, C> {
+  using Base = ForwardBlock<O, C>;
+
+ public:
+  using typename Base::T;
+  using typename Base::V;
+  using Base::Base, Base::N, Base::W;
+
+  // use(tile, p): p[key][lane] of each visited tile, W lanes to a key.
+  template <class F>
+  HWY_INLINE void ForTiles(const GivenLse& given, const F& use) {
+    HWY_ALIGN T lse[W];
+    if (given.rows.data == nullptr) {
+      this->Accumulate();
+      for (size_t lane = 0; lane < W; lane += N) {
+        hn::Store(this->LseOf(lane), d_, lse + lane);
+      }
+    } else {
+      this->Prepare();
+    }
+    for (size_t lane = 0; lane < W; ++lane) {
+      lse[lane] = lane < num_rows_ ? Total(given, lane, lse[lane]) : T{0};
+      // Nothing to subtract where no key is seen: every logit is -inf.
+      if (lse[lane] == -std::numeric_limits<T>::infinity()) lse[lane] = 0;
+    }
+    Block<O, C>::ForTiles([&](const Tile& tile) HWY_ATTR {
+      TileOfWeights(tile, lse);
+      use(tile, static_cast<const T*>(w_.logits));
+    });
+  }
+
+ private:
+  using Base::d_, Base::p_, Base::s_, Base::grid_, Base::block_, Base::key_head_,
+      Base::num_rows_, Base::w_;
+
+  // log(exp(lse) + exp(sink)) of a lane's row.
+  T Total(const GivenLse& given, size_t lane, T computed) const {
+    const BlockGrid::Row row = grid_.At(block_, static_cast<int64_t>(lane));
+    const int64_t head = key_head_ * grid_.heads + row.head;
+    double lse = static_cast<double>(computed);
+    if (given.rows.data != nullptr) {
+      lse = LoadAsDouble(given.dtype, given.rows.data,
+                         s_.batch * given.rows.batch_stride +
+                             row.query * given.rows.token_stride +
+                             head * given.rows.head_stride);
+    }
+    if (p_.sinks.empty() || std::isnan(lse)) return static_cast<T>(lse);
+    const double sink = p_.sinks[static_cast<size_t>(head)];
+    const double larger = std::max(lse, sink);
+    if (std::isinf(larger)) return static_cast<T>(larger);
+    return static_cast<T>(
+        larger + std::log(std::exp(lse - larger) + std::exp(sink - larger)));
+  }
+
+  HWY_INLINE void TileOfWeights(const Tile& tile, const T* HWY_RESTRICT lse) {
+    const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
+    const auto num_keys = static_cast<size_t>(tile.keys.size());
+    Run runs[2 * C + 1];
+    const int num_runs = this->SplitTile(tile, runs);
+    const bool whole = num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C;
+    for (size_t at = 0; !whole && at < num_keys * W; at += N) {
+      hn::Store(none, d_, w_.logits + at);
+    }
+    V max[C];
+    for (int c = 0; c < C; ++c) max[c] = none;
+    for (int r = 0; r < num_runs; ++r) {
+      this->template Logits</*kFlagMasked=*/true>(runs[r], tile, max);
+    }
+    V shift[C];
+    for (int c = 0; c < C; ++c) {
+      shift[c] = hn::Load(d_, lse + static_cast<size_t>(c) * N);
+    }
+    for (size_t j = 0; j < num_keys; ++j) {
+      HWY_UNROLL(4)
+      for (int c = 0; c < C; ++c) {
+        T* HWY_RESTRICT at = w_.logits + j * W + static_cast<size_t>(c) * N;
+        const V s = hn::Load(d_, at);
+        const V p = Weight(d_, hn::Sub(s, shift[c]));
+        hn::Store(hn::IfThenZeroElse(hn::Eq(s, none), p), d_, at);
+      }
+    }
+  }
+};
+
+// f(block) for these queries, W at most, of a query head of a sequence.
+template <class O, int C, class F>
+HWY_INLINE void WithBlock(const Problem& p, const Plan& plan, int64_t sequence,
+                          int64_t query_head, std::span<const int64_t> queries,
+                          Workspace<O>& w, const F& f) {
+  const int64_t key_head = query_head / p.group();
+  const Head<O> head = HeadOf(p, plan, sequence, key_head, w);
+  const BlockGrid grid(p, query_head % p.group(), queries);
+  WeightsBlock<O, C> block(p, p.sequences[static_cast<size_t>(sequence)], grid,
+                           key_head, 0, w, head);
+  f(block);
+}
+
+template <class O, int C>
+void RunRows(Context& ctx, const Problem& p, const Plan& plan, const GivenLse& lse,
+             std::span<const int64_t> queries, std::span<const int64_t> heads,
+             const WeightsOut& out) {
+  using T = typename O::Compute;
+  using D = hn::ScalableTag<T>;
+  constexpr size_t W = C * hn::MaxLanes(D());
+  const auto num_rows = static_cast<int64_t>(queries.size());
+  const auto num_heads = static_cast<int64_t>(heads.size());
+  const auto B = static_cast<int64_t>(p.sequences.size());
+  const int64_t blocks = (num_rows + int64_t{W} - 1) / int64_t{W};
+  ctx.ParallelFor(B * num_heads * blocks, [&](int64_t task, int worker) HWY_ATTR {
+    const os::ScopedFloatControl float_control;
+    const int64_t b = task / (num_heads * blocks), h = task / blocks % num_heads;
+    const int64_t first = task % blocks * int64_t{W};
+    const auto count =
+        static_cast<size_t>(std::min<int64_t>(int64_t{W}, num_rows - first));
+    T* rows[W];
+    HWY_ALIGN T one[W];
+    const int64_t num_keys = p.sequences[static_cast<size_t>(b)].num_keys;
+    for (size_t lane = 0; lane < W; ++lane) {
+      one[lane] = 1;
+      if (lane >= count) continue;
+      rows[lane] = static_cast<T*>(out.data) + b * out.batch_stride +
+                   h * out.head_stride +
+                   (first + static_cast<int64_t>(lane)) * out.row_stride;
+      std::fill(rows[lane], rows[lane] + num_keys, T{0});
+    }
+    Workspace<O>& w = *static_cast<Workspace<O>*>(ctx.Scratch(worker));
+    WithBlock<O, C>(
+        p, plan, b, heads[static_cast<size_t>(h)],
+        queries.subspan(static_cast<size_t>(first), count), w,
+        [&](auto& block) HWY_ATTR {
+          block.ForTiles(lse, [&](const Tile& tile, const T* weights) HWY_ATTR {
+            T* at[W] = {};
+            for (size_t lane = 0; lane < count; ++lane) {
+              at[lane] = rows[lane] + tile.keys.begin;
+            }
+            LanesToRows(D(), weights, W, static_cast<size_t>(tile.keys.size()), one,
+                        at, count);
+          });
+        });
+  });
+}
+
+// Rows of the picture that one task owns: about kPooledRows queries of one head.
+inline constexpr int64_t kPooledRows = 256;
+
+inline int64_t RowsPerTask(const Problem& p, const Pool& pool) {
+  const int64_t Tq = p.sequences.empty() ? 1 : p.sequences[0].num_queries;
+  return std::clamp<int64_t>(kPooledRows * pool.rows / std::max<int64_t>(Tq, 1), 1,
+                             std::max<int64_t>(pool.rows, 1));
+}
+
+// The first index of a bin.
+inline int64_t BinBegin(int64_t bin, int64_t count, int64_t bins) {
+  return (bin * count + bins - 1) / bins;
+}
+
+// The larger of the two, or NaN if one is.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Larger(D /*d*/, V x, V y) {
+  return hn::IfThenElse(hn::Or(hn::Gt(x, y), hn::IsNaN(x)), x, y);
+}
+
+// A task's part of the picture, and the columns of one block of rows by lane.
+inline int64_t PoolBytes(const Problem& p, const Pool& pool, int64_t lanes,
+                         int64_t element) {
+  return RowsPerTask(p, pool) * pool.columns * int64_t{sizeof(double)} +
+         pool.columns * lanes * element;
+}
+
+template <class O, int C>
+void RunPooled(Context& ctx, const Problem& p, const Plan& plan, const GivenLse& lse,
+               const Pool& pool, const WeightsOut& out) {
+  using T = typename O::Compute;
+  using D = hn::ScalableTag<T>;
+  const D d;
+  constexpr size_t N = hn::MaxLanes(d), W = C * N;
+  const auto B = static_cast<int64_t>(p.sequences.size());
+  const int64_t per_task = RowsPerTask(p, pool);
+  const int64_t tasks = (pool.rows + per_task - 1) / per_task;
+  const int64_t H = p.query_heads;
+  ctx.ParallelFor(B * H * tasks, [&](int64_t task, int worker) HWY_ATTR {
+    const os::ScopedFloatControl float_control;
+    const int64_t b = task / (H * tasks), h = task / tasks % H;
+    // Late rows first: under a causal mask they are the long ones.
+    const int64_t first_bin = (tasks - 1 - task % tasks) * per_task;
+    const int64_t last_bin = std::min(first_bin + per_task, pool.rows);
+    const Sequence& s = p.sequences[static_cast<size_t>(b)];
+    char* scratch = static_cast<char*>(ctx.Scratch(worker));
+    Workspace<O>& w = *reinterpret_cast<Workspace<O>*>(scratch);
+    T* columns = reinterpret_cast<T*>(scratch + Workspace<O>::Bytes(plan));
+    double* picture = reinterpret_cast<double*>(columns + pool.columns * int64_t{W});
+    std::fill(picture, picture + (last_bin - first_bin) * pool.columns, 0.0);
+
+    const int64_t end = BinBegin(last_bin, s.num_queries, pool.rows);
+    int64_t bin = first_bin;  // of the row at hand
+    for (int64_t row = BinBegin(first_bin, s.num_queries, pool.rows); row < end;) {
+      int64_t queries[W];
+      const auto count =
+          static_cast<size_t>(std::min<int64_t>(int64_t{W}, end - row));
+      for (size_t lane = 0; lane < count; ++lane) {
+        queries[lane] = row + static_cast<int64_t>(lane);
+      }
+      std::fill(columns, columns + pool.columns * int64_t{W}, T{0});
+      WithBlock<O, C>(p, plan, b, h, {queries, count}, w, [&](auto& block) HWY_ATTR {
+        int64_t column = 0;
+        block.ForTiles(lse, [&](const Tile& tile, const T* weights) HWY_ATTR {
+          for (int64_t j = tile.keys.begin; j < tile.keys.end;) {
+            while (BinBegin(column + 1, s.num_keys, pool.columns) <= j) ++column;
+            const int64_t stop = std::min(
+                tile.keys.end, BinBegin(column + 1, s.num_keys, pool.columns));
+            const T* from = weights + static_cast<size_t>(j - tile.keys.begin) * W;
+            T* to = columns + column * int64_t{W};
+            for (size_t lane = 0; lane < W; lane += N) {
+              auto pooled = hn::Load(d, to + lane);
+              for (size_t k = 0; k < static_cast<size_t>(stop - j); ++k) {
+                const auto x = hn::Load(d, from + k * W + lane);
+                pooled = pool.maximum ? Larger(d, x, pooled) : hn::Add(pooled, x);
+              }
+              hn::Store(pooled, d, to + lane);
+            }
+            j = stop;
+          }
+        });
+      });
+      for (size_t lane = 0; lane < count; ++lane, ++row) {
+        while (BinBegin(bin + 1, s.num_queries, pool.rows) <= row) ++bin;
+        double* to = picture + (bin - first_bin) * pool.columns;
+        for (int64_t c = 0; c < pool.columns; ++c) {
+          const double x = static_cast<double>(columns[c * int64_t{W} +
+                                                       static_cast<int64_t>(lane)]);
+          if (!pool.maximum) {
+            to[c] += x;
+          } else if (x > to[c] || std::isnan(x)) {  // a NaN stays
+            to[c] = x;
+          }
+        }
+      }
+    }
+    for (int64_t r = first_bin; r < last_bin; ++r) {
+      const int64_t rows = BinBegin(r + 1, s.num_queries, pool.rows) -
+                           BinBegin(r, s.num_queries, pool.rows);
+      T* to = static_cast<T*>(out.data) + b * out.batch_stride + h * out.head_stride +
+              r * out.row_stride;
+      for (int64_t c = 0; c < pool.columns; ++c) {
+        const int64_t keys = BinBegin(c + 1, s.num_keys, pool.columns) -
+                             BinBegin(c, s.num_keys, pool.columns);
+        const double pairs = pool.maximum ? 1
+                                          : static_cast<double>(rows) *
+                                                static_cast<double>(keys);
+        to[c] = static_cast<T>(picture[(r - first_bin) * pool.columns + c] / pairs);
+      }
+    }
+  });
+}
+
+// f(std::integral_constant<int, C>, plan) with scratch ready.
+template <class O, class F>
+void WithPlan(Context& ctx, const Problem& p, int64_t more_bytes_per_lane,
+              int64_t more_bytes, const F& f) {
+  const Plan plan = MakePlan<O>(p);
+  ctx.ReserveScratch(static_cast<size_t>(Workspace<O>::Bytes(plan) + more_bytes +
+                                         more_bytes_per_lane * plan.lanes));
+  for (int worker = 0; worker < ctx.num_threads(); ++worker) {
+    static_cast<Workspace<O>*>(ctx.Scratch(worker))->Init(plan);
+  }
+  switch (plan.vectors) {
+    case 1: return f(std::integral_constant<int, 1>(), plan);
+    case 2: return f(std::integral_constant<int, 2>(), plan);
+    default: return f(std::integral_constant<int, kMaxVectors>(), plan);
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_WEIGHTS_INL_H_

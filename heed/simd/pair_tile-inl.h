@@ -1,0 +1,165 @@
+// Register-tiled products of bf16 pairs, the counterpart of tile-inl.h for CPUs
+// whose bf16 dot product outruns their f32 FMA.
+//
+// Compiled for such targets alone. A 32-bit word holds two bf16 that one
+// instruction multiplies by two others and adds to an f32, 4 flops per lane: twice
+// an FMA where it is issued as often. Subnormal inputs and results count as 0,
+// whatever the floating-point environment says.
+//
+// Each output is one chain of such steps in ascending order.
+#if defined(HEED_SIMD_PAIR_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_SIMD_PAIR_TILE_INL_H_
+#undef HEED_SIMD_PAIR_TILE_INL_H_
+#else
+#define HEED_SIMD_PAIR_TILE_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "heed/core/dtype.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// acc + lower a * lower b + upper a * upper b, for the pairs in words a and b.
+template <class D, class V = hn::Vec<D>, class Words>
+HWY_INLINE V DotPairs(D d, Words a, Words b, V acc) {
+  const hn::Repartition<hwy::bfloat16_t, D> pairs;
+  V unused = hn::Zero(d);
+  return hn::ReorderWidenMulAccumulate(d, hn::BitCast(pairs, a),
+                                       hn::BitCast(pairs, b), acc, unused);
+}
+
+// Words of the pairs (first, second), both rounded to bf16.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE auto ToPairs(D /*d*/, V first, V second) {
+  constexpr size_t N = hn::MaxLanes(D());
+  const hn::RebindToUnsigned<D> words;
+  const hn::Repartition<hwy::bfloat16_t, D> pairs;
+  const hn::RebindToUnsigned<decltype(pairs)> halves;
+  HWY_ALIGN static constexpr auto kInterleave = [] {
+    struct { uint16_t at[2 * N]; } order = {};
+    for (size_t i = 0; i < N; ++i) {
+      order.at[2 * i] = static_cast<uint16_t>(i);
+      order.at[2 * i + 1] = static_cast<uint16_t>(N + i);
+    }
+    return order;
+  }();
+  const auto both = hn::BitCast(halves, hn::OrderedDemote2To(pairs, first, second));
+  return hn::BitCast(
+      words, hn::TableLookupLanes(both, hn::SetTableIndices(halves, kInterleave.at)));
+}
+
+// s[r][c] = finish(sum_e k[r][e] q[e][c], r, c) and max[c] = max(max[c], s[.][c]).
+// k: rows of `depth` bf16; q: words of two channels each, ceil(depth / 2) rows.
+template <int R, int C, class D, class F, class V = hn::Vec<D>>
+HWY_INLINE void LogitPairTile(D d, const uint32_t* HWY_RESTRICT q, size_t stride,
+                              const BF16* HWY_RESTRICT k, ptrdiff_t k_stride,
+                              size_t depth, float* HWY_RESTRICT s,
+                              V* HWY_RESTRICT max, const F& finish) {
+  constexpr size_t N = hn::MaxLanes(D());
+  const hn::RebindToUnsigned<D> words;
+  V acc[R][C];
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) acc[r][c] = hn::Zero(d);
+  }
+  const auto step = [&](size_t pair, const auto& word_of_row) HWY_ATTR {
+    hn::Vec<decltype(words)> lanes[C];
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) {
+      lanes[c] = hn::Load(words, q + pair * stride + static_cast<size_t>(c) * N);
+    }
+    HWY_UNROLL(32)
+    for (int r = 0; r < R; ++r) {
+      const auto row = hn::Set(words, word_of_row(k + r * k_stride + 2 * pair));
+      HWY_UNROLL(32)
+      for (int c = 0; c < C; ++c) acc[r][c] = DotPairs(d, row, lanes[c], acc[r][c]);
+    }
+  };
+  for (size_t pair = 0; pair < depth / 2; ++pair) {
+    step(pair, [](const BF16* at) HWY_ATTR {
+      uint32_t word;
+      std::memcpy(&word, at, sizeof(word));
+      return word;
+    });
+  }
+  if (depth % 2 != 0) {
+    step(depth / 2, [](const BF16* at) HWY_ATTR { return uint32_t{at->bits}; });
+  }
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) {
+      const V x = finish(acc[r][c], r, c);
+      hn::Store(x, d,
+                s + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N);
+      max[c] = hn::Max(x, max[c]);
+    }
+  }
+}
+
+// o[r][c] = o[r][c] * rescale[c] + sum_j v[j][r] p[j][c] over pairs of keys j, and
+// from zero if `first`. With kSkipMasked, a weight of -0 leaves o as it is even
+// where v is not finite.
+template <int R, int C, bool kSkipMasked, class D, class V = hn::Vec<D>>
+HWY_INLINE void ValuePairTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride,
+                              const uint32_t* HWY_RESTRICT v, ptrdiff_t v_stride,
+                              size_t num_pairs, bool first,
+                              const V* HWY_RESTRICT rescale,
+                              float* HWY_RESTRICT o) {
+  constexpr size_t N = hn::MaxLanes(D());
+  const hn::RebindToUnsigned<D> words;
+  const hn::Repartition<int16_t, D> halves;
+  V acc[R][C];
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) {
+      const float* at =
+          o + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N;
+      acc[r][c] = first ? hn::Zero(d) : hn::Mul(hn::Load(d, at), rescale[c]);
+    }
+  }
+  for (size_t j = 0; j < num_pairs; ++j) {
+    hn::Vec<decltype(words)> lanes[C];
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) {
+      lanes[c] = hn::Load(words, p + j * stride + static_cast<size_t>(c) * N);
+    }
+    const uint32_t* HWY_RESTRICT values = v + static_cast<ptrdiff_t>(j) * v_stride;
+    HWY_UNROLL(32)
+    for (int r = 0; r < R; ++r) {
+      const auto value = hn::Set(words, values[r]);
+      HWY_UNROLL(32)
+      for (int c = 0; c < C; ++c) {
+        if constexpr (kSkipMasked) {
+          const auto masked = hn::BitCast(
+              words, hn::BroadcastSignBit(hn::BitCast(halves, lanes[c])));
+          acc[r][c] = DotPairs(d, hn::AndNot(masked, value), lanes[c], acc[r][c]);
+        } else {
+          acc[r][c] = DotPairs(d, value, lanes[c], acc[r][c]);
+        }
+      }
+    }
+  }
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) {
+      hn::Store(acc[r][c], d,
+                o + static_cast<size_t>(r) * stride + static_cast<size_t>(c) * N);
+    }
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_SIMD_PAIR_TILE_INL_H_
