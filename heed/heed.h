@@ -10,6 +10,7 @@
 #include "heed/io/npy.h"
 #include "heed/io/safetensors.h"
 #include "heed/ops/exact/attention/attention.h"
+#include "heed/ops/exact/attention/attention_weights.h"
 #include "heed/ops/parts/alibi.h"
 #include "heed/ops/parts/rotary.h"
 #include "heed/ops/parts/rotary_scaling.h"

@@ -32,8 +32,8 @@ OutArray: TypeAlias = Any  # returned as it is
 Result: TypeAlias = NDArray[Any]
 
 
-class AttentionOptions(TypedDict, total=False):
-    """The keywords of heed.attention, but return_lse."""
+class WeightsOptions(TypedDict, total=False):
+    """The keywords of heed.attention that attention_weights and attention_map take."""
 
     scale: float | None
     causal: bool
@@ -54,9 +54,14 @@ class AttentionOptions(TypedDict, total=False):
     dropout: float
     seed: int
     dropout_offset: int
-    cu_seqlens_q: Ints | None
-    cu_seqlens_k: Ints | None
     precision: Literal["highest", "high"]
     invariant: bool
-    out: OutArray | None
     threads: int | None
+
+
+class AttentionOptions(WeightsOptions, total=False):
+    """The keywords of heed.attention, but return_lse."""
+
+    cu_seqlens_q: Ints | None
+    cu_seqlens_k: Ints | None
+    out: OutArray | None

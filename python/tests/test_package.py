@@ -32,7 +32,7 @@ def stubbed(name):
 
 
 def test_public_names():
-    for name in ("attention", "merge_attention", "explain", "alibi_slopes", "rotary", "sinusoidal", "t5_bias",
+    for name in ("attention", "attention_weights", "attention_map", "merge_attention", "explain", "alibi_slopes", "rotary", "sinusoidal", "t5_bias",
                  "t5_bias_backward", "set_num_threads", "get_num_threads", "set_checks", "set_strict", "InvalidArgument", "Unsupported", "__version__"):
         assert name in heed.__all__ and hasattr(heed, name)
     assert issubclass(heed.InvalidArgument, ValueError) and issubclass(heed.Unsupported, RuntimeError)

@@ -45,8 +45,9 @@ struct Plan {
   int64_t queries = 0, logits = 0, outputs = 0, keys = 0, values = 0;
 };
 
+// `vectors` is C, or 0 for as many as there are rows to fill them.
 template <class O>
-Plan MakePlan(const Problem& p) {
+Plan MakePlan(const Problem& p, int vectors = 0) {
   using T = typename O::Compute;
   constexpr int64_t N = hn::MaxLanes(hn::ScalableTag<T>());
   constexpr int64_t kMinCopyRows = 64;
@@ -63,6 +64,7 @@ Plan MakePlan(const Problem& p) {
   while (plan.vectors < kMaxVectors && plan.vectors * N < lanes_wanted) {
     plan.vectors *= 2;
   }
+  if (vectors != 0) plan.vectors = vectors;
   plan.lanes = plan.vectors * N;
   const double bytes_of_head =
       static_cast<double>(max_keys) *

@@ -112,26 +112,45 @@ class WeightsBlock : ForwardBlock<O, C> {
   }
 };
 
+// Blocks of one size serve all: few rows waste lanes, which looking at weights can
+// afford and compiling each size can not.
+template <class O>
+Plan WeightsPlan(const Problem& p) {
+  return MakePlan<O>(p, kMaxVectors);
+}
+
+// The plan, with scratch for it and `more` bytes behind.
+template <class O>
+Plan Reserve(Context& ctx, const Problem& p, int64_t more) {
+  const Plan plan = WeightsPlan<O>(p);
+  ctx.ReserveScratch(static_cast<size_t>(Workspace<O>::Bytes(plan) + more));
+  for (int worker = 0; worker < ctx.num_threads(); ++worker) {
+    static_cast<Workspace<O>*>(ctx.Scratch(worker))->Init(plan);
+  }
+  return plan;
+}
+
 // f(block) for these queries, W at most, of a query head of a sequence.
-template <class O, int C, class F>
+template <class O, class F>
 HWY_INLINE void WithBlock(const Problem& p, const Plan& plan, int64_t sequence,
                           int64_t query_head, std::span<const int64_t> queries,
                           Workspace<O>& w, const F& f) {
   const int64_t key_head = query_head / p.group();
   const Head<O> head = HeadOf(p, plan, sequence, key_head, w);
   const BlockGrid grid(p, query_head % p.group(), queries);
-  WeightsBlock<O, C> block(p, p.sequences[static_cast<size_t>(sequence)], grid,
+  WeightsBlock<O, kMaxVectors> block(p, p.sequences[static_cast<size_t>(sequence)], grid,
                            key_head, 0, w, head);
   f(block);
 }
 
-template <class O, int C>
-void RunRows(Context& ctx, const Problem& p, const Plan& plan, const GivenLse& lse,
+template <class O>
+void RunRows(Context& ctx, const Problem& p, const GivenLse& lse,
              std::span<const int64_t> queries, std::span<const int64_t> heads,
              const WeightsOut& out) {
+  const Plan plan = Reserve<O>(ctx, p, 0);
   using T = typename O::Compute;
   using D = hn::ScalableTag<T>;
-  constexpr size_t W = C * hn::MaxLanes(D());
+  constexpr size_t W = kMaxVectors * hn::MaxLanes(D());
   const auto num_rows = static_cast<int64_t>(queries.size());
   const auto num_heads = static_cast<int64_t>(heads.size());
   const auto B = static_cast<int64_t>(p.sequences.size());
@@ -154,7 +173,7 @@ void RunRows(Context& ctx, const Problem& p, const Plan& plan, const GivenLse& l
       std::fill(rows[lane], rows[lane] + num_keys, T{0});
     }
     Workspace<O>& w = *static_cast<Workspace<O>*>(ctx.Scratch(worker));
-    WithBlock<O, C>(
+    WithBlock(
         p, plan, b, heads[static_cast<size_t>(h)],
         queries.subspan(static_cast<size_t>(first), count), w,
         [&](auto& block) HWY_ATTR {
@@ -191,19 +210,22 @@ HWY_INLINE V Larger(D /*d*/, V x, V y) {
 }
 
 // A task's part of the picture, and the columns of one block of rows by lane.
-inline int64_t PoolBytes(const Problem& p, const Pool& pool, int64_t lanes,
-                         int64_t element) {
-  return RowsPerTask(p, pool) * pool.columns * int64_t{sizeof(double)} +
-         pool.columns * lanes * element;
+template <class O>
+int64_t PoolBytes(const Problem& p, const Pool& pool) {
+  using T = typename O::Compute;
+  constexpr int64_t kLanes = kMaxVectors * hn::MaxLanes(hn::ScalableTag<T>());
+  return pool.columns * (RowsPerTask(p, pool) * int64_t{sizeof(double)} +
+                         kLanes * int64_t{sizeof(T)});
 }
 
-template <class O, int C>
-void RunPooled(Context& ctx, const Problem& p, const Plan& plan, const GivenLse& lse,
-               const Pool& pool, const WeightsOut& out) {
+template <class O>
+void RunPooled(Context& ctx, const Problem& p, const GivenLse& lse, const Pool& pool,
+               const WeightsOut& out) {
+  const Plan plan = Reserve<O>(ctx, p, PoolBytes<O>(p, pool));
   using T = typename O::Compute;
   using D = hn::ScalableTag<T>;
   const D d;
-  constexpr size_t N = hn::MaxLanes(d), W = C * N;
+  constexpr size_t N = hn::MaxLanes(d), W = kMaxVectors * N;
   const auto B = static_cast<int64_t>(p.sequences.size());
   const int64_t per_task = RowsPerTask(p, pool);
   const int64_t tasks = (pool.rows + per_task - 1) / per_task;
@@ -231,7 +253,7 @@ void RunPooled(Context& ctx, const Problem& p, const Plan& plan, const GivenLse&
         queries[lane] = row + static_cast<int64_t>(lane);
       }
       std::fill(columns, columns + pool.columns * int64_t{W}, T{0});
-      WithBlock<O, C>(p, plan, b, h, {queries, count}, w, [&](auto& block) HWY_ATTR {
+      WithBlock(p, plan, b, h, {queries, count}, w, [&](auto& block) HWY_ATTR {
         int64_t column = 0;
         block.ForTiles(lse, [&](const Tile& tile, const T* weights) HWY_ATTR {
           for (int64_t j = tile.keys.begin; j < tile.keys.end;) {
@@ -281,23 +303,6 @@ void RunPooled(Context& ctx, const Problem& p, const Plan& plan, const GivenLse&
       }
     }
   });
-}
-
-// f(std::integral_constant<int, C>, plan) with scratch ready.
-template <class O, class F>
-void WithPlan(Context& ctx, const Problem& p, int64_t more_bytes_per_lane,
-              int64_t more_bytes, const F& f) {
-  const Plan plan = MakePlan<O>(p);
-  ctx.ReserveScratch(static_cast<size_t>(Workspace<O>::Bytes(plan) + more_bytes +
-                                         more_bytes_per_lane * plan.lanes));
-  for (int worker = 0; worker < ctx.num_threads(); ++worker) {
-    static_cast<Workspace<O>*>(ctx.Scratch(worker))->Init(plan);
-  }
-  switch (plan.vectors) {
-    case 1: return f(std::integral_constant<int, 1>(), plan);
-    case 2: return f(std::integral_constant<int, 2>(), plan);
-    default: return f(std::integral_constant<int, kMaxVectors>(), plan);
-  }
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

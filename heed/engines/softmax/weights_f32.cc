@@ -17,27 +17,17 @@ namespace heed::softmax::HWY_NAMESPACE {
 using OperandsF32 = FmaOperands<float>;
 
 void RowsF32(Context& ctx, const RowsCall& call) {
-  const Problem& p = *call.problem;
-  WithPlan<OperandsF32>(ctx, p, 0, 0, [&](auto vectors, const Plan& plan) {
-    RunRows<OperandsF32, vectors.value>(ctx, p, plan, call.lse, call.queries,
-                                      call.heads, call.out);
-  });
+  RunRows<OperandsF32>(ctx, *call.problem, call.lse, call.queries, call.heads,
+                       call.out);
 }
 
 void PooledF32(Context& ctx, const PooledCall& call) {
-  const Problem& p = *call.problem;
-  const int64_t columns = PoolBytes(p, call.pool, 1, sizeof(float)) - PoolBytes(p, call.pool, 0, 0);
-  WithPlan<OperandsF32>(ctx, p, columns, PoolBytes(p, call.pool, 0, 0),
-                      [&](auto vectors, const Plan& plan) {
-                        RunPooled<OperandsF32, vectors.value>(
-                            ctx, p, plan, call.lse, call.pool, call.out);
-                      });
+  RunPooled<OperandsF32>(ctx, *call.problem, call.lse, call.pool, call.out);
 }
 
 int64_t ScratchF32(const Problem& p, const Pool* pool) {
-  const Plan plan = MakePlan<OperandsF32>(p);
-  return Workspace<OperandsF32>::Bytes(plan) +
-         (pool == nullptr ? 0 : PoolBytes(p, *pool, plan.lanes, sizeof(float)));
+  return Workspace<OperandsF32>::Bytes(WeightsPlan<OperandsF32>(p)) +
+         (pool == nullptr ? 0 : PoolBytes<OperandsF32>(p, *pool));
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -17,27 +17,17 @@ namespace heed::softmax::HWY_NAMESPACE {
 using OperandsF64 = FmaOperands<double>;
 
 void RowsF64(Context& ctx, const RowsCall& call) {
-  const Problem& p = *call.problem;
-  WithPlan<OperandsF64>(ctx, p, 0, 0, [&](auto vectors, const Plan& plan) {
-    RunRows<OperandsF64, vectors.value>(ctx, p, plan, call.lse, call.queries,
-                                      call.heads, call.out);
-  });
+  RunRows<OperandsF64>(ctx, *call.problem, call.lse, call.queries, call.heads,
+                       call.out);
 }
 
 void PooledF64(Context& ctx, const PooledCall& call) {
-  const Problem& p = *call.problem;
-  const int64_t columns = PoolBytes(p, call.pool, 1, sizeof(double)) - PoolBytes(p, call.pool, 0, 0);
-  WithPlan<OperandsF64>(ctx, p, columns, PoolBytes(p, call.pool, 0, 0),
-                      [&](auto vectors, const Plan& plan) {
-                        RunPooled<OperandsF64, vectors.value>(
-                            ctx, p, plan, call.lse, call.pool, call.out);
-                      });
+  RunPooled<OperandsF64>(ctx, *call.problem, call.lse, call.pool, call.out);
 }
 
 int64_t ScratchF64(const Problem& p, const Pool* pool) {
-  const Plan plan = MakePlan<OperandsF64>(p);
-  return Workspace<OperandsF64>::Bytes(plan) +
-         (pool == nullptr ? 0 : PoolBytes(p, *pool, plan.lanes, sizeof(double)));
+  return Workspace<OperandsF64>::Bytes(WeightsPlan<OperandsF64>(p)) +
+         (pool == nullptr ? 0 : PoolBytes<OperandsF64>(p, *pool));
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

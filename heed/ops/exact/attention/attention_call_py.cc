@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "python/arguments.h"
 #include "python/runtime.h"
@@ -145,11 +147,56 @@ constexpr Keyword<Call> kKeywords[] = {
      }},
 };
 
+void ReadSize(Call& call, const Argument& a) {
+  constexpr char kExpected[] = "a pair (rows, columns) of ints of at least 1";
+  if (!PyTuple_Check(a.value.ptr()) && !PyList_Check(a.value.ptr()))
+    Fail(a, kExpected);
+  if (PyObject_Size(a.value.ptr()) != 2) Fail(a, kExpected);
+  call.map_rows = ToInt({a.operation, "size[0]", a.value[0]}, 1, INT64_MAX);
+  call.map_columns = ToInt({a.operation, "size[1]", a.value[1]}, 1, INT64_MAX);
+}
+
+void ReadReduce(Call& call, const Argument& a) {
+  constexpr char kExpected[] = "'mean' or 'max'";
+  const std::string name = ToString(a, kExpected);
+  if (name != "mean" && name != "max") Fail(a, kExpected);
+  call.reduce = name == "max" ? Reduce::kMax : Reduce::kMean;
+}
+
+// What is asked about weights beside the options of attention.
+constexpr Keyword<Call> kWeightsKeywords[] = {
+    {"lse", true,
+     [](Call& c, const Argument& a) { c.lse = c.arrays.Read(a, Kind::kFloat); }},
+    {"rows", true,
+     [](Call& c, const Argument& a) { c.rows = c.arrays.ReadList(a, Kind::kInt); }},
+    {"heads", true,
+     [](Call& c, const Argument& a) { c.heads = c.arrays.ReadList(a, Kind::kInt); }},
+    {"size", false, &ReadSize},
+    {"reduce", false, &ReadReduce},
+};
+
 }  // namespace
 
 void ReadCall(const char* operation, PyObject* args, PyObject* kwargs,
               Call& call) {
   Read<Call>(operation, kKeywords, 3, args, kwargs, call);
+}
+
+void ReadWeightsCall(const char* operation, std::span<const char* const> more,
+                     PyObject* args, PyObject* kwargs, Call& call) {
+  std::vector<Keyword<Call>> keywords;
+  for (const Keyword<Call>& keyword : kKeywords) {
+    const std::string_view name = keyword.name;
+    if (name != "v" && name != "return_lse" && name != "out") {
+      keywords.push_back(keyword);
+    }
+  }
+  for (const Keyword<Call>& keyword : kWeightsKeywords) {
+    for (const char* name : more) {
+      if (std::string_view(keyword.name) == name) keywords.push_back(keyword);
+    }
+  }
+  Read<Call>(operation, keywords, 2, args, kwargs, call);
 }
 
 }  // namespace heed::attention

@@ -5,7 +5,11 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+#include <span>
+
 #include "heed/ops/exact/attention/attention.h"
+#include "heed/ops/exact/attention/attention_weights.h"
 #include "python/tensor_caster.h"
 
 namespace heed::attention {
@@ -20,12 +24,25 @@ struct Call {
   nanobind::handle out;
   TensorView out_view;
   int num_threads = 0;
+
+  // attention_weights and attention_map
+  ConstTensorView lse, rows, heads;
+  int64_t map_rows = 64, map_columns = 64;
+  Reduce reduce = Reduce::kMean;
 };
 
 // Reads q, k, v (by position or keyword) and all options into `call`. Throws
 // InvalidArgument for a wrong value, a Python TypeError for a wrong keyword.
 void ReadCall(const char* operation, PyObject* args, PyObject* kwargs,
               Call& call);
+
+// The same for functions of q and k alone that take `more` keywords of these: lse,
+// rows, heads, size, reduce.
+void ReadWeightsCall(const char* operation, std::span<const char* const> more,
+                     PyObject* args, PyObject* kwargs, Call& call);
+
+// Binds attention_weights and attention_map.
+void BindWeights(nanobind::module_& m);
 
 }  // namespace heed::attention
 

@@ -45,7 +45,7 @@ void CheckForOutputs(const Call& call) {
   check("v", call.in.v, "Hkv, Dv]");
   if (!IsFloat(call.in.q.dtype())) {
     Fail(kOp, "q", std::string("has dtype ") + Name(call.in.q.dtype()),
-         "f64 or f32");
+         "f64, f32, bf16 or f16");
   }
 }
 
@@ -203,6 +203,7 @@ void Bind(nb::module_& m) {
   m.def("attention", &Attention, nb::sig(kLseSignature));
   m.def("merge_attention", &MergeAttention, "parts"_a.none(), nb::kw_only(),
         "sinks"_a = nb::none(), nb::sig(kMergeSignature), doc::kMerge);
+  BindWeights(m);
   RegisterExplain(kOp, &ExplainAttention);
 }
 
