@@ -20,7 +20,7 @@ WRONG = [
     ({"q": Q[..., :0], "k": K[..., :0]}, "q has shape .*, expected D >= 1"),
     ({"v": V[..., :0]}, "v has shape .*, expected Dv >= 1"),
     ({"k": K.astype(np.float64)}, "k has dtype f64, expected f32 as q"),
-    ({"q": Q.astype(np.int64)}, "q has dtype i64, expected f64 or f32"),
+    ({"q": Q.astype(np.int64)}, "q has dtype i64, expected f64, f32, bf16 or f16"),
     ({"q": Q.astype(np.int16)}, "q has dtype i16, expected f64, f32, bf16 or f16"),
     ({"q": Q.astype(">f4")}, "q has dtype big-endian '>f', expected f64"),
     ({"q": Q.astype(np.complex64)}, "q has dtype c64, expected f64"),

@@ -32,8 +32,8 @@ def stubbed(name):
 
 
 def test_public_names():
-    for name in ("attention", "attention_weights", "attention_map", "merge_attention", "explain", "alibi_slopes", "rotary", "sinusoidal", "t5_bias",
-                 "t5_bias_backward", "set_num_threads", "get_num_threads", "set_checks", "set_strict", "InvalidArgument", "Unsupported", "__version__"):
+    for name in ("attention", "attention_weights", "attention_map", "merge_attention", "explain", "alibi_slopes",
+                 "rotary", "sinusoidal", "t5_bias", "t5_bias_backward", "set_num_threads", "get_num_threads", "set_checks", "set_strict", "InvalidArgument", "Unsupported", "__version__"):
         assert name in heed.__all__ and hasattr(heed, name)
     assert issubclass(heed.InvalidArgument, ValueError) and issubclass(heed.Unsupported, RuntimeError)
     assert heed.InvalidArgument.__module__ == "heed"
@@ -83,8 +83,9 @@ def test_stub_has_the_signature():
 
 def test_option_types_are_those_of_the_stub():
     tree = ast.parse((FOLDER / "_typing.py").read_text())
-    [options] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "AttentionOptions"]
-    typed = {node.target.id: ast.unparse(node.annotation) for node in options.body if isinstance(node, ast.AnnAssign)}
+    options = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    typed = {node.target.id: ast.unparse(node.annotation) for name in ("WeightsOptions", "AttentionOptions")
+             for node in options[name].body if isinstance(node, ast.AnnAssign)}
     plain = stubbed("attention")[0].args
     expected = {a.arg: ast.unparse(a.annotation).replace("heed._typing.", "") for a in plain.kwonlyargs}
     del expected["return_lse"]

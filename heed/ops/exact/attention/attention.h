@@ -37,7 +37,7 @@ namespace heed::attention {
 
 // Sizes: B sequences, Tq queries, Tk keys, Hq query heads, Hkv key and value
 // heads (Hq a multiple of it; head h reads key head h / (Hq / Hkv)), D, Dv >= 1.
-// One dtype for all three, f64 or f32. The last axis is contiguous; the others
+// One dtype for all three: f64, f32, bf16 or f16. The last axis is contiguous; the others
 // have any strides, zero included. Packed sequences drop B: [Tq_total, Hq, D],
 // or have B = 1.
 struct Inputs {
@@ -102,8 +102,10 @@ struct Outputs {
 // key that a row does not see cannot influence it, NaN and infinities included.
 // A NaN that a row sees makes it NaN. A bias of -inf masks; finfo.min does not.
 //
-// Precision. f32 accumulates in f32, f64 in f64. Subnormal results are flushed
-// to zero. Error bounds: README.md.
+// Precision. f64 accumulates in f64, all else in f32, and o is rounded once. Of
+// bf16, the weights are rounded too where the CPU's bf16 dot product outruns its
+// FMA (Explain says so). Subnormal results are flushed to zero. Error bounds:
+// README.md.
 //
 // Reproducibility. The bits of a row depend on its own logits and values alone:
 // not on threads, batch neighbours (dropout aside), padding, packing, strides,
