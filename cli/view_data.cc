@@ -10,9 +10,9 @@
 
 #include "cli/attention_call.h"
 #include "cli/page.h"
-#include "cli/pooled_map.h"
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
+#include "heed/ops/exact/attention/attention_weights.h"
 
 namespace heed::cli {
 namespace {
@@ -101,6 +101,11 @@ Buffer LogSumExp(Context& ctx, const TensorSet& tensors,
   return copy;
 }
 
+// The first member of a bin: the least i with i bins / total >= bin.
+int64_t BinBegin(int64_t bin, int64_t bins, int64_t total) {
+  return (bin * total + bins - 1) / bins;
+}
+
 // At most `max_bytes` of UTF-8, cut between characters.
 std::string Shorten(const std::string& text, size_t max_bytes) {
   if (text.size() <= max_bytes) return text;
@@ -162,13 +167,14 @@ ViewLayer PooledLayer(Context& ctx, const TensorSet& tensors,
   const ConstTensorView q = tensors.q.Slice(0, 0, 1),
                         k = tensors.k.Slice(0, 0, 1);
   const Buffer lse = LogSumExp(ctx, tensors, q, k, options);
-  const PooledMaps maps =
-      PoolAttention(ctx, q, k, lse.view(), options, rows, columns);
   const std::string id = std::to_string(index);
-  for (const auto& [name, map] :
-       {std::pair{"mean", &maps.mean}, std::pair{"max", &maps.max}}) {
+  for (const auto& [name, reduce] :
+       {std::pair{"mean", attention::Reduce::kMean}, {"max", attention::Reduce::kMax}}) {
+    const Buffer map(lse.view().dtype(), {1, q.size(2), rows, columns},
+                     Placement::kAligned);
+    attention::Map(ctx, {q, k, lse.view()}, options, reduce, map.view());
     // As [1, T, H, D] whose heads are rounded one by one.
-    const ConstTensorView& x = map->view();
+    const ConstTensorView x = map.view();
     const Rounded rounded = RoundToF16(
         ConstTensorView(x.data(), x.dtype(), {1, rows, x.size(1), columns},
                         {x.stride(0), x.stride(2), x.stride(1), 1}));
