@@ -115,6 +115,8 @@ std::vector<Line> Lines() {
   time("softcap / plain", {2048, 4, 4, 64, "softcap=30"}, plain, 1.15);
   time("ALiBi / plain", {2048, 4, 4, 64, "alibi"}, plain, 1.03);
   time("bias / plain", {2048, 4, 4, 64, "bias"}, plain, 1.10);
+  time("attention_map 64 x 64 / attention, N 16384", {16384, 1, 1, 64, "map=64"},
+       {16384, 1, 1, 64, ""}, 1.30);
   // 16 bits. Goals of peak stand where bf16 has dot products of its own.
   for (const auto& [D, full, causal] : {std::tuple{64, .76, .70}, {128, .80, .74}}) {
     for (const char* variant : {"", "causal"}) {

@@ -105,7 +105,7 @@ class Block {
   template <class F>
   HWY_INLINE void ForTiles(const F& f) {
     const bool by_data = p_.mask.data != nullptr || !p_.segments_q.empty();
-    TileVisits visits(s_, {runs_, num_rows_}, O::kKeyStep);
+    TileVisits visits(s_, {runs_, num_rows_}, O::kGrid);
     for (Tile tile; visits.Next(&tile);) {
       if (by_data) {
         const Cover cover = CoverOf(p_, s_, grid_, block_, key_head_, tile.keys);
@@ -305,7 +305,7 @@ class Block {
     const int64_t element = static_cast<int64_t>(SizeOf(p_.bias.dtype));
     for (size_t lane = begin; lane < std::min(end, num_rows_); ++lane) {
       const char* row = static_cast<const char*>(lanes_.bias[lane]) + key * element;
-      for (int64_t at = 0; at < kTileKeys * element; at += 64) {
+      for (int64_t at = 0; at < O::kGrid.tile * element; at += 64) {
         PrefetchToL2(row + at);
       }
     }

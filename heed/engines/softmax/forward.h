@@ -7,8 +7,13 @@
 
 #include "heed/core/context.h"
 #include "heed/engines/softmax/problem.h"
+#include "heed/engines/softmax/visit.h"
 
 namespace heed::softmax {
+
+// Twice the keys of other kernels: each tile loads and stores its outputs, and half
+// the time of multiplying goes by between.
+inline constexpr KeyGrid kPairGrid = {.tile = 2 * kTileKeys, .step = 2};
 
 // F32 computes bf16 and f16 too, widened. BF16Pairs needs HasBF16Pairs() of
 // dispatch.h, and a compiler that knows such CPUs.

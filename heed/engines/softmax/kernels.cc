@@ -36,16 +36,16 @@ std::string PairTarget(const Context&) { return "AVX3_ZEN4"; }
 // Matrix tiles will stand first here.
 constexpr Kernel kKernels[] = {
     {"softmax_pairs_bf16", &DeclinesPairs, &ForwardWorkspaceBF16Pairs,
-     &ForwardLanesBF16Pairs, /*key_step=*/2, &PairTarget, &ForwardBF16Pairs,
+     &ForwardLanesBF16Pairs, kPairGrid, &PairTarget, &ForwardBF16Pairs,
      /*invariant=*/true,
      "bf16 dot products of pairs, query rows in lanes, online softmax over tiles of "
-     "64 keys"},
+     "128 keys"},
     {"softmax_lanes_f32", &DeclinesF32, &ForwardWorkspaceF32, &ForwardLanesF32,
-     /*key_step=*/1, &SimdTarget, &ForwardF32, /*invariant=*/true,
+     {}, &SimdTarget, &ForwardF32, /*invariant=*/true,
      "query rows in lanes, online softmax over tiles of 64 keys, 16-bit tensors "
      "widened"},
     {"softmax_lanes_f64", &DeclinesF64, &ForwardWorkspaceF64, &ForwardLanesF64,
-     /*key_step=*/1, &SimdTarget, &ForwardF64, /*invariant=*/true,
+     {}, &SimdTarget, &ForwardF64, /*invariant=*/true,
      "query rows in lanes, online softmax over tiles of 64 keys"},
 };
 

@@ -8,6 +8,7 @@
 
 #include "heed/core/context.h"
 #include "heed/engines/softmax/problem.h"
+#include "heed/engines/softmax/visit.h"
 
 namespace heed::softmax {
 
@@ -19,8 +20,7 @@ struct Kernel {
   int64_t (*workspace)(const Context& ctx, const Problem& problem);
   // Rows that one block computes together.
   int64_t (*lanes)(const Context& ctx, const Problem& problem);
-  // Keys that tiles are rounded to, which shows in the pairs visited.
-  int64_t key_step;
+  KeyGrid grid;  // which shows in the pairs visited
   // The SIMD target, or the matrix unit, that it would use.
   std::string (*target)(const Context& ctx);
   // Writes every row of every sequence. The problem has been checked.

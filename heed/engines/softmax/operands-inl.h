@@ -23,6 +23,7 @@
 #include <cstring>
 
 #include "heed/core/dtype.h"
+#include "heed/engines/softmax/forward.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/rows-inl.h"
 #include "heed/simd/convert-inl.h"
@@ -73,6 +74,7 @@ struct FmaOperands {
   using D = hn::ScalableTag<T>;
   using V = hn::Vec<D>;
 
+  static constexpr KeyGrid kGrid = {};
   static constexpr int kKeyStep = 1;  // keys that enter a sum of outputs at once
   static constexpr bool kFinishesLogits = false;  // of_logits may differ from 1
   static bool KeysInPlace(DType dtype) { return dtype == DTypeOf<T>::value; }
@@ -157,6 +159,7 @@ struct PairOperands {
   using D = hn::ScalableTag<float>;
   using V = hn::Vec<D>;
 
+  static constexpr KeyGrid kGrid = kPairGrid;
   static constexpr int kKeyStep = 2;
   static constexpr bool kFinishesLogits = true;
   static bool KeysInPlace(DType) { return true; }

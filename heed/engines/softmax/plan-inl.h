@@ -83,10 +83,10 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
   plan.values_at = place(O::ValuesInPlace(p.dtype));
   const auto keys_held = [&](Place at) {
     if (at == Place::kCaller) return int64_t{0};
-    return at == Place::kHead ? max_keys : std::min(max_keys, kTileKeys);
+    return at == Place::kHead ? max_keys : std::min(max_keys, O::kGrid.tile);
   };
   plan.queries = O::QueryRows(p.depth) * plan.lanes;
-  plan.logits = kTileKeys * plan.lanes;
+  plan.logits = O::kGrid.tile * plan.lanes;
   plan.outputs = p.value_depth * plan.lanes;
   plan.keys = keys_held(plan.keys_at) * p.depth;
   plan.values = O::ValueRows(keys_held(plan.values_at)) * p.value_depth;

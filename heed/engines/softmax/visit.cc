@@ -54,8 +54,8 @@ KeyRuns VisibleKeys(const Problem& p, const Sequence& s, int64_t query) {
 }
 
 TileVisits::TileVisits(const Sequence& s, std::span<const KeyRuns> rows,
-                       int64_t key_step)
-    : origin_(s.key_begin), end_(s.key_end), step_(key_step) {
+                       const KeyGrid& grid)
+    : grid_(grid), origin_(s.key_begin), end_(s.key_end) {
   for (const KeyRuns& row : rows) {
     Unite(&first_, row.first);
     Unite(&second_, row.second);
@@ -158,7 +158,7 @@ Cover CoverOf(const Problem& p, const Sequence& s, const BlockGrid& grid,
   return cover;
 }
 
-double VisitedPairs(const Problem& p, int64_t lanes, int64_t key_step) {
+double VisitedPairs(const Problem& p, int64_t lanes, const KeyGrid& key_grid) {
   const bool by_data = p.mask.data != nullptr || !p.segments_q.empty();
   double pairs = 0;
   std::vector<KeyRuns> rows;
@@ -176,7 +176,7 @@ double VisitedPairs(const Problem& p, int64_t lanes, int64_t key_step) {
         }
         double keys = 0;
         Tile tile;
-        for (TileVisits visits(s, rows, key_step); visits.Next(&tile);) {
+        for (TileVisits visits(s, rows, key_grid); visits.Next(&tile);) {
           if (by_data &&
               CoverOf(p, s, grid, block, head, tile.keys) == Cover::kNone) {
             continue;

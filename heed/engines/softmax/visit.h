@@ -6,7 +6,7 @@
 // of its rows' runs touches, clipped to it; a tile inside every row's run is
 // full and takes no masks.
 //
-// Tiles lie on a grid of kTileKeys counted from the sequence's first valid key,
+// Tiles lie on a grid counted from the sequence's first valid key,
 // and a tile is visited at most once. Rescaling happens at the borders of that
 // grid and nowhere else: this is what keeps a row's bits independent of its
 // block.
@@ -21,8 +21,16 @@
 
 namespace heed::softmax {
 
-inline constexpr int64_t kTileKeys = 64;
+inline constexpr int64_t kTileKeys = 64;      // unless a kernel says otherwise
 inline constexpr int64_t kSegmentKeys = 512;  // one un-normalised state each
+
+// How a kernel cuts the keys of a sequence, counted from the first valid one: into
+// tiles, a divisor of kSegmentKeys, which are extended to whole steps of keys as far
+// as there are valid keys.
+struct KeyGrid {
+  int64_t tile = kTileKeys;
+  int64_t step = 1;
+};
 
 struct Interval {
   int64_t begin = 0, end = 0;
@@ -54,26 +62,24 @@ struct Tile {
 class TileVisits {
  public:
   TileVisits() = default;
-  // With a step of 2, tiles are extended to whole pairs of keys, counted from the
-  // first valid key, as far as there are valid keys.
   TileVisits(const Sequence& sequence, std::span<const KeyRuns> rows,
-             int64_t key_step = 1);
+             const KeyGrid& grid = {});
 
   bool Next(Tile* tile) {
     if (at_ >= first_.end) at_ = std::max(at_, second_.begin);
     const bool in_first = at_ < first_.end;
     const int64_t limit = in_first ? first_.end : second_.end;
     if (at_ >= limit) return false;
-    const int64_t index = (at_ - origin_) / kTileKeys;
-    const int64_t border = origin_ + (index + 1) * kTileKeys;
+    const int64_t index = (at_ - origin_) / grid_.tile;
+    const int64_t border = origin_ + (index + 1) * grid_.tile;
     int64_t end = std::min(border, limit);
     if (in_first && end < border && second_.begin < border) {
       end = std::min(border, std::max(end, second_.end));  // both runs in one tile
     }
-    tile->keys = {at_ - (at_ - origin_) % step_,
-                  std::min(end + (end - origin_) % step_, end_)};
-    tile->grid = border - kTileKeys;
-    tile->segment = index / (kSegmentKeys / kTileKeys);
+    tile->keys = {at_ - (at_ - origin_) % grid_.step,
+                  std::min(end + (end - origin_) % grid_.step, end_)};
+    tile->grid = border - grid_.tile;
+    tile->segment = index / (kSegmentKeys / grid_.tile);
     tile->full = common_first_.Contains(tile->keys) ||
                  common_second_.Contains(tile->keys);
     at_ = end;
@@ -81,7 +87,8 @@ class TileVisits {
   }
 
  private:
-  int64_t origin_ = 0, end_ = 0, step_ = 1, at_ = 0;
+  KeyGrid grid_;
+  int64_t origin_ = 0, end_ = 0, at_ = 0;
   Interval first_, second_;                // unions over the rows
   Interval common_first_, common_second_;  // intersections
 };
@@ -119,7 +126,7 @@ Cover CoverOf(const Problem& problem, const Sequence& sequence,
               const Interval& keys);
 
 // Pairs that a kernel with `lanes` rows per block computes, over all heads.
-double VisitedPairs(const Problem& problem, int64_t lanes, int64_t key_step = 1);
+double VisitedPairs(const Problem& problem, int64_t lanes, const KeyGrid& grid = {});
 
 // Pairs that are kept, over all heads. Masks and segments are read where they
 // have data and count as kept where they have none.

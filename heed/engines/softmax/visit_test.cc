@@ -221,7 +221,7 @@ TEST(TileVisitsTest, APairOfKeysIsNeverCut) {
          i < s.num_queries && rows.size() < 16; ++i) {
       rows.push_back(VisibleKeys(p, s, i));
     }
-    TileVisits single(s, rows), pairs(s, rows, 2);
+    TileVisits single(s, rows), pairs(s, rows, {kTileKeys, 2});
     Tile tile, grown;
     while (single.Next(&tile)) {
       ASSERT_TRUE(pairs.Next(&grown));

@@ -81,7 +81,7 @@ Explanation Explain(const Context& ctx, const Inputs& in,
             rows * static_cast<double>(p.value_depth) *
                 static_cast<double>(SizeOf(in.q.dtype()));
   e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();
-  e.visited_pairs = softmax::VisitedPairs(p, kernel.lanes(ctx, p), kernel.key_step);
+  e.visited_pairs = softmax::VisitedPairs(p, kernel.lanes(ctx, p), kernel.grid);
   e.invariant = kernel.invariant;
   return e;
 }

@@ -11,6 +11,7 @@
 
 #include "heed/core/error.h"
 #include "heed/ops/exact/attention/attention_reference_internal.h"
+#include "heed/ops/exact/attention/attention_weights.h"
 #include "heed/ops/parts/alibi.h"
 
 namespace heed::attention {
@@ -244,7 +245,7 @@ void ApplyWord(Problem& p, const CaseRequest& request, std::string_view word) {
     p.memory[0].FillNormal(request.seed * 16, x / 4.2);
   } else if (word == "invariant") {
     o.invariant = true;
-  } else if (word != "bhtd") {
+  } else if (word != "bhtd" && !Match(word, "map", 64, &x)) {  // MakePlainCase's
     throw InvalidArgument("attention: variant is " + std::string(word) +
                           ", expected one of Entry().variants");
   }
@@ -273,6 +274,30 @@ double CountPairs(const Problem& p, const Sizes& s) {
     }
   }
   return pairs * static_cast<double>(s.Hq);
+}
+
+// The weights pooled into at most bins x bins, in place of attention.
+Case MapCase(const Problem& problem, const Case& attention, int64_t bins) {
+  const auto p = std::make_shared<const Problem>(problem);
+  const ConstTensorView& q = p->in.q;
+  const std::vector<int64_t> sizes = {q.size(0), q.size(2),
+                                      std::min(bins, q.size(1)),
+                                      std::min(bins, p->in.k.size(1))};
+  Case c = attention;
+  c.outputs = {{"map", q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, sizes, {}}};
+  c.run = [p](Context& ctx, std::span<const TensorView> outputs) {
+    Map(ctx, {p->in.q, p->in.k, {}}, p->options, Reduce::kMean, outputs[0]);
+  };
+  c.reference = [p](std::span<const TensorView> expected,
+                    std::span<const TensorView> tolerance) {
+    MapReference({p->in.q, p->in.k, {}}, p->options, Reduce::kMean, expected[0]);
+    for (int64_t i = 0; !tolerance.empty() && i < expected[0].num_elements(); ++i) {
+      // Of a weight: the errors of a logit and of the lse, some 10^-6 each.
+      const double x = expected[0].as<double>()[i];
+      tolerance[0].as<double>()[i] = (p->in.q.dtype() == DType::kF64 ? 1e-12 : 2e-5) * x;
+    }
+  };
+  return c;
 }
 
 Case MakePlainCase(const CaseRequest& request) {
@@ -313,6 +338,10 @@ Case MakePlainCase(const CaseRequest& request) {
   Case c = MakeCase(p);
   c.pairs = CountPairs(p, s);
   c.flops = 2.0 * static_cast<double>(s.D + s.Dv) * c.pairs;
+  for (const std::string& word : words) {
+    double bins;
+    if (Match(word, "map", 64, &bins)) return MapCase(p, c, static_cast<int64_t>(bins));
+  }
   return c;
 }
 
