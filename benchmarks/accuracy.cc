@@ -67,7 +67,7 @@ AccuracyResult BesideNaive(DType dtype) {
     const attention::Problem p = attention::RandomProblem(dtype, seed);
     const Comparison c = Compare(attention::MakeCase(p), ctx);
     const double error = c.max_errors[0];
-    const double bound = 2 * attention::NaiveError(p);
+    const double bound = attention::PlainBound(p);
     result.max_error = std::max(result.max_error, error);
     if (bound > 0 && error / bound > worst_ratio) {
       worst_ratio = error / bound;

@@ -55,7 +55,10 @@ KeyRuns VisibleKeys(const Problem& p, const Sequence& s, int64_t query) {
 
 TileVisits::TileVisits(const Sequence& s, std::span<const KeyRuns> rows,
                        const KeyGrid& grid)
-    : grid_(grid), origin_(s.key_begin), end_(s.key_end) {
+    : tile_(grid.tile),
+      step_(grid.step),
+      origin_(s.key_begin),
+      end_(s.key_end) {
   for (const KeyRuns& row : rows) {
     Unite(&first_, row.first);
     Unite(&second_, row.second);

@@ -25,11 +25,11 @@ inline constexpr int64_t kTileKeys = 64;      // unless a kernel says otherwise
 inline constexpr int64_t kSegmentKeys = 512;  // one un-normalised state each
 
 // How a kernel cuts the keys of a sequence, counted from the first valid one: into
-// tiles, a divisor of kSegmentKeys, which are extended to whole steps of keys as far
+// tiles, powers of two up to kSegmentKeys, which are extended to whole steps of keys as far
 // as there are valid keys.
 struct KeyGrid {
   int64_t tile = kTileKeys;
-  int64_t step = 1;
+  int64_t step = 1;  // 1 or 2
 };
 
 struct Interval {
@@ -70,16 +70,16 @@ class TileVisits {
     const bool in_first = at_ < first_.end;
     const int64_t limit = in_first ? first_.end : second_.end;
     if (at_ >= limit) return false;
-    const int64_t index = (at_ - origin_) / grid_.tile;
-    const int64_t border = origin_ + (index + 1) * grid_.tile;
+    // Masks, because a short tile is over in the time of ten divisions.
+    const int64_t border = at_ - ((at_ - origin_) & (tile_ - 1)) + tile_;
     int64_t end = std::min(border, limit);
     if (in_first && end < border && second_.begin < border) {
       end = std::min(border, std::max(end, second_.end));  // both runs in one tile
     }
-    tile->keys = {at_ - (at_ - origin_) % grid_.step,
-                  std::min(end + (end - origin_) % grid_.step, end_)};
-    tile->grid = border - grid_.tile;
-    tile->segment = index / (kSegmentKeys / grid_.tile);
+    tile->keys = {at_ - ((at_ - origin_) & (step_ - 1)),
+                  std::min(end + ((end - origin_) & (step_ - 1)), end_)};
+    tile->grid = border - tile_;
+    tile->segment = (at_ - origin_) / kSegmentKeys;
     tile->full = common_first_.Contains(tile->keys) ||
                  common_second_.Contains(tile->keys);
     at_ = end;
@@ -87,7 +87,7 @@ class TileVisits {
   }
 
  private:
-  KeyGrid grid_;
+  int64_t tile_ = kTileKeys, step_ = 1;
   int64_t origin_ = 0, end_ = 0, at_ = 0;
   Interval first_, second_;                // unions over the rows
   Interval common_first_, common_second_;  // intersections

@@ -33,10 +33,10 @@ std::string Title(const Problem& problem);
 // A random problem, a function of its arguments alone.
 Problem RandomProblem(DType dtype, uint64_t seed);
 
-// The largest error of o if attention is computed as plainly as a framework does in
-// q's dtype: logits, weights and outputs rounded to it, all else exact. What a
-// 16-bit kernel is measured against: it may err twice as much, rounding aside.
-double NaiveError(const Problem& problem);
+// What 16 bits may err by the usual rule: twice the largest error of o if attention
+// is computed as plainly as a framework does in q's dtype, logits, weights and
+// outputs rounded to it and all else exact, and the rounding of the exact result.
+double PlainBound(const Problem& problem);
 
 }  // namespace heed::attention
 

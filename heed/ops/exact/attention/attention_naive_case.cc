@@ -8,7 +8,7 @@
 
 namespace heed::attention {
 
-double NaiveError(const Problem& p) {
+double PlainBound(const Problem& p) {
   const DType dtype = p.in.q.dtype();
   const auto rounded = [dtype](double x) {
     double bits = 0;  // room for any dtype
@@ -17,7 +17,7 @@ double NaiveError(const Problem& p) {
   };
   const auto Dv = static_cast<size_t>(p.in.v.size(p.in.v.rank() - 1));
   const Buffer o(DType::kF64, p.o.sizes, Placement::kAligned);
-  double worst = 0;
+  double worst = 0, rounding = 0;
   std::vector<double> exact, naive, weights;
   ReferenceRows(p.in, p.options, {o.view(), {}}, [&](const ReferenceRow& row) {
     // Each weight is off by the factor that its rounded logit brings, before all of
@@ -45,9 +45,10 @@ double NaiveError(const Problem& p) {
       if (!std::isfinite(exact[d])) continue;
       const double error = std::abs(rounded(naive[d]) - exact[d]);
       worst = std::max(worst, std::isnan(error) ? HUGE_VAL : error);
+      rounding = std::max(rounding, std::abs(rounded(exact[d]) - exact[d]));
     }
   });
-  return worst;
+  return 2 * worst + rounding;
 }
 
 }  // namespace heed::attention
