@@ -40,7 +40,8 @@ class Input {
 
   // A text whose length stands before it in one byte.
   std::string Text() {
-    const size_t n = std::min<size_t>(Raw<uint8_t>(), rest_.size());
+    const size_t wanted = Raw<uint8_t>();
+    const size_t n = std::min(wanted, rest_.size());
     const std::string text(reinterpret_cast<const char*>(rest_.data()), n);
     rest_ = rest_.subspan(n);
     return text;

@@ -80,7 +80,8 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
     return readable ? Place::kCaller : Place::kTile;
   };
   plan.keys_at = place(O::KeysInPlace(p.dtype));
-  plan.values_at = place(O::ValuesInPlace(p.dtype));
+  const bool no_values = p.value_depth == 0;  // where weights are all that is asked for
+  plan.values_at = no_values ? Place::kCaller : place(O::ValuesInPlace(p.dtype));
   const auto keys_held = [&](Place at) {
     if (at == Place::kCaller) return int64_t{0};
     return at == Place::kHead ? max_keys : std::min(max_keys, O::kGrid.tile);
