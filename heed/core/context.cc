@@ -47,6 +47,7 @@ Context::Context(Executor executor)
 
 Context::~Context() {
   for (void* memory : scratch_) os::FreeAligned(memory);
+  os::FreeAligned(shared_);
 }
 
 void Context::set_isa(std::string_view name) {
@@ -63,6 +64,15 @@ void Context::ReserveScratch(size_t bytes_per_worker) {
   while (scratch_.size() < workers) {  // incomplete if it throws: seen above
     scratch_.push_back(os::AllocateAligned(bytes_per_worker));
   }
+}
+
+void Context::ReserveShared(size_t num_bytes) {
+  if (num_bytes <= shared_bytes_) return;
+  os::FreeAligned(shared_);
+  shared_ = nullptr;
+  shared_bytes_ = 0;
+  shared_ = os::AllocateAligned(num_bytes);
+  shared_bytes_ = num_bytes;
 }
 
 void Context::Run(int64_t num_tasks, void (*body)(void*, int), void* argument) {

@@ -60,6 +60,10 @@ class HEED_API Context {
     return scratch_[static_cast<size_t>(worker)];
   }
 
+  // The same for one piece of memory that all workers share.
+  void ReserveShared(size_t num_bytes);
+  void* Shared() const { return shared_; }
+
   // Calls f(task, worker) once for every task in [0, num_tasks), ascending, the
   // next one to whoever is free. Order of completion is not defined; results
   // must not depend on it.
@@ -92,6 +96,8 @@ class HEED_API Context {
   bool strict_ = false;
   size_t scratch_bytes_ = 0;
   std::vector<void*> scratch_;
+  size_t shared_bytes_ = 0;
+  void* shared_ = nullptr;
 };
 
 }  // namespace heed

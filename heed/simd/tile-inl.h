@@ -126,6 +126,51 @@ HWY_INLINE void ValueTile(D d, const T* HWY_RESTRICT p, size_t stride,
   }
 }
 
+// out[r][c] += sum_i a[r][i] b[i][c], i ascending, where a[r][i] is
+// a[r a_row + i a_step] and b[i] a row of vectors. With kSkipMasked, an a of -0
+// leaves out as it is even where b is not finite.
+template <int R, int C, bool kSkipMasked, class D, class T = hn::TFromD<D>,
+          class V = hn::Vec<D>>
+HWY_INLINE void AccumulateTile(D d, const T* HWY_RESTRICT a, ptrdiff_t a_row,
+                               ptrdiff_t a_step, const T* HWY_RESTRICT b,
+                               ptrdiff_t b_step, size_t count, T* HWY_RESTRICT out,
+                               ptrdiff_t out_row) {
+  constexpr ptrdiff_t N = hn::MaxLanes(D());
+  V acc[R][C];
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) acc[r][c] = hn::Load(d, out + r * out_row + c * N);
+  }
+  for (size_t i = 0; i < count; ++i, a += a_step, b += b_step) {
+    V row[C];
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) row[c] = hn::Load(d, b + c * N);
+    HWY_UNROLL(32)
+    for (int r = 0; r < R; ++r) {
+      const V factor = hn::Set(d, a[r * a_row]);
+      HWY_UNROLL(32)
+      for (int c = 0; c < C; ++c) {
+        if constexpr (kSkipMasked) {
+          const hn::RebindToUnsigned<D> du;
+          const auto masked = hn::RebindMask(
+              d, hn::Eq(hn::BitCast(du, factor),
+                        hn::BitCast(du, hn::Set(d, T{-0.0}))));
+          acc[r][c] =
+              hn::MulAdd(factor, hn::IfThenZeroElse(masked, row[c]), acc[r][c]);
+        } else {
+          acc[r][c] = hn::MulAdd(factor, row[c], acc[r][c]);
+        }
+      }
+    }
+  }
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) hn::Store(acc[r][c], d, out + r * out_row + c * N);
+  }
+}
+
 // All of [0, count) by tiles of R, then of half as many, down to 1:
 // f(std::integral_constant<int, R>, begin).
 template <int R, class F>

@@ -89,7 +89,24 @@ class Block {
   static constexpr size_t N = hn::MaxLanes(D());
   static constexpr size_t W = C * N;
 
-  // Everything that does not depend on the tile.
+  // The keys that each row sees.
+  HWY_INLINE void FindKeys() {
+    for (size_t lane = 0; lane < num_rows_; ++lane) {
+      rows_[lane] = grid_.At(block_, static_cast<int64_t>(lane));
+      runs_[lane] = VisibleKeys(p_, s_, rows_[lane].query);
+    }
+  }
+
+  // Leaves out all other keys.
+  HWY_INLINE void KeepKeys(const Interval& keys) {
+    for (size_t lane = 0; lane < num_rows_; ++lane) {
+      for (Interval* run : {&runs_[lane].first, &runs_[lane].second}) {
+        *run = {std::max(run->begin, keys.begin), std::min(run->end, keys.end)};
+      }
+    }
+  }
+
+  // Everything else that does not depend on the tile.
   HWY_INLINE void Prepare() {
     const void* q[W];
     SetLanes(q);
@@ -183,9 +200,9 @@ class Block {
       T* tile = w_.logits;
       const auto keep = [](V x, int64_t, int) HWY_ATTR { return x; };
       const bool alibi = !p_.slopes.empty(), softcap = p_.softcap > 0;
-      if (!alibi || softcap) Products<kVectors>(run, origin, m, keep);
+      if (!alibi || softcap) LogitProducts<kVectors>(run, origin, m, keep);
       if (softcap) {
-        ApplySoftcap<W, kVectors>(d_, run, origin, p_.softcap, tile, m);
+        ApplySoftcap<W, kVectors>(d_, run, origin, p_.softcap, tile, w_.slopes, m);
       }
       if (alibi) {
         const Alibi<kVectors, D> bias(d_, run, visited.grid, lanes_);
@@ -195,7 +212,7 @@ class Block {
         if (softcap) {
           Rewrite<W, kVectors>(d_, run, origin, tile, m, add);
         } else {  // nothing in between: while the logits are in registers
-          Products<kVectors>(run, origin, m, add);
+          LogitProducts<kVectors>(run, origin, m, add);
         }
       }
       if (p_.bias.data != nullptr) {
@@ -236,12 +253,9 @@ class Block {
     const bool dropout = p_.dropout > 0;
     for (size_t lane = 0; lane < W; ++lane) {
       const bool present = lane < num_rows_;
-      const BlockGrid::Row row =
-          present ? grid_.At(block_, static_cast<int64_t>(lane))
-                  : BlockGrid::Row{0, 0};
+      const BlockGrid::Row row = present ? rows_[lane] : BlockGrid::Row{0, 0};
       const int64_t head = key_head_ * grid_.heads + row.head;
       if (present) {
-        runs_[lane] = VisibleKeys(p_, s_, row.query);
         q[lane] = static_cast<const char*>(p_.q.data) +
                   (s_.batch * p_.q.batch_stride +
                    (s_.first_q + row.query) * p_.q.token_stride +
@@ -313,35 +327,40 @@ class Block {
 
   // K Q^T of a run, each logit finished by f(logit, key, vector).
   template <int kVectors, class F>
-  HWY_INLINE void Products(const Run& run, int64_t origin, V* max, const F& f) {
+  HWY_INLINE void LogitProducts(const Run& run, int64_t origin, V* max, const F& f) {
+    const auto products = [&](const auto& finish) HWY_ATTR {
+      Products<kVectors, true>(run, w_.queries, head_.keys, p_.depth,
+                               At(run, origin), max, finish);
+    };
     if constexpr (O::kFinishesLogits) {
       if (factor_.of_logits != 1) {
         const V factor = hn::Set(d_, static_cast<T>(factor_.of_logits));
-        return PlainProducts<kVectors>(
-            run, origin, max, [&](V x, int64_t key, int c) HWY_ATTR {
-              return f(hn::Mul(x, factor), key, c);
-            });
+        return products([&](V x, int64_t key, int c) HWY_ATTR {
+          return f(hn::Mul(x, factor), key, c);
+        });
       }
     }
-    PlainProducts<kVectors>(run, origin, max, f);
+    products(f);
   }
 
-  template <int kVectors, class F>
-  HWY_INLINE void PlainProducts(const Run& run, int64_t origin, V* max, const F& f) {
-    T* s = At(run, origin);
+ protected:
+  // out[key][lane] = f(sum_e rows[key][e] lanes[e][lane], key, vector) for a run.
+  template <int kVectors, bool kPrefetchBias, class F>
+  HWY_INLINE void Products(const Run& run, const typename O::Query* lanes,
+                           const Operand<typename O::Key>& rows, int64_t depth, T* out,
+                           V* max, const F& f) {
     hs::ForTiles<hs::TileRows<kVectors>()>(
         0, static_cast<size_t>(run.end - run.begin),
-        [&](auto rows, size_t j) HWY_ATTR {
+        [&](auto count, size_t j) HWY_ATTR {
           const int64_t key = run.begin + static_cast<int64_t>(j);
-          PrefetchBias(j, j + rows.value, run.end);
-          O::template Logits<rows.value, kVectors>(
-              w_.queries + run.c0 * N, W, head_.keys, key,
-              static_cast<size_t>(p_.depth), s + j * W, max,
+          if constexpr (kPrefetchBias) PrefetchBias(j, j + count.value, run.end);
+          O::template Logits<count.value, kVectors>(
+              lanes + run.c0 * N, W, rows, key, static_cast<size_t>(depth),
+              out + j * W, max,
               [&](V x, int r, int c) HWY_ATTR { return f(x, key + r, c); });
         });
   }
 
- protected:
   static constexpr D d_{};
   const Problem& p_;
   const Sequence& s_;
@@ -351,11 +370,12 @@ class Block {
   const Workspace<O>& w_;
   const size_t num_rows_;
   Lanes<T, W> lanes_;
+  BlockGrid::Row rows_[W];
+  KeyRuns runs_[W];
 
  private:
   bool partial_ = false;  // the mask or segments cut into the current tile
   LogitFactor factor_;
-  KeyRuns runs_[W];
   Interval hull_[C];
 };
 

@@ -70,6 +70,7 @@ class ForwardBlock : protected Block<O, C> {
 
   // Un-normalised outputs, maxima and sums over all keys.
   HWY_INLINE void Accumulate() {
+    this->FindKeys();
     this->Prepare();
     Pass</*kFlagMasked=*/false>();
     // A weight of 0 cannot hide a value of NaN or infinity, nor a bias of -inf such

@@ -39,23 +39,28 @@ constexpr Kernel kKernels[] = {
      &ForwardLanesBF16Pairs, kPairGrid, &PairTarget, &ForwardBF16Pairs,
      /*invariant=*/true,
      "bf16 dot products of pairs, query rows in lanes, online softmax over tiles of "
-     "128 keys"},
+     "128 keys",
+     nullptr, nullptr},
     {"softmax_lanes_f32", &DeclinesF32, &ForwardWorkspaceF32, &ForwardLanesF32,
      {}, &SimdTarget, &ForwardF32, /*invariant=*/true,
      "query rows in lanes, online softmax over tiles of 64 keys, 16-bit tensors "
-     "widened"},
+     "widened",
+     &BackwardF32, &BackwardWorkspaceF32},
     {"softmax_lanes_f64", &DeclinesF64, &ForwardWorkspaceF64, &ForwardLanesF64,
      {}, &SimdTarget, &ForwardF64, /*invariant=*/true,
-     "query rows in lanes, online softmax over tiles of 64 keys"},
+     "query rows in lanes, online softmax over tiles of 64 keys", &BackwardF64,
+     &BackwardWorkspaceF64},
 };
 
 }  // namespace
 
-const Kernel& Choose(const char* op, const Context& ctx,
-                     const Problem& problem) {
+const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem,
+                     Pass pass) {
   std::string reasons;
   for (const Kernel& kernel : kKernels) {
-    const std::string reason = kernel.declines(ctx, problem);
+    const bool has_pass = pass == Pass::kForward || kernel.backward != nullptr;
+    const std::string reason =
+        has_pass ? kernel.declines(ctx, problem) : "has no backward pass";
     if (reason.empty()) return kernel;
     reasons += std::string(reasons.empty() ? "" : "; ") + kernel.name + " " + reason;
   }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "heed/core/context.h"
+#include "heed/engines/softmax/backward.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
 
@@ -27,11 +28,19 @@ struct Kernel {
   void (*run)(Context& ctx, const Problem& problem);
   bool invariant;   // the bits do not depend on how queries are split
   const char* why;  // when it is chosen
+
+  // The backward pass, or null.
+  void (*backward)(Context& ctx, const Problem& problem, const Gradients& gradients);
+  BackwardBytes (*backward_workspace)(const Context& ctx, const Problem& problem,
+                                      const Gradients& gradients);
 };
+
+enum class Pass { kForward, kBackward };
 
 // The first kernel that takes the problem. Throws Unsupported, with every
 // kernel's reason, if none does.
-const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem);
+const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem,
+                     Pass pass = Pass::kForward);
 
 }  // namespace heed::softmax
 

@@ -83,20 +83,29 @@ inline bool SoftcapRidesOnQueries(double softcap) {
   return softcap >= 1.0 / 1024 && softcap <= 1024.0 * 1024;
 }
 
+// The slope of this, 1 - tanh^2, is left in `slopes` unless that is null.
 template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void ApplySoftcap(D d, const Run& run, int64_t origin, double softcap,
-                             T* HWY_RESTRICT s, V* HWY_RESTRICT max) {
+                             T* HWY_RESTRICT s, T* HWY_RESTRICT slopes,
+                             V* HWY_RESTRICT max) {
+  constexpr size_t N = hn::MaxLanes(D());
   const V cap = hn::Set(d, static_cast<T>(softcap));
-  const V factor = hn::Set(d, static_cast<T>(SoftcapFactor(softcap)));
-  if (SoftcapRidesOnQueries(softcap)) {
-    Rewrite<W, C>(d, run, origin, s, max, [&](V x, int64_t, int) HWY_ATTR {
-      return hn::Mul(cap, hs::TanhScaled(d, x));
-    });
-  } else {
+  const V factor = SoftcapRidesOnQueries(softcap)
+                       ? hn::Set(d, T{1})
+                       : hn::Set(d, static_cast<T>(SoftcapFactor(softcap)));
+  if (slopes == nullptr) {
     Rewrite<W, C>(d, run, origin, s, max, [&](V x, int64_t, int) HWY_ATTR {
       return hn::Mul(cap, hs::TanhScaled(d, hn::Mul(x, factor)));
     });
+    return;
   }
+  Rewrite<W, C>(d, run, origin, s, max, [&](V x, int64_t j, int c) HWY_ATTR {
+    const V tanh = hs::TanhScaled(d, hn::Mul(x, factor));
+    hn::Store(hn::NegMulAdd(tanh, tanh, hn::Set(d, T{1})), d,
+              slopes + static_cast<size_t>(j - origin) * W +
+                  (run.c0 + static_cast<size_t>(c)) * N);
+    return hn::Mul(cap, tanh);
+  });
 }
 
 // -slope |position - key|, the distance taken from where the tile begins on the

@@ -94,6 +94,25 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
   return plan;
 }
 
+// Hands out buffers of one piece of memory, each on cache lines of its own. Without
+// memory it counts their bytes.
+class Carver {
+ public:
+  explicit Carver(void* base, int64_t begin = 0)
+      : base_(static_cast<char*>(base)), at_(begin) {}
+
+  template <class E>
+  void Next(E*& buffer, int64_t elements) {
+    buffer = base_ == nullptr ? nullptr : reinterpret_cast<E*>(base_ + at_);
+    at_ += (elements * static_cast<int64_t>(sizeof(E)) + 127) / 128 * 128;
+  }
+  int64_t bytes() const { return at_; }
+
+ private:
+  char* base_;
+  int64_t at_;
+};
+
 // One thread's buffers. The head that K and V were last copied from is kept, as
 // successive tasks mostly share it.
 template <class O>
@@ -104,32 +123,30 @@ struct Workspace {
   T *logits, *outputs, *totals;
   typename O::Key* keys;
   typename O::Value* values;
+  T* slopes = nullptr;  // of the soft cap, beside the logits; null: not wanted
 
   static int64_t Bytes(const Plan& plan) {
-    Workspace unused;
+    Workspace unused = {};
     return unused.LayOut(plan, nullptr);
   }
   void Init(const Plan& plan) {
     copied_sequence = copied_head = -1;
+    slopes = nullptr;
     LayOut(plan, reinterpret_cast<char*>(this));
   }
 
  private:
   // Buffers behind this struct, each on cache lines of its own; where they end.
   int64_t LayOut(const Plan& plan, char* base) {
-    int64_t at = 128;
     static_assert(sizeof(Workspace) <= 128);
-    const auto next = [&]<class E>(E*& buffer, int64_t elements) {
-      if (base != nullptr) buffer = reinterpret_cast<E*>(base + at);
-      at += (elements * static_cast<int64_t>(sizeof(E)) + 127) / 128 * 128;
-    };
-    next(queries, plan.queries);
-    next(logits, plan.logits);
-    next(outputs, plan.outputs);
-    next(totals, plan.outputs);
-    next(keys, plan.keys);
-    next(values, plan.values);
-    return at;
+    Carver carver(base, 128);
+    carver.Next(queries, plan.queries);
+    carver.Next(logits, plan.logits);
+    carver.Next(outputs, plan.outputs);
+    carver.Next(totals, plan.outputs);
+    carver.Next(keys, plan.keys);
+    carver.Next(values, plan.values);
+    return carver.bytes();
   }
 };
 

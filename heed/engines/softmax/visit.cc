@@ -82,6 +82,26 @@ TileVisits::TileVisits(const Sequence& s, std::span<const KeyRuns> rows,
   at_ = first_.empty() ? second_.begin : first_.begin;
 }
 
+GroupVisits::GroupVisits(const Sequence& s, std::span<const KeyRuns> rows) {
+  for (const KeyRuns& row : rows) {
+    Unite(&first_, row.first);
+    Unite(&second_, row.second);
+  }
+  const auto groups_of = [&s](const Interval& keys) {
+    if (keys.empty()) return Interval();
+    return Interval{(keys.begin - s.key_begin) / kGroupKeys,
+                    (keys.end - 1 - s.key_begin) / kGroupKeys + 1};
+  };
+  first_ = groups_of(first_);
+  second_ = groups_of(second_);
+  if (first_.empty()) first_ = {};
+  if (second_.empty()) second_ = {};
+  if (!first_.empty() && !second_.empty() && second_.begin < first_.end) {
+    Unite(&second_, first_);
+    first_ = {};
+  }
+}
+
 BlockGrid::BlockGrid(const Problem& problem, const Sequence& sequence,
                      int64_t lanes_per_block)
     : lanes(lanes_per_block),

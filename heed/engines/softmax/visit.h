@@ -93,6 +93,34 @@ class TileVisits {
   Interval common_first_, common_second_;  // intersections
 };
 
+// Keys whose gradients one task owns, counted from the first valid key.
+inline constexpr int64_t kGroupKeys = 256;
+
+// Which groups of keys a block of rows may see: what their number is and which
+// come first is a function of the problem's intervals alone, not of masks.
+class GroupVisits {
+ public:
+  GroupVisits(const Sequence& sequence, std::span<const KeyRuns> rows);
+
+  bool Contains(int64_t group) const {
+    return (first_.begin <= group && group < first_.end) ||
+           (second_.begin <= group && group < second_.end);
+  }
+  int64_t NumBefore(int64_t group) const {
+    const auto before = [group](const Interval& groups) {
+      return std::clamp<int64_t>(group - groups.begin, 0, groups.size());
+    };
+    return before(first_) + before(second_);
+  }
+
+ private:
+  Interval first_, second_;  // of group indices, disjoint
+};
+
+inline int64_t NumGroups(const Sequence& sequence) {
+  return (sequence.key_end - sequence.key_begin + kGroupKeys - 1) / kGroupKeys;
+}
+
 // Blocks of rows that share lanes. Where a head has fewer queries than a block
 // holds, the heads of a group are taken together: they see the same keys.
 struct BlockGrid {

@@ -46,6 +46,7 @@ class WeightsBlock : ForwardBlock<O, C> {
         hn::Store(this->LseOf(lane), d_, lse + lane);
       }
     } else {
+      this->FindKeys();
       this->Prepare();
     }
     for (size_t lane = 0; lane < W; ++lane) {

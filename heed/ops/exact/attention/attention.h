@@ -130,6 +130,68 @@ HEED_API void Reference(const Inputs& in, const Options& options,
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in,
                            const Options& options);
 
+// What Forward was given, what it returned, and the gradients that arrive at that.
+struct BackwardInputs {
+  ConstTensorView q, k, v;  // as Forward's
+  ConstTensorView o, lse;   // what Forward returned for them
+  ConstTensorView d_o;      // the shape and dtype of o
+  ConstTensorView d_lse;    // of lse; may be absent, which is zero
+};
+
+// Those that are present are computed, in the shape and dtype of what they are the
+// gradients of, their last axis contiguous.
+struct Gradients {
+  TensorView dq, dk, dv;
+  TensorView dbias;   // summed over the axes that the bias repeats
+  TensorView dsinks;
+  TensorView dalibi;
+};
+
+// Computes gradients of a sum over <d_o, o> and <d_lse, lse>. With w_i as above,
+// g_i = w_i / (1 - dropout) and f' the slope of the soft cap at the logit:
+//
+//   delta_i = w_i <d_o_i, o_i> - d_lse_i
+//   dS_ij   = P_ij (g_i Z_ij <d_o_i, v_j> - delta_i)
+//   dv_j    = sum_i g_i Z_ij P_ij d_o_i
+//   dq_i    = scale sum_j dS_ij f'_ij k_j,  dk_j = scale sum_i dS_ij f'_ij q_i
+//   dbias   = sum dS_ij,  dalibi_h = -sum_ij dS_ij |p_i - j|
+//   dsinks_h = -sum_i (1 - w_i) <d_o_i, o_i>
+//
+// with dk and dv summed over the query heads of a key head. P is recomputed from q,
+// k and lse, dropout from its seed.
+//
+// Edges. Rows and keys that see nothing have gradients of exactly 0, and so have
+// those outside of lengths and packed sequences. A NaN or an infinity in q, k, v or
+// d_o reaches the gradients of rows and keys that it is seen by, and no others. There
+// is no second derivative.
+//
+// Precision. Sums are in f64 for f64, else in f32, and rounded once.
+//
+// Reproducibility. The same bits whatever the threads; for dq, dk and dv whatever
+// the batch neighbours (dropout aside), padding, packing and strides too.
+//
+// Cost. 2 (3 D + 2 Dv) flops and one exponential per visited pair; products that no
+// gradient asked for needs are left out. Memory beyond the arguments:
+// BackwardWorkspace().
+//
+// Throws as Forward does; on throw, nothing has been written.
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
+                       const Gradients& out);
+
+// The same function, written for reading, from q, k, v, d_o and d_lse alone. Outputs
+// may have dtype f64.
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
+                                const Gradients& out);
+
+// Bytes that Backward reserves in `ctx`. With E = 4, or 8 for f64, rows = B Hq Tq and
+// depths rounded up to whole vectors, at most
+//
+//   threads E (256 (3 D + 3 Dv) + 64 (2 (D + Dv) + D + 64 (2 + [softcap])))
+//   + E rows (3 + [dq of 16 bits] D + [dbias by rows] + [dalibi]) + 4 rows
+//   + [dbias of another type than sums are in] E size of dbias + a few KiB
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const BackwardInputs& in,
+                                   const Options& options, const Gradients& out);
+
 struct Explanation {
   std::string kernel;   // name of the kernel that would run
   std::string target;   // SIMD target

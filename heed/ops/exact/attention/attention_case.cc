@@ -301,9 +301,10 @@ Case MapCase(const Problem& problem, const Case& attention, int64_t bins) {
 }
 
 Case MakePlainCase(const CaseRequest& request) {
-  if (request.pass != "forward") {
+  const bool backward = request.pass == "backward";
+  if (!backward && request.pass != "forward") {
     throw InvalidArgument("attention: pass is " + request.pass +
-                          ", expected forward");
+                          ", expected forward or backward");
   }
   const Sizes& s = request.sizes;
   std::vector<std::string> words;
@@ -335,9 +336,10 @@ Case MakePlainCase(const CaseRequest& request) {
   }
   p.note = request.variant.empty() ? "" : "variant=" + request.variant;
 
-  Case c = MakeCase(p);
+  if (backward) DescribeGradients(p, request.seed);
+  Case c = backward ? MakeBackwardCase(p, false) : MakeCase(p);
   c.pairs = CountPairs(p, s);
-  c.flops = 2.0 * static_cast<double>(s.D + s.Dv) * c.pairs;
+  c.flops = 2.0 * static_cast<double>(backward ? 3 * s.D + 2 * s.Dv : s.D + s.Dv) * c.pairs;
   for (const std::string& word : words) {
     double bins;
     if (Match(word, "map", 64, &bins)) return MapCase(p, c, static_cast<int64_t>(bins));
@@ -345,22 +347,28 @@ Case MakePlainCase(const CaseRequest& request) {
   return c;
 }
 
+// Every other one with its backward pass.
 Case MakeRandomCase(DType dtype, uint64_t seed) {
-  return MakeCase(RandomProblem(dtype, seed));
+  const Problem problem = RandomProblem(dtype, seed);
+  return problem.gradients.empty() ? MakeCase(problem) : MakeBackwardCase(problem, true);
 }
 
 }  // namespace
 
 void DescribeOutputs(Problem& p) {
   const ConstTensorView& q = p.in.q;
-  const int last = q.rank() - 1;
   p.o = {"o", q.dtype(), {q.sizes().begin(), q.sizes().end()}, {}};
   p.o.sizes.back() = p.in.v.size(p.in.v.rank() - 1);
   p.lse = {"lse", q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, {}, {}};
-  p.lse.sizes = {q.size(last - 1), q.size(last - 2)};
-  if (!p.options.cu_seqlens_q) {
-    p.lse.sizes.insert(p.lse.sizes.begin(), q.size(0));
-  }
+  p.lse.sizes = p.LseSizes();
+}
+
+std::vector<int64_t> Problem::LseSizes() const {
+  const ConstTensorView& q = in.q;
+  const int last = q.rank() - 1;
+  std::vector<int64_t> sizes = {q.size(last - 1), q.size(last - 2)};
+  if (!options.cu_seqlens_q) sizes.insert(sizes.begin(), q.size(0));
+  return sizes;
 }
 
 std::string Title(const Problem& p) {
@@ -428,12 +436,13 @@ Case MakeCase(const Problem& problem) {
 OpEntry Entry() {
   return {.name = "attention",
           .family = "exact",
-          .passes = {"forward"},
+          .passes = {"forward", "backward"},
           .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
           .variants = {"causal", "window=512", "softcap=30", "alibi", "bias",
                        "mask", "padding=62", "lengths=62", "sinks",
                        "dropout=0.1", "logits=50", "invariant", "bhtd"},
-          .flops = "2 (D + Dv) per kept pair; B Hq Tq Tk pairs if none is masked",
+          .flops = "2 (D + Dv) per kept pair, backward 2 (3 D + 2 Dv); B Hq Tq Tk pairs if "
+                   "none is masked",
           .bytes = "(B Tq Hq (D + Dv) + B Tk Hkv (D + Dv)) size + lse",
           .state = "B Tk Hkv (D + Dv) size (the keys and values so far)",
           .make_case = &MakePlainCase,

@@ -17,15 +17,26 @@ struct Problem {
   Inputs in;
   Options options;
   OutputSpec o, lse;           // lse without sizes: not asked for
+  ConstTensorView d_o, d_lse;         // of the backward pass
+  std::vector<OutputSpec> gradients;  // that are asked for
   std::vector<Buffer> memory;  // of everything above
   std::string note;            // joins the title
+
+  std::vector<int64_t> LseSizes() const;
 };
 
 // Row-major outputs for `in`; lse in f32, or f64 for f64.
 void DescribeOutputs(Problem& problem);
 
+// A d_o, and all gradients that the problem can have, row-major.
+void DescribeGradients(Problem& problem, uint64_t seed);
+
 // The case of a problem. What its tolerance is and why stands in the .cc.
 Case MakeCase(const Problem& problem);
+
+// The same of its backward pass, alone or with o and lse computed first and compared
+// too.
+Case MakeBackwardCase(const Problem& problem, bool with_forward);
 
 // Sizes, layouts and options in one line.
 std::string Title(const Problem& problem);

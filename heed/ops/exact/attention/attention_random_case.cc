@@ -29,6 +29,7 @@ class Generator {
     if (!packed_) ChoosePaddedOptions();
     ChooseTerms();
     ChooseOutputs();
+    ChooseGradients();
     return p_;
   }
 
@@ -386,6 +387,27 @@ class Generator {
     if (Chance(0.3)) p_.o.strides = Strides(p_.o.sizes, false, true);
     if (Chance(0.3)) p_.lse.strides = Strides(p_.lse.sizes, false, false);
     if (Chance(0.15)) p_.lse = {};
+  }
+
+  void ChooseGradients() {
+    if (Chance(0.5)) return;
+    DescribeGradients(p_, Seed());
+    if (Chance(0.3)) {
+      const Buffer d_o = Make(dtype_, p_.o.sizes, true);
+      p_.d_o = Keep(d_o.FillNormal(Seed()));
+    }
+    if (Chance(0.3)) {
+      const Buffer d_lse = Make(dtype_ == DType::kF64 ? DType::kF64 : DType::kF32,
+                                p_.LseSizes(), false);
+      p_.d_lse = Keep(d_lse.FillNormal(Seed()));
+    }
+    for (OutputSpec& spec : p_.gradients) {
+      const bool rows = spec.name == "dq" || spec.name == "dk" || spec.name == "dv";
+      if (rows && Chance(0.2)) spec.strides = Strides(spec.sizes, false, true);
+    }
+    if (Chance(0.25)) {  // not all of them
+      std::erase_if(p_.gradients, [&](const OutputSpec&) { return Chance(0.5); });
+    }
   }
 
   Random random_;

@@ -192,16 +192,18 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
             magnitude += std::abs(scale * product);
             squares += scale * scale * (product * product + dot * dot);
           }
-          double s = scale * dot;
+          double s = scale * dot, slope = 1;
           if (cap > 0) {
             if (std::isinf(s)) {  // and exact
               magnitude = cap;
               squares = 0;
             }
-            s = cap * std::tanh(s / cap);
+            const double tanh = std::tanh(s / cap);
+            s = cap * tanh;
+            slope = 1 - tanh * tanh;
           }
+          const double distance = std::abs(static_cast<double>(p - j));
           if (options.alibi) {
-            const double distance = std::abs(static_cast<double>(p - j));
             const double alibi = -Load(options.alibi, {b, h}) * distance;
             s += alibi;
             magnitude += std::abs(alibi);
@@ -214,7 +216,8 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
           if (s == -kInfinity) continue;  // masked
           greatest = std::max(greatest, s);
           pairs.push_back(
-              {j, s, magnitude, std::sqrt(squares), v.data() + j * Dv});
+              {j, s, magnitude, std::sqrt(squares), slope, distance, k.data() + j * D,
+               v.data() + j * Dv});
         }
 
         // lse = log sum exp(s), o = w sum P Z v / (1 - dropout). A logit that is
@@ -225,15 +228,17 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
           sum += std::exp(pair.logit - greatest);
         }
         const double lse = pairs.empty() ? -kInfinity : greatest + std::log(sum);
-        double w = 1;
+        double w = 1, sink_probability = 0;
         if (options.sinks && !pairs.empty()) {
-          w = 1 / (1 + std::exp(Load(options.sinks, {h}) - lse));
+          const double excess = Load(options.sinks, {h}) - lse;
+          w = 1 / (1 + std::exp(excess));
+          sink_probability = 1 / (1 + std::exp(-excess));
         }
         std::vector<double> o(static_cast<size_t>(Dv), 0.0);
         for (ReferencePair& pair : pairs) {
-          const double P = std::exp(pair.logit - greatest) / sum;
+          pair.probability = std::exp(pair.logit - greatest) / sum;
           const double Z = Survives(options, b, h, heads, p, pair.key) ? 1 : 0;
-          pair.weight = w * P * Z / (1 - options.dropout);
+          pair.weight = w * pair.probability * Z / (1 - options.dropout);
           for (size_t d = 0; d < o.size(); ++d) o[d] += pair.weight * pair.v[d];
         }
 
@@ -242,7 +247,7 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
           Store(out.o, {seq.batch, row, h, d}, o[static_cast<size_t>(d)]);
         }
         if (out.lse) Store(out.lse, {seq.batch, h, row}, lse);
-        if (visit) visit({b, h, i, row, lse, pairs});
+        if (visit) visit({b, h, i, row, seq.k_begin, lse, w, sink_probability, q.data() + i * D, pairs});
       }
     }
   }

@@ -18,21 +18,40 @@ struct ReferencePair {
   double magnitude;   // sum_d |scale q_id k_jd| + |alibi_ij| + |bias_ij|
   double partial_norm;  // root of the sum of squares of the products
                         // scale q_id k_jd and of their partial sums over d
-  const double* v;    // [Dv]
-  double weight = 0;  // of v in o: w P Z / (1 - dropout)
+  double slope;       // of the soft cap there: d logit / d (scale <q_i, k_j>)
+  double distance;    // |p_i - j|
+  const double *k, *v;  // [D], [Dv]
+  double probability = 0;  // P
+  double weight = 0;       // of v in o: w P Z / (1 - dropout)
 };
 
 // One row that is inside its sequence. `index` is its place in the outputs.
 struct ReferenceRow {
   int64_t sequence, head, query;
   int64_t output_row;  // axis 1 of o; packed: of all sequences together
+  int64_t first_key;   // of the sequence: axis 1 of k and v
   double lse;
+  double w, sink_probability;  // sigmoid(lse - sink) and what it lacks of 1
+  const double* q;     // [D]
   std::span<const ReferencePair> pairs;
 };
 
 // Reference(), and `visit` for each row. The arguments have been validated.
 void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
                    const std::function<void(const ReferenceRow&)>& visit);
+
+// What a kernel may miss of what the pairs of a row add to a gradient: of that,
+// everything in it taken without signs, and of each element of o.
+struct Roundoff {
+  std::function<double(const ReferenceRow&)> relative;
+  double of_o = 0;
+};
+
+// BackwardReference(), and for each gradient in `magnitudes` the sums of what its
+// pairs may miss. The arguments have been validated.
+void ReferenceGradients(const BackwardInputs& in, const Options& options,
+                        const Gradients& out, const Gradients& magnitudes,
+                        const Roundoff& roundoff);
 
 }  // namespace heed::attention
 

@@ -1,0 +1,350 @@
+// What tasks of the backward pass share, and what comes before and after them:
+// terms of each row, sums that several tasks add to, and rows moved and rounded.
+//
+// Compiled once per SIMD target and dtype.
+#if defined(HEED_ENGINES_SOFTMAX_GRADIENT_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_GRADIENT_ROWS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_GRADIENT_ROWS_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_GRADIENT_ROWS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <new>
+
+#include "heed/core/context.h"
+#include "heed/core/os.h"
+#include "heed/engines/softmax/backward.h"
+#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/problem.h"
+#include "heed/simd/convert-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
+
+// Elements from one row of vectors to the next.
+template <class T>
+constexpr int64_t PaddedRow(int64_t depth) {
+  constexpr int64_t N = hn::MaxLanes(hn::ScalableTag<T>());
+  return (depth + N - 1) / N * N;
+}
+
+// f(n) for each vector of a row: use(element, elements that are there).
+template <class T, class F>
+HWY_INLINE void ForVectors(int64_t depth, const F& use) {
+  constexpr int64_t N = hn::MaxLanes(hn::ScalableTag<T>());
+  for (int64_t e = 0; e < depth; e += N) {
+    use(e, static_cast<size_t>(std::min(N, depth - e)));
+  }
+}
+
+// One row, widened. `marks` becomes NaN where an element is not finite.
+template <class T, class S, class V>
+HWY_INLINE void CopyRow(const S* HWY_RESTRICT from, int64_t depth, T* HWY_RESTRICT to,
+                        V& marks) {
+  const hn::ScalableTag<T> d;
+  ForVectors<T>(depth, [&](int64_t e, size_t n) HWY_ATTR {
+    const V x = n == hn::MaxLanes(d) ? hs::LoadWide(d, from + e)
+                                     : hs::LoadWideN(d, from + e, n);
+    hn::Store(x, d, to + e);
+    marks = hn::MulAdd(x, hn::Zero(d), marks);
+  });
+}
+
+// to[i] = rows[i], widened. True if all of it is finite.
+template <class T>
+HWY_INLINE bool CopyRows(DType dtype, const void* const* rows, size_t num_rows,
+                         int64_t depth, T* to) {
+  const hn::ScalableTag<T> d;
+  auto marks = hn::Zero(d);
+  hs::WithStorage<T>(dtype, [&](auto stored) HWY_ATTR {
+    for (size_t i = 0; i < num_rows; ++i) {
+      CopyRow(static_cast<const decltype(stored)*>(rows[i]), depth,
+              to + static_cast<int64_t>(i) * PaddedRow<T>(depth), marks);
+    }
+  });
+  return hn::AllTrue(d, hn::Eq(marks, hn::Zero(d)));
+}
+
+// The same for consecutive tokens.
+template <class T>
+HWY_INLINE bool CopyTokens(const SourceRows& from, const Interval& tokens, int64_t depth,
+                           T* to) {
+  const hn::ScalableTag<T> d;
+  auto marks = hn::Zero(d);
+  hs::WithStorage<T>(from.dtype, [&](auto stored) HWY_ATTR {
+    for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+      CopyRow(from.At<decltype(stored)>(t), depth,
+              to + (t - tokens.begin) * PaddedRow<T>(depth), marks);
+    }
+  });
+  return hn::AllTrue(d, hn::Eq(marks, hn::Zero(d)));
+}
+
+// Rows of a tensor = factor from, rounded; +0 where that is a zero.
+template <class T>
+HWY_INLINE void StoreTokens(const SourceRows& to, const Interval& tokens, int64_t depth,
+                            T factor, const T* from, int64_t stride) {
+  const hn::ScalableTag<T> d;
+  hs::WithStorage<T>(to.dtype, [&](auto stored) HWY_ATTR {
+    using S = decltype(stored);
+    for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+      S* row = const_cast<S*>(to.At<S>(t));
+      ForVectors<T>(depth, [&](int64_t e, size_t n) HWY_ATTR {
+        const auto x = n == hn::MaxLanes(d) ? hn::LoadU(d, from + e)
+                                            : hn::LoadN(d, from + e, n);
+        hs::StoreRounded(d, hn::Add(hn::Mul(x, hn::Set(d, factor)), hn::Zero(d)),
+                         row + e, n);
+      });
+      from += stride;
+    }
+  });
+}
+
+inline void FillTokens(const SourceRows& to, const Interval& tokens, int64_t depth) {
+  const size_t bytes = static_cast<size_t>(depth) * SizeOf(to.dtype);
+  for (int64_t t = tokens.begin; t < tokens.end; ++t) {
+    std::memset(const_cast<char*>(to.data) +
+                    t * to.stride * static_cast<int64_t>(SizeOf(to.dtype)),
+                0, bytes);
+  }
+}
+
+// What is to be computed.
+struct Wants {
+  bool dq, dk, dv, bias_pairs, bias_rows, alibi;
+  bool d_logits;     // more than dv
+  bool any_row_sum;  // what is added to in turns
+  bool any;          // some pass over the pairs
+
+  Wants(const Problem& p, const Gradients& g)
+      : dq(g.dq.data != nullptr), dk(g.dk.data != nullptr), dv(g.dv.data != nullptr),
+        bias_pairs(g.dbias.data != nullptr && !BiasByRows(p, g)),
+        bias_rows(BiasByRows(p, g)), alibi(g.dalibi != nullptr),
+        d_logits(dq || dk || bias_pairs || bias_rows || alibi),
+        any_row_sum(dq || bias_rows || alibi), any(d_logits || dv) {}
+};
+
+template <class T>
+struct SharedGradients {
+  const RowIndex* index;
+  Wants wants;
+  // By row: what is subtracted from its logits, and the delta and g of the header.
+  T *shift, *delta, *gain;
+  T* dq_sums;    // by row, where the caller's dq is not of T
+  T *bias_rows, *alibi_rows;  // by row: sums over keys
+  double* sink_sums;          // by sequence and head
+  Turn* turns;                // by block
+  T* dbias_sums;              // as dbias, where that is not of T
+  struct {
+    T* data;
+    int64_t batch_stride, head_stride, query_stride;
+  } dbias = {};
+
+  SharedGradients(const Problem& p, const Gradients& g, const RowIndex& row_index)
+      : index(&row_index), wants(p, g) {}
+
+  // Places all of it behind `base`, if there is one; the bytes it takes.
+  int64_t LayOut(const Problem& p, const Gradients& g, void* base) {
+    Carver carver(base);
+    const int64_t rows = index->rows();
+    const auto& sizes = g.dbias_sizes;
+    const bool own_dq = wants.dq && p.dtype != DTypeOf<T>::value;
+    const bool own_dbias = wants.bias_pairs && g.dbias.dtype != DTypeOf<T>::value;
+    carver.Next(shift, rows);
+    carver.Next(delta, rows);
+    carver.Next(gain, rows);
+    carver.Next(dq_sums, own_dq ? rows * p.depth : 0);
+    carver.Next(bias_rows, wants.bias_rows ? rows : 0);
+    carver.Next(alibi_rows, wants.alibi ? rows : 0);
+    carver.Next(sink_sums, g.dsinks != nullptr ? static_cast<int64_t>(p.sequences.size()) *
+                                                     p.query_heads
+                                               : 0);
+    carver.Next(turns, wants.any_row_sum ? index->turns() : 0);
+    carver.Next(dbias_sums, own_dbias ? sizes[0] * sizes[1] * sizes[2] * sizes[3] : 0);
+    if (!own_dq) dq_sums = nullptr;
+    if (!own_dbias) dbias_sums = nullptr;
+    if (wants.bias_pairs && !own_dbias) {
+      dbias = {static_cast<T*>(const_cast<void*>(g.dbias.data)), g.dbias.batch_stride,
+               g.dbias.head_stride, g.dbias.query_stride};
+    } else if (own_dbias) {
+      const auto step = [&](int axis, int64_t stride) {
+        return sizes[static_cast<size_t>(axis)] == 1 ? 0 : stride;
+      };
+      dbias = {dbias_sums, step(0, sizes[1] * sizes[2] * sizes[3]),
+               step(1, sizes[2] * sizes[3]), step(2, sizes[3])};
+    }
+    return carver.bytes();
+  }
+
+  // Where a row's dq is summed.
+  T* DqRow(const Problem& p, const Gradients& g, int64_t sequence, int64_t head,
+           int64_t query) const {
+    if (dq_sums != nullptr) {
+      return dq_sums + index->Row(p, sequence, head, query) * p.depth;
+    }
+    const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
+    return static_cast<T*>(const_cast<void*>(g.dq.data)) + s.batch * g.dq.batch_stride +
+           (s.first_q + query) * g.dq.token_stride + head * g.dq.head_stride;
+  }
+
+  // Terms of all rows, and zeros wherever something is added to.
+  void Begin(Context& ctx, const Problem& p, const Gradients& g) {
+    for (int64_t i = 0; wants.any_row_sum && i < index->turns(); ++i) {
+      new (&turns[i]) Turn(0);
+    }
+    if (wants.bias_pairs) {
+      const auto& n = g.dbias_sizes;
+      ctx.ParallelFor(n[0] * n[1] * n[2], [&](int64_t row, int) {
+        T* at = dbias.data + row / (n[1] * n[2]) * dbias.batch_stride +
+                row / n[2] % n[1] * dbias.head_stride + row % n[2] * dbias.query_stride;
+        std::fill(at, at + n[3], T{0});
+      });
+    }
+    const auto sequences = static_cast<int64_t>(p.sequences.size());
+    ctx.ParallelFor(sequences * p.query_heads, [&](int64_t task, int) HWY_ATTR {
+      const os::ScopedFloatControl float_control;
+      const int64_t sequence = task / p.query_heads, head = task % p.query_heads;
+      hs::WithStorage<T>(p.dtype, [&](auto stored) HWY_ATTR {
+        RowTerms<decltype(stored)>(p, g, sequence, head);
+      });
+      const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
+      for (int64_t i = 0; i < s.num_queries; ++i) {
+        const int64_t row = index->Row(p, sequence, head, i);
+        if (wants.bias_rows) bias_rows[row] = 0;
+        if (wants.alibi) alibi_rows[row] = 0;
+        if (!wants.dq) continue;
+        T* dq = DqRow(p, g, sequence, head, i);
+        std::fill(dq, dq + p.depth, T{0});
+      }
+      if (head % p.group() != 0) return;
+      const int64_t key_head = head / p.group();
+      for (const auto& [rows, depth] : {std::pair{&g.dk, p.depth}, {&g.dv, p.value_depth}}) {
+        if (rows->data == nullptr) continue;
+        const SourceRows to = SourceOf(*rows, p.dtype, s.batch, s.first_k, key_head);
+        FillTokens(to, {0, s.key_begin}, depth);
+        FillTokens(to, {s.key_end, s.num_keys}, depth);
+      }
+    });
+  }
+
+  // Sums over rows, sequences and heads, and what is rounded at last.
+  void Finish(Context& ctx, const Problem& p, const Gradients& g) {
+    const auto sequences = static_cast<int64_t>(p.sequences.size());
+    if (dq_sums != nullptr) {
+      ctx.ParallelFor(sequences * p.query_heads, [&](int64_t task, int) HWY_ATTR {
+        const os::ScopedFloatControl float_control;
+        const int64_t sequence = task / p.query_heads, head = task % p.query_heads;
+        const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
+        StoreTokens<T>(SourceOf(g.dq, p.dtype, s.batch, s.first_q, head),
+                       {0, s.num_queries}, p.depth, T{1},
+                       dq_sums + index->Row(p, sequence, head, 0) * p.depth, p.depth);
+      });
+    }
+    if (dbias_sums != nullptr) {
+      const auto& n = g.dbias_sizes;
+      ctx.ParallelFor(n[0] * n[1] * n[2], [&](int64_t row, int) {
+        const int64_t at = row / (n[1] * n[2]) * g.dbias.batch_stride +
+                           row / n[2] % n[1] * g.dbias.head_stride +
+                           row % n[2] * g.dbias.query_stride;
+        for (int64_t j = 0; j < n[3]; ++j) {
+          StoreDouble(g.dbias.dtype, const_cast<void*>(g.dbias.data), at + j,
+                      static_cast<double>(dbias_sums[row * n[3] + j]));
+        }
+      });
+    }
+    if (wants.bias_rows) FinishBiasRows(ctx, p, g);
+    for (int64_t h = 0; h < p.query_heads; ++h) {
+      for (int64_t s = 0; g.dsinks != nullptr && s < sequences; ++s) {
+        g.dsinks[h] += sink_sums[s * p.query_heads + h];
+      }
+      for (int64_t s = 0; wants.alibi && s < sequences; ++s) {
+        const Sequence& sequence = p.sequences[static_cast<size_t>(s)];
+        for (int64_t i = 0; i < sequence.num_queries; ++i) {
+          g.dalibi[sequence.batch * p.slopes_stride + h] +=
+              static_cast<double>(alibi_rows[index->Row(p, s, h, i)]);
+        }
+      }
+    }
+  }
+
+ private:
+  template <class S>
+  HWY_INLINE void RowTerms(const Problem& p, const Gradients& g, int64_t sequence,
+                           int64_t head) {
+    const hn::ScalableTag<T> d;
+    const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
+    const SourceRows o = SourceOf(p.o, p.dtype, s.batch, s.first_q, head);
+    const SourceRows d_o = SourceOf(g.d_o, p.dtype, s.batch, s.first_q, head);
+    const auto of_row = [&](const Rows& rows, int64_t i) {
+      return static_cast<const T*>(rows.data)[s.batch * rows.batch_stride +
+                                              (s.first_q + i) * rows.token_stride +
+                                              head * rows.head_stride];
+    };
+    double sink_sum = 0;
+    for (int64_t i = 0; i < s.num_queries; ++i) {
+      const int64_t row = index->Row(p, sequence, head, i);
+      const T lse = of_row(p.lse, i);
+      if (i >= s.query_end || lse == -std::numeric_limits<T>::infinity()) {
+        shift[row] = std::numeric_limits<T>::infinity();  // P = 0
+        delta[row] = gain[row] = 0;
+        continue;
+      }
+      auto products = hn::Zero(d);
+      ForVectors<T>(p.value_depth, [&](int64_t e, size_t n) HWY_ATTR {
+        products = hn::MulAdd(hs::LoadWideN(d, o.At<S>(i) + e, n),
+                              hs::LoadWideN(d, d_o.At<S>(i) + e, n), products);
+      });
+      const double dot = static_cast<double>(hn::ReduceSum(d, products));
+      double w = 1;
+      if (!p.sinks.empty()) {
+        const double excess = p.sinks[static_cast<size_t>(head)] - static_cast<double>(lse);
+        w = 1 / (1 + std::exp(excess));
+        sink_sum -= dot / (1 + std::exp(-excess));
+      }
+      const double d_lse =
+          g.d_lse.data == nullptr ? 0 : static_cast<double>(of_row(g.d_lse, i));
+      shift[row] = lse;
+      delta[row] = static_cast<T>(w * dot - d_lse);
+      gain[row] = static_cast<T>(w / (1 - p.dropout));
+    }
+    if (g.dsinks != nullptr) sink_sums[sequence * p.query_heads + head] = sink_sum;
+  }
+
+  void FinishBiasRows(Context& ctx, const Problem& p, const Gradients& g) {
+    const auto& n = g.dbias_sizes;
+    ctx.ParallelFor(n[0] * n[1] * n[2], [&](int64_t task, int) {
+      const int64_t b = task / (n[1] * n[2]), h = task / n[2] % n[1], i = task % n[2];
+      double sum = 0;
+      for (size_t s = 0; s < p.sequences.size(); ++s) {
+        if (n[0] != 1 && static_cast<int64_t>(s) != b) continue;
+        for (int64_t head = 0; head < p.query_heads; ++head) {
+          if (n[1] != 1 && head != h) continue;
+          const int64_t queries = p.sequences[s].num_queries;
+          const int64_t begin = n[2] == 1 ? 0 : i, end = n[2] == 1 ? queries : i + 1;
+          for (int64_t query = begin; query < end; ++query) {
+            sum += static_cast<double>(
+                bias_rows[index->Row(p, static_cast<int64_t>(s), head, query)]);
+          }
+        }
+      }
+      StoreDouble(g.dbias.dtype, const_cast<void*>(g.dbias.data),
+                  b * g.dbias.batch_stride + h * g.dbias.head_stride +
+                      i * g.dbias.query_stride,
+                  sum);
+    });
+  }
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_GRADIENT_ROWS_INL_H_
