@@ -106,10 +106,11 @@ struct GradientBuffers {
 };
 
 // out[r] += sum_i a[r][i] b[i] for rows of `depth` elements: AccumulateTile's sums.
-template <bool kSkipMasked, class T>
-HWY_NOINLINE void AccumulateRows(const T* a, ptrdiff_t a_row, ptrdiff_t a_step,
+template <bool kSkipMasked, class T, class F>
+HWY_INLINE void AccumulateRows(const T* a, ptrdiff_t a_row, ptrdiff_t a_step,
                                  const T* b, ptrdiff_t b_step, size_t count, T* out,
-                                 ptrdiff_t out_row, size_t num_rows, int64_t depth) {
+                                 ptrdiff_t out_row, size_t num_rows, int64_t depth,
+                                 const F& between) {
   const hn::ScalableTag<T> d;
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
   const size_t vectors = (static_cast<size_t>(depth) + N - 1) / N;
@@ -117,6 +118,7 @@ HWY_NOINLINE void AccumulateRows(const T* a, ptrdiff_t a_row, ptrdiff_t a_step,
     hs::ForTiles<hs::TileRows<columns.value>()>(
         0, num_rows, [&](auto rows, size_t r) HWY_ATTR {
           const auto at = static_cast<ptrdiff_t>(r);
+          between();
           hs::AccumulateTile<rows.value, columns.value, kSkipMasked>(
               d, a + at * a_row, a_row, a_step, b + c * N, b_step, count,
               out + at * out_row + c * N, out_row);
@@ -134,6 +136,46 @@ struct Group {
   bool finite;                      // keys
 };
 
+// Asks for the rows that the next block reads, a few lines at a time between register
+// tiles: they lie far apart, where no hardware prefetcher follows, and a core drops
+// what it is asked for while it waits for too much.
+class RowPrefetch {
+ public:
+  static constexpr int kTensors = 3, kLines = 3;
+  struct Tensor {
+    const char* data = nullptr;  // row (head 0 of the group, query 0)
+    int64_t head_stride = 0, query_stride = 0, bytes = 0;
+  };
+  Tensor tensors[kTensors];
+
+  RowPrefetch(const BlockGrid& grid, int64_t block)
+      : grid_(grid), block_(block), rows_(block < 0 ? 0 : grid.NumRows(block)) {}
+
+  HWY_INLINE void Some() {
+    for (int i = 0; i < kLines; ++i) {
+      if (left_ <= 0 && !NextRow()) return;
+      PrefetchToL2(at_);
+      at_ += 64;
+      left_ -= 64;
+    }
+  }
+
+ private:
+  bool NextRow() {
+    if (next_ == kTensors * rows_) return false;
+    const Tensor& tensor = tensors[next_ % kTensors];
+    const BlockGrid::Row row = grid_.At(block_, next_ / kTensors);
+    at_ = tensor.data + row.head * tensor.head_stride + row.query * tensor.query_stride;
+    left_ = tensor.bytes;
+    ++next_;
+    return left_ > 0 || NextRow();
+  }
+
+  const BlockGrid& grid_;
+  int64_t block_, rows_, next_ = 0, left_ = 0;
+  const char* at_ = nullptr;
+};
+
 template <class O>
 class BackwardBlock : Block<O, kMaxVectors> {
   using Base = Block<O, kMaxVectors>;
@@ -149,14 +191,24 @@ class BackwardBlock : Block<O, kMaxVectors> {
                 const Gradients& gradients, const SharedGradients<T>& shared,
                 const Group<O>& group, GradientBuffers<O>& buffers)
       : Base(p, s, grid, key_head, block, buffers.block, head), g_(gradients),
-        shared_(shared), group_(group), b_(buffers) {}
+        shared_(shared), group_(group), b_(buffers), prefetch_(grid, block - 1) {
+    const auto tensor = [&](RowPrefetch::Tensor& t, const Rows& rows, int64_t depth) {
+      const auto size = static_cast<int64_t>(SizeOf(p.dtype));
+      t = {SourceOf(rows, p.dtype, s.batch, s.first_q, key_head * grid.heads).data,
+           rows.head_stride * size, rows.token_stride * size, depth * size};
+    };
+    tensor(prefetch_.tensors[0], p.q, p.depth);
+    tensor(prefetch_.tensors[1], g_.d_o, p.value_depth);
+    if (shared.dq_sums == nullptr && shared.wants.dq) {
+      tensor(prefetch_.tensors[2], g_.dq, p.depth);
+    }
+  }
 
   HWY_ATTR void Compute() {
     this->FindKeys();
     const GroupVisits visits(s_, {runs_, num_rows_});
     if (!visits.Contains(group_.index)) return;
     this->KeepKeys(group_.keys);
-    this->Prepare();
     PrepareGradients();
     this->ForTiles([&](const Tile& tile) HWY_ATTR { OneTile(tile); });
     if (!shared_.wants.any_row_sum) return;
@@ -173,19 +225,18 @@ class BackwardBlock : Block<O, kMaxVectors> {
 
   HWY_INLINE void PrepareGradients() {
     const void *q[W], *d_o[W];
-    bool finite = group_.finite;
+    this->SetLanes(q);
     for (size_t lane = 0; lane < W; ++lane) {
       shift_[lane] = std::numeric_limits<T>::infinity();
       delta_[lane] = gain_[lane] = 0;
       bias_sums_[lane] = alibi_sums_[lane] = 0;
       if (lane >= num_rows_) continue;
       const int64_t head = Head(lane), query = rows_[lane].query;
-      const int64_t row =
-          shared_.index->Row(p_, group_.sequence, head, query);
+      const int64_t row = shared_.index->Row(p_, group_.sequence, head, query);
+      row_index_[lane] = row;
       shift_[lane] = shared_.shift[row];
       delta_[lane] = shared_.delta[row];
       gain_[lane] = shared_.gain[row];
-      q[lane] = SourceOf(p_.q, p_.dtype, s_.batch, s_.first_q + query, head).data;
       d_o[lane] = SourceOf(g_.d_o, p_.dtype, s_.batch, s_.first_q + query, head).data;
       if (g_.dbias.data != nullptr) {
         dbias_[lane] = shared_.dbias.data + s_.batch * shared_.dbias.batch_stride +
@@ -193,11 +244,16 @@ class BackwardBlock : Block<O, kMaxVectors> {
                        query * shared_.dbias.query_stride;
       }
     }
-    O::PackQueries(p_.dtype, d_o, num_rows_, static_cast<size_t>(p_.value_depth), 1, W,
-                   b_.d_o);
-    finite = CopyRows<T>(p_.dtype, q, num_rows_, p_.depth, b_.q_rows) && finite;
+    bool finite = CopyRows<T>(p_.dtype, q, num_rows_, p_.depth, b_.q_rows);
     finite = CopyRows<T>(p_.dtype, d_o, num_rows_, p_.value_depth, b_.d_o_rows) && finite;
-    skip_masked_ = !finite;
+    skip_masked_ = !(finite && group_.finite);
+    for (size_t lane = 0; lane < num_rows_; ++lane) {
+      q[lane] = b_.q_rows + static_cast<int64_t>(lane) * row_;
+      d_o[lane] = b_.d_o_rows + static_cast<int64_t>(lane) * value_row_;
+    }
+    this->PackQueries(DTypeOf<T>::value, q);
+    O::PackQueries(DTypeOf<T>::value, d_o, num_rows_, static_cast<size_t>(p_.value_depth),
+                   1, W, b_.d_o);
     std::fill(b_.dq, b_.dq + static_cast<int64_t>(num_rows_) * row_, T{0});
   }
 
@@ -211,13 +267,14 @@ class BackwardBlock : Block<O, kMaxVectors> {
     for (int c = 0; c < C; ++c) unused[c] = hn::Zero(d_);
     for (int r = 0; r < num_runs; ++r) {
       const Run& run = runs[r];
-      this->template Logits</*kFlagMasked=*/true>(run, tile, unused);
-      if (shared_.wants.d_logits) {
+        this->template Logits</*kFlagMasked=*/true>(run, tile, unused);
+        if (shared_.wants.d_logits) {
         this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
           V max[vectors.value];
           for (int c = 0; c < vectors.value; ++c) max[c] = hn::Zero(d_);
-          this->template Products<vectors.value, false>(
+          this->template Products<vectors.value>(
               run, b_.d_o, group_.values, p_.value_depth, GradientAt(run, origin), max,
+              [&](size_t, size_t) HWY_ATTR { prefetch_.Some(); },
               [](V x, int64_t, int) HWY_ATTR { return x; });
         });
       }
@@ -371,6 +428,7 @@ class BackwardBlock : Block<O, kMaxVectors> {
   HWY_INLINE void Accumulate(const Run& run, int64_t origin) {
     const size_t first = run.c0 * N, end = std::min(num_rows_, run.c1 * N);
     const size_t rows = end - first;
+    const auto between = [&]() HWY_ATTR { prefetch_.Some(); };
     const auto keys = static_cast<size_t>(run.end - run.begin);
     const int64_t key = run.begin - group_.keys.begin;
     const T* p = w_.logits + static_cast<size_t>(run.begin - origin) * W;
@@ -378,17 +436,17 @@ class BackwardBlock : Block<O, kMaxVectors> {
     if (shared_.wants.dv) {
       AccumulateRows<kSkipMasked>(
           p + end - 1, W, -1, b_.d_o_rows + static_cast<int64_t>(end - 1) * value_row_,
-          -value_row_, rows, b_.dv + key * value_row_, value_row_, keys, p_.value_depth);
+          -value_row_, rows, b_.dv + key * value_row_, value_row_, keys, p_.value_depth, between);
     }
     if (shared_.wants.dk) {
       AccumulateRows<kSkipMasked>(ds + end - 1, W, -1,
                                   b_.q_rows + static_cast<int64_t>(end - 1) * row_, -row_,
-                                  rows, b_.dk + key * row_, row_, keys, p_.depth);
+                                  rows, b_.dk + key * row_, row_, keys, p_.depth, between);
     }
     if (shared_.wants.dq) {
       AccumulateRows<kSkipMasked>(ds + first, 1, W, b_.keys + key * row_, row_, keys,
                                   b_.dq + static_cast<int64_t>(first) * row_, row_, rows,
-                                  p_.depth);
+                                  p_.depth, between);
     }
   }
 
@@ -396,13 +454,12 @@ class BackwardBlock : Block<O, kMaxVectors> {
     const V scale = hn::Set(d_, static_cast<T>(p_.scale));
     const auto depth = static_cast<size_t>(p_.depth);
     for (size_t lane = 0; lane < num_rows_; ++lane) {
-      const int64_t head = Head(lane), query = rows_[lane].query;
-      const int64_t row = shared_.index->Row(p_, group_.sequence, head, query);
+      const int64_t row = row_index_[lane];
       if (shared_.wants.bias_rows) shared_.bias_rows[row] += bias_sums_[lane];
       if (shared_.wants.alibi) shared_.alibi_rows[row] += alibi_sums_[lane];
       if (!shared_.wants.dq) continue;
       const T* from = b_.dq + static_cast<int64_t>(lane) * row_;
-      T* to = shared_.DqRow(p_, g_, group_.sequence, head, query);
+      T* to = shared_.DqRow(p_, g_, group_.sequence, Head(lane), rows_[lane].query);
       size_t e = 0;
       for (; e + N <= depth; e += N) {
         hn::StoreU(hn::MulAdd(hn::Load(d_, from + e), scale, hn::LoadU(d_, to + e)), d_,
@@ -421,7 +478,9 @@ class BackwardBlock : Block<O, kMaxVectors> {
   const Group<O>& group_;
   GradientBuffers<O>& b_;
   const int64_t row_ = PaddedRow<T>(p_.depth), value_row_ = PaddedRow<T>(p_.value_depth);
+  RowPrefetch prefetch_;
   bool skip_masked_ = false;
+  int64_t row_index_[W];
   T* dbias_[W];
   HWY_ALIGN T shift_[W], delta_[W], gain_[W], bias_sums_[W], alibi_sums_[W];
 };

@@ -110,11 +110,70 @@ class Block {
   HWY_INLINE void Prepare() {
     const void* q[W];
     SetLanes(q);
+    PackQueries(p_.dtype, q);
+  }
+
+  // What the passes over a tile need to know of each lane, and where its query is.
+  HWY_INLINE void SetLanes(const void** q) {
+    const bool dropout = p_.dropout > 0;
+    for (size_t lane = 0; lane < W; ++lane) {
+      const bool present = lane < num_rows_;
+      const BlockGrid::Row row = present ? rows_[lane] : BlockGrid::Row{0, 0};
+      const int64_t head = key_head_ * grid_.heads + row.head;
+      if (present) {
+        q[lane] = static_cast<const char*>(p_.q.data) +
+                  (s_.batch * p_.q.batch_stride +
+                   (s_.first_q + row.query) * p_.q.token_stride +
+                   head * p_.q.head_stride) *
+                      static_cast<int64_t>(SizeOf(p_.dtype));
+      }
+      const KeyRuns runs = present ? runs_[lane] : KeyRuns();
+      using TI = typename Lanes<T, W>::TI;
+      lanes_.first_begin[lane] = static_cast<TI>(runs.first.begin);
+      lanes_.first_end[lane] = static_cast<TI>(runs.first.end);
+      lanes_.second_begin[lane] = static_cast<TI>(runs.second.begin);
+      lanes_.second_end[lane] = static_cast<TI>(runs.second.end);
+      const int64_t position = s_.start + row.query;
+      lanes_.position[lane] = position;
+      if (dropout) {
+        lanes_.position_low[lane] = static_cast<uint32_t>(position);
+        lanes_.head_row[lane] =
+            static_cast<uint32_t>(s_.batch * p_.query_heads + head);
+      }
+      if (!p_.slopes.empty()) {
+        lanes_.slope[lane] = static_cast<T>(
+            p_.slopes[static_cast<size_t>(s_.batch * p_.slopes_stride + head)]);
+      }
+      if (!p_.segments_q.empty()) {
+        const int32_t id = p_.segments_q[static_cast<size_t>(
+            s_.batch * p_.segments_q_stride + row.query)];
+        lanes_.segment[lane] = static_cast<TI>(id < 0 ? -1 : id);
+      }
+      lanes_.bias[lane] = PairRow(p_.bias, SizeOf(p_.bias.dtype), head, row.query);
+      lanes_.mask[lane] = PairRow(p_.mask, 1, head, row.query);
+    }
+    // What each vector of lanes can see, to leave out vectors that see nothing
+    // of a tile's keys.
+    for (size_t c = 0; c < C; ++c) {
+      Interval& hull = hull_[c] = {};
+      for (size_t lane = c * N; lane < std::min(num_rows_, (c + 1) * N); ++lane) {
+        for (const Interval& run : {runs_[lane].first, runs_[lane].second}) {
+          if (run.empty()) continue;
+          hull = hull.empty() ? run
+                              : Interval{std::min(hull.begin, run.begin),
+                                         std::max(hull.end, run.end)};
+        }
+      }
+    }
+  }
+
+  // The queries, which these rows are, into lanes.
+  HWY_INLINE void PackQueries(DType dtype, const void* const* rows) {
     const double factor = p_.softcap > 0 && SoftcapRidesOnQueries(p_.softcap)
                               ? p_.scale * SoftcapFactor(p_.softcap)
                               : p_.scale;
     factor_ = O::Split(factor);
-    O::PackQueries(p_.dtype, q, num_rows_, static_cast<size_t>(p_.depth),
+    O::PackQueries(dtype, rows, num_rows_, static_cast<size_t>(p_.depth),
                    factor_.of_queries, W, w_.queries);
   }
 
@@ -249,59 +308,6 @@ class Block {
   }
 
  private:
-  HWY_INLINE void SetLanes(const void** q) {
-    const bool dropout = p_.dropout > 0;
-    for (size_t lane = 0; lane < W; ++lane) {
-      const bool present = lane < num_rows_;
-      const BlockGrid::Row row = present ? rows_[lane] : BlockGrid::Row{0, 0};
-      const int64_t head = key_head_ * grid_.heads + row.head;
-      if (present) {
-        q[lane] = static_cast<const char*>(p_.q.data) +
-                  (s_.batch * p_.q.batch_stride +
-                   (s_.first_q + row.query) * p_.q.token_stride +
-                   head * p_.q.head_stride) *
-                      static_cast<int64_t>(SizeOf(p_.dtype));
-      }
-      const KeyRuns runs = present ? runs_[lane] : KeyRuns();
-      using TI = typename Lanes<T, W>::TI;
-      lanes_.first_begin[lane] = static_cast<TI>(runs.first.begin);
-      lanes_.first_end[lane] = static_cast<TI>(runs.first.end);
-      lanes_.second_begin[lane] = static_cast<TI>(runs.second.begin);
-      lanes_.second_end[lane] = static_cast<TI>(runs.second.end);
-      const int64_t position = s_.start + row.query;
-      lanes_.position[lane] = position;
-      if (dropout) {
-        lanes_.position_low[lane] = static_cast<uint32_t>(position);
-        lanes_.head_row[lane] =
-            static_cast<uint32_t>(s_.batch * p_.query_heads + head);
-      }
-      if (!p_.slopes.empty()) {
-        lanes_.slope[lane] = static_cast<T>(
-            p_.slopes[static_cast<size_t>(s_.batch * p_.slopes_stride + head)]);
-      }
-      if (!p_.segments_q.empty()) {
-        const int32_t id = p_.segments_q[static_cast<size_t>(
-            s_.batch * p_.segments_q_stride + row.query)];
-        lanes_.segment[lane] = static_cast<TI>(id < 0 ? -1 : id);
-      }
-      lanes_.bias[lane] = PairRow(p_.bias, SizeOf(p_.bias.dtype), head, row.query);
-      lanes_.mask[lane] = PairRow(p_.mask, 1, head, row.query);
-    }
-    // What each vector of lanes can see, to leave out vectors that see nothing
-    // of a tile's keys.
-    for (size_t c = 0; c < C; ++c) {
-      Interval& hull = hull_[c] = {};
-      for (size_t lane = c * N; lane < std::min(num_rows_, (c + 1) * N); ++lane) {
-        for (const Interval& run : {runs_[lane].first, runs_[lane].second}) {
-          if (run.empty()) continue;
-          hull = hull.empty() ? run
-                              : Interval{std::min(hull.begin, run.begin),
-                                         std::max(hull.end, run.end)};
-        }
-      }
-    }
-  }
-
   const void* PairRow(const Pairs& pairs, size_t element, int64_t head,
                       int64_t query) const {
     if (pairs.data == nullptr) return nullptr;
@@ -329,8 +335,11 @@ class Block {
   template <int kVectors, class F>
   HWY_INLINE void LogitProducts(const Run& run, int64_t origin, V* max, const F& f) {
     const auto products = [&](const auto& finish) HWY_ATTR {
-      Products<kVectors, true>(run, w_.queries, head_.keys, p_.depth,
-                               At(run, origin), max, finish);
+      const auto before = [&](size_t j, size_t count) HWY_ATTR {
+        PrefetchBias(j, j + count, run.end);
+      };
+      Products<kVectors>(run, w_.queries, head_.keys, p_.depth, At(run, origin), max,
+                         before, finish);
     };
     if constexpr (O::kFinishesLogits) {
       if (factor_.of_logits != 1) {
@@ -344,16 +353,17 @@ class Block {
   }
 
  protected:
-  // out[key][lane] = f(sum_e rows[key][e] lanes[e][lane], key, vector) for a run.
-  template <int kVectors, bool kPrefetchBias, class F>
+  // out[key][lane] = f(sum_e rows[key][e] lanes[e][lane], key, vector) for a run, and
+  // before(j, count) before the rows [j, j + count) of it.
+  template <int kVectors, class Before, class F>
   HWY_INLINE void Products(const Run& run, const typename O::Query* lanes,
                            const Operand<typename O::Key>& rows, int64_t depth, T* out,
-                           V* max, const F& f) {
+                           V* max, const Before& before, const F& f) {
     hs::ForTiles<hs::TileRows<kVectors>()>(
         0, static_cast<size_t>(run.end - run.begin),
         [&](auto count, size_t j) HWY_ATTR {
           const int64_t key = run.begin + static_cast<int64_t>(j);
-          if constexpr (kPrefetchBias) PrefetchBias(j, j + count.value, run.end);
+          before(j, size_t{count.value});
           O::template Logits<count.value, kVectors>(
               lanes + run.c0 * N, W, rows, key, static_cast<size_t>(depth),
               out + j * W, max,

@@ -50,12 +50,14 @@ template <class T, class S, class V>
 HWY_INLINE void CopyRow(const S* HWY_RESTRICT from, int64_t depth, T* HWY_RESTRICT to,
                         V& marks) {
   const hn::ScalableTag<T> d;
+  V of_row = hn::Zero(d);  // a chain of its own
   ForVectors<T>(depth, [&](int64_t e, size_t n) HWY_ATTR {
     const V x = n == hn::MaxLanes(d) ? hs::LoadWide(d, from + e)
                                      : hs::LoadWideN(d, from + e, n);
     hn::Store(x, d, to + e);
-    marks = hn::MulAdd(x, hn::Zero(d), marks);
+    of_row = hn::MulAdd(x, hn::Zero(d), of_row);
   });
+  marks = hn::Add(marks, of_row);
 }
 
 // to[i] = rows[i], widened. True if all of it is finite.

@@ -36,14 +36,22 @@ HWY_INLINE void RowsToLanes(D d, const S* const* HWY_RESTRICT rows,
     for (size_t e = 0; e < depth; e += N) {
       const size_t columns = std::min(N, depth - e);
       V v[N];
-      for (size_t i = 0; i < N; ++i) {
-        if (i >= present) {
-          v[i] = hn::Zero(d);
-        } else if (columns == N) {
+      if (present == N && columns == N) {  // in registers
+        HWY_UNROLL(32)
+        for (size_t i = 0; i < N; ++i) {
           v[i] = hn::Mul(hs::LoadWide(d, rows[lane + i] + e), scale);
-        } else {
-          v[i] = hn::Mul(hs::LoadWideN(d, rows[lane + i] + e, columns), scale);
         }
+        hs::Transpose(d, v);
+        HWY_UNROLL(32)
+        for (size_t i = 0; i < N; ++i) {
+          hn::Store(v[i], d, to + (e + i) * stride + lane);
+        }
+        continue;
+      }
+      for (size_t i = 0; i < N; ++i) {
+        v[i] = i >= present
+                   ? hn::Zero(d)
+                   : hn::Mul(hs::LoadWideN(d, rows[lane + i] + e, columns), scale);
       }
       hs::Transpose(d, v);
       for (size_t i = 0; i < columns; ++i) {

@@ -128,17 +128,6 @@ int64_t BlockGrid::NumRows(int64_t block) const {
   return std::min(lanes, num_queries - block / heads * lanes);
 }
 
-// Not fused, the heads of a group take turns on the same queries, so that they
-// meet the same keys in the cache.
-BlockGrid::Row BlockGrid::At(int64_t block, int64_t lane) const {
-  if (!chosen.empty()) return {chosen_head, chosen[static_cast<size_t>(lane)]};
-  if (fused) {
-    const int64_t row = block * lanes + lane;
-    return {row / num_queries, row % num_queries};
-  }
-  return {block % heads, block / heads * lanes + lane};
-}
-
 Cover CoverOf(const Problem& p, const Sequence& s, const BlockGrid& grid,
               int64_t block, int64_t key_head, const Interval& keys) {
   Cover cover = Cover::kAll;

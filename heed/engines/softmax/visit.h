@@ -143,7 +143,16 @@ struct BlockGrid {
     int64_t query;
   };
   int64_t NumRows(int64_t block) const;
-  Row At(int64_t block, int64_t lane) const;
+  // Not fused, the heads of a group take turns on the same queries, so that they
+  // meet the same keys in the cache.
+  Row At(int64_t block, int64_t lane) const {
+    if (!chosen.empty()) return {chosen_head, chosen[static_cast<size_t>(lane)]};
+    if (fused) {
+      const int64_t row = block * lanes + lane;
+      return {row / num_queries, row % num_queries};
+    }
+    return {block % heads, block / heads * lanes + lane};
+  }
 };
 
 // How much of a tile a boolean mask and segments leave to a block of rows. An
