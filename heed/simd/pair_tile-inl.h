@@ -158,6 +158,50 @@ HWY_INLINE void ValuePairTile(D d, const uint32_t* HWY_RESTRICT p, size_t stride
   }
 }
 
+// out[r][c] += sum_i a[r][i] b[i][c] over words i of two products each, where a[r][i]
+// is a[r a_row + i a_step]. With kSkipMasked, an element -0 of a leaves out as it is
+// even where b is not finite.
+template <int R, int C, bool kSkipMasked, class D, class V = hn::Vec<D>>
+HWY_INLINE void AccumulatePairTile(D d, const uint32_t* HWY_RESTRICT a, ptrdiff_t a_row,
+                                   ptrdiff_t a_step, const uint32_t* HWY_RESTRICT b,
+                                   ptrdiff_t b_step, size_t count,
+                                   float* HWY_RESTRICT out, ptrdiff_t out_row) {
+  constexpr ptrdiff_t N = hn::MaxLanes(D());
+  const hn::RebindToUnsigned<D> words;
+  const hn::Repartition<uint16_t, D> halves;
+  V acc[R][C];
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) acc[r][c] = hn::Load(d, out + r * out_row + c * N);
+  }
+  for (size_t i = 0; i < count; ++i, a += a_step, b += b_step) {
+    hn::Vec<decltype(words)> row[C];
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) row[c] = hn::Load(words, b + c * N);
+    HWY_UNROLL(32)
+    for (int r = 0; r < R; ++r) {
+      const auto factor = hn::Set(words, a[r * a_row]);
+      HWY_UNROLL(32)
+      for (int c = 0; c < C; ++c) {
+        if constexpr (kSkipMasked) {
+          const auto masked = hn::BitCast(
+              words, hn::VecFromMask(halves, hn::Eq(hn::BitCast(halves, factor),
+                                                    hn::Set(halves, uint16_t{0x8000}))));
+          acc[r][c] = DotPairs(d, factor, hn::AndNot(masked, row[c]), acc[r][c]);
+        } else {
+          acc[r][c] = DotPairs(d, factor, row[c], acc[r][c]);
+        }
+      }
+    }
+  }
+  HWY_UNROLL(32)
+  for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(32)
+    for (int c = 0; c < C; ++c) hn::Store(acc[r][c], d, out + r * out_row + c * N);
+  }
+}
+
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

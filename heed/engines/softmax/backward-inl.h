@@ -48,6 +48,7 @@
 #include "heed/core/os.h"
 #include "heed/engines/softmax/backward.h"
 #include "heed/engines/softmax/block-inl.h"
+#include "heed/engines/softmax/gradient_operands-inl.h"
 #include "heed/engines/softmax/gradient_rows-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/simd/convert-inl.h"
@@ -63,13 +64,17 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes ou
 template <class O>
 struct GradientBuffers {
   using T = typename O::Compute;
+  using Word = typename O::Word;
   Workspace<O> block;
-  typename O::Query* d_o;      // [Dv][W], in lanes
-  T *q_rows, *d_o_rows;        // [W][.]
-  T* d_logits;                 // [tile][W]: dP, then dS
-  T* slopes;                   // [tile][W]
-  T* dq;                       // [W][.]
-  T *keys, *values, *dk, *dv;  // [group][.]
+  typename O::Query* d_o;   // [Dv][W], in lanes
+  Word *q_rows, *d_o_rows;  // [W][.]
+  T* d_logits;              // [tile][W]: dP, then dS
+  T* columns;               // [tile][W]: dS again, where it differs by keys
+  T* slopes;                // [tile][W]
+  T* dq;                    // [W][.]
+  typename O::Key *keys, *values;  // [group][.]
+  Word* key_rows;                  // the same keys
+  T *dk, *dv;                      // [group][.]
 
   static int64_t Bytes(const Problem& p, const Plan& plan) {
     GradientBuffers unused = {};
@@ -94,33 +99,36 @@ struct GradientBuffers {
     carver.Next(d_o, O::QueryRows(p.value_depth) * plan.lanes);
     carver.Next(d_logits, plan.logits);
     carver.Next(slopes, p.softcap > 0 ? plan.logits : 0);
-    carver.Next(q_rows, plan.lanes * row);
-    carver.Next(d_o_rows, plan.lanes * value_row);
+    carver.Next(columns, O::kKeysAreWords ? 0 : plan.logits / O::kStep);
+    carver.Next(q_rows, plan.lanes / O::kStep * row);
+    carver.Next(d_o_rows, plan.lanes / O::kStep * value_row);
     carver.Next(dq, plan.lanes * row);
-    carver.Next(keys, kGroupKeys * row);
-    carver.Next(values, kGroupKeys * value_row);
+    carver.Next(keys, kGroupKeys * O::KeyRow(p.depth));
+    carver.Next(values, kGroupKeys * O::KeyRow(p.value_depth));
+    carver.Next(key_rows, O::kKeysAreWords ? 0 : kGroupKeys / O::kStep * row);
+    if constexpr (O::kKeysAreWords) key_rows = keys;
     carver.Next(dk, kGroupKeys * row);
     carver.Next(dv, kGroupKeys * value_row);
     return carver.bytes();
   }
 };
 
-// out[r] += sum_i a[r][i] b[i] for rows of `depth` elements: AccumulateTile's sums.
-template <bool kSkipMasked, class T, class F>
-HWY_INLINE void AccumulateRows(const T* a, ptrdiff_t a_row, ptrdiff_t a_step,
-                                 const T* b, ptrdiff_t b_step, size_t count, T* out,
-                                 ptrdiff_t out_row, size_t num_rows, int64_t depth,
-                                 const F& between) {
-  const hn::ScalableTag<T> d;
-  constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
+// out[r] += sum_i a[r][i] b[i] for rows of `depth` elements, as the tiles of O do.
+template <class O, bool kSkipMasked, class F>
+HWY_INLINE void AccumulateRows(const typename O::Word* a, ptrdiff_t a_row,
+                               ptrdiff_t a_step, const typename O::Word* b,
+                               ptrdiff_t b_step, size_t count, typename O::Compute* out,
+                               ptrdiff_t out_row, size_t num_rows, int64_t depth,
+                               const F& between) {
+  constexpr size_t N = hn::MaxLanes(hn::ScalableTag<typename O::Compute>());
   const size_t vectors = (static_cast<size_t>(depth) + N - 1) / N;
   hs::ForTiles<kMaxVectors>(0, vectors, [&](auto columns, size_t c) HWY_ATTR {
     hs::ForTiles<hs::TileRows<columns.value>()>(
         0, num_rows, [&](auto rows, size_t r) HWY_ATTR {
           const auto at = static_cast<ptrdiff_t>(r);
           between();
-          hs::AccumulateTile<rows.value, columns.value, kSkipMasked>(
-              d, a + at * a_row, a_row, a_step, b + c * N, b_step, count,
+          O::template Accumulate<rows.value, columns.value, kSkipMasked>(
+              a + at * a_row, a_row, a_step, b + c * N, b_step, count,
               out + at * out_row + c * N, out_row);
         });
   });
@@ -244,16 +252,14 @@ class BackwardBlock : Block<O, kMaxVectors> {
                        query * shared_.dbias.query_stride;
       }
     }
-    bool finite = CopyRows<T>(p_.dtype, q, num_rows_, p_.depth, b_.q_rows);
-    finite = CopyRows<T>(p_.dtype, d_o, num_rows_, p_.value_depth, b_.d_o_rows) && finite;
+    bool finite = O::ToWords(p_.dtype, q, num_rows_, p_.depth, b_.q_rows);
+    finite = O::ToWords(p_.dtype, d_o, num_rows_, p_.value_depth, b_.d_o_rows) && finite;
     skip_masked_ = !(finite && group_.finite);
-    for (size_t lane = 0; lane < num_rows_; ++lane) {
-      q[lane] = b_.q_rows + static_cast<int64_t>(lane) * row_;
-      d_o[lane] = b_.d_o_rows + static_cast<int64_t>(lane) * value_row_;
-    }
-    this->PackQueries(DTypeOf<T>::value, q);
-    O::PackQueries(DTypeOf<T>::value, d_o, num_rows_, static_cast<size_t>(p_.value_depth),
-                   1, W, b_.d_o);
+    DType dtype = O::PointToRows(p_.dtype, b_.q_rows, num_rows_, p_.depth, q);
+    this->PackQueries(dtype, q);
+    dtype = O::PointToRows(p_.dtype, b_.d_o_rows, num_rows_, p_.value_depth, d_o);
+    O::PackQueries(dtype, d_o, num_rows_, static_cast<size_t>(p_.value_depth), 1, W,
+                   b_.d_o);
     std::fill(b_.dq, b_.dq + static_cast<int64_t>(num_rows_) * row_, T{0});
   }
 
@@ -426,27 +432,38 @@ class BackwardBlock : Block<O, kMaxVectors> {
 
   template <bool kSkipMasked>
   HWY_INLINE void Accumulate(const Run& run, int64_t origin) {
+    constexpr size_t kStep = O::kStep;
     const size_t first = run.c0 * N, end = std::min(num_rows_, run.c1 * N);
-    const size_t rows = end - first;
-    const auto between = [&]() HWY_ATTR { prefetch_.Some(); };
     const auto keys = static_cast<size_t>(run.end - run.begin);
+    const auto tile_key = static_cast<size_t>(run.begin - origin);
     const int64_t key = run.begin - group_.keys.begin;
-    const T* p = w_.logits + static_cast<size_t>(run.begin - origin) * W;
-    const T* ds = b_.d_logits + static_cast<size_t>(run.begin - origin) * W;
+    const size_t words = (end - first + kStep - 1) / kStep;
+    const size_t last = first / kStep + words - 1;  // word of the last rows
+    using Word = typename O::Word;
+    T* p = w_.logits + tile_key * W;
+    T* ds = b_.d_logits + tile_key * W;
+    T* columns = b_.columns + tile_key / kStep * W;
+    O::RoundWeights(keys, run.c0, run.c1, W, p, ds, columns);
+    const auto* p_words = reinterpret_cast<const Word*>(p);
+    const auto* ds_words = reinterpret_cast<const Word*>(ds);
+    const auto between = [&]() HWY_ATTR { prefetch_.Some(); };
     if (shared_.wants.dv) {
-      AccumulateRows<kSkipMasked>(
-          p + end - 1, W, -1, b_.d_o_rows + static_cast<int64_t>(end - 1) * value_row_,
-          -value_row_, rows, b_.dv + key * value_row_, value_row_, keys, p_.value_depth, between);
+      AccumulateRows<O, kSkipMasked>(
+          p_words + last, W, -1, b_.d_o_rows + static_cast<int64_t>(last) * value_row_,
+          -value_row_, words, b_.dv + key * value_row_, value_row_, keys, p_.value_depth,
+          between);
     }
     if (shared_.wants.dk) {
-      AccumulateRows<kSkipMasked>(ds + end - 1, W, -1,
-                                  b_.q_rows + static_cast<int64_t>(end - 1) * row_, -row_,
-                                  rows, b_.dk + key * row_, row_, keys, p_.depth, between);
+      AccumulateRows<O, kSkipMasked>(
+          ds_words + last, W, -1, b_.q_rows + static_cast<int64_t>(last) * row_, -row_,
+          words, b_.dk + key * row_, row_, keys, p_.depth, between);
     }
     if (shared_.wants.dq) {
-      AccumulateRows<kSkipMasked>(ds + first, 1, W, b_.keys + key * row_, row_, keys,
-                                  b_.dq + static_cast<int64_t>(first) * row_, row_, rows,
-                                  p_.depth, between);
+      AccumulateRows<O, kSkipMasked>(
+          O::Columns(ds_words, reinterpret_cast<const Word*>(columns)) + first, 1, W,
+          b_.key_rows + key / int64_t{kStep} * row_, row_, (keys + kStep - 1) / kStep,
+          b_.dq + static_cast<int64_t>(first) * row_, row_, end - first, p_.depth,
+          between);
     }
   }
 
@@ -499,15 +516,19 @@ HWY_INLINE void GroupGradients(const Problem& p, const Gradients& g, const Plan&
   Head<O> head;
   head.key_source = SourceOf(p.k, p.dtype, s.batch, s.first_k, key_head);
   head.keys_at = head.values_at = Place::kHead;
-  head.keys = {b.keys, row, keys.begin};
+  head.keys = {b.keys, static_cast<ptrdiff_t>(O::KeyRow(p.depth)), keys.begin};
   const SourceRows values = SourceOf(p.v, p.dtype, s.batch, s.first_k, key_head);
-  Group<O> group = {keys, index, sequence, {b.values, value_row, keys.begin}, true};
-  group.finite = CopyTokens<T>(head.key_source, keys, p.depth, b.keys);
-  CopyTokens<T>(values, keys, p.value_depth, b.values);
+  Group<O> group = {keys, index, sequence,
+                    {b.values, static_cast<ptrdiff_t>(O::KeyRow(p.value_depth)),
+                     keys.begin},
+                    true};
+  if constexpr (!O::kKeysAreWords) O::CopyGroup(head.key_source, keys, p.depth, b.keys);
+  group.finite = O::ToWords(head.key_source, keys, p.depth, b.key_rows);
+  O::CopyGroup(values, keys, p.value_depth, b.values);
   std::fill(b.dk, b.dk + keys.size() * row, T{0});
   std::fill(b.dv, b.dv + keys.size() * value_row, T{0});
 
-  const BlockGrid grid(p, s, plan.lanes);
+  const BlockGrid grid(p, s, plan.lanes, O::kFuseHeads);
   for (int64_t block = grid.blocks; block-- > 0;) {
     BackwardBlock<O>(p, s, grid, key_head, block, head, g, shared, group, b).Compute();
   }
@@ -532,7 +553,7 @@ template <class O>
 BackwardBytes BytesOfBackward(const Problem& p, const Gradients& g) {
   using T = typename O::Compute;
   const Plan plan = BackwardPlan<O>(p);
-  const RowIndex index(p, plan.lanes);
+  const RowIndex index(p, plan.lanes, O::kFuseHeads);
   SharedGradients<T> shared(p, g, index);
   return {GradientBuffers<O>::Bytes(p, plan), shared.LayOut(p, g, nullptr)};
 }
@@ -541,7 +562,7 @@ template <class O>
 void Backward(Context& ctx, const Problem& p, const Gradients& g) {
   using T = typename O::Compute;
   const Plan plan = BackwardPlan<O>(p);
-  const RowIndex index(p, plan.lanes);
+  const RowIndex index(p, plan.lanes, O::kFuseHeads);
   SharedGradients<T> shared(p, g, index);
   ctx.ReserveShared(static_cast<size_t>(shared.LayOut(p, g, nullptr)));
   shared.LayOut(p, g, ctx.Shared());

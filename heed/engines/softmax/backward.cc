@@ -71,11 +71,12 @@ void EndTurn(Turn& turn) {
   turn.notify_all();
 }
 
-RowIndex::RowIndex(const Problem& p, int64_t lanes) : first_row{0}, first_turn{0} {
+RowIndex::RowIndex(const Problem& p, int64_t lanes, bool fuse_heads)
+    : first_row{0}, first_turn{0} {
   for (const Sequence& s : p.sequences) {
     first_row.push_back(first_row.back() + s.num_queries * p.query_heads);
     first_turn.push_back(first_turn.back() +
-                         BlockGrid(p, s, lanes).blocks * p.key_heads);
+                         BlockGrid(p, s, lanes, fuse_heads).blocks * p.key_heads);
   }
 }
 

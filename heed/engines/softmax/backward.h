@@ -64,7 +64,7 @@ void EndTurn(Turn& turn);
 // Rows (sequence, head, query) and blocks (sequence, key head, block) counted
 // through.
 struct RowIndex {
-  RowIndex(const Problem& problem, int64_t lanes);
+  RowIndex(const Problem& problem, int64_t lanes, bool fuse_heads);
   int64_t Row(const Problem& p, int64_t sequence, int64_t head, int64_t query) const {
     const auto s = static_cast<size_t>(sequence);
     return first_row[s] + head * p.sequences[s].num_queries + query;
@@ -75,16 +75,20 @@ struct RowIndex {
   std::vector<int64_t> first_row, first_turn;  // by sequence, and the total
 };
 
+// As for the forward pass: F32 computes bf16 and f16 too, BF16Pairs needs a CPU for it.
 struct BackwardBytes {
   int64_t per_thread = 0, shared = 0;
 };
 
 void BackwardF32(Context& ctx, const Problem& problem, const Gradients& gradients);
 void BackwardF64(Context& ctx, const Problem& problem, const Gradients& gradients);
+void BackwardBF16Pairs(Context& ctx, const Problem& problem, const Gradients& gradients);
 BackwardBytes BackwardWorkspaceF32(const Context& ctx, const Problem& problem,
                                    const Gradients& gradients);
 BackwardBytes BackwardWorkspaceF64(const Context& ctx, const Problem& problem,
                                    const Gradients& gradients);
+BackwardBytes BackwardWorkspaceBF16Pairs(const Context& ctx, const Problem& problem,
+                                         const Gradients& gradients);
 
 }  // namespace heed::softmax
 

@@ -15,11 +15,11 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
 void RunF32(Context& ctx, const Problem& problem, const Gradients& gradients) {
-  Backward<FmaOperands<float>>(ctx, problem, gradients);
+  Backward<FmaGradients<float>>(ctx, problem, gradients);
 }
 
 BackwardBytes BytesF32(const Problem& problem, const Gradients& gradients) {
-  return BytesOfBackward<FmaOperands<float>>(problem, gradients);
+  return BytesOfBackward<FmaGradients<float>>(problem, gradients);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -15,11 +15,11 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
 void RunF64(Context& ctx, const Problem& problem, const Gradients& gradients) {
-  Backward<FmaOperands<double>>(ctx, problem, gradients);
+  Backward<FmaGradients<double>>(ctx, problem, gradients);
 }
 
 BackwardBytes BytesF64(const Problem& problem, const Gradients& gradients) {
-  return BytesOfBackward<FmaOperands<double>>(problem, gradients);
+  return BytesOfBackward<FmaGradients<double>>(problem, gradients);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -40,7 +40,7 @@ constexpr Kernel kKernels[] = {
      /*invariant=*/true,
      "bf16 dot products of pairs, query rows in lanes, online softmax over tiles of "
      "128 keys",
-     nullptr, nullptr},
+     &BackwardBF16Pairs, &BackwardWorkspaceBF16Pairs},
     {"softmax_lanes_f32", &DeclinesF32, &ForwardWorkspaceF32, &ForwardLanesF32,
      {}, &SimdTarget, &ForwardF32, /*invariant=*/true,
      "query rows in lanes, online softmax over tiles of 64 keys, 16-bit tensors "

@@ -103,11 +103,11 @@ GroupVisits::GroupVisits(const Sequence& s, std::span<const KeyRuns> rows) {
 }
 
 BlockGrid::BlockGrid(const Problem& problem, const Sequence& sequence,
-                     int64_t lanes_per_block)
+                     int64_t lanes_per_block, bool fuse_heads)
     : lanes(lanes_per_block),
       num_queries(sequence.num_queries),
       heads(problem.group()),
-      fused(sequence.num_queries < lanes_per_block) {
+      fused(fuse_heads && sequence.num_queries < lanes_per_block) {
   blocks = fused ? (num_queries * heads + lanes - 1) / lanes
                  : heads * ((num_queries + lanes - 1) / lanes);
 }

@@ -124,7 +124,8 @@ inline int64_t NumGroups(const Sequence& sequence) {
 // Blocks of rows that share lanes. Where a head has fewer queries than a block
 // holds, the heads of a group are taken together: they see the same keys.
 struct BlockGrid {
-  BlockGrid(const Problem& problem, const Sequence& sequence, int64_t lanes);
+  BlockGrid(const Problem& problem, const Sequence& sequence, int64_t lanes,
+            bool fuse_heads = true);
 
   // One block: these queries of one head of a group.
   BlockGrid(const Problem& problem, int64_t head_in_group,
