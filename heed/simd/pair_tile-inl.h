@@ -34,24 +34,27 @@ HWY_INLINE V DotPairs(D d, Words a, Words b, V acc) {
                                        hn::BitCast(pairs, b), acc, unused);
 }
 
+// 0, N, 1, N + 1, ...: takes the halves of two vectors in turn.
+template <size_t N>
+struct Interleaved {
+  HWY_ALIGN uint16_t at[2 * N];
+  constexpr Interleaved() : at() {
+    for (size_t i = 0; i < 2 * N; ++i) {
+      at[i] = static_cast<uint16_t>(i / 2 + i % 2 * N);
+    }
+  }
+};
+
 // Words of the pairs (first, second), both rounded to bf16.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE auto ToPairs(D /*d*/, V first, V second) {
-  constexpr size_t N = hn::MaxLanes(D());
   const hn::RebindToUnsigned<D> words;
   const hn::Repartition<hwy::bfloat16_t, D> pairs;
   const hn::RebindToUnsigned<decltype(pairs)> halves;
-  HWY_ALIGN static constexpr auto kInterleave = [] {
-    struct { uint16_t at[2 * N]; } order = {};
-    for (size_t i = 0; i < N; ++i) {
-      order.at[2 * i] = static_cast<uint16_t>(i);
-      order.at[2 * i + 1] = static_cast<uint16_t>(N + i);
-    }
-    return order;
-  }();
+  static constexpr Interleaved<hn::MaxLanes(D())> kInterleaved;
   const auto both = hn::BitCast(halves, hn::OrderedDemote2To(pairs, first, second));
   return hn::BitCast(
-      words, hn::TableLookupLanes(both, hn::SetTableIndices(halves, kInterleave.at)));
+      words, hn::TableLookupLanes(both, hn::SetTableIndices(halves, kInterleaved.at)));
 }
 
 // s[r][c] = finish(sum_e k[r][e] q[e][c], r, c) and max[c] = max(max[c], s[.][c]).
