@@ -5,6 +5,9 @@
 One thread is timed by its CPU time, more by wall time, where a sample counts only if nobody else took a CPU meanwhile.
 Both read the same memory, [B, H, T, D] contiguous, which is PyTorch's own layout. Without PyTorch nothing is measured.
 
+Lines that begin with `train` are forward and backward together, in float32: PyTorch by autograd, with fresh gradients each
+time; heed by attention and attention_backward. Their gradients are compared with each other first.
+
 Usage: compare_torch.py [FILTER] [--json] [--threads 1,2] [--rounds 7]
 Example: compare_torch.py 'N2048/d64/.*threads:1'
 """
@@ -32,6 +35,70 @@ def lines(threads):
     """(name, N, d, kind, threads) of every line."""
     return [(f"N{n}/d{d}/{kind}/threads:{t}", n, d, kind, t)
             for n in LENGTHS for d in CHANNELS for kind in KINDS for t in threads]
+
+
+def train_lines(threads):
+    """(name, problem of train_problem, threads)."""
+    named = []
+    for n in (512, 2048, 8192):
+        for d in (64, 128):
+            named += [(f"N{n}/d{d}/{kind}", dict(n=n, d=d, kind=kind, heads=4 if n < 8192 else 1))
+                      for kind in ("full", "causal")]
+            named += [(f"N{n}/d{d}/{kind}/1head", dict(n=n, d=d, kind=kind, heads=1)) for kind in ("full", "causal")]
+    named += [("B32/H12/N128/d64/causal", dict(b=32, n=128, d=64, heads=12, kind="causal")),
+              ("B4/H8/N1024/d64/bias", dict(b=4, n=1024, d=64, heads=8, kind="bias")),
+              ("H8/N2048/d192on128/causal", dict(n=2048, d=192, dv=128, heads=8, kind="causal")),
+              ("H8/N8192/d64/window512", dict(n=8192, d=64, heads=8, kind="window512")),
+              ("B4/H8/N2048/d64/padding62", dict(b=4, n=2048, d=64, heads=8, kind="padding62"))]
+    return [(f"train/{name}/threads:{t}", sizes, t) for name, sizes in named for t in threads]
+
+
+def measure_training(torch, heed, line, rounds):
+    """A dict of one line of forward and backward."""
+    name, sizes, threads = line
+    torch.set_num_threads(threads)
+    b, n, d, h = sizes.get("b", 1), sizes["n"], sizes["d"], sizes["heads"]
+    dv, kind = sizes.get("dv", d), sizes["kind"]
+    generator = torch.Generator().manual_seed(1)
+    q, k, v, do = (torch.randn(b, h, n, width, generator=generator) for width in (d, d, dv, dv))
+    bias = torch.randn(1, h, n, n, generator=generator) if kind == "bias" else None
+    leaves = [x.requires_grad_() for x in (q, k, v, bias) if x is not None]
+    causal, mask, options = kind == "causal", bias, dict(threads=threads)
+    if kind == "causal":
+        options["causal"] = True
+    elif kind == "bias":
+        options["bias"] = bias.detach()
+    elif kind == "padding62":
+        valid = n * 62 // 100
+        mask = (torch.arange(n) < valid).view(1, 1, 1, n)
+        options["mask"] = mask
+    elif kind == "window512":
+        i = torch.arange(n)
+        mask = (i[:, None] >= i) & (i[:, None] - i < 512)
+        options |= dict(causal=True, window=(511, 0))
+    q1, k1, v1, do1 = (x.detach().transpose(1, 2) for x in (q, k, v, do))
+
+    def ours():
+        o, lse = heed.attention(q1, k1, v1, return_lse=True, **options)
+        return heed.attention_backward(do1, q1, k1, v1, o, lse, need_dbias=bias is not None, **options)
+
+    def theirs():
+        for leaf in leaves:
+            leaf.grad = None
+        with torch.enable_grad():
+            o = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+            o.backward(do)
+
+    gradients = ours()
+    theirs()
+    errors = []
+    for mine, leaf in zip((gradients.dq, gradients.dk, gradients.dv), (q, k, v)):
+        errors.append(float((torch.as_tensor(mine).transpose(1, 2) - leaf.grad).norm() / leaf.grad.norm()))
+    if bias is not None:
+        errors.append(float((torch.as_tensor(gradients.dbias) - bias.grad).norm() / bias.grad.norm()))
+    if not max(errors) <= TOLERANCE:
+        raise SystemExit(f"{name}: not timed: gradients differ by {max(errors):.1e}, expected at most {TOLERANCE:.0e}")
+    return timed(name, ours, theirs, threads, rounds, errors[0], errors[0])
 
 
 def problem(torch, n, d, kind):
@@ -101,6 +168,11 @@ def measure(torch, heed, line, rounds):
         raise SystemExit(f"{name}: not timed: error of heed {errors[0]:.1e}, of PyTorch {errors[1]:.1e}, "
                          f"expected at most {TOLERANCE:.0e}")
 
+    return timed(name, ours, theirs, threads, rounds, *errors)
+
+
+def timed(name, ours, theirs, threads, rounds, our_error, their_error):
+    """Both in turns: a dict of one line."""
     seconds = max(sample(ours, threads)[0], sample(theirs, threads)[0])
     if seconds > LONG_SECONDS:
         rounds = min(rounds, 3)
@@ -122,7 +194,7 @@ def measure(torch, heed, line, rounds):
         "ratio": statistics.median(ratios) if pairs else None,
         "q1": statistics.median(ratios[:middle] or ratios) if pairs else None,
         "q3": statistics.median(ratios[middle:]) if pairs else None,
-        "heed_error": errors[0], "torch_error": errors[1]}
+        "heed_error": our_error, "torch_error": their_error}
 
 
 def cpu_name():
@@ -154,7 +226,7 @@ def main():
     options = parser.parse_args()
     try:
         threads = [int(word) for word in options.threads.split(",")]
-        chosen = [line for line in lines(threads) if re.search(options.filter, line[0])]
+        chosen = [line for line in lines(threads) + train_lines(threads) if re.search(options.filter, line[0])]
     except (ValueError, re.error) as error:
         parser.error(str(error))
     try:
@@ -169,14 +241,15 @@ def main():
         print("compare_torch.py: heed is not installed here: run scripts/setup, then .venv/bin/python", file=sys.stderr)
         return 1
 
-    with torch.inference_mode():
+    with torch.no_grad():
         if not options.json:
             other = "" if torch.__version__.startswith(TORCH) else f" (levels were taken with {TORCH})"
             print(f"{cpu_name()}, heed {heed.__version__}, PyTorch {torch.__version__}{other}\n"
-                  f"{'f32 forward':<36} {'heed':>11} {'PyTorch':>11} {'ratio':>7}  quartiles  samples", flush=True)
+                  f"{'float32':<36} {'heed':>11} {'PyTorch':>11} {'ratio':>7}  quartiles  samples", flush=True)
         rows = []
         for line in chosen:
-            rows.append(measure(torch, heed, line, options.rounds))
+            run = measure_training if line[0].startswith("train") else measure
+            rows.append(run(torch, heed, line, options.rounds))
             if not options.json:
                 print(show(rows[-1]), flush=True)
     if options.json:

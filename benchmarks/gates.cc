@@ -37,6 +37,7 @@ struct Side {
   std::string variant;
   int threads = 1;
   DType dtype = DType::kF32;
+  const char* pass = "forward";
 };
 
 // What is measured: the subject's fraction of peak, or its time over that of
@@ -70,6 +71,38 @@ void AddTwoThreads(const std::string& name, Side one, double zen4, double intel,
       OfPeak(name + ", of two cores", two, 0.9 * zen4, 0.9 * intel));
   lines.push_back(
       Against(name + ", speed-up", Ratio::kSpeedUp, two, one, speed_up));
+}
+
+// The backward pass, on its 10 N^2 d flops per head.
+void AddBackward(std::vector<Line>& lines) {
+  const auto backward = [](int64_t T, int64_t H, int64_t D, const char* variant,
+                           DType dtype = DType::kF32) {
+    return Side{T, H, H, D, variant, 1, dtype, "backward"};
+  };
+  for (const int64_t D : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      const char* variant = causal ? "causal" : "";
+      const double zen4 = causal ? .80 : .86, intel = causal ? .66 : .72;
+      const auto name = [&](const char* dtype, int64_t N) {
+        return fmt::format("{} backward N {} d {} {}", dtype, N, D,
+                           causal ? variant : "full");
+      };
+      lines.push_back(OfPeak(name("f32", 2048), backward(2048, 4, D, variant), zen4, intel));
+      lines.push_back(OfPeak(name("f32", 512), backward(512, 8, D, variant), 0.8 * zen4,
+                             0.8 * intel));
+      const Side bf16 = backward(2048, 4, D, variant, DType::kBF16);
+      lines.push_back(OfPeak(name("bf16", 2048), bf16, .68, kNone));
+      lines.push_back(Against(name("bf16", 2048) + " / f32", Ratio::kTime, bf16,
+                              backward(2048, 4, D, variant), 1.02));
+      if (os::NumUsableCpus() < 2) continue;
+      AddTwoThreads(name("f32", 2048) + ", 4 heads", backward(2048, 4, D, variant), zen4,
+                    intel, 1.85, lines);
+      AddTwoThreads(name("f32", 2048) + ", 1 head", backward(2048, 1, D, variant), zen4,
+                    intel, 1.85, lines);
+    }
+  }
+  lines.push_back(OfPeak("f32 backward window 512, N 8192 d 64",
+                         backward(8192, 2, 64, "window=512"), .65, .55));
 }
 
 std::vector<Line> Lines() {
@@ -139,6 +172,7 @@ std::vector<Line> Lines() {
   short_f16.dtype = DType::kF16;
   time("bf16 N 100 d 64 / f32", short_bf16, short_f32, 1.02);
   time("f16 N 100 d 64 / f32", short_f16, short_f32, 1.02);
+  AddBackward(lines);
   return lines;
 }
 
@@ -147,7 +181,7 @@ std::unique_ptr<TimedCase> Prepare(const OpEntry& op, const Side& side) {
   // Long enough that a window of 512 excludes something.
   const int64_t checked = side.variant.starts_with("window") ? 1100 : 300;
   return std::make_unique<TimedCase>(
-      op, CaseRequest{sizes, side.dtype, 1, "forward", side.variant},
+      op, CaseRequest{sizes, side.dtype, 1, side.pass, side.variant},
       side.threads, "", checked);
 }
 
