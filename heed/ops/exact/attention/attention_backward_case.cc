@@ -61,17 +61,6 @@ constexpr Named kGradients[] = {
     {"dv", &Gradients::dv},       {"dbias", &Gradients::dbias},
     {"dsinks", &Gradients::dsinks}, {"dalibi", &Gradients::dalibi}};
 
-// Views of outputs, the gradients among them by name.
-Gradients ToGradients(std::span<const OutputSpec> specs, std::span<const TensorView> views) {
-  Gradients gradients;
-  for (size_t i = 0; i < views.size(); ++i) {
-    for (const auto& [name, member] : kGradients) {
-      if (specs[i].name == name) gradients.*member = views[i];
-    }
-  }
-  return gradients;
-}
-
 Roundoff RoundoffOf(DType dtype) {
   const Epsilon eps = EpsilonOf(dtype);
   const auto relative = [eps](const ReferenceRow& row) {
@@ -101,6 +90,16 @@ void FinishTolerance(DType dtype, DType stored, const TensorView& expected,
 }
 
 }  // namespace
+
+Gradients ToGradients(std::span<const OutputSpec> specs, std::span<const TensorView> views) {
+  Gradients gradients;
+  for (size_t i = 0; i < views.size(); ++i) {
+    for (const auto& [name, member] : kGradients) {
+      if (specs[i].name == name) gradients.*member = views[i];
+    }
+  }
+  return gradients;
+}
 
 void DescribeGradients(Problem& p, uint64_t seed) {
   const auto keep = [&](const OutputSpec& like, uint64_t stream) {
