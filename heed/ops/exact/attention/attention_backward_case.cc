@@ -61,6 +61,12 @@ constexpr Named kGradients[] = {
     {"dv", &Gradients::dv},       {"dbias", &Gradients::dbias},
     {"dsinks", &Gradients::dsinks}, {"dalibi", &Gradients::dalibi}};
 
+double BytesOf(DType dtype, std::span<const int64_t> sizes) {
+  double bytes = static_cast<double>(SizeOf(dtype));
+  for (const int64_t size : sizes) bytes *= static_cast<double>(size);
+  return bytes;
+}
+
 Roundoff RoundoffOf(DType dtype) {
   const Epsilon eps = EpsilonOf(dtype);
   const auto relative = [eps](const ReferenceRow& row) {
@@ -129,6 +135,9 @@ Case MakeBackwardCase(const Problem& problem, bool with_forward) {
   const auto forward_reference = c.reference;
   if (!with_forward) c.outputs.clear();
   c.outputs.insert(c.outputs.end(), p->gradients.begin(), p->gradients.end());
+  for (const OutputSpec& spec : p->gradients) c.bytes += BytesOf(spec.dtype, spec.sizes);
+  c.bytes += BytesOf(p->d_o.dtype(), p->d_o.sizes());  // o and lse are counted already
+  if (p->d_lse) c.bytes += BytesOf(p->d_lse.dtype(), p->d_lse.sizes());
   c.pass = "backward";
   c.title += p->d_lse ? " d_lse" : "";
 
