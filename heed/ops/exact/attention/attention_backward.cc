@@ -87,9 +87,9 @@ BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in,
         use == Use::kReference && view.dtype() == DType::kF64 ? DType::kF64 : input.dtype();
     if (explain) {
       check.Shape(name, view, {input.sizes().begin(), input.sizes().end()});
-    } else {
-      CheckOutput(op, name, view, input.sizes(), dtype, forward, options);
+      return;
     }
+    CheckOutput(op, name, view, input.sizes(), dtype, forward, options);
     for (const Named& other : inputs) {
       check.NoOverlap(name, view, other.name, other.view);
     }

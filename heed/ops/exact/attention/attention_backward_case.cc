@@ -61,15 +61,10 @@ constexpr Named kGradients[] = {
     {"dv", &Gradients::dv},       {"dbias", &Gradients::dbias},
     {"dsinks", &Gradients::dsinks}, {"dalibi", &Gradients::dalibi}};
 
-// Views of outputs, the gradients among them by name.
-Gradients ToGradients(std::span<const OutputSpec> specs, std::span<const TensorView> views) {
-  Gradients gradients;
-  for (size_t i = 0; i < views.size(); ++i) {
-    for (const auto& [name, member] : kGradients) {
-      if (specs[i].name == name) gradients.*member = views[i];
-    }
-  }
-  return gradients;
+double BytesOf(DType dtype, std::span<const int64_t> sizes) {
+  double bytes = static_cast<double>(SizeOf(dtype));
+  for (const int64_t size : sizes) bytes *= static_cast<double>(size);
+  return bytes;
 }
 
 Roundoff RoundoffOf(DType dtype) {
@@ -102,6 +97,16 @@ void FinishTolerance(DType dtype, DType stored, const TensorView& expected,
 
 }  // namespace
 
+Gradients ToGradients(std::span<const OutputSpec> specs, std::span<const TensorView> views) {
+  Gradients gradients;
+  for (size_t i = 0; i < views.size(); ++i) {
+    for (const auto& [name, member] : kGradients) {
+      if (specs[i].name == name) gradients.*member = views[i];
+    }
+  }
+  return gradients;
+}
+
 void DescribeGradients(Problem& p, uint64_t seed) {
   const auto keep = [&](const OutputSpec& like, uint64_t stream) {
     const Buffer buffer(like.dtype, like.sizes);
@@ -130,6 +135,9 @@ Case MakeBackwardCase(const Problem& problem, bool with_forward) {
   const auto forward_reference = c.reference;
   if (!with_forward) c.outputs.clear();
   c.outputs.insert(c.outputs.end(), p->gradients.begin(), p->gradients.end());
+  for (const OutputSpec& spec : p->gradients) c.bytes += BytesOf(spec.dtype, spec.sizes);
+  c.bytes += BytesOf(p->d_o.dtype(), p->d_o.sizes());  // o and lse are counted already
+  if (p->d_lse) c.bytes += BytesOf(p->d_lse.dtype(), p->d_lse.sizes());
   c.pass = "backward";
   c.title += p->d_lse ? " d_lse" : "";
 

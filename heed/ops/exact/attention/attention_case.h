@@ -3,6 +3,7 @@
 #define HEED_OPS_EXACT_ATTENTION_ATTENTION_CASE_H_
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,9 @@ void DescribeOutputs(Problem& problem);
 
 // A d_o, and all gradients that the problem can have, row-major.
 void DescribeGradients(Problem& problem, uint64_t seed);
+
+// Views of outputs, the gradients among them by name.
+Gradients ToGradients(std::span<const OutputSpec> specs, std::span<const TensorView> views);
 
 // The case of a problem. What its tolerance is and why stands in the .cc.
 Case MakeCase(const Problem& problem);

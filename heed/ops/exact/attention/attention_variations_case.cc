@@ -19,7 +19,8 @@ Buffer MakeOutput(const OutputSpec& spec, DType dtype) {
 // All tensors among the arguments.
 std::vector<ConstTensorView*> Tensors(Problem& p) {
   Options& o = p.options;
-  return {&p.in.q,       &p.in.k,       &p.in.v,          &o.query_starts,
+  return {&p.in.q,       &p.in.k,       &p.in.v,          &p.d_o,
+          &p.d_lse,      &o.query_starts,
           &o.prefix,     &o.segments_q, &o.segments_k,    &o.key_lengths,
           &o.key_starts, &o.mask,       &o.query_lengths, &o.bias,
           &o.alibi,      &o.sinks,      &o.cu_seqlens_q,  &o.cu_seqlens_k};
@@ -63,6 +64,22 @@ void FixPositions(Problem& p) {
       KeepInts(p, std::vector<int64_t>(static_cast<size_t>(s.B), start));
 }
 
+// Outputs and gradients for new inputs.
+void DescribeAgain(Problem& p) {
+  DescribeOutputs(p);
+  const std::pair<const char*, ConstTensorView> inputs[] = {
+      {"dq", p.in.q},           {"dk", p.in.k},
+      {"dv", p.in.v},           {"dbias", p.options.bias},
+      {"dsinks", p.options.sinks}, {"dalibi", p.options.alibi}};
+  for (OutputSpec& spec : p.gradients) {
+    for (const auto& [name, of] : inputs) {
+      if (spec.name == name) {
+        spec = {name, of.dtype(), {of.sizes().begin(), of.sizes().end()}, {}};
+      }
+    }
+  }
+}
+
 int64_t Element(const ConstTensorView& view, int64_t b) {
   return LoadAsInt64(view.dtype(), view.data(), b * view.stride(0));
 }
@@ -80,6 +97,41 @@ Result RunReference(const Problem& p) {
   if (!p.lse.sizes.empty()) r.lse = Buffer(DType::kF64, p.lse.sizes);
   Reference(p.in, p.options, {r.o.view(), r.lse.view()});
   return r;
+}
+
+std::vector<Buffer> RunBackward(Context& ctx, const Problem& p) {
+  const Buffer o(p.in.q.dtype(), p.o.sizes), lse(
+      p.in.q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, p.LseSizes());
+  Forward(ctx, p.in, p.options, {o.view(), lse.view()});
+  std::vector<Buffer> gradients;
+  std::vector<TensorView> views;
+  for (const OutputSpec& spec : p.gradients) {
+    gradients.push_back(MakeOutput(spec, spec.dtype));
+    views.push_back(gradients.back().view());
+  }
+  Backward(ctx, {p.in.q, p.in.k, p.in.v, o.view(), lse.view(), p.d_o, p.d_lse}, p.options,
+           ToGradients(p.gradients, views));
+  return gradients;
+}
+
+std::vector<Buffer> RunBackwardReference(const Problem& p) {
+  std::vector<Buffer> gradients;
+  std::vector<TensorView> views;
+  for (const OutputSpec& spec : p.gradients) {
+    gradients.emplace_back(DType::kF64, spec.sizes);
+    views.push_back(gradients.back().view());
+  }
+  BackwardReference({p.in.q, p.in.k, p.in.v, {}, {}, p.d_o, p.d_lse}, p.options,
+                    ToGradients(p.gradients, views));
+  return gradients;
+}
+
+Problem WithGradients(Problem p, uint64_t seed) {
+  DescribeGradients(p, seed);
+  p.d_lse = Keep(p, Buffer(p.in.q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32,
+                           p.LseSizes())
+                        .FillNormal(seed + 100));
+  return p;
 }
 
 Problem MakeProblem(DType dtype, const Sizes& s, uint64_t seed) {
@@ -158,7 +210,7 @@ Problem Restrided(const Problem& problem, uint64_t seed) {
     ConstTensorView& view = *tensors[i];
     if (!view) continue;
     const Buffer copy(view.dtype(), view.sizes(),
-                      reorder(view.sizes(), /*contiguous=*/i < 3, true),
+                      reorder(view.sizes(), /*contiguous=*/i < 4, true),
                       random.Chance(0.5) ? Placement::kAfterGuard
                                          : Placement::kBeforeGuard);
     CopyElements(view, copy.view());
@@ -166,6 +218,7 @@ Problem Restrided(const Problem& problem, uint64_t seed) {
   }
   p.o.strides = reorder(p.o.sizes, true, false);
   p.lse.strides = reorder(p.lse.sizes, false, false);
+  for (OutputSpec& spec : p.gradients) spec.strides = reorder(spec.sizes, true, false);
   return p;
 }
 
@@ -174,13 +227,14 @@ Problem OneSequence(const Problem& problem, int64_t b) {
   Options& o = p.options;
   for (ConstTensorView* view :
        {&p.in.q, &p.in.k, &p.in.v, &o.query_starts, &o.prefix, &o.segments_q,
-        &o.segments_k, &o.key_lengths, &o.key_starts, &o.query_lengths}) {
+        &o.segments_k, &o.key_lengths, &o.key_starts, &o.query_lengths, &p.d_o,
+        &p.d_lse}) {
     SliceRows(*view, 0, b, b + 1);
   }
   SliceBroadcast(o.mask, 4, b, b + 1);
   SliceBroadcast(o.bias, 4, b, b + 1);
   if (o.alibi.rank() == 2) SliceRows(o.alibi, 0, b, b + 1);
-  DescribeOutputs(p);
+  DescribeAgain(p);
   return p;
 }
 
@@ -197,7 +251,9 @@ Problem OneKeyHead(const Problem& problem, int64_t key_head) {
   SliceBroadcast(o.bias, 3, begin, end);
   SliceRows(o.alibi, o.alibi.rank() - 1, begin, end);
   SliceRows(o.sinks, 0, begin, end);
-  DescribeOutputs(p);
+  SliceRows(p.d_o, 2, begin, end);
+  SliceRows(p.d_lse, 1, begin, end);
+  DescribeAgain(p);
   return p;
 }
 
@@ -207,6 +263,8 @@ Problem SomeQueries(const Problem& problem, int64_t begin, int64_t end) {
   Options& o = p.options;
   const int64_t B = p.in.q.size(0);
   SliceRows(p.in.q, 1, begin, end);
+  SliceRows(p.d_o, 1, begin, end);
+  SliceRows(p.d_lse, 2, begin, end);
   SliceRows(o.segments_q, 1, begin, end);
   SliceBroadcast(o.mask, 2, begin, end);
   SliceBroadcast(o.bias, 2, begin, end);
@@ -220,7 +278,7 @@ Problem SomeQueries(const Problem& problem, int64_t begin, int64_t end) {
   }
   o.query_starts = KeepInts(p, starts);
   if (o.query_lengths) o.query_lengths = KeepInts(p, lengths);
-  DescribeOutputs(p);
+  DescribeAgain(p);
   return p;
 }
 
@@ -247,6 +305,8 @@ Problem Padded(const Problem& problem, int64_t left, int64_t right) {
   extend(p.in.q, 1, -1);
   extend(p.in.k, -1, 1);
   extend(p.in.v, -1, 1);
+  extend(p.d_o, 1, -1);
+  extend(p.d_lse, 2, -1);
   extend(o.segments_q, 1, -1);
   extend(o.segments_k, -1, 1);
   for (ConstTensorView* view : {&o.mask, &o.bias}) {
@@ -270,7 +330,7 @@ Problem Padded(const Problem& problem, int64_t left, int64_t right) {
   o.query_starts = KeepInts(p, starts);
   o.key_starts = KeepInts(p, begins);
   o.key_lengths = KeepInts(p, ends);
-  DescribeOutputs(p);
+  DescribeAgain(p);
   return p;
 }
 
@@ -282,7 +342,8 @@ std::optional<Problem> Packed(const Problem& problem) {
     return std::nullopt;
   }
   const Sizes s = SizesOf(p);
-  for (ConstTensorView* view : {&p.in.q, &p.in.k, &p.in.v}) {
+  for (ConstTensorView* view : {&p.in.q, &p.in.k, &p.in.v, &p.d_o}) {
+    if (!*view) continue;
     const int64_t T = view->size(1);
     const Buffer rows(view->dtype(), {s.B * T, view->size(2), view->size(3)});
     for (int64_t b = 0; b < s.B; ++b) {
@@ -294,6 +355,13 @@ std::optional<Problem> Packed(const Problem& problem) {
     }
     *view = Keep(p, rows);
   }
+  if (p.d_lse) {
+    const Buffer rows(p.d_lse.dtype(), {s.Hq, s.B * s.Tq});
+    ForEachIndex(p.d_lse.sizes(), [&](const std::vector<int64_t>& at) {
+      rows.Set({at[1], at[0] * s.Tq + at[2]}, GetElement(p.d_lse, at));
+    });
+    p.d_lse = Keep(p, rows);
+  }
   std::vector<int64_t> cu_q, cu_k;
   for (int64_t b = 0; b <= s.B; ++b) {
     cu_q.push_back(b * s.Tq);
@@ -301,7 +369,7 @@ std::optional<Problem> Packed(const Problem& problem) {
   }
   o.cu_seqlens_q = KeepInts(p, cu_q);
   o.cu_seqlens_k = KeepInts(p, cu_k);
-  DescribeOutputs(p);
+  DescribeAgain(p);
   return p;
 }
 
@@ -333,6 +401,15 @@ std::string Difference(const Result& a, const Result& b) {
   if (!a.lse.present() || !b.lse.present()) return "";
   const std::string lse = Difference(a.lse.view(), b.lse.view());
   return lse.empty() ? "" : "lse " + lse;
+}
+
+std::string Difference(const std::vector<Buffer>& a, const std::vector<Buffer>& b) {
+  if (a.size() != b.size()) return "different gradients";
+  for (size_t i = 0; i < a.size(); ++i) {
+    const std::string text = Difference(a[i].view(), b[i].view());
+    if (!text.empty()) return "gradient " + std::to_string(i) + " " + text;
+  }
+  return "";
 }
 
 void ForEachRow(const Problem& p, const SeenKeys& visit) {

@@ -21,6 +21,14 @@ struct Result {
 Result RunForward(Context& ctx, const Problem& problem);
 Result RunReference(const Problem& problem);  // f64
 
+// The gradients of problem.gradients, in that order, computed from what Forward gives
+// for the problem; in fresh memory that began as NaN.
+std::vector<Buffer> RunBackward(Context& ctx, const Problem& problem);
+std::vector<Buffer> RunBackwardReference(const Problem& problem);  // f64
+
+// The problem with a d_o and a d_lse, all gradients asked for.
+Problem WithGradients(Problem problem, uint64_t seed);
+
 // N(0, 1) inputs, row-major, both outputs; options are the caller's to add.
 Problem MakeProblem(DType dtype, const Sizes& sizes, uint64_t seed = 1);
 
@@ -56,6 +64,7 @@ std::optional<Problem> Packed(const Problem& problem);
 // payload an operation gives is not ours to say.
 std::string Difference(const ConstTensorView& a, const ConstTensorView& b);
 std::string Difference(const Result& a, const Result& b);
+std::string Difference(const std::vector<Buffer>& a, const std::vector<Buffer>& b);
 
 // Calls `visit` with the keys that each row sees; masked ones are left out, by a
 // bias or logit of -inf too.
