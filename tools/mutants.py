@@ -7,6 +7,7 @@ does not compile. The defects are tools/mutants/*.txt. A mutant is:
     [name]
     file = path
     tests = program:filter program:filter    (GoogleTest filters, tried first; then everything)
+            pytest:file.py                   (of python/tests, for defects of the Python module)
     why = what would be wrong
     --- the text that must occur exactly once in the file, on the lines below
     +++ what replaces it, on the lines below
@@ -27,7 +28,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("CMakeLists.txt", "cmake", "data", "heed", "heed.pc.in", "tests", "tools")
+VENV = ROOT / ".venv/bin/python"
+PYTHON = VENV if VENV.exists() else Path(sys.executable)
+COPIED = ("CMakeLists.txt", "cmake", "data", "heed", "heed.pc.in", "python", "tests", "tools")
 TIMEOUT_SECONDS = 300  # of one test program; a mutant that hangs is noticed too
 NOT_HERE = "-CostTest.AWindowCostsWhatAWindowContains"  # measures time
 
@@ -139,14 +142,15 @@ class Snapshot:
 class Bench:
     """A copy of the tree with its build."""
 
-    def __init__(self, folder, jobs):
+    def __init__(self, folder, jobs, with_python):
         self.tree, self.build, self.jobs = folder / "tree", folder / "build", jobs
         self.tree.mkdir(parents=True, exist_ok=True)
         copy_tree(self.tree)
         flags = "-O1 -DNDEBUG" + (" -march=native" if platform.machine() in ("x86_64", "AMD64") else "")
         self._run(["cmake", "-G", "Ninja", "-S", self.tree, "-B", self.build, "-DCMAKE_BUILD_TYPE=Release",
                    f"-DCMAKE_CXX_FLAGS_RELEASE={flags}", "-DBUILD_SHARED_LIBS=OFF", "-DHEED_BUILD_CLI=OFF",
-                   "-DHEED_BUILD_BENCHMARKS=OFF", f"-DCMAKE_PREFIX_PATH={ROOT}/.cache/highway/install"])
+                   "-DHEED_BUILD_BENCHMARKS=OFF", f"-DCMAKE_PREFIX_PATH={ROOT}/.cache/highway/install",
+                   f"-DHEED_BUILD_PYTHON={'ON' if with_python else 'OFF'}", f"-DPython_EXECUTABLE={PYTHON}"])
         # The quick ones first.
         programs = [f.stem for f in (self.tree / "tests").glob("*_test.cc")]
         first = ["semantics_test", "heed_op_tests", "contract_test", "cost_test"]
@@ -162,10 +166,13 @@ class Bench:
             raise CompileError(f"{command[0]} failed:\n" + "\n".join(errors[:10]))
 
     def compile(self, *targets):
+        targets = ["_core" if target == "pytest" else target for target in targets]
         self._run(["cmake", "--build", self.build, "-j", self.jobs, "--target", *targets])
 
     def killer(self, program, test_filter):
         """What fails in a program, or None. A filter that names no test is an error."""
+        if program == "pytest":
+            return self.failure_in_python(test_filter)
         command = [str(self.build / "bin" / program), f"--gtest_filter={test_filter}", "--gtest_brief=1",
                    "--gtest_fail_fast", "--gtest_catch_exceptions=1"]
         with subprocess.Popen(command, cwd=self.tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -182,6 +189,27 @@ class Bench:
             return f"{program}: exit {process.returncode}" + (" (crash)" if process.returncode < 0 else "")
         if re.search(r"^\[=+\] 0 tests", output, re.M):
             raise MutantError(f"{program} has no test {test_filter}")
+        return None
+
+    def failure_in_python(self, file):
+        """What fails in a file of python/tests, run on the package as it would be installed, or None."""
+        package = self.tree.parent / "package"
+        shutil.rmtree(package, ignore_errors=True)
+        shutil.copytree(self.tree / "python/heed", package / "heed")
+        for module in self.build.glob("_core*.so"):
+            shutil.copy(module, package / "heed")
+        try:
+            done = subprocess.run([PYTHON, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", file],
+                                  cwd=self.tree / "python/tests", env={**os.environ, "PYTHONPATH": str(package)},
+                                  capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"pytest: no end after {TIMEOUT_SECONDS} s"
+        if failed := re.search(r"^FAILED (\S+)", done.stdout, re.M):
+            return f"pytest: {failed.group(1)}"
+        if done.returncode < 0:
+            return f"pytest: exit {done.returncode} (crash)"
+        if done.returncode != 0:
+            raise MutantError(f"pytest {file} does not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         return None
 
     def everything(self):
@@ -231,9 +259,11 @@ def main():
     if args.list:
         return 0
     begin = time.monotonic()
-    bench = Bench(args.dir, args.jobs)
-    bench.compile(*bench.programs)
-    if killer := bench.everything():
+    python = sorted({test for mutant in mutants for test in mutant.tests if test.startswith("pytest:")})
+    bench = Bench(args.dir, args.jobs, with_python=bool(python))
+    bench.compile(*bench.programs, *(["pytest"] if python else []))
+    killers = (bench.everything(), *(bench.killer(*test.split(":")) for test in python))
+    if killer := next(filter(None, killers), None):
         raise MutantError(f"the tree fails without a mutant: {killer}")
     snapshot = Snapshot(bench.build, args.dir / "clean")
     print(f"{len(mutants)} mutants; the tree passes after {time.monotonic() - begin:.0f} s", flush=True)

@@ -1,10 +1,10 @@
-# Types of heed's arguments, for type checkers alone: nothing imports this when heed runs.
-"""Types of heed's arguments."""
+# Types of heed's arguments and results, for type checkers alone: nothing imports this when heed runs.
+"""Types of heed's arguments and results."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, TypeAlias, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
 
 from numpy.typing import NDArray
 
@@ -59,9 +59,25 @@ class WeightsOptions(TypedDict, total=False):
     threads: int | None
 
 
-class AttentionOptions(WeightsOptions, total=False):
-    """The keywords of heed.attention, but return_lse."""
+class BackwardOptions(WeightsOptions, total=False):
+    """The keywords of heed.attention that attention_backward takes."""
 
     cu_seqlens_q: Ints | None
     cu_seqlens_k: Ints | None
+
+
+class AttentionOptions(BackwardOptions, total=False):
+    """The keywords of heed.attention, but return_lse."""
+
     out: OutArray | None
+
+
+class AttentionGradients(NamedTuple):
+    """What attention_backward returns."""
+
+    dq: Result
+    dk: Result
+    dv: Result
+    dbias: Result | None
+    dsinks: Result | None
+    dalibi: Result | None

@@ -1,4 +1,4 @@
-# Attention in NumPy and float64, written from the equations alone: what the tests compare with.
+# Attention and its derivative in NumPy and float64, written from the equations alone: what the tests compare with.
 import numpy as np
 
 M0, M1, W0, W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
@@ -64,56 +64,133 @@ def attention(q, k, v, *, scale=None, causal=False, align="bottom_right", window
         rank = q.ndim
         q, k, v = (x.reshape(x.shape[-3:]) for x in (q, k, v))
         o, lse = np.zeros((*q.shape[:2], v.shape[2])), np.full((q.shape[1], q.shape[0]), -np.inf)
-        cu_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
-        for b in range(len(cu_seqlens_q) - 1):
-            rows, keys = slice(cu_seqlens_q[b], cu_seqlens_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
-            slopes = None if alibi is None else np.broadcast_to(alibi, (len(cu_seqlens_q) - 1, q.shape[1]))[b]
-            start = align if isinstance(align, str) else align[b:b + 1]
+        for b, rows, keys, own in sequences(cu_seqlens_q, cu_seqlens_k, align, alibi):
             o[rows], lse[:, rows] = (x[0] for x in _dense(
-                q[None, rows], k[None, keys], v[None, keys], align=start, alibi=slopes, first=b, **options))
+                q[None, rows], k[None, keys], v[None, keys], first=b, **own, **options))
         return (o[None] if rank == 4 else o), lse
     return _dense(q, k, v, align=align, prefix=prefix, segments=segments, key_lengths=key_lengths,
                   key_starts=key_starts, query_lengths=query_lengths, mask=mask, bias=bias, alibi=alibi, **options)
 
 
-def _dense(q, k, v, *, scale, causal, align, window, sink_tokens, chunk, softcap, sinks, dropout, seed, dropout_offset,
-           prefix=None, segments=None, key_lengths=None, key_starts=None, query_lengths=None, mask=None, bias=None,
-           alibi=None, first=0):
+def sequences(cu_q, cu_k, align, alibi):
+    """(index, rows, keys, its own align and alibi) of each packed sequence."""
+    cu_k = cu_q if cu_k is None else cu_k
+    for b in range(len(cu_q) - 1):
+        slopes = None if alibi is None else np.broadcast_to(alibi, (len(cu_q) - 1, np.shape(alibi)[-1]))[b]
+        own = {"align": align if isinstance(align, str) else align[b:b + 1], "alibi": slopes}
+        yield b, slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1]), own
+
+
+def _heads(q, k, v, *, scale=None, align="bottom_right", softcap=None, dropout=0.0, seed=0, dropout_offset=0,
+           causal=False, window=None, sink_tokens=0, chunk=None, prefix=None, segments=None, key_lengths=None,
+           key_starts=None, query_lengths=None, mask=None, bias=None, alibi=None, first=0, **_):
+    """For every (sequence, query head): its indices, key head, distances, logits, slope of the soft cap, dropout factor."""
     B, Tq, Hq, D = q.shape
-    Tk, Hkv, Dv = v.shape[1:]
+    Tk, Hkv = v.shape[1:3]
     scale = D**-0.5 if scale is None else scale
     pairs = (B, Hq, Tq, Tk)
     mask = None if mask is None else np.broadcast_to(mask, pairs)
     bias = None if bias is None else np.broadcast_to(np.asarray(bias, np.float64), pairs)
     alibi = None if alibi is None else np.broadcast_to(np.asarray(alibi, np.float64), (B, Hq))
-    o, lse = np.zeros((B, Tq, Hq, Dv)), np.full((B, Hq, Tq), -np.inf)
     for b in range(B):
         start = {"bottom_right": Tk - Tq, "top_left": 0}[align] if isinstance(align, str) else int(align[b])
         p, j = start + np.arange(Tq), np.arange(Tk)
+        distance = np.abs(p[:, None] - j[None, :])
         rows = Tq if query_lengths is None else int(query_lengths[b])
         for h in range(Hq):
             g = h // (Hq // Hkv)
-            s = scale * (q[b, :, h] @ k[b, :, g].T)
+            s, slope = scale * (q[b, :, h] @ k[b, :, g].T), 1.0
             if softcap:
-                s = softcap * np.tanh(s / softcap)
+                t = np.tanh(s / softcap)
+                s, slope = softcap * t, 1 - t**2
             if alibi is not None:
-                s = s - alibi[b, h] * np.abs(p[:, None] - j[None, :])
+                s = s - alibi[b, h] * distance
             if bias is not None:
                 s = s + bias[b, h]
             keep = keep_mask(b, p, j, Tk, causal=causal, window=window, sink_tokens=sink_tokens, prefix=prefix,
                              chunk=chunk, segments=segments, key_lengths=key_lengths, key_starts=key_starts,
                              mask=mask, h=h)
-            z = kept(p, j, (first + b) * Hq + h, dropout, seed, dropout_offset) if dropout else 1.0
-            s = np.where(keep, s, -np.inf)
-            for i in range(rows):
-                seen = np.flatnonzero(s[i] > -np.inf)
-                if not len(seen):
-                    continue
-                top = s[i, seen].max()
-                e = np.exp(s[i, seen] - top)
-                lse[b, h, i] = top + np.log(e.sum())
-                weights = e / e.sum() * (z[i, seen] if dropout else 1.0) / (1 - dropout)
-                if sinks is not None:
-                    weights = weights / (1 + np.exp(sinks[h] - lse[b, h, i]))
-                o[b, i, h] = weights @ v[b, seen, g]
+            keep[rows:] = False
+            z = kept(p, j, (first + b) * Hq + h, dropout, seed, dropout_offset) if dropout else np.ones_like(s)
+            yield b, h, g, distance, np.where(keep, s, -np.inf), slope, z / (1 - dropout)
+
+
+def _dense(q, k, v, *, sinks, **options):
+    B, Tq, Hq, _ = q.shape
+    o, lse = np.zeros((B, Tq, Hq, v.shape[3])), np.full((B, Hq, Tq), -np.inf)
+    for b, h, g, _, s, _, z in _heads(q, k, v, **options):
+        for i in range(Tq):
+            seen = np.flatnonzero(s[i] > -np.inf)
+            if not len(seen):
+                continue
+            top = s[i, seen].max()
+            e = np.exp(s[i, seen] - top)
+            lse[b, h, i] = top + np.log(e.sum())
+            weights = e / e.sum() * z[i, seen]
+            if sinks is not None:
+                weights = weights / (1 + np.exp(sinks[h] - lse[b, h, i]))
+            o[b, i, h] = weights @ v[b, seen, g]
     return o, lse
+
+
+def attention_backward(do, q, k, v, *, dlse=None, align="bottom_right", bias=None, alibi=None, sinks=None,
+                       cu_seqlens_q=None, cu_seqlens_k=None, **options):
+    """{"dq": ..., "dalibi": ...} in float64: the derivative of sum(do * o) + sum(dlse * lse), by the chain rule."""
+    do, q, k, v = (np.asarray(x, np.float64) for x in (do, q, k, v))
+    options["sinks"] = sinks
+    if cu_seqlens_q is None:
+        dlse = np.zeros((q.shape[0], q.shape[2], q.shape[1])) if dlse is None else np.asarray(dlse, np.float64)
+        g = _dense_backward(do, dlse, q, k, v, align=align, bias=bias, alibi=alibi, **options)
+    else:
+        shapes = [x.shape for x in (q, k, v)]
+        do, q, k, v = (x.reshape(x.shape[-3:]) for x in (do, q, k, v))
+        dlse = np.zeros(q.shape[1::-1]) if dlse is None else np.asarray(dlse, np.float64)
+        g = {"dq": np.zeros_like(q), "dk": np.zeros_like(k), "dv": np.zeros_like(v), "dsinks": np.zeros(q.shape[1]),
+             "dalibi": np.zeros((len(cu_seqlens_q) - 1, q.shape[1]))}
+        for b, rows, keys, own in sequences(cu_seqlens_q, cu_seqlens_k, align, alibi):
+            one = _dense_backward(do[None, rows], dlse[None, :, rows], q[None, rows], k[None, keys], v[None, keys],
+                                  first=b, **own, **options)
+            g["dq"][rows], g["dk"][keys], g["dv"][keys] = one["dq"][0], one["dk"][0], one["dv"][0]
+            g["dsinks"] += one["dsinks"]
+            g["dalibi"][b] = one["dalibi"][0]
+        g.update({name: g[name].reshape(shape) for name, shape in zip(("dq", "dk", "dv"), shapes, strict=True)})
+    for name, x in (("bias", bias), ("alibi", alibi)):
+        g["d" + name] = None if x is None else _sum_to(g["d" + name], np.shape(x))
+    return {**g, "dsinks": None if sinks is None else g["dsinks"]}
+
+
+def _sum_to(x, shape):
+    """What broadcasting repeated, added up again."""
+    x = x.sum(tuple(range(x.ndim - len(shape))))
+    return x.sum(tuple(axis for axis, size in enumerate(shape) if size == 1), keepdims=True)
+
+
+def _dense_backward(do, dlse, q, k, v, *, sinks, scale=None, **options):
+    B, Tq, Hq, D = q.shape
+    scale = D**-0.5 if scale is None else scale
+    g = {"dq": np.zeros_like(q), "dk": np.zeros_like(k), "dv": np.zeros_like(v), "dsinks": np.zeros(Hq),
+         "dbias": np.zeros((B, Hq, Tq, k.shape[1])), "dalibi": np.zeros((B, Hq))}
+    for b, h, kv, distance, s, slope, z in _heads(q, k, v, scale=scale, **options):
+        rows = np.flatnonzero((s > -np.inf).any(1))  # the others are constant
+        s, z, distance = s[rows], z[rows], distance[rows]
+        slope = np.broadcast_to(slope, (Tq, k.shape[1]))[rows]
+        top = s.max(1, keepdims=True) if len(rows) else 0
+        lse = top + np.log(np.exp(s - top).sum(1, keepdims=True))
+        P = np.exp(s - lse)
+        w = np.ones_like(lse) if sinks is None else 1 / (1 + np.exp(sinks[h] - lse))
+        # o = w * (P * z) @ v
+        g["dv"][b, :, kv] += (w * P * z).T @ do[b, rows, h]
+        dPz = do[b, rows, h] @ v[b, :, kv].T
+        dw = (dPz * P * z).sum(1, keepdims=True)
+        dP = w * dPz * z
+        # w = sigmoid(lse - sink)
+        dlogit = dw * w * (1 - w)
+        g["dsinks"][h] -= dlogit.sum()
+        # P = softmax(s), and lse has the derivative P
+        ds = P * (dP - (dP * P).sum(1, keepdims=True)) + P * (dlogit + dlse[b, h, rows, None])
+        g["dbias"][b, h, rows] = ds
+        g["dalibi"][b, h] = -(ds * distance).sum()
+        ds = scale * ds * slope
+        g["dq"][b, rows, h] = ds @ k[b, :, kv]
+        g["dk"][b, :, kv] += ds.T @ q[b, rows, h]
+    return g

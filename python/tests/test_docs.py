@@ -1,4 +1,5 @@
-# The examples of the documentation run: Python blocks in order, `heed` lines of shell blocks, C++ blocks as examples/*.cc.
+# The examples of the documentation run: Python blocks in order, `heed` lines of shell blocks, C++ blocks as examples/*.cc,
+# and examples/*.py.
 import re
 import shlex
 import subprocess
@@ -65,6 +66,14 @@ def test_cpp_programs_are_examples(page):
     programs = [(line, text) for line, text in blocks(page, "cpp") if "int main" in text]
     for line, text in programs:
         assert text in examples, f"{page}:{line} is not a file of examples/"
+
+
+def test_associative_recall_prints_a_loss_that_falls():
+    example = ROOT / "examples/associative_recall.py"
+    output = subprocess.run([sys.executable, example], capture_output=True, text=True, check=True, timeout=300).stdout
+    losses = [float(loss) for loss in re.findall(r"^step +\d+  loss (\d+\.\d+)  right", output, re.M)]
+    assert len(losses) == 9 and losses == sorted(losses, reverse=True) and losses[0] > 2 and losses[-1] < 0.05
+    assert output.endswith("goal 0.05: reached\n")
 
 
 @needs_program

@@ -32,8 +32,10 @@ def stubbed(name):
 
 
 def test_public_names():
-    for name in ("attention", "attention_weights", "attention_map", "merge_attention", "explain", "alibi_slopes",
-                 "rotary", "sinusoidal", "t5_bias", "t5_bias_backward", "set_num_threads", "get_num_threads", "set_checks", "set_strict", "InvalidArgument", "Unsupported", "__version__"):
+    for name in ("attention", "attention_backward", "AttentionGradients", "attention_weights", "attention_map",
+                 "merge_attention", "explain", "alibi_slopes", "rotary", "sinusoidal", "t5_bias", "t5_bias_backward",
+                 "set_num_threads", "get_num_threads", "set_checks", "set_strict", "InvalidArgument", "Unsupported",
+                 "__version__"):
         assert name in heed.__all__ and hasattr(heed, name)
     assert issubclass(heed.InvalidArgument, ValueError) and issubclass(heed.Unsupported, RuntimeError)
     assert heed.InvalidArgument.__module__ == "heed"
@@ -57,6 +59,10 @@ def test_docstring_has_signature_equation_shapes_keep_rule_errors_and_source():
     merge = heed.merge_attention.__doc__
     for text in ("merge_attention(parts", "M = max_s lse_s", "sinks"):
         assert text in merge, text
+    backward = heed.attention_backward.__doc__
+    for text in ("attention_backward(do", "need_dbias: bool = False", "dS_ij   = P_ij (g_i Z_ij <d_o_i, v_j> - delta_i)",
+                 "BackwardInputs:", "heed.AttentionGradients"):
+        assert text in backward, text
     assert "arXiv:2108.12409" in heed.alibi_slopes.__doc__
     for text in ("rotary(x", "interleaved: bool", "y_b = f (x_b cos angle_i + x_a sin angle_i)", "arXiv:2104.09864",
                  "longrope  w_i / long_factor[i]", "original_max_position_embeddings  L0", "arXiv:2309.00071"):
@@ -84,7 +90,8 @@ def test_stub_has_the_signature():
 def test_option_types_are_those_of_the_stub():
     tree = ast.parse((FOLDER / "_typing.py").read_text())
     options = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    typed = {node.target.id: ast.unparse(node.annotation) for name in ("WeightsOptions", "AttentionOptions")
+    typed = {node.target.id: ast.unparse(node.annotation)
+             for name in ("WeightsOptions", "BackwardOptions", "AttentionOptions")
              for node in options[name].body if isinstance(node, ast.AnnAssign)}
     plain = stubbed("attention")[0].args
     expected = {a.arg: ast.unparse(a.annotation).replace("heed._typing.", "") for a in plain.kwonlyargs}
@@ -100,6 +107,11 @@ q = np.zeros((1, 4, 2, 8), np.float32)
 o = heed.attention(q, q, q, causal=True, window=(3, 0), key_lengths=[4], align=np.zeros(1, np.int64))
 shape: tuple[int, ...] = o.shape
 p, lse = heed.attention(q, q, q, return_lse=True, softcap=3.0, segments=(q, q))
+g = heed.attention_backward(p, q, q, q, p, lse, dlse=lse, causal=True, sinks=[0.5, 0.5], need_dbias=False)
+widths: tuple[int, ...] = g.dq.shape + (g.dv if g.dbias is None else g.dbias).shape
+g.dsinks.shape  # wrong: union-attr
+gradients: heed.AttentionGradients = g
+heed.attention_backward(p, q, q, q, p, lse, out=p)  # wrong: call-arg
 merged, _ = heed.merge_attention([(p, lse)], sinks=[0.5, 0.5])
 pairs: int = heed.explain("attention", q=(1, 2, 3, 4), causal=True)["visited_pairs"]
 slope = float(heed.alibi_slopes(8)[0])

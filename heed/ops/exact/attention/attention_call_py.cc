@@ -2,6 +2,7 @@
 #include "heed/ops/exact/attention/attention_call_py.h"
 
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -75,6 +76,11 @@ void ReadOut(Call& call, const Argument& a) {
 template <ConstTensorView Inputs::*kField>
 void ReadInput(Call& call, const Argument& a) {
   call.in.*kField = call.arrays.Read(a, Kind::kFloat);
+}
+
+template <ConstTensorView Call::*kField>
+void ReadArray(Call& call, const Argument& a) {
+  call.*kField = call.arrays.Read(a, Kind::kFloat);
 }
 
 template <ConstTensorView Options::*kField>
@@ -165,8 +171,7 @@ void ReadReduce(Call& call, const Argument& a) {
 
 // What is asked about weights beside the options of attention.
 constexpr Keyword<Call> kWeightsKeywords[] = {
-    {"lse", true,
-     [](Call& c, const Argument& a) { c.lse = c.arrays.Read(a, Kind::kFloat); }},
+    {"lse", true, &ReadArray<&Call::lse>},
     {"rows", true,
      [](Call& c, const Argument& a) { c.rows = c.arrays.ReadList(a, Kind::kInt); }},
     {"heads", true,
@@ -174,6 +179,19 @@ constexpr Keyword<Call> kWeightsKeywords[] = {
     {"size", false, &ReadSize},
     {"reduce", false, &ReadReduce},
 };
+
+// What attention_backward takes beside q, k, v and the options of attention: its first
+// argument, then those after v.
+constexpr Keyword<Call> kGradientOfO = {"do", false, &ReadArray<&Call::d_o>};
+constexpr Keyword<Call> kBackwardKeywords[] = {
+    {"o", false, &ReadArray<&Call::o>},
+    {"lse", false, &ReadArray<&Call::lse>},
+    {"dlse", true, &ReadArray<&Call::d_lse>},
+    {"need_dbias", false,
+     [](Call& c, const Argument& a) { c.need_dbias = ToBool(a); }},
+};
+
+bool IsOutput(std::string_view name) { return name == "return_lse" || name == "out"; }
 
 }  // namespace
 
@@ -187,9 +205,7 @@ void ReadWeightsCall(const char* operation, std::span<const char* const> more,
   std::vector<Keyword<Call>> keywords;
   for (const Keyword<Call>& keyword : kKeywords) {
     const std::string_view name = keyword.name;
-    if (name != "v" && name != "return_lse" && name != "out") {
-      keywords.push_back(keyword);
-    }
+    if (name != "v" && !IsOutput(name)) keywords.push_back(keyword);
   }
   for (const Keyword<Call>& keyword : kWeightsKeywords) {
     for (const char* name : more) {
@@ -197,6 +213,36 @@ void ReadWeightsCall(const char* operation, std::span<const char* const> more,
     }
   }
   Read<Call>(operation, keywords, 2, args, kwargs, call);
+}
+
+void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs,
+                      Call& call) {
+  std::vector<Keyword<Call>> keywords = {kGradientOfO};
+  for (const Keyword<Call>& keyword : kKeywords) {
+    if (!IsOutput(keyword.name)) keywords.push_back(keyword);
+  }
+  keywords.insert(keywords.begin() + 4, std::begin(kBackwardKeywords),
+                  std::end(kBackwardKeywords));
+  Read<Call>(operation, keywords, 6, args, kwargs, call);
+}
+
+void CheckForResults(const char* operation, const Call& call) {
+  const bool packed = call.options.cu_seqlens_q.present();
+  const auto check = [&](const char* name, const ConstTensorView& x,
+                         const char* heads) {
+    if (!x.present()) FailMissing(operation, name);
+    if (x.rank() == 4 || (packed && x.rank() == 3)) return;
+    Fail(operation, name, "has shape " + x.ShapeString(),
+         std::string(packed ? "[T_total, " : "[B, T, ") + heads +
+             (packed ? " (or with a leading 1)" : ""));
+  };
+  check("q", call.in.q, "Hq, D]");
+  check("k", call.in.k, "Hkv, D]");
+  check("v", call.in.v, "Hkv, Dv]");
+  if (!IsFloat(call.in.q.dtype())) {
+    Fail(operation, "q", std::string("has dtype ") + Name(call.in.q.dtype()),
+         "f64, f32, bf16 or f16");
+  }
 }
 
 }  // namespace heed::attention

@@ -25,8 +25,14 @@ struct Call {
   TensorView out_view;
   int num_threads = 0;
 
+  ConstTensorView lse;  // attention_weights, attention_map, attention_backward
+
+  // attention_backward
+  ConstTensorView d_o, o, d_lse;
+  bool need_dbias = false;
+
   // attention_weights and attention_map
-  ConstTensorView lse, rows, heads;
+  ConstTensorView rows, heads;
   int64_t map_rows = 64, map_columns = 64;
   Reduce reduce = Reduce::kMean;
 };
@@ -41,8 +47,20 @@ void ReadCall(const char* operation, PyObject* args, PyObject* kwargs,
 void ReadWeightsCall(const char* operation, std::span<const char* const> more,
                      PyObject* args, PyObject* kwargs, Call& call);
 
+// The same for attention_backward: do, q, k, v, o, lse by position or keyword, dlse,
+// need_dbias and all options but return_lse and out.
+void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs,
+                      Call& call);
+
+// Throws unless q, k and v are there and have the ranks and the dtype that decide what
+// the results are; the C++ surface checks the rest.
+void CheckForResults(const char* operation, const Call& call);
+
 // Binds attention_weights and attention_map.
 void BindWeights(nanobind::module_& m);
+
+// Binds attention_backward.
+void BindBackward(nanobind::module_& m);
 
 }  // namespace heed::attention
 

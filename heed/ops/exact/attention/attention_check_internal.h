@@ -68,6 +68,7 @@ class Check {
   }
 
   void ContiguousRows(const char* name, const ConstTensorView& t) const {
+    if (t.rank() == 0) return;
     const int last = t.rank() - 1;
     if (t.size(last) > 1 && t.stride(last) != 1) {
       Fail(name, "has stride " + Text(t.stride(last)) + " on its last axis",

@@ -28,27 +28,6 @@ constexpr char kMergeOp[] = "merge_attention";
 // What the C++ surface calls by another name.
 constexpr Renamed kRenamed[] = {{"o", "out"}, {"query_starts", "align"}};
 
-// The ranks and the dtype that decide what the outputs are; Forward checks the
-// rest.
-void CheckForOutputs(const Call& call) {
-  const bool packed = call.options.cu_seqlens_q.present();
-  const auto check = [&](const char* name, const ConstTensorView& x,
-                         const char* heads) {
-    if (!x.present()) FailMissing(kOp, name);
-    if (x.rank() == 4 || (packed && x.rank() == 3)) return;
-    Fail(kOp, name, "has shape " + x.ShapeString(),
-         std::string(packed ? "[T_total, " : "[B, T, ") + heads +
-             (packed ? " (or with a leading 1)" : ""));
-  };
-  check("q", call.in.q, "Hq, D]");
-  check("k", call.in.k, "Hkv, D]");
-  check("v", call.in.v, "Hkv, Dv]");
-  if (!IsFloat(call.in.q.dtype())) {
-    Fail(kOp, "q", std::string("has dtype ") + Name(call.in.q.dtype()),
-         "f64, f32, bf16 or f16");
-  }
-}
-
 DType LseDType(DType dtype) {
   return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
 }
@@ -56,7 +35,7 @@ DType LseDType(DType dtype) {
 nb::object Attention(const nb::args& args, const nb::kwargs& kwargs) {
   Call call;
   ReadCall(kOp, args.ptr(), kwargs.ptr(), call);
-  CheckForOutputs(call);
+  CheckForResults(kOp, call);
   const ConstTensorView& q = call.in.q;
   const auto sizes = q.sizes();
 
@@ -95,7 +74,7 @@ nb::dict ExplainAttention(DType dtype, int num_threads, PyObject* kwargs) {
   // Self-attention is described by q alone.
   if (!call.in.k.present()) call.in.k = call.in.q;
   if (!call.in.v.present()) call.in.v = call.in.k;
-  CheckForOutputs(call);
+  CheckForResults(kOp, call);
   const Context& ctx = ThreadContext(num_threads);
   Explanation e;
   Compute(kOp, kRenamed,
@@ -204,6 +183,7 @@ void Bind(nb::module_& m) {
   m.def("merge_attention", &MergeAttention, "parts"_a.none(), nb::kw_only(),
         "sinks"_a = nb::none(), nb::sig(kMergeSignature), doc::kMerge);
   BindWeights(m);
+  BindBackward(m);
   RegisterExplain(kOp, &ExplainAttention);
 }
 

@@ -1,0 +1,88 @@
+// heed.attention_backward.
+#include <nanobind/nanobind.h>
+
+#include <string>
+#include <utility>
+
+#include "docstrings/attention.h"
+#include "heed/ops/exact/attention/attention.h"
+#include "heed/ops/exact/attention/attention_call_py.h"
+#include "python/arguments.h"
+#include "python/numpy_array.h"
+#include "python/runtime.h"
+
+namespace heed::attention {
+namespace {
+
+namespace nb = nanobind;
+using namespace python;  // NOLINT: the binding's own vocabulary
+
+constexpr char kOp[] = "attention_backward";
+
+// What the C++ surface calls by another name.
+constexpr Renamed kRenamed[] = {
+    {"d_o", "do"}, {"d_lse", "dlse"}, {"query_starts", "align"}};
+
+constexpr char kInPython[] = R"(
+
+In Python. o and lse are what heed.attention returned for the same q, k, v and options;
+do (d_o) and dlse (d_lse) have their shapes and dtypes. All options of heed.attention are
+taken as keywords, but `out` and `return_lse`. Arrays whose last axis is not contiguous
+are copied. Returns the named tuple heed.AttentionGradients: dq, dk, dv, dbias, dsinks,
+dalibi, NumPy arrays in the shape and dtype of what they are the gradients of (float64
+for a list); dsinks and dalibi are None without sinks and alibi, and dbias is None unless
+need_dbias=True, which needs a bias.)";
+
+constexpr char kSignature[] =
+    "def attention_backward(do: heed._typing.Array, q: heed._typing.Array, "
+    "k: heed._typing.Array, v: heed._typing.Array, o: heed._typing.Array, "
+    "lse: heed._typing.Array, *, "
+    "dlse: heed._typing.Array | None = None, "
+    "need_dbias: bool = False, "
+    "**options: typing_extensions.Unpack[heed._typing.BackwardOptions]"
+    ") -> heed._typing.AttentionGradients";
+
+nb::object AttentionBackward(const nb::args& args, const nb::kwargs& kwargs) {
+  Call call;
+  ReadBackwardCall(kOp, args.ptr(), kwargs.ptr(), call);
+  if (!call.d_o.present()) FailMissing(kOp, "do");
+  CheckForResults(kOp, call);
+  if (!call.o.present()) FailMissing(kOp, "o");
+  if (!call.lse.present()) FailMissing(kOp, "lse");
+  const Options& options = call.options;
+  if (call.need_dbias && !options.bias.present()) {
+    Fail(kOp, "need_dbias", "is True without a bias", "bias with it");
+  }
+
+  Gradients out;
+  const auto gradient_of = [](const ConstTensorView& x, TensorView& view) {
+    if (!x.present()) return nb::object(nb::none());
+    NewArray array(kOp, x.dtype(), x.sizes());
+    view = array.view;
+    return std::move(array.array);
+  };
+  const nb::object dq = gradient_of(call.in.q, out.dq);
+  const nb::object dk = gradient_of(call.in.k, out.dk);
+  const nb::object dv = gradient_of(call.in.v, out.dv);
+  const nb::object dbias =
+      gradient_of(call.need_dbias ? options.bias : ConstTensorView(), out.dbias);
+  const nb::object dsinks = gradient_of(options.sinks, out.dsinks);
+  const nb::object dalibi = gradient_of(options.alibi, out.dalibi);
+
+  const BackwardInputs in = {call.in.q, call.in.k, call.in.v,  call.o,
+                             call.lse,  call.d_o,  call.d_lse};
+  Context& ctx = ThreadContext(call.num_threads);
+  Compute(kOp, kRenamed, [&] { Backward(ctx, in, options, out); });
+  // Python's own type, so that it has everything that named tuples have.
+  return nb::module_::import_("heed").attr("AttentionGradients")(dq, dk, dv, dbias,
+                                                                 dsinks, dalibi);
+}
+
+}  // namespace
+
+void BindBackward(nb::module_& m) {
+  m.def("attention_backward", &AttentionBackward, nb::sig(kSignature),
+        (std::string(doc::kBackward) + kInPython).c_str());
+}
+
+}  // namespace heed::attention
