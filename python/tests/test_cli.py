@@ -396,7 +396,7 @@ def test_verify():
 def test_verify_obeys_its_options():
     lowest = document("info")["simd"]["available"][-1]
     rows = document("verify", "attention", "--isa", lowest, "--dtype", "f64")["rows"]
-    passes = [op["passes"] for op in document("list") if op["name"] == "attention"][0]
+    passes = next(op["passes"] for op in document("list") if op["name"] == "attention")
     assert [(row["pass"], row["target"], row["dtype"]) for row in rows] == [(p, lowest, "f64") for p in passes]
     assert "ok" in heed("verify", "attention", "--dtype", "f64").stdout
 
