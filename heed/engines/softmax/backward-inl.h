@@ -48,6 +48,7 @@
 #include "heed/core/os.h"
 #include "heed/engines/softmax/backward.h"
 #include "heed/engines/softmax/block-inl.h"
+#include "heed/engines/softmax/gradient_buffers-inl.h"
 #include "heed/engines/softmax/gradient_operands-inl.h"
 #include "heed/engines/softmax/gradient_rows-inl.h"
 #include "heed/engines/softmax/problem.h"
@@ -59,59 +60,6 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
-
-// One thread's buffers beside those of its blocks. Rows are padded to vectors.
-template <class O>
-struct GradientBuffers {
-  using T = typename O::Compute;
-  using Word = typename O::Word;
-  Workspace<O> block;
-  typename O::Query* d_o;   // [Dv][W], in lanes
-  Word *q_rows, *d_o_rows;  // [W][.]
-  T* d_logits;              // [tile][W]: dP, then dS
-  T* columns;               // [tile][W]: dS again, where it differs by keys
-  T* slopes;                // [tile][W]
-  T* dq;                    // [W][.]
-  typename O::Key *keys, *values;  // [group][.]
-  Word* key_rows;                  // the same keys
-  T *dk, *dv;                      // [group][.]
-
-  static int64_t Bytes(const Problem& p, const Plan& plan) {
-    GradientBuffers unused = {};
-    return unused.LayOut(p, plan, nullptr);
-  }
-  void Init(const Problem& p, const Plan& plan) {
-    const int64_t bytes = LayOut(p, plan, this);
-    // What pads a row is multiplied along with it.
-    std::memset(reinterpret_cast<char*>(q_rows), 0,
-                static_cast<size_t>(reinterpret_cast<char*>(this) + bytes -
-                                    reinterpret_cast<char*>(q_rows)));
-    block.copied_sequence = block.copied_head = -1;
-    block.slopes = p.softcap > 0 ? slopes : nullptr;
-  }
-
- private:
-  int64_t LayOut(const Problem& p, const Plan& plan, void* base) {
-    const int64_t row = PaddedRow<T>(p.depth), value_row = PaddedRow<T>(p.value_depth);
-    Carver carver(base, (sizeof(GradientBuffers) + 127) / 128 * 128);
-    carver.Next(block.queries, plan.queries);
-    carver.Next(block.logits, plan.logits);
-    carver.Next(d_o, O::QueryRows(p.value_depth) * plan.lanes);
-    carver.Next(d_logits, plan.logits);
-    carver.Next(slopes, p.softcap > 0 ? plan.logits : 0);
-    carver.Next(columns, O::kKeysAreWords ? 0 : plan.logits / O::kStep);
-    carver.Next(q_rows, plan.lanes / O::kStep * row);
-    carver.Next(d_o_rows, plan.lanes / O::kStep * value_row);
-    carver.Next(dq, plan.lanes * row);
-    carver.Next(keys, kGroupKeys * O::KeyRow(p.depth));
-    carver.Next(values, kGroupKeys * O::KeyRow(p.value_depth));
-    carver.Next(key_rows, O::kKeysAreWords ? 0 : kGroupKeys / O::kStep * row);
-    if constexpr (O::kKeysAreWords) key_rows = keys;
-    carver.Next(dk, kGroupKeys * row);
-    carver.Next(dv, kGroupKeys * value_row);
-    return carver.bytes();
-  }
-};
 
 // out[r] += sum_i a[r][i] b[i] for rows of `depth` elements, as the tiles of O do.
 template <class O, bool kSkipMasked, class F>
@@ -142,46 +90,6 @@ struct Group {
   int64_t index, sequence;
   Operand<typename O::Key> values;  // read as the keys are
   bool finite;                      // keys
-};
-
-// Asks for the rows that the next block reads, a few lines at a time between register
-// tiles: they lie far apart, where no hardware prefetcher follows, and a core drops
-// what it is asked for while it waits for too much.
-class RowPrefetch {
- public:
-  static constexpr int kTensors = 3, kLines = 3;
-  struct Tensor {
-    const char* data = nullptr;  // row (head 0 of the group, query 0)
-    int64_t head_stride = 0, query_stride = 0, bytes = 0;
-  };
-  Tensor tensors[kTensors];
-
-  RowPrefetch(const BlockGrid& grid, int64_t block)
-      : grid_(grid), block_(block), rows_(block < 0 ? 0 : grid.NumRows(block)) {}
-
-  HWY_INLINE void Some() {
-    for (int i = 0; i < kLines; ++i) {
-      if (left_ <= 0 && !NextRow()) return;
-      PrefetchToL2(at_);
-      at_ += 64;
-      left_ -= 64;
-    }
-  }
-
- private:
-  bool NextRow() {
-    if (next_ == kTensors * rows_) return false;
-    const Tensor& tensor = tensors[next_ % kTensors];
-    const BlockGrid::Row row = grid_.At(block_, next_ / kTensors);
-    at_ = tensor.data + row.head * tensor.head_stride + row.query * tensor.query_stride;
-    left_ = tensor.bytes;
-    ++next_;
-    return left_ > 0 || NextRow();
-  }
-
-  const BlockGrid& grid_;
-  int64_t block_, rows_, next_ = 0, left_ = 0;
-  const char* at_ = nullptr;
 };
 
 template <class O>
@@ -571,6 +479,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
     static_cast<GradientBuffers<O>*>(ctx.Scratch(worker))->Init(p, plan);
   }
   shared.Begin(ctx, p, g);
+  if (!shared.wants.any) return shared.Finish(ctx, p, g);
   const GroupQueue queue(p, g);
   const auto sequences = static_cast<int64_t>(p.sequences.size());
   // The one that a task names, or all of them.

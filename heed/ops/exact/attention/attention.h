@@ -186,7 +186,7 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 // Bytes that Backward reserves in `ctx`. With E = 4, or 8 for f64, rows = B Hq Tq and
 // depths rounded up to whole vectors, at most
 //
-//   threads E (256 (3 D + 3 Dv) + 64 (2 (D + Dv) + D + 64 (2 + [softcap])))
+//   threads E (512 (D + Dv) + 64 (3 D + 2 Dv + 64 (3 + [softcap])))
 //   + E rows (3 + [dq of 16 bits] D + [dbias by rows] + [dalibi]) + 4 rows
 //   + [dbias of another type than sums are in] E size of dbias + a few KiB
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const BackwardInputs& in,
