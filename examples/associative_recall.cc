@@ -1,7 +1,6 @@
 // A model of two attention layers learns associative recall: after pairs of a key and
 // its value, which are new in every sequence, one key comes again, and the answer is
 // its value. A bag of tokens does not tell which value belongs to which key.
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -14,7 +13,7 @@
 namespace {
 
 constexpr int64_t kBatch = 32, kPairs = 6, kKeys = 8, kValues = 8;
-constexpr int64_t kTokens = 2 * kPairs + 1, kWords = kKeys + kValues;
+constexpr int64_t kTokens = 2 * kPairs + 1, kWords = kKeys + kValues, kInputs = kWords + kTokens;
 constexpr int64_t kWidth = 32, kHeads = 2, kHeadWidth = kWidth / kHeads;
 constexpr int64_t kRows = kBatch * kTokens;
 constexpr int kMaxSteps = 1000;
@@ -142,48 +141,49 @@ class Layer {
   Vector x_, rows_, o_, lse_;
 };
 
-// Calls use(number of x, number of embedding) for what a token at `row` is the sum of.
-template <class F>
-void ForEmbedding(int64_t row, int64_t index, const F& use) {
-  for (int64_t d = 0; d < kWidth; ++d) {
-    use(static_cast<size_t>(row * kWidth + d), static_cast<size_t>(index * kWidth + d));
-  }
-}
-
 struct Batch {
-  std::vector<int64_t> words;    // [kBatch][kTokens]
+  Vector inputs;                 // [kRows][kInputs]: 1 for the word and for its place, else 0
   std::vector<int64_t> answers;  // [kBatch], of kValues
 };
 
 Batch Draw(Random& random) {
-  Batch batch;
+  Batch batch = {Vector(kRows * kInputs), {}};
+  float* row = batch.inputs.data();
   for (int64_t b = 0; b < kBatch; ++b) {
-    int64_t keys[kKeys], values[kPairs];
+    int64_t keys[kKeys], values[kPairs], place = 0;
     std::iota(keys, keys + kKeys, 0);
+    const auto add = [&](int64_t word) {
+      row[word] = row[kWords + place++] = 1;
+      row += kInputs;
+    };
     for (int64_t i = 0; i < kPairs; ++i) {  // different keys, any values
       std::swap(keys[i], keys[i + random.Below(kKeys - i)]);
       values[i] = random.Below(kValues);
-      batch.words.insert(batch.words.end(), {keys[i], kKeys + values[i]});
+      add(keys[i]);
+      add(kKeys + values[i]);
     }
     const int64_t asked = random.Below(kPairs);
-    batch.words.push_back(keys[asked]);
+    add(keys[asked]);
     batch.answers.push_back(values[asked]);
   }
   return batch;
 }
 
-// The mean cross entropy of the answers; logits become its gradient.
-double CrossEntropy(Vector& logits, const std::vector<int64_t>& answers) {
+// The mean cross entropy of the answers, which the last token of a sequence gives, and
+// its gradient.
+double CrossEntropy(const Vector& logits, const std::vector<int64_t>& answers, Vector& gradient) {
   double loss = 0;
-  float* row = logits.data();
-  for (const int64_t answer : answers) {
+  for (int64_t b = 0; b < kBatch; ++b) {
+    const int64_t at = ((b + 1) * kTokens - 1) * kValues;
+    const int64_t answer = answers[static_cast<size_t>(b)];
+    const float* row = logits.data() + at;
     double sum = 0;
     for (int64_t i = 0; i < kValues; ++i) sum += std::exp(row[i]);
     loss += (std::log(sum) - row[answer]) / kBatch;
     for (int64_t i = 0; i < kValues; ++i) {
-      row[i] = static_cast<float>((std::exp(row[i]) / sum - (i == answer)) / kBatch);
+      gradient[static_cast<size_t>(at + i)] =
+          static_cast<float>((std::exp(row[i]) / sum - (i == answer)) / kBatch);
     }
-    row += kValues;
   }
   return loss;
 }
@@ -193,41 +193,27 @@ double CrossEntropy(Vector& logits, const std::vector<int64_t>& answers) {
 int main() {
   Random random;
   heed::Context ctx(2);
-  Weights words(kWords * kWidth, 1, random), places(kTokens * kWidth, 1, random),
+  Weights embedding(kInputs * kWidth, 1, random),
       head(kWidth * kValues, 1 / std::sqrt(kWidth), random);
   Layer layers[] = {Layer(random), Layer(random)};
   double recent = std::log(static_cast<double>(kValues));
   int step = 0;
   while (recent > kGoal && step < kMaxSteps) {
     const Batch batch = Draw(random);
-    const auto word = [&](int64_t row) { return batch.words[static_cast<size_t>(row)]; };
-    Vector x(static_cast<size_t>(kRows * kWidth)), dx(x.size());
-    for (int64_t row = 0; row < kRows; ++row) {
-      ForEmbedding(row, word(row), [&](size_t i, size_t e) { x[i] += words.value[e]; });
-      ForEmbedding(row, row % kTokens, [&](size_t i, size_t e) { x[i] += places.value[e]; });
-    }
+    Vector x(kRows * kWidth), dx(x.size()), d_inputs(batch.inputs.size());
+    Multiply(batch.inputs, embedding.value, kInputs, kWidth, x);
     for (Layer& layer : layers) x = layer.Forward(ctx, x);
 
-    Vector last, d_last(kBatch * kWidth), logits(kBatch * kValues);
-    for (int64_t b = 1; b <= kBatch; ++b) {  // the answer is told by the last token
-      const auto at = x.begin() + (b * kTokens - 1) * kWidth;
-      last.insert(last.end(), at, at + kWidth);
-    }
-    Multiply(last, head.value, kWidth, kValues, logits);
-    recent += 0.1 * (CrossEntropy(logits, batch.answers) - recent);
-    MultiplyBackward(last, head, kWidth, kValues, logits, d_last);
-    for (int64_t b = 0; b < kBatch; ++b) {
-      std::copy_n(d_last.begin() + b * kWidth, kWidth,
-                  dx.begin() + ((b + 1) * kTokens - 1) * kWidth);
-    }
+    Vector logits(kRows * kValues), d_logits(logits.size());
+    Multiply(x, head.value, kWidth, kValues, logits);
+    recent += 0.1 * (CrossEntropy(logits, batch.answers, d_logits) - recent);
 
+    MultiplyBackward(x, head, kWidth, kValues, d_logits, dx);
     dx = layers[0].Backward(ctx, layers[1].Backward(ctx, dx));
-    for (int64_t row = 0; row < kRows; ++row) {
-      ForEmbedding(row, word(row), [&](size_t i, size_t e) { words.gradient[e] += dx[i]; });
-      ForEmbedding(row, row % kTokens, [&](size_t i, size_t e) { places.gradient[e] += dx[i]; });
-    }
+    MultiplyBackward(batch.inputs, embedding, kInputs, kWidth, dx, d_inputs);
     ++step;
-    for (Weights* weights : {&words, &places, &head}) weights->Step(step);
+    embedding.Step(step);
+    head.Step(step);
     for (Layer& layer : layers) layer.Step(step);
     if (step % 50 == 0) std::printf("step %3d  loss %.4f\n", step, recent);
   }
