@@ -10,7 +10,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 #include "heed/engines/softmax/gradient_rows-inl.h"
 #include "heed/engines/softmax/plan-inl.h"
@@ -43,11 +42,7 @@ struct GradientBuffers {
     return unused.LayOut(p, plan, nullptr);
   }
   void Init(const Problem& p, const Plan& plan) {
-    const int64_t bytes = LayOut(p, plan, this);
-    // What pads a row is multiplied along with it.
-    std::memset(reinterpret_cast<char*>(q_rows), 0,
-                static_cast<size_t>(reinterpret_cast<char*>(this) + bytes -
-                                    reinterpret_cast<char*>(q_rows)));
+    LayOut(p, plan, this);
     block.copied_sequence = block.copied_head = -1;
     block.slopes = p.softcap > 0 ? slopes : nullptr;
   }
