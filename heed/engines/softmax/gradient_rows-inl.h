@@ -142,7 +142,7 @@ struct SharedGradients {
   T *shift, *delta, *gain;
   T* dq_sums;    // by row, where the caller's dq is not of T
   T *bias_rows, *alibi_rows;  // by row: sums over keys
-  double* sink_sums;          // by sequence and head
+  double* sink_rows;          // by row: what it adds to dsinks
   Turn* turns;                // by block
   T* dbias_sums;              // as dbias, where that is not of T
   struct {
@@ -166,9 +166,7 @@ struct SharedGradients {
     carver.Next(dq_sums, own_dq ? rows * p.depth : 0);
     carver.Next(bias_rows, wants.bias_rows ? rows : 0);
     carver.Next(alibi_rows, wants.alibi ? rows : 0);
-    carver.Next(sink_sums, g.dsinks != nullptr ? static_cast<int64_t>(p.sequences.size()) *
-                                                     p.query_heads
-                                               : 0);
+    carver.Next(sink_rows, g.dsinks != nullptr ? rows : 0);
     carver.Next(turns, wants.any_row_sum ? index->turns() : 0);
     carver.Next(dbias_sums, own_dbias ? sizes[0] * sizes[1] * sizes[2] * sizes[3] : 0);
     if (!own_dq) dq_sums = nullptr;
@@ -210,27 +208,26 @@ struct SharedGradients {
         std::fill(at, at + n[3], T{0});
       });
     }
-    const auto sequences = static_cast<int64_t>(p.sequences.size());
-    ctx.ParallelFor(sequences * p.query_heads, [&](int64_t task, int) HWY_ATTR {
-      const os::ScopedFloatControl float_control;
-      const int64_t sequence = task / p.query_heads, head = task % p.query_heads;
+    ForRows(ctx, p, [&](int64_t sequence, int64_t head, int64_t i) HWY_ATTR {
       hs::WithStorage<T>(p.dtype, [&](auto stored) HWY_ATTR {
-        RowTerms<decltype(stored)>(p, g, sequence, head);
+        TermsOfRow<decltype(stored)>(p, g, sequence, head, i);
       });
-      const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
-      for (int64_t i = 0; i < s.num_queries; ++i) {
-        const int64_t row = index->Row(p, sequence, head, i);
-        if (wants.bias_rows) bias_rows[row] = 0;
-        if (wants.alibi) alibi_rows[row] = 0;
-        if (!wants.dq) continue;
-        T* dq = DqRow(p, g, sequence, head, i);
-        std::fill(dq, dq + p.depth, T{0});
-      }
-      if (head % p.group() != 0) return;
-      const int64_t key_head = head / p.group();
-      for (const auto& [rows, depth] : {std::pair{&g.dk, p.depth}, {&g.dv, p.value_depth}}) {
+      const int64_t row = index->Row(p, sequence, head, i);
+      if (wants.bias_rows) bias_rows[row] = 0;
+      if (wants.alibi) alibi_rows[row] = 0;
+      if (!wants.dq) return;
+      T* dq = DqRow(p, g, sequence, head, i);
+      std::fill(dq, dq + p.depth, T{0});
+    });
+    // Keys that no group has.
+    const auto sequences = static_cast<int64_t>(p.sequences.size());
+    ctx.ParallelFor(sequences * p.key_heads, [&](int64_t task, int) {
+      const Sequence& s = p.sequences[static_cast<size_t>(task / p.key_heads)];
+      for (const auto& [rows, depth] :
+           {std::pair{&g.dk, p.depth}, {&g.dv, p.value_depth}}) {
         if (rows->data == nullptr) continue;
-        const SourceRows to = SourceOf(*rows, p.dtype, s.batch, s.first_k, key_head);
+        const SourceRows to =
+            SourceOf(*rows, p.dtype, s.batch, s.first_k, task % p.key_heads);
         FillTokens(to, {0, s.key_begin}, depth);
         FillTokens(to, {s.key_end, s.num_keys}, depth);
       }
@@ -241,13 +238,10 @@ struct SharedGradients {
   void Finish(Context& ctx, const Problem& p, const Gradients& g) {
     const auto sequences = static_cast<int64_t>(p.sequences.size());
     if (dq_sums != nullptr) {
-      ctx.ParallelFor(sequences * p.query_heads, [&](int64_t task, int) HWY_ATTR {
-        const os::ScopedFloatControl float_control;
-        const int64_t sequence = task / p.query_heads, head = task % p.query_heads;
+      ForRows(ctx, p, [&](int64_t sequence, int64_t head, int64_t i) HWY_ATTR {
         const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
-        StoreTokens<T>(SourceOf(g.dq, p.dtype, s.batch, s.first_q, head),
-                       {0, s.num_queries}, p.depth, T{1},
-                       dq_sums + index->Row(p, sequence, head, 0) * p.depth, p.depth);
+        StoreTokens<T>(SourceOf(g.dq, p.dtype, s.batch, s.first_q, head), {i, i + 1},
+                       p.depth, T{1}, DqRow(p, g, sequence, head, i), p.depth);
       });
     }
     if (dbias_sums != nullptr) {
@@ -265,7 +259,9 @@ struct SharedGradients {
     if (wants.bias_rows) FinishBiasRows(ctx, p, g);
     for (int64_t h = 0; h < p.query_heads; ++h) {
       for (int64_t s = 0; g.dsinks != nullptr && s < sequences; ++s) {
-        g.dsinks[h] += sink_sums[s * p.query_heads + h];
+        for (int64_t i = 0; i < p.sequences[static_cast<size_t>(s)].num_queries; ++i) {
+          g.dsinks[h] += sink_rows[index->Row(p, s, h, i)];
+        }
       }
       for (int64_t s = 0; wants.alibi && s < sequences; ++s) {
         const Sequence& sequence = p.sequences[static_cast<size_t>(s)];
@@ -278,46 +274,63 @@ struct SharedGradients {
   }
 
  private:
+  // f(sequence, head, query) for all rows, some hundred of them to a task.
+  template <class F>
+  void ForRows(Context& ctx, const Problem& p, const F& f) const {
+    constexpr int64_t kRows = 256;
+    const int64_t rows = index->rows();
+    ctx.ParallelFor((rows + kRows - 1) / kRows, [&](int64_t task, int) HWY_ATTR {
+      const os::ScopedFloatControl float_control;
+      const auto& first = index->first_row;
+      int64_t row = task * kRows;
+      const int64_t end = std::min(row + kRows, rows);
+      auto sequence = std::upper_bound(first.begin(), first.end(), row) - first.begin() - 1;
+      for (; row < end; ++sequence) {
+        const auto s = static_cast<size_t>(sequence);
+        const int64_t queries = p.sequences[s].num_queries;
+        for (const int64_t stop = std::min(end, first[s + 1]); row < stop; ++row) {
+          f(sequence, (row - first[s]) / queries, (row - first[s]) % queries);
+        }
+      }
+    });
+  }
+
   template <class S>
-  HWY_INLINE void RowTerms(const Problem& p, const Gradients& g, int64_t sequence,
-                           int64_t head) {
+  HWY_INLINE void TermsOfRow(const Problem& p, const Gradients& g, int64_t sequence,
+                             int64_t head, int64_t i) const {
     const hn::ScalableTag<T> d;
     const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
-    const SourceRows o = SourceOf(p.o, p.dtype, s.batch, s.first_q, head);
-    const SourceRows d_o = SourceOf(g.d_o, p.dtype, s.batch, s.first_q, head);
-    const auto of_row = [&](const Rows& rows, int64_t i) {
+    const auto of_row = [&](const Rows& rows) {
       return static_cast<const T*>(rows.data)[s.batch * rows.batch_stride +
                                               (s.first_q + i) * rows.token_stride +
                                               head * rows.head_stride];
     };
-    double sink_sum = 0;
-    for (int64_t i = 0; i < s.num_queries; ++i) {
-      const int64_t row = index->Row(p, sequence, head, i);
-      const T lse = of_row(p.lse, i);
-      if (i >= s.query_end || lse == -std::numeric_limits<T>::infinity()) {
-        shift[row] = std::numeric_limits<T>::infinity();  // P = 0
-        delta[row] = gain[row] = 0;
-        continue;
-      }
-      auto products = hn::Zero(d);
-      ForVectors<T>(p.value_depth, [&](int64_t e, size_t n) HWY_ATTR {
-        products = hn::MulAdd(hs::LoadWideN(d, o.At<S>(i) + e, n),
-                              hs::LoadWideN(d, d_o.At<S>(i) + e, n), products);
-      });
-      const double dot = static_cast<double>(hn::ReduceSum(d, products));
-      double w = 1;
-      if (!p.sinks.empty()) {
-        const double excess = p.sinks[static_cast<size_t>(head)] - static_cast<double>(lse);
-        w = 1 / (1 + std::exp(excess));
-        sink_sum -= dot / (1 + std::exp(-excess));
-      }
-      const double d_lse =
-          g.d_lse.data == nullptr ? 0 : static_cast<double>(of_row(g.d_lse, i));
-      shift[row] = lse;
-      delta[row] = static_cast<T>(w * dot - d_lse);
-      gain[row] = static_cast<T>(w / (1 - p.dropout));
+    const int64_t row = index->Row(p, sequence, head, i);
+    if (g.dsinks != nullptr) sink_rows[row] = 0;
+    const T lse = of_row(p.lse);
+    if (i >= s.query_end || lse == -std::numeric_limits<T>::infinity()) {
+      shift[row] = std::numeric_limits<T>::infinity();  // P = 0
+      delta[row] = gain[row] = 0;
+      return;
     }
-    if (g.dsinks != nullptr) sink_sums[sequence * p.query_heads + head] = sink_sum;
+    const S* o = SourceOf(p.o, p.dtype, s.batch, s.first_q, head).template At<S>(i);
+    const S* d_o = SourceOf(g.d_o, p.dtype, s.batch, s.first_q, head).template At<S>(i);
+    auto products = hn::Zero(d);
+    ForVectors<T>(p.value_depth, [&](int64_t e, size_t n) HWY_ATTR {
+      products = hn::MulAdd(hs::LoadWideN(d, o + e, n), hs::LoadWideN(d, d_o + e, n),
+                            products);
+    });
+    const double dot = static_cast<double>(hn::ReduceSum(d, products));
+    double w = 1;
+    if (!p.sinks.empty()) {
+      const double excess = p.sinks[static_cast<size_t>(head)] - static_cast<double>(lse);
+      w = 1 / (1 + std::exp(excess));
+      if (g.dsinks != nullptr) sink_rows[row] = -dot / (1 + std::exp(-excess));
+    }
+    const double d_lse = g.d_lse.data == nullptr ? 0 : static_cast<double>(of_row(g.d_lse));
+    shift[row] = lse;
+    delta[row] = static_cast<T>(w * dot - d_lse);
+    gain[row] = static_cast<T>(w / (1 - p.dropout));
   }
 
   void FinishBiasRows(Context& ctx, const Problem& p, const Gradients& g) {

@@ -187,7 +187,7 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 // depths rounded up to whole vectors, at most
 //
 //   threads E (512 (D + Dv) + 64 (3 D + 2 Dv + 64 (3 + [softcap])))
-//   + E rows (3 + [dq of 16 bits] D + [dbias by rows] + [dalibi]) + 4 rows
+//   + E rows (3 + [dq of 16 bits] D + [dbias by rows] + [dalibi]) + rows (4 + 8 [dsinks])
 //   + [dbias of another type than sums are in] E size of dbias + a few KiB
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const BackwardInputs& in,
                                    const Options& options, const Gradients& out);

@@ -24,9 +24,10 @@ int64_t Formula(const Problem& p, int threads) {
   const bool by_rows =
       bias && bias.rank() > 0 && bias.size(bias.rank() - 1) == 1 && p.in.k.size(rank - 3) > 1;
   const bool own_bias = bias && !by_rows && static_cast<int64_t>(SizeOf(bias.dtype())) != E;
-  return threads * (2048 + E * (256 * (3 * D + 3 * Dv) +
-                                64 * (2 * (D + Dv) + D + 64 * (2 + (p.options.softcap > 0))))) +
-         E * rows * (3 + (size == 2 ? D : 0) + by_rows + p.options.alibi.present()) + 4 * rows +
+  return threads * (2048 + E * (512 * (D + Dv) +
+                                64 * (3 * D + 2 * Dv + 64 * (3 + (p.options.softcap > 0))))) +
+         E * rows * (3 + (size == 2 ? D : 0) + by_rows + p.options.alibi.present()) +
+         rows * (4 + 8 * p.options.sinks.present()) +
          (own_bias ? E * bias.num_elements() : 0) + 4096;
 }
 
