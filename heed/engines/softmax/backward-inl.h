@@ -181,8 +181,8 @@ class BackwardBlock : Block<O, kMaxVectors> {
     for (int c = 0; c < C; ++c) unused[c] = hn::Zero(d_);
     for (int r = 0; r < num_runs; ++r) {
       const Run& run = runs[r];
-        this->template Logits</*kFlagMasked=*/true>(run, tile, unused);
-        if (shared_.wants.d_logits) {
+      this->template Logits</*kFlagMasked=*/true>(run, tile, unused);
+      if (shared_.wants.d_logits) {
         this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
           V max[vectors.value];
           for (int c = 0; c < vectors.value; ++c) max[c] = hn::Zero(d_);
