@@ -61,20 +61,21 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// out[r] += sum_i a[r][i] b[i] for rows of `depth` elements, as the tiles of O do.
-template <class O, bool kSkipMasked, class F>
-HWY_INLINE void AccumulateRows(const typename O::Word* a, ptrdiff_t a_row,
-                               ptrdiff_t a_step, const typename O::Word* b,
-                               ptrdiff_t b_step, size_t count, typename O::Compute* out,
-                               ptrdiff_t out_row, size_t num_rows, int64_t depth,
-                               const F& between) {
+// out[r] += sum_i a[r][i] b[i] for rows of `depth` elements, as the tiles of O do. Not
+// inlined: three products are one function.
+template <class O, bool kSkipMasked>
+HWY_NOINLINE void AccumulateRows(const typename O::Word* a, ptrdiff_t a_row,
+                                 ptrdiff_t a_step, const typename O::Word* b,
+                                 ptrdiff_t b_step, size_t count,
+                                 typename O::Compute* out, ptrdiff_t out_row,
+                                 size_t num_rows, int64_t depth, RowPrefetch& prefetch) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<typename O::Compute>());
   const size_t vectors = (static_cast<size_t>(depth) + N - 1) / N;
   hs::ForTiles<kMaxVectors>(0, vectors, [&](auto columns, size_t c) HWY_ATTR {
     hs::ForTiles<hs::TileRows<columns.value>()>(
         0, num_rows, [&](auto rows, size_t r) HWY_ATTR {
           const auto at = static_cast<ptrdiff_t>(r);
-          between();
+          prefetch.Some();
           O::template Accumulate<rows.value, columns.value, kSkipMasked>(
               a + at * a_row, a_row, a_step, b + c * N, b_step, count,
               out + at * out_row + c * N, out_row);
@@ -120,7 +121,7 @@ class BackwardBlock : Block<O, kMaxVectors> {
     }
   }
 
-  HWY_ATTR void Compute() {
+  HWY_NOINLINE HWY_ATTR void Compute() {
     this->FindKeys();
     const GroupVisits visits(s_, {runs_, num_rows_});
     if (!visits.Contains(group_.index)) return;
@@ -354,24 +355,23 @@ class BackwardBlock : Block<O, kMaxVectors> {
     O::RoundWeights(keys, run.c0, run.c1, W, p, ds, columns);
     const auto* p_words = reinterpret_cast<const Word*>(p);
     const auto* ds_words = reinterpret_cast<const Word*>(ds);
-    const auto between = [&]() HWY_ATTR { prefetch_.Some(); };
     if (shared_.wants.dv) {
       AccumulateRows<O, kSkipMasked>(
           p_words + last, W, -1, b_.d_o_rows + static_cast<int64_t>(last) * value_row_,
           -value_row_, words, b_.dv + key * value_row_, value_row_, keys, p_.value_depth,
-          between);
+          prefetch_);
     }
     if (shared_.wants.dk) {
       AccumulateRows<O, kSkipMasked>(
           ds_words + last, W, -1, b_.q_rows + static_cast<int64_t>(last) * row_, -row_,
-          words, b_.dk + key * row_, row_, keys, p_.depth, between);
+          words, b_.dk + key * row_, row_, keys, p_.depth, prefetch_);
     }
     if (shared_.wants.dq) {
       AccumulateRows<O, kSkipMasked>(
           O::Columns(ds_words, reinterpret_cast<const Word*>(columns)) + first, 1, W,
           b_.key_rows + key / int64_t{kStep} * row_, row_, (keys + kStep - 1) / kStep,
           b_.dq + static_cast<int64_t>(first) * row_, row_, end - first, p_.depth,
-          between);
+          prefetch_);
     }
   }
 
