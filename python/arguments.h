@@ -67,9 +67,9 @@ void Read(const char* operation, std::span<const Keyword<Call>> keywords,
   if (num_args > num_positional)
     FailTooMany(operation, num_positional, num_args);
   for (size_t i = 0; i < num_args; ++i) {
-    keywords[i].read(call,
-                     {operation, keywords[i].name,
-                      PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(i))});
+    PyObject* value = PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(i));
+    if (value == Py_None && keywords[i].none_is_absent) continue;
+    keywords[i].read(call, {operation, keywords[i].name, value});
   }
   PyObject *key, *value;
   for (Py_ssize_t position = 0;

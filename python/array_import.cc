@@ -84,6 +84,13 @@ void ParseDlType(DLDataType type, DType& dtype, std::string& unknown) {
   }
 }
 
+void CheckDevice(const Argument& argument, int64_t type) {
+  if (type == kDLCPU || type == kDLCUDAHost || type == kDLROCMHost) return;
+  Fail(argument.operation, argument.name,
+       "is on DLPack device type " + std::to_string(type) + (type == 2 ? " (CUDA)" : ""),
+       "an array on the CPU");
+}
+
 // Reads the pending Python error as text and clears it. Interrupts and exits
 // pass through.
 std::string TakeError() {
@@ -138,18 +145,11 @@ bool ImportDlpack(const Argument& argument, bool writable, ArrayHolder& holder,
   const auto fail = [&](const std::string& got, const char* expected) {
     Fail(argument.operation, argument.name, got, expected);
   };
-  const auto check_device = [&](int64_t type) {
-    if (type != kDLCPU && type != kDLCUDAHost && type != kDLROCMHost) {
-      fail("is on DLPack device type " + std::to_string(type) +
-               (type == 2 ? " (CUDA)" : ""),
-           "an array on the CPU");
-    }
-  };
   nb::object capsule;
   try {
     if (!nb::hasattr(value, "__dlpack__")) return false;
     if (nb::hasattr(value, "__dlpack_device__")) {
-      check_device(nb::cast<int64_t>(value.attr("__dlpack_device__")()[0]));
+      CheckDevice(argument, nb::cast<int64_t>(value.attr("__dlpack_device__")()[0]));
     }
     try {
       capsule = value.attr("__dlpack__")(nb::arg("max_version") =
@@ -190,33 +190,36 @@ bool ImportDlpack(const Argument& argument, bool writable, ArrayHolder& holder,
   } else {
     fail("has a __dlpack__ that returns no new DLPack capsule", kArrayExpected);
   }
-  check_device(tensor->device.device_type);
   if (writable && (flags & kDLReadOnly) != 0)
     fail("is read-only", "a writable array");
   if (writable && (flags & kDLIsCopied) != 0)
     fail("is exported as a copy", "the array itself");
-  if (tensor->ndim < 0 || tensor->ndim > kMaxRank) {
-    FailRank(argument, tensor->ndim);
-  }
+  ReadDlTensor(argument, *tensor, layout);
+  return true;
+}
 
-  ParseDlType(tensor->dtype, layout.dtype, layout.unknown_dtype);
-  layout.data = static_cast<char*>(tensor->data) + tensor->byte_offset;
-  layout.rank = tensor->ndim;
-  const int64_t item_bytes = tensor->dtype.bits / 8;
+void ReadDlTensor(const Argument& argument, const DLTensor& tensor, ArrayLayout& layout) {
+  CheckDevice(argument, tensor.device.device_type);
+  if (tensor.ndim < 0 || tensor.ndim > kMaxRank) {
+    FailRank(argument, tensor.ndim);
+  }
+  ParseDlType(tensor.dtype, layout.dtype, layout.unknown_dtype);
+  layout.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  layout.rank = tensor.ndim;
+  const int64_t item_bytes = tensor.dtype.bits / 8;
   int64_t compact = item_bytes;
-  for (int i = tensor->ndim; i-- > 0;) {
-    layout.sizes[i] = tensor->shape[i];
+  for (int i = tensor.ndim; i-- > 0;) {
+    layout.sizes[i] = tensor.shape[i];
     int64_t stride = compact;
-    if (tensor->strides != nullptr &&
-        __builtin_mul_overflow(tensor->strides[i], item_bytes, &stride)) {
-      fail("has stride " + std::to_string(tensor->strides[i]),
-           "fewer than 2^63 bytes");
+    if (tensor.strides != nullptr &&
+        __builtin_mul_overflow(tensor.strides[i], item_bytes, &stride)) {
+      Fail(argument.operation, argument.name,
+           "has stride " + std::to_string(tensor.strides[i]), "fewer than 2^63 bytes");
     }
     layout.byte_strides[i] = stride;
     // An overflow here is a size that the view refuses.
     if (__builtin_mul_overflow(compact, layout.sizes[i], &compact)) compact = 0;
   }
-  return true;
 }
 
 }  // namespace heed::python

@@ -50,6 +50,9 @@ bool ImportBuffer(const Argument& argument, nb::handle value, bool writable,
 bool ImportDlpack(const Argument& argument, bool writable, ArrayHolder& holder,
                   ArrayLayout& layout);
 
+// Fills `layout` from what DLPack says of an array.
+void ReadDlTensor(const Argument& argument, const DLTensor& tensor, ArrayLayout& layout);
+
 [[noreturn]] void FailRank(const Argument& argument, int64_t rank);
 
 }  // namespace heed::python

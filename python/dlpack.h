@@ -62,6 +62,22 @@ struct DLManagedTensorVersioned {
   DLTensor dl_tensor;
 };
 
+// The table of functions behind a type's __dlpack_c_exchange_api__, a capsule named
+// "dlpack_exchange_api" (DLPack 1.3). Of its functions heed calls one, by position.
+struct DLPackExchangeAPI {
+  struct {
+    uint32_t major;
+    uint32_t minor;
+  } version;
+  DLPackExchangeAPI* previous;
+  void (*managed_tensor_allocator)();
+  void (*managed_tensor_from_py_object_no_sync)();
+  void (*managed_tensor_to_py_object_no_sync)();
+  // Lends an array: 0 on success, else a Python error is set. May be null.
+  int (*dltensor_from_py_object_no_sync)(void* py_object, DLTensor* out);
+  void (*current_work_stream)();
+};
+
 }  // namespace heed::python
 
 #endif  // HEED_PYTHON_DLPACK_H_

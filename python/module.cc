@@ -13,6 +13,7 @@
 #include "python/numpy_array.h"
 #include "python/positions.h"
 #include "python/runtime.h"
+#include "python/torch_host.h"
 
 namespace nb = nanobind;
 using namespace nanobind::literals;
@@ -59,5 +60,6 @@ NB_MODULE(_core, m) {
         heed::doc::kAlibiSlopes);
   heed::python::BindPositions(m);
   heed::python::BindRuntime(m);
+  heed::python::BindTorchHost(m);
   heed::BindAllOps(m);
 }

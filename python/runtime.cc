@@ -66,6 +66,7 @@ int NumThreads() {
 void SetChecks(bool on) { checks = on; }
 bool Checks() { return checks; }
 void SetStrict(bool on) { strict = on; }
+bool Strict() { return strict; }
 
 Context& ThreadContext(int num_threads) {
   thread_local std::unique_ptr<Context> context;

@@ -25,6 +25,7 @@ int NumThreads();
 void SetChecks(bool on);
 bool Checks();
 void SetStrict(bool on);
+bool Strict();
 
 // The calling thread's Context for this many threads; 0 is NumThreads(). Kept,
 // with its scratch, for the thread's next call.

@@ -12,6 +12,7 @@
 
 #include "heed/core/error.h"
 #include "python/numpy_array.h"
+#include "python/torch_host.h"
 
 namespace heed::python {
 
@@ -110,6 +111,15 @@ ConstTensorView Arrays::View(const Argument& argument, ArrayLayout& layout,
 ConstTensorView Arrays::Import(const Argument& argument, Kind kind,
                                bool writable, Rows rows) {
   ArrayLayout layout;
+  const auto check_dtype = [&] {
+    if (layout.unknown_dtype.empty()) return;
+    Fail(argument.operation, argument.name, "has dtype " + layout.unknown_dtype,
+         KindName(kind));
+  };
+  if (allow_torch_ && ImportTorch(argument, layout)) {
+    check_dtype();
+    return View(argument, layout, writable, rows);
+  }
   ArrayHolder& holder = holders_.emplace_front();
   bool found =
       ImportBuffer(argument, argument.value, writable, holder, layout) ||
@@ -125,10 +135,7 @@ ConstTensorView Arrays::Import(const Argument& argument, Kind kind,
     Fail(argument.operation, argument.name,
          "cannot be read (" + layout.refusal + ")", kArrayExpected);
   }
-  if (!layout.unknown_dtype.empty()) {
-    Fail(argument.operation, argument.name, "has dtype " + layout.unknown_dtype,
-         KindName(kind));
-  }
+  check_dtype();
   return View(argument, layout, writable, rows);
 }
 

@@ -33,6 +33,9 @@ class Arrays {
     shape_dtype_ = float_dtype;
   }
 
+  // torch.Tensor is read without a capsule, whether it requires a gradient or not.
+  void AllowTorch() { allow_torch_ = true; }
+
   // An array of the caller, in place, or a copy if its last axis is not
   // contiguous. Anything on the CPU that has DLPack or a buffer, and NumPy
   // arrays of ml_dtypes.bfloat16, which have neither.
@@ -66,6 +69,7 @@ class Arrays {
   std::forward_list<ArrayHolder> holders_;
   std::vector<const char*> copied_;
   bool allow_shapes_ = false;
+  bool allow_torch_ = false;
   DType shape_dtype_ = DType::kF32;
 };
 

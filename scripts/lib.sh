@@ -108,7 +108,7 @@ ensure_venv() {
   [ -x "$VENV/bin/python" ] || python3 -m venv "$VENV"
   # Without isolation and with a build folder that stays, a second install compiles only what changed.
   "$VENV/bin/pip" install -q 'scikit-build-core>=0.10' 'nanobind>=2.2'
-  CMAKE_BUILD_PARALLEL_LEVEL=$JOBS "$VENV/bin/pip" install -q --no-build-isolation -C build-dir=build/python '.[test,docs]'
+  CMAKE_BUILD_PARALLEL_LEVEL=$JOBS "$VENV/bin/pip" install -q --no-build-isolation -C build-dir=build/python '.[test,test-torch,docs]'
   printf '%s\n' "$key" >"$stamp"
 }
 

@@ -7,7 +7,7 @@ does not compile. The defects are tools/mutants/*.txt. A mutant is:
     [name]
     file = path
     tests = program:filter program:filter    (GoogleTest filters, tried first; then everything)
-            pytest:file.py                   (of python/tests, for defects of the Python module)
+            pytest:file.py pytest:file.py::test  (of python/tests, for defects of the Python package)
     why = what would be wrong
     --- the text that must occur exactly once in the file, on the lines below
     +++ what replaces it, on the lines below
@@ -259,10 +259,10 @@ def main():
     if args.list:
         return 0
     begin = time.monotonic()
-    python = sorted({test for mutant in mutants for test in mutant.tests if test.startswith("pytest:")})
+    python = sorted({test.partition("::")[0] for mutant in mutants for test in mutant.tests if test.startswith("pytest:")})
     bench = Bench(args.dir, args.jobs, with_python=bool(python))
     bench.compile(*bench.programs, *(["pytest"] if python else []))
-    killers = (bench.everything(), *(bench.killer(*test.split(":")) for test in python))
+    killers = (bench.everything(), *(bench.killer(*test.partition(":")[::2]) for test in python))
     if killer := next(filter(None, killers), None):
         raise MutantError(f"the tree fails without a mutant: {killer}")
     snapshot = Snapshot(bench.build, args.dir / "clean")

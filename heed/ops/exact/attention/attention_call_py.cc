@@ -1,6 +1,7 @@
 // The options of attention, each with its Python name and how it is read.
 #include "heed/ops/exact/attention/attention_call_py.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <iterator>
 #include <string>
@@ -191,6 +192,48 @@ constexpr Keyword<Call> kBackwardKeywords[] = {
      [](Call& c, const Argument& a) { c.need_dbias = ToBool(a); }},
 };
 
+template <TensorView Gradients::*kField>
+void WriteGradient(Call& call, const Argument& a) {
+  call.gradients.*kField = call.arrays.Write(a, Kind::kFloat);
+}
+
+// What the operators of heed.torch take beside q, k and v ...
+constexpr Keyword<Call> kTorchResults[] = {
+    {"out", false, &ReadOut},
+    {"lse", false,
+     [](Call& c, const Argument& a) { c.out_lse = c.arrays.Write(a, Kind::kFloat); }},
+};
+constexpr Keyword<Call> kTorchGradients[] = {
+    {"dq", true, &WriteGradient<&Gradients::dq>},
+    {"dk", true, &WriteGradient<&Gradients::dk>},
+    {"dv", true, &WriteGradient<&Gradients::dv>},
+    {"dbias", true, &WriteGradient<&Gradients::dbias>},
+    {"dsinks", true, &WriteGradient<&Gradients::dsinks>},
+    {"dalibi", true, &WriteGradient<&Gradients::dalibi>},
+};
+constexpr Keyword<Call> kTorchIncoming[] = {
+    {"the gradient of o", false, &ReadArray<&Call::d_o>},
+    {"the gradient of lse", true, &ReadArray<&Call::d_lse>},
+};
+// ... and instead of options that are unions, or of another type.
+constexpr Keyword<Call> kTorchKeywords[] = {
+    {"heads_first", false,
+     [](Call& c, const Argument& a) { c.heads_first = ToBool(a); }},
+    {"query_starts", true,
+     [](Call& c, const Argument& a) {
+       c.options.query_starts = c.arrays.ReadPositions(a);
+     }},
+    {"segments_q", true, &ReadInts<&Options::segments_q>},
+    {"segments_k", true, &ReadInts<&Options::segments_k>},
+    {"seed", true,
+     [](Call& c, const Argument& a) {
+       const ConstTensorView seed = c.arrays.Read(a, Kind::kInt);
+       if (seed.num_elements() != 1 || seed.dtype() != DType::kI64)
+         Fail(a, "an int64 tensor of one element");
+       c.options.seed = static_cast<uint64_t>(*seed.as<int64_t>());
+     }},
+};
+
 bool IsOutput(std::string_view name) { return name == "return_lse" || name == "out"; }
 
 }  // namespace
@@ -224,6 +267,46 @@ void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs,
   keywords.insert(keywords.begin() + 4, std::begin(kBackwardKeywords),
                   std::end(kBackwardKeywords));
   Read<Call>(operation, keywords, 6, args, kwargs, call);
+}
+
+namespace {
+
+const Keyword<Call>& TorchKeyword(std::string_view name) {
+  for (const Keyword<Call>& keyword : kTorchKeywords) {
+    if (name == keyword.name) return keyword;
+  }
+  return *std::ranges::find(kKeywords, name, &Keyword<Call>::name);
+}
+
+// The given ones, then all options in the order of the schema.
+std::vector<Keyword<Call>> TorchKeywords(
+    std::initializer_list<std::span<const Keyword<Call>>> first) {
+  std::vector<Keyword<Call>> keywords;
+  for (const auto& some : first) keywords.insert(keywords.end(), some.begin(), some.end());
+  std::string_view rest = kTorchOptions;  // "type name=default, ..."
+  for (size_t end; (end = rest.find('=')) != rest.npos;) {
+    const size_t begin = rest.rfind(' ', end) + 1;
+    keywords.push_back(TorchKeyword(rest.substr(begin, end - begin)));
+    rest.remove_prefix(end + 1);
+  }
+  return keywords;
+}
+
+}  // namespace
+
+void ReadTorchCall(const char* operation, PyObject* args, Call& call) {
+  static const std::vector<Keyword<Call>> keywords = TorchKeywords(
+      {std::span(kKeywords).first(3), kTorchResults});
+  call.arrays.AllowTorch();
+  Read<Call>(operation, keywords, keywords.size(), args, nullptr, call);
+}
+
+void ReadTorchBackwardCall(const char* operation, PyObject* args, Call& call) {
+  static const std::vector<Keyword<Call>> keywords =
+      TorchKeywords({kTorchIncoming, std::span(kKeywords).first(3),
+                     std::span(kBackwardKeywords).first(2), kTorchGradients});
+  call.arrays.AllowTorch();
+  Read<Call>(operation, keywords, keywords.size(), args, nullptr, call);
 }
 
 void CheckForResults(const char* operation, const Call& call) {

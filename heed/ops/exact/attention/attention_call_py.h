@@ -31,6 +31,11 @@ struct Call {
   ConstTensorView d_o, o, d_lse;
   bool need_dbias = false;
 
+  // heed.torch
+  TensorView out_lse;
+  Gradients gradients;
+  bool heads_first = false;
+
   // attention_weights and attention_map
   ConstTensorView rows, heads;
   int64_t map_rows = 64, map_columns = 64;
@@ -52,6 +57,25 @@ void ReadWeightsCall(const char* operation, std::span<const char* const> more,
 void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs,
                       Call& call);
 
+// The options of heed.torch's operators in the notation of their schemas, those first
+// that calls use most. What is a union in Python is several options here.
+inline constexpr char kTorchOptions[] =
+    "bool heads_first=False, float? scale=None, bool causal=False, "
+    "str align='bottom_right', int[]? window=None, Tensor? query_starts=None, "
+    "Tensor? bias=None, Tensor? sinks=None, Tensor? alibi=None, float? softcap=None, "
+    "Tensor? key_lengths=None, Tensor? key_starts=None, Tensor? query_lengths=None, "
+    "Tensor? mask=None, Tensor? segments_q=None, Tensor? segments_k=None, "
+    "Tensor? prefix=None, int? chunk=None, int sink_tokens=0, float dropout=0.0, "
+    "Tensor? seed=None, int dropout_offset=0, Tensor? cu_seqlens_q=None, "
+    "Tensor? cu_seqlens_k=None, str precision='highest', bool invariant=False, "
+    "int? threads=None";
+
+// The same for these operators, all by position: q, k, v (or do, dlse, q, k, v, o, lse),
+// the results' memory (o, lse; or dq, dk, dv, dbias, dsinks, dalibi), then options, of
+// which trailing ones may be left away.
+void ReadTorchCall(const char* operation, PyObject* args, Call& call);
+void ReadTorchBackwardCall(const char* operation, PyObject* args, Call& call);
+
 // Throws unless q, k and v are there and have the ranks and the dtype that decide what
 // the results are; the C++ surface checks the rest.
 void CheckForResults(const char* operation, const Call& call);
@@ -61,6 +85,9 @@ void BindWeights(nanobind::module_& m);
 
 // Binds attention_backward.
 void BindBackward(nanobind::module_& m);
+
+// Binds what the operators of heed.torch call.
+void BindTorch(nanobind::module_& m);
 
 }  // namespace heed::attention
 

@@ -184,6 +184,7 @@ void Bind(nb::module_& m) {
         "sinks"_a = nb::none(), nb::sig(kMergeSignature), doc::kMerge);
   BindWeights(m);
   BindBackward(m);
+  BindTorch(m);
   RegisterExplain(kOp, &ExplainAttention);
 }
 

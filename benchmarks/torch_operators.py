@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+# heed.torch beside PyTorch's scaled_dot_product_attention: forward, training, decoding, and the cost of a call.
+"""Every line: both sides get the same tensors, are compared with each other (16-bit ones with float64), and then timed in
+turns in one process, as compare_torch.py does; printed is PyTorch's time over heed's.
+
+heed is called as PyTorch is, [B, H, T, D] in and out: heed.torch.scaled_dot_product_attention, and heed.torch.attention where
+a window or lengths are told. `call` lines time [1, 1, 1, 64] in microseconds: their ratio is the difference.
+
+Usage: torch_operators.py [FILTER] [--json] [--threads 1,2] [--rounds 7]
+Example: torch_operators.py 'train/.*causal.*f32.*threads:1'
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import sys
+import time
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning pool of one side would slow the other
+
+import compare_torch as common  # noqa: E402
+
+SHAPES = ((1, 8, 512, 64), (1, 8, 2048, 64), (1, 4, 8192, 128), (32, 12, 128, 64), (8, 12, 512, 64), (1, 14, 1000, 80))
+# Largest difference between the sides, relative to the largest value: both sum in float32 and round once or twice.
+TOLERANCE = {"f32": 3e-5, "bf16": 3e-2}
+
+
+def lines(threads):
+    """(name, problem) of every line."""
+    found = []
+    for dtype in ("f32", "bf16"):
+        for run in ("forward", "train"):
+            for b, h, n, d in SHAPES:
+                for kind in ("full", "causal"):
+                    found.append((run, dtype, dict(b=b, h=h, n=n, d=d, kind=kind)))
+            found.append((run, dtype, dict(b=8, h=12, n=512, d=64, kind="padding")))
+            found.append((run, dtype, dict(b=1, h=16, kv=2, n=1000, d=64, kind="causal")))
+        for keys in (4096, 32768):
+            for h, kv in ((8, 8), (32, 4)):
+                found.append(("decode", dtype, dict(b=1, h=h, kv=kv, n=1, keys=keys, d=128, kind="full")))
+    named = []
+    for run, dtype, p in found:
+        size = f"B{p['b']}H{p['h']}" + (f"on{p['kv']}" if "kv" in p else "") + f"N{p.get('keys', p['n'])}D{p['d']}"
+        for t in threads:
+            named.append((f"{run}/{size}/{p['kind']}/{dtype}/threads:{t}", run, dtype, p, t))
+    return named
+
+
+def problem(torch, dtype, b, h, n, d, kind, kv=None, keys=None):
+    """q, k, v, do [B, H, T, D], a mask or None."""
+    generator = torch.Generator().manual_seed(1)
+    kv, keys = kv or h, keys or n
+    shapes = (b, h, n, d), (b, kv, keys, d), (b, kv, keys, d), (b, h, n, d)
+    q, k, v, do = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+    mask = None
+    if kind == "padding":
+        lengths = torch.randint(keys // 4, keys + 1, (b,), generator=generator)
+        mask = (torch.arange(keys) < lengths[:, None])[:, None, None]
+    return q, k, v, do, mask
+
+
+def measure(torch, heed, line, rounds):
+    """A dict of one line."""
+    name, run, dtype, sizes, threads = line
+    torch.set_num_threads(threads)
+    q, k, v, do, mask = problem(torch, {"f32": torch.float32, "bf16": torch.bfloat16}[dtype], **sizes)
+    leaves = [x.requires_grad_(run == "train") for x in (q, k, v)]
+    options = dict(attn_mask=mask, is_causal=sizes["kind"] == "causal", enable_gqa="kv" in sizes)
+
+    def call(function):
+        if run != "train":
+            with torch.no_grad():
+                return (function(q, k, v, **options),)
+        o = function(q, k, v, **options)
+        return (o, *torch.autograd.grad(o, leaves, do))
+
+    ours = lambda: call(heed.torch.scaled_dot_product_attention)  # noqa: E731
+    theirs = lambda: call(torch.nn.functional.scaled_dot_product_attention)  # noqa: E731
+    errors = [float((a.double() - b.double()).abs().max() / b.double().abs().max()) for a, b in zip(ours(), theirs())]
+    if not max(errors) <= TOLERANCE[dtype]:
+        raise SystemExit(f"{name}: not timed: the sides differ by {max(errors):.1e}, expected at most {TOLERANCE[dtype]:.0e}")
+    return common.timed(name, ours, theirs, threads, rounds, max(errors), max(errors))
+
+
+def call_costs(torch, heed, rounds):
+    """Microseconds of a call on [1, 1, 1, 64], of both sides in turns: (name, heed's, PyTorch's, difference)."""
+    torch.set_num_threads(1)
+    q, k, v, do = (torch.randn(1, 1, 1, 64) for _ in range(4))
+    functional = torch.nn.functional.scaled_dot_product_attention
+    sides = {"heed.torch.attention": heed.torch.attention,
+             "heed.torch.scaled_dot_product_attention": heed.torch.scaled_dot_product_attention}
+
+    def microseconds(call, count=2000):
+        begin = time.perf_counter()
+        for _ in range(count):
+            call()
+        return (time.perf_counter() - begin) / count * 1e6
+
+    def trained(function):
+        function(q, k, v).backward(do)
+        q.grad = k.grad = v.grad = None
+
+    rows = []
+    for name, function in sides.items():
+        for train in (False, True):
+            for x in (q, k, v):
+                x.requires_grad_(train)
+            ours = (lambda f=function: trained(f)) if train else (lambda f=function: f(q, k, v))
+            theirs = (lambda: trained(functional)) if train else (lambda: functional(q, k, v))
+            microseconds(ours, 200), microseconds(theirs, 200)
+            pairs = [(microseconds(ours), microseconds(theirs)) for _ in range(rounds)]
+            a, b = (statistics.median(side) for side in zip(*pairs))
+            rows.append({"name": f"call/{name}/{'train' if train else 'forward'}", "heed_microseconds": a,
+                         "torch_microseconds": b, "difference": a - b, "goal": 40 if train else 8})
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("filter", nargs="?", default=".", help="regular expression of the lines to measure")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--threads", default="1,2" if len(os.sched_getaffinity(0)) > 1 else "1", help="thread counts")
+    parser.add_argument("--rounds", type=int, default=7, help="samples of each side")
+    options = parser.parse_args()
+    import torch
+
+    import heed.torch
+
+    chosen = [x for x in lines([int(word) for word in options.threads.split(",")]) if re.search(options.filter, x[0])]
+    if not options.json:
+        print(f"{common.cpu_name()}, heed {heed.__version__}, PyTorch {torch.__version__}", flush=True)
+    calls = call_costs(torch, heed, options.rounds) if re.search(options.filter, "call/") else []
+    for row in calls if not options.json else ():
+        print(f"{row['name']:<56} {row['heed_microseconds']:6.1f} us, PyTorch {row['torch_microseconds']:6.1f} us, "
+              f"difference {row['difference']:5.1f} (goal {row['goal']})", flush=True)
+    rows = []
+    for line in chosen:
+        rows.append(measure(torch, heed, line, options.rounds))
+        if not options.json:
+            print(common.show(rows[-1]), flush=True)
+    if options.json:
+        versions = {"cpu": common.cpu_name(), "heed": heed.__version__, "torch": torch.__version__}
+        print(json.dumps({**versions, "calls": calls, "lines": rows}, indent=2))
+    elif rows:
+        timed = [row for row in rows if row["ratio"] is not None]
+        print(f"\nfaster in {sum(row['ratio'] > 1 for row in timed)} of {len(timed)} lines")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+# Whole models of Transformers on heed and on PyTorch's attention: prefill, a training step, greedy tokens.
+"""A Llama-like model (8 layers, width 512, 1024 tokens) and a Mistral-like one (window 512, 8192 tokens), random weights in
+float32, once with attn_implementation="heed" and once with "sdpa": the same logits and losses first, then times in turns.
+Peak memory is that of a process of its own for each side.
+
+Usage: transformers_models.py [FILTER] [--threads 2] [--rounds 3] [--json]
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import compare_torch as common  # noqa: E402
+
+SIZES = dict(hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4,
+             vocab_size=1024, attention_dropout=0.0)
+JOBS = {"llama/prefill": 1024, "llama/train": 1024, "llama/generate128": 1024, "mistral/prefill": 8192, "mistral/train": 8192}
+
+
+def make(family, implementation, length):
+    """(model, tokens)."""
+    import torch
+    import transformers
+
+    import heed.transformers
+
+    heed.transformers.register()
+    torch.manual_seed(0)
+    if family == "llama":
+        config = transformers.LlamaConfig(**SIZES, max_position_embeddings=2 * length)
+        model = transformers.LlamaForCausalLM(config)
+    else:
+        layers = dict(SIZES, num_hidden_layers=2)  # what 8192 tokens leave time for
+        config = transformers.MistralConfig(**layers, max_position_embeddings=2 * length, sliding_window=512)
+        model = transformers.MistralForCausalLM(config)
+    model.set_attn_implementation(implementation)
+    return model, torch.randint(3, SIZES["vocab_size"], (1, length))
+
+
+def job(name, implementation):
+    """A function that does the job once and returns a number that both sides must share."""
+    import torch
+
+    family, what = name.split("/")
+    model, tokens = make(family, implementation, JOBS[name])
+    if what == "prefill":
+        def run():
+            with torch.no_grad():
+                return float(model(tokens).logits.float().square().mean())
+    elif what == "train":
+        def run():
+            model.zero_grad()
+            loss = model(tokens, labels=tokens).loss
+            loss.backward()
+            return float(loss) + float(model.model.layers[0].self_attn.q_proj.weight.grad.norm())
+    else:
+        def run():
+            with torch.no_grad():
+                out = model.generate(tokens, max_new_tokens=128, min_new_tokens=128, do_sample=False, pad_token_id=0)
+            return float((out * torch.arange(1, out.shape[1] + 1)).sum())
+    return run
+
+
+def peak_mebibytes(name, implementation, threads):
+    """Of a process that does the job twice."""
+    code = ("import sys, resource; import transformers_models as m; import torch; "
+            f"torch.set_num_threads({threads}); r = m.job({name!r}, {implementation!r}); r(); r(); "
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)")
+    here = os.path.dirname(os.path.abspath(__file__))
+    output = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=True).stdout
+    return float(output.split()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("filter", nargs="?", default=".", help="regular expression of the jobs")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    import torch
+    import transformers
+
+    import heed
+
+    torch.set_num_threads(options.threads)
+    versions = {"cpu": common.cpu_name(), "heed": heed.__version__, "torch": torch.__version__,
+                "transformers": transformers.__version__, "threads": options.threads}
+    if not options.json:
+        print(", ".join(f"{key} {value}" for key, value in versions.items()), flush=True)
+    rows = []
+    for name in JOBS:
+        if not re.search(options.filter, name):
+            continue
+        ours, theirs = job(name, "heed"), job(name, "sdpa")
+        a, b = ours(), theirs()
+        if not abs(a - b) <= 1e-4 * abs(b):
+            raise SystemExit(f"{name}: not timed: heed gives {a}, sdpa {b}")
+        pairs = []
+        for _ in range(options.rounds):
+            times = []
+            for run in (ours, theirs):
+                begin = time.perf_counter()
+                run()
+                times.append(time.perf_counter() - begin)
+            pairs.append(times)
+        row = {"name": name, "heed_seconds": statistics.median(p[0] for p in pairs),
+               "sdpa_seconds": statistics.median(p[1] for p in pairs),
+               "ratio": statistics.median(p[1] / p[0] for p in pairs),
+               "heed_mebibytes": peak_mebibytes(name, "heed", options.threads),
+               "sdpa_mebibytes": peak_mebibytes(name, "sdpa", options.threads)}
+        rows.append(row)
+        if not options.json:
+            print(f"{name:<20} heed {row['heed_seconds']:7.3f} s {row['heed_mebibytes']:6.0f} MiB   sdpa "
+                  f"{row['sdpa_seconds']:7.3f} s {row['sdpa_mebibytes']:6.0f} MiB   {row['ratio']:.2f}x", flush=True)
+    if options.json:
+        print(json.dumps({**versions, "jobs": rows}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

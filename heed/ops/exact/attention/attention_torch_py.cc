@@ -1,0 +1,64 @@
+// What the operators of heed.torch call: attention on tensors that PyTorch has made,
+// results included.
+#include <nanobind/nanobind.h>
+
+#include "heed/ops/exact/attention/attention.h"
+#include "heed/ops/exact/attention/attention_call_py.h"
+#include "python/runtime.h"
+#include "python/torch_host.h"
+
+namespace heed::attention {
+namespace {
+
+namespace nb = nanobind;
+using namespace python;  // NOLINT: the binding's own vocabulary
+
+constexpr char kOp[] = "attention";
+
+// What the C++ surface calls by another name.
+constexpr Renamed kRenamed[] = {{"query_starts", "align"}, {"d_o", "the gradient of o"},
+                                {"d_lse", "the gradient of lse"}};
+
+// [B, H, T, D] as [B, T, H, D].
+template <class View>
+void SwapHeads(View& x) {
+  if (x.rank() != 4) return;
+  x = View(x.data(), x.dtype(), {x.size(0), x.size(2), x.size(1), x.size(3)},
+           {x.stride(0), x.stride(2), x.stride(1), x.stride(3)}, x.device());
+}
+
+void Attention(const nb::args& args) {
+  Call call;
+  ReadTorchCall(kOp, args.ptr(), call);
+  Outputs out = {call.out_view, call.out_lse};
+  if (call.heads_first) {
+    for (ConstTensorView* x : {&call.in.q, &call.in.k, &call.in.v}) SwapHeads(*x);
+    SwapHeads(out.o);
+  }
+  Context& ctx = TorchContext(call.num_threads);
+  Compute(kOp, kRenamed, [&] { Forward(ctx, call.in, call.options, out); });
+}
+
+void AttentionBackward(const nb::args& args) {
+  Call call;
+  ReadTorchBackwardCall(kOp, args.ptr(), call);
+  BackwardInputs in = {call.in.q, call.in.k, call.in.v,  call.o,
+                       call.lse,  call.d_o,  call.d_lse};
+  Gradients& out = call.gradients;
+  if (call.heads_first) {
+    for (ConstTensorView* x : {&in.q, &in.k, &in.v, &in.o, &in.d_o}) SwapHeads(*x);
+    for (TensorView* x : {&out.dq, &out.dk, &out.dv}) SwapHeads(*x);
+  }
+  Context& ctx = TorchContext(call.num_threads);
+  Compute(kOp, kRenamed, [&] { Backward(ctx, in, call.options, out); });
+}
+
+}  // namespace
+
+void BindTorch(nb::module_& m) {
+  m.attr("_torch_attention_options") = kTorchOptions;
+  m.def("_torch_attention", &Attention);
+  m.def("_torch_attention_backward", &AttentionBackward);
+}
+
+}  // namespace heed::attention

@@ -1,0 +1,27 @@
+# The package heed.torch: heed's mechanisms on PyTorch tensors, with gradients.
+"""Attention mechanisms on PyTorch tensors, with gradients.
+
+The functions of the package heed by the same names, with torch tensors in and out. Work runs on PyTorch's threads.
+"""
+
+from heed.torch._attention import attention
+from heed.torch._functions import (
+    alibi_slopes,
+    attention_map,
+    attention_weights,
+    merge_attention,
+    rotary,
+    sinusoidal,
+    t5_bias,
+)
+
+__all__ = [
+    "alibi_slopes",
+    "attention",
+    "attention_map",
+    "attention_weights",
+    "merge_attention",
+    "rotary",
+    "sinusoidal",
+    "t5_bias",
+]
