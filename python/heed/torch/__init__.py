@@ -14,14 +14,19 @@ from heed.torch._functions import (
     sinusoidal,
     t5_bias,
 )
+from heed.torch._multihead import MultiheadAttention
+from heed.torch._sdpa import replace_sdpa, scaled_dot_product_attention
 
 __all__ = [
+    "MultiheadAttention",
     "alibi_slopes",
     "attention",
     "attention_map",
     "attention_weights",
     "merge_attention",
+    "replace_sdpa",
     "rotary",
+    "scaled_dot_product_attention",
     "sinusoidal",
     "t5_bias",
 ]

@@ -1,0 +1,134 @@
+# The attention function of "heed": what models of Transformers call.
+"""The attention function that heed.transformers registers."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.utils import output_capturing
+
+import heed.torch  # noqa: F401  (registers the operator)
+from heed import Unsupported
+from heed.transformers._masks import StructuredMask
+from heed.transformers._structure import Structure, visible
+
+_operator = torch.ops.heed.attention.default
+_ALL, _CAUSAL = Structure(), Structure(causal=True, align="top_left")
+_KNOWN = {"module", "query", "key", "value", "attention_mask", "scaling", "dropout", "is_causal", "softcap", "s_aux",
+          "sinks", "position_bias", "sliding_window", "kwargs"}
+
+
+@functools.cache
+def _own_options(module: type) -> frozenset[str]:
+    """Arguments of the eager attention beside this module that heed does not know."""
+    eager = getattr(sys.modules[module.__module__], "eager_attention_forward", None)
+    return frozenset() if eager is None else frozenset(inspect.signature(eager).parameters) - _KNOWN
+
+
+def _refuse(module: torch.nn.Module, options: dict[str, Any]) -> None:
+    """Options that change what is computed, in a way that heed does not have."""
+    for name in ("cache", "block_indices", *_own_options(type(module))):
+        if options.get(name) is not None:
+            raise Unsupported(f"attention: {name} was given by {type(module).__name__}, expected None: heed has no such option")
+
+
+def _wants_weights(options: dict[str, Any]) -> bool:
+    if options.get("output_attentions") or torch.compiler.is_compiling():
+        return bool(options.get("output_attentions"))
+    collected = output_capturing._active_collector.get()  # where a model records weights without passing the wish on
+    return bool(collected) and any("attentions" in name for name in collected)
+
+
+def _with_weights(
+    query: Tensor, key: Tensor, value: Tensor, mask: Structure, bias: Tensor | None, scaling: float | None,
+    dropout: float, softcap: float | None, sinks: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Attention in PyTorch's own operations, as the eager attention of models has it."""
+    (batch, heads, rows, dim), keys = query.shape, key.shape[2]
+    key, value = (x.repeat_interleave(heads // x.shape[1], 1) for x in (key, value))
+    logits = query @ key.transpose(2, 3) * (dim**-0.5 if scaling is None else scaling)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    if bias is not None:
+        logits = logits + bias
+    keep = visible(mask, rows, keys, *map(torch.arange, (batch, rows, keys)))
+    if mask.mask is not None:
+        keep = keep & mask.mask
+    logits = logits + logits.new_zeros(()).where(keep, torch.finfo(logits.dtype).min)
+    if sinks is not None:
+        logits = torch.cat([logits, sinks.to(logits.dtype).expand(batch, heads, rows, 1)], -1)
+    weights = torch.softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32)).to(query.dtype)
+    weights = torch.nn.functional.dropout(weights[..., :keys], dropout)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of [B, H, T, D]: ([B, Tq, Hq, Dv] contiguous, weights [B, Hq, Tq, Tk] if they were asked for or None).
+
+    Arguments mean what they mean to the eager attention of models: s_aux [Hq] and sinks [B, Hq, Tq, 1] are logits without
+    a value, indices [B, Tq, n] keys that an indexer chose, position_bias and a floating-point mask are added. Without a
+    mask, queries are causal as Transformers' "sdpa" has it. A row that sees no key is 0.
+    """
+    if not torch.compiler.is_compiling():
+        _refuse(module, options)
+    if key.shape[0] != query.shape[0]:  # learned queries, say
+        batch = max(query.shape[0], key.shape[0])
+        query, key, value = (x.expand(batch, -1, -1, -1) for x in (query, key, value))
+    if not module.training:
+        dropout = 0.0
+    rows, keys = query.shape[2], key.shape[2]
+    biases = [] if position_bias is None else [position_bias]
+
+    mask: Structure | Tensor | None = attention_mask
+    if isinstance(mask, StructuredMask):
+        shape = (query.shape[0], 1, rows, keys)
+        mask = mask.structure if mask.structure is not None and mask.shape == shape else mask.dense
+    if mask is None:
+        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        mask = _CAUSAL if causal and rows > 1 else _ALL
+    elif isinstance(mask, Tensor):
+        mask = mask[(None,) * (4 - mask.dim())]
+        if mask.is_floating_point():
+            biases.append(mask)
+            mask = _ALL
+        else:
+            mask = _ALL._replace(mask=mask)
+    if indices is not None:
+        chosen = indices.new_zeros((*indices.shape[:2], keys), dtype=torch.bool).scatter(-1, indices.long(), True)[:, None]
+        mask = mask._replace(mask=chosen if mask.mask is None else mask.mask & chosen)
+
+    bias = sum(biases[1:], biases[0]) if biases else None
+    if _wants_weights(options):
+        if s_aux is not None:
+            sinks = s_aux[:, None, None]
+        return _with_weights(query, key, value, mask, bias, scaling, dropout, softcap, sinks)
+    arguments = (query, key, value, True, scaling, *mask[:4], bias, s_aux, None, softcap)
+    if dropout:
+        seed = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64)
+        arguments += (*mask[4:], 0, dropout, seed)
+    elif any(option is not None for option in mask[4:]):
+        arguments += mask[4:]
+    o, lse = _operator(*arguments)
+    if sinks is not None:
+        o = o * torch.sigmoid(lse[..., None] - sinks).to(o.dtype)
+    return o.transpose(1, 2), None

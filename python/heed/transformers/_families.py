@@ -1,0 +1,84 @@
+# Which models call Transformers' attention interface, and which masks their own code understands.
+"""Families of Transformers models, told apart by the source of their modeling files."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import sys
+import warnings
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+_ATTENTION = re.compile(r"^class \w*Attention\w*\(nn\.Module\):", re.M)
+_INTERFACE = re.compile(r"\bALL_ATTENTION_FUNCTIONS\b")
+_BY_NAME = re.compile(r"_CLASSES\[[\w.]*_attn_implementation\]")
+
+
+def kind(source: str) -> str:
+    """What a modeling file's attention layers do: "interface", "own" code, both ("mixed"), or there are "none"."""
+    if _BY_NAME.search(source):  # a table of classes, in which no registered name is
+        return "mixed" if _INTERFACE.search(source) else "own"
+    if not _ATTENTION.search(source):
+        return "none"
+    return "interface" if _INTERFACE.search(source) else "own"
+
+
+@functools.cache
+def _kind_of_module(name: str) -> str:
+    try:
+        return kind(inspect.getsource(sys.modules[name]))
+    except (KeyError, OSError, TypeError):
+        return "none"
+
+
+def calls_interface(model: type) -> bool:
+    """Whether attention layers of a model class, or of the class that it extends, call the attention interface."""
+    for base in model.__mro__:
+        if issubclass(base, PreTrainedModel) and (found := _kind_of_module(base.__module__)) != "none":
+            return found == "interface"
+    return True  # no attention layers of its own: those of the models inside it count
+
+
+_mask_kinds: dict[type, str] = {}  # by class of configuration, of every model made since `watch`
+
+
+def mask_dtype(config: Any, dtype: torch.dtype) -> torch.dtype | None:
+    """What a mask is made of for models of a configuration; None if they never call the attention interface.
+
+    bool is what models understand that support PyTorch's attention; the others were only ever given 0 and finfo.min.
+    """
+    kind = _mask_kinds.get(type(config), "bool")
+    return torch.bool if kind == "bool" else dtype if kind == "float" else None
+
+
+@functools.cache
+def _warn(family: str) -> None:
+    warnings.warn(
+        f'heed.transformers: "{family}" has attention that does not call Transformers\' attention interface, '
+        "so heed cannot run it; its own code does",
+        stacklevel=2,
+    )
+
+
+def watch() -> None:
+    """From now on a model that never calls the interface takes Transformers' default instead of "heed", and says so."""
+    original = PreTrainedModel.get_correct_attn_implementation
+    if hasattr(original, "heed"):
+        return
+
+    @functools.wraps(original)
+    def get_correct_attn_implementation(self: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
+        kind = "own" if not calls_interface(type(self)) else "bool" if self._supports_sdpa else "float"
+        if _mask_kinds.get(type(self.config), "bool") == "bool":
+            _mask_kinds[type(self.config)] = kind
+        if requested_attention == "heed" and kind == "own":
+            _warn(type(self).__module__.rpartition("modeling_")[2])
+            requested_attention = None
+        return original(self, requested_attention, *args, **kwargs)
+
+    get_correct_attn_implementation.heed = True  # type: ignore[attr-defined]
+    PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation  # type: ignore[method-assign]
