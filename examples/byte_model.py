@@ -1,7 +1,7 @@
 # Trains a small decoder from nothing on a book, byte by byte, with heed.torch: a minute on two cores.
 """Every layer attends causally through a window, by attention that torch.compile, autograd and PyTorch's threads see as
 an ordinary operator. Printed are bits per byte on bytes that the model has not seen; gzip -9 needs 2.9 for this book, and
-the goal is 2.6.
+the goal is 2.8.
 
     python examples/byte_model.py [--steps N] [--save FILE.safetensors]
 """
@@ -19,7 +19,7 @@ import heed.torch
 
 BOOK = pathlib.Path(__file__).resolve().parents[1] / "data/alice_in_wonderland.txt"
 LAYERS, HEADS, KV_HEADS, WIDTH, LENGTH, WINDOW, BATCH = 4, 8, 2, 192, 256, 128, 16
-STEPS, GOAL = 300, 2.6
+STEPS, GOAL = 170, 2.8
 
 
 class Layer(nn.Module):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes the table of docs/transformers.md: which families of the installed Transformers run on heed.
 
-Usage: transformers_families.py [PAGE]. Every modeling file of Transformers is read, none is imported. What stands in PAGE
-between the two comments `families` is replaced. Needs the packages heed and transformers.
+Usage: transformers_families.py [PAGE]. Every modeling file of Transformers is read, none is imported. What stands in
+PAGE between the two comments `families` is replaced. Needs the packages heed and transformers.
 """
 import ast
 import re
@@ -29,7 +29,9 @@ def sources():
 
 
 def passed_options(source):
-    """Keywords of the calls of the attention interface."""
+    """Those of OPTIONS that calls of the attention interface have as keywords."""
+    if not any(f"{option}=" in source for option in OPTIONS):
+        return set()
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
     return {keyword.arg for call in calls if isinstance(call.func, ast.Name) and call.func.id == "attention_interface"
             for keyword in call.keywords}
@@ -40,9 +42,9 @@ def notes(source):
     options = passed_options(source)
     found = [words for option, words in OPTIONS.items() if option in options]
     if re.search(r"\b(and|or)_mask_function=|\bblock_sequence_ids=", source):
-        found.append("adds to masks, which are dense unless they are known")
-    if re.search(r"^    _supports_sdpa = False", source, re.M):
-        found.append("masks of 0 and finfo.min where they are looked into")
+        found.append("masks of its own, dense if not known")
+    if "_supports_sdpa = True" not in source:
+        found.append("a mask that it looks into is 0 and finfo.min")
     return "; ".join(found)
 
 
@@ -53,9 +55,10 @@ def table():
         kinds.setdefault(_families.kind(source), {})[family] = source
     yes, own, without = kinds["interface"], {**kinds["own"], **kinds["mixed"]}, kinds["none"]
     lines = [
-        f"Transformers {transformers.__version__}: {len(yes)} families run on heed, {len(own)} have attention in code of "
-        f"their own and do not; {len(without)} have no attention layers but those of models inside them, or none at all.",
-        "", "| family | on heed | |", "| --- | --- | --- |",
+        f"Transformers {transformers.__version__}: {len(yes)} families run on heed, {len(own)} have attention in code "
+        f"of their own and do not; {len(without)} have no attention layers but those of models inside them, or none. "
+        "What else a family has beside attention of queries and keys (deformable, linear, pooled) stays as it is.",
+        "", "| family | on heed | with |", "| --- | --- | --- |",
     ]
     lines += [f"| {family} | yes | {notes(source)} |" if family in yes else f"| {family} | no | |"
               for family, source in sorted({**yes, **own}.items())]

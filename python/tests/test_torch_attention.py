@@ -378,6 +378,12 @@ def test_meta_and_fake_tensors():
     q, k, v = (x.detach().to("meta") for x in qkv(dtype=torch.bfloat16))
     o, lse = attention(q, k, v, return_lse=True)
     assert o.device.type == "meta" and o.shape == (2, 5, 4, 7) and lse.shape == (2, 4, 5) and lse.dtype == torch.float32
+    with pytest.raises(heed.InvalidArgument, match="attention: k is on cpu, expected meta as q"):
+        attention(q, torch.zeros(2, 6, 2, 8, dtype=torch.bfloat16), v)
+    with pytest.raises(heed.InvalidArgument, match="attention: v is on meta, expected cpu as q"):
+        attention(torch.zeros(2, 5, 4, 8), torch.zeros(2, 6, 2, 8), v)
+    with pytest.raises(heed.InvalidArgument, match="attention: v has dtype torch.float32"):
+        attention(q, k, v.float())
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode():

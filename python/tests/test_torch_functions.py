@@ -1,4 +1,7 @@
 # heed.torch's other functions: the NumPy functions' values on tensors, derivatives where they exist, refusals where not.
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -36,11 +39,15 @@ def test_t5_bias(rng, options):
 
 def test_operators_of_positions():
     x, positions = torch.randn(2, 5, 3, 8, requires_grad=True), torch.arange(5)
-    torch.library.opcheck(torch.ops.heed.rotary.default, (x, positions, 1e4, None, True, "null", False))
+    torch.library.opcheck(torch.ops.heed.rotary.default, (x, positions, 1e4, None, True, "None", False))
     table = torch.randn(8, 3, requires_grad=True)
     torch.library.opcheck(torch.ops.heed.t5_bias.default, (table, 5, 7, True, 128, "bottom_right"))
     compiled = torch.compile(lambda x: heed.torch.rotary(x, positions, interleaved=True, scaling=YARN), fullgraph=True,
                              backend="aot_eager")
+    longrope = {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0, 2.0, 3.0, 4.0], "long_factor": (2.0, 2.0, 3.0, 4.0),
+                "original_max_position_embeddings": 16}
+    np.testing.assert_array_equal(heed.torch.rotary(x, positions, interleaved=True, scaling=longrope).detach(),
+                                  heed.rotary(x.detach(), positions, interleaved=True, scaling=longrope))
     assert torch.equal(compiled(x), heed.torch.rotary(x, positions, interleaved=True, scaling=YARN))
 
 
@@ -74,6 +81,11 @@ def test_a_gradient_that_does_not_exist_is_refused(call):
         call(x)
     with torch.no_grad():
         call(x)
+
+
+def test_import_is_light():
+    code = "import heed.torch, sys; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_docstrings():

@@ -34,6 +34,10 @@ def problem(rows=TQ, keys=TK, heads=HKV, dv=D, batch=B, seed=0):
     return tuple(torch.randn(shape, generator=g).requires_grad_() for shape in shapes)
 
 
+def leaf(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(5)).requires_grad_()
+
+
 def gradients(o, *inputs):
     weights = torch.randn(o.shape, generator=torch.Generator().manual_seed(9))
     return torch.autograd.grad((o * weights).sum(), inputs, retain_graph=True)
@@ -49,8 +53,9 @@ def assert_same(ours, expected, inputs, atol=2e-6):
 BOOL = torch.rand(B, 1, TQ, TK, generator=torch.Generator().manual_seed(3)) < 0.6
 BOOL[..., 0] = True
 FLOAT = torch.randn(B, HQ, TQ, TK, generator=torch.Generator().manual_seed(4)).masked_fill(~BOOL, FLOAT_MIN)
-MASKS = {"none": None, "bool": BOOL, "bool of heads": FLOAT > 0.5, "bool [Tq, Tk]": BOOL[0, 0], "bool [B, 1, 1, Tk]": BOOL[:, :, :1],
-         "float": FLOAT, "float of one head": FLOAT[:, :1], "float [Tq, Tk]": FLOAT[0, 0]}
+MASKS = {"none": None, "bool": BOOL, "bool of heads": FLOAT > 0.5, "bool [Tq, Tk]": BOOL[0, 0],
+         "bool [B, 1, 1, Tk]": BOOL[:, :, :1], "float": FLOAT, "float of one head": FLOAT[:, :1],
+         "float [Tq, Tk]": FLOAT[0, 0]}
 MASKS["bool of heads"][..., 1] = True
 
 
@@ -60,7 +65,7 @@ def test_masks_are_those_of_sdpa(mask, bias):
     inputs = problem(dv=6)
     options = {"scaling": 0.4, "is_causal": False}
     if bias:
-        options["position_bias"] = torch.randn(1, HQ, TQ, TK, generator=torch.Generator().manual_seed(5)).requires_grad_()
+        options["position_bias"] = leaf(1, HQ, TQ, TK)
         inputs += (options["position_bias"],)
     ours, weights = attention(Module(), *inputs[:3], MASKS[mask], **options)
     expected, _ = sdpa_attention_forward(Module(), *inputs[:3], MASKS[mask], **options)
@@ -76,7 +81,7 @@ def test_without_a_mask_causality_is_that_of_sdpa(rows, argument, module, bias):
     inputs = problem(rows)
     options = {"is_causal": argument}
     if bias:
-        options["position_bias"] = torch.randn(1, HQ, rows, TK, generator=torch.Generator().manual_seed(5)).requires_grad_()
+        options["position_bias"] = leaf(1, HQ, rows, TK)
         inputs += (options["position_bias"],)
     ours, _ = attention(Module(**module), *inputs[:3], None, **options)
     expected, _ = sdpa_attention_forward(Module(**module), *inputs[:3], None, **options)
@@ -92,7 +97,7 @@ def additive(mask):
 
 
 def test_structure_joins_a_position_bias_with_a_gradient():
-    inputs = (*problem(heads=HQ), torch.randn(1, HQ, TQ, TK, generator=torch.Generator().manual_seed(5)).requires_grad_())
+    inputs = (*problem(heads=HQ), leaf(1, HQ, TQ, TK))
     padding = torch.ones(B, TK, dtype=torch.bool)
     padding[1, :2] = False
     ours, _ = attention(Module(), *inputs[:3], structured(padding=padding), scaling=1.0, position_bias=inputs[3])
@@ -115,7 +120,8 @@ def test_softcap_is_that_of_gemma2(output_attentions):
     inputs = problem()
     options = {"scaling": 0.9, "softcap": 0.7, "output_attentions": output_attentions}
     ours, weights = attention(Module(), *inputs, structured(), **options)
-    expected, expected_weights = modeling_gemma2.eager_attention_forward(Module(), *inputs, additive(structured()), **options)
+    expected, expected_weights = modeling_gemma2.eager_attention_forward(Module(), *inputs, additive(structured()),
+                                                                         **options)
     assert_same(ours, expected, inputs)
     if output_attentions:
         assert_same(weights, expected_weights, inputs[:2])
@@ -137,7 +143,7 @@ def test_sinks_are_those_of_gpt_oss(output_attentions):
 
 @pytest.mark.parametrize("output_attentions", [False, True])
 def test_sinks_of_each_query(output_attentions):
-    sinks = torch.randn(B, HQ, TQ, 1, generator=torch.Generator().manual_seed(5)).requires_grad_()
+    sinks = leaf(B, HQ, TQ, 1)
     inputs = (*problem(heads=HQ), sinks)
     ours, weights = attention(Module(), *inputs[:3], structured(), scaling=0.9, sinks=sinks,
                               output_attentions=output_attentions)
@@ -185,19 +191,22 @@ def test_other_dtypes(dtype):
 def test_dropout_follows_the_generator_and_keeps_the_mean(output_attentions):
     q, k, v = problem()
     module = Module().train()
+    padding = torch.ones(B, TK, dtype=torch.bool)
+    padding[1, :2] = False
+    mask = structured(padding=padding)
     options = {"dropout": 0.4, "output_attentions": output_attentions}
 
     def run(seed):
         torch.manual_seed(seed)
-        return attention(module, q, k, v, structured(), **options)[0]
+        return attention(module, q, k, v, mask, **options)[0]
 
     assert torch.equal(run(1), run(1)) and not torch.equal(run(1), run(2))
     assert all(torch.equal(a, b) for a, b in zip(gradients(run(1), q, k, v), gradients(run(1), q, k, v)))
-    expected, _ = attention(module, q, k, v, structured())
+    expected, _ = attention(module, q, k, v, mask)
     mean = torch.stack([run(seed).detach() for seed in range(300)]).mean(0)
     torch.testing.assert_close(mean, expected, rtol=0, atol=0.25)
     assert (mean - expected).abs().mean() < 0.05
-    torch.testing.assert_close(attention(module.eval(), q, k, v, structured(), **options)[0], expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(attention(module.eval(), q, k, v, mask, **options)[0], expected, rtol=0, atol=2e-6)
 
 
 def test_what_is_not_understood_is_refused():

@@ -1,4 +1,4 @@
-# Masks of heed.transformers: structure is recognised, means what Transformers' dense mask means, and yields to operations.
+# Masks of heed.transformers: structure is recognised, means what the dense mask means, and yields to operations.
 import copy
 import pickle
 import random
@@ -64,6 +64,12 @@ def chunked(size, left_padding):
     return hf.chunked_causal_mask_function(size, torch.tensor(left_padding))
 
 
+def blocks(*rows, over=causal):
+    """Causal, or of one block: a digit each; one row is both."""
+    ids = torch.tensor([[-1 if c == "." else int(c) for c in row] for row in rows]).expand(B, -1)
+    return hf.or_masks(over, hf.blockwise_overlay(ids))
+
+
 def padding(*rows):
     return torch.tensor([[c == "x" for c in row] for row in rows])
 
@@ -81,7 +87,8 @@ KNOWN = {
     "window": ((sliding(4),), {}, {"causal": True, "window": (3, -1)}),
     "window of all": ((sliding(9),), {}, {"causal": True}),
     "window of all but one": ((sliding(8),), {}, {"causal": True, "window": (7, -1)}),
-    "window in a static cache": ((sliding(2), 3, 9, 2), {}, {"causal": True, "window": (1, -1), "query_starts": [2, 2]}),
+    "window in a static cache": ((sliding(2), 3, 9, 2), {},
+                                 {"causal": True, "window": (1, -1), "query_starts": [2, 2]}),
     "window in a cache": ((sliding(4), 1, 9, 8), {}, {"window": (3, -1)}),
     "window in a shortened cache": ((sliding(4), 2, 5, 8, 5), {}, {"causal": True, "window": (3, -1)}),
     "both ways": ((around(3),), {}, {"window": (3, 3)}),
@@ -98,7 +105,8 @@ KNOWN = {
     "chunks that a cache cuts": ((chunked(4, [0, 0]), 1, 5, 9, 5), {},
                                  {"segments_q": [[1], [1]], "segments_k": [[0, 0, 0, 1, 1]] * 2}),
     "left padding": ((causal,), {"padding": LEFT}, {"causal": True, "key_starts": [2, 0]}),
-    "right padding": ((causal,), {"padding": padding("xxxxxx...", "xxxxxxxxx")}, {"causal": True, "key_lengths": [6, 9]}),
+    "right padding": ((causal,), {"padding": padding("xxxxxx...", "xxxxxxxxx")},
+                      {"causal": True, "key_lengths": [6, 9]}),
     "padding on both sides": ((full,), {"padding": padding(".xxxxx...", "..xxxxxxx")},
                               {"key_starts": [1, 2], "key_lengths": [6, 9]}),
     "a row of padding": ((full,), {"padding": padding(".........", "xxxxxxxxx")}, {"key_lengths": [0, 9]}),
@@ -109,19 +117,16 @@ KNOWN = {
                                      {"key_starts": [1, 0]}),
     "holes": ((causal,), {"padding": padding("xx.xxxxxx", "xxxxxxxxx")},
               {"causal": True, "mask": [[[[c == "x" for c in "xx.xxxxxx"]]], [[[True] * 9]]]}),
-    "padding inside": ((hf.and_masks(causal, hf.padding_mask_function(LEFT)),), {}, {"causal": True, "key_starts": [2, 0]}),
+    "padding inside": ((hf.and_masks(causal, hf.padding_mask_function(LEFT)),), {},
+                       {"causal": True, "key_starts": [2, 0]}),
     "offsets": ((hf.add_offsets_to_mask_function(sliding(3), 4, 2),), {},
                 {"causal": True, "window": (2, -1), "query_starts": [2, 2]}),
-    "prefix": ((hf.or_masks(causal, hf.blockwise_overlay(torch.tensor([[5, 5, 5, -1, -1, -1, -1, -1, -1], [-1] * 9]))),),
-               {}, {"causal": True, "prefix": [3, 0]}),
-    "prefix under a window": ((hf.and_masks(hf.or_masks(causal, hf.blockwise_overlay(
-        torch.tensor([[0, 0, 0, 0, -1, -1, -1, -1, -1]] * 2))), hf.sliding_window_overlay(3)),), {},
-        {"causal": True, "window": (2, -1), "prefix": [4, 4]}),
-    "prefix after padding": ((hf.or_masks(causal, hf.blockwise_overlay(torch.tensor([[-1, -1, 0, 0, 0, 0, -1, -1, -1]] * 2))),
-                              6, 9, 3), {"padding": LEFT[:1].expand(2, -1)},
+    "prefix": ((blocks("555......", "........."),), {}, {"causal": True, "prefix": [3, 0]}),
+    "prefix under a window": ((hf.and_masks(blocks("0000....."), hf.sliding_window_overlay(3)),), {},
+                              {"causal": True, "window": (2, -1), "prefix": [4, 4]}),
+    "prefix after padding": ((blocks("..0000..."), 6, 9, 3), {"padding": LEFT[:1].expand(2, -1)},
                              {"causal": True, "key_starts": [2, 2], "prefix": [4, 4]}),
-    "blocks of the past": ((hf.or_masks(causal, hf.blockwise_overlay(torch.tensor([[0, 0, -1, 1, 1, -1, -1, -1, -1]] * 2))),
-                            2, 9, 7), {}, {"causal": True}),
+    "blocks of the past": ((blocks("00.11...."), 2, 9, 7), {}, {"causal": True}),
 }
 
 
@@ -135,15 +140,11 @@ DENSE = {
     "custom": (lambda b, h, q, k: (q + k) % 3 != 0, {}),
     "custom and causal": (hf.and_masks(causal, lambda b, h, q, k: k != 2), {}),
     "custom or causal": (hf.or_masks(causal, lambda b, h, q, k: k == 8), {}),
-    "two blocks": (hf.or_masks(causal, hf.blockwise_overlay(torch.tensor([[0, 0, -1, 1, 1, -1, -1, -1, -1]] * 2))), {}),
-    "a block in the middle": (hf.or_masks(causal, hf.blockwise_overlay(torch.tensor([[-1, 0, 0, 0, -1, -1, -1, -1, -1]] * 2))),
-                              {}),
-    "a block after padding": (hf.or_masks(causal, hf.blockwise_overlay(
-        torch.tensor([[-1, -1, 0, 0, -1, -1, -1, -1, -1]] * 2))), {"padding": LEFT[:1].expand(2, -1)}),
-    "a block beside a block": (hf.or_masks(causal, hf.blockwise_overlay(
-        torch.tensor([[0, 0, 1, 1, -1, -1, -1, -1, -1]] * 2))), {}),
-    "a block over a window": (hf.or_masks(sliding(3), hf.blockwise_overlay(
-        torch.tensor([[0, 0, 0, 0, -1, -1, -1, -1, -1]] * 2))), {}),
+    "two blocks": (blocks("00.11...."), {}),
+    "a block in the middle": (blocks(".000....."), {}),
+    "a block after padding": (blocks("..00....."), {"padding": LEFT[:1].expand(2, -1)}),
+    "a block beside a block": (blocks("0011....."), {}),
+    "a block over a window": (blocks("0000.....", over=sliding(3)), {}),
     "offsets of chunks": (hf.add_offsets_to_mask_function(chunked(3, [0, 0]), 1, 1), {}),
     "two distances": (hf.and_masks(sliding(3), hf.add_offsets_to_mask_function(causal, 2, 0)), {}),
     "positions that jump": (hf.packed_sequence_compatibility_function(
@@ -159,6 +160,17 @@ def test_whatever_is_in_doubt_is_dense(case):
     ours, dense = both(function, **options)
     assert type(ours) is torch.Tensor and torch.equal(ours, dense)
     assert_means(ours, dense)
+
+
+def test_tables_behind_offsets_are_not_read():
+    table = torch.zeros(2, 9, dtype=torch.bool)
+    for inner in (chunked(3, [0, 0]), hf.padding_mask_function(table), hf.blockwise_overlay(table.long()),
+                  hf.packed_sequence_mask_function(table.long())):
+        for offsets in ((1, 1), (0, 0), (2, 1)):
+            assert _recognise.read(hf.add_offsets_to_mask_function(inner, *offsets)) is None
+    for function in (hf.add_offsets_to_mask_function(blocks("000......"), 1, 1),
+                     hf.remap_positions_for_packed_sequence(hf.padding_mask_function(table), table.long())):
+        assert _recognise.read(function) is None
 
 
 def packed(lengths):
@@ -301,8 +313,9 @@ OPERATIONS = {
     "and": lambda m: m & torch.ones(T, dtype=torch.bool), "float": lambda m: m.float() * 2,
     "where": lambda m: torch.where(m, 0.0, -1.0), "list": lambda m: torch.cat([m, m], -1), "clone": lambda m: m.clone(),
     "fill": lambda m: torch.zeros(B, 1, T, T).masked_fill(~m, 5), "pad": lambda m: torch.nn.functional.pad(m, (0, 2)),
-    "copy": copy.deepcopy, "pickle": lambda m: pickle.loads(pickle.dumps(m)), "tolist": lambda m: torch.tensor(m.tolist()),
-    "numpy": lambda m: torch.from_numpy(m.numpy()), "reduce": lambda m: m.any(-1), "double": lambda m: m.to(torch.float64),
+    "copy": copy.deepcopy, "pickle": lambda m: pickle.loads(pickle.dumps(m)), "reduce": lambda m: m.any(-1),
+    "numpy": lambda m: torch.from_numpy(m.numpy()), "tolist": lambda m: torch.tensor(m.tolist()),
+    "double": lambda m: m.to(torch.float64),
 }
 
 

@@ -118,8 +118,8 @@ def test_masks_reach_heed_as_structure(name, seen):
     for mask in seen:
         options = None
         if mask is not None:
-            options = {key for key, value in mask.structure._asdict().items() if value is not None and value is not False}
-            options -= {"align"}
+            used = mask.structure._asdict().items()
+            options = {key for key, value in used if value is not None and value is not False} - {"align"}
         if options not in found:
             found.append(options)
     assert len(found) == len(SEEN[name]) and all(options in found for options in SEEN[name])
@@ -201,7 +201,8 @@ def test_training_with_checkpoints_has_the_gradients_of_eager(name, reentrant):
         if checkpoints:
             model.activation_checkpointing_enable({"use_reentrant": reentrant})
             model.enable_input_require_grads()
-        loss_of([model(**inputs, use_cache=False).logits if name != "bert" else model(**inputs).logits], real).backward()
+        options = {} if name == "bert" else {"use_cache": False}
+        loss_of([model(**inputs, **options).logits], real).backward()
     assert_same_gradients(*models)
 
 
@@ -299,7 +300,8 @@ def test_a_decoder_made_bidirectional():
 def test_a_mask_of_the_caller_s_own(dtype):
     eager, ours = tiny_models.pair("llama")
     tokens = tiny_models.inputs("llama")["input_ids"]
-    keep = (torch.rand(2, 1, 11, 11, generator=torch.Generator().manual_seed(2)) < 0.5) | torch.eye(11, dtype=torch.bool)
+    keep = torch.rand(2, 1, 11, 11, generator=torch.Generator().manual_seed(2)) < 0.5
+    keep |= torch.eye(11, dtype=torch.bool)
     additive = torch.zeros(keep.shape).masked_fill(~keep, torch.finfo(torch.float32).min)
     expected = eager(tokens, attention_mask=additive, use_cache=False)
     mask = keep if dtype is torch.bool else additive

@@ -46,7 +46,7 @@ def test_registering_twice_is_registering_once():
 
 def test_an_old_version_is_refused(monkeypatch):
     monkeypatch.setattr("transformers.masking_utils.sdpa_mask", lambda batch_size, cache_position: None)
-    with pytest.raises(heed.Unsupported, match=r"register: transformers has version \S+, expected 5.23 or newer"):
+    with pytest.raises(heed.Unsupported, match=r"register: transformers has version \S+, expected 5.23 or one with"):
         heed.transformers.register()
 
 
@@ -66,7 +66,7 @@ OWN = {
     "gptj": ("GPTJForCausalLM", {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}),
     "falcon": ("FalconForCausalLM", GPT),
     "bloom": ("BloomForCausalLM", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
-    "mpt": ("MptForCausalLM", {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}),
+    "mpt": ("MptForCausalLM", {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4}),
     "gpt_neo": ("GPTNeoForCausalLM", {"vocab_size": VOCABULARY, "hidden_size": 32, "num_layers": 2, "num_heads": 4,
                                       "attention_types": [[["global", "local"], 1]], "window_size": 4}),
     "xglm": ("XGLMForCausalLM", {"vocab_size": VOCABULARY, "d_model": 32, "ffn_dim": 48, "num_layers": 2,
@@ -118,8 +118,9 @@ def test_models_that_were_only_given_numbers_find_numbers():
     for name, dtype in build.items():
         config = tiny_models.build(name, "heed").config
         mask = _masks.mask(2, 5, 5, config=config)
-        eager = AttentionMaskInterface()["eager" if dtype.is_floating_point else "sdpa"](2, 5, 5, allow_is_causal_skip=False)
-        assert mask.dtype is dtype and mask.structure.causal and torch.equal(mask * 1, eager * 1)
+        dense = AttentionMaskInterface()["eager" if dtype.is_floating_point else "sdpa"]
+        assert mask.dtype is dtype and mask.structure.causal
+        assert torch.equal(mask * 1, dense(2, 5, 5, allow_is_causal_skip=False) * 1)
         own = _masks.mask(2, 5, 5, mask_function=lambda b, h, q, k: q != k, config=config)
         assert own.dtype is dtype and type(own) is torch.Tensor
 

@@ -13,7 +13,8 @@ transformers.logging.set_verbosity_error()
 
 VOCABULARY = 99
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+         "num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
+         "eos_token_id": None}
 DECODER = {**SIZES, "num_key_value_heads": 2}
 ENCODER_DECODER = {"vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
                    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
@@ -56,22 +57,24 @@ FAMILIES = {
     "cohere2": decoder("Cohere2ForCausalLM", sliding_window=5, layer_types=LAYERS),
     "smollm3": decoder("SmolLM3ForCausalLM", no_rope_layers=[1, 0]),
     "granite": decoder("GraniteForCausalLM", attention_multiplier=0.3),
-    "gpt2": Family("GPT2LMHeadModel", {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
-                                       "scale_attn_by_inverse_layer_idx": True, "pad_token_id": 0, "bos_token_id": 1,
-                                       "eos_token_id": None}),
+    "gpt2": Family("GPT2LMHeadModel", {
+        "vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": None, "scale_attn_by_inverse_layer_idx": True}),
     "deepseek_v3": Family("DeepseekV3ForCausalLM", {
         **SIZES, "num_key_value_heads": 4, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
         "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 8, "q_lora_rank": 12,
         "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}),
     "llama4": Family("Llama4ForCausalLM", {
         **DECODER, "intermediate_size_mlp": 48, "head_dim": 8, "attention_chunk_size": 6, "no_rope_layers": [1, 0],
-        "interleave_moe_layer_step": 2, "num_local_experts": 2, "num_experts_per_tok": 1}, config_class="Llama4TextConfig"),
+        "interleave_moe_layer_step": 2, "num_local_experts": 2, "num_experts_per_tok": 1},
+        config_class="Llama4TextConfig"),
     "bert": encoder("BertForMaskedLM"),
     "roberta": encoder("RobertaForMaskedLM"),
     "modernbert": encoder("ModernBertForMaskedLM", local_attention=6, global_attn_every_n_layers=2, cls_token_id=1,
                           sep_token_id=2),
-    "vit": Family("ViTForImageClassification", {**{k: v for k, v in SIZES.items() if "token" not in k}, "image_size": 12,
-                                                "patch_size": 4}, "image", (), False),
+    "vit": Family("ViTForImageClassification", {
+        **{key: value for key, value in SIZES.items() if "token" not in key}, "image_size": 12, "patch_size": 4},
+        "image", (), False),
     "clip": Family("CLIPModel", {
         "text_config": {**SIZES, "eos_token_id": 3}, "vision_config": {**SIZES, "image_size": 12, "patch_size": 4},
         "projection_dim": 16}, "both", ("right",), False),

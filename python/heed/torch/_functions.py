@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import ast
 import functools
-import json
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ alibi_slopes = _without_gradient("alibi_slopes", "heads")
 def _rotary(
     x: Tensor, positions: Tensor, base: float, dim: int | None, interleaved: bool, scaling: str, inverse: bool
 ) -> Tensor:
-    options = {"base": base, "dim": dim, "interleaved": interleaved, "scaling": json.loads(scaling), "inverse": inverse}
+    options = {"base": base, "dim": dim, "interleaved": interleaved, "scaling": ast.literal_eval(scaling), "inverse": inverse}
     return _to_tensor(heed.rotary(x.detach(), positions, **options))
 
 
@@ -86,10 +86,13 @@ def _rotary_backward(ctx, gradient):
 _rotary.register_autograd(_rotary_backward, setup_context=_rotary_context)
 
 
-@torch.compiler.assume_constant_result
-def _text(scaling: dict[str, Any] | None) -> str:
-    """A dict as operators take it."""
-    return json.dumps(scaling)
+def _text(value: Any) -> str:
+    """A dict of a model's configuration as operators take it; spelt out, as torch.compile follows no library's encoder."""
+    if isinstance(value, dict):
+        return "{" + ", ".join([_text(key) + ": " + _text(item) for key, item in value.items()]) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join([_text(item) for item in value]) + "]"
+    return repr(value)
 
 
 def rotary(

@@ -40,7 +40,7 @@ def scaled_dot_product_attention(
     with enable_gqa the last of these, the heads, may be fewer in key and value. attn_mask broadcasts to [..., L, S]:
     bool, where True attends, or float, which is added to the scaled products and may require a gradient; or an object
     of torch.nn.attention.bias. is_causal lets query i see the keys 0 to i. A query that sees no key gets 0. Tensors
-    are read in place, whatever axes of them broadcast.
+    are read in place, whatever axes of them broadcast; one whose last axis is not contiguous is copied.
 
     Every shape, dtype and dropout_p is taken that PyTorch's math backend takes on the CPU, and what it refuses is a
     heed.InvalidArgument. Dropout drops as often, but other pairs; torch.manual_seed reproduces them. There is no

@@ -11,7 +11,6 @@ from __future__ import annotations
 import inspect
 
 import transformers
-from transformers import AttentionInterface
 
 from heed import Unsupported
 
@@ -21,21 +20,23 @@ __all__ = ["register"]
 def register() -> None:
     """Registers "heed" as attention implementation, attention function and mask function; once or more often.
 
-    From then on `attn_implementation="heed"` runs a model's attention on heed, in inference and in training, and so does
-    `model.set_attn_implementation("heed")`. Masks stay what they mean (causal, windows, chunks, packed sequences,
+    From then on `attn_implementation="heed"` runs a model's attention on heed, in inference and in training, and so
+    does `model.set_attn_implementation("heed")`. Masks stay what they mean (causal, windows, chunks, packed sequences,
     padding), and are not made in memory. Models whose attention never calls Transformers' interface take their default
-    implementation instead, with a warning. Raises heed.Unsupported where Transformers is too old.
+    implementation instead, with a warning. Raises heed.Unsupported where Transformers makes masks in another way.
     """
     try:
-        from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-        known = "q_offset" in inspect.signature(sdpa_mask).parameters
-    except ImportError:
-        known = False
-    if not known:
-        raise Unsupported(f"register: transformers has version {transformers.__version__}, expected 5.23 or newer")
+        from transformers import masking_utils
 
-    from heed.transformers import _attention, _families, _masks
+        from heed.transformers import _attention, _families, _masks
 
-    AttentionInterface.register("heed", _attention.attention)
-    AttentionMaskInterface.register("heed", _masks.mask)
+        understood = "q_offset" in inspect.signature(masking_utils.sdpa_mask).parameters
+    except (ImportError, AttributeError, TypeError):
+        understood = False
+    if not understood:
+        version = transformers.__version__
+        raise Unsupported(f"register: transformers has version {version}, expected 5.23 or one with the same masks")
+
+    transformers.AttentionInterface.register("heed", _attention.attention)
+    masking_utils.AttentionMaskInterface.register("heed", _masks.mask)
     _families.watch()

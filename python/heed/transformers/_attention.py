@@ -10,12 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.utils import output_capturing
 
 import heed.torch  # noqa: F401  (registers the operator)
 from heed import Unsupported
 from heed.transformers._masks import StructuredMask
 from heed.transformers._structure import Structure, visible
+
+try:
+    from transformers.utils.output_capturing import _active_collector
+except ImportError:
+    _active_collector = None
 
 _operator = torch.ops.heed.attention.default
 _ALL, _CAUSAL = Structure(), Structure(causal=True, align="top_left")
@@ -34,13 +38,13 @@ def _refuse(module: torch.nn.Module, options: dict[str, Any]) -> None:
     """Options that change what is computed, in a way that heed does not have."""
     for name in ("cache", "block_indices", *_own_options(type(module))):
         if options.get(name) is not None:
-            raise Unsupported(f"attention: {name} was given by {type(module).__name__}, expected None: heed has no such option")
+            raise Unsupported(f"attention: {name} was given by {type(module).__name__}, expected None")
 
 
 def _wants_weights(options: dict[str, Any]) -> bool:
-    if options.get("output_attentions") or torch.compiler.is_compiling():
+    if options.get("output_attentions") or torch.compiler.is_compiling() or _active_collector is None:
         return bool(options.get("output_attentions"))
-    collected = output_capturing._active_collector.get()  # where a model records weights without passing the wish on
+    collected = _active_collector.get()  # a model may record weights without passing the wish on
     return bool(collected) and any("attentions" in name for name in collected)
 
 
@@ -85,9 +89,9 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of [B, H, T, D]: ([B, Tq, Hq, Dv] contiguous, weights [B, Hq, Tq, Tk] if they were asked for or None).
 
-    Arguments mean what they mean to the eager attention of models: s_aux [Hq] and sinks [B, Hq, Tq, 1] are logits without
-    a value, indices [B, Tq, n] keys that an indexer chose, position_bias and a floating-point mask are added. Without a
-    mask, queries are causal as Transformers' "sdpa" has it. A row that sees no key is 0.
+    Arguments mean what they mean to the eager attention of models: s_aux [Hq] and sinks [B, Hq, Tq, 1] are logits
+    without a value, indices [B, Tq, n] keys that an indexer chose, position_bias and a floating-point mask are added.
+    Without a mask, queries are causal as Transformers' "sdpa" has it. A row that sees no key is 0.
     """
     if not torch.compiler.is_compiling():
         _refuse(module, options)
@@ -114,7 +118,7 @@ def attention(
         else:
             mask = _ALL._replace(mask=mask)
     if indices is not None:
-        chosen = indices.new_zeros((*indices.shape[:2], keys), dtype=torch.bool).scatter(-1, indices.long(), True)[:, None]
+        chosen = torch.zeros(*indices.shape[:2], keys, dtype=torch.bool).scatter(-1, indices.long(), True)[:, None]
         mask = mask._replace(mask=chosen if mask.mask is None else mask.mask & chosen)
 
     bias = sum(biases[1:], biases[0]) if biases else None

@@ -73,7 +73,7 @@ def watch() -> None:
     @functools.wraps(original)
     def get_correct_attn_implementation(self: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
         kind = "own" if not calls_interface(type(self)) else "bool" if self._supports_sdpa else "float"
-        if _mask_kinds.get(type(self.config), "bool") == "bool":
+        if kind != "bool" or _mask_kinds.get(type(self.config)) != "float":
             _mask_kinds[type(self.config)] = kind
         if requested_attention == "heed" and kind == "own":
             _warn(type(self).__module__.rpartition("modeling_")[2])

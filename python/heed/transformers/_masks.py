@@ -132,7 +132,7 @@ def mask(
         wanted is not None
         and not is_tracing(attention_mask)
         and torch.device(device).type == "cpu"
-        and (attention_mask is None or attention_mask.shape[0] == batch_size)
+        and (attention_mask is None or (len(attention_mask) == batch_size and attention_mask.dtype is torch.bool))
         and q_length and kv_length
     ):
         call = Call(batch_size, q_length, kv_length, int(q_offset), kv_offset, mask_function, attention_mask)

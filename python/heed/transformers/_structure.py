@@ -194,10 +194,10 @@ def resolve(pattern: Pattern, call: Call) -> Structure | None:
             align = "top_left"
         else:
             query_starts = torch.full((call.batch,), first)
-    return Structure(
-        causal, align, None if left == right == -1 else (left, right), query_starts, key_lengths, key_starts, None, mask,
-        *(segments or (None, None)), prefix, chunk,
-    )
+    window = None if left == right == -1 else (left, right)
+    segments_q, segments_k = segments or (None, None)
+    return Structure(causal, align, window, query_starts, key_lengths, key_starts, None, mask, segments_q, segments_k,
+                     prefix, chunk)
 
 
 def visible(s: Structure, rows: int, keys: int, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ def visible(s: Structure, rows: int, keys: int, b: Tensor, i: Tensor, j: Tensor)
     b, i = b[:, None, None, None], i[:, None]
     p = i + (0 if s.align == "top_left" else keys - rows) if s.query_starts is None else i + s.query_starts[b]
     start = s.key_starts[b] if s.key_starts is not None else torch.zeros_like(b)
-    keep = (j >= start) & (j < (keys if s.key_lengths is None else s.key_lengths[b])) & (p == p)
+    keep = (j >= start) & (j < (keys if s.key_lengths is None else s.key_lengths[b]))
     if s.segments_q is not None and s.segments_k is not None:
         keep = keep & (s.segments_q[b, i] == s.segments_k[b, j])
     if s.causal:
@@ -214,8 +214,9 @@ def visible(s: Structure, rows: int, keys: int, b: Tensor, i: Tensor, j: Tensor)
         left, right = s.window
         keep = keep & ((j >= p - left) | (left < 0)) & ((j <= p + right) | (right < 0))
     if s.chunk is not None:
-        keep = keep & ((j - start).div(s.chunk, rounding_mode="floor") == (p - start).div(s.chunk, rounding_mode="floor"))
-    return keep
+        chunk_of_key, chunk_of_query = ((x - start).div(s.chunk, rounding_mode="floor") for x in (j, p))
+        keep = keep & (chunk_of_key == chunk_of_query)
+    return keep.expand(b.shape[0], 1, i.shape[0], -1)
 
 
 def _probes(size: int, *marks: int) -> Tensor:
@@ -271,6 +272,7 @@ def _examples() -> list[Callable]:
     keys = torch.tensor([[True] * 8, [False] * 2 + [True] * 5 + [False]])
     sliding = hf.sliding_window_causal_mask_function(3)
     padding = hf.padding_mask_function(keys)
+    chunked = hf.chunked_causal_mask_function(2, torch.tensor([0, 0]))
     return [
         hf.bidirectional_mask_function,
         hf.causal_mask_function,
@@ -278,7 +280,7 @@ def _examples() -> list[Callable]:
         hf.sliding_window_bidirectional_mask_function(2),
         hf.and_masks(hf.chunked_causal_mask_function(3, torch.tensor([0, 2])), padding),
         hf.packed_sequence_compatibility_function(sliding, positions, packed),
-        hf.packed_sequence_compatibility_function(hf.chunked_causal_mask_function(2, torch.tensor([0, 0])), positions, packed),
+        hf.packed_sequence_compatibility_function(chunked, positions, packed),
         hf.or_masks(hf.causal_mask_function, hf.blockwise_overlay(blocks)),
         hf.add_offsets_to_mask_function(sliding, 2, 1),
     ]
