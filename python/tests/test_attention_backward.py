@@ -105,6 +105,19 @@ def test_the_gradient_of_a_bias_has_its_shape_and_dtype(rng, shape, dtype):
     assert g.dbias.shape == shape and g.dbias.dtype == dtype
 
 
+@pytest.mark.parametrize("rows", [1, 2, 15, 33])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_infinite_key_under_a_soft_cap_is_one_more_key(rng, dtype, rows):
+    """Kernels that take rows by pairs must not multiply it by a row that there is not."""
+    q, k, v, do, _ = problem(rng, dtype, (1, rows, 5, 1, 1, 8, 8))
+    k[0, 3, 0, 2] = np.inf
+    q[..., 2] = np.abs(q[..., 2].astype(np.float32)).astype(dtype)
+    g = backward(do, q, k, v, softcap=2.0)
+    expected = naive.attention_backward(do, q, k, v, softcap=2.0)["dv"]
+    tolerance = TOLERANCE[str(g.dv.dtype)] * np.abs(expected).max()
+    np.testing.assert_allclose(g.dv.astype(np.float64), expected, rtol=0, atol=tolerance)
+
+
 def test_a_repeated_bias_has_a_gradient_for_every_repetition(rng):
     q, k, v, do, _ = problem(rng)
     row = rng.standard_normal(TK)

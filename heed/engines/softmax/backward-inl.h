@@ -352,6 +352,9 @@ class BackwardBlock : Block<O, kMaxVectors> {
     T* p = w_.logits + tile_key * W;
     T* ds = b_.d_logits + tile_key * W;
     T* columns = b_.columns + tile_key / kStep * W;
+    if (end % kStep != 0) {  // a word's second row that there is not: never NaN
+      for (size_t j = 0; j < keys; ++j) p[j * W + end] = ds[j * W + end] = T{-0.0};
+    }
     O::RoundWeights(keys, run.c0, run.c1, W, p, ds, columns);
     const auto* p_words = reinterpret_cast<const Word*>(p);
     const auto* ds_words = reinterpret_cast<const Word*>(ds);
