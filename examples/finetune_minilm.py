@@ -36,9 +36,6 @@ def finetune(implementation, folder, paragraphs, steps):
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0  # the two draw dropout in different orders
-    model.config.attention_probs_dropout_prob = 0.0
-    for layer in model.encoder.layer:
-        layer.attention.self.dropout.p = 0.0
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5)
     losses, began = [], time.perf_counter()
     for step in range(steps):

@@ -16,6 +16,15 @@ def problem(seed, T=96, H=4, D=16):
     return [rng.standard_normal((1, T, H, D), dtype=np.float32) for _ in range(3)]
 
 
+def run_at_once(work, count):
+    """work(0) to work(count - 1), each in a thread of its own."""
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def test_several_python_threads_at_once():
     problems = [problem(seed, T=40 + 17 * seed) for seed in range(6)]
     expected = [heed.attention(*p, causal=True, threads=1) for p in problems]
@@ -28,11 +37,7 @@ def test_several_python_threads_at_once():
             if not np.array_equal(o, expected[n]):
                 failures.append(n)
 
-    threads = [threading.Thread(target=work, args=(offset,)) for offset in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_at_once(work, 4)
     assert not failures
 
 

@@ -3,11 +3,11 @@ import math
 import os
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
 from test_attention_backward import OPTIONS, problem
+from test_threads import run_at_once
 
 torch = pytest.importorskip("torch")
 
@@ -418,11 +418,7 @@ def test_several_python_threads_at_once():
             if not all(torch.equal(a, b) for a, b in zip(grads, expected[n])):
                 failures.append(n)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_at_once(work, 4)
     assert not failures
 
 
@@ -547,13 +543,6 @@ def test_unknown_keyword():
     q, k, v = qkv()
     with pytest.raises(TypeError, match="casual"):
         attention(q, k, v, casual=True)
-
-
-def test_strict():
-    q, k, v = qkv()
-    heed.set_strict(True)
-    attention(q, k, v)  # all of exact attention has fast kernels; what matters is that the call sees the switch
-    heed.set_strict(False)
 
 
 def test_the_docstring_is_about_pytorch():
