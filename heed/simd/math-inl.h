@@ -7,6 +7,7 @@
 //   Exp2     3 ulp      2 ulp     and exactly 1 at 0
 //   Exp      3 ulp      2 ulp
 //   Tanh     4 ulp      5 ulp
+//   Expm1    4 ulp      5 ulp     of x <= 0
 //
 // Special values are those of libm: NaN stays NaN, exp2(-inf) = +0,
 // exp2(inf) = inf, tanh(+-inf) = +-1; but tanh(-0) = +0. Subnormal results may be
@@ -164,18 +165,12 @@ HWY_INLINE V FastDivide(D d, V a, V b) {
   return hn::Div(a, b);
 }
 
-// tanh(x), given t = x 2 log2(e): u / (u + 2) with u = e^2x - 1 = 2^n (2^r - 1) +
-// (2^n - 1), whose terms never cancel: no second branch for small arguments.
+// 2^t - 1 for |t| <= 100 as 2^n (2^r - 1) + (2^n - 1), whose terms never cancel: no
+// second branch for small arguments.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V TanhScaled(D d, V t) {
+HWY_INLINE V Exp2Minus1(D d, V t) {
   using T = hn::TFromD<D>;
   const auto c = [d](double v) HWY_ATTR { return hn::Set(d, static_cast<T>(v)); };
-  constexpr double kLimit = sizeof(T) == 4 ? 30 : 60;  // tanh rounds to 1 there
-#if HWY_TARGET <= HWY_SSE2  // x86: where an operand is NaN, the second is returned
-  t = hn::Min(c(kLimit), hn::Max(c(-kLimit), t));
-#else
-  t = hn::IfThenElse(hn::IsNaN(t), t, hn::Min(c(kLimit), hn::Max(c(-kLimit), t)));
-#endif
   const V n = hn::Round(t);
   const V r = hn::Sub(t, n);
   V tail;  // (2^r - 1) / r
@@ -189,7 +184,31 @@ HWY_INLINE V TanhScaled(D d, V t) {
     tail = hn::Mul(ExpSeries(d, hn::Mul(r, c(kLn2))), c(kLn2));
   }
   const V power = ScaleByPowerOfTwo(d, c(1), n);
-  const V u = hn::MulAdd(hn::Mul(power, r), tail, hn::Sub(power, c(1)));
+  return hn::MulAdd(hn::Mul(power, r), tail, hn::Sub(power, c(1)));
+}
+
+// e^x - 1 for x <= 0.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Expm1(D d, V x) {
+  using T = hn::TFromD<D>;
+  constexpr T kLimit = sizeof(T) == 4 ? T{-30} : T{-60};  // -1 to the last bit
+  const V limit = hn::Set(d, kLimit);
+  x = hn::IfThenElse(hn::Lt(x, limit), limit, x);
+  return Exp2Minus1(d, hn::Mul(x, hn::Set(d, static_cast<T>(kLog2E))));
+}
+
+// tanh(x), given t = x 2 log2(e): u / (u + 2) with u = e^2x - 1.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V TanhScaled(D d, V t) {
+  using T = hn::TFromD<D>;
+  const auto c = [d](double v) HWY_ATTR { return hn::Set(d, static_cast<T>(v)); };
+  constexpr double kLimit = sizeof(T) == 4 ? 30 : 60;  // tanh rounds to 1 there
+#if HWY_TARGET <= HWY_SSE2  // x86: where an operand is NaN, the second is returned
+  t = hn::Min(c(kLimit), hn::Max(c(-kLimit), t));
+#else
+  t = hn::IfThenElse(hn::IsNaN(t), t, hn::Min(c(kLimit), hn::Max(c(-kLimit), t)));
+#endif
+  const V u = Exp2Minus1(d, t);
   return FastDivide(d, u, hn::Add(u, c(2)));
 }
 

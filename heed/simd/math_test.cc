@@ -54,12 +54,21 @@ void MapTanh(const T* in, T* out, size_t n) {
   Map(in, out, n, [](auto d, auto x) HWY_ATTR { return hs::Tanh(d, x); });
 }
 
+template <class T>
+void MapExpm1(const T* in, T* out, size_t n) {  // of -|x|
+  Map(in, out, n, [](auto d, auto x) HWY_ATTR {
+    return hs::Expm1(d, hn::Neg(hn::Abs(x)));
+  });
+}
+
 void Exp2F32(const float* in, float* out, size_t n) { MapExp2(in, out, n); }
 void Exp2F64(const double* in, double* out, size_t n) { MapExp2(in, out, n); }
 void ExpF32(const float* in, float* out, size_t n) { MapExp(in, out, n); }
 void ExpF64(const double* in, double* out, size_t n) { MapExp(in, out, n); }
 void TanhF32(const float* in, float* out, size_t n) { MapTanh(in, out, n); }
 void TanhF64(const double* in, double* out, size_t n) { MapTanh(in, out, n); }
+void Expm1F32(const float* in, float* out, size_t n) { MapExpm1(in, out, n); }
+void Expm1F64(const double* in, double* out, size_t n) { MapExpm1(in, out, n); }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::math_test::HWY_NAMESPACE
@@ -74,16 +83,18 @@ HWY_EXPORT(ExpF32);
 HWY_EXPORT(ExpF64);
 HWY_EXPORT(TanhF32);
 HWY_EXPORT(TanhF64);
+HWY_EXPORT(Expm1F32);
+HWY_EXPORT(Expm1F64);
 
 namespace {
 
-enum class Kind { kExp2, kExp, kTanh };
+enum class Kind { kExp2, kExp, kTanh, kExpm1 };
 
-constexpr const char* kNames[] = {"Exp2", "Exp", "Tanh"};
+constexpr const char* kNames[] = {"Exp2", "Exp", "Tanh", "Expm1"};
 // The table of math-inl.h, but for tanh in f64, which exceeds its 4 ulp there.
 template <class T>
 constexpr double MaxUlp(Kind kind) {
-  if (kind == Kind::kTanh) return sizeof(T) == 8 ? 5 : 4;
+  if (kind == Kind::kTanh || kind == Kind::kExpm1) return sizeof(T) == 8 ? 5 : 4;
   return sizeof(T) == 8 ? 2 : 3;
 }
 
@@ -103,13 +114,15 @@ void Compute(Kind kind, const std::string& target, const T* in, T* out,
     switch (kind) {
       case Kind::kExp2: return HWY_DISPATCH_TABLE(Exp2F32)[i](in, out, n);
       case Kind::kExp: return HWY_DISPATCH_TABLE(ExpF32)[i](in, out, n);
-      default: return HWY_DISPATCH_TABLE(TanhF32)[i](in, out, n);
+      case Kind::kTanh: return HWY_DISPATCH_TABLE(TanhF32)[i](in, out, n);
+      default: return HWY_DISPATCH_TABLE(Expm1F32)[i](in, out, n);
     }
   } else {
     switch (kind) {
       case Kind::kExp2: return HWY_DISPATCH_TABLE(Exp2F64)[i](in, out, n);
       case Kind::kExp: return HWY_DISPATCH_TABLE(ExpF64)[i](in, out, n);
-      default: return HWY_DISPATCH_TABLE(TanhF64)[i](in, out, n);
+      case Kind::kTanh: return HWY_DISPATCH_TABLE(TanhF64)[i](in, out, n);
+      default: return HWY_DISPATCH_TABLE(Expm1F64)[i](in, out, n);
     }
   }
 }
@@ -119,7 +132,8 @@ W Expected(Kind kind, W x) {
   switch (kind) {
     case Kind::kExp2: return std::exp2(x);
     case Kind::kExp: return std::exp(x);
-    default: return std::tanh(x);
+    case Kind::kTanh: return std::tanh(x);
+    default: return std::expm1(-std::abs(x));
   }
 }
 
@@ -238,7 +252,8 @@ class Sweep {
 class Math : public testing::TestWithParam<Kind> {};
 
 INSTANTIATE_TEST_SUITE_P(Functions, Math,
-                         testing::Values(Kind::kExp2, Kind::kExp, Kind::kTanh),
+                         testing::Values(Kind::kExp2, Kind::kExp, Kind::kTanh,
+                                         Kind::kExpm1),
                          [](const auto& value) {
                            return kNames[static_cast<int>(value.param)];
                          });
@@ -310,7 +325,7 @@ void CheckSpecialValues() {
   };
   const auto is_plus_one = [](T x, T y) { EXPECT_EQ(y, 1) << x; };
   const auto is_minus_one = [](T x, T y) { EXPECT_EQ(y, -1) << x; };
-  for (const Kind kind : {Kind::kExp2, Kind::kExp, Kind::kTanh}) {
+  for (const Kind kind : {Kind::kExp2, Kind::kExp, Kind::kTanh, Kind::kExpm1}) {
     SCOPED_TRACE(kNames[static_cast<int>(kind)]);
     for (const T nan : {Limits::quiet_NaN(), -Limits::quiet_NaN()}) {
       ForSpecial<T>(kind, nan, is_nan);
@@ -338,6 +353,9 @@ void CheckSpecialValues() {
     ForSpecial<T>(Kind::kTanh, -x, is_minus_one);
   }
   for (const T x : {T{0}, T{-0.0}}) ForSpecial<T>(Kind::kTanh, x, is_zero);
+  for (const T x : {kInf, Limits::max(), T{100}}) {
+    ForSpecial<T>(Kind::kExpm1, x, is_minus_one);
+  }
 }
 
 TEST(MathTest, F32SpecialValues) { CheckSpecialValues<float>(); }

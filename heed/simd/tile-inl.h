@@ -26,6 +26,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 inline constexpr int kVectorRegisters =
     (HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86) ? 32 : 16;
 
+// Not into L1: rows a power of two apart would evict each other from its few sets.
+HWY_INLINE void PrefetchToL2(const void* at) {
+#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
+  __builtin_prefetch(at, 0, 2);
+#else
+  hwy::Prefetch(at);
+#endif
+}
+
 // Rows of a tile of C vectors.
 template <int C>
 constexpr int TileRows() {

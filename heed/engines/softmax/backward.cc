@@ -1,10 +1,8 @@
-// Tasks, turns and row numbers of the backward pass, shared by dtypes and targets.
+// Tasks and row numbers of the backward pass, shared by dtypes and targets.
 #include "heed/engines/softmax/backward.h"
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
-#include <thread>
 
 #include "heed/engines/softmax/visit.h"
 
@@ -50,25 +48,6 @@ GroupQueue::Task GroupQueue::At(int64_t index) const {
   const int64_t rest = index - begins_[place];
   return {order_[place], all_heads_ ? kAll : rest % heads_,
           all_groups_ ? kAll : rest / heads_};
-}
-
-void WaitForTurn(Turn& turn, int64_t mine) {
-  constexpr auto kSpin = std::chrono::microseconds(50);
-  auto now = turn.load(std::memory_order_acquire);
-  if (now == mine) return;
-  const auto give_up = std::chrono::steady_clock::now() + kSpin;
-  while ((now = turn.load(std::memory_order_acquire)) != mine) {
-    if (std::chrono::steady_clock::now() < give_up) {
-      std::this_thread::yield();
-    } else {
-      turn.wait(now, std::memory_order_acquire);
-    }
-  }
-}
-
-void EndTurn(Turn& turn) {
-  turn.fetch_add(1, std::memory_order_release);
-  turn.notify_all();
 }
 
 RowIndex::RowIndex(const Problem& p, int64_t lanes, bool fuse_heads)

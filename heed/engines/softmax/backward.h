@@ -1,14 +1,14 @@
 // The backward pass: what it reads and writes beside a Problem, in which order
-// threads take its tasks, and how they take turns. Entry points per dtype.
+// threads take its tasks, and entry points per dtype.
 #ifndef HEED_ENGINES_SOFTMAX_BACKWARD_H_
 #define HEED_ENGINES_SOFTMAX_BACKWARD_H_
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <vector>
 
 #include "heed/core/context.h"
+#include "heed/core/turn.h"
 #include "heed/engines/softmax/problem.h"
 
 namespace heed::softmax {
@@ -55,11 +55,6 @@ inline bool BiasByRows(const Problem& problem, const Gradients& gradients) {
   for (const Sequence& s : problem.sequences) many_keys |= s.num_keys > 1;
   return gradients.dbias_sizes[3] == 1 && many_keys;
 }
-
-// A place that many tasks add to, in the order of their turns 0, 1, 2, ...
-using Turn = std::atomic<int32_t>;
-void WaitForTurn(Turn& turn, int64_t mine);
-void EndTurn(Turn& turn);
 
 // Rows (sequence, head, query) and blocks (sequence, key head, block) counted
 // through.

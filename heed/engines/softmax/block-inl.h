@@ -326,7 +326,7 @@ class Block {
     for (size_t lane = begin; lane < std::min(end, num_rows_); ++lane) {
       const char* row = static_cast<const char*>(lanes_.bias[lane]) + key * element;
       for (int64_t at = 0; at < O::kGrid.tile * element; at += 64) {
-        PrefetchToL2(row + at);
+        hs::PrefetchToL2(row + at);
       }
     }
   }

@@ -16,10 +16,12 @@
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/rows-inl.h"
 #include "heed/engines/softmax/visit.h"
+#include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
+namespace hs = heed::HWY_NAMESPACE;  // simd/
 
 // One thread's buffers beside those of its blocks. Rows are padded to vectors.
 template <class O>
@@ -88,7 +90,7 @@ class RowPrefetch {
   HWY_INLINE void Some() {
     for (int i = 0; i < kLines; ++i) {
       if (left_ <= 0 && !NextRow()) return;
-      PrefetchToL2(at_);
+      hs::PrefetchToL2(at_);
       at_ += 64;
       left_ -= 64;
     }

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "heed/core/carver.h"
 #include "heed/engines/softmax/operands-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
@@ -93,25 +94,6 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
   plan.values = O::ValueRows(keys_held(plan.values_at)) * p.value_depth;
   return plan;
 }
-
-// Hands out buffers of one piece of memory, each on cache lines of its own. Without
-// memory it counts their bytes.
-class Carver {
- public:
-  explicit Carver(void* base, int64_t begin = 0)
-      : base_(static_cast<char*>(base)), at_(begin) {}
-
-  template <class E>
-  void Next(E*& buffer, int64_t elements) {
-    buffer = base_ == nullptr ? nullptr : reinterpret_cast<E*>(base_ + at_);
-    at_ += (elements * static_cast<int64_t>(sizeof(E)) + 127) / 128 * 128;
-  }
-  int64_t bytes() const { return at_; }
-
- private:
-  char* base_;
-  int64_t at_;
-};
 
 // One thread's buffers. The head that K and V were last copied from is kept, as
 // successive tasks mostly share it.

@@ -89,15 +89,6 @@ HWY_INLINE void LanesToRows(D d, const T* HWY_RESTRICT from, size_t stride,
   }
 }
 
-// Not into L1: rows a power of two apart would evict each other from its few sets.
-HWY_INLINE void PrefetchToL2(const void* at) {
-#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
-  __builtin_prefetch(at, 0, 2);
-#else
-  hwy::Prefetch(at);
-#endif
-}
-
 // Elements [j, j + n) of a row of a (batch, head, query, key) tensor, n <= N.
 // What is contiguous and of the kernel's own type, or widened to it, is loaded.
 template <class D>

@@ -1,0 +1,18 @@
+// Turns: how tasks of a parallel region add to one place in a fixed order.
+#ifndef HEED_CORE_TURN_H_
+#define HEED_CORE_TURN_H_
+
+#include <atomic>
+#include <cstdint>
+
+namespace heed {
+
+// A place that many tasks add to, in the order of their turns 0, 1, 2, ... Tasks must
+// be taken in that order: then whoever waits, waits for one that is under way.
+using Turn = std::atomic<int32_t>;
+void WaitForTurn(Turn& turn, int64_t mine);
+void EndTurn(Turn& turn);
+
+}  // namespace heed
+
+#endif  // HEED_CORE_TURN_H_
