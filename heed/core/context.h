@@ -52,6 +52,11 @@ class HEED_API Context {
   void set_strict(bool strict) { strict_ = strict; }
   bool strict() const { return strict_; }
 
+  // Checks: values are looked at too, which costs a pass over them. A log decay above 0
+  // or NaN is then an InvalidArgument.
+  void set_checks(bool checks) { checks_ = checks; }
+  bool checks() const { return checks_; }
+
   // Makes Scratch(worker) hold at least this many bytes for each worker, and
   // keeps it for later calls. May throw std::bad_alloc; call it before
   // ParallelFor, inside which nothing may.
@@ -94,6 +99,7 @@ class HEED_API Context {
   int num_threads_ = 1;
   int64_t allowed_targets_;
   bool strict_ = false;
+  bool checks_ = false;
   size_t scratch_bytes_ = 0;
   std::vector<void*> scratch_;
   size_t shared_bytes_ = 0;

@@ -1,0 +1,168 @@
+// What the backward pass works in: the memory of one thread, and what tasks share.
+//
+// Compiled once per SIMD target.
+#if defined(HEED_ENGINES_RECURRENCE_BACKWARD_BUFFERS_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_RECURRENCE_BACKWARD_BUFFERS_INL_H_
+#undef HEED_ENGINES_RECURRENCE_BACKWARD_BUFFERS_INL_H_
+#else
+#define HEED_ENGINES_RECURRENCE_BACKWARD_BUFFERS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <vector>
+
+#include "heed/core/carver.h"
+#include "heed/core/turn.h"
+#include "heed/engines/recurrence/block-inl.h"
+#include "heed/engines/recurrence/problem.h"
+#include "heed/engines/recurrence/rows-inl.h"
+#include "heed/engines/recurrence/tasks.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::recurrence::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Rows of v and d_o have one more column where there is a normaliser.
+template <class T>
+size_t ValueRow(const Problem& p) {
+  return Padded<T>(p.value_size + (p.normalize ? 1 : 0));
+}
+
+template <class T>
+struct BackwardBuffers {
+  BlockRows<T> rows;
+  T *read, *write, *tile_decay, *pairs, *pairs_against_time;  // of gated recurrences
+  T* value_pairs;                                             // [tiles][TB][TB]
+  T *v, *d_o, *dv;  // [kBlock][value_row]
+  T *dq, *dk;       // [kBlock][row]
+  T* d_decay;       // the same
+  T* denominators;  // [kBlock]
+  T *z, *border_z, *suffix;     // [kBlock][row] of a block, [row], [row]
+  T *d_state, *d_transposed;    // D [K][V], D^T [V or V + 1][K]
+  T *borders, *borders_z;       // S^T [V][K] and z [K] before each block
+  int64_t border_size, border_z_size;
+
+  static int64_t Bytes(const Problem& p, int64_t columns) {
+    BackwardBuffers unused = {};
+    return unused.LayOut(p, columns, nullptr);
+  }
+  void Init(const Problem& p, int64_t columns) { LayOut(p, columns, this); }
+
+  T* Border(int64_t block) const { return borders + block * border_size; }
+  T* BorderZ(int64_t block) const { return borders_z + block * border_z_size; }
+
+ private:
+  // `columns`: the widest part of a row of keys.
+  int64_t LayOut(const Problem& p, int64_t columns, void* base) {
+    Carver carver(base, (sizeof(BackwardBuffers) + 127) / 128 * 128);
+    const auto row = static_cast<int64_t>(Padded<T>(p.features()));
+    const auto value_row = static_cast<int64_t>(ValueRow<T>(p));
+    const auto block = static_cast<int64_t>(kBlock), tile = static_cast<int64_t>(kTile);
+    const bool gated = p.gate != Gate::kNone;
+    int64_t blocks = 0;
+    for (const Sequence& s : p.sequences) blocks = std::max(blocks, NumBlocks(s.count));
+    border_size = p.value_size * columns;
+    border_z_size = p.normalize ? row : 0;
+    rows.LayOut(p, carver);
+    carver.Next(read, gated ? block * row : 0);
+    carver.Next(write, gated ? block * row : 0);
+    carver.Next(tile_decay, gated ? block / tile * row : 0);
+    carver.Next(pairs, gated ? block * tile : 0);
+    carver.Next(pairs_against_time, gated ? block * tile : 0);
+    carver.Next(value_pairs, gated ? block * tile : 0);
+    carver.Next(v, block * value_row);
+    carver.Next(d_o, block * value_row);
+    carver.Next(dv, block * value_row);
+    carver.Next(dq, block * row);
+    carver.Next(dk, block * row);
+    carver.Next(d_decay, p.gate == Gate::kKey ? block * row : 0);
+    carver.Next(denominators, block);
+    carver.Next(z, p.normalize ? block * row : 0);
+    carver.Next(border_z, row);
+    carver.Next(suffix, row);
+    carver.Next(d_state, p.features() * value_row);
+    carver.Next(d_transposed, (p.value_size + 1) * row);
+    carver.Next(borders, blocks * border_size);
+    carver.Next(borders_z, (blocks + 1) * border_z_size);
+    return carver.bytes();
+  }
+};
+
+// What tasks of several value heads or parts share.
+template <class T>
+struct SharedBuffers {
+  // Where several value heads share a key head: sums over them, by token and key head.
+  T *dq = nullptr, *dk = nullptr;
+  Turn* turns = nullptr;  // by block, key head and part, of dq and of dk
+  // Of scalar gates: the sums of q .* dq - k .* dk over kPartColumns columns, by value
+  // head, these and token.
+  T* decay_parts = nullptr;
+
+  int64_t units = 0, parts = 1;
+  size_t row = 0;
+  std::vector<int64_t> first_token, first_block;  // by sequence, and the total
+
+  SharedBuffers(const Problem& p, const TaskQueue& queue)
+      : units((p.features() + kPartColumns - 1) / kPartColumns), parts(queue.parts()),
+        row(Padded<T>(p.features())), first_token{0}, first_block{0} {
+    for (const Sequence& s : p.sequences) {
+      first_token.push_back(first_token.back() + s.count);
+      first_block.push_back(first_block.back() + NumBlocks(s.count));
+    }
+  }
+
+  int64_t Bytes(const Problem& p) const {
+    SharedBuffers copy = *this;
+    return copy.LayOut(p, nullptr);
+  }
+  void Init(const Problem& p, void* base) {
+    LayOut(p, base);
+    for (int64_t i = 0; turns != nullptr && i < NumTurns(p); ++i) new (&turns[i]) Turn(0);
+  }
+
+  int64_t TokenOf(const Problem& p, const Task& task, int64_t token) const {
+    return (first_token[static_cast<size_t>(task.sequence)] + token) * p.key_heads +
+           task.head / p.group();
+  }
+  // `which`: 0 or 1.
+  Turn& TurnOf(const Problem& p, const Task& task, int64_t block, int64_t which) const {
+    const int64_t of = first_block[static_cast<size_t>(task.sequence)] + block;
+    const int64_t place = (of * p.key_heads + task.head / p.group()) * parts + task.part;
+    return turns[2 * place + which];
+  }
+  // [units][count] of a value head.
+  T* DecayParts(const Problem& p, int64_t sequence, int64_t head) const {
+    const auto s = static_cast<size_t>(sequence);
+    return decay_parts +
+           units * (first_token[s] * p.value_heads + head * p.sequences[s].count);
+  }
+
+ private:
+  int64_t NumTurns(const Problem& p) const {
+    return 2 * first_block.back() * p.key_heads * parts;
+  }
+  int64_t LayOut(const Problem& p, void* base) {
+    Carver carver(base);
+    const bool shares = p.group() > 1;
+    const int64_t tokens = first_token.back();
+    const int64_t sums = tokens * p.key_heads * static_cast<int64_t>(row);
+    carver.Next(dq, shares ? sums : 0);
+    carver.Next(dk, shares ? sums : 0);
+    carver.Next(turns, shares ? NumTurns(p) : 0);
+    carver.Next(decay_parts,
+                p.gate == Gate::kScalar ? tokens * p.value_heads * units : 0);
+    if (!shares) turns = nullptr;
+    return carver.bytes();
+  }
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::recurrence::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_RECURRENCE_BACKWARD_BUFFERS_INL_H_

@@ -1,0 +1,380 @@
+// A block of tokens on its way through the recurrence: rows widened and mapped, decays
+// folded into them, sums and states loaded and stored.
+//
+// Compiled once per SIMD target. With a_t = exp(log_decay_t) <= 1, over the tokens
+// 1..n of a tile:
+//
+//   E_t = a_1 ... a_t       read = q_t .* E_t
+//   F_j = a_{j+1} ... a_n   write = k_j .* F_j       decay = E_n
+//   pairs_tj = sum_i q_ti k_ji (a_{j+1} ... a_t)_i,  j <= t
+//
+// Products of at most four factors <= 1 and nothing divided: no decay over- or
+// underflows on the way (exp(-G) of a cumulative decay G does).
+#if defined(HEED_ENGINES_RECURRENCE_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_RECURRENCE_BLOCK_INL_H_
+#undef HEED_ENGINES_RECURRENCE_BLOCK_INL_H_
+#else
+#define HEED_ENGINES_RECURRENCE_BLOCK_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "heed/engines/recurrence/features-inl.h"
+#include "heed/engines/recurrence/problem.h"
+#include "heed/engines/recurrence/register_tile-inl.h"
+#include "heed/simd/convert-inl.h"
+#include "heed/simd/math-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::recurrence::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/
+
+inline constexpr auto kBlock = static_cast<size_t>(kBlockTokens);
+inline constexpr auto kTile = static_cast<size_t>(kTileTokens);
+
+// Elements of a row padded to whole vectors.
+template <class T>
+constexpr size_t Padded(int64_t size) {
+  constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
+  return (static_cast<size_t>(size) + N - 1) / N * N;
+}
+
+// Row of token `token` and head `head` of a sequence.
+template <class S>
+HWY_INLINE S* RowAt(const Rows& rows, const Sequence& s, int64_t head, int64_t token) {
+  return const_cast<S*>(static_cast<const S*>(rows.data)) + s.batch * rows.batch_stride +
+         (s.first + token) * rows.token_stride + head * rows.head_stride;
+}
+
+// Tokens [first, first + n), widened, zeros from `size` to `row`.
+template <class D, class T = hn::TFromD<D>>
+HWY_INLINE void LoadRows(D d, const Rows& rows, const Sequence& s, int64_t head,
+                         int64_t first, size_t n, size_t size, T* HWY_RESTRICT to,
+                         size_t row) {
+  constexpr size_t N = hn::MaxLanes(D());
+  hs::WithStorage<T>(rows.dtype, [&](auto stored) HWY_ATTR {
+    for (size_t t = 0; t < n; ++t, to += row) {
+      const auto* from =
+          RowAt<decltype(stored)>(rows, s, head, first + static_cast<int64_t>(t));
+      size_t i = 0;
+      for (; i + N <= size; i += N) hn::Store(hs::LoadWide(d, from + i), d, to + i);
+      if (i < size) hn::Store(hs::LoadWideN(d, from + i, size - i), d, to + i);
+      for (i = Padded<T>(static_cast<int64_t>(size)); i < row; i += N) {
+        hn::Store(hn::Zero(d), d, to + i);
+      }
+    }
+  });
+}
+
+// Asks for the rows from token `first` on.
+inline void AddRows(RowPrefetch& prefetch, const Rows& rows, const Sequence& s,
+                    int64_t head, int64_t first, int64_t size) {
+  const auto bytes = static_cast<int64_t>(SizeOf(rows.dtype));
+  prefetch.Add(static_cast<const char*>(rows.data) +
+                   bytes * (s.batch * rows.batch_stride +
+                            (s.first + first) * rows.token_stride +
+                            head * rows.head_stride),
+               rows.token_stride * bytes, static_cast<size_t>(size * bytes));
+}
+
+// The inverse of LoadRows, columns [begin, end) of rows of `size`; f(vector, token, column).
+template <class D, class F, class T = hn::TFromD<D>>
+HWY_INLINE void StoreRows(D d, const T* HWY_RESTRICT from, size_t row, const Rows& rows,
+                          const Sequence& s, int64_t head, int64_t first, size_t n,
+                          size_t begin, size_t end, const F& f) {
+  constexpr size_t N = hn::MaxLanes(D());
+  hs::WithStorage<T>(rows.dtype, [&](auto stored) HWY_ATTR {
+    for (size_t t = 0; t < n; ++t, from += row) {
+      auto* to = RowAt<decltype(stored)>(rows, s, head, first + static_cast<int64_t>(t));
+      for (size_t i = begin; i < end; i += N) {
+        hs::StoreRounded(d, f(hn::Load(d, from + i), t, i), to + i,
+                         HWY_MIN(N, end - i));
+      }
+    }
+  });
+}
+
+// A state of columns [begin, end) as Strips() wants it, from views and back.
+struct StateShape {
+  size_t rows;        // of the state in memory, of which `stored` are in the views
+  size_t stored;
+  size_t begin, end;  // whole vectors
+  size_t size;        // columns that exist
+  bool transposed;    // rows are values, columns keys
+
+  size_t Offset(size_t column) const { return (column - begin) * rows; }  // of a strip
+};
+
+// f(first column, width) of each strip.
+template <class T, class F>
+HWY_INLINE void ForStripsOf(const StateShape& shape, const F& f) {
+  constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
+  hs::ForTiles<kMaxStrip>(shape.begin / N, shape.end / N,
+                          [&](auto vectors, size_t c) HWY_ATTR {
+                            f(c * N, vectors.value * N);
+                          });
+}
+
+template <class D, class F>
+HWY_INLINE void ForStateElements(D /*d*/, const StateShape& shape, const F& f) {
+  constexpr size_t N = hn::MaxLanes(D());
+  hs::ForTiles<kMaxStrip>(shape.begin / N, shape.end / N, [&](auto vectors,
+                                                              size_t c) HWY_ATTR {
+    constexpr size_t kWidth = vectors.value * N;
+    const size_t base = shape.Offset(c * N);
+    for (size_t r = 0; r < shape.stored; ++r) {
+      for (size_t i = 0; i < kWidth && c * N + i < shape.size; ++i) {
+        f(base + r * kWidth + i, r, c * N + i);
+      }
+    }
+  });
+}
+
+template <class T>
+HWY_INLINE T* StateAt(const States& states, int64_t sequence, int64_t head) {
+  return const_cast<T*>(static_cast<const T*>(states.data)) +
+         sequence * states.sequence_stride + head * states.head_stride;
+}
+
+template <class D, class T = hn::TFromD<D>>
+HWY_INLINE void LoadState(D d, const States& states, int64_t sequence, int64_t head,
+                          const StateShape& shape, T* state) {
+  std::memset(state, 0, shape.Offset(shape.end) * sizeof(T));
+  if (states.data == nullptr) return;
+  const T* at = StateAt<T>(states, sequence, head);
+  const int64_t row = shape.transposed ? states.value_stride : states.key_stride;
+  const int64_t column = shape.transposed ? states.key_stride : states.value_stride;
+  ForStateElements(d, shape, [&](size_t i, size_t r, size_t c) HWY_ATTR {
+    state[i] = at[static_cast<int64_t>(r) * row + static_cast<int64_t>(c) * column];
+  });
+}
+
+template <class D, class T = hn::TFromD<D>>
+HWY_INLINE void StoreState(D d, const T* state, const StateShape& shape,
+                           const States& states, int64_t sequence, int64_t head) {
+  if (states.data == nullptr) return;
+  T* at = StateAt<T>(states, sequence, head);
+  const int64_t row = shape.transposed ? states.value_stride : states.key_stride;
+  const int64_t column = shape.transposed ? states.key_stride : states.value_stride;
+  ForStateElements(d, shape, [&](size_t i, size_t r, size_t c) HWY_ATTR {
+    at[static_cast<int64_t>(r) * row + static_cast<int64_t>(c) * column] = state[i];
+  });
+}
+
+// state[r][c] += sum_t rows_t[r] lanes_t[c] over n tokens, the first first.
+template <class D, class T = hn::TFromD<D>>
+HWY_NOINLINE void AddOuterProducts(D d, const T* rows, size_t row_stride, const T* lanes,
+                                   size_t lane_stride, size_t n, const StateShape& shape,
+                                   T* state) {
+  constexpr size_t N = hn::MaxLanes(D());
+  hs::ForTiles<kMaxStrip>(
+      shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
+        constexpr auto kWidth = static_cast<ptrdiff_t>(vectors.value * N);
+        T* strip = state + shape.Offset(c * N);
+        hs::ForTiles<hs::TileRows<vectors.value>()>(
+            0, shape.rows, [&](auto tile, size_t r) HWY_ATTR {
+              hs::AccumulateTile<tile.value, vectors.value, false>(
+                  d, rows + r, 1, static_cast<ptrdiff_t>(row_stride), lanes + c * N,
+                  static_cast<ptrdiff_t>(lane_stride), n,
+                  strip + static_cast<ptrdiff_t>(r) * kWidth, kWidth);
+            });
+      });
+}
+
+// out_t[c] = sum_r rows_t[r] state[r][c] of n tokens.
+template <class D, class T = hn::TFromD<D>>
+HWY_NOINLINE void ReadState(D d, const T* rows, size_t row_stride, size_t n,
+                            const StateShape& shape, const T* state, T* out,
+                            size_t out_stride) {
+  constexpr size_t N = hn::MaxLanes(D());
+  std::memset(out, 0, n * out_stride * sizeof(T));
+  hs::ForTiles<kMaxStrip>(
+      shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
+        hs::ForTiles<hs::TileRows<vectors.value>()>(
+            0, n, [&](auto tokens, size_t t) HWY_ATTR {
+              hs::AccumulateTile<tokens.value, vectors.value, false>(
+                  d, rows + t * row_stride, static_cast<ptrdiff_t>(row_stride), 1,
+                  state + shape.Offset(c * N),
+                  static_cast<ptrdiff_t>(vectors.value * N), shape.rows,
+                  out + t * out_stride + c * N, static_cast<ptrdiff_t>(out_stride));
+            });
+      });
+}
+
+// z: [K], padded.
+template <class T>
+HWY_INLINE void LoadNormalizer(const States& states, int64_t sequence, int64_t head,
+                               size_t size, size_t row, T* z) {
+  std::memset(z, 0, row * sizeof(T));
+  if (states.data == nullptr) return;
+  const T* at = StateAt<T>(states, sequence, head);
+  for (size_t i = 0; i < size; ++i) {
+    z[i] = at[static_cast<int64_t>(i) * states.key_stride];
+  }
+}
+
+template <class T>
+HWY_INLINE void StoreNormalizer(const T* z, const States& states, int64_t sequence,
+                                int64_t head, size_t size) {
+  if (states.data == nullptr) return;
+  T* at = StateAt<T>(states, sequence, head);
+  for (size_t i = 0; i < size; ++i) {
+    at[static_cast<int64_t>(i) * states.key_stride] = z[i];
+  }
+}
+
+// exp(min(log decay, 0)) of n tokens, rows of `row` elements; NaN stays.
+template <class D, class T = hn::TFromD<D>>
+HWY_INLINE void ExpDecays(D d, T* log_decay, size_t n, size_t row) {
+  constexpr size_t N = hn::MaxLanes(D());
+  const auto zero = hn::Zero(d);
+  for (size_t i = 0; i < n * row; i += N) {
+    const auto g = hn::Load(d, log_decay + i);
+    hn::Store(hs::Exp(d, hn::IfThenElse(hn::Gt(g, zero), zero, g)), d, log_decay + i);
+  }
+}
+
+// The tables of one tile of TB tokens. `decay` has rows of decay_row elements, or with
+// kScalar one element per token. q and read may be the same memory, k and write too.
+template <int TB, bool kScalar, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void TileTables(D d, const T* q, const T* k, const T* decay, size_t row,
+                           T* read, T* write, T* tile_decay, T* pairs,
+                           T* pairs_against_time) {
+  constexpr size_t N = hn::MaxLanes(D());
+  V sum[TB][TB];
+  HWY_UNROLL(4)
+  for (int t = 0; t < TB; ++t) {
+    HWY_UNROLL(4)
+    for (int j = 0; j < TB; ++j) sum[t][j] = hn::Zero(d);
+  }
+  for (size_t i = 0; i < row; i += N) {
+    V decayed[TB];  // keys, up to the current token
+    V from_begin = hn::Zero(d);
+    HWY_UNROLL(4)
+    for (int t = 0; t < TB; ++t) {
+      const size_t at = static_cast<size_t>(t) * row + i;
+      const V a = kScalar ? hn::Set(d, decay[t]) : hn::Load(d, decay + at);
+      const V query = hn::Load(d, q + at);
+      HWY_UNROLL(4)
+      for (int j = 0; j < t; ++j) {
+        decayed[j] = hn::Mul(decayed[j], a);
+        sum[t][j] = hn::MulAdd(query, decayed[j], sum[t][j]);
+      }
+      decayed[t] = hn::Load(d, k + at);
+      sum[t][t] = hn::MulAdd(query, decayed[t], sum[t][t]);
+      from_begin = t == 0 ? a : hn::Mul(from_begin, a);
+      hn::Store(hn::Mul(query, from_begin), d, read + at);
+    }
+    HWY_UNROLL(4)
+    for (int j = 0; j < TB; ++j) {
+      hn::Store(decayed[j], d, write + static_cast<size_t>(j) * row + i);
+    }
+    hn::Store(from_begin, d, tile_decay + i);
+  }
+  HWY_UNROLL(4)
+  for (int t = 0; t < TB; ++t) {
+    HWY_UNROLL(4)
+    for (int j = 0; j <= t; ++j) {
+      const T pair = hn::ReduceSum(d, sum[t][j]);
+      pairs[t * TB + j] = pair;
+      if (pairs_against_time != nullptr) {
+        pairs_against_time[(TB - 1 - j) * TB + (TB - 1 - t)] = pair;
+      }
+    }
+  }
+}
+
+// Of these tables, those that the state alone needs: the same bits.
+template <int TB, bool kScalar, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void TileKeyTables(D d, const T* k, const T* decay, size_t row, T* write,
+                              T* tile_decay) {
+  for (size_t i = 0; i < row; i += hn::MaxLanes(D())) {
+    V decayed[TB];
+    V from_begin = hn::Zero(d);
+    HWY_UNROLL(4)
+    for (int t = 0; t < TB; ++t) {
+      const size_t at = static_cast<size_t>(t) * row + i;
+      const V a = kScalar ? hn::Set(d, decay[t]) : hn::Load(d, decay + at);
+      HWY_UNROLL(4)
+      for (int j = 0; j < t; ++j) decayed[j] = hn::Mul(decayed[j], a);
+      decayed[t] = hn::Load(d, k + at);
+      from_begin = t == 0 ? a : hn::Mul(from_begin, a);
+    }
+    HWY_UNROLL(4)
+    for (int j = 0; j < TB; ++j) {
+      hn::Store(decayed[j], d, write + static_cast<size_t>(j) * row + i);
+    }
+    hn::Store(from_begin, d, tile_decay + i);
+  }
+}
+
+// The tables of a block.
+template <class T>
+struct Tables {
+  T *read, *write;  // [kBlock][row]
+  T* decay;         // [tiles][row], over each tile
+  T* pairs;         // [tiles][TB][TB]
+  T* pairs_against_time = nullptr;  // the same for products against time, or null
+};
+
+// f(std::integral_constant<int, tokens>, first token, tile) for the tiles of n tokens.
+template <class F>
+HWY_INLINE void ForTokenTiles(size_t n, const F& f) {
+  for (size_t begin = 0; begin < n; begin += kTile) {
+    const size_t tile = begin / kTile;
+    switch (HWY_MIN(kTile, n - begin)) {
+      case 1: f(std::integral_constant<int, 1>(), begin, tile); break;
+      case 2: f(std::integral_constant<int, 2>(), begin, tile); break;
+      case 3: f(std::integral_constant<int, 3>(), begin, tile); break;
+      default: f(std::integral_constant<int, 4>(), begin, tile);
+    }
+  }
+}
+
+template <bool kScalar, class D, class T = hn::TFromD<D>>
+HWY_NOINLINE void BlockTables(D d, const T* q, const T* k, const T* decay, size_t n,
+                              size_t row, const Tables<T>& to) {
+  ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
+    const size_t at = begin * row, pair = tile * kTile * kTile;
+    TileTables<tokens.value, kScalar>(
+        d, q + at, k + at, decay + begin * (kScalar ? 1 : row), row, to.read + at,
+        to.write + at, to.decay + tile * row, to.pairs + pair,
+        to.pairs_against_time == nullptr ? nullptr : to.pairs_against_time + pair);
+  });
+}
+
+// z_t = a_t .* z_{t-1} + k_t, to[t] = z_t . q_t. `decay` is null, or has one element
+// (scalar) or row per token. z_t goes to row t of `to_z`, whose rows are `stride` apart: 0
+// keeps the last.
+template <class D, class T = hn::TFromD<D>>
+HWY_NOINLINE void Denominators(D d, const T* q, const T* k, const T* decay, bool scalar,
+                               size_t n, size_t row, const T* z, T* to_z, size_t stride,
+                               T* to) {
+  constexpr size_t N = hn::MaxLanes(D());
+  for (size_t t = 0; t < n; ++t, q += row, k += row) {
+    auto sum = hn::Zero(d);
+    for (size_t i = 0; i < row; i += N) {
+      auto v = hn::Load(d, z + i);
+      if (decay != nullptr) {
+        v = hn::Mul(v, scalar ? hn::Set(d, decay[t]) : hn::Load(d, decay + t * row + i));
+      }
+      v = hn::Add(v, hn::Load(d, k + i));
+      hn::Store(v, d, to_z + i);
+      sum = hn::MulAdd(v, hn::Load(d, q + i), sum);
+    }
+    to[t] = hn::ReduceSum(d, sum);
+    z = to_z;
+    to_z += stride;
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::recurrence::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_RECURRENCE_BLOCK_INL_H_

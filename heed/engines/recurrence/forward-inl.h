@@ -1,0 +1,240 @@
+// The recurrence forward, for one dtype of states.
+//
+// Compiled once per SIMD target. A task owns one value head of one sequence, or a range
+// of its value columns where there are fewer heads than threads (columns never meet, so
+// that the bits are the same):
+//
+//   per block of 64 tokens:
+//     q, k widened and mapped; v widened; decays          rows in cache
+//     z += k, z . q                                       where normalised
+//     per strip of columns, per tile of 4 tokens: register_tile-inl.h
+//     o rounded, divided where normalised
+//
+// 4 K V flops per token: FMA is the bound. What is done once per token and not per
+// state element, widening, mapping and tables, is 5 to 20 % of it at K = V = 64.
+#if defined(HEED_ENGINES_RECURRENCE_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_RECURRENCE_FORWARD_INL_H_
+#undef HEED_ENGINES_RECURRENCE_FORWARD_INL_H_
+#else
+#define HEED_ENGINES_RECURRENCE_FORWARD_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "heed/core/carver.h"
+#include "heed/core/context.h"
+#include "heed/core/os.h"
+#include "heed/engines/recurrence/block-inl.h"
+#include "heed/engines/recurrence/problem.h"
+#include "heed/engines/recurrence/rows-inl.h"
+#include "heed/engines/recurrence/tasks.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::recurrence::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/
+
+// One thread's memory.
+template <class T>
+struct ForwardBuffers {
+  BlockRows<T> rows;
+  T *v, *o;  // [kBlock][padded V]
+  T *tile_decay, *pairs;
+  T* denominators;  // [kBlock]
+  T *state, *z;
+
+  static int64_t Bytes(const Problem& p) {
+    ForwardBuffers unused = {};
+    return unused.LayOut(p, nullptr);
+  }
+  void Init(const Problem& p) { LayOut(p, this); }
+
+ private:
+  int64_t LayOut(const Problem& p, void* base) {
+    Carver carver(base, (sizeof(ForwardBuffers) + 127) / 128 * 128);
+    const auto row = static_cast<int64_t>(Padded<T>(p.features()));
+    const auto value_row = static_cast<int64_t>(Padded<T>(p.value_size));
+    const auto block = static_cast<int64_t>(kBlock), tile = static_cast<int64_t>(kTile);
+    const bool gated = p.gate != Gate::kNone;
+    rows.LayOut(p, carver);
+    carver.Next(v, block * value_row);
+    carver.Next(o, block * value_row);
+    carver.Next(tile_decay, gated ? block / tile * row : 0);
+    carver.Next(pairs, gated ? block * tile : 0);
+    carver.Next(denominators, block);
+    carver.Next(state, p.features() * value_row);
+    carver.Next(z, row);
+    return carver.bytes();
+  }
+};
+
+// Value columns [begin, end) of one head of one sequence.
+template <class T>
+class ForwardHead {
+ public:
+  ForwardHead(const Problem& p, const Task& task, const ForwardBuffers<T>& buffers)
+      : p_(p), s_(p.sequences[static_cast<size_t>(task.sequence)]), head_(task.head),
+        b_(buffers), reader_(p, s_, task.head, buffers.rows),
+        row_(Padded<T>(p.features())), value_row_(Padded<T>(p.value_size)),
+        first_part_(task.part == 0),
+        shape_{static_cast<size_t>(p.features()), static_cast<size_t>(p.features()),
+               FirstColumn(task.part, task.parts, value_row_),
+               FirstColumn(task.part + 1, task.parts, value_row_),
+               static_cast<size_t>(p.value_size), false} {}
+
+  HWY_NOINLINE HWY_ATTR void Compute() {
+    LoadState(d_, p_.initial, s_.state, head_, shape_, b_.state);
+    LoadNormalizer(p_.initial_z, s_.state, head_, shape_.rows, row_, b_.z);
+    if (p_.causal) {
+      ForBlocks([&](int64_t first, size_t n) HWY_ATTR { CausalBlock(first, n); });
+    } else {
+      ForBlocks([&](int64_t first, size_t n) HWY_ATTR { AddBlock(first, n); });
+      ForBlocks([&](int64_t first, size_t n) HWY_ATTR { ReadBlock(first, n); });
+    }
+    StoreState(d_, b_.state, shape_, p_.final, s_.state, head_);
+    if (first_part_) StoreNormalizer(b_.z, p_.final_z, s_.state, head_, shape_.rows);
+  }
+
+ private:
+  using D = hn::ScalableTag<T>;
+
+  template <class F>
+  HWY_INLINE void ForBlocks(const F& f) {
+    for (int64_t first = 0; first < s_.count; first += kBlockTokens) {
+      f(first, static_cast<size_t>(std::min(kBlockTokens, s_.count - first)));
+    }
+  }
+
+  HWY_ATTR void ReadKeys(int64_t first, size_t n) {
+    reader_.Keys(first, n);
+    LoadRows(d_, p_.v, s_, head_, first, n, static_cast<size_t>(p_.value_size), b_.v,
+             value_row_);
+  }
+
+  HWY_ATTR void CausalBlock(int64_t first, size_t n) {
+    reader_.Queries(first, n);
+    ReadKeys(first, n);
+    const BlockRows<T>& rows = b_.rows;
+    const bool gated = p_.gate != Gate::kNone, scalar = p_.gate == Gate::kScalar;
+    if (p_.normalize) {
+      Denominators(d_, rows.q, rows.k, gated ? rows.decay : nullptr, scalar, n, row_,
+                   b_.z, b_.z, 0, b_.denominators);
+    }
+    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n));
+    Product<T> x = {rows.q, rows.k, row_, b_.v, b_.o, value_row_};
+    if (!gated) {
+      Strips<Decay::kNone>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end,
+                           b_.state, prefetch);
+    } else {
+      const Tables<T> tables = {rows.q, rows.k, b_.tile_decay, b_.pairs};
+      if (scalar) {
+        BlockTables<true>(d_, rows.q, rows.k, rows.decay, n, row_, tables);
+      } else {
+        BlockTables<false>(d_, rows.q, rows.k, rows.decay, n, row_, tables);
+      }
+      x.decay = b_.tile_decay;
+      x.decay_stride = row_;
+      x.pairs = b_.pairs;
+      Strips<Decay::kRows>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end,
+                           b_.state, prefetch);
+    }
+    StoreOutputs(first, n);
+  }
+
+  // The rows of the next block.
+  HWY_ATTR RowPrefetch NextRows(int64_t first) const {
+    RowPrefetch prefetch;
+    if (first >= s_.count) return prefetch;
+    const auto add = [&](const Rows& rows, int64_t head, int64_t size) {
+      AddRows(prefetch, rows, s_, head, first, size);
+    };
+    const int64_t key_head = head_ / p_.group();
+    add(p_.q, key_head, p_.key_size);
+    if (!p_.complement_keys) add(p_.k, key_head, p_.key_size);
+    if (p_.gate == Gate::kKey) add(p_.log_decay, head_, p_.key_size);
+    add(p_.v, head_, p_.value_size);
+    add(p_.o, head_, p_.value_size);
+    const size_t strips = (shape_.end - shape_.begin + kMaxStrip * N - 1) / (kMaxStrip * N);
+    prefetch.Begin(static_cast<size_t>(std::min(kBlockTokens, s_.count - first)),
+                   strips * (kBlock / kTile));
+    return prefetch;
+  }
+
+  // Without causality: first the sums over all tokens ...
+  HWY_ATTR void AddBlock(int64_t first, size_t n) {
+    ReadKeys(first, n);
+    AddOuterProducts(d_, b_.rows.k, row_, b_.v, value_row_, n, shape_, b_.state);
+    for (size_t t = 0; t < n && p_.normalize; ++t) {
+      for (size_t i = 0; i < row_; i += N) {
+        hn::Store(hn::Add(hn::Load(d_, b_.z + i), hn::Load(d_, b_.rows.k + t * row_ + i)),
+                  d_, b_.z + i);
+      }
+    }
+  }
+
+  // ... then what each query reads of them.
+  HWY_ATTR void ReadBlock(int64_t first, size_t n) {
+    reader_.Queries(first, n);
+    for (size_t t = 0; t < n && p_.normalize; ++t) {
+      auto sum = hn::Zero(d_);
+      for (size_t i = 0; i < row_; i += N) {
+        sum = hn::MulAdd(hn::Load(d_, b_.z + i), hn::Load(d_, b_.rows.q + t * row_ + i),
+                         sum);
+      }
+      b_.denominators[t] = hn::ReduceSum(d_, sum);
+    }
+    ReadState(d_, b_.rows.q, row_, n, shape_, b_.state, b_.o, value_row_);
+    StoreOutputs(first, n);
+  }
+
+  HWY_ATTR void StoreOutputs(int64_t first, size_t n) {
+    const T eps = static_cast<T>(p_.eps);
+    for (size_t t = 0; t < n && p_.normalize; ++t) {
+      b_.denominators[t] = 1 / (b_.denominators[t] + eps);
+    }
+    const size_t end = std::min(shape_.end, shape_.size);
+    StoreRows(d_, b_.o, value_row_, p_.o, s_, head_, first, n, shape_.begin, end,
+              [&](auto x, size_t t, size_t) HWY_ATTR {
+                return p_.normalize ? hn::Mul(x, hn::Set(d_, b_.denominators[t])) : x;
+              });
+  }
+
+  static constexpr size_t N = hn::MaxLanes(D());
+  const D d_;
+  const Problem& p_;
+  const Sequence& s_;
+  const int64_t head_;
+  const ForwardBuffers<T>& b_;
+  const RowReader<T> reader_;
+  const size_t row_, value_row_;
+  const bool first_part_;
+  const StateShape shape_;
+};
+
+template <class T>
+int64_t ForwardBytes(const Problem& p) {
+  return ForwardBuffers<T>::Bytes(p);
+}
+
+template <class T>
+void Forward(Context& ctx, const Problem& p) {
+  ctx.ReserveScratch(static_cast<size_t>(ForwardBuffers<T>::Bytes(p)));
+  for (int worker = 0; worker < ctx.num_threads(); ++worker) {
+    static_cast<ForwardBuffers<T>*>(ctx.Scratch(worker))->Init(p);
+  }
+  const TaskQueue queue(p, ctx.num_threads(), p.value_size);
+  ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
+    const os::ScopedFloatControl float_control;
+    const auto& buffers = *static_cast<const ForwardBuffers<T>*>(ctx.Scratch(worker));
+    ForwardHead<T>(p, queue.At(index), buffers).Compute();
+  });
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::recurrence::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_RECURRENCE_FORWARD_INL_H_

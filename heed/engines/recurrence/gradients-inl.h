@@ -1,0 +1,126 @@
+// Inside a tile of a gated recurrence: what its tokens add to each other's gradients,
+// and the gradient of the decays.
+//
+// Compiled once per SIMD target. With E_t, F_j as in block-inl.h, L_tj = a_{j+1} ... a_t,
+// w_tj = <d_o_t, v_j>, and u_t = S d_o_t, x_j = D v_j read from the states at the
+// tile's ends:
+//
+//   dq_t = E_t .* u_t + sum_{j <= t} w_tj L_tj .* k_j
+//   dk_j = F_j .* x_j + sum_{t >= j} w_tj L_tj .* q_t
+//
+// The decays of keys and queries are running products, as in TileTables.
+#if defined(HEED_ENGINES_RECURRENCE_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_RECURRENCE_GRADIENTS_INL_H_
+#undef HEED_ENGINES_RECURRENCE_GRADIENTS_INL_H_
+#else
+#define HEED_ENGINES_RECURRENCE_GRADIENTS_INL_H_
+#endif
+
+#include <cstddef>
+
+#include "heed/engines/recurrence/block-inl.h"
+#include "heed/engines/recurrence/problem.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::recurrence::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// w_tj of a tile, [TB][TB].
+template <int TB, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void ValuePairs(D d, const T* d_o, const T* v, size_t row, T* pairs) {
+  constexpr size_t N = hn::MaxLanes(D());
+  V sum[TB][TB];
+  HWY_UNROLL(4)
+  for (int t = 0; t < TB; ++t) {
+    HWY_UNROLL(4)
+    for (int j = 0; j < TB; ++j) sum[t][j] = hn::Zero(d);
+  }
+  for (size_t i = 0; i < row; i += N) {
+    V values[TB];
+    HWY_UNROLL(4)
+    for (int t = 0; t < TB; ++t) {
+      const size_t at = static_cast<size_t>(t) * row + i;
+      values[t] = hn::Load(d, v + at);
+      const V gradient = hn::Load(d, d_o + at);
+      HWY_UNROLL(4)
+      for (int j = 0; j <= t; ++j) sum[t][j] = hn::MulAdd(gradient, values[j], sum[t][j]);
+    }
+  }
+  HWY_UNROLL(4)
+  for (int t = 0; t < TB; ++t) {
+    HWY_UNROLL(4)
+    for (int j = 0; j <= t; ++j) pairs[t * TB + j] = hn::ReduceSum(d, sum[t][j]);
+  }
+}
+
+// dq of a tile in place of u, columns [begin, end) of rows of `row`.
+template <int TB, bool kScalar, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void TileQueryGradients(D d, const T* k, const T* decay, const T* pairs,
+                                   size_t row, size_t begin, size_t end, T* dq) {
+  for (size_t i = begin; i < end; i += hn::MaxLanes(D())) {
+    V keys[TB];
+    V from_begin = hn::Set(d, T{1});
+    HWY_UNROLL(4)
+    for (int t = 0; t < TB; ++t) {
+      const size_t at = static_cast<size_t>(t) * row + i;
+      const V a = kScalar ? hn::Set(d, decay[t]) : hn::Load(d, decay + at);
+      from_begin = t == 0 ? a : hn::Mul(from_begin, a);
+      V sum = hn::Mul(from_begin, hn::Load(d, dq + at));
+      HWY_UNROLL(4)
+      for (int j = 0; j < t; ++j) {
+        keys[j] = hn::Mul(keys[j], a);
+        sum = hn::MulAdd(hn::Set(d, pairs[t * TB + j]), keys[j], sum);
+      }
+      keys[t] = hn::Load(d, k + at);
+      hn::Store(hn::MulAdd(hn::Set(d, pairs[t * TB + t]), keys[t], sum), d, dq + at);
+    }
+  }
+}
+
+// dk of a tile in place of x.
+template <int TB, bool kScalar, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void TileKeyGradients(D d, const T* q, const T* decay, const T* pairs,
+                                 size_t row, size_t begin, size_t end, T* dk) {
+  for (size_t i = begin; i < end; i += hn::MaxLanes(D())) {
+    V queries[TB];
+    V to_end = hn::Set(d, T{1}), later = to_end;  // the decay of the next token
+    HWY_UNROLL(4)
+    for (int j = TB - 1; j >= 0; --j) {
+      const size_t at = static_cast<size_t>(j) * row + i;
+      V sum = hn::Mul(to_end, hn::Load(d, dk + at));
+      HWY_UNROLL(4)
+      for (int t = TB - 1; t > j; --t) {
+        queries[t] = hn::Mul(queries[t], later);
+        sum = hn::MulAdd(hn::Set(d, pairs[t * TB + j]), queries[t], sum);
+      }
+      queries[j] = hn::Load(d, q + at);
+      hn::Store(hn::MulAdd(hn::Set(d, pairs[j * TB + j]), queries[j], sum), d, dk + at);
+      later = kScalar ? hn::Set(d, decay[j]) : hn::Load(d, decay + at);
+      to_end = hn::Mul(to_end, later);
+    }
+  }
+}
+
+// to[i] = sum_r a[r][i] b[r][i] over the rows of a, for two states of the same columns.
+template <class D, class T = hn::TFromD<D>>
+HWY_INLINE void StateProducts(D d, const T* a, const StateShape& a_shape, const T* b,
+                              const StateShape& b_shape, T* to) {
+  ForStripsOf<T>(a_shape, [&](size_t column, size_t width) HWY_ATTR {
+    for (size_t i = 0; i < width; i += hn::MaxLanes(D())) {
+      const T* HWY_RESTRICT from_a = a + a_shape.Offset(column) + i;
+      const T* HWY_RESTRICT from_b = b + b_shape.Offset(column) + i;
+      auto sum = hn::Zero(d);
+      for (size_t r = 0; r < a_shape.rows; ++r, from_a += width, from_b += width) {
+        sum = hn::MulAdd(hn::Load(d, from_a), hn::Load(d, from_b), sum);
+      }
+      hn::Store(sum, d, to + column + i);
+    }
+  });
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::recurrence::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_RECURRENCE_GRADIENTS_INL_H_

@@ -1,0 +1,164 @@
+// What the backward passes of a value head share: its sizes, the normaliser's part, and
+// where gradients go.
+//
+// Compiled once per SIMD target.
+#if defined(HEED_ENGINES_RECURRENCE_HEAD_GRADIENTS_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_RECURRENCE_HEAD_GRADIENTS_INL_H_
+#undef HEED_ENGINES_RECURRENCE_HEAD_GRADIENTS_INL_H_
+#else
+#define HEED_ENGINES_RECURRENCE_HEAD_GRADIENTS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "heed/core/turn.h"
+#include "heed/engines/recurrence/backward_buffers-inl.h"
+#include "heed/engines/recurrence/block-inl.h"
+#include "heed/engines/recurrence/problem.h"
+#include "heed/engines/recurrence/rows-inl.h"
+#include "heed/engines/recurrence/tasks.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::recurrence::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class T>
+class HeadGradients {
+ protected:
+  using D = hn::ScalableTag<T>;
+  static constexpr size_t N = hn::MaxLanes(D());
+  enum Of { kQueries, kKeys };
+
+  HeadGradients(const Problem& p, const Gradients& g, const Task& task,
+                const BackwardBuffers<T>& buffers, const SharedBuffers<T>& shared)
+      : p_(p), g_(g), s_(p.sequences[static_cast<size_t>(task.sequence)]), task_(task),
+        head_(task.head), b_(buffers), shared_(shared),
+        reader_(p, s_, task.head, buffers.rows), row_(Padded<T>(p.features())),
+        value_row_(ValueRow<T>(p)), values_(static_cast<size_t>(p.value_size)),
+        by_key_{values_ + (p.normalize ? 1 : 0), values_,
+                FirstColumn(task.part, task.parts, row_),
+                FirstColumn(task.part + 1, task.parts, row_),
+                static_cast<size_t>(p.features()), true},
+        by_value_{static_cast<size_t>(p.features()), static_cast<size_t>(p.features()),
+                  FirstColumn(task.part, task.parts, Padded<T>(p.value_size)),
+                  FirstColumn(task.part + 1, task.parts, Padded<T>(p.value_size)),
+                  values_, false} {}
+
+  // d_o / d_t in place of d_o, 1 / d_t of d_t.
+  HWY_ATTR void DivideByDenominators(size_t n) {
+    for (size_t t = 0; t < n; ++t) {
+      const T inverse = 1 / (b_.denominators[t] + static_cast<T>(p_.eps));
+      b_.denominators[t] = inverse;
+      T* d_o = b_.d_o + t * value_row_;
+      for (size_t i = 0; i < value_row_; i += N) {
+        hn::Store(hn::Mul(hn::Load(d_, d_o + i), hn::Set(d_, inverse)), d_, d_o + i);
+      }
+    }
+  }
+
+  // The gradient of d_t, -<d_o_t, o_t> / d_t, into the extra column of d_o, and what it
+  // adds to dq. <d_o_t, o_t> is <q_t, dq_t> as it stands.
+  // z of token t is at z + t * stride.
+  HWY_ATTR void AddNormalizer(size_t n, const T* z, size_t stride) {
+    for (size_t t = 0; t < n; ++t, z += stride) {
+      const T* q = b_.rows.q + t * row_;
+      T* dq = b_.dq + t * row_;
+      auto sum = hn::Zero(d_);
+      for (size_t i = 0; i < row_; i += N) {
+        sum = hn::MulAdd(hn::Load(d_, q + i), hn::Load(d_, dq + i), sum);
+      }
+      const T d_denominator = -hn::ReduceSum(d_, sum) * b_.denominators[t];
+      b_.d_o[t * value_row_ + values_] = d_denominator;
+      for (size_t i = 0; i < row_; i += N) {
+        hn::Store(hn::MulAdd(hn::Set(d_, d_denominator), hn::Load(d_, z + i),
+                             hn::Load(d_, dq + i)),
+                  d_, dq + i);
+      }
+    }
+  }
+
+  // dq or dk of the key head: stored, or added to those of its other value heads.
+  HWY_ATTR void AddToHead(Of of, int64_t block, size_t n) {
+    const int64_t first = block * kBlockTokens;
+    const int64_t group = p_.group(), mine = head_ % group;
+    if (group == 1) return Finish(of, first, n);
+    T* rows = of == kQueries ? b_.dq : b_.dk;
+    T* sums = of == kQueries ? shared_.dq : shared_.dk;
+    Turn& turn = shared_.TurnOf(p_, task_, block, of);
+    WaitForTurn(turn, mine);
+    const int64_t stride = static_cast<int64_t>(row_) * p_.key_heads;
+    const int64_t offset =
+        shared_.TokenOf(p_, task_, first) * static_cast<int64_t>(row_);
+    for (size_t t = 0; t < n; ++t) {
+      for (size_t i = by_key_.begin; i < by_key_.end; i += N) {
+        const int64_t at = offset + static_cast<int64_t>(t) * stride +
+                           static_cast<int64_t>(i);
+        auto sum = hn::Load(d_, rows + t * row_ + i);
+        if (mine > 0) sum = hn::Add(hn::Load(d_, sums + at), sum);
+        if (mine + 1 < group) hn::Store(sum, d_, sums + at);
+        hn::Store(sum, d_, rows + t * row_ + i);
+      }
+    }
+    if (mine + 1 == group) Finish(of, first, n);
+    EndTurn(turn);
+  }
+
+  // Through the feature map and the scale to the gradient of the caller's rows.
+  HWY_ATTR void Finish(Of of, int64_t first, size_t n) {
+    const bool queries = of == kQueries;
+    const Rows& from = queries ? p_.q : p_.k;
+    const Rows& to = queries ? g_.dq : g_.dk;
+    const T* rows = queries ? b_.dq : b_.dk;
+    const double scale = queries ? p_.outer_scale() : 1;
+    const T inner = static_cast<T>(queries ? p_.query_scale() : p_.key_scale());
+    if (to.data == nullptr) return;
+    const int64_t key_head = head_ / p_.group();
+    const auto size = static_cast<size_t>(p_.key_size);
+    const auto factor = hn::Set(d_, static_cast<T>(scale));
+    const auto scaled = [&](auto v, size_t, size_t) HWY_ATTR {
+      return hn::Mul(v, factor);
+    };
+    if (p_.feature == Feature::kIdentity) {
+      return StoreRows(d_, rows, row_, to, s_, key_head, first, n, by_key_.begin,
+                       std::min(by_key_.end, by_key_.size), scaled);
+    }
+    const size_t begin = p_.feature == Feature::kTaylor ? 0 : by_key_.begin;
+    const size_t end = std::min(by_key_.end, size);
+    for (size_t t = 0; t < n; ++t) {
+      const int64_t token = first + static_cast<int64_t>(t);
+      LoadRows(d_, from, s_, key_head, token, 1, size, b_.rows.raw, Padded<T>(p_.key_size));
+      MapFeatures(d_, p_.feature, b_.rows.raw, inner, size, row_, b_.border_z);
+      MapFeaturesBackward(d_, p_.feature, b_.rows.raw, b_.border_z, rows + t * row_, inner,
+                          size, b_.suffix);
+      StoreRows(d_, b_.suffix, row_, to, s_, key_head, token, 1, begin, end, scaled);
+    }
+  }
+
+  HWY_ATTR void StoreValueGradients(int64_t first, size_t n) {
+    StoreRows(d_, b_.dv, value_row_, g_.dv, s_, head_, first, n, by_value_.begin,
+              std::min(by_value_.end, values_),
+              [](auto v, size_t, size_t) HWY_ATTR { return v; });
+  }
+
+  const D d_;
+  const Problem& p_;
+  const Gradients& g_;
+  const Sequence& s_;
+  const Task& task_;
+  const int64_t head_;
+  const BackwardBuffers<T>& b_;
+  const SharedBuffers<T>& shared_;
+  const RowReader<T> reader_;
+  const size_t row_, value_row_, values_;
+  const StateShape by_key_, by_value_;  // S^T and D^T, and D
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::recurrence::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_RECURRENCE_HEAD_GRADIENTS_INL_H_

@@ -1,0 +1,119 @@
+// What the recurrence engine computes: views, sizes and scalars, all checked.
+//
+//   S_t = G_t .* S_{t-1} + k_t v_t^T       S: [K, V], one per value head
+//   o_t = scale S_t^T q_t                  or, normalised, / (z_t . q_t + eps)
+//   z_t = G_t .* z_{t-1} + k_t             z: [K]
+//
+// with G_t from a log decay: none, one per head, one per token, or one per token and
+// key channel. Without causality S and z are sums over all tokens. q and k stand for
+// feature maps of what is given. An operation fills a Problem from its own inputs
+// and options; the engine knows no operation.
+#ifndef HEED_ENGINES_RECURRENCE_PROBLEM_H_
+#define HEED_ENGINES_RECURRENCE_PROBLEM_H_
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "heed/core/dtype.h"
+
+namespace heed::recurrence {
+
+// The tokens of one recurrence, in the order in which they are taken: `first`,
+// first + 1, ... In a call that runs backwards in time token strides are negative, and
+// `first` counts from the other end with them.
+struct Sequence {
+  int64_t batch = 0;  // of the tensors over tokens
+  int64_t state = 0;  // of the initial and final states
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+// A tensor over tokens and heads, each row contiguous. Strides count elements.
+struct Rows {
+  const void* data = nullptr;  // null: absent
+  DType dtype = DType::kF32;
+  int64_t batch_stride = 0, token_stride = 0, head_stride = 0;
+};
+
+// S over (sequence, value head, K, V), or z over (sequence, value head, K).
+struct States {
+  const void* data = nullptr;
+  int64_t sequence_stride = 0, head_stride = 0, key_stride = 0, value_stride = 0;
+};
+
+enum class Gate {
+  kNone,
+  kScalar,  // one factor for all of S
+  kKey,     // one per row of S
+};
+
+// phi(x), of a query or a key.
+enum class Feature {
+  kIdentity,
+  kElu1,         // x + 1 if x > 0, else exp(x)
+  kRelu,         // max(x, 0)
+  kReluSquared,  // max(x, 0)^2
+  kExp,          // exp(min(x, 80))
+  kSoftmax,      // over the channels
+  kTaylor,       // of y = x sqrt(scale): [1, y, y_i^2 / sqrt(2), y_i y_j (i < j)]
+};
+
+// Channels of phi(x) for x of `size` channels.
+inline int64_t FeatureSize(Feature feature, int64_t size) {
+  return feature == Feature::kTaylor ? 1 + size + size * (size + 1) / 2 : size;
+}
+
+// Tokens whose states are not kept between: the grid on which splits keep the bits, and
+// inside it that of the tables of decays.
+inline constexpr int64_t kBlockTokens = 64;
+inline constexpr int64_t kTileTokens = 4;
+
+struct Problem {
+  DType dtype = DType::kF32;  // of q, k, v and o
+  int64_t key_heads = 0, value_heads = 0;
+  int64_t key_size = 0, value_size = 0;  // of the tensors; S has FeatureSize() rows
+  std::vector<Sequence> sequences;
+
+  Rows q, k, v;
+  Rows o;  // written
+  Feature feature = Feature::kIdentity;
+  double scale = 1;  // of phi(q), or in the map of kTaylor
+  bool causal = true;
+
+  Gate gate = Gate::kNone;
+  Rows log_decay;  // over value heads; a head's constant has token and batch strides 0
+  bool complement_keys = false;  // k = 1 - exp(log_decay), k is absent
+
+  bool normalize = false;
+  double eps = 0;  // added to the denominator
+
+  States initial, initial_z;  // data null: zeros
+  States final, final_z;      // written; data null: not asked for
+
+  // What multiplies phi(q), and q and k before phi.
+  double outer_scale() const { return feature == Feature::kTaylor ? 1 : scale; }
+  double key_scale() const {
+    return feature == Feature::kTaylor ? std::sqrt(std::abs(scale)) : 1;
+  }
+  double query_scale() const { return scale < 0 ? -key_scale() : key_scale(); }
+
+  int64_t features() const { return FeatureSize(feature, key_size); }
+  int64_t group() const { return value_heads / key_heads; }
+};
+
+// What the backward pass is given and asked for besides. States are in the compute
+// type; outputs whose data is null are not asked for.
+struct Gradients {
+  Rows d_o;
+  States d_final, d_final_z;  // data null: zeros
+  Rows dq, dk, dv;            // written
+  // Written: over tokens, or where `log_decay` is constant per head [value heads] in
+  // f64, zeroed and added to in the order of sequences.
+  Rows d_log_decay;
+  States d_initial, d_initial_z;  // written
+};
+
+}  // namespace heed::recurrence
+
+#endif  // HEED_ENGINES_RECURRENCE_PROBLEM_H_

@@ -1,0 +1,231 @@
+// The recurrence in registers: a few tokens on a strip of the state's columns.
+//
+// Compiled once per SIMD target. A state row is loaded once for all tokens of a tile,
+// updated, stored, and read out into sums that stay in registers:
+//
+//   per state row and vector:  1 load, 1 store, 2 TB fused products
+//
+// so that FMA is the bound and not the one store per cycle: with TB = 4 tokens and C =
+// 4 vectors, 32 products stand against 28 loads and 4 stores. What stands in lanes and
+// what is broadcast depends on the product: forward, q and k are broadcast and v and o
+// stand in lanes; for the gradients of q and k the state is transposed.
+#if defined(HEED_ENGINES_RECURRENCE_REGISTER_TILE_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_RECURRENCE_REGISTER_TILE_INL_H_
+#undef HEED_ENGINES_RECURRENCE_REGISTER_TILE_INL_H_
+#else
+#define HEED_ENGINES_RECURRENCE_REGISTER_TILE_INL_H_
+#endif
+
+#include <cstddef>
+
+#include "heed/engines/recurrence/problem.h"
+#include "heed/simd/tile-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::recurrence::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/
+
+// Vectors of columns that a strip has at most: TB C sums, C of the state and a few more
+// stand in registers.
+inline constexpr int kMaxStrip = hs::kVectorRegisters == 32 ? 2 : 1;
+
+enum class Decay { kNone, kRows, kLanes };  // of the state as it stands in the tile
+
+// One product over the tokens of a block, the first in time first.
+template <class T>
+struct Product {
+  const T* read;   // a_t, broadcast
+  const T* write;  // b_t, broadcast
+  size_t row_stride;
+  const T* lanes;  // w_t
+  T* out;
+  size_t lane_stride;
+  // Per tile of kTileTokens: the decay over it, and under Decay::kRows the products of
+  // its tokens with each other, [TB][TB] in the order of processing.
+  const T* decay = nullptr;
+  size_t decay_stride = 0;
+  const T* pairs = nullptr;
+};
+
+// Ungated, for each token t in turn:
+//
+//   S[r] += b_t[r] w_t,  out_t = sum_r a_t[r] S[r]
+//
+// sequential in t for every element of S, and one chain over r: any split has the same
+// bits. Gated, with decays folded into a and b so that all tokens read the state at the
+// beginning of the tile:
+//
+//   out_t = sum_r a_t[r] S[r]  [+ sum_{j <= t} pairs_tj w_j  under Decay::kRows]
+//   S[r]  = decay S[r] + sum_t b_t[r] w_t
+//
+// which is 9 operations per state element and four tokens, against 12 with the gate of
+// each token. `step` is 1 or -1: the direction of processing from token 0. Without kRead
+// the state alone is updated, to the same bits.
+template <Decay kDecay, bool kRead, int TB, int C, class D, class T = hn::TFromD<D>,
+          class V = hn::Vec<D>>
+HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_rows,
+                          T* HWY_RESTRICT state) {
+  constexpr ptrdiff_t N = hn::MaxLanes(D());
+  const ptrdiff_t row = step * static_cast<ptrdiff_t>(x.row_stride);
+  const ptrdiff_t lane_row = step * static_cast<ptrdiff_t>(x.lane_stride);
+  V sum[TB][C], lanes[TB][C], decay[C];
+  HWY_UNROLL(16)
+  for (int c = 0; c < C; ++c) {
+    decay[c] = kDecay == Decay::kLanes ? hn::Load(d, x.decay + c * N) : hn::Zero(d);
+    HWY_UNROLL(16)
+    for (int t = 0; t < TB; ++t) {
+      sum[t][c] = hn::Zero(d);
+      lanes[t][c] = hn::Load(d, x.lanes + t * lane_row + c * N);
+    }
+  }
+#pragma GCC unroll 2  // 6 % of a state of 128 x 128
+  for (size_t r = 0; r < num_rows; ++r, state += C * N) {
+    const T* HWY_RESTRICT read = kRead ? x.read + r : nullptr;
+    const T* HWY_RESTRICT write = x.write + r;
+    V s[C];
+    HWY_UNROLL(16)
+    for (int c = 0; c < C; ++c) s[c] = hn::Load(d, state + c * N);
+    if constexpr (kDecay != Decay::kNone) {
+      HWY_UNROLL(16)
+      for (int t = 0; kRead && t < TB; ++t) {
+        const V a = hn::Set(d, read[t * row]);
+        HWY_UNROLL(16)
+        for (int c = 0; c < C; ++c) sum[t][c] = hn::MulAdd(a, s[c], sum[t][c]);
+      }
+      const V of_row = kDecay == Decay::kRows ? hn::Set(d, x.decay[r]) : hn::Zero(d);
+      HWY_UNROLL(16)
+      for (int c = 0; c < C; ++c) {
+        s[c] = hn::Mul(kDecay == Decay::kRows ? of_row : decay[c], s[c]);
+      }
+    }
+    HWY_UNROLL(16)
+    for (int t = 0; t < TB; ++t) {
+      const V b = hn::Set(d, write[t * row]);
+      HWY_UNROLL(16)
+      for (int c = 0; c < C; ++c) {
+        s[c] = hn::MulAdd(b, lanes[t][c], s[c]);
+      }
+      if constexpr (kDecay == Decay::kNone && kRead) {
+        const V a = hn::Set(d, read[t * row]);
+        HWY_UNROLL(16)
+        for (int c = 0; c < C; ++c) sum[t][c] = hn::MulAdd(a, s[c], sum[t][c]);
+      }
+    }
+    HWY_UNROLL(16)
+    for (int c = 0; c < C; ++c) hn::Store(s[c], d, state + c * N);
+  }
+  if constexpr (!kRead) return;
+  HWY_UNROLL(16)
+  for (int t = 0; t < TB; ++t) {
+    if constexpr (kDecay == Decay::kRows) {
+      HWY_UNROLL(16)
+      for (int j = 0; j <= t; ++j) {
+        const V pair = hn::Set(d, x.pairs[t * TB + j]);
+        HWY_UNROLL(16)
+        for (int c = 0; c < C; ++c) {
+          sum[t][c] = hn::MulAdd(pair, lanes[j][c], sum[t][c]);
+        }
+      }
+    }
+    HWY_UNROLL(16)
+    for (int c = 0; c < C; ++c) hn::Store(sum[t][c], d, x.out + t * lane_row + c * N);
+  }
+}
+
+// Asks for rows that the next block reads or writes, a few lines per tile: they lie far
+// apart, where no hardware prefetcher follows, and a core drops what it is asked for
+// while it waits for too much.
+class RowPrefetch {
+ public:
+  static constexpr size_t kMaxTensors = 8;
+
+  // Rows of `bytes`, the first at `row`, `stride` bytes apart.
+  void Add(const void* row, int64_t stride, size_t bytes) {
+    tensors_[num_tensors_++] = {static_cast<const char*>(row), stride, bytes};
+    lines_ += (bytes + 63) / 64;
+  }
+  // All of them for `num_tokens` tokens, spread over this many calls of Some().
+  void Begin(size_t num_tokens, size_t num_calls) {
+    tokens_ = num_tokens;
+    share_ = num_calls == 0 ? 0 : (lines_ * num_tokens + num_calls - 1) / num_calls;
+  }
+  HWY_INLINE void Some() {
+    for (size_t i = 0; i < share_ && tokens_ > 0; ++i) {
+      Tensor& tensor = tensors_[tensor_];
+      hs::PrefetchToL2(tensor.row + line_ * 64);
+      if (++line_ * 64 < tensor.bytes) continue;
+      line_ = 0;
+      tensor.row += tensor.stride;
+      if (++tensor_ < num_tensors_) continue;
+      tensor_ = 0;
+      --tokens_;
+    }
+  }
+
+ private:
+  struct Tensor {
+    const char* row;
+    int64_t stride;
+    size_t bytes;
+  };
+  Tensor tensors_[kMaxTensors];
+  size_t num_tensors_ = 0, lines_ = 0;
+  size_t tokens_ = 0, share_ = 0, tensor_ = 0, line_ = 0;
+};
+
+// The tiles of `num_tokens` on one strip, in time or against it. Tiles begin at multiples
+// of kTileTokens either way.
+template <Decay kDecay, bool kRead, int C, class D, class T = hn::TFromD<D>>
+HWY_NOINLINE void StripOfBlock(D d, Product<T> x, size_t num_tokens, bool against_time,
+                               size_t num_rows, T* HWY_RESTRICT state,
+                               RowPrefetch& prefetch) {
+  constexpr auto kTile = static_cast<size_t>(kTileTokens);
+  const size_t num_tiles = (num_tokens + kTile - 1) / kTile;
+  for (size_t i = 0; i < num_tiles; ++i) {
+    const size_t tile = against_time ? num_tiles - 1 - i : i;
+    const size_t begin = tile * kTile, count = HWY_MIN(kTile, num_tokens - begin);
+    const size_t first = against_time ? begin + count - 1 : begin;
+    Product<T> at = x;
+    if constexpr (kRead) at.read += first * x.row_stride;
+    at.write += first * x.row_stride;
+    at.lanes += first * x.lane_stride;
+    if constexpr (kRead) at.out += first * x.lane_stride;
+    if constexpr (kDecay != Decay::kNone) at.decay += tile * x.decay_stride;
+    if constexpr (kDecay == Decay::kRows) at.pairs += tile * kTile * kTile;
+    const ptrdiff_t step = against_time ? -1 : 1;
+    prefetch.Some();
+    switch (count) {
+      case 1: StateTile<kDecay, kRead, 1, C>(d, at, step, num_rows, state); break;
+      case 2: StateTile<kDecay, kRead, 2, C>(d, at, step, num_rows, state); break;
+      case 3: StateTile<kDecay, kRead, 3, C>(d, at, step, num_rows, state); break;
+      default: StateTile<kDecay, kRead, 4, C>(d, at, step, num_rows, state);
+    }
+  }
+}
+
+// All strips of columns [begin, end), whole vectors. The state lies strip after strip,
+// [num_rows][strip] each, from column `begin` on; `lanes`, `out` and a decay of lanes point
+// to column 0.
+template <Decay kDecay, bool kRead = true, class D, class T = hn::TFromD<D>>
+HWY_INLINE void Strips(D d, const Product<T>& x, size_t num_tokens, bool against_time,
+                       size_t num_rows, size_t begin, size_t end, T* state,
+                       RowPrefetch& prefetch) {
+  constexpr size_t N = hn::MaxLanes(D());
+  hs::ForTiles<kMaxStrip>(begin / N, end / N, [&](auto vectors, size_t c) HWY_ATTR {
+    Product<T> strip = x;
+    strip.lanes += c * N;
+    if constexpr (kRead) strip.out += c * N;
+    if constexpr (kDecay == Decay::kLanes) strip.decay += c * N;
+    StripOfBlock<kDecay, kRead, vectors.value>(d, strip, num_tokens, against_time, num_rows,
+                                        state + (c * N - begin) * num_rows, prefetch);
+  });
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::recurrence::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_RECURRENCE_REGISTER_TILE_INL_H_

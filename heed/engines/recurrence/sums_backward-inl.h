@@ -1,0 +1,117 @@
+// The backward pass without causality: every token reads the sums over all.
+//
+// Compiled once per SIMD target. With S = sum_t k_t v_t^T and D = sum_t q_t d_o_t^T,
+//
+//   dq_t = S d_o_t,  dk_t = D v_t,  dv_t = D^T k_t
+//
+// three passes over the tokens: S; dq and D; dk and dv. 10 K V flops per token.
+#if defined(HEED_ENGINES_RECURRENCE_SUMS_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_RECURRENCE_SUMS_BACKWARD_INL_H_
+#undef HEED_ENGINES_RECURRENCE_SUMS_BACKWARD_INL_H_
+#else
+#define HEED_ENGINES_RECURRENCE_SUMS_BACKWARD_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "heed/engines/recurrence/block-inl.h"
+#include "heed/engines/recurrence/head_gradients-inl.h"
+#include "heed/engines/recurrence/problem.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::recurrence::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class T>
+class SumsBackwardHead : HeadGradients<T> {
+  using Base = HeadGradients<T>;
+  using Base::d_, Base::N, Base::p_, Base::g_, Base::s_, Base::head_, Base::b_,
+      Base::reader_, Base::row_, Base::value_row_, Base::values_, Base::by_key_,
+      Base::by_value_;
+
+ public:
+  SumsBackwardHead(const Problem& p, const Gradients& g, const Task& task,
+                   const BackwardBuffers<T>& buffers, const SharedBuffers<T>& shared)
+      : Base(p, g, task, buffers, shared) {}
+
+  HWY_NOINLINE HWY_ATTR void Compute() {
+    if (s_.count == 0) return;
+    StateShape sums = by_key_;
+    sums.rows = values_;
+    T* S = b_.Border(0);
+    LoadState(d_, {}, 0, 0, sums, S);
+    LoadState(d_, {}, 0, 0, by_key_, b_.d_transposed);
+    LoadState(d_, {}, 0, 0, by_value_, b_.d_state);
+    if (p_.normalize) std::memset(b_.z, 0, row_ * sizeof(T));
+    ForBlocks([&](int64_t block, size_t n) HWY_ATTR {
+      ReadKeys(block, n);
+      AddOuterProducts(d_, b_.v, value_row_, b_.rows.k, row_, n, sums, S);
+      if (p_.normalize) AddUp(b_.rows.k, n, b_.z);
+    });
+    ForBlocks([&](int64_t block, size_t n) HWY_ATTR {
+      const int64_t first = block * kBlockTokens;
+      reader_.Queries(first, n);
+      LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
+      if (p_.normalize) Normalize(n);
+      ReadState(d_, b_.d_o, value_row_, n, sums, S, b_.dq, row_);
+      if (p_.normalize) this->AddNormalizer(n, b_.z, 0);
+      AddOuterProducts(d_, b_.d_o, value_row_, b_.rows.q, row_, n, by_key_,
+                       b_.d_transposed);
+      AddOuterProducts(d_, b_.rows.q, row_, b_.d_o, value_row_, n, by_value_, b_.d_state);
+      this->AddToHead(Base::kQueries, block, n);
+    });
+    ForBlocks([&](int64_t block, size_t n) HWY_ATTR {
+      ReadKeys(block, n);
+      for (size_t t = 0; t < n && p_.normalize; ++t) b_.v[t * value_row_ + values_] = 1;
+      ReadState(d_, b_.v, value_row_, n, by_key_, b_.d_transposed, b_.dk, row_);
+      ReadState(d_, b_.rows.k, row_, n, by_value_, b_.d_state, b_.dv, value_row_);
+      this->AddToHead(Base::kKeys, block, n);
+      if (g_.dv.data != nullptr) this->StoreValueGradients(block * kBlockTokens, n);
+    });
+  }
+
+ private:
+  template <class F>
+  HWY_INLINE void ForBlocks(const F& f) {
+    for (int64_t block = 0; block < NumBlocks(s_.count); ++block) {
+      const int64_t first = block * kBlockTokens;
+      f(block, static_cast<size_t>(std::min(kBlockTokens, s_.count - first)));
+    }
+  }
+
+  HWY_ATTR void ReadKeys(int64_t block, size_t n) {
+    const int64_t first = block * kBlockTokens;
+    reader_.Keys(first, n);
+    LoadRows(d_, p_.v, s_, head_, first, n, values_, b_.v, value_row_);
+  }
+
+  HWY_ATTR void AddUp(const T* rows, size_t n, T* to) {
+    for (size_t t = 0; t < n; ++t, rows += row_) {
+      for (size_t i = 0; i < row_; i += N) {
+        hn::Store(hn::Add(hn::Load(d_, to + i), hn::Load(d_, rows + i)), d_, to + i);
+      }
+    }
+  }
+
+  HWY_ATTR void Normalize(size_t n) {
+    for (size_t t = 0; t < n; ++t) {
+      auto sum = hn::Zero(d_);
+      for (size_t i = 0; i < row_; i += N) {
+        sum = hn::MulAdd(hn::Load(d_, b_.z + i), hn::Load(d_, b_.rows.q + t * row_ + i),
+                         sum);
+      }
+      b_.denominators[t] = hn::ReduceSum(d_, sum);
+    }
+    this->DivideByDenominators(n);
+  }
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::recurrence::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_RECURRENCE_SUMS_BACKWARD_INL_H_

@@ -1,0 +1,69 @@
+// How the work of a recurrence is cut: by sequence and head, the long ones first, and
+// by columns where there are fewer of these than threads.
+#ifndef HEED_ENGINES_RECURRENCE_TASKS_H_
+#define HEED_ENGINES_RECURRENCE_TASKS_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "heed/engines/recurrence/problem.h"
+
+namespace heed::recurrence {
+
+// Parts begin at multiples of this many columns: two vectors of the widest target, as
+// with one vector in a register tile loads are the bound.
+inline constexpr int64_t kPartColumns = 32;
+
+struct Task {
+  int64_t sequence, head;
+  int64_t part, parts;  // of the columns
+};
+
+class TaskQueue {
+ public:
+  // `columns` of the states may be taken apart; 0: not at all.
+  TaskQueue(const Problem& p, int64_t threads, int64_t columns)
+      : heads_(p.value_heads), order_(p.sequences.size()) {
+    std::iota(order_.begin(), order_.end(), 0);
+    std::stable_sort(order_.begin(), order_.end(), [&](int64_t a, int64_t b) {
+      return p.sequences[static_cast<size_t>(a)].count >
+             p.sequences[static_cast<size_t>(b)].count;
+    });
+    const int64_t whole = heads_ * static_cast<int64_t>(order_.size());
+    const int64_t units = (columns + kPartColumns - 1) / kPartColumns;
+    if (whole > 0 && whole < threads && units > 1) {
+      parts_ = std::min((threads + whole - 1) / whole, units);
+    }
+  }
+
+  int64_t parts() const { return parts_; }
+  int64_t size() const { return static_cast<int64_t>(order_.size()) * heads_ * parts_; }
+  Task At(int64_t index) const {
+    const int64_t whole = index / parts_;
+    return {order_[static_cast<size_t>(whole / heads_)], whole % heads_, index % parts_,
+            parts_};
+  }
+
+ private:
+  int64_t heads_, parts_ = 1;
+  std::vector<int64_t> order_;
+};
+
+inline int64_t NumBlocks(int64_t tokens) {
+  return (tokens + kBlockTokens - 1) / kBlockTokens;
+}
+
+// The first column of a part of rows that are `columns` long.
+inline size_t FirstColumn(int64_t part, int64_t parts, size_t columns) {
+  constexpr auto kWidth = static_cast<size_t>(kPartColumns);
+  const size_t units = (columns + kWidth - 1) / kWidth;
+  const size_t first = units * static_cast<size_t>(part) / static_cast<size_t>(parts);
+  return std::min(first * kWidth, columns);
+}
+
+}  // namespace heed::recurrence
+
+#endif  // HEED_ENGINES_RECURRENCE_TASKS_H_
