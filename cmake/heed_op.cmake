@@ -1,7 +1,7 @@
 # heed_add_op(<family>/<name>): what one line in heed/ops/CMakeLists.txt does.
 #
 # The suffix of a file says where it goes: _case to the harness, _test to heed_op_tests, _py to the Python module, the rest
-# to the library. Headers without such a suffix are public, _internal ones are not. The two lists generated below are the only registration: <name>_case.cc defines
+# to the library. Headers without such a suffix are public, _internal ones are not. The lists generated below are the only registration: <name>_case.cc defines
 # `OpEntry heed::<name>::Entry()`, <name>_py.cc defines `void heed::<name>::Bind(nanobind::module_&)`.
 foreach(kind case test py)
   define_property(GLOBAL PROPERTY HEED_OP_${kind} BRIEF_DOCS "sources of this kind of all mechanisms, in order")
@@ -26,6 +26,30 @@ function(heed_add_op op)
   file(GLOB headers CONFIGURE_DEPENDS ${dir}/*.h)
   list(FILTER headers EXCLUDE REGEX "_(internal|case|py)\\.h$")
   target_sources(heed PUBLIC FILE_SET HEADERS FILES ${headers})
+  set_property(GLOBAL APPEND PROPERTY HEED_OP_HEADERS ${headers})
+endfunction()
+
+# heed/ops/mechanisms.h, which heed/heed.h includes: the public headers of all mechanisms.
+function(heed_write_umbrella)
+  get_property(headers GLOBAL PROPERTY HEED_OP_HEADERS)
+  list(SORT headers)
+  set(includes "")
+  foreach(header IN LISTS headers)
+    cmake_path(RELATIVE_PATH header BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+    string(APPEND includes "#include \"${header}\"\n")
+  endforeach()
+  set(folder ${PROJECT_BINARY_DIR}/include)
+  file(CONFIGURE OUTPUT ${folder}/heed/ops/mechanisms.h @ONLY CONTENT "// The headers of all mechanisms, generated from heed/ops/CMakeLists.txt.
+#ifndef HEED_OPS_MECHANISMS_H_
+#define HEED_OPS_MECHANISMS_H_
+
+${includes}
+#endif  // HEED_OPS_MECHANISMS_H_
+")
+  # A set of its own: base folders of one set may not contain each other.
+  target_sources(heed PUBLIC FILE_SET generated_headers TYPE HEADERS BASE_DIRS ${folder}
+    FILES ${folder}/heed/ops/mechanisms.h)
+  target_include_directories(heed_flags INTERFACE ${folder})
 endfunction()
 
 # Writes `file`, a source that declares `declaration` for each mechanism with a source of `kind`, and defines `signature`

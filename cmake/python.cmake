@@ -1,5 +1,5 @@
 # The extension module heed._core and its type stubs, and the program, where the wheel wants them.
-file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/python/*.cc)
+file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/python/*.cc ${PROJECT_SOURCE_DIR}/heed/ops/parts/*_py.cc)
 get_property(bindings GLOBAL PROPERTY HEED_OP_py)
 
 heed_write_list(${PROJECT_BINARY_DIR}/bind_all_ops.cc py nanobind/nanobind.h "void Bind(nanobind::module_& m);"

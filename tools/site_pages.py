@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Writes the sources of the documentation site: docs/ as it is, a page per public header, the help of the command line.
 
-Usage: site_pages.py OUTPUT [PROGRAM]. A header is public if heed/heed.h includes it. Its page has its opening comment, the
-Python functions whose docstrings repeat its text, every declaration with its comment and, where the header's folder is a
-mechanism's own, the README.md beside it. In a page of docs/, `<!-- help VERB -->` becomes the output of
+Usage: site_pages.py OUTPUT [PROGRAM]. A header is public if heed/heed.h includes it, by name or as a mechanism's. Its page
+has its opening comment, the Python functions whose docstrings repeat its text, every declaration with its comment and, where
+the header's folder is a mechanism's own, the README.md beside it. In a page of docs/, `<!-- help VERB -->` becomes the output of
 `PROGRAM VERB --help`. Links to files that have no page become plain text.
 """
 import ast
@@ -94,6 +94,15 @@ def python_functions():
     return functions
 
 
+def public_headers():
+    """What heed/heed.h includes: headers by name, and those of all mechanisms, whose list the build generates."""
+    named = [ROOT / name for name in INCLUDE.findall((ROOT / "heed/heed.h").read_text())]
+    folders = re.findall(r"^heed_add_op\((\S+)\)", (ROOT / "heed/ops/CMakeLists.txt").read_text(), re.M)
+    mechanisms = [header for folder in folders for header in sorted((ROOT / "heed/ops" / folder).glob("*.h"))
+                  if not re.search(r"_(internal|case|py)\.h$", header.name)]
+    return [header for header in named if header.exists()] + mechanisms
+
+
 def fold(text):
     return " ".join(text.split())
 
@@ -101,8 +110,7 @@ def fold(text):
 class Site:
     def __init__(self, output, program):
         self.output, self.program = output, program
-        public = INCLUDE.findall((ROOT / "heed/heed.h").read_text())
-        self.headers = [ROOT / name for name in public]
+        self.headers = public_headers()
         self.pages = {ROOT / "heed/heed.h": "index.md"}  # file in the repository -> page
         for page in (ROOT / "docs").rglob("*.md"):
             self.pages[page] = str(page.relative_to(ROOT / "docs"))

@@ -22,6 +22,10 @@
 
 namespace heed {
 
+namespace recurrent {
+struct Mechanism;  // ops/parts/recurrent_case.h
+}
+
 // B sequences, Tq queries, Tk keys, Hq query and Hkv key heads, D and Dv key and
 // value channels. A recurrence uses T = Tq, H = Hq, K = D, V = Dv.
 struct Sizes {
@@ -84,6 +88,9 @@ struct OpEntry {
   // A small problem with random sizes, layouts and options: a function of the
   // seed alone. Its buffers begin or end at inaccessible pages.
   Case (*random_case)(DType dtype, uint64_t seed) = nullptr;
+
+  // Of mechanisms on the recurrence engine, for the tests of what they share; else null.
+  const recurrent::Mechanism* recurrent = nullptr;
 };
 
 // All mechanisms, in the order of the table of contents.

@@ -1,0 +1,20 @@
+// heed.gla, heed.gla_backward and heed.gla_step.
+#include "heed/ops/gated/gla/gla.h"
+
+#include "docstrings/gla.h"
+#include "heed/ops/parts/recurrent_py.h"
+
+namespace heed::gla {
+
+void Bind(nanobind::module_& m) {
+  recurrent::Bind(m, {.name = "gla",
+                      .inputs = {"q", "k", "v", "log_decay"},
+                      .bind = [](const recurrent::Settings&) -> recurrent::Functions {
+                        return {&Forward, &Backward, &Step, &Explain};
+                      },
+                      .forward_doc = doc::kForward,
+                      .backward_doc = doc::kBackward,
+                      .step_doc = doc::kStep});
+}
+
+}  // namespace heed::gla

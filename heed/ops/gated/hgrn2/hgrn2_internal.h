@@ -1,0 +1,14 @@
+// The mathematics of HGRN2, for its reference and the bounds of its cases.
+#ifndef HEED_OPS_GATED_HGRN2_HGRN2_INTERNAL_H_
+#define HEED_OPS_GATED_HGRN2_HGRN2_INTERNAL_H_
+
+#include "heed/ops/gated/hgrn2/hgrn2.h"
+#include "heed/ops/parts/recurrent_reference_internal.h"
+
+namespace heed::hgrn2 {
+
+recurrent::ReferenceMath Math(const Inputs& in, const recurrent::Options& options);
+
+}  // namespace heed::hgrn2
+
+#endif  // HEED_OPS_GATED_HGRN2_HGRN2_INTERNAL_H_

@@ -1,0 +1,21 @@
+// heed.hgrn2, heed.hgrn2_backward and heed.hgrn2_step.
+#include "heed/ops/gated/hgrn2/hgrn2.h"
+
+#include "docstrings/hgrn2.h"
+#include "heed/ops/parts/recurrent_py.h"
+
+namespace heed::hgrn2 {
+
+void Bind(nanobind::module_& m) {
+  recurrent::Bind(m, {.name = "hgrn2",
+                      .inputs = {"q", "log_decay", "i"},
+                      .value_name = "i",
+                      .bind = [](const recurrent::Settings&) -> recurrent::Functions {
+                        return {&Forward, &Backward, &Step, &Explain};
+                      },
+                      .forward_doc = doc::kForward,
+                      .backward_doc = doc::kBackward,
+                      .step_doc = doc::kStep});
+}
+
+}  // namespace heed::hgrn2

@@ -1,0 +1,86 @@
+// Retention on the recurrence engine: one constant gate per head.
+#include "heed/ops/gated/retention/retention.h"
+
+#include <cmath>
+#include <vector>
+
+#include "heed/ops/parts/recurrent_internal.h"
+
+namespace heed::retention {
+namespace {
+
+constexpr recurrent::Definition kDefinition = {.decay = recurrent::DecayShape::kHead,
+                                               .root_scale = true};
+
+// What a call that leaves out its decays takes: memory and a view of it.
+struct Decays {
+  std::vector<double> f64;
+  std::vector<float> f32;
+
+  template <class In>
+  ConstTensorView Of(const In& in) {
+    const int rank = in.v.rank();
+    if (in.log_decay.present() || rank < 3) return in.log_decay;
+    const int64_t heads = in.v.size(rank - 2);
+    f64 = LogDecays(heads);
+    f32.assign(f64.begin(), f64.end());
+    if (in.q.dtype() == DType::kF64) return {f64.data(), DType::kF64, {heads}};
+    return {f32.data(), DType::kF32, {heads}};
+  }
+};
+
+template <class In>
+In WithDecays(In in, Decays& decays) {
+  in.log_decay = decays.Of(in);
+  return in;
+}
+
+}  // namespace
+
+std::vector<double> LogDecays(int64_t heads) {
+  std::vector<double> decays;
+  for (int64_t h = 0; h < heads; ++h) {
+    decays.push_back(std::log1p(-std::exp2(-5 - static_cast<double>(h))));
+  }
+  return decays;
+}
+
+void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
+  Decays decays;
+  recurrent::Forward("retention::Forward", ctx, kDefinition, WithDecays(in, decays),
+                     options, out);
+}
+
+void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
+              const Gradients& out) {
+  Decays decays;
+  recurrent::Backward("retention::Backward", ctx, kDefinition, WithDecays(in, decays),
+                      options, out);
+}
+
+void Step(Context& ctx, const StepInputs& in, const Options& options,
+          const State& state, const TensorView& o) {
+  Decays decays;
+  recurrent::Step("retention::Step", ctx, kDefinition, WithDecays(in, decays), options,
+                  state, o);
+}
+
+int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
+  Decays decays;
+  return recurrent::Workspace("retention::Workspace", ctx, kDefinition,
+                              WithDecays(in, decays), options);
+}
+
+int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
+  Decays decays;
+  return recurrent::BackwardWorkspace("retention::BackwardWorkspace", ctx, kDefinition,
+                                      WithDecays(in, decays), options);
+}
+
+Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
+  Decays decays;
+  return recurrent::Explain("retention::Explain", ctx, kDefinition,
+                            WithDecays(in, decays), options);
+}
+
+}  // namespace heed::retention

@@ -1,0 +1,21 @@
+// heed.retention, heed.retention_backward and heed.retention_step.
+#include "heed/ops/gated/retention/retention.h"
+
+#include "docstrings/retention.h"
+#include "heed/ops/parts/recurrent_py.h"
+
+namespace heed::retention {
+
+void Bind(nanobind::module_& m) {
+  recurrent::Bind(m, {.name = "retention",
+                      .inputs = {"q", "k", "v", "log_decay"},
+                      .decay_optional = true,
+                      .bind = [](const recurrent::Settings&) -> recurrent::Functions {
+                        return {&Forward, &Backward, &Step, &Explain};
+                      },
+                      .forward_doc = doc::kForward,
+                      .backward_doc = doc::kBackward,
+                      .step_doc = doc::kStep});
+}
+
+}  // namespace heed::retention

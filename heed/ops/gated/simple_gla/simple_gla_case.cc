@@ -1,0 +1,42 @@
+// Simple GLA in the harness.
+#include "heed/ops/gated/simple_gla/simple_gla.h"
+#include "heed/ops/parts/recurrent_case.h"
+
+namespace heed::simple_gla {
+namespace {
+
+const recurrent::Mechanism& Mechanism() {
+  static const recurrent::Mechanism mechanism = {
+      "simple_gla",
+      {.decay = recurrent::DecayShape::kToken},
+      &Forward,
+      &Backward,
+      &Reference,
+      &BackwardReference,
+      &Step,
+      &recurrent::OrdinaryMath,
+      ""};
+  return mechanism;
+}
+
+}  // namespace
+
+OpEntry Entry() {
+  return {.name = "simple_gla",
+          .family = "gated",
+          .passes = {"forward", "backward", "step"},
+          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
+          .variants = recurrent::kVariants,
+          .flops = "4 D Dv per token and value head, backward 12 D Dv",
+          .bytes = "B Tq (2 Hkv D + 2 Hq Dv + Hq) size",
+          .state = "B Hq D Dv 4",
+          .make_case = [](const CaseRequest& request) {
+            return recurrent::MakeCase(Mechanism(), request);
+          },
+          .random_case = [](DType dtype, uint64_t seed) {
+            return recurrent::RandomCase(Mechanism(), dtype, seed);
+          },
+          .recurrent = &Mechanism()};
+}
+
+}  // namespace heed::simple_gla

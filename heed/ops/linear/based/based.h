@@ -1,0 +1,105 @@
+// Based: linear attention with the second-order Taylor polynomial of the exponential.
+//
+//   o_t = sum_{s <= t} w_ts v_s, or normalised, / (sum_{s <= t} w_ts + eps)
+//   w_ts = 1 + x_ts + x_ts^2 / 2,  x_ts = scale <q_t, k_s>
+//
+// which is a product of features of F = 1 + K + K (K + 1) / 2 channels each, of y = sqrt(scale) x:
+//
+//   phi(x) = [1, y, y_i^2 / sqrt(2), y_i y_j (i < j)]
+//   S_t = S_{t-1} + phi(k_t) v_t^T,  z_t = z_{t-1} + phi(k_t)      S: [F, V], z: [F]
+//
+// The default scale is K^-1/2. K is small, 16 in the paper.
+//
+// Source: Arora, Eyuboglu, Zhang, Timalsina, Alberti, Zinsley, Zou, Rudra, Re, "Simple
+// linear attention language models balance the recall-throughput tradeoff",
+// arXiv:2402.18668. Derivation of the gradients: README.md.
+#ifndef HEED_OPS_LINEAR_BASED_BASED_H_
+#define HEED_OPS_LINEAR_BASED_BASED_H_
+
+#include <cstdint>
+
+#include "heed/core/context.h"
+#include "heed/core/export.h"
+#include "heed/ops/parts/recurrent.h"
+
+namespace heed::based {
+
+// log_decay is absent. States have S [B, HV, F, V], and z [B, HV, F] where outputs are
+// normalised.
+using recurrent::BackwardInputs;
+using recurrent::Explanation;
+using recurrent::Gradients;
+using recurrent::Inputs;
+using recurrent::Outputs;
+using recurrent::State;
+using recurrent::StepInputs;
+
+struct Options : recurrent::Options {
+  bool normalize = true;
+  double eps = 1e-12;  // >= 0, added to the denominator
+};
+
+// Computes o, and the state after the last token where it is asked for.
+//
+// Edges. Any number of tokens may be 0: the state then passes through. A NaN spreads to
+// what follows it.
+//
+// Precision. f64 is computed in f64, all else in f32, and o is rounded once; states are
+// f64 or f32. Subnormal results are flushed.
+//
+// Reproducibility. The bits do not depend on threads, batch neighbours, padding or
+// strides, nor on where a sequence is split into calls.
+//
+// Cost. 4 F V flops per token and value head. Memory beyond the arguments: Workspace().
+//
+// Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the
+// above, if an output overlaps an input, or if lengths, starts, cu_seqlens or eps are
+// out of range; Unsupported for a dtype that has no kernel. On throw, nothing has been
+// written.
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
+                      const Outputs& out);
+
+// The same function, written for reading: scalar, one thread, all in double. Outputs may
+// be f64 whatever the inputs are.
+HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
+
+// Computes gradients of a sum over <d_o, o> and <d_final, final>. With d_t the denominator,
+// or 1, e_t = d_o_t / d_t and f_t = -<e_t, o_t>, or 0, and phi' the derivative of phi:
+//
+//   D_t  = sum_{s >= t} phi(q_s) e_s^T,  y_t = sum_{s >= t} f_s phi(q_s)
+//   dq_t = phi'(q_t)^T (S_t e_t + f_t z_t)
+//   dk_t = phi'(k_t)^T (D_t v_t + y_t),  dv_t = D_t^T phi(k_t)
+//
+// dq and dk are summed over the value heads of a key head. Precision and reproducibility
+// as above. Cost: 14 F V flops per token and value head, 10 without causality. States are
+// kept at the borders of blocks of 64 tokens. Throws as Forward.
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
+                       const Gradients& out);
+
+// The same function, written for reading.
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
+                                const Gradients& out);
+
+// Computes o of one token, S and z read and updated in place; of the options, what the
+// mathematics needs. Bound by the memory of S, and nothing is allocated after the first
+// call of a Context.
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
+                   const State& state, const TensorView& o);
+
+// Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64,
+// and F, V rounded up to whole vectors, at most
+//
+//   forward   threads E (F V + 64 (2 F + 2 V)) + a few KiB
+//   backward  threads E (ceil(T / 64) F (V + 1) + 2 F (V + 1) + 64 (5 F + 3 V)) + a few KiB
+//             + [HV > H] 2 E B T H F
+HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
+                                   const Options& options);
+
+// What Forward would do. Pointers may be null where only shapes are known.
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in,
+                             const Options& options);
+
+}  // namespace heed::based
+
+#endif  // HEED_OPS_LINEAR_BASED_BASED_H_

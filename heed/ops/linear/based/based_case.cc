@@ -1,0 +1,84 @@
+// Based in the harness, with and without its normaliser.
+#include <string>
+
+#include "heed/ops/linear/based/based.h"
+#include "heed/ops/linear/based/based_internal.h"
+#include "heed/ops/parts/recurrent_case.h"
+
+namespace heed::based {
+namespace {
+
+// The mechanism with options of its own bound; those of every mechanism come with a call.
+recurrent::Mechanism Bound(const Options& own) {
+  const auto with = [own](const recurrent::Options& common) {
+    Options options = own;
+    static_cast<recurrent::Options&>(options) = common;
+    return options;
+  };
+  recurrent::Mechanism m;
+  m.name = "based";
+  m.definition = DefinitionOf(own);
+  m.forward = [with](Context& ctx, const Inputs& in, const recurrent::Options& options,
+                     const Outputs& out) { Forward(ctx, in, with(options), out); };
+  m.backward = [with](Context& ctx, const BackwardInputs& in,
+                      const recurrent::Options& options,
+                      const Gradients& out) { Backward(ctx, in, with(options), out); };
+  m.reference = [with](const Inputs& in, const recurrent::Options& options,
+                       const Outputs& out) { Reference(in, with(options), out); };
+  m.backward_reference = [with](const BackwardInputs& in,
+                                const recurrent::Options& options, const Gradients& out) {
+    BackwardReference(in, with(options), out);
+  };
+  m.step = [with](Context& ctx, const StepInputs& in, const recurrent::Options& options,
+                  const State& state, const TensorView& o) {
+    Step(ctx, in, with(options), state, o);
+  };
+  m.math = [with](const Inputs& in, const recurrent::Options& options) {
+    return Math(in, with(options));
+  };
+  if (!own.normalize) m.options += " not normalized";
+  return m;
+}
+
+Case MakeCase(const CaseRequest& request) {
+  Options options;
+  options.normalize = request.variant.find("not_normalized") == std::string::npos;
+  return recurrent::MakeCase(Bound(options), request);
+}
+
+Case RandomCase(DType dtype, uint64_t seed) {
+  Random random(seed, 1);
+  Options options;
+  options.normalize = random.Chance(0.6);
+  if (random.Chance(0.3)) options.eps = random.Uniform(0, 0.5);
+  return recurrent::RandomCase(Bound(options), dtype, seed);
+}
+
+const recurrent::Mechanism& Mechanism() {
+  static const recurrent::Mechanism mechanism = [] {
+    Options options;
+    options.normalize = false;
+    return Bound(options);
+  }();
+  return mechanism;
+}
+
+}  // namespace
+
+OpEntry Entry() {
+  std::vector<std::string> variants = recurrent::kVariants;
+  variants.emplace_back("not_normalized");
+  return {.name = "based",
+          .family = "linear",
+          .passes = {"forward", "backward", "step"},
+          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
+          .variants = variants,
+          .flops = "4 F Dv per token and value head, F = 1 + D + D (D + 1) / 2, backward 12 F Dv",
+          .bytes = "B Tq (2 Hkv D + 2 Hq Dv) size",
+          .state = "B Hq F (Dv + 1) 4",
+          .make_case = &MakeCase,
+          .random_case = &RandomCase,
+          .recurrent = &Mechanism()};
+}
+
+}  // namespace heed::based

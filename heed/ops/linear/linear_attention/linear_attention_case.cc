@@ -1,0 +1,116 @@
+// Linear attention in the harness: every feature map, with and without causality and
+// normaliser.
+#include <iterator>
+#include <string>
+
+#include "heed/ops/linear/linear_attention/linear_attention.h"
+#include "heed/ops/linear/linear_attention/linear_attention_internal.h"
+#include "heed/ops/parts/recurrent_case.h"
+
+namespace heed::linear_attention {
+namespace {
+
+constexpr struct {
+  const char* name;
+  FeatureMap map;
+} kMaps[] = {{"elu1", FeatureMap::kElu1},
+             {"relu", FeatureMap::kRelu},
+             {"relu_sq", FeatureMap::kReluSquared},
+             {"exp", FeatureMap::kExp},
+             {"identity", FeatureMap::kIdentity},
+             {"softmax", FeatureMap::kSoftmax}};
+
+// The mechanism with options of its own bound; those of every mechanism come with a call.
+recurrent::Mechanism Bound(const Options& own) {
+  const auto with = [own](const recurrent::Options& common) {
+    Options options = own;
+    static_cast<recurrent::Options&>(options) = common;
+    return options;
+  };
+  recurrent::Mechanism m;
+  m.name = "linear_attention";
+  m.definition = DefinitionOf(own);
+  m.forward = [with](Context& ctx, const Inputs& in, const recurrent::Options& options,
+                     const Outputs& out) { Forward(ctx, in, with(options), out); };
+  m.backward = [with](Context& ctx, const BackwardInputs& in,
+                      const recurrent::Options& options,
+                      const Gradients& out) { Backward(ctx, in, with(options), out); };
+  m.reference = [with](const Inputs& in, const recurrent::Options& options,
+                       const Outputs& out) { Reference(in, with(options), out); };
+  m.backward_reference = [with](const BackwardInputs& in,
+                                const recurrent::Options& options, const Gradients& out) {
+    BackwardReference(in, with(options), out);
+  };
+  m.step = [with](Context& ctx, const StepInputs& in, const recurrent::Options& options,
+                  const State& state, const TensorView& o) {
+    Step(ctx, in, with(options), state, o);
+  };
+  m.math = [with](const Inputs&, const recurrent::Options& options) {
+    return Math(with(options));
+  };
+  for (const auto& [name, map] : kMaps) {
+    if (map == own.feature_map) m.options = std::string(" ") + name;
+  }
+  if (!own.causal) m.options += " not causal";
+  if (!own.normalize) m.options += " not normalized";
+  return m;
+}
+
+Case MakeCase(const CaseRequest& request) {
+  Options options;
+  const std::string words = "+" + request.variant + "+";
+  const auto has = [&](const std::string& word) {
+    return words.find("+" + word + "+") != std::string::npos;
+  };
+  for (const auto& [name, map] : kMaps) {
+    if (has(name)) options.feature_map = map;
+  }
+  options.causal = !has("not_causal");
+  options.normalize = !has("not_normalized") && !has("identity");
+  return recurrent::MakeCase(Bound(options), request);
+}
+
+Case RandomCase(DType dtype, uint64_t seed) {
+  Random random(seed, 1);
+  Options options;
+  options.feature_map = kMaps[random.Integer(0, std::size(kMaps) - 1)].map;
+  // What can vanish or change its sign is no denominator, nor can a test bound it: a relu of
+  // few channels is 0 for many tokens.
+  const bool positive = options.feature_map == FeatureMap::kElu1 ||
+                        options.feature_map == FeatureMap::kExp ||
+                        options.feature_map == FeatureMap::kSoftmax;
+  options.normalize = positive && random.Chance(0.6);
+  options.causal = random.Chance(0.7);
+  if (random.Chance(0.3)) options.eps = random.Uniform(0, 0.5);
+  return recurrent::RandomCase(Bound(options), dtype, seed);
+}
+
+const recurrent::Mechanism& Mechanism() {
+  static const recurrent::Mechanism mechanism = [] {
+    Options options;
+    options.normalize = false;
+    return Bound(options);
+  }();
+  return mechanism;
+}
+
+}  // namespace
+
+OpEntry Entry() {
+  std::vector<std::string> variants = recurrent::kVariants;
+  for (const auto& [name, map] : kMaps) variants.emplace_back(name);
+  variants.insert(variants.end(), {"not_causal", "not_normalized"});
+  return {.name = "linear_attention",
+          .family = "linear",
+          .passes = {"forward", "backward", "step"},
+          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
+          .variants = variants,
+          .flops = "4 D Dv per token and value head, backward 12 D Dv",
+          .bytes = "B Tq (2 Hkv D + 2 Hq Dv) size",
+          .state = "B Hq D (Dv + 1) 4",
+          .make_case = &MakeCase,
+          .random_case = &RandomCase,
+          .recurrent = &Mechanism()};
+}
+
+}  // namespace heed::linear_attention

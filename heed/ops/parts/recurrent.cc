@@ -1,0 +1,502 @@
+// Calls of recurrent mechanisms: checked, mapped onto the recurrence engine, run.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "heed/core/dispatch.h"
+#include "heed/core/error.h"
+#include "heed/core/os.h"
+#include "heed/engines/recurrence/kernels.h"
+#include "heed/ops/parts/check_internal.h"
+#include "heed/ops/parts/recurrent_internal.h"
+
+namespace heed::recurrent {
+namespace {
+
+using parts::Fail;
+using recurrence::Gate;
+using recurrence::Problem;
+
+using Shape = std::vector<int64_t>;
+
+DType StateDType(DType dtype) {
+  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+}
+
+void CheckShape(const char* op, const char* name, const ConstTensorView& t,
+                const Shape& shape) {
+  if (!std::equal(t.sizes().begin(), t.sizes().end(), shape.begin(), shape.end())) {
+    Fail(op, name, "has shape " + t.ShapeString(), ShapeString(shape));
+  }
+}
+
+void CheckDType(const char* op, const char* name, const ConstTensorView& t, DType dtype) {
+  if (t.dtype() != dtype) {
+    Fail(op, name, std::string("has dtype ") + Name(t.dtype()), Name(dtype));
+  }
+}
+
+// Of a tensor that is read. With `data` false, pointers may be null.
+void CheckInput(const char* op, const char* name, const ConstTensorView& t,
+                const Shape& shape, DType dtype, bool data) {
+  if (!t.present()) Fail(op, name, "is absent", "a tensor");
+  CheckDType(op, name, t, dtype);
+  CheckShape(op, name, t, shape);
+  if (data || t.data() != nullptr) parts::CheckReadable(op, name, t);
+}
+
+std::vector<int64_t> Integers(const char* op, const char* name, const ConstTensorView& t,
+                              int64_t size) {
+  if (!t.present()) return {};
+  if (t.dtype() != DType::kI32 && t.dtype() != DType::kI64) {
+    Fail(op, name, std::string("has dtype ") + Name(t.dtype()), "i32 or i64");
+  }
+  if (t.rank() != 1 || (size >= 0 && t.size(0) != size)) {
+    Fail(op, name, "has shape " + t.ShapeString(),
+         size >= 0 ? ShapeString(Shape{size}) : "[N + 1]");
+  }
+  parts::CheckReadable(op, name, t);
+  std::vector<int64_t> values;
+  for (int64_t i = 0; i < t.size(0); ++i) {
+    values.push_back(LoadAsInt64(t.dtype(), t.data(), i * t.stride(0)));
+  }
+  return values;
+}
+
+std::string At(const char* name, size_t i) {
+  return std::string(name) + "[" + std::to_string(i) + "]";
+}
+
+// Everything about a call that has been checked.
+struct Call {
+  Problem problem;
+  std::vector<TokenRange> ranges;
+  Shape q_shape, v_shape, decay_shape, S_shape, z_shape;
+  int64_t batch, tokens;
+  bool reverse;
+  std::vector<double> decays_f64;  // constants of heads, whatever their dtype was
+  std::vector<float> decays_f32;
+};
+
+recurrence::Rows RowsOf(const Call& call, const ConstTensorView& t) {
+  const int64_t step = call.reverse ? -1 : 1;
+  if (!t.present()) return {};
+  if (t.rank() == 1) return {t.data(), t.dtype(), 0, 0, t.stride(0)};
+  return {t.data(), t.dtype(), t.stride(0), step * t.stride(1), t.stride(2)};
+}
+
+recurrence::Rows KeptDecays(Call& call, const ConstTensorView& t) {
+  if (t.data() == nullptr) return {};
+  for (int64_t h = 0; h < t.size(0); ++h) {
+    call.decays_f64.push_back(LoadAsDouble(t.dtype(), t.data(), h * t.stride(0)));
+  }
+  call.decays_f32.assign(call.decays_f64.begin(), call.decays_f64.end());
+  if (call.problem.dtype == DType::kF64) {
+    return {call.decays_f64.data(), DType::kF64, 0, 0, 1};
+  }
+  return {call.decays_f32.data(), DType::kF32, 0, 0, 1};
+}
+
+recurrence::States StatesOf(const ConstTensorView& t) {
+  if (!t.present()) return {};
+  return {t.data(), t.stride(0), t.stride(1), t.stride(2),
+          t.rank() == 4 ? t.stride(3) : 0};
+}
+
+void CheckDecays(const char* op, const ConstTensorView& t) {
+  Shape index(t.sizes().size());
+  const int64_t count = t.num_elements();
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t rest = i, at = 0;
+    for (int axis = t.rank() - 1; axis >= 0; --axis) {
+      at += rest % t.size(axis) * t.stride(axis);
+      rest /= t.size(axis);
+    }
+    const double value = LoadAsDouble(t.dtype(), t.data(), at);
+    if (!(value <= 0)) {
+      Fail(op, "log_decay", "has an element " + parts::Text(value), "<= 0 everywhere");
+    }
+  }
+}
+
+Call CheckedCall(const char* op, const Context* checks, const Definition& definition,
+                 const Inputs& in, const Options& options, bool data) {
+  Call call;
+  Problem& p = call.problem;
+  const char* value_name = definition.value_name;
+  if (!in.q.present()) Fail(op, "q", "is absent", "a tensor");
+  if (in.q.rank() != 4) {
+    Fail(op, "q", "has shape " + in.q.ShapeString(), "rank 4: [B, T, H, K]");
+  }
+  if (!IsFloat(in.q.dtype())) {
+    Fail(op, "q", std::string("has dtype ") + Name(in.q.dtype()),
+         "f64, f32, bf16 or f16");
+  }
+  if (!in.v.present()) Fail(op, value_name, "is absent", "a tensor");
+  if (in.v.rank() != 4) {
+    Fail(op, value_name, "has shape " + in.v.ShapeString(), "rank 4: [B, T, HV, V]");
+  }
+  p.dtype = in.q.dtype();
+  const int64_t B = in.q.size(0), T = in.q.size(1), H = in.q.size(2), K = in.q.size(3);
+  const int64_t HV = in.v.size(2), V = in.v.size(3);
+  call.batch = B;
+  call.tokens = T;
+  call.reverse = options.reverse;
+  call.q_shape = {B, T, H, K};
+  call.v_shape = {B, T, HV, V};
+  const auto input = [&](const char* name, const ConstTensorView& t, const Shape& shape) {
+    CheckInput(op, name, t, shape, p.dtype, data);
+    parts::CheckContiguousRows(op, name, t);
+  };
+  input("q", in.q, call.q_shape);
+  if (!definition.complement_keys) input("k", in.k, call.q_shape);
+  input(value_name, in.v, call.v_shape);
+  if (K < 1) Fail(op, "q", "has shape " + in.q.ShapeString(), "K >= 1");
+  if (V < 1) Fail(op, value_name, "has shape " + in.v.ShapeString(), "V >= 1");
+  if (H < 1 ? HV != 0 : HV % H != 0 || HV == 0) {
+    Fail(op, value_name, "has " + std::to_string(HV) + " heads",
+         "a multiple of the " + std::to_string(H) + " heads of q");
+  }
+
+  p.key_heads = std::max<int64_t>(H, 1);
+  p.value_heads = HV;
+  p.key_size = K;
+  p.value_size = V;
+  p.feature = definition.feature;
+  p.causal = definition.causal;
+  p.normalize = definition.normalize;
+  p.eps = definition.eps;
+  p.complement_keys = definition.complement_keys;
+  p.scale = options.scale.value_or(
+      definition.root_scale ? 1 / std::sqrt(static_cast<double>(K)) : 1);
+  if (!std::isfinite(p.scale)) {
+    Fail(op, "scale", "is " + parts::Text(p.scale), "a finite number");
+  }
+
+  switch (definition.decay) {
+    case DecayShape::kNone: call.decay_shape = {}; break;
+    case DecayShape::kHead: call.decay_shape = {HV}; break;
+    case DecayShape::kToken: call.decay_shape = {B, T, HV}; break;
+    case DecayShape::kKey: call.decay_shape = {B, T, HV, K}; break;
+  }
+  p.gate = definition.decay == DecayShape::kNone  ? Gate::kNone
+           : definition.decay == DecayShape::kKey ? Gate::kKey
+                                                  : Gate::kScalar;
+  if (p.gate != Gate::kNone) {
+    const ConstTensorView& t = in.log_decay;
+    if (!t.present()) Fail(op, "log_decay", "is absent", "a tensor");
+    const bool any = definition.decay == DecayShape::kHead && IsFloat(t.dtype());
+    const bool wide = t.dtype() == StateDType(p.dtype);
+    CheckInput(op, "log_decay", t, call.decay_shape, any || wide ? t.dtype() : p.dtype,
+               data);
+    if (p.gate == Gate::kKey) parts::CheckContiguousRows(op, "log_decay", t);
+    if (checks != nullptr && checks->checks() && t.data() != nullptr) CheckDecays(op, t);
+  }
+
+  call.ranges = Ranges(op, in.q, options);
+  const auto sequences = static_cast<int64_t>(call.ranges.size());
+  for (int64_t i = 0; i < sequences; ++i) {
+    const TokenRange& range = call.ranges[static_cast<size_t>(i)];
+    // Backwards in time, strides are negative and tokens count from the end.
+    p.sequences.push_back({range.batch, i, options.reverse ? 1 - range.end : range.begin,
+                           range.end - range.begin});
+  }
+  const int64_t F = p.features();
+  call.S_shape = {sequences, HV, F, V};
+  call.z_shape = {sequences, HV, F};
+
+  p.q = RowsOf(call, in.q);
+  p.k = RowsOf(call, in.k);
+  p.v = RowsOf(call, in.v);
+  p.log_decay = definition.decay == DecayShape::kHead ? KeptDecays(call, in.log_decay)
+                                                      : RowsOf(call, in.log_decay);
+  const auto state = [&](const char* name, const ConstTensorView& t, bool exists,
+                         const Shape& shape) {
+    if (!t.present()) return;
+    if (!exists) Fail(op, name, "is given", "none: this call has no such state");
+    CheckInput(op, name, t, shape, StateDType(p.dtype), data);
+  };
+  state("initial_state", in.initial.S, p.causal, call.S_shape);
+  state("initial_state.z", in.initial.z, p.causal && p.normalize, call.z_shape);
+  p.initial = StatesOf(in.initial.S);
+  p.initial_z = StatesOf(in.initial.z);
+  return call;
+}
+
+struct Named {
+  const char* name;
+  ConstTensorView view;
+};
+
+std::vector<Named> Reads(const Definition& definition, const Inputs& in,
+                         const Options& options) {
+  return {{"q", in.q},
+          {"k", in.k},
+          {definition.value_name, in.v},
+          {"log_decay", in.log_decay},
+          {"initial_state", in.initial.S},
+          {"initial_state.z", in.initial.z},
+          {"lengths", options.lengths},
+          {"starts", options.starts},
+          {"cu_seqlens", options.cu_seqlens}};
+}
+
+// Checks outputs: shape, dtype, and memory apart from all inputs and each other.
+class Outlets {
+ public:
+  Outlets(const char* op, std::vector<Named> reads) : op_(op), others_(std::move(reads)) {}
+
+  void Check(const char* name, const TensorView& t, const Shape& shape, DType dtype,
+             bool contiguous_rows) {
+    CheckInput(op_, name, t, shape, dtype, true);
+    if (contiguous_rows) parts::CheckContiguousRows(op_, name, t);
+    for (const Named& other : others_) {
+      if (other.view.present()) parts::CheckWritable(op_, name, t, other.name, other.view);
+    }
+    others_.push_back({name, t});
+  }
+
+ private:
+  const char* op_;
+  std::vector<Named> others_;
+};
+
+// Zeros for tokens that no sequence has.
+void ClearOthers(const Call& call, const TensorView& t) {
+  if (!t.present() || t.rank() < 3 || t.num_elements() == 0) return;
+  const auto clear = [&](int64_t b, int64_t begin, int64_t end) {
+    const int64_t row = t.rank() == 4 ? t.size(3) : 1;
+    for (int64_t token = begin; token < end; ++token) {
+      for (int64_t h = 0; h < t.size(2); ++h) {
+        const int64_t at = b * t.stride(0) + token * t.stride(1) + h * t.stride(2);
+        std::memset(static_cast<char*>(t.data()) +
+                        at * static_cast<int64_t>(SizeOf(t.dtype())),
+                    0, static_cast<size_t>(row) * SizeOf(t.dtype()));
+      }
+    }
+  };
+  for (int64_t b = 0; b < call.batch; ++b) {
+    int64_t after = 0;  // of the ranges so far: ascending
+    for (const TokenRange& range : call.ranges) {
+      if (range.batch != b) continue;
+      clear(b, after, range.begin);
+      after = range.end;
+    }
+    clear(b, after, call.tokens);
+  }
+}
+
+double Bytes(const ConstTensorView& t) {
+  return t.present() ? static_cast<double>(t.num_elements()) *
+                           static_cast<double>(SizeOf(t.dtype()))
+                     : 0;
+}
+
+}  // namespace
+
+std::vector<TokenRange> Ranges(const char* op, const ConstTensorView& q,
+                               const Options& options) {
+  const int64_t B = q.size(0), T = q.size(1);
+  std::vector<TokenRange> ranges;
+  if (options.cu_seqlens.present()) {
+    if (options.lengths.present() || options.starts.present()) {
+      Fail(op, options.lengths.present() ? "lengths" : "starts", "is given",
+           "none beside cu_seqlens");
+    }
+    if (B != 1) {
+      Fail(op, "q", "has shape " + q.ShapeString(), "a leading axis of 1 with cu_seqlens");
+    }
+    const auto bounds = Integers(op, "cu_seqlens", options.cu_seqlens, -1);
+    if (bounds.empty() || bounds[0] != 0) {
+      Fail(op, "cu_seqlens",
+           bounds.empty() ? "is empty" : "begins with " + std::to_string(bounds[0]), "0");
+    }
+    for (size_t i = 1; i < bounds.size(); ++i) {
+      if (bounds[i] < bounds[i - 1] || bounds[i] > T) {
+        Fail(op, At("cu_seqlens", i).c_str(), "is " + std::to_string(bounds[i]),
+             std::to_string(bounds[i - 1]) + " to T = " + std::to_string(T));
+      }
+      ranges.push_back({0, bounds[i - 1], bounds[i]});
+    }
+    return ranges;
+  }
+  const auto lengths = Integers(op, "lengths", options.lengths, B);
+  const auto starts = Integers(op, "starts", options.starts, B);
+  for (size_t b = 0; b < static_cast<size_t>(B); ++b) {
+    const int64_t end = lengths.empty() ? T : lengths[b];
+    const int64_t begin = starts.empty() ? 0 : starts[b];
+    const std::string expected = "0 to T = " + std::to_string(T);
+    if (end < 0 || end > T) {
+      Fail(op, At("lengths", b).c_str(), "is " + std::to_string(end), expected);
+    }
+    if (begin < 0 || begin > T) {
+      Fail(op, At("starts", b).c_str(), "is " + std::to_string(begin), expected);
+    }
+    ranges.push_back({static_cast<int64_t>(b), std::min(begin, end), end});
+  }
+  return ranges;
+}
+
+void Forward(const char* op, Context& ctx, const Definition& definition, const Inputs& in,
+             const Options& options, const Outputs& out) {
+  const os::ScopedFloatControl float_control;  // for the scalars of the problem
+  Call call = CheckedCall(op, &ctx, definition, in, options, true);
+  Problem& p = call.problem;
+  Outlets outlets(op, Reads(definition, in, options));
+  outlets.Check("o", out.o, call.v_shape, p.dtype, true);
+  const auto state = [&](const char* name, const TensorView& t, bool exists,
+                         const Shape& shape) {
+    if (!t.present()) return;
+    if (!exists) Fail(op, name, "is asked for", "none: this call has no such state");
+    outlets.Check(name, t, shape, StateDType(p.dtype), false);
+  };
+  state("final_state", out.final.S, p.causal, call.S_shape);
+  state("final_state.z", out.final.z, p.causal && p.normalize, call.z_shape);
+  p.o = RowsOf(call, out.o);
+  p.final = StatesOf(out.final.S);
+  p.final_z = StatesOf(out.final.z);
+  recurrence::Choose(op, ctx, p).forward(ctx, p);
+  ClearOthers(call, out.o);
+}
+
+void Backward(const char* op, Context& ctx, const Definition& definition,
+              const BackwardInputs& in, const Options& options, const Gradients& out) {
+  const os::ScopedFloatControl float_control;
+  Call call = CheckedCall(op, &ctx, definition, in, options, true);
+  Problem& p = call.problem;
+  recurrence::Gradients g;
+  CheckInput(op, "d_o", in.d_o, call.v_shape, p.dtype, true);
+  parts::CheckContiguousRows(op, "d_o", in.d_o);
+  g.d_o = RowsOf(call, in.d_o);
+  auto reads = Reads(definition, in, options);
+  reads.push_back({"d_o", in.d_o});
+  const auto arriving = [&](const char* name, const ConstTensorView& t, bool exists,
+                            const Shape& shape) {
+    if (!t.present()) return recurrence::States();
+    if (!exists) Fail(op, name, "is given", "none: this call has no such state");
+    CheckInput(op, name, t, shape, StateDType(p.dtype), true);
+    reads.push_back({name, t});
+    return StatesOf(t);
+  };
+  const bool has_z = p.causal && p.normalize;
+  g.d_final = arriving("d_state", in.d_final.S, p.causal, call.S_shape);
+  g.d_final_z = arriving("d_state.z", in.d_final.z, has_z, call.z_shape);
+
+  Outlets outlets(op, std::move(reads));
+  const auto gradient = [&](const char* name, const TensorView& t, const Shape& shape,
+                            DType dtype, bool exists) {
+    if (!t.present()) return recurrence::Rows();
+    if (!exists) Fail(op, name, "is asked for", "none: there is no such input");
+    outlets.Check(name, t, shape, dtype, t.rank() == 4);
+    return RowsOf(call, t);
+  };
+  g.dq = gradient("dq", out.dq, call.q_shape, p.dtype, true);
+  g.dk = gradient("dk", out.dk, call.q_shape, p.dtype, !p.complement_keys);
+  g.dv = gradient("dv", out.dv, call.v_shape, p.dtype, true);
+  g.d_log_decay =
+      gradient("dlog_decay", out.dlog_decay, call.decay_shape,
+               p.gate == Gate::kNone ? p.dtype : in.log_decay.dtype(),
+               p.gate != Gate::kNone);
+  const auto initial = [&](const char* name, const TensorView& t, bool exists,
+                           const Shape& shape) {
+    if (!t.present()) return recurrence::States();
+    if (!exists) Fail(op, name, "is asked for", "none: this call has no such state");
+    outlets.Check(name, t, shape, StateDType(p.dtype), false);
+    return StatesOf(t);
+  };
+  g.d_initial = initial("dinitial_state", out.dinitial.S, p.causal, call.S_shape);
+  g.d_initial_z = initial("dinitial_state.z", out.dinitial.z, has_z, call.z_shape);
+  recurrence::Choose(op, ctx, p).backward(ctx, p, g);
+  for (const TensorView* t : {&out.dq, &out.dk, &out.dv, &out.dlog_decay}) {
+    ClearOthers(call, *t);
+  }
+}
+
+namespace {
+
+// [B, H, D] as [B, 1, H, D], [B, H] as [B, 1, H].
+ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView& t) {
+  if (!t.present()) return t;
+  if (t.rank() > 3) {
+    Fail(op, name, "has shape " + t.ShapeString(), "one token of each sequence: [B, H, ...]");
+  }
+  if (t.rank() < 2) return t;
+  Shape sizes(t.sizes().begin(), t.sizes().end());
+  Shape strides(t.strides().begin(), t.strides().end());
+  sizes.insert(sizes.begin() + 1, 1);
+  strides.insert(strides.begin() + 1, 0);
+  return {t.data(), t.dtype(), sizes, strides, t.device()};
+}
+
+}  // namespace
+
+void Step(const char* op, Context& ctx, const Definition& definition,
+          const StepInputs& in, const Options& options, const State& state,
+          const TensorView& o) {
+  const os::ScopedFloatControl float_control;
+  Inputs whole;
+  whole.q = OneToken(op, "q", in.q);
+  whole.k = OneToken(op, "k", in.k);
+  whole.v = OneToken(op, definition.value_name, in.v);
+  whole.log_decay = OneToken(op, "log_decay", in.log_decay);
+  Options scale;  // all that a token can be asked for
+  scale.scale = options.scale;
+  Call call = CheckedCall(op, &ctx, definition, whole, scale, true);
+  Problem& p = call.problem;
+  Outlets outlets(op, Reads(definition, whole, scale));
+  const auto in_place = [&](const char* name, const TensorView& t, const Shape& shape) {
+    if (!t.present()) Fail(op, name, "is absent", "a tensor");
+    outlets.Check(name, t, shape, StateDType(p.dtype), true);
+    return StatesOf(t);
+  };
+  p.final = in_place("state", state.S, call.S_shape);
+  if (p.normalize) p.final_z = in_place("state.z", state.z, call.z_shape);
+  const ConstTensorView out = OneToken(op, "o", o);
+  if (!out.present()) Fail(op, "o", "is absent", "a tensor");
+  const TensorView writable(const_cast<void*>(out.data()), out.dtype(), out.sizes(),
+                            out.strides(), out.device());
+  outlets.Check("o", writable, call.v_shape, p.dtype, true);
+  p.o = RowsOf(call, out);
+  recurrence::Choose(op, ctx, p).step(ctx, p);
+}
+
+int64_t Workspace(const char* op, const Context& ctx, const Definition& definition,
+                  const Inputs& in, const Options& options) {
+  const Call call = CheckedCall(op, nullptr, definition, in, options, false);
+  return recurrence::Choose(op, ctx, call.problem).workspace(ctx, call.problem) *
+         ctx.num_threads();
+}
+
+int64_t BackwardWorkspace(const char* op, const Context& ctx,
+                          const Definition& definition, const Inputs& in,
+                          const Options& options) {
+  const Call call = CheckedCall(op, nullptr, definition, in, options, false);
+  const auto bytes =
+      recurrence::Choose(op, ctx, call.problem).backward_workspace(ctx, call.problem);
+  return bytes.per_thread * ctx.num_threads() + bytes.shared;
+}
+
+Explanation Explain(const char* op, const Context& ctx, const Definition& definition,
+                    const Inputs& in, const Options& options) {
+  const Call call = CheckedCall(op, nullptr, definition, in, options, false);
+  const Problem& p = call.problem;
+  const recurrence::Kernel& kernel = recurrence::Choose(op, ctx, p);
+  double tokens = 0;
+  for (const TokenRange& range : call.ranges) {
+    tokens += static_cast<double>(range.end - range.begin);
+  }
+  Explanation e;
+  e.kernel = kernel.name;
+  e.target = TargetName(ctx.allowed_targets());
+  e.why = kernel.why;
+  e.flops = 4 * tokens * static_cast<double>(p.value_heads) *
+            static_cast<double>(p.features()) * static_cast<double>(p.value_size);
+  e.bytes = Bytes(in.q) + Bytes(in.k) + 2 * Bytes(in.v) + Bytes(in.log_decay) +
+            Bytes(in.initial.S) + Bytes(in.initial.z);
+  e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();
+  return e;
+}
+
+}  // namespace heed::recurrent

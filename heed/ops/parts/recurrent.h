@@ -1,0 +1,81 @@
+// What calls of recurrent mechanisms have in common: arguments, options and states.
+//
+// Sizes: B sequences, T tokens, H key heads, HV value heads (a multiple of H; head h reads
+// key head h / (HV / H)), K and V key and value channels, all but B, T and H >= 1. The
+// header of each mechanism says which of the tensors below it takes.
+#ifndef HEED_OPS_PARTS_RECURRENT_H_
+#define HEED_OPS_PARTS_RECURRENT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "heed/core/tensor.h"
+
+namespace heed::recurrent {
+
+// The memory between two calls, one per sequence: f64 for f64, else f32, any strides.
+// What a mechanism does not have, or an absent one, is left out; absent is zeros on the
+// way in, and not asked for on the way out.
+struct ConstState {
+  ConstTensorView S;  // [B, HV, K, V]; not scaled, not decayed beyond the last token
+  ConstTensorView z;  // [B, HV, K], the normaliser
+};
+
+// The same, written.
+struct State {
+  TensorView S;
+  TensorView z;
+};
+
+// One float dtype for q, k and v, the last axis contiguous, other strides as they are.
+struct Inputs {
+  ConstTensorView q;          // [B, T, H, K]
+  ConstTensorView k;          // [B, T, H, K]
+  ConstTensorView v;          // [B, T, HV, V]
+  ConstTensorView log_decay;  // natural logarithms <= 0, in q's dtype, f32 or f64
+  ConstState initial;
+};
+
+struct Options {
+  std::optional<double> scale;      // of q; the default is the mechanism's
+  ConstTensorView lengths, starts;  // [B] i32 or i64: tokens starts[b] <= t < lengths[b]
+  ConstTensorView cu_seqlens;       // [N + 1]: N sequences one after another, B = 1; states
+                                    // have N in the place of B
+  bool reverse = false;  // from the last token to the first; final is after the first
+};
+
+// Tokens outside of lengths, starts or cu_seqlens have o = 0.
+struct Outputs {
+  TensorView o;  // [B, T, HV, V] in q's dtype
+  State final;
+};
+
+struct BackwardInputs : Inputs {
+  ConstTensorView d_o;  // the shape and dtype of o
+  ConstState d_final;   // absent: zero
+};
+
+// Those that are present are computed, in the shapes and dtypes of what they are the
+// gradients of; zero for tokens that do not count.
+struct Gradients {
+  TensorView dq, dk, dv, dlog_decay;
+  State dinitial;
+};
+
+// One token of each sequence: [B, H, K], [B, HV, V], and [HV], [B, HV] or [B, HV, K]. The
+// states are all there, S with contiguous rows, and o is [B, HV, V].
+struct StepInputs {
+  ConstTensorView q, k, v, log_decay;
+};
+
+struct Explanation {
+  std::string kernel, target, why;
+  double flops;             // 4 K V per token and value head
+  double bytes;             // inputs read once, outputs written once
+  int64_t workspace_bytes;  // that the forward pass reserves, for all threads
+};
+
+}  // namespace heed::recurrent
+
+#endif  // HEED_OPS_PARTS_RECURRENT_H_

@@ -1,0 +1,403 @@
+// Cases of recurrent mechanisms from their definitions.
+#include "heed/ops/parts/recurrent_case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "heed/core/error.h"
+
+namespace heed::recurrent {
+namespace {
+
+using Shape = std::vector<int64_t>;
+
+struct Problem {
+  BackwardInputs in;
+  Options options;
+  std::vector<OutputSpec> outputs;  // of the forward pass, then of the backward pass
+  size_t num_forward = 0;
+  bool step = false;  // of one token: by Step instead of the forward pass
+  std::vector<Buffer> memory;
+  std::string note;
+
+  TensorView Keep(const Buffer& buffer) {
+    memory.push_back(buffer);
+    return buffer.view();
+  }
+};
+
+DType StateDType(DType dtype) {
+  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+}
+
+Shape DecayShapeOf(const Definition& d, const Shape& q, int64_t value_heads) {
+  switch (d.decay) {
+    case DecayShape::kNone: return {};
+    case DecayShape::kHead: return {value_heads};
+    case DecayShape::kToken: return {q[0], q[1], value_heads};
+    case DecayShape::kKey: return {q[0], q[1], value_heads, q[3]};
+  }
+  return {};
+}
+
+// Views by name, as a pass takes them.
+Outputs ToOutputs(const Problem& p, std::span<const TensorView> views) {
+  Outputs out;
+  for (size_t i = 0; i < p.num_forward; ++i) {
+    const std::string& name = p.outputs[i].name;
+    (name == "o" ? out.o : name == "state" ? out.final.S : out.final.z) = views[i];
+  }
+  return out;
+}
+
+Gradients ToGradients(const Problem& p, std::span<const TensorView> views) {
+  Gradients out;
+  const std::map<std::string, TensorView*> places = {
+      {"dq", &out.dq},         {"dk", &out.dk},
+      {"dv", &out.dv},         {"dlog_decay", &out.dlog_decay},
+      {"dinitial_state", &out.dinitial.S}, {"dinitial_z", &out.dinitial.z}};
+  for (size_t i = p.num_forward; i < p.outputs.size(); ++i) {
+    *places.at(p.outputs[i].name) = views[i];
+  }
+  return out;
+}
+
+std::string Title(const Mechanism& m, const Problem& p) {
+  std::string text = m.name + " " + Name(p.in.q.dtype()) + m.options;
+  for (const auto& [name, view] :
+       {std::pair{"q", p.in.q}, {"k", p.in.k}, {"v", p.in.v},
+        {"log_decay", p.in.log_decay}, {"lengths", p.options.lengths},
+        {"starts", p.options.starts}, {"cu_seqlens", p.options.cu_seqlens}}) {
+    if (!view.present()) continue;
+    text += std::string(" ") + name + view.ShapeString() + "/" +
+            ShapeString(view.strides());
+  }
+  if (p.in.initial.S.present()) text += " initial";
+  if (p.in.d_final.S.present()) text += " dstate";
+  if (p.options.scale) text += " scale=" + std::to_string(*p.options.scale);
+  if (p.options.reverse) text += " reverse";
+  return text + " " + p.note;
+}
+
+// A view of one token without its axis of tokens, [B, 1, H, ...] as [B, H, ...].
+template <class View>
+View WithoutTokens(const View& t) {
+  if (!t.present() || t.rank() < 3) return t;
+  Shape sizes(t.sizes().begin(), t.sizes().end());
+  Shape strides(t.strides().begin(), t.strides().end());
+  sizes.erase(sizes.begin() + 1);
+  strides.erase(strides.begin() + 1);
+  return View(t.data(), t.dtype(), sizes, strides);
+}
+
+void CopyElements(const ConstTensorView& from, const TensorView& to) {
+  Shape index(to.sizes().size());
+  if (to.num_elements() == 0) return;
+  do {
+    SetElement(to, index, from.present() ? GetElement(from, index) : 0);
+  } while (NextIndex(to.sizes(), index));
+}
+
+// The forward pass of one token from the initial state, by Step.
+void RunStep(const Mechanism& m, const Problem& p, Context& ctx, const Outputs& out) {
+  CopyElements(p.in.initial.S, out.final.S);
+  if (out.final.z.present()) CopyElements(p.in.initial.z, out.final.z);
+  m.step(ctx,
+         {WithoutTokens(p.in.q), WithoutTokens(p.in.k), WithoutTokens(p.in.v),
+          WithoutTokens(p.in.log_decay)},
+         p.options, out.final, WithoutTokens(out.o));
+}
+
+Case ToCase(const Mechanism& m, const Problem& problem) {
+  const auto p = std::make_shared<const Problem>(problem);
+  Case c;
+  c.title = Title(m, problem);
+  c.outputs = problem.outputs;
+  c.run = [m, p](Context& ctx, std::span<const TensorView> views) {
+    if (p->step) return RunStep(m, *p, ctx, ToOutputs(*p, views));
+    if (p->num_forward > 0) m.forward(ctx, p->in, p->options, ToOutputs(*p, views));
+    if (p->num_forward < p->outputs.size()) {
+      m.backward(ctx, p->in, p->options, ToGradients(*p, views));
+    }
+  };
+  c.reference = [m, p](std::span<const TensorView> expected,
+                       std::span<const TensorView> tolerance) {
+    const ReferenceMath math = m.math(p->in, p->options);
+    if (p->num_forward > 0) {
+      m.reference(p->in, p->options, ToOutputs(*p, expected));
+      if (!tolerance.empty()) {
+        Tolerance(p->in, p->options, math, ToOutputs(*p, expected),
+                  ToOutputs(*p, tolerance));
+      }
+    }
+    if (p->num_forward == p->outputs.size()) return;
+    m.backward_reference(p->in, p->options, ToGradients(*p, expected));
+    if (!tolerance.empty()) {
+      BackwardTolerance(p->in, p->options, math, ToGradients(*p, expected),
+                        ToGradients(*p, tolerance));
+    }
+  };
+  for (const ConstTensorView& view : {p->in.q, p->in.k, p->in.v, p->in.log_decay}) {
+    if (view.present()) {
+      c.bytes += static_cast<double>(view.num_elements()) *
+                 static_cast<double>(SizeOf(view.dtype()));
+    }
+  }
+  for (const OutputSpec& spec : c.outputs) {
+    double bytes = static_cast<double>(SizeOf(spec.dtype));
+    for (const int64_t size : spec.sizes) bytes *= static_cast<double>(size);
+    c.bytes += bytes;
+  }
+  return c;
+}
+
+// The outputs of both passes that exist, in order.
+void Describe(const Definition& d, Problem& p, int64_t sequences, bool forward,
+              bool backward) {
+  const DType dtype = p.in.q.dtype(), state = StateDType(dtype);
+  const Shape q(p.in.q.sizes().begin(), p.in.q.sizes().end());
+  const Shape v(p.in.v.sizes().begin(), p.in.v.sizes().end());
+  const int64_t F = recurrence::FeatureSize(d.feature, q[3]);
+  const Shape S = {sequences, v[2], F, v[3]}, z = {sequences, v[2], F};
+  if (forward) {
+    p.outputs.push_back({"o", dtype, v, {}});
+    if (d.causal) p.outputs.push_back({"state", state, S, {}});
+    if (d.causal && d.normalize) p.outputs.push_back({"state_z", state, z, {}});
+  }
+  p.num_forward = p.outputs.size();
+  if (!backward) return;
+  p.outputs.push_back({"dq", dtype, q, {}});
+  if (!d.complement_keys) p.outputs.push_back({"dk", dtype, q, {}});
+  p.outputs.push_back({"dv", dtype, v, {}});
+  if (p.in.log_decay.present()) {
+    const ConstTensorView& g = p.in.log_decay;
+    p.outputs.push_back(
+        {"dlog_decay", g.dtype(), {g.sizes().begin(), g.sizes().end()}, {}});
+  }
+  if (d.causal) p.outputs.push_back({"dinitial_state", state, S, {}});
+  if (d.causal && d.normalize) p.outputs.push_back({"dinitial_z", state, z, {}});
+}
+
+// A normaliser is a sum of features: positive.
+const Buffer& FillPositive(const Buffer& buffer, uint64_t seed) {
+  Random random(seed);
+  Shape index(buffer.view().sizes().size());
+  if (buffer.view().num_elements() == 0) return buffer;
+  do {
+    SetElement(buffer.view(), index, random.Uniform(0.5, 2));
+  } while (NextIndex(buffer.view().sizes(), index));
+  return buffer;
+}
+
+// -strength times an exponential deviate, so that weak and strong ones meet.
+const Buffer& FillDecays(const Buffer& buffer, uint64_t seed, double strength,
+                         double extreme) {
+  Random random(seed);
+  Shape index(buffer.view().sizes().size());
+  if (buffer.view().num_elements() == 0) return buffer;
+  do {
+    const double g = random.Chance(extreme) ? -1e4
+                                            : strength * std::log(1 - random.Uniform());
+    SetElement(buffer.view(), index, g);
+  } while (NextIndex(buffer.view().sizes(), index));
+  return buffer;
+}
+
+class Generator {
+ public:
+  Generator(const Mechanism& m, DType dtype, uint64_t seed)
+      : m_(m), d_(m.definition), dtype_(dtype), random_(seed), seed_(seed * 64) {
+    p_.note = "seed=" + std::to_string(seed);
+  }
+
+  Problem Make() {
+    p_.step = d_.causal && random_.Chance(0.1);
+    const bool packed = !p_.step && random_.Chance(0.2);
+    const int64_t B = packed ? 1 : random_.Chance(0.03) ? 0 : Integer(1, 3);
+    const int64_t T = p_.step ? 1 : Tokens(), H = Integer(1, 2);
+    const int64_t HV = H * random_.Pick<int64_t>({1, 1, 1, 2, 3});
+    const bool wide = d_.feature == recurrence::Feature::kTaylor;
+    const int64_t K = wide ? Integer(1, 9) : Channels(), V = Channels();
+    const Shape q = {B, T, H, K}, v = {B, T, HV, V};
+    p_.in.q = Tensor(q, 1);
+    if (!d_.complement_keys) p_.in.k = Tensor(q, 1);
+    p_.in.v = Tensor(v, 1);
+    p_.in.d_o = Tensor(v, 1);
+    const Shape decay = DecayShapeOf(d_, q, HV);
+    if (!decay.empty()) {
+      const double strength = std::exp(random_.Uniform(-7, 2));
+      // The gradient of a constant is a sum over everything, which f16 need not hold.
+      const bool sum = d_.decay == DecayShape::kHead && dtype_ == DType::kF16;
+      const DType type = !sum && random_.Chance(0.5) ? dtype_ : StateDType(dtype_);
+      p_.in.log_decay =
+          p_.Keep(FillDecays(Make(type, decay), ++seed_, random_.Chance(0.1) ? 0 : strength,
+                             random_.Chance(0.2) ? 0.02 : 0));
+    }
+    int64_t sequences = B;
+    if (packed) {
+      sequences = Integer(0, 4);
+      Shape bounds = {0};
+      for (int64_t i = 0; i < sequences; ++i) bounds.push_back(Integer(0, T));
+      std::sort(bounds.begin(), bounds.end());
+      p_.options.cu_seqlens = Ints(bounds);
+    } else if (!p_.step) {
+      if (random_.Chance(0.3)) p_.options.lengths = Ints(Bounds(B, T));
+      if (random_.Chance(0.2)) p_.options.starts = Ints(Bounds(B, T));
+    }
+    p_.options.reverse = !p_.step && random_.Chance(0.3);
+    if (random_.Chance(0.3)) p_.options.scale = random_.Uniform(0.1, 1.5);
+    const int64_t F = recurrence::FeatureSize(d_.feature, K);
+    if (d_.causal && random_.Chance(0.5)) {
+      p_.in.initial.S = State({sequences, HV, F, V});
+      if (d_.normalize) {
+        p_.in.initial.z =
+            p_.Keep(FillPositive(Buffer(StateDType(dtype_), {sequences, HV, F}), ++seed_));
+      }
+    }
+    if (d_.causal && random_.Chance(0.5)) p_.in.d_final.S = State({sequences, HV, F, V});
+    if (d_.causal && d_.normalize && random_.Chance(0.5)) {
+      p_.in.d_final.z = State({sequences, HV, F});
+    }
+    Describe(d_, p_, sequences, true, !p_.step && random_.Chance(0.6));
+    if (p_.step) return p_;
+    // Some of them are not asked for; o always is.
+    for (size_t i = p_.outputs.size(); i-- > 1;) {
+      if (!random_.Chance(0.15)) continue;
+      p_.outputs.erase(p_.outputs.begin() + static_cast<int64_t>(i));
+      if (i < p_.num_forward) --p_.num_forward;
+    }
+    return p_;
+  }
+
+ private:
+  int64_t Integer(int64_t low, int64_t high) { return random_.Integer(low, high); }
+  int64_t Tokens() {
+    if (random_.Chance(0.04)) return 0;
+    if (random_.Chance(0.5)) return Integer(1, 20);
+    return random_.Pick<int64_t>({60, 63, 64, 65, 66, 67, 100, 128, 131});
+  }
+  int64_t Channels() {
+    if (random_.Chance(0.5)) return Integer(1, 20);
+    return random_.Pick<int64_t>({1, 3, 8, 15, 16, 17, 31, 32, 33, 40, 48, 64, 65});
+  }
+  Shape Bounds(int64_t B, int64_t T) {
+    Shape bounds;
+    for (int64_t b = 0; b < B; ++b) bounds.push_back(Integer(0, T));
+    return bounds;
+  }
+  ConstTensorView Ints(const Shape& values) {
+    const Buffer buffer(random_.Chance(0.5) ? DType::kI32 : DType::kI64,
+                        {static_cast<int64_t>(values.size())});
+    for (size_t i = 0; i < values.size(); ++i) {
+      buffer.Set({static_cast<int64_t>(i)}, static_cast<double>(values[i]));
+    }
+    return p_.Keep(buffer);
+  }
+  // Rows contiguous, tokens or heads first, gaps between them, at either guard.
+  Buffer Make(DType dtype, const Shape& sizes) {
+    const Placement placement =
+        random_.Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard;
+    if (sizes.size() < 3 || random_.Chance(0.4)) {
+      Shape row_major(sizes.size(), 1);
+      for (size_t i = sizes.size(); i-- > 1;) {
+        row_major[i - 1] = row_major[i] * std::max<int64_t>(sizes[i], 1);
+      }
+      return Buffer(dtype, sizes, row_major, placement, Integer(0, 9));
+    }
+    Shape strides(sizes.size(), 1);
+    int64_t next = sizes.size() == 4 ? std::max<int64_t>(sizes[3], 1) + Integer(0, 3) : 1;
+    const bool heads_first = random_.Chance(0.5);
+    for (const size_t axis : heads_first ? std::vector<size_t>{1, 2, 0}
+                                         : std::vector<size_t>{2, 1, 0}) {
+      strides[axis] = next;
+      next = next * std::max<int64_t>(sizes[axis], 1) + Integer(0, 5);
+    }
+    return Buffer(dtype, sizes, strides, placement, Integer(0, 9));
+  }
+  ConstTensorView Tensor(const Shape& sizes, double deviation) {
+    return p_.Keep(Make(dtype_, sizes).FillNormal(++seed_, deviation));
+  }
+  ConstTensorView State(const Shape& sizes) {
+    return p_.Keep(Buffer(StateDType(dtype_), sizes).FillNormal(++seed_));
+  }
+
+  const Mechanism& m_;
+  const Definition& d_;
+  DType dtype_;
+  Random random_;
+  uint64_t seed_;
+  Problem p_;
+};
+
+}  // namespace
+
+Case MakeCase(const Mechanism& m, const CaseRequest& request) {
+  const Definition& d = m.definition;
+  const Sizes& s = request.sizes;
+  const bool backward = request.pass == "backward";
+  Problem p;
+  // Features of pairs of channels: 300 at 24 channels, 30,000 at 256, which no one has.
+  const int64_t K = d.feature == recurrence::Feature::kTaylor ? std::min<int64_t>(s.D, 24)
+                                                              : s.D;
+  p.step = request.pass == "step";
+  if (!backward && !p.step && request.pass != "forward") {
+    throw InvalidArgument(m.name + ": pass is " + request.pass +
+                          ", expected forward, backward or step");
+  }
+  uint64_t seed = request.seed * 16;
+  const auto tensor = [&](const Shape& sizes) {
+    return p.Keep(Buffer(request.dtype, sizes, Placement::kAligned).FillNormal(++seed));
+  };
+  const int64_t T = p.step ? 1 : s.Tq;
+  const Shape q = {s.B, T, s.Hkv, K}, v = {s.B, T, s.Hq, s.Dv};
+  p.in.q = tensor(q);
+  if (!d.complement_keys) p.in.k = tensor(q);
+  p.in.v = tensor(v);
+  if (backward) p.in.d_o = tensor(v);
+  const Shape decay = DecayShapeOf(d, q, s.Hq);
+  if (!decay.empty()) {
+    p.in.log_decay = p.Keep(
+        FillDecays(Buffer(request.dtype, decay, Placement::kAligned), ++seed, 0.05, 0));
+  }
+  const int64_t F = recurrence::FeatureSize(d.feature, K);
+  p.note = request.variant;
+  for (size_t begin = 0; begin < request.variant.size();) {
+    const size_t end = std::min(request.variant.find('+', begin), request.variant.size());
+    const std::string word = request.variant.substr(begin, end - begin);
+    begin = end + 1;
+    if (word == "reverse" && !p.step) {
+      p.options.reverse = true;
+    } else if (word == "state" && d.causal) {
+      p.in.initial.S = p.Keep(
+          Buffer(StateDType(request.dtype), {s.B, s.Hq, F, s.Dv}).FillNormal(++seed));
+      if (d.normalize) {
+        p.in.initial.z = p.Keep(
+            FillPositive(Buffer(StateDType(request.dtype), {s.B, s.Hq, F}), ++seed));
+      }
+    } else if (word.rfind("lengths", 0) == 0 && !p.step) {
+      const double percent = word.size() > 8 ? std::stod(word.substr(8)) : 62;
+      p.options.lengths = p.Keep(Buffer(DType::kI64, {s.B}).FillConstant(
+          std::floor(static_cast<double>(T) * percent / 100)));
+    }
+  }
+  Describe(d, p, s.B, !backward, backward);
+  Case c = ToCase(m, p);
+  c.pass = request.pass;
+  double tokens = static_cast<double>(s.B * T);
+  if (p.options.lengths.present() && s.B > 0) {
+    tokens = static_cast<double>(s.B * p.options.lengths.as<int64_t>()[0]);
+  }
+  c.flops = (backward ? 12 : 4) * tokens * static_cast<double>(s.Hq) *
+            static_cast<double>(F) * static_cast<double>(s.Dv);
+  return c;
+}
+
+Case RandomCase(const Mechanism& m, DType dtype, uint64_t seed) {
+  return ToCase(m, Generator(m, dtype, seed).Make());
+}
+
+}  // namespace heed::recurrent

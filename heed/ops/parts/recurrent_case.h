@@ -1,0 +1,45 @@
+// Problems of recurrent mechanisms: what their cases are made of.
+#ifndef HEED_OPS_PARTS_RECURRENT_CASE_H_
+#define HEED_OPS_PARTS_RECURRENT_CASE_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "heed/harness/buffer.h"
+#include "heed/harness/case.h"
+#include "heed/ops/parts/recurrent.h"
+#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/parts/recurrent_reference_internal.h"
+
+namespace heed::recurrent {
+
+// One mechanism, with options of its own bound.
+struct Mechanism {
+  std::string name;
+  Definition definition;
+  std::function<void(Context&, const Inputs&, const Options&, const Outputs&)> forward;
+  std::function<void(Context&, const BackwardInputs&, const Options&, const Gradients&)>
+      backward;
+  std::function<void(const Inputs&, const Options&, const Outputs&)> reference;
+  std::function<void(const BackwardInputs&, const Options&, const Gradients&)>
+      backward_reference;
+  std::function<void(Context&, const StepInputs&, const Options&, const State&,
+                     const TensorView&)>
+      step;
+  std::function<ReferenceMath(const Inputs&, const Options&)> math;
+  std::string options;  // for titles
+};
+
+// Variants that every one of them has.
+inline const std::vector<std::string> kVariants = {"state", "lengths=62", "reverse"};
+
+// N(0, 1) rows of any size, decays of ordinary strength.
+Case MakeCase(const Mechanism& mechanism, const CaseRequest& request);
+
+// Random sizes, layouts, options and strengths of decays; forward and backward.
+Case RandomCase(const Mechanism& mechanism, DType dtype, uint64_t seed);
+
+}  // namespace heed::recurrent
+
+#endif  // HEED_OPS_PARTS_RECURRENT_CASE_H_

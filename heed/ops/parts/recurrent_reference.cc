@@ -1,0 +1,439 @@
+// Reading a call into heads of doubles, and writing what comes out.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/parts/recurrent_reference_internal.h"
+
+namespace heed::recurrent {
+namespace {
+
+using parts::ReferenceHead;
+using parts::ReferenceHeadGradients;
+using parts::ReferenceHeadOutputs;
+
+double At(const ConstTensorView& t, std::initializer_list<int64_t> index) {
+  int64_t at = 0;
+  int axis = 0;
+  for (const int64_t i : index) at += i * t.stride(axis++);
+  return LoadAsDouble(t.dtype(), t.data(), at);
+}
+
+void Put(const TensorView& t, std::initializer_list<int64_t> index, double value) {
+  int64_t at = 0;
+  int axis = 0;
+  for (const int64_t i : index) at += i * t.stride(axis++);
+  StoreDouble(t.dtype(), t.data(), at, value);
+}
+
+void Add(const TensorView& t, std::initializer_list<int64_t> index, double value) {
+  Put(t, index, At(t, index) + value);
+}
+
+void Clear(const TensorView& t) {
+  if (!t.present()) return;
+  std::vector<int64_t> index(static_cast<size_t>(t.rank()));
+  for (int64_t i = 0; i < t.num_elements(); ++i) {
+    int64_t rest = i, at = 0;
+    for (int axis = t.rank() - 1; axis >= 0; --axis) {
+      at += rest % t.size(axis) * t.stride(axis);
+      rest /= t.size(axis);
+    }
+    StoreDouble(t.dtype(), t.data(), at, 0);
+  }
+}
+
+Doubles Row(const ConstTensorView& t, int64_t b, int64_t token, int64_t head) {
+  Doubles row;
+  for (int64_t i = 0; i < t.size(3); ++i) row.push_back(At(t, {b, token, head, i}));
+  return row;
+}
+
+void Append(Doubles& to, const Doubles& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+// One head of one sequence, and where its tokens are.
+struct Place {
+  int64_t sequence, batch, head, key_head;
+  std::vector<int64_t> tokens;  // in the order in which they are taken
+};
+
+template <class F>
+void ForEachHead(const Inputs& in, const Options& options, const F& f) {
+  const int64_t H = in.q.size(2), HV = in.v.size(2);
+  const auto ranges = Ranges("reference", in.q, options);
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    for (int64_t h = 0; h < HV; ++h) {
+      Place place = {static_cast<int64_t>(i), ranges[i].batch, h, h / (HV / H), {}};
+      for (int64_t t = ranges[i].begin; t < ranges[i].end; ++t) place.tokens.push_back(t);
+      if (options.reverse) std::reverse(place.tokens.begin(), place.tokens.end());
+      f(place);
+    }
+  }
+}
+
+Doubles StateOf(const ConstTensorView& t, const Place& place, size_t size) {
+  Doubles state;
+  if (!t.present()) return Doubles(size, 0.0);
+  for (int64_t i = 0; i < t.size(2); ++i) {
+    if (t.rank() == 3) {
+      state.push_back(At(t, {place.sequence, place.head, i}));
+      continue;
+    }
+    for (int64_t j = 0; j < t.size(3); ++j) {
+      state.push_back(At(t, {place.sequence, place.head, i, j}));
+    }
+  }
+  return state;
+}
+
+template <class F>
+void PutState(const TensorView& t, const Place& place, const Doubles& state, const F& f) {
+  if (!t.present()) return;
+  size_t at = 0;
+  for (int64_t i = 0; i < t.size(2); ++i) {
+    if (t.rank() == 3) {
+      f(t, std::initializer_list<int64_t>{place.sequence, place.head, i}, state[at++]);
+      continue;
+    }
+    for (int64_t j = 0; j < t.size(3); ++j) {
+      f(t, std::initializer_list<int64_t>{place.sequence, place.head, i, j}, state[at++]);
+    }
+  }
+}
+
+ReferenceHead HeadOf(const Inputs& in, const ReferenceMath& math, const Place& place) {
+  ReferenceHead head;
+  head.T = place.tokens.size();
+  head.V = static_cast<size_t>(in.v.size(3));
+  head.normalize = math.normalize;
+  head.eps = math.eps;
+  const int64_t channels = in.q.size(3);
+  const auto feature = [&](const Doubles& x) { return math.feature ? math.feature(x) : x; };
+  head.K = feature(Doubles(static_cast<size_t>(channels), 0.0)).size();
+  for (const int64_t t : place.tokens) {
+    Doubles q = feature(Row(in.q, place.batch, t, place.key_head)), k, a;
+    for (double& x : q) x *= math.scale;
+    for (size_t i = 0; i < head.K; ++i) {
+      const double g = math.log_decay ? math.log_decay(place.batch, t, place.head,
+                                                       static_cast<int64_t>(i))
+                                      : 0;
+      a.push_back(std::exp(g));
+      if (math.complement_keys) k.push_back(-std::expm1(g));
+    }
+    if (!math.complement_keys) k = feature(Row(in.k, place.batch, t, place.key_head));
+    Append(head.q, q);
+    Append(head.k, k);
+    Append(head.a, a);
+    Append(head.v, Row(in.v, place.batch, t, place.head));
+  }
+  head.S = StateOf(in.initial.S, place, head.K * head.V);
+  head.z = StateOf(in.initial.z, place, head.K);
+  return head;
+}
+
+// Without causality: decays are none, and every token reads the sum over all.
+ReferenceHead AllAtOnce(const ReferenceHead& head) {
+  ReferenceHead sums = head;
+  for (size_t t = 0; t < head.T; ++t) {
+    for (size_t i = 0; i < head.K; ++i) {
+      for (size_t j = 0; j < head.V; ++j) {
+        sums.S[i * head.V + j] += head.k[t * head.K + i] * head.v[t * head.V + j];
+      }
+      sums.z[i] += head.k[t * head.K + i];
+    }
+  }
+  std::fill(sums.k.begin(), sums.k.end(), 0.0);
+  return sums;
+}
+
+ReferenceHeadOutputs Run(const ReferenceHead& head, bool causal) {
+  return parts::RunReference(causal ? head : AllAtOnce(head));
+}
+
+ReferenceHeadGradients RunBackward(const ReferenceHead& head, bool causal,
+                                   const Doubles& d_o, const Doubles& d_S,
+                                   const Doubles& d_z) {
+  if (causal) return parts::RunBackwardReference(head, d_o, d_S, d_z);
+  // The gradient of the sums is that of the state before the first token.
+  auto g = parts::RunBackwardReference(AllAtOnce(head), d_o, d_S, d_z);
+  for (size_t t = 0; t < head.T; ++t) {
+    for (size_t j = 0; j < head.V; ++j) g.v[t * head.V + j] = 0;
+    for (size_t i = 0; i < head.K; ++i) {
+      g.k[t * head.K + i] = g.z[i];
+      for (size_t j = 0; j < head.V; ++j) {
+        g.k[t * head.K + i] += g.S[i * head.V + j] * head.v[t * head.V + j];
+        g.v[t * head.V + j] += g.S[i * head.V + j] * head.k[t * head.K + i];
+      }
+    }
+  }
+  return g;
+}
+
+Doubles Absolute(Doubles x) {
+  for (double& value : x) value = std::abs(value);
+  return x;
+}
+
+ReferenceHead Magnitudes(ReferenceHead head, bool causal) {
+  head.denominators = Run(head, causal).denominators;
+  for (Doubles* x : {&head.q, &head.k, &head.v, &head.S, &head.z}) *x = Absolute(*x);
+  return head;
+}
+
+Doubles GradientsOfO(const BackwardInputs& in, const Place& place) {
+  Doubles d_o;
+  for (const int64_t t : place.tokens) {
+    Append(d_o, Row(in.d_o, place.batch, t, place.head));
+  }
+  return d_o;
+}
+
+// Rounding. Every element of a result is a sum of products; a computed one differs by
+// the sum of the magnitudes of its terms times
+//
+//   chain sqrt(T + K) + base
+//
+// a random walk of one rounding per token (of the state) and channel, six deviations of
+// u / sqrt(3) wide: 3.5 u; and what happens once per factor (scale, feature map, tables,
+// reductions by trees): base. A decay is off by up to `decay` of itself, and all of them
+// may be in one direction, as where they are equal: that times the derivative by a common
+// factor of all decays. Results of 16 bits are rounded once more.
+struct Epsilon {
+  double chain, base, decay;
+  double output, subnormal;
+};
+
+Epsilon EpsilonOf(DType dtype) {
+  const double u = dtype == DType::kF64 ? 0x1p-53 : 0x1p-24;
+  Epsilon e = {3.5 * u, 8 * u, 6 * u, 0, 0};
+  if (dtype == DType::kBF16) e.output = 1.01 * 0x1p-8;
+  if (dtype == DType::kF16) {
+    e.output = 1.01 * 0x1p-11;
+    e.subnormal = 0x1p-25;
+  }
+  return e;
+}
+
+double Relative(const Epsilon& e, const ReferenceHead& head) {
+  return e.chain * std::sqrt(static_cast<double>(head.T + head.K)) + e.base;
+}
+
+constexpr double kStep = 1e-5;  // of the derivative by a common factor of decays
+
+ReferenceHead Slower(ReferenceHead head) {
+  for (double& a : head.a) a *= 1 + kStep;
+  return head;
+}
+
+// relative x + decay dx, where `slower` is x with all decays enlarged.
+Doubles Errors(const Doubles& x, const Doubles& slower, double relative, double decay) {
+  Doubles errors(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    errors[i] = relative * x[i] + decay * std::abs(slower[i] - x[i]) / kStep;
+  }
+  return errors;
+}
+
+}  // namespace
+
+double DecayAt(const ConstTensorView& log_decay, int64_t b, int64_t t, int64_t head,
+               int64_t channel) {
+  if (log_decay.rank() == 1) return At(log_decay, {head});
+  if (log_decay.rank() == 3) return At(log_decay, {b, t, head});
+  return At(log_decay, {b, t, head, channel});
+}
+
+ReferenceMath OrdinaryMath(const Inputs& in, const Options& options) {
+  ReferenceMath math;
+  math.scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(in.q.size(3))));
+  math.log_decay = [g = in.log_decay](int64_t b, int64_t t, int64_t head, int64_t i) {
+    return DecayAt(g, b, t, head, i);
+  };
+  return math;
+}
+
+void Reference(const Inputs& in, const Options& options, const ReferenceMath& math,
+               const Outputs& out) {
+  Clear(out.o);
+  ForEachHead(in, options, [&](const Place& place) {
+    const ReferenceHead head = HeadOf(in, math, place);
+    const auto result = Run(head, math.causal);
+    for (size_t t = 0; t < head.T; ++t) {
+      for (size_t j = 0; j < head.V; ++j) {
+        Put(out.o, {place.batch, place.tokens[t], place.head, static_cast<int64_t>(j)},
+            result.o[t * head.V + j]);
+      }
+    }
+    PutState(out.final.S, place, result.S, Put);
+    PutState(out.final.z, place, result.z, Put);
+  });
+}
+
+void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& math,
+               const Outputs& expected, const Outputs& tolerance) {
+  const Epsilon e = EpsilonOf(in.q.dtype());
+  Clear(tolerance.o);
+  ForEachHead(in, options, [&](const Place& place) {
+    const ReferenceHead head = Magnitudes(HeadOf(in, math, place), math.causal);
+    const auto sums = Run(head, math.causal);
+    const auto slower = math.log_decay ? Run(Slower(head), math.causal) : sums;
+    const double relative = Relative(e, head);
+    const auto o = Errors(sums.o, slower.o, relative, e.decay);
+    for (size_t t = 0; t < head.T; ++t) {
+      for (size_t j = 0; j < head.V; ++j) {
+        const auto column = static_cast<int64_t>(j);
+        const double value =
+            At(expected.o, {place.batch, place.tokens[t], place.head, column});
+        Put(tolerance.o, {place.batch, place.tokens[t], place.head, column},
+            o[t * head.V + j] + std::abs(value) * e.output + e.subnormal);
+      }
+    }
+    PutState(tolerance.final.S, place, Errors(sums.S, slower.S, relative, e.decay), Put);
+    PutState(tolerance.final.z, place, Errors(sums.z, slower.z, relative, e.decay), Put);
+  });
+}
+
+namespace {
+
+// What a head adds to the gradients: values, or errors of them.
+void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Place& place,
+                  const ReferenceHead& head, const ReferenceHeadGradients& g,
+                  const Doubles& of_decay, bool errors, const Gradients& out) {
+  const auto through_feature = [&](const ConstTensorView& from, int64_t t,
+                                   const Doubles& dy) {
+    if (!math.feature) return dy;
+    const Doubles x = Row(from, place.batch, t, place.key_head);
+    if (!errors) return math.feature_backward(x, dy);
+    // Row by row of the derivative: errors add up, whatever their signs.
+    Doubles dx(x.size(), 0.0);
+    for (size_t i = 0; i < dy.size(); ++i) {
+      Doubles unit(dy.size(), 0.0);
+      unit[i] = 1;
+      const Doubles column = math.feature_backward(x, unit);
+      for (size_t c = 0; c < dx.size(); ++c) dx[c] += std::abs(column[c]) * dy[i];
+    }
+    return dx;
+  };
+  const auto row = [&](const Doubles& of, size_t t) {
+    return Doubles(of.begin() + static_cast<int64_t>(t * head.K),
+                   of.begin() + static_cast<int64_t>((t + 1) * head.K));
+  };
+  for (size_t t = 0; t < head.T; ++t) {
+    const int64_t token = place.tokens[t];
+    Doubles d_query = row(g.q, t);
+    for (double& x : d_query) x *= errors ? std::abs(math.scale) : math.scale;
+    const auto add = [&](const TensorView& to, const Doubles& values, int64_t head_index) {
+      for (size_t i = 0; to.present() && i < values.size(); ++i) {
+        Add(to, {place.batch, token, head_index, static_cast<int64_t>(i)}, values[i]);
+      }
+    };
+    add(out.dq, through_feature(in.q, token, d_query), place.key_head);
+    if (out.dk.present()) {
+      add(out.dk, through_feature(in.k, token, row(g.k, t)), place.key_head);
+    }
+    for (size_t j = 0; out.dv.present() && j < head.V; ++j) {
+      Add(out.dv, {place.batch, token, place.head, static_cast<int64_t>(j)},
+          g.v[t * head.V + j]);
+    }
+    for (size_t i = 0; out.dlog_decay.present() && i < head.K; ++i) {
+      const double value = of_decay[t * head.K + i];
+      if (out.dlog_decay.rank() == 1) {
+        Add(out.dlog_decay, {place.head}, value);
+      } else if (out.dlog_decay.rank() == 3) {
+        Add(out.dlog_decay, {place.batch, token, place.head}, value);
+      } else {
+        Add(out.dlog_decay, {place.batch, token, place.head, static_cast<int64_t>(i)},
+            value);
+      }
+    }
+  }
+  PutState(out.dinitial.S, place, g.S, Put);
+  PutState(out.dinitial.z, place, g.z, Put);
+}
+
+void ClearAll(const Gradients& out) {
+  for (const TensorView* t : {&out.dq, &out.dk, &out.dv, &out.dlog_decay}) Clear(*t);
+}
+
+}  // namespace
+
+void BackwardReference(const BackwardInputs& in, const Options& options,
+                       const ReferenceMath& math, const Gradients& out) {
+  ClearAll(out);
+  ForEachHead(in, options, [&](const Place& place) {
+    const ReferenceHead head = HeadOf(in, math, place);
+    const auto g = RunBackward(head, math.causal, GradientsOfO(in, place),
+                               StateOf(in.d_final.S, place, head.S.size()),
+                               StateOf(in.d_final.z, place, head.K));
+    Doubles of_decay(g.a.size());
+    for (size_t i = 0; i < g.a.size(); ++i) {
+      of_decay[i] = g.a[i] * head.a[i];
+      if (math.complement_keys) of_decay[i] -= g.k[i] * head.a[i];
+    }
+    AddGradients(in, math, place, head, g, of_decay, false, out);
+  });
+}
+
+void BackwardTolerance(const BackwardInputs& in, const Options& options,
+                       const ReferenceMath& math, const Gradients& expected,
+                       const Gradients& tolerance) {
+  const Epsilon e = EpsilonOf(in.q.dtype());
+  ClearAll(tolerance);
+  ForEachHead(in, options, [&](const Place& place) {
+    const ReferenceHead head = Magnitudes(HeadOf(in, math, place), math.causal);
+    const Doubles d_o = Absolute(GradientsOfO(in, place));
+    const Doubles d_S = Absolute(StateOf(in.d_final.S, place, head.S.size()));
+    const Doubles d_z = Absolute(StateOf(in.d_final.z, place, head.K));
+    const auto sums = RunBackward(head, math.causal, d_o, d_S, d_z);
+    const auto slower =
+        math.log_decay ? RunBackward(Slower(head), math.causal, d_o, d_S, d_z) : sums;
+    const double relative = Relative(e, head) * 2;
+    ReferenceHeadGradients g;
+    g.q = Errors(sums.q, slower.q, relative, e.decay);
+    g.k = Errors(sums.k, slower.k, relative, e.decay);
+    g.v = Errors(sums.v, slower.v, relative, e.decay);
+    g.S = Errors(sums.S, slower.S, relative, e.decay);
+    g.z = Errors(sums.z, slower.z, relative, e.decay);
+    // A log decay's gradient is a sum of q dq - k dk over the rest of a block and of <S, D>
+    // at its end: errors of each.
+    Doubles of_decay(sums.a.size(), 0.0);
+    const auto final = Run(head, math.causal);
+    for (size_t i = 0; i < head.K; ++i) {
+      double end = 0;
+      for (size_t j = 0; j < head.V; ++j) {
+        end += final.S[i * head.V + j] * d_S[i * head.V + j];
+      }
+      end += final.z[i] * d_z[i];
+      double sum = 0;
+      for (size_t t = head.T; t-- > 0;) {
+        const size_t at = t * head.K + i;
+        if ((t + 1) % 64 == 0 && t + 1 < head.T) {
+          sum = relative * sums.a[at + head.K] * head.a[at + head.K];
+        } else if (t + 1 == head.T) {
+          sum = relative * end;
+        }
+        sum += head.q[at] * (g.q[at] + e.base * sums.q[at]) +
+               head.k[at] * (g.k[at] + e.base * sums.k[at]);
+        of_decay[at] = sum;
+        if (math.complement_keys) of_decay[at] += g.k[at] * head.a[at];
+      }
+    }
+    AddGradients(in, math, place, head, g, of_decay, true, tolerance);
+  });
+  const auto round = [&](const TensorView& t, const TensorView& value, DType dtype) {
+    const Epsilon of = EpsilonOf(dtype);
+    for (int64_t i = 0; t.present() && i < t.num_elements(); ++i) {
+      double* at = t.as<double>() + i;  // both as the harness makes them
+      *at += std::abs(value.as<double>()[i]) * of.output + of.subnormal;
+    }
+  };
+  round(tolerance.dq, expected.dq, in.q.dtype());
+  round(tolerance.dk, expected.dk, in.q.dtype());
+  round(tolerance.dv, expected.dv, in.q.dtype());
+  round(tolerance.dlog_decay, expected.dlog_decay, in.log_decay.dtype());
+}
+
+}  // namespace heed::recurrent

@@ -1,0 +1,52 @@
+// Calls of recurrent mechanisms in double: how their references read arguments, and how
+// far rounding may take a kernel from them.
+#ifndef HEED_OPS_PARTS_RECURRENT_REFERENCE_INTERNAL_H_
+#define HEED_OPS_PARTS_RECURRENT_REFERENCE_INTERNAL_H_
+
+#include <cstdint>
+#include <functional>
+
+#include "heed/ops/parts/recurrence_reference_internal.h"
+#include "heed/ops/parts/recurrent.h"
+
+namespace heed::recurrent {
+
+using parts::Doubles;
+
+// A mechanism's own mathematics, written down once more for its reference.
+struct ReferenceMath {
+  double scale = 1;
+  // phi(x), and its transposed derivative at x times dy; empty: the identity.
+  std::function<Doubles(const Doubles& x)> feature;
+  std::function<Doubles(const Doubles& x, const Doubles& dy)> feature_backward;
+  // The logarithm of the decay of a token's channel; empty: none.
+  std::function<double(int64_t b, int64_t t, int64_t head, int64_t channel)> log_decay;
+  bool complement_keys = false;  // k = 1 - exp(log_decay)
+  bool causal = true;            // without it, every token reads the last state
+  bool normalize = false;
+  double eps = 0;
+};
+
+// An element of [HV], [B, T, HV] or [B, T, HV, K].
+double DecayAt(const ConstTensorView& log_decay, int64_t b, int64_t t, int64_t head,
+               int64_t channel);
+
+// log_decay as given, the scale K^-1/2 unless given; nothing else.
+ReferenceMath OrdinaryMath(const Inputs& in, const Options& options);
+
+// Checks nothing: arguments are a kernel's that has. Outputs may be f64.
+void Reference(const Inputs& in, const Options& options, const ReferenceMath& math,
+               const Outputs& out);
+void BackwardReference(const BackwardInputs& in, const Options& options,
+                       const ReferenceMath& math, const Gradients& out);
+
+// The allowed error of each output; .cc says why.
+void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& math,
+               const Outputs& expected, const Outputs& tolerance);
+void BackwardTolerance(const BackwardInputs& in, const Options& options,
+                       const ReferenceMath& math, const Gradients& expected,
+                       const Gradients& tolerance);
+
+}  // namespace heed::recurrent
+
+#endif  // HEED_OPS_PARTS_RECURRENT_REFERENCE_INTERNAL_H_

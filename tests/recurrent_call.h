@@ -1,0 +1,205 @@
+// A call of a recurrent mechanism with its memory, and every mechanism in every dtype: what
+// the tests of their contract share.
+#ifndef HEED_TESTS_RECURRENT_CALL_H_
+#define HEED_TESTS_RECURRENT_CALL_H_
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ostream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "heed/harness/buffer.h"
+#include "heed/harness/case.h"
+#include "heed/ops/parts/recurrent_case.h"
+
+namespace heed::recurrent {
+
+using Shape = std::vector<int64_t>;
+
+// A call with its memory: every input, and places for every result.
+struct Call {
+  Call(const Mechanism& mechanism, DType dtype, int64_t B, int64_t T, int64_t H,
+       int64_t group, int64_t K, int64_t V, int64_t sequences, uint64_t seed = 1)
+      : m(&mechanism) {
+    const Definition& d = mechanism.definition;
+    const DType state = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+    const Shape q = {B, T, H, K}, v = {B, T, H * group, V};
+    const auto fill = [&](const Shape& sizes, DType type) {
+      return Buffer(type, sizes).FillNormal(++seed);
+    };
+    inputs.push_back({"q", fill(q, dtype)});
+    if (!d.complement_keys) inputs.push_back({"k", fill(q, dtype)});
+    inputs.push_back({d.value_name, fill(v, dtype)});
+    if (d.decay != DecayShape::kNone) {
+      const Shape shape = d.decay == DecayShape::kHead    ? Shape{H * group}
+                          : d.decay == DecayShape::kToken ? Shape{B, T, H * group}
+                                                          : Shape{B, T, H * group, K};
+      const Buffer decay(d.decay == DecayShape::kHead ? state : dtype, shape);
+      Random random(++seed);
+      ForEach(decay, [&](const Shape& at) {
+        SetElement(decay.view(), at, 0.3 * std::log(1 - random.Uniform()));
+      });
+      inputs.push_back({"log_decay", decay});
+    }
+    if (d.causal) inputs.push_back({"initial_state", fill({sequences, H * group,
+        recurrence::FeatureSize(d.feature, K), V}, state)});
+    d_o = fill(v, dtype);
+    d_state = fill({sequences, H * group, recurrence::FeatureSize(d.feature, K), V}, state);
+    o = Buffer(dtype, v);
+    final = Buffer(state, d_state.view().sizes());
+    for (const auto& [name, input] : inputs) {
+      gradients.push_back(Buffer(input.view().dtype(), input.view().sizes()));
+    }
+  }
+
+  template <class F>
+  static void ForEach(const Buffer& buffer, const F& f) {
+    Shape index(buffer.view().sizes().size());
+    if (buffer.view().num_elements() == 0) return;
+    do {
+      f(index);
+    } while (NextIndex(buffer.view().sizes(), index));
+  }
+
+  const Buffer& Input(const std::string& name) const {
+    for (const auto& [input_name, input] : inputs) {
+      if (input_name == name) return input;
+    }
+    throw std::out_of_range(name);
+  }
+  bool Has(const std::string& name) const {
+    return std::any_of(inputs.begin(), inputs.end(),
+                       [&](const auto& input) { return input.first == name; });
+  }
+
+  BackwardInputs Views() const {
+    BackwardInputs in;
+    for (const auto& [name, input] : inputs) {
+      (name == "q"           ? in.q
+       : name == "k"         ? in.k
+       : name == "log_decay" ? in.log_decay
+       : name == "initial_state" ? in.initial.S
+                                 : in.v) = input.view();
+    }
+    in.d_o = d_o.view();
+    in.d_final.S = d_state.view();
+    return in;
+  }
+  Gradients GradientViews() const {
+    Gradients out;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const std::string& name = inputs[i].first;
+      (name == "q"           ? out.dq
+       : name == "k"         ? out.dk
+       : name == "log_decay" ? out.dlog_decay
+       : name == "initial_state" ? out.dinitial.S
+                                 : out.dv) = gradients[i].view();
+    }
+    return out;
+  }
+
+  void Forward(Context& ctx) const {
+    m->forward(ctx, Views(), options, {o.view(), {final.view(), {}}});
+  }
+  void Backward(Context& ctx) const { m->backward(ctx, Views(), options, GradientViews()); }
+  void Both(Context& ctx) const {
+    Forward(ctx);
+    Backward(ctx);
+  }
+
+  // The same sizes, contents and options, results of its own.
+  Call Again() const {
+    Call copy = *this;
+    copy.o = Buffer(o.view().dtype(), o.view().sizes());
+    copy.final = Buffer(final.view().dtype(), final.view().sizes());
+    for (Buffer& gradient : copy.gradients) {
+      gradient = Buffer(gradient.view().dtype(), gradient.view().sizes());
+    }
+    return copy;
+  }
+
+  const Mechanism* m;
+  std::vector<std::pair<std::string, Buffer>> inputs;
+  Buffer d_o, d_state, o, final;
+  std::vector<Buffer> gradients;  // in the order of inputs
+  Options options;
+};
+
+inline void ExpectSameBits(const Call& a, const Call& b) {
+  EXPECT_TRUE(SameBits(a.o.view(), b.o.view())) << "o";
+  EXPECT_TRUE(SameBits(a.final.view(), b.final.view())) << "state";
+  for (size_t i = 0; i < a.inputs.size(); ++i) {
+    EXPECT_TRUE(SameBits(a.gradients[i].view(), b.gradients[i].view()))
+        << "d" << a.inputs[i].first;
+  }
+}
+
+// Rows [begin, end) of `axis` of one buffer, equal in bits to those from `other_begin` of
+// another.
+inline void ExpectSameRows(const Buffer& a, int axis, int64_t begin, int64_t end, const Buffer& b,
+                    int64_t other_begin, const std::string& what) {
+  const ConstTensorView x = a.view(), y = b.view();
+  const auto part = x.Slice(axis, begin, end);
+  const auto other = y.Slice(axis, other_begin, other_begin + end - begin);
+  EXPECT_TRUE(SameBits(part, other)) << what;
+}
+
+inline bool OverTokens(const std::string& name, const Buffer& buffer) {
+  return name != "initial_state" && buffer.view().rank() >= 3;
+}
+
+inline void Copy(const ConstTensorView& from, const TensorView& to) {
+  Shape index(to.sizes().size());
+  if (to.num_elements() == 0) return;
+  do {
+    SetElement(to, index, GetElement(from, index));
+  } while (NextIndex(to.sizes(), index));
+}
+
+struct Parameter {
+  const Mechanism* mechanism;
+  DType dtype;
+};
+inline void PrintTo(const Parameter& p, std::ostream* os) { *os << p.mechanism->name; }
+
+inline bool IsGated(const Parameter& p) {
+  return p.mechanism->definition.decay != DecayShape::kNone;
+}
+
+// Every recurrent mechanism in every dtype, of those that `wanted` keeps.
+template <class F>
+std::vector<Parameter> Parameters(const F& wanted) {
+  std::vector<Parameter> parameters;
+  for (const OpEntry& op : AllOps()) {
+    for (const DType dtype : op.dtypes) {
+      if (op.recurrent == nullptr) continue;
+      const Parameter parameter = {op.recurrent, dtype};
+      if (wanted(parameter)) parameters.push_back(parameter);
+    }
+  }
+  return parameters;
+}
+
+inline std::string ParameterName(const testing::TestParamInfo<Parameter>& info) {
+  return info.param.mechanism->name + "_" + Name(info.param.dtype);
+}
+
+class Recurrent : public testing::TestWithParam<Parameter> {
+ protected:
+  Call Make(int64_t B, int64_t T, int64_t H, int64_t group, int64_t K, int64_t V,
+            int64_t sequences = -1) const {
+    return Call(*GetParam().mechanism, GetParam().dtype, B, T, H, group, K, V,
+                sequences < 0 ? B : sequences);
+  }
+  bool gated() const { return IsGated(GetParam()); }
+  Context ctx_{2};
+};
+
+}  // namespace heed::recurrent
+
+#endif  // HEED_TESTS_RECURRENT_CALL_H_

@@ -1,0 +1,213 @@
+// Recurrent mechanisms at their edges: extreme decays, gradients by differences and in
+// parts, errors that name what is wrong.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "heed/core/context.h"
+#include "heed/core/error.h"
+#include "tests/recurrent_call.h"
+
+namespace heed::recurrent {
+namespace {
+
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+INSTANTIATE_TEST_SUITE_P(AllOps, Recurrent,
+                         testing::ValuesIn(Parameters([](const Parameter&) { return true; })),
+                         ParameterName);
+
+class GatedRecurrent : public Recurrent {};
+INSTANTIATE_TEST_SUITE_P(AllOps, GatedRecurrent, testing::ValuesIn(Parameters(&IsGated)),
+                         ParameterName);
+
+class DoubleRecurrent : public Recurrent {};
+INSTANTIATE_TEST_SUITE_P(AllOps, DoubleRecurrent,
+                         testing::ValuesIn(Parameters([](const Parameter& p) {
+                           return p.dtype == DType::kF64;
+                         })),
+                         ParameterName);
+
+TEST_P(GatedRecurrent, ExtremeDecaysStayFinite) {
+  for (const double decay : {0.0, -1e-6, -1e4, -std::numeric_limits<double>::infinity(), 5.0}) {
+    Call call = Make(1, 130, 1, 1, 8, 8);
+    const Buffer& decays = call.Input("log_decay");
+    Call::ForEach(decays, [&](const Shape& at) {
+      const bool here = at.size() == 1 || at[1] % 5 == 0;
+      if (here) SetElement(decays.view(), at, decay);
+    });
+    call.Both(ctx_);
+    std::vector<const Buffer*> results = {&call.o, &call.final};
+    for (const Buffer& gradient : call.gradients) results.push_back(&gradient);
+    for (const Buffer* result : results) {
+      Call::ForEach(*result, [&](const Shape& at) {
+        ASSERT_TRUE(std::isfinite(GetElement(result->view(), at))) << decay;
+      });
+    }
+  }
+}
+
+TEST_P(GatedRecurrent, ChecksRefusePositiveAndNaNDecays) {
+  Context checking(1);
+  checking.set_checks(true);
+  for (const double decay : {0.5, std::numeric_limits<double>::quiet_NaN()}) {
+    const Call call = Make(1, 3, 1, 1, 4, 4);
+    call.Forward(checking);  // all are negative
+    const Buffer& decays = call.Input("log_decay");
+    Shape last(decays.view().sizes().begin(), decays.view().sizes().end());
+    for (int64_t& i : last) --i;
+    SetElement(decays.view(), last, decay);
+    EXPECT_THAT([&] { call.Forward(checking); },
+                ThrowsMessage<InvalidArgument>(HasSubstr("log_decay has an element")));
+    EXPECT_THROW(call.Backward(checking), InvalidArgument);
+    call.Forward(ctx_);
+  }
+}
+
+// Gradients by central differences of <d_o, o> + <d_state, state>, in f64.
+TEST_P(DoubleRecurrent, GradientsAreDifferences) {
+  for (const bool reverse : {false, true}) {
+    Call call = Make(2, 70, 1, 2, 5, 6);
+    const int64_t lengths[] = {70, 41}, starts[] = {3, 0};
+    call.options.lengths = {lengths, DType::kI64, {2}};
+    call.options.starts = {starts, DType::kI64, {2}};
+    call.options.scale = 0.7;
+    call.options.reverse = reverse;
+    call.Backward(ctx_);
+    const auto loss = [&] {
+      call.Forward(ctx_);
+      double sum = 0;
+      const auto dot = [&](const Buffer& a, const Buffer& b) {
+        Call::ForEach(a, [&](const Shape& at) {
+          sum += GetElement(a.view(), at) * GetElement(b.view(), at);
+        });
+      };
+      dot(call.o, call.d_o);
+      dot(call.final, call.d_state);
+      return sum;
+    };
+    Random random(7);
+    for (size_t i = 0; i < call.inputs.size(); ++i) {
+      const auto& [name, input] = call.inputs[i];
+      for (int sample = 0; sample < 25; ++sample) {
+        Shape at;
+        for (const int64_t size : input.view().sizes()) {
+          at.push_back(random.Integer(0, size - 1));
+        }
+        const double x = GetElement(input.view(), at), h = 1e-5;
+        SetElement(input.view(), at, x + h);
+        const double above = loss();
+        SetElement(input.view(), at, x - h);
+        const double below = loss();
+        SetElement(input.view(), at, x);
+        const double expected = (above - below) / (2 * h);
+        EXPECT_NEAR(GetElement(call.gradients[i].view(), at), expected,
+                    1e-6 * std::max(1.0, std::abs(expected)))
+            << "d" << name << ShapeString(at);
+      }
+    }
+  }
+}
+
+TEST_P(Recurrent, GradientsThatAreNotAskedForChangeNoOthers) {
+  const Call all = Make(1, 90, 1, 2, 16, 24);
+  all.Backward(ctx_);
+  for (size_t i = 0; i < all.inputs.size(); ++i) {
+    const Call one = all.Again();
+    Gradients out = one.GradientViews();
+    const std::string& name = all.inputs[i].first;
+    if (name != "q") out.dq = {};
+    if (name != "k") out.dk = {};
+    if (name != all.m->definition.value_name) out.dv = {};
+    if (name != "log_decay") out.dlog_decay = {};
+    if (name != "initial_state") out.dinitial.S = {};
+    one.m->backward(ctx_, one.Views(), one.options, out);
+    EXPECT_TRUE(SameBits(all.gradients[i].view(), one.gradients[i].view())) << name;
+  }
+}
+
+TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
+  const Call good = Make(2, 9, 2, 2, 4, 5);
+  const auto expect = [&](const std::function<void(BackwardInputs&, Options&, Outputs&)>& spoil,
+                          const std::string& message) {
+    const Call call = good.Again();
+    BackwardInputs in = call.Views();
+    Options options;
+    Outputs out = {call.o.view(), {call.final.view(), {}}};
+    spoil(in, options, out);
+    const std::vector<uint8_t> before(call.o.bytes().begin(), call.o.bytes().end());
+    EXPECT_THAT([&] { call.m->forward(ctx_, in, options, out); },
+                ThrowsMessage<InvalidArgument>(HasSubstr(message)));
+    EXPECT_TRUE(std::equal(before.begin(), before.end(), call.o.bytes().begin()));
+    const Call back = good.Again();
+    Gradients gradients = back.GradientViews();
+    const bool output = message.rfind("o ", 0) == 0 || message.rfind("final", 0) == 0;
+    if (!output) {
+      EXPECT_THROW(back.m->backward(ctx_, in, options, gradients), InvalidArgument)
+          << message;
+    }
+  };
+  const std::string value = GetParam().mechanism->definition.value_name;
+  const Buffer ints(DType::kI64, {2, 9, 2, 4}), wide(GetParam().dtype, {2, 9, 2, 6}),
+      wide_values(GetParam().dtype, {2, 9, 4, 6});
+  const Buffer other(GetParam().dtype == DType::kF64 ? DType::kF32 : DType::kF64,
+                     {2, 9, 4, 5});
+  expect([&](auto& in, auto&, auto&) { in.q = {}; }, "q is absent");
+  expect([&](auto& in, auto&, auto&) { in.q = in.q.Slice(0, 0, 1); }, "expected [1,9,");
+  expect([&](auto& in, auto&, auto&) { in.q = ints.view(); }, "q has dtype i64");
+  expect([&](auto& in, auto&, auto&) { in.v = other.view(); }, value + " has dtype");
+  expect([&](auto& in, auto&, auto&) { in.v = wide_values.view(); }, "has shape");
+  if (good.Has("k")) {
+    expect([&](auto& in, auto&, auto&) { in.k = wide.view(); }, "k has shape [2,9,2,6]");
+  }
+  const Buffer three(GetParam().dtype, {2, 9, 3, 5});
+  expect([&](auto& in, auto&, auto&) { in.v = three.view(); }, value + " has 3 heads");
+  if (good.Has("log_decay")) {
+    expect([&](auto& in, auto&, auto&) { in.log_decay = ints.view(); },
+           "log_decay has dtype i64");
+  }
+  const Buffer state(DType::kF16, {2, 4, 4, 5});
+  expect([&](auto& in, auto&, auto&) { in.initial.S = state.view(); },
+         "initial_state has dtype f16");
+  expect([&](auto& in, auto&, auto&) { in.initial.S = in.initial.S.Slice(0, 0, 1); },
+         "initial_state has shape");
+  expect([&](auto&, auto& options, auto&) { options.scale = INFINITY; }, "scale is inf");
+  const int64_t beyond[] = {9, 10}, negative[] = {-1, 9}, down[] = {0, 6, 5};
+  expect([&](auto&, auto& options, auto&) { options.lengths = {beyond, DType::kI64, {2}}; },
+         "lengths[1] is 10, expected 0 to T = 9");
+  expect([&](auto&, auto& options, auto&) { options.starts = {negative, DType::kI64, {2}}; },
+         "starts[0] is -1");
+  expect([&](auto&, auto& options, auto&) { options.lengths = {beyond, DType::kI64, {1}}; },
+         "lengths has shape [1]");
+  expect([&](auto&, auto& options, auto&) { options.cu_seqlens = {down, DType::kI64, {3}}; },
+         "a leading axis of 1");
+  expect([&](auto&, auto&, auto& out) { out.o = {}; }, "o is absent");
+  expect([&](auto&, auto&, auto& out) { out.final.S = out.final.S.Slice(0, 0, 1); },
+         "final_state has shape");
+  const Call packed = Make(1, 9, 2, 2, 4, 5, 2);
+  Options options;
+  options.cu_seqlens = {down, DType::kI64, {3}};
+  EXPECT_THAT([&] { packed.m->forward(ctx_, packed.Views(), options, {packed.o.view(), {}}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("cu_seqlens[2] is 5, expected 6 to")));
+  // An output on an input.
+  const Call call = good.Again();
+  BackwardInputs in = call.Views();
+  EXPECT_THAT(
+      [&] {
+        call.m->forward(ctx_, in, {},
+                        {TensorView(const_cast<void*>(in.v.data()), in.v.dtype(),
+                                    in.v.sizes(), in.v.strides()),
+                         {}});
+      },
+      ThrowsMessage<InvalidArgument>(HasSubstr("o overlaps " + value)));
+}
+
+}  // namespace
+}  // namespace heed::recurrent
