@@ -76,6 +76,7 @@ Context& ThreadContext(int num_threads) {
     context = std::make_unique<Context>(num_threads);
   }
   context->set_strict(strict);
+  context->set_checks(checks);
   return *context;
 }
 
@@ -92,7 +93,26 @@ std::string Reworded(const char* operation, std::span<const Renamed> names,
 }
 
 void RegisterExplain(const char* name, ExplainFunction function) {
-  ExplainTable().emplace_back(name, function);
+  ExplainTable().emplace_back(name, std::move(function));
+}
+
+nb::dict Described(const std::string& kernel, const std::string& target,
+                   const std::string& why, double flops, double bytes,
+                   int64_t workspace_bytes, double visited_pairs, bool invariant,
+                   std::span<const char* const> copied) {
+  nb::dict result;
+  result["kernel"] = kernel;
+  result["target"] = target;
+  result["why"] = why;
+  result["flops"] = nb::steal(PyLong_FromDouble(flops));
+  result["bytes"] = nb::steal(PyLong_FromDouble(bytes));
+  result["workspace_bytes"] = workspace_bytes;
+  result["visited_pairs"] = nb::steal(PyLong_FromDouble(visited_pairs));
+  result["invariant"] = invariant;
+  nb::list copies;
+  for (const char* name : copied) copies.append(name);
+  result["copies"] = copies;
+  return result;
 }
 
 void BindRuntime(nb::module_& m) {

@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -58,9 +59,16 @@ void Compute(const char* operation, std::span<const Renamed> names, F&& f) {
 
 // `heed.explain(name, ...)` for one mechanism: everything but the name, dtype
 // and threads.
-using ExplainFunction = nanobind::dict (*)(DType dtype, int num_threads,
-                                           PyObject* kwargs);
+using ExplainFunction =
+    std::function<nanobind::dict(DType dtype, int num_threads, PyObject* kwargs)>;
 void RegisterExplain(const char* name, ExplainFunction function);
+
+// What every explanation has. Counts are doubles because they can pass 2^63; whole ones
+// are ints to Python.
+nanobind::dict Described(const std::string& kernel, const std::string& target,
+                         const std::string& why, double flops, double bytes,
+                         int64_t workspace_bytes, double visited_pairs, bool invariant,
+                         std::span<const char* const> copied);
 
 // Binds explain, threads and switches.
 void BindRuntime(nanobind::module_& m);

@@ -30,6 +30,8 @@ Segments: TypeAlias = Array | Sequence[Sequence[int]] | tuple[Array, Array]
 Part: TypeAlias = tuple[Array, Array] | list[NDArray[Any]]
 OutArray: TypeAlias = Any  # returned as it is
 Result: TypeAlias = NDArray[Any]
+State: TypeAlias = Array | tuple[Array, Array]  # of a recurrence: S, or (S, z)
+StateResult: TypeAlias = Any  # the same, NumPy arrays
 
 
 class WeightsOptions(TypedDict, total=False):

@@ -14,6 +14,7 @@ from heed.torch._functions import (
     sinusoidal,
     t5_bias,
 )
+from heed.torch import _recurrent
 from heed.torch._multihead import MultiheadAttention
 from heed.torch._sdpa import replace_sdpa, scaled_dot_product_attention
 
@@ -30,3 +31,7 @@ __all__ = [
     "sinusoidal",
     "t5_bias",
 ]
+
+# Recurrent mechanisms: whichever the extension module has.
+globals().update(_recurrent.functions)
+__all__ += sorted(_recurrent.functions)

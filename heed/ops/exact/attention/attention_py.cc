@@ -80,22 +80,8 @@ nb::dict ExplainAttention(DType dtype, int num_threads, PyObject* kwargs) {
   Compute(kOp, kRenamed,
           [&] { e = heed::attention::Explain(ctx, call.in, call.options); });
 
-  // Counts are doubles because they can pass 2^63; whole ones are ints to
-  // Python.
-  const auto count = [](double x) { return nb::steal(PyLong_FromDouble(x)); };
-  nb::list copies;
-  for (const char* name : call.arrays.copied()) copies.append(name);
-  nb::dict result;
-  result["kernel"] = e.kernel;
-  result["target"] = e.target;
-  result["why"] = e.why;
-  result["flops"] = count(e.flops);
-  result["bytes"] = count(e.bytes);
-  result["workspace_bytes"] = e.workspace_bytes;
-  result["visited_pairs"] = count(e.visited_pairs);
-  result["invariant"] = e.invariant;
-  result["copies"] = copies;
-  return result;
+  return Described(e.kernel, e.target, e.why, e.flops, e.bytes, e.workspace_bytes,
+                   e.visited_pairs, e.invariant, call.arrays.copied());
 }
 
 // A packed lse [H, T] beside o [1, T, H, D]: the same with a leading 1, for

@@ -1,0 +1,188 @@
+# heed.torch's recurrent mechanisms: an operator with gradients for each that the extension module knows.
+"""Recurrent mechanisms as operators of PyTorch.
+
+There is no list of them here: `heed._core` describes each that is built in (its inputs and the settings that it alone
+has), and each becomes `torch.ops.heed.<name>`, `torch.ops.heed.<name>_backward` and the functions `<name>` and
+`<name>_step` of heed.torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import heed
+from heed import InvalidArgument, Unsupported, _core
+from heed.torch._functions import _without_gradient
+
+_TYPES = {bool: "bool", float: "float", str: "str"}
+_OPTIONS = (
+    "float? scale=None, Tensor? initial_state=None, Tensor? initial_z=None, Tensor? lengths=None, Tensor? starts=None, "
+    "Tensor? cu_seqlens=None, bool reverse=False, int? threads=None"
+)
+
+
+def _text(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+class _Mechanism:
+    """One mechanism: its operators, and what they need to know of shapes."""
+
+    def __init__(self, name: str, description: dict[str, Any]):
+        self.name = name
+        self.inputs = tuple(description["inputs"])
+        self.settings = description["settings"]
+        self.decay_optional = description["decay_optional"]
+        self.features = description["features"]
+        self.forward_kernel = getattr(_core, f"_torch_{name}")
+        self.backward_kernel = getattr(_core, f"_torch_{name}_backward")
+        self.value = next(x for x in self.inputs if x in ("v", "i"))
+        tensors = [
+            f"Tensor? {x}=None" if x == "log_decay" and self.decay_optional else f"Tensor {x}" for x in self.inputs
+        ]
+        settings = [f"{_TYPES[type(x)]} {key}={_text(x)}" for key, x in self.settings.items()]
+        rest = ", ".join([*tensors, *settings, _OPTIONS])
+        self.operator = torch.library.custom_op(
+            f"heed::{name}", self.forward, mutates_args=(), device_types="cpu",
+            schema=f"({rest}) -> (Tensor, Tensor, Tensor)",
+        )
+        gradients = "Tensor grad_o, Tensor? grad_state, Tensor? grad_z, bool[] needed, "
+        self.backward_operator = torch.library.custom_op(
+            f"heed::{name}_backward", self.backward, mutates_args=(), device_types="cpu",
+            schema=f"({gradients}{rest}) -> Tensor[]",
+        )
+        self.operator.register_fake(self.results)
+        self.backward_operator.register_fake(self.fake_backward)
+        self.operator.register_autograd(self.differentiate, setup_context=self.keep)
+        self.backward_operator.register_autograd(self.refuse_second, setup_context=lambda ctx, inputs, output: None)
+        self.first_option = len(self.inputs) + len(self.settings)
+        self.defaults = (*(None for _ in self.inputs), *self.settings.values(), *(None,) * 6, False, None)
+
+    def complete(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """PyTorch leaves trailing defaults away."""
+        return (*arguments, *self.defaults[len(arguments):])
+
+    def results(self, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """New tensors for o and the final states; states that do not exist are empty."""
+        arguments = self.complete(arguments)
+        given = dict(zip(self.inputs, arguments))
+        q, v = given["q"], given[self.value]
+        for name, x in (("q", q), (self.value, v)):
+            if x.dim() != 4:
+                raise InvalidArgument(f"{self.name}: {name} has shape {list(x.shape)}, expected [B, T, H, D]")
+        settings = dict(zip(self.settings, arguments[len(self.inputs):]))
+        packed = arguments[self.first_option + 5]
+        sequences = q.shape[0] if packed is None else packed.shape[0] - 1
+        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        o = torch.empty_like(v, memory_format=torch.contiguous_format)
+        sizes = (sequences, v.shape[2], self.features(int(q.shape[3])))
+        has_state = settings.get("causal", True)
+        state = q.new_empty((*sizes, v.shape[3]) if has_state else (0,), dtype=dtype)
+        z = q.new_empty(sizes if has_state and settings.get("normalize", False) else (0,), dtype=dtype)
+        return o, state, z
+
+    def forward(self, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        arguments = self.complete(arguments)
+        o, state, z = self.results(*arguments)
+        states = (x if x.dim() > 1 else None for x in (state, z))
+        self.forward_kernel(*(x.detach() if isinstance(x, Tensor) else x for x in arguments), o, *states)
+        return o, state, z
+
+    def new_gradients(self, needed: list[bool], *arguments: Any) -> list[Tensor | None]:
+        """New tensors for what is needed of the inputs and the initial states, in order."""
+        arguments = self.complete(arguments)
+        at = self.first_option + 1
+        inputs = (*arguments[: len(self.inputs)], *arguments[at : at + 2])
+        return [
+            torch.empty_like(x, memory_format=torch.contiguous_format) if need else None
+            for x, need in zip(inputs, needed, strict=True)
+        ]
+
+    def backward(self, grad_o: Tensor, grad_state: Any, grad_z: Any, needed: list[bool], *arguments: Any) -> list[Tensor]:
+        gradients = self.new_gradients(needed, *arguments)
+        self.backward_kernel(grad_o, grad_state, grad_z, *self.complete(arguments), *gradients)
+        return [x for x in gradients if x is not None]
+
+    def fake_backward(self, grad_o: Any, grad_state: Any, grad_z: Any, needed: list[bool], *arguments: Any) -> list[Tensor]:
+        return [x for x in self.new_gradients(needed, *arguments) if x is not None]
+
+    def keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        inputs = self.complete(inputs)
+        ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs), *output)
+        ctx.others = tuple(None if isinstance(x, Tensor) else x for x in inputs)
+        ctx.set_materialize_grads(False)
+
+    def differentiate(self, ctx: Any, grad_o: Any, grad_state: Any, grad_z: Any) -> tuple[Any, ...]:
+        *tensors, o, state, z = ctx.saved_tensors
+        arguments = [x if tensor is None else tensor for x, tensor in zip(ctx.others, tensors)]
+        at = [*range(len(self.inputs)), self.first_option + 1, self.first_option + 2]
+        needed = [i < len(ctx.needs_input_grad) and ctx.needs_input_grad[i] for i in at]
+        if grad_o is None:
+            grad_o = torch.zeros_like(o)
+        grad_state, grad_z = (g if x.dim() > 1 else None for g, x in ((grad_state, state), (grad_z, z)))
+        found = iter(self.backward_operator(grad_o, grad_state, grad_z, needed, *arguments))
+        results = [None] * len(arguments)
+        for i, need in zip(at, needed):
+            if need:
+                results[i] = next(found)
+        return tuple(results)
+
+    def refuse_second(self, ctx: Any, *gradients: Any) -> None:
+        raise Unsupported(f"{self.name}: a second derivative was asked for, which heed does not have")
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """The function of heed.torch: heed's own signature."""
+        positional = len(self.inputs) - self.decay_optional
+        if len(inputs) > positional:
+            raise TypeError(f"{self.name}() takes {positional} positional arguments but {len(inputs)} were given")
+        values = dict(zip(self.inputs, inputs))
+        for name in self.inputs[len(inputs):]:
+            if name in options:
+                values[name] = options.pop(name)
+            elif not (name == "log_decay" and self.decay_optional):
+                raise TypeError(f"{self.name}() is missing the argument {name!r}")
+        return_state = options.pop("return_state", False)
+        initial = options.pop("initial_state", None)
+        state, z = initial if isinstance(initial, (tuple, list)) else (initial, None)
+        settings = {key: options.pop(key, default) for key, default in self.settings.items()}
+        known = {key: options.pop(key, default) for key, default in _DEFAULTS.items()}
+        if options:
+            raise TypeError(f"{self.name}() got an unexpected keyword argument {next(iter(options))!r}")
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+            for name in ("q", "k", self.value):
+                if name in values and values[name].is_floating_point() and values[name].dtype != torch.float64:
+                    values[name] = values[name].to(dtype)
+        o, state, z = self.operator(
+            *(values.get(name) for name in self.inputs), *settings.values(), known["scale"], state, z,
+            *(_integers(known[name]) for name in ("lengths", "starts", "cu_seqlens")), known["reverse"], known["threads"],
+        )
+        if not return_state:
+            return o
+        return o, (state, z) if z.dim() > 1 else state
+
+
+_DEFAULTS = {"scale": None, "lengths": None, "starts": None, "cu_seqlens": None, "reverse": False, "threads": None}
+
+
+def _integers(value: Any) -> Tensor | None:
+    return value if value is None or isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.int64)
+
+
+def _public(mechanism: _Mechanism) -> Any:
+    @functools.wraps(getattr(heed, mechanism.name), assigned=("__doc__", "__name__"))
+    def function(*inputs: Any, **options: Any) -> Any:
+        return mechanism(*inputs, **options)
+
+    function.__module__ = "heed.torch"
+    return function
+
+
+functions: dict[str, Any] = {}
+for _name, _description in _core._recurrent.items():
+    functions[_name] = _public(_Mechanism(_name, _description))
+    functions[f"{_name}_step"] = _without_gradient(f"{_name}_step", *_description["inputs"], "state")

@@ -1,0 +1,222 @@
+# Recurrent mechanisms from NumPy: agreement with their definition, states, options, gradients, errors.
+import numpy as np
+import pytest
+
+import heed
+from heed import _core
+
+NAMES = sorted(_core._recurrent)
+INPUTS = {name: _core._recurrent[name]["inputs"] for name in NAMES}
+GATED = [name for name in NAMES if "log_decay" in INPUTS[name] and "k" in INPUTS[name]]
+rng = np.random.default_rng(5)
+
+
+def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64):
+    """Inputs of a mechanism by name, in order."""
+    shapes = {"q": (B, T, H, K), "k": (B, T, H, K), "v": (B, T, HV, V), "i": (B, T, HV, V)}
+    values = {}
+    for argument in INPUTS[name]:
+        if argument == "log_decay":
+            shape = {"gla": (B, T, HV, K), "hgrn2": (B, T, HV, K)}.get(name, (B, T, HV))
+            shape = (HV,) if name in ("retention", "lightning") else shape
+            values[argument] = (-0.2 * rng.exponential(size=shape)).astype(dtype)
+        else:
+            values[argument] = rng.standard_normal(shapes[argument]).astype(dtype)
+    return values
+
+
+def call(function, values, *more, **options):
+    """Positional but for a decay that may be left out; states without a normaliser."""
+    values = dict(values)
+    if function.__name__.startswith("linear_attention"):
+        options.setdefault("normalize", False)
+    if function.__name__.startswith("retention"):
+        options["log_decay"] = values.pop("log_decay")
+    return function(*values.values(), *more, **options)
+
+
+def naive(values, scale, S=None):
+    """o and the last state, token by token."""
+    q, k, v, g = (values[name] for name in ("q", "k", "v", "log_decay"))
+    B, T, H, K = q.shape
+    HV, V = v.shape[2:]
+    q, k = (np.repeat(x, HV // H, axis=2) for x in (q, k))
+    g = np.broadcast_to(g if g.ndim == 4 else g[..., None], (B, T, HV, K)) if g.ndim != 1 else (
+        np.broadcast_to(g[:, None], (B, T, HV, K)))
+    S = np.zeros((B, HV, K, V)) if S is None else S.astype(np.float64)
+    o = np.empty((B, T, HV, V))
+    for t in range(T):
+        S = np.exp(g[:, t])[..., None] * S + k[:, t, :, :, None] * v[:, t, :, None, :]
+        o[:, t] = scale * np.einsum("bhkv,bhk->bhv", S, q[:, t])
+    return o, S
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_outputs_and_states_are_those_of_the_definition(name):
+    values = arguments(name)
+    initial = rng.standard_normal((2, 4, 12, 10))
+    o, state = call(getattr(heed, name), values, initial_state=initial, return_state=True)
+    expected, last = naive(values, 12**-0.5, initial)
+    np.testing.assert_allclose(o, expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(state, last, rtol=0, atol=1e-12)
+    assert np.array_equal(call(getattr(heed, name), values, initial_state=initial), o)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dtypes(name):
+    for dtype, state_dtype in ((np.float32, np.float32), (np.float16, np.float32), (np.float64, np.float64)):
+        o, state = call(getattr(heed, name), arguments(name, dtype=dtype), return_state=True)
+        assert o.dtype == dtype and state.dtype == state_dtype
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_continue_a_sequence(name):
+    values = arguments(name, dtype=np.float32)
+    whole, last = call(getattr(heed, name), values, return_state=True)
+    first = {key: x[:, :60] if x.ndim > 1 else x for key, x in values.items()}
+    o, state = call(getattr(heed, name), first, return_state=True)
+    for t in range(60, 70):
+        token = {key: x[:, t] if x.ndim > 1 else x for key, x in values.items()}
+        o = call(getattr(heed, name + "_step"), token, state)
+        np.testing.assert_allclose(o, whole[:, t], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(state, last, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_differences(name):
+    values = arguments(name, T=20)
+    options = {"initial_state": rng.standard_normal((2, 4, 12, 10)), "reverse": True}
+    do, dstate = rng.standard_normal((2, 20, 4, 10)), rng.standard_normal((2, 4, 12, 10))
+    function, backward = getattr(heed, name), getattr(heed, name + "_backward")
+
+    def loss():
+        o, state = call(function, values, return_state=True, **options)
+        return (o * do).sum() + (state * dstate).sum()
+
+    keywords = dict(options, dstate=dstate)
+    positional = dict(values)
+    if name == "retention":
+        keywords["log_decay"] = positional.pop("log_decay")
+    if name == "linear_attention":
+        keywords["normalize"] = False
+    gradients = backward(do, *positional.values(), **keywords)
+    assert gradients._fields == (*(f"d{key}" for key in values), "dinitial_state")
+    for gradient, x in zip(gradients, [*values.values(), options["initial_state"]], strict=True):
+        assert gradient.shape == x.shape and gradient.dtype == x.dtype
+        for _ in range(4):
+            at = tuple(rng.integers(size) for size in x.shape)
+            kept, sides = x[at], []
+            for h in (1e-6, -1e-6):
+                x[at] = kept + h
+                sides.append(loss())
+            x[at] = kept
+            np.testing.assert_allclose(gradient[at], (sides[0] - sides[1]) / 2e-6, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_packed_sequences_and_lengths(name):
+    values = arguments(name, B=1, T=50)
+    packed, states = call(getattr(heed, name), values, cu_seqlens=[0, 20, 20, 45], return_state=True)
+    assert states.shape == (3, 4, 12, 10) and not packed[:, 45:].any() and not states[1].any()
+    part = {key: x[:, 20:45] if x.ndim > 1 else x for key, x in values.items()}
+    o, state = call(getattr(heed, name), part, return_state=True)
+    assert np.array_equal(packed[:, 20:45], o) and np.array_equal(states[2:], state)
+    padded = call(getattr(heed, name), values, starts=[20], lengths=[45])
+    assert np.array_equal(padded[:, 20:45], o) and not padded[:, :20].any()
+
+
+def test_retention_has_decays_of_its_own():
+    values = arguments("retention")
+    decays = np.log1p(-np.exp2(-5.0 - np.arange(4)))
+    q, k, v = (values[name] for name in "qkv")
+    assert np.array_equal(heed.retention(q, k, v), heed.retention(q, k, v, log_decay=decays))
+    assert np.array_equal(heed.retention(q, k, v), heed.retention(q, k, v, log_decay=list(decays)))
+    assert heed.retention_backward(v, q, k, v).dlog_decay is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_explain_and_out(name):
+    values = arguments(name, dtype=np.float32)
+    report = heed.explain(name, **values)
+    assert report["kernel"] == "recurrence_f32" and report["flops"] == 4 * 2 * 70 * 4 * 12 * 10
+    assert report["visited_pairs"] == 0 and report["copies"] == []
+    out = np.empty((2, 70, 4, 10), np.float32)
+    assert call(getattr(heed, name), values, out=out) is out
+    assert np.array_equal(out, call(getattr(heed, name), values))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_errors_name_the_argument(name):
+    values = arguments(name)
+    function = getattr(heed, name)
+    with pytest.raises(heed.InvalidArgument, match=rf"{name}: lengths\[1\] is 71, expected 0 to T = 70"):
+        call(function, values, lengths=[70, 71])
+    with pytest.raises(heed.InvalidArgument, match=f"{name}: initial_state has shape"):
+        call(function, values, initial_state=np.zeros((2, 4, 12, 11)))
+    with pytest.raises(heed.InvalidArgument, match=f"{name}: initial_state has dtype f32, expected f64"):
+        call(function, values, initial_state=np.zeros((2, 4, 12, 10), np.float32))
+    with pytest.raises(heed.InvalidArgument, match=f"{name}: q has shape .*expected"):
+        call(function, dict(values, q=values["q"][0]))
+    with pytest.raises(TypeError, match=f"{name}.*nonsense"):
+        call(function, values, nonsense=1)
+    with pytest.raises(heed.InvalidArgument, match=f"{name}_step: state"):
+        token = {key: x[:, 0] if x.ndim > 1 else x for key, x in values.items()}
+        call(getattr(heed, name + "_step"), token, np.zeros((2, 4, 12, 11)))
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_checks(name):
+    values = arguments(name)
+    values["log_decay"][-1] = 0.5
+    call(getattr(heed, name), values)
+    heed.set_checks(True)
+    try:
+        with pytest.raises(heed.InvalidArgument, match=f"{name}: log_decay has an element 0.5, expected <= 0"):
+            call(getattr(heed, name), values)
+    finally:
+        heed.set_checks(False)
+
+
+FEATURES = {
+    "elu1": lambda x: np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))),
+    "relu": lambda x: np.maximum(x, 0),
+    "relu_sq": lambda x: np.maximum(x, 0) ** 2,
+    "exp": np.exp,
+    "identity": lambda x: x,
+    "softmax": lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True),
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_linear_attention_is_a_mean_with_weights_of_features(feature, causal, normalize):
+    q, k, v = arguments("linear_attention", H=4).values()
+    weights = np.einsum("bthk,bshk->bhts", FEATURES[feature](q), FEATURES[feature](k))
+    if causal:
+        weights = np.tril(weights)
+    expected = np.einsum("bhts,bshv->bthv", weights, v)
+    if normalize:
+        expected /= weights.sum(-1).transpose(0, 2, 1)[..., None] + 1e-6
+    o = heed.linear_attention(q, k, v, feature_map=feature, causal=causal, normalize=normalize)
+    np.testing.assert_allclose(o, expected, rtol=0, atol=1e-9 * np.abs(expected).max())
+
+
+def test_a_normalised_state_is_a_named_tuple_that_continues_and_has_gradients():
+    q, k, v = arguments("linear_attention").values()
+    o, state = heed.linear_attention(q, k, v, return_state=True)
+    assert type(state).__name__ == "LinearAttentionState" and state._fields == ("S", "z")
+    first, half = heed.linear_attention(q[:, :33], k[:, :33], v[:, :33], return_state=True)
+    rest, last = heed.linear_attention(q[:, 33:], k[:, 33:], v[:, 33:], initial_state=half, return_state=True)
+    assert np.array_equal(np.concatenate([first, rest], 1), o)
+    assert all(map(np.array_equal, last, state))
+    heed.linear_attention_step(q[:, 0], k[:, 0], v[:, 0], state)
+    assert not np.array_equal(state.z, last.z)
+    gradients = heed.linear_attention_backward(v[:, 33:], q[:, 33:], k[:, 33:], v[:, 33:], initial_state=half, dstate=half)
+    assert gradients.dinitial_state._fields == ("S", "z") and gradients.dinitial_state.z.any()
+    with pytest.raises(heed.InvalidArgument, match="linear_attention: final_state is asked for"):
+        heed.linear_attention(q, k, v, causal=False, return_state=True)
+    with pytest.raises(heed.InvalidArgument, match="feature_map is 'elu', expected one of 'elu1', 'relu'"):
+        heed.linear_attention(q, k, v, feature_map="elu")
+    with pytest.raises(heed.InvalidArgument, match="linear_attention: eps is -1, expected"):
+        heed.linear_attention(q, k, v, eps=-1.0)
