@@ -106,9 +106,12 @@ ensure_venv() {
   [ "$(cat "$stamp" 2>/dev/null)" != "$key" ] || return 0
   say "installing the Python package into .venv"
   [ -x "$VENV/bin/python" ] || python3 -m venv "$VENV"
-  # Without isolation and with a build folder that stays, a second install compiles only what changed.
+  # Without isolation, in the build folder of the release and with its options: nothing is compiled twice. The module
+  # and the program link the library's objects, so that what is installed stands alone here too.
   "$VENV/bin/pip" install -q 'scikit-build-core>=0.10' 'nanobind>=2.2'
-  CMAKE_BUILD_PARALLEL_LEVEL=$JOBS "$VENV/bin/pip" install -q --no-build-isolation -C build-dir=build/python '.[test,test-torch,docs]'
+  CMAKE_BUILD_PARALLEL_LEVEL=$JOBS "$VENV/bin/pip" install -q --no-build-isolation -C build-dir=build/release \
+    -C cmake.define.BUILD_SHARED_LIBS=ON -C cmake.define.HEED_BUILD_TESTS=ON -C cmake.define.HEED_BUILD_BENCHMARKS=ON \
+    '.[test,test-torch,docs]'
   printf '%s\n' "$key" >"$stamp"
 }
 
