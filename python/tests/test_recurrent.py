@@ -11,6 +11,11 @@ GATED = [name for name in NAMES if "log_decay" in INPUTS[name] and "k" in INPUTS
 rng = np.random.default_rng(5)
 
 
+def features(name):
+    """Rows of the state of 12 key channels."""
+    return _core._recurrent[name]["features"](12)
+
+
 def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64):
     """Inputs of a mechanism by name, in order."""
     shapes = {"q": (B, T, H, K), "k": (B, T, H, K), "v": (B, T, HV, V), "i": (B, T, HV, V)}
@@ -28,7 +33,7 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64):
 def call(function, values, *more, **options):
     """Positional but for a decay that may be left out; states without a normaliser."""
     values = dict(values)
-    if function.__name__.startswith("linear_attention"):
+    if "normalize" in _core._recurrent[function.__name__.removesuffix("_step")]["settings"]:
         options.setdefault("normalize", False)
     if function.__name__.startswith("retention"):
         options["log_decay"] = values.pop("log_decay")
@@ -85,8 +90,9 @@ def test_steps_continue_a_sequence(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_differences(name):
     values = arguments(name, T=20)
-    options = {"initial_state": rng.standard_normal((2, 4, 12, 10)), "reverse": True}
-    do, dstate = rng.standard_normal((2, 20, 4, 10)), rng.standard_normal((2, 4, 12, 10))
+    shape = (2, 4, features(name), 10)
+    options = {"initial_state": rng.standard_normal(shape), "reverse": True}
+    do, dstate = rng.standard_normal((2, 20, 4, 10)), rng.standard_normal(shape)
     function, backward = getattr(heed, name), getattr(heed, name + "_backward")
 
     def loss():
@@ -97,7 +103,7 @@ def test_gradients_are_differences(name):
     positional = dict(values)
     if name == "retention":
         keywords["log_decay"] = positional.pop("log_decay")
-    if name == "linear_attention":
+    if "normalize" in _core._recurrent[name]["settings"]:
         keywords["normalize"] = False
     gradients = backward(do, *positional.values(), **keywords)
     assert gradients._fields == (*(f"d{key}" for key in values), "dinitial_state")
@@ -117,7 +123,7 @@ def test_gradients_are_differences(name):
 def test_packed_sequences_and_lengths(name):
     values = arguments(name, B=1, T=50)
     packed, states = call(getattr(heed, name), values, cu_seqlens=[0, 20, 20, 45], return_state=True)
-    assert states.shape == (3, 4, 12, 10) and not packed[:, 45:].any() and not states[1].any()
+    assert states.shape == (3, 4, features(name), 10) and not packed[:, 45:].any() and not states[1].any()
     part = {key: x[:, 20:45] if x.ndim > 1 else x for key, x in values.items()}
     o, state = call(getattr(heed, name), part, return_state=True)
     assert np.array_equal(packed[:, 20:45], o) and np.array_equal(states[2:], state)
@@ -138,7 +144,7 @@ def test_retention_has_decays_of_its_own():
 def test_explain_and_out(name):
     values = arguments(name, dtype=np.float32)
     report = heed.explain(name, **values)
-    assert report["kernel"] == "recurrence_f32" and report["flops"] == 4 * 2 * 70 * 4 * 12 * 10
+    assert report["kernel"] == "recurrence_f32" and report["flops"] == 4 * 2 * 70 * 4 * features(name) * 10
     assert report["visited_pairs"] == 0 and report["copies"] == []
     out = np.empty((2, 70, 4, 10), np.float32)
     assert call(getattr(heed, name), values, out=out) is out
