@@ -8,7 +8,6 @@
 
 #include "fmt/format.h"
 
-#include "heed/core/error.h"
 #include "heed/harness/timing.h"
 
 namespace heed::cli {
@@ -16,25 +15,6 @@ namespace {
 
 constexpr int kRepeats = 7;
 constexpr double kEnoughSeconds = 1.0;
-
-// Without the first axis, of size 1, where the file has none.
-ConstTensorView DropBatch(const TensorView& x, bool batched) {
-  if (batched) return x;
-  return ConstTensorView(x.data(), x.dtype(), x.sizes().subspan(1),
-                         x.strides().subspan(1));
-}
-
-// The file is at fault, not the caller of the library: its name stands first.
-template <class F>
-auto Named(const std::string& file, F&& f) {
-  try {
-    return f();
-  } catch (const InvalidArgument& e) {
-    throw FileError(file + ": " + e.what());
-  } catch (const Unsupported& e) {
-    throw Unsupported(file + ": " + e.what());
-  }
-}
 
 // Differences over any number of pairs of row-major tensors.
 class ErrorSum {
@@ -66,6 +46,12 @@ class ErrorSum {
 };
 
 }  // namespace
+
+ConstTensorView DropBatch(const TensorView& x, bool batched) {
+  if (batched) return x;
+  return ConstTensorView(x.data(), x.dtype(), x.sizes().subspan(1),
+                         x.strides().subspan(1));
+}
 
 AttentionCall::AttentionCall(const TensorSet& tensors,
                              const attention::Options& options, DType out_dtype)

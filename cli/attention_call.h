@@ -9,6 +9,7 @@
 
 #include "cli/print.h"
 #include "heed/core/context.h"
+#include "heed/core/error.h"
 #include "heed/harness/buffer.h"
 #include "heed/harness/tensor_file.h"
 #include "heed/ops/exact/attention/attention.h"
@@ -48,6 +49,22 @@ class AttentionCall {
   attention::Options options_;
   Buffer o_, lse_;
 };
+
+// Without the first axis, of size 1, where the file has none.
+ConstTensorView DropBatch(const TensorView& x, bool batched);
+
+// What `f` returns. The file is at fault, not the caller of the library: its
+// name stands first in what is thrown.
+template <class F>
+auto Named(const std::string& file, F&& f) {
+  try {
+    return f();
+  } catch (const InvalidArgument& e) {
+    throw FileError(file + ": " + e.what());
+  } catch (const Unsupported& e) {
+    throw Unsupported(file + ": " + e.what());
+  }
+}
 
 // Median seconds of a call: one to warm up, then up to seven within a second. A
 // call longer than that counts at once.

@@ -1,6 +1,7 @@
 // heed compare: what each mechanism costs on these tensors, and how far it is
-// from exact attention in float64. Today the rows are exact attention itself,
-// in every dtype and under windows that drop keys.
+// from exact attention in float64: exact attention itself, in every dtype and
+// under windows that drop keys, and every other mechanism for which q, k and v
+// suffice.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "fmt/format.h"
 
 #include "cli/attention_call.h"
+#include "cli/mechanism_call.h"
 #include "cli/options.h"
 #include "cli/page.h"
 #include "cli/print.h"
@@ -20,10 +22,14 @@ namespace heed::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "Errors are against exact attention in float64 without --window: the "
-    "largest\n"
-    "difference of an element of o, and the root mean square relative to "
-    "o's.\n\n"
+    "Errors are against exact attention in float64 without --window, causal "
+    "where a\n"
+    "row is: the largest difference of an element of o, and the root mean "
+    "square\n"
+    "relative to o's. State is what the next token needs of these: keys and "
+    "values,\n"
+    "or a recurrence's state. Other mechanisms run with their default "
+    "options.\n\n"
     "Example:\n  heed compare data/minilm_alice.safetensors --layer 2";
 
 // Above this the scalar reference would take minutes.
@@ -41,7 +47,7 @@ struct CompareOptions {
 
 struct Row {
   std::string mechanism;
-  attention::Options options;
+  attention::Options options;  // of the others, whether they are causal
   DType dtype;
   double seconds;
   int64_t workspace_bytes, state_bytes;
@@ -69,21 +75,33 @@ std::vector<attention::Options> Variants(const attention::Options& full,
   return variants;
 }
 
+// Keys and values that the next query would see.
+int64_t KeyValueBytes(const TensorSet& set, const attention::Options& options) {
+  const bool drops = options.window.left >= 0;
+  const int64_t all = set.k.size(1);
+  const int64_t keys = drops ? std::min(all, options.window.left + 1) : all;
+  return set.k.size(0) * keys * set.k.size(2) *
+         (set.k.size(3) + set.v.size(3)) *
+         static_cast<int64_t>(SizeOf(set.dtype));
+}
+
 // What errors are against. A kernel as reference is itself checked on some
 // rows.
 struct Reference {
+  AttentionCall expected;
   std::string text;
   std::optional<OutputError> own_error;
 };
 
-// Fills `expected` and says how.
-Reference ComputeReference(Context& ctx, const AttentionCall& expected,
-                           int64_t num_queries) {
+Reference ComputeReference(Context& ctx, const TensorSet& wide,
+                           const attention::Options& options) {
   Progress("reference");
+  const int64_t num_queries = wide.q.size(1);
+  const AttentionCall expected(wide, options, DType::kF64);
   const attention::Explanation plan = expected.Explain(ctx);
   if (plan.flops <= kMaxReferenceFlops) {
     expected.Reference();
-    return {"attention in float64, scalar reference", std::nullopt};
+    return {expected, "attention in float64, scalar reference", std::nullopt};
   }
   expected.Forward(ctx);
   const double affordable =
@@ -91,43 +109,122 @@ Reference ComputeReference(Context& ctx, const AttentionCall& expected,
   const int64_t rows =
       std::clamp<int64_t>(static_cast<int64_t>(affordable), 1, 32);
   const OutputError error = expected.SpotCheck(rows);
-  return {fmt::format("attention in float64, kernel {} {}, within {} of the "
+  return {expected,
+          fmt::format("attention in float64, kernel {} {}, within {} of the "
                       "scalar reference on {} queries",
                       plan.kernel, plan.target, ErrorSize(error.max), 3 * rows),
           error};
 }
 
-std::vector<Row> Measure(Context& ctx, const CompareOptions& options,
-                         int64_t num_keys, const attention::Options& typed,
-                         const attention::Options& full,
-                         const AttentionCall& expected,
-                         const Reference& reference) {
-  std::vector<DType> dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16};
-  if (!options.tensors.dtype.empty()) {
-    dtypes = {ParseDType(options.tensors.dtype)};
-  }
+// What the rows come from.
+struct Comparison {
+  const CompareOptions& options;
+  attention::Options full, typed;  // without and with --window
+  std::vector<DType> dtypes;
   std::map<DType, TensorSet> sets;
-  for (const DType dtype : dtypes) {
-    TensorOptions rounded = options.tensors;
-    rounded.dtype = Name(dtype);
-    sets.emplace(dtype, rounded.Load());
-  }
+  std::vector<OpEntry> others;      // that q, k and v suffice for
+  std::vector<Reference> reference;  // as `full`, then the causal one
 
-  std::vector<Row> rows;
-  for (const attention::Options& variant :
-       Variants(full, typed, options.math.HasWindow(), num_keys)) {
-    for (const DType dtype : dtypes) {
-      Progress("attention " + ToString(variant) + " " + Name(dtype));
-      const AttentionCall call(sets.at(dtype), variant, dtype);
-      const double seconds = MedianSeconds(ctx, [&] { call.Forward(ctx); });
-      rows.push_back({"attention", variant, dtype, seconds, call.Workspace(ctx),
-                      0, MeasureError(call.o(), expected.o())});
-      // Beside itself its error would be 0.
-      if (rows.size() == 1 && dtype == DType::kF64 && reference.own_error) {
-        rows[0].error = *reference.own_error;
-      }
+  const Reference& For(bool causal) const {
+    return reference[causal == full.causal ? 0 : 1];
+  }
+};
+
+void AddAttention(Context& ctx, const Comparison& c,
+                  const attention::Options& variant, std::vector<Row>& rows) {
+  const Reference& reference = c.For(variant.causal);
+  const bool exact = variant.window.left < 0 && variant.window.right < 0;
+  for (const DType dtype : c.dtypes) {
+    Progress("attention " + ToString(variant) + " " + Name(dtype));
+    const TensorSet& set = c.sets.at(dtype);
+    const AttentionCall call(set, variant, dtype);
+    const double seconds = MedianSeconds(ctx, [&] { call.Forward(ctx); });
+    rows.push_back({"attention", variant, dtype, seconds, call.Workspace(ctx),
+                    KeyValueBytes(set, variant),
+                    MeasureError(call.o(), reference.expected.o())});
+    // Beside itself its error would be 0.
+    if (exact && dtype == DType::kF64 && reference.own_error) {
+      rows.back().error = *reference.own_error;
     }
   }
+}
+
+void AddMechanism(Context& ctx, const Comparison& c, const OpEntry& op,
+                  std::vector<Row>& rows) {
+  for (const DType dtype : c.dtypes) {
+    if (std::find(op.dtypes.begin(), op.dtypes.end(), dtype) ==
+        op.dtypes.end()) {
+      continue;
+    }
+    Progress(op.name + " " + Name(dtype));
+    TensorOptions rounded = c.options.tensors;
+    rounded.dtype = Name(dtype);
+    std::vector<InputSpec> inputs = op.inputs;
+    std::erase_if(inputs, [](const InputSpec& spec) { return spec.optional; });
+    const NamedTensors set = rounded.Load(inputs);
+    const MechanismCall call(ctx, op, set.file, set.tensors, std::nullopt);
+    const bool causal = call.plan().causal;
+    const double seconds = MedianSeconds(ctx, [&] { call.Forward(ctx); });
+    attention::Options shown;
+    shown.causal = causal;
+    rows.push_back(
+        {op.name, shown, dtype, seconds, call.plan().workspace_bytes,
+         call.StateBytes(),
+         MeasureError(call.Outputs(set.batched)[0].tensor,
+                      c.For(causal).expected.o())});
+  }
+}
+
+// Those of the chosen mechanisms, attention aside, for which q, k and v suffice.
+// One that was named must be among them.
+std::vector<OpEntry> Others(const CompareOptions& options,
+                            const std::vector<OpEntry>& chosen,
+                            const TensorSet& set,
+                            std::vector<std::string>& notes) {
+  std::vector<OpEntry> others;
+  for (const OpEntry& op : chosen) {
+    if (op.name == "attention") continue;
+    const bool suffice =
+        op.call != nullptr &&
+        std::all_of(op.inputs.begin(), op.inputs.end(), [](const InputSpec& x) {
+          return x.optional || x.name == "q" || x.name == "k" || x.name == "v";
+        });
+    if (suffice) {
+      others.push_back(op);
+    } else if (!options.mechanisms.empty()) {
+      throw UsageError("-m has '" + op.name +
+                       "', expected mechanisms that take q, k and v alone");
+    }
+  }
+  if (others.empty() || set.q.size(1) == set.k.size(1)) return others;
+  const std::string what =
+      fmt::format("{} queries for {} keys", set.q.size(1), set.k.size(1));
+  if (!options.mechanisms.empty()) {
+    throw FileError(set.file + ": has " + what + ", expected as many for " +
+                    others[0].name);
+  }
+  notes.push_back("recurrences left out: " + what);
+  return {};
+}
+
+std::vector<Row> Measure(Context& ctx, const Comparison& c,
+                         bool with_attention) {
+  std::vector<Row> rows;
+  if (with_attention) {
+    const std::vector<attention::Options> variants =
+        Variants(c.full, c.typed, c.options.math.HasWindow(),
+                 c.sets.begin()->second.k.size(1));
+    AddAttention(ctx, c, variants[0], rows);
+    if (!c.others.empty() && !c.full.causal) {
+      attention::Options causal = c.full;
+      causal.causal = true;
+      AddAttention(ctx, c, causal, rows);
+    }
+    for (size_t i = 1; i < variants.size(); ++i) {
+      AddAttention(ctx, c, variants[i], rows);
+    }
+  }
+  for (const OpEntry& op : c.others) AddMechanism(ctx, c, op, rows);
   return rows;
 }
 
@@ -194,7 +291,9 @@ void WritePage(const std::string& path, const std::string& problem,
 }
 
 void Compare(const CompareOptions& options) {
-  if (!options.mechanisms.empty()) ChooseOps(SplitAtCommas(options.mechanisms));
+  const std::vector<OpEntry> chosen =
+      options.mechanisms.empty() ? AllOps()
+                                 : ChooseOps(SplitAtCommas(options.mechanisms));
   if (!options.html.empty()) {
     options.tensors.CheckNotInput("--html", options.html);
   }
@@ -207,14 +306,31 @@ void Compare(const CompareOptions& options) {
   const TensorSet wide = widest.Load();
   if (!options.html.empty()) CheckWritable(options.html);
   std::vector<std::string> notes;
-  const attention::Options typed = options.math.Resolve(wide, notes);
-  attention::Options full = typed;
-  if (options.math.HasWindow()) full.window = {};
-
-  const AttentionCall expected(wide, full, DType::kF64);
-  const Reference reference = ComputeReference(ctx, expected, wide.q.size(1));
-  const std::vector<Row> rows =
-      Measure(ctx, options, wide.k.size(1), typed, full, expected, reference);
+  Comparison c{options, {}, options.math.Resolve(wide, notes), {}, {}, {}, {}};
+  c.full = c.typed;
+  if (options.math.HasWindow()) c.full.window = {};
+  c.others = Others(options, chosen, wide, notes);
+  c.dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16};
+  if (!options.tensors.dtype.empty()) {
+    c.dtypes = {ParseDType(options.tensors.dtype)};
+  }
+  for (const DType dtype : c.dtypes) {
+    TensorOptions rounded = options.tensors;
+    rounded.dtype = Name(dtype);
+    c.sets.emplace(dtype, rounded.Load());
+  }
+  c.reference.push_back(ComputeReference(ctx, wide, c.full));
+  if (!c.others.empty() && !c.full.causal) {
+    attention::Options causal = c.full;
+    causal.causal = true;
+    c.reference.push_back(ComputeReference(ctx, wide, causal));
+  }
+  const bool with_attention =
+      std::any_of(chosen.begin(), chosen.end(),
+                  [](const OpEntry& op) { return op.name == "attention"; });
+  const std::vector<Row> rows = Measure(ctx, c, with_attention);
+  const std::string against = c.reference[0].text +
+                              (c.reference.size() > 1 ? ", causal where the row is" : "");
   Progress("");
 
   const std::vector<std::string> columns = {"<mechanism", "<options",  "<dtype",
@@ -224,7 +340,7 @@ void Compare(const CompareOptions& options) {
   for (const Row& row : rows) list.push_back(RowToJson(row));
   const Json document = {{"file", wide.file},
                          {"layer", wide.layer},
-                         {"reference", reference.text},
+                         {"reference", against},
                          {"rows", list}};
   const auto shape = [&](const ConstTensorView& x) { return x.ShapeString(); };
   const std::string problem = fmt::format(
@@ -237,7 +353,7 @@ void Compare(const CompareOptions& options) {
   if (options.json) return PrintJson(document);
   std::string text = problem + "\n";
   for (const std::string& note : notes) text += note + "\n";
-  text += "errors against " + reference.text + "\n\n";
+  text += "errors against " + against + "\n\n";
   Table table(columns);
   for (const Row& row : rows) table.Add(ToCells(row));
   Print(text + table.ToString());

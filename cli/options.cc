@@ -174,7 +174,7 @@ void TensorOptions::Register(CLI::App& verb,
           "f32|bf16|f16|f64");
 }
 
-TensorSet TensorOptions::Load() const {
+void TensorOptions::CheckPaths() const {
   const int arrays = !q.empty() + !k.empty() + !v.empty();
   if (file.empty() && arrays == 0) {
     throw UsageError("no tensors, expected FILE or --q --k --v");
@@ -188,10 +188,29 @@ TensorSet TensorOptions::Load() const {
                                              : "--v") +
                      " is missing, expected --q, --k and --v together");
   }
+}
+
+TensorChoice TensorOptions::Choice() const {
   TensorChoice choice{layer, heads, {}};
   if (!dtype.empty()) choice.dtype = ParseDType(dtype);
+  return choice;
+}
+
+TensorSet TensorOptions::Load() const {
+  CheckPaths();
+  const TensorChoice choice = Choice();
   try {
     return LoadTensors({file, q, k, v}, choice);
+  } catch (const InvalidArgument& e) {
+    throw UsageError(e.what());
+  }
+}
+
+NamedTensors TensorOptions::Load(const std::vector<InputSpec>& inputs) const {
+  CheckPaths();
+  const TensorChoice choice = Choice();
+  try {
+    return LoadNamed({file, q, k, v}, inputs, choice);
   } catch (const InvalidArgument& e) {
     throw UsageError(e.what());
   }
@@ -225,6 +244,22 @@ void MathOptions::Check() const {
   }
   std::vector<std::string> notes;
   Resolve(TensorSet(), notes);
+}
+
+std::optional<double> MathOptions::ScaleAlone(
+    const std::string& mechanism) const {
+  const auto refuse = [&](const std::string& option) {
+    throw UsageError(option + " is not an option of " + mechanism +
+                     ", expected --scale alone");
+  };
+  if (causal) refuse("--causal");
+  if (not_causal) refuse("--no-causal");
+  if (!window.empty()) refuse("--window");
+  if (!softcap.empty()) refuse("--softcap");
+  if (scale.empty()) return std::nullopt;
+  const std::optional<double> value = ParseFinite(scale);
+  if (!value) BadOption("--scale", scale, "a finite number");
+  return value;
 }
 
 attention::Options MathOptions::Resolve(const TensorSet& tensors,

@@ -3,6 +3,7 @@
 #ifndef CLI_OPTIONS_H_
 #define CLI_OPTIONS_H_
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -39,8 +40,13 @@ struct TensorOptions {
   void Register(CLI::App& verb, const std::string& default_layer = "the first");
   // Throws UsageError for what the user chose, FileError for the file.
   TensorSet Load() const;
+  NamedTensors Load(const std::vector<InputSpec>& inputs) const;
   // Throws UsageError if `path`, the value of `option`, is one of the inputs.
   void CheckNotInput(const std::string& option, const std::string& path) const;
+
+ private:
+  void CheckPaths() const;
+  TensorChoice Choice() const;
 };
 
 // --causal, --window, --scale, --softcap: absent means not typed.
@@ -58,6 +64,9 @@ struct MathOptions {
   attention::Options Resolve(const TensorSet& tensors,
                              std::vector<std::string>& notes) const;
   bool HasWindow() const { return !window.empty(); }
+
+  // For a mechanism that has but a scale: the typed one. Throws UsageError.
+  std::optional<double> ScaleAlone(const std::string& mechanism) const;
 };
 
 // An option with one value, which is not empty.

@@ -7,6 +7,7 @@
 #include "fmt/format.h"
 
 #include "cli/attention_call.h"
+#include "cli/mechanism_call.h"
 #include "cli/options.h"
 #include "cli/print.h"
 #include "cli/sha256.h"
@@ -19,12 +20,17 @@ namespace heed::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "Scale, causal, window and softcap default to what the file's metadata "
-    "says.\n"
+    "Inputs are found by name: q, k and v, and what else a mechanism takes, "
+    "such as\n"
+    "log_decay. Scale, causal, window and softcap of attention default to what "
+    "the\n"
+    "file's metadata says; of the others, --scale alone is an option. OUT also\n"
+    "receives what a mechanism remembers, as state and state_z.\n"
     "sha256 is that of o's elements, row-major: it does not depend on "
     "--threads.\n\n"
     "Example:\n  heed run attention data/minilm_alice.safetensors --layer 2 -o "
-    "o.safetensors";
+    "o.safetensors\n"
+    "  heed run retention data/minilm_alice.safetensors --layer 2";
 
 struct RunOptions {
   std::string mechanism, out;
@@ -44,14 +50,25 @@ void CheckOut(const RunOptions& options) {
   options.tensors.CheckNotInput("-o", out);
 }
 
-void Write(const RunOptions& options, const TensorSet& tensors,
-           const AttentionCall& call) {
-  if (options.out.ends_with(".npy")) return WriteNpy(options.out, call.o());
+// What a call was given, what it did, and its outputs, o first.
+struct Outcome {
+  const LayerOfFile& set;
+  std::vector<NamedTensor> inputs, outputs;  // with the axes of the file
+  std::string options;
+  std::vector<std::string> notes;
+  double seconds, flops;
+  int64_t workspace_bytes;
+  std::string kernel, why;
+};
+
+void Write(const RunOptions& options, const Outcome& outcome) {
+  if (options.out.ends_with(".npy")) {
+    return WriteNpy(options.out, outcome.outputs[0].tensor);
+  }
   std::map<std::string, std::string> metadata = {
       {"mechanism", options.mechanism}};
-  if (!tensors.layer.empty()) metadata["layer"] = tensors.layer;
-  const NamedTensor outputs[] = {{"o", call.o()}, {"lse", call.lse()}};
-  WriteSafetensors(options.out, outputs, metadata);
+  if (!outcome.set.layer.empty()) metadata["layer"] = outcome.set.layer;
+  WriteSafetensors(options.out, outcome.outputs, metadata);
 }
 
 Json ToJson(std::span<const int64_t> sizes) {
@@ -60,48 +77,36 @@ Json ToJson(std::span<const int64_t> sizes) {
   return json;
 }
 
-// The shape that the file has.
-std::span<const int64_t> FileSizes(const TensorSet& tensors,
-                                   const ConstTensorView& x) {
-  return tensors.batched ? x.sizes() : x.sizes().subspan(1);
+// The shape that the file has, of a tensor whose first axis may be ours.
+ConstTensorView InFile(const ConstTensorView& x, bool batched) {
+  if (batched) return x;
+  return ConstTensorView(x.data(), x.dtype(), x.sizes().subspan(1),
+                         x.strides().subspan(1));
 }
 
-void Run(const RunOptions& options) {
-  const std::string mechanism = ChooseOps({options.mechanism})[0].name;
-  if (mechanism != "attention") {
-    throw Unsupported(mechanism + " does not run from the command line yet");
-  }
-  CheckOut(options);
-  options.math.Check();
-  Context ctx(options.machine.Threads());
-  options.machine.Apply(ctx);
-  const TensorSet tensors = options.tensors.Load();
-  std::vector<std::string> notes;
-  const attention::Options math = options.math.Resolve(tensors, notes);
-
-  const AttentionCall call(tensors, math, tensors.dtype);
-  const attention::Explanation plan = call.Explain(ctx);
-  const double seconds = MedianSeconds(ctx, [&] { call.Forward(ctx); });
-  const ConstTensorView o = call.o();
+void Report(const RunOptions& options, const Context& ctx,
+            const Outcome& outcome) {
+  const LayerOfFile& set = outcome.set;
+  const ConstTensorView& o = outcome.outputs[0].tensor;
   const std::string sha256 =
       Sha256({o.as<uint8_t>(),
               static_cast<size_t>(o.num_elements()) * SizeOf(o.dtype())});
-  if (!options.out.empty()) Write(options, tensors, call);
+  if (!options.out.empty()) Write(options, outcome);
 
-  const std::string kernel = plan.kernel + " " + plan.target;
   if (options.json) {
     const Json path = options.out.empty() ? Json(nullptr) : Json(options.out);
-    PrintJson(Json{{"mechanism", mechanism},
-                   {"file", tensors.file},
-                   {"layer", tensors.layer},
-                   {"shapes",
-                    {{"q", ToJson(FileSizes(tensors, tensors.q))},
-                     {"k", ToJson(FileSizes(tensors, tensors.k))},
-                     {"v", ToJson(FileSizes(tensors, tensors.v))}}},
-                   {"dtype", Name(tensors.dtype)},
-                   {"seconds", seconds},
-                   {"flops", plan.flops},
-                   {"kernel", kernel},
+    Json shapes = Json::object();
+    for (const NamedTensor& input : outcome.inputs) {
+      shapes[input.name] = ToJson(input.tensor.sizes());
+    }
+    PrintJson(Json{{"mechanism", options.mechanism},
+                   {"file", set.file},
+                   {"layer", set.layer},
+                   {"shapes", shapes},
+                   {"dtype", Name(set.dtype)},
+                   {"seconds", outcome.seconds},
+                   {"flops", outcome.flops},
+                   {"kernel", outcome.kernel},
                    {"output",
                     {{"shape", ToJson(o.sizes())},
                      {"dtype", Name(o.dtype())},
@@ -109,35 +114,102 @@ void Run(const RunOptions& options) {
                      {"sha256", sha256}}}});
     return;
   }
-  const auto shape = [&](const ConstTensorView& x) {
-    return ShapeString(FileSizes(tensors, x));
+  const auto shapes = [](const std::vector<NamedTensor>& tensors) {
+    std::string text;
+    for (const NamedTensor& x : tensors) {
+      text += (text.empty() ? "" : "  ") + x.name + " " + x.tensor.ShapeString();
+    }
+    return text;
   };
-  Table table({"<mechanism", "<" + mechanism});
-  table.Add({"file", tensors.file});
-  if (!tensors.layer.empty()) {
-    table.Add({"layer",
-               fmt::format("{} of {}", tensors.layer, tensors.layers.size())});
+  Table table({"<mechanism", "<" + options.mechanism});
+  table.Add({"file", set.file});
+  if (!set.layer.empty()) {
+    table.Add(
+        {"layer", fmt::format("{} of {}", set.layer, set.layers.size())});
   }
-  table.Add({"shapes", fmt::format("q {}  k {}  v {}", shape(tensors.q),
-                                   shape(tensors.k), shape(tensors.v))});
+  table.Add({"shapes", shapes(outcome.inputs)});
+  table.Add({"dtype", set.dtype == set.file_dtype
+                          ? std::string(Name(set.dtype))
+                          : fmt::format("{} ({} in the file)", Name(set.dtype),
+                                        Name(set.file_dtype))});
+  table.Add({"options", outcome.options});
+  for (const std::string& note : outcome.notes) table.Add({"", note});
+  table.Add({"kernel", outcome.kernel + ": " + outcome.why});
   table.Add(
-      {"dtype", tensors.dtype == tensors.file_dtype
-                    ? std::string(Name(tensors.dtype))
-                    : fmt::format("{} ({} in the file)", Name(tensors.dtype),
-                                  Name(tensors.file_dtype))});
-  table.Add({"options", ToString(math)});
-  for (const std::string& note : notes) table.Add({"", note});
-  table.Add({"kernel", fmt::format("{}: {}", kernel, plan.why)});
-  table.Add(
-      {"time", fmt::format("{} on {} thread{}, {}", Seconds(seconds),
-                           ctx.num_threads(), ctx.num_threads() == 1 ? "" : "s",
-                           Rate(plan.flops / seconds, "FLOP/s"))});
-  table.Add({"workspace", Bytes(static_cast<double>(plan.workspace_bytes))});
-  table.Add(
-      {"output", fmt::format("o {} {}", o.ShapeString(), Name(o.dtype()))});
+      {"time",
+       fmt::format("{} on {} thread{}, {}", Seconds(outcome.seconds),
+                   ctx.num_threads(), ctx.num_threads() == 1 ? "" : "s",
+                   Rate(outcome.flops / outcome.seconds, "FLOP/s"))});
+  table.Add({"workspace", Bytes(static_cast<double>(outcome.workspace_bytes))});
+  for (const NamedTensor& x : outcome.outputs) {
+    if (&x != outcome.outputs.data() && x.name == "lse") continue;
+    table.Add({&x == outcome.outputs.data() ? "output" : "",
+               fmt::format("{} {} {}", x.name, x.tensor.ShapeString(),
+                           Name(x.tensor.dtype()))});
+  }
   table.Add({"sha256", sha256});
   if (!options.out.empty()) table.Add({"written", options.out});
   Print(table.ToString());
+}
+
+void RunAttention(const RunOptions& options, Context& ctx) {
+  options.math.Check();
+  const TensorSet tensors = options.tensors.Load();
+  std::vector<std::string> notes;
+  const attention::Options math = options.math.Resolve(tensors, notes);
+  const AttentionCall call(tensors, math, tensors.dtype);
+  const attention::Explanation plan = call.Explain(ctx);
+  const double seconds = MedianSeconds(ctx, [&] { call.Forward(ctx); });
+  const auto given = [&](const char* name, const ConstTensorView& x) {
+    return NamedTensor{name, InFile(x, tensors.batched)};
+  };
+  Report(options, ctx,
+         {tensors,
+          {given("q", tensors.q), given("k", tensors.k), given("v", tensors.v)},
+          {{"o", call.o()}, {"lse", call.lse()}},
+          ToString(math),
+          notes,
+          seconds,
+          plan.flops,
+          plan.workspace_bytes,
+          plan.kernel + " " + plan.target,
+          plan.why});
+}
+
+void RunMechanism(const OpEntry& op, const RunOptions& options, Context& ctx) {
+  const std::optional<double> scale = options.math.ScaleAlone(op.name);
+  const NamedTensors tensors = options.tensors.Load(op.inputs);
+  const MechanismCall call(ctx, op, tensors.file, tensors.tensors, scale);
+  const double seconds = MedianSeconds(ctx, [&] { call.Forward(ctx); });
+  std::vector<NamedTensor> given;
+  for (const InputSpec& spec : op.inputs) {
+    const auto found = tensors.tensors.find(spec.name);
+    if (found == tensors.tensors.end()) continue;
+    const bool batched = tensors.batched || !spec.axes.starts_with('B');
+    given.push_back({spec.name, InFile(found->second, batched)});
+  }
+  const TensorCall& plan = call.plan();
+  Report(options, ctx,
+         {tensors, given, call.Outputs(tensors.batched),
+          scale ? fmt::format("scale {:.6g}", *scale) : "defaults",
+          {},
+          seconds,
+          plan.flops,
+          plan.workspace_bytes,
+          plan.kernel + " " + plan.target,
+          plan.why});
+}
+
+void Run(const RunOptions& options) {
+  const OpEntry op = ChooseOps({options.mechanism})[0];
+  if (op.name != "attention" && op.call == nullptr) {
+    throw Unsupported(op.name + " does not run from the command line yet");
+  }
+  CheckOut(options);
+  Context ctx(options.machine.Threads());
+  options.machine.Apply(ctx);
+  if (op.call != nullptr) return RunMechanism(op, options, ctx);
+  RunAttention(options, ctx);
 }
 
 }  // namespace
@@ -152,7 +224,7 @@ void AddRun(CLI::App& app) {
       ->required();
   options->tensors.Register(*verb);
   AddText(*verb, "-o,--output", options->out,
-          "writes o and lse (.safetensors) or o alone (.npy)", "OUT");
+          "writes o and lse or the state (.safetensors), or o alone (.npy)", "OUT");
   options->math.Register(*verb);
   options->machine.Register(*verb);
   verb->add_flag("--json", options->json, "one JSON document");

@@ -4,6 +4,7 @@ const MEASURES = [
   { key: "seconds", title: "Time per call", axis: "shorter is faster", cell: 3 },
   { key: "relative_error", title: "Distance from exact attention", axis: "rms error, logarithmic scale", cell: 7, log: true },
   { key: "workspace_bytes", title: "Workspace", axis: "memory beyond the tensors", cell: 4 },
+  { key: "state_bytes", title: "State", axis: "what the next token needs of these: keys and values, or a recurrence's state", cell: 5 },
 ];
 const KEYS = ["mechanism", null, "dtype", "seconds", "workspace_bytes", "state_bytes", "max_error", "relative_error"];
 

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <functional>
 #include <iosfwd>
+#include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -72,6 +74,26 @@ struct CaseRequest {
   std::string variant;
 };
 
+// One argument of a mechanism as `heed run` finds it in a file: its name in Python, and a
+// letter for each axis, "BTHK". A file may leave out B.
+struct InputSpec {
+  std::string name, axes;
+  bool optional = false;
+  bool wide = false;  // f32 beside inputs of 16 bits
+};
+
+using TensorMap = std::map<std::string, ConstTensorView>;
+
+// A call on tensors of somebody else, with every option but `scale` at its default.
+struct TensorCall {
+  std::vector<OutputSpec> outputs;  // o, and what the mechanism remembers of these tokens
+  std::function<void(Context&, std::span<const TensorView> outputs)> run;
+  bool causal = true;  // no token sees those behind it
+  std::string kernel, target, why;
+  double flops = 0;
+  int64_t workspace_bytes = 0;
+};
+
 // One mechanism.
 struct OpEntry {
   std::string name;    // folder, namespace, CLI and Python name
@@ -91,6 +113,13 @@ struct OpEntry {
 
   // Of mechanisms on the recurrence engine, for the tests of what they share; else null.
   const recurrent::Mechanism* recurrent = nullptr;
+
+  // What `heed run` and `heed compare` call: tensors by the names of `inputs`, those that are
+  // optional or not, and all of them alive until the call is gone. Throws as the mechanism's
+  // Forward. Null where neither verb has it.
+  std::vector<InputSpec> inputs;
+  TensorCall (*call)(const Context& ctx, const TensorMap& tensors,
+                     std::optional<double> scale) = nullptr;
 };
 
 // All mechanisms, in the order of the table of contents.

@@ -15,7 +15,7 @@
 namespace heed {
 namespace {
 
-constexpr std::array<const char*, 3> kNames = {"q", "k", "v"};
+const std::vector<std::string> kNames = {"q", "k", "v"};
 
 // A decimal number, digits only.
 std::optional<int64_t> ParseIndex(std::string_view text) {
@@ -62,18 +62,22 @@ std::string Join(const std::vector<std::string>& words) {
   return text;
 }
 
-// Prefixes of "<prefix>.q", "" for "q", that have k and v too.
-std::vector<std::string> FindLayers(const SafetensorsFile& file) {
+// Prefixes of "<prefix>.q", "" for "q", that have k and v too: of the first of
+// `needed`, that have the others.
+std::vector<std::string> FindLayers(const SafetensorsFile& file,
+                                    const std::vector<std::string>& needed) {
   std::vector<std::string> layers;
   for (const std::string& name : file.names()) {
     std::string layer;
-    if (name.ends_with(".q")) {
-      layer = name.substr(0, name.size() - 2);
-    } else if (name != "q") {
+    if (name.ends_with("." + needed[0])) {
+      layer = name.substr(0, name.size() - needed[0].size() - 1);
+    } else if (name != needed[0]) {
       continue;
     }
     const std::string dot = layer.empty() ? "" : layer + ".";
-    if (file.Contains(dot + "k") && file.Contains(dot + "v")) {
+    if (std::all_of(needed.begin(), needed.end(), [&](const std::string& other) {
+          return file.Contains(dot + other);
+        })) {
       layers.push_back(layer);
     }
   }
@@ -302,23 +306,42 @@ ConstTensorView Prepare(const ConstTensorView& x, DType dtype,
 using Views = std::array<ConstTensorView, 3>;
 using Names = std::array<std::string, 3>;  // of files
 
-// Views of the file itself, of any rank.
-void ChooseViews(const std::string& path,
-                 const std::shared_ptr<const SafetensorsFile>& file,
-                 const TensorChoice& choice, TensorSet& set, Views& views) {
+// "q, k and v".
+std::string Enumerate(const std::vector<std::string>& names) {
+  std::string text = names[0];
+  for (size_t i = 1; i < names.size(); ++i) {
+    text += (i + 1 < names.size() ? ", " : " and ") + names[i];
+  }
+  return text;
+}
+
+// The chosen layer of those that have all of `needed`. Returns what stands
+// before its names.
+std::string OpenLayer(const std::string& path,
+                      const std::shared_ptr<const SafetensorsFile>& file,
+                      const std::vector<std::string>& needed,
+                      const TensorChoice& choice, LayerOfFile& set) {
   set.file = path;
-  set.layers = FindLayers(*file);
+  set.layers = FindLayers(*file, needed);
   if (set.layers.empty()) {
     throw FileError(
         path + ": holds " +
         (file->names().empty() ? "no tensors" : Join(file->names())) +
-        ", expected q, k and v, or layers such as layers.0.q");
+        ", expected " + Enumerate(needed) + ", or layers such as layers.0." +
+        needed[0]);
   }
   set.layer = ChooseLayer(path, set.layers, choice.layer);
   set.facts = FactsOf(file->metadata(), set.layer);
-  const std::string dot = set.layer.empty() ? "" : set.layer + ".";
-  for (size_t i = 0; i < 3; ++i) views[i] = file->tensor(dot + kNames[i]);
   set.owners.push_back(file);
+  return set.layer.empty() ? "" : set.layer + ".";
+}
+
+// Views of the file itself, of any rank.
+void ChooseViews(const std::string& path,
+                 const std::shared_ptr<const SafetensorsFile>& file,
+                 const TensorChoice& choice, TensorSet& set, Views& views) {
+  const std::string dot = OpenLayer(path, file, kNames, choice, set);
+  for (size_t i = 0; i < 3; ++i) views[i] = file->tensor(dot + kNames[i]);
 }
 
 void OpenNpy(const Names& files, const TensorChoice& choice, TensorSet& set,
@@ -377,7 +400,177 @@ TensorSet LoadSafetensors(const std::string& path,
   return Finish({path, path, path}, choice, std::move(set), views);
 }
 
+// Where an axis stands, -1 where there is none.
+int AxisOf(const InputSpec& spec, char letter) {
+  const size_t at = spec.axes.find(letter);
+  return at == std::string::npos ? -1 : static_cast<int>(at);
+}
+
+// "[B,T,H,K] or [T,H,K]".
+std::string AxesText(const InputSpec& spec) {
+  std::string all;
+  for (const char letter : spec.axes) {
+    all += std::string(all.empty() ? "" : ",") + letter;
+  }
+  if (!spec.axes.starts_with('B')) return "[" + all + "]";
+  return "[" + all + "] or [" + all.substr(2) + "]";
+}
+
+// With all axes of its spec. Throws FileError.
+ConstTensorView WithAxes(const std::string& path, const std::string& name,
+                         const InputSpec& spec, const ConstTensorView& x,
+                         bool batched) {
+  if (!IsFloat(x.dtype())) {
+    throw FileError(path + ": " + name + " has dtype " + Name(x.dtype()) +
+                    ", expected f64, f32, bf16 or f16");
+  }
+  CheckEmpty(path, name, x);
+  const bool adds = !batched && spec.axes.starts_with('B');
+  const int rank = static_cast<int>(spec.axes.size()) - (adds ? 1 : 0);
+  if (x.rank() != rank) {
+    throw FileError(path + ": " + name + " has shape " + x.ShapeString() +
+                    ", expected " + AxesText(spec));
+  }
+  if (!adds) return x;
+  std::vector<int64_t> sizes = {1}, strides = {x.num_elements()};
+  sizes.insert(sizes.end(), x.sizes().begin(), x.sizes().end());
+  strides.insert(strides.end(), x.strides().begin(), x.strides().end());
+  return ConstTensorView(x.data(), x.dtype(), sizes, strides);
+}
+
+// x as it is where that will do, else a row-major copy: along `axis` the
+// elements heads[i] / group, all of them if there are no heads.
+ConstTensorView PrepareAny(const ConstTensorView& x, DType dtype, int axis,
+                           const std::vector<int64_t>& heads, int64_t group,
+                           LayerOfFile& set) {
+  const bool aligned =
+      reinterpret_cast<uintptr_t>(x.data()) % SizeOf(x.dtype()) == 0;
+  const int last = x.rank() - 1;
+  const bool rows = x.stride(last) == 1 || x.size(last) == 1;
+  const bool gathers = axis >= 0 && !heads.empty();
+  if (!gathers && aligned && rows && x.dtype() == dtype) return x;
+
+  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  if (gathers) sizes[static_cast<size_t>(axis)] = static_cast<int64_t>(heads.size());
+  const ConstTensorView shape(nullptr, dtype, sizes);  // checks for overflow
+  const std::shared_ptr<void> memory(
+      os::AllocateAligned(static_cast<size_t>(shape.num_elements()) *
+                          SizeOf(dtype)),
+      &os::FreeAligned);
+  std::vector<int64_t> index(sizes.size());
+  for (int64_t i = 0; i < shape.num_elements(); ++i) {
+    int64_t from = 0;
+    for (int a = 0; a <= last; ++a) {
+      int64_t at = index[static_cast<size_t>(a)];
+      if (gathers && a == axis) at = heads[static_cast<size_t>(at)] / group;
+      from += at * x.stride(a);
+    }
+    StoreDouble(dtype, memory.get(), i, LoadAsDouble(x.dtype(), x.data(), from));
+    for (size_t a = sizes.size(); a-- > 0;) {
+      if (++index[a] < sizes[a]) break;
+      index[a] = 0;
+    }
+  }
+  set.owners.push_back(memory);
+  return ConstTensorView(memory.get(), dtype, sizes);
+}
+
+// Query heads to gather, none if every tensor can stay as it is.
+std::vector<int64_t> HeadsToRead(const NamedTensors& set,
+                                 std::span<const InputSpec> inputs,
+                                 const std::string& choice, int64_t& most) {
+  most = 0;
+  int64_t first = 0;
+  bool fewer = false;
+  for (const InputSpec& spec : inputs) {
+    const auto found = set.tensors.find(spec.name);
+    if (AxisOf(spec, 'H') < 0 || found == set.tensors.end()) continue;
+    const int64_t heads = found->second.size(AxisOf(spec, 'H'));
+    if (&spec == inputs.data()) first = heads;
+    most = std::max(most, heads);
+    fewer = fewer || heads < first;
+  }
+  for (const InputSpec& spec : inputs) {
+    const auto found = set.tensors.find(spec.name);
+    if (AxisOf(spec, 'H') < 0 || found == set.tensors.end()) continue;
+    const int64_t heads = found->second.size(AxisOf(spec, 'H'));
+    if (heads == 0 ? most > 0 : most % heads != 0) {
+      BadShape(set.file, spec.name.c_str(), found->second,
+               "a divisor of " + std::to_string(most) + " heads");
+    }
+  }
+  if (!choice.empty()) return ChooseHeads(set.file, choice, most);
+  std::vector<int64_t> heads;
+  for (int64_t h = 0; fewer && h < most; ++h) heads.push_back(h);
+  return heads;
+}
+
+// Checks and converts what `view` gives by name, or an absent view.
+template <class View>
+NamedTensors FinishNamed(std::span<const InputSpec> inputs,
+                         const TensorChoice& choice, NamedTensors set,
+                         const View& view) {
+  const std::string dot = set.layer.empty() ? "" : set.layer + ".";
+  for (const InputSpec& spec : inputs) {
+    const ConstTensorView x = view(spec.name);
+    if (!x.present()) continue;
+    if (&spec == inputs.data()) {
+      set.batched = x.rank() == static_cast<int>(spec.axes.size());
+      set.file_dtype = x.dtype();
+    }
+    set.tensors[spec.name] =
+        WithAxes(set.file, dot + spec.name, spec, x, set.batched);
+  }
+  const bool half = SizeOf(set.file_dtype) == 2;
+  set.dtype = choice.dtype.value_or(half ? DType::kF32 : set.file_dtype);
+  int64_t most = 0;
+  const std::vector<int64_t> heads =
+      HeadsToRead(set, inputs, choice.heads, most);
+  for (const InputSpec& spec : inputs) {
+    const auto found = set.tensors.find(spec.name);
+    if (found == set.tensors.end()) continue;
+    const int axis = AxisOf(spec, 'H');
+    const int64_t own = axis < 0 ? 0 : found->second.size(axis);
+    const bool widen = spec.wide && SizeOf(set.dtype) == 2;
+    found->second = PrepareAny(found->second, widen ? DType::kF32 : set.dtype,
+                               axis, heads, own == 0 ? 1 : most / own, set);
+  }
+  return set;
+}
+
 }  // namespace
+
+NamedTensors LoadNamed(const TensorPaths& paths,
+                       std::span<const InputSpec> inputs,
+                       const TensorChoice& choice) {
+  std::vector<std::string> needed;
+  for (const InputSpec& spec : inputs) {
+    if (!spec.optional) needed.push_back(spec.name);
+  }
+  NamedTensors set;
+  if (!paths.file.empty()) {
+    const auto file = std::make_shared<SafetensorsFile>(paths.file);
+    const std::string dot = OpenLayer(paths.file, file, needed, choice, set);
+    return FinishNamed(inputs, choice, std::move(set), [&](const std::string& name) {
+      return file->Contains(dot + name) ? file->tensor(dot + name)
+                                        : ConstTensorView();
+    });
+  }
+  if (needed != kNames) {
+    throw FileError(Enumerate({paths.q, paths.k, paths.v}) +
+                    ": are q, k and v, expected a .safetensors file of " +
+                    Enumerate(needed));
+  }
+  TensorSet three;
+  Views views;
+  OpenNpy({paths.q, paths.k, paths.v}, choice, three, views);
+  static_cast<LayerOfFile&>(set) = std::move(static_cast<LayerOfFile&>(three));
+  return FinishNamed(inputs, choice, std::move(set), [&](const std::string& name) {
+    const auto at = std::find(kNames.begin(), kNames.end(), name);
+    return at == kNames.end() ? ConstTensorView()
+                              : views[static_cast<size_t>(at - kNames.begin())];
+  });
+}
 
 TensorSet LoadTensors(const TensorPaths& paths, const TensorChoice& choice) {
   if (!paths.file.empty()) {

@@ -1,5 +1,6 @@
 // TensorSet: q, k and v of one layer, from a .safetensors file or three .npy
-// files, as the command line and the benchmarks want them.
+// files, as the command line and the benchmarks want them. NamedTensors: the
+// same of what a mechanism calls its inputs.
 #ifndef HEED_HARNESS_TENSOR_FILE_H_
 #define HEED_HARNESS_TENSOR_FILE_H_
 
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "heed/core/tensor.h"
+#include "heed/harness/case.h"
 
 namespace heed {
 
@@ -27,11 +29,11 @@ struct TensorChoice {
   std::optional<DType> dtype;  // default: f32 for 16-bit files, else the file's
 };
 
-struct TensorSet {
+// What is known of a layer besides its tensors.
+struct LayerOfFile {
   std::string file;   // path, or the three joined by ", "
   std::string layer;  // "layers.0", or "" where tensors have no prefix
   std::vector<std::string> layers;  // all there are, in order
-  ConstTensorView q, k, v;          // [B, T, H, D], in `dtype`
   bool batched = true;              // false: the file has no axis B
   DType file_dtype = DType::kF32, dtype = DType::kF32;
 
@@ -42,6 +44,14 @@ struct TensorSet {
   std::vector<std::shared_ptr<const void>> owners;  // of the views' memory
 };
 
+struct TensorSet : LayerOfFile {
+  ConstTensorView q, k, v;  // [B, T, H, D], in `dtype`
+};
+
+struct NamedTensors : LayerOfFile {
+  TensorMap tensors;  // with all axes of their InputSpec, in `dtype` or wider
+};
+
 // Reads one layer. Views point into the mapped file where dtype, alignment and
 // heads allow it, else into converted copies. With chosen heads, query head h
 // comes with the key head that it reads, so that Hkv = Hq.
@@ -50,7 +60,15 @@ struct TensorSet {
 // with the same form if `choice` names what the file does not have.
 TensorSet LoadTensors(const TensorPaths& paths, const TensorChoice& choice);
 
-// The same for a .safetensors file in memory, which must outlive the result.
+// Reads the inputs of a mechanism in the same way, .npy files where it has none
+// but q, k and v. `file_dtype` is that of the first; how shapes fit together is
+// for the mechanism to say. A tensor of fewer heads than the first is read by
+// several, as q reads k and v.
+NamedTensors LoadNamed(const TensorPaths& paths,
+                       std::span<const InputSpec> inputs,
+                       const TensorChoice& choice);
+
+// LoadTensors for a .safetensors file in memory, which must outlive the result.
 // `path` stands in messages only.
 TensorSet LoadTensors(const std::string& path, std::span<const uint8_t> bytes,
                       const TensorChoice& choice);

@@ -308,14 +308,17 @@ def test_compare_on_the_shipped_tensors():
     assert compare["file"] == str(SHIPPED) and compare["layer"] == "layers.3" and "float64" in compare["reference"]
     for row in compare["rows"]:
         assert list(row) == FIELDS
-        assert row["mechanism"] == "attention" and row["seconds"] > 0
-        assert row["workspace_bytes"] > 0 and row["state_bytes"] == 0
-    full = {row["dtype"]: row for row in compare["rows"] if "window" not in row["options"]}
+        assert row["seconds"] > 0 and row["workspace_bytes"] > 0 and row["state_bytes"] > 0
+    exact = [row for row in compare["rows"] if row["mechanism"] == "attention"]
+    causal = {row["dtype"]: row for row in exact if "causal" in row["options"]}
+    assert list(causal) == ["f64", "f32", "bf16", "f16"] and causal["f64"]["max_error"] < 1e-13
+    full = {row["dtype"]: row for row in exact if not set(row["options"]) & {"window", "causal"}}
     assert list(full) == ["f64", "f32", "bf16", "f16"]
     assert full["f32"]["relative_error"] < full["f16"]["relative_error"] < full["bf16"]["relative_error"] < 1e-2
     assert full["f64"]["max_error"] < 1e-13 and full["f64"]["relative_error"] < 1e-14
     assert 0 < full["f32"]["max_error"] < 1e-5 and full["f32"]["relative_error"] < 2e-6
-    windows = {tuple(row["options"]["window"]): row["relative_error"] for row in compare["rows"]
+    assert [full[dtype]["state_bytes"] for dtype in full] == [371 * 12 * 64 * size for size in (8, 4, 2, 2)]
+    windows = {tuple(row["options"]["window"]): row["relative_error"] for row in exact
                if "window" in row["options"] and row["dtype"] == "f32"}
     assert list(windows) == [(32, 32), (64, 64), (128, 128)]
     assert all(error > 1e-4 for error in windows.values())
@@ -327,10 +330,12 @@ def test_compare_windows_are_narrower_than_the_keys(file):
 
 def test_compare_causal_and_window(tmp_path):
     file = save(tmp_path / "x.safetensors", qkv(T=150))
-    rows = document("compare", file, "--causal")["rows"]
+    rows = document("compare", file, "--causal", "-m", "attention")["rows"]
     assert [row["options"].get("window") for row in rows[::4]] == [None, [63, 0], [127, 0]]
     assert all(row["options"]["causal"] for row in rows)
-    rows = document("compare", file, "--causal", "--window", "9,0", "--dtype", "f32")["rows"]
+    kept = [min(150, row["options"].get("window", [149])[0] + 1) for row in rows if row["dtype"] == "f32"]
+    assert kept == [row["state_bytes"] // (2 * 16 * 4) for row in rows if row["dtype"] == "f32"] == [150, 64, 128]
+    rows = document("compare", file, "--causal", "--window", "9,0", "--dtype", "f32", "-m", "attention")["rows"]
     assert [(row["dtype"], row["options"].get("window")) for row in rows] == [("f32", None), ("f32", [9, 0])]
     given, _ = load(file)
     q, k, v = (given[name] for name in "qkv")
@@ -343,7 +348,7 @@ def test_compare_causal_and_window(tmp_path):
 
 def test_a_large_problem_is_compared_with_a_kernel_that_is_checked_itself(tmp_path):
     file = save(tmp_path / "x.safetensors", qkv(T=2100, H=4, Hkv=4, D=64))
-    compare = document("compare", file, "--window", "7,7")
+    compare = document("compare", file, "--window", "7,7", "-m", "attention")
     assert re.search(r"kernel .* of the scalar reference on \d+ queries", compare["reference"])
     exact, single, brief, half, *windows = compare["rows"]
     assert [row["dtype"] for row in (exact, single, brief, half)] == ["f64", "f32", "bf16", "f16"]
@@ -373,7 +378,7 @@ def test_the_page_escapes_names(tmp_path):
 def test_nan_in_the_tensors_is_null_in_the_json(tmp_path):
     tensors = qkv()
     tensors["v"][1][0, 3] = np.nan
-    compare = document("compare", save(tmp_path / "x.safetensors", tensors))
+    compare = document("compare", save(tmp_path / "x.safetensors", tensors), "-m", "attention")
     assert all(row["max_error"] in (None, 0) or row["max_error"] < 1e-5 for row in compare["rows"])
 
 

@@ -214,8 +214,8 @@ def test_the_compare_page(browser, tmp_path):
     page = tmp_path / "a.html"
     rows = document("compare", file, "--html", page)["rows"]
     browser.open(page)
-    assert browser.js("return document.querySelectorAll('#charts section').length") == 3
-    assert browser.js("return document.querySelectorAll('#charts li').length") == 3 * len(rows)
+    assert browser.js("return document.querySelectorAll('#charts section').length") == 4
+    assert browser.js("return document.querySelectorAll('#charts li').length") == 4 * len(rows)
     click = "document.querySelectorAll('#table th button')[arguments[0]].click()"
     cells = "return [...document.querySelectorAll('#table tbody tr')].map((r) => r.cells[arguments[0]].textContent)"
     browser.js(click, 7)

@@ -400,4 +400,45 @@ Case RandomCase(const Mechanism& m, DType dtype, uint64_t seed) {
   return ToCase(m, Generator(m, dtype, seed).Make());
 }
 
+std::vector<InputSpec> InputsOf(const Definition& d) {
+  std::vector<InputSpec> inputs = {{"q", "BTHK"}};
+  if (!d.complement_keys) inputs.push_back({"k", "BTHK"});
+  inputs.push_back({d.value_name, "BTHV"});
+  const char* axes = d.decay == DecayShape::kHead    ? "H"
+                     : d.decay == DecayShape::kToken ? "BTH"
+                                                     : "BTHK";
+  if (d.decay != DecayShape::kNone) {
+    inputs.push_back({"log_decay", axes, /*optional=*/false, /*wide=*/true});
+  }
+  return inputs;
+}
+
+TensorCall CallOn(const Mechanism& m, const Context& ctx, const TensorMap& tensors,
+                  std::optional<double> scale) {
+  const auto find = [&](const char* name) {
+    const auto found = tensors.find(name);
+    return found == tensors.end() ? ConstTensorView() : found->second;
+  };
+  const auto p = std::make_shared<Problem>();
+  p->in.q = find("q");
+  p->in.k = find("k");
+  p->in.v = find(m.definition.value_name);
+  p->in.log_decay = find("log_decay");
+  p->options.scale = scale;
+  const Explanation plan =  // checks everything first
+      m.explain ? m.explain(ctx, p->in, p->options)
+                : Explain(m.name.c_str(), ctx, m.definition, p->in, p->options);
+  Describe(m.definition, *p, p->in.q.size(0), true, false);
+  return {.outputs = p->outputs,
+          .run = [m, p](Context& run_ctx, std::span<const TensorView> views) {
+            m.forward(run_ctx, p->in, p->options, ToOutputs(*p, views));
+          },
+          .causal = m.definition.causal,
+          .kernel = plan.kernel,
+          .target = plan.target,
+          .why = plan.why,
+          .flops = plan.flops,
+          .workspace_bytes = plan.workspace_bytes};
+}
+
 }  // namespace heed::recurrent

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
@@ -29,6 +31,9 @@ struct Mechanism {
       step;
   std::function<ReferenceMath(const Inputs&, const Options&)> math;
   std::string options;  // for titles
+
+  // Null where the definition says it all.
+  std::function<Explanation(const Context&, const Inputs&, const Options&)> explain = {};
 };
 
 // Variants that every one of them has.
@@ -39,6 +44,11 @@ Case MakeCase(const Mechanism& mechanism, const CaseRequest& request);
 
 // Random sizes, layouts, options and strengths of decays; forward and backward.
 Case RandomCase(const Mechanism& mechanism, DType dtype, uint64_t seed);
+
+// OpEntry's `inputs` and `call`.
+std::vector<InputSpec> InputsOf(const Definition& definition);
+TensorCall CallOn(const Mechanism& mechanism, const Context& ctx, const TensorMap& tensors,
+                  std::optional<double> scale);
 
 }  // namespace heed::recurrent
 

@@ -39,7 +39,12 @@ OpEntry Entry() {
           .random_case = [](DType dtype, uint64_t seed) {
             return recurrent::RandomCase(Mechanism(), dtype, seed);
           },
-          .recurrent = &Mechanism()};
+          .recurrent = &Mechanism(),
+          .inputs = recurrent::InputsOf(Mechanism().definition),
+          .call = [](const Context& ctx, const TensorMap& tensors,
+                     std::optional<double> scale) {
+            return recurrent::CallOn(Mechanism(), ctx, tensors, scale);
+          }};
 }
 
 }  // namespace heed::hgrn2

@@ -15,8 +15,16 @@ const recurrent::Mechanism& Mechanism() {
       &BackwardReference,
       &Step,
       &recurrent::OrdinaryMath,
-      ""};
+      "",
+      &Explain};
   return mechanism;
+}
+
+// Decays may be left out.
+std::vector<InputSpec> FileInputs() {
+  std::vector<InputSpec> inputs = recurrent::InputsOf(Mechanism().definition);
+  inputs.back().optional = true;
+  return inputs;
 }
 
 }  // namespace
@@ -36,7 +44,12 @@ OpEntry Entry() {
           .random_case = [](DType dtype, uint64_t seed) {
             return recurrent::RandomCase(Mechanism(), dtype, seed);
           },
-          .recurrent = &Mechanism()};
+          .recurrent = &Mechanism(),
+          .inputs = FileInputs(),
+          .call = [](const Context& ctx, const TensorMap& tensors,
+                     std::optional<double> scale) {
+            return recurrent::CallOn(Mechanism(), ctx, tensors, scale);
+          }};
 }
 
 }  // namespace heed::retention

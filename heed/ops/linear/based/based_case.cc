@@ -78,7 +78,12 @@ OpEntry Entry() {
           .state = "B Hq F (Dv + 1) 4",
           .make_case = &MakeCase,
           .random_case = &RandomCase,
-          .recurrent = &Mechanism()};
+          .recurrent = &Mechanism(),
+          .inputs = recurrent::InputsOf(Mechanism().definition),
+          .call = [](const Context& ctx, const TensorMap& tensors,
+                     std::optional<double> scale) {
+            return recurrent::CallOn(Bound(Options()), ctx, tensors, scale);
+          }};
 }
 
 }  // namespace heed::based

@@ -1,0 +1,246 @@
+# Tests of `heed run` and `heed compare` on recurrent mechanisms: what they read, what they write, what they refuse.
+import re
+
+import heed
+import numpy as np
+import pytest
+from cli_program import SHIPPED, attention, document, load, needs_program, qkv, random, refused, save
+from cli_program import heed as program
+from heed import _core
+
+pytestmark = needs_program
+
+B, T, H, K, V = 2, 70, 3, 8, 5
+DECAYS = ((H,), (B, T, H), (B, T, H, K))  # one of them is a mechanism's
+
+
+OPTIONAL = {"retention": {"log_decay"}}  # that Python takes by keyword alone
+
+
+def call(name, arrays, **options):
+    """(o, S, z or None) of the Python function."""
+    o, state = getattr(heed, name)(**arrays, return_state=True, **options)
+    return (o, state.S, state.z) if isinstance(state, tuple) else (o, state, None)
+
+
+def inputs(name, dtype=np.float32):
+    """{argument: array} of a mechanism; None if it takes others than these tests know."""
+    shapes = {"q": (B, T, H, K), "k": (B, T, H, K), "v": (B, T, H, V), "i": (B, T, H, V)}
+    names = _core._recurrent[name]["inputs"]
+    if not set(names) <= {*shapes, "log_decay"}:
+        return None
+    arrays = {x: random(*shapes[x], seed=i).astype(dtype) if x in shapes else None for i, x in enumerate(names)}
+    for shape in DECAYS if "log_decay" in arrays else ():
+        arrays["log_decay"] = -0.1 * abs(random(*shape, seed=9)).astype(dtype)
+        try:
+            call(name, arrays)
+            break
+        except heed.InvalidArgument:
+            continue
+    return arrays
+
+
+NAMES = [name for name in sorted(_core._recurrent) if hasattr(heed, f"{name}_step") and inputs(name)]
+SUFFICE = [name for name in NAMES if set(inputs(name)) - OPTIONAL.get(name, set()) == {"q", "k", "v"}]  # for compare
+
+
+def save_inputs(path, arrays, dtypes=None):
+    kinds = {np.dtype(np.float32): "F32", np.dtype(np.float64): "F64", np.dtype(np.float16): "F16"}
+    return save(path, {name: (kinds[x.dtype], x) for name, x in arrays.items()}, dtypes)
+
+
+def test_there_are_recurrences():
+    assert {"linear_attention", "retention", "gla", "hgrn2"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_run_is_the_python_function(tmp_path, name, dtype):
+    arrays = inputs(name, dtype)
+    out = tmp_path / "o.safetensors"
+    run = document("run", name, save_inputs(tmp_path / "x.safetensors", arrays), "-o", out)
+    assert list(run) == ["mechanism", "file", "layer", "shapes", "dtype", "seconds", "flops", "kernel", "output"]
+    assert run["mechanism"] == name and run["shapes"] == {x: list(a.shape) for x, a in arrays.items()}
+    assert run["output"]["shape"] == [B, T, H, V] and run["flops"] >= 4 * B * T * H * K * V and run["seconds"] > 0
+    tensors, metadata = load(out)
+    o, S, z = call(name, arrays)
+    assert metadata["mechanism"] == name and set(tensors) == {"o", "state"} | ({"state_z"} if z is not None else set())
+    assert tensors["o"].dtype == dtype and (tensors["o"] == o).all()
+    assert (tensors["state"] == S).all() and (z is None or (tensors["state_z"] == z).all())
+
+
+def test_run_takes_a_scale(tmp_path):
+    arrays = inputs("gla")
+    out = tmp_path / "o.npy"
+    document("run", "gla", save_inputs(tmp_path / "x.safetensors", arrays), "--scale", "0.7", "-o", out)
+    assert (np.load(out) == heed.gla(**arrays, scale=0.7)).all()
+
+
+def test_a_scale_in_the_file_is_attentions(tmp_path):
+    arrays = inputs("gla")
+    out = tmp_path / "o.npy"
+    document("run", "gla", save_inputs(tmp_path / "x.safetensors", arrays, {"scale": "3", "causal": "false"}), "-o", out)
+    assert (np.load(out) == heed.gla(**arrays)).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_without_a_batch(tmp_path, name):
+    arrays = inputs(name)
+    one = {x: a[0] if a.ndim > 1 else a for x, a in arrays.items()}
+    out = tmp_path / "o.safetensors"
+    run = document("run", name, save_inputs(tmp_path / "x.safetensors", one), "-o", out)
+    assert run["shapes"] == {x: list(a.shape) for x, a in one.items()} and run["output"]["shape"] == [T, H, V]
+    tensors, _ = load(out)
+    o, S, z = call(name, arrays)
+    assert (tensors["o"] == o[0]).all() and (tensors["state"] == S[0]).all()
+    assert z is None or (tensors["state_z"] == z[0]).all()
+
+
+def test_decays_may_be_left_out_and_given(tmp_path):
+    arrays = inputs("retention")
+    out = tmp_path / "o.npy"
+    document("run", "retention", save_inputs(tmp_path / "x.safetensors", arrays), "-o", out)
+    assert (np.load(out) == heed.retention(**arrays)).all()
+    del arrays["log_decay"]
+    document("run", "retention", save_inputs(tmp_path / "y.safetensors", arrays), "-o", out)
+    assert (np.load(out) == heed.retention(**arrays)).all()
+
+
+def test_heads_and_layers(tmp_path):
+    arrays = inputs("simple_gla")
+    prefixed = {f"layers.{i}.{x}": a * (i + 1) for i in range(2) for x, a in arrays.items()}
+    file = save_inputs(tmp_path / "x.safetensors", prefixed)
+    out = tmp_path / "o.npy"
+    run = document("run", "simple_gla", file, "--layer", 1, "--heads", "2,0,2", "-o", out)
+    assert run["layer"] == "layers.1" and run["shapes"]["log_decay"] == [B, T, 3]
+    expected = heed.simple_gla(**{x: 2 * a for x, a in arrays.items()})
+    assert (np.load(out) == expected[:, :, [2, 0, 2]]).all()
+    assert "expected 0 to 2" in refused(2, "run", "simple_gla", file, "--heads", "3")
+
+
+def test_fewer_key_heads_are_read_by_several_queries(tmp_path):
+    file = save(tmp_path / "x.safetensors", qkv(H=4, Hkv=2))
+    given, _ = load(file)
+    q, k, v = (given[x] for x in "qkv")
+    document("run", "linear_attention", file, "-o", tmp_path / "o.npy")
+    expected = heed.linear_attention(q, *(np.repeat(x, 2, axis=2) for x in (k, v)))
+    assert (np.load(tmp_path / "o.npy") == expected).all()
+
+
+def test_more_value_heads_stay(tmp_path):
+    arrays = {"q": random(1, T, 2, K), "k": random(1, T, 2, K, seed=1), "v": random(1, T, 4, V, seed=2),
+              "log_decay": -abs(random(1, T, 4, seed=3))}
+    file = save_inputs(tmp_path / "x.safetensors", arrays)
+    run = document("run", "simple_gla", file, "-o", tmp_path / "o.npy")
+    assert run["shapes"]["q"] == [1, T, 2, K] and (np.load(tmp_path / "o.npy") == heed.simple_gla(**arrays)).all()
+
+
+def test_gates_keep_their_digits_beside_16_bits(tmp_path):
+    arrays = inputs("simple_gla")
+    file = save_inputs(tmp_path / "x.safetensors", arrays)
+    document("run", "simple_gla", file, "--dtype", "f16", "-o", tmp_path / "o.npy")
+    half = [arrays[x].astype(np.float16) for x in "qkv"]
+    assert (np.load(tmp_path / "o.npy") == heed.simple_gla(*half, arrays["log_decay"])).all()
+
+
+def test_npy_files(tmp_path):
+    arrays = inputs("linear_attention")
+    args = []
+    for name, x in arrays.items():
+        np.save(tmp_path / f"{name}.npy", np.asfortranarray(x) if name == "k" else x)
+        args += [f"--{name}", tmp_path / f"{name}.npy"]
+    document("run", "linear_attention", *args, "-o", tmp_path / "o.npy")
+    assert (np.load(tmp_path / "o.npy") == heed.linear_attention(**arrays)).all()
+    assert "expected a .safetensors file of q, k, v and log_decay" in refused(1, "run", "gla", *args)
+
+
+def test_report(tmp_path):
+    done = program("run", "gla", save_inputs(tmp_path / "x.safetensors", inputs("gla")), "--threads", 1)
+    assert done.returncode == 0 and done.stderr == ""
+    for word in ("log_decay [2,70,3,8]", "state [2,3,8,5] f32", "o [2,70,3,5] f32", "FLOP/s", "sha256", "kernel"):
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize("change, expected", [
+    ({"log_decay": None}, "expected q, k, v and log_decay, or layers such as layers.0.q"),
+    ({"log_decay": (B, T, H)}, "log_decay has shape [2,70,3], expected [B,T,H,K] or [T,H,K]"),
+    ({"log_decay": (B, T, H, K + 1)}, "log_decay"),
+    ({"k": (B, T, H, K + 1)}, "k"),
+    ({"v": (B, T + 1, H, V)}, "v"),
+    ({"k": (B, T, H + 1, K)}, "expected a divisor of 4 heads"),
+    ({"v": (T, H, V)}, "v has shape [70,3,5], expected [B,T,H,V]"),
+])
+def test_wrong_tensors(tmp_path, change, expected):
+    arrays = inputs("gla")
+    for name, shape in change.items():
+        arrays[name] = None if shape is None else random(*shape).astype(np.float32)
+    file = save_inputs(tmp_path / "x.safetensors", {x: a for x, a in arrays.items() if a is not None})
+    line = refused(1, "run", "gla", file, "-o", tmp_path / "o.npy")
+    assert line.startswith(f"heed: {file}: ") and expected in line and not (tmp_path / "o.npy").exists()
+
+
+@pytest.mark.parametrize("args", [["--causal"], ["--no-causal"], ["--window", "3,0"], ["--softcap", "2"]])
+def test_options_of_attention_are_refused(tmp_path, args):
+    file = save_inputs(tmp_path / "x.safetensors", inputs("gla"))
+    assert f"{args[0]} is not an option of gla, expected --scale alone" in refused(2, "run", "gla", file, *args)
+    assert "expected a finite number" in refused(2, "run", "gla", file, "--scale", "nan")
+
+
+@pytest.mark.parametrize("shape", [{"B": 0}, {"T": 0}, {"H": 0, "Hkv": 0}, {"T": 1}, {"D": 1}])
+def test_edge_shapes(tmp_path, shape):
+    sizes = {"B": 1, "T": 4, "H": 2, "Hkv": 2, "D": 3} | shape
+    tensors = {x: ("F32", random(sizes["B"], sizes["T"], sizes["H"], sizes["D"])) for x in "qkv"}
+    file = save(tmp_path / "x.safetensors", tensors)
+    assert len(document("run", "retention", file)["output"]["sha256"]) == 64
+    assert {row["mechanism"] for row in document("compare", file)["rows"]} > {"attention", "retention"}
+
+
+# compare.
+
+def test_compare_has_a_row_for_each_that_takes_q_k_v():
+    rows = document("compare", SHIPPED, "--dtype", "f32")["rows"]
+    found = [row["mechanism"] for row in rows]
+    assert set(SUFFICE) >= {"linear_attention", "based", "retention"}
+    assert set(SUFFICE) <= set(found) and "gla" not in found
+    exact = next(row for row in rows if row["options"].get("causal") and row["mechanism"] == "attention")
+    assert exact["state_bytes"] == 371 * 12 * (32 + 32) * 4
+    state = {row["mechanism"]: row["state_bytes"] for row in rows}
+    assert state["linear_attention"] == 12 * (32 * 32 + 32) * 4 and state["retention"] == 12 * 32 * 32 * 4
+
+
+@pytest.mark.parametrize("hkv", [4, 2])
+def test_errors_are_against_exact_attention_of_the_same_causality(tmp_path, hkv):
+    file = save(tmp_path / "x.safetensors", qkv(T=50, H=4, Hkv=hkv))
+    given, _ = load(file)
+    q, k, v = (given[x] for x in "qkv")
+    wide = [q.astype(np.float64)] + [np.repeat(x, 4 // hkv, axis=2).astype(np.float64) for x in (k, v)]
+    expected = attention(q, k, v, causal=True)
+    rows = {row["mechanism"]: row for row in document("compare", file, "--dtype", "f64")["rows"]}
+    for name in SUFFICE:
+        difference = getattr(heed, name)(*wide) - expected
+        assert rows[name]["options"] == {"causal": True}
+        assert rows[name]["max_error"] == pytest.approx(abs(difference).max(), rel=1e-9)
+        assert rows[name]["relative_error"] == pytest.approx(np.linalg.norm(difference) / np.linalg.norm(expected), rel=1e-9)
+    causal = {row["mechanism"]: row for row in document("compare", file, "--dtype", "f64", "--causal")["rows"]}
+    assert [causal[name]["max_error"] for name in SUFFICE] == [rows[name]["max_error"] for name in SUFFICE]
+
+
+def test_compare_chosen_mechanisms(tmp_path):
+    file = save(tmp_path / "x.safetensors", qkv())
+    rows = document("compare", file, "-m", "retention", "--dtype", "f32")["rows"]
+    assert [row["mechanism"] for row in rows] == ["retention"]
+    rows = document("compare", file, "-m", "attention", "--dtype", "f32")["rows"]
+    assert [(row["mechanism"], row["options"]) for row in rows] == [("attention", {})]
+    assert "-m has 'gla', expected mechanisms that take q, k and v alone" in refused(2, "compare", file, "-m", "gla")
+
+
+def test_compare_of_fewer_queries_than_keys_leaves_recurrences_out(tmp_path):
+    file = save(tmp_path / "x.safetensors", qkv(Tk=31))
+    assert {row["mechanism"] for row in document("compare", file)["rows"]} == {"attention"}
+    assert "recurrences left out: 19 queries for 31 keys" in program("compare", file).stdout
+    assert "has 19 queries for 31 keys, expected as many" in refused(1, "compare", file, "-m", "retention")
+
+
+def test_compare_table_names_states(tmp_path):
+    text = program("compare", save(tmp_path / "x.safetensors", qkv()), "--dtype", "f32").stdout
+    assert re.search(r"^retention +causal +f32 .*  1\.00 KiB", text, re.M) and "causal where the row is" in text
