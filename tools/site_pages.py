@@ -4,10 +4,12 @@
 Usage: site_pages.py OUTPUT [PROGRAM]. A header is public if heed/heed.h includes it, by name or as a mechanism's. Its page
 has its opening comment, the Python functions whose docstrings repeat its text, every declaration with its comment and, where
 the header's folder is a mechanism's own, the README.md beside it. In a page of docs/, `<!-- help VERB -->` becomes the output of
-`PROGRAM VERB --help`. Links to files that have no page become plain text.
+`PROGRAM VERB --help`, and `<!-- mechanisms -->` a table of all mechanisms: equations from their headers, state and cost from
+`PROGRAM list`, speed from RESULTS, empty where that has none. Links to files that have no page become plain text.
 """
 import ast
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -19,6 +21,7 @@ from pathlib import Path
 from docstrings import NAMESPACE, blocks, uncomment
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks/results/crossover.json"  # what `scripts/bench crossover --json` wrote
 INCLUDE = re.compile(r'^#include "(heed/[^"]+)"', re.M)
 FENCE = re.compile(r"^(```.*?^```$)", re.M | re.S)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
@@ -97,10 +100,50 @@ def python_functions():
 def public_headers():
     """What heed/heed.h includes: headers by name, and those of all mechanisms, whose list the build generates."""
     named = [ROOT / name for name in INCLUDE.findall((ROOT / "heed/heed.h").read_text())]
-    folders = re.findall(r"^heed_add_op\((\S+)\)", (ROOT / "heed/ops/CMakeLists.txt").read_text(), re.M)
-    mechanisms = [header for folder in folders for header in sorted((ROOT / "heed/ops" / folder).glob("*.h"))
+    mechanisms = [header for folder in mechanism_folders().values() for header in sorted(folder.glob("*.h"))
                   if not re.search(r"_(internal|case|py)\.h$", header.name)]
     return [header for header in named if header.exists()] + mechanisms
+
+
+def mechanism_folders():
+    """{name: folder} of the table of contents."""
+    folders = re.findall(r"^heed_add_op\((\S+)\)", (ROOT / "heed/ops/CMakeLists.txt").read_text(), re.M)
+    return {folder.rsplit("/", 1)[1]: ROOT / "heed/ops" / folder for folder in folders}
+
+
+def equation(comment):
+    """The first indented lines of a header's opening, as a table's cell; what stands far to the right is no code."""
+    block = re.search(r"(?:^  +\S.*\n?)+", comment, re.M)
+    lines = []
+    for line in block[0].rstrip().split("\n") if block else []:
+        code, *notes = re.split(r" {3,}", line.strip())
+        lines.append("".join([f"`{code}`".replace("|", r"\|"), *(f"&emsp;{escape(note)}" for note in notes)]))
+    return "<br>".join(lines)
+
+
+def nanoseconds(seconds):
+    return f"{1e9 * seconds:,.0f}" if seconds * 1e9 >= 10 else f"{1e9 * seconds:.1f}"
+
+
+def mechanism_table(listed, equations, results):
+    """The table of `heed list --json`'s rows, and a line that says where its figures are from."""
+    measured = {row["mechanism"]: row for row in results.get("rows", [])}
+    lines = ["| mechanism | equation | state | flops | ns: forward, backward, one token | cheaper from |", "|---|---|---|---|---|---|"]
+    for row in listed:
+        cells = measured.get(row["name"], {})
+        passes = [cells.get(name) or {} for name in ("forward", "backward", "step")]
+        speed = [nanoseconds(p["seconds_per_token"]) if "seconds_per_token" in p else "-" for p in passes]
+        begins = [str(p.get("from") or "-") for p in passes]
+        lines.append("| " + " | ".join([
+            f"[{row['name']}](mechanisms/{row['name']}.md)", equations[row["name"]], escape(row["state"]), escape(row["flops"]),
+            ", ".join(speed) if cells else "", ", ".join(begins) if set(begins) != {"-"} else ""]) + " |")
+    if not results:
+        return "\n".join(lines) + "\n\nNo speed has been recorded for this version: `scripts/bench crossover` measures it."
+    return "\n".join(lines) + (
+        f"\n\nMeasured on {escape(results['cpu'])} by `{results['command']}`: {results['dtype']}, {results['channels']} channels, "
+        f"{results['heads']} heads, {results['threads']} thread{'s' if results['threads'] > 1 else ''}; nanoseconds per token and head "
+        f"at {results['tokens']} tokens. *Cheaper from*: the tokens from which each of the three takes less time than heed's own exact "
+        "attention, causal, of the same sizes.")
 
 
 def fold(text):
@@ -154,6 +197,14 @@ class Site:
             return "```text\n" + result.stdout.rstrip() + "\n```"
         return re.sub(r"<!-- help ?([a-z ]*?) ?-->", one, text)
 
+    def mechanisms(self, text):
+        if "<!-- mechanisms -->" not in text:
+            return text
+        listed = json.loads(subprocess.run([self.program, "list", "--json"], check=True, capture_output=True, text=True).stdout)
+        equations = {name: equation(parse(folder / f"{name}.h")[0]) for name, folder in mechanism_folders().items()}
+        results = json.loads(RESULTS.read_text())["crossover"] if RESULTS.exists() else {}
+        return text.replace("<!-- mechanisms -->", mechanism_table(listed, equations, results))
+
     def header_page(self, header):
         page = self.pages[header]
         opening, declarations = parse(header)
@@ -180,7 +231,7 @@ class Site:
             path.write_text(self.header_page(header))
         for source in (ROOT / "docs").rglob("*.md"):
             page = str(source.relative_to(ROOT / "docs"))
-            (self.output / page).write_text(self.help(self.link(source.read_text(), source, page)))
+            (self.output / page).write_text(self.mechanisms(self.help(self.link(source.read_text(), source, page))))
         rest = [signature for name, (signature, _) in sorted(self.python.items()) if name not in self.shown]
         with (self.output / "python.md").open("a") as file:
             file.write("\n```python\n" + "\n".join(rest) + "\n```\n")

@@ -1,5 +1,6 @@
 # The examples of the documentation run: Python blocks in order, `heed` lines of shell blocks, C++ blocks as examples/*.cc,
 # and examples/*.py.
+import json
 import re
 import shlex
 import subprocess
@@ -93,5 +94,26 @@ def test_every_public_header_has_a_page_that_names_what_it_exports(tmp_path):
         for comment in re.findall(r"^// (\w[\w ,;-]{20,})$", text, re.M):
             assert comment in page.replace("\\", ""), (header, comment)
     assert all(f"Usage: heed {verb} " in pages["cli"] for verb in VERBS)
+    listed = json.loads(subprocess.run([HEED, "list", "--json"], check=True, capture_output=True, text=True).stdout)
+    assert len(listed) >= 8
+    for row in listed:
+        cells = re.search(rf"^\| \[{row['name']}\]\(mechanisms/{row['name']}\.md\) \| (.*) \|$", pages["mechanisms"], re.M)[1]
+        assert "`" in cells and row["state"].split()[0] in cells, row["name"]
+    assert r"`S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T`&emsp;S: \[K, V\]<br>`o_t = scale S_t^T q_t`" in pages["mechanisms"]
     assert "## From softmax to tiles" not in pages["architecture"]
     assert "## From softmax to tiles" in pages["attention"]  # the derivation, below the contract
+
+
+def test_the_table_of_mechanisms_has_measured_figures_or_none(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from site_pages import mechanism_table
+    listed = [{"name": name, "state": "B D", "flops": "4 D"} for name in ("attention", "gla", "linformer")]
+    equations = dict.fromkeys(("attention", "gla", "linformer"), "`o`")
+    results = {"cpu": "CPU", "command": "bench", "dtype": "f32", "channels": 64, "heads": 4, "threads": 1, "tokens": 2048, "rows": [
+        {"mechanism": "attention", "forward": {"seconds_per_token": 2e-6, "from": None}, "backward": None, "step": None},
+        {"mechanism": "gla", "forward": {"seconds_per_token": 1.2345e-7, "from": 300}, "backward": None,
+         "step": {"seconds_per_token": 5.5e-9, "from": "<= 16"}}]}
+    table = mechanism_table(listed, equations, results)
+    assert "| 2,000, -, - |  |" in table and "| 123, -, 5.5 | 300, -, <= 16 |" in table
+    assert table.split("\n")[4].endswith("| `o` | B D | 4 D |  |  |") and "Measured on CPU by `bench`" in table
+    assert "No speed has been recorded" in mechanism_table(listed, equations, {})
