@@ -1,0 +1,167 @@
+# A byte-level language model whose mechanism is picked by name: whole texts at once to train, byte by byte to write.
+"""The model sees each byte with the one before it. A layer is the mechanism, a gate, and a perceptron:
+
+    u = norm1(x)
+    x = x + out(norm_per_head(mechanism(inputs of u)) * silu(gate(u)))
+    x = x + down(relu(up(norm2(x)))^2)
+
+Without a mechanism ("none") all that is known is two bytes, as in the table of counts that train.py compares with.
+"""
+
+from typing import Any, Callable, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import heed.torch
+
+EPS = 1e-6  # of the norms
+WINDOW = 256  # keys that attention sees, and keeps
+
+
+class Input(NamedTuple):
+    """An argument of a mechanism: `size` numbers per head ("K" channels of a key, "V" of a value, or "1"), projected from
+    u, or constants that are learned. A map comes with a bias."""
+
+    size: str
+    map: Callable[[Tensor], Tensor] | None = None
+    constant: bool = False
+    rotary: bool = False  # turned by the position: says how far away a key is where no decay does
+
+
+class Mechanism(NamedTuple):
+    inputs: dict[str, Input]
+    options: dict[str, Any] = {}
+    key: int = 32  # K
+
+
+KEY, TURNED, VALUE = Input("K"), Input("K", rotary=True), Input("V")
+QKV, TURNED_QKV = {"q": KEY, "k": KEY, "v": VALUE}, {"q": TURNED, "k": TURNED, "v": VALUE}
+
+# The mechanisms, each with what it takes; what is not said is heed's default. mechanisms.h has the same table.
+MECHANISMS = {
+    "none": Mechanism({"v": VALUE}),
+    "attention": Mechanism(TURNED_QKV, {"causal": True, "window": (WINDOW - 1, 0)}),
+    "linear_attention": Mechanism(TURNED_QKV),
+    "based": Mechanism(TURNED_QKV, key=16),
+    "retention": Mechanism(TURNED_QKV),
+    "lightning": Mechanism(QKV | {"log_decay": Input("1", F.logsigmoid, constant=True)}),
+    "simple_gla": Mechanism(QKV | {"log_decay": Input("1", F.logsigmoid)}),
+    "gla": Mechanism(QKV | {"log_decay": Input("K", F.logsigmoid)}),
+    "hgrn2": Mechanism({"q": KEY, "log_decay": Input("K", F.logsigmoid), "i": VALUE}),
+}
+
+
+class Argument(nn.Module):
+    """The weights behind an Input. The biases begin spread over channels or heads: a sigmoid of 1 forgets half of the past
+    in 2 bytes, of 6 in 280."""
+
+    def __init__(self, kind: Input, width: int, heads: int, size: int):
+        super().__init__()
+        self.kind, self.shape = kind, (heads,) if kind.size == "1" else (heads, size)
+        self.weight = None if kind.constant else nn.Parameter(torch.randn(heads * size, width) * width**-0.5)
+        spread = torch.linspace(1, 6, self.shape[-1]).expand(self.shape).flatten()
+        self.bias = nn.Parameter(spread.clone()) if kind.map is not None or kind.constant else None
+
+    def forward(self, u: Tensor, positions: Tensor) -> Tensor:
+        x = self.bias if self.weight is None else F.linear(u, self.weight, self.bias)
+        x = x.unflatten(-1, self.shape)
+        if self.kind.rotary:
+            x = heed.torch.rotary(x, positions, interleaved=False)
+        return x if self.kind.map is None else self.kind.map(x)
+
+
+class Layer(nn.Module):
+    def __init__(self, name: str, width: int, heads: int, dropout: float):
+        super().__init__()
+        self.mechanism = MECHANISMS[name]
+        self.function = (lambda v: v) if name == "none" else getattr(heed.torch, name)
+        self.one_step = getattr(heed.torch, f"{name}_step", None)
+        sizes = {"K": self.mechanism.key, "V": width // heads, "1": 1}
+        self.inputs = nn.ModuleDict(
+            {key: Argument(kind, width, heads, sizes[kind.size]) for key, kind in self.mechanism.inputs.items()})
+        self.norm1, self.norm2 = nn.RMSNorm(width, EPS), nn.RMSNorm(width, EPS)
+        self.gate, self.out = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.up, self.down = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, positions: Tensor, memory: list[Any] | None = None) -> Tensor:
+        """x is [B, T, width]; with a memory, which is updated, T is 1."""
+        u = self.norm1(x)
+        arguments = self.arguments(u, positions)
+        o = self.function(**arguments, **self.mechanism.options) if memory is None else self.step(arguments, memory)
+        o = F.rms_norm(o, o.shape[-1:], eps=EPS).flatten(2)
+        x = x + self.dropout(self.out(o * F.silu(self.gate(u))))
+        return x + self.dropout(self.down(F.relu(self.up(self.norm2(x))).square()))
+
+    def arguments(self, u: Tensor, positions: Tensor) -> dict[str, Tensor]:
+        return {key: argument(u, positions) for key, argument in self.inputs.items()}
+
+    def step(self, arguments: dict[str, Tensor], memory: list[Any]) -> Tensor:
+        """The mechanism for one byte: by its step, or by attention over the keys and values that are kept."""
+        if self.one_step is not None:
+            one = {key: x if self.mechanism.inputs[key].constant else x[:, 0] for key, x in arguments.items()}
+            return self.one_step(**one, state=memory[0], **self.mechanism.options)[:, None]
+        for i, key in enumerate(("k", "v")[: len(memory)]):
+            arguments[key] = memory[i] = torch.cat([memory[i], arguments[key]], 1)[:, -WINDOW:]
+        return self.function(**arguments, **self.mechanism.options)
+
+    def start(self, batch: int) -> list[Any]:
+        """The memory before the first byte: what no bytes leave behind."""
+        nothing = self.arguments(torch.zeros(batch, 0, len(self.norm1.weight)), torch.arange(0))
+        if self.one_step is not None:
+            return [self.function(**nothing, **self.mechanism.options, return_state=True)[1]]
+        return [nothing[key] for key in ("k", "v") if "k" in nothing]
+
+
+class ByteModel(nn.Module):
+    def __init__(self, mechanism: str, *, layers: int = 3, width: int = 128, heads: int = 4, dropout: float = 0.1):
+        super().__init__()
+        self.mechanism, self.heads = mechanism, heads
+        self.byte, self.byte_before = nn.Embedding(256, width), nn.Embedding(256, width)
+        self.layers = nn.ModuleList(Layer(mechanism, width, heads, dropout) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width, EPS), nn.Linear(width, 256, bias=False)
+        for table in (self.byte, self.byte_before):
+            nn.init.normal_(table.weight, std=0.02)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Logits [B, T, 256] of the bytes after each of `text`, [B, T]."""
+        x = self.byte(text) + F.pad(self.byte_before(text[:, :-1]), (0, 0, 1, 0))
+        positions = torch.arange(text.shape[1])
+        for layer in self.layers:
+            x = layer(x, positions)
+        return self.head(self.norm(x))
+
+    @torch.no_grad()
+    def start(self, batch: int = 1) -> dict[str, Any]:
+        return {"position": 0, "before": None, "layers": [layer.start(batch) for layer in self.layers]}
+
+    @torch.no_grad()
+    def step(self, byte: Tensor, state: dict[str, Any]) -> Tensor:
+        """Logits [B, 256] after one more byte of each text, [B]; updates the state."""
+        x = self.byte(byte)[:, None]
+        if state["before"] is not None:
+            x = x + self.byte_before(state["before"])[:, None]
+        positions = torch.tensor([state["position"]])
+        for layer, memory in zip(self.layers, state["layers"]):
+            x = layer(x, positions, memory)
+        state.update(position=state["position"] + 1, before=byte)
+        return self.head(self.norm(x))[:, 0]
+
+    def save(self, path: str) -> None:
+        """One file with everything that generate.cc needs. Sizes are those of its tensors."""
+        metadata = {"mechanism": self.mechanism, "heads": str(self.heads), "window": str(WINDOW)}
+        save_file(self.state_dict(), path, metadata)
+
+
+def load(path: str) -> ByteModel:
+    with safe_open(path, "pt") as file:
+        metadata, state = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
+    layers = len({name.split(".")[1] for name in state if name.startswith("layers.")})
+    width = state["byte.weight"].shape[1]
+    model = ByteModel(metadata["mechanism"], layers=layers, width=width, heads=int(metadata["heads"]))
+    model.load_state_dict(state)
+    return model.eval()

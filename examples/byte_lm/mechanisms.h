@@ -1,0 +1,151 @@
+// The mechanisms of the byte-level model: what each is given for one byte, and its memory.
+#ifndef HEED_EXAMPLES_BYTE_LM_MECHANISMS_H_
+#define HEED_EXAMPLES_BYTE_LM_MECHANISMS_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "heed/heed.h"
+
+using Vector = std::vector<float>;
+using Sizes = std::vector<int64_t>;
+
+inline heed::TensorView View(Vector& x, const Sizes& sizes) {
+  return heed::TensorView(x.data(), heed::DType::kF32, sizes);
+}
+
+// H, K, V, and how many keys attention keeps.
+struct Shape {
+  int64_t heads, key, value, window;
+};
+
+// What a mechanism is given, by name: [1, H, K], [1, H, V] or [1, H], constants without
+// the 1.
+using Arguments = std::map<std::string, heed::TensorView>;
+
+// Absent where the mechanism does not take it.
+inline heed::TensorView Get(const Arguments& in, const std::string& name) {
+  const auto found = in.find(name);
+  return found == in.end() ? heed::TensorView() : found->second;
+}
+
+// One byte through a mechanism, whose memory this owns. o is [1, H, V].
+using Mix = std::function<void(heed::Context&, const Arguments&, const heed::TensorView& o)>;
+
+inline int64_t SameFeatures(int64_t K) { return K; }
+inline int64_t TaylorFeatures(int64_t K) { return 1 + K + K * (K + 1) / 2; }
+
+// Mechanisms with a state. They differ in their Step, in its options, and in how many
+// features a key has.
+template <auto kStep, class Options = heed::recurrent::Options,
+          int64_t (*kFeatures)(int64_t) = SameFeatures>
+Mix Recurrent(const Shape& n) {
+  constexpr bool kHasNormalizer = requires(Options options) { options.normalize; };
+  const Sizes of_z = {1, n.heads, kFeatures(n.key)}, of_S = {1, n.heads, of_z[2], n.value};
+  if (of_z[2] > (int64_t{1} << 20) / (n.heads * n.value)) {
+    throw std::runtime_error("a layer's state is larger than 4 MiB");  // a file may say so
+  }
+  Vector z(static_cast<size_t>(n.heads * of_z[2])), S(z.size() * static_cast<size_t>(n.value));
+  return [=](heed::Context& ctx, const Arguments& in, const heed::TensorView& o) mutable {
+    const heed::TensorView value = Get(in, in.contains("i") ? "i" : "v");
+    kStep(ctx, {Get(in, "q"), Get(in, "k"), value, Get(in, "log_decay")}, Options(),
+          {View(S, of_S), kHasNormalizer ? View(z, of_z) : heed::TensorView()}, o);
+  };
+}
+
+// Keys or values of the last bytes: up to twice as many as are looked at, so that old ones
+// rarely have to go.
+class Cache {
+ public:
+  Cache(int64_t heads, int64_t channels, int64_t window)
+      : heads_(heads), channels_(channels), window_(window) {}
+
+  // The last rows with this one, [1, rows, H, D].
+  heed::TensorView Append(const heed::TensorView& row) {
+    const int64_t size = heads_ * channels_;
+    if (rows_ == 2 * window_) {
+      memory_.erase(memory_.begin(), memory_.begin() + window_ * size);
+      rows_ = window_;
+    }
+    memory_.insert(memory_.end(), row.as<float>(), row.as<float>() + size);
+    const int64_t seen = std::min(++rows_, window_);
+    return heed::TensorView(memory_.data() + (rows_ - seen) * size, heed::DType::kF32,
+                            {1, seen, heads_, channels_});
+  }
+
+ private:
+  int64_t heads_, channels_, window_, rows_ = 0;
+  Vector memory_;
+};
+
+inline Mix Attention(const Shape& n) {
+  Cache keys(n.heads, n.key, n.window), values(n.heads, n.value, n.window);
+  return [=](heed::Context& ctx, const Arguments& in, const heed::TensorView& o) mutable {
+    const auto query = [&](const heed::TensorView& x, int64_t channels) {  // with Tq = 1
+      return heed::TensorView(x.data(), x.dtype(), {1, 1, n.heads, channels});
+    };
+    heed::attention::Forward(
+        ctx, {query(in.at("q"), n.key), keys.Append(in.at("k")), values.Append(in.at("v"))},
+        {}, {query(o, n.value), {}});
+  };
+}
+
+inline Mix Nothing(const Shape&) {
+  return [](heed::Context&, const Arguments& in, const heed::TensorView& o) {
+    const heed::TensorView v = in.at("v");
+    std::copy_n(v.as<float>(), v.num_elements(), o.as<float>());
+  };
+}
+
+inline float LogSigmoid(float x) {
+  return std::min(x, 0.0f) - std::log1p(std::exp(-std::fabs(x)));
+}
+
+enum class Per { kKey, kValue, kHead };  // so many numbers per head: K, V, 1
+
+// An argument: projected from what the layer sees, or constant. A map comes with a bias.
+struct Input {
+  Per size;
+  float (*map)(float) = nullptr;
+  bool constant = false;
+  bool rotary = false;
+};
+
+struct Mechanism {
+  std::map<std::string, Input> inputs;
+  Mix (*make)(const Shape&);
+};
+
+// The table of byte_lm.py.
+inline const std::map<std::string, Mechanism>& Mechanisms() {
+  using Inputs = std::map<std::string, Input>;
+  const Input key{Per::kKey}, value{Per::kValue}, turned{.size = Per::kKey, .rotary = true};
+  const Input constant{Per::kHead, LogSigmoid, true}, by_head{Per::kHead, LogSigmoid};
+  const Input by_key{Per::kKey, LogSigmoid};
+  const Inputs turned_qkv = {{"q", turned}, {"k", turned}, {"v", value}};
+  const auto qkv_and = [&](const Input& log_decay) {
+    return Inputs{{"q", key}, {"k", key}, {"v", value}, {"log_decay", log_decay}};
+  };
+  static const std::map<std::string, Mechanism> mechanisms = {
+      {"none", {{{"v", value}}, Nothing}},
+      {"attention", {turned_qkv, Attention}},
+      {"linear_attention",
+       {turned_qkv, Recurrent<heed::linear_attention::Step, heed::linear_attention::Options>}},
+      {"based", {turned_qkv, Recurrent<heed::based::Step, heed::based::Options, TaylorFeatures>}},
+      {"retention", {turned_qkv, Recurrent<heed::retention::Step>}},
+      {"lightning", {qkv_and(constant), Recurrent<heed::lightning::Step>}},
+      {"simple_gla", {qkv_and(by_head), Recurrent<heed::simple_gla::Step>}},
+      {"gla", {qkv_and(by_key), Recurrent<heed::gla::Step>}},
+      {"hgrn2",
+       {{{"q", key}, {"log_decay", by_key}, {"i", value}}, Recurrent<heed::hgrn2::Step>}},
+  };
+  return mechanisms;
+}
+
+#endif  // HEED_EXAMPLES_BYTE_LM_MECHANISMS_H_
