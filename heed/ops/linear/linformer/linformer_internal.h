@@ -1,0 +1,72 @@
+// Products between a call's tensors and its projected keys and values: what linformer.cc
+// runs beside the softmax engine.
+#ifndef HEED_OPS_LINEAR_LINFORMER_LINFORMER_INTERNAL_H_
+#define HEED_OPS_LINEAR_LINFORMER_LINFORMER_INTERNAL_H_
+
+#include <cstdint>
+#include <span>
+
+#include "heed/core/context.h"
+#include "heed/core/dtype.h"
+
+namespace heed::linformer {
+
+// A tensor of the call over tokens and heads, strides in elements.
+struct Tokens {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t batch_stride = 0, token_stride = 0, head_stride = 0;
+  int64_t heads = 0, size = 0;
+};
+
+// e, f, or a gradient of them.
+struct Matrix {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t row_stride = 0, column_stride = 0;
+  int64_t rows = 0, columns = 0;
+};
+
+// Tokens of one sequence. `column` belongs to the first of them.
+struct Part {
+  int64_t batch = 0, first = 0, count = 0, column = 0;
+};
+
+// Memory of our own in the computing type, f32 or f64: rows of all heads of all parts.
+// `group` heads that share a key head lie side by side, one wide head to the softmax engine.
+struct Wide {
+  void* data = nullptr;
+  int64_t part_stride = 0, head_stride = 0, row_stride = 0;
+  int64_t group = 1, size = 0;
+  // Of head `head` of part `part`, row 0.
+  int64_t At(int64_t part, int64_t head) const {
+    return part * part_stride + head / group * head_stride + head % group * size;
+  }
+};
+
+// Bytes of scratch that each product takes per thread.
+int64_t ProductBytes(DType wide, int64_t size);
+
+// to[part, head, r] = sum_t m[r, column + t] x[first + t, head]
+void Project(Context& ctx, DType wide, std::span<const Part> parts, const Matrix& m,
+             const Tokens& x, const Wide& to);
+
+// x[first + t, head] = sum_r m[r, column + t] from[part, head, r]
+void ProjectBack(Context& ctx, DType wide, std::span<const Part> parts, const Matrix& m,
+                 const Wide& from, const Tokens& x);
+
+// sums[r, column + t] += sum_{part, head} <from[part, head, r], x[first + t, head]>, parts
+// and heads ascending. `sums` has rows of `stride` elements, a multiple of 64 that reaches
+// the last column.
+void AddOuterSums(Context& ctx, DType wide, std::span<const Part> parts, const Wide& from,
+                  const Tokens& x, int64_t rows, int64_t stride, void* sums);
+
+// Rows [0, count) of the parts, one part after another in `wide`, from x and, rounded, to x.
+void LoadTokens(Context& ctx, DType wide, std::span<const Part> parts, const Tokens& x,
+                const Wide& to);
+void StoreTokens(Context& ctx, DType wide, std::span<const Part> parts, const Wide& from,
+                 const Tokens& x);
+
+}  // namespace heed::linformer
+
+#endif  // HEED_OPS_LINEAR_LINFORMER_LINFORMER_INTERNAL_H_
