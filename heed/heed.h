@@ -11,6 +11,7 @@
 #include "heed/io/safetensors.h"
 #include "heed/ops/mechanisms.h"
 #include "heed/ops/parts/alibi.h"
+#include "heed/ops/parts/orthogonal_features.h"
 #include "heed/ops/parts/recurrent.h"
 #include "heed/ops/parts/rotary.h"
 #include "heed/ops/parts/rotary_scaling.h"

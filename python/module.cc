@@ -24,6 +24,9 @@ namespace heed {
 void BindAllOps(nb::module_& m);
 
 namespace python {
+
+void BindOrthogonalFeatures(nb::module_& m);  // heed/ops/parts/orthogonal_features_py.cc
+
 namespace {
 
 constexpr int64_t kMostHeads = 1 << 20;
@@ -59,6 +62,7 @@ NB_MODULE(_core, m) {
                 "numpy.typing.NDArray[numpy.float32]"),
         heed::doc::kAlibiSlopes);
   heed::python::BindPositions(m);
+  heed::python::BindOrthogonalFeatures(m);
   heed::python::BindRuntime(m);
   heed::python::BindTorchHost(m);
   heed::BindAllOps(m);

@@ -168,6 +168,12 @@ ConstTensorView Arrays::Read(const Argument& argument, Kind kind) {
   return Import(argument, kind, false, Rows::kContiguous);
 }
 
+ConstTensorView Arrays::ReadInPlace(const Argument& argument, Kind kind) {
+  if (allow_shapes_ && PyTuple_Check(argument.value.ptr()))
+    return FromShape(argument, kind);
+  return Import(argument, kind, false, Rows::kAny);
+}
+
 ConstTensorView Arrays::ReadBroadcast(const Argument& argument, Kind kind) {
   if (allow_shapes_ && PyTuple_Check(argument.value.ptr()))
     return FromShape(argument, kind);

@@ -44,6 +44,9 @@ class Arrays {
   // The same; a last axis of stride 0 stays, which a broadcast mask has.
   ConstTensorView ReadBroadcast(const Argument& argument, Kind kind);
 
+  // The same, with whatever strides.
+  ConstTensorView ReadInPlace(const Argument& argument, Kind kind);
+
   // The same as Read; a list or tuple of numbers too.
   ConstTensorView ReadList(const Argument& argument, Kind kind);
 

@@ -34,6 +34,7 @@ def stubbed(name):
 def test_public_names():
     for name in ("attention", "attention_backward", "AttentionGradients", "attention_weights", "attention_map",
                  "merge_attention", "explain", "alibi_slopes", "rotary", "sinusoidal", "t5_bias", "t5_bias_backward",
+                 "linformer", "linformer_backward", "orthogonal_features",
                  "set_num_threads", "get_num_threads", "set_checks", "set_strict", "InvalidArgument", "Unsupported",
                  "__version__"):
         assert name in heed.__all__ and hasattr(heed, name)

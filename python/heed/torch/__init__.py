@@ -10,11 +10,12 @@ from heed.torch._functions import (
     attention_map,
     attention_weights,
     merge_attention,
+    orthogonal_features,
     rotary,
     sinusoidal,
     t5_bias,
 )
-from heed.torch import _recurrent
+from heed.torch import _recurrent, _stateless
 from heed.torch._multihead import MultiheadAttention
 from heed.torch._sdpa import replace_sdpa, scaled_dot_product_attention
 
@@ -25,6 +26,7 @@ __all__ = [
     "attention_map",
     "attention_weights",
     "merge_attention",
+    "orthogonal_features",
     "replace_sdpa",
     "rotary",
     "scaled_dot_product_attention",
@@ -32,6 +34,7 @@ __all__ = [
     "t5_bias",
 ]
 
-# Recurrent mechanisms: whichever the extension module has.
-globals().update(_recurrent.functions)
-__all__ += sorted(_recurrent.functions)
+# Mechanisms with a state and without: whichever the extension module has.
+for _functions in (_recurrent.functions, _stateless.functions):
+    globals().update(_functions)
+    __all__ += sorted(_functions)

@@ -55,6 +55,7 @@ attention_map = _without_gradient("attention_map", "q", "k")
 merge_attention = _without_gradient("merge_attention", "parts")
 sinusoidal = _without_gradient("sinusoidal", "T", "D")
 alibi_slopes = _without_gradient("alibi_slopes", "heads")
+orthogonal_features = _without_gradient("orthogonal_features", "m", "d", "seed")
 
 
 # Both operators are linear: each is the gradient of its own gradient, so that all derivatives exist.

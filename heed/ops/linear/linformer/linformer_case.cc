@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -445,6 +446,28 @@ class Generator {
 
 Case RandomCase(DType dtype, uint64_t seed) { return ToCase(Generator(dtype, seed).Make()); }
 
+TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
+  const auto p = std::make_shared<Problem>();
+  p->in.q = tensors.at("q");
+  p->in.k = tensors.at("k");
+  p->in.v = tensors.at("v");
+  p->in.e = tensors.at("e");
+  p->in.f = tensors.at("f");
+  p->options.scale = scale;
+  const Explanation plan = Explain(ctx, p->in, p->options);  // checks everything first
+  Describe(*p);
+  return {.outputs = p->outputs,
+          .run = [p](Context& run_ctx, std::span<const TensorView> views) {
+            Forward(run_ctx, p->in, p->options, {views[0]});
+          },
+          .causal = false,
+          .kernel = plan.kernel,
+          .target = plan.target,
+          .why = plan.why,
+          .flops = plan.flops,
+          .workspace_bytes = plan.workspace_bytes};
+}
+
 }  // namespace
 
 OpEntry Entry() {
@@ -457,7 +480,9 @@ OpEntry Entry() {
           .bytes = "(B Tq (2 Hkv D + 2 Hq Dv) + 2 R Tq) size",
           .state = "none: K~ and V~ need every token",
           .make_case = &MakeCase,
-          .random_case = &RandomCase};
+          .random_case = &RandomCase,
+          .inputs = {{"q", "BTHK"}, {"k", "BTHK"}, {"v", "BTHV"}, {"e", "RC"}, {"f", "RC"}},
+          .call = &CallOn};
 }
 
 }  // namespace heed::linformer
