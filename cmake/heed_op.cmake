@@ -1,7 +1,7 @@
 # heed_add_op(<family>/<name>): what one line in heed/ops/CMakeLists.txt does.
 #
 # The suffix of a file says where it goes: _case to the harness, _test to heed_op_tests, _py to the Python module, the rest
-# to the library. Headers without such a suffix are public, _internal ones are not. The lists generated below are the only registration: <name>_case.cc defines
+# to the library. Headers without such a suffix are public, _internal and -inl ones are not. The lists generated below are the only registration: <name>_case.cc defines
 # `OpEntry heed::<name>::Entry()`, <name>_py.cc defines `void heed::<name>::Bind(nanobind::module_&)`.
 foreach(kind case test py)
   define_property(GLOBAL PROPERTY HEED_OP_${kind} BRIEF_DOCS "sources of this kind of all mechanisms, in order")
@@ -24,7 +24,7 @@ function(heed_add_op op)
     endif()
   endforeach()
   file(GLOB headers CONFIGURE_DEPENDS ${dir}/*.h)
-  list(FILTER headers EXCLUDE REGEX "_(internal|case|py)\\.h$")
+  list(FILTER headers EXCLUDE REGEX "(_(internal|case|py)|-inl)\\.h$")
   target_sources(heed PUBLIC FILE_SET HEADERS FILES ${headers})
   set_property(GLOBAL APPEND PROPERTY HEED_OP_HEADERS ${headers})
 endfunction()

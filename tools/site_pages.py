@@ -101,7 +101,7 @@ def public_headers():
     """What heed/heed.h includes: headers by name, and those of all mechanisms, whose list the build generates."""
     named = [ROOT / name for name in INCLUDE.findall((ROOT / "heed/heed.h").read_text())]
     mechanisms = [header for folder in mechanism_folders().values() for header in sorted(folder.glob("*.h"))
-                  if not re.search(r"_(internal|case|py)\.h$", header.name)]
+                  if not re.search(r"(_(internal|case|py)|-inl)\.h$", header.name)]
     return [header for header in named if header.exists()] + mechanisms
 
 
