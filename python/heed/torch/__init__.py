@@ -5,6 +5,7 @@ The functions of the package heed by the same names, with torch tensors in and o
 """
 
 from heed.torch._attention import attention
+from heed.torch._causal_conv1d import causal_conv1d, causal_conv1d_step
 from heed.torch._functions import (
     alibi_slopes,
     attention_map,
@@ -25,6 +26,8 @@ __all__ = [
     "attention",
     "attention_map",
     "attention_weights",
+    "causal_conv1d",
+    "causal_conv1d_step",
     "merge_attention",
     "orthogonal_features",
     "replace_sdpa",
