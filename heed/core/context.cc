@@ -48,6 +48,7 @@ Context::Context(Executor executor)
 Context::~Context() {
   for (void* memory : scratch_) os::FreeAligned(memory);
   os::FreeAligned(shared_);
+  os::FreeAligned(staging_);
 }
 
 void Context::set_isa(std::string_view name) {
@@ -66,13 +67,23 @@ void Context::ReserveScratch(size_t bytes_per_worker) {
   }
 }
 
-void Context::ReserveShared(size_t num_bytes) {
-  if (num_bytes <= shared_bytes_) return;
-  os::FreeAligned(shared_);
-  shared_ = nullptr;
-  shared_bytes_ = 0;
-  shared_ = os::AllocateAligned(num_bytes);
-  shared_bytes_ = num_bytes;
+namespace {
+
+void Reserve(size_t num_bytes, size_t& size, void*& memory) {
+  if (num_bytes <= size) return;
+  os::FreeAligned(memory);
+  memory = nullptr;
+  size = 0;
+  memory = os::AllocateAligned(num_bytes);
+  size = num_bytes;
+}
+
+}  // namespace
+
+void Context::ReserveShared(size_t num_bytes) { Reserve(num_bytes, shared_bytes_, shared_); }
+
+void Context::ReserveStaging(size_t num_bytes) {
+  Reserve(num_bytes, staging_bytes_, staging_);
 }
 
 void Context::Run(int64_t num_tasks, void (*body)(void*, int), void* argument) {

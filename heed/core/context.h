@@ -69,6 +69,10 @@ class HEED_API Context {
   void ReserveShared(size_t num_bytes);
   void* Shared() const { return shared_; }
 
+  // And for one more, in which an operation lays out what it hands to an engine.
+  void ReserveStaging(size_t num_bytes);
+  void* Staging() const { return staging_; }
+
   // Calls f(task, worker) once for every task in [0, num_tasks), ascending, the
   // next one to whoever is free. Order of completion is not defined; results
   // must not depend on it.
@@ -104,6 +108,8 @@ class HEED_API Context {
   std::vector<void*> scratch_;
   size_t shared_bytes_ = 0;
   void* shared_ = nullptr;
+  size_t staging_bytes_ = 0;
+  void* staging_ = nullptr;
 };
 
 }  // namespace heed

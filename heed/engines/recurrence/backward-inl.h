@@ -108,8 +108,7 @@ class BackwardHead : HeadGradients<T> {
     for (int64_t block = 0; block + 1 < NumBlocks(s_.count); ++block) {
       T* next = b_.Border(block + 1);
       reader_.Keys(block * kBlockTokens, kBlock);
-      LoadRows(d_, p_.v, s_, head_, block * kBlockTokens, kBlock, values_, b_.v,
-               value_row_);
+      reader_.Values(block * kBlockTokens, kBlock, b_.v, value_row_);
       if (p_.normalize) {
         Denominators(d_, b_.rows.k, b_.rows.k, gated_ ? b_.rows.decay : nullptr, scalar_,
                      kBlock, row_, b_.BorderZ(block), b_.BorderZ(block + 1), 0,
@@ -153,7 +152,7 @@ class BackwardHead : HeadGradients<T> {
     const int64_t first = block * kBlockTokens;
     reader_.Queries(first, n);
     reader_.Keys(first, n);
-    LoadRows(d_, p_.v, s_, head_, first, n, values_, b_.v, value_row_);
+    reader_.Values(first, n, b_.v, value_row_);
     LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
     RowPrefetch prefetch = EarlierRows(block);
     if (p_.normalize) Normalize(block, n);

@@ -41,7 +41,7 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 template <class T>
 struct ForwardBuffers {
   BlockRows<T> rows;
-  T *v, *o;  // [kBlock][padded V]
+  T *v, *o, *gate;  // [kBlock][padded V]
   T *tile_decay, *pairs;
   T* denominators;  // [kBlock]
   T *state, *z;
@@ -62,6 +62,7 @@ struct ForwardBuffers {
     rows.LayOut(p, carver);
     carver.Next(v, block * value_row);
     carver.Next(o, block * value_row);
+    carver.Next(gate, p.output_gate.data == nullptr ? 0 : block * value_row);
     carver.Next(tile_decay, gated ? block / tile * row : 0);
     carver.Next(pairs, gated ? block * tile : 0);
     carver.Next(denominators, block);
@@ -110,8 +111,7 @@ class ForwardHead {
 
   HWY_ATTR void ReadKeys(int64_t first, size_t n) {
     reader_.Keys(first, n);
-    LoadRows(d_, p_.v, s_, head_, first, n, static_cast<size_t>(p_.value_size), b_.v,
-             value_row_);
+    reader_.Values(first, n, b_.v, value_row_);
   }
 
   HWY_ATTR void CausalBlock(int64_t first, size_t n) {
@@ -157,6 +157,7 @@ class ForwardHead {
     if (p_.gate == Gate::kKey) add(p_.log_decay, head_, p_.key_size);
     add(p_.v, head_, p_.value_size);
     add(p_.o, head_, p_.value_size);
+    if (p_.output_gate.data != nullptr) add(p_.output_gate, head_, p_.value_size);
     const size_t strips = (shape_.end - shape_.begin + kMaxStrip * N - 1) / (kMaxStrip * N);
     prefetch.Begin(static_cast<size_t>(std::min(kBlockTokens, s_.count - first)),
                    strips * (kBlock / kTile));
@@ -196,9 +197,11 @@ class ForwardHead {
       b_.denominators[t] = 1 / (b_.denominators[t] + eps);
     }
     const size_t end = std::min(shape_.end, shape_.size);
+    const OutputRows<T> rows(p_, s_, head_, first, n, b_.v, b_.gate, value_row_);
     StoreRows(d_, b_.o, value_row_, p_.o, s_, head_, first, n, shape_.begin, end,
-              [&](auto x, size_t t, size_t) HWY_ATTR {
-                return p_.normalize ? hn::Mul(x, hn::Set(d_, b_.denominators[t])) : x;
+              [&](auto x, size_t t, size_t i) HWY_ATTR {
+                if (p_.normalize) x = hn::Mul(x, hn::Set(d_, b_.denominators[t]));
+                return rows.Finished(x, t, i);
               });
   }
 

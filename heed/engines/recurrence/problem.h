@@ -85,6 +85,12 @@ struct Problem {
   Rows log_decay;  // over value heads; a head's constant has token and batch strides 0
   bool complement_keys = false;  // k = 1 - exp(log_decay), k is absent
 
+  // Each absent unless given: v_t is value_factors_t times what `v` holds, and what is
+  // written as o is (o_t + skip .* `v`_t) .* silu(output_gate_t).
+  Rows value_factors;  // over tokens and value heads, one element each
+  Rows skip;           // over value heads alone
+  Rows output_gate;    // like o
+
   bool normalize = false;
   double eps = 0;  // added to the denominator
 

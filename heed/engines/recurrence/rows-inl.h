@@ -67,6 +67,21 @@ class RowReader {
     if (!p_.complement_keys) Mapped(p_.k, p_.key_scale(), first, n, rows_.k);
   }
 
+  // Rows of v times their factors.
+  HWY_ATTR void Values(int64_t first, size_t n, T* to, size_t value_row) const {
+    const hn::ScalableTag<T> d;
+    LoadRows(d, p_.v, s_, value_head_, first, n, static_cast<size_t>(p_.value_size), to,
+             value_row);
+    if (p_.value_factors.data == nullptr) return;
+    for (size_t t = 0; t < n; ++t, to += value_row) {
+      const auto factor = hn::Set(
+          d, *RowAt<T>(p_.value_factors, s_, value_head_, first + static_cast<int64_t>(t)));
+      for (size_t i = 0; i < value_row; i += hn::MaxLanes(d)) {
+        hn::Store(hn::Mul(factor, hn::Load(d, to + i)), d, to + i);
+      }
+    }
+  }
+
  private:
   HWY_ATTR void Mapped(const Rows& from, double inner_scale, int64_t first, size_t n,
                        T* to) const {
@@ -119,6 +134,47 @@ class RowReader {
   int64_t value_head_, key_head_;
   size_t size_, row_;
   const BlockRows<T>& rows_;
+};
+
+// What becomes of a block of o on its way out: skip and gate.
+template <class T>
+class OutputRows {
+ public:
+  // `values` and `gate` [n][row] are overwritten, with `v` as it is given and silu.
+  HWY_NOINLINE HWY_ATTR OutputRows(const Problem& p, const Sequence& s, int64_t head,
+                                   int64_t first, size_t n, T* values, T* gate, size_t row)
+      : skip_(p.skip.data == nullptr ? nullptr
+                                     : static_cast<const T*>(p.skip.data) +
+                                           head * p.skip.head_stride),
+        values_(values), gate_(p.output_gate.data == nullptr ? nullptr : gate), row_(row),
+        size_(static_cast<size_t>(p.value_size)) {
+    const hn::ScalableTag<T> d;
+    if (skip_ != nullptr) LoadRows(d, p.v, s, head, first, n, size_, values_, row);
+    if (gate_ == nullptr) return;
+    LoadRows(d, p.output_gate, s, head, first, n, size_, gate_, row);
+    for (size_t i = 0; i < n * row; i += hn::MaxLanes(d)) {
+      const auto z = hn::Load(d, gate_ + i);
+      const auto denominator = hn::Add(hn::Set(d, T{1}), hs::Exp(d, hn::Neg(z)));
+      hn::Store(hn::Div(z, denominator), d, gate_ + i);
+    }
+  }
+
+  // Column i of token t.
+  template <class V>
+  HWY_INLINE V Finished(V x, size_t t, size_t i) const {
+    const hn::ScalableTag<T> d;
+    if (skip_ != nullptr) {
+      const auto skip = hn::LoadN(d, skip_ + i, HWY_MIN(hn::MaxLanes(d), size_ - i));
+      x = hn::MulAdd(skip, hn::Load(d, values_ + t * row_ + i), x);
+    }
+    if (gate_ != nullptr) x = hn::Mul(x, hn::Load(d, gate_ + t * row_ + i));
+    return x;
+  }
+
+ private:
+  const T* skip_;
+  T *values_, *gate_;
+  size_t row_, size_;
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

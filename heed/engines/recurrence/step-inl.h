@@ -33,7 +33,7 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 template <class T>
 struct StepBuffers {
   BlockRows<T> rows;
-  T *v, *o;  // [padded V]
+  T *v, *o, *gate;  // [padded V]
 
   static int64_t Bytes(const Problem& p) {
     StepBuffers unused = {};
@@ -48,6 +48,7 @@ struct StepBuffers {
     rows.LayOut(p, carver, 1);
     carver.Next(v, value_row);
     carver.Next(o, value_row);
+    carver.Next(gate, value_row);
     return carver.bytes();
   }
 };
@@ -91,6 +92,48 @@ HWY_INLINE void StepRows(D d, const T* q, const T* k, const T* a, bool scalar,
           [d, rest](auto s, T* at) HWY_ATTR { hn::StoreN(s, d, at, rest); });
 }
 
+// The same of a state whose rows are values: rows [r, r + R), o[r] = sum of q .* s.
+template <int R, bool kGated, class D, class T = hn::TFromD<D>>
+HWY_INLINE void StepTransposed(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
+                               const T* HWY_RESTRICT a, bool scalar, const T* v,
+                               size_t features, int64_t stride, T* HWY_RESTRICT state,
+                               T* o) {
+  constexpr size_t N = hn::MaxLanes(D());
+  hn::Vec<D> value[R], sum[R];
+  HWY_UNROLL(8)
+  for (int r = 0; r < R; ++r) {
+    value[r] = hn::Set(d, v[r]);
+    sum[r] = hn::Zero(d);
+  }
+  const auto columns = [&](size_t c, auto load, auto store) HWY_ATTR {
+    const auto query = hn::Load(d, q + c), key = hn::Load(d, k + c);
+    const auto decay = !kGated  ? hn::Zero(d)
+                       : scalar ? hn::Set(d, a[0])
+                                : hn::Load(d, a + c);
+    HWY_UNROLL(8)
+    for (int r = 0; r < R; ++r) {
+      T* at = state + r * stride + static_cast<int64_t>(c);
+      auto s = load(at);
+      if constexpr (kGated) s = hn::Mul(decay, s);
+      s = hn::MulAdd(key, value[r], s);
+      store(s, at);
+      sum[r] = hn::MulAdd(query, s, sum[r]);
+    }
+  };
+  size_t c = 0;
+  for (; c + N <= features; c += N) {
+    columns(c, [d](const T* at) HWY_ATTR { return hn::LoadU(d, at); },
+            [d](auto s, T* at) HWY_ATTR { hn::StoreU(s, d, at); });
+  }
+  if (c < features) {
+    const size_t rest = features - c;
+    columns(c, [d, rest](const T* at) HWY_ATTR { return hn::LoadN(d, at, rest); },
+            [d, rest](auto s, T* at) HWY_ATTR { hn::StoreN(s, d, at, rest); });
+  }
+  HWY_UNROLL(8)
+  for (int r = 0; r < R; ++r) o[r] = hn::ReduceSum(d, sum[r]);
+}
+
 template <class T>
 HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task,
                                     const StepBuffers<T>& b) {
@@ -104,26 +147,36 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task,
   const size_t value_row = Padded<T>(p.value_size);
   const auto features = static_cast<size_t>(p.features());
   const auto values = static_cast<size_t>(p.value_size);
-  LoadRows(d, p.v, s, head, 0, 1, values, b.v, value_row);
+  reader.Values(0, 1, b.v, value_row);
   std::memset(b.o, 0, value_row * sizeof(T));
   const size_t begin = std::min(FirstColumn(task.part, task.parts, value_row), values);
   const size_t end = std::min(FirstColumn(task.part + 1, task.parts, value_row), values);
   const bool gated = p.gate != Gate::kNone, scalar = p.gate == Gate::kScalar;
 
   T* state = StateAt<T>(p.final, s.state, head);
-  hs::ForTiles<kRows>(0, features, [&](auto rows, size_t r) HWY_ATTR {
-    T* at = state + static_cast<int64_t>(r) * p.final.key_stride;
-    const T* decay = scalar ? b.rows.decay : b.rows.decay + r;
-    const auto step = [&](auto is_gated) HWY_ATTR {
-      StepRows<rows.value, is_gated.value>(d, b.rows.q + r, b.rows.k + r, decay, scalar,
-                                           b.v, begin, end, p.final.key_stride, at, b.o);
-    };
-    if (gated) {
-      step(std::true_type());
+  const auto step = [&](auto is_gated) HWY_ATTR {
+    constexpr bool kGated = is_gated.value;
+    if (p.final.value_stride == 1 || values == 1) {
+      hs::ForTiles<kRows>(0, features, [&](auto rows, size_t r) HWY_ATTR {
+        StepRows<rows.value, kGated>(
+            d, b.rows.q + r, b.rows.k + r, scalar ? b.rows.decay : b.rows.decay + r, scalar,
+            b.v, begin, end, p.final.key_stride,
+            state + static_cast<int64_t>(r) * p.final.key_stride, b.o);
+      });
     } else {
-      step(std::false_type());
+      hs::ForTiles<kRows>(begin, end, [&](auto rows, size_t r) HWY_ATTR {
+        StepTransposed<rows.value, kGated>(
+            d, b.rows.q, b.rows.k, b.rows.decay, scalar, b.v + r, features,
+            p.final.value_stride, state + static_cast<int64_t>(r) * p.final.value_stride,
+            b.o + r);
+      });
     }
-  });
+  };
+  if (gated) {
+    step(std::true_type());
+  } else {
+    step(std::false_type());
+  }
 
   T factor = 1;
   if (p.normalize) {
@@ -140,9 +193,11 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task,
     }
     factor = 1 / (sum + static_cast<T>(p.eps));
   }
+  const OutputRows<T> rows(p, s, head, 0, 1, b.v, b.gate, value_row);
   StoreRows(d, b.o, value_row, p.o, s, head, 0, 1, begin, end,
-            [&](auto x, size_t, size_t) HWY_ATTR {
-              return p.normalize ? hn::Mul(x, hn::Set(d, factor)) : x;
+            [&](auto x, size_t t, size_t i) HWY_ATTR {
+              if (p.normalize) x = hn::Mul(x, hn::Set(d, factor));
+              return rows.Finished(x, t, i);
             });
 }
 
@@ -151,7 +206,7 @@ int64_t StepBytes(const Problem& p) {
   return StepBuffers<T>::Bytes(p);
 }
 
-// `final` is the state: read and written.
+// `final` is the state: read and written, contiguous in values or in keys.
 template <class T>
 void Step(Context& ctx, const Problem& p) {
   ctx.ReserveScratch(static_cast<size_t>(StepBuffers<T>::Bytes(p)));

@@ -86,7 +86,7 @@ class SumsBackwardHead : HeadGradients<T> {
   HWY_ATTR void ReadKeys(int64_t block, size_t n) {
     const int64_t first = block * kBlockTokens;
     reader_.Keys(first, n);
-    LoadRows(d_, p_.v, s_, head_, first, n, values_, b_.v, value_row_);
+    reader_.Values(first, n, b_.v, value_row_);
   }
 
   HWY_ATTR void AddUp(const T* rows, size_t n, T* to) {

@@ -21,10 +21,6 @@ using recurrence::Problem;
 
 using Shape = std::vector<int64_t>;
 
-DType StateDType(DType dtype) {
-  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-}
-
 void CheckShape(const char* op, const char* name, const ConstTensorView& t,
                 const Shape& shape) {
   if (!std::equal(t.sizes().begin(), t.sizes().end(), shape.begin(), shape.end())) {
@@ -36,15 +32,6 @@ void CheckDType(const char* op, const char* name, const ConstTensorView& t, DTyp
   if (t.dtype() != dtype) {
     Fail(op, name, std::string("has dtype ") + Name(t.dtype()), Name(dtype));
   }
-}
-
-// Of a tensor that is read. With `data` false, pointers may be null.
-void CheckInput(const char* op, const char* name, const ConstTensorView& t,
-                const Shape& shape, DType dtype, bool data) {
-  if (!t.present()) Fail(op, name, "is absent", "a tensor");
-  CheckDType(op, name, t, dtype);
-  CheckShape(op, name, t, shape);
-  if (data || t.data() != nullptr) parts::CheckReadable(op, name, t);
 }
 
 std::vector<int64_t> Integers(const char* op, const char* name, const ConstTensorView& t,
@@ -74,8 +61,8 @@ struct Call {
   Problem problem;
   std::vector<TokenRange> ranges;
   Shape q_shape, v_shape, decay_shape, S_shape, z_shape;
-  int64_t batch, tokens;
-  bool reverse;
+  bool reverse, value_first;
+  DType o_dtype, dv_dtype;  // d_o has that of o
   std::vector<double> decays_f64;  // constants of heads, whatever their dtype was
   std::vector<float> decays_f32;
 };
@@ -99,8 +86,11 @@ recurrence::Rows KeptDecays(Call& call, const ConstTensorView& t) {
   return {call.decays_f32.data(), DType::kF32, 0, 0, 1};
 }
 
-recurrence::States StatesOf(const ConstTensorView& t) {
+recurrence::States StatesOf(const Call& call, const ConstTensorView& t) {
   if (!t.present()) return {};
+  if (call.value_first && t.rank() == 4) {
+    return {t.data(), t.stride(0), t.stride(1), t.stride(3), t.stride(2)};
+  }
   return {t.data(), t.stride(0), t.stride(1), t.stride(2),
           t.rank() == 4 ? t.stride(3) : 0};
 }
@@ -125,13 +115,13 @@ Call CheckedCall(const char* op, const Context* checks, const Definition& defini
                  const Inputs& in, const Options& options, bool data) {
   Call call;
   Problem& p = call.problem;
-  const char* value_name = definition.value_name;
-  if (!in.q.present()) Fail(op, "q", "is absent", "a tensor");
+  const char *query_name = definition.query_name, *value_name = definition.value_name;
+  if (!in.q.present()) Fail(op, query_name, "is absent", "a tensor");
   if (in.q.rank() != 4) {
-    Fail(op, "q", "has shape " + in.q.ShapeString(), "rank 4: [B, T, H, K]");
+    Fail(op, query_name, "has shape " + in.q.ShapeString(), "rank 4: [B, T, H, K]");
   }
   if (!IsFloat(in.q.dtype())) {
-    Fail(op, "q", std::string("has dtype ") + Name(in.q.dtype()),
+    Fail(op, query_name, std::string("has dtype ") + Name(in.q.dtype()),
          "f64, f32, bf16 or f16");
   }
   if (!in.v.present()) Fail(op, value_name, "is absent", "a tensor");
@@ -141,23 +131,25 @@ Call CheckedCall(const char* op, const Context* checks, const Definition& defini
   p.dtype = in.q.dtype();
   const int64_t B = in.q.size(0), T = in.q.size(1), H = in.q.size(2), K = in.q.size(3);
   const int64_t HV = in.v.size(2), V = in.v.size(3);
-  call.batch = B;
-  call.tokens = T;
   call.reverse = options.reverse;
+  call.value_first = definition.value_first;
+  const Surroundings* around = definition.surroundings;
+  call.o_dtype = around != nullptr && around->wide_o ? StateDType(p.dtype) : p.dtype;
+  call.dv_dtype = around != nullptr && around->wide_dv ? StateDType(p.dtype) : p.dtype;
   call.q_shape = {B, T, H, K};
   call.v_shape = {B, T, HV, V};
   const auto input = [&](const char* name, const ConstTensorView& t, const Shape& shape) {
     CheckInput(op, name, t, shape, p.dtype, data);
     parts::CheckContiguousRows(op, name, t);
   };
-  input("q", in.q, call.q_shape);
-  if (!definition.complement_keys) input("k", in.k, call.q_shape);
+  input(query_name, in.q, call.q_shape);
+  if (!definition.complement_keys) input(definition.key_name, in.k, call.q_shape);
   input(value_name, in.v, call.v_shape);
-  if (K < 1) Fail(op, "q", "has shape " + in.q.ShapeString(), "K >= 1");
+  if (K < 1) Fail(op, query_name, "has shape " + in.q.ShapeString(), "K >= 1");
   if (V < 1) Fail(op, value_name, "has shape " + in.v.ShapeString(), "V >= 1");
   if (H < 1 ? HV != 0 : HV % H != 0 || HV == 0) {
     Fail(op, value_name, "has " + std::to_string(HV) + " heads",
-         "a multiple of the " + std::to_string(H) + " heads of q");
+         "a multiple of the " + std::to_string(H) + " heads of " + query_name);
   }
 
   p.key_heads = std::max<int64_t>(H, 1);
@@ -192,7 +184,10 @@ Call CheckedCall(const char* op, const Context* checks, const Definition& defini
     CheckInput(op, "log_decay", t, call.decay_shape, any || wide ? t.dtype() : p.dtype,
                data);
     if (p.gate == Gate::kKey) parts::CheckContiguousRows(op, "log_decay", t);
-    if (checks != nullptr && checks->checks() && t.data() != nullptr) CheckDecays(op, t);
+    const bool given = around == nullptr || !around->prepare;
+    if (given && checks != nullptr && checks->checks() && t.data() != nullptr) {
+      CheckDecays(op, t);
+    }
   }
 
   call.ranges = Ranges(op, in.q, options);
@@ -205,6 +200,7 @@ Call CheckedCall(const char* op, const Context* checks, const Definition& defini
   }
   const int64_t F = p.features();
   call.S_shape = {sequences, HV, F, V};
+  if (call.value_first) std::swap(call.S_shape[2], call.S_shape[3]);
   call.z_shape = {sequences, HV, F};
 
   p.q = RowsOf(call, in.q);
@@ -212,6 +208,12 @@ Call CheckedCall(const char* op, const Context* checks, const Definition& defini
   p.v = RowsOf(call, in.v);
   p.log_decay = definition.decay == DecayShape::kHead ? KeptDecays(call, in.log_decay)
                                                       : RowsOf(call, in.log_decay);
+  if (around != nullptr) {
+    p.value_factors = RowsOf(call, around->value_factors);
+    p.output_gate = RowsOf(call, around->output_gate);
+    const ConstTensorView& skip = around->skip;
+    if (skip.present()) p.skip = {skip.data(), skip.dtype(), 0, 0, skip.stride(0)};
+  }
   const auto state = [&](const char* name, const ConstTensorView& t, bool exists,
                          const Shape& shape) {
     if (!t.present()) return;
@@ -220,20 +222,20 @@ Call CheckedCall(const char* op, const Context* checks, const Definition& defini
   };
   state("initial_state", in.initial.S, p.causal, call.S_shape);
   state("initial_state.z", in.initial.z, p.causal && p.normalize, call.z_shape);
-  p.initial = StatesOf(in.initial.S);
-  p.initial_z = StatesOf(in.initial.z);
+  p.initial = StatesOf(call, in.initial.S);
+  p.initial_z = StatesOf(call, in.initial.z);
   return call;
 }
 
 struct Named {
-  const char* name;
+  std::string name;
   ConstTensorView view;
 };
 
 std::vector<Named> Reads(const Definition& definition, const Inputs& in,
                          const Options& options) {
-  return {{"q", in.q},
-          {"k", in.k},
+  return {{definition.query_name, in.q},
+          {definition.key_name, in.k},
           {definition.value_name, in.v},
           {"log_decay", in.log_decay},
           {"initial_state", in.initial.S},
@@ -253,7 +255,7 @@ class Outlets {
     CheckInput(op_, name, t, shape, dtype, true);
     if (contiguous_rows) parts::CheckContiguousRows(op_, name, t);
     for (const Named& other : others_) {
-      if (other.view.present()) parts::CheckWritable(op_, name, t, other.name, other.view);
+      if (other.view.present()) parts::CheckWritable(op_, name, t, other.name.c_str(), other.view);
     }
     others_.push_back({name, t});
   }
@@ -263,8 +265,46 @@ class Outlets {
   std::vector<Named> others_;
 };
 
-// Zeros for tokens that no sequence has.
-void ClearOthers(const Call& call, const TensorView& t) {
+void Prepare(const Definition& definition) {
+  if (definition.surroundings != nullptr && definition.surroundings->prepare) {
+    definition.surroundings->prepare();
+  }
+}
+
+double Bytes(const ConstTensorView& t) {
+  return t.present() ? static_cast<double>(t.num_elements()) *
+                           static_cast<double>(SizeOf(t.dtype()))
+                     : 0;
+}
+
+}  // namespace
+
+void CheckInput(const char* op, const char* name, const ConstTensorView& t,
+                const Shape& shape, DType dtype, bool data) {
+  if (!t.present()) Fail(op, name, "is absent", "a tensor");
+  CheckDType(op, name, t, dtype);
+  CheckShape(op, name, t, shape);
+  if (data || t.data() != nullptr) parts::CheckReadable(op, name, t);
+}
+
+ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView& t) {
+  if (!t.present()) return t;
+  if (t.rank() > 3) {
+    Fail(op, name, "has shape " + t.ShapeString(), "one token of each sequence: [B, H, ...]");
+  }
+  if (t.rank() < 2) return t;
+  Shape sizes(t.sizes().begin(), t.sizes().end());
+  Shape strides(t.strides().begin(), t.strides().end());
+  sizes.insert(sizes.begin() + 1, 1);
+  strides.insert(strides.begin() + 1, 0);
+  return {t.data(), t.dtype(), sizes, strides, t.device()};
+}
+
+DType StateDType(DType dtype) {
+  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+}
+
+void ClearOthers(const std::vector<TokenRange>& ranges, const TensorView& t) {
   if (!t.present() || t.rank() < 3 || t.num_elements() == 0) return;
   const auto clear = [&](int64_t b, int64_t begin, int64_t end) {
     const int64_t row = t.rank() == 4 ? t.size(3) : 1;
@@ -277,24 +317,16 @@ void ClearOthers(const Call& call, const TensorView& t) {
       }
     }
   };
-  for (int64_t b = 0; b < call.batch; ++b) {
+  for (int64_t b = 0; b < t.size(0); ++b) {
     int64_t after = 0;  // of the ranges so far: ascending
-    for (const TokenRange& range : call.ranges) {
+    for (const TokenRange& range : ranges) {
       if (range.batch != b) continue;
       clear(b, after, range.begin);
       after = range.end;
     }
-    clear(b, after, call.tokens);
+    clear(b, after, t.size(1));
   }
 }
-
-double Bytes(const ConstTensorView& t) {
-  return t.present() ? static_cast<double>(t.num_elements()) *
-                           static_cast<double>(SizeOf(t.dtype()))
-                     : 0;
-}
-
-}  // namespace
 
 std::vector<TokenRange> Ranges(const char* op, const ConstTensorView& q,
                                const Options& options) {
@@ -345,7 +377,7 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
   Call call = CheckedCall(op, &ctx, definition, in, options, true);
   Problem& p = call.problem;
   Outlets outlets(op, Reads(definition, in, options));
-  outlets.Check("o", out.o, call.v_shape, p.dtype, true);
+  outlets.Check("o", out.o, call.v_shape, call.o_dtype, true);
   const auto state = [&](const char* name, const TensorView& t, bool exists,
                          const Shape& shape) {
     if (!t.present()) return;
@@ -355,10 +387,12 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
   state("final_state", out.final.S, p.causal, call.S_shape);
   state("final_state.z", out.final.z, p.causal && p.normalize, call.z_shape);
   p.o = RowsOf(call, out.o);
-  p.final = StatesOf(out.final.S);
-  p.final_z = StatesOf(out.final.z);
-  recurrence::Choose(op, ctx, p).forward(ctx, p);
-  ClearOthers(call, out.o);
+  p.final = StatesOf(call, out.final.S);
+  p.final_z = StatesOf(call, out.final.z);
+  const auto& kernel = recurrence::Choose(op, ctx, p);
+  Prepare(definition);
+  kernel.forward(ctx, p);
+  ClearOthers(call.ranges, out.o);
 }
 
 void Backward(const char* op, Context& ctx, const Definition& definition,
@@ -367,7 +401,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   Call call = CheckedCall(op, &ctx, definition, in, options, true);
   Problem& p = call.problem;
   recurrence::Gradients g;
-  CheckInput(op, "d_o", in.d_o, call.v_shape, p.dtype, true);
+  CheckInput(op, "d_o", in.d_o, call.v_shape, call.o_dtype, true);
   parts::CheckContiguousRows(op, "d_o", in.d_o);
   g.d_o = RowsOf(call, in.d_o);
   auto reads = Reads(definition, in, options);
@@ -378,23 +412,24 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
     if (!exists) Fail(op, name, "is given", "none: this call has no such state");
     CheckInput(op, name, t, shape, StateDType(p.dtype), true);
     reads.push_back({name, t});
-    return StatesOf(t);
+    return StatesOf(call, t);
   };
   const bool has_z = p.causal && p.normalize;
   g.d_final = arriving("d_state", in.d_final.S, p.causal, call.S_shape);
   g.d_final_z = arriving("d_state.z", in.d_final.z, has_z, call.z_shape);
 
   Outlets outlets(op, std::move(reads));
-  const auto gradient = [&](const char* name, const TensorView& t, const Shape& shape,
+  const auto gradient = [&](const std::string& name, const TensorView& t, const Shape& shape,
                             DType dtype, bool exists) {
     if (!t.present()) return recurrence::Rows();
-    if (!exists) Fail(op, name, "is asked for", "none: there is no such input");
-    outlets.Check(name, t, shape, dtype, t.rank() == 4);
+    if (!exists) Fail(op, name.c_str(), "is asked for", "none: there is no such input");
+    outlets.Check(name.c_str(), t, shape, dtype, t.rank() == 4);
     return RowsOf(call, t);
   };
-  g.dq = gradient("dq", out.dq, call.q_shape, p.dtype, true);
-  g.dk = gradient("dk", out.dk, call.q_shape, p.dtype, !p.complement_keys);
-  g.dv = gradient("dv", out.dv, call.v_shape, p.dtype, true);
+  const auto name_of = [](const char* name) { return std::string("d") + name; };
+  g.dq = gradient(name_of(definition.query_name), out.dq, call.q_shape, p.dtype, true);
+  g.dk = gradient(name_of(definition.key_name), out.dk, call.q_shape, p.dtype, !p.complement_keys);
+  g.dv = gradient(name_of(definition.value_name), out.dv, call.v_shape, call.dv_dtype, true);
   g.d_log_decay =
       gradient("dlog_decay", out.dlog_decay, call.decay_shape,
                p.gate == Gate::kNone ? p.dtype : in.log_decay.dtype(),
@@ -404,41 +439,25 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
     if (!t.present()) return recurrence::States();
     if (!exists) Fail(op, name, "is asked for", "none: this call has no such state");
     outlets.Check(name, t, shape, StateDType(p.dtype), false);
-    return StatesOf(t);
+    return StatesOf(call, t);
   };
   g.d_initial = initial("dinitial_state", out.dinitial.S, p.causal, call.S_shape);
   g.d_initial_z = initial("dinitial_state.z", out.dinitial.z, has_z, call.z_shape);
-  recurrence::Choose(op, ctx, p).backward(ctx, p, g);
+  const auto& kernel = recurrence::Choose(op, ctx, p);
+  Prepare(definition);
+  kernel.backward(ctx, p, g);
   for (const TensorView* t : {&out.dq, &out.dk, &out.dv, &out.dlog_decay}) {
-    ClearOthers(call, *t);
+    ClearOthers(call.ranges, *t);
   }
 }
-
-namespace {
-
-// [B, H, D] as [B, 1, H, D], [B, H] as [B, 1, H].
-ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView& t) {
-  if (!t.present()) return t;
-  if (t.rank() > 3) {
-    Fail(op, name, "has shape " + t.ShapeString(), "one token of each sequence: [B, H, ...]");
-  }
-  if (t.rank() < 2) return t;
-  Shape sizes(t.sizes().begin(), t.sizes().end());
-  Shape strides(t.strides().begin(), t.strides().end());
-  sizes.insert(sizes.begin() + 1, 1);
-  strides.insert(strides.begin() + 1, 0);
-  return {t.data(), t.dtype(), sizes, strides, t.device()};
-}
-
-}  // namespace
 
 void Step(const char* op, Context& ctx, const Definition& definition,
           const StepInputs& in, const Options& options, const State& state,
           const TensorView& o) {
   const os::ScopedFloatControl float_control;
   Inputs whole;
-  whole.q = OneToken(op, "q", in.q);
-  whole.k = OneToken(op, "k", in.k);
+  whole.q = OneToken(op, definition.query_name, in.q);
+  whole.k = OneToken(op, definition.key_name, in.k);
   whole.v = OneToken(op, definition.value_name, in.v);
   whole.log_decay = OneToken(op, "log_decay", in.log_decay);
   Options scale;  // all that a token can be asked for
@@ -449,7 +468,7 @@ void Step(const char* op, Context& ctx, const Definition& definition,
   const auto in_place = [&](const char* name, const TensorView& t, const Shape& shape) {
     if (!t.present()) Fail(op, name, "is absent", "a tensor");
     outlets.Check(name, t, shape, StateDType(p.dtype), true);
-    return StatesOf(t);
+    return StatesOf(call, t);
   };
   p.final = in_place("state", state.S, call.S_shape);
   if (p.normalize) p.final_z = in_place("state.z", state.z, call.z_shape);
@@ -459,7 +478,9 @@ void Step(const char* op, Context& ctx, const Definition& definition,
                             out.strides(), out.device());
   outlets.Check("o", writable, call.v_shape, p.dtype, true);
   p.o = RowsOf(call, out);
-  recurrence::Choose(op, ctx, p).step(ctx, p);
+  const auto& kernel = recurrence::Choose(op, ctx, p);
+  Prepare(definition);
+  kernel.step(ctx, p);
 }
 
 int64_t Workspace(const char* op, const Context& ctx, const Definition& definition,

@@ -30,10 +30,6 @@ struct Problem {
   }
 };
 
-DType StateDType(DType dtype) {
-  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-}
-
 Shape DecayShapeOf(const Definition& d, const Shape& q, int64_t value_heads) {
   switch (d.decay) {
     case DecayShape::kNone: return {};
@@ -81,25 +77,6 @@ std::string Title(const Mechanism& m, const Problem& p) {
   if (p.options.scale) text += " scale=" + std::to_string(*p.options.scale);
   if (p.options.reverse) text += " reverse";
   return text + " " + p.note;
-}
-
-// A view of one token without its axis of tokens, [B, 1, H, ...] as [B, H, ...].
-template <class View>
-View WithoutTokens(const View& t) {
-  if (!t.present() || t.rank() < 3) return t;
-  Shape sizes(t.sizes().begin(), t.sizes().end());
-  Shape strides(t.strides().begin(), t.strides().end());
-  sizes.erase(sizes.begin() + 1);
-  strides.erase(strides.begin() + 1);
-  return View(t.data(), t.dtype(), sizes, strides);
-}
-
-void CopyElements(const ConstTensorView& from, const TensorView& to) {
-  Shape index(to.sizes().size());
-  if (to.num_elements() == 0) return;
-  do {
-    SetElement(to, index, from.present() ? GetElement(from, index) : 0);
-  } while (NextIndex(to.sizes(), index));
 }
 
 // The forward pass of one token from the initial state, by Step.
@@ -210,63 +187,57 @@ const Buffer& FillDecays(const Buffer& buffer, uint64_t seed, double strength,
 class Generator {
  public:
   Generator(const Mechanism& m, DType dtype, uint64_t seed)
-      : m_(m), d_(m.definition), dtype_(dtype), random_(seed), seed_(seed * 64) {
+      : m_(m), d_(m.definition), dtype_(dtype), parts_(dtype, seed) {
     p_.note = "seed=" + std::to_string(seed);
   }
 
   Problem Make() {
-    p_.step = d_.causal && random_.Chance(0.1);
-    const bool packed = !p_.step && random_.Chance(0.2);
-    const int64_t B = packed ? 1 : random_.Chance(0.03) ? 0 : Integer(1, 3);
-    const int64_t T = p_.step ? 1 : Tokens(), H = Integer(1, 2);
-    const int64_t HV = H * random_.Pick<int64_t>({1, 1, 1, 2, 3});
+    Random& random = parts_.random();
+    p_.step = d_.causal && random.Chance(0.1);
+    const bool packed = !p_.step && random.Chance(0.2);
+    const int64_t B = packed ? 1 : random.Chance(0.03) ? 0 : parts_.Integer(1, 3);
+    const int64_t T = p_.step ? 1 : parts_.Tokens(), H = parts_.Integer(1, 2);
+    const int64_t HV = H * random.Pick<int64_t>({1, 1, 1, 2, 3});
     const bool wide = d_.feature == recurrence::Feature::kTaylor;
-    const int64_t K = wide ? Integer(1, 9) : Channels(), V = Channels();
+    const int64_t K = wide ? parts_.Integer(1, 9) : parts_.Channels();
+    const int64_t V = parts_.Channels();
     const Shape q = {B, T, H, K}, v = {B, T, HV, V};
-    p_.in.q = Tensor(q, 1);
-    if (!d_.complement_keys) p_.in.k = Tensor(q, 1);
-    p_.in.v = Tensor(v, 1);
-    p_.in.d_o = Tensor(v, 1);
+    p_.in.q = parts_.Normal(q);
+    if (!d_.complement_keys) p_.in.k = parts_.Normal(q);
+    p_.in.v = parts_.Normal(v);
+    p_.in.d_o = parts_.Normal(v);
     const Shape decay = DecayShapeOf(d_, q, HV);
     if (!decay.empty()) {
-      const double strength = std::exp(random_.Uniform(-7, 2));
+      const double strength = std::exp(random.Uniform(-7, 2));
       // The gradient of a constant is a sum over everything, which f16 need not hold.
       const bool sum = d_.decay == DecayShape::kHead && dtype_ == DType::kF16;
-      const DType type = !sum && random_.Chance(0.5) ? dtype_ : StateDType(dtype_);
-      p_.in.log_decay =
-          p_.Keep(FillDecays(Make(type, decay), ++seed_, random_.Chance(0.1) ? 0 : strength,
-                             random_.Chance(0.2) ? 0.02 : 0));
+      const DType type = !sum && random.Chance(0.5) ? dtype_ : StateDType(dtype_);
+      p_.in.log_decay = parts_.Keep(FillDecays(parts_.Make(type, decay), parts_.NextSeed(),
+                                               random.Chance(0.1) ? 0 : strength,
+                                               random.Chance(0.2) ? 0.02 : 0));
     }
-    int64_t sequences = B;
-    if (packed) {
-      sequences = Integer(0, 4);
-      Shape bounds = {0};
-      for (int64_t i = 0; i < sequences; ++i) bounds.push_back(Integer(0, T));
-      std::sort(bounds.begin(), bounds.end());
-      p_.options.cu_seqlens = Ints(bounds);
-    } else if (!p_.step) {
-      if (random_.Chance(0.3)) p_.options.lengths = Ints(Bounds(B, T));
-      if (random_.Chance(0.2)) p_.options.starts = Ints(Bounds(B, T));
-    }
-    p_.options.reverse = !p_.step && random_.Chance(0.3);
-    if (random_.Chance(0.3)) p_.options.scale = random_.Uniform(0.1, 1.5);
+    const int64_t sequences =
+        p_.step ? B : parts_.Sequences(B, T, packed, p_.options);
+    if (random.Chance(0.3)) p_.options.scale = random.Uniform(0.1, 1.5);
     const int64_t F = recurrence::FeatureSize(d_.feature, K);
-    if (d_.causal && random_.Chance(0.5)) {
-      p_.in.initial.S = State({sequences, HV, F, V});
+    const Shape S = {sequences, HV, F, V}, z = {sequences, HV, F};
+    if (d_.causal && random.Chance(0.5)) {
+      p_.in.initial.S = parts_.NormalState(S);
       if (d_.normalize) {
-        p_.in.initial.z =
-            p_.Keep(FillPositive(Buffer(StateDType(dtype_), {sequences, HV, F}), ++seed_));
+        p_.in.initial.z = parts_.Keep(
+            FillPositive(Buffer(StateDType(dtype_), z), parts_.NextSeed()));
       }
     }
-    if (d_.causal && random_.Chance(0.5)) p_.in.d_final.S = State({sequences, HV, F, V});
-    if (d_.causal && d_.normalize && random_.Chance(0.5)) {
-      p_.in.d_final.z = State({sequences, HV, F});
+    if (d_.causal && random.Chance(0.5)) p_.in.d_final.S = parts_.NormalState(S);
+    if (d_.causal && d_.normalize && random.Chance(0.5)) {
+      p_.in.d_final.z = parts_.NormalState(z);
     }
-    Describe(d_, p_, sequences, true, !p_.step && random_.Chance(0.6));
+    Describe(d_, p_, sequences, true, !p_.step && random.Chance(0.6));
+    p_.memory = parts_.memory();
     if (p_.step) return p_;
     // Some of them are not asked for; o always is.
     for (size_t i = p_.outputs.size(); i-- > 1;) {
-      if (!random_.Chance(0.15)) continue;
+      if (!random.Chance(0.15)) continue;
       p_.outputs.erase(p_.outputs.begin() + static_cast<int64_t>(i));
       if (i < p_.num_forward) --p_.num_forward;
     }
@@ -274,66 +245,91 @@ class Generator {
   }
 
  private:
-  int64_t Integer(int64_t low, int64_t high) { return random_.Integer(low, high); }
-  int64_t Tokens() {
-    if (random_.Chance(0.04)) return 0;
-    if (random_.Chance(0.5)) return Integer(1, 20);
-    return random_.Pick<int64_t>({60, 63, 64, 65, 66, 67, 100, 128, 131});
-  }
-  int64_t Channels() {
-    if (random_.Chance(0.5)) return Integer(1, 20);
-    return random_.Pick<int64_t>({1, 3, 8, 15, 16, 17, 31, 32, 33, 40, 48, 64, 65});
-  }
-  Shape Bounds(int64_t B, int64_t T) {
-    Shape bounds;
-    for (int64_t b = 0; b < B; ++b) bounds.push_back(Integer(0, T));
-    return bounds;
-  }
-  ConstTensorView Ints(const Shape& values) {
-    const Buffer buffer(random_.Chance(0.5) ? DType::kI32 : DType::kI64,
-                        {static_cast<int64_t>(values.size())});
-    for (size_t i = 0; i < values.size(); ++i) {
-      buffer.Set({static_cast<int64_t>(i)}, static_cast<double>(values[i]));
-    }
-    return p_.Keep(buffer);
-  }
-  // Rows contiguous, tokens or heads first, gaps between them, at either guard.
-  Buffer Make(DType dtype, const Shape& sizes) {
-    const Placement placement =
-        random_.Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard;
-    if (sizes.size() < 3 || random_.Chance(0.4)) {
-      Shape row_major(sizes.size(), 1);
-      for (size_t i = sizes.size(); i-- > 1;) {
-        row_major[i - 1] = row_major[i] * std::max<int64_t>(sizes[i], 1);
-      }
-      return Buffer(dtype, sizes, row_major, placement, Integer(0, 9));
-    }
-    Shape strides(sizes.size(), 1);
-    int64_t next = sizes.size() == 4 ? std::max<int64_t>(sizes[3], 1) + Integer(0, 3) : 1;
-    const bool heads_first = random_.Chance(0.5);
-    for (const size_t axis : heads_first ? std::vector<size_t>{1, 2, 0}
-                                         : std::vector<size_t>{2, 1, 0}) {
-      strides[axis] = next;
-      next = next * std::max<int64_t>(sizes[axis], 1) + Integer(0, 5);
-    }
-    return Buffer(dtype, sizes, strides, placement, Integer(0, 9));
-  }
-  ConstTensorView Tensor(const Shape& sizes, double deviation) {
-    return p_.Keep(Make(dtype_, sizes).FillNormal(++seed_, deviation));
-  }
-  ConstTensorView State(const Shape& sizes) {
-    return p_.Keep(Buffer(StateDType(dtype_), sizes).FillNormal(++seed_));
-  }
-
   const Mechanism& m_;
   const Definition& d_;
   DType dtype_;
-  Random random_;
-  uint64_t seed_;
+  RandomParts parts_;
   Problem p_;
 };
 
 }  // namespace
+
+void CopyElements(const ConstTensorView& from, const TensorView& to) {
+  Shape index(to.sizes().size());
+  if (to.num_elements() == 0) return;
+  do {
+    SetElement(to, index, from.present() ? GetElement(from, index) : 0);
+  } while (NextIndex(to.sizes(), index));
+}
+
+int64_t RandomParts::Tokens() {
+  if (random_.Chance(0.04)) return 0;
+  if (random_.Chance(0.5)) return Integer(1, 20);
+  return random_.Pick<int64_t>({60, 63, 64, 65, 66, 67, 100, 128, 131});
+}
+
+int64_t RandomParts::Channels() {
+  if (random_.Chance(0.5)) return Integer(1, 20);
+  return random_.Pick<int64_t>({1, 3, 8, 15, 16, 17, 31, 32, 33, 40, 48, 64, 65});
+}
+
+Buffer RandomParts::Make(DType dtype, const Shape& sizes) {
+  const Placement placement =
+      random_.Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard;
+  if (sizes.size() < 3 || random_.Chance(0.4)) {
+    Shape row_major(sizes.size(), 1);
+    for (size_t i = sizes.size(); i-- > 1;) {
+      row_major[i - 1] = row_major[i] * std::max<int64_t>(sizes[i], 1);
+    }
+    return Buffer(dtype, sizes, row_major, placement, Integer(0, 9));
+  }
+  Shape strides(sizes.size(), 1);
+  int64_t next = sizes.size() == 4 ? std::max<int64_t>(sizes[3], 1) + Integer(0, 3) : 1;
+  const bool heads_first = random_.Chance(0.5);
+  for (const size_t axis :
+       heads_first ? std::vector<size_t>{1, 2, 0} : std::vector<size_t>{2, 1, 0}) {
+    strides[axis] = next;
+    next = next * std::max<int64_t>(sizes[axis], 1) + Integer(0, 5);
+  }
+  return Buffer(dtype, sizes, strides, placement, Integer(0, 9));
+}
+
+TensorView RandomParts::Normal(const Shape& sizes) {
+  return Keep(Make(dtype_, sizes).FillNormal(NextSeed(), 1));
+}
+
+TensorView RandomParts::NormalState(const Shape& sizes) {
+  return Keep(Buffer(StateDType(dtype_), sizes).FillNormal(NextSeed()));
+}
+
+ConstTensorView RandomParts::Ints(const Shape& values) {
+  const Buffer buffer(random_.Chance(0.5) ? DType::kI32 : DType::kI64,
+                      {static_cast<int64_t>(values.size())});
+  for (size_t i = 0; i < values.size(); ++i) {
+    buffer.Set({static_cast<int64_t>(i)}, static_cast<double>(values[i]));
+  }
+  return Keep(buffer);
+}
+
+int64_t RandomParts::Sequences(int64_t B, int64_t T, bool packed, Options& options) {
+  options.reverse = random_.Chance(0.3);
+  const auto bounds = [&](int64_t count) {
+    Shape values;
+    for (int64_t i = 0; i < count; ++i) values.push_back(Integer(0, T));
+    return values;
+  };
+  if (!packed) {
+    if (random_.Chance(0.3)) options.lengths = Ints(bounds(B));
+    if (random_.Chance(0.2)) options.starts = Ints(bounds(B));
+    return B;
+  }
+  const int64_t sequences = Integer(0, 4);
+  Shape values = bounds(sequences);
+  values.push_back(0);
+  std::sort(values.begin(), values.end());
+  options.cu_seqlens = Ints(values);
+  return sequences;
+}
 
 Case MakeCase(const Mechanism& m, const CaseRequest& request) {
   const Definition& d = m.definition;

@@ -39,6 +39,54 @@ struct Mechanism {
 // Variants that every one of them has.
 inline const std::vector<std::string> kVariants = {"state", "lengths=62", "reverse"};
 
+// Sizes, layouts and sequences of random problems; remembers the memory of what it makes.
+class RandomParts {
+ public:
+  RandomParts(DType dtype, uint64_t seed)
+      : dtype_(dtype), random_(seed), seed_(seed * 64) {}
+
+  int64_t Integer(int64_t low, int64_t high) { return random_.Integer(low, high); }
+  int64_t Tokens();    // 0 to 131, around the borders of blocks
+  int64_t Channels();  // 1 to 65, around those of vectors
+
+  // Rows contiguous, tokens or heads first, gaps between them, at either guard.
+  Buffer Make(DType dtype, const std::vector<int64_t>& sizes);
+  TensorView Normal(const std::vector<int64_t>& sizes);       // N(0, 1)
+  TensorView NormalState(const std::vector<int64_t>& sizes);  // row-major, wide
+  ConstTensorView Ints(const std::vector<int64_t>& values);
+  TensorView Keep(const Buffer& buffer) {
+    memory_.push_back(buffer);
+    return buffer.view();
+  }
+  // Lengths and starts, or with `packed` cu_seqlens, and the direction; returns the
+  // number of sequences.
+  int64_t Sequences(int64_t B, int64_t T, bool packed, Options& options);
+
+  Random& random() { return random_; }
+  uint64_t NextSeed() { return ++seed_; }
+  const std::vector<Buffer>& memory() const { return memory_; }
+
+ private:
+  DType dtype_;
+  Random random_;
+  uint64_t seed_;
+  std::vector<Buffer> memory_;
+};
+
+// A view of one token without its axis of tokens, [B, 1, H, ...] as [B, H, ...].
+template <class View>
+View WithoutTokens(const View& t) {
+  if (!t.present() || t.rank() < 3) return t;
+  std::vector<int64_t> sizes(t.sizes().begin(), t.sizes().end());
+  std::vector<int64_t> strides(t.strides().begin(), t.strides().end());
+  sizes.erase(sizes.begin() + 1);
+  strides.erase(strides.begin() + 1);
+  return View(t.data(), t.dtype(), sizes, strides);
+}
+
+// Element by element; zeros from a view that is absent.
+void CopyElements(const ConstTensorView& from, const TensorView& to);
+
 // N(0, 1) rows of any size, decays of ordinary strength.
 Case MakeCase(const Mechanism& mechanism, const CaseRequest& request);
 

@@ -3,6 +3,7 @@
 #define HEED_OPS_PARTS_RECURRENT_INTERNAL_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "heed/core/context.h"
@@ -18,6 +19,17 @@ enum class DecayShape {
   kKey,    // [B, T, HV, K]
 };
 
+// What a mechanism computes around its recurrence.
+struct Surroundings {
+  // Of the engine's Problem, in the compute type: [B, T, HV], [HV, V], and in q's dtype
+  // [B, T, HV, V].
+  ConstTensorView value_factors, skip, output_gate;
+  // Writes what is still to be written in these and in log_decay: runs after all checks,
+  // before anything else.
+  std::function<void()> prepare;
+  bool wide_o = false, wide_dv = false;  // o and d_o, or dv, are in the compute type
+};
+
 struct Definition {
   DecayShape decay = DecayShape::kNone;
   bool root_scale = false;  // the default scale is K^-1/2, else 1
@@ -26,8 +38,15 @@ struct Definition {
   bool normalize = false;
   double eps = 0;
   bool complement_keys = false;  // k is 1 - exp(log_decay), not given
-  const char* value_name = "v";
+
+  // What errors call the tensors.
+  const char *query_name = "q", *key_name = "k", *value_name = "v";
+  bool value_first = false;  // states are [B, HV, V, K]
+  const Surroundings* surroundings = nullptr;
 };
+
+// f64, or f32: of states, and what is computed in.
+DType StateDType(DType dtype);
 
 // Each checks all arguments before anything is written and throws InvalidArgument with
 // `op`, the argument, what it got and what it expected.
@@ -56,6 +75,17 @@ struct TokenRange {
 };
 std::vector<TokenRange> Ranges(const char* op, const ConstTensorView& q,
                                const Options& options);
+
+// Of a tensor that is read: throws InvalidArgument unless it is there and readable, of
+// this shape and dtype. With `data` false, pointers may be null.
+void CheckInput(const char* op, const char* name, const ConstTensorView& t,
+                const std::vector<int64_t>& shape, DType dtype, bool data);
+
+// [B, H, D] as [B, 1, H, D], [B, H] as [B, 1, H].
+ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView& t);
+
+// Zeros in [B, T, H, ...] for tokens that no sequence has.
+void ClearOthers(const std::vector<TokenRange>& ranges, const TensorView& t);
 
 }  // namespace heed::recurrent
 

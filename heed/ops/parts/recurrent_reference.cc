@@ -191,6 +191,34 @@ Doubles GradientsOfO(const BackwardInputs& in, const Place& place) {
   return d_o;
 }
 
+double Relative(const Epsilon& e, const ReferenceHead& head, const ReferenceMath& math) {
+  return e.chain * std::sqrt(static_cast<double>(head.T + head.K)) + e.base +
+         math.value_error;
+}
+
+constexpr double kStep = 1e-5;  // of the derivative by a common factor of decays
+
+// Each decay by as much more as it may be off in units of e.decay.
+ReferenceHead Slower(ReferenceHead head, const Epsilon& e, const ReferenceMath& math) {
+  for (double& a : head.a) {
+    if (a > 0) a *= 1 + kStep * (1 - std::log(a) * math.log_decay_error / e.decay);
+  }
+  return head;
+}
+
+// relative x + decay dx, where `slower` is x with all decays enlarged, + underflow.
+Doubles Errors(const Doubles& x, const Doubles& slower, double relative,
+               const Epsilon& e) {
+  Doubles errors(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    errors[i] =
+        relative * x[i] + e.decay * std::abs(slower[i] - x[i]) / kStep + e.underflow;
+  }
+  return errors;
+}
+
+}  // namespace
+
 // Rounding. Every element of a result is a sum of products; a computed one differs by
 // the sum of the magnitudes of its terms times
 //
@@ -200,15 +228,12 @@ Doubles GradientsOfO(const BackwardInputs& in, const Place& place) {
 // u / sqrt(3) wide: 3.5 u; and what happens once per factor (scale, feature map, tables,
 // reductions by trees): base. A decay is off by up to `decay` of itself, and all of them
 // may be in one direction, as where they are equal: that times the derivative by a common
-// factor of all decays. Results of 16 bits are rounded once more.
-struct Epsilon {
-  double chain, base, decay;
-  double output, subnormal;
-};
-
+// factor of all decays. Results of 16 bits are rounded once more. Terms below the smallest
+// normal number are flushed: `underflow`, for a thousand of them.
 Epsilon EpsilonOf(DType dtype) {
   const double u = dtype == DType::kF64 ? 0x1p-53 : 0x1p-24;
-  Epsilon e = {3.5 * u, 8 * u, 6 * u, 0, 0};
+  Epsilon e = {3.5 * u, 8 * u, 6 * u, 0, 0, 0};
+  e.underflow = 1024 * (dtype == DType::kF64 ? 0x1p-1022 : 0x1p-126);
   if (dtype == DType::kBF16) e.output = 1.01 * 0x1p-8;
   if (dtype == DType::kF16) {
     e.output = 1.01 * 0x1p-11;
@@ -216,28 +241,6 @@ Epsilon EpsilonOf(DType dtype) {
   }
   return e;
 }
-
-double Relative(const Epsilon& e, const ReferenceHead& head) {
-  return e.chain * std::sqrt(static_cast<double>(head.T + head.K)) + e.base;
-}
-
-constexpr double kStep = 1e-5;  // of the derivative by a common factor of decays
-
-ReferenceHead Slower(ReferenceHead head) {
-  for (double& a : head.a) a *= 1 + kStep;
-  return head;
-}
-
-// relative x + decay dx, where `slower` is x with all decays enlarged.
-Doubles Errors(const Doubles& x, const Doubles& slower, double relative, double decay) {
-  Doubles errors(x.size());
-  for (size_t i = 0; i < x.size(); ++i) {
-    errors[i] = relative * x[i] + decay * std::abs(slower[i] - x[i]) / kStep;
-  }
-  return errors;
-}
-
-}  // namespace
 
 double DecayAt(const ConstTensorView& log_decay, int64_t b, int64_t t, int64_t head,
                int64_t channel) {
@@ -279,9 +282,9 @@ void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& ma
   ForEachHead(in, options, [&](const Place& place) {
     const ReferenceHead head = Magnitudes(HeadOf(in, math, place), math.causal);
     const auto sums = Run(head, math.causal);
-    const auto slower = math.log_decay ? Run(Slower(head), math.causal) : sums;
-    const double relative = Relative(e, head);
-    const auto o = Errors(sums.o, slower.o, relative, e.decay);
+    const auto slower = math.log_decay ? Run(Slower(head, e, math), math.causal) : sums;
+    const double relative = Relative(e, head, math);
+    const auto o = Errors(sums.o, slower.o, relative, e);
     for (size_t t = 0; t < head.T; ++t) {
       for (size_t j = 0; j < head.V; ++j) {
         const auto column = static_cast<int64_t>(j);
@@ -291,8 +294,8 @@ void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& ma
             o[t * head.V + j] + std::abs(value) * e.output + e.subnormal);
       }
     }
-    PutState(tolerance.final.S, place, Errors(sums.S, slower.S, relative, e.decay), Put);
-    PutState(tolerance.final.z, place, Errors(sums.z, slower.z, relative, e.decay), Put);
+    PutState(tolerance.final.S, place, Errors(sums.S, slower.S, relative, e), Put);
+    PutState(tolerance.final.z, place, Errors(sums.z, slower.z, relative, e), Put);
   });
 }
 
@@ -389,14 +392,14 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
     const Doubles d_z = Absolute(StateOf(in.d_final.z, place, head.K));
     const auto sums = RunBackward(head, math.causal, d_o, d_S, d_z);
     const auto slower =
-        math.log_decay ? RunBackward(Slower(head), math.causal, d_o, d_S, d_z) : sums;
-    const double relative = Relative(e, head) * 2;
+        math.log_decay ? RunBackward(Slower(head, e, math), math.causal, d_o, d_S, d_z) : sums;
+    const double relative = Relative(e, head, math) * 2;
     ReferenceHeadGradients g;
-    g.q = Errors(sums.q, slower.q, relative, e.decay);
-    g.k = Errors(sums.k, slower.k, relative, e.decay);
-    g.v = Errors(sums.v, slower.v, relative, e.decay);
-    g.S = Errors(sums.S, slower.S, relative, e.decay);
-    g.z = Errors(sums.z, slower.z, relative, e.decay);
+    g.q = Errors(sums.q, slower.q, relative, e);
+    g.k = Errors(sums.k, slower.k, relative, e);
+    g.v = Errors(sums.v, slower.v, relative, e);
+    g.S = Errors(sums.S, slower.S, relative, e);
+    g.z = Errors(sums.z, slower.z, relative, e);
     // A log decay's gradient is a sum of q dq - k dk over the rest of a block and of <S, D>
     // at its end: errors of each.
     Doubles of_decay(sums.a.size(), 0.0);

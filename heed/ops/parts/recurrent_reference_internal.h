@@ -25,7 +25,17 @@ struct ReferenceMath {
   bool causal = true;            // without it, every token reads the last state
   bool normalize = false;
   double eps = 0;
+  // How far inputs may be off that the mechanism computes itself: relatively, and log
+  // decays; beside one rounding each.
+  double value_error = 0, log_decay_error = 0;
 };
+
+// Rounding of a dtype; .cc says what of.
+struct Epsilon {
+  double chain, base, decay;
+  double output, subnormal, underflow;
+};
+Epsilon EpsilonOf(DType dtype);
 
 // An element of [HV], [B, T, HV] or [B, T, HV, K].
 double DecayAt(const ConstTensorView& log_decay, int64_t b, int64_t t, int64_t head,

@@ -1,0 +1,350 @@
+// SSD on the recurrence engine: a scalar gate per token, C, B and delta x as its queries,
+// keys and values, D and z on the way out.
+#include "heed/ops/ssm/ssd/ssd.h"
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "heed/core/carver.h"
+#include "heed/ops/parts/check_internal.h"
+#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/ssm/ssd/ssd_kernels_internal.h"
+
+namespace heed::ssd {
+namespace {
+
+using parts::Fail;
+using recurrent::Definition;
+using recurrent::StateDType;
+
+using Shape = std::vector<int64_t>;
+
+// Constants of heads, read in f64.
+std::vector<double> Constants(const ConstTensorView& t) {
+  std::vector<double> values;
+  if (!t.present() || t.data() == nullptr) return values;
+  const int64_t columns = t.rank() == 2 ? t.size(1) : 1;
+  for (int64_t h = 0; h < t.size(0); ++h) {
+    for (int64_t i = 0; i < columns; ++i) {
+      const int64_t at = h * t.stride(0) + (t.rank() == 2 ? i * t.stride(1) : 0);
+      values.push_back(LoadAsDouble(t.dtype(), t.data(), at));
+    }
+  }
+  return values;
+}
+
+// What the recurrence does not check: dt, A, D, z, dt_bias and the options.
+void CheckOwn(const char* op, const Inputs& in, const Options& options, bool data) {
+  if (!in.x.present()) Fail(op, "x", "is absent", "a tensor");
+  if (in.x.rank() != 4) {
+    Fail(op, "x", "has shape " + in.x.ShapeString(), "rank 4: [B, T, H, P]");
+  }
+  const int64_t B = in.x.size(0), T = in.x.size(1), H = in.x.size(2), P = in.x.size(3);
+  const DType dtype = in.x.dtype();
+  const auto any_float = [&](const char* name, const ConstTensorView& t) {
+    if (!IsFloat(t.dtype())) {
+      Fail(op, name, std::string("has dtype ") + Name(t.dtype()), "a float dtype");
+    }
+    return t.dtype();
+  };
+  const DType wide = StateDType(dtype);
+  recurrent::CheckInput(op, "dt", in.dt, {B, T, H},
+                        in.dt.present() && in.dt.dtype() == wide ? wide : dtype, data);
+  recurrent::CheckInput(op, "A", in.A, {H},
+                        in.A.present() ? any_float("A", in.A) : dtype, data);
+  if (in.D.present()) {
+    recurrent::CheckInput(op, "D", in.D, in.D.rank() == 2 ? Shape{H, P} : Shape{H},
+                          any_float("D", in.D), data);
+  }
+  if (in.z.present()) {
+    recurrent::CheckInput(op, "z", in.z, {B, T, H, P}, dtype, data);
+    parts::CheckContiguousRows(op, "z", in.z);
+  }
+  if (in.dt_bias.present()) {
+    recurrent::CheckInput(op, "dt_bias", in.dt_bias, {H}, any_float("dt_bias", in.dt_bias),
+                          data);
+  }
+  if (!(options.dt_min >= 0) || std::isinf(options.dt_min)) {
+    Fail(op, "dt_limit", "begins with " + parts::Text(options.dt_min), "a number >= 0");
+  }
+  if (!(options.dt_max >= options.dt_min)) {
+    Fail(op, "dt_limit", "ends with " + parts::Text(options.dt_max),
+         "at least its begin, " + parts::Text(options.dt_min));
+  }
+}
+
+struct Named {
+  const char* name;
+  ConstTensorView view;
+};
+
+std::vector<Named> Reads(const Inputs& in, const Options& options) {
+  return {{"x", in.x},         {"dt", in.dt},
+          {"A", in.A},         {"B", in.B},
+          {"C", in.C},         {"D", in.D},
+          {"z", in.z},         {"dt_bias", in.dt_bias},
+          {"initial_state", in.initial}, {"lengths", options.lengths},
+          {"starts", options.starts},    {"cu_seqlens", options.cu_seqlens}};
+}
+
+// An output apart from `others`, which it joins. Shapes are looked at elsewhere.
+void CheckApart(const char* op, const char* name, const TensorView& t,
+                std::vector<Named>& others) {
+  if (!t.present()) return;
+  for (const Named& other : others) {
+    if (other.view.present()) parts::CheckWritable(op, name, t, other.name, other.view);
+  }
+  others.push_back({name, t});
+}
+
+TensorView Staged(const void* data, DType dtype, const Shape& sizes, const Shape& strides) {
+  return {const_cast<void*>(data), dtype, sizes, strides};
+}
+
+// The call as the recurrence takes it. The memory of `e` is laid out and written later.
+struct Plan {
+  Elements e;
+  recurrent::Inputs in;
+  recurrent::Surroundings around;
+};
+
+// With surroundings that live as long as the call.
+Definition With(const recurrent::Surroundings& around) {
+  return {.decay = recurrent::DecayShape::kToken,
+          .query_name = "C",
+          .key_name = "B",
+          .value_name = "x",
+          .value_first = true,
+          .surroundings = &around};
+}
+
+Plan PlanOf(const char* op, const Inputs& in, const Options& options, bool data) {
+  CheckOwn(op, in, options, data);
+  Plan plan;
+  Elements& e = plan.e;
+  e.in = in;
+  e.softplus = options.dt_softplus;
+  e.dt_min = options.dt_min;
+  e.dt_max = options.dt_max;
+  e.heads = in.x.size(2);
+  e.channels = in.x.size(3);
+  e.compute = StateDType(in.x.dtype());
+  e.A = Constants(in.A);
+  e.bias = Constants(in.dt_bias);
+  if (e.bias.empty()) e.bias.assign(static_cast<size_t>(e.heads), 0.0);
+  e.D = Constants(in.D);
+  if (in.D.present() && in.D.rank() == 1) {
+    std::vector<double> whole;
+    for (const double value : e.D) {
+      whole.insert(whole.end(), static_cast<size_t>(e.channels), value);
+    }
+    e.D = whole;
+  }
+  plan.in.q = in.C;
+  plan.in.k = in.B;
+  plan.in.v = in.x;
+  plan.in.initial.S = in.initial;
+  return plan;
+}
+
+// Lays out the staging memory from `base` on, which may be null, and returns its size.
+int64_t LayOut(Plan& plan, void* base, bool backward) {
+  Elements& e = plan.e;
+  const ConstTensorView& x = e.in.x;
+  const int64_t B = x.size(0), T = x.size(1), H = e.heads, P = e.channels;
+  Carver carver(base);
+  const auto next = [&](int64_t elements) -> void* {
+    if (e.compute == DType::kF64) {
+      double* at;
+      carver.Next(at, elements);
+      return at;
+    }
+    float* at;
+    carver.Next(at, elements);
+    return at;
+  };
+  const Shape by_token = {B, T, H}, heads_first = {H * T, 1, T};
+  const auto of_tokens = [&] {
+    return Staged(next(B * T * H), e.compute, by_token, heads_first);
+  };
+  const auto of_rows = [&] {
+    return Staged(next(B * T * H * P), e.compute, {B, T, H, P}, {T * H * P, H * P, P, 1});
+  };
+  e.delta = of_tokens();
+  e.log_decay = of_tokens();
+  if (e.in.D.present()) e.skip = Staged(next(H * P), e.compute, {H, P}, {P, 1});
+  if (backward) {
+    e.d_log_decay = of_tokens();
+    e.dv = of_rows();
+    if (e.in.z.present()) e.y = of_rows();
+  }
+  plan.in.log_decay = e.log_decay;
+  plan.around.value_factors = e.delta;
+  plan.around.skip = e.skip;
+  return carver.bytes();
+}
+
+void Stage(Context& ctx, Plan& plan, bool backward) {
+  ctx.ReserveStaging(static_cast<size_t>(LayOut(plan, nullptr, backward)));
+  LayOut(plan, ctx.Staging(), backward);
+}
+
+// Time steps, and under checks a look at them.
+void PrepareTimeSteps(const char* op, Context& ctx, const Elements& e) {
+  ComputeTimeSteps(ctx, e);
+  if (!ctx.checks()) return;
+  for (const recurrent::TokenRange& range : e.ranges) {
+    for (int64_t t = range.begin; t < range.end; ++t) {
+      for (int64_t h = 0; h < e.heads; ++h) {
+        const TensorView& g = e.log_decay;
+        const double value = LoadAsDouble(
+            g.dtype(), g.data(),
+            range.batch * g.stride(0) + t * g.stride(1) + h * g.stride(2));
+        if (!(value <= 0)) {
+          Fail(op, "dt", "gives a log decay delta A of " + parts::Text(value),
+               "<= 0 everywhere");
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
+  constexpr char kOp[] = "ssd::Forward";
+  Plan plan = PlanOf(kOp, in, options, true);
+  auto others = Reads(in, options);
+  CheckApart(kOp, "o", out.o, others);
+  CheckApart(kOp, "final_state", out.final, others);
+  plan.e.ranges = recurrent::Ranges(kOp, in.x, options);
+  Stage(ctx, plan, false);
+  plan.around.output_gate = in.z;
+  plan.around.prepare = [&] { PrepareTimeSteps(kOp, ctx, plan.e); };
+  recurrent::Forward(kOp, ctx, With(plan.around), plan.in, options, {out.o, {out.final, {}}});
+}
+
+void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
+              const Gradients& out) {
+  constexpr char kOp[] = "ssd::Backward";
+  Plan plan = PlanOf(kOp, in, options, true);
+  Elements& e = plan.e;
+  recurrent::CheckInput(kOp, "d_o", in.d_o, {in.x.sizes().begin(), in.x.sizes().end()},
+                        in.x.dtype(), true);
+  parts::CheckContiguousRows(kOp, "d_o", in.d_o);
+  auto others = Reads(in, options);
+  others.push_back({"d_o", in.d_o});
+  others.push_back({"d_state", in.d_final});
+  // Of those outputs that the recurrence does not know: shapes and dtypes too.
+  const auto like = [&](const char* name, const TensorView& t, const ConstTensorView& of) {
+    if (!t.present()) return;
+    if (!of.present()) Fail(kOp, name, "is asked for", "none: there is no such input");
+    recurrent::CheckInput(kOp, name, t, {of.sizes().begin(), of.sizes().end()}, of.dtype(),
+                          true);
+    if (t.rank() == 4) parts::CheckContiguousRows(kOp, name, t);
+    CheckApart(kOp, name, t, others);
+  };
+  like("dx", out.dx, in.x);
+  like("ddt", out.ddt, in.dt);
+  like("dA", out.dA, in.A);
+  like("dD", out.dD, in.D);
+  like("dz", out.dz, in.z);
+  like("ddt_bias", out.ddt_bias, in.dt_bias);
+  CheckApart(kOp, "dB", out.dB, others);
+  CheckApart(kOp, "dC", out.dC, others);
+  CheckApart(kOp, "dinitial_state", out.dinitial, others);
+
+  e.ranges = recurrent::Ranges(kOp, in.x, options);
+  e.d_o = in.d_o;
+  e.out = out;
+  Stage(ctx, plan, true);
+  recurrent::BackwardInputs whole = {plan.in, in.d_o, {in.d_final, {}}};
+  recurrent::Surroundings backward = plan.around;
+  backward.skip = {};
+  backward.wide_dv = true;
+  if (in.z.present()) {
+    recurrent::Surroundings forward = plan.around;
+    forward.wide_o = true;
+    forward.prepare = [&] { PrepareTimeSteps(kOp, ctx, e); };
+    recurrent::Forward(kOp, ctx, With(forward), plan.in, options, {e.y, {}});
+    whole.d_o = e.y;
+    backward.wide_o = true;
+    backward.prepare = [&] { ComputeGateGradients(ctx, e); };
+  } else {
+    backward.prepare = [&] { PrepareTimeSteps(kOp, ctx, e); };
+  }
+  recurrent::Gradients gradients;
+  gradients.dq = out.dC;
+  gradients.dk = out.dB;
+  gradients.dv = e.dv;
+  gradients.dlog_decay = e.d_log_decay;
+  gradients.dinitial.S = out.dinitial;
+  recurrent::Backward(kOp, ctx, With(backward), whole, options, gradients);
+  FinishGradients(ctx, e);
+  for (const TensorView* t : {&out.dx, &out.ddt, &out.dz}) {
+    recurrent::ClearOthers(e.ranges, *t);
+  }
+}
+
+void Step(Context& ctx, const Inputs& in, const Options& options, const TensorView& state,
+          const TensorView& o) {
+  constexpr char kOp[] = "ssd::Step";
+  if (in.initial.present()) {
+    Fail(kOp, "initial_state", "is given", "none: the state is updated in place");
+  }
+  Inputs whole = in;  // of one token
+  whole.x = recurrent::OneToken(kOp, "x", in.x);
+  whole.dt = recurrent::OneToken(kOp, "dt", in.dt);
+  whole.B = recurrent::OneToken(kOp, "B", in.B);
+  whole.C = recurrent::OneToken(kOp, "C", in.C);
+  whole.z = recurrent::OneToken(kOp, "z", in.z);
+  Options of_token = options;
+  of_token.lengths = of_token.starts = of_token.cu_seqlens = {};
+  Plan plan = PlanOf(kOp, whole, of_token, true);
+  auto others = Reads(in, of_token);
+  CheckApart(kOp, "state", state, others);
+  CheckApart(kOp, "o", o, others);
+  plan.e.ranges = recurrent::Ranges(kOp, whole.x, of_token);
+  Stage(ctx, plan, false);
+  plan.around.output_gate = whole.z;
+  plan.around.prepare = [&] { PrepareTimeSteps(kOp, ctx, plan.e); };
+  const auto without_tokens = [](const ConstTensorView& t) {
+    return ConstTensorView(t.data(), t.dtype(), {t.size(0), t.size(2)},
+                           {t.stride(0), t.stride(2)});
+  };
+  recurrent::Step(kOp, ctx, With(plan.around),
+                  {in.C, in.B, in.x, without_tokens(plan.in.log_decay)}, of_token,
+                  {state, {}}, o);
+}
+
+int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
+  constexpr char kOp[] = "ssd::Workspace";
+  Plan plan = PlanOf(kOp, in, options, false);
+  const int64_t staging = LayOut(plan, nullptr, false);
+  plan.around.output_gate = in.z;
+  return staging +
+         recurrent::Workspace(kOp, ctx, With(plan.around), plan.in, options);
+}
+
+int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
+  constexpr char kOp[] = "ssd::BackwardWorkspace";
+  Plan plan = PlanOf(kOp, in, options, false);
+  const int64_t staging = LayOut(plan, nullptr, true);
+  return staging +
+         recurrent::BackwardWorkspace(kOp, ctx, With(plan.around), plan.in, options);
+}
+
+Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
+  constexpr char kOp[] = "ssd::Explain";
+  Plan plan = PlanOf(kOp, in, options, false);
+  const int64_t staging = LayOut(plan, nullptr, false);
+  plan.around.output_gate = in.z;
+  Explanation e = recurrent::Explain(kOp, ctx, With(plan.around), plan.in, options);
+  e.workspace_bytes += staging;
+  return e;
+}
+
+}  // namespace heed::ssd
