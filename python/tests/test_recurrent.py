@@ -1,43 +1,12 @@
 # Recurrent mechanisms from NumPy: agreement with their definition, states, options, gradients, errors.
 import numpy as np
 import pytest
+from mechanisms import DESCRIPTIONS, INPUTS, NAMES, arguments, at_tokens, backward, call, features, state_shape
 
 import heed
-from heed import _core
 
-NAMES = sorted(_core._recurrent)
-INPUTS = {name: _core._recurrent[name]["inputs"] for name in NAMES}
 GATED = [name for name in NAMES if "log_decay" in INPUTS[name] and "k" in INPUTS[name]]
 rng = np.random.default_rng(5)
-
-
-def features(name):
-    """Rows of the state of 12 key channels."""
-    return _core._recurrent[name]["features"](12)
-
-
-def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64):
-    """Inputs of a mechanism by name, in order."""
-    shapes = {"q": (B, T, H, K), "k": (B, T, H, K), "v": (B, T, HV, V), "i": (B, T, HV, V)}
-    values = {}
-    for argument in INPUTS[name]:
-        if argument == "log_decay":
-            shape = {"gla": (B, T, HV, K), "hgrn2": (B, T, HV, K)}.get(name, (B, T, HV))
-            shape = (HV,) if name in ("retention", "lightning") else shape
-            values[argument] = (-0.2 * rng.exponential(size=shape)).astype(dtype)
-        else:
-            values[argument] = rng.standard_normal(shapes[argument]).astype(dtype)
-    return values
-
-
-def call(function, values, *more, **options):
-    """Positional but for a decay that may be left out; states without a normaliser."""
-    values = dict(values)
-    if "normalize" in _core._recurrent[function.__name__.removesuffix("_step")]["settings"]:
-        options.setdefault("normalize", False)
-    if function.__name__.startswith("retention"):
-        options["log_decay"] = values.pop("log_decay")
-    return function(*values.values(), *more, **options)
 
 
 def naive(values, scale, S=None):
@@ -59,7 +28,7 @@ def naive(values, scale, S=None):
 @pytest.mark.parametrize("name", GATED)
 def test_outputs_and_states_are_those_of_the_definition(name):
     values = arguments(name)
-    initial = rng.standard_normal((2, 4, 12, 10))
+    initial = rng.standard_normal(state_shape(name))
     o, state = call(getattr(heed, name), values, initial_state=initial, return_state=True)
     expected, last = naive(values, 12**-0.5, initial)
     np.testing.assert_allclose(o, expected, rtol=0, atol=1e-12)
@@ -78,11 +47,9 @@ def test_dtypes(name):
 def test_steps_continue_a_sequence(name):
     values = arguments(name, dtype=np.float32)
     whole, last = call(getattr(heed, name), values, return_state=True)
-    first = {key: x[:, :60] if x.ndim > 1 else x for key, x in values.items()}
-    o, state = call(getattr(heed, name), first, return_state=True)
+    _, state = call(getattr(heed, name), at_tokens(values, slice(60)), return_state=True)
     for t in range(60, 70):
-        token = {key: x[:, t] if x.ndim > 1 else x for key, x in values.items()}
-        o = call(getattr(heed, name + "_step"), token, state)
+        o = call(getattr(heed, name + "_step"), at_tokens(values, t), state)
         np.testing.assert_allclose(o, whole[:, t], rtol=0, atol=2e-5)
     np.testing.assert_allclose(state, last, rtol=0, atol=2e-5)
 
@@ -90,22 +57,19 @@ def test_steps_continue_a_sequence(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_differences(name):
     values = arguments(name, T=20)
-    shape = (2, 4, features(name), 10)
+    shape = state_shape(name)
     options = {"initial_state": rng.standard_normal(shape), "reverse": True}
     do, dstate = rng.standard_normal((2, 20, 4, 10)), rng.standard_normal(shape)
-    function, backward = getattr(heed, name), getattr(heed, name + "_backward")
+    function = getattr(heed, name)
 
     def loss():
         o, state = call(function, values, return_state=True, **options)
         return (o * do).sum() + (state * dstate).sum()
 
     keywords = dict(options, dstate=dstate)
-    positional = dict(values)
-    if name == "retention":
-        keywords["log_decay"] = positional.pop("log_decay")
-    if "normalize" in _core._recurrent[name]["settings"]:
+    if "normalize" in DESCRIPTIONS[name]["settings"]:
         keywords["normalize"] = False
-    gradients = backward(do, *positional.values(), **keywords)
+    gradients = backward(name, do, values, **keywords)
     assert gradients._fields == (*(f"d{key}" for key in values), "dinitial_state")
     for gradient, x in zip(gradients, [*values.values(), options["initial_state"]], strict=True):
         assert gradient.shape == x.shape and gradient.dtype == x.dtype
@@ -123,9 +87,8 @@ def test_gradients_are_differences(name):
 def test_packed_sequences_and_lengths(name):
     values = arguments(name, B=1, T=50)
     packed, states = call(getattr(heed, name), values, cu_seqlens=[0, 20, 20, 45], return_state=True)
-    assert states.shape == (3, 4, features(name), 10) and not packed[:, 45:].any() and not states[1].any()
-    part = {key: x[:, 20:45] if x.ndim > 1 else x for key, x in values.items()}
-    o, state = call(getattr(heed, name), part, return_state=True)
+    assert states.shape == state_shape(name, 3) and not packed[:, 45:].any() and not states[1].any()
+    o, state = call(getattr(heed, name), at_tokens(values, slice(20, 45)), return_state=True)
     assert np.array_equal(packed[:, 20:45], o) and np.array_equal(states[2:], state)
     padded = call(getattr(heed, name), values, starts=[20], lengths=[45])
     assert np.array_equal(padded[:, 20:45], o) and not padded[:, :20].any()
@@ -160,14 +123,14 @@ def test_errors_name_the_argument(name):
     with pytest.raises(heed.InvalidArgument, match=f"{name}: initial_state has shape"):
         call(function, values, initial_state=np.zeros((2, 4, 12, 11)))
     with pytest.raises(heed.InvalidArgument, match=f"{name}: initial_state has dtype f32, expected f64"):
-        call(function, values, initial_state=np.zeros((2, 4, 12, 10), np.float32))
-    with pytest.raises(heed.InvalidArgument, match=f"{name}: q has shape .*expected"):
-        call(function, dict(values, q=values["q"][0]))
+        call(function, values, initial_state=np.zeros(state_shape(name), np.float32))
+    query = DESCRIPTIONS[name]["query"]
+    with pytest.raises(heed.InvalidArgument, match=f"{name}: {query} has shape .*expected"):
+        call(function, values | {query: values[query][0]})
     with pytest.raises(TypeError, match=f"{name}.*nonsense"):
         call(function, values, nonsense=1)
     with pytest.raises(heed.InvalidArgument, match=f"{name}_step: state"):
-        token = {key: x[:, 0] if x.ndim > 1 else x for key, x in values.items()}
-        call(getattr(heed, name + "_step"), token, np.zeros((2, 4, 12, 11)))
+        call(getattr(heed, name + "_step"), at_tokens(values, 0), np.zeros((2, 4, 12, 11)))
 
 
 @pytest.mark.parametrize("name", GATED)
@@ -226,3 +189,52 @@ def test_a_normalised_state_is_a_named_tuple_that_continues_and_has_gradients():
         heed.linear_attention(q, k, v, feature_map="elu")
     with pytest.raises(heed.InvalidArgument, match="linear_attention: eps is -1, expected"):
         heed.linear_attention(q, k, v, eps=-1.0)
+
+
+def softplus(x):
+    return np.log1p(np.exp(x))
+
+
+def test_ssd_is_what_mamba_computes():
+    values = arguments("ssd")
+    x, dt, A, B, C, D, z, bias = values.values()
+    dt = dt - 2
+    delta = np.clip(softplus(dt + bias), 0.1, 0.2)
+    B, C = (np.repeat(t, 2, axis=2) for t in (B, C))
+    S, o = rng.standard_normal((2, 4, 10, 12)), np.empty_like(x)
+    initial = S.copy()
+    for t in range(70):
+        S = np.exp(delta[:, t] * A)[..., None, None] * S + np.einsum("bh,bhp,bhn->bhpn", delta[:, t], x[:, t], B[:, t])
+        y = np.einsum("bhpn,bhn->bhp", S, C[:, t]) + D * x[:, t]
+        o[:, t] = y * z[:, t] / (1 + np.exp(-z[:, t]))
+    options = {"dt_bias": bias, "dt_softplus": True, "dt_limit": (0.1, 0.2), "initial_state": initial, "return_state": True}
+    ours, state = heed.ssd(x, dt, A, values["B"], values["C"], D=D, z=z, **options)
+    np.testing.assert_allclose(ours, o, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(state, S, rtol=0, atol=1e-12)
+    by_head = heed.ssd(x, dt, A, values["B"], values["C"], D=D[:, 0])
+    assert np.array_equal(by_head, heed.ssd(x, dt, A, values["B"], values["C"], D=np.repeat(D[:, :1], 10, 1)))
+    with pytest.raises(heed.InvalidArgument, match=r"ssd: dt_limit begins with 0.2|ssd: dt_limit ends with 0.1"):
+        heed.ssd(x, dt, A, values["B"], values["C"], dt_limit=(0.2, 0.1))
+    with pytest.raises(heed.InvalidArgument, match=r"ssd: A has shape \[3\], expected \[4\]"):
+        heed.ssd(x, dt, A[:3], values["B"], values["C"])
+    heed.set_checks(True)
+    with pytest.raises(heed.InvalidArgument, match="ssd: dt gives a log decay delta A of"):
+        heed.ssd(x, abs(dt), -A, values["B"], values["C"])
+
+
+def test_ssd_gradients_through_softplus_and_limits_are_differences():
+    values = arguments("ssd", T=30)
+    values["dt"] = 3 * rng.standard_normal(values["dt"].shape)
+    do = rng.standard_normal((2, 30, 4, 10))
+    options = {"dt_softplus": True, "dt_limit": (0.05, 2.0)}
+    gradients = backward("ssd", do, values, **options)
+    assert (gradients.ddt == 0).any() and (gradients.ddt != 0).any()
+    for gradient, (key, x) in zip(gradients, values.items(), strict=False):
+        for _ in range(5):
+            at = tuple(rng.integers(size) for size in x.shape)
+            kept, sides = x[at], []
+            for h in (1e-6, -1e-6):
+                x[at] = kept + h
+                sides.append((call(heed.ssd, values, **options) * do).sum())
+            x[at] = kept
+            np.testing.assert_allclose(gradient[at], (sides[0] - sides[1]) / 2e-6, rtol=1e-5, atol=1e-6, err_msg=key)

@@ -4,42 +4,32 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import mechanisms  # noqa: E402
+from mechanisms import DESCRIPTIONS, NAMES, OPTIONAL, features, state_shape  # noqa: E402
+
 import heed  # noqa: E402
 import heed.torch  # noqa: E402
-from heed import _core  # noqa: E402
 
-NAMES = sorted(_core._recurrent)
-
-
-def arguments(name, dtype=torch.float64, B=2, T=9, H=1, HV=2, K=3, V=4, seed=1):
-    """Inputs by name, in order; a mechanism that a normaliser of signed features would spoil is tested without."""
-    generator = torch.Generator().manual_seed(seed)
-    shapes = {"q": (B, T, H, K), "k": (B, T, H, K), "v": (B, T, HV, V), "i": (B, T, HV, V)}
-    values = {}
-    for argument in _core._recurrent[name]["inputs"]:
-        if argument == "log_decay":
-            by_key = (B, T, HV, K) if name in ("gla", "hgrn2") else (B, T, HV)
-            shape = (HV,) if name in ("retention", "lightning") else by_key
-            values[argument] = -torch.empty(shape, dtype=dtype).exponential_(2, generator=generator)
-        else:
-            values[argument] = torch.randn(shapes[argument], dtype=dtype, generator=generator)
-    return values
+SMALL = {"B": 2, "T": 9, "H": 1, "HV": 2, "K": 3, "V": 4}
 
 
-def run(name, values, **options):
-    values = dict(values)
-    if _core._recurrent[name]["decay_optional"]:
-        options["log_decay"] = values.pop("log_decay")
-    return getattr(heed.torch, name)(*values.values(), **options)
+def arguments(name, dtype=torch.float64, **sizes):
+    """Inputs by name, in order."""
+    return {key: torch.from_numpy(x).to(dtype) for key, x in mechanisms.arguments(name, **(SMALL | sizes)).items()}
 
 
-def initial(name, values, sequences=2):
-    features = _core._recurrent[name]["features"](values["q"].shape[3])
-    heads, width = list(values.values())[-1 if "v" not in values else list(values).index("v")].shape[2:]
-    state = torch.randn(sequences, heads, features, width, dtype=torch.float64)
-    if not _core._recurrent[name]["settings"].get("normalize"):
+def run(name, values, *more, step=False, **options):
+    """A mechanism that a normaliser of signed features would spoil is tested as it is: features of both are positive."""
+    options |= {key: x for key, x in values.items() if key in OPTIONAL[name]}
+    positional = (x for key, x in values.items() if key not in OPTIONAL[name])
+    return getattr(heed.torch, name + "_step" * step)(*positional, *more, **options)
+
+
+def initial(name):
+    state = torch.randn(state_shape(name, 2, 2, 3, 4), dtype=torch.float64)
+    if not DESCRIPTIONS[name]["settings"].get("normalize"):
         return state
-    return state, torch.rand(sequences, heads, features, dtype=torch.float64) + 3
+    return state, torch.rand(2, 2, features(name, 3), dtype=torch.float64) + 3
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -49,8 +39,7 @@ def test_bits_are_those_of_numpy(name, dtype):
     keywords = {"return_state": True, "lengths": [80, 33]}
     o, state = run(name, values, **keywords)
     arrays = {key: x.numpy() for key, x in values.items()}
-    if _core._recurrent[name]["decay_optional"]:
-        keywords["log_decay"] = arrays.pop("log_decay")
+    keywords |= {key: arrays.pop(key) for key in OPTIONAL[name]}
     expected, last = getattr(heed, name)(*arrays.values(), **keywords)
     assert o.dtype == dtype and np.array_equal(o.numpy(), expected)
     for x, y in zip(state if isinstance(state, tuple) else (state,), last if isinstance(last, tuple) else (last,)):
@@ -61,7 +50,7 @@ def test_bits_are_those_of_numpy(name, dtype):
 @pytest.mark.parametrize("options", [{}, {"reverse": True, "scale": 0.6}, {"lengths": [9, 5], "starts": [2, 0]}])
 def test_gradcheck_with_states(name, options):
     values = arguments(name)
-    states = initial(name, values)
+    states = initial(name)
     states = states if isinstance(states, tuple) else (states,)
     leaves = [x.requires_grad_() for x in (*values.values(), *states)]
 
@@ -77,7 +66,7 @@ def test_gradcheck_with_states(name, options):
 @pytest.mark.parametrize("name", NAMES)
 def test_only_what_needs_a_gradient_gets_one_and_there_is_no_second(name):
     values = arguments(name)
-    q = values["q"].requires_grad_()
+    q = values[DESCRIPTIONS[name]["query"]].requires_grad_()
     o = run(name, values)
     (dq,) = torch.autograd.grad(o.sum(), q, create_graph=True)
     with pytest.raises(heed.Unsupported, match=f"{name}: a second derivative"):
@@ -116,20 +105,17 @@ def test_autocast_and_errors(name):
         run(name, values, lengths=[10, 1])
     with pytest.raises(TypeError, match="nonsense"):
         run(name, values, nonsense=1)
-    with pytest.raises(heed.InvalidArgument, match=f"{name}: q has shape"):
-        run(name, dict(values, q=values["q"][0]))
+    query = DESCRIPTIONS[name]["query"]
+    with pytest.raises(heed.InvalidArgument, match=f"{name}: {query} has shape"):
+        run(name, values | {query: values[query][0]})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_update_tensors_in_place(name):
     values = arguments(name, torch.float32)
     whole, last = run(name, values, return_state=True)
-    first = {key: x[:, :8] if x.dim() > 1 else x for key, x in values.items()}
-    _, state = run(name, first, return_state=True)
-    token = {key: x[:, 8].contiguous() if x.dim() > 1 else x for key, x in values.items()}
-    options = {}
-    if _core._recurrent[name]["decay_optional"]:
-        options["log_decay"] = token.pop("log_decay")
-    o = getattr(heed.torch, f"{name}_step")(*token.values(), state, **options)
+    _, state = run(name, mechanisms.at_tokens(values, slice(8)), return_state=True)
+    token = {key: x.contiguous() for key, x in mechanisms.at_tokens(values, 8).items()}
+    o = run(name, token, state, step=True)
     torch.testing.assert_close(o, whole[:, 8], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(state, last, atol=1e-5, rtol=1e-5)

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -18,7 +19,8 @@
 namespace heed::recurrent {
 
 // Keywords of one mechanism alone, by name.
-using Setting = std::variant<bool, double, std::string>;
+using Range = std::pair<double, double>;
+using Setting = std::variant<bool, double, std::string, Range>;
 using Settings = std::map<std::string, Setting, std::less<>>;
 
 // Its default has the type of its values; a string is one of `choices`.
@@ -28,24 +30,54 @@ struct SettingSpec {
   std::vector<std::string> choices;
 };
 
+// Tensors that few mechanisms have, by name.
+template <class View>
+using Others = std::map<std::string, View, std::less<>>;
+struct Arguments : BackwardInputs {
+  Others<ConstTensorView> others;
+};
+struct StepArguments : StepInputs {
+  Others<ConstTensorView> others;
+};
+struct Results : Gradients {
+  Others<TensorView> others;
+};
+
 // The functions of a mechanism with its settings bound, and the states of such a call.
 struct Functions {
-  std::function<void(Context&, const Inputs&, const Options&, const Outputs&)> forward;
-  std::function<void(Context&, const BackwardInputs&, const Options&, const Gradients&)>
-      backward;
-  std::function<void(Context&, const StepInputs&, const Options&, const State&,
+  std::function<void(Context&, const Arguments&, const Options&, const Outputs&)> forward;
+  std::function<void(Context&, const Arguments&, const Options&, const Results&)> backward;
+  std::function<void(Context&, const StepArguments&, const Options&, const State&,
                      const TensorView&)>
       step;
-  std::function<Explanation(const Context&, const Inputs&, const Options&)> explain;
+  std::function<Explanation(const Context&, const Arguments&, const Options&)> explain;
   int64_t (*features)(int64_t key_size) = nullptr;  // rows of the state; null: as many
-  bool normalizer = false;  // the state is a named tuple (S, z)
+  bool normalizer = false;   // the state is a named tuple (S, z)
+  bool value_first = false;  // the state is [B, HV, V, K]
+};
+
+// An input tensor and its part in the recurrence: "q", "k", "v" and "log_decay" have theirs
+// by name.
+struct Input {
+  enum Role { kQuery, kKey, kValue, kDecay, kOther, kConstants };  // kConstants: of heads
+
+  Input(const char* input) : Input(input, RoleOf(input)) {}  // NOLINT: reads as its name
+  Input(const char* input, Role input_role, bool is_optional = false)
+      : name(input), role(input_role), optional(is_optional) {}
+
+  std::string name;
+  Role role;
+  bool optional = false;  // and a keyword
+
+ private:
+  static Role RoleOf(const std::string& name) {
+    return name == "q" ? kQuery : name == "k" ? kKey : name == "v" ? kValue : kDecay;
+  }
 };
 
 struct Binding {
   const char* name;
-  std::vector<std::string> inputs;  // in order, of q, k, v (or what it is called), log_decay
-  const char* value_name = "v";
-  bool decay_optional = false;
+  std::vector<Input> inputs;  // in order, the optional ones last
   std::vector<SettingSpec> settings = {};
   Functions (*bind)(const Settings& settings);
   const char *forward_doc, *backward_doc, *step_doc;

@@ -18,7 +18,7 @@ import heed
 from heed import InvalidArgument, Unsupported, _core
 from heed.torch._functions import _without_gradient
 
-_TYPES = {bool: "bool", float: "float", str: "str"}
+_TYPES = {bool: "bool", float: "float", str: "str", tuple: "float[]?"}
 _OPTIONS = (
     "float? scale=None, Tensor? initial_state=None, Tensor? initial_z=None, Tensor? lengths=None, Tensor? starts=None, "
     "Tensor? cu_seqlens=None, bool reverse=False, int? threads=None"
@@ -26,6 +26,8 @@ _OPTIONS = (
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "None"  # the operator's default for a range, which stands for the mechanism's
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
@@ -36,14 +38,14 @@ class _Mechanism:
         self.name = name
         self.inputs = tuple(description["inputs"])
         self.settings = description["settings"]
-        self.decay_optional = description["decay_optional"]
+        self.optional = tuple(description["optional"])
+        self.rows = tuple(description["rows"])
+        self.query, self.value = description["query"], description["value"]
+        self.value_first = description["value_first"]
         self.features = description["features"]
         self.forward_kernel = getattr(_core, f"_torch_{name}")
         self.backward_kernel = getattr(_core, f"_torch_{name}_backward")
-        self.value = next(x for x in self.inputs if x in ("v", "i"))
-        tensors = [
-            f"Tensor? {x}=None" if x == "log_decay" and self.decay_optional else f"Tensor {x}" for x in self.inputs
-        ]
+        tensors = [f"Tensor? {x}=None" if x in self.optional else f"Tensor {x}" for x in self.inputs]
         settings = [f"{_TYPES[type(x)]} {key}={_text(x)}" for key, x in self.settings.items()]
         rest = ", ".join([*tensors, *settings, _OPTIONS])
         self.operator = torch.library.custom_op(
@@ -60,7 +62,8 @@ class _Mechanism:
         self.operator.register_autograd(self.differentiate, setup_context=self.keep)
         self.backward_operator.register_autograd(self.refuse_second, setup_context=lambda ctx, inputs, output: None)
         self.first_option = len(self.inputs) + len(self.settings)
-        self.defaults = (*(None for _ in self.inputs), *self.settings.values(), *(None,) * 6, False, None)
+        settings = (None if isinstance(x, tuple) else x for x in self.settings.values())
+        self.defaults = (*(None for _ in self.inputs), *settings, *(None,) * 6, False, None)
 
     def complete(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """PyTorch leaves trailing defaults away."""
@@ -70,8 +73,8 @@ class _Mechanism:
         """New tensors for o and the final states; states that do not exist are empty."""
         arguments = self.complete(arguments)
         given = dict(zip(self.inputs, arguments))
-        q, v = given["q"], given[self.value]
-        for name, x in (("q", q), (self.value, v)):
+        q, v = given[self.query], given[self.value]
+        for name, x in ((self.query, q), (self.value, v)):
             if x.dim() != 4:
                 raise InvalidArgument(f"{self.name}: {name} has shape {list(x.shape)}, expected [B, T, H, D]")
         settings = dict(zip(self.settings, arguments[len(self.inputs):]))
@@ -80,8 +83,9 @@ class _Mechanism:
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         o = torch.empty_like(v, memory_format=torch.contiguous_format)
         sizes = (sequences, v.shape[2], self.features(int(q.shape[3])))
+        whole = (*sizes[:2], v.shape[3], sizes[2]) if self.value_first else (*sizes, v.shape[3])
         has_state = settings.get("causal", True)
-        state = q.new_empty((*sizes, v.shape[3]) if has_state else (0,), dtype=dtype)
+        state = q.new_empty(whole if has_state else (0,), dtype=dtype)
         z = q.new_empty(sizes if has_state and settings.get("normalize", False) else (0,), dtype=dtype)
         return o, state, z
 
@@ -136,14 +140,14 @@ class _Mechanism:
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """The function of heed.torch: heed's own signature."""
-        positional = len(self.inputs) - self.decay_optional
+        positional = len(self.inputs) - len(self.optional)
         if len(inputs) > positional:
             raise TypeError(f"{self.name}() takes {positional} positional arguments but {len(inputs)} were given")
         values = dict(zip(self.inputs, inputs))
         for name in self.inputs[len(inputs):]:
             if name in options:
                 values[name] = options.pop(name)
-            elif not (name == "log_decay" and self.decay_optional):
+            elif name not in self.optional:
                 raise TypeError(f"{self.name}() is missing the argument {name!r}")
         return_state = options.pop("return_state", False)
         initial = options.pop("initial_state", None)
@@ -154,9 +158,10 @@ class _Mechanism:
             raise TypeError(f"{self.name}() got an unexpected keyword argument {next(iter(options))!r}")
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
-            for name in ("q", "k", self.value):
-                if name in values and values[name].is_floating_point() and values[name].dtype != torch.float64:
-                    values[name] = values[name].to(dtype)
+            for name in self.rows:
+                x = values.get(name)
+                if x is not None and x.is_floating_point() and x.dtype != torch.float64:
+                    values[name] = x.to(dtype)
         o, state, z = self.operator(
             *(values.get(name) for name in self.inputs), *settings.values(), known["scale"], state, z,
             *(_integers(known[name]) for name in ("lengths", "starts", "cu_seqlens")), known["reverse"], known["threads"],

@@ -8,8 +8,7 @@ namespace heed::hgrn2 {
 
 void Bind(nanobind::module_& m) {
   recurrent::Bind(m, {.name = "hgrn2",
-                      .inputs = {"q", "log_decay", "i"},
-                      .value_name = "i",
+                      .inputs = {"q", "log_decay", {"i", recurrent::Input::kValue}},
                       .bind = [](const recurrent::Settings&) -> recurrent::Functions {
                         return {&Forward, &Backward, &Step, &Explain};
                       },

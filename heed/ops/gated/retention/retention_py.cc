@@ -8,8 +8,7 @@ namespace heed::retention {
 
 void Bind(nanobind::module_& m) {
   recurrent::Bind(m, {.name = "retention",
-                      .inputs = {"q", "k", "v", "log_decay"},
-                      .decay_optional = true,
+                      .inputs = {"q", "k", "v", {"log_decay", recurrent::Input::kDecay, true}},
                       .bind = [](const recurrent::Settings&) -> recurrent::Functions {
                         return {&Forward, &Backward, &Step, &Explain};
                       },

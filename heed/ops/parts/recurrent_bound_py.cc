@@ -1,0 +1,375 @@
+// Keywords, signatures and texts of the Python functions of recurrent mechanisms.
+#include "heed/ops/parts/recurrent_bound_py.h"
+
+#include <nanobind/stl/pair.h>  // IWYU pragma: keep
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "heed/core/error.h"
+#include "python/arguments.h"
+#include "python/numpy_array.h"
+#include "python/runtime.h"
+#include "python/tensor_caster.h"
+
+namespace heed::recurrent {
+namespace {
+
+namespace nb = nanobind;
+using namespace python;  // NOLINT: the binding's own vocabulary
+
+template <ConstTensorView Inputs::*kField>
+void ReadInput(Call& call, const Argument& a) {
+  call.in.*kField = call.arrays.Read(a, Kind::kFloat);
+}
+
+void ReadDecay(Call& call, const Argument& a) {  // one number per row has no rows
+  call.in.log_decay = call.arrays.ReadList(a, Kind::kFloat);
+}
+
+void ReadOther(Call& call, const Argument& a) {
+  call.in.others[a.name] = call.arrays.Read(a, Kind::kFloat);
+}
+
+void ReadConstants(Call& call, const Argument& a) {
+  call.in.others[a.name] = call.arrays.ReadList(a, Kind::kFloat);
+}
+
+void ReadGradientOfO(Call& call, const Argument& a) {
+  call.in.d_o = call.arrays.Read(a, Kind::kFloat);
+}
+
+template <ConstTensorView Options::*kField>
+void ReadInts(Call& call, const Argument& a) {
+  call.options.*kField = call.arrays.ReadList(a, Kind::kInt);
+}
+
+void ReadOut(Call& call, const Argument& a) {
+  if (call.describe) return;
+  call.out = a.value;
+  call.out_view = call.arrays.Write(a, Kind::kFloat);
+}
+
+// A pair of numbers, of which infinity is one.
+Range ToRange(const Argument& a) {
+  const bool pair = (PyTuple_Check(a.value.ptr()) || PyList_Check(a.value.ptr())) &&
+                    PyObject_Size(a.value.ptr()) == 2;
+  if (!pair) Fail(a, "a pair of numbers");
+  const auto number = [&](int i) {
+    const nb::object item = a.value[i];
+    const bool infinite =
+        PyFloat_Check(item.ptr()) && PyFloat_AS_DOUBLE(item.ptr()) == HUGE_VAL;
+    return infinite ? HUGE_VAL : ToFinite({a.operation, a.name, item});
+  };
+  return {number(0), number(1)};
+}
+
+void ReadSetting(Call& call, const Argument& a) {
+  const auto spec = std::ranges::find_if(*call.specs, [&](const SettingSpec& s) {
+    return std::string_view(s.name) == a.name;
+  });
+  Setting& value = call.settings[a.name];
+  if (std::holds_alternative<bool>(spec->value)) {
+    value = ToBool(a);
+  } else if (std::holds_alternative<double>(spec->value)) {
+    value = ToFinite(a);
+  } else if (std::holds_alternative<Range>(spec->value)) {
+    value = ToRange(a);
+  } else {
+    std::string expected;
+    for (const std::string& choice : spec->choices) {
+      expected += (expected.empty() ? "'" : ", '") + choice + "'";
+    }
+    const std::string text = ToString(a, expected.c_str());
+    if (std::ranges::find(spec->choices, text) == spec->choices.end()) {
+      Fail(a, "one of " + expected);
+    }
+    value = text;
+  }
+}
+
+// An array, or a pair (S, z) of them.
+template <class Read>
+auto ReadState(const Argument& a, const Read& read) {
+  using View = decltype(read(a));
+  struct {
+    View S, z;
+  } state;
+  if (!PyTuple_Check(a.value.ptr()) && !PyList_Check(a.value.ptr())) {
+    state.S = read(a);
+    return state;
+  }
+  if (PyObject_Size(a.value.ptr()) != 2) Fail(a, "an array, or a pair of arrays (S, z)");
+  const nb::object S = a.value[0], z = a.value[1];
+  state.S = read({a.operation, a.name, S});
+  state.z = read({a.operation, a.name, z});
+  return state;
+}
+
+ConstState ReadableState(Call& call, const Argument& a) {
+  if (call.describe && PyTuple_Check(a.value.ptr()) && PyObject_Size(a.value.ptr()) > 0 &&
+      PyLong_Check(nb::object(a.value[0]).ptr())) {
+    return {call.arrays.Read(a, Kind::kFloat), {}};  // explain is given a shape
+  }
+  const auto state =
+      ReadState(a, [&](const Argument& x) { return call.arrays.Read(x, Kind::kFloat); });
+  return {state.S, state.z};
+}
+
+constexpr Keyword<Call> kOptions[] = {
+    {"scale", true,
+     [](Call& c, const Argument& a) { c.options.scale = ToFinite(a); }},
+    {"initial_state", true,
+     [](Call& c, const Argument& a) { c.in.initial = ReadableState(c, a); }},
+    {"return_state", false,
+     [](Call& c, const Argument& a) { c.return_state = ToBool(a); }},
+    {"lengths", true, &ReadInts<&Options::lengths>},
+    {"starts", true, &ReadInts<&Options::starts>},
+    {"cu_seqlens", true, &ReadInts<&Options::cu_seqlens>},
+    {"reverse", false,
+     [](Call& c, const Argument& a) { c.options.reverse = ToBool(a); }},
+    {"out", true, &ReadOut},
+    {"threads", true,
+     [](Call& c, const Argument& a) {
+       c.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads));
+     }},
+};
+constexpr Keyword<Call> kGradientOfState = {
+    "dstate", true,
+    [](Call& c, const Argument& a) { c.in.d_final = ReadableState(c, a); }};
+constexpr Keyword<Call> kState = {
+    "state", false, [](Call& c, const Argument& a) {
+      const auto state = ReadState(
+          a, [&](const Argument& x) { return c.arrays.Write(x, Kind::kFloat); });
+      c.state = {state.S, state.z};
+    }};
+
+// PyTorch's operators take tensors alone, all by position, results among them.
+template <ConstTensorView ConstState::*kField>
+void ReadInitial(Call& call, const Argument& a) {
+  call.in.initial.*kField = call.arrays.Read(a, Kind::kFloat);
+}
+template <ConstTensorView ConstState::*kField>
+void ReadGradientOfFinal(Call& call, const Argument& a) {
+  call.in.d_final.*kField = call.arrays.Read(a, Kind::kFloat);
+}
+template <TensorView State::*kField>
+void WriteFinal(Call& call, const Argument& a) {
+  call.state.*kField = call.arrays.Write(a, Kind::kFloat);
+}
+template <TensorView Gradients::*kField>
+void WriteGradient(Call& call, const Argument& a) {
+  call.gradients.*kField = call.arrays.Write(a, Kind::kFloat);
+}
+void WriteOther(Call& call, const Argument& a) {
+  call.gradients.others[a.name] = call.arrays.Write(a, Kind::kFloat);
+}
+template <TensorView State::*kField>
+void WriteInitialGradient(Call& call, const Argument& a) {
+  call.gradients.dinitial.*kField = call.arrays.Write(a, Kind::kFloat);
+}
+constexpr Keyword<Call> kTorchInitial[] = {
+    {"initial_state", true, &ReadInitial<&ConstState::S>},
+    {"initial_state.z", true, &ReadInitial<&ConstState::z>}};
+constexpr Keyword<Call> kTorchFinal[] = {
+    {"out", false, &ReadOut},
+    {"final_state", true, &WriteFinal<&State::S>},
+    {"final_state.z", true, &WriteFinal<&State::z>}};
+constexpr Keyword<Call> kTorchIncoming[] = {
+    {"the gradient of o", false, &ReadGradientOfO},
+    {"the gradient of the state", true, &ReadGradientOfFinal<&ConstState::S>},
+    {"the gradient of the state's z", true, &ReadGradientOfFinal<&ConstState::z>}};
+constexpr Keyword<Call> kTorchInitialGradients[] = {
+    {"dinitial_state", true, &WriteInitialGradient<&State::S>},
+    {"dinitial_state.z", true, &WriteInitialGradient<&State::z>}};
+
+const Keyword<Call>& Option(std::string_view name) {
+  for (const Keyword<Call>& option : kOptions) {
+    if (name == option.name) return option;
+  }
+  throw InternalError("recurrent: no option " + std::string(name));
+}
+
+decltype(Keyword<Call>::read) ReaderOf(const Input& input) {
+  switch (input.role) {
+    case Input::kQuery: return &ReadInput<&Inputs::q>;
+    case Input::kKey: return &ReadInput<&Inputs::k>;
+    case Input::kValue: return &ReadInput<&Inputs::v>;
+    case Input::kDecay: return &ReadDecay;
+    case Input::kOther: return &ReadOther;
+    case Input::kConstants: return &ReadConstants;
+  }
+  return nullptr;
+}
+
+// PyTorch's operators have no default for a range: None stands for it.
+Keyword<Call> SettingKeyword(const SettingSpec& spec) {
+  return {spec.name, std::holds_alternative<Range>(spec.value), &ReadSetting};
+}
+
+decltype(Keyword<Call>::read) WriterOf(const Input& input) {
+  switch (input.role) {
+    case Input::kQuery: return &WriteGradient<&Gradients::dq>;
+    case Input::kKey: return &WriteGradient<&Gradients::dk>;
+    case Input::kValue: return &WriteGradient<&Gradients::dv>;
+    case Input::kDecay: return &WriteGradient<&Gradients::dlog_decay>;
+    default: return &WriteOther;
+  }
+}
+
+nb::object NamedTuple(const std::string& type, const std::string& fields) {
+  nb::object result =
+      nb::module_::import_("collections").attr("namedtuple")(type, fields);
+  result.attr("__module__") = "heed";
+  return result;
+}
+
+std::string Signature(const SettingSpec& spec) {
+  const std::string name = spec.name;
+  if (const bool* flag = std::get_if<bool>(&spec.value)) {
+    return name + ": bool = " + (*flag ? "True, " : "False, ");
+  }
+  if (const double* number = std::get_if<double>(&spec.value)) {
+    return name + ": float = " + nb::cast<std::string>(nb::repr(nb::float_(*number))) +
+           ", ";
+  }
+  if (std::holds_alternative<Range>(spec.value)) {
+    return name + ": tuple[float, float] | None = None, ";
+  }
+  std::string choices;
+  for (const std::string& choice : spec.choices) {
+    choices += (choices.empty() ? "'" : ", '") + choice + "'";
+  }
+  return name + ": typing.Literal[" + choices + "] = '" +
+         std::get<std::string>(spec.value) + "', ";
+}
+
+}  // namespace
+
+Bound::Bound(const Binding& binding) : Binding(binding) {
+  for (const Input& input : inputs) {
+    positional.push_back({input.name.c_str(), input.optional, ReaderOf(input)});
+    num_positional += input.optional ? 0 : 1;
+  }
+  forward_keywords = backward_keywords = step_keywords = positional;
+  for (const SettingSpec& spec : settings) {
+    const Keyword<Call> keyword = SettingKeyword(spec);
+    for (auto* keywords : {&forward_keywords, &backward_keywords, &step_keywords}) {
+      keywords->push_back(keyword);
+    }
+  }
+  for (const Keyword<Call>& option : kOptions) {
+    const std::string_view option_name = option.name;
+    forward_keywords.push_back(option);
+    if (option_name != "return_state" && option_name != "out") {
+      backward_keywords.push_back(option);
+    }
+  }
+  backward_keywords.insert(backward_keywords.begin(), {"do", false, &ReadGradientOfO});
+  backward_keywords.push_back(kGradientOfState);
+  step_keywords.insert(
+      step_keywords.begin() + static_cast<int64_t>(num_positional), kState);
+  for (const char* option : {"scale", "out", "threads"}) {
+    step_keywords.push_back(Option(option));
+  }
+  DescribeTorch();
+  Describe();
+}
+
+void Bound::DescribeTorch() {
+  const auto append = [](auto& to, const auto& from) {
+    to.insert(to.end(), std::begin(from), std::end(from));
+  };
+  append(torch_keywords, positional);
+  for (const SettingSpec& spec : settings) {
+    torch_keywords.push_back(SettingKeyword(spec));
+  }
+  torch_keywords.push_back(Option("scale"));
+  append(torch_keywords, kTorchInitial);
+  for (const char* option : {"lengths", "starts", "cu_seqlens", "reverse", "threads"}) {
+    torch_keywords.push_back(Option(option));
+  }
+  append(torch_backward_keywords, kTorchIncoming);
+  append(torch_backward_keywords, torch_keywords);
+  append(torch_keywords, kTorchFinal);
+  for (const Input& input : inputs) {
+    torch_backward_keywords.push_back({input.name.c_str(), true, WriterOf(input)});
+  }
+  append(torch_backward_keywords, kTorchInitialGradients);
+}
+
+void Bound::Describe() {
+  const std::string array = ": heed._typing.Array", ints = ": heed._typing.Ints | None = None";
+  const std::string base = name;
+  std::string arguments, decay;
+  for (const Input& input : inputs) {
+    if (!input.optional) {
+      arguments += input.name + array + ", ";
+    } else if (input.role == Input::kOther) {
+      decay += input.name + ": heed._typing.Array | None = None, ";
+    } else {
+      decay += input.name + ": heed._typing.Floats | None = None, ";
+    }
+  }
+  for (const SettingSpec& spec : settings) decay += Signature(spec);
+  const std::string scale = "scale: float | None = None, ";
+  const std::string tokens = "lengths" + ints + ", starts" + ints + ", cu_seqlens" + ints +
+                             ", reverse: bool = False, ";
+  const std::string initial = "initial_state: heed._typing.State | None = None, ";
+  const std::string threads = "threads: int | None = None";
+  const std::string out = "out: heed._typing.OutArray | None = None, ";
+  const auto forward_of = [&](const std::string& returns, const std::string& result) {
+    return "def " + base + "(" + arguments + "*, " + decay + scale + initial +
+           "return_state: " + returns + ", " + tokens + out + threads + ") -> " + result;
+  };
+  forward_signature =
+      forward_of("typing.Literal[False] = False", "heed._typing.Result");
+  state_signature = forward_of("typing.Literal[True]",
+                               "tuple[heed._typing.Result, heed._typing.StateResult]");
+  backward_signature = "def " + base + "_backward(do" + array + ", " + arguments + "*, " +
+                       decay + scale + initial + tokens + threads +
+                       ", dstate: heed._typing.State | None = None) -> "
+                       "tuple[heed._typing.StateResult | None, ...]";
+  step_signature = "def " + base + "_step(" + arguments + "state: heed._typing.OutArray, *, " +
+                   decay + scale + out + threads + ") -> heed._typing.Result";
+
+  std::string fields;
+  for (const Input& input : inputs) fields += "d" + input.name + " ";
+  fields += "dinitial_state";
+  std::string type;  // "simple_gla" -> "SimpleGlaGradients"
+  for (size_t i = 0; i < base.size(); ++i) {
+    if (base[i] == '_') continue;
+    const bool capital = i == 0 || base[i - 1] == '_';
+    type += capital ? static_cast<char>(base[i] - 'a' + 'A') : base[i];
+  }
+  gradients = NamedTuple(type + "Gradients", fields);
+  state = NamedTuple(type + "State", "S z");
+
+  op_backward = base + "_backward";
+  op_step = base + "_step";
+  forward_text = std::string(forward_doc) +
+                 R"(
+
+In Python. q, k, v and log_decay as above, [B, T, H, D]; options are keywords. An array
+whose last axis is not contiguous is copied. initial_state is the state before the first
+token, float32 (float64 for float64); with return_state=True the result is (o, state), the
+state after the last token. lengths and starts are ints [B]: tokens starts[b] <= t <
+lengths[b] count, outputs elsewhere are 0. With cu_seqlens, ints [N + 1], B is 1 and there
+are N sequences one after another, with one state each. reverse=True runs from the last
+token to the first. A state that has a normaliser is a named tuple (S, z).)";
+  backward_text = std::string(backward_doc) + R"(
+
+In Python. Returns the named tuple )" + type + "Gradients: " + fields + R"(,
+NumPy arrays in the shape and dtype of what they are the gradients of; None where that was
+not given. do is the gradient of o, dstate that of the final state.)";
+  step_text = std::string(step_doc) + R"(
+
+In Python. Inputs are those of one token, [B, H, D]; state is the array that a call with
+return_state=True returned, updated in place. Returns o, [B, HV, V].)";
+}
+
+}  // namespace heed::recurrent

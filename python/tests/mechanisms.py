@@ -1,0 +1,61 @@
+# Inputs of recurrent mechanisms by name, from what the extension module says of each.
+import numpy as np
+
+import heed
+from heed import _core
+
+DESCRIPTIONS = _core._recurrent
+NAMES = sorted(DESCRIPTIONS)
+INPUTS = {name: DESCRIPTIONS[name]["inputs"] for name in NAMES}
+OPTIONAL = {name: DESCRIPTIONS[name]["optional"] for name in NAMES}
+CONSTANT = ("A", "D", "dt_bias")  # of heads, not of tokens
+
+
+def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
+    """Inputs of a mechanism by name, in order."""
+    rng = np.random.default_rng(seed)
+    keys, values = (B, T, H, K), (B, T, HV, V)
+    shapes = {"q": keys, "k": keys, "B": keys, "C": keys, "v": values, "i": values, "x": values, "z": values}
+    result = {}
+    for argument in INPUTS[name]:
+        if argument == "log_decay":
+            shape = {"gla": (B, T, HV, K), "hgrn2": (B, T, HV, K)}.get(name, (B, T, HV))
+            shape = (HV,) if name in ("retention", "lightning") else shape
+            result[argument] = -0.2 * rng.exponential(size=shape)
+        elif argument in ("dt", "dt_bias"):
+            result[argument] = rng.uniform(0.05, 0.2, size=(B, T, HV) if argument == "dt" else HV)
+        elif argument == "A":
+            result[argument] = -rng.uniform(0.5, 2, size=HV)
+        else:
+            result[argument] = rng.standard_normal((HV, V) if argument == "D" else shapes[argument])
+    return {key: x.astype(dtype) for key, x in result.items()}
+
+
+def at_tokens(values, tokens):
+    """The same of some tokens, or of one."""
+    return {key: x if key in CONSTANT or x.ndim == 1 else x[:, tokens] for key, x in values.items()}
+
+
+def call(function, values, *more, **options):
+    """Positional but for what may be left out; states without a normaliser."""
+    name = function.__name__.removesuffix("_step")
+    options |= {key: x for key, x in values.items() if key in OPTIONAL[name]}
+    if "normalize" in DESCRIPTIONS[name]["settings"]:
+        options.setdefault("normalize", False)
+    return function(*(x for key, x in values.items() if key not in OPTIONAL[name]), *more, **options)
+
+
+def backward(name, do, values, **options):
+    options |= {key: x for key, x in values.items() if key in OPTIONAL[name]}
+    function = getattr(heed, name + "_backward")
+    return function(do, *(x for key, x in values.items() if key not in OPTIONAL[name]), **options)
+
+
+def features(name, K=12):
+    """Rows of the state of K key channels."""
+    return DESCRIPTIONS[name]["features"](K)
+
+
+def state_shape(name, sequences=2, HV=4, K=12, V=10):
+    K = features(name, K)
+    return (sequences, HV, V, K) if DESCRIPTIONS[name]["value_first"] else (sequences, HV, K, V)
