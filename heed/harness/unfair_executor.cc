@@ -1,6 +1,7 @@
 // UnfairExecutor.
 #include "heed/harness/unfair_executor.h"
 
+#include <cfenv>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -31,7 +32,10 @@ void UnfairExecutor::Run(int num_workers, void (*body)(void*, int),
   std::vector<std::thread> threads;
   for (const int worker : workers) {
     const auto delay = std::chrono::microseconds(random_.Integer(0, 60));
+    const int rounding =
+        random_.Pick<int>({FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO});
     threads.emplace_back([=] {
+      std::fesetround(rounding);
       std::this_thread::sleep_for(delay);
       body(argument, worker);
     });

@@ -10,7 +10,8 @@
 namespace heed {
 
 // Workers start late, in any order, some alone until nothing is left to do, and
-// some never. Which tasks a worker gets is a matter of chance.
+// some never; each rounds in a direction of its own. Which tasks a worker gets is a
+// matter of chance.
 class UnfairExecutor {
  public:
   UnfairExecutor(int num_threads, uint64_t seed)
