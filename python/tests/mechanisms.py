@@ -8,6 +8,7 @@ DESCRIPTIONS = _core._recurrent
 NAMES = sorted(DESCRIPTIONS)
 INPUTS = {name: DESCRIPTIONS[name]["inputs"] for name in NAMES}
 OPTIONAL = {name: DESCRIPTIONS[name]["optional"] for name in NAMES}
+WITH_STATE = [name for name in NAMES if DESCRIPTIONS[name]["has_state"]]
 CONSTANT = ("A", "D", "dt_bias")  # of heads, not of tokens
 
 
@@ -24,11 +25,14 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
             result[argument] = -0.2 * rng.exponential(size=shape)
         elif argument in ("dt", "dt_bias"):
             result[argument] = rng.uniform(0.05, 0.2, size=(B, T, HV) if argument == "dt" else HV)
+        elif argument == "kv_mask":
+            result[argument] = rng.random((B, T)) < 0.8
+            result[argument][:, 0] = True
         elif argument == "A":
             result[argument] = -rng.uniform(0.5, 2, size=HV)
         else:
             result[argument] = rng.standard_normal((HV, V) if argument == "D" else shapes[argument])
-    return {key: x.astype(dtype) for key, x in result.items()}
+    return {key: x if x.dtype == bool else x.astype(dtype) for key, x in result.items()}
 
 
 def at_tokens(values, tokens):

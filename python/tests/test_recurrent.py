@@ -1,7 +1,7 @@
 # Recurrent mechanisms from NumPy: agreement with their definition, states, options, gradients, errors.
 import numpy as np
 import pytest
-from mechanisms import DESCRIPTIONS, INPUTS, NAMES, arguments, at_tokens, backward, call, features, state_shape
+from mechanisms import DESCRIPTIONS, INPUTS, NAMES, WITH_STATE, arguments, at_tokens, backward, call, features, state_shape
 
 import heed
 
@@ -36,14 +36,14 @@ def test_outputs_and_states_are_those_of_the_definition(name):
     assert np.array_equal(call(getattr(heed, name), values, initial_state=initial), o)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WITH_STATE)
 def test_dtypes(name):
     for dtype, state_dtype in ((np.float32, np.float32), (np.float16, np.float32), (np.float64, np.float64)):
         o, state = call(getattr(heed, name), arguments(name, dtype=dtype), return_state=True)
         assert o.dtype == dtype and state.dtype == state_dtype
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WITH_STATE)
 def test_steps_continue_a_sequence(name):
     values = arguments(name, dtype=np.float32)
     whole, last = call(getattr(heed, name), values, return_state=True)
@@ -54,7 +54,7 @@ def test_steps_continue_a_sequence(name):
     np.testing.assert_allclose(state, last, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WITH_STATE)
 def test_gradients_are_differences(name):
     values = arguments(name, T=20)
     shape = state_shape(name)
@@ -83,7 +83,7 @@ def test_gradients_are_differences(name):
             np.testing.assert_allclose(gradient[at], (sides[0] - sides[1]) / 2e-6, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WITH_STATE)
 def test_packed_sequences_and_lengths(name):
     values = arguments(name, B=1, T=50)
     packed, states = call(getattr(heed, name), values, cu_seqlens=[0, 20, 20, 45], return_state=True)
@@ -114,7 +114,7 @@ def test_explain_and_out(name):
     assert np.array_equal(out, call(getattr(heed, name), values))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WITH_STATE)
 def test_errors_name_the_argument(name):
     values = arguments(name)
     function = getattr(heed, name)
@@ -238,3 +238,42 @@ def test_ssd_gradients_through_softplus_and_limits_are_differences():
                 sides.append((call(heed.ssd, values, **options) * do).sum())
             x[at] = kept
             np.testing.assert_allclose(gradient[at], (sides[0] - sides[1]) / 2e-6, rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+def softmax(x, axis):
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+def test_efficient_attention_is_two_softmaxes():
+    q, k, v, mask = arguments("efficient_attention").values()
+    keys = np.repeat(softmax(np.where(mask[..., None, None], k, -np.inf), 1), 2, axis=2)
+    queries = np.repeat(softmax(q, -1), 2, axis=2) * 12**-0.5
+    values = np.where(mask[..., None, None], v, 0)
+    expected = np.einsum("bthk,bshk,bshv->bthv", queries, keys, values)
+    k[~mask], v[~mask] = np.nan, np.nan  # nothing looks at them
+    np.testing.assert_allclose(heed.efficient_attention(q, k, v, kv_mask=mask), expected, rtol=0, atol=1e-13)
+    nothing = heed.efficient_attention(q, k, v, kv_mask=np.zeros_like(mask))
+    assert not nothing.any()
+    with pytest.raises(heed.InvalidArgument, match=r"efficient_attention: kv_mask has shape \[2,69\], expected \[2,70\]"):
+        heed.efficient_attention(q, k, v, kv_mask=mask[:, 1:])
+    with pytest.raises(TypeError, match="return_state"):
+        heed.efficient_attention(q, k, v, return_state=True)
+    assert not hasattr(heed, "efficient_attention_step")
+
+
+def test_efficient_attention_gradients_are_differences():
+    values = arguments("efficient_attention", T=20)
+    do = rng.standard_normal((2, 20, 4, 10))
+    for options in ({}, {"lengths": [20, 11], "starts": [3, 0]}):
+        gradients = backward("efficient_attention", do, values, **options)
+        assert gradients._fields == ("dq", "dk", "dv") and not gradients.dk[~values["kv_mask"]].any()
+        for gradient, x in zip(gradients, values.values(), strict=False):
+            for _ in range(5):
+                at = tuple(rng.integers(size) for size in x.shape)
+                kept, sides = x[at], []
+                for h in (1e-6, -1e-6):
+                    x[at] = kept + h
+                    sides.append((call(heed.efficient_attention, values, **options) * do).sum())
+                x[at] = kept
+                np.testing.assert_allclose(gradient[at], (sides[0] - sides[1]) / 2e-6, rtol=1e-5, atol=1e-8)

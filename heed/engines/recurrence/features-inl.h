@@ -117,6 +117,8 @@ HWY_INLINE void MapFeatures(D d, Feature feature, const T* x, T scale, size_t si
       return Softmax(d, x, size, y);
     case Feature::kTaylor:
       return Taylor(x, scale, size, row, y);
+    case Feature::kSoftmaxOfTokens:  // needs all of them: RowReader
+      return;
   }
 }
 
@@ -166,6 +168,8 @@ HWY_INLINE void MapFeaturesBackward(D d, Feature feature, const T* x, const T* y
     }
     case Feature::kTaylor:
       return TaylorBackward(y, dy, scale, size, dx);
+    case Feature::kSoftmaxOfTokens:
+      return;
   }
 }
 

@@ -122,17 +122,18 @@ class HeadGradients {
     const auto scaled = [&](auto v, size_t, size_t) HWY_ATTR {
       return hn::Mul(v, factor);
     };
-    if (p_.feature == Feature::kIdentity) {
+    const Feature feature = queries ? p_.feature : p_.key_feature;
+    if (feature == Feature::kIdentity || feature == Feature::kSoftmaxOfTokens) {
       return StoreRows(d_, rows, row_, to, s_, key_head, first, n, by_key_.begin,
                        std::min(by_key_.end, by_key_.size), scaled);
     }
-    const size_t begin = p_.feature == Feature::kTaylor ? 0 : by_key_.begin;
+    const size_t begin = feature == Feature::kTaylor ? 0 : by_key_.begin;
     const size_t end = std::min(by_key_.end, size);
     for (size_t t = 0; t < n; ++t) {
       const int64_t token = first + static_cast<int64_t>(t);
       LoadRows(d_, from, s_, key_head, token, 1, size, b_.rows.raw, Padded<T>(p_.key_size));
-      MapFeatures(d_, p_.feature, b_.rows.raw, inner, size, row_, b_.border_z);
-      MapFeaturesBackward(d_, p_.feature, b_.rows.raw, b_.border_z, rows + t * row_, inner,
+      MapFeatures(d_, feature, b_.rows.raw, inner, size, row_, b_.border_z);
+      MapFeaturesBackward(d_, feature, b_.rows.raw, b_.border_z, rows + t * row_, inner,
                           size, b_.suffix);
       StoreRows(d_, b_.suffix, row_, to, s_, key_head, token, 1, begin, end, scaled);
     }

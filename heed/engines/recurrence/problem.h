@@ -56,6 +56,7 @@ enum class Feature {
   kReluSquared,  // max(x, 0)^2
   kExp,          // exp(min(x, 80))
   kSoftmax,      // over the channels
+  kSoftmaxOfTokens,  // over the tokens that count, of keys alone and not causal
   kTaylor,       // of y = x sqrt(scale): [1, y, y_i^2 / sqrt(2), y_i y_j (i < j)]
 };
 
@@ -77,7 +78,9 @@ struct Problem {
 
   Rows q, k, v;
   Rows o;  // written
-  Feature feature = Feature::kIdentity;
+  Feature feature = Feature::kIdentity;      // of queries
+  Feature key_feature = Feature::kIdentity;  // of keys; of as many channels
+  Rows key_mask;  // bool over tokens alone: those of false are left out; or absent
   double scale = 1;  // of phi(q), or in the map of kTaylor
   bool causal = true;
 

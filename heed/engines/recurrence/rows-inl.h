@@ -8,6 +8,7 @@
 #define HEED_ENGINES_RECURRENCE_ROWS_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -29,6 +30,7 @@ struct BlockRows {
   T *q, *k;    // [kBlock][row]: scale phi(q), phi(k)
   T* raw;      // [padded key_size], of one row; null if phi is the identity
   T* decay;    // [kBlock][row] or [kBlock]
+  T *max, *inverse_sum;  // [row], of Feature::kSoftmaxOfTokens
 
   void LayOut(const Problem& p, Carver& carver, int64_t block = kBlockTokens) {
     const auto row = static_cast<int64_t>(Padded<T>(p.features()));
@@ -38,6 +40,9 @@ struct BlockRows {
     carver.Next(decay, p.gate == Gate::kNone     ? 0
                        : p.gate == Gate::kScalar ? kBlockTokens
                                                  : block * row);
+    const int64_t columns = p.key_feature == Feature::kSoftmaxOfTokens ? row : 0;
+    carver.Next(max, columns);
+    carver.Next(inverse_sum, columns);
   }
 };
 
@@ -53,7 +58,7 @@ class RowReader {
 
   HWY_NOINLINE HWY_ATTR void Queries(int64_t first, size_t n) const {
     const hn::ScalableTag<T> d;
-    Mapped(p_.q, p_.query_scale(), first, n, rows_.q);
+    Mapped(p_.q, p_.feature, p_.query_scale(), first, n, rows_.q);
     if (p_.outer_scale() == 1) return;
     const auto scale = hn::Set(d, static_cast<T>(p_.outer_scale()));
     for (size_t i = 0; i < n * row_; i += hn::MaxLanes(d)) {
@@ -64,7 +69,39 @@ class RowReader {
   // And decays.
   HWY_NOINLINE HWY_ATTR void Keys(int64_t first, size_t n) const {
     Decays(first, n);
-    if (!p_.complement_keys) Mapped(p_.k, p_.key_scale(), first, n, rows_.k);
+    if (p_.complement_keys) return;
+    Mapped(p_.k, p_.key_feature, p_.key_scale(), first, n, rows_.k);
+    ClearMasked(first, n, rows_.k, row_);
+  }
+
+  // What Keys() needs to know of all keys: for Feature::kSoftmaxOfTokens their largest
+  // element and the sum of exponentials, per channel.
+  HWY_NOINLINE HWY_ATTR void LookAtKeys() const {
+    if (p_.key_feature != Feature::kSoftmaxOfTokens) return;
+    const hn::ScalableTag<T> d;
+    constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
+    std::fill_n(rows_.max, row_, hwy::LowestValue<T>());
+    std::fill_n(rows_.inverse_sum, row_, T{0});
+    for (int64_t first = 0; first < s_.count; first += kBlockTokens) {
+      const auto n = static_cast<size_t>(std::min(kBlockTokens, s_.count - first));
+      LoadRows(d, p_.k, s_, key_head_, first, n, size_, rows_.k, row_);
+      for (size_t i = 0; i < row_; i += N) {
+        const auto before = hn::Load(d, rows_.max + i);
+        auto max = before;
+        for (size_t t = 0; t < n; ++t) {
+          if (Counts(first, t)) max = hn::Max(hn::Load(d, rows_.k + t * row_ + i), max);
+        }
+        auto sum = hn::Mul(hn::Load(d, rows_.inverse_sum + i),
+                           hs::Exp(d, hn::Sub(before, max)));
+        for (size_t t = 0; t < n; ++t) {
+          if (!Counts(first, t)) continue;
+          sum = hn::Add(sum, hs::Exp(d, hn::Sub(hn::Load(d, rows_.k + t * row_ + i), max)));
+        }
+        hn::Store(max, d, rows_.max + i);
+        hn::Store(sum, d, rows_.inverse_sum + i);
+      }
+    }
+    for (size_t i = 0; i < row_; ++i) rows_.inverse_sum[i] = 1 / rows_.inverse_sum[i];
   }
 
   // Rows of v times their factors.
@@ -72,6 +109,7 @@ class RowReader {
     const hn::ScalableTag<T> d;
     LoadRows(d, p_.v, s_, value_head_, first, n, static_cast<size_t>(p_.value_size), to,
              value_row);
+    ClearMasked(first, n, to, value_row);
     if (p_.value_factors.data == nullptr) return;
     for (size_t t = 0; t < n; ++t, to += value_row) {
       const auto factor = hn::Set(
@@ -83,22 +121,41 @@ class RowReader {
   }
 
  private:
-  HWY_ATTR void Mapped(const Rows& from, double inner_scale, int64_t first, size_t n,
-                       T* to) const {
+  bool Counts(int64_t first, size_t t) const {
+    return p_.key_mask.data == nullptr ||
+           *RowAt<uint8_t>(p_.key_mask, s_, 0, first + static_cast<int64_t>(t)) != 0;
+  }
+
+  HWY_ATTR void ClearMasked(int64_t first, size_t n, T* rows, size_t row) const {
+    for (size_t t = 0; p_.key_mask.data != nullptr && t < n; ++t) {
+      if (!Counts(first, t)) std::memset(rows + t * row, 0, row * sizeof(T));
+    }
+  }
+
+  HWY_ATTR void Mapped(const Rows& from, Feature feature, double inner_scale, int64_t first,
+                       size_t n, T* to) const {
     const hn::ScalableTag<T> d;
     const T inner = static_cast<T>(inner_scale);
-    if (p_.feature != Feature::kTaylor) {
+    if (feature != Feature::kTaylor) {
       LoadRows(d, from, s_, key_head_, first, n, size_, to, row_);
-      if (p_.feature == Feature::kIdentity) return;
+      if (feature == Feature::kIdentity) return;
       for (size_t t = 0; t < n; ++t) {
-        MapFeatures(d, p_.feature, to + t * row_, inner, size_, row_, to + t * row_);
+        T* x = to + t * row_;
+        if (feature != Feature::kSoftmaxOfTokens) {
+          MapFeatures(d, feature, x, inner, size_, row_, x);
+          continue;
+        }
+        MapVectors(d, x, size_, x, [&](auto v, size_t i) HWY_ATTR {
+          return hn::Mul(hs::Exp(d, hn::Sub(v, hn::Load(d, rows_.max + i))),
+                         hn::Load(d, rows_.inverse_sum + i));
+        });
       }
       return;
     }
     for (size_t t = 0; t < n; ++t) {
       LoadRows(d, from, s_, key_head_, first + static_cast<int64_t>(t), 1, size_,
                rows_.raw, Padded<T>(p_.key_size));
-      MapFeatures(d, p_.feature, rows_.raw, inner, size_, row_, to + t * row_);
+      MapFeatures(d, feature, rows_.raw, inner, size_, row_, to + t * row_);
     }
   }
 

@@ -18,6 +18,7 @@
 #include <cstring>
 
 #include "heed/engines/recurrence/block-inl.h"
+#include "heed/engines/recurrence/gradients-inl.h"
 #include "heed/engines/recurrence/head_gradients-inl.h"
 #include "heed/engines/recurrence/problem.h"
 #include "hwy/highway.h"
@@ -47,6 +48,7 @@ class SumsBackwardHead : HeadGradients<T> {
     LoadState(d_, {}, 0, 0, by_key_, b_.d_transposed);
     LoadState(d_, {}, 0, 0, by_value_, b_.d_state);
     if (p_.normalize) std::memset(b_.z, 0, row_ * sizeof(T));
+    reader_.LookAtKeys();
     ForBlocks([&](int64_t block, size_t n) HWY_ATTR {
       ReadKeys(block, n);
       AddOuterProducts(d_, b_.v, value_row_, b_.rows.k, row_, n, sums, S);
@@ -64,11 +66,15 @@ class SumsBackwardHead : HeadGradients<T> {
       AddOuterProducts(d_, b_.rows.q, row_, b_.d_o, value_row_, n, by_value_, b_.d_state);
       this->AddToHead(Base::kQueries, block, n);
     });
+    // Through the softmax over tokens: k .* (dk - c), c = sum_t k_t .* dk_t = rowsum(S .* D).
+    const bool over_tokens = p_.key_feature == Feature::kSoftmaxOfTokens;
+    if (over_tokens) StateProducts(d_, S, sums, b_.d_transposed, by_key_, b_.suffix);
     ForBlocks([&](int64_t block, size_t n) HWY_ATTR {
       ReadKeys(block, n);
       for (size_t t = 0; t < n && p_.normalize; ++t) b_.v[t * value_row_ + values_] = 1;
       ReadState(d_, b_.v, value_row_, n, by_key_, b_.d_transposed, b_.dk, row_);
       ReadState(d_, b_.rows.k, row_, n, by_value_, b_.d_state, b_.dv, value_row_);
+      if (over_tokens) ThroughSoftmax(n);
       this->AddToHead(Base::kKeys, block, n);
       if (g_.dv.data != nullptr) this->StoreValueGradients(block * kBlockTokens, n);
     });
@@ -87,6 +93,16 @@ class SumsBackwardHead : HeadGradients<T> {
     const int64_t first = block * kBlockTokens;
     reader_.Keys(first, n);
     reader_.Values(first, n, b_.v, value_row_);
+  }
+
+  HWY_ATTR void ThroughSoftmax(size_t n) {
+    for (size_t t = 0; t < n; ++t) {
+      for (size_t i = by_key_.begin; i < by_key_.end; i += N) {
+        const size_t at = t * row_ + i;
+        const auto centered = hn::Sub(hn::Load(d_, b_.dk + at), hn::Load(d_, b_.suffix + i));
+        hn::Store(hn::Mul(hn::Load(d_, b_.rows.k + at), centered), d_, b_.dk + at);
+      }
+    }
   }
 
   HWY_ATTR void AddUp(const T* rows, size_t n, T* to) {

@@ -157,6 +157,7 @@ Call CheckedCall(const char* op, const Context* checks, const Definition& defini
   p.key_size = K;
   p.value_size = V;
   p.feature = definition.feature;
+  p.key_feature = definition.key_feature.value_or(definition.feature);
   p.causal = definition.causal;
   p.normalize = definition.normalize;
   p.eps = definition.eps;
@@ -211,6 +212,8 @@ Call CheckedCall(const char* op, const Context* checks, const Definition& defini
   if (around != nullptr) {
     p.value_factors = RowsOf(call, around->value_factors);
     p.output_gate = RowsOf(call, around->output_gate);
+    const ConstTensorView& mask = around->key_mask;
+    if (mask.present()) p.key_mask = {mask.data(), mask.dtype(), mask.stride(0), mask.stride(1), 0};
     const ConstTensorView& skip = around->skip;
     if (skip.present()) p.skip = {skip.data(), skip.dtype(), 0, 0, skip.stride(0)};
   }

@@ -35,6 +35,10 @@ void ReadOther(Call& call, const Argument& a) {
   call.in.others[a.name] = call.arrays.Read(a, Kind::kFloat);
 }
 
+void ReadMask(Call& call, const Argument& a) {
+  call.in.others[a.name] = call.arrays.Read(a, Kind::kBool);
+}
+
 void ReadConstants(Call& call, const Argument& a) {
   call.in.others[a.name] = call.arrays.ReadList(a, Kind::kFloat);
 }
@@ -202,6 +206,7 @@ decltype(Keyword<Call>::read) ReaderOf(const Input& input) {
     case Input::kDecay: return &ReadDecay;
     case Input::kOther: return &ReadOther;
     case Input::kConstants: return &ReadConstants;
+    case Input::kMask: return &ReadMask;
   }
   return nullptr;
 }
@@ -238,7 +243,13 @@ std::string Signature(const SettingSpec& spec) {
            ", ";
   }
   if (std::holds_alternative<Range>(spec.value)) {
-    return name + ": tuple[float, float] | None = None, ";
+    const auto text = [](double x) {
+      return std::isinf(x) ? std::string("float('inf')")
+                           : nb::cast<std::string>(nb::repr(nb::float_(x)));
+    };
+    const Range& range = std::get<Range>(spec.value);
+    return name + ": tuple[float, float] = (" + text(range.first) + ", " +
+           text(range.second) + "), ";
   }
   std::string choices;
   for (const std::string& choice : spec.choices) {
@@ -264,13 +275,16 @@ Bound::Bound(const Binding& binding) : Binding(binding) {
   }
   for (const Keyword<Call>& option : kOptions) {
     const std::string_view option_name = option.name;
+    const bool of_states = option_name == "initial_state" ||
+                           option_name == "return_state" || option_name == "reverse";
+    if (of_states && !has_state) continue;
     forward_keywords.push_back(option);
     if (option_name != "return_state" && option_name != "out") {
       backward_keywords.push_back(option);
     }
   }
   backward_keywords.insert(backward_keywords.begin(), {"do", false, &ReadGradientOfO});
-  backward_keywords.push_back(kGradientOfState);
+  if (has_state) backward_keywords.push_back(kGradientOfState);
   step_keywords.insert(
       step_keywords.begin() + static_cast<int64_t>(num_positional), kState);
   for (const char* option : {"scale", "out", "threads"}) {
@@ -309,7 +323,7 @@ void Bound::Describe() {
   for (const Input& input : inputs) {
     if (!input.optional) {
       arguments += input.name + array + ", ";
-    } else if (input.role == Input::kOther) {
+    } else if (input.role == Input::kOther || input.role == Input::kMask) {
       decay += input.name + ": heed._typing.Array | None = None, ";
     } else {
       decay += input.name + ": heed._typing.Floats | None = None, ";
@@ -318,13 +332,15 @@ void Bound::Describe() {
   for (const SettingSpec& spec : settings) decay += Signature(spec);
   const std::string scale = "scale: float | None = None, ";
   const std::string tokens = "lengths" + ints + ", starts" + ints + ", cu_seqlens" + ints +
-                             ", reverse: bool = False, ";
-  const std::string initial = "initial_state: heed._typing.State | None = None, ";
+                             (has_state ? ", reverse: bool = False, " : ", ");
+  const std::string initial =
+      has_state ? "initial_state: heed._typing.State | None = None, " : "";
   const std::string threads = "threads: int | None = None";
   const std::string out = "out: heed._typing.OutArray | None = None, ";
   const auto forward_of = [&](const std::string& returns, const std::string& result) {
-    return "def " + base + "(" + arguments + "*, " + decay + scale + initial +
-           "return_state: " + returns + ", " + tokens + out + threads + ") -> " + result;
+    const std::string with_state = has_state ? "return_state: " + returns + ", " : "";
+    return "def " + base + "(" + arguments + "*, " + decay + scale + initial + with_state +
+           tokens + out + threads + ") -> " + result;
   };
   forward_signature =
       forward_of("typing.Literal[False] = False", "heed._typing.Result");
@@ -332,14 +348,16 @@ void Bound::Describe() {
                                "tuple[heed._typing.Result, heed._typing.StateResult]");
   backward_signature = "def " + base + "_backward(do" + array + ", " + arguments + "*, " +
                        decay + scale + initial + tokens + threads +
-                       ", dstate: heed._typing.State | None = None) -> "
-                       "tuple[heed._typing.StateResult | None, ...]";
+                       (has_state ? ", dstate: heed._typing.State | None = None" : "") +
+                       ") -> tuple[heed._typing.StateResult | None, ...]";
   step_signature = "def " + base + "_step(" + arguments + "state: heed._typing.OutArray, *, " +
                    decay + scale + out + threads + ") -> heed._typing.Result";
 
   std::string fields;
-  for (const Input& input : inputs) fields += "d" + input.name + " ";
-  fields += "dinitial_state";
+  for (const Input& input : inputs) {
+    if (input.role != Input::kMask) fields += "d" + input.name + " ";
+  }
+  if (has_state) fields += "dinitial_state";
   std::string type;  // "simple_gla" -> "SimpleGlaGradients"
   for (size_t i = 0; i < base.size(); ++i) {
     if (base[i] == '_') continue;
@@ -351,21 +369,23 @@ void Bound::Describe() {
 
   op_backward = base + "_backward";
   op_step = base + "_step";
-  forward_text = std::string(forward_doc) +
-                 R"(
+  forward_text = std::string(forward_doc) + R"(
 
-In Python. q, k, v and log_decay as above, [B, T, H, D]; options are keywords. An array
-whose last axis is not contiguous is copied. initial_state is the state before the first
-token, float32 (float64 for float64); with return_state=True the result is (o, state), the
-state after the last token. lengths and starts are ints [B]: tokens starts[b] <= t <
-lengths[b] count, outputs elsewhere are 0. With cu_seqlens, ints [N + 1], B is 1 and there
-are N sequences one after another, with one state each. reverse=True runs from the last
-token to the first. A state that has a normaliser is a named tuple (S, z).)";
+In Python. Tensors as above; options are keywords. An array whose last axis is not
+contiguous is copied. lengths and starts are ints [B]: tokens starts[b] <= t < lengths[b]
+count, outputs elsewhere are 0. With cu_seqlens, ints [N + 1], B is 1 and there are N
+sequences one after another.)";
   backward_text = std::string(backward_doc) + R"(
 
 In Python. Returns the named tuple )" + type + "Gradients: " + fields + R"(,
 NumPy arrays in the shape and dtype of what they are the gradients of; None where that was
-not given. do is the gradient of o, dstate that of the final state.)";
+not given. do is the gradient of o.)";
+  if (!has_state) return;
+  forward_text += R"( initial_state is the state before the first token,
+float32 (float64 for float64), one per sequence; with return_state=True the result is (o,
+state), the state after the last token. reverse=True runs from the last token to the first.
+A state that has a normaliser is a named tuple (S, z).)";
+  backward_text += " dstate is the gradient of the final state.";
   step_text = std::string(step_doc) + R"(
 
 In Python. Inputs are those of one token, [B, H, D]; state is the array that a call with

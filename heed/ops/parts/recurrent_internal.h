@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "heed/core/context.h"
@@ -24,6 +25,7 @@ struct Surroundings {
   // Of the engine's Problem, in the compute type: [B, T, HV], [HV, V], and in q's dtype
   // [B, T, HV, V].
   ConstTensorView value_factors, skip, output_gate;
+  ConstTensorView key_mask;  // [B, T] bool
   // Writes what is still to be written in these and in log_decay: runs after all checks,
   // before anything else.
   std::function<void()> prepare;
@@ -34,6 +36,7 @@ struct Definition {
   DecayShape decay = DecayShape::kNone;
   bool root_scale = false;  // the default scale is K^-1/2, else 1
   recurrence::Feature feature = recurrence::Feature::kIdentity;
+  std::optional<recurrence::Feature> key_feature = {};  // the same unless given
   bool causal = true;  // without it no states
   bool normalize = false;
   double eps = 0;

@@ -1,6 +1,8 @@
 // Python functions of recurrent mechanisms.
 #include "heed/ops/parts/recurrent_py.h"
 
+#include <nanobind/stl/pair.h>  // IWYU pragma: keep
+
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -153,10 +155,13 @@ nb::object RunBackward(const Bound& b, PyObject* args, PyObject* kwargs) {
     results.append(array.array);
   };
   for (const Input& input : b.inputs) {
+    if (input.role == Input::kMask) continue;
     gradient_of(InputOf(call, input), GradientOf(out, input));
   }
   const Functions functions = BoundFunctions(b, call);
-  if (call.in.initial.S.present()) {
+  if (!b.has_state) {
+    // the named tuple has no place for it
+  } else if (call.in.initial.S.present()) {
     results.append(NewState(b, op, call, functions, out.dinitial));
   } else {
     results.append(nb::none());
@@ -238,21 +243,23 @@ void Bind(nb::module_& m, const Binding& binding) {
           return RunForward(*b, args.ptr(), kwargs.ptr());
         },
         nb::sig(b->forward_signature.c_str()), b->forward_text.c_str());
-  m.def(b->name,
-        [b](const nb::args& args, const nb::kwargs& kwargs) {
-          return RunForward(*b, args.ptr(), kwargs.ptr());
-        },
-        nb::sig(b->state_signature.c_str()));
   m.def(b->op_backward.c_str(),
         [b](const nb::args& args, const nb::kwargs& kwargs) {
           return RunBackward(*b, args.ptr(), kwargs.ptr());
         },
         nb::sig(b->backward_signature.c_str()), b->backward_text.c_str());
-  m.def(b->op_step.c_str(),
-        [b](const nb::args& args, const nb::kwargs& kwargs) {
-          return RunStep(*b, args.ptr(), kwargs.ptr());
-        },
-        nb::sig(b->step_signature.c_str()), b->step_text.c_str());
+  if (b->has_state) {
+    m.def(b->name,
+          [b](const nb::args& args, const nb::kwargs& kwargs) {
+            return RunForward(*b, args.ptr(), kwargs.ptr());
+          },
+          nb::sig(b->state_signature.c_str()));
+    m.def(b->op_step.c_str(),
+          [b](const nb::args& args, const nb::kwargs& kwargs) {
+            return RunStep(*b, args.ptr(), kwargs.ptr());
+          },
+          nb::sig(b->step_signature.c_str()), b->step_text.c_str());
+  }
   // What other layers read instead of a list of their own.
   if (!nb::hasattr(m, "_recurrent")) m.attr("_recurrent") = nb::dict();
   nb::dict description;
@@ -261,7 +268,7 @@ void Bind(nb::module_& m, const Binding& binding) {
   for (const Input& input : b->inputs) {
     inputs.append(input.name);
     if (input.optional) optional.append(input.name);
-    if (input.role != Input::kDecay && input.role != Input::kConstants) {
+    if (input.role <= Input::kValue || input.role == Input::kOther) {
       rows.append(input.name);
     }
     if (input.role == Input::kQuery) description["query"] = input.name;
@@ -275,6 +282,7 @@ void Bind(nb::module_& m, const Binding& binding) {
   description["inputs"] = inputs;
   description["optional"] = optional;
   description["rows"] = rows;
+  description["has_state"] = b->has_state;
   description["settings"] = settings;
   description["features"] = nb::cpp_function([b](int64_t key_size) {
     Call defaults;

@@ -49,7 +49,7 @@ struct Functions {
   std::function<void(Context&, const Arguments&, const Options&, const Results&)> backward;
   std::function<void(Context&, const StepArguments&, const Options&, const State&,
                      const TensorView&)>
-      step;
+      step = {};
   std::function<Explanation(const Context&, const Arguments&, const Options&)> explain;
   int64_t (*features)(int64_t key_size) = nullptr;  // rows of the state; null: as many
   bool normalizer = false;   // the state is a named tuple (S, z)
@@ -57,9 +57,10 @@ struct Functions {
 };
 
 // An input tensor and its part in the recurrence: "q", "k", "v" and "log_decay" have theirs
-// by name.
+// by name. Others have rows, are lists (constants of heads, numbers of tokens), or bool,
+// which have no gradient.
 struct Input {
-  enum Role { kQuery, kKey, kValue, kDecay, kOther, kConstants };  // kConstants: of heads
+  enum Role { kQuery, kKey, kValue, kDecay, kOther, kConstants, kMask };
 
   Input(const char* input) : Input(input, RoleOf(input)) {}  // NOLINT: reads as its name
   Input(const char* input, Role input_role, bool is_optional = false)
@@ -79,8 +80,9 @@ struct Binding {
   const char* name;
   std::vector<Input> inputs;  // in order, the optional ones last
   std::vector<SettingSpec> settings = {};
+  bool has_state = true;  // and so steps and a direction
   Functions (*bind)(const Settings& settings);
-  const char *forward_doc, *backward_doc, *step_doc;
+  const char *forward_doc = "", *backward_doc = "", *step_doc = "";
 };
 
 void Bind(nanobind::module_& m, const Binding& binding);

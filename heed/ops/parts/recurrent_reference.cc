@@ -5,44 +5,18 @@
 
 #include "heed/ops/parts/recurrent_internal.h"
 #include "heed/ops/parts/recurrent_reference_internal.h"
+#include "heed/ops/parts/reference_tensor_internal.h"
 
 namespace heed::recurrent {
 namespace {
 
+using parts::Add;
+using parts::At;
+using parts::Clear;
+using parts::Put;
 using parts::ReferenceHead;
 using parts::ReferenceHeadGradients;
 using parts::ReferenceHeadOutputs;
-
-double At(const ConstTensorView& t, std::initializer_list<int64_t> index) {
-  int64_t at = 0;
-  int axis = 0;
-  for (const int64_t i : index) at += i * t.stride(axis++);
-  return LoadAsDouble(t.dtype(), t.data(), at);
-}
-
-void Put(const TensorView& t, std::initializer_list<int64_t> index, double value) {
-  int64_t at = 0;
-  int axis = 0;
-  for (const int64_t i : index) at += i * t.stride(axis++);
-  StoreDouble(t.dtype(), t.data(), at, value);
-}
-
-void Add(const TensorView& t, std::initializer_list<int64_t> index, double value) {
-  Put(t, index, At(t, index) + value);
-}
-
-void Clear(const TensorView& t) {
-  if (!t.present()) return;
-  std::vector<int64_t> index(static_cast<size_t>(t.rank()));
-  for (int64_t i = 0; i < t.num_elements(); ++i) {
-    int64_t rest = i, at = 0;
-    for (int axis = t.rank() - 1; axis >= 0; --axis) {
-      at += rest % t.size(axis) * t.stride(axis);
-      rest /= t.size(axis);
-    }
-    StoreDouble(t.dtype(), t.data(), at, 0);
-  }
-}
 
 Doubles Row(const ConstTensorView& t, int64_t b, int64_t token, int64_t head) {
   Doubles row;

@@ -41,7 +41,7 @@ class _Mechanism:
         self.optional = tuple(description["optional"])
         self.rows = tuple(description["rows"])
         self.query, self.value = description["query"], description["value"]
-        self.value_first = description["value_first"]
+        self.value_first, self.has_state = description["value_first"], description["has_state"]
         self.features = description["features"]
         self.forward_kernel = getattr(_core, f"_torch_{name}")
         self.backward_kernel = getattr(_core, f"_torch_{name}_backward")
@@ -84,7 +84,7 @@ class _Mechanism:
         o = torch.empty_like(v, memory_format=torch.contiguous_format)
         sizes = (sequences, v.shape[2], self.features(int(q.shape[3])))
         whole = (*sizes[:2], v.shape[3], sizes[2]) if self.value_first else (*sizes, v.shape[3])
-        has_state = settings.get("causal", True)
+        has_state = self.has_state and settings.get("causal", True)
         state = q.new_empty(whole if has_state else (0,), dtype=dtype)
         z = q.new_empty(sizes if has_state and settings.get("normalize", False) else (0,), dtype=dtype)
         return o, state, z
@@ -149,11 +149,14 @@ class _Mechanism:
                 values[name] = options.pop(name)
             elif name not in self.optional:
                 raise TypeError(f"{self.name}() is missing the argument {name!r}")
-        return_state = options.pop("return_state", False)
-        initial = options.pop("initial_state", None)
+        return_state = self.has_state and options.pop("return_state", False)
+        initial = options.pop("initial_state", None) if self.has_state else None
         state, z = initial if isinstance(initial, (tuple, list)) else (initial, None)
         settings = {key: options.pop(key, default) for key, default in self.settings.items()}
-        known = {key: options.pop(key, default) for key, default in _DEFAULTS.items()}
+        known = dict(_DEFAULTS)
+        for key in known:
+            if self.has_state or key != "reverse":
+                known[key] = options.pop(key, known[key])
         if options:
             raise TypeError(f"{self.name}() got an unexpected keyword argument {next(iter(options))!r}")
         if torch.is_autocast_enabled("cpu"):
@@ -190,4 +193,6 @@ def _public(mechanism: _Mechanism) -> Any:
 functions: dict[str, Any] = {}
 for _name, _description in _core._recurrent.items():
     functions[_name] = _public(_Mechanism(_name, _description))
+    if not _description["has_state"]:
+        continue
     functions[f"{_name}_step"] = _without_gradient(f"{_name}_step", *_description["inputs"], "state")

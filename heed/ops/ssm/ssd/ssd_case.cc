@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -267,6 +268,28 @@ Case RandomCase(DType dtype, uint64_t seed) {
   return ToCase(p);
 }
 
+TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
+  Problem p;
+  const std::pair<const char*, ConstTensorView*> places[] = {
+      {"x", &p.in.x}, {"dt", &p.in.dt}, {"A", &p.in.A}, {"B", &p.in.B},
+      {"C", &p.in.C}, {"D", &p.in.D},   {"z", &p.in.z}, {"dt_bias", &p.in.dt_bias}};
+  for (const auto& [name, view] : places) {
+    if (const auto found = tensors.find(name); found != tensors.end()) *view = found->second;
+  }
+  p.options.scale = scale;
+  const Explanation plan = Explain(ctx, p.in, p.options);  // checks everything first
+  Describe(p, p.in.x.size(0), true, false);
+  return {.outputs = p.outputs,
+          .run = [p](Context& run_ctx, std::span<const TensorView> views) {
+            Forward(run_ctx, p.in, p.options, ToOutputs(p, views));
+          },
+          .kernel = plan.kernel,
+          .target = plan.target,
+          .why = plan.why,
+          .flops = plan.flops,
+          .workspace_bytes = plan.workspace_bytes};
+}
+
 }  // namespace
 
 OpEntry Entry() {
@@ -281,7 +304,16 @@ OpEntry Entry() {
           .bytes = "B Tq (2 Hkv D + 2 Hq Dv) size",
           .state = "B Hq D Dv 4",
           .make_case = &MakeCase,
-          .random_case = &RandomCase};
+          .random_case = &RandomCase,
+          .inputs = {{"x", "BTHP"},
+                     {"dt", "BTH", false, true},
+                     {"A", "H", false, true},
+                     {"B", "BTGN"},
+                     {"C", "BTGN"},
+                     {"D", "H", true, true},
+                     {"z", "BTHP", true},
+                     {"dt_bias", "H", true, true}},
+          .call = &CallOn};
 }
 
 }  // namespace heed::ssd

@@ -12,31 +12,18 @@
 
 #include "heed/ops/parts/recurrent_internal.h"
 #include "heed/ops/parts/recurrent_reference_internal.h"
+#include "heed/ops/parts/reference_tensor_internal.h"
 #include "heed/ops/ssm/ssd/ssd.h"
 #include "heed/ops/ssm/ssd/ssd_internal.h"
 
 namespace heed::ssd {
 namespace {
 
-using parts::Doubles;
-using Shape = std::vector<int64_t>;
-
-double At(const ConstTensorView& t, const Shape& index) {
-  int64_t at = 0;
-  for (size_t i = 0; i < index.size(); ++i) at += index[i] * t.stride(static_cast<int>(i));
-  return LoadAsDouble(t.dtype(), t.data(), at);
-}
-
-void Put(const TensorView& t, const Shape& index, double value) {
-  if (!t.present()) return;
-  int64_t at = 0;
-  for (size_t i = 0; i < index.size(); ++i) at += index[i] * t.stride(static_cast<int>(i));
-  StoreDouble(t.dtype(), t.data(), at, value);
-}
-
-void Add(const TensorView& t, const Shape& index, double value) {
-  if (t.present()) Put(t, index, At(t, index) + value);
-}
+using parts::Add;
+using parts::At;
+using parts::Clear;
+using parts::Put;
+using Tensor = parts::ReferenceTensor;
 
 template <class View>
 View Transposed(const View& t) {
@@ -44,19 +31,6 @@ View Transposed(const View& t) {
   return View(t.data(), t.dtype(), {t.size(0), t.size(1), t.size(3), t.size(2)},
               {t.stride(0), t.stride(1), t.stride(3), t.stride(2)});
 }
-
-// Row-major doubles with a shape.
-struct Tensor {
-  Doubles values;
-  Shape sizes;
-
-  explicit Tensor(const Shape& shape) : sizes(shape) {
-    int64_t count = 1;
-    for (const int64_t size : shape) count *= size;
-    values.resize(static_cast<size_t>(count));
-  }
-  TensorView view() { return TensorView(values.data(), DType::kF64, sizes); }
-};
 
 double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
@@ -163,19 +137,6 @@ struct Plain {
   }
 };
 
-void Clear(const TensorView& t) {
-  if (!t.present()) return;
-  Shape index(t.sizes().size(), 0);
-  for (int64_t i = 0; i < t.num_elements(); ++i) {
-    int64_t rest = i;
-    for (size_t axis = index.size(); axis-- > 0;) {
-      index[axis] = rest % t.sizes()[axis];
-      rest /= t.sizes()[axis];
-    }
-    Put(t, index, 0);
-  }
-}
-
 double Unit(const Inputs& in) { return in.x.dtype() == DType::kF64 ? 0x1p-53 : 0x1p-24; }
 
 // Sums of many terms are taken in stretches of 64, these in f64.
@@ -260,7 +221,7 @@ void RunBackward(const BackwardInputs& in, const Options& options, const Gradien
   gradients.dlog_decay = dg.view();
   gradients.dinitial.S = Transposed(out.dinitial);
   recurrent::BackwardReference(plain.inputs, plain.options, plain.math, gradients);
-  const auto round = [&](const TensorView& to, const Shape& index, double error,
+  const auto round = [&](const TensorView& to, parts::Index index, double error,
                          double value, DType dtype) {
     const auto of = recurrent::EpsilonOf(dtype);
     Put(to, index, error + std::abs(value) * of.output + of.subnormal);
@@ -303,15 +264,18 @@ void RunBackward(const BackwardInputs& in, const Options& options, const Gradien
       magnitude += std::abs(dv_p * x);
       error += dv_off * std::abs(x);
       const double dx = delta * dv_p + D * dy_p;
-      const Shape of_D = to.dD.present() && to.dD.rank() == 2 ? Shape{h, p} : Shape{h};
+      const auto add_D = [&](double value) {
+        if (to.dD.present() && to.dD.rank() == 2) return Add(to.dD, {h, p}, value);
+        Add(to.dD, {h}, value);
+      };
       if (!errors) {
         Put(to.dx, {b, t, h, p}, dx);
-        Add(to.dD, of_D, dy_p * x);
+        add_D(dy_p * x);
       } else {
         const double off = delta * dv_off + plain.delta_error * std::abs(delta * dv_p) +
                            12 * u * (std::abs(delta * dv_p) + std::abs(D * dy_p));
         round(to.dx, {b, t, h, p}, off, dx, in.x.dtype());
-        Add(to.dD, of_D, kSum * u * std::abs(dy_p * x));
+        add_D(kSum * u * std::abs(dy_p * x));
       }
       if (!in.z.present()) continue;
       const double z = At(in.z, {b, t, h, p}), s = Sigmoid(z);

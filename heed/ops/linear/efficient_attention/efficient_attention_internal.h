@@ -1,0 +1,17 @@
+// Shared by the files of efficient attention.
+#ifndef HEED_OPS_LINEAR_EFFICIENT_ATTENTION_EFFICIENT_ATTENTION_INTERNAL_H_
+#define HEED_OPS_LINEAR_EFFICIENT_ATTENTION_EFFICIENT_ATTENTION_INTERNAL_H_
+
+#include "heed/ops/linear/efficient_attention/efficient_attention.h"
+
+namespace heed::efficient_attention {
+
+// The allowed error of each output; efficient_attention_reference.cc says why.
+void Tolerance(const Inputs& in, const Options& options, const Outputs& expected,
+               const Outputs& tolerance);
+void BackwardTolerance(const BackwardInputs& in, const Options& options,
+                       const Gradients& expected, const Gradients& tolerance);
+
+}  // namespace heed::efficient_attention
+
+#endif  // HEED_OPS_LINEAR_EFFICIENT_ATTENTION_EFFICIENT_ATTENTION_INTERNAL_H_

@@ -1,0 +1,216 @@
+// Efficient attention as it is defined, in double: both softmaxes written out, the rest
+// sums over all tokens.
+//
+// Tolerances are those of such sums on softmaxes that are off themselves: by a few u, u
+// times the range of their exponents, and a random walk of the sum over tokens.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "heed/ops/linear/efficient_attention/efficient_attention.h"
+#include "heed/ops/linear/efficient_attention/efficient_attention_internal.h"
+#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/parts/recurrent_reference_internal.h"
+#include "heed/ops/parts/reference_tensor_internal.h"
+
+namespace heed::efficient_attention {
+namespace {
+
+using parts::At;
+using parts::Clear;
+using parts::Put;
+using Tensor = parts::ReferenceTensor;
+
+std::vector<int64_t> Shape(const ConstTensorView& t) {
+  return {t.sizes().begin(), t.sizes().end()};
+}
+
+// softmax(q), k~ and v as the sums take them.
+struct Plain {
+  const Inputs& in;
+  Tensor q, k, v;
+  recurrent::Options options;
+  recurrent::ReferenceMath math;
+  std::vector<recurrent::TokenRange> ranges;
+  double softmax_error = 0;  // relative, of q and k
+
+  Plain(const Inputs& given, const Options& call)
+      : in(given), q(Shape(in.q)), k(Shape(in.k)), v(Shape(in.v)), options(call),
+        ranges(recurrent::Ranges("reference", in.q, call)) {
+    const double u = in.q.dtype() == DType::kF64 ? 0x1p-53 : 0x1p-24;
+    const auto counts = [&](int64_t b, int64_t t) {
+      return !call.kv_mask.present() ||
+             static_cast<const uint8_t*>(
+                 call.kv_mask.data())[parts::OffsetOf(call.kv_mask, {b, t})] != 0;
+    };
+    const int64_t H = in.q.size(2), K = in.q.size(3);
+    double spread = 0;
+    for (const auto& [b, begin, end] : ranges) {
+      for (int64_t h = 0; h < H; ++h) {
+        for (int64_t t = begin; t < end; ++t) {
+          double max = -std::numeric_limits<double>::infinity(), sum = 0;
+          for (int64_t i = 0; i < K; ++i) max = std::max(max, At(in.q, {b, t, h, i}));
+          for (int64_t i = 0; i < K; ++i) sum += std::exp(At(in.q, {b, t, h, i}) - max);
+          for (int64_t i = 0; i < K; ++i) {
+            const double x = At(in.q, {b, t, h, i}) - max;
+            spread = std::max(spread, -x);
+            Put(q.view(), {b, t, h, i}, std::exp(x) / sum);
+          }
+        }
+        for (int64_t i = 0; i < K; ++i) {
+          double max = -std::numeric_limits<double>::infinity(), sum = 0;
+          for (int64_t t = begin; t < end; ++t) {
+            if (counts(b, t)) max = std::max(max, At(in.k, {b, t, h, i}));
+          }
+          for (int64_t t = begin; t < end; ++t) {
+            if (counts(b, t)) sum += std::exp(At(in.k, {b, t, h, i}) - max);
+          }
+          for (int64_t t = begin; t < end; ++t) {
+            if (!counts(b, t)) continue;
+            const double x = At(in.k, {b, t, h, i}) - max;
+            spread = std::max(spread, -x);
+            Put(k.view(), {b, t, h, i}, std::exp(x) / sum);
+          }
+        }
+      }
+      for (int64_t t = begin; t < end; ++t) {
+        if (!counts(b, t)) continue;
+        for (int64_t h = 0; h < in.v.size(2); ++h) {
+          for (int64_t j = 0; j < in.v.size(3); ++j) {
+            Put(v.view(), {b, t, h, j}, At(in.v, {b, t, h, j}));
+          }
+        }
+      }
+    }
+    softmax_error =
+        u * (8 + spread + 3.5 * std::sqrt(static_cast<double>(in.q.size(1) + K)));
+    math.causal = false;
+    math.scale = call.scale.value_or(1 / std::sqrt(static_cast<double>(K)));
+    math.value_error = 2 * softmax_error;
+  }
+
+  recurrent::BackwardInputs Sums() const {
+    recurrent::BackwardInputs sums;
+    sums.q = q.view();
+    sums.k = k.view();
+    sums.v = v.view();
+    return sums;
+  }
+
+  // dx = y .* (dy - sum y .* dy), or the magnitude of its terms; `over_tokens`: of k.
+  void ThroughSoftmax(bool over_tokens, bool magnitudes, const Tensor& dy,
+                      const TensorView& dx) const {
+    if (!dx.present()) return;
+    const Tensor& y = over_tokens ? k : q;
+    const double sign = magnitudes ? 1 : -1;
+    for (const auto& [b, begin, end] : ranges) {
+      for (int64_t h = 0; h < in.q.size(2); ++h) {
+        std::vector<double> mean(static_cast<size_t>(in.q.size(3)));
+        const auto add = [&](int64_t t) {
+          for (int64_t i = 0; i < in.q.size(3); ++i) {
+            mean[over_tokens ? static_cast<size_t>(i) : 0] +=
+                At(y.view(), {b, t, h, i}) * At(dy.view(), {b, t, h, i});
+          }
+        };
+        for (int64_t t = begin; over_tokens && t < end; ++t) add(t);
+        for (int64_t t = begin; t < end; ++t) {
+          if (!over_tokens) {
+            mean[0] = 0;
+            add(t);
+          }
+          for (int64_t i = 0; i < in.q.size(3); ++i) {
+            const double of = At(dy.view(), {b, t, h, i}) +
+                              sign * mean[over_tokens ? static_cast<size_t>(i) : 0];
+            Put(dx, {b, t, h, i}, At(y.view(), {b, t, h, i}) * of);
+          }
+        }
+      }
+    }
+  }
+};
+
+Tensor Magnitudes(Tensor t) {
+  for (double& x : t.values) x = std::abs(x);
+  return t;
+}
+
+}  // namespace
+
+void Reference(const Inputs& in, const Options& options, const Outputs& out) {
+  const Plain plain(in, options);
+  recurrent::Reference(plain.Sums(), plain.options, plain.math, out);
+}
+
+void Tolerance(const Inputs& in, const Options& options, const Outputs& expected,
+               const Outputs& tolerance) {
+  const Plain plain(in, options);
+  recurrent::Inputs sums = plain.Sums();
+  const parts::RoundedTensor q(plain.q, in.q.dtype());
+  sums.q = q.view;
+  recurrent::Tolerance(sums, plain.options, plain.math, expected, tolerance);
+  const auto e = recurrent::EpsilonOf(in.q.dtype());
+  for (int64_t i = 0; i < tolerance.o.num_elements(); ++i) {
+    tolerance.o.as<double>()[i] +=
+        std::abs(expected.o.as<double>()[i]) * e.output + e.subnormal;
+  }
+}
+
+void BackwardReference(const BackwardInputs& in, const Options& options,
+                       const Gradients& out) {
+  for (const TensorView* t : {&out.dq, &out.dk, &out.dv}) Clear(*t);
+  const Plain plain(in, options);
+  recurrent::BackwardInputs sums = plain.Sums();
+  sums.d_o = in.d_o;
+  Tensor dq(plain.q.sizes), dk(plain.k.sizes);
+  recurrent::Gradients gradients;
+  gradients.dq = dq.view();
+  gradients.dk = dk.view();
+  gradients.dv = out.dv;
+  recurrent::BackwardReference(sums, plain.options, plain.math, gradients);
+  plain.ThroughSoftmax(false, false, dq, out.dq);
+  plain.ThroughSoftmax(true, false, dk, out.dk);
+}
+
+void BackwardTolerance(const BackwardInputs& in, const Options& options,
+                       const Gradients& expected, const Gradients& tolerance) {
+  for (const TensorView* t : {&tolerance.dq, &tolerance.dk, &tolerance.dv}) Clear(*t);
+  const Plain plain(in, options);
+  recurrent::BackwardInputs sums = plain.Sums();
+  const parts::RoundedTensor q(plain.q, in.q.dtype());
+  sums.q = q.view;
+  sums.d_o = in.d_o;
+  // Of the gradients of both softmaxes, and how far those are off.
+  Tensor dq(plain.q.sizes), dk(plain.k.sizes), dq_error(dq), dk_error(dk);
+  recurrent::Gradients gradients, errors;
+  gradients.dq = dq.view();
+  gradients.dk = dk.view();
+  gradients.dv = expected.dv;
+  errors.dq = dq_error.view();
+  errors.dk = dk_error.view();
+  errors.dv = tolerance.dv;
+  recurrent::BackwardReference(sums, plain.options, plain.math, gradients);
+  recurrent::BackwardTolerance(sums, plain.options, plain.math, gradients, errors);
+  const auto allow = [&](bool over_tokens, Tensor& error, const Tensor& gradient) {
+    const Tensor magnitude = Magnitudes(gradient);
+    for (size_t i = 0; i < error.values.size(); ++i) {
+      error.values[i] += 3 * plain.softmax_error * magnitude.values[i];
+    }
+    plain.ThroughSoftmax(over_tokens, true, error, over_tokens ? tolerance.dk : tolerance.dq);
+  };
+  allow(false, dq_error, dq);
+  allow(true, dk_error, dk);
+  const auto e = recurrent::EpsilonOf(in.q.dtype());
+  const auto round = [&](const TensorView& to, const TensorView& value) {
+    for (int64_t i = 0; to.present() && i < to.num_elements(); ++i) {
+      to.as<double>()[i] +=
+          std::abs(value.as<double>()[i]) * e.output + e.subnormal + e.underflow;
+    }
+  };
+  round(tolerance.dq, expected.dq);
+  round(tolerance.dk, expected.dk);
+  round(tolerance.dv, expected.dv);
+}
+
+}  // namespace heed::efficient_attention
