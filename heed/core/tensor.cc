@@ -2,6 +2,7 @@
 #include "heed/core/tensor.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <limits>
 #include <numeric>
@@ -22,9 +23,14 @@ struct Footprint {
   uintptr_t begin = 0, end = 0;   // of everything
   uintptr_t run_begin = 0;        // of the first run, in address order
   int64_t run = 0;                // bytes of one contiguous run
-  std::vector<std::pair<int64_t, int64_t>> axes;  // (stride bytes, size) above
+  // Above it: (stride bytes, size), from `first` to `last`. Allocates nothing: every call
+  // of every operation comes here.
+  std::array<std::pair<int64_t, int64_t>, kMaxRank> all_axes;
+  size_t first = 0, last = 0;
   bool empty = false;
   bool self_overlaps = false;
+
+  auto axes() const { return std::span(all_axes).subspan(first, last - first); }
 };
 
 Footprint Measure(const ConstTensorView& view) {
@@ -44,18 +50,17 @@ Footprint Measure(const ConstTensorView& view) {
     } else {
       f.end += static_cast<uintptr_t>(reach);
     }
-    f.axes.emplace_back(std::abs(stride), size);
+    f.all_axes[f.last++] = {std::abs(stride), size};
   }
   f.run_begin = f.begin;
-  std::sort(f.axes.begin(), f.axes.end());
+  std::sort(f.all_axes.begin(), f.all_axes.begin() + static_cast<ptrdiff_t>(f.last));
   f.run = element;
-  size_t merged = 0;  // innermost axes that continue the run without a gap
-  while (merged < f.axes.size() && f.axes[merged].first == f.run) {
-    f.run *= f.axes[merged++].second;
+  // Innermost axes that continue the run without a gap.
+  while (f.first < f.last && f.all_axes[f.first].first == f.run) {
+    f.run *= f.all_axes[f.first++].second;
   }
-  f.axes.erase(f.axes.begin(), f.axes.begin() + static_cast<ptrdiff_t>(merged));
   int64_t extent = f.run;
-  for (const auto& [stride, size] : f.axes) {
+  for (const auto& [stride, size] : f.axes()) {
     if (stride < extent) f.self_overlaps = true;
     extent += stride * (size - 1);
   }
@@ -213,8 +218,8 @@ bool Overlap(const ConstTensorView& a, const ConstTensorView& b) {
   // Interleaved runs: every run begins at its view's first run plus a multiple
   // of the greatest common stride g, so positions modulo g decide.
   int64_t g = 0;
-  for (const auto& axis : fa.axes) g = std::gcd(g, axis.first);
-  for (const auto& axis : fb.axes) g = std::gcd(g, axis.first);
+  for (const auto& axis : fa.axes()) g = std::gcd(g, axis.first);
+  for (const auto& axis : fb.axes()) g = std::gcd(g, axis.first);
   if (g == 0 || fa.run > g || fb.run > g) return true;
   const int64_t difference = static_cast<int64_t>(fb.run_begin - fa.run_begin);
   const int64_t offset = ((difference % g) + g) % g;

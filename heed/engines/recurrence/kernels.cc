@@ -8,27 +8,19 @@
 namespace heed::recurrence {
 namespace {
 
-std::string Declines(const Problem& problem, bool takes, const char* computes) {
-  if (takes) return "";
-  return std::string("computes ") + computes + ", not " + Name(problem.dtype);
+bool TakesF32(const Problem& problem) {
+  return IsFloat(problem.dtype) && problem.dtype != DType::kF64;
 }
 
-std::string DeclinesF32(const Problem& problem) {
-  return Declines(problem, IsFloat(problem.dtype) && problem.dtype != DType::kF64,
-                  "f32, bf16 and f16");
-}
-
-std::string DeclinesF64(const Problem& problem) {
-  return Declines(problem, problem.dtype == DType::kF64, "f64");
-}
+bool TakesF64(const Problem& problem) { return problem.dtype == DType::kF64; }
 
 // Matrix tiles will stand first here, with chunks of 64 tokens.
 constexpr Kernel kKernels[] = {
-    {"recurrence_f32", &DeclinesF32,
+    {"recurrence_f32", &TakesF32, "f32, bf16 and f16",
      "the recurrence itself, four tokens on strips of the state in registers, 16-bit "
      "tensors widened",
      &ForwardF32, &ForwardBytesF32, &StepF32, &BackwardF32, &BackwardBytesF32},
-    {"recurrence_f64", &DeclinesF64,
+    {"recurrence_f64", &TakesF64, "f64",
      "the recurrence itself, four tokens on strips of the state in registers",
      &ForwardF64, &ForwardBytesF64, &StepF64, &BackwardF64, &BackwardBytesF64},
 };
@@ -36,11 +28,13 @@ constexpr Kernel kKernels[] = {
 }  // namespace
 
 const Kernel& Choose(const char* op, const Context& /*ctx*/, const Problem& problem) {
+  for (const Kernel& kernel : kKernels) {
+    if (kernel.takes(problem)) return kernel;
+  }
   std::string reasons;
   for (const Kernel& kernel : kKernels) {
-    const std::string reason = kernel.declines(problem);
-    if (reason.empty()) return kernel;
-    reasons += std::string(reasons.empty() ? "" : "; ") + kernel.name + " " + reason;
+    reasons += std::string(reasons.empty() ? "" : "; ") + kernel.name + " computes " +
+               kernel.computes + ", not " + Name(problem.dtype);
   }
   throw Unsupported(std::string(op) + ": no kernel for this problem: " + reasons);
 }

@@ -14,8 +14,8 @@ namespace heed::recurrence {
 
 struct Kernel {
   const char* name;
-  // Empty if the kernel can run the problem, else why it cannot.
-  std::string (*declines)(const Problem& problem);
+  bool (*takes)(const Problem& problem);
+  const char* computes;  // what it takes, for errors
   const char* why;  // when it is chosen
 
   void (*forward)(Context& ctx, const Problem& problem);

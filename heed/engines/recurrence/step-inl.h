@@ -214,11 +214,14 @@ void Step(Context& ctx, const Problem& p) {
     static_cast<StepBuffers<T>*>(ctx.Scratch(worker))->Init(p);
   }
   // A normaliser is updated with the state: by one task.
-  const TaskQueue queue(p, ctx.num_threads(), p.normalize ? 0 : p.value_size);
-  ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
+  const int64_t whole = static_cast<int64_t>(p.sequences.size()) * p.value_heads;
+  const int64_t parts =
+      NumParts(whole, ctx.num_threads(), p.normalize ? 0 : p.value_size);
+  ctx.ParallelFor(whole * parts, [&](int64_t index, int worker) HWY_ATTR {
     const os::ScopedFloatControl float_control;
     const auto& buffers = *static_cast<const StepBuffers<T>*>(ctx.Scratch(worker));
-    StepHead<T>(p, queue.At(index), buffers);
+    const int64_t of = index / parts;
+    StepHead<T>(p, {of / p.value_heads, of % p.value_heads, index % parts, parts}, buffers);
   });
 }
 

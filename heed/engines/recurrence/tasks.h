@@ -22,6 +22,13 @@ struct Task {
   int64_t part, parts;  // of the columns
 };
 
+// Into how many parts `columns` are taken for `whole` tasks to be enough for all threads.
+inline int64_t NumParts(int64_t whole, int64_t threads, int64_t columns) {
+  const int64_t units = (columns + kPartColumns - 1) / kPartColumns;
+  if (whole <= 0 || whole >= threads || units <= 1) return 1;
+  return std::min((threads + whole - 1) / whole, units);
+}
+
 class TaskQueue {
  public:
   // `columns` of the states may be taken apart; 0: not at all.
@@ -32,11 +39,7 @@ class TaskQueue {
       return p.sequences[static_cast<size_t>(a)].count >
              p.sequences[static_cast<size_t>(b)].count;
     });
-    const int64_t whole = heads_ * static_cast<int64_t>(order_.size());
-    const int64_t units = (columns + kPartColumns - 1) / kPartColumns;
-    if (whole > 0 && whole < threads && units > 1) {
-      parts_ = std::min((threads + whole - 1) / whole, units);
-    }
+    parts_ = NumParts(heads_ * static_cast<int64_t>(order_.size()), threads, columns);
   }
 
   int64_t parts() const { return parts_; }

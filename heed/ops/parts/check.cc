@@ -56,8 +56,9 @@ void CheckContiguousRows(const char* op, const char* name,
   }
 }
 
-void CheckWritable(const char* op, const char* name, const TensorView& t,
-                   const char* in_name, const ConstTensorView& in) {
+namespace {
+
+void CheckEachOnce(const char* op, const char* name, const TensorView& t) {
   CheckReadable(op, name, t);
   if (SelfOverlaps(t)) {
     Fail(op, name,
@@ -65,9 +66,34 @@ void CheckWritable(const char* op, const char* name, const TensorView& t,
              t.ShapeString(),
          "strides that reach every element once");
   }
+}
+
+void CheckApart(const char* op, const char* name, const TensorView& t,
+                const char* in_name, const ConstTensorView& in) {
   if (Overlap(t, in)) {
     Fail(op, name, std::string("overlaps ") + in_name, "memory of its own");
   }
+}
+
+}  // namespace
+
+void CheckWritable(const char* op, const char* name, const TensorView& t,
+                   const char* in_name, const ConstTensorView& in) {
+  CheckEachOnce(op, name, t);
+  CheckApart(op, name, t, in_name, in);
+}
+
+void Apart::Reads(const char* name, const ConstTensorView& t) {
+  if (t.present()) tensors_.at(count_++) = {name, t};
+}
+
+void Apart::Writes(const char* op, const char* name, const TensorView& t) {
+  if (!t.present()) return;
+  CheckEachOnce(op, name, t);
+  for (size_t i = 0; i < count_; ++i) {
+    CheckApart(op, name, t, tensors_[i].name.c_str(), tensors_[i].view);
+  }
+  Reads(name, t);
 }
 
 }  // namespace heed::parts

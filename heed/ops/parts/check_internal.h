@@ -3,6 +3,8 @@
 #ifndef HEED_OPS_PARTS_CHECK_INTERNAL_H_
 #define HEED_OPS_PARTS_CHECK_INTERNAL_H_
 
+#include <array>
+#include <cstddef>
 #include <string>
 
 #include "heed/core/tensor.h"
@@ -30,6 +32,24 @@ void CheckContiguousRows(const char* op, const char* name,
 // messages call `in_name`.
 void CheckWritable(const char* op, const char* name, const TensorView& t,
                    const char* in_name, const ConstTensorView& in);
+
+// The tensors of a call, so that what it writes shares no memory with what it reads or
+// with each other. Allocates nothing but for long names.
+class Apart {
+ public:
+  // Absent ones are left out.
+  void Reads(const char* name, const ConstTensorView& t);
+  // Writable, apart from all before, which it joins.
+  void Writes(const char* op, const char* name, const TensorView& t);
+
+ private:
+  struct Named {
+    std::string name;
+    ConstTensorView view;
+  };
+  std::array<Named, 32> tensors_;
+  size_t count_ = 0;
+};
 
 }  // namespace heed::parts
 

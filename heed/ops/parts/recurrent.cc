@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "heed/core/dispatch.h"
@@ -19,12 +21,11 @@ using parts::Fail;
 using recurrence::Gate;
 using recurrence::Problem;
 
-using Shape = std::vector<int64_t>;
-
 void CheckShape(const char* op, const char* name, const ConstTensorView& t,
-                const Shape& shape) {
-  if (!std::equal(t.sizes().begin(), t.sizes().end(), shape.begin(), shape.end())) {
-    Fail(op, name, "has shape " + t.ShapeString(), ShapeString(shape));
+                const Axes& shape) {
+  const std::span<const int64_t> sizes = shape;
+  if (!std::equal(t.sizes().begin(), t.sizes().end(), sizes.begin(), sizes.end())) {
+    Fail(op, name, "has shape " + t.ShapeString(), ShapeString(sizes));
   }
 }
 
@@ -42,7 +43,7 @@ std::vector<int64_t> Integers(const char* op, const char* name, const ConstTenso
   }
   if (t.rank() != 1 || (size >= 0 && t.size(0) != size)) {
     Fail(op, name, "has shape " + t.ShapeString(),
-         size >= 0 ? ShapeString(Shape{size}) : "[N + 1]");
+         size >= 0 ? ShapeString(Axes{size}) : "[N + 1]");
   }
   parts::CheckReadable(op, name, t);
   std::vector<int64_t> values;
@@ -60,9 +61,21 @@ std::string At(const char* name, size_t i) {
 struct Call {
   Problem problem;
   std::vector<TokenRange> ranges;
-  Shape q_shape, v_shape, decay_shape, S_shape, z_shape;
+  Axes q_shape, v_shape, decay_shape, S_shape, z_shape;
   bool reverse, value_first;
   DType o_dtype, dv_dtype;  // d_o has that of o
+
+  // As if new, but for the memory of lists.
+  void Reset() {
+    std::vector<recurrence::Sequence> sequences = std::move(problem.sequences);
+    sequences.clear();
+    problem = {};
+    problem.sequences = std::move(sequences);
+    ranges.clear();
+    decays_f64.clear();
+    decays_f32.clear();
+    decay_shape = {};
+  }
   std::vector<double> decays_f64;  // constants of heads, whatever their dtype was
   std::vector<float> decays_f32;
 };
@@ -96,7 +109,6 @@ recurrence::States StatesOf(const Call& call, const ConstTensorView& t) {
 }
 
 void CheckDecays(const char* op, const ConstTensorView& t) {
-  Shape index(t.sizes().size());
   const int64_t count = t.num_elements();
   for (int64_t i = 0; i < count; ++i) {
     int64_t rest = i, at = 0;
@@ -111,9 +123,9 @@ void CheckDecays(const char* op, const ConstTensorView& t) {
   }
 }
 
-Call CheckedCall(const char* op, const Context* checks, const Definition& definition,
-                 const Inputs& in, const Options& options, bool data) {
-  Call call;
+void CheckCall(const char* op, const Context* checks, const Definition& definition,
+               const Inputs& in, const Options& options, bool data, Call& call) {
+  call.Reset();
   Problem& p = call.problem;
   const char *query_name = definition.query_name, *value_name = definition.value_name;
   if (!in.q.present()) Fail(op, query_name, "is absent", "a tensor");
@@ -138,7 +150,7 @@ Call CheckedCall(const char* op, const Context* checks, const Definition& defini
   call.dv_dtype = around != nullptr && around->wide_dv ? StateDType(p.dtype) : p.dtype;
   call.q_shape = {B, T, H, K};
   call.v_shape = {B, T, HV, V};
-  const auto input = [&](const char* name, const ConstTensorView& t, const Shape& shape) {
+  const auto input = [&](const char* name, const ConstTensorView& t, const Axes& shape) {
     CheckInput(op, name, t, shape, p.dtype, data);
     parts::CheckContiguousRows(op, name, t);
   };
@@ -191,7 +203,7 @@ Call CheckedCall(const char* op, const Context* checks, const Definition& defini
     }
   }
 
-  call.ranges = Ranges(op, in.q, options);
+  Ranges(op, in.q, options, call.ranges);
   const auto sequences = static_cast<int64_t>(call.ranges.size());
   for (int64_t i = 0; i < sequences; ++i) {
     const TokenRange& range = call.ranges[static_cast<size_t>(i)];
@@ -218,7 +230,7 @@ Call CheckedCall(const char* op, const Context* checks, const Definition& defini
     if (skip.present()) p.skip = {skip.data(), skip.dtype(), 0, 0, skip.stride(0)};
   }
   const auto state = [&](const char* name, const ConstTensorView& t, bool exists,
-                         const Shape& shape) {
+                         const Axes& shape) {
     if (!t.present()) return;
     if (!exists) Fail(op, name, "is given", "none: this call has no such state");
     CheckInput(op, name, t, shape, StateDType(p.dtype), data);
@@ -227,45 +239,42 @@ Call CheckedCall(const char* op, const Context* checks, const Definition& defini
   state("initial_state.z", in.initial.z, p.causal && p.normalize, call.z_shape);
   p.initial = StatesOf(call, in.initial.S);
   p.initial_z = StatesOf(call, in.initial.z);
-  return call;
 }
 
-struct Named {
-  std::string name;
-  ConstTensorView view;
-};
-
-std::vector<Named> Reads(const Definition& definition, const Inputs& in,
-                         const Options& options) {
-  return {{definition.query_name, in.q},
-          {definition.key_name, in.k},
-          {definition.value_name, in.v},
-          {"log_decay", in.log_decay},
-          {"initial_state", in.initial.S},
-          {"initial_state.z", in.initial.z},
-          {"lengths", options.lengths},
-          {"starts", options.starts},
-          {"cu_seqlens", options.cu_seqlens}};
+Call CheckedCall(const char* op, const Context* checks, const Definition& definition,
+                 const Inputs& in, const Options& options, bool data) {
+  Call call;
+  CheckCall(op, checks, definition, in, options, data, call);
+  return call;
 }
 
 // Checks outputs: shape, dtype, and memory apart from all inputs and each other.
 class Outlets {
  public:
-  Outlets(const char* op, std::vector<Named> reads) : op_(op), others_(std::move(reads)) {}
-
-  void Check(const char* name, const TensorView& t, const Shape& shape, DType dtype,
+  Outlets(const char* op, const Definition& definition, const Inputs& in,
+          const Options& options)
+      : op_(op) {
+    Reads(definition.query_name, in.q);
+    Reads(definition.key_name, in.k);
+    Reads(definition.value_name, in.v);
+    Reads("log_decay", in.log_decay);
+    Reads("initial_state", in.initial.S);
+    Reads("initial_state.z", in.initial.z);
+    Reads("lengths", options.lengths);
+    Reads("starts", options.starts);
+    Reads("cu_seqlens", options.cu_seqlens);
+  }
+  void Reads(const char* name, const ConstTensorView& t) { tensors_.Reads(name, t); }
+  void Check(const char* name, const TensorView& t, const Axes& shape, DType dtype,
              bool contiguous_rows) {
     CheckInput(op_, name, t, shape, dtype, true);
     if (contiguous_rows) parts::CheckContiguousRows(op_, name, t);
-    for (const Named& other : others_) {
-      if (other.view.present()) parts::CheckWritable(op_, name, t, other.name.c_str(), other.view);
-    }
-    others_.push_back({name, t});
+    tensors_.Writes(op_, name, t);
   }
 
  private:
   const char* op_;
-  std::vector<Named> others_;
+  parts::Apart tensors_;
 };
 
 void Prepare(const Definition& definition) {
@@ -283,7 +292,7 @@ double Bytes(const ConstTensorView& t) {
 }  // namespace
 
 void CheckInput(const char* op, const char* name, const ConstTensorView& t,
-                const Shape& shape, DType dtype, bool data) {
+                const Axes& shape, DType dtype, bool data) {
   if (!t.present()) Fail(op, name, "is absent", "a tensor");
   CheckDType(op, name, t, dtype);
   CheckShape(op, name, t, shape);
@@ -295,12 +304,16 @@ ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView
   if (t.rank() > 3) {
     Fail(op, name, "has shape " + t.ShapeString(), "one token of each sequence: [B, H, ...]");
   }
+  if (t.rank() == 2) {
+    return {t.data(), t.dtype(), {t.size(0), 1, t.size(1)}, {t.stride(0), 0, t.stride(1)},
+            t.device()};
+  }
   if (t.rank() < 2) return t;
-  Shape sizes(t.sizes().begin(), t.sizes().end());
-  Shape strides(t.strides().begin(), t.strides().end());
-  sizes.insert(sizes.begin() + 1, 1);
-  strides.insert(strides.begin() + 1, 0);
-  return {t.data(), t.dtype(), sizes, strides, t.device()};
+  return {t.data(),
+          t.dtype(),
+          {t.size(0), 1, t.size(1), t.size(2)},
+          {t.stride(0), 0, t.stride(1), t.stride(2)},
+          t.device()};
 }
 
 DType StateDType(DType dtype) {
@@ -333,8 +346,15 @@ void ClearOthers(const std::vector<TokenRange>& ranges, const TensorView& t) {
 
 std::vector<TokenRange> Ranges(const char* op, const ConstTensorView& q,
                                const Options& options) {
-  const int64_t B = q.size(0), T = q.size(1);
   std::vector<TokenRange> ranges;
+  Ranges(op, q, options, ranges);
+  return ranges;
+}
+
+void Ranges(const char* op, const ConstTensorView& q, const Options& options,
+            std::vector<TokenRange>& ranges) {
+  const int64_t B = q.size(0), T = q.size(1);
+  ranges.clear();
   if (options.cu_seqlens.present()) {
     if (options.lengths.present() || options.starts.present()) {
       Fail(op, options.lengths.present() ? "lengths" : "starts", "is given",
@@ -355,7 +375,7 @@ std::vector<TokenRange> Ranges(const char* op, const ConstTensorView& q,
       }
       ranges.push_back({0, bounds[i - 1], bounds[i]});
     }
-    return ranges;
+    return;
   }
   const auto lengths = Integers(op, "lengths", options.lengths, B);
   const auto starts = Integers(op, "starts", options.starts, B);
@@ -371,7 +391,6 @@ std::vector<TokenRange> Ranges(const char* op, const ConstTensorView& q,
     }
     ranges.push_back({static_cast<int64_t>(b), std::min(begin, end), end});
   }
-  return ranges;
 }
 
 void Forward(const char* op, Context& ctx, const Definition& definition, const Inputs& in,
@@ -379,10 +398,10 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   Call call = CheckedCall(op, &ctx, definition, in, options, true);
   Problem& p = call.problem;
-  Outlets outlets(op, Reads(definition, in, options));
+  Outlets outlets(op, definition, in, options);
   outlets.Check("o", out.o, call.v_shape, call.o_dtype, true);
   const auto state = [&](const char* name, const TensorView& t, bool exists,
-                         const Shape& shape) {
+                         const Axes& shape) {
     if (!t.present()) return;
     if (!exists) Fail(op, name, "is asked for", "none: this call has no such state");
     outlets.Check(name, t, shape, StateDType(p.dtype), false);
@@ -407,22 +426,21 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   CheckInput(op, "d_o", in.d_o, call.v_shape, call.o_dtype, true);
   parts::CheckContiguousRows(op, "d_o", in.d_o);
   g.d_o = RowsOf(call, in.d_o);
-  auto reads = Reads(definition, in, options);
-  reads.push_back({"d_o", in.d_o});
+  Outlets outlets(op, definition, in, options);
+  outlets.Reads("d_o", in.d_o);
   const auto arriving = [&](const char* name, const ConstTensorView& t, bool exists,
-                            const Shape& shape) {
+                            const Axes& shape) {
     if (!t.present()) return recurrence::States();
     if (!exists) Fail(op, name, "is given", "none: this call has no such state");
     CheckInput(op, name, t, shape, StateDType(p.dtype), true);
-    reads.push_back({name, t});
+    outlets.Reads(name, t);
     return StatesOf(call, t);
   };
   const bool has_z = p.causal && p.normalize;
   g.d_final = arriving("d_state", in.d_final.S, p.causal, call.S_shape);
   g.d_final_z = arriving("d_state.z", in.d_final.z, has_z, call.z_shape);
 
-  Outlets outlets(op, std::move(reads));
-  const auto gradient = [&](const std::string& name, const TensorView& t, const Shape& shape,
+  const auto gradient = [&](const std::string& name, const TensorView& t, const Axes& shape,
                             DType dtype, bool exists) {
     if (!t.present()) return recurrence::Rows();
     if (!exists) Fail(op, name.c_str(), "is asked for", "none: there is no such input");
@@ -438,7 +456,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
                p.gate == Gate::kNone ? p.dtype : in.log_decay.dtype(),
                p.gate != Gate::kNone);
   const auto initial = [&](const char* name, const TensorView& t, bool exists,
-                           const Shape& shape) {
+                           const Axes& shape) {
     if (!t.present()) return recurrence::States();
     if (!exists) Fail(op, name, "is asked for", "none: this call has no such state");
     outlets.Check(name, t, shape, StateDType(p.dtype), false);
@@ -465,10 +483,11 @@ void Step(const char* op, Context& ctx, const Definition& definition,
   whole.log_decay = OneToken(op, "log_decay", in.log_decay);
   Options scale;  // all that a token can be asked for
   scale.scale = options.scale;
-  Call call = CheckedCall(op, &ctx, definition, whole, scale, true);
+  thread_local Call call;  // whose memory the next step finds again
+  CheckCall(op, &ctx, definition, whole, scale, true, call);
   Problem& p = call.problem;
-  Outlets outlets(op, Reads(definition, whole, scale));
-  const auto in_place = [&](const char* name, const TensorView& t, const Shape& shape) {
+  Outlets outlets(op, definition, whole, scale);
+  const auto in_place = [&](const char* name, const TensorView& t, const Axes& shape) {
     if (!t.present()) Fail(op, name, "is absent", "a tensor");
     outlets.Check(name, t, shape, StateDType(p.dtype), true);
     return StatesOf(call, t);

@@ -2,9 +2,14 @@
 #ifndef HEED_OPS_PARTS_RECURRENT_INTERNAL_H_
 #define HEED_OPS_PARTS_RECURRENT_INTERNAL_H_
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "heed/core/context.h"
@@ -78,11 +83,31 @@ struct TokenRange {
 };
 std::vector<TokenRange> Ranges(const char* op, const ConstTensorView& q,
                                const Options& options);
+void Ranges(const char* op, const ConstTensorView& q, const Options& options,
+            std::vector<TokenRange>& ranges);  // in the memory that is there
+
+// Up to four sizes or strides, on the stack: a step allocates nothing.
+class Axes {
+ public:
+  Axes() = default;
+  Axes(std::initializer_list<int64_t> sizes) : Axes(std::span(sizes.begin(), sizes.end())) {}
+  Axes(std::span<const int64_t> sizes) : rank_(sizes.size()) {  // NOLINT: the same numbers
+    std::copy(sizes.begin(), sizes.end(), sizes_.begin());
+  }
+  int64_t& operator[](size_t axis) { return sizes_[axis]; }
+  operator std::span<const int64_t>() const {  // NOLINT: the same numbers
+    return {sizes_.data(), rank_};
+  }
+
+ private:
+  std::array<int64_t, 4> sizes_{};
+  size_t rank_ = 0;
+};
 
 // Of a tensor that is read: throws InvalidArgument unless it is there and readable, of
 // this shape and dtype. With `data` false, pointers may be null.
 void CheckInput(const char* op, const char* name, const ConstTensorView& t,
-                const std::vector<int64_t>& shape, DType dtype, bool data);
+                const Axes& shape, DType dtype, bool data);
 
 // [B, H, D] as [B, 1, H, D], [B, H] as [B, 1, H].
 ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView& t);

@@ -71,7 +71,7 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
                                 const Gradients& out);
 
 // Computes o of one token, S read and updated in place; of the options, scale alone. Bound
-// by the memory of S; a few small lists of the call are allocated.
+// by the memory of S; allocates nothing from a thread's second step on.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
                    const State& state, const TensorView& o);
 

@@ -12,6 +12,13 @@ namespace {
 constexpr recurrent::Definition kDefinition = {.decay = recurrent::DecayShape::kHead,
                                                .root_scale = true};
 
+void SetLogDecays(int64_t heads, std::vector<double>& decays) {
+  decays.clear();
+  for (int64_t h = 0; h < heads; ++h) {
+    decays.push_back(std::log1p(-std::exp2(-5 - static_cast<double>(h))));
+  }
+}
+
 // What a call that leaves out its decays takes: memory and a view of it.
 struct Decays {
   std::vector<double> f64;
@@ -22,7 +29,7 @@ struct Decays {
     const int rank = in.v.rank();
     if (in.log_decay.present() || rank < 3) return in.log_decay;
     const int64_t heads = in.v.size(rank - 2);
-    f64 = LogDecays(heads);
+    SetLogDecays(heads, f64);
     f32.assign(f64.begin(), f64.end());
     if (in.q.dtype() == DType::kF64) return {f64.data(), DType::kF64, {heads}};
     return {f32.data(), DType::kF32, {heads}};
@@ -39,9 +46,7 @@ In WithDecays(In in, Decays& decays) {
 
 std::vector<double> LogDecays(int64_t heads) {
   std::vector<double> decays;
-  for (int64_t h = 0; h < heads; ++h) {
-    decays.push_back(std::log1p(-std::exp2(-5 - static_cast<double>(h))));
-  }
+  SetLogDecays(heads, decays);
   return decays;
 }
 
@@ -60,7 +65,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
 
 void Step(Context& ctx, const StepInputs& in, const Options& options,
           const State& state, const TensorView& o) {
-  Decays decays;
+  thread_local Decays decays;  // whose memory the next step finds again
   recurrent::Step("retention::Step", ctx, kDefinition, WithDecays(in, decays), options,
                   state, o);
 }

@@ -88,8 +88,8 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
                                 const Gradients& out);
 
 // Computes o of one token, S and z read and updated in place; of the options, what the
-// mathematics needs. Bound by the memory of S; a few small lists of the call are
-// allocated. Throws InvalidArgument besides if not causal.
+// mathematics needs. Bound by the memory of S; allocates nothing from a thread's second
+// step on. Throws InvalidArgument besides if not causal.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
                    const State& state, const TensorView& o);
 

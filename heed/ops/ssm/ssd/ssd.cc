@@ -20,20 +20,19 @@ using parts::Fail;
 using recurrent::Definition;
 using recurrent::StateDType;
 
-using Shape = std::vector<int64_t>;
+using recurrent::Axes;
 
-// Constants of heads, read in f64.
-std::vector<double> Constants(const ConstTensorView& t) {
-  std::vector<double> values;
-  if (!t.present() || t.data() == nullptr) return values;
-  const int64_t columns = t.rank() == 2 ? t.size(1) : 1;
+// Constants of heads, read in f64; each `copies` times where it is one per head.
+void Read(const ConstTensorView& t, int64_t copies, std::vector<double>& values) {
+  values.clear();
+  if (!t.present() || t.data() == nullptr) return;
+  const int64_t columns = t.rank() == 2 ? t.size(1) : copies;
   for (int64_t h = 0; h < t.size(0); ++h) {
     for (int64_t i = 0; i < columns; ++i) {
       const int64_t at = h * t.stride(0) + (t.rank() == 2 ? i * t.stride(1) : 0);
       values.push_back(LoadAsDouble(t.dtype(), t.data(), at));
     }
   }
-  return values;
 }
 
 // What the recurrence does not check: dt, A, D, z, dt_bias and the options.
@@ -56,7 +55,7 @@ void CheckOwn(const char* op, const Inputs& in, const Options& options, bool dat
   recurrent::CheckInput(op, "A", in.A, {H},
                         in.A.present() ? any_float("A", in.A) : dtype, data);
   if (in.D.present()) {
-    recurrent::CheckInput(op, "D", in.D, in.D.rank() == 2 ? Shape{H, P} : Shape{H},
+    recurrent::CheckInput(op, "D", in.D, in.D.rank() == 2 ? Axes{H, P} : Axes{H},
                           any_float("D", in.D), data);
   }
   if (in.z.present()) {
@@ -76,31 +75,19 @@ void CheckOwn(const char* op, const Inputs& in, const Options& options, bool dat
   }
 }
 
-struct Named {
-  const char* name;
-  ConstTensorView view;
-};
-
-std::vector<Named> Reads(const Inputs& in, const Options& options) {
-  return {{"x", in.x},         {"dt", in.dt},
-          {"A", in.A},         {"B", in.B},
-          {"C", in.C},         {"D", in.D},
-          {"z", in.z},         {"dt_bias", in.dt_bias},
-          {"initial_state", in.initial}, {"lengths", options.lengths},
-          {"starts", options.starts},    {"cu_seqlens", options.cu_seqlens}};
-}
-
-// An output apart from `others`, which it joins. Shapes are looked at elsewhere.
-void CheckApart(const char* op, const char* name, const TensorView& t,
-                std::vector<Named>& others) {
-  if (!t.present()) return;
-  for (const Named& other : others) {
-    if (other.view.present()) parts::CheckWritable(op, name, t, other.name, other.view);
+parts::Apart Reads(const Inputs& in, const Options& options) {
+  parts::Apart tensors;
+  for (const auto& [name, view] :
+       {std::pair{"x", &in.x}, {"dt", &in.dt}, {"A", &in.A}, {"B", &in.B}, {"C", &in.C},
+        {"D", &in.D}, {"z", &in.z}, {"dt_bias", &in.dt_bias},
+        {"initial_state", &in.initial}, {"lengths", &options.lengths},
+        {"starts", &options.starts}, {"cu_seqlens", &options.cu_seqlens}}) {
+    tensors.Reads(name, *view);
   }
-  others.push_back({name, t});
+  return tensors;
 }
 
-TensorView Staged(const void* data, DType dtype, const Shape& sizes, const Shape& strides) {
+TensorView Staged(const void* data, DType dtype, const Axes& sizes, const Axes& strides) {
   return {const_cast<void*>(data), dtype, sizes, strides};
 }
 
@@ -121,10 +108,12 @@ Definition With(const recurrent::Surroundings& around) {
           .surroundings = &around};
 }
 
-Plan PlanOf(const char* op, const Inputs& in, const Options& options, bool data) {
+void MakePlan(const char* op, const Inputs& in, const Options& options, bool data,
+              Plan& plan) {
   CheckOwn(op, in, options, data);
-  Plan plan;
+  plan.in = {};
   Elements& e = plan.e;
+  e.skip = {};
   e.in = in;
   e.softplus = options.dt_softplus;
   e.dt_min = options.dt_min;
@@ -132,21 +121,19 @@ Plan PlanOf(const char* op, const Inputs& in, const Options& options, bool data)
   e.heads = in.x.size(2);
   e.channels = in.x.size(3);
   e.compute = StateDType(in.x.dtype());
-  e.A = Constants(in.A);
-  e.bias = Constants(in.dt_bias);
+  Read(in.A, 1, e.A);
+  Read(in.dt_bias, 1, e.bias);
   if (e.bias.empty()) e.bias.assign(static_cast<size_t>(e.heads), 0.0);
-  e.D = Constants(in.D);
-  if (in.D.present() && in.D.rank() == 1) {
-    std::vector<double> whole;
-    for (const double value : e.D) {
-      whole.insert(whole.end(), static_cast<size_t>(e.channels), value);
-    }
-    e.D = whole;
-  }
+  Read(in.D, e.channels, e.D);
   plan.in.q = in.C;
   plan.in.k = in.B;
   plan.in.v = in.x;
   plan.in.initial.S = in.initial;
+}
+
+Plan PlanOf(const char* op, const Inputs& in, const Options& options, bool data) {
+  Plan plan;
+  MakePlan(op, in, options, data, plan);
   return plan;
 }
 
@@ -166,7 +153,7 @@ int64_t LayOut(Plan& plan, void* base, bool backward) {
     carver.Next(at, elements);
     return at;
   };
-  const Shape by_token = {B, T, H}, heads_first = {H * T, 1, T};
+  const Axes by_token = {B, T, H}, heads_first = {H * T, 1, T};
   const auto of_tokens = [&] {
     return Staged(next(B * T * H), e.compute, by_token, heads_first);
   };
@@ -218,8 +205,8 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   constexpr char kOp[] = "ssd::Forward";
   Plan plan = PlanOf(kOp, in, options, true);
   auto others = Reads(in, options);
-  CheckApart(kOp, "o", out.o, others);
-  CheckApart(kOp, "final_state", out.final, others);
+  others.Writes(kOp, "o", out.o);
+  others.Writes(kOp, "final_state", out.final);
   plan.e.ranges = recurrent::Ranges(kOp, in.x, options);
   Stage(ctx, plan, false);
   plan.around.output_gate = in.z;
@@ -232,20 +219,20 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   constexpr char kOp[] = "ssd::Backward";
   Plan plan = PlanOf(kOp, in, options, true);
   Elements& e = plan.e;
-  recurrent::CheckInput(kOp, "d_o", in.d_o, {in.x.sizes().begin(), in.x.sizes().end()},
+  recurrent::CheckInput(kOp, "d_o", in.d_o, in.x.sizes(),
                         in.x.dtype(), true);
   parts::CheckContiguousRows(kOp, "d_o", in.d_o);
   auto others = Reads(in, options);
-  others.push_back({"d_o", in.d_o});
-  others.push_back({"d_state", in.d_final});
+  others.Reads("d_o", in.d_o);
+  others.Reads("d_state", in.d_final);
   // Of those outputs that the recurrence does not know: shapes and dtypes too.
   const auto like = [&](const char* name, const TensorView& t, const ConstTensorView& of) {
     if (!t.present()) return;
     if (!of.present()) Fail(kOp, name, "is asked for", "none: there is no such input");
-    recurrent::CheckInput(kOp, name, t, {of.sizes().begin(), of.sizes().end()}, of.dtype(),
+    recurrent::CheckInput(kOp, name, t, of.sizes(), of.dtype(),
                           true);
     if (t.rank() == 4) parts::CheckContiguousRows(kOp, name, t);
-    CheckApart(kOp, name, t, others);
+    others.Writes(kOp, name, t);
   };
   like("dx", out.dx, in.x);
   like("ddt", out.ddt, in.dt);
@@ -253,9 +240,9 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   like("dD", out.dD, in.D);
   like("dz", out.dz, in.z);
   like("ddt_bias", out.ddt_bias, in.dt_bias);
-  CheckApart(kOp, "dB", out.dB, others);
-  CheckApart(kOp, "dC", out.dC, others);
-  CheckApart(kOp, "dinitial_state", out.dinitial, others);
+  others.Writes(kOp, "dB", out.dB);
+  others.Writes(kOp, "dC", out.dC);
+  others.Writes(kOp, "dinitial_state", out.dinitial);
 
   e.ranges = recurrent::Ranges(kOp, in.x, options);
   e.d_o = in.d_o;
@@ -303,11 +290,13 @@ void Step(Context& ctx, const Inputs& in, const Options& options, const TensorVi
   whole.z = recurrent::OneToken(kOp, "z", in.z);
   Options of_token = options;
   of_token.lengths = of_token.starts = of_token.cu_seqlens = {};
-  Plan plan = PlanOf(kOp, whole, of_token, true);
+  thread_local Plan plan;  // whose memory the next step finds again
+  plan.around = {};
+  MakePlan(kOp, whole, of_token, true, plan);
   auto others = Reads(in, of_token);
-  CheckApart(kOp, "state", state, others);
-  CheckApart(kOp, "o", o, others);
-  plan.e.ranges = recurrent::Ranges(kOp, whole.x, of_token);
+  others.Writes(kOp, "state", state);
+  others.Writes(kOp, "o", o);
+  recurrent::Ranges(kOp, whole.x, of_token, plan.e.ranges);
   Stage(ctx, plan, false);
   plan.around.output_gate = whole.z;
   plan.around.prepare = [&] { PrepareTimeSteps(kOp, ctx, plan.e); };

@@ -104,8 +104,8 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 
 // Computes o of one token, the state read and updated in place: x and z are [B, H, P], dt
 // [B, H], B and C [B, G, N]; `initial` is absent. Of the options, what the mathematics
-// needs. The state has contiguous rows. Bound by its memory; a few small lists of the
-// call are allocated.
+// needs. The state has contiguous rows. Bound by its memory; allocates nothing from a
+// thread's second step on.
 HEED_API void Step(Context& ctx, const Inputs& in, const Options& options,
                    const TensorView& state, const TensorView& o);
 

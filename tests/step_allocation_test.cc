@@ -1,0 +1,113 @@
+// One token allocates nothing: every step, once its thread has taken one before.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "heed/core/context.h"
+#include "heed/harness/buffer.h"
+#include "heed/harness/case.h"
+#include "heed/ops/parts/recurrent_case.h"
+#include "heed/ops/ssm/ssd/ssd.h"
+
+namespace {
+std::atomic<int64_t> allocations{0};
+}  // namespace
+
+// Replaced for the whole program, the library included.
+void* operator new(size_t size) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
+  throw std::bad_alloc();
+}
+void* operator new[](size_t size) { return operator new(size); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+
+namespace heed {
+namespace {
+
+template <class F>
+int64_t AllocationsOf(const F& f) {
+  f();
+  f();
+  const int64_t before = allocations.load();
+  f();
+  return allocations.load() - before;
+}
+
+class StepAllocation : public testing::TestWithParam<DType> {
+ protected:
+  static constexpr int64_t B = 2, H = 2, HV = 4, K = 24, V = 40;
+  TensorView Tensor(std::vector<int64_t> sizes, DType dtype) {
+    memory_.push_back(Buffer(dtype, sizes).FillNormal(memory_.size() + 1));
+    return memory_.back().view();
+  }
+  TensorView Decay(std::vector<int64_t> sizes) {
+    memory_.push_back(Buffer(state_, sizes).FillConstant(-0.25));
+    return memory_.back().view();
+  }
+
+  const DType dtype_ = GetParam();
+  const DType state_ = dtype_ == DType::kF64 ? DType::kF64 : DType::kF32;
+  std::vector<Buffer> memory_;
+};
+
+TEST_P(StepAllocation, OfMechanismsOnTheRecurrenceEngine) {
+  int tested = 0;
+  for (const OpEntry& op : AllOps()) {
+    if (op.recurrent == nullptr || !op.recurrent->step) continue;
+    const recurrent::Mechanism& m = *op.recurrent;
+    const recurrent::Definition& d = m.definition;
+    const int64_t F = recurrence::FeatureSize(d.feature, K);
+    recurrent::StepInputs in;
+    in.q = Tensor({B, H, K}, dtype_);
+    if (!d.complement_keys) in.k = Tensor({B, H, K}, dtype_);
+    in.v = Tensor({B, HV, V}, dtype_);
+    using recurrent::DecayShape;
+    if (d.decay == DecayShape::kHead) in.log_decay = Decay({HV});
+    if (d.decay == DecayShape::kToken) in.log_decay = Decay({B, HV});
+    if (d.decay == DecayShape::kKey) in.log_decay = Decay({B, HV, K});
+    recurrent::State state;
+    state.S = Tensor({B, HV, F, V}, state_);
+    if (d.normalize) state.z = Tensor({B, HV, F}, state_);
+    const TensorView o = Tensor({B, HV, V}, dtype_);
+    for (const int threads : {1, 2}) {
+      Context ctx(threads);
+      EXPECT_EQ(AllocationsOf([&] { m.step(ctx, in, {}, state, o); }), 0)
+          << op.name << ", " << threads << " threads";
+    }
+    ++tested;
+  }
+  EXPECT_GE(tested, 7);
+}
+
+TEST_P(StepAllocation, OfSsd) {
+  ssd::Inputs in;
+  in.x = Tensor({B, HV, V}, dtype_);
+  in.dt = Tensor({B, HV}, dtype_);
+  in.A = Decay({HV});
+  in.B = Tensor({B, H, K}, dtype_);
+  in.C = Tensor({B, H, K}, dtype_);
+  in.D = Tensor({HV}, state_);
+  in.z = Tensor({B, HV, V}, dtype_);
+  ssd::Options options;
+  options.dt_softplus = true;
+  const TensorView state = Tensor({B, HV, V, K}, state_), o = Tensor({B, HV, V}, dtype_);
+  Context ctx(2);
+  EXPECT_EQ(AllocationsOf([&] { ssd::Step(ctx, in, options, state, o); }), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, StepAllocation,
+                         testing::Values(DType::kF64, DType::kF32, DType::kBF16, DType::kF16),
+                         [](const testing::TestParamInfo<DType>& p) {
+                           return std::string(Name(p.param));
+                         });
+
+}  // namespace
+}  // namespace heed
