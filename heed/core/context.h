@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "heed/core/export.h"
+#include "heed/core/os.h"
 
 namespace heed {
 
@@ -75,7 +76,8 @@ class HEED_API Context {
 
   // Calls f(task, worker) once for every task in [0, num_tasks), ascending, the
   // next one to whoever is free. Order of completion is not defined; results
-  // must not depend on it.
+  // must not depend on it. Whatever rounding a thread of the host has set, tasks
+  // round to nearest and flush subnormal results.
   template <class F>
   void ParallelFor(int64_t num_tasks, F&& f) {
     struct Shared {
@@ -87,6 +89,7 @@ class HEED_API Context {
     shared.f = &f;
     Run(num_tasks,
         [](void* argument, int worker) {
+          const os::ScopedFloatControl float_control;
           Shared& s = *static_cast<Shared*>(argument);
           for (int64_t task; (task = s.next.fetch_add(
                                   1, std::memory_order_relaxed)) < s.num_tasks;) {

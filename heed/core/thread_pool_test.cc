@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "heed/core/context.h"
-#include "heed/core/os.h"
 
 namespace heed {
 namespace {

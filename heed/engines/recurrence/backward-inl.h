@@ -34,7 +34,6 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
-#include "heed/core/os.h"
 #include "heed/core/turn.h"
 #include "heed/engines/recurrence/backward_buffers-inl.h"
 #include "heed/engines/recurrence/block-inl.h"
@@ -425,7 +424,6 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
     static_cast<BackwardBuffers<T>*>(ctx.Scratch(worker))->Init(p, columns);
   }
   ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
-    const os::ScopedFloatControl float_control;
     const auto& buffers = *static_cast<const BackwardBuffers<T>*>(ctx.Scratch(worker));
     const Task task = queue.At(index);
     if (p.causal) {
@@ -436,7 +434,6 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
   });
   if (p.gate != Gate::kScalar || g.d_log_decay.data == nullptr) return;
   ctx.ParallelFor(p.value_heads, [&](int64_t head, int) HWY_ATTR {
-    const os::ScopedFloatControl float_control;
     SumDecayGradients(p, g, shared, head);
   });
 }

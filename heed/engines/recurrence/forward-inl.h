@@ -25,7 +25,6 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
-#include "heed/core/os.h"
 #include "heed/engines/recurrence/block-inl.h"
 #include "heed/engines/recurrence/problem.h"
 #include "heed/engines/recurrence/rows-inl.h"
@@ -231,7 +230,6 @@ void Forward(Context& ctx, const Problem& p) {
   }
   const TaskQueue queue(p, ctx.num_threads(), p.value_size);
   ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
-    const os::ScopedFloatControl float_control;
     const auto& buffers = *static_cast<const ForwardBuffers<T>*>(ctx.Scratch(worker));
     ForwardHead<T>(p, queue.At(index), buffers).Compute();
   });

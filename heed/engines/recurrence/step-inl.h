@@ -18,7 +18,6 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
-#include "heed/core/os.h"
 #include "heed/engines/recurrence/block-inl.h"
 #include "heed/engines/recurrence/problem.h"
 #include "heed/engines/recurrence/rows-inl.h"
@@ -218,7 +217,6 @@ void Step(Context& ctx, const Problem& p) {
   const int64_t parts =
       NumParts(whole, ctx.num_threads(), p.normalize ? 0 : p.value_size);
   ctx.ParallelFor(whole * parts, [&](int64_t index, int worker) HWY_ATTR {
-    const os::ScopedFloatControl float_control;
     const auto& buffers = *static_cast<const StepBuffers<T>*>(ctx.Scratch(worker));
     const int64_t of = index / parts;
     StepHead<T>(p, {of / p.value_heads, of % p.value_heads, index % parts, parts}, buffers);

@@ -45,7 +45,6 @@
 #include <limits>
 
 #include "heed/core/context.h"
-#include "heed/core/os.h"
 #include "heed/engines/softmax/backward.h"
 #include "heed/engines/softmax/block-inl.h"
 #include "heed/engines/softmax/gradient_buffers-inl.h"
@@ -491,7 +490,6 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
                                    : Interval{one, std::min(one + 1, count)};
   };
   ctx.ParallelFor(queue.size(), [&](int64_t task_index, int worker) HWY_ATTR {
-    const os::ScopedFloatControl float_control;
     auto& buffers = *static_cast<GradientBuffers<O>*>(ctx.Scratch(worker));
     const GroupQueue::Task task = queue.At(task_index);
     const Interval some = range(task.sequence, sequences);

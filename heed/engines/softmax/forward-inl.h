@@ -34,7 +34,6 @@
 #include <utility>
 
 #include "heed/core/context.h"
-#include "heed/core/os.h"
 #include "heed/engines/softmax/block-inl.h"
 #include "heed/engines/softmax/forward.h"
 #include "heed/engines/softmax/problem.h"
@@ -332,7 +331,6 @@ template <class O, int C>
 void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
   const BlockQueue queue(p, plan.lanes);
   ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
-    const os::ScopedFloatControl float_control;
     const BlockQueue::Task task = queue.At(index);
     const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
     Workspace<O>& w = *static_cast<Workspace<O>*>(ctx.Scratch(worker));

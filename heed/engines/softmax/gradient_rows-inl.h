@@ -17,7 +17,6 @@
 #include <new>
 
 #include "heed/core/context.h"
-#include "heed/core/os.h"
 #include "heed/engines/softmax/backward.h"
 #include "heed/engines/softmax/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
@@ -280,7 +279,6 @@ struct SharedGradients {
     constexpr int64_t kRows = 256;
     const int64_t rows = index->rows();
     ctx.ParallelFor((rows + kRows - 1) / kRows, [&](int64_t task, int) HWY_ATTR {
-      const os::ScopedFloatControl float_control;
       const auto& first = index->first_row;
       int64_t row = task * kRows;
       const int64_t end = std::min(row + kRows, rows);

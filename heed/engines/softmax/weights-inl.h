@@ -18,7 +18,6 @@
 #include <limits>
 
 #include "heed/core/context.h"
-#include "heed/core/os.h"
 #include "heed/engines/softmax/forward-inl.h"
 #include "heed/engines/softmax/weights.h"
 #include "hwy/highway.h"
@@ -157,7 +156,6 @@ void RunRows(Context& ctx, const Problem& p, const GivenLse& lse,
   const auto B = static_cast<int64_t>(p.sequences.size());
   const int64_t blocks = (num_rows + int64_t{W} - 1) / int64_t{W};
   ctx.ParallelFor(B * num_heads * blocks, [&](int64_t task, int worker) HWY_ATTR {
-    const os::ScopedFloatControl float_control;
     const int64_t b = task / (num_heads * blocks), h = task / blocks % num_heads;
     const int64_t first = task % blocks * int64_t{W};
     const auto count =
@@ -232,7 +230,6 @@ void RunPooled(Context& ctx, const Problem& p, const GivenLse& lse, const Pool& 
   const int64_t tasks = (pool.rows + per_task - 1) / per_task;
   const int64_t H = p.query_heads;
   ctx.ParallelFor(B * H * tasks, [&](int64_t task, int worker) HWY_ATTR {
-    const os::ScopedFloatControl float_control;
     const int64_t b = task / (H * tasks), h = task / tasks % H;
     // Late rows first: under a causal mask they are the long ones.
     const int64_t first_bin = (tasks - 1 - task % tasks) * per_task;

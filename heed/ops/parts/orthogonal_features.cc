@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <string>
 
-#include "heed/core/os.h"
 #include "heed/core/philox.h"
 #include "heed/ops/parts/check_internal.h"
 
@@ -139,7 +138,6 @@ void OrthogonalFeatures(Context& ctx, uint64_t seed, const OrthogonalFeaturesOpt
   // Columns of G, their tau, a column of Q, a vector of norms.
   ctx.ReserveScratch(static_cast<size_t>(std::min(m, d) * (d + 1) + 2 * d) * sizeof(double));
   ctx.ParallelFor((m + d - 1) / d, [&](int64_t block, int worker) {
-    const os::ScopedFloatControl float_control;
     const int64_t rows = std::min(d, m - block * d);
     auto* columns = static_cast<double*>(ctx.Scratch(worker));
     double* tau = columns + rows * d;

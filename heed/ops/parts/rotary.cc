@@ -157,7 +157,6 @@ void Rotate(Context& ctx, const Problem& p, const Tables& tables) {
   ctx.ReserveScratch(phase_bytes + parts::RotateScratchBytes(half));
   const int64_t blocks = (p.T + kBlockRows - 1) / kBlockRows;
   ctx.ParallelFor(p.B * blocks, [&](int64_t task, int worker) {
-    const os::ScopedFloatControl task_control;
     const int64_t b = task / blocks, begin = task % blocks * kBlockRows;
     const int64_t end = std::min(begin + kBlockRows, p.T);
     const int64_t row = p.position_rows == 1 ? 0 : b;

@@ -62,7 +62,6 @@ void Sinusoidal(Context& ctx, SinusoidalOrder order, const TensorView& table) {
   ctx.ReserveScratch(PhaseRow::ScratchBytes(phases.size()));
   ctx.ParallelFor((T + kBlockRows - 1) / kBlockRows,
                   [&](int64_t task, int worker) {
-    const os::ScopedFloatControl task_control;
     PhaseRow phase(phases, ctx.Scratch(worker));
     const int64_t end = std::min((task + 1) * kBlockRows, T);
     for (int64_t t = task * kBlockRows; t < end; ++t) {

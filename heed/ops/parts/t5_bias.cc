@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "heed/core/os.h"
 #include "heed/ops/parts/check_internal.h"
 
 namespace heed {
@@ -184,7 +183,6 @@ void T5BiasBackward(Context& ctx, const ConstTensorView& dbias,
   }
   ctx.ReserveScratch((bucket.size() + buckets) * sizeof(double));
   ctx.ParallelFor(H, [&](int64_t h, int worker) {
-    const os::ScopedFloatControl float_control;
     double* const line = static_cast<double*>(ctx.Scratch(worker));
     double* const sums = line + bucket.size();
     std::fill_n(line, bucket.size() + buckets, 0.0);

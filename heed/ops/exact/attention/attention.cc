@@ -156,7 +156,6 @@ void Merge(Context& ctx, std::span<const Part> parts,
   constexpr double kNone = -std::numeric_limits<double>::infinity();
   ctx.ReserveScratch(parts.size() * sizeof(double));
   ctx.ParallelFor(B * T, [&](int64_t task, int worker) {
-    const os::ScopedFloatControl float_control;
     const int64_t b = task / T, i = task % T;
     double* weights = static_cast<double*>(ctx.Scratch(worker));
     for (int64_t h = 0; h < H; ++h) {

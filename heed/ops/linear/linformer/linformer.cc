@@ -367,7 +367,6 @@ void AddTo(Context& ctx, const Wide& from, const Wide& to) {
   constexpr int64_t kBlock = 1 << 14;
   const int64_t size = from.part_stride;
   ctx.ParallelFor((size + kBlock - 1) / kBlock, [&](int64_t task, int) {
-    const os::ScopedFloatControl float_control;
     const T* a = static_cast<const T*>(from.data);
     T* b = static_cast<T*>(to.data);
     const int64_t end = std::min((task + 1) * kBlock, size);

@@ -12,7 +12,6 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/dispatch.h"
-#include "heed/core/os.h"
 #include "heed/ops/linear/linformer/linformer_internal.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -153,7 +152,6 @@ void ProjectT(Context& ctx, std::span<const Part> parts, const Matrix& m, const 
   ctx.ReserveScratch(static_cast<size_t>(Scratch<T>::Bytes(x.size)));
   const int64_t tasks = static_cast<int64_t>(parts.size()) * x.heads * blocks;
   ctx.ParallelFor(tasks, [&](int64_t task, int worker) HWY_ATTR {
-    const os::ScopedFloatControl float_control;
     const Scratch<T> s(ctx.Scratch(worker), x.size);
     const int64_t part = task / (x.heads * blocks), head = task / blocks % x.heads;
     const Part& p = parts[static_cast<size_t>(part)];
@@ -186,7 +184,6 @@ void ProjectBackT(Context& ctx, std::span<const Part> parts, const Matrix& m,
   for (const Part& p : parts) tasks += tasks_of(p);
   ctx.ReserveScratch(static_cast<size_t>(Scratch<T>::Bytes(x.size)));
   ctx.ParallelFor(tasks, [&](int64_t task, int worker) HWY_ATTR {
-    const os::ScopedFloatControl float_control;
     const Scratch<T> s(ctx.Scratch(worker), x.size);
     const TaskOf at = FindTask(parts, task, tasks_of);
     const Part& p = parts[at.part];
@@ -245,7 +242,6 @@ void AddOuterSumsT(Context& ctx, std::span<const Part> parts, const Wide& from,
   const hn::ScalableTag<T> d;
   ctx.ReserveScratch(static_cast<size_t>(Scratch<T>::Bytes(x.size)));
   ctx.ParallelFor(stride / kColumns, [&](int64_t task, int worker) HWY_ATTR {
-    const os::ScopedFloatControl float_control;
     const Scratch<T> s(ctx.Scratch(worker), x.size);
     const int64_t column = task * kColumns;
     for (size_t i = 0; i < parts.size(); ++i) {
@@ -281,7 +277,6 @@ void ForTokenBlocks(Context& ctx, std::span<const Part> parts, const F& f) {
   int64_t tasks = 0;
   for (const Part& p : parts) tasks += tasks_of(p);
   ctx.ParallelFor(tasks, [&](int64_t task, int) HWY_ATTR {
-    const os::ScopedFloatControl float_control;
     const TaskOf at = FindTask(parts, task, tasks_of);
     int64_t row = 0;
     for (size_t i = 0; i < at.part; ++i) row += parts[i].count;

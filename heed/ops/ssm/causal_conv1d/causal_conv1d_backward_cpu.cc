@@ -13,7 +13,6 @@
 // After targets.h:
 #include "heed/core/carver.h"
 #include "heed/core/dispatch.h"
-#include "heed/core/os.h"
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d_internal.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -277,7 +276,6 @@ void StoreSums(Context& ctx, const Problem& p, const GradientGrids& g, int64_t p
   const size_t row = PaddedChannels(p);
   constexpr int64_t kBlock = 512;
   ctx.ParallelFor((p.D + kBlock - 1) / kBlock, [&](int64_t task, int) HWY_ATTR {
-    const os::ScopedFloatControl float_control;
     const int64_t begin = task * kBlock, end = std::min(begin + kBlock, p.D);
     double total[kBlock];
     for (int64_t j = 0; j <= p.W; ++j) {
@@ -314,7 +312,6 @@ void BackwardTyped(Context& ctx, const Problem& p, const GradientGrids& g) {
   const int64_t blocks = NumBlocks(p);
   const size_t sums_of_part = static_cast<size_t>(p.W + 1) * PaddedChannels(p);
   ctx.ParallelFor(parts * blocks, [&](int64_t task, int worker) HWY_ATTR {
-    const os::ScopedFloatControl float_control;
     Buffers<T> b = {};
     b.LayOut(p, ctx.Scratch(worker));
     const int64_t part = task / blocks, channel = task % blocks * BlockOf(p);

@@ -17,7 +17,6 @@
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/core/dispatch.h"
-#include "heed/core/os.h"
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d_internal.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -123,7 +122,6 @@ void ForwardTyped(Context& ctx, const Problem& p) {
   const int64_t blocks = NumBlocks(p);
   const auto num_runs = static_cast<int64_t>(p.runs.size());
   ctx.ParallelFor(num_runs * blocks, [&](int64_t task, int worker) HWY_ATTR {
-    const os::ScopedFloatControl float_control;
     const Run& run = p.runs[static_cast<size_t>(task / blocks)];
     const int64_t channel = task % blocks * BlockOf(p);
     T* tile = static_cast<T*>(ctx.Scratch(worker));
@@ -177,7 +175,6 @@ void StepTyped(Context& ctx, const Problem& p) {
   const int64_t blocks = (p.D + kStepChannels - 1) / kStepChannels;
   const auto sequences = static_cast<int64_t>(p.sequences.size());
   ctx.ParallelFor(sequences * blocks, [&](int64_t task, int worker) HWY_ATTR {
-    const os::ScopedFloatControl float_control;
     const Sequence& s = p.sequences[static_cast<size_t>(task / blocks)];
     const int64_t begin = task % blocks * kStepChannels;
     const int64_t end = std::min(begin + kStepChannels, p.D);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "heed/core/carver.h"
+#include "heed/core/os.h"
 #include "heed/ops/parts/check_internal.h"
 #include "heed/ops/parts/recurrent_internal.h"
 #include "heed/ops/ssm/ssd/ssd_kernels_internal.h"
@@ -203,6 +204,7 @@ void PrepareTimeSteps(const char* op, Context& ctx, const Elements& e) {
 
 void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
   constexpr char kOp[] = "ssd::Forward";
+  const os::ScopedFloatControl float_control;  // for constants and sums
   Plan plan = PlanOf(kOp, in, options, true);
   auto others = Reads(in, options);
   others.Writes(kOp, "o", out.o);
@@ -217,6 +219,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
 void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
               const Gradients& out) {
   constexpr char kOp[] = "ssd::Backward";
+  const os::ScopedFloatControl float_control;  // for constants and sums
   Plan plan = PlanOf(kOp, in, options, true);
   Elements& e = plan.e;
   recurrent::CheckInput(kOp, "d_o", in.d_o, in.x.sizes(),
@@ -279,6 +282,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
 void Step(Context& ctx, const Inputs& in, const Options& options, const TensorView& state,
           const TensorView& o) {
   constexpr char kOp[] = "ssd::Step";
+  const os::ScopedFloatControl float_control;  // for constants and sums
   if (in.initial.present()) {
     Fail(kOp, "initial_state", "is given", "none: the state is updated in place");
   }

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "heed/core/dispatch.h"
-#include "heed/core/os.h"
 #include "heed/ops/ssm/ssd/ssd_kernels_internal.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -198,7 +197,6 @@ void FinishAll(Context& ctx, const Elements& e) {
   for (Sums& of : sums) of.D.resize(P);
   ctx.ReserveScratch((P + 128) * sizeof(T));
   ctx.ParallelFor(static_cast<int64_t>(sums.size()), [&](int64_t task, int worker) HWY_ATTR {
-    const os::ScopedFloatControl float_control;
     const auto at = static_cast<size_t>(task);
     Finish<T>(e, e.ranges[at / H], static_cast<int64_t>(at % H),
               static_cast<T*>(ctx.Scratch(worker)), sums[at]);
@@ -238,7 +236,6 @@ void TimeStepsOf(Context& ctx, const Elements& e) {
   }
   ctx.ParallelFor(static_cast<int64_t>(e.ranges.size()) * e.heads,
                   [&](int64_t task, int) HWY_ATTR {
-                    const os::ScopedFloatControl float_control;
                     TimeSteps<T>(e, e.ranges[static_cast<size_t>(task / e.heads)],
                                  task % e.heads);
                   });
@@ -250,7 +247,6 @@ void GateGradientsOf(Context& ctx, const Elements& e) {
   for (const recurrent::TokenRange& range : e.ranges) {
     const int64_t tasks = (range.end - range.begin + kTokens - 1) / kTokens;
     ctx.ParallelFor(tasks, [&](int64_t task, int) HWY_ATTR {
-      const os::ScopedFloatControl float_control;
       const int64_t begin = range.begin + task * kTokens;
       for (int64_t t = begin; t < std::min(begin + kTokens, range.end); ++t) {
         for (int64_t h = 0; h < e.heads; ++h) GateGradients<T>(e, range.batch, t, h);
