@@ -38,6 +38,10 @@ class Mechanism(NamedTuple):
     key: int = 32  # K
 
 
+def _rate(x: Tensor) -> Tensor:
+    return -torch.exp(-x)
+
+
 KEY, TURNED, VALUE = Input("K"), Input("K", rotary=True), Input("V")
 QKV, TURNED_QKV = {"q": KEY, "k": KEY, "v": VALUE}, {"q": TURNED, "k": TURNED, "v": VALUE}
 
@@ -52,6 +56,7 @@ MECHANISMS = {
     "simple_gla": Mechanism(QKV | {"log_decay": Input("1", F.logsigmoid)}),
     "gla": Mechanism(QKV | {"log_decay": Input("K", F.logsigmoid)}),
     "hgrn2": Mechanism({"q": KEY, "log_decay": Input("K", F.logsigmoid), "i": VALUE}),
+    "ssd": Mechanism({"x": VALUE, "dt": Input("1", F.softplus), "A": Input("1", _rate, constant=True), "B": KEY, "C": KEY}),
 }
 
 

@@ -226,8 +226,10 @@ class ByteModel {
     const auto found = Mechanisms().find(file.Text("mechanism"));
     if (found == Mechanisms().end()) file.Fail("this program has no such mechanism");
     const int64_t heads = file.Integer("heads", 1024);
-    const std::string q = "layers.0.inputs.q.weight";
-    const int64_t key = file.Contains(q) ? file.Size(q, 0) / heads : 1;
+    int64_t key = 1;
+    for (const char* query : {"layers.0.inputs.q.weight", "layers.0.inputs.C.weight"}) {
+      if (file.Contains(query)) key = file.Size(query, 0) / heads;
+    }
     const int64_t value = file.Size("layers.0.gate.weight", 0) / heads;
     if (key < 1 || key > 4096 || value < 1) file.Fail("expected 1 to 4096 channels per head");
     const Shape n = {heads, key, value, file.Integer("window", 65536)};

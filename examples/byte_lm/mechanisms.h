@@ -96,6 +96,23 @@ inline Mix Attention(const Shape& n) {
   };
 }
 
+// Its Step takes other names, its state is [1, H, V, K].
+inline Mix Ssd(const Shape& n) {
+  if (n.key > (int64_t{1} << 20) / (n.heads * n.value)) {
+    throw std::runtime_error("a layer's state is larger than 4 MiB");
+  }
+  Vector S(static_cast<size_t>(n.heads * n.value * n.key));
+  return [=](heed::Context& ctx, const Arguments& in, const heed::TensorView& o) mutable {
+    heed::ssd::Inputs inputs;
+    inputs.x = Get(in, "x");
+    inputs.dt = Get(in, "dt");
+    inputs.A = Get(in, "A");
+    inputs.B = Get(in, "B");
+    inputs.C = Get(in, "C");
+    heed::ssd::Step(ctx, inputs, {}, View(S, {1, n.heads, n.value, n.key}), o);
+  };
+}
+
 inline Mix Nothing(const Shape&) {
   return [](heed::Context&, const Arguments& in, const heed::TensorView& o) {
     const heed::TensorView v = in.at("v");
@@ -106,6 +123,12 @@ inline Mix Nothing(const Shape&) {
 inline float LogSigmoid(float x) {
   return std::min(x, 0.0f) - std::log1p(std::exp(-std::fabs(x)));
 }
+
+inline float Softplus(float x) {
+  return std::max(x, 0.0f) + std::log1p(std::exp(-std::fabs(x)));
+}
+
+inline float Rate(float x) { return -std::exp(-x); }
 
 enum class Per { kKey, kValue, kHead };  // so many numbers per head: K, V, 1
 
@@ -144,6 +167,13 @@ inline const std::map<std::string, Mechanism>& Mechanisms() {
       {"gla", {qkv_and(by_key), Recurrent<heed::gla::Step>}},
       {"hgrn2",
        {{{"q", key}, {"log_decay", by_key}, {"i", value}}, Recurrent<heed::hgrn2::Step>}},
+      {"ssd",
+       {{{"x", value},
+         {"dt", {Per::kHead, Softplus}},
+         {"A", {Per::kHead, Rate, true}},
+         {"B", key},
+         {"C", key}},
+        Ssd}},
   };
   return mechanisms;
 }
