@@ -68,6 +68,16 @@ std::string Title(const Problem& p) {
   return text + " " + p.note;
 }
 
+// One token, from the state that `out` has.
+void RunStep(const Problem& p, Context& ctx, const Outputs& out) {
+  Inputs in = p.in;
+  for (ConstTensorView* t : {&in.x, &in.dt, &in.B, &in.C, &in.z}) {
+    *t = recurrent::WithoutTokens(*t);
+  }
+  in.initial = {};
+  Step(ctx, in, p.options, out.final, recurrent::WithoutTokens(out.o));
+}
+
 Case ToCase(const Problem& problem) {
   const auto p = std::make_shared<const Problem>(problem);
   Case c;
@@ -77,12 +87,7 @@ Case ToCase(const Problem& problem) {
     const Outputs out = ToOutputs(*p, views);
     if (p->step) {
       recurrent::CopyElements(p->in.initial, out.final);
-      Inputs in = p->in;
-      for (ConstTensorView* t : {&in.x, &in.dt, &in.B, &in.C, &in.z}) {
-        *t = recurrent::WithoutTokens(*t);
-      }
-      in.initial = {};
-      return Step(ctx, in, p->options, out.final, recurrent::WithoutTokens(out.o));
+      return RunStep(*p, ctx, out);
     }
     if (p->num_forward > 0) Forward(ctx, p->in, p->options, out);
     if (p->num_forward < p->outputs.size()) {
@@ -104,6 +109,11 @@ Case ToCase(const Problem& problem) {
                         ToGradients(*p, tolerance));
     }
   };
+  if (p->step) {
+    c.timed = [p](Context& ctx, std::span<const TensorView> views) {
+      RunStep(*p, ctx, ToOutputs(*p, views));
+    };
+  }
   const auto bytes = [](const auto& sizes, DType dtype) {
     double count = static_cast<double>(SizeOf(dtype));
     for (const int64_t size : sizes) count *= static_cast<double>(size);
@@ -112,7 +122,9 @@ Case ToCase(const Problem& problem) {
   for (const ConstTensorView& t : {p->in.x, p->in.dt, p->in.B, p->in.C, p->in.z}) {
     if (t.present()) c.bytes += bytes(t.sizes(), t.dtype());
   }
-  for (const OutputSpec& spec : c.outputs) c.bytes += bytes(spec.sizes, spec.dtype);
+  for (const OutputSpec& spec : c.outputs) {  // states of a step are read too
+    c.bytes += (p->step && spec.name != "o" ? 2 : 1) * bytes(spec.sizes, spec.dtype);
+  }
   return c;
 }
 
