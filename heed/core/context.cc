@@ -90,10 +90,19 @@ void Context::Run(int64_t num_tasks, void (*body)(void*, int), void* argument) {
   if (num_tasks <= 0) return;
   const int workers =
       static_cast<int>(std::min<int64_t>(num_tasks, num_threads_));
+  struct Job {
+    void (*body)(void*, int);
+    void* argument;
+  } job = {body, argument};
+  const auto run = [](void* self, int worker) {
+    const os::ScopedFloatControl float_control;
+    const Job& of = *static_cast<const Job*>(self);
+    of.body(of.argument, worker);
+  };
   if (workers == 1) {
-    body(argument, 0);
+    run(&job, 0);
   } else {
-    executor_.run(executor_.self, workers, body, argument);
+    executor_.run(executor_.self, workers, run, &job);
   }
 }
 

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "heed/core/export.h"
-#include "heed/core/os.h"
 
 namespace heed {
 
@@ -89,7 +88,6 @@ class HEED_API Context {
     shared.f = &f;
     Run(num_tasks,
         [](void* argument, int worker) {
-          const os::ScopedFloatControl float_control;
           Shared& s = *static_cast<Shared*>(argument);
           for (int64_t task; (task = s.next.fetch_add(
                                   1, std::memory_order_relaxed)) < s.num_tasks;) {
