@@ -119,20 +119,26 @@ Reference ComputeReference(Context& ctx, const TensorSet& wide,
 // What the rows come from.
 struct Comparison {
   const CompareOptions& options;
+  const TensorSet& wide;            // in f64
   attention::Options full, typed;  // without and with --window
   std::vector<DType> dtypes;
   std::map<DType, TensorSet> sets;
   std::vector<OpEntry> others;      // that q, k and v suffice for
-  std::vector<Reference> reference;  // as `full`, then the causal one
+  std::map<bool, Reference> references;  // exact attention as `full`, causal or not
 
-  const Reference& For(bool causal) const {
-    return reference[causal == full.causal ? 0 : 1];
+  // Computed when first asked for: it may take minutes.
+  const Reference& For(Context& ctx, bool causal) {
+    const auto found = references.find(causal);
+    if (found != references.end()) return found->second;
+    attention::Options exact = full;
+    exact.causal = causal;
+    return references.emplace(causal, ComputeReference(ctx, wide, exact)).first->second;
   }
 };
 
-void AddAttention(Context& ctx, const Comparison& c,
-                  const attention::Options& variant, std::vector<Row>& rows) {
-  const Reference& reference = c.For(variant.causal);
+void AddAttention(Context& ctx, Comparison& c, const attention::Options& variant,
+                  std::vector<Row>& rows) {
+  const Reference& reference = c.For(ctx, variant.causal);
   const bool exact = variant.window.left < 0 && variant.window.right < 0;
   for (const DType dtype : c.dtypes) {
     Progress("attention " + ToString(variant) + " " + Name(dtype));
@@ -149,7 +155,7 @@ void AddAttention(Context& ctx, const Comparison& c,
   }
 }
 
-void AddMechanism(Context& ctx, const Comparison& c, const OpEntry& op,
+void AddMechanism(Context& ctx, Comparison& c, const OpEntry& op,
                   std::vector<Row>& rows) {
   for (const DType dtype : c.dtypes) {
     if (std::find(op.dtypes.begin(), op.dtypes.end(), dtype) ==
@@ -171,7 +177,7 @@ void AddMechanism(Context& ctx, const Comparison& c, const OpEntry& op,
         {op.name, shown, dtype, seconds, call.plan().workspace_bytes,
          call.StateBytes(),
          MeasureError(call.Outputs(set.batched)[0].tensor,
-                      c.For(causal).expected.o())});
+                      c.For(ctx, causal).expected.o())});
   }
 }
 
@@ -207,8 +213,7 @@ std::vector<OpEntry> Others(const CompareOptions& options,
   return {};
 }
 
-std::vector<Row> Measure(Context& ctx, const Comparison& c,
-                         bool with_attention) {
+std::vector<Row> Measure(Context& ctx, Comparison& c, bool with_attention) {
   std::vector<Row> rows;
   if (with_attention) {
     const std::vector<attention::Options> variants =
@@ -306,7 +311,7 @@ void Compare(const CompareOptions& options) {
   const TensorSet wide = widest.Load();
   if (!options.html.empty()) CheckWritable(options.html);
   std::vector<std::string> notes;
-  Comparison c{options, {}, options.math.Resolve(wide, notes), {}, {}, {}, {}};
+  Comparison c{options, wide, {}, options.math.Resolve(wide, notes), {}, {}, {}, {}};
   c.full = c.typed;
   if (options.math.HasWindow()) c.full.window = {};
   c.others = Others(options, chosen, wide, notes);
@@ -319,18 +324,13 @@ void Compare(const CompareOptions& options) {
     rounded.dtype = Name(dtype);
     c.sets.emplace(dtype, rounded.Load());
   }
-  c.reference.push_back(ComputeReference(ctx, wide, c.full));
-  if (!c.others.empty() && !c.full.causal) {
-    attention::Options causal = c.full;
-    causal.causal = true;
-    c.reference.push_back(ComputeReference(ctx, wide, causal));
-  }
   const bool with_attention =
       std::any_of(chosen.begin(), chosen.end(),
                   [](const OpEntry& op) { return op.name == "attention"; });
   const std::vector<Row> rows = Measure(ctx, c, with_attention);
-  const std::string against = c.reference[0].text +
-                              (c.reference.size() > 1 ? ", causal where the row is" : "");
+  const std::string against =
+      c.For(ctx, c.full.causal).text +
+      (c.references.size() > 1 ? ", causal where the row is" : "");
   Progress("");
 
   const std::vector<std::string> columns = {"<mechanism", "<options",  "<dtype",

@@ -225,6 +225,17 @@ def test_errors_are_against_exact_attention_of_the_same_causality(tmp_path, hkv)
     assert [causal[name]["max_error"] for name in SUFFICE] == [rows[name]["max_error"] for name in SUFFICE]
 
 
+def test_a_mechanism_that_sees_all_keys_is_compared_with_what_sees_them_too(tmp_path):
+    file = save(tmp_path / "x.safetensors", qkv(T=50, H=4, Hkv=4))
+    given, _ = load(file)
+    q, k, v = (given[x].astype(np.float64) for x in "qkv")
+    difference = heed.efficient_attention(q, k, v) - attention(q, k, v)
+    for args in ((), ("--causal",)):
+        rows = document("compare", file, "-m", "efficient_attention", "--dtype", "f64", *args)["rows"]
+        assert [(row["mechanism"], row["options"]) for row in rows] == [("efficient_attention", {})]
+        assert rows[0]["max_error"] == pytest.approx(abs(difference).max(), rel=1e-9)
+
+
 def test_compare_chosen_mechanisms(tmp_path):
     file = save(tmp_path / "x.safetensors", qkv())
     rows = document("compare", file, "-m", "retention", "--dtype", "f32")["rows"]
