@@ -4,13 +4,15 @@
 //
 //   bench_ops [--benchmark_filter=REGEX] [--benchmark_format=json] ...
 //
-// The filter "gates" means the gates alone, "." or none everything, any other
-// the matching benchmarks without the gates.
+// The filters "gates", "recurrence" (the gates of the recurrence engine),
+// "crossover" and "drift" mean these tables alone, "." or none everything, any
+// other the matching benchmarks without tables.
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -21,6 +23,8 @@
 #include "nlohmann/json.hpp"
 
 #include "benchmarks/accuracy.h"
+#include "benchmarks/crossover.h"
+#include "benchmarks/drift.h"
 #include "benchmarks/gates.h"
 #include "heed/core/dispatch.h"
 #include "heed/core/os.h"
@@ -112,39 +116,78 @@ void Progress(const std::string& text) {
   if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K%s", text.c_str());
 }
 
+// A table, as text and as members of the document.
+struct Report {
+  std::string text;
+  nlohmann::ordered_json json;
+};
+
+Report Gates() {
+  Progress("accuracy");
+  const std::vector<AccuracyResult> accuracy = MeasureAccuracy();
+  const std::vector<GateResult> gates = MeasureGates(AttentionLines(), &Progress);
+  return {AccuracyTable(accuracy) + "\n" + GateTable(gates),
+          {{"accuracy", nlohmann::ordered_json::parse(AccuracyJson(accuracy))},
+           {"gates", nlohmann::ordered_json::parse(GateJson(gates))}}};
+}
+
+Report Recurrence() {
+  const std::vector<GateResult> gates = MeasureGates(RecurrenceLines(), &Progress);
+  return {GateTable(gates),
+          {{"recurrence", nlohmann::ordered_json::parse(GateJson(gates))}}};
+}
+
+Report CrossoverReport() {
+  const std::vector<CrossoverRow> rows = MeasureCrossover(&Progress);
+  return {CrossoverTable(rows),
+          {{"crossover", nlohmann::ordered_json::parse(CrossoverJson(rows))}}};
+}
+
+Report DriftReport() {
+  const std::vector<DriftResult> results = MeasureDrift(&Progress);
+  return {DriftTable(results),
+          {{"drift", nlohmann::ordered_json::parse(DriftJson(results))}}};
+}
+
+constexpr struct {
+  std::string_view filter;
+  Report (*measure)();
+} kTables[] = {{"gates", &Gates},
+               {"recurrence", &Recurrence},
+               {"crossover", &CrossoverReport},
+               {"drift", &DriftReport}};
+
 int Main(int argc, char** argv) {
   const std::string filter = Flag(argc, argv, "--benchmark_filter");
   const bool json = Flag(argc, argv, "--benchmark_format") == "json";
-  const bool only_gates = filter == "gates";
-  const bool gates = only_gates || filter.empty() || filter == "." ||
-                     filter == ".*" || filter == "all";
+  const bool everything =
+      filter.empty() || filter == "." || filter == ".*" || filter == "all";
+  const bool one_table =
+      std::any_of(std::begin(kTables), std::end(kTables),
+                  [&](const auto& table) { return table.filter == filter; });
   Register();
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
 
   std::ostringstream captured;  // with --json, to join both into one document
-  if (!only_gates && json && gates) {
+  if (!one_table && json && everything) {
     benchmark::JSONReporter reporter;
     reporter.SetOutputStream(&captured);
     benchmark::RunSpecifiedBenchmarks(&reporter);
-  } else if (!only_gates) {
+  } else if (!one_table) {
     benchmark::RunSpecifiedBenchmarks();
   }
-  if (!gates) return 0;
-  Progress("accuracy");
-  const std::vector<AccuracyResult> accuracy = MeasureAccuracy();
-  const std::vector<GateResult> results = MeasureGates(&Progress);
-  Progress("");
-  if (json) {
-    using Json = nlohmann::ordered_json;
-    Json document = only_gates ? Json::object() : Json::parse(captured.str());
-    document["accuracy"] = Json::parse(AccuracyJson(accuracy));
-    document["gates"] = Json::parse(GateJson(results));
-    std::printf("%s\n", document.dump(2).c_str());
-  } else {
-    std::printf("%s%s\n%s", only_gates ? "" : "\n",
-                AccuracyTable(accuracy).c_str(), GateTable(results).c_str());
+  if (!one_table && !everything) return 0;
+  nlohmann::ordered_json document = nlohmann::ordered_json::object();
+  if (json && !one_table) document = nlohmann::ordered_json::parse(captured.str());
+  for (const auto& table : kTables) {
+    if (one_table && table.filter != filter) continue;
+    const Report report = table.measure();
+    Progress("");
+    document.update(report.json);
+    if (!json) std::printf("%s%s", one_table ? "" : "\n", report.text.c_str());
   }
+  if (json) std::printf("%s\n", document.dump(2).c_str());
   return 0;
 }
 

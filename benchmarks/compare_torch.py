@@ -121,12 +121,12 @@ def expected(torch, q, k, v, mask, causal, rows):
     return s.masked_fill(~keep, -float("inf")).softmax(-1) @ v
 
 
-def sample(call, threads):
-    """(seconds, clean) of one call."""
+def sample(call, threads, clock=time.thread_time):
+    """(seconds, clean) of one call; those of one thread by `clock`."""
     if threads == 1:
-        start = time.thread_time()
+        start = clock()
         call()
-        return time.thread_time() - start, True
+        return clock() - start, True
     switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
     start = time.perf_counter()
     call()
@@ -134,12 +134,12 @@ def sample(call, threads):
     return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == switches
 
 
-def clean_sample(call, threads, tries=12):
+def clean_sample(call, threads, clock, tries=12):
     """Seconds of a clean call, or None after so many tries."""
     for attempt in range(tries):
         if attempt:
             time.sleep(0.03)
-        seconds, clean = sample(call, threads)
+        seconds, clean = sample(call, threads, clock)
         if clean:
             return seconds
     return None
@@ -171,16 +171,16 @@ def measure(torch, heed, line, rounds):
     return timed(name, ours, theirs, threads, rounds, *errors)
 
 
-def timed(name, ours, theirs, threads, rounds, our_error, their_error):
+def timed(name, ours, theirs, threads, rounds, our_error, their_error, clock=time.thread_time):
     """Both in turns: a dict of one line."""
-    seconds = max(sample(ours, threads)[0], sample(theirs, threads)[0])
+    seconds = max(sample(call, threads, clock)[0] for call in (ours, theirs))
     if seconds > LONG_SECONDS:
         rounds = min(rounds, 3)
     elif seconds < SHORT_SECONDS:
         rounds = 2 * rounds + 1
     pairs, rejected = [], 0
     for _ in range(rounds):
-        a, b = clean_sample(ours, threads), clean_sample(theirs, threads)
+        a, b = (clean_sample(call, threads, clock) for call in (ours, theirs))
         if a is None or b is None:
             rejected += 1
         else:

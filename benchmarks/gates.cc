@@ -1,5 +1,4 @@
-// Gates of exact attention: fractions of the multiply-add peak, and costs of
-// threads, layouts and options beside the plain call.
+// Gates: how lines are measured and shown.
 #include "benchmarks/gates.h"
 
 #include <algorithm>
@@ -8,7 +7,6 @@
 #include <limits>
 #include <memory>
 #include <optional>
-#include <tuple>
 
 #include "fmt/format.h"
 #include "nlohmann/json.hpp"
@@ -24,164 +22,18 @@ namespace heed::bench {
 namespace {
 
 constexpr char kFormat[] =
-    "{:<47} {:>7}  {:>6}  {:>13}  {:>7}  {}\n";  // of one row
+    "{:<57} {:>7}  {:>6}  {:>13}  {:>7}  {}\n";  // of one row
 
-constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 constexpr double kShortSeconds = 0.010;
 constexpr int kRounds = 9, kShortRounds = 15;  // of long and of short samples
 constexpr size_t kEnoughSamples = 5;
 
-// One side of a line.
-struct Side {
-  int64_t T, Hq, Hkv, D;
-  std::string variant;
-  int threads = 1;
-  DType dtype = DType::kF32;
-  const char* pass = "forward";
-};
-
-// What is measured: the subject's fraction of peak, or its time over that of
-// the other, or the other's over its (which is a speed-up).
-enum class Ratio { kOfPeak, kTime, kSpeedUp };
-
-struct Line {
-  std::string name;
-  Ratio ratio;
-  Side subject;
-  std::optional<Side> other;
-  double zen4, intel, any;  // goals by kind of CPU
-};
-
-Line OfPeak(const std::string& name, const Side& subject, double zen4,
-            double intel) {
-  return {name, Ratio::kOfPeak, subject, std::nullopt, zen4, intel, kNone};
-}
-
-Line Against(const std::string& name, Ratio ratio, const Side& subject,
-             const Side& other, double goal) {
-  return {name, ratio, subject, other, goal, goal, goal};
-}
-
-// Two threads reach 0.9 of twice the goal of one, and so much more speed.
-void AddTwoThreads(const std::string& name, Side one, double zen4, double intel,
-                   double speed_up, std::vector<Line>& lines) {
-  Side two = one;
-  two.threads = 2;
-  lines.push_back(
-      OfPeak(name + ", of two cores", two, 0.9 * zen4, 0.9 * intel));
-  lines.push_back(
-      Against(name + ", speed-up", Ratio::kSpeedUp, two, one, speed_up));
-}
-
-// The backward pass, on its 10 N^2 d flops per head.
-void AddBackward(std::vector<Line>& lines) {
-  const auto backward = [](int64_t T, int64_t H, int64_t D, const char* variant,
-                           DType dtype = DType::kF32) {
-    return Side{T, H, H, D, variant, 1, dtype, "backward"};
-  };
-  for (const int64_t D : {64, 128}) {
-    for (const bool causal : {false, true}) {
-      const char* variant = causal ? "causal" : "";
-      const double zen4 = causal ? .80 : .86, intel = causal ? .66 : .72;
-      const auto name = [&](const char* dtype, int64_t N) {
-        return fmt::format("{} backward N {} d {} {}", dtype, N, D,
-                           causal ? variant : "full");
-      };
-      lines.push_back(OfPeak(name("f32", 2048), backward(2048, 4, D, variant), zen4, intel));
-      lines.push_back(OfPeak(name("f32", 512), backward(512, 8, D, variant), 0.8 * zen4,
-                             0.8 * intel));
-      const Side bf16 = backward(2048, 4, D, variant, DType::kBF16);
-      lines.push_back(OfPeak(name("bf16", 2048), bf16, .68, kNone));
-      lines.push_back(Against(name("bf16", 2048) + " / f32", Ratio::kTime, bf16,
-                              backward(2048, 4, D, variant), 1.02));
-      if (os::NumUsableCpus() < 2) continue;
-      AddTwoThreads(name("f32", 2048) + ", 4 heads", backward(2048, 4, D, variant), zen4,
-                    intel, 1.85, lines);
-      AddTwoThreads(name("f32", 2048) + ", 1 head", backward(2048, 1, D, variant), zen4,
-                    intel, 1.85, lines);
-    }
-  }
-  lines.push_back(OfPeak("f32 backward window 512, N 8192 d 64",
-                         backward(8192, 2, 64, "window=512"), .65, .55));
-}
-
-std::vector<Line> Lines() {
-  std::vector<Line> lines = {
-      OfPeak("N 2048 d 64 full", {2048, 4, 4, 64, ""}, .88, .76),
-      OfPeak("N 2048 d 128 full", {2048, 4, 4, 128, ""}, .90, .74),
-      OfPeak("N 2048 d 64 causal", {2048, 4, 4, 64, "causal"}, .82, .70),
-      OfPeak("N 2048 d 128 causal", {2048, 4, 4, 128, "causal"}, .85, .68),
-      OfPeak("N 512 d 64 full", {512, 8, 8, 64, ""}, .80, .70),
-      OfPeak("N 512 d 64 causal", {512, 8, 8, 64, "causal"}, .70, kNone),
-      OfPeak("N 128 d 64 full", {128, 16, 16, 64, ""}, .65, kNone),
-      OfPeak("window 512, N 8192 d 64", {8192, 2, 2, 64, "window=512"}, .70,
-             .62),
-      OfPeak("window 1024, N 8192 d 64", {8192, 2, 2, 64, "window=1024"}, .78,
-             .68),
-  };
-  if (os::NumUsableCpus() >= 2) {
-    AddTwoThreads("2 threads, d 64 full, 4 heads", {2048, 4, 4, 64, ""}, .88,
-                  .76, 1.85, lines);
-    AddTwoThreads("2 threads, d 128 full, 4 heads", {2048, 4, 4, 128, ""}, .90,
-                  .74, 1.85, lines);
-    AddTwoThreads("2 threads, d 64 causal, 4 heads", {2048, 4, 4, 64, "causal"},
-                  .82, .70, 1.80, lines);
-    AddTwoThreads("2 threads, d 128 causal, 4 heads",
-                  {2048, 4, 4, 128, "causal"}, .85, .68, 1.80, lines);
-    AddTwoThreads("2 threads, d 64 full, 1 head", {2048, 1, 1, 64, ""}, .88,
-                  .76, 1.85, lines);
-    AddTwoThreads("2 threads, d 64 causal, 1 head", {2048, 1, 1, 64, "causal"},
-                  .82, .70, 1.80, lines);
-  }
-  const Side plain = {2048, 4, 4, 64, ""};
-  const auto time = [&](const std::string& name, const Side& subject,
-                        const Side& other, double goal) {
-    lines.push_back(Against(name, Ratio::kTime, subject, other, goal));
-  };
-  time("[B,T,H,D] / [B,H,T,D], d 64", plain, {2048, 4, 4, 64, "bhtd"}, 1.06);
-  time("[B,T,H,D] / [B,H,T,D], d 128, 16 heads", {2048, 16, 16, 128, ""},
-       {2048, 16, 16, 128, "bhtd"}, 1.06);
-  time("GQA 8 on 2 / 8 on 8 heads, d 64", {2048, 8, 2, 64, ""},
-       {2048, 8, 8, 64, ""}, 1.00);
-  time("GQA 8 on 2 / 8 on 8 heads, d 128 causal", {2048, 8, 2, 128, "causal"},
-       {2048, 8, 8, 128, "causal"}, 1.00);
-  time("softcap / plain", {2048, 4, 4, 64, "softcap=30"}, plain, 1.15);
-  time("ALiBi / plain", {2048, 4, 4, 64, "alibi"}, plain, 1.03);
-  time("bias / plain", {2048, 4, 4, 64, "bias"}, plain, 1.10);
-  time("attention_map 64 x 64 / attention, N 16384", {16384, 1, 1, 64, "map=64"},
-       {16384, 1, 1, 64, ""}, 1.30);
-  // 16 bits. Goals of peak stand where bf16 has dot products of its own.
-  for (const auto& [D, full, causal] : {std::tuple{64, .76, .70}, {128, .80, .74}}) {
-    for (const char* variant : {"", "causal"}) {
-      const bool is_full = variant[0] == '\0';
-      const std::string name =
-          fmt::format("bf16 N 2048 d {} {}", D, is_full ? "full" : variant);
-      Side side = {2048, 4, 4, D, variant};
-      const Side single = side;
-      side.dtype = DType::kBF16;
-      lines.push_back(OfPeak(name, side, is_full ? full : causal, kNone));
-      time(name + " / f32", side, single, 1.02);
-      side.dtype = DType::kF16;
-      time(fmt::format("f16 N 2048 d {} {} / f32", D, is_full ? "full" : variant),
-           side, single, 1.02);
-    }
-  }
-  const Side short_f32 = {100, 8, 8, 64, ""};
-  Side short_bf16 = short_f32, short_f16 = short_f32;
-  short_bf16.dtype = DType::kBF16;
-  short_f16.dtype = DType::kF16;
-  time("bf16 N 100 d 64 / f32", short_bf16, short_f32, 1.02);
-  time("f16 N 100 d 64 / f32", short_f16, short_f32, 1.02);
-  AddBackward(lines);
-  return lines;
-}
-
-std::unique_ptr<TimedCase> Prepare(const OpEntry& op, const Side& side) {
+std::unique_ptr<TimedCase> Prepare(const Side& side) {
   const Sizes sizes = {1, side.T, side.T, side.Hq, side.Hkv, side.D, side.D};
   // Long enough that a window of 512 excludes something.
   const int64_t checked = side.variant.starts_with("window") ? 1100 : 300;
   return std::make_unique<TimedCase>(
-      op, CaseRequest{sizes, side.dtype, 1, side.pass, side.variant},
+      FindOp(side.mechanism), CaseRequest{sizes, side.dtype, 1, side.pass, side.variant},
       side.threads, "", checked);
 }
 
@@ -197,12 +49,28 @@ double Goal(const Line& line) {
   return line.any;
 }
 
-GateResult Measure(const OpEntry& op, const Line& line) {
-  const std::unique_ptr<TimedCase> subject = Prepare(op, line.subject);
+// Of what a step reads and writes: all outputs but the first.
+size_t StateBytes(const Case& c) {
+  size_t bytes = 0;
+  for (size_t i = 1; i < c.outputs.size(); ++i) {
+    size_t size = SizeOf(c.outputs[i].dtype);
+    for (const int64_t n : c.outputs[i].sizes) size *= static_cast<size_t>(n);
+    bytes += size;
+  }
+  return bytes;
+}
+
+GateResult Measure(const Line& line) {
+  const std::unique_ptr<TimedCase> subject = Prepare(line.subject);
   const std::unique_ptr<TimedCase> other =
-      line.other ? Prepare(op, *line.other) : nullptr;
+      line.other ? Prepare(*line.other) : nullptr;
   const bool is_short = subject->Time().seconds < kShortSeconds;
   const int rounds = is_short ? kShortRounds : kRounds;
+  Buffer state;  // as many bytes as the subject's
+  if (line.ratio == Ratio::kOfMemory) {
+    const auto words = static_cast<int64_t>(StateBytes(subject->problem()) / 8);
+    state = Buffer(DType::kI64, {words}, Placement::kAligned);
+  }
   std::vector<double> ratios;
   int rejected = 0;
   for (int round = 0; round < rounds; ++round) {
@@ -221,13 +89,23 @@ GateResult Measure(const OpEntry& op, const Line& line) {
       case Ratio::kTime:
         ratios.push_back(a.seconds / b.seconds);
         break;
+      case Ratio::kTimePerToken:
+        ratios.push_back(a.seconds / static_cast<double>(line.subject.T) /
+                         (b.seconds / static_cast<double>(line.other->T)));
+        break;
+      case Ratio::kOfMemory:
+        ratios.push_back(probe::UpdateSeconds(state.view().data(),
+                                              state.bytes().size(), kAllTargets, 1) /
+                         a.seconds);
+        break;
       case Ratio::kSpeedUp:
         ratios.push_back(b.seconds / a.seconds);
         break;
     }
   }
   const Quartiles q = Summarize(ratios);
-  const bool at_least = line.ratio != Ratio::kTime;
+  const bool at_least =
+      line.ratio != Ratio::kTime && line.ratio != Ratio::kTimePerToken;
   const double goal = Goal(line);
   const bool noisy = ratios.size() < kEnoughSamples;
   const bool reached = at_least ? q.median >= goal : q.median <= goal;
@@ -285,12 +163,32 @@ CpuKind ThisCpu() {
   return CpuKind::kOther;
 }
 
-std::vector<GateResult> MeasureGates(void (*progress)(const std::string&)) {
-  const OpEntry op = FindOp("attention");
+Line OfPeak(const std::string& name, const Side& subject, double zen4,
+            double intel) {
+  return {name, Ratio::kOfPeak, subject, std::nullopt, zen4, intel, kNone};
+}
+
+Line Against(const std::string& name, Ratio ratio, const Side& subject,
+             const Side& other, double goal) {
+  return {name, ratio, subject, other, goal, goal, goal};
+}
+
+void AddTwoThreads(const std::string& name, Side one, double zen4, double intel,
+                   double speed_up, std::vector<Line>& lines) {
+  Side two = one;
+  two.threads = 2;
+  lines.push_back(
+      OfPeak(name + ", of two cores", two, 0.9 * zen4, 0.9 * intel));
+  lines.push_back(
+      Against(name + ", speed-up", Ratio::kSpeedUp, two, one, speed_up));
+}
+
+std::vector<GateResult> MeasureGates(const std::vector<Line>& lines,
+                                     void (*progress)(const std::string&)) {
   std::vector<GateResult> results;
-  for (const Line& line : Lines()) {
+  for (const Line& line : lines) {
     progress(line.name);
-    results.push_back(Measure(op, line));
+    results.push_back(Measure(line));
   }
   return results;
 }

@@ -2,14 +2,60 @@
 #ifndef BENCHMARKS_GATES_H_
 #define BENCHMARKS_GATES_H_
 
+#include <cstdint>
+#include <limits>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "heed/core/dtype.h"
 
 namespace heed::bench {
 
 // What the goal of a fraction of peak depends on.
 enum class CpuKind { kZen4, kIntelAmx, kOther };
 CpuKind ThisCpu();
+
+// One side of a line.
+struct Side {
+  int64_t T, Hq, Hkv, D;
+  std::string variant;
+  int threads = 1;
+  DType dtype = DType::kF32;
+  const char* pass = "forward";
+  const char* mechanism = "attention";
+};
+
+// What is measured.
+enum class Ratio {
+  kOfPeak,        // the subject's fraction of the multiply-add peak
+  kTime,          // its time over that of the other
+  kSpeedUp,       // the other's over its
+  kTimePerToken,  // as kTime, each divided by its tokens
+  kOfMemory,      // seconds to read and write as many bytes as its state, over its
+};
+
+inline constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+struct Line {
+  std::string name;
+  Ratio ratio;
+  Side subject;
+  std::optional<Side> other;
+  double zen4, intel, any;  // goals by kind of CPU
+};
+
+Line OfPeak(const std::string& name, const Side& subject, double zen4,
+            double intel);
+Line Against(const std::string& name, Ratio ratio, const Side& subject,
+             const Side& other, double goal);
+
+// Two threads reach 0.9 of twice the goal of one, and so much more speed.
+void AddTwoThreads(const std::string& name, Side one, double zen4, double intel,
+                   double speed_up, std::vector<Line>& lines);
+
+std::vector<Line> AttentionLines();
+std::vector<Line> RecurrenceLines();
 
 struct GateResult {
   std::string name;
@@ -20,9 +66,10 @@ struct GateResult {
   bool ok;               // or there is no goal
 };
 
-// Measures all lines, interleaved with probes. Throws std::runtime_error if a
+// Measures the lines, interleaved with probes. Throws std::runtime_error if a
 // result is wrong. `progress` is called before each line.
-std::vector<GateResult> MeasureGates(void (*progress)(const std::string&));
+std::vector<GateResult> MeasureGates(const std::vector<Line>& lines,
+                                     void (*progress)(const std::string&));
 
 // Aligned table with CPU and goals.
 std::string GateTable(const std::vector<GateResult>& results);

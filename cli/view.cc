@@ -22,7 +22,9 @@ constexpr char kFooter[] =
     "One page that needs no network. Up to 2048 tokens it computes every\n"
     "probability itself, from q and k rounded to f16; beyond that, or where "
     "they\n"
-    "would not fit into 6 MB, it holds pooled maps.\n\n"
+    "would not fit into 6 MB, it holds pooled maps. Beside each head stands "
+    "what\n"
+    "linear mechanisms would make of its q and k.\n\n"
     "Example:\n  heed view data/minilm_alice.safetensors --html view.html";
 
 constexpr int64_t kMaxPageBytes = 6'000'000;
@@ -66,6 +68,16 @@ Json HeadNames(const ViewOptions& options, int64_t num_heads) {
     names = SplitAtCommas(options.tensors.heads);
   }
   return names;
+}
+
+// The same as numbers.
+std::vector<int64_t> HeadNumbers(const ViewOptions& options,
+                                 int64_t num_heads) {
+  std::vector<int64_t> numbers;
+  for (const Json& name : HeadNames(options, num_heads)) {
+    numbers.push_back(std::stoll(name.get<std::string>()));
+  }
+  return numbers;
 }
 
 Extent Measure(const ViewOptions& options,
@@ -129,7 +141,7 @@ Page MakePage(Context& ctx, const ViewOptions& options,
   page.name = "view.html";
   page.styles = {"base.css", "view.css"};
   page.scripts = {"base.js", "color.js", "math.js", "labels.js",
-                  "map.js",  "panel.js", "view.js"};
+                  "map.js",  "panel.js", "implied.js", "view.js"};
   Json shared;  // most files have one text for all layers
   for (size_t i = 0; i < layers.size(); ++i) {
     Progress(fmt::format("layer {} of {}", i + 1, layers.size()));
@@ -150,6 +162,8 @@ Page MakePage(Context& ctx, const ViewOptions& options,
     if (bins == 0) {
       if (i == 0) page.data["tokens"] = shared = labels;
       if (labels != shared) layer.header["tokens"] = labels;
+      layer.header["implied"] =
+          ImpliedList(set, HeadNumbers(options, set.q.size(2)));
     }
     Json header = CommonHeader(options, set, math);
     header.update(layer.header);

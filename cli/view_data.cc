@@ -12,6 +12,7 @@
 #include "cli/page.h"
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
+#include "heed/harness/case.h"
 #include "heed/ops/exact/attention/attention_weights.h"
 
 namespace heed::cli {
@@ -142,11 +143,42 @@ ViewLayer ExactLayer(Context& ctx, const TensorSet& tensors,
     factors.push_back(
         std::ldexp(scale, q.exponents[head] + k.exponents[key_head]));
   }
+  const auto powers = [](const Rounded& x) {
+    Json list = Json::array();
+    for (const int exponent : x.exponents) list.push_back(std::ldexp(1.0, exponent));
+    return list;
+  };
   const std::string id = std::to_string(index);
-  return {{{"keyHeads", Hkv}, {"dim", D}, {"factors", factors}},
+  return {{{"keyHeads", Hkv},
+           {"dim", D},
+           {"factors", factors},
+           {"qFactors", powers(q)},
+           {"keyFactors", powers(k)}},
           {{"q" + id, Base64(q.bytes)},
            {"k" + id, Base64(k.bytes)},
            {"lse" + id, Base64(F32Bytes(lse.view()))}}};
+}
+
+Json ImpliedList(const TensorSet& tensors, std::span<const int64_t> heads) {
+  Json list = Json::array();
+  if (tensors.q.size(1) != tensors.k.size(1)) return list;
+  for (const OpEntry& op : AllOps()) {
+    if (op.weights == nullptr) continue;
+    const int64_t channels = tensors.q.size(3);
+    const ImpliedWeights first = op.weights(0, channels);
+    Json log_decays = Json::array();
+    for (const int64_t head : heads) {
+      log_decays.push_back(op.weights(head, channels).log_decay);
+    }
+    list.push_back({{"name", op.name},
+                    {"form", first.form},
+                    {"scale", first.scale},
+                    {"normalize", first.normalize},
+                    {"eps", first.eps},
+                    {"seesAll", first.sees_all},
+                    {"logDecays", log_decays}});
+  }
+  return list;
 }
 
 int64_t PooledSize(int64_t num_heads, int64_t max_bytes) {

@@ -4,6 +4,7 @@
 #define CLI_VIEW_DATA_H_
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,12 +26,18 @@ struct ViewLayer {
 int64_t ExactBytes(const TensorSet& tensors);
 
 // The first sequence's q and k as f16 [H, T, D], little-endian, and lse as f32
-// [Hq, Tq]: logits are q.k times header.factors[head]. lse is that of the
+// [Hq, Tq]: logits are q.k times header.factors[head], q and k themselves what is
+// in the page times header.qFactors and keyFactors. lse is that of the
 // rounded q and k, so that what the page computes sums to 1. Every head is
 // scaled by a power of two so that f16 can hold it; factors undo it. Throws as
 // attention::Forward.
 ViewLayer ExactLayer(Context& ctx, const TensorSet& tensors,
                      const attention::Options& options, int64_t index);
+
+// What the page needs to compute the weights that linear mechanisms imply for
+// q and k of an exact layer, whose heads have these numbers: ImpliedWeights of
+// each, log decays by head. Empty where there are other queries than keys.
+Json ImpliedList(const TensorSet& tensors, std::span<const int64_t> heads);
 
 // The largest maps, at most 512 x 512, of which so many heads fit into so many
 // bytes; 0 if not even 24 x 24 do.

@@ -75,10 +75,7 @@ class Layer {
 
   *multiply(h) {
     const { rows, cols, dim, softcap } = this;
-    this.bytes ??= { q: takeBytes(`q${this.index}`), k: takeBytes(`k${this.index}`), lse: takeBytes(`lse${this.index}`) };
-    const q = halves(this.bytes.q, h * rows * dim, rows * dim);
-    const key = Math.floor(h * this.keyHeads / this.heads.length);
-    const k = halves(this.bytes.k, key * cols * dim, cols * dim);
+    const { q, k } = this.rowsOf(h);
     const lse = new DataView(this.bytes.lse.buffer, this.bytes.lse.byteOffset + 4 * h * rows, 4 * rows);
     const factor = this.factors[h];
     const out = new Float32Array(rows * cols);
@@ -94,6 +91,13 @@ class Layer {
       if (i % 8 === 7) yield;
     }
     return this.finish(out);
+  }
+
+  // q [rows, dim] and k [cols, dim] of a head, as they lie in the page.
+  rowsOf(h) {
+    const { rows, cols, dim } = this, key = Math.floor(h * this.keyHeads / this.heads.length);
+    this.bytes ??= { q: takeBytes(`q${this.index}`), k: takeBytes(`k${this.index}`), lse: takeBytes(`lse${this.index}`) };
+    return { q: halves(this.bytes.q, h * rows * dim, rows * dim), k: halves(this.bytes.k, key * cols * dim, cols * dim) };
   }
 
   unpack(h) {

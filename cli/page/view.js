@@ -5,6 +5,8 @@ let hover = null;  // a pair that is pointed at; the chosen one returns when it 
 let what = null;   // what the map shows
 const heat = new HeatMap($("stage"), $("heat"), $("overlay"));
 const overlay = $("overlay");
+const plot = () => ({ left: heat.left, width: heat.plotWidth, height: heat.plotHeight });
+const implied = new ImpliedView((pair) => { hover = pair; showPair(true); }, choose);
 const summaries = layers.map(() => []);
 const thumbs = [];
 
@@ -30,6 +32,7 @@ function showHead() {
   $("head").value = state.head;
   fillStats(current, summary);
   heat.show(what);
+  implied.show(what, state.head, plot());
   fillLegend(what);
   for (const thumb of thumbs) {
     const chosen = thumb.layer === state.layer && thumb.head === state.head;
@@ -44,6 +47,7 @@ let following = 0;
 function showPair(moving = false) {
   const pair = hover ?? state;
   heat.setCursor(pair);
+  implied.showPair(pair);
   fillReadout(what, pair);
   cancelAnimationFrame(following);
   if (moving) following = requestAnimationFrame(() => fillAround(pair));
@@ -445,7 +449,10 @@ followTheme(() => {
   showHead();
   paintThumbs();
 });
-new ResizeObserver(() => heat.layout()).observe($("stage"));
+new ResizeObserver(() => {
+  heat.layout();
+  implied.layout(plot());
+}).observe($("stage"));
 inSlices(computeThumbs(), () => { document.documentElement.dataset.ready = "true"; });
 
 // For tests and for the curious: the page's own numbers.
@@ -453,4 +460,5 @@ window.heed = {
   state, layers,
   probability: (l, h, q, k) => mapOf(layers[l], h).data[q * layers[l].cols + k],
   centre: (q, k) => heat.centre(q, k),
+  implied: (l, h, m, q) => [...new Implied(layers[l], h, layers[l].implied[m]).row(q)],
 };

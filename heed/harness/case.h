@@ -59,6 +59,10 @@ struct Case {
                      std::span<const TensorView> tolerance)>
       reference;  // `tolerance` may be empty
 
+  // The same work as `run` without what only a comparison needs, on outputs of an earlier
+  // run or of its own: what is timed. Null where that is `run`.
+  std::function<void(Context&, std::span<const TensorView> outputs)> timed;
+
   double flops = 0;  // of the mathematics, not of the kernel
   double bytes = 0;  // inputs read once, outputs written once
   double pairs = 0;  // kept (query, key) pairs over all heads; 0 if none exist
@@ -94,6 +98,22 @@ struct TensorCall {
   int64_t workspace_bytes = 0;
 };
 
+// The weights w_ts with which a mechanism, at its defaults, sums values, where q and k of a
+// head say them: exp((t - s) log_decay) f, with f, by `form`,
+//
+//   identity  x = scale <q_t, k_s>
+//   elu1      scale <phi(q_t), phi(k_s)>, phi(x) = x + 1 if x > 0, else exp(x)
+//   taylor    1 + x + x^2 / 2
+//
+// and divided by the sum of them plus eps if normalised.
+struct ImpliedWeights {
+  std::string form;
+  double scale = 1, log_decay = 0;
+  bool normalize = false;
+  double eps = 0;
+  bool sees_all = false;  // of every key, where the attention beside it is not causal
+};
+
 // One mechanism.
 struct OpEntry {
   std::string name;    // folder, namespace, CLI and Python name
@@ -117,9 +137,12 @@ struct OpEntry {
   // What `heed run` and `heed compare` call: tensors by the names of `inputs`, those that are
   // optional or not, and all of them alive until the call is gone. Throws as the mechanism's
   // Forward. Null where neither verb has it.
-  std::vector<InputSpec> inputs;
+  std::vector<InputSpec> inputs = {};
   TensorCall (*call)(const Context& ctx, const TensorMap& tensors,
                      std::optional<double> scale) = nullptr;
+
+  // What `heed view` draws beside exact attention; null where there are no such weights.
+  ImpliedWeights (*weights)(int64_t head, int64_t channels) = nullptr;
 };
 
 // All mechanisms, in the order of the table of contents.

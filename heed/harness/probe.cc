@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -137,6 +138,21 @@ uint64_t ReadWords(const uint64_t* HWY_RESTRICT words, size_t num_words) {
   return sum;
 }
 
+// Adds 1 to 64-bit words in address order.
+void UpdateWords(uint64_t* HWY_RESTRICT words, size_t num_words) {
+  const hn::ScalableTag<uint64_t> d;
+  const size_t N = hn::Lanes(d);
+  const auto one = hn::Set(d, uint64_t{1});
+  size_t i = 0;
+  for (; i + 4 * N <= num_words; i += 4 * N) {
+    hn::StoreU(hn::Add(hn::LoadU(d, words + i), one), d, words + i);
+    hn::StoreU(hn::Add(hn::LoadU(d, words + i + N), one), d, words + i + N);
+    hn::StoreU(hn::Add(hn::LoadU(d, words + i + 2 * N), one), d, words + i + 2 * N);
+    hn::StoreU(hn::Add(hn::LoadU(d, words + i + 3 * N), one), d, words + i + 3 * N);
+  }
+  for (; i < num_words; ++i) ++words[i];
+}
+
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::probe::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -148,6 +164,7 @@ HWY_EXPORT(FmaF64);
 HWY_EXPORT(Exp2F32);
 HWY_EXPORT(Exp2F64);
 HWY_EXPORT(ReadWords);
+HWY_EXPORT(UpdateWords);
 
 namespace {
 
@@ -222,6 +239,17 @@ double ReadBytesPerSecond(Context& ctx, const void* data, size_t num_bytes,
     best = std::max(best, static_cast<double>(num_bytes) / elapsed.count());
   }
   g_sink = static_cast<double>(sum.load());
+  return best;
+}
+
+double UpdateSeconds(void* data, size_t num_bytes, int64_t targets, int repeats) {
+  const auto update = HWY_DISPATCH_TABLE(UpdateWords)[TargetIndex(targets)];
+  double best = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < repeats; ++i) {
+    const double start = os::ThreadCpuSeconds();
+    update(static_cast<uint64_t*>(data), num_bytes / 8);
+    best = std::min(best, os::ThreadCpuSeconds() - start);
+  }
   return best;
 }
 

@@ -31,7 +31,12 @@ double Exp2PerSecond(DType dtype, int64_t targets = kAllTargets,
 double ReadBytesPerSecond(Context& ctx, const void* data, size_t num_bytes,
                           int repeats = 5);
 
-// The same on 256 MiB of its own, 1 thread unless said.
+// Seconds, in CPU time of this thread, to read and write `num_bytes` in place in
+// address order; best of `repeats`. The roof of what updates a state.
+double UpdateSeconds(void* data, size_t num_bytes, int64_t targets = kAllTargets,
+                     int repeats = 5);
+
+// ReadBytesPerSecond on 256 MiB of its own, 1 thread unless said.
 double DramBytesPerSecond(int threads = 1);
 
 }  // namespace heed::probe

@@ -453,6 +453,12 @@ ConstTensorView PrepareAny(const ConstTensorView& x, DType dtype, int axis,
   std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
   if (gathers) sizes[static_cast<size_t>(axis)] = static_cast<int64_t>(heads.size());
   const ConstTensorView shape(nullptr, dtype, sizes);  // checks for overflow
+  constexpr int64_t kMost = int64_t{1} << 36;  // a small file can ask for more
+  if (gathers && shape.num_elements() > kMost) {
+    throw FileError(set.file + ": a tensor of shape " + x.ShapeString() +
+                    " would have shape " + shape.ShapeString() +
+                    " with a copy per head, expected fewer heads");
+  }
   const std::shared_ptr<void> memory(
       os::AllocateAligned(static_cast<size_t>(shape.num_elements()) *
                           SizeOf(dtype)),

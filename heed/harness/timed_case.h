@@ -21,7 +21,7 @@ class TimedCase {
   TimedCase(const OpEntry& op, const CaseRequest& request, int threads,
             const std::string& isa = "", int64_t checked_tokens = 160);
 
-  void Run();
+  void Run();  // what is timed: Case::timed or run
   Sample Time();  // TimeClean
 
   const Case& problem() const { return case_; }

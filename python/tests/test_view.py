@@ -2,6 +2,7 @@
 import json
 import re
 
+import heed as library
 import numpy as np
 import pytest
 from browser import needs_browser, number, places, point_at, readout, shown_map
@@ -245,6 +246,90 @@ def test_a_pair_behind_the_mask(browser, tmp_path):
     assert point_at(browser, 2, 9)["tip"] == "not allowed to look"
     browser.open(tmp_path / "a.html", "#row=0&column=0")
     assert browser.text("value").startswith("100")
+
+
+# What linear mechanisms imply.
+
+def implied_shares(name, q, k, causal, heads):
+    """[H, T, T] by the mechanism itself: with unit vectors as values, an output is a row of weights. Zero beyond what it sees."""
+    q, k = (x[None, :, heads] for x in (q, k))
+    v = np.broadcast_to(np.eye(q.shape[1])[None, :, None], (1, q.shape[1], len(heads), q.shape[1]))
+    options = {"causal": causal} if name == "linear_attention" else {}
+    if name == "retention":
+        options["log_decay"] = np.log1p(-2.0 ** (-5 - np.array(heads)))
+    weights = getattr(library, name)(q, k, v, **options)[0].transpose(1, 0, 2)
+    if name == "retention":
+        weights = np.abs(weights) / np.abs(weights).sum(-1, keepdims=True)
+    return weights
+
+
+@needs_browser
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads", [None, [3, 1]])
+def test_implied_rows_are_what_the_mechanism_sums_with(browser, tmp_path, causal, heads):
+    T = 23
+    tensors = qkv(T=T)
+    tensors["q"] = ("F32", 3000 * tensors["q"][1])  # so that powers of two count
+    tensors["k"] = ("F32", tensors["k"][1] / 3000)
+    file = save(tmp_path / "x.safetensors", tensors)
+    args = [*(["--causal"] if causal else []), *(["--heads", ",".join(map(str, heads))] if heads else [])]
+    document("view", file, "--html", tmp_path / "a.html", *args)
+    given, _ = load(file)
+    q, k = rounded(given["q"]), np.repeat(rounded(given["k"]), 2, axis=1)
+    browser.open(tmp_path / "a.html")
+    names = browser.js("return heed.layers[0].implied.map((m) => m.name)")
+    assert set(names) == {"linear_attention", "based", "retention"}
+    assert browser.js("return [...document.getElementById('mechanism').options].map((o) => o.value)") == names
+    for m, name in enumerate(names):
+        expected = implied_shares(name, q, k, causal, heads or [0, 1, 2, 3])
+        for h in range(len(expected)):
+            rows = browser.js(f"return Array.from({{ length: {T} }}, (_, i) => heed.implied(0, {h}, {m}, i))")
+            for i, row in enumerate(rows):
+                assert len(row) == (T if name == "linear_attention" and not causal else i + 1)
+                np.testing.assert_allclose(row, expected[h, i, :len(row)], rtol=1e-9, atol=1e-13)
+                assert (expected[h, i, len(row):] == 0).all()
+
+
+@needs_browser
+def test_the_implied_map_is_painted_and_pointed_at(browser, tmp_path):
+    document("view", save(tmp_path / "x.safetensors", qkv(T=23)), "--html", tmp_path / "a.html", "--causal")
+    browser.open(tmp_path / "a.html", "#row=9&column=4")
+    painted = "return document.getElementById('implied').dataset.painted === 'true'"
+    pixels = """const c = document.getElementById('implied'), copy = new OffscreenCanvas(c.width, c.height);
+                const context = copy.getContext('2d', { willReadFrequently: true });
+                context.drawImage(c, 0, 0);
+                const d = context.getImageData(0, 0, c.width, c.height).data;
+                return [c.width, c.height, Array.from({ length: c.width * c.height }, (_, i) => d.slice(4 * i, 4 * i + 3).join())]"""
+    seen = []
+    for m, name in enumerate(browser.js("return heed.layers[0].implied.map((m) => m.name)")):
+        browser.js("document.getElementById('mechanism').value = arguments[0];"
+                   "document.getElementById('mechanism').dispatchEvent(new Event('change'))", name)
+        browser.wait(painted)
+        width, height, colors = browser.js(pixels)
+        assert (width, height) == (23, 23)
+        masked = {colors[i * 23 + j] for i in range(23) for j in range(i + 1, 23)}
+        assert len(masked) == 1 and not masked & {colors[i * 23 + j] for i in range(23) for j in range(i + 1)}
+        seen.append(colors)
+        most = browser.js("return Math.max(...Array.from({ length: 23 }, (_, i) => heed.implied(0, heed.state.head, arguments[0], i)).flat())", m)
+        strongest = re.search(r"The strongest is (.+?%), in the map above .+%\.$", browser.text("implied-note"))[1]
+        assert number(strongest) == pytest.approx(most, rel=0.006)
+        share = browser.js("return heed.implied(0, heed.state.head, arguments[0], 9)[4]", m)
+        shown = browser.js("return document.querySelector('#implied-pair b:last-of-type').textContent")
+        assert number(shown) == pytest.approx(share, rel=0.006 if share >= 1e-3 else 0.06)
+    assert seen[0] != seen[1] != seen[2]
+    x, y = browser.js("""const c = document.getElementById('implied');
+        c.scrollIntoView({ block: 'center' });
+        const box = c.getBoundingClientRect();
+        return [box.left + 7.5 / 23 * box.width, box.top + 12.5 / 23 * box.height]""")
+    browser.point(x, y)
+    assert readout(browser)["pair"] == [12, 7]
+
+
+@needs_browser
+def test_other_queries_than_keys_imply_nothing(browser, tmp_path):
+    document("view", save(tmp_path / "x.safetensors", qkv(T=9, Tk=12)), "--html", tmp_path / "a.html")
+    browser.open(tmp_path / "a.html")
+    assert not browser.js("return document.getElementById('implied-section').checkVisibility()")
 
 
 # Pooled maps.

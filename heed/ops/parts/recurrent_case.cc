@@ -102,10 +102,8 @@ void CopyElements(const ConstTensorView& from, const TensorView& to) {
   } while (NextIndex(to.sizes(), index));
 }
 
-// The forward pass of one token from the initial state, by Step.
+// One token, from the state that `out` has.
 void RunStep(const Mechanism& m, const Problem& p, Context& ctx, const Outputs& out) {
-  CopyElements(p.in.initial.S, out.final.S);
-  if (out.final.z.present()) CopyElements(p.in.initial.z, out.final.z);
   m.step(ctx,
          {WithoutTokens(p.in.q), WithoutTokens(p.in.k), WithoutTokens(p.in.v),
           WithoutTokens(p.in.log_decay)},
@@ -118,12 +116,22 @@ Case ToCase(const Mechanism& m, const Problem& problem) {
   c.title = Title(m, problem);
   c.outputs = problem.outputs;
   c.run = [m, p](Context& ctx, std::span<const TensorView> views) {
-    if (p->step) return RunStep(m, *p, ctx, ToOutputs(*p, views));
+    if (p->step) {  // from the initial state
+      const Outputs out = ToOutputs(*p, views);
+      CopyElements(p->in.initial.S, out.final.S);
+      if (out.final.z.present()) CopyElements(p->in.initial.z, out.final.z);
+      return RunStep(m, *p, ctx, out);
+    }
     if (p->num_forward > 0) m.forward(ctx, p->in, p->options, ToOutputs(*p, views));
     if (p->num_forward < p->outputs.size()) {
       m.backward(ctx, p->in, p->options, ToGradients(*p, views));
     }
   };
+  if (problem.step) {
+    c.timed = [m, p](Context& ctx, std::span<const TensorView> views) {
+      RunStep(m, *p, ctx, ToOutputs(*p, views));
+    };
+  }
   c.reference = [m, p](std::span<const TensorView> expected,
                        std::span<const TensorView> tolerance) {
     const ReferenceMath math = m.math(p->in, p->options);
@@ -150,7 +158,7 @@ Case ToCase(const Mechanism& m, const Problem& problem) {
   for (const OutputSpec& spec : c.outputs) {
     double bytes = static_cast<double>(SizeOf(spec.dtype));
     for (const int64_t size : spec.sizes) bytes *= static_cast<double>(size);
-    c.bytes += bytes;
+    c.bytes += problem.step && spec.name != "o" ? 2 * bytes : bytes;  // states are read too
   }
   return c;
 }
@@ -360,8 +368,15 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
   if (backward) p.in.d_o = tensor(v);
   const Shape decay = DecayShapeOf(d, q, s.Hq);
   if (!decay.empty()) {
-    p.in.log_decay = p.Keep(
-        FillDecays(Buffer(request.dtype, decay, Placement::kAligned), ++seed, 0.05, 0));
+    const std::string words = "+" + request.variant + "+";
+    const Buffer decays(request.dtype, decay, Placement::kAligned);
+    if (words.find("+vanishing+") != std::string::npos) {
+      decays.FillConstant(std::log1p(-1e-6));
+    } else {
+      const bool strong = words.find("+strong+") != std::string::npos;
+      FillDecays(decays, ++seed, 0.05, strong ? 0.02 : 0);
+    }
+    p.in.log_decay = p.Keep(decays);
   }
   const int64_t F = recurrence::FeatureSize(d.feature, K);
   p.note = request.variant;

@@ -39,6 +39,10 @@ struct Mechanism {
 // Variants that every one of them has.
 inline const std::vector<std::string> kVariants = {"state", "lengths=62", "reverse"};
 
+// And those of mechanisms with decays: -1e4 here and there, and all of them 1 - 1e-6.
+inline const std::vector<std::string> kGatedVariants = {"state", "lengths=62", "reverse",
+                                                        "strong", "vanishing"};
+
 // N(0, 1) rows of any size, decays of ordinary strength.
 Case MakeCase(const Mechanism& mechanism, const CaseRequest& request);
 

@@ -26,7 +26,7 @@ OpEntry Entry() {
           .family = "gated",
           .passes = {"forward", "backward", "step"},
           .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = recurrent::kVariants,
+          .variants = recurrent::kGatedVariants,
           .flops = "4 D Dv per token and value head, backward 12 D Dv",
           .bytes = "B Tq (3 Hq D + 2 Hq Dv) size",
           .state = "B Hq D Dv 4",

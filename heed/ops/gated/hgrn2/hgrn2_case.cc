@@ -29,7 +29,7 @@ OpEntry Entry() {
           .family = "gated",
           .passes = {"forward", "backward", "step"},
           .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = recurrent::kVariants,
+          .variants = recurrent::kGatedVariants,
           .flops = "4 D Dv per token and value head, backward 12 D Dv",
           .bytes = "B Tq (Hkv D + Hq D + 2 Hq Dv) size",
           .state = "B Hq D Dv 4",

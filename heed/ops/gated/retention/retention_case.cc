@@ -1,4 +1,6 @@
 // Retention in the harness.
+#include <cmath>
+
 #include "heed/ops/gated/retention/retention.h"
 #include "heed/ops/parts/recurrent_case.h"
 
@@ -34,7 +36,7 @@ OpEntry Entry() {
           .family = "gated",
           .passes = {"forward", "backward", "step"},
           .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = recurrent::kVariants,
+          .variants = recurrent::kGatedVariants,
           .flops = "4 D Dv per token and value head, backward 12 D Dv",
           .bytes = "B Tq (2 Hkv D + 2 Hq Dv) size",
           .state = "B Hq D Dv 4",
@@ -49,6 +51,12 @@ OpEntry Entry() {
           .call = [](const Context& ctx, const TensorMap& tensors,
                      std::optional<double> scale) {
             return recurrent::CallOn(Mechanism(), ctx, tensors, scale);
+          },
+          .weights = [](int64_t head, int64_t channels) {
+            return ImpliedWeights{
+                .form = "identity",
+                .scale = 1 / std::sqrt(static_cast<double>(channels)),
+                .log_decay = LogDecays(head + 1).back()};
           }};
 }
 

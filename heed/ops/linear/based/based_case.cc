@@ -1,4 +1,5 @@
 // Based in the harness, with and without its normaliser.
+#include <cmath>
 #include <string>
 
 #include "heed/ops/linear/based/based.h"
@@ -83,6 +84,13 @@ OpEntry Entry() {
           .call = [](const Context& ctx, const TensorMap& tensors,
                      std::optional<double> scale) {
             return recurrent::CallOn(Bound(Options()), ctx, tensors, scale);
+          },
+          .weights = [](int64_t, int64_t channels) {
+            return ImpliedWeights{
+                .form = "taylor",
+                .scale = 1 / std::sqrt(static_cast<double>(channels)),
+                .normalize = true,
+                .eps = Options().eps};
           }};
 }
 

@@ -115,6 +115,12 @@ OpEntry Entry() {
           .call = [](const Context& ctx, const TensorMap& tensors,
                      std::optional<double> scale) {
             return recurrent::CallOn(Bound(Options()), ctx, tensors, scale);
+          },
+          .weights = [](int64_t, int64_t) {
+            return ImpliedWeights{.form = "elu1",
+                                  .normalize = true,
+                                  .eps = Options().eps,
+                                  .sees_all = true};
           }};
 }
 

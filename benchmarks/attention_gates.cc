@@ -1,0 +1,121 @@
+// Gates of exact attention: fractions of the multiply-add peak, and costs of
+// threads, layouts and options beside the plain call.
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "fmt/format.h"
+
+#include "benchmarks/gates.h"
+#include "heed/core/os.h"
+
+namespace heed::bench {
+namespace {
+
+// The backward pass, on its 10 N^2 d flops per head.
+void AddBackward(std::vector<Line>& lines) {
+  const auto backward = [](int64_t T, int64_t H, int64_t D, const char* variant,
+                           DType dtype = DType::kF32) {
+    return Side{T, H, H, D, variant, 1, dtype, "backward"};
+  };
+  for (const int64_t D : {64, 128}) {
+    for (const bool causal : {false, true}) {
+      const char* variant = causal ? "causal" : "";
+      const double zen4 = causal ? .80 : .86, intel = causal ? .66 : .72;
+      const auto name = [&](const char* dtype, int64_t N) {
+        return fmt::format("{} backward N {} d {} {}", dtype, N, D,
+                           causal ? variant : "full");
+      };
+      lines.push_back(OfPeak(name("f32", 2048), backward(2048, 4, D, variant), zen4, intel));
+      lines.push_back(OfPeak(name("f32", 512), backward(512, 8, D, variant), 0.8 * zen4,
+                             0.8 * intel));
+      const Side bf16 = backward(2048, 4, D, variant, DType::kBF16);
+      lines.push_back(OfPeak(name("bf16", 2048), bf16, .68, kNone));
+      lines.push_back(Against(name("bf16", 2048) + " / f32", Ratio::kTime, bf16,
+                              backward(2048, 4, D, variant), 1.02));
+      if (os::NumUsableCpus() < 2) continue;
+      AddTwoThreads(name("f32", 2048) + ", 4 heads", backward(2048, 4, D, variant), zen4,
+                    intel, 1.85, lines);
+      AddTwoThreads(name("f32", 2048) + ", 1 head", backward(2048, 1, D, variant), zen4,
+                    intel, 1.85, lines);
+    }
+  }
+  lines.push_back(OfPeak("f32 backward window 512, N 8192 d 64",
+                         backward(8192, 2, 64, "window=512"), .65, .55));
+}
+
+}  // namespace
+
+std::vector<Line> AttentionLines() {
+  std::vector<Line> lines = {
+      OfPeak("N 2048 d 64 full", {2048, 4, 4, 64, ""}, .88, .76),
+      OfPeak("N 2048 d 128 full", {2048, 4, 4, 128, ""}, .90, .74),
+      OfPeak("N 2048 d 64 causal", {2048, 4, 4, 64, "causal"}, .82, .70),
+      OfPeak("N 2048 d 128 causal", {2048, 4, 4, 128, "causal"}, .85, .68),
+      OfPeak("N 512 d 64 full", {512, 8, 8, 64, ""}, .80, .70),
+      OfPeak("N 512 d 64 causal", {512, 8, 8, 64, "causal"}, .70, kNone),
+      OfPeak("N 128 d 64 full", {128, 16, 16, 64, ""}, .65, kNone),
+      OfPeak("window 512, N 8192 d 64", {8192, 2, 2, 64, "window=512"}, .70,
+             .62),
+      OfPeak("window 1024, N 8192 d 64", {8192, 2, 2, 64, "window=1024"}, .78,
+             .68),
+  };
+  if (os::NumUsableCpus() >= 2) {
+    AddTwoThreads("2 threads, d 64 full, 4 heads", {2048, 4, 4, 64, ""}, .88,
+                  .76, 1.85, lines);
+    AddTwoThreads("2 threads, d 128 full, 4 heads", {2048, 4, 4, 128, ""}, .90,
+                  .74, 1.85, lines);
+    AddTwoThreads("2 threads, d 64 causal, 4 heads", {2048, 4, 4, 64, "causal"},
+                  .82, .70, 1.80, lines);
+    AddTwoThreads("2 threads, d 128 causal, 4 heads",
+                  {2048, 4, 4, 128, "causal"}, .85, .68, 1.80, lines);
+    AddTwoThreads("2 threads, d 64 full, 1 head", {2048, 1, 1, 64, ""}, .88,
+                  .76, 1.85, lines);
+    AddTwoThreads("2 threads, d 64 causal, 1 head", {2048, 1, 1, 64, "causal"},
+                  .82, .70, 1.80, lines);
+  }
+  const Side plain = {2048, 4, 4, 64, ""};
+  const auto time = [&](const std::string& name, const Side& subject,
+                        const Side& other, double goal) {
+    lines.push_back(Against(name, Ratio::kTime, subject, other, goal));
+  };
+  time("[B,T,H,D] / [B,H,T,D], d 64", plain, {2048, 4, 4, 64, "bhtd"}, 1.06);
+  time("[B,T,H,D] / [B,H,T,D], d 128, 16 heads", {2048, 16, 16, 128, ""},
+       {2048, 16, 16, 128, "bhtd"}, 1.06);
+  time("GQA 8 on 2 / 8 on 8 heads, d 64", {2048, 8, 2, 64, ""},
+       {2048, 8, 8, 64, ""}, 1.00);
+  time("GQA 8 on 2 / 8 on 8 heads, d 128 causal", {2048, 8, 2, 128, "causal"},
+       {2048, 8, 8, 128, "causal"}, 1.00);
+  time("softcap / plain", {2048, 4, 4, 64, "softcap=30"}, plain, 1.15);
+  time("ALiBi / plain", {2048, 4, 4, 64, "alibi"}, plain, 1.03);
+  time("bias / plain", {2048, 4, 4, 64, "bias"}, plain, 1.10);
+  time("attention_map 64 x 64 / attention, N 16384", {16384, 1, 1, 64, "map=64"},
+       {16384, 1, 1, 64, ""}, 1.30);
+  // 16 bits. Goals of peak stand where bf16 has dot products of its own.
+  for (const auto& [D, full, causal] : {std::tuple{64, .76, .70}, {128, .80, .74}}) {
+    for (const char* variant : {"", "causal"}) {
+      const bool is_full = variant[0] == '\0';
+      const std::string name =
+          fmt::format("bf16 N 2048 d {} {}", D, is_full ? "full" : variant);
+      Side side = {2048, 4, 4, D, variant};
+      const Side single = side;
+      side.dtype = DType::kBF16;
+      lines.push_back(OfPeak(name, side, is_full ? full : causal, kNone));
+      time(name + " / f32", side, single, 1.02);
+      side.dtype = DType::kF16;
+      time(fmt::format("f16 N 2048 d {} {} / f32", D, is_full ? "full" : variant),
+           side, single, 1.02);
+    }
+  }
+  const Side short_f32 = {100, 8, 8, 64, ""};
+  Side short_bf16 = short_f32, short_f16 = short_f32;
+  short_bf16.dtype = DType::kBF16;
+  short_f16.dtype = DType::kF16;
+  time("bf16 N 100 d 64 / f32", short_bf16, short_f32, 1.02);
+  time("f16 N 100 d 64 / f32", short_f16, short_f32, 1.02);
+  AddBackward(lines);
+  return lines;
+}
+
+}  // namespace heed::bench

@@ -1,0 +1,320 @@
+#!/usr/bin/env python3
+# Recurrent mechanisms of heed beside what else runs them on a CPU, in one process, interleaved.
+"""Every line: the peer's output (and gradients) are compared with heed's, then both are timed in turns; printed is the peer's
+time over heed's, and the goal where there is one. A peer that is not installed, or lacks what a line needs, is named and left
+out; `pip install onnxruntime onnx jax` brings two of them.
+
+Peers: ONNX Runtime's contrib operator LinearAttention; the causal product of pytorch-fast-transformers, C++; the chunk form of
+linear attention in plain PyTorch, as GPU libraries arrange it; the recurrence in plain PyTorch, token by token; the same as a
+scan of JAX, compiled. One thread is timed by the CPU time of the process, as some of them work on threads of their own.
+
+Usage: compare_recurrent.py [FILTER] [--json] [--threads 1] [--rounds 5] [--tokens 2048]
+Example: compare_recurrent.py 'gla/.*/jax'
+"""
+
+import argparse
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import compare_torch as common  # noqa: E402
+
+TOLERANCE = 1e-4  # relative, of sums over thousands of tokens in float32, on both sides
+CHUNK = 64
+
+
+class Missing(Exception):
+    """A peer that cannot run here."""
+
+
+class Problem:
+    """Inputs of one mechanism as PyTorch tensors, [B, T, H, D] contiguous, and heed's side."""
+
+    def __init__(self, torch, heed, name, tokens, heads, keys, values):
+        generator = torch.Generator().manual_seed(1)
+
+        def normal(*shape):
+            return torch.randn(*shape, generator=generator)
+
+        self.torch, self.heed, self.name = torch, heed, name
+        self.shape = (tokens, heads, keys, values)
+        self.q, self.k = normal(1, tokens, heads, keys), normal(1, tokens, heads, keys)
+        self.v, self.d_o = normal(1, tokens, heads, values), normal(1, tokens, heads, values)
+        self.gate = None
+        if name != "linear":
+            shape = (1, tokens, heads) if name == "simple_gla" else (1, tokens, heads, keys)
+            self.gate = -0.1 * torch.rand(*shape, generator=generator)
+        self.scale = 1.0 if name == "linear" else keys ** -0.5
+        self.leaves = [x for x in (self.q, self.k, self.v, self.gate) if x is not None]
+
+    def call(self):
+        """heed's function, its arguments and its keywords."""
+        if self.name == "linear":
+            return self.heed.linear_attention, self.heed.linear_attention_backward, dict(feature_map="identity", normalize=False)
+        function = getattr(self.heed, self.name)
+        return function, getattr(self.heed, f"{self.name}_backward"), {}
+
+    def ours(self, backward, threads):
+        forward, gradients, options = self.call()
+        arrays = [x.detach().numpy() for x in self.leaves]
+        d_o = self.d_o.numpy()
+
+        def run():
+            o = forward(*arrays, threads=threads, **options)
+            if not backward:
+                return [o]
+            g = gradients(d_o, *arrays, threads=threads, **options)
+            return [o, g.dq, g.dk, g.dv, *([g.dlog_decay] if self.gate is not None else [])]
+
+        return run
+
+    def by_autograd(self, function, backward):
+        """A peer that is a function of tensors [B, T, H, D]."""
+        leaves = [x.detach().clone().requires_grad_(backward) for x in self.leaves]
+
+        def run():
+            for leaf in leaves:
+                leaf.grad = None
+            with self.torch.set_grad_enabled(backward):
+                o = function(*leaves)
+                if not backward:
+                    return [o.detach().numpy()]
+                o.backward(self.d_o)
+            return [o.detach().numpy(), *(leaf.grad.numpy() for leaf in leaves)]
+
+        return run
+
+
+def chunk_form(problem, backward):
+    """o = scale (Q S + lower(Q K^T .* decays) V), chunk by chunk; S carried over. Without a gate or with one per token."""
+    torch, scale = problem.torch, problem.scale
+    if problem.gate is not None and problem.gate.dim() != 3:
+        raise Missing("the chunk form has no gate per channel")
+    if problem.shape[0] % CHUNK:
+        raise Missing(f"the chunk form needs a multiple of {CHUNK} tokens")
+
+    def function(q, k, v, gate=None):
+        q, k, v = (x.transpose(1, 2).unflatten(2, (-1, CHUNK)) for x in (q, k, v))  # [B, H, chunks, CHUNK, D]
+        lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool).tril()
+        state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])
+        outputs = []
+        if gate is None:
+            inner = (q @ k.transpose(-1, -2)).masked_fill(~lower, 0) @ v
+            for i in range(q.shape[2]):
+                outputs.append(q[:, :, i] @ state + inner[:, :, i])
+                state = state + k[:, :, i].transpose(-1, -2) @ v[:, :, i]
+        else:
+            total = gate.transpose(1, 2).unflatten(2, (-1, CHUNK)).cumsum(-1)
+            difference = total.unsqueeze(-1) - total.unsqueeze(-2)
+            decays = difference.masked_fill(~lower, -float("inf")).exp()
+            inner = (q @ k.transpose(-1, -2) * decays) @ v
+            from_start = total.exp().unsqueeze(-1)
+            to_end = (total[..., -1:] - total).exp().unsqueeze(-1)
+            for i in range(q.shape[2]):
+                outputs.append((q[:, :, i] * from_start[:, :, i]) @ state + inner[:, :, i])
+                state = total[:, :, i, -1].exp()[..., None, None] * state + (k * to_end)[:, :, i].transpose(-1, -2) @ v[:, :, i]
+        return scale * torch.stack(outputs, 2).flatten(2, 3).transpose(1, 2)
+
+    return problem.by_autograd(function, backward)
+
+
+def torch_loop(problem, backward):
+    """Token by token, as reference implementations are written."""
+    torch, scale = problem.torch, problem.scale
+
+    def function(q, k, v, gate=None):
+        state = q.new_zeros(1, q.shape[2], q.shape[3], v.shape[3])
+        outputs = []
+        decays = None if gate is None else gate.exp()
+        for t in range(q.shape[1]):
+            update = k[:, t, :, :, None] * v[:, t, :, None, :]
+            if decays is not None:
+                decay = decays[:, t]
+                update = update + state * (decay[..., None] if decay.dim() == 3 else decay[..., None, None])
+            else:
+                update = update + state
+            state = update
+            outputs.append((q[:, t, :, :, None] * state).sum(-2))
+        return scale * torch.stack(outputs, 1)
+
+    return problem.by_autograd(function, backward)
+
+
+def idiap(problem, backward):
+    try:
+        from fast_transformers.causal_product import causal_dot_product
+    except Exception as error:  # noqa: BLE001 - whatever a half-built extension raises
+        raise Missing(f"pytorch-fast-transformers: {error}") from error
+    if problem.gate is not None:
+        raise Missing("pytorch-fast-transformers has no gates")
+
+    def function(q, k, v):
+        o = causal_dot_product(*(x.transpose(1, 2).contiguous() for x in (q, k, v)))
+        return problem.scale * o.transpose(1, 2)
+
+    return problem.by_autograd(function, backward)
+
+
+def onnx(problem, backward):
+    if backward:
+        raise Missing("ONNX Runtime's operator has no backward pass")
+    try:
+        import onnx as format_of
+        import onnxruntime
+        from onnx import TensorProto, helper
+    except ImportError as error:
+        raise Missing(f"{error.name} is not installed") from error
+    tokens, heads, keys, values = problem.shape
+    sizes = {"q": heads * keys, "k": heads * keys, "v": heads * values}
+    names, rule = ["q", "k", "v"], "linear"
+    if problem.gate is not None:
+        names, rule = ["q", "k", "v", "", "gate"], "gated"
+        sizes["gate"] = heads * (keys if problem.gate.dim() == 4 else 1)
+    node = helper.make_node("LinearAttention", names, ["o", "state"], domain="com.microsoft", update_rule=rule,
+                            q_num_heads=heads, kv_num_heads=heads, scale=problem.scale)
+    graph = helper.make_graph(
+        [node], "g", [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, tokens, size]) for name, size in sizes.items()],
+        [helper.make_tensor_value_info("o", TensorProto.FLOAT, [1, tokens, heads * values])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)])
+    model.ir_version = min(model.ir_version, format_of.IR_VERSION, 10)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = problem.torch.get_num_threads(), 1
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001 - its errors are of many types
+        raise Missing(f"onnxruntime {onnxruntime.__version__}: {str(error).splitlines()[0][:120]}") from error
+    feed = {name: x.reshape(1, tokens, -1).numpy() for name, x in zip(sizes, problem.leaves, strict=True)}
+    return lambda: [session.run(["o"], feed)[0].reshape(1, tokens, heads, values)]
+
+
+def jax_scan(problem, backward):
+    try:
+        import jax
+        import jax.numpy as jnp
+    except ImportError as error:
+        raise Missing(f"{error.name} is not installed") from error
+    if problem.torch.get_num_threads() > 1:
+        raise Missing("JAX takes the threads of the process, not a number of them: measured with --threads 1 alone")
+    scale = problem.scale
+    arrays = [jnp.asarray(x.detach().numpy()[0]) for x in problem.leaves]
+    d_o = jnp.asarray(problem.d_o.numpy()[0])
+
+    def function(*inputs):
+        q, k, v = inputs[:3]
+
+        def step(state, token):
+            q, k, v = token[:3]
+            decay = jnp.exp(token[3]) if len(token) > 3 else jnp.ones(())
+            decay = decay[..., None] if decay.ndim == 2 else decay.reshape(-1, 1, 1)
+            state = decay * state + k[:, :, None] * v[:, None, :]
+            return state, jnp.einsum("hk,hkv->hv", q, state)
+
+        state = jnp.zeros((q.shape[1], q.shape[2], v.shape[2]))
+        return scale * jax.lax.scan(step, state, inputs)[1]
+
+    if backward:
+        @jax.jit
+        def compiled(*inputs):
+            o, pull = jax.vjp(function, *inputs)
+            return (o, *pull(d_o))
+    else:
+        compiled = jax.jit(lambda *inputs: (function(*inputs),))
+    return lambda: [jax.device_get(x)[None] for x in jax.block_until_ready(compiled(*arrays))]
+
+
+PEERS = {"onnxruntime": onnx, "idiap": idiap, "chunks": chunk_form, "loop": torch_loop, "jax": jax_scan}
+SHAPES = {"linear": (12, 64, 64), "simple_gla": (6, 64, 128), "gla": (6, 64, 128)}  # heads, keys, values
+GOALS = {("linear", "forward", "onnxruntime"): 5, ("gla", "forward", "onnxruntime"): 3, ("linear", "train", "idiap"): 8,
+         ("linear", "train", "chunks"): 8, ("gla", "train", "loop"): 40, ("gla", "train", "jax"): 40}
+
+
+def lines(threads):
+    """(name, mechanism, pass, peer, threads)."""
+    return [(f"{mechanism}/{kind}/{peer}/threads:{t}", mechanism, kind, peer, t)
+            for mechanism in SHAPES for kind in ("forward", "train") for peer in PEERS for t in threads]
+
+
+def difference(mine, other):
+    """The largest relative difference of two lists of arrays."""
+    import numpy as np
+    return max(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(mine, other, strict=True))
+
+
+def measure(torch, heed, line, options):
+    name, mechanism, kind, peer, threads = line
+    torch.set_num_threads(threads)
+    problem = Problem(torch, heed, mechanism, options.tokens, *SHAPES[mechanism])
+    ours = problem.ours(kind == "train", threads)
+    try:
+        theirs = PEERS[peer](problem, kind == "train")
+        result = theirs()
+    except Missing as error:
+        return {"name": name, "skipped": str(error)}
+    error = difference(ours(), result)
+    if not error <= TOLERANCE:
+        raise SystemExit(f"{name}: not timed: results differ by {error:.1e}, expected at most {TOLERANCE:.0e}")
+    row = common.timed(name, ours, theirs, threads, options.rounds, error, error, time.process_time)
+    row = {key.replace("torch", "peer"): value for key, value in row.items() if not key.endswith("_error")}
+    return {**row, "difference": error, "goal": GOALS.get((mechanism, kind, peer))}
+
+
+def show(row):
+    if "skipped" in row:
+        return f"{row['name']:<40} left out: {row['skipped']}"
+    if row["ratio"] is None:
+        return f"{row['name']:<40} noisy"
+    goal = f">= {row['goal']}" if row["goal"] else ""
+    verdict = "" if not row["goal"] else "ok" if row["ratio"] >= row["goal"] else "MISSED"
+    return (f"{row['name']:<40} {1e3 * row['heed_seconds']:>9.2f} ms {1e3 * row['peer_seconds']:>9.2f} ms {row['ratio']:>7.2f}x  "
+            f"{row['q1']:.2f} - {row['q3']:.2f}  {goal:>5} {verdict}")
+
+
+def versions():
+    """What is here, by name."""
+    found = {}
+    for name in ("torch", "onnxruntime", "jax", "transformers"):
+        try:
+            found[name] = __import__(name).__version__
+        except ImportError:
+            found[name] = None
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("filter", nargs="?", default=".", help="regular expression of the lines to measure")
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    parser.add_argument("--threads", default="1", help="thread counts")
+    parser.add_argument("--rounds", type=int, default=5, help="samples of each side")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens of each problem")
+    options = parser.parse_args()
+    try:
+        threads = [int(word) for word in options.threads.split(",")]
+        chosen = [line for line in lines(threads) if re.search(options.filter, line[0])]
+    except (ValueError, re.error) as error:
+        parser.error(str(error))
+    try:
+        import torch
+    except ImportError:
+        print("compare_recurrent.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python", file=sys.stderr)
+        return 1
+    import heed
+    installed = {"cpu": common.cpu_name(), "heed": heed.__version__, **versions()}
+    if not options.json:
+        print(", ".join(f"{name} {version}" if name != "cpu" else version for name, version in installed.items()))
+        print(f"{'float32':<40} {'heed':>12} {'peer':>12} {'ratio':>8}  quartiles    goal", flush=True)
+    rows = []
+    for line in chosen:
+        rows.append(measure(torch, heed, line, options))
+        if not options.json:
+            print(show(rows[-1]), flush=True)
+    if options.json:
+        print(json.dumps({**installed, "tokens": options.tokens, "lines": rows}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

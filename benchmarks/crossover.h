@@ -1,0 +1,32 @@
+// Crossover: from how many tokens on a mechanism is cheaper than exact attention.
+#ifndef BENCHMARKS_CROSSOVER_H_
+#define BENCHMARKS_CROSSOVER_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace heed::bench {
+
+// One pass of one mechanism beside attention's; beside a step, one query against so many
+// keys.
+struct Crossover {
+  double seconds_per_token = 0;  // and head; at 2048 tokens
+  std::string from;  // "312", "<= 16", "> 8192"; empty for attention itself
+};
+
+struct CrossoverRow {
+  std::string mechanism;
+  std::optional<Crossover> forward, backward, step;
+};
+
+// Every mechanism beside causal attention, f32, one thread. Throws std::runtime_error
+// if a result is wrong. `progress` is called before each measurement.
+std::vector<CrossoverRow> MeasureCrossover(void (*progress)(const std::string&));
+
+std::string CrossoverTable(const std::vector<CrossoverRow>& rows);
+std::string CrossoverJson(const std::vector<CrossoverRow>& rows);
+
+}  // namespace heed::bench
+
+#endif  // BENCHMARKS_CROSSOVER_H_

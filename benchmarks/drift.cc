@@ -1,0 +1,60 @@
+// Drift: every recurrence under every kind of decay.
+#include "benchmarks/drift.h"
+
+#include <algorithm>
+
+#include "fmt/format.h"
+#include "nlohmann/json.hpp"
+
+#include "heed/core/context.h"
+#include "heed/harness/case.h"
+#include "heed/harness/drift.h"
+
+namespace heed::bench {
+namespace {
+
+constexpr int64_t kEnds[] = {1024, 2048, 8192, 32768, 131072};
+constexpr int64_t kChannels = 16;
+
+}  // namespace
+
+std::vector<DriftResult> MeasureDrift(void (*progress)(const std::string&)) {
+  std::vector<DriftResult> results;
+  Context ctx;
+  for (const OpEntry& op : AllOps()) {
+    const std::vector<std::string> variants = DriftVariants(op);
+    for (const std::string& variant : variants) {
+      progress(op.name + " " + variant);
+      const char* plain = variants.size() > 1 ? "ordinary" : "none";
+      results.push_back({op.name, variant.empty() ? plain : variant,
+                         Drift(ctx, op, variant, kChannels, kEnds)});
+    }
+  }
+  return results;
+}
+
+std::string DriftTable(const std::vector<DriftResult>& results) {
+  std::string text = fmt::format(
+      "rms error of o against float64, f32, {} channels, over the {} tokens before\n\n"
+      "{:<18} {:<10}",
+      kChannels, kDriftTokens, "mechanism", "decays");
+  for (const int64_t end : kEnds) text += fmt::format(" {:>9}", end);
+  text += "\n";
+  for (const DriftResult& r : results) {
+    text += fmt::format("{:<18} {:<10}", r.mechanism, r.decays);
+    for (const double error : r.errors) text += fmt::format(" {:>9.1e}", error);
+    text += "\n";
+  }
+  return text;
+}
+
+std::string DriftJson(const std::vector<DriftResult>& results) {
+  using Json = nlohmann::ordered_json;
+  Json rows = Json::array();
+  for (const DriftResult& r : results) {
+    rows.push_back({{"mechanism", r.mechanism}, {"decays", r.decays}, {"errors", r.errors}});
+  }
+  return Json{{"tokens", kEnds}, {"channels", kChannels}, {"rows", rows}}.dump(2);
+}
+
+}  // namespace heed::bench

@@ -1,0 +1,74 @@
+// Gates of the recurrence engine: fractions of the multiply-add peak, counting 4 K V
+// flops per token forward and 12 K V backward; a step beside the memory of its state;
+// long sequences beside short ones.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fmt/format.h"
+
+#include "benchmarks/gates.h"
+#include "heed/core/os.h"
+
+namespace heed::bench {
+namespace {
+
+// One kind of gate, and its goals at 64 and 128 channels.
+struct Kind {
+  const char* name;
+  const char* mechanism;
+  const char* variant;
+  double zen4[2], intel[2];
+};
+
+constexpr Kind kKinds[] = {
+    {"linear", "linear_attention", "identity", {.72, .75}, {.67, .63}},
+    {"normalised", "linear_attention", "elu1", {.72, .75}, {.67, .63}},
+    {"scalar gate", "simple_gla", "", {.65, .65}, {.60, .60}},
+    {"vector gate", "gla", "", {.60, .60}, {.54, .54}},
+};
+constexpr double kBackwardZen4 = .55, kBackwardIntel = .48;
+constexpr double kSpeedUp = 1.85;
+constexpr int64_t kStepHeads = 256;  // 16 MiB of state at 128 channels
+
+Side SideOf(const Kind& kind, const char* pass, int64_t T, int64_t heads, int64_t D) {
+  return {T, heads, heads, D, kind.variant, 1, DType::kF32, pass, kind.mechanism};
+}
+
+}  // namespace
+
+std::vector<Line> RecurrenceLines() {
+  std::vector<Line> lines;
+  for (const Kind& kind : kKinds) {
+    for (const int i : {0, 1}) {
+      const int64_t D = i == 0 ? 64 : 128;
+      for (const char* pass : {"forward", "backward"}) {
+        const bool forward = std::string(pass) == "forward";
+        const double zen4 = forward ? kind.zen4[i] : kBackwardZen4;
+        const double intel = forward ? kind.intel[i] : kBackwardIntel;
+        const std::string name = fmt::format("{} {} T 2048 d {}", kind.name, pass, D);
+        lines.push_back(OfPeak(name, SideOf(kind, pass, 2048, 4, D), zen4, intel));
+        if (os::NumUsableCpus() < 2) continue;
+        for (const int64_t heads : {4, 1}) {
+          AddTwoThreads(fmt::format("{}, {} head{}", name, heads, heads > 1 ? "s" : ""),
+                        SideOf(kind, pass, 2048, heads, D), zen4, intel, kSpeedUp, lines);
+        }
+      }
+    }
+  }
+  for (const Kind& kind : kKinds) {
+    lines.push_back({fmt::format("{} step, of a raw read and write", kind.name),
+                     Ratio::kOfMemory, SideOf(kind, "step", 1, kStepHeads, 128),
+                     std::nullopt, .80, .80, .80});
+  }
+  for (const Kind& kind : kKinds) {
+    for (const char* pass : {"forward", "backward"}) {
+      lines.push_back(Against(fmt::format("{} {}, T 131072 / 2048", kind.name, pass),
+                              Ratio::kTimePerToken, SideOf(kind, pass, 131072, 1, 64),
+                              SideOf(kind, pass, 2048, 1, 64), 1.05));
+    }
+  }
+  return lines;
+}
+
+}  // namespace heed::bench
