@@ -30,7 +30,7 @@ inline constexpr size_t kLanes = hn::MaxLanes(hn::ScalableTag<T>());
 
 // Elements of a tile: 128 tokens, W - 1 more on either side, and what vectors reach beyond.
 template <class T>
-int64_t TileElements(const Problem& p) {
+int64_t GroupTileElements(const Problem& p) {
   const int64_t tokens = kGroupTokens + 2 * (p.W - 1);
   if (p.channels_in_lanes) return (tokens + kVectors) * static_cast<int64_t>(kTileRow);
   return tokens + static_cast<int64_t>((kVectors + 1) * kLanes<T>);
@@ -45,8 +45,8 @@ struct Buffers {
 
   int64_t LayOut(const Problem& p, void* base) {
     Carver carver(base);
-    carver.Next(inputs, TileElements<T>(p));
-    carver.Next(gradients, TileElements<T>(p));
+    carver.Next(inputs, GroupTileElements<T>(p));
+    carver.Next(gradients, GroupTileElements<T>(p));
     carver.Next(lanes, static_cast<int64_t>(kLanes<T> * kVectors * kLanes<T>));
     return carver.bytes();
   }
@@ -179,7 +179,7 @@ HWY_NOINLINE HWY_ATTR void StoreInputGradients(const Channels& c, const Gradient
   const int64_t tail = c.s.count - (p.W - 1);  // the first token in the final state
   const bool from_state = g.d_final.data != nullptr && end > tail;
   if (from_state) {
-    std::fill(b.inputs, b.inputs + TileElements<T>(p), T{0});
+    std::fill(b.inputs, b.inputs + GroupTileElements<T>(p), T{0});
     for (int64_t t = std::max(begin, tail); t < end; ++t) {
       T* to = b.inputs + static_cast<size_t>(t - begin) * (kChannels ? kTileRow : 1);
       for (int64_t i = 0; i < c.channels; ++i) to[i] = *StateAt<T>(g.d_final, c, i, t - tail);
@@ -240,7 +240,7 @@ HWY_ATTR void BackwardGroup(const Channels& c, const GradientGrids& g, const T* 
   if (ahead < end + p.W - 1 || (end - begin) % static_cast<int64_t>(kLanes<T>) != 0) {
     // Beyond the last token there is nothing, for lanes of sums neither.
     const auto rest = static_cast<size_t>(ahead - begin) * kToken;
-    const auto size = static_cast<size_t>(TileElements<T>(p));
+    const auto size = static_cast<size_t>(GroupTileElements<T>(p));
     const size_t inputs = rest + static_cast<size_t>(p.W - 1) * kToken;
     std::fill(b.gradients + rest, b.gradients + size, T{0});
     if (!kChannels) std::fill(b.inputs + inputs, b.inputs + size, T{0});
@@ -344,14 +344,14 @@ void RunBackward(Context& ctx, const Problem& p, const GradientGrids& g) {
 }
 
 template <class T>
-int64_t BytesTyped(const Problem& p, int threads) {
+int64_t BackwardBytesTyped(const Problem& p, int threads) {
   return Shared<T>().LayOut(p, NumParts(p), nullptr) +
          threads * Buffers<T>().LayOut(p, nullptr);
 }
 
 int64_t RunBackwardBytes(const Problem& p, int threads) {
-  return p.dtype == DType::kF64 ? BytesTyped<double>(p, threads)
-                                : BytesTyped<float>(p, threads);
+  return p.dtype == DType::kF64 ? BackwardBytesTyped<double>(p, threads)
+                                : BackwardBytesTyped<float>(p, threads);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

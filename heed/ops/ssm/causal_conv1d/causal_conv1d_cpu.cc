@@ -38,7 +38,7 @@ int64_t TileTokens(const Problem& p) {
 }
 
 template <class T>
-int64_t TileElements(const Problem& p) {
+int64_t ForwardTileElements(const Problem& p) {
   const int64_t tokens = TileTokens(p) + p.W - 1;
   if (p.channels_in_lanes) return (tokens + kVectors) * static_cast<int64_t>(kTileRow);
   return tokens + static_cast<int64_t>((kVectors + 1) * hn::MaxLanes(hn::ScalableTag<T>()));
@@ -116,7 +116,7 @@ int64_t SharedBytes(const Problem& p) {
 template <class T>
 void ForwardTyped(Context& ctx, const Problem& p) {
   ctx.ReserveShared(static_cast<size_t>(SharedBytes<T>(p)));
-  ctx.ReserveScratch(static_cast<size_t>(TileElements<T>(p)) * sizeof(T));
+  ctx.ReserveScratch(static_cast<size_t>(ForwardTileElements<T>(p)) * sizeof(T));
   T* table = static_cast<T*>(ctx.Shared());
   LoadWeights(p, table);
   const int64_t blocks = NumBlocks(p);
@@ -197,13 +197,13 @@ void RunStep(Context& ctx, const Problem& p) {
 }
 
 template <class T>
-int64_t BytesTyped(const Problem& p, int threads) {
-  return SharedBytes<T>(p) + threads * TileElements<T>(p) * static_cast<int64_t>(sizeof(T));
+int64_t ForwardBytesTyped(const Problem& p, int threads) {
+  return SharedBytes<T>(p) + threads * ForwardTileElements<T>(p) * static_cast<int64_t>(sizeof(T));
 }
 
 int64_t RunBytes(const Problem& p, int threads) {
-  return p.dtype == DType::kF64 ? BytesTyped<double>(p, threads)
-                                : BytesTyped<float>(p, threads);
+  return p.dtype == DType::kF64 ? ForwardBytesTyped<double>(p, threads)
+                                : ForwardBytesTyped<float>(p, threads);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
