@@ -11,6 +11,7 @@
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
 #include "heed/ops/parts/recurrent_case.h"
+#include "heed/ops/linear/performer/performer.h"
 #include "heed/ops/ssm/ssd/ssd.h"
 
 namespace {
@@ -101,6 +102,22 @@ TEST_P(StepAllocation, OfSsd) {
   const TensorView state = Tensor({B, HV, V, K}, state_), o = Tensor({B, HV, V}, dtype_);
   Context ctx(2);
   EXPECT_EQ(AllocationsOf([&] { ssd::Step(ctx, in, options, state, o); }), 0);
+}
+
+TEST_P(StepAllocation, OfPerformer) {
+  constexpr int64_t M = 50;
+  performer::StepInputs in;
+  in.q = Tensor({B, H, K}, dtype_);
+  in.k = Tensor({B, H, K}, dtype_);
+  in.v = Tensor({B, HV, V}, dtype_);
+  in.projection = Tensor({M, K}, dtype_);
+  performer::Options options;
+  options.causal = true;
+  const performer::State state = {Tensor({B, HV, M, V}, state_), Tensor({B, HV, M}, state_),
+                                  Tensor({B, HV}, state_)};
+  const TensorView o = Tensor({B, HV, V}, dtype_);
+  Context ctx(2);
+  EXPECT_EQ(AllocationsOf([&] { performer::Step(ctx, in, options, state, o); }), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(DTypes, StepAllocation,

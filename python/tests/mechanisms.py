@@ -8,15 +8,16 @@ DESCRIPTIONS = _core._recurrent
 NAMES = sorted(DESCRIPTIONS)
 INPUTS = {name: DESCRIPTIONS[name]["inputs"] for name in NAMES}
 OPTIONAL = {name: DESCRIPTIONS[name]["optional"] for name in NAMES}
-WITH_STATE = [name for name in NAMES if DESCRIPTIONS[name]["has_state"]]
+WITH_STATE = [name for name in NAMES if DESCRIPTIONS[name]["has_state"] and "projection" not in INPUTS[name]]
 CONSTANT = ("A", "D", "dt_bias")  # of heads, not of tokens
+ROWS = 20  # of projections
 
 
 def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
     """Inputs of a mechanism by name, in order."""
     rng = np.random.default_rng(seed)
     keys, values = (B, T, H, K), (B, T, HV, V)
-    shapes = {"q": keys, "k": keys, "B": keys, "C": keys, "v": values, "i": values, "x": values, "z": values}
+    shapes = {"projection": (ROWS, K), "q": keys, "k": keys, "B": keys, "C": keys, "v": values, "i": values, "x": values, "z": values}
     result = {}
     for argument in INPUTS[name]:
         if argument == "log_decay":
@@ -57,7 +58,7 @@ def backward(name, do, values, **options):
 
 def features(name, K=12):
     """Rows of the state of K key channels."""
-    return DESCRIPTIONS[name]["features"](K)
+    return ROWS if "projection" in INPUTS[name] else DESCRIPTIONS[name]["features"](K)
 
 
 def state_shape(name, sequences=2, HV=4, K=12, V=10):

@@ -69,6 +69,7 @@ class BackwardHead : HeadGradients<T> {
     LoadState(d_, g_.d_final, s_.state, head_, by_value_, b_.d_state);
     LoadState(d_, g_.d_final, s_.state, head_, by_key_, b_.d_transposed);
     if (p_.normalize) LoadNormalizerRow();
+    reader_.Begin();
     if (s_.count > 0) KeepBorders();
     const int64_t num_blocks = NumBlocks(s_.count);
     for (int64_t block = num_blocks - 1; block >= 0; --block) {
@@ -106,6 +107,7 @@ class BackwardHead : HeadGradients<T> {
     }
     for (int64_t block = 0; block + 1 < NumBlocks(s_.count); ++block) {
       T* next = b_.Border(block + 1);
+      if (p_.running_max()) b_.borders_m[block] = *reader_.max();
       reader_.Keys(block * kBlockTokens, kBlock);
       reader_.Values(block * kBlockTokens, kBlock, b_.v, value_row_);
       if (p_.normalize) {
@@ -127,6 +129,7 @@ class BackwardHead : HeadGradients<T> {
         AddOuterProducts(d_, b_.v, value_row_, b_.rows.k, row_, kBlock, shape, next);
       }
     }
+    if (p_.running_max()) b_.borders_m[NumBlocks(s_.count) - 1] = *reader_.max();
   }
 
   // Keys decayed to the ends of their tiles, of a whole block.
@@ -149,6 +152,7 @@ class BackwardHead : HeadGradients<T> {
 
   HWY_NOINLINE HWY_ATTR void OneBlock(int64_t block, size_t n) {
     const int64_t first = block * kBlockTokens;
+    if (p_.running_max()) *reader_.max() = b_.borders_m[block];
     reader_.Queries(first, n);
     reader_.Keys(first, n);
     reader_.Values(first, n, b_.v, value_row_);
@@ -311,6 +315,7 @@ class BackwardHead : HeadGradients<T> {
 
   // The same by units of columns, to be summed when all parts are there.
   HWY_ATTR void ScalarDecayGradients(int64_t first, size_t n) {
+    if (g_.d_log_decay.data == nullptr) return;
     constexpr auto kUnit = static_cast<size_t>(kPartColumns);
     T* parts = shared_.DecayParts(p_, task_.sequence, head_) + first;
     for (size_t begin = by_key_.begin; begin < by_key_.end; begin += kUnit) {
@@ -394,7 +399,7 @@ HWY_NOINLINE HWY_ATTR void SumDecayGradients(const Problem& p, const Gradients& 
 // on the way.
 inline int64_t Separable(const Problem& p) {
   const bool whole = p.normalize || p.feature == Feature::kSoftmax ||
-                     p.feature == Feature::kTaylor;
+                     p.feature == Feature::kTaylor || IsRandom(p.feature);
   return whole ? 0 : std::min(p.features(), p.value_size);
 }
 
@@ -412,6 +417,33 @@ BackwardBytes BackwardWorkspace(int64_t threads, const Problem& p) {
           SharedBuffers<T>(p, queue).Bytes(p)};
 }
 
+// What one head adds to the gradient of the projection, in the order of tasks: the last
+// value head of a key head has it.
+template <class T>
+HWY_NOINLINE HWY_ATTR void AddToProjection(const Problem& p, const Task& task,
+                                           const BackwardBuffers<T>& b,
+                                           const SharedBuffers<T>& shared) {
+  if ((task.head + 1) % p.group() != 0) return;
+  WaitForTurn(*shared.projection_turn,
+              task.place * p.key_heads + task.head / p.group());
+  ForStateElements(hn::ScalableTag<T>(), ProjectionShape<T>(p),
+                   [&](size_t i, size_t r, size_t c) HWY_ATTR {
+                     shared.d_projection[r * static_cast<size_t>(p.key_size) + c] +=
+                         static_cast<double>(b.d_projection[i]);
+                   });
+  EndTurn(*shared.projection_turn);
+}
+
+inline void StoreProjectionGradient(const Problem& p, const Gradients& g,
+                                    const double* sums) {
+  for (int64_t r = 0; r < p.projection_rows; ++r) {
+    for (int64_t c = 0; c < p.key_size; ++c) {
+      StoreDouble(g.d_projection.dtype, const_cast<void*>(g.d_projection.data),
+                  r * g.d_projection.token_stride + c, sums[r * p.key_size + c]);
+    }
+  }
+}
+
 template <class T>
 void Backward(Context& ctx, const Problem& p, const Gradients& g) {
   const TaskQueue queue(p, ctx.num_threads(), Separable(p));
@@ -426,12 +458,20 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
   ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
     const auto& buffers = *static_cast<const BackwardBuffers<T>*>(ctx.Scratch(worker));
     const Task task = queue.At(index);
+    const bool of_projection = g.d_projection.data != nullptr;
+    if (IsRandom(p.feature)) {
+      PackProjection(p, buffers.rows.raw, buffers.projection);
+      const auto size = ProjectionShape<T>(p);
+      std::memset(buffers.d_projection, 0, size.Offset(size.end) * sizeof(T));
+    }
     if (p.causal) {
       BackwardHead<T>(p, g, task, buffers, shared).Compute();
     } else {
       SumsBackwardHead<T>(p, g, task, buffers, shared).Compute();
     }
+    if (of_projection) AddToProjection(p, task, buffers, shared);
   });
+  if (g.d_projection.data != nullptr) StoreProjectionGradient(p, g, shared.d_projection);
   if (p.gate != Gate::kScalar || g.d_log_decay.data == nullptr) return;
   ctx.ParallelFor(p.value_heads, [&](int64_t head, int) HWY_ATTR {
     SumDecayGradients(p, g, shared, head);

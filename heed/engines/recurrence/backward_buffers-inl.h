@@ -45,6 +45,9 @@ struct BackwardBuffers {
   T *z, *border_z, *suffix;     // [kBlock][row] of a block, [row], [row]
   T *d_state, *d_transposed;    // D [K][V], D^T [V or V + 1][K]
   T *borders, *borders_z;       // S^T [V][K] and z [K] before each block
+  T* borders_m;                 // and m, of running maxima
+  // Of random features: W packed, the gradient of W, [kBlock][padded key_size] and [kBlock].
+  T *projection, *d_projection, *d_raw, *feature_sums;
   int64_t border_size, border_z_size;
 
   static int64_t Bytes(const Problem& p, int64_t columns) {
@@ -89,6 +92,13 @@ struct BackwardBuffers {
     carver.Next(d_transposed, (p.value_size + 1) * row);
     carver.Next(borders, blocks * border_size);
     carver.Next(borders_z, (blocks + 1) * border_z_size);
+    carver.Next(borders_m, p.running_max() ? blocks : 0);
+    const bool random = IsRandom(p.feature);
+    const auto raw_row = static_cast<int64_t>(Padded<T>(p.key_size));
+    carver.Next(projection, random ? p.features() * raw_row : 0);
+    carver.Next(d_projection, random ? p.features() * raw_row : 0);
+    carver.Next(d_raw, random ? block * raw_row : 0);
+    carver.Next(feature_sums, random ? block : 0);
     return carver.bytes();
   }
 };
@@ -102,6 +112,9 @@ struct SharedBuffers {
   // Of scalar gates: the sums of q .* dq - k .* dk over kPartColumns columns, by value
   // head, these and token.
   T* decay_parts = nullptr;
+  // Of random features: the gradient of the projection, [M, K], added to in turn.
+  double* d_projection = nullptr;
+  Turn* projection_turn = nullptr;
 
   int64_t units = 0, parts = 1;
   size_t row = 0;
@@ -123,6 +136,9 @@ struct SharedBuffers {
   void Init(const Problem& p, void* base) {
     LayOut(p, base);
     for (int64_t i = 0; turns != nullptr && i < NumTurns(p); ++i) new (&turns[i]) Turn(0);
+    if (!IsRandom(p.feature)) return;
+    new (projection_turn) Turn(0);
+    std::fill_n(d_projection, p.projection_rows * p.key_size, 0.0);
   }
 
   int64_t TokenOf(const Problem& p, const Task& task, int64_t token) const {
@@ -154,8 +170,11 @@ struct SharedBuffers {
     carver.Next(dq, shares ? sums : 0);
     carver.Next(dk, shares ? sums : 0);
     carver.Next(turns, shares ? NumTurns(p) : 0);
-    carver.Next(decay_parts,
-                p.gate == Gate::kScalar ? tokens * p.value_heads * units : 0);
+    const bool decays = p.gate == Gate::kScalar && !p.running_max();
+    carver.Next(decay_parts, decays ? tokens * p.value_heads * units : 0);
+    const bool random = IsRandom(p.feature);
+    carver.Next(d_projection, random ? p.projection_rows * p.key_size : 0);
+    carver.Next(projection_turn, random ? 1 : 0);
     if (!shares) turns = nullptr;
     return carver.bytes();
   }

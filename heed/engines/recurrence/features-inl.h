@@ -117,7 +117,9 @@ HWY_INLINE void MapFeatures(D d, Feature feature, const T* x, T scale, size_t si
       return Softmax(d, x, size, y);
     case Feature::kTaylor:
       return Taylor(x, scale, size, row, y);
-    case Feature::kSoftmaxOfTokens:  // needs all of them: RowReader
+    case Feature::kSoftmaxOfTokens:  // need more than a row: RowReader
+    case Feature::kRandomExp:
+    case Feature::kRandomRelu:
       return;
   }
 }
@@ -169,6 +171,8 @@ HWY_INLINE void MapFeaturesBackward(D d, Feature feature, const T* x, const T* y
     case Feature::kTaylor:
       return TaylorBackward(y, dy, scale, size, dx);
     case Feature::kSoftmaxOfTokens:
+    case Feature::kRandomExp:
+    case Feature::kRandomRelu:
       return;
   }
 }

@@ -88,6 +88,7 @@ class ForwardHead {
   HWY_NOINLINE HWY_ATTR void Compute() {
     LoadState(d_, p_.initial, s_.state, head_, shape_, b_.state);
     LoadNormalizer(p_.initial_z, s_.state, head_, shape_.rows, row_, b_.z);
+    reader_.Begin();
     if (p_.causal) {
       ForBlocks([&](int64_t first, size_t n) HWY_ATTR { CausalBlock(first, n); });
     } else {
@@ -96,7 +97,9 @@ class ForwardHead {
       ForBlocks([&](int64_t first, size_t n) HWY_ATTR { ReadBlock(first, n); });
     }
     StoreState(d_, b_.state, shape_, p_.final, s_.state, head_);
-    if (first_part_) StoreNormalizer(b_.z, p_.final_z, s_.state, head_, shape_.rows);
+    if (!first_part_) return;
+    StoreNormalizer(b_.z, p_.final_z, s_.state, head_, shape_.rows);
+    reader_.StoreMax();
   }
 
  private:
@@ -192,9 +195,8 @@ class ForwardHead {
   }
 
   HWY_ATTR void StoreOutputs(int64_t first, size_t n) {
-    const T eps = static_cast<T>(p_.eps);
     for (size_t t = 0; t < n && p_.normalize; ++t) {
-      b_.denominators[t] = 1 / (b_.denominators[t] + eps);
+      b_.denominators[t] = 1 / Denominator(p_, b_.denominators[t]);
     }
     const size_t end = std::min(shape_.end, shape_.size);
     const OutputRows<T> rows(p_, s_, head_, first, n, b_.v, b_.gate, value_row_);

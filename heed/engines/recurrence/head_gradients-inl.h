@@ -51,7 +51,7 @@ class HeadGradients {
   // d_o / d_t in place of d_o, 1 / d_t of d_t.
   HWY_ATTR void DivideByDenominators(size_t n) {
     for (size_t t = 0; t < n; ++t) {
-      const T inverse = 1 / (b_.denominators[t] + static_cast<T>(p_.eps));
+      const T inverse = 1 / Denominator(p_, b_.denominators[t]);
       b_.denominators[t] = inverse;
       T* d_o = b_.d_o + t * value_row_;
       for (size_t i = 0; i < value_row_; i += N) {
@@ -85,6 +85,7 @@ class HeadGradients {
   HWY_ATTR void AddToHead(Of of, int64_t block, size_t n) {
     const int64_t first = block * kBlockTokens;
     const int64_t group = p_.group(), mine = head_ % group;
+    if (IsRandom(p_.feature)) ToProducts(of, n);
     if (group == 1) return Finish(of, first, n);
     T* rows = of == kQueries ? b_.dq : b_.dk;
     T* sums = of == kQueries ? shared_.dq : shared_.dk;
@@ -115,6 +116,7 @@ class HeadGradients {
     const T* rows = queries ? b_.dq : b_.dk;
     const double scale = queries ? p_.outer_scale() : 1;
     const T inner = static_cast<T>(queries ? p_.query_scale() : p_.key_scale());
+    if (IsRandom(p_.feature)) return FinishRandom(of, first, n);
     if (to.data == nullptr) return;
     const int64_t key_head = head_ / p_.group();
     const auto size = static_cast<size_t>(p_.key_size);
@@ -137,6 +139,44 @@ class HeadGradients {
                           size, b_.suffix);
       StoreRows(d_, b_.suffix, row_, to, s_, key_head, token, 1, begin, end, scaled);
     }
+  }
+
+  // Of random features, the gradient t of W y in place of that of phi: value heads may have
+  // maxima of their own, and with them features.
+  HWY_ATTR void ToProducts(Of of, size_t n) {
+    const T* features = of == kQueries ? b_.rows.q : b_.rows.k;
+    T* rows = of == kQueries ? b_.dq : b_.dk;
+    for (size_t t = 0; t < n; ++t) {
+      ThroughRandomFeatures(p_, features + t * row_, rows + t * row_);
+    }
+  }
+
+  // From there, that of y is W^T t - (sum of t) y, that of W the sum of t y^T.
+  HWY_ATTR void FinishRandom(Of of, int64_t first, size_t n) {
+    const bool queries = of == kQueries;
+    const Rows& from = queries ? p_.q : p_.k;
+    const Rows& to = queries ? g_.dq : g_.dk;
+    const T* rows = queries ? b_.dq : b_.dk;
+    const double scale = queries ? p_.query_scale() : p_.key_scale();
+    const size_t raw_row = Padded<T>(p_.key_size);
+    const bool has_norm =
+        p_.feature == Feature::kRandomExp && !(queries && p_.factors_cancel());
+    for (size_t t = 0; t < n; ++t) {
+      b_.feature_sums[t] = has_norm ? RowSum(rows + t * row_, row_) : 0;
+    }
+    reader_.Scaled(from, scale, first, n);
+    if (g_.d_projection.data != nullptr) {
+      AddOuterProducts(d_, rows, row_, b_.rows.raw, raw_row, n, ProjectionShape<T>(p_),
+                       b_.d_projection);
+    }
+    if (to.data == nullptr) return;
+    ReadState(d_, rows, row_, n, ProjectionShape<T>(p_), b_.projection, b_.d_raw, raw_row);
+    const auto factor = hn::Set(d_, static_cast<T>(scale));
+    StoreRows(d_, b_.d_raw, raw_row, to, s_, head_ / p_.group(), first, n, 0,
+              static_cast<size_t>(p_.key_size), [&](auto v, size_t t, size_t i) HWY_ATTR {
+                const auto y = hn::Load(d_, b_.rows.raw + t * raw_row + i);
+                return hn::Mul(factor, hn::NegMulAdd(hn::Set(d_, b_.feature_sums[t]), y, v));
+              });
   }
 
   HWY_ATTR void StoreValueGradients(int64_t first, size_t n) {

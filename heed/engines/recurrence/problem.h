@@ -5,7 +5,8 @@
 //   z_t = G_t .* z_{t-1} + k_t             z: [K]
 //
 // with G_t from a log decay: none, one per head, one per token, or one per token and
-// key channel. Without causality S and z are sums over all tokens. q and k stand for
+// key channel; of Feature::kRandomExp, from the running maximum that its keys are
+// relative to. Without causality S and z are sums over all tokens. q and k stand for
 // feature maps of what is given. An operation fills a Problem from its own inputs
 // and options; the engine knows no operation.
 #ifndef HEED_ENGINES_RECURRENCE_PROBLEM_H_
@@ -58,9 +59,17 @@ enum class Feature {
   kSoftmax,      // over the channels
   kSoftmaxOfTokens,  // over the tokens that count, of keys alone and not causal
   kTaylor,       // of y = x sqrt(scale): [1, y, y_i^2 / sqrt(2), y_i y_j (i < j)]
+  // Of y = x sqrt(scale) and the M rows w_j of `projection`. With m_t the largest w_j . y
+  // of a query, or of all keys so far; not causal, of all keys:
+  kRandomExp,   // (exp(w_j . y - |y|^2 / 2 - m_t) + feature_eps) / sqrt(M)
+  kRandomRelu,  // max(w_j . y, 0) + 1e-3
 };
 
-// Channels of phi(x) for x of `size` channels.
+inline bool IsRandom(Feature feature) {
+  return feature == Feature::kRandomExp || feature == Feature::kRandomRelu;
+}
+
+// Channels of phi(x) for x of `size` channels, but of random features.
 inline int64_t FeatureSize(Feature feature, int64_t size) {
   return feature == Feature::kTaylor ? 1 + size + size * (size + 1) / 2 : size;
 }
@@ -80,12 +89,16 @@ struct Problem {
   Rows o;  // written
   Feature feature = Feature::kIdentity;      // of queries
   Feature key_feature = Feature::kIdentity;  // of keys; of as many channels
+  Rows projection;  // of random features, a "token" per row
+  int64_t projection_rows = 0;
+  double feature_eps = 0;
   Rows key_mask;  // bool over tokens alone: those of false are left out; or absent
   double scale = 1;  // of phi(q), or in the map of kTaylor
   bool causal = true;
 
   Gate gate = Gate::kNone;
-  Rows log_decay;  // over value heads; a head's constant has token and batch strides 0
+  Rows log_decay;  // over value heads; a head's constant has token and batch strides 0.
+                   // Absent where running_max()
   bool complement_keys = false;  // k = 1 - exp(log_decay), k is absent
 
   // Each absent unless given: v_t is value_factors_t times what `v` holds, and what is
@@ -99,15 +112,22 @@ struct Problem {
 
   States initial, initial_z;  // data null: zeros
   States final, final_z;      // written; data null: not asked for
+  States initial_m, final_m;  // of random features, one number each: m; null: -infinity
 
   // What multiplies phi(q), and q and k before phi.
-  double outer_scale() const { return feature == Feature::kTaylor ? 1 : scale; }
-  double key_scale() const {
-    return feature == Feature::kTaylor ? std::sqrt(std::abs(scale)) : 1;
-  }
+  bool scales_inside() const { return feature == Feature::kTaylor || IsRandom(feature); }
+  double outer_scale() const { return scales_inside() ? 1 : scale; }
+  double key_scale() const { return scales_inside() ? std::sqrt(std::abs(scale)) : 1; }
   double query_scale() const { return scale < 0 ? -key_scale() : key_scale(); }
 
-  int64_t features() const { return FeatureSize(feature, key_size); }
+  // The gate is that of a maximum: a_t = exp(m_{t-1} - m_t).
+  bool running_max() const { return feature == Feature::kRandomExp && causal; }
+  // phi of a query may have any factor: it cancels in the quotient.
+  bool factors_cancel() const { return feature_eps == 0; }
+
+  int64_t features() const {
+    return IsRandom(feature) ? projection_rows : FeatureSize(feature, key_size);
+  }
   int64_t group() const { return value_heads / key_heads; }
 };
 
@@ -121,6 +141,7 @@ struct Gradients {
   // f64, zeroed and added to in the order of sequences.
   Rows d_log_decay;
   States d_initial, d_initial_z;  // written
+  Rows d_projection;              // written; maxima count as constants
 };
 
 }  // namespace heed::recurrence

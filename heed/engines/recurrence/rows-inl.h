@@ -12,11 +12,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "heed/core/carver.h"
 #include "heed/engines/recurrence/block-inl.h"
 #include "heed/engines/recurrence/features-inl.h"
 #include "heed/engines/recurrence/problem.h"
+#include "heed/engines/recurrence/random_features-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -28,21 +30,27 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 template <class T>
 struct BlockRows {
   T *q, *k;    // [kBlock][row]: scale phi(q), phi(k)
-  T* raw;      // [padded key_size], of one row; null if phi is the identity
+  T* raw;      // [padded key_size], of one row; of random features, of all
   T* decay;    // [kBlock][row] or [kBlock]
-  T *max, *inverse_sum;  // [row], of Feature::kSoftmaxOfTokens
+  // [row], of Feature::kSoftmaxOfTokens; `max` is one number m of kRandomExp.
+  T *max, *inverse_sum;
+  T* projection;  // of random features: W^T packed; null for one token
 
   void LayOut(const Problem& p, Carver& carver, int64_t block = kBlockTokens) {
     const auto row = static_cast<int64_t>(Padded<T>(p.features()));
     carver.Next(q, block * row);
     carver.Next(k, block * row);
-    carver.Next(raw, static_cast<int64_t>(Padded<T>(p.key_size)));
+    const bool random = IsRandom(p.feature);
+    const auto raw_row = static_cast<int64_t>(Padded<T>(p.key_size));
+    carver.Next(raw, (random ? block : 1) * raw_row);
     carver.Next(decay, p.gate == Gate::kNone     ? 0
                        : p.gate == Gate::kScalar ? kBlockTokens
                                                  : block * row);
     const int64_t columns = p.key_feature == Feature::kSoftmaxOfTokens ? row : 0;
-    carver.Next(max, columns);
+    carver.Next(max, random ? 1 : columns);
     carver.Next(inverse_sum, columns);
+    carver.Next(projection, random && block > 1 ? p.key_size * row : 0);
+    if (block == 1) projection = nullptr;
   }
 };
 
@@ -56,8 +64,28 @@ class RowReader {
         size_(static_cast<size_t>(p.key_size)), row_(Padded<T>(p.features())),
         rows_(rows) {}
 
+  // Before all others: packs the projection, begins the maximum.
+  HWY_NOINLINE HWY_ATTR void Begin() const {
+    if (!IsRandom(p_.feature)) return;
+    if (rows_.projection != nullptr) PackTransposed(p_, rows_.raw, rows_.projection);
+    *rows_.max = p_.initial_m.data == nullptr
+                     ? p_.feature == Feature::kRandomRelu
+                           ? 0
+                           : -std::numeric_limits<T>::infinity()
+                     : *StateAt<T>(p_.initial_m, s_.state, value_head_);
+  }
+  // After them.
+  void StoreMax() const {
+    if (p_.final_m.data == nullptr) return;
+    *StateAt<T>(p_.final_m, s_.state, value_head_) = *rows_.max;
+  }
+  T* max() const { return rows_.max; }
+
   HWY_NOINLINE HWY_ATTR void Queries(int64_t first, size_t n) const {
     const hn::ScalableTag<T> d;
+    if (IsRandom(p_.feature)) {
+      return Random(p_.q, false, p_.query_scale(), first, n, rows_.q);
+    }
     Mapped(p_.q, p_.feature, p_.query_scale(), first, n, rows_.q);
     if (p_.outer_scale() == 1) return;
     const auto scale = hn::Set(d, static_cast<T>(p_.outer_scale()));
@@ -68,6 +96,9 @@ class RowReader {
 
   // And decays.
   HWY_NOINLINE HWY_ATTR void Keys(int64_t first, size_t n) const {
+    if (IsRandom(p_.feature)) {
+      return Random(p_.k, true, p_.key_scale(), first, n, rows_.k);
+    }
     Decays(first, n);
     if (p_.complement_keys) return;
     Mapped(p_.k, p_.key_feature, p_.key_scale(), first, n, rows_.k);
@@ -77,6 +108,16 @@ class RowReader {
   // What Keys() needs to know of all keys: for Feature::kSoftmaxOfTokens their largest
   // element and the sum of exponentials, per channel.
   HWY_NOINLINE HWY_ATTR void LookAtKeys() const {
+    if (p_.key_feature == Feature::kRandomExp) {
+      for (int64_t first = 0; first < s_.count; first += kBlockTokens) {
+        const auto n = static_cast<size_t>(std::min(kBlockTokens, s_.count - first));
+        Project(p_.k, p_.key_scale(), first, n, rows_.k);
+        for (size_t t = 0; t < n; ++t) {
+          *rows_.max = std::max(Largest(rows_.k + t * row_, num_features()), *rows_.max);
+        }
+      }
+      return;
+    }
     if (p_.key_feature != Feature::kSoftmaxOfTokens) return;
     const hn::ScalableTag<T> d;
     constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
@@ -120,7 +161,51 @@ class RowReader {
     }
   }
 
+  // Rows of q or k times sqrt(scale), into `raw`.
+  HWY_ATTR void Scaled(const Rows& from, double inner_scale, int64_t first, size_t n) const {
+    const hn::ScalableTag<T> d;
+    const size_t raw_row = Padded<T>(p_.key_size);
+    LoadRows(d, from, s_, key_head_, first, n, size_, rows_.raw, raw_row);
+    const auto scale = hn::Set(d, static_cast<T>(inner_scale));
+    for (size_t i = 0; i < n * raw_row; i += hn::MaxLanes(d)) {
+      hn::Store(hn::Mul(scale, hn::Load(d, rows_.raw + i)), d, rows_.raw + i);
+    }
+  }
+
  private:
+  size_t num_features() const { return static_cast<size_t>(p_.projection_rows); }
+
+  // W y.
+  HWY_ATTR void Project(const Rows& from, double inner_scale, int64_t first, size_t n,
+                        T* to) const {
+    const hn::ScalableTag<T> d;
+    Scaled(from, inner_scale, first, n);
+    if (rows_.projection == nullptr) return ProjectOne(p_, rows_.raw, to, row_);
+    ReadState(d, rows_.raw, Padded<T>(p_.key_size), n, TransposedProjection<T>(p_),
+              rows_.projection, to, row_);
+  }
+
+  HWY_ATTR void Random(const Rows& from, bool keys, double inner_scale, int64_t first,
+                       size_t n, T* to) const {
+    const size_t raw_row = Padded<T>(p_.key_size);
+    Project(from, inner_scale, first, n, to);
+    for (size_t t = 0; t < n; ++t, to += row_) {
+      if (p_.feature == Feature::kRandomRelu) {
+        ReluFeatures(to, num_features());
+        continue;
+      }
+      T shift = keys && !p_.causal ? *rows_.max : Largest(to, num_features());
+      if (keys && p_.causal) {
+        const T before = *rows_.max;
+        shift = std::max(shift, before);
+        rows_.decay[t] = ExpOf(before - shift);
+        *rows_.max = shift;
+      }
+      if (keys || !p_.factors_cancel()) shift += HalfSquare(rows_.raw + t * raw_row, raw_row);
+      ExpFeatures(p_, to, num_features(), shift);
+    }
+  }
+
   bool Counts(int64_t first, size_t t) const {
     return p_.key_mask.data == nullptr ||
            *RowAt<uint8_t>(p_.key_mask, s_, 0, first + static_cast<int64_t>(t)) != 0;
@@ -192,6 +277,13 @@ class RowReader {
   size_t size_, row_;
   const BlockRows<T>& rows_;
 };
+
+// What o_t is divided by, of z_t . q_t.
+template <class T>
+T Denominator(const Problem& p, T product) {
+  if (!IsRandom(p.feature)) return product + static_cast<T>(p.eps);
+  return std::max(product, std::numeric_limits<T>::min());  // of positive terms
+}
 
 // What becomes of a block of o on its way out: skip and gate.
 template <class T>

@@ -141,6 +141,7 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task,
   const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
   const int64_t head = task.head;
   const RowReader<T> reader(p, s, head, b.rows);
+  reader.Begin();
   reader.Queries(0, 1);
   reader.Keys(0, 1);
   const size_t value_row = Padded<T>(p.value_size);
@@ -190,7 +191,8 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task,
     for (size_t i = 0; i < features; ++i) {
       z[static_cast<int64_t>(i) * p.final_z.key_stride] = next[i];
     }
-    factor = 1 / (sum + static_cast<T>(p.eps));
+    factor = 1 / Denominator(p, sum);
+    reader.StoreMax();
   }
   const OutputRows<T> rows(p, s, head, 0, 1, b.v, b.gate, value_row);
   StoreRows(d, b.o, value_row, p.o, s, head, 0, 1, begin, end,

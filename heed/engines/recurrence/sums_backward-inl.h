@@ -48,6 +48,7 @@ class SumsBackwardHead : HeadGradients<T> {
     LoadState(d_, {}, 0, 0, by_key_, b_.d_transposed);
     LoadState(d_, {}, 0, 0, by_value_, b_.d_state);
     if (p_.normalize) std::memset(b_.z, 0, row_ * sizeof(T));
+    reader_.Begin();
     reader_.LookAtKeys();
     ForBlocks([&](int64_t block, size_t n) HWY_ATTR {
       ReadKeys(block, n);

@@ -20,6 +20,7 @@ inline constexpr int64_t kPartColumns = 32;
 struct Task {
   int64_t sequence, head;
   int64_t part, parts;  // of the columns
+  int64_t place = 0;    // of the sequence in the order in which they are taken
 };
 
 // Into how many parts `columns` are taken for `whole` tasks to be enough for all threads.
@@ -47,7 +48,7 @@ class TaskQueue {
   Task At(int64_t index) const {
     const int64_t whole = index / parts_;
     return {order_[static_cast<size_t>(whole / heads_)], whole % heads_, index % parts_,
-            parts_};
+            parts_, whole / heads_};
   }
 
  private:

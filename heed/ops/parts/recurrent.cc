@@ -61,7 +61,8 @@ std::string At(const char* name, size_t i) {
 struct Call {
   Problem problem;
   std::vector<TokenRange> ranges;
-  Axes q_shape, v_shape, decay_shape, S_shape, z_shape;
+  Axes q_shape, v_shape, decay_shape, S_shape, z_shape, m_shape;
+  bool has_z, has_m;  // of its states
   bool reverse, value_first;
   DType o_dtype, dv_dtype;  // d_o has that of o
 
@@ -87,6 +88,11 @@ recurrence::Rows RowsOf(const Call& call, const ConstTensorView& t) {
   return {t.data(), t.dtype(), t.stride(0), step * t.stride(1), t.stride(2)};
 }
 
+// A matrix, each row contiguous.
+recurrence::Rows MatrixOf(const ConstTensorView& t) {
+  return {t.data(), t.dtype(), 0, t.stride(0), 0};
+}
+
 recurrence::Rows KeptDecays(Call& call, const ConstTensorView& t) {
   if (t.data() == nullptr) return {};
   for (int64_t h = 0; h < t.size(0); ++h) {
@@ -104,7 +110,7 @@ recurrence::States StatesOf(const Call& call, const ConstTensorView& t) {
   if (call.value_first && t.rank() == 4) {
     return {t.data(), t.stride(0), t.stride(1), t.stride(3), t.stride(2)};
   }
-  return {t.data(), t.stride(0), t.stride(1), t.stride(2),
+  return {t.data(), t.stride(0), t.stride(1), t.rank() > 2 ? t.stride(2) : 0,
           t.rank() == 4 ? t.stride(3) : 0};
 }
 
@@ -166,6 +172,18 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
 
   p.key_heads = std::max<int64_t>(H, 1);
   p.value_heads = HV;
+  if (recurrence::IsRandom(definition.feature)) {
+    const ConstTensorView& W = in.projection;
+    if (!W.present()) Fail(op, "projection", "is absent", "a tensor");
+    if (W.rank() != 2 || W.size(0) < 1 || W.size(1) != K) {
+      Fail(op, "projection", "has shape " + W.ShapeString(),
+           "[M, K = " + std::to_string(K) + "], M >= 1");
+    }
+    input("projection", W, Axes(W.sizes()));
+    p.projection = MatrixOf(W);
+    p.projection_rows = W.size(0);
+    p.feature_eps = definition.feature_eps;
+  }
   p.key_size = K;
   p.value_size = V;
   p.feature = definition.feature;
@@ -215,6 +233,10 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   call.S_shape = {sequences, HV, F, V};
   if (call.value_first) std::swap(call.S_shape[2], call.S_shape[3]);
   call.z_shape = {sequences, HV, F};
+  call.m_shape = {sequences, HV};
+  call.has_z = p.causal && p.normalize;
+  call.has_m = p.causal && recurrence::IsRandom(p.feature);
+  if (p.running_max()) p.gate = Gate::kScalar;
 
   p.q = RowsOf(call, in.q);
   p.k = RowsOf(call, in.k);
@@ -236,9 +258,14 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
     CheckInput(op, name, t, shape, StateDType(p.dtype), data);
   };
   state("initial_state", in.initial.S, p.causal, call.S_shape);
-  state("initial_state.z", in.initial.z, p.causal && p.normalize, call.z_shape);
+  state("initial_state.z", in.initial.z, call.has_z, call.z_shape);
+  state("initial_state.m", in.initial.m, call.has_m, call.m_shape);
+  if (p.running_max() && in.initial.S.present() && !in.initial.m.present()) {
+    Fail(op, "initial_state.m", "is absent", "a tensor, which S and z are relative to");
+  }
   p.initial = StatesOf(call, in.initial.S);
   p.initial_z = StatesOf(call, in.initial.z);
+  p.initial_m = StatesOf(call, in.initial.m);
 }
 
 Call CheckedCall(const char* op, const Context* checks, const Definition& definition,
@@ -258,8 +285,10 @@ class Outlets {
     Reads(definition.key_name, in.k);
     Reads(definition.value_name, in.v);
     Reads("log_decay", in.log_decay);
+    Reads("projection", in.projection);
     Reads("initial_state", in.initial.S);
     Reads("initial_state.z", in.initial.z);
+    Reads("initial_state.m", in.initial.m);
     Reads("lengths", options.lengths);
     Reads("starts", options.starts);
     Reads("cu_seqlens", options.cu_seqlens);
@@ -407,10 +436,12 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
     outlets.Check(name, t, shape, StateDType(p.dtype), false);
   };
   state("final_state", out.final.S, p.causal, call.S_shape);
-  state("final_state.z", out.final.z, p.causal && p.normalize, call.z_shape);
+  state("final_state.z", out.final.z, call.has_z, call.z_shape);
+  state("final_state.m", out.final.m, call.has_m, call.m_shape);
   p.o = RowsOf(call, out.o);
   p.final = StatesOf(call, out.final.S);
   p.final_z = StatesOf(call, out.final.z);
+  p.final_m = StatesOf(call, out.final.m);
   const auto& kernel = recurrence::Choose(op, ctx, p);
   Prepare(definition);
   kernel.forward(ctx, p);
@@ -436,10 +467,13 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
     outlets.Reads(name, t);
     return StatesOf(call, t);
   };
-  const bool has_z = p.causal && p.normalize;
   g.d_final = arriving("d_state", in.d_final.S, p.causal, call.S_shape);
-  g.d_final_z = arriving("d_state.z", in.d_final.z, has_z, call.z_shape);
+  g.d_final_z = arriving("d_state.z", in.d_final.z, call.has_z, call.z_shape);
 
+  if (in.d_final.m.present()) Fail(op, "d_state.m", "is given", "none: it is a constant");
+  if (out.dinitial.m.present()) {
+    Fail(op, "dinitial_state.m", "is asked for", "none: it is a constant");
+  }
   const auto gradient = [&](const std::string& name, const TensorView& t, const Axes& shape,
                             DType dtype, bool exists) {
     if (!t.present()) return recurrence::Rows();
@@ -453,8 +487,8 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   g.dv = gradient(name_of(definition.value_name), out.dv, call.v_shape, call.dv_dtype, true);
   g.d_log_decay =
       gradient("dlog_decay", out.dlog_decay, call.decay_shape,
-               p.gate == Gate::kNone ? p.dtype : in.log_decay.dtype(),
-               p.gate != Gate::kNone);
+               in.log_decay.present() ? in.log_decay.dtype() : p.dtype,
+               definition.decay != DecayShape::kNone);
   const auto initial = [&](const char* name, const TensorView& t, bool exists,
                            const Axes& shape) {
     if (!t.present()) return recurrence::States();
@@ -463,7 +497,14 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
     return StatesOf(call, t);
   };
   g.d_initial = initial("dinitial_state", out.dinitial.S, p.causal, call.S_shape);
-  g.d_initial_z = initial("dinitial_state.z", out.dinitial.z, has_z, call.z_shape);
+  g.d_initial_z = initial("dinitial_state.z", out.dinitial.z, call.has_z, call.z_shape);
+  if (out.dprojection.present()) {
+    if (p.projection_rows == 0) {
+      Fail(op, "dprojection", "is asked for", "none: there is no such input");
+    }
+    outlets.Check("dprojection", out.dprojection, Axes(in.projection.sizes()), p.dtype, true);
+    g.d_projection = MatrixOf(out.dprojection);
+  }
   const auto& kernel = recurrence::Choose(op, ctx, p);
   Prepare(definition);
   kernel.backward(ctx, p, g);
@@ -481,6 +522,7 @@ void Step(const char* op, Context& ctx, const Definition& definition,
   whole.k = OneToken(op, definition.key_name, in.k);
   whole.v = OneToken(op, definition.value_name, in.v);
   whole.log_decay = OneToken(op, "log_decay", in.log_decay);
+  whole.projection = in.projection;
   Options scale;  // all that a token can be asked for
   scale.scale = options.scale;
   thread_local Call call;  // whose memory the next step finds again
@@ -494,6 +536,7 @@ void Step(const char* op, Context& ctx, const Definition& definition,
   };
   p.final = in_place("state", state.S, call.S_shape);
   if (p.normalize) p.final_z = in_place("state.z", state.z, call.z_shape);
+  if (call.has_m) p.initial_m = p.final_m = in_place("state.m", state.m, call.m_shape);
   const ConstTensorView out = OneToken(op, "o", o);
   if (!out.present()) Fail(op, "o", "is absent", "a tensor");
   const TensorView writable(const_cast<void*>(out.data()), out.dtype(), out.sizes(),
@@ -536,8 +579,10 @@ Explanation Explain(const char* op, const Context& ctx, const Definition& defini
   e.why = kernel.why;
   e.flops = 4 * tokens * static_cast<double>(p.value_heads) *
             static_cast<double>(p.features()) * static_cast<double>(p.value_size);
+  e.flops += 4 * tokens * static_cast<double>(p.value_heads) *
+             static_cast<double>(p.projection_rows) * static_cast<double>(p.key_size);
   e.bytes = Bytes(in.q) + Bytes(in.k) + 2 * Bytes(in.v) + Bytes(in.log_decay) +
-            Bytes(in.initial.S) + Bytes(in.initial.z);
+            Bytes(in.projection) + Bytes(in.initial.S) + Bytes(in.initial.z);
   e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();
   return e;
 }

@@ -16,16 +16,18 @@ namespace heed::recurrent {
 
 // The memory between two calls, one per sequence: f64 for f64, else f32, any strides.
 // What a mechanism does not have, or an absent one, is left out; absent is zeros on the
-// way in, and not asked for on the way out.
+// way in (m: -infinity), and not asked for on the way out.
 struct ConstState {
   ConstTensorView S;  // [B, HV, K, V]; not scaled, not decayed beyond the last token
   ConstTensorView z;  // [B, HV, K], the normaliser
+  ConstTensorView m = {};  // [B, HV], the running maximum that S and z are relative to
 };
 
 // The same, written.
 struct State {
   TensorView S;
   TensorView z;
+  TensorView m = {};
 };
 
 // One float dtype for q, k and v, the last axis contiguous, other strides as they are.
@@ -34,6 +36,7 @@ struct Inputs {
   ConstTensorView k;          // [B, T, H, K]
   ConstTensorView v;          // [B, T, HV, V]
   ConstTensorView log_decay;  // natural logarithms <= 0, in q's dtype, f32 or f64
+  ConstTensorView projection = {};  // [M, K] in q's dtype, of random features
   ConstState initial;
 };
 
@@ -59,19 +62,20 @@ struct BackwardInputs : Inputs {
 // Those that are present are computed, in the shapes and dtypes of what they are the
 // gradients of; zero for tokens that do not count.
 struct Gradients {
-  TensorView dq, dk, dv, dlog_decay;
-  State dinitial;
+  TensorView dq, dk, dv, dlog_decay, dprojection;
+  State dinitial;  // none of m, which counts as a constant
 };
 
 // One token of each sequence: [B, H, K], [B, HV, V], and [HV], [B, HV] or [B, HV, K]. The
 // states are all there, S with contiguous rows, and o is [B, HV, V].
 struct StepInputs {
   ConstTensorView q, k, v, log_decay;
+  ConstTensorView projection = {};  // [M, K]
 };
 
 struct Explanation {
   std::string kernel, target, why;
-  double flops;             // 4 K V per token and value head
+  double flops;             // 4 K V per token and value head, and features
   double bytes;             // inputs read once, outputs written once
   int64_t workspace_bytes;  // that the forward pass reserves, for all threads
 };

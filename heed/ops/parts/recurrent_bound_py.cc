@@ -96,32 +96,35 @@ void ReadSetting(Call& call, const Argument& a) {
   }
 }
 
-// An array, or a pair (S, z) of them.
+// An array, or some of them: (S, z), or (S, z, m). Of gradients the last is None.
 template <class Read>
 auto ReadState(const Argument& a, const Read& read) {
   using View = decltype(read(a));
   struct {
-    View S, z;
+    View S, z, m;
   } state;
   if (!PyTuple_Check(a.value.ptr()) && !PyList_Check(a.value.ptr())) {
     state.S = read(a);
     return state;
   }
-  if (PyObject_Size(a.value.ptr()) != 2) Fail(a, "an array, or a pair of arrays (S, z)");
-  const nb::object S = a.value[0], z = a.value[1];
-  state.S = read({a.operation, a.name, S});
-  state.z = read({a.operation, a.name, z});
+  const auto size = PyObject_Size(a.value.ptr());
+  if (size != 2 && size != 3) Fail(a, "an array, or arrays (S, z) or (S, z, m)");
+  View* const parts[] = {&state.S, &state.z, &state.m};
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    const nb::object part = a.value[i];
+    if (!part.is_none()) *parts[i] = read({a.operation, a.name, part});
+  }
   return state;
 }
 
 ConstState ReadableState(Call& call, const Argument& a) {
   if (call.describe && PyTuple_Check(a.value.ptr()) && PyObject_Size(a.value.ptr()) > 0 &&
       PyLong_Check(nb::object(a.value[0]).ptr())) {
-    return {call.arrays.Read(a, Kind::kFloat), {}};  // explain is given a shape
+    return {call.arrays.Read(a, Kind::kFloat), {}, {}};  // explain is given a shape
   }
   const auto state =
       ReadState(a, [&](const Argument& x) { return call.arrays.Read(x, Kind::kFloat); });
-  return {state.S, state.z};
+  return {state.S, state.z, state.m};
 }
 
 constexpr Keyword<Call> kOptions[] = {
@@ -149,7 +152,7 @@ constexpr Keyword<Call> kState = {
     "state", false, [](Call& c, const Argument& a) {
       const auto state = ReadState(
           a, [&](const Argument& x) { return c.arrays.Write(x, Kind::kFloat); });
-      c.state = {state.S, state.z};
+      c.state = {state.S, state.z, state.m};
     }};
 
 // PyTorch's operators take tensors alone, all by position, results among them.
@@ -179,10 +182,13 @@ void WriteInitialGradient(Call& call, const Argument& a) {
 constexpr Keyword<Call> kTorchInitial[] = {
     {"initial_state", true, &ReadInitial<&ConstState::S>},
     {"initial_state.z", true, &ReadInitial<&ConstState::z>}};
+constexpr Keyword<Call> kTorchInitialMaximum = {"initial_state.m", true,
+                                                &ReadInitial<&ConstState::m>};
 constexpr Keyword<Call> kTorchFinal[] = {
     {"out", false, &ReadOut},
     {"final_state", true, &WriteFinal<&State::S>},
     {"final_state.z", true, &WriteFinal<&State::z>}};
+constexpr Keyword<Call> kTorchFinalMaximum = {"final_state.m", true, &WriteFinal<&State::m>};
 constexpr Keyword<Call> kTorchIncoming[] = {
     {"the gradient of o", false, &ReadGradientOfO},
     {"the gradient of the state", true, &ReadGradientOfFinal<&ConstState::S>},
@@ -204,6 +210,7 @@ decltype(Keyword<Call>::read) ReaderOf(const Input& input) {
     case Input::kKey: return &ReadInput<&Inputs::k>;
     case Input::kValue: return &ReadInput<&Inputs::v>;
     case Input::kDecay: return &ReadDecay;
+    case Input::kProjection: return &ReadInput<&Inputs::projection>;
     case Input::kOther: return &ReadOther;
     case Input::kConstants: return &ReadConstants;
     case Input::kMask: return &ReadMask;
@@ -222,6 +229,7 @@ decltype(Keyword<Call>::read) WriterOf(const Input& input) {
     case Input::kKey: return &WriteGradient<&Gradients::dk>;
     case Input::kValue: return &WriteGradient<&Gradients::dv>;
     case Input::kDecay: return &WriteGradient<&Gradients::dlog_decay>;
+    case Input::kProjection: return &WriteGradient<&Gradients::dprojection>;
     default: return &WriteOther;
   }
 }
@@ -265,6 +273,7 @@ Bound::Bound(const Binding& binding) : Binding(binding) {
   for (const Input& input : inputs) {
     positional.push_back({input.name.c_str(), input.optional, ReaderOf(input)});
     num_positional += input.optional ? 0 : 1;
+    has_maximum = has_maximum || input.role == Input::kProjection;
   }
   forward_keywords = backward_keywords = step_keywords = positional;
   for (const SettingSpec& spec : settings) {
@@ -304,12 +313,14 @@ void Bound::DescribeTorch() {
   }
   torch_keywords.push_back(Option("scale"));
   append(torch_keywords, kTorchInitial);
+  if (has_maximum) torch_keywords.push_back(kTorchInitialMaximum);
   for (const char* option : {"lengths", "starts", "cu_seqlens", "reverse", "threads"}) {
     torch_keywords.push_back(Option(option));
   }
   append(torch_backward_keywords, kTorchIncoming);
   append(torch_backward_keywords, torch_keywords);
   append(torch_keywords, kTorchFinal);
+  if (has_maximum) torch_keywords.push_back(kTorchFinalMaximum);
   for (const Input& input : inputs) {
     torch_backward_keywords.push_back({input.name.c_str(), true, WriterOf(input)});
   }
@@ -365,7 +376,7 @@ void Bound::Describe() {
     type += capital ? static_cast<char>(base[i] - 'a' + 'A') : base[i];
   }
   gradients = NamedTuple(type + "Gradients", fields);
-  state = NamedTuple(type + "State", "S z");
+  state = NamedTuple(type + "State", has_maximum ? "S z m" : "S z");
 
   op_backward = base + "_backward";
   op_step = base + "_step";
@@ -384,7 +395,7 @@ not given. do is the gradient of o.)";
   forward_text += R"( initial_state is the state before the first token,
 float32 (float64 for float64), one per sequence; with return_state=True the result is (o,
 state), the state after the last token. reverse=True runs from the last token to the first.
-A state that has a normaliser is a named tuple (S, z).)";
+A state that has a normaliser is a named tuple, (S, z) or (S, z, m).)";
   backward_text += " dstate is the gradient of the final state.";
   step_text = std::string(step_doc) + R"(
 

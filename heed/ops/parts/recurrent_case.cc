@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <memory>
 #include <utility>
@@ -45,7 +46,10 @@ Outputs ToOutputs(const Problem& p, std::span<const TensorView> views) {
   Outputs out;
   for (size_t i = 0; i < p.num_forward; ++i) {
     const std::string& name = p.outputs[i].name;
-    (name == "o" ? out.o : name == "state" ? out.final.S : out.final.z) = views[i];
+    (name == "o"         ? out.o
+     : name == "state"   ? out.final.S
+     : name == "state_z" ? out.final.z
+                         : out.final.m) = views[i];
   }
   return out;
 }
@@ -55,6 +59,7 @@ Gradients ToGradients(const Problem& p, std::span<const TensorView> views) {
   const std::map<std::string, TensorView*> places = {
       {"dq", &out.dq},         {"dk", &out.dk},
       {"dv", &out.dv},         {"dlog_decay", &out.dlog_decay},
+      {"dprojection", &out.dprojection},
       {"dinitial_state", &out.dinitial.S}, {"dinitial_z", &out.dinitial.z}};
   for (size_t i = p.num_forward; i < p.outputs.size(); ++i) {
     *places.at(p.outputs[i].name) = views[i];
@@ -66,7 +71,8 @@ std::string Title(const Mechanism& m, const Problem& p) {
   std::string text = m.name + " " + Name(p.in.q.dtype()) + m.options;
   for (const auto& [name, view] :
        {std::pair{"q", p.in.q}, {"k", p.in.k}, {"v", p.in.v},
-        {"log_decay", p.in.log_decay}, {"lengths", p.options.lengths},
+        {"log_decay", p.in.log_decay}, {"projection", p.in.projection},
+        {"lengths", p.options.lengths},
         {"starts", p.options.starts}, {"cu_seqlens", p.options.cu_seqlens}}) {
     if (!view.present()) continue;
     text += std::string(" ") + name + view.ShapeString() + "/" +
@@ -83,8 +89,18 @@ std::string Title(const Mechanism& m, const Problem& p) {
 void RunStep(const Mechanism& m, const Problem& p, Context& ctx, const Outputs& out) {
   m.step(ctx,
          {WithoutTokens(p.in.q), WithoutTokens(p.in.k), WithoutTokens(p.in.v),
-          WithoutTokens(p.in.log_decay)},
+          WithoutTokens(p.in.log_decay), p.in.projection},
          p.options, out.final, WithoutTokens(out.o));
+}
+
+// Of a state that is as before the first token, -infinity.
+void CopyMaxima(const ConstTensorView& from, const TensorView& to) {
+  if (from.present()) return CopyElements(from, to);
+  for (int64_t b = 0; b < to.size(0); ++b) {
+    for (int64_t h = 0; h < to.size(1); ++h) {
+      SetElement(to, Shape{b, h}, -std::numeric_limits<double>::infinity());
+    }
+  }
 }
 
 Case ToCase(const Mechanism& m, const Problem& problem) {
@@ -97,6 +113,7 @@ Case ToCase(const Mechanism& m, const Problem& problem) {
       const Outputs out = ToOutputs(*p, views);
       CopyElements(p->in.initial.S, out.final.S);
       if (out.final.z.present()) CopyElements(p->in.initial.z, out.final.z);
+      if (out.final.m.present()) CopyMaxima(p->in.initial.m, out.final.m);
       return RunStep(m, *p, ctx, out);
     }
     if (p->num_forward > 0) m.forward(ctx, p->in, p->options, ToOutputs(*p, views));
@@ -146,12 +163,15 @@ void Describe(const Definition& d, Problem& p, int64_t sequences, bool forward,
   const DType dtype = p.in.q.dtype(), state = StateDType(dtype);
   const Shape q(p.in.q.sizes().begin(), p.in.q.sizes().end());
   const Shape v(p.in.v.sizes().begin(), p.in.v.sizes().end());
-  const int64_t F = recurrence::FeatureSize(d.feature, q[3]);
+  const int64_t F = FeaturesOf(d, p.in);
   const Shape S = {sequences, v[2], F, v[3]}, z = {sequences, v[2], F};
+  const Shape m = {sequences, v[2]};
+  const bool has_m = d.causal && recurrence::IsRandom(d.feature);
   if (forward) {
     p.outputs.push_back({"o", dtype, v, {}});
     if (d.causal) p.outputs.push_back({"state", state, S, {}});
     if (d.causal && d.normalize) p.outputs.push_back({"state_z", state, z, {}});
+    if (has_m) p.outputs.push_back({"state_m", state, m, {}});
   }
   p.num_forward = p.outputs.size();
   if (!backward) return;
@@ -162,6 +182,9 @@ void Describe(const Definition& d, Problem& p, int64_t sequences, bool forward,
     const ConstTensorView& g = p.in.log_decay;
     p.outputs.push_back(
         {"dlog_decay", g.dtype(), {g.sizes().begin(), g.sizes().end()}, {}});
+  }
+  if (p.in.projection.present()) {
+    p.outputs.push_back({"dprojection", dtype, {F, q[3]}, {}});
   }
   if (d.causal) p.outputs.push_back({"dinitial_state", state, S, {}});
   if (d.causal && d.normalize) p.outputs.push_back({"dinitial_z", state, z, {}});
@@ -214,6 +237,8 @@ class Generator {
     if (!d_.complement_keys) p_.in.k = parts_.Normal(q);
     p_.in.v = parts_.Normal(v);
     p_.in.d_o = parts_.Normal(v);
+    const bool projected = recurrence::IsRandom(d_.feature);
+    if (projected) p_.in.projection = parts_.Normal({parts_.Integer(1, 24), K});
     const Shape decay = DecayShapeOf(d_, q, HV);
     if (!decay.empty()) {
       const double strength = std::exp(random.Uniform(-7, 2));
@@ -226,8 +251,12 @@ class Generator {
     }
     const int64_t sequences =
         p_.step ? B : parts_.Sequences(B, T, packed, p_.options);
-    if (random.Chance(0.3)) p_.options.scale = random.Uniform(0.1, 1.5);
-    const int64_t F = recurrence::FeatureSize(d_.feature, K);
+    if (random.Chance(0.3)) {
+      // Random features are exponentials of what the scale multiplies.
+      p_.options.scale = random.Uniform(0.1, 1.5) /
+                         (projected ? std::sqrt(static_cast<double>(K)) : 1);
+    }
+    const int64_t F = FeaturesOf(d_, p_.in);
     const Shape S = {sequences, HV, F, V}, z = {sequences, HV, F};
     if (d_.causal && random.Chance(0.5)) {
       p_.in.initial.S = parts_.NormalState(S);
@@ -235,6 +264,7 @@ class Generator {
         p_.in.initial.z = parts_.Keep(
             FillPositive(Buffer(StateDType(dtype_), z), parts_.NextSeed()));
       }
+      if (projected) p_.in.initial.m = parts_.NormalState({sequences, HV});
     }
     if (d_.causal && random.Chance(0.5)) p_.in.d_final.S = parts_.NormalState(S);
     if (d_.causal && d_.normalize && random.Chance(0.5)) {
@@ -374,7 +404,9 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
     }
     p.in.log_decay = p.Keep(decays);
   }
-  const int64_t F = recurrence::FeatureSize(d.feature, K);
+  const bool projected = recurrence::IsRandom(d.feature);
+  if (projected) p.in.projection = tensor({std::min<int64_t>(4 * K, 256), K});
+  const int64_t F = FeaturesOf(d, p.in);
   p.note = request.variant;
   for (size_t begin = 0; begin < request.variant.size();) {
     const size_t end = std::min(request.variant.find('+', begin), request.variant.size());
@@ -388,6 +420,10 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
       if (d.normalize) {
         p.in.initial.z = p.Keep(
             FillPositive(Buffer(StateDType(request.dtype), {s.B, s.Hq, F}), ++seed));
+      }
+      if (projected) {
+        p.in.initial.m =
+            p.Keep(Buffer(StateDType(request.dtype), {s.B, s.Hq}).FillNormal(++seed));
       }
     } else if (word.rfind("lengths", 0) == 0 && !p.step) {
       const double percent = word.size() > 8 ? std::stod(word.substr(8)) : 62;
@@ -404,6 +440,9 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
   }
   c.flops = (backward ? 12 : 4) * tokens * static_cast<double>(s.Hq) *
             static_cast<double>(F) * static_cast<double>(s.Dv);
+  if (projected) {
+    c.flops += (backward ? 12 : 4) * tokens * static_cast<double>(s.Hkv * F * K);
+  }
   return c;
 }
 
@@ -418,6 +457,7 @@ std::vector<InputSpec> InputsOf(const Definition& d) {
   const char* axes = d.decay == DecayShape::kHead    ? "H"
                      : d.decay == DecayShape::kToken ? "BTH"
                                                      : "BTHK";
+  if (recurrence::IsRandom(d.feature)) inputs.push_back({"projection", "MK"});
   if (d.decay != DecayShape::kNone) {
     inputs.push_back({"log_decay", axes, /*optional=*/false, /*wide=*/true});
   }
@@ -435,6 +475,7 @@ TensorCall CallOn(const Mechanism& m, const Context& ctx, const TensorMap& tenso
   p->in.k = find("k");
   p->in.v = find(m.definition.value_name);
   p->in.log_decay = find("log_decay");
+  p->in.projection = find("projection");
   p->options.scale = scale;
   const Explanation plan =  // checks everything first
       m.explain ? m.explain(ctx, p->in, p->options)

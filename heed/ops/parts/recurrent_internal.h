@@ -42,6 +42,7 @@ struct Definition {
   bool root_scale = false;  // the default scale is K^-1/2, else 1
   recurrence::Feature feature = recurrence::Feature::kIdentity;
   std::optional<recurrence::Feature> key_feature = {};  // the same unless given
+  double feature_eps = 0;  // of random ones
   bool causal = true;  // without it no states
   bool normalize = false;
   double eps = 0;
@@ -52,6 +53,13 @@ struct Definition {
   bool value_first = false;  // states are [B, HV, V, K]
   const Surroundings* surroundings = nullptr;
 };
+
+// Rows of the state: channels of phi(q).
+inline int64_t FeaturesOf(const Definition& definition, const Inputs& in) {
+  return recurrence::IsRandom(definition.feature)
+             ? in.projection.size(0)
+             : recurrence::FeatureSize(definition.feature, in.q.size(3));
+}
 
 // f64, or f32: of states, and what is computed in.
 DType StateDType(DType dtype);

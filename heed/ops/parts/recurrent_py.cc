@@ -34,7 +34,9 @@ std::vector<int64_t> StateSizes(const Call& call, const Functions& functions) {
   const int64_t sequences = call.options.cu_seqlens.present()
                                 ? std::max<int64_t>(call.options.cu_seqlens.num_elements(), 1) - 1
                                 : call.in.q.size(0);
-  const int64_t F = functions.features ? functions.features(K) : K;
+  const int64_t F = call.in.projection.present() ? call.in.projection.size(0)
+                    : functions.features         ? functions.features(K)
+                                                 : K;
   std::vector<int64_t> sizes = {sequences, call.in.v.size(2), F, call.in.v.size(3)};
   if (functions.value_first) std::swap(sizes[2], sizes[3]);
   return sizes;
@@ -50,6 +52,7 @@ ConstTensorView InputOf(const Call& call, const Input& input) {
     case Input::kKey: return call.in.k;
     case Input::kValue: return call.in.v;
     case Input::kDecay: return call.in.log_decay;
+    case Input::kProjection: return call.in.projection;
     default: break;
   }
   const auto found = call.in.others.find(input.name);
@@ -73,6 +76,10 @@ void CheckForResults(const Bound& b, const char* op, const Call& call, int rank)
       }
     }
     if (input.role == Input::kValue) check(input.name.c_str(), call.in.v);
+    if (input.role == Input::kProjection && call.in.projection.present() &&
+        call.in.projection.rank() != 2) {
+      Fail(op, input.name.c_str(), "has shape " + call.in.projection.ShapeString(), "[M, K]");
+    }
     if (!input.optional && !InputOf(call, input).present()) {
       FailMissing(op, input.name.c_str());
     }
@@ -98,7 +105,7 @@ Functions BoundFunctions(const Bound& b, Call& call) {
 
 // New arrays for a state: an array, or a named tuple.
 nb::object NewState(const Bound& b, const char* op, const Call& call,
-                    const Functions& functions, State& state) {
+                    const Functions& functions, bool with_maximum, State& state) {
   const DType dtype = StateDType(call.in.q.dtype());
   std::vector<int64_t> sizes = StateSizes(call, functions);
   NewArray S(op, dtype, sizes);
@@ -107,7 +114,12 @@ nb::object NewState(const Bound& b, const char* op, const Call& call,
   sizes.pop_back();
   NewArray z(op, dtype, sizes);
   state.z = z.view;
-  return b.state(S.array, z.array);
+  if (!b.has_maximum) return b.state(S.array, z.array);
+  if (!with_maximum) return b.state(S.array, z.array, nb::none());
+  sizes.pop_back();
+  NewArray m(op, dtype, sizes);
+  state.m = m.view;
+  return b.state(S.array, z.array, m.array);
 }
 
 nb::object RunForward(const Bound& b, PyObject* args, PyObject* kwargs) {
@@ -120,7 +132,7 @@ nb::object RunForward(const Bound& b, PyObject* args, PyObject* kwargs) {
   const Functions functions = BoundFunctions(b, call);
   nb::object state;
   if (call.return_state) {
-    state = NewState(b, b.name, call, functions, outputs.final);
+    state = NewState(b, b.name, call, functions, true, outputs.final);
   }
   Context& ctx = ThreadContext(call.num_threads);
   Compute(b.name, kRenamed,
@@ -135,6 +147,7 @@ TensorView& GradientOf(Results& out, const Input& input) {
     case Input::kKey: return out.dk;
     case Input::kValue: return out.dv;
     case Input::kDecay: return out.dlog_decay;
+    case Input::kProjection: return out.dprojection;
     default: return out.others[input.name];
   }
 }
@@ -162,7 +175,7 @@ nb::object RunBackward(const Bound& b, PyObject* args, PyObject* kwargs) {
   if (!b.has_state) {
     // the named tuple has no place for it
   } else if (call.in.initial.S.present()) {
-    results.append(NewState(b, op, call, functions, out.dinitial));
+    results.append(NewState(b, op, call, functions, false, out.dinitial));
   } else {
     results.append(nb::none());
   }
@@ -184,7 +197,8 @@ nb::object RunStep(const Bound& b, PyObject* args, PyObject* kwargs) {
   Context& ctx = ThreadContext(call.num_threads);
   Compute(op, kRenamed, [&] {
     functions.step(ctx,
-                   {{call.in.q, call.in.k, call.in.v, call.in.log_decay}, call.in.others},
+                   {{call.in.q, call.in.k, call.in.v, call.in.log_decay, call.in.projection},
+                    call.in.others},
                    call.options, call.state, o);
   });
   return result;
@@ -268,7 +282,8 @@ void Bind(nb::module_& m, const Binding& binding) {
   for (const Input& input : b->inputs) {
     inputs.append(input.name);
     if (input.optional) optional.append(input.name);
-    if (input.role <= Input::kValue || input.role == Input::kOther) {
+    if (input.role <= Input::kValue || input.role == Input::kProjection ||
+        input.role == Input::kOther) {
       rows.append(input.name);
     }
     if (input.role == Input::kQuery) description["query"] = input.name;
@@ -291,6 +306,7 @@ void Bind(nb::module_& m, const Binding& binding) {
   });
   Call defaults;
   description["value_first"] = BoundFunctions(*b, defaults).value_first;
+  description["state"] = nb::tuple(b->state.attr("_fields"));
   nb::cast<nb::dict>(m.attr("_recurrent"))[b->name] = description;
   m.def(("_torch_" + std::string(b->name)).c_str(),
         [b](const nb::args& args) { RunTorch(*b, args.ptr()); });

@@ -52,15 +52,15 @@ struct Functions {
       step = {};
   std::function<Explanation(const Context&, const Arguments&, const Options&)> explain;
   int64_t (*features)(int64_t key_size) = nullptr;  // rows of the state; null: as many
-  bool normalizer = false;   // the state is a named tuple (S, z)
+  bool normalizer = false;   // the state is a named tuple: (S, z), with a projection (S, z, m)
   bool value_first = false;  // the state is [B, HV, V, K]
 };
 
 // An input tensor and its part in the recurrence: "q", "k", "v" and "log_decay" have theirs
 // by name. Others have rows, are lists (constants of heads, numbers of tokens), or bool,
-// which have no gradient.
+// which have no gradient. States have a row for each of a projection.
 struct Input {
-  enum Role { kQuery, kKey, kValue, kDecay, kOther, kConstants, kMask };
+  enum Role { kQuery, kKey, kValue, kDecay, kProjection, kOther, kConstants, kMask };
 
   Input(const char* input) : Input(input, RoleOf(input)) {}  // NOLINT: reads as its name
   Input(const char* input, Role input_role, bool is_optional = false)
@@ -72,7 +72,11 @@ struct Input {
 
  private:
   static Role RoleOf(const std::string& name) {
-    return name == "q" ? kQuery : name == "k" ? kKey : name == "v" ? kValue : kDecay;
+    return name == "q"            ? kQuery
+           : name == "k"          ? kKey
+           : name == "v"          ? kValue
+           : name == "projection" ? kProjection
+                                  : kDecay;
   }
 };
 

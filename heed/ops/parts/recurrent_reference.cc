@@ -28,11 +28,7 @@ void Append(Doubles& to, const Doubles& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
 
-// One head of one sequence, and where its tokens are.
-struct Place {
-  int64_t sequence, batch, head, key_head;
-  std::vector<int64_t> tokens;  // in the order in which they are taken
-};
+using Place = ReferencePlace;
 
 template <class F>
 void ForEachHead(const Inputs& in, const Options& options, const F& f) {
@@ -78,6 +74,10 @@ void PutState(const TensorView& t, const Place& place, const Doubles& state, con
   }
 }
 
+void Scale(Doubles& x, double factor) {
+  for (double& value : x) value *= factor;
+}
+
 ReferenceHead HeadOf(const Inputs& in, const ReferenceMath& math, const Place& place) {
   ReferenceHead head;
   head.T = place.tokens.size();
@@ -86,6 +86,9 @@ ReferenceHead HeadOf(const Inputs& in, const ReferenceMath& math, const Place& p
   head.eps = math.eps;
   const int64_t channels = in.q.size(3);
   const auto feature = [&](const Doubles& x) { return math.feature ? math.feature(x) : x; };
+  const auto key_feature = [&](const Doubles& x) {
+    return math.key_feature ? math.key_feature(x) : feature(x);
+  };
   head.K = feature(Doubles(static_cast<size_t>(channels), 0.0)).size();
   for (const int64_t t : place.tokens) {
     Doubles q = feature(Row(in.q, place.batch, t, place.key_head)), k, a;
@@ -97,7 +100,7 @@ ReferenceHead HeadOf(const Inputs& in, const ReferenceMath& math, const Place& p
       a.push_back(std::exp(g));
       if (math.complement_keys) k.push_back(-std::expm1(g));
     }
-    if (!math.complement_keys) k = feature(Row(in.k, place.batch, t, place.key_head));
+    if (!math.complement_keys) k = key_feature(Row(in.k, place.batch, t, place.key_head));
     Append(head.q, q);
     Append(head.k, k);
     Append(head.a, a);
@@ -105,7 +108,13 @@ ReferenceHead HeadOf(const Inputs& in, const ReferenceMath& math, const Place& p
   }
   head.S = StateOf(in.initial.S, place, head.K * head.V);
   head.z = StateOf(in.initial.z, place, head.K);
+  Scale(head.S, math.initial_factor);
+  Scale(head.z, math.initial_factor);
   return head;
+}
+
+ReferenceMath MathOf(const ReferenceMath& math, const Place& place) {
+  return math.of_head ? math.of_head(place) : math;
 }
 
 // Without causality: decays are none, and every token reads the sum over all.
@@ -180,6 +189,34 @@ ReferenceHead Slower(ReferenceHead head, const Epsilon& e, const ReferenceMath& 
   return head;
 }
 
+// The head with its features as much larger as they may be off, in the same units.
+ReferenceHead Deviated(const Inputs& in, const Epsilon& e, const ReferenceMath& math,
+                       const Place& place) {
+  ReferenceMath moved = math;
+  const auto by = [&](const auto& feature, bool of_key) {
+    return [feature, of_key, deviation = math.feature_deviation, &e](const Doubles& x) {
+      Doubles y = feature(x);
+      const Doubles dy = deviation(x, of_key);
+      for (size_t i = 0; i < y.size(); ++i) y[i] += kStep / e.decay * dy[i];
+      return y;
+    };
+  };
+  moved.feature = by(math.feature, false);
+  moved.key_feature = by(math.key_feature ? math.key_feature : math.feature, true);
+  return HeadOf(in, moved, place);
+}
+
+// What decays and features that are off make of a head.
+ReferenceHead Off(const Inputs& in, const Epsilon& e, const ReferenceMath& math,
+                  const Place& place, const ReferenceHead& head) {
+  if (math.feature_deviation) {
+    ReferenceHead off = Magnitudes(Deviated(in, e, math, place), math.causal);
+    off.denominators = head.denominators;
+    return off;
+  }
+  return math.log_decay ? Slower(head, e, math) : head;
+}
+
 // relative x + decay dx, where `slower` is x with all decays enlarged, + underflow.
 Doubles Errors(const Doubles& x, const Doubles& slower, double relative,
                const Epsilon& e) {
@@ -232,31 +269,36 @@ ReferenceMath OrdinaryMath(const Inputs& in, const Options& options) {
   return math;
 }
 
-void Reference(const Inputs& in, const Options& options, const ReferenceMath& math,
+void Reference(const Inputs& in, const Options& options, const ReferenceMath& shared,
                const Outputs& out) {
   Clear(out.o);
   ForEachHead(in, options, [&](const Place& place) {
+    const ReferenceMath math = MathOf(shared, place);
     const ReferenceHead head = HeadOf(in, math, place);
-    const auto result = Run(head, math.causal);
+    auto result = Run(head, math.causal);
     for (size_t t = 0; t < head.T; ++t) {
       for (size_t j = 0; j < head.V; ++j) {
         Put(out.o, {place.batch, place.tokens[t], place.head, static_cast<int64_t>(j)},
             result.o[t * head.V + j]);
       }
     }
+    Scale(result.S, math.final_factor);
+    Scale(result.z, math.final_factor);
     PutState(out.final.S, place, result.S, Put);
     PutState(out.final.z, place, result.z, Put);
+    if (out.final.m.present()) Put(out.final.m, {place.sequence, place.head}, math.final_m);
   });
 }
 
-void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& math,
+void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& shared,
                const Outputs& expected, const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   Clear(tolerance.o);
   ForEachHead(in, options, [&](const Place& place) {
+    const ReferenceMath math = MathOf(shared, place);
     const ReferenceHead head = Magnitudes(HeadOf(in, math, place), math.causal);
-    const auto sums = Run(head, math.causal);
-    const auto slower = math.log_decay ? Run(Slower(head, e, math), math.causal) : sums;
+    auto sums = Run(head, math.causal);
+    auto slower = Run(Off(in, e, math, place, head), math.causal);
     const double relative = Relative(e, head, math);
     const auto o = Errors(sums.o, slower.o, relative, e);
     for (size_t t = 0; t < head.T; ++t) {
@@ -268,22 +310,41 @@ void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& ma
             o[t * head.V + j] + std::abs(value) * e.output + e.subnormal);
       }
     }
+    for (Doubles* state : {&sums.S, &sums.z, &slower.S, &slower.z}) {
+      Scale(*state, math.final_factor);
+    }
     PutState(tolerance.final.S, place, Errors(sums.S, slower.S, relative, e), Put);
     PutState(tolerance.final.z, place, Errors(sums.z, slower.z, relative, e), Put);
+    if (tolerance.final.m.present()) {
+      Put(tolerance.final.m, {place.sequence, place.head}, math.m_error);
+    }
   });
 }
 
 namespace {
 
-// What a head adds to the gradients: values, or errors of them.
+// What a head adds to the gradients: values, or errors of values of these magnitudes.
 void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Place& place,
                   const ReferenceHead& head, const ReferenceHeadGradients& g,
-                  const Doubles& of_decay, bool errors, const Gradients& out) {
+                  const Doubles& of_decay, const ReferenceHeadGradients* magnitudes,
+                  const Gradients& out) {
+  const bool errors = magnitudes != nullptr;
   const auto through_feature = [&](const ConstTensorView& from, int64_t t,
-                                   const Doubles& dy) {
+                                   const Doubles& dy, const Doubles& magnitude, bool key) {
     if (!math.feature) return dy;
     const Doubles x = Row(from, place.batch, t, place.key_head);
-    if (!errors) return math.feature_backward(x, dy);
+    if (math.d_projection && out.dprojection.present()) {
+      const Doubles d_W = errors ? math.d_projection_errors(x, dy, magnitude, key)
+                                 : math.d_projection(x, dy, key);
+      const auto columns = static_cast<size_t>(in.q.size(3));
+      for (size_t i = 0; i < d_W.size(); ++i) {
+        Add(out.dprojection, {static_cast<int64_t>(i / columns),
+                              static_cast<int64_t>(i % columns)}, d_W[i]);
+      }
+    }
+    const bool own = key && math.key_feature_backward;
+    if (!errors) return own ? math.key_feature_backward(x, dy) : math.feature_backward(x, dy);
+    if (math.feature_errors) return math.feature_errors(x, dy, magnitude, key);
     // Row by row of the derivative: errors add up, whatever their signs.
     Doubles dx(x.size(), 0.0);
     for (size_t i = 0; i < dy.size(); ++i) {
@@ -307,9 +368,11 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
         Add(to, {place.batch, token, head_index, static_cast<int64_t>(i)}, values[i]);
       }
     };
-    add(out.dq, through_feature(in.q, token, d_query), place.key_head);
-    if (out.dk.present()) {
-      add(out.dk, through_feature(in.k, token, row(g.k, t)), place.key_head);
+    const Doubles of_query = errors ? row(magnitudes->q, t) : Doubles();
+    const Doubles of_key = errors ? row(magnitudes->k, t) : Doubles();
+    add(out.dq, through_feature(in.q, token, d_query, of_query, false), place.key_head);
+    if (!math.complement_keys) {
+      add(out.dk, through_feature(in.k, token, row(g.k, t), of_key, true), place.key_head);
     }
     for (size_t j = 0; out.dv.present() && j < head.V; ++j) {
       Add(out.dv, {place.batch, token, place.head, static_cast<int64_t>(j)},
@@ -332,41 +395,52 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
 }
 
 void ClearAll(const Gradients& out) {
-  for (const TensorView* t : {&out.dq, &out.dk, &out.dv, &out.dlog_decay}) Clear(*t);
+  for (const TensorView* t :
+       {&out.dq, &out.dk, &out.dv, &out.dlog_decay, &out.dprojection}) {
+    Clear(*t);
+  }
 }
 
 }  // namespace
 
 void BackwardReference(const BackwardInputs& in, const Options& options,
-                       const ReferenceMath& math, const Gradients& out) {
+                       const ReferenceMath& shared, const Gradients& out) {
   ClearAll(out);
   ForEachHead(in, options, [&](const Place& place) {
+    const ReferenceMath math = MathOf(shared, place);
     const ReferenceHead head = HeadOf(in, math, place);
-    const auto g = RunBackward(head, math.causal, GradientsOfO(in, place),
-                               StateOf(in.d_final.S, place, head.S.size()),
-                               StateOf(in.d_final.z, place, head.K));
+    Doubles d_S = StateOf(in.d_final.S, place, head.S.size());
+    Doubles d_z = StateOf(in.d_final.z, place, head.K);
+    Scale(d_S, math.final_factor);
+    Scale(d_z, math.final_factor);
+    auto g = RunBackward(head, math.causal, GradientsOfO(in, place), d_S, d_z);
+    Scale(g.S, math.initial_factor);
+    Scale(g.z, math.initial_factor);
     Doubles of_decay(g.a.size());
     for (size_t i = 0; i < g.a.size(); ++i) {
       of_decay[i] = g.a[i] * head.a[i];
       if (math.complement_keys) of_decay[i] -= g.k[i] * head.a[i];
     }
-    AddGradients(in, math, place, head, g, of_decay, false, out);
+    AddGradients(in, math, place, head, g, of_decay, nullptr, out);
   });
 }
 
 void BackwardTolerance(const BackwardInputs& in, const Options& options,
-                       const ReferenceMath& math, const Gradients& expected,
+                       const ReferenceMath& shared, const Gradients& expected,
                        const Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   ClearAll(tolerance);
   ForEachHead(in, options, [&](const Place& place) {
+    const ReferenceMath math = MathOf(shared, place);
     const ReferenceHead head = Magnitudes(HeadOf(in, math, place), math.causal);
     const Doubles d_o = Absolute(GradientsOfO(in, place));
-    const Doubles d_S = Absolute(StateOf(in.d_final.S, place, head.S.size()));
-    const Doubles d_z = Absolute(StateOf(in.d_final.z, place, head.K));
+    Doubles d_S = Absolute(StateOf(in.d_final.S, place, head.S.size()));
+    Doubles d_z = Absolute(StateOf(in.d_final.z, place, head.K));
+    Scale(d_S, math.final_factor);
+    Scale(d_z, math.final_factor);
     const auto sums = RunBackward(head, math.causal, d_o, d_S, d_z);
     const auto slower =
-        math.log_decay ? RunBackward(Slower(head, e, math), math.causal, d_o, d_S, d_z) : sums;
+        RunBackward(Off(in, e, math, place, head), math.causal, d_o, d_S, d_z);
     const double relative = Relative(e, head, math) * 2;
     ReferenceHeadGradients g;
     g.q = Errors(sums.q, slower.q, relative, e);
@@ -374,6 +448,8 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
     g.v = Errors(sums.v, slower.v, relative, e);
     g.S = Errors(sums.S, slower.S, relative, e);
     g.z = Errors(sums.z, slower.z, relative, e);
+    Scale(g.S, math.initial_factor);
+    Scale(g.z, math.initial_factor);
     // A log decay's gradient is a sum of q dq - k dk over the rest of a block and of <S, D>
     // at its end: errors of each.
     Doubles of_decay(sums.a.size(), 0.0);
@@ -398,7 +474,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
         if (math.complement_keys) of_decay[at] += g.k[at] * head.a[at];
       }
     }
-    AddGradients(in, math, place, head, g, of_decay, true, tolerance);
+    AddGradients(in, math, place, head, g, of_decay, &sums, tolerance);
   });
   const auto round = [&](const TensorView& t, const TensorView& value, DType dtype) {
     const Epsilon of = EpsilonOf(dtype);
@@ -410,6 +486,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
   round(tolerance.dq, expected.dq, in.q.dtype());
   round(tolerance.dk, expected.dk, in.q.dtype());
   round(tolerance.dv, expected.dv, in.q.dtype());
+  round(tolerance.dprojection, expected.dprojection, in.q.dtype());
   round(tolerance.dlog_decay, expected.dlog_decay, in.log_decay.dtype());
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "heed/ops/parts/recurrence_reference_internal.h"
 #include "heed/ops/parts/recurrent.h"
@@ -13,12 +14,32 @@ namespace heed::recurrent {
 
 using parts::Doubles;
 
+struct ReferencePlace {  // one head of one sequence, and where its tokens are
+  int64_t sequence, batch, head, key_head;
+  std::vector<int64_t> tokens;  // in the order in which they are taken
+};
+
 // A mechanism's own mathematics, written down once more for its reference.
 struct ReferenceMath {
   double scale = 1;
   // phi(x), and its transposed derivative at x times dy; empty: the identity.
   std::function<Doubles(const Doubles& x)> feature;
   std::function<Doubles(const Doubles& x, const Doubles& dy)> feature_backward;
+  // Of keys, where theirs is another; empty: the same.
+  std::function<Doubles(const Doubles& x)> key_feature;
+  std::function<Doubles(const Doubles& x, const Doubles& dy)> key_feature_backward;
+  // Of features with a projection: what a token adds to its gradient, how far features may
+  // be off, and what that and errors of dy, beside its magnitudes, do to the gradients.
+  std::function<Doubles(const Doubles& x, const Doubles& dy, bool of_key)> d_projection;
+  std::function<Doubles(const Doubles& x, bool of_key)> feature_deviation;
+  using Errors = std::function<Doubles(const Doubles& x, const Doubles& errors,
+                                       const Doubles& magnitudes, bool of_key)>;
+  Errors feature_errors, d_projection_errors;
+  // Where features depend on all tokens of a head: the mathematics of that one.
+  std::function<ReferenceMath(const ReferencePlace& place)> of_head;
+  // States are `initial_factor` times what is given, and given out times `final_factor`, with
+  // `final_m`.
+  double initial_factor = 1, final_factor = 1, final_m = 0, m_error = 0;
   // The logarithm of the decay of a token's channel; empty: none.
   std::function<double(int64_t b, int64_t t, int64_t head, int64_t channel)> log_decay;
   bool complement_keys = false;  // k = 1 - exp(log_decay)

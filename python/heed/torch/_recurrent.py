@@ -20,8 +20,8 @@ from heed.torch._functions import _without_gradient
 
 _TYPES = {bool: "bool", float: "float", str: "str", tuple: "float[]?"}
 _OPTIONS = (
-    "float? scale=None, Tensor? initial_state=None, Tensor? initial_z=None, Tensor? lengths=None, Tensor? starts=None, "
-    "Tensor? cu_seqlens=None, bool reverse=False, int? threads=None"
+    "float? scale=None, {states}Tensor? lengths=None, Tensor? starts=None, Tensor? cu_seqlens=None, bool reverse=False, "
+    "int? threads=None"
 )
 
 
@@ -43,14 +43,17 @@ class _Mechanism:
         self.query, self.value = description["query"], description["value"]
         self.value_first, self.has_state = description["value_first"], description["has_state"]
         self.features = description["features"]
+        self.projected = "projection" in self.inputs
+        self.states = ("state", *description["state"][1:])  # of operators: state, z, m
         self.forward_kernel = getattr(_core, f"_torch_{name}")
         self.backward_kernel = getattr(_core, f"_torch_{name}_backward")
         tensors = [f"Tensor? {x}=None" if x in self.optional else f"Tensor {x}" for x in self.inputs]
         settings = [f"{_TYPES[type(x)]} {key}={_text(x)}" for key, x in self.settings.items()]
-        rest = ", ".join([*tensors, *settings, _OPTIONS])
+        states = "".join(f"Tensor? initial_{x}=None, " for x in self.states)
+        rest = ", ".join([*tensors, *settings, _OPTIONS.format(states=states)])
         self.operator = torch.library.custom_op(
             f"heed::{name}", self.forward, mutates_args=(), device_types="cpu",
-            schema=f"({rest}) -> (Tensor, Tensor, Tensor)",
+            schema=f"({rest}) -> ({', '.join(['Tensor'] * (1 + len(self.states)))})",
         )
         gradients = "Tensor grad_o, Tensor? grad_state, Tensor? grad_z, bool[] needed, "
         self.backward_operator = torch.library.custom_op(
@@ -63,13 +66,13 @@ class _Mechanism:
         self.backward_operator.register_autograd(self.refuse_second, setup_context=lambda ctx, inputs, output: None)
         self.first_option = len(self.inputs) + len(self.settings)
         settings = (None if isinstance(x, tuple) else x for x in self.settings.values())
-        self.defaults = (*(None for _ in self.inputs), *settings, *(None,) * 6, False, None)
+        self.defaults = (*(None for _ in self.inputs), *settings, *(None,) * (4 + len(self.states)), False, None)
 
     def complete(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """PyTorch leaves trailing defaults away."""
         return (*arguments, *self.defaults[len(arguments):])
 
-    def results(self, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def results(self, *arguments: Any) -> tuple[Tensor, ...]:
         """New tensors for o and the final states; states that do not exist are empty."""
         arguments = self.complete(arguments)
         given = dict(zip(self.inputs, arguments))
@@ -78,23 +81,26 @@ class _Mechanism:
             if x.dim() != 4:
                 raise InvalidArgument(f"{self.name}: {name} has shape {list(x.shape)}, expected [B, T, H, D]")
         settings = dict(zip(self.settings, arguments[len(self.inputs):]))
-        packed = arguments[self.first_option + 5]
+        packed = arguments[-3]
         sequences = q.shape[0] if packed is None else packed.shape[0] - 1
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         o = torch.empty_like(v, memory_format=torch.contiguous_format)
-        sizes = (sequences, v.shape[2], self.features(int(q.shape[3])))
+        features = given["projection"].shape[0] if self.projected else self.features(int(q.shape[3]))
+        sizes = (sequences, v.shape[2], features)
         whole = (*sizes[:2], v.shape[3], sizes[2]) if self.value_first else (*sizes, v.shape[3])
         has_state = self.has_state and settings.get("causal", True)
         state = q.new_empty(whole if has_state else (0,), dtype=dtype)
-        z = q.new_empty(sizes if has_state and settings.get("normalize", False) else (0,), dtype=dtype)
-        return o, state, z
+        z = q.new_empty(sizes if has_state and settings.get("normalize", self.projected) else (0,), dtype=dtype)
+        if not self.projected:
+            return o, state, z
+        return o, state, z, q.new_empty(sizes[:2] if has_state else (0,), dtype=dtype)
 
-    def forward(self, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, *arguments: Any) -> tuple[Tensor, ...]:
         arguments = self.complete(arguments)
-        o, state, z = self.results(*arguments)
-        states = (x if x.dim() > 1 else None for x in (state, z))
-        self.forward_kernel(*(x.detach() if isinstance(x, Tensor) else x for x in arguments), o, *states)
-        return o, state, z
+        o, *states = self.results(*arguments)
+        wanted = (x if x.dim() > 1 else None for x in states)
+        self.forward_kernel(*(x.detach() if isinstance(x, Tensor) else x for x in arguments), o, *wanted)
+        return o, *states
 
     def new_gradients(self, needed: list[bool], *arguments: Any) -> list[Tensor | None]:
         """New tensors for what is needed of the inputs and the initial states, in order."""
@@ -120,8 +126,9 @@ class _Mechanism:
         ctx.others = tuple(None if isinstance(x, Tensor) else x for x in inputs)
         ctx.set_materialize_grads(False)
 
-    def differentiate(self, ctx: Any, grad_o: Any, grad_state: Any, grad_z: Any) -> tuple[Any, ...]:
-        *tensors, o, state, z = ctx.saved_tensors
+    def differentiate(self, ctx: Any, grad_o: Any, grad_state: Any, grad_z: Any, *of_maximum: Any) -> tuple[Any, ...]:
+        tensors, results = ctx.saved_tensors[: len(ctx.others)], ctx.saved_tensors[len(ctx.others) :]
+        o, state, z = results[:3]  # a maximum counts as a constant
         arguments = [x if tensor is None else tensor for x, tensor in zip(ctx.others, tensors)]
         at = [*range(len(self.inputs)), self.first_option + 1, self.first_option + 2]
         needed = [i < len(ctx.needs_input_grad) and ctx.needs_input_grad[i] for i in at]
@@ -151,7 +158,8 @@ class _Mechanism:
                 raise TypeError(f"{self.name}() is missing the argument {name!r}")
         return_state = self.has_state and options.pop("return_state", False)
         initial = options.pop("initial_state", None) if self.has_state else None
-        state, z = initial if isinstance(initial, (tuple, list)) else (initial, None)
+        initial = tuple(initial) if isinstance(initial, (tuple, list)) else (initial,)
+        initial += (None,) * (len(self.states) - len(initial))
         settings = {key: options.pop(key, default) for key, default in self.settings.items()}
         known = dict(_DEFAULTS)
         for key in known:
@@ -165,13 +173,14 @@ class _Mechanism:
                 x = values.get(name)
                 if x is not None and x.is_floating_point() and x.dtype != torch.float64:
                     values[name] = x.to(dtype)
-        o, state, z = self.operator(
-            *(values.get(name) for name in self.inputs), *settings.values(), known["scale"], state, z,
+        o, *states = self.operator(
+            *(values.get(name) for name in self.inputs), *settings.values(), known["scale"], *initial,
             *(_integers(known[name]) for name in ("lengths", "starts", "cu_seqlens")), known["reverse"], known["threads"],
         )
         if not return_state:
             return o
-        return o, (state, z) if z.dim() > 1 else state
+        states = tuple(x for x in states if x.dim() > 1)
+        return o, states if len(states) > 1 else states[0]
 
 
 _DEFAULTS = {"scale": None, "lengths": None, "starts": None, "cu_seqlens": None, "reverse": False, "threads": None}

@@ -1,0 +1,127 @@
+// Performer (FAVOR+): softmax attention estimated by random features, so that what the past
+// contributes is a matrix of fixed size.
+//
+//   y = sqrt(scale) x,  w_j: row j of the projection [M, K]
+//   phi(x)_j = M^-1/2 (exp(w_j . y - |y|^2 / 2 - st) + eps)       kernel kSoftmax
+//   phi(x)_j = max(w_j . y, 0) + 1e-3                             kernel kRelu
+//   S = sum_s phi(k_s) v_s^T,  z = sum_s phi(k_s)                 S: [M, V], z: [M]
+//   o_t = S^T phi(q_t) / (z . phi(q_t))
+//
+// st is the largest w_j . y, of a query of its own, of a key among all keys of its head and
+// sequence. For rows w_j ~ N(0, I) and eps = 0, phi(q) . phi(k) has the mean exp(scale q . k)
+// but for factors that cancel; OrthogonalFeatures() draws such rows.
+//
+// Causal, sums are over s <= t and eps = 0; keys are relative to the largest so far:
+//
+//   m_t = max(m_{t-1}, max_j w_j . y_t),  a_t = exp(m_{t-1} - m_t) <= 1
+//   S_t = a_t S_{t-1} + phi(k_t) v_t^T,  z_t = a_t z_{t-1} + phi(k_t)     with st = m_t
+//
+// so that no output depends on a later key. Denominators are at least the smallest normal
+// number.
+//
+// Source: Choromanski et al., "Rethinking attention with Performers", arXiv:2009.14794. What
+// other libraries do instead, and the gradients: README.md.
+#ifndef HEED_OPS_LINEAR_PERFORMER_PERFORMER_H_
+#define HEED_OPS_LINEAR_PERFORMER_PERFORMER_H_
+
+#include <cstdint>
+
+#include "heed/core/context.h"
+#include "heed/core/export.h"
+#include "heed/ops/parts/recurrent.h"
+
+namespace heed::performer {
+
+// projection [M, K], M >= 1, in q's dtype, rows contiguous; shared by heads and sequences.
+// log_decay is absent. Causal, states have S [B, HV, M, V], z [B, HV, M] and m [B, HV], which
+// comes with S; without causality there are none.
+using recurrent::BackwardInputs;
+using recurrent::Explanation;
+using recurrent::Gradients;
+using recurrent::Inputs;
+using recurrent::Outputs;
+using recurrent::State;
+using recurrent::StepInputs;
+
+enum class Kernel { kSoftmax, kRelu };
+
+// The default scale is K^-1/2.
+struct Options : recurrent::Options {
+  bool causal = false;
+  Kernel kernel = Kernel::kSoftmax;
+  double eps = 1e-4;  // >= 0, added to exponentials where not causal
+};
+
+// Computes o, and causal the state after the last token where it is asked for. An absent
+// initial m is -infinity; kRelu has none and gives 0.
+//
+// Edges. Any number of tokens may be 0: the state then passes through. A NaN spreads to
+// what follows it; without causality, to its whole sequence. Of keys with |y|^2 / 2 beyond 80
+// features underflow, as they are relative to products alone.
+//
+// Precision. f64 is computed in f64, all else in f32, and o is rounded once; states are
+// f64 or f32. An exponent is off by u sum_i |w_ji y_i| sqrt(K), u = 2^-24, and with it
+// relatively the feature. Subnormal results are flushed.
+//
+// Reproducibility. The bits do not depend on threads, batch neighbours, padding or
+// strides, nor, in the causal form, on splits at multiples of 64 tokens; other splits agree
+// up to rounding, and so do steps.
+//
+// Cost. 4 M V flops per token and value head, 4 M K per token and value head for features.
+// Memory beyond the arguments: Workspace().
+//
+// Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the
+// above, if an output overlaps an input, or if lengths, starts, cu_seqlens or eps are
+// out of range; Unsupported for a dtype that has no kernel. On throw, nothing has been
+// written.
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
+                      const Outputs& out);
+
+// The same function, written for reading: scalar, one thread, all in double. Outputs may
+// be f64 whatever the inputs are.
+HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
+
+// Computes gradients of a sum over <d_o, o> and <d_final, final>; maxima, and so m, count as
+// constants. With dphi as of linear attention and t_j = dphi_j (phi_j - M^-1/2 eps), or for
+// kRelu dphi_j where w_j . y > 0:
+//
+//   dx = sqrt(scale) (W^T t - (sum_j t_j) y)          x: q or k; kRelu without the second term
+//   dprojection = sum over queries, keys, heads and sequences of t y^T
+//
+// dq and dk are summed over the value heads of a key head, dprojection over tokens in the
+// compute type and over heads and sequences in double, in one order. Precision and
+// reproducibility as above. Cost: 14 M V flops per token and value head, 10 without
+// causality, and 16 M K for features. States are kept at the borders of blocks of 64 tokens.
+// Throws as Forward.
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
+                       const Gradients& out);
+
+// The same function, written for reading.
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
+                                const Gradients& out);
+
+// Computes o of one token, S, z and m read and updated in place: zeros and m = -infinity
+// before the first; of the options, what the
+// mathematics needs. Bound by the memory of S and of the projection; allocates nothing from
+// a thread's second step on. Throws InvalidArgument besides if not causal.
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
+                   const State& state, const TensorView& o);
+
+// Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64,
+// and K, V, M rounded up to whole vectors, at most
+//
+//   forward   threads E (M V + M K + 64 (3 M + 2 V + K)) + a few KiB
+//   backward  threads E (ceil(T / 64) M (V + 2) + 2 M (V + 1) + 3 M K
+//                        + 64 (8 M + 4 V + 2 K)) + a few KiB + 8 M K
+//             + [HV > H] 2 E B T H M
+HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
+                                   const Options& options);
+
+// What Forward would do. Pointers may be null where only shapes are known.
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in,
+                             const Options& options);
+
+}  // namespace heed::performer
+
+#endif  // HEED_OPS_LINEAR_PERFORMER_PERFORMER_H_

@@ -1,0 +1,17 @@
+// Shared by the files of Performer.
+#ifndef HEED_OPS_LINEAR_PERFORMER_PERFORMER_INTERNAL_H_
+#define HEED_OPS_LINEAR_PERFORMER_PERFORMER_INTERNAL_H_
+
+#include "heed/ops/linear/performer/performer.h"
+#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/parts/recurrent_reference_internal.h"
+
+namespace heed::performer {
+
+recurrent::Definition DefinitionOf(const Options& options);
+
+recurrent::ReferenceMath Math(const Inputs& in, const Options& options);
+
+}  // namespace heed::performer
+
+#endif  // HEED_OPS_LINEAR_PERFORMER_PERFORMER_INTERNAL_H_

@@ -1,0 +1,284 @@
+// Performer as it is defined, in double: features relative to nothing where a maximum
+// cancels, and states made relative to it at the end.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "heed/ops/linear/performer/performer_internal.h"
+#include "heed/ops/parts/reference_tensor_internal.h"
+
+namespace heed::performer {
+namespace {
+
+using parts::At;
+using parts::Doubles;
+using recurrent::Epsilon;
+using recurrent::ReferenceMath;
+using recurrent::ReferencePlace;
+
+// The feature maps of one head, and what rounding may do to them.
+class Maps {
+ public:
+  Maps(const recurrent::Inputs& in, const Options& options)
+      : in_(in), relu_(options.kernel == Kernel::kRelu),
+        floor_(options.causal ? 0 : options.eps), causal_(options.causal),
+        K_(static_cast<size_t>(in.q.size(3))), e_(recurrent::EpsilonOf(in.q.dtype())) {
+    const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(K_)));
+    factor_ = std::sqrt(std::abs(scale));
+    query_factor_ = scale < 0 ? -factor_ : factor_;
+    for (int64_t j = 0; j < in.projection.size(0); ++j) {
+      Doubles row;
+      for (int64_t i = 0; i < in.projection.size(1); ++i) {
+        row.push_back(At(in.projection, {j, i}));
+      }
+      W_.push_back(row);
+    }
+    root_ = std::sqrt(static_cast<double>(W_.size()));
+  }
+
+  // Of the keys of a head: their largest product with W, and how far it may be off.
+  void Look(const ReferencePlace& place) {
+    tokens_ = static_cast<double>(place.tokens.size());
+    if (causal_ && in_.initial.m.present()) {
+      initial_ = max_ = At(in_.initial.m, {place.sequence, place.head});
+    }
+    if (relu_) return;
+    for (const int64_t t : place.tokens) {
+      Doubles k;
+      for (int64_t i = 0; i < in_.k.size(3); ++i) {
+        k.push_back(At(in_.k, {place.batch, t, place.key_head, i}));
+      }
+      const Doubles y = Scaled(k, true), p = Products(y);
+      const double largest = *std::max_element(p.begin(), p.end());
+      if (largest > max_) changes_ += 1;
+      max_ = std::max(max_, largest);
+      const Doubles errors = ProductErrors(y);
+      max_error_ = std::max(max_error_, *std::max_element(errors.begin(), errors.end()));
+    }
+  }
+
+  Doubles Map(const Doubles& x, bool of_key) const {
+    const Doubles y = Scaled(x, of_key), p = Products(y);
+    Doubles phi;
+    for (const double product : p) {
+      phi.push_back(relu_ ? std::max(product, 0.0) + 1e-3
+                          : (std::exp(product - Shift(y, p, of_key)) + floor_) / root_);
+    }
+    return phi;
+  }
+
+  // How far each feature may be off: products with W are sums of K terms, and what is wrong
+  // in an exponent is relatively wrong in the exponential.
+  Doubles Deviation(const Doubles& x, bool of_key) const {
+    const Doubles y = Scaled(x, of_key), p = Products(y), phi = Map(x, of_key);
+    const Doubles errors = ProductErrors(y);
+    const double half = HalfSquare(y);
+    const auto largest = static_cast<size_t>(std::max_element(p.begin(), p.end()) - p.begin());
+    Doubles deviation;
+    for (size_t j = 0; j < phi.size(); ++j) {
+      if (relu_) {
+        deviation.push_back(errors[j] + e_.base * phi[j]);
+        continue;
+      }
+      const double exponent = errors[j] + Chain() * half +
+                              e_.base * (half + std::abs(p[largest]) + std::abs(p[j]));
+      const double of_max =
+          of_key ? max_error_ + e_.base * std::abs(Finite(max_)) : errors[largest];
+      deviation.push_back((phi[j] - floor_ / root_) * (exponent + of_max) +
+                          e_.base * phi[j]);
+    }
+    return deviation;
+  }
+
+  // The gradient of W y.
+  Doubles OfProducts(const Doubles& x, const Doubles& dy, bool of_key) const {
+    const Doubles p = Products(Scaled(x, of_key)), phi = Map(x, of_key);
+    Doubles t;
+    for (size_t j = 0; j < phi.size(); ++j) {
+      t.push_back(relu_ ? (p[j] > 0 ? dy[j] : 0) : dy[j] * (phi[j] - floor_ / root_));
+    }
+    return t;
+  }
+
+  Doubles Backward(const Doubles& x, const Doubles& dy, bool of_key) const {
+    return OfRow(Scaled(x, of_key), OfProducts(x, dy, of_key), of_key, false);
+  }
+
+  Doubles OfProjection(const Doubles& x, const Doubles& dy, bool of_key) const {
+    return Outer(OfProducts(x, dy, of_key), Scaled(x, of_key));
+  }
+
+  Doubles BackwardErrors(const Doubles& x, const Doubles& errors, const Doubles& magnitudes,
+                         bool of_key) const {
+    const Doubles t = ProductGradientErrors(x, errors, magnitudes, of_key,
+                                            std::sqrt(static_cast<double>(W_.size())));
+    return OfRow(Absolute(Scaled(x, of_key)), t, of_key, true);
+  }
+
+  Doubles ProjectionErrors(const Doubles& x, const Doubles& errors,
+                           const Doubles& magnitudes, bool of_key) const {
+    const Doubles t =
+        ProductGradientErrors(x, errors, magnitudes, of_key, std::sqrt(tokens_));
+    return Outer(t, Absolute(Scaled(x, of_key)));
+  }
+
+  void SetStates(ReferenceMath& math) const {
+    if (!causal_) return;
+    math.final_m = relu_ ? Finite(max_) : max_;
+    if (relu_) return;
+    // Relative to nothing before the first token, a state is as if it were 0.
+    math.initial_factor = std::isfinite(max_) ? std::exp(initial_) : 1;
+    if (std::isfinite(max_)) math.final_factor = std::exp(-max_);
+    math.m_error = max_error_ + e_.base * std::abs(Finite(max_));
+    // Each decay exp(m - m') has an exponent that may be off by two roundings of m.
+    math.value_error = max_error_ + changes_ * e_.base * (1 + std::abs(Finite(max_)));
+  }
+
+ private:
+  static Doubles Absolute(Doubles x) {
+    for (double& value : x) value = std::abs(value);
+    return x;
+  }
+  static double Finite(double x) { return std::isfinite(x) ? x : 0; }
+
+  double Chain() const { return e_.chain * std::sqrt(static_cast<double>(K_)) + e_.base; }
+
+  Doubles Scaled(Doubles x, bool of_key) const {
+    for (double& value : x) value *= of_key ? factor_ : query_factor_;
+    return x;
+  }
+
+  Doubles Products(const Doubles& y) const {
+    Doubles p;
+    for (const Doubles& w : W_) {
+      double sum = 0;
+      for (size_t i = 0; i < y.size(); ++i) sum += w[i] * y[i];
+      p.push_back(sum);
+    }
+    return p;
+  }
+  Doubles ProductErrors(const Doubles& y) const {
+    Doubles errors;
+    for (const Doubles& w : W_) {
+      double sum = 0;
+      for (size_t i = 0; i < y.size(); ++i) sum += std::abs(w[i] * y[i]);
+      errors.push_back(Chain() * sum);
+    }
+    return errors;
+  }
+
+  static double HalfSquare(const Doubles& y) {
+    double sum = 0;
+    for (const double value : y) sum += value * value / 2;
+    return sum;
+  }
+
+  // What exponents are relative to. Where nothing is added to exponentials it cancels.
+  double Shift(const Doubles& y, const Doubles& p, bool of_key) const {
+    if (causal_) return HalfSquare(y);
+    return HalfSquare(y) + (of_key ? max_ : *std::max_element(p.begin(), p.end()));
+  }
+
+  // W^T t - (sum of t) y, or the sum of magnitudes.
+  Doubles OfRow(const Doubles& y, const Doubles& t, bool of_key, bool magnitudes) const {
+    Doubles dx(K_, 0.0);
+    for (size_t i = 0; i < K_; ++i) {
+      for (size_t j = 0; j < t.size(); ++j) {
+        dx[i] += (magnitudes ? std::abs(W_[j][i]) : W_[j][i]) * t[j];
+        if (!relu_) dx[i] += (magnitudes ? 1 : -1) * t[j] * y[i];
+      }
+      dx[i] *= magnitudes || of_key ? factor_ : query_factor_;
+    }
+    return dx;
+  }
+
+  Doubles Outer(const Doubles& t, const Doubles& y) const {
+    Doubles d_W;
+    for (const double of_row : t) {
+      for (const double value : y) d_W.push_back(of_row * value);
+    }
+    return d_W;
+  }
+
+  // Errors of the gradient of W y, of which `terms` roots are summed up after it.
+  Doubles ProductGradientErrors(const Doubles& x, const Doubles& errors,
+                                const Doubles& magnitudes, bool of_key,
+                                double terms) const {
+    const Doubles y = Scaled(x, of_key), p = Products(y), phi = Map(x, of_key);
+    const Doubles deviation = Deviation(x, of_key), of_products = ProductErrors(y);
+    const double later = e_.chain * terms + e_.base;
+    Doubles t;
+    for (size_t j = 0; j < phi.size(); ++j) {
+      if (relu_) {  // which side of 0 a product lies on may be wrong
+        const bool either = std::abs(p[j]) <= of_products[j] + e_.base * 1e-3;
+        t.push_back(either     ? magnitudes[j]
+                    : p[j] > 0 ? errors[j] + later * magnitudes[j]
+                               : 0);
+        continue;
+      }
+      t.push_back(phi[j] * (errors[j] + later * magnitudes[j]) +
+                  deviation[j] * magnitudes[j]);
+    }
+    return t;
+  }
+
+  const recurrent::Inputs in_;
+  const bool relu_;
+  const double floor_;
+  const bool causal_;
+  const size_t K_;
+  const Epsilon e_;
+  double factor_, query_factor_, root_, tokens_ = 0;
+  std::vector<Doubles> W_;
+  double initial_ = -std::numeric_limits<double>::infinity(), max_ = initial_;
+  double max_error_ = 0, changes_ = 0;
+};
+
+}  // namespace
+
+ReferenceMath Math(const Inputs& in, const Options& options) {
+  ReferenceMath math;
+  math.of_head = [in, options](const ReferencePlace& place) {
+    Maps maps(in, options);
+    maps.Look(place);
+    ReferenceMath own;
+    own.causal = options.causal;
+    own.normalize = true;
+    maps.SetStates(own);
+    own.feature = [maps](const Doubles& x) { return maps.Map(x, false); };
+    own.key_feature = [maps](const Doubles& x) { return maps.Map(x, true); };
+    own.feature_backward = [maps](const Doubles& x, const Doubles& dy) {
+      return maps.Backward(x, dy, false);
+    };
+    own.key_feature_backward = [maps](const Doubles& x, const Doubles& dy) {
+      return maps.Backward(x, dy, true);
+    };
+    own.d_projection = [maps](const Doubles& x, const Doubles& dy, bool of_key) {
+      return maps.OfProjection(x, dy, of_key);
+    };
+    own.feature_deviation = [maps](const Doubles& x, bool of_key) {
+      return maps.Deviation(x, of_key);
+    };
+    own.feature_errors = [maps](const Doubles& x, const Doubles& errors,
+                                const Doubles& magnitudes, bool of_key) {
+      return maps.BackwardErrors(x, errors, magnitudes, of_key);
+    };
+    own.d_projection_errors = [maps](const Doubles& x, const Doubles& errors,
+                                     const Doubles& magnitudes, bool of_key) {
+      return maps.ProjectionErrors(x, errors, magnitudes, of_key);
+    };
+    return own;
+  };
+  return math;
+}
+
+void Reference(const Inputs& in, const Options& options, const Outputs& out) {
+  recurrent::Reference(in, options, Math(in, options), out);
+}
+
+void BackwardReference(const BackwardInputs& in, const Options& options,
+                       const Gradients& out) {
+  recurrent::BackwardReference(in, options, Math(in, options), out);
+}
+
+}  // namespace heed::performer
