@@ -45,7 +45,7 @@ std::vector<std::string> DriftVariants(const OpEntry& op) {
     return std::find(words.begin(), words.end(), word) != words.end();
   };
   if (!has(op.passes, "step")) return {};
-  std::vector<std::string> variants = {""};
+  std::vector<std::string> variants = {has(op.variants, "causal") ? "causal" : ""};
   for (const char* word : {"strong", "vanishing"}) {
     if (has(op.variants, word)) variants.emplace_back(word);
   }

@@ -22,8 +22,8 @@ std::vector<double> Drift(Context& ctx, const OpEntry& op,
                           const std::string& variant, int64_t channels,
                           std::span<const int64_t> ends);
 
-// The variants of `op` whose errors might drift: "", and "strong" and
-// "vanishing" decays where it has them. Empty for mechanisms without a step.
+// The variants of `op` whose errors might drift: "", or "causal" where that is one, and
+// "strong" and "vanishing" decays where it has them. Empty for mechanisms without a step.
 std::vector<std::string> DriftVariants(const OpEntry& op);
 
 }  // namespace heed

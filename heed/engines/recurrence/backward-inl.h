@@ -120,7 +120,7 @@ class BackwardHead : HeadGradients<T> {
       if (gated_) {
         KeyTables();
         Product<T> x = {nullptr, b_.v, value_row_, b_.write, nullptr, row_};
-        x.decay = b_.tile_decay;
+        x.decay = b_.rows.tile_decay;
         x.decay_stride = row_;
         RowPrefetch prefetch;
         Strips<Decay::kLanes, false>(d_, x, kBlock, false, shape.rows, shape.begin,
@@ -138,10 +138,10 @@ class BackwardHead : HeadGradients<T> {
       const size_t begin = tile * kTile, at = begin * row_;
       if (scalar_) {
         TileKeyTables<kTile, true>(d_, b_.rows.k + at, b_.rows.decay + begin, row_,
-                                   b_.write + at, b_.tile_decay + tile * row_);
+                                   b_.write + at, b_.rows.tile_decay + tile * row_);
       } else {
         TileKeyTables<kTile, false>(d_, b_.rows.k + at, b_.rows.decay + at, row_,
-                                    b_.write + at, b_.tile_decay + tile * row_);
+                                    b_.write + at, b_.rows.tile_decay + tile * row_);
       }
     }
   }
@@ -160,7 +160,7 @@ class BackwardHead : HeadGradients<T> {
     RowPrefetch prefetch = EarlierRows(block);
     if (p_.normalize) Normalize(block, n);
     if (gated_) {
-      const Tables<T> tables = {b_.read, b_.write, b_.tile_decay, b_.pairs,
+      const Tables<T> tables = {b_.read, b_.write, b_.rows.tile_decay, b_.pairs,
                                 b_.pairs_against_time};
       if (scalar_) {
         BlockTables<true>(d_, b_.rows.q, b_.rows.k, b_.rows.decay, n, row_, tables);
@@ -173,7 +173,7 @@ class BackwardHead : HeadGradients<T> {
 
     // u = S d_o, forward in time.
     Product<T> x = {b_.d_o, b_.v, value_row_, write, b_.dq, row_};
-    x.decay = b_.tile_decay;
+    x.decay = b_.rows.tile_decay;
     x.decay_stride = row_;
     const StateShape borders = Borders();
     T* state = b_.Border(block);
@@ -205,7 +205,7 @@ class BackwardHead : HeadGradients<T> {
 
     // D^T k, against time.
     Product<T> y = {write, read, row_, b_.d_o, b_.dv, value_row_};
-    y.decay = b_.tile_decay;
+    y.decay = b_.rows.tile_decay;
     y.decay_stride = row_;
     y.pairs = b_.pairs_against_time;
     Run<Decay::kRows>(y, n, true, by_value_, b_.d_state, prefetch);

@@ -36,7 +36,7 @@ size_t ValueRow(const Problem& p) {
 template <class T>
 struct BackwardBuffers {
   BlockRows<T> rows;
-  T *read, *write, *tile_decay, *pairs, *pairs_against_time;  // of gated recurrences
+  T *read, *write, *pairs, *pairs_against_time;  // of gated recurrences
   T* value_pairs;                                             // [tiles][TB][TB]
   T *v, *d_o, *dv;  // [kBlock][value_row]
   T *dq, *dk;       // [kBlock][row]
@@ -74,7 +74,6 @@ struct BackwardBuffers {
     rows.LayOut(p, carver);
     carver.Next(read, gated ? block * row : 0);
     carver.Next(write, gated ? block * row : 0);
-    carver.Next(tile_decay, gated ? block / tile * row : 0);
     carver.Next(pairs, gated ? block * tile : 0);
     carver.Next(pairs_against_time, gated ? block * tile : 0);
     carver.Next(value_pairs, gated ? block * tile : 0);

@@ -5,11 +5,15 @@
 // 1..n of a tile:
 //
 //   E_t = a_1 ... a_t       read = q_t .* E_t
-//   F_j = a_{j+1} ... a_n   write = k_j .* F_j       decay = E_n
+//   F_j = a_{j+1} ... a_n   write = k_j .* F_j       decay = TileDecay(E_n)
 //   pairs_tj = sum_i q_ti k_ji (a_{j+1} ... a_t)_i,  j <= t
 //
 // Products of at most four factors <= 1 and nothing divided: no decay over- or
 // underflows on the way (exp(-G) of a cumulative decay G does).
+//
+// A state S is multiplied by T / 4 such decays. Where all are equal and near 1, each is
+// rounded alike, and what is written early drifts by T / 8 roundings. E - 1 is known to a
+// rounding of itself: S + (E - 1) S is off by a rounding of S, of either sign.
 #if defined(HEED_ENGINES_RECURRENCE_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_BLOCK_INL_H_
 #undef HEED_ENGINES_RECURRENCE_BLOCK_INL_H_
@@ -228,19 +232,61 @@ HWY_INLINE void StoreNormalizer(const T* z, const States& states, int64_t sequen
   }
 }
 
-// exp(min(log decay, 0)) of n tokens, rows of `row` elements; NaN stays.
+// a = exp(min(log decay, 0)) of n tokens, rows of `row` elements, in place, and the product
+// of a tile's minus 1 into rows of `less_one`; NaN stays.
 template <class D, class T = hn::TFromD<D>>
-HWY_INLINE void ExpDecays(D d, T* log_decay, size_t n, size_t row) {
-  constexpr size_t N = hn::MaxLanes(D());
+HWY_INLINE void ExpDecays(D d, T* log_decay, size_t n, size_t row, T* less_one) {
   const auto zero = hn::Zero(d);
-  for (size_t i = 0; i < n * row; i += N) {
-    const auto g = hn::Load(d, log_decay + i);
-    hn::Store(hs::Exp(d, hn::IfThenElse(hn::Gt(g, zero), zero, g)), d, log_decay + i);
+  for (size_t begin = 0; begin < n; begin += kTile, less_one += row) {
+    const size_t end = HWY_MIN(begin + kTile, n);
+    for (size_t i = 0; i < row; i += hn::MaxLanes(D())) {
+      auto sum = zero;
+      for (size_t t = begin; t < end; ++t) {
+        auto g = hn::Load(d, log_decay + t * row + i);
+        g = hn::IfThenElse(hn::Gt(g, zero), zero, g);
+        sum = hn::Add(sum, g);
+        hn::Store(hs::Exp(d, g), d, log_decay + t * row + i);
+      }
+      hn::Store(hs::Expm1(d, sum), d, less_one + i);
+    }
   }
 }
 
+// The same of one number per token, for a block that ends with zeros.
+template <class D, class T = hn::TFromD<D>>
+HWY_INLINE void ExpScalarDecays(D d, T* log_decay, size_t n, size_t row, T* less_one) {
+  constexpr size_t N = hn::MaxLanes(D());
+  constexpr size_t kTiles = kBlock / kTile;
+  HWY_ALIGN T sums[HWY_MAX(kTiles, N)] = {};
+  for (size_t t = 0; t < kBlock; ++t) {
+    if (log_decay[t] > 0) log_decay[t] = 0;
+    sums[t / kTile] += log_decay[t];
+  }
+  for (size_t i = 0; i < kBlock; i += N) {
+    hn::Store(hs::Exp(d, hn::Load(d, log_decay + i)), d, log_decay + i);
+  }
+  for (size_t i = 0; i < kTiles; i += N) {
+    hn::Store(hs::Expm1(d, hn::Load(d, sums + i)), d, sums + i);
+  }
+  for (size_t tile = 0; tile * kTile < n; ++tile) {
+    for (size_t i = 0; i < row; i += N) {
+      hn::Store(hn::Set(d, sums[tile]), d, less_one + tile * row + i);
+    }
+  }
+}
+
+// The decay E of a tile as a product takes it: E - 1 where E is near 1, to a rounding of
+// that and not of 1, else E.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V TileDecay(D d, V decay, V less_one) {
+  const auto near = hn::And(hn::Ge(decay, hn::Set(d, hn::TFromD<D>{0.5})),
+                            hn::Lt(less_one, hn::Zero(d)));
+  return hn::IfThenElse(near, less_one, decay);
+}
+
 // The tables of one tile of TB tokens. `decay` has rows of decay_row elements, or with
-// kScalar one element per token. q and read may be the same memory, k and write too.
+// kScalar one element per token; `tile_decay` comes with E - 1. q and read may be the same
+// memory, k and write too.
 template <int TB, bool kScalar, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void TileTables(D d, const T* q, const T* k, const T* decay, size_t row,
                            T* read, T* write, T* tile_decay, T* pairs,
@@ -274,7 +320,7 @@ HWY_INLINE void TileTables(D d, const T* q, const T* k, const T* decay, size_t r
     for (int j = 0; j < TB; ++j) {
       hn::Store(decayed[j], d, write + static_cast<size_t>(j) * row + i);
     }
-    hn::Store(from_begin, d, tile_decay + i);
+    hn::Store(TileDecay(d, from_begin, hn::Load(d, tile_decay + i)), d, tile_decay + i);
   }
   HWY_UNROLL(4)
   for (int t = 0; t < TB; ++t) {
@@ -309,7 +355,7 @@ HWY_INLINE void TileKeyTables(D d, const T* k, const T* decay, size_t row, T* wr
     for (int j = 0; j < TB; ++j) {
       hn::Store(decayed[j], d, write + static_cast<size_t>(j) * row + i);
     }
-    hn::Store(from_begin, d, tile_decay + i);
+    hn::Store(TileDecay(d, from_begin, hn::Load(d, tile_decay + i)), d, tile_decay + i);
   }
 }
 

@@ -41,7 +41,7 @@ template <class T>
 struct ForwardBuffers {
   BlockRows<T> rows;
   T *v, *o, *gate;  // [kBlock][padded V]
-  T *tile_decay, *pairs;
+  T* pairs;
   T* denominators;  // [kBlock]
   T *state, *z;
 
@@ -62,7 +62,6 @@ struct ForwardBuffers {
     carver.Next(v, block * value_row);
     carver.Next(o, block * value_row);
     carver.Next(gate, p.output_gate.data == nullptr ? 0 : block * value_row);
-    carver.Next(tile_decay, gated ? block / tile * row : 0);
     carver.Next(pairs, gated ? block * tile : 0);
     carver.Next(denominators, block);
     carver.Next(state, p.features() * value_row);
@@ -132,13 +131,13 @@ class ForwardHead {
       Strips<Decay::kNone>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end,
                            b_.state, prefetch);
     } else {
-      const Tables<T> tables = {rows.q, rows.k, b_.tile_decay, b_.pairs};
+      const Tables<T> tables = {rows.q, rows.k, rows.tile_decay, b_.pairs};
       if (scalar) {
         BlockTables<true>(d_, rows.q, rows.k, rows.decay, n, row_, tables);
       } else {
         BlockTables<false>(d_, rows.q, rows.k, rows.decay, n, row_, tables);
       }
-      x.decay = b_.tile_decay;
+      x.decay = rows.tile_decay;
       x.decay_stride = row_;
       x.pairs = b_.pairs;
       Strips<Decay::kRows>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end,

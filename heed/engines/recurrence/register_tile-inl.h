@@ -43,8 +43,9 @@ struct Product {
   const T* lanes;  // w_t
   T* out;
   size_t lane_stride;
-  // Per tile of kTileTokens: the decay over it, and under Decay::kRows the products of
-  // its tokens with each other, [TB][TB] in the order of processing.
+  // Per tile of kTileTokens: the decay E over it, as E, or as E - 1 < 0 (TileDecay()), and
+  // under Decay::kRows the products of its tokens with each other, [TB][TB] in the order
+  // of processing.
   const T* decay = nullptr;
   size_t decay_stride = 0;
   const T* pairs = nullptr;
@@ -72,9 +73,11 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
   const ptrdiff_t row = step * static_cast<ptrdiff_t>(x.row_stride);
   const ptrdiff_t lane_row = step * static_cast<ptrdiff_t>(x.lane_stride);
   V sum[TB][C], lanes[TB][C], decay[C];
+  hn::Mask<D> less_one[C];  // `decay` is E - 1
   HWY_UNROLL(16)
   for (int c = 0; c < C; ++c) {
     decay[c] = kDecay == Decay::kLanes ? hn::Load(d, x.decay + c * N) : hn::Zero(d);
+    less_one[c] = hn::Lt(decay[c], hn::Zero(d));
     HWY_UNROLL(16)
     for (int t = 0; t < TB; ++t) {
       sum[t][c] = hn::Zero(d);
@@ -95,10 +98,17 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
         HWY_UNROLL(16)
         for (int c = 0; c < C; ++c) sum[t][c] = hn::MulAdd(a, s[c], sum[t][c]);
       }
-      const V of_row = kDecay == Decay::kRows ? hn::Set(d, x.decay[r]) : hn::Zero(d);
-      HWY_UNROLL(16)
-      for (int c = 0; c < C; ++c) {
-        s[c] = hn::Mul(kDecay == Decay::kRows ? of_row : decay[c], s[c]);
+      if constexpr (kDecay == Decay::kLanes) {
+        HWY_UNROLL(16)
+        for (int c = 0; c < C; ++c) {
+          s[c] = hn::MulAdd(decay[c], s[c], hn::IfThenElseZero(less_one[c], s[c]));
+        }
+      } else if (const V of_row = hn::Set(d, x.decay[r]); x.decay[r] < 0) {
+        HWY_UNROLL(16)
+        for (int c = 0; c < C; ++c) s[c] = hn::MulAdd(of_row, s[c], s[c]);
+      } else {
+        HWY_UNROLL(16)
+        for (int c = 0; c < C; ++c) s[c] = hn::Mul(of_row, s[c]);
       }
     }
     HWY_UNROLL(16)

@@ -32,6 +32,7 @@ struct BlockRows {
   T *q, *k;    // [kBlock][row]: scale phi(q), phi(k)
   T* raw;      // [padded key_size], of one row; of random features, of all
   T* decay;    // [kBlock][row] or [kBlock]
+  T* tile_decay;  // [tiles][row], as tables take it
   // [row], of Feature::kSoftmaxOfTokens; `max` is one number m of kRandomExp.
   T *max, *inverse_sum;
   T* projection;  // of random features: W^T packed; null for one token
@@ -46,6 +47,7 @@ struct BlockRows {
     carver.Next(decay, p.gate == Gate::kNone     ? 0
                        : p.gate == Gate::kScalar ? kBlockTokens
                                                  : block * row);
+    carver.Next(tile_decay, p.gate == Gate::kNone ? 0 : kBlockTokens / kTileTokens * row);
     const int64_t columns = p.key_feature == Feature::kSoftmaxOfTokens ? row : 0;
     carver.Next(max, random ? 1 : columns);
     carver.Next(inverse_sum, columns);
@@ -68,10 +70,9 @@ class RowReader {
   HWY_NOINLINE HWY_ATTR void Begin() const {
     if (!IsRandom(p_.feature)) return;
     if (rows_.projection != nullptr) PackTransposed(p_, rows_.raw, rows_.projection);
-    *rows_.max = p_.initial_m.data == nullptr
-                     ? p_.feature == Feature::kRandomRelu
-                           ? 0
-                           : -std::numeric_limits<T>::infinity()
+    *rows_.max = p_.feature == Feature::kRandomRelu ? 0
+                 : p_.initial_m.data == nullptr
+                     ? -std::numeric_limits<T>::infinity()
                      : *StateAt<T>(p_.initial_m, s_.state, value_head_);
   }
   // After them.
@@ -189,13 +190,16 @@ class RowReader {
                        size_t n, T* to) const {
     const size_t raw_row = Padded<T>(p_.key_size);
     Project(from, inner_scale, first, n, to);
+    if (keys && p_.running_max()) {
+      std::memset(rows_.tile_decay, 0, kBlock / kTile * row_ * sizeof(T));
+    }
     for (size_t t = 0; t < n; ++t, to += row_) {
       if (p_.feature == Feature::kRandomRelu) {
         ReluFeatures(to, num_features());
         continue;
       }
       T shift = keys && !p_.causal ? *rows_.max : Largest(to, num_features());
-      if (keys && p_.causal) {
+      if (keys && p_.causal) {  // most decays are 1
         const T before = *rows_.max;
         shift = std::max(shift, before);
         rows_.decay[t] = ExpOf(before - shift);
@@ -251,11 +255,11 @@ class RowReader {
       std::memset(rows_.decay, 0, kBlock * sizeof(T));
       LoadRows(d, p_.log_decay, s_, value_head_, first, n, 1, rows_.k, hn::MaxLanes(d));
       for (size_t t = 0; t < n; ++t) rows_.decay[t] = rows_.k[t * hn::MaxLanes(d)];
-      return ExpDecays(d, rows_.decay, 1, kBlock);
+      return ExpScalarDecays(d, rows_.decay, n, row_, rows_.tile_decay);
     }
     LoadRows(d, p_.log_decay, s_, value_head_, first, n, size_, rows_.decay, row_);
     if (p_.complement_keys) Complements(n);
-    ExpDecays(d, rows_.decay, n, row_);
+    ExpDecays(d, rows_.decay, n, row_, rows_.tile_decay);
   }
 
   // k = 1 - exp(g), without cancellation.

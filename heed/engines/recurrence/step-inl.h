@@ -55,16 +55,17 @@ struct StepBuffers {
 // Rows [r, r + R) of a state whose rows are `stride` apart:
 // s = a .* s + k v^T, o += q s.
 template <int R, bool kGated, class D, class T = hn::TFromD<D>>
-HWY_INLINE void StepRows(D d, const T* q, const T* k, const T* a, bool scalar,
-                         const T* HWY_RESTRICT v, size_t begin, size_t end, int64_t stride,
+HWY_INLINE void StepRows(D d, const T* q, const T* k, const T* a, const T* HWY_RESTRICT v, size_t begin, size_t end, int64_t stride,
                          T* HWY_RESTRICT state, T* HWY_RESTRICT o) {
   constexpr size_t N = hn::MaxLanes(D());
   hn::Vec<D> query[R], key[R], decay[R];
+  hn::Mask<D> less_one[R];
   HWY_UNROLL(8)
   for (int r = 0; r < R; ++r) {
     query[r] = hn::Set(d, q[r]);
     key[r] = hn::Set(d, k[r]);
-    decay[r] = kGated ? hn::Set(d, a[scalar ? 0 : r]) : hn::Zero(d);
+    decay[r] = kGated ? hn::Set(d, a[r]) : hn::Zero(d);
+    less_one[r] = hn::Lt(decay[r], hn::Zero(d));
   }
   const auto columns = [&](size_t c, auto load, auto store) HWY_ATTR {
     const auto value = hn::Load(d, v + c);
@@ -73,7 +74,9 @@ HWY_INLINE void StepRows(D d, const T* q, const T* k, const T* a, bool scalar,
     for (int r = 0; r < R; ++r) {
       T* at = state + r * stride + static_cast<int64_t>(c);
       auto s = load(at);
-      if constexpr (kGated) s = hn::Mul(decay[r], s);
+      if constexpr (kGated) {
+        s = hn::MulAdd(decay[r], s, hn::IfThenElseZero(less_one[r], s));
+      }
       s = hn::MulAdd(key[r], value, s);
       store(s, at);
       sum = hn::MulAdd(query[r], s, sum);
@@ -94,7 +97,7 @@ HWY_INLINE void StepRows(D d, const T* q, const T* k, const T* a, bool scalar,
 // The same of a state whose rows are values: rows [r, r + R), o[r] = sum of q .* s.
 template <int R, bool kGated, class D, class T = hn::TFromD<D>>
 HWY_INLINE void StepTransposed(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
-                               const T* HWY_RESTRICT a, bool scalar, const T* v,
+                               const T* HWY_RESTRICT a, const T* v,
                                size_t features, int64_t stride, T* HWY_RESTRICT state,
                                T* o) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -106,14 +109,15 @@ HWY_INLINE void StepTransposed(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRI
   }
   const auto columns = [&](size_t c, auto load, auto store) HWY_ATTR {
     const auto query = hn::Load(d, q + c), key = hn::Load(d, k + c);
-    const auto decay = !kGated  ? hn::Zero(d)
-                       : scalar ? hn::Set(d, a[0])
-                                : hn::Load(d, a + c);
+    const auto decay = kGated ? hn::Load(d, a + c) : hn::Zero(d);
+    const auto less_one = hn::Lt(decay, hn::Zero(d));
     HWY_UNROLL(8)
     for (int r = 0; r < R; ++r) {
       T* at = state + r * stride + static_cast<int64_t>(c);
       auto s = load(at);
-      if constexpr (kGated) s = hn::Mul(decay, s);
+      if constexpr (kGated) {
+        s = hn::MulAdd(decay, s, hn::IfThenElseZero(less_one, s));
+      }
       s = hn::MulAdd(key, value[r], s);
       store(s, at);
       sum[r] = hn::MulAdd(query, s, sum[r]);
@@ -153,20 +157,25 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task,
   const size_t end = std::min(FirstColumn(task.part + 1, task.parts, value_row), values);
   const bool gated = p.gate != Gate::kNone, scalar = p.gate == Gate::kScalar;
 
+  for (size_t i = 0; gated && i < Padded<T>(p.features()); i += hn::MaxLanes(d)) {
+    const auto decay =
+        scalar ? hn::Set(d, b.rows.decay[0]) : hn::Load(d, b.rows.decay + i);
+    T* of_tile = b.rows.tile_decay + i;  // a token is a tile of its own
+    hn::Store(TileDecay(d, decay, hn::Load(d, of_tile)), d, of_tile);
+  }
   T* state = StateAt<T>(p.final, s.state, head);
   const auto step = [&](auto is_gated) HWY_ATTR {
     constexpr bool kGated = is_gated.value;
     if (p.final.value_stride == 1 || values == 1) {
       hs::ForTiles<kRows>(0, features, [&](auto rows, size_t r) HWY_ATTR {
         StepRows<rows.value, kGated>(
-            d, b.rows.q + r, b.rows.k + r, scalar ? b.rows.decay : b.rows.decay + r, scalar,
-            b.v, begin, end, p.final.key_stride,
+            d, b.rows.q + r, b.rows.k + r, b.rows.tile_decay + r, b.v, begin, end, p.final.key_stride,
             state + static_cast<int64_t>(r) * p.final.key_stride, b.o);
       });
     } else {
       hs::ForTiles<kRows>(begin, end, [&](auto rows, size_t r) HWY_ATTR {
         StepTransposed<rows.value, kGated>(
-            d, b.rows.q, b.rows.k, b.rows.decay, scalar, b.v + r, features,
+            d, b.rows.q, b.rows.k, b.rows.tile_decay, b.v + r, features,
             p.final.value_stride, state + static_cast<int64_t>(r) * p.final.value_stride,
             b.o + r);
       });

@@ -39,10 +39,10 @@ class Maps {
   // Of the keys of a head: their largest product with W, and how far it may be off.
   void Look(const ReferencePlace& place) {
     tokens_ = static_cast<double>(place.tokens.size());
+    if (relu_) return;
     if (causal_ && in_.initial.m.present()) {
       initial_ = max_ = At(in_.initial.m, {place.sequence, place.head});
     }
-    if (relu_) return;
     for (const int64_t t : place.tokens) {
       Doubles k;
       for (int64_t i = 0; i < in_.k.size(3); ++i) {
@@ -123,9 +123,8 @@ class Maps {
   }
 
   void SetStates(ReferenceMath& math) const {
-    if (!causal_) return;
-    math.final_m = relu_ ? Finite(max_) : max_;
-    if (relu_) return;
+    if (relu_ || !causal_) return;
+    math.final_m = max_;
     // Relative to nothing before the first token, a state is as if it were 0.
     math.initial_factor = std::isfinite(max_) ? std::exp(initial_) : 1;
     if (std::isfinite(max_)) math.final_factor = std::exp(-max_);
