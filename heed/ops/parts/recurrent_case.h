@@ -36,6 +36,43 @@ struct Mechanism {
   std::function<Explanation(const Context&, const Inputs&, const Options&)> explain = {};
 };
 
+// One whose functions take options of its own kind: with these.
+template <class Own>
+struct OwnFunctions {
+  void (*forward)(Context&, const Inputs&, const Own&, const Outputs&);
+  void (*backward)(Context&, const BackwardInputs&, const Own&, const Gradients&);
+  void (*reference)(const Inputs&, const Own&, const Outputs&);
+  void (*backward_reference)(const BackwardInputs&, const Own&, const Gradients&);
+  void (*step)(Context&, const StepInputs&, const Own&, const State&, const TensorView&);
+  ReferenceMath (*math)(const Inputs&, const Own&);
+};
+template <class Own>
+Mechanism Bound(const char* name, const Definition& definition, const Own& own,
+                const OwnFunctions<Own>& f) {
+  Mechanism m;
+  m.name = name;
+  m.definition = definition;
+  m.forward = [=](Context& ctx, const Inputs& in, const Options& options,
+                  const Outputs& out) { f.forward(ctx, in, With(own, options), out); };
+  m.backward = [=](Context& ctx, const BackwardInputs& in, const Options& options,
+                   const Gradients& out) { f.backward(ctx, in, With(own, options), out); };
+  m.reference = [=](const Inputs& in, const Options& options, const Outputs& out) {
+    f.reference(in, With(own, options), out);
+  };
+  m.backward_reference = [=](const BackwardInputs& in, const Options& options,
+                             const Gradients& out) {
+    f.backward_reference(in, With(own, options), out);
+  };
+  m.step = [=](Context& ctx, const StepInputs& in, const Options& options,
+               const State& state, const TensorView& o) {
+    f.step(ctx, in, With(own, options), state, o);
+  };
+  m.math = [=](const Inputs& in, const Options& options) {
+    return f.math(in, With(own, options));
+  };
+  return m;
+}
+
 // Variants that every one of them has.
 inline const std::vector<std::string> kVariants = {"state", "lengths=62", "reverse"};
 

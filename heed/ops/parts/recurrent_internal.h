@@ -18,6 +18,13 @@
 
 namespace heed::recurrent {
 
+// A mechanism's own options with those of a call that every mechanism has.
+template <class Own>
+Own With(Own own, const Options& common) {
+  static_cast<Options&>(own) = common;
+  return own;
+}
+
 enum class DecayShape {
   kNone,
   kHead,   // [HV]

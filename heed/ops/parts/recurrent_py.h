@@ -15,6 +15,7 @@
 
 #include "heed/core/context.h"
 #include "heed/ops/parts/recurrent.h"
+#include "heed/ops/parts/recurrent_internal.h"
 
 namespace heed::recurrent {
 
@@ -55,6 +56,31 @@ struct Functions {
   bool normalizer = false;   // the state is a named tuple: (S, z), with a projection (S, z, m)
   bool value_first = false;  // the state is [B, HV, V, K]
 };
+
+// The same of functions that take options of their own kind, with these.
+template <class Own>
+struct OwnFunctions {
+  void (*forward)(Context&, const Inputs&, const Own&, const Outputs&);
+  void (*backward)(Context&, const BackwardInputs&, const Own&, const Gradients&);
+  void (*step)(Context&, const StepInputs&, const Own&, const State&, const TensorView&);
+  Explanation (*explain)(const Context&, const Inputs&, const Own&);
+};
+template <class Own>
+Functions FunctionsOf(const Own& own, const OwnFunctions<Own>& f) {
+  return {.forward = [=](Context& ctx, const Inputs& in, const Options& options,
+                         const Outputs& out) { f.forward(ctx, in, With(own, options), out); },
+          .backward = [=](Context& ctx, const BackwardInputs& in, const Options& options,
+                          const Gradients& out) {
+            f.backward(ctx, in, With(own, options), out);
+          },
+          .step = [=](Context& ctx, const StepInputs& in, const Options& options,
+                      const State& state, const TensorView& o) {
+            f.step(ctx, in, With(own, options), state, o);
+          },
+          .explain = [=](const Context& ctx, const Inputs& in, const Options& options) {
+            return f.explain(ctx, in, With(own, options));
+          }};
+}
 
 // An input tensor and its part in the recurrence: "q", "k", "v" and "log_decay" have theirs
 // by name. Others have rows, are lists (constants of heads, numbers of tokens), or bool,

@@ -20,34 +20,10 @@ constexpr struct {
              {"identity", FeatureMap::kIdentity},
              {"softmax", FeatureMap::kSoftmax}};
 
-// The mechanism with options of its own bound; those of every mechanism come with a call.
 recurrent::Mechanism Bound(const Options& own) {
-  const auto with = [own](const recurrent::Options& common) {
-    Options options = own;
-    static_cast<recurrent::Options&>(options) = common;
-    return options;
-  };
-  recurrent::Mechanism m;
-  m.name = "linear_attention";
-  m.definition = DefinitionOf(own);
-  m.forward = [with](Context& ctx, const Inputs& in, const recurrent::Options& options,
-                     const Outputs& out) { Forward(ctx, in, with(options), out); };
-  m.backward = [with](Context& ctx, const BackwardInputs& in,
-                      const recurrent::Options& options,
-                      const Gradients& out) { Backward(ctx, in, with(options), out); };
-  m.reference = [with](const Inputs& in, const recurrent::Options& options,
-                       const Outputs& out) { Reference(in, with(options), out); };
-  m.backward_reference = [with](const BackwardInputs& in,
-                                const recurrent::Options& options, const Gradients& out) {
-    BackwardReference(in, with(options), out);
-  };
-  m.step = [with](Context& ctx, const StepInputs& in, const recurrent::Options& options,
-                  const State& state, const TensorView& o) {
-    Step(ctx, in, with(options), state, o);
-  };
-  m.math = [with](const Inputs&, const recurrent::Options& options) {
-    return Math(with(options));
-  };
+  recurrent::Mechanism m = recurrent::Bound<Options>(
+      "linear_attention", DefinitionOf(own), own,
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Math});
   for (const auto& [name, map] : kMaps) {
     if (map == own.feature_map) m.options = std::string(" ") + name;
   }

@@ -10,7 +10,7 @@ namespace heed::linear_attention {
 
 recurrent::Definition DefinitionOf(const Options& options);
 
-recurrent::ReferenceMath Math(const Options& options);
+recurrent::ReferenceMath Math(const Inputs& in, const Options& options);
 
 }  // namespace heed::linear_attention
 

@@ -30,22 +30,10 @@ recurrent::Functions BindSettings(const recurrent::Settings& settings) {
   own.causal = std::get<bool>(settings.at("causal"));
   own.normalize = std::get<bool>(settings.at("normalize"));
   own.eps = std::get<double>(settings.at("eps"));
-  const auto with = [own](const recurrent::Options& common) {
-    Options options = own;
-    static_cast<recurrent::Options&>(options) = common;
-    return options;
-  };
-  using Common = recurrent::Options;
-  return {.forward = [with](Context& ctx, const Inputs& in, const Common& options,
-                            const Outputs& out) { Forward(ctx, in, with(options), out); },
-          .backward = [with](Context& ctx, const BackwardInputs& in, const Common& options,
-                             const Gradients& out) { Backward(ctx, in, with(options), out); },
-          .step = [with](Context& ctx, const StepInputs& in, const Common& options,
-                         const State& state,
-                         const TensorView& o) { Step(ctx, in, with(options), state, o); },
-          .explain = [with](const Context& ctx, const Inputs& in,
-                            const Common& options) { return Explain(ctx, in, with(options)); },
-          .normalizer = own.normalize};
+  recurrent::Functions functions =
+      recurrent::FunctionsOf<Options>(own, {&Forward, &Backward, &Step, &Explain});
+  functions.normalizer = own.normalize;
+  return functions;
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ Doubles SoftmaxOf(const Doubles& x) {
 
 }  // namespace
 
-recurrent::ReferenceMath Math(const Options& options) {
+recurrent::ReferenceMath Math(const Inputs& /*in*/, const Options& options) {
   const FeatureMap map = options.feature_map;
   recurrent::ReferenceMath math;
   math.scale = options.scale.value_or(1);
@@ -76,12 +76,12 @@ recurrent::ReferenceMath Math(const Options& options) {
 }
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::Reference(in, options, Math(options), out);
+  recurrent::Reference(in, options, Math(in, options), out);
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options,
                        const Gradients& out) {
-  recurrent::BackwardReference(in, options, Math(options), out);
+  recurrent::BackwardReference(in, options, Math(in, options), out);
 }
 
 }  // namespace heed::linear_attention
