@@ -1,0 +1,103 @@
+// What recurrent mechanisms reserve: within their headers' formulas, and as much as a process
+// grows by.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "heed/core/os.h"
+#include "tests/recurrent_call.h"
+
+namespace heed::recurrent {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(
+    AllOps, Recurrent,
+    testing::ValuesIn(Parameters([](const Parameter& p) { return p.dtype != DType::kF16; })),
+    ParameterName);
+
+int64_t Whole(int64_t channels) { return (channels + 15) / 16 * 16; }
+
+// Equations of the headers, of mechanisms without a normaliser. E bytes per element, rows of
+// 64 tokens by what a gate makes of them.
+struct Formula {
+  int64_t forward, backward;
+};
+Formula FormulaOf(const Call& call, int64_t threads) {
+  const Definition& d = call.m->definition;
+  const auto& q = call.Input("q").view();
+  const auto& v = call.Input(d.value_name).view();
+  const int64_t E = q.dtype() == DType::kF64 ? 8 : 4;
+  const int64_t B = q.size(0), T = q.size(1), H = q.size(2), HV = v.size(2);
+  const int64_t K = Whole(recurrence::FeatureSize(d.feature, q.size(3)));
+  const int64_t V = Whole(v.size(3) + 1);
+  const int64_t gate = d.decay == DecayShape::kNone ? 0 : d.decay == DecayShape::kKey ? 2 : 1;
+  const int64_t backward_rows = d.decay == DecayShape::kNone ? 5 : 6 + gate;
+  const int64_t few = 12 << 10;
+  const int64_t blocks = (T + 63) / 64;
+  const bool scalar = gate == 1;
+  return {threads * (E * (K * V + 64 * ((2 + gate) * K + 2 * V)) + few),
+          threads * (E * (blocks * K * V + 2 * K * V + 64 * (backward_rows * K + 3 * V)) + few) +
+              (HV > H ? 2 * E * B * T * H * K : 0) +
+              (scalar ? E * B * T * HV * ((K + 31) / 32) : 0) + few};
+}
+
+int64_t BackwardBytes(const Context& ctx, const Call& call) {
+  return BackwardWorkspace("test", ctx, call.m->definition, call.Views(), call.options);
+}
+
+TEST_P(Recurrent, MemoryIsWithinItsFormula) {
+  for (const int threads : {1, 4}) {
+    for (const int64_t T : {64, 1000}) {
+      for (const int64_t group : {1, 3}) {
+        const Call call = Make(2, T, 2, group, 24, 40);
+        const Context ctx(threads);
+        const Formula most = FormulaOf(call, threads);
+        const int64_t forward =
+            Workspace("test", ctx, call.m->definition, call.Views(), call.options);
+        EXPECT_LE(forward, most.forward);
+        EXPECT_GT(forward, most.forward / 2 - threads * (12 << 10));
+        EXPECT_LE(BackwardBytes(ctx, call), most.backward);
+      }
+    }
+  }
+}
+
+// In a process of its own, as the peak of this one has been reached by others.
+void Measure(const Call& call) {
+  {
+    Context warm(1);
+    Call small(*call.m, call.Input("q").view().dtype(), 1, 70, 1, 1, 8, 8, 1);
+    small.Both(warm);
+  }
+  const int64_t before = os::PeakResidentBytes();
+  Context ctx(1);
+  call.Backward(ctx);
+  const int64_t grown = os::PeakResidentBytes() - before;
+  // Where pages are of 2 MiB, two areas end inside one.
+  const int64_t allowed = BackwardBytes(ctx, call) + (int64_t{4} << 20);
+  std::fprintf(stderr, "grown by %.2f MiB, allowed %.2f MiB\n",
+               static_cast<double>(grown) * 0x1p-20, static_cast<double>(allowed) * 0x1p-20);
+  std::exit(grown <= allowed ? 0 : 1);
+}
+
+class RecurrentMemory : public Recurrent {};
+
+INSTANTIATE_TEST_SUITE_P(
+    AllOps, RecurrentMemory,
+    testing::ValuesIn(Parameters([](const Parameter& p) { return p.dtype == DType::kF32; })),
+    ParameterName);
+
+TEST_P(RecurrentMemory, MeasuredStaysWithinTheWorkspace) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers keep memory of their own";
+#endif
+  const bool wide = GetParam().mechanism->definition.feature == recurrence::Feature::kTaylor;
+  const Call call = Make(1, 16384, 1, 1, wide ? 14 : 128, 128);
+  for (const Buffer& gradient : call.gradients) gradient.FillConstant(0);
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(Measure(call), testing::ExitedWithCode(0), "grown by");
+}
+
+}  // namespace
+}  // namespace heed::recurrent
