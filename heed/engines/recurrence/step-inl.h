@@ -1,8 +1,9 @@
 // One token: the state read, updated and written in place, once.
 //
 // Compiled once per SIMD target. 4 flops for 8 bytes of an f32 state: memory is the bound,
-// and kRows streams of whole rows in address order are what reaches it. Sums over rows
-// are one chain, so that an ungated step has the bits of the forward pass.
+// and one stream in address order is what reaches it (0.9 of a loop that only reads and
+// writes; four rows side by side reach 0.5). Sums over rows are one chain, so that an
+// ungated step has the bits of the forward pass.
 #if defined(HEED_ENGINES_RECURRENCE_STEP_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_STEP_INL_H_
 #undef HEED_ENGINES_RECURRENCE_STEP_INL_H_
@@ -52,95 +53,88 @@ struct StepBuffers {
   }
 };
 
-// Rows [r, r + R) of a state whose rows are `stride` apart:
-// s = a .* s + k v^T, o += q s.
-template <int R, bool kGated, class D, class T = hn::TFromD<D>>
-HWY_INLINE void StepRows(D d, const T* q, const T* k, const T* a, const T* HWY_RESTRICT v, size_t begin, size_t end, int64_t stride,
-                         T* HWY_RESTRICT state, T* HWY_RESTRICT o) {
+// What a state's vector at `at` becomes: decayed, k v^T added, stored. `decay` as TileDecay()
+// gives it.
+template <bool kGated, class D, class V = hn::Vec<D>, class T = hn::TFromD<D>>
+HWY_INLINE V StepVector(D d, V decay, V key, V value, size_t count, T* at) {
   constexpr size_t N = hn::MaxLanes(D());
-  hn::Vec<D> query[R], key[R], decay[R];
-  hn::Mask<D> less_one[R];
-  HWY_UNROLL(8)
-  for (int r = 0; r < R; ++r) {
-    query[r] = hn::Set(d, q[r]);
-    key[r] = hn::Set(d, k[r]);
-    decay[r] = kGated ? hn::Set(d, a[r]) : hn::Zero(d);
-    less_one[r] = hn::Lt(decay[r], hn::Zero(d));
+  V s = count == N ? hn::LoadU(d, at) : hn::LoadN(d, at, count);
+  if constexpr (kGated) {
+    s = hn::MulAdd(decay, s, hn::IfThenElseZero(hn::Lt(decay, hn::Zero(d)), s));
   }
-  const auto columns = [&](size_t c, auto load, auto store) HWY_ATTR {
-    const auto value = hn::Load(d, v + c);
-    auto sum = hn::Load(d, o + c);
-    HWY_UNROLL(8)
-    for (int r = 0; r < R; ++r) {
-      T* at = state + r * stride + static_cast<int64_t>(c);
-      auto s = load(at);
-      if constexpr (kGated) {
-        s = hn::MulAdd(decay[r], s, hn::IfThenElseZero(less_one[r], s));
-      }
-      s = hn::MulAdd(key[r], value, s);
-      store(s, at);
-      sum = hn::MulAdd(query[r], s, sum);
-    }
-    hn::Store(sum, d, o + c);
-  };
-  size_t c = begin;
-  for (; c + N <= end; c += N) {
-    columns(c, [d](const T* at) HWY_ATTR { return hn::LoadU(d, at); },
-            [d](auto s, T* at) HWY_ATTR { hn::StoreU(s, d, at); });
+  s = hn::MulAdd(key, value, s);
+  if (count == N) {
+    hn::StoreU(s, d, at);
+  } else {
+    hn::StoreN(s, d, at, count);
   }
-  if (c == end) return;
-  const size_t rest = end - c;
-  columns(c, [d, rest](const T* at) HWY_ATTR { return hn::LoadN(d, at, rest); },
-          [d, rest](auto s, T* at) HWY_ATTR { hn::StoreN(s, d, at, rest); });
+  return s;
 }
 
-// The same of a state whose rows are values: rows [r, r + R), o[r] = sum of q .* s.
-template <int R, bool kGated, class D, class T = hn::TFromD<D>>
-HWY_INLINE void StepTransposed(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
-                               const T* HWY_RESTRICT a, const T* v,
-                               size_t features, int64_t stride, T* HWY_RESTRICT state,
-                               T* o) {
+// C vectors of columns of a state whose rows are `stride` apart, the last of `count`
+// elements: s = a .* s + k v^T, o = q s.
+template <int C, bool kGated, class D, class T = hn::TFromD<D>>
+HWY_INLINE void StepStrip(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
+                          const T* HWY_RESTRICT a, size_t num_rows,
+                          const T* HWY_RESTRICT v, size_t count, int64_t stride,
+                          T* HWY_RESTRICT state, T* HWY_RESTRICT o) {
   constexpr size_t N = hn::MaxLanes(D());
-  hn::Vec<D> value[R], sum[R];
+  hn::Vec<D> sum[C];
   HWY_UNROLL(8)
-  for (int r = 0; r < R; ++r) {
-    value[r] = hn::Set(d, v[r]);
-    sum[r] = hn::Zero(d);
-  }
-  const auto columns = [&](size_t c, auto load, auto store) HWY_ATTR {
-    const auto query = hn::Load(d, q + c), key = hn::Load(d, k + c);
-    const auto decay = kGated ? hn::Load(d, a + c) : hn::Zero(d);
-    const auto less_one = hn::Lt(decay, hn::Zero(d));
+  for (int c = 0; c < C; ++c) sum[c] = hn::Zero(d);
+  for (size_t r = 0; r < num_rows; ++r, state += stride) {
+    const auto query = hn::Set(d, q[r]), key = hn::Set(d, k[r]);
+    const auto decay = kGated ? hn::Set(d, a[r]) : hn::Zero(d);
     HWY_UNROLL(8)
-    for (int r = 0; r < R; ++r) {
-      T* at = state + r * stride + static_cast<int64_t>(c);
-      auto s = load(at);
-      if constexpr (kGated) {
-        s = hn::MulAdd(decay, s, hn::IfThenElseZero(less_one, s));
-      }
-      s = hn::MulAdd(key, value[r], s);
-      store(s, at);
-      sum[r] = hn::MulAdd(query, s, sum[r]);
+    for (int c = 0; c < C; ++c) {
+      const auto s = StepVector<kGated>(d, decay, key, hn::Load(d, v + c * N),
+                                        C == 1 ? count : N, state + c * N);
+      sum[c] = hn::MulAdd(query, s, sum[c]);
     }
+  }
+  HWY_UNROLL(8)
+  for (int c = 0; c < C; ++c) hn::Store(sum[c], d, o + c * N);
+}
+
+// All columns [begin, end).
+template <bool kGated, class D, class T = hn::TFromD<D>>
+HWY_INLINE void StepRows(D d, const T* q, const T* k, const T* a, size_t num_rows,
+                         const T* v, size_t begin, size_t end, int64_t stride, T* state,
+                         T* o) {
+  constexpr size_t N = hn::MaxLanes(D());
+  const size_t whole = begin + (end - begin) / N * N;
+  hs::ForTiles<8>(begin / N, whole / N, [&](auto vectors, size_t i) HWY_ATTR {
+    const size_t c = i * N;
+    StepStrip<vectors.value, kGated>(d, q, k, a, num_rows, v + c, N, stride, state + c, o + c);
+  });
+  if (whole == end) return;
+  StepStrip<1, kGated>(d, q, k, a, num_rows, v + whole, end - whole, stride, state + whole,
+                       o + whole);
+}
+
+// A row of a state whose rows are values: returns the sum of q .* s.
+template <bool kGated, class D, class T = hn::TFromD<D>>
+HWY_INLINE T StepTransposed(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
+                            const T* HWY_RESTRICT a, T v, size_t features,
+                            T* HWY_RESTRICT state) {
+  constexpr size_t N = hn::MaxLanes(D());
+  const auto value = hn::Set(d, v);
+  auto sum = hn::Zero(d);
+  const auto column = [&](size_t c, size_t count) HWY_ATTR {
+    const auto decay = kGated ? hn::Load(d, a + c) : hn::Zero(d);
+    const auto s =
+        StepVector<kGated>(d, decay, hn::Load(d, k + c), value, count, state + c);
+    sum = hn::MulAdd(hn::Load(d, q + c), s, sum);
   };
   size_t c = 0;
-  for (; c + N <= features; c += N) {
-    columns(c, [d](const T* at) HWY_ATTR { return hn::LoadU(d, at); },
-            [d](auto s, T* at) HWY_ATTR { hn::StoreU(s, d, at); });
-  }
-  if (c < features) {
-    const size_t rest = features - c;
-    columns(c, [d, rest](const T* at) HWY_ATTR { return hn::LoadN(d, at, rest); },
-            [d, rest](auto s, T* at) HWY_ATTR { hn::StoreN(s, d, at, rest); });
-  }
-  HWY_UNROLL(8)
-  for (int r = 0; r < R; ++r) o[r] = hn::ReduceSum(d, sum[r]);
+  for (; c + N <= features; c += N) column(c, N);
+  if (c < features) column(c, features - c);
+  return hn::ReduceSum(d, sum);
 }
 
 template <class T>
 HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task,
                                     const StepBuffers<T>& b) {
-  constexpr int kRows = 4;
   const hn::ScalableTag<T> d;
   const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
   const int64_t head = task.head;
@@ -167,18 +161,13 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task,
   const auto step = [&](auto is_gated) HWY_ATTR {
     constexpr bool kGated = is_gated.value;
     if (p.final.value_stride == 1 || values == 1) {
-      hs::ForTiles<kRows>(0, features, [&](auto rows, size_t r) HWY_ATTR {
-        StepRows<rows.value, kGated>(
-            d, b.rows.q + r, b.rows.k + r, b.rows.tile_decay + r, b.v, begin, end, p.final.key_stride,
-            state + static_cast<int64_t>(r) * p.final.key_stride, b.o);
-      });
-    } else {
-      hs::ForTiles<kRows>(begin, end, [&](auto rows, size_t r) HWY_ATTR {
-        StepTransposed<rows.value, kGated>(
-            d, b.rows.q, b.rows.k, b.rows.tile_decay, b.v + r, features,
-            p.final.value_stride, state + static_cast<int64_t>(r) * p.final.value_stride,
-            b.o + r);
-      });
+      return StepRows<kGated>(d, b.rows.q, b.rows.k, b.rows.tile_decay, features, b.v,
+                              begin, end, p.final.key_stride, state, b.o);
+    }
+    for (size_t r = begin; r < end; ++r) {
+      b.o[r] = StepTransposed<kGated>(
+          d, b.rows.q, b.rows.k, b.rows.tile_decay, b.v[r], features,
+          state + static_cast<int64_t>(r) * p.final.value_stride);
     }
   };
   if (gated) {
@@ -189,18 +178,28 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task,
 
   T factor = 1;
   if (p.normalize) {
+    constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
     T* z = StateAt<T>(p.final_z, s.state, head);
-    T* next = b.rows.k;
-    T sum = 0;
-    for (size_t i = 0; i < features; ++i) {
-      const T a = !gated ? 1 : scalar ? b.rows.decay[0] : b.rows.decay[i];
-      next[i] += a * z[static_cast<int64_t>(i) * p.final_z.key_stride];
-      sum += next[i] * b.rows.q[i];
+    const int64_t stride = p.final_z.key_stride;
+    auto sum = hn::Zero(d);
+    for (size_t i = 0; i < features; i += N) {
+      HWY_ALIGN T of_z[N] = {};
+      const size_t count = std::min(N, features - i);
+      T* at = z + static_cast<int64_t>(i) * stride;
+      for (size_t lane = 0; lane < count; ++lane) {
+        of_z[lane] = at[static_cast<int64_t>(lane) * stride];
+      }
+      const auto decay = gated ? hn::Load(d, b.rows.tile_decay + i) : hn::Set(d, T{1});
+      auto next = hn::Load(d, of_z);
+      next = hn::MulAdd(decay, next, hn::IfThenElseZero(hn::Lt(decay, hn::Zero(d)), next));
+      next = hn::Add(next, hn::Load(d, b.rows.k + i));
+      sum = hn::MulAdd(hn::Load(d, b.rows.q + i), next, sum);
+      hn::Store(next, d, of_z);
+      for (size_t lane = 0; lane < count; ++lane) {
+        at[static_cast<int64_t>(lane) * stride] = of_z[lane];
+      }
     }
-    for (size_t i = 0; i < features; ++i) {
-      z[static_cast<int64_t>(i) * p.final_z.key_stride] = next[i];
-    }
-    factor = 1 / Denominator(p, sum);
+    factor = 1 / Denominator(p, hn::ReduceSum(d, sum));
     reader.StoreMax();
   }
   const OutputRows<T> rows(p, s, head, 0, 1, b.v, b.gate, value_row);

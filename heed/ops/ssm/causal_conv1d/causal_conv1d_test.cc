@@ -353,8 +353,8 @@ TEST_P(CausalConv1d, GradientsThatAreNotAskedForChangeNoOthers) {
       if (only == 2) out.dbias = one.dbias.view();
       if (only == 3) out.dinitial = one.dinitial.view();
       Backward(ctx_, one.Inputs(), one.options, out);
-      const auto &a = all.Written()[static_cast<size_t>(only + 2)],
-                 &b = one.Written()[static_cast<size_t>(only + 2)];
+      const auto a = all.Written()[static_cast<size_t>(only + 2)],
+                 b = one.Written()[static_cast<size_t>(only + 2)];
       EXPECT_TRUE(SameBits(a.second.view(), b.second.view())) << a.first;
     }
   }
