@@ -329,6 +329,7 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
                   const Doubles& of_decay, const ReferenceHeadGradients* magnitudes,
                   const Gradients& out) {
   const bool errors = magnitudes != nullptr;
+  Doubles of_projection;
   const auto through_feature = [&](const ConstTensorView& from, int64_t t,
                                    const Doubles& dy, const Doubles& magnitude, bool key) {
     if (!math.feature) return dy;
@@ -336,11 +337,8 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
     if (math.d_projection && out.dprojection.present()) {
       const Doubles d_W = errors ? math.d_projection_errors(x, dy, magnitude, key)
                                  : math.d_projection(x, dy, key);
-      const auto columns = static_cast<size_t>(in.q.size(3));
-      for (size_t i = 0; i < d_W.size(); ++i) {
-        Add(out.dprojection, {static_cast<int64_t>(i / columns),
-                              static_cast<int64_t>(i % columns)}, d_W[i]);
-      }
+      of_projection.resize(d_W.size(), 0.0);
+      for (size_t i = 0; i < d_W.size(); ++i) of_projection[i] += d_W[i];
     }
     const bool own = key && math.key_feature_backward;
     if (!errors) return own ? math.key_feature_backward(x, dy) : math.feature_backward(x, dy);
@@ -389,6 +387,10 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
             value);
       }
     }
+  }
+  for (size_t i = 0; i < of_projection.size(); ++i) {
+    const auto at = static_cast<int64_t>(i), columns = in.q.size(3);
+    Add(out.dprojection, {at / columns, at % columns}, of_projection[i]);
   }
   PutState(out.dinitial.S, place, g.S, Put);
   PutState(out.dinitial.z, place, g.z, Put);

@@ -37,7 +37,7 @@ class Maps {
   }
 
   // Of the keys of a head: their largest product with W, and how far it may be off.
-  void Look(const ReferencePlace& place) {
+  void LookAtKeys(const ReferencePlace& place) {
     tokens_ = static_cast<double>(place.tokens.size());
     if (relu_) return;
     if (causal_ && in_.initial.m.present()) {
@@ -48,78 +48,45 @@ class Maps {
       for (int64_t i = 0; i < in_.k.size(3); ++i) {
         k.push_back(At(in_.k, {place.batch, t, place.key_head, i}));
       }
-      const Doubles y = Scaled(k, true), p = Products(y);
-      const double largest = *std::max_element(p.begin(), p.end());
+      const Token token = Look(k, true);
+      const double largest =
+          *std::max_element(token.products.begin(), token.products.end());
       if (largest > max_) changes_ += 1;
       max_ = std::max(max_, largest);
-      const Doubles errors = ProductErrors(y);
-      max_error_ = std::max(max_error_, *std::max_element(errors.begin(), errors.end()));
+      max_error_ = std::max(
+          max_error_, *std::max_element(token.errors.begin(), token.errors.end()));
     }
   }
 
-  Doubles Map(const Doubles& x, bool of_key) const {
-    const Doubles y = Scaled(x, of_key), p = Products(y);
-    Doubles phi;
-    for (const double product : p) {
-      phi.push_back(relu_ ? std::max(product, 0.0) + 1e-3
-                          : (std::exp(product - Shift(y, p, of_key)) + floor_) / root_);
-    }
-    return phi;
-  }
+  Doubles Map(const Doubles& x, bool of_key) const { return Look(x, of_key).phi; }
 
-  // How far each feature may be off: products with W are sums of K terms, and what is wrong
-  // in an exponent is relatively wrong in the exponential.
+  // How far each feature may be off.
   Doubles Deviation(const Doubles& x, bool of_key) const {
-    const Doubles y = Scaled(x, of_key), p = Products(y), phi = Map(x, of_key);
-    const Doubles errors = ProductErrors(y);
-    const double half = HalfSquare(y);
-    const auto largest = static_cast<size_t>(std::max_element(p.begin(), p.end()) - p.begin());
-    Doubles deviation;
-    for (size_t j = 0; j < phi.size(); ++j) {
-      if (relu_) {
-        deviation.push_back(errors[j] + e_.base * phi[j]);
-        continue;
-      }
-      const double exponent = errors[j] + Chain() * half +
-                              e_.base * (half + std::abs(p[largest]) + std::abs(p[j]));
-      const double of_max =
-          of_key ? max_error_ + e_.base * std::abs(Finite(max_)) : errors[largest];
-      deviation.push_back((phi[j] - floor_ / root_) * (exponent + of_max) +
-                          e_.base * phi[j]);
-    }
-    return deviation;
-  }
-
-  // The gradient of W y.
-  Doubles OfProducts(const Doubles& x, const Doubles& dy, bool of_key) const {
-    const Doubles p = Products(Scaled(x, of_key)), phi = Map(x, of_key);
-    Doubles t;
-    for (size_t j = 0; j < phi.size(); ++j) {
-      t.push_back(relu_ ? (p[j] > 0 ? dy[j] : 0) : dy[j] * (phi[j] - floor_ / root_));
-    }
-    return t;
+    return DeviationOf(Look(x, of_key), of_key);
   }
 
   Doubles Backward(const Doubles& x, const Doubles& dy, bool of_key) const {
-    return OfRow(Scaled(x, of_key), OfProducts(x, dy, of_key), of_key, false);
+    const Token token = Look(x, of_key);
+    return OfRow(token.y, OfProducts(token, dy), of_key, false);
   }
-
   Doubles OfProjection(const Doubles& x, const Doubles& dy, bool of_key) const {
-    return Outer(OfProducts(x, dy, of_key), Scaled(x, of_key));
+    const Token token = Look(x, of_key);
+    return Outer(OfProducts(token, dy), token.y);
   }
 
   Doubles BackwardErrors(const Doubles& x, const Doubles& errors, const Doubles& magnitudes,
                          bool of_key) const {
-    const Doubles t = ProductGradientErrors(x, errors, magnitudes, of_key,
-                                            std::sqrt(static_cast<double>(W_.size())));
-    return OfRow(Absolute(Scaled(x, of_key)), t, of_key, true);
+    const Token token = Look(x, of_key);
+    const double terms = std::sqrt(static_cast<double>(W_.size()));
+    return OfRow(Absolute(token.y),
+                 ProductGradientErrors(token, errors, magnitudes, of_key, terms), of_key, true);
   }
-
   Doubles ProjectionErrors(const Doubles& x, const Doubles& errors,
                            const Doubles& magnitudes, bool of_key) const {
-    const Doubles t =
-        ProductGradientErrors(x, errors, magnitudes, of_key, std::sqrt(tokens_));
-    return Outer(t, Absolute(Scaled(x, of_key)));
+    const Token token = Look(x, of_key);
+    return Outer(
+        ProductGradientErrors(token, errors, magnitudes, of_key, std::sqrt(tokens_)),
+        Absolute(token.y));
   }
 
   void SetStates(ReferenceMath& math) const {
@@ -134,6 +101,67 @@ class Maps {
   }
 
  private:
+  // What stands between x and its features.
+  struct Token {
+    Doubles y;         // x times the root of the scale
+    Doubles products;  // with the rows of W, and how far they may be off
+    Doubles errors;
+    Doubles phi;
+  };
+
+  Token Look(const Doubles& x, bool of_key) const {
+    Token token;
+    for (const double value : x) token.y.push_back(value * (of_key ? factor_ : query_factor_));
+    const double chain = Chain();
+    for (const Doubles& w : W_) {
+      double sum = 0, magnitude = 0;
+      for (size_t i = 0; i < w.size(); ++i) {
+        sum += w[i] * token.y[i];
+        magnitude += std::abs(w[i] * token.y[i]);
+      }
+      token.products.push_back(sum);
+      token.errors.push_back(chain * magnitude);
+    }
+    const double shift = relu_ ? 0 : Shift(token, of_key);
+    for (const double product : token.products) {
+      token.phi.push_back(relu_ ? std::max(product, 0.0) + 1e-3
+                                : (std::exp(product - shift) + floor_) / root_);
+    }
+    return token;
+  }
+
+  // Products with W are sums of K terms, and what is wrong in an exponent is relatively wrong
+  // in the exponential.
+  Doubles DeviationOf(const Token& token, bool of_key) const {
+    const Doubles& p = token.products;
+    const double half = HalfSquare(token.y);
+    const auto largest = static_cast<size_t>(std::max_element(p.begin(), p.end()) - p.begin());
+    const double of_max =
+        of_key ? max_error_ + e_.base * std::abs(Finite(max_)) : token.errors[largest];
+    Doubles deviation;
+    for (size_t j = 0; j < p.size(); ++j) {
+      if (relu_) {
+        deviation.push_back(token.errors[j] + e_.base * token.phi[j]);
+        continue;
+      }
+      const double exponent = token.errors[j] + Chain() * half + of_max +
+                              e_.base * (half + std::abs(p[largest]) + std::abs(p[j]));
+      deviation.push_back((token.phi[j] - floor_ / root_) * exponent +
+                          e_.base * token.phi[j]);
+    }
+    return deviation;
+  }
+
+  // The gradient of W y.
+  Doubles OfProducts(const Token& token, const Doubles& dy) const {
+    Doubles t;
+    for (size_t j = 0; j < dy.size(); ++j) {
+      t.push_back(relu_ ? (token.products[j] > 0 ? dy[j] : 0)
+                        : dy[j] * (token.phi[j] - floor_ / root_));
+    }
+    return t;
+  }
+
   static Doubles Absolute(Doubles x) {
     for (double& value : x) value = std::abs(value);
     return x;
@@ -142,30 +170,6 @@ class Maps {
 
   double Chain() const { return e_.chain * std::sqrt(static_cast<double>(K_)) + e_.base; }
 
-  Doubles Scaled(Doubles x, bool of_key) const {
-    for (double& value : x) value *= of_key ? factor_ : query_factor_;
-    return x;
-  }
-
-  Doubles Products(const Doubles& y) const {
-    Doubles p;
-    for (const Doubles& w : W_) {
-      double sum = 0;
-      for (size_t i = 0; i < y.size(); ++i) sum += w[i] * y[i];
-      p.push_back(sum);
-    }
-    return p;
-  }
-  Doubles ProductErrors(const Doubles& y) const {
-    Doubles errors;
-    for (const Doubles& w : W_) {
-      double sum = 0;
-      for (size_t i = 0; i < y.size(); ++i) sum += std::abs(w[i] * y[i]);
-      errors.push_back(Chain() * sum);
-    }
-    return errors;
-  }
-
   static double HalfSquare(const Doubles& y) {
     double sum = 0;
     for (const double value : y) sum += value * value / 2;
@@ -173,21 +177,23 @@ class Maps {
   }
 
   // What exponents are relative to. Where nothing is added to exponentials it cancels.
-  double Shift(const Doubles& y, const Doubles& p, bool of_key) const {
-    if (causal_) return HalfSquare(y);
-    return HalfSquare(y) + (of_key ? max_ : *std::max_element(p.begin(), p.end()));
+  double Shift(const Token& token, bool of_key) const {
+    const double half = HalfSquare(token.y);
+    if (causal_) return half;
+    const Doubles& p = token.products;
+    return half + (of_key ? max_ : *std::max_element(p.begin(), p.end()));
   }
 
   // W^T t - (sum of t) y, or the sum of magnitudes.
   Doubles OfRow(const Doubles& y, const Doubles& t, bool of_key, bool magnitudes) const {
     Doubles dx(K_, 0.0);
-    for (size_t i = 0; i < K_; ++i) {
-      for (size_t j = 0; j < t.size(); ++j) {
+    for (size_t j = 0; j < t.size(); ++j) {
+      for (size_t i = 0; i < K_; ++i) {
         dx[i] += (magnitudes ? std::abs(W_[j][i]) : W_[j][i]) * t[j];
         if (!relu_) dx[i] += (magnitudes ? 1 : -1) * t[j] * y[i];
       }
-      dx[i] *= magnitudes || of_key ? factor_ : query_factor_;
     }
+    for (double& value : dx) value *= magnitudes || of_key ? factor_ : query_factor_;
     return dx;
   }
 
@@ -200,23 +206,22 @@ class Maps {
   }
 
   // Errors of the gradient of W y, of which `terms` roots are summed up after it.
-  Doubles ProductGradientErrors(const Doubles& x, const Doubles& errors,
+  Doubles ProductGradientErrors(const Token& token, const Doubles& errors,
                                 const Doubles& magnitudes, bool of_key,
                                 double terms) const {
-    const Doubles y = Scaled(x, of_key), p = Products(y), phi = Map(x, of_key);
-    const Doubles deviation = Deviation(x, of_key), of_products = ProductErrors(y);
+    const Doubles deviation = DeviationOf(token, of_key);
     const double later = e_.chain * terms + e_.base;
     Doubles t;
-    for (size_t j = 0; j < phi.size(); ++j) {
-      if (relu_) {  // which side of 0 a product lies on may be wrong
-        const bool either = std::abs(p[j]) <= of_products[j] + e_.base * 1e-3;
-        t.push_back(either     ? magnitudes[j]
-                    : p[j] > 0 ? errors[j] + later * magnitudes[j]
-                               : 0);
+    for (size_t j = 0; j < errors.size(); ++j) {
+      const double of_row = errors[j] + later * magnitudes[j];
+      if (!relu_) {
+        t.push_back(token.phi[j] * of_row + deviation[j] * magnitudes[j]);
         continue;
       }
-      t.push_back(phi[j] * (errors[j] + later * magnitudes[j]) +
-                  deviation[j] * magnitudes[j]);
+      // Which side of 0 a product lies on may be wrong.
+      const double p = token.products[j];
+      const bool either = std::abs(p) <= token.errors[j] + e_.base * 1e-3;
+      t.push_back(either ? magnitudes[j] : p > 0 ? of_row : 0);
     }
     return t;
   }
@@ -239,7 +244,7 @@ ReferenceMath Math(const Inputs& in, const Options& options) {
   ReferenceMath math;
   math.of_head = [in, options](const ReferencePlace& place) {
     Maps maps(in, options);
-    maps.Look(place);
+    maps.LookAtKeys(place);
     ReferenceMath own;
     own.causal = options.causal;
     own.normalize = true;
