@@ -68,17 +68,20 @@ std::vector<std::string> Targets(DType dtype, int64_t allowed) {
   return targets;
 }
 
-// The same problems for every target: the references are computed anew each
-// time, which is most of the seconds, but needs no memory.
-std::vector<Row> VerifyOp(const OpEntry& op, const std::string& target,
+// The same problems for every target.
+std::vector<Row> VerifyOp(const OpEntry& op, const std::vector<std::string>& targets,
                           DType dtype, Context& ctx) {
-  std::map<std::string, Row> rows;
+  std::map<std::string, std::map<std::string, Row>> rows;  // by target and pass
   const auto check = [&](const Case& c) {
-    Row& row = rows[c.pass];
-    if (row.worst_ratio < 0) {
-      row = {op.name, c.pass, target, dtype, true, 0, 0, 0, ""};
+    const Expected expected = ExpectedOf(c);
+    for (const std::string& target : targets) {
+      ctx.set_isa(target);
+      Row& row = rows[target][c.pass];
+      if (row.worst_ratio < 0) {
+        row = {op.name, c.pass, target, dtype, true, 0, 0, 0, ""};
+      }
+      Add(Compare(c, ctx, expected), row);
     }
-    Add(Compare(c, ctx), row);
   };
   for (const std::string& pass : op.passes) {
     for (const Sizes& sizes : kSizes) {
@@ -93,7 +96,9 @@ std::vector<Row> VerifyOp(const OpEntry& op, const std::string& target,
     check(op.random_case(dtype, seed));
   }
   std::vector<Row> list;
-  for (const std::string& pass : op.passes) list.push_back(rows[pass]);
+  for (const std::string& target : targets) {
+    for (const std::string& pass : op.passes) list.push_back(rows[target][pass]);
+  }
   return list;
 }
 
@@ -106,10 +111,9 @@ void Verify(const VerifyOptions& options) {
   for (const OpEntry& op : ops) {
     for (const DType dtype : op.dtypes) {
       if (!options.dtype.empty() && ParseDType(options.dtype) != dtype) continue;
-      for (const std::string& target : Targets(dtype, allowed)) {
-        ctx.set_isa(target);
-        Progress(fmt::format("{} {} {}", op.name, Name(dtype), target));
-        for (Row& row : VerifyOp(op, target, dtype, ctx)) rows.push_back(row);
+      Progress(fmt::format("{} {}", op.name, Name(dtype)));
+      for (Row& row : VerifyOp(op, Targets(dtype, allowed), dtype, ctx)) {
+        rows.push_back(row);
       }
     }
   }

@@ -66,13 +66,16 @@ OpEntry FindOp(std::string_view name) {
                         ", expected one of " + names);
 }
 
-Comparison CompareResults(const Case& c,
-                          std::span<const ConstTensorView> results) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const std::vector<Buffer> expected = Allocate(c, true);
-  const std::vector<Buffer> tolerance = Allocate(c, true);
-  c.reference(Views(expected), Views(tolerance));
+Expected ExpectedOf(const Case& c) {
+  Expected expected = {Allocate(c, true), Allocate(c, true)};
+  c.reference(Views(expected.values), Views(expected.tolerance));
+  return expected;
+}
 
+Comparison CompareResults(const Case& c, std::span<const ConstTensorView> results,
+                          const Expected& reference) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const auto& [expected, tolerance] = reference;
   Comparison worst;
   double got = 0, want = 0;
   bool any = false;
@@ -118,12 +121,18 @@ Comparison CompareResults(const Case& c,
   return worst;
 }
 
-Comparison Compare(const Case& c, Context& ctx) {
+Comparison CompareResults(const Case& c, std::span<const ConstTensorView> results) {
+  return CompareResults(c, results, ExpectedOf(c));
+}
+
+Comparison Compare(const Case& c, Context& ctx) { return Compare(c, ctx, ExpectedOf(c)); }
+
+Comparison Compare(const Case& c, Context& ctx, const Expected& expected) {
   const std::vector<Buffer> outputs = Allocate(c, false);
   c.run(ctx, Views(outputs));
   std::vector<ConstTensorView> results;
   for (const Buffer& output : outputs) results.push_back(output.view());
-  return CompareResults(c, results);
+  return CompareResults(c, results, expected);
 }
 
 }  // namespace heed

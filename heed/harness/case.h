@@ -21,6 +21,7 @@
 
 #include "heed/core/context.h"
 #include "heed/core/tensor.h"
+#include "heed/harness/buffer.h"
 
 namespace heed {
 
@@ -164,12 +165,22 @@ struct Comparison {
   std::string message;     // one line; what, where, got, expected; title if !ok
 };
 
+// What the reference of a case says, in the order of its outputs: most of the seconds of a
+// comparison, so worth keeping where several results are compared.
+struct Expected {
+  std::vector<Buffer> values, tolerance;  // f64
+};
+Expected ExpectedOf(const Case& c);
+
 // Runs the case into outputs that start as NaN, and compares with its reference.
 Comparison Compare(const Case& c, Context& ctx);
+Comparison Compare(const Case& c, Context& ctx, const Expected& expected);
 
 // The same against results that are there already, in the order of c.outputs.
 Comparison CompareResults(const Case& c,
                           std::span<const ConstTensorView> results);
+Comparison CompareResults(const Case& c, std::span<const ConstTensorView> results,
+                          const Expected& expected);
 
 }  // namespace heed
 
