@@ -30,7 +30,7 @@ Segments: TypeAlias = Array | Sequence[Sequence[int]] | tuple[Array, Array]
 Part: TypeAlias = tuple[Array, Array] | list[NDArray[Any]]
 OutArray: TypeAlias = Any  # returned as it is
 Result: TypeAlias = NDArray[Any]
-State: TypeAlias = Array | tuple[Array, Array]  # of a recurrence: S, or (S, z)
+State: TypeAlias = Array | tuple[Array, Array] | tuple[Array, Array, Array | None]  # S, (S, z) or (S, z, m)
 StateResult: TypeAlias = Any  # the same, NumPy arrays
 
 
