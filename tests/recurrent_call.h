@@ -36,16 +36,18 @@ struct Call {
     if (!d.complement_keys) inputs.push_back({"k", fill(q, dtype)});
     inputs.push_back({d.value_name, fill(v, dtype)});
     if (d.decay != DecayShape::kNone) {
-      const Shape shape = d.decay == DecayShape::kHead    ? Shape{H * group}
-                          : d.decay == DecayShape::kToken ? Shape{B, T, H * group}
-                                                          : Shape{B, T, H * group, K};
-      const Buffer decay(d.decay == DecayShape::kHead ? state : dtype, shape);
+      const Shape shape = d.decay == DecayShape::kHead      ? Shape{H * group}
+                          : d.decay == DecayShape::kHeadKey ? Shape{H * group, K}
+                          : d.decay == DecayShape::kToken   ? Shape{B, T, H * group}
+                                                            : Shape{B, T, H * group, K};
+      const Buffer decay(IsConstant(d.decay) ? state : dtype, shape);
       Random random(++seed);
       ForEach(decay, [&](const Shape& at) {
         SetElement(decay.view(), at, 0.3 * std::log(1 - random.Uniform()));
       });
       inputs.push_back({"log_decay", decay});
     }
+    if (d.bonus) inputs.push_back({"u", fill({H * group, K}, state)});
     if (d.causal) inputs.push_back({"initial_state", fill({sequences, H * group,
         recurrence::FeatureSize(d.feature, K), V}, state)});
     d_o = fill(v, dtype);
@@ -83,6 +85,7 @@ struct Call {
       (name == "q"           ? in.q
        : name == "k"         ? in.k
        : name == "log_decay" ? in.log_decay
+       : name == "u"         ? in.u
        : name == "initial_state" ? in.initial.S
                                  : in.v) = input.view();
     }
@@ -97,6 +100,7 @@ struct Call {
       (name == "q"           ? out.dq
        : name == "k"         ? out.dk
        : name == "log_decay" ? out.dlog_decay
+       : name == "u"         ? out.du
        : name == "initial_state" ? out.dinitial.S
                                  : out.dv) = gradients[i].view();
     }

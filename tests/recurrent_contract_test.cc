@@ -90,6 +90,32 @@ TEST_P(Recurrent, BitsAreThoseOfASequenceAlone) {
   expect(packed, 0, 30, 1);
 }
 
+TEST_P(Recurrent, InputsThatAreBroadcastHaveTheBitsOfCopies) {
+  Call copied = Make(2, 70, 1, 1, 8, 8);
+  const Call broadcast = copied.Again();
+  BackwardInputs in = broadcast.Views();
+  const auto repeat = [&](const std::string& name, ConstTensorView& view) {
+    if (!view.present() || view.rank() < 3) return;
+    const ConstTensorView one = view.Slice(0, 0, 1).Slice(1, 0, 1);
+    std::vector<int64_t> strides(view.strides().begin(), view.strides().end());
+    strides[0] = strides[1] = 0;
+    view = {one.data(), one.dtype(), view.sizes(), strides};
+    Call::ForEach(copied.Input(name), [&](const Shape& at) {
+      Shape first = at;
+      first[0] = first[1] = 0;
+      SetElement(copied.Input(name).view(), at, GetElement(one, first));
+    });
+  };
+  repeat("log_decay", in.log_decay);
+  repeat(copied.m->definition.value_name, in.v);
+  const Gradients out = broadcast.GradientViews();
+  broadcast.m->backward(ctx_, in, broadcast.options, out);
+  broadcast.m->forward(ctx_, in, broadcast.options,
+                       {broadcast.o.view(), {broadcast.final.view(), {}}});
+  copied.Both(ctx_);
+  ExpectSameBits(copied, broadcast);
+}
+
 TEST_P(Recurrent, TokensThatDoNotCountAreZeroAndNeverRead) {
   Call call = Make(2, 40, 1, 2, 8, 8);
   const int64_t lengths[] = {33, 0}, starts[] = {5, 0};
@@ -265,7 +291,7 @@ TEST_P(Recurrent, StepsAreTheForwardPassTokenByToken) {
   for (int64_t t = 0; t < 70; ++t) {
     const ConstTensorView o = token(steps.o.view(), t);
     call.m->step(ctx_, {token(in.q, t), token(in.k, t), token(in.v, t),
-                        token(in.log_decay, t)},
+                        token(in.log_decay, t), {}, in.u},
                  {}, {steps.final.view(), {}},
                  TensorView(const_cast<void*>(o.data()), o.dtype(), o.sizes(), o.strides()));
   }
@@ -273,14 +299,20 @@ TEST_P(Recurrent, StepsAreTheForwardPassTokenByToken) {
     EXPECT_TRUE(SameBits(call.o.view(), steps.o.view()));
     EXPECT_TRUE(SameBits(call.final.view(), steps.final.view()));
   }
-  double error = 0, norm = 0;
-  Call::ForEach(call.final, [&](const Shape& at) {
-    const double x = GetElement(call.final.view(), at);
-    error += std::pow(GetElement(steps.final.view(), at) - x, 2);
-    norm += x * x;
-  });
-  EXPECT_LE(std::sqrt(error),
-            (GetParam().dtype == DType::kF64 ? 1e-14 : 2e-6) * std::sqrt(norm));
+  const auto expect = [](const Buffer& a, const Buffer& b, double tolerance) {
+    double error = 0, norm = 0;
+    Call::ForEach(a, [&](const Shape& at) {
+      const double x = GetElement(a.view(), at);
+      error += std::pow(GetElement(b.view(), at) - x, 2);
+      norm += x * x;
+    });
+    EXPECT_LE(std::sqrt(error), tolerance * std::sqrt(norm));
+  };
+  const DType dtype = GetParam().dtype;
+  const double rounding = dtype == DType::kF64 ? 1e-14 : 2e-6;
+  expect(call.final, steps.final, rounding);
+  expect(call.o, steps.o,
+         rounding + (dtype == DType::kBF16 ? 0x1p-8 : dtype == DType::kF16 ? 0x1p-11 : 0));
 }
 
 }  // namespace

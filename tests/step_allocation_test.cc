@@ -72,8 +72,10 @@ TEST_P(StepAllocation, OfMechanismsOnTheRecurrenceEngine) {
     in.v = Tensor({B, HV, V}, dtype_);
     using recurrent::DecayShape;
     if (d.decay == DecayShape::kHead) in.log_decay = Decay({HV});
+    if (d.decay == DecayShape::kHeadKey) in.log_decay = Decay({HV, K});
     if (d.decay == DecayShape::kToken) in.log_decay = Decay({B, HV});
     if (d.decay == DecayShape::kKey) in.log_decay = Decay({B, HV, K});
+    if (d.bonus) in.u = Tensor({HV, K}, state_);
     recurrent::State state;
     state.S = Tensor({B, HV, F, V}, state_);
     if (d.normalize) state.z = Tensor({B, HV, F}, state_);

@@ -56,20 +56,21 @@ MECHANISMS = {
     "simple_gla": Mechanism(QKV | {"log_decay": Input("1", F.logsigmoid)}),
     "gla": Mechanism(QKV | {"log_decay": Input("K", F.logsigmoid)}),
     "hgrn2": Mechanism({"q": KEY, "log_decay": Input("K", F.logsigmoid), "i": VALUE}),
+    "rwkv6": Mechanism({"r": KEY, "k": KEY, "v": VALUE, "log_decay": Input("K", F.logsigmoid), "u": Input("K", constant=True)}),
     "ssd": Mechanism({"x": VALUE, "dt": Input("1", F.softplus), "A": Input("1", _rate, constant=True), "B": KEY, "C": KEY}),
 }
 
 
 class Argument(nn.Module):
-    """The weights behind an Input. The biases begin spread over channels or heads: a sigmoid of 1 forgets half of the past
-    in 2 bytes, of 6 in 280."""
+    """The weights behind an Input. Biases that are mapped begin spread over channels or heads: a sigmoid of 1 forgets half of
+    the past in 2 bytes, of 6 in 280."""
 
     def __init__(self, kind: Input, width: int, heads: int, size: int):
         super().__init__()
         self.kind, self.shape = kind, (heads,) if kind.size == "1" else (heads, size)
         self.weight = None if kind.constant else nn.Parameter(torch.randn(heads * size, width) * width**-0.5)
-        spread = torch.linspace(1, 6, self.shape[-1]).expand(self.shape).flatten()
-        self.bias = nn.Parameter(spread.clone()) if kind.map is not None or kind.constant else None
+        spread = torch.linspace(1, 6, self.shape[-1]) if kind.map is not None else torch.zeros(self.shape[-1])
+        self.bias = nn.Parameter(spread.expand(self.shape).flatten().clone()) if kind.map is not None or kind.constant else None
 
     def forward(self, u: Tensor, positions: Tensor) -> Tensor:
         x = self.bias if self.weight is None else F.linear(u, self.weight, self.bias)

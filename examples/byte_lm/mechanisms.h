@@ -53,8 +53,9 @@ Mix Recurrent(const Shape& n) {
   }
   Vector z(static_cast<size_t>(n.heads * of_z[2])), S(z.size() * static_cast<size_t>(n.value));
   return [=](heed::Context& ctx, const Arguments& in, const heed::TensorView& o) mutable {
+    const heed::TensorView query = Get(in, in.contains("r") ? "r" : "q");
     const heed::TensorView value = Get(in, in.contains("i") ? "i" : "v");
-    kStep(ctx, {Get(in, "q"), Get(in, "k"), value, Get(in, "log_decay")}, Options(),
+    kStep(ctx, {query, Get(in, "k"), value, Get(in, "log_decay"), {}, Get(in, "u")}, Options(),
           {View(S, of_S), kHasNormalizer ? View(z, of_z) : heed::TensorView()}, o);
   };
 }
@@ -167,6 +168,13 @@ inline const std::map<std::string, Mechanism>& Mechanisms() {
       {"gla", {qkv_and(by_key), Recurrent<heed::gla::Step>}},
       {"hgrn2",
        {{{"q", key}, {"log_decay", by_key}, {"i", value}}, Recurrent<heed::hgrn2::Step>}},
+      {"rwkv6",
+       {{{"r", key},
+         {"k", key},
+         {"v", value},
+         {"log_decay", by_key},
+         {"u", {.size = Per::kKey, .constant = true}}},
+        Recurrent<heed::rwkv6::Step>}},
       {"ssd",
        {{{"x", value},
          {"dt", {Per::kHead, Softplus}},

@@ -9,7 +9,7 @@ NAMES = sorted(DESCRIPTIONS)
 INPUTS = {name: DESCRIPTIONS[name]["inputs"] for name in NAMES}
 OPTIONAL = {name: DESCRIPTIONS[name]["optional"] for name in NAMES}
 WITH_STATE = [name for name in NAMES if DESCRIPTIONS[name]["has_state"] and "projection" not in INPUTS[name]]
-CONSTANT = ("A", "D", "dt_bias")  # of heads, not of tokens
+CONSTANT = ("A", "D", "dt_bias", "u")  # of heads, not of tokens
 ROWS = 20  # of projections
 
 
@@ -17,12 +17,14 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
     """Inputs of a mechanism by name, in order."""
     rng = np.random.default_rng(seed)
     keys, values = (B, T, H, K), (B, T, HV, V)
-    shapes = {"projection": (ROWS, K), "q": keys, "k": keys, "B": keys, "C": keys, "v": values, "i": values, "x": values, "z": values}
+    shapes = {"projection": (ROWS, K), "u": (HV, K), "q": keys, "r": keys, "k": keys, "B": keys, "C": keys, "v": values, "i": values, "x": values, "z": values}
     result = {}
     for argument in INPUTS[name]:
         if argument == "log_decay":
-            shape = {"gla": (B, T, HV, K), "hgrn2": (B, T, HV, K)}.get(name, (B, T, HV))
-            shape = (HV,) if name in ("retention", "lightning") else shape
+            by_key, constant = (B, T, HV, K), (HV,)
+            shapes_of_decays = {"gla": by_key, "hgrn2": by_key, "rwkv6": by_key, "rwkv5": (HV, K),
+                                "retention": constant, "lightning": constant}
+            shape = shapes_of_decays.get(name, (B, T, HV))
             result[argument] = -0.2 * rng.exponential(size=shape)
         elif argument in ("dt", "dt_bias"):
             result[argument] = rng.uniform(0.05, 0.2, size=(B, T, HV) if argument == "dt" else HV)
@@ -38,7 +40,7 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
 
 def at_tokens(values, tokens):
     """The same of some tokens, or of one."""
-    return {key: x if key in CONSTANT or x.ndim == 1 else x[:, tokens] for key, x in values.items()}
+    return {key: x if key in CONSTANT or x.ndim < 3 else x[:, tokens] for key, x in values.items()}
 
 
 def call(function, values, *more, **options):

@@ -11,17 +11,18 @@ rng = np.random.default_rng(5)
 
 def naive(values, scale, S=None):
     """o and the last state, token by token."""
-    q, k, v, g = (values[name] for name in ("q", "k", "v", "log_decay"))
+    q, k, v, g = (values[name] for name in ("r" if "r" in values else "q", "k", "v", "log_decay"))
     B, T, H, K = q.shape
     HV, V = v.shape[2:]
     q, k = (np.repeat(x, HV // H, axis=2) for x in (q, k))
-    g = np.broadcast_to(g if g.ndim == 4 else g[..., None], (B, T, HV, K)) if g.ndim != 1 else (
-        np.broadcast_to(g[:, None], (B, T, HV, K)))
+    g = np.broadcast_to(g if g.ndim in (2, 4) else g[..., None], (B, T, HV, K))
     S = np.zeros((B, HV, K, V)) if S is None else S.astype(np.float64)
     o = np.empty((B, T, HV, V))
     for t in range(T):
-        S = np.exp(g[:, t])[..., None] * S + k[:, t, :, :, None] * v[:, t, :, None, :]
-        o[:, t] = scale * np.einsum("bhkv,bhk->bhv", S, q[:, t])
+        written = k[:, t, :, :, None] * v[:, t, :, None, :]
+        before, S = S, np.exp(g[:, t])[..., None] * S + written
+        seen = before + values["u"][..., None] * written if "u" in values else S
+        o[:, t] = scale * np.einsum("bhkv,bhk->bhv", seen, q[:, t])
     return o, S
 
 
@@ -30,7 +31,7 @@ def test_outputs_and_states_are_those_of_the_definition(name):
     values = arguments(name)
     initial = rng.standard_normal(state_shape(name))
     o, state = call(getattr(heed, name), values, initial_state=initial, return_state=True)
-    expected, last = naive(values, 12**-0.5, initial)
+    expected, last = naive(values, 1 if "u" in values else 12**-0.5, initial)
     np.testing.assert_allclose(o, expected, rtol=0, atol=1e-12)
     np.testing.assert_allclose(state, last, rtol=0, atol=1e-12)
     assert np.array_equal(call(getattr(heed, name), values, initial_state=initial), o)

@@ -136,13 +136,11 @@ class BackwardHead : HeadGradients<T> {
   HWY_ATTR void KeyTables() {
     for (size_t tile = 0; tile < kBlock / kTile; ++tile) {
       const size_t begin = tile * kTile, at = begin * row_;
-      if (scalar_) {
-        TileKeyTables<kTile, true>(d_, b_.rows.k + at, b_.rows.decay + begin, row_,
-                                   b_.write + at, b_.rows.tile_decay + tile * row_);
-      } else {
-        TileKeyTables<kTile, false>(d_, b_.rows.k + at, b_.rows.decay + at, row_,
-                                    b_.write + at, b_.rows.tile_decay + tile * row_);
-      }
+      WithForm(p_, [&](auto form) HWY_ATTR {
+        TileKeyTables<kTile, form.value>(
+            d_, b_.rows.k + at, b_.rows.decay + begin * DecayRow(form.value, row_), row_,
+            b_.write + at, b_.rows.tile_decay + tile * row_);
+      });
     }
   }
 
@@ -162,11 +160,10 @@ class BackwardHead : HeadGradients<T> {
     if (gated_) {
       const Tables<T> tables = {b_.read, b_.write, b_.rows.tile_decay, b_.pairs,
                                 b_.pairs_against_time};
-      if (scalar_) {
-        BlockTables<true>(d_, b_.rows.q, b_.rows.k, b_.rows.decay, n, row_, tables);
-      } else {
-        BlockTables<false>(d_, b_.rows.q, b_.rows.k, b_.rows.decay, n, row_, tables);
-      }
+      WithForm(p_, [&](auto form) HWY_ATTR {
+        BlockTables<form.value>(d_, b_.rows.q, b_.rows.k, b_.rows.decay, b_.rows.bonus, n,
+                                row_, tables);
+      });
     }
     const T* read = gated_ ? b_.read : b_.rows.q;
     const T* write = gated_ ? b_.write : b_.rows.k;
@@ -197,6 +194,7 @@ class BackwardHead : HeadGradients<T> {
       } else {
         DecayGradients(first, n);
       }
+      if (p_.has_bonus) BonusGradients(n);
     }
 
     this->AddToHead(Base::kQueries, block, n);
@@ -241,15 +239,11 @@ class BackwardHead : HeadGradients<T> {
       T* pairs = b_.value_pairs + tile * kTile * kTile;
       ValuePairs<kTokens>(d_, b_.d_o + begin * value_row_, b_.v + begin * value_row_,
                           value_row_, pairs);
-      const T* k = b_.rows.k + begin * row_;
-      T* dq = b_.dq + begin * row_;
-      if (scalar_) {
-        TileQueryGradients<kTokens, true>(d_, k, b_.rows.decay + begin, pairs, row_,
-                                          by_key_.begin, by_key_.end, dq);
-      } else {
-        TileQueryGradients<kTokens, false>(d_, k, b_.rows.decay + begin * row_, pairs,
-                                           row_, by_key_.begin, by_key_.end, dq);
-      }
+      WithForm(p_, [&](auto form) HWY_ATTR {
+        TileQueryGradients<kTokens, form.value>(
+            d_, b_.rows.k + begin * row_, b_.rows.decay + begin * DecayRow(form.value, row_),
+            pairs, row_, by_key_.begin, by_key_.end, b_.dq + begin * row_);
+      });
     });
   }
   HWY_NOINLINE HWY_ATTR void KeyPairs(size_t n) {
@@ -260,16 +254,34 @@ class BackwardHead : HeadGradients<T> {
         ValuePairs<kTokens>(d_, b_.d_o + begin * value_row_, b_.v + begin * value_row_,
                             value_row_, pairs);
       }
-      const T* q = b_.rows.q + begin * row_;
-      T* dk = b_.dk + begin * row_;
-      if (scalar_) {
-        TileKeyGradients<kTokens, true>(d_, q, b_.rows.decay + begin, pairs, row_,
-                                        by_key_.begin, by_key_.end, dk);
-      } else {
-        TileKeyGradients<kTokens, false>(d_, q, b_.rows.decay + begin * row_, pairs, row_,
-                                         by_key_.begin, by_key_.end, dk);
-      }
+      WithForm(p_, [&](auto form) HWY_ATTR {
+        TileKeyGradients<kTokens, form.value>(
+            d_, b_.rows.q + begin * row_, b_.rows.decay + begin * DecayRow(form.value, row_),
+            pairs, row_, by_key_.begin, by_key_.end, b_.dk + begin * row_);
+      });
     });
+  }
+
+  HWY_NOINLINE HWY_ATTR void BonusGradients(size_t n) {
+    std::memset(b_.d_bonus, 0, row_ * sizeof(T));
+    ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
+      const size_t at = begin * row_;
+      TileBonusGradients<tokens.value>(d_, b_.rows.q + at, b_.rows.k + at, b_.rows.bonus,
+                                       b_.value_pairs + tile * kTile * kTile, row_,
+                                       by_key_.begin, by_key_.end, b_.dq + at, b_.dk + at,
+                                       b_.d_bonus);
+    });
+    AddConstants(shared_.d_bonus, b_.d_bonus, 1);
+  }
+
+  // The sum of n rows to the gradients of what tokens share.
+  HWY_ATTR void AddConstants(double* sums, const T* rows, size_t n) {
+    double* to = shared_.ConstantsOf(sums, p_, task_.sequence, head_);
+    for (size_t t = 0; t < n; ++t, rows += row_) {
+      for (size_t i = by_key_.begin; i < by_key_.end; ++i) {
+        to[i] += static_cast<double>(rows[i]);
+      }
+    }
   }
 
   // <S, D> at the end of the block, by key: the state is there after the product with
@@ -299,8 +311,13 @@ class BackwardHead : HeadGradients<T> {
       auto later = hn::Load(d_, b_.suffix + i);
       for (size_t t = n; t-- > 0;) {
         const size_t at = t * row_ + i;
+        const auto past_query = later;
         later = hn::Add(later, DecayProduct(at));
         auto gradient = later;
+        if (p_.has_bonus) {  // its query does not see a token's decay
+          gradient = hn::NegMulAdd(hn::Load(d_, b_.rows.k + at), hn::Load(d_, b_.dk + at),
+                                   past_query);
+        }
         if (p_.complement_keys) {
           gradient = hn::NegMulAdd(hn::Load(d_, b_.rows.decay + at),
                                    hn::Load(d_, b_.dk + at), gradient);
@@ -308,6 +325,7 @@ class BackwardHead : HeadGradients<T> {
         hn::Store(gradient, d_, b_.d_decay + at);
       }
     }
+    if (p_.constant_decay) return AddConstants(shared_.d_decay, b_.d_decay, n);
     StoreRows(d_, b_.d_decay, row_, g_.d_log_decay, s_, head_, first, n, by_key_.begin,
               std::min(by_key_.end, by_key_.size),
               [](auto v, size_t, size_t) HWY_ATTR { return v; });
@@ -363,7 +381,6 @@ template <class T>
 HWY_NOINLINE HWY_ATTR void SumDecayGradients(const Problem& p, const Gradients& g,
                                              const SharedBuffers<T>& shared,
                                              int64_t head) {
-  const bool constant = p.log_decay.token_stride == 0;
   double total = 0;
   for (size_t i = 0; i < p.sequences.size(); ++i) {
     const Sequence& s = p.sequences[i];
@@ -377,7 +394,7 @@ HWY_NOINLINE HWY_ATTR void SumDecayGradients(const Problem& p, const Gradients& 
           sum += parts[unit * s.count + t];
         }
         later += sum;
-        if (constant) {
+        if (p.constant_decay) {
           total += static_cast<double>(later);
         } else {
           hs::WithStorage<T>(g.d_log_decay.dtype, [&](auto stored) HWY_ATTR {
@@ -389,7 +406,7 @@ HWY_NOINLINE HWY_ATTR void SumDecayGradients(const Problem& p, const Gradients& 
       }
     }
   }
-  if (constant) {
+  if (p.constant_decay) {
     StoreDouble(g.d_log_decay.dtype, const_cast<void*>(g.d_log_decay.data),
                 head * g.d_log_decay.head_stride, total);
   }
@@ -444,6 +461,21 @@ inline void StoreProjectionGradient(const Problem& p, const Gradients& g,
   }
 }
 
+// The gradient `to` of what has rows over value heads alone: sums over sequences.
+template <class T>
+void StoreConstants(const Problem& p, const SharedBuffers<T>& shared, double* sums,
+                    const Rows& to) {
+  for (int64_t head = 0; to.data != nullptr && head < p.value_heads; ++head) {
+    for (int64_t i = 0; i < p.key_size; ++i) {
+      double total = 0;
+      for (size_t s = 0; s < p.sequences.size(); ++s) {
+        total += shared.ConstantsOf(sums, p, static_cast<int64_t>(s), head)[i];
+      }
+      StoreDouble(to.dtype, const_cast<void*>(to.data), head * to.head_stride + i, total);
+    }
+  }
+}
+
 template <class T>
 void Backward(Context& ctx, const Problem& p, const Gradients& g) {
   const TaskQueue queue(p, ctx.num_threads(), Separable(p));
@@ -472,6 +504,10 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
     if (of_projection) AddToProjection(p, task, buffers, shared);
   });
   if (g.d_projection.data != nullptr) StoreProjectionGradient(p, g, shared.d_projection);
+  StoreConstants(p, shared, shared.d_bonus, g.d_bonus);
+  if (p.gate == Gate::kKey && p.constant_decay) {
+    StoreConstants(p, shared, shared.d_decay, g.d_log_decay);
+  }
   if (p.gate != Gate::kScalar || g.d_log_decay.data == nullptr) return;
   ctx.ParallelFor(p.value_heads, [&](int64_t head, int) HWY_ATTR {
     SumDecayGradients(p, g, shared, head);

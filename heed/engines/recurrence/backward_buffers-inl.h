@@ -41,6 +41,7 @@ struct BackwardBuffers {
   T *v, *d_o, *dv;  // [kBlock][value_row]
   T *dq, *dk;       // [kBlock][row]
   T* d_decay;       // the same
+  T* d_bonus;       // [row]
   T* denominators;  // [kBlock]
   T *z, *border_z, *suffix;     // [kBlock][row] of a block, [row], [row]
   T *d_state, *d_transposed;    // D [K][V], D^T [V or V + 1][K]
@@ -83,6 +84,7 @@ struct BackwardBuffers {
     carver.Next(dq, block * row);
     carver.Next(dk, block * row);
     carver.Next(d_decay, p.gate == Gate::kKey ? block * row : 0);
+    carver.Next(d_bonus, p.has_bonus ? row : 0);
     carver.Next(denominators, block);
     carver.Next(z, p.normalize ? block * row : 0);
     carver.Next(border_z, row);
@@ -111,6 +113,9 @@ struct SharedBuffers {
   // Of scalar gates: the sums of q .* dq - k .* dk over kPartColumns columns, by value
   // head, these and token.
   T* decay_parts = nullptr;
+  // Gradients of what has no axis of tokens, by sequence, value head and key channel: of
+  // the bonus, and of decays that are constant.
+  double *d_bonus = nullptr, *d_decay = nullptr;
   // Of random features: the gradient of the projection, [M, K], added to in turn.
   double* d_projection = nullptr;
   Turn* projection_turn = nullptr;
@@ -135,6 +140,8 @@ struct SharedBuffers {
   void Init(const Problem& p, void* base) {
     LayOut(p, base);
     for (int64_t i = 0; turns != nullptr && i < NumTurns(p); ++i) new (&turns[i]) Turn(0);
+    if (d_bonus != nullptr) std::fill_n(d_bonus, NumConstants(p), 0.0);
+    if (d_decay != nullptr) std::fill_n(d_decay, NumConstants(p), 0.0);
     if (!IsRandom(p.feature)) return;
     new (projection_turn) Turn(0);
     std::fill_n(d_projection, p.projection_rows * p.key_size, 0.0);
@@ -150,6 +157,11 @@ struct SharedBuffers {
     const int64_t place = (of * p.key_heads + task.head / p.group()) * parts + task.part;
     return turns[2 * place + which];
   }
+  // [row] of a value head in `sums`.
+  double* ConstantsOf(double* sums, const Problem& p, int64_t sequence,
+                      int64_t head) const {
+    return sums + (sequence * p.value_heads + head) * static_cast<int64_t>(row);
+  }
   // [units][count] of a value head.
   T* DecayParts(const Problem& p, int64_t sequence, int64_t head) const {
     const auto s = static_cast<size_t>(sequence);
@@ -158,6 +170,10 @@ struct SharedBuffers {
   }
 
  private:
+  int64_t NumConstants(const Problem& p) const {
+    return static_cast<int64_t>(p.sequences.size()) * p.value_heads *
+           static_cast<int64_t>(row);
+  }
   int64_t NumTurns(const Problem& p) const {
     return 2 * first_block.back() * p.key_heads * parts;
   }
@@ -171,10 +187,15 @@ struct SharedBuffers {
     carver.Next(turns, shares ? NumTurns(p) : 0);
     const bool decays = p.gate == Gate::kScalar && !p.running_max();
     carver.Next(decay_parts, decays ? tokens * p.value_heads * units : 0);
+    const bool constant = p.gate == Gate::kKey && p.constant_decay;
+    carver.Next(d_bonus, p.has_bonus ? NumConstants(p) : 0);
+    carver.Next(d_decay, constant ? NumConstants(p) : 0);
     const bool random = IsRandom(p.feature);
     carver.Next(d_projection, random ? p.projection_rows * p.key_size : 0);
     carver.Next(projection_turn, random ? 1 : 0);
     if (!shares) turns = nullptr;
+    if (!p.has_bonus) d_bonus = nullptr;
+    if (!constant) d_decay = nullptr;
     return carver.bytes();
   }
 };

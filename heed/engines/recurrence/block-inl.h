@@ -8,6 +8,9 @@
 //   F_j = a_{j+1} ... a_n   write = k_j .* F_j       decay = TileDecay(E_n)
 //   pairs_tj = sum_i q_ti k_ji (a_{j+1} ... a_t)_i,  j <= t
 //
+// or in the bonus form, whose queries see the state before their token, read = q_t .*
+// E_{t-1}, pairs_tj up to a_{t-1}, and pairs_tt = sum_i q_ti u_i k_ti.
+//
 // Products of at most four factors <= 1 and nothing divided: no decay over- or
 // underflows on the way (exp(-G) of a cumulative decay G does).
 //
@@ -284,13 +287,34 @@ HWY_INLINE V TileDecay(D d, V decay, V less_one) {
   return hn::IfThenElse(near, less_one, decay);
 }
 
-// The tables of one tile of TB tokens. `decay` has rows of decay_row elements, or with
-// kScalar one element per token; `tile_decay` comes with E - 1. q and read may be the same
-// memory, k and write too.
-template <int TB, bool kScalar, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void TileTables(D d, const T* q, const T* k, const T* decay, size_t row,
-                           T* read, T* write, T* tile_decay, T* pairs,
+// What decays a tile has: of scalars one per token, else rows; and its form.
+enum class Form { kScalar, kKey, kBonus };
+
+// f(std::integral_constant<Form, ...>) for a gated problem.
+template <class F>
+HWY_INLINE void WithForm(const Problem& p, const F& f) {
+  if (p.gate == Gate::kScalar) return f(std::integral_constant<Form, Form::kScalar>());
+  if (p.has_bonus) return f(std::integral_constant<Form, Form::kBonus>());
+  f(std::integral_constant<Form, Form::kKey>());
+}
+
+// Elements of `decay` per token.
+constexpr size_t DecayRow(Form form, size_t row) { return form == Form::kScalar ? 1 : row; }
+
+// Column i of token t.
+template <Form kForm, class D, class T = hn::TFromD<D>>
+HWY_INLINE hn::Vec<D> DecayAt(D d, const T* decay, int t, size_t row, size_t i) {
+  if constexpr (kForm == Form::kScalar) return hn::Set(d, decay[t]);
+  return hn::Load(d, decay + static_cast<size_t>(t) * row + i);
+}
+
+// The tables of one tile of TB tokens. `tile_decay` comes with E - 1; `bonus` is u. q and
+// read may be the same memory, k and write too.
+template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void TileTables(D d, const T* q, const T* k, const T* decay, const T* bonus,
+                           size_t row, T* read, T* write, T* tile_decay, T* pairs,
                            T* pairs_against_time) {
+  constexpr bool kBefore = kForm == Form::kBonus;  // the state is read before the token
   constexpr size_t N = hn::MaxLanes(D());
   V sum[TB][TB];
   HWY_UNROLL(4)
@@ -300,21 +324,24 @@ HWY_INLINE void TileTables(D d, const T* q, const T* k, const T* decay, size_t r
   }
   for (size_t i = 0; i < row; i += N) {
     V decayed[TB];  // keys, up to the current token
-    V from_begin = hn::Zero(d);
+    V from_begin = hn::Set(d, T{1});
     HWY_UNROLL(4)
     for (int t = 0; t < TB; ++t) {
       const size_t at = static_cast<size_t>(t) * row + i;
-      const V a = kScalar ? hn::Set(d, decay[t]) : hn::Load(d, decay + at);
-      const V query = hn::Load(d, q + at);
+      const V a = DecayAt<kForm>(d, decay, t, row, i);
+      const V query = hn::Load(d, q + at), before = from_begin;
       HWY_UNROLL(4)
       for (int j = 0; j < t; ++j) {
-        decayed[j] = hn::Mul(decayed[j], a);
+        if constexpr (!kBefore) decayed[j] = hn::Mul(decayed[j], a);
         sum[t][j] = hn::MulAdd(query, decayed[j], sum[t][j]);
+        if constexpr (kBefore) decayed[j] = hn::Mul(decayed[j], a);
       }
       decayed[t] = hn::Load(d, k + at);
-      sum[t][t] = hn::MulAdd(query, decayed[t], sum[t][t]);
+      V own = query;
+      if constexpr (kBefore) own = hn::Mul(query, hn::Load(d, bonus + i));
+      sum[t][t] = hn::MulAdd(own, decayed[t], sum[t][t]);
       from_begin = t == 0 ? a : hn::Mul(from_begin, a);
-      hn::Store(hn::Mul(query, from_begin), d, read + at);
+      hn::Store(hn::Mul(query, kBefore ? before : from_begin), d, read + at);
     }
     HWY_UNROLL(4)
     for (int j = 0; j < TB; ++j) {
@@ -336,7 +363,7 @@ HWY_INLINE void TileTables(D d, const T* q, const T* k, const T* decay, size_t r
 }
 
 // Of these tables, those that the state alone needs: the same bits.
-template <int TB, bool kScalar, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void TileKeyTables(D d, const T* k, const T* decay, size_t row, T* write,
                               T* tile_decay) {
   for (size_t i = 0; i < row; i += hn::MaxLanes(D())) {
@@ -344,11 +371,10 @@ HWY_INLINE void TileKeyTables(D d, const T* k, const T* decay, size_t row, T* wr
     V from_begin = hn::Zero(d);
     HWY_UNROLL(4)
     for (int t = 0; t < TB; ++t) {
-      const size_t at = static_cast<size_t>(t) * row + i;
-      const V a = kScalar ? hn::Set(d, decay[t]) : hn::Load(d, decay + at);
+      const V a = DecayAt<kForm>(d, decay, t, row, i);
       HWY_UNROLL(4)
       for (int j = 0; j < t; ++j) decayed[j] = hn::Mul(decayed[j], a);
-      decayed[t] = hn::Load(d, k + at);
+      decayed[t] = hn::Load(d, k + static_cast<size_t>(t) * row + i);
       from_begin = t == 0 ? a : hn::Mul(from_begin, a);
     }
     HWY_UNROLL(4)
@@ -382,13 +408,13 @@ HWY_INLINE void ForTokenTiles(size_t n, const F& f) {
   }
 }
 
-template <bool kScalar, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void BlockTables(D d, const T* q, const T* k, const T* decay, size_t n,
-                              size_t row, const Tables<T>& to) {
+template <Form kForm, class D, class T = hn::TFromD<D>>
+HWY_NOINLINE void BlockTables(D d, const T* q, const T* k, const T* decay, const T* bonus,
+                              size_t n, size_t row, const Tables<T>& to) {
   ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
     const size_t at = begin * row, pair = tile * kTile * kTile;
-    TileTables<tokens.value, kScalar>(
-        d, q + at, k + at, decay + begin * (kScalar ? 1 : row), row, to.read + at,
+    TileTables<tokens.value, kForm>(
+        d, q + at, k + at, decay + begin * DecayRow(kForm, row), bonus, row, to.read + at,
         to.write + at, to.decay + tile * row, to.pairs + pair,
         to.pairs_against_time == nullptr ? nullptr : to.pairs_against_time + pair);
   });

@@ -120,10 +120,10 @@ class ForwardHead {
     reader_.Queries(first, n);
     ReadKeys(first, n);
     const BlockRows<T>& rows = b_.rows;
-    const bool gated = p_.gate != Gate::kNone, scalar = p_.gate == Gate::kScalar;
+    const bool gated = p_.gate != Gate::kNone;
     if (p_.normalize) {
-      Denominators(d_, rows.q, rows.k, gated ? rows.decay : nullptr, scalar, n, row_,
-                   b_.z, b_.z, 0, b_.denominators);
+      Denominators(d_, rows.q, rows.k, gated ? rows.decay : nullptr,
+                   p_.gate == Gate::kScalar, n, row_, b_.z, b_.z, 0, b_.denominators);
     }
     RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n));
     Product<T> x = {rows.q, rows.k, row_, b_.v, b_.o, value_row_};
@@ -132,11 +132,9 @@ class ForwardHead {
                            b_.state, prefetch);
     } else {
       const Tables<T> tables = {rows.q, rows.k, rows.tile_decay, b_.pairs};
-      if (scalar) {
-        BlockTables<true>(d_, rows.q, rows.k, rows.decay, n, row_, tables);
-      } else {
-        BlockTables<false>(d_, rows.q, rows.k, rows.decay, n, row_, tables);
-      }
+      WithForm(p_, [&](auto form) HWY_ATTR {
+        BlockTables<form.value>(d_, rows.q, rows.k, rows.decay, rows.bonus, n, row_, tables);
+      });
       x.decay = rows.tile_decay;
       x.decay_stride = row_;
       x.pairs = b_.pairs;

@@ -8,6 +8,9 @@
 //   dq_t = E_t .* u_t + sum_{j <= t} w_tj L_tj .* k_j
 //   dk_j = F_j .* x_j + sum_{t >= j} w_tj L_tj .* q_t
 //
+// In the bonus form E and L end before token t, and a token's own pair is left to
+// TileBonusGradients.
+//
 // The decays of keys and queries are running products, as in TileTables.
 #if defined(HEED_ENGINES_RECURRENCE_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_GRADIENTS_INL_H_
@@ -55,33 +58,39 @@ HWY_INLINE void ValuePairs(D d, const T* d_o, const T* v, size_t row, T* pairs) 
 }
 
 // dq of a tile in place of u, columns [begin, end) of rows of `row`.
-template <int TB, bool kScalar, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void TileQueryGradients(D d, const T* k, const T* decay, const T* pairs,
                                    size_t row, size_t begin, size_t end, T* dq) {
+  constexpr bool kBefore = kForm == Form::kBonus;
   for (size_t i = begin; i < end; i += hn::MaxLanes(D())) {
     V keys[TB];
     V from_begin = hn::Set(d, T{1});
     HWY_UNROLL(4)
     for (int t = 0; t < TB; ++t) {
       const size_t at = static_cast<size_t>(t) * row + i;
-      const V a = kScalar ? hn::Set(d, decay[t]) : hn::Load(d, decay + at);
+      const V a = DecayAt<kForm>(d, decay, t, row, i), before = from_begin;
       from_begin = t == 0 ? a : hn::Mul(from_begin, a);
-      V sum = hn::Mul(from_begin, hn::Load(d, dq + at));
+      V sum = hn::Mul(kBefore ? before : from_begin, hn::Load(d, dq + at));
       HWY_UNROLL(4)
       for (int j = 0; j < t; ++j) {
-        keys[j] = hn::Mul(keys[j], a);
+        if constexpr (!kBefore) keys[j] = hn::Mul(keys[j], a);
         sum = hn::MulAdd(hn::Set(d, pairs[t * TB + j]), keys[j], sum);
+        if constexpr (kBefore) keys[j] = hn::Mul(keys[j], a);
       }
       keys[t] = hn::Load(d, k + at);
-      hn::Store(hn::MulAdd(hn::Set(d, pairs[t * TB + t]), keys[t], sum), d, dq + at);
+      if constexpr (!kBefore) {
+        sum = hn::MulAdd(hn::Set(d, pairs[t * TB + t]), keys[t], sum);
+      }
+      hn::Store(sum, d, dq + at);
     }
   }
 }
 
 // dk of a tile in place of x.
-template <int TB, bool kScalar, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void TileKeyGradients(D d, const T* q, const T* decay, const T* pairs,
                                  size_t row, size_t begin, size_t end, T* dk) {
+  constexpr bool kBefore = kForm == Form::kBonus;
   for (size_t i = begin; i < end; i += hn::MaxLanes(D())) {
     V queries[TB];
     V to_end = hn::Set(d, T{1}), later = to_end;  // the decay of the next token
@@ -91,14 +100,39 @@ HWY_INLINE void TileKeyGradients(D d, const T* q, const T* decay, const T* pairs
       V sum = hn::Mul(to_end, hn::Load(d, dk + at));
       HWY_UNROLL(4)
       for (int t = TB - 1; t > j; --t) {
-        queries[t] = hn::Mul(queries[t], later);
+        if (!kBefore || t > j + 1) queries[t] = hn::Mul(queries[t], later);
         sum = hn::MulAdd(hn::Set(d, pairs[t * TB + j]), queries[t], sum);
       }
       queries[j] = hn::Load(d, q + at);
-      hn::Store(hn::MulAdd(hn::Set(d, pairs[j * TB + j]), queries[j], sum), d, dk + at);
-      later = kScalar ? hn::Set(d, decay[j]) : hn::Load(d, decay + at);
+      if constexpr (!kBefore) {
+        sum = hn::MulAdd(hn::Set(d, pairs[j * TB + j]), queries[j], sum);
+      }
+      hn::Store(sum, d, dk + at);
+      later = DecayAt<kForm>(d, decay, j, row, i);
       to_end = hn::Mul(to_end, later);
     }
+  }
+}
+
+// What a tile's own pairs w_tt (q_t .* u) . k_t of the bonus form add to dq and dk, and to
+// the sums over tokens that are du.
+template <int TB, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void TileBonusGradients(D d, const T* q, const T* k, const T* bonus,
+                                   const T* pairs, size_t row, size_t begin, size_t end,
+                                   T* dq, T* dk, T* du) {
+  for (size_t i = begin; i < end; i += hn::MaxLanes(D())) {
+    const V u = hn::Load(d, bonus + i);
+    V sum = hn::Load(d, du + i);
+    HWY_UNROLL(4)
+    for (int t = 0; t < TB; ++t) {
+      const size_t at = static_cast<size_t>(t) * row + i;
+      const V pair = hn::Set(d, pairs[t * TB + t]), weighted = hn::Mul(pair, u);
+      const V query = hn::Load(d, q + at), key = hn::Load(d, k + at);
+      hn::Store(hn::MulAdd(weighted, key, hn::Load(d, dq + at)), d, dq + at);
+      hn::Store(hn::MulAdd(weighted, query, hn::Load(d, dk + at)), d, dk + at);
+      sum = hn::MulAdd(hn::Mul(pair, query), key, sum);
+    }
+    hn::Store(sum, d, du + i);
   }
 }
 

@@ -4,9 +4,14 @@
 //   o_t = scale S_t^T q_t                  or, normalised, / (z_t . q_t + eps)
 //   z_t = G_t .* z_{t-1} + k_t             z: [K]
 //
-// with G_t from a log decay: none, one per head, one per token, or one per token and
-// key channel; of Feature::kRandomExp, from the running maximum that its keys are
-// relative to. Without causality S and z are sums over all tokens. q and k stand for
+// with G_t from a log decay: none, one per head, one per head and key channel, one per
+// token, or one per token and key channel; of Feature::kRandomExp, from the running
+// maximum that its keys are relative to. In the bonus form a query sees the state before
+// its token, and its own key weighted by u:
+//
+//   o_t = scale (S_{t-1} + diag(u) k_t v_t^T)^T q_t
+//
+//  Without causality S and z are sums over all tokens. q and k stand for
 // feature maps of what is given. An operation fills a Problem from its own inputs
 // and options; the engine knows no operation.
 #ifndef HEED_ENGINES_RECURRENCE_PROBLEM_H_
@@ -97,9 +102,12 @@ struct Problem {
   bool causal = true;
 
   Gate gate = Gate::kNone;
-  Rows log_decay;  // over value heads; a head's constant has token and batch strides 0.
-                   // Absent where running_max()
+  Rows log_decay;  // over value heads; absent where running_max()
+  bool constant_decay = false;  // it has no axes of sequences and tokens: strides of 0
   bool complement_keys = false;  // k = 1 - exp(log_decay), k is absent
+
+  bool has_bonus = false;  // of Gate::kKey, not normalised
+  Rows bonus;              // u, over value heads alone
 
   // Each absent unless given: v_t is value_factors_t times what `v` holds, and what is
   // written as o is (o_t + skip .* `v`_t) .* silu(output_gate_t).
@@ -137,9 +145,8 @@ struct Gradients {
   Rows d_o;
   States d_final, d_final_z;  // data null: zeros
   Rows dq, dk, dv;            // written
-  // Written: over tokens, or where `log_decay` is constant per head [value heads] in
-  // f64, zeroed and added to in the order of sequences.
-  Rows d_log_decay;
+  Rows d_log_decay;           // written; like log_decay over heads alone where constant
+  Rows d_bonus;               // written
   States d_initial, d_initial_z;  // written
   Rows d_projection;              // written; maxima count as constants
 };

@@ -33,6 +33,7 @@ struct BlockRows {
   T* raw;      // [padded key_size], of one row; of random features, of all
   T* decay;    // [kBlock][row] or [kBlock]
   T* tile_decay;  // [tiles][row], as tables take it
+  T* bonus;       // [row]
   // [row], of Feature::kSoftmaxOfTokens; `max` is one number m of kRandomExp.
   T *max, *inverse_sum;
   T* projection;  // of random features: W^T packed; null for one token
@@ -48,6 +49,7 @@ struct BlockRows {
                        : p.gate == Gate::kScalar ? kBlockTokens
                                                  : block * row);
     carver.Next(tile_decay, p.gate == Gate::kNone ? 0 : kBlockTokens / kTileTokens * row);
+    carver.Next(bonus, p.has_bonus ? row : 0);
     const int64_t columns = p.key_feature == Feature::kSoftmaxOfTokens ? row : 0;
     carver.Next(max, random ? 1 : columns);
     carver.Next(inverse_sum, columns);
@@ -66,8 +68,11 @@ class RowReader {
         size_(static_cast<size_t>(p.key_size)), row_(Padded<T>(p.features())),
         rows_(rows) {}
 
-  // Before all others: packs the projection, begins the maximum.
+  // Before all others: reads u, packs the projection, begins the maximum.
   HWY_NOINLINE HWY_ATTR void Begin() const {
+    if (p_.has_bonus) {
+      LoadRows(hn::ScalableTag<T>(), p_.bonus, s_, value_head_, 0, 1, size_, rows_.bonus, row_);
+    }
     if (!IsRandom(p_.feature)) return;
     if (rows_.projection != nullptr) PackTransposed(p_, rows_.raw, rows_.projection);
     *rows_.max = p_.feature == Feature::kRandomRelu ? 0

@@ -53,13 +53,17 @@ struct StepBuffers {
   }
 };
 
-// What a state's vector at `at` becomes: decayed, k v^T added, stored. `decay` as TileDecay()
-// gives it.
-template <bool kGated, class D, class V = hn::Vec<D>, class T = hn::TFromD<D>>
+// What is done to the state. kBonus: with a decay, and a query sees the state before.
+enum class StepForm { kUngated, kGated, kBonus };
+
+// What a state's vector at `at` becomes: decayed, k v^T added, stored. Returns what a query
+// sees. `decay` as TileDecay() gives it.
+template <StepForm kForm, class D, class V = hn::Vec<D>, class T = hn::TFromD<D>>
 HWY_INLINE V StepVector(D d, V decay, V key, V value, size_t count, T* at) {
   constexpr size_t N = hn::MaxLanes(D());
   V s = count == N ? hn::LoadU(d, at) : hn::LoadN(d, at, count);
-  if constexpr (kGated) {
+  const V before = s;
+  if constexpr (kForm != StepForm::kUngated) {
     s = hn::MulAdd(decay, s, hn::IfThenElseZero(hn::Lt(decay, hn::Zero(d)), s));
   }
   s = hn::MulAdd(key, value, s);
@@ -68,12 +72,12 @@ HWY_INLINE V StepVector(D d, V decay, V key, V value, size_t count, T* at) {
   } else {
     hn::StoreN(s, d, at, count);
   }
-  return s;
+  return kForm == StepForm::kBonus ? before : s;
 }
 
 // C vectors of columns of a state whose rows are `stride` apart, the last of `count`
 // elements: s = a .* s + k v^T, o = q s.
-template <int C, bool kGated, class D, class T = hn::TFromD<D>>
+template <int C, StepForm kForm, class D, class T = hn::TFromD<D>>
 HWY_INLINE void StepStrip(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
                           const T* HWY_RESTRICT a, size_t num_rows,
                           const T* HWY_RESTRICT v, size_t count, int64_t stride,
@@ -84,11 +88,11 @@ HWY_INLINE void StepStrip(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
   for (int c = 0; c < C; ++c) sum[c] = hn::Zero(d);
   for (size_t r = 0; r < num_rows; ++r, state += stride) {
     const auto query = hn::Set(d, q[r]), key = hn::Set(d, k[r]);
-    const auto decay = kGated ? hn::Set(d, a[r]) : hn::Zero(d);
+    const auto decay = kForm != StepForm::kUngated ? hn::Set(d, a[r]) : hn::Zero(d);
     HWY_UNROLL(8)
     for (int c = 0; c < C; ++c) {
-      const auto s = StepVector<kGated>(d, decay, key, hn::Load(d, v + c * N),
-                                        C == 1 ? count : N, state + c * N);
+      const auto s = StepVector<kForm>(d, decay, key, hn::Load(d, v + c * N),
+                                       C == 1 ? count : N, state + c * N);
       sum[c] = hn::MulAdd(query, s, sum[c]);
     }
   }
@@ -97,7 +101,7 @@ HWY_INLINE void StepStrip(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
 }
 
 // All columns [begin, end).
-template <bool kGated, class D, class T = hn::TFromD<D>>
+template <StepForm kForm, class D, class T = hn::TFromD<D>>
 HWY_INLINE void StepRows(D d, const T* q, const T* k, const T* a, size_t num_rows,
                          const T* v, size_t begin, size_t end, int64_t stride, T* state,
                          T* o) {
@@ -105,15 +109,15 @@ HWY_INLINE void StepRows(D d, const T* q, const T* k, const T* a, size_t num_row
   const size_t whole = begin + (end - begin) / N * N;
   hs::ForTiles<8>(begin / N, whole / N, [&](auto vectors, size_t i) HWY_ATTR {
     const size_t c = i * N;
-    StepStrip<vectors.value, kGated>(d, q, k, a, num_rows, v + c, N, stride, state + c, o + c);
+    StepStrip<vectors.value, kForm>(d, q, k, a, num_rows, v + c, N, stride, state + c, o + c);
   });
   if (whole == end) return;
-  StepStrip<1, kGated>(d, q, k, a, num_rows, v + whole, end - whole, stride, state + whole,
-                       o + whole);
+  StepStrip<1, kForm>(d, q, k, a, num_rows, v + whole, end - whole, stride, state + whole,
+                      o + whole);
 }
 
 // A row of a state whose rows are values: returns the sum of q .* s.
-template <bool kGated, class D, class T = hn::TFromD<D>>
+template <StepForm kForm, class D, class T = hn::TFromD<D>>
 HWY_INLINE T StepTransposed(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
                             const T* HWY_RESTRICT a, T v, size_t features,
                             T* HWY_RESTRICT state) {
@@ -121,15 +125,30 @@ HWY_INLINE T StepTransposed(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT 
   const auto value = hn::Set(d, v);
   auto sum = hn::Zero(d);
   const auto column = [&](size_t c, size_t count) HWY_ATTR {
-    const auto decay = kGated ? hn::Load(d, a + c) : hn::Zero(d);
+    const auto decay = kForm != StepForm::kUngated ? hn::Load(d, a + c) : hn::Zero(d);
     const auto s =
-        StepVector<kGated>(d, decay, hn::Load(d, k + c), value, count, state + c);
+        StepVector<kForm>(d, decay, hn::Load(d, k + c), value, count, state + c);
     sum = hn::MulAdd(hn::Load(d, q + c), s, sum);
   };
   size_t c = 0;
   for (; c + N <= features; c += N) column(c, N);
   if (c < features) column(c, features - c);
   return hn::ReduceSum(d, sum);
+}
+
+// What the bonus lets a token see of itself: o += (q . (u .* k)) v.
+template <class D, class T = hn::TFromD<D>>
+HWY_INLINE void AddOwnValue(D d, const StepBuffers<T>& b, size_t row, size_t value_row) {
+  constexpr size_t N = hn::MaxLanes(D());
+  auto sum = hn::Zero(d);
+  for (size_t i = 0; i < row; i += N) {
+    const auto own = hn::Mul(hn::Load(d, b.rows.q + i), hn::Load(d, b.rows.bonus + i));
+    sum = hn::MulAdd(own, hn::Load(d, b.rows.k + i), sum);
+  }
+  const auto pair = hn::Set(d, hn::ReduceSum(d, sum));
+  for (size_t i = 0; i < value_row; i += N) {
+    hn::Store(hn::MulAdd(pair, hn::Load(d, b.v + i), hn::Load(d, b.o + i)), d, b.o + i);
+  }
 }
 
 template <class T>
@@ -158,22 +177,24 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task,
     hn::Store(TileDecay(d, decay, hn::Load(d, of_tile)), d, of_tile);
   }
   T* state = StateAt<T>(p.final, s.state, head);
-  const auto step = [&](auto is_gated) HWY_ATTR {
-    constexpr bool kGated = is_gated.value;
+  const auto step = [&](auto form) HWY_ATTR {
     if (p.final.value_stride == 1 || values == 1) {
-      return StepRows<kGated>(d, b.rows.q, b.rows.k, b.rows.tile_decay, features, b.v,
+      return StepRows<form.value>(d, b.rows.q, b.rows.k, b.rows.tile_decay, features, b.v,
                               begin, end, p.final.key_stride, state, b.o);
     }
     for (size_t r = begin; r < end; ++r) {
-      b.o[r] = StepTransposed<kGated>(
+      b.o[r] = StepTransposed<form.value>(
           d, b.rows.q, b.rows.k, b.rows.tile_decay, b.v[r], features,
           state + static_cast<int64_t>(r) * p.final.value_stride);
     }
   };
-  if (gated) {
-    step(std::true_type());
+  if (p.has_bonus) {
+    step(std::integral_constant<StepForm, StepForm::kBonus>());
+    AddOwnValue(d, b, Padded<T>(p.features()), value_row);
+  } else if (gated) {
+    step(std::integral_constant<StepForm, StepForm::kGated>());
   } else {
-    step(std::false_type());
+    step(std::integral_constant<StepForm, StepForm::kUngated>());
   }
 
   T factor = 1;

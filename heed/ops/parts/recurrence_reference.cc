@@ -24,6 +24,14 @@ void Advance(const ReferenceHead& h, size_t t, State& state) {
   }
 }
 
+// What token t's query reads.
+double Seen(const ReferenceHead& h, size_t t, const State& before, const State& after,
+            size_t i, size_t j) {
+  const size_t at = i * h.V + j;
+  if (h.u.empty()) return after.S[at];
+  return before.S[at] + h.u[i] * h.k[t * h.K + i] * h.v[t * h.V + j];
+}
+
 // What token t's output is divided by.
 double Denominator(const ReferenceHead& h, size_t t, const State& state) {
   if (!h.normalize) return 1;
@@ -46,11 +54,12 @@ ReferenceHeadOutputs RunReference(const ReferenceHead& h) {
   out.o.assign(h.T * h.V, 0);
   State state = {h.S, h.z};
   for (size_t t = 0; t < h.T; ++t) {
+    const State before = state;
     Advance(h, t, state);
     out.denominators.push_back(Denominator(h, t, state));
     for (size_t i = 0; i < h.K; ++i) {
       for (size_t j = 0; j < h.V; ++j) {
-        out.o[t * h.V + j] += state.S[i * h.V + j] * h.q[t * h.K + i];
+        out.o[t * h.V + j] += Seen(h, t, before, state, i, j) * h.q[t * h.K + i];
       }
     }
     const double inverse = Inverse(h, t, out.denominators[t]);
@@ -67,6 +76,7 @@ ReferenceHeadGradients RunBackwardReference(const ReferenceHead& h, const Double
   g.q.assign(h.T * h.K, 0);
   g.k = g.a = g.q;
   g.v.assign(h.T * h.V, 0);
+  g.u.assign(h.u.size(), 0);
   Doubles D = d_S, dz = d_z;  // of S_t and z_t
 
   // Tokens against time, with the states before and after each: those before every
@@ -95,7 +105,7 @@ ReferenceHeadGradients RunBackwardReference(const ReferenceHead& h, const Double
         d_n[j] = d_o[t * h.V + j] * inverse;
         double numerator = 0;
         for (size_t i = 0; i < h.K; ++i) {
-          numerator += after.S[i * h.V + j] * h.q[t * h.K + i];
+          numerator += Seen(h, t, before, after, i, j) * h.q[t * h.K + i];
         }
         d_denominator += (h.denominators.empty() ? -1 : 1) * d_n[j] * numerator * inverse;
       }
@@ -104,12 +114,20 @@ ReferenceHeadGradients RunBackwardReference(const ReferenceHead& h, const Double
         const size_t at = t * h.K + i;
         for (size_t j = 0; j < h.V; ++j) {
           double& d = D[i * h.V + j];
-          g.q[at] += after.S[i * h.V + j] * d_n[j];
-          d += h.q[at] * d_n[j];
-          g.k[at] += d * h.v[t * h.V + j];
-          g.v[t * h.V + j] += d * h.k[at];
+          const double of_seen = h.q[at] * d_n[j], k = h.k[at], v = h.v[t * h.V + j];
+          g.q[at] += Seen(h, t, before, after, i, j) * d_n[j];
+          if (h.u.empty()) {
+            d += of_seen;
+          } else {
+            g.u[i] += of_seen * k * v;
+            g.k[at] += of_seen * h.u[i] * v;
+            g.v[t * h.V + j] += of_seen * h.u[i] * k;
+          }
+          g.k[at] += d * v;
+          g.v[t * h.V + j] += d * k;
           g.a[at] += d * before.S[i * h.V + j];
           d *= h.a[at];
+          if (!h.u.empty()) d += of_seen;
         }
         g.q[at] += after.z[i] * d_denominator;
         dz[i] += h.q[at] * d_denominator;

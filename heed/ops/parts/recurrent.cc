@@ -35,28 +35,6 @@ void CheckDType(const char* op, const char* name, const ConstTensorView& t, DTyp
   }
 }
 
-std::vector<int64_t> Integers(const char* op, const char* name, const ConstTensorView& t,
-                              int64_t size) {
-  if (!t.present()) return {};
-  if (t.dtype() != DType::kI32 && t.dtype() != DType::kI64) {
-    Fail(op, name, std::string("has dtype ") + Name(t.dtype()), "i32 or i64");
-  }
-  if (t.rank() != 1 || (size >= 0 && t.size(0) != size)) {
-    Fail(op, name, "has shape " + t.ShapeString(),
-         size >= 0 ? ShapeString(Axes{size}) : "[N + 1]");
-  }
-  parts::CheckReadable(op, name, t);
-  std::vector<int64_t> values;
-  for (int64_t i = 0; i < t.size(0); ++i) {
-    values.push_back(LoadAsInt64(t.dtype(), t.data(), i * t.stride(0)));
-  }
-  return values;
-}
-
-std::string At(const char* name, size_t i) {
-  return std::string(name) + "[" + std::to_string(i) + "]";
-}
-
 // Everything about a call that has been checked.
 struct Call {
   Problem problem;
@@ -84,7 +62,7 @@ struct Call {
 recurrence::Rows RowsOf(const Call& call, const ConstTensorView& t) {
   const int64_t step = call.reverse ? -1 : 1;
   if (!t.present()) return {};
-  if (t.rank() == 1) return {t.data(), t.dtype(), 0, 0, t.stride(0)};
+  if (t.rank() <= 2) return {t.data(), t.dtype(), 0, 0, t.stride(0)};  // over heads alone
   return {t.data(), t.dtype(), t.stride(0), step * t.stride(1), t.stride(2)};
 }
 
@@ -95,14 +73,18 @@ recurrence::Rows MatrixOf(const ConstTensorView& t) {
 
 recurrence::Rows KeptDecays(Call& call, const ConstTensorView& t) {
   if (t.data() == nullptr) return {};
+  const int64_t row = t.rank() == 2 ? t.size(1) : 1;
   for (int64_t h = 0; h < t.size(0); ++h) {
-    call.decays_f64.push_back(LoadAsDouble(t.dtype(), t.data(), h * t.stride(0)));
+    for (int64_t i = 0; i < row; ++i) {
+      const int64_t at = h * t.stride(0) + (t.rank() == 2 ? i * t.stride(1) : 0);
+      call.decays_f64.push_back(LoadAsDouble(t.dtype(), t.data(), at));
+    }
   }
   call.decays_f32.assign(call.decays_f64.begin(), call.decays_f64.end());
   if (call.problem.dtype == DType::kF64) {
-    return {call.decays_f64.data(), DType::kF64, 0, 0, 1};
+    return {call.decays_f64.data(), DType::kF64, 0, 0, row};
   }
-  return {call.decays_f32.data(), DType::kF32, 0, 0, 1};
+  return {call.decays_f32.data(), DType::kF32, 0, 0, row};
 }
 
 recurrence::States StatesOf(const Call& call, const ConstTensorView& t) {
@@ -201,24 +183,38 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   switch (definition.decay) {
     case DecayShape::kNone: call.decay_shape = {}; break;
     case DecayShape::kHead: call.decay_shape = {HV}; break;
+    case DecayShape::kHeadKey: call.decay_shape = {HV, K}; break;
     case DecayShape::kToken: call.decay_shape = {B, T, HV}; break;
     case DecayShape::kKey: call.decay_shape = {B, T, HV, K}; break;
   }
-  p.gate = definition.decay == DecayShape::kNone  ? Gate::kNone
-           : definition.decay == DecayShape::kKey ? Gate::kKey
-                                                  : Gate::kScalar;
+  const bool by_key = definition.decay == DecayShape::kKey ||
+                      definition.decay == DecayShape::kHeadKey;
+  p.gate = definition.decay == DecayShape::kNone ? Gate::kNone
+           : by_key                              ? Gate::kKey
+                                                 : Gate::kScalar;
+  p.constant_decay = IsConstant(definition.decay);
   if (p.gate != Gate::kNone) {
     const ConstTensorView& t = in.log_decay;
     if (!t.present()) Fail(op, "log_decay", "is absent", "a tensor");
-    const bool any = definition.decay == DecayShape::kHead && IsFloat(t.dtype());
+    const bool any = p.constant_decay && IsFloat(t.dtype());
     const bool wide = t.dtype() == StateDType(p.dtype);
     CheckInput(op, "log_decay", t, call.decay_shape, any || wide ? t.dtype() : p.dtype,
                data);
-    if (p.gate == Gate::kKey) parts::CheckContiguousRows(op, "log_decay", t);
+    if (definition.decay == DecayShape::kKey) {
+      parts::CheckContiguousRows(op, "log_decay", t);
+    }
     const bool given = around == nullptr || !around->prepare;
     if (given && checks != nullptr && checks->checks() && t.data() != nullptr) {
       CheckDecays(op, t);
     }
+  }
+  if (definition.bonus) {
+    const ConstTensorView& u = in.u;
+    if (!u.present()) Fail(op, "u", "is absent", "a tensor");
+    CheckInput(op, "u", u, {HV, K}, IsFloat(u.dtype()) ? u.dtype() : p.dtype, data);
+    parts::CheckContiguousRows(op, "u", u);
+    p.has_bonus = true;
+    p.bonus = RowsOf(call, u);
   }
 
   Ranges(op, in.q, options, call.ranges);
@@ -241,8 +237,7 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   p.q = RowsOf(call, in.q);
   p.k = RowsOf(call, in.k);
   p.v = RowsOf(call, in.v);
-  p.log_decay = definition.decay == DecayShape::kHead ? KeptDecays(call, in.log_decay)
-                                                      : RowsOf(call, in.log_decay);
+  p.log_decay = p.constant_decay ? KeptDecays(call, in.log_decay) : RowsOf(call, in.log_decay);
   if (around != nullptr) {
     p.value_factors = RowsOf(call, around->value_factors);
     p.output_gate = RowsOf(call, around->output_gate);
@@ -286,6 +281,7 @@ class Outlets {
     Reads(definition.value_name, in.v);
     Reads("log_decay", in.log_decay);
     Reads("projection", in.projection);
+    Reads("u", in.u);
     Reads("initial_state", in.initial.S);
     Reads("initial_state.z", in.initial.z);
     Reads("initial_state.m", in.initial.m);
@@ -328,98 +324,8 @@ void CheckInput(const char* op, const char* name, const ConstTensorView& t,
   if (data || t.data() != nullptr) parts::CheckReadable(op, name, t);
 }
 
-ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView& t) {
-  if (!t.present()) return t;
-  if (t.rank() > 3) {
-    Fail(op, name, "has shape " + t.ShapeString(), "one token of each sequence: [B, H, ...]");
-  }
-  if (t.rank() == 2) {
-    return {t.data(), t.dtype(), {t.size(0), 1, t.size(1)}, {t.stride(0), 0, t.stride(1)},
-            t.device()};
-  }
-  if (t.rank() < 2) return t;
-  return {t.data(),
-          t.dtype(),
-          {t.size(0), 1, t.size(1), t.size(2)},
-          {t.stride(0), 0, t.stride(1), t.stride(2)},
-          t.device()};
-}
-
 DType StateDType(DType dtype) {
   return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-}
-
-void ClearOthers(const std::vector<TokenRange>& ranges, const TensorView& t) {
-  if (!t.present() || t.rank() < 3 || t.num_elements() == 0) return;
-  const auto clear = [&](int64_t b, int64_t begin, int64_t end) {
-    const int64_t row = t.rank() == 4 ? t.size(3) : 1;
-    for (int64_t token = begin; token < end; ++token) {
-      for (int64_t h = 0; h < t.size(2); ++h) {
-        const int64_t at = b * t.stride(0) + token * t.stride(1) + h * t.stride(2);
-        std::memset(static_cast<char*>(t.data()) +
-                        at * static_cast<int64_t>(SizeOf(t.dtype())),
-                    0, static_cast<size_t>(row) * SizeOf(t.dtype()));
-      }
-    }
-  };
-  for (int64_t b = 0; b < t.size(0); ++b) {
-    int64_t after = 0;  // of the ranges so far: ascending
-    for (const TokenRange& range : ranges) {
-      if (range.batch != b) continue;
-      clear(b, after, range.begin);
-      after = range.end;
-    }
-    clear(b, after, t.size(1));
-  }
-}
-
-std::vector<TokenRange> Ranges(const char* op, const ConstTensorView& q,
-                               const Options& options) {
-  std::vector<TokenRange> ranges;
-  Ranges(op, q, options, ranges);
-  return ranges;
-}
-
-void Ranges(const char* op, const ConstTensorView& q, const Options& options,
-            std::vector<TokenRange>& ranges) {
-  const int64_t B = q.size(0), T = q.size(1);
-  ranges.clear();
-  if (options.cu_seqlens.present()) {
-    if (options.lengths.present() || options.starts.present()) {
-      Fail(op, options.lengths.present() ? "lengths" : "starts", "is given",
-           "none beside cu_seqlens");
-    }
-    if (B != 1) {
-      Fail(op, "q", "has shape " + q.ShapeString(), "a leading axis of 1 with cu_seqlens");
-    }
-    const auto bounds = Integers(op, "cu_seqlens", options.cu_seqlens, -1);
-    if (bounds.empty() || bounds[0] != 0) {
-      Fail(op, "cu_seqlens",
-           bounds.empty() ? "is empty" : "begins with " + std::to_string(bounds[0]), "0");
-    }
-    for (size_t i = 1; i < bounds.size(); ++i) {
-      if (bounds[i] < bounds[i - 1] || bounds[i] > T) {
-        Fail(op, At("cu_seqlens", i).c_str(), "is " + std::to_string(bounds[i]),
-             std::to_string(bounds[i - 1]) + " to T = " + std::to_string(T));
-      }
-      ranges.push_back({0, bounds[i - 1], bounds[i]});
-    }
-    return;
-  }
-  const auto lengths = Integers(op, "lengths", options.lengths, B);
-  const auto starts = Integers(op, "starts", options.starts, B);
-  for (size_t b = 0; b < static_cast<size_t>(B); ++b) {
-    const int64_t end = lengths.empty() ? T : lengths[b];
-    const int64_t begin = starts.empty() ? 0 : starts[b];
-    const std::string expected = "0 to T = " + std::to_string(T);
-    if (end < 0 || end > T) {
-      Fail(op, At("lengths", b).c_str(), "is " + std::to_string(end), expected);
-    }
-    if (begin < 0 || begin > T) {
-      Fail(op, At("starts", b).c_str(), "is " + std::to_string(begin), expected);
-    }
-    ranges.push_back({static_cast<int64_t>(b), std::min(begin, end), end});
-  }
 }
 
 void Forward(const char* op, Context& ctx, const Definition& definition, const Inputs& in,
@@ -478,7 +384,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
                             DType dtype, bool exists) {
     if (!t.present()) return recurrence::Rows();
     if (!exists) Fail(op, name.c_str(), "is asked for", "none: there is no such input");
-    outlets.Check(name.c_str(), t, shape, dtype, t.rank() == 4);
+    outlets.Check(name.c_str(), t, shape, dtype, t.rank() % 2 == 0);
     return RowsOf(call, t);
   };
   const auto name_of = [](const char* name) { return std::string("d") + name; };
@@ -489,6 +395,8 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
       gradient("dlog_decay", out.dlog_decay, call.decay_shape,
                in.log_decay.present() ? in.log_decay.dtype() : p.dtype,
                definition.decay != DecayShape::kNone);
+  g.d_bonus = gradient("du", out.du, in.u.present() ? Axes(in.u.sizes()) : Axes(),
+                       in.u.present() ? in.u.dtype() : p.dtype, definition.bonus);
   const auto initial = [&](const char* name, const TensorView& t, bool exists,
                            const Axes& shape) {
     if (!t.present()) return recurrence::States();
@@ -521,8 +429,10 @@ void Step(const char* op, Context& ctx, const Definition& definition,
   whole.q = OneToken(op, definition.query_name, in.q);
   whole.k = OneToken(op, definition.key_name, in.k);
   whole.v = OneToken(op, definition.value_name, in.v);
-  whole.log_decay = OneToken(op, "log_decay", in.log_decay);
+  whole.log_decay = IsConstant(definition.decay) ? in.log_decay
+                                                 : OneToken(op, "log_decay", in.log_decay);
   whole.projection = in.projection;
+  whole.u = in.u;
   Options scale;  // all that a token can be asked for
   scale.scale = options.scale;
   thread_local Call call;  // whose memory the next step finds again

@@ -38,6 +38,7 @@ struct Inputs {
   ConstTensorView log_decay;  // natural logarithms <= 0, in q's dtype, f32 or f64
   ConstTensorView projection = {};  // [M, K] in q's dtype, of random features
   ConstState initial;
+  ConstTensorView u = {};  // [HV, K], any float dtype, of mechanisms with a bonus
 };
 
 struct Options {
@@ -64,13 +65,15 @@ struct BackwardInputs : Inputs {
 struct Gradients {
   TensorView dq, dk, dv, dlog_decay, dprojection;
   State dinitial;  // none of m, which counts as a constant
+  TensorView du = {};
 };
 
-// One token of each sequence: [B, H, K], [B, HV, V], and [HV], [B, HV] or [B, HV, K]. The
-// states are all there, S with contiguous rows, and o is [B, HV, V].
+// One token of each sequence: [B, H, K], [B, HV, V], and decays [B, HV] or [B, HV, K], or
+// constants. The states are all there, S with contiguous rows, and o is [B, HV, V].
 struct StepInputs {
   ConstTensorView q, k, v, log_decay;
   ConstTensorView projection = {};  // [M, K]
+  ConstTensorView u = {};           // [HV, K]
 };
 
 struct Explanation {

@@ -211,6 +211,7 @@ decltype(Keyword<Call>::read) ReaderOf(const Input& input) {
     case Input::kValue: return &ReadInput<&Inputs::v>;
     case Input::kDecay: return &ReadDecay;
     case Input::kProjection: return &ReadInput<&Inputs::projection>;
+    case Input::kBonus: return &ReadInput<&Inputs::u>;
     case Input::kOther: return &ReadOther;
     case Input::kConstants: return &ReadConstants;
     case Input::kMask: return &ReadMask;
@@ -230,6 +231,7 @@ decltype(Keyword<Call>::read) WriterOf(const Input& input) {
     case Input::kValue: return &WriteGradient<&Gradients::dv>;
     case Input::kDecay: return &WriteGradient<&Gradients::dlog_decay>;
     case Input::kProjection: return &WriteGradient<&Gradients::dprojection>;
+    case Input::kBonus: return &WriteGradient<&Gradients::du>;
     default: return &WriteOther;
   }
 }

@@ -35,6 +35,7 @@ Shape DecayShapeOf(const Definition& d, const Shape& q, int64_t value_heads) {
   switch (d.decay) {
     case DecayShape::kNone: return {};
     case DecayShape::kHead: return {value_heads};
+    case DecayShape::kHeadKey: return {value_heads, q[3]};
     case DecayShape::kToken: return {q[0], q[1], value_heads};
     case DecayShape::kKey: return {q[0], q[1], value_heads, q[3]};
   }
@@ -59,7 +60,7 @@ Gradients ToGradients(const Problem& p, std::span<const TensorView> views) {
   const std::map<std::string, TensorView*> places = {
       {"dq", &out.dq},         {"dk", &out.dk},
       {"dv", &out.dv},         {"dlog_decay", &out.dlog_decay},
-      {"dprojection", &out.dprojection},
+      {"dprojection", &out.dprojection},  {"du", &out.du},
       {"dinitial_state", &out.dinitial.S}, {"dinitial_z", &out.dinitial.z}};
   for (size_t i = p.num_forward; i < p.outputs.size(); ++i) {
     *places.at(p.outputs[i].name) = views[i];
@@ -71,7 +72,7 @@ std::string Title(const Mechanism& m, const Problem& p) {
   std::string text = m.name + " " + Name(p.in.q.dtype()) + m.options;
   for (const auto& [name, view] :
        {std::pair{"q", p.in.q}, {"k", p.in.k}, {"v", p.in.v},
-        {"log_decay", p.in.log_decay}, {"projection", p.in.projection},
+        {"log_decay", p.in.log_decay}, {"projection", p.in.projection}, {"u", p.in.u},
         {"lengths", p.options.lengths},
         {"starts", p.options.starts}, {"cu_seqlens", p.options.cu_seqlens}}) {
     if (!view.present()) continue;
@@ -89,7 +90,7 @@ std::string Title(const Mechanism& m, const Problem& p) {
 void RunStep(const Mechanism& m, const Problem& p, Context& ctx, const Outputs& out) {
   m.step(ctx,
          {WithoutTokens(p.in.q), WithoutTokens(p.in.k), WithoutTokens(p.in.v),
-          WithoutTokens(p.in.log_decay), p.in.projection},
+          WithoutTokens(p.in.log_decay), p.in.projection, p.in.u},
          p.options, out.final, WithoutTokens(out.o));
 }
 
@@ -186,6 +187,7 @@ void Describe(const Definition& d, Problem& p, int64_t sequences, bool forward,
   if (p.in.projection.present()) {
     p.outputs.push_back({"dprojection", dtype, {F, q[3]}, {}});
   }
+  if (p.in.u.present()) p.outputs.push_back({"du", p.in.u.dtype(), {v[2], q[3]}, {}});
   if (d.causal) p.outputs.push_back({"dinitial_state", state, S, {}});
   if (d.causal && d.normalize) p.outputs.push_back({"dinitial_z", state, z, {}});
 }
@@ -240,11 +242,18 @@ class Generator {
     const bool projected = recurrence::IsRandom(d_.feature);
     if (projected) p_.in.projection = parts_.Normal({parts_.Integer(1, 24), K});
     const Shape decay = DecayShapeOf(d_, q, HV);
+    const auto type_of = [&](bool constant) {
+      // The gradient of a constant is a sum over everything, which f16 need not hold.
+      const bool wide_sum = constant && dtype_ == DType::kF16;
+      return !wide_sum && random.Chance(0.5) ? dtype_ : StateDType(dtype_);
+    };
+    if (d_.bonus) {
+      p_.in.u = parts_.Keep(
+          parts_.Make(type_of(true), {HV, K}).FillNormal(parts_.NextSeed(), 1));
+    }
     if (!decay.empty()) {
       const double strength = std::exp(random.Uniform(-7, 2));
-      // The gradient of a constant is a sum over everything, which f16 need not hold.
-      const bool sum = d_.decay == DecayShape::kHead && dtype_ == DType::kF16;
-      const DType type = !sum && random.Chance(0.5) ? dtype_ : StateDType(dtype_);
+      const DType type = type_of(IsConstant(d_.decay));
       p_.in.log_decay = parts_.Keep(FillDecays(parts_.Make(type, decay), parts_.NextSeed(),
                                                random.Chance(0.1) ? 0 : strength,
                                                random.Chance(0.2) ? 0.02 : 0));
@@ -406,6 +415,7 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
   }
   const bool projected = recurrence::IsRandom(d.feature);
   if (projected) p.in.projection = tensor({std::min<int64_t>(4 * K, 256), K});
+  if (d.bonus) p.in.u = tensor({s.Hq, K});
   const int64_t F = FeaturesOf(d, p.in);
   p.note = request.variant;
   for (size_t begin = 0; begin < request.variant.size();) {
@@ -451,16 +461,18 @@ Case RandomCase(const Mechanism& m, DType dtype, uint64_t seed) {
 }
 
 std::vector<InputSpec> InputsOf(const Definition& d) {
-  std::vector<InputSpec> inputs = {{"q", "BTHK"}};
+  std::vector<InputSpec> inputs = {{d.query_name, "BTHK"}};
   if (!d.complement_keys) inputs.push_back({"k", "BTHK"});
   inputs.push_back({d.value_name, "BTHV"});
-  const char* axes = d.decay == DecayShape::kHead    ? "H"
-                     : d.decay == DecayShape::kToken ? "BTH"
-                                                     : "BTHK";
+  const char* axes = d.decay == DecayShape::kHead      ? "H"
+                     : d.decay == DecayShape::kHeadKey ? "HK"
+                     : d.decay == DecayShape::kToken   ? "BTH"
+                                                       : "BTHK";
   if (recurrence::IsRandom(d.feature)) inputs.push_back({"projection", "MK"});
   if (d.decay != DecayShape::kNone) {
     inputs.push_back({"log_decay", axes, /*optional=*/false, /*wide=*/true});
   }
+  if (d.bonus) inputs.push_back({"u", "HK", /*optional=*/false, /*wide=*/true});
   return inputs;
 }
 
@@ -471,11 +483,12 @@ TensorCall CallOn(const Mechanism& m, const Context& ctx, const TensorMap& tenso
     return found == tensors.end() ? ConstTensorView() : found->second;
   };
   const auto p = std::make_shared<Problem>();
-  p->in.q = find("q");
+  p->in.q = find(m.definition.query_name);
   p->in.k = find("k");
   p->in.v = find(m.definition.value_name);
   p->in.log_decay = find("log_decay");
   p->in.projection = find("projection");
+  p->in.u = find("u");
   p->options.scale = scale;
   const Explanation plan =  // checks everything first
       m.explain ? m.explain(ctx, p->in, p->options)

@@ -27,10 +27,16 @@ Own With(Own own, const Options& common) {
 
 enum class DecayShape {
   kNone,
-  kHead,   // [HV]
-  kToken,  // [B, T, HV]
-  kKey,    // [B, T, HV, K]
+  kHead,     // [HV]
+  kHeadKey,  // [HV, K]
+  kToken,    // [B, T, HV]
+  kKey,      // [B, T, HV, K]
 };
+
+// Of constants, without axes of sequences and tokens.
+inline bool IsConstant(DecayShape shape) {
+  return shape == DecayShape::kHead || shape == DecayShape::kHeadKey;
+}
 
 // What a mechanism computes around its recurrence.
 struct Surroundings {
@@ -54,6 +60,7 @@ struct Definition {
   bool normalize = false;
   double eps = 0;
   bool complement_keys = false;  // k is 1 - exp(log_decay), not given
+  bool bonus = false;            // queries see the state before their token, and u
 
   // What errors call the tensors.
   const char *query_name = "q", *key_name = "k", *value_name = "v";

@@ -106,6 +106,9 @@ ReferenceHead HeadOf(const Inputs& in, const ReferenceMath& math, const Place& p
     Append(head.a, a);
     Append(head.v, Row(in.v, place.batch, t, place.head));
   }
+  for (size_t i = 0; in.u.present() && i < head.K; ++i) {
+    head.u.push_back(At(in.u, {place.head, static_cast<int64_t>(i)}));
+  }
   head.S = StateOf(in.initial.S, place, head.K * head.V);
   head.z = StateOf(in.initial.z, place, head.K);
   Scale(head.S, math.initial_factor);
@@ -162,7 +165,7 @@ Doubles Absolute(Doubles x) {
 
 ReferenceHead Magnitudes(ReferenceHead head, bool causal) {
   head.denominators = Run(head, causal).denominators;
-  for (Doubles* x : {&head.q, &head.k, &head.v, &head.S, &head.z}) *x = Absolute(*x);
+  for (Doubles* x : {&head.q, &head.k, &head.v, &head.S, &head.z, &head.u}) *x = Absolute(*x);
   return head;
 }
 
@@ -256,6 +259,7 @@ Epsilon EpsilonOf(DType dtype) {
 double DecayAt(const ConstTensorView& log_decay, int64_t b, int64_t t, int64_t head,
                int64_t channel) {
   if (log_decay.rank() == 1) return At(log_decay, {head});
+  if (log_decay.rank() == 2) return At(log_decay, {head, channel});
   if (log_decay.rank() == 3) return At(log_decay, {b, t, head});
   return At(log_decay, {b, t, head, channel});
 }
@@ -266,6 +270,12 @@ ReferenceMath OrdinaryMath(const Inputs& in, const Options& options) {
   math.log_decay = [g = in.log_decay](int64_t b, int64_t t, int64_t head, int64_t i) {
     return DecayAt(g, b, t, head, i);
   };
+  return math;
+}
+
+ReferenceMath BonusMath(const Inputs& in, const Options& options) {
+  ReferenceMath math = OrdinaryMath(in, options);
+  math.scale = options.scale.value_or(1);
   return math;
 }
 
@@ -380,6 +390,8 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
       const double value = of_decay[t * head.K + i];
       if (out.dlog_decay.rank() == 1) {
         Add(out.dlog_decay, {place.head}, value);
+      } else if (out.dlog_decay.rank() == 2) {
+        Add(out.dlog_decay, {place.head, static_cast<int64_t>(i)}, value);
       } else if (out.dlog_decay.rank() == 3) {
         Add(out.dlog_decay, {place.batch, token, place.head}, value);
       } else {
@@ -392,13 +404,16 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
     const auto at = static_cast<int64_t>(i), columns = in.q.size(3);
     Add(out.dprojection, {at / columns, at % columns}, of_projection[i]);
   }
+  for (size_t i = 0; out.du.present() && i < g.u.size(); ++i) {
+    Add(out.du, {place.head, static_cast<int64_t>(i)}, g.u[i]);
+  }
   PutState(out.dinitial.S, place, g.S, Put);
   PutState(out.dinitial.z, place, g.z, Put);
 }
 
 void ClearAll(const Gradients& out) {
   for (const TensorView* t :
-       {&out.dq, &out.dk, &out.dv, &out.dlog_decay, &out.dprojection}) {
+       {&out.dq, &out.dk, &out.dv, &out.dlog_decay, &out.dprojection, &out.du}) {
     Clear(*t);
   }
 }
@@ -448,6 +463,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
     g.q = Errors(sums.q, slower.q, relative, e);
     g.k = Errors(sums.k, slower.k, relative, e);
     g.v = Errors(sums.v, slower.v, relative, e);
+    g.u = Errors(sums.u, slower.u, relative, e);
     g.S = Errors(sums.S, slower.S, relative, e);
     g.z = Errors(sums.z, slower.z, relative, e);
     Scale(g.S, math.initial_factor);
@@ -489,6 +505,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
   round(tolerance.dk, expected.dk, in.q.dtype());
   round(tolerance.dv, expected.dv, in.q.dtype());
   round(tolerance.dprojection, expected.dprojection, in.q.dtype());
+  round(tolerance.du, expected.du, in.u.dtype());
   round(tolerance.dlog_decay, expected.dlog_decay, in.log_decay.dtype());
 }
 

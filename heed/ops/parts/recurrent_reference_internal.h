@@ -58,12 +58,15 @@ struct Epsilon {
 };
 Epsilon EpsilonOf(DType dtype);
 
-// An element of [HV], [B, T, HV] or [B, T, HV, K].
+// An element of [HV], [HV, K], [B, T, HV] or [B, T, HV, K].
 double DecayAt(const ConstTensorView& log_decay, int64_t b, int64_t t, int64_t head,
                int64_t channel);
 
 // log_decay as given, the scale K^-1/2 unless given; nothing else.
 ReferenceMath OrdinaryMath(const Inputs& in, const Options& options);
+
+// The same with the scale 1, of mechanisms with a bonus: u is read from the inputs.
+ReferenceMath BonusMath(const Inputs& in, const Options& options);
 
 // Checks nothing: arguments are a kernel's that has. Outputs may be f64.
 void Reference(const Inputs& in, const Options& options, const ReferenceMath& math,

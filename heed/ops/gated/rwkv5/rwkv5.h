@@ -1,0 +1,100 @@
+// RWKV-5: a matrix of memory with a decay per channel, and a bonus for the present.
+//
+//   o_t = scale (S_{t-1} + diag(u) k_t v_t^T)^T r_t
+//   S_t = diag(exp(g)) S_{t-1} + k_t v_t^T      S: [K, V]
+//
+// with g = log_decay <= 0, a constant per value head and key channel, u a
+// bonus per value head and key channel for the token itself, which has not decayed, and
+// scale = 1 by default. Of what the model calls w, log_decay is -exp(w).
+//
+// Source: Peng, Goldstein, Anthony and others, "Eagle and Finch: RWKV with Matrix-Valued
+// States and Dynamic Recurrence", arXiv:2404.05892 (Eagle). Derivation of the gradients:
+// ../rwkv6/README.md.
+#ifndef HEED_OPS_GATED_RWKV5_RWKV5_H_
+#define HEED_OPS_GATED_RWKV5_RWKV5_H_
+
+#include <cstdint>
+
+#include "heed/core/context.h"
+#include "heed/core/export.h"
+#include "heed/ops/parts/recurrent.h"
+
+namespace heed::rwkv5 {
+
+// q is r, log_decay [HV, K], u [HV, K]; states have S alone.
+using recurrent::BackwardInputs;
+using recurrent::Explanation;
+using recurrent::Gradients;
+using recurrent::Inputs;
+using recurrent::Options;
+using recurrent::Outputs;
+using recurrent::State;
+using recurrent::StepInputs;
+
+// Computes o, and the state after the last token where it is asked for.
+//
+// Edges. Any number of tokens may be 0: the state then passes through. A log decay of
+// -infinity forgets everything; a positive one counts as 0, unless the Context checks;
+// a NaN spreads to what follows it.
+//
+// Precision. f64 is computed in f64, all else in f32, and o is rounded once; states are
+// f64 or f32. No exponential has a positive argument. Subnormal results are flushed.
+//
+// Reproducibility. The bits do not depend on threads, batch neighbours, padding or
+// strides. A call split at a multiple of 64 tokens of a sequence has the bits of the
+// whole; split elsewhere, it agrees to rounding.
+//
+// Cost. 4 K V flops per token and value head. Memory beyond the arguments: Workspace().
+//
+// Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the
+// above, if an output overlaps an input, or if lengths, starts or cu_seqlens are out of
+// range; Unsupported for a dtype that has no kernel. On throw, nothing has been written.
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
+                      const Outputs& out);
+
+// The same function, written for reading: scalar, one thread, all in double. Outputs may
+// be f64 whatever the inputs are.
+HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
+
+// Computes gradients of a sum over <d_o, o> and <d_final, final>. With D_t = dS_t and
+// w_t = <d_o_t, v_t>:
+//
+//   D_t  = scale r_{t+1} d_o_{t+1}^T + diag(exp(g)) D_{t+1}
+//   dr_t = scale (S_{t-1} d_o_t + w_t u .* k_t)
+//   dk_t = D_t v_t + scale w_t u .* r_t
+//   dv_t = D_t^T k_t + scale <r_t, u .* k_t> d_o_t
+//   du   = sum over sequences and t of scale w_t r_t .* k_t
+//   dg = sum over sequences and t of rowsum(exp(g) S_{t-1} .* D_t)
+//
+// dr and dk are summed over the value heads of a key head. Precision and reproducibility
+// as above. Cost: 14 K V flops per token and value head. States are kept at the borders
+// of blocks of 64 tokens, the rest is computed again. Throws as Forward.
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
+                       const Gradients& out);
+
+// The same function, written for reading.
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
+                                const Gradients& out);
+
+// Computes o of one token, S read and updated in place; of the options, scale alone. Bound
+// by the memory of S; allocates nothing from a thread's second step on.
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
+                   const State& state, const TensorView& o);
+
+// Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64,
+// and K, V rounded up to whole vectors, at most
+//
+//   forward   threads E (K V + 64 (4 K + 2 V)) + a few KiB
+//   backward  threads E (ceil(T / 64) K V + 2 K V + 64 (8 K + 3 V)) + a few KiB
+//             + [HV > H] 2 E B T H K + 16 B HV K
+HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
+                                   const Options& options);
+
+// What Forward would do. Pointers may be null where only shapes are known.
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in,
+                             const Options& options);
+
+}  // namespace heed::rwkv5
+
+#endif  // HEED_OPS_GATED_RWKV5_RWKV5_H_

@@ -1,0 +1,20 @@
+// heed.rwkv5, heed.rwkv5_backward and heed.rwkv5_step.
+#include "heed/ops/gated/rwkv5/rwkv5.h"
+
+#include "docstrings/rwkv5.h"
+#include "heed/ops/parts/recurrent_py.h"
+
+namespace heed::rwkv5 {
+
+void Bind(nanobind::module_& m) {
+  recurrent::Bind(m, {.name = "rwkv5",
+                      .inputs = {"r", "k", "v", "log_decay", "u"},
+                      .bind = [](const recurrent::Settings&) -> recurrent::Functions {
+                        return {&Forward, &Backward, &Step, &Explain};
+                      },
+                      .forward_doc = doc::kForward,
+                      .backward_doc = doc::kBackward,
+                      .step_doc = doc::kStep});
+}
+
+}  // namespace heed::rwkv5
