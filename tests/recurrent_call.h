@@ -47,6 +47,14 @@ struct Call {
       });
       inputs.push_back({"log_decay", decay});
     }
+    if (d.value_decay) {
+      const Buffer decay(dtype, v);
+      Random random(++seed);
+      ForEach(decay, [&](const Shape& at) {
+        SetElement(decay.view(), at, 0.3 * std::log(1 - random.Uniform()));
+      });
+      inputs.push_back({"log_decay_v", decay});
+    }
     if (d.bonus) inputs.push_back({"u", fill({H * group, K}, state)});
     if (d.causal) inputs.push_back({"initial_state", fill({sequences, H * group,
         recurrence::FeatureSize(d.feature, K), V}, state)});
@@ -86,6 +94,7 @@ struct Call {
        : name == "k"         ? in.k
        : name == "log_decay" ? in.log_decay
        : name == "u"         ? in.u
+       : name == "log_decay_v" ? in.log_decay_v
        : name == "initial_state" ? in.initial.S
                                  : in.v) = input.view();
     }
@@ -101,6 +110,7 @@ struct Call {
        : name == "k"         ? out.dk
        : name == "log_decay" ? out.dlog_decay
        : name == "u"         ? out.du
+       : name == "log_decay_v" ? out.dlog_decay_v
        : name == "initial_state" ? out.dinitial.S
                                  : out.dv) = gradients[i].view();
     }

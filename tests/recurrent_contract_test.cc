@@ -107,6 +107,7 @@ TEST_P(Recurrent, InputsThatAreBroadcastHaveTheBitsOfCopies) {
     });
   };
   repeat("log_decay", in.log_decay);
+  repeat("log_decay_v", in.log_decay_v);
   repeat(copied.m->definition.value_name, in.v);
   const Gradients out = broadcast.GradientViews();
   broadcast.m->backward(ctx_, in, broadcast.options, out);
@@ -291,7 +292,7 @@ TEST_P(Recurrent, StepsAreTheForwardPassTokenByToken) {
   for (int64_t t = 0; t < 70; ++t) {
     const ConstTensorView o = token(steps.o.view(), t);
     call.m->step(ctx_, {token(in.q, t), token(in.k, t), token(in.v, t),
-                        token(in.log_decay, t), {}, in.u},
+                        token(in.log_decay, t), {}, in.u, token(in.log_decay_v, t)},
                  {}, {steps.final.view(), {}},
                  TensorView(const_cast<void*>(o.data()), o.dtype(), o.sizes(), o.strides()));
   }

@@ -28,18 +28,22 @@ Formula FormulaOf(const Call& call, int64_t threads) {
   const auto& q = call.Input("q").view();
   const auto& v = call.Input(d.value_name).view();
   const int64_t E = q.dtype() == DType::kF64 ? 8 : 4;
+  const int64_t blocks = (q.size(1) + 63) / 64;
   const int64_t B = q.size(0), T = q.size(1), H = q.size(2), HV = v.size(2);
   const int64_t K = Whole(recurrence::FeatureSize(d.feature, q.size(3)));
   const int64_t V = Whole(v.size(3) + 1);
   const bool by_key = d.decay == DecayShape::kKey || d.decay == DecayShape::kHeadKey;
   const int64_t gate = d.decay == DecayShape::kNone ? 0 : by_key ? 2 : 1;
   const int64_t constants = (d.bonus ? 1 : 0) + (d.decay == DecayShape::kHeadKey ? 1 : 0);
+  const int64_t columns = d.value_decay ? E * 64 * (2 * V + V / 4) : 0;
+  const int64_t backward_columns =
+      d.value_decay ? E * (blocks * 64 * V + K * V + 64 * (3 * V + V / 4)) : 0;
   const int64_t backward_rows = d.decay == DecayShape::kNone ? 5 : 6 + gate;
   const int64_t few = 12 << 10;
-  const int64_t blocks = (T + 63) / 64;
   const bool scalar = gate == 1;
-  return {threads * (E * (K * V + 64 * ((2 + gate) * K + 2 * V)) + few),
-          threads * (E * (blocks * K * V + 2 * K * V + 64 * (backward_rows * K + 3 * V)) + few) +
+  return {threads * (E * (K * V + 64 * ((2 + gate) * K + 2 * V)) + columns + few),
+          threads * (E * (blocks * K * V + 2 * K * V + 64 * (backward_rows * K + 3 * V)) +
+                     backward_columns + few) +
               (HV > H ? 2 * E * B * T * H * K : 0) +
               (scalar ? E * B * T * HV * ((K + 31) / 32) : 0) + 8 * constants * B * HV * K +
               few};

@@ -75,6 +75,7 @@ TEST_P(StepAllocation, OfMechanismsOnTheRecurrenceEngine) {
     if (d.decay == DecayShape::kHeadKey) in.log_decay = Decay({HV, K});
     if (d.decay == DecayShape::kToken) in.log_decay = Decay({B, HV});
     if (d.decay == DecayShape::kKey) in.log_decay = Decay({B, HV, K});
+    if (d.value_decay) in.log_decay_v = Decay({B, HV, V});
     if (d.bonus) in.u = Tensor({HV, K}, state_);
     recurrent::State state;
     state.S = Tensor({B, HV, F, V}, state_);

@@ -24,7 +24,6 @@ std::string Number(double value) {
   return text;
 }
 
-
 // One buffer per output; f64 if it is to hold what a reference says.
 std::vector<Buffer> Allocate(const Case& c, bool reference) {
   std::vector<Buffer> buffers;

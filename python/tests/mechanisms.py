@@ -26,6 +26,8 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
                                 "retention": constant, "lightning": constant}
             shape = shapes_of_decays.get(name, (B, T, HV))
             result[argument] = -0.2 * rng.exponential(size=shape)
+        elif argument == "log_decay_v":
+            result[argument] = -0.2 * rng.exponential(size=values)
         elif argument in ("dt", "dt_bias"):
             result[argument] = rng.uniform(0.05, 0.2, size=(B, T, HV) if argument == "dt" else HV)
         elif argument == "kv_mask":

@@ -20,7 +20,8 @@ def naive(values, scale, S=None):
     o = np.empty((B, T, HV, V))
     for t in range(T):
         written = k[:, t, :, :, None] * v[:, t, :, None, :]
-        before, S = S, np.exp(g[:, t])[..., None] * S + written
+        columns = np.exp(values["log_decay_v"][:, t, :, None]) if "log_decay_v" in values else 1
+        before, S = S, np.exp(g[:, t])[..., None] * S * columns + written
         seen = before + values["u"][..., None] * written if "u" in values else S
         o[:, t] = scale * np.einsum("bhkv,bhk->bhv", seen, q[:, t])
     return o, S

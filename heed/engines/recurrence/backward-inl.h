@@ -19,6 +19,9 @@
 // taken inside a block; what comes from beyond it is <S, D> at the block's end, so that
 // nothing cancels over long distances.
 //
+// A gate of columns is to the products by value what one of rows is to those by key, and its
+// gradient a sum of o .* d_o - v .* dv, o computed once more: 18 K V flops then.
+//
 // Value heads that share a key head add to its dq and dk in turn, the last block first.
 #if defined(HEED_ENGINES_RECURRENCE_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_BACKWARD_INL_H_
@@ -42,6 +45,7 @@
 #include "heed/engines/recurrence/passes.h"
 #include "heed/engines/recurrence/problem.h"
 #include "heed/engines/recurrence/rows-inl.h"
+#include "heed/engines/recurrence/shared_gradients-inl.h"
 #include "heed/engines/recurrence/sums_backward-inl.h"
 #include "heed/engines/recurrence/tasks.h"
 #include "hwy/highway.h"
@@ -71,6 +75,7 @@ class BackwardHead : HeadGradients<T> {
     if (p_.normalize) LoadNormalizerRow();
     reader_.Begin();
     if (s_.count > 0) KeepBorders();
+    if (p_.has_value_decay && g_.d_log_value_decay.data != nullptr) KeepOutputs();
     const int64_t num_blocks = NumBlocks(s_.count);
     for (int64_t block = num_blocks - 1; block >= 0; --block) {
       OneBlock(block, static_cast<size_t>(
@@ -118,13 +123,23 @@ class BackwardHead : HeadGradients<T> {
       std::memcpy(next, b_.Border(block),
                   shape.Offset(shape.end) * sizeof(T));
       if (gated_) {
-        KeyTables();
+        WithForm(p_, [&](auto form) HWY_ATTR {
+          BlockKeyTables<form.value>(d_, b_.rows.k, b_.rows.decay, kBlock, row_, b_.write,
+                                     b_.rows.tile_decay);
+        });
         Product<T> x = {nullptr, b_.v, value_row_, b_.write, nullptr, row_};
-        x.decay = b_.rows.tile_decay;
-        x.decay_stride = row_;
+        x.lane_decay = b_.rows.tile_decay;
         RowPrefetch prefetch;
-        Strips<Decay::kLanes, false>(d_, x, kBlock, false, shape.rows, shape.begin,
-                                     shape.end, next, prefetch);
+        if (p_.has_value_decay) {
+          DecayValues(block * kBlockTokens, kBlock);
+          x.write = b_.rows.value_write;
+          x.row_decay = b_.rows.value_tile_decay;
+          Strips<Decay::kLanesRows, false>(d_, x, kBlock, false, shape.rows, shape.begin,
+                                           shape.end, next, prefetch);
+        } else {
+          Strips<Decay::kLanes, false>(d_, x, kBlock, false, shape.rows, shape.begin,
+                                       shape.end, next, prefetch);
+        }
       } else {
         AddOuterProducts(d_, b_.v, value_row_, b_.rows.k, row_, kBlock, shape, next);
       }
@@ -132,16 +147,43 @@ class BackwardHead : HeadGradients<T> {
     if (p_.running_max()) b_.borders_m[NumBlocks(s_.count) - 1] = *reader_.max();
   }
 
-  // Keys decayed to the ends of their tiles, of a whole block.
-  HWY_ATTR void KeyTables() {
-    for (size_t tile = 0; tile < kBlock / kTile; ++tile) {
-      const size_t begin = tile * kTile, at = begin * row_;
-      WithForm(p_, [&](auto form) HWY_ATTR {
-        TileKeyTables<kTile, form.value>(
-            d_, b_.rows.k + at, b_.rows.decay + begin * DecayRow(form.value, row_), row_,
-            b_.write + at, b_.rows.tile_decay + tile * row_);
-      });
+  // The decays of columns, and values decayed to the ends of their tiles.
+  HWY_ATTR void DecayValues(int64_t first, size_t n) {
+    reader_.ValueDecays(first, n, value_row_);
+    BlockKeyTables<Form::kKey>(d_, b_.v, b_.rows.value_decay, n, value_row_,
+                               b_.rows.value_write, b_.rows.value_tile_decay);
+  }
+
+  // o of all tokens, where the gradient of the columns' decays needs it.
+  HWY_NOINLINE HWY_ATTR void KeepOutputs() {
+    LoadState(d_, p_.initial, s_.state, head_, by_value_, b_.state);
+    for (int64_t block = 0; block < NumBlocks(s_.count); ++block) {
+      const int64_t first = block * kBlockTokens;
+      const auto n = static_cast<size_t>(std::min(kBlockTokens, s_.count - first));
+      reader_.Queries(first, n);
+      reader_.Keys(first, n);
+      reader_.Values(first, n, b_.v, value_row_);
+      KeyTables(n);
+      DecayValues(first, n);
+      T* o = b_.outputs + static_cast<size_t>(first) * value_row_;
+      Product<T> x = {b_.read, b_.write, row_, b_.rows.value_write, o, value_row_};
+      x.row_decay = b_.rows.tile_decay;
+      x.lane_decay = b_.rows.value_tile_decay;
+      RowPrefetch prefetch;
+      Strips<Decay::kRowsLanes>(d_, x, n, false, by_value_.rows, by_value_.begin,
+                                by_value_.end, b_.state, prefetch);
+      AddValuePairs(d_, b_.v, b_.rows.value_decay, b_.pairs, n, value_row_, by_value_.begin,
+                    by_value_.end, o);
     }
+  }
+
+  HWY_ATTR void KeyTables(size_t n) {
+    const Tables<T> tables = {b_.read, b_.write, b_.rows.tile_decay, b_.pairs,
+                              b_.pairs_against_time};
+    WithForm(p_, [&](auto form) HWY_ATTR {
+      BlockTables<form.value>(d_, b_.rows.q, b_.rows.k, b_.rows.decay, b_.rows.bonus, n,
+                              row_, tables);
+    });
   }
 
   StateShape Borders() const {
@@ -158,20 +200,18 @@ class BackwardHead : HeadGradients<T> {
     RowPrefetch prefetch = EarlierRows(block);
     if (p_.normalize) Normalize(block, n);
     if (gated_) {
-      const Tables<T> tables = {b_.read, b_.write, b_.rows.tile_decay, b_.pairs,
-                                b_.pairs_against_time};
-      WithForm(p_, [&](auto form) HWY_ATTR {
-        BlockTables<form.value>(d_, b_.rows.q, b_.rows.k, b_.rows.decay, b_.rows.bonus, n,
-                                row_, tables);
-      });
+      KeyTables(n);
+      if (p_.has_value_decay) ValueTables(first, n);
     }
     const T* read = gated_ ? b_.read : b_.rows.q;
     const T* write = gated_ ? b_.write : b_.rows.k;
+    const T* value_read = p_.has_value_decay ? b_.value_read : b_.d_o;
+    const T* value_write = p_.has_value_decay ? b_.rows.value_write : b_.v;
 
     // u = S d_o, forward in time.
-    Product<T> x = {b_.d_o, b_.v, value_row_, write, b_.dq, row_};
-    x.decay = b_.rows.tile_decay;
-    x.decay_stride = row_;
+    Product<T> x = {value_read, value_write, value_row_, write, b_.dq, row_};
+    x.row_decay = b_.rows.value_tile_decay;
+    x.lane_decay = b_.rows.tile_decay;
     const StateShape borders = Borders();
     T* state = b_.Border(block);
     Run<Decay::kLanes>(x, n, false, borders, state, prefetch);
@@ -182,8 +222,8 @@ class BackwardHead : HeadGradients<T> {
     if (p_.normalize) this->AddNormalizer(n, b_.z, row_);
 
     // D v, against time.
-    x.read = b_.v;
-    x.write = b_.d_o;
+    x.read = value_write;
+    x.write = value_read;
     x.lanes = read;
     x.out = b_.dk;
     Run<Decay::kLanes>(x, n, true, by_key_, b_.d_transposed, prefetch);
@@ -199,22 +239,67 @@ class BackwardHead : HeadGradients<T> {
 
     this->AddToHead(Base::kQueries, block, n);
     this->AddToHead(Base::kKeys, block, n);
-    if (g_.dv.data == nullptr && g_.d_initial.data == nullptr) return;
+    const bool of_value_decay = g_.d_log_value_decay.data != nullptr;
+    if (g_.dv.data == nullptr && g_.d_initial.data == nullptr && !of_value_decay) return;
 
     // D^T k, against time.
-    Product<T> y = {write, read, row_, b_.d_o, b_.dv, value_row_};
-    y.decay = b_.rows.tile_decay;
-    y.decay_stride = row_;
+    Product<T> y = {write, read, row_, value_read, b_.dv, value_row_};
+    y.row_decay = b_.rows.tile_decay;
+    y.lane_decay = b_.rows.value_tile_decay;
     y.pairs = b_.pairs_against_time;
     Run<Decay::kRows>(y, n, true, by_value_, b_.d_state, prefetch);
+    if (p_.has_value_decay) ValuePairGradients(n);
+    if (of_value_decay) ValueDecayGradients(first, n);
     if (g_.dv.data == nullptr) return;
     this->StoreValueGradients(first, n);
+  }
+
+  // Of a gate of columns: d_o and v as the tiles take them, and w_tj with its decays.
+  HWY_ATTR void ValueTables(int64_t first, size_t n) {
+    reader_.ValueDecays(first, n, value_row_);
+    BlockTables<Form::kKey>(d_, b_.d_o, b_.v, b_.rows.value_decay, b_.rows.value_decay, n,
+                            value_row_,
+                            {b_.value_read, b_.rows.value_write, b_.rows.value_tile_decay,
+                             b_.value_pairs});
+  }
+
+  HWY_NOINLINE HWY_ATTR void ValuePairGradients(size_t n) {
+    ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
+      const size_t at = begin * value_row_;
+      TileKeyGradients<tokens.value, Form::kKey>(
+          d_, b_.d_o + at, b_.rows.value_decay + at, b_.pairs + tile * kTile * kTile,
+          value_row_, by_value_.begin, by_value_.end, b_.dv + at);
+    });
+  }
+
+  // As DecayGradients() by value: sums of o .* d_o - v .* dv over later tokens.
+  HWY_ATTR void ValueDecayGradients(int64_t first, size_t n) {
+    const T* o = b_.outputs + static_cast<size_t>(first) * value_row_;
+    T* to = b_.value_read;  // has been used
+    for (size_t i = by_value_.begin; i < by_value_.end; i += N) {
+      auto later = hn::Load(d_, b_.value_suffix + i);
+      for (size_t t = n; t-- > 0;) {
+        const size_t at = t * value_row_ + i;
+        const auto of_output = hn::Mul(hn::Load(d_, o + at), hn::Load(d_, b_.d_o + at));
+        later = hn::Add(later, hn::NegMulAdd(hn::Load(d_, b_.v + at),
+                                             hn::Load(d_, b_.dv + at), of_output));
+        hn::Store(later, d_, to + at);
+      }
+    }
+    StoreRows(d_, to, value_row_, g_.d_log_value_decay, s_, head_, first, n,
+              by_value_.begin, std::min(by_value_.end, values_),
+              [](auto v, size_t, size_t) HWY_ATTR { return v; });
   }
 
   template <Decay kDecay>
   HWY_INLINE void Run(const Product<T>& x, size_t n, bool against_time,
                       const StateShape& shape, T* state, RowPrefetch& prefetch) {
-    if (gated_) {
+    if (p_.has_value_decay) {
+      constexpr Decay kBoth =
+          kDecay == Decay::kLanes ? Decay::kLanesRows : Decay::kRowsLanes;
+      Strips<kBoth>(d_, x, n, against_time, shape.rows, shape.begin, shape.end, state,
+                    prefetch);
+    } else if (gated_) {
       Strips<kDecay>(d_, x, n, against_time, shape.rows, shape.begin, shape.end, state,
                      prefetch);
     } else {
@@ -237,8 +322,10 @@ class BackwardHead : HeadGradients<T> {
     ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
       constexpr int kTokens = tokens.value;
       T* pairs = b_.value_pairs + tile * kTile * kTile;
-      ValuePairs<kTokens>(d_, b_.d_o + begin * value_row_, b_.v + begin * value_row_,
-                          value_row_, pairs);
+      if (!p_.has_value_decay) {
+        ValuePairs<kTokens>(d_, b_.d_o + begin * value_row_, b_.v + begin * value_row_,
+                            value_row_, pairs);
+      }
       WithForm(p_, [&](auto form) HWY_ATTR {
         TileQueryGradients<kTokens, form.value>(
             d_, b_.rows.k + begin * row_, b_.rows.decay + begin * DecayRow(form.value, row_),
@@ -288,6 +375,9 @@ class BackwardHead : HeadGradients<T> {
   // d_o, D not yet past it.
   HWY_ATTR void BoundaryProducts(const T* state, size_t n) {
     StateProducts(d_, state, Borders(), b_.d_transposed, by_key_, b_.suffix);
+    if (p_.has_value_decay) {
+      StateRowProducts(d_, state, Borders(), b_.d_transposed, by_key_, b_.value_suffix);
+    }
     if (!p_.normalize) return;
     const T* z = b_.z + (n - 1) * row_;
     ForStripsOf<T>(by_key_, [&](size_t column, size_t width) HWY_ATTR {
@@ -376,46 +466,10 @@ class BackwardHead : HeadGradients<T> {
   const bool gated_, scalar_;
 };
 
-// The gradient of scalar decays from its parts: of one head over all sequences.
-template <class T>
-HWY_NOINLINE HWY_ATTR void SumDecayGradients(const Problem& p, const Gradients& g,
-                                             const SharedBuffers<T>& shared,
-                                             int64_t head) {
-  double total = 0;
-  for (size_t i = 0; i < p.sequences.size(); ++i) {
-    const Sequence& s = p.sequences[i];
-    const T* parts = shared.DecayParts(p, static_cast<int64_t>(i), head);
-    for (int64_t block = NumBlocks(s.count) - 1; block >= 0; --block) {
-      const int64_t begin = block * kBlockTokens;
-      T later = 0;
-      for (int64_t t = std::min(begin + kBlockTokens, s.count) - 1; t >= begin; --t) {
-        T sum = 0;
-        for (int64_t unit = 0; unit < shared.units; ++unit) {
-          sum += parts[unit * s.count + t];
-        }
-        later += sum;
-        if (p.constant_decay) {
-          total += static_cast<double>(later);
-        } else {
-          hs::WithStorage<T>(g.d_log_decay.dtype, [&](auto stored) HWY_ATTR {
-            const hn::CappedTag<T, 1> d1;
-            hs::StoreRounded(d1, hn::Set(d1, later),
-                             RowAt<decltype(stored)>(g.d_log_decay, s, head, t), 1);
-          });
-        }
-      }
-    }
-  }
-  if (p.constant_decay) {
-    StoreDouble(g.d_log_decay.dtype, const_cast<void*>(g.d_log_decay.data),
-                head * g.d_log_decay.head_stride, total);
-  }
-}
-
 // Columns that a task may leave to another: none where a sum over all of them is needed
 // on the way.
 inline int64_t Separable(const Problem& p) {
-  const bool whole = p.normalize || p.feature == Feature::kSoftmax ||
+  const bool whole = p.normalize || p.has_value_decay || p.feature == Feature::kSoftmax ||
                      p.feature == Feature::kTaylor || IsRandom(p.feature);
   return whole ? 0 : std::min(p.features(), p.value_size);
 }
@@ -432,48 +486,6 @@ BackwardBytes BackwardWorkspace(int64_t threads, const Problem& p) {
   const TaskQueue queue(p, threads, Separable(p));
   return {BackwardBuffers<T>::Bytes(p, PartColumns<T>(p, queue)),
           SharedBuffers<T>(p, queue).Bytes(p)};
-}
-
-// What one head adds to the gradient of the projection, in the order of tasks: the last
-// value head of a key head has it.
-template <class T>
-HWY_NOINLINE HWY_ATTR void AddToProjection(const Problem& p, const Task& task,
-                                           const BackwardBuffers<T>& b,
-                                           const SharedBuffers<T>& shared) {
-  if ((task.head + 1) % p.group() != 0) return;
-  WaitForTurn(*shared.projection_turn,
-              task.place * p.key_heads + task.head / p.group());
-  ForStateElements(hn::ScalableTag<T>(), ProjectionShape<T>(p),
-                   [&](size_t i, size_t r, size_t c) HWY_ATTR {
-                     shared.d_projection[r * static_cast<size_t>(p.key_size) + c] +=
-                         static_cast<double>(b.d_projection[i]);
-                   });
-  EndTurn(*shared.projection_turn);
-}
-
-inline void StoreProjectionGradient(const Problem& p, const Gradients& g,
-                                    const double* sums) {
-  for (int64_t r = 0; r < p.projection_rows; ++r) {
-    for (int64_t c = 0; c < p.key_size; ++c) {
-      StoreDouble(g.d_projection.dtype, const_cast<void*>(g.d_projection.data),
-                  r * g.d_projection.token_stride + c, sums[r * p.key_size + c]);
-    }
-  }
-}
-
-// The gradient `to` of what has rows over value heads alone: sums over sequences.
-template <class T>
-void StoreConstants(const Problem& p, const SharedBuffers<T>& shared, double* sums,
-                    const Rows& to) {
-  for (int64_t head = 0; to.data != nullptr && head < p.value_heads; ++head) {
-    for (int64_t i = 0; i < p.key_size; ++i) {
-      double total = 0;
-      for (size_t s = 0; s < p.sequences.size(); ++s) {
-        total += shared.ConstantsOf(sums, p, static_cast<int64_t>(s), head)[i];
-      }
-      StoreDouble(to.dtype, const_cast<void*>(to.data), head * to.head_stride + i, total);
-    }
-  }
 }
 
 template <class T>

@@ -42,6 +42,9 @@ struct BackwardBuffers {
   T *dq, *dk;       // [kBlock][row]
   T* d_decay;       // the same
   T* d_bonus;       // [row]
+  // Of gates of columns: d_o decayed from the beginnings of tiles, o of all tokens and the
+  // state that it is read from, <S, D> by column.
+  T *value_read, *outputs, *state, *value_suffix;
   T* denominators;  // [kBlock]
   T *z, *border_z, *suffix;     // [kBlock][row] of a block, [row], [row]
   T *d_state, *d_transposed;    // D [K][V], D^T [V or V + 1][K]
@@ -85,6 +88,11 @@ struct BackwardBuffers {
     carver.Next(dk, block * row);
     carver.Next(d_decay, p.gate == Gate::kKey ? block * row : 0);
     carver.Next(d_bonus, p.has_bonus ? row : 0);
+    const bool by_value = p.has_value_decay;
+    carver.Next(value_read, by_value ? block * value_row : 0);
+    carver.Next(outputs, by_value ? blocks * block * value_row : 0);
+    carver.Next(state, by_value ? p.features() * value_row : 0);
+    carver.Next(value_suffix, by_value ? value_row : 0);
     carver.Next(denominators, block);
     carver.Next(z, p.normalize ? block * row : 0);
     carver.Next(border_z, row);

@@ -385,15 +385,6 @@ HWY_INLINE void TileKeyTables(D d, const T* k, const T* decay, size_t row, T* wr
   }
 }
 
-// The tables of a block.
-template <class T>
-struct Tables {
-  T *read, *write;  // [kBlock][row]
-  T* decay;         // [tiles][row], over each tile
-  T* pairs;         // [tiles][TB][TB]
-  T* pairs_against_time = nullptr;  // the same for products against time, or null
-};
-
 // f(std::integral_constant<int, tokens>, first token, tile) for the tiles of n tokens.
 template <class F>
 HWY_INLINE void ForTokenTiles(size_t n, const F& f) {
@@ -407,6 +398,25 @@ HWY_INLINE void ForTokenTiles(size_t n, const F& f) {
     }
   }
 }
+
+template <Form kForm, class D, class T = hn::TFromD<D>>
+HWY_NOINLINE void BlockKeyTables(D d, const T* k, const T* decay, size_t n, size_t row,
+                                 T* write, T* tile_decay) {
+  ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
+    const size_t at = begin * row;
+    TileKeyTables<tokens.value, kForm>(d, k + at, decay + begin * DecayRow(kForm, row), row,
+                                       write + at, tile_decay + tile * row);
+  });
+}
+
+// The tables of a block.
+template <class T>
+struct Tables {
+  T *read, *write;  // [kBlock][row]
+  T* decay;         // [tiles][row], over each tile
+  T* pairs;         // [tiles][TB][TB]
+  T* pairs_against_time = nullptr;  // the same for products against time, or null
+};
 
 template <Form kForm, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void BlockTables(D d, const T* q, const T* k, const T* decay, const T* bonus,

@@ -26,6 +26,7 @@
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
 #include "heed/engines/recurrence/block-inl.h"
+#include "heed/engines/recurrence/gradients-inl.h"
 #include "heed/engines/recurrence/problem.h"
 #include "heed/engines/recurrence/rows-inl.h"
 #include "heed/engines/recurrence/tasks.h"
@@ -135,13 +136,31 @@ class ForwardHead {
       WithForm(p_, [&](auto form) HWY_ATTR {
         BlockTables<form.value>(d_, rows.q, rows.k, rows.decay, rows.bonus, n, row_, tables);
       });
-      x.decay = rows.tile_decay;
-      x.decay_stride = row_;
+      x.row_decay = rows.tile_decay;
       x.pairs = b_.pairs;
-      Strips<Decay::kRows>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end,
-                           b_.state, prefetch);
+      if (p_.has_value_decay) {
+        ValueGatedProduct(first, n, x, prefetch);
+      } else {
+        Strips<Decay::kRows>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end,
+                             b_.state, prefetch);
+      }
     }
     StoreOutputs(first, n);
+  }
+
+  // The tile's own tokens stand to the values as they do to dq in the backward pass.
+  HWY_NOINLINE HWY_ATTR void ValueGatedProduct(int64_t first, size_t n, Product<T> x,
+                                               RowPrefetch& prefetch) {
+    const BlockRows<T>& rows = b_.rows;
+    reader_.ValueDecays(first, n, value_row_);
+    BlockKeyTables<Form::kKey>(d_, b_.v, rows.value_decay, n, value_row_, rows.value_write,
+                               rows.value_tile_decay);
+    x.lanes = rows.value_write;
+    x.lane_decay = rows.value_tile_decay;
+    Strips<Decay::kRowsLanes>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end, b_.state,
+                         prefetch);
+    AddValuePairs(d_, b_.v, rows.value_decay, b_.pairs, n, value_row_, shape_.begin,
+                  shape_.end, b_.o);
   }
 
   // The rows of the next block.

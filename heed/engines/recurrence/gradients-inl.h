@@ -86,6 +86,18 @@ HWY_INLINE void TileQueryGradients(D d, const T* k, const T* decay, const T* pai
   }
 }
 
+// o of a block in place of S^T q, where the state's columns decay: what tokens of one tile
+// read of each other's values.
+template <class D, class T = hn::TFromD<D>>
+HWY_NOINLINE void AddValuePairs(D d, const T* v, const T* decay, const T* pairs, size_t n,
+                                size_t row, size_t begin, size_t end, T* o) {
+  ForTokenTiles(n, [&](auto tokens, size_t first, size_t tile) HWY_ATTR {
+    TileQueryGradients<tokens.value, Form::kKey>(
+        d, v + first * row, decay + first * row, pairs + tile * kTile * kTile, row, begin,
+        end, o + first * row);
+  });
+}
+
 // dk of a tile in place of x.
 template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void TileKeyGradients(D d, const T* q, const T* decay, const T* pairs,
@@ -151,6 +163,23 @@ HWY_INLINE void StateProducts(D d, const T* a, const StateShape& a_shape, const 
       hn::Store(sum, d, to + column + i);
     }
   });
+}
+
+// to[r] = sum_i a[r][i] b[r][i] over all columns.
+template <class D, class T = hn::TFromD<D>>
+HWY_INLINE void StateRowProducts(D d, const T* a, const StateShape& a_shape, const T* b,
+                                 const StateShape& b_shape, T* to) {
+  for (size_t r = 0; r < a_shape.rows; ++r) {
+    auto sum = hn::Zero(d);
+    ForStripsOf<T>(a_shape, [&](size_t column, size_t width) HWY_ATTR {
+      const T* from_a = a + a_shape.Offset(column) + r * width;
+      const T* from_b = b + b_shape.Offset(column) + r * width;
+      for (size_t i = 0; i < width; i += hn::MaxLanes(D())) {
+        sum = hn::MulAdd(hn::Load(d, from_a + i), hn::Load(d, from_b + i), sum);
+      }
+    });
+    to[r] = hn::ReduceSum(d, sum);
+  }
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

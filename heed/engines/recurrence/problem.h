@@ -11,6 +11,7 @@
 //
 //   o_t = scale (S_{t-1} + diag(u) k_t v_t^T)^T q_t
 //
+// Beside G_t there may be a gate of S's columns: S_t = G_t .* S_{t-1} diag(b_t) + k_t v_t^T.
 //  Without causality S and z are sums over all tokens. q and k stand for
 // feature maps of what is given. An operation fills a Problem from its own inputs
 // and options; the engine knows no operation.
@@ -106,6 +107,9 @@ struct Problem {
   bool constant_decay = false;  // it has no axes of sequences and tokens: strides of 0
   bool complement_keys = false;  // k = 1 - exp(log_decay), k is absent
 
+  bool has_value_decay = false;  // beside a Gate; not normalised, no bonus
+  Rows log_value_decay;          // of b, over tokens, value heads and value channels
+
   bool has_bonus = false;  // of Gate::kKey, not normalised
   Rows bonus;              // u, over value heads alone
 
@@ -146,6 +150,7 @@ struct Gradients {
   States d_final, d_final_z;  // data null: zeros
   Rows dq, dk, dv;            // written
   Rows d_log_decay;           // written; like log_decay over heads alone where constant
+  Rows d_log_value_decay;     // written
   Rows d_bonus;               // written
   States d_initial, d_initial_z;  // written
   Rows d_projection;              // written; maxima count as constants

@@ -32,7 +32,9 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 // stand in registers.
 inline constexpr int kMaxStrip = hs::kVectorRegisters == 32 ? 2 : 1;
 
-enum class Decay { kNone, kRows, kLanes };  // of the state as it stands in the tile
+// Of the state as it stands in the tile. Where both decay, that of keys comes first, so
+// that a state and its transpose have the same bits.
+enum class Decay { kNone, kRows, kLanes, kRowsLanes, kLanesRows };
 
 // One product over the tokens of a block, the first in time first.
 template <class T>
@@ -43,11 +45,10 @@ struct Product {
   const T* lanes;  // w_t
   T* out;
   size_t lane_stride;
-  // Per tile of kTileTokens: the decay E over it, as E, or as E - 1 < 0 (TileDecay()), and
-  // under Decay::kRows the products of its tokens with each other, [TB][TB] in the order
-  // of processing.
-  const T* decay = nullptr;
-  size_t decay_stride = 0;
+  // Per tile of kTileTokens: the decays E over it of rows and of lanes, each as E, or as
+  // E - 1 < 0 (TileDecay()), and under Decay::kRows the products of its tokens with each
+  // other, [TB][TB] in the order of processing.
+  const T *row_decay = nullptr, *lane_decay = nullptr;  // strides are those above
   const T* pairs = nullptr;
 };
 
@@ -72,11 +73,15 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
   constexpr ptrdiff_t N = hn::MaxLanes(D());
   const ptrdiff_t row = step * static_cast<ptrdiff_t>(x.row_stride);
   const ptrdiff_t lane_row = step * static_cast<ptrdiff_t>(x.lane_stride);
+  constexpr bool kLanesLast = kDecay == Decay::kRowsLanes;
+  constexpr bool kLanesFirst = kDecay == Decay::kLanes || kDecay == Decay::kLanesRows;
+  constexpr bool kByLane = kLanesFirst || kLanesLast;
+  constexpr bool kByRow = kDecay != Decay::kNone && kDecay != Decay::kLanes;
   V sum[TB][C], lanes[TB][C], decay[C];
   hn::Mask<D> less_one[C];  // `decay` is E - 1
   HWY_UNROLL(16)
   for (int c = 0; c < C; ++c) {
-    decay[c] = kDecay == Decay::kLanes ? hn::Load(d, x.decay + c * N) : hn::Zero(d);
+    decay[c] = kByLane ? hn::Load(d, x.lane_decay + c * N) : hn::Zero(d);
     less_one[c] = hn::Lt(decay[c], hn::Zero(d));
     HWY_UNROLL(16)
     for (int t = 0; t < TB; ++t) {
@@ -98,18 +103,23 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
         HWY_UNROLL(16)
         for (int c = 0; c < C; ++c) sum[t][c] = hn::MulAdd(a, s[c], sum[t][c]);
       }
-      if constexpr (kDecay == Decay::kLanes) {
+      const auto decay_lanes = [&]() HWY_ATTR {
         HWY_UNROLL(16)
         for (int c = 0; c < C; ++c) {
           s[c] = hn::MulAdd(decay[c], s[c], hn::IfThenElseZero(less_one[c], s[c]));
         }
-      } else if (const V of_row = hn::Set(d, x.decay[r]); x.decay[r] < 0) {
+      };
+      if constexpr (kLanesFirst) decay_lanes();
+      if constexpr (!kByRow) {
+        // nothing more
+      } else if (const V of_row = hn::Set(d, x.row_decay[r]); x.row_decay[r] < 0) {
         HWY_UNROLL(16)
         for (int c = 0; c < C; ++c) s[c] = hn::MulAdd(of_row, s[c], s[c]);
       } else {
         HWY_UNROLL(16)
         for (int c = 0; c < C; ++c) s[c] = hn::Mul(of_row, s[c]);
       }
+      if constexpr (kLanesLast) decay_lanes();
     }
     HWY_UNROLL(16)
     for (int t = 0; t < TB; ++t) {
@@ -203,7 +213,8 @@ HWY_NOINLINE void StripOfBlock(D d, Product<T> x, size_t num_tokens, bool agains
     at.write += first * x.row_stride;
     at.lanes += first * x.lane_stride;
     if constexpr (kRead) at.out += first * x.lane_stride;
-    if constexpr (kDecay != Decay::kNone) at.decay += tile * x.decay_stride;
+    if (at.row_decay != nullptr) at.row_decay += tile * x.row_stride;
+    if (at.lane_decay != nullptr) at.lane_decay += tile * x.lane_stride;
     if constexpr (kDecay == Decay::kRows) at.pairs += tile * kTile * kTile;
     const ptrdiff_t step = against_time ? -1 : 1;
     prefetch.Some();
@@ -228,7 +239,7 @@ HWY_INLINE void Strips(D d, const Product<T>& x, size_t num_tokens, bool against
     Product<T> strip = x;
     strip.lanes += c * N;
     if constexpr (kRead) strip.out += c * N;
-    if constexpr (kDecay == Decay::kLanes) strip.decay += c * N;
+    if (strip.lane_decay != nullptr) strip.lane_decay += c * N;
     StripOfBlock<kDecay, kRead, vectors.value>(d, strip, num_tokens, against_time, num_rows,
                                         state + (c * N - begin) * num_rows, prefetch);
   });

@@ -34,6 +34,8 @@ struct BlockRows {
   T* decay;    // [kBlock][row] or [kBlock]
   T* tile_decay;  // [tiles][row], as tables take it
   T* bonus;       // [row]
+  // Of a gate of columns: b, its products over tiles, and v decayed to the ends of tiles.
+  T *value_decay, *value_tile_decay, *value_write;
   // [row], of Feature::kSoftmaxOfTokens; `max` is one number m of kRandomExp.
   T *max, *inverse_sum;
   T* projection;  // of random features: W^T packed; null for one token
@@ -50,6 +52,11 @@ struct BlockRows {
                                                  : block * row);
     carver.Next(tile_decay, p.gate == Gate::kNone ? 0 : kBlockTokens / kTileTokens * row);
     carver.Next(bonus, p.has_bonus ? row : 0);
+    const int64_t values =
+        p.has_value_decay ? static_cast<int64_t>(Padded<T>(p.value_size)) : 0;
+    carver.Next(value_decay, block * values);
+    carver.Next(value_tile_decay, kBlockTokens / kTileTokens * values);
+    carver.Next(value_write, block * values);
     const int64_t columns = p.key_feature == Feature::kSoftmaxOfTokens ? row : 0;
     carver.Next(max, random ? 1 : columns);
     carver.Next(inverse_sum, columns);
@@ -165,6 +172,14 @@ class RowReader {
         hn::Store(hn::Mul(factor, hn::Load(d, to + i)), d, to + i);
       }
     }
+  }
+
+  // The decays b of columns.
+  HWY_ATTR void ValueDecays(int64_t first, size_t n, size_t value_row) const {
+    const hn::ScalableTag<T> d;
+    LoadRows(d, p_.log_value_decay, s_, value_head_, first, n,
+             static_cast<size_t>(p_.value_size), rows_.value_decay, value_row);
+    ExpDecays(d, rows_.value_decay, n, value_row, rows_.value_tile_decay);
   }
 
   // Rows of q or k times sqrt(scale), into `raw`.

@@ -53,19 +53,27 @@ struct StepBuffers {
   }
 };
 
-// What is done to the state. kBonus: with a decay, and a query sees the state before.
-enum class StepForm { kUngated, kGated, kBonus };
+// What is done to the state. kBonus: with a decay, and a query sees the state before; kBoth:
+// columns decay too.
+enum class StepForm { kUngated, kGated, kBonus, kBoth };
+
+// s decayed, as TileDecay() gives it.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Decayed(D d, V decay, V s) {
+  return hn::MulAdd(decay, s, hn::IfThenElseZero(hn::Lt(decay, hn::Zero(d)), s));
+}
 
 // What a state's vector at `at` becomes: decayed, k v^T added, stored. Returns what a query
-// sees. `decay` as TileDecay() gives it.
+// sees.
 template <StepForm kForm, class D, class V = hn::Vec<D>, class T = hn::TFromD<D>>
-HWY_INLINE V StepVector(D d, V decay, V key, V value, size_t count, T* at) {
+HWY_INLINE V StepVector(D d, V decay, V value_decay, V key, V value, size_t count, T* at) {
   constexpr size_t N = hn::MaxLanes(D());
   V s = count == N ? hn::LoadU(d, at) : hn::LoadN(d, at, count);
   const V before = s;
   if constexpr (kForm != StepForm::kUngated) {
-    s = hn::MulAdd(decay, s, hn::IfThenElseZero(hn::Lt(decay, hn::Zero(d)), s));
+    s = Decayed(d, decay, s);
   }
+  if constexpr (kForm == StepForm::kBoth) s = Decayed(d, value_decay, s);
   s = hn::MulAdd(key, value, s);
   if (count == N) {
     hn::StoreU(s, d, at);
@@ -76,12 +84,12 @@ HWY_INLINE V StepVector(D d, V decay, V key, V value, size_t count, T* at) {
 }
 
 // C vectors of columns of a state whose rows are `stride` apart, the last of `count`
-// elements: s = a .* s + k v^T, o = q s.
+// elements: s = a .* s [.* b] + k v^T, o = q s.
 template <int C, StepForm kForm, class D, class T = hn::TFromD<D>>
 HWY_INLINE void StepStrip(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
-                          const T* HWY_RESTRICT a, size_t num_rows,
-                          const T* HWY_RESTRICT v, size_t count, int64_t stride,
-                          T* HWY_RESTRICT state, T* HWY_RESTRICT o) {
+                          const T* HWY_RESTRICT a, const T* HWY_RESTRICT b,
+                          size_t num_rows, const T* HWY_RESTRICT v, size_t count,
+                          int64_t stride, T* HWY_RESTRICT state, T* HWY_RESTRICT o) {
   constexpr size_t N = hn::MaxLanes(D());
   hn::Vec<D> sum[C];
   HWY_UNROLL(8)
@@ -91,7 +99,9 @@ HWY_INLINE void StepStrip(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
     const auto decay = kForm != StepForm::kUngated ? hn::Set(d, a[r]) : hn::Zero(d);
     HWY_UNROLL(8)
     for (int c = 0; c < C; ++c) {
-      const auto s = StepVector<kForm>(d, decay, key, hn::Load(d, v + c * N),
+      const auto of_value =
+          kForm == StepForm::kBoth ? hn::Load(d, b + c * N) : hn::Zero(d);
+      const auto s = StepVector<kForm>(d, decay, of_value, key, hn::Load(d, v + c * N),
                                        C == 1 ? count : N, state + c * N);
       sum[c] = hn::MulAdd(query, s, sum[c]);
     }
@@ -102,32 +112,33 @@ HWY_INLINE void StepStrip(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
 
 // All columns [begin, end).
 template <StepForm kForm, class D, class T = hn::TFromD<D>>
-HWY_INLINE void StepRows(D d, const T* q, const T* k, const T* a, size_t num_rows,
-                         const T* v, size_t begin, size_t end, int64_t stride, T* state,
-                         T* o) {
+HWY_INLINE void StepRows(D d, const T* q, const T* k, const T* a, const T* b,
+                         size_t num_rows, const T* v, size_t begin, size_t end,
+                         int64_t stride, T* state, T* o) {
   constexpr size_t N = hn::MaxLanes(D());
   const size_t whole = begin + (end - begin) / N * N;
   hs::ForTiles<8>(begin / N, whole / N, [&](auto vectors, size_t i) HWY_ATTR {
     const size_t c = i * N;
-    StepStrip<vectors.value, kForm>(d, q, k, a, num_rows, v + c, N, stride, state + c, o + c);
+    StepStrip<vectors.value, kForm>(d, q, k, a, b + c, num_rows, v + c, N, stride,
+                                    state + c, o + c);
   });
   if (whole == end) return;
-  StepStrip<1, kForm>(d, q, k, a, num_rows, v + whole, end - whole, stride, state + whole,
-                      o + whole);
+  StepStrip<1, kForm>(d, q, k, a, b + whole, num_rows, v + whole, end - whole, stride,
+                      state + whole, o + whole);
 }
 
 // A row of a state whose rows are values: returns the sum of q .* s.
 template <StepForm kForm, class D, class T = hn::TFromD<D>>
 HWY_INLINE T StepTransposed(D d, const T* HWY_RESTRICT q, const T* HWY_RESTRICT k,
-                            const T* HWY_RESTRICT a, T v, size_t features,
+                            const T* HWY_RESTRICT a, T b, T v, size_t features,
                             T* HWY_RESTRICT state) {
   constexpr size_t N = hn::MaxLanes(D());
-  const auto value = hn::Set(d, v);
+  const auto value = hn::Set(d, v), of_value = hn::Set(d, b);
   auto sum = hn::Zero(d);
   const auto column = [&](size_t c, size_t count) HWY_ATTR {
     const auto decay = kForm != StepForm::kUngated ? hn::Load(d, a + c) : hn::Zero(d);
-    const auto s =
-        StepVector<kForm>(d, decay, hn::Load(d, k + c), value, count, state + c);
+    const auto s = StepVector<kForm>(d, decay, of_value, hn::Load(d, k + c), value, count,
+                                     state + c);
     sum = hn::MulAdd(hn::Load(d, q + c), s, sum);
   };
   size_t c = 0;
@@ -170,27 +181,39 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task,
   const size_t end = std::min(FirstColumn(task.part + 1, task.parts, value_row), values);
   const bool gated = p.gate != Gate::kNone, scalar = p.gate == Gate::kScalar;
 
-  for (size_t i = 0; gated && i < Padded<T>(p.features()); i += hn::MaxLanes(d)) {
-    const auto decay =
-        scalar ? hn::Set(d, b.rows.decay[0]) : hn::Load(d, b.rows.decay + i);
-    T* of_tile = b.rows.tile_decay + i;  // a token is a tile of its own
-    hn::Store(TileDecay(d, decay, hn::Load(d, of_tile)), d, of_tile);
+  // A token is a tile of its own.
+  const auto to_tile_decays = [&](const T* decay, size_t row, bool one, T* of_tile) HWY_ATTR {
+    for (size_t i = 0; i < row; i += hn::MaxLanes(d)) {
+      const auto a = one ? hn::Set(d, *decay) : hn::Load(d, decay + i);
+      hn::Store(TileDecay(d, a, hn::Load(d, of_tile + i)), d, of_tile + i);
+    }
+  };
+  if (gated) {
+    to_tile_decays(b.rows.decay, Padded<T>(p.features()), scalar, b.rows.tile_decay);
+  }
+  const T* value_decay = b.o;  // of any number where there is none
+  if (p.has_value_decay) {
+    reader.ValueDecays(0, 1, value_row);
+    to_tile_decays(b.rows.value_decay, value_row, false, b.rows.value_tile_decay);
+    value_decay = b.rows.value_tile_decay;
   }
   T* state = StateAt<T>(p.final, s.state, head);
   const auto step = [&](auto form) HWY_ATTR {
     if (p.final.value_stride == 1 || values == 1) {
-      return StepRows<form.value>(d, b.rows.q, b.rows.k, b.rows.tile_decay, features, b.v,
-                              begin, end, p.final.key_stride, state, b.o);
+      return StepRows<form.value>(d, b.rows.q, b.rows.k, b.rows.tile_decay, value_decay,
+                                  features, b.v, begin, end, p.final.key_stride, state, b.o);
     }
     for (size_t r = begin; r < end; ++r) {
       b.o[r] = StepTransposed<form.value>(
-          d, b.rows.q, b.rows.k, b.rows.tile_decay, b.v[r], features,
+          d, b.rows.q, b.rows.k, b.rows.tile_decay, value_decay[r], b.v[r], features,
           state + static_cast<int64_t>(r) * p.final.value_stride);
     }
   };
   if (p.has_bonus) {
     step(std::integral_constant<StepForm, StepForm::kBonus>());
     AddOwnValue(d, b, Padded<T>(p.features()), value_row);
+  } else if (p.has_value_decay) {
+    step(std::integral_constant<StepForm, StepForm::kBoth>());
   } else if (gated) {
     step(std::integral_constant<StepForm, StepForm::kGated>());
   } else {
@@ -212,8 +235,7 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task,
       }
       const auto decay = gated ? hn::Load(d, b.rows.tile_decay + i) : hn::Set(d, T{1});
       auto next = hn::Load(d, of_z);
-      next = hn::MulAdd(decay, next, hn::IfThenElseZero(hn::Lt(decay, hn::Zero(d)), next));
-      next = hn::Add(next, hn::Load(d, b.rows.k + i));
+      next = hn::Add(Decayed(d, decay, next), hn::Load(d, b.rows.k + i));
       sum = hn::MulAdd(hn::Load(d, b.rows.q + i), next, sum);
       hn::Store(next, d, of_z);
       for (size_t lane = 0; lane < count; ++lane) {

@@ -12,13 +12,17 @@ struct State {
   Doubles S, z;
 };
 
+double ColumnDecay(const ReferenceHead& h, size_t t, size_t j) {
+  return h.b.empty() ? 1 : h.b[t * h.V + j];
+}
+
 // The state after token t, from the one before.
 void Advance(const ReferenceHead& h, size_t t, State& state) {
   for (size_t i = 0; i < h.K; ++i) {
     const double a = h.a[t * h.K + i], k = h.k[t * h.K + i];
     for (size_t j = 0; j < h.V; ++j) {
       double& S = state.S[i * h.V + j];
-      S = a * S + k * h.v[t * h.V + j];
+      S = a * S * ColumnDecay(h, t, j) + k * h.v[t * h.V + j];
     }
     state.z[i] = a * state.z[i] + k;
   }
@@ -77,6 +81,7 @@ ReferenceHeadGradients RunBackwardReference(const ReferenceHead& h, const Double
   g.k = g.a = g.q;
   g.v.assign(h.T * h.V, 0);
   g.u.assign(h.u.size(), 0);
+  g.b.assign(h.b.size(), 0);
   Doubles D = d_S, dz = d_z;  // of S_t and z_t
 
   // Tokens against time, with the states before and after each: those before every
@@ -125,8 +130,10 @@ ReferenceHeadGradients RunBackwardReference(const ReferenceHead& h, const Double
           }
           g.k[at] += d * v;
           g.v[t * h.V + j] += d * k;
-          g.a[at] += d * before.S[i * h.V + j];
-          d *= h.a[at];
+          const double b = ColumnDecay(h, t, j), carried = d * before.S[i * h.V + j];
+          g.a[at] += carried * b;
+          if (!h.b.empty()) g.b[t * h.V + j] += carried * h.a[at];
+          d *= h.a[at] * b;
           if (!h.u.empty()) d += of_seen;
         }
         g.q[at] += after.z[i] * d_denominator;

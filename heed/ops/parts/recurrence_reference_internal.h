@@ -17,11 +17,14 @@ using Doubles = std::vector<double>;
 //   S_t = a_t .* S_{t-1} + k_t v_t^T,  z_t = a_t .* z_{t-1} + k_t
 //   o_t = S_t^T q_t, or S_t^T q_t / (z_t . q_t + eps)
 //   or in the bonus form (S_{t-1} + diag(u) k_t v_t^T)^T q_t
+//
+// With b, S_t = a_t .* S_{t-1} diag(b_t) + k_t v_t^T.
 struct ReferenceHead {
   size_t T = 0, K = 0, V = 0;
   Doubles q, k, a;  // [T, K]
   Doubles v;        // [T, V]
   Doubles S, z;     // [K, V], [K]: initial
+  Doubles b;        // [T, V]; empty: 1
   Doubles u;        // [K]; empty: not the bonus form
   bool normalize = false;
   double eps = 0;
@@ -44,6 +47,7 @@ struct ReferenceHeadGradients {
   Doubles v;        // [T, V]
   Doubles S, z;     // of the initial state
   Doubles u;        // [K]
+  Doubles b;        // [T, V]
 };
 
 // The gradients of <d_o, o> + <d_S, S_T> + <d_z, z_T>.

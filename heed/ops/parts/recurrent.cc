@@ -96,7 +96,7 @@ recurrence::States StatesOf(const Call& call, const ConstTensorView& t) {
           t.rank() == 4 ? t.stride(3) : 0};
 }
 
-void CheckDecays(const char* op, const ConstTensorView& t) {
+void CheckDecays(const char* op, const char* name, const ConstTensorView& t) {
   const int64_t count = t.num_elements();
   for (int64_t i = 0; i < count; ++i) {
     int64_t rest = i, at = 0;
@@ -106,7 +106,7 @@ void CheckDecays(const char* op, const ConstTensorView& t) {
     }
     const double value = LoadAsDouble(t.dtype(), t.data(), at);
     if (!(value <= 0)) {
-      Fail(op, "log_decay", "has an element " + parts::Text(value), "<= 0 everywhere");
+      Fail(op, name, "has an element " + parts::Text(value), "<= 0 everywhere");
     }
   }
 }
@@ -193,20 +193,24 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
            : by_key                              ? Gate::kKey
                                                  : Gate::kScalar;
   p.constant_decay = IsConstant(definition.decay);
-  if (p.gate != Gate::kNone) {
-    const ConstTensorView& t = in.log_decay;
-    if (!t.present()) Fail(op, "log_decay", "is absent", "a tensor");
-    const bool any = p.constant_decay && IsFloat(t.dtype());
-    const bool wide = t.dtype() == StateDType(p.dtype);
-    CheckInput(op, "log_decay", t, call.decay_shape, any || wide ? t.dtype() : p.dtype,
-               data);
-    if (definition.decay == DecayShape::kKey) {
-      parts::CheckContiguousRows(op, "log_decay", t);
-    }
-    const bool given = around == nullptr || !around->prepare;
+  const bool given = around == nullptr || !around->prepare;
+  const auto decays = [&](const char* name, const ConstTensorView& t, const Axes& shape,
+                          bool any_dtype) {
+    if (!t.present()) Fail(op, name, "is absent", "a tensor");
+    const bool any = (any_dtype && IsFloat(t.dtype())) || t.dtype() == StateDType(p.dtype);
+    CheckInput(op, name, t, shape, any ? t.dtype() : p.dtype, data);
+    if (t.rank() == 4) parts::CheckContiguousRows(op, name, t);
     if (given && checks != nullptr && checks->checks() && t.data() != nullptr) {
-      CheckDecays(op, t);
+      CheckDecays(op, name, t);
     }
+  };
+  if (p.gate != Gate::kNone) {
+    decays("log_decay", in.log_decay, call.decay_shape, p.constant_decay);
+  }
+  if (in.log_decay_v.present()) {
+    if (!definition.value_decay) Fail(op, "log_decay_v", "is given", "none");
+    decays("log_decay_v", in.log_decay_v, call.v_shape, false);
+    p.has_value_decay = true;
   }
   if (definition.bonus) {
     const ConstTensorView& u = in.u;
@@ -238,6 +242,7 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   p.k = RowsOf(call, in.k);
   p.v = RowsOf(call, in.v);
   p.log_decay = p.constant_decay ? KeptDecays(call, in.log_decay) : RowsOf(call, in.log_decay);
+  p.log_value_decay = RowsOf(call, in.log_decay_v);
   if (around != nullptr) {
     p.value_factors = RowsOf(call, around->value_factors);
     p.output_gate = RowsOf(call, around->output_gate);
@@ -282,6 +287,7 @@ class Outlets {
     Reads("log_decay", in.log_decay);
     Reads("projection", in.projection);
     Reads("u", in.u);
+    Reads("log_decay_v", in.log_decay_v);
     Reads("initial_state", in.initial.S);
     Reads("initial_state.z", in.initial.z);
     Reads("initial_state.m", in.initial.m);
@@ -395,6 +401,9 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
       gradient("dlog_decay", out.dlog_decay, call.decay_shape,
                in.log_decay.present() ? in.log_decay.dtype() : p.dtype,
                definition.decay != DecayShape::kNone);
+  g.d_log_value_decay =
+      gradient("dlog_decay_v", out.dlog_decay_v, call.v_shape,
+               in.log_decay_v.present() ? in.log_decay_v.dtype() : p.dtype, p.has_value_decay);
   g.d_bonus = gradient("du", out.du, in.u.present() ? Axes(in.u.sizes()) : Axes(),
                        in.u.present() ? in.u.dtype() : p.dtype, definition.bonus);
   const auto initial = [&](const char* name, const TensorView& t, bool exists,
@@ -416,7 +425,8 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   const auto& kernel = recurrence::Choose(op, ctx, p);
   Prepare(definition);
   kernel.backward(ctx, p, g);
-  for (const TensorView* t : {&out.dq, &out.dk, &out.dv, &out.dlog_decay}) {
+  for (const TensorView* t :
+       {&out.dq, &out.dk, &out.dv, &out.dlog_decay, &out.dlog_decay_v}) {
     ClearOthers(call.ranges, *t);
   }
 }
@@ -433,6 +443,7 @@ void Step(const char* op, Context& ctx, const Definition& definition,
                                                  : OneToken(op, "log_decay", in.log_decay);
   whole.projection = in.projection;
   whole.u = in.u;
+  whole.log_decay_v = OneToken(op, "log_decay_v", in.log_decay_v);
   Options scale;  // all that a token can be asked for
   scale.scale = options.scale;
   thread_local Call call;  // whose memory the next step finds again
@@ -492,7 +503,8 @@ Explanation Explain(const char* op, const Context& ctx, const Definition& defini
   e.flops += 4 * tokens * static_cast<double>(p.value_heads) *
              static_cast<double>(p.projection_rows) * static_cast<double>(p.key_size);
   e.bytes = Bytes(in.q) + Bytes(in.k) + 2 * Bytes(in.v) + Bytes(in.log_decay) +
-            Bytes(in.projection) + Bytes(in.initial.S) + Bytes(in.initial.z);
+            Bytes(in.log_decay_v) + Bytes(in.projection) + Bytes(in.initial.S) +
+            Bytes(in.initial.z);
   e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();
   return e;
 }

@@ -39,6 +39,7 @@ struct Inputs {
   ConstTensorView projection = {};  // [M, K] in q's dtype, of random features
   ConstState initial;
   ConstTensorView u = {};  // [HV, K], any float dtype, of mechanisms with a bonus
+  ConstTensorView log_decay_v = {};  // [B, T, HV, V], as log_decay; may be absent
 };
 
 struct Options {
@@ -65,7 +66,7 @@ struct BackwardInputs : Inputs {
 struct Gradients {
   TensorView dq, dk, dv, dlog_decay, dprojection;
   State dinitial;  // none of m, which counts as a constant
-  TensorView du = {};
+  TensorView du = {}, dlog_decay_v = {};
 };
 
 // One token of each sequence: [B, H, K], [B, HV, V], and decays [B, HV] or [B, HV, K], or
@@ -74,6 +75,7 @@ struct StepInputs {
   ConstTensorView q, k, v, log_decay;
   ConstTensorView projection = {};  // [M, K]
   ConstTensorView u = {};           // [HV, K]
+  ConstTensorView log_decay_v = {};  // [B, HV, V]
 };
 
 struct Explanation {

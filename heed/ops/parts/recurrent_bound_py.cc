@@ -211,6 +211,7 @@ decltype(Keyword<Call>::read) ReaderOf(const Input& input) {
     case Input::kValue: return &ReadInput<&Inputs::v>;
     case Input::kDecay: return &ReadDecay;
     case Input::kProjection: return &ReadInput<&Inputs::projection>;
+    case Input::kValueDecay: return &ReadInput<&Inputs::log_decay_v>;
     case Input::kBonus: return &ReadInput<&Inputs::u>;
     case Input::kOther: return &ReadOther;
     case Input::kConstants: return &ReadConstants;
@@ -231,6 +232,7 @@ decltype(Keyword<Call>::read) WriterOf(const Input& input) {
     case Input::kValue: return &WriteGradient<&Gradients::dv>;
     case Input::kDecay: return &WriteGradient<&Gradients::dlog_decay>;
     case Input::kProjection: return &WriteGradient<&Gradients::dprojection>;
+    case Input::kValueDecay: return &WriteGradient<&Gradients::dlog_decay_v>;
     case Input::kBonus: return &WriteGradient<&Gradients::du>;
     default: return &WriteOther;
   }
@@ -336,7 +338,8 @@ void Bound::Describe() {
   for (const Input& input : inputs) {
     if (!input.optional) {
       arguments += input.name + array + ", ";
-    } else if (input.role == Input::kOther || input.role == Input::kMask) {
+    } else if (input.role == Input::kOther || input.role == Input::kMask ||
+               input.role == Input::kValueDecay) {
       decay += input.name + ": heed._typing.Array | None = None, ";
     } else {
       decay += input.name + ": heed._typing.Floats | None = None, ";

@@ -61,6 +61,7 @@ Gradients ToGradients(const Problem& p, std::span<const TensorView> views) {
       {"dq", &out.dq},         {"dk", &out.dk},
       {"dv", &out.dv},         {"dlog_decay", &out.dlog_decay},
       {"dprojection", &out.dprojection},  {"du", &out.du},
+      {"dlog_decay_v", &out.dlog_decay_v},
       {"dinitial_state", &out.dinitial.S}, {"dinitial_z", &out.dinitial.z}};
   for (size_t i = p.num_forward; i < p.outputs.size(); ++i) {
     *places.at(p.outputs[i].name) = views[i];
@@ -73,6 +74,7 @@ std::string Title(const Mechanism& m, const Problem& p) {
   for (const auto& [name, view] :
        {std::pair{"q", p.in.q}, {"k", p.in.k}, {"v", p.in.v},
         {"log_decay", p.in.log_decay}, {"projection", p.in.projection}, {"u", p.in.u},
+        {"log_decay_v", p.in.log_decay_v},
         {"lengths", p.options.lengths},
         {"starts", p.options.starts}, {"cu_seqlens", p.options.cu_seqlens}}) {
     if (!view.present()) continue;
@@ -90,7 +92,8 @@ std::string Title(const Mechanism& m, const Problem& p) {
 void RunStep(const Mechanism& m, const Problem& p, Context& ctx, const Outputs& out) {
   m.step(ctx,
          {WithoutTokens(p.in.q), WithoutTokens(p.in.k), WithoutTokens(p.in.v),
-          WithoutTokens(p.in.log_decay), p.in.projection, p.in.u},
+          WithoutTokens(p.in.log_decay), p.in.projection, p.in.u,
+          WithoutTokens(p.in.log_decay_v)},
          p.options, out.final, WithoutTokens(out.o));
 }
 
@@ -187,6 +190,9 @@ void Describe(const Definition& d, Problem& p, int64_t sequences, bool forward,
   if (p.in.projection.present()) {
     p.outputs.push_back({"dprojection", dtype, {F, q[3]}, {}});
   }
+  if (p.in.log_decay_v.present()) {
+    p.outputs.push_back({"dlog_decay_v", p.in.log_decay_v.dtype(), v, {}});
+  }
   if (p.in.u.present()) p.outputs.push_back({"du", p.in.u.dtype(), {v[2], q[3]}, {}});
   if (d.causal) p.outputs.push_back({"dinitial_state", state, S, {}});
   if (d.causal && d.normalize) p.outputs.push_back({"dinitial_z", state, z, {}});
@@ -251,13 +257,15 @@ class Generator {
       p_.in.u = parts_.Keep(
           parts_.Make(type_of(true), {HV, K}).FillNormal(parts_.NextSeed(), 1));
     }
-    if (!decay.empty()) {
+    const auto decays = [&](DType type, const Shape& sizes) {
       const double strength = std::exp(random.Uniform(-7, 2));
-      const DType type = type_of(IsConstant(d_.decay));
-      p_.in.log_decay = parts_.Keep(FillDecays(parts_.Make(type, decay), parts_.NextSeed(),
-                                               random.Chance(0.1) ? 0 : strength,
-                                               random.Chance(0.2) ? 0.02 : 0));
-    }
+      const Buffer buffer = parts_.Make(type, sizes);
+      FillDecays(buffer, parts_.NextSeed(), random.Chance(0.1) ? 0 : strength,
+                 random.Chance(0.2) ? 0.02 : 0);
+      return parts_.Keep(buffer);
+    };
+    if (!decay.empty()) p_.in.log_decay = decays(type_of(IsConstant(d_.decay)), decay);
+    if (d_.value_decay && random.Chance(0.4)) p_.in.log_decay_v = decays(type_of(false), v);
     const int64_t sequences =
         p_.step ? B : parts_.Sequences(B, T, packed, p_.options);
     if (random.Chance(0.3)) {
@@ -401,18 +409,20 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
   if (!d.complement_keys) p.in.k = tensor(q);
   p.in.v = tensor(v);
   if (backward) p.in.d_o = tensor(v);
-  const Shape decay = DecayShapeOf(d, q, s.Hq);
-  if (!decay.empty()) {
-    const std::string words = "+" + request.variant + "+";
-    const Buffer decays(request.dtype, decay, Placement::kAligned);
-    if (words.find("+vanishing+") != std::string::npos) {
-      decays.FillConstant(std::log1p(-1e-6));
+  const std::string words = "+" + request.variant + "+";
+  const auto has = [&](const char* word) { return words.find(word) != std::string::npos; };
+  const auto decays = [&](const Shape& sizes) {
+    const Buffer buffer(request.dtype, sizes, Placement::kAligned);
+    if (has("+vanishing+")) {
+      buffer.FillConstant(std::log1p(-1e-6));
     } else {
-      const bool strong = words.find("+strong+") != std::string::npos;
-      FillDecays(decays, ++seed, 0.05, strong ? 0.02 : 0);
+      FillDecays(buffer, ++seed, 0.05, has("+strong+") ? 0.02 : 0);
     }
-    p.in.log_decay = p.Keep(decays);
-  }
+    return p.Keep(buffer);
+  };
+  const Shape decay = DecayShapeOf(d, q, s.Hq);
+  if (!decay.empty()) p.in.log_decay = decays(decay);
+  if (d.value_decay && has("+columns+")) p.in.log_decay_v = decays(v);
   const bool projected = recurrence::IsRandom(d.feature);
   if (projected) p.in.projection = tensor({std::min<int64_t>(4 * K, 256), K});
   if (d.bonus) p.in.u = tensor({s.Hq, K});
@@ -472,6 +482,9 @@ std::vector<InputSpec> InputsOf(const Definition& d) {
   if (d.decay != DecayShape::kNone) {
     inputs.push_back({"log_decay", axes, /*optional=*/false, /*wide=*/true});
   }
+  if (d.value_decay) {
+    inputs.push_back({"log_decay_v", "BTHV", /*optional=*/true, /*wide=*/true});
+  }
   if (d.bonus) inputs.push_back({"u", "HK", /*optional=*/false, /*wide=*/true});
   return inputs;
 }
@@ -489,6 +502,7 @@ TensorCall CallOn(const Mechanism& m, const Context& ctx, const TensorMap& tenso
   p->in.log_decay = find("log_decay");
   p->in.projection = find("projection");
   p->in.u = find("u");
+  p->in.log_decay_v = find("log_decay_v");
   p->options.scale = scale;
   const Explanation plan =  // checks everything first
       m.explain ? m.explain(ctx, p->in, p->options)

@@ -60,6 +60,7 @@ struct Definition {
   bool normalize = false;
   double eps = 0;
   bool complement_keys = false;  // k is 1 - exp(log_decay), not given
+  bool value_decay = false;      // columns of the state may decay too
   bool bonus = false;            // queries see the state before their token, and u
 
   // What errors call the tensors.

@@ -53,6 +53,7 @@ ConstTensorView InputOf(const Call& call, const Input& input) {
     case Input::kValue: return call.in.v;
     case Input::kDecay: return call.in.log_decay;
     case Input::kProjection: return call.in.projection;
+    case Input::kValueDecay: return call.in.log_decay_v;
     case Input::kBonus: return call.in.u;
     default: break;
   }
@@ -149,6 +150,7 @@ TensorView& GradientOf(Results& out, const Input& input) {
     case Input::kValue: return out.dv;
     case Input::kDecay: return out.dlog_decay;
     case Input::kProjection: return out.dprojection;
+    case Input::kValueDecay: return out.dlog_decay_v;
     case Input::kBonus: return out.du;
     default: return out.others[input.name];
   }
@@ -199,7 +201,8 @@ nb::object RunStep(const Bound& b, PyObject* args, PyObject* kwargs) {
   Context& ctx = ThreadContext(call.num_threads);
   Compute(op, kRenamed, [&] {
     functions.step(ctx,
-                   {{call.in.q, call.in.k, call.in.v, call.in.log_decay, call.in.projection, call.in.u},
+                   {{call.in.q, call.in.k, call.in.v, call.in.log_decay, call.in.projection,
+                     call.in.u, call.in.log_decay_v},
                     call.in.others},
                    call.options, call.state, o);
   });

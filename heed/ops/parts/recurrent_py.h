@@ -82,11 +82,14 @@ Functions FunctionsOf(const Own& own, const OwnFunctions<Own>& f) {
           }};
 }
 
-// An input tensor and its part in the recurrence: "q" or "r", "k", "v", "log_decay", "u" and
-// "projection" have theirs by name. Others have rows, are lists (constants of heads, numbers of tokens), or bool,
-// which have no gradient. States have a row for each of a projection.
+// An input tensor and its part in the recurrence: "q" or "r", "k", "v", "log_decay",
+// "log_decay_v", "u" and "projection" have theirs by name. Others have rows, are lists
+// (constants of heads, numbers of tokens), or bool, which have no gradient. States have a row
+// for each of a projection.
 struct Input {
-  enum Role { kQuery, kKey, kValue, kDecay, kProjection, kBonus, kOther, kConstants, kMask };
+  enum Role {
+    kQuery, kKey, kValue, kDecay, kValueDecay, kProjection, kBonus, kOther, kConstants, kMask
+  };
 
   Input(const char* input) : Input(input, RoleOf(input)) {}  // NOLINT: reads as its name
   Input(const char* input, Role input_role, bool is_optional = false)
@@ -99,11 +102,12 @@ struct Input {
  private:
   static Role RoleOf(const std::string& name) {
     return name == "q" || name == "r" ? kQuery
-           : name == "u"          ? kBonus
-           : name == "k"          ? kKey
-           : name == "v"          ? kValue
-           : name == "projection" ? kProjection
-                                  : kDecay;
+           : name == "k"              ? kKey
+           : name == "v"              ? kValue
+           : name == "log_decay_v"    ? kValueDecay
+           : name == "projection"     ? kProjection
+           : name == "u"              ? kBonus
+                                      : kDecay;
   }
 };
 

@@ -105,6 +105,11 @@ ReferenceHead HeadOf(const Inputs& in, const ReferenceMath& math, const Place& p
     Append(head.k, k);
     Append(head.a, a);
     Append(head.v, Row(in.v, place.batch, t, place.head));
+    if (in.log_decay_v.present()) {
+      Doubles b = Row(in.log_decay_v, place.batch, t, place.head);
+      for (double& x : b) x = std::exp(x);
+      Append(head.b, b);
+    }
   }
   for (size_t i = 0; in.u.present() && i < head.K; ++i) {
     head.u.push_back(At(in.u, {place.head, static_cast<int64_t>(i)}));
@@ -186,8 +191,10 @@ constexpr double kStep = 1e-5;  // of the derivative by a common factor of decay
 
 // Each decay by as much more as it may be off in units of e.decay.
 ReferenceHead Slower(ReferenceHead head, const Epsilon& e, const ReferenceMath& math) {
-  for (double& a : head.a) {
-    if (a > 0) a *= 1 + kStep * (1 - std::log(a) * math.log_decay_error / e.decay);
+  for (Doubles* decays : {&head.a, &head.b}) {
+    for (double& a : *decays) {
+      if (a > 0) a *= 1 + kStep * (1 - std::log(a) * math.log_decay_error / e.decay);
+    }
   }
   return head;
 }
@@ -336,8 +343,8 @@ namespace {
 // What a head adds to the gradients: values, or errors of values of these magnitudes.
 void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Place& place,
                   const ReferenceHead& head, const ReferenceHeadGradients& g,
-                  const Doubles& of_decay, const ReferenceHeadGradients* magnitudes,
-                  const Gradients& out) {
+                  const Doubles& of_decay, const Doubles& of_value_decay,
+                  const ReferenceHeadGradients* magnitudes, const Gradients& out) {
   const bool errors = magnitudes != nullptr;
   Doubles of_projection;
   const auto through_feature = [&](const ConstTensorView& from, int64_t t,
@@ -386,6 +393,10 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
       Add(out.dv, {place.batch, token, place.head, static_cast<int64_t>(j)},
           g.v[t * head.V + j]);
     }
+    for (size_t j = 0; out.dlog_decay_v.present() && j < head.V; ++j) {
+      Add(out.dlog_decay_v, {place.batch, token, place.head, static_cast<int64_t>(j)},
+          of_value_decay[t * head.V + j]);
+    }
     for (size_t i = 0; out.dlog_decay.present() && i < head.K; ++i) {
       const double value = of_decay[t * head.K + i];
       if (out.dlog_decay.rank() == 1) {
@@ -413,7 +424,8 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
 
 void ClearAll(const Gradients& out) {
   for (const TensorView* t :
-       {&out.dq, &out.dk, &out.dv, &out.dlog_decay, &out.dprojection, &out.du}) {
+       {&out.dq, &out.dk, &out.dv, &out.dlog_decay, &out.dprojection, &out.du,
+                              &out.dlog_decay_v}) {
     Clear(*t);
   }
 }
@@ -438,7 +450,9 @@ void BackwardReference(const BackwardInputs& in, const Options& options,
       of_decay[i] = g.a[i] * head.a[i];
       if (math.complement_keys) of_decay[i] -= g.k[i] * head.a[i];
     }
-    AddGradients(in, math, place, head, g, of_decay, nullptr, out);
+    Doubles of_value_decay(g.b.size());
+    for (size_t i = 0; i < g.b.size(); ++i) of_value_decay[i] = g.b[i] * head.b[i];
+    AddGradients(in, math, place, head, g, of_decay, of_value_decay, nullptr, out);
   });
 }
 
@@ -492,7 +506,30 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
         if (math.complement_keys) of_decay[at] += g.k[at] * head.a[at];
       }
     }
-    AddGradients(in, math, place, head, g, of_decay, &sums, tolerance);
+    // Of columns the same: a sum of o d_o - v dv and <S, D>.
+    Doubles of_value_decay(sums.b.size(), 0.0);
+    Doubles of_o;
+    if (!head.b.empty()) {
+      of_o = Errors(final.o, Run(Slower(head, e, math), math.causal).o, relative, e);
+    }
+    for (size_t j = 0; !head.b.empty() && j < head.V; ++j) {
+      double end = 0, sum = 0;
+      for (size_t i = 0; i < head.K; ++i) {
+        end += final.S[i * head.V + j] * d_S[i * head.V + j];
+      }
+      for (size_t t = head.T; t-- > 0;) {
+        const size_t at = t * head.V + j;
+        if ((t + 1) % 64 == 0 && t + 1 < head.T) {
+          sum = relative * sums.b[at + head.V] * head.b[at + head.V];
+        } else if (t + 1 == head.T) {
+          sum = relative * end;
+        }
+        sum += d_o[at] * (of_o[at] + e.base * final.o[at]) +
+               head.v[at] * (g.v[at] + e.base * sums.v[at]);
+        of_value_decay[at] = sum;
+      }
+    }
+    AddGradients(in, math, place, head, g, of_decay, of_value_decay, &sums, tolerance);
   });
   const auto round = [&](const TensorView& t, const TensorView& value, DType dtype) {
     const Epsilon of = EpsilonOf(dtype);
@@ -506,6 +543,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
   round(tolerance.dv, expected.dv, in.q.dtype());
   round(tolerance.dprojection, expected.dprojection, in.q.dtype());
   round(tolerance.du, expected.du, in.u.dtype());
+  round(tolerance.dlog_decay_v, expected.dlog_decay_v, in.log_decay_v.dtype());
   round(tolerance.dlog_decay, expected.dlog_decay, in.log_decay.dtype());
 }
 

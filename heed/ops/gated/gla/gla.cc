@@ -7,7 +7,8 @@ namespace heed::gla {
 namespace {
 
 constexpr recurrent::Definition kDefinition = {.decay = recurrent::DecayShape::kKey,
-                                               .root_scale = true};
+                                               .root_scale = true,
+                                               .value_decay = true};
 
 }  // namespace
 

@@ -4,7 +4,10 @@
 //   o_t = scale S_t^T q_t
 //
 // with g = log_decay <= 0, one per token, value head and key channel, and scale =
-// K^-1/2 by default.
+// K^-1/2 by default. Columns may decay too, by h = log_decay_v <= 0, one per token, value
+// head and value channel:
+//
+//   S_t = diag(exp(g_t)) S_{t-1} diag(exp(h_t)) + k_t v_t^T
 //
 // Source: Yang, Wang, Shen, Panda, Kim, "Gated Linear Attention Transformers with
 // Hardware-Efficient Training", arXiv:2312.06635. Derivation of the gradients: README.md.
@@ -19,7 +22,7 @@
 
 namespace heed::gla {
 
-// log_decay is [B, T, HV, K]; states have S alone.
+// log_decay is [B, T, HV, K], log_decay_v [B, T, HV, V] or absent; states have S alone.
 using recurrent::BackwardInputs;
 using recurrent::Explanation;
 using recurrent::Gradients;
@@ -59,9 +62,10 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //   D_t  = scale q_t d_o_t^T + diag(exp(g_{t+1})) D_{t+1}
 //   dq_t = scale S_t d_o_t,  dk_t = D_t v_t,  dv_t = D_t^T k_t
 //   dg_t = sum_{s >= t} (q_s .* dq_s - k_s .* dk_s) + rowsum(S_T .* D_T)
+//   dh_t = sum_{s >= t} (o_s .* d_o_s - v_s .* dv_s) + colsum(S_T .* D_T)
 //
 // dq and dk are summed over the value heads of a key head. Precision and reproducibility
-// as above. Cost: 14 K V flops per token and value head. States are kept at the borders
+// as above. Cost: 14 K V flops per token and value head, 18 for dh. States are kept at the borders
 // of blocks of 64 tokens, the rest is computed again. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
                        const Gradients& out);
@@ -81,6 +85,9 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 //   forward   threads E (K V + 64 (4 K + 2 V)) + a few KiB
 //   backward  threads E (ceil(T / 64) K V + 2 K V + 64 (8 K + 3 V)) + a few KiB
 //             + [HV > H] 2 E B T H K
+//
+// and where columns decay threads E 64 (2 V + V / 4) more forward, and backward threads E
+// (T V + K V + 64 (3 V + V / 4)).
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
                                    const Options& options);

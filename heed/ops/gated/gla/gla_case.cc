@@ -8,7 +8,7 @@ namespace {
 const recurrent::Mechanism& Mechanism() {
   static const recurrent::Mechanism mechanism = {
       "gla",
-      {.decay = recurrent::DecayShape::kKey},
+      {.decay = recurrent::DecayShape::kKey, .value_decay = true},
       &Forward,
       &Backward,
       &Reference,
@@ -26,7 +26,8 @@ OpEntry Entry() {
           .family = "gated",
           .passes = {"forward", "backward", "step"},
           .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = recurrent::kGatedVariants,
+          .variants = {"state", "lengths=62", "reverse", "strong", "vanishing", "columns",
+                       "columns+strong", "columns+vanishing"},
           .flops = "4 D Dv per token and value head, backward 12 D Dv",
           .bytes = "B Tq (3 Hq D + 2 Hq Dv) size",
           .state = "B Hq D Dv 4",

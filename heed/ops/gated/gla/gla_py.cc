@@ -8,7 +8,8 @@ namespace heed::gla {
 
 void Bind(nanobind::module_& m) {
   recurrent::Bind(m, {.name = "gla",
-                      .inputs = {"q", "k", "v", "log_decay"},
+                      .inputs = {"q", "k", "v", "log_decay",
+                                 {"log_decay_v", recurrent::Input::kValueDecay, true}},
                       .bind = [](const recurrent::Settings&) -> recurrent::Functions {
                         return {&Forward, &Backward, &Step, &Explain};
                       },

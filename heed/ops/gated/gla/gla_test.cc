@@ -54,6 +54,43 @@ TEST_F(GlaTest, OneGateForAllChannelsIsSimpleGla) {
   EXPECT_LT(LargestDifference(o, expected), 1e-13);
 }
 
+// S^T is the state of keys v and values k: what its queries read is o.
+TEST_F(GlaTest, AGateOfColumnsIsTheAdjointOfOneOfRows) {
+  const Buffer by_value(DType::kF64, {B, T, H, V}), none(DType::kF64, {B, T, H, K});
+  none.FillConstant(0);
+  Random random(4);
+  std::vector<int64_t> at(4);
+  do {
+    SetElement(by_value.view(), at, std::log(random.Uniform(0.3, 1)));
+  } while (NextIndex(by_value.view().sizes(), at));
+  Options options;
+  options.scale = 0.5;
+  const Buffer o(DType::kF64, {B, T, H, V}), state(DType::kF64, {B, H, K, V});
+  Inputs in = {q_.view(), k_.view(), v_.view(), none.view(), {}};
+  in.log_decay_v = by_value.view();
+  Forward(ctx_, in, options, {o.view(), {state.view(), {}}});
+
+  const Buffer dq(DType::kF64, {B, T, H, V}), unused = Normal({B, T, H, V});
+  BackwardInputs adjoint;
+  adjoint.q = unused.view();
+  adjoint.k = v_.view();
+  adjoint.v = k_.view();
+  adjoint.log_decay = by_value.view();
+  adjoint.d_o = q_.view();
+  Gradients gradients;
+  gradients.dq = dq.view();
+  Backward(ctx_, adjoint, options, gradients);
+  EXPECT_LT(LargestDifference(o, dq), 1e-13);
+
+  const Buffer transposed(DType::kF64, {B, H, V, K}), other(DType::kF64, {B, T, H, K});
+  Forward(ctx_, adjoint, options, {other.view(), {transposed.view(), {}}});
+  for (int64_t i = 0; i < K; ++i) {
+    for (int64_t j = 0; j < V; ++j) {
+      EXPECT_NEAR(state.Get({1, 2, i, j}), transposed.Get({1, 2, j, i}), 1e-13);
+    }
+  }
+}
+
 TEST_F(GlaTest, WithoutDecayTheStateIsASumOfOuterProducts) {
   const Buffer none(DType::kF64, {B, T, H, K});
   none.FillConstant(0);

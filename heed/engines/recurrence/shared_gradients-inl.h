@@ -1,0 +1,112 @@
+// Gradients of what many tokens share, from what each task has added up: of decays of heads,
+// of u, of a projection.
+//
+// Compiled once per SIMD target.
+#if defined(HEED_ENGINES_RECURRENCE_SHARED_GRADIENTS_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_RECURRENCE_SHARED_GRADIENTS_INL_H_
+#undef HEED_ENGINES_RECURRENCE_SHARED_GRADIENTS_INL_H_
+#else
+#define HEED_ENGINES_RECURRENCE_SHARED_GRADIENTS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "heed/core/turn.h"
+#include "heed/engines/recurrence/backward_buffers-inl.h"
+#include "heed/engines/recurrence/block-inl.h"
+#include "heed/engines/recurrence/problem.h"
+#include "heed/engines/recurrence/random_features-inl.h"
+#include "heed/engines/recurrence/tasks.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::recurrence::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/
+
+// The gradient of scalar decays from its parts: of one head over all sequences.
+template <class T>
+HWY_NOINLINE HWY_ATTR void SumDecayGradients(const Problem& p, const Gradients& g,
+                                             const SharedBuffers<T>& shared,
+                                             int64_t head) {
+  double total = 0;
+  for (size_t i = 0; i < p.sequences.size(); ++i) {
+    const Sequence& s = p.sequences[i];
+    const T* parts = shared.DecayParts(p, static_cast<int64_t>(i), head);
+    for (int64_t block = NumBlocks(s.count) - 1; block >= 0; --block) {
+      const int64_t begin = block * kBlockTokens;
+      T later = 0;
+      for (int64_t t = std::min(begin + kBlockTokens, s.count) - 1; t >= begin; --t) {
+        T sum = 0;
+        for (int64_t unit = 0; unit < shared.units; ++unit) {
+          sum += parts[unit * s.count + t];
+        }
+        later += sum;
+        if (p.constant_decay) {
+          total += static_cast<double>(later);
+        } else {
+          hs::WithStorage<T>(g.d_log_decay.dtype, [&](auto stored) HWY_ATTR {
+            const hn::CappedTag<T, 1> d1;
+            hs::StoreRounded(d1, hn::Set(d1, later),
+                             RowAt<decltype(stored)>(g.d_log_decay, s, head, t), 1);
+          });
+        }
+      }
+    }
+  }
+  if (p.constant_decay) {
+    StoreDouble(g.d_log_decay.dtype, const_cast<void*>(g.d_log_decay.data),
+                head * g.d_log_decay.head_stride, total);
+  }
+}
+
+// What one head adds to the gradient of the projection, in the order of tasks: the last
+// value head of a key head has it.
+template <class T>
+HWY_NOINLINE HWY_ATTR void AddToProjection(const Problem& p, const Task& task,
+                                           const BackwardBuffers<T>& b,
+                                           const SharedBuffers<T>& shared) {
+  if ((task.head + 1) % p.group() != 0) return;
+  WaitForTurn(*shared.projection_turn,
+              task.place * p.key_heads + task.head / p.group());
+  ForStateElements(hn::ScalableTag<T>(), ProjectionShape<T>(p),
+                   [&](size_t i, size_t r, size_t c) HWY_ATTR {
+                     shared.d_projection[r * static_cast<size_t>(p.key_size) + c] +=
+                         static_cast<double>(b.d_projection[i]);
+                   });
+  EndTurn(*shared.projection_turn);
+}
+
+inline void StoreProjectionGradient(const Problem& p, const Gradients& g,
+                                    const double* sums) {
+  for (int64_t r = 0; r < p.projection_rows; ++r) {
+    for (int64_t c = 0; c < p.key_size; ++c) {
+      StoreDouble(g.d_projection.dtype, const_cast<void*>(g.d_projection.data),
+                  r * g.d_projection.token_stride + c, sums[r * p.key_size + c]);
+    }
+  }
+}
+
+// The gradient `to` of what has rows over value heads alone: sums over sequences.
+template <class T>
+void StoreConstants(const Problem& p, const SharedBuffers<T>& shared, double* sums,
+                    const Rows& to) {
+  for (int64_t head = 0; to.data != nullptr && head < p.value_heads; ++head) {
+    for (int64_t i = 0; i < p.key_size; ++i) {
+      double total = 0;
+      for (size_t s = 0; s < p.sequences.size(); ++s) {
+        total += shared.ConstantsOf(sums, p, static_cast<int64_t>(s), head)[i];
+      }
+      StoreDouble(to.dtype, const_cast<void*>(to.data), head * to.head_stride + i, total);
+    }
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::recurrence::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_RECURRENCE_SHARED_GRADIENTS_INL_H_
