@@ -6,7 +6,7 @@ out; `pip install onnxruntime onnx jax` brings two of them.
 
 Peers: ONNX Runtime's contrib operator LinearAttention; the causal product of pytorch-fast-transformers, C++; the chunk form of
 linear attention in plain PyTorch, as GPU libraries arrange it; the recurrence in plain PyTorch, token by token; the same as a
-scan of JAX, compiled. One thread is timed by the CPU time of the process, as some of them work on threads of their own.
+scan of JAX, compiled; Mamba-2's SSD as Transformers computes it where no GPU library is. One thread is timed by the CPU time of the process, as some of them work on threads of their own.
 
 Usage: compare_recurrent.py [FILTER] [--json] [--threads 1] [--rounds 5] [--tokens 2048]
 Example: compare_recurrent.py 'gla/.*/jax'
@@ -86,6 +86,45 @@ class Problem:
             return [o.detach().numpy(), *(leaf.grad.numpy() for leaf in leaves)]
 
         return run
+
+
+class SsdProblem(Problem):
+    """Mamba-2 as its layers call it: x [B, T, H, P], dt and A per head, B and C [B, T, 1, N] of one group, D, dt_bias."""
+
+    def __init__(self, torch, heed, name, tokens, heads, keys, values):
+        super().__init__(torch, heed, "linear", tokens, heads, keys, values)
+        generator = torch.Generator().manual_seed(2)
+        dt, bias = torch.randn(1, tokens, heads, generator=generator), torch.randn(heads, generator=generator)
+        rates = -torch.arange(1, heads + 1, dtype=torch.float32)  # as the layer begins
+        self.name, self.leaves = name, [self.v, dt, rates, self.k[:, :, :1], self.q[:, :, :1], torch.ones(heads), bias - 4]
+
+    def ours(self, backward, threads):
+        x, dt, A, B, C, D, bias = (leaf.contiguous().numpy() for leaf in self.leaves)
+        options = dict(D=D, dt_bias=bias, dt_softplus=True, threads=threads)
+        d_o = self.d_o.numpy()
+
+        def run():
+            o = self.heed.ssd(x, dt, A, B, C, **options)
+            if not backward:
+                return [o]
+            g = self.heed.ssd_backward(d_o, x, dt, A, B, C, **options)
+            return [o, g.dx, g.ddt, g.dA, g.dB, g.dC, g.dD, g.ddt_bias]
+
+        return run
+
+
+def transformers_ssd(problem, backward):
+    try:
+        import transformers
+        from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
+    except ImportError as error:
+        raise Missing(f"{error.name} is not installed, or has no mamba2_chunk_scan") from error
+    chunk_size = transformers.Mamba2Config().chunk_size
+
+    def function(x, dt, A, B, C, D, bias):
+        return mamba2_chunk_scan(x, dt, A, B, C, chunk_size=chunk_size, D=D, dt_bias=bias, dt_softplus=True)
+
+    return problem.by_autograd(function, backward)
 
 
 def chunk_form(problem, backward):
@@ -226,15 +265,21 @@ def jax_scan(problem, backward):
 
 
 PEERS = {"onnxruntime": onnx, "idiap": idiap, "chunks": chunk_form, "loop": torch_loop, "jax": jax_scan}
-SHAPES = {"linear": (12, 64, 64), "simple_gla": (6, 64, 128), "gla": (6, 64, 128)}  # heads, keys, values
+PEERS_OF_SSD = {"transformers": transformers_ssd}
+SHAPES = {"linear": (12, 64, 64), "simple_gla": (6, 64, 128), "gla": (6, 64, 128), "ssd": (24, 128, 64)}  # heads, keys, values
 GOALS = {("linear", "forward", "onnxruntime"): 5, ("gla", "forward", "onnxruntime"): 3, ("linear", "train", "idiap"): 8,
-         ("linear", "train", "chunks"): 8, ("gla", "train", "loop"): 40, ("gla", "train", "jax"): 40}
+         ("linear", "train", "chunks"): 8, ("gla", "train", "loop"): 40, ("gla", "train", "jax"): 40,
+         ("ssd", "forward", "transformers"): 15, ("ssd", "train", "transformers"): 15}
+
+
+def peers_of(mechanism):
+    return PEERS_OF_SSD if mechanism == "ssd" else PEERS
 
 
 def lines(threads):
     """(name, mechanism, pass, peer, threads)."""
     return [(f"{mechanism}/{kind}/{peer}/threads:{t}", mechanism, kind, peer, t)
-            for mechanism in SHAPES for kind in ("forward", "train") for peer in PEERS for t in threads]
+            for mechanism in SHAPES for kind in ("forward", "train") for peer in peers_of(mechanism) for t in threads]
 
 
 def difference(mine, other):
@@ -246,10 +291,11 @@ def difference(mine, other):
 def measure(torch, heed, line, options):
     name, mechanism, kind, peer, threads = line
     torch.set_num_threads(threads)
-    problem = Problem(torch, heed, mechanism, options.tokens, *SHAPES[mechanism])
+    kind_of_problem = SsdProblem if mechanism == "ssd" else Problem
+    problem = kind_of_problem(torch, heed, mechanism, options.tokens, *SHAPES[mechanism])
     ours = problem.ours(kind == "train", threads)
     try:
-        theirs = PEERS[peer](problem, kind == "train")
+        theirs = peers_of(mechanism)[peer](problem, kind == "train")
         result = theirs()
     except Missing as error:
         return {"name": name, "skipped": str(error)}
