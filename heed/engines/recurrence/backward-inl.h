@@ -129,7 +129,7 @@ class BackwardHead : HeadGradients<T> {
         });
         Product<T> x = {nullptr, b_.v, value_row_, b_.write, nullptr, row_};
         x.lane_decay = b_.rows.tile_decay;
-        RowPrefetch prefetch;
+        RowPrefetch prefetch = LaterKeys(block, NumStrips(shape) * (kBlock / kTile));
         if (p_.has_value_decay) {
           DecayValues(block * kBlockTokens, kBlock);
           x.write = b_.rows.value_write;
@@ -141,7 +141,8 @@ class BackwardHead : HeadGradients<T> {
                                        shape.end, next, prefetch);
         }
       } else {
-        AddOuterProducts(d_, b_.v, value_row_, b_.rows.k, row_, kBlock, shape, next);
+        AddOuterProducts(d_, b_.v, value_row_, b_.rows.k, row_, kBlock, shape, next,
+                         LaterKeys(block, NumStrips(shape) * shape.rows / 8));
       }
     }
     if (p_.running_max()) b_.borders_m[NumBlocks(s_.count) - 1] = *reader_.max();
@@ -440,26 +441,43 @@ class BackwardHead : HeadGradients<T> {
     }
   }
 
-  // The rows of the block before, which is the next.
-  HWY_ATTR RowPrefetch EarlierRows(int64_t block) const {
+  static size_t NumStrips(const StateShape& shape) {
+    return (shape.end - shape.begin + kMaxStrip * N - 1) / (kMaxStrip * N);
+  }
+
+  // Rows of keys and values, and with `all` the others that are read, from a block on.
+  HWY_ATTR RowPrefetch RowsFrom(int64_t block, bool all) const {
     RowPrefetch prefetch;
-    if (block == 0) return prefetch;
-    const int64_t first = (block - 1) * kBlockTokens, key_head = head_ / p_.group();
+    const int64_t first = block * kBlockTokens, key_head = head_ / p_.group();
     const auto add = [&](const Rows& rows, int64_t head, int64_t size) {
       if (rows.data != nullptr) AddRows(prefetch, rows, s_, head, first, size);
     };
-    add(p_.q, key_head, p_.key_size);
     add(p_.k, key_head, p_.key_size);
-    if (!scalar_) add(p_.log_decay, head_, p_.key_size);
     add(p_.v, head_, p_.value_size);
+    if (!scalar_) add(p_.log_decay, head_, p_.key_size);
+    if (!all) return prefetch;
+    add(p_.q, key_head, p_.key_size);
     add(g_.d_o, head_, p_.value_size);
-    add(g_.dq, key_head, p_.key_size);
-    add(g_.dk, key_head, p_.key_size);
-    add(g_.dv, head_, p_.value_size);
-    const auto strips = [](const StateShape& shape) {
-      return (shape.end - shape.begin + kMaxStrip * N - 1) / (kMaxStrip * N);
-    };
-    prefetch.Begin(kBlock, (2 * strips(by_key_) + strips(by_value_)) * (kBlock / kTile));
+    return prefetch;
+  }
+
+  // The next block, in so many calls.
+  HWY_ATTR RowPrefetch LaterKeys(int64_t block, size_t calls) const {
+    if (block + 2 >= NumBlocks(s_.count)) return {};
+    RowPrefetch prefetch = RowsFrom(block + 1, false);
+    prefetch.Begin(kBlock, calls);
+    return prefetch;
+  }
+
+  // The block before, which is the next. Where the rows and states of one block fill much of
+  // a core's second cache, what is asked for early is gone when it is needed.
+  HWY_ATTR RowPrefetch EarlierRows(int64_t block) const {
+    constexpr size_t kMost = size_t{512} << 10;
+    const size_t elements = 3 * row_ * value_row_ + kBlock * (11 * row_ + 8 * value_row_);
+    if (block == 0 || elements * sizeof(T) > kMost) return {};
+    RowPrefetch prefetch = RowsFrom(block - 1, true);
+    prefetch.Begin(kBlock,
+                   (2 * NumStrips(by_key_) + NumStrips(by_value_)) * (kBlock / kTile));
     return prefetch;
   }
 

@@ -173,11 +173,12 @@ HWY_INLINE void StoreState(D d, const T* state, const StateShape& shape,
   });
 }
 
-// state[r][c] += sum_t rows_t[r] lanes_t[c] over n tokens, the first first.
+// state[r][c] += sum_t rows_t[r] lanes_t[c] over n tokens, the first first. What
+// `prefetch` asks for is spread over the tiles, of at least four rows of a strip.
 template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void AddOuterProducts(D d, const T* rows, size_t row_stride, const T* lanes,
                                    size_t lane_stride, size_t n, const StateShape& shape,
-                                   T* state) {
+                                   T* state, RowPrefetch prefetch = RowPrefetch()) {
   constexpr size_t N = hn::MaxLanes(D());
   hs::ForTiles<kMaxStrip>(
       shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
@@ -185,6 +186,7 @@ HWY_NOINLINE void AddOuterProducts(D d, const T* rows, size_t row_stride, const 
         T* strip = state + shape.Offset(c * N);
         hs::ForTiles<hs::TileRows<vectors.value>()>(
             0, shape.rows, [&](auto tile, size_t r) HWY_ATTR {
+              prefetch.Some();
               hs::AccumulateTile<tile.value, vectors.value, false>(
                   d, rows + r, 1, static_cast<ptrdiff_t>(row_stride), lanes + c * N,
                   static_cast<ptrdiff_t>(lane_stride), n,

@@ -18,6 +18,7 @@
 // After foreach_target.h:
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/math-inl.h"
+#include "hwy/cache_control.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 
@@ -27,6 +28,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
 constexpr size_t kStretch = 64;  // tokens at once, and of a sum in the compute type
+constexpr int64_t kAhead = 8;    // tokens
 
 template <class S, class View>
 HWY_INLINE S* At(const View& t, int64_t b, int64_t token, int64_t head) {
@@ -113,6 +115,12 @@ HWY_ATTR void GateGradients(const Elements& e, int64_t b, int64_t token, int64_t
   });
 }
 
+// Asks for a row of n elements: rows of one head lie far apart.
+template <class S>
+HWY_INLINE void Ask(const S* row, size_t n) {
+  for (size_t i = 0; i < n; i += 64 / sizeof(S)) hwy::Prefetch(row + i);
+}
+
 // The sums of a head over one sequence.
 struct Sums {
   double A = 0, bias = 0;
@@ -143,6 +151,12 @@ HWY_ATTR void Finish(const Elements& e, const recurrent::TokenRange& range, int6
         const S* x = At<S>(e.in.x, range.batch, token, head);
         const T* dv = At<T>(e.dv, range.batch, token, head);
         S* dx = e.out.dx.present() ? At<S>(e.out.dx, range.batch, token, head) : nullptr;
+        if (const int64_t ahead = token + kAhead; ahead < range.end) {
+          Ask(At<S>(e.in.x, range.batch, ahead, head), P);
+          Ask(At<T>(e.dv, range.batch, ahead, head), P);
+          if (skip != nullptr && !staged) Ask(At<S>(e.d_o, range.batch, ahead, head), P);
+          if (dx != nullptr) Ask(At<S>(e.out.dx, range.batch, ahead, head), P);
+        }
         auto dot = hn::Zero(d);
         for (size_t i = 0; i < P; i += N) {
           const size_t lanes = HWY_MIN(N, P - i);
