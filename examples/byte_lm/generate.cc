@@ -227,8 +227,9 @@ class ByteModel {
     if (found == Mechanisms().end()) file.Fail("this program has no such mechanism");
     const int64_t heads = file.Integer("heads", 1024);
     int64_t key = 1;
-    for (const char* query : {"layers.0.inputs.q.weight", "layers.0.inputs.C.weight"}) {
-      if (file.Contains(query)) key = file.Size(query, 0) / heads;
+    for (const char* query : {"q", "r", "C"}) {
+      const std::string name = std::string("layers.0.inputs.") + query + ".weight";
+      if (file.Contains(name)) key = file.Size(name, 0) / heads;
     }
     const int64_t value = file.Size("layers.0.gate.weight", 0) / heads;
     if (key < 1 || key > 4096 || value < 1) file.Fail("expected 1 to 4096 channels per head");

@@ -11,7 +11,7 @@ from heed import _core
 pytestmark = needs_program
 
 B, T, H, K, V = 2, 70, 3, 8, 5
-DECAYS = ((H,), (B, T, H), (B, T, H, K))  # one of them is a mechanism's
+DECAYS = ((H,), (H, K), (B, T, H), (B, T, H, K))  # one of them is a mechanism's
 
 
 OPTIONAL = {"retention": {"log_decay"}}  # that Python takes by keyword alone
@@ -25,8 +25,10 @@ def call(name, arrays, **options):
 
 def inputs(name, dtype=np.float32):
     """{argument: array} of a mechanism; None if it takes others than these tests know."""
-    shapes = {"q": (B, T, H, K), "k": (B, T, H, K), "v": (B, T, H, V), "i": (B, T, H, V)}
-    names = _core._recurrent[name]["inputs"]
+    keys, values = (B, T, H, K), (B, T, H, V)
+    shapes = {"q": keys, "r": keys, "k": keys, "v": values, "i": values, "u": (H, K)}
+    optional = set(_core._recurrent[name]["optional"]) - OPTIONAL.get(name, set())
+    names = [x for x in _core._recurrent[name]["inputs"] if x not in optional]
     if not set(names) <= {*shapes, "log_decay"}:
         return None
     arrays = {x: random(*shapes[x], seed=i).astype(dtype) if x in shapes else None for i, x in enumerate(names)}
@@ -50,7 +52,7 @@ def save_inputs(path, arrays, dtypes=None):
 
 
 def test_there_are_recurrences():
-    assert {"linear_attention", "retention", "gla", "hgrn2"} <= set(NAMES)
+    assert {"linear_attention", "retention", "gla", "hgrn2", "rwkv5", "rwkv6"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -86,7 +88,7 @@ def test_a_scale_in_the_file_is_attentions(tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_files_without_a_batch(tmp_path, name):
     arrays = inputs(name)
-    one = {x: a[0] if a.ndim > 1 else a for x, a in arrays.items()}
+    one = {x: a[0] if a.ndim > 2 else a for x, a in arrays.items()}
     out = tmp_path / "o.safetensors"
     run = document("run", name, save_inputs(tmp_path / "x.safetensors", one), "-o", out)
     assert run["shapes"] == {x: list(a.shape) for x, a in one.items()} and run["output"]["shape"] == [T, H, V]
@@ -104,6 +106,15 @@ def test_decays_may_be_left_out_and_given(tmp_path):
     del arrays["log_decay"]
     document("run", "retention", save_inputs(tmp_path / "y.safetensors", arrays), "-o", out)
     assert (np.load(out) == heed.retention(**arrays)).all()
+
+
+def test_decays_of_columns_may_be_given(tmp_path):
+    arrays = inputs("gla") | {"log_decay_v": -0.1 * abs(random(B, T, H, V, seed=7)).astype(np.float32)}
+    out = tmp_path / "o.npy"
+    run = document("run", "gla", save_inputs(tmp_path / "x.safetensors", arrays), "--heads", "1,2", "-o", out)
+    assert run["shapes"]["log_decay_v"] == [B, T, 2, V]
+    assert (np.load(out) == heed.gla(**arrays)[:, :, 1:]).all()
+    assert not (np.load(out) == heed.gla(**inputs("gla"))[:, :, 1:]).all()
 
 
 def test_heads_and_layers(tmp_path):

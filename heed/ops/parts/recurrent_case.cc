@@ -411,8 +411,13 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
   if (backward) p.in.d_o = tensor(v);
   const std::string words = "+" + request.variant + "+";
   const auto has = [&](const char* word) { return words.find(word) != std::string::npos; };
+  // The gradient of a constant is a sum over everything, which f16 need not hold.
+  const auto of = [&](const Shape& sizes) {
+    const bool constant = sizes.size() <= 2 && request.dtype == DType::kF16;
+    return constant ? StateDType(request.dtype) : request.dtype;
+  };
   const auto decays = [&](const Shape& sizes) {
-    const Buffer buffer(request.dtype, sizes, Placement::kAligned);
+    const Buffer buffer(of(sizes), sizes, Placement::kAligned);
     if (has("+vanishing+")) {
       buffer.FillConstant(std::log1p(-1e-6));
     } else {
@@ -425,7 +430,10 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
   if (d.value_decay && has("+columns+")) p.in.log_decay_v = decays(v);
   const bool projected = recurrence::IsRandom(d.feature);
   if (projected) p.in.projection = tensor({std::min<int64_t>(4 * K, 256), K});
-  if (d.bonus) p.in.u = tensor({s.Hq, K});
+  if (d.bonus) {
+    const Shape sizes = {s.Hq, K};
+    p.in.u = p.Keep(Buffer(of(sizes), sizes, Placement::kAligned).FillNormal(++seed));
+  }
   const int64_t F = FeaturesOf(d, p.in);
   p.note = request.variant;
   for (size_t begin = 0; begin < request.variant.size();) {
