@@ -139,6 +139,31 @@ std::vector<InputSpec> InputsOf(const Definition& definition);
 TensorCall CallOn(const Mechanism& mechanism, const Context& ctx, const TensorMap& tensors,
                   std::optional<double> scale);
 
+// The entry of a gated mechanism without options of its own; `bytes` as in OpEntry.
+template <const Mechanism& (*kMechanism)()>
+OpEntry GatedEntry(const char* bytes) {
+  return {.name = kMechanism().name,
+          .family = "gated",
+          .passes = {"forward", "backward", "step"},
+          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
+          .variants = kGatedVariants,
+          .flops = "4 D Dv per token and value head, backward 12 D Dv",
+          .bytes = bytes,
+          .state = "B Hq D Dv 4",
+          .make_case = [](const CaseRequest& request) {
+            return MakeCase(kMechanism(), request);
+          },
+          .random_case = [](DType dtype, uint64_t seed) {
+            return RandomCase(kMechanism(), dtype, seed);
+          },
+          .recurrent = &kMechanism(),
+          .inputs = InputsOf(kMechanism().definition),
+          .call = [](const Context& ctx, const TensorMap& tensors,
+                     std::optional<double> scale) {
+            return CallOn(kMechanism(), ctx, tensors, scale);
+          }};
+}
+
 }  // namespace heed::recurrent
 
 #endif  // HEED_OPS_PARTS_RECURRENT_CASE_H_
