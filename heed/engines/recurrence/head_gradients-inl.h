@@ -100,8 +100,7 @@ class HeadGradients {
                            static_cast<int64_t>(i);
         auto sum = hn::Load(d_, rows + t * row_ + i);
         if (mine > 0) sum = hn::Add(hn::Load(d_, sums + at), sum);
-        if (mine + 1 < group) hn::Store(sum, d_, sums + at);
-        hn::Store(sum, d_, rows + t * row_ + i);
+        hn::Store(sum, d_, mine + 1 < group ? sums + at : rows + t * row_ + i);
       }
     }
     if (mine + 1 == group) Finish(of, first, n);
