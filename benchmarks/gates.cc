@@ -141,6 +141,7 @@ const char* Name(CpuKind kind) {
 
 CpuKind ThisCpu() {
   const std::string cpu = os::CpuName();
+  if (cpu.starts_with("Intel") && os::HasMatrixTiles()) return CpuKind::kIntelAmx;
   int family = 0, model = 0;
   const size_t at = cpu.rfind("(family ");
   if (at == std::string::npos ||
@@ -154,11 +155,6 @@ CpuKind ThisCpu() {
   if (cpu.starts_with("AMD") && family == 25 &&
       (in(0x10, 0x1f) || in(0x60, 0x7f) || in(0xa0, 0xaf))) {
     return CpuKind::kZen4;
-  }
-  // Sapphire, Emerald and Granite Rapids.
-  if (cpu.find("Intel") != std::string::npos && family == 6 &&
-      (model == 143 || model == 207 || model == 173 || model == 174)) {
-    return CpuKind::kIntelAmx;
   }
   return CpuKind::kOther;
 }

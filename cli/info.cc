@@ -26,15 +26,6 @@ struct InfoOptions {
   MachineOptions machine;
 };
 
-// Matrix tiles of this CPU that the system lets a process use.
-bool HasMatrixTiles() {
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-  return __builtin_cpu_supports("amx-tile") != 0;
-#else
-  return false;
-#endif
-}
-
 Json ProbeRoofs(int64_t targets, int threads) {
   const auto step = [](const char* name) {
     Progress(std::string("probing ") + name);
@@ -72,7 +63,7 @@ void Info(const InfoOptions& options) {
                    {"cpu", os::CpuName()},
                    {"threads", threads},
                    {"simd", {{"target", target}, {"available", available}}},
-                   {"tiles", HasMatrixTiles()},
+                   {"tiles", os::HasMatrixTiles()},
                    {"roofs", roofs}});
     return;
   }
@@ -82,7 +73,7 @@ void Info(const InfoOptions& options) {
   table.Add({"SIMD target", fmt::format("{} (available: {})", target,
                                         fmt::join(available, " "))});
   table.Add({"matrix tiles",
-             HasMatrixTiles() ? "present; no kernel uses them yet" : "none"});
+             os::HasMatrixTiles() ? "present; no kernel uses them yet" : "none"});
   if (options.probe) {
     const auto rate = [&](const char* name, const char* unit) {
       return Rate(roofs[name].get<double>(), unit);

@@ -71,6 +71,14 @@ std::string CpuName() {
   return "unknown CPU";
 }
 
+bool HasMatrixTiles() {
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+  return __builtin_cpu_supports("amx-tile") != 0;
+#else
+  return false;
+#endif
+}
+
 int64_t ProcessId() { return static_cast<int64_t>(getpid()); }
 
 double ThreadCpuSeconds() {

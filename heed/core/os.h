@@ -17,6 +17,9 @@ HEED_API int NumUsableCpus();
 // "AMD EPYC 9B14", or "unknown CPU".
 HEED_API std::string CpuName();
 
+// Matrix tiles of this CPU that the system lets a process use.
+HEED_API bool HasMatrixTiles();
+
 HEED_API int64_t ProcessId();
 
 // Seconds of CPU time of the calling thread.

@@ -67,7 +67,8 @@ class BackwardHead : HeadGradients<T> {
   BackwardHead(const Problem& p, const Gradients& g, const Task& task,
                const BackwardBuffers<T>& buffers, const SharedBuffers<T>& shared)
       : Base(p, g, task, buffers, shared), gated_(p.gate != Gate::kNone),
-        scalar_(p.gate == Gate::kScalar) {}
+        scalar_(p.gate == Gate::kScalar), lane_row_(static_cast<ptrdiff_t>(row_)),
+        value_lane_row_(static_cast<ptrdiff_t>(value_row_)) {}
 
   HWY_NOINLINE HWY_ATTR void Compute() {
     LoadState(d_, g_.d_final, s_.state, head_, by_value_, b_.d_state);
@@ -127,9 +128,9 @@ class BackwardHead : HeadGradients<T> {
           BlockKeyTables<form.value>(d_, b_.rows.k, b_.rows.decay, kBlock, row_, b_.write,
                                      b_.rows.tile_decay);
         });
-        Product<T> x = {nullptr, b_.v, value_row_, b_.write, nullptr, row_};
+        Product<T> x = {nullptr, b_.v, value_row_, b_.write, lane_row_, nullptr, 0};
         x.lane_decay = b_.rows.tile_decay;
-        RowPrefetch prefetch = LaterKeys(block, NumStrips(shape) * (kBlock / kTile));
+        RowPrefetch prefetch = LaterKeys(block, NumAsks<T>(shape));
         if (p_.has_value_decay) {
           DecayValues(block * kBlockTokens, kBlock);
           x.write = b_.rows.value_write;
@@ -142,7 +143,7 @@ class BackwardHead : HeadGradients<T> {
         }
       } else {
         AddOuterProducts(d_, b_.v, value_row_, b_.rows.k, row_, kBlock, shape, next,
-                         LaterKeys(block, NumStrips(shape) * shape.rows / 8));
+                         LaterKeys(block, NumStrips<T>(shape) * shape.rows / 8));
       }
     }
     if (p_.running_max()) b_.borders_m[NumBlocks(s_.count) - 1] = *reader_.max();
@@ -167,7 +168,8 @@ class BackwardHead : HeadGradients<T> {
       KeyTables(n);
       DecayValues(first, n);
       T* o = b_.outputs + static_cast<size_t>(first) * value_row_;
-      Product<T> x = {b_.read, b_.write, row_, b_.rows.value_write, o, value_row_};
+      Product<T> x = {b_.read, b_.write, row_, b_.rows.value_write, value_lane_row_,
+                      o,       value_lane_row_};
       x.row_decay = b_.rows.tile_decay;
       x.lane_decay = b_.rows.value_tile_decay;
       RowPrefetch prefetch;
@@ -210,7 +212,8 @@ class BackwardHead : HeadGradients<T> {
     const T* value_write = p_.has_value_decay ? b_.rows.value_write : b_.v;
 
     // u = S d_o, forward in time.
-    Product<T> x = {value_read, value_write, value_row_, write, b_.dq, row_};
+    Product<T> x = {value_read, value_write, value_row_, write, lane_row_, b_.dq,
+                    lane_row_};
     x.row_decay = b_.rows.value_tile_decay;
     x.lane_decay = b_.rows.tile_decay;
     const StateShape borders = Borders();
@@ -244,15 +247,27 @@ class BackwardHead : HeadGradients<T> {
     if (g_.dv.data == nullptr && g_.d_initial.data == nullptr && !of_value_decay) return;
 
     // D^T k, against time.
-    Product<T> y = {write, read, row_, value_read, b_.dv, value_row_};
+    Product<T> y = {write, read, row_, value_read, value_lane_row_, b_.dv,
+                    value_lane_row_};
+    const bool in_place = ValueGradientsInPlace();
+    if (in_place) {
+      y.out = RowAt<T>(g_.dv, s_, head_, first);
+      y.out_stride = static_cast<ptrdiff_t>(g_.dv.token_stride);
+    }
     y.row_decay = b_.rows.tile_decay;
     y.lane_decay = b_.rows.value_tile_decay;
     y.pairs = b_.pairs_against_time;
     Run<Decay::kRows>(y, n, true, by_value_, b_.d_state, prefetch);
     if (p_.has_value_decay) ValuePairGradients(n);
     if (of_value_decay) ValueDecayGradients(first, n);
-    if (g_.dv.data == nullptr) return;
+    if (g_.dv.data == nullptr || in_place) return;
     this->StoreValueGradients(first, n);
+  }
+
+  // True if tiles may write dv as they write o, each element once.
+  bool ValueGradientsInPlace() const {
+    return g_.dv.data != nullptr && g_.dv.dtype == DTypeOf<T>::value &&
+           values_ == value_row_ && !p_.has_value_decay;
   }
 
   // Of a gate of columns: d_o and v as the tiles take them, and w_tj with its decays.
@@ -441,10 +456,6 @@ class BackwardHead : HeadGradients<T> {
     }
   }
 
-  static size_t NumStrips(const StateShape& shape) {
-    return (shape.end - shape.begin + kMaxStrip * N - 1) / (kMaxStrip * N);
-  }
-
   // Rows of keys and values, and with `all` the others that are read, from a block on.
   HWY_ATTR RowPrefetch RowsFrom(int64_t block, bool all) const {
     RowPrefetch prefetch;
@@ -476,12 +487,12 @@ class BackwardHead : HeadGradients<T> {
     const size_t elements = 3 * row_ * value_row_ + kBlock * (11 * row_ + 8 * value_row_);
     if (block == 0 || elements * sizeof(T) > kMost) return {};
     RowPrefetch prefetch = RowsFrom(block - 1, true);
-    prefetch.Begin(kBlock,
-                   (2 * NumStrips(by_key_) + NumStrips(by_value_)) * (kBlock / kTile));
+    prefetch.Begin(kBlock, 2 * NumAsks<T>(by_key_) + NumAsks<T>(by_value_));
     return prefetch;
   }
 
   const bool gated_, scalar_;
+  const ptrdiff_t lane_row_, value_lane_row_;  // row_ and value_row_ as strides of lanes
 };
 
 // Columns that a task may leave to another: none where a sum over all of them is needed

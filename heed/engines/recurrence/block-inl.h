@@ -117,6 +117,18 @@ struct StateShape {
   size_t Offset(size_t column) const { return (column - begin) * rows; }  // of a strip
 };
 
+template <class T>
+size_t NumStrips(const StateShape& shape) {
+  constexpr size_t kWidth = kMaxStrip * hn::MaxLanes(hn::ScalableTag<T>());
+  return (shape.end - shape.begin + kWidth - 1) / kWidth;
+}
+
+// How often Strips() lets a prefetch ask for some rows in a block.
+template <class T>
+size_t NumAsks(const StateShape& shape) {
+  return NumStrips<T>(shape) * (kBlock / kTile) * (shape.rows / RowPrefetch::kAskRows);
+}
+
 // f(first column, width) of each strip.
 template <class T, class F>
 HWY_INLINE void ForStripsOf(const StateShape& shape, const F& f) {

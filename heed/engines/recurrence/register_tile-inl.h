@@ -36,6 +36,56 @@ inline constexpr int kMaxStrip = hs::kVectorRegisters == 32 ? 2 : 1;
 // that a state and its transpose have the same bits.
 enum class Decay { kNone, kRows, kLanes, kRowsLanes, kLanesRows };
 
+// Asks for rows that the next block reads or writes: they lie far apart, where no hardware
+// prefetcher follows. A core has 10 to 16 such requests under way and stands still for one
+// more, so that they are spread over the rows of the tiles, a few lines each.
+class RowPrefetch {
+ public:
+  static constexpr size_t kMaxTensors = 8;
+  static constexpr size_t kAskRows = 8;  // rows of a tile between two calls of Some()
+
+  // Rows of `bytes`, the first at `row`, `stride` bytes apart.
+  void Add(const void* row, int64_t stride, size_t bytes) {
+    tensors_[num_tensors_++] = {static_cast<const char*>(row), stride, bytes};
+    pieces_ += (bytes + kPieceBytes - 1) / kPieceBytes;
+  }
+  // All of them for `num_tokens` tokens, spread over this many calls of Some().
+  void Begin(size_t num_tokens, size_t num_calls) {
+    tokens_ = num_tokens;
+    calls_ = num_calls;
+    pieces_ *= num_tokens;
+  }
+  HWY_INLINE void Some() {
+    for (owed_ += pieces_; owed_ >= calls_ && tokens_ > 0; owed_ -= calls_) Piece();
+  }
+
+ private:
+  static constexpr size_t kPieceBytes = 256;
+
+  struct Tensor {
+    const char* row;
+    int64_t stride;
+    size_t bytes;
+  };
+
+  HWY_INLINE void Piece() {
+    Tensor& tensor = tensors_[tensor_];
+    const size_t begin = done_, end = HWY_MIN(begin + kPieceBytes, tensor.bytes);
+    for (size_t at = begin; at < end; at += 64) hs::PrefetchToL2(tensor.row + at);
+    done_ = end;
+    if (end < tensor.bytes) return;
+    done_ = 0;
+    tensor.row += tensor.stride;
+    if (++tensor_ < num_tensors_) return;
+    tensor_ = 0;
+    --tokens_;
+  }
+
+  Tensor tensors_[kMaxTensors];
+  size_t num_tensors_ = 0, pieces_ = 0, calls_ = 1, owed_ = 0;
+  size_t tokens_ = 0, tensor_ = 0, done_ = 0;  // what is left, and where it begins
+};
+
 // One product over the tokens of a block, the first in time first.
 template <class T>
 struct Product {
@@ -43,8 +93,9 @@ struct Product {
   const T* write;  // b_t, broadcast
   size_t row_stride;
   const T* lanes;  // w_t
+  ptrdiff_t lane_stride;
   T* out;
-  size_t lane_stride;
+  ptrdiff_t out_stride;
   // Per tile of kTileTokens: the decays E over it of rows and of lanes, each as E, or as
   // E - 1 < 0 (TileDecay()), and under Decay::kRows the products of its tokens with each
   // other, [TB][TB] in the order of processing.
@@ -69,10 +120,10 @@ struct Product {
 template <Decay kDecay, bool kRead, int TB, int C, class D, class T = hn::TFromD<D>,
           class V = hn::Vec<D>>
 HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_rows,
-                          T* HWY_RESTRICT state) {
+                          T* HWY_RESTRICT state, RowPrefetch& prefetch) {
   constexpr ptrdiff_t N = hn::MaxLanes(D());
   const ptrdiff_t row = step * static_cast<ptrdiff_t>(x.row_stride);
-  const ptrdiff_t lane_row = step * static_cast<ptrdiff_t>(x.lane_stride);
+  const ptrdiff_t lane_row = step * x.lane_stride, out_row = step * x.out_stride;
   constexpr bool kLanesLast = kDecay == Decay::kRowsLanes;
   constexpr bool kLanesFirst = kDecay == Decay::kLanes || kDecay == Decay::kLanesRows;
   constexpr bool kByLane = kLanesFirst || kLanesLast;
@@ -86,11 +137,10 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
     HWY_UNROLL(16)
     for (int t = 0; t < TB; ++t) {
       sum[t][c] = hn::Zero(d);
-      lanes[t][c] = hn::Load(d, x.lanes + t * lane_row + c * N);
+      lanes[t][c] = hn::LoadU(d, x.lanes + t * lane_row + c * N);
     }
   }
-#pragma GCC unroll 2  // 6 % of a state of 128 x 128
-  for (size_t r = 0; r < num_rows; ++r, state += C * N) {
+  const auto one_row = [&](size_t r) HWY_ATTR {
     const T* HWY_RESTRICT read = kRead ? x.read + r : nullptr;
     const T* HWY_RESTRICT write = x.write + r;
     V s[C];
@@ -136,7 +186,15 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
     }
     HWY_UNROLL(16)
     for (int c = 0; c < C; ++c) hn::Store(s[c], d, state + c * N);
+    state += C * N;
+  };
+  size_t r = 0;
+  for (; r + RowPrefetch::kAskRows <= num_rows; r += RowPrefetch::kAskRows) {
+    prefetch.Some();
+#pragma GCC unroll 2  // 6 % of a state of 128 x 128
+    for (size_t i = 0; i < RowPrefetch::kAskRows; ++i) one_row(r + i);
   }
+  for (; r < num_rows; ++r) one_row(r);
   if constexpr (!kRead) return;
   HWY_UNROLL(16)
   for (int t = 0; t < TB; ++t) {
@@ -151,50 +209,9 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
       }
     }
     HWY_UNROLL(16)
-    for (int c = 0; c < C; ++c) hn::Store(sum[t][c], d, x.out + t * lane_row + c * N);
+    for (int c = 0; c < C; ++c) hn::StoreU(sum[t][c], d, x.out + t * out_row + c * N);
   }
 }
-
-// Asks for rows that the next block reads or writes, a few lines per tile: they lie far
-// apart, where no hardware prefetcher follows, and a core drops what it is asked for
-// while it waits for too much.
-class RowPrefetch {
- public:
-  static constexpr size_t kMaxTensors = 8;
-
-  // Rows of `bytes`, the first at `row`, `stride` bytes apart.
-  void Add(const void* row, int64_t stride, size_t bytes) {
-    tensors_[num_tensors_++] = {static_cast<const char*>(row), stride, bytes};
-    lines_ += (bytes + 63) / 64;
-  }
-  // All of them for `num_tokens` tokens, spread over this many calls of Some().
-  void Begin(size_t num_tokens, size_t num_calls) {
-    tokens_ = num_tokens;
-    share_ = num_calls == 0 ? 0 : (lines_ * num_tokens + num_calls - 1) / num_calls;
-  }
-  HWY_INLINE void Some() {
-    for (size_t i = 0; i < share_ && tokens_ > 0; ++i) {
-      Tensor& tensor = tensors_[tensor_];
-      hs::PrefetchToL2(tensor.row + line_ * 64);
-      if (++line_ * 64 < tensor.bytes) continue;
-      line_ = 0;
-      tensor.row += tensor.stride;
-      if (++tensor_ < num_tensors_) continue;
-      tensor_ = 0;
-      --tokens_;
-    }
-  }
-
- private:
-  struct Tensor {
-    const char* row;
-    int64_t stride;
-    size_t bytes;
-  };
-  Tensor tensors_[kMaxTensors];
-  size_t num_tensors_ = 0, lines_ = 0;
-  size_t tokens_ = 0, share_ = 0, tensor_ = 0, line_ = 0;
-};
 
 // The tiles of `num_tokens` on one strip, in time or against it. Tiles begin at multiples
 // of kTileTokens either way.
@@ -211,18 +228,19 @@ HWY_NOINLINE void StripOfBlock(D d, Product<T> x, size_t num_tokens, bool agains
     Product<T> at = x;
     if constexpr (kRead) at.read += first * x.row_stride;
     at.write += first * x.row_stride;
-    at.lanes += first * x.lane_stride;
-    if constexpr (kRead) at.out += first * x.lane_stride;
+    at.lanes += static_cast<ptrdiff_t>(first) * x.lane_stride;
+    if constexpr (kRead) at.out += static_cast<ptrdiff_t>(first) * x.out_stride;
     if (at.row_decay != nullptr) at.row_decay += tile * x.row_stride;
-    if (at.lane_decay != nullptr) at.lane_decay += tile * x.lane_stride;
+    if (at.lane_decay != nullptr) {
+      at.lane_decay += static_cast<ptrdiff_t>(tile) * x.lane_stride;
+    }
     if constexpr (kDecay == Decay::kRows) at.pairs += tile * kTile * kTile;
     const ptrdiff_t step = against_time ? -1 : 1;
-    prefetch.Some();
     switch (count) {
-      case 1: StateTile<kDecay, kRead, 1, C>(d, at, step, num_rows, state); break;
-      case 2: StateTile<kDecay, kRead, 2, C>(d, at, step, num_rows, state); break;
-      case 3: StateTile<kDecay, kRead, 3, C>(d, at, step, num_rows, state); break;
-      default: StateTile<kDecay, kRead, 4, C>(d, at, step, num_rows, state);
+      case 1: StateTile<kDecay, kRead, 1, C>(d, at, step, num_rows, state, prefetch); break;
+      case 2: StateTile<kDecay, kRead, 2, C>(d, at, step, num_rows, state, prefetch); break;
+      case 3: StateTile<kDecay, kRead, 3, C>(d, at, step, num_rows, state, prefetch); break;
+      default: StateTile<kDecay, kRead, 4, C>(d, at, step, num_rows, state, prefetch);
     }
   }
 }
