@@ -169,7 +169,7 @@ class BackwardHead : HeadGradients<T> {
       DecayValues(first, n);
       T* o = b_.outputs + static_cast<size_t>(first) * value_row_;
       Product<T> x = {b_.read, b_.write, row_, b_.rows.value_write, value_lane_row_,
-                      o,       value_lane_row_};
+                      o, value_lane_row_};
       x.row_decay = b_.rows.tile_decay;
       x.lane_decay = b_.rows.value_tile_decay;
       RowPrefetch prefetch;
