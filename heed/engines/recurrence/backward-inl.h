@@ -249,7 +249,7 @@ class BackwardHead : HeadGradients<T> {
     // D^T k, against time.
     Product<T> y = {write, read, row_, value_read, value_lane_row_, b_.dv,
                     value_lane_row_};
-    const bool in_place = ValueGradientsInPlace();
+    const bool in_place = InPlace<T>(g_.dv, p_.value_size) && !p_.has_value_decay;
     if (in_place) {
       y.out = RowAt<T>(g_.dv, s_, head_, first);
       y.out_stride = static_cast<ptrdiff_t>(g_.dv.token_stride);
@@ -262,12 +262,6 @@ class BackwardHead : HeadGradients<T> {
     if (of_value_decay) ValueDecayGradients(first, n);
     if (g_.dv.data == nullptr || in_place) return;
     this->StoreValueGradients(first, n);
-  }
-
-  // True if tiles may write dv as they write o, each element once.
-  bool ValueGradientsInPlace() const {
-    return g_.dv.data != nullptr && g_.dv.dtype == DTypeOf<T>::value &&
-           values_ == value_row_ && !p_.has_value_decay;
   }
 
   // Of a gate of columns: d_o and v as the tiles take them, and w_tj with its decays.

@@ -51,6 +51,14 @@ constexpr size_t Padded(int64_t size) {
   return (static_cast<size_t>(size) + N - 1) / N * N;
 }
 
+// True if tiles can load or store these rows as they are: each element once, so that a copy
+// gains nothing.
+template <class T>
+bool InPlace(const Rows& rows, int64_t size) {
+  return rows.data != nullptr && rows.dtype == DTypeOf<T>::value &&
+         static_cast<size_t>(size) == Padded<T>(size);
+}
+
 // Row of token `token` and head `head` of a sequence.
 template <class S>
 HWY_INLINE S* RowAt(const Rows& rows, const Sequence& s, int64_t head, int64_t token) {

@@ -83,10 +83,11 @@ class ForwardHead {
         b_(buffers), reader_(p, s_, task.head, buffers.rows),
         row_(Padded<T>(p.features())), value_row_(Padded<T>(p.value_size)),
         first_part_(task.part == 0),
-        values_in_place_(InPlace(p.v) && p.key_mask.data == nullptr &&
+        values_in_place_(InPlace<T>(p.v, p.value_size) && p.key_mask.data == nullptr &&
                          p.value_factors.data == nullptr && !p.has_value_decay),
-        outputs_in_place_(InPlace(p.o) && !p.normalize && p.skip.data == nullptr &&
-                          p.output_gate.data == nullptr && !p.has_value_decay),
+        outputs_in_place_(InPlace<T>(p.o, p.value_size) && !p.normalize &&
+                          p.skip.data == nullptr && p.output_gate.data == nullptr &&
+                          !p.has_value_decay),
         shape_{static_cast<size_t>(p.features()), static_cast<size_t>(p.features()),
                FirstColumn(task.part, task.parts, value_row_),
                FirstColumn(task.part + 1, task.parts, value_row_),
@@ -111,12 +112,6 @@ class ForwardHead {
 
  private:
   using D = hn::ScalableTag<T>;
-
-  // True if tiles can load or store these rows of values as they are: each element once,
-  // so that a copy gains nothing.
-  bool InPlace(const Rows& rows) const {
-    return rows.dtype == DTypeOf<T>::value && static_cast<size_t>(p_.value_size) == value_row_;
-  }
 
   template <class F>
   HWY_INLINE void ForBlocks(const F& f) {
