@@ -50,15 +50,15 @@ HWY_INLINE Head<O> HeadOf(const Problem& p, const Plan& plan, int64_t sequence,
   head.value_source = SourceOf(p.v, p.dtype, s.batch, s.first_k, key_head);
   head.keys_at = plan.keys_at;
   head.values_at = plan.values_at;
-  head.keys = {w.keys, static_cast<ptrdiff_t>(p.depth), s.key_begin};
-  head.values = {w.values, static_cast<ptrdiff_t>(p.value_depth), s.key_begin};
+  head.keys = {w.keys, static_cast<ptrdiff_t>(p.depth), s.key_begin, O::kStored};
+  head.values = {w.values, static_cast<ptrdiff_t>(p.value_depth), s.key_begin, O::kStored};
   if (plan.keys_at == Place::kCaller) {
     head.keys = {head.key_source.template At<typename O::Key>(0),
-                 head.key_source.stride, 0};
+                 head.key_source.stride, 0, p.dtype};
   }
   if (plan.values_at == Place::kCaller) {
     head.values = {head.value_source.template At<typename O::Value>(0),
-                   head.value_source.stride, 0};
+                   head.value_source.stride, 0, p.dtype};
   }
   if (w.copied_sequence == sequence && w.copied_head == key_head) return head;
   if (plan.keys_at == Place::kHead) {
@@ -359,6 +359,11 @@ class Block {
   HWY_INLINE void Products(const Run& run, const typename O::Query* lanes,
                            const Operand<typename O::Key>& rows, int64_t depth, T* out,
                            V* max, const Before& before, const F& f) {
+    if constexpr (O::kKeysInLanes) {
+      O::KeyProducts(lanes, num_rows_, rows, run.begin, run.end - run.begin, s_.key_end,
+                     static_cast<size_t>(depth), out);
+      return Rewrite<W, kVectors>(d_, run, run.begin, out, max, f);
+    }
     hs::ForTiles<hs::TileRows<kVectors>()>(
         0, static_cast<size_t>(run.end - run.begin),
         [&](auto count, size_t j) HWY_ATTR {

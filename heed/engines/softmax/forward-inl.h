@@ -36,6 +36,7 @@
 #include "heed/core/context.h"
 #include "heed/engines/softmax/block-inl.h"
 #include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/outputs-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/tile-inl.h"
@@ -49,12 +50,16 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
 // One block of rows, from queries to outputs.
-template <class O, int C>
+template <class O, int C, class Outputs = LaneOutputs<O, C>>
 class ForwardBlock : protected Block<O, C> {
   using Base = Block<O, C>;
 
  public:
-  using Base::Base;
+  ForwardBlock(const Problem& problem, const Sequence& sequence, const BlockGrid& grid,
+               int64_t key_head, int64_t block, const Workspace<O>& workspace,
+               const Head<O>& head)
+      : Base(problem, sequence, grid, key_head, block, workspace, head),
+        layout_(static_cast<size_t>(problem.value_depth), num_rows_) {}
 
   HWY_ATTR void Compute() {
     Accumulate();
@@ -77,7 +82,7 @@ class ForwardBlock : protected Block<O, C> {
     // other bits stay.
     if (any_tile_ && MaskedLeaked()) Pass</*kFlagMasked=*/true>();
     if (!any_tile_) {
-      std::fill(totals_, totals_ + static_cast<size_t>(p_.value_depth) * W, T{0});
+      layout_.Clear(totals_);
       std::fill(sum_, sum_ + W, T{0});
       std::fill(max_, max_ + W, T{0});
     }
@@ -148,14 +153,7 @@ class ForwardBlock : protected Block<O, C> {
                            hn::Mul(hn::Load(d_, sum_ + at), keep[c])),
                 d_, sum_ + at);
     }
-    for (int64_t e = 0; e < p_.value_depth; ++e) {
-      for (int c = 0; c < C; ++c) {
-        const size_t at = static_cast<size_t>(e) * W + static_cast<size_t>(c) * N;
-        const V total = hn::Mul(hn::Load(d_, totals_ + at), keep[c]);
-        hn::Store(hn::MulAdd(hn::Load(d_, outputs_ + at), add[c], total), d_,
-                  totals_ + at);
-      }
-    }
+    layout_.Merge(keep, add, outputs_, totals_);
   }
 
   template <bool kFlagMasked>
@@ -186,13 +184,7 @@ class ForwardBlock : protected Block<O, C> {
     // Where a tile falls apart, the outputs are rescaled beforehand, once.
     const bool whole = num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C;
     if (!whole) {
-      for (int64_t e = 0; e < p_.value_depth; ++e) {
-        for (int c = 0; c < C; ++c) {
-          T* at = outputs_ + static_cast<size_t>(e) * W + static_cast<size_t>(c) * N;
-          hn::Store(first ? hn::Zero(d_) : hn::Mul(hn::Load(d_, at), rescale[c]),
-                    d_, at);
-        }
-      }
+      layout_.Scale(first, rescale, outputs_);
       for (int c = 0; c < C; ++c) rescale[c] = hn::Set(d_, T{1});
     }
     if (head_.values_at == Place::kTile) {
@@ -252,13 +244,9 @@ class ForwardBlock : protected Block<O, C> {
                          const V* rescale) {
     const T* p = WeightsAt(run, origin);
     this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
-      hs::ForTiles<hs::TileRows<vectors.value>()>(
-          0, static_cast<size_t>(p_.value_depth),
-          [&](auto rows, size_t e) HWY_ATTR {
-            O::template Outputs<rows.value, vectors.value, kFlagMasked>(
-                p, W, head_.values, run.begin, run.end - run.begin, e, first,
-                rescale + run.c0, outputs_ + e * W + run.c0 * N);
-          });
+      layout_.template AddValues<vectors.value, kFlagMasked>(
+          p, head_.values, run.begin, run.end - run.begin, s_.key_end, first,
+          rescale + run.c0, outputs_ + run.c0 * N);
     });
   }
 
@@ -268,11 +256,7 @@ class ForwardBlock : protected Block<O, C> {
   HWY_INLINE bool MaskedLeaked() const {
     for (size_t lane = 0; lane < num_rows_; lane += N) {
       const V sum = hn::Load(d_, sum_ + lane);
-      V marks = hn::Zero(d_);  // NaN as soon as one output is not finite
-      for (int64_t e = 0; e < p_.value_depth; ++e) {
-        marks = hn::MulAdd(hn::Load(d_, totals_ + static_cast<size_t>(e) * W + lane),
-                           hn::Zero(d_), marks);
-      }
+      const V marks = layout_.NotFinite(totals_, lane);
       auto leaked = hn::And(hn::IsNaN(marks), hn::IsFinite(sum));
       if (p_.bias.data != nullptr) leaked = hn::Or(leaked, hn::IsNaN(sum));
       const auto present = hn::FirstN(d_, num_rows_ - lane);
@@ -316,18 +300,18 @@ class ForwardBlock : protected Block<O, C> {
     }
     hs::WithStorage<T>(p_.dtype, [&](auto stored) HWY_ATTR {
       using S = decltype(stored);
-      LanesToRows(d_, totals_, W, static_cast<size_t>(p_.value_depth), factor,
-                  reinterpret_cast<S* const*>(o), num_rows_);
+      layout_.Write(totals_, factor, reinterpret_cast<S* const*>(o), num_rows_);
     });
   }
 
+  const Outputs layout_;
   T* outputs_ = nullptr;  // of the current segment
   T* totals_ = nullptr;   // of all segments so far
   bool any_tile_ = false;
   HWY_ALIGN T max_[W], sum_[W];
 };
 
-template <class O, int C>
+template <class O, int C, class Outputs = LaneOutputs<O, C>>
 void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
   const BlockQueue queue(p, plan.lanes);
   ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
@@ -336,7 +320,7 @@ void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
     Workspace<O>& w = *static_cast<Workspace<O>*>(ctx.Scratch(worker));
     const Head<O> head = HeadOf(p, plan, task.sequence, task.key_head, w);
     const BlockGrid grid(p, s, plan.lanes);
-    ForwardBlock<O, C>(p, s, grid, task.key_head, task.block, w, head).Compute();
+    ForwardBlock<O, C, Outputs>(p, s, grid, task.key_head, task.block, w, head).Compute();
   });
 }
 
@@ -346,12 +330,17 @@ int64_t ScratchBytes(const Problem& p) {
 }
 
 template <class O>
-void Forward(Context& ctx, const Problem& p) {
-  const Plan plan = MakePlan<O>(p);
+void ReserveWorkspaces(Context& ctx, const Plan& plan) {
   ctx.ReserveScratch(static_cast<size_t>(Workspace<O>::Bytes(plan)));
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
     static_cast<Workspace<O>*>(ctx.Scratch(worker))->Init(plan);
   }
+}
+
+template <class O>
+void Forward(Context& ctx, const Problem& p) {
+  const Plan plan = MakePlan<O>(p);
+  ReserveWorkspaces<O>(ctx, plan);
   switch (plan.vectors) {
     case 1: return RunBlocks<O, 1>(ctx, p, plan);
     case 2: return RunBlocks<O, 2>(ctx, p, plan);

@@ -15,6 +15,9 @@ namespace heed::softmax {
 // the time of multiplying goes by between.
 inline constexpr KeyGrid kPairGrid = {.tile = 2 * kTileKeys, .step = 2};
 
+// Rows of a key head that decoding multiplies with its keys and values at once.
+inline constexpr int kDecodeRows = 8;
+
 // F32 computes bf16 and f16 too, widened. BF16Pairs needs HasBF16Pairs() of
 // dispatch.h, and a compiler that knows such CPUs.
 bool HasForwardBF16Pairs();
@@ -27,6 +30,14 @@ int64_t ForwardWorkspaceBF16Pairs(const Context& ctx, const Problem& problem);
 int64_t ForwardLanesF32(const Context& ctx, const Problem& problem);
 int64_t ForwardLanesF64(const Context& ctx, const Problem& problem);
 int64_t ForwardLanesBF16Pairs(const Context& ctx, const Problem& problem);
+
+// At most kDecodeRows rows per key head, and no more than lanes.
+void DecodeF32(Context& ctx, const Problem& problem);
+void DecodeF64(Context& ctx, const Problem& problem);
+int64_t DecodeWorkspaceF32(const Context& ctx, const Problem& problem);
+int64_t DecodeWorkspaceF64(const Context& ctx, const Problem& problem);
+int64_t DecodeLanesF32(const Context& ctx, const Problem& problem);
+int64_t DecodeLanesF64(const Context& ctx, const Problem& problem);
 
 // One block of rows of one key head of one sequence, and the order in which
 // threads take them: sequences by falling cost, heads in turn, late rows first

@@ -1,6 +1,9 @@
 // The list of kernels and the choice from it.
 #include "heed/engines/softmax/kernels.h"
 
+#include <algorithm>
+#include <string>
+
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/engines/softmax/forward.h"
@@ -27,6 +30,28 @@ std::string DeclinesPairs(const Context& ctx, const Problem& problem) {
   return "needs a CPU whose bf16 dot product is faster than its FMA";
 }
 
+// Why decoding declines a problem that it could compute.
+std::string DeclinesRows(const Problem& problem, int64_t lanes) {
+  const int64_t most = std::min<int64_t>(kDecodeRows, lanes);
+  int64_t rows = 0;
+  for (const Sequence& s : problem.sequences) {
+    rows = std::max(rows, s.num_queries * problem.group());
+  }
+  if (rows > 0 && rows <= most) return "";
+  return "takes 1 to " + std::to_string(most) + " rows per key head, not " +
+         std::to_string(rows);
+}
+
+std::string DeclinesDecodeF64(const Context& ctx, const Problem& problem) {
+  const std::string reason = DeclinesF64(ctx, problem);
+  return reason.empty() ? DeclinesRows(problem, DecodeLanesF64(ctx, problem)) : reason;
+}
+
+std::string DeclinesDecodeF32(const Context& ctx, const Problem& problem) {
+  const std::string reason = DeclinesF32(ctx, problem);
+  return reason.empty() ? DeclinesRows(problem, DecodeLanesF32(ctx, problem)) : reason;
+}
+
 std::string SimdTarget(const Context& ctx) {
   return TargetName(ctx.allowed_targets());
 }
@@ -41,6 +66,16 @@ constexpr Kernel kKernels[] = {
      "bf16 dot products of pairs, query rows in lanes, online softmax over tiles of "
      "128 keys",
      &BackwardBF16Pairs, &BackwardWorkspaceBF16Pairs},
+    {"softmax_decode_f32", &DeclinesDecodeF32, &DecodeWorkspaceF32, &DecodeLanesF32,
+     {}, &SimdTarget, &DecodeF32, /*invariant=*/true,
+     "up to 8 query rows per key head, one pass over the keys and values as they are "
+     "stored",
+     nullptr, nullptr},
+    {"softmax_decode_f64", &DeclinesDecodeF64, &DecodeWorkspaceF64, &DecodeLanesF64,
+     {}, &SimdTarget, &DecodeF64, /*invariant=*/true,
+     "up to 8 query rows per key head, one pass over the keys and values as they are "
+     "stored",
+     nullptr, nullptr},
     {"softmax_lanes_f32", &DeclinesF32, &ForwardWorkspaceF32, &ForwardLanesF32,
      {}, &SimdTarget, &ForwardF32, /*invariant=*/true,
      "query rows in lanes, online softmax over tiles of 64 keys, 16-bit tensors "

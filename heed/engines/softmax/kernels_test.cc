@@ -4,10 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
+#include "heed/engines/softmax/forward.h"
 
 namespace heed::softmax {
 namespace {
@@ -39,6 +41,27 @@ TEST(KernelsTest, EveryDTypeGetsTheBestKernelThatTheContextAllows) {
     ctx.set_isa(target);
     EXPECT_EQ(chosen(DType::kBF16), "softmax_lanes_f32") << target;
   }
+}
+
+TEST(KernelsTest, FewRowsOfAKeyHeadAreDecoded) {
+  Context ctx(1);
+  const auto chosen = [&](int64_t num_queries, int64_t group) {
+    Problem p = Small(DType::kF32);
+    p.query_heads = group;
+    Sequence s;
+    s.num_queries = s.query_end = num_queries;
+    s.num_keys = s.key_end = 100;
+    p.sequences = {s, s};
+    p.sequences[0].num_queries = 1;
+    return std::string(Choose("op", ctx, p).name);
+  };
+  const int64_t most =
+      std::min<int64_t>(kDecodeRows, DecodeLanesF32(ctx, Small(DType::kF32)));
+  EXPECT_EQ(chosen(1, 1), "softmax_decode_f32");
+  EXPECT_EQ(chosen(1, most), "softmax_decode_f32");
+  EXPECT_EQ(chosen(most, 1), "softmax_decode_f32");
+  EXPECT_EQ(chosen(most, 2), "softmax_lanes_f32");
+  EXPECT_EQ(chosen(most + 1, 1), "softmax_lanes_f32");
 }
 
 TEST(KernelsTest, ADTypeWithoutAKernelIsUnsupportedForReasonsThatAreNamed) {

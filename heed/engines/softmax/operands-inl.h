@@ -45,6 +45,7 @@ struct Operand {
   const E* data;
   ptrdiff_t stride;
   int64_t first;
+  DType dtype;  // as which elements are stored: E, unless the products widen them
 };
 
 // K or V of one key head as the caller has it: row 0 is key 0.
@@ -77,6 +78,8 @@ struct FmaOperands {
   static constexpr KeyGrid kGrid = {};
   static constexpr int kKeyStep = 1;  // keys that enter a sum of outputs at once
   static constexpr bool kFinishesLogits = false;  // of_logits may differ from 1
+  static constexpr bool kKeysInLanes = false;     // in products, instead of queries
+  static constexpr DType kStored = DTypeOf<T>::value;  // elements of copies
   static bool KeysInPlace(DType dtype) { return dtype == DTypeOf<T>::value; }
   static bool ValuesInPlace(DType dtype) { return KeysInPlace(dtype); }
   static constexpr int64_t QueryRows(int64_t depth) { return depth; }
@@ -162,6 +165,8 @@ struct PairOperands {
   static constexpr KeyGrid kGrid = kPairGrid;
   static constexpr int kKeyStep = 2;
   static constexpr bool kFinishesLogits = true;
+  static constexpr bool kKeysInLanes = false;
+  static constexpr DType kStored = DType::kBF16;
   static bool KeysInPlace(DType) { return true; }
   static bool ValuesInPlace(DType) { return false; }
   static constexpr int64_t QueryRows(int64_t depth) { return (depth + 1) / 2; }

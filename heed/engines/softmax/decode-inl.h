@@ -1,0 +1,196 @@
+// Exact attention of few rows, as in decoding: one pass over K and V as they are stored.
+//
+// Compiled once per SIMD target and dtype. The pass of forward-inl.h with other products:
+//
+//   S[key][row]  = K Q^T    keys in lanes, K transposed in registers
+//   O[row][dim]  = O exp(m - m') + P^T V    dims in lanes
+//
+// All query rows of a key head, up to kDecodeRows, share each load, so that memory is the
+// bound: reading K and V once. What lies between the products has rows in lanes as ever;
+// at 64 keys it takes a tenth of the time of reading them.
+//
+// Every chain of products is that of forward-inl.h: both kernels have the same bits.
+#if defined(HEED_ENGINES_SOFTMAX_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_DECODE_INL_H_
+#undef HEED_ENGINES_SOFTMAX_DECODE_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_DECODE_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "heed/engines/softmax/forward-inl.h"
+#include "heed/engines/softmax/forward.h"
+#include "heed/simd/row_tile-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
+
+// f(std::integral_constant<int, R>) for the number of rows that products are compiled for.
+// Rows that do not exist stand in the lanes as zeros.
+template <class T, class F>
+HWY_INLINE void WithRows(size_t num_rows, const F& f) {
+  constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
+  if (num_rows <= 1) return f(std::integral_constant<int, 1>());
+  if constexpr (N > 2) {
+    if (num_rows > 2) {
+      if constexpr (N > 4) {
+        if (num_rows > 4) return f(std::integral_constant<int, kDecodeRows>());
+      }
+      return f(std::integral_constant<int, 4>());
+    }
+  }
+  f(std::integral_constant<int, 2>());
+}
+
+// K and V in place, of any type that is computed in T.
+template <class T>
+struct DecodeOperands : FmaOperands<T> {
+  static constexpr bool kKeysInLanes = true;
+  static bool KeysInPlace(DType) { return true; }
+  static bool ValuesInPlace(DType) { return true; }
+
+  // s[key][lane] of keys [key, key + num_keys).
+  static HWY_INLINE void KeyProducts(const T* q, size_t num_rows,
+                                     const Operand<T>& k, int64_t key, int64_t num_keys,
+                                     int64_t key_end, size_t depth, T* s) {
+    hs::WithStorage<T>(k.dtype, [&](auto stored) HWY_ATTR {
+      const auto rows = Stored<decltype(stored)>(k, key, num_keys, key_end);
+      WithRows<T>(num_rows, [&](auto r) HWY_ATTR {
+        hs::DotRows<r.value>(hn::ScalableTag<T>(), rows, depth, q, s);
+      });
+    });
+  }
+
+  // Keys [key, key + num_keys), and those up to key_end to come.
+  template <class S>
+  static hs::StoredRows<S> Stored(const Operand<T>& rows, int64_t key, int64_t num_keys,
+                                  int64_t key_end) {
+    const S* at = reinterpret_cast<const S*>(rows.data) + (key - rows.first) * rows.stride;
+    return {at, rows.stride, static_cast<size_t>(num_keys),
+            static_cast<size_t>(std::max<int64_t>(key_end - key - num_keys, 0))};
+  }
+};
+
+// o[row][channel], rows of whole vectors. Factors are by lane, which is by row.
+template <class O>
+class RowOutputs {
+  using T = typename O::Compute;
+  using D = hn::ScalableTag<T>;
+  using V = hn::Vec<D>;
+  static constexpr size_t N = hn::MaxLanes(D());
+
+ public:
+  RowOutputs(size_t channels, size_t num_rows)
+      : channels_(channels), row_((channels + N - 1) / N * N), num_rows_(num_rows) {}
+
+  static int64_t Size(int64_t channels, int64_t lanes) {
+    constexpr auto kLanes = static_cast<int64_t>(N);
+    return (channels + kLanes - 1) / kLanes * kLanes * std::min<int64_t>(lanes, kDecodeRows);
+  }
+
+  void Clear(T* o) const { std::fill(o, o + num_rows_ * row_, T{0}); }
+
+  HWY_INLINE void Scale(bool clear, const V* HWY_RESTRICT factor, T* HWY_RESTRICT o) const {
+    HWY_ALIGN T f[N];
+    hn::Store(factor[0], d_, f);
+    for (size_t r = 0; r < num_rows_; ++r) {
+      for (size_t e = 0; e < row_; e += N) {
+        T* at = o + r * row_ + e;
+        hn::Store(clear ? hn::Zero(d_) : hn::Mul(hn::Load(d_, at), hn::Set(d_, f[r])), d_, at);
+      }
+    }
+  }
+
+  HWY_INLINE void Merge(const V* HWY_RESTRICT keep, const V* HWY_RESTRICT add,
+                        const T* HWY_RESTRICT o, T* HWY_RESTRICT total) const {
+    HWY_ALIGN T keep_row[N], add_row[N];
+    hn::Store(keep[0], d_, keep_row);
+    hn::Store(add[0], d_, add_row);
+    for (size_t r = 0; r < num_rows_; ++r) {
+      const V k = hn::Set(d_, keep_row[r]), a = hn::Set(d_, add_row[r]);
+      for (size_t e = r * row_; e < (r + 1) * row_; e += N) {
+        const V kept = hn::Mul(hn::Load(d_, total + e), k);
+        hn::Store(hn::MulAdd(hn::Load(d_, o + e), a, kept), d_, total + e);
+      }
+    }
+  }
+
+  template <int kVectors, bool kSkipMasked>
+  HWY_INLINE void AddValues(const T* p, const Operand<T>& v, int64_t key, int64_t num_keys,
+                            int64_t key_end, bool first, const V* rescale, T* o) const {
+    HWY_ALIGN T factor[N];
+    hn::Store(rescale[0], d_, factor);
+    hs::WithStorage<T>(v.dtype, [&](auto stored) HWY_ATTR {
+      using S = decltype(stored);
+      const auto rows = O::template Stored<S>(v, key, num_keys, key_end);
+      WithRows<T>(num_rows_, [&](auto r) HWY_ATTR {
+        hs::SumRows<r.value, kSkipMasked>(d_, rows, channels_, p, first, factor, o,
+                                          static_cast<ptrdiff_t>(row_));
+      });
+    });
+  }
+
+  HWY_INLINE V NotFinite(const T* HWY_RESTRICT o, size_t /*lane*/) const {
+    HWY_ALIGN T marks[N] = {};
+    for (size_t r = 0; r < num_rows_; ++r) {
+      V mark = hn::Zero(d_);
+      for (size_t e = r * row_; e < (r + 1) * row_; e += N) {
+        mark = hn::MulAdd(hn::Load(d_, o + e), hn::Zero(d_), mark);
+      }
+      marks[r] = hn::ReduceSum(d_, mark);
+    }
+    return hn::Load(d_, marks);
+  }
+
+  template <class S>
+  HWY_INLINE void Write(const T* o, const T* factor, S* const* rows, size_t num_rows) const {
+    for (size_t r = 0; r < num_rows; ++r) {
+      const V scale = hn::Set(d_, factor[r]);
+      for (size_t e = 0; e < channels_; e += N) {
+        const V x = hn::Mul(hn::Load(d_, o + r * row_ + e), scale);
+        hs::StoreRounded(d_, hn::Add(x, hn::Zero(d_)), rows[r] + e, std::min(N, channels_ - e));
+      }
+    }
+  }
+
+ private:
+  static constexpr D d_{};
+  const size_t channels_, row_, num_rows_;
+};
+
+template <class O>
+Plan DecodePlan(const Problem& p) {
+  Plan plan = MakePlan<O>(p, /*vectors=*/1);
+  plan.outputs = RowOutputs<O>::Size(p.value_depth, plan.lanes);
+  return plan;
+}
+
+template <class O>
+int64_t DecodeScratchBytes(const Problem& p) {
+  return Workspace<O>::Bytes(DecodePlan<O>(p));
+}
+
+template <class O>
+int64_t DecodeLanes() {
+  return hn::MaxLanes(hn::ScalableTag<typename O::Compute>());
+}
+
+template <class O>
+void Decode(Context& ctx, const Problem& p) {
+  const Plan plan = DecodePlan<O>(p);
+  ReserveWorkspaces<O>(ctx, plan);
+  RunBlocks<O, 1, RowOutputs<O>>(ctx, p, plan);
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_DECODE_INL_H_

@@ -1,0 +1,100 @@
+// The un-normalised outputs of a block of rows, row by row in lanes.
+//
+// Compiled once per SIMD target, operand type and number of vectors.
+#if defined(HEED_ENGINES_SOFTMAX_OUTPUTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_OUTPUTS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_OUTPUTS_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_OUTPUTS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "heed/engines/softmax/operands-inl.h"
+#include "heed/engines/softmax/rows-inl.h"
+#include "heed/simd/tile-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
+
+// o[channel][lane] for C vectors of rows. Factors are by lane.
+template <class O, int C>
+class LaneOutputs {
+  using T = typename O::Compute;
+  using D = hn::ScalableTag<T>;
+  using V = hn::Vec<D>;
+  static constexpr size_t N = hn::MaxLanes(D());
+  static constexpr size_t W = C * N;
+
+ public:
+  LaneOutputs(size_t channels, size_t /*num_rows*/) : channels_(channels) {}
+
+  // Elements of a block of `lanes` rows.
+  static int64_t Size(int64_t channels, int64_t lanes) { return channels * lanes; }
+
+  void Clear(T* o) const { std::fill(o, o + channels_ * W, T{0}); }
+
+  // o = o factor, or 0.
+  HWY_INLINE void Scale(bool clear, const V* HWY_RESTRICT factor, T* HWY_RESTRICT o) const {
+    for (size_t e = 0; e < channels_; ++e) {
+      for (int c = 0; c < C; ++c) {
+        T* at = o + e * W + static_cast<size_t>(c) * N;
+        hn::Store(clear ? hn::Zero(d_) : hn::Mul(hn::Load(d_, at), factor[c]), d_, at);
+      }
+    }
+  }
+
+  // total = total keep + o add.
+  HWY_INLINE void Merge(const V* HWY_RESTRICT keep, const V* HWY_RESTRICT add,
+                        const T* HWY_RESTRICT o, T* HWY_RESTRICT total) const {
+    for (size_t e = 0; e < channels_; ++e) {
+      for (int c = 0; c < C; ++c) {
+        const size_t at = e * W + static_cast<size_t>(c) * N;
+        const V kept = hn::Mul(hn::Load(d_, total + at), keep[c]);
+        hn::Store(hn::MulAdd(hn::Load(d_, o + at), add[c], kept), d_, total + at);
+      }
+    }
+  }
+
+  // o = o rescale + sum_j p[j] v_j over keys from `key` on, for kVectors vectors of rows
+  // to which p and o point; from 0 if `first`.
+  template <int kVectors, bool kSkipMasked>
+  HWY_INLINE void AddValues(const T* p, const Operand<typename O::Value>& v, int64_t key,
+                            int64_t num_keys, int64_t /*key_end*/, bool first,
+                            const V* rescale, T* o) const {
+    hs::ForTiles<hs::TileRows<kVectors>()>(0, channels_, [&](auto rows, size_t e) HWY_ATTR {
+      O::template Outputs<rows.value, kVectors, kSkipMasked>(
+          p, W, v, key, num_keys, e, first, rescale, o + e * W);
+    });
+  }
+
+  // NaN in the lanes, from `lane` on, of rows of which an output is not finite, else 0.
+  HWY_INLINE V NotFinite(const T* HWY_RESTRICT o, size_t lane) const {
+    V marks = hn::Zero(d_);
+    for (size_t e = 0; e < channels_; ++e) {
+      marks = hn::MulAdd(hn::Load(d_, o + e * W + lane), hn::Zero(d_), marks);
+    }
+    return marks;
+  }
+
+  // rows[lane][e] = factor[lane] o, rounded.
+  template <class S>
+  HWY_INLINE void Write(const T* o, const T* factor, S* const* rows, size_t num_rows) const {
+    LanesToRows(d_, o, W, channels_, factor, rows, num_rows);
+  }
+
+ private:
+  static constexpr D d_{};
+  const size_t channels_;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_OUTPUTS_INL_H_

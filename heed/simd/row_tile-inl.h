@@ -1,0 +1,266 @@
+// Products of a few rows with many, each of the many read once, in place and as it is
+// stored: what decoding does with a cache.
+//
+// Compiled once per SIMD target. Where tile-inl.h has the few in lanes, and most lanes
+// empty when they are very few, here the many stand in lanes: for dot products they are
+// transposed in registers, for sums their columns stand in lanes as they lie. With R rows
+// an element costs R products and about one shuffle; memory is the bound as long as that
+// takes less time than reading it.
+//
+// Each output is the same chain of fused products, in ascending order, as in tile-inl.h:
+// bits do not tell the two apart.
+#if defined(HEED_SIMD_ROW_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_SIMD_ROW_TILE_INL_H_
+#undef HEED_SIMD_ROW_TILE_INL_H_
+#else
+#define HEED_SIMD_ROW_TILE_INL_H_
+#endif
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <type_traits>
+
+#include "heed/simd/convert-inl.h"
+#include "heed/simd/tile-inl.h"
+#include "heed/simd/transpose-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Rows that are stored as S, `stride` elements apart: `count` of them to multiply, and
+// `ahead` behind them that come next.
+template <class S>
+struct StoredRows {
+  const S* data;
+  ptrdiff_t stride;
+  size_t count, ahead;
+
+  HWY_INLINE const S* Row(size_t j) const { return data + static_cast<ptrdiff_t>(j) * stride; }
+};
+
+// Asks for the rows ahead, row by row, since hardware follows such an order and goes on by
+// itself: as many rows as are worked on, in so many calls.
+template <class S>
+class AskAhead {
+ public:
+  AskAhead(const StoredRows<S>& rows, size_t columns, size_t num_calls)  // one at least
+      : at_(reinterpret_cast<const char*>(rows.Row(rows.count))),
+        stride_(rows.stride * static_cast<ptrdiff_t>(sizeof(S))),
+        row_lines_((columns * sizeof(S) + 63) / 64), rows_(std::min(rows.count, rows.ahead)),
+        share_((rows_ * row_lines_ + num_calls - 1) / num_calls) {}
+
+  HWY_INLINE void Some() {
+    for (size_t i = 0; i < share_ && rows_ > 0; ++i) {
+      PrefetchToL2(at_ + line_ * 64);
+      if (++line_ < row_lines_) continue;
+      line_ = 0;
+      at_ += stride_;
+      --rows_;
+    }
+  }
+
+ private:
+  const char* at_;
+  ptrdiff_t stride_;
+  size_t row_lines_, line_ = 0, rows_, share_;
+};
+
+// Columns that N rows are transposed by: words of a vector, of which bf16 has two each.
+template <class D, class S>
+constexpr size_t kColumns = hn::MaxLanes(D()) * (std::is_same_v<S, BF16> ? 2 : 1);
+
+// f(column, vector), widened, for kColumns of N rows, row(j) being where row j begins.
+template <class D, class S, class Row, class F, class V = hn::Vec<D>>
+HWY_INLINE void ForColumns(D d, const Row& row, const F& f) {
+  constexpr size_t N = hn::MaxLanes(D());
+  const hn::RebindToUnsigned<D> words;
+  const hn::Repartition<uint16_t, D> halves;
+  V v[N];
+  HWY_UNROLL(32)
+  for (size_t i = 0; i < N; ++i) {
+    if constexpr (std::is_same_v<S, BF16>) {
+      v[i] = hn::BitCast(d, hn::LoadU(halves, reinterpret_cast<const uint16_t*>(row(i))));
+    } else {
+      v[i] = LoadWide(d, row(i));
+    }
+  }
+  Transpose(d, v);
+  HWY_UNROLL(32)
+  for (size_t i = 0; i < N; ++i) {
+    if constexpr (std::is_same_v<S, BF16>) {
+      const auto both = hn::BitCast(words, v[i]);
+      f(2 * i, hn::BitCast(d, hn::ShiftLeft<16>(both)));
+      f(2 * i + 1, hn::BitCast(d, hn::And(both, hn::Set(words, 0xFFFF0000u))));
+    } else {
+      f(i, v[i]);
+    }
+  }
+}
+
+// out[j][r] = sum_e rows_j[e] x[e][r] of B N rows from `begin` on, or of those that there
+// are, for R columns of x, e ascending. x and out have N columns, all written. B R chains
+// are under way at once: fewer than eight wait for each other's results.
+template <int R, int B, bool kWhole, class D, class S, class T = hn::TFromD<D>,
+          class V = hn::Vec<D>>
+HWY_INLINE void DotTile(D d, const StoredRows<S>& rows, AskAhead<S>& ask, size_t begin,
+                        size_t depth, const T* HWY_RESTRICT x, T* HWY_RESTRICT out) {
+  constexpr size_t N = hn::MaxLanes(D());
+  static_assert(R <= N);
+  const size_t count = kWhole ? B * N : std::min(B * N, rows.count - begin);
+  // Lanes beyond the last row have it once more.
+  const auto row = [&](size_t i) HWY_ATTR {
+    return rows.Row(begin + (kWhole ? i : std::min(i, count - 1)));
+  };
+  V sum[B][R];
+  HWY_UNROLL(8)
+  for (int b = 0; b < B; ++b) {
+    HWY_UNROLL(8)
+    for (int r = 0; r < R; ++r) sum[b][r] = hn::Zero(d);
+  }
+  const auto add = [&](int b, size_t i, V column) HWY_ATTR {
+    HWY_UNROLL(8)
+    for (int r = 0; r < R; ++r) {
+      sum[b][r] = hn::MulAdd(column, hn::Set(d, x[i * N + static_cast<size_t>(r)]), sum[b][r]);
+    }
+  };
+  constexpr size_t kStep = kColumns<D, S>;
+  size_t e = 0;
+  for (; e + kStep <= depth; e += kStep, x += kStep * N) {
+    HWY_UNROLL(8)
+    for (int b = 0; b < B; ++b) {
+      ask.Some();
+      ForColumns<D, S>(
+          d, [&](size_t i) HWY_ATTR { return row(static_cast<size_t>(b) * N + i) + e; },
+          [&](size_t i, V column) HWY_ATTR { add(b, i, column); });
+    }
+  }
+  for (; e < depth; e += N) {
+    const size_t rest = std::min(N, depth - e);
+    HWY_UNROLL(8)
+    for (int b = 0; b < B; ++b) {
+      HWY_ALIGN T columns[N * N];
+      V v[N];
+      for (size_t i = 0; i < N; ++i) {
+        v[i] = LoadWideN(d, row(static_cast<size_t>(b) * N + i) + e, rest);
+      }
+      Transpose(d, v);
+      for (size_t i = 0; i < N; ++i) hn::Store(v[i], d, columns + i * N);
+      for (size_t i = 0; i < rest; ++i) add(b, i, hn::Load(d, columns + i * N));
+    }
+    x += rest * N;
+  }
+  HWY_UNROLL(8)
+  for (int b = 0; b < B; ++b) {
+    V by_row[N];
+    HWY_UNROLL(32)
+    for (size_t r = 0; r < N; ++r) by_row[r] = r < R ? sum[b][r] : hn::Zero(d);
+    Transpose(d, by_row);
+    const size_t first = static_cast<size_t>(b) * N;
+    for (size_t i = 0; i < N && first + i < count; ++i) {
+      hn::Store(by_row[i], d, out + (begin + first + i) * N);
+    }
+  }
+}
+
+template <int R, class D, class S, class T = hn::TFromD<D>>
+HWY_NOINLINE void DotRows(D d, const StoredRows<S>& rows, size_t depth,
+                          const T* HWY_RESTRICT x, T* HWY_RESTRICT out) {
+  constexpr size_t N = hn::MaxLanes(D());
+  constexpr int B = R <= 1 ? 4 : R <= 4 ? 2 : 1;
+  const size_t num_steps = std::max<size_t>(1, depth / kColumns<D, S>);
+  AskAhead<S> ask(rows, depth, std::max<size_t>(1, rows.count / N) * num_steps);
+  size_t begin = 0;
+  for (; begin + B * N <= rows.count; begin += B * N) {
+    DotTile<R, B, true>(d, rows, ask, begin, depth, x, out);
+  }
+  for (; begin < rows.count; begin += N) {
+    DotTile<R, 1, false>(d, rows, ask, begin, depth, x, out);
+  }
+}
+
+// out[r][e] = out[r][e] factor[r] + sum_j weights[j][r] rows_j[e], j ascending, and from
+// zero if `clear`, for R rows r and `C` vectors of columns, or the first `columns` < N of
+// one. With kSkipMasked, a weight of -0 leaves out as it is even where a row is not finite.
+template <int R, int C, bool kWhole, bool kSkipMasked, class D, class S,
+          class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void SumTile(D d, const StoredRows<S>& rows, AskAhead<S>& ask, size_t column,
+                        size_t columns, const T* HWY_RESTRICT weights, bool clear,
+                        const T* HWY_RESTRICT factor, T* HWY_RESTRICT out,
+                        ptrdiff_t out_row) {
+  static_assert(kWhole || C == 1);
+  constexpr size_t N = hn::MaxLanes(D());
+  V acc[R][C];
+  HWY_UNROLL(8)
+  for (int r = 0; r < R; ++r) {
+    const V f = hn::Set(d, factor[r]);
+    HWY_UNROLL(8)
+    for (int c = 0; c < C; ++c) {
+      const T* at = out + r * out_row + static_cast<size_t>(c) * N;
+      acc[r][c] = clear ? hn::Zero(d) : hn::Mul(hn::Load(d, at), f);
+    }
+  }
+  for (size_t j = 0; j < rows.count; ++j, weights += N) {
+    const S* HWY_RESTRICT row = rows.Row(j) + column;
+    ask.Some();
+    V values[C];
+    HWY_UNROLL(8)
+    for (int c = 0; c < C; ++c) {
+      values[c] = kWhole ? LoadWide(d, row + static_cast<size_t>(c) * N)
+                         : LoadWideN(d, row, columns);
+    }
+    HWY_UNROLL(8)
+    for (int r = 0; r < R; ++r) {
+      const V weight = hn::Set(d, weights[r]);
+      HWY_UNROLL(8)
+      for (int c = 0; c < C; ++c) {
+        if constexpr (kSkipMasked) {
+          const hn::RebindToSigned<D> di;
+          const auto masked = hn::MaskFromVec(
+              hn::BitCast(d, hn::BroadcastSignBit(hn::BitCast(di, weight))));
+          acc[r][c] = hn::MulAdd(hn::IfThenZeroElse(masked, values[c]), weight, acc[r][c]);
+        } else {
+          acc[r][c] = hn::MulAdd(values[c], weight, acc[r][c]);
+        }
+      }
+    }
+  }
+  HWY_UNROLL(8)
+  for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(8)
+    for (int c = 0; c < C; ++c) {
+      hn::Store(acc[r][c], d, out + r * out_row + static_cast<size_t>(c) * N);
+    }
+  }
+}
+
+// The same for all `columns`; rows of `out` are whole vectors.
+template <int R, bool kSkipMasked, class D, class S, class T = hn::TFromD<D>>
+HWY_NOINLINE void SumRows(D d, const StoredRows<S>& rows, size_t columns,
+                          const T* HWY_RESTRICT weights, bool clear,
+                          const T* HWY_RESTRICT factor, T* HWY_RESTRICT out,
+                          ptrdiff_t out_row) {
+  constexpr size_t N = hn::MaxLanes(D());
+  constexpr int kSums = kVectorRegisters / 2;
+  constexpr int kVectors = kSkipMasked ? 1 : HWY_MAX(1, HWY_MIN(8, kSums / R));
+  const size_t tiles = columns / N / kVectors +
+                       static_cast<size_t>(std::popcount(columns / N % kVectors)) +
+                       (columns % N != 0 ? 1 : 0);
+  AskAhead<S> ask(rows, columns, std::max<size_t>(1, rows.count * tiles));
+  ForTiles<kVectors>(0, columns / N, [&](auto vectors, size_t c) HWY_ATTR {
+    SumTile<R, vectors.value, true, kSkipMasked>(d, rows, ask, c * N, 0, weights, clear,
+                                                 factor, out + c * N, out_row);
+  });
+  const size_t whole = columns / N * N;
+  if (whole == columns) return;
+  SumTile<R, 1, false, kSkipMasked>(d, rows, ask, whole, columns - whole, weights, clear,
+                                    factor, out + whole, out_row);
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_SIMD_ROW_TILE_INL_H_
