@@ -97,6 +97,8 @@ class RowOutputs {
 
   void Clear(T* o) const { std::fill(o, o + num_rows_ * row_, T{0}); }
 
+  void Copy(const T* from, T* to) const { std::copy(from, from + num_rows_ * row_, to); }
+
   HWY_INLINE void Scale(bool clear, const V* HWY_RESTRICT factor, T* HWY_RESTRICT o) const {
     HWY_ALIGN T f[N];
     hn::Store(factor[0], d_, f);
@@ -170,11 +172,6 @@ Plan DecodePlan(const Problem& p) {
   Plan plan = MakePlan<O>(p, /*vectors=*/1);
   plan.outputs = RowOutputs<O>::Size(p.value_depth, plan.lanes);
   return plan;
-}
-
-template <class O>
-int64_t DecodeScratchBytes(const Problem& p) {
-  return Workspace<O>::Bytes(DecodePlan<O>(p));
 }
 
 template <class O>

@@ -16,8 +16,9 @@ namespace heed::softmax::HWY_NAMESPACE {
 
 void RunDecodeF32(Context& ctx, const Problem& problem) { Decode<DecodeOperands<float>>(ctx, problem); }
 
-int64_t ScratchDecodeF32(const Problem& problem) {
-  return DecodeScratchBytes<DecodeOperands<float>>(problem);
+int64_t ScratchDecodeF32(const Problem& problem, int num_threads) {
+  using O = DecodeOperands<float>;
+  return ScratchBytes<O>(problem, DecodePlan<O>(problem), num_threads);
 }
 
 int64_t LanesDecodeF32(const Problem&) { return DecodeLanes<DecodeOperands<float>>(); }
@@ -38,7 +39,8 @@ void DecodeF32(Context& ctx, const Problem& problem) {
 }
 
 int64_t DecodeWorkspaceF32(const Context& ctx, const Problem& problem) {
-  return HWY_DISPATCH_TABLE(ScratchDecodeF32)[TargetIndex(ctx.allowed_targets())](problem);
+  return HWY_DISPATCH_TABLE(ScratchDecodeF32)[TargetIndex(ctx.allowed_targets())](
+      problem, ctx.num_threads());
 }
 
 int64_t DecodeLanesF32(const Context& ctx, const Problem& problem) {

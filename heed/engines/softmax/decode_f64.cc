@@ -16,8 +16,9 @@ namespace heed::softmax::HWY_NAMESPACE {
 
 void RunDecodeF64(Context& ctx, const Problem& problem) { Decode<DecodeOperands<double>>(ctx, problem); }
 
-int64_t ScratchDecodeF64(const Problem& problem) {
-  return DecodeScratchBytes<DecodeOperands<double>>(problem);
+int64_t ScratchDecodeF64(const Problem& problem, int num_threads) {
+  using O = DecodeOperands<double>;
+  return ScratchBytes<O>(problem, DecodePlan<O>(problem), num_threads);
 }
 
 int64_t LanesDecodeF64(const Problem&) { return DecodeLanes<DecodeOperands<double>>(); }
@@ -38,7 +39,8 @@ void DecodeF64(Context& ctx, const Problem& problem) {
 }
 
 int64_t DecodeWorkspaceF64(const Context& ctx, const Problem& problem) {
-  return HWY_DISPATCH_TABLE(ScratchDecodeF64)[TargetIndex(ctx.allowed_targets())](problem);
+  return HWY_DISPATCH_TABLE(ScratchDecodeF64)[TargetIndex(ctx.allowed_targets())](
+      problem, ctx.num_threads());
 }
 
 int64_t DecodeLanesF64(const Context& ctx, const Problem& problem) {

@@ -38,6 +38,7 @@
 #include "heed/engines/softmax/forward.h"
 #include "heed/engines/softmax/outputs-inl.h"
 #include "heed/engines/softmax/problem.h"
+#include "heed/engines/softmax/segments-inl.h"
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
@@ -66,6 +67,26 @@ class ForwardBlock : protected Block<O, C> {
     Finish();
   }
 
+  // One piece of the keys; the last one of the block merges them all. `index` is the
+  // block's in `states`.
+  HWY_ATTR void ComputePiece(const SegmentStates<O>& states, int64_t index, int64_t piece) {
+    this->FindKeys();
+    this->KeepKeys(Piece(piece, states.pieces()));
+    this->Prepare();
+    Pass</*kFlagMasked=*/false>([&](int64_t segment, const V* m, const V* l) HWY_ATTR {
+      Keep(states.At(index, segment), m, l);
+    });
+    if (!states.IsLast(index)) return;
+    MergePieces(states, index);
+    if (any_tile_ && MaskedLeaked()) {
+      this->FindKeys();
+      this->Prepare();
+      PassAndMerge</*kFlagMasked=*/true>();
+    }
+    if (!any_tile_) ClearTotals();
+    Finish();
+  }
+
  protected:
   using typename Base::T;
   using typename Base::V;
@@ -76,16 +97,12 @@ class ForwardBlock : protected Block<O, C> {
   HWY_INLINE void Accumulate() {
     this->FindKeys();
     this->Prepare();
-    Pass</*kFlagMasked=*/false>();
+    PassAndMerge</*kFlagMasked=*/false>();
     // A weight of 0 cannot hide a value of NaN or infinity, nor a bias of -inf such
     // a logit. If one came through, do it again with masked pairs told apart; all
     // other bits stay.
-    if (any_tile_ && MaskedLeaked()) Pass</*kFlagMasked=*/true>();
-    if (!any_tile_) {
-      layout_.Clear(totals_);
-      std::fill(sum_, sum_ + W, T{0});
-      std::fill(max_, max_ + W, T{0});
-    }
+    if (any_tile_ && MaskedLeaked()) PassAndMerge</*kFlagMasked=*/true>();
+    if (!any_tile_) ClearTotals();
   }
 
   // The log-sum-exp of the lanes from `lane` on.
@@ -100,21 +117,44 @@ class ForwardBlock : protected Block<O, C> {
   }
 
  private:
-  // All visited tiles, into totals_: un-normalised outputs, maxima, sums.
-  template <bool kFlagMasked>
-  HWY_INLINE void Pass() {
+  void ClearTotals() {
+    layout_.Clear(totals_);
+    std::fill(sum_, sum_ + W, T{0});
+    std::fill(max_, max_ + W, T{0});
+  }
+
+  // Whole segments of the keys that the block's rows see between them, about as many in
+  // each piece.
+  Interval Piece(int64_t piece, int64_t pieces) const {
+    Interval all;
+    for (size_t lane = 0; lane < num_rows_; ++lane) {
+      for (const Interval& run : {this->runs_[lane].first, this->runs_[lane].second}) {
+        if (run.empty()) continue;
+        all = all.empty() ? run
+                          : Interval{std::min(all.begin, run.begin), std::max(all.end, run.end)};
+      }
+    }
+    if (all.empty()) return {};
+    const int64_t first = (all.begin - s_.key_begin) / kSegmentKeys;
+    const int64_t count = (all.end - 1 - s_.key_begin) / kSegmentKeys + 1 - first;
+    const auto border = [&](int64_t i) {
+      return s_.key_begin + (first + count * i / pieces) * kSegmentKeys;
+    };
+    return {border(piece), border(piece + 1)};
+  }
+
+  // finish(segment, m, l) after the last tile of each, its outputs being in outputs_.
+  template <bool kFlagMasked, class F>
+  HWY_INLINE void Pass(const F& finish) {
     V m[C], l[C];  // of the segment
     outputs_ = w_.outputs;
     totals_ = w_.totals;
     any_tile_ = false;
     int64_t segment = -1;
-    bool first_segment = true, first_tile = true;
+    bool first_tile = true;
     this->ForTiles([&](const Tile& tile) HWY_ATTR {
       if (tile.segment != segment) {
-        if (segment >= 0) {
-          Merge(first_segment, m, l);
-          first_segment = false;
-        }
+        if (segment >= 0) finish(segment, m, l);
         segment = tile.segment;
         first_tile = true;
         for (int c = 0; c < C; ++c) {
@@ -126,20 +166,63 @@ class ForwardBlock : protected Block<O, C> {
       first_tile = false;
       any_tile_ = true;
     });
-    if (any_tile_) Merge(first_segment, m, l);
+    if (any_tile_) finish(segment, m, l);
   }
 
-  // A segment's state into the totals. The first one is taken as it is, which is
-  // what merging it into an empty total gives, bit for bit.
-  HWY_INLINE void Merge(bool first, const V* m, const V* l) {
-    if (first) {
-      std::swap(outputs_, totals_);
-      for (int c = 0; c < C; ++c) {
-        hn::Store(m[c], d_, max_ + static_cast<size_t>(c) * N);
-        hn::Store(l[c], d_, sum_ + static_cast<size_t>(c) * N);
+  // All visited tiles, into totals_: un-normalised outputs, maxima, sums. The first
+  // segment is taken as it is, which is what merging it into an empty total gives, bit for
+  // bit.
+  template <bool kFlagMasked>
+  HWY_INLINE void PassAndMerge() {
+    bool first = true;
+    Pass<kFlagMasked>([&](int64_t, const V* m, const V* l) HWY_ATTR {
+      if (first) {
+        std::swap(outputs_, totals_);
+        Store(m, l, max_, sum_);
+      } else {
+        Merge(m, l, outputs_);
       }
-      return;
+      first = false;
+    });
+  }
+
+  HWY_INLINE void Store(const V* m, const V* l, T* max, T* sum) const {
+    for (int c = 0; c < C; ++c) {
+      hn::Store(m[c], d_, max + static_cast<size_t>(c) * N);
+      hn::Store(l[c], d_, sum + static_cast<size_t>(c) * N);
     }
+  }
+
+  HWY_INLINE void Keep(const typename SegmentStates<O>::State& state, const V* m,
+                       const V* l) const {
+    *state.visited = 1;
+    Store(m, l, state.max, state.sum);
+    layout_.Copy(outputs_, state.outputs);
+  }
+
+  // What all pieces kept, into the totals.
+  HWY_INLINE void MergePieces(const SegmentStates<O>& states, int64_t index) {
+    any_tile_ = false;
+    for (int64_t segment = 0; segment < states.segments(); ++segment) {
+      const auto state = states.At(index, segment);
+      if (*state.visited == 0) continue;
+      V m[C], l[C];
+      for (int c = 0; c < C; ++c) {
+        m[c] = hn::Load(d_, state.max + static_cast<size_t>(c) * N);
+        l[c] = hn::Load(d_, state.sum + static_cast<size_t>(c) * N);
+      }
+      if (any_tile_) {
+        Merge(m, l, state.outputs);
+      } else {
+        Store(m, l, max_, sum_);
+        layout_.Copy(state.outputs, totals_);
+      }
+      any_tile_ = true;
+    }
+  }
+
+  // A segment's state into the totals.
+  HWY_INLINE void Merge(const V* m, const V* l, const T* outputs) {
     V keep[C], add[C];
     for (int c = 0; c < C; ++c) {
       const size_t at = static_cast<size_t>(c) * N;
@@ -153,7 +236,7 @@ class ForwardBlock : protected Block<O, C> {
                            hn::Mul(hn::Load(d_, sum_ + at), keep[c])),
                 d_, sum_ + at);
     }
-    layout_.Merge(keep, add, outputs_, totals_);
+    layout_.Merge(keep, add, outputs, totals_);
   }
 
   template <bool kFlagMasked>
@@ -314,19 +397,28 @@ class ForwardBlock : protected Block<O, C> {
 template <class O, int C, class Outputs = LaneOutputs<O, C>>
 void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
   const BlockQueue queue(p, plan.lanes);
-  ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
-    const BlockQueue::Task task = queue.At(index);
+  SegmentStates<O> states(p, plan, queue.size(), ctx.num_threads());
+  ctx.ReserveShared(static_cast<size_t>(states.Bytes()));
+  states.Begin(ctx.Shared());
+  const int64_t pieces = states.pieces();
+  ctx.ParallelFor(queue.size() * pieces, [&](int64_t index, int worker) HWY_ATTR {
+    const BlockQueue::Task task = queue.At(index / pieces);
     const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
     Workspace<O>& w = *static_cast<Workspace<O>*>(ctx.Scratch(worker));
     const Head<O> head = HeadOf(p, plan, task.sequence, task.key_head, w);
     const BlockGrid grid(p, s, plan.lanes);
-    ForwardBlock<O, C, Outputs>(p, s, grid, task.key_head, task.block, w, head).Compute();
+    ForwardBlock<O, C, Outputs> block(p, s, grid, task.key_head, task.block, w, head);
+    if (pieces == 1) return block.Compute();
+    block.ComputePiece(states, index / pieces, index % pieces);
   });
 }
 
+// Per thread, with its share of what the threads share.
 template <class O>
-int64_t ScratchBytes(const Problem& p) {
-  return Workspace<O>::Bytes(MakePlan<O>(p));
+int64_t ScratchBytes(const Problem& p, const Plan& plan, int num_threads) {
+  const BlockQueue queue(p, plan.lanes);
+  const SegmentStates<O> states(p, plan, queue.size(), num_threads);
+  return Workspace<O>::Bytes(plan) + (states.Bytes() + num_threads - 1) / num_threads;
 }
 
 template <class O>

@@ -20,8 +20,8 @@ void RunPairs(Context& ctx, const Problem& problem) {
   Forward<PairOperands>(ctx, problem);
 }
 
-int64_t ScratchPairs(const Problem& problem) {
-  return ScratchBytes<PairOperands>(problem);
+int64_t ScratchPairs(const Problem& problem, int num_threads) {
+  return ScratchBytes<PairOperands>(problem, MakePlan<PairOperands>(problem), num_threads);
 }
 
 int64_t LanesPairs(const Problem& problem) { return NumLanes<PairOperands>(problem); }
@@ -42,8 +42,8 @@ void ForwardBF16Pairs(Context& ctx, const Problem& problem) {
   N_AVX3_ZEN4::RunPairs(ctx, problem);
 }
 
-int64_t ForwardWorkspaceBF16Pairs(const Context&, const Problem& problem) {
-  return N_AVX3_ZEN4::ScratchPairs(problem);
+int64_t ForwardWorkspaceBF16Pairs(const Context& ctx, const Problem& problem) {
+  return N_AVX3_ZEN4::ScratchPairs(problem, ctx.num_threads());
 }
 
 int64_t ForwardLanesBF16Pairs(const Context&, const Problem& problem) {

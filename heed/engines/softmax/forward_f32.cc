@@ -16,7 +16,10 @@ namespace heed::softmax::HWY_NAMESPACE {
 
 void RunF32(Context& ctx, const Problem& problem) { Forward<FmaOperands<float>>(ctx, problem); }
 
-int64_t ScratchF32(const Problem& problem) { return ScratchBytes<FmaOperands<float>>(problem); }
+int64_t ScratchF32(const Problem& problem, int num_threads) {
+  using O = FmaOperands<float>;
+  return ScratchBytes<O>(problem, MakePlan<O>(problem), num_threads);
+}
 
 int64_t LanesF32(const Problem& problem) { return NumLanes<FmaOperands<float>>(problem); }
 
@@ -36,7 +39,8 @@ void ForwardF32(Context& ctx, const Problem& problem) {
 }
 
 int64_t ForwardWorkspaceF32(const Context& ctx, const Problem& problem) {
-  return HWY_DISPATCH_TABLE(ScratchF32)[TargetIndex(ctx.allowed_targets())](problem);
+  return HWY_DISPATCH_TABLE(ScratchF32)[TargetIndex(ctx.allowed_targets())](
+      problem, ctx.num_threads());
 }
 
 int64_t ForwardLanesF32(const Context& ctx, const Problem& problem) {

@@ -16,7 +16,10 @@ namespace heed::softmax::HWY_NAMESPACE {
 
 void RunF64(Context& ctx, const Problem& problem) { Forward<FmaOperands<double>>(ctx, problem); }
 
-int64_t ScratchF64(const Problem& problem) { return ScratchBytes<FmaOperands<double>>(problem); }
+int64_t ScratchF64(const Problem& problem, int num_threads) {
+  using O = FmaOperands<double>;
+  return ScratchBytes<O>(problem, MakePlan<O>(problem), num_threads);
+}
 
 int64_t LanesF64(const Problem& problem) { return NumLanes<FmaOperands<double>>(problem); }
 
@@ -36,7 +39,8 @@ void ForwardF64(Context& ctx, const Problem& problem) {
 }
 
 int64_t ForwardWorkspaceF64(const Context& ctx, const Problem& problem) {
-  return HWY_DISPATCH_TABLE(ScratchF64)[TargetIndex(ctx.allowed_targets())](problem);
+  return HWY_DISPATCH_TABLE(ScratchF64)[TargetIndex(ctx.allowed_targets())](
+      problem, ctx.num_threads());
 }
 
 int64_t ForwardLanesF64(const Context& ctx, const Problem& problem) {

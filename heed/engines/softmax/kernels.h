@@ -17,7 +17,7 @@ struct Kernel {
   const char* name;
   // Empty if the kernel can run the problem, else why it cannot.
   std::string (*declines)(const Context& ctx, const Problem& problem);
-  // Scratch bytes per thread.
+  // Scratch bytes per thread, with its share of what threads share.
   int64_t (*workspace)(const Context& ctx, const Problem& problem);
   // Rows that one block computes together.
   int64_t (*lanes)(const Context& ctx, const Problem& problem);

@@ -39,6 +39,8 @@ class LaneOutputs {
 
   void Clear(T* o) const { std::fill(o, o + channels_ * W, T{0}); }
 
+  void Copy(const T* from, T* to) const { std::copy(from, from + channels_ * W, to); }
+
   // o = o factor, or 0.
   HWY_INLINE void Scale(bool clear, const V* HWY_RESTRICT factor, T* HWY_RESTRICT o) const {
     for (size_t e = 0; e < channels_; ++e) {

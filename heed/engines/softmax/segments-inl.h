@@ -1,0 +1,95 @@
+// Blocks of rows whose keys are shared out among tasks: pieces of whole segments, whose
+// states are kept until the last task merges them, ascending.
+//
+// Compiled once per SIMD target. A segment's state and the order of merging do not depend
+// on the pieces, so neither do the bits.
+#if defined(HEED_ENGINES_SOFTMAX_SEGMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_SEGMENTS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_SEGMENTS_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_SEGMENTS_INL_H_
+#endif
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+#include "heed/core/carver.h"
+#include "heed/core/context.h"
+#include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/problem.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// The states (m, l, O) of all segments of all blocks, in the memory that threads share.
+template <class O>
+class SegmentStates {
+  using T = typename O::Compute;
+
+ public:
+  // The pieces of each block: one where there are enough blocks for the threads.
+  SegmentStates(const Problem& p, const Plan& plan, int64_t num_blocks, int num_threads)
+      : lanes_(plan.lanes), outputs_(plan.outputs), num_blocks_(num_blocks) {
+    constexpr int64_t kTasksPerThread = 4;
+    for (const Sequence& s : p.sequences) {
+      segments_ = std::max(segments_,
+                           (s.key_end - s.key_begin + kSegmentKeys - 1) / kSegmentKeys);
+    }
+    const int64_t wanted = kTasksPerThread * num_threads;
+    if (num_threads == 1 || num_blocks == 0 || num_blocks >= wanted) return;
+    pieces_ = std::clamp<int64_t>(wanted / num_blocks, 1, std::max<int64_t>(segments_, 1));
+  }
+
+  int64_t pieces() const { return pieces_; }
+
+  // Bytes, none where each block is one piece; Begin() lays them out and marks all empty.
+  int64_t Bytes() const { return pieces_ == 1 ? 0 : SegmentStates(*this).LayOut(nullptr); }
+  void Begin(void* memory) {
+    if (pieces_ == 1) return;
+    LayOut(memory);
+    std::fill(visited_, visited_ + num_blocks_ * segments_, uint8_t{0});
+    for (int64_t i = 0; i < num_blocks_; ++i) new (missing_ + i) std::atomic<int64_t>(pieces_);
+  }
+
+  struct State {
+    uint8_t* visited;
+    T *max, *sum, *outputs;
+  };
+  int64_t segments() const { return segments_; }
+  State At(int64_t block, int64_t segment) const {
+    const int64_t i = block * segments_ + segment;
+    T* at = states_ + i * (2 * lanes_ + outputs_);
+    return {visited_ + i, at, at + lanes_, at + 2 * lanes_};
+  }
+
+  // True for the last piece of a block, which sees all that the others wrote.
+  bool IsLast(int64_t block) const {
+    return missing_[block].fetch_sub(1, std::memory_order_acq_rel) == 1;
+  }
+
+ private:
+  int64_t LayOut(void* memory) {
+    Carver carver(memory);
+    carver.Next(missing_, num_blocks_);
+    carver.Next(visited_, num_blocks_ * segments_);
+    carver.Next(states_, num_blocks_ * segments_ * (2 * lanes_ + outputs_));
+    return carver.bytes();
+  }
+
+  int64_t lanes_, outputs_, num_blocks_, segments_ = 0, pieces_ = 1;
+  std::atomic<int64_t>* missing_ = nullptr;
+  uint8_t* visited_ = nullptr;
+  T* states_ = nullptr;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_SEGMENTS_INL_H_
