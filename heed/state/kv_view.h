@@ -1,0 +1,49 @@
+// What attention sees of a cache of keys and values: where each row lies, and nothing of
+// who owns it.
+//
+// Row t of key head h of sequence b, a token's key, is in page p = pages[b][t / page_tokens],
+// `dim` elements from
+//
+//   p + key.begin + h key.head_stride + (t % page_tokens) key.token_stride
+//
+// in bytes, and its value in the same way, `value_dim` elements. A cache whose memory is one
+// piece per sequence has one page of that many tokens. Entries of `pages` for tokens at or
+// beyond a sequence's length are never read, nor are those of pages that a ring has let go.
+#ifndef HEED_STATE_KV_VIEW_H_
+#define HEED_STATE_KV_VIEW_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "heed/core/dtype.h"
+
+namespace heed {
+
+// Strides in bytes, from the beginning of a page.
+struct PageRows {
+  int64_t begin = 0, head_stride = 0, token_stride = 0;
+};
+
+struct KVView {
+  DType dtype = DType::kF32;  // of the rows; of queries, where the rows are quantised
+  int64_t batch = 0, heads = 0, dim = 0, value_dim = 0;
+  int64_t page_tokens = 1;
+  PageRows key, value;
+
+  // Quantised rows are int8, and an element is its row's scale times that: one f32 per row,
+  // addressed as rows are.
+  bool quantized = false;
+  PageRows key_scale, value_scale;
+
+  const std::byte* const* const* pages = nullptr;  // [batch]
+  std::span<const int64_t> lengths;                // rows of each sequence, [batch]
+  std::span<const int64_t> appended;               // of these, by the last Append()
+
+  // Of a ring: tokens in [sink_tokens, first_kept[b]) are gone. Empty: none are.
+  std::span<const int64_t> first_kept;
+};
+
+}  // namespace heed
+
+#endif  // HEED_STATE_KV_VIEW_H_
