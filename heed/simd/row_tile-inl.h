@@ -17,8 +17,8 @@
 #endif
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
 
 #include "heed/simd/convert-inl.h"
@@ -30,42 +30,73 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Rows that are stored as S, `stride` elements apart: `count` of them to multiply, and
-// `ahead` behind them that come next.
+// One row after the other of many that are stored as S, `stride` elements apart; where
+// `page` is given, `page_rows` of them in each of its pieces, `offset` bytes from where it
+// begins. A piece is looked up when its first row is.
 template <class S>
-struct StoredRows {
-  const S* data;
+struct RowCursor {
+  const S* row;
   ptrdiff_t stride;
-  size_t count, ahead;
+  size_t left;  // rows from `row` on in this piece
+  const std::byte* const* page = nullptr;  // the next one
+  ptrdiff_t offset = 0;
+  size_t page_rows = 0;
 
-  HWY_INLINE const S* Row(size_t j) const { return data + static_cast<ptrdiff_t>(j) * stride; }
+  // Where the next `count` rows are.
+  HWY_INLINE void Take(size_t count, const S** HWY_RESTRICT rows) {
+    for (size_t done = 0; done < count;) {
+      if (left == 0) {
+        row = reinterpret_cast<const S*>(*page++ + offset);
+        left = page_rows;
+      }
+      const size_t n = std::min(left, count - done);
+      for (size_t i = 0; i < n; ++i) rows[done + i] = row + static_cast<ptrdiff_t>(i) * stride;
+      row += static_cast<ptrdiff_t>(n) * stride;
+      left -= n;
+      done += n;
+    }
+  }
 };
 
-// Asks for the rows ahead, row by row, since hardware follows such an order and goes on by
-// itself: as many rows as are worked on, in so many calls.
+// `count` rows to multiply, kMostRows at most, and `ahead` more that come next.
+inline constexpr size_t kMostRows = 128;
 template <class S>
-class AskAhead {
- public:
-  AskAhead(const StoredRows<S>& rows, size_t columns, size_t num_calls)  // one at least
-      : at_(reinterpret_cast<const char*>(rows.Row(rows.count))),
-        stride_(rows.stride * static_cast<ptrdiff_t>(sizeof(S))),
-        row_lines_((columns * sizeof(S) + 63) / 64), rows_(std::min(rows.count, rows.ahead)),
-        share_((rows_ * row_lines_ + num_calls - 1) / num_calls) {}
+struct StoredRows {
+  RowCursor<S> cursor;
+  size_t count, ahead;
+};
 
-  HWY_INLINE void Some() {
-    for (size_t i = 0; i < share_ && rows_ > 0; ++i) {
-      PrefetchToL2(at_ + line_ * 64);
-      if (++line_ < row_lines_) continue;
-      line_ = 0;
-      at_ += stride_;
-      --rows_;
+// The rows to multiply, and those ahead, which are asked for line by line as the others are
+// read: row by row, since hardware follows such an order and goes on by itself.
+template <class S>
+class RowsInHand {
+ public:
+  RowsInHand(const StoredRows<S>& rows, size_t columns)
+      : cursor_(rows.cursor), ahead_(std::min(rows.count, rows.ahead)),
+        row_bytes_((columns * sizeof(S) + 63) / 64 * 64) {
+    cursor_.Take(rows.count, rows_);
+  }
+
+  HWY_INLINE const S* operator[](size_t j) const { return rows_[j]; }
+
+  HWY_INLINE void AskForALine() {
+    if (at_ == end_) {
+      if (ahead_ == 0) return;
+      --ahead_;
+      const S* row;
+      cursor_.Take(1, &row);
+      at_ = reinterpret_cast<const char*>(row);
+      end_ = at_ + row_bytes_;
     }
+    PrefetchToL2(at_);
+    at_ += 64;
   }
 
  private:
-  const char* at_;
-  ptrdiff_t stride_;
-  size_t row_lines_, line_ = 0, rows_, share_;
+  RowCursor<S> cursor_;
+  size_t ahead_, row_bytes_;
+  const char *at_ = nullptr, *end_ = nullptr;
+  const S* rows_[kMostRows];
 };
 
 // Columns that N rows are transposed by: words of a vector, of which bf16 has two each.
@@ -105,14 +136,14 @@ HWY_INLINE void ForColumns(D d, const Row& row, const F& f) {
 // are under way at once: fewer than eight wait for each other's results.
 template <int R, int B, bool kWhole, class D, class S, class T = hn::TFromD<D>,
           class V = hn::Vec<D>>
-HWY_INLINE void DotTile(D d, const StoredRows<S>& rows, AskAhead<S>& ask, size_t begin,
-                        size_t depth, const T* HWY_RESTRICT x, T* HWY_RESTRICT out) {
+HWY_INLINE void DotTile(D d, RowsInHand<S>& rows, size_t begin, size_t count, size_t depth,
+                        const T* HWY_RESTRICT x, T* HWY_RESTRICT out) {
   constexpr size_t N = hn::MaxLanes(D());
   static_assert(R <= N);
-  const size_t count = kWhole ? B * N : std::min(B * N, rows.count - begin);
+  if constexpr (kWhole) count = B * N;
   // Lanes beyond the last row have it once more.
   const auto row = [&](size_t i) HWY_ATTR {
-    return rows.Row(begin + (kWhole ? i : std::min(i, count - 1)));
+    return rows[begin + (kWhole ? i : std::min(i, count - 1))];
   };
   V sum[B][R];
   HWY_UNROLL(8)
@@ -131,10 +162,12 @@ HWY_INLINE void DotTile(D d, const StoredRows<S>& rows, AskAhead<S>& ask, size_t
   for (; e + kStep <= depth; e += kStep, x += kStep * N) {
     HWY_UNROLL(8)
     for (int b = 0; b < B; ++b) {
-      ask.Some();
+      for (size_t i = 0; i < N; ++i) rows.AskForALine();
       ForColumns<D, S>(
           d, [&](size_t i) HWY_ATTR { return row(static_cast<size_t>(b) * N + i) + e; },
-          [&](size_t i, V column) HWY_ATTR { add(b, i, column); });
+          [&](size_t i, V column) HWY_ATTR {
+            add(b, i, column);
+          });
     }
   }
   for (; e < depth; e += N) {
@@ -169,15 +202,15 @@ template <int R, class D, class S, class T = hn::TFromD<D>>
 HWY_NOINLINE void DotRows(D d, const StoredRows<S>& rows, size_t depth,
                           const T* HWY_RESTRICT x, T* HWY_RESTRICT out) {
   constexpr size_t N = hn::MaxLanes(D());
-  constexpr int B = R <= 1 ? 4 : R <= 4 ? 2 : 1;
-  const size_t num_steps = std::max<size_t>(1, depth / kColumns<D, S>);
-  AskAhead<S> ask(rows, depth, std::max<size_t>(1, rows.count / N) * num_steps);
+  // Measured: with one f32 row, four blocks at once are slower than two.
+  constexpr int B = R == 1 && sizeof(S) == 2 ? 4 : R <= 4 ? 2 : 1;
+  RowsInHand<S> in_hand(rows, depth);
   size_t begin = 0;
   for (; begin + B * N <= rows.count; begin += B * N) {
-    DotTile<R, B, true>(d, rows, ask, begin, depth, x, out);
+    DotTile<R, B, true>(d, in_hand, begin, B * N, depth, x, out);
   }
   for (; begin < rows.count; begin += N) {
-    DotTile<R, 1, false>(d, rows, ask, begin, depth, x, out);
+    DotTile<R, 1, false>(d, in_hand, begin, std::min(N, rows.count - begin), depth, x, out);
   }
 }
 
@@ -186,8 +219,8 @@ HWY_NOINLINE void DotRows(D d, const StoredRows<S>& rows, size_t depth,
 // one. With kSkipMasked, a weight of -0 leaves out as it is even where a row is not finite.
 template <int R, int C, bool kWhole, bool kSkipMasked, class D, class S,
           class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void SumTile(D d, const StoredRows<S>& rows, AskAhead<S>& ask, size_t column,
-                        size_t columns, const T* HWY_RESTRICT weights, bool clear,
+HWY_INLINE void SumTile(D d, RowsInHand<S>& rows, size_t count, size_t column, size_t columns,
+                        const T* HWY_RESTRICT weights, bool clear,
                         const T* HWY_RESTRICT factor, T* HWY_RESTRICT out,
                         ptrdiff_t out_row) {
   static_assert(kWhole || C == 1);
@@ -202,12 +235,12 @@ HWY_INLINE void SumTile(D d, const StoredRows<S>& rows, AskAhead<S>& ask, size_t
       acc[r][c] = clear ? hn::Zero(d) : hn::Mul(hn::Load(d, at), f);
     }
   }
-  for (size_t j = 0; j < rows.count; ++j, weights += N) {
-    const S* HWY_RESTRICT row = rows.Row(j) + column;
-    ask.Some();
+  for (size_t j = 0; j < count; ++j, weights += N) {
+    const S* HWY_RESTRICT row = rows[j] + column;
     V values[C];
     HWY_UNROLL(8)
     for (int c = 0; c < C; ++c) {
+      if (static_cast<size_t>(c) * N * sizeof(S) % 64 == 0) rows.AskForALine();
       values[c] = kWhole ? LoadWide(d, row + static_cast<size_t>(c) * N)
                          : LoadWideN(d, row, columns);
     }
@@ -245,17 +278,14 @@ HWY_NOINLINE void SumRows(D d, const StoredRows<S>& rows, size_t columns,
   constexpr size_t N = hn::MaxLanes(D());
   constexpr int kSums = kVectorRegisters / 2;
   constexpr int kVectors = kSkipMasked ? 1 : HWY_MAX(1, HWY_MIN(8, kSums / R));
-  const size_t tiles = columns / N / kVectors +
-                       static_cast<size_t>(std::popcount(columns / N % kVectors)) +
-                       (columns % N != 0 ? 1 : 0);
-  AskAhead<S> ask(rows, columns, std::max<size_t>(1, rows.count * tiles));
+  RowsInHand<S> in_hand(rows, columns);
   ForTiles<kVectors>(0, columns / N, [&](auto vectors, size_t c) HWY_ATTR {
-    SumTile<R, vectors.value, true, kSkipMasked>(d, rows, ask, c * N, 0, weights, clear,
+    SumTile<R, vectors.value, true, kSkipMasked>(d, in_hand, rows.count, c * N, 0, weights, clear,
                                                  factor, out + c * N, out_row);
   });
   const size_t whole = columns / N * N;
   if (whole == columns) return;
-  SumTile<R, 1, false, kSkipMasked>(d, rows, ask, whole, columns - whole, weights, clear,
+  SumTile<R, 1, false, kSkipMasked>(d, in_hand, rows.count, whole, columns - whole, weights, clear,
                                     factor, out + whole, out_row);
 }
 

@@ -59,7 +59,8 @@ void WithShape(int few, const Call<T>& a, const F& f) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
   hs::WithStorage<T>(a.dtype, [&](auto stored) {
     using S = decltype(stored);
-    const hs::StoredRows<S> rows = {static_cast<const S*>(a.rows), a.stride, a.count, a.ahead};
+    const hs::StoredRows<S> rows = {
+        {static_cast<const S*>(a.rows), a.stride, SIZE_MAX}, a.count, a.ahead};
     if (few == 1) f(rows, std::integral_constant<int, 1>());
     if (few == 2) f(rows, std::integral_constant<int, 2>());
     if constexpr (N >= 4) {

@@ -426,12 +426,11 @@ HWY_INLINE void GroupGradients(const Problem& p, const Gradients& g, const Plan&
   Head<O> head;
   head.key_source = SourceOf(p.k, p.dtype, s.batch, s.first_k, key_head);
   head.keys_at = head.values_at = Place::kHead;
-  head.keys = {b.keys, static_cast<ptrdiff_t>(O::KeyRow(p.depth)), keys.begin,
-               O::kStored};
+  head.keys = {b.keys, static_cast<ptrdiff_t>(O::KeyRow(p.depth)), keys.begin};
   const SourceRows values = SourceOf(p.v, p.dtype, s.batch, s.first_k, key_head);
   Group<O> group = {keys, index, sequence,
                     {b.values, static_cast<ptrdiff_t>(O::KeyRow(p.value_depth)),
-                     keys.begin, O::kStored},
+                     keys.begin},
                     true};
   if constexpr (!O::kKeysAreWords) O::CopyGroup(head.key_source, keys, p.depth, b.keys);
   group.finite = O::ToWords(head.key_source, keys, p.depth, b.key_rows);

@@ -46,19 +46,20 @@ HWY_INLINE Head<O> HeadOf(const Problem& p, const Plan& plan, int64_t sequence,
                           int64_t key_head, Workspace<O>& w) {
   const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
   Head<O> head;
-  head.key_source = SourceOf(p.k, p.dtype, s.batch, s.first_k, key_head);
-  head.value_source = SourceOf(p.v, p.dtype, s.batch, s.first_k, key_head);
+  head.key_source = KeysOf(p, p.k, s, key_head);
+  head.value_source = KeysOf(p, p.v, s, key_head);
   head.keys_at = plan.keys_at;
   head.values_at = plan.values_at;
-  head.keys = {w.keys, static_cast<ptrdiff_t>(p.depth), s.key_begin, O::kStored};
-  head.values = {w.values, static_cast<ptrdiff_t>(p.value_depth), s.key_begin, O::kStored};
+  head.keys = {w.keys, static_cast<ptrdiff_t>(p.depth), s.key_begin};
+  head.values = {w.values, static_cast<ptrdiff_t>(p.value_depth), s.key_begin};
+  if constexpr (O::kKeysInLanes) return head;  // whose products read the sources
   if (plan.keys_at == Place::kCaller) {
     head.keys = {head.key_source.template At<typename O::Key>(0),
-                 head.key_source.stride, 0, p.dtype};
+                 head.key_source.stride, 0};
   }
   if (plan.values_at == Place::kCaller) {
     head.values = {head.value_source.template At<typename O::Value>(0),
-                   head.value_source.stride, 0, p.dtype};
+                   head.value_source.stride, 0};
   }
   if (w.copied_sequence == sequence && w.copied_head == key_head) return head;
   if (plan.keys_at == Place::kHead) {
@@ -188,6 +189,7 @@ class Block {
         if (cover == Cover::kNone) continue;
         partial_ = cover == Cover::kSome;
       }
+      keys_until_ = tile.until;
       if (head_.keys_at == Place::kTile) {
         O::CopyKeys(head_.key_source, tile.keys.begin, tile.keys.end, p_.depth,
                     w_.keys);
@@ -360,7 +362,7 @@ class Block {
                            const Operand<typename O::Key>& rows, int64_t depth, T* out,
                            V* max, const Before& before, const F& f) {
     if constexpr (O::kKeysInLanes) {
-      O::KeyProducts(lanes, num_rows_, rows, run.begin, run.end - run.begin, s_.key_end,
+      O::KeyProducts(lanes, num_rows_, head_.key_source, run.begin, run.end, keys_until_,
                      static_cast<size_t>(depth), out);
       return Rewrite<W, kVectors>(d_, run, run.begin, out, max, f);
     }
@@ -387,6 +389,7 @@ class Block {
   Lanes<T, W> lanes_;
   BlockGrid::Row rows_[W];
   KeyRuns runs_[W];
+  int64_t keys_until_ = 0;  // keys from the current tile on that some row may see
 
  private:
   bool partial_ = false;  // the mask or segments cut into the current tile

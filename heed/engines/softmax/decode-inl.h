@@ -49,32 +49,28 @@ HWY_INLINE void WithRows(size_t num_rows, const F& f) {
   f(std::integral_constant<int, 2>());
 }
 
+// Rows [begin, end), and those up to `until` to come.
+template <class S>
+hs::StoredRows<S> Stored(const SourceRows& rows, int64_t begin, int64_t end, int64_t until) {
+  return {rows.From<S>(begin), static_cast<size_t>(end - begin),
+          static_cast<size_t>(std::max<int64_t>(until - end, 0))};
+}
+
 // K and V in place, of any type that is computed in T.
 template <class T>
 struct DecodeOperands : FmaOperands<T> {
   static constexpr bool kKeysInLanes = true;
-  static bool KeysInPlace(DType) { return true; }
-  static bool ValuesInPlace(DType) { return true; }
 
-  // s[key][lane] of keys [key, key + num_keys).
-  static HWY_INLINE void KeyProducts(const T* q, size_t num_rows,
-                                     const Operand<T>& k, int64_t key, int64_t num_keys,
-                                     int64_t key_end, size_t depth, T* s) {
+  // s[key][lane] of keys [begin, end).
+  static HWY_INLINE void KeyProducts(const T* q, size_t num_rows, const SourceRows& k,
+                                     int64_t begin, int64_t end, int64_t until, size_t depth,
+                                     T* s) {
     hs::WithStorage<T>(k.dtype, [&](auto stored) HWY_ATTR {
-      const auto rows = Stored<decltype(stored)>(k, key, num_keys, key_end);
+      const auto rows = Stored<decltype(stored)>(k, begin, end, until);
       WithRows<T>(num_rows, [&](auto r) HWY_ATTR {
         hs::DotRows<r.value>(hn::ScalableTag<T>(), rows, depth, q, s);
       });
     });
-  }
-
-  // Keys [key, key + num_keys), and those up to key_end to come.
-  template <class S>
-  static hs::StoredRows<S> Stored(const Operand<T>& rows, int64_t key, int64_t num_keys,
-                                  int64_t key_end) {
-    const S* at = reinterpret_cast<const S*>(rows.data) + (key - rows.first) * rows.stride;
-    return {at, rows.stride, static_cast<size_t>(num_keys),
-            static_cast<size_t>(std::max<int64_t>(key_end - key - num_keys, 0))};
   }
 };
 
@@ -125,13 +121,12 @@ class RowOutputs {
   }
 
   template <int kVectors, bool kSkipMasked>
-  HWY_INLINE void AddValues(const T* p, const Operand<T>& v, int64_t key, int64_t num_keys,
-                            int64_t key_end, bool first, const V* rescale, T* o) const {
+  HWY_INLINE void AddValues(const T* p, const Head<O>& head, int64_t begin, int64_t end,
+                            int64_t until, bool first, const V* rescale, T* o) const {
     HWY_ALIGN T factor[N];
     hn::Store(rescale[0], d_, factor);
-    hs::WithStorage<T>(v.dtype, [&](auto stored) HWY_ATTR {
-      using S = decltype(stored);
-      const auto rows = O::template Stored<S>(v, key, num_keys, key_end);
+    hs::WithStorage<T>(head.value_source.dtype, [&](auto stored) HWY_ATTR {
+      const auto rows = Stored<decltype(stored)>(head.value_source, begin, end, until);
       WithRows<T>(num_rows_, [&](auto r) HWY_ATTR {
         hs::SumRows<r.value, kSkipMasked>(d_, rows, channels_, p, first, factor, o,
                                           static_cast<ptrdiff_t>(row_));

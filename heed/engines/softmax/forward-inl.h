@@ -328,8 +328,8 @@ class ForwardBlock : protected Block<O, C> {
     const T* p = WeightsAt(run, origin);
     this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
       layout_.template AddValues<vectors.value, kFlagMasked>(
-          p, head_.values, run.begin, run.end - run.begin, s_.key_end, first,
-          rescale + run.c0, outputs_ + run.c0 * N);
+          p, head_, run.begin, run.end, this->keys_until_, first, rescale + run.c0,
+          outputs_ + run.c0 * N);
     });
   }
 

@@ -27,6 +27,7 @@
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/rows-inl.h"
 #include "heed/simd/convert-inl.h"
+#include "heed/simd/row_tile-inl.h"
 #include "heed/simd/tile-inl.h"
 #include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"
@@ -45,18 +46,30 @@ struct Operand {
   const E* data;
   ptrdiff_t stride;
   int64_t first;
-  DType dtype;  // as which elements are stored: E, unless the products widen them
 };
 
-// K or V of one key head as the caller has it: row 0 is key 0.
+// K or V of one key head as the caller has it: row 0 is key 0, of `data` or of page 0.
 struct SourceRows {
   const char* data;
   ptrdiff_t stride;  // elements
   DType dtype;
+  const std::byte* const* pages = nullptr;
+  int64_t page_tokens = 0, page_offset = 0;  // the offset in bytes
 
   template <class S>
   const S* At(int64_t key) const {
-    return reinterpret_cast<const S*>(data) + key * stride;
+    if (pages == nullptr) return reinterpret_cast<const S*>(data) + key * stride;
+    return reinterpret_cast<const S*>(pages[key / page_tokens] + page_offset) +
+           key % page_tokens * stride;
+  }
+
+  // The rows from `key` on.
+  template <class S>
+  hs::RowCursor<S> From(int64_t key) const {
+    if (pages == nullptr) return {At<S>(key), stride, SIZE_MAX};
+    return {At<S>(key), stride, static_cast<size_t>(page_tokens - key % page_tokens),
+            pages + key / page_tokens + 1, static_cast<ptrdiff_t>(page_offset),
+            static_cast<size_t>(page_tokens)};
   }
 };
 
@@ -79,7 +92,6 @@ struct FmaOperands {
   static constexpr int kKeyStep = 1;  // keys that enter a sum of outputs at once
   static constexpr bool kFinishesLogits = false;  // of_logits may differ from 1
   static constexpr bool kKeysInLanes = false;     // in products, instead of queries
-  static constexpr DType kStored = DTypeOf<T>::value;  // elements of copies
   static bool KeysInPlace(DType dtype) { return dtype == DTypeOf<T>::value; }
   static bool ValuesInPlace(DType dtype) { return KeysInPlace(dtype); }
   static constexpr int64_t QueryRows(int64_t depth) { return depth; }
@@ -166,7 +178,6 @@ struct PairOperands {
   static constexpr int kKeyStep = 2;
   static constexpr bool kFinishesLogits = true;
   static constexpr bool kKeysInLanes = false;
-  static constexpr DType kStored = DType::kBF16;
   static bool KeysInPlace(DType) { return true; }
   static bool ValuesInPlace(DType) { return false; }
   static constexpr int64_t QueryRows(int64_t depth) { return (depth + 1) / 2; }

@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/engines/softmax/operands-inl.h"
+#include "heed/engines/softmax/block-inl.h"
 #include "heed/engines/softmax/rows-inl.h"
 #include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
@@ -63,15 +63,14 @@ class LaneOutputs {
     }
   }
 
-  // o = o rescale + sum_j p[j] v_j over keys from `key` on, for kVectors vectors of rows
-  // to which p and o point; from 0 if `first`.
+  // o = o rescale + sum_j p[j] v_j over keys [begin, end), for kVectors vectors of rows
+  // to which p and o point; from 0 if `first`. Keys up to `until` come next.
   template <int kVectors, bool kSkipMasked>
-  HWY_INLINE void AddValues(const T* p, const Operand<typename O::Value>& v, int64_t key,
-                            int64_t num_keys, int64_t /*key_end*/, bool first,
-                            const V* rescale, T* o) const {
+  HWY_INLINE void AddValues(const T* p, const Head<O>& head, int64_t begin, int64_t end,
+                            int64_t /*until*/, bool first, const V* rescale, T* o) const {
     hs::ForTiles<hs::TileRows<kVectors>()>(0, channels_, [&](auto rows, size_t e) HWY_ATTR {
       O::template Outputs<rows.value, kVectors, kSkipMasked>(
-          p, W, v, key, num_keys, e, first, rescale, o + e * W);
+          p, W, head.values, begin, end - begin, e, first, rescale, o + e * W);
     });
   }
 

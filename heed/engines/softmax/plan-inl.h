@@ -76,6 +76,8 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
   const bool strided =
       p.k.token_stride != p.depth || p.v.token_stride != p.value_depth;
   const auto place = [&](bool readable) {
+    if (O::kKeysInLanes) return Place::kCaller;  // any storage, pages too
+    readable = readable && p.page_tokens == 0;
     const bool gains = strided || !readable || rows >= kMinAnyCopyRows;
     if (copy && gains) return Place::kHead;
     return readable ? Place::kCaller : Place::kTile;
@@ -139,6 +141,15 @@ inline SourceRows SourceOf(const Rows& rows, DType dtype, int64_t batch,
   return {static_cast<const char*>(rows.data) +
               first * static_cast<int64_t>(SizeOf(dtype)),
           static_cast<ptrdiff_t>(rows.token_stride), dtype};
+}
+
+// K or V of a key head.
+inline SourceRows KeysOf(const Problem& p, const Rows& rows, const Sequence& s,
+                         int64_t key_head) {
+  if (s.pages == nullptr) return SourceOf(rows, p.dtype, s.batch, s.first_k, key_head);
+  const int64_t head = key_head * rows.head_stride * static_cast<int64_t>(SizeOf(p.dtype));
+  return {nullptr, static_cast<ptrdiff_t>(rows.token_stride), p.dtype,
+          s.pages, p.page_tokens, rows.page_offset + head};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

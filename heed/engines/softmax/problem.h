@@ -6,6 +6,7 @@
 #ifndef HEED_ENGINES_SOFTMAX_PROBLEM_H_
 #define HEED_ENGINES_SOFTMAX_PROBLEM_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -27,12 +28,16 @@ struct Sequence {
   int64_t query_end = 0;   // rows at or beyond see nothing
   int64_t prefix_end = 0;  // keys below stay visible under `causal`
   int64_t sink_end = 0;    // keys below stay visible under `window`
+  // Of a cache in pages: where each begins, read for visible keys alone.
+  const std::byte* const* pages = nullptr;
 };
 
-// A tensor over tokens and heads.
+// A tensor over tokens and heads. In pages, `page_offset` bytes from where each begins
+// stand in for `data`.
 struct Rows {
   const void* data = nullptr;
   int64_t batch_stride = 0, token_stride = 0, head_stride = 0;
+  int64_t page_offset = 0;
 };
 
 // A tensor over (batch, head, query, key) pairs.
@@ -51,6 +56,7 @@ struct Problem {
   std::vector<Sequence> sequences;
 
   Rows q, k, v;
+  int64_t page_tokens = 0;  // of k and v; 0: not in pages
   Rows o, lse;  // written; lse.data may be null
 
   double scale = 1;

@@ -55,6 +55,7 @@ struct Tile {
   Interval keys;
   int64_t grid = 0;     // where on the grid the tile begins, seen or not
   int64_t segment = 0;  // index of the run of kSegmentKeys that it lies in
+  int64_t until = 0;    // where the keys that follow, seen by some row, end
   bool full = false;    // every row of the block sees all of it
 };
 
@@ -82,6 +83,7 @@ class TileVisits {
     tile->segment = (at_ - origin_) / kSegmentKeys;
     tile->full = common_first_.Contains(tile->keys) ||
                  common_second_.Contains(tile->keys);
+    tile->until = limit;
     at_ = end;
     return true;
   }
