@@ -42,6 +42,7 @@ struct KVView {
 
   // Of a ring: tokens in [sink_tokens, first_kept[b]) are gone. Empty: none are.
   std::span<const int64_t> first_kept;
+  int64_t sink_tokens = 0;
 };
 
 }  // namespace heed

@@ -79,7 +79,7 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
     if (O::kKeysInLanes) return Place::kCaller;  // any storage, pages too
     readable = readable && p.page_tokens == 0;
     const bool gains = strided || !readable || rows >= kMinAnyCopyRows;
-    if (copy && gains) return Place::kHead;
+    if (copy && gains && !p.pages_gone) return Place::kHead;
     return readable ? Place::kCaller : Place::kTile;
   };
   plan.keys_at = place(O::KeysInPlace(p.dtype));

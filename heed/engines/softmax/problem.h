@@ -57,6 +57,7 @@ struct Problem {
 
   Rows q, k, v;
   int64_t page_tokens = 0;  // of k and v; 0: not in pages
+  bool pages_gone = false;  // those that no row sees may be
   Rows o, lse;  // written; lse.data may be null
 
   double scale = 1;
