@@ -410,14 +410,15 @@ std::unique_ptr<Pages> LoadPages(const std::string& path, CacheKind kind,
     reader.Fail(std::string("metadata 'heed_cache' is ") + NameOf(options.kind) +
                 ", expected " + NameOf(kind));
   }
-  const Lists lists = ReadLists(reader, options);
-  const int64_t prefix = lists.shared_prefix;
+  reader.Integers("lengths", options.batch);  // bounds what the next step takes
   std::unique_ptr<Pages> pages;
   try {
     pages = std::make_unique<Pages>(options);
   } catch (const InvalidArgument& error) {
     reader.Fail(error.what());
   }
+  const Lists lists = ReadLists(reader, options);
+  const int64_t prefix = lists.shared_prefix;
   const bool ring = kind == CacheKind::kRing;
   const Pages::Runs prefix_run = {{{0, prefix}, {0, 0}}};
   std::vector<Pages::Runs> runs;
