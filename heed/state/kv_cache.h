@@ -1,0 +1,104 @@
+// KVCache: keys and values of a batch of sequences, paged or contiguous, as they are or
+// quantised.
+#ifndef HEED_STATE_KV_CACHE_H_
+#define HEED_STATE_KV_CACHE_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "heed/core/dtype.h"
+#include "heed/core/export.h"
+#include "heed/core/tensor.h"
+#include "heed/state/kv_cache_base.h"
+
+namespace heed {
+
+enum class Quantize { kNone, kInt8 };
+
+// B sequences, T tokens, H heads of keys, D channels of keys, Dv of values.
+class HEED_API KVCache : public KVCacheBase {
+ public:
+  struct Options {
+    int64_t batch = 1;      // B, at least 1
+    int64_t heads = 1;      // H, at least 1
+    int64_t dim = 1;        // D, at least 1
+    int64_t value_dim = 0;  // Dv; 0 is dim
+    int64_t capacity = -1;  // tokens per sequence, at least 1; -1: grows without bound
+    int64_t page = 64;      // tokens; 0: contiguous, one page of `capacity` per sequence
+    DType dtype = DType::kF32;  // f64, f32, bf16 or f16
+
+    // kInt8: one byte per element and one f32 scale per row, of keys as of values:
+    // scale = max |x| / 127 (2^-126 at least; 1 for a row of zeros) and x / scale rounded
+    // half to even, never -128. Not with f64.
+    Quantize quantize = Quantize::kNone;
+  };
+
+  // An empty cache, which takes no page yet. Throws InvalidArgument for an option outside
+  // what is said above, for page 0 without a capacity, and for sizes of 2^59 bytes or more.
+  explicit KVCache(const Options& options);
+
+  Options options() const;
+
+  // Adds rows [0, lengths[b]) of k[b] and v[b] to sequence b; all T where `lengths` is
+  // empty.
+  //
+  //   k        [B, T, H, D]   dtype of the cache, any strides
+  //   v        [B, T, H, Dv]  likewise
+  //   lengths  [B]            from 0 to T
+  //
+  // k and v may be rows of this cache. A last page that is shared with a fork or another
+  // sequence is copied first. O(rows appended), that copy aside.
+  //
+  // Throws InvalidArgument for other shapes, dtypes, devices or lengths, for a sequence
+  // that would exceed its capacity and, quantised, for a row with NaN or infinity, and
+  // std::bad_alloc. On throw the cache is as it was.
+  void Append(const ConstTensorView& k, const ConstTensorView& v,
+              std::span<const int64_t> lengths = {});
+
+  // A cache with equal content. Nothing is copied until one of the two writes, and then at
+  // most one page per sequence. O(pages).
+  KVCache Fork() const;
+
+  // `batch` sequences that all begin as `prefix`, of batch 1: forks of it that share every
+  // page, a partly filled last one until it is written. Throws InvalidArgument for another
+  // batch than 1 of `prefix`, and for a batch below 1.
+  static KVCache Share(const KVCache& prefix, int64_t batch);
+
+  // Tokens that are known to be the same rows in all sequences: the length of Share()'s
+  // prefix, less what Trim() has cut off in any sequence. 0 for other caches.
+  int64_t shared_prefix() const;
+
+  // Pages of another library, in compressed rows: sequence b is the pages
+  // indices[indptr[b]] to indices[indptr[b + 1] - 1] of the pools, all full but the last,
+  // which has
+  // last_page_len[b] tokens; without pages it is empty, and last_page_len[b] is not read.
+  struct BlockTables {
+    ConstTensorView k_pool;  // [pages, tokens, H, D], any strides; tokens >= 1
+    ConstTensorView v_pool;  // [pages, tokens, H, Dv]
+    ConstTensorView indptr;  // [B + 1], i32 or i64: from 0 on, not decreasing
+    ConstTensorView indices;        // [indptr[B] or more], i32 or i64
+    ConstTensorView last_page_len;  // [B], i32 or i64: from 1 to tokens
+    bool heads_first = false;       // pools are [pages, H, tokens, D]
+  };
+
+  // A cache of its own with copies of these rows, as if appended at once. What no sequence
+  // refers to is never read. Throws InvalidArgument as the constructor and Append() do, and
+  // for an entry outside its range, which it names.
+  static KVCache Import(const Options& options, const BlockTables& tables);
+
+  // Reads what Save() wrote: the same options, lengths and bits of rows. Sharing of pages
+  // comes back for a shared prefix only.
+  //
+  // Throws FileError, "PATH: got, expected", for anything else, however hostile: also if
+  // the pages would occupy more than `max_bytes`, by default 64 GiB or 8 times the file's
+  // rows, whichever is more. Only pages that rows are written to are touched.
+  static KVCache Load(const std::string& path, int64_t max_bytes = -1);
+
+ private:
+  using KVCacheBase::KVCacheBase;
+};
+
+}  // namespace heed
+
+#endif  // HEED_STATE_KV_CACHE_H_

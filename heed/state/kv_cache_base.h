@@ -1,0 +1,97 @@
+// KVCacheBase: what the caches of keys and values have in common. A cache is a batch of
+// sequences, each a list of tokens with one row of keys and one of values per head.
+//
+// Memory. Tokens lie in pages that never move: growing takes pages and copies no row. A
+// page is
+//
+//   [keys: head][token][dim], [values: head][token][value_dim]
+//
+// and, quantised, the scales of keys and those of values, f32 [head][token]. The rows of
+// one head are one run, and each part begins at a multiple of 64 bytes. A page occupies
+//
+//   heads page dim size + heads page value_dim size (+ 4 heads page twice, if quantised)
+//
+// bytes, each term rounded up to 64, and 64 more; from 64 KiB on the sum is rounded up to
+// 4096. A sequence of n tokens holds ceil(n / page) pages and 8 bytes for each in a table,
+// 12 with the table's room to grow. Pages come from slabs of 256 KiB to 8 MiB, or of one
+// page if that is larger, which a cache and its forks share. Pages that are given back are
+// used again; slabs go back to the system with the last of these caches. Rows beyond a
+// sequence's length hold anything.
+//
+// Threads. A cache is used by one thread at a time. Forks of one cache are caches of their
+// own here: different threads may use them at once.
+//
+// A cache that has been moved from may be assigned to or destroyed, nothing else.
+#ifndef HEED_STATE_KV_CACHE_BASE_H_
+#define HEED_STATE_KV_CACHE_BASE_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "heed/core/export.h"
+#include "heed/state/kv_view.h"
+
+namespace heed {
+
+enum class CacheKind { kKV, kRing, kLatent };
+
+// Which class can load the file. Throws FileError if it is no saved cache.
+HEED_API CacheKind KindOfSavedCache(const std::string& path);
+
+class Pages;
+
+class HEED_API KVCacheBase {
+ public:
+  KVCacheBase(KVCacheBase&&) noexcept;
+  KVCacheBase& operator=(KVCacheBase&&) noexcept;
+
+  CacheKind kind() const;
+  int64_t batch() const;
+
+  // Tokens of each sequence, [batch], and how many of them the last append added. Valid, as
+  // all of view(), until the cache changes or goes; a call that throws changes nothing.
+  std::span<const int64_t> lengths() const;
+  std::span<const int64_t> appended() const;
+
+  KVView view() const;
+
+  // Bytes of all pages held. A page that several sequences share counts once; one shared
+  // with another cache counts in each. O(pages log pages).
+  int64_t nbytes() const;
+
+  // Shortens sequence b to lengths[b] tokens and gives back the pages beyond. With before =
+  // min(length - appended, lengths[b]), what was appended last becomes lengths[b] - before.
+  //
+  // Throws InvalidArgument unless there is one length per sequence, from 0 to the present
+  // one; a ring adds a rule.
+  void Trim(std::span<const int64_t> lengths);
+
+  // Sequence b becomes what sequence indices[b] was; nothing is copied until it is written.
+  // O(pages).
+  //
+  // Throws InvalidArgument unless there is one index per sequence, in [0, batch).
+  void Reorder(std::span<const int64_t> indices);
+
+  // Writes a safetensors file that Load() of the same class reads: options and kind as
+  // metadata, `lengths` and `appended` (a ring: `first_kept`), I64 [batch], and for each
+  // sequence b the rows that it holds, "k.b" [rows, heads, dim] and "v.b" [rows, heads,
+  // value_dim]; a latent cache "rows.b" alone. Rows of a shared prefix are there once, as
+  // "k.prefix". Quantised rows are bytes, four to an I32, the last filled up with zeros,
+  // their scales "k_scale.b" F32 [rows, heads]. Needs as much memory again as the rows.
+  //
+  // Throws FileError if writing fails, and InvalidArgument for a ring whose sequences have
+  // had more than 2^30 tokens together: nobody could load it.
+  void Save(const std::string& path) const;
+
+ protected:
+  explicit KVCacheBase(std::unique_ptr<Pages> pages);
+  ~KVCacheBase();
+
+  std::unique_ptr<Pages> pages_;
+};
+
+}  // namespace heed
+
+#endif  // HEED_STATE_KV_CACHE_BASE_H_

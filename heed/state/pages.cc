@@ -1,0 +1,274 @@
+// Pages: layout, tables, and everything that moves no row.
+#include "heed/state/pages_internal.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "heed/core/error.h"
+
+namespace heed {
+namespace {
+
+// Below 2^62, so that rounding up and adding a few cannot overflow.
+constexpr int64_t kMostBytes = int64_t{1} << 62;
+constexpr int64_t kLine = 64;
+
+const char* ClassName(CacheKind kind) {
+  switch (kind) {
+    case CacheKind::kRing: return "RingKVCache";
+    case CacheKind::kLatent: return "LatentKVCache";
+    default: return "KVCache";
+  }
+}
+
+[[noreturn]] void Fail(const std::string& what) { throw InvalidArgument(what); }
+
+void CheckOptions(const PagesOptions& o) {
+  const std::string name = ClassName(o.kind);
+  const auto at_least = [&](const char* option, int64_t value, int64_t least) {
+    if (value >= least) return;
+    Fail(name + ": " + option + " is " + std::to_string(value) + ", expected at least " +
+         std::to_string(least));
+  };
+  at_least("batch", o.batch, 1);
+  at_least("heads", o.heads, 1);
+  at_least("dim", o.dim, 1);
+  at_least("value_dim", o.value_dim, 1);
+  at_least("page", o.page, 0);
+  at_least("sink_tokens", o.sink_tokens, 0);
+  if (o.kind == CacheKind::kRing) at_least("window", o.window, 1);
+  if (o.capacity != -1 && o.capacity < 1) {
+    Fail(name + ": capacity is " + std::to_string(o.capacity) +
+         ", expected at least 1, or -1 for a cache that grows");
+  }
+  if (o.page == 0 && o.capacity == -1) {
+    Fail(name + ": page is 0 and capacity is -1, expected a capacity: a contiguous cache "
+                "cannot grow");
+  }
+  if (!IsFloat(o.dtype)) {
+    Fail(name + ": dtype is " + Name(o.dtype) + ", expected f64, f32, bf16 or f16");
+  }
+  if (o.quantized && o.dtype == DType::kF64) {
+    Fail(name + ": dtype is f64, expected f32, bf16 or f16 with quantised rows");
+  }
+}
+
+// The product of what is positive. Throws InvalidArgument.
+int64_t Product(const PagesOptions& o, const char* what,
+                std::initializer_list<int64_t> factors) {
+  int64_t product = 1;
+  for (const int64_t factor : factors) {
+    if (__builtin_mul_overflow(product, factor, &product) || product >= kMostBytes / 8) {
+      Fail(std::string(ClassName(o.kind)) + ": " + what + " of " +
+           ShapeString(std::vector<int64_t>(factors)) +
+           " bytes is too large, expected fewer than 2^59");
+    }
+  }
+  return product;
+}
+
+PageLayout MakeLayout(const PagesOptions& o) {
+  PageLayout layout;
+  layout.tokens = o.page == 0 ? o.capacity : o.page;
+  const auto part = [&](int64_t dim, size_t size) {
+    PageRows rows;
+    rows.begin = layout.num_bytes;
+    rows.token_stride = Product(o, "a row", {dim, static_cast<int64_t>(size)});
+    rows.head_stride = Product(o, "a head of a page", {layout.tokens, rows.token_stride});
+    const int64_t bytes = Product(o, "a page", {o.heads, rows.head_stride});
+    layout.num_bytes += (bytes + kLine - 1) / kLine * kLine;
+    return rows;
+  };
+  const size_t size = o.quantized ? 1 : SizeOf(o.dtype);
+  layout.key = part(o.dim, size);
+  layout.value = o.kind == CacheKind::kLatent ? layout.key : part(o.value_dim, size);
+  if (o.quantized) {
+    layout.key_scale = part(1, sizeof(float));
+    layout.value_scale = part(1, sizeof(float));
+  }
+  const int64_t pages =
+      o.capacity == -1 ? 1 : (o.capacity - 1) / layout.tokens + 1;
+  Product(o, "a full cache", {PagePool::Footprint(layout.num_bytes), pages, o.batch});
+  return layout;
+}
+
+}  // namespace
+
+Pages::Pages(const PagesOptions& options)
+    : Pages((CheckOptions(options), options), nullptr) {}
+
+Pages::Pages(const PagesOptions& options, std::shared_ptr<PagePool> pool)
+    : options_(options),
+      layout_(MakeLayout(options)),
+      pool_(pool != nullptr ? std::move(pool)
+                            : std::make_shared<PagePool>(layout_.num_bytes)) {
+  const size_t B = static_cast<size_t>(options.batch);
+  tables_.resize(B);
+  rows_.resize(B);
+  lengths_.resize(B);
+  appended_.resize(B);
+  first_kept_.resize(B);
+}
+
+Pages::~Pages() {
+  for (Table& table : tables_) DropFrom(table, 0);
+}
+
+std::string Pages::Op(const std::string& function) const {
+  return std::string(ClassName(options_.kind)) + "::" + function;
+}
+
+KVView Pages::view() const {
+  KVView view;
+  view.dtype = options_.dtype;
+  view.batch = options_.batch;
+  view.heads = options_.heads;
+  view.dim = options_.dim;
+  view.value_dim = options_.value_dim;
+  view.page_tokens = layout_.tokens;
+  view.key = layout_.key;
+  view.value = layout_.value;
+  view.quantized = options_.quantized;
+  view.key_scale = layout_.key_scale;
+  view.value_scale = layout_.value_scale;
+  view.pages = rows_.data();
+  view.lengths = lengths_;
+  view.appended = appended_;
+  if (options_.kind == CacheKind::kRing) view.first_kept = first_kept_;
+  return view;
+}
+
+int64_t Pages::num_bytes() const {
+  std::vector<const std::byte*> pages;
+  for (const Table& table : tables_) {
+    for (const std::byte* page : table) {
+      if (page != nullptr) pages.push_back(page);
+    }
+  }
+  std::sort(pages.begin(), pages.end());
+  pages.erase(std::unique(pages.begin(), pages.end()), pages.end());
+  return static_cast<int64_t>(pages.size()) * pool_->footprint();
+}
+
+Pages::Runs Pages::Kept(int64_t b) const {
+  const int64_t length = lengths_[static_cast<size_t>(b)];
+  if (first_kept(b) <= options_.sink_tokens) return {{{0, length}, {length, length}}};
+  return {{{0, options_.sink_tokens}, {first_kept(b), length}}};
+}
+
+bool Pages::IsGone(int64_t page, int64_t first_kept) const {
+  return page * layout_.tokens >= options_.sink_tokens &&
+         (page + 1) * layout_.tokens <= first_kept;
+}
+
+void Pages::DropFrom(Table& table, size_t begin) noexcept {
+  for (size_t i = begin; i < table.size(); ++i) {
+    if (table[i] != nullptr) pool_->Drop(table[i]);
+  }
+  table.resize(begin);
+}
+
+// O(pages that go).
+void Pages::LetGo(size_t b, int64_t first_kept) noexcept {
+  const int64_t sinks_end = (options_.sink_tokens + layout_.tokens - 1) / layout_.tokens;
+  int64_t page = std::max(sinks_end, first_kept_[b] / layout_.tokens);
+  for (; IsGone(page, first_kept); ++page) {
+    std::byte*& entry = tables_[b][static_cast<size_t>(page)];
+    if (entry != nullptr) pool_->Drop(std::exchange(entry, nullptr));
+  }
+  first_kept_[b] = first_kept;
+}
+
+void Pages::Trim(std::span<const int64_t> lengths) {
+  const std::string op = Op("Trim");
+  if (lengths.size() != lengths_.size()) {
+    Fail(op + ": lengths has " + std::to_string(lengths.size()) + " entries, expected " +
+         std::to_string(lengths_.size()) + ", one per sequence");
+  }
+  const bool ring = options_.kind == CacheKind::kRing;
+  for (size_t b = 0; b < lengths.size(); ++b) {
+    const std::string what =
+        op + ": lengths[" + std::to_string(b) + "] is " + std::to_string(lengths[b]);
+    if (lengths[b] < 0 || lengths[b] > lengths_[b]) {
+      Fail(what + ", expected 0 to the present " + std::to_string(lengths_[b]));
+    }
+    // What the next row would see must be there.
+    const int64_t sinks = options_.sink_tokens, kept = first_kept_[b];
+    if (ring && kept > sinks && lengths[b] > sinks &&
+        lengths[b] - options_.window + 1 < kept) {
+      Fail(what + ", expected at least " + std::to_string(kept + options_.window - 1) +
+           " or at most the " + std::to_string(sinks) +
+           " sink tokens: the window before it is gone");
+    }
+  }
+  for (size_t b = 0; b < lengths.size(); ++b) {
+    const int64_t before = std::min(lengths_[b] - appended_[b], lengths[b]);
+    const int64_t pages = (lengths[b] + layout_.tokens - 1) / layout_.tokens;
+    DropFrom(tables_[b], static_cast<size_t>(pages));
+    lengths_[b] = lengths[b];
+    appended_[b] = lengths[b] - before;
+    first_kept_[b] = std::min(first_kept_[b], lengths[b]);
+    shared_prefix_ = std::min(shared_prefix_, lengths[b]);
+  }
+}
+
+// Sequence b becomes sequence indices[b] of `from`; *this has none yet.
+void Pages::TakeSequences(const Pages& from, std::span<const int64_t> indices) {
+  for (size_t b = 0; b < indices.size(); ++b) {
+    const size_t i = static_cast<size_t>(indices[b]);
+    tables_[b] = from.tables_[i];
+    for (std::byte* page : tables_[b]) {
+      if (page != nullptr) pool_->Keep(page);
+    }
+    rows_[b] = tables_[b].data();
+    lengths_[b] = from.lengths_[i];
+    appended_[b] = from.appended_[i];
+    first_kept_[b] = from.first_kept_[i];
+  }
+  shared_prefix_ = from.shared_prefix_;
+}
+
+void Pages::Reorder(std::span<const int64_t> indices) {
+  const std::string op = Op("Reorder");
+  if (indices.size() != lengths_.size()) {
+    Fail(op + ": indices has " + std::to_string(indices.size()) + " entries, expected " +
+         std::to_string(lengths_.size()) + ", one per sequence");
+  }
+  for (size_t b = 0; b < indices.size(); ++b) {
+    if (indices[b] < 0 || indices[b] >= options_.batch) {
+      Fail(op + ": indices[" + std::to_string(b) + "] is " + std::to_string(indices[b]) +
+           ", expected 0 to " + std::to_string(options_.batch - 1));
+    }
+  }
+  Pages next(options_, pool_);
+  next.TakeSequences(*this, indices);
+  tables_.swap(next.tables_);
+  rows_.swap(next.rows_);
+  lengths_.swap(next.lengths_);
+  appended_.swap(next.appended_);
+  first_kept_.swap(next.first_kept_);
+}
+
+std::unique_ptr<Pages> Pages::Fork() const {
+  std::unique_ptr<Pages> fork(new Pages(options_, pool_));
+  std::vector<int64_t> same(lengths_.size());
+  for (size_t b = 0; b < same.size(); ++b) same[b] = static_cast<int64_t>(b);
+  fork->TakeSequences(*this, same);
+  return fork;
+}
+
+std::unique_ptr<Pages> Pages::Share(int64_t batch) const {
+  if (options_.batch != 1) {
+    Fail(Op("Share") + ": prefix has batch " + std::to_string(options_.batch) +
+         ", expected 1");
+  }
+  PagesOptions options = options_;
+  options.batch = batch;
+  CheckOptions(options);
+  std::unique_ptr<Pages> shared(new Pages(options, pool_));
+  shared->TakeSequences(*this, std::vector<int64_t>(static_cast<size_t>(batch), 0));
+  shared->shared_prefix_ = lengths_[0];
+  return shared;
+}
+
+}  // namespace heed

@@ -1,0 +1,153 @@
+// Pages: the pages and tables that all caches are made of, and Appending, which adds rows.
+#ifndef HEED_STATE_PAGES_INTERNAL_H_
+#define HEED_STATE_PAGES_INTERNAL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "heed/core/tensor.h"
+#include "heed/state/kv_cache_base.h"
+#include "heed/state/page_pool_internal.h"
+
+namespace heed {
+
+// Of any cache. A latent cache has one head, and values that are the first columns of its
+// keys.
+struct PagesOptions {
+  CacheKind kind = CacheKind::kKV;
+  int64_t batch = 1, heads = 1, dim = 1, value_dim = 1;
+  int64_t capacity = -1;  // tokens per sequence, -1: grows
+  int64_t page = 64;      // tokens, 0: one page of `capacity`
+  int64_t window = 0, sink_tokens = 0;  // of a ring
+  DType dtype = DType::kF32;
+  bool quantized = false;
+};
+
+struct PageLayout {
+  int64_t tokens = 0;
+  PageRows key, value, key_scale, value_scale;
+  int64_t num_bytes = 0;
+};
+
+class Pages {
+ public:
+  // Throws InvalidArgument "KVCache: heads is 0, expected ...".
+  explicit Pages(const PagesOptions& options);
+  ~Pages();
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+
+  const PagesOptions& options() const { return options_; }
+  const PageLayout& layout() const { return layout_; }
+  PagePool& pool() const { return *pool_; }
+  std::span<const int64_t> lengths() const { return lengths_; }
+  std::span<const int64_t> appended() const { return appended_; }
+  int64_t first_kept(int64_t b) const { return first_kept_[static_cast<size_t>(b)]; }
+  int64_t shared_prefix() const { return shared_prefix_; }
+
+  // "RingKVCache::Trim" of "Trim".
+  std::string Op(const std::string& function) const;
+
+  KVView view() const;
+  int64_t num_bytes() const;
+
+  // The page of a token, which must not be gone.
+  std::byte* Page(int64_t b, int64_t token) const {
+    return tables_[static_cast<size_t>(b)][static_cast<size_t>(token / layout_.tokens)];
+  }
+
+  // The runs of tokens of sequence b that are not gone, the second often empty.
+  struct Runs {
+    std::pair<int64_t, int64_t> run[2];
+    int64_t num_tokens() const {
+      return run[0].second - run[0].first + run[1].second - run[1].first;
+    }
+  };
+  Runs Kept(int64_t b) const;
+
+  // k [B, T, H, D] and v [B, T, H, Dv], of a latent cache absent; lengths as KVCache's.
+  void Append(const ConstTensorView& k, const ConstTensorView& v,
+              std::span<const int64_t> lengths);
+  void Trim(std::span<const int64_t> lengths);
+  void Reorder(std::span<const int64_t> indices);
+  std::unique_ptr<Pages> Fork() const;
+  std::unique_ptr<Pages> Share(int64_t batch) const;  // of a batch of one
+
+  // What a file says of the last append.
+  void SetAppended(std::vector<int64_t> appended) { appended_ = std::move(appended); }
+
+ private:
+  friend class Appending;
+  using Table = std::vector<std::byte*>;  // by token / page; of gone pages null
+
+  Pages(const PagesOptions& options, std::shared_ptr<PagePool> pool);
+  void TakeSequences(const Pages& from, std::span<const int64_t> indices);
+  bool IsGone(int64_t page, int64_t first_kept) const;
+  void DropFrom(Table& table, size_t begin) noexcept;
+  void LetGo(size_t b, int64_t first_kept) noexcept;
+
+  PagesOptions options_;
+  PageLayout layout_;
+  std::shared_ptr<PagePool> pool_;
+  std::vector<Table> tables_;
+  std::vector<const std::byte* const*> rows_;  // tables_[b].data()
+  std::vector<int64_t> lengths_, appended_, first_kept_;
+  int64_t shared_prefix_ = 0;
+};
+
+// Rows on their way into a cache. The constructor takes all memory, Write() fills it, and
+// Commit() is when the cache changes: whatever throws before leaves it as it was.
+class Appending {
+ public:
+  // counts[b] >= 0 new tokens of sequence b. With `first_kept`, a ring never takes pages
+  // for what is gone; by default what the first of the new rows does not see is let go.
+  //
+  // Throws InvalidArgument beyond the capacity and beyond 2^62 bytes, and std::bad_alloc.
+  Appending(Pages& pages, const std::string& op, std::span<const int64_t> counts,
+            std::span<const int64_t> first_kept = {});
+
+  // The page that `token` will be in.
+  std::byte* Page(int64_t b, int64_t token) const;
+
+  // Rows of tokens from `token` on, k [T, H, D] and v [T, H, Dv] in the cache's dtype.
+  // Throws InvalidArgument for rows that cannot be quantised, naming the token.
+  void Write(int64_t b, int64_t token, const ConstTensorView& k, const ConstTensorView& v);
+
+  void Commit() noexcept;
+
+ private:
+  struct Staged {
+    ~Staged();
+    Staged() = default;
+    Staged(Staged&&) = default;
+    PagePool* pool = nullptr;
+    int64_t first_page = 0;   // of those taken, which replace and continue the table's
+    Pages::Table taken;
+    Pages::Table larger;      // a copy of the table, if that is too small
+    int64_t length = 0, first_kept = 0;
+  };
+
+  void Copy(const char* name, int64_t b, int64_t token, const ConstTensorView& rows,
+            const PageRows& to, const PageRows& scales);
+  void Quantize(const char* name, int64_t b, int64_t token, int64_t h, const std::byte* row,
+                int64_t stride, int64_t dim, std::byte* to, std::byte* scale);
+
+  Pages& pages_;
+  const std::string op_;
+  std::vector<Staged> staged_;
+  std::vector<float> scratch_;  // of one row
+};
+
+// Save() and Load() of all caches; `max_bytes` as KVCache's.
+void SavePages(const Pages& pages, const std::string& path);
+std::unique_ptr<Pages> LoadPages(const std::string& path, CacheKind kind,
+                                 int64_t max_bytes);
+
+}  // namespace heed
+
+#endif  // HEED_STATE_PAGES_INTERNAL_H_
