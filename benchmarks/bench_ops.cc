@@ -24,6 +24,7 @@
 
 #include "benchmarks/accuracy.h"
 #include "benchmarks/crossover.h"
+#include "benchmarks/decode.h"
 #include "benchmarks/drift.h"
 #include "benchmarks/gates.h"
 #include "heed/core/dispatch.h"
@@ -149,13 +150,20 @@ Report DriftReport() {
           {{"drift", nlohmann::ordered_json::parse(DriftJson(results))}}};
 }
 
+Report DecodeReport() {
+  const std::vector<GateResult> results = MeasureDecode(&Progress);
+  return {GateTable(results),
+          {{"decode", nlohmann::ordered_json::parse(GateJson(results))}}};
+}
+
 constexpr struct {
   std::string_view filter;
   Report (*measure)();
 } kTables[] = {{"gates", &Gates},
                {"recurrence", &Recurrence},
                {"crossover", &CrossoverReport},
-               {"drift", &DriftReport}};
+               {"drift", &DriftReport},
+               {"decode", &DecodeReport}};
 
 int Main(int argc, char** argv) {
   const std::string filter = Flag(argc, argv, "--benchmark_filter");

@@ -66,37 +66,37 @@ struct StoredRows {
   size_t count, ahead;
 };
 
-// The rows to multiply, and those ahead, which are asked for line by line as the others are
-// read: row by row, since hardware follows such an order and goes on by itself.
+// The rows to multiply, and as many ahead, which are asked for line by line as the others are
+// read: row by row, since hardware follows such an order and goes on by itself. Of as many
+// beyond, the first in each system page is asked for at once: an address in pages that lie
+// apart takes as long to translate as to read.
 template <class S>
 class RowsInHand {
  public:
   RowsInHand(const StoredRows<S>& rows, size_t columns)
-      : cursor_(rows.cursor), ahead_(std::min(rows.count, rows.ahead)),
-        row_bytes_((columns * sizeof(S) + 63) / 64 * 64) {
-    cursor_.Take(rows.count, rows_);
+      : row_bytes_((columns * sizeof(S) + 63) / 64 * 64), next_(rows_ + rows.count),
+        end_(next_ + std::min(rows.count, rows.ahead)) {
+    const size_t all = rows.count + std::min(2 * rows.count, rows.ahead);
+    RowCursor<S> cursor = rows.cursor;
+    cursor.Take(all, rows_);
+    const size_t system_page = std::max<size_t>(1, 4096 / row_bytes_);
+    for (const S** row = end_; row < rows_ + all; row += system_page) PrefetchToL2(*row);
   }
 
   HWY_INLINE const S* operator[](size_t j) const { return rows_[j]; }
 
   HWY_INLINE void AskForALine() {
-    if (at_ == end_) {
-      if (ahead_ == 0) return;
-      --ahead_;
-      const S* row;
-      cursor_.Take(1, &row);
-      at_ = reinterpret_cast<const char*>(row);
-      end_ = at_ + row_bytes_;
-    }
-    PrefetchToL2(at_);
-    at_ += 64;
+    if (next_ == end_) return;
+    PrefetchToL2(reinterpret_cast<const char*>(*next_) + byte_);
+    byte_ += 64;
+    if (byte_ < row_bytes_) return;
+    byte_ = 0;
+    ++next_;
   }
 
  private:
-  RowCursor<S> cursor_;
-  size_t ahead_, row_bytes_;
-  const char *at_ = nullptr, *end_ = nullptr;
-  const S* rows_[kMostRows];
+  size_t row_bytes_, byte_ = 0;
+  const S *rows_[3 * kMostRows], **next_, **end_;
 };
 
 // Columns that N rows are transposed by: words of a vector, of which bf16 has two each.

@@ -1,0 +1,202 @@
+// Decoding: what is timed, and that it is right.
+#include "benchmarks/decode.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "fmt/format.h"
+
+#include "heed/core/context.h"
+#include "heed/core/os.h"
+#include "heed/harness/buffer.h"
+#include "heed/harness/probe.h"
+#include "heed/harness/timing.h"
+#include "heed/ops/exact/attention/attend.h"
+#include "heed/state/kv_cache.h"
+
+namespace heed::bench {
+namespace {
+
+constexpr int64_t kHeads = 8, kDim = 128, kChunk = 1024;
+constexpr int64_t kBytes = int64_t{256} << 20;  // of K and V
+constexpr int kRounds = 15;
+
+double Goal(double zen4, double intel) {
+  switch (ThisCpu()) {
+    case CpuKind::kZen4: return zen4;
+    case CpuKind::kIntelAmx: return intel;
+    case CpuKind::kOther: break;
+  }
+  return kNone;
+}
+
+// One new token of one sequence against a cache that is full.
+class Step {
+ public:
+  // page 0: contiguous.
+  Step(DType dtype, int64_t tokens, int64_t page, int64_t group)
+      : cache_({1, kHeads, kDim, kDim, page == 0 ? tokens : -1, page, dtype}),
+        q_(dtype, {1, 1, kHeads * group, kDim}, Placement::kAligned),
+        o_(dtype, {1, 1, kHeads * group, kDim}, Placement::kAligned) {
+    const Buffer k(dtype, {1, kChunk, kHeads, kDim}, Placement::kAligned);
+    const Buffer v(dtype, {1, kChunk, kHeads, kDim}, Placement::kAligned);
+    for (int64_t at = 0; at < tokens; at += kChunk) {
+      if (at < 2 * kChunk) {  // random numbers take longer than all the rest
+        k.FillNormal(static_cast<uint64_t>(at) + 1);
+        v.FillNormal(static_cast<uint64_t>(at) + 2);
+      }
+      const int64_t n = std::min(kChunk, tokens - at);
+      cache_.Append(k.view().Slice(1, 0, n), v.view().Slice(1, 0, n));
+    }
+    q_.FillNormal(3);
+    options_.causal = true;
+  }
+
+  void Run(Context& ctx) { attention::Attend(ctx, View(), q_.view(), options_, {o_.view(), {}}); }
+
+  // Seconds to read as many bytes with the threads of `ctx`, where the cache lies if it is
+  // in one piece.
+  double ReadSeconds(Context& ctx) const {
+    const KVView view = cache_.view();
+    const auto bytes = static_cast<size_t>(
+        2 * view.lengths[0] * kHeads * kDim * static_cast<int64_t>(SizeOf(view.dtype)));
+    return static_cast<double>(bytes) /
+           probe::ReadBytesPerSecond(ctx, view.pages[0][0], bytes, 1);
+  }
+
+  KVCache& cache() { return cache_; }
+  const Buffer& q() const { return q_; }
+  const Buffer& o() const { return o_; }
+
+ private:
+  // The last append was of one token, as far as positions go.
+  KVView View() const {
+    static constexpr int64_t kOne[] = {1};
+    KVView view = cache_.view();
+    view.appended = kOne;
+    return view;
+  }
+
+  KVCache cache_;
+  Buffer q_, o_;
+  attention::Options options_;
+};
+
+// A short cache of the same kind against the reference in float64.
+void Verify(DType dtype, int64_t page, int64_t group, Context& ctx) {
+  const int64_t tokens = 2 * kChunk - 100;
+  Step step(dtype, tokens, page, group);
+  step.Run(ctx);
+  const Buffer k(dtype, {1, 2 * kChunk, kHeads, kDim}), v(dtype, {1, 2 * kChunk, kHeads, kDim});
+  for (int64_t chunk = 0; chunk < 2; ++chunk) {
+    const int64_t at = chunk * kChunk;
+    k.As(k.view().Slice(1, at, at + kChunk)).FillNormal(static_cast<uint64_t>(at) + 1);
+    v.As(v.view().Slice(1, at, at + kChunk)).FillNormal(static_cast<uint64_t>(at) + 2);
+  }
+  const Buffer expected(DType::kF64, {1, 1, kHeads * group, kDim});
+  attention::Reference({step.q().view(), k.view().Slice(1, 0, tokens),
+                        v.view().Slice(1, 0, tokens)},
+                       {}, {expected.view(), {}});
+  const double tolerance = dtype == DType::kF32 ? 1e-5 : 2e-2;
+  for (int64_t h = 0; h < kHeads * group; ++h) {
+    for (int64_t e = 0; e < kDim; ++e) {
+      const double error = std::abs(step.o().Get({0, 0, h, e}) - expected.Get({0, 0, h, e}));
+      if (error <= tolerance) continue;
+      throw std::runtime_error(fmt::format("decode: {} page {} group {}: off by {}",
+                                           Name(dtype), page, group, error));
+    }
+  }
+}
+
+GateResult Gate(const std::string& name, double goal, bool at_least,
+                const std::function<double(bool*)>& ratio) {
+  std::vector<double> ratios;
+  int rejected = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    bool clean = true;
+    const double r = ratio(&clean);
+    if (clean) {
+      ratios.push_back(r);
+    } else {
+      ++rejected;
+    }
+  }
+  const Quartiles q = Summarize(ratios);
+  const bool reached = at_least ? q.median >= goal : q.median <= goal;
+  return {name, goal, at_least, q.q1, q.median, q.q3, static_cast<int>(ratios.size()), rejected,
+          std::isnan(goal) || ratios.size() < 5 || reached};
+}
+
+double Seconds(Step& step, Context& ctx, bool* clean) {
+  const Sample sample = TimeClean(ctx.num_threads(), [&] { step.Run(ctx); });
+  *clean = *clean && sample.clean;
+  return sample.seconds;
+}
+
+int64_t Tokens(DType dtype) {
+  return kBytes / (2 * kHeads * kDim * static_cast<int64_t>(SizeOf(dtype)));
+}
+
+}  // namespace
+
+std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
+  const int threads = std::min(2, os::NumUsableCpus());
+  Context ctx(threads);
+  std::vector<GateResult> results;
+  struct OfRead {
+    DType dtype;
+    int64_t group;
+    double zen4, intel;
+  };
+  for (const OfRead& c : {OfRead{DType::kF32, 1, .92, .87}, OfRead{DType::kF32, 4, .92, .84},
+                          OfRead{DType::kF32, 8, .80, .78}, OfRead{DType::kBF16, 1, .88, .91},
+                          OfRead{DType::kBF16, 4, kNone, .80},
+                          OfRead{DType::kBF16, 8, kNone, .60}}) {
+    const std::string name = fmt::format("{} {} query heads per key head, of a raw read",
+                                         Name(c.dtype), c.group);
+    progress(name);
+    Verify(c.dtype, 0, c.group, ctx);
+    Step step(c.dtype, Tokens(c.dtype), 0, c.group);
+    results.push_back(Gate(name, Goal(c.zen4, c.intel), true, [&](bool* clean) {
+      const double read = step.ReadSeconds(ctx);
+      return read / Seconds(step, ctx, clean);
+    }));
+  }
+  Step contiguous(DType::kF32, Tokens(DType::kF32), 0, 1);
+  for (const int64_t page : {16, 64}) {
+    const std::string name = fmt::format("f32 pages of {} tokens / contiguous", page);
+    progress(name);
+    Verify(DType::kF32, page, 1, ctx);
+    Step paged(DType::kF32, Tokens(DType::kF32), page, 1);
+    results.push_back(Gate(name, 1.05, false, [&](bool* clean) {
+      return Seconds(paged, ctx, clean) / Seconds(contiguous, ctx, clean);
+    }));
+  }
+  {
+    const std::string name = "f32 8 query heads per key head / 1";
+    progress(name);
+    Step eight(DType::kF32, Tokens(DType::kF32), 0, 8);
+    results.push_back(Gate(name, 1.25, false, [&](bool* clean) {
+      return Seconds(eight, ctx, clean) / Seconds(contiguous, ctx, clean);
+    }));
+  }
+  {
+    const std::string name = "fork of 32768 tokens in pages of 64, microseconds";
+    progress(name);
+    Step paged(DType::kF32, 32768, 64, 1);
+    results.push_back(Gate(name, 50, false, [&](bool* clean) {
+      const Sample s = TimeClean(1, [&] { const KVCache fork = paged.cache().Fork(); });
+      *clean = s.clean;
+      return s.seconds * 1e6;
+    }));
+  }
+  progress("");
+  return results;
+}
+
+}  // namespace heed::bench
