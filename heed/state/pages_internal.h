@@ -65,7 +65,7 @@ class Pages {
   struct Runs {
     std::pair<int64_t, int64_t> run[2];
     int64_t num_tokens() const {
-      return run[0].second - run[0].first + run[1].second - run[1].first;
+      return (run[0].second - run[0].first) + (run[1].second - run[1].first);
     }
   };
   Runs Kept(int64_t b) const;
