@@ -150,10 +150,14 @@ int64_t Pages::num_bytes() const {
   return static_cast<int64_t>(pages.size()) * pool_->footprint();
 }
 
+Pages::Runs Pages::Kept(const PagesOptions& options, int64_t first_kept,
+                        int64_t length) {
+  if (first_kept <= options.sink_tokens) return {{{0, length}, {length, length}}};
+  return {{{0, options.sink_tokens}, {first_kept, length}}};
+}
+
 Pages::Runs Pages::Kept(int64_t b) const {
-  const int64_t length = lengths_[static_cast<size_t>(b)];
-  if (first_kept(b) <= options_.sink_tokens) return {{{0, length}, {length, length}}};
-  return {{{0, options_.sink_tokens}, {first_kept(b), length}}};
+  return Kept(options_, first_kept(b), lengths_[static_cast<size_t>(b)]);
 }
 
 bool Pages::IsGone(int64_t page, int64_t first_kept) const {
