@@ -153,15 +153,19 @@ int64_t Pages::num_bytes() const {
   return static_cast<int64_t>(pages.size()) * pool_->footprint();
 }
 
+Pages::Runs Pages::Kept(const PagesOptions& options, int64_t first_kept,
+                        int64_t length) {
+  if (first_kept <= options.sink_tokens) return {{{0, length}, {length, length}}};
+  return {{{0, options.sink_tokens}, {first_kept, length}}};
+}
+
 Pages::Runs Pages::Kept(int64_t b) const {
-  const int64_t length = lengths_[static_cast<size_t>(b)];
-  if (first_kept(b) <= options_.sink_tokens) return {{{0, length}, {length, length}}};
-  return {{{0, options_.sink_tokens}, {first_kept(b), length}}};
+  return Kept(options_, first_kept(b), lengths_[static_cast<size_t>(b)]);
 }
 
 bool Pages::IsGone(int64_t page, int64_t first_kept) const {
-  return page * layout_.tokens >= options_.sink_tokens &&
-         (page + 1) * layout_.tokens <= first_kept;
+  const int64_t sinks = options_.sink_tokens, tokens = layout_.tokens;
+  return page >= sinks / tokens + (sinks % tokens != 0) && page < first_kept / tokens;
 }
 
 void Pages::DropFrom(Table& table, size_t begin) noexcept {
@@ -173,9 +177,9 @@ void Pages::DropFrom(Table& table, size_t begin) noexcept {
 
 // O(pages that go).
 void Pages::LetGo(size_t b, int64_t first_kept) noexcept {
-  const int64_t sinks_end = (options_.sink_tokens + layout_.tokens - 1) / layout_.tokens;
-  int64_t page = std::max(sinks_end, first_kept_[b] / layout_.tokens);
-  for (; IsGone(page, first_kept); ++page) {
+  int64_t page = first_kept_[b] / layout_.tokens;
+  for (; page < first_kept / layout_.tokens; ++page) {
+    if (!IsGone(page, first_kept)) continue;  // sinks
     std::byte*& entry = tables_[b][static_cast<size_t>(page)];
     if (entry != nullptr) pool_->Drop(std::exchange(entry, nullptr));
   }

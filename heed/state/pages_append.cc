@@ -191,7 +191,7 @@ std::byte* Appending::Page(int64_t b, int64_t token) const {
 
 void Appending::Write(int64_t b, int64_t token, const ConstTensorView& k,
                       const ConstTensorView& v) {
-  const os::ScopedFloatControl control;
+  const os::ScopedFloatControl control;  // for quantising
   const PageLayout& layout = pages_.layout();
   Copy("k", b, token, k, layout.key, layout.key_scale);
   if (v.present()) Copy("v", b, token, v, layout.value, layout.value_scale);

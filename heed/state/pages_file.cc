@@ -427,10 +427,8 @@ std::unique_ptr<Pages> LoadPages(const std::string& path, CacheKind kind,
   if (prefix != 0) rows.Check("prefix", prefix_run);
   for (size_t b = 0; b < lists.lengths.size(); ++b) {
     const int64_t length = lists.lengths[b];
-    const bool gap = ring && lists.first_kept[b] > options.sink_tokens;
-    runs.push_back(gap ? Pages::Runs{{{0, options.sink_tokens},
-                                      {lists.first_kept[b], length}}}
-                       : Pages::Runs{{{prefix, length}, {length, length}}});
+    runs.push_back(Pages::Kept(options, ring ? lists.first_kept[b] : 0, length));
+    runs.back().run[0].first = prefix;
     counts.push_back(length - prefix);
     rows.Check(std::to_string(b), runs.back());
   }

@@ -61,13 +61,14 @@ class Pages {
     return tables_[static_cast<size_t>(b)][static_cast<size_t>(token / layout_.tokens)];
   }
 
-  // The runs of tokens of sequence b that are not gone, the second often empty.
+  // The runs of tokens that are not gone, the second often empty.
   struct Runs {
     std::pair<int64_t, int64_t> run[2];
     int64_t num_tokens() const {
-      return run[0].second - run[0].first + run[1].second - run[1].first;
+      return (run[0].second - run[0].first) + (run[1].second - run[1].first);
     }
   };
+  static Runs Kept(const PagesOptions& options, int64_t first_kept, int64_t length);
   Runs Kept(int64_t b) const;
 
   // k [B, T, H, D] and v [B, T, H, Dv], of a latent cache absent; lengths as KVCache's.

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -89,6 +90,18 @@ TEST(RingKVCacheTest, PagesWithSinksStay) {
     for (int i = 0; i < 600; ++i) pair.Append({1});
     const int64_t sink_pages = (sinks + 63) / 64;
     EXPECT_EQ(pair.pages(), sink_pages + 1);  // and [576, 600) with the window
+    EXPECT_EQ(pair.Difference(), "");
+  }
+}
+
+TEST(RingKVCacheTest, TheLargestWindowsAndSinksKeepEverything) {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  for (const auto& [window, sinks] : {std::pair{kMax, int64_t{0}}, {1, kMax}, {kMax, kMax}}) {
+    Pair pair({.dim = 4, .window = window, .sink_tokens = sinks});
+    for (int i = 0; i < 3; ++i) pair.Append({100});
+    EXPECT_EQ(pair.pages(), 5);
+    EXPECT_EQ(pair.Difference(), "");
+    pair.Trim({7});
     EXPECT_EQ(pair.Difference(), "");
   }
 }
