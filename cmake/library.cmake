@@ -20,6 +20,7 @@ target_sources(heed PRIVATE $<TARGET_OBJECTS:heed_objects>)
 file(GLOB public_headers CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/heed/heed.h
   ${PROJECT_SOURCE_DIR}/heed/io/*.h
+  ${PROJECT_SOURCE_DIR}/heed/state/*.h
   ${PROJECT_SOURCE_DIR}/heed/ops/parts/*.h)
 foreach(name context dispatch dtype error export tensor)
   if(EXISTS ${PROJECT_SOURCE_DIR}/heed/core/${name}.h)

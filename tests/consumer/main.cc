@@ -33,7 +33,21 @@ double MaxError() {
   std::printf("kernel %s\n",
               heed::attention::Explain(ctx, in, options).kernel.c_str());
 
+  // The last token again, from a cache.
+  heed::KVCache cache({.batch = B, .heads = H, .dim = D});
+  cache.Append(in.k, in.v);
+  heed::KVView view = cache.view();
+  const std::vector<int64_t> one(B, 1);
+  view.appended = one;
+  std::vector<float> last(B * H * D);
+  heed::attention::Attend(ctx, view, in.q.Slice(1, T - 1, T), options,
+                          {{last.data(), DType::kF32, {B, 1, H, D}}, {}});
+
   double worst = 0;
+  for (size_t i = 0; i < last.size(); ++i) {
+    const size_t at = (i / (H * D) * T + T - 1) * H * D + i % (H * D);
+    worst = std::fmax(worst, std::fabs(last[i] - o[at]));
+  }
   for (size_t i = 0; i < o.size(); ++i) {
     worst = std::fmax(worst, std::fabs(o[i] - expected[i]));
   }
