@@ -38,12 +38,12 @@ void DecodeInt8(Context& ctx, const Problem& problem) {
   HWY_DISPATCH_TABLE(RunDecodeInt8)[TargetIndex(ctx.allowed_targets())](ctx, problem);
 }
 
-int64_t DecodeWorkspaceF32(const Context& ctx, const Problem& problem) {
+int64_t DecodeWorkspaceInt8(const Context& ctx, const Problem& problem) {
   return HWY_DISPATCH_TABLE(ScratchDecodeInt8)[TargetIndex(ctx.allowed_targets())](
       problem, ctx.num_threads());
 }
 
-int64_t DecodeRowsF32(const Context& ctx, const Problem& problem) {
+int64_t DecodeRowsInt8(const Context& ctx, const Problem& problem) {
   return HWY_DISPATCH_TABLE(RowsDecodeInt8)[TargetIndex(ctx.allowed_targets())](problem);
 }
 

@@ -168,8 +168,10 @@ Explanation ExplainAttend(const Context& ctx, const KVView& cache, const ConstTe
 Bound QuantizationBound(const Context&, const KVView& cache, const ConstTensorView& q,
                         const Options& options) {
   constexpr char kOp[] = "attention::QuantizationBound";
-  const Problem p = AttendProblem(kOp, cache, q, options, {}, Use::kForward);
-  if (!cache.quantized) throw InvalidArgument(std::string(kOp) + ": cache is not quantised");
+  const Check check(kOp, Use::kForward);
+  check.Present("q", q);
+  if (!cache.quantized) check.Fail("cache", "is not quantised", "int8 rows");
+  const Problem p = AttendProblem(kOp, cache, q, options, {}, Use::kExplain);
   const auto largest = [&](const PageRows& scales, int64_t b, int64_t head) {
     float most = 0;
     for (int64_t t = 0; t < cache.lengths[static_cast<size_t>(b)]; ++t) {
