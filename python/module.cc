@@ -9,6 +9,7 @@
 #include "docstrings/alibi.h"
 #include "heed/core/error.h"
 #include "heed/ops/parts/alibi.h"
+#include "heed/state/kv_cache_py.h"
 #include "python/arguments.h"
 #include "python/numpy_array.h"
 #include "python/positions.h"
@@ -56,6 +57,8 @@ NB_MODULE(_core, m) {
       "what it got and what it expected.";
   nb::exception<heed::Unsupported>(m, "Unsupported", PyExc_RuntimeError)
       .attr("__doc__") = "Right, but not in this build or on this machine.";
+  nb::exception<heed::FileError>(m, "FileError", PyExc_OSError).attr("__doc__") =
+      "A file that cannot be read, written or trusted: the message begins with its path.";
 
   m.def("alibi_slopes", &heed::python::AlibiSlopesArray, "heads"_a.none(),
         nb::sig("def alibi_slopes(heads: int) -> "
@@ -66,4 +69,8 @@ NB_MODULE(_core, m) {
   heed::python::BindRuntime(m);
   heed::python::BindTorchHost(m);
   heed::BindAllOps(m);
+  heed::python::BindKVCacheBase(m);
+  heed::python::BindKVCache(m);
+  heed::python::BindRingKVCache(m);
+  heed::python::BindLatentKVCache(m);
 }

@@ -197,6 +197,10 @@ void WriteGradient(Call& call, const Argument& a) {
   call.gradients.*kField = call.arrays.Write(a, Kind::kFloat);
 }
 
+// What attend of a cache takes beside q and the options of attention.
+constexpr Keyword<Call> kTree = {
+    "tree", true, [](Call& c, const Argument& a) { c.tree = c.arrays.ReadPositions(a); }};
+
 // What the operators of heed.torch take beside q, k and v ...
 constexpr Keyword<Call> kTorchResults[] = {
     {"out", false, &ReadOut},
@@ -267,6 +271,24 @@ void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs,
   keywords.insert(keywords.begin() + 4, std::begin(kBackwardKeywords),
                   std::end(kBackwardKeywords));
   Read<Call>(operation, keywords, 6, args, kwargs, call);
+}
+
+void ReadAttendCall(const char* operation, bool needs_scale, PyObject* args,
+                    PyObject* kwargs, Call& call) {
+  const auto make = [](bool scale_is_needed) {
+    std::vector<Keyword<Call>> keywords;
+    for (Keyword<Call> keyword : kKeywords) {
+      const std::string_view name = keyword.name;
+      if (name == "k" || name == "v") continue;
+      if (name == "scale" && scale_is_needed) keyword.none_is_absent = false;
+      keywords.push_back(keyword);
+    }
+    keywords.push_back(kTree);
+    keywords.push_back(kTorchResults[1]);
+    return keywords;
+  };
+  static const std::vector<Keyword<Call>> any_scale = make(false), a_scale = make(true);
+  Read<Call>(operation, needs_scale ? a_scale : any_scale, 1, args, kwargs, call);
 }
 
 namespace {
