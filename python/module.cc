@@ -49,6 +49,8 @@ nb::object AlibiSlopesArray(nb::handle heads) {
 NB_MODULE(_core, m) {
   m.attr("__doc__") =
       "heed's C++ functions. Use them through the package heed.";
+  // An object that others keep until Python ends (torch.compile does) is no leak of ours.
+  nb::set_leak_warnings(false);
   m.attr("__version__") = HEED_VERSION;
 
   nb::exception<heed::InvalidArgument>(m, "InvalidArgument", PyExc_ValueError)

@@ -183,8 +183,8 @@ void BindKVCacheBase(nb::module_& m) {
       .def("reorder", &Reorder, "indices"_a.none(), nb::sig(kReorderSignature),
            doc::kKVCacheBaseReorder)
       .def("save", &Save, "path"_a.none(), nb::sig(kSaveSignature), doc::kKVCacheBaseSave)
-      .def("_attend_torch", &attention::AttendOnTorch)
       .def("__reduce__", &RefusePickle);
+  m.def("_attend_torch", &attention::AttendOnTorch);
   m.def("load_cache", &LoadCache, "path"_a.none(), nb::kw_only(),
         "max_bytes"_a = nb::none(), nb::sig(kLoadSignature),
         (std::string("The cache in a file that save() of any cache has written, as an object of "

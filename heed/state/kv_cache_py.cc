@@ -145,7 +145,6 @@ void BindKVCache(nb::module_& m) {
   c.def("__init__", &Init, nb::sig(kInitSignature))
       .def("__repr__", &Repr)
       .def("append", &Append<false>, nb::sig(kAppendSignature), doc::kKVCacheAppend)
-      .def("_append_torch", &Append<true>)
       .def_prop_ro(
           "capacity",
           [](const Owner<KVCache>& self) {
@@ -176,6 +175,7 @@ void BindKVCache(nb::module_& m) {
                    "\n\nIn Python. Tables may be lists. The new cache's sizes and dtype are "
                    "those of the arrays.").c_str());
   attention::DefineAttend(c, kAttendSignature, kAttendLseSignature);
+  m.def("_append_torch", &Append<true>);
   BindForks<KVCache>(c, kForkSignature, doc::kKVCacheFork);
 }
 

@@ -67,7 +67,6 @@ void BindLatentKVCache(nb::module_& m) {
       .def("__repr__", &Repr)
       .def("append", &Append<false>, nb::sig(kLatentAppendSignature),
            doc::kLatentKVCacheAppend)
-      .def("_append_torch", &Append<true>)
       .def_prop_ro(
           "latent",
           [](const Owner<LatentKVCache>& self) { return self.cache.options().latent; },
@@ -96,6 +95,7 @@ void BindLatentKVCache(nb::module_& m) {
       .def_static("share", &Share<LatentKVCache>, "prefix_cache"_a.none(), "batch"_a.none(),
                   nb::sig(kLatentShareSignature), doc::kKVCacheShare);
   attention::DefineAttend(c, kLatentAttendSignature, kLatentAttendLseSignature);
+  m.def("_append_torch", &Append<true>);
   BindForks<LatentKVCache>(c, kForkSignature, doc::kKVCacheFork);
 }
 

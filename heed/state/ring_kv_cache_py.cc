@@ -65,7 +65,6 @@ void BindRingKVCache(nb::module_& m) {
   c.def("__init__", &Init, nb::sig(kRingInitSignature))
       .def("__repr__", &Repr)
       .def("append", &Append<false>, nb::sig(kAppendSignature), doc::kRingKVCacheAppend)
-      .def("_append_torch", &Append<true>)
       .def_prop_ro(
           "window",
           [](const Owner<RingKVCache>& self) { return self.cache.options().window; },
@@ -75,6 +74,7 @@ void BindRingKVCache(nb::module_& m) {
           [](const Owner<RingKVCache>& self) { return self.cache.options().sink_tokens; },
           "First tokens, which are always kept.");
   attention::DefineAttend(c, kAttendSignature, kAttendLseSignature);
+  m.def("_append_torch", &Append<true>);
   BindForks<RingKVCache>(c, kForkSignature, doc::kRingKVCacheFork);
 }
 

@@ -27,7 +27,7 @@ std::string Shape(const CacheOwner& cache) {
 }
 
 // Reads all arguments of a call on `cache`, and checks what decides the results' shapes.
-void ReadArguments(const char* op, const CacheOwner& cache, PyObject* args,
+void ReadArguments(const char* op, const CacheOwner& cache, bool for_torch, PyObject* args,
                    PyObject* kwargs, Call& call) {
   call.options.causal = true;
   if (const auto* ring = dynamic_cast<const Owner<RingKVCache>*>(&cache)) {
@@ -36,7 +36,7 @@ void ReadArguments(const char* op, const CacheOwner& cache, PyObject* args,
     call.options.sink_tokens = kept.sink_tokens;
   }
   const bool is_latent = cache.base().kind() == CacheKind::kLatent;
-  ReadAttendCall(op, is_latent, args, kwargs, call);
+  ReadAttendCall(op, {.needs_scale = is_latent, .for_torch = for_torch}, args, kwargs, call);
   const ConstTensorView& q = call.in.q;
   if (!q.present()) FailMissing(op, "q");
   if (is_latent && !call.options.scale) FailMissing(op, "scale");
@@ -54,11 +54,6 @@ void ReadArguments(const char* op, const CacheOwner& cache, PyObject* args,
   if (tree.data() == nullptr && tree.size(0) != 0) {
     Fail(op, "tree", "is a shape", "the parents themselves");
   }
-}
-
-// The table has lse for heed.torch alone.
-void RefuseLse(const char* op, const Call& call) {
-  if (call.out_lse.present()) FailUnknown(op, "lse");
 }
 
 std::span<const int64_t> Tree(const Call& call) {
@@ -106,8 +101,7 @@ nb::dict ExplainAttendOn(DType, int num_threads, PyObject* kwargs) {
   Call call;
   call.describe = true;
   call.arrays.AllowShapes(cache->dtype);
-  ReadArguments(op.c_str(), *cache, nullptr, rest.ptr(), call);
-  RefuseLse(op.c_str(), call);
+  ReadArguments(op.c_str(), *cache, false, nullptr, rest.ptr(), call);
   const Context& ctx = ThreadContext(num_threads);
   Explanation e;
   Compute(op.c_str(), kRenamed, [&] {
@@ -129,8 +123,7 @@ nb::object AttendOn(const CacheOwner& cache, const nb::args& args,
   const std::string name = cache.Op("attend");
   const char* const op = name.c_str();
   Call call;
-  ReadArguments(op, cache, args.ptr(), kwargs.ptr(), call);
-  RefuseLse(op, call);
+  ReadArguments(op, cache, false, args.ptr(), kwargs.ptr(), call);
   const ConstTensorView& q = call.in.q;
   nb::object o, lse;
   Outputs outputs;
@@ -158,8 +151,7 @@ void AttendOnTorch(const CacheOwner& cache, const nb::args& args,
                    const nb::kwargs& kwargs) {
   const std::string op = cache.Op("attend");
   Call call;
-  call.arrays.AllowTorch();
-  ReadArguments(op.c_str(), cache, args.ptr(), kwargs.ptr(), call);
+  ReadArguments(op.c_str(), cache, true, args.ptr(), kwargs.ptr(), call);
   Run(op.c_str(), TorchContext(call.num_threads), cache, call,
       {call.out_view, call.out_lse});
 }

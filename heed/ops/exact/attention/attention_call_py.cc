@@ -273,22 +273,26 @@ void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs,
   Read<Call>(operation, keywords, 6, args, kwargs, call);
 }
 
-void ReadAttendCall(const char* operation, bool needs_scale, PyObject* args,
+void ReadAttendCall(const char* operation, AttendArguments which, PyObject* args,
                     PyObject* kwargs, Call& call) {
-  const auto make = [](bool scale_is_needed) {
+  const auto make = [](bool needs_scale, bool for_torch) {
     std::vector<Keyword<Call>> keywords;
     for (Keyword<Call> keyword : kKeywords) {
       const std::string_view name = keyword.name;
       if (name == "k" || name == "v") continue;
-      if (name == "scale" && scale_is_needed) keyword.none_is_absent = false;
+      if (name == "scale" && needs_scale) keyword.none_is_absent = false;
       keywords.push_back(keyword);
     }
     keywords.push_back(kTree);
+    if (!for_torch) return keywords;
     keywords.push_back(kTorchResults[1]);
+    keywords.back().none_is_absent = true;
     return keywords;
   };
-  static const std::vector<Keyword<Call>> any_scale = make(false), a_scale = make(true);
-  Read<Call>(operation, needs_scale ? a_scale : any_scale, 1, args, kwargs, call);
+  static const std::vector<Keyword<Call>> tables[2][2] = {
+      {make(false, false), make(false, true)}, {make(true, false), make(true, true)}};
+  if (which.for_torch) call.arrays.AllowTorch();
+  Read<Call>(operation, tables[which.needs_scale][which.for_torch], 1, args, kwargs, call);
 }
 
 namespace {

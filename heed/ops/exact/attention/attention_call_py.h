@@ -61,7 +61,10 @@ void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs,
 
 // The same for `attend` of a cache: q by position or keyword, tree and all options, of which
 // the cache may refuse some; for heed.torch `lse` too. A scale that is needed may not be None.
-void ReadAttendCall(const char* operation, bool needs_scale, PyObject* args,
+struct AttendArguments {
+  bool needs_scale = false, for_torch = false;
+};
+void ReadAttendCall(const char* operation, AttendArguments which, PyObject* args,
                     PyObject* kwargs, Call& call);
 
 // The options of heed.torch's operators in the notation of their schemas, those first

@@ -1,0 +1,144 @@
+# heed.torch's caches of keys and values: heed's own, on tensors.
+"""KVCache, RingKVCache, LatentKVCache and load_cache with torch tensors in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import heed
+from heed import InvalidArgument, _core
+from heed.torch import _operators
+from heed.torch._functions import _detached
+
+_DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def _call(function: Any, cache: Any, operation: str, tensors: dict[str, Any], options: dict[str, Any]) -> None:
+    """function(cache, **tensors, **options), of which nothing may require a gradient."""
+    given = {**tensors, **options}
+    if torch.is_grad_enabled():
+        for name, x in given.items():
+            if isinstance(x, Tensor) and x.requires_grad:
+                raise InvalidArgument(
+                    f"{operation}: {name} requires a gradient, expected a detached tensor or torch.no_grad(): "
+                    "what is computed on a cache has none"
+                )
+    try:
+        function(cache, **given)
+    except InvalidArgument:
+        raise
+    except (BufferError, RuntimeError):  # from PyTorch, for tensors whose memory it does not give
+        _operators.refuse(tuple(given), tuple(given.values()), operation)
+        raise
+
+
+def _under_autocast(x: Any) -> Any:
+    """Rows and queries in the dtype that autocast asks for."""
+    if torch.is_autocast_enabled("cpu") and isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64:
+        return x.to(torch.get_autocast_dtype("cpu"))
+    return x
+
+
+def _append(self: Any, k: Tensor, v: Tensor, lengths: Any = None) -> None:
+    rows = {"k": _under_autocast(k), "v": _under_autocast(v)}
+    _call(_core._append_torch, self, f"{self._name}.append", rows, {"lengths": lengths})
+
+
+def _append_rows(self: Any, rows: Tensor, lengths: Any = None) -> None:
+    _call(_core._append_torch, self, f"{self._name}.append", {"rows": _under_autocast(rows)}, {"lengths": lengths})
+
+
+def _attend(self: Any, q: Tensor, *, return_lse: bool = False, out: Tensor | None = None, **options: Any) -> Any:
+    operation = f"{self._name}.attend"
+    q, lse = _under_autocast(q), None
+    if not isinstance(q, Tensor):
+        raise InvalidArgument(f"{operation}: q is of type {type(q).__name__}, expected a tensor")
+    if not isinstance(return_lse, bool):
+        raise InvalidArgument(f"{operation}: return_lse is {return_lse!r}, expected True or False")
+    if q.dim() == 4:  # else the call below says what is wrong
+        batch, rows, heads, _ = q.shape
+        out = q.new_empty((batch, rows, heads, self.value_dim)) if out is None else out
+        if return_lse:
+            wide = q.dtype if q.dtype == torch.float64 else torch.float32
+            lse = q.new_empty((batch, heads, rows), dtype=wide)
+    _call(_core._attend_torch, self, operation, {"q": q, "out": out, "lse": lse}, options)
+    return (out, lse) if return_lse else out
+
+
+def _dtype_name(operation: str, dtype: Any) -> Any:
+    if isinstance(dtype, torch.dtype) and dtype not in _NAMES:
+        raise InvalidArgument(f"{operation}: dtype is {dtype}, expected a float dtype of 64, 32 or 16 bits")
+    return _NAMES.get(dtype, dtype) if isinstance(dtype, torch.dtype) else dtype
+
+
+def _on_tensors(cls: Any) -> Any:
+    """Gives a subclass of a cache of heed its methods on tensors."""
+    base = cls.__mro__[1]
+
+    def __init__(self: Any, *sizes: int, dtype: Any = "f32", **options: Any) -> None:
+        base.__init__(self, *sizes, dtype=_dtype_name(base.__name__, dtype), **options)
+
+    methods = {
+        "__init__": __init__,
+        "append": _append_rows if base is heed.LatentKVCache else _append,
+        "attend": _attend,
+        "lengths": property(lambda self: torch.from_numpy(base.lengths.__get__(self))),
+        "appended": property(lambda self: torch.from_numpy(base.appended.__get__(self))),
+        "dtype": property(lambda self: _DTYPES[base.dtype.__get__(self)]),
+        "_name": base.__name__,
+    }
+    for name, method in methods.items():
+        setattr(cls, name, method)
+    cls.__doc__ = (base.__doc__ or "").partition("In Python.")[0] + _IN_PYTORCH
+    return cls
+
+
+_IN_PYTORCH = """In PyTorch. dtype is one of PyTorch's or its name here. Tensors are on the CPU and read in place, lengths are int64
+tensors. Nothing that is computed on a cache has a gradient: a tensor that requires one is refused unless gradients are
+off. Work runs on PyTorch's threads, at most `threads` of them. Under autocast rows and queries take its dtype, which
+must be the cache's. Otherwise as in heed."""
+
+
+@_on_tensors
+class KVCache(heed.KVCache):
+    @staticmethod
+    def share(prefix_cache: heed.KVCache, batch: int) -> KVCache:
+        return heed.KVCache.share(prefix_cache, batch)._fork_as(KVCache)
+
+    @staticmethod
+    def import_pages(*tables: Any, **options: Any) -> KVCache:
+        tables = tuple(_detached("KVCache.import_pages", "a pool", x) for x in tables)
+        options = {name: _detached("KVCache.import_pages", name, x) for name, x in options.items()}
+        return heed.KVCache.import_pages(*tables, **options)._fork_as(KVCache)
+
+
+@_on_tensors
+class RingKVCache(heed.RingKVCache):
+    pass
+
+
+@_on_tensors
+class LatentKVCache(heed.LatentKVCache):
+    @staticmethod
+    def share(prefix_cache: heed.LatentKVCache, batch: int) -> LatentKVCache:
+        return heed.LatentKVCache.share(prefix_cache, batch)._fork_as(LatentKVCache)
+
+
+_CLASSES = {cls.__mro__[1]: cls for cls in (KVCache, RingKVCache, LatentKVCache)}
+
+
+def load_cache(path: Any, *, max_bytes: int | None = None) -> KVCache | RingKVCache | LatentKVCache:
+    cache = heed.load_cache(path, max_bytes=max_bytes)
+    return cache._fork_as(_CLASSES[type(cache)])
+
+
+load_cache.__doc__ = heed.load_cache.__doc__
+for _class in (KVCache, RingKVCache, LatentKVCache):
+    _class.__module__ = "heed.torch"
+    for _method in ("append", "attend", "share", "import_pages"):
+        if _method in vars(_class) and not isinstance(vars(_class)[_method], property):
+            getattr(_class, _method).__doc__ = getattr(_class.__mro__[1], _method).__doc__
