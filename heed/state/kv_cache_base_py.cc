@@ -142,7 +142,7 @@ std::string ToPath(const Argument& argument) {
   return std::string(PyBytes_AS_STRING(bytes), static_cast<size_t>(PyBytes_GET_SIZE(bytes)));
 }
 
-std::string CacheRepr(nb::handle self, std::span<const char* const> attributes) {
+nb::str CacheRepr(nb::handle self, std::span<const char* const> attributes) {
   const nb::handle type = self.type();
   std::string text = "<" + nb::cast<std::string>(type.attr("__module__")) + "." +
                      nb::cast<std::string>(type.attr("__qualname__")) + ":";
@@ -160,7 +160,7 @@ std::string CacheRepr(nb::handle self, std::span<const char* const> attributes) 
     }
     text += std::to_string(lengths[i]);
   }
-  return text + "]>";
+  return nb::str((text + "]>").c_str());
 }
 
 void BindKVCacheBase(nb::module_& m) {
@@ -171,9 +171,10 @@ void BindKVCacheBase(nb::module_& m) {
       .def_ro("value_dim", &CacheOwner::value_dim, "Channels of a value.")
       .def_prop_ro("dtype", [](const CacheOwner& self) { return Name(self.dtype); },
                    "'f64', 'f32', 'bf16' or 'f16': of rows given, and of queries.")
-      .def_prop_ro("lengths", &Lengths, nb::sig(kLengthsSignature), doc::kKVCacheBaseLengths)
+      .def_prop_ro("lengths", &Lengths, nb::sig(kLengthsSignature),
+                   "Tokens of each sequence, i64 [batch]: a copy, which does not change.")
       .def_prop_ro("appended", &Appended, nb::sig(kAppendedSignature),
-                   "Tokens that the last append added to each sequence, [batch].")
+                   "Tokens of these that the last append added, i64 [batch]: a copy.")
       .def_prop_ro("nbytes",
                    [](const CacheOwner& self) {
                      return Looking(self, [&] { return self.base().nbytes(); });
@@ -183,7 +184,7 @@ void BindKVCacheBase(nb::module_& m) {
       .def("reorder", &Reorder, "indices"_a.none(), nb::sig(kReorderSignature),
            doc::kKVCacheBaseReorder)
       .def("save", &Save, "path"_a.none(), nb::sig(kSaveSignature), doc::kKVCacheBaseSave)
-      .def("__reduce__", &RefusePickle);
+      .def("__reduce__", &RefusePickle, nb::sig("def __reduce__(self) -> typing.NoReturn"));
   m.def("_attend_torch", &attention::AttendOnTorch);
   m.def("load_cache", &LoadCache, "path"_a.none(), nb::kw_only(),
         "max_bytes"_a = nb::none(), nb::sig(kLoadSignature),

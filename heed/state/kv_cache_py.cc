@@ -112,9 +112,14 @@ nb::object ImportPages(const nb::args& args, const nb::kwargs& kwargs) {
   required("last_page_len", tables.last_page_len);
   for (const auto& [name, pool] : {std::pair{"k_pool", tables.k_pool},
                                    std::pair{"v_pool", tables.v_pool}}) {
-    if (pool.rank() == 4) continue;
-    Fail(kImportOp, name, "has shape " + pool.ShapeString(),
-         tables.heads_first ? "[pages, H, tokens, D]" : "[pages, tokens, H, D]");
+    if (pool.rank() != 4) {
+      Fail(kImportOp, name, "has shape " + pool.ShapeString(),
+           tables.heads_first ? "[pages, H, tokens, D]" : "[pages, tokens, H, D]");
+    }
+    if (!IsFloat(pool.dtype())) {
+      Fail(kImportOp, name, std::string("has dtype ") + Name(pool.dtype()),
+           "f64, f32, bf16 or f16");
+    }
   }
   if (tables.indptr.rank() != 1 || tables.indptr.size(0) < 2) {
     Fail(kImportOp, "indptr", "has shape " + tables.indptr.ShapeString(), "[B + 1]");
@@ -131,10 +136,10 @@ nb::object ImportPages(const nb::args& args, const nb::kwargs& kwargs) {
   return NewCache(nb::type<Owner<KVCache>>(), kName, std::move(*cache));
 }
 
-nb::object Repr(nb::handle self) {
+nb::str Repr(nb::handle self) {
   static constexpr const char* kShown[] = {"batch", "heads", "dim", "value_dim",
                                            "capacity", "page", "dtype", "quantize"};
-  return nb::cast(CacheRepr(self, kShown));
+  return CacheRepr(self, kShown);
 }
 
 }  // namespace

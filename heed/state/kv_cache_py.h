@@ -95,7 +95,7 @@ DType ToFloatDType(const Argument& argument);
 std::string ToPath(const Argument& argument);
 
 // "<heed.KVCache: batch=2, dtype='f32', lengths=[3, 5]>" with these attributes.
-std::string CacheRepr(nanobind::handle self, std::span<const char* const> attributes);
+nanobind::str CacheRepr(nanobind::handle self, std::span<const char* const> attributes);
 
 // What options of caches have in common. -1 is one that was not given.
 template <class Options, int64_t Options::*kField>

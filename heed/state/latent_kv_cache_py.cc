@@ -52,10 +52,10 @@ void Append(Owner<LatentKVCache>& self, const nb::args& args, const nb::kwargs& 
   });
 }
 
-nb::object Repr(nb::handle self) {
+nb::str Repr(nb::handle self) {
   static constexpr const char* kShown[] = {"batch", "latent", "rope",
                                            "capacity", "page", "dtype"};
-  return nb::cast(CacheRepr(self, kShown));
+  return CacheRepr(self, kShown);
 }
 
 }  // namespace

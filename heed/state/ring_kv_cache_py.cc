@@ -51,10 +51,10 @@ void Append(Owner<RingKVCache>& self, const nb::args& args, const nb::kwargs& kw
   });
 }
 
-nb::object Repr(nb::handle self) {
+nb::str Repr(nb::handle self) {
   static constexpr const char* kShown[] = {"batch",  "heads",       "dim",  "value_dim",
                                            "window", "sink_tokens", "dtype"};
-  return nb::cast(CacheRepr(self, kShown));
+  return CacheRepr(self, kShown);
 }
 
 }  // namespace

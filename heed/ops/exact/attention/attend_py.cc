@@ -51,6 +51,9 @@ void ReadArguments(const char* op, const CacheOwner& cache, bool for_torch, PyOb
     Fail(op, "tree", "has shape " + tree.ShapeString(),
          "[" + std::to_string(q.size(1)) + "], a parent for each row of q");
   }
+  if (tree.dtype() != DType::kI64) {
+    Fail(op, "tree", std::string("has dtype ") + Name(tree.dtype()), "i32 or i64");
+  }
   if (tree.data() == nullptr && tree.size(0) != 0) {
     Fail(op, "tree", "is a shape", "the parents themselves");
   }
