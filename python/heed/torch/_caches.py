@@ -43,32 +43,6 @@ def _under_autocast(x: Any) -> Any:
     return x
 
 
-def _append(self: Any, k: Tensor, v: Tensor, lengths: Any = None) -> None:
-    rows = {"k": _under_autocast(k), "v": _under_autocast(v)}
-    _call(_core._append_torch, self, f"{self._name}.append", rows, {"lengths": lengths})
-
-
-def _append_rows(self: Any, rows: Tensor, lengths: Any = None) -> None:
-    _call(_core._append_torch, self, f"{self._name}.append", {"rows": _under_autocast(rows)}, {"lengths": lengths})
-
-
-def _attend(self: Any, q: Tensor, *, return_lse: bool = False, out: Tensor | None = None, **options: Any) -> Any:
-    operation = f"{self._name}.attend"
-    q, lse = _under_autocast(q), None
-    if not isinstance(q, Tensor):
-        raise InvalidArgument(f"{operation}: q is of type {type(q).__name__}, expected a tensor")
-    if not isinstance(return_lse, bool):
-        raise InvalidArgument(f"{operation}: return_lse is {return_lse!r}, expected True or False")
-    if q.dim() == 4:  # else the call below says what is wrong
-        batch, rows, heads, _ = q.shape
-        out = q.new_empty((batch, rows, heads, self.value_dim)) if out is None else out
-        if return_lse:
-            wide = q.dtype if q.dtype == torch.float64 else torch.float32
-            lse = q.new_empty((batch, heads, rows), dtype=wide)
-    _call(_core._attend_torch, self, operation, {"q": q, "out": out, "lse": lse}, options)
-    return (out, lse) if return_lse else out
-
-
 def _dtype_name(operation: str, dtype: Any) -> Any:
     if isinstance(dtype, torch.dtype) and dtype not in _NAMES:
         raise InvalidArgument(f"{operation}: dtype is {dtype}, expected a float dtype of 64, 32 or 16 bits")
@@ -78,22 +52,46 @@ def _dtype_name(operation: str, dtype: Any) -> Any:
 def _on_tensors(cls: Any) -> Any:
     """Gives a subclass of a cache of heed its methods on tensors."""
     base = cls.__mro__[1]
+    name = base.__name__
 
     def __init__(self: Any, *sizes: int, dtype: Any = "f32", **options: Any) -> None:
-        base.__init__(self, *sizes, dtype=_dtype_name(base.__name__, dtype), **options)
+        base.__init__(self, *sizes, dtype=_dtype_name(name, dtype), **options)
 
-    methods = {
-        "__init__": __init__,
-        "append": _append_rows if base is heed.LatentKVCache else _append,
-        "attend": _attend,
-        "lengths": property(lambda self: torch.from_numpy(base.lengths.__get__(self))),
-        "appended": property(lambda self: torch.from_numpy(base.appended.__get__(self))),
-        "dtype": property(lambda self: _DTYPES[base.dtype.__get__(self)]),
-        "_name": base.__name__,
-    }
-    for name, method in methods.items():
-        setattr(cls, name, method)
+    def append(self: Any, k: Tensor, v: Tensor, lengths: Any = None) -> None:
+        rows = {"k": _under_autocast(k), "v": _under_autocast(v)}
+        _call(_core._append_torch, self, f"{name}.append", rows, {"lengths": lengths})
+
+    def append_latent(self: Any, rows: Tensor, lengths: Any = None) -> None:
+        _call(_core._append_torch, self, f"{name}.append", {"rows": _under_autocast(rows)}, {"lengths": lengths})
+
+    def attend(self: Any, q: Tensor, *, return_lse: bool = False, out: Tensor | None = None, **options: Any) -> Any:
+        q, lse = _under_autocast(q), None
+        if not isinstance(q, Tensor):
+            raise InvalidArgument(f"{name}.attend: q is of type {type(q).__name__}, expected a tensor")
+        if not isinstance(return_lse, bool):
+            raise InvalidArgument(f"{name}.attend: return_lse is {return_lse!r}, expected True or False")
+        if q.dim() == 4:  # else the call below says what is wrong
+            batch, rows, heads, _ = q.shape
+            if out is None:
+                out = q.new_empty((batch, rows, heads, self.value_dim))
+            if return_lse:
+                lse = q.new_empty((batch, heads, rows), dtype=q.dtype if q.dtype == torch.float64 else torch.float32)
+        _call(_core._attend_torch, self, f"{name}.attend", {"q": q, "out": out, "lse": lse}, options)
+        return (out, lse) if return_lse else out
+
+    methods = {"__init__": __init__, "append": append_latent if base is heed.LatentKVCache else append, "attend": attend}
+    for of, method in methods.items():
+        method.__name__, method.__doc__ = of, getattr(base, of).__doc__
+        method.__qualname__ = f"{name}.{of}"
+        setattr(cls, of, method)
+    for of in ("share", "import_pages"):
+        if of in vars(cls):
+            getattr(cls, of).__doc__ = getattr(base, of).__doc__
+    cls.lengths = property(lambda self: torch.from_numpy(base.lengths.__get__(self)), doc=base.lengths.__doc__)
+    cls.appended = property(lambda self: torch.from_numpy(base.appended.__get__(self)), doc=base.appended.__doc__)
+    cls.dtype = property(lambda self: _DTYPES[base.dtype.__get__(self)], doc="Of rows given, and of queries.")
     cls.__doc__ = (base.__doc__ or "").partition("In Python.")[0] + _IN_PYTORCH
+    cls.__module__ = "heed.torch"
     return cls
 
 
@@ -137,8 +135,3 @@ def load_cache(path: Any, *, max_bytes: int | None = None) -> KVCache | RingKVCa
 
 
 load_cache.__doc__ = heed.load_cache.__doc__
-for _class in (KVCache, RingKVCache, LatentKVCache):
-    _class.__module__ = "heed.torch"
-    for _method in ("append", "attend", "share", "import_pages"):
-        if _method in vars(_class) and not isinstance(vars(_class)[_method], property):
-            getattr(_class, _method).__doc__ = getattr(_class.__mro__[1], _method).__doc__
