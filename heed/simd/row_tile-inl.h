@@ -99,9 +99,12 @@ class RowsInHand {
   const S *rows_[3 * kMostRows], **next_, **end_;
 };
 
-// Columns that N rows are transposed by: words of a vector, of which bf16 has two each.
+// Columns that N rows are transposed by: words of a vector, of which bf16 has two each and
+// int8 four.
 template <class D, class S>
-constexpr size_t kColumns = hn::MaxLanes(D()) * (std::is_same_v<S, BF16> ? 2 : 1);
+constexpr size_t kColumns = hn::MaxLanes(D()) * (std::is_same_v<S, BF16>     ? 2
+                                                 : std::is_same_v<S, int8_t> ? 4
+                                                                             : 1);
 
 // f(column, vector), widened, for kColumns of N rows, row(j) being where row j begins.
 template <class D, class S, class Row, class F, class V = hn::Vec<D>>
@@ -109,11 +112,15 @@ HWY_INLINE void ForColumns(D d, const Row& row, const F& f) {
   constexpr size_t N = hn::MaxLanes(D());
   const hn::RebindToUnsigned<D> words;
   const hn::Repartition<uint16_t, D> halves;
+  const hn::Repartition<int8_t, D> bytes;
+  const hn::RebindToSigned<D> integers;
   V v[N];
   HWY_UNROLL(32)
   for (size_t i = 0; i < N; ++i) {
     if constexpr (std::is_same_v<S, BF16>) {
       v[i] = hn::BitCast(d, hn::LoadU(halves, reinterpret_cast<const uint16_t*>(row(i))));
+    } else if constexpr (std::is_same_v<S, int8_t>) {
+      v[i] = hn::BitCast(d, hn::LoadU(bytes, row(i)));
     } else {
       v[i] = LoadWide(d, row(i));
     }
@@ -125,6 +132,12 @@ HWY_INLINE void ForColumns(D d, const Row& row, const F& f) {
       const auto both = hn::BitCast(words, v[i]);
       f(2 * i, hn::BitCast(d, hn::ShiftLeft<16>(both)));
       f(2 * i + 1, hn::BitCast(d, hn::And(both, hn::Set(words, 0xFFFF0000u))));
+    } else if constexpr (std::is_same_v<S, int8_t>) {
+      const auto all = hn::BitCast(integers, v[i]);
+      f(4 * i, hn::ConvertTo(d, hn::ShiftRight<24>(hn::ShiftLeft<24>(all))));
+      f(4 * i + 1, hn::ConvertTo(d, hn::ShiftRight<24>(hn::ShiftLeft<16>(all))));
+      f(4 * i + 2, hn::ConvertTo(d, hn::ShiftRight<24>(hn::ShiftLeft<8>(all))));
+      f(4 * i + 3, hn::ConvertTo(d, hn::ShiftRight<24>(all)));
     } else {
       f(i, v[i]);
     }
@@ -203,7 +216,7 @@ HWY_NOINLINE void DotRows(D d, const StoredRows<S>& rows, size_t depth,
                           const T* HWY_RESTRICT x, T* HWY_RESTRICT out) {
   constexpr size_t N = hn::MaxLanes(D());
   // Measured: with one f32 row, four blocks at once are slower than two.
-  constexpr int B = R == 1 && sizeof(S) == 2 ? 4 : R <= 4 ? 2 : 1;
+  constexpr int B = R == 1 && sizeof(S) < 4 ? 4 : R <= 4 ? 2 : 1;
   RowsInHand<S> in_hand(rows, depth);
   size_t begin = 0;
   for (; begin + B * N <= rows.count; begin += B * N) {

@@ -35,6 +35,7 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes ou
 template <class O>
 struct Head {
   SourceRows key_source, value_source;
+  SourceRows key_scale, value_scale;  // where rows are quantised
   Place keys_at, values_at;
   Operand<typename O::Key> keys;
   Operand<typename O::Value> values;
@@ -46,8 +47,15 @@ HWY_INLINE Head<O> HeadOf(const Problem& p, const Plan& plan, int64_t sequence,
                           int64_t key_head, Workspace<O>& w) {
   const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
   Head<O> head;
-  head.key_source = KeysOf(p, p.k, s, key_head);
-  head.value_source = KeysOf(p, p.v, s, key_head);
+  if constexpr (O::kQuantized) {
+    head.key_source = PagedKeysOf(p, p.k, s, key_head, sizeof(int8_t));
+    head.value_source = PagedKeysOf(p, p.v, s, key_head, sizeof(int8_t));
+    head.key_scale = PagedKeysOf(p, p.k_scale, s, key_head, sizeof(float));
+    head.value_scale = PagedKeysOf(p, p.v_scale, s, key_head, sizeof(float));
+  } else {
+    head.key_source = KeysOf(p, p.k, s, key_head);
+    head.value_source = KeysOf(p, p.v, s, key_head);
+  }
   head.keys_at = plan.keys_at;
   head.values_at = plan.values_at;
   head.keys = {w.keys, static_cast<ptrdiff_t>(p.depth), s.key_begin};
@@ -362,7 +370,7 @@ class Block {
                            const Operand<typename O::Key>& rows, int64_t depth, T* out,
                            V* max, const Before& before, const F& f) {
     if constexpr (O::kKeysInLanes) {
-      O::KeyProducts(lanes, num_rows_, head_.key_source, run.begin, run.end, keys_until_,
+      O::KeyProducts(lanes, num_rows_, head_, run.begin, run.end, keys_until_,
                      static_cast<size_t>(depth), out);
       return Rewrite<W, kVectors>(d_, run, run.begin, out, max, f);
     }

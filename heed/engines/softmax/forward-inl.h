@@ -325,7 +325,7 @@ class ForwardBlock : protected Block<O, C> {
   template <bool kFlagMasked>
   HWY_INLINE void Values(const Run& run, int64_t origin, bool first,
                          const V* rescale) {
-    const T* p = WeightsAt(run, origin);
+    T* p = WeightsAt(run, origin);
     this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
       layout_.template AddValues<vectors.value, kFlagMasked>(
           p, head_, run.begin, run.end, this->keys_until_, first, rescale + run.c0,
@@ -396,7 +396,7 @@ class ForwardBlock : protected Block<O, C> {
 
 template <class O, int C, class Outputs = LaneOutputs<O, C>>
 void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
-  const BlockQueue queue(p, plan.lanes);
+  const BlockQueue queue(p, plan.rows);
   SegmentStates<O> states(p, plan, queue.size(), ctx.num_threads());
   ctx.ReserveShared(static_cast<size_t>(states.Bytes()));
   states.Begin(ctx.Shared());
@@ -406,7 +406,7 @@ void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
     const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
     Workspace<O>& w = *static_cast<Workspace<O>*>(ctx.Scratch(worker));
     const Head<O> head = HeadOf(p, plan, task.sequence, task.key_head, w);
-    const BlockGrid grid(p, s, plan.lanes);
+    const BlockGrid grid(p, s, plan.rows);
     ForwardBlock<O, C, Outputs> block(p, s, grid, task.key_head, task.block, w, head);
     if (pieces == 1) return block.Compute();
     block.ComputePiece(states, index / pieces, index % pieces);
@@ -416,7 +416,7 @@ void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
 // Per thread, with its share of what the threads share.
 template <class O>
 int64_t ScratchBytes(const Problem& p, const Plan& plan, int num_threads) {
-  const BlockQueue queue(p, plan.lanes);
+  const BlockQueue queue(p, plan.rows);
   const SegmentStates<O> states(p, plan, queue.size(), num_threads);
   return Workspace<O>::Bytes(plan) + (states.Bytes() + num_threads - 1) / num_threads;
 }

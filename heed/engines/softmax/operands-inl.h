@@ -92,6 +92,7 @@ struct FmaOperands {
   static constexpr int kKeyStep = 1;  // keys that enter a sum of outputs at once
   static constexpr bool kFinishesLogits = false;  // of_logits may differ from 1
   static constexpr bool kKeysInLanes = false;     // in products, instead of queries
+  static constexpr bool kQuantized = false;       // K and V
   static bool KeysInPlace(DType dtype) { return dtype == DTypeOf<T>::value; }
   static bool ValuesInPlace(DType dtype) { return KeysInPlace(dtype); }
   static constexpr int64_t QueryRows(int64_t depth) { return depth; }
@@ -178,6 +179,7 @@ struct PairOperands {
   static constexpr int kKeyStep = 2;
   static constexpr bool kFinishesLogits = true;
   static constexpr bool kKeysInLanes = false;
+  static constexpr bool kQuantized = false;
   static bool KeysInPlace(DType) { return true; }
   static bool ValuesInPlace(DType) { return false; }
   static constexpr int64_t QueryRows(int64_t depth) { return (depth + 1) / 2; }

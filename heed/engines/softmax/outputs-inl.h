@@ -66,7 +66,7 @@ class LaneOutputs {
   // o = o rescale + sum_j p[j] v_j over keys [begin, end), for kVectors vectors of rows
   // to which p and o point; from 0 if `first`. Keys up to `until` come next.
   template <int kVectors, bool kSkipMasked>
-  HWY_INLINE void AddValues(const T* p, const Head<O>& head, int64_t begin, int64_t end,
+  HWY_INLINE void AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end,
                             int64_t /*until*/, bool first, const V* rescale, T* o) const {
     hs::ForTiles<hs::TileRows<kVectors>()>(0, channels_, [&](auto rows, size_t e) HWY_ATTR {
       O::template Outputs<rows.value, kVectors, kSkipMasked>(

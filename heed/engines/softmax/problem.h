@@ -57,6 +57,8 @@ struct Problem {
 
   Rows q, k, v;
   int64_t page_tokens = 0;  // of k and v; 0: not in pages
+  bool quantized = false;   // k and v, in pages: int8, of a row its factor times that
+  Rows k_scale, v_scale;    // the factors, f32
   bool pages_gone = false;  // those that no row sees may be
   Rows o, lse;  // written; lse.data may be null
 

@@ -2,6 +2,9 @@
 #include "heed/ops/exact/attention/attend.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -16,6 +19,8 @@ namespace heed::attention {
 namespace {
 
 using softmax::Problem;
+
+constexpr double kInt8Steps = 127;  // scales of the largest element of a row
 
 // What a cache knows itself, or what decoding has no use for.
 void CheckOptions(const Check& check, const Options& options) {
@@ -55,9 +60,9 @@ void CheckKept(const Check& check, const KVView& cache, const Problem& p) {
   }
 }
 
-// Rows of one element type, addressed in pages.
-softmax::Rows InPages(const PageRows& rows, DType dtype) {
-  const auto size = static_cast<int64_t>(SizeOf(dtype));
+// Rows of elements of so many bytes, addressed in pages.
+softmax::Rows InPages(const PageRows& rows, size_t element) {
+  const auto size = static_cast<int64_t>(element);
   softmax::Rows r;
   r.head_stride = rows.head_stride / size;
   r.token_stride = rows.token_stride / size;
@@ -65,12 +70,13 @@ softmax::Rows InPages(const PageRows& rows, DType dtype) {
   return r;
 }
 
+size_t ElementOf(const KVView& cache) {
+  return cache.quantized ? sizeof(int8_t) : SizeOf(cache.dtype);
+}
+
 Problem AttendProblem(const char* op, const KVView& cache, const ConstTensorView& q,
                       const Options& options, const Outputs& out, Use use) {
   const Check check(op, use);
-  if (cache.quantized) {
-    throw Unsupported(std::string(op) + ": no kernel for a quantised cache yet");
-  }
   CheckOptions(check, options);
   check.Present("q", q);
   if (q.dtype() != cache.dtype) {
@@ -106,8 +112,14 @@ Problem AttendProblem(const char* op, const KVView& cache, const ConstTensorView
   whole.key_lengths = per_sequence(cache.lengths);
   whole.query_lengths = per_sequence(query_lengths);
   Problem p = CheckedProblem(op, {q, unread(cache.dim), unread(cache.value_dim)}, whole, out, use);
-  p.k = InPages(cache.key, cache.dtype);
-  p.v = InPages(cache.value, cache.dtype);
+  const size_t element = ElementOf(cache);
+  p.k = InPages(cache.key, element);
+  p.v = InPages(cache.value, element);
+  p.quantized = cache.quantized;
+  if (cache.quantized) {
+    p.k_scale = InPages(cache.key_scale, sizeof(float));
+    p.v_scale = InPages(cache.value_scale, sizeof(float));
+  }
   p.page_tokens = cache.page_tokens;
   p.pages_gone = !cache.first_kept.empty();
   for (softmax::Sequence& s : p.sequences) s.pages = cache.pages[s.batch];
@@ -130,7 +142,6 @@ Explanation ExplainAttend(const Context& ctx, const KVView& cache, const ConstTe
   constexpr char kOp[] = "attention::ExplainAttend";
   const Problem p = AttendProblem(kOp, cache, q, options, {}, Use::kExplain);
   const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, p);
-  const auto size = static_cast<double>(SizeOf(cache.dtype));
   double tokens = 0;
   for (const int64_t length : cache.lengths) tokens += static_cast<double>(length);
   const auto of_values = static_cast<double>(cache.key.begin == cache.value.begin
@@ -141,14 +152,59 @@ Explanation ExplainAttend(const Context& ctx, const KVView& cache, const ConstTe
   e.target = kernel.target(ctx);
   e.why = kernel.why;
   e.flops = 2 * static_cast<double>(p.depth + p.value_depth) * softmax::KeptPairs(p);
-  e.bytes = size * (tokens * static_cast<double>(cache.heads) *
-                        (static_cast<double>(cache.dim) + of_values) +
-                    static_cast<double>(q.num_elements() / cache.dim) *
-                        static_cast<double>(cache.dim + cache.value_dim));
+  const double factors = cache.quantized ? 2 * sizeof(float) : 0;
+  const double row = static_cast<double>(ElementOf(cache)) *
+                         (static_cast<double>(cache.dim) + of_values) + factors;
+  e.bytes = tokens * static_cast<double>(cache.heads) * row +
+            static_cast<double>(SizeOf(cache.dtype)) *
+                static_cast<double>(q.num_elements() / cache.dim) *
+                static_cast<double>(cache.dim + cache.value_dim);
   e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();
   e.visited_pairs = softmax::VisitedPairs(p, kernel.lanes(ctx, p), kernel.grid);
   e.invariant = kernel.invariant;
   return e;
+}
+
+Bound QuantizationBound(const Context&, const KVView& cache, const ConstTensorView& q,
+                        const Options& options) {
+  constexpr char kOp[] = "attention::QuantizationBound";
+  const Check check(kOp, Use::kForward);
+  check.Present("q", q);
+  if (!cache.quantized) check.Fail("cache", "is not quantised", "int8 rows");
+  const Problem p = AttendProblem(kOp, cache, q, options, {}, Use::kExplain);
+  const auto largest = [&](const PageRows& scales, int64_t b, int64_t head) {
+    float most = 0;
+    for (int64_t t = 0; t < cache.lengths[static_cast<size_t>(b)]; ++t) {
+      const std::byte* page = cache.pages[b][t / cache.page_tokens];
+      most = std::max(most, *reinterpret_cast<const float*>(
+                                page + scales.begin + head * scales.head_stride +
+                                t % cache.page_tokens * scales.token_stride));
+    }
+    return static_cast<double>(most);
+  };
+  Bound worst;
+  for (int64_t b = 0; b < cache.batch; ++b) {
+    for (int64_t head = 0; head < cache.heads; ++head) {
+      double norm = 0;  // the largest |q_i|_1
+      for (int64_t i = 0; i < q.size(1); ++i) {
+        for (int64_t h = head * p.group(); h < (head + 1) * p.group(); ++h) {
+          const ConstTensorView row = q.Slice(0, b, b + 1).Slice(1, i, i + 1).Slice(2, h, h + 1);
+          double sum = 0;
+          for (int64_t e = 0; e < cache.dim; ++e) {
+            sum += std::abs(LoadAsDouble(q.dtype(), row.data(), e * q.stride(3)));
+          }
+          norm = std::max(norm, sum);
+        }
+      }
+      const double of_values = largest(cache.value_scale, b, head);
+      const double delta =
+          std::abs(p.scale) * norm * largest(cache.key_scale, b, head) / 2;
+      worst.logit = std::max(worst.logit, delta);
+      worst.output = std::max(worst.output, std::expm1(2 * delta) * kInt8Steps * of_values +
+                                                of_values / 2);
+    }
+  }
+  return worst;
 }
 
 }  // namespace heed::attention

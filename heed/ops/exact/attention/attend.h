@@ -33,14 +33,34 @@ namespace heed::attention {
 // Reproducibility. The bits are those of Forward() on the same rows, whatever the kind of
 // cache and its pages.
 //
-// Throws InvalidArgument as Forward() does, and Unsupported for a quantised cache; nothing has
-// been written then.
+// Quantised caches. K and V are the rows that are stored, s_kj k_j and s_vj v_j with int8 k_j
+// and v_j: logit j is (scale s_kj) <q, k_j>, the output sum_j (P_j s_vj) v_j, in f32. What
+// quantising itself changed is bounded by QuantizationBound(). There is no backward pass.
+//
+// Throws InvalidArgument as Forward() does; nothing has been written then.
 HEED_API void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q,
                      const Options& options, const Outputs& out);
 
 // What Attend would do.
 HEED_API Explanation ExplainAttend(const Context& ctx, const KVView& cache,
                                    const ConstTensorView& q, const Options& options);
+
+// How far the results of Attend can be from those over the rows that were appended, because
+// a quantised cache has rounded them:
+//
+//   logit   delta = max_ij |scale| |q_i|_1 s_kj / 2
+//   output  (e^(2 delta) - 1) max_j |v_j| + max_j s_vj / 2
+//
+// the largest over all heads of all sequences. Rounding of the computation comes on top. Reads
+// every scale of the cache and q once, O(tokens heads). Source: each element moves by at most
+// half a scale, and each weight by a factor of at most e^(2 delta).
+//
+// Throws InvalidArgument as Attend does, and for a cache that is not quantised.
+struct Bound {
+  double logit = 0, output = 0;
+};
+HEED_API Bound QuantizationBound(const Context& ctx, const KVView& cache,
+                                 const ConstTensorView& q, const Options& options);
 
 }  // namespace heed::attention
 
