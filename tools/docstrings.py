@@ -104,6 +104,10 @@ def docstrings(text):
     declared = list(blocks(lines[begin + 1:end]))
     has_class = any(CLASS.match(code) for _, code in declared)  # of which the opening comment speaks
     for comment, code in declared:
+        struct, _, after = code.partition("\n};\n")
+        if (match := STRUCT.match(code)) and after:  # what the function after it returns, of which the comment speaks
+            structs[match[1]] = "", struct + "\n};"
+            code = after
         if match := STRUCT.match(code):
             structs[match[1]] = comment, code
         elif match := CLASS.match(code):

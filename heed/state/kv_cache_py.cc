@@ -173,6 +173,9 @@ void BindKVCache(nb::module_& m) {
             return Looking(self, [&] { return self.cache.shared_prefix(); });
           },
           doc::kKVCacheSharedPrefix)
+      .def("quantization_bound", &attention::BoundOn, nb::sig(kBoundSignature),
+           (std::string(attention::doc::kQuantizationBound) +
+            "\n\nIn Python. Arguments are those of attend; returns (logit, output).").c_str())
       .def_static("share", &Share<KVCache>, "prefix_cache"_a.none(), "batch"_a.none(),
                   nb::sig(kShareSignature), doc::kKVCacheShare)
       .def_static("import_pages", &ImportPages, nb::sig(kImportSignature),

@@ -80,6 +80,10 @@ inline constexpr char kImportSignature[] =
     "capacity: int | None = None, page: int | None = 64, "
     "quantize: typing.Literal['int8'] | None = None) -> KVCache";
 
+inline constexpr char kBoundSignature[] =
+    "def quantization_bound(self, q: " HEED_ROWS ", *, causal: bool = True, "
+    "**options: typing_extensions.Unpack[heed._typing.AttendOptions]) -> tuple[float, float]";
+
 inline constexpr char kLengthsSignature[] = "def lengths(self) -> heed._typing.Result";
 inline constexpr char kAppendedSignature[] = "def appended(self) -> heed._typing.Result";
 inline constexpr char kTrimSignature[] = "def trim(self, lengths: " HEED_INTS ") -> None";

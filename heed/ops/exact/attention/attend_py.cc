@@ -121,6 +121,21 @@ nb::dict ExplainAttendOn(DType, int num_threads, PyObject* kwargs) {
 
 }  // namespace
 
+nb::object BoundOn(const CacheOwner& cache, const nb::args& args,
+                   const nb::kwargs& kwargs) {
+  const std::string name = cache.Op("quantization_bound");
+  const char* const op = name.c_str();
+  Call call;
+  ReadArguments(op, cache, false, args.ptr(), kwargs.ptr(), call);
+  const Context& ctx = ThreadContext(call.num_threads);
+  Bound bound;
+  Compute(op, kRenamed, [&] {
+    const std::shared_lock lock(cache.mutex);
+    bound = QuantizationBound(ctx, cache.base().view(), call.in.q, call.options);
+  });
+  return nb::make_tuple(bound.logit, bound.output);
+}
+
 nb::object AttendOn(const CacheOwner& cache, const nb::args& args,
                     const nb::kwargs& kwargs) {
   const std::string name = cache.Op("attend");

@@ -16,7 +16,11 @@ namespace heed::attention {
 nanobind::object AttendOn(const python::CacheOwner& cache, const nanobind::args& args,
                           const nanobind::kwargs& kwargs);
 
-// The same for heed.torch: results go to the tensors `out` and, where it is given, `lse`.
+// cache.quantization_bound(q, *, ...): (logit, output).
+nanobind::object BoundOn(const python::CacheOwner& cache, const nanobind::args& args,
+                         const nanobind::kwargs& kwargs);
+
+// The same as AttendOn for heed.torch: results go to the tensors `out` and, where it is given, `lse`.
 void AttendOnTorch(const python::CacheOwner& cache, const nanobind::args& args,
                    const nanobind::kwargs& kwargs);
 
