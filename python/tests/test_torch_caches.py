@@ -146,19 +146,52 @@ def test_autocast():
     assert o.dtype == torch.bfloat16 and torch.equal(o, cache.attend(x.bfloat16()))
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_compiled_function_may_use_a_cache():
-    """With a break of the graph at each call, as a cache is an object that changes."""
-    def step(cache, x):
-        cache.append(x * 2, x)
-        return cache.attend(x) + 1
+def step(cache, x, lengths=None):
+    """Two turns, of which none may be left out or change its place."""
+    cache.append(x * 2, x, lengths)
+    o, lse = cache.attend(x + 1, return_lse=True, sinks=[0.5, 1.0], segments=None)
+    cache.append(x, x * 3)
+    return o + cache.attend(x, window=(4, 0), out=torch.empty_like(x)), lse
 
-    x = rows(1, 3, 2, 8)
-    expected = step(heed.torch.KVCache(1, 2, 8), x)
-    compiled = torch.compile(step, backend="eager")
-    cache = heed.torch.KVCache(1, 2, 8)
-    torch.testing.assert_close(compiled(cache, x), expected)
-    assert cache.lengths.tolist() == [3]
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_function_decodes_without_a_break_of_the_graph(backend):
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend=backend, fullgraph=True)
+    cache, plain = heed.torch.KVCache(1, 2, 8), heed.torch.KVCache(1, 2, 8)
+    for lengths in (None, None, torch.tensor([2])):
+        x = rows(1, 3, 2, 8)
+        for got, expected in zip(compiled(cache, x, lengths), step(plain, x, lengths), strict=True):
+            assert torch.equal(got, expected)
+        assert torch.equal(cache.lengths, plain.lengths)
+    for made in (cache.fork(), copy.copy(cache), heed.torch.KVCache.share(cache, 1)):
+        compiled(made, x, lengths)
+        assert made.lengths[0] == cache.lengths[0] + 5
+    assert torch.equal(cache.lengths, plain.lengths)
+    ring, latent = heed.torch.RingKVCache(1, 2, 8, window=3), heed.torch.LatentKVCache(1, 6, 2)
+    ring.append(x, x)
+    attend = torch.compile(lambda cache, x, **options: cache.attend(x, **options), backend=backend, fullgraph=True)
+    assert torch.equal(attend(ring, x), ring.attend(x))
+    latent_rows = torch.compile(lambda cache, x: cache.append(x), backend=backend, fullgraph=True)
+    latent_rows(latent, x[:, :, 0])
+    assert torch.equal(attend(latent, x, scale=0.2), latent.attend(x, scale=0.2))
+    with pytest.raises(Exception, match="key_lengths"):
+        attend(latent, x, scale=0.2, key_lengths=torch.tensor([1]))
+    torch._dynamo.reset()
+
+
+def test_operators():
+    cache, x = heed.torch.KVCache(2, 2, 8), rows(2, 3, 2, 8)
+    torch.library.opcheck(torch.ops.heed.cache_append.default, (cache._handle, x, x, torch.tensor([3, 1])))
+    options = {"softcap": 2.0, "key_starts": torch.tensor([1, 0]), "causal": True}
+    torch.library.opcheck(torch.ops.heed.cache_attend.default, (cache._handle, x, 8), options)
+    o, _ = torch.ops.heed.cache_attend(cache._handle, x, 8, **options)
+    assert torch.equal(o, cache.attend(x, **options))
+    x.requires_grad_()
+    for call in (lambda: torch.ops.heed.cache_append(cache._handle, x, x), lambda: torch.ops.heed.cache_attend(cache._handle, x, 8)):
+        with pytest.raises(heed.InvalidArgument, match="requires a gradient"):
+            call()
 
 
 def test_docstrings():

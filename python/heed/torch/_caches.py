@@ -10,7 +10,7 @@ from torch import Tensor
 
 import heed
 from heed import InvalidArgument, _core
-from heed.torch import _operators
+from heed.torch import _cache_operators, _operators
 from heed.torch._functions import _detached
 
 _DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -49,6 +49,21 @@ def _dtype_name(operation: str, dtype: Any) -> Any:
     return _NAMES.get(dtype, dtype) if isinstance(dtype, torch.dtype) else dtype
 
 
+_is_compiling = torch.compiler.is_compiling
+
+
+def _name_for_graphs(cache: Any) -> None:
+    """What a compiled function needs to know of a cache."""
+    cache._handle, cache._width = _cache_operators.new_handle(cache), cache.value_dim
+
+
+def _adopted(cache: Any, cls: Any) -> Any:
+    """A fork of a cache of heed, or of one here, as an object of `cls`."""
+    fork = cache._fork_as(cls)
+    _name_for_graphs(fork)
+    return fork
+
+
 def _on_tensors(cls: Any) -> Any:
     """Gives a subclass of a cache of heed its methods on tensors."""
     base = cls.__mro__[1]
@@ -56,16 +71,31 @@ def _on_tensors(cls: Any) -> Any:
 
     def __init__(self: Any, *sizes: int, dtype: Any = "f32", **options: Any) -> None:
         base.__init__(self, *sizes, dtype=_dtype_name(name, dtype), **options)
+        _name_for_graphs(self)
+
+    def fork(self: Any, memo: Any = None) -> Any:  # memo: of copy.deepcopy
+        return _adopted(self, type(self))
 
     def append(self: Any, k: Tensor, v: Tensor, lengths: Any = None) -> None:
-        rows = {"k": _under_autocast(k), "v": _under_autocast(v)}
-        _call(_core._append_torch, self, f"{name}.append", rows, {"lengths": lengths})
+        k, v = _under_autocast(k), _under_autocast(v)
+        if _is_compiling():
+            _cache_operators.append(self._handle, k, v, lengths)
+        else:
+            _call(_core._append_torch, self, f"{name}.append", {"k": k, "v": v}, {"lengths": lengths})
 
     def append_latent(self: Any, rows: Tensor, lengths: Any = None) -> None:
-        _call(_core._append_torch, self, f"{name}.append", {"rows": _under_autocast(rows)}, {"lengths": lengths})
+        rows = _under_autocast(rows)
+        if _is_compiling():
+            _cache_operators.append(self._handle, rows, None, lengths)
+        else:
+            _call(_core._append_torch, self, f"{name}.append", {"rows": rows}, {"lengths": lengths})
 
     def attend(self: Any, q: Tensor, *, return_lse: bool = False, out: Tensor | None = None, **options: Any) -> Any:
         q, lse = _under_autocast(q), None
+        if _is_compiling():
+            o, lse = _cache_operators.attend(self._handle, q, self._width, options)
+            o = o if out is None else out.copy_(o)
+            return (o, lse) if return_lse else o
         if not isinstance(q, Tensor):
             raise InvalidArgument(f"{name}.attend: q is of type {type(q).__name__}, expected a tensor")
         if not isinstance(return_lse, bool):
@@ -79,11 +109,12 @@ def _on_tensors(cls: Any) -> Any:
         _call(_core._attend_torch, self, f"{name}.attend", {"q": q, "out": out, "lse": lse}, options)
         return (out, lse) if return_lse else out
 
-    methods = {"__init__": __init__, "append": append_latent if base is heed.LatentKVCache else append, "attend": attend}
+    methods = {"__init__": __init__, "fork": fork, "append": append_latent if base is heed.LatentKVCache else append, "attend": attend}
     for of, method in methods.items():
         method.__name__, method.__doc__ = of, getattr(base, of).__doc__
         method.__qualname__ = f"{name}.{of}"
         setattr(cls, of, method)
+    cls.__copy__ = cls.__deepcopy__ = fork
     for of in ("share", "import_pages"):
         if of in vars(cls):
             getattr(cls, of).__doc__ = getattr(base, of).__doc__
@@ -105,13 +136,13 @@ must be the cache's. Otherwise as in heed."""
 class KVCache(heed.KVCache):
     @staticmethod
     def share(prefix_cache: heed.KVCache, batch: int) -> KVCache:
-        return heed.KVCache.share(prefix_cache, batch)._fork_as(KVCache)
+        return _adopted(heed.KVCache.share(prefix_cache, batch), KVCache)
 
     @staticmethod
     def import_pages(*tables: Any, **options: Any) -> KVCache:
         tables = tuple(_detached("KVCache.import_pages", "a pool", x) for x in tables)
         options = {name: _detached("KVCache.import_pages", name, x) for name, x in options.items()}
-        return heed.KVCache.import_pages(*tables, **options)._fork_as(KVCache)
+        return _adopted(heed.KVCache.import_pages(*tables, **options), KVCache)
 
 
 @_on_tensors
@@ -123,7 +154,7 @@ class RingKVCache(heed.RingKVCache):
 class LatentKVCache(heed.LatentKVCache):
     @staticmethod
     def share(prefix_cache: heed.LatentKVCache, batch: int) -> LatentKVCache:
-        return heed.LatentKVCache.share(prefix_cache, batch)._fork_as(LatentKVCache)
+        return _adopted(heed.LatentKVCache.share(prefix_cache, batch), LatentKVCache)
 
 
 _CLASSES = {cls.__mro__[1]: cls for cls in (KVCache, RingKVCache, LatentKVCache)}
@@ -131,7 +162,7 @@ _CLASSES = {cls.__mro__[1]: cls for cls in (KVCache, RingKVCache, LatentKVCache)
 
 def load_cache(path: Any, *, max_bytes: int | None = None) -> KVCache | RingKVCache | LatentKVCache:
     cache = heed.load_cache(path, max_bytes=max_bytes)
-    return cache._fork_as(_CLASSES[type(cache)])
+    return _adopted(cache, _CLASSES[type(cache)])
 
 
 load_cache.__doc__ = heed.load_cache.__doc__
