@@ -93,7 +93,8 @@ CALLS = [
     ("attend", (Q,), {"window": (-2, 0)}, r"attend: window\[0\] is -2, expected an int of at least -1"),
     ("attend", (Q,), {"softcap": -1}, "attend: softcap is -1, expected a finite number above 0"),
     ("attend", (Q,), {"sinks": [0.0]}, r"attend: sinks has shape \[1\], expected \[4\]"),
-    ("attend", (Q,), {"mask": np.ones((3, 9), bool)}, r"attend: mask has shape \[3,9\], expected one that broadcasts to \[2,4,3,4\]"),
+    ("attend", (Q,), {"mask": np.ones((3, 9), bool)},
+     r"attend: mask has shape \[3,9\], expected one that broadcasts to \[2,4,3,4\]"),
     ("attend", (Q,), {"out": np.ones((2, 3, 4, 8), np.float32)}, r"attend: out has shape \[2,3,4,8\], expected \[2,3,4,6\]"),
     ("attend", (Q,), {"out": 3}, "attend: out is 3, expected an array"),
     ("attend", (Q,), {"threads": 0}, "attend: threads is 0, expected an int from 1 to 4096"),
@@ -137,7 +138,7 @@ def test_errors_of_a_ring():
     ring = heed.RingKVCache(2, 2, 8, 6, window=3, sink_tokens=1)
     for _ in range(4):
         ring.append(K, V)
-    with pytest.raises(heed.InvalidArgument, match=r"^RingKVCache.attend: window lets row 0 of sequence 0 see token 1, expected "):
+    with pytest.raises(heed.InvalidArgument, match="^RingKVCache.attend: window lets row 0 of sequence 0 see token 1, "):
         ring.attend(Q, window=(9, 0))
     with pytest.raises(heed.InvalidArgument, match="^RingKVCache.attend: window lets row"):
         ring.attend(Q, sink_tokens=5)
@@ -149,7 +150,8 @@ def test_errors_of_a_ring():
 
 def test_errors_of_a_latent_cache():
     latent = heed.LatentKVCache(2, 6, 2)
-    for wrong, message in ((ROWS[0], r"rows has shape \[3,8\], expected rank 3"), (K, r"rows has shape \[2,3,2,8\], expected rank 3"),
+    for wrong, message in ((ROWS[0], r"rows has shape \[3,8\], expected rank 3"),
+                           (K, r"rows has shape \[2,3,2,8\], expected rank 3"),
                            (ROWS[..., :6], r"rows has shape \[2,3,6\], expected \[2,T,8\]"),
                            (ROWS.astype(np.float64), "rows has dtype f64, expected f32")):
         with pytest.raises(heed.InvalidArgument, match=f"^LatentKVCache.append: {message}"):
@@ -164,7 +166,8 @@ def test_errors_of_share():
     cache, _ = new_cache("paged")
     one = heed.KVCache(1, 2, 8)
     for prefix, batch, message in (
-            (cache, 3, "prefix_cache has batch 2, expected 1"), (K, 3, "prefix_cache is of type numpy.ndarray, expected a heed.KVCache"),
+            (cache, 3, "prefix_cache has batch 2, expected 1"),
+            (K, 3, "prefix_cache is of type numpy.ndarray, expected a heed.KVCache"),
             (heed.LatentKVCache(1, 2, 2), 3, "prefix_cache is of type .*LatentKVCache, expected a heed.KVCache"),
             (one, 0, "batch is 0, expected an int of at least 1"), (one, None, "batch is None")):
         with pytest.raises(heed.InvalidArgument, match=f"^KVCache.share: {message}"):
@@ -210,7 +213,8 @@ def test_errors_of_files(tmp_path):
     path.write_bytes(whole)
     with pytest.raises(heed.FileError, match=f"^{path}: "):
         heed.load_cache(path, max_bytes=100)
-    for wrong, message in (({"path": 3}, "path is 3, expected a path"), ({"path": path, "max_bytes": -1}, "max_bytes is -1")):
+    for wrong, message in (({"path": 3}, "path is 3, expected a path"),
+                           ({"path": path, "max_bytes": -1}, "max_bytes is -1")):
         with pytest.raises(heed.InvalidArgument, match=f"^load_cache: {message}"):
             heed.load_cache(**wrong)
 

@@ -278,6 +278,62 @@ def test_import_pages(rng, heads_first):
     check(cache, model, normal(rng, 3, 2, 4, 8))
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_int8_rows(rng, dtype):
+    """The rows that are kept are x / scale rounded, and what that changes is bounded."""
+    cache, exact = new_cache("paged", dim=32, value_dim=16, dtype=dtype, quantize="int8")
+    model = Model(2)
+    for tokens in (40, 1, 3):
+        k, v = grow(rng, cache, exact, tokens)
+        kept = []
+        for x in (k, v):
+            x = np.asarray(x, np.float32)
+            scale = np.abs(x).max(-1, keepdims=True) / np.float32(127)
+            kept.append(np.rint(x / scale).astype(np.float64) * scale)
+        model.append(*kept)
+        q = normal(rng, 2, tokens, 4, 32, dtype=dtype)
+        o = check(cache, model, q)
+        logit, output = cache.quantization_bound(q)
+        assert 0 < logit < 1 and np.abs(np.asarray(o, float) - exact.attend(q)[0]).max() < output < 3
+    whole = heed.KVCache(2, 2, 32, 16, dtype=dtype)
+    whole.append(normal(rng, 2, 44, 2, 32, dtype=dtype), normal(rng, 2, 44, 2, 16, dtype=dtype))
+    assert cache.nbytes < whole.nbytes
+    fork = cache.fork()
+    np.testing.assert_array_equal(fork.attend(q), o)
+    with pytest.raises(heed.InvalidArgument, match="^KVCache.quantization_bound: cache is not quantised"):
+        whole.quantization_bound(q)
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("tree", [[-1, 0, 1, 0, 3, -1, 5], [-1] * 7, [-1, 0, 1, 2, 3, 4, 5]])
+def test_a_row_of_a_draft_has_the_bits_of_its_branch(rng, tree, quantize):
+    cache = heed.KVCache(1, 2, 8, 6, quantize=quantize)
+    cache.append(normal(rng, 1, 70, 2, 8), normal(rng, 1, 70, 2, 6))
+    k, v, q = normal(rng, 1, 7, 2, 8), normal(rng, 1, 7, 2, 6), normal(rng, 1, 7, 4, 8)
+    options = {"alibi": [0.5, 0.25, 0.125, 0.0], "window": (50, 0)}
+    draft = cache.fork()
+    draft.append(k, v)
+    try:
+        o, lse = draft.attend(q, tree=tree, return_lse=True, **options)
+    except heed.Unsupported:
+        pytest.skip("trees are not built yet")
+    np.testing.assert_array_equal(draft.attend(q, tree=np.array(tree, np.int32), **options), o)
+    for i in range(7):
+        branch, j = [i], tree[i]
+        while j != -1:
+            branch, j = [j, *branch], tree[j]
+        alone = cache.fork()
+        for j in branch:
+            alone.append(k[:, j : j + 1], v[:, j : j + 1])
+        one, one_lse = alone.attend(q[:, i : i + 1], return_lse=True, **options)
+        np.testing.assert_array_equal(o[:, i], one[:, 0])
+        np.testing.assert_array_equal(lse[:, :, i], one_lse[:, :, 0])
+    for wrong in ([0] * 7, [-1, 1, 0, 0, 0, 0, 0], [-2] * 7, [-1] * 6):
+        with pytest.raises(heed.InvalidArgument, match="^KVCache.attend: tree"):
+            draft.attend(q, tree=wrong)
+    assert heed.explain("attend", cache=draft, q=q, tree=tree)["flops"] <= heed.explain("attend", cache=draft, q=q)["flops"]
+
+
 def test_explain(rng):
     cache, model = new_cache("paged")
     grow(rng, cache, model, 50)

@@ -96,7 +96,8 @@ def test_gradients_are_refused():
     latent = heed.torch.LatentKVCache(1, 3, 1)
     for call, name in (
             (lambda: cache.append(wants, x), "KVCache.append: k"), (lambda: cache.append(x, v=wants), "KVCache.append: v"),
-            (lambda: cache.attend(wants), "KVCache.attend: q"), (lambda: cache.attend(x, out=wants.clone()), "KVCache.attend: out"),
+            (lambda: cache.attend(wants), "KVCache.attend: q"),
+            (lambda: cache.attend(x, out=wants.clone()), "KVCache.attend: out"),
             (lambda: cache.attend(x, sinks=torch.zeros(1, requires_grad=True)), "KVCache.attend: sinks"),
             (lambda: latent.append(wants[:, 0]), "LatentKVCache.append: rows"),
             (lambda: heed.torch.KVCache.import_pages(wants, x, [0, 1], [0], [1]), "KVCache.import_pages: ")):
@@ -121,7 +122,8 @@ def test_errors():
             (lambda: cache.attend(x.numpy()), "KVCache.attend: q is of type ndarray, expected a tensor"),
             (lambda: cache.attend(x, return_lse=1), "KVCache.attend: return_lse is 1, expected True or False"),
             (lambda: cache.attend(x, out=x), "KVCache.attend: out overlaps q"),
-            (lambda: cache.attend(x, out=rows(1, 2, 1, 3)), r"KVCache.attend: out has shape \[1,2,1,3\], expected \[1,2,1,4\]"),
+            (lambda: cache.attend(x, out=rows(1, 2, 1, 3)),
+             r"KVCache.attend: out has shape \[1,2,1,3\], expected \[1,2,1,4\]"),
             (lambda: cache.attend(x.to_sparse()), "KVCache.attend: q is a sparse_coo tensor on cpu, expected a strided"),
             (lambda: cache.attend(x.to("meta")), "KVCache.attend: q is a strided tensor on meta, expected a strided"),
             (lambda: cache.append(x, x.to("meta")), "KVCache.append: v is a strided tensor on meta, expected a strided"),
@@ -129,7 +131,8 @@ def test_errors():
             (lambda: cache.append(x, x, lengths=[3]), r"KVCache.append: lengths\[0\] is 3, expected 0 to 2"),
             (lambda: cache.attend(x, key_lengths=torch.tensor([1])), "KVCache.attend: key_lengths is given, expected none"),
             (lambda: heed.torch.KVCache(1, 1, 4, dtype=torch.int8), "KVCache: dtype is torch.int8, expected a float dtype"),
-            (lambda: heed.torch.RingKVCache(1, 1, 4, window=2, dtype="half"), "RingKVCache: dtype is 'half', expected 'f64'")):
+            (lambda: heed.torch.RingKVCache(1, 1, 4, window=2, dtype="half"),
+             "RingKVCache: dtype is 'half', expected 'f64'")):
         with pytest.raises(heed.InvalidArgument, match=f"^{message}"):
             call()
     with pytest.raises(TypeError, match="unexpected keyword argument 'windw'"):
@@ -189,7 +192,8 @@ def test_operators():
     o, _ = torch.ops.heed.cache_attend(cache._handle, x, 8, **options)
     assert torch.equal(o, cache.attend(x, **options))
     x.requires_grad_()
-    for call in (lambda: torch.ops.heed.cache_append(cache._handle, x, x), lambda: torch.ops.heed.cache_attend(cache._handle, x, 8)):
+    for call in (lambda: torch.ops.heed.cache_append(cache._handle, x, x),
+                 lambda: torch.ops.heed.cache_attend(cache._handle, x, 8)):
         with pytest.raises(heed.InvalidArgument, match="requires a gradient"):
             call()
 

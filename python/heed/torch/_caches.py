@@ -109,7 +109,8 @@ def _on_tensors(cls: Any) -> Any:
         _call(_core._attend_torch, self, f"{name}.attend", {"q": q, "out": out, "lse": lse}, options)
         return (out, lse) if return_lse else out
 
-    methods = {"__init__": __init__, "fork": fork, "append": append_latent if base is heed.LatentKVCache else append, "attend": attend}
+    rows = append_latent if base is heed.LatentKVCache else append
+    methods = {"__init__": __init__, "fork": fork, "append": rows, "attend": attend}
     for of, method in methods.items():
         method.__name__, method.__doc__ = of, getattr(base, of).__doc__
         method.__qualname__ = f"{name}.{of}"
@@ -126,10 +127,10 @@ def _on_tensors(cls: Any) -> Any:
     return cls
 
 
-_IN_PYTORCH = """In PyTorch. dtype is one of PyTorch's or its name here. Tensors are on the CPU and read in place, lengths are int64
-tensors. Nothing that is computed on a cache has a gradient: a tensor that requires one is refused unless gradients are
-off. Work runs on PyTorch's threads, at most `threads` of them. Under autocast rows and queries take its dtype, which
-must be the cache's. Otherwise as in heed."""
+_IN_PYTORCH = """In PyTorch. dtype is one of PyTorch's or its name here. Tensors are on the CPU and read in place,
+lengths are int64 tensors. Nothing that is computed on a cache has a gradient: a tensor that requires one is refused
+unless gradients are off. Work runs on PyTorch's threads, at most `threads` of them. Under autocast rows and queries take
+its dtype, which must be the cache's. Otherwise as in heed."""
 
 
 @_on_tensors
