@@ -32,7 +32,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // One row after the other of many that are stored as S, `stride` elements apart; where
 // `page` is given, `page_rows` of them in each of its pieces, `offset` bytes from where it
-// begins. A piece is looked up when its first row is.
+// begins. A piece is looked up when its first row is. With `chosen`, row i is instead row
+// chosen[i] of all pieces, `page` being the first.
 template <class S>
 struct RowCursor {
   const S* row;
@@ -41,9 +42,18 @@ struct RowCursor {
   const std::byte* const* page = nullptr;  // the next one
   ptrdiff_t offset = 0;
   size_t page_rows = 0;
+  const int64_t* chosen = nullptr;
 
   // Where the next `count` rows are.
   HWY_INLINE void Take(size_t count, const S** HWY_RESTRICT rows) {
+    if (chosen != nullptr) {
+      for (size_t i = 0; i < count; ++i) {
+        const auto at = static_cast<size_t>(*chosen++);
+        rows[i] = reinterpret_cast<const S*>(page[at / page_rows] + offset) +
+                  static_cast<ptrdiff_t>(at % page_rows) * stride;
+      }
+      return;
+    }
     for (size_t done = 0; done < count;) {
       if (left == 0) {
         row = reinterpret_cast<const S*>(*page++ + offset);

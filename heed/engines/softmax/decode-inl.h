@@ -144,6 +144,15 @@ class RowOutputs {
 
   void Copy(const T* from, T* to) const { std::copy(from, from + num_rows_ * row_, to); }
 
+  void CopyRow(const T* from, size_t from_row, T* to, size_t to_row) const {
+    T* at = to + to_row * row_;
+    if (from == nullptr) {
+      std::fill(at, at + row_, T{0});
+    } else {
+      std::copy(from + from_row * row_, from + (from_row + 1) * row_, at);
+    }
+  }
+
   HWY_INLINE void Scale(bool clear, const V* HWY_RESTRICT factor, T* HWY_RESTRICT o) const {
     HWY_ALIGN T f[N];
     hn::Store(factor[0], d_, f);

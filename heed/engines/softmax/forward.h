@@ -55,9 +55,11 @@ class BlockQueue {
   };
   int64_t size() const { return begins_.back(); }
   Task At(int64_t index) const;
+  int64_t IndexOf(const Task& task) const;
 
  private:
   std::vector<int64_t> order_;   // sequence indices
+  std::vector<int64_t> places_;  // in order_, by sequence
   std::vector<int64_t> blocks_;  // per key head, by place in order_
   std::vector<int64_t> begins_;  // first task, by place in order_
   int64_t key_heads_;

@@ -41,6 +41,13 @@ class LaneOutputs {
 
   void Copy(const T* from, T* to) const { std::copy(from, from + channels_ * W, to); }
 
+  // Row `from_lane` of one block becomes row `to_lane` of another; null: zeros do.
+  void CopyRow(const T* from, size_t from_lane, T* to, size_t to_lane) const {
+    for (size_t e = 0; e < channels_; ++e) {
+      to[e * W + to_lane] = from == nullptr ? T{0} : from[e * W + from_lane];
+    }
+  }
+
   // o = o factor, or 0.
   HWY_INLINE void Scale(bool clear, const V* HWY_RESTRICT factor, T* HWY_RESTRICT o) const {
     for (size_t e = 0; e < channels_; ++e) {

@@ -148,7 +148,8 @@ inline SourceRows SourceOf(const Rows& rows, DType dtype, int64_t batch,
 inline SourceRows PagedKeysOf(const Problem& p, const Rows& rows, const Sequence& s,
                               int64_t key_head, size_t element) {
   return {nullptr, static_cast<ptrdiff_t>(rows.token_stride), p.dtype, s.pages, p.page_tokens,
-          rows.page_offset + key_head * rows.head_stride * static_cast<int64_t>(element)};
+          rows.page_offset + key_head * rows.head_stride * static_cast<int64_t>(element),
+          s.tail, s.tail_begin};
 }
 
 // K or V of a key head.

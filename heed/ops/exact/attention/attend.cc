@@ -5,7 +5,9 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "heed/core/error.h"
@@ -74,8 +76,89 @@ size_t ElementOf(const KVView& cache) {
   return cache.quantized ? sizeof(int8_t) : SizeOf(cache.dtype);
 }
 
-Problem AttendProblem(const char* op, const KVView& cache, const ConstTensorView& q,
-                      const Options& options, const Outputs& out, Use use) {
+// Whether a block may hold rows of several sequences: nothing but runs of keys tells apart
+// what they see.
+bool CanShare(const Problem& p) { return p.mask.data == nullptr && p.segments_q.empty(); }
+
+int64_t SegmentBorder(const softmax::Sequence& s, int64_t key) {
+  const int64_t keys = std::max<int64_t>(key - s.key_begin, 0);
+  return s.key_begin + keys / softmax::kSegmentKeys * softmax::kSegmentKeys;
+}
+
+void SharePrefix(const KVView& cache, Problem* p) {
+  constexpr int64_t kMostQueries = 16;  // beyond, states cost more than reading again
+  const softmax::Sequence& first = p->sequences.front();
+  const int64_t end = SegmentBorder(first, cache.shared_prefix);
+  bool shares = CanShare(*p) && cache.batch > 1 && end > 0 && first.num_queries <= kMostQueries;
+  for (const softmax::Sequence& s : p->sequences) shares = shares && s.key_begin == 0;
+  if (!shares) return;
+  for (softmax::Sequence& s : p->sequences) s.own_begin = end;
+  p->shared = {{0, cache.batch, end}};
+}
+
+// A problem and what it points to.
+struct Call {
+  Problem p;
+  std::vector<int64_t> tails;
+};
+
+// Each node becomes a sequence of one query, whose keys end with its ancestors.
+void PlantTree(const Check& check, std::span<const int64_t> tree, Call* call) {
+  std::vector<std::vector<int64_t>> branches;  // from its root to each node
+  for (size_t i = 0; i < tree.size(); ++i) {
+    const int64_t parent = tree[i];
+    if (parent < -1 || parent >= static_cast<int64_t>(i)) {
+      check.Fail("tree", "has parent " + Text(parent) + " of node " + Text(i),
+                 "an earlier node, or -1");
+    }
+    branches.push_back(parent < 0 ? std::vector<int64_t>()
+                                  : branches[static_cast<size_t>(parent)]);
+    branches.back().push_back(static_cast<int64_t>(i));
+  }
+  Problem& p = call->p;
+  const std::vector<softmax::Sequence> whole = std::move(p.sequences);
+  p.sequences.clear();
+  const auto nodes = static_cast<int64_t>(tree.size());
+  if (!whole.empty() && whole.front().num_queries != nodes) {
+    check.Fail("tree", "has " + Text(nodes) + " nodes", Text(whole.front().num_queries) + " as q");
+  }
+  std::vector<size_t> tail_at;
+  for (const softmax::Sequence& s : whole) {
+    const int64_t border = SegmentBorder(s, s.start);
+    const auto first = static_cast<int64_t>(p.sequences.size());
+    for (int64_t i = 0; i < nodes; ++i) {
+      const std::vector<int64_t>& branch = branches[static_cast<size_t>(i)];
+      softmax::Sequence node = s;
+      node.first_q = i;
+      node.num_queries = 1;
+      node.query_end = i < s.query_end ? 1 : 0;
+      node.start = s.start + static_cast<int64_t>(branch.size()) - 1;
+      node.num_keys = node.start + 1;
+      node.key_end = std::max(node.key_begin, std::min(s.key_end, node.num_keys));
+      node.prefix_end = std::min(node.prefix_end, node.key_end);
+      node.sink_end = std::min(node.sink_end, node.key_end);
+      node.tail_begin = border;
+      tail_at.push_back(call->tails.size());
+      for (int64_t j = border; j < node.num_keys; ++j) {
+        const auto in_draft = static_cast<size_t>(std::max<int64_t>(j - s.start, 0));
+        call->tails.push_back(j < s.start ? j : s.start + branch[in_draft]);
+      }
+      p.sequences.push_back(node);
+    }
+    if (!CanShare(p) || border == s.key_begin || nodes == 1) continue;
+    for (int64_t i = first; i < first + nodes; ++i) {
+      p.sequences[static_cast<size_t>(i)].own_begin = border;
+    }
+    p.shared.push_back({first, nodes, border});
+  }
+  for (size_t i = 0; i < tail_at.size(); ++i) {
+    p.sequences[i].tail = call->tails.data() + tail_at[i];
+  }
+}
+
+Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q,
+                const Options& options, const Outputs& out, std::span<const int64_t> tree,
+                Use use) {
   const Check check(op, use);
   CheckOptions(check, options);
   check.Present("q", q);
@@ -111,7 +194,9 @@ Problem AttendProblem(const char* op, const KVView& cache, const ConstTensorView
   whole.query_starts = per_sequence(starts);
   whole.key_lengths = per_sequence(cache.lengths);
   whole.query_lengths = per_sequence(query_lengths);
-  Problem p = CheckedProblem(op, {q, unread(cache.dim), unread(cache.value_dim)}, whole, out, use);
+  Call call{CheckedProblem(op, {q, unread(cache.dim), unread(cache.value_dim)}, whole, out, use),
+            {}};
+  Problem& p = call.p;
   const size_t element = ElementOf(cache);
   p.k = InPages(cache.key, element);
   p.v = InPages(cache.value, element);
@@ -123,24 +208,30 @@ Problem AttendProblem(const char* op, const KVView& cache, const ConstTensorView
   p.page_tokens = cache.page_tokens;
   p.pages_gone = !cache.first_kept.empty();
   for (softmax::Sequence& s : p.sequences) s.pages = cache.pages[s.batch];
+  if (!tree.empty()) {
+    PlantTree(check, tree, &call);
+  } else if (!p.sequences.empty()) {
+    SharePrefix(cache, &p);
+  }
   CheckKept(check, cache, p);
-  return p;
+  return call;
 }
 
 }  // namespace
 
 void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q,
-            const Options& options, const Outputs& out) {
+            const Options& options, const Outputs& out, std::span<const int64_t> tree) {
   constexpr char kOp[] = "attention::Attend";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
-  const Problem p = AttendProblem(kOp, cache, q, options, out, Use::kForward);
-  softmax::Choose(kOp, ctx, p).run(ctx, p);
+  const Call call = AttendCall(kOp, cache, q, options, out, tree, Use::kForward);
+  softmax::Choose(kOp, ctx, call.p).run(ctx, call.p);
 }
 
 Explanation ExplainAttend(const Context& ctx, const KVView& cache, const ConstTensorView& q,
-                          const Options& options) {
+                          const Options& options, std::span<const int64_t> tree) {
   constexpr char kOp[] = "attention::ExplainAttend";
-  const Problem p = AttendProblem(kOp, cache, q, options, {}, Use::kExplain);
+  const Call call = AttendCall(kOp, cache, q, options, {}, tree, Use::kExplain);
+  const Problem& p = call.p;
   const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, p);
   double tokens = 0;
   for (const int64_t length : cache.lengths) tokens += static_cast<double>(length);
@@ -171,7 +262,8 @@ Bound QuantizationBound(const Context&, const KVView& cache, const ConstTensorVi
   const Check check(kOp, Use::kForward);
   check.Present("q", q);
   if (!cache.quantized) check.Fail("cache", "is not quantised", "int8 rows");
-  const Problem p = AttendProblem(kOp, cache, q, options, {}, Use::kExplain);
+  const Call call = AttendCall(kOp, cache, q, options, {}, {}, Use::kExplain);
+  const Problem& p = call.p;
   const auto largest = [&](const PageRows& scales, int64_t b, int64_t head) {
     float most = 0;
     for (int64_t t = 0; t < cache.lengths[static_cast<size_t>(b)]; ++t) {

@@ -3,6 +3,9 @@
 #ifndef HEED_OPS_EXACT_ATTENTION_ATTEND_H_
 #define HEED_OPS_EXACT_ATTENTION_ATTEND_H_
 
+#include <cstdint>
+#include <span>
+
 #include "heed/core/context.h"
 #include "heed/core/export.h"
 #include "heed/core/tensor.h"
@@ -21,6 +24,12 @@ namespace heed::attention {
 // new tokens first, then attend with their queries. Rows at or beyond appended[b] see nothing,
 // o = 0 and lse = -inf. Where an option speaks of Tk, it is the longest of the lengths.
 //
+// Drafts. With `tree`, [Tq], row i is a node of a tree of guesses of which tree[i] is the
+// parent, an earlier row, or -1 if there is none. It stands at lengths[b] - appended[b] +
+// depth(i), and of the appended tokens sees its ancestors and itself, each at the position that
+// it would have in a sequence of its own: a row has the bits that decoding its branch alone
+// would give it. Sequences of which fewer rows were appended have the first of the nodes.
+//
 // Options. All but those that say where rows are, which the cache knows (query_starts, align,
 // key_lengths, query_lengths, cu_seqlens_*), and dropout. Callers that decode set `causal`;
 // without it every row sees all of the cache. Of a ring, `causal` and a window within that of
@@ -28,7 +37,11 @@ namespace heed::attention {
 //
 // Cost. One pass over the keys and values that are seen, whatever the number of query heads,
 // up to eight rows per key head (Tq Hq / heads); beyond that a pass per block of rows as in
-// Forward(). Keys are shared out among threads where there are few heads.
+// Forward(). Keys are shared out among threads where there are few heads. Tokens that all
+// sequences share (KVCache::Share), and of a tree those before the draft, are read once for
+// eight rows of any of them, in whole segments of 512, unless a mask or segments are given;
+// with more than 16 new tokens per sequence, or key_starts, only a tree's are. States of
+// segments then take workspace.
 //
 // Reproducibility. The bits are those of Forward() on the same rows, whatever the kind of
 // cache and its pages.
@@ -39,11 +52,13 @@ namespace heed::attention {
 //
 // Throws InvalidArgument as Forward() does; nothing has been written then.
 HEED_API void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q,
-                     const Options& options, const Outputs& out);
+                     const Options& options, const Outputs& out,
+                     std::span<const int64_t> tree = {});
 
 // What Attend would do.
 HEED_API Explanation ExplainAttend(const Context& ctx, const KVView& cache,
-                                   const ConstTensorView& q, const Options& options);
+                                   const ConstTensorView& q, const Options& options,
+                                   std::span<const int64_t> tree = {});
 
 // How far the results of Attend can be from those over the rows that were appended, because
 // a quantised cache has rounded them:
