@@ -64,26 +64,11 @@ std::span<const int64_t> Tree(const Call& call) {
   return {call.tree.as<int64_t>(), static_cast<size_t>(call.tree.size(0))};
 }
 
-// Attend or ExplainAttend, with the tree where there is one.
-template <class Tree>
-auto WithTree(Tree tree, auto&& function) {
-  if constexpr (requires { function(tree); }) {
-    return function(tree);
-  } else {
-    if (!tree.empty()) throw Unsupported("attention::Attend: no kernel for a tree yet");
-    return function();
-  }
-}
-
 void Run(const char* op, Context& ctx, const CacheOwner& cache, const Call& call,
          const Outputs& out) {
   Compute(op, kRenamed, [&] {
     const std::shared_lock lock(cache.mutex);
-    WithTree(Tree(call), [&](auto... tree)
-                 -> decltype(Attend(ctx, cache.base().view(), call.in.q, call.options, out,
-                                    tree...)) {
-      return Attend(ctx, cache.base().view(), call.in.q, call.options, out, tree...);
-    });
+    Attend(ctx, cache.base().view(), call.in.q, call.options, out, Tree(call));
   });
 }
 
@@ -109,11 +94,7 @@ nb::dict ExplainAttendOn(DType, int num_threads, PyObject* kwargs) {
   Explanation e;
   Compute(op.c_str(), kRenamed, [&] {
     const std::shared_lock lock(cache->mutex);
-    e = WithTree(Tree(call), [&](auto... tree)
-                     -> decltype(ExplainAttend(ctx, cache->base().view(), call.in.q,
-                                               call.options, tree...)) {
-      return ExplainAttend(ctx, cache->base().view(), call.in.q, call.options, tree...);
-    });
+    e = ExplainAttend(ctx, cache->base().view(), call.in.q, call.options, Tree(call));
   });
   return Described(e.kernel, e.target, e.why, e.flops, e.bytes, e.workspace_bytes,
                    e.visited_pairs, e.invariant, call.arrays.copied());
