@@ -9,6 +9,7 @@
 #include "heed/core/os.h"
 #include "heed/engines/softmax/kernels.h"
 #include "heed/engines/softmax/visit.h"
+#include "heed/ops/exact/attention/attend_rotary_internal.h"
 #include "heed/ops/exact/attention/attention_check_internal.h"
 #include "heed/ops/exact/attention/attention_internal.h"
 
@@ -72,6 +73,7 @@ Problem AttendProblem(const char* op, const KVView& cache, const ConstTensorView
     throw Unsupported(std::string(op) + ": no kernel for a quantised cache yet");
   }
   CheckOptions(check, options);
+  CheckRotary(check, cache, options);
   check.Present("q", q);
   if (q.dtype() != cache.dtype) {
     check.Fail("q", std::string("has dtype ") + Name(q.dtype()),
@@ -122,6 +124,7 @@ void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q,
   constexpr char kOp[] = "attention::Attend";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   const Problem p = AttendProblem(kOp, cache, q, options, out, Use::kForward);
+  if (cache.rotary != nullptr) return AttendRotated(ctx, cache, q, options, out);
   softmax::Choose(kOp, ctx, p).run(ctx, p);
 }
 
@@ -145,7 +148,8 @@ Explanation ExplainAttend(const Context& ctx, const KVView& cache, const ConstTe
                         (static_cast<double>(cache.dim) + of_values) +
                     static_cast<double>(q.num_elements() / cache.dim) *
                         static_cast<double>(cache.dim + cache.value_dim));
-  e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();
+  e.workspace_bytes =
+      kernel.workspace(ctx, p) * ctx.num_threads() + RotaryBytes(cache, q);
   e.visited_pairs = softmax::VisitedPairs(p, kernel.lanes(ctx, p), kernel.grid);
   e.invariant = kernel.invariant;
   return e;

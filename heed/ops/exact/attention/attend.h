@@ -21,6 +21,12 @@ namespace heed::attention {
 // new tokens first, then attend with their queries. Rows at or beyond appended[b] see nothing,
 // o = 0 and lse = -inf. Where an option speaks of Tk, it is the longest of the lengths.
 //
+// With rotary, the cache says how: q is given without it, and each row is turned by where it
+// stands. Of a ring that turns by its own places, keys are copied and turned for every call,
+// O(tokens kept), and once sinks and window have parted, several new rows cost what they cost
+// one by one; `causal` and a window within that of the ring are required, and prefix, chunk,
+// segments, key_starts, mask, bias and alibi are not taken.
+//
 // Options. All but those that say where rows are, which the cache knows (query_starts, align,
 // key_lengths, query_lengths, cu_seqlens_*), and dropout. Callers that decode set `causal`;
 // without it every row sees all of the cache. Of a ring, `causal` and a window within that of
