@@ -184,10 +184,12 @@ struct RingCase {
   int64_t left = -1, seen_sinks = -1;  // of the options: the ring's
   double softcap = 0;
   bool logit_sinks = false;
+  bool trim = false;  // half of every append, before it is attended to
 };
 
 // Two sequences, appended to by different numbers, are attended to after every append.
 void ExpectTheLoop(const RingCase& n, const std::vector<List>& appends) {
+  SCOPED_TRACE("sinks " + std::to_string(n.sinks) + " window " + std::to_string(n.window));
   constexpr int64_t kHeads = 2, kGroup = 3, kDim = 12, kTurned = 8, kValue = 5;
   const int64_t left = n.left < 0 ? n.window - 1 : n.left;
   const int64_t seen_sinks = n.seen_sinks < 0 ? n.sinks : n.seen_sinks;
@@ -201,12 +203,20 @@ void ExpectTheLoop(const RingCase& n, const std::vector<List>& appends) {
   Context ctx(2);
   const Buffer sinks = Normal(n.dtype == DType::kF64 ? n.dtype : DType::kF32, {6}, 77);
   uint64_t seed = 100;
-  for (const List& counts : appends) {
+  for (List counts : appends) {
     const int64_t T = *std::max_element(counts.begin(), counts.end());
     const Buffer k = Normal(n.dtype, {2, T, kHeads, kDim}, seed++);
     const Buffer v = Normal(n.dtype, {2, T, kHeads, kValue}, seed++);
     const Buffer q = Normal(n.dtype, {2, T, kHeads * kGroup, kDim}, seed++);
     ring.Append(k.view(), v.view(), counts);
+    if (n.trim) {
+      List lengths(ring.lengths().begin(), ring.lengths().end());
+      for (size_t b = 0; b < 2; ++b) {
+        lengths[b] -= counts[b] / 2;
+        counts[b] -= counts[b] / 2;
+      }
+      ring.Trim(lengths);
+    }
     Options options;
     options.causal = true;
     options.window = {left, 0};
@@ -251,7 +261,6 @@ TEST(AttendRotaryTest, ARingThatTurnsByItsPlacesIsThePlainLoop) {
   for (const int64_t sinks : {0, 1, 3, 30}) {
     for (const int64_t window : {1, 2, 20, 70, 500}) {
       for (const RotaryPairs pairs : {RotaryPairs::kHalfSplit, RotaryPairs::kInterleaved}) {
-        SCOPED_TRACE("sinks " + std::to_string(sinks) + " window " + std::to_string(window));
         RingCase n;
         n.sinks = sinks;
         n.window = window;
@@ -269,6 +278,7 @@ TEST(AttendRotaryTest, ARingTakesTheOptionsThatHaveAMeaning) {
   ExpectTheLoop({.left = 0, .seen_sinks = 1}, kAppends);
   ExpectTheLoop({.seen_sinks = 0}, kAppends);
   ExpectTheLoop({.softcap = 2, .logit_sinks = true}, kAppends);
+  ExpectTheLoop({.trim = true}, kAppends);
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   ExpectTheLoop({.window = kMax, .sinks = kMax, .left = kMax - 1, .seen_sinks = 0},
                 {{40, 3}, {1, 2}});
