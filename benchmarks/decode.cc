@@ -39,8 +39,9 @@ double Goal(double zen4, double intel) {
 class Step {
  public:
   // page 0: contiguous.
-  Step(DType dtype, int64_t tokens, int64_t page, int64_t group)
-      : cache_({1, kHeads, kDim, kDim, page == 0 ? tokens : -1, page, dtype}),
+  Step(DType dtype, int64_t tokens, int64_t page, int64_t group,
+       Quantize quantize = Quantize::kNone)
+      : cache_({1, kHeads, kDim, kDim, page == 0 ? tokens : -1, page, dtype, quantize}),
         q_(dtype, {1, 1, kHeads * group, kDim}, Placement::kAligned),
         o_(dtype, {1, 1, kHeads * group, kDim}, Placement::kAligned) {
     const Buffer k(dtype, {1, kChunk, kHeads, kDim}, Placement::kAligned);
@@ -63,10 +64,15 @@ class Step {
   // in one piece.
   double ReadSeconds(Context& ctx) const {
     const KVView view = cache_.view();
-    const auto bytes = static_cast<size_t>(
-        2 * view.lengths[0] * kHeads * kDim * static_cast<int64_t>(SizeOf(view.dtype)));
+    const int64_t element = view.quantized ? 1 : static_cast<int64_t>(SizeOf(view.dtype));
+    const auto bytes = static_cast<size_t>(2 * view.lengths[0] * kHeads * kDim * element);
     return static_cast<double>(bytes) /
            probe::ReadBytesPerSecond(ctx, view.pages[0][0], bytes, 1);
+  }
+
+  // How far quantising may have moved the outputs.
+  double Bound(const Context& ctx) const {
+    return attention::QuantizationBound(ctx, View(), q_.view(), options_).output;
   }
 
   KVCache& cache() { return cache_; }
@@ -88,9 +94,10 @@ class Step {
 };
 
 // A short cache of the same kind against the reference in float64.
-void Verify(DType dtype, int64_t page, int64_t group, Context& ctx) {
+void Verify(DType dtype, int64_t page, int64_t group, Context& ctx,
+            Quantize quantize = Quantize::kNone) {
   const int64_t tokens = 2 * kChunk - 100;
-  Step step(dtype, tokens, page, group);
+  Step step(dtype, tokens, page, group, quantize);
   step.Run(ctx);
   const Buffer k(dtype, {1, 2 * kChunk, kHeads, kDim}), v(dtype, {1, 2 * kChunk, kHeads, kDim});
   for (int64_t chunk = 0; chunk < 2; ++chunk) {
@@ -102,7 +109,8 @@ void Verify(DType dtype, int64_t page, int64_t group, Context& ctx) {
   attention::Reference({step.q().view(), k.view().Slice(1, 0, tokens),
                         v.view().Slice(1, 0, tokens)},
                        {}, {expected.view(), {}});
-  const double tolerance = dtype == DType::kF32 ? 1e-5 : 2e-2;
+  double tolerance = dtype == DType::kF32 ? 1e-5 : 2e-2;
+  if (quantize == Quantize::kInt8) tolerance = step.Bound(ctx);
   for (int64_t h = 0; h < kHeads * group; ++h) {
     for (int64_t e = 0; e < kDim; ++e) {
       const double error = std::abs(step.o().Get({0, 0, h, e}) - expected.Get({0, 0, h, e}));
@@ -138,9 +146,8 @@ double Seconds(Step& step, Context& ctx, bool* clean) {
   return sample.seconds;
 }
 
-int64_t Tokens(DType dtype) {
-  return kBytes / (2 * kHeads * kDim * static_cast<int64_t>(SizeOf(dtype)));
-}
+int64_t Tokens(int64_t element_bytes) { return kBytes / (2 * kHeads * kDim * element_bytes); }
+int64_t Tokens(DType dtype) { return Tokens(static_cast<int64_t>(SizeOf(dtype))); }
 
 }  // namespace
 
@@ -152,16 +159,21 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
     DType dtype;
     int64_t group;
     double zen4, intel;
+    Quantize quantize = Quantize::kNone;
   };
   for (const OfRead& c : {OfRead{DType::kF32, 1, .92, .87}, OfRead{DType::kF32, 4, .92, .84},
                           OfRead{DType::kF32, 8, .80, .78}, OfRead{DType::kBF16, 1, .88, .91},
                           OfRead{DType::kBF16, 4, kNone, .80},
-                          OfRead{DType::kBF16, 8, kNone, .60}}) {
+                          OfRead{DType::kBF16, 8, kNone, .60},
+                          OfRead{DType::kF32, 1, kNone, .94, Quantize::kInt8},
+                          OfRead{DType::kF32, 4, kNone, .70, Quantize::kInt8},
+                          OfRead{DType::kF32, 8, kNone, .35, Quantize::kInt8}}) {
+    const bool int8 = c.quantize == Quantize::kInt8;
     const std::string name = fmt::format("{} {} query heads per key head, of a raw read",
-                                         Name(c.dtype), c.group);
+                                         int8 ? "int8" : Name(c.dtype), c.group);
     progress(name);
-    Verify(c.dtype, 0, c.group, ctx);
-    Step step(c.dtype, Tokens(c.dtype), 0, c.group);
+    Verify(c.dtype, 0, c.group, ctx, c.quantize);
+    Step step(c.dtype, int8 ? Tokens(int64_t{1}) : Tokens(c.dtype), 0, c.group, c.quantize);
     results.push_back(Gate(name, Goal(c.zen4, c.intel), true, [&](bool* clean) {
       const double read = step.ReadSeconds(ctx);
       return read / Seconds(step, ctx, clean);

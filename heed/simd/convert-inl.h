@@ -96,10 +96,17 @@ HWY_INLINE auto Round(D d, F16 /*tag*/, V x) {
 #endif
 }
 
+template <class D, class V8>
+HWY_INLINE hn::Vec<D> FromInt8(D d, V8 x) {
+  return hn::ConvertTo(d, hn::PromoteTo(hn::RebindToSigned<D>(), x));
+}
+
 template <class D, class S>
 HWY_INLINE hn::Vec<D> LoadWide(D d, const S* HWY_RESTRICT from) {
   if constexpr (std::is_same_v<S, hn::TFromD<D>>) {
     return hn::LoadU(d, from);
+  } else if constexpr (std::is_same_v<S, int8_t>) {
+    return FromInt8(d, hn::LoadU(hn::Rebind<int8_t, D>(), from));
   } else {
     const hn::Rebind<uint16_t, D> du16;
     return Widen(d, S(), hn::LoadU(du16, reinterpret_cast<const uint16_t*>(from)));
@@ -111,6 +118,8 @@ template <class D, class S>
 HWY_INLINE hn::Vec<D> LoadWideN(D d, const S* HWY_RESTRICT from, size_t n) {
   if constexpr (std::is_same_v<S, hn::TFromD<D>>) {
     return hn::LoadN(d, from, n);
+  } else if constexpr (std::is_same_v<S, int8_t>) {
+    return FromInt8(d, hn::LoadN(hn::Rebind<int8_t, D>(), from, n));
   } else {
     const hn::Rebind<uint16_t, D> du16;
     return Widen(d, S(),

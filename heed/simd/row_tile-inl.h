@@ -32,7 +32,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // One row after the other of many that are stored as S, `stride` elements apart; where
 // `page` is given, `page_rows` of them in each of its pieces, `offset` bytes from where it
-// begins. A piece is looked up when its first row is.
+// begins. A piece is looked up when its first row is. With `chosen`, row i is instead row
+// chosen[i] of all pieces, `page` being the first.
 template <class S>
 struct RowCursor {
   const S* row;
@@ -41,9 +42,18 @@ struct RowCursor {
   const std::byte* const* page = nullptr;  // the next one
   ptrdiff_t offset = 0;
   size_t page_rows = 0;
+  const int64_t* chosen = nullptr;
 
   // Where the next `count` rows are.
   HWY_INLINE void Take(size_t count, const S** HWY_RESTRICT rows) {
+    if (chosen != nullptr) {
+      for (size_t i = 0; i < count; ++i) {
+        const auto at = static_cast<size_t>(*chosen++);
+        rows[i] = reinterpret_cast<const S*>(page[at / page_rows] + offset) +
+                  static_cast<ptrdiff_t>(at % page_rows) * stride;
+      }
+      return;
+    }
     for (size_t done = 0; done < count;) {
       if (left == 0) {
         row = reinterpret_cast<const S*>(*page++ + offset);
@@ -99,9 +109,12 @@ class RowsInHand {
   const S *rows_[3 * kMostRows], **next_, **end_;
 };
 
-// Columns that N rows are transposed by: words of a vector, of which bf16 has two each.
+// Columns that N rows are transposed by: words of a vector, of which bf16 has two each and
+// int8 four.
 template <class D, class S>
-constexpr size_t kColumns = hn::MaxLanes(D()) * (std::is_same_v<S, BF16> ? 2 : 1);
+constexpr size_t kColumns = hn::MaxLanes(D()) * (std::is_same_v<S, BF16>     ? 2
+                                                 : std::is_same_v<S, int8_t> ? 4
+                                                                             : 1);
 
 // f(column, vector), widened, for kColumns of N rows, row(j) being where row j begins.
 template <class D, class S, class Row, class F, class V = hn::Vec<D>>
@@ -109,11 +122,15 @@ HWY_INLINE void ForColumns(D d, const Row& row, const F& f) {
   constexpr size_t N = hn::MaxLanes(D());
   const hn::RebindToUnsigned<D> words;
   const hn::Repartition<uint16_t, D> halves;
+  const hn::Repartition<int8_t, D> bytes;
+  const hn::RebindToSigned<D> integers;
   V v[N];
   HWY_UNROLL(32)
   for (size_t i = 0; i < N; ++i) {
     if constexpr (std::is_same_v<S, BF16>) {
       v[i] = hn::BitCast(d, hn::LoadU(halves, reinterpret_cast<const uint16_t*>(row(i))));
+    } else if constexpr (std::is_same_v<S, int8_t>) {
+      v[i] = hn::BitCast(d, hn::LoadU(bytes, row(i)));
     } else {
       v[i] = LoadWide(d, row(i));
     }
@@ -125,6 +142,12 @@ HWY_INLINE void ForColumns(D d, const Row& row, const F& f) {
       const auto both = hn::BitCast(words, v[i]);
       f(2 * i, hn::BitCast(d, hn::ShiftLeft<16>(both)));
       f(2 * i + 1, hn::BitCast(d, hn::And(both, hn::Set(words, 0xFFFF0000u))));
+    } else if constexpr (std::is_same_v<S, int8_t>) {
+      const auto all = hn::BitCast(integers, v[i]);
+      f(4 * i, hn::ConvertTo(d, hn::ShiftRight<24>(hn::ShiftLeft<24>(all))));
+      f(4 * i + 1, hn::ConvertTo(d, hn::ShiftRight<24>(hn::ShiftLeft<16>(all))));
+      f(4 * i + 2, hn::ConvertTo(d, hn::ShiftRight<24>(hn::ShiftLeft<8>(all))));
+      f(4 * i + 3, hn::ConvertTo(d, hn::ShiftRight<24>(all)));
     } else {
       f(i, v[i]);
     }
@@ -203,7 +226,7 @@ HWY_NOINLINE void DotRows(D d, const StoredRows<S>& rows, size_t depth,
                           const T* HWY_RESTRICT x, T* HWY_RESTRICT out) {
   constexpr size_t N = hn::MaxLanes(D());
   // Measured: with one f32 row, four blocks at once are slower than two.
-  constexpr int B = R == 1 && sizeof(S) == 2 ? 4 : R <= 4 ? 2 : 1;
+  constexpr int B = R == 1 && sizeof(S) < 4 ? 4 : R <= 4 ? 2 : 1;
   RowsInHand<S> in_hand(rows, depth);
   size_t begin = 0;
   for (; begin + B * N <= rows.count; begin += B * N) {

@@ -41,6 +41,9 @@ struct KVView {
   std::span<const int64_t> lengths;                // rows of each sequence, [batch]
   std::span<const int64_t> appended;               // of these, by the last Append()
 
+  // Tokens that are the same rows in all sequences: attention reads them once for all.
+  int64_t shared_prefix = 0;
+
   // Of a ring: tokens in [sink_tokens, first_kept[b]) are gone. Empty: none are.
   std::span<const int64_t> first_kept;
   int64_t sink_tokens = 0;

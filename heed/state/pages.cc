@@ -144,6 +144,7 @@ KVView Pages::view() const {
   view.pages = rows_.data();
   view.lengths = lengths_;
   view.appended = appended_;
+  view.shared_prefix = shared_prefix_;
   if (options_.kind == CacheKind::kRing) {
     view.first_kept = first_kept_;
     view.sink_tokens = options_.sink_tokens;

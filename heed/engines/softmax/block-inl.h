@@ -35,6 +35,7 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes ou
 template <class O>
 struct Head {
   SourceRows key_source, value_source;
+  SourceRows key_scale, value_scale;  // where rows are quantised
   Place keys_at, values_at;
   Operand<typename O::Key> keys;
   Operand<typename O::Value> values;
@@ -46,8 +47,15 @@ HWY_INLINE Head<O> HeadOf(const Problem& p, const Plan& plan, int64_t sequence,
                           int64_t key_head, Workspace<O>& w) {
   const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
   Head<O> head;
-  head.key_source = KeysOf(p, p.k, s, key_head);
-  head.value_source = KeysOf(p, p.v, s, key_head);
+  if constexpr (O::kQuantized) {
+    head.key_source = PagedKeysOf(p, p.k, s, key_head, sizeof(int8_t));
+    head.value_source = PagedKeysOf(p, p.v, s, key_head, sizeof(int8_t));
+    head.key_scale = PagedKeysOf(p, p.k_scale, s, key_head, sizeof(float));
+    head.value_scale = PagedKeysOf(p, p.v_scale, s, key_head, sizeof(float));
+  } else {
+    head.key_source = KeysOf(p, p.k, s, key_head);
+    head.value_source = KeysOf(p, p.v, s, key_head);
+  }
   head.keys_at = plan.keys_at;
   head.values_at = plan.values_at;
   head.keys = {w.keys, static_cast<ptrdiff_t>(p.depth), s.key_begin};
@@ -83,6 +91,12 @@ class Block {
         block_(block), head_(head), w_(workspace),
         num_rows_(static_cast<size_t>(grid.NumRows(block))) {}
 
+  // The queries are those of several sequences, one after the other, as many of each.
+  void Join(const Sequence* members, int64_t queries_each) {
+    members_ = members;
+    queries_each_ = queries_each;
+  }
+
  protected:
   using T = typename O::Compute;
   using D = hn::ScalableTag<T>;
@@ -93,8 +107,13 @@ class Block {
   // The keys that each row sees.
   HWY_INLINE void FindKeys() {
     for (size_t lane = 0; lane < num_rows_; ++lane) {
-      rows_[lane] = grid_.At(block_, static_cast<int64_t>(lane));
-      runs_[lane] = VisibleKeys(p_, s_, rows_[lane].query);
+      BlockGrid::Row& row = rows_[lane] = grid_.At(block_, static_cast<int64_t>(lane));
+      of_[lane] = &s_;
+      if (members_ != nullptr) {
+        of_[lane] = members_ + row.query / queries_each_;
+        row.query %= queries_each_;
+      }
+      runs_[lane] = VisibleKeys(p_, *of_[lane], row.query);
     }
   }
 
@@ -120,11 +139,12 @@ class Block {
     for (size_t lane = 0; lane < W; ++lane) {
       const bool present = lane < num_rows_;
       const BlockGrid::Row row = present ? rows_[lane] : BlockGrid::Row{0, 0};
+      const Sequence& s = present ? *of_[lane] : s_;
       const int64_t head = key_head_ * grid_.heads + row.head;
       if (present) {
         q[lane] = static_cast<const char*>(p_.q.data) +
-                  (s_.batch * p_.q.batch_stride +
-                   (s_.first_q + row.query) * p_.q.token_stride +
+                  (s.batch * p_.q.batch_stride +
+                   (s.first_q + row.query) * p_.q.token_stride +
                    head * p_.q.head_stride) *
                       static_cast<int64_t>(SizeOf(p_.dtype));
       }
@@ -134,24 +154,24 @@ class Block {
       lanes_.first_end[lane] = static_cast<TI>(runs.first.end);
       lanes_.second_begin[lane] = static_cast<TI>(runs.second.begin);
       lanes_.second_end[lane] = static_cast<TI>(runs.second.end);
-      const int64_t position = s_.start + row.query;
+      const int64_t position = s.start + row.query;
       lanes_.position[lane] = position;
       if (dropout) {
         lanes_.position_low[lane] = static_cast<uint32_t>(position);
         lanes_.head_row[lane] =
-            static_cast<uint32_t>(s_.batch * p_.query_heads + head);
+            static_cast<uint32_t>(s.batch * p_.query_heads + head);
       }
       if (!p_.slopes.empty()) {
         lanes_.slope[lane] = static_cast<T>(
-            p_.slopes[static_cast<size_t>(s_.batch * p_.slopes_stride + head)]);
+            p_.slopes[static_cast<size_t>(s.batch * p_.slopes_stride + head)]);
       }
       if (!p_.segments_q.empty()) {
         const int32_t id = p_.segments_q[static_cast<size_t>(
-            s_.batch * p_.segments_q_stride + row.query)];
+            s.batch * p_.segments_q_stride + s.first_q + row.query)];
         lanes_.segment[lane] = static_cast<TI>(id < 0 ? -1 : id);
       }
-      lanes_.bias[lane] = PairRow(p_.bias, SizeOf(p_.bias.dtype), head, row.query);
-      lanes_.mask[lane] = PairRow(p_.mask, 1, head, row.query);
+      lanes_.bias[lane] = PairRow(p_.bias, SizeOf(p_.bias.dtype), s, head, row.query);
+      lanes_.mask[lane] = PairRow(p_.mask, 1, s, head, row.query);
     }
     // What each vector of lanes can see, to leave out vectors that see nothing
     // of a tile's keys.
@@ -310,12 +330,12 @@ class Block {
   }
 
  private:
-  const void* PairRow(const Pairs& pairs, size_t element, int64_t head,
-                      int64_t query) const {
+  static const void* PairRow(const Pairs& pairs, size_t element, const Sequence& s,
+                             int64_t head, int64_t query) {
     if (pairs.data == nullptr) return nullptr;
     return static_cast<const char*>(pairs.data) +
-           (s_.batch * pairs.batch_stride + head * pairs.head_stride +
-            query * pairs.query_stride) *
+           (s.batch * pairs.batch_stride + head * pairs.head_stride +
+            (s.first_q + query) * pairs.query_stride) *
                static_cast<int64_t>(element);
   }
 
@@ -362,7 +382,7 @@ class Block {
                            const Operand<typename O::Key>& rows, int64_t depth, T* out,
                            V* max, const Before& before, const F& f) {
     if constexpr (O::kKeysInLanes) {
-      O::KeyProducts(lanes, num_rows_, head_.key_source, run.begin, run.end, keys_until_,
+      O::KeyProducts(lanes, num_rows_, head_, run.begin, run.end, keys_until_,
                      static_cast<size_t>(depth), out);
       return Rewrite<W, kVectors>(d_, run, run.begin, out, max, f);
     }
@@ -388,10 +408,13 @@ class Block {
   const size_t num_rows_;
   Lanes<T, W> lanes_;
   BlockGrid::Row rows_[W];
+  const Sequence* of_[W];  // that each row is of
   KeyRuns runs_[W];
   int64_t keys_until_ = 0;  // keys from the current tile on that some row may see
 
  private:
+  const Sequence* members_ = nullptr;  // of which the rows are, if not of s_
+  int64_t queries_each_ = 0;
   bool partial_ = false;  // the mask or segments cut into the current tile
   LogitFactor factor_;
   Interval hull_[C];

@@ -62,15 +62,64 @@ struct DecodeOperands : FmaOperands<T> {
   static constexpr bool kKeysInLanes = true;
 
   // s[key][lane] of keys [begin, end).
-  static HWY_INLINE void KeyProducts(const T* q, size_t num_rows, const SourceRows& k,
+  static HWY_INLINE void KeyProducts(const T* q, size_t num_rows, const Head<DecodeOperands>& head,
                                      int64_t begin, int64_t end, int64_t until, size_t depth,
                                      T* s) {
-    hs::WithStorage<T>(k.dtype, [&](auto stored) HWY_ATTR {
-      const auto rows = Stored<decltype(stored)>(k, begin, end, until);
+    hs::WithStorage<T>(head.key_source.dtype, [&](auto stored) HWY_ATTR {
+      const auto rows = Stored<decltype(stored)>(head.key_source, begin, end, until);
       WithRows<T>(num_rows, [&](auto r) HWY_ATTR {
         hs::DotRows<r.value>(hn::ScalableTag<T>(), rows, depth, q, s);
       });
     });
+  }
+
+  // f(the values of keys [begin, end)), which weigh p[key][lane].
+  template <class F>
+  static HWY_INLINE void WithValues(const Head<DecodeOperands>& head, int64_t begin, int64_t end,
+                                    int64_t until, T* /*p*/, const F& f) {
+    hs::WithStorage<T>(head.value_source.dtype, [&](auto stored) HWY_ATTR {
+      f(Stored<decltype(stored)>(head.value_source, begin, end, until));
+    });
+  }
+};
+
+// K and V in place, quantised. A row's factor meets its logits after the product over
+// channels, and its weights before the product over keys: as many products as without.
+struct QuantizedOperands : FmaOperands<float> {
+  static constexpr bool kKeysInLanes = true;
+  static constexpr bool kQuantized = true;
+
+  static HWY_INLINE void KeyProducts(const float* q, size_t num_rows,
+                                     const Head<QuantizedOperands>& head, int64_t begin,
+                                     int64_t end, int64_t until, size_t depth, float* s) {
+    const auto rows = Stored<int8_t>(head.key_source, begin, end, until);
+    WithRows<float>(num_rows, [&](auto r) HWY_ATTR {
+      hs::DotRows<r.value>(D(), rows, depth, q, s);
+    });
+    ScaleRows(head.key_scale, begin, end, until, s);
+  }
+
+  template <class F>
+  static HWY_INLINE void WithValues(const Head<QuantizedOperands>& head, int64_t begin,
+                                    int64_t end, int64_t until, float* p, const F& f) {
+    ScaleRows(head.value_scale, begin, end, until, p);
+    f(Stored<int8_t>(head.value_source, begin, end, until));
+  }
+
+ private:
+  // x[key][lane] times the key's factor.
+  static HWY_INLINE void ScaleRows(const SourceRows& factors, int64_t begin, int64_t end,
+                                   int64_t until, float* HWY_RESTRICT x) {
+    constexpr size_t N = hn::MaxLanes(D()), kLine = 64 / sizeof(float);
+    const auto rows = Stored<float>(factors, begin, end, until);
+    const size_t all = rows.count + std::min(rows.count, rows.ahead);
+    const float* at[2 * hs::kMostRows];
+    auto cursor = rows.cursor;
+    cursor.Take(all, at);
+    for (size_t j = rows.count; j < all; j += kLine) hs::PrefetchToL2(at[j]);
+    for (size_t j = 0; j < rows.count; ++j, x += N) {
+      hn::Store(hn::Mul(hn::Load(D(), x), hn::Set(D(), *at[j])), D(), x);
+    }
   }
 };
 
@@ -86,14 +135,23 @@ class RowOutputs {
   RowOutputs(size_t channels, size_t num_rows)
       : channels_(channels), row_((channels + N - 1) / N * N), num_rows_(num_rows) {}
 
-  static int64_t Size(int64_t channels, int64_t lanes) {
+  static int64_t Size(int64_t channels, int64_t num_rows) {
     constexpr auto kLanes = static_cast<int64_t>(N);
-    return (channels + kLanes - 1) / kLanes * kLanes * std::min<int64_t>(lanes, kDecodeRows);
+    return (channels + kLanes - 1) / kLanes * kLanes * num_rows;
   }
 
   void Clear(T* o) const { std::fill(o, o + num_rows_ * row_, T{0}); }
 
   void Copy(const T* from, T* to) const { std::copy(from, from + num_rows_ * row_, to); }
+
+  void CopyRow(const T* from, size_t from_row, T* to, size_t to_row) const {
+    T* at = to + to_row * row_;
+    if (from == nullptr) {
+      std::fill(at, at + row_, T{0});
+    } else {
+      std::copy(from + from_row * row_, from + (from_row + 1) * row_, at);
+    }
+  }
 
   HWY_INLINE void Scale(bool clear, const V* HWY_RESTRICT factor, T* HWY_RESTRICT o) const {
     HWY_ALIGN T f[N];
@@ -121,12 +179,11 @@ class RowOutputs {
   }
 
   template <int kVectors, bool kSkipMasked>
-  HWY_INLINE void AddValues(const T* p, const Head<O>& head, int64_t begin, int64_t end,
+  HWY_INLINE void AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end,
                             int64_t until, bool first, const V* rescale, T* o) const {
     HWY_ALIGN T factor[N];
     hn::Store(rescale[0], d_, factor);
-    hs::WithStorage<T>(head.value_source.dtype, [&](auto stored) HWY_ATTR {
-      const auto rows = Stored<decltype(stored)>(head.value_source, begin, end, until);
+    O::WithValues(head, begin, end, until, p, [&](const auto& rows) HWY_ATTR {
       WithRows<T>(num_rows_, [&](auto r) HWY_ATTR {
         hs::SumRows<r.value, kSkipMasked>(d_, rows, channels_, p, first, factor, o,
                                           static_cast<ptrdiff_t>(row_));
@@ -162,16 +219,18 @@ class RowOutputs {
   const size_t channels_, row_, num_rows_;
 };
 
+// Rows of a block.
 template <class O>
-Plan DecodePlan(const Problem& p) {
-  Plan plan = MakePlan<O>(p, /*vectors=*/1);
-  plan.outputs = RowOutputs<O>::Size(p.value_depth, plan.lanes);
-  return plan;
+int64_t DecodeRows() {
+  return HWY_MIN(hn::MaxLanes(hn::ScalableTag<typename O::Compute>()), kDecodeRows);
 }
 
 template <class O>
-int64_t DecodeLanes() {
-  return hn::MaxLanes(hn::ScalableTag<typename O::Compute>());
+Plan DecodePlan(const Problem& p) {
+  Plan plan = MakePlan<O>(p, /*vectors=*/1);
+  plan.rows = DecodeRows<O>();
+  plan.outputs = RowOutputs<O>::Size(p.value_depth, plan.rows);
+  return plan;
 }
 
 template <class O>

@@ -21,7 +21,7 @@ int64_t ScratchDecodeF32(const Problem& problem, int num_threads) {
   return ScratchBytes<O>(problem, DecodePlan<O>(problem), num_threads);
 }
 
-int64_t LanesDecodeF32(const Problem&) { return DecodeLanes<DecodeOperands<float>>(); }
+int64_t RowsDecodeF32(const Problem&) { return DecodeRows<DecodeOperands<float>>(); }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE
@@ -32,7 +32,7 @@ namespace heed::softmax {
 
 HWY_EXPORT(RunDecodeF32);
 HWY_EXPORT(ScratchDecodeF32);
-HWY_EXPORT(LanesDecodeF32);
+HWY_EXPORT(RowsDecodeF32);
 
 void DecodeF32(Context& ctx, const Problem& problem) {
   HWY_DISPATCH_TABLE(RunDecodeF32)[TargetIndex(ctx.allowed_targets())](ctx, problem);
@@ -43,8 +43,8 @@ int64_t DecodeWorkspaceF32(const Context& ctx, const Problem& problem) {
       problem, ctx.num_threads());
 }
 
-int64_t DecodeLanesF32(const Context& ctx, const Problem& problem) {
-  return HWY_DISPATCH_TABLE(LanesDecodeF32)[TargetIndex(ctx.allowed_targets())](problem);
+int64_t DecodeRowsF32(const Context& ctx, const Problem& problem) {
+  return HWY_DISPATCH_TABLE(RowsDecodeF32)[TargetIndex(ctx.allowed_targets())](problem);
 }
 
 }  // namespace heed::softmax

@@ -21,7 +21,7 @@ int64_t ScratchDecodeF64(const Problem& problem, int num_threads) {
   return ScratchBytes<O>(problem, DecodePlan<O>(problem), num_threads);
 }
 
-int64_t LanesDecodeF64(const Problem&) { return DecodeLanes<DecodeOperands<double>>(); }
+int64_t RowsDecodeF64(const Problem&) { return DecodeRows<DecodeOperands<double>>(); }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE
@@ -32,7 +32,7 @@ namespace heed::softmax {
 
 HWY_EXPORT(RunDecodeF64);
 HWY_EXPORT(ScratchDecodeF64);
-HWY_EXPORT(LanesDecodeF64);
+HWY_EXPORT(RowsDecodeF64);
 
 void DecodeF64(Context& ctx, const Problem& problem) {
   HWY_DISPATCH_TABLE(RunDecodeF64)[TargetIndex(ctx.allowed_targets())](ctx, problem);
@@ -43,8 +43,8 @@ int64_t DecodeWorkspaceF64(const Context& ctx, const Problem& problem) {
       problem, ctx.num_threads());
 }
 
-int64_t DecodeLanesF64(const Context& ctx, const Problem& problem) {
-  return HWY_DISPATCH_TABLE(LanesDecodeF64)[TargetIndex(ctx.allowed_targets())](problem);
+int64_t DecodeRowsF64(const Context& ctx, const Problem& problem) {
+  return HWY_DISPATCH_TABLE(RowsDecodeF64)[TargetIndex(ctx.allowed_targets())](problem);
 }
 
 }  // namespace heed::softmax

@@ -50,12 +50,20 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
+// A block's row, by the block's index in a queue.
+struct Owner {
+  int64_t block;
+  size_t lane;
+};
+
 // One block of rows, from queries to outputs.
 template <class O, int C, class Outputs = LaneOutputs<O, C>>
 class ForwardBlock : protected Block<O, C> {
   using Base = Block<O, C>;
 
  public:
+  using Base::Join;
+
   ForwardBlock(const Problem& problem, const Sequence& sequence, const BlockGrid& grid,
                int64_t key_head, int64_t block, const Workspace<O>& workspace,
                const Head<O>& head)
@@ -71,6 +79,7 @@ class ForwardBlock : protected Block<O, C> {
   // block's in `states`.
   HWY_ATTR void ComputePiece(const SegmentStates<O>& states, int64_t index, int64_t piece) {
     this->FindKeys();
+    this->KeepKeys({s_.own_begin, s_.key_end});
     this->KeepKeys(Piece(piece, states.pieces()));
     this->Prepare();
     Pass</*kFlagMasked=*/false>([&](int64_t segment, const V* m, const V* l) HWY_ATTR {
@@ -85,6 +94,42 @@ class ForwardBlock : protected Block<O, C> {
     }
     if (!any_tile_) ClearTotals();
     Finish();
+  }
+
+  // Segments [begin, end) of joined rows; owner(sequence, row) is where the states of a row
+  // go.
+  template <class F>
+  HWY_ATTR void ComputeShared(const SegmentStates<O>& states, int64_t begin, int64_t end,
+                              const F& owner) {
+    this->FindKeys();
+    this->KeepKeys({s_.key_begin + begin * kSegmentKeys, s_.key_begin + end * kSegmentKeys});
+    this->Prepare();
+    Owner owners[W];
+    for (size_t lane = 0; lane < num_rows_; ++lane) {
+      owners[lane] = owner(*this->of_[lane], this->rows_[lane]);
+    }
+    int64_t next = begin;
+    const auto skip_to = [&](int64_t segment) HWY_ATTR {  // nobody sees these
+      for (; next < segment; ++next) {
+        for (size_t lane = 0; lane < num_rows_; ++lane) {
+          const Owner to = owners[lane];
+          layout_.CopyRow(nullptr, lane, states.At(to.block, next).outputs, to.lane);
+        }
+      }
+    };
+    Pass</*kFlagMasked=*/false>([&](int64_t segment, const V* m, const V* l) HWY_ATTR {
+      skip_to(segment);
+      Store(m, l, max_, sum_);
+      for (size_t lane = 0; lane < num_rows_; ++lane) {
+        const Owner to = owners[lane];
+        const auto state = states.At(to.block, segment);
+        state.max[to.lane] = max_[lane];
+        state.sum[to.lane] = sum_[lane];
+        layout_.CopyRow(outputs_, lane, state.outputs, to.lane);
+      }
+      next = segment + 1;
+    });
+    skip_to(end);
   }
 
  protected:
@@ -325,7 +370,7 @@ class ForwardBlock : protected Block<O, C> {
   template <bool kFlagMasked>
   HWY_INLINE void Values(const Run& run, int64_t origin, bool first,
                          const V* rescale) {
-    const T* p = WeightsAt(run, origin);
+    T* p = WeightsAt(run, origin);
     this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
       layout_.template AddValues<vectors.value, kFlagMasked>(
           p, head_, run.begin, run.end, this->keys_until_, first, rescale + run.c0,
@@ -394,21 +439,59 @@ class ForwardBlock : protected Block<O, C> {
   HWY_ALIGN T max_[W], sum_[W];
 };
 
+// Keys that sequences share: each segment of them once, for the queries of all.
+template <class O, int C, class Outputs>
+void RunShared(Context& ctx, const Problem& p, const Plan& plan, const BlockQueue& queue,
+               const SegmentStates<O>& states, const SharedKeys& shared) {
+  const Sequence* const members = &p.sequences[static_cast<size_t>(shared.first)];
+  Sequence joined = *members;
+  joined.num_queries *= shared.count;
+  joined.key_end = shared.end;
+  const BlockGrid grid(p, joined, plan.rows), own_grid(p, *members, plan.rows);
+  const int64_t segments = (shared.end - members->key_begin) / kSegmentKeys;
+  for (int64_t i = 0; i < shared.count * p.key_heads * own_grid.blocks; ++i) {
+    const int64_t block = i % own_grid.blocks, rest = i / own_grid.blocks;
+    const int64_t own = queue.IndexOf({shared.first + rest / p.key_heads, rest % p.key_heads, block});
+    for (int64_t segment = 0; segment < segments; ++segment) states.Expect(own, segment);
+  }
+  const int64_t blocks = p.key_heads * grid.blocks;
+  const int64_t pieces =
+      std::clamp<int64_t>(kTasksPerThread * ctx.num_threads() / blocks, 1, segments);
+  ctx.ParallelFor(blocks * pieces, [&](int64_t index, int worker) HWY_ATTR {
+    const int64_t piece = index % pieces, block = index / pieces % grid.blocks;
+    const int64_t key_head = index / pieces / grid.blocks;
+    Workspace<O>& w = *static_cast<Workspace<O>*>(ctx.Scratch(worker));
+    const Head<O> head = HeadOf(p, plan, shared.first, key_head, w);
+    ForwardBlock<O, C, Outputs> joint(p, joined, grid, key_head, block, w, head);
+    joint.Join(members, members->num_queries);
+    joint.ComputeShared(
+        states, segments * piece / pieces, segments * (piece + 1) / pieces,
+        [&](const Sequence& sequence, const BlockGrid::Row& row) {
+          const BlockGrid::Place place = own_grid.Find(row);
+          return Owner{queue.IndexOf({&sequence - p.sequences.data(), key_head, place.block}),
+                       static_cast<size_t>(place.lane)};
+        });
+  });
+}
+
 template <class O, int C, class Outputs = LaneOutputs<O, C>>
 void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
-  const BlockQueue queue(p, plan.lanes);
+  const BlockQueue queue(p, plan.rows);
   SegmentStates<O> states(p, plan, queue.size(), ctx.num_threads());
   ctx.ReserveShared(static_cast<size_t>(states.Bytes()));
   states.Begin(ctx.Shared());
+  for (const SharedKeys& shared : p.shared) {
+    RunShared<O, C, Outputs>(ctx, p, plan, queue, states, shared);
+  }
   const int64_t pieces = states.pieces();
   ctx.ParallelFor(queue.size() * pieces, [&](int64_t index, int worker) HWY_ATTR {
     const BlockQueue::Task task = queue.At(index / pieces);
     const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
     Workspace<O>& w = *static_cast<Workspace<O>*>(ctx.Scratch(worker));
     const Head<O> head = HeadOf(p, plan, task.sequence, task.key_head, w);
-    const BlockGrid grid(p, s, plan.lanes);
+    const BlockGrid grid(p, s, plan.rows);
     ForwardBlock<O, C, Outputs> block(p, s, grid, task.key_head, task.block, w, head);
-    if (pieces == 1) return block.Compute();
+    if (!states.kept()) return block.Compute();
     block.ComputePiece(states, index / pieces, index % pieces);
   });
 }
@@ -416,7 +499,7 @@ void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
 // Per thread, with its share of what the threads share.
 template <class O>
 int64_t ScratchBytes(const Problem& p, const Plan& plan, int num_threads) {
-  const BlockQueue queue(p, plan.lanes);
+  const BlockQueue queue(p, plan.rows);
   const SegmentStates<O> states(p, plan, queue.size(), num_threads);
   return Workspace<O>::Bytes(plan) + (states.Bytes() + num_threads - 1) / num_threads;
 }

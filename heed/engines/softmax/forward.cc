@@ -19,6 +19,10 @@ BlockQueue::BlockQueue(const Problem& problem, int64_t lanes)
     };
     return cost(a) > cost(b);
   });
+  places_.resize(order_.size());
+  for (size_t i = 0; i < order_.size(); ++i) {
+    places_[static_cast<size_t>(order_[i])] = static_cast<int64_t>(i);
+  }
   begins_.push_back(0);
   for (const int64_t i : order_) {
     const Sequence& s = problem.sequences[static_cast<size_t>(i)];
@@ -33,6 +37,11 @@ BlockQueue::Task BlockQueue::At(int64_t index) const {
   const int64_t rest = index - begins_[place];
   return {order_[place], rest / blocks_[place],
           blocks_[place] - 1 - rest % blocks_[place]};
+}
+
+int64_t BlockQueue::IndexOf(const Task& task) const {
+  const auto place = static_cast<size_t>(places_[static_cast<size_t>(task.sequence)]);
+  return begins_[place] + task.key_head * blocks_[place] + blocks_[place] - 1 - task.block;
 }
 
 }  // namespace heed::softmax

@@ -31,13 +31,17 @@ int64_t ForwardLanesF32(const Context& ctx, const Problem& problem);
 int64_t ForwardLanesF64(const Context& ctx, const Problem& problem);
 int64_t ForwardLanesBF16Pairs(const Context& ctx, const Problem& problem);
 
-// At most kDecodeRows rows per key head, and no more than lanes.
+// Blocks of kDecodeRows rows, or as many as lanes if these are fewer. Int8 is of keys and
+// values.
 void DecodeF32(Context& ctx, const Problem& problem);
 void DecodeF64(Context& ctx, const Problem& problem);
+void DecodeInt8(Context& ctx, const Problem& problem);
 int64_t DecodeWorkspaceF32(const Context& ctx, const Problem& problem);
 int64_t DecodeWorkspaceF64(const Context& ctx, const Problem& problem);
-int64_t DecodeLanesF32(const Context& ctx, const Problem& problem);
-int64_t DecodeLanesF64(const Context& ctx, const Problem& problem);
+int64_t DecodeWorkspaceInt8(const Context& ctx, const Problem& problem);
+int64_t DecodeRowsF32(const Context& ctx, const Problem& problem);
+int64_t DecodeRowsF64(const Context& ctx, const Problem& problem);
+int64_t DecodeRowsInt8(const Context& ctx, const Problem& problem);
 
 // One block of rows of one key head of one sequence, and the order in which
 // threads take them: sequences by falling cost, heads in turn, late rows first
@@ -51,9 +55,11 @@ class BlockQueue {
   };
   int64_t size() const { return begins_.back(); }
   Task At(int64_t index) const;
+  int64_t IndexOf(const Task& task) const;
 
  private:
   std::vector<int64_t> order_;   // sequence indices
+  std::vector<int64_t> places_;  // in order_, by sequence
   std::vector<int64_t> blocks_;  // per key head, by place in order_
   std::vector<int64_t> begins_;  // first task, by place in order_
   int64_t key_heads_;

@@ -20,19 +20,24 @@ std::string DeclinesF64(const Context&, const Problem& problem) {
 }
 
 std::string DeclinesF32(const Context&, const Problem& problem) {
+  if (problem.quantized) return "computes no int8 keys";
   const bool computes = IsFloat(problem.dtype) && problem.dtype != DType::kF64;
   return computes ? "" : Declines(problem, "f32, bf16 and f16");
 }
 
 std::string DeclinesPairs(const Context& ctx, const Problem& problem) {
   if (problem.dtype != DType::kBF16) return Declines(problem, "bf16");
+  if (problem.quantized) return "computes no int8 keys";
   if (HasForwardBF16Pairs() && HasBF16Pairs(ctx.allowed_targets())) return "";
   return "needs a CPU whose bf16 dot product is faster than its FMA";
 }
 
+std::string DeclinesInt8(const Context&, const Problem& problem) {
+  return problem.quantized ? "" : "computes int8 keys and values";
+}
+
 // Why decoding declines a problem that it could compute.
-std::string DeclinesRows(const Problem& problem, int64_t lanes) {
-  const int64_t most = std::min<int64_t>(kDecodeRows, lanes);
+std::string DeclinesRows(const Problem& problem, int64_t most) {
   int64_t rows = 0;
   for (const Sequence& s : problem.sequences) {
     rows = std::max(rows, s.num_queries * problem.group());
@@ -44,12 +49,12 @@ std::string DeclinesRows(const Problem& problem, int64_t lanes) {
 
 std::string DeclinesDecodeF64(const Context& ctx, const Problem& problem) {
   const std::string reason = DeclinesF64(ctx, problem);
-  return reason.empty() ? DeclinesRows(problem, DecodeLanesF64(ctx, problem)) : reason;
+  return reason.empty() ? DeclinesRows(problem, DecodeRowsF64(ctx, problem)) : reason;
 }
 
 std::string DeclinesDecodeF32(const Context& ctx, const Problem& problem) {
   const std::string reason = DeclinesF32(ctx, problem);
-  return reason.empty() ? DeclinesRows(problem, DecodeLanesF32(ctx, problem)) : reason;
+  return reason.empty() ? DeclinesRows(problem, DecodeRowsF32(ctx, problem)) : reason;
 }
 
 std::string SimdTarget(const Context& ctx) {
@@ -60,18 +65,23 @@ std::string PairTarget(const Context&) { return "AVX3_ZEN4"; }
 
 // Matrix tiles will stand first here.
 constexpr Kernel kKernels[] = {
+    {"softmax_decode_int8", &DeclinesInt8, &DecodeWorkspaceInt8, &DecodeRowsInt8,
+     {}, &SimdTarget, &DecodeInt8, /*invariant=*/true,
+     "8 query rows per key head at once, keys and values widened as they are read, a "
+     "factor per row of logits and weights",
+     nullptr, nullptr},
     {"softmax_pairs_bf16", &DeclinesPairs, &ForwardWorkspaceBF16Pairs,
      &ForwardLanesBF16Pairs, kPairGrid, &PairTarget, &ForwardBF16Pairs,
      /*invariant=*/true,
      "bf16 dot products of pairs, query rows in lanes, online softmax over tiles of "
      "128 keys",
      &BackwardBF16Pairs, &BackwardWorkspaceBF16Pairs},
-    {"softmax_decode_f32", &DeclinesDecodeF32, &DecodeWorkspaceF32, &DecodeLanesF32,
+    {"softmax_decode_f32", &DeclinesDecodeF32, &DecodeWorkspaceF32, &DecodeRowsF32,
      {}, &SimdTarget, &DecodeF32, /*invariant=*/true,
      "up to 8 query rows per key head, one pass over the keys and values as they are "
      "stored",
      nullptr, nullptr},
-    {"softmax_decode_f64", &DeclinesDecodeF64, &DecodeWorkspaceF64, &DecodeLanesF64,
+    {"softmax_decode_f64", &DeclinesDecodeF64, &DecodeWorkspaceF64, &DecodeRowsF64,
      {}, &SimdTarget, &DecodeF64, /*invariant=*/true,
      "up to 8 query rows per key head, one pass over the keys and values as they are "
      "stored",

@@ -56,7 +56,7 @@ TEST(KernelsTest, FewRowsOfAKeyHeadAreDecoded) {
     return std::string(Choose("op", ctx, p).name);
   };
   const int64_t most =
-      std::min<int64_t>(kDecodeRows, DecodeLanesF32(ctx, Small(DType::kF32)));
+      std::min<int64_t>(kDecodeRows, DecodeRowsF32(ctx, Small(DType::kF32)));
   EXPECT_EQ(chosen(1, 1), "softmax_decode_f32");
   EXPECT_EQ(chosen(1, most), "softmax_decode_f32");
   EXPECT_EQ(chosen(most, 1), "softmax_decode_f32");

@@ -55,10 +55,13 @@ struct SourceRows {
   DType dtype;
   const std::byte* const* pages = nullptr;
   int64_t page_tokens = 0, page_offset = 0;  // the offset in bytes
+  const int64_t* tail = nullptr;             // Sequence's
+  int64_t tail_begin = 0;
 
   template <class S>
   const S* At(int64_t key) const {
     if (pages == nullptr) return reinterpret_cast<const S*>(data) + key * stride;
+    if (tail != nullptr && key >= tail_begin) key = tail[key - tail_begin];
     return reinterpret_cast<const S*>(pages[key / page_tokens] + page_offset) +
            key % page_tokens * stride;
   }
@@ -67,6 +70,10 @@ struct SourceRows {
   template <class S>
   hs::RowCursor<S> From(int64_t key) const {
     if (pages == nullptr) return {At<S>(key), stride, SIZE_MAX};
+    if (tail != nullptr && key >= tail_begin) {
+      return {nullptr, stride, 0, pages, static_cast<ptrdiff_t>(page_offset),
+              static_cast<size_t>(page_tokens), tail + (key - tail_begin)};
+    }
     return {At<S>(key), stride, static_cast<size_t>(page_tokens - key % page_tokens),
             pages + key / page_tokens + 1, static_cast<ptrdiff_t>(page_offset),
             static_cast<size_t>(page_tokens)};
@@ -92,6 +99,7 @@ struct FmaOperands {
   static constexpr int kKeyStep = 1;  // keys that enter a sum of outputs at once
   static constexpr bool kFinishesLogits = false;  // of_logits may differ from 1
   static constexpr bool kKeysInLanes = false;     // in products, instead of queries
+  static constexpr bool kQuantized = false;       // K and V
   static bool KeysInPlace(DType dtype) { return dtype == DTypeOf<T>::value; }
   static bool ValuesInPlace(DType dtype) { return KeysInPlace(dtype); }
   static constexpr int64_t QueryRows(int64_t depth) { return depth; }
@@ -178,6 +186,7 @@ struct PairOperands {
   static constexpr int kKeyStep = 2;
   static constexpr bool kFinishesLogits = true;
   static constexpr bool kKeysInLanes = false;
+  static constexpr bool kQuantized = false;
   static bool KeysInPlace(DType) { return true; }
   static bool ValuesInPlace(DType) { return false; }
   static constexpr int64_t QueryRows(int64_t depth) { return (depth + 1) / 2; }

@@ -41,6 +41,13 @@ class LaneOutputs {
 
   void Copy(const T* from, T* to) const { std::copy(from, from + channels_ * W, to); }
 
+  // Row `from_lane` of one block becomes row `to_lane` of another; null: zeros do.
+  void CopyRow(const T* from, size_t from_lane, T* to, size_t to_lane) const {
+    for (size_t e = 0; e < channels_; ++e) {
+      to[e * W + to_lane] = from == nullptr ? T{0} : from[e * W + from_lane];
+    }
+  }
+
   // o = o factor, or 0.
   HWY_INLINE void Scale(bool clear, const V* HWY_RESTRICT factor, T* HWY_RESTRICT o) const {
     for (size_t e = 0; e < channels_; ++e) {
@@ -66,7 +73,7 @@ class LaneOutputs {
   // o = o rescale + sum_j p[j] v_j over keys [begin, end), for kVectors vectors of rows
   // to which p and o point; from 0 if `first`. Keys up to `until` come next.
   template <int kVectors, bool kSkipMasked>
-  HWY_INLINE void AddValues(const T* p, const Head<O>& head, int64_t begin, int64_t end,
+  HWY_INLINE void AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end,
                             int64_t /*until*/, bool first, const V* rescale, T* o) const {
     hs::ForTiles<hs::TileRows<kVectors>()>(0, channels_, [&](auto rows, size_t e) HWY_ATTR {
       O::template Outputs<rows.value, kVectors, kSkipMasked>(

@@ -43,6 +43,7 @@ enum class Place { kCaller, kHead, kTile };
 struct Plan {
   int vectors = 1;    // C
   int64_t lanes = 0;  // W
+  int64_t rows = 0;   // of a block, at most
   Place keys_at = Place::kCaller, values_at = Place::kCaller;
   int64_t queries = 0, logits = 0, outputs = 0, keys = 0, values = 0;
 };
@@ -67,7 +68,7 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
     plan.vectors *= 2;
   }
   if (vectors != 0) plan.vectors = vectors;
-  plan.lanes = plan.vectors * N;
+  plan.lanes = plan.rows = plan.vectors * N;
   const double bytes_of_head =
       static_cast<double>(max_keys) *
       (static_cast<double>(p.depth) * sizeof(typename O::Key) +
@@ -143,13 +144,19 @@ inline SourceRows SourceOf(const Rows& rows, DType dtype, int64_t batch,
           static_cast<ptrdiff_t>(rows.token_stride), dtype};
 }
 
+// Rows of a key head in pages, of elements of so many bytes.
+inline SourceRows PagedKeysOf(const Problem& p, const Rows& rows, const Sequence& s,
+                              int64_t key_head, size_t element) {
+  return {nullptr, static_cast<ptrdiff_t>(rows.token_stride), p.dtype, s.pages, p.page_tokens,
+          rows.page_offset + key_head * rows.head_stride * static_cast<int64_t>(element),
+          s.tail, s.tail_begin};
+}
+
 // K or V of a key head.
 inline SourceRows KeysOf(const Problem& p, const Rows& rows, const Sequence& s,
                          int64_t key_head) {
   if (s.pages == nullptr) return SourceOf(rows, p.dtype, s.batch, s.first_k, key_head);
-  const int64_t head = key_head * rows.head_stride * static_cast<int64_t>(SizeOf(p.dtype));
-  return {nullptr, static_cast<ptrdiff_t>(rows.token_stride), p.dtype,
-          s.pages, p.page_tokens, rows.page_offset + head};
+  return PagedKeysOf(p, rows, s, key_head, SizeOf(p.dtype));
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -30,6 +30,18 @@ struct Sequence {
   int64_t sink_end = 0;    // keys below stay visible under `window`
   // Of a cache in pages: where each begins, read for visible keys alone.
   const std::byte* const* pages = nullptr;
+  // Keys from `tail_begin` on, a border of segments, need not follow each other: key j is
+  // token tail[j - tail_begin].
+  const int64_t* tail = nullptr;
+  int64_t tail_begin = 0;
+  int64_t own_begin = 0;  // keys below are attended with a SharedKeys
+};
+
+// Sequences [first, first + count), each with as many queries, whose keys below `end`, a
+// border of segments, are the same rows: all their queries read them at once. Neither a mask
+// nor segments tell them apart.
+struct SharedKeys {
+  int64_t first = 0, count = 0, end = 0;
 };
 
 // A tensor over tokens and heads. In pages, `page_offset` bytes from where each begins
@@ -54,9 +66,12 @@ struct Problem {
   int64_t query_heads = 0, key_heads = 0;
   int64_t depth = 0, value_depth = 0;  // D and Dv
   std::vector<Sequence> sequences;
+  std::vector<SharedKeys> shared;
 
   Rows q, k, v;
   int64_t page_tokens = 0;  // of k and v; 0: not in pages
+  bool quantized = false;   // k and v, in pages: int8, of a row its factor times that
+  Rows k_scale, v_scale;    // the factors, f32
   bool pages_gone = false;  // those that no row sees may be
   Rows o, lse;  // written; lse.data may be null
 

@@ -1,8 +1,9 @@
 // Blocks of rows whose keys are shared out among tasks: pieces of whole segments, whose
-// states are kept until the last task merges them, ascending.
+// states are kept until the last task merges them, ascending. Where several sequences have
+// the same first keys, the segments of these come from blocks of the queries of all.
 //
-// Compiled once per SIMD target. A segment's state and the order of merging do not depend
-// on the pieces, so neither do the bits.
+// Compiled once per SIMD target. A segment's state and the order of merging depend neither
+// on the pieces nor on who computed it, so neither do the bits.
 #if defined(HEED_ENGINES_SOFTMAX_SEGMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_SEGMENTS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_SEGMENTS_INL_H_
@@ -14,6 +15,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <new>
 
 #include "heed/core/carver.h"
@@ -27,6 +29,8 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+inline constexpr int64_t kTasksPerThread = 4;
+
 // The states (m, l, O) of all segments of all blocks, in the memory that threads share.
 template <class O>
 class SegmentStates {
@@ -36,22 +40,24 @@ class SegmentStates {
   // The pieces of each block: one where there are enough blocks for the threads.
   SegmentStates(const Problem& p, const Plan& plan, int64_t num_blocks, int num_threads)
       : lanes_(plan.lanes), outputs_(plan.outputs), num_blocks_(num_blocks) {
-    constexpr int64_t kTasksPerThread = 4;
     for (const Sequence& s : p.sequences) {
       segments_ = std::max(segments_,
                            (s.key_end - s.key_begin + kSegmentKeys - 1) / kSegmentKeys);
     }
     const int64_t wanted = kTasksPerThread * num_threads;
+    kept_ = !p.shared.empty();
     if (num_threads == 1 || num_blocks == 0 || num_blocks >= wanted) return;
+    kept_ = true;
     pieces_ = std::clamp<int64_t>(wanted / num_blocks, 1, std::max<int64_t>(segments_, 1));
   }
 
   int64_t pieces() const { return pieces_; }
+  bool kept() const { return kept_; }
 
-  // Bytes, none where each block is one piece; Begin() lays them out and marks all empty.
-  int64_t Bytes() const { return pieces_ == 1 ? 0 : SegmentStates(*this).LayOut(nullptr); }
+  // Bytes, none where no states are kept; Begin() lays them out and marks all empty.
+  int64_t Bytes() const { return kept_ ? SegmentStates(*this).LayOut(nullptr) : 0; }
   void Begin(void* memory) {
-    if (pieces_ == 1) return;
+    if (!kept_) return;
     LayOut(memory);
     std::fill(visited_, visited_ + num_blocks_ * segments_, uint8_t{0});
     for (int64_t i = 0; i < num_blocks_; ++i) new (missing_ + i) std::atomic<int64_t>(pieces_);
@@ -66,6 +72,14 @@ class SegmentStates {
     const int64_t i = block * segments_ + segment;
     T* at = states_ + i * (2 * lanes_ + outputs_);
     return {visited_ + i, at, at + lanes_, at + 2 * lanes_};
+  }
+
+  // A state that rows of other blocks will fill, one by one.
+  void Expect(int64_t block, int64_t segment) const {
+    const State state = At(block, segment);
+    *state.visited = 1;
+    std::fill(state.max, state.max + lanes_, -std::numeric_limits<T>::infinity());
+    std::fill(state.sum, state.sum + lanes_, T{0});
   }
 
   // True for the last piece of a block, which sees all that the others wrote.
@@ -83,6 +97,7 @@ class SegmentStates {
   }
 
   int64_t lanes_, outputs_, num_blocks_, segments_ = 0, pieces_ = 1;
+  bool kept_ = false;
   std::atomic<int64_t>* missing_ = nullptr;
   uint8_t* visited_ = nullptr;
   T* states_ = nullptr;

@@ -133,7 +133,7 @@ Cover CoverOf(const Problem& p, const Sequence& s, const BlockGrid& grid,
   Cover cover = Cover::kAll;
   const int64_t num_rows = grid.NumRows(block);
   if (!p.segments_q.empty()) {
-    const int32_t* q = p.segments_q.data() + s.batch * p.segments_q_stride;
+    const int32_t* q = p.segments_q.data() + s.batch * p.segments_q_stride + s.first_q;
     const int32_t* k = p.segments_k.data() + s.batch * p.segments_k_stride;
     const auto [k_min, k_max] = std::minmax_element(k + keys.begin, k + keys.end);
     int32_t q_min = q[grid.At(block, 0).query], q_max = q_min;
@@ -155,7 +155,7 @@ Cover CoverOf(const Problem& p, const Sequence& s, const BlockGrid& grid,
       const BlockGrid::Row row = grid.At(block, lane);
       const uint8_t* at = mask + s.batch * p.mask.batch_stride +
                           (key_head * grid.heads + row.head) * p.mask.head_stride +
-                          row.query * p.mask.query_stride +
+                          (s.first_q + row.query) * p.mask.query_stride +
                           keys.begin * p.mask.key_stride;
       if (at == last) continue;  // broadcast over queries
       last = at;
@@ -221,12 +221,12 @@ double KeptPairs(const Problem& p) {
               keep = LoadAsInt64(DType::kBool, p.mask.data,
                                  s.batch * p.mask.batch_stride +
                                      h * p.mask.head_stride +
-                                     i * p.mask.query_stride +
+                                     (s.first_q + i) * p.mask.query_stride +
                                      j * p.mask.key_stride) != 0;
             }
             if (!p.segments_q.empty()) {
               const int32_t a = p.segments_q[static_cast<size_t>(
-                  s.batch * p.segments_q_stride + i)];
+                  s.batch * p.segments_q_stride + s.first_q + i)];
               const int32_t b = p.segments_k[static_cast<size_t>(
                   s.batch * p.segments_k_stride + j)];
               keep = keep && a == b && a >= 0;

@@ -156,6 +156,17 @@ struct BlockGrid {
     }
     return {block % heads, block / heads * lanes + lane};
   }
+
+  struct Place {
+    int64_t block, lane;
+  };
+  Place Find(const Row& row) const {  // the inverse, where none are chosen
+    if (fused) {
+      const int64_t i = row.head * num_queries + row.query;
+      return {i / lanes, i % lanes};
+    }
+    return {row.query / lanes * heads + row.head, row.query % lanes};
+  }
 };
 
 // How much of a tile a boolean mask and segments leave to a block of rows. An

@@ -2,7 +2,12 @@
 #include "heed/ops/exact/attention/attend.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "heed/core/error.h"
@@ -17,6 +22,8 @@ namespace heed::attention {
 namespace {
 
 using softmax::Problem;
+
+constexpr double kInt8Steps = 127;  // scales of the largest element of a row
 
 // What a cache knows itself, or what decoding has no use for.
 void CheckOptions(const Check& check, const Options& options) {
@@ -56,9 +63,9 @@ void CheckKept(const Check& check, const KVView& cache, const Problem& p) {
   }
 }
 
-// Rows of one element type, addressed in pages.
-softmax::Rows InPages(const PageRows& rows, DType dtype) {
-  const auto size = static_cast<int64_t>(SizeOf(dtype));
+// Rows of elements of so many bytes, addressed in pages.
+softmax::Rows InPages(const PageRows& rows, size_t element) {
+  const auto size = static_cast<int64_t>(element);
   softmax::Rows r;
   r.head_stride = rows.head_stride / size;
   r.token_stride = rows.token_stride / size;
@@ -66,14 +73,96 @@ softmax::Rows InPages(const PageRows& rows, DType dtype) {
   return r;
 }
 
-Problem AttendProblem(const char* op, const KVView& cache, const ConstTensorView& q,
-                      const Options& options, const Outputs& out, Use use) {
-  const Check check(op, use);
-  if (cache.quantized) {
-    throw Unsupported(std::string(op) + ": no kernel for a quantised cache yet");
+size_t ElementOf(const KVView& cache) {
+  return cache.quantized ? sizeof(int8_t) : SizeOf(cache.dtype);
+}
+
+// Whether a block may hold rows of several sequences: nothing but runs of keys tells apart
+// what they see.
+bool CanShare(const Problem& p) { return p.mask.data == nullptr && p.segments_q.empty(); }
+
+int64_t SegmentBorder(const softmax::Sequence& s, int64_t key) {
+  const int64_t keys = std::max<int64_t>(key - s.key_begin, 0);
+  return s.key_begin + keys / softmax::kSegmentKeys * softmax::kSegmentKeys;
+}
+
+void SharePrefix(const KVView& cache, Problem* p) {
+  constexpr int64_t kMostQueries = 16;  // beyond, states cost more than reading again
+  const softmax::Sequence& first = p->sequences.front();
+  const int64_t end = SegmentBorder(first, cache.shared_prefix);
+  bool shares = CanShare(*p) && cache.batch > 1 && end > 0 && first.num_queries <= kMostQueries;
+  for (const softmax::Sequence& s : p->sequences) shares = shares && s.key_begin == 0;
+  if (!shares) return;
+  for (softmax::Sequence& s : p->sequences) s.own_begin = end;
+  p->shared = {{0, cache.batch, end}};
+}
+
+// A problem and what it points to.
+struct Call {
+  Problem p;
+  std::vector<int64_t> tails;
+};
+
+// Each node becomes a sequence of one query, whose keys end with its ancestors.
+void PlantTree(const Check& check, std::span<const int64_t> tree, Call* call) {
+  std::vector<std::vector<int64_t>> branches;  // from its root to each node
+  for (size_t i = 0; i < tree.size(); ++i) {
+    const int64_t parent = tree[i];
+    if (parent < -1 || parent >= static_cast<int64_t>(i)) {
+      check.Fail("tree", "has parent " + Text(parent) + " of node " + Text(i),
+                 "an earlier node, or -1");
+    }
+    branches.push_back(parent < 0 ? std::vector<int64_t>()
+                                  : branches[static_cast<size_t>(parent)]);
+    branches.back().push_back(static_cast<int64_t>(i));
   }
+  Problem& p = call->p;
+  const std::vector<softmax::Sequence> whole = std::move(p.sequences);
+  p.sequences.clear();
+  const auto nodes = static_cast<int64_t>(tree.size());
+  if (!whole.empty() && whole.front().num_queries != nodes) {
+    check.Fail("tree", "has " + Text(nodes) + " nodes", Text(whole.front().num_queries) + " as q");
+  }
+  std::vector<size_t> tail_at;
+  for (const softmax::Sequence& s : whole) {
+    const int64_t border = SegmentBorder(s, s.start);
+    const auto first = static_cast<int64_t>(p.sequences.size());
+    for (int64_t i = 0; i < nodes; ++i) {
+      const std::vector<int64_t>& branch = branches[static_cast<size_t>(i)];
+      softmax::Sequence node = s;
+      node.first_q = i;
+      node.num_queries = 1;
+      node.query_end = i < s.query_end ? 1 : 0;
+      node.start = s.start + static_cast<int64_t>(branch.size()) - 1;
+      node.num_keys = node.start + 1;
+      node.key_end = std::max(node.key_begin, std::min(s.key_end, node.num_keys));
+      node.prefix_end = std::min(node.prefix_end, node.key_end);
+      node.sink_end = std::min(node.sink_end, node.key_end);
+      node.tail_begin = border;
+      tail_at.push_back(call->tails.size());
+      for (int64_t j = border; j < node.num_keys; ++j) {
+        const auto in_draft = static_cast<size_t>(std::max<int64_t>(j - s.start, 0));
+        call->tails.push_back(j < s.start ? j : s.start + branch[in_draft]);
+      }
+      p.sequences.push_back(node);
+    }
+    if (!CanShare(p) || border == s.key_begin || nodes == 1) continue;
+    for (int64_t i = first; i < first + nodes; ++i) {
+      p.sequences[static_cast<size_t>(i)].own_begin = border;
+    }
+    p.shared.push_back({first, nodes, border});
+  }
+  for (size_t i = 0; i < tail_at.size(); ++i) {
+    p.sequences[i].tail = call->tails.data() + tail_at[i];
+  }
+}
+
+Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q,
+                const Options& options, const Outputs& out, std::span<const int64_t> tree,
+                Use use) {
+  const Check check(op, use);
   CheckOptions(check, options);
-  CheckRotary(check, cache, options);
+  CheckRotary(check, cache, options, tree);
   check.Present("q", q);
   if (q.dtype() != cache.dtype) {
     check.Fail("q", std::string("has dtype ") + Name(q.dtype()),
@@ -107,33 +196,46 @@ Problem AttendProblem(const char* op, const KVView& cache, const ConstTensorView
   whole.query_starts = per_sequence(starts);
   whole.key_lengths = per_sequence(cache.lengths);
   whole.query_lengths = per_sequence(query_lengths);
-  Problem p = CheckedProblem(op, {q, unread(cache.dim), unread(cache.value_dim)}, whole, out, use);
-  p.k = InPages(cache.key, cache.dtype);
-  p.v = InPages(cache.value, cache.dtype);
+  Call call{CheckedProblem(op, {q, unread(cache.dim), unread(cache.value_dim)}, whole, out, use),
+            {}};
+  Problem& p = call.p;
+  const size_t element = ElementOf(cache);
+  p.k = InPages(cache.key, element);
+  p.v = InPages(cache.value, element);
+  p.quantized = cache.quantized;
+  if (cache.quantized) {
+    p.k_scale = InPages(cache.key_scale, sizeof(float));
+    p.v_scale = InPages(cache.value_scale, sizeof(float));
+  }
   p.page_tokens = cache.page_tokens;
   p.pages_gone = !cache.first_kept.empty();
   for (softmax::Sequence& s : p.sequences) s.pages = cache.pages[s.batch];
+  if (!tree.empty()) {
+    PlantTree(check, tree, &call);
+  } else if (!p.sequences.empty()) {
+    SharePrefix(cache, &p);
+  }
   CheckKept(check, cache, p);
-  return p;
+  return call;
 }
 
 }  // namespace
 
 void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q,
-            const Options& options, const Outputs& out) {
+            const Options& options, const Outputs& out, std::span<const int64_t> tree) {
   constexpr char kOp[] = "attention::Attend";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
-  const Problem p = AttendProblem(kOp, cache, q, options, out, Use::kForward);
+  const Call call = AttendCall(kOp, cache, q, options, out, tree, Use::kForward);
   if (cache.rotary != nullptr) return AttendRotated(ctx, cache, q, options, out);
-  softmax::Choose(kOp, ctx, p).run(ctx, p);
+  softmax::Choose(kOp, ctx, call.p).run(ctx, call.p);
 }
 
 Explanation ExplainAttend(const Context& ctx, const KVView& cache, const ConstTensorView& q,
-                          const Options& options) {
+                          const Options& options, std::span<const int64_t> tree) {
   constexpr char kOp[] = "attention::ExplainAttend";
-  const Problem p = AttendProblem(kOp, cache, q, options, {}, Use::kExplain);
+  const Call call = AttendCall(kOp, cache, q, options, {}, tree, Use::kExplain);
+  const Problem& p = call.p;
   const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, p);
-  const auto size = static_cast<double>(SizeOf(cache.dtype));
   double tokens = 0;
   for (const int64_t length : cache.lengths) tokens += static_cast<double>(length);
   const auto of_values = static_cast<double>(cache.key.begin == cache.value.begin
@@ -144,15 +246,62 @@ Explanation ExplainAttend(const Context& ctx, const KVView& cache, const ConstTe
   e.target = kernel.target(ctx);
   e.why = kernel.why;
   e.flops = 2 * static_cast<double>(p.depth + p.value_depth) * softmax::KeptPairs(p);
-  e.bytes = size * (tokens * static_cast<double>(cache.heads) *
-                        (static_cast<double>(cache.dim) + of_values) +
-                    static_cast<double>(q.num_elements() / cache.dim) *
-                        static_cast<double>(cache.dim + cache.value_dim));
+  const double factors = cache.quantized ? 2 * sizeof(float) : 0;
+  const double row = static_cast<double>(ElementOf(cache)) *
+                         (static_cast<double>(cache.dim) + of_values) + factors;
+  e.bytes = tokens * static_cast<double>(cache.heads) * row +
+            static_cast<double>(SizeOf(cache.dtype)) *
+                static_cast<double>(q.num_elements() / cache.dim) *
+                static_cast<double>(cache.dim + cache.value_dim);
   e.workspace_bytes =
       kernel.workspace(ctx, p) * ctx.num_threads() + RotaryBytes(cache, q);
   e.visited_pairs = softmax::VisitedPairs(p, kernel.lanes(ctx, p), kernel.grid);
   e.invariant = kernel.invariant;
   return e;
+}
+
+Bound QuantizationBound(const Context&, const KVView& cache, const ConstTensorView& q,
+                        const Options& options) {
+  constexpr char kOp[] = "attention::QuantizationBound";
+  const Check check(kOp, Use::kForward);
+  check.Present("q", q);
+  if (!cache.quantized) check.Fail("cache", "is not quantised", "int8 rows");
+  const Call call = AttendCall(kOp, cache, q, options, {}, {}, Use::kExplain);
+  if (cache.rotary != nullptr) return RotatedBound(cache, q, options);
+  const Problem& p = call.p;
+  const auto largest = [&](const PageRows& scales, int64_t b, int64_t head) {
+    float most = 0;
+    for (int64_t t = 0; t < cache.lengths[static_cast<size_t>(b)]; ++t) {
+      const std::byte* page = cache.pages[b][t / cache.page_tokens];
+      most = std::max(most, *reinterpret_cast<const float*>(
+                                page + scales.begin + head * scales.head_stride +
+                                t % cache.page_tokens * scales.token_stride));
+    }
+    return static_cast<double>(most);
+  };
+  Bound worst;
+  for (int64_t b = 0; b < cache.batch; ++b) {
+    for (int64_t head = 0; head < cache.heads; ++head) {
+      double norm = 0;  // the largest |q_i|_1
+      for (int64_t i = 0; i < q.size(1); ++i) {
+        for (int64_t h = head * p.group(); h < (head + 1) * p.group(); ++h) {
+          const ConstTensorView row = q.Slice(0, b, b + 1).Slice(1, i, i + 1).Slice(2, h, h + 1);
+          double sum = 0;
+          for (int64_t e = 0; e < cache.dim; ++e) {
+            sum += std::abs(LoadAsDouble(q.dtype(), row.data(), e * q.stride(3)));
+          }
+          norm = std::max(norm, sum);
+        }
+      }
+      const double of_values = largest(cache.value_scale, b, head);
+      const double delta =
+          std::abs(p.scale) * norm * largest(cache.key_scale, b, head) / 2;
+      worst.logit = std::max(worst.logit, delta);
+      worst.output = std::max(worst.output, std::expm1(2 * delta) * kInt8Steps * of_values +
+                                                of_values / 2);
+    }
+  }
+  return worst;
 }
 
 }  // namespace heed::attention

@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "heed/ops/exact/attention/attend.h"
@@ -88,6 +89,25 @@ void Turn(Context& ctx, const CacheRotary& rotary, const ConstTensorView& x, con
   }
   Rotary(ctx, x, ConstTensorView(positions.data(), DType::kI64, {x.size(0), T}), rotary.pairs,
          rotary.options, y);
+}
+
+// Staging, of which q is filled.
+Staging TurnQueries(Context& ctx, const KVView& cache, const ConstTensorView& q) {
+  ctx.ReserveStaging(static_cast<size_t>(LayOut(cache, q, nullptr).num_bytes));
+  const Staging s = LayOut(cache, q, ctx.Staging());
+  List first;
+  for (size_t b = 0; b < static_cast<size_t>(cache.batch); ++b) {
+    first.push_back(cache.lengths[b] - cache.appended[b]);
+  }
+  if (cache.turned_in_cache) first = Kept(cache).start;
+  Turn(ctx, *cache.rotary, q, first, s.q);
+  return s;
+}
+
+KVView WithoutRotary(const KVView& cache) {
+  KVView plain = cache;
+  plain.rotary = nullptr;
+  return plain;
 }
 
 // Rows of one head each, from pages into order. Rows beyond a sequence's length stay as they
@@ -161,8 +181,13 @@ void AttendInRing(Context& ctx, const KVView& cache, const Staging& s, const Opt
 
 }  // namespace
 
-void CheckRotary(const Check& check, const KVView& cache, const Options& options) {
-  if (cache.rotary == nullptr || !cache.turned_in_cache) return;
+void CheckRotary(const Check& check, const KVView& cache, const Options& options,
+                 std::span<const int64_t> tree) {
+  if (cache.rotary == nullptr) return;
+  if (!tree.empty()) {
+    check.Fail("tree", "is given", "none: the cache has turned its keys in the order they came");
+  }
+  if (!cache.turned_in_cache) return;
   const char* const expected = "none: keys have no positions but in the ring";
   const struct {
     const char* name;
@@ -189,18 +214,14 @@ int64_t RotaryBytes(const KVView& cache, const ConstTensorView& q) {
 
 void AttendRotated(Context& ctx, const KVView& cache, const ConstTensorView& q,
                    const Options& options, const Outputs& out) {
-  ctx.ReserveStaging(static_cast<size_t>(RotaryBytes(cache, q)));
-  const Staging s = LayOut(cache, q, ctx.Staging());
-  List first;
-  for (size_t b = 0; b < static_cast<size_t>(cache.batch); ++b) {
-    first.push_back(cache.lengths[b] - cache.appended[b]);
-  }
-  if (cache.turned_in_cache) first = Kept(cache).start;
-  Turn(ctx, *cache.rotary, q, first, s.q);
+  const Staging s = TurnQueries(ctx, cache, q);
   if (cache.turned_in_cache) return AttendInRing(ctx, cache, s, options, out);
-  KVView plain = cache;
-  plain.rotary = nullptr;
-  Attend(ctx, plain, s.q, options, out);
+  Attend(ctx, WithoutRotary(cache), s.q, options, out);
+}
+
+Bound RotatedBound(const KVView& cache, const ConstTensorView& q, const Options& options) {
+  Context ctx(1);
+  return QuantizationBound(ctx, WithoutRotary(cache), TurnQueries(ctx, cache, q).q, options);
 }
 
 }  // namespace heed::attention

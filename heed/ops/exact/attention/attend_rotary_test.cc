@@ -9,6 +9,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "heed/core/error.h"
@@ -105,6 +106,45 @@ TEST(AttendRotaryTest, HasTheBitsOfTurnedQueriesAndKeys) {
       }
     }
   }
+}
+
+TEST(AttendRotaryTest, QuantisedKeysMeetTurnedQueries) {
+  Context ctx(1);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    KVCache::Options o = {.batch = 2, .heads = 2, .dim = 64, .dtype = dtype};
+    o.quantize = Quantize::kInt8;
+    KVCache plain(o);
+    const CacheRotary rotary = {RotaryPairs::kHalfSplit};
+    o.rotary = rotary;
+    KVCache cache(o);
+    const Buffer k = Normal(dtype, {2, 300, 2, 64}, 1), v = Normal(dtype, {2, 300, 2, 64}, 2);
+    const Buffer q = Normal(dtype, {2, 3, 4, 64}, 3);
+    const Buffer turned_k = Turned(rotary, k, {0, 0}), turned_q = Turned(rotary, q, {297, 297});
+    for (const auto& [begin, end] : {std::pair{0, 297}, {297, 300}}) {
+      const ConstTensorView values = v.view().Slice(1, begin, end);
+      cache.Append(k.view().Slice(1, begin, end), values);
+      plain.Append(turned_k.view().Slice(1, begin, end), values);
+    }
+    Options options;
+    options.causal = true;
+    const Result r = AttendTo(ctx, cache.view(), q.view(), options);
+    const Result expected = AttendTo(ctx, plain.view(), turned_q.view(), options);
+    EXPECT_TRUE(SameBits(r.o.view(), expected.o.view()));
+    const Bound bound = QuantizationBound(ctx, cache.view(), q.view(), options);
+    const Bound same = QuantizationBound(ctx, plain.view(), turned_q.view(), options);
+    EXPECT_EQ(bound.logit, same.logit);
+    EXPECT_EQ(bound.output, same.output);
+  }
+}
+
+TEST(AttendRotaryTest, TreesAreRefused) {
+  Context ctx(1);
+  KVCache cache({.dim = 8, .rotary = CacheRotary{RotaryPairs::kHalfSplit}});
+  const Buffer x = Normal(DType::kF32, {1, 2, 1, 8}, 1), o(DType::kF32, {1, 2, 1, 8});
+  cache.Append(x.view(), x.view());
+  const List tree = {-1, -1};
+  EXPECT_THAT([&] { Attend(ctx, cache.view(), x.view(), {}, {o.view(), {}}, tree); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("tree is given, expected none")));
 }
 
 // A row of D numbers turned by an angle of `place`, in double.

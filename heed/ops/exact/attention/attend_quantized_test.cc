@@ -1,0 +1,235 @@
+// Attention over int8 caches: right for the rows that are stored, and as far from the rows
+// that were appended as the bound says.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "heed/core/dispatch.h"
+#include "heed/core/error.h"
+#include "heed/harness/buffer.h"
+#include "heed/ops/exact/attention/attend.h"
+#include "heed/state/kv_cache.h"
+
+namespace heed::attention {
+namespace {
+
+struct Sizes {
+  int64_t batch = 2, tokens = 1300, heads = 2, group = 4, dim = 64, value_dim = 24, queries = 1;
+  int64_t page = 64;
+  DType dtype = DType::kF32;
+};
+
+Buffer Normal(DType dtype, std::initializer_list<int64_t> sizes, uint64_t seed) {
+  Buffer b(dtype, sizes);
+  b.FillNormal(seed);
+  return b;
+}
+
+// A full cache of which the last `queries` tokens are new, with what was appended.
+struct Filled {
+  explicit Filled(const Sizes& n)
+      : q(Normal(n.dtype, {n.batch, n.queries, n.heads * n.group, n.dim}, 1)),
+        k(Normal(n.dtype, {n.batch, n.tokens, n.heads, n.dim}, 2)),
+        v(Normal(n.dtype, {n.batch, n.tokens, n.heads, n.value_dim}, 3)),
+        cache({n.batch, n.heads, n.dim, n.value_dim, -1, n.page, n.dtype, Quantize::kInt8}) {
+    const int64_t old = n.tokens - n.queries;
+    cache.Append(k.view().Slice(1, 0, old), v.view().Slice(1, 0, old));
+    cache.Append(k.view().Slice(1, old, n.tokens), v.view().Slice(1, old, n.tokens));
+  }
+  Buffer q, k, v;
+  KVCache cache;
+};
+
+// Where row t of key head h lies, as kv_view.h says.
+const std::byte* RowAt(const KVView& c, const PageRows& rows, int64_t b, int64_t t, int64_t h) {
+  return c.pages[b][t / c.page_tokens] + rows.begin + h * rows.head_stride +
+         t % c.page_tokens * rows.token_stride;
+}
+
+float ScaleAt(const KVView& c, const PageRows& rows, int64_t b, int64_t t, int64_t h) {
+  return *reinterpret_cast<const float*>(RowAt(c, rows, b, t, h));
+}
+
+// The rows that are stored, exactly.
+Buffer Stored(const KVView& c, const PageRows& rows, const PageRows& scales, int64_t channels) {
+  const Buffer out(DType::kF64, {c.batch, c.lengths[0], c.heads, channels});
+  for (int64_t b = 0; b < c.batch; ++b) {
+    for (int64_t t = 0; t < c.lengths[0]; ++t) {
+      for (int64_t h = 0; h < c.heads; ++h) {
+        const auto* row = reinterpret_cast<const int8_t*>(RowAt(c, rows, b, t, h));
+        const double scale = ScaleAt(c, scales, b, t, h);
+        for (int64_t e = 0; e < channels; ++e) out.Set({b, t, h, e}, scale * row[e]);
+      }
+    }
+  }
+  return out;
+}
+
+Buffer Widened(const Buffer& x) {
+  std::vector<int64_t> sizes;
+  for (int i = 0; i < x.view().rank(); ++i) sizes.push_back(x.view().size(i));
+  const Buffer out(DType::kF64, sizes);
+  double* to = out.as<double>();
+  for (int64_t i = 0; i < x.view().num_elements(); ++i) {
+    to[i] = LoadAsDouble(x.view().dtype(), x.view().data(), i);
+  }
+  return out;
+}
+
+Options Causal() {
+  Options options;
+  options.causal = true;
+  return options;
+}
+
+Buffer AttendTo(Context& ctx, const Filled& x, const Options& options) {
+  const ConstTensorView q = x.q.view();
+  Buffer o(q.dtype(), {q.size(0), q.size(1), q.size(2), x.v.view().size(3)});
+  Attend(ctx, x.cache.view(), q, options, {o.view(), {}});
+  return o;
+}
+
+Buffer ReferenceOver(const Buffer& q, const Buffer& k, const Buffer& v, const Options& options) {
+  const Buffer wide = Widened(q);
+  Buffer o(DType::kF64, {q.view().size(0), q.view().size(1), q.view().size(2), v.view().size(3)});
+  Reference({wide.view(), k.view(), v.view()}, options, {o.view(), {}});
+  return o;
+}
+
+double LargestDifference(const Buffer& a, const Buffer& b) {
+  double worst = 0;
+  for (int64_t i = 0; i < a.view().num_elements(); ++i) {
+    const double difference = LoadAsDouble(a.view().dtype(), a.view().data(), i) -
+                              LoadAsDouble(b.view().dtype(), b.view().data(), i);
+    worst = std::max(worst, std::isnan(difference) ? HUGE_VAL : std::abs(difference));
+  }
+  return worst;
+}
+
+TEST(AttendQuantizedTest, IsRightForTheRowsThatAreStored) {
+  Context ctx(2);
+  for (const int64_t dim : {1, 40, 64, 100, 128}) {
+    for (const int64_t group : {1, 2, 4, 8, 13}) {
+      for (const int64_t queries : {1, 3}) {
+        SCOPED_TRACE("dim " + std::to_string(dim) + " group " + std::to_string(group) +
+                     " queries " + std::to_string(queries));
+        Sizes n;
+        n.dim = dim;
+        n.group = group;
+        n.queries = queries;
+        n.page = dim == 40 ? 7 : 64;
+        const Filled x(n);
+        const KVView view = x.cache.view();
+        const Buffer k = Stored(view, view.key, view.key_scale, n.dim);
+        const Buffer v = Stored(view, view.value, view.value_scale, n.value_dim);
+        // Logits of this size are right to some 2e-6, values are below 6.
+        EXPECT_LE(LargestDifference(AttendTo(ctx, x, Causal()),
+                                    ReferenceOver(x.q, k, v, Causal())),
+                  1e-5);
+      }
+    }
+  }
+}
+
+TEST(AttendQuantizedTest, IsRightOnEveryTarget) {
+  for (const std::string& target : AvailableTargets(DType::kF32)) {
+    Context ctx(1);
+    ctx.set_isa(target);
+    for (const int64_t group : {1, 2, 8}) {
+      SCOPED_TRACE(target + " group " + std::to_string(group));
+      Sizes n;
+      n.dim = 84;
+      n.group = group;
+      n.value_dim = 72;
+      const Filled x(n);
+      const KVView view = x.cache.view();
+      const Buffer k = Stored(view, view.key, view.key_scale, n.dim);
+      const Buffer v = Stored(view, view.value, view.value_scale, n.value_dim);
+      EXPECT_LE(LargestDifference(AttendTo(ctx, x, Causal()), ReferenceOver(x.q, k, v, Causal())),
+                1e-5);
+    }
+  }
+}
+
+TEST(AttendQuantizedTest, TakesOptionsAndDTypes) {
+  Context ctx(1);
+  Sizes n;
+  n.queries = 2;
+  const Buffer sinks = Normal(DType::kF32, {n.heads * n.group}, 5);
+  const Buffer mask(DType::kBool, {n.batch, 1, 1, n.tokens});
+  Random random(7);
+  for (int64_t b = 0; b < n.batch; ++b) {
+    for (int64_t j = 0; j < n.tokens; ++j) mask.Set({b, 0, 0, j}, random.Chance(0.5));
+  }
+  Options options = Causal();
+  options.sinks = sinks.view();
+  options.mask = mask.view();
+  options.softcap = 5;
+  options.window = {700, 0};
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    n.dtype = dtype;
+    const Filled x(n);
+    const KVView view = x.cache.view();
+    const Buffer k = Stored(view, view.key, view.key_scale, n.dim);
+    const Buffer v = Stored(view, view.value, view.value_scale, n.value_dim);
+    const double rounding = dtype == DType::kF32 ? 0 : dtype == DType::kF16 ? 0x1p-11 : 0x1p-8;
+    EXPECT_LE(LargestDifference(AttendTo(ctx, x, options), ReferenceOver(x.q, k, v, options)),
+              1e-5 + rounding)
+        << Name(dtype);
+  }
+}
+
+TEST(AttendQuantizedTest, BitsDependOnNeitherPagesNorThreads) {
+  Context one(1);
+  Sizes n;
+  n.batch = 1;
+  n.heads = 1;
+  n.tokens = 5000;
+  const Buffer expected = AttendTo(one, Filled(n), Causal());
+  for (const int64_t page : {1, 16, 100, 8192}) {
+    for (const int threads : {1, 2, 8}) {
+      n.page = page;
+      Context ctx(threads);
+      EXPECT_TRUE(SameBits(AttendTo(ctx, Filled(n), Causal()).view(), expected.view()))
+          << page << " " << threads;
+    }
+  }
+}
+
+// |s - s^| <= |scale| |q|_1 s_k / 2 per logit, and of an output
+// (e^(2 delta) - 1) max |v| + max s_v / 2, delta being the largest of these.
+TEST(AttendQuantizedTest, ErrorIsWithinTheBound) {
+  Context ctx(1);
+  for (const double size : {0.1, 1.0, 4.0}) {
+    Sizes n;
+    n.batch = 1;
+    n.tokens = 20;  // many tokens average what the bound adds up
+    Filled x(n);
+    float* q = x.q.as<float>();
+    for (int64_t i = 0; i < x.q.view().num_elements(); ++i) q[i] *= static_cast<float>(size);
+    const Buffer k = Widened(x.k), v = Widened(x.v);
+    const double error =
+        LargestDifference(AttendTo(ctx, x, Causal()), ReferenceOver(x.q, k, v, Causal()));
+    const Bound bound = QuantizationBound(ctx, x.cache.view(), x.q.view(), Causal());
+    std::printf("queries times %g: error %.2g, bound %.2g\n", size, error, bound.output);
+    EXPECT_LE(error, bound.output);
+    EXPECT_GT(error, bound.output / 200);  // not a bound of anything else
+  }
+}
+
+TEST(AttendQuantizedTest, OnlyInt8HasABound) {
+  const Context ctx(1);
+  const KVCache plain({1, 1, 8, 8});
+  const Buffer q = Normal(DType::kF32, {1, 1, 1, 8}, 1);
+  EXPECT_THAT([&] { QuantizationBound(ctx, plain.view(), q.view(), Causal()); },
+              testing::ThrowsMessage<InvalidArgument>(testing::HasSubstr("cache is not quantised")));
+}
+
+}  // namespace
+}  // namespace heed::attention
