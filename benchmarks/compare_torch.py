@@ -8,6 +8,9 @@ Both read the same memory, [B, H, T, D] contiguous, which is PyTorch's own layou
 Lines that begin with `train` are forward and backward together, in float32: PyTorch by autograd, with fresh gradients each
 time; heed by attention and attention_backward. Their gradients are compared with each other first.
 
+Lines that begin with `decode` are one query token against 32768 keys of 8 heads: heed from a cache in pages, PyTorch from tensors,
+with enable_gqa or (`view`) with the query heads of a key head as if they were tokens, which reads the keys once.
+
 Usage: compare_torch.py [FILTER] [--json] [--threads 1,2] [--rounds 7]
 Example: compare_torch.py 'N2048/d64/.*threads:1'
 """
@@ -51,6 +54,44 @@ def train_lines(threads):
               ("H8/N8192/d64/window512", dict(n=8192, d=64, heads=8, kind="window512")),
               ("B4/H8/N2048/d64/padding62", dict(b=4, n=2048, d=64, heads=8, kind="padding62"))]
     return [(f"train/{name}/threads:{t}", sizes, t) for name, sizes in named for t in threads]
+
+
+def decode_lines(threads):
+    """(name, dtype, query heads per key head, how PyTorch is called, threads)."""
+    return [(f"decode/{dtype}/G{group}/{how}/threads:{t}", dtype, group, how, t)
+            for dtype in ("float32", "bfloat16", "float16") for group in (1, 4, 8)
+            for how in (("gqa", "view") if group > 1 else ("gqa",)) for t in threads]
+
+
+def measure_decoding(torch, heed, line, rounds):
+    """A dict of one line of one new token."""
+    name, dtype, group, how, threads = line
+    heads, n, d = 8, 32768, 128
+    torch.set_num_threads(threads)
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, h, t, d, generator=generator).to(getattr(torch, dtype))
+               for h, t in ((heads * group, 1), (heads, n), (heads, n)))
+    cache = heed.torch.KVCache(1, heads, d, dtype=q.dtype)
+    for rows in (slice(0, n - 1), slice(n - 1, n)):
+        cache.append(*(x[:, :, rows].transpose(1, 2) for x in (k, v)))
+    q1 = q.transpose(1, 2)
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+
+    def ours():
+        return cache.attend(q1, threads=threads)
+
+    def theirs():
+        if how == "view":
+            return sdpa(q.view(1, heads, group, d), k, v).view(1, heads * group, 1, d)
+        return sdpa(q, k, v, enable_gqa=group > 1)
+
+    reference = expected(torch, q, k, v, None, False, [0])
+    errors = [float((o.double() - reference).abs().max()) for o in (ours().transpose(1, 2), theirs())]
+    tolerance = {"float32": TOLERANCE, "bfloat16": 2e-3, "float16": 2e-4}[dtype]  # outputs are about 0.02
+    if not max(errors) <= tolerance:
+        raise SystemExit(f"{name}: not timed: error of heed {errors[0]:.1e}, of PyTorch {errors[1]:.1e}, "
+                         f"expected at most {tolerance:.0e}")
+    return timed(name, ours, theirs, threads, rounds, *errors)
 
 
 def measure_training(torch, heed, line, rounds):
@@ -197,6 +238,9 @@ def timed(name, ours, theirs, threads, rounds, our_error, their_error, clock=tim
         "heed_error": our_error, "torch_error": their_error}
 
 
+RUNS = {"train": measure_training, "decode": measure_decoding}  # by how a line's name begins
+
+
 def cpu_name():
     """The CPU as the system calls it."""
     try:
@@ -226,7 +270,8 @@ def main():
     options = parser.parse_args()
     try:
         threads = [int(word) for word in options.threads.split(",")]
-        chosen = [line for line in lines(threads) + train_lines(threads) if re.search(options.filter, line[0])]
+        chosen = [line for line in lines(threads) + train_lines(threads) + decode_lines(threads)
+                  if re.search(options.filter, line[0])]
     except (ValueError, re.error) as error:
         parser.error(str(error))
     try:
@@ -237,6 +282,7 @@ def main():
         return 0
     try:
         import heed
+        import heed.torch
     except ImportError:
         print("compare_torch.py: heed is not installed here: run scripts/setup, then .venv/bin/python", file=sys.stderr)
         return 1
@@ -248,7 +294,7 @@ def main():
                   f"{'float32':<36} {'heed':>11} {'PyTorch':>11} {'ratio':>7}  quartiles  samples", flush=True)
         rows = []
         for line in chosen:
-            run = measure_training if line[0].startswith("train") else measure
+            run = RUNS.get(line[0].split("/")[0], measure)
             rows.append(run(torch, heed, line, options.rounds))
             if not options.json:
                 print(show(rows[-1]), flush=True)
