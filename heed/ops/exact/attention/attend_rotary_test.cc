@@ -324,35 +324,57 @@ TEST(AttendRotaryTest, ARingTakesTheOptionsThatHaveAMeaning) {
                 {{40, 3}, {1, 2}});
 }
 
+// The same sinks and window, once after many tokens, once as if there had been no others, and
+// once turned by hand in a cache that knows nothing of rotary encoding: all bits are equal.
 TEST(AttendRotaryTest, WhatIsGoneLeavesNoTrace) {
-  // The same sinks and window, once after many tokens, and once as if there had been no others.
-  constexpr int64_t kSinks = 4, kWindow = 30, kTokens = 3000;
-  const Buffer k = Normal(DType::kF32, {1, kTokens, 1, 16}, 1);
-  const Buffer v = Normal(DType::kF32, {1, kTokens, 1, 16}, 2);
-  const Buffer q = Normal(DType::kF32, {1, 1, 2, 16}, 3);
-  RingKVCache::Options o = {.dim = 16, .window = kWindow, .sink_tokens = kSinks};
-  o.rotary = CacheRotary{RotaryPairs::kHalfSplit};
-  o.positions = RingPositions::kCache;
-  RingKVCache whole(o), part(o);
-  const auto append = [&](RingKVCache& ring, int64_t begin, int64_t end) {
-    ring.Append(k.view().Slice(1, begin, end), v.view().Slice(1, begin, end));
-  };
-  append(whole, 0, 700);
-  for (int64_t t = 700; t < kTokens; ++t) append(whole, t, t + 1);
-  append(part, 0, kSinks);
-  append(part, kTokens - kWindow, kTokens - 1);
-  append(part, kTokens - 1, kTokens);
-  Options options;
-  options.causal = true;
-  options.window = {kWindow - 1, 0};
-  options.sink_tokens = kSinks;
-  Context ctx(1);
-  const Result a = AttendTo(ctx, whole.view(), q.view(), options);
-  const Result b = AttendTo(ctx, part.view(), q.view(), options);
-  EXPECT_TRUE(SameBits(a.o.view(), b.o.view()));
-  EXPECT_TRUE(SameBits(a.lse.view(), b.lse.view()));
-  const Result c = AttendTo(ctx, whole.Fork().view(), q.view(), options);
-  EXPECT_TRUE(SameBits(a.o.view(), c.o.view()));
+  constexpr int64_t kSinks = 4, kWindow = 30, kTokens = 1000, kDim = 16;
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
+    const Buffer k = Normal(dtype, {1, kTokens, 1, kDim}, 1);
+    const Buffer v = Normal(dtype, {1, kTokens, 1, kDim}, 2);
+    const Buffer q = Normal(dtype, {1, 1, 2, kDim}, 3);
+    RingKVCache::Options o = {
+        .dim = kDim, .window = kWindow, .sink_tokens = kSinks, .dtype = dtype};
+    const CacheRotary rotary = {RotaryPairs::kInterleaved};
+    o.rotary = rotary;
+    o.positions = RingPositions::kCache;
+    RingKVCache whole(o), part(o);
+    const auto append = [&](auto& cache, int64_t begin, int64_t end) {
+      cache.Append(k.view().Slice(1, begin, end), v.view().Slice(1, begin, end));
+    };
+    append(whole, 0, 700);
+    for (int64_t t = 700; t < kTokens; ++t) append(whole, t, t + 1);
+    append(part, 0, kSinks);
+    append(part, kTokens - kWindow, kTokens - 1);
+    append(part, kTokens - 1, kTokens);
+
+    const Buffer kept(dtype, {1, kSinks + kWindow, 1, kDim});
+    for (int64_t i = 0; i < kSinks + kWindow; ++i) {
+      const int64_t token = i < kSinks ? i : kTokens - kWindow + i - kSinks;
+      for (int64_t e = 0; e < kDim; ++e) kept.Set({0, i, 0, e}, k.Get({0, token, 0, e}));
+    }
+    const Buffer turned = Turned(rotary, kept, {0});
+    KVCache plain({.dim = kDim, .dtype = dtype});
+    plain.Append(turned.view().Slice(1, 0, kSinks), v.view().Slice(1, 0, kSinks));
+    const int64_t begin = kTokens - kWindow, last = kSinks + kWindow - 1;
+    plain.Append(turned.view().Slice(1, kSinks, last), v.view().Slice(1, begin, kTokens - 1));
+    plain.Append(turned.view().Slice(1, last, last + 1),
+                 v.view().Slice(1, kTokens - 1, kTokens));
+
+    Options options;
+    options.causal = true;
+    options.window = {kWindow - 1, 0};
+    options.sink_tokens = kSinks;
+    Context ctx(1), many(3);
+    const Result a = AttendTo(ctx, whole.view(), q.view(), options);
+    const Buffer turned_q = Turned(rotary, q, {last});
+    for (const Result& b : {AttendTo(ctx, part.view(), q.view(), options),
+                            AttendTo(ctx, whole.Fork().view(), q.view(), options),
+                            AttendTo(many, whole.view(), q.view(), options),
+                            AttendTo(ctx, plain.view(), turned_q.view(), options)}) {
+      EXPECT_TRUE(SameBits(a.o.view(), b.o.view())) << Name(dtype);
+      EXPECT_TRUE(SameBits(a.lse.view(), b.lse.view()));
+    }
+  }
 }
 
 TEST(AttendRotaryTest, QueriesOfNoTokensAreNone) {
