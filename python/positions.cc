@@ -1,7 +1,9 @@
 // heed.rotary, heed.sinusoidal, heed.t5_bias and heed.t5_bias_backward.
 #include "python/positions.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <string>
 
@@ -66,31 +68,34 @@ constexpr Keyword<RotaryCall> kRotaryKeywords[] = {
      [](RotaryCall& c, const Argument& a) { c.options.inverse = ToBool(a); }},
 };
 
-// The base and the rotated part may stand in the dict or beside it; if in both,
-// they agree.
-void MergeConfig(RotaryCall& call) {
+// The base and the rotated part of rows of D elements may stand in the dict or beside it;
+// if in both, they agree.
+void MergeConfig(const char* op, int64_t D, RotaryCall& call) {
   const auto& theta = call.config.rope_theta;
   if (theta && call.base && *theta != *call.base) {
-    Fail(kRotary, "base", "differs from scaling.rope_theta",
+    Fail(op, "base", "differs from scaling.rope_theta",
          "one of them, or equal");
   }
   call.options.base = theta.value_or(call.base.value_or(call.options.base));
   call.options.scaling = call.config.scaling;
-  if (!call.config.partial_rotary_factor || call.x.rank() == 0) return;
+  if (!call.config.partial_rotary_factor) return;
   if (!(*call.config.partial_rotary_factor > 0 &&
         *call.config.partial_rotary_factor <= 1)) {
-    Fail(kRotary, "scaling.partial_rotary_factor", "is out of range",
+    Fail(op, "scaling.partial_rotary_factor", "is out of range",
          "above 0, at most 1");
   }
   // Rounded down, as Transformers does.
   const auto dim = static_cast<int64_t>(
-      static_cast<double>(call.x.size(call.x.rank() - 1)) *
-      *call.config.partial_rotary_factor);
+      static_cast<double>(D) * *call.config.partial_rotary_factor);
   if (call.options.dim && *call.options.dim != dim) {
-    Fail(kRotary, "dim", "is " + std::to_string(*call.options.dim),
+    Fail(op, "dim", "is " + std::to_string(*call.options.dim),
          std::to_string(dim) + " by scaling.partial_rotary_factor");
   }
   call.options.dim = dim;
+}
+
+RotaryPairs PairsOf(const RotaryCall& call) {
+  return *call.interleaved ? RotaryPairs::kInterleaved : RotaryPairs::kHalfSplit;
 }
 
 nb::object RotaryArray(const nb::args& args, const nb::kwargs& kwargs) {
@@ -100,14 +105,11 @@ nb::object RotaryArray(const nb::args& args, const nb::kwargs& kwargs) {
   if (!call.positions.present()) FailMissing(kRotary, "positions");
   if (!call.interleaved) FailMissing(kRotary, "interleaved");
   RequireFloat(kRotary, "x", call.x);
-  MergeConfig(call);
+  if (call.x.rank() != 0) MergeConfig(kRotary, call.x.size(call.x.rank() - 1), call);
   NewArray y(kRotary, call.x.dtype(), call.x.sizes());
   Context& ctx = ThreadContext(0);
   Compute(kRotary, {}, [&] {
-    Rotary(ctx, call.x, call.positions,
-           *call.interleaved ? RotaryPairs::kInterleaved
-                             : RotaryPairs::kHalfSplit,
-           call.options, y.view);
+    Rotary(ctx, call.x, call.positions, PairsOf(call), call.options, y.view);
   });
   return y.array;
 }
@@ -282,6 +284,30 @@ In Python. Returns dtable as a new NumPy array [buckets, H] in the dtype of dbia
 the options are those of t5_bias.)";
 
 }  // namespace
+
+RotaryChoice ToRotary(const Argument& argument, int64_t dim) {
+  if (!PyDict_Check(argument.value.ptr())) Fail(argument, "a dict of heed.rotary's keywords");
+  RotaryCall call;
+  for (const auto& [key, value] : nb::borrow<nb::dict>(argument.value)) {
+    const std::string name = ToString({argument.operation, "rotary's key", key}, "a string");
+    const auto keyword = std::ranges::find_if(kRotaryKeywords, [&](const auto& known) {
+      return name == known.name && name != "x" && name != "positions" && name != "inverse";
+    });
+    if (keyword == std::end(kRotaryKeywords)) {
+      Fail(argument.operation, argument.name, "has the key '" + name + "'",
+           "heed.rotary's keywords but inverse");
+    }
+    if (value.is_none() && keyword->none_is_absent) continue;
+    const std::string full = std::string(argument.name) + "." + name;
+    keyword->read(call, {argument.operation, full.c_str(), value});
+  }
+  if (!call.interleaved) {
+    Fail(argument.operation, argument.name, "lacks 'interleaved'",
+         "it, as no convention is the default");
+  }
+  MergeConfig(argument.operation, dim, call);
+  return {PairsOf(call), call.options};
+}
 
 void BindPositions(nb::module_& m) {
   using namespace nanobind::literals;

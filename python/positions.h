@@ -4,7 +4,21 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+
+#include "heed/ops/parts/rotary.h"
+#include "python/arguments.h"
+
 namespace heed::python {
+
+// What heed.rotary's keywords say.
+struct RotaryChoice {
+  RotaryPairs pairs = RotaryPairs::kHalfSplit;
+  RotaryOptions options;
+};
+
+// A dict of these keywords but `inverse`, for rows of `dim` elements.
+RotaryChoice ToRotary(const Argument& argument, int64_t dim);
 
 void BindPositions(nanobind::module_& m);
 

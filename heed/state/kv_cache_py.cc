@@ -37,6 +37,7 @@ constexpr Keyword<Options> kOptions[] = {
     {"page", false, &ReadPage<Options>},
     {"dtype", false, &ReadDType<Options>},
     {"quantize", true, &ReadQuantize},
+    {"rotary", true, &LeaveRotary<Options>},
 };
 
 void Init(Owner<KVCache>* self, const nb::args& args, const nb::kwargs& kwargs) {
@@ -47,6 +48,7 @@ void Init(Owner<KVCache>* self, const nb::args& args, const nb::kwargs& kwargs) 
   if (options.heads == -1) FailMissing(kName, "heads");
   if (options.dim == -1) FailMissing(kName, "dim");
   CheckPage(kName, options);
+  ReadRotary(kName, kwargs, options);
   new (self) Owner<KVCache>(kName, KVCache(options));
 }
 
@@ -95,6 +97,7 @@ constexpr Keyword<ImportCall> kImport[] = {
      }},
     {"page", false, [](ImportCall& c, const Argument& a) { ReadPage(c.options, a); }},
     {"quantize", true, [](ImportCall& c, const Argument& a) { ReadQuantize(c.options, a); }},
+    {"rotary", true, &LeaveRotary<ImportCall>},
 };
 
 // The sizes of the cache are those of the arrays.
@@ -131,6 +134,7 @@ nb::object ImportPages(const nb::args& args, const nb::kwargs& kwargs) {
   options.value_dim = tables.v_pool.size(3);
   options.dtype = tables.k_pool.dtype();
   CheckPage(kImportOp, options);
+  ReadRotary(kImportOp, kwargs, options);
   std::optional<KVCache> cache;
   Compute(kImportOp, {}, [&] { cache = KVCache::Import(options, tables); });
   return NewCache(nb::type<Owner<KVCache>>(), kName, std::move(*cache));
@@ -138,8 +142,10 @@ nb::object ImportPages(const nb::args& args, const nb::kwargs& kwargs) {
 
 nb::str Repr(nb::handle self) {
   static constexpr const char* kShown[] = {"batch", "heads", "dim", "value_dim",
-                                           "capacity", "page", "dtype", "quantize"};
-  return CacheRepr(self, kShown);
+                                           "capacity", "page", "dtype", "quantize",
+                                           "rotary"};
+  const bool turns = nb::cast<const Owner<KVCache>&>(self).cache.options().rotary.has_value();
+  return CacheRepr(self, std::span(kShown).first(turns ? 9 : 8));
 }
 
 }  // namespace
@@ -167,6 +173,10 @@ void BindKVCache(nb::module_& m) {
             return none ? nb::none() : nb::object(nb::str("int8"));
           },
           nb::sig("def quantize(self) -> str | None"), "None or 'int8'.")
+      .def_prop_ro(
+          "rotary",
+          [](const Owner<KVCache>& self) { return self.cache.options().rotary.has_value(); },
+          kRotaryDoc)
       .def_prop_ro(
           "shared_prefix",
           [](const Owner<KVCache>& self) {

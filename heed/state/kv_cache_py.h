@@ -17,6 +17,7 @@
 #include "heed/state/kv_cache_base.h"
 #include "heed/state/kv_view.h"
 #include "python/arguments.h"
+#include "python/positions.h"
 #include "python/runtime.h"
 #include "python/tensor_caster.h"
 
@@ -111,6 +112,18 @@ void ReadPage(Options& options, const Argument& argument) {
 template <class Options>
 void ReadDType(Options& options, const Argument& argument) {
   options.dtype = ToFloatDType(argument);
+}
+
+// Of the keyword `rotary`, which is read when the others are known.
+template <class Options>
+void LeaveRotary(Options&, const Argument&) {}
+
+template <class Options>
+void ReadRotary(const char* operation, const nanobind::kwargs& kwargs, Options& options) {
+  if (!kwargs.contains("rotary") || nanobind::object(kwargs["rotary"]).is_none()) return;
+  const nanobind::object value = kwargs["rotary"];
+  const RotaryChoice choice = ToRotary({operation, "rotary", value}, options.dim);
+  options.rotary = CacheRotary{choice.pairs, choice.options};
 }
 
 template <class Options>

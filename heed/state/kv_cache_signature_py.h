@@ -9,7 +9,8 @@ inline constexpr char kOptionsInPython[] = R"(
 
 In Python. capacity=None is a cache that grows; page=None is one contiguous piece per
 sequence, which needs a capacity; dtype is 'f64', 'f32', 'bf16' or 'f16'; quantize is None
-or 'int8'. Threads of Python may share a cache: calls that change it wait for each other.
+or 'int8'; rotary is None or a dict of heed.rotary's keywords, of which interleaved is needed
+and inverse is none; positions is 'absolute' or 'cache'. Threads of Python may share a cache: calls that change it wait for each other.
 copy.copy and copy.deepcopy are fork(). Errors are heed.InvalidArgument (a ValueError).)";
 
 inline constexpr char kAttendInPython[] = R"(
@@ -25,6 +26,9 @@ inline constexpr char kCapacityDoc[] =
     "Tokens that a sequence may have; None: as many as there is memory for.";
 inline constexpr char kPageDoc[] = "Tokens of a page; None: each sequence is one piece.";
 
+inline constexpr char kRotaryDoc[] =
+    "Whether keys and queries are given without rotary encoding, which is done here.";
+
 #define HEED_INTS "heed._typing.Ints"
 #define HEED_ROWS "heed._typing.Array"
 
@@ -32,11 +36,14 @@ inline constexpr char kInitSignature[] =
     "def __init__(self, batch: int, heads: int, dim: int, value_dim: int | None = None, *, "
     "capacity: int | None = None, page: int | None = 64, "
     "dtype: heed._typing.FloatName = 'f32', "
-    "quantize: typing.Literal['int8'] | None = None) -> None";
+    "quantize: typing.Literal['int8'] | None = None, "
+    "rotary: heed._typing.CacheRotary | None = None) -> None";
 inline constexpr char kRingInitSignature[] =
     "def __init__(self, batch: int, heads: int, dim: int, value_dim: int | None = None, *, "
     "window: int, sink_tokens: int = 0, "
-    "dtype: heed._typing.FloatName = 'f32') -> None";
+    "dtype: heed._typing.FloatName = 'f32', "
+    "rotary: heed._typing.CacheRotary | None = None, "
+    "positions: typing.Literal['absolute', 'cache'] = 'absolute') -> None";
 inline constexpr char kLatentInitSignature[] =
     "def __init__(self, batch: int, latent: int, rope: int, *, capacity: int | None = None, "
     "page: int | None = 64, dtype: heed._typing.FloatName = 'f32') -> None";
@@ -78,7 +85,8 @@ inline constexpr char kImportSignature[] =
     "def import_pages(k_pool: " HEED_ROWS ", v_pool: " HEED_ROWS ", indptr: " HEED_INTS
     ", indices: " HEED_INTS ", last_page_len: " HEED_INTS ", *, heads_first: bool = False, "
     "capacity: int | None = None, page: int | None = 64, "
-    "quantize: typing.Literal['int8'] | None = None) -> KVCache";
+    "quantize: typing.Literal['int8'] | None = None, "
+    "rotary: heed._typing.CacheRotary | None = None) -> KVCache";
 
 inline constexpr char kBoundSignature[] =
     "def quantization_bound(self, q: " HEED_ROWS ", *, causal: bool = True, "

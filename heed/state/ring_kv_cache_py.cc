@@ -16,6 +16,14 @@ namespace {
 constexpr char kName[] = "RingKVCache";
 
 using Options = RingKVCache::Options;
+void ReadPositions(Options& options, const Argument& a) {
+  constexpr char kExpected[] = "'absolute' or 'cache'";
+  const std::string name = ToString(a, kExpected);
+  if (name != "absolute" && name != "cache") Fail(a, kExpected);
+  options.positions =
+      name == "cache" ? RingPositions::kCache : RingPositions::kAbsolute;
+}
+
 constexpr Keyword<Options> kOptions[] = {
     {"batch", false, &ReadSize<Options, &Options::batch>},
     {"heads", false, &ReadSize<Options, &Options::heads>},
@@ -25,6 +33,8 @@ constexpr Keyword<Options> kOptions[] = {
     {"sink_tokens", false,
      [](Options& o, const Argument& a) { o.sink_tokens = ToInt(a, 0, INT64_MAX); }},
     {"dtype", false, &ReadDType<Options>},
+    {"rotary", true, &LeaveRotary<Options>},
+    {"positions", false, &ReadPositions},
 };
 
 void Init(Owner<RingKVCache>* self, const nb::args& args, const nb::kwargs& kwargs) {
@@ -35,6 +45,7 @@ void Init(Owner<RingKVCache>* self, const nb::args& args, const nb::kwargs& kwar
   if (options.heads == -1) FailMissing(kName, "heads");
   if (options.dim == -1) FailMissing(kName, "dim");
   if (options.window == -1) FailMissing(kName, "window");
+  ReadRotary(kName, kwargs, options);
   new (self) Owner<RingKVCache>(kName, RingKVCache(options));
 }
 
@@ -53,8 +64,10 @@ void Append(Owner<RingKVCache>& self, const nb::args& args, const nb::kwargs& kw
 
 nb::str Repr(nb::handle self) {
   static constexpr const char* kShown[] = {"batch",  "heads",       "dim",  "value_dim",
-                                           "window", "sink_tokens", "dtype"};
-  return CacheRepr(self, kShown);
+                                           "window", "sink_tokens", "dtype",
+                                           "rotary", "positions"};
+  const auto& cache = nb::cast<const Owner<RingKVCache>&>(self).cache;
+  return CacheRepr(self, std::span(kShown).first(cache.options().rotary ? 9 : 7));
 }
 
 }  // namespace
@@ -72,7 +85,20 @@ void BindRingKVCache(nb::module_& m) {
       .def_prop_ro(
           "sink_tokens",
           [](const Owner<RingKVCache>& self) { return self.cache.options().sink_tokens; },
-          "First tokens, which are always kept.");
+          "First tokens, which are always kept.")
+      .def_prop_ro(
+          "rotary",
+          [](const Owner<RingKVCache>& self) {
+            return self.cache.options().rotary.has_value();
+          },
+          kRotaryDoc)
+      .def_prop_ro(
+          "positions",
+          [](const Owner<RingKVCache>& self) {
+            const bool own = self.cache.options().positions == RingPositions::kCache;
+            return own ? "cache" : "absolute";
+          },
+          "By what rows are turned: 'absolute', or 'cache'.");
   attention::DefineAttend(c, kAttendSignature, kAttendLseSignature);
   m.def("_append_torch", &Append<true>);
   BindForks<RingKVCache>(c, kForkSignature, doc::kRingKVCacheFork);

@@ -37,6 +37,18 @@ State: TypeAlias = Array | tuple[Array, Array] | tuple[Array, Array, Array | Non
 StateResult: TypeAlias = Any  # the same, NumPy arrays
 
 
+class _CacheRotary(TypedDict, total=False):
+    base: float
+    dim: int | None
+    scaling: dict[str, Any] | None
+
+
+class CacheRotary(_CacheRotary):
+    """The keywords of heed.rotary that a cache takes."""
+
+    interleaved: bool
+
+
 class WeightsOptions(TypedDict, total=False):
     """The keywords of heed.attention that attention_weights and attention_map take."""
 

@@ -107,8 +107,10 @@ def test_stub_has_the_signature():
 
 
 CACHE_SIGNATURES = {
-    ("KVCache", "__init__"): "self batch heads dim value_dim=None * capacity=None page=64 dtype='f32' quantize=None",
-    ("RingKVCache", "__init__"): "self batch heads dim value_dim=None * window sink_tokens=0 dtype='f32'",
+    ("KVCache", "__init__"): "self batch heads dim value_dim=None * capacity=None page=64 dtype='f32' quantize=None "
+    "rotary=None",
+    ("RingKVCache", "__init__"): "self batch heads dim value_dim=None * window sink_tokens=0 dtype='f32' rotary=None "
+    "positions='absolute'",
     ("LatentKVCache", "__init__"): "self batch latent rope * capacity=None page=64 dtype='f32'",
     ("KVCache", "append"): "self k v lengths=None",
     ("RingKVCache", "append"): "self k v lengths=None",
@@ -193,7 +195,8 @@ latent = heed.LatentKVCache(1, 6, 2)
 latent.append(q, [4])
 o = latent.attend(q, scale=0.3, softcap=2.0)
 latent.attend(q)  # wrong: call-overload
-ring = heed.RingKVCache(1, 2, 8, window=4, sink_tokens=1)
+ring = heed.RingKVCache(1, 2, 8, window=4, sink_tokens=1, rotary={"interleaved": True, "base": 5e5}, positions="cache")
+heed.KVCache(1, 2, 8, rotary={"base": 5e5})  # wrong: typeddict-item
 heed.RingKVCache(1, 2, 8)  # wrong: call-arg
 heed.KVCache(1, 2, 8, dtype="float32")  # wrong: arg-type
 ring.save("path")
