@@ -32,8 +32,11 @@ if(sources)
     target_link_options(_core PRIVATE LINKER:--version-script=${map})
     set_property(TARGET _core APPEND PROPERTY LINK_DEPENDS ${map})
   endif()
+  # Signatures name heed._typing. The generator shall not find an installed heed by that name: its classes would be
+  # registered a second time, and have the old methods beside the new ones.
+  file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/stub/heed/__init__.py CONTENT "# Stands in for heed while its stub is made.\n")
   nanobind_add_stub(_core_stub MODULE _core OUTPUT ${PROJECT_BINARY_DIR}/_core.pyi
-    PYTHON_PATH $<TARGET_FILE_DIR:_core> DEPENDS _core)
+    PYTHON_PATH ${PROJECT_BINARY_DIR}/stub $<TARGET_FILE_DIR:_core> DEPENDS _core)
   install(TARGETS _core LIBRARY DESTINATION heed COMPONENT python)
   install(FILES ${PROJECT_BINARY_DIR}/_core.pyi DESTINATION heed COMPONENT python)
   if(TARGET heed_cli AND SKBUILD_SCRIPTS_DIR)

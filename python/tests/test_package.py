@@ -196,7 +196,7 @@ latent.append(q, [4])
 o = latent.attend(q, scale=0.3, softcap=2.0)
 latent.attend(q)  # wrong: call-overload
 ring = heed.RingKVCache(1, 2, 8, window=4, sink_tokens=1, rotary={"interleaved": True, "base": 5e5}, positions="cache")
-heed.KVCache(1, 2, 8, rotary={"base": 5e5})  # wrong: typeddict-item
+heed.KVCache(1, 2, 8, rotary={"base": 5e5})  # wrong: arg-type
 heed.RingKVCache(1, 2, 8)  # wrong: call-arg
 heed.KVCache(1, 2, 8, dtype="float32")  # wrong: arg-type
 ring.save("path")
