@@ -2,21 +2,28 @@
 // sequences, each a list of tokens with one row of keys and one of values per head.
 //
 // Memory. Tokens lie in pages that never move: growing takes pages and copies no row. A
-// page is
+// page is one unit of memory for the keys of each head and one for its values; a latent
+// cache has no values. A unit is
 //
-//   [keys: head][token][dim], [values: head][token][value_dim]
+//   [token][dim or value_dim] and, quantised, the scales of these rows, f32 [token]
 //
-// and, quantised, the scales of keys and those of values, f32 [head][token]. The rows of
-// one head are one run, and each part begins at a multiple of 64 bytes. A page occupies
+// and all units of a cache have one size, of page max(dim, value_dim) size bytes, if
+// quantised rounded up to 4 and 4 page more, rounded up to 64. A page so occupies
 //
-//   heads page dim size + heads page value_dim size (+ 4 heads page twice, if quantised)
+//   2 heads unit, of a latent cache unit
 //
-// bytes, each term rounded up to 64, and 64 more; from 64 KiB on the sum is rounded up to
-// 4096. A sequence of n tokens holds ceil(n / page) pages and 8 bytes for each in a table,
-// 12 with the table's room to grow. Pages come from slabs of 256 KiB to 8 MiB, or of one
-// page if that is larger, which a cache and its forks share. Pages that are given back are
-// used again; slabs go back to the system with the last of these caches. Rows beyond a
-// sequence's length hold anything.
+// bytes. A sequence of n tokens holds ceil(n / page) pages and 8 bytes for each in a table,
+// 12 with the table's room to grow.
+//
+// Pages come from slabs, which a cache and its forks share, lowest addresses first. A slab
+// is, unit by unit, [keys of each head, values of each head][page]: pages that are taken one
+// after the other have the rows of a head in one run. It has the fewest pages that make
+// 4 MiB, but at least 1024 and at most 4096 tokens; then no more than 16 MiB hold, nor than
+// a sequence can fill: ceil(capacity / page), in a ring window / 64 + sink_tokens / 64 + 3,
+// each rounded down; and at least one. Where the system gives huge pages a slab of 4 MiB is
+// resident with its first token: a capacity keeps small caches small. A page has 16 bytes
+// of book-keeping besides. Pages that are given back are used again; slabs go back to the
+// system with the last of these caches. Rows beyond a sequence's length hold anything.
 //
 // Threads. A cache is used by one thread at a time. Forks of one cache are caches of their
 // own here: different threads may use them at once.
