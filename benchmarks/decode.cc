@@ -5,8 +5,11 @@
 #include <cmath>
 #include <cstddef>
 #include <functional>
+#include <initializer_list>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fmt/format.h"
@@ -18,6 +21,7 @@
 #include "heed/harness/timing.h"
 #include "heed/ops/exact/attention/attend.h"
 #include "heed/state/kv_cache.h"
+#include "heed/state/latent_kv_cache.h"
 
 namespace heed::bench {
 namespace {
@@ -63,11 +67,14 @@ class Step {
   // Seconds to read as many bytes with the threads of `ctx`, where the cache lies if it is
   // in one piece.
   double ReadSeconds(Context& ctx) const {
+    return Bytes() / probe::ReadBytesPerSecond(ctx, cache_.view().pages[0][0],
+                                               static_cast<size_t>(Bytes()), 1);
+  }
+
+  double Bytes() const {
     const KVView view = cache_.view();
     const int64_t element = view.quantized ? 1 : static_cast<int64_t>(SizeOf(view.dtype));
-    const auto bytes = static_cast<size_t>(2 * view.lengths[0] * kHeads * kDim * element);
-    return static_cast<double>(bytes) /
-           probe::ReadBytesPerSecond(ctx, view.pages[0][0], bytes, 1);
+    return static_cast<double>(2 * view.lengths[0] * kHeads * kDim * element);
   }
 
   // How far quantising may have moved the outputs.
@@ -121,6 +128,101 @@ void Verify(DType dtype, int64_t page, int64_t group, Context& ctx,
   }
 }
 
+// One new token of eight sequences after the same tokens, which they share or have each.
+class Batch {
+ public:
+  Batch(int64_t tokens, bool share)
+      : cache_(Filled(tokens, share)),
+        q_(DType::kF32, {kBatch, 1, kHeads, kDim}, Placement::kAligned),
+        o_(DType::kF32, {kBatch, 1, kHeads, kDim}, Placement::kAligned) {
+    q_.FillNormal(3);
+    options_.causal = true;
+    const Buffer k = Normal({kBatch, 1, kHeads, kDim}, 4), v = Normal({kBatch, 1, kHeads, kDim}, 5);
+    cache_.Append(k.view(), v.view());
+  }
+
+  void Run(Context& ctx) {
+    attention::Attend(ctx, cache_.view(), q_.view(), options_, {o_.view(), {}});
+  }
+  const Buffer& o() const { return o_; }
+
+ private:
+  static constexpr int64_t kBatch = 8;
+
+  static Buffer Normal(std::initializer_list<int64_t> sizes, uint64_t seed) {
+    Buffer b(DType::kF32, sizes, Placement::kAligned);
+    b.FillNormal(seed);
+    return b;
+  }
+
+  static KVCache Filled(int64_t tokens, bool share) {
+    const Buffer k = Normal({1, kChunk, kHeads, kDim}, 1), v = Normal({1, kChunk, kHeads, kDim}, 2);
+    const int64_t batch = share ? 1 : kBatch;
+    KVCache cache({batch, kHeads, kDim, kDim});
+    const std::vector<int64_t> sizes = {batch, kChunk, kHeads, kDim},
+                               strides = {0, kHeads * kDim, kDim, 1};
+    for (int64_t at = 0; at < tokens; at += kChunk) {
+      cache.Append({k.view().data(), DType::kF32, sizes, strides},
+                   {v.view().data(), DType::kF32, sizes, strides});
+    }
+    return share ? KVCache::Share(cache, kBatch) : std::move(cache);
+  }
+
+  KVCache cache_;
+  Buffer q_, o_;
+  attention::Options options_;
+};
+
+// One token of multi-head latent attention, DeepSeek's sizes: over the latent rows, or over
+// the keys of 192 and values of 128 channels that they expand to, per head.
+class Latent {
+ public:
+  static constexpr int64_t kLatent = 512, kRope = 64, kKey = 192, kValue = 128;
+
+  Latent(int64_t tokens, int64_t heads, bool expanded) : heads_(heads), expanded_(expanded) {
+    options_.causal = true;
+    options_.scale = 1 / std::sqrt(double{kKey});
+    if (expanded) {
+      keys_.emplace(KVCache::Options{1, heads, kKey, kValue});
+      const Buffer k = Normal({1, kRows, heads, kKey}, 1), v = Normal({1, kRows, heads, kValue}, 2);
+      for (int64_t at = 0; at < tokens; at += kRows) keys_->Append(k.view(), v.view());
+      q_ = Normal({1, 1, heads, kKey}, 3);
+      o_ = Normal({1, 1, heads, kValue}, 4);
+    } else {
+      latent_.emplace(LatentKVCache::Options{1, kLatent, kRope});
+      const Buffer rows = Normal({1, kRows, kLatent + kRope}, 1);
+      for (int64_t at = 0; at < tokens; at += kRows) latent_->Append(rows.view());
+      q_ = Normal({1, 1, heads, kLatent + kRope}, 3);
+      o_ = Normal({1, 1, heads, kLatent}, 4);
+    }
+  }
+
+  void Run(Context& ctx) {
+    static constexpr int64_t kOne[] = {1};
+    KVView view = expanded_ ? keys_->view() : latent_->view();
+    view.appended = kOne;
+    attention::Attend(ctx, view, q_.view(), options_, {o_.view(), {}});
+  }
+
+  double Bytes() const { return static_cast<double>(expanded_ ? keys_->nbytes() : latent_->nbytes()); }
+
+ private:
+  static constexpr int64_t kRows = 256;
+
+  static Buffer Normal(std::initializer_list<int64_t> sizes, uint64_t seed) {
+    Buffer b(DType::kF32, sizes, Placement::kAligned);
+    b.FillNormal(seed);
+    return b;
+  }
+
+  int64_t heads_;
+  bool expanded_;
+  std::optional<KVCache> keys_;
+  std::optional<LatentKVCache> latent_;
+  Buffer q_{DType::kF32, {0}}, o_{DType::kF32, {0}};
+  attention::Options options_;
+};
+
 GateResult Gate(const std::string& name, double goal, bool at_least,
                 const std::function<double(bool*)>& ratio) {
   std::vector<double> ratios;
@@ -140,7 +242,8 @@ GateResult Gate(const std::string& name, double goal, bool at_least,
           std::isnan(goal) || ratios.size() < 5 || reached};
 }
 
-double Seconds(Step& step, Context& ctx, bool* clean) {
+template <class Subject>
+double Seconds(Subject& step, Context& ctx, bool* clean) {
   const Sample sample = TimeClean(ctx.num_threads(), [&] { step.Run(ctx); });
   *clean = *clean && sample.clean;
   return sample.seconds;
@@ -174,10 +277,13 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
     progress(name);
     Verify(c.dtype, 0, c.group, ctx, c.quantize);
     Step step(c.dtype, int8 ? Tokens(int64_t{1}) : Tokens(c.dtype), 0, c.group, c.quantize);
+    std::vector<double> reads;
     results.push_back(Gate(name, Goal(c.zen4, c.intel), true, [&](bool* clean) {
       const double read = step.ReadSeconds(ctx);
+      reads.push_back(step.Bytes() / read);
       return read / Seconds(step, ctx, clean);
     }));
+    results.back().name += fmt::format(" ({:.1f} GB/s)", Summarize(reads).median / 1e9);
   }
   Step contiguous(DType::kF32, Tokens(DType::kF32), 0, 1);
   for (const int64_t page : {16, 64}) {
@@ -205,6 +311,29 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
       const Sample s = TimeClean(1, [&] { const KVCache fork = paged.cache().Fork(); });
       *clean = s.clean;
       return s.seconds * 1e6;
+    }));
+  }
+  {
+    const std::string name = "f32 8 sequences: 16384 tokens each / shared";
+    progress(name);
+    Batch shared(16384, true), apart(16384, false);
+    shared.Run(ctx);
+    apart.Run(ctx);
+    if (!SameBits(shared.o().view(), apart.o().view())) {
+      throw std::runtime_error("decode: sharing changes bits");
+    }
+    results.push_back(Gate(name, 4, true, [&](bool* clean) {
+      return Seconds(apart, ctx, clean) / Seconds(shared, ctx, clean);
+    }));
+  }
+  for (const int64_t heads : {16, 128}) {
+    Latent absorbed(8192, heads, false), expanded(8192, heads, true);
+    const std::string name = fmt::format("f32 MLA {} heads, 8192 tokens: expanded / absorbed, time "
+                                         "(bytes {:.1f})",
+                                         heads, expanded.Bytes() / absorbed.Bytes());
+    progress(name);
+    results.push_back(Gate(name, kNone, true, [&](bool* clean) {
+      return Seconds(expanded, ctx, clean) / Seconds(absorbed, ctx, clean);
     }));
   }
   progress("");

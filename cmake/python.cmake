@@ -1,5 +1,6 @@
 # The extension module heed._core and its type stubs, and the program, where the wheel wants them.
-file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/python/*.cc ${PROJECT_SOURCE_DIR}/heed/ops/parts/*_py.cc)
+file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/python/*.cc ${PROJECT_SOURCE_DIR}/heed/ops/parts/*_py.cc
+  ${PROJECT_SOURCE_DIR}/heed/state/*_py.cc)
 get_property(bindings GLOBAL PROPERTY HEED_OP_py)
 
 heed_write_list(${PROJECT_BINARY_DIR}/bind_all_ops.cc py nanobind/nanobind.h "void Bind(nanobind::module_& m);"
@@ -7,7 +8,7 @@ heed_write_list(${PROJECT_BINARY_DIR}/bind_all_ops.cc py nanobind/nanobind.h "vo
 
 # Docstrings come from the headers' comments: heed/ops/f/x/x.h gives docstrings/x.h.
 get_target_property(headers heed HEADER_SET)
-list(FILTER headers INCLUDE REGEX "/heed/ops/")
+list(FILTER headers INCLUDE REGEX "/heed/(ops|state)/")
 set(docstrings "")
 foreach(header IN LISTS headers)
   cmake_path(GET header STEM name)

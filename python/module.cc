@@ -9,6 +9,7 @@
 #include "docstrings/alibi.h"
 #include "heed/core/error.h"
 #include "heed/ops/parts/alibi.h"
+#include "heed/state/kv_cache_py.h"
 #include "python/arguments.h"
 #include "python/numpy_array.h"
 #include "python/positions.h"
@@ -48,6 +49,8 @@ nb::object AlibiSlopesArray(nb::handle heads) {
 NB_MODULE(_core, m) {
   m.attr("__doc__") =
       "heed's C++ functions. Use them through the package heed.";
+  // An object that others keep until Python ends (torch.compile does) is no leak of ours.
+  nb::set_leak_warnings(false);
   m.attr("__version__") = HEED_VERSION;
 
   nb::exception<heed::InvalidArgument>(m, "InvalidArgument", PyExc_ValueError)
@@ -56,6 +59,8 @@ NB_MODULE(_core, m) {
       "what it got and what it expected.";
   nb::exception<heed::Unsupported>(m, "Unsupported", PyExc_RuntimeError)
       .attr("__doc__") = "Right, but not in this build or on this machine.";
+  nb::exception<heed::FileError>(m, "FileError", PyExc_OSError).attr("__doc__") =
+      "A file that cannot be read, written or trusted: the message begins with its path.";
 
   m.def("alibi_slopes", &heed::python::AlibiSlopesArray, "heads"_a.none(),
         nb::sig("def alibi_slopes(heads: int) -> "
@@ -66,4 +71,8 @@ NB_MODULE(_core, m) {
   heed::python::BindRuntime(m);
   heed::python::BindTorchHost(m);
   heed::BindAllOps(m);
+  heed::python::BindKVCacheBase(m);
+  heed::python::BindKVCache(m);
+  heed::python::BindRingKVCache(m);
+  heed::python::BindLatentKVCache(m);
 }

@@ -81,19 +81,33 @@ def parse(header):
     return uncomment(lines[:start]), declarations
 
 
+def python_signature(name, node):
+    """A function of the stub as it is called."""
+    for argument in [*node.args.args, *node.args.kwonlyargs]:
+        argument.annotation = None
+    node.args.args = [argument for argument in node.args.args if argument.arg != "self"]
+    node.args.kwarg = node.args.kwarg and ast.arg(node.args.kwarg.arg)
+    signature = f"{name}({ast.unparse(node.args)})"
+    return "\n".join(textwrap.wrap(signature, 88, subsequent_indent="    ", break_long_words=False))
+
+
 def python_functions():
-    """{name: (signature, docstring)} of the installed package's stub."""
+    """{name: (signature, docstring)} of the installed package's stub; of a class with the signatures of its methods."""
     spec = importlib.util.find_spec("heed")
     stub = Path(spec.origin).parent / "_core.pyi"
     functions = {}
     for node in ast.parse(stub.read_text()).body:
-        if not isinstance(node, ast.FunctionDef) or node.name in functions or node.name.startswith("_"):
-            continue
-        for argument in [*node.args.args, *node.args.kwonlyargs]:
-            argument.annotation = None
-        signature = f"heed.{node.name}({ast.unparse(node.args)})"
-        signature = "\n".join(textwrap.wrap(signature, 88, subsequent_indent="    ", break_long_words=False))
-        functions[node.name] = signature, ast.get_docstring(node) or ""
+        if isinstance(node, ast.FunctionDef) and node.name not in functions and not node.name.startswith("_"):
+            functions[node.name] = python_signature(f"heed.{node.name}", node), ast.get_docstring(node) or ""
+        if isinstance(node, ast.ClassDef):
+            methods = {}
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and (method.name == "__init__" or method.name[0] != "_"):
+                    name = f"heed.{node.name}" + ("" if method.name == "__init__" else f".{method.name}")
+                    is_property = any(isinstance(x, ast.Name) and x.id == "property" for x in method.decorator_list)
+                    methods.setdefault(name, name if is_property else python_signature(name, method))
+            if methods:
+                functions[node.name] = "\n".join(methods.values()), ast.get_docstring(node) or ""
     return functions
 
 

@@ -33,7 +33,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 // One row after the other of many that are stored as S, `stride` elements apart; where
 // `page` is given, `page_rows` of them in each of its pieces, `offset` bytes from where it
 // begins. A piece is looked up when its first row is. With `chosen`, row i is instead row
-// chosen[i] of all pieces, `page` being the first.
+// chosen[i] of all pieces, `page` being the first, and TakeChosen() finds it.
 template <class S>
 struct RowCursor {
   const S* row;
@@ -46,14 +46,6 @@ struct RowCursor {
 
   // Where the next `count` rows are.
   HWY_INLINE void Take(size_t count, const S** HWY_RESTRICT rows) {
-    if (chosen != nullptr) {
-      for (size_t i = 0; i < count; ++i) {
-        const auto at = static_cast<size_t>(*chosen++);
-        rows[i] = reinterpret_cast<const S*>(page[at / page_rows] + offset) +
-                  static_cast<ptrdiff_t>(at % page_rows) * stride;
-      }
-      return;
-    }
     for (size_t done = 0; done < count;) {
       if (left == 0) {
         row = reinterpret_cast<const S*>(*page++ + offset);
@@ -66,9 +58,19 @@ struct RowCursor {
       done += n;
     }
   }
+
+  // The same of chosen rows, too rare to be looked for in every Take().
+  HWY_NOINLINE void TakeChosen(size_t count, const S** HWY_RESTRICT rows) {
+    for (size_t i = 0; i < count; ++i) {
+      const auto at = static_cast<size_t>(*chosen++);
+      rows[i] = reinterpret_cast<const S*>(page[at / page_rows] + offset) +
+                static_cast<ptrdiff_t>(at % page_rows) * stride;
+    }
+  }
 };
 
-// `count` rows to multiply, kMostRows at most, and `ahead` more that come next.
+// `count` rows to multiply, kMostRows at most, and `ahead` more that come next: none where rows
+// are chosen.
 inline constexpr size_t kMostRows = 128;
 template <class S>
 struct StoredRows {
@@ -76,37 +78,41 @@ struct StoredRows {
   size_t count, ahead;
 };
 
-// The rows to multiply, and as many ahead, which are asked for line by line as the others are
-// read: row by row, since hardware follows such an order and goes on by itself. Of as many
-// beyond, the first in each system page is asked for at once: an address in pages that lie
-// apart takes as long to translate as to read.
+// The rows to multiply, and those ahead, which are asked for line by line as the others are
+// read: row by row, since hardware follows such an order and goes on by itself.
 template <class S>
 class RowsInHand {
  public:
   RowsInHand(const StoredRows<S>& rows, size_t columns)
-      : row_bytes_((columns * sizeof(S) + 63) / 64 * 64), next_(rows_ + rows.count),
-        end_(next_ + std::min(rows.count, rows.ahead)) {
-    const size_t all = rows.count + std::min(2 * rows.count, rows.ahead);
-    RowCursor<S> cursor = rows.cursor;
-    cursor.Take(all, rows_);
-    const size_t system_page = std::max<size_t>(1, 4096 / row_bytes_);
-    for (const S** row = end_; row < rows_ + all; row += system_page) PrefetchToL2(*row);
+      : cursor_(rows.cursor), ahead_(std::min(rows.count, rows.ahead)),
+        row_bytes_((columns * sizeof(S) + 63) / 64 * 64) {
+    if (cursor_.chosen != nullptr) {
+      cursor_.TakeChosen(rows.count, rows_);
+    } else {
+      cursor_.Take(rows.count, rows_);
+    }
   }
 
   HWY_INLINE const S* operator[](size_t j) const { return rows_[j]; }
 
   HWY_INLINE void AskForALine() {
-    if (next_ == end_) return;
-    PrefetchToL2(reinterpret_cast<const char*>(*next_) + byte_);
-    byte_ += 64;
-    if (byte_ < row_bytes_) return;
-    byte_ = 0;
-    ++next_;
+    if (at_ == end_) {
+      if (ahead_ == 0) return;
+      --ahead_;
+      const S* row;
+      cursor_.Take(1, &row);
+      at_ = reinterpret_cast<const char*>(row);
+      end_ = at_ + row_bytes_;
+    }
+    PrefetchToL2(at_);
+    at_ += 64;
   }
 
  private:
-  size_t row_bytes_, byte_ = 0;
-  const S *rows_[3 * kMostRows], **next_, **end_;
+  RowCursor<S> cursor_;
+  size_t ahead_, row_bytes_;
+  const char *at_ = nullptr, *end_ = nullptr;
+  const S* rows_[kMostRows];
 };
 
 // Columns that N rows are transposed by: words of a vector, of which bf16 has two each and

@@ -25,6 +25,7 @@ PagesOptions ToPages(const KVCache::Options& o) {
   options.page = o.page;
   options.dtype = o.dtype;
   options.quantized = o.quantize == Quantize::kInt8;
+  options.rotary = o.rotary;
   return options;
 }
 
@@ -96,7 +97,8 @@ KVCache::KVCache(const Options& options)
 KVCache::Options KVCache::options() const {
   const PagesOptions& o = pages_->options();
   return {o.batch, o.heads, o.dim,   o.value_dim,
-          o.capacity, o.page, o.dtype, o.quantized ? Quantize::kInt8 : Quantize::kNone};
+          o.capacity, o.page, o.dtype, o.quantized ? Quantize::kInt8 : Quantize::kNone,
+          o.rotary};
 }
 
 void KVCache::Append(const ConstTensorView& k, const ConstTensorView& v,

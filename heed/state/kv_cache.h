@@ -4,12 +4,14 @@
 #define HEED_STATE_KV_CACHE_H_
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "heed/core/dtype.h"
 #include "heed/core/export.h"
 #include "heed/core/tensor.h"
+#include "heed/state/cache_rotary.h"
 #include "heed/state/kv_cache_base.h"
 
 namespace heed {
@@ -32,10 +34,15 @@ class HEED_API KVCache : public KVCacheBase {
     // scale = max |x| / 127 (2^-126 at least; 1 for a row of zeros) and x / scale rounded
     // half to even, never -128. Not with f64.
     Quantize quantize = Quantize::kNone;
+
+    // Append() turns the key of token t by t, and attention::Attend() each query by where it
+    // stands: both are given without rotary encoding. The rows are, to the bit, those of a
+    // cache without this to which heed::Rotary(k) is appended, quantised ones included.
+    std::optional<CacheRotary> rotary = {};
   };
 
   // An empty cache, which takes no page yet. Throws InvalidArgument for an option outside
-  // what is said above, for page 0 without a capacity, and for sizes of 2^59 bytes or more.
+  // what is said above and in CacheRotary, for page 0 without a capacity, and for sizes of 2^59 bytes or more.
   explicit KVCache(const Options& options);
 
   Options options() const;
@@ -51,8 +58,8 @@ class HEED_API KVCache : public KVCacheBase {
   // sequence is copied first. O(rows appended), that copy aside.
   //
   // Throws InvalidArgument for other shapes, dtypes, devices or lengths, for a sequence
-  // that would exceed its capacity and, quantised, for a row with NaN or infinity, and
-  // std::bad_alloc. On throw the cache is as it was.
+  // that would exceed its capacity and, quantised, for a row with NaN or infinity (of keys:
+  // once they are turned), and std::bad_alloc. On throw the cache is as it was.
   void Append(const ConstTensorView& k, const ConstTensorView& v,
               std::span<const int64_t> lengths = {});
 
@@ -82,7 +89,8 @@ class HEED_API KVCache : public KVCacheBase {
     bool heads_first = false;       // pools are [pages, H, tokens, D]
   };
 
-  // A cache of its own with copies of these rows, as if appended at once. What no sequence
+  // A cache of its own with copies of these rows, as if appended at once (with rotary, that
+  // is, keys are turned here). What no sequence
   // refers to is never read. Throws InvalidArgument as the constructor and Append() do, and
   // for an entry outside its range, which it names.
   static KVCache Import(const Options& options, const BlockTables& tables);

@@ -86,7 +86,11 @@ class HEED_API KVCacheBase {
   // sequence b the rows that it holds, "k.b" [rows, heads, dim] and "v.b" [rows, heads,
   // value_dim]; a latent cache "rows.b" alone. Rows of a shared prefix are there once, as
   // "k.prefix". Quantised rows are bytes, four to an I32, the last filled up with zeros,
-  // their scales "k_scale.b" F32 [rows, heads]. Needs as much memory again as the rows.
+  // their scales "k_scale.b" F32 [rows, heads]. With rotary: its pairs and type as metadata,
+  // "positions" of a ring that turns by its own places, and "rotary" F64 [13], NaN where
+  // absent: base, dim, truncate, factor, original_max_position_embeddings,
+  // max_position_embeddings, attention_factor, beta_fast, beta_slow, mscale, mscale_all_dim,
+  // low_freq_factor, high_freq_factor. Needs as much memory again as the rows.
   //
   // Throws FileError if writing fails, and InvalidArgument for a ring whose sequences have
   // had more than 2^30 tokens together: nobody could load it.

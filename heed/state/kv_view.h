@@ -17,6 +17,7 @@
 #include <span>
 
 #include "heed/core/dtype.h"
+#include "heed/state/cache_rotary.h"
 
 namespace heed {
 
@@ -46,6 +47,13 @@ struct KVView {
   // Of a ring: tokens in [sink_tokens, first_kept[b]) are gone. Empty: none are.
   std::span<const int64_t> first_kept;
   int64_t sink_tokens = 0;
+  int64_t window = 0;  // tokens that a row sees, itself included
+
+  // How queries are to be turned, null: not at all. Rows of keys have been turned by their
+  // positions already, unless `turned_in_cache`: then both are to be turned by their places in
+  // what the ring keeps, as ring_kv_cache.h says.
+  const CacheRotary* rotary = nullptr;
+  bool turned_in_cache = false;
 };
 
 }  // namespace heed

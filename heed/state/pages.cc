@@ -53,6 +53,11 @@ void CheckOptions(const PagesOptions& o) {
   if (o.quantized && o.dtype == DType::kF64) {
     Fail(name + ": dtype is f64, expected f32, bf16 or f16 with quantised rows");
   }
+  if (o.rotary) CheckCacheRotary(name, *o.rotary, o.dim);
+  if (o.turned_in_cache && !o.rotary) {
+    Fail(name + ": positions is kCache without rotary, expected rotary: nothing else has "
+                "positions");
+  }
 }
 
 // The product of what is positive. Throws InvalidArgument.
@@ -124,13 +129,18 @@ PageLayout MakeLayout(const PagesOptions& o) {
 }  // namespace
 
 Pages::Pages(const PagesOptions& options)
-    : Pages((CheckOptions(options), options), nullptr) {}
+    : Pages((CheckOptions(options), options), nullptr, nullptr) {
+  if (!options.rotary || options.turned_in_cache) return;
+  rotation_ = std::make_shared<const KeyRotation>(*options.rotary, options.dim);
+}
 
-Pages::Pages(const PagesOptions& options, std::shared_ptr<PagePool> pool)
+Pages::Pages(const PagesOptions& options, std::shared_ptr<PagePool> pool,
+             std::shared_ptr<const KeyRotation> rotation)
     : options_(options),
       layout_(MakeLayout(options)),
       pool_(pool != nullptr ? std::move(pool)
-                            : std::make_shared<PagePool>(layout_.shape)) {
+                            : std::make_shared<PagePool>(layout_.shape)),
+      rotation_(std::move(rotation)) {
   const size_t B = static_cast<size_t>(options.batch);
   tables_.resize(B);
   rows_.resize(B);
@@ -167,7 +177,10 @@ KVView Pages::view() const {
   if (options_.kind == CacheKind::kRing) {
     view.first_kept = first_kept_;
     view.sink_tokens = options_.sink_tokens;
+    view.window = options_.window;
   }
+  if (options_.rotary) view.rotary = &*options_.rotary;
+  view.turned_in_cache = options_.turned_in_cache;
   return view;
 }
 
@@ -277,7 +290,7 @@ void Pages::Reorder(std::span<const int64_t> indices) {
            ", expected 0 to " + std::to_string(options_.batch - 1));
     }
   }
-  Pages next(options_, pool_);
+  Pages next(options_, pool_, rotation_);
   next.TakeSequences(*this, indices);
   tables_.swap(next.tables_);
   rows_.swap(next.rows_);
@@ -287,7 +300,7 @@ void Pages::Reorder(std::span<const int64_t> indices) {
 }
 
 std::unique_ptr<Pages> Pages::Fork() const {
-  std::unique_ptr<Pages> fork(new Pages(options_, pool_));
+  std::unique_ptr<Pages> fork(new Pages(options_, pool_, rotation_));
   std::vector<int64_t> same(lengths_.size());
   for (size_t b = 0; b < same.size(); ++b) same[b] = static_cast<int64_t>(b);
   fork->TakeSequences(*this, same);
@@ -302,7 +315,7 @@ std::unique_ptr<Pages> Pages::Share(int64_t batch) const {
   PagesOptions options = options_;
   options.batch = batch;
   CheckOptions(options);
-  std::unique_ptr<Pages> shared(new Pages(options, pool_));
+  std::unique_ptr<Pages> shared(new Pages(options, pool_, rotation_));
   shared->TakeSequences(*this, std::vector<int64_t>(static_cast<size_t>(batch), 0));
   shared->shared_prefix_ = lengths_[0];
   return shared;

@@ -151,6 +151,12 @@ Appending::Appending(Pages& pages, const std::string& op, std::span<const int64_
   if (options.quantized) {
     scratch_.resize(static_cast<size_t>(std::max(options.dim, options.value_dim)));
   }
+  if (pages.rotation_ != nullptr) {
+    turn_.emplace(*pages.rotation_);
+    gathered_.resize(static_cast<size_t>(options.heads * options.dim) *
+                     SizeOf(options.dtype));
+    if (options.quantized) turned_.resize(gathered_.size());
+  }
   for (size_t b = 0; b < counts.size(); ++b) {
     Staged& staged = staged_[b];
     const Pages::Table& table = pages.tables_[b];
@@ -191,9 +197,13 @@ std::byte* Appending::Page(int64_t b, int64_t token) const {
 
 void Appending::Write(int64_t b, int64_t token, const ConstTensorView& k,
                       const ConstTensorView& v) {
-  const os::ScopedFloatControl control;  // for quantising
+  const os::ScopedFloatControl control;  // for turning and quantising
   const PageLayout& layout = pages_.layout();
-  Copy("k", b, token, k, layout.key, layout.key_scale);
+  if (turn_) {
+    CopyTurned(b, token, k);
+  } else {
+    Copy("k", b, token, k, layout.key, layout.key_scale);
+  }
   if (v.present()) Copy("v", b, token, v, layout.value, layout.value_scale);
 }
 
@@ -224,6 +234,40 @@ void Appending::Copy(const char* name, int64_t b, int64_t token,
       }
     }
     t += n;
+  }
+}
+
+// Token by token, all heads at once: they turn by the same angles.
+void Appending::CopyTurned(int64_t b, int64_t token, const ConstTensorView& k) {
+  const PageLayout& layout = pages_.layout();
+  const PageRows &to = layout.key, &scales = layout.key_scale;
+  const int64_t T = k.size(0), H = k.size(1), D = k.size(2);
+  const int64_t size = static_cast<int64_t>(SizeOf(k.dtype()));
+  const bool quantized = pages_.options().quantized;
+  for (int64_t t = 0; t < T; ++t) {
+    std::byte* const page = Page(b, token + t);
+    const int64_t in_page = (token + t) % layout.tokens;
+    KeyRotation::Rows rows = {};
+    rows.from = k.as<std::byte>() + t * k.stride(0) * size;
+    rows.from_stride = k.stride(1);
+    if (k.stride(2) != 1 && D != 1) {
+      for (int64_t h = 0; h < H; ++h) {
+        CopyRow(rows.from + h * k.stride(1) * size, k.stride(2) * size, D, size,
+                gathered_.data() + h * D * size);
+      }
+      rows.from = gathered_.data();
+      rows.from_stride = D;
+    }
+    rows.to = quantized ? turned_.data() : page + to.begin + in_page * to.token_stride;
+    rows.to_stride = quantized ? D : to.head_stride / size;
+    rows.heads = H;
+    rows.dtype = k.dtype();
+    turn_->Turn(token + t, rows);
+    for (int64_t h = 0; h < H && quantized; ++h) {
+      Quantize("k, turned,", b, token + t, h, turned_.data() + h * D * size, 1, D,
+               page + to.begin + h * to.head_stride + in_page * to.token_stride,
+               page + scales.begin + h * scales.head_stride + in_page * scales.token_stride);
+    }
   }
 }
 

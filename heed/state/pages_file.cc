@@ -15,6 +15,7 @@
 namespace heed {
 namespace {
 
+constexpr char kPositionsKey[] = "positions", kTurnedInCache[] = "cache";
 constexpr char kKindKey[] = "heed_cache", kVersionKey[] = "version", kVersion[] = "1";
 constexpr std::pair<const char*, CacheKind> kKinds[] = {
     {"kv", CacheKind::kKV}, {"ring", CacheKind::kRing}, {"latent", CacheKind::kLatent}};
@@ -96,8 +97,10 @@ class Writer {
   explicit Writer(const Pages& pages) : pages_(pages) {}
 
   void Add(const std::string& name, std::span<const int64_t> list) {
-    const int64_t size = static_cast<int64_t>(list.size());
-    tensors_.push_back({name, {list.data(), DType::kI64, {size}}});
+    Add(name, DType::kI64, list.data(), static_cast<int64_t>(list.size()));
+  }
+  void Add(const std::string& name, DType dtype, const void* list, int64_t size) {
+    tensors_.push_back({name, {list, dtype, {size}}});
   }
 
   void AddRows(const Part& part, const std::string& name, int64_t b,
@@ -187,13 +190,29 @@ class Reader {
     } catch (const InvalidArgument&) {
       Fail("metadata 'dtype' is " + Quote(dtype) + ", expected f64, f32, bf16 or f16");
     }
+    if (HasRotary(file_.metadata())) {
+      const ConstTensorView numbers =
+          Tensor("rotary", DType::kF64, std::vector{kRotaryNumbers});
+      try {
+        o.rotary = ReadRotary(file_.metadata(), numbers.as<double>());
+      } catch (const InvalidArgument& error) {
+        Fail(error.what());
+      }
+    }
+    if (const auto it = file_.metadata().find(kPositionsKey); it != file_.metadata().end()) {
+      if (it->second != kTurnedInCache) {
+        Fail("metadata 'positions' is " + Quote(it->second) + ", expected " + kTurnedInCache);
+      }
+      o.turned_in_cache = true;
+    }
     // What the constructors of the classes do not let anybody ask for.
     const PagesOptions plain;
     const bool ring = o.kind == CacheKind::kRing, latent = o.kind == CacheKind::kLatent;
     if ((ring && (o.capacity != plain.capacity || o.page != plain.page)) ||
         (!ring && (o.window != 0 || o.sink_tokens != 0)) ||
         (latent && (o.heads != 1 || o.value_dim > o.dim)) ||
-        (o.kind != CacheKind::kKV && o.quantized)) {
+        (o.kind != CacheKind::kKV && o.quantized) || (latent && o.rotary) ||
+        (!ring && o.turned_in_cache)) {
       Fail(std::string("metadata has options that a cache of kind ") + NameOf(o.kind) +
            " cannot have, expected those of a saved one");
     }
@@ -374,6 +393,13 @@ void SavePages(const Pages& pages, const std::string& path) {
       {"shared_prefix", std::to_string(pages.shared_prefix())}};
   for (const auto& [name, member] : kNumbers) metadata[name] = std::to_string(o.*member);
   Writer writer(pages);
+  RotaryInFile rotary;
+  if (o.rotary) {
+    rotary = WriteRotary(*o.rotary);
+    metadata.merge(rotary.metadata);
+    writer.Add("rotary", DType::kF64, rotary.numbers.data(), kRotaryNumbers);
+  }
+  if (o.turned_in_cache) metadata[kPositionsKey] = kTurnedInCache;
   writer.Add("lengths", pages.lengths());
   writer.Add("appended", pages.appended());
   std::vector<int64_t> first_kept;

@@ -5,12 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "heed/core/tensor.h"
+#include "heed/state/cache_rotary_internal.h"
 #include "heed/state/kv_cache_base.h"
 #include "heed/state/page_pool_internal.h"
 
@@ -26,6 +28,8 @@ struct PagesOptions {
   int64_t window = 0, sink_tokens = 0;  // of a ring
   DType dtype = DType::kF32;
   bool quantized = false;
+  std::optional<CacheRotary> rotary = {};
+  bool turned_in_cache = false;  // of a ring: at every Attend(), not by Append()
 };
 
 struct PageLayout {
@@ -86,7 +90,8 @@ class Pages {
   friend class Appending;
   using Table = std::vector<std::byte*>;  // by token / page; of gone pages null
 
-  Pages(const PagesOptions& options, std::shared_ptr<PagePool> pool);
+  Pages(const PagesOptions& options, std::shared_ptr<PagePool> pool,
+        std::shared_ptr<const KeyRotation> rotation);
   void TakeSequences(const Pages& from, std::span<const int64_t> indices);
   bool IsGone(int64_t page, int64_t first_kept) const;
   void DropFrom(Table& table, size_t begin) noexcept;
@@ -95,6 +100,7 @@ class Pages {
   PagesOptions options_;
   PageLayout layout_;
   std::shared_ptr<PagePool> pool_;
+  std::shared_ptr<const KeyRotation> rotation_;  // of Append(); may be null
   std::vector<Table> tables_;
   std::vector<const std::byte* const*> rows_;  // tables_[b].data()
   std::vector<int64_t> lengths_, appended_, first_kept_;
@@ -135,6 +141,7 @@ class Appending {
 
   void Copy(const char* name, int64_t b, int64_t token, const ConstTensorView& rows,
             const PageRows& to, const PageRows& scales);
+  void CopyTurned(int64_t b, int64_t token, const ConstTensorView& k);
   void Quantize(const char* name, int64_t b, int64_t token, int64_t h, const std::byte* row,
                 int64_t stride, int64_t dim, std::byte* to, std::byte* scale);
 
@@ -142,6 +149,8 @@ class Appending {
   const std::string op_;
   std::vector<Staged> staged_;
   std::vector<float> scratch_;  // of one row
+  std::optional<KeyRotation::Worker> turn_;
+  std::vector<std::byte> gathered_, turned_;  // keys of one token
 };
 
 // Save() and Load() of all caches; `max_bytes` as KVCache's.

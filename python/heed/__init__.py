@@ -28,5 +28,6 @@ __all__ = [name for name in dir(_core) if not name.startswith("_")]
 __all__ += ["AttentionGradients", "__version__"]
 
 # The names that users catch and see in tracebacks.
-InvalidArgument.__module__ = "heed"
-Unsupported.__module__ = "heed"
+for _class in (*vars(_core).values(),):
+    if isinstance(_class, type):
+        _class.__module__ = "heed"

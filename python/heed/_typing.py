@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
 
@@ -28,6 +29,8 @@ Floats: TypeAlias = Array | Sequence[float]
 Align: TypeAlias = Literal["bottom_right", "top_left"] | Ints
 Segments: TypeAlias = Array | Sequence[Sequence[int]] | tuple[Array, Array]
 Part: TypeAlias = tuple[Array, Array] | list[NDArray[Any]]
+FloatName: TypeAlias = Literal["f64", "f32", "bf16", "f16"]
+Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 OutArray: TypeAlias = Any  # returned as it is
 Result: TypeAlias = NDArray[Any]
 State: TypeAlias = Array | tuple[Array, Array] | tuple[Array, Array, Array | None]  # S, (S, z) or (S, z, m)
@@ -72,6 +75,32 @@ class AttentionOptions(BackwardOptions, total=False):
     """The keywords of heed.attention, but return_lse."""
 
     out: OutArray | None
+
+
+class LatentAttendOptions(TypedDict, total=False):
+    """The keywords of heed.attention that a cache's attend takes, but scale and return_lse."""
+
+    window: tuple[int, int] | None
+    sink_tokens: int
+    prefix: Ints | None
+    chunk: int | None
+    segments: Segments | None
+    key_starts: Ints | None
+    mask: Array | None
+    bias: Array | None
+    alibi: Floats | None
+    softcap: float | None
+    sinks: Floats | None
+    precision: Literal["highest", "high"]
+    invariant: bool
+    out: OutArray | None
+    threads: int | None
+
+
+class AttendOptions(LatentAttendOptions, total=False):
+    """The same with a scale."""
+
+    scale: float | None
 
 
 class AttentionGradients(NamedTuple):

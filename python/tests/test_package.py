@@ -35,11 +35,12 @@ def test_public_names():
     for name in ("attention", "attention_backward", "AttentionGradients", "attention_weights", "attention_map",
                  "merge_attention", "explain", "alibi_slopes", "rotary", "sinusoidal", "t5_bias", "t5_bias_backward",
                  "linformer", "linformer_backward", "orthogonal_features",
+                 "KVCacheBase", "KVCache", "RingKVCache", "LatentKVCache", "load_cache",
                  "set_num_threads", "get_num_threads", "set_checks", "set_strict", "InvalidArgument", "Unsupported",
-                 "__version__"):
+                 "FileError", "__version__"):
         assert name in heed.__all__ and hasattr(heed, name)
     assert issubclass(heed.InvalidArgument, ValueError) and issubclass(heed.Unsupported, RuntimeError)
-    assert heed.InvalidArgument.__module__ == "heed"
+    assert heed.InvalidArgument.__module__ == heed.KVCache.__module__ == "heed"
     assert re.fullmatch(r"\d+\.\d+\.\d+", heed.__version__)
 
 
@@ -72,6 +73,23 @@ def test_docstring_has_signature_equation_shapes_keep_rule_errors_and_source():
         assert name == "__version__" or inspect.getdoc(getattr(heed, name)), name
 
 
+def test_docstrings_of_caches():
+    for of, texts in (
+            (heed.KVCache, ("B sequences, T tokens", "capacity   tokens per sequence", "page=None is one contiguous piece")),
+            (heed.KVCacheBase, ("Tokens lie in pages that never move",)),
+            (heed.RingKVCache, ("[0, sink_tokens) and [max(0, n - window + 1), length)",)),
+            (heed.LatentKVCache, ("`latent` elements, which are the token's value too",)),
+            (heed.KVCache.append, ("append(self, k", "lengths  [B]            from 0 to T")),
+            (heed.KVCache.attend, ("attend(self, q", "Row i of sequence b stands at position lengths[b] - appended[b] + i")),
+            (heed.LatentKVCache.attend, ("scale: float,",)), (heed.KVCache.import_pages, ("BlockTables:", "heads_first")),
+            (heed.KVCache.share, ("`batch` sequences that all begin as",)), (heed.load_cache, ("max_bytes", "an OSError"))):
+        for text in texts:
+            assert text in of.__doc__, (of, text)
+    for cls in (heed.KVCacheBase, heed.KVCache, heed.RingKVCache, heed.LatentKVCache):
+        for name in dir(cls):
+            assert name.startswith("_") or inspect.getdoc(getattr(cls, name)), (cls, name)
+
+
 def test_docstring_names_every_option():
     doc = heed.attention.__doc__.split("Options:")[1]
     for parameter in SIGNATURE:
@@ -88,6 +106,35 @@ def test_stub_has_the_signature():
     assert [a.arg for a in with_lse.args.kwonlyargs] == ["return_lse"]
 
 
+CACHE_SIGNATURES = {
+    ("KVCache", "__init__"): "self batch heads dim value_dim=None * capacity=None page=64 dtype='f32' quantize=None",
+    ("RingKVCache", "__init__"): "self batch heads dim value_dim=None * window sink_tokens=0 dtype='f32'",
+    ("LatentKVCache", "__init__"): "self batch latent rope * capacity=None page=64 dtype='f32'",
+    ("KVCache", "append"): "self k v lengths=None",
+    ("RingKVCache", "append"): "self k v lengths=None",
+    ("LatentKVCache", "append"): "self rows lengths=None",
+    ("KVCache", "attend"): "self q * causal=True tree=None return_lse=False",
+    ("RingKVCache", "attend"): "self q * causal=True tree=None return_lse=False",
+    ("LatentKVCache", "attend"): "self q * scale causal=True tree=None return_lse=False",
+    ("KVCache", "fork"): "self", ("KVCacheBase", "trim"): "self lengths", ("KVCacheBase", "save"): "self path",
+    ("KVCache", "share"): "prefix_cache batch",
+}
+
+
+def test_stub_has_the_signatures_of_caches():
+    classes = {node.name: node for node in stub().body if isinstance(node, ast.ClassDef)}
+    for (name, method), signature in CACHE_SIGNATURES.items():
+        arguments = next(node for node in classes[name].body
+                         if isinstance(node, ast.FunctionDef) and node.name == method).args
+        first = len(arguments.args) - len(arguments.defaults)
+        written = [a.arg for a in arguments.args[:first]]
+        written += [f"{a.arg}={ast.unparse(d)}" for a, d in zip(arguments.args[first:], arguments.defaults, strict=True)]
+        written += ["*"] if arguments.kwonlyargs else []
+        written += [a.arg + (f"={ast.unparse(d)}" if d else "")
+                    for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+        assert " ".join(written) == signature, (name, method)
+
+
 def test_option_types_are_those_of_the_stub():
     tree = ast.parse((FOLDER / "_typing.py").read_text())
     options = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
@@ -98,6 +145,11 @@ def test_option_types_are_those_of_the_stub():
     expected = {a.arg: ast.unparse(a.annotation).replace("heed._typing.", "") for a in plain.kwonlyargs}
     del expected["return_lse"]
     assert typed == expected
+    attend = {node.target.id: ast.unparse(node.annotation) for name in ("LatentAttendOptions", "AttendOptions")
+              for node in options[name].body if isinstance(node, ast.AnnAssign)}
+    # Without those that a cache knows itself, or that nothing is trained with.
+    known = {"causal", "align", "key_lengths", "query_lengths", "cu_seqlens_q", "cu_seqlens_k", "dropout", "seed", "dropout_offset"}
+    assert attend == {name: kind for name, kind in typed.items() if name not in known}
 
 
 CONSUMER = '''
@@ -130,6 +182,23 @@ try:
 except heed.InvalidArgument as error:
     print(error.args)
 heed.attention("text", q, q)  # wrong: call-overload
+cache = heed.KVCache(1, 2, 8, capacity=None, page=None, dtype="bf16", quantize="int8")
+cache.append(q, q, [4])
+cache.append(q, q, lengths=np.array([4]))
+tokens: list[int] = cache.fork().lengths.tolist() + [cache.nbytes]
+o = cache.attend(q, window=(3, 0), tree=[-1, 0], threads=1)
+p, lse = heed.KVCache.share(cache, 4).attend(q, return_lse=True, scale=0.1)
+cache.attend(q, key_lengths=[4])  # wrong: call-overload
+latent = heed.LatentKVCache(1, 6, 2)
+latent.append(q, [4])
+o = latent.attend(q, scale=0.3, softcap=2.0)
+latent.attend(q)  # wrong: call-overload
+ring = heed.RingKVCache(1, 2, 8, window=4, sink_tokens=1)
+heed.RingKVCache(1, 2, 8)  # wrong: call-arg
+heed.KVCache(1, 2, 8, dtype="float32")  # wrong: arg-type
+ring.save("path")
+loaded = heed.load_cache("path", max_bytes=2**30)
+pages: int | None = loaded.page if isinstance(loaded, heed.KVCache) else None
 heed.attentoin  # wrong: attr-defined
 '''
 

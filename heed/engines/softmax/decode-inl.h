@@ -52,7 +52,9 @@ HWY_INLINE void WithRows(size_t num_rows, const F& f) {
 // Rows [begin, end), and those up to `until` to come.
 template <class S>
 hs::StoredRows<S> Stored(const SourceRows& rows, int64_t begin, int64_t end, int64_t until) {
-  return {rows.From<S>(begin), static_cast<size_t>(end - begin),
+  const hs::RowCursor<S> cursor = rows.From<S>(begin);
+  if (cursor.chosen != nullptr) until = end;
+  return {cursor, static_cast<size_t>(end - begin),
           static_cast<size_t>(std::max<int64_t>(until - end, 0))};
 }
 
@@ -115,7 +117,11 @@ struct QuantizedOperands : FmaOperands<float> {
     const size_t all = rows.count + std::min(rows.count, rows.ahead);
     const float* at[2 * hs::kMostRows];
     auto cursor = rows.cursor;
-    cursor.Take(all, at);
+    if (cursor.chosen != nullptr) {
+      cursor.TakeChosen(all, at);
+    } else {
+      cursor.Take(all, at);
+    }
     for (size_t j = rows.count; j < all; j += kLine) hs::PrefetchToL2(at[j]);
     for (size_t j = 0; j < rows.count; ++j, x += N) {
       hn::Store(hn::Mul(hn::Load(D(), x), hn::Set(D(), *at[j])), D(), x);

@@ -439,6 +439,11 @@ class ForwardBlock : protected Block<O, C> {
   HWY_ALIGN T max_[W], sum_[W];
 };
 
+template <class O>
+Workspace<O>& WorkspaceOf(Context& ctx, int worker) {
+  return *static_cast<Workspace<O>*>(ctx.Scratch(worker));
+}
+
 // Keys that sequences share: each segment of them once, for the queries of all.
 template <class O, int C, class Outputs>
 void RunShared(Context& ctx, const Problem& p, const Plan& plan, const BlockQueue& queue,
@@ -460,7 +465,7 @@ void RunShared(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
   ctx.ParallelFor(blocks * pieces, [&](int64_t index, int worker) HWY_ATTR {
     const int64_t piece = index % pieces, block = index / pieces % grid.blocks;
     const int64_t key_head = index / pieces / grid.blocks;
-    Workspace<O>& w = *static_cast<Workspace<O>*>(ctx.Scratch(worker));
+    Workspace<O>& w = WorkspaceOf<O>(ctx, worker);
     const Head<O> head = HeadOf(p, plan, shared.first, key_head, w);
     ForwardBlock<O, C, Outputs> joint(p, joined, grid, key_head, block, w, head);
     joint.Join(members, members->num_queries);
@@ -487,7 +492,7 @@ void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
   ctx.ParallelFor(queue.size() * pieces, [&](int64_t index, int worker) HWY_ATTR {
     const BlockQueue::Task task = queue.At(index / pieces);
     const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
-    Workspace<O>& w = *static_cast<Workspace<O>*>(ctx.Scratch(worker));
+    Workspace<O>& w = WorkspaceOf<O>(ctx, worker);
     const Head<O> head = HeadOf(p, plan, task.sequence, task.key_head, w);
     const BlockGrid grid(p, s, plan.rows);
     ForwardBlock<O, C, Outputs> block(p, s, grid, task.key_head, task.block, w, head);
@@ -508,7 +513,7 @@ template <class O>
 void ReserveWorkspaces(Context& ctx, const Plan& plan) {
   ctx.ReserveScratch(static_cast<size_t>(Workspace<O>::Bytes(plan)));
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
-    static_cast<Workspace<O>*>(ctx.Scratch(worker))->Init(plan);
+    WorkspaceOf<O>(ctx, worker).Init(plan);
   }
 }
 

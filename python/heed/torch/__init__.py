@@ -5,6 +5,7 @@ The functions of the package heed by the same names, with torch tensors in and o
 """
 
 from heed.torch._attention import attention
+from heed.torch._caches import KVCache, LatentKVCache, RingKVCache, load_cache
 from heed.torch._causal_conv1d import causal_conv1d, causal_conv1d_step
 from heed.torch._functions import (
     alibi_slopes,
@@ -21,13 +22,17 @@ from heed.torch._multihead import MultiheadAttention
 from heed.torch._sdpa import replace_sdpa, scaled_dot_product_attention
 
 __all__ = [
+    "KVCache",
+    "LatentKVCache",
     "MultiheadAttention",
+    "RingKVCache",
     "alibi_slopes",
     "attention",
     "attention_map",
     "attention_weights",
     "causal_conv1d",
     "causal_conv1d_step",
+    "load_cache",
     "merge_attention",
     "orthogonal_features",
     "replace_sdpa",

@@ -128,12 +128,12 @@ def _kind(x):
     return None if x.layout == torch.strided and x.device.type == "cpu" else str(x.layout).removeprefix("torch.")
 
 
-def refuse(names, arguments):
+def refuse(names, arguments, operation="attention"):
     """Raises InvalidArgument for the first tensor that heed cannot read."""
     for name, x in zip(names, arguments):
         if isinstance(x, Tensor) and _kind(x) is not None:
             raise InvalidArgument(
-                f"attention: {name} is a {_kind(x)} tensor on {x.device}, expected a strided tensor on cpu"
+                f"{operation}: {name} is a {_kind(x)} tensor on {x.device}, expected a strided tensor on cpu"
             )
 
 

@@ -14,6 +14,7 @@
 #include "heed/core/os.h"
 #include "heed/engines/softmax/kernels.h"
 #include "heed/engines/softmax/visit.h"
+#include "heed/ops/exact/attention/attend_rotary_internal.h"
 #include "heed/ops/exact/attention/attention_check_internal.h"
 #include "heed/ops/exact/attention/attention_internal.h"
 
@@ -161,6 +162,7 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q,
                 Use use) {
   const Check check(op, use);
   CheckOptions(check, options);
+  CheckRotary(check, cache, options, tree);
   check.Present("q", q);
   if (q.dtype() != cache.dtype) {
     check.Fail("q", std::string("has dtype ") + Name(q.dtype()),
@@ -224,6 +226,7 @@ void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q,
   constexpr char kOp[] = "attention::Attend";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   const Call call = AttendCall(kOp, cache, q, options, out, tree, Use::kForward);
+  if (cache.rotary != nullptr) return AttendRotated(ctx, cache, q, options, out);
   softmax::Choose(kOp, ctx, call.p).run(ctx, call.p);
 }
 
@@ -250,7 +253,8 @@ Explanation ExplainAttend(const Context& ctx, const KVView& cache, const ConstTe
             static_cast<double>(SizeOf(cache.dtype)) *
                 static_cast<double>(q.num_elements() / cache.dim) *
                 static_cast<double>(cache.dim + cache.value_dim);
-  e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();
+  e.workspace_bytes =
+      kernel.workspace(ctx, p) * ctx.num_threads() + RotaryBytes(cache, q);
   e.visited_pairs = softmax::VisitedPairs(p, kernel.lanes(ctx, p), kernel.grid);
   e.invariant = kernel.invariant;
   return e;
@@ -263,6 +267,7 @@ Bound QuantizationBound(const Context&, const KVView& cache, const ConstTensorVi
   check.Present("q", q);
   if (!cache.quantized) check.Fail("cache", "is not quantised", "int8 rows");
   const Call call = AttendCall(kOp, cache, q, options, {}, {}, Use::kExplain);
+  if (cache.rotary != nullptr) return RotatedBound(cache, q, options);
   const Problem& p = call.p;
   const auto largest = [&](const PageRows& scales, int64_t b, int64_t head) {
     float most = 0;

@@ -30,6 +30,13 @@ namespace heed::attention {
 // it would have in a sequence of its own: a row has the bits that decoding its branch alone
 // would give it. Sequences of which fewer rows were appended have the first of the nodes.
 //
+// With rotary, the cache says how: q is given without it, and each row is turned by where it
+// stands. Of a ring that turns by its own places, keys are copied and turned for every call,
+// O(tokens kept), and once sinks and window have parted, several new rows cost what they cost
+// one by one; `causal` and a window within that of the ring are required, and prefix, chunk,
+// segments, key_starts, mask, bias and alibi are not taken. A tree is not taken with rotary: its
+// keys would have to be turned by their depths, by whoever has them.
+//
 // Options. All but those that say where rows are, which the cache knows (query_starts, align,
 // key_lengths, query_lengths, cu_seqlens_*), and dropout. Callers that decode set `causal`;
 // without it every row sees all of the cache. Of a ring, `causal` and a window within that of

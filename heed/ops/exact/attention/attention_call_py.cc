@@ -197,6 +197,10 @@ void WriteGradient(Call& call, const Argument& a) {
   call.gradients.*kField = call.arrays.Write(a, Kind::kFloat);
 }
 
+// What attend of a cache takes beside q and the options of attention.
+constexpr Keyword<Call> kTree = {
+    "tree", true, [](Call& c, const Argument& a) { c.tree = c.arrays.ReadPositions(a); }};
+
 // What the operators of heed.torch take beside q, k and v ...
 constexpr Keyword<Call> kTorchResults[] = {
     {"out", false, &ReadOut},
@@ -267,6 +271,28 @@ void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs,
   keywords.insert(keywords.begin() + 4, std::begin(kBackwardKeywords),
                   std::end(kBackwardKeywords));
   Read<Call>(operation, keywords, 6, args, kwargs, call);
+}
+
+void ReadAttendCall(const char* operation, AttendArguments which, PyObject* args,
+                    PyObject* kwargs, Call& call) {
+  const auto make = [](bool needs_scale, bool for_torch) {
+    std::vector<Keyword<Call>> keywords;
+    for (Keyword<Call> keyword : kKeywords) {
+      const std::string_view name = keyword.name;
+      if (name == "k" || name == "v") continue;
+      if (name == "scale" && needs_scale) keyword.none_is_absent = false;
+      keywords.push_back(keyword);
+    }
+    keywords.push_back(kTree);
+    if (!for_torch) return keywords;
+    keywords.push_back(kTorchResults[1]);
+    keywords.back().none_is_absent = true;
+    return keywords;
+  };
+  static const std::vector<Keyword<Call>> tables[2][2] = {
+      {make(false, false), make(false, true)}, {make(true, false), make(true, true)}};
+  if (which.for_torch) call.arrays.AllowTorch();
+  Read<Call>(operation, tables[which.needs_scale][which.for_torch], 1, args, kwargs, call);
 }
 
 namespace {

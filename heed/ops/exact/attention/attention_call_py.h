@@ -31,6 +31,8 @@ struct Call {
   ConstTensorView d_o, o, d_lse;
   bool need_dbias = false;
 
+  ConstTensorView tree;  // attend of a cache: i64
+
   // heed.torch
   TensorView out_lse;
   Gradients gradients;
@@ -56,6 +58,14 @@ void ReadWeightsCall(const char* operation, std::span<const char* const> more,
 // need_dbias and all options but return_lse and out.
 void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs,
                       Call& call);
+
+// The same for `attend` of a cache: q by position or keyword, tree and all options, of which
+// the cache may refuse some; for heed.torch `lse` too. A scale that is needed may not be None.
+struct AttendArguments {
+  bool needs_scale = false, for_torch = false;
+};
+void ReadAttendCall(const char* operation, AttendArguments which, PyObject* args,
+                    PyObject* kwargs, Call& call);
 
 // The options of heed.torch's operators in the notation of their schemas, those first
 // that calls use most. What is a union in Python is several options here.
@@ -88,6 +98,9 @@ void BindBackward(nanobind::module_& m);
 
 // Binds what the operators of heed.torch call.
 void BindTorch(nanobind::module_& m);
+
+// Makes `attend` of caches known to heed.explain.
+void BindAttend(nanobind::module_& m);
 
 }  // namespace heed::attention
 

@@ -171,6 +171,7 @@ void Bind(nb::module_& m) {
   BindWeights(m);
   BindBackward(m);
   BindTorch(m);
+  BindAttend(m);
   RegisterExplain(kOp, &ExplainAttention);
 }
 

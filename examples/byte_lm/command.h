@@ -1,0 +1,71 @@
+// What the programs of this folder have in common as programs: options, and errors of one line.
+#ifndef HEED_EXAMPLES_BYTE_LM_COMMAND_H_
+#define HEED_EXAMPLES_BYTE_LM_COMMAND_H_
+
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <map>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+inline int64_t Parse(const std::string& what, std::string_view text, int64_t smallest,
+                     int64_t largest) {
+  int64_t value = 0;
+  const char* const last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, value);
+  if (error != std::errc() || end != last || value < smallest || value > largest) {
+    throw std::runtime_error(what + " is '" + std::string(text) + "', expected " +
+                             std::to_string(smallest) + " to " + std::to_string(largest));
+  }
+  return value;
+}
+
+// PROGRAM FILE [--option VALUE]..., with --prompt among the options.
+class Command {
+ public:
+  // `values` has all options and their defaults.
+  Command(std::span<char* const> arguments, std::map<std::string, std::string> values,
+          const char* usage)
+      : values_(std::move(values)) {
+    bool good = arguments.size() >= 2 && arguments.size() % 2 == 0;
+    for (size_t i = 2; good && i < arguments.size(); i += 2) {
+      good = values_.contains(arguments[i]);
+      values_[arguments[i]] = arguments[i + 1];
+    }
+    if (!good) throw std::runtime_error(std::string("expected ") + usage);
+    file_ = arguments[1];
+    if (Text("--prompt").empty()) {
+      throw std::runtime_error("--prompt is empty, expected a byte or more");
+    }
+  }
+
+  const std::string& file() const { return file_; }
+  const std::string& Text(const char* option) const { return values_.at(option); }
+  int64_t Integer(const char* option, int64_t smallest, int64_t largest) const {
+    return Parse(option, Text(option), smallest, largest);
+  }
+
+ private:
+  std::string file_;
+  std::map<std::string, std::string> values_;
+};
+
+// The status of a program that does `run`.
+template <class Run>
+int Main(const char* program, int argc, char** argv, const Run& run) {
+  try {
+    run(std::span<char* const>(argv, static_cast<size_t>(argc)));
+    return 0;
+  } catch (const std::exception& error) {  // one line: what is wrong, what was expected
+    std::fprintf(stderr, "%s: %s\n", program, error.what());
+    return 1;
+  }
+}
+
+#endif  // HEED_EXAMPLES_BYTE_LM_COMMAND_H_

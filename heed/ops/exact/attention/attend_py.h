@@ -1,0 +1,38 @@
+// Attention over a cache, for the bindings of caches.
+#ifndef HEED_OPS_EXACT_ATTENTION_ATTEND_PY_H_
+#define HEED_OPS_EXACT_ATTENTION_ATTEND_PY_H_
+
+#include <nanobind/nanobind.h>
+
+#include <string>
+
+#include "docstrings/attend.h"
+#include "heed/state/kv_cache_py.h"
+#include "heed/state/kv_cache_signature_py.h"
+
+namespace heed::attention {
+
+// cache.attend(q, *, ...): o, or (o, lse), as NumPy arrays.
+nanobind::object AttendOn(const python::CacheOwner& cache, const nanobind::args& args,
+                          const nanobind::kwargs& kwargs);
+
+// cache.quantization_bound(q, *, ...): (logit, output).
+nanobind::object BoundOn(const python::CacheOwner& cache, const nanobind::args& args,
+                         const nanobind::kwargs& kwargs);
+
+// The same as AttendOn for heed.torch: results go to the tensors `out` and, where it is given, `lse`.
+void AttendOnTorch(const python::CacheOwner& cache, const nanobind::args& args,
+                   const nanobind::kwargs& kwargs);
+
+// Gives a cache's class its `attend`.
+template <class Class>
+void DefineAttend(Class& bound, const char* signature, const char* lse_signature) {
+  namespace nb = nanobind;
+  bound.def("attend", &AttendOn, nb::sig(signature),
+            (std::string(doc::kAttend) + python::kAttendInPython).c_str())
+      .def("attend", &AttendOn, nb::sig(lse_signature));
+}
+
+}  // namespace heed::attention
+
+#endif  // HEED_OPS_EXACT_ATTENTION_ATTEND_PY_H_

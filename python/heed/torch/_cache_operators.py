@@ -1,0 +1,119 @@
+# The operators that a compiled function calls on a cache: append and attend without a break of the graph.
+"""Operators of PyTorch on the caches of heed.torch.
+
+A cache is an object that changes, which no operator can take. Each has a tensor, its handle, whose one element says which
+cache is meant. Both operators claim to change the handle, so that every transform of PyTorch leaves them in the order in
+which they were written, and drops none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from heed import InvalidArgument, _core
+from heed.torch import _operators
+
+_caches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+# What a cache knows itself, and what only training has: the functions on caches refuse it in their own words.
+_NOT_HERE = ("heads_first", "align", "query_starts", "key_lengths", "query_lengths", "dropout", "seed", "dropout_offset")
+_OPTIONS = {"tree": "Tensor? tree=None"}
+for _option in _core._torch_attention_options.split(", "):
+    _kind, _name = _option.partition("=")[0].split()
+    if _name not in _NOT_HERE and not _name.startswith("cu_seqlens"):
+        _OPTIONS[_name] = f"{_kind.rstrip('?')}? {_name}=None"
+
+_library = torch.library.Library("heed", "FRAGMENT")
+_library.define("cache_append(Tensor(a!) handle, Tensor k, Tensor? v=None, Tensor? lengths=None) -> ()")
+_library.define(
+    f"cache_attend(Tensor(a!) handle, Tensor q, int width, {', '.join(_OPTIONS.values())}) -> (Tensor o, Tensor lse)"
+)
+
+
+def new_handle(cache: Any) -> Tensor:
+    """The tensor that stands for `cache` in a graph."""
+    number = next(_numbers)
+    _caches[number] = cache
+    return torch.tensor([number])
+
+
+def _cache(handle: Tensor) -> Any:
+    return _caches[int(handle)]
+
+
+def _append(handle: Tensor, k: Tensor, v: Tensor | None = None, lengths: Tensor | None = None) -> None:
+    rows = {"rows": k} if v is None else {"k": k, "v": v}
+    _core._append_torch(_cache(handle), **rows, lengths=lengths)
+
+
+def _results(handle: Tensor, q: Tensor, width: int, *options: Any) -> tuple[Tensor, Tensor]:
+    """New tensors for o and lse."""
+    if q.dim() != 4:
+        raise InvalidArgument(f"attend: q has shape {list(q.shape)}, expected [B, T, H, D]")
+    batch, rows, heads, _ = q.shape
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty((batch, rows, heads, width)), q.new_empty((batch, heads, rows), dtype=wide)
+
+
+def _attend(handle: Tensor, q: Tensor, width: int, *options: Any) -> tuple[Tensor, Tensor]:
+    given = {name: x for name, x in zip(_OPTIONS, options) if x is not None}
+    if "segments_q" in given:
+        given["segments"] = given.pop("segments_q"), given.pop("segments_k")
+    o, lse = _results(handle, q, width)
+    _core._attend_torch(_cache(handle), q=q, out=o, lse=lse, **given)
+    return o, lse
+
+
+def _tensor(value: Any) -> Tensor | None:
+    return value if value is None or isinstance(value, Tensor) else torch.as_tensor(value)
+
+
+def append(handle: Tensor, k: Tensor, v: Tensor | None, lengths: Any) -> None:
+    """What a compiled function does where another calls the cache."""
+    torch.ops.heed.cache_append(handle, k, v, _tensor(lengths))
+
+
+def attend(handle: Tensor, q: Tensor, width: int, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    options = dict(options)
+    segments = options.pop("segments", None)
+    if segments is not None:
+        pair = segments if isinstance(segments, tuple) else (segments, segments)
+        options["segments_q"], options["segments_k"] = pair
+    for name in options:
+        if name not in _OPTIONS:
+            raise TypeError(f"attend() got an unexpected keyword argument {name!r} in a compiled function")
+    given = [_tensor(options.get(name)) if kind.startswith("Tensor") else options.get(name)
+             for name, kind in _OPTIONS.items()]
+    return torch.ops.heed.cache_attend(handle, q, width, *given)
+
+
+def _no_gradient(kernel: Any, operation: str, names: tuple[str, ...]) -> Any:
+    def refuse(keyset: Any, *arguments: Any) -> Any:
+        for name, x in zip(names, arguments):
+            if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
+                raise InvalidArgument(f"{operation}: {name} requires a gradient, which what is computed on a cache has not")
+        with torch._C._AutoDispatchBelowAutograd():
+            return kernel.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+    return refuse
+
+
+def _register() -> None:
+    append_names, attend_names = ("handle", "k", "v", "lengths"), ("handle", "q", "width", *_OPTIONS)
+    for name, cpu, fake, names in (("append", _append, lambda *arguments: None, append_names),
+                                   ("attend", _attend, _results, attend_names)):
+        operator = getattr(torch.ops.heed, f"cache_{name}").default
+        _library.impl(f"cache_{name}", cpu, "CPU")
+        _library.impl(f"cache_{name}", _no_gradient(operator, name, names), "Autograd", with_keyset=True)
+        _library.impl(f"cache_{name}", lambda *given, of=(name, names): _operators.refuse(of[1], given, of[0]),
+                      "CompositeExplicitAutograd")
+        torch.library.register_fake(f"heed::cache_{name}", fake, lib=_library)
+
+
+_register()

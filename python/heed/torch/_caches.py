@@ -1,0 +1,169 @@
+# heed.torch's caches of keys and values: heed's own, on tensors.
+"""KVCache, RingKVCache, LatentKVCache and load_cache with torch tensors in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import heed
+from heed import InvalidArgument, _core
+from heed.torch import _cache_operators, _operators
+from heed.torch._functions import _detached
+
+_DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def _call(function: Any, cache: Any, operation: str, tensors: dict[str, Any], options: dict[str, Any]) -> None:
+    """function(cache, **tensors, **options), of which nothing may require a gradient."""
+    given = {**tensors, **options}
+    if torch.is_grad_enabled():
+        for name, x in given.items():
+            if isinstance(x, Tensor) and x.requires_grad:
+                raise InvalidArgument(
+                    f"{operation}: {name} requires a gradient, expected a detached tensor or torch.no_grad(): "
+                    "what is computed on a cache has none"
+                )
+    try:
+        function(cache, **given)
+    except InvalidArgument:
+        raise
+    except (BufferError, RuntimeError):  # from PyTorch, for tensors whose memory it does not give
+        _operators.refuse(tuple(given), tuple(given.values()), operation)
+        raise
+
+
+def _under_autocast(x: Any) -> Any:
+    """Rows and queries in the dtype that autocast asks for."""
+    if torch.is_autocast_enabled("cpu") and isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64:
+        return x.to(torch.get_autocast_dtype("cpu"))
+    return x
+
+
+def _dtype_name(operation: str, dtype: Any) -> Any:
+    if isinstance(dtype, torch.dtype) and dtype not in _NAMES:
+        raise InvalidArgument(f"{operation}: dtype is {dtype}, expected a float dtype of 64, 32 or 16 bits")
+    return _NAMES.get(dtype, dtype) if isinstance(dtype, torch.dtype) else dtype
+
+
+_is_compiling = torch.compiler.is_compiling
+
+
+def _name_for_graphs(cache: Any) -> None:
+    """What a compiled function needs to know of a cache."""
+    cache._handle, cache._width = _cache_operators.new_handle(cache), cache.value_dim
+
+
+def _adopted(cache: Any, cls: Any) -> Any:
+    """A fork of a cache of heed, or of one here, as an object of `cls`."""
+    fork = cache._fork_as(cls)
+    _name_for_graphs(fork)
+    return fork
+
+
+def _on_tensors(cls: Any) -> Any:
+    """Gives a subclass of a cache of heed its methods on tensors."""
+    base = cls.__mro__[1]
+    name = base.__name__
+
+    def __init__(self: Any, *sizes: int, dtype: Any = "f32", **options: Any) -> None:
+        base.__init__(self, *sizes, dtype=_dtype_name(name, dtype), **options)
+        _name_for_graphs(self)
+
+    def fork(self: Any, memo: Any = None) -> Any:  # memo: of copy.deepcopy
+        return _adopted(self, type(self))
+
+    def append(self: Any, k: Tensor, v: Tensor, lengths: Any = None) -> None:
+        k, v = _under_autocast(k), _under_autocast(v)
+        if _is_compiling():
+            _cache_operators.append(self._handle, k, v, lengths)
+        else:
+            _call(_core._append_torch, self, f"{name}.append", {"k": k, "v": v}, {"lengths": lengths})
+
+    def append_latent(self: Any, rows: Tensor, lengths: Any = None) -> None:
+        rows = _under_autocast(rows)
+        if _is_compiling():
+            _cache_operators.append(self._handle, rows, None, lengths)
+        else:
+            _call(_core._append_torch, self, f"{name}.append", {"rows": rows}, {"lengths": lengths})
+
+    def attend(self: Any, q: Tensor, *, return_lse: bool = False, out: Tensor | None = None, **options: Any) -> Any:
+        q, lse = _under_autocast(q), None
+        if _is_compiling():
+            o, lse = _cache_operators.attend(self._handle, q, self._width, options)
+            o = o if out is None else out.copy_(o)
+            return (o, lse) if return_lse else o
+        if not isinstance(q, Tensor):
+            raise InvalidArgument(f"{name}.attend: q is of type {type(q).__name__}, expected a tensor")
+        if not isinstance(return_lse, bool):
+            raise InvalidArgument(f"{name}.attend: return_lse is {return_lse!r}, expected True or False")
+        if q.dim() == 4:  # else the call below says what is wrong
+            batch, rows, heads, _ = q.shape
+            if out is None:
+                out = q.new_empty((batch, rows, heads, self.value_dim))
+            if return_lse:
+                lse = q.new_empty((batch, heads, rows), dtype=q.dtype if q.dtype == torch.float64 else torch.float32)
+        _call(_core._attend_torch, self, f"{name}.attend", {"q": q, "out": out, "lse": lse}, options)
+        return (out, lse) if return_lse else out
+
+    rows = append_latent if base is heed.LatentKVCache else append
+    methods = {"__init__": __init__, "fork": fork, "append": rows, "attend": attend}
+    for of, method in methods.items():
+        method.__name__, method.__doc__ = of, getattr(base, of).__doc__
+        method.__qualname__ = f"{name}.{of}"
+        setattr(cls, of, method)
+    cls.__copy__ = cls.__deepcopy__ = fork
+    for of in ("share", "import_pages"):
+        if of in vars(cls):
+            getattr(cls, of).__doc__ = getattr(base, of).__doc__
+    cls.lengths = property(lambda self: torch.from_numpy(base.lengths.__get__(self)), doc=base.lengths.__doc__)
+    cls.appended = property(lambda self: torch.from_numpy(base.appended.__get__(self)), doc=base.appended.__doc__)
+    cls.dtype = property(lambda self: _DTYPES[base.dtype.__get__(self)], doc="Of rows given, and of queries.")
+    cls.__doc__ = (base.__doc__ or "").partition("In Python.")[0] + _IN_PYTORCH
+    cls.__module__ = "heed.torch"
+    return cls
+
+
+_IN_PYTORCH = """In PyTorch. dtype is one of PyTorch's or its name here. Tensors are on the CPU and read in place,
+lengths are int64 tensors. Nothing that is computed on a cache has a gradient: a tensor that requires one is refused
+unless gradients are off. Work runs on PyTorch's threads, at most `threads` of them. Under autocast rows and queries take
+its dtype, which must be the cache's. Otherwise as in heed."""
+
+
+@_on_tensors
+class KVCache(heed.KVCache):
+    @staticmethod
+    def share(prefix_cache: heed.KVCache, batch: int) -> KVCache:
+        return _adopted(heed.KVCache.share(prefix_cache, batch), KVCache)
+
+    @staticmethod
+    def import_pages(*tables: Any, **options: Any) -> KVCache:
+        tables = tuple(_detached("KVCache.import_pages", "a pool", x) for x in tables)
+        options = {name: _detached("KVCache.import_pages", name, x) for name, x in options.items()}
+        return _adopted(heed.KVCache.import_pages(*tables, **options), KVCache)
+
+
+@_on_tensors
+class RingKVCache(heed.RingKVCache):
+    pass
+
+
+@_on_tensors
+class LatentKVCache(heed.LatentKVCache):
+    @staticmethod
+    def share(prefix_cache: heed.LatentKVCache, batch: int) -> LatentKVCache:
+        return _adopted(heed.LatentKVCache.share(prefix_cache, batch), LatentKVCache)
+
+
+_CLASSES = {cls.__mro__[1]: cls for cls in (KVCache, RingKVCache, LatentKVCache)}
+
+
+def load_cache(path: Any, *, max_bytes: int | None = None) -> KVCache | RingKVCache | LatentKVCache:
+    cache = heed.load_cache(path, max_bytes=max_bytes)
+    return _adopted(cache, _CLASSES[type(cache)])
+
+
+load_cache.__doc__ = heed.load_cache.__doc__

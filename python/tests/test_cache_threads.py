@@ -1,0 +1,166 @@
+# heed's caches in several Python threads at once: nothing is lost, nothing crashes.
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+from cache_model import normal
+
+import heed
+
+
+def run_at_once(*works):
+    """Calls each in a thread of its own; raises what one of them raised."""
+    failures = []
+
+    def run(work):
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def test_forks_in_threads_of_their_own(rng):
+    prefix = heed.KVCache(1, 2, 16)
+    k, v, q = (normal(rng, 1, 130, 2, 16) for _ in range(3))
+    prefix.append(k, v)
+
+    def decode(cache, offset):
+        results = []
+        for i in range(60):
+            row = slice((i + offset) % 130, (i + offset) % 130 + 1)
+            cache.append(k[:, row], v[:, row])
+            results.append(cache.attend(q[:, row], threads=1 + i % 3))
+        return np.stack(results)
+
+    expected = [decode(prefix.fork(), offset) for offset in range(4)]
+    forks, found = [prefix.fork() for _ in range(4)], {}
+    run_at_once(*(lambda i=i: found.__setitem__(i, decode(forks[i], i)) for i in range(4)))
+    for i in range(4):
+        np.testing.assert_array_equal(found[i], expected[i])
+
+
+def test_several_threads_may_look_at_one_cache(rng):
+    cache = heed.KVCache(1, 2, 16)
+    cache.append(normal(rng, 1, 300, 2, 16), normal(rng, 1, 300, 2, 16))
+    q = normal(rng, 1, 300, 4, 16)
+    expected = cache.attend(q)
+
+    def look():
+        for _ in range(20):
+            np.testing.assert_array_equal(cache.attend(q, threads=2), expected)
+            assert cache.lengths.tolist() == [300] and cache.fork().nbytes == cache.nbytes
+
+    run_at_once(look, look, look)
+
+
+@pytest.mark.parametrize("make", [lambda: heed.KVCache(2, 1, 8), lambda: heed.RingKVCache(2, 1, 8, window=9)])
+def test_misuse_is_harmless(rng, make, tmp_path):
+    """Threads that change one cache wait for each other: every call is whole, in some order."""
+    cache, n = make(), 100
+    k, v = normal(rng, 2, 3, 1, 8), normal(rng, 2, 3, 1, 8)
+
+    def append():
+        for _ in range(n):
+            cache.append(k, v)
+
+    def shuffle():
+        for _ in range(n):
+            cache.reorder([1, 0])
+
+    def look():
+        for i in range(n):
+            o = cache.attend(k[:, : 1 + i % 3])
+            assert np.isfinite(o).all() and (cache.lengths % 3 == 0).all() and cache.nbytes >= 0
+            repr(cache)
+
+    def fork():
+        for i in range(n):
+            other = cache.fork()
+            other.append(k, v)
+            assert other.lengths[0] % 3 == 0
+            if i % 20 == 0:
+                path = tmp_path / str(threading.get_ident())
+                other.save(path)
+                heed.load_cache(path)
+
+    run_at_once(append, append, shuffle, look, fork, fork)
+    assert cache.lengths.tolist() == [6 * n, 6 * n]
+
+
+def test_trimming_while_others_attend(rng):
+    cache = heed.KVCache(1, 2, 16, page=4)
+    k, q = normal(rng, 1, 200, 2, 16), normal(rng, 1, 64, 2, 16)
+    stop = threading.Event()
+
+    def change():
+        for i in range(200):
+            cache.append(k, k)
+            cache.trim([i % 7])
+        stop.set()
+
+    def look():
+        while not stop.is_set():
+            assert np.isfinite(cache.attend(q, causal=False)).all()
+
+    run_at_once(change, look, look)
+
+
+def test_other_threads_run_during_a_call(rng):
+    cache = heed.KVCache(1, 8, 64)
+    k = normal(rng, 1, 3000, 8, 64)
+    cache.append(k, k)
+    stop, ticks = threading.Event(), []
+
+    def tick():
+        while not stop.is_set():
+            ticks.append(time.perf_counter())
+            assert cache.lengths.tolist() == [3000]
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        for _ in range(20):  # until one call is long enough to tell
+            begin = time.perf_counter()
+            cache.attend(k, threads=1)
+            end = time.perf_counter()
+            margin = (end - begin) / 4
+            if any(begin + margin < t < end - margin for t in ticks):
+                break
+        else:
+            pytest.fail("no other thread ran in the middle of a call")
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_cache_goes_on_in_a_forked_child(rng):
+    cache = heed.KVCache(1, 2, 16)
+    k = normal(rng, 1, 100, 2, 16)
+    cache.append(k, k)
+    expected = cache.attend(k, threads=3)
+    pid = os.fork()
+    if pid == 0:
+        same = np.array_equal(cache.attend(k, threads=3), expected)
+        cache.append(k, k)
+        os._exit(0 if same and cache.lengths[0] == 200 else 1)
+    deadline = time.monotonic() + 60
+    while (done := os.waitpid(pid, os.WNOHANG))[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+            pytest.fail("the child hangs")
+        time.sleep(0.01)
+    assert os.waitstatus_to_exitcode(done[1]) == 0 and cache.lengths.tolist() == [100]
