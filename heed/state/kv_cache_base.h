@@ -7,23 +7,26 @@
 //
 //   [token][dim or value_dim] and, quantised, the scales of these rows, f32 [token]
 //
-// and all units of a cache have one size, of page max(dim, value_dim) size bytes, if
-// quantised rounded up to 4 and 4 page more, rounded up to 64. A page so occupies
+// and all units of a cache have one size,
 //
-//   2 heads unit, of a latent cache unit
+//   unit = page max(dim, value_dim) size     (quantised: rounded up to 4, and 4 page more)
 //
+// bytes, rounded up to 64. A page occupies 2 heads unit bytes, that of a latent cache unit
 // bytes. A sequence of n tokens holds ceil(n / page) pages and 8 bytes for each in a table,
-// 12 with the table's room to grow.
+// 12 with the table's room to grow; a page has 16 more beside its slab.
 //
 // Pages come from slabs, which a cache and its forks share, lowest addresses first. A slab
-// is, unit by unit, [keys of each head, values of each head][page]: pages that are taken one
-// after the other have the rows of a head in one run. It has the fewest pages that make
-// 4 MiB, but at least 1024 and at most 4096 tokens; then no more than 16 MiB hold, nor than
-// a sequence can fill: ceil(capacity / page), in a ring window / 64 + sink_tokens / 64 + 3,
-// each rounded down; and at least one. Where the system gives huge pages a slab of 4 MiB is
-// resident with its first token: a capacity keeps small caches small. A page has 16 bytes
-// of book-keeping besides. Pages that are given back are used again; slabs go back to the
-// system with the last of these caches. Rows beyond a sequence's length hold anything.
+// is [keys of each head, values of each head][page][unit]: in pages that are taken one after
+// the other, the rows of a head are one run. The pages of a slab are
+//
+//   4 MiB / bytes of a page, rounded up; at least 1024 / page, at most 4096 / page; then
+//   at most 16 MiB / bytes of a page, at most ceil(capacity / page), in a ring at most
+//   window / 64 + sink_tokens / 64 + 3; at least 1.
+//
+// From 4 MiB on a slab is on huge pages where the system has them, and so mostly resident
+// from its first token on: give small caches a capacity. Pages that are given back are used
+// again; slabs go back to the system with the last of these caches. Rows beyond a sequence's
+// length hold anything.
 //
 // Threads. A cache is used by one thread at a time. Forks of one cache are caches of their
 // own here: different threads may use them at once.
