@@ -2,21 +2,31 @@
 // sequences, each a list of tokens with one row of keys and one of values per head.
 //
 // Memory. Tokens lie in pages that never move: growing takes pages and copies no row. A
-// page is
+// page is one unit of memory for the keys of each head and one for its values; a latent
+// cache has no values. A unit is
 //
-//   [keys: head][token][dim], [values: head][token][value_dim]
+//   [token][dim or value_dim] and, quantised, the scales of these rows, f32 [token]
 //
-// and, quantised, the scales of keys and those of values, f32 [head][token]. The rows of
-// one head are one run, and each part begins at a multiple of 64 bytes. A page occupies
+// and all units of a cache have one size,
 //
-//   heads page dim size + heads page value_dim size (+ 4 heads page twice, if quantised)
+//   unit = page max(dim, value_dim) size     (quantised: rounded up to 4, and 4 page more)
 //
-// bytes, each term rounded up to 64, and 64 more; from 64 KiB on the sum is rounded up to
-// 4096. A sequence of n tokens holds ceil(n / page) pages and 8 bytes for each in a table,
-// 12 with the table's room to grow. Pages come from slabs of 256 KiB to 8 MiB, or of one
-// page if that is larger, which a cache and its forks share. Pages that are given back are
-// used again; slabs go back to the system with the last of these caches. Rows beyond a
-// sequence's length hold anything.
+// bytes, rounded up to 64. A page occupies 2 heads unit bytes, that of a latent cache unit
+// bytes. A sequence of n tokens holds ceil(n / page) pages and 8 bytes for each in a table,
+// 12 with the table's room to grow; a page has 16 more beside its slab.
+//
+// Pages come from slabs, which a cache and its forks share, lowest addresses first. A slab
+// is [keys of each head, values of each head][page][unit]: in pages that are taken one after
+// the other, the rows of a head are one run. The pages of a slab are
+//
+//   4 MiB / bytes of a page, rounded up; at least 1024 / page, at most 4096 / page; then
+//   at most 16 MiB / bytes of a page, at most ceil(capacity / page), in a ring at most
+//   window / 64 + sink_tokens / 64 + 3; at least 1.
+//
+// From 4 MiB on a slab is on huge pages where the system has them, and so mostly resident
+// from its first token on: give small caches a capacity. Pages that are given back are used
+// again; slabs go back to the system with the last of these caches. Rows beyond a sequence's
+// length hold anything.
 //
 // Threads. A cache is used by one thread at a time. Forks of one cache are caches of their
 // own here: different threads may use them at once.

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <new>
 #include <numeric>
 #include <set>
@@ -84,45 +85,97 @@ TEST(KVCacheTest, OptionsComeBack) {
   EXPECT_EQ(cache.view().page_tokens, 99);
 }
 
+int64_t RoundUp(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+
+// Bytes of a unit as kv_cache_base.h has them.
+int64_t UnitBytes(const KVCache::Options& o) {
+  const int64_t dim = std::max(o.dim, o.value_dim);
+  if (o.quantize == Quantize::kNone) {
+    return RoundUp(o.page * dim * static_cast<int64_t>(SizeOf(o.dtype)), 64);
+  }
+  return RoundUp(RoundUp(o.page * dim, 4) + 4 * o.page, 64);
+}
+
 TEST(KVCacheTest, PagesAreLaidOutAndCountedAsDocumented) {
-  const auto round = [](int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; };
   for (const int64_t page : {1, 7, 64, 1000}) {
     for (const DType dtype : kDTypes) {
       for (const Quantize quantize : {Quantize::kNone, Quantize::kInt8}) {
         if (dtype == DType::kF64 && quantize == Quantize::kInt8) continue;
         const bool int8 = quantize == Quantize::kInt8;
-        Pair pair({.heads = 3,
-                   .dim = 10,
-                   .value_dim = 6,
-                   .page = page,
-                   .dtype = dtype,
-                   .quantize = quantize});
-        pair.Append({1});
+        const KVCache::Options options = {.heads = 3,
+                                          .dim = page == 7 ? 5 : 10,
+                                          .value_dim = 6,
+                                          .page = page,
+                                          .dtype = dtype,
+                                          .quantize = quantize};
+        Pair pair(options);
+        pair.Append({3 * page});
         const KVView view = pair.cache.view();
         const int64_t size = int8 ? 1 : static_cast<int64_t>(SizeOf(dtype));
+        const int64_t unit = UnitBytes(options);
+        const int64_t lane = 4096 / page * unit;  // all of them make less than 4 MiB
         EXPECT_EQ(view.page_tokens, page);
         EXPECT_EQ(view.quantized, int8);
         EXPECT_EQ(view.dtype, dtype);
-        EXPECT_EQ(view.key.token_stride, 10 * size);
+        EXPECT_EQ(view.key.token_stride, options.dim * size);
         EXPECT_EQ(view.value.token_stride, 6 * size);
-        EXPECT_EQ(view.key.head_stride, page * 10 * size);
-        EXPECT_EQ(view.value.head_stride, page * 6 * size);
+        EXPECT_EQ(view.key.head_stride, lane);
+        EXPECT_EQ(view.value.head_stride, lane);
         EXPECT_EQ(view.key.begin, 0);
-        EXPECT_EQ(view.value.begin, round(3 * page * 10 * size, 64));
-        int64_t bytes = view.value.begin + round(3 * page * 6 * size, 64);
+        EXPECT_EQ(view.value.begin, 3 * lane);
         if (int8) {
-          EXPECT_EQ(view.key_scale.begin, bytes);
-          EXPECT_EQ(view.value_scale.begin, bytes + round(3 * page * 4, 64));
-          EXPECT_EQ(view.key_scale.head_stride, page * 4);
+          EXPECT_EQ(view.key_scale.begin, RoundUp(page * options.dim, 4));
+          EXPECT_EQ(view.value_scale.begin, 3 * lane + RoundUp(page * 6, 4));
+          EXPECT_EQ(view.key_scale.head_stride, lane);
+          EXPECT_EQ(view.value_scale.head_stride, lane);
+          EXPECT_EQ(view.key_scale.token_stride, 4);
           EXPECT_EQ(view.value_scale.token_stride, 4);
-          bytes += 2 * round(3 * page * 4, 64);
         }
-        EXPECT_EQ(pair.cache.nbytes(), round(bytes + 64, bytes < 65536 ? 64 : 4096));
-        const uintptr_t address = reinterpret_cast<uintptr_t>(pair.Page(0, 0));
-        EXPECT_EQ(address % (bytes < 65536 ? 64 : 4096), 0u);
+        EXPECT_EQ(pair.cache.nbytes(), 3 * 2 * 3 * unit);
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(pair.Page(0, 0)) % 64, 0u);
+        EXPECT_EQ(pair.Page(0, 1) - pair.Page(0, 0), unit);
+        EXPECT_EQ(pair.Page(0, 2) - pair.Page(0, 1), unit);
+        EXPECT_EQ(pair.Difference(), "");
       }
     }
   }
+}
+
+TEST(KVCacheTest, SlabsHaveAsManyPagesAsDocumented) {
+  const auto pages = [](const KVCache::Options& o) {
+    return KVCache(o).view().key.head_stride / UnitBytes(o);
+  };
+  const auto i8 = Quantize::kInt8;
+  EXPECT_EQ(pages({.heads = 8, .dim = 128}), 16);    // 1024 tokens, 8 MiB
+  EXPECT_EQ(pages({.heads = 32, .dim = 128}), 8);    // 16 MiB
+  EXPECT_EQ(pages({.heads = 2048, .dim = 128}), 1);  // 128 MiB
+  EXPECT_EQ(pages({.heads = 4, .dim = 64}), 32);     // 4 MiB
+  EXPECT_EQ(pages({.heads = 8, .dim = 128, .quantize = i8}), 32);  // 31 are just below
+  EXPECT_EQ(pages({.heads = 1, .dim = 16}), 64);                   // 4096 tokens
+  EXPECT_EQ(pages({.heads = 1, .dim = 16, .page = 1}), 4096);
+  EXPECT_EQ(pages({.heads = 8, .dim = 128, .page = 5000}), 1);
+  EXPECT_EQ(pages({.batch = 9, .heads = 8, .dim = 128, .capacity = 129}), 3);
+  EXPECT_EQ(pages({.heads = 8, .dim = 128, .capacity = 1 << 20}), 16);
+}
+
+// Whatever the sequence takes beside it.
+TEST(KVCacheTest, RowsOfAHeadLieInARun) {
+  Pair pair({.batch = 2, .heads = 2, .dim = 16});
+  pair.Append({700, 700});
+  const KVView view = pair.cache.view();
+  for (const size_t b : {0, 1}) {
+    for (size_t page = 1; page < 11; ++page) {
+      EXPECT_EQ(pair.Page(b, page) - pair.Page(b, page - 1), 64 * view.key.token_stride);
+    }
+  }
+}
+
+TEST(KVCacheTest, ForksAndSharesHaveTheSameStrides) {
+  Pair pair({.heads = 2, .dim = 16, .capacity = 200});
+  pair.Append({100});
+  const int64_t stride = pair.cache.view().value.head_stride;
+  EXPECT_EQ(pair.cache.Fork().view().value.head_stride, stride);
+  EXPECT_EQ(KVCache::Share(pair.cache, 40).view().value.head_stride, stride);
 }
 
 TEST(KVCacheTest, RowsOfAnyStridesAreCopied) {

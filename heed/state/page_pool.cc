@@ -1,86 +1,85 @@
-// PagePool: slabs, the free list and the counts behind every page.
+// PagePool: slabs, the heap of free pages and the counts of owners.
 #include "heed/state/page_pool_internal.h"
 
 #include <algorithm>
-#include <atomic>
+#include <functional>
 #include <new>
+#include <utility>
 
 #include "heed/core/os.h"
 
 namespace heed {
 namespace {
 
-constexpr int64_t kLine = 64, kSystemPage = 4096;
-constexpr int64_t kFirstSlab = int64_t{1} << 18, kLargestSlab = int64_t{1} << 23;
+// Of heaps whose top is the lowest address.
+constexpr std::greater<std::byte*> kHigher;
 
-int64_t RoundUp(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+std::byte* Begin(const AlignedBytes& memory) {
+  return static_cast<std::byte*>(memory.get());
+}
 
 }  // namespace
 
-// At the end of the page, where the rows' alignment is not disturbed.
-struct PagePool::Trailer {
-  std::atomic<int64_t> owners{0};
-  std::byte* next_free = nullptr;
-};
+PagePool::PagePool(const PageShape& shape) : shape_(shape) {}
 
-PagePool::PagePool(int64_t page_bytes)
-    : footprint_(Footprint(page_bytes)), slab_bytes_(kFirstSlab) {}
-
-int64_t PagePool::Footprint(int64_t page_bytes) {
-  const bool large = page_bytes >= 16 * kSystemPage;
-  return RoundUp(page_bytes + kLine, large ? kSystemPage : kLine);
+// Slabs that begin at this address or before it.
+size_t PagePool::SlabsUpTo(const std::byte* address) const {
+  const auto end = std::upper_bound(
+      slabs_.begin(), slabs_.end(), address, [](const std::byte* x, const Slab& slab) {
+        return std::less<const std::byte*>()(x, Begin(slab.memory));
+      });
+  return static_cast<size_t>(end - slabs_.begin());
 }
 
-PagePool::Trailer* PagePool::TrailerOf(std::byte* page) const {
-  static_assert(sizeof(Trailer) <= kLine);
-  return std::launder(reinterpret_cast<Trailer*>(page + footprint_ - kLine));
+// Counts lie apart from the pages, between which they would end every run.
+int64_t& PagePool::OwnersOf(const std::byte* page) const {
+  const Slab& slab = slabs_[SlabsUpTo(page) - 1];
+  return slab.owners[static_cast<size_t>((page - Begin(slab.memory)) / shape_.unit_bytes)];
+}
+
+// When no page is free.
+void PagePool::AddSlab() {
+  const size_t pages = static_cast<size_t>(shape_.slab_pages);
+  Slab slab;
+  slab.owners = std::make_unique<int64_t[]>(pages);
+  slab.memory.reset(
+      os::AllocateAligned(static_cast<size_t>(shape_.slab_pages * shape_.page_bytes())));
+  std::byte* const begin = Begin(slab.memory);
+  free_.reserve((slabs_.size() + 1) * pages);
+  slabs_.insert(slabs_.begin() + static_cast<ptrdiff_t>(SlabsUpTo(begin)), std::move(slab));
+  for (int64_t page = 0; page < shape_.slab_pages; ++page) {
+    free_.push_back(begin + page * shape_.unit_bytes);  // rising, and so a heap
+  }
 }
 
 std::byte* PagePool::Take() {
   const std::lock_guard lock(mutex_);
   if (in_use_ >= limit_) throw std::bad_alloc();
-  std::byte* page = free_;
-  if (page != nullptr) {
-    free_ = TrailerOf(page)->next_free;
-  } else {
-    if (num_uncut_ == 0) {
-      const int64_t pages = std::max<int64_t>(slab_bytes_ / footprint_, 1);
-      slabs_.reserve(slabs_.size() + 1);
-      // Only slabs of 4 MiB and more begin at a system page by themselves.
-      AlignedBytes slab(
-          os::AllocateAligned(static_cast<size_t>(pages * footprint_ + kSystemPage)));
-      const auto address = reinterpret_cast<uintptr_t>(slab.get());
-      uncut_ = static_cast<std::byte*>(slab.get()) + (0 - address) % kSystemPage;
-      num_uncut_ = pages;
-      slabs_.push_back(std::move(slab));
-      slab_bytes_ = std::min(2 * slab_bytes_, kLargestSlab);
-    }
-    page = uncut_;
-    new (page + footprint_ - kLine) Trailer;
-    --num_uncut_;
-    uncut_ += footprint_;
-  }
+  if (free_.empty()) AddSlab();
+  std::pop_heap(free_.begin(), free_.end(), kHigher);
+  std::byte* const page = free_.back();
+  free_.pop_back();
   ++in_use_;
-  TrailerOf(page)->owners.store(1, std::memory_order_relaxed);
+  OwnersOf(page) = 1;
   return page;
 }
 
 void PagePool::Keep(std::byte* page) {
-  TrailerOf(page)->owners.fetch_add(1, std::memory_order_relaxed);
+  const std::lock_guard lock(mutex_);
+  ++OwnersOf(page);
 }
 
 void PagePool::Drop(std::byte* page) noexcept {
-  Trailer* const trailer = TrailerOf(page);
-  // What an owner has read happens before whoever is left alone writes.
-  if (trailer->owners.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   const std::lock_guard lock(mutex_);
-  trailer->next_free = free_;
-  free_ = page;
+  if (--OwnersOf(page) != 0) return;
+  free_.push_back(page);
+  std::push_heap(free_.begin(), free_.end(), kHigher);
   --in_use_;
 }
 
 bool PagePool::IsShared(std::byte* page) const {
-  return TrailerOf(page)->owners.load(std::memory_order_acquire) != 1;
+  const std::lock_guard lock(mutex_);
+  return OwnersOf(page) != 1;
 }
 
 int64_t PagePool::pages_in_use() const {

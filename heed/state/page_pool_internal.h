@@ -1,10 +1,11 @@
-// PagePool: pages of one size, cut from slabs, counted and used again.
+// PagePool: pages of one shape, cut from slabs, counted and used again.
 #ifndef HEED_STATE_PAGE_POOL_INTERNAL_H_
 #define HEED_STATE_PAGE_POOL_INTERNAL_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -12,21 +13,33 @@
 
 namespace heed {
 
-// A page begins at a multiple of 64 bytes, of 4096 if it has at least 64 KiB, and never
-// moves. What it holds is indeterminate when it is taken. All functions may be called by
-// several threads at once. Slabs go back to the system with the pool.
+// A page is one unit of memory in each lane of its slab, [lane][page][unit]: memory is read
+// at full speed in long runs only, and so the units of a lane of neighbouring pages are one.
+struct PageShape {
+  int64_t lanes = 1;
+  int64_t unit_bytes = 64;  // a multiple of 64
+  int64_t slab_pages = 1;
+
+  int64_t page_bytes() const { return lanes * unit_bytes; }
+  int64_t lane_bytes() const { return slab_pages * unit_bytes; }
+};
+
+// A page is known by the address of its unit in lane 0, and that in lane l is l lane_bytes()
+// further on. Units begin at a multiple of 64 bytes and never move. What they hold is
+// indeterminate when their page is taken. All functions may be called by several threads at
+// once. Slabs go back to the system with the pool.
 class PagePool {
  public:
-  // At most 2^61 bytes.
-  explicit PagePool(int64_t page_bytes);
+  // Slabs of at most 2^61 bytes.
+  explicit PagePool(const PageShape& shape);
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
 
-  // What a page occupies: its bytes and its count of owners, rounded up.
-  static int64_t Footprint(int64_t page_bytes);
-  int64_t footprint() const { return footprint_; }
+  // What a page occupies.
+  int64_t footprint() const { return shape_.page_bytes(); }
 
-  // A page of one owner. Throws std::bad_alloc.
+  // A page of one owner, of all free ones that of the lowest address: what is taken in a row
+  // lies in a row, also where it was used before. Throws std::bad_alloc.
   std::byte* Take();
 
   // One owner more, one less. The last one's Drop makes the page free.
@@ -43,16 +56,19 @@ class PagePool {
   void LimitPages(int64_t most);
 
  private:
-  struct Trailer;
-  Trailer* TrailerOf(std::byte* page) const;
+  struct Slab {
+    AlignedBytes memory;
+    std::unique_ptr<int64_t[]> owners;  // of each page
+  };
 
-  const int64_t footprint_;
-  mutable std::mutex mutex_;  // of what follows
-  std::vector<AlignedBytes> slabs_;
-  std::byte* uncut_ = nullptr;  // of the last slab
-  int64_t num_uncut_ = 0;       // pages
-  int64_t slab_bytes_;          // of the next one
-  std::byte* free_ = nullptr;   // linked through the trailers
+  size_t SlabsUpTo(const std::byte* address) const;
+  int64_t& OwnersOf(const std::byte* page) const;
+  void AddSlab();
+
+  const PageShape shape_;
+  mutable std::mutex mutex_;      // of what follows
+  std::vector<Slab> slabs_;       // by address
+  std::vector<std::byte*> free_;  // a heap, the lowest address first; has room for all pages
   int64_t in_use_ = 0;
   int64_t limit_ = std::numeric_limits<int64_t>::max();
 };

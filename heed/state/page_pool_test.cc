@@ -5,37 +5,78 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <new>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace heed {
 namespace {
 
-TEST(PagePoolTest, PagesAreApartAndAligned) {
-  for (const int64_t bytes : {1, 64, 65, 1000, 65535, 65536, 300000, 5000000, 9000000}) {
-    PagePool pool(bytes);
-    EXPECT_GE(pool.footprint(), bytes + 64);
-    const uintptr_t alignment = bytes < 65536 ? 64 : 4096;
-    std::vector<uintptr_t> pages;
-    for (int i = 0; i < 8; ++i) {
+constexpr PageShape kShapes[] = {{1, 64, 1},    {1, 64, 10},      {2, 128, 3},
+                                 {16, 4160, 7}, {1, 5000000, 2}, {6, 1 << 20, 4}};
+
+// Every unit of as many pages as three slabs have, and one more, holds what is written to it.
+TEST(PagePoolTest, UnitsAreApartAndAligned) {
+  for (const PageShape& shape : kShapes) {
+    PagePool pool(shape);
+    EXPECT_EQ(pool.footprint(), shape.lanes * shape.unit_bytes);
+    std::vector<std::byte*> units;
+    for (int64_t i = 0; i < 3 * shape.slab_pages + 1; ++i) {
       std::byte* const page = pool.Take();
-      const uintptr_t address = reinterpret_cast<uintptr_t>(page);
-      EXPECT_EQ(address % alignment, 0u) << bytes;
-      page[0] = page[bytes - 1] = std::byte{0xFF};
       EXPECT_FALSE(pool.IsShared(page));
-      pages.push_back(address);
+      for (int64_t lane = 0; lane < shape.lanes; ++lane) {
+        units.push_back(page + lane * shape.lane_bytes());
+      }
     }
-    std::sort(pages.begin(), pages.end());
+    const size_t bytes = static_cast<size_t>(shape.unit_bytes);
+    for (size_t i = 0; i < units.size(); ++i) {
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(units[i]) % 64, 0u);
+      std::memset(units[i], static_cast<int>(i), bytes);
+    }
+    for (size_t i = 0; i < units.size(); ++i) {
+      const std::byte mark = static_cast<std::byte>(i);
+      EXPECT_EQ(units[i][0], mark);
+      EXPECT_EQ(std::memcmp(units[i], units[i] + 1, bytes - 1), 0);
+    }
+  }
+}
+
+TEST(PagePoolTest, PagesTakenInARowLieInARow) {
+  for (const PageShape& shape : kShapes) {
+    PagePool pool(shape);
+    const int64_t n = shape.slab_pages;
+    std::vector<std::byte*> pages;
+    const auto take = [&](int64_t count) {
+      pages.clear();
+      for (int64_t i = 0; i < count; ++i) pages.push_back(pool.Take());
+    };
+    take(n);
     for (size_t i = 1; i < pages.size(); ++i) {
-      EXPECT_GE(pages[i] - pages[i - 1], static_cast<uintptr_t>(pool.footprint()));
+      EXPECT_EQ(pages[i] - pages[i - 1], shape.unit_bytes);
+    }
+    const std::vector<std::byte*> first = pages;
+    take(2 * n);
+    // Given back in any order, they are taken in that of their addresses.
+    std::vector<std::byte*> all = first;
+    all.insert(all.end(), pages.begin(), pages.end());
+    for (size_t i = 0, j = 0; i < all.size(); ++i, j = (j + 7) % all.size()) {
+      while (all[j] == nullptr) j = (j + 1) % all.size();
+      pool.Drop(std::exchange(all[j], nullptr));
+    }
+    EXPECT_EQ(pool.pages_in_use(), 0);
+    take(3 * n);
+    EXPECT_TRUE(std::is_sorted(pages.begin(), pages.end(), std::less<std::byte*>()));
+    for (const std::byte* page : first) {
+      EXPECT_EQ(std::count(pages.begin(), pages.end(), page), 1);
     }
   }
 }
 
 TEST(PagePoolTest, TheLastOwnerMakesAPageFree) {
-  PagePool pool(100);
+  PagePool pool({2, 64, 3});
   std::byte* const page = pool.Take();
   pool.Keep(page);
   EXPECT_TRUE(pool.IsShared(page));
@@ -49,7 +90,7 @@ TEST(PagePoolTest, TheLastOwnerMakesAPageFree) {
 }
 
 TEST(PagePoolTest, PagesThatComeBackAreUsedAgain) {
-  PagePool pool(1 << 20);
+  PagePool pool({4, 1 << 18, 2});
   std::set<std::byte*> seen;
   for (int i = 0; i < 1000; ++i) {
     std::byte* const page = pool.Take();
@@ -60,7 +101,7 @@ TEST(PagePoolTest, PagesThatComeBackAreUsedAgain) {
 }
 
 TEST(PagePoolTest, BeyondTheLimitThereIsNoMemory) {
-  PagePool pool(100);
+  PagePool pool({1, 128, 5});
   pool.LimitPages(1);
   std::byte* const page = pool.Take();
   EXPECT_THROW(pool.Take(), std::bad_alloc);
@@ -69,16 +110,25 @@ TEST(PagePoolTest, BeyondTheLimitThereIsNoMemory) {
 }
 
 TEST(PagePoolTest, ThreadsTakeDifferentPages) {
-  PagePool pool(256);
+  constexpr PageShape kShape = {2, 256, 3};
+  PagePool pool(kShape);
   std::byte* const shared = pool.Take();
   const auto work = [&](int mark) {
-    for (int i = 0; i < 2000; ++i) {
-      std::byte* const page = pool.Take();
-      std::memset(page, mark, 256);
+    for (int i = 0; i < 500; ++i) {
+      std::byte* pages[5];  // of two slabs and more
+      for (std::byte*& page : pages) {
+        page = pool.Take();
+        std::memset(page, mark, 256);
+        std::memset(page + kShape.lane_bytes(), mark, 256);
+      }
       pool.Keep(shared);
       pool.Drop(shared);
-      EXPECT_EQ(std::count(page, page + 256, static_cast<std::byte>(mark)), 256);
-      pool.Drop(page);
+      for (std::byte* const page : pages) {
+        for (const std::byte* unit : {page, page + kShape.lane_bytes()}) {
+          EXPECT_EQ(std::count(unit, unit + 256, static_cast<std::byte>(mark)), 256);
+        }
+        pool.Drop(page);
+      }
     }
   };
   std::thread one(work, 1), two(work, 2);

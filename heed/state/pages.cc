@@ -13,6 +13,8 @@ namespace {
 constexpr int64_t kMostBytes = int64_t{1} << 62;
 constexpr int64_t kLine = 64;
 
+int64_t RoundUp(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+
 const char* ClassName(CacheKind kind) {
   switch (kind) {
     case CacheKind::kRing: return "RingKVCache";
@@ -72,28 +74,55 @@ int64_t Product(const PagesOptions& o, const char* what,
   return product;
 }
 
+// How many pages of a slab lie side by side: enough for long runs and huge pages, but not
+// more than a sequence can fill. Forks and shares of a cache must find the same number.
+int64_t SlabPages(const PagesOptions& o, int64_t tokens, int64_t page_bytes) {
+  constexpr int64_t kFewestTokens = 1024, kMostTokens = 4096;
+  constexpr int64_t kHuge = int64_t{1} << 22, kLargest = int64_t{1} << 24;  // bytes
+  int64_t pages = std::clamp((kHuge - 1) / page_bytes + 1, kFewestTokens / tokens,
+                             kMostTokens / tokens);
+  pages = std::min(pages, kLargest / page_bytes);
+  if (o.capacity != -1) pages = std::min(pages, (o.capacity - 1) / tokens + 1);
+  if (o.kind == CacheKind::kRing) {
+    pages = std::min(pages, o.window / tokens + o.sink_tokens / tokens + 3);
+  }
+  return std::max<int64_t>(pages, 1);
+}
+
 PageLayout MakeLayout(const PagesOptions& o) {
   PageLayout layout;
   layout.tokens = o.page == 0 ? o.capacity : o.page;
-  const auto part = [&](int64_t dim, size_t size) {
-    PageRows rows;
-    rows.begin = layout.num_bytes;
-    rows.token_stride = Product(o, "a row", {dim, static_cast<int64_t>(size)});
-    rows.head_stride = Product(o, "a head of a page", {layout.tokens, rows.token_stride});
-    const int64_t bytes = Product(o, "a page", {o.heads, rows.head_stride});
-    layout.num_bytes += (bytes + kLine - 1) / kLine * kLine;
-    return rows;
+  const bool latent = o.kind == CacheKind::kLatent;
+  const int64_t size = o.quantized ? 1 : static_cast<int64_t>(SizeOf(o.dtype));
+  PageShape& shape = layout.shape;
+  const auto unit = [&](int64_t dim, PageRows* rows, PageRows* scales) {
+    rows->token_stride = Product(o, "a row", {dim, size});
+    int64_t bytes = Product(o, "a head of a page", {layout.tokens, rows->token_stride});
+    Product(o, "a page", {o.heads, bytes});
+    if (o.quantized) {
+      constexpr int64_t kScale = sizeof(float);
+      scales->begin = RoundUp(bytes, kScale);
+      scales->token_stride = kScale;
+      bytes = scales->begin + layout.tokens * kScale;
+    }
+    shape.unit_bytes = std::max(shape.unit_bytes, RoundUp(bytes, kLine));
   };
-  const size_t size = o.quantized ? 1 : SizeOf(o.dtype);
-  layout.key = part(o.dim, size);
-  layout.value = o.kind == CacheKind::kLatent ? layout.key : part(o.value_dim, size);
+  unit(o.dim, &layout.key, &layout.key_scale);
+  if (!latent) unit(o.value_dim, &layout.value, &layout.value_scale);
+  shape.lanes = latent ? 1 : 2 * o.heads;
+  const int64_t page_bytes = Product(o, "a page", {shape.lanes, shape.unit_bytes});
+  shape.slab_pages = SlabPages(o, layout.tokens, page_bytes);
+
+  const int64_t lane = shape.lane_bytes();
+  layout.key.head_stride = layout.value.head_stride = lane;
+  layout.value.begin = o.heads * lane;
   if (o.quantized) {
-    layout.key_scale = part(1, sizeof(float));
-    layout.value_scale = part(1, sizeof(float));
+    layout.key_scale.head_stride = layout.value_scale.head_stride = lane;
+    layout.value_scale.begin += o.heads * lane;
   }
-  const int64_t pages =
-      o.capacity == -1 ? 1 : (o.capacity - 1) / layout.tokens + 1;
-  Product(o, "a full cache", {PagePool::Footprint(layout.num_bytes), pages, o.batch});
+  if (latent) layout.value = layout.key;
+  const int64_t pages = o.capacity == -1 ? 1 : (o.capacity - 1) / layout.tokens + 1;
+  Product(o, "a full cache", {page_bytes, pages, o.batch});
   return layout;
 }
 
@@ -110,7 +139,7 @@ Pages::Pages(const PagesOptions& options, std::shared_ptr<PagePool> pool,
     : options_(options),
       layout_(MakeLayout(options)),
       pool_(pool != nullptr ? std::move(pool)
-                            : std::make_shared<PagePool>(layout_.num_bytes)),
+                            : std::make_shared<PagePool>(layout_.shape)),
       rotation_(std::move(rotation)) {
   const size_t B = static_cast<size_t>(options.batch);
   tables_.resize(B);

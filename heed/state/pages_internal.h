@@ -35,7 +35,7 @@ struct PagesOptions {
 struct PageLayout {
   int64_t tokens = 0;
   PageRows key, value, key_scale, value_scale;
-  int64_t num_bytes = 0;
+  PageShape shape;
 };
 
 class Pages {

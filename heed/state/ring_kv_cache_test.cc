@@ -32,7 +32,7 @@ struct Pair {
   RingKVCache cache;
   CacheModel model;
   Random random{7};
-  int64_t page_bytes = 2 * 64 * 4 * 4 + 64;  // dim 4, f32
+  int64_t page_bytes = 2 * 64 * 4 * 4;  // dim 4, f32
 };
 
 TEST(RingKVCacheTest, OptionsComeBack) {
