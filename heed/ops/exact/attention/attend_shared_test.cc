@@ -125,8 +125,8 @@ TEST(AttendSharedTest, ReadsThePrefixOnceInEightRows) {
   const Shared x(n);
   const Result expected = AttendTo(ctx, x.Apart(), x.q.view(), Causal());
   KVView view = x.cache.view();
-  const std::vector<std::byte> poison(static_cast<size_t>(n.page * n.heads * 2 * n.dim * 4 + 4096),
-                                      std::byte{0xFF});
+  const int64_t reach = view.value.begin + n.heads * view.value.head_stride;
+  const std::vector<std::byte> poison(static_cast<size_t>(reach), std::byte{0xFF});
   std::vector<std::vector<const std::byte*>> tables;
   std::vector<const std::byte* const*> pages;
   for (int64_t b = 0; b < n.batch; ++b) {
