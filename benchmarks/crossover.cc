@@ -63,7 +63,7 @@ TimedCase Make(const OpEntry& op, const std::string& pass, int64_t Tq, int64_t T
 // Attention's side of a pass: as many queries as keys, or one for a step.
 TimedCase Attention(const std::string& pass, int64_t T) {
   const OpEntry op = FindOp("attention");
-  return pass == "step" ? Make(op, "forward", 1, T, "") : Make(op, pass, T, T, "causal");
+  return pass == "step" ? Make(op, pass, 1, T, "") : Make(op, pass, T, T, "causal");
 }
 
 double PerTokenAndHead(double seconds, const std::string& pass, int64_t T) {
@@ -116,7 +116,7 @@ std::vector<CrossoverRow> MeasureCrossover(void (*progress)(const std::string&))
     const auto measure = [&](const std::string& pass) -> std::optional<Crossover> {
       const bool has =
           std::find(op.passes.begin(), op.passes.end(), pass) != op.passes.end();
-      if (!has && op.name != "attention") return std::nullopt;
+      if (!has) return std::nullopt;
       progress(op.name + " " + pass);
       return Measure(op, pass);
     };

@@ -76,9 +76,10 @@ void PrintTo(const Combination& c, std::ostream* os) {
   *os << c.op.name << " " << Name(c.dtype) << " " << c.target;
 }
 
-std::vector<Combination> Combinations() {
+std::vector<Combination> Combinations(const std::string& pass = "forward") {
   std::vector<Combination> all;
   for (const OpEntry& op : AllOps()) {
+    if (std::find(op.passes.begin(), op.passes.end(), pass) == op.passes.end()) continue;
     for (const DType dtype : op.dtypes) {
       for (const std::string& target : AvailableTargets(dtype)) {
         all.push_back({op, dtype, target});
@@ -92,10 +93,12 @@ class Conformance : public testing::TestWithParam<Combination> {
  protected:
   Conformance() { ctx_.set_isa(GetParam().target); }
 
-  void Check(const Sizes& sizes, const std::string& variant) {
+  void Check(const Sizes& sizes, const std::string& variant,
+             const std::string& pass = "forward") {
     const Case c = GetParam().op.make_case({.sizes = sizes,
                                             .dtype = GetParam().dtype,
                                             .seed = 42,
+                                            .pass = pass,
                                             .variant = variant});
     const Comparison result = Compare(c, ctx_);
     EXPECT_TRUE(result.ok) << sizes << " " << variant << ": " << result.message;
@@ -122,12 +125,24 @@ class Conformance : public testing::TestWithParam<Combination> {
   std::string closest_where_;
 };
 
-INSTANTIATE_TEST_SUITE_P(AllOps, Conformance, testing::ValuesIn(Combinations()),
-                         [](const auto& value) {
-                           return value.param.op.name + "_" +
-                                  Name(value.param.dtype) + "_" +
-                                  value.param.target;
-                         });
+std::string NameOf(const testing::TestParamInfo<Combination>& info) {
+  return info.param.op.name + "_" + Name(info.param.dtype) + "_" + info.param.target;
+}
+
+INSTANTIATE_TEST_SUITE_P(AllOps, Conformance, testing::ValuesIn(Combinations()), NameOf);
+
+class StepConformance : public Conformance {};
+
+INSTANTIATE_TEST_SUITE_P(AllOps, StepConformance, testing::ValuesIn(Combinations("step")), NameOf);
+
+TEST_P(StepConformance, AwkwardSizesAgreeWithTheReference) {
+  for (const Sizes& sizes : kSizes) {
+    for (const char* variant : kVariants) {
+      if (Knows(GetParam().op, variant)) Check(sizes, variant, "step");
+    }
+  }
+  Report("steps");
+}
 
 TEST_P(Conformance, AwkwardSizesAgreeWithTheReference) {
   for (const Sizes& sizes : kSizes) {

@@ -301,12 +301,13 @@ Case MapCase(const Problem& problem, const Case& attention, int64_t bins) {
 }
 
 Case MakePlainCase(const CaseRequest& request) {
-  const bool backward = request.pass == "backward";
-  if (!backward && request.pass != "forward") {
+  const bool backward = request.pass == "backward", step = request.pass == "step";
+  if (!backward && !step && request.pass != "forward") {
     throw InvalidArgument("attention: pass is " + request.pass +
-                          ", expected forward or backward");
+                          ", expected forward, backward or step");
   }
-  const Sizes& s = request.sizes;
+  Sizes s = request.sizes;
+  if (step) s.Tq = 1;
   std::vector<std::string> words;
   for (size_t begin = 0; begin < request.variant.size();) {
     const size_t end =
@@ -329,7 +330,7 @@ Case MakePlainCase(const CaseRequest& request) {
   p.in.q = normal(s.Tq, s.Hq, s.D, 0);
   p.in.k = normal(s.Tk, s.Hkv, s.D, 1);
   p.in.v = normal(s.Tk, s.Hkv, s.Dv, 2);
-  for (const std::string& word : words) ApplyWord(p, request, word);
+  for (const std::string& word : words) ApplyWord(p, {s, request.dtype, request.seed}, word);
   DescribeOutputs(p);
   if (head_first) {
     p.o.strides = {s.Tq * s.Hq * s.Dv, s.Dv, s.Tq * s.Dv, 1};
@@ -337,7 +338,7 @@ Case MakePlainCase(const CaseRequest& request) {
   p.note = request.variant.empty() ? "" : "variant=" + request.variant;
 
   if (backward) DescribeGradients(p, request.seed);
-  Case c = backward ? MakeBackwardCase(p, false) : MakeCase(p);
+  Case c = backward ? MakeBackwardCase(p, false) : step ? MakeStepCase(p) : MakeCase(p);
   c.pairs = CountPairs(p, s);
   c.flops = 2.0 * static_cast<double>(backward ? 3 * s.D + 2 * s.Dv : s.D + s.Dv) * c.pairs;
   for (const std::string& word : words) {
@@ -436,7 +437,7 @@ Case MakeCase(const Problem& problem) {
 OpEntry Entry() {
   return {.name = "attention",
           .family = "exact",
-          .passes = {"forward", "backward"},
+          .passes = {"forward", "backward", "step"},
           .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
           .variants = {"causal", "window=512", "softcap=30", "alibi", "bias",
                        "mask", "padding=62", "lengths=62", "sinks",

@@ -42,6 +42,10 @@ Case MakeCase(const Problem& problem);
 // too.
 Case MakeBackwardCase(const Problem& problem, bool with_forward);
 
+// The same from a cache that ends with the keys of the queries. Throws InvalidArgument for
+// options that a cache does not take.
+Case MakeStepCase(const Problem& problem);
+
 // Sizes, layouts and options in one line.
 std::string Title(const Problem& problem);
 
