@@ -306,8 +306,9 @@ Case MakePlainCase(const CaseRequest& request) {
     throw InvalidArgument("attention: pass is " + request.pass +
                           ", expected forward, backward or step");
   }
-  Sizes s = request.sizes;
-  if (step) s.Tq = 1;
+  CaseRequest one = request;
+  if (step) one.sizes.Tq = 1;
+  const Sizes& s = one.sizes;
   std::vector<std::string> words;
   for (size_t begin = 0; begin < request.variant.size();) {
     const size_t end =
@@ -330,7 +331,7 @@ Case MakePlainCase(const CaseRequest& request) {
   p.in.q = normal(s.Tq, s.Hq, s.D, 0);
   p.in.k = normal(s.Tk, s.Hkv, s.D, 1);
   p.in.v = normal(s.Tk, s.Hkv, s.Dv, 2);
-  for (const std::string& word : words) ApplyWord(p, {s, request.dtype, request.seed}, word);
+  for (const std::string& word : words) ApplyWord(p, one, word);
   DescribeOutputs(p);
   if (head_first) {
     p.o.strides = {s.Tq * s.Hq * s.Dv, s.Dv, s.Tq * s.Dv, 1};
