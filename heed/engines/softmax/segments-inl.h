@@ -45,10 +45,10 @@ class SegmentStates {
                            (s.key_end - s.key_begin + kSegmentKeys - 1) / kSegmentKeys);
     }
     const int64_t wanted = kTasksPerThread * num_threads;
-    kept_ = !p.shared.empty();
-    if (num_threads == 1 || num_blocks == 0 || num_blocks >= wanted) return;
-    kept_ = true;
-    pieces_ = std::clamp<int64_t>(wanted / num_blocks, 1, std::max<int64_t>(segments_, 1));
+    if (num_threads > 1 && num_blocks > 0 && num_blocks < wanted) {
+      pieces_ = std::clamp<int64_t>(wanted / num_blocks, 1, std::max<int64_t>(segments_, 1));
+    }
+    kept_ = pieces_ > 1 || !p.shared.empty();
   }
 
   int64_t pieces() const { return pieces_; }
