@@ -415,5 +415,6 @@ def test_bench():
         assert list(row) == ["mechanism", "pass", "dtype", "shape", "threads", "seconds", "flops_per_second",
                              "bytes_per_second", "roof", "fraction"]
         assert row["threads"] == 1 and row["dtype"] == "f32" and "causal" in row["shape"]
-        assert row["seconds"] > 0 and 0 < row["fraction"] < 1.2
+        in_cache = row["pass"] == "step"  # keys and values, where the roof is that of memory
+        assert row["seconds"] > 0 and row["fraction"] > 0 and (in_cache or row["fraction"] < 1.2)
         assert row["fraction"] == pytest.approx(row["flops_per_second"] / row["roof"], rel=0.5)
