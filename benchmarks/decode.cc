@@ -128,6 +128,12 @@ void Verify(DType dtype, int64_t page, int64_t group, Context& ctx,
   }
 }
 
+Buffer Normal(std::initializer_list<int64_t> sizes, uint64_t seed) {
+  Buffer b(DType::kF32, sizes, Placement::kAligned);
+  b.FillNormal(seed);
+  return b;
+}
+
 // One new token of eight sequences after the same tokens, which they share or have each.
 class Batch {
  public:
@@ -148,12 +154,6 @@ class Batch {
 
  private:
   static constexpr int64_t kBatch = 8;
-
-  static Buffer Normal(std::initializer_list<int64_t> sizes, uint64_t seed) {
-    Buffer b(DType::kF32, sizes, Placement::kAligned);
-    b.FillNormal(seed);
-    return b;
-  }
 
   static KVCache Filled(int64_t tokens, bool share) {
     const Buffer k = Normal({1, kChunk, kHeads, kDim}, 1), v = Normal({1, kChunk, kHeads, kDim}, 2);
@@ -208,12 +208,6 @@ class Latent {
 
  private:
   static constexpr int64_t kRows = 256;
-
-  static Buffer Normal(std::initializer_list<int64_t> sizes, uint64_t seed) {
-    Buffer b(DType::kF32, sizes, Placement::kAligned);
-    b.FillNormal(seed);
-    return b;
-  }
 
   int64_t heads_;
   bool expanded_;

@@ -14,6 +14,7 @@
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
 #include "heed/ops/exact/attention/attend.h"
+#include "heed/ops/exact/attention/attend_case.h"
 #include "heed/state/kv_cache.h"
 
 namespace heed::attention {
@@ -24,12 +25,6 @@ struct Sizes {
   int64_t page = 64;
   DType dtype = DType::kF32;
 };
-
-Buffer Normal(DType dtype, std::initializer_list<int64_t> sizes, uint64_t seed) {
-  Buffer b(dtype, sizes);
-  b.FillNormal(seed);
-  return b;
-}
 
 // A full cache of which the last `queries` tokens are new, with what was appended.
 struct Filled {
@@ -82,17 +77,8 @@ Buffer Widened(const Buffer& x) {
   return out;
 }
 
-Options Causal() {
-  Options options;
-  options.causal = true;
-  return options;
-}
-
 Buffer AttendTo(Context& ctx, const Filled& x, const Options& options) {
-  const ConstTensorView q = x.q.view();
-  Buffer o(q.dtype(), {q.size(0), q.size(1), q.size(2), x.v.view().size(3)});
-  Attend(ctx, x.cache.view(), q, options, {o.view(), {}});
-  return o;
+  return AttendTo(ctx, x.cache.view(), x.q.view(), options).o;
 }
 
 Buffer ReferenceOver(const Buffer& q, const Buffer& k, const Buffer& v, const Options& options) {
@@ -162,11 +148,7 @@ TEST(AttendQuantizedTest, TakesOptionsAndDTypes) {
   Sizes n;
   n.queries = 2;
   const Buffer sinks = Normal(DType::kF32, {n.heads * n.group}, 5);
-  const Buffer mask(DType::kBool, {n.batch, 1, 1, n.tokens});
-  Random random(7);
-  for (int64_t b = 0; b < n.batch; ++b) {
-    for (int64_t j = 0; j < n.tokens; ++j) mask.Set({b, 0, 0, j}, random.Chance(0.5));
-  }
+  const Buffer mask = RandomMask(n.batch, n.tokens);
   Options options = Causal();
   options.sinks = sinks.view();
   options.mask = mask.view();

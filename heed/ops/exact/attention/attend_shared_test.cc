@@ -13,6 +13,7 @@
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
 #include "heed/ops/exact/attention/attend.h"
+#include "heed/ops/exact/attention/attend_case.h"
 #include "heed/state/kv_cache.h"
 
 namespace heed::attention {
@@ -20,42 +21,6 @@ namespace {
 
 using testing::HasSubstr;
 using testing::ThrowsMessage;
-
-Buffer Normal(DType dtype, std::initializer_list<int64_t> sizes, uint64_t seed) {
-  Buffer b(dtype, sizes);
-  b.FillNormal(seed);
-  return b;
-}
-
-Buffer Integers(const std::vector<int64_t>& values) {
-  Buffer b(DType::kI64, {static_cast<int64_t>(values.size())});
-  std::copy(values.begin(), values.end(), b.as<int64_t>());
-  return b;
-}
-
-Options Causal() {
-  Options options;
-  options.causal = true;
-  return options;
-}
-
-struct Result {
-  Buffer o, lse;
-};
-
-Result AttendTo(Context& ctx, const KVView& cache, const ConstTensorView& q,
-                const Options& options, std::span<const int64_t> tree = {}) {
-  const DType wide = q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
-  Result r{Buffer(q.dtype(), {q.size(0), q.size(1), q.size(2), cache.value_dim}),
-           Buffer(wide, {q.size(0), q.size(2), q.size(1)})};
-  Attend(ctx, cache, q, options, {r.o.view(), r.lse.view()}, tree);
-  return r;
-}
-
-void ExpectSame(const Result& a, const Result& b) {
-  EXPECT_TRUE(SameBits(a.o.view(), b.o.view()));
-  EXPECT_TRUE(SameBits(a.lse.view(), b.lse.view()));
-}
 
 struct Sizes {
   int64_t batch = 5, prefix = 1300, heads = 2, group = 4, dim = 40, value_dim = 24, queries = 1;
@@ -150,11 +115,7 @@ TEST(AttendSharedTest, TakesTheOptionsThatDoNotTellKeysApart) {
   ASSERT_LE(tokens, longest);
   const Buffer alibi = Normal(DType::kF32, {Hq}, 4), sinks = Normal(DType::kF32, {Hq}, 5);
   const Buffer bias = Normal(DType::kF32, {n.batch, 1, n.queries, tokens}, 6);
-  const Buffer mask(DType::kBool, {n.batch, 1, 1, tokens});
-  Random random(7);
-  for (int64_t b = 0; b < n.batch; ++b) {
-    for (int64_t j = 0; j < tokens; ++j) mask.Set({b, 0, 0, j}, random.Chance(0.5));
-  }
+  const Buffer mask = RandomMask(n.batch, tokens);
   const Buffer starts = Integers({0, 5, 700, 0, 0}), prefix = Integers({0, 3, 5, 0, 900});
   std::vector<Options> all(10, Causal());
   all[0].causal = false;

@@ -12,6 +12,7 @@
 
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
+#include "heed/ops/exact/attention/attend_case.h"
 #include "heed/state/kv_cache.h"
 #include "heed/state/latent_kv_cache.h"
 #include "heed/state/ring_kv_cache.h"
@@ -23,35 +24,6 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 
 constexpr int64_t kPage = 64;
-
-Buffer Normal(DType dtype, std::initializer_list<int64_t> sizes, uint64_t seed) {
-  Buffer b(dtype, sizes);
-  b.FillNormal(seed);
-  return b;
-}
-
-Buffer Integers(const std::vector<int64_t>& values) {
-  Buffer b(DType::kI64, {static_cast<int64_t>(values.size())});
-  std::copy(values.begin(), values.end(), b.as<int64_t>());
-  return b;
-}
-
-struct Result {
-  Buffer o, lse;
-};
-
-Result ResultFor(const ConstTensorView& q, int64_t value_dim) {
-  const DType wide = q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
-  return {Buffer(q.dtype(), {q.size(0), q.size(1), q.size(2), value_dim}),
-          Buffer(wide, {q.size(0), q.size(2), q.size(1)})};
-}
-
-Result AttendTo(Context& ctx, const KVView& cache, const ConstTensorView& q,
-                const Options& options) {
-  const Result r = ResultFor(q, cache.value_dim);
-  Attend(ctx, cache, q, options, {r.o.view(), r.lse.view()});
-  return r;
-}
 
 // Forward over tokens [0, longest) of k and v, as a cache of these lengths would see them.
 Result ForwardOver(Context& ctx, const KVView& cache, const ConstTensorView& q,
@@ -71,11 +43,6 @@ Result ForwardOver(Context& ctx, const KVView& cache, const ConstTensorView& q,
   Forward(ctx, {q, k.Slice(1, 0, longest), v.Slice(1, 0, longest)}, options,
           {r.o.view(), r.lse.view()});
   return r;
-}
-
-void ExpectSame(const Result& a, const Result& b) {
-  EXPECT_TRUE(SameBits(a.o.view(), b.o.view()));
-  EXPECT_TRUE(SameBits(a.lse.view(), b.lse.view()));
 }
 
 struct Sizes {
@@ -125,12 +92,6 @@ struct Filled {
   KVCache cache;
 };
 
-Options Causal() {
-  Options options;
-  options.causal = true;
-  return options;
-}
-
 TEST(AttendTest, HasTheBitsOfForwardWhateverThePages) {
   Context ctx(2);
   for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
@@ -162,11 +123,7 @@ TEST(AttendTest, TakesTheOptionsOfForward) {
   const int64_t Hq = n.heads * n.group;
   const Buffer alibi = Normal(DType::kF32, {Hq}, 4), sinks = Normal(DType::kF32, {Hq}, 5);
   const Buffer bias = Normal(DType::kF32, {n.batch, 1, n.queries, n.tokens}, 6);
-  const Buffer mask(DType::kBool, {n.batch, 1, 1, n.tokens});
-  Random random(7);
-  for (int64_t b = 0; b < n.batch; ++b) {
-    for (int64_t j = 0; j < n.tokens; ++j) mask.Set({b, 0, 0, j}, random.Chance(0.5));
-  }
+  const Buffer mask = RandomMask(n.batch, n.tokens);
   const Buffer starts = Integers({0, 5, 700}), prefix = Integers({0, 3, 5});
   std::vector<Options> all(11, Causal());
   all[0].causal = false;
