@@ -21,6 +21,11 @@ int64_t Available(DType dtype) {
          (dtype == DType::kBF16 ? HWY_TARGETS | HWY_AVX3_ZEN4 : HWY_TARGETS);
 }
 
+// And one for int8 keys.
+int64_t Available() {
+  return Available(DType::kBF16) | (Supported() & HWY_AVX3_DL);
+}
+
 // Better targets have lower bits.
 int64_t Best(int64_t targets) { return targets & -targets; }
 
@@ -42,7 +47,7 @@ std::vector<std::string> AvailableTargets(DType dtype) {
 int64_t TargetsUpTo(std::string_view name) {
   if (name == "tiles") return kAllTargets;
   std::string available;
-  for (int64_t rest = Available(DType::kBF16); rest != 0; rest &= rest - 1) {
+  for (int64_t rest = Available(); rest != 0; rest &= rest - 1) {
     if (name == hwy::TargetName(Best(rest))) return -Best(rest);
     available += std::string(hwy::TargetName(Best(rest))) + " ";
   }
@@ -63,6 +68,10 @@ const char* TargetName(int64_t allowed) {
 
 bool HasBF16Pairs(int64_t allowed) {
   return (Supported() & allowed & HWY_AVX3_ZEN4) != 0;
+}
+
+bool HasByteProducts(int64_t allowed) {
+  return (Supported() & allowed & HWY_AVX3_DL) != 0;
 }
 
 size_t TargetIndex(int64_t allowed) {

@@ -33,6 +33,9 @@ HEED_API const char* TargetName(int64_t allowed);
 // True if this CPU multiplies pairs of bf16 faster than f32, and may here.
 bool HasBF16Pairs(int64_t allowed);
 
+// True if this CPU multiplies and adds up four bytes at once, and may here.
+bool HasByteProducts(int64_t allowed);
+
 // The same as an index into a HWY_EXPORT table.
 size_t TargetIndex(int64_t allowed);
 

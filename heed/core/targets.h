@@ -15,12 +15,20 @@
 // baseline: AMD CPUs with a bf16 dot product, which do twice the flops of FMA in
 // it. Intel's do half of them (107 against 217 GFLOP/s on Sapphire Rapids), and
 // Highway does not give them this target.
+//
+// One that defines HEED_BYTE_PRODUCTS, for AVX3_DL: CPUs, Intel's since Ice Lake and
+// AMD's since Zen 4, that multiply and add up four bytes at once.
 #ifndef HEED_CORE_TARGETS_H_
 #define HEED_CORE_TARGETS_H_
 
 #ifdef HEED_BF16_PAIRS
 #define HWY_DISABLED_TARGETS                                                 \
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_SPR | \
+   HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#elif defined(HEED_BYTE_PRODUCTS)
+#define HWY_WANT_AVX3_DL
+#define HWY_DISABLED_TARGETS                                                   \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3 | HWY_AVX3_ZEN4 | HWY_AVX3_SPR | \
    HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #elif !defined(HEED_ALL_TARGETS)
 #define HWY_DISABLED_TARGETS                                                \

@@ -72,7 +72,16 @@ struct RowCursor {
     return begin;
   }
 
-  // The same of chosen rows, too rare to be looked for in every Take().
+  // Goes on `count` rows later.
+  HWY_INLINE void Skip(size_t count) {
+    while (count != 0) {
+      size_t n;
+      TakeRun(count, &n);
+      count -= n;
+    }
+  }
+
+  // What Take() does, of chosen rows: too rare to be looked for there.
   HWY_NOINLINE void TakeChosen(size_t count, const S** HWY_RESTRICT rows) {
     for (size_t i = 0; i < count; ++i) {
       const auto at = static_cast<size_t>(*chosen++);
@@ -82,43 +91,45 @@ struct RowCursor {
   }
 };
 
-// `count` rows to multiply, kMostRows at most, and `ahead` more that come next: none where rows
-// are chosen.
+// Rows of int8 are read so fast that memory would have nothing to do between the products.
+// Of four lines of them, three are asked for as others are read; the lines of a quarter of
+// the rows are left for that time.
+template <class S>
+inline constexpr bool kLeavesLines = std::is_same_v<S, int8_t>;
+
+// `count` rows to multiply, kMostRows at most, and `ahead` more that come next: none where
+// rows are chosen. The first `asked` of these are asked for elsewhere.
 inline constexpr size_t kMostRows = 128;
 template <class S>
 struct StoredRows {
   RowCursor<S> cursor;
-  size_t count, ahead;
+  size_t count, ahead, asked = 0;
 };
 
-// The rows to multiply, and those ahead, which are asked for line by line as the others are
-// read: row by row, since hardware follows such an order and goes on by itself.
+// Rows that come next, asked for line by line as others are computed: row by row, since
+// hardware follows such an order and goes on by itself.
 template <class S>
-class RowsInHand {
+class LinesAhead {
  public:
-  RowsInHand(const StoredRows<S>& rows, size_t columns)
-      : cursor_(rows.cursor), ahead_(std::min(rows.count, rows.ahead)),
-        row_bytes_(columns * sizeof(S)),
-        most_(cursor_.stride == static_cast<ptrdiff_t>(columns) ? ahead_ : 1) {
-    if (cursor_.chosen != nullptr) {
-      cursor_.TakeChosen(rows.count, rows_);
-    } else {
-      cursor_.Take(rows.count, rows_);
-    }
-  }
+  LinesAhead() = default;  // none
 
-  HWY_INLINE const S* operator[](size_t j) const { return rows_[j]; }
+  // `count` rows from the cursor on.
+  LinesAhead(const RowCursor<S>& cursor, size_t count, size_t columns)
+      : cursor_(cursor), ahead_(count), row_bytes_(columns * sizeof(S)),
+        most_(cursor_.stride == static_cast<ptrdiff_t>(columns) ? ahead_ : 1) {}
 
-  HWY_INLINE void AskForALine() {
+  // False if none is left.
+  HWY_INLINE bool AskForALine() {
     if (at_ == end_) {
-      if (ahead_ == 0) return;
+      if (ahead_ == 0) return false;
       NextRun();
     }
     PrefetchToL2(at_);
     at_ += 64;
+    return true;
   }
 
- private:
+ protected:
   // What follows: rows without gaps between them, or one.
   HWY_INLINE void NextRun() {
     size_t count;
@@ -127,9 +138,39 @@ class RowsInHand {
     ahead_ -= count;
   }
 
-  RowCursor<S> cursor_;
-  size_t ahead_, row_bytes_, most_;
+  RowCursor<S> cursor_ = {};
+  size_t ahead_ = 0, row_bytes_ = 0, most_ = 0;
   const char *at_ = nullptr, *end_ = nullptr;
+};
+
+// The rows to multiply, and those ahead.
+template <class S>
+class RowsInHand : public LinesAhead<S> {
+ public:
+  RowsInHand(const StoredRows<S>& rows, size_t columns)
+      : LinesAhead<S>(rows.cursor, std::min(rows.count, rows.ahead), columns) {
+    if (this->cursor_.chosen != nullptr) {
+      this->cursor_.TakeChosen(rows.count, rows_);
+    } else {
+      this->cursor_.Take(rows.count, rows_);
+    }
+    if constexpr (kLeavesLines<S>) {
+      this->ahead_ -= std::min(this->ahead_, rows.asked);
+      this->cursor_.Skip(rows.asked);
+    }
+  }
+
+  HWY_INLINE const S* operator[](size_t j) const { return rows_[j]; }
+
+  // As many lines as vectors of N rows are.
+  template <class D>
+  HWY_INLINE void AskForVectors(D) {
+    constexpr size_t N = hn::MaxLanes(D());
+    constexpr size_t kLines = kLeavesLines<S> ? N * 3 / 4 : N;
+    for (size_t i = 0; i < kLines; ++i) this->AskForALine();
+  }
+
+ private:
   const S* rows_[kMostRows];
 };
 
@@ -178,6 +219,26 @@ HWY_INLINE void ForColumns(D d, const Row& row, const F& f) {
   }
 }
 
+// out[j][r] = columns[r][j] of `count` rows of N columns, of which R are asked for.
+template <int R, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void StoreColumns(D d, const V* HWY_RESTRICT columns, size_t count,
+                             T* HWY_RESTRICT out) {
+  constexpr size_t N = hn::MaxLanes(D());
+  if constexpr (R == 1) {  // in all columns alike: no shuffle is spent on it
+    HWY_ALIGN T column[N];
+    hn::Store(columns[0], d, column);
+    for (size_t i = 0; i < N && i < count; ++i) {
+      hn::Store(hn::Set(d, column[i]), d, out + i * N);
+    }
+    return;
+  }
+  V rows[N];
+  HWY_UNROLL(32)
+  for (size_t r = 0; r < N; ++r) rows[r] = r < R ? columns[r] : hn::Zero(d);
+  Transpose(d, rows);
+  for (size_t i = 0; i < N && i < count; ++i) hn::Store(rows[i], d, out + i * N);
+}
+
 // out[j][r] = sum_e rows_j[e] x[e][r] of B N rows from `begin` on, or of those that there
 // are, for R columns of x, e ascending. x and out have N columns, all written. B R chains
 // are under way at once: fewer than eight wait for each other's results.
@@ -209,7 +270,7 @@ HWY_INLINE void DotTile(D d, RowsInHand<S>& rows, size_t begin, size_t count, si
   for (; e + kStep <= depth; e += kStep, x += kStep * N) {
     HWY_UNROLL(8)
     for (int b = 0; b < B; ++b) {
-      for (size_t i = 0; i < N; ++i) rows.AskForALine();
+      rows.AskForVectors(d);
       ForColumns<D, S>(
           d, [&](size_t i) HWY_ATTR { return row(static_cast<size_t>(b) * N + i) + e; },
           [&](size_t i, V column) HWY_ATTR {
@@ -234,14 +295,8 @@ HWY_INLINE void DotTile(D d, RowsInHand<S>& rows, size_t begin, size_t count, si
   }
   HWY_UNROLL(8)
   for (int b = 0; b < B; ++b) {
-    V by_row[N];
-    HWY_UNROLL(32)
-    for (size_t r = 0; r < N; ++r) by_row[r] = r < R ? sum[b][r] : hn::Zero(d);
-    Transpose(d, by_row);
     const size_t first = static_cast<size_t>(b) * N;
-    for (size_t i = 0; i < N && first + i < count; ++i) {
-      hn::Store(by_row[i], d, out + (begin + first + i) * N);
-    }
+    StoreColumns<R>(d, sum[b], kWhole ? N : count - first, out + (begin + first) * N);
   }
 }
 
@@ -287,7 +342,8 @@ HWY_INLINE void SumTile(D d, RowsInHand<S>& rows, size_t count, size_t column, s
     V values[C];
     HWY_UNROLL(8)
     for (int c = 0; c < C; ++c) {
-      if (static_cast<size_t>(c) * N * sizeof(S) % 64 == 0) rows.AskForALine();
+      const bool asks = !kLeavesLines<S> || j % 4 != 3;
+      if (asks && static_cast<size_t>(c) * N * sizeof(S) % 64 == 0) rows.AskForALine();
       values[c] = kWhole ? LoadWide(d, row + static_cast<size_t>(c) * N)
                          : LoadWideN(d, row, columns);
     }

@@ -210,6 +210,7 @@ class Block {
         partial_ = cover == Cover::kSome;
       }
       keys_until_ = tile.until;
+      if constexpr (O::kQuantized) between_ = O::Between(p_, head_, tile);
       if (head_.keys_at == Place::kTile) {
         O::CopyKeys(head_.key_source, tile.keys.begin, tile.keys.end, p_.depth,
                     w_.keys);
@@ -384,18 +385,19 @@ class Block {
     if constexpr (O::kKeysInLanes) {
       O::KeyProducts(lanes, num_rows_, head_, run.begin, run.end, keys_until_,
                      static_cast<size_t>(depth), out);
-      return Rewrite<W, kVectors>(d_, run, run.begin, out, max, f);
+      Rewrite<W, kVectors>(d_, run, run.begin, out, max, f);
+    } else {
+      hs::ForTiles<hs::TileRows<kVectors>()>(
+          0, static_cast<size_t>(run.end - run.begin),
+          [&](auto count, size_t j) HWY_ATTR {
+            const int64_t key = run.begin + static_cast<int64_t>(j);
+            before(j, size_t{count.value});
+            O::template Logits<count.value, kVectors>(
+                lanes + run.c0 * N, W, rows, key, static_cast<size_t>(depth),
+                out + j * W, max,
+                [&](V x, int r, int c) HWY_ATTR { return f(x, key + r, c); });
+          });
     }
-    hs::ForTiles<hs::TileRows<kVectors>()>(
-        0, static_cast<size_t>(run.end - run.begin),
-        [&](auto count, size_t j) HWY_ATTR {
-          const int64_t key = run.begin + static_cast<int64_t>(j);
-          before(j, size_t{count.value});
-          O::template Logits<count.value, kVectors>(
-              lanes + run.c0 * N, W, rows, key, static_cast<size_t>(depth),
-              out + j * W, max,
-              [&](V x, int r, int c) HWY_ATTR { return f(x, key + r, c); });
-        });
   }
 
   static constexpr D d_{};
@@ -411,6 +413,7 @@ class Block {
   const Sequence* of_[W];  // that each row is of
   KeyRuns runs_[W];
   int64_t keys_until_ = 0;  // keys from the current tile on that some row may see
+  LinesBetween between_;    // of O::kQuantized
 
  private:
   const Sequence* members_ = nullptr;  // of which the rows are, if not of s_

@@ -26,6 +26,9 @@
 #include "heed/engines/softmax/forward.h"
 #include "heed/simd/row_tile-inl.h"
 #include "hwy/highway.h"
+#ifdef HEED_BYTE_PRODUCTS
+#include "heed/simd/byte_tile-inl.h"
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
@@ -91,43 +94,104 @@ struct QuantizedOperands : FmaOperands<float> {
   static constexpr bool kKeysInLanes = true;
   static constexpr bool kQuantized = true;
 
-  static HWY_INLINE void KeyProducts(const float* q, size_t num_rows,
-                                     const Head<QuantizedOperands>& head, int64_t begin,
-                                     int64_t end, int64_t until, size_t depth, float* s) {
+  // Of the last quarter of the next keys, and the first of their values.
+  template <class H>
+  static HWY_INLINE LinesBetween Between(const Problem& p, const H& head, const Tile& tile) {
+    const int64_t next = std::min(tile.until - tile.keys.end, tile.keys.end - tile.keys.begin);
+    const auto keys = Stored<int8_t>(head.key_source, tile.keys.end + next - next / 4,
+                                     tile.keys.end + next, 0);
+    const auto values = Stored<int8_t>(head.value_source, tile.keys.end,
+                                       tile.keys.end + next / 4, 0);
+    if (next < 4 || keys.cursor.chosen != nullptr) return {};
+    return {{keys.cursor, keys.count, static_cast<size_t>(p.depth)},
+            {values.cursor, values.count, static_cast<size_t>(p.value_depth)},
+            static_cast<size_t>(p.depth + p.value_depth + 255) / 256};
+  }
+
+  template <class H>
+  static HWY_INLINE void KeyProducts(const float* q, size_t num_rows, const H& head,
+                                     int64_t begin, int64_t end, int64_t until, size_t depth,
+                                     float* s) {
     const auto rows = Stored<int8_t>(head.key_source, begin, end, until);
     WithRows<float>(num_rows, [&](auto r) HWY_ATTR {
       hs::DotRows<r.value>(D(), rows, depth, q, s);
     });
-    ScaleRows(head.key_scale, begin, end, until, s);
+    ScaleRows(Factors(head.key_scale, begin, end, until), rows.count, s);
   }
 
-  template <class F>
-  static HWY_INLINE void WithValues(const Head<QuantizedOperands>& head, int64_t begin,
-                                    int64_t end, int64_t until, float* p, const F& f) {
-    ScaleRows(head.value_scale, begin, end, until, p);
-    f(Stored<int8_t>(head.value_source, begin, end, until));
+  template <class H, class F>
+  static HWY_INLINE void WithValues(const H& head, int64_t begin, int64_t end, int64_t until,
+                                    float* p, const F& f) {
+    auto rows = Stored<int8_t>(head.value_source, begin, end, until);
+    rows.asked = std::min(rows.count, rows.ahead) / 4;
+    ScaleRows(Factors(head.value_scale, begin, end, until), rows.count, p);
+    f(rows);
   }
+
+ protected:
+  // Where the factors of keys [begin, end) are; those of as many to come are asked for.
+  class Factors {
+   public:
+    HWY_INLINE Factors(const SourceRows& factors, int64_t begin, int64_t end, int64_t until) {
+      constexpr size_t kLine = 64 / sizeof(float);
+      const auto rows = Stored<float>(factors, begin, end, until);
+      const size_t all = rows.count + std::min(rows.count, rows.ahead);
+      auto cursor = rows.cursor;
+      if (cursor.chosen != nullptr) {
+        cursor.TakeChosen(all, at_);
+      } else {
+        cursor.Take(all, at_);
+      }
+      for (size_t j = rows.count; j < all; j += kLine) hs::PrefetchToL2(at_[j]);
+    }
+    HWY_INLINE const float* const* at() const { return at_; }
+
+   private:
+    const float* at_[2 * hs::kMostRows];
+  };
 
  private:
   // x[key][lane] times the key's factor.
-  static HWY_INLINE void ScaleRows(const SourceRows& factors, int64_t begin, int64_t end,
-                                   int64_t until, float* HWY_RESTRICT x) {
-    constexpr size_t N = hn::MaxLanes(D()), kLine = 64 / sizeof(float);
-    const auto rows = Stored<float>(factors, begin, end, until);
-    const size_t all = rows.count + std::min(rows.count, rows.ahead);
-    const float* at[2 * hs::kMostRows];
-    auto cursor = rows.cursor;
-    if (cursor.chosen != nullptr) {
-      cursor.TakeChosen(all, at);
-    } else {
-      cursor.Take(all, at);
-    }
-    for (size_t j = rows.count; j < all; j += kLine) hs::PrefetchToL2(at[j]);
-    for (size_t j = 0; j < rows.count; ++j, x += N) {
-      hn::Store(hn::Mul(hn::Load(D(), x), hn::Set(D(), *at[j])), D(), x);
+  static HWY_INLINE void ScaleRows(const Factors& factors, size_t count,
+                                   float* HWY_RESTRICT x) {
+    constexpr size_t N = hn::MaxLanes(D());
+    for (size_t j = 0; j < count; ++j, x += N) {
+      hn::Store(hn::Mul(hn::Load(D(), x), hn::Set(D(), *factors.at()[j])), D(), x);
     }
   }
 };
+
+#ifdef HEED_BYTE_PRODUCTS
+// The same with queries in fixed point and integer products of keys.
+struct ByteOperands : QuantizedOperands {
+  using Query = int32_t;
+
+  // In lanes, as FmaOperands has them, then their digits.
+  static constexpr int64_t QueryRows(int64_t depth) {
+    return depth + static_cast<int64_t>(hs::DigitRows(static_cast<size_t>(depth)));
+  }
+
+  static HWY_INLINE void PackQueries(DType dtype, const void* const* rows, size_t num_rows,
+                                     size_t depth, double factor, size_t lanes,
+                                     int32_t* HWY_RESTRICT to) {
+    auto* packed = reinterpret_cast<float*>(to);
+    QuantizedOperands::PackQueries(dtype, rows, num_rows, depth, factor, lanes, packed);
+    hs::ToDigits(D(), packed, depth, to + depth * lanes);
+  }
+
+  template <class H>
+  static HWY_INLINE void KeyProducts(const int32_t* q, size_t num_rows, const H& head,
+                                     int64_t begin, int64_t end, int64_t until, size_t depth,
+                                     float* s) {
+    const int32_t* digits = q + depth * hn::MaxLanes(D());
+    const auto rows = Stored<int8_t>(head.key_source, begin, end, until);
+    const Factors factors(head.key_scale, begin, end, until);
+    WithRows<float>(num_rows, [&](auto r) HWY_ATTR {
+      hs::DotByteRows<r.value>(D(), rows, depth, digits, factors.at(), s);
+    });
+  }
+};
+#endif  // HEED_BYTE_PRODUCTS
 
 // o[row][channel], rows of whole vectors. Factors are by lane, which is by row.
 template <class O>

@@ -335,6 +335,7 @@ class ForwardBlock : protected Block<O, C> {
     this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
       constexpr int kVectors = vectors.value;
       const auto put = [&](const V* weights, size_t j, int c) HWY_ATTR {
+        if constexpr (O::kQuantized) this->between_.Ask();
         O::PutWeights(weights, p + j / O::kKeyStep * W + static_cast<size_t>(c) * N);
       };
       if (p_.dropout == 0) {

@@ -18,6 +18,9 @@ inline constexpr KeyGrid kPairGrid = {.tile = 2 * kTileKeys, .step = 2};
 // Rows of a key head that decoding multiplies with its keys and values at once.
 inline constexpr int kDecodeRows = 8;
 
+// Channels of keys that products of bytes can add up in 32 bits.
+inline constexpr int64_t kMostByteChannels = int64_t{1} << 16;
+
 // F32 computes bf16 and f16 too, widened. BF16Pairs needs HasBF16Pairs() of
 // dispatch.h, and a compiler that knows such CPUs.
 bool HasForwardBF16Pairs();
@@ -32,16 +35,21 @@ int64_t ForwardLanesF64(const Context& ctx, const Problem& problem);
 int64_t ForwardLanesBF16Pairs(const Context& ctx, const Problem& problem);
 
 // Blocks of kDecodeRows rows, or as many as lanes if these are fewer. Int8 is of keys and
-// values.
+// values; its Bytes need HasByteProducts() of dispatch.h, and a compiler that knows such
+// CPUs.
+bool HasDecodeInt8Bytes();
 void DecodeF32(Context& ctx, const Problem& problem);
 void DecodeF64(Context& ctx, const Problem& problem);
 void DecodeInt8(Context& ctx, const Problem& problem);
+void DecodeInt8Bytes(Context& ctx, const Problem& problem);
 int64_t DecodeWorkspaceF32(const Context& ctx, const Problem& problem);
 int64_t DecodeWorkspaceF64(const Context& ctx, const Problem& problem);
 int64_t DecodeWorkspaceInt8(const Context& ctx, const Problem& problem);
+int64_t DecodeWorkspaceInt8Bytes(const Context& ctx, const Problem& problem);
 int64_t DecodeRowsF32(const Context& ctx, const Problem& problem);
 int64_t DecodeRowsF64(const Context& ctx, const Problem& problem);
 int64_t DecodeRowsInt8(const Context& ctx, const Problem& problem);
+int64_t DecodeRowsInt8Bytes(const Context& ctx, const Problem& problem);
 
 // One block of rows of one key head of one sequence, and the order in which
 // threads take them: sequences by falling cost, heads in turn, late rows first

@@ -36,6 +36,16 @@ std::string DeclinesInt8(const Context&, const Problem& problem) {
   return problem.quantized ? "" : "computes int8 keys and values";
 }
 
+std::string DeclinesInt8Bytes(const Context& ctx, const Problem& problem) {
+  if (!problem.quantized) return DeclinesInt8(ctx, problem);
+  if (problem.depth > kMostByteChannels) {
+    return "takes up to " + std::to_string(kMostByteChannels) + " channels, not " +
+           std::to_string(problem.depth);
+  }
+  if (HasDecodeInt8Bytes() && HasByteProducts(ctx.allowed_targets())) return "";
+  return "needs a CPU that multiplies bytes";
+}
+
 // Why decoding declines a problem that it could compute.
 std::string DeclinesRows(const Problem& problem, int64_t most) {
   int64_t rows = 0;
@@ -63,8 +73,15 @@ std::string SimdTarget(const Context& ctx) {
 
 std::string PairTarget(const Context&) { return "AVX3_ZEN4"; }
 
+std::string ByteTarget(const Context&) { return "AVX3_DL"; }
+
 // Matrix tiles will stand first here.
 constexpr Kernel kKernels[] = {
+    {"softmax_decode_int8_bytes", &DeclinesInt8Bytes, &DecodeWorkspaceInt8Bytes,
+     &DecodeRowsInt8Bytes, {}, &ByteTarget, &DecodeInt8Bytes, /*invariant=*/true,
+     "8 query rows per key head at once, queries in fixed point, integer products of "
+     "keys, a factor per row of logits and weights",
+     nullptr, nullptr},
     {"softmax_decode_int8", &DeclinesInt8, &DecodeWorkspaceInt8, &DecodeRowsInt8,
      {}, &SimdTarget, &DecodeInt8, /*invariant=*/true,
      "8 query rows per key head at once, keys and values widened as they are read, a "

@@ -43,6 +43,23 @@ TEST(KernelsTest, EveryDTypeGetsTheBestKernelThatTheContextAllows) {
   }
 }
 
+TEST(KernelsTest, Int8KeysGetProductsOfBytesWhereTheCPUHasThem) {
+  Context ctx(1);
+  Problem p = Small(DType::kF32);
+  p.quantized = true;
+  const auto chosen = [&] { return std::string(Choose("op", ctx, p).name); };
+  EXPECT_EQ(chosen(), HasByteProducts(kAllTargets) ? "softmax_decode_int8_bytes"
+                                                   : "softmax_decode_int8");
+  p.depth = kMostByteChannels + 1;
+  EXPECT_EQ(chosen(), "softmax_decode_int8");
+  p.depth = 1;
+  for (const std::string& target : AvailableTargets(DType::kF32)) {
+    if (target == "AVX3_DL" || target == "AVX3_ZEN4" || target == "AVX3_SPR") continue;
+    ctx.set_isa(target);
+    EXPECT_EQ(chosen(), "softmax_decode_int8") << target;
+  }
+}
+
 TEST(KernelsTest, FewRowsOfAKeyHeadAreDecoded) {
   Context ctx(1);
   const auto chosen = [&](int64_t num_queries, int64_t group) {

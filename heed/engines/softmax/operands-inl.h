@@ -80,6 +80,18 @@ struct SourceRows {
   }
 };
 
+// Lines of the next tile that the products leave, to be asked for between them.
+struct LinesBetween {
+  hs::LinesAhead<int8_t> keys, values;
+  size_t per_key = 0;
+
+  HWY_INLINE void Ask() {
+    for (size_t i = 0; i < per_key; ++i) {
+      if (!keys.AskForALine()) values.AskForALine();
+    }
+  }
+};
+
 // A factor of the logits: one on the queries, where that is exact enough, the
 // rest on the logits themselves.
 struct LogitFactor {
