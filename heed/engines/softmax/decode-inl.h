@@ -29,6 +29,9 @@
 #ifdef HEED_BYTE_PRODUCTS
 #include "heed/simd/byte_tile-inl.h"
 #endif
+#if HWY_TARGET == HWY_AVX3_ZEN4
+#include "heed/simd/pair_row_tile-inl.h"
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
@@ -86,7 +89,42 @@ struct DecodeOperands : FmaOperands<T> {
       f(Stored<decltype(stored)>(head.value_source, begin, end, until));
     });
   }
+
+  template <int R, bool kSkipMasked, class S>
+  static HWY_INLINE void Sum(const hs::StoredRows<S>& rows, size_t channels, const T* p,
+                             bool first, const T* factor, T* o, ptrdiff_t row) {
+    hs::SumRows<R, kSkipMasked>(hn::ScalableTag<T>(), rows, channels, p, first, factor, o, row);
+  }
 };
+
+#if HWY_TARGET == HWY_AVX3_ZEN4
+// K and V in place, multiplied by pairs.
+struct PairDecodeOperands : PairOperands {
+  static constexpr bool kKeysInLanes = true;
+
+  static HWY_INLINE void KeyProducts(const uint32_t* q, size_t num_rows,
+                                     const Head<PairDecodeOperands>& head, int64_t begin,
+                                     int64_t end, int64_t until, size_t depth, float* s) {
+    const auto rows = Stored<BF16>(head.key_source, begin, end, until);
+    WithRows<float>(num_rows, [&](auto r) HWY_ATTR {
+      hs::DotPairRows<r.value>(D(), rows, depth, q, s);
+    });
+  }
+
+  template <class F>
+  static HWY_INLINE void WithValues(const Head<PairDecodeOperands>& head, int64_t begin,
+                                    int64_t end, int64_t until, float* /*p*/, const F& f) {
+    f(Stored<BF16>(head.value_source, begin, end, until));
+  }
+
+  template <int R, bool kSkipMasked>
+  static HWY_INLINE void Sum(const hs::StoredRows<BF16>& rows, size_t channels, const float* p,
+                             bool first, const float* factor, float* o, ptrdiff_t row) {
+    hs::SumPairRows<R, kSkipMasked>(D(), rows, channels, reinterpret_cast<const uint32_t*>(p),
+                                    first, factor, o, row);
+  }
+};
+#endif  // HWY_TARGET == HWY_AVX3_ZEN4
 
 // K and V in place, quantised. A row's factor meets its logits after the product over
 // channels, and its weights before the product over keys: as many products as without.
@@ -126,6 +164,12 @@ struct QuantizedOperands : FmaOperands<float> {
     rows.asked = std::min(rows.count, rows.ahead) / 4;
     ScaleRows(Factors(head.value_scale, begin, end, until), rows.count, p);
     f(rows);
+  }
+
+  template <int R, bool kSkipMasked>
+  static HWY_INLINE void Sum(const hs::StoredRows<int8_t>& rows, size_t channels, const float* p,
+                             bool first, const float* factor, float* o, ptrdiff_t row) {
+    hs::SumRows<R, kSkipMasked>(D(), rows, channels, p, first, factor, o, row);
   }
 
  protected:
@@ -255,8 +299,8 @@ class RowOutputs {
     hn::Store(rescale[0], d_, factor);
     O::WithValues(head, begin, end, until, p, [&](const auto& rows) HWY_ATTR {
       WithRows<T>(num_rows_, [&](auto r) HWY_ATTR {
-        hs::SumRows<r.value, kSkipMasked>(d_, rows, channels_, p, first, factor, o,
-                                          static_cast<ptrdiff_t>(row_));
+        O::template Sum<r.value, kSkipMasked>(rows, channels_, p, first, factor, o,
+                                              static_cast<ptrdiff_t>(row_));
       });
     });
   }

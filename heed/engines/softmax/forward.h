@@ -35,21 +35,24 @@ int64_t ForwardLanesF64(const Context& ctx, const Problem& problem);
 int64_t ForwardLanesBF16Pairs(const Context& ctx, const Problem& problem);
 
 // Blocks of kDecodeRows rows, or as many as lanes if these are fewer. Int8 is of keys and
-// values; its Bytes need HasByteProducts() of dispatch.h, and a compiler that knows such
-// CPUs.
+// values; its Bytes need HasByteProducts() of dispatch.h, BF16Pairs what the forward ones
+// need.
 bool HasDecodeInt8Bytes();
 void DecodeF32(Context& ctx, const Problem& problem);
 void DecodeF64(Context& ctx, const Problem& problem);
 void DecodeInt8(Context& ctx, const Problem& problem);
 void DecodeInt8Bytes(Context& ctx, const Problem& problem);
+void DecodeBF16Pairs(Context& ctx, const Problem& problem);
 int64_t DecodeWorkspaceF32(const Context& ctx, const Problem& problem);
 int64_t DecodeWorkspaceF64(const Context& ctx, const Problem& problem);
 int64_t DecodeWorkspaceInt8(const Context& ctx, const Problem& problem);
 int64_t DecodeWorkspaceInt8Bytes(const Context& ctx, const Problem& problem);
+int64_t DecodeWorkspaceBF16Pairs(const Context& ctx, const Problem& problem);
 int64_t DecodeRowsF32(const Context& ctx, const Problem& problem);
 int64_t DecodeRowsF64(const Context& ctx, const Problem& problem);
 int64_t DecodeRowsInt8(const Context& ctx, const Problem& problem);
 int64_t DecodeRowsInt8Bytes(const Context& ctx, const Problem& problem);
+int64_t DecodeRowsBF16Pairs(const Context& ctx, const Problem& problem);
 
 // One block of rows of one key head of one sequence, and the order in which
 // threads take them: sequences by falling cost, heads in turn, late rows first

@@ -67,6 +67,11 @@ std::string DeclinesDecodeF32(const Context& ctx, const Problem& problem) {
   return reason.empty() ? DeclinesRows(problem, DecodeRowsF32(ctx, problem)) : reason;
 }
 
+std::string DeclinesDecodePairs(const Context& ctx, const Problem& problem) {
+  const std::string reason = DeclinesPairs(ctx, problem);
+  return reason.empty() ? DeclinesRows(problem, DecodeRowsBF16Pairs(ctx, problem)) : reason;
+}
+
 std::string SimdTarget(const Context& ctx) {
   return TargetName(ctx.allowed_targets());
 }
@@ -86,6 +91,11 @@ constexpr Kernel kKernels[] = {
      {}, &SimdTarget, &DecodeInt8, /*invariant=*/true,
      "8 query rows per key head at once, keys and values widened as they are read, a "
      "factor per row of logits and weights",
+     nullptr, nullptr},
+    {"softmax_decode_pairs_bf16", &DeclinesDecodePairs, &DecodeWorkspaceBF16Pairs,
+     &DecodeRowsBF16Pairs, kPairGrid, &PairTarget, &DecodeBF16Pairs, /*invariant=*/true,
+     "up to 8 query rows per key head, one pass over the keys and values as they are "
+     "stored, bf16 dot products of pairs",
      nullptr, nullptr},
     {"softmax_pairs_bf16", &DeclinesPairs, &ForwardWorkspaceBF16Pairs,
      &ForwardLanesBF16Pairs, kPairGrid, &PairTarget, &ForwardBF16Pairs,
