@@ -308,6 +308,27 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
     }));
   }
   {
+    const std::string name = "append of a token to 65536 tokens in pages of 64 / to 1024";
+    progress(name);
+    Step one(DType::kF32, 1024, 64, 1), other(DType::kF32, 65536, 64, 1);
+    const Buffer token(DType::kF32, {1, 1, kHeads, kDim});
+    token.FillNormal(4);
+    const auto append = [&](KVCache& cache, bool* clean) {
+      const int64_t before[] = {cache.lengths()[0]};
+      const Sample s = TimeClean(1, [&] {
+        for (int i = 0; i < 256; ++i) cache.Append(token.view(), token.view());
+      });
+      cache.Trim(before);
+      *clean = *clean && s.clean;
+      return s.seconds;
+    };
+    results.push_back(Gate(name, 1.25, false, [&](bool* clean) {
+      *clean = true;
+      const double few = append(one.cache(), clean);
+      return append(other.cache(), clean) / few;
+    }));
+  }
+  {
     const std::string name = "f32 8 sequences: 16384 tokens each / shared";
     progress(name);
     Batch shared(16384, true), apart(16384, false);
