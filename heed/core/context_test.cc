@@ -125,7 +125,7 @@ TEST(ContextTest, ANameThatIsNoTargetIsRejectedWithTheList) {
 TEST(ContextTest, ATargetThatThisBuildOrCpuLacksIsUnsupported) {
   const std::vector<std::string> available = AvailableTargets();
   Context ctx(1);
-  for (const std::string name : {"SSSE3", "SSE4", "AVX3_DL", "AVX3_SPR"}) {
+  for (const std::string name : {"SSSE3", "SSE4", "AVX3_SPR"}) {
     if (std::find(available.begin(), available.end(), name) !=
         available.end()) {
       continue;
