@@ -136,11 +136,12 @@ struct QuantizedOperands : FmaOperands<float> {
   template <class H>
   static HWY_INLINE LinesBetween Between(const Problem& p, const H& head, const Tile& tile) {
     const int64_t next = std::min(tile.until - tile.keys.end, tile.keys.end - tile.keys.begin);
+    if (next < 4) return {};
     const auto keys = Stored<int8_t>(head.key_source, tile.keys.end + next - next / 4,
                                      tile.keys.end + next, 0);
     const auto values = Stored<int8_t>(head.value_source, tile.keys.end,
                                        tile.keys.end + next / 4, 0);
-    if (next < 4 || keys.cursor.chosen != nullptr) return {};
+    if (keys.cursor.chosen != nullptr) return {};
     return {{keys.cursor, keys.count, static_cast<size_t>(p.depth)},
             {values.cursor, values.count, static_cast<size_t>(p.value_depth)},
             static_cast<size_t>(p.depth + p.value_depth + 255) / 256};

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -182,6 +183,28 @@ TEST(AttendQuantizedTest, BitsDependOnNeitherPagesNorThreads) {
       Context ctx(threads);
       EXPECT_TRUE(SameBits(AttendTo(ctx, Filled(n), Causal()).view(), expected.view()))
           << page << " " << threads;
+    }
+  }
+}
+
+// Tables of pages end before a guard page.
+TEST(AttendQuantizedTest, ReadsNoPageEntryBeyondTheLength) {
+  for (const int threads : {1, 2}) {
+    for (const int64_t tokens : {1, 64, 128, 512, 1300}) {
+      Context ctx(threads);
+      Sizes n;
+      n.batch = 1;
+      n.tokens = tokens;
+      const Filled x(n);
+      const Buffer expected = AttendTo(ctx, x, Causal());
+      KVView view = x.cache.view();
+      const int64_t pages = (tokens + n.page - 1) / n.page;
+      const Buffer table(DType::kI64, {pages}, Placement::kBeforeGuard);
+      std::memcpy(table.view().data(), view.pages[0], static_cast<size_t>(pages) * sizeof(void*));
+      const auto* entries = static_cast<const std::byte* const*>(table.view().data());
+      view.pages = &entries;
+      EXPECT_TRUE(SameBits(AttendTo(ctx, view, x.q.view(), Causal()).o.view(), expected.view()))
+          << tokens;
     }
   }
 }
