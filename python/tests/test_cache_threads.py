@@ -1,32 +1,12 @@
 # heed's caches in several Python threads at once: nothing is lost, nothing crashes.
-import os
 import threading
-import time
 
 import numpy as np
 import pytest
+from at_once import holds_in_a_child, needs_fork, others_run_during, run_at_once
 from cache_model import normal
 
 import heed
-
-
-def run_at_once(*works):
-    """Calls each in a thread of its own; raises what one of them raised."""
-    failures = []
-
-    def run(work):
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 def test_forks_in_threads_of_their_own(rng):
@@ -119,48 +99,24 @@ def test_other_threads_run_during_a_call(rng):
     cache = heed.KVCache(1, 8, 64)
     k = normal(rng, 1, 3000, 8, 64)
     cache.append(k, k)
-    stop, ticks = threading.Event(), []
 
-    def tick():
-        while not stop.is_set():
-            ticks.append(time.perf_counter())
-            assert cache.lengths.tolist() == [3000]
-            time.sleep(0.001)
+    def look():
+        assert cache.lengths.tolist() == [3000]
 
-    thread = threading.Thread(target=tick)
-    thread.start()
-    try:
-        for _ in range(20):  # until one call is long enough to tell
-            begin = time.perf_counter()
-            cache.attend(k, threads=1)
-            end = time.perf_counter()
-            margin = (end - begin) / 4
-            if any(begin + margin < t < end - margin for t in ticks):
-                break
-        else:
-            pytest.fail("no other thread ran in the middle of a call")
-    finally:
-        stop.set()
-        thread.join()
+    assert others_run_during(lambda: cache.attend(k, threads=1), look)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@needs_fork
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_cache_goes_on_in_a_forked_child(rng):
     cache = heed.KVCache(1, 2, 16)
     k = normal(rng, 1, 100, 2, 16)
     cache.append(k, k)
     expected = cache.attend(k, threads=3)
-    pid = os.fork()
-    if pid == 0:
+
+    def goes_on():
         same = np.array_equal(cache.attend(k, threads=3), expected)
         cache.append(k, k)
-        os._exit(0 if same and cache.lengths[0] == 200 else 1)
-    deadline = time.monotonic() + 60
-    while (done := os.waitpid(pid, os.WNOHANG))[0] == 0:
-        if time.monotonic() > deadline:
-            os.kill(pid, 9)
-            os.waitpid(pid, 0)
-            pytest.fail("the child hangs")
-        time.sleep(0.01)
-    assert os.waitstatus_to_exitcode(done[1]) == 0 and cache.lengths.tolist() == [100]
+        return same and cache.lengths[0] == 200
+
+    assert holds_in_a_child(goes_on) and cache.lengths.tolist() == [100]
