@@ -46,10 +46,10 @@ TEST(CacheErrorsTest, OptionsOfKVCache) {
   }
   expect({.dtype = DType::kF64, .quantize = Quantize::kInt8},
          "dtype is f64, expected f32, bf16 or f16 with quantised rows");
-  expect({.dim = kMax}, "a row of [9223372036854775807,4] bytes is too large");
-  expect({.value_dim = kMax}, "a row of [9223372036854775807,4] bytes is too large");
-  expect({.dim = 1, .page = kMax}, "a head of a page of [9223372036854775807,4] bytes");
-  expect({.heads = kMax, .page = 1}, "a page of [9223372036854775807,4] bytes");
+  expect({.dim = kMax}, "a row of 9223372036854775807 x 4 bytes is too large");
+  expect({.value_dim = kMax}, "a row of 9223372036854775807 x 4 bytes is too large");
+  expect({.dim = 1, .page = kMax}, "a head of a page of 9223372036854775807 x 4 bytes");
+  expect({.heads = kMax, .page = 1}, "a page of 9223372036854775807 x 4 bytes");
   expect({.batch = kMax}, "a full cache of");
   expect({.capacity = kMax}, "a full cache of");
   expect({.batch = int64_t{1} << 30, .capacity = int64_t{1} << 30}, "a full cache of");
@@ -67,7 +67,7 @@ TEST(CacheErrorsTest, OptionsOfRingKVCache) {
   expect({.window = 0}, "window is 0, expected at least 1");
   expect({.sink_tokens = -1}, "sink_tokens is -1, expected at least 0");
   expect({.dtype = DType::kI32}, "dtype is i32, expected f64, f32, bf16 or f16");
-  expect({.dim = kMax}, "a row of [9223372036854775807,4] bytes is too large");
+  expect({.dim = kMax}, "a row of 9223372036854775807 x 4 bytes is too large");
 }
 
 TEST(CacheErrorsTest, OptionsOfLatentKVCache) {
@@ -79,7 +79,7 @@ TEST(CacheErrorsTest, OptionsOfLatentKVCache) {
   expect({.latent = 0}, "latent is 0, expected at least 1");
   expect({.rope = -1}, "rope is -1, expected at least 0");
   expect({.latent = kMax, .rope = 1}, "latent + rope is 2^63 or more");
-  expect({.latent = kMax}, "a row of [9223372036854775807,4] bytes is too large");
+  expect({.latent = kMax}, "a row of 9223372036854775807 x 4 bytes is too large");
   expect({.capacity = 0}, "capacity is 0, expected at least 1");
   expect({.page = 0}, "page is 0 and capacity is -1, expected a capacity");
   expect({.page = -1}, "page is -1, expected at least 0");

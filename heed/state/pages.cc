@@ -66,8 +66,9 @@ int64_t Product(const PagesOptions& o, const char* what,
   int64_t product = 1;
   for (const int64_t factor : factors) {
     if (__builtin_mul_overflow(product, factor, &product) || product >= kMostBytes / 8) {
-      Fail(std::string(ClassName(o.kind)) + ": " + what + " of " +
-           ShapeString(std::vector<int64_t>(factors)) +
+      std::string text;
+      for (const int64_t f : factors) text += (text.empty() ? "" : " x ") + std::to_string(f);
+      Fail(std::string(ClassName(o.kind)) + ": " + what + " of " + text +
            " bytes is too large, expected fewer than 2^59");
     }
   }
