@@ -230,6 +230,33 @@ TEST(AttendQuantizedTest, ErrorIsWithinTheBound) {
   }
 }
 
+// Where bytes are multiplied as integers, so is the query, in units of its largest element over
+// 127 65793: at most half a unit per element, however much that one exceeds the others.
+TEST(AttendQuantizedTest, AQueryIsRoundedByHalfAUnitAtMost) {
+  constexpr int64_t kDim = 64;
+  constexpr double kScale = 1.0 / 64, kLargest = 127 * 65793;
+  const Buffer q(DType::kF32, {1, 1, 1, kDim});
+  const Buffer k(DType::kF32, {1, 2, 1, kDim}), v(DType::kF32, {1, 2, 1, 1});
+  for (int64_t e = 0; e < kDim; ++e) {
+    q.Set({0, 0, 0, e}, e == 0 ? kLargest : 0.51);
+    k.Set({0, 0, 0, e}, e == 0 ? 0 : 1);
+    k.Set({0, 1, 0, e}, e == 0 ? 0 : -1);
+  }
+  v.Set({0, 0, 0, 0}, 1);
+  v.Set({0, 1, 0, 0}, -1);
+  KVCache cache({1, 1, kDim, 1, -1, 64, DType::kF32, Quantize::kInt8});
+  cache.Append(k.view(), v.view());
+  Context ctx(1);
+  Options options;
+  options.scale = kScale;
+  const Buffer o = AttendTo(ctx, cache.view(), q.view(), options).o;
+  // Logits x and -x give values of 1 and -1 the mean tanh x.
+  const double error = std::abs(std::atanh(double{o.as<float>()[0]}) -
+                                kScale * double{0.51F} * (kDim - 1));
+  EXPECT_LE(error, kScale * 0.5 * (kDim - 1) + 1e-6);
+  EXPECT_LE(error, QuantizationBound(ctx, cache.view(), q.view(), options).logit / 1000);
+}
+
 TEST(AttendQuantizedTest, OnlyInt8HasABound) {
   const Context ctx(1);
   const KVCache plain({1, 1, 8, 8});
