@@ -80,6 +80,50 @@ def options():
     return {str(n): generator.randbytes(generator.choice((30, 60, 100, 200))) for n in range(64)}
 
 
+
+
+def saved_cache(kind, *, batch=1, heads=1, dim=1, value_dim=1, capacity=-1, page=64, window=0, sink_tokens=0, lengths=(2,),
+                quantize="none", prefix=0, rotary=False, kept=None):
+    """As KVCache::Save() and its like write one; `kept` are the rows of each sequence in the file."""
+    names = ["rows"] if kind == "latent" else ["k", "v"]
+    widths = dict(zip(("k", "v", "rows"), (dim, value_dim, dim)))
+    tensors = {"lengths": ("I64", [batch], struct.pack(f"<{batch}q", *lengths)),
+               "appended": ("I64", [batch], struct.pack(f"<{batch}q", *[min(1, n) for n in lengths]))}
+    metadata = {"heed_cache": kind, "version": "1", "dtype": "f32", "quantize": quantize, "shared_prefix": str(prefix)}
+    for name in ("batch", "heads", "dim", "value_dim", "capacity", "page", "window", "sink_tokens"):
+        metadata[name] = str(locals()[name])
+    if kind == "ring":
+        tensors["first_kept"] = ("I64", [batch], struct.pack(f"<{batch}q", *[max(0, n - window) for n in lengths]))
+    if rotary:
+        metadata |= {"rotary_pairs": "half_split", "rotary_type": "linear"}
+        nan = float("nan")
+        tensors["rotary"] = ("F64", [13], struct.pack("<13d", 1e4, nan, nan, 2.0, *[nan] * 9))
+    parts = [("prefix", prefix)] if prefix else []
+    parts += [(str(b), (kept or lengths)[b] - prefix) for b in range(batch)]
+    for name in names:
+        for suffix, rows in parts:
+            sizes = [rows] if kind == "latent" else [rows, heads]
+            count = rows * heads
+            if quantize == "int8":
+                words = (widths[name] + 3) // 4
+                tensors[f"{name}.{suffix}"] = ("I32", [*sizes, words], bytes([1, 0, 0, 0]) * count * words)
+                tensors[f"{name}_scale.{suffix}"] = ("F32", sizes, struct.pack("<f", 0.5) * count)
+            else:
+                tensors[f"{name}.{suffix}"] = ("F32", [*sizes, widths[name]], struct.pack("<f", 1) * count * widths[name])
+    return safetensors(tensors, metadata)
+
+
+SAVED_CACHES = {
+    "kv": saved_cache("kv", heads=2, dim=2, page=2, lengths=(3,)),
+    "contiguous": saved_cache("kv", capacity=4, page=0),
+    "int8": saved_cache("kv", dim=3, page=1, quantize="int8"),
+    "shared": saved_cache("kv", batch=2, page=4, lengths=(3, 4), prefix=2),
+    "ring": saved_cache("ring", window=2, sink_tokens=1, lengths=(9,), kept=(3,)),
+    "latent": saved_cache("latent", dim=3, value_dim=2),
+    "rotary": saved_cache("kv", dim=2, rotary=True),
+    "empty": saved_cache("kv", heads=1 << 40, lengths=(0,)),
+}
+
 WORDS = {
     "safetensors": ["__metadata__", '"dtype":"', '"shape":[', '"data_offsets":[', "F32", "BF16", "BOOL", "F4", "]},\"", "\\\\u0000"],
     "npy": ["'descr': ", "'fortran_order': ", "'shape': (", "True", "False", "'<f4'", "'|b1'", "'<i8'", ",), }", "\\x93NUMPY"],
@@ -88,10 +132,13 @@ WORDS = {
 }
 WORDS["tensor_file"] = WORDS["safetensors"] + ["layers.0.q", ".k", ".v", "window", "scale", "causal", "softcap", "-1,0"]
 
+WORDS["saved_cache"] = WORDS["safetensors"] + ["heed_cache", "shared_prefix", "capacity", "window", "ring", "latent", "int8"]
+
 
 def main():
     folder = Path(sys.argv[1])
     all_seeds = {"safetensors": SAFETENSORS, "npy": NPY, "command_line": COMMAND_LINES, "attention_options": options(),
+                 "saved_cache": SAVED_CACHES,
                  "tensor_file": {name: b"\0\0\0" + content for name, content in TENSOR_FILES.items()}}
     for target, seeds in all_seeds.items():
         (folder / target).mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,110 @@
+// Any bytes as a saved cache: a FileError of one line, or a cache to which queries attend, and
+// which a file of its own gives back.
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "heed/core/error.h"
+#include "heed/core/os.h"
+#include "heed/harness/buffer.h"
+#include "heed/ops/exact/attention/attend.h"
+#include "heed/state/kv_cache.h"
+#include "heed/state/latent_kv_cache.h"
+#include "heed/state/ring_kv_cache.h"
+#include "tests/fuzz/input.h"
+#include "tests/fuzz/tensors.h"
+
+namespace heed::fuzz {
+namespace {
+
+constexpr int64_t kMaxBytes = int64_t{1} << 20, kMaxElements = int64_t{1} << 12;
+
+// A file that is written again for each input, and gone at the end.
+class Scratch {
+ public:
+  explicit Scratch(const char* name)
+      : path_((std::filesystem::temp_directory_path() /
+               ("heed_fuzz_" + std::to_string(os::ProcessId()) + name))
+                  .string()) {}
+  ~Scratch() { std::filesystem::remove(path_); }
+
+  const std::string& path() const { return path_; }
+
+  // As another file: some systems wait for the disk when one is cut short.
+  void Write(std::span<const uint8_t> bytes) const {
+    std::filesystem::remove(path_);
+    std::ofstream(path_, std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()),
+               static_cast<std::streamsize>(bytes.size()));
+  }
+  std::string Read() const {
+    std::ifstream file(path_, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+ private:
+  const std::string path_;
+};
+
+attention::Options OptionsFor(const RingKVCache& cache) {
+  attention::Options options;
+  options.window = {cache.options().window - 1, 0};
+  options.sink_tokens = cache.options().sink_tokens;
+  return options;
+}
+attention::Options OptionsFor(const KVCacheBase&) { return {}; }
+
+template <class Cache>
+void Use(const Cache& cache) {
+  const KVView view = cache.view();
+  const double elements = static_cast<double>(view.batch) * static_cast<double>(view.heads) *
+                          static_cast<double>(view.dim + view.value_dim);
+  if (elements > static_cast<double>(kMaxElements)) return;  // nothing bounds a cache without rows
+  Buffer q(view.dtype, {view.batch, 1, view.heads, view.dim});
+  q.FillNormal(1);
+  const Buffer o(view.dtype, {view.batch, 1, view.heads, view.value_dim});
+  attention::Options options = OptionsFor(cache);
+  options.causal = true;
+  options.scale = 0.5;
+  Context ctx(1);
+  attention::Attend(ctx, view, q.view(), options, {o.view(), {}});
+}
+
+template <class Cache>
+void Check(const Scratch& file) {
+  const Cache cache = Cache::Load(file.path(), kMaxBytes);
+  Use(cache);
+  static const Scratch saved("_saved"), again("_again");
+  cache.Save(saved.path());
+  const Cache same = Cache::Load(saved.path(), kMaxBytes);
+  Use(same);
+  same.Save(again.path());
+  Require(saved.Read() == again.Read(), "a cache changes in a file");
+}
+
+void Run(std::span<const uint8_t> bytes) {
+  static const Scratch file("_any");
+  file.Write(bytes);
+  try {
+    switch (KindOfSavedCache(file.path())) {
+      case CacheKind::kKV: return Check<KVCache>(file);
+      case CacheKind::kRing: return Check<RingKVCache>(file);
+      case CacheKind::kLatent: return Check<LatentKVCache>(file);
+    }
+  } catch (const FileError& e) {
+    Require(std::string_view(e.what()).starts_with(file.path() + ": "), "no file named");
+    CheckMessage(e.what());
+  }
+}
+
+}  // namespace
+}  // namespace heed::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  heed::fuzz::Run({data, size});
+  return 0;
+}
