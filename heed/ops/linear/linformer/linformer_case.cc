@@ -60,14 +60,16 @@ Gradients ToGradients(const Problem& p, std::span<const TensorView> views) {
 //
 // dS has 2 rel because the mean that is subtracted has the errors of P as well. Magnitudes
 // are those of the terms before anything cancels. Results of 16 bits are rounded once more.
+// Terms below the smallest normal number are flushed: `subnormal`, for a thousand of them.
 struct Epsilon {
   double u, base, output = 0, subnormal = 0;
   double Chain(int64_t n) const { return 3.5 * u * std::sqrt(static_cast<double>(n)); }
 };
 
 Epsilon EpsilonOf(DType dtype) {
-  Epsilon e = {0x1p-24, 1e-6};
-  if (dtype == DType::kF64) e = {0x1p-53, 1e-14};
+  constexpr double kTerms = 1024;
+  Epsilon e = {0x1p-24, 1e-6, 0, kTerms * 0x1p-126};
+  if (dtype == DType::kF64) e = {0x1p-53, 1e-14, 0, kTerms * 0x1p-1022};
   if (dtype == DType::kBF16) e.output = 1.01 * 0x1p-8;
   if (dtype == DType::kF16) {
     e.output = 1.01 * 0x1p-11;
