@@ -116,6 +116,7 @@ TEST(AttendSharedTest, TakesTheOptionsThatDoNotTellKeysApart) {
   const Buffer alibi = Normal(DType::kF32, {Hq}, 4), sinks = Normal(DType::kF32, {Hq}, 5);
   const Buffer bias = Normal(DType::kF32, {n.batch, 1, n.queries, tokens}, 6);
   const Buffer mask = RandomMask(n.batch, tokens);
+  for (int64_t j = 0; j < 512; ++j) mask.Set({0, 0, 0, j}, j < 256);  // whole tiles, unlike others
   const Buffer starts = Integers({0, 5, 700, 0, 0}), prefix = Integers({0, 3, 5, 0, 900});
   std::vector<Options> all(10, Causal());
   all[0].causal = false;
