@@ -117,8 +117,14 @@ TEST(AttendSharedTest, TakesTheOptionsThatDoNotTellKeysApart) {
   const Buffer bias = Normal(DType::kF32, {n.batch, 1, n.queries, tokens}, 6);
   const Buffer mask = RandomMask(n.batch, tokens);
   for (int64_t j = 0; j < 512; ++j) mask.Set({0, 0, 0, j}, j < 256);  // whole tiles, unlike others
+  const Buffer segments_q(DType::kI64, {n.batch, n.queries});
+  const Buffer segments_k(DType::kI64, {n.batch, tokens});
+  for (int64_t b = 0; b < n.batch; ++b) {
+    for (int64_t i = 0; i < n.queries; ++i) segments_q.Set({b, i}, 0);
+    for (int64_t j = 0; j < tokens; ++j) segments_k.Set({b, j}, b > 0 && j % 7 < b ? 1 : 0);
+  }
   const Buffer starts = Integers({0, 5, 700, 0, 0}), prefix = Integers({0, 3, 5, 0, 900});
-  std::vector<Options> all(10, Causal());
+  std::vector<Options> all(11, Causal());
   all[0].causal = false;
   all[1].window = {900, 0};
   all[2].window = {100, 0};
@@ -131,6 +137,8 @@ TEST(AttendSharedTest, TakesTheOptionsThatDoNotTellKeysApart) {
   all[8].key_starts = starts.view();
   all[9].chunk = 256;
   all[9].prefix = prefix.view();
+  all[10].segments_q = segments_q.view();
+  all[10].segments_k = segments_k.view();
   for (size_t i = 0; i < all.size(); ++i) {
     SCOPED_TRACE(i);
     ExpectSame(AttendTo(ctx, x.cache.view(), x.q.view(), all[i]),
