@@ -26,7 +26,7 @@ ROWS = np.ones((2, 3, 8), np.float32)
     (lambda: heed.KVCache(1, 2, 8, quantize="int4"), "KVCache: quantize is 'int4', expected None or 'int8'"),
     (lambda: heed.KVCache(1, 2, 8, quantize=8), "KVCache: quantize is 8, expected None or 'int8'"),
     (lambda: heed.KVCache(1, 2, 8, dtype="f64", quantize="int8"), "KVCache: dtype is f64, expected f32, bf16 or f16"),
-    (lambda: heed.KVCache(1, 2, 2**60), r"KVCache: a row of \[1152921504606846976,4\] bytes is too large"),
+    (lambda: heed.KVCache(1, 2, 2**60), "KVCache: a row of 1152921504606846976 x 4 bytes is too large"),
     (lambda: heed.KVCache(1, 2**70, 2), "KVCache: heads is 1180591620717411303424, expected an int"),
     (lambda: heed.RingKVCache(1, 2, 8, window=0), "RingKVCache: window is 0, expected an int of at least 1"),
     (lambda: heed.RingKVCache(1, 2, 8, window=4, sink_tokens=-1), "RingKVCache: sink_tokens is -1, expected an int of"),

@@ -3,11 +3,12 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
+from at_once import run_at_once
 from test_attention_backward import OPTIONS, problem
-from test_threads import run_at_once
 
 torch = pytest.importorskip("torch")
 
@@ -409,17 +410,14 @@ def test_export():
 def test_several_python_threads_at_once():
     problems = [qkv(Tq=30 + 7 * i, Tk=40, seed=i, dtype=torch.float32) for i in range(5)]
     expected = [torch.autograd.grad(attention(*p, causal=True).sum(), p) for p in problems]
-    failures = []
 
     def work(offset):
         for i in range(20):
             n = (i + offset) % len(problems)
             grads = torch.autograd.grad(attention(*problems[n], causal=True).sum(), problems[n])
-            if not all(torch.equal(a, b) for a, b in zip(grads, expected[n])):
-                failures.append(n)
+            assert all(torch.equal(a, b) for a, b in zip(grads, expected[n]))
 
-    run_at_once(work, 4)
-    assert not failures
+    run_at_once(*(partial(work, offset) for offset in range(4)))
 
 
 def run_python(code):
