@@ -104,7 +104,7 @@ TEST(AttendSharedTest, ReadsThePrefixOnceInEightRows) {
   ExpectSame(AttendTo(ctx, view, x.q.view(), Causal()), expected);
 }
 
-TEST(AttendSharedTest, TakesTheOptionsThatDoNotTellKeysApart) {
+TEST(AttendSharedTest, OptionsHaveTheBitsOfSequencesApart) {
   Context ctx(2);
   Sizes n;
   n.queries = 2;
