@@ -231,7 +231,7 @@ TEST(AttendQuantizedTest, ErrorIsWithinTheBound) {
 }
 
 // Where bytes are multiplied as integers, so is the query, in units of its largest element over
-// 127 65793: at most half a unit per element, however much that one exceeds the others.
+// 127 * 65793: at most half a unit per element, however much that one exceeds the others.
 TEST(AttendQuantizedTest, AQueryIsRoundedByHalfAUnitAtMost) {
   constexpr int64_t kDim = 64;
   constexpr double kScale = 1.0 / 64, kLargest = 127 * 65793;
