@@ -83,17 +83,28 @@ TEST(ContextTest, AnExecutorOfNoThreadsStillHasTheCaller) {
   }
 }
 
+// Of SIMD alone: the list without matrix tiles.
+std::vector<std::string> SimdTargets() {
+  std::vector<std::string> names = AvailableTargets();
+  std::erase(names, "tiles");
+  return names;
+}
+
 TEST(ContextTest, EveryAvailableTargetCanBeTheCap) {
   Context ctx(1);
-  for (const std::string& name : AvailableTargets()) {
+  for (const std::string& name : SimdTargets()) {
     ctx.set_isa(name);
     EXPECT_EQ(TargetName(ctx.allowed_targets()), name);
     const ScopedIsa isa(name.c_str());
     EXPECT_EQ(TargetName(Context(1).allowed_targets()), name);
+    EXPECT_EQ(TilesOf(ctx.allowed_targets()), TileUnit::kNone);
   }
   ctx.set_isa("tiles");
   EXPECT_EQ(ctx.allowed_targets(), kAllTargets);
-  EXPECT_EQ(TargetName(ctx.allowed_targets()), AvailableTargets().front());
+  EXPECT_EQ(TargetName(ctx.allowed_targets()), SimdTargets().front());
+  EXPECT_EQ(TilesOf(kAllTargets),
+            os::HasMatrixTiles() ? TileUnit::kMatrix : TileUnit::kNone);
+  EXPECT_EQ(os::HasMatrixTiles(), os::WhyNoMatrixTiles().empty());
 }
 
 TEST(ContextTest, NoOrEmptyEnvironmentMeansNoCap) {
@@ -104,7 +115,7 @@ TEST(ContextTest, NoOrEmptyEnvironmentMeansNoCap) {
 }
 
 TEST(ContextTest, ANameThatIsNoTargetIsRejectedWithTheList) {
-  const std::string best = AvailableTargets().front();
+  const std::string best = SimdTargets().front();
   Context ctx(1);
   ctx.set_isa(best);
   for (const char* name : {"avx999", "", "avx2", " AVX2", "Unknown", "?"}) {

@@ -3,8 +3,11 @@
 // After targets.h:
 #include "hwy/highway.h"
 
+#include <atomic>
+
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
+#include "heed/core/os.h"
 
 namespace heed {
 namespace {
@@ -26,6 +29,12 @@ int64_t Available() {
   return Available(DType::kBF16) | (Supported() & HWY_AVX3_DL);
 }
 
+// Matrix tiles are no target of Highway's, whose lowest bits are reserved.
+constexpr int64_t kTiles = 1;
+static_assert((HWY_TARGETS & kTiles) == 0);
+
+std::atomic<int> emulations{0};
+
 // Better targets have lower bits.
 int64_t Best(int64_t targets) { return targets & -targets; }
 
@@ -38,6 +47,9 @@ int64_t BestAllowed(int64_t allowed) {
 
 std::vector<std::string> AvailableTargets(DType dtype) {
   std::vector<std::string> names;
+  if (dtype != DType::kF64 && TilesOf(kAllTargets) != TileUnit::kNone) {
+    names.emplace_back("tiles");
+  }
   for (int64_t rest = Available(dtype); rest != 0; rest &= rest - 1) {
     names.emplace_back(hwy::TargetName(Best(rest)));
   }
@@ -65,6 +77,15 @@ int64_t TargetsUpTo(std::string_view name) {
 const char* TargetName(int64_t allowed) {
   return hwy::TargetName(BestAllowed(allowed));
 }
+
+TileUnit TilesOf(int64_t allowed) {
+  if ((allowed & kTiles) == 0) return TileUnit::kNone;
+  if (emulations.load(std::memory_order_relaxed) > 0) return TileUnit::kEmulated;
+  return os::HasMatrixTiles() ? TileUnit::kMatrix : TileUnit::kNone;
+}
+
+EmulateTiles::EmulateTiles() { ++emulations; }
+EmulateTiles::~EmulateTiles() { --emulations; }
 
 bool HasBF16Pairs(int64_t allowed) {
   return (Supported() & allowed & HWY_AVX3_ZEN4) != 0;

@@ -19,11 +19,11 @@ namespace heed {
 inline constexpr int64_t kAllTargets = ~int64_t{0};
 
 // Names of the targets that kernels for `dtype` are compiled for and that run on
-// this CPU, best first.
+// this CPU, best first. "tiles" stands for all of SIMD and matrix tiles.
 HEED_API std::vector<std::string> AvailableTargets(DType dtype = DType::kF32);
 
-// The mask that allows `name` and everything below it. "tiles" (matrix tiles
-// and all of SIMD) allows everything. Throws InvalidArgument for a name that is
+// The mask that allows `name` and everything below it. "tiles" allows everything, on CPUs
+// without matrix tiles too. Throws InvalidArgument for a name that is
 // not a target, Unsupported for one that this build or CPU lacks.
 HEED_API int64_t TargetsUpTo(std::string_view name);
 
@@ -32,6 +32,20 @@ HEED_API const char* TargetName(int64_t allowed);
 
 // True if this CPU multiplies pairs of bf16 faster than f32, and may here.
 bool HasBF16Pairs(int64_t allowed);
+
+// What multiplies matrix tiles here: nothing, where they are missing or may not be used.
+enum class TileUnit { kNone, kMatrix, kEmulated };
+TileUnit TilesOf(int64_t allowed);
+
+// While alive, tiles are emulated wherever they are allowed, for tests. The bits are the
+// same.
+class EmulateTiles {
+ public:
+  EmulateTiles();
+  ~EmulateTiles();
+  EmulateTiles(const EmulateTiles&) = delete;
+  EmulateTiles& operator=(const EmulateTiles&) = delete;
+};
 
 // True if this CPU multiplies and adds up four bytes at once, and may here.
 bool HasByteProducts(int64_t allowed);

@@ -6,6 +6,9 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 #include <time.h>
 #include <unistd.h>
 #if defined(__x86_64__)
@@ -71,13 +74,45 @@ std::string CpuName() {
   return "unknown CPU";
 }
 
-bool HasMatrixTiles() {
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-  return __builtin_cpu_supports("amx-tile") != 0;
+namespace {
+
+// Empty if tiles can be used. Registers of 8 KiB a thread are not part of a process until
+// it asks, so that nobody else pays for saving them.
+std::string AskForMatrixTiles() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  constexpr uint32_t kTileBits = 1u << 24 | 1u << 22;  // tiles, products of bf16
+  uint32_t a = 0, b = 0, c = 0, d = 0;
+  __get_cpuid_count(7, 0, &a, &b, &c, &d);
+  if ((d & kTileBits) != kTileBits) return "this CPU has none";
+  __get_cpuid(1, &a, &b, &c, &d);
+  uint32_t saved = 0, unused = 0;  // what the system saves: CPUID says that it can be asked
+  if ((c & 1u << 27) != 0) asm volatile("xgetbv" : "=a"(saved), "=d"(unused) : "c"(0));
+  constexpr uint32_t kTileStates = 1u << 17 | 1u << 18;
+  if ((saved & kTileStates) != kTileStates) return "the system does not save them";
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0) {
+    return std::string("the system refuses them: ") + std::strerror(errno);
+  }
+  return "";
 #else
-  return false;
+  return "this system has no way to ask for them";
+#endif
+#else
+  return "this CPU has none";
 #endif
 }
+
+const std::string& MatrixTilesRefusal() {
+  static const std::string refusal = AskForMatrixTiles();
+  return refusal;
+}
+
+}  // namespace
+
+bool HasMatrixTiles() { return MatrixTilesRefusal().empty(); }
+
+std::string WhyNoMatrixTiles() { return MatrixTilesRefusal(); }
 
 int64_t ProcessId() { return static_cast<int64_t>(getpid()); }
 

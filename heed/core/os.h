@@ -17,8 +17,10 @@ HEED_API int NumUsableCpus();
 // "AMD EPYC 9B14", or "unknown CPU".
 HEED_API std::string CpuName();
 
-// Matrix tiles of this CPU that the system lets a process use.
+// True if this CPU has matrix tiles of bf16 and the system lets this process use them,
+// which is asked once. Else WhyNoMatrixTiles() says what is missing.
 HEED_API bool HasMatrixTiles();
+HEED_API std::string WhyNoMatrixTiles();
 
 HEED_API int64_t ProcessId();
 

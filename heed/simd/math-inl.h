@@ -34,7 +34,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 inline constexpr double kLog2E = 1.44269504088896340736;
 inline constexpr double kLn2 = 0.693147180559945309417;
 
-// x * 2^n for an integral n with |n| <= 2^15, correct through under- and overflow.
+// x * 2^n for an integral n with |n| <= 2^15 (with scalef, 2^floor(n) for any n), correct through under- and overflow.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V ScaleByPowerOfTwo(D d, V x, V n) {
   (void)d;  // scalef has the type in its name
@@ -121,6 +121,35 @@ HWY_INLINE V Exp2(D d, V x) {
   // integer and the fraction 0; scalef(NaN, -inf) = +0 and (NaN, inf) = inf.
   const V n = hn::Round(x);
   return ScaleByPowerOfTwo(d, Exp2Fraction(d, hn::Sub(x, n)), n);
+}
+
+// 2^x where a factor that all weights have in common does not matter: not exactly 1 at 0.
+// Of degree 3 for weights that are rounded to bf16, 7.5e-5, or 5, 7.5e-8; the fraction is
+// taken in [0, 1), because scalef takes the floor of its exponent by itself.
+template <int kDegree, class D, class V = hn::Vec<D>>
+HWY_INLINE V Exp2Weight(D d, V x) {
+  const auto c = [d](float v) HWY_ATTR { return hn::Set(d, v); };
+#if HEED_HAVE_SCALEF
+  constexpr int kFromFloor = 9;  // no exceptions, down, to integers
+  const V n = x, f = V{_mm512_reduce_ps(x.raw, kFromFloor)};
+#else
+  x = ClampExponent(d, x);
+  const V n = hn::Floor(x), f = hn::Sub(x, n);
+#endif
+  static_assert(kDegree == 3 || kDegree == 5);
+  V p;
+  if constexpr (kDegree == 3) {
+    p = hn::MulAdd(c(.07802452f), f, c(.226067159f));
+    p = hn::MulAdd(p, f, c(.695833539f));
+    p = hn::MulAdd(p, f, c(.999925219f));
+  } else {
+    p = hn::MulAdd(c(.00187757665f), f, c(.00898934016f));
+    p = hn::MulAdd(p, f, c(.055826318f));
+    p = hn::MulAdd(p, f, c(.240153617f));
+    p = hn::MulAdd(p, f, c(.693153073f));
+    p = hn::MulAdd(p, f, c(.999999925f));
+  }
+  return ScaleByPowerOfTwo(d, p, n);
 }
 
 // e^x. The product x log2(e) is taken in two parts, so that large arguments lose

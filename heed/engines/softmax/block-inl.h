@@ -41,6 +41,16 @@ struct Head {
   Operand<typename O::Value> values;
 };
 
+template <class O>
+HWY_INLINE void CopyKeys(const SourceRows& from, const Interval& keys, int64_t depth,
+                         Workspace<O>& w) {
+  if constexpr (O::kMatrixTiles) {
+    w.keys_finite = O::CopyKeys(from, keys.begin, keys.end, depth, w.keys);
+  } else {
+    O::CopyKeys(from, keys.begin, keys.end, depth, w.keys);
+  }
+}
+
 // The head of a task, copied if the plan says so and it is not there yet.
 template <class O>
 HWY_INLINE Head<O> HeadOf(const Problem& p, const Plan& plan, int64_t sequence,
@@ -71,7 +81,7 @@ HWY_INLINE Head<O> HeadOf(const Problem& p, const Plan& plan, int64_t sequence,
   }
   if (w.copied_sequence == sequence && w.copied_head == key_head) return head;
   if (plan.keys_at == Place::kHead) {
-    O::CopyKeys(head.key_source, s.key_begin, s.key_end, p.depth, w.keys);
+    CopyKeys<O>(head.key_source, {s.key_begin, s.key_end}, p.depth, w);
   }
   if (plan.values_at == Place::kHead) {
     O::CopyValues(head.value_source, s.key_begin, s.key_end, p.value_depth, w.values);
@@ -85,7 +95,7 @@ template <class O, int C>
 class Block {
  public:
   Block(const Problem& problem, const Sequence& sequence, const BlockGrid& grid,
-        int64_t key_head, int64_t block, const Workspace<O>& workspace,
+        int64_t key_head, int64_t block, Workspace<O>& workspace,
         const Head<O>& head)
       : p_(problem), s_(sequence), grid_(grid), key_head_(key_head),
         block_(block), head_(head), w_(workspace),
@@ -194,8 +204,15 @@ class Block {
                               ? p_.scale * SoftcapFactor(p_.softcap)
                               : p_.scale;
     factor_ = O::Split(factor);
-    O::PackQueries(dtype, rows, num_rows_, static_cast<size_t>(p_.depth),
-                   factor_.of_queries, W, w_.queries);
+    const auto depth = static_cast<size_t>(p_.depth);
+    if constexpr (O::kMatrixTiles) {
+      queries_finite_ = O::PackQueries(dtype, rows, num_rows_, depth, factor_.of_queries, W,
+                                       w_.queries);
+    } else {
+      O::PackQueries(dtype, rows, num_rows_, depth, factor_.of_queries, W, w_.queries);
+    }
+    raw_ = O::kMatrixTiles && factor_.of_logits > 0 && p_.softcap == 0 && p_.slopes.empty() &&
+           p_.bias.data == nullptr;
   }
 
   // f(tile) for each tile of which some pair is kept, ascending.
@@ -212,8 +229,7 @@ class Block {
       keys_until_ = tile.until;
       if constexpr (O::kQuantized) between_ = O::Between(p_, head_, tile);
       if (head_.keys_at == Place::kTile) {
-        O::CopyKeys(head_.key_source, tile.keys.begin, tile.keys.end, p_.depth,
-                    w_.keys);
+        CopyKeys<O>(head_.key_source, tile.keys, p_.depth, w_);
         head_.keys.first = tile.keys.begin;
       }
       f(tile);
@@ -229,7 +245,7 @@ class Block {
     }
     // Borders stay between steps of keys, as the tile's own do.
     const auto up = [&](int64_t key) {
-      return std::min(tile.keys.end, key + (key - tile.grid) % O::kKeyStep);
+      return std::min(tile.keys.end, key + ((tile.grid - key) & (O::kKeyStep - 1)));
     };
     const auto down = [&](int64_t key) {
       return key - (key - tile.grid) % O::kKeyStep;
@@ -249,6 +265,8 @@ class Block {
         if (hull_begin > at) end = std::min(end, hull_begin);
         if (hull_end > at) end = std::min(end, hull_end);
       }
+      c0 = c0 / O::kLaneVectors * O::kLaneVectors;
+      c1 = (c1 + O::kLaneVectors - 1) / O::kLaneVectors * O::kLaneVectors;
       if (c0 < c1) runs[count++] = {at, end, c0, c1};
       at = end;
     }
@@ -282,7 +300,13 @@ class Block {
       T* tile = w_.logits;
       const auto keep = [](V x, int64_t, int) HWY_ATTR { return x; };
       const bool alibi = !p_.slopes.empty(), softcap = p_.softcap > 0;
-      if (!alibi || softcap) LogitProducts<kVectors>(run, origin, m, keep);
+      if constexpr (O::kMatrixTiles) {
+        if (raw_) {
+          TileProducts<kVectors>(run, w_.queries + run.c0 * N, head_.keys, p_.depth,
+                                 At(run, origin));
+        }
+      }
+      if (!raw_ && (!alibi || softcap)) LogitProducts<kVectors>(run, origin, m, keep);
       if (softcap) {
         ApplySoftcap<W, kVectors>(d_, run, origin, p_.softcap, tile, w_.slopes, m);
       }
@@ -382,7 +406,11 @@ class Block {
   HWY_INLINE void Products(const Run& run, const typename O::Query* lanes,
                            const Operand<typename O::Key>& rows, int64_t depth, T* out,
                            V* max, const Before& before, const F& f) {
-    if constexpr (O::kKeysInLanes) {
+    if constexpr (O::kMatrixTiles) {
+      before(0, static_cast<size_t>(run.end - run.begin));
+      TileProducts<kVectors>(run, lanes + run.c0 * N, rows, depth, out);
+      Rewrite<W, kVectors>(d_, run, run.begin, out - run.c0 * N, max, f);
+    } else if constexpr (O::kKeysInLanes) {
       O::KeyProducts(lanes, num_rows_, head_, run.begin, run.end, keys_until_,
                      static_cast<size_t>(depth), out);
       Rewrite<W, kVectors>(d_, run, run.begin, out, max, f);
@@ -400,13 +428,25 @@ class Block {
     }
   }
 
+  template <int kVectors>
+  HWY_INLINE void TileProducts(const Run& run, const typename O::Query* lanes,
+                               const Operand<typename O::Key>& rows, int64_t depth, T* out) {
+    // SplitTile leaves no other widths, which need not be compiled.
+    if constexpr (O::kMatrixTiles && kVectors % O::kLaneVectors == 0) {
+      O::template LogitTiles<kVectors>(lanes, W, rows, run.begin, run.end, depth, out);
+      if (!O::kInfinite && !(queries_finite_ && w_.keys_finite)) {
+        O::RepeatNaN(lanes, W, rows, run.begin, run.end, depth, kVectors * N, out);
+      }
+    }
+  }
+
   static constexpr D d_{};
   const Problem& p_;
   const Sequence& s_;
   const BlockGrid& grid_;
   const int64_t key_head_, block_;
   Head<O> head_;
-  const Workspace<O>& w_;
+  Workspace<O>& w_;
   const size_t num_rows_;
   Lanes<T, W> lanes_;
   BlockGrid::Row rows_[W];
@@ -414,12 +454,16 @@ class Block {
   KeyRuns runs_[W];
   int64_t keys_until_ = 0;  // keys from the current tile on that some row may see
   LinesBetween between_;    // of O::kQuantized
+  // Where tiles are multiplied and nothing comes between that and the masks, logits stay as
+  // they are: factor_.of_logits meets them in the exponent.
+  bool raw_ = false;
+  bool queries_finite_ = true;
+  LogitFactor factor_;
 
  private:
   const Sequence* members_ = nullptr;  // of which the rows are, if not of s_
   int64_t queries_each_ = 0;
   bool partial_ = false;  // the mask or segments cut into the current tile
-  LogitFactor factor_;
   Interval hull_[C];
 };
 

@@ -65,8 +65,7 @@ class ForwardBlock : protected Block<O, C> {
   using Base::Join;
 
   ForwardBlock(const Problem& problem, const Sequence& sequence, const BlockGrid& grid,
-               int64_t key_head, int64_t block, const Workspace<O>& workspace,
-               const Head<O>& head)
+               int64_t key_head, int64_t block, Workspace<O>& workspace, const Head<O>& head)
       : Base(problem, sequence, grid, key_head, block, workspace, head),
         layout_(static_cast<size_t>(problem.value_depth), num_rows_) {}
 
@@ -190,8 +189,15 @@ class ForwardBlock : protected Block<O, C> {
 
   // finish(segment, m, l) after the last tile of each, its outputs being in outputs_.
   template <bool kFlagMasked, class F>
-  HWY_INLINE void Pass(const F& finish) {
+  HWY_INLINE void Pass(const F& finish_segment) {
     V m[C], l[C];  // of the segment
+    const auto finish = [&](int64_t segment, V* max, const V* sum) HWY_ATTR {
+      if (this->raw_) {
+        const V unit = hn::Set(d_, static_cast<T>(this->factor_.of_logits));
+        for (int c = 0; c < C; ++c) max[c] = hn::Mul(max[c], unit);
+      }
+      finish_segment(segment, max, sum);
+    };
     outputs_ = w_.outputs;
     totals_ = w_.totals;
     any_tile_ = false;
@@ -207,7 +213,11 @@ class ForwardBlock : protected Block<O, C> {
           l[c] = hn::Zero(d_);
         }
       }
-      OneTile<kFlagMasked>(tile, first_tile, m, l);
+      if constexpr (O::kMatrixTiles) {
+        OneMatrixTile<kFlagMasked>(tile, first_tile, m, l);
+      } else {
+        OneTile<kFlagMasked>(tile, first_tile, m, l);
+      }
       first_tile = false;
       any_tile_ = true;
     });
@@ -325,6 +335,130 @@ class ForwardBlock : protected Block<O, C> {
     }
   }
 
+  // OneTile where outputs are summed in matrix tiles, which cannot be rescaled on the way.
+  // A row's m is the maximum of the first of its tiles, and stays: weights up to 2^32 do
+  // not hurt a bf16, which has the exponents of f32. Where a later tile exceeds m by more,
+  // m is raised, which is seen by a sum that grows and done before any output is added to.
+  // Each row's m depends on nothing but its own logits.
+  template <bool kFlagMasked>
+  HWY_INLINE void OneMatrixTile(const Tile& tile, bool first, V* m, V* l) {
+    Run runs[2 * C + 1];
+    const int num_runs = this->SplitTile(tile, runs);
+    const int64_t origin = tile.keys.begin;
+    V unused[C];
+    for (int c = 0; c < C; ++c) unused[c] = hn::Zero(d_);
+    for (int r = 0; r < num_runs; ++r) {
+      this->template Logits<kFlagMasked>(runs[r], tile, unused);
+    }
+    const bool raised = first || p_.dropout > 0 || AnyUnset(m);
+    if (raised) Raise(runs, num_runs, origin, first, m, l);
+    V before[C];
+    for (int c = 0; c < C; ++c) before[c] = l[c];
+    WeighRuns<kFlagMasked>(runs, num_runs, origin, m, l);
+    if (!raised && AnyAbove(l)) {
+      for (int c = 0; c < C; ++c) l[c] = before[c];
+      Raise(runs, num_runs, origin, first, m, l);
+      WeighRuns<kFlagMasked>(runs, num_runs, origin, m, l);
+    }
+    const bool whole = num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C;
+    if (first && !whole) layout_.Clear(outputs_);
+    if (head_.values_at == Place::kTile) {
+      O::CopyValues(head_.value_source, tile.keys.begin, tile.keys.end, p_.value_depth,
+                    w_.values);
+      head_.values.first = tile.keys.begin;
+    }
+    for (int r = 0; r < num_runs; ++r) {
+      const Run& run = runs[r];
+      this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
+        MatrixValues<vectors.value, kFlagMasked>(run, origin, first && whole);
+      });
+    }
+  }
+
+  template <int kVectors, bool kFlagMasked>
+  HWY_INLINE void MatrixValues(const Run& run, int64_t origin, bool first) {
+    if constexpr (kVectors % O::kLaneVectors == 0) {  // SplitTile leaves no other widths
+      O::template AddValues<kVectors, kFlagMasked>(MatrixWeightsAt(run, origin), W,
+                                                   head_.values, run.begin, run.end,
+                                                   p_.value_depth, first, outputs_ + run.c0 * N);
+    }
+  }
+
+  HWY_INLINE bool AnyUnset(const V* m) const {
+    const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
+    auto unset = hn::Eq(m[0], none);
+    for (int c = 1; c < C; ++c) unset = hn::Or(unset, hn::Eq(m[c], none));
+    return !hn::AllFalse(d_, unset);
+  }
+
+  // True if some sum has a weight that Raise() would have made smaller, or many that it
+  // would not.
+  HWY_INLINE bool AnyAbove(const V* l) const {
+    V most = l[0];
+    for (int c = 1; c < C; ++c) most = hn::Max(most, l[c]);
+    return !hn::AllFalse(d_, hn::Gt(most, hn::Set(d_, T{1u << (kMaxExponent - 1)})));
+  }
+
+  // Sets m of the rows that had seen no key, and raises it where a tile exceeds it too far.
+  HWY_NOINLINE void Raise(const Run* runs, int num_runs, int64_t origin, bool first, V* m,
+                          V* l) {
+    const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
+    V max[C], rescale[C];
+    for (int c = 0; c < C; ++c) max[c] = none;
+    for (int r = 0; r < num_runs; ++r) {
+      const T* s = this->At(runs[r], origin);
+      for (int64_t j = runs[r].begin; j < runs[r].end; ++j, s += W) {
+        for (size_t c = runs[r].c0; c < runs[r].c1; ++c) {
+          max[c] = hn::Max(hn::Load(d_, s + (c - runs[r].c0) * N), max[c]);
+        }
+      }
+    }
+    const V scale = hn::Set(d_, Exponent());
+    for (int c = 0; c < C; ++c) {
+      const V excess = hn::Mul(hn::Sub(max[c], m[c]), scale);  // NaN where both are -inf
+      const auto raise = hn::Gt(excess, hn::Set(d_, static_cast<T>(kMaxExponent)));
+      const V raised = hn::IfThenElse(raise, max[c], m[c]);
+      rescale[c] = hn::IfThenElse(
+          raise, hs::Exp2(d_, hn::Mul(hn::Sub(m[c], raised), scale)), hn::Set(d_, T{1}));
+      m[c] = raised;
+      l[c] = hn::Mul(l[c], rescale[c]);
+    }
+    if (!first) layout_.Scale(false, rescale, outputs_);
+  }
+
+  template <bool kFlagMasked>
+  HWY_INLINE void WeighRuns(const Run* runs, int num_runs, int64_t origin, const V* m, V* l) {
+    V shift[C];
+    for (int c = 0; c < C; ++c) shift[c] = this->Shift(m[c]);
+    for (int r = 0; r < num_runs; ++r) {
+      const Run& run = runs[r];
+      T* s = this->At(run, origin);
+      uint32_t* p = MatrixWeightsAt(run, origin);
+      const size_t num_keys = static_cast<size_t>(run.end - run.begin);
+      this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
+        constexpr int kVectors = vectors.value;
+        if (p_.dropout == 0) {
+          O::template Weigh<W, kVectors, kFlagMasked>(num_keys, s, shift + run.c0, Exponent(),
+                                                      l + run.c0, p);
+          return;
+        }
+        O::template WeighInPlace<W, kVectors, kFlagMasked>(num_keys, s, shift + run.c0,
+                                                           Exponent(), l + run.c0);
+        ApplyDropout<W>(d_, run, origin, p_, lanes_, w_.logits);
+        O::template PutWeights<W, kVectors>(num_keys, s, p);
+      });
+    }
+  }
+
+  // What makes a logit the exponent of its weight.
+  T Exponent() const {
+    return static_cast<T>((this->raw_ ? this->factor_.of_logits : 1) * hs::kLog2E);
+  }
+
+  uint32_t* MatrixWeightsAt(const Run& run, int64_t origin) const {
+    return w_.weights + static_cast<size_t>((run.begin - origin) / 2) * W + run.c0 * N;
+  }
+
   // P of a run from its S, in the same place: the operands of the second product,
   // kKeyStep keys to a row.
   template <bool kFlagMasked>
@@ -433,6 +567,8 @@ class ForwardBlock : protected Block<O, C> {
     });
   }
 
+  static constexpr int kMaxExponent = 32;
+
   const Outputs layout_;
   T* outputs_ = nullptr;  // of the current segment
   T* totals_ = nullptr;   // of all segments so far
@@ -480,20 +616,37 @@ void RunShared(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
   });
 }
 
+// What a task holds while it multiplies.
+struct NoSession {};
+template <class O>
+struct SessionType {
+  using Type = NoSession;
+};
+template <class O>
+  requires O::kMatrixTiles
+struct SessionType<O> {
+  using Type = typename O::Tiles::Session;
+};
+template <class O>
+using SessionOf = typename SessionType<O>::Type;
+
 template <class O, int C, class Outputs = LaneOutputs<O, C>>
 void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
   const BlockQueue queue(p, plan.rows);
   SegmentStates<O> states(p, plan, queue.size(), ctx.num_threads());
   ctx.ReserveShared(static_cast<size_t>(states.Bytes()));
   states.Begin(ctx.Shared());
-  for (const SharedKeys& shared : p.shared) {
-    RunShared<O, C, Outputs>(ctx, p, plan, queue, states, shared);
+  if constexpr (!O::kMatrixTiles) {  // caches alone share keys
+    for (const SharedKeys& shared : p.shared) {
+      RunShared<O, C, Outputs>(ctx, p, plan, queue, states, shared);
+    }
   }
   const int64_t pieces = states.pieces();
   ctx.ParallelFor(queue.size() * pieces, [&](int64_t index, int worker) HWY_ATTR {
     const BlockQueue::Task task = queue.At(index / pieces);
     const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
     Workspace<O>& w = WorkspaceOf<O>(ctx, worker);
+    [[maybe_unused]] const SessionOf<O> session;
     const Head<O> head = HeadOf(p, plan, task.sequence, task.key_head, w);
     const BlockGrid grid(p, s, plan.rows);
     ForwardBlock<O, C, Outputs> block(p, s, grid, task.key_head, task.block, w, head);
@@ -523,7 +676,9 @@ void Forward(Context& ctx, const Problem& p) {
   const Plan plan = MakePlan<O>(p);
   ReserveWorkspaces<O>(ctx, plan);
   switch (plan.vectors) {
-    case 1: return RunBlocks<O, 1>(ctx, p, plan);
+    case 1:
+      if constexpr (O::kLaneVectors == 1) return RunBlocks<O, 1>(ctx, p, plan);
+      [[fallthrough]];
     case 2: return RunBlocks<O, 2>(ctx, p, plan);
     default: return RunBlocks<O, kMaxVectors>(ctx, p, plan);
   }

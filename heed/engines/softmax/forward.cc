@@ -8,6 +8,12 @@
 
 namespace heed::softmax {
 
+int TileProducts(const Problem& problem) {
+  if (problem.dtype == DType::kBF16) return 1;
+  if (problem.dtype == DType::kF16) return 4;
+  return problem.high_precision ? 3 : 6;
+}
+
 BlockQueue::BlockQueue(const Problem& problem, int64_t lanes)
     : order_(problem.sequences.size()), key_heads_(problem.key_heads) {
   std::iota(order_.begin(), order_.end(), 0);

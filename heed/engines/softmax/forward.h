@@ -34,6 +34,18 @@ int64_t ForwardLanesF32(const Context& ctx, const Problem& problem);
 int64_t ForwardLanesF64(const Context& ctx, const Problem& problem);
 int64_t ForwardLanesBF16Pairs(const Context& ctx, const Problem& problem);
 
+// In matrix tiles, which TilesOf() of dispatch.h must allow: all dtypes but f64. A product of
+// two factors is one of bf16, four of their pieces for f16, six for f32 or three where that
+// is enough.
+int TileProducts(const Problem& problem);
+bool HasForwardTiles();
+void ForwardTiles(Context& ctx, const Problem& problem);
+int64_t ForwardWorkspaceTiles(const Context& ctx, const Problem& problem);
+int64_t ForwardLanesTiles(const Context& ctx, const Problem& problem);
+
+// Keys of a product of tiles.
+inline constexpr KeyGrid kMatrixGrid = {.tile = kTileKeys, .step = 32};
+
 // Blocks of kDecodeRows rows, or as many as lanes if these are fewer. Int8 is of keys and
 // values; its Bytes need HasByteProducts() of dispatch.h, BF16Pairs what the forward ones
 // need.

@@ -6,6 +6,7 @@
 
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
+#include "heed/core/os.h"
 #include "heed/engines/softmax/forward.h"
 
 namespace heed::softmax {
@@ -30,6 +31,17 @@ std::string DeclinesPairs(const Context& ctx, const Problem& problem) {
   if (problem.quantized) return "computes no int8 keys";
   if (HasForwardBF16Pairs() && HasBF16Pairs(ctx.allowed_targets())) return "";
   return "needs a CPU whose bf16 dot product is faster than its FMA";
+}
+
+std::string DeclinesTiles(const Context& ctx, const Problem& problem) {
+  if (!IsFloat(problem.dtype) || problem.dtype == DType::kF64) {
+    return Declines(problem, "f32, bf16 and f16");
+  }
+  if (problem.quantized) return "computes no int8 keys";
+  if (problem.invariant) return "adds up otherwise than the kernels that caches take";
+  if (HasForwardTiles() && TilesOf(ctx.allowed_targets()) != TileUnit::kNone) return "";
+  return "needs matrix tiles: " + (os::HasMatrixTiles() ? "isa does not allow them"
+                                                        : os::WhyNoMatrixTiles());
 }
 
 std::string DeclinesInt8(const Context&, const Problem& problem) {
@@ -80,8 +92,13 @@ std::string PairTarget(const Context&) { return "AVX3_ZEN4"; }
 
 std::string ByteTarget(const Context&) { return "AVX3_DL"; }
 
-// Matrix tiles will stand first here.
+std::string MatrixTarget(const Context&) { return "tiles"; }
+
 constexpr Kernel kKernels[] = {
+    {"softmax_tiles", &DeclinesTiles, &ForwardWorkspaceTiles, &ForwardLanesTiles, kMatrixGrid,
+     &MatrixTarget, &ForwardTiles, /*invariant=*/false,
+     "matrix tiles of bf16, query rows in lanes; f32 as sums of three, f16 of two",
+     nullptr, nullptr},
     {"softmax_decode_int8_bytes", &DeclinesInt8Bytes, &DecodeWorkspaceInt8Bytes,
      &DecodeRowsInt8Bytes, {}, &ByteTarget, &DecodeInt8Bytes, /*invariant=*/true,
      "8 query rows per key head at once, queries in fixed point, integer products of "

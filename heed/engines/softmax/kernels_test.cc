@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
@@ -25,8 +26,29 @@ Problem Small(DType dtype) {
   return p;
 }
 
-TEST(KernelsTest, EveryDTypeGetsTheBestKernelThatTheContextAllows) {
+TEST(KernelsTest, EveryDTypeButF64GetsMatrixTilesWhereTheseAre) {
+  const EmulateTiles tiles;
   Context ctx(1);
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    Problem p = Small(dtype);
+    EXPECT_EQ(Choose("op", ctx, p).name, std::string("softmax_tiles"));
+    p.invariant = true;
+    EXPECT_NE(Choose("op", ctx, p).name, std::string("softmax_tiles"));
+  }
+  EXPECT_EQ(Choose("op", ctx, Small(DType::kF64)).name, std::string("softmax_lanes_f64"));
+}
+
+// The best of SIMD.
+Context& WithoutTiles(Context& ctx) {
+  std::vector<std::string> targets = AvailableTargets(DType::kBF16);
+  std::erase(targets, "tiles");
+  ctx.set_isa(targets.front());
+  return ctx;
+}
+
+TEST(KernelsTest, EveryDTypeGetsTheBestKernelThatTheContextAllows) {
+  Context context(1);
+  Context& ctx = WithoutTiles(context);
   const auto chosen = [&](DType dtype) {
     return std::string(Choose("op", ctx, Small(dtype)).name);
   };
@@ -37,7 +59,7 @@ TEST(KernelsTest, EveryDTypeGetsTheBestKernelThatTheContextAllows) {
                                       ? "softmax_pairs_bf16"
                                       : "softmax_lanes_f32");
   for (const std::string& target : AvailableTargets(DType::kF32)) {
-    if (target == "AVX3_ZEN4" || target == "AVX3_SPR") continue;
+    if (target == "tiles" || target == "AVX3_ZEN4" || target == "AVX3_SPR") continue;
     ctx.set_isa(target);
     EXPECT_EQ(chosen(DType::kBF16), "softmax_lanes_f32") << target;
   }
@@ -54,14 +76,15 @@ TEST(KernelsTest, Int8KeysGetProductsOfBytesWhereTheCPUHasThem) {
   EXPECT_EQ(chosen(), "softmax_decode_int8");
   p.depth = 1;
   for (const std::string& target : AvailableTargets(DType::kF32)) {
-    if (target == "AVX3_DL" || target == "AVX3_ZEN4" || target == "AVX3_SPR") continue;
+    if (target == "tiles" || target == "AVX3_DL" || target == "AVX3_ZEN4" || target == "AVX3_SPR") continue;
     ctx.set_isa(target);
     EXPECT_EQ(chosen(), "softmax_decode_int8") << target;
   }
 }
 
 TEST(KernelsTest, FewRowsOfAKeyHeadAreDecoded) {
-  Context ctx(1);
+  Context context(1);
+  Context& ctx = WithoutTiles(context);
   const auto chosen = [&](int64_t num_queries, int64_t group) {
     Problem p = Small(DType::kF32);
     p.query_heads = group;

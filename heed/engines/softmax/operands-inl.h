@@ -7,6 +7,8 @@
 //   PairOperands    bf16 all over, two elements per 32-bit word and instruction:
 //                   queries and keys paired along the depth, where keys need no
 //                   copy; weights and values paired along the keys.
+//   TileOperands    bf16 pieces of whatever there is, in matrix tiles: a file of its
+//                   own.
 //
 // Sums, maxima and outputs are in T, or f32. Pairs of keys are (2i, 2i + 1)
 // counted from the sequence's first valid key, the second 0 where there is none.
@@ -112,10 +114,14 @@ struct FmaOperands {
   static constexpr bool kFinishesLogits = false;  // of_logits may differ from 1
   static constexpr bool kKeysInLanes = false;     // in products, instead of queries
   static constexpr bool kQuantized = false;       // K and V
+  static constexpr bool kMatrixTiles = false;     // tile_operands-inl.h
+  static constexpr int kLaneVectors = 1;          // that products take at once
   static bool KeysInPlace(DType dtype) { return dtype == DTypeOf<T>::value; }
   static bool ValuesInPlace(DType dtype) { return KeysInPlace(dtype); }
   static constexpr int64_t QueryRows(int64_t depth) { return depth; }
-  static constexpr int64_t ValueRows(int64_t keys) { return keys; }
+  static constexpr int64_t KeySize(int64_t keys, int64_t depth) { return keys * depth; }
+  static constexpr int64_t ValueSize(int64_t keys, int64_t depth) { return keys * depth; }
+  static constexpr int64_t OutputRows(int64_t depth) { return depth; }
   static LogitFactor Split(double factor) { return {factor, 1}; }
 
   static HWY_INLINE void PackQueries(DType dtype, const void* const* rows,
@@ -199,10 +205,16 @@ struct PairOperands {
   static constexpr bool kFinishesLogits = true;
   static constexpr bool kKeysInLanes = false;
   static constexpr bool kQuantized = false;
+  static constexpr bool kMatrixTiles = false;
+  static constexpr int kLaneVectors = 1;
   static bool KeysInPlace(DType) { return true; }
   static bool ValuesInPlace(DType) { return false; }
   static constexpr int64_t QueryRows(int64_t depth) { return (depth + 1) / 2; }
-  static constexpr int64_t ValueRows(int64_t keys) { return (keys + 1) / 2; }
+  static constexpr int64_t KeySize(int64_t keys, int64_t depth) { return keys * depth; }
+  static constexpr int64_t ValueSize(int64_t keys, int64_t depth) {
+    return (keys + 1) / 2 * depth;
+  }
+  static constexpr int64_t OutputRows(int64_t depth) { return depth; }
 
   // Another rounding of the queries would cost accuracy, a power of two is exact.
   static LogitFactor Split(double factor) {

@@ -45,7 +45,7 @@ struct Plan {
   int64_t lanes = 0;  // W
   int64_t rows = 0;   // of a block, at most
   Place keys_at = Place::kCaller, values_at = Place::kCaller;
-  int64_t queries = 0, logits = 0, outputs = 0, keys = 0, values = 0;
+  int64_t queries = 0, logits = 0, weights = 0, outputs = 0, keys = 0, values = 0;
 };
 
 // `vectors` is C, or 0 for as many as there are rows to fill them.
@@ -68,6 +68,7 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
     plan.vectors *= 2;
   }
   if (vectors != 0) plan.vectors = vectors;
+  plan.vectors = std::max(plan.vectors, O::kLaneVectors);
   plan.lanes = plan.rows = plan.vectors * N;
   const double bytes_of_head =
       static_cast<double>(max_keys) *
@@ -92,9 +93,10 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
   };
   plan.queries = O::QueryRows(p.depth) * plan.lanes;
   plan.logits = O::kGrid.tile * plan.lanes;
-  plan.outputs = p.value_depth * plan.lanes;
-  plan.keys = keys_held(plan.keys_at) * p.depth;
-  plan.values = O::ValueRows(keys_held(plan.values_at)) * p.value_depth;
+  plan.outputs = O::OutputRows(p.value_depth) * plan.lanes;
+  plan.keys = O::KeySize(keys_held(plan.keys_at), p.depth);
+  plan.values = O::ValueSize(keys_held(plan.values_at), p.value_depth);
+  if constexpr (O::kMatrixTiles) plan.weights = O::WeightRows() * plan.lanes;
   return plan;
 }
 
@@ -105,9 +107,12 @@ struct Workspace {
   using T = typename O::Compute;
   int64_t copied_sequence, copied_head;
   typename O::Query* queries;
-  T *logits, *outputs, *totals;
+  T* logits;
+  uint32_t* weights;  // where they are not in the place of the logits
+  T *outputs, *totals;
   typename O::Key* keys;
   typename O::Value* values;
+  bool keys_finite;     // of what is copied, where tiles are multiplied
   T* slopes = nullptr;  // of the soft cap, beside the logits; null: not wanted
 
   static int64_t Bytes(const Plan& plan) {
@@ -127,6 +132,7 @@ struct Workspace {
     Carver carver(base, 128);
     carver.Next(queries, plan.queries);
     carver.Next(logits, plan.logits);
+    carver.Next(weights, plan.weights);
     carver.Next(outputs, plan.outputs);
     carver.Next(totals, plan.outputs);
     carver.Next(keys, plan.keys);

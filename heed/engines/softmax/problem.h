@@ -75,6 +75,10 @@ struct Problem {
   bool pages_gone = false;  // those that no row sees may be
   Rows o, lse;  // written; lse.data may be null
 
+  // One path for all ways to split the queries, caches among them.
+  bool invariant = false;
+  bool high_precision = false;  // enough for f32, not the highest
+
   double scale = 1;
   double softcap = 0;  // 0: none
   bool causal = false;

@@ -29,7 +29,7 @@ inline constexpr int64_t kSegmentKeys = 512;  // one un-normalised state each
 // as there are valid keys.
 struct KeyGrid {
   int64_t tile = kTileKeys;
-  int64_t step = 1;  // 1 or 2
+  int64_t step = 1;  // a power of two
 };
 
 struct Interval {
@@ -78,7 +78,7 @@ class TileVisits {
       end = std::min(border, std::max(end, second_.end));  // both runs in one tile
     }
     tile->keys = {at_ - ((at_ - origin_) & (step_ - 1)),
-                  std::min(end + ((end - origin_) & (step_ - 1)), end_)};
+                  std::min(end + ((origin_ - end) & (step_ - 1)), end_)};
     tile->grid = border - tile_;
     tile->segment = (at_ - origin_) / kSegmentKeys;
     tile->full = common_first_.Contains(tile->keys) ||

@@ -199,6 +199,7 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q,
   Call call{CheckedProblem(op, {q, unread(cache.dim), unread(cache.value_dim)}, whole, out, use),
             {}};
   Problem& p = call.p;
+  p.invariant = true;  // between prefill and decode
   const size_t element = ElementOf(cache);
   p.k = InPages(cache.key, element);
   p.v = InPages(cache.value, element);

@@ -170,6 +170,7 @@ void AttendInRing(Context& ctx, const KVView& cache, const Staging& s, const Opt
     }
     if (i > 0) Turn(ctx, rotary, s.k.Slice(1, 0, sinks), shifts, s.turned.Slice(1, 0, sinks));
     Options group = options;
+    group.invariant = true;  // as other caches
     group.query_starts = ConstTensorView(starts.data(), DType::kI64, {B});
     group.query_lengths = ConstTensorView(queries.data(), DType::kI64, {B});
     group.key_lengths = ConstTensorView(kept.length.data(), DType::kI64, {B});

@@ -39,6 +39,7 @@ Result ForwardOver(Context& ctx, const KVView& cache, const ConstTensorView& q,
   options.query_starts = query_starts.view();
   options.key_lengths = key_lengths.view();
   options.query_lengths = query_lengths.view();
+  options.invariant = true;  // the path of caches
   const Result r = ResultFor(q, v.size(3));
   Forward(ctx, {q, k.Slice(1, 0, longest), v.Slice(1, 0, longest)}, options,
           {r.o.view(), r.lse.view()});

@@ -371,6 +371,8 @@ Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
   p.q = RowsOf(in.q);
   p.k = RowsOf(in.k);
   p.v = RowsOf(in.v);
+  p.invariant = options.invariant;
+  p.high_precision = options.precision == Precision::kHigh;
   CheckScalars(check, options, p.dtype, &p);
   p.sequences = packed ? PackedSequences(check, options, n) : PaddedSequences(n);
   CheckSequences(check, options, n, &p.sequences);

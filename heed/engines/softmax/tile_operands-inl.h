@@ -1,0 +1,493 @@
+// Operands in matrix tiles: bf16 pieces of queries, keys, values and weights.
+//
+// Compiled once per SIMD target that runs beside tiles, or emulates them. Rows stay in
+// lanes, so that everything between the products is what it is elsewhere:
+//
+//   S[key][lane] = K Q^T     a: keys,             b: pairs of channels of queries
+//   O[dim][lane] += V^T P    a: values by channel, b: pairs of keys of weights
+//
+// Keys and values are copied into tiles that lie one after the other, zeros where there is
+// no key or channel: keys row by row, values transposed, which takes 1 to 2 % of 2048
+// queries. A bf16 is one piece. An f16 is two, an f32 three, or two of `precision = high`.
+#if defined(HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "heed/core/dtype.h"
+#include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/operands-inl.h"
+#include "heed/simd/convert-inl.h"
+#include "heed/simd/math-inl.h"
+#include "heed/simd/pair_tile-inl.h"
+#include "heed/simd/tile_products-inl.h"
+#include "heed/simd/tiles.h"
+#include "heed/simd/transpose-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
+
+// Words of the pairs (first, second), rounded to bf16.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE auto RoundToPairs(D d, V first, V second) {
+  const hn::RebindToUnsigned<D> words;
+#if HWY_TARGET == HWY_AVX3_SPR
+  (void)words;
+  return hs::ToPairs(d, first, second);
+#else
+  const auto low = hn::PromoteTo(words, hs::Round(d, BF16(), first));
+  const auto high = hn::PromoteTo(words, hs::Round(d, BF16(), second));
+  return hn::Or(low, hn::ShiftLeft<16>(high));
+#endif
+}
+
+// The rows of any storage that a kernel of `kPieces` reads, as bf16 pieces.
+template <int kPieces>
+struct PieceRows {
+  using D = hn::ScalableTag<float>;
+  using Half = hn::Vec<hn::Rebind<uint16_t, D>>;
+  static constexpr size_t N = hn::MaxLanes(D());
+
+  // f(tag of the storage). One piece is bf16 as it is.
+  template <class F>
+  static HWY_INLINE void WithStorage(DType dtype, const F& f) {
+    if constexpr (kPieces == 1) {
+      (void)dtype;
+      f(BF16());
+    } else {
+      hs::WithStorage<float>(dtype, f);
+    }
+  }
+
+  // The first n <= N elements times a factor, zeros beyond.
+  template <class S>
+  static HWY_INLINE void Load(const S* from, size_t n, float factor, Half* pieces) {
+    if constexpr (kPieces == 1) {
+      const hn::Rebind<uint16_t, D> halves;
+      const auto* at = reinterpret_cast<const uint16_t*>(from);
+      pieces[0] = n == N ? hn::LoadU(halves, at) : hn::LoadN(halves, at, n);
+    } else {
+      const auto x = n == N ? hs::LoadWide(D(), from) : hs::LoadWideN(D(), from, n);
+      hs::SplitIntoPieces<kPieces>(D(), hn::Mul(x, hn::Set(D(), factor)), pieces);
+    }
+  }
+
+  // Whether all numbers with these first pieces are finite.
+  class Largest {
+   public:
+    HWY_INLINE Largest() : most_(hn::Zero(hn::Rebind<uint16_t, D>())) {}
+    HWY_INLINE void Add(Half first) { most_ = hn::Max(most_, hn::And(first, Exponent())); }
+    HWY_INLINE bool IsFinite() const {
+      return hn::AllFalse(hn::Rebind<uint16_t, D>(), hn::Eq(most_, Exponent()));
+    }
+
+   private:
+    static HWY_INLINE Half Exponent() {
+      return hn::Set(hn::Rebind<uint16_t, D>(), uint16_t{0x7F80});
+    }
+    Half most_;
+  };
+};
+
+// kProducts of tile_products-inl.h.
+template <int kProducts, class TileUnit>
+struct TileOperands {
+  static constexpr int kPieces = hs::PiecePairs<kProducts>::kPieces;
+  using Compute = float;
+  using Query = uint32_t;
+  using Key = BF16;
+  using Value = BF16;
+  using Tiles = TileUnit;
+  using D = hn::ScalableTag<float>;
+  using V = hn::Vec<D>;
+  using Pieces = PieceRows<kPieces>;
+
+  static constexpr KeyGrid kGrid = kMatrixGrid;
+  static_assert(kGrid.step == kTileDepth);
+  static constexpr int kKeyStep = kTileDepth;
+  // f32 has room for the factor; of what is exact in its pieces another rounding would cost
+  // accuracy.
+  static constexpr bool kFinishesLogits = kProducts == 1 || kProducts == 4;
+  static constexpr bool kKeysInLanes = false;
+  static constexpr bool kQuantized = false;
+  static constexpr bool kMatrixTiles = true;
+  static constexpr int kLaneVectors = std::max<int>(1, kTileWords / hn::MaxLanes(D()));
+  static constexpr int kDegree = 5;
+
+  static bool KeysInPlace(DType) { return false; }
+  static bool ValuesInPlace(DType) { return false; }
+  static constexpr int64_t Up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+  static constexpr int64_t QueryRows(int64_t depth) {
+    return kPieces * Up(depth, kTileDepth) / 2;
+  }
+  static constexpr int64_t KeySize(int64_t keys, int64_t depth) {
+    return kPieces * Up(keys, kTileDepth) * Up(depth, kTileDepth);
+  }
+  static constexpr int64_t ValueSize(int64_t keys, int64_t depth) {
+    return kPieces * Up(keys, kTileDepth) * Up(depth, kTileRows);
+  }
+  static constexpr int64_t OutputRows(int64_t depth) { return Up(depth, kTileRows); }
+  static constexpr int64_t WeightRows() { return kPieces * kGrid.tile / 2; }
+
+  static LogitFactor Split(double factor) {
+    return kFinishesLogits ? LogitFactor{1, factor} : LogitFactor{factor, 1};
+  }
+
+  // to[piece][pair of channels][lane]. True if all are finite.
+  static HWY_INLINE bool PackQueries(DType dtype, const void* const* rows, size_t num_rows,
+                                     size_t depth, double factor, size_t lanes,
+                                     uint32_t* HWY_RESTRICT to) {
+    constexpr size_t N = hn::MaxLanes(D());
+    const hn::RebindToUnsigned<D> words;
+    const hn::Repartition<uint16_t, D> halves;
+    const size_t padded = static_cast<size_t>(Up(static_cast<int64_t>(depth), kTileDepth));
+    typename Pieces::Largest largest;
+    Pieces::WithStorage(dtype, [&](auto stored) HWY_ATTR {
+      using S = decltype(stored);
+      for (size_t lane = 0; lane < lanes; lane += N) {
+        const size_t present = num_rows > lane ? std::min(N, num_rows - lane) : 0;
+        for (size_t e = 0; e < padded; e += 2 * N) {
+          hn::Vec<decltype(words)> v[kPieces][N];
+          for (size_t i = 0; i < N; ++i) {
+            for (int p = 0; p < kPieces; ++p) v[p][i] = hn::Zero(words);
+            if (i >= present || e >= depth) continue;
+            typename Pieces::Half low[kPieces], high[kPieces];
+            const S* row = static_cast<const S*>(rows[lane + i]) + e;
+            const size_t left = depth - e;
+            Pieces::Load(row, std::min(N, left), static_cast<float>(factor), low);
+            Pieces::Load(row + std::min(N, left), left > N ? std::min(N, left - N) : 0,
+                         static_cast<float>(factor), high);
+            largest.Add(low[0]);
+            largest.Add(high[0]);
+            for (int p = 0; p < kPieces; ++p) {
+              v[p][i] = hn::BitCast(words, hn::Combine(halves, high[p], low[p]));
+            }
+          }
+          for (int p = 0; p < kPieces; ++p) {
+            hs::Transpose(words, v[p]);
+            const size_t first = static_cast<size_t>(p) * padded / 2 + e / 2;
+            for (size_t i = 0; i < N; ++i) {
+              hn::Store(v[p][i], words, to + (first + i) * lanes + lane);
+            }
+          }
+        }
+      }
+    });
+    return largest.IsFinite();
+  }
+
+  // Keys [begin, end) in tiles of 16: for each of them, each piece, 32 channels at a time.
+  // True if all are finite.
+  static HWY_INLINE bool CopyKeys(const SourceRows& from, int64_t begin, int64_t end,
+                                  int64_t depth, BF16* HWY_RESTRICT to) {
+    constexpr int64_t N = hn::MaxLanes(D());
+    const hn::Rebind<uint16_t, D> halves;
+    const int64_t chunks = Up(depth, kTileDepth) / kTileDepth;
+    typename Pieces::Largest largest;
+    Pieces::WithStorage(from.dtype, [&](auto stored) HWY_ATTR {
+      using S = decltype(stored);
+      for (int64_t j = 0; j < Up(end - begin, kTileDepth); ++j) {
+        auto* tile = reinterpret_cast<uint16_t*>(to) +
+                     j / kTileRows * kPieces * chunks * kTileElements +
+                     j % kTileRows * kTileDepth;
+        const bool present = begin + j < end;
+        const S* row = present ? from.At<S>(begin + j) : nullptr;
+        for (int64_t e = 0; e < chunks * kTileDepth; e += N) {
+          typename Pieces::Half pieces[kPieces];
+          for (int p = 0; p < kPieces; ++p) pieces[p] = hn::Zero(halves);
+          if (present && e < depth) {
+            Pieces::Load(row + e, static_cast<size_t>(std::min(N, depth - e)), 1, pieces);
+            largest.Add(pieces[0]);
+          }
+          for (int p = 0; p < kPieces; ++p) {
+            hn::Store(pieces[p], halves,
+                      tile + (p * chunks + e / kTileDepth) * kTileElements + e % kTileDepth);
+          }
+        }
+      }
+    });
+    return largest.IsFinite();
+  }
+
+  // Values of keys [begin, end), 32 keys at a time: for each of them, 16 channels at a time,
+  // each piece, with a row of the tile for each channel.
+  static HWY_INLINE void CopyValues(const SourceRows& from, int64_t begin, int64_t end,
+                                    int64_t depth, BF16* HWY_RESTRICT to) {
+    constexpr int64_t N = hn::MaxLanes(D());
+    const hn::RebindToUnsigned<D> words;
+    const hn::Rebind<uint16_t, D> halves;
+    const int64_t channels = Up(depth, kTileRows);
+    Pieces::WithStorage(from.dtype, [&](auto stored) HWY_ATTR {
+      using S = decltype(stored);
+      for (int64_t j = begin; j < end; j += 2 * N) {
+        auto* tiles = reinterpret_cast<uint32_t*>(to) +
+                      (j - begin) / kTileDepth * kPieces * channels * kTileWords +
+                      (j - begin) % kTileDepth / 2;
+        const S* rows[2 * N];
+        for (int64_t i = 0; i < 2 * N; ++i) rows[i] = j + i < end ? from.At<S>(j + i) : nullptr;
+        for (int64_t e = 0; e < channels; e += N) {
+          hn::Vec<decltype(words)> v[kPieces][N];
+          const size_t n = static_cast<size_t>(std::clamp<int64_t>(depth - e, 0, N));
+          const auto load = [&](const S* row, typename Pieces::Half* pieces) HWY_ATTR {
+            for (int p = 0; p < kPieces; ++p) pieces[p] = hn::Zero(halves);
+            if (row != nullptr && n > 0) Pieces::Load(row + e, n, 1, pieces);
+          };
+          for (int64_t i = 0; i < N; ++i) {
+            typename Pieces::Half first[kPieces], second[kPieces];
+            load(rows[2 * i], first);
+            load(rows[2 * i + 1], second);
+            for (int p = 0; p < kPieces; ++p) {
+              v[p][i] = hn::Or(hn::PromoteTo(words, first[p]),
+                               hn::ShiftLeft<16>(hn::PromoteTo(words, second[p])));
+            }
+          }
+          for (int p = 0; p < kPieces; ++p) {
+            hs::Transpose(words, v[p]);
+            auto* tile = tiles + (e / kTileRows * kPieces + p) * kTileElements / 2 +
+                         e % kTileRows * kTileWords;
+            for (int64_t i = 0; i < N; ++i) hn::Store(v[p][i], words, tile + i * kTileWords);
+          }
+        }
+        if constexpr (2 * N < kTileDepth) {  // the rest of a unit that no key reaches
+          if (j + 2 * N >= end && (j + 2 * N - begin) % kTileDepth != 0) {
+            for (int64_t row = 0; row < kPieces * channels; ++row) {
+              hn::StoreU(hn::Zero(words), words, tiles + N + row * kTileWords);
+            }
+          }
+        }
+      }
+    });
+  }
+
+  // s[key][lane] of keys [begin, end), whole steps of them, for kVectors vectors of lanes.
+  template <int kVectors>
+  static HWY_INLINE void LogitTiles(const uint32_t* q, size_t lanes, const Operand<BF16>& k,
+                                    int64_t begin, int64_t end, int64_t depth, float* s) {
+    const int64_t chunks = Up(depth, kTileDepth) / kTileDepth;
+    const hs::TileFactor keys = {
+        reinterpret_cast<const char*>(k.data) +
+            (begin - k.first) / kTileRows * kPieces * chunks * kTileBytes,
+        kPieces * chunks * kTileBytes, kTileBytes, chunks * kTileBytes, 64};
+    const auto row = static_cast<ptrdiff_t>(lanes * sizeof(uint32_t));
+    const hs::TileFactor queries = {reinterpret_cast<const char*>(q), 64, kTileRows * row,
+                                chunks * kTileRows * row, row};
+    hs::MultiplyTiles<Tiles, kProducts, kVectors / kLaneVectors, /*kAdd=*/false>(
+        keys, Up(end - begin, kTileDepth) / kTileRows, queries, chunks, s,
+        static_cast<ptrdiff_t>(lanes));
+  }
+
+  // True if logits of what is not finite are what they would be without pieces. With them an
+  // infinity meets zeros.
+  static constexpr bool kInfinite = kPieces == 1;
+
+  // The logits that are NaN once more, from the sums of pieces.
+  static HWY_NOINLINE void RepeatNaN(const uint32_t* q, size_t lanes, const Operand<BF16>& k,
+                                     int64_t begin, int64_t end, int64_t depth,
+                                     size_t num_lanes, float* s) {
+    const int64_t chunks = Up(depth, kTileDepth) / kTileDepth;
+    const auto* keys = reinterpret_cast<const uint16_t*>(k.data);
+    const int64_t pairs = chunks * kTileRows;
+    for (int64_t j = begin; j < end; ++j, s += lanes) {
+      const int64_t key = j - k.first;
+      const uint16_t* row = keys + key / kTileRows * kPieces * chunks * kTileElements +
+                            key % kTileRows * kTileDepth;
+      for (size_t lane = 0; lane < num_lanes; ++lane) {
+        if (!std::isnan(s[lane])) continue;
+        float sum = 0;
+        for (int64_t e = 0; e < depth; ++e) {
+          float of_key = 0, of_query = 0;
+          for (int p = kPieces; p-- > 0;) {
+            of_key += WidenBits(row[(p * chunks + e / kTileDepth) * kTileElements + e % kTileDepth]);
+            const uint32_t pair = q[static_cast<size_t>(p * pairs + e / 2) * lanes + lane];
+            of_query += WidenBits(static_cast<uint16_t>(e % 2 == 0 ? pair : pair >> 16));
+          }
+          sum += of_key * of_query;
+        }
+        s[lane] = sum;
+      }
+    }
+  }
+
+  // o[dim][lane] += or = the values of keys [begin, end), whole steps of them, times
+  // p[piece][pair of keys][lane].
+  template <int kVectors, bool kSkipMasked>
+  static HWY_INLINE void AddValues(const uint32_t* p, size_t lanes, const Operand<BF16>& v,
+                                   int64_t begin, int64_t end, int64_t depth, bool first,
+                                   float* o) {
+    constexpr int kColumns = kVectors / kLaneVectors;
+    const ptrdiff_t tiles = Up(depth, kTileRows) / kTileRows;
+    const auto row = static_cast<ptrdiff_t>(lanes * sizeof(uint32_t));
+    const auto out_row = static_cast<ptrdiff_t>(lanes);
+    const hs::TileFactor values = {reinterpret_cast<const char*>(v.data) +
+                                   (begin - v.first) / kTileDepth * kPieces * tiles * kTileBytes,
+                               kPieces * kTileBytes, kPieces * tiles * kTileBytes, kTileBytes, 64};
+    const hs::TileFactor weights = {reinterpret_cast<const char*>(p), 64, kTileRows * row,
+                                kGrid.tile / 2 * row, row};
+    const int64_t steps = Up(end - begin, kTileDepth) / kTileDepth;
+    if constexpr (kSkipMasked) {
+      AddFiniteValues<kColumns>(values, tiles, weights, steps, first, o, out_row);
+    } else if (first) {
+      hs::MultiplyTiles<Tiles, kProducts, kColumns, false>(values, tiles, weights, steps, o,
+                                                         out_row);
+    } else {
+      hs::MultiplyTiles<Tiles, kProducts, kColumns, true>(values, tiles, weights, steps, o, out_row);
+    }
+  }
+
+  // p[piece][pair][lane] = 2^((s - shift) factor), from s[key][lane]; sum += p, keys
+  // ascending, before p is rounded. A key of a pair that is not there weighs 0, and with
+  // kFlagMasked masked pairs become -0.
+  template <size_t W, int C, bool kFlagMasked>
+  static HWY_INLINE void Weigh(size_t num_keys, const float* s, const V* HWY_RESTRICT shift,
+                               float factor, V* HWY_RESTRICT sum, uint32_t* p) {
+    const Weigher<C, kFlagMasked> weigh(shift, factor);
+    V l[C];
+    HWY_UNROLL(4)
+    for (int c = 0; c < C; ++c) l[c] = sum[c];
+    size_t j = 0;
+    for (; j + 2 <= num_keys; j += 2, s += 2 * W, p += W) {
+      HWY_UNROLL(4)
+      for (int c = 0; c < C; ++c) {
+        const V first = weigh(s, c, l), second = weigh(s + W, c, l);
+        PutPieces<W>(first, second, p + static_cast<size_t>(c) * kLanes);
+      }
+    }
+    for (; j < Steps(num_keys); j += 2, s += 2 * W, p += W) {
+      for (int c = 0; c < C; ++c) {
+        const V first = j < num_keys ? weigh(s, c, l) : hn::Zero(D());
+        PutPieces<W>(first, hn::Zero(D()), p + static_cast<size_t>(c) * kLanes);
+      }
+    }
+    HWY_UNROLL(4)
+    for (int c = 0; c < C; ++c) sum[c] = l[c];
+  }
+
+  // The same in two parts, for what comes between them: weights in the place of s, then
+  // their pieces.
+  template <size_t W, int C, bool kFlagMasked>
+  static HWY_INLINE void WeighInPlace(size_t num_keys, float* s, const V* HWY_RESTRICT shift,
+                                      float factor, V* HWY_RESTRICT sum) {
+    const Weigher<C, kFlagMasked> weigh(shift, factor);
+    for (size_t j = 0; j < num_keys; ++j, s += W) {
+      for (int c = 0; c < C; ++c) {
+        hn::Store(weigh(s, c, sum), D(), s + static_cast<size_t>(c) * kLanes);
+      }
+    }
+  }
+  template <size_t W, int C>
+  static HWY_INLINE void PutWeights(size_t num_keys, const float* s, uint32_t* p) {
+    for (size_t j = 0; j < Steps(num_keys); j += 2, s += 2 * W, p += W) {
+      for (int c = 0; c < C; ++c) {
+        const float* at = s + static_cast<size_t>(c) * kLanes;
+        PutPieces<W>(j < num_keys ? hn::Load(D(), at) : hn::Zero(D()),
+                     j + 1 < num_keys ? hn::Load(D(), at + W) : hn::Zero(D()),
+                     p + static_cast<size_t>(c) * kLanes);
+      }
+    }
+  }
+
+ private:
+  static float WidenBits(uint16_t bits) {
+    const uint32_t word = uint32_t{bits} << 16;
+    float x;
+    std::memcpy(&x, &word, sizeof(x));
+    return x;
+  }
+
+  static constexpr size_t kLanes = hn::MaxLanes(D());
+  static constexpr int64_t kTileElements = kTileBytes / 2;
+  static constexpr size_t Steps(size_t num_keys) {
+    return static_cast<size_t>(Up(static_cast<int64_t>(num_keys), kTileDepth));
+  }
+
+  template <int C, bool kFlagMasked>
+  struct Weigher {
+    V shift[C], factor;
+    HWY_INLINE Weigher(const V* HWY_RESTRICT shifts, float f) : factor(hn::Set(D(), f)) {
+      HWY_UNROLL(4)
+      for (int c = 0; c < C; ++c) shift[c] = shifts[c];
+    }
+    HWY_INLINE V operator()(const float* row, int c, V* HWY_RESTRICT sum) const {
+      const D d;
+      const V x = hn::Load(d, row + static_cast<size_t>(c) * kLanes);
+      const V w = hs::Exp2Weight<kDegree>(d, hn::Mul(hn::Sub(x, shift[c]), factor));
+      sum[c] = hn::Add(sum[c], w);
+      if constexpr (!kFlagMasked) return w;
+      const auto masked = hn::Eq(x, hn::Set(d, -std::numeric_limits<float>::infinity()));
+      return hn::IfThenElse(masked, hn::Set(d, -0.0f), w);
+    }
+  };
+
+  // The pieces of the weights of a pair of keys.
+  template <size_t W>
+  static HWY_INLINE void PutPieces(V first, V second, uint32_t* to) {
+    const D d;
+    const hn::RebindToUnsigned<D> words;
+    HWY_UNROLL(3)
+    for (int p = 0; p < kPieces; ++p) {
+      const auto pair = RoundToPairs(d, first, second);
+      hn::Store(pair, words, to + static_cast<size_t>(p * kGrid.tile / 2) * W);
+      if (p + 1 == kPieces) break;
+      first = hn::Sub(first, hn::BitCast(d, hn::ShiftLeft<16>(pair)));
+      second = hn::Sub(second, hn::BitCast(d, hn::And(pair, hn::Set(words, 0xFFFF0000u))));
+    }
+  }
+
+  // AddValues, a channel's tile at a time, where values may not be finite: these are left
+  // out of the tiles and added one by one for the rows that see them.
+  template <int kColumns>
+  static HWY_NOINLINE void AddFiniteValues(const hs::TileFactor& values, ptrdiff_t tiles,
+                                           const hs::TileFactor& weights, ptrdiff_t steps, bool first,
+                                           float* o, ptrdiff_t out_row) {
+    constexpr uint16_t kExponent = 0x7F80, kMasked = 0x8000;
+    alignas(64) uint16_t tile[kPieces][kTileElements];
+    for (ptrdiff_t step = 0; step < steps; ++step) {
+      hs::TileFactor p = weights;
+      p.data += step * weights.step;
+      for (ptrdiff_t i = 0; i < tiles; ++i) {
+        for (int piece = 0; piece < kPieces; ++piece) {
+          std::memcpy(tile[piece], values.At(i, step, piece), sizeof(tile[piece]));
+          for (uint16_t& bits : tile[piece]) {
+            if ((bits & kExponent) == kExponent) bits = 0;
+          }
+        }
+        const hs::TileFactor finite = {reinterpret_cast<const char*>(tile), 0, 0, kTileBytes, 64};
+        float* out = o + i * kTileRows * out_row;
+        if (first && step == 0) {
+          hs::MultiplyTiles<Tiles, kProducts, kColumns, false>(finite, 1, p, 1, out, out_row);
+        } else {
+          hs::MultiplyTiles<Tiles, kProducts, kColumns, true>(finite, 1, p, 1, out, out_row);
+        }
+        const auto* all = reinterpret_cast<const uint16_t*>(values.At(i, step, 0));
+        for (int64_t at = 0; at < kTileElements; ++at) {
+          if ((all[at] & kExponent) != kExponent) continue;
+          const int64_t key = at % kTileDepth;
+          const auto* words = reinterpret_cast<const uint32_t*>(p.data + key / 2 * weights.stride);
+          for (int lane = 0; lane < kColumns * kTileWords; ++lane) {
+            const auto bits = static_cast<uint16_t>(words[lane] >> (key % 2 * 16));
+            if (bits == kMasked) continue;
+            out[at / kTileDepth * out_row + lane] += WidenBits(bits) * WidenBits(all[at]);
+          }
+        }
+      }
+    }
+  }
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_

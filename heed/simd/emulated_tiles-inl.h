@@ -1,0 +1,95 @@
+// Matrix tiles in vectors: the bits of simd/tiles.h on any CPU, for tests.
+//
+// Compiled once per SIMD target.
+#if defined(HEED_SIMD_EMULATED_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_SIMD_EMULATED_TILES_INL_H_
+#undef HEED_SIMD_EMULATED_TILES_INL_H_
+#else
+#define HEED_SIMD_EMULATED_TILES_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "heed/core/os.h"
+#include "heed/simd/tiles.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// As MatrixTiles. Results are flushed by the environment, which every task of a Context
+// sets; inputs are flushed here.
+struct EmulatedTiles {
+  struct Session {
+    os::ScopedFloatControl flush;
+  };
+
+  template <int kTile>
+  static void Zero() {
+    std::memset(tiles_[kTile], 0, sizeof(tiles_[kTile]));
+  }
+
+  template <int kTile>
+  static void Load(const void* from, ptrdiff_t stride) {
+    for (int row = 0; row < kTileRows; ++row) {
+      std::memcpy(tiles_[kTile][row], static_cast<const char*>(from) + row * stride, 64);
+    }
+  }
+
+  template <int kTile>
+  static void Store(void* to, ptrdiff_t stride) {
+    for (int row = 0; row < kTileRows; ++row) {
+      std::memcpy(static_cast<char*>(to) + row * stride, tiles_[kTile][row], 64);
+    }
+  }
+
+  template <int kSum, int kA, int kB>
+  static HWY_ATTR void AddProducts() {
+    const D d;
+    const hn::RebindToUnsigned<D> words;
+    constexpr size_t N = hn::MaxLanes(D());
+    for (int m = 0; m < kTileRows; ++m) {
+      for (size_t n = 0; n < kTileWords; n += N) {
+        auto even = hn::Zero(d), odd = hn::Zero(d);
+        for (int k = 0; k < kTileRows; ++k) {
+          const auto a = hn::Set(words, tiles_[kA][m][k]);
+          const auto b = hn::LoadU(words, tiles_[kB][k] + n);
+          even = hn::MulAdd(Lower(a), Lower(b), even);
+          odd = hn::MulAdd(Upper(a), Upper(b), odd);
+        }
+        float* sum = reinterpret_cast<float*>(tiles_[kSum][m]) + n;
+        hn::StoreU(hn::Add(hn::LoadU(d, sum), hn::Add(even, odd)), d, sum);
+      }
+    }
+  }
+
+ private:
+  using D = hn::CappedTag<float, kTileWords>;
+
+  template <class Words>
+  static HWY_INLINE hn::Vec<D> Lower(Words words) {
+    return Flushed(hn::ShiftLeft<16>(words));
+  }
+  template <class Words>
+  static HWY_INLINE hn::Vec<D> Upper(Words words) {
+    return Flushed(hn::And(words, hn::Set(hn::RebindToUnsigned<D>(), 0xFFFF0000u)));
+  }
+  template <class Words>
+  static HWY_INLINE hn::Vec<D> Flushed(Words bits) {
+    const D d;
+    const hn::RebindToUnsigned<D> words;
+    const auto exponent = hn::And(bits, hn::Set(words, 0x7F800000u));
+    return hn::BitCast(d, hn::IfThenZeroElse(hn::Eq(exponent, hn::Zero(words)), bits));
+  }
+
+  static inline thread_local uint32_t tiles_[8][kTileRows][kTileWords];
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_SIMD_EMULATED_TILES_INL_H_

@@ -1,0 +1,181 @@
+// Products of matrices in tiles of bf16, whose factors may be sums of several pieces.
+//
+// Compiled once per SIMD target.
+//
+// An f32 is the sum of three bf16, of f32's exponents and 8 bits each; a product of such
+// sums is the sum of the products of the pieces, of which the small ones are left out:
+//
+//   products                                      left out, of |a b|
+//   1  h h                                        nothing, of bf16
+//   3  h m + h h + m h                            2^-16 at most, of f32
+//   4  h m + h h + m h + m m                      nothing, of f16
+//   6  h h + h m + m m + m h + l h + h l          2^-24 at most, of f32
+//
+// in an order in which each differs from the one before in one factor, if it can: 16 tiles
+// are loaded for 24 products. What bounds is the unit itself, 16 cycles a product, as long
+// as both factors are read from L1; from L2 a third of it is lost.
+#if defined(HEED_SIMD_TILE_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_SIMD_TILE_PRODUCTS_INL_H_
+#undef HEED_SIMD_TILE_PRODUCTS_INL_H_
+#else
+#define HEED_SIMD_TILE_PRODUCTS_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+
+#include "heed/core/dtype.h"
+#include "heed/simd/convert-inl.h"
+#include "heed/simd/tiles.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// The pieces of a and b of each product.
+struct PiecePair {
+  int a, b;
+};
+template <int kProducts>
+struct PiecePairs;
+template <>
+struct PiecePairs<1> {
+  static constexpr int kPieces = 1;
+  static constexpr PiecePair kAll[] = {{0, 0}};
+};
+template <>
+struct PiecePairs<3> {
+  static constexpr int kPieces = 2;
+  static constexpr PiecePair kAll[] = {{0, 1}, {0, 0}, {1, 0}};
+};
+template <>
+struct PiecePairs<4> {
+  static constexpr int kPieces = 2;
+  static constexpr PiecePair kAll[] = {{0, 1}, {0, 0}, {1, 0}, {1, 1}};
+};
+template <>
+struct PiecePairs<6> {
+  static constexpr int kPieces = 3;
+  static constexpr PiecePair kAll[] = {{0, 0}, {0, 1}, {1, 1}, {1, 0}, {2, 0}, {0, 2}};
+};
+
+// x as bf16 pieces, each the nearest to what is left. Of an infinity or NaN the first piece
+// has it all, and what rounds to infinity is cut off instead.
+template <int kPieces, class D, class V = hn::Vec<D>>
+HWY_INLINE void SplitIntoPieces(D d, V x, hn::Vec<hn::Rebind<uint16_t, D>>* HWY_RESTRICT pieces) {
+  const hn::RebindToUnsigned<D> words;
+  if constexpr (kPieces == 1) {
+    pieces[0] = Round(d, BF16(), x);
+  } else {
+    const V largest = hn::BitCast(d, hn::Set(words, 0x7F7F0000u));
+    const V size = hn::Abs(x);
+    const auto clipped = hn::And(hn::IsFinite(x), hn::Gt(size, largest));
+    V first = hn::IfThenElse(clipped, hn::CopySign(largest, x), x);
+    for (int i = 0; i < kPieces; ++i) {
+      pieces[i] = Round(d, BF16(), i == 0 ? first : x);
+      const V piece = Widen(d, BF16(), pieces[i]);
+      x = hn::IfThenElseZero(hn::IsFinite(piece), hn::Sub(x, piece));
+    }
+  }
+}
+
+// Rows of tiles: where the tile (row, step, piece) begins, and how its rows follow each
+// other.
+struct TileFactor {
+  const char* data;
+  ptrdiff_t row, step, piece;  // bytes
+  ptrdiff_t stride;            // between the rows of a tile
+  const char* At(ptrdiff_t r, ptrdiff_t s, int p) const {
+    return data + r * row + s * step + p * piece;
+  }
+};
+
+// A block of kA x kB sums, in registers: 0 to 3 the sums, 4 and 5 of a, 6 and 7 of b.
+template <class Tiles, int kProducts, int kA, int kB>
+struct TileBlock {
+  static constexpr int Sum(int i, int j) { return 2 * i + j; }
+
+  // f.template operator()<i, j>() for each sum.
+  template <class F>
+  static HWY_INLINE void ForSums(const F& f) {
+    f.template operator()<0, 0>();
+    if constexpr (kB > 1) f.template operator()<0, 1>();
+    if constexpr (kA > 1) f.template operator()<1, 0>();
+    if constexpr (kA > 1 && kB > 1) f.template operator()<1, 1>();
+  }
+
+  // The products of one step; before<i, j>() comes before the first one of each sum.
+  template <int k = 0, class Before>
+  static HWY_INLINE void Step(const TileFactor& a, ptrdiff_t i, const TileFactor& b, ptrdiff_t j,
+                              ptrdiff_t step, const Before& before) {
+    constexpr auto& kPairs = PiecePairs<kProducts>::kAll;
+    constexpr PiecePair now = kPairs[k], last = kPairs[k == 0 ? 0 : k - 1];
+    constexpr bool new_a = k == 0 || now.a != last.a, new_b = k == 0 || now.b != last.b;
+    ForSums([&]<int m, int n>() HWY_ATTR {
+      if constexpr (new_a && n == 0) Tiles::template Load<4 + m>(a.At(i + m, step, now.a), a.stride);
+      if constexpr (new_b && m == 0) Tiles::template Load<6 + n>(b.At(j + n, step, now.b), b.stride);
+      if constexpr (k == 0) before.template operator()<m, n>();
+      Tiles::template AddProducts<Sum(m, n), 4 + m, 6 + n>();
+    });
+    if constexpr (k + 1 < static_cast<int>(std::size(kPairs))) {
+      Step<k + 1>(a, i, b, j, step, [&]<int m, int n>() HWY_ATTR {});
+    }
+  }
+
+  // out(i, j) for the tile rows [begin, end) and the columns from j on, in words with
+  // `out_row` to a row: sums over steps, onto what is there if kAdd. A sum is stored just
+  // before its register is needed again, as four stores in a row would stall.
+  template <bool kAdd>
+  static HWY_INLINE void Columns(const TileFactor& a, ptrdiff_t begin, ptrdiff_t end,
+                                 const TileFactor& b, ptrdiff_t j, ptrdiff_t steps, float* out,
+                                 ptrdiff_t out_row) {
+    const ptrdiff_t stride = out_row * static_cast<ptrdiff_t>(sizeof(float));
+    const auto at = [&](ptrdiff_t i, int m, int n) HWY_ATTR {
+      return out + (i + m) * kTileRows * out_row + (j + n) * kTileWords;
+    };
+    ptrdiff_t stored = begin;
+    for (ptrdiff_t i = begin; i + kA <= end; i += kA) {
+      Step(a, i, b, j, 0, [&]<int m, int n>() HWY_ATTR {
+        if (i != begin) Tiles::template Store<Sum(m, n)>(at(stored, m, n), stride);
+        if constexpr (kAdd) {
+          Tiles::template Load<Sum(m, n)>(at(i, m, n), stride);
+        } else {
+          Tiles::template Zero<Sum(m, n)>();
+        }
+      });
+      for (ptrdiff_t step = 1; step < steps; ++step) {
+        Step(a, i, b, j, step, [&]<int m, int n>() HWY_ATTR {});
+      }
+      stored = i;
+    }
+    if (begin + kA > end) return;
+    ForSums([&]<int m, int n>() HWY_ATTR {
+      Tiles::template Store<Sum(m, n)>(at(stored, m, n), stride);
+    });
+  }
+};
+
+// out = a b, or += if kAdd, of `rows` by kColumns tiles.
+template <class Tiles, int kProducts, int kColumns, bool kAdd>
+HWY_INLINE void MultiplyTiles(const TileFactor& a, ptrdiff_t rows, const TileFactor& b,
+                              ptrdiff_t steps, float* out, ptrdiff_t out_row) {
+  const ptrdiff_t even = rows / 2 * 2;
+  const auto columns = [&]<int kB>(ptrdiff_t j) HWY_ATTR {
+    TileBlock<Tiles, kProducts, 2, kB>::template Columns<kAdd>(a, 0, even, b, j, steps, out,
+                                                             out_row);
+    if (even != rows) {
+      TileBlock<Tiles, kProducts, 1, kB>::template Columns<kAdd>(a, even, rows, b, j, steps, out,
+                                                               out_row);
+    }
+  };
+  for (ptrdiff_t j = 0; j + 2 <= kColumns; j += 2) columns.template operator()<2>(j);
+  if constexpr (kColumns % 2 == 1) columns.template operator()<1>(kColumns - 1);
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_SIMD_TILE_PRODUCTS_INL_H_
