@@ -1,0 +1,260 @@
+// Matrix tiles, emulated and of the CPU, are the two chains that tiles.h describes.
+#define HEED_MATRIX_TILES
+#include "heed/core/targets.h"
+// After targets.h:
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "heed/core/dispatch.h"
+#include "heed/core/os.h"
+#include "heed/harness/buffer.h"
+#include "heed/simd/tiles.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "heed/simd/tiles_test.cc"  // this file
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+// After highway.h:
+#include "heed/simd/emulated_tiles-inl.h"
+#include "heed/simd/tile_products-inl.h"
+
+namespace heed::tiles_test {
+#ifndef HEED_SIMD_TILES_TEST_ONCE
+#define HEED_SIMD_TILES_TEST_ONCE
+// One product of tiles: sum += a b.
+struct Operands {
+  uint16_t a[kTileRows][kTileDepth];
+  uint16_t b[kTileRows][2 * kTileWords];  // pairs of k
+  float sum[kTileRows][kTileWords];
+};
+
+// A matrix of tile rows times tile columns, of several steps and pieces, all contiguous.
+struct Matrices {
+  int products;
+  int64_t rows, columns, steps;
+  const uint16_t *a, *b;  // a[row][step][piece], b[step][piece][pair][lane]
+  bool add;
+  float* out;
+};
+#endif
+}  // namespace heed::tiles_test
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::tiles_test::HWY_NAMESPACE {
+namespace hs = heed::HWY_NAMESPACE;
+
+template <class Tiles>
+void Multiply(Operands& x) {
+  const typename Tiles::Session session;
+  Tiles::template Load<0>(x.sum, 64);
+  Tiles::template Load<4>(x.a, 64);
+  Tiles::template Load<7>(x.b, 64);
+  Tiles::template AddProducts<0, 4, 7>();
+  Tiles::template Store<0>(x.sum, 64);
+}
+
+template <class Tiles, int kProducts, int kColumns>
+void MultiplyAll(const Matrices& m) {
+  constexpr int kPieces = hs::PiecePairs<kProducts>::kPieces;
+  const typename Tiles::Session session;
+  const auto row = static_cast<ptrdiff_t>(kColumns * 64);
+  const hs::TileFactor a = {reinterpret_cast<const char*>(m.a), m.steps * kPieces * kTileBytes,
+                            kPieces * kTileBytes, kTileBytes, 64};
+  const hs::TileFactor b = {reinterpret_cast<const char*>(m.b), 64, kPieces * kTileRows * row,
+                            kTileRows * row, row};
+  const auto multiply = m.add ? &hs::MultiplyTiles<Tiles, kProducts, kColumns, true>
+                              : &hs::MultiplyTiles<Tiles, kProducts, kColumns, false>;
+  multiply(a, m.rows, b, m.steps, m.out, kColumns * kTileWords);
+}
+
+template <class Tiles>
+void MultiplyMatrices(const Matrices& m) {
+  const auto columns = [&]<int kProducts>() {
+    if (m.columns == 1) return MultiplyAll<Tiles, kProducts, 1>(m);
+    if (m.columns == 3) return MultiplyAll<Tiles, kProducts, 3>(m);
+    MultiplyAll<Tiles, kProducts, 4>(m);
+  };
+  if (m.products == 1) return columns.template operator()<1>();
+  if (m.products == 3) return columns.template operator()<3>();
+  if (m.products == 4) return columns.template operator()<4>();
+  columns.template operator()<6>();
+}
+
+void Emulate(Operands& x) { Multiply<hs::EmulatedTiles>(x); }
+void EmulateMatrices(const Matrices& m) { MultiplyMatrices<hs::EmulatedTiles>(m); }
+
+#if HEED_HAVE_TILES
+void Compute(Operands& x) { Multiply<MatrixTiles>(x); }
+void ComputeMatrices(const Matrices& m) { MultiplyMatrices<MatrixTiles>(m); }
+#else
+void Compute(Operands&) {}
+void ComputeMatrices(const Matrices&) {}
+#endif
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::tiles_test::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace heed::tiles_test {
+namespace {
+
+HWY_EXPORT(Emulate);
+HWY_EXPORT(EmulateMatrices);
+HWY_EXPORT(Compute);
+HWY_EXPORT(ComputeMatrices);
+
+float Widen(uint16_t bits) {
+  const uint32_t word = uint32_t{bits} << 16;
+  float x;
+  std::memcpy(&x, &word, sizeof(x));
+  return x;
+}
+
+float Flushed(double x) {
+  const auto f = static_cast<float>(x);
+  return std::fpclassify(f) == FP_SUBNORMAL ? std::copysign(0.0f, f) : f;
+}
+
+// In f64, where a product is exact and one addition rounds once more than in f32, which
+// these operands are chosen not to show.
+void Reference(Operands& x) {
+  for (int m = 0; m < kTileRows; ++m) {
+    for (int n = 0; n < kTileWords; ++n) {
+      float chain[2] = {0, 0};
+      for (int k = 0; k < kTileDepth; ++k) {
+        const double product = static_cast<double>(Flushed(Widen(x.a[m][k]))) *
+                               static_cast<double>(Flushed(Widen(x.b[k / 2][2 * n + k % 2])));
+        chain[k % 2] = Flushed(product + static_cast<double>(chain[k % 2]));
+      }
+      x.sum[m][n] = Flushed(static_cast<double>(x.sum[m][n]) +
+                            static_cast<double>(Flushed(chain[0] + chain[1])));
+    }
+  }
+}
+
+Operands Random(uint64_t seed, int exponents) {
+  heed::Random random(seed);
+  Operands x;
+  const auto bits = [&] {
+    const auto exponent = random.Integer(127 - exponents / 2, 127 + exponents / 2);
+    return static_cast<uint16_t>((random.Word() & 0x807F) | static_cast<uint32_t>(exponent) << 7);
+  };
+  for (auto& row : x.a) for (uint16_t& e : row) e = bits();
+  for (auto& row : x.b) for (uint16_t& e : row) e = bits();
+  for (auto& row : x.sum) for (float& e : row) e = Widen(bits());
+  return x;
+}
+
+bool Same(const Operands& a, const Operands& b) {
+  return std::memcmp(a.sum, b.sum, sizeof(a.sum)) == 0;
+}
+
+TEST(TilesTest, AProductIsTwoChains) {
+  for (uint64_t seed = 1; seed <= 50; ++seed) {
+    Operands expected = Random(seed, 8), emulated = expected, computed = expected;
+    Reference(expected);
+    HWY_DYNAMIC_DISPATCH(Emulate)(emulated);
+    EXPECT_TRUE(Same(emulated, expected)) << seed;
+    if (!os::HasMatrixTiles()) continue;
+    HWY_DYNAMIC_DISPATCH(Compute)(computed);
+    EXPECT_TRUE(Same(computed, expected)) << seed;
+  }
+}
+
+TEST(TilesTest, SubnormalNumbersAreZerosAndOthersAsIEEEHasThem) {
+  const uint16_t special[] = {0x0000, 0x8000, 0x0001, 0x807F, 0x0080, 0x7F7F,
+                              0x3F80, 0x7F80, 0xFF80, 0x7FC0, 0x1F80, 0xA000};
+  Operands x = {};
+  x.b[0][0] = 0x3F80;  // of the first column: 1
+  for (int m = 0; m < 12; ++m) x.a[m][0] = special[m];
+  for (int n = 1; n < 12; ++n) x.b[0][2 * n] = special[n];
+  Operands emulated = x, computed = x;
+  HWY_DYNAMIC_DISPATCH(Emulate)(emulated);
+  EXPECT_EQ(emulated.sum[2][0], 0) << "a subnormal factor";
+  EXPECT_EQ(emulated.sum[4][0], std::numeric_limits<float>::min());
+  EXPECT_EQ(emulated.sum[7][0], std::numeric_limits<float>::infinity());
+  EXPECT_EQ(emulated.sum[4][10], 0) << "a subnormal sum";
+  EXPECT_TRUE(std::isnan(emulated.sum[7][1])) << "infinity times 0";
+  EXPECT_TRUE(std::isnan(emulated.sum[9][0]));
+  if (!os::HasMatrixTiles()) return;
+  HWY_DYNAMIC_DISPATCH(Compute)(computed);
+  for (int m = 0; m < kTileRows; ++m) {
+    for (int n = 0; n < kTileWords; ++n) {
+      if (std::isnan(emulated.sum[m][n])) {
+        EXPECT_TRUE(std::isnan(computed.sum[m][n])) << m << " " << n;
+      } else {
+        EXPECT_EQ(computed.sum[m][n], emulated.sum[m][n]) << m << " " << n;
+      }
+    }
+  }
+}
+
+// Small integers: every sum is exact, in any order.
+TEST(TilesTest, MatricesOfManyTilesAndPiecesAreSumsOfTheirProducts) {
+  const auto bf16 = [](int x) {
+    const auto f = static_cast<float>(x);
+    uint32_t word;
+    std::memcpy(&word, &f, sizeof(word));
+    return static_cast<uint16_t>(word >> 16);
+  };
+  for (const int products : {1, 3, 4, 6}) {
+    const int pieces = products == 1 ? 1 : products == 6 ? 3 : 2;
+    for (const int64_t rows : {1, 2, 3, 5}) {
+      for (const int64_t columns : {1, 3, 4}) {
+        for (const int64_t steps : {1, 2, 3}) {
+          for (const bool add : {false, true}) {
+            heed::Random random(
+                static_cast<uint64_t>(products * 1000 + rows * 100 + columns * 10 + steps));
+            const auto draw = [&] { return static_cast<int>(random.Integer(-4, 4)); };
+            std::vector<uint16_t> a(static_cast<size_t>(rows * steps * pieces * 512));
+            std::vector<uint16_t> b(static_cast<size_t>(steps * pieces * columns * 512));
+            for (uint16_t& e : a) e = bf16(draw());
+            for (uint16_t& e : b) e = bf16(draw());
+            std::vector<float> out(static_cast<size_t>(rows * columns * 256), 7.0f);
+            std::vector<float> expected(out.size(), add ? 7.0f : 0.0f);
+            const auto pair_counts = [&](int p, int q) {
+              if (products == 3) return p + q < 2;
+              if (products == 6) return p + q < 3;
+              return true;
+            };
+            for (int64_t i = 0; i < rows * 16; ++i) {
+              for (int64_t n = 0; n < columns * 16; ++n) {
+                float& sum = expected[static_cast<size_t>(i * columns * 16 + n)];
+                for (int64_t s = 0; s < steps; ++s) {
+                  for (int p = 0; p < pieces; ++p) {
+                    for (int q = 0; q < pieces; ++q) {
+                      if (!pair_counts(p, q)) continue;
+                      for (int64_t k = 0; k < 32; ++k) {
+                        const auto at_a = ((i / 16 * steps + s) * pieces + p) * 512 + i % 16 * 32 + k;
+                        const auto at_b = ((s * pieces + q) * 16 + k / 2) * columns * 32 + 2 * n + k % 2;
+                        sum += Widen(a[static_cast<size_t>(at_a)]) * Widen(b[static_cast<size_t>(at_b)]);
+                      }
+                    }
+                  }
+                }
+              }
+            }
+            const Matrices m = {products, rows, columns, steps, a.data(), b.data(), add, out.data()};
+            std::vector<float> before = out;
+            HWY_DYNAMIC_DISPATCH(EmulateMatrices)(m);
+            EXPECT_EQ(out, expected) << products << " " << rows << " " << columns << " " << steps;
+            if (!os::HasMatrixTiles()) continue;
+            out = before;
+            HWY_DYNAMIC_DISPATCH(ComputeMatrices)(m);
+            EXPECT_EQ(out, expected) << products << " " << rows << " " << columns << " " << steps;
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace heed::tiles_test
+#endif  // HWY_ONCE
