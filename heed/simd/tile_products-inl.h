@@ -9,6 +9,7 @@
 //   1  h h                                        nothing, of bf16
 //   3  h m + h h + m h                            2^-16 at most, of f32
 //   4  h m + h h + m h + m m                      nothing, of f16
+//   5  h h + h m + m m + m h + h l                2^-24 at most, of f16 a and f32 b
 //   6  h h + h m + m m + m h + l h + h l          2^-24 at most, of f32
 //
 // in an order in which each differs from the one before in one factor, if it can: 16 tiles
@@ -42,22 +43,27 @@ template <int kProducts>
 struct PiecePairs;
 template <>
 struct PiecePairs<1> {
-  static constexpr int kPieces = 1;
+  static constexpr int kA = 1, kB = 1;
   static constexpr PiecePair kAll[] = {{0, 0}};
 };
 template <>
 struct PiecePairs<3> {
-  static constexpr int kPieces = 2;
+  static constexpr int kA = 2, kB = 2;
   static constexpr PiecePair kAll[] = {{0, 1}, {0, 0}, {1, 0}};
 };
 template <>
 struct PiecePairs<4> {
-  static constexpr int kPieces = 2;
+  static constexpr int kA = 2, kB = 2;
   static constexpr PiecePair kAll[] = {{0, 1}, {0, 0}, {1, 0}, {1, 1}};
 };
 template <>
+struct PiecePairs<5> {
+  static constexpr int kA = 2, kB = 3;
+  static constexpr PiecePair kAll[] = {{0, 0}, {0, 1}, {1, 1}, {1, 0}, {0, 2}};
+};
+template <>
 struct PiecePairs<6> {
-  static constexpr int kPieces = 3;
+  static constexpr int kA = 3, kB = 3;
   static constexpr PiecePair kAll[] = {{0, 0}, {0, 1}, {1, 1}, {1, 0}, {2, 0}, {0, 2}};
 };
 

@@ -60,12 +60,12 @@ void Multiply(Operands& x) {
 
 template <class Tiles, int kProducts, int kColumns>
 void MultiplyAll(const Matrices& m) {
-  constexpr int kPieces = hs::PiecePairs<kProducts>::kPieces;
+  constexpr int kA = hs::PiecePairs<kProducts>::kA, kB = hs::PiecePairs<kProducts>::kB;
   const typename Tiles::Session session;
   const auto row = static_cast<ptrdiff_t>(kColumns * 64);
-  const hs::TileFactor a = {reinterpret_cast<const char*>(m.a), m.steps * kPieces * kTileBytes,
-                            kPieces * kTileBytes, kTileBytes, 64};
-  const hs::TileFactor b = {reinterpret_cast<const char*>(m.b), 64, kPieces * kTileRows * row,
+  const hs::TileFactor a = {reinterpret_cast<const char*>(m.a), m.steps * kA * kTileBytes,
+                            kA * kTileBytes, kTileBytes, 64};
+  const hs::TileFactor b = {reinterpret_cast<const char*>(m.b), 64, kB * kTileRows * row,
                             kTileRows * row, row};
   const auto multiply = m.add ? &hs::MultiplyTiles<Tiles, kProducts, kColumns, true>
                               : &hs::MultiplyTiles<Tiles, kProducts, kColumns, false>;
@@ -82,6 +82,7 @@ void MultiplyMatrices(const Matrices& m) {
   if (m.products == 1) return columns.template operator()<1>();
   if (m.products == 3) return columns.template operator()<3>();
   if (m.products == 4) return columns.template operator()<4>();
+  if (m.products == 5) return columns.template operator()<5>();
   columns.template operator()<6>();
 }
 
@@ -203,8 +204,9 @@ TEST(TilesTest, MatricesOfManyTilesAndPiecesAreSumsOfTheirProducts) {
     std::memcpy(&word, &f, sizeof(word));
     return static_cast<uint16_t>(word >> 16);
   };
-  for (const int products : {1, 3, 4, 6}) {
-    const int pieces = products == 1 ? 1 : products == 6 ? 3 : 2;
+  for (const int products : {1, 3, 4, 5, 6}) {
+    const int of_a = products == 1 ? 1 : products == 6 ? 3 : 2;
+    const int of_b = products == 5 ? 3 : of_a;
     for (const int64_t rows : {1, 2, 3, 5}) {
       for (const int64_t columns : {1, 3, 4}) {
         for (const int64_t steps : {1, 2, 3}) {
@@ -212,27 +214,27 @@ TEST(TilesTest, MatricesOfManyTilesAndPiecesAreSumsOfTheirProducts) {
             heed::Random random(
                 static_cast<uint64_t>(products * 1000 + rows * 100 + columns * 10 + steps));
             const auto draw = [&] { return static_cast<int>(random.Integer(-4, 4)); };
-            std::vector<uint16_t> a(static_cast<size_t>(rows * steps * pieces * 512));
-            std::vector<uint16_t> b(static_cast<size_t>(steps * pieces * columns * 512));
+            std::vector<uint16_t> a(static_cast<size_t>(rows * steps * of_a * 512));
+            std::vector<uint16_t> b(static_cast<size_t>(steps * of_b * columns * 512));
             for (uint16_t& e : a) e = bf16(draw());
             for (uint16_t& e : b) e = bf16(draw());
             std::vector<float> out(static_cast<size_t>(rows * columns * 256), 7.0f);
             std::vector<float> expected(out.size(), add ? 7.0f : 0.0f);
             const auto pair_counts = [&](int p, int q) {
               if (products == 3) return p + q < 2;
-              if (products == 6) return p + q < 3;
+              if (products >= 5) return p + q < 3;
               return true;
             };
             for (int64_t i = 0; i < rows * 16; ++i) {
               for (int64_t n = 0; n < columns * 16; ++n) {
                 float& sum = expected[static_cast<size_t>(i * columns * 16 + n)];
                 for (int64_t s = 0; s < steps; ++s) {
-                  for (int p = 0; p < pieces; ++p) {
-                    for (int q = 0; q < pieces; ++q) {
+                  for (int p = 0; p < of_a; ++p) {
+                    for (int q = 0; q < of_b; ++q) {
                       if (!pair_counts(p, q)) continue;
                       for (int64_t k = 0; k < 32; ++k) {
-                        const auto at_a = ((i / 16 * steps + s) * pieces + p) * 512 + i % 16 * 32 + k;
-                        const auto at_b = ((s * pieces + q) * 16 + k / 2) * columns * 32 + 2 * n + k % 2;
+                        const auto at_a = ((i / 16 * steps + s) * of_a + p) * 512 + i % 16 * 32 + k;
+                        const auto at_b = ((s * of_b + q) * 16 + k / 2) * columns * 32 + 2 * n + k % 2;
                         sum += Widen(a[static_cast<size_t>(at_a)]) * Widen(b[static_cast<size_t>(at_b)]);
                       }
                     }

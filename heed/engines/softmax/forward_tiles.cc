@@ -29,10 +29,10 @@ using Unit = hs::EmulatedTiles;
 template <class F>
 auto WithProducts(const Problem& p, const F& f) {
   switch (TileProducts(p)) {
-    case 1: return f(TileOperands<1, Unit>());
-    case 3: return f(TileOperands<3, Unit>());
-    case 4: return f(TileOperands<4, Unit>());
-    default: return f(TileOperands<6, Unit>());
+    case 1: return f(TileOperands<1, 1, Unit>());
+    case 3: return f(TileOperands<3, 3, Unit>());
+    case 4: return f(TileOperands<4, 5, Unit>());
+    default: return f(TileOperands<6, 6, Unit>());
   }
 }
 

@@ -8,7 +8,8 @@
 //
 // Keys and values are copied into tiles that lie one after the other, zeros where there is
 // no key or channel: keys row by row, values transposed, which takes 1 to 2 % of 2048
-// queries. A bf16 is one piece. An f16 is two, an f32 three, or two of `precision = high`.
+// queries. A bf16 is one piece. An f16 is two, an f32 three, or two of `precision = high`;
+// weights have as many, but three beside f16, which are as exact as of f32.
 #if defined(HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_TILE_OPERANDS_INL_H_
@@ -101,10 +102,12 @@ struct PieceRows {
   };
 };
 
-// kProducts of tile_products-inl.h.
-template <int kProducts, class TileUnit>
+// Numbers of products of tile_products-inl.h: of keys and queries, of values and weights.
+template <int kKeyProducts, int kValueProducts, class TileUnit>
 struct TileOperands {
-  static constexpr int kPieces = hs::PiecePairs<kProducts>::kPieces;
+  static constexpr int kPieces = hs::PiecePairs<kKeyProducts>::kA;
+  static constexpr int kWeightPieces = hs::PiecePairs<kValueProducts>::kB;
+  static_assert(hs::PiecePairs<kValueProducts>::kA == kPieces);
   using Compute = float;
   using Query = uint32_t;
   using Key = BF16;
@@ -119,7 +122,7 @@ struct TileOperands {
   static constexpr int kKeyStep = kTileDepth;
   // f32 has room for the factor; of what is exact in its pieces another rounding would cost
   // accuracy.
-  static constexpr bool kFinishesLogits = kProducts == 1 || kProducts == 4;
+  static constexpr bool kFinishesLogits = kKeyProducts == 1 || kKeyProducts == 4;
   static constexpr bool kKeysInLanes = false;
   static constexpr bool kQuantized = false;
   static constexpr bool kMatrixTiles = true;
@@ -139,7 +142,7 @@ struct TileOperands {
     return kPieces * Up(keys, kTileDepth) * Up(depth, kTileRows);
   }
   static constexpr int64_t OutputRows(int64_t depth) { return Up(depth, kTileRows); }
-  static constexpr int64_t WeightRows() { return kPieces * kGrid.tile / 2; }
+  static constexpr int64_t WeightRows() { return kWeightPieces * kGrid.tile / 2; }
 
   static LogitFactor Split(double factor) {
     return kFinishesLogits ? LogitFactor{1, factor} : LogitFactor{factor, 1};
@@ -283,7 +286,7 @@ struct TileOperands {
     const auto row = static_cast<ptrdiff_t>(lanes * sizeof(uint32_t));
     const hs::TileFactor queries = {reinterpret_cast<const char*>(q), 64, kTileRows * row,
                                 chunks * kTileRows * row, row};
-    hs::MultiplyTiles<Tiles, kProducts, kVectors / kLaneVectors, /*kAdd=*/false>(
+    hs::MultiplyTiles<Tiles, kKeyProducts, kVectors / kLaneVectors, /*kAdd=*/false>(
         keys, Up(end - begin, kTileDepth) / kTileRows, queries, chunks, s,
         static_cast<ptrdiff_t>(lanes));
   }
@@ -339,10 +342,10 @@ struct TileOperands {
     if constexpr (kSkipMasked) {
       AddFiniteValues<kColumns>(values, tiles, weights, steps, first, o, out_row);
     } else if (first) {
-      hs::MultiplyTiles<Tiles, kProducts, kColumns, false>(values, tiles, weights, steps, o,
+      hs::MultiplyTiles<Tiles, kValueProducts, kColumns, false>(values, tiles, weights, steps, o,
                                                          out_row);
     } else {
-      hs::MultiplyTiles<Tiles, kProducts, kColumns, true>(values, tiles, weights, steps, o, out_row);
+      hs::MultiplyTiles<Tiles, kValueProducts, kColumns, true>(values, tiles, weights, steps, o, out_row);
     }
   }
 
@@ -436,10 +439,10 @@ struct TileOperands {
     const D d;
     const hn::RebindToUnsigned<D> words;
     HWY_UNROLL(3)
-    for (int p = 0; p < kPieces; ++p) {
+    for (int p = 0; p < kWeightPieces; ++p) {
       const auto pair = RoundToPairs(d, first, second);
       hn::Store(pair, words, to + static_cast<size_t>(p * kGrid.tile / 2) * W);
-      if (p + 1 == kPieces) break;
+      if (p + 1 == kWeightPieces) break;
       first = hn::Sub(first, hn::BitCast(d, hn::ShiftLeft<16>(pair)));
       second = hn::Sub(second, hn::BitCast(d, hn::And(pair, hn::Set(words, 0xFFFF0000u))));
     }
@@ -466,9 +469,9 @@ struct TileOperands {
         const hs::TileFactor finite = {reinterpret_cast<const char*>(tile), 0, 0, kTileBytes, 64};
         float* out = o + i * kTileRows * out_row;
         if (first && step == 0) {
-          hs::MultiplyTiles<Tiles, kProducts, kColumns, false>(finite, 1, p, 1, out, out_row);
+          hs::MultiplyTiles<Tiles, kValueProducts, kColumns, false>(finite, 1, p, 1, out, out_row);
         } else {
-          hs::MultiplyTiles<Tiles, kProducts, kColumns, true>(finite, 1, p, 1, out, out_row);
+          hs::MultiplyTiles<Tiles, kValueProducts, kColumns, true>(finite, 1, p, 1, out, out_row);
         }
         const auto* all = reinterpret_cast<const uint16_t*>(values.At(i, step, 0));
         for (int64_t at = 0; at < kTileElements; ++at) {
