@@ -112,10 +112,12 @@ struct TileBlock {
     if constexpr (kA > 1 && kB > 1) f.template operator()<1, 1>();
   }
 
-  // The products of one step; before<i, j>() comes before the first one of each sum.
-  template <int k = 0, class Before>
+  // The products of one step; before<i, j>() comes before the first one of each sum, and
+  // between<i, j>() after each product: the unit needs 16 cycles for it, in which vectors can
+  // be computed.
+  template <int k = 0, class Before, class Between>
   static HWY_INLINE void Step(const TileFactor& a, ptrdiff_t i, const TileFactor& b, ptrdiff_t j,
-                              ptrdiff_t step, const Before& before) {
+                              ptrdiff_t step, const Before& before, Between& between) {
     constexpr auto& kPairs = PiecePairs<kProducts>::kAll;
     constexpr PiecePair now = kPairs[k], last = kPairs[k == 0 ? 0 : k - 1];
     constexpr bool new_a = k == 0 || now.a != last.a, new_b = k == 0 || now.b != last.b;
@@ -124,11 +126,19 @@ struct TileBlock {
       if constexpr (new_b && m == 0) Tiles::template Load<6 + n>(b.At(j + n, step, now.b), b.stride);
       if constexpr (k == 0) before.template operator()<m, n>();
       Tiles::template AddProducts<Sum(m, n), 4 + m, 6 + n>();
+      between.template Do<m, n>();
     });
     if constexpr (k + 1 < static_cast<int>(std::size(kPairs))) {
-      Step<k + 1>(a, i, b, j, step, [&]<int m, int n>() HWY_ATTR {});
+      Step<k + 1>(a, i, b, j, step, Nothing(), between);
     }
   }
+
+  struct Nothing {
+    template <int m, int n>
+    HWY_INLINE void operator()() const {}
+    template <int m, int n>
+    HWY_INLINE void Do() const {}
+  };
 
   // out(i, j) for the tile rows [begin, end) and the columns from j on, in words with
   // `out_row` to a row: sums over steps, onto what is there if kAdd. A sum is stored just
@@ -142,6 +152,7 @@ struct TileBlock {
       return out + (i + m) * kTileRows * out_row + (j + n) * kTileWords;
     };
     ptrdiff_t stored = begin;
+    Nothing nothing;
     for (ptrdiff_t i = begin; i + kA <= end; i += kA) {
       Step(a, i, b, j, 0, [&]<int m, int n>() HWY_ATTR {
         if (i != begin) Tiles::template Store<Sum(m, n)>(at(stored, m, n), stride);
@@ -150,10 +161,8 @@ struct TileBlock {
         } else {
           Tiles::template Zero<Sum(m, n)>();
         }
-      });
-      for (ptrdiff_t step = 1; step < steps; ++step) {
-        Step(a, i, b, j, step, [&]<int m, int n>() HWY_ATTR {});
-      }
+      }, nothing);
+      for (ptrdiff_t step = 1; step < steps; ++step) Step(a, i, b, j, step, nothing, nothing);
       stored = i;
     }
     if (begin + kA > end) return;

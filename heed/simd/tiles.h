@@ -12,9 +12,9 @@
 // whatever the floating-point environment says, and subnormal inputs and results count
 // as 0. Zeros of a or b are thus no-ops, wherever they stand.
 //
-// Inline assembly, because GCC's intrinsics say neither that a load reads memory nor
-// that products must stay in order with stores. The clobber also keeps the order in
-// which a kernel interleaves tiles and vectors. Register numbers are literals.
+// Inline assembly, because GCC's intrinsics do not say that a load reads memory. It stays in
+// its own order, and with it the order in which a kernel interleaves tiles and vectors.
+// Register numbers are literals.
 //
 // Call only where os::HasMatrixTiles(). simd/emulated_tiles-inl.h computes the same bits
 // anywhere.
@@ -58,7 +58,7 @@ struct MatrixTiles {
 
   template <int kTile>
   static inline __attribute__((always_inline)) void Zero() {
-    asm volatile("tilezero %%tmm%c0" : : "i"(kTile) : "memory");
+    asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
   }
 
   // 16 rows of 64 bytes, `stride` bytes apart.
@@ -82,8 +82,7 @@ struct MatrixTiles {
   static inline __attribute__((always_inline)) void AddProducts() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0"
                  :
-                 : "i"(kSum), "i"(kA), "i"(kB)
-                 : "memory");
+                 : "i"(kSum), "i"(kA), "i"(kB));
   }
 };
 

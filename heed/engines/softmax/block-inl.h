@@ -458,12 +458,12 @@ class Block {
   // they are: factor_.of_logits meets them in the exponent.
   bool raw_ = false;
   bool queries_finite_ = true;
+  bool partial_ = false;  // the mask or segments cut into the current tile
   LogitFactor factor_;
 
  private:
   const Sequence* members_ = nullptr;  // of which the rows are, if not of s_
   int64_t queries_each_ = 0;
-  bool partial_ = false;  // the mask or segments cut into the current tile
   Interval hull_[C];
 };
 

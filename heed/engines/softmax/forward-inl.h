@@ -39,6 +39,7 @@
 #include "heed/engines/softmax/outputs-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/segments-inl.h"
+#include "heed/engines/softmax/tile_pipeline-inl.h"
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
@@ -60,6 +61,7 @@ struct Owner {
 template <class O, int C, class Outputs = LaneOutputs<O, C>>
 class ForwardBlock : protected Block<O, C> {
   using Base = Block<O, C>;
+  static constexpr int64_t kSegment = O::kGrid.segment;
 
  public:
   using Base::Join;
@@ -101,7 +103,7 @@ class ForwardBlock : protected Block<O, C> {
   HWY_ATTR void ComputeShared(const SegmentStates<O>& states, int64_t begin, int64_t end,
                               const F& owner) {
     this->FindKeys();
-    this->KeepKeys({s_.key_begin + begin * kSegmentKeys, s_.key_begin + end * kSegmentKeys});
+    this->KeepKeys({s_.key_begin + begin * kSegment, s_.key_begin + end * kSegment});
     this->Prepare();
     Owner owners[W];
     for (size_t lane = 0; lane < num_rows_; ++lane) {
@@ -179,10 +181,10 @@ class ForwardBlock : protected Block<O, C> {
       }
     }
     if (all.empty()) return {};
-    const int64_t first = (all.begin - s_.key_begin) / kSegmentKeys;
-    const int64_t count = (all.end - 1 - s_.key_begin) / kSegmentKeys + 1 - first;
+    const int64_t first = (all.begin - s_.key_begin) / kSegment;
+    const int64_t count = (all.end - 1 - s_.key_begin) / kSegment + 1 - first;
     const auto border = [&](int64_t i) {
-      return s_.key_begin + (first + count * i / pieces) * kSegmentKeys;
+      return s_.key_begin + (first + count * i / pieces) * kSegment;
     };
     return {border(piece), border(piece + 1)};
   }
@@ -203,7 +205,18 @@ class ForwardBlock : protected Block<O, C> {
     any_tile_ = false;
     int64_t segment = -1;
     bool first_tile = true;
+    Interval piped;  // tiles that are left to be computed together
+    const auto flush = [&]() HWY_ATTR {
+      if constexpr (O::kMatrixTiles) WholeTiles(piped, m, l);
+      piped = {};
+    };
     this->ForTiles([&](const Tile& tile) HWY_ATTR {
+      const bool pipes = !kFlagMasked && CanPipe(tile) && tile.segment == segment;
+      if (pipes && (piped.empty() || piped.end == tile.keys.begin)) {
+        piped = {piped.empty() ? tile.keys.begin : piped.begin, tile.keys.end};
+        return;
+      }
+      flush();
       if (tile.segment != segment) {
         if (segment >= 0) finish(segment, m, l);
         segment = tile.segment;
@@ -221,6 +234,7 @@ class ForwardBlock : protected Block<O, C> {
       first_tile = false;
       any_tile_ = true;
     });
+    flush();
     if (any_tile_) finish(segment, m, l);
   }
 
@@ -335,13 +349,52 @@ class ForwardBlock : protected Block<O, C> {
     }
   }
 
+  // Whether a tile may be computed with those beside it: all of its pairs are kept, nothing
+  // comes between its products but weights, and K and V are in tiles.
+  HWY_INLINE bool CanPipe(const Tile& tile) const {
+    if constexpr (!O::kMatrixTiles || C != O::kMostVectors) {
+      (void)tile;
+      return false;
+    } else {
+      return tile.full && this->raw_ && p_.dropout == 0 && !this->partial_ &&
+             tile.keys.size() == O::kGrid.tile && head_.keys_at == Place::kHead &&
+             head_.values_at == Place::kHead &&
+             (O::kInfinite || (this->queries_finite_ && w_.keys_finite));
+    }
+  }
+
+  // Whole tiles, of rows that have seen a key in this segment, or tile by tile where a row
+  // had not or m must be raised.
+  HWY_NOINLINE void WholeTiles(const Interval& keys, V* m, V* l) {
+    if (keys.empty()) return;
+    if constexpr (C == O::kMostVectors) {
+      if (keys.size() > O::kGrid.tile && !AnyUnset(m)) {
+        V before[C];
+        for (int c = 0; c < C; ++c) before[c] = l[c];
+        layout_.Copy(outputs_, w_.spare);
+        TilePipeline<O>(w_, head_, p_.depth, p_.value_depth, outputs_)
+            .Run(keys, m, Exponent(), l);
+        if (!AnyAbove(l)) return;
+        for (int c = 0; c < C; ++c) l[c] = before[c];
+        layout_.Copy(w_.spare, outputs_);
+      }
+    }
+    for (int64_t at = keys.begin; at < keys.end; at += O::kGrid.tile) {
+      Tile tile;
+      tile.keys = {at, at + O::kGrid.tile};
+      tile.grid = at;
+      tile.full = true;
+      OneMatrixTile</*kFlagMasked=*/false>(tile, /*first=*/false, m, l);
+    }
+  }
+
   // OneTile where outputs are summed in matrix tiles, which cannot be rescaled on the way.
   // A row's m is the maximum of the first of its tiles, and stays: weights up to 2^32 do
   // not hurt a bf16, which has the exponents of f32. Where a later tile exceeds m by more,
   // m is raised, which is seen by a sum that grows and done before any output is added to.
   // Each row's m depends on nothing but its own logits.
   template <bool kFlagMasked>
-  HWY_INLINE void OneMatrixTile(const Tile& tile, bool first, V* m, V* l) {
+  HWY_NOINLINE void OneMatrixTile(const Tile& tile, bool first, V* m, V* l) {
     Run runs[2 * C + 1];
     const int num_runs = this->SplitTile(tile, runs);
     const int64_t origin = tile.keys.begin;
@@ -590,7 +643,7 @@ void RunShared(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
   joined.num_queries *= shared.count;
   joined.key_end = shared.end;
   const BlockGrid grid(p, joined, plan.rows), own_grid(p, *members, plan.rows);
-  const int64_t segments = (shared.end - members->key_begin) / kSegmentKeys;
+  const int64_t segments = (shared.end - members->key_begin) / O::kGrid.segment;
   for (int64_t i = 0; i < shared.count * p.key_heads * own_grid.blocks; ++i) {
     const int64_t block = i % own_grid.blocks, rest = i / own_grid.blocks;
     const int64_t own = queue.IndexOf({shared.first + rest / p.key_heads, rest % p.key_heads, block});
@@ -636,7 +689,7 @@ void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
   SegmentStates<O> states(p, plan, queue.size(), ctx.num_threads());
   ctx.ReserveShared(static_cast<size_t>(states.Bytes()));
   states.Begin(ctx.Shared());
-  if constexpr (!O::kMatrixTiles) {  // caches alone share keys
+  if constexpr (!O::kMatrixTiles) {  // caches alone share keys, and take other kernels
     for (const SharedKeys& shared : p.shared) {
       RunShared<O, C, Outputs>(ctx, p, plan, queue, states, shared);
     }
@@ -680,7 +733,7 @@ void Forward(Context& ctx, const Problem& p) {
       if constexpr (O::kLaneVectors == 1) return RunBlocks<O, 1>(ctx, p, plan);
       [[fallthrough]];
     case 2: return RunBlocks<O, 2>(ctx, p, plan);
-    default: return RunBlocks<O, kMaxVectors>(ctx, p, plan);
+    default: return RunBlocks<O, O::kMostVectors>(ctx, p, plan);
   }
 }
 

@@ -24,10 +24,6 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// Vectors of lanes that one block may hold: a tile of C rows takes C C + C + 1
-// registers.
-inline constexpr int kMaxVectors = hs::kVectorRegisters == 32 ? 4 : 2;
-
 // Where K or V of a head is read: as the caller has it, from a copy of the head,
 // or from a copy of the tile at hand.
 enum class Place { kCaller, kHead, kTile };
@@ -45,7 +41,7 @@ struct Plan {
   int64_t lanes = 0;  // W
   int64_t rows = 0;   // of a block, at most
   Place keys_at = Place::kCaller, values_at = Place::kCaller;
-  int64_t queries = 0, logits = 0, weights = 0, outputs = 0, keys = 0, values = 0;
+  int64_t queries = 0, logits = 0, weights = 0, outputs = 0, spare = 0, keys = 0, values = 0;
 };
 
 // `vectors` is C, or 0 for as many as there are rows to fill them.
@@ -57,14 +53,14 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
   constexpr int64_t kMaxCopyBytes = int64_t{64} << 20;
   int64_t lanes_wanted = 0, rows = 0, max_keys = 0;
   for (const Sequence& s : p.sequences) {
-    lanes_wanted = std::max(lanes_wanted, s.num_queries > kMaxVectors * N
+    lanes_wanted = std::max(lanes_wanted, s.num_queries > O::kMostVectors * N
                                               ? s.num_queries
                                               : s.num_queries * p.group());
     rows = std::max(rows, s.num_queries * p.group());
     max_keys = std::max(max_keys, s.key_end - s.key_begin);
   }
   Plan plan;
-  while (plan.vectors < kMaxVectors && plan.vectors * N < lanes_wanted) {
+  while (plan.vectors < O::kMostVectors && plan.vectors * N < lanes_wanted) {
     plan.vectors *= 2;
   }
   if (vectors != 0) plan.vectors = vectors;
@@ -96,7 +92,10 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
   plan.outputs = O::OutputRows(p.value_depth) * plan.lanes;
   plan.keys = O::KeySize(keys_held(plan.keys_at), p.depth);
   plan.values = O::ValueSize(keys_held(plan.values_at), p.value_depth);
-  if constexpr (O::kMatrixTiles) plan.weights = O::WeightRows() * plan.lanes;
+  if constexpr (O::kMatrixTiles) {
+    plan.weights = O::WeightRows() * plan.lanes;
+    plan.spare = plan.outputs;
+  }
   return plan;
 }
 
@@ -110,6 +109,7 @@ struct Workspace {
   T* logits;
   uint32_t* weights;  // where they are not in the place of the logits
   T *outputs, *totals;
+  T* spare;  // outputs that a pipeline began with
   typename O::Key* keys;
   typename O::Value* values;
   bool keys_finite;     // of what is copied, where tiles are multiplied
@@ -135,6 +135,7 @@ struct Workspace {
     carver.Next(weights, plan.weights);
     carver.Next(outputs, plan.outputs);
     carver.Next(totals, plan.outputs);
+    carver.Next(spare, plan.spare);
     carver.Next(keys, plan.keys);
     carver.Next(values, plan.values);
     return carver.bytes();

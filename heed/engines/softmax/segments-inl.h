@@ -35,6 +35,7 @@ inline constexpr int64_t kTasksPerThread = 4;
 template <class O>
 class SegmentStates {
   using T = typename O::Compute;
+  static constexpr int64_t kSegment = O::kGrid.segment;
 
  public:
   // The pieces of each block: one where there are enough blocks for the threads.
@@ -42,7 +43,7 @@ class SegmentStates {
       : lanes_(plan.lanes), outputs_(plan.outputs), num_blocks_(num_blocks) {
     for (const Sequence& s : p.sequences) {
       segments_ = std::max(segments_,
-                           (s.key_end - s.key_begin + kSegmentKeys - 1) / kSegmentKeys);
+                           (s.key_end - s.key_begin + kSegment - 1) / kSegment);
     }
     const int64_t wanted = kTasksPerThread * num_threads;
     if (num_threads > 1 && num_blocks > 0 && num_blocks < wanted) {

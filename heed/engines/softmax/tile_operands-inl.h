@@ -103,8 +103,9 @@ struct PieceRows {
 };
 
 // Numbers of products of tile_products-inl.h: of keys and queries, of values and weights.
-template <int kKeyProducts, int kValueProducts, class TileUnit>
+template <int kOfKeys, int kOfValues, class TileUnit>
 struct TileOperands {
+  static constexpr int kKeyProducts = kOfKeys, kValueProducts = kOfValues;
   static constexpr int kPieces = hs::PiecePairs<kKeyProducts>::kA;
   static constexpr int kWeightPieces = hs::PiecePairs<kValueProducts>::kB;
   static_assert(hs::PiecePairs<kValueProducts>::kA == kPieces);
@@ -127,6 +128,10 @@ struct TileOperands {
   static constexpr bool kQuantized = false;
   static constexpr bool kMatrixTiles = true;
   static constexpr int kLaneVectors = std::max<int>(1, kTileWords / hn::MaxLanes(D()));
+  // Two tiles of lanes: more, and what is between the products does not stay in L1.
+  static constexpr int kMostVectors = 2 * kLaneVectors;
+  // Units of 32 keys whose weights stand side by side in a pipeline (tile_pipeline-inl.h).
+  static constexpr int kMostUnits = 4;
   static constexpr int kDegree = 5;
 
   static bool KeysInPlace(DType) { return false; }
@@ -139,10 +144,10 @@ struct TileOperands {
     return kPieces * Up(keys, kTileDepth) * Up(depth, kTileDepth);
   }
   static constexpr int64_t ValueSize(int64_t keys, int64_t depth) {
-    return kPieces * Up(keys, kTileDepth) * Up(depth, kTileRows);
+    return kPieces * Up(keys, kTileDepth) * OutputRows(depth);
   }
-  static constexpr int64_t OutputRows(int64_t depth) { return Up(depth, kTileRows); }
-  static constexpr int64_t WeightRows() { return kWeightPieces * kGrid.tile / 2; }
+  static constexpr int64_t OutputRows(int64_t depth) { return Up(depth, 2 * kTileRows); }
+  static constexpr int64_t WeightRows() { return kWeightPieces * kTileRows * 2 * kMostUnits; }
 
   static LogitFactor Split(double factor) {
     return kFinishesLogits ? LogitFactor{1, factor} : LogitFactor{factor, 1};
@@ -197,7 +202,7 @@ struct TileOperands {
                                   int64_t depth, BF16* HWY_RESTRICT to) {
     constexpr int64_t N = hn::MaxLanes(D());
     const hn::Rebind<uint16_t, D> halves;
-    const int64_t chunks = Up(depth, kTileDepth) / kTileDepth;
+    const int64_t chunks = Chunks(depth);
     typename Pieces::Largest largest;
     Pieces::WithStorage(from.dtype, [&](auto stored) HWY_ATTR {
       using S = decltype(stored);
@@ -231,7 +236,7 @@ struct TileOperands {
     constexpr int64_t N = hn::MaxLanes(D());
     const hn::RebindToUnsigned<D> words;
     const hn::Rebind<uint16_t, D> halves;
-    const int64_t channels = Up(depth, kTileRows);
+    const int64_t channels = OutputRows(depth);
     Pieces::WithStorage(from.dtype, [&](auto stored) HWY_ATTR {
       using S = decltype(stored);
       for (int64_t j = begin; j < end; j += 2 * N) {
@@ -274,18 +279,34 @@ struct TileOperands {
     });
   }
 
+  static constexpr int64_t Chunks(int64_t depth) { return Up(depth, kTileDepth) / kTileDepth; }
+
+  // What CopyKeys, CopyValues and PackQueries wrote, as factors of tiles: from key `begin` on,
+  // a multiple of 32 from the first.
+  static HWY_INLINE hs::TileFactor KeyTiles(const Operand<BF16>& k, int64_t begin,
+                                            int64_t depth) {
+    const int64_t chunks = Chunks(depth), row = kPieces * chunks * kTileBytes;
+    return {reinterpret_cast<const char*>(k.data) + (begin - k.first) / kTileRows * row, row,
+            kTileBytes, chunks * kTileBytes, 64};
+  }
+  static HWY_INLINE hs::TileFactor ValueTiles(const Operand<BF16>& v, int64_t begin,
+                                              int64_t depth) {
+    const int64_t unit = kPieces * OutputRows(depth) / kTileRows * kTileBytes;
+    return {reinterpret_cast<const char*>(v.data) + (begin - v.first) / kTileDepth * unit,
+            kPieces * kTileBytes, unit, kTileBytes, 64};
+  }
+  static HWY_INLINE hs::TileFactor QueryTiles(const uint32_t* q, size_t lanes, int64_t depth) {
+    const auto row = static_cast<ptrdiff_t>(lanes * sizeof(uint32_t));
+    return {reinterpret_cast<const char*>(q), 64, kTileRows * row, Chunks(depth) * kTileRows * row,
+            row};
+  }
+
   // s[key][lane] of keys [begin, end), whole steps of them, for kVectors vectors of lanes.
   template <int kVectors>
   static HWY_INLINE void LogitTiles(const uint32_t* q, size_t lanes, const Operand<BF16>& k,
                                     int64_t begin, int64_t end, int64_t depth, float* s) {
-    const int64_t chunks = Up(depth, kTileDepth) / kTileDepth;
-    const hs::TileFactor keys = {
-        reinterpret_cast<const char*>(k.data) +
-            (begin - k.first) / kTileRows * kPieces * chunks * kTileBytes,
-        kPieces * chunks * kTileBytes, kTileBytes, chunks * kTileBytes, 64};
-    const auto row = static_cast<ptrdiff_t>(lanes * sizeof(uint32_t));
-    const hs::TileFactor queries = {reinterpret_cast<const char*>(q), 64, kTileRows * row,
-                                chunks * kTileRows * row, row};
+    const int64_t chunks = Chunks(depth);
+    const hs::TileFactor keys = KeyTiles(k, begin, depth), queries = QueryTiles(q, lanes, depth);
     hs::MultiplyTiles<Tiles, kKeyProducts, kVectors / kLaneVectors, /*kAdd=*/false>(
         keys, Up(end - begin, kTileDepth) / kTileRows, queries, chunks, s,
         static_cast<ptrdiff_t>(lanes));
@@ -299,7 +320,7 @@ struct TileOperands {
   static HWY_NOINLINE void RepeatNaN(const uint32_t* q, size_t lanes, const Operand<BF16>& k,
                                      int64_t begin, int64_t end, int64_t depth,
                                      size_t num_lanes, float* s) {
-    const int64_t chunks = Up(depth, kTileDepth) / kTileDepth;
+    const int64_t chunks = Chunks(depth);
     const auto* keys = reinterpret_cast<const uint16_t*>(k.data);
     const int64_t pairs = chunks * kTileRows;
     for (int64_t j = begin; j < end; ++j, s += lanes) {
@@ -330,14 +351,12 @@ struct TileOperands {
                                    int64_t begin, int64_t end, int64_t depth, bool first,
                                    float* o) {
     constexpr int kColumns = kVectors / kLaneVectors;
-    const ptrdiff_t tiles = Up(depth, kTileRows) / kTileRows;
+    const ptrdiff_t tiles = OutputRows(depth) / kTileRows;
     const auto row = static_cast<ptrdiff_t>(lanes * sizeof(uint32_t));
     const auto out_row = static_cast<ptrdiff_t>(lanes);
-    const hs::TileFactor values = {reinterpret_cast<const char*>(v.data) +
-                                   (begin - v.first) / kTileDepth * kPieces * tiles * kTileBytes,
-                               kPieces * kTileBytes, kPieces * tiles * kTileBytes, kTileBytes, 64};
+    const hs::TileFactor values = ValueTiles(v, begin, depth);
     const hs::TileFactor weights = {reinterpret_cast<const char*>(p), 64, kTileRows * row,
-                                kGrid.tile / 2 * row, row};
+                                    kGrid.tile / 2 * row, row};
     const int64_t steps = Up(end - begin, kTileDepth) / kTileDepth;
     if constexpr (kSkipMasked) {
       AddFiniteValues<kColumns>(values, tiles, weights, steps, first, o, out_row);
@@ -349,7 +368,7 @@ struct TileOperands {
     }
   }
 
-  // p[piece][pair][lane] = 2^((s - shift) factor), from s[key][lane]; sum += p, keys
+  // p[piece][pair][lane] = 2^((s - shift) factor), from s[key][lane]; sum += p of a pair, pairs
   // ascending, before p is rounded. A key of a pair that is not there weighs 0, and with
   // kFlagMasked masked pairs become -0.
   template <size_t W, int C, bool kFlagMasked>
@@ -363,13 +382,15 @@ struct TileOperands {
     for (; j + 2 <= num_keys; j += 2, s += 2 * W, p += W) {
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) {
-        const V first = weigh(s, c, l), second = weigh(s + W, c, l);
+        const V first = weigh(s, c), second = weigh(s + W, c);
+        l[c] = hn::Add(l[c], hn::Add(weigh.Sum(first), weigh.Sum(second)));
         PutPieces<W>(first, second, p + static_cast<size_t>(c) * kLanes);
       }
     }
     for (; j < Steps(num_keys); j += 2, s += 2 * W, p += W) {
       for (int c = 0; c < C; ++c) {
-        const V first = j < num_keys ? weigh(s, c, l) : hn::Zero(D());
+        const V first = j < num_keys ? weigh(s, c) : hn::Zero(D());
+        l[c] = hn::Add(l[c], weigh.Sum(first));
         PutPieces<W>(first, hn::Zero(D()), p + static_cast<size_t>(c) * kLanes);
       }
     }
@@ -383,9 +404,14 @@ struct TileOperands {
   static HWY_INLINE void WeighInPlace(size_t num_keys, float* s, const V* HWY_RESTRICT shift,
                                       float factor, V* HWY_RESTRICT sum) {
     const Weigher<C, kFlagMasked> weigh(shift, factor);
-    for (size_t j = 0; j < num_keys; ++j, s += W) {
+    for (size_t j = 0; j < num_keys; j += 2, s += 2 * W) {
       for (int c = 0; c < C; ++c) {
-        hn::Store(weigh(s, c, sum), D(), s + static_cast<size_t>(c) * kLanes);
+        float* at = s + static_cast<size_t>(c) * kLanes;
+        const V first = weigh(s, c);
+        const V second = j + 1 < num_keys ? weigh(s + W, c) : hn::Zero(D());
+        sum[c] = hn::Add(sum[c], hn::Add(weigh.Sum(first), weigh.Sum(second)));
+        hn::Store(first, D(), at);
+        if (j + 1 < num_keys) hn::Store(second, D(), at + W);
       }
     }
   }
@@ -401,6 +427,47 @@ struct TileOperands {
     }
   }
 
+  static HWY_INLINE V Weight(const float* row, int c, V shift, V factor) {
+    const V x = hn::Load(D(), row + static_cast<size_t>(c) * kLanes);
+    return hs::Exp2Weight<kDegree>(D(), hn::Mul(hn::Sub(x, shift), factor));
+  }
+
+  // 2^((row - shift) factor) of vector c. What it adds to a sum is +0 of a masked pair too.
+  template <int C, bool kFlagMasked>
+  struct Weigher {
+    V shift[C], factor;
+    HWY_INLINE Weigher(const V* HWY_RESTRICT shifts, float f) : factor(hn::Set(D(), f)) {
+      HWY_UNROLL(4)
+      for (int c = 0; c < C; ++c) shift[c] = shifts[c];
+    }
+    HWY_INLINE V operator()(const float* row, int c) const {
+      const D d;
+      const V w = Weight(row, c, shift[c], factor);
+      if constexpr (!kFlagMasked) return w;
+      const V x = hn::Load(d, row + static_cast<size_t>(c) * kLanes);
+      const auto masked = hn::Eq(x, hn::Set(d, -std::numeric_limits<float>::infinity()));
+      return hn::IfThenElse(masked, hn::Set(d, -0.0f), w);
+    }
+    HWY_INLINE V Sum(V weight) const {
+      return kFlagMasked ? hn::Add(weight, hn::Zero(D())) : weight;
+    }
+  };
+
+  // The pieces of the weights of a pair of keys, each `kPairs` rows behind the other.
+  template <size_t W, int64_t kPairs = kGrid.tile / 2>
+  static HWY_INLINE void PutPieces(V first, V second, uint32_t* to) {
+    const D d;
+    const hn::RebindToUnsigned<D> words;
+    HWY_UNROLL(3)
+    for (int p = 0; p < kWeightPieces; ++p) {
+      const auto pair = RoundToPairs(d, first, second);
+      hn::Store(pair, words, to + static_cast<size_t>(p * kPairs) * W);
+      if (p + 1 == kWeightPieces) break;
+      first = hn::Sub(first, hn::BitCast(d, hn::ShiftLeft<16>(pair)));
+      second = hn::Sub(second, hn::BitCast(d, hn::And(pair, hn::Set(words, 0xFFFF0000u))));
+    }
+  }
+
  private:
   static float WidenBits(uint16_t bits) {
     const uint32_t word = uint32_t{bits} << 16;
@@ -413,39 +480,6 @@ struct TileOperands {
   static constexpr int64_t kTileElements = kTileBytes / 2;
   static constexpr size_t Steps(size_t num_keys) {
     return static_cast<size_t>(Up(static_cast<int64_t>(num_keys), kTileDepth));
-  }
-
-  template <int C, bool kFlagMasked>
-  struct Weigher {
-    V shift[C], factor;
-    HWY_INLINE Weigher(const V* HWY_RESTRICT shifts, float f) : factor(hn::Set(D(), f)) {
-      HWY_UNROLL(4)
-      for (int c = 0; c < C; ++c) shift[c] = shifts[c];
-    }
-    HWY_INLINE V operator()(const float* row, int c, V* HWY_RESTRICT sum) const {
-      const D d;
-      const V x = hn::Load(d, row + static_cast<size_t>(c) * kLanes);
-      const V w = hs::Exp2Weight<kDegree>(d, hn::Mul(hn::Sub(x, shift[c]), factor));
-      sum[c] = hn::Add(sum[c], w);
-      if constexpr (!kFlagMasked) return w;
-      const auto masked = hn::Eq(x, hn::Set(d, -std::numeric_limits<float>::infinity()));
-      return hn::IfThenElse(masked, hn::Set(d, -0.0f), w);
-    }
-  };
-
-  // The pieces of the weights of a pair of keys.
-  template <size_t W>
-  static HWY_INLINE void PutPieces(V first, V second, uint32_t* to) {
-    const D d;
-    const hn::RebindToUnsigned<D> words;
-    HWY_UNROLL(3)
-    for (int p = 0; p < kWeightPieces; ++p) {
-      const auto pair = RoundToPairs(d, first, second);
-      hn::Store(pair, words, to + static_cast<size_t>(p * kGrid.tile / 2) * W);
-      if (p + 1 == kWeightPieces) break;
-      first = hn::Sub(first, hn::BitCast(d, hn::ShiftLeft<16>(pair)));
-      second = hn::Sub(second, hn::BitCast(d, hn::And(pair, hn::Set(words, 0xFFFF0000u))));
-    }
   }
 
   // AddValues, a channel's tile at a time, where values may not be finite: these are left

@@ -57,6 +57,7 @@ TileVisits::TileVisits(const Sequence& s, std::span<const KeyRuns> rows,
                        const KeyGrid& grid)
     : tile_(grid.tile),
       step_(grid.step),
+      segment_(grid.segment),
       origin_(s.key_begin),
       end_(s.key_end) {
   for (const KeyRuns& row : rows) {

@@ -25,11 +25,12 @@ inline constexpr int64_t kTileKeys = 64;      // unless a kernel says otherwise
 inline constexpr int64_t kSegmentKeys = 512;  // one un-normalised state each
 
 // How a kernel cuts the keys of a sequence, counted from the first valid one: into
-// tiles, powers of two up to kSegmentKeys, which are extended to whole steps of keys as far
+// tiles, powers of two up to a segment, which are extended to whole steps of keys as far
 // as there are valid keys.
 struct KeyGrid {
   int64_t tile = kTileKeys;
   int64_t step = 1;  // a power of two
+  int64_t segment = kSegmentKeys;
 };
 
 struct Interval {
@@ -54,7 +55,7 @@ KeyRuns VisibleKeys(const Problem& problem, const Sequence& sequence,
 struct Tile {
   Interval keys;
   int64_t grid = 0;     // where on the grid the tile begins, seen or not
-  int64_t segment = 0;  // index of the run of kSegmentKeys that it lies in
+  int64_t segment = 0;  // index of the one that it lies in
   int64_t until = 0;    // where the keys that follow, seen by some row, end
   bool full = false;    // every row of the block sees all of it
 };
@@ -80,7 +81,7 @@ class TileVisits {
     tile->keys = {at_ - ((at_ - origin_) & (step_ - 1)),
                   std::min(end + ((origin_ - end) & (step_ - 1)), end_)};
     tile->grid = border - tile_;
-    tile->segment = (at_ - origin_) / kSegmentKeys;
+    tile->segment = (at_ - origin_) / segment_;
     tile->full = common_first_.Contains(tile->keys) ||
                  common_second_.Contains(tile->keys);
     tile->until = limit;
@@ -89,7 +90,7 @@ class TileVisits {
   }
 
  private:
-  int64_t tile_ = kTileKeys, step_ = 1;
+  int64_t tile_ = kTileKeys, step_ = 1, segment_ = kSegmentKeys;
   int64_t origin_ = 0, end_ = 0, at_ = 0;
   Interval first_, second_;                // unions over the rows
   Interval common_first_, common_second_;  // intersections

@@ -1,0 +1,239 @@
+// Whole tiles of keys in a row, with the products of some while the weights of others are
+// computed.
+//
+// Compiled once per SIMD target that runs beside matrix tiles, or emulates them.
+//
+// The unit multiplies for 16 cycles while vectors are computed, which takes about as long as
+// all products together: one after the other, each waits for the other. So a step has
+//
+//   the logits of unit u (32 keys)                 S = K Q^T
+//   the weights of unit u - 1                      P = 2^(S - m)
+//   32 channels of the outputs of keys before it   O += V^T P
+//
+// with the weights of a few pairs of keys between any two products. Outputs are summed over
+// `kUnits` units at a time, whose weights stand in L1 twice: those being multiplied and those
+// being computed. A sum is stored just before its register is needed again.
+//
+// Each logit, weight and sum is the one of tile_operands-inl.h, bit for bit: other order in
+// time, same chains.
+#if defined(HEED_ENGINES_SOFTMAX_TILE_PIPELINE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_TILE_PIPELINE_INL_H_
+#undef HEED_ENGINES_SOFTMAX_TILE_PIPELINE_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_TILE_PIPELINE_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "heed/engines/softmax/block-inl.h"
+#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/visit.h"
+#include "heed/simd/tile_products-inl.h"
+#include "heed/simd/tiles.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
+
+template <class O>
+class TilePipeline {
+  using V = typename O::V;
+  using Tiles = typename O::Tiles;
+  static constexpr int C = O::kMostVectors;
+  static constexpr size_t N = hn::MaxLanes(typename O::D()), W = C * N;
+  static_assert(W == 2 * kTileWords);
+  static constexpr int kKeyProducts = O::kKeyProducts, kValueProducts = O::kValueProducts;
+  static constexpr int kPairs = kTileDepth / 2;             // of keys of a unit
+  static constexpr size_t kUnitLogits = kTileDepth * W;
+  static constexpr size_t kUnitWeights = O::kWeightPieces * kPairs * W;
+  static constexpr ptrdiff_t kRow = W * sizeof(float);      // bytes
+
+ public:
+  TilePipeline(const Workspace<O>& w, const Head<O>& head, int64_t depth, int64_t value_depth,
+               float* outputs)
+      : w_(w), head_(head), depth_(depth), value_depth_(value_depth), outputs_(outputs) {}
+
+  // O and `sum` of these keys, a multiple of 32, with shifts m.
+  HWY_INLINE void Run(const Interval& keys, const V* m, float factor, V* sum) {
+    const int64_t products = O::Chunks(depth_) * kKeyProducts +
+                             O::OutputRows(value_depth_) / kTileDepth * kValueProducts;
+    if (kKeyProducts == 1 && products <= 4) return RunWith<4>(keys, m, factor, sum);
+    if (products <= 10) return RunWith<2>(keys, m, factor, sum);
+    RunWith<1>(keys, m, factor, sum);
+  }
+
+ private:
+  using KeyBlock = hs::TileBlock<Tiles, kKeyProducts, 2, 2>;
+  using ValueBlock = hs::TileBlock<Tiles, kValueProducts, 2, 2>;
+
+  // f(c) for the vectors of the first or the second tile of lanes, which are constants: what
+  // they index stays in registers.
+  template <int kHalf, class F>
+  static HWY_INLINE void ForVectors(const F& f) {
+    f(std::integral_constant<int, kHalf * C / 2>());
+    if constexpr (C == 4) f(std::integral_constant<int, kHalf * C / 2 + 1>());
+  }
+
+  // The weights of a unit, some of them at a time: of kEach pairs of keys in four calls of
+  // Do().
+  template <int kEach>
+  struct Weights {
+    V factor, shift[C], sum[C];
+    const float* s = nullptr;
+    uint32_t* p = nullptr;
+    int left = 0;  // pairs
+
+    HWY_INLINE Weights(const V* m, float f, const V* sums)
+        : factor(hn::Set(typename O::D(), f)) {
+      HWY_UNROLL(4)
+      for (int c = 0; c < C; ++c) {
+        shift[c] = m[c];
+        sum[c] = sums[c];
+      }
+    }
+
+    HWY_INLINE void Begin(const float* logits, uint32_t* weights) {
+      s = logits;
+      p = weights;
+      left = kPairs;
+    }
+    HWY_INLINE void End() {
+      while (left > 0) Pair();
+    }
+
+    template <int m, int n>
+    HWY_INLINE void Do() {
+      if (left == 0) return;
+      if constexpr (kEach == 4) {
+        Pair();
+      } else if constexpr (kEach == 2) {
+        Half<n>();
+        if constexpr (n == 1) Next();
+      } else if constexpr (n == 0) {
+        Half<m>();
+        if constexpr (m == 1) Next();
+      }
+    }
+
+   private:
+    HWY_INLINE void Pair() {
+      Half<0>();
+      Half<1>();
+      Next();
+    }
+    HWY_INLINE void Next() {
+      s += 2 * W;
+      p += W;
+      --left;
+    }
+    // Of the first or the second tile of lanes.
+    template <int kHalf>
+    HWY_INLINE void Half() {
+      ForVectors<kHalf>([&](auto c) HWY_ATTR {
+        const V first = O::Weight(s, c.value, shift[c.value], factor),
+                second = O::Weight(s + W, c.value, shift[c.value], factor);
+        sum[c.value] = hn::Add(sum[c.value], hn::Add(first, second));
+        O::template PutPieces<W, kPairs>(first, second, p + static_cast<size_t>(c.value) * N);
+      });
+    }
+  };
+
+  // Where the sums that the registers hold are to be stored.
+  struct Pending {
+    float* out = nullptr;
+    template <int m, int n>
+    HWY_INLINE void Store() const {
+      if (out == nullptr) return;
+      Tiles::template Store<KeyBlock::Sum(m, n)>(out + m * kTileRows * W + n * kTileWords, kRow);
+    }
+    HWY_INLINE void StoreAll() {
+      KeyBlock::ForSums([&]<int m, int n>() HWY_ATTR { Store<m, n>(); });
+      out = nullptr;
+    }
+  };
+
+  template <int kEach>
+  HWY_NOINLINE void RunWith(const Interval& keys, const V* m, float factor, V* sum) {
+    const int64_t units = keys.size() / kTileDepth;
+    const int64_t groups = O::OutputRows(value_depth_) / kTileDepth;
+    // One group of channels a step; several where weights of so many units would not fit.
+    const int64_t together = std::clamp<int64_t>(groups, 1, O::kMostUnits / O::kWeightPieces);
+    const hs::TileFactor k = O::KeyTiles(head_.keys, keys.begin, depth_),
+                         q = O::QueryTiles(w_.queries, W, depth_),
+                         v = O::ValueTiles(head_.values, keys.begin, value_depth_);
+    Weights<kEach> weights(m, factor, sum);
+    Pending pending;
+    const auto weights_of = [&](int64_t unit) HWY_ATTR {
+      return w_.weights + static_cast<size_t>(unit % (2 * together)) * kUnitWeights;
+    };
+    const int64_t blocks = (units + together - 1) / together;
+    for (int64_t step = 0; step <= (blocks + 1) * together; ++step) {
+      if (step > 0 && step <= units) {
+        weights.Begin(w_.logits + static_cast<size_t>((step - 1) % 2) * kUnitLogits,
+                      weights_of(step - 1));
+      }
+      if (step < units) Logits(k, q, step, weights, pending);
+      // Channels of the last units whose weights are complete.
+      const int64_t place = (step - 1 + together) % together;
+      const int64_t first = step - 1 - place - together;
+      if (step >= 1 && first >= 0 && first < units) {
+        const hs::TileFactor p = {reinterpret_cast<const char*>(weights_of(first)), 64,
+                                  static_cast<ptrdiff_t>(kUnitWeights * sizeof(uint32_t)),
+                                  kPairs * kRow, kRow};
+        hs::TileFactor values = v;
+        values.data += first * v.step;
+        const int64_t count = std::min(together, units - first);
+        for (int64_t g = groups * place / together; g < groups * (place + 1) / together; ++g) {
+          Values(values, p, 2 * g, count, weights, pending);
+        }
+      } else {
+        pending.StoreAll();
+      }
+      weights.End();
+    }
+    pending.StoreAll();
+    for (int c = 0; c < C; ++c) sum[c] = weights.sum[c];
+  }
+
+  template <class Between>
+  HWY_INLINE void Logits(const hs::TileFactor& k, const hs::TileFactor& q, int64_t unit,
+                         Between& between, Pending& pending) {
+    KeyBlock::Step(k, 2 * unit, q, 0, 0, [&]<int m, int n>() HWY_ATTR {
+      pending.template Store<m, n>();
+      Tiles::template Zero<KeyBlock::Sum(m, n)>();
+    }, between);
+    const int64_t chunks = O::Chunks(depth_);
+    typename KeyBlock::Nothing nothing;
+    for (int64_t e = 1; e < chunks; ++e) KeyBlock::Step(k, 2 * unit, q, 0, e, nothing, between);
+    pending.out = w_.logits + static_cast<size_t>(unit % 2) * kUnitLogits;
+  }
+
+  template <class Between>
+  HWY_INLINE void Values(const hs::TileFactor& v, const hs::TileFactor& p, int64_t row,
+                         int64_t units, Between& between, Pending& pending) {
+    float* out = outputs_ + static_cast<size_t>(row * kTileRows) * W;
+    ValueBlock::Step(v, row, p, 0, 0, [&]<int m, int n>() HWY_ATTR {
+      pending.template Store<m, n>();
+      Tiles::template Load<ValueBlock::Sum(m, n)>(out + m * kTileRows * W + n * kTileWords, kRow);
+    }, between);
+    typename ValueBlock::Nothing nothing;
+    for (int64_t u = 1; u < units; ++u) ValueBlock::Step(v, row, p, 0, u, nothing, between);
+    pending.out = out;
+  }
+
+  const Workspace<O>& w_;
+  const Head<O>& head_;
+  const int64_t depth_, value_depth_;
+  float* const outputs_;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_TILE_PIPELINE_INL_H_
