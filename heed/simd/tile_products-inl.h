@@ -121,7 +121,7 @@ struct TileBlock {
     constexpr auto& kPairs = PiecePairs<kProducts>::kAll;
     constexpr PiecePair now = kPairs[k], last = kPairs[k == 0 ? 0 : k - 1];
     constexpr bool new_a = k == 0 || now.a != last.a, new_b = k == 0 || now.b != last.b;
-    ForSums([&]<int m, int n>() HWY_ATTR {
+    ForSums([&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
       if constexpr (new_a && n == 0) Tiles::template Load<4 + m>(a.At(i + m, step, now.a), a.stride);
       if constexpr (new_b && m == 0) Tiles::template Load<6 + n>(b.At(j + n, step, now.b), b.stride);
       if constexpr (k == 0) before.template operator()<m, n>();
@@ -154,7 +154,7 @@ struct TileBlock {
     ptrdiff_t stored = begin;
     Nothing nothing;
     for (ptrdiff_t i = begin; i + kA <= end; i += kA) {
-      Step(a, i, b, j, 0, [&]<int m, int n>() HWY_ATTR {
+      Step(a, i, b, j, 0, [&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
         if (i != begin) Tiles::template Store<Sum(m, n)>(at(stored, m, n), stride);
         if constexpr (kAdd) {
           Tiles::template Load<Sum(m, n)>(at(i, m, n), stride);
@@ -166,7 +166,7 @@ struct TileBlock {
       stored = i;
     }
     if (begin + kA > end) return;
-    ForSums([&]<int m, int n>() HWY_ATTR {
+    ForSums([&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
       Tiles::template Store<Sum(m, n)>(at(stored, m, n), stride);
     });
   }

@@ -30,6 +30,14 @@
 #define HEED_HAVE_TILES 0
 #endif
 
+// On a lambda: products and what stands between them must end up in one function, or sums
+// leave their registers.
+#if defined(__GNUC__)
+#define HEED_INLINE_LAMBDA __attribute__((always_inline))
+#else
+#define HEED_INLINE_LAMBDA
+#endif
+
 namespace heed {
 
 // Words of a row, rows of a tile, values of k in a product.

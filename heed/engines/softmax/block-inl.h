@@ -136,6 +136,13 @@ class Block {
     }
   }
 
+  HWY_INLINE bool SeesAny() const {
+    for (size_t lane = 0; lane < num_rows_; ++lane) {
+      if (runs_[lane].size() > 0) return true;
+    }
+    return false;
+  }
+
   // Everything else that does not depend on the tile.
   HWY_INLINE void Prepare() {
     const void* q[W];

@@ -69,7 +69,8 @@ class ForwardBlock : protected Block<O, C> {
   ForwardBlock(const Problem& problem, const Sequence& sequence, const BlockGrid& grid,
                int64_t key_head, int64_t block, Workspace<O>& workspace, const Head<O>& head)
       : Base(problem, sequence, grid, key_head, block, workspace, head),
-        layout_(static_cast<size_t>(problem.value_depth), num_rows_) {}
+        layout_(static_cast<size_t>(problem.value_depth), num_rows_),
+        outputs_(workspace.outputs), totals_(workspace.totals) {}
 
   HWY_ATTR void Compute() {
     Accumulate();
@@ -81,11 +82,17 @@ class ForwardBlock : protected Block<O, C> {
   HWY_ATTR void ComputePiece(const SegmentStates<O>& states, int64_t index, int64_t piece) {
     this->FindKeys();
     this->KeepKeys({s_.own_begin, s_.key_end});
-    this->KeepKeys(Piece(piece, states.pieces()));
-    this->Prepare();
-    Pass</*kFlagMasked=*/false>([&](int64_t segment, const V* m, const V* l) HWY_ATTR {
-      Keep(states.At(index, segment), m, l);
-    });
+    if (const int64_t count = states.segments_of_piece() * kSegment; count > 0) {
+      this->KeepKeys({s_.key_begin + piece * count, s_.key_begin + (piece + 1) * count});
+    } else {
+      this->KeepKeys(Piece(piece, states.pieces()));
+    }
+    if (this->SeesAny()) {
+      this->Prepare();
+      Pass</*kFlagMasked=*/false>([&](int64_t segment, const V* m, const V* l) HWY_ATTR {
+        Keep(states.At(index, segment), m, l);
+      });
+    }
     if (!states.IsLast(index)) return;
     MergePieces(states, index);
     if (any_tile_ && MaskedLeaked()) {
@@ -623,8 +630,8 @@ class ForwardBlock : protected Block<O, C> {
   static constexpr int kMaxExponent = 32;
 
   const Outputs layout_;
-  T* outputs_ = nullptr;  // of the current segment
-  T* totals_ = nullptr;   // of all segments so far
+  T* outputs_;  // of the current segment
+  T* totals_;   // of all segments so far
   bool any_tile_ = false;
   HWY_ALIGN T max_[W], sum_[W];
 };
@@ -683,10 +690,79 @@ struct SessionType<O> {
 template <class O>
 using SessionOf = typename SessionType<O>::Type;
 
+// Blocks that take the same keys while these are in L2, in the order of the queue.
+template <class O>
+struct BlockGroups {
+  static constexpr int64_t kMostBlocks = 32, kFewestBlocks = 4;
+  static constexpr int64_t kMostBytes = int64_t{16} << 20;  // of states
+
+  BlockGroups(const Problem& p, const Plan& plan, int64_t num_blocks, int num_threads)
+      : blocks(kFewestBlocks) {
+    if constexpr (O::kMatrixTiles) {
+      of_piece.count = O::KeysInL2(p) / O::kGrid.segment;
+      const int64_t bytes = SegmentStates<O>(p, plan, 1, of_piece).Bytes();
+      blocks = std::min({kMostBlocks, kMostBytes / bytes,
+                         num_blocks / (kTasksPerThread * num_threads)});
+      blocks = std::max(blocks, kFewestBlocks);
+      const bool copied = plan.keys_at == Place::kHead && plan.values_at == Place::kHead;
+      wanted = copied && SegmentStates<O>(p, plan, 1, of_piece).pieces() > 1;
+    }
+  }
+  SegmentStates<O> States(const Problem& p, const Plan& plan) const {
+    return {p, plan, blocks, of_piece};
+  }
+  int64_t Bytes(const Problem& p, const Plan& plan) const {
+    return wanted ? States(p, plan).Bytes() : 0;
+  }
+
+  int64_t blocks;
+  SegmentsOfPiece of_piece = {1};
+  bool wanted = false;
+};
+
+// K and V of a head that do not stay in L2: a part of them that does, for all blocks of a
+// group, then the next one.
+template <class O, int C, class Outputs>
+void RunGroups(Context& ctx, const Problem& p, const Plan& plan, const BlockQueue& queue,
+               const BlockGroups<O>& groups) {
+  const int64_t tasks = (queue.size() + groups.blocks - 1) / groups.blocks;
+  ctx.ParallelFor(tasks, [&](int64_t group, int worker) HWY_ATTR {
+    Workspace<O>& w = WorkspaceOf<O>(ctx, worker);
+    [[maybe_unused]] const SessionOf<O> session;
+    SegmentStates<O> states = groups.States(p, plan);
+    int64_t index = group * groups.blocks;
+    const int64_t last = std::min(index + groups.blocks, queue.size());
+    while (index < last) {  // heads, of which a group may meet several
+      const BlockQueue::Task head_of = queue.At(index);
+      int64_t end = index + 1;
+      while (end < last && queue.At(end).sequence == head_of.sequence &&
+             queue.At(end).key_head == head_of.key_head) {
+        ++end;
+      }
+      states.Begin(reinterpret_cast<char*>(&w) + Workspace<O>::Bytes(plan));
+      const Sequence& s = p.sequences[static_cast<size_t>(head_of.sequence)];
+      const Head<O> head = HeadOf(p, plan, head_of.sequence, head_of.key_head, w);
+      const BlockGrid grid(p, s, plan.rows);
+      for (int64_t piece = 0; piece < states.pieces(); ++piece) {
+        for (int64_t i = index; i < end; ++i) {
+          ForwardBlock<O, C, Outputs> block(p, s, grid, head_of.key_head, queue.At(i).block, w,
+                                            head);
+          block.ComputePiece(states, i - index, piece);
+        }
+      }
+      index = end;
+    }
+  });
+}
+
 template <class O, int C, class Outputs = LaneOutputs<O, C>>
 void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
   const BlockQueue queue(p, plan.rows);
   SegmentStates<O> states(p, plan, queue.size(), ctx.num_threads());
+  if constexpr (O::kMatrixTiles) {
+    const BlockGroups<O> groups(p, plan, queue.size(), ctx.num_threads());
+    if (groups.wanted && !states.kept()) return RunGroups<O, C, Outputs>(ctx, p, plan, queue, groups);
+  }
   ctx.ReserveShared(static_cast<size_t>(states.Bytes()));
   states.Begin(ctx.Shared());
   if constexpr (!O::kMatrixTiles) {  // caches alone share keys, and take other kernels
@@ -713,12 +789,13 @@ template <class O>
 int64_t ScratchBytes(const Problem& p, const Plan& plan, int num_threads) {
   const BlockQueue queue(p, plan.rows);
   const SegmentStates<O> states(p, plan, queue.size(), num_threads);
-  return Workspace<O>::Bytes(plan) + (states.Bytes() + num_threads - 1) / num_threads;
+  return Workspace<O>::Bytes(plan) + (states.Bytes() + num_threads - 1) / num_threads +
+         BlockGroups<O>(p, plan, queue.size(), num_threads).Bytes(p, plan);
 }
 
 template <class O>
-void ReserveWorkspaces(Context& ctx, const Plan& plan) {
-  ctx.ReserveScratch(static_cast<size_t>(Workspace<O>::Bytes(plan)));
+void ReserveWorkspaces(Context& ctx, const Plan& plan, int64_t more_bytes = 0) {
+  ctx.ReserveScratch(static_cast<size_t>(Workspace<O>::Bytes(plan) + more_bytes));
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
     WorkspaceOf<O>(ctx, worker).Init(plan);
   }
@@ -727,7 +804,9 @@ void ReserveWorkspaces(Context& ctx, const Plan& plan) {
 template <class O>
 void Forward(Context& ctx, const Problem& p) {
   const Plan plan = MakePlan<O>(p);
-  ReserveWorkspaces<O>(ctx, plan);
+  const int64_t num_blocks = O::kMatrixTiles ? BlockQueue(p, plan.rows).size() : 0;
+  const BlockGroups<O> groups(p, plan, num_blocks, ctx.num_threads());
+  ReserveWorkspaces<O>(ctx, plan, groups.Bytes(p, plan));
   switch (plan.vectors) {
     case 1:
       if constexpr (O::kLaneVectors == 1) return RunBlocks<O, 1>(ctx, p, plan);

@@ -43,9 +43,8 @@ void ForwardTiles(Context& ctx, const Problem& problem);
 int64_t ForwardWorkspaceTiles(const Context& ctx, const Problem& problem);
 int64_t ForwardLanesTiles(const Context& ctx, const Problem& problem);
 
-// Steps are the keys of a product of tiles. Sums over segments are shorter than their keys:
-// a product adds up 32 of them, weights are added two by two.
-inline constexpr KeyGrid kMatrixGrid = {.tile = kTileKeys, .step = 32, .segment = 1024};
+// Steps are the keys of a product of tiles.
+inline constexpr KeyGrid kMatrixGrid = {.tile = kTileKeys, .step = 32};
 
 // Blocks of kDecodeRows rows, or as many as lanes if these are fewer. Int8 is of keys and
 // values; its Bytes need HasByteProducts() of dispatch.h, BF16Pairs what the forward ones

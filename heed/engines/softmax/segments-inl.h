@@ -31,6 +31,10 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr int64_t kTasksPerThread = 4;
 
+struct SegmentsOfPiece {
+  int64_t count;
+};
+
 // The states (m, l, O) of all segments of all blocks, in the memory that threads share.
 template <class O>
 class SegmentStates {
@@ -52,7 +56,17 @@ class SegmentStates {
     kept_ = pieces_ > 1 || !p.shared.empty();
   }
 
+  // The states of `num_blocks` blocks whose pieces are so many segments each, from the first
+  // key on.
+  SegmentStates(const Problem& p, const Plan& plan, int64_t num_blocks, SegmentsOfPiece of_piece)
+      : SegmentStates(p, plan, num_blocks, /*num_threads=*/1) {
+    segments_of_piece_ = of_piece.count;
+    pieces_ = (segments_ + of_piece.count - 1) / of_piece.count;
+    kept_ = true;
+  }
+
   int64_t pieces() const { return pieces_; }
+  int64_t segments_of_piece() const { return segments_of_piece_; }  // 0: as many as come out
   bool kept() const { return kept_; }
 
   // Bytes, none where no states are kept; Begin() lays them out and marks all empty.
@@ -97,7 +111,7 @@ class SegmentStates {
     return carver.bytes();
   }
 
-  int64_t lanes_, outputs_, num_blocks_, segments_ = 0, pieces_ = 1;
+  int64_t lanes_, outputs_, num_blocks_, segments_ = 0, pieces_ = 1, segments_of_piece_ = 0;
   bool kept_ = false;
   std::atomic<int64_t>* missing_ = nullptr;
   uint8_t* visited_ = nullptr;

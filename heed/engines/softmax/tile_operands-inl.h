@@ -118,7 +118,11 @@ struct TileOperands {
   using V = hn::Vec<D>;
   using Pieces = PieceRows<kPieces>;
 
-  static constexpr KeyGrid kGrid = kMatrixGrid;
+  // Sums over a segment are shorter than its keys: a product adds up 32 of them, and weights
+  // are added two by two. A segment is computed with K and V in L2: pieces take more of it.
+  static constexpr KeyGrid kGrid = {.tile = kMatrixGrid.tile,
+                                    .step = kMatrixGrid.step,
+                                    .segment = kPieces == 1 ? 2048 : kPieces == 2 ? 1024 : 512};
   static_assert(kGrid.step == kTileDepth);
   static constexpr int kKeyStep = kTileDepth;
   // f32 has room for the factor; of what is exact in its pieces another rounding would cost
@@ -133,6 +137,12 @@ struct TileOperands {
   // Units of 32 keys whose weights stand side by side in a pipeline (tile_pipeline-inl.h).
   static constexpr int kMostUnits = 4;
   static constexpr int kDegree = 5;
+
+  // Keys whose tiles take half of an L2 of 2 MiB, in whole segments.
+  static int64_t KeysInL2(const Problem& p) {
+    const int64_t bytes = kPieces * (Up(p.depth, kTileDepth) + OutputRows(p.value_depth)) * 2;
+    return std::max<int64_t>((int64_t{1} << 20) / bytes / kGrid.segment, 1) * kGrid.segment;
+  }
 
   static bool KeysInPlace(DType) { return false; }
   static bool ValuesInPlace(DType) { return false; }

@@ -134,7 +134,7 @@ class TilePipeline {
     // Of the first or the second tile of lanes.
     template <int kHalf>
     HWY_INLINE void Half() {
-      ForVectors<kHalf>([&](auto c) HWY_ATTR {
+      ForVectors<kHalf>([&](auto c) HWY_ATTR HEED_INLINE_LAMBDA {
         const V first = O::Weight(s, c.value, shift[c.value], factor),
                 second = O::Weight(s + W, c.value, shift[c.value], factor);
         sum[c.value] = hn::Add(sum[c.value], hn::Add(first, second));
@@ -152,7 +152,7 @@ class TilePipeline {
       Tiles::template Store<KeyBlock::Sum(m, n)>(out + m * kTileRows * W + n * kTileWords, kRow);
     }
     HWY_INLINE void StoreAll() {
-      KeyBlock::ForSums([&]<int m, int n>() HWY_ATTR { Store<m, n>(); });
+      KeyBlock::ForSums([&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA { Store<m, n>(); });
       out = nullptr;
     }
   };
@@ -203,7 +203,7 @@ class TilePipeline {
   template <class Between>
   HWY_INLINE void Logits(const hs::TileFactor& k, const hs::TileFactor& q, int64_t unit,
                          Between& between, Pending& pending) {
-    KeyBlock::Step(k, 2 * unit, q, 0, 0, [&]<int m, int n>() HWY_ATTR {
+    KeyBlock::Step(k, 2 * unit, q, 0, 0, [&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
       pending.template Store<m, n>();
       Tiles::template Zero<KeyBlock::Sum(m, n)>();
     }, between);
@@ -217,7 +217,7 @@ class TilePipeline {
   HWY_INLINE void Values(const hs::TileFactor& v, const hs::TileFactor& p, int64_t row,
                          int64_t units, Between& between, Pending& pending) {
     float* out = outputs_ + static_cast<size_t>(row * kTileRows) * W;
-    ValueBlock::Step(v, row, p, 0, 0, [&]<int m, int n>() HWY_ATTR {
+    ValueBlock::Step(v, row, p, 0, 0, [&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
       pending.template Store<m, n>();
       Tiles::template Load<ValueBlock::Sum(m, n)>(out + m * kTileRows * W + n * kTileWords, kRow);
     }, between);
