@@ -74,8 +74,9 @@ GateResult Measure(const Line& line) {
   std::vector<double> ratios;
   int rejected = 0;
   for (int round = 0; round < rounds; ++round) {
-    const double peak =
-        line.ratio == Ratio::kOfPeak ? subject->PeakFlopsPerSecond() : 1;
+    const double peak = line.ratio == Ratio::kOfPeak    ? subject->PeakFlopsPerSecond()
+                        : line.ratio == Ratio::kOfTiles ? probe::TileFlopsPerSecond()
+                                                        : 1;
     const Sample a = subject->Time();
     const Sample b = other ? other->Time() : Sample{1, true};
     if (!a.clean || !b.clean) {
@@ -84,6 +85,7 @@ GateResult Measure(const Line& line) {
     }
     switch (line.ratio) {
       case Ratio::kOfPeak:
+      case Ratio::kOfTiles:
         ratios.push_back(subject->problem().flops / a.seconds / peak);
         break;
       case Ratio::kTime:

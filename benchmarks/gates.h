@@ -29,6 +29,7 @@ struct Side {
 // What is measured.
 enum class Ratio {
   kOfPeak,        // the subject's fraction of the multiply-add peak
+  kOfTiles,       // its fraction of the rate of matrix tiles
   kTime,          // its time over that of the other
   kSpeedUp,       // the other's over its
   kTimePerToken,  // as kTime, each divided by its tokens

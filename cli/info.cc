@@ -73,7 +73,7 @@ void Info(const InfoOptions& options) {
   table.Add({"SIMD target", fmt::format("{} (available: {})", target,
                                         fmt::join(available, " "))});
   table.Add({"matrix tiles",
-             os::HasMatrixTiles() ? "present; no kernel uses them yet" : "none"});
+             os::HasMatrixTiles() ? "present" : "none: " + os::WhyNoMatrixTiles()});
   if (options.probe) {
     const auto rate = [&](const char* name, const char* unit) {
       return Rate(roofs[name].get<double>(), unit);

@@ -21,6 +21,10 @@ namespace heed::probe {
 double PeakFlopsPerSecond(DType dtype, int64_t targets = kAllTargets,
                          int repeats = 3);
 
+// Products of bf16 in matrix tiles, on random numbers and after a run-in, in CPU time of this
+// thread; 0 where there are none.
+double TileFlopsPerSecond(int repeats = 3);
+
 // exp2 with max subtracted, summed and stored, over a block that stays in L1:
 // the second roof of softmax. As above.
 double Exp2PerSecond(DType dtype, int64_t targets = kAllTargets,

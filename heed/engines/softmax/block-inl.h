@@ -283,14 +283,16 @@ class Block {
   // f(std::integral_constant<int, number of vectors>) for a run.
   template <class F>
   HWY_INLINE static void WithVectors(size_t count, const F& f) {
-    if constexpr (C >= 4) {
-      if (count == 4) return f(std::integral_constant<int, 4>());
-      if (count == 3) return f(std::integral_constant<int, 3>());
-    }
-    if constexpr (C >= 2) {
+    if constexpr (O::kLaneVectors == C) {
+      f(std::integral_constant<int, C>());
+    } else {
+      if constexpr (C >= 4) {
+        if (count == 4) return f(std::integral_constant<int, 4>());
+        if (count == 3) return f(std::integral_constant<int, 3>());
+      }
       if (count == 2) return f(std::integral_constant<int, 2>());
+      f(std::integral_constant<int, 1>());
     }
-    return f(std::integral_constant<int, 1>());
   }
 
   // S of a run, in the normative order. Each step leaves the maximum of what it
@@ -308,10 +310,7 @@ class Block {
       const auto keep = [](V x, int64_t, int) HWY_ATTR { return x; };
       const bool alibi = !p_.slopes.empty(), softcap = p_.softcap > 0;
       if constexpr (O::kMatrixTiles) {
-        if (raw_) {
-          TileProducts<kVectors>(run, w_.queries + run.c0 * N, head_.keys, p_.depth,
-                                 At(run, origin));
-        }
+        if (raw_) TileProducts(w_.queries, head_.keys, run, p_.depth, At(run, origin));
       }
       if (!raw_ && (!alibi || softcap)) LogitProducts<kVectors>(run, origin, m, keep);
       if (softcap) {
@@ -415,8 +414,8 @@ class Block {
                            V* max, const Before& before, const F& f) {
     if constexpr (O::kMatrixTiles) {
       before(0, static_cast<size_t>(run.end - run.begin));
-      TileProducts<kVectors>(run, lanes + run.c0 * N, rows, depth, out);
-      Rewrite<W, kVectors>(d_, run, run.begin, out - run.c0 * N, max, f);
+      TileProducts(lanes, rows, run, depth, out);
+      Rewrite<W, kVectors>(d_, run, run.begin, out, max, f);
     } else if constexpr (O::kKeysInLanes) {
       O::KeyProducts(lanes, num_rows_, head_, run.begin, run.end, keys_until_,
                      static_cast<size_t>(depth), out);
@@ -435,15 +434,12 @@ class Block {
     }
   }
 
-  template <int kVectors>
-  HWY_INLINE void TileProducts(const Run& run, const typename O::Query* lanes,
-                               const Operand<typename O::Key>& rows, int64_t depth, T* out) {
-    // SplitTile leaves no other widths, which need not be compiled.
-    if constexpr (O::kMatrixTiles && kVectors % O::kLaneVectors == 0) {
-      O::template LogitTiles<kVectors>(lanes, W, rows, run.begin, run.end, depth, out);
-      if (!O::kInfinite && !(queries_finite_ && w_.keys_finite)) {
-        O::RepeatNaN(lanes, W, rows, run.begin, run.end, depth, kVectors * N, out);
-      }
+  HWY_INLINE void TileProducts(const typename O::Query* lanes,
+                               const Operand<typename O::Key>& rows, const Run& run,
+                               int64_t depth, T* out) {
+    O::LogitTiles(lanes, W, rows, run.begin, run.end, depth, out);
+    if (!O::kInfinite && !(queries_finite_ && w_.keys_finite)) {
+      O::RepeatNaN(lanes, W, rows, run.begin, run.end, depth, W, out);
     }
   }
 

@@ -22,7 +22,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "heed/engines/softmax/forward-inl.h"
+#include "heed/engines/softmax/tasks-inl.h"
 #include "heed/engines/softmax/forward.h"
 #include "heed/simd/row_tile-inl.h"
 #include "hwy/highway.h"

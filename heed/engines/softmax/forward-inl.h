@@ -31,15 +31,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "heed/core/context.h"
 #include "heed/engines/softmax/block-inl.h"
+#include "heed/engines/softmax/matrix_block-inl.h"
 #include "heed/engines/softmax/forward.h"
 #include "heed/engines/softmax/outputs-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/segments-inl.h"
-#include "heed/engines/softmax/tile_pipeline-inl.h"
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
@@ -57,10 +58,13 @@ struct Owner {
   size_t lane;
 };
 
+template <class O, int C>
+using BlockOf = std::conditional_t<O::kMatrixTiles, MatrixBlock<O, C>, Block<O, C>>;
+
 // One block of rows, from queries to outputs.
 template <class O, int C, class Outputs = LaneOutputs<O, C>>
-class ForwardBlock : protected Block<O, C> {
-  using Base = Block<O, C>;
+class ForwardBlock : protected BlockOf<O, C> {
+  using Base = BlockOf<O, C>;
   static constexpr int64_t kSegment = O::kGrid.segment;
 
  public:
@@ -214,11 +218,14 @@ class ForwardBlock : protected Block<O, C> {
     bool first_tile = true;
     Interval piped;  // tiles that are left to be computed together
     const auto flush = [&]() HWY_ATTR {
-      if constexpr (O::kMatrixTiles) WholeTiles(piped, m, l);
+      if constexpr (O::kMatrixTiles) this->WholeTiles(piped, m, l, outputs_);
       piped = {};
     };
     this->ForTiles([&](const Tile& tile) HWY_ATTR {
-      const bool pipes = !kFlagMasked && CanPipe(tile) && tile.segment == segment;
+      bool pipes = false;
+      if constexpr (O::kMatrixTiles && !kFlagMasked) {
+        pipes = tile.segment == segment && this->CanPipe(tile);
+      }
       if (pipes && (piped.empty() || piped.end == tile.keys.begin)) {
         piped = {piped.empty() ? tile.keys.begin : piped.begin, tile.keys.end};
         return;
@@ -234,9 +241,9 @@ class ForwardBlock : protected Block<O, C> {
         }
       }
       if constexpr (O::kMatrixTiles) {
-        OneMatrixTile<kFlagMasked>(tile, first_tile, m, l);
+        this->template OneTile<kFlagMasked>(tile, first_tile, m, l, outputs_);
       } else {
-        OneTile<kFlagMasked>(tile, first_tile, m, l);
+        RescaledTile<kFlagMasked>(tile, first_tile, m, l);
       }
       first_tile = false;
       any_tile_ = true;
@@ -316,7 +323,7 @@ class ForwardBlock : protected Block<O, C> {
   }
 
   template <bool kFlagMasked>
-  HWY_INLINE void OneTile(const Tile& tile, bool first, V* m, V* l) {
+  HWY_INLINE void RescaledTile(const Tile& tile, bool first, V* m, V* l) {
     Run runs[2 * C + 1];
     const int num_runs = this->SplitTile(tile, runs);
     const int64_t origin = tile.keys.begin;
@@ -354,169 +361,6 @@ class ForwardBlock : protected Block<O, C> {
     for (int r = 0; r < num_runs; ++r) {
       Values<kFlagMasked>(runs[r], origin, whole && first, rescale);
     }
-  }
-
-  // Whether a tile may be computed with those beside it: all of its pairs are kept, nothing
-  // comes between its products but weights, and K and V are in tiles.
-  HWY_INLINE bool CanPipe(const Tile& tile) const {
-    if constexpr (!O::kMatrixTiles || C != O::kMostVectors) {
-      (void)tile;
-      return false;
-    } else {
-      return tile.full && this->raw_ && p_.dropout == 0 && !this->partial_ &&
-             tile.keys.size() == O::kGrid.tile && head_.keys_at == Place::kHead &&
-             head_.values_at == Place::kHead &&
-             (O::kInfinite || (this->queries_finite_ && w_.keys_finite));
-    }
-  }
-
-  // Whole tiles, of rows that have seen a key in this segment, or tile by tile where a row
-  // had not or m must be raised.
-  HWY_NOINLINE void WholeTiles(const Interval& keys, V* m, V* l) {
-    if (keys.empty()) return;
-    if constexpr (C == O::kMostVectors) {
-      if (keys.size() > O::kGrid.tile && !AnyUnset(m)) {
-        V before[C];
-        for (int c = 0; c < C; ++c) before[c] = l[c];
-        layout_.Copy(outputs_, w_.spare);
-        TilePipeline<O>(w_, head_, p_.depth, p_.value_depth, outputs_)
-            .Run(keys, m, Exponent(), l);
-        if (!AnyAbove(l)) return;
-        for (int c = 0; c < C; ++c) l[c] = before[c];
-        layout_.Copy(w_.spare, outputs_);
-      }
-    }
-    for (int64_t at = keys.begin; at < keys.end; at += O::kGrid.tile) {
-      Tile tile;
-      tile.keys = {at, at + O::kGrid.tile};
-      tile.grid = at;
-      tile.full = true;
-      OneMatrixTile</*kFlagMasked=*/false>(tile, /*first=*/false, m, l);
-    }
-  }
-
-  // OneTile where outputs are summed in matrix tiles, which cannot be rescaled on the way.
-  // A row's m is the maximum of the first of its tiles, and stays: weights up to 2^32 do
-  // not hurt a bf16, which has the exponents of f32. Where a later tile exceeds m by more,
-  // m is raised, which is seen by a sum that grows and done before any output is added to.
-  // Each row's m depends on nothing but its own logits.
-  template <bool kFlagMasked>
-  HWY_NOINLINE void OneMatrixTile(const Tile& tile, bool first, V* m, V* l) {
-    Run runs[2 * C + 1];
-    const int num_runs = this->SplitTile(tile, runs);
-    const int64_t origin = tile.keys.begin;
-    V unused[C];
-    for (int c = 0; c < C; ++c) unused[c] = hn::Zero(d_);
-    for (int r = 0; r < num_runs; ++r) {
-      this->template Logits<kFlagMasked>(runs[r], tile, unused);
-    }
-    const bool raised = first || p_.dropout > 0 || AnyUnset(m);
-    if (raised) Raise(runs, num_runs, origin, first, m, l);
-    V before[C];
-    for (int c = 0; c < C; ++c) before[c] = l[c];
-    WeighRuns<kFlagMasked>(runs, num_runs, origin, m, l);
-    if (!raised && AnyAbove(l)) {
-      for (int c = 0; c < C; ++c) l[c] = before[c];
-      Raise(runs, num_runs, origin, first, m, l);
-      WeighRuns<kFlagMasked>(runs, num_runs, origin, m, l);
-    }
-    const bool whole = num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C;
-    if (first && !whole) layout_.Clear(outputs_);
-    if (head_.values_at == Place::kTile) {
-      O::CopyValues(head_.value_source, tile.keys.begin, tile.keys.end, p_.value_depth,
-                    w_.values);
-      head_.values.first = tile.keys.begin;
-    }
-    for (int r = 0; r < num_runs; ++r) {
-      const Run& run = runs[r];
-      this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
-        MatrixValues<vectors.value, kFlagMasked>(run, origin, first && whole);
-      });
-    }
-  }
-
-  template <int kVectors, bool kFlagMasked>
-  HWY_INLINE void MatrixValues(const Run& run, int64_t origin, bool first) {
-    if constexpr (kVectors % O::kLaneVectors == 0) {  // SplitTile leaves no other widths
-      O::template AddValues<kVectors, kFlagMasked>(MatrixWeightsAt(run, origin), W,
-                                                   head_.values, run.begin, run.end,
-                                                   p_.value_depth, first, outputs_ + run.c0 * N);
-    }
-  }
-
-  HWY_INLINE bool AnyUnset(const V* m) const {
-    const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
-    auto unset = hn::Eq(m[0], none);
-    for (int c = 1; c < C; ++c) unset = hn::Or(unset, hn::Eq(m[c], none));
-    return !hn::AllFalse(d_, unset);
-  }
-
-  // True if some sum has a weight that Raise() would have made smaller, or many that it
-  // would not.
-  HWY_INLINE bool AnyAbove(const V* l) const {
-    V most = l[0];
-    for (int c = 1; c < C; ++c) most = hn::Max(most, l[c]);
-    return !hn::AllFalse(d_, hn::Gt(most, hn::Set(d_, T{1u << (kMaxExponent - 1)})));
-  }
-
-  // Sets m of the rows that had seen no key, and raises it where a tile exceeds it too far.
-  HWY_NOINLINE void Raise(const Run* runs, int num_runs, int64_t origin, bool first, V* m,
-                          V* l) {
-    const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
-    V max[C], rescale[C];
-    for (int c = 0; c < C; ++c) max[c] = none;
-    for (int r = 0; r < num_runs; ++r) {
-      const T* s = this->At(runs[r], origin);
-      for (int64_t j = runs[r].begin; j < runs[r].end; ++j, s += W) {
-        for (size_t c = runs[r].c0; c < runs[r].c1; ++c) {
-          max[c] = hn::Max(hn::Load(d_, s + (c - runs[r].c0) * N), max[c]);
-        }
-      }
-    }
-    const V scale = hn::Set(d_, Exponent());
-    for (int c = 0; c < C; ++c) {
-      const V excess = hn::Mul(hn::Sub(max[c], m[c]), scale);  // NaN where both are -inf
-      const auto raise = hn::Gt(excess, hn::Set(d_, static_cast<T>(kMaxExponent)));
-      const V raised = hn::IfThenElse(raise, max[c], m[c]);
-      rescale[c] = hn::IfThenElse(
-          raise, hs::Exp2(d_, hn::Mul(hn::Sub(m[c], raised), scale)), hn::Set(d_, T{1}));
-      m[c] = raised;
-      l[c] = hn::Mul(l[c], rescale[c]);
-    }
-    if (!first) layout_.Scale(false, rescale, outputs_);
-  }
-
-  template <bool kFlagMasked>
-  HWY_INLINE void WeighRuns(const Run* runs, int num_runs, int64_t origin, const V* m, V* l) {
-    V shift[C];
-    for (int c = 0; c < C; ++c) shift[c] = this->Shift(m[c]);
-    for (int r = 0; r < num_runs; ++r) {
-      const Run& run = runs[r];
-      T* s = this->At(run, origin);
-      uint32_t* p = MatrixWeightsAt(run, origin);
-      const size_t num_keys = static_cast<size_t>(run.end - run.begin);
-      this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
-        constexpr int kVectors = vectors.value;
-        if (p_.dropout == 0) {
-          O::template Weigh<W, kVectors, kFlagMasked>(num_keys, s, shift + run.c0, Exponent(),
-                                                      l + run.c0, p);
-          return;
-        }
-        O::template WeighInPlace<W, kVectors, kFlagMasked>(num_keys, s, shift + run.c0,
-                                                           Exponent(), l + run.c0);
-        ApplyDropout<W>(d_, run, origin, p_, lanes_, w_.logits);
-        O::template PutWeights<W, kVectors>(num_keys, s, p);
-      });
-    }
-  }
-
-  // What makes a logit the exponent of its weight.
-  T Exponent() const {
-    return static_cast<T>((this->raw_ ? this->factor_.of_logits : 1) * hs::kLog2E);
-  }
-
-  uint32_t* MatrixWeightsAt(const Run& run, int64_t origin) const {
-    return w_.weights + static_cast<size_t>((run.begin - origin) / 2) * W + run.c0 * N;
   }
 
   // P of a run from its S, in the same place: the operands of the second product,
@@ -627,199 +471,12 @@ class ForwardBlock : protected Block<O, C> {
     });
   }
 
-  static constexpr int kMaxExponent = 32;
-
   const Outputs layout_;
   T* outputs_;  // of the current segment
   T* totals_;   // of all segments so far
   bool any_tile_ = false;
   HWY_ALIGN T max_[W], sum_[W];
 };
-
-template <class O>
-Workspace<O>& WorkspaceOf(Context& ctx, int worker) {
-  return *static_cast<Workspace<O>*>(ctx.Scratch(worker));
-}
-
-// Keys that sequences share: each segment of them once, for the queries of all.
-template <class O, int C, class Outputs>
-void RunShared(Context& ctx, const Problem& p, const Plan& plan, const BlockQueue& queue,
-               const SegmentStates<O>& states, const SharedKeys& shared) {
-  const Sequence* const members = &p.sequences[static_cast<size_t>(shared.first)];
-  Sequence joined = *members;
-  joined.num_queries *= shared.count;
-  joined.key_end = shared.end;
-  const BlockGrid grid(p, joined, plan.rows), own_grid(p, *members, plan.rows);
-  const int64_t segments = (shared.end - members->key_begin) / O::kGrid.segment;
-  for (int64_t i = 0; i < shared.count * p.key_heads * own_grid.blocks; ++i) {
-    const int64_t block = i % own_grid.blocks, rest = i / own_grid.blocks;
-    const int64_t own = queue.IndexOf({shared.first + rest / p.key_heads, rest % p.key_heads, block});
-    for (int64_t segment = 0; segment < segments; ++segment) states.Expect(own, segment);
-  }
-  const int64_t blocks = p.key_heads * grid.blocks;
-  const int64_t pieces =
-      std::clamp<int64_t>(kTasksPerThread * ctx.num_threads() / blocks, 1, segments);
-  ctx.ParallelFor(blocks * pieces, [&](int64_t index, int worker) HWY_ATTR {
-    const int64_t piece = index % pieces, block = index / pieces % grid.blocks;
-    const int64_t key_head = index / pieces / grid.blocks;
-    Workspace<O>& w = WorkspaceOf<O>(ctx, worker);
-    const Head<O> head = HeadOf(p, plan, shared.first, key_head, w);
-    ForwardBlock<O, C, Outputs> joint(p, joined, grid, key_head, block, w, head);
-    joint.Join(members, members->num_queries);
-    joint.ComputeShared(
-        states, segments * piece / pieces, segments * (piece + 1) / pieces,
-        [&](const Sequence& sequence, const BlockGrid::Row& row) {
-          const BlockGrid::Place place = own_grid.Find(row);
-          return Owner{queue.IndexOf({&sequence - p.sequences.data(), key_head, place.block}),
-                       static_cast<size_t>(place.lane)};
-        });
-  });
-}
-
-// What a task holds while it multiplies.
-struct NoSession {};
-template <class O>
-struct SessionType {
-  using Type = NoSession;
-};
-template <class O>
-  requires O::kMatrixTiles
-struct SessionType<O> {
-  using Type = typename O::Tiles::Session;
-};
-template <class O>
-using SessionOf = typename SessionType<O>::Type;
-
-// Blocks that take the same keys while these are in L2, in the order of the queue.
-template <class O>
-struct BlockGroups {
-  static constexpr int64_t kMostBlocks = 32, kFewestBlocks = 4;
-  static constexpr int64_t kMostBytes = int64_t{16} << 20;  // of states
-
-  BlockGroups(const Problem& p, const Plan& plan, int64_t num_blocks, int num_threads)
-      : blocks(kFewestBlocks) {
-    if constexpr (O::kMatrixTiles) {
-      of_piece.count = O::KeysInL2(p) / O::kGrid.segment;
-      const int64_t bytes = SegmentStates<O>(p, plan, 1, of_piece).Bytes();
-      blocks = std::min({kMostBlocks, kMostBytes / bytes,
-                         num_blocks / (kTasksPerThread * num_threads)});
-      blocks = std::max(blocks, kFewestBlocks);
-      const bool copied = plan.keys_at == Place::kHead && plan.values_at == Place::kHead;
-      wanted = copied && SegmentStates<O>(p, plan, 1, of_piece).pieces() > 1;
-    }
-  }
-  SegmentStates<O> States(const Problem& p, const Plan& plan) const {
-    return {p, plan, blocks, of_piece};
-  }
-  int64_t Bytes(const Problem& p, const Plan& plan) const {
-    return wanted ? States(p, plan).Bytes() : 0;
-  }
-
-  int64_t blocks;
-  SegmentsOfPiece of_piece = {1};
-  bool wanted = false;
-};
-
-// K and V of a head that do not stay in L2: a part of them that does, for all blocks of a
-// group, then the next one.
-template <class O, int C, class Outputs>
-void RunGroups(Context& ctx, const Problem& p, const Plan& plan, const BlockQueue& queue,
-               const BlockGroups<O>& groups) {
-  const int64_t tasks = (queue.size() + groups.blocks - 1) / groups.blocks;
-  ctx.ParallelFor(tasks, [&](int64_t group, int worker) HWY_ATTR {
-    Workspace<O>& w = WorkspaceOf<O>(ctx, worker);
-    [[maybe_unused]] const SessionOf<O> session;
-    SegmentStates<O> states = groups.States(p, plan);
-    int64_t index = group * groups.blocks;
-    const int64_t last = std::min(index + groups.blocks, queue.size());
-    while (index < last) {  // heads, of which a group may meet several
-      const BlockQueue::Task head_of = queue.At(index);
-      int64_t end = index + 1;
-      while (end < last && queue.At(end).sequence == head_of.sequence &&
-             queue.At(end).key_head == head_of.key_head) {
-        ++end;
-      }
-      states.Begin(reinterpret_cast<char*>(&w) + Workspace<O>::Bytes(plan));
-      const Sequence& s = p.sequences[static_cast<size_t>(head_of.sequence)];
-      const Head<O> head = HeadOf(p, plan, head_of.sequence, head_of.key_head, w);
-      const BlockGrid grid(p, s, plan.rows);
-      for (int64_t piece = 0; piece < states.pieces(); ++piece) {
-        for (int64_t i = index; i < end; ++i) {
-          ForwardBlock<O, C, Outputs> block(p, s, grid, head_of.key_head, queue.At(i).block, w,
-                                            head);
-          block.ComputePiece(states, i - index, piece);
-        }
-      }
-      index = end;
-    }
-  });
-}
-
-template <class O, int C, class Outputs = LaneOutputs<O, C>>
-void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
-  const BlockQueue queue(p, plan.rows);
-  SegmentStates<O> states(p, plan, queue.size(), ctx.num_threads());
-  if constexpr (O::kMatrixTiles) {
-    const BlockGroups<O> groups(p, plan, queue.size(), ctx.num_threads());
-    if (groups.wanted && !states.kept()) return RunGroups<O, C, Outputs>(ctx, p, plan, queue, groups);
-  }
-  ctx.ReserveShared(static_cast<size_t>(states.Bytes()));
-  states.Begin(ctx.Shared());
-  if constexpr (!O::kMatrixTiles) {  // caches alone share keys, and take other kernels
-    for (const SharedKeys& shared : p.shared) {
-      RunShared<O, C, Outputs>(ctx, p, plan, queue, states, shared);
-    }
-  }
-  const int64_t pieces = states.pieces();
-  ctx.ParallelFor(queue.size() * pieces, [&](int64_t index, int worker) HWY_ATTR {
-    const BlockQueue::Task task = queue.At(index / pieces);
-    const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
-    Workspace<O>& w = WorkspaceOf<O>(ctx, worker);
-    [[maybe_unused]] const SessionOf<O> session;
-    const Head<O> head = HeadOf(p, plan, task.sequence, task.key_head, w);
-    const BlockGrid grid(p, s, plan.rows);
-    ForwardBlock<O, C, Outputs> block(p, s, grid, task.key_head, task.block, w, head);
-    if (!states.kept()) return block.Compute();
-    block.ComputePiece(states, index / pieces, index % pieces);
-  });
-}
-
-// Per thread, with its share of what the threads share.
-template <class O>
-int64_t ScratchBytes(const Problem& p, const Plan& plan, int num_threads) {
-  const BlockQueue queue(p, plan.rows);
-  const SegmentStates<O> states(p, plan, queue.size(), num_threads);
-  return Workspace<O>::Bytes(plan) + (states.Bytes() + num_threads - 1) / num_threads +
-         BlockGroups<O>(p, plan, queue.size(), num_threads).Bytes(p, plan);
-}
-
-template <class O>
-void ReserveWorkspaces(Context& ctx, const Plan& plan, int64_t more_bytes = 0) {
-  ctx.ReserveScratch(static_cast<size_t>(Workspace<O>::Bytes(plan) + more_bytes));
-  for (int worker = 0; worker < ctx.num_threads(); ++worker) {
-    WorkspaceOf<O>(ctx, worker).Init(plan);
-  }
-}
-
-template <class O>
-void Forward(Context& ctx, const Problem& p) {
-  const Plan plan = MakePlan<O>(p);
-  const int64_t num_blocks = O::kMatrixTiles ? BlockQueue(p, plan.rows).size() : 0;
-  const BlockGroups<O> groups(p, plan, num_blocks, ctx.num_threads());
-  ReserveWorkspaces<O>(ctx, plan, groups.Bytes(p, plan));
-  switch (plan.vectors) {
-    case 1:
-      if constexpr (O::kLaneVectors == 1) return RunBlocks<O, 1>(ctx, p, plan);
-      [[fallthrough]];
-    case 2: return RunBlocks<O, 2>(ctx, p, plan);
-    default: return RunBlocks<O, O::kMostVectors>(ctx, p, plan);
-  }
-}
-
-template <class O>
-int64_t NumLanes(const Problem& p) {
-  return MakePlan<O>(p).lanes;
-}
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE

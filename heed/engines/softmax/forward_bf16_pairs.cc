@@ -11,7 +11,7 @@
 #include "hwy/highway.h"
 #if HWY_TARGET == HWY_AVX3_ZEN4
 // After highway.h:
-#include "heed/engines/softmax/forward-inl.h"
+#include "heed/engines/softmax/tasks-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {

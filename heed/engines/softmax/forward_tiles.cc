@@ -12,7 +12,7 @@
 #include "hwy/highway.h"
 #if HWY_TARGET == HWY_AVX3_SPR || HWY_TARGET == HWY_AVX2
 // After highway.h:
-#include "heed/engines/softmax/forward-inl.h"
+#include "heed/engines/softmax/tasks-inl.h"
 #include "heed/engines/softmax/tile_operands-inl.h"
 #include "heed/simd/emulated_tiles-inl.h"
 

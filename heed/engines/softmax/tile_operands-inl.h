@@ -131,9 +131,10 @@ struct TileOperands {
   static constexpr bool kKeysInLanes = false;
   static constexpr bool kQuantized = false;
   static constexpr bool kMatrixTiles = true;
-  static constexpr int kLaneVectors = std::max<int>(1, kTileWords / hn::MaxLanes(D()));
-  // Two tiles of lanes: more, and what is between the products does not stay in L1.
-  static constexpr int kMostVectors = 2 * kLaneVectors;
+  // Rows of a block, two tiles of lanes: more, and what is between the products does not stay
+  // in L1. Fewer rows take as many, as one tile would hardly be faster.
+  static constexpr int kLaneVectors = 2 * kTileWords / hn::MaxLanes(D());
+  static constexpr int kMostVectors = kLaneVectors;
   // Units of 32 keys whose weights stand side by side in a pipeline (tile_pipeline-inl.h).
   static constexpr int kMostUnits = 4;
   static constexpr int kDegree = 5;
@@ -311,13 +312,12 @@ struct TileOperands {
             row};
   }
 
-  // s[key][lane] of keys [begin, end), whole steps of them, for kVectors vectors of lanes.
-  template <int kVectors>
+  // s[key][lane] of keys [begin, end), whole steps of them, for all lanes.
   static HWY_INLINE void LogitTiles(const uint32_t* q, size_t lanes, const Operand<BF16>& k,
                                     int64_t begin, int64_t end, int64_t depth, float* s) {
     const int64_t chunks = Chunks(depth);
     const hs::TileFactor keys = KeyTiles(k, begin, depth), queries = QueryTiles(q, lanes, depth);
-    hs::MultiplyTiles<Tiles, kKeyProducts, kVectors / kLaneVectors, /*kAdd=*/false>(
+    hs::MultiplyTiles<Tiles, kKeyProducts, kColumns, /*kAdd=*/false>(
         keys, Up(end - begin, kTileDepth) / kTileRows, queries, chunks, s,
         static_cast<ptrdiff_t>(lanes));
   }
@@ -356,11 +356,10 @@ struct TileOperands {
 
   // o[dim][lane] += or = the values of keys [begin, end), whole steps of them, times
   // p[piece][pair of keys][lane].
-  template <int kVectors, bool kSkipMasked>
+  template <bool kSkipMasked>
   static HWY_INLINE void AddValues(const uint32_t* p, size_t lanes, const Operand<BF16>& v,
                                    int64_t begin, int64_t end, int64_t depth, bool first,
                                    float* o) {
-    constexpr int kColumns = kVectors / kLaneVectors;
     const ptrdiff_t tiles = OutputRows(depth) / kTileRows;
     const auto row = static_cast<ptrdiff_t>(lanes * sizeof(uint32_t));
     const auto out_row = static_cast<ptrdiff_t>(lanes);
@@ -369,7 +368,7 @@ struct TileOperands {
                                     kGrid.tile / 2 * row, row};
     const int64_t steps = Up(end - begin, kTileDepth) / kTileDepth;
     if constexpr (kSkipMasked) {
-      AddFiniteValues<kColumns>(values, tiles, weights, steps, first, o, out_row);
+      AddFiniteValues(values, tiles, weights, steps, first, o, out_row);
     } else if (first) {
       hs::MultiplyTiles<Tiles, kValueProducts, kColumns, false>(values, tiles, weights, steps, o,
                                                          out_row);
@@ -487,6 +486,7 @@ struct TileOperands {
   }
 
   static constexpr size_t kLanes = hn::MaxLanes(D());
+  static constexpr int kColumns = 2;  // tiles
   static constexpr int64_t kTileElements = kTileBytes / 2;
   static constexpr size_t Steps(size_t num_keys) {
     return static_cast<size_t>(Up(static_cast<int64_t>(num_keys), kTileDepth));
@@ -494,7 +494,6 @@ struct TileOperands {
 
   // AddValues, a channel's tile at a time, where values may not be finite: these are left
   // out of the tiles and added one by one for the rows that see them.
-  template <int kColumns>
   static HWY_NOINLINE void AddFiniteValues(const hs::TileFactor& values, ptrdiff_t tiles,
                                            const hs::TileFactor& weights, ptrdiff_t steps, bool first,
                                            float* o, ptrdiff_t out_row) {

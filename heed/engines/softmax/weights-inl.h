@@ -18,7 +18,7 @@
 #include <limits>
 
 #include "heed/core/context.h"
-#include "heed/engines/softmax/forward-inl.h"
+#include "heed/engines/softmax/tasks-inl.h"
 #include "heed/engines/softmax/weights.h"
 #include "hwy/highway.h"
 

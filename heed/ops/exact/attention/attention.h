@@ -84,8 +84,10 @@ struct Options {
 
   ConstTensorView cu_seqlens_q, cu_seqlens_k;  // [B + 1] packed; k defaults to q
 
-  Precision precision = Precision::kHighest;  // kHigh may use matrix tiles
-  bool invariant = false;  // one path for every way to split the queries
+  // Of f32 where matrix tiles are: kHigh takes three products of bf16 pieces instead of six,
+  // with a relative error of 1e-5. Elsewhere both are one.
+  Precision precision = Precision::kHighest;
+  bool invariant = false;  // the path of caches, one for every way to split the queries
 };
 
 // lse is optional: the log-sum-exp over the keys alone (sinks not included),

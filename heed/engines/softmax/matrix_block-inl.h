@@ -1,0 +1,194 @@
+// A block of rows whose products are those of matrix tiles.
+//
+// Compiled once per SIMD target that runs beside tiles, or emulates them.
+//
+// Outputs that tiles add up cannot be rescaled on the way: a row's maximum stays what it was
+// in the first tile that it saw of a segment, unless a later one exceeds it by far.
+#if defined(HEED_ENGINES_SOFTMAX_MATRIX_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_MATRIX_BLOCK_INL_H_
+#undef HEED_ENGINES_SOFTMAX_MATRIX_BLOCK_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_MATRIX_BLOCK_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "heed/engines/softmax/block-inl.h"
+#include "heed/engines/softmax/outputs-inl.h"
+#include "heed/engines/softmax/problem.h"
+#include "heed/engines/softmax/tile_pipeline-inl.h"
+#include "heed/engines/softmax/visit.h"
+#include "heed/simd/math-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
+
+template <class O, int C>
+class MatrixBlock : protected Block<O, C> {
+  using Base = Block<O, C>;
+
+ public:
+  using Base::Base;
+
+ protected:
+  using typename Base::T;
+  using typename Base::V;
+  using Base::d_, Base::N, Base::W, Base::p_, Base::lanes_, Base::w_, Base::head_;
+
+  // Whether a tile may be computed with those beside it: all of its pairs are kept, nothing
+  // comes between its products but weights, and K and V are in tiles.
+  HWY_INLINE bool CanPipe(const Tile& tile) const {
+    return tile.full && this->raw_ && p_.dropout == 0 && !this->partial_ &&
+           tile.keys.size() == O::kGrid.tile && head_.keys_at == Place::kHead &&
+           head_.values_at == Place::kHead &&
+           (O::kInfinite || (this->queries_finite_ && w_.keys_finite));
+  }
+
+  // Whole tiles, of rows that have seen a key in this segment, or tile by tile where a row
+  // had not or m must be raised.
+  HWY_NOINLINE void WholeTiles(const Interval& keys, V* m, V* l, T* outputs) {
+    if (keys.empty()) return;
+    if (keys.size() > O::kGrid.tile && !AnyUnset(m)) {
+      V before[C];
+      for (int c = 0; c < C; ++c) before[c] = l[c];
+      Layout().Copy(outputs, w_.spare);
+      TilePipeline<O>(w_, head_, p_.depth, p_.value_depth, outputs).Run(keys, m, Exponent(), l);
+      if (!AnyAbove(l)) return;
+      for (int c = 0; c < C; ++c) l[c] = before[c];
+      Layout().Copy(w_.spare, outputs);
+    }
+    for (int64_t at = keys.begin; at < keys.end; at += O::kGrid.tile) {
+      Tile tile;
+      tile.keys = {at, at + O::kGrid.tile};
+      tile.grid = at;
+      tile.full = true;
+      OneTile</*kFlagMasked=*/false>(tile, /*first=*/false, m, l, outputs);
+    }
+  }
+
+  // One tile. A row's m is the maximum of the first of its tiles, and stays: weights up to 2^32 do
+  // not hurt a bf16, which has the exponents of f32. Where a later tile exceeds m by more,
+  // m is raised, which is seen by a sum that grows and done before any output is added to.
+  // Each row's m depends on nothing but its own logits.
+  template <bool kFlagMasked>
+  HWY_NOINLINE void OneTile(const Tile& tile, bool first, V* m, V* l, T* outputs) {
+    Run runs[2 * C + 1];
+    const int num_runs = this->SplitTile(tile, runs);
+    const int64_t origin = tile.keys.begin;
+    V unused[C];
+    for (int c = 0; c < C; ++c) unused[c] = hn::Zero(d_);
+    for (int r = 0; r < num_runs; ++r) {
+      this->template Logits<kFlagMasked>(runs[r], tile, unused);
+    }
+    const bool raised = first || p_.dropout > 0 || AnyUnset(m);
+    if (raised) Raise(runs, num_runs, origin, first, m, l, outputs);
+    V before[C];
+    for (int c = 0; c < C; ++c) before[c] = l[c];
+    WeighRuns<kFlagMasked>(runs, num_runs, origin, m, l);
+    if (!raised && AnyAbove(l)) {
+      for (int c = 0; c < C; ++c) l[c] = before[c];
+      Raise(runs, num_runs, origin, first, m, l, outputs);
+      WeighRuns<kFlagMasked>(runs, num_runs, origin, m, l);
+    }
+    if (first && num_runs != 1) Layout().Clear(outputs);
+    if (head_.values_at == Place::kTile) {
+      O::CopyValues(head_.value_source, tile.keys.begin, tile.keys.end, p_.value_depth,
+                    w_.values);
+      head_.values.first = tile.keys.begin;
+    }
+    for (int r = 0; r < num_runs; ++r) {
+      const Run& run = runs[r];
+      O::template AddValues<kFlagMasked>(MatrixWeightsAt(run, origin), W, head_.values, run.begin,
+                                         run.end, p_.value_depth, first && num_runs == 1,
+                                         outputs);
+    }
+  }
+
+ private:
+  static constexpr int kMaxExponent = 32;  // of a weight
+
+  HWY_INLINE bool AnyUnset(const V* m) const {
+    const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
+    auto unset = hn::Eq(m[0], none);
+    for (int c = 1; c < C; ++c) unset = hn::Or(unset, hn::Eq(m[c], none));
+    return !hn::AllFalse(d_, unset);
+  }
+
+  // True if some sum has a weight that Raise() would have made smaller, or many that it
+  // would not.
+  HWY_INLINE bool AnyAbove(const V* l) const {
+    V most = l[0];
+    for (int c = 1; c < C; ++c) most = hn::Max(most, l[c]);
+    return !hn::AllFalse(d_, hn::Gt(most, hn::Set(d_, T{1u << (kMaxExponent - 1)})));
+  }
+
+  // Sets m of the rows that had seen no key, and raises it where a tile exceeds it too far.
+  HWY_NOINLINE void Raise(const Run* runs, int num_runs, int64_t origin, bool first, V* m,
+                          V* l, T* outputs) {
+    const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
+    V max[C], rescale[C];
+    for (int c = 0; c < C; ++c) max[c] = none;
+    for (int r = 0; r < num_runs; ++r) {
+      const T* s = this->At(runs[r], origin);
+      for (int64_t j = runs[r].begin; j < runs[r].end; ++j, s += W) {
+        for (int c = 0; c < C; ++c) {
+          max[c] = hn::Max(hn::Load(d_, s + static_cast<size_t>(c) * N), max[c]);
+        }
+      }
+    }
+    const V scale = hn::Set(d_, Exponent());
+    for (int c = 0; c < C; ++c) {
+      const V excess = hn::Mul(hn::Sub(max[c], m[c]), scale);  // NaN where both are -inf
+      const auto raise = hn::Gt(excess, hn::Set(d_, static_cast<T>(kMaxExponent)));
+      const V raised = hn::IfThenElse(raise, max[c], m[c]);
+      rescale[c] = hn::IfThenElse(
+          raise, hs::Exp2(d_, hn::Mul(hn::Sub(m[c], raised), scale)), hn::Set(d_, T{1}));
+      m[c] = raised;
+      l[c] = hn::Mul(l[c], rescale[c]);
+    }
+    if (!first) Layout().Scale(false, rescale, outputs);
+  }
+
+  template <bool kFlagMasked>
+  HWY_INLINE void WeighRuns(const Run* runs, int num_runs, int64_t origin, const V* m, V* l) {
+    V shift[C];
+    for (int c = 0; c < C; ++c) shift[c] = this->Shift(m[c]);
+    for (int r = 0; r < num_runs; ++r) {
+      const Run& run = runs[r];
+      T* s = this->At(run, origin);
+      uint32_t* p = MatrixWeightsAt(run, origin);
+      const size_t num_keys = static_cast<size_t>(run.end - run.begin);
+      if (p_.dropout == 0) {
+        O::template Weigh<W, C, kFlagMasked>(num_keys, s, shift, Exponent(), l, p);
+        continue;
+      }
+      O::template WeighInPlace<W, C, kFlagMasked>(num_keys, s, shift, Exponent(), l);
+      ApplyDropout<W>(d_, run, origin, p_, lanes_, w_.logits);
+      O::template PutWeights<W, C>(num_keys, s, p);
+    }
+  }
+
+  // What makes a logit the exponent of its weight.
+  T Exponent() const {
+    return static_cast<T>((this->raw_ ? this->factor_.of_logits : 1) * hs::kLog2E);
+  }
+
+  uint32_t* MatrixWeightsAt(const Run& run, int64_t origin) const {
+    return w_.weights + static_cast<size_t>((run.begin - origin) / 2) * W;
+  }
+
+  LaneOutputs<O, C> Layout() const {
+    return {static_cast<size_t>(p_.value_depth), this->num_rows_};
+  }
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_MATRIX_BLOCK_INL_H_

@@ -1,0 +1,218 @@
+// Tasks of a forward pass: which blocks of rows, and which of their keys, are computed together.
+//
+// Compiled once per SIMD target and dtype.
+#if defined(HEED_ENGINES_SOFTMAX_TASKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_TASKS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_TASKS_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_TASKS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "heed/core/context.h"
+#include "heed/engines/softmax/forward-inl.h"
+#include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/problem.h"
+#include "heed/engines/softmax/segments-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+
+template <class O>
+Workspace<O>& WorkspaceOf(Context& ctx, int worker) {
+  return *static_cast<Workspace<O>*>(ctx.Scratch(worker));
+}
+
+// Keys that sequences share: each segment of them once, for the queries of all.
+template <class O, int C, class Outputs>
+void RunShared(Context& ctx, const Problem& p, const Plan& plan, const BlockQueue& queue,
+               const SegmentStates<O>& states, const SharedKeys& shared) {
+  const Sequence* const members = &p.sequences[static_cast<size_t>(shared.first)];
+  Sequence joined = *members;
+  joined.num_queries *= shared.count;
+  joined.key_end = shared.end;
+  const BlockGrid grid(p, joined, plan.rows), own_grid(p, *members, plan.rows);
+  const int64_t segments = (shared.end - members->key_begin) / O::kGrid.segment;
+  for (int64_t i = 0; i < shared.count * p.key_heads * own_grid.blocks; ++i) {
+    const int64_t block = i % own_grid.blocks, rest = i / own_grid.blocks;
+    const int64_t own = queue.IndexOf({shared.first + rest / p.key_heads, rest % p.key_heads, block});
+    for (int64_t segment = 0; segment < segments; ++segment) states.Expect(own, segment);
+  }
+  const int64_t blocks = p.key_heads * grid.blocks;
+  const int64_t pieces =
+      std::clamp<int64_t>(kTasksPerThread * ctx.num_threads() / blocks, 1, segments);
+  ctx.ParallelFor(blocks * pieces, [&](int64_t index, int worker) HWY_ATTR {
+    const int64_t piece = index % pieces, block = index / pieces % grid.blocks;
+    const int64_t key_head = index / pieces / grid.blocks;
+    Workspace<O>& w = WorkspaceOf<O>(ctx, worker);
+    const Head<O> head = HeadOf(p, plan, shared.first, key_head, w);
+    ForwardBlock<O, C, Outputs> joint(p, joined, grid, key_head, block, w, head);
+    joint.Join(members, members->num_queries);
+    joint.ComputeShared(
+        states, segments * piece / pieces, segments * (piece + 1) / pieces,
+        [&](const Sequence& sequence, const BlockGrid::Row& row) {
+          const BlockGrid::Place place = own_grid.Find(row);
+          return Owner{queue.IndexOf({&sequence - p.sequences.data(), key_head, place.block}),
+                       static_cast<size_t>(place.lane)};
+        });
+  });
+}
+
+// What a task holds while it multiplies.
+struct NoSession {};
+template <class O>
+struct SessionType {
+  using Type = NoSession;
+};
+template <class O>
+  requires O::kMatrixTiles
+struct SessionType<O> {
+  using Type = typename O::Tiles::Session;
+};
+template <class O>
+using SessionOf = typename SessionType<O>::Type;
+
+// Blocks that take the same keys while these are in L2, in the order of the queue.
+template <class O>
+struct BlockGroups {
+  static constexpr int64_t kMostBlocks = 32, kFewestBlocks = 4;
+  static constexpr int64_t kMostBytes = int64_t{16} << 20;  // of states
+
+  BlockGroups(const Problem& p, const Plan& plan, int64_t num_blocks, int num_threads)
+      : blocks(kFewestBlocks) {
+    if constexpr (O::kMatrixTiles) {
+      of_piece.count = O::KeysInL2(p) / O::kGrid.segment;
+      const int64_t bytes = SegmentStates<O>(p, plan, 1, of_piece).Bytes();
+      blocks = std::min({kMostBlocks, kMostBytes / bytes,
+                         num_blocks / (kTasksPerThread * num_threads)});
+      blocks = std::max(blocks, kFewestBlocks);
+      const bool copied = plan.keys_at == Place::kHead && plan.values_at == Place::kHead;
+      const bool sees_few = p.windowed() || p.chunk > 0;
+      wanted = copied && !sees_few && SegmentStates<O>(p, plan, 1, of_piece).pieces() > 1;
+    }
+  }
+  SegmentStates<O> States(const Problem& p, const Plan& plan) const {
+    return {p, plan, blocks, of_piece};
+  }
+  int64_t Bytes(const Problem& p, const Plan& plan) const {
+    return wanted ? States(p, plan).Bytes() : 0;
+  }
+
+  int64_t blocks;
+  SegmentsOfPiece of_piece = {1};
+  bool wanted = false;
+};
+
+// K and V of a head that do not stay in L2: a part of them that does, for all blocks of a
+// group, then the next one.
+template <class O, int C, class Outputs>
+void RunGroups(Context& ctx, const Problem& p, const Plan& plan, const BlockQueue& queue,
+               const BlockGroups<O>& groups) {
+  const int64_t tasks = (queue.size() + groups.blocks - 1) / groups.blocks;
+  ctx.ParallelFor(tasks, [&](int64_t group, int worker) HWY_ATTR {
+    Workspace<O>& w = WorkspaceOf<O>(ctx, worker);
+    [[maybe_unused]] const SessionOf<O> session;
+    SegmentStates<O> states = groups.States(p, plan);
+    int64_t index = group * groups.blocks;
+    const int64_t last = std::min(index + groups.blocks, queue.size());
+    while (index < last) {  // heads, of which a group may meet several
+      const BlockQueue::Task head_of = queue.At(index);
+      int64_t end = index + 1;
+      while (end < last && queue.At(end).sequence == head_of.sequence &&
+             queue.At(end).key_head == head_of.key_head) {
+        ++end;
+      }
+      states.Begin(reinterpret_cast<char*>(&w) + Workspace<O>::Bytes(plan));
+      const Sequence& s = p.sequences[static_cast<size_t>(head_of.sequence)];
+      const Head<O> head = HeadOf(p, plan, head_of.sequence, head_of.key_head, w);
+      const BlockGrid grid(p, s, plan.rows);
+      for (int64_t piece = 0; piece < states.pieces(); ++piece) {
+        for (int64_t i = index; i < end; ++i) {
+          ForwardBlock<O, C, Outputs> block(p, s, grid, head_of.key_head, queue.At(i).block, w,
+                                            head);
+          block.ComputePiece(states, i - index, piece);
+        }
+      }
+      index = end;
+    }
+  });
+}
+
+template <class O, int C, class Outputs = LaneOutputs<O, C>>
+void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
+  const BlockQueue queue(p, plan.rows);
+  SegmentStates<O> states(p, plan, queue.size(), ctx.num_threads());
+  if constexpr (O::kMatrixTiles) {
+    const BlockGroups<O> groups(p, plan, queue.size(), ctx.num_threads());
+    if (groups.wanted && !states.kept()) return RunGroups<O, C, Outputs>(ctx, p, plan, queue, groups);
+  }
+  ctx.ReserveShared(static_cast<size_t>(states.Bytes()));
+  states.Begin(ctx.Shared());
+  if constexpr (!O::kMatrixTiles) {  // caches alone share keys, and take other kernels
+    for (const SharedKeys& shared : p.shared) {
+      RunShared<O, C, Outputs>(ctx, p, plan, queue, states, shared);
+    }
+  }
+  const int64_t pieces = states.pieces();
+  ctx.ParallelFor(queue.size() * pieces, [&](int64_t index, int worker) HWY_ATTR {
+    const BlockQueue::Task task = queue.At(index / pieces);
+    const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
+    Workspace<O>& w = WorkspaceOf<O>(ctx, worker);
+    [[maybe_unused]] const SessionOf<O> session;
+    const Head<O> head = HeadOf(p, plan, task.sequence, task.key_head, w);
+    const BlockGrid grid(p, s, plan.rows);
+    ForwardBlock<O, C, Outputs> block(p, s, grid, task.key_head, task.block, w, head);
+    if (!states.kept()) return block.Compute();
+    block.ComputePiece(states, index / pieces, index % pieces);
+  });
+}
+
+// Per thread, with its share of what the threads share.
+template <class O>
+int64_t ScratchBytes(const Problem& p, const Plan& plan, int num_threads) {
+  const BlockQueue queue(p, plan.rows);
+  const SegmentStates<O> states(p, plan, queue.size(), num_threads);
+  return Workspace<O>::Bytes(plan) + (states.Bytes() + num_threads - 1) / num_threads +
+         BlockGroups<O>(p, plan, queue.size(), num_threads).Bytes(p, plan);
+}
+
+template <class O>
+void ReserveWorkspaces(Context& ctx, const Plan& plan, int64_t more_bytes = 0) {
+  ctx.ReserveScratch(static_cast<size_t>(Workspace<O>::Bytes(plan) + more_bytes));
+  for (int worker = 0; worker < ctx.num_threads(); ++worker) {
+    WorkspaceOf<O>(ctx, worker).Init(plan);
+  }
+}
+
+template <class O>
+void Forward(Context& ctx, const Problem& p) {
+  const Plan plan = MakePlan<O>(p);
+  const int64_t num_blocks = O::kMatrixTiles ? BlockQueue(p, plan.rows).size() : 0;
+  const BlockGroups<O> groups(p, plan, num_blocks, ctx.num_threads());
+  ReserveWorkspaces<O>(ctx, plan, groups.Bytes(p, plan));
+  if constexpr (O::kLaneVectors == O::kMostVectors) {
+    RunBlocks<O, O::kMostVectors>(ctx, p, plan);
+  } else {
+    switch (plan.vectors) {
+      case 1: return RunBlocks<O, 1>(ctx, p, plan);
+      case 2: return RunBlocks<O, 2>(ctx, p, plan);
+      default: return RunBlocks<O, kMaxVectors>(ctx, p, plan);
+    }
+  }
+}
+
+template <class O>
+int64_t NumLanes(const Problem& p) {
+  return MakePlan<O>(p).lanes;
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_TASKS_INL_H_
