@@ -95,6 +95,7 @@ class ServeTest : public testing::Test {
       heed::attention::Options options;
       options.causal = true;
       options.window = {kWindow - 1, 0};
+      options.invariant = true;  // the sums of a cache, through every layer
       heed::attention::Forward(ctx, {one(in.at("q")), one(in.at("k")), one(in.at("v"))}, options,
                                {one(o), {}});
     };
