@@ -54,7 +54,8 @@ void Info(const InfoOptions& options) {
   const int threads = options.machine.Threads();
   Context ctx(threads);
   options.machine.Apply(ctx);
-  const std::vector<std::string> available = AvailableTargets();
+  std::vector<std::string> available = AvailableTargets();
+  std::erase(available, "tiles");  // which have a line of their own
   const std::string target = TargetName(ctx.allowed_targets());
   const Json roofs = options.probe ? ProbeRoofs(ctx.allowed_targets(), threads)
                                    : Json(nullptr);

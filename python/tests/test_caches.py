@@ -234,7 +234,7 @@ def test_options_are_those_of_attention(rng, options):
     cache.append(k[:, 14:], v[:, 14:])
     causal = {"causal": True, **options}
     o, lse = cache.attend(q, return_lse=True, **options)
-    expected, expected_lse = heed.attention(q, k, v, return_lse=True, **causal)
+    expected, expected_lse = heed.attention(q, k, v, return_lse=True, **causal, **({} if "invariant" in causal else {"invariant": True}))
     np.testing.assert_allclose(o, expected, rtol=4e-6, atol=4e-6)
     np.testing.assert_allclose(lse, expected_lse, rtol=4e-6, atol=4e-6)
     true, true_lse = naive.attention(q, k, v, **causal)

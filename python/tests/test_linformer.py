@@ -90,7 +90,7 @@ def test_gradients_are_differences(rng, options):
 
 def test_explain():
     report = heed.explain("linformer", q=(1, 100, 4, 8), k=(1, 100, 4, 8), v=(1, 100, 4, 8), e=(16, 100), f=(16, 100))
-    assert report["kernel"] == "linformer on softmax_lanes_f32" and report["flops"] == 4 * 100 * 16 * 64
+    assert report["kernel"].startswith("linformer on softmax_") and report["flops"] == 4 * 100 * 16 * 64
     assert report["visited_pairs"] == 100 * 16 * 4 and report["workspace_bytes"] > 0 and not report["invariant"]
 
 

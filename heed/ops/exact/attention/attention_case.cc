@@ -51,6 +51,10 @@ namespace {
 //   |o - o_ref| <= the above + 1.01 u (|o_ref| + [bf16] sum_j |weight_j v_j|)
 //                  + [f16] 2^-25, half of the least subnormal
 //
+// With precision = high a product of two f32 may be three of their bf16 pieces: of each factor
+// 2^-18 is left out and the product of the second pieces, another 2^-18. A logit is then
+// off by 3 2^-18 S more, a mean of v by 3 2^-18 V.
+//
 // A learned sink multiplies by w = sigmoid(lse - sink), whose relative error is
 // (1 - w) times the error of lse - sink: that of lse, and of rounding both.
 struct Epsilon {
@@ -80,6 +84,9 @@ constexpr Epsilon EpsilonOf(DType dtype) {
 void StoreTolerance(const Problem& problem, const ReferenceRow& row,
                     const Outputs& expected, const Outputs& tolerance) {
   const Epsilon eps = EpsilonOf(problem.in.q.dtype());
+  const bool three_products = problem.options.precision == Precision::kHigh &&
+                              problem.in.q.dtype() == DType::kF32;
+  const double pieces = three_products ? 3 * 0x1p-18 : 0;
   const bool packed = problem.options.cu_seqlens_q.present();
   const int64_t batch = packed ? 0 : row.sequence;
   const int64_t Dv = problem.in.v.size(problem.in.v.rank() - 1);
@@ -99,11 +106,11 @@ void StoreTolerance(const Problem& problem, const ReferenceRow& row,
   const double n = static_cast<double>(std::max<size_t>(row.pairs.size(), 1));
   const double of_lse =
       eps.lse * std::max(1.0, std::abs(row.lse)) +
-      eps.chain * std::max(S, 1.75 * R);
+      eps.chain * std::max(S, 1.75 * R) + pieces * S;
   const double length = std::min(n, 512.0);  // of a chain
   const bool repeats = problem.in.v.stride(problem.in.v.rank() - 3) == 0;
   const double of_mean =
-      eps.base * (1 + std::log2(n) / 8 + S / 8) +
+      eps.base * (1 + std::log2(n) / 8 + S / 8) + pieces * (1 + S) +
       eps.chain * std::max(std::sqrt(length), repeats ? length / 2 : 0);
   double of_sink = 0;
   if (problem.options.sinks && !row.pairs.empty()) {
@@ -403,6 +410,7 @@ std::string Title(const Problem& p) {
   }
   if (o.softcap > 0) text += " softcap=" + Format(o.softcap);
   if (o.dropout > 0) text += " dropout=" + Format(o.dropout);
+  if (o.precision == Precision::kHigh) text += " precision=high";
   if (o.invariant) text += " invariant";
   return p.note.empty() ? text : text + " " + p.note;
 }
