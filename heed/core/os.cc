@@ -221,7 +221,7 @@ GuardedMemory& GuardedMemory::operator=(GuardedMemory&& other) noexcept {
 
 void* AllocateAligned(size_t num_bytes) {
   constexpr size_t kLine = 128, kHuge = size_t{1} << 21;
-  const size_t alignment = num_bytes >= 2 * kHuge ? kHuge : kLine;
+  const size_t alignment = num_bytes >= kHuge / 8 ? kHuge : kLine;
   if (num_bytes > SIZE_MAX - alignment) throw std::bad_alloc();
   const size_t rounded = (num_bytes + alignment - 1) / alignment * alignment;
   void* memory = std::aligned_alloc(alignment, rounded == 0 ? kLine : rounded);

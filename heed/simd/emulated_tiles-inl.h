@@ -40,6 +40,11 @@ struct EmulatedTiles {
   }
 
   template <int kTile>
+  static void LoadOnce(const void* from, ptrdiff_t stride) {
+    Load<kTile>(from, stride);
+  }
+
+  template <int kTile>
   static void Store(void* to, ptrdiff_t stride) {
     for (int row = 0; row < kTileRows; ++row) {
       std::memcpy(static_cast<char*>(to) + row * stride, tiles_[kTile][row], 64);

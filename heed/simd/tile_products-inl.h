@@ -67,22 +67,40 @@ struct PiecePairs<6> {
   static constexpr PiecePair kAll[] = {{0, 0}, {0, 1}, {1, 1}, {1, 0}, {2, 0}, {0, 2}};
 };
 
+// x rounded to bf16. Where the instruction takes subnormal numbers for 0, so do the products.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE auto RoundPiece(D d, V x) {
+#if HWY_TARGET == HWY_AVX3_SPR
+  const hn::Rebind<hwy::bfloat16_t, D> half;
+  return hn::BitCast(hn::Rebind<uint16_t, D>(), hn::DemoteTo(half, x));
+#else
+  return Round(d, BF16(), x);
+#endif
+}
+
 // x as bf16 pieces, each the nearest to what is left. Of an infinity or NaN the first piece
 // has it all, and what rounds to infinity is cut off instead.
 template <int kPieces, class D, class V = hn::Vec<D>>
 HWY_INLINE void SplitIntoPieces(D d, V x, hn::Vec<hn::Rebind<uint16_t, D>>* HWY_RESTRICT pieces) {
   const hn::RebindToUnsigned<D> words;
   if constexpr (kPieces == 1) {
-    pieces[0] = Round(d, BF16(), x);
+    pieces[0] = RoundPiece(d, x);
   } else {
     const V largest = hn::BitCast(d, hn::Set(words, 0x7F7F0000u));
-    const V size = hn::Abs(x);
-    const auto clipped = hn::And(hn::IsFinite(x), hn::Gt(size, largest));
-    V first = hn::IfThenElse(clipped, hn::CopySign(largest, x), x);
-    for (int i = 0; i < kPieces; ++i) {
-      pieces[i] = Round(d, BF16(), i == 0 ? first : x);
-      const V piece = Widen(d, BF16(), pieces[i]);
-      x = hn::IfThenElseZero(hn::IsFinite(piece), hn::Sub(x, piece));
+    V rest;
+    const auto ordinary = hn::Le(hn::Abs(x), largest);
+    if (HWY_UNLIKELY(!hn::AllTrue(d, ordinary))) {
+      const auto finite = hn::IsFinite(x);
+      const auto clipped = hn::AndNot(ordinary, finite);
+      pieces[0] = RoundPiece(d, hn::IfThenElse(clipped, hn::CopySign(largest, x), x));
+      rest = hn::IfThenElseZero(finite, hn::Sub(x, Widen(d, BF16(), pieces[0])));
+    } else {
+      pieces[0] = RoundPiece(d, x);
+      rest = hn::Sub(x, Widen(d, BF16(), pieces[0]));
+    }
+    for (int i = 1; i < kPieces; ++i) {
+      pieces[i] = RoundPiece(d, rest);
+      if (i + 1 < kPieces) rest = hn::Sub(rest, Widen(d, BF16(), pieces[i]));
     }
   }
 }
@@ -98,7 +116,8 @@ struct TileFactor {
   }
 };
 
-// A block of kA x kB sums, in registers: 0 to 3 the sums, 4 and 5 of a, 6 and 7 of b.
+// A block of kA x kB sums, in registers: 0 to 3 the sums, 4 and 5 of a, 6 and 7 of b. Tiles
+// of a come by and those of b stay in L1: a fifth to a quarter faster where a is in L2.
 template <class Tiles, int kProducts, int kA, int kB>
 struct TileBlock {
   static constexpr int Sum(int i, int j) { return 2 * i + j; }
@@ -122,7 +141,9 @@ struct TileBlock {
     constexpr PiecePair now = kPairs[k], last = kPairs[k == 0 ? 0 : k - 1];
     constexpr bool new_a = k == 0 || now.a != last.a, new_b = k == 0 || now.b != last.b;
     ForSums([&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
-      if constexpr (new_a && n == 0) Tiles::template Load<4 + m>(a.At(i + m, step, now.a), a.stride);
+      if constexpr (new_a && n == 0) {
+        Tiles::template LoadOnce<4 + m>(a.At(i + m, step, now.a), a.stride);
+      }
       if constexpr (new_b && m == 0) Tiles::template Load<6 + n>(b.At(j + n, step, now.b), b.stride);
       if constexpr (k == 0) before.template operator()<m, n>();
       Tiles::template AddProducts<Sum(m, n), 4 + m, 6 + n>();
@@ -140,53 +161,59 @@ struct TileBlock {
     HWY_INLINE void Do() const {}
   };
 
-  // out(i, j) for the tile rows [begin, end) and the columns from j on, in words with
-  // `out_row` to a row: sums over steps, onto what is there if kAdd. A sum is stored just
-  // before its register is needed again, as four stores in a row would stall.
+  // The sums that the registers hold, to `out`.
+  static HWY_INLINE void StoreAll(float* out, ptrdiff_t out_row) {
+    ForSums([&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA { StoreSum<m, n>(out, out_row); });
+  }
+
+  // Sums over steps of the tiles from (i, j) on, left in registers: onto what `out` has if
+  // kAdd. Those of before are stored to `before`, if that is not null, just before their
+  // registers are needed again: four stores in a row would stall.
   template <bool kAdd>
-  static HWY_INLINE void Columns(const TileFactor& a, ptrdiff_t begin, ptrdiff_t end,
-                                 const TileFactor& b, ptrdiff_t j, ptrdiff_t steps, float* out,
-                                 ptrdiff_t out_row) {
-    const ptrdiff_t stride = out_row * static_cast<ptrdiff_t>(sizeof(float));
-    const auto at = [&](ptrdiff_t i, int m, int n) HWY_ATTR {
-      return out + (i + m) * kTileRows * out_row + (j + n) * kTileWords;
-    };
-    ptrdiff_t stored = begin;
+  static HWY_INLINE void Sums(const TileFactor& a, ptrdiff_t i, const TileFactor& b, ptrdiff_t j,
+                              ptrdiff_t steps, float* before, const float* out,
+                              ptrdiff_t out_row) {
     Nothing nothing;
-    for (ptrdiff_t i = begin; i + kA <= end; i += kA) {
-      Step(a, i, b, j, 0, [&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
-        if (i != begin) Tiles::template Store<Sum(m, n)>(at(stored, m, n), stride);
-        if constexpr (kAdd) {
-          Tiles::template Load<Sum(m, n)>(at(i, m, n), stride);
-        } else {
-          Tiles::template Zero<Sum(m, n)>();
-        }
-      }, nothing);
-      for (ptrdiff_t step = 1; step < steps; ++step) Step(a, i, b, j, step, nothing, nothing);
-      stored = i;
-    }
-    if (begin + kA > end) return;
-    ForSums([&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
-      Tiles::template Store<Sum(m, n)>(at(stored, m, n), stride);
-    });
+    Step(a, i, b, j, 0, [&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
+      if (before != nullptr) StoreSum<m, n>(before, out_row);
+      if constexpr (kAdd) {
+        Tiles::template Load<Sum(m, n)>(out + At(m, n, out_row), out_row * kFloat);
+      } else {
+        Tiles::template Zero<Sum(m, n)>();
+      }
+    }, nothing);
+    for (ptrdiff_t step = 1; step < steps; ++step) Step(a, i, b, j, step, nothing, nothing);
+  }
+
+  template <int m, int n>
+  static HWY_INLINE void StoreSum(float* out, ptrdiff_t out_row) {
+    Tiles::template Store<Sum(m, n)>(out + At(m, n, out_row), out_row * kFloat);
+  }
+
+ private:
+  static constexpr ptrdiff_t kFloat = sizeof(float);
+
+  static constexpr ptrdiff_t At(ptrdiff_t i, ptrdiff_t j, ptrdiff_t out_row) {
+    return i * kTileRows * out_row + j * kTileWords;
   }
 };
 
-// out = a b, or += if kAdd, of `rows` by kColumns tiles.
-template <class Tiles, int kProducts, int kColumns, bool kAdd>
+// out = a b, or += if kAdd, of `rows` by `columns` tiles, both even.
+template <class Tiles, int kProducts, bool kAdd>
 HWY_INLINE void MultiplyTiles(const TileFactor& a, ptrdiff_t rows, const TileFactor& b,
-                              ptrdiff_t steps, float* out, ptrdiff_t out_row) {
-  const ptrdiff_t even = rows / 2 * 2;
-  const auto columns = [&]<int kB>(ptrdiff_t j) HWY_ATTR {
-    TileBlock<Tiles, kProducts, 2, kB>::template Columns<kAdd>(a, 0, even, b, j, steps, out,
-                                                             out_row);
-    if (even != rows) {
-      TileBlock<Tiles, kProducts, 1, kB>::template Columns<kAdd>(a, even, rows, b, j, steps, out,
-                                                               out_row);
+                              ptrdiff_t columns, ptrdiff_t steps, float* out,
+                              ptrdiff_t out_row) {
+  using Block = TileBlock<Tiles, kProducts, 2, 2>;
+  if (rows == 0 || columns == 0) return;
+  float* before = nullptr;
+  for (ptrdiff_t j = 0; j < columns; j += 2) {
+    for (ptrdiff_t i = 0; i < rows; i += 2) {
+      float* at = out + i * kTileRows * out_row + j * kTileWords;
+      Block::template Sums<kAdd>(a, i, b, j, steps, before, at, out_row);
+      before = at;
     }
-  };
-  for (ptrdiff_t j = 0; j + 2 <= kColumns; j += 2) columns.template operator()<2>(j);
-  if constexpr (kColumns % 2 == 1) columns.template operator()<1>(kColumns - 1);
+  }
+  Block::StoreAll(before, out_row);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

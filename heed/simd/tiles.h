@@ -78,6 +78,15 @@ struct MatrixTiles {
                  : "memory");
   }
 
+  // The same, of what is not read again soon and need not stay in L1.
+  template <int kTile>
+  static inline __attribute__((always_inline)) void LoadOnce(const void* from, ptrdiff_t stride) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2"
+                 :
+                 : "r"(from), "r"(stride), "i"(kTile)
+                 : "memory");
+  }
+
   template <int kTile>
   static inline __attribute__((always_inline)) void Store(void* to, ptrdiff_t stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)"

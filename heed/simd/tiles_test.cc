@@ -58,32 +58,27 @@ void Multiply(Operands& x) {
   Tiles::template Store<0>(x.sum, 64);
 }
 
-template <class Tiles, int kProducts, int kColumns>
+template <class Tiles, int kProducts>
 void MultiplyAll(const Matrices& m) {
   constexpr int kA = hs::PiecePairs<kProducts>::kA, kB = hs::PiecePairs<kProducts>::kB;
   const typename Tiles::Session session;
-  const auto row = static_cast<ptrdiff_t>(kColumns * 64);
+  const ptrdiff_t row = m.columns * 64;
   const hs::TileFactor a = {reinterpret_cast<const char*>(m.a), m.steps * kA * kTileBytes,
                             kA * kTileBytes, kTileBytes, 64};
   const hs::TileFactor b = {reinterpret_cast<const char*>(m.b), 64, kB * kTileRows * row,
                             kTileRows * row, row};
-  const auto multiply = m.add ? &hs::MultiplyTiles<Tiles, kProducts, kColumns, true>
-                              : &hs::MultiplyTiles<Tiles, kProducts, kColumns, false>;
-  multiply(a, m.rows, b, m.steps, m.out, kColumns * kTileWords);
+  const auto multiply = m.add ? &hs::MultiplyTiles<Tiles, kProducts, true>
+                              : &hs::MultiplyTiles<Tiles, kProducts, false>;
+  multiply(a, m.rows, b, m.columns, m.steps, m.out, m.columns * kTileWords);
 }
 
 template <class Tiles>
 void MultiplyMatrices(const Matrices& m) {
-  const auto columns = [&]<int kProducts>() {
-    if (m.columns == 1) return MultiplyAll<Tiles, kProducts, 1>(m);
-    if (m.columns == 3) return MultiplyAll<Tiles, kProducts, 3>(m);
-    MultiplyAll<Tiles, kProducts, 4>(m);
-  };
-  if (m.products == 1) return columns.template operator()<1>();
-  if (m.products == 3) return columns.template operator()<3>();
-  if (m.products == 4) return columns.template operator()<4>();
-  if (m.products == 5) return columns.template operator()<5>();
-  columns.template operator()<6>();
+  if (m.products == 1) return MultiplyAll<Tiles, 1>(m);
+  if (m.products == 3) return MultiplyAll<Tiles, 3>(m);
+  if (m.products == 4) return MultiplyAll<Tiles, 4>(m);
+  if (m.products == 5) return MultiplyAll<Tiles, 5>(m);
+  MultiplyAll<Tiles, 6>(m);
 }
 
 void Emulate(Operands& x) { Multiply<hs::EmulatedTiles>(x); }
@@ -207,8 +202,8 @@ TEST(TilesTest, MatricesOfManyTilesAndPiecesAreSumsOfTheirProducts) {
   for (const int products : {1, 3, 4, 5, 6}) {
     const int of_a = products == 1 ? 1 : products == 6 ? 3 : 2;
     const int of_b = products == 5 ? 3 : of_a;
-    for (const int64_t rows : {1, 2, 3, 5}) {
-      for (const int64_t columns : {1, 3, 4}) {
+    for (const int64_t rows : {0, 2, 6}) {
+      for (const int64_t columns : {2, 4}) {
         for (const int64_t steps : {1, 2, 3}) {
           for (const bool add : {false, true}) {
             heed::Random random(
@@ -242,14 +237,16 @@ TEST(TilesTest, MatricesOfManyTilesAndPiecesAreSumsOfTheirProducts) {
                 }
               }
             }
+            const std::vector<float> before = out;
+            SCOPED_TRACE(testing::Message()
+                         << products << " " << rows << " " << columns << " " << steps);
             const Matrices m = {products, rows, columns, steps, a.data(), b.data(), add, out.data()};
-            std::vector<float> before = out;
             HWY_DYNAMIC_DISPATCH(EmulateMatrices)(m);
-            EXPECT_EQ(out, expected) << products << " " << rows << " " << columns << " " << steps;
+            EXPECT_EQ(out, expected);
             if (!os::HasMatrixTiles()) continue;
             out = before;
             HWY_DYNAMIC_DISPATCH(ComputeMatrices)(m);
-            EXPECT_EQ(out, expected) << products << " " << rows << " " << columns << " " << steps;
+            EXPECT_EQ(out, expected);
           }
         }
       }

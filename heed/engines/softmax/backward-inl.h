@@ -48,11 +48,10 @@
 #include "heed/engines/softmax/backward.h"
 #include "heed/engines/softmax/block-inl.h"
 #include "heed/engines/softmax/gradient_buffers-inl.h"
-#include "heed/engines/softmax/gradient_operands-inl.h"
 #include "heed/engines/softmax/gradient_rows-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/simd/convert-inl.h"
-#include "heed/simd/tile-inl.h"
+#include "heed/simd/math-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -60,41 +59,18 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-// out[r] += sum_i a[r][i] b[i] for rows of `depth` elements, as the tiles of O do. Not
-// inlined: three products are one function.
-template <class O, bool kSkipMasked>
-HWY_NOINLINE void AccumulateRows(const typename O::Word* a, ptrdiff_t a_row,
-                                 ptrdiff_t a_step, const typename O::Word* b,
-                                 ptrdiff_t b_step, size_t count,
-                                 typename O::Compute* out, ptrdiff_t out_row,
-                                 size_t num_rows, int64_t depth, RowPrefetch& prefetch) {
-  constexpr size_t N = hn::MaxLanes(hn::ScalableTag<typename O::Compute>());
-  const size_t vectors = (static_cast<size_t>(depth) + N - 1) / N;
-  hs::ForTiles<kMaxVectors>(0, vectors, [&](auto columns, size_t c) HWY_ATTR {
-    hs::ForTiles<hs::TileRows<columns.value>()>(
-        0, num_rows, [&](auto rows, size_t r) HWY_ATTR {
-          const auto at = static_cast<ptrdiff_t>(r);
-          prefetch.Some();
-          O::template Accumulate<rows.value, columns.value, kSkipMasked>(
-              a + at * a_row, a_row, a_step, b + c * N, b_step, count,
-              out + at * out_row + c * N, out_row);
-        });
-  });
-}
-
 // A group of keys of a head: what its blocks share.
-template <class O>
+template <class P>
 struct Group {
-  using T = typename O::Compute;
   Interval keys;
   int64_t index, sequence;
-  Operand<typename O::Key> values;  // read as the keys are
-  bool finite;                      // keys
+  P products;
 };
 
-template <class O>
-class BackwardBlock : Block<O, kMaxVectors> {
-  using Base = Block<O, kMaxVectors>;
+template <class P>
+class BackwardBlock : Block<typename P::Operands, P::kVectors> {
+  using O = typename P::Operands;
+  using Base = Block<O, P::kVectors>;
   using typename Base::T;
   using typename Base::V;
   using Base::d_, Base::N, Base::W, Base::p_, Base::s_, Base::grid_, Base::block_,
@@ -105,7 +81,7 @@ class BackwardBlock : Block<O, kMaxVectors> {
   BackwardBlock(const Problem& p, const Sequence& s, const BlockGrid& grid,
                 int64_t key_head, int64_t block, const Head<O>& head,
                 const Gradients& gradients, const SharedGradients<T>& shared,
-                const Group<O>& group, GradientBuffers<O>& buffers)
+                Group<P>& group, GradientBuffers<P>& buffers)
       : Base(p, s, grid, key_head, block, buffers.block, head), g_(gradients),
         shared_(shared), group_(group), b_(buffers), prefetch_(grid, block - 1) {
     const auto tensor = [&](RowPrefetch::Tensor& t, const Rows& rows, int64_t depth) {
@@ -126,7 +102,8 @@ class BackwardBlock : Block<O, kMaxVectors> {
     if (!visits.Contains(group_.index)) return;
     this->KeepKeys(group_.keys);
     PrepareGradients();
-    this->ForTiles([&](const Tile& tile) HWY_ATTR { OneTile(tile); });
+    EachTile();
+    group_.products.EndBlock();
     if (!shared_.wants.any_row_sum) return;
     Turn& turn = shared_.turns[shared_.index->first_turn[static_cast<size_t>(
                                    group_.sequence)] +
@@ -137,9 +114,9 @@ class BackwardBlock : Block<O, kMaxVectors> {
   }
 
  private:
-  static constexpr int C = kMaxVectors;
+  static constexpr int C = P::kVectors;
 
-  HWY_INLINE void PrepareGradients() {
+  HWY_NOINLINE void PrepareGradients() {
     const void *q[W], *d_o[W];
     this->SetLanes(q);
     for (size_t lane = 0; lane < W; ++lane) {
@@ -150,7 +127,7 @@ class BackwardBlock : Block<O, kMaxVectors> {
       const int64_t head = Head(lane), query = rows_[lane].query;
       const int64_t row = shared_.index->Row(p_, group_.sequence, head, query);
       row_index_[lane] = row;
-      shift_[lane] = shared_.shift[row];
+      shift_[lane] = P::Shift(shared_.shift[row]);
       delta_[lane] = shared_.delta[row];
       gain_[lane] = shared_.gain[row];
       d_o[lane] = SourceOf(g_.d_o, p_.dtype, s_.batch, s_.first_q + query, head).data;
@@ -160,18 +137,44 @@ class BackwardBlock : Block<O, kMaxVectors> {
                        query * shared_.dbias.query_stride;
       }
     }
-    bool finite = O::ToWords(p_.dtype, q, num_rows_, p_.depth, b_.q_rows);
-    finite = O::ToWords(p_.dtype, d_o, num_rows_, p_.value_depth, b_.d_o_rows) && finite;
-    skip_masked_ = !(finite && group_.finite);
-    DType dtype = O::PointToRows(p_.dtype, b_.q_rows, num_rows_, p_.depth, q);
+    const DType dtype = group_.products.BeginBlock(num_rows_, q, d_o);
     this->PackQueries(dtype, q);
-    dtype = O::PointToRows(p_.dtype, b_.d_o_rows, num_rows_, p_.value_depth, d_o);
-    O::PackQueries(dtype, d_o, num_rows_, static_cast<size_t>(p_.value_depth), 1, W,
-                   b_.d_o);
-    std::fill(b_.dq, b_.dq + static_cast<int64_t>(num_rows_) * row_, T{0});
+    PackOutputGradients(dtype, d_o);
+    exponent_ = static_cast<T>((this->raw_ ? this->factor_.of_logits : 1) * hs::kLog2E);
+  }
+
+  HWY_INLINE void PackOutputGradients(DType dtype, const void* const* d_o) {
+    const auto depth = static_cast<size_t>(p_.value_depth);
+    if constexpr (O::kMatrixTiles) {
+      const bool finite = O::PackQueries(dtype, d_o, num_rows_, depth, 1, W, b_.d_o);
+      d_logits_finite_ = finite && group_.products.ValuesAreFinite();
+    } else {
+      O::PackQueries(dtype, d_o, num_rows_, depth, 1, W, b_.d_o);
+    }
   }
 
   int64_t Head(size_t lane) const { return key_head_ * grid_.heads + rows_[lane].head; }
+
+  HWY_INLINE void EachTile() {
+    if constexpr (O::kMatrixTiles) {
+      Interval plain;  // keys
+      const auto add_plain = [&] {
+        if (plain.empty()) return;
+        group_.products.AddPlain(plain, w_.queries, b_.d_o, exponent_, {shift_, delta_, gain_},
+                                 w_.logits, b_.d_logits);
+        plain = {};
+      };
+      this->ForTiles([&](const Tile& tile) HWY_ATTR {
+        const bool is_plain = IsPlain(tile);
+        if (!is_plain || tile.keys.begin != plain.end) add_plain();
+        if (!is_plain) return OneTile(tile);
+        plain = {plain.empty() ? tile.keys.begin : plain.begin, tile.keys.end};
+      });
+      add_plain();
+    } else {
+      this->ForTiles([&](const Tile& tile) HWY_ATTR { OneTile(tile); });
+    }
+  }
 
   HWY_INLINE void OneTile(const Tile& tile) {
     Run runs[2 * C + 1];
@@ -182,16 +185,7 @@ class BackwardBlock : Block<O, kMaxVectors> {
     for (int r = 0; r < num_runs; ++r) {
       const Run& run = runs[r];
       this->template Logits</*kFlagMasked=*/true>(run, tile, unused);
-      if (shared_.wants.d_logits) {
-        this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
-          V max[vectors.value];
-          for (int c = 0; c < vectors.value; ++c) max[c] = hn::Zero(d_);
-          this->template Products<vectors.value>(
-              run, b_.d_o, group_.values, p_.value_depth, GradientAt(run, origin), max,
-              [&](size_t, size_t) HWY_ATTR { prefetch_.Some(); },
-              [](V x, int64_t, int) HWY_ATTR { return x; });
-        });
-      }
+      if (shared_.wants.d_logits) DLogits(run, origin);
       if (p_.dropout > 0) {
         Differentiate<true>(run, origin);
       } else {
@@ -202,12 +196,34 @@ class BackwardBlock : Block<O, kMaxVectors> {
       if (p_.softcap > 0 && (shared_.wants.dq || shared_.wants.dk)) {
         ApplySlopes(run, origin);
       }
-      if (skip_masked_) {
-        Accumulate<true>(run, origin);
-      } else {
-        Accumulate<false>(run, origin);
-      }
+      group_.products.Add(run, origin, w_.logits, b_.d_logits, prefetch_);
     }
+  }
+
+  // dP of a run.
+  HWY_INLINE void DLogits(const Run& run, int64_t origin) {
+    const Operand<typename O::Key> values = group_.products.Values();
+    if constexpr (O::kMatrixTiles) {
+      this->TileProducts(b_.d_o, values, run, p_.value_depth, GradientAt(run, origin),
+                         d_logits_finite_);
+    } else {
+      this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
+        V max[vectors.value];
+        for (int c = 0; c < vectors.value; ++c) max[c] = hn::Zero(d_);
+        this->template Products<vectors.value>(
+            run, b_.d_o, values, p_.value_depth, GradientAt(run, origin), max,
+            [&](size_t, size_t) HWY_ATTR { prefetch_.Some(); },
+            [](V x, int64_t, int) HWY_ATTR { return x; });
+      });
+    }
+  }
+
+  // Whether nothing is wanted of a tile but its products, and every pair of it is kept.
+  HWY_INLINE bool IsPlain(const Tile& tile) const {
+    const Wants& wants = shared_.wants;
+    return tile.full && this->raw_ && p_.dropout == 0 && !this->partial_ &&
+           tile.keys.size() % O::kGrid.step == 0 && !wants.bias_rows && !wants.alibi &&
+           this->queries_finite_ && w_.keys_finite && d_logits_finite_;
   }
 
   T* GradientAt(const Run& run, int64_t origin) const {
@@ -219,17 +235,19 @@ class BackwardBlock : Block<O, kMaxVectors> {
   template <bool kDropout>
   HWY_INLINE void Differentiate(const Run& run, int64_t origin) {
     const V minus_inf = hn::Set(d_, -std::numeric_limits<T>::infinity());
-    const V masked_zero = hn::Set(d_, T{-0.0});
+    const V masked_zero = hn::Set(d_, T{-0.0}), exponent = hn::Set(d_, exponent_);
     for (size_t c = run.c0; c < run.c1; ++c) {
       const V shift = hn::Load(d_, shift_ + c * N), delta = hn::Load(d_, delta_ + c * N),
               gain = hn::Load(d_, gain_ + c * N);
+      [[maybe_unused]] const auto absent = hn::Not(hn::FirstN(d_, num_rows_ - std::min(num_rows_, c * N)));
       Keep<kDropout> keep(p_, lanes_, c);
       for (int64_t j = run.begin; j < run.end; ++j) {
         const size_t at = static_cast<size_t>(j - origin) * W + c * N;
         const V s = hn::Load(d_, w_.logits + at);
         const V dp = hn::Load(d_, b_.d_logits + at);
-        const auto masked = hn::Eq(s, minus_inf);
-        const V p = Weight(d_, hn::Sub(s, shift));
+        auto masked = hn::Eq(s, minus_inf);
+        if constexpr (O::kMatrixTiles) masked = hn::Or(masked, absent);
+        const V p = P::Weight(s, shift, exponent);
         const V kept = keep(gain, j);
         const V ds = hn::Mul(p, hn::MulSub(kept, dp, delta));
         hn::Store(hn::IfThenElse(masked, masked_zero, hn::Mul(p, kept)), d_,
@@ -338,46 +356,7 @@ class BackwardBlock : Block<O, kMaxVectors> {
     }
   }
 
-  template <bool kSkipMasked>
-  HWY_INLINE void Accumulate(const Run& run, int64_t origin) {
-    constexpr size_t kStep = O::kStep;
-    const size_t first = run.c0 * N, end = std::min(num_rows_, run.c1 * N);
-    const auto keys = static_cast<size_t>(run.end - run.begin);
-    const auto tile_key = static_cast<size_t>(run.begin - origin);
-    const int64_t key = run.begin - group_.keys.begin;
-    const size_t words = (end - first + kStep - 1) / kStep;
-    const size_t last = first / kStep + words - 1;  // word of the last rows
-    using Word = typename O::Word;
-    T* p = w_.logits + tile_key * W;
-    T* ds = b_.d_logits + tile_key * W;
-    T* columns = b_.columns + tile_key / kStep * W;
-    if (end % kStep != 0) {  // a word's second row that there is not: never NaN
-      for (size_t j = 0; j < keys; ++j) p[j * W + end] = ds[j * W + end] = T{-0.0};
-    }
-    O::RoundWeights(keys, run.c0, run.c1, W, p, ds, columns);
-    const auto* p_words = reinterpret_cast<const Word*>(p);
-    const auto* ds_words = reinterpret_cast<const Word*>(ds);
-    if (shared_.wants.dv) {
-      AccumulateRows<O, kSkipMasked>(
-          p_words + last, W, -1, b_.d_o_rows + static_cast<int64_t>(last) * value_row_,
-          -value_row_, words, b_.dv + key * value_row_, value_row_, keys, p_.value_depth,
-          prefetch_);
-    }
-    if (shared_.wants.dk) {
-      AccumulateRows<O, kSkipMasked>(
-          ds_words + last, W, -1, b_.q_rows + static_cast<int64_t>(last) * row_, -row_,
-          words, b_.dk + key * row_, row_, keys, p_.depth, prefetch_);
-    }
-    if (shared_.wants.dq) {
-      AccumulateRows<O, kSkipMasked>(
-          O::Columns(ds_words, reinterpret_cast<const Word*>(columns)) + first, 1, W,
-          b_.key_rows + key / int64_t{kStep} * row_, row_, (keys + kStep - 1) / kStep,
-          b_.dq + static_cast<int64_t>(first) * row_, row_, end - first, p_.depth,
-          prefetch_);
-    }
-  }
-
-  HWY_INLINE void AddRowSums() {
+  HWY_NOINLINE void AddRowSums() {
     const V scale = hn::Set(d_, static_cast<T>(p_.scale));
     const auto depth = static_cast<size_t>(p_.depth);
     for (size_t lane = 0; lane < num_rows_; ++lane) {
@@ -385,7 +364,7 @@ class BackwardBlock : Block<O, kMaxVectors> {
       if (shared_.wants.bias_rows) shared_.bias_rows[row] += bias_sums_[lane];
       if (shared_.wants.alibi) shared_.alibi_rows[row] += alibi_sums_[lane];
       if (!shared_.wants.dq) continue;
-      const T* from = b_.dq + static_cast<int64_t>(lane) * row_;
+      const T* from = group_.products.Dq(lane);
       T* to = shared_.DqRow(p_, g_, group_.sequence, Head(lane), rows_[lane].query);
       size_t e = 0;
       for (; e + N <= depth; e += N) {
@@ -402,83 +381,78 @@ class BackwardBlock : Block<O, kMaxVectors> {
 
   const Gradients& g_;
   const SharedGradients<T>& shared_;
-  const Group<O>& group_;
-  GradientBuffers<O>& b_;
-  const int64_t row_ = PaddedRow<T>(p_.depth), value_row_ = PaddedRow<T>(p_.value_depth);
+  Group<P>& group_;
+  GradientBuffers<P>& b_;
   RowPrefetch prefetch_;
-  bool skip_masked_ = false;
+  bool d_logits_finite_ = true;  // what dP is a product of, where tiles are multiplied
+  T exponent_ = 0;               // times a logit
   int64_t row_index_[W];
   T* dbias_[W];
   HWY_ALIGN T shift_[W], delta_[W], gain_[W], bias_sums_[W], alibi_sums_[W];
 };
 
 // One group of keys of one head.
-template <class O>
+template <class P, class O = typename P::Operands>
 HWY_INLINE void GroupGradients(const Problem& p, const Gradients& g, const Plan& plan,
                                const SharedGradients<typename O::Compute>& shared,
                                int64_t sequence, int64_t key_head, int64_t index,
-                               GradientBuffers<O>& b) {
+                               GradientBuffers<P>& b) {
   using T = typename O::Compute;
   const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
   const int64_t begin = s.key_begin + index * kGroupKeys;
   const Interval keys = {begin, std::min(begin + kGroupKeys, s.key_end)};
-  const int64_t row = PaddedRow<T>(p.depth), value_row = PaddedRow<T>(p.value_depth);
-  Head<O> head;
-  head.key_source = SourceOf(p.k, p.dtype, s.batch, s.first_k, key_head);
-  head.keys_at = head.values_at = Place::kHead;
-  head.keys = {b.keys, static_cast<ptrdiff_t>(O::KeyRow(p.depth)), keys.begin};
-  const SourceRows values = SourceOf(p.v, p.dtype, s.batch, s.first_k, key_head);
-  Group<O> group = {keys, index, sequence,
-                    {b.values, static_cast<ptrdiff_t>(O::KeyRow(p.value_depth)),
-                     keys.begin},
-                    true};
-  if constexpr (!O::kKeysAreWords) O::CopyGroup(head.key_source, keys, p.depth, b.keys);
-  group.finite = O::ToWords(head.key_source, keys, p.depth, b.key_rows);
-  O::CopyGroup(values, keys, p.value_depth, b.values);
-  std::fill(b.dk, b.dk + keys.size() * row, T{0});
-  std::fill(b.dv, b.dv + keys.size() * value_row, T{0});
-
-  const BlockGrid grid(p, s, plan.lanes, O::kFuseHeads);
-  for (int64_t block = grid.blocks; block-- > 0;) {
-    BackwardBlock<O>(p, s, grid, key_head, block, head, g, shared, group, b).Compute();
-  }
-  const auto store = [&](const Rows& to, const T* from, int64_t depth, int64_t stride,
-                         double factor) HWY_ATTR {
-    if (to.data == nullptr) return;
-    StoreTokens<T>(SourceOf(to, p.dtype, s.batch, s.first_k, key_head), keys, depth,
-                   static_cast<T>(factor), from, stride);
+  const auto rows = [&](const Rows& of) {
+    return SourceOf(of, p.dtype, s.batch, s.first_k, key_head);
   };
-  store(g.dk, b.dk, p.depth, row, p.scale);
-  store(g.dv, b.dv, p.value_depth, value_row, 1);
+  Group<P> group = {keys, index, sequence,
+                    P(p, shared.wants, keys, rows(p.k), rows(p.v), b.products)};
+  Head<O> head;
+  head.key_source = rows(p.k);
+  head.keys_at = head.values_at = Place::kHead;
+  head.keys = group.products.Keys();
+  if constexpr (O::kMatrixTiles) b.block.keys_finite = group.products.KeysAreFinite();
+
+  const BlockGrid grid(p, s, plan.lanes, P::kFuseHeads);
+  for (int64_t block = grid.blocks; block-- > 0;) {
+    BackwardBlock<P>(p, s, grid, key_head, block, head, g, shared, group, b).Compute();
+  }
+  group.products.EndGroup();
+  const auto store = [&](const Rows& to, const T* from, int64_t depth, double factor) HWY_ATTR {
+    if (to.data == nullptr) return;
+    StoreTokens<T>(rows(to), keys, depth, static_cast<T>(factor), from, P::Row(depth));
+  };
+  store(g.dk, b.products.dk, p.depth, p.scale);
+  store(g.dv, b.products.dv, p.value_depth, 1);
 }
 
-template <class O>
+template <class P>
 Plan BackwardPlan(const Problem& p) {
-  Plan plan = MakePlan<O>(p, kMaxVectors);
-  plan.outputs = plan.keys = plan.values = 0;
+  Plan plan = MakePlan<typename P::Operands>(p, P::kVectors);
+  plan.outputs = plan.spare = plan.weights = plan.keys = plan.values = 0;
   return plan;
 }
 
-template <class O>
+template <class P>
 BackwardBytes BytesOfBackward(const Problem& p, const Gradients& g) {
-  using T = typename O::Compute;
-  const Plan plan = BackwardPlan<O>(p);
-  const RowIndex index(p, plan.lanes, O::kFuseHeads);
+  using T = typename P::Operands::Compute;
+  const Plan plan = BackwardPlan<P>(p);
+  const RowIndex index(p, plan.lanes, P::kFuseHeads);
   SharedGradients<T> shared(p, g, index);
-  return {GradientBuffers<O>::Bytes(p, plan), shared.LayOut(p, g, nullptr)};
+  return {GradientBuffers<P>::Bytes(p, plan), shared.LayOut(p, g, nullptr)};
 }
 
-template <class O>
+template <class P>
 void Backward(Context& ctx, const Problem& p, const Gradients& g) {
+  using O = typename P::Operands;
   using T = typename O::Compute;
-  const Plan plan = BackwardPlan<O>(p);
-  const RowIndex index(p, plan.lanes, O::kFuseHeads);
+  const Plan plan = BackwardPlan<P>(p);
+  const RowIndex index(p, plan.lanes, P::kFuseHeads);
   SharedGradients<T> shared(p, g, index);
   ctx.ReserveShared(static_cast<size_t>(shared.LayOut(p, g, nullptr)));
   shared.LayOut(p, g, ctx.Shared());
-  ctx.ReserveScratch(static_cast<size_t>(GradientBuffers<O>::Bytes(p, plan)));
+  ctx.ReserveScratch(static_cast<size_t>(GradientBuffers<P>::Bytes(p, plan)));
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
-    static_cast<GradientBuffers<O>*>(ctx.Scratch(worker))->Init(p, plan);
+    static_cast<GradientBuffers<P>*>(ctx.Scratch(worker))->Init(p, plan);
   }
   shared.Begin(ctx, p, g);
   if (!shared.wants.any) return shared.Finish(ctx, p, g);
@@ -490,7 +464,8 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
                                    : Interval{one, std::min(one + 1, count)};
   };
   ctx.ParallelFor(queue.size(), [&](int64_t task_index, int worker) HWY_ATTR {
-    auto& buffers = *static_cast<GradientBuffers<O>*>(ctx.Scratch(worker));
+    [[maybe_unused]] const SessionOf<O> session;
+    auto& buffers = *static_cast<GradientBuffers<P>*>(ctx.Scratch(worker));
     const GroupQueue::Task task = queue.At(task_index);
     const Interval some = range(task.sequence, sequences);
     for (int64_t s = some.begin; s < some.end; ++s) {
@@ -499,7 +474,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
           range(task.group, NumGroups(p.sequences[static_cast<size_t>(s)]));
       for (int64_t h = heads.begin; h < heads.end; ++h) {
         for (int64_t group = groups.begin; group < groups.end; ++group) {
-          GroupGradients<O>(p, g, plan, shared, s, h, group, buffers);
+          GroupGradients<P>(p, g, plan, shared, s, h, group, buffers);
         }
       }
     }

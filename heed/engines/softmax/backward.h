@@ -78,12 +78,15 @@ struct BackwardBytes {
 void BackwardF32(Context& ctx, const Problem& problem, const Gradients& gradients);
 void BackwardF64(Context& ctx, const Problem& problem, const Gradients& gradients);
 void BackwardBF16Pairs(Context& ctx, const Problem& problem, const Gradients& gradients);
+void BackwardTiles(Context& ctx, const Problem& problem, const Gradients& gradients);
 BackwardBytes BackwardWorkspaceF32(const Context& ctx, const Problem& problem,
                                    const Gradients& gradients);
 BackwardBytes BackwardWorkspaceF64(const Context& ctx, const Problem& problem,
                                    const Gradients& gradients);
 BackwardBytes BackwardWorkspaceBF16Pairs(const Context& ctx, const Problem& problem,
                                          const Gradients& gradients);
+BackwardBytes BackwardWorkspaceTiles(const Context& ctx, const Problem& problem,
+                                     const Gradients& gradients);
 
 }  // namespace heed::softmax
 

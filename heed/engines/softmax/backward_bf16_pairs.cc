@@ -12,16 +12,17 @@
 #if HWY_TARGET == HWY_AVX3_ZEN4
 // After highway.h:
 #include "heed/engines/softmax/backward-inl.h"
+#include "heed/engines/softmax/vector_gradients-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
 void RunPairs(Context& ctx, const Problem& problem, const Gradients& gradients) {
-  Backward<PairGradients>(ctx, problem, gradients);
+  Backward<VectorGradients<PairGradients>>(ctx, problem, gradients);
 }
 
 BackwardBytes BytesPairs(const Problem& problem, const Gradients& gradients) {
-  return BytesOfBackward<PairGradients>(problem, gradients);
+  return BytesOfBackward<VectorGradients<PairGradients>>(problem, gradients);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -10,16 +10,17 @@
 #include "hwy/highway.h"
 // After highway.h:
 #include "heed/engines/softmax/backward-inl.h"
+#include "heed/engines/softmax/vector_gradients-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
 void RunF32(Context& ctx, const Problem& problem, const Gradients& gradients) {
-  Backward<FmaGradients<float>>(ctx, problem, gradients);
+  Backward<VectorGradients<FmaGradients<float>>>(ctx, problem, gradients);
 }
 
 BackwardBytes BytesF32(const Problem& problem, const Gradients& gradients) {
-  return BytesOfBackward<FmaGradients<float>>(problem, gradients);
+  return BytesOfBackward<VectorGradients<FmaGradients<float>>>(problem, gradients);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -10,16 +10,17 @@
 #include "hwy/highway.h"
 // After highway.h:
 #include "heed/engines/softmax/backward-inl.h"
+#include "heed/engines/softmax/vector_gradients-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
 void RunF64(Context& ctx, const Problem& problem, const Gradients& gradients) {
-  Backward<FmaGradients<double>>(ctx, problem, gradients);
+  Backward<VectorGradients<FmaGradients<double>>>(ctx, problem, gradients);
 }
 
 BackwardBytes BytesF64(const Problem& problem, const Gradients& gradients) {
-  return BytesOfBackward<FmaGradients<double>>(problem, gradients);
+  return BytesOfBackward<VectorGradients<FmaGradients<double>>>(problem, gradients);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

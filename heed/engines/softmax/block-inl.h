@@ -31,6 +31,20 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
+// What a task holds while it multiplies.
+struct NoSession {};
+template <class O>
+struct SessionType {
+  using Type = NoSession;
+};
+template <class O>
+  requires O::kMatrixTiles
+struct SessionType<O> {
+  using Type = typename O::Tiles::Session;
+};
+template <class O>
+using SessionOf = typename SessionType<O>::Type;
+
 // K and V of one key head, wherever they are read.
 template <class O>
 struct Head {
@@ -310,7 +324,10 @@ class Block {
       const auto keep = [](V x, int64_t, int) HWY_ATTR { return x; };
       const bool alibi = !p_.slopes.empty(), softcap = p_.softcap > 0;
       if constexpr (O::kMatrixTiles) {
-        if (raw_) TileProducts(w_.queries, head_.keys, run, p_.depth, At(run, origin));
+        if (raw_) {
+          TileProducts(w_.queries, head_.keys, run, p_.depth, At(run, origin),
+                       queries_finite_ && w_.keys_finite);
+        }
       }
       if (!raw_ && (!alibi || softcap)) LogitProducts<kVectors>(run, origin, m, keep);
       if (softcap) {
@@ -414,7 +431,7 @@ class Block {
                            V* max, const Before& before, const F& f) {
     if constexpr (O::kMatrixTiles) {
       before(0, static_cast<size_t>(run.end - run.begin));
-      TileProducts(lanes, rows, run, depth, out);
+      TileProducts(lanes, rows, run, depth, out, queries_finite_ && w_.keys_finite);
       Rewrite<W, kVectors>(d_, run, run.begin, out, max, f);
     } else if constexpr (O::kKeysInLanes) {
       O::KeyProducts(lanes, num_rows_, head_, run.begin, run.end, keys_until_,
@@ -436,9 +453,9 @@ class Block {
 
   HWY_INLINE void TileProducts(const typename O::Query* lanes,
                                const Operand<typename O::Key>& rows, const Run& run,
-                               int64_t depth, T* out) {
+                               int64_t depth, T* out, bool finite) {
     O::LogitTiles(lanes, W, rows, run.begin, run.end, depth, out);
-    if (!O::kInfinite && !(queries_finite_ && w_.keys_finite)) {
+    if (!O::kInfinite && !finite) {
       O::RepeatNaN(lanes, W, rows, run.begin, run.end, depth, W, out);
     }
   }

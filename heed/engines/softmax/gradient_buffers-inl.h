@@ -23,21 +23,16 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// One thread's buffers beside those of its blocks. Rows are padded to vectors.
-template <class O>
+// One thread's buffers. P multiplies: VectorGradients or MatrixGradients.
+template <class P>
 struct GradientBuffers {
+  using O = typename P::Operands;
   using T = typename O::Compute;
-  using Word = typename O::Word;
   Workspace<O> block;
-  typename O::Query* d_o;   // [Dv][W], in lanes
-  Word *q_rows, *d_o_rows;  // [W][.]
-  T* d_logits;              // [tile][W]: dP, then dS
-  T* columns;               // [tile][W]: dS again, where it differs by keys
-  T* slopes;                // [tile][W]
-  T* dq;                    // [W][.]
-  typename O::Key *keys, *values;  // [group][.]
-  Word* key_rows;                  // the same keys
-  T *dk, *dv;                      // [group][.]
+  typename O::Query* d_o;  // [Dv][W], in lanes
+  T* d_logits;             // [tile][W]: dP, then dS
+  T* slopes;               // [tile][W]
+  typename P::Buffers products;
 
   static int64_t Bytes(const Problem& p, const Plan& plan) {
     GradientBuffers unused = {};
@@ -51,23 +46,13 @@ struct GradientBuffers {
 
  private:
   int64_t LayOut(const Problem& p, const Plan& plan, void* base) {
-    const int64_t row = PaddedRow<T>(p.depth), value_row = PaddedRow<T>(p.value_depth);
     Carver carver(base, (sizeof(GradientBuffers) + 127) / 128 * 128);
     carver.Next(block.queries, plan.queries);
     carver.Next(block.logits, plan.logits);
     carver.Next(d_o, O::QueryRows(p.value_depth) * plan.lanes);
     carver.Next(d_logits, plan.logits);
     carver.Next(slopes, p.softcap > 0 ? plan.logits : 0);
-    carver.Next(columns, O::kKeysAreWords ? 0 : plan.logits / O::kStep);
-    carver.Next(q_rows, plan.lanes / O::kStep * row);
-    carver.Next(d_o_rows, plan.lanes / O::kStep * value_row);
-    carver.Next(dq, plan.lanes * row);
-    carver.Next(keys, kGroupKeys * O::KeyRow(p.depth));
-    carver.Next(values, kGroupKeys * O::KeyRow(p.value_depth));
-    carver.Next(key_rows, O::kKeysAreWords ? 0 : kGroupKeys / O::kStep * row);
-    if constexpr (O::kKeysAreWords) key_rows = keys;
-    carver.Next(dk, kGroupKeys * row);
-    carver.Next(dv, kGroupKeys * value_row);
+    products.LayOut(carver, p, plan);
     return carver.bytes();
   }
 };

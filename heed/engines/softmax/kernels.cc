@@ -98,7 +98,7 @@ constexpr Kernel kKernels[] = {
     {"softmax_tiles", &DeclinesTiles, &ForwardWorkspaceTiles, &ForwardLanesTiles, kMatrixGrid,
      &MatrixTarget, &ForwardTiles, /*invariant=*/false,
      "matrix tiles of bf16, query rows in lanes; f32 as sums of three, f16 of two",
-     nullptr, nullptr},
+     &BackwardTiles, &BackwardWorkspaceTiles},
     {"softmax_decode_int8_bytes", &DeclinesInt8Bytes, &DecodeWorkspaceInt8Bytes,
      &DecodeRowsInt8Bytes, {}, &ByteTarget, &DecodeInt8Bytes, /*invariant=*/true,
      "8 query rows per key head at once, queries in fixed point, integer products of "

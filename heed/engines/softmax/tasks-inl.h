@@ -63,20 +63,6 @@ void RunShared(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
   });
 }
 
-// What a task holds while it multiplies.
-struct NoSession {};
-template <class O>
-struct SessionType {
-  using Type = NoSession;
-};
-template <class O>
-  requires O::kMatrixTiles
-struct SessionType<O> {
-  using Type = typename O::Tiles::Session;
-};
-template <class O>
-using SessionOf = typename SessionType<O>::Type;
-
 // Blocks that take the same keys while these are in L2, in the order of the queue.
 template <class O>
 struct BlockGroups {

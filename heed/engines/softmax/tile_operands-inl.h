@@ -175,31 +175,43 @@ struct TileOperands {
     typename Pieces::Largest largest;
     Pieces::WithStorage(dtype, [&](auto stored) HWY_ATTR {
       using S = decltype(stored);
+      const auto pack = [&]<bool kWhole>(size_t lane, size_t present, size_t e)
+                            HWY_ATTR HEED_INLINE_LAMBDA {
+        hn::Vec<decltype(words)> v[kPieces][N];
+        HWY_UNROLL(16)
+        for (size_t i = 0; i < N; ++i) {
+          HWY_UNROLL(3)
+          for (int p = 0; p < kPieces; ++p) v[p][i] = hn::Zero(words);
+          if (!kWhole && i >= present) continue;
+          typename Pieces::Half low[kPieces], high[kPieces];
+          const S* row = static_cast<const S*>(rows[lane + i]) + e;
+          const size_t left = kWhole ? 2 * N : depth - e, lower = std::min(N, left);
+          Pieces::Load(row, lower, static_cast<float>(factor), low);
+          Pieces::Load(row + lower, std::min(N, left - lower), static_cast<float>(factor), high);
+          largest.Add(low[0]);
+          largest.Add(high[0]);
+          HWY_UNROLL(3)
+          for (int p = 0; p < kPieces; ++p) {
+            v[p][i] = hn::BitCast(words, hn::Combine(halves, high[p], low[p]));
+          }
+        }
+        HWY_UNROLL(3)
+        for (int p = 0; p < kPieces; ++p) {
+          hs::Transpose(words, v[p]);
+          const size_t first = static_cast<size_t>(p) * padded / 2 + e / 2;
+          HWY_UNROLL(16)
+          for (size_t i = 0; i < N; ++i) {
+            hn::Store(v[p][i], words, to + (first + i) * lanes + lane);
+          }
+        }
+      };
       for (size_t lane = 0; lane < lanes; lane += N) {
         const size_t present = num_rows > lane ? std::min(N, num_rows - lane) : 0;
         for (size_t e = 0; e < padded; e += 2 * N) {
-          hn::Vec<decltype(words)> v[kPieces][N];
-          for (size_t i = 0; i < N; ++i) {
-            for (int p = 0; p < kPieces; ++p) v[p][i] = hn::Zero(words);
-            if (i >= present || e >= depth) continue;
-            typename Pieces::Half low[kPieces], high[kPieces];
-            const S* row = static_cast<const S*>(rows[lane + i]) + e;
-            const size_t left = depth - e;
-            Pieces::Load(row, std::min(N, left), static_cast<float>(factor), low);
-            Pieces::Load(row + std::min(N, left), left > N ? std::min(N, left - N) : 0,
-                         static_cast<float>(factor), high);
-            largest.Add(low[0]);
-            largest.Add(high[0]);
-            for (int p = 0; p < kPieces; ++p) {
-              v[p][i] = hn::BitCast(words, hn::Combine(halves, high[p], low[p]));
-            }
-          }
-          for (int p = 0; p < kPieces; ++p) {
-            hs::Transpose(words, v[p]);
-            const size_t first = static_cast<size_t>(p) * padded / 2 + e / 2;
-            for (size_t i = 0; i < N; ++i) {
-              hn::Store(v[p][i], words, to + (first + i) * lanes + lane);
-            }
+          if (present == N && e + 2 * N <= depth) {
+            pack.template operator()<true>(lane, present, e);
+          } else {
+            pack.template operator()<false>(lane, e < depth ? present : 0, e);
           }
         }
       }
@@ -317,8 +329,8 @@ struct TileOperands {
                                     int64_t begin, int64_t end, int64_t depth, float* s) {
     const int64_t chunks = Chunks(depth);
     const hs::TileFactor keys = KeyTiles(k, begin, depth), queries = QueryTiles(q, lanes, depth);
-    hs::MultiplyTiles<Tiles, kKeyProducts, kColumns, /*kAdd=*/false>(
-        keys, Up(end - begin, kTileDepth) / kTileRows, queries, chunks, s,
+    hs::MultiplyTiles<Tiles, kKeyProducts, /*kAdd=*/false>(
+        keys, Up(end - begin, kTileDepth) / kTileRows, queries, kColumns, chunks, s,
         static_cast<ptrdiff_t>(lanes));
   }
 
@@ -370,10 +382,11 @@ struct TileOperands {
     if constexpr (kSkipMasked) {
       AddFiniteValues(values, tiles, weights, steps, first, o, out_row);
     } else if (first) {
-      hs::MultiplyTiles<Tiles, kValueProducts, kColumns, false>(values, tiles, weights, steps, o,
-                                                         out_row);
+      hs::MultiplyTiles<Tiles, kValueProducts, false>(values, tiles, weights, kColumns, steps, o,
+                                                      out_row);
     } else {
-      hs::MultiplyTiles<Tiles, kValueProducts, kColumns, true>(values, tiles, weights, steps, o, out_row);
+      hs::MultiplyTiles<Tiles, kValueProducts, true>(values, tiles, weights, kColumns, steps, o,
+                                                     out_row);
     }
   }
 
@@ -477,7 +490,52 @@ struct TileOperands {
     }
   }
 
- private:
+  // AddValues where values may not be finite: these are left out of the tiles and added one
+  // by one for the rows that see them, whose weights are not the -0 of a masked pair.
+  static HWY_NOINLINE void AddFiniteValues(const hs::TileFactor& values, ptrdiff_t tiles,
+                                           const hs::TileFactor& weights, ptrdiff_t steps, bool first,
+                                           float* o, ptrdiff_t out_row) {
+    constexpr uint16_t kExponent = 0x7F80;
+    alignas(64) uint16_t tile[2][kPieces][kTileElements];
+    const hs::TileFactor finite = {reinterpret_cast<const char*>(tile), sizeof(tile[0]), 0,
+                                   kTileBytes, 64};
+    for (ptrdiff_t step = 0; step < steps; ++step) {
+      hs::TileFactor p = weights;
+      p.data += step * weights.step;
+      for (ptrdiff_t i = 0; i < tiles; i += 2) {
+        for (int piece = 0; piece < 2 * kPieces; ++piece) {
+          uint16_t* to = tile[piece % 2][piece / 2];
+          std::memcpy(to, values.At(i + piece % 2, step, piece / 2), kTileBytes);
+          for (int64_t at = 0; at < kTileElements; ++at) {
+            if ((to[at] & kExponent) == kExponent) to[at] = 0;
+          }
+        }
+        float* out = o + i * kTileRows * out_row;
+        if (first && step == 0) {
+          hs::MultiplyTiles<Tiles, kValueProducts, false>(finite, 2, p, kColumns, 1, out, out_row);
+        } else {
+          hs::MultiplyTiles<Tiles, kValueProducts, true>(finite, 2, p, kColumns, 1, out, out_row);
+        }
+        for (int64_t at = 0; at < 2 * kTileElements; ++at) {
+          const auto* all = reinterpret_cast<const uint16_t*>(
+              values.At(i + at / kTileElements, step, 0));
+          const uint16_t value = all[at % kTileElements];
+          if ((value & kExponent) != kExponent) continue;
+          const int64_t key = at % kTileDepth;
+          const auto* words = reinterpret_cast<const uint32_t*>(p.data + key / 2 * weights.stride);
+          for (int lane = 0; lane < kColumns * kTileWords; ++lane) {
+            const auto bits = static_cast<uint16_t>(words[lane] >> (key % 2 * 16));
+            if (bits == kMaskedBits) continue;
+            out[at / kTileDepth * out_row + lane] += WidenBits(bits) * WidenBits(value);
+          }
+        }
+      }
+    }
+  }
+
+  // A bf16 -0.
+  static constexpr uint16_t kMaskedBits = 0x8000;
+
   static float WidenBits(uint16_t bits) {
     const uint32_t word = uint32_t{bits} << 16;
     float x;
@@ -485,50 +543,12 @@ struct TileOperands {
     return x;
   }
 
+ private:
   static constexpr size_t kLanes = hn::MaxLanes(D());
   static constexpr int kColumns = 2;  // tiles
   static constexpr int64_t kTileElements = kTileBytes / 2;
   static constexpr size_t Steps(size_t num_keys) {
     return static_cast<size_t>(Up(static_cast<int64_t>(num_keys), kTileDepth));
-  }
-
-  // AddValues, a channel's tile at a time, where values may not be finite: these are left
-  // out of the tiles and added one by one for the rows that see them.
-  static HWY_NOINLINE void AddFiniteValues(const hs::TileFactor& values, ptrdiff_t tiles,
-                                           const hs::TileFactor& weights, ptrdiff_t steps, bool first,
-                                           float* o, ptrdiff_t out_row) {
-    constexpr uint16_t kExponent = 0x7F80, kMasked = 0x8000;
-    alignas(64) uint16_t tile[kPieces][kTileElements];
-    for (ptrdiff_t step = 0; step < steps; ++step) {
-      hs::TileFactor p = weights;
-      p.data += step * weights.step;
-      for (ptrdiff_t i = 0; i < tiles; ++i) {
-        for (int piece = 0; piece < kPieces; ++piece) {
-          std::memcpy(tile[piece], values.At(i, step, piece), sizeof(tile[piece]));
-          for (uint16_t& bits : tile[piece]) {
-            if ((bits & kExponent) == kExponent) bits = 0;
-          }
-        }
-        const hs::TileFactor finite = {reinterpret_cast<const char*>(tile), 0, 0, kTileBytes, 64};
-        float* out = o + i * kTileRows * out_row;
-        if (first && step == 0) {
-          hs::MultiplyTiles<Tiles, kValueProducts, kColumns, false>(finite, 1, p, 1, out, out_row);
-        } else {
-          hs::MultiplyTiles<Tiles, kValueProducts, kColumns, true>(finite, 1, p, 1, out, out_row);
-        }
-        const auto* all = reinterpret_cast<const uint16_t*>(values.At(i, step, 0));
-        for (int64_t at = 0; at < kTileElements; ++at) {
-          if ((all[at] & kExponent) != kExponent) continue;
-          const int64_t key = at % kTileDepth;
-          const auto* words = reinterpret_cast<const uint32_t*>(p.data + key / 2 * weights.stride);
-          for (int lane = 0; lane < kColumns * kTileWords; ++lane) {
-            const auto bits = static_cast<uint16_t>(words[lane] >> (key % 2 * 16));
-            if (bits == kMasked) continue;
-            out[at / kTileDepth * out_row + lane] += WidenBits(bits) * WidenBits(all[at]);
-          }
-        }
-      }
-    }
   }
 };
 

@@ -1,0 +1,560 @@
+// The last three products of the backward pass in matrix tiles.
+//
+// Compiled once per SIMD target that runs beside tiles, or emulates them.
+//
+// With P and dS [key][lane] as rows of 32 lanes of bf16, and dS once more in pairs of keys:
+//
+//   dv[key][dim]  += P dO     a: P,   b: pairs of rows of dO
+//   dk[key][dim]  += dS Q     a: dS,  b: pairs of rows of Q
+//   dq[dim][lane] =  K^T dS   a: keys by channel, b: pairs of keys of dS
+//
+// A sum of 16 by 16 is loaded and stored for what is added to it, which for dv and dk is one
+// product per block of 32 rows. So a group's P and dS of kBlocks blocks are kept, and added up
+// together: the same chains in fewer steps. What no row of a block sees has weights of zero,
+// which products pass over.
+#if defined(HEED_ENGINES_SOFTMAX_MATRIX_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_MATRIX_GRADIENTS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_MATRIX_GRADIENTS_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_MATRIX_GRADIENTS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "heed/engines/softmax/gradient_buffers-inl.h"
+#include "heed/engines/softmax/gradient_rows-inl.h"
+#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/problem.h"
+#include "heed/engines/softmax/tile_operands-inl.h"
+#include "heed/engines/softmax/visit.h"
+#include "heed/simd/tile_products-inl.h"
+#include "heed/simd/tiles.h"
+#include "heed/simd/transpose-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
+
+template <class O>
+class MatrixGradients {
+  using D = typename O::D;
+  using V = typename O::V;
+  using D16 = hn::Repartition<uint16_t, D>;
+  using Tiles = typename O::Tiles;
+  static constexpr int kProducts = O::kKeyProducts, kPieces = O::kPieces;
+  static_assert(O::kValueProducts == kProducts && O::kWeightPieces == kPieces);
+  static constexpr int C = O::kLaneVectors;
+  static constexpr size_t N = hn::MaxLanes(D()), W = C * N;
+  static_assert(W == kTileDepth);
+  static constexpr D d_{};
+  static constexpr D16 d16_{};
+
+ public:
+  using Operands = O;
+  static constexpr int kVectors = C;
+  // Rows are added up 32 at a time: what heads share lanes would change these.
+  static constexpr bool kFuseHeads = false;
+  static constexpr int64_t kBlocks = kPieces == 1 ? 8 : 4;  // whose weights are kept
+
+  static int64_t Row(int64_t depth) { return O::OutputRows(depth); }
+
+  // Beside bf16 one rounding of the shift does not count; else small differences are exact.
+  static float Shift(float lse) {
+    return kPieces == 1 ? lse * static_cast<float>(hs::kLog2E) : lse;
+  }
+  static HWY_INLINE V Weight(V s, V shift, V factor) {
+    if constexpr (kPieces == 1) return hs::Exp2Weight<3>(d_, hn::MulSub(s, factor, shift));
+    return hs::Exp2Weight<5>(d_, hn::Mul(hn::Sub(s, shift), factor));
+  }
+
+  struct Buffers {
+    BF16 *keys, *values, *key_channels;  // of the group, in tiles; keys again by channel
+    uint32_t *q_rows, *d_o_rows;         // [block][piece][16 channels][pair of rows][channel]
+    uint16_t *p, *ds;                    // [block][piece][key][lane]
+    uint32_t* ds_pairs;                  // [piece][pair of keys][column]
+    float *dq_lanes, *dq;                // [dim][column], [lane][dim]
+    float *dk, *dv;                      // [key][dim]
+
+    void LayOut(Carver& carver, const Problem& p_of, const Plan&) {
+      const int64_t row = Row(p_of.depth), value_row = Row(p_of.value_depth);
+      carver.Next(keys, O::KeySize(kGroupKeys, p_of.depth));
+      carver.Next(values, O::KeySize(kGroupKeys, p_of.value_depth));
+      carver.Next(key_channels, O::ValueSize(kGroupKeys, p_of.depth));
+      carver.Next(q_rows, kBlocks * RowWords(p_of.depth));
+      carver.Next(d_o_rows, kBlocks * RowWords(p_of.value_depth));
+      carver.Next(p, kBlocks * kWeightHalves);
+      carver.Next(ds, kBlocks * kWeightHalves);
+      carver.Next(ds_pairs, kWeightHalves / 2);
+      carver.Next(dq_lanes, row * kTileDepth);
+      carver.Next(dq, kTileDepth * row);
+      carver.Next(dk, kGroupKeys * row);
+      carver.Next(dv, kGroupKeys * value_row);
+    }
+  };
+
+  MatrixGradients(const Problem& p, const Wants& wants, const Interval& keys,
+                  const SourceRows& key_source, const SourceRows& value_source, Buffers& b)
+      : p_(p), wants_(wants), keys_(keys), b_(b) {
+    keys_finite_ = O::CopyKeys(key_source, keys.begin, keys.end, p.depth, b.keys);
+    values_finite_ = O::CopyKeys(value_source, keys.begin, keys.end, p.value_depth, b.values);
+    O::CopyValues(key_source, keys.begin, keys.end, p.depth, b.key_channels);
+    std::fill(b.dk, b.dk + kGroupKeys * row_, 0.0f);
+    std::fill(b.dv, b.dv + kGroupKeys * value_row_, 0.0f);
+  }
+
+  Operand<BF16> Keys() const { return {b_.keys, 0, keys_.begin}; }
+  Operand<BF16> Values() const { return {b_.values, 0, keys_.begin}; }
+  bool KeysAreFinite() const { return keys_finite_; }
+  bool ValuesAreFinite() const { return values_finite_; }
+
+  HWY_INLINE DType BeginBlock(size_t num_rows, const void** q, const void** d_o) {
+    num_rows_ = num_rows;
+    seen_ = {};
+    for (size_t lane = 0; lane < num_rows; ++lane) {
+      q_[lane] = q[lane];
+      d_o_[lane] = d_o[lane];
+    }
+    rows_finite_ = PackPairs(q, p_.depth, b_.q_rows + block_ * RowWords(p_.depth));
+    rows_finite_ = PackPairs(d_o, p_.value_depth,
+                             b_.d_o_rows + block_ * RowWords(p_.value_depth)) &&
+                   rows_finite_;
+    return p_.dtype;
+  }
+
+  // Takes P and dS of a run, masked pairs -0 in both.
+  HWY_INLINE void Add(const Run& run, int64_t origin, const float* p, const float* ds,
+                      RowPrefetch&) {
+    const Interval of_group = See({run.begin, run.end});
+    const auto row = [&](const float* of, int64_t key, V* x) HWY_ATTR HEED_INLINE_LAMBDA {
+      for (int c = 0; c < C; ++c) {
+        x[c] = key < run.end ? hn::Load(d_, of + static_cast<size_t>(key - origin) * W +
+                                                static_cast<size_t>(c) * N)
+                             : hn::Set(d_, -0.0f);
+      }
+    };
+    for (int64_t key = of_group.begin; key < of_group.end; key += 2) {
+      V of_p[C], of_ds[C];
+      Halves first[kPieces][C / 2], second[kPieces][C / 2];
+      row(p, keys_.begin + key, of_p);
+      row(ds, keys_.begin + key, of_ds);
+      PutKey(key, of_p, of_ds, first);
+      row(p, keys_.begin + key + 1, of_p);
+      row(ds, keys_.begin + key + 1, of_ds);
+      PutKey(key + 1, of_p, of_ds, second);
+      PutPair(key, first, second);
+    }
+  }
+
+  // By lane: what P and dS are computed with.
+  struct Rows {
+    const float *shift, *delta, *gain;
+  };
+
+  // The same of keys, whole steps of them, of which every pair is kept and finite, from the
+  // factors of their logits and of dP: products of some while P and dS of those before are
+  // computed. `logits` and `d_logits` have room for two units of 32 keys.
+  HWY_INLINE void AddPlain(const Interval& keys, const uint32_t* q, const uint32_t* d_o,
+                           float factor, const Rows& rows, float* logits, float* d_logits) {
+    const int64_t products = (O::Chunks(p_.depth) + O::Chunks(p_.value_depth)) * kProducts;
+    if (kProducts == 1 && products <= 6) return Pipe<4>(keys, q, d_o, factor, rows, logits, d_logits);
+    if (products <= 10) return Pipe<2>(keys, q, d_o, factor, rows, logits, d_logits);
+    Pipe<1>(keys, q, d_o, factor, rows, logits, d_logits);
+  }
+
+  HWY_INLINE void EndBlock() {
+    if (wants_.dq) QueryGradients();
+    if (seen_.empty()) return;
+    if (!rows_finite_) AddRowsThatAreNotFinite();
+    seen_of_[block_] = seen_;
+    all_seen_ = all_seen_.empty() ? seen_
+                                  : Interval{std::min(all_seen_.begin, seen_.begin),
+                                             std::max(all_seen_.end, seen_.end)};
+    if (++block_ == kBlocks) KeyGradients();
+  }
+
+  HWY_INLINE void EndGroup() {
+    if (block_ > 0) KeyGradients();
+  }
+
+  const float* Dq(size_t lane) const { return b_.dq + static_cast<int64_t>(lane) * row_; }
+
+ private:
+  using Halves = hn::Vec<D16>;
+  using Block = hs::TileBlock<Tiles, kProducts, 2, 2>;
+  static constexpr int64_t kUnit = kTileDepth * int64_t{W};  // logits of a step of keys
+
+  // Weights of these keys come next; which of the group they are, in whole steps.
+  HWY_INLINE Interval See(const Interval& keys) {
+    const Interval of_group = {keys.begin - keys_.begin,
+                               O::Up(keys.end - keys_.begin, kTileDepth)};
+    if (seen_.empty()) {
+      seen_ = of_group;
+    } else {
+      Mask(block_, {seen_.end, of_group.begin}, /*pairs=*/true);
+      seen_.end = of_group.end;
+    }
+    return of_group;
+  }
+
+  HWY_INLINE void PutKey(int64_t key, const V* p, const V* ds,
+                         Halves (&ds_pieces)[kPieces][C / 2]) {
+    Halves p_pieces[kPieces][C / 2];
+    PutRow(p, WeightsAt(b_.p, block_, key), p_pieces);
+    PutRow(ds, WeightsAt(b_.ds, block_, key), ds_pieces);
+  }
+  HWY_INLINE void PutPair(int64_t key, const Halves (&first)[kPieces][C / 2],
+                          const Halves (&second)[kPieces][C / 2]) {
+    uint32_t* to = b_.ds_pairs + key / 2 * int64_t{W};
+    HWY_UNROLL(3)
+    for (int i = 0; i < kPieces; ++i) {
+      HWY_UNROLL(2)
+      for (int v = 0; v < C / 2; ++v) {
+        auto* at = reinterpret_cast<uint16_t*>(to + i * kPairs * int64_t{W} +
+                                               static_cast<size_t>(v) * 2 * N);
+        hn::Store(hn::InterleaveLower(d16_, first[i][v], second[i][v]), d16_, at);
+        hn::Store(hn::InterleaveUpper(d16_, first[i][v], second[i][v]), d16_, at + 2 * N);
+      }
+    }
+  }
+
+  // P and dS of a unit, of kEach pairs of keys in four calls of Do().
+  template <int kEach>
+  class Terms {
+   public:
+    HWY_INLINE Terms(MatrixGradients& to, float f, const Rows& rows)
+        : to_(to), factor_(hn::Set(d_, f)) {
+      HWY_UNROLL(4)
+      for (int c = 0; c < C; ++c) {
+        const size_t lane = static_cast<size_t>(c) * N;
+        shift_[c] = hn::Load(d_, rows.shift + lane);
+        delta_[c] = hn::Load(d_, rows.delta + lane);
+        gain_[c] = hn::Load(d_, rows.gain + lane);
+      }
+    }
+    HWY_INLINE void Begin(const float* s, const float* dp, int64_t key) {
+      s_ = s;
+      dp_ = dp;
+      key_ = key;
+      left_ = kTileDepth / 2;
+      begun_ = false;
+    }
+    HWY_INLINE void End() {
+      while (left_ > 0) Pair();
+    }
+
+    template <int m, int n>
+    HWY_INLINE void Do() {
+      if (left_ == 0) return;
+      if constexpr (kEach == 4) {
+        Pair();
+      } else if constexpr (kEach == 2) {
+        begun_ = begun_ || n == 0;  // not with the second key of a pair
+        if (begun_) Key<n>();
+      } else if constexpr (n == 0) {
+        Key<m>();
+      }
+    }
+
+   private:
+    HWY_INLINE void Pair() {
+      Key<0>();
+      Key<1>();
+    }
+    // The first or the second of a pair.
+    template <int kSecond>
+    HWY_INLINE void Key() {
+      V p[C], ds[C];
+      HWY_UNROLL(4)
+      for (int c = 0; c < C; ++c) {
+        const size_t i = kSecond * W + static_cast<size_t>(c) * N;
+        const V weight = Weight(hn::Load(d_, s_ + i), shift_[c], factor_);
+        ds[c] = hn::Mul(weight, hn::MulSub(gain_[c], hn::Load(d_, dp_ + i), delta_[c]));
+        p[c] = hn::Mul(weight, gain_[c]);
+      }
+      if constexpr (kSecond == 0) {
+        to_.PutKey(key_, p, ds, first_);
+      } else {
+        Halves second[kPieces][C / 2];
+        to_.PutKey(key_ + 1, p, ds, second);
+        to_.PutPair(key_, first_, second);
+        s_ += 2 * W;
+        dp_ += 2 * W;
+        key_ += 2;
+        --left_;
+      }
+    }
+
+    MatrixGradients& to_;
+    V factor_, shift_[C], delta_[C], gain_[C];
+    Halves first_[kPieces][C / 2];
+    const float *s_ = nullptr, *dp_ = nullptr;
+    int64_t key_ = 0;
+    int left_ = 0;  // pairs
+    bool begun_ = false;
+  };
+
+  template <int kEach>
+  HWY_NOINLINE void Pipe(const Interval& keys, const uint32_t* q, const uint32_t* d_o,
+                         float factor, const Rows& rows, float* logits, float* d_logits) {
+    const hs::TileFactor k = O::KeyTiles(Keys(), keys.begin, p_.depth),
+                         v = O::KeyTiles(Values(), keys.begin, p_.value_depth),
+                         of_q = O::QueryTiles(q, W, p_.depth),
+                         of_d_o = O::QueryTiles(d_o, W, p_.value_depth);
+    const Interval of_group = See(keys);
+    const int64_t units = keys.size() / kTileDepth;
+    Terms<kEach> terms(*this, factor, rows);
+    float* before = nullptr;
+    // A sum is stored just before its register is needed again, then `stored` begins.
+    const auto product = [&](const hs::TileFactor& a, int64_t unit, const hs::TileFactor& b,
+                             int64_t depth, float* out, const auto& stored)
+                             HWY_ATTR HEED_INLINE_LAMBDA {
+      Block::Step(a, 2 * unit, b, 0, 0, [&]<int m, int n>() HWY_ATTR HEED_INLINE_LAMBDA {
+        if (before != nullptr) Block::template StoreSum<m, n>(before, W);
+        Tiles::template Zero<Block::Sum(m, n)>();
+        if constexpr (m == 1 && n == 1) stored();
+      }, terms);
+      const int64_t chunks = O::Chunks(depth);
+      typename Block::Nothing nothing;
+      for (int64_t e = 1; e < chunks; ++e) Block::Step(a, 2 * unit, b, 0, e, nothing, terms);
+      before = out;
+    };
+    const auto begin = [&](int64_t unit) HWY_ATTR HEED_INLINE_LAMBDA {
+      terms.Begin(logits + unit % 2 * kUnit, d_logits + unit % 2 * kUnit,
+                  of_group.begin + unit * kTileDepth);
+    };
+    for (int64_t unit = 0; unit < units; ++unit) {
+      product(k, unit, of_q, p_.depth, logits + unit % 2 * kUnit,
+              [&]() HWY_ATTR HEED_INLINE_LAMBDA {
+                if (unit > 0) begin(unit - 1);
+              });
+      product(v, unit, of_d_o, p_.value_depth, d_logits + unit % 2 * kUnit,
+              []() HWY_ATTR HEED_INLINE_LAMBDA {});
+      terms.End();
+    }
+    Block::StoreAll(before, W);
+    begin(units - 1);
+    terms.End();
+  }
+
+  static constexpr int64_t kPairs = kGroupKeys / 2;
+  static constexpr int64_t kWeightHalves = kPieces * kGroupKeys * kTileDepth;  // of a block
+
+  static constexpr int64_t RowWords(int64_t depth) {
+    return kPieces * kTileDepth / 2 * O::OutputRows(depth);
+  }
+  static uint16_t* WeightsAt(uint16_t* weights, int64_t block, int64_t key) {
+    return weights + block * kWeightHalves + key * kTileDepth;
+  }
+
+  // The lane in a column of ds_pairs: halves of keys are interleaved by 128 bits.
+  static constexpr size_t LaneOf(size_t column) {
+    const size_t vector = column / (2 * N), upper = column / N % 2, word = column % N;
+    return vector * 2 * N + word / 4 * 8 + upper * 4 + word % 4;
+  }
+
+  // to[piece][channel / 16][pair of rows][channel % 16], zeros where there is no row, and
+  // instead of what is not finite. True if all are finite.
+  HWY_INLINE bool PackPairs(const void* const* rows, int64_t depth, uint32_t* to) const {
+    bool finite = true;
+    O::Pieces::WithStorage(p_.dtype, [&](auto stored) HWY_ATTR {
+      using S = decltype(stored);
+      finite = PackPairsOf<S, false>(rows, depth, to);
+      if (!finite) PackPairsOf<S, true>(rows, depth, to);
+    });
+    return finite;
+  }
+  template <class S, bool kLeaveOut>
+  HWY_NOINLINE bool PackPairsOf(const void* const* rows, int64_t depth, uint32_t* to) const {
+    const hn::RebindToUnsigned<D> words;
+    const hn::Rebind<uint16_t, D> halves;
+    const auto exponent = hn::Set(halves, uint16_t{0x7F80});
+    const int64_t channels = O::OutputRows(depth);
+    typename O::Pieces::Largest largest;
+    const auto load = [&](const S* row, size_t n, typename O::Pieces::Half* pieces)
+                          HWY_ATTR HEED_INLINE_LAMBDA {
+      O::Pieces::Load(row, n, 1, pieces);
+      largest.Add(pieces[0]);
+      if constexpr (kLeaveOut) {
+        const auto finite = hn::Ne(hn::And(pieces[0], exponent), exponent);
+        pieces[0] = hn::IfThenElseZero(finite, pieces[0]);
+      }
+    };
+    const auto store = [&](const typename O::Pieces::Half* first,
+                           const typename O::Pieces::Half* second, size_t lane, int64_t e)
+                           HWY_ATTR HEED_INLINE_LAMBDA {
+      HWY_UNROLL(3)
+      for (int p = 0; p < kPieces; ++p) {
+        hn::Store(hn::Or(hn::PromoteTo(words, first[p]),
+                         hn::ShiftLeft<16>(hn::PromoteTo(words, second[p]))),
+                  words,
+                  to + p * kTileRows * channels + e / kTileWords * kTileRows * kTileWords +
+                      static_cast<int64_t>(lane) / 2 * kTileWords + e % kTileWords);
+      }
+    };
+    typename O::Pieces::Half first[kPieces], second[kPieces];
+    for (size_t lane = 0; lane < W; lane += 2) {
+      const S* row[2] = {};
+      for (size_t i = 0; i < 2 && lane + i < num_rows_; ++i) {
+        row[i] = static_cast<const S*>(rows[lane + i]);
+      }
+      int64_t e = 0;
+      for (; row[1] != nullptr && e + int64_t{N} <= depth; e += N) {
+        load(row[0] + e, N, first);
+        load(row[1] + e, N, second);
+        store(first, second, lane, e);
+      }
+      for (; e < channels; e += N) {
+        const size_t n = static_cast<size_t>(std::clamp<int64_t>(depth - e, 0, N));
+        for (int p = 0; p < kPieces; ++p) first[p] = second[p] = hn::Zero(halves);
+        if (row[0] != nullptr && n > 0) load(row[0] + e, n, first);
+        if (row[1] != nullptr && n > 0) load(row[1] + e, n, second);
+        store(first, second, lane, e);
+      }
+    }
+    return largest.IsFinite();
+  }
+
+  // Each piece of a row of weights, lanes in order.
+  static HWY_INLINE void PutRow(const V* x, uint16_t* to, Halves (&pieces)[kPieces][C / 2]) {
+    for (int v = 0; v < C / 2; ++v) {
+      V low = x[2 * v], high = x[2 * v + 1];
+      for (int i = 0; i < kPieces; ++i) {
+        const Halves both = pieces[i][v] = RoundBoth(low, high);
+        hn::Store(both, d16_,
+                  to + static_cast<size_t>(i) * kGroupKeys * W + static_cast<size_t>(v) * 2 * N);
+        if (i + 1 == kPieces) break;
+        const hn::Half<D16> half;
+        const V of_low = hs::Widen(d_, BF16(), hn::LowerHalf(half, both));
+        const V of_high = hs::Widen(d_, BF16(), hn::UpperHalf(half, both));
+        low = hn::IfThenElseZero(hn::IsFinite(of_low), hn::Sub(low, of_low));
+        high = hn::IfThenElseZero(hn::IsFinite(of_high), hn::Sub(high, of_high));
+      }
+    }
+  }
+  static HWY_INLINE Halves RoundBoth(V low, V high) {
+#if HWY_TARGET == HWY_AVX3_SPR
+    const hn::Repartition<hwy::bfloat16_t, D> rounded;
+    return hn::BitCast(d16_, hn::OrderedDemote2To(rounded, low, high));
+#else
+    return hn::Combine(d16_, hs::Round(d_, BF16(), high), hs::Round(d_, BF16(), low));
+#endif
+  }
+
+  // Weights of keys of the group that no row of a block sees.
+  HWY_NOINLINE void Mask(int64_t block, const Interval& keys, bool pairs) {
+    if (keys.empty()) return;
+    for (int i = 0; i < kPieces; ++i) {
+      const uint16_t zero = i == 0 ? O::kMaskedBits : 0;
+      for (uint16_t* weights : {b_.p, b_.ds}) {
+        uint16_t* at = WeightsAt(weights, block, keys.begin) + i * kGroupKeys * kTileDepth;
+        std::fill(at, at + keys.size() * kTileDepth, zero);
+      }
+      if (!pairs) continue;
+      auto* at = reinterpret_cast<uint16_t*>(b_.ds_pairs + i * kPairs * int64_t{W}) +
+                 keys.begin * kTileDepth;
+      std::fill(at, at + keys.size() * kTileDepth, zero);
+    }
+  }
+
+  HWY_NOINLINE void QueryGradients() {
+    if (seen_.empty()) {
+      std::fill(b_.dq, b_.dq + static_cast<int64_t>(num_rows_) * row_, 0.0f);
+      return;
+    }
+    constexpr ptrdiff_t kRow = W * sizeof(uint32_t);
+    const Operand<BF16> channels = {b_.key_channels, 0, 0};
+    const hs::TileFactor keys = O::ValueTiles(channels, seen_.begin, p_.depth);
+    const hs::TileFactor ds = {
+        reinterpret_cast<const char*>(b_.ds_pairs + seen_.begin / 2 * int64_t{W}), 64,
+        kTileRows * kRow, kPairs * kRow, kRow};
+    const int64_t tiles = row_ / kTileRows, steps = seen_.size() / kTileDepth;
+    if (keys_finite_) {
+      hs::MultiplyTiles<Tiles, kProducts, false>(keys, tiles, ds, 2, steps, b_.dq_lanes, W);
+    } else {
+      O::AddFiniteValues(keys, tiles, ds, steps, /*first=*/true, b_.dq_lanes, W);
+    }
+    for (int64_t e = 0; e < row_; e += N) {
+      for (size_t column = 0; column < W; column += N) {
+        V v[N];
+        HWY_UNROLL(16)
+        for (size_t i = 0; i < N; ++i) {
+          v[i] = hn::Load(d_, b_.dq_lanes + (static_cast<size_t>(e) + i) * W + column);
+        }
+        hs::Transpose(d_, v);
+        HWY_UNROLL(16)
+        for (size_t i = 0; i < N; ++i) {
+          hn::Store(v[i], d_, b_.dq + static_cast<int64_t>(LaneOf(column + i)) * row_ + e);
+        }
+      }
+    }
+  }
+
+  // What the blocks add to the gradients of the group's keys.
+  HWY_NOINLINE void KeyGradients() {
+    for (int64_t i = 0; i < block_; ++i) {
+      Mask(i, {all_seen_.begin, seen_of_[i].begin}, /*pairs=*/false);
+      Mask(i, {seen_of_[i].end, all_seen_.end}, /*pairs=*/false);
+    }
+    const auto add = [&](const uint16_t* weights, const uint32_t* rows, int64_t depth,
+                         float* sums) HWY_ATTR {
+      const int64_t row = O::OutputRows(depth);
+      const hs::TileFactor a = {
+          reinterpret_cast<const char*>(weights + all_seen_.begin * kTileDepth), kTileBytes,
+          kWeightHalves * 2, kGroupKeys * kTileDepth * 2, 64};
+      const int64_t piece = row / kTileWords * kTileBytes;
+      const hs::TileFactor b = {reinterpret_cast<const char*>(rows), kTileBytes, kPieces * piece,
+                                piece, 64};
+      hs::MultiplyTiles<Tiles, kProducts, true>(
+          a, all_seen_.size() / kTileRows, b, row / kTileWords, block_,
+          sums + all_seen_.begin * row, row);
+    };
+    if (wants_.dv) add(b_.p, b_.d_o_rows, p_.value_depth, b_.dv);
+    if (wants_.dk) add(b_.ds, b_.q_rows, p_.depth, b_.dk);
+    block_ = 0;
+    all_seen_ = {};
+  }
+
+  // The elements that PackPairs() left out, for the keys that see them.
+  HWY_NOINLINE void AddRowsThatAreNotFinite() {
+    const auto add = [&](const uint16_t* weights, const void* const* rows, int64_t depth,
+                         float* sums) {
+      for (size_t lane = 0; lane < num_rows_; ++lane) {
+        for (int64_t e = 0; e < depth; ++e) {
+          const double x = LoadAsDouble(p_.dtype, rows[lane], e);
+          if (std::isfinite(x)) continue;
+          for (int64_t key = seen_.begin; key < seen_.end; ++key) {
+            const uint16_t bits = weights[key * kTileDepth + static_cast<int64_t>(lane)];
+            if (bits == O::kMaskedBits) continue;
+            sums[key * O::OutputRows(depth) + e] += O::WidenBits(bits) * static_cast<float>(x);
+          }
+        }
+      }
+    };
+    if (wants_.dv) add(WeightsAt(b_.p, block_, 0), d_o_, p_.value_depth, b_.dv);
+    if (wants_.dk) add(WeightsAt(b_.ds, block_, 0), q_, p_.depth, b_.dk);
+  }
+
+  const Problem& p_;
+  const Wants& wants_;
+  const Interval keys_;
+  Buffers& b_;
+  const int64_t row_ = Row(p_.depth), value_row_ = Row(p_.value_depth);
+  bool keys_finite_ = true, values_finite_ = true, rows_finite_ = true;
+  size_t num_rows_ = 0;
+  const void *q_[W], *d_o_[W];
+  int64_t block_ = 0;           // of those that are kept
+  Interval seen_ = {};          // keys of the group that this block has weights of
+  Interval seen_of_[kBlocks];
+  Interval all_seen_ = {};
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_MATRIX_GRADIENTS_INL_H_
