@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -28,9 +29,15 @@ void AddBackward(std::vector<Line>& lines) {
         return fmt::format("{} backward N {} d {} {}", dtype, N, D,
                            causal ? variant : "full");
       };
-      lines.push_back(OfPeak(name("f32", 2048), backward(2048, 4, D, variant), zen4, intel));
+      // By six products of tiles where there are some.
+      const double in_tiles = os::HasMatrixTiles() ? 1.25 : 1;
+      lines.push_back(OfPeak(name("f32", 2048), backward(2048, 4, D, variant), zen4,
+                             in_tiles * intel));
       lines.push_back(OfPeak(name("f32", 512), backward(512, 8, D, variant), 0.8 * zen4,
-                             0.8 * intel));
+                             0.8 * in_tiles * intel));
+      const std::string on_vectors = std::string("invariant") + (causal ? "+causal" : "");
+      lines.push_back(OfPeak("on vectors, " + name("f32", 2048),
+                             backward(2048, 4, D, on_vectors.c_str()), zen4, intel));
       const Side bf16 = backward(2048, 4, D, variant, DType::kBF16);
       lines.push_back(OfPeak(name("bf16", 2048), bf16, .68, kNone));
       lines.push_back(Against(name("bf16", 2048) + " / f32", Ratio::kTime, bf16,
@@ -50,10 +57,14 @@ void AddBackward(std::vector<Line>& lines) {
 // reach at best.
 void AddTiles(std::vector<Line>& lines) {
   if (!os::HasMatrixTiles()) return;
-  const auto of_tiles = [&](int64_t T, int64_t D, const char* variant, double goal) {
+  const auto of_tiles = [&](int64_t T, int64_t D, const char* variant, double goal,
+                            const char* pass = "forward") {
+    const bool forward = std::string_view(pass) == "forward";
     const char* masks = variant[0] == '\0' ? "full" : variant;
-    lines.push_back({fmt::format("bf16 of tiles, N {} d {} {}", T, D, masks), Ratio::kOfTiles,
-                     {T, 4, 4, D, variant, 1, DType::kBF16}, std::nullopt, kNone, goal, kNone});
+    lines.push_back({fmt::format("bf16{} of tiles, N {} d {} {}", forward ? "" : " backward", T, D,
+                                 masks),
+                     Ratio::kOfTiles,
+                     {T, 4, 4, D, variant, 1, DType::kBF16, pass}, std::nullopt, kNone, goal, kNone});
   };
   of_tiles(2048, 64, "", .44);
   of_tiles(2048, 128, "", .45);
@@ -63,6 +74,10 @@ void AddTiles(std::vector<Line>& lines) {
   of_tiles(8192, 128, "", .43);
   of_tiles(512, 64, "", .30);
   of_tiles(512, 128, "", .30);
+  of_tiles(2048, 64, "", .30, "backward");
+  of_tiles(2048, 128, "", .30, "backward");
+  of_tiles(2048, 64, "causal", .25, "backward");
+  of_tiles(2048, 128, "causal", .25, "backward");
   Side one = {2048, 4, 4, 64, "", 1, DType::kBF16}, two = one;
   two.threads = 2;
   if (os::NumUsableCpus() >= 2) {

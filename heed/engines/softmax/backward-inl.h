@@ -98,7 +98,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
 
   HWY_NOINLINE HWY_ATTR void Compute() {
     this->FindKeys();
-    const GroupVisits visits(s_, {runs_, num_rows_});
+    const GroupVisits visits(s_, {runs_, num_rows_}, P::kGroupKeys);
     if (!visits.Contains(group_.index)) return;
     this->KeepKeys(group_.keys);
     PrepareGradients();
@@ -116,7 +116,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
  private:
   static constexpr int C = P::kVectors;
 
-  HWY_NOINLINE void PrepareGradients() {
+  HWY_INLINE void PrepareGradients() {
     const void *q[W], *d_o[W];
     this->SetLanes(q);
     for (size_t lane = 0; lane < W; ++lane) {
@@ -221,7 +221,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   // Whether nothing is wanted of a tile but its products, and every pair of it is kept.
   HWY_INLINE bool IsPlain(const Tile& tile) const {
     const Wants& wants = shared_.wants;
-    return tile.full && this->raw_ && p_.dropout == 0 && !this->partial_ &&
+    return tile.full && wants.d_logits && this->raw_ && p_.dropout == 0 && !this->partial_ &&
            tile.keys.size() % O::kGrid.step == 0 && !wants.bias_rows && !wants.alibi &&
            this->queries_finite_ && w_.keys_finite && d_logits_finite_;
   }
@@ -356,7 +356,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     }
   }
 
-  HWY_NOINLINE void AddRowSums() {
+  HWY_INLINE void AddRowSums() {
     const V scale = hn::Set(d_, static_cast<T>(p_.scale));
     const auto depth = static_cast<size_t>(p_.depth);
     for (size_t lane = 0; lane < num_rows_; ++lane) {
@@ -399,8 +399,8 @@ HWY_INLINE void GroupGradients(const Problem& p, const Gradients& g, const Plan&
                                GradientBuffers<P>& b) {
   using T = typename O::Compute;
   const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
-  const int64_t begin = s.key_begin + index * kGroupKeys;
-  const Interval keys = {begin, std::min(begin + kGroupKeys, s.key_end)};
+  const int64_t begin = s.key_begin + index * P::kGroupKeys;
+  const Interval keys = {begin, std::min(begin + P::kGroupKeys, s.key_end)};
   const auto rows = [&](const Rows& of) {
     return SourceOf(of, p.dtype, s.batch, s.first_k, key_head);
   };
@@ -456,7 +456,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
   }
   shared.Begin(ctx, p, g);
   if (!shared.wants.any) return shared.Finish(ctx, p, g);
-  const GroupQueue queue(p, g);
+  const GroupQueue queue(p, g, P::kGroupKeys);
   const auto sequences = static_cast<int64_t>(p.sequences.size());
   // The one that a task names, or all of them.
   const auto range = [](int64_t one, int64_t count) {
@@ -471,7 +471,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
     for (int64_t s = some.begin; s < some.end; ++s) {
       const Interval heads = range(task.key_head, p.key_heads);
       const Interval groups =
-          range(task.group, NumGroups(p.sequences[static_cast<size_t>(s)]));
+          range(task.group, NumGroups(p.sequences[static_cast<size_t>(s)], P::kGroupKeys));
       for (int64_t h = heads.begin; h < heads.end; ++h) {
         for (int64_t group = groups.begin; group < groups.end; ++group) {
           GroupGradients<P>(p, g, plan, shared, s, h, group, buffers);

@@ -8,7 +8,7 @@
 
 namespace heed::softmax {
 
-GroupQueue::GroupQueue(const Problem& p, const Gradients& g)
+GroupQueue::GroupQueue(const Problem& p, const Gradients& g, int64_t group_keys)
     : order_(p.sequences.size()) {
   std::iota(order_.begin(), order_.end(), 0);
   std::stable_sort(order_.begin(), order_.end(), [&](int64_t a, int64_t b) {
@@ -30,7 +30,7 @@ GroupQueue::GroupQueue(const Problem& p, const Gradients& g)
     int64_t groups = 0;
     for (const Sequence& s : p.sequences) {
       all_groups_ = all_groups_ || s.key_begin != p.sequences[0].key_begin;
-      groups = std::max(groups, NumGroups(s));
+      groups = std::max(groups, NumGroups(s, group_keys));
     }
     order_.assign(1, kAll);
     begins_.push_back(heads_ * (all_groups_ ? 1 : groups));
@@ -38,7 +38,7 @@ GroupQueue::GroupQueue(const Problem& p, const Gradients& g)
   }
   for (const int64_t i : order_) {
     begins_.push_back(begins_.back() +
-                      heads_ * NumGroups(p.sequences[static_cast<size_t>(i)]));
+                      heads_ * NumGroups(p.sequences[static_cast<size_t>(i)], group_keys));
   }
 }
 

@@ -25,13 +25,13 @@ struct Gradients {
   double* dalibi = nullptr;  // the same, as the problem's slopes
 };
 
-// A task owns the gradients of kGroupKeys keys of a key head, and the biases of
+// A task owns the gradients of `group_keys` keys of a key head, and the biases of
 // these keys: heads and sequences that share a bias are one task's, in turn. Tasks
 // are taken in an order in which a block of rows meets its groups ascending, so
 // that whoever waits for a turn waits for a task that has been taken.
 class GroupQueue {
  public:
-  GroupQueue(const Problem& problem, const Gradients& gradients);
+  GroupQueue(const Problem& problem, const Gradients& gradients, int64_t group_keys);
 
   static constexpr int64_t kAll = -1;
   struct Task {

@@ -59,7 +59,9 @@ class MatrixGradients {
   static constexpr int kVectors = C;
   // Rows are added up 32 at a time: what heads share lanes would change these.
   static constexpr bool kFuseHeads = false;
-  static constexpr int64_t kBlocks = kPieces == 1 ? 8 : 4;  // whose weights are kept
+  // Rows are packed once per group; of more keys, the pieces of f32 would leave L2.
+  static constexpr int64_t kGroupKeys = kPieces == 1 ? 512 : 256;
+  static constexpr int64_t kBlocks = 4;  // whose weights are kept
 
   static int64_t Row(int64_t depth) { return O::OutputRows(depth); }
 

@@ -60,6 +60,7 @@ class VectorGradients {
  public:
   using Operands = O;
   static constexpr int kVectors = kMaxVectors;  // of lanes
+  static constexpr int64_t kGroupKeys = 256;
   static constexpr bool kFuseHeads = O::kFuseHeads;
 
   static int64_t Row(int64_t depth) { return PaddedRow<T>(depth); }

@@ -83,15 +83,16 @@ TileVisits::TileVisits(const Sequence& s, std::span<const KeyRuns> rows,
   at_ = first_.empty() ? second_.begin : first_.begin;
 }
 
-GroupVisits::GroupVisits(const Sequence& s, std::span<const KeyRuns> rows) {
+GroupVisits::GroupVisits(const Sequence& s, std::span<const KeyRuns> rows,
+                         int64_t group_keys) {
   for (const KeyRuns& row : rows) {
     Unite(&first_, row.first);
     Unite(&second_, row.second);
   }
-  const auto groups_of = [&s](const Interval& keys) {
+  const auto groups_of = [&](const Interval& keys) {
     if (keys.empty()) return Interval();
-    return Interval{(keys.begin - s.key_begin) / kGroupKeys,
-                    (keys.end - 1 - s.key_begin) / kGroupKeys + 1};
+    return Interval{(keys.begin - s.key_begin) / group_keys,
+                    (keys.end - 1 - s.key_begin) / group_keys + 1};
   };
   first_ = groups_of(first_);
   second_ = groups_of(second_);

@@ -96,14 +96,12 @@ class TileVisits {
   Interval common_first_, common_second_;  // intersections
 };
 
-// Keys whose gradients one task owns, counted from the first valid key.
-inline constexpr int64_t kGroupKeys = 256;
-
-// Which groups of keys a block of rows may see: what their number is and which
-// come first is a function of the problem's intervals alone, not of masks.
+// Which groups of keys, whose gradients one task owns, a block of rows may see: what their
+// number is and which come first is a function of the problem's intervals alone, not of
+// masks. Groups count from the first valid key.
 class GroupVisits {
  public:
-  GroupVisits(const Sequence& sequence, std::span<const KeyRuns> rows);
+  GroupVisits(const Sequence& sequence, std::span<const KeyRuns> rows, int64_t group_keys);
 
   bool Contains(int64_t group) const {
     return (first_.begin <= group && group < first_.end) ||
@@ -120,8 +118,8 @@ class GroupVisits {
   Interval first_, second_;  // of group indices, disjoint
 };
 
-inline int64_t NumGroups(const Sequence& sequence) {
-  return (sequence.key_end - sequence.key_begin + kGroupKeys - 1) / kGroupKeys;
+inline int64_t NumGroups(const Sequence& sequence, int64_t group_keys) {
+  return (sequence.key_end - sequence.key_begin + group_keys - 1) / group_keys;
 }
 
 // Blocks of rows that share lanes. Where a head has fewer queries than a block

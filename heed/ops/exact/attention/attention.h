@@ -191,6 +191,10 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 //   threads E (512 (D + Dv) + 64 (3 D + 2 Dv + 64 (3 + [softcap])))
 //   + E rows (3 + [dq of 16 bits] D + [dbias by rows] + [dalibi]) + rows (4 + 8 [dsinks])
 //   + [dbias of another type than sums are in] E size of dbias + a few KiB
+//
+// In matrix tiles (softmax_tiles), with depths rounded up to 32, the first line is
+//
+//   threads (5312 D + 3520 Dv + 8192 (56 + [softcap]))
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const BackwardInputs& in,
                                    const Options& options, const Gradients& out);
 
