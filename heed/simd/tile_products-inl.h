@@ -11,6 +11,7 @@
 //   4  h m + h h + m h + m m                      nothing, of f16
 //   5  h h + h m + m m + m h + h l                2^-24 at most, of f16 a and f32 b
 //   6  h h + h m + m m + m h + l h + h l          2^-24 at most, of f32
+//   13, 31  l + m + h of the one factor           nothing, of bf16 and f32
 //
 // in an order in which each differs from the one before in one factor, if it can: 16 tiles
 // are loaded for 24 products. What bounds is the unit itself, 16 cycles a product, as long
@@ -66,6 +67,38 @@ struct PiecePairs<6> {
   static constexpr int kA = 3, kB = 3;
   static constexpr PiecePair kAll[] = {{0, 0}, {0, 1}, {1, 1}, {1, 0}, {2, 0}, {0, 2}};
 };
+
+// One factor is bf16: what it multiplies has three pieces, the small ones first.
+template <>
+struct PiecePairs<13> {
+  static constexpr int kA = 1, kB = 3;
+  static constexpr PiecePair kAll[] = {{0, 2}, {0, 1}, {0, 0}};
+};
+template <>
+struct PiecePairs<31> {
+  static constexpr int kA = 3, kB = 1;
+  static constexpr PiecePair kAll[] = {{2, 0}, {1, 0}, {0, 0}};
+};
+
+// Words of the pairs (low, high) of f32 as three bf16 pieces, cut off and not rounded: their
+// sum is exact, and cutting takes half the time. Of an infinity or NaN the first has it all.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void CutIntoPairs(D d, V low, V high,
+                             hn::Vec<hn::RebindToUnsigned<D>>* HWY_RESTRICT pieces) {
+  const hn::RebindToUnsigned<D> words;
+  const auto upper = hn::Set(words, 0xFFFF0000u);
+  const auto rest = [&](V x) HWY_ATTR {
+    const V left = hn::Sub(x, hn::BitCast(d, hn::And(hn::BitCast(words, x), upper)));
+    return hn::IfThenZeroElse(hn::IsNaN(left), left);
+  };
+  for (int i = 0; i < 3; ++i) {
+    pieces[i] = hn::Or(hn::ShiftRight<16>(hn::BitCast(words, low)),
+                       hn::And(hn::BitCast(words, high), upper));
+    if (i == 2) break;
+    low = rest(low);
+    high = rest(high);
+  }
+}
 
 // x rounded to bf16. Where the instruction takes subnormal numbers for 0, so do the products.
 template <class D, class V = hn::Vec<D>>

@@ -48,6 +48,7 @@
 #include "heed/engines/recurrence/shared_gradients-inl.h"
 #include "heed/engines/recurrence/sums_backward-inl.h"
 #include "heed/engines/recurrence/tasks.h"
+#include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -65,8 +66,10 @@ class BackwardHead : HeadGradients<T> {
 
  public:
   BackwardHead(const Problem& p, const Gradients& g, const Task& task,
-               const BackwardBuffers<T>& buffers, const SharedBuffers<T>& shared)
-      : Base(p, g, task, buffers, shared), gated_(p.gate != Gate::kNone),
+               const BackwardBuffers<T>& buffers, const SharedBuffers<T>& shared,
+               const ChunkStates& states, void* states_scratch)
+      : Base(p, g, task, buffers, shared), states_(states), states_scratch_(states_scratch),
+        gated_(p.gate != Gate::kNone),
         scalar_(p.gate == Gate::kScalar), lane_row_(static_cast<ptrdiff_t>(row_)),
         value_lane_row_(static_cast<ptrdiff_t>(value_row_)) {}
 
@@ -107,6 +110,12 @@ class BackwardHead : HeadGradients<T> {
   // S^T and z before each block.
   HWY_NOINLINE HWY_ATTR void KeepBorders() {
     const StateShape shape = Borders();
+    if (states_.compute != nullptr) {
+      return states_.compute(p_, task_, states_scratch_,
+                             [&](int64_t block, const float* state, int64_t row) {
+                               PutTransposed(state, row, shape, b_.Border(block));
+                             });
+    }
     LoadState(d_, p_.initial, s_.state, head_, shape, b_.Border(0));
     if (p_.normalize) {
       LoadNormalizer(p_.initial_z, s_.state, head_, shape.size, row_, b_.BorderZ(0));
@@ -147,6 +156,28 @@ class BackwardHead : HeadGradients<T> {
       }
     }
     if (p_.running_max()) b_.borders_m[NumBlocks(s_.count) - 1] = *reader_.max();
+  }
+
+  // S^T as strips. Rows of S and their elements are there up to whole vectors.
+  HWY_ATTR void PutTransposed(const float* state, int64_t row, const StateShape& shape,
+                              T* to) const {
+    if constexpr (sizeof(T) == sizeof(float)) {
+      ForStripsOf<T>(shape, [&](size_t column, size_t width) HWY_ATTR {
+        T* strip = to + shape.Offset(column);
+        for (size_t c = 0; c < width; c += N) {
+          for (size_t r = 0; r < shape.rows; r += N) {
+            hn::Vec<D> v[N];
+            for (size_t i = 0; i < N; ++i) {
+              v[i] = hn::LoadU(d_, state + static_cast<int64_t>(column + c + i) * row + r);
+            }
+            hs::Transpose(d_, v);
+            for (size_t i = 0; i < HWY_MIN(N, shape.rows - r); ++i) {
+              hn::Store(v[i], d_, strip + (r + i) * width + c);
+            }
+          }
+        }
+      });
+    }
   }
 
   // The decays of columns, and values decayed to the ends of their tiles.
@@ -485,6 +516,8 @@ class BackwardHead : HeadGradients<T> {
     return prefetch;
   }
 
+  const ChunkStates& states_;
+  void* const states_scratch_;
   const bool gated_, scalar_;
   const ptrdiff_t lane_row_, value_lane_row_;  // row_ and value_row_ as strides of lanes
 };
@@ -504,19 +537,22 @@ int64_t PartColumns(const Problem& p, const TaskQueue& queue) {
   return std::min((units + queue.parts() - 1) / queue.parts() * kPartColumns, row);
 }
 
+// `states`: of the borders of blocks, where a kernel of chunks computes them; or none.
 template <class T>
-BackwardBytes BackwardWorkspace(int64_t threads, const Problem& p) {
+BackwardBytes BackwardWorkspace(int64_t threads, const Problem& p, const ChunkStates& states) {
   const TaskQueue queue(p, threads, Separable(p));
-  return {BackwardBuffers<T>::Bytes(p, PartColumns<T>(p, queue)),
+  return {BackwardBuffers<T>::Bytes(p, PartColumns<T>(p, queue)) + states.bytes,
           SharedBuffers<T>(p, queue).Bytes(p)};
 }
 
 template <class T>
-void Backward(Context& ctx, const Problem& p, const Gradients& g) {
+void Backward(Context& ctx, const Problem& p, const Gradients& g,
+              const ChunkStates& states = {}) {
   const TaskQueue queue(p, ctx.num_threads(), Separable(p));
   const int64_t columns = PartColumns<T>(p, queue);
   SharedBuffers<T> shared(p, queue);
-  ctx.ReserveScratch(static_cast<size_t>(BackwardBuffers<T>::Bytes(p, columns)));
+  const int64_t bytes = BackwardBuffers<T>::Bytes(p, columns);
+  ctx.ReserveScratch(static_cast<size_t>(bytes + states.bytes));
   ctx.ReserveShared(static_cast<size_t>(shared.Bytes(p)));
   shared.Init(p, ctx.Shared());
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
@@ -532,7 +568,8 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
       std::memset(buffers.d_projection, 0, size.Offset(size.end) * sizeof(T));
     }
     if (p.causal) {
-      BackwardHead<T>(p, g, task, buffers, shared).Compute();
+      void* after = static_cast<char*>(ctx.Scratch(worker)) + bytes;
+      BackwardHead<T>(p, g, task, buffers, shared, states, after).Compute();
     } else {
       SumsBackwardHead<T>(p, g, task, buffers, shared).Compute();
     }

@@ -14,12 +14,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 
-void BackRunF32(Context& ctx, const Problem& problem, const Gradients& gradients) {
-  Backward<float>(ctx, problem, gradients);
+void BackRunF32(Context& ctx, const Problem& problem, const Gradients& gradients,
+                const ChunkStates& states) {
+  Backward<float>(ctx, problem, gradients, states);
 }
 
-BackwardBytes BackBytesF32(int64_t threads, const Problem& problem) {
-  return BackwardWorkspace<float>(threads, problem);
+BackwardBytes BackBytesF32(int64_t threads, const Problem& problem, const ChunkStates& states) {
+  return BackwardWorkspace<float>(threads, problem, states);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -33,13 +34,22 @@ HWY_EXPORT(BackRunF32);
 HWY_EXPORT(BackBytesF32);
 
 void BackwardF32(Context& ctx, const Problem& problem, const Gradients& gradients) {
-  HWY_DISPATCH_TABLE(BackRunF32)[TargetIndex(ctx.allowed_targets())](ctx, problem,
-                                                                     gradients);
+  HWY_DISPATCH_TABLE(BackRunF32)[TargetIndex(ctx.allowed_targets())](ctx, problem, gradients, {});
+}
+
+void BackwardTiles(Context& ctx, const Problem& problem, const Gradients& gradients) {
+  HWY_DISPATCH_TABLE(BackRunF32)[TargetIndex(ctx.allowed_targets())](
+      ctx, problem, gradients, StatesInTiles(ctx, problem));
 }
 
 BackwardBytes BackwardBytesF32(const Context& ctx, const Problem& problem) {
   return HWY_DISPATCH_TABLE(BackBytesF32)[TargetIndex(ctx.allowed_targets())](
-      ctx.num_threads(), problem);
+      ctx.num_threads(), problem, {});
+}
+
+BackwardBytes BackwardBytesTiles(const Context& ctx, const Problem& problem) {
+  return HWY_DISPATCH_TABLE(BackBytesF32)[TargetIndex(ctx.allowed_targets())](
+      ctx.num_threads(), problem, StatesInTiles(ctx, problem));
 }
 
 }  // namespace heed::recurrence

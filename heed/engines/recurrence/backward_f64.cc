@@ -19,7 +19,7 @@ void BackRunF64(Context& ctx, const Problem& problem, const Gradients& gradients
 }
 
 BackwardBytes BackBytesF64(int64_t threads, const Problem& problem) {
-  return BackwardWorkspace<double>(threads, problem);
+  return BackwardWorkspace<double>(threads, problem, {});
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -3,19 +3,28 @@
 
 #include <string>
 
+#include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 
 namespace heed::recurrence {
 namespace {
 
-bool TakesF32(const Problem& problem) {
+bool TakesMatrixTiles(const Context& ctx, const Problem& problem) {
+  return HasForwardTiles() && TilesOf(ctx.allowed_targets()) != TileUnit::kNone &&
+         TakesTiles(problem);
+}
+
+bool TakesF32(const Context&, const Problem& problem) {
   return IsFloat(problem.dtype) && problem.dtype != DType::kF64;
 }
 
-bool TakesF64(const Problem& problem) { return problem.dtype == DType::kF64; }
+bool TakesF64(const Context&, const Problem& problem) { return problem.dtype == DType::kF64; }
 
-// Matrix tiles will stand first here, with chunks of 64 tokens.
 constexpr Kernel kKernels[] = {
+    {"recurrence_tiles", &TakesMatrixTiles, "bf16 where there are matrix tiles",
+     "chunks of 64 tokens in matrix tiles, states and pairs as sums of three bf16; steps and "
+     "gradients as recurrence_f32",
+     &ForwardTiles, &ForwardBytesTiles, &StepF32, &BackwardTiles, &BackwardBytesTiles},
     {"recurrence_f32", &TakesF32, "f32, bf16 and f16",
      "the recurrence itself, four tokens on strips of the state in registers, 16-bit "
      "tensors widened",
@@ -27,9 +36,9 @@ constexpr Kernel kKernels[] = {
 
 }  // namespace
 
-const Kernel& Choose(const char* op, const Context& /*ctx*/, const Problem& problem) {
+const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem) {
   for (const Kernel& kernel : kKernels) {
-    if (kernel.takes(problem)) return kernel;
+    if (kernel.takes(ctx, problem)) return kernel;
   }
   std::string reasons;
   for (const Kernel& kernel : kKernels) {

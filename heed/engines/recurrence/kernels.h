@@ -14,7 +14,7 @@ namespace heed::recurrence {
 
 struct Kernel {
   const char* name;
-  bool (*takes)(const Problem& problem);
+  bool (*takes)(const Context& ctx, const Problem& problem);
   const char* computes;  // what it takes, for errors
   const char* why;  // when it is chosen
 

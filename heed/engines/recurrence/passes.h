@@ -3,9 +3,11 @@
 #define HEED_ENGINES_RECURRENCE_PASSES_H_
 
 #include <cstdint>
+#include <functional>
 
 #include "heed/core/context.h"
 #include "heed/engines/recurrence/problem.h"
+#include "heed/engines/recurrence/tasks.h"
 
 namespace heed::recurrence {
 
@@ -18,6 +20,27 @@ void ForwardF32(Context& ctx, const Problem& problem);
 void ForwardF64(Context& ctx, const Problem& problem);
 void BackwardF32(Context& ctx, const Problem& problem, const Gradients& gradients);
 void BackwardF64(Context& ctx, const Problem& problem, const Gradients& gradients);
+
+// In matrix tiles, which TilesOf() of dispatch.h must allow: chunks of 64 tokens.
+bool HasForwardTiles();
+bool TakesTiles(const Problem& problem);
+void ForwardTiles(Context& ctx, const Problem& problem);
+int64_t ForwardBytesTiles(const Context& ctx, const Problem& problem);
+
+// The gradients in f32, from the states that ForwardTiles computes: a sequence that is split
+// has the same.
+void BackwardTiles(Context& ctx, const Problem& problem, const Gradients& gradients);
+BackwardBytes BackwardBytesTiles(const Context& ctx, const Problem& problem);
+
+// Called with a block of tokens and S before it, as rows of so many elements.
+using PutState = std::function<void(int64_t block, const float* state, int64_t row)>;
+
+// The states of a head of a sequence, each put in turn, by a kernel of chunks.
+struct ChunkStates {
+  int64_t bytes;  // of scratch
+  void (*compute)(const Problem& problem, const Task& task, void* scratch, const PutState& put);
+};
+ChunkStates StatesInTiles(const Context& ctx, const Problem& problem);
 
 // One token; the final states are the initial ones too.
 void StepF32(Context& ctx, const Problem& problem);

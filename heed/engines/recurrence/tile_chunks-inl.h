@@ -1,0 +1,528 @@
+// A recurrence of bf16 tensors in chunks of 64 tokens, whose products are those of matrix
+// tiles.
+//
+// Compiled once per SIMD target that runs beside tiles, or emulates them. With a_t the decay
+// of token t, w_t what its value is multiplied with, and over the tokens 1..n of a chunk
+//
+//   D_tj = a_{j+1} ... a_t w_j, j <= t        E_t = a_1 ... a_t
+//   o_t  = scale (E_t S^T q_t + sum_{j <= t} (q_t . k_j) D_tj v_j)
+//   S    = E_n S + sum_j k_j (D_nj v_j)^T
+//
+// that is four products of matrices, each with a factor that is exact in bf16: Q K^T and then
+// Q S, P V and K^T (D_n V), whose other factor is cut into three bf16 pieces. All of it is
+// thus as exact as in f32. The recurrence itself takes 2 K V multiply-adds per token, a chunk
+// 3 K V + 32 (K + V) at a dozen times the rate.
+//
+// Inside 32 tokens j and j + 16 make a pair, so that pieces of P need no shuffle.
+#if defined(HEED_ENGINES_RECURRENCE_TILE_CHUNKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_RECURRENCE_TILE_CHUNKS_INL_H_
+#undef HEED_ENGINES_RECURRENCE_TILE_CHUNKS_INL_H_
+#else
+#define HEED_ENGINES_RECURRENCE_TILE_CHUNKS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "heed/core/carver.h"
+#include "heed/core/context.h"
+#include "heed/engines/recurrence/block-inl.h"
+#include "heed/engines/recurrence/passes.h"
+#include "heed/engines/recurrence/problem.h"
+#include "heed/engines/recurrence/rows-inl.h"
+#include "heed/engines/recurrence/tasks.h"
+#include "heed/simd/math-inl.h"
+#include "heed/simd/tile_products-inl.h"
+#include "heed/simd/tiles.h"
+#include "heed/simd/transpose-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::recurrence::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/
+
+inline constexpr int64_t kChunk = kBlockTokens;
+
+// Channels or columns padded to pairs of tiles.
+constexpr int64_t TilePadded(int64_t size) { return (size + 31) / 32 * 32; }
+
+struct ChunkBuffers {
+  uint16_t* q;                      // [token][K]
+  uint32_t* k;                      // [pair of channels][token]
+  uint32_t* k_channels;             // [32 tokens][channel][pair of tokens]
+  uint32_t *v, *written;            // [piece][pair of tokens][V]; D_n V, if gated
+  float* pairs;                     // [token][token]
+  uint32_t* pair_pieces;            // [piece][token][pair of tokens]
+  float* o;                         // [token][V]
+  float* state;                     // [K][V]
+  uint32_t* state_pieces;           // [piece][pair of channels][V]
+  float *values, *gate;             // of OutputRows
+  float *decay, *weight;            // [token]: log a, then a; w
+
+  static int64_t Bytes(const Problem& p) {
+    ChunkBuffers unused = {};
+    return unused.LayOut(p, nullptr);
+  }
+  void Init(const Problem& p) { LayOut(p, this); }
+
+ private:
+  int64_t LayOut(const Problem& p, void* base) {
+    Carver carver(base, (sizeof(ChunkBuffers) + 127) / 128 * 128);
+    const int64_t K = TilePadded(p.key_size), V = TilePadded(p.value_size);
+    carver.Next(q, kChunk * K);
+    carver.Next(k, K / 2 * kChunk);
+    carver.Next(k_channels, K * kChunk / 2);
+    carver.Next(v, kChunk / 2 * V);
+    carver.Next(written, p.gate == Gate::kNone && !p.value_factors.data ? 0 : 3 * kChunk / 2 * V);
+    carver.Next(pairs, kChunk * kChunk);
+    carver.Next(pair_pieces, 3 * kChunk * kChunk / 2);
+    carver.Next(o, kChunk * V);
+    carver.Next(state, K * V);
+    carver.Next(state_pieces, 3 * K / 2 * V);
+    const auto row = static_cast<int64_t>(Padded<float>(p.value_size));
+    carver.Next(values, p.skip.data == nullptr ? 0 : kChunk * row);
+    carver.Next(gate, p.output_gate.data == nullptr ? 0 : kChunk * row);
+    carver.Next(decay, kChunk);
+    carver.Next(weight, kChunk);
+    return carver.bytes();
+  }
+};
+
+// Value columns [begin, end) of one head of one sequence.
+template <class Tiles>
+class ChunkedHead {
+  using D = hn::ScalableTag<float>;
+  using DW = hn::RebindToUnsigned<D>;
+  using V = hn::Vec<D>;
+  using Words = hn::Vec<DW>;
+  static constexpr size_t N = hn::MaxLanes(D());
+  static constexpr size_t kHalf = kTileWords / N;  // vectors of 16 tokens
+  static constexpr D d_{};
+  static constexpr DW words_{};
+
+ public:
+  ChunkedHead(const Problem& p, const Task& task, const ChunkBuffers& b)
+      : p_(p), s_(p.sequences[static_cast<size_t>(task.sequence)]), head_(task.head),
+        key_head_(task.head / p.group()), b_(b), channels_(TilePadded(p.key_size)),
+        begin_(static_cast<int64_t>(FirstColumn(task.part, task.parts,
+                                                Padded<float>(p.value_size)))),
+        end_(std::min(p.value_size,
+                      static_cast<int64_t>(FirstColumn(task.part + 1, task.parts,
+                                                       Padded<float>(p.value_size))))),
+        columns_(TilePadded(end_ - begin_)),
+        weighted_(p.gate != Gate::kNone || p.value_factors.data != nullptr) {}
+
+  // put(block, S before it, as rows of so many elements) for each chunk, all of S.
+  HWY_NOINLINE HWY_ATTR void PutStates(const PutState& put) {
+    LoadState();
+    for (int64_t block = 0; block < NumBlocks(s_.count); ++block) {
+      put(block, b_.state, columns_);
+      const int64_t first = block * kChunk, n = std::min(kChunk, s_.count - first);
+      if (block + 1 == NumBlocks(s_.count)) break;
+      PackKeys(first, n);
+      PackValues(first, n);
+      WeighPairs</*kState=*/true>(first, n);
+      SplitState</*kState=*/true>();
+      AddToState();
+      if (!finite_) AddValuesThatAreNotFinite</*kState=*/true>(first, n);
+    }
+  }
+
+  HWY_NOINLINE HWY_ATTR void Compute() {
+    LoadState();
+    for (int64_t first = 0; first < s_.count; first += kChunk) {
+      Chunk(first, std::min(kChunk, s_.count - first));
+    }
+    StoreState();
+  }
+
+ private:
+  HWY_INLINE void Chunk(int64_t first, int64_t n) {
+    PackQueries(first, n);
+    PackKeys(first, n);
+    PackValues(first, n);
+    MultiplyKeys();
+    WeighPairs<false>(first, n);
+    SplitState<false>();
+    ReadState();
+    AddValues();
+    AddToState();
+    if (!finite_) AddValuesThatAreNotFinite<false>(first, n);
+    Store(first, n);
+  }
+
+  const uint16_t* RowOf(const Rows& rows, int64_t head, int64_t token) const {
+    return RowAt<uint16_t>(rows, s_, head, token);
+  }
+
+  // The first `size` of 2 N halves from element e on, zeros beyond.
+  static HWY_INLINE Words LoadWords(const uint16_t* row, int64_t e, int64_t size) {
+    const hn::Repartition<uint16_t, D> halves;
+    if (e + 2 * int64_t{N} <= size) return hn::BitCast(words_, hn::LoadU(halves, row + e));
+    if (e >= size) return hn::Zero(words_);
+    return hn::BitCast(words_, hn::LoadN(halves, row + e, static_cast<size_t>(size - e)));
+  }
+  // The first `size` of N halves, each in a word.
+  static HWY_INLINE Words LoadHalves(const uint16_t* row, int64_t e, int64_t size) {
+    const hn::Rebind<uint16_t, D> halves;
+    if (e + int64_t{N} <= size) return hn::PromoteTo(words_, hn::LoadU(halves, row + e));
+    if (e >= size) return hn::Zero(words_);
+    return hn::PromoteTo(words_, hn::LoadN(halves, row + e, static_cast<size_t>(size - e)));
+  }
+
+  HWY_INLINE void PackQueries(int64_t first, int64_t n) {
+    for (int64_t t = 0; t < kChunk; ++t) {
+      const uint16_t* row = t < n ? RowOf(p_.q, key_head_, first + t) : nullptr;
+      auto* to = reinterpret_cast<uint32_t*>(b_.q + t * channels_);
+      for (int64_t e = 0; e < channels_; e += 2 * N) {
+        hn::Store(row == nullptr ? hn::Zero(words_) : LoadWords(row, e, p_.key_size), words_,
+                  to + e / 2);
+      }
+    }
+  }
+
+  // Keys as pairs of channels by token, and by channel in pairs of tokens.
+  HWY_INLINE void PackKeys(int64_t first, int64_t n) {
+    const uint16_t* rows[kChunk];
+    for (int64_t t = 0; t < kChunk; ++t) {
+      rows[t] = t < n ? RowOf(p_.k, key_head_, first + t) : nullptr;
+    }
+    Words v[N];
+    for (int64_t t = 0; t < kChunk; t += N) {
+      for (int64_t e = 0; e < channels_; e += 2 * N) {
+        HWY_UNROLL(16)
+        for (size_t i = 0; i < N; ++i) {
+          const uint16_t* row = rows[static_cast<size_t>(t) + i];
+          v[i] = row == nullptr ? hn::Zero(words_) : LoadWords(row, e, p_.key_size);
+        }
+        hs::Transpose(words_, v);
+        HWY_UNROLL(16)
+        for (size_t i = 0; i < N; ++i) {
+          hn::Store(v[i], words_, b_.k + (e / 2 + static_cast<int64_t>(i)) * kChunk + t);
+        }
+      }
+    }
+    for (int64_t j = 0; j < kChunk; j += kTileDepth) {
+      for (size_t pair = 0; pair < kTileWords; pair += N) {
+        for (int64_t e = 0; e < channels_; e += N) {
+          HWY_UNROLL(16)
+          for (size_t i = 0; i < N; ++i) {
+            v[i] = PairOf(rows + j, pair + i, e, p_.key_size);
+          }
+          hs::Transpose(words_, v);
+          HWY_UNROLL(16)
+          for (size_t i = 0; i < N; ++i) {
+            hn::Store(v[i], words_,
+                      b_.k_channels + (j / 2 * channels_) +
+                          (e + static_cast<int64_t>(i)) * kTileWords + pair);
+          }
+        }
+      }
+    }
+  }
+
+  // Words of the tokens `pair` and 16 after it.
+  static HWY_INLINE Words PairOf(const uint16_t* const* rows, size_t pair, int64_t e,
+                                 int64_t size) {
+    const uint16_t *low = rows[pair], *high = rows[pair + kTileWords];
+    const Words first = low == nullptr ? hn::Zero(words_) : LoadHalves(low, e, size);
+    if (high == nullptr) return first;
+    return hn::Or(first, hn::ShiftLeft<16>(LoadHalves(high, e, size)));
+  }
+
+  // Values as pairs of tokens, zeros where they are not finite.
+  HWY_INLINE void PackValues(int64_t first, int64_t n) {
+    const Words low = hn::Set(words_, 0x7F80u), high = hn::Set(words_, 0x7F800000u);
+    finite_ = true;
+    for (int64_t j = 0; j < kChunk; j += kTileDepth) {
+      const uint16_t* rows[kTileDepth];
+      for (int64_t t = 0; t < kTileDepth; ++t) {
+        rows[t] = j + t < n ? RowOf(p_.v, head_, first + j + t) + begin_ : nullptr;
+      }
+      for (size_t pair = 0; pair < kTileWords; ++pair) {
+        uint32_t* to = b_.v + (j / 2 + static_cast<int64_t>(pair)) * columns_;
+        for (int64_t c = 0; c < columns_; c += N) {
+          Words x = PairOf(rows, pair, c, end_ - begin_);
+          const auto odd_low = hn::Eq(hn::And(x, low), low), odd_high = hn::Eq(hn::And(x, high), high);
+          if (HWY_UNLIKELY(!hn::AllFalse(words_, hn::Or(odd_low, odd_high)))) {
+            finite_ = false;
+            x = hn::And(x, hn::IfThenElse(odd_low, hn::Set(words_, 0xFFFF0000u), hn::Set(words_, ~0u)));
+            x = hn::And(x, hn::IfThenElse(odd_high, hn::Set(words_, 0xFFFFu), hn::Set(words_, ~0u)));
+          }
+          hn::Store(x, words_, to + c);
+        }
+      }
+    }
+  }
+
+  hs::TileFactor QueryTiles() const {
+    const ptrdiff_t row = channels_ * 2;
+    return {reinterpret_cast<const char*>(b_.q), kTileRows * row, 64, 0, row};
+  }
+  // Words of `columns` to a row, 16 rows to a step.
+  static hs::TileFactor PairTiles(const uint32_t* words, int64_t columns, int64_t rows) {
+    const ptrdiff_t row = columns * 4;
+    return {reinterpret_cast<const char*>(words), 64, kTileRows * row, rows * row, row};
+  }
+  static hs::TileFactor Down(hs::TileFactor a, ptrdiff_t rows) {
+    a.data += rows * a.row;
+    return a;
+  }
+
+  // Q K^T where a key is not after all queries.
+  HWY_INLINE void MultiplyKeys() {
+    const hs::TileFactor q = QueryTiles(), k = PairTiles(b_.k, kChunk, 0);
+    const int64_t steps = channels_ / kTileDepth;
+    hs::MultiplyTiles<Tiles, 1, false>(q, 2, k, 2, steps, b_.pairs, kChunk);
+    hs::MultiplyTiles<Tiles, 1, false>(Down(q, 2), 2, k, 4, steps, b_.pairs + kChunk * kChunk / 2,
+                                       kChunk);
+  }
+
+  // P in pieces, and D_n V; kState: that alone.
+  template <bool kState>
+  HWY_NOINLINE void WeighPairs(int64_t first, int64_t n) {
+    constexpr size_t kVectors = kChunk / N;
+    float log_sum = 0;
+    for (int64_t t = 0; t < kChunk; ++t) {
+      const float log_a = p_.gate == Gate::kNone || t >= n ? 0 : Number(p_.log_decay, first + t);
+      b_.decay[t] = log_a > 0 ? 0 : log_a;
+      log_sum += b_.decay[t];
+      b_.weight[t] = t >= n                            ? 0
+                     : p_.value_factors.data == nullptr ? 1
+                                                        : Number(p_.value_factors, first + t);
+    }
+    for (int64_t t = 0; t < kChunk; t += N) {
+      hn::Store(hs::Exp(d_, hn::Load(d_, b_.decay + t)), d_, b_.decay + t);
+    }
+    V row[kVectors];
+    for (V& x : row) x = hn::Zero(d_);
+    float from_begin = 1;
+    for (int64_t t = 0; t < kChunk; ++t) {
+      const V a = hn::Set(d_, b_.decay[t]), own = hn::Set(d_, b_.weight[t]);
+      from_begin *= b_.decay[t];
+      decay_[t] = from_begin;
+      V p[kVectors];
+      HWY_UNROLL(8)
+      for (size_t c = 0; c < kVectors; ++c) {
+        const auto at = hn::Iota(d_, static_cast<float>(c * N));
+        const V now = hn::Set(d_, static_cast<float>(t));
+        row[c] = hn::IfThenElse(hn::Eq(at, now), own, hn::Mul(row[c], a));
+        if constexpr (kState) continue;
+        const V pair = hn::Load(d_, b_.pairs + t * kChunk + static_cast<int64_t>(c * N));
+        p[c] = hn::IfThenElseZero(hn::Le(at, now), hn::Mul(pair, row[c]));
+      }
+      HWY_UNROLL(4)
+      for (size_t c = 0; c < kVectors; ++c) {
+        if (kState || c % (2 * kHalf) >= kHalf) continue;
+        Words pieces[3];
+        hs::CutIntoPairs(d_, p[c], p[c + kHalf], pieces);
+        const size_t word = c / (2 * kHalf) * kTileWords + c % (2 * kHalf) * N;
+        HWY_UNROLL(3)
+        for (int i = 0; i < 3; ++i) {
+          hn::Store(pieces[i], words_,
+                    b_.pair_pieces + (i * kChunk + t) * kChunk / 2 + static_cast<int64_t>(word));
+        }
+      }
+    }
+    // E_n - 1, which is not rounded as E_n is.
+    less_one_ = std::expm1(log_sum);
+    if (!weighted_) return;
+    HWY_ALIGN float left[kChunk];
+    for (size_t c = 0; c < kVectors; ++c) hn::Store(row[c], d_, left + c * N);
+    std::copy(left, left + kChunk, left_);
+    for (int64_t pair = 0; pair < kChunk / 2; ++pair) {
+      const int64_t j = pair / kTileWords * kTileDepth + pair % kTileWords;
+      const V low = hn::Set(d_, left[j]), high = hn::Set(d_, left[j + kTileWords]);
+      for (int64_t c = 0; c < columns_; c += N) {
+        const Words x = hn::Load(words_, b_.v + pair * columns_ + c);
+        Words pieces[3];
+        hs::CutIntoPairs(
+            d_, hn::Mul(low, hn::BitCast(d_, hn::ShiftLeft<16>(x))),
+            hn::Mul(high, hn::BitCast(d_, hn::And(x, hn::Set(words_, 0xFFFF0000u)))), pieces);
+        for (int i = 0; i < 3; ++i) {
+          hn::Store(pieces[i], words_, b_.written + (i * kChunk / 2 + pair) * columns_ + c);
+        }
+      }
+    }
+  }
+
+  float Number(const Rows& rows, int64_t token) const {
+    float x = 0;
+    hs::WithStorage<float>(rows.dtype, [&](auto stored) HWY_ATTR {
+      x = hn::GetLane(hs::LoadWideN(hn::CappedTag<float, 1>(),
+                                    RowAt<decltype(stored)>(rows, s_, head_, token), 1));
+    });
+    return x;
+  }
+
+  // S in pieces, and E_n S; kState: that alone.
+  template <bool kState>
+  HWY_NOINLINE void SplitState() {
+    const bool near = decay_[kChunk - 1] >= 0.5f && less_one_ < 0;
+    const V factor = hn::Set(d_, near ? less_one_ : decay_[kChunk - 1]);
+    const auto decayed = [&](V x) HWY_ATTR {
+      return near ? hn::MulAdd(factor, x, x) : hn::Mul(factor, x);
+    };
+    const bool gated = p_.gate != Gate::kNone;
+    for (int64_t r = 0; r < channels_; r += 2) {
+      float *even = b_.state + r * columns_, *odd = even + columns_;
+      for (int64_t c = 0; c < columns_; c += N) {
+        const V low = hn::Load(d_, even + c), high = hn::Load(d_, odd + c);
+        if constexpr (!kState) {
+          Words pieces[3];
+          hs::CutIntoPairs(d_, low, high, pieces);
+          for (int i = 0; i < 3; ++i) {
+            hn::Store(pieces[i], words_,
+                      b_.state_pieces + (i * channels_ / 2 + r / 2) * columns_ + c);
+          }
+        }
+        if (!gated) continue;
+        hn::Store(decayed(low), d_, even + c);
+        hn::Store(decayed(high), d_, odd + c);
+      }
+    }
+  }
+
+  // o = E Q S.
+  HWY_INLINE void ReadState() {
+    hs::MultiplyTiles<Tiles, 13, false>(
+        QueryTiles(), kChunk / kTileRows, PairTiles(b_.state_pieces, columns_, channels_ / 2),
+        columns_ / kTileWords, channels_ / kTileDepth, b_.o, columns_);
+    if (p_.gate == Gate::kNone) return;
+    for (int64_t t = 0; t < kChunk; ++t) {
+      const V factor = hn::Set(d_, decay_[t]);
+      for (float *at = b_.o + t * columns_, *end = at + columns_; at != end; at += N) {
+        hn::Store(hn::Mul(factor, hn::Load(d_, at)), d_, at);
+      }
+    }
+  }
+
+  // o += P V, where a key is not after all queries.
+  HWY_INLINE void AddValues() {
+    constexpr ptrdiff_t kRow = kChunk * 2;
+    const hs::TileFactor p = {reinterpret_cast<const char*>(b_.pair_pieces), kTileRows * kRow, 64,
+                              kChunk * kRow, kRow};
+    const hs::TileFactor v = PairTiles(b_.v, columns_, 0);
+    const int64_t columns = columns_ / kTileWords;
+    hs::MultiplyTiles<Tiles, 31, true>(p, 2, v, columns, 1, b_.o, columns_);
+    hs::MultiplyTiles<Tiles, 31, true>(Down(p, 2), 2, v, columns, 2,
+                                       b_.o + kChunk / 2 * columns_, columns_);
+  }
+
+  // S += K^T D_n V.
+  HWY_INLINE void AddToState() {
+    const hs::TileFactor k = {reinterpret_cast<const char*>(b_.k_channels), kTileBytes,
+                              channels_ * 64, 0, 64};
+    const int64_t rows = channels_ / kTileRows, columns = columns_ / kTileWords;
+    if (weighted_) {
+      hs::MultiplyTiles<Tiles, 13, true>(k, rows, PairTiles(b_.written, columns_, kChunk / 2),
+                                         columns, 2, b_.state, columns_);
+    } else {
+      hs::MultiplyTiles<Tiles, 1, true>(k, rows, PairTiles(b_.v, columns_, 0), columns, 2,
+                                        b_.state, columns_);
+    }
+  }
+
+  // What PackValues() left out, for the tokens that see it and the state; or that alone.
+  template <bool kState>
+  HWY_NOINLINE void AddValuesThatAreNotFinite(int64_t first, int64_t n) {
+    for (int64_t j = 0; j < n; ++j) {
+      for (int64_t c = begin_; c < end_; ++c) {
+        const float v = Widened(RowOf(p_.v, head_, first + j)[c]);
+        if (std::isfinite(v)) continue;
+        for (int64_t t = j; t < n && !kState; ++t) {
+          const int64_t word = j / kTileDepth * kTileWords + j % kTileWords;
+          const uint32_t pair = b_.pair_pieces[t * kChunk / 2 + word];
+          b_.o[t * columns_ + c - begin_] +=
+              v * Widened(static_cast<uint16_t>(j % kTileDepth < kTileWords ? pair : pair >> 16));
+        }
+        const uint16_t* k = RowOf(p_.k, key_head_, first + j);
+        for (int64_t r = 0; r < p_.key_size; ++r) {
+          b_.state[r * columns_ + c - begin_] += v * (weighted_ ? left_[j] : 1) * Widened(k[r]);
+        }
+      }
+    }
+  }
+
+  static float Widened(uint16_t bits) {
+    const uint32_t word = uint32_t{bits} << 16;
+    float x;
+    std::memcpy(&x, &word, sizeof(x));
+    return x;
+  }
+
+  HWY_NOINLINE void Store(int64_t first, int64_t n) {
+    const auto tokens = static_cast<size_t>(n);
+    const OutputRows<float> rows(p_, s_, head_, first, tokens, b_.values, b_.gate,
+                                 Padded<float>(p_.value_size));
+    const V scale = hn::Set(d_, static_cast<float>(p_.outer_scale()));
+    const auto begin = static_cast<size_t>(begin_);
+    StoreRows(d_, b_.o - begin_, static_cast<size_t>(columns_), p_.o, s_, head_, first, tokens,
+              begin, static_cast<size_t>(end_), [&](V x, size_t t, size_t i) HWY_ATTR {
+                return rows.Finished(hn::Mul(x, scale), t, i);
+              });
+  }
+
+  void LoadState() {
+    std::memset(b_.state, 0, static_cast<size_t>(channels_ * columns_) * sizeof(float));
+    if (p_.initial.data == nullptr) return;
+    const float* from = StateAt<float>(p_.initial, s_.state, head_);
+    // A sum makes a NaN quiet, so that cutting it leaves one.
+    ForState(p_.initial, [&](float& x, int64_t at) { x = from[at] + 0.0f; });
+  }
+  void StoreState() {
+    if (p_.final.data == nullptr) return;
+    float* to = StateAt<float>(p_.final, s_.state, head_);
+    ForState(p_.final, [&](float& x, int64_t at) { to[at] = x; });
+  }
+  template <class F>
+  void ForState(const States& states, const F& f) {
+    for (int64_t r = 0; r < p_.key_size; ++r) {
+      for (int64_t c = begin_; c < end_; ++c) {
+        f(b_.state[r * columns_ + c - begin_],
+          r * states.key_stride + c * states.value_stride);
+      }
+    }
+  }
+
+  const Problem& p_;
+  const Sequence& s_;
+  const int64_t head_, key_head_;
+  const ChunkBuffers& b_;
+  const int64_t channels_, begin_, end_, columns_;
+  const bool weighted_;  // values that are added to the state
+  bool finite_ = true;   // values of the chunk
+  float less_one_ = 0, decay_[kChunk], left_[kChunk];
+};
+
+template <class Tiles>
+void StatesOfChunks(const Problem& p, const Task& task, void* scratch, const PutState& put) {
+  const typename Tiles::Session session;
+  auto& buffers = *static_cast<ChunkBuffers*>(scratch);
+  buffers.Init(p);
+  ChunkedHead<Tiles>(p, {task.sequence, task.head, 0, 1}, buffers).PutStates(put);
+}
+
+template <class Tiles>
+void ForwardInChunks(Context& ctx, const Problem& p) {
+  ctx.ReserveScratch(static_cast<size_t>(ChunkBuffers::Bytes(p)));
+  for (int worker = 0; worker < ctx.num_threads(); ++worker) {
+    static_cast<ChunkBuffers*>(ctx.Scratch(worker))->Init(p);
+  }
+  const TaskQueue queue(p, ctx.num_threads(), p.value_size);
+  ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
+    const typename Tiles::Session session;
+    const auto& buffers = *static_cast<const ChunkBuffers*>(ctx.Scratch(worker));
+    ChunkedHead<Tiles>(p, queue.At(index), buffers).Compute();
+  });
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::recurrence::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_RECURRENCE_TILE_CHUNKS_INL_H_
