@@ -56,6 +56,19 @@ std::vector<Line> RecurrenceLines() {
       }
     }
   }
+  // Chunks in matrix tiles beside the recurrence itself.
+  for (const Kind& kind : kKinds) {
+    const std::string name = kind.name;
+    if (!os::HasMatrixTiles() || (name != "linear" && name != "scalar gate")) continue;
+    for (const int i : {0, 1}) {
+      const int64_t D = i == 0 ? 64 : 128;
+      const Side f32 = SideOf(kind, "forward", 2048, 4, D);
+      Side bf16 = f32;
+      bf16.dtype = DType::kBF16;
+      lines.push_back(Against(fmt::format("{} forward T 2048 d {}, bf16 / f32", name, D),
+                              Ratio::kTime, bf16, f32, i == 0 ? 1 / 2.5 : 1 / 3.5));
+    }
+  }
   for (const Kind& kind : kKinds) {
     lines.push_back({fmt::format("{} step, of a raw read and write", kind.name),
                      Ratio::kOfMemory, SideOf(kind, "step", 1, kStepHeads, 128),

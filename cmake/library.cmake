@@ -62,6 +62,7 @@ include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag(-mtune=sapphirerapids HEED_HAS_TUNE_SAPPHIRERAPIDS)
 if(HEED_HAS_TUNE_SAPPHIRERAPIDS)
   set_source_files_properties(${PROJECT_SOURCE_DIR}/heed/engines/softmax/forward_tiles.cc
-    ${PROJECT_SOURCE_DIR}/heed/engines/softmax/backward_tiles.cc PROPERTIES
+    ${PROJECT_SOURCE_DIR}/heed/engines/softmax/backward_tiles.cc
+    ${PROJECT_SOURCE_DIR}/heed/engines/recurrence/forward_tiles.cc PROPERTIES
     COMPILE_OPTIONS -mtune=sapphirerapids)
 endif()

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "heed/core/dispatch.h"
 #include "heed/harness/case.h"
@@ -11,14 +12,24 @@
 namespace heed {
 namespace {
 
-TEST(EmulatedTiles, AgreeWithTheReference) {
+void ExpectTheReference(const char* name, std::initializer_list<DType> dtypes) {
   const EmulateTiles tiles;
-  const OpEntry op = FindOp("attention");
+  const OpEntry op = FindOp(name);
   Context ctx(2);
   for (uint64_t seed = 1; seed <= 400; ++seed) {
-    const DType dtypes[] = {DType::kBF16, DType::kF32, DType::kF16};
-    const Comparison result = Compare(op.random_case(dtypes[seed % 3], seed), ctx);
-    ASSERT_TRUE(result.ok) << "seed " << seed << ": " << result.message;
+    const DType dtype = dtypes.begin()[seed % dtypes.size()];
+    const Comparison result = Compare(op.random_case(dtype, seed), ctx);
+    ASSERT_TRUE(result.ok) << name << ", seed " << seed << ": " << result.message;
+  }
+}
+
+TEST(EmulatedTiles, AgreeWithTheReference) {
+  ExpectTheReference("attention", {DType::kBF16, DType::kF32, DType::kF16});
+}
+
+TEST(EmulatedTiles, ChunksAgreeWithTheReference) {
+  for (const char* name : {"linear_attention", "retention", "simple_gla", "ssd"}) {
+    ExpectTheReference(name, {DType::kBF16});
   }
 }
 

@@ -112,8 +112,8 @@ class BackwardHead : HeadGradients<T> {
     const StateShape shape = Borders();
     if (states_.compute != nullptr) {
       return states_.compute(p_, task_, states_scratch_,
-                             [&](int64_t block, const float* state, int64_t row) {
-                               PutTransposed(state, row, shape, b_.Border(block));
+                             [&](int64_t block, const float* state) {
+                               PutTransposed(state, shape, b_.Border(block));
                              });
     }
     LoadState(d_, p_.initial, s_.state, head_, shape, b_.Border(0));
@@ -158,17 +158,19 @@ class BackwardHead : HeadGradients<T> {
     if (p_.running_max()) b_.borders_m[NumBlocks(s_.count) - 1] = *reader_.max();
   }
 
-  // S^T as strips. Rows of S and their elements are there up to whole vectors.
-  HWY_ATTR void PutTransposed(const float* state, int64_t row, const StateShape& shape,
-                              T* to) const {
+  // S^T as strips, from strips of S.
+  HWY_ATTR void PutTransposed(const float* state, const StateShape& shape, T* to) const {
     if constexpr (sizeof(T) == sizeof(float)) {
+      constexpr auto kWidth = static_cast<size_t>(kPartColumns);
+      const size_t keys = (row_ + kWidth - 1) / kWidth * kWidth;
       ForStripsOf<T>(shape, [&](size_t column, size_t width) HWY_ATTR {
         T* strip = to + shape.Offset(column);
         for (size_t c = 0; c < width; c += N) {
           for (size_t r = 0; r < shape.rows; r += N) {
             hn::Vec<D> v[N];
             for (size_t i = 0; i < N; ++i) {
-              v[i] = hn::LoadU(d_, state + static_cast<int64_t>(column + c + i) * row + r);
+              v[i] = hn::LoadU(d_, state + r / kWidth * kWidth * keys +
+                                       (column + c + i) * kWidth + r % kWidth);
             }
             hs::Transpose(d_, v);
             for (size_t i = 0; i < HWY_MIN(N, shape.rows - r); ++i) {

@@ -32,8 +32,9 @@ int64_t ForwardBytesTiles(const Context& ctx, const Problem& problem);
 void BackwardTiles(Context& ctx, const Problem& problem, const Gradients& gradients);
 BackwardBytes BackwardBytesTiles(const Context& ctx, const Problem& problem);
 
-// Called with a block of tokens and S before it, as rows of so many elements.
-using PutState = std::function<void(int64_t block, const float* state, int64_t row)>;
+// Called with a block of tokens and S before it, in strips of kPartColumns columns, each
+// [K rounded up to that][column].
+using PutState = std::function<void(int64_t block, const float* state)>;
 
 // The states of a head of a sequence, each put in turn, by a kernel of chunks.
 struct ChunkStates {

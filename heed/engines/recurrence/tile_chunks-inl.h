@@ -46,6 +46,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
 inline constexpr int64_t kChunk = kBlockTokens;
+inline constexpr int kPieces = 3;
+// Columns that are computed together: what is multiplied with all of them stays near.
+inline constexpr int64_t kStrip = 2 * kTileWords;
 
 // Channels or columns padded to pairs of tiles.
 constexpr int64_t TilePadded(int64_t size) { return (size + 31) / 32 * 32; }
@@ -54,12 +57,13 @@ struct ChunkBuffers {
   uint16_t* q;                      // [token][K]
   uint32_t* k;                      // [pair of channels][token]
   uint32_t* k_channels;             // [32 tokens][channel][pair of tokens]
-  uint32_t *v, *written;            // [piece][pair of tokens][V]; D_n V, if gated
+  uint32_t* v;                      // [strip][pair of tokens][column]
+  uint32_t* written;                // [piece][pair of tokens][column]: D_n V, if gated
   float* pairs;                     // [token][token]
   uint32_t* pair_pieces;            // [piece][token][pair of tokens]
-  float* o;                         // [token][V]
-  float* state;                     // [K][V]
-  uint32_t* state_pieces;           // [piece][pair of channels][V]
+  float* o;                         // [token][column]
+  float* state;                     // [strip][K][column]
+  uint32_t* state_pieces;           // [piece][pair of channels][column]
   float *values, *gate;             // of OutputRows
   float *decay, *weight;            // [token]: log a, then a; w
 
@@ -77,12 +81,13 @@ struct ChunkBuffers {
     carver.Next(k, K / 2 * kChunk);
     carver.Next(k_channels, K * kChunk / 2);
     carver.Next(v, kChunk / 2 * V);
-    carver.Next(written, p.gate == Gate::kNone && !p.value_factors.data ? 0 : 3 * kChunk / 2 * V);
+    const bool gated = p.gate != Gate::kNone || p.value_factors.data != nullptr;
+    carver.Next(written, gated ? kPieces * kChunk / 2 * kStrip : 0);
     carver.Next(pairs, kChunk * kChunk);
-    carver.Next(pair_pieces, 3 * kChunk * kChunk / 2);
-    carver.Next(o, kChunk * V);
+    carver.Next(pair_pieces, kPieces * kChunk * kChunk / 2);
+    carver.Next(o, kChunk * kStrip);
     carver.Next(state, K * V);
-    carver.Next(state_pieces, 3 * K / 2 * V);
+    carver.Next(state_pieces, kPieces * K / 2 * kStrip);
     const auto row = static_cast<int64_t>(Padded<float>(p.value_size));
     carver.Next(values, p.skip.data == nullptr ? 0 : kChunk * row);
     carver.Next(gate, p.output_gate.data == nullptr ? 0 : kChunk * row);
@@ -116,19 +121,21 @@ class ChunkedHead {
         columns_(TilePadded(end_ - begin_)),
         weighted_(p.gate != Gate::kNone || p.value_factors.data != nullptr) {}
 
-  // put(block, S before it, as rows of so many elements) for each chunk, all of S.
+  // put(block, S before it) for each chunk, all of S.
   HWY_NOINLINE HWY_ATTR void PutStates(const PutState& put) {
     LoadState();
     for (int64_t block = 0; block < NumBlocks(s_.count); ++block) {
-      put(block, b_.state, columns_);
+      put(block, b_.state);
       const int64_t first = block * kChunk, n = std::min(kChunk, s_.count - first);
       if (block + 1 == NumBlocks(s_.count)) break;
       PackKeys(first, n);
       PackValues(first, n);
       WeighPairs</*kState=*/true>(first, n);
-      SplitState</*kState=*/true>();
-      AddToState();
-      if (!finite_) AddValuesThatAreNotFinite</*kState=*/true>(first, n);
+      for (int64_t strip = 0; strip < columns_; strip += kStrip) {
+        SplitState</*kState=*/true>(strip);
+        AddToState(strip);
+        if (!finite_) AddValuesThatAreNotFinite</*kState=*/true>(first, n, strip);
+      }
     }
   }
 
@@ -147,13 +154,20 @@ class ChunkedHead {
     PackValues(first, n);
     MultiplyKeys();
     WeighPairs<false>(first, n);
-    SplitState<false>();
-    ReadState();
-    AddValues();
-    AddToState();
-    if (!finite_) AddValuesThatAreNotFinite<false>(first, n);
-    Store(first, n);
+    const OutputRows<float> rows(p_, s_, head_, first, static_cast<size_t>(n), b_.values, b_.gate,
+                                 Padded<float>(p_.value_size));
+    for (int64_t strip = 0; strip < columns_; strip += kStrip) {
+      SplitState<false>(strip);
+      ReadState();
+      AddValues(strip);
+      AddToState(strip);
+      if (!finite_) AddValuesThatAreNotFinite<false>(first, n, strip);
+      Store(first, n, strip, rows);
+    }
   }
+
+  float* StateOf(int64_t strip) const { return b_.state + strip * channels_; }
+  const uint32_t* ValuesOf(int64_t strip) const { return b_.v + strip * kChunk / 2; }
 
   const uint16_t* RowOf(const Rows& rows, int64_t head, int64_t token) const {
     return RowAt<uint16_t>(rows, s_, head, token);
@@ -174,7 +188,7 @@ class ChunkedHead {
     return hn::PromoteTo(words_, hn::LoadN(halves, row + e, static_cast<size_t>(size - e)));
   }
 
-  HWY_INLINE void PackQueries(int64_t first, int64_t n) {
+  HWY_NOINLINE void PackQueries(int64_t first, int64_t n) {
     for (int64_t t = 0; t < kChunk; ++t) {
       const uint16_t* row = t < n ? RowOf(p_.q, key_head_, first + t) : nullptr;
       auto* to = reinterpret_cast<uint32_t*>(b_.q + t * channels_);
@@ -186,7 +200,7 @@ class ChunkedHead {
   }
 
   // Keys as pairs of channels by token, and by channel in pairs of tokens.
-  HWY_INLINE void PackKeys(int64_t first, int64_t n) {
+  HWY_NOINLINE void PackKeys(int64_t first, int64_t n) {
     const uint16_t* rows[kChunk];
     for (int64_t t = 0; t < kChunk; ++t) {
       rows[t] = t < n ? RowOf(p_.k, key_head_, first + t) : nullptr;
@@ -235,7 +249,7 @@ class ChunkedHead {
   }
 
   // Values as pairs of tokens, zeros where they are not finite.
-  HWY_INLINE void PackValues(int64_t first, int64_t n) {
+  HWY_NOINLINE void PackValues(int64_t first, int64_t n) {
     const Words low = hn::Set(words_, 0x7F80u), high = hn::Set(words_, 0x7F800000u);
     finite_ = true;
     for (int64_t j = 0; j < kChunk; j += kTileDepth) {
@@ -244,7 +258,7 @@ class ChunkedHead {
         rows[t] = j + t < n ? RowOf(p_.v, head_, first + j + t) + begin_ : nullptr;
       }
       for (size_t pair = 0; pair < kTileWords; ++pair) {
-        uint32_t* to = b_.v + (j / 2 + static_cast<int64_t>(pair)) * columns_;
+        uint32_t* to = b_.v + (j / 2 + static_cast<int64_t>(pair)) * kStrip;
         for (int64_t c = 0; c < columns_; c += N) {
           Words x = PairOf(rows, pair, c, end_ - begin_);
           const auto odd_low = hn::Eq(hn::And(x, low), low), odd_high = hn::Eq(hn::And(x, high), high);
@@ -253,7 +267,7 @@ class ChunkedHead {
             x = hn::And(x, hn::IfThenElse(odd_low, hn::Set(words_, 0xFFFF0000u), hn::Set(words_, ~0u)));
             x = hn::And(x, hn::IfThenElse(odd_high, hn::Set(words_, 0xFFFFu), hn::Set(words_, ~0u)));
           }
-          hn::Store(x, words_, to + c);
+          hn::Store(x, words_, to + c / kStrip * kChunk / 2 * kStrip + c % kStrip);
         }
       }
     }
@@ -274,7 +288,7 @@ class ChunkedHead {
   }
 
   // Q K^T where a key is not after all queries.
-  HWY_INLINE void MultiplyKeys() {
+  HWY_NOINLINE void MultiplyKeys() {
     const hs::TileFactor q = QueryTiles(), k = PairTiles(b_.k, kChunk, 0);
     const int64_t steps = channels_ / kTileDepth;
     hs::MultiplyTiles<Tiles, 1, false>(q, 2, k, 2, steps, b_.pairs, kChunk);
@@ -282,18 +296,16 @@ class ChunkedHead {
                                        kChunk);
   }
 
-  // P in pieces, and D_n V; kState: that alone.
+  // P in pieces, and D_n; kState: that alone.
   template <bool kState>
   HWY_NOINLINE void WeighPairs(int64_t first, int64_t n) {
     constexpr size_t kVectors = kChunk / N;
+    Numbers(p_.log_decay, 0, first, n, b_.decay);
+    Numbers(p_.value_factors, 1, first, n, b_.weight);
     float log_sum = 0;
     for (int64_t t = 0; t < kChunk; ++t) {
-      const float log_a = p_.gate == Gate::kNone || t >= n ? 0 : Number(p_.log_decay, first + t);
-      b_.decay[t] = log_a > 0 ? 0 : log_a;
+      b_.decay[t] = b_.decay[t] > 0 ? 0 : b_.decay[t];
       log_sum += b_.decay[t];
-      b_.weight[t] = t >= n                            ? 0
-                     : p_.value_factors.data == nullptr ? 1
-                                                        : Number(p_.value_factors, first + t);
     }
     for (int64_t t = 0; t < kChunk; t += N) {
       hn::Store(hs::Exp(d_, hn::Load(d_, b_.decay + t)), d_, b_.decay + t);
@@ -306,8 +318,10 @@ class ChunkedHead {
       from_begin *= b_.decay[t];
       decay_[t] = from_begin;
       V p[kVectors];
+      const size_t vectors = t < kTileDepth ? kVectors / 2 : kVectors;
+      if (!kState) Prefetch(first + kChunk + t);
       HWY_UNROLL(8)
-      for (size_t c = 0; c < kVectors; ++c) {
+      for (size_t c = 0; c < vectors; ++c) {
         const auto at = hn::Iota(d_, static_cast<float>(c * N));
         const V now = hn::Set(d_, static_cast<float>(t));
         row[c] = hn::IfThenElse(hn::Eq(at, now), own, hn::Mul(row[c], a));
@@ -316,13 +330,13 @@ class ChunkedHead {
         p[c] = hn::IfThenElseZero(hn::Le(at, now), hn::Mul(pair, row[c]));
       }
       HWY_UNROLL(4)
-      for (size_t c = 0; c < kVectors; ++c) {
+      for (size_t c = 0; c < vectors; ++c) {
         if (kState || c % (2 * kHalf) >= kHalf) continue;
-        Words pieces[3];
+        Words pieces[kPieces];
         hs::CutIntoPairs(d_, p[c], p[c + kHalf], pieces);
         const size_t word = c / (2 * kHalf) * kTileWords + c % (2 * kHalf) * N;
-        HWY_UNROLL(3)
-        for (int i = 0; i < 3; ++i) {
+        HWY_UNROLL(2)
+        for (int i = 0; i < kPieces; ++i) {
           hn::Store(pieces[i], words_,
                     b_.pair_pieces + (i * kChunk + t) * kChunk / 2 + static_cast<int64_t>(word));
         }
@@ -330,38 +344,62 @@ class ChunkedHead {
     }
     // E_n - 1, which is not rounded as E_n is.
     less_one_ = std::expm1(log_sum);
-    if (!weighted_) return;
-    HWY_ALIGN float left[kChunk];
-    for (size_t c = 0; c < kVectors; ++c) hn::Store(row[c], d_, left + c * N);
-    std::copy(left, left + kChunk, left_);
+    for (size_t c = 0; c < kVectors; ++c) hn::StoreU(row[c], d_, left_ + c * N);
+  }
+
+  // D_n V.
+  HWY_NOINLINE void WeighValues(int64_t strip) {
+    const uint32_t* v = ValuesOf(strip);
     for (int64_t pair = 0; pair < kChunk / 2; ++pair) {
       const int64_t j = pair / kTileWords * kTileDepth + pair % kTileWords;
-      const V low = hn::Set(d_, left[j]), high = hn::Set(d_, left[j + kTileWords]);
-      for (int64_t c = 0; c < columns_; c += N) {
-        const Words x = hn::Load(words_, b_.v + pair * columns_ + c);
-        Words pieces[3];
+      const V low = hn::Set(d_, left_[j]), high = hn::Set(d_, left_[j + kTileWords]);
+      HWY_UNROLL(4)
+      for (int64_t c = 0; c < kStrip; c += N) {
+        const Words x = hn::Load(words_, v + pair * kStrip + c);
+        Words pieces[kPieces];
         hs::CutIntoPairs(
             d_, hn::Mul(low, hn::BitCast(d_, hn::ShiftLeft<16>(x))),
             hn::Mul(high, hn::BitCast(d_, hn::And(x, hn::Set(words_, 0xFFFF0000u)))), pieces);
-        for (int i = 0; i < 3; ++i) {
-          hn::Store(pieces[i], words_, b_.written + (i * kChunk / 2 + pair) * columns_ + c);
+        HWY_UNROLL(3)
+        for (int i = 0; i < kPieces; ++i) {
+          hn::Store(pieces[i], words_, b_.written + (i * kChunk / 2 + pair) * kStrip + c);
         }
       }
     }
   }
 
-  float Number(const Rows& rows, int64_t token) const {
-    float x = 0;
+  // One number per token, `otherwise` where there are none; 0 after the n tokens.
+  HWY_INLINE void Numbers(const Rows& rows, float otherwise, int64_t first, int64_t n,
+                          float* to) const {
+    std::fill(to, to + n, otherwise);
+    std::fill(to + n, to + kChunk, 0.0f);
+    if (rows.data == nullptr || (&rows == &p_.log_decay && p_.gate == Gate::kNone)) return;
     hs::WithStorage<float>(rows.dtype, [&](auto stored) HWY_ATTR {
-      x = hn::GetLane(hs::LoadWideN(hn::CappedTag<float, 1>(),
-                                    RowAt<decltype(stored)>(rows, s_, head_, token), 1));
+      const hn::CappedTag<float, 1> one;
+      for (int64_t t = 0; t < n; ++t) {
+        const auto* at = RowAt<decltype(stored)>(rows, s_, head_, first + t);
+        to[t] = hn::GetLane(hs::LoadWide(one, at));
+      }
     });
-    return x;
+  }
+
+  // Asks for the rows of a token.
+  HWY_INLINE void Prefetch(int64_t token) const {
+    if (token >= s_.count) return;
+    const auto ask = [](const void* row, int64_t size) {
+      for (int64_t at = 0; at < 2 * size; at += 64) {
+        hs::PrefetchToL2(static_cast<const char*>(row) + at);
+      }
+    };
+    ask(RowOf(p_.q, key_head_, token), p_.key_size);
+    ask(RowOf(p_.k, key_head_, token), p_.key_size);
+    ask(RowOf(p_.v, head_, token) + begin_, end_ - begin_);
+    ask(RowOf(p_.o, head_, token) + begin_, end_ - begin_);
   }
 
   // S in pieces, and E_n S; kState: that alone.
   template <bool kState>
-  HWY_NOINLINE void SplitState() {
+  HWY_NOINLINE void SplitState(int64_t strip) {
     const bool near = decay_[kChunk - 1] >= 0.5f && less_one_ < 0;
     const V factor = hn::Set(d_, near ? less_one_ : decay_[kChunk - 1]);
     const auto decayed = [&](V x) HWY_ATTR {
@@ -369,15 +407,17 @@ class ChunkedHead {
     };
     const bool gated = p_.gate != Gate::kNone;
     for (int64_t r = 0; r < channels_; r += 2) {
-      float *even = b_.state + r * columns_, *odd = even + columns_;
-      for (int64_t c = 0; c < columns_; c += N) {
+      float *even = StateOf(strip) + r * kStrip, *odd = even + kStrip;
+      HWY_UNROLL(4)
+      for (int64_t c = 0; c < kStrip; c += N) {
         const V low = hn::Load(d_, even + c), high = hn::Load(d_, odd + c);
         if constexpr (!kState) {
-          Words pieces[3];
+          Words pieces[kPieces];
           hs::CutIntoPairs(d_, low, high, pieces);
-          for (int i = 0; i < 3; ++i) {
+          HWY_UNROLL(3)
+          for (int i = 0; i < kPieces; ++i) {
             hn::Store(pieces[i], words_,
-                      b_.state_pieces + (i * channels_ / 2 + r / 2) * columns_ + c);
+                      b_.state_pieces + (i * channels_ / 2 + r / 2) * kStrip + c);
           }
         }
         if (!gated) continue;
@@ -388,61 +428,63 @@ class ChunkedHead {
   }
 
   // o = E Q S.
-  HWY_INLINE void ReadState() {
+  HWY_NOINLINE void ReadState() {
     hs::MultiplyTiles<Tiles, 13, false>(
-        QueryTiles(), kChunk / kTileRows, PairTiles(b_.state_pieces, columns_, channels_ / 2),
-        columns_ / kTileWords, channels_ / kTileDepth, b_.o, columns_);
+        QueryTiles(), kChunk / kTileRows, PairTiles(b_.state_pieces, kStrip, channels_ / 2), 2,
+        channels_ / kTileDepth, b_.o, kStrip);
     if (p_.gate == Gate::kNone) return;
     for (int64_t t = 0; t < kChunk; ++t) {
       const V factor = hn::Set(d_, decay_[t]);
-      for (float *at = b_.o + t * columns_, *end = at + columns_; at != end; at += N) {
+      HWY_UNROLL(4)
+      for (int64_t c = 0; c < kStrip; c += N) {
+        float* at = b_.o + t * kStrip + c;
         hn::Store(hn::Mul(factor, hn::Load(d_, at)), d_, at);
       }
     }
   }
 
   // o += P V, where a key is not after all queries.
-  HWY_INLINE void AddValues() {
+  HWY_NOINLINE void AddValues(int64_t strip) {
     constexpr ptrdiff_t kRow = kChunk * 2;
     const hs::TileFactor p = {reinterpret_cast<const char*>(b_.pair_pieces), kTileRows * kRow, 64,
                               kChunk * kRow, kRow};
-    const hs::TileFactor v = PairTiles(b_.v, columns_, 0);
-    const int64_t columns = columns_ / kTileWords;
-    hs::MultiplyTiles<Tiles, 31, true>(p, 2, v, columns, 1, b_.o, columns_);
-    hs::MultiplyTiles<Tiles, 31, true>(Down(p, 2), 2, v, columns, 2,
-                                       b_.o + kChunk / 2 * columns_, columns_);
+    const hs::TileFactor v = PairTiles(ValuesOf(strip), kStrip, 0);
+    hs::MultiplyTiles<Tiles, 31, true>(p, 2, v, 2, 1, b_.o, kStrip);
+    hs::MultiplyTiles<Tiles, 31, true>(Down(p, 2), 2, v, 2, 2, b_.o + kChunk / 2 * kStrip,
+                                       kStrip);
   }
 
   // S += K^T D_n V.
-  HWY_INLINE void AddToState() {
+  HWY_NOINLINE void AddToState(int64_t strip) {
     const hs::TileFactor k = {reinterpret_cast<const char*>(b_.k_channels), kTileBytes,
                               channels_ * 64, 0, 64};
-    const int64_t rows = channels_ / kTileRows, columns = columns_ / kTileWords;
+    const int64_t rows = channels_ / kTileRows;
     if (weighted_) {
-      hs::MultiplyTiles<Tiles, 13, true>(k, rows, PairTiles(b_.written, columns_, kChunk / 2),
-                                         columns, 2, b_.state, columns_);
+      WeighValues(strip);
+      hs::MultiplyTiles<Tiles, 13, true>(k, rows, PairTiles(b_.written, kStrip, kChunk / 2), 2, 2,
+                                         StateOf(strip), kStrip);
     } else {
-      hs::MultiplyTiles<Tiles, 1, true>(k, rows, PairTiles(b_.v, columns_, 0), columns, 2,
-                                        b_.state, columns_);
+      hs::MultiplyTiles<Tiles, 1, true>(k, rows, PairTiles(ValuesOf(strip), kStrip, 0), 2, 2,
+                                        StateOf(strip), kStrip);
     }
   }
 
   // What PackValues() left out, for the tokens that see it and the state; or that alone.
   template <bool kState>
-  HWY_NOINLINE void AddValuesThatAreNotFinite(int64_t first, int64_t n) {
+  HWY_NOINLINE void AddValuesThatAreNotFinite(int64_t first, int64_t n, int64_t strip) {
     for (int64_t j = 0; j < n; ++j) {
-      for (int64_t c = begin_; c < end_; ++c) {
-        const float v = Widened(RowOf(p_.v, head_, first + j)[c]);
+      for (int64_t c = 0; c < std::min(kStrip, end_ - begin_ - strip); ++c) {
+        const float v = Widened(RowOf(p_.v, head_, first + j)[begin_ + strip + c]);
         if (std::isfinite(v)) continue;
         for (int64_t t = j; t < n && !kState; ++t) {
           const int64_t word = j / kTileDepth * kTileWords + j % kTileWords;
           const uint32_t pair = b_.pair_pieces[t * kChunk / 2 + word];
-          b_.o[t * columns_ + c - begin_] +=
+          b_.o[t * kStrip + c] +=
               v * Widened(static_cast<uint16_t>(j % kTileDepth < kTileWords ? pair : pair >> 16));
         }
         const uint16_t* k = RowOf(p_.k, key_head_, first + j);
         for (int64_t r = 0; r < p_.key_size; ++r) {
-          b_.state[r * columns_ + c - begin_] += v * (weighted_ ? left_[j] : 1) * Widened(k[r]);
+          StateOf(strip)[r * kStrip + c] += v * left_[j] * Widened(k[r]);
         }
       }
     }
@@ -455,14 +497,13 @@ class ChunkedHead {
     return x;
   }
 
-  HWY_NOINLINE void Store(int64_t first, int64_t n) {
-    const auto tokens = static_cast<size_t>(n);
-    const OutputRows<float> rows(p_, s_, head_, first, tokens, b_.values, b_.gate,
-                                 Padded<float>(p_.value_size));
+  HWY_NOINLINE void Store(int64_t first, int64_t n, int64_t strip,
+                          const OutputRows<float>& rows) {
     const V scale = hn::Set(d_, static_cast<float>(p_.outer_scale()));
-    const auto begin = static_cast<size_t>(begin_);
-    StoreRows(d_, b_.o - begin_, static_cast<size_t>(columns_), p_.o, s_, head_, first, tokens,
-              begin, static_cast<size_t>(end_), [&](V x, size_t t, size_t i) HWY_ATTR {
+    const int64_t begin = begin_ + strip, end = std::min(begin + kStrip, end_);
+    StoreRows(d_, b_.o - begin, static_cast<size_t>(kStrip), p_.o, s_, head_, first,
+              static_cast<size_t>(n), static_cast<size_t>(begin), static_cast<size_t>(end),
+              [&](V x, size_t t, size_t i) HWY_ATTR {
                 return rows.Finished(hn::Mul(x, scale), t, i);
               });
   }
@@ -483,7 +524,8 @@ class ChunkedHead {
   void ForState(const States& states, const F& f) {
     for (int64_t r = 0; r < p_.key_size; ++r) {
       for (int64_t c = begin_; c < end_; ++c) {
-        f(b_.state[r * columns_ + c - begin_],
+        const int64_t strip = (c - begin_) / kStrip * kStrip;
+        f(StateOf(strip)[r * kStrip + (c - begin_) % kStrip],
           r * states.key_stride + c * states.value_stride);
       }
     }
