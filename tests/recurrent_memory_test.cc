@@ -41,12 +41,18 @@ Formula FormulaOf(const Call& call, int64_t threads) {
   const int64_t backward_rows = d.decay == DecayShape::kNone ? 5 : 6 + gate;
   const int64_t few = 12 << 10;
   const bool scalar = gate == 1;
-  return {threads * (E * (K * V + 64 * ((2 + gate) * K + 2 * V)) + columns + few),
+  const Explanation explained = Explain("test", Context(1), d, call.Views(), call.options);
+  const int64_t K32 = (q.size(3) + 31) / 32 * 32, V32 = (v.size(3) + 31) / 32 * 32;
+  const int64_t in_tiles = 4 * K32 * V32 + 576 * K32 + 128 * V32 + (62 << 10);
+  const bool tiles = explained.kernel == "recurrence_tiles";
+  Formula f = {threads * (E * (K * V + 64 * ((2 + gate) * K + 2 * V)) + columns + few),
           threads * (E * (blocks * K * V + 2 * K * V + 64 * (backward_rows * K + 3 * V)) +
                      backward_columns + few) +
               (HV > H ? 2 * E * B * T * H * K : 0) +
               (scalar ? E * B * T * HV * ((K + 31) / 32) : 0) + 8 * constants * B * HV * K +
               few};
+  if (!tiles) return f;
+  return {threads * (in_tiles + few), f.backward + threads * in_tiles};
 }
 
 int64_t BackwardBytes(const Context& ctx, const Call& call) {

@@ -11,7 +11,7 @@
 // that is four products of matrices, each with a factor that is exact in bf16: Q K^T and then
 // Q S, P V and K^T (D_n V), whose other factor is cut into three bf16 pieces. All of it is
 // thus as exact as in f32. The recurrence itself takes 2 K V multiply-adds per token, a chunk
-// 3 K V + 32 (K + V) at a dozen times the rate.
+// 6 K V + 48 K + 144 V, without weights 4 K V, at a dozen times the rate.
 //
 // Inside 32 tokens j and j + 16 make a pair, so that pieces of P need no shuffle.
 #if defined(HEED_ENGINES_RECURRENCE_TILE_CHUNKS_INL_H_) == defined(HWY_TARGET_TOGGLE)

@@ -161,7 +161,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
       const auto add_plain = [&] {
         if (plain.empty()) return;
         group_.products.AddPlain(plain, w_.queries, b_.d_o, exponent_, {shift_, delta_, gain_},
-                                 w_.logits, b_.d_logits);
+                                 w_.logits, b_.d_logits, prefetch_);
         plain = {};
       };
       this->ForTiles([&](const Tile& tile) HWY_ATTR {

@@ -161,11 +161,14 @@ class MatrixGradients {
   // factors of their logits and of dP: products of some while P and dS of those before are
   // computed. `logits` and `d_logits` have room for two units of 32 keys.
   HWY_INLINE void AddPlain(const Interval& keys, const uint32_t* q, const uint32_t* d_o,
-                           float factor, const Rows& rows, float* logits, float* d_logits) {
+                           float factor, const Rows& rows, float* logits, float* d_logits,
+                           RowPrefetch& prefetch) {
     const int64_t products = (O::Chunks(p_.depth) + O::Chunks(p_.value_depth)) * kProducts;
-    if (kProducts == 1 && products <= 6) return Pipe<4>(keys, q, d_o, factor, rows, logits, d_logits);
-    if (products <= 10) return Pipe<2>(keys, q, d_o, factor, rows, logits, d_logits);
-    Pipe<1>(keys, q, d_o, factor, rows, logits, d_logits);
+    if (kProducts == 1 && products <= 6) {
+      return Pipe<4>(keys, q, d_o, factor, rows, logits, d_logits, prefetch);
+    }
+    if (products <= 10) return Pipe<2>(keys, q, d_o, factor, rows, logits, d_logits, prefetch);
+    Pipe<1>(keys, q, d_o, factor, rows, logits, d_logits, prefetch);
   }
 
   HWY_INLINE void EndBlock() {
@@ -188,6 +191,7 @@ class MatrixGradients {
  private:
   using Halves = hn::Vec<D16>;
   using Block = hs::TileBlock<Tiles, kProducts, 2, 2>;
+  static constexpr int kAsks = 6;  // for rows of the next block, per step of keys
   static constexpr int64_t kUnit = kTileDepth * int64_t{W};  // logits of a step of keys
 
   // Weights of these keys come next; which of the group they are, in whole steps.
@@ -302,7 +306,8 @@ class MatrixGradients {
 
   template <int kEach>
   HWY_NOINLINE void Pipe(const Interval& keys, const uint32_t* q, const uint32_t* d_o,
-                         float factor, const Rows& rows, float* logits, float* d_logits) {
+                         float factor, const Rows& rows, float* logits, float* d_logits,
+                         RowPrefetch& prefetch) {
     const hs::TileFactor k = O::KeyTiles(Keys(), keys.begin, p_.depth),
                          v = O::KeyTiles(Values(), keys.begin, p_.value_depth),
                          of_q = O::QueryTiles(q, W, p_.depth),
@@ -337,6 +342,7 @@ class MatrixGradients {
       product(v, unit, of_d_o, p_.value_depth, d_logits + unit % 2 * kUnit,
               []() HWY_ATTR HEED_INLINE_LAMBDA {});
       terms.End();
+      for (int i = 0; i < kAsks; ++i) prefetch.Some();
     }
     Block::StoreAll(before, W);
     begin(units - 1);
