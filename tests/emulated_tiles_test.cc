@@ -33,5 +33,23 @@ TEST(EmulatedTiles, ChunksAgreeWithTheReference) {
   }
 }
 
+// Sizes that take chunks on a CPU with tiles, which random cases seldom reach.
+TEST(EmulatedTiles, LargeChunksAgreeWithTheReferenceEmulatedOrNot) {
+  for (const char* name : {"retention", "simple_gla", "ssd"}) {
+    const OpEntry op = FindOp(name);
+    for (const int64_t D : {64, 80, 128}) {
+      for (const char* pass : {"forward", "backward"}) {
+        const Case c = op.make_case({{1, 200, 200, 2, 2, D, D}, DType::kBF16, 7, pass, ""});
+        Context ctx(2);
+        Comparison result = Compare(c, ctx);
+        EXPECT_TRUE(result.ok) << name << " " << D << " " << pass << ": " << result.message;
+        const EmulateTiles tiles;
+        result = Compare(c, ctx);
+        EXPECT_TRUE(result.ok) << name << " " << D << " " << pass << ": " << result.message;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace heed

@@ -39,7 +39,7 @@ TEST_P(Recurrent, BitsDoNotDependOnThreads) {
 
 TEST_P(Recurrent, BitsAreThoseOfASequenceAlone) {
   // Lengths, starts and packing only say where the tokens of a sequence are.
-  const Call alone = Make(1, 77, 2, 1, 20, 12);
+  const Call alone = Make(1, 77, 2, 1, Large(20), Large(12));
   alone.Both(ctx_);
   const auto embed = [&](Call& into, int64_t b, int64_t first, int64_t sequence) {
     for (size_t i = 0; i < alone.inputs.size(); ++i) {
@@ -74,7 +74,7 @@ TEST_P(Recurrent, BitsAreThoseOfASequenceAlone) {
       }
     }
   };
-  Call padded = Make(3, 100, 2, 1, 20, 12);
+  Call padded = Make(3, 100, 2, 1, Large(20), Large(12));
   embed(padded, 1, 9, 1);
   const int64_t lengths[] = {50, 86, 100}, starts[] = {0, 9, 100};
   padded.options.lengths = {lengths, DType::kI64, {3}};
@@ -82,7 +82,7 @@ TEST_P(Recurrent, BitsAreThoseOfASequenceAlone) {
   padded.Both(ctx_);
   expect(padded, 1, 9, 1);
 
-  Call packed = Make(1, 150, 2, 1, 20, 12, 3);
+  Call packed = Make(1, 150, 2, 1, Large(20), Large(12), 3);
   embed(packed, 0, 30, 1);
   const int32_t bounds[] = {0, 30, 107, 150};
   packed.options.cu_seqlens = {bounds, DType::kI32, {4}};
@@ -156,10 +156,10 @@ TEST_P(Recurrent, TokensThatDoNotCountAreZeroAndNeverRead) {
 
 TEST_P(Recurrent, SplittingAtBlocksKeepsTheBitsAndElsewhereTheValues) {
   for (const int64_t split : {64, 128, 1, 50, 131}) {
-    const Call whole = Make(1, 150, 2, 2, 33, 20);
+    const Call whole = Make(1, 150, 2, 2, Large(33), Large(20));
     whole.Both(ctx_);
     // Two calls; the state goes forward, its gradient back.
-    Call parts[2] = {Make(1, split, 2, 2, 33, 20), Make(1, 150 - split, 2, 2, 33, 20)};
+    Call parts[2] = {Make(1, split, 2, 2, Large(33), Large(20)), Make(1, 150 - split, 2, 2, Large(33), Large(20))};
     for (int part = 0; part < 2; ++part) {
       const int64_t begin = part == 0 ? 0 : split, end = part == 0 ? split : 150;
       Call& call = parts[part];
@@ -253,7 +253,7 @@ TEST_P(Recurrent, ReverseIsTheSameFromTheOtherEnd) {
 }
 
 TEST_P(Recurrent, ATokenReachesNoEarlierOne) {
-  Call call = Make(1, 100, 2, 1, 8, 8);
+  Call call = Make(1, 100, 2, 1, Large(8), Large(8));
   call.Forward(ctx_);
   Call other = call.Again();
   for (auto& [name, input] : other.inputs) {
@@ -275,7 +275,7 @@ TEST_P(Recurrent, ATokenReachesNoEarlierOne) {
 }
 
 TEST_P(Recurrent, StepsAreTheForwardPassTokenByToken) {
-  const Call call = Make(2, 70, 1, 2, 21, 37);
+  const Call call = Make(2, 70, 1, 2, Large(21), Large(37));
   call.Forward(ctx_);
   Call steps = call.Again();
   Copy(call.Input("initial_state").view(), steps.final.view());

@@ -9,9 +9,15 @@
 namespace heed::recurrence {
 namespace {
 
+// Smaller states stay in registers while tokens pass: packing would cost more than it saves.
+// What is emulated for tests takes all.
+constexpr int64_t kSmallestInTiles = 64 * 64;
+
 bool TakesMatrixTiles(const Context& ctx, const Problem& problem) {
-  return HasForwardTiles() && TilesOf(ctx.allowed_targets()) != TileUnit::kNone &&
-         TakesTiles(problem);
+  const TileUnit unit = TilesOf(ctx.allowed_targets());
+  if (!HasForwardTiles() || unit == TileUnit::kNone || !TakesTiles(problem)) return false;
+  return unit == TileUnit::kEmulated ||
+         problem.key_size * problem.value_size >= kSmallestInTiles;
 }
 
 bool TakesF32(const Context&, const Problem& problem) {
@@ -21,7 +27,7 @@ bool TakesF32(const Context&, const Problem& problem) {
 bool TakesF64(const Context&, const Problem& problem) { return problem.dtype == DType::kF64; }
 
 constexpr Kernel kKernels[] = {
-    {"recurrence_tiles", &TakesMatrixTiles, "bf16 where there are matrix tiles",
+    {"recurrence_tiles", &TakesMatrixTiles, "bf16 states of 64 x 64 and larger where there are matrix tiles",
      "chunks of 64 tokens in matrix tiles, states and pairs as sums of three bf16; steps and "
      "gradients as recurrence_f32",
      &ForwardTiles, &ForwardBytesTiles, &StepF32, &BackwardTiles, &BackwardBytesTiles},
