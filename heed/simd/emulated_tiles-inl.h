@@ -93,6 +93,13 @@ struct EmulatedTiles {
   static inline thread_local uint32_t tiles_[8][kTileRows][kTileWords];
 };
 
+// The unit beside this target, of those that files with HEED_MATRIX_TILES are compiled for.
+#if HWY_TARGET == HWY_AVX3_SPR
+using TilesOfTarget = MatrixTiles;
+#else
+using TilesOfTarget = EmulatedTiles;
+#endif
+
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

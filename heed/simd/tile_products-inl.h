@@ -149,9 +149,9 @@ struct TileFactor {
   }
 };
 
-// A block of kA x kB sums, in registers: 0 to 3 the sums, 4 and 5 of a, 6 and 7 of b. Tiles
+// A block of 2 x 2 sums, in registers: 0 to 3 the sums, 4 and 5 of a, 6 and 7 of b. Tiles
 // of a come by and those of b stay in L1: a fifth to a quarter faster where a is in L2.
-template <class Tiles, int kProducts, int kA, int kB>
+template <class Tiles, int kProducts>
 struct TileBlock {
   static constexpr int Sum(int i, int j) { return 2 * i + j; }
 
@@ -159,9 +159,9 @@ struct TileBlock {
   template <class F>
   static HWY_INLINE void ForSums(const F& f) {
     f.template operator()<0, 0>();
-    if constexpr (kB > 1) f.template operator()<0, 1>();
-    if constexpr (kA > 1) f.template operator()<1, 0>();
-    if constexpr (kA > 1 && kB > 1) f.template operator()<1, 1>();
+    f.template operator()<0, 1>();
+    f.template operator()<1, 0>();
+    f.template operator()<1, 1>();
   }
 
   // The products of one step; before<i, j>() comes before the first one of each sum, and
@@ -236,7 +236,7 @@ template <class Tiles, int kProducts, bool kAdd>
 HWY_INLINE void MultiplyTiles(const TileFactor& a, ptrdiff_t rows, const TileFactor& b,
                               ptrdiff_t columns, ptrdiff_t steps, float* out,
                               ptrdiff_t out_row) {
-  using Block = TileBlock<Tiles, kProducts, 2, 2>;
+  using Block = TileBlock<Tiles, kProducts>;
   if (rows == 0 || columns == 0) return;
   float* before = nullptr;
   for (ptrdiff_t j = 0; j < columns; j += 2) {

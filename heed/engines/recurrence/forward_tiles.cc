@@ -17,11 +17,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 
-#if HWY_TARGET == HWY_AVX3_SPR
-using Unit = MatrixTiles;
-#else
-using Unit = hs::EmulatedTiles;
-#endif
+using Unit = hs::TilesOfTarget;
 
 void RunTiles(Context& ctx, const Problem& problem) { ForwardInChunks<Unit>(ctx, problem); }
 

@@ -316,7 +316,7 @@ class ChunkedHead {
     for (int64_t t = 0; t < kChunk; ++t) {
       const V a = hn::Set(d_, b_.decay[t]), own = hn::Set(d_, b_.weight[t]);
       from_begin *= b_.decay[t];
-      decay_[t] = from_begin;
+      from_begin_[t] = from_begin;
       V p[kVectors];
       const size_t vectors = t < kTileDepth ? kVectors / 2 : kVectors;
       if (!kState) Prefetch(first + kChunk + t);
@@ -344,7 +344,7 @@ class ChunkedHead {
     }
     // E_n - 1, which is not rounded as E_n is.
     less_one_ = std::expm1(log_sum);
-    for (size_t c = 0; c < kVectors; ++c) hn::StoreU(row[c], d_, left_ + c * N);
+    for (size_t c = 0; c < kVectors; ++c) hn::StoreU(row[c], d_, to_end_ + c * N);
   }
 
   // D_n V.
@@ -352,7 +352,7 @@ class ChunkedHead {
     const uint32_t* v = ValuesOf(strip);
     for (int64_t pair = 0; pair < kChunk / 2; ++pair) {
       const int64_t j = pair / kTileWords * kTileDepth + pair % kTileWords;
-      const V low = hn::Set(d_, left_[j]), high = hn::Set(d_, left_[j + kTileWords]);
+      const V low = hn::Set(d_, to_end_[j]), high = hn::Set(d_, to_end_[j + kTileWords]);
       HWY_UNROLL(4)
       for (int64_t c = 0; c < kStrip; c += N) {
         const Words x = hn::Load(words_, v + pair * kStrip + c);
@@ -400,8 +400,8 @@ class ChunkedHead {
   // S in pieces, and E_n S; kState: that alone.
   template <bool kState>
   HWY_NOINLINE void SplitState(int64_t strip) {
-    const bool near = decay_[kChunk - 1] >= 0.5f && less_one_ < 0;
-    const V factor = hn::Set(d_, near ? less_one_ : decay_[kChunk - 1]);
+    const bool near = from_begin_[kChunk - 1] >= 0.5f && less_one_ < 0;
+    const V factor = hn::Set(d_, near ? less_one_ : from_begin_[kChunk - 1]);
     const auto decayed = [&](V x) HWY_ATTR {
       return near ? hn::MulAdd(factor, x, x) : hn::Mul(factor, x);
     };
@@ -434,7 +434,7 @@ class ChunkedHead {
         channels_ / kTileDepth, b_.o, kStrip);
     if (p_.gate == Gate::kNone) return;
     for (int64_t t = 0; t < kChunk; ++t) {
-      const V factor = hn::Set(d_, decay_[t]);
+      const V factor = hn::Set(d_, from_begin_[t]);
       HWY_UNROLL(4)
       for (int64_t c = 0; c < kStrip; c += N) {
         float* at = b_.o + t * kStrip + c;
@@ -484,7 +484,7 @@ class ChunkedHead {
         }
         const uint16_t* k = RowOf(p_.k, key_head_, first + j);
         for (int64_t r = 0; r < p_.key_size; ++r) {
-          StateOf(strip)[r * kStrip + c] += v * left_[j] * Widened(k[r]);
+          StateOf(strip)[r * kStrip + c] += v * to_end_[j] * Widened(k[r]);
         }
       }
     }
@@ -538,7 +538,9 @@ class ChunkedHead {
   const int64_t channels_, begin_, end_, columns_;
   const bool weighted_;  // values that are added to the state
   bool finite_ = true;   // values of the chunk
-  float less_one_ = 0, decay_[kChunk], left_[kChunk];
+  float less_one_ = 0;           // E_n - 1
+  float from_begin_[kChunk];     // E_t
+  float to_end_[kChunk];         // D_nt
 };
 
 template <class Tiles>

@@ -1,4 +1,4 @@
-// The forward kernel for bf16 on CPUs whose bf16 dot product outruns their FMA.
+// The backward kernel for bf16 on CPUs whose bf16 dot product outruns their FMA.
 #define HEED_BF16_PAIRS
 #include "heed/core/targets.h"
 // After targets.h:

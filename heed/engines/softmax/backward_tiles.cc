@@ -18,11 +18,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-#if HWY_TARGET == HWY_AVX3_SPR
-using Unit = MatrixTiles;
-#else
-using Unit = hs::EmulatedTiles;
-#endif
+using Unit = hs::TilesOfTarget;
 
 // f(operands of as many products as the problem takes). Weights of f16 take the pieces of f32,
 // and what they are multiplied with as many: a third one of zeros.

@@ -19,11 +19,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-#if HWY_TARGET == HWY_AVX3_SPR
-using Unit = MatrixTiles;
-#else
-using Unit = hs::EmulatedTiles;
-#endif
+using Unit = hs::TilesOfTarget;
 
 // f(operands of as many products as the problem takes).
 template <class F>

@@ -190,7 +190,7 @@ class MatrixGradients {
 
  private:
   using Halves = hn::Vec<D16>;
-  using Block = hs::TileBlock<Tiles, kProducts, 2, 2>;
+  using Block = hs::TileBlock<Tiles, kProducts>;
   static constexpr int kAsks = 6;  // for rows of the next block, per step of keys
   static constexpr int64_t kUnit = kTileDepth * int64_t{W};  // logits of a step of keys
 

@@ -68,8 +68,8 @@ class TilePipeline {
   }
 
  private:
-  using KeyBlock = hs::TileBlock<Tiles, kKeyProducts, 2, 2>;
-  using ValueBlock = hs::TileBlock<Tiles, kValueProducts, 2, 2>;
+  using KeyBlock = hs::TileBlock<Tiles, kKeyProducts>;
+  using ValueBlock = hs::TileBlock<Tiles, kValueProducts>;
 
   // f(c) for the vectors of the first or the second tile of lanes, which are constants: what
   // they index stays in registers.
