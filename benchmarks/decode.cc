@@ -264,7 +264,8 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
                           OfRead{DType::kBF16, 8, kNone, .60},
                           OfRead{DType::kF32, 1, kNone, .94, Quantize::kInt8},
                           OfRead{DType::kF32, 4, kNone, .70, Quantize::kInt8},
-                          OfRead{DType::kF32, 8, kNone, .35, Quantize::kInt8}}) {
+                          OfRead{DType::kF32, 8, kNone, .35, Quantize::kInt8},
+                          OfRead{DType::kF32, 16, kNone, .35, Quantize::kInt8}}) {
     const bool int8 = c.quantize == Quantize::kInt8;
     const std::string name = fmt::format("{} {} query heads per key head, of a raw read",
                                          int8 ? "int8" : Name(c.dtype), c.group);

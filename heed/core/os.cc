@@ -80,7 +80,7 @@ namespace {
 // it asks, so that nobody else pays for saving them.
 std::string AskForMatrixTiles() {
 #if defined(__x86_64__) && defined(__GNUC__)
-  constexpr uint32_t kTileBits = 1u << 24 | 1u << 22;  // tiles, products of bf16
+  constexpr uint32_t kTileBits = 1u << 24 | 1u << 22 | 1u << 25;  // tiles, their products of bf16 and of bytes
   uint32_t a = 0, b = 0, c = 0, d = 0;
   __get_cpuid_count(7, 0, &a, &b, &c, &d);
   if ((d & kTileBits) != kTileBits) return "this CPU has none";

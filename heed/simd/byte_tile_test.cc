@@ -1,6 +1,7 @@
 // Products of f32 rows with rows of bytes, against exact sums: every number of rows and
 // size, between guard pages, and what is not finite.
-#define HEED_BYTE_PRODUCTS
+#define HEED_ALL_TARGETS
+#define HWY_WANT_AVX3_DL
 #include "heed/core/targets.h"
 // After targets.h:
 #include <gtest/gtest.h>
@@ -13,15 +14,34 @@
 #include <vector>
 
 #include "heed/core/dispatch.h"
+#include "heed/core/os.h"
 #include "heed/harness/buffer.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/simd/byte_tile_test.cc"  // this file
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
-#if HWY_TARGET == HWY_AVX3_DL
+
+namespace heed::byte_tile_test {
+#ifndef HEED_SIMD_BYTE_TILE_TEST_ONCE
+#define HEED_SIMD_BYTE_TILE_TEST_ONCE
+// x[column][lane] of the few, rows[j][column], factors of rows or of outputs.
+struct Operands {
+  int few;
+  const int8_t* rows;
+  ptrdiff_t stride;
+  size_t count, columns;
+  const float *x, *factors;
+  float* out;
+};
+#endif
+}  // namespace heed::byte_tile_test
+
 // After highway.h:
+#include "heed/simd/byte_products-inl.h"
 #include "heed/simd/byte_tile-inl.h"
+#include "heed/simd/emulated_tiles-inl.h"
+#if HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_AVX3_SPR || HWY_TARGET == HWY_AVX2
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::byte_tile_test::HWY_NAMESPACE {
@@ -30,51 +50,103 @@ namespace hs = heed::HWY_NAMESPACE;
 
 constexpr size_t kLanes = hn::MaxLanes(hn::ScalableTag<float>());
 
-// out[row][lane] of rows [count][columns] and x[columns][lane].
-void Dots(int few, const int8_t* rows, ptrdiff_t stride, size_t count, size_t columns,
-          const float* x, const float* factors, float* out) {
-  const hn::ScalableTag<float> d;
-  const Buffer digits(DType::kI32, {static_cast<int64_t>(hs::DigitRows(columns) * kLanes)});
-  hs::ToDigits(d, x, columns, digits.as<int32_t>());
-  std::vector<const float*> at(count);
-  for (size_t j = 0; j < count; ++j) at[j] = factors + j;
-  const hs::StoredRows<int8_t> stored = {{rows, stride, SIZE_MAX}, count, 1000};
-  const auto run = [&](auto r) {
-    hs::DotByteRows<r.value>(d, stored, columns, digits.as<int32_t>(), at.data(), out);
-  };
-  if (few == 1) run(std::integral_constant<int, 1>());
-  if (few == 2) run(std::integral_constant<int, 2>());
-  if (few == 4) run(std::integral_constant<int, 4>());
-  if (few == 8) run(std::integral_constant<int, 8>());
+hs::StoredRows<int8_t> Stored(const Operands& x, size_t ahead) {
+  return {{x.rows, x.stride, SIZE_MAX}, x.count, ahead};
 }
+
+// f(digits, where the factor of each row is).
+template <class F>
+void WithDigits(const Operands& x, const hs::DigitLayout& layout, const F& f) {
+  const Buffer digits(DType::kI32, {static_cast<int64_t>(layout.Tail() +
+                                                         layout.kTailVectors * kLanes)});
+  hs::ToDigits(hn::ScalableTag<float>(), x.x, x.columns, layout, digits.as<int32_t>());
+  std::vector<const float*> at(x.count);
+  for (size_t j = 0; j < x.count; ++j) at[j] = x.factors + j;
+  f(digits.as<int32_t>(), at.data());
+}
+
+#if HWY_TARGET == HWY_AVX3_DL
+// out[row][lane].
+void Dots(const Operands& x) {
+  const hn::ScalableTag<float> d;
+  WithDigits(x, hs::ByteLayout(d, x.columns), [&](const int32_t* digits, const float* const* at) {
+    const auto run = [&](auto r) {
+      hs::DotByteRows<r.value>(d, Stored(x, 1000), x.columns, digits, at, x.out);
+    };
+    if (x.few == 1) run(std::integral_constant<int, 1>());
+    if (x.few == 2) run(std::integral_constant<int, 2>());
+    if (x.few == 4) run(std::integral_constant<int, 4>());
+    if (x.few == 8) run(std::integral_constant<int, 8>());
+  });
+}
+#else
+using Tiles = hs::TilesOfTarget;
+
+void Dots(const Operands& x) {
+  const Tiles::Session session;
+  const auto few = static_cast<size_t>(x.few);
+  WithDigits(x, hs::TileLayout(x.columns, few), [&](const int32_t* digits, const float* const* at) {
+    hs::DotRowsInTiles<Tiles>(hn::ScalableTag<float>(), Stored(x, 1000), x.columns, few, digits,
+                              at, x.out);
+  });
+}
+
+// out[lane][column] of x[row][lane], onto what is there.
+void Sums(const Operands& x, bool clear, ptrdiff_t out_row) {
+  const Tiles::Session session;
+  hs::SumRowsInTiles<Tiles>(hn::ScalableTag<float>(), Stored(x, 0), x.columns, x.x, clear,
+                            x.factors, static_cast<size_t>(x.few), x.out, out_row);
+}
+#endif
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::byte_tile_test::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-#endif  // HWY_TARGET == HWY_AVX3_DL
+#endif  // HWY_TARGET
 
-#if HWY_ONCE && (HWY_TARGETS & HWY_AVX3_DL)
+#if HWY_ONCE && (HWY_TARGETS & HWY_AVX3_DL) && (HWY_TARGETS & HWY_AVX3_SPR)
 namespace heed::byte_tile_test {
 namespace {
 
-using N_AVX3_DL::kLanes;
+// What multiplies bytes.
+struct Unit {
+  const char* name;
+  size_t lanes;
+  void (*dots)(const Operands&);
+  void (*sums)(const Operands&, bool, ptrdiff_t);
+  bool (*present)();
+};
+constexpr Unit kUnits[] = {
+    {"vectors", N_AVX3_DL::kLanes, &N_AVX3_DL::Dots, nullptr,
+     [] { return HasByteProducts(kAllTargets); }},
+    {"tiles", N_AVX3_SPR::kLanes, &N_AVX3_SPR::Dots, &N_AVX3_SPR::Sums, &os::HasMatrixTiles},
+    {"emulated tiles", N_AVX2::kLanes, &N_AVX2::Dots, &N_AVX2::Sums,
+     [] { return (hwy::SupportedTargets() & HWY_AVX2) != 0; }},
+};
 
-class ByteTileTest : public testing::Test {
+class ByteTileTest : public testing::TestWithParam<Unit> {
  protected:
   void SetUp() override {
-    if (!HasByteProducts(kAllTargets)) GTEST_SKIP() << "this CPU multiplies no bytes";
+    if (!unit.present()) GTEST_SKIP() << "this CPU has no " << unit.name << " of bytes";
   }
+  const Unit& unit = GetParam();
 };
+
+INSTANTIATE_TEST_SUITE_P(Units, ByteTileTest, testing::ValuesIn(kUnits), [](const auto& value) {
+  std::string name = value.param.name;
+  std::erase(name, ' ');
+  return name;
+});
 
 // Rows of bytes, without gaps, and their factors.
 struct Case {
-  Case(int of_few, size_t of_many, size_t of_each, uint64_t seed)
-      : few(of_few), count(of_many), columns(of_each), random(seed),
+  Case(const Unit& by, int of_few, size_t of_many, size_t of_each, uint64_t seed)
+      : unit(by), few(of_few), count(of_many), columns(of_each), random(seed),
         rows(DType::kBool, {static_cast<int64_t>(count), static_cast<int64_t>(columns)},
              random.Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard),
         factors(DType::kF32, {static_cast<int64_t>(count)}, Placement::kBeforeGuard),
-        x(DType::kF32, {static_cast<int64_t>(columns), static_cast<int64_t>(kLanes)}),
-        out(DType::kF32, {static_cast<int64_t>(count), static_cast<int64_t>(kLanes)}) {
+        x(DType::kF32, {static_cast<int64_t>(columns), static_cast<int64_t>(unit.lanes)}),
+        out(DType::kF32, {static_cast<int64_t>(count), static_cast<int64_t>(unit.lanes)}) {
     for (size_t i = 0; i < count * columns; ++i) {
       bytes()[i] = static_cast<int8_t>(random.Word() % 256 - 128);
     }
@@ -83,14 +155,14 @@ struct Case {
   }
 
   int8_t* bytes() const { return reinterpret_cast<int8_t*>(rows.view().data()); }
-  float& X(size_t e, size_t r) const { return x.as<float>()[e * kLanes + r]; }
+  float& X(size_t e, size_t r) const { return x.as<float>()[e * unit.lanes + r]; }
 
   void Run() const {
-    N_AVX3_DL::Dots(few, bytes(), static_cast<ptrdiff_t>(columns), count, columns,
-                    x.as<float>(), factors.as<float>(), out.as<float>());
+    unit.dots({few, bytes(), static_cast<ptrdiff_t>(columns), count, columns, x.as<float>(),
+               factors.as<float>(), out.as<float>()});
   }
   float Out(size_t j, int r) const {
-    return out.as<float>()[j * kLanes + static_cast<size_t>(r)];
+    return out.as<float>()[j * unit.lanes + static_cast<size_t>(r)];
   }
 
   // The sum, and how far from it a result may be: half a unit per element, and a few
@@ -109,26 +181,27 @@ struct Case {
     const double factor = factors.as<float>()[j];
     *sum *= factor;
     *error = std::abs(factor) *
-             (most / 8355711 * bytes_sum * (0.5 + 0x1p-1) + 4 * 0x1p-24 * products) +
-             1e-40;
+             (most / 8355710 * bytes_sum * (0.5 + 0x1p-1) + 4 * 0x1p-24 * products) +
+             bytes_sum * 0x1p-126;
   }
 
+  const Unit& unit;
   const int few;
   const size_t count, columns;
   Random random;
   Buffer rows, factors, x, out;
 };
 
-TEST_F(ByteTileTest, IsTheSumUpToTheRoundingOfTheFewRows) {
+TEST_P(ByteTileTest, IsTheSumUpToTheRoundingOfTheFewRows) {
   uint64_t seed = 1;
   for (const int few : {1, 2, 4, 8}) {
     for (const size_t count : {1, 3, 16, 17, 32, 64, 67}) {
       for (const size_t columns : {1, 3, 4, 5, 63, 64, 65, 71, 128, 200}) {
-        for (const double size : {1.0, 1e-27, 1e30}) {
+        for (const double size : {1.0, 1e-27, 1e-33, 1e30}) {
           SCOPED_TRACE("few " + std::to_string(few) + " count " + std::to_string(count) +
                        " columns " + std::to_string(columns) + " size " +
                        std::to_string(size));
-          const Case c(few, count, columns, seed++);
+          const Case c(unit, few, count, columns, seed++);
           for (size_t e = 0; e < columns; ++e) {
             for (int r = 0; r < few; ++r) {
               c.X(e, static_cast<size_t>(r)) *= static_cast<float>(size);
@@ -149,8 +222,8 @@ TEST_F(ByteTileTest, IsTheSumUpToTheRoundingOfTheFewRows) {
 }
 
 // Sums of the largest digits and bytes, where 32 bits are just enough.
-TEST_F(ByteTileTest, LongRowsOfTheLargestDoNotOverflow) {
-  const Case c(2, 2, size_t{1} << 16, 7);
+TEST_P(ByteTileTest, LongRowsOfTheLargestDoNotOverflow) {
+  const Case c(unit, 2, 2, size_t{1} << 16, 7);
   for (size_t e = 0; e < c.columns; ++e) {
     c.bytes()[e] = -128;
     c.bytes()[c.columns + e] = 127;
@@ -167,9 +240,9 @@ TEST_F(ByteTileTest, LongRowsOfTheLargestDoNotOverflow) {
   }
 }
 
-TEST_F(ByteTileTest, ZerosGiveZeroAndWhatIsNotFiniteItsKind) {
+TEST_P(ByteTileTest, ZerosGiveZeroAndWhatIsNotFiniteItsKind) {
   const float inf = std::numeric_limits<float>::infinity();
-  const Case c(4, 17, 20, 9);
+  const Case c(unit, 4, 17, 20, 9);
   for (size_t e = 0; e < c.columns; ++e) c.X(e, 0) = 0;
   c.X(3, 1) = std::numeric_limits<float>::quiet_NaN();
   c.X(4, 2) = -inf;
@@ -185,20 +258,95 @@ TEST_F(ByteTileTest, ZerosGiveZeroAndWhatIsNotFiniteItsKind) {
 }
 
 // Integer sums: the same whatever else is computed beside them.
-TEST_F(ByteTileTest, BitsDependOnNoOtherRow) {
+TEST_P(ByteTileTest, BitsDependOnNoOtherRow) {
   for (const size_t columns : {40, 64, 150}) {
-    const Case eight(8, 33, columns, 11);
+    const Case eight(unit, 8, 33, columns, 11);
     eight.Run();
     const std::vector<float> all(eight.out.as<float>(),
-                                 eight.out.as<float>() + eight.count * kLanes);
-    N_AVX3_DL::Dots(1, eight.bytes() + columns, static_cast<ptrdiff_t>(columns), 5, columns,
-                    eight.x.as<float>(), eight.factors.as<float>() + 1,
-                    eight.out.as<float>());
+                                 eight.out.as<float>() + eight.count * unit.lanes);
+    unit.dots({1, eight.bytes() + columns, static_cast<ptrdiff_t>(columns), 5, columns,
+               eight.x.as<float>(), eight.factors.as<float>() + 1, eight.out.as<float>()});
     for (size_t j = 0; j < 5; ++j) {
-      EXPECT_EQ(std::memcmp(&eight.out.as<float>()[j * kLanes], &all[(j + 1) * kLanes],
+      EXPECT_EQ(std::memcmp(&eight.out.as<float>()[j * unit.lanes], &all[(j + 1) * unit.lanes],
                             sizeof(float)),
                 0);
     }
+  }
+}
+
+// Of tiles alone: sums over rows that weights in digits weigh, against exact ones. A weight is
+// off by half a unit, 2^-24 of the row's largest.
+TEST_P(ByteTileTest, WeighedRowsAreTheSumUpToTheRoundingOfWeights) {
+  if (unit.sums == nullptr) GTEST_SKIP() << "vectors weigh bytes in f32";
+  uint64_t seed = 1;
+  for (const size_t few : {1, 3, 5, 6, 8, 11, 16}) {
+    if (few > unit.lanes) continue;
+    for (const size_t count : {1, 4, 15, 63, 64}) {
+      for (const size_t columns : {1, 16, 40, 64, 72, 128, 200}) {
+        for (const float size : {1.0F, 1e-33F, 1e30F}) {
+          SCOPED_TRACE("few " + std::to_string(few) + " count " + std::to_string(count) +
+                       " columns " + std::to_string(columns) + " size " + std::to_string(size));
+          const Case c(unit, static_cast<int>(few), count, columns, seed++);
+          const size_t row = (columns + unit.lanes - 1) / unit.lanes * unit.lanes;
+          const Buffer weights(DType::kF32, {static_cast<int64_t>(count * unit.lanes)}),
+              factors(DType::kF32, {static_cast<int64_t>(few)}, Placement::kBeforeGuard),
+              out(DType::kF32, {static_cast<int64_t>(few * row)});
+          weights.FillNormal(seed);
+          factors.FillNormal(seed + 1);
+          out.FillNormal(seed + 2);
+          for (size_t i = 0; i < count * unit.lanes; ++i) {
+            weights.as<float>()[i] *= i % unit.lanes < few ? size : 0;
+          }
+          const std::vector<float> before(out.as<float>(), out.as<float>() + few * row);
+          const bool clear = seed % 2 == 0;
+          unit.sums({c.few, c.bytes(), static_cast<ptrdiff_t>(columns), count, columns,
+                     weights.as<float>(), factors.as<float>(), out.as<float>()},
+                    clear, static_cast<ptrdiff_t>(row));
+          for (size_t r = 0; r < few; ++r) {
+            for (size_t e = 0; e < columns; ++e) {
+              const double was = clear ? 0 : double{before[r * row + e]} * factors.as<float>()[r];
+              double sum = was, most = 0, bytes = 0, products = std::abs(was);
+              for (size_t j = 0; j < count; ++j) {
+                const double weight = weights.as<float>()[j * unit.lanes + r];
+                const double byte = c.bytes()[j * columns + e];
+                sum += weight * byte;
+                products += std::abs(weight * byte);
+                bytes += std::abs(byte);
+                most = std::max(most, std::abs(weight));
+              }
+              ASSERT_NEAR(out.as<float>()[r * row + e], sum,
+                          most / 8355710 * bytes + 4 * 0x1p-24 * products + 0x1p-126)
+                  << r << " " << e;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ByteTileTest, AWeightThatIsNotFiniteStaysInItsRow) {
+  if (unit.sums == nullptr) GTEST_SKIP() << "vectors weigh bytes in f32";
+  const Case c(unit, 4, 20, 24, 5);
+  const size_t row = (c.columns + unit.lanes - 1) / unit.lanes * unit.lanes;
+  const Buffer weights(DType::kF32, {static_cast<int64_t>(c.count * unit.lanes)});
+  const Buffer out(DType::kF32, {static_cast<int64_t>(4 * row)});
+  weights.FillConstant(1);
+  for (size_t j = 0; j < c.count; ++j) {
+    for (size_t lane = 4; lane < unit.lanes; ++lane) weights.as<float>()[j * unit.lanes + lane] = 0;
+  }
+  weights.as<float>()[3 * unit.lanes + 1] = std::numeric_limits<float>::quiet_NaN();
+  weights.as<float>()[4 * unit.lanes + 2] = std::numeric_limits<float>::infinity();
+  for (size_t e = 0; e < c.columns; ++e) c.bytes()[4 * c.columns + e] = e % 2 == 0 ? 3 : -3;
+  const float ones[] = {1, 1, 1, 1};
+  unit.sums({4, c.bytes(), static_cast<ptrdiff_t>(c.columns), c.count, c.columns,
+             weights.as<float>(), ones, out.as<float>()},
+            true, static_cast<ptrdiff_t>(row));
+  for (size_t e = 0; e < c.columns; ++e) {
+    EXPECT_TRUE(std::isfinite(out.as<float>()[e]));
+    EXPECT_TRUE(std::isnan(out.as<float>()[row + e]));
+    EXPECT_EQ(out.as<float>()[2 * row + e], (e % 2 == 0 ? 1 : -1) * HUGE_VALF);
+    EXPECT_TRUE(std::isfinite(out.as<float>()[3 * row + e]));
   }
 }
 

@@ -71,6 +71,24 @@ struct EmulatedTiles {
     }
   }
 
+  template <int kSum, int kA, int kB>
+  static void AddByteProducts() {
+    for (int m = 0; m < kTileRows; ++m) {
+      for (int k = 0; k < kTileRows; ++k) {
+        const uint32_t a = tiles_[kA][m][k];
+        for (int n = 0; n < kTileWords; ++n) {
+          const uint32_t b = tiles_[kB][k][n];
+          uint32_t sum = 0;
+          for (int byte = 0; byte < 32; byte += 8) {
+            sum += static_cast<uint32_t>(static_cast<int8_t>(a >> byte) *
+                                         static_cast<int8_t>(b >> byte));
+          }
+          tiles_[kSum][m][n] += sum;
+        }
+      }
+    }
+  }
+
  private:
   using D = hn::CappedTag<float, kTileWords>;
 

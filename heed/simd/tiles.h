@@ -1,7 +1,7 @@
 // Matrix tiles (Intel AMX): eight registers of 16 rows of 64 bytes, and products of
-// them. The six instructions that heed uses, one function each.
+// them. The instructions that heed uses, one function each.
 //
-// A tile is 16 rows of 16 words. A word is one f32 of a sum, or two bf16 of a factor:
+// A tile is 16 rows of 16 words. A word is one number of a sum, or two bf16 of a factor:
 //
 //   sum[m][n] += sum_k a[m][k] b[k][n] over 32 values of k
 //     a  rows m of 32 bf16
@@ -11,6 +11,9 @@
 // the two are added, then their sum to what was there. All rounds to nearest even,
 // whatever the floating-point environment says, and subnormal inputs and results count
 // as 0. Zeros of a or b are thus no-ops, wherever they stand.
+//
+// Or a word is four signed bytes of a factor and an integer of 32 bits of a sum, over 64 values of
+// k; row k / 4 of b holds four of each column.
 //
 // Inline assembly, because GCC's intrinsics do not say that a load reads memory. It stays in
 // its own order, and with it the order in which a kernel interleaves tiles and vectors.
@@ -98,6 +101,13 @@ struct MatrixTiles {
   template <int kSum, int kA, int kB>
   static inline __attribute__((always_inline)) void AddProducts() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0"
+                 :
+                 : "i"(kSum), "i"(kA), "i"(kB));
+  }
+
+  template <int kSum, int kA, int kB>
+  static inline __attribute__((always_inline)) void AddByteProducts() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0"
                  :
                  : "i"(kSum), "i"(kA), "i"(kB));
   }

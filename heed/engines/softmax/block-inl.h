@@ -38,7 +38,7 @@ struct SessionType {
   using Type = NoSession;
 };
 template <class O>
-  requires O::kMatrixTiles
+  requires requires { typename O::Tiles; }
 struct SessionType<O> {
   using Type = typename O::Tiles::Session;
 };

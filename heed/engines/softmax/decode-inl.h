@@ -5,7 +5,7 @@
 //   S[key][row]  = K Q^T    keys in lanes, K transposed in registers
 //   O[row][dim]  = O exp(m - m') + P^T V    dims in lanes
 //
-// All query rows of a key head, up to kDecodeRows, share each load, so that memory is the
+// All query rows of a key head, up to O::kRows, share each load, so that memory is the
 // bound: reading K and V once. What lies between the products has rows in lanes as ever;
 // at 64 keys it takes a tenth of the time of reading them.
 //
@@ -28,6 +28,10 @@
 #include "hwy/highway.h"
 #ifdef HEED_BYTE_PRODUCTS
 #include "heed/simd/byte_tile-inl.h"
+#endif
+#ifdef HEED_MATRIX_TILES
+#include "heed/simd/byte_products-inl.h"
+#include "heed/simd/emulated_tiles-inl.h"
 #endif
 #if HWY_TARGET == HWY_AVX3_ZEN4
 #include "heed/simd/pair_row_tile-inl.h"
@@ -68,6 +72,7 @@ hs::StoredRows<S> Stored(const SourceRows& rows, int64_t begin, int64_t end, int
 template <class T>
 struct DecodeOperands : FmaOperands<T> {
   static constexpr bool kKeysInLanes = true;
+  static constexpr size_t kRows = kDecodeRows;
 
   // s[key][lane] of keys [begin, end).
   static HWY_INLINE void KeyProducts(const T* q, size_t num_rows, const Head<DecodeOperands>& head,
@@ -90,10 +95,13 @@ struct DecodeOperands : FmaOperands<T> {
     });
   }
 
-  template <int R, bool kSkipMasked, class S>
+  template <bool kSkipMasked, class S>
   static HWY_INLINE void Sum(const hs::StoredRows<S>& rows, size_t channels, const T* p,
-                             bool first, const T* factor, T* o, ptrdiff_t row) {
-    hs::SumRows<R, kSkipMasked>(hn::ScalableTag<T>(), rows, channels, p, first, factor, o, row);
+                             bool first, const T* factor, size_t num_rows, T* o, ptrdiff_t row) {
+    WithRows<T>(num_rows, [&](auto r) HWY_ATTR {
+      hs::SumRows<r.value, kSkipMasked>(hn::ScalableTag<T>(), rows, channels, p, first, factor,
+                                        o, row);
+    });
   }
 };
 
@@ -101,6 +109,7 @@ struct DecodeOperands : FmaOperands<T> {
 // K and V in place, multiplied by pairs.
 struct PairDecodeOperands : PairOperands {
   static constexpr bool kKeysInLanes = true;
+  static constexpr size_t kRows = kDecodeRows;
 
   static HWY_INLINE void KeyProducts(const uint32_t* q, size_t num_rows,
                                      const Head<PairDecodeOperands>& head, int64_t begin,
@@ -117,11 +126,14 @@ struct PairDecodeOperands : PairOperands {
     f(Stored<BF16>(head.value_source, begin, end, until));
   }
 
-  template <int R, bool kSkipMasked>
+  template <bool kSkipMasked>
   static HWY_INLINE void Sum(const hs::StoredRows<BF16>& rows, size_t channels, const float* p,
-                             bool first, const float* factor, float* o, ptrdiff_t row) {
-    hs::SumPairRows<R, kSkipMasked>(D(), rows, channels, reinterpret_cast<const uint32_t*>(p),
-                                    first, factor, o, row);
+                             bool first, const float* factor, size_t num_rows, float* o,
+                             ptrdiff_t row) {
+    WithRows<float>(num_rows, [&](auto r) HWY_ATTR {
+      hs::SumPairRows<r.value, kSkipMasked>(
+          D(), rows, channels, reinterpret_cast<const uint32_t*>(p), first, factor, o, row);
+    });
   }
 };
 #endif  // HWY_TARGET == HWY_AVX3_ZEN4
@@ -130,6 +142,7 @@ struct PairDecodeOperands : PairOperands {
 // channels, and its weights before the product over keys: as many products as without.
 struct QuantizedOperands : FmaOperands<float> {
   static constexpr bool kKeysInLanes = true;
+  static constexpr size_t kRows = kDecodeRows;
   static constexpr bool kQuantized = true;
 
   // Of the last quarter of the next keys, and the first of their values.
@@ -167,10 +180,13 @@ struct QuantizedOperands : FmaOperands<float> {
     f(rows);
   }
 
-  template <int R, bool kSkipMasked>
+  template <bool kSkipMasked>
   static HWY_INLINE void Sum(const hs::StoredRows<int8_t>& rows, size_t channels, const float* p,
-                             bool first, const float* factor, float* o, ptrdiff_t row) {
-    hs::SumRows<R, kSkipMasked>(D(), rows, channels, p, first, factor, o, row);
+                             bool first, const float* factor, size_t num_rows, float* o,
+                             ptrdiff_t row) {
+    WithRows<float>(num_rows, [&](auto r) HWY_ATTR {
+      hs::SumRows<r.value, kSkipMasked>(D(), rows, channels, p, first, factor, o, row);
+    });
   }
 
  protected:
@@ -206,14 +222,27 @@ struct QuantizedOperands : FmaOperands<float> {
   }
 };
 
-#ifdef HEED_BYTE_PRODUCTS
-// The same with queries in fixed point and integer products of keys.
+#if defined(HEED_BYTE_PRODUCTS) || defined(HEED_MATRIX_TILES)
+// The same with queries in fixed point and integer products of keys, in tiles or vectors.
 struct ByteOperands : QuantizedOperands {
   using Query = int32_t;
+  static constexpr size_t kLanes = hn::MaxLanes(D());
+#ifdef HEED_MATRIX_TILES
+  using Tiles = hs::TilesOfTarget;
+  static constexpr size_t kRows = kLanes;
+  static constexpr hs::DigitLayout Layout(size_t depth, size_t num_rows) {
+    return hs::TileLayout(depth, num_rows);
+  }
+#else
+  static constexpr hs::DigitLayout Layout(size_t depth, size_t /*num_rows*/) {
+    return hs::ByteLayout(D(), depth);
+  }
+#endif
 
   // In lanes, as FmaOperands has them, then their digits.
   static constexpr int64_t QueryRows(int64_t depth) {
-    return depth + static_cast<int64_t>(hs::DigitRows(static_cast<size_t>(depth)));
+    const hs::DigitLayout layout = Layout(static_cast<size_t>(depth), kLanes);
+    return depth + static_cast<int64_t>(layout.Tail() / kLanes + layout.kTailVectors);
   }
 
   static HWY_INLINE void PackQueries(DType dtype, const void* const* rows, size_t num_rows,
@@ -221,22 +250,42 @@ struct ByteOperands : QuantizedOperands {
                                      int32_t* HWY_RESTRICT to) {
     auto* packed = reinterpret_cast<float*>(to);
     QuantizedOperands::PackQueries(dtype, rows, num_rows, depth, factor, lanes, packed);
-    hs::ToDigits(D(), packed, depth, to + depth * lanes);
+    hs::ToDigits(D(), packed, depth, Layout(depth, num_rows), to + depth * lanes);
   }
 
   template <class H>
   static HWY_INLINE void KeyProducts(const int32_t* q, size_t num_rows, const H& head,
                                      int64_t begin, int64_t end, int64_t until, size_t depth,
                                      float* s) {
-    const int32_t* digits = q + depth * hn::MaxLanes(D());
+    const int32_t* digits = q + depth * kLanes;
     const auto rows = Stored<int8_t>(head.key_source, begin, end, until);
     const Factors factors(head.key_scale, begin, end, until);
+#ifdef HEED_MATRIX_TILES
+    hs::DotRowsInTiles<Tiles>(D(), rows, depth, num_rows, digits, factors.at(), s);
+#else
     WithRows<float>(num_rows, [&](auto r) HWY_ATTR {
       hs::DotByteRows<r.value>(D(), rows, depth, digits, factors.at(), s);
     });
+#endif
   }
+
+#ifdef HEED_MATRIX_TILES
+  template <bool kSkipMasked>
+  static HWY_INLINE void Sum(const hs::StoredRows<int8_t>& rows, size_t channels, float* p,
+                             bool first, const float* factor, size_t num_rows, float* o,
+                             ptrdiff_t row) {
+    static_assert(kGrid.tile == 4 * kTileWords);
+    if constexpr (kSkipMasked) {
+      for (size_t i = 0; i < rows.count * kLanes; i += kLanes) {
+        const auto weights = hn::Load(D(), p + i);
+        hn::Store(hn::IfNegativeThenElse(weights, hn::Zero(D()), weights), D(), p + i);
+      }
+    }
+    hs::SumRowsInTiles<Tiles>(D(), rows, channels, p, first, factor, num_rows, o, row);
+  }
+#endif
 };
-#endif  // HEED_BYTE_PRODUCTS
+#endif
 
 // o[row][channel], rows of whole vectors. Factors are by lane, which is by row.
 template <class O>
@@ -299,10 +348,8 @@ class RowOutputs {
     HWY_ALIGN T factor[N];
     hn::Store(rescale[0], d_, factor);
     O::WithValues(head, begin, end, until, p, [&](const auto& rows) HWY_ATTR {
-      WithRows<T>(num_rows_, [&](auto r) HWY_ATTR {
-        O::template Sum<r.value, kSkipMasked>(rows, channels_, p, first, factor, o,
-                                              static_cast<ptrdiff_t>(row_));
-      });
+      O::template Sum<kSkipMasked>(rows, channels_, p, first, factor, num_rows_, o,
+                                   static_cast<ptrdiff_t>(row_));
     });
   }
 
@@ -337,7 +384,7 @@ class RowOutputs {
 // Rows of a block.
 template <class O>
 int64_t DecodeRows() {
-  return HWY_MIN(hn::MaxLanes(hn::ScalableTag<typename O::Compute>()), kDecodeRows);
+  return HWY_MIN(hn::MaxLanes(hn::ScalableTag<typename O::Compute>()), O::kRows);
 }
 
 template <class O>

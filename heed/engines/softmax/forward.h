@@ -18,6 +18,10 @@ inline constexpr KeyGrid kPairGrid = {.tile = 2 * kTileKeys, .step = 2};
 // Rows of a key head that decoding multiplies with its keys and values at once.
 inline constexpr int kDecodeRows = 8;
 
+// Query heads per key head from which decoding int8 rows in tiles is faster. Not rows, of which
+// a prefill has more than decoding: both shall have the same bits.
+inline constexpr int64_t kFewestTileHeads = 8;
+
 // Channels of keys that products of bytes can add up in 32 bits.
 inline constexpr int64_t kMostByteChannels = int64_t{1} << 16;
 
@@ -47,23 +51,26 @@ int64_t ForwardLanesTiles(const Context& ctx, const Problem& problem);
 inline constexpr KeyGrid kMatrixGrid = {.tile = kTileKeys, .step = 32};
 
 // Blocks of kDecodeRows rows, or as many as lanes if these are fewer. Int8 is of keys and
-// values; its Bytes need HasByteProducts() of dispatch.h, BF16Pairs what the forward ones
-// need.
+// values; its Bytes need HasByteProducts() of dispatch.h, its Tiles and BF16Pairs what the
+// forward ones need.
 bool HasDecodeInt8Bytes();
 void DecodeF32(Context& ctx, const Problem& problem);
 void DecodeF64(Context& ctx, const Problem& problem);
 void DecodeInt8(Context& ctx, const Problem& problem);
 void DecodeInt8Bytes(Context& ctx, const Problem& problem);
+void DecodeInt8Tiles(Context& ctx, const Problem& problem);
 void DecodeBF16Pairs(Context& ctx, const Problem& problem);
 int64_t DecodeWorkspaceF32(const Context& ctx, const Problem& problem);
 int64_t DecodeWorkspaceF64(const Context& ctx, const Problem& problem);
 int64_t DecodeWorkspaceInt8(const Context& ctx, const Problem& problem);
 int64_t DecodeWorkspaceInt8Bytes(const Context& ctx, const Problem& problem);
+int64_t DecodeWorkspaceInt8Tiles(const Context& ctx, const Problem& problem);
 int64_t DecodeWorkspaceBF16Pairs(const Context& ctx, const Problem& problem);
 int64_t DecodeRowsF32(const Context& ctx, const Problem& problem);
 int64_t DecodeRowsF64(const Context& ctx, const Problem& problem);
 int64_t DecodeRowsInt8(const Context& ctx, const Problem& problem);
 int64_t DecodeRowsInt8Bytes(const Context& ctx, const Problem& problem);
+int64_t DecodeRowsInt8Tiles(const Context& ctx, const Problem& problem);
 int64_t DecodeRowsBF16Pairs(const Context& ctx, const Problem& problem);
 
 // One block of rows of one key head of one sequence, and the order in which

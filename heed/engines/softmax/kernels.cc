@@ -33,27 +33,45 @@ std::string DeclinesPairs(const Context& ctx, const Problem& problem) {
   return "needs a CPU whose bf16 dot product is faster than its FMA";
 }
 
+std::string NeedsTiles(const Context& ctx) {
+  if (HasForwardTiles() && TilesOf(ctx.allowed_targets()) != TileUnit::kNone) return "";
+  return "needs matrix tiles: " + (os::HasMatrixTiles() ? "isa does not allow them"
+                                                        : os::WhyNoMatrixTiles());
+}
+
 std::string DeclinesTiles(const Context& ctx, const Problem& problem) {
   if (!IsFloat(problem.dtype) || problem.dtype == DType::kF64) {
     return Declines(problem, "f32, bf16 and f16");
   }
   if (problem.quantized) return "computes no int8 keys";
   if (problem.invariant) return "adds up otherwise than the kernels that caches take";
-  if (HasForwardTiles() && TilesOf(ctx.allowed_targets()) != TileUnit::kNone) return "";
-  return "needs matrix tiles: " + (os::HasMatrixTiles() ? "isa does not allow them"
-                                                        : os::WhyNoMatrixTiles());
+  return NeedsTiles(ctx);
 }
 
 std::string DeclinesInt8(const Context&, const Problem& problem) {
   return problem.quantized ? "" : "computes int8 keys and values";
 }
 
-std::string DeclinesInt8Bytes(const Context& ctx, const Problem& problem) {
+// What integer products cannot add up.
+std::string DeclinesDigits(const Context& ctx, const Problem& problem) {
   if (!problem.quantized) return DeclinesInt8(ctx, problem);
-  if (problem.depth > kMostByteChannels) {
-    return "takes up to " + std::to_string(kMostByteChannels) + " channels, not " +
-           std::to_string(problem.depth);
+  if (problem.depth <= kMostByteChannels) return "";
+  return "takes up to " + std::to_string(kMostByteChannels) + " channels, not " +
+         std::to_string(problem.depth);
+}
+
+std::string DeclinesInt8Tiles(const Context& ctx, const Problem& problem) {
+  const std::string reason = DeclinesDigits(ctx, problem);
+  if (!reason.empty()) return reason;
+  if (problem.group() < kFewestTileHeads) {
+    return "gains from " + std::to_string(kFewestTileHeads) + " query heads per key head on";
   }
+  return NeedsTiles(ctx);
+}
+
+std::string DeclinesInt8Bytes(const Context& ctx, const Problem& problem) {
+  const std::string reason = DeclinesDigits(ctx, problem);
+  if (!reason.empty()) return reason;
   if (HasDecodeInt8Bytes() && HasByteProducts(ctx.allowed_targets())) return "";
   return "needs a CPU that multiplies bytes";
 }
@@ -99,6 +117,11 @@ constexpr Kernel kKernels[] = {
      &MatrixTarget, &ForwardTiles, /*invariant=*/false,
      "matrix tiles of bf16, query rows in lanes; f32 as sums of three, f16 of two",
      &BackwardTiles, &BackwardWorkspaceTiles},
+    {"softmax_decode_int8_tiles", &DeclinesInt8Tiles, &DecodeWorkspaceInt8Tiles,
+     &DecodeRowsInt8Tiles, {}, &MatrixTarget, &DecodeInt8Tiles, /*invariant=*/true,
+     "16 query rows per key head at once, queries and weights in fixed point, integer "
+     "products in matrix tiles, a factor per row of logits and weights",
+     nullptr, nullptr},
     {"softmax_decode_int8_bytes", &DeclinesInt8Bytes, &DecodeWorkspaceInt8Bytes,
      &DecodeRowsInt8Bytes, {}, &ByteTarget, &DecodeInt8Bytes, /*invariant=*/true,
      "8 query rows per key head at once, queries in fixed point, integer products of "

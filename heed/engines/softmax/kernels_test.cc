@@ -75,6 +75,13 @@ TEST(KernelsTest, Int8KeysGetProductsOfBytesWhereTheCPUHasThem) {
   p.depth = kMostByteChannels + 1;
   EXPECT_EQ(chosen(), "softmax_decode_int8");
   p.depth = 1;
+  {
+    const EmulateTiles tiles;
+    p.query_heads = kFewestTileHeads;
+    EXPECT_EQ(chosen(), "softmax_decode_int8_tiles");
+    p.query_heads = kFewestTileHeads - 1;
+    EXPECT_NE(chosen(), "softmax_decode_int8_tiles");
+  }
   for (const std::string& target : AvailableTargets(DType::kF32)) {
     if (target == "tiles" || target == "AVX3_DL" || target == "AVX3_ZEN4" || target == "AVX3_SPR") continue;
     ctx.set_isa(target);

@@ -50,6 +50,7 @@ void RunShared(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
     const int64_t piece = index % pieces, block = index / pieces % grid.blocks;
     const int64_t key_head = index / pieces / grid.blocks;
     Workspace<O>& w = WorkspaceOf<O>(ctx, worker);
+    [[maybe_unused]] const SessionOf<O> session;
     const Head<O> head = HeadOf(p, plan, shared.first, key_head, w);
     ForwardBlock<O, C, Outputs> joint(p, joined, grid, key_head, block, w, head);
     joint.Join(members, members->num_queries);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -126,11 +127,16 @@ TEST(AttendQuantizedTest, IsRightForTheRowsThatAreStored) {
 
 TEST(AttendQuantizedTest, IsRightOnEveryTarget) {
   std::vector<std::string> targets = AvailableTargets(DType::kF32);
-  targets.push_back("tiles");  // whatever is best
+  targets.push_back("emulated tiles");
   for (const std::string& target : targets) {
     Context ctx(1);
-    ctx.set_isa(target);
-    for (const int64_t group : {1, 2, 8}) {
+    std::optional<EmulateTiles> emulate;
+    if (target == "emulated tiles") {
+      emulate.emplace();
+    } else {
+      ctx.set_isa(target);
+    }
+    for (const int64_t group : {1, 2, 8, 11, 20}) {
       SCOPED_TRACE(target + " group " + std::to_string(group));
       Sizes n;
       n.dim = 84;
@@ -172,17 +178,49 @@ TEST(AttendQuantizedTest, TakesOptionsAndDTypes) {
 
 TEST(AttendQuantizedTest, BitsDependOnNeitherPagesNorThreads) {
   Context one(1);
-  Sizes n;
-  n.batch = 1;
-  n.heads = 1;
-  n.tokens = 5000;
-  const Buffer expected = AttendTo(one, Filled(n), Causal());
-  for (const int64_t page : {1, 16, 100, 8192}) {
-    for (const int threads : {1, 2, 8}) {
-      n.page = page;
-      Context ctx(threads);
-      EXPECT_TRUE(SameBits(AttendTo(ctx, Filled(n), Causal()).view(), expected.view()))
-          << page << " " << threads;
+  for (const int64_t group : {4, 10}) {
+    Sizes n;
+    n.group = group;
+    n.batch = 1;
+    n.heads = 1;
+    n.tokens = 5000;
+    const Buffer expected = AttendTo(one, Filled(n), Causal());
+    for (const int64_t page : {1, 16, 100, 8192}) {
+      for (const int threads : {1, 2, 8}) {
+        n.page = page;
+        Context ctx(threads);
+        EXPECT_TRUE(SameBits(AttendTo(ctx, Filled(n), Causal()).view(), expected.view()))
+            << page << " " << threads << " group " << group;
+      }
+    }
+  }
+}
+
+// Each query of several at once as it is alone, whatever other rows a block has.
+TEST(AttendQuantizedTest, AQueryHasTheBitsThatItHasAlone) {
+  Context ctx(1);
+  for (const bool emulated : {false, true}) {
+    std::optional<EmulateTiles> emulate;
+    if (emulated) emulate.emplace();
+    for (const int64_t group : {2, 8, 11}) {
+      Sizes n;
+      n.batch = 1;
+      n.tokens = 700;
+      n.queries = 5;
+      n.group = group;
+      const Filled x(n);
+      const Buffer together = AttendTo(ctx, x, Causal());
+      for (int64_t t = 0; t < n.queries; ++t) {
+        KVCache cache({1, n.heads, n.dim, n.value_dim, -1, n.page, n.dtype, Quantize::kInt8});
+        const int64_t tokens = n.tokens - n.queries + t;
+        cache.Append(x.k.view().Slice(1, 0, tokens), x.v.view().Slice(1, 0, tokens));
+        cache.Append(x.k.view().Slice(1, tokens, tokens + 1),
+                     x.v.view().Slice(1, tokens, tokens + 1));
+        const Buffer alone =
+            AttendTo(ctx, cache.view(), x.q.view().Slice(1, t, t + 1), Causal()).o;
+        EXPECT_TRUE(SameBits(alone.view(), together.view().Slice(1, t, t + 1)))
+            << group << " " << t << " " << emulated;
+      }
     }
   }
 }

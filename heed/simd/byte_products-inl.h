@@ -1,0 +1,267 @@
+// Products of a few f32 rows with many of bytes in matrix tiles, in digits (digits-inl.h): up to
+// 16 of the few for the work of one.
+//
+// Compiled once per SIMD target that runs beside matrix tiles, or emulates them.
+//
+//   dot products     sums[digit][key][row]  a: 16 keys of 64 bytes     b: a digit of the rows
+//   weighted sums    sums[digit][row][dim]  a: a digit of the weights  b: dims of 64 keys
+//
+// Integers, so that bits do not depend on what else is computed: dot products have those of
+// byte_tile-inl.h. A row's weights get a unit per 64 keys, so that a sum is as exact as in f32,
+// where it loses half a unit of itself with every key.
+#if defined(HEED_SIMD_BYTE_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_SIMD_BYTE_PRODUCTS_INL_H_
+#undef HEED_SIMD_BYTE_PRODUCTS_INL_H_
+#else
+#define HEED_SIMD_BYTE_PRODUCTS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "heed/simd/digits-inl.h"
+#include "heed/simd/row_tile-inl.h"
+#include "heed/simd/tiles.h"
+#include "heed/simd/transpose-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// The unit goes to sleep after about 400 nanoseconds without a product, and waking takes 250: a
+// product for nothing in the middle of long passes over vectors costs 4.
+template <class Tiles>
+HWY_INLINE void KeepAwake() {
+  Tiles::template AddByteProducts<0, 6, 7>();
+}
+
+// Digits of up to 16 rows side by side: for five rows one tile has them all, for ten two.
+inline constexpr size_t kDigitColumns = kDigits * kTileWords;
+constexpr DigitLayout TileLayout(size_t depth, size_t num_rows) {
+  return {(DigitWords(depth) + kTileRows - 1) / kTileRows * kTileRows, num_rows, kDigitColumns};
+}
+
+// f(std::integral_constant<int, tiles>) for the tiles that have the digits of so many rows.
+template <class F>
+HWY_INLINE void WithDigitTiles(size_t num_rows, const F& f) {
+  const size_t columns = kDigits * num_rows;
+  if (columns <= kTileWords) return f(std::integral_constant<int, 1>());
+  if (columns <= 2 * kTileWords) return f(std::integral_constant<int, 2>());
+  f(std::integral_constant<int, 3>());
+}
+
+// The digits' sums of up to 16 rows from `begin` on, sums[row][column], in tiles kFirst and so
+// on. Rows as far apart as `stride` are read in place; others are copied on the way.
+template <class Tiles, int kTiles, int kFirst, class D>
+HWY_INLINE void DigitSums(D d, RowsInHand<int8_t>& rows, size_t begin, size_t count,
+                          ptrdiff_t stride, size_t depth, const int32_t* HWY_RESTRICT digits,
+                          int32_t* HWY_RESTRICT sums) {
+  constexpr size_t kBytes = 4 * kTileWords;
+  bool in_place = count == kTileRows;
+  for (size_t i = 1; in_place && i < count; ++i) {
+    in_place = rows[begin + i] - rows[begin + i - 1] == stride;
+  }
+  alignas(64) int8_t copy[kTileRows][kBytes];
+  Tiles::template Zero<kFirst>();
+  if constexpr (kTiles > 1) Tiles::template Zero<kFirst + 1>();
+  if constexpr (kTiles > 2) Tiles::template Zero<kFirst + 2>();
+  for (size_t e = 0; e < depth; e += kBytes) {
+    for (size_t i = 0; i < kTileRows; i += hn::MaxLanes(D())) rows.AskForVectors(d);
+    if (in_place && depth - e >= kBytes) {
+      Tiles::template Load<6>(rows[begin] + e, stride);
+    } else {
+      std::memset(copy, 0, sizeof(copy));
+      for (size_t i = 0; i < count; ++i) {
+        std::memcpy(copy[i], rows[begin + i] + e, std::min(kBytes, depth - e));
+      }
+      Tiles::template Load<6>(copy, kBytes);
+    }
+    const int32_t* word = digits + e / 4 * kDigitColumns;
+    const auto add = [&]<int k>() HWY_ATTR HEED_INLINE_LAMBDA {
+      if constexpr (k < kTiles) {
+        Tiles::template Load<7>(word + k * kTileWords, kDigitColumns * sizeof(int32_t));
+        Tiles::template AddByteProducts<kFirst + k, 6, 7>();
+      }
+    };
+    add.template operator()<0>();
+    add.template operator()<1>();
+    add.template operator()<2>();
+  }
+  constexpr ptrdiff_t kRow = kDigitColumns * sizeof(int32_t);
+  Tiles::template Store<kFirst>(sums, kRow);
+  if constexpr (kTiles > 1) Tiles::template Store<kFirst + 1>(sums + kTileWords, kRow);
+  if constexpr (kTiles > 2) Tiles::template Store<kFirst + 2>(sums + 2 * kTileWords, kRow);
+}
+
+// out[j][r] = *factors[j] sum_e rows_j[e] x_r[e], x being digits in TileLayout(). All lanes of
+// `out` are written.
+template <class Tiles, class D, class V = hn::Vec<D>>
+HWY_NOINLINE void DotRowsInTiles(D d, const StoredRows<int8_t>& rows, size_t depth,
+                                 size_t num_rows, const int32_t* HWY_RESTRICT digits,
+                                 const float* const* HWY_RESTRICT factors,
+                                 float* HWY_RESTRICT out) {
+  constexpr size_t N = hn::MaxLanes(D()), kRows = kTileRows;
+  const hn::RebindToSigned<D> di;
+  const auto* tail = reinterpret_cast<const float*>(digits + TileLayout(depth, num_rows).Tail());
+  const float* units = tail + kDigits * N;
+  const V unit = hn::IfThenElseZero(hn::FirstN(d, num_rows), hn::LoadU(d, units));
+  const V smaller = hn::LoadU(d, units + N);
+  RowsInHand<int8_t> in_hand(rows, depth);
+  alignas(64) int32_t sums[kMostRows * kDigitColumns];
+  WithDigitTiles(num_rows, [&](auto tiles) HWY_ATTR {
+    const auto add = [&]<int kFirst>(size_t begin) HWY_ATTR HEED_INLINE_LAMBDA {
+      if (begin >= rows.count) return;
+      DigitSums<Tiles, tiles.value, kFirst>(d, in_hand, begin, std::min(kRows, rows.count - begin),
+                                            rows.cursor.stride, depth, digits,
+                                            sums + begin * kDigitColumns);
+    };
+    for (size_t begin = 0; begin < rows.count; begin += 2 * kRows) {
+      add.template operator()<0>(begin);
+      add.template operator()<3>(begin + kRows);
+    }
+  });
+  for (size_t j = 0; j < rows.count; ++j) {
+    const int32_t* row = sums + j * kDigitColumns;
+    const hn::Vec<decltype(di)> of_row[] = {
+        hn::LoadU(di, row), hn::LoadU(di, row + num_rows), hn::LoadU(di, row + 2 * num_rows)};
+    const V factor = hn::Mul(hn::Set(d, *factors[j]), smaller);
+    hn::Store(OfDigits(d, of_row, unit, factor), d, out + j * N);
+  }
+}
+
+// Digits of weights, one row's after the other, as rows of tiles: 64 weights each.
+template <class D>
+HWY_INLINE void TransposeDigits(D d, const int32_t* HWY_RESTRICT digits,
+                                const DigitLayout& layout, int32_t (*tiles)[kTileWords]) {
+  constexpr size_t N = hn::MaxLanes(D());
+  const hn::RebindToSigned<D> di;
+  for (size_t k = 0; k < kDigits; ++k) {
+    for (size_t word = 0; word < kTileWords; word += N) {
+      hn::Vec<decltype(di)> v[N];
+      HWY_UNROLL(16)
+      for (size_t i = 0; i < N; ++i) {
+        v[i] = hn::LoadU(di, digits + (word + i) * layout.word + k * layout.digit);
+      }
+      Transpose(di, v);
+      HWY_UNROLL(16)
+      for (size_t i = 0; i < N; ++i) hn::Store(v[i], di, tiles[k * layout.digit + i] + word);
+    }
+  }
+}
+
+// Columns [begin, begin + 64), or those that there are, of 64 rows: four rows side by side are a
+// row of a tile, which has 16 columns.
+template <class D>
+HWY_INLINE void InterleaveRows(D d, RowsInHand<int8_t>& rows, size_t count, size_t begin,
+                               size_t width, uint32_t (*tiles)[kTileRows][kTileWords]) {
+  constexpr size_t N = hn::MaxLanes(D()), kBytes = 4 * N;  // of a vector
+  const hn::RebindToUnsigned<D> words;
+  const hn::Repartition<int8_t, D> bytes;
+  const hn::Repartition<uint8_t, D> unsigned_bytes;
+  const hn::Repartition<uint16_t, D> halves;
+  // Interleaving stays within 128 bits: with words put like this, columns come out in order.
+  alignas(64) uint32_t order[N];
+  for (size_t i = 0; i < N; ++i) order[i] = static_cast<uint32_t>(i % 4 * (N / 4) + i / 4);
+  const auto indices = hn::SetTableIndices(words, order);
+  for (size_t word = 0; word < kTileRows; ++word) {
+    for (size_t e = 0; e < 4 * kTileWords; e += kBytes) {
+      hn::Vec<decltype(unsigned_bytes)> row[4];
+      HWY_UNROLL(4)
+      for (size_t i = 0; i < 4; ++i) {
+        const size_t j = 4 * word + i;
+        auto v = hn::Zero(bytes);
+        if (j < count && e < width) {
+          if (i != 3) rows.AskForALine();
+          const int8_t* at = rows[j] + begin + e;
+          v = width - e >= kBytes ? hn::LoadU(bytes, at) : hn::LoadN(bytes, at, width - e);
+        }
+        row[i] = hn::BitCast(unsigned_bytes, hn::TableLookupLanes(hn::BitCast(words, v), indices));
+      }
+      const auto low = [&](size_t i) HWY_ATTR {
+        return hn::BitCast(halves, hn::InterleaveLower(unsigned_bytes, row[i], row[i + 1]));
+      };
+      const auto high = [&](size_t i) HWY_ATTR {
+        return hn::BitCast(halves, hn::InterleaveUpper(unsigned_bytes, row[i], row[i + 1]));
+      };
+      const hn::Vec<decltype(halves)> of_words[] = {
+          hn::InterleaveLower(halves, low(0), low(2)), hn::InterleaveUpper(halves, low(0), low(2)),
+          hn::InterleaveLower(halves, high(0), high(2)),
+          hn::InterleaveUpper(halves, high(0), high(2))};
+      HWY_UNROLL(4)
+      for (size_t i = 0; i < 4; ++i) {
+        const size_t column = e + i * N;
+        hn::Store(hn::BitCast(words, of_words[i]), words,
+                  tiles[column / kTileWords][word] + column % kTileWords);
+      }
+    }
+  }
+}
+
+// out[r][e] = out[r][e] factor[r] + sum_j weights[j][r] rows_j[e], and from zero if `clear`, for
+// rows r of `out`, which are whole vectors. At most 64 rows j.
+template <class Tiles, class D, class V = hn::Vec<D>>
+HWY_NOINLINE void SumRowsInTiles(D d, const StoredRows<int8_t>& rows, size_t columns,
+                                 const float* HWY_RESTRICT weights, bool clear,
+                                 const float* HWY_RESTRICT factor, size_t num_rows,
+                                 float* HWY_RESTRICT out, ptrdiff_t out_row) {
+  constexpr size_t N = hn::MaxLanes(D()), kColumns = 4 * kTileWords;
+  const hn::RebindToSigned<D> di;
+  if (rows.count == 0) return;
+  const DigitLayout layout = TileLayout(rows.count, num_rows);
+  alignas(64) int32_t digits[kTileRows * kDigitColumns + DigitLayout::kTailVectors * N];
+  alignas(64) int32_t of_weights[kDigitColumns][kTileWords];
+  alignas(64) uint32_t tiles[kColumns / kTileWords][kTileRows][kTileWords];
+  alignas(64) int32_t sums[kColumns / kTileWords][kDigitColumns][kTileWords];
+  KeepAwake<Tiles>();
+  ToDigits(d, weights, rows.count, layout, digits);
+  KeepAwake<Tiles>();
+  TransposeDigits(d, digits, layout, of_weights);
+  const float* units = reinterpret_cast<const float*>(digits + layout.Tail()) + kDigits * N;
+  RowsInHand<int8_t> in_hand(rows, columns);
+  Tiles::template Load<5>(of_weights[0], 64);
+  Tiles::template Load<6>(of_weights[kTileRows], 64);
+  Tiles::template Load<7>(of_weights[2 * kTileRows], 64);
+  for (size_t begin = 0; begin < columns; begin += kColumns) {
+    const size_t width = std::min(columns - begin, kColumns);
+    InterleaveRows(d, in_hand, rows.count, begin, width, tiles);
+    WithDigitTiles(num_rows, [&](auto digit_tiles) HWY_ATTR {
+      for (size_t i = 0; i * kTileWords < width; ++i) {
+        Tiles::template Load<4>(tiles[i], 64);
+        const auto multiply = [&]<int k>() HWY_ATTR HEED_INLINE_LAMBDA {
+          if constexpr (k < digit_tiles.value) {
+            Tiles::template Zero<k>();
+            Tiles::template AddByteProducts<k, 5 + k, 4>();
+            Tiles::template Store<k>(sums[i][k * kTileRows], 64);
+          }
+        };
+        multiply.template operator()<0>();
+        multiply.template operator()<1>();
+        multiply.template operator()<2>();
+      }
+    });
+    for (size_t r = 0; r < num_rows; ++r) {
+      const V unit = hn::Set(d, units[r]), smaller = hn::Set(d, units[N + r]);
+      const V scale = hn::Set(d, factor[r]);
+      float* to = out + static_cast<ptrdiff_t>(r) * out_row + begin;
+      for (size_t e = 0; e < width; e += N) {
+        const auto& of_tile = sums[e / kTileWords];
+        const hn::Vec<decltype(di)> of_row[] = {
+            hn::Load(di, of_tile[r] + e % kTileWords),
+            hn::Load(di, of_tile[num_rows + r] + e % kTileWords),
+            hn::Load(di, of_tile[2 * num_rows + r] + e % kTileWords)};
+        const V sum = OfDigits(d, of_row, unit, smaller);
+        hn::Store(clear ? sum : hn::MulAdd(hn::Load(d, to + e), scale, sum), d, to + e);
+      }
+    }
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_SIMD_BYTE_PRODUCTS_INL_H_
