@@ -43,8 +43,8 @@ namespace heed::attention {
 // the ring are required.
 //
 // Cost. One pass over the keys and values that are seen, whatever the number of query heads,
-// up to eight rows per key head (Tq Hq / heads); beyond that a pass per block of rows as in
-// Forward(). Keys are shared out among threads where there are few heads. Tokens that all
+// up to eight rows per key head (Tq Hq / heads), or 16 of int8 in matrix tiles; beyond that a
+// pass per block of rows as in Forward(). Keys are shared out among threads where there are few heads. Tokens that all
 // sequences share (KVCache::Share), and of a tree those before the draft, are read once for
 // eight rows of any of them, in whole segments of 512, unless a mask or segments are given;
 // with more than 16 new tokens per sequence, or key_starts, only a tree's are. States of
