@@ -10,7 +10,7 @@ from torch import Tensor
 
 import heed
 from heed import InvalidArgument, _core
-from heed.torch import _operators
+from heed.torch import _dispatch, _operators
 
 _attention = torch.ops.heed.attention.default
 
@@ -127,7 +127,7 @@ def call_operator(*arguments: Any) -> tuple[Tensor, Tensor]:
     try:
         return _attention(*arguments)
     except NotImplementedError:  # from PyTorch, for tensors that it does not let reach an operator
-        _operators.refuse(("q", "k", "v", *_operators.OPTIONS), arguments)
+        _dispatch.refuse(("q", "k", "v", *_operators.OPTIONS), arguments, "attention")
         raise
     except (RuntimeError, TypeError) as error:
         message = str(error)

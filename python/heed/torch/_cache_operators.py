@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from heed import InvalidArgument, _core
-from heed.torch import _operators
+from heed.torch import _dispatch
 
 _caches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -29,7 +29,7 @@ for _option in _core._torch_attention_options.split(", "):
     if _name not in _NOT_HERE and not _name.startswith("cu_seqlens"):
         _OPTIONS[_name] = f"{_kind.rstrip('?')}? {_name}=None"
 
-_library = torch.library.Library("heed", "FRAGMENT")
+_library = _dispatch.library
 _library.define("cache_append(Tensor(a!) handle, Tensor k, Tensor? v=None, Tensor? lengths=None) -> ()")
 _library.define(
     f"cache_attend(Tensor(a!) handle, Tensor q, int width, {', '.join(_OPTIONS.values())}) -> (Tensor o, Tensor lse)"
@@ -111,7 +111,7 @@ def _register() -> None:
         operator = getattr(torch.ops.heed, f"cache_{name}").default
         _library.impl(f"cache_{name}", cpu, "CPU")
         _library.impl(f"cache_{name}", _no_gradient(operator, name, names), "Autograd", with_keyset=True)
-        _library.impl(f"cache_{name}", lambda *given, of=(name, names): _operators.refuse(of[1], given, of[0]),
+        _library.impl(f"cache_{name}", lambda *given, of=(name, names): _dispatch.refuse(of[1], given, of[0]),
                       "CompositeExplicitAutograd")
         torch.library.register_fake(f"heed::cache_{name}", fake, lib=_library)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import heed
 from heed import InvalidArgument, _core
-from heed.torch import _cache_operators, _operators
+from heed.torch import _cache_operators, _dispatch
 from heed.torch._functions import _detached
 
 _DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -32,7 +32,7 @@ def _call(function: Any, cache: Any, operation: str, tensors: dict[str, Any], op
     except InvalidArgument:
         raise
     except (BufferError, RuntimeError):  # from PyTorch, for tensors whose memory it does not give
-        _operators.refuse(tuple(given), tuple(given.values()), operation)
+        _dispatch.refuse(tuple(given), tuple(given.values()), operation)
         raise
 
 

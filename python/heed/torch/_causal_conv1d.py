@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import heed
-from heed import InvalidArgument, Unsupported, _core
+from heed import InvalidArgument, _core
+from heed.torch import _dispatch
 from heed.torch._functions import _without_gradient
 from heed.torch._recurrent import _integers
 
@@ -39,10 +40,7 @@ def _results(*arguments: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty((sequences, x.shape[1], weight.shape[1] - 1), dtype=dtype)
 
 
-@torch.library.custom_op(
-    "heed::causal_conv1d", mutates_args=(), device_types="cpu", schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)"
-)
-def _operator(*arguments: Any) -> tuple[Tensor, Tensor]:
+def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     arguments = _complete(arguments)
     o, state = _results(*arguments)
     _core._torch_causal_conv1d(*(a.detach() if isinstance(a, Tensor) else a for a in arguments), o, state)
@@ -56,50 +54,32 @@ def _new_gradients(needed: list[bool], arguments: tuple[Any, ...]) -> list[Tenso
     ]
 
 
-@torch.library.custom_op(
-    "heed::causal_conv1d_backward", mutates_args=(), device_types="cpu",
-    schema=f"(Tensor grad_o, Tensor? grad_state, bool[] needed, {_ARGUMENTS}) -> Tensor[]",
-)
-def _backward_operator(grad_o: Tensor, grad_state: Tensor | None, needed: list[bool], *arguments: Any) -> list[Tensor]:
+def _backward(grad_o: Tensor, grad_state: Tensor | None, needed: list[bool], *arguments: Any) -> list[Tensor]:
     gradients = _new_gradients(needed, arguments)
     _core._torch_causal_conv1d_backward(grad_o, grad_state, *_complete(arguments), *gradients)
     return [x for x in gradients if x is not None]
 
 
-_operator.register_fake(_results)
-
-
-@_backward_operator.register_fake
-def _(grad_o: Any, grad_state: Any, needed: list[bool], *arguments: Any) -> list[Tensor]:
+def _fake_backward(grad_o: Any, grad_state: Any, needed: list[bool], *arguments: Any) -> list[Tensor]:
     return [x for x in _new_gradients(needed, arguments) if x is not None]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    inputs = _complete(inputs)
-    ctx.save_for_backward(*(a if isinstance(a, Tensor) else None for a in inputs))
-    ctx.others = tuple(None if isinstance(a, Tensor) else a for a in inputs)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx: Any, grad_o: Any, grad_state: Any) -> tuple[Any, ...]:
-    arguments = [a if tensor is None else tensor for a, tensor in zip(ctx.others, ctx.saved_tensors)]
-    needed = [i < len(ctx.needs_input_grad) and ctx.needs_input_grad[i] for i in _DIFFERENTIABLE]
+def _differentiate(needed: tuple[bool, ...], of_results: tuple[Any, ...], *arguments: Any) -> dict[int, Any]:
+    grad_o, grad_state = of_results
+    wanted = [i < len(needed) and needed[i] for i in _DIFFERENTIABLE]
     if grad_o is None:
         grad_o = torch.zeros_like(arguments[0])
-    found = iter(_backward_operator(grad_o, grad_state, needed, *arguments))
-    results: list[Any] = [None] * len(arguments)
-    for i, need in zip(_DIFFERENTIABLE, needed):
-        if need:
-            results[i] = next(found)
-    return tuple(results)
+    found = _backward_operator(grad_o, grad_state, wanted, *arguments)
+    return dict(zip((i for i, want in zip(_DIFFERENTIABLE, wanted) if want), found))
 
 
-def _refuse_second(ctx: Any, *gradients: Any) -> None:
-    raise Unsupported("causal_conv1d: a second derivative was asked for, which heed does not have")
-
-
-_operator.register_autograd(_differentiate, setup_context=_keep)
-_backward_operator.register_autograd(_refuse_second, setup_context=lambda ctx, inputs, output: None)
+_backward_operator = _dispatch.define(
+    "causal_conv1d_backward", f"(Tensor grad_o, Tensor? grad_state, bool[] needed, {_ARGUMENTS}) -> Tensor[]",
+    _backward, _fake_backward,
+)
+_operator = _dispatch.define(
+    "causal_conv1d", f"({_ARGUMENTS}) -> (Tensor, Tensor)", _forward, _results, gradients=_differentiate
+)
 
 
 def causal_conv1d(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import heed
 from heed import InvalidArgument
+from heed.torch import _dispatch
 
 
 def _to_tensor(array: Any) -> Any:
@@ -58,33 +59,23 @@ alibi_slopes = _without_gradient("alibi_slopes", "heads")
 orthogonal_features = _without_gradient("orthogonal_features", "m", "d", "seed")
 
 
-# Both operators are linear: each is the gradient of its own gradient, so that all derivatives exist.
+# Both operators are linear: each is its own derivative, and the gradient of its own gradient, so that all of them exist.
 
 
-@torch.library.custom_op("heed::rotary", mutates_args=(), device_types="cpu")
-def _rotary(
-    x: Tensor, positions: Tensor, base: float, dim: int | None, interleaved: bool, scaling: str, inverse: bool
-) -> Tensor:
+def _rotary_cpu(x, positions, base, dim, interleaved, scaling, inverse):
     options = {"base": base, "dim": dim, "interleaved": interleaved, "scaling": ast.literal_eval(scaling), "inverse": inverse}
     return _to_tensor(heed.rotary(x.detach(), positions, **options))
 
 
-@_rotary.register_fake
-def _(x, positions, base, dim, interleaved, scaling, inverse):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _rotary_context(ctx, inputs, output):
-    _, positions, *ctx.options, ctx.inverse = inputs
-    ctx.save_for_backward(positions)
-
-
-def _rotary_backward(ctx, gradient):
-    (positions,) = ctx.saved_tensors
-    return _rotary(gradient, positions, *ctx.options, not ctx.inverse), *(None,) * 6
-
-
-_rotary.register_autograd(_rotary_backward, setup_context=_rotary_context)
+_rotary = _dispatch.define(
+    "rotary",
+    "(Tensor x, Tensor positions, float base, int? dim, bool interleaved, str scaling, bool inverse) -> Tensor",
+    _rotary_cpu,
+    lambda x, *options: torch.empty_like(x, memory_format=torch.contiguous_format),
+    gradients=lambda needed, gradient, x, *options: {0: _rotary(*gradient, *options[:-1], not options[-1])},
+    tangents=lambda tangents, x, *options: _rotary(tangents[0], *options),
+    unread=(0,),
+)
 
 
 def _text(value: Any) -> str:
@@ -111,43 +102,32 @@ def rotary(
     return _rotary(x, positions, base, dim, interleaved, _text(scaling), inverse)
 
 
-@torch.library.custom_op("heed::t5_bias", mutates_args=(), device_types="cpu")
-def _t5_bias(table: Tensor, Tq: int, Tk: int, bidirectional: bool, max_distance: int, align: str) -> Tensor:
+def _t5_bias_cpu(table, Tq, Tk, bidirectional, max_distance, align):
     options = {"bidirectional": bidirectional, "max_distance": max_distance, "align": align}
     return _to_tensor(heed.t5_bias(table.detach(), Tq, Tk, **options))
 
 
-@torch.library.custom_op("heed::t5_bias_backward", mutates_args=(), device_types="cpu")
-def _t5_bias_backward(
-    dbias: Tensor, buckets: int, Tq: int, Tk: int, bidirectional: bool, max_distance: int, align: str
-) -> Tensor:
+def _t5_bias_backward_cpu(dbias, buckets, Tq, Tk, bidirectional, max_distance, align):
     options = {"bidirectional": bidirectional, "max_distance": max_distance, "align": align}
     return _to_tensor(heed.t5_bias_backward(dbias.detach(), Tq, Tk, buckets=buckets, **options))
 
 
-@_t5_bias.register_fake
-def _(table, Tq, Tk, *options):
-    return table.new_empty((table.shape[1], Tq, Tk))
-
-
-@_t5_bias_backward.register_fake
-def _(dbias, buckets, *options):
-    return dbias.new_empty((buckets, dbias.shape[0]))
-
-
-def _keep_options(ctx, inputs, output):
-    if len(inputs) == 6:
-        ctx.buckets, ctx.options = inputs[0].shape[0], inputs[1:]
-    else:
-        ctx.options = inputs[2:]
-
-
-_t5_bias.register_autograd(
-    lambda ctx, gradient: (_t5_bias_backward(gradient, ctx.buckets, *ctx.options), *(None,) * 5),
-    setup_context=_keep_options,
+_t5_bias = _dispatch.define(
+    "t5_bias",
+    "(Tensor table, int Tq, int Tk, bool bidirectional, int max_distance, str align) -> Tensor",
+    _t5_bias_cpu,
+    lambda table, Tq, Tk, *options: table.new_empty((table.shape[1], Tq, Tk)),
+    gradients=lambda needed, gradient, table, *options: {0: _t5_bias_backward(*gradient, table.shape[0], *options)},
+    tangents=lambda tangents, table, *options: _t5_bias(tangents[0], *options),
 )
-_t5_bias_backward.register_autograd(
-    lambda ctx, gradient: (_t5_bias(gradient, *ctx.options), *(None,) * 6), setup_context=_keep_options
+_t5_bias_backward = _dispatch.define(
+    "t5_bias_backward",
+    "(Tensor dbias, int buckets, int Tq, int Tk, bool bidirectional, int max_distance, str align) -> Tensor",
+    _t5_bias_backward_cpu,
+    lambda dbias, buckets, *options: dbias.new_empty((buckets, dbias.shape[0])),
+    gradients=lambda needed, gradient, dbias, buckets, *options: {0: _t5_bias(*gradient, *options)},
+    tangents=lambda tangents, dbias, *options: _t5_bias_backward(tangents[0], *options),
+    unread=(0,),
 )
 
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 import heed
-from heed import InvalidArgument, Unsupported, _core
+from heed import InvalidArgument, _core
+from heed.torch import _dispatch
 from heed.torch._functions import _without_gradient
 
 _TYPES = {bool: "bool", float: "float", str: "str", tuple: "float[]?"}
@@ -51,19 +52,14 @@ class _Mechanism:
         settings = [f"{_TYPES[type(x)]} {key}={_text(x)}" for key, x in self.settings.items()]
         states = "".join(f"Tensor? initial_{x}=None, " for x in self.states)
         rest = ", ".join([*tensors, *settings, _OPTIONS.format(states=states)])
-        self.operator = torch.library.custom_op(
-            f"heed::{name}", self.forward, mutates_args=(), device_types="cpu",
-            schema=f"({rest}) -> ({', '.join(['Tensor'] * (1 + len(self.states)))})",
-        )
         gradients = "Tensor grad_o, Tensor? grad_state, Tensor? grad_z, bool[] needed, "
-        self.backward_operator = torch.library.custom_op(
-            f"heed::{name}_backward", self.backward, mutates_args=(), device_types="cpu",
-            schema=f"({gradients}{rest}) -> Tensor[]",
+        self.backward_operator = _dispatch.define(
+            f"{name}_backward", f"({gradients}{rest}) -> Tensor[]", self.backward, self.fake_backward
         )
-        self.operator.register_fake(self.results)
-        self.backward_operator.register_fake(self.fake_backward)
-        self.operator.register_autograd(self.differentiate, setup_context=self.keep)
-        self.backward_operator.register_autograd(self.refuse_second, setup_context=lambda ctx, inputs, output: None)
+        self.operator = _dispatch.define(
+            name, f"({rest}) -> ({', '.join(['Tensor'] * (1 + len(self.states)))})", self.forward, self.results,
+            gradients=self.differentiate,
+        )
         self.first_option = len(self.inputs) + len(self.settings)
         settings = (None if isinstance(x, tuple) else x for x in self.settings.values())
         self.defaults = (*(None for _ in self.inputs), *settings, *(None,) * (4 + len(self.states)), False, None)
@@ -120,30 +116,17 @@ class _Mechanism:
     def fake_backward(self, grad_o: Any, grad_state: Any, grad_z: Any, needed: list[bool], *arguments: Any) -> list[Tensor]:
         return [x for x in self.new_gradients(needed, *arguments) if x is not None]
 
-    def keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        inputs = self.complete(inputs)
-        ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs), *output)
-        ctx.others = tuple(None if isinstance(x, Tensor) else x for x in inputs)
-        ctx.set_materialize_grads(False)
-
-    def differentiate(self, ctx: Any, grad_o: Any, grad_state: Any, grad_z: Any, *of_maximum: Any) -> tuple[Any, ...]:
-        tensors, results = ctx.saved_tensors[: len(ctx.others)], ctx.saved_tensors[len(ctx.others) :]
-        o, state, z = results[:3]  # a maximum counts as a constant
-        arguments = [x if tensor is None else tensor for x, tensor in zip(ctx.others, tensors)]
+    def differentiate(self, needed: tuple[bool, ...], of_results: tuple[Any, ...], *arguments: Any) -> dict[int, Any]:
+        arguments = self.complete(arguments)
         at = [*range(len(self.inputs)), self.first_option + 1, self.first_option + 2]
-        needed = [i < len(ctx.needs_input_grad) and ctx.needs_input_grad[i] for i in at]
+        wanted = [i < len(needed) and needed[i] for i in at]
+        grad_o, *of_states = of_results[:3]  # a maximum counts as a constant
         if grad_o is None:
-            grad_o = torch.zeros_like(o)
-        grad_state, grad_z = (g if x.dim() > 1 else None for g, x in ((grad_state, state), (grad_z, z)))
-        found = iter(self.backward_operator(grad_o, grad_state, grad_z, needed, *arguments))
-        results = [None] * len(arguments)
-        for i, need in zip(at, needed):
-            if need:
-                results[i] = next(found)
-        return tuple(results)
-
-    def refuse_second(self, ctx: Any, *gradients: Any) -> None:
-        raise Unsupported(f"{self.name}: a second derivative was asked for, which heed does not have")
+            v = arguments[self.inputs.index(self.value)]
+            grad_o = torch.zeros_like(v, memory_format=torch.contiguous_format)
+        grad_state, grad_z = (g if g is not None and g.dim() > 1 else None for g in of_states)
+        found = self.backward_operator(grad_o, grad_state, grad_z, wanted, *arguments)
+        return dict(zip((i for i, want in zip(at, wanted) if want), found))
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """The function of heed.torch: heed's own signature."""

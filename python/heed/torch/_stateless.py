@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 import heed
-from heed import InvalidArgument, Unsupported, _core
+from heed import InvalidArgument, _core
+from heed.torch import _dispatch
 
 _OPTIONS = {"scale": "float?", "lengths": "Tensor?", "starts": "Tensor?", "cu_seqlens": "Tensor?", "threads": "int?"}
 
@@ -28,17 +29,12 @@ class _Mechanism:
         self.forward_kernel = getattr(_core, f"_torch_{name}")
         self.backward_kernel = getattr(_core, f"_torch_{name}_backward")
         rest = ", ".join([*(f"Tensor {x}" for x in inputs), *(f"{kind} {x}=None" for x, kind in _OPTIONS.items())])
-        self.operator = torch.library.custom_op(
-            f"heed::{name}", self.forward, mutates_args=(), device_types="cpu", schema=f"({rest}) -> Tensor"
+        self.backward_operator = _dispatch.define(
+            f"{name}_backward", f"(Tensor grad_o, bool[] needed, {rest}) -> Tensor[]", self.backward, self.fake_backward
         )
-        self.backward_operator = torch.library.custom_op(
-            f"heed::{name}_backward", self.backward, mutates_args=(), device_types="cpu",
-            schema=f"(Tensor grad_o, bool[] needed, {rest}) -> Tensor[]",
+        self.operator = _dispatch.define(
+            name, f"({rest}) -> Tensor", self.forward, self.result, gradients=self.differentiate
         )
-        self.operator.register_fake(self.result)
-        self.backward_operator.register_fake(self.fake_backward)
-        self.operator.register_autograd(self.differentiate, setup_context=self.keep)
-        self.backward_operator.register_autograd(self.refuse_second, setup_context=lambda ctx, inputs, output: None)
 
     def complete(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """PyTorch leaves trailing defaults away."""
@@ -70,19 +66,10 @@ class _Mechanism:
     def fake_backward(self, grad_o: Tensor, needed: list[bool], *arguments: Any) -> list[Tensor]:
         return [x for x in self.new_gradients(needed, arguments) if x is not None]
 
-    def keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        inputs = self.complete(inputs)
-        ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs))
-        ctx.others = tuple(None if isinstance(x, Tensor) else x for x in inputs)
-
-    def differentiate(self, ctx: Any, grad_o: Tensor) -> tuple[Any, ...]:
-        arguments = [x if tensor is None else tensor for x, tensor in zip(ctx.others, ctx.saved_tensors)]
-        needed = [bool(need) for need in ctx.needs_input_grad[: len(self.inputs)]]
-        found = iter(self.backward_operator(grad_o, needed, *arguments))
-        return (*(next(found) if need else None for need in needed), *(None,) * len(_OPTIONS))
-
-    def refuse_second(self, ctx: Any, *gradients: Any) -> None:
-        raise Unsupported(f"{self.name}: a second derivative was asked for, which heed does not have")
+    def differentiate(self, needed: tuple[bool, ...], of_results: tuple[Any, ...], *arguments: Any) -> dict[int, Any]:
+        wanted = [bool(need) for need in needed[: len(self.inputs)]]
+        found = self.backward_operator(of_results[0], wanted, *arguments)
+        return dict(zip((i for i, want in enumerate(wanted) if want), found))
 
     def __call__(self, *inputs: Any, **options: Any) -> Tensor:
         """The function of heed.torch: heed's own signature, without out."""
