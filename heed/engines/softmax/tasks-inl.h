@@ -37,13 +37,14 @@ void RunShared(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
   joined.num_queries *= shared.count;
   joined.key_end = shared.end;
   const BlockGrid grid(p, joined, plan.rows), own_grid(p, *members, plan.rows);
+  const int64_t blocks = p.key_heads * grid.blocks;
+  if (blocks == 0) return;  // no queries, or none of any head
   const int64_t segments = (shared.end - members->key_begin) / O::kGrid.segment;
   for (int64_t i = 0; i < shared.count * p.key_heads * own_grid.blocks; ++i) {
     const int64_t block = i % own_grid.blocks, rest = i / own_grid.blocks;
     const int64_t own = queue.IndexOf({shared.first + rest / p.key_heads, rest % p.key_heads, block});
     for (int64_t segment = 0; segment < segments; ++segment) states.Expect(own, segment);
   }
-  const int64_t blocks = p.key_heads * grid.blocks;
   const int64_t pieces =
       std::clamp<int64_t>(kTasksPerThread * ctx.num_threads() / blocks, 1, segments);
   ctx.ParallelFor(blocks * pieces, [&](int64_t index, int worker) HWY_ATTR {

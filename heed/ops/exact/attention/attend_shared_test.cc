@@ -15,6 +15,8 @@
 #include "heed/ops/exact/attention/attend.h"
 #include "heed/ops/exact/attention/attend_case.h"
 #include "heed/state/kv_cache.h"
+#include "heed/state/latent_kv_cache.h"
+#include "heed/state/ring_kv_cache.h"
 
 namespace heed::attention {
 namespace {
@@ -169,6 +171,57 @@ TEST(AttendSharedTest, ValuesThatAreNotFiniteStayWhereTheyAreSeen) {
   apart.shared_prefix = 0;
   ExpectSame(AttendTo(ctx, cache.view(), q.view(), options),
              AttendTo(ctx, apart, q.view(), options));
+}
+
+TEST(AttendSharedTest, NoRowsAreNoWork) {
+  constexpr int64_t kBatch = 3, kTokens = 600, kHeads = 2, kDim = 8;
+  const std::vector<int64_t> tree = {-1, 0};
+  const auto expect_none = [&](const KVView& view, const Options& options) {
+    Context ctx(2);
+    const Buffer q = Normal(view.dtype, {kBatch, 2, kHeads, kDim}, 1);
+    const ConstTensorView no_queries = q.view().Slice(1, 0, 0), no_heads = q.view().Slice(2, 0, 0);
+    EXPECT_EQ(AttendTo(ctx, view, no_queries, options).o.view().num_elements(), 0);
+    EXPECT_EQ(AttendTo(ctx, view, no_heads, options).o.view().num_elements(), 0);
+    ExplainAttend(ctx, view, no_queries, options);
+    ExplainAttend(ctx, view, no_heads, options);
+    if (view.rotary != nullptr) return;
+    AttendTo(ctx, view, no_heads, options, tree);
+    ExplainAttend(ctx, view, no_heads, options, tree);
+  };
+  const auto expect_none_of = [&](auto prefix, const auto& append, const Options& options) {
+    append(prefix, kTokens);
+    auto shared = prefix.Share(prefix, kBatch);
+    expect_none(shared.view(), options);
+    append(shared, 2);
+    expect_none(shared.view(), options);
+  };
+  const auto append_rows = [&](KVCache& cache, int64_t tokens) {
+    const KVCache::Options o = cache.options();
+    const Buffer rows = Normal(o.dtype, {o.batch, tokens, kHeads, kDim}, 2);
+    cache.Append(rows.view(), rows.view());
+  };
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kBF16, DType::kF16}) {
+    KVCache::Options o = {.heads = kHeads, .dim = kDim, .dtype = dtype};
+    expect_none_of(KVCache(o), append_rows, Causal());
+    o.rotary = CacheRotary{RotaryPairs::kHalfSplit};
+    expect_none_of(KVCache(o), append_rows, Causal());
+    if (dtype == DType::kF64) continue;
+    o.quantize = Quantize::kInt8;
+    expect_none_of(KVCache(o), append_rows, Causal());
+    o.rotary.reset();
+    expect_none_of(KVCache(o), append_rows, Causal());
+  }
+  const auto append_latent = [&](LatentKVCache& cache, int64_t tokens) {
+    const Buffer rows = Normal(DType::kF32, {cache.options().batch, tokens, kDim}, 2);
+    cache.Append(rows.view());
+  };
+  Options scaled = Causal();
+  scaled.scale = 1;
+  expect_none_of(LatentKVCache({.latent = kDim - 2, .rope = 2}), append_latent, scaled);
+  RingKVCache ring({.batch = kBatch, .heads = kHeads, .dim = kDim, .window = kTokens});
+  const Buffer rows = Normal(DType::kF32, {kBatch, kTokens, kHeads, kDim}, 2);
+  ring.Append(rows.view(), rows.view());
+  expect_none(ring.view(), Causal());
 }
 
 // A tree of drafts against each branch decoded in a cache of its own.
