@@ -312,6 +312,7 @@ void Bind(nb::module_& m, const Binding& binding) {
   Call defaults;
   description["value_first"] = BoundFunctions(*b, defaults).value_first;
   description["state"] = nb::tuple(b->state.attr("_fields"));
+  description["state_type"] = b->state;
   nb::cast<nb::dict>(m.attr("_recurrent"))[b->name] = description;
   m.def(("_torch_" + std::string(b->name)).c_str(),
         [b](const nb::args& args) { RunTorch(*b, args.ptr()); });

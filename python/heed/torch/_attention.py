@@ -17,25 +17,18 @@ _attention = torch.ops.heed.attention.default
 
 def _tensor(name: str, value: Any) -> Tensor | None:
     """A list of numbers (int64 or float64, as in NumPy) or an array as a tensor; a tensor, or None, as it is."""
-    if value is None or isinstance(value, Tensor):
-        return value
-    try:
-        tensor = torch.as_tensor(value)
-        return torch.as_tensor(value, dtype=torch.float64) if tensor.is_floating_point() else tensor
-    except (TypeError, ValueError, RuntimeError):
-        kind = type(value).__name__
-        raise InvalidArgument(f"attention: {name} is of type {kind}, expected a tensor or numbers") from None
+    return _dispatch.numbers("attention", name, value)
 
 
 def _seed_tensor(seed: int | Tensor | None) -> Tensor:
     """A seed as the operator takes it: 64 bits in an int64 tensor, by default from PyTorch's generator."""
     if seed is None:
-        return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64)
+        return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device="cpu")
     if isinstance(seed, Tensor):
         return seed
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
         raise InvalidArgument(f"attention: seed is {seed!r}, expected None or an int from 0 to 2^64 - 1")
-    return torch.tensor(seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64)
+    return torch.tensor(seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64, device="cpu")
 
 
 def attention(
@@ -129,6 +122,9 @@ def call_operator(*arguments: Any) -> tuple[Tensor, Tensor]:
     except NotImplementedError:  # from PyTorch, for tensors that it does not let reach an operator
         _dispatch.refuse(("q", "k", "v", *_operators.OPTIONS), arguments, "attention")
         raise
+    except AttributeError:  # None counts as a tensor for PyTorch
+        _dispatch.check_tensors("attention", **dict(zip("qkv", arguments)))
+        raise
     except (RuntimeError, TypeError) as error:
         message = str(error)
         if not message.startswith("heed::attention() "):
@@ -142,8 +138,12 @@ def _into(out: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor
     for name, x in tensors.items():
         if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
             raise InvalidArgument(f"attention: {name} requires a gradient, expected none where `out` is given")
+    out, q, k, v, *options = (
+        _dispatch.bare("attention", name, x, written=name == "out") for name, x in tensors.items()
+    )
     _, lse = _operators.new_results(q, k, v, options)
     _core._torch_attention(q, k, v, out, lse, *options)
+    _dispatch.wrote(out)
     return lse
 
 

@@ -40,7 +40,7 @@ def new_handle(cache: Any) -> Tensor:
     """The tensor that stands for `cache` in a graph."""
     number = next(_numbers)
     _caches[number] = cache
-    return torch.tensor([number])
+    return torch.tensor([number], device="cpu")
 
 
 def _cache(handle: Tensor) -> Any:
@@ -71,7 +71,7 @@ def _attend(handle: Tensor, q: Tensor, width: int, *options: Any) -> tuple[Tenso
 
 
 def _tensor(value: Any) -> Tensor | None:
-    return value if value is None or isinstance(value, Tensor) else torch.as_tensor(value)
+    return value if value is None or isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
 def append(handle: Tensor, k: Tensor, v: Tensor | None, lengths: Any) -> None:

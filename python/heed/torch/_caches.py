@@ -11,7 +11,6 @@ from torch import Tensor
 import heed
 from heed import InvalidArgument, _core
 from heed.torch import _cache_operators, _dispatch
-from heed.torch._functions import _detached
 
 _DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
@@ -27,6 +26,10 @@ def _call(function: Any, cache: Any, operation: str, tensors: dict[str, Any], op
                     f"{operation}: {name} requires a gradient, expected a detached tensor or torch.no_grad(): "
                     "what is computed on a cache has none"
                 )
+    given = {
+        name: _dispatch.bare(operation, name, x, written=name in ("out", "lse")) if x is not None else None
+        for name, x in given.items()
+    }
     try:
         function(cache, **given)
     except InvalidArgument:
@@ -34,6 +37,7 @@ def _call(function: Any, cache: Any, operation: str, tensors: dict[str, Any], op
     except (BufferError, RuntimeError):  # from PyTorch, for tensors whose memory it does not give
         _dispatch.refuse(tuple(given), tuple(given.values()), operation)
         raise
+    _dispatch.wrote(given.get("out"))
 
 
 def _under_autocast(x: Any) -> Any:
@@ -141,8 +145,8 @@ class KVCache(heed.KVCache):
 
     @staticmethod
     def import_pages(*tables: Any, **options: Any) -> KVCache:
-        tables = tuple(_detached("KVCache.import_pages", "a pool", x) for x in tables)
-        options = {name: _detached("KVCache.import_pages", name, x) for name, x in options.items()}
+        tables = tuple(_dispatch.bare("KVCache.import_pages", "a pool", x, written=True) for x in tables)
+        options = {name: _dispatch.bare("KVCache.import_pages", name, x) for name, x in options.items()}
         return _adopted(heed.KVCache.import_pages(*tables, **options), KVCache)
 
 

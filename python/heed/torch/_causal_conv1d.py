@@ -12,7 +12,6 @@ import heed
 from heed import InvalidArgument, _core
 from heed.torch import _dispatch
 from heed.torch._functions import _without_gradient
-from heed.torch._recurrent import _integers
 
 _ARGUMENTS = (
     "Tensor x, Tensor weight, Tensor? bias=None, str? activation=None, Tensor? initial_state=None, Tensor? lengths=None, "
@@ -30,12 +29,11 @@ def _complete(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 def _results(*arguments: Any) -> tuple[Tensor, Tensor]:
     """New tensors for o, in the memory order of x, and the final state."""
     x, weight, *rest = _complete(arguments)
-    packed = rest[5]
     if x.dim() != 3:
         raise InvalidArgument(f"causal_conv1d: x has shape {list(x.shape)}, expected rank 3: [B, D, T]")
     if weight.dim() != 2 or weight.shape[1] < 1:
         raise InvalidArgument(f"causal_conv1d: weight has shape {list(weight.shape)}, expected [D, W] with W >= 1")
-    sequences = x.shape[0] if packed is None else packed.shape[0] - 1
+    sequences = _dispatch.num_sequences("causal_conv1d", x.shape[0], rest[5])
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     return torch.empty_like(x), x.new_empty((sequences, x.shape[1], weight.shape[1] - 1), dtype=dtype)
 
@@ -96,11 +94,14 @@ def causal_conv1d(
     reverse: bool = False,
     threads: int | None = None,
 ) -> Any:
+    _dispatch.check_tensors("causal_conv1d", x=x, weight=weight)
     if torch.is_autocast_enabled("cpu") and x.is_floating_point() and x.dtype != torch.float64:
         x = x.to(torch.get_autocast_dtype("cpu"))  # float32 weights may stay
     o, state = _operator(
-        x, weight, bias, activation, initial_state, *(_integers(value) for value in (lengths, starts, cu_seqlens)), reverse,
-        threads,
+        x, weight, bias, activation, initial_state, *(
+            _dispatch.numbers("causal_conv1d", name, value, torch.int64)
+            for name, value in (("lengths", lengths), ("starts", starts), ("cu_seqlens", cu_seqlens))
+        ), reverse, threads,
     )
     return (o, state) if return_state else o
 

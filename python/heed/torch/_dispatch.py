@@ -44,6 +44,67 @@ def refuse(names: Sequence[str], arguments: Sequence[Any], operation: str) -> No
             )
 
 
+def bare(operation: str, name: str, value: Any, *, written: bool = False) -> Any:
+    """`value` for code that reads memory itself and sees nothing of what PyTorch keeps beside it: graphs, tangents, levels of
+    torch.func, signs that a view has not applied yet. Nothing is lost without a word."""
+    if isinstance(value, (tuple, list)):
+        items = [bare(operation, name, x, written=written) for x in value]
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)
+    if not isinstance(value, Tensor):
+        return value
+    if value.requires_grad and _is_grad_enabled():
+        raise InvalidArgument(
+            f"{operation}: {name} requires a gradient, which this function does not have, expected a detached tensor"
+        )
+    wrapped = _C._functorch.is_functorch_wrapped_tensor(value)
+    if _forward_ad._current_level >= 0 and (wrapped or _forward_ad.unpack_dual(value).tangent is not None):
+        raise Unsupported(f"{operation}: a forward derivative was asked for, which heed does not have")
+    if wrapped:
+        raise Unsupported(f"{operation}: {name} is inside a transform of torch.func, which this function does not support")
+    if value.is_neg() or value.is_conj():
+        if written:
+            raise InvalidArgument(f"{operation}: {name} is a view of numbers with other signs, expected memory of its own")
+        value = value.resolve_conj().resolve_neg()
+    return value
+
+
+def wrote(*values: Any) -> None:
+    """Tells autograd that these changed, so that a backward pass that saved one of them fails instead of being wrong."""
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            wrote(*value)
+        elif isinstance(value, Tensor):
+            torch.autograd.graph.increment_version(value)
+
+
+def numbers(operation: str, name: str, value: Any, dtype: Any = None) -> Tensor | None:
+    """A list of numbers as a tensor on the CPU, whatever the default device; a tensor, or None, as it is."""
+    if value is None or isinstance(value, Tensor):
+        return value
+    try:
+        tensor = torch.as_tensor(value, dtype=dtype, device="cpu")
+        return torch.as_tensor(value, dtype=torch.float64, device="cpu") if tensor.is_floating_point() else tensor
+    except (TypeError, ValueError, RuntimeError):
+        kind = type(value).__name__
+        raise InvalidArgument(f"{operation}: {name} is of type {kind}, expected a tensor or numbers") from None
+
+
+def num_sequences(operation: str, batch: int, cu_seqlens: Tensor | None) -> int:
+    """Of a batch, or packed ones."""
+    if cu_seqlens is None:
+        return batch
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
+        raise InvalidArgument(f"{operation}: cu_seqlens has shape {list(cu_seqlens.shape)}, expected [B + 1]")
+    return cu_seqlens.shape[0] - 1
+
+
+def check_tensors(operation: str, **tensors: Any) -> None:
+    """Raises InvalidArgument for the first that is no tensor."""
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            raise InvalidArgument(f"{operation}: {name} is of type {type(x).__name__}, expected a tensor")
+
+
 def _below_autograd(operator: Any, kernel: Any, keyset: Any, arguments: tuple[Any, ...]) -> Any:
     """Goes on with whatever comes after autograd; where that is the CPU kernel, without another dispatch."""
     plain = _is_plain.get(keyset.raw_repr())

@@ -20,22 +20,21 @@ def _to_tensor(array: Any) -> Any:
     """heed's results as tensors that share their memory."""
     if isinstance(array, tuple):
         return tuple(_to_tensor(x) for x in array)
+    if isinstance(array, Tensor):  # `out`
+        return array
     if array.dtype.name == "bfloat16":  # known to PyTorch, but not by that name of NumPy's
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
 
-def _detached(function: str, name: str, value: Any) -> Any:
-    """`value` without its graph, of which there must be none."""
+_WRITTEN = ("state", "out")  # arguments that functions change
+
+
+def _detached(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
-        return type(value)(_detached(function, name, x) for x in value)
-    if not isinstance(value, Tensor):
-        return value
-    if value.requires_grad and torch.is_grad_enabled():
-        raise InvalidArgument(
-            f"{function}: {name} requires a gradient, which this function does not have, expected a detached tensor"
-        )
-    return value.detach()
+        items = [_detached(x) for x in value]
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)
+    return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
 
 
 def _without_gradient(name: str, *arguments: str) -> Any:
@@ -45,8 +44,13 @@ def _without_gradient(name: str, *arguments: str) -> Any:
     @functools.wraps(function, assigned=("__doc__", "__name__"))
     def on_tensors(*args: Any, **kwargs: Any) -> Any:
         names = (*arguments, *("argument" for _ in args[len(arguments):]))
-        args = tuple(_detached(name, of, x) for of, x in zip(names, args))
-        return _to_tensor(function(*args, **{key: _detached(name, key, x) for key, x in kwargs.items()}))
+
+        def bare(of, x):
+            return _detached(_dispatch.bare(name, of, x, written=of in _WRITTEN))
+
+        result = function(*map(bare, names, args), **{key: bare(key, x) for key, x in kwargs.items()})
+        _dispatch.wrote(*(x for of, x in (*zip(names, args), *kwargs.items()) if of in _WRITTEN))
+        return _to_tensor(result)
 
     return on_tensors
 
@@ -97,8 +101,8 @@ def rotary(
     scaling: dict[str, Any] | None = None,
     inverse: bool = False,
 ) -> Tensor:
-    if not isinstance(positions, Tensor):
-        positions = torch.as_tensor(positions)
+    _dispatch.check_tensors("rotary", x=x)
+    positions = _dispatch.numbers("rotary", "positions", positions)
     return _rotary(x, positions, base, dim, interleaved, _text(scaling), inverse)
 
 
@@ -134,6 +138,7 @@ _t5_bias_backward = _dispatch.define(
 def t5_bias(
     table: Tensor, Tq: int, Tk: int, *, bidirectional: bool, max_distance: int = 128, align: str = "bottom_right"
 ) -> Tensor:
+    _dispatch.check_tensors("t5_bias", table=table)
     return _t5_bias(table, Tq, Tk, bidirectional, max_distance, align)
 
 

@@ -141,5 +141,5 @@ def _mask_options(q: Tensor, padding: Tensor | None, mask: Tensor | None) -> dic
     elif "mask" not in options:
         options["mask"] = ~by_key
     else:  # two masks would become one of all pairs; hidden keys are of another segment than the queries
-        options["segments"] = (torch.zeros((batch, rows), dtype=torch.int32), padding.to(torch.int32))
+        options["segments"] = (torch.zeros((batch, rows), dtype=torch.int32, device=q.device), padding.to(torch.int32))
     return options

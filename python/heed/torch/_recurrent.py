@@ -43,7 +43,7 @@ class _Mechanism:
         self.rows = tuple(description["rows"])
         self.query, self.value = description["query"], description["value"]
         self.value_first, self.has_state = description["value_first"], description["has_state"]
-        self.features = description["features"]
+        self.features, self.state_type = description["features"], description["state_type"]
         self.projected = "projection" in self.inputs
         self.states = ("state", *description["state"][1:])  # of operators: state, z, m
         self.forward_kernel = getattr(_core, f"_torch_{name}")
@@ -77,8 +77,7 @@ class _Mechanism:
             if x.dim() != 4:
                 raise InvalidArgument(f"{self.name}: {name} has shape {list(x.shape)}, expected [B, T, H, D]")
         settings = dict(zip(self.settings, arguments[len(self.inputs):]))
-        packed = arguments[-3]
-        sequences = q.shape[0] if packed is None else packed.shape[0] - 1
+        sequences = _dispatch.num_sequences(self.name, q.shape[0], arguments[-3])
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         o = torch.empty_like(v, memory_format=torch.contiguous_format)
         features = given["projection"].shape[0] if self.projected else self.features(int(q.shape[3]))
@@ -139,7 +138,10 @@ class _Mechanism:
                 values[name] = options.pop(name)
             elif name not in self.optional:
                 raise TypeError(f"{self.name}() is missing the argument {name!r}")
+        _dispatch.check_tensors(self.name, **{name: x for name, x in values.items() if x is not None or name not in self.optional})
         return_state = self.has_state and options.pop("return_state", False)
+        if return_state and options.get("causal", self.settings.get("causal")) is False:
+            raise InvalidArgument(f"{self.name}: return_state is True, expected False: without causal there is no state")
         initial = options.pop("initial_state", None) if self.has_state else None
         initial = tuple(initial) if isinstance(initial, (tuple, list)) else (initial,)
         initial += (None,) * (len(self.states) - len(initial))
@@ -158,19 +160,16 @@ class _Mechanism:
                     values[name] = x.to(dtype)
         o, *states = self.operator(
             *(values.get(name) for name in self.inputs), *settings.values(), known["scale"], *initial,
-            *(_integers(known[name]) for name in ("lengths", "starts", "cu_seqlens")), known["reverse"], known["threads"],
+            *(_dispatch.numbers(self.name, name, known[name], torch.int64) for name in ("lengths", "starts", "cu_seqlens")),
+            known["reverse"], known["threads"],
         )
         if not return_state:
             return o
-        states = tuple(x for x in states if x.dim() > 1)
-        return o, states if len(states) > 1 else states[0]
+        states = [x for x in states if x.dim() > 1]
+        return o, self.state_type(*states) if len(states) > 1 else states[0]
 
 
 _DEFAULTS = {"scale": None, "lengths": None, "starts": None, "cu_seqlens": None, "reverse": False, "threads": None}
-
-
-def _integers(value: Any) -> Tensor | None:
-    return value if value is None or isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.int64)
 
 
 def _public(mechanism: _Mechanism) -> Any:
@@ -187,4 +186,5 @@ for _name, _description in _core._recurrent.items():
     functions[_name] = _public(_Mechanism(_name, _description))
     if not _description["has_state"]:
         continue
-    functions[f"{_name}_step"] = _without_gradient(f"{_name}_step", *_description["inputs"], "state")
+    _given = (x for x in _description["inputs"] if x not in _description["optional"])
+    functions[f"{_name}_step"] = _without_gradient(f"{_name}_step", *_given, "state")

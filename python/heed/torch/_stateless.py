@@ -80,6 +80,7 @@ class _Mechanism:
             if name not in options:
                 raise TypeError(f"{self.name}() is missing the argument {name!r}")
             values[name] = options.pop(name)
+        _dispatch.check_tensors(self.name, **values)
         known = {name: options.pop(name, None) for name in _OPTIONS}
         if options:
             raise TypeError(f"{self.name}() got an unexpected keyword argument {next(iter(options))!r}")
@@ -89,8 +90,7 @@ class _Mechanism:
                 if x.is_floating_point() and x.dtype != torch.float64:
                     values[name] = x.to(dtype)
         for name in ("lengths", "starts", "cu_seqlens"):
-            if known[name] is not None and not isinstance(known[name], Tensor):
-                known[name] = torch.as_tensor(known[name], dtype=torch.int64)
+            known[name] = _dispatch.numbers(self.name, name, known[name], torch.int64)
         return self.operator(*values.values(), *known.values())
 
 
