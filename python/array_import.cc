@@ -1,6 +1,7 @@
 // What an object tells about its array: formats, capsules, devices.
 #include "python/array_import.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -91,6 +92,24 @@ void CheckDevice(const Argument& argument, int64_t type) {
        "an array on the CPU");
 }
 
+// Strides of a row-major array of `sizes`, which exporters may leave out.
+void FillRowMajor(ArrayLayout& layout, int64_t item_bytes) {
+  int64_t stride = item_bytes;
+  for (int i = layout.rank; i-- > 0;) {
+    layout.byte_strides[i] = stride;
+    // An overflow here is a size that the view refuses.
+    if (__builtin_mul_overflow(stride, layout.sizes[i], &stride)) stride = 0;
+  }
+}
+
+// PyTorch has zeros that occupy no memory. The address of a part of them is its offset,
+// and below these addresses a process has little else.
+bool IsZeroTensor(nb::handle value, const void* data) {
+  constexpr uint64_t kLow = uint64_t{1} << 32;
+  return reinterpret_cast<uintptr_t>(data) < kLow && nb::hasattr(value, "_is_zerotensor") &&
+         nb::cast<bool>(value.attr("_is_zerotensor")());
+}
+
 // Reads the pending Python error as text and clears it. Interrupts and exits
 // pass through.
 std::string TakeError() {
@@ -130,9 +149,11 @@ bool ImportBuffer(const Argument& argument, nb::handle value, bool writable,
   }
   layout.data = buffer.buf;
   layout.rank = buffer.ndim;
-  for (int i = 0; i < buffer.ndim; ++i) {
-    layout.sizes[i] = buffer.shape[i];
-    layout.byte_strides[i] = buffer.strides[i];
+  std::copy_n(buffer.shape, buffer.ndim, layout.sizes);
+  if (buffer.strides != nullptr) {
+    std::copy_n(buffer.strides, buffer.ndim, layout.byte_strides);
+  } else {  // ctypes gives none, whoever asks
+    FillRowMajor(layout, buffer.itemsize);
   }
   ParseFormat(buffer.format, buffer.itemsize, layout.dtype,
               layout.unknown_dtype);
@@ -205,20 +226,16 @@ void ReadDlTensor(const Argument& argument, const DLTensor& tensor, ArrayLayout&
   }
   ParseDlType(tensor.dtype, layout.dtype, layout.unknown_dtype);
   layout.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  if (IsZeroTensor(argument.value, layout.data)) layout.data = nullptr;
   layout.rank = tensor.ndim;
   const int64_t item_bytes = tensor.dtype.bits / 8;
-  int64_t compact = item_bytes;
-  for (int i = tensor.ndim; i-- > 0;) {
-    layout.sizes[i] = tensor.shape[i];
-    int64_t stride = compact;
-    if (tensor.strides != nullptr &&
-        __builtin_mul_overflow(tensor.strides[i], item_bytes, &stride)) {
+  std::copy_n(tensor.shape, tensor.ndim, layout.sizes);
+  if (tensor.strides == nullptr) return FillRowMajor(layout, item_bytes);
+  for (int i = 0; i < tensor.ndim; ++i) {
+    if (__builtin_mul_overflow(tensor.strides[i], item_bytes, &layout.byte_strides[i])) {
       Fail(argument.operation, argument.name,
            "has stride " + std::to_string(tensor.strides[i]), "fewer than 2^63 bytes");
     }
-    layout.byte_strides[i] = stride;
-    // An overflow here is a size that the view refuses.
-    if (__builtin_mul_overflow(compact, layout.sizes[i], &compact)) compact = 0;
   }
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "heed/core/error.h"
@@ -125,8 +126,14 @@ TEST_F(CacheErrors, Append) {
   const auto f32 = DType::kF32;
   expect({}, v.view(), {}, "k is absent, expected a tensor");
   expect(k.view(), {}, {}, "v is absent, expected a tensor");
-  expect(shape(f32, {2, 5, 2, 4}, device), v.view(), {}, "k is on a device, expected CPU");
-  expect(k.view(), shape(f32, {2, 5, 2, 3}, device), {}, "v is on a device, expected CPU");
+  expect(shape(f32, {2, 5, 2, 4}, device), v.view(), {}, "k is on device 2, expected the CPU");
+  expect(k.view(), shape(f32, {2, 5, 2, 3}, device), {}, "v is on device 2, expected the CPU");
+  expect(shape(f32, {2, 5, 2, 4}), v.view(), {},
+         "k has no data, expected a pointer to [2,5,2,4] elements");
+  expect(k.view(), shape(f32, {2, 5, 2, 3}), {},
+         "v has no data, expected a pointer to [2,5,2,3] elements");
+  expect({k.view().as<char>() + 1, f32, {2, 4, 2, 4}}, v.view().Slice(1, 0, 4), {},
+         "k has a misaligned address, expected a multiple of 4 bytes");
   expect(shape(DType::kBF16, {2, 5, 2, 4}), v.view(), {},
          "k has dtype bf16, expected f32");
   expect(k.view(), shape(DType::kF64, {2, 5, 2, 3}), {}, "v has dtype f64, expected f32");
@@ -136,7 +143,8 @@ TEST_F(CacheErrors, Append) {
            "k has shape " + ShapeString(sizes) + ", expected [2,T,2,4]");
   }
   expect(k.view(), k.view(), {}, "v has shape [2,5,2,4], expected [2,T,2,3]");
-  expect(k.view(), shape(f32, {2, 6, 2, 3}), {},
+  const Buffer longer(f32, List{2, 6, 2, 3});
+  expect(k.view(), longer.view(), {},
          "v has shape [2,6,2,3], expected 5 tokens as in k");
   expect(k.view(), v.view(), {1}, "lengths has 1 entries, expected 2, one per sequence");
   expect(k.view(), v.view(), {1, 6}, "lengths[1] is 6, expected 0 to 5, the tokens in k");
@@ -186,6 +194,8 @@ TEST_F(CacheErrors, AppendToTheOthers) {
   ExpectInvalid([&] { ring_.Append({}, x.view()); }, "RingKVCache::Append: k is absent");
   ExpectInvalid([&] { ring_.Append(x.view(), x.view(), List{6}); },
                 "RingKVCache::Append: lengths[0] is 6, expected 0 to 5");
+  ExpectInvalid([&] { ring_.Append(x.view(), {nullptr, DType::kF32, {1, 5, 1, 4}}); },
+                "RingKVCache::Append: v has no data, expected a pointer to");
   const auto expect = [&](const ConstTensorView& rows, const List& lengths,
                           const std::string& message) {
     ExpectInvalid([&] { latent_.Append(rows, lengths); },
@@ -200,8 +210,10 @@ TEST_F(CacheErrors, AppendToTheOthers) {
   expect(shape(f32, {2, 5, 5}), {}, "rows has shape [2,5,5], expected [2,T,6]");
   expect(shape(f32, {1, 5, 6}), {}, "rows has shape [1,5,6], expected [2,T,6]");
   expect(shape(DType::kF16, {2, 5, 6}), {}, "rows has dtype f16, expected f32");
-  expect(shape(f32, {2, 5, 6}, {DeviceType::kCuda, 0}), {}, "rows is on a device");
-  expect(shape(f32, {2, 5, 6}), {1, 6},
+  expect(shape(f32, {2, 5, 6}, {DeviceType::kCuda, 0}), {}, "rows is on device 2");
+  expect(shape(f32, {2, 5, 6}), {}, "rows has no data, expected a pointer to");
+  const Buffer rows(f32, List{2, 5, 6});
+  expect(rows.view(), {1, 6},
          "lengths[1] is 6, expected 0 to 5, the tokens in rows");
 }
 
@@ -298,10 +310,24 @@ TEST(CacheErrorsTest, Import) {
   const Device device = {DeviceType::kCuda, 0};
   expect([&](C& c) {
     c.spoil = [&](Tables& t) { t.indptr = {nullptr, DType::kI32, {3}, device}; };
-  }, "indptr is on a device, expected CPU memory");
+  }, "indptr is on device 2, expected the CPU");
   expect([&](C& c) {
     c.spoil = [&](Tables& t) { t.k_pool = {nullptr, f32, {4, 3, 2, 4}, device}; };
-  }, "k_pool is on a device, expected CPU memory");
+  }, "k_pool is on device 2, expected the CPU");
+  expect([&](C& c) {
+    c.spoil = [&](Tables& t) { t.k_pool = {nullptr, f32, {4, 3, 2, 4}}; };
+  }, "k_pool has no data, expected a pointer to");
+  expect([&](C& c) {
+    c.spoil = [&](Tables& t) { t.v_pool = {nullptr, f32, {4, 3, 2, 3}}; };
+  }, "v_pool has no data, expected a pointer to");
+  using Table = ConstTensorView Tables::*;
+  for (const auto& [name, list, size] : {std::tuple<const char*, Table, int64_t>
+         {"indptr", &Tables::indptr, 3}, {"indices", &Tables::indices, 3},
+         {"last_page_len", &Tables::last_page_len, 2}}) {
+    expect([list = list, size = size](C& c) {
+      c.spoil = [=](Tables& t) { t.*list = {nullptr, DType::kI64, {size}}; };
+    }, std::string(name) + " has no data, expected a pointer to");
+  }
   expect([](C& c) {
     c.spoil = [](Tables& t) { t.indices = {nullptr, DType::kF32, {3}}; };
   }, "indices has dtype f32, expected i32 or i64");

@@ -7,12 +7,13 @@
 #include <vector>
 
 #include "heed/core/error.h"
+#include "heed/ops/parts/check_internal.h"
 #include "heed/state/pages_internal.h"
 
 namespace heed {
 namespace {
 
-constexpr char kImport[] = "KVCache::Import: ";
+constexpr char kImport[] = "KVCache::Import";
 
 PagesOptions ToPages(const KVCache::Options& o) {
   PagesOptions options;
@@ -29,16 +30,13 @@ PagesOptions ToPages(const KVCache::Options& o) {
   return options;
 }
 
-[[noreturn]] void Fail(const std::string& what) { throw InvalidArgument(kImport + what); }
+[[noreturn]] void Fail(const std::string& what) { throw InvalidArgument(std::string(kImport) + ": " + what); }
 
 // A pool as [pages, tokens, H, D].
 ConstTensorView CheckPool(const char* name, const ConstTensorView& pool, bool heads_first,
                           const PagesOptions& o, int64_t dim) {
   const std::string what = name;
   if (!pool.present()) Fail(what + " is absent, expected a tensor");
-  if (pool.device().type != DeviceType::kCpu) {
-    Fail(what + " is on a device, expected CPU memory");
-  }
   if (pool.dtype() != o.dtype) {
     Fail(what + " has dtype " + Name(pool.dtype()) + ", expected " + Name(o.dtype));
   }
@@ -50,6 +48,7 @@ ConstTensorView CheckPool(const char* name, const ConstTensorView& pool, bool he
          (heads_first ? H + ",tokens" : "tokens," + H) + "," + std::to_string(dim) +
          "] with at least one token");
   }
+  parts::CheckReadable(kImport, name, pool);
   return ConstTensorView(
       pool.data(), pool.dtype(),
       {pool.size(0), pool.size(3 - heads), pool.size(heads), pool.size(3)},
@@ -59,9 +58,6 @@ ConstTensorView CheckPool(const char* name, const ConstTensorView& pool, bool he
 void CheckList(const char* name, const ConstTensorView& list, int64_t least, bool exact) {
   const std::string what = name;
   if (!list.present()) Fail(what + " is absent, expected a tensor");
-  if (list.device().type != DeviceType::kCpu) {
-    Fail(what + " is on a device, expected CPU memory");
-  }
   if (list.dtype() != DType::kI32 && list.dtype() != DType::kI64) {
     Fail(what + " has dtype " + Name(list.dtype()) + ", expected i32 or i64");
   }
@@ -69,6 +65,7 @@ void CheckList(const char* name, const ConstTensorView& list, int64_t least, boo
     Fail(what + " has shape " + list.ShapeString() + ", expected [" +
          std::to_string(least) + "]" + (exact ? "" : " or longer"));
   }
+  parts::CheckReadable(kImport, name, list);
 }
 
 // Entry i of a list, which must be from `least` to `most`.
@@ -147,7 +144,7 @@ KVCache KVCache::Import(const Options& options, const BlockTables& tables) {
       Fail("sequence " + std::to_string(b) + " would have 2^63 tokens, expected fewer");
     }
   }
-  Appending appending(*pages, "KVCache::Import", lengths);
+  Appending appending(*pages, kImport, lengths);
   for (int64_t b = 0; b < o.batch; ++b) {
     const size_t s = static_cast<size_t>(b);
     for (int64_t i = begins[s], token = 0; i < begins[s + 1]; ++i, token += tokens) {

@@ -12,6 +12,7 @@
 #include "docstrings/kv_cache_base.h"
 #include "heed/core/error.h"
 #include "heed/ops/exact/attention/attend_py.h"
+#include "heed/ops/parts/check_internal.h"
 #include "heed/state/kv_cache.h"
 #include "heed/state/kv_cache_py.h"
 #include "heed/state/latent_kv_cache.h"
@@ -120,6 +121,7 @@ std::span<const int64_t> ReadPerSequence(Arrays& arrays, const Argument& argumen
     Fail(argument.operation, argument.name, std::string("has dtype ") + Name(view.dtype()),
          "i32 or i64");
   }
+  parts::CheckReadable(argument.operation, argument.name, view);
   return {view.as<int64_t>(), static_cast<size_t>(batch)};
 }
 

@@ -4,6 +4,7 @@
 
 #include "heed/core/error.h"
 #include "heed/core/os.h"
+#include "heed/ops/parts/check_internal.h"
 #include "heed/state/pages_internal.h"
 #include "heed/state/quantize_row_internal.h"
 
@@ -55,9 +56,6 @@ void CheckRows(const std::string& op, const char* name, const ConstTensorView& r
                const PagesOptions& o, int64_t dim) {
   const std::string what = op + ": " + name;
   if (!rows.present()) throw InvalidArgument(what + " is absent, expected a tensor");
-  if (rows.device().type != DeviceType::kCpu) {
-    throw InvalidArgument(what + " is on a device, expected CPU memory");
-  }
   if (rows.dtype() != o.dtype) {
     throw InvalidArgument(what + " has dtype " + Name(rows.dtype()) + ", expected " +
                           Name(o.dtype));
@@ -74,6 +72,7 @@ void CheckRows(const std::string& op, const char* name, const ConstTensorView& r
                           (latent ? "" : std::to_string(o.heads) + ",") +
                           std::to_string(dim) + "]");
   }
+  parts::CheckReadable(op.c_str(), name, rows);
 }
 
 // Row axis 0 of a [B, T, H, D] view: [T, H, D] of sequence b.

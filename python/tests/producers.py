@@ -51,19 +51,22 @@ new_capsule = ctypes.pythonapi.PyCapsule_New
 new_capsule.restype, new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
+CODES = {"i": 0, "f": 2, "b": 6}  # of NumPy's kinds
+
+
 class Versioned:
     """DLPack 1.x written out by hand: null strides, a byte offset, flags, and a count of deleted exports."""
 
-    def __init__(self, array, flags=0, major=1, code=None, bits=None, lanes=1, device=1, strides=None):
+    def __init__(self, array, flags=0, major=1, code=None, bits=None, lanes=1, device=1, strides=None, null=False):
         array = np.ascontiguousarray(array)
         self.array, self.deleted, self.exported = array, 0, 0
         self.padded = np.concatenate([np.zeros(3, array.dtype), array.ravel()])
         self.shape = (ctypes.c_int64 * array.ndim)(*array.shape)
         self.strides = None if strides is None else (ctypes.c_int64 * array.ndim)(*strides)
         self.deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.delete)
-        tensor = DLTensor(self.padded.ctypes.data, device, 0, array.ndim, 2 if code is None else code,
-                          8 * array.itemsize if bits is None else bits, lanes, self.shape, self.strides,
-                          3 * array.itemsize)
+        data, offset = (None, 0) if null else (self.padded.ctypes.data, 3 * array.itemsize)
+        tensor = DLTensor(data, device, 0, array.ndim, CODES[array.dtype.kind] if code is None else code,
+                          8 * array.itemsize if bits is None else bits, lanes, self.shape, self.strides, offset)
         self.managed = Managed(major, 0, None, ctypes.cast(self.deleter, ctypes.c_void_p), flags, tensor)
 
     def delete(self, _):

@@ -55,7 +55,7 @@ void ReadArguments(const char* op, const CacheOwner& cache, bool for_torch, PyOb
     Fail(op, "tree", std::string("has dtype ") + Name(tree.dtype()), "i32 or i64");
   }
   if (tree.data() == nullptr && tree.size(0) != 0) {
-    Fail(op, "tree", "is a shape", "the parents themselves");
+    Fail(op, "tree", "has no data", "the parents themselves");
   }
 }
 
