@@ -24,6 +24,7 @@ _is_plain = {}  # by the keys of a call: nothing but a CPU kernel is left after 
 
 _forward_ad = torch.autograd.forward_ad
 _any_requires_grad, _is_grad_enabled = _C._any_requires_grad, _C.is_grad_enabled
+_is_wrapped = _C._functorch.is_functorch_wrapped_tensor
 
 
 def _kind(x: Tensor) -> str | None:
@@ -47,24 +48,24 @@ def refuse(names: Sequence[str], arguments: Sequence[Any], operation: str) -> No
 def bare(operation: str, name: str, value: Any, *, written: bool = False) -> Any:
     """`value` for code that reads memory itself and sees nothing of what PyTorch keeps beside it: graphs, tangents, levels of
     torch.func, signs that a view has not applied yet. Nothing is lost without a word."""
-    if isinstance(value, (tuple, list)):
+    if not isinstance(value, Tensor):
+        if not isinstance(value, (tuple, list)):
+            return value
         items = [bare(operation, name, x, written=written) for x in value]
         return value._make(items) if hasattr(value, "_make") else type(value)(items)
-    if not isinstance(value, Tensor):
-        return value
     if value.requires_grad and _is_grad_enabled():
         raise InvalidArgument(
             f"{operation}: {name} requires a gradient, which this function does not have, expected a detached tensor"
         )
-    wrapped = _C._functorch.is_functorch_wrapped_tensor(value)
+    wrapped = _is_wrapped(value)
     if _forward_ad._current_level >= 0 and (wrapped or _forward_ad.unpack_dual(value).tangent is not None):
         raise Unsupported(f"{operation}: a forward derivative was asked for, which heed does not have")
     if wrapped:
         raise Unsupported(f"{operation}: {name} is inside a transform of torch.func, which this function does not support")
-    if value.is_neg() or value.is_conj():
+    if value.is_neg():  # conjugates are complex, which heed refuses
         if written:
             raise InvalidArgument(f"{operation}: {name} is a view of numbers with other signs, expected memory of its own")
-        value = value.resolve_conj().resolve_neg()
+        value = value.resolve_neg()
     return value
 
 
