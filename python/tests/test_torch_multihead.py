@@ -186,15 +186,44 @@ def test_a_module_converted_in_place():
             close(layer(*args), o, torch.float64)
         assert len(seen.calls) == 1
     layer.eval()
-    with torch.no_grad(), Calls() as seen:
-        close(layer(x), expected[0], torch.float64)
-        assert not seen.calls  # PyTorch's fast path
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            close(layer(x), expected[0], torch.float64)
-        finally:
-            torch.backends.mha.set_fastpath_enabled(True)
-        assert len(seen.calls) == 1
+    with torch.no_grad():  # where PyTorch would not call its own module
+        for args, o in zip(arguments, expected):
+            with Calls() as seen:
+                close(layer(*args), o, torch.float64)
+            assert len(seen.calls) == 1
+
+
+def test_encoders_in_eval_mode_run_on_heed():
+    layer = nn.TransformerEncoderLayer(E, HEADS, 16, batch_first=True, dtype=torch.float64).eval()
+    x = torch.randn(N, S, E, dtype=torch.float64)
+    padding = torch.tensor([[False] * 5, [False, False, True, True, True]])
+    with torch.no_grad():
+        expected = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)(x, src_key_padding_mask=padding)
+        layer.self_attn.__class__ = MultiheadAttention
+        with pytest.warns(UserWarning, match="_qkv_same_embed_dim"):  # no nested tensors
+            encoder = nn.TransformerEncoder(layer, 2)
+        with Calls() as seen:
+            close(encoder(x, src_key_padding_mask=padding), expected, torch.float64)
+        assert len(seen.calls) == 2
+        compiled = torch.compile(encoder, fullgraph=True, backend="aot_eager")
+        close(compiled(x, src_key_padding_mask=padding), expected, torch.float64)
+
+
+def test_what_pytorch_calls_later_still_works():
+    """Initialising again, copies and pickles, for weights in one and apart."""
+    for sizes in ({}, {"kdim": 6, "vdim": 7}):
+        module = MultiheadAttention(E, HEADS, **sizes)
+        torch.manual_seed(3)
+        module._reset_parameters()
+        theirs = nn.MultiheadAttention(E, HEADS, **sizes)
+        torch.manual_seed(3)
+        theirs._reset_parameters()
+        for name, value in theirs.state_dict().items():
+            assert torch.equal(module.state_dict()[name], value)
+        x = [torch.randn(5, 2, width) for width in (E, sizes.get("kdim", E), sizes.get("vdim", E))]
+        for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+            for need_weights in (False, True):
+                assert torch.equal(other(*x, need_weights=need_weights)[0], module(*x, need_weights=need_weights)[0])
 
 
 @pytest.mark.parametrize("average", [True, False])

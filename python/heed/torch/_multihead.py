@@ -3,12 +3,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heed.torch._attention import attention
 from heed.torch._sdpa import DTYPES
+
+
+class _OfThread(threading.local):
+    runs_pytorch = False  # while code of nn.MultiheadAttention does
+
+
+_thread = _OfThread()
+
+
+@contextlib.contextmanager
+def _as_pytorch() -> Iterator[None]:
+    before, _thread.runs_pytorch = _thread.runs_pytorch, True
+    try:
+        yield
+    finally:
+        _thread.runs_pytorch = before
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -25,10 +46,29 @@ class MultiheadAttention(nn.MultiheadAttention):
     tensor of weights is asked for; for nested tensors, devices other than the CPU, dtypes that heed does not have,
     float masks of another dtype than query's, and dropout=1; and for arguments that PyTorch refuses, with its error.
 
-    In eval mode without gradients nn.TransformerEncoderLayer and nn.TransformerEncoder read the weights of their
-    self_attn and never call it; torch.backends.mha.set_fastpath_enabled(False) makes them. There is no second
-    derivative.
+    In eval mode without gradients nn.TransformerEncoderLayer would read the weights of its self_attn and never call it;
+    of this class it calls it. An nn.TransformerEncoder with a src_key_padding_mask makes nested tensors of the batch if
+    its layers were converted after it was built: give it enable_nested_tensor=False. There is no second derivative.
     """
+
+    @functools.wraps(nn.MultiheadAttention.__init__)
+    def __init__(self, *args, **kwargs) -> None:
+        with _as_pytorch():
+            super().__init__(*args, **kwargs)
+
+    def _reset_parameters(self) -> None:
+        with _as_pytorch():
+            super()._reset_parameters()
+
+    @property
+    def _qkv_same_embed_dim(self) -> bool:
+        """Whether in_proj_weight has all of the weights; to code outside no, as that is what keeps
+        nn.TransformerEncoderLayer from reading them instead of calling the module."""
+        return _thread.runs_pytorch and self.__dict__["_qkv_same_embed_dim"]
+
+    @_qkv_same_embed_dim.setter
+    def _qkv_same_embed_dim(self, value: bool) -> None:
+        self.__dict__["_qkv_same_embed_dim"] = value
 
     def forward(
         self,
@@ -43,9 +83,10 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """See torch.nn.MultiheadAttention.forward."""
         if need_weights or not self._runs_on_heed(query, key, value, key_padding_mask, attn_mask, is_causal):
-            return super().forward(
-                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
-            )
+            with _as_pytorch():
+                return super().forward(
+                    query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+                )
         q, k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)) for x in self._project(query, key, value))
         if query.dim() == 2:  # one sequence
             q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
