@@ -40,15 +40,18 @@ def test_ragged_appends(rng, kind):
     for tokens, lengths in ((5, [5, 0, 2]), (1, [1, 1, 0]), (4, np.array([2, 4, 1], np.int32)), (3, None), (2, [0, 0, 0])):
         grow(rng, cache, model, tokens, lengths)
         # Rows beyond what was appended give 0.
-        check(cache, model, normal(rng, 3, tokens, 2, 8), **options_of(kind))
-        check(cache, model, normal(rng, 3, tokens + 2, 2, 8), **options_of(kind))
-        check(cache, model, normal(rng, 3, 1, 2, 8), **options_of(kind))
+        rows = max(model.appended)
+        for given in {0, min(rows, 1), rows}:
+            check(cache, model, normal(rng, 3, given, 2, 8), **options_of(kind))
+        with pytest.raises(heed.InvalidArgument, match=f"expected at most {rows}, the tokens that a sequence was given"):
+            cache.attend(normal(rng, 3, rows + 1, 2, 8), **options_of(kind))
 
 
 def test_an_empty_cache_gives_nothing(rng):
     cache, model = new_cache("paged")
     assert cache.lengths.tolist() == cache.appended.tolist() == [0, 0] and cache.nbytes == 0
-    check(cache, model, normal(rng, 2, 3, 4, 8))
+    with pytest.raises(heed.InvalidArgument, match="q has 3 queries, expected at most 0"):
+        cache.attend(normal(rng, 2, 3, 4, 8))
     assert cache.attend(normal(rng, 2, 0, 4, 8)).shape == (2, 0, 4, 6)
     cache.append(normal(rng, 2, 0, 2, 8), normal(rng, 2, 0, 2, 6))
     assert cache.lengths.tolist() == [0, 0]
@@ -343,7 +346,7 @@ def test_explain(rng):
     short = heed.explain("attend", cache=cache, q=q, window=(3, 0), out=(2, 1, 4, 6), return_lse=True, alibi=[0.1] * 4)
     assert short["flops"] == 2 * (8 + 6) * 2 * 4 * 4
     wide, _ = new_cache("paged", dtype="f64")
-    assert heed.explain("attend", cache=wide, q=(2, 1, 4, 8))["flops"] == 0
+    assert heed.explain("attend", cache=wide, q=(2, 0, 4, 8))["flops"] == 0
     with pytest.raises(heed.InvalidArgument, match=r"^KVCache.attend: q has shape \[2,1,8\], expected \[2,T,H,8\]"):
         heed.explain("attend", cache=cache, q=(2, 1, 8))
     with pytest.raises(heed.InvalidArgument, match="^explain: cache is 3, expected a cache"):
@@ -391,5 +394,5 @@ def test_random_operations(kind, seed, tmp_path):
             with pytest.raises(heed.InvalidArgument):
                 grow(rng, cache, Model(3), 2, [1, 3, 0])
         cache, model = pairs[at]
-        rows = max([1, *model.appended])
+        rows = max(model.appended)
         check(cache, model, normal(rng, 3, rows, 2, 8, dtype="f64"), **options_of(kind))

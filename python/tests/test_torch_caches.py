@@ -162,25 +162,27 @@ def step(cache, x, lengths=None):
 def test_a_compiled_function_decodes_without_a_break_of_the_graph(backend):
     torch._dynamo.reset()
     compiled = torch.compile(step, backend=backend, fullgraph=True)
-    cache, plain = heed.torch.KVCache(1, 2, 8), heed.torch.KVCache(1, 2, 8)
-    for lengths in (None, None, torch.tensor([2])):
-        x = rows(1, 3, 2, 8)
+    cache, plain = heed.torch.KVCache(2, 2, 8), heed.torch.KVCache(2, 2, 8)
+    for lengths in (None, None, torch.tensor([2, 3])):
+        x = rows(2, 3, 2, 8)
         for got, expected in zip(compiled(cache, x, lengths), step(plain, x, lengths), strict=True):
             assert torch.equal(got, expected)
         assert torch.equal(cache.lengths, plain.lengths)
-    for made in (cache.fork(), copy.copy(cache), heed.torch.KVCache.share(cache, 1)):
-        compiled(made, x, lengths)
-        assert made.lengths[0] == cache.lengths[0] + 5
+    one, of_one, single = heed.torch.KVCache(1, 2, 8), x[:1], torch.tensor([3])
+    one.append(of_one, of_one)
+    for made in (one.fork(), copy.copy(one), heed.torch.KVCache.share(one, 1)):
+        compiled(made, of_one, single)
+        assert made.lengths[0] == one.lengths[0] + 6
     assert torch.equal(cache.lengths, plain.lengths)
     ring, latent = heed.torch.RingKVCache(1, 2, 8, window=3), heed.torch.LatentKVCache(1, 6, 2)
-    ring.append(x, x)
+    ring.append(of_one, of_one)
     attend = torch.compile(lambda cache, x, **options: cache.attend(x, **options), backend=backend, fullgraph=True)
-    assert torch.equal(attend(ring, x), ring.attend(x))
+    assert torch.equal(attend(ring, of_one), ring.attend(of_one))
     latent_rows = torch.compile(lambda cache, x: cache.append(x), backend=backend, fullgraph=True)
-    latent_rows(latent, x[:, :, 0])
-    assert torch.equal(attend(latent, x, scale=0.2), latent.attend(x, scale=0.2))
+    latent_rows(latent, of_one[:, :, 0])
+    assert torch.equal(attend(latent, of_one, scale=0.2), latent.attend(of_one, scale=0.2))
     with pytest.raises(Exception, match="key_lengths"):
-        attend(latent, x, scale=0.2, key_lengths=torch.tensor([1]))
+        attend(latent, of_one, scale=0.2, key_lengths=torch.tensor([1]))
     torch._dynamo.reset()
 
 

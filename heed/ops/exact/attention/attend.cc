@@ -189,6 +189,11 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q,
     starts.push_back(cache.lengths[b] - cache.appended[b]);
     query_lengths.push_back(std::min(q.size(1), cache.appended[b]));
   }
+  const int64_t most = cache.appended.empty() ? 0 : *std::ranges::max_element(cache.appended);
+  if (cache.batch > 0 && q.size(1) > most) {
+    check.Fail("q", "has " + Text(q.size(1)) + (q.size(1) == 1 ? " query" : " queries"),
+               "at most " + Text(most) + ", the tokens that a sequence was given last");
+  }
   const auto per_sequence = [&](std::span<const int64_t> values) {
     return ConstTensorView(values.data(), DType::kI64, {cache.batch});
   };

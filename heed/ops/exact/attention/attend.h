@@ -22,7 +22,7 @@ namespace heed::attention {
 //
 // Row i of sequence b stands at position lengths[b] - appended[b] + i: append the keys of the
 // new tokens first, then attend with their queries. Rows at or beyond appended[b] see nothing,
-// o = 0 and lse = -inf. Where an option speaks of Tk, it is the longest of the lengths.
+// o = 0 and lse = -inf, but some sequence must have been given Tq rows. Where an option speaks of Tk, it is the longest of the lengths.
 //
 // Drafts. With `tree`, [Tq], row i is a node of a tree of guesses of which tree[i] is the
 // parent, an earlier row, or -1 if there is none. It stands at lengths[b] - appended[b] +
@@ -57,7 +57,8 @@ namespace heed::attention {
 // and v_j: logit j is (scale s_kj) <q, k_j>, the output sum_j (P_j s_vj) v_j, in f32. What
 // quantising itself changed is bounded by QuantizationBound(). There is no backward pass.
 //
-// Throws InvalidArgument as Forward() does; nothing has been written then.
+// Throws InvalidArgument as Forward() does, and if Tq is more than every appended[b]; nothing
+// has been written then.
 HEED_API void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q,
                      const Options& options, const Outputs& out,
                      std::span<const int64_t> tree = {});

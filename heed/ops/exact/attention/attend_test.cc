@@ -63,7 +63,7 @@ struct Filled {
                n.dtype}) {
     std::vector<int64_t> first, second;
     for (int64_t b = 0; b < n.batch; ++b) {
-      const bool last = b + 1 == n.batch;
+      const bool last = b + 1 == n.batch && b > 0;
       second.push_back(n.queries - (last ? 1 : 0));
       first.push_back(n.tokens - n.queries - (last ? 77 : 0));
     }
@@ -269,6 +269,34 @@ TEST(AttendTest, ExplainNamesTheKernelAndCountsBytes) {
   const auto rows = static_cast<double>(x.cache.lengths()[0] * n.heads * (n.dim + n.value_dim));
   const auto own = static_cast<double>(n.heads * n.group * (n.dim + n.value_dim));
   EXPECT_EQ(e.bytes, 4 * (rows + own));
+}
+
+TEST(AttendTest, RowsThatNoSequenceWasGivenAreRefused) {
+  Context ctx(1);
+  Sizes n;
+  n.queries = 3;
+  Filled x(n);  // of the last sequence, two rows are new
+  const auto rows = [&](int64_t count) {
+    return Normal(n.dtype, {n.batch, count, n.heads * n.group, n.dim}, 1);
+  };
+  const Buffer three = rows(3), four = rows(4), one = rows(1);
+  AttendTo(ctx, x.cache.view(), three.view(), Causal());
+  const auto refused = [&](const Buffer& q, const char* got) {
+    const Result r = ResultFor(q.view(), n.value_dim);
+    r.o.FillConstant(5);
+    EXPECT_THAT([&] { Attend(ctx, x.cache.view(), q.view(), Causal(), {r.o.view(), r.lse.view()}); },
+                ThrowsMessage<InvalidArgument>(HasSubstr(got)));
+    EXPECT_EQ(r.o.Get({0, 0, 0, 0}), 5);
+  };
+  refused(four, "q has 4 queries, expected at most 3, the tokens that a sequence was given last");
+  std::vector<int64_t> lengths(x.cache.lengths().begin(), x.cache.lengths().end());
+  for (int64_t& length : lengths) length -= 2;
+  x.cache.Trim(lengths);
+  refused(three, "q has 3 queries, expected at most 1");
+  AttendTo(ctx, x.cache.view(), one.view(), Causal());
+  x.cache.Trim(std::vector<int64_t>(static_cast<size_t>(n.batch), 0));
+  refused(one, "q has 1 query, expected at most 0");
+  AttendTo(ctx, x.cache.view(), one.view().Slice(1, 0, 0), Causal());
 }
 
 TEST(AttendTest, MistakesAreNamed) {
