@@ -69,7 +69,7 @@ class WeightsOptions(TypedDict, total=False):
     softcap: float | None
     sinks: Floats | None
     dropout: float
-    seed: int
+    seed: int | None
     dropout_offset: int
     precision: Literal["highest", "high"]
     invariant: bool

@@ -122,6 +122,8 @@ def test_random_combination_agrees_with_the_equations(seed):
         "invariant": lambda: True, "threads": lambda: int(rng.integers(1, 4)),
     }
     options = {name: make() for name, make in choices.items() if rng.random() < 0.35}
+    if "dropout" in options:  # without one a call draws its own
+        options.setdefault("seed", 0)
     if isinstance(options.get("align"), np.str_):
         options["align"] = str(options["align"])
     check(q, k, v, **options)
@@ -198,6 +200,24 @@ def test_invariant_path_splits_anywhere(rng, cuts):
     chunks = [heed.attention(q[:, a:b], k[:, :b], v[:, :b], **options)
               for a, b in zip(bounds, bounds[1:], strict=False)]
     np.testing.assert_array_equal(np.concatenate(chunks, axis=1), whole)
+
+
+def test_dropout_draws_a_fresh_seed_unless_one_is_given(rng):
+    q, k, v = (rng.standard_normal((1, 30, 2, 4)) for _ in range(3))
+    calls = [lambda: heed.attention(q, k, v, dropout=0.5), lambda: heed.attention(q, k, v, dropout=0.5, seed=None)]
+    for call in calls:
+        assert (call() != call()).any()
+        np.random.seed(5)
+        first = call()
+        np.random.seed(5)
+        np.testing.assert_array_equal(call(), first)
+    np.random.seed(5)
+    state = np.random.get_state()[2]
+    heed.attention(q, k, v)  # draws nothing
+    assert np.random.get_state()[2] == state
+    o, lse = heed.attention(q, k, v, dropout=0.5, seed=3, return_lse=True)
+    with pytest.raises(heed.InvalidArgument, match="attention_backward: seed is None, expected that of the forward pass"):
+        heed.attention_backward(o, q, k, v, o, lse, dropout=0.5)
 
 
 def test_dropout_keeps_the_expected_share_and_follows_its_seed(rng):

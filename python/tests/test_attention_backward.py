@@ -164,7 +164,7 @@ DIFFERENCES = {
     "sinks": {"sinks": np.array([0.5, -1.0, 3.0, 0.0])}, "alibi": {"alibi": np.linspace(0, 1, 8).reshape(2, 4)},
     "bias": {"bias": np.linspace(-1, 1, HQ * TK).reshape(HQ, 1, TK)}, "softcap": {"softcap": 1.5},
     "dropout": {"dropout": 0.3, "seed": 11, "sinks": np.array([0.5, -1.0, 3.0, 0.0])},
-    "everything": {"causal": True, "softcap": 2.0, "sinks": np.array([0.5, -1.0, 3.0, 0.0]), "dropout": 0.2,
+    "everything": {"causal": True, "softcap": 2.0, "sinks": np.array([0.5, -1.0, 3.0, 0.0]), "dropout": 0.2, "seed": 0,
                    "alibi": np.linspace(0, 1, 4), "bias": np.linspace(-1, 1, TK), "key_starts": [1, 4]},
 }
 

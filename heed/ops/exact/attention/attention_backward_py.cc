@@ -49,6 +49,9 @@ nb::object AttentionBackward(const nb::args& args, const nb::kwargs& kwargs) {
   CheckForResults(kOp, call);
   if (!call.o.present()) FailMissing(kOp, "o");
   if (!call.lse.present()) FailMissing(kOp, "lse");
+  if (call.options.dropout > 0 && !call.seed_given) {
+    Fail(kOp, "seed", "is None", "that of the forward pass, whose pairs are dropped again");
+  }
   const Options& options = call.options;
   if (call.need_dbias && !options.bias.present()) {
     Fail(kOp, "need_dbias", "is True without a bias", "bias with it");
@@ -74,8 +77,8 @@ nb::object AttentionBackward(const nb::args& args, const nb::kwargs& kwargs) {
   Context& ctx = ThreadContext(call.num_threads);
   Compute(kOp, kRenamed, [&] { Backward(ctx, in, options, out); });
   // Python's own type, so that it has everything that named tuples have.
-  return nb::module_::import_("heed").attr("AttentionGradients")(dq, dk, dv, dbias,
-                                                                 dsinks, dalibi);
+  return NewNamedTuple(nb::module_::import_("heed").attr("AttentionGradients"),
+                       nb::make_tuple(dq, dk, dv, dbias, dsinks, dalibi));
 }
 
 }  // namespace

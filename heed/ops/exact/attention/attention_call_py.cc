@@ -133,8 +133,11 @@ constexpr Keyword<Call> kKeywords[] = {
     {"sinks", true, &ReadFloats<&Options::sinks>},
     {"dropout", false,
      [](Call& c, const Argument& a) { c.options.dropout = ToFinite(a); }},
-    {"seed", false,
-     [](Call& c, const Argument& a) { c.options.seed = ToUnsigned(a); }},
+    {"seed", true,
+     [](Call& c, const Argument& a) {
+       c.options.seed = ToUnsigned(a);
+       c.seed_given = true;
+     }},
     {"dropout_offset", false,
      [](Call& c, const Argument& a) {
        c.options.dropout_offset =

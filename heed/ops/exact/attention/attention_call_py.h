@@ -19,6 +19,7 @@ struct Call {
   python::Arrays arrays;
   Inputs in;
   Options options;
+  bool seed_given = false;
   bool describe = false;  // explain: `out` is of no interest
   bool return_lse = false;
   nanobind::handle out;

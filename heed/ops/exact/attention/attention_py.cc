@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <string>
 #include <vector>
@@ -32,10 +33,20 @@ DType LseDType(DType dtype) {
   return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
 }
 
+// From NumPy's global generator, so that numpy.random.seed() repeats it.
+uint64_t FreshSeed() {
+  const auto bytes =
+      nb::cast<nb::bytes>(nb::module_::import_("numpy").attr("random").attr("bytes")(sizeof(uint64_t)));
+  uint64_t seed;
+  std::memcpy(&seed, bytes.data(), sizeof(seed));
+  return seed;
+}
+
 nb::object Attention(const nb::args& args, const nb::kwargs& kwargs) {
   Call call;
   ReadCall(kOp, args.ptr(), kwargs.ptr(), call);
   CheckForResults(kOp, call);
+  if (call.options.dropout > 0 && !call.seed_given) call.options.seed = FreshSeed();
   const ConstTensorView& q = call.in.q;
   const auto sizes = q.sizes();
 

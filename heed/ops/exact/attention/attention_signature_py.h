@@ -12,7 +12,8 @@ CPU with DLPack or the buffer protocol; vectors of lengths, slopes and sinks may
 be lists. An array whose last axis is not contiguous is copied (heed.explain says
 so), others are read in place. align is 'bottom_right', 'top_left' or
 query_starts; window is (left, right); segments is one array for both sides or a
-pair; precision is 'highest' or 'high'. Returns o, or (o, lse) with
+pair; precision is 'highest' or 'high'. With dropout, seed=None draws one from
+NumPy's global generator; attention_backward needs it given. Returns o, or (o, lse) with
 return_lse=True, as NumPy arrays; o is `out` where that is given. threads=None is
 heed.set_num_threads, else one per CPU that the process may use. Errors are
 heed.InvalidArgument (a ValueError) and heed.Unsupported (a RuntimeError).)";
@@ -41,7 +42,7 @@ inline constexpr char kSignature[] =
     "softcap: float | None = None, "
     "sinks: heed._typing.Floats | None = None, "
     "dropout: float = 0.0, "
-    "seed: int = 0, "
+    "seed: int | None = None, "
     "dropout_offset: int = 0, "
     "cu_seqlens_q: heed._typing.Ints | None = None, "
     "cu_seqlens_k: heed._typing.Ints | None = None, "
