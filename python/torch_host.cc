@@ -101,6 +101,7 @@ Context& TorchContext(int most_threads) {
     }
   }
   context->set_strict(Strict());
+  context->set_checks(Checks());
   return *context;
 }
 

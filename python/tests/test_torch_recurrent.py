@@ -1,4 +1,7 @@
 # heed.torch's recurrent mechanisms: bits of NumPy's, gradients, states, what PyTorch asks of an operator.
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -128,6 +131,57 @@ def test_steps_update_tensors_in_place(name):
     o = run(name, token, state, step=True)
     torch.testing.assert_close(o, whole[:, 8], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(state, last, atol=1e-5, rtol=1e-5)
+
+
+GATED = [name for name in WITH_STATE if "log_decay" in DESCRIPTIONS[name]["inputs"] and "log_decay" not in OPTIONAL[name]]
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_checks_reach_pytorch(name):
+    values = arguments(name)
+    values["log_decay"] = -values["log_decay"].abs()
+    values["log_decay"].view(-1)[-1] = 0.5
+    run(name, values)
+    heed.set_checks(True)
+    try:
+        with pytest.raises(heed.InvalidArgument, match=f"{name}: log_decay has an element 0.5, expected <= 0"):
+            run(name, values)
+    finally:
+        heed.set_checks(False)
+
+
+FACTORS = """
+import sys, warnings
+import numpy as np, torch, heed, heed.torch
+x = np.ones((1, 40, 2, 4), "f4")
+decay = np.full({shape}, 0.9, "f4")
+calls = {{
+    "numpy": lambda: heed.{name}(x, x, x, decay),
+    "torch": lambda: heed.torch.{name}(*map(torch.from_numpy, (x, x, x, decay))),
+    "step": lambda: heed.{name}_step(*(a[:, 0].copy() for a in (x, x, x, decay)), np.zeros((1, 2, 4, 4), "f4")),
+}}
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    for _ in range(3):
+        calls[sys.argv[1]]()
+assert len(seen) == 1, seen
+text = str(seen[0].message)
+assert "{name}" in text and "log_decay" in text and "are positive" in text and "logarithms" in text, text
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    decay = -decay
+    for call in calls.values():
+        call()
+assert not seen
+"""
+
+
+@pytest.mark.parametrize("door", ["numpy", "torch", "step"])
+@pytest.mark.parametrize("name, shape", [("gla", "(1, 40, 2, 4)"), ("simple_gla", "(1, 40, 2)")])
+def test_factors_for_logarithms_are_reported_once(name, shape, door):
+    program = FACTORS.format(name=name, shape=shape)
+    result = subprocess.run([sys.executable, "-c", program, door], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 def test_gradcheck_without_states():

@@ -4,6 +4,7 @@
 #include <nanobind/stl/pair.h>  // IWYU pragma: keep
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -99,6 +100,35 @@ nb::object OutputArray(const char* op, Call& call, const std::vector<int64_t>& s
   return std::move(array.array);
 }
 
+// A factor given for its logarithm is positive, which counts as 0: results that look right, of a
+// mechanism that forgets nothing. Looked for in a few numbers of each call, until it is found;
+// set_checks looks at all.
+void WarnOfPositiveDecays(const Bound& b, const char* op, const Call& call) {
+  static std::atomic<bool> warned = false;
+  constexpr int64_t kMost = 64;
+  for (const Input& input : b.inputs) {
+    if (input.role != Input::kDecay && input.role != Input::kValueDecay) continue;
+    const ConstTensorView& x = InputOf(call, input);
+    if (warned || !x.present() || x.data() == nullptr || !IsFloat(x.dtype())) continue;
+    const int64_t looked_at = std::min(kMost, x.num_elements());
+    int64_t positive = 0;
+    for (int64_t i = 0; i < looked_at; ++i) {
+      int64_t rest = x.num_elements() / looked_at * i, at = 0;
+      for (int axis = x.rank(); axis-- > 0; rest /= x.size(axis)) {
+        at += rest % x.size(axis) * x.stride(axis);
+      }
+      positive += LoadAsDouble(x.dtype(), x.data(), at) > 0 ? 1 : 0;
+    }
+    if (positive == 0 || warned.exchange(true)) continue;
+    const std::string text = std::string(op) + ": " + input.name + ": of " +
+                             std::to_string(looked_at) + " numbers that were looked at " +
+                             std::to_string(positive) +
+                             " are positive and count as 0, expected natural logarithms of decay "
+                             "factors; heed.set_checks(True) refuses them";
+    if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) != 0) throw nb::python_error();
+  }
+}
+
 // The call's settings over the defaults, bound.
 Functions BoundFunctions(const Bound& b, Call& call) {
   for (const SettingSpec& spec : b.settings) call.settings.try_emplace(spec.name, spec.value);
@@ -116,12 +146,14 @@ nb::object NewState(const Bound& b, const char* op, const Call& call,
   sizes.pop_back();
   NewArray z(op, dtype, sizes);
   state.z = z.view;
-  if (!b.has_maximum) return b.state(S.array, z.array);
-  if (!with_maximum) return b.state(S.array, z.array, nb::none());
+  if (!b.has_maximum) return NewNamedTuple(b.state, nb::make_tuple(S.array, z.array));
+  if (!with_maximum) {
+    return NewNamedTuple(b.state, nb::make_tuple(S.array, z.array, nb::none()));
+  }
   sizes.pop_back();
   NewArray m(op, dtype, sizes);
   state.m = m.view;
-  return b.state(S.array, z.array, m.array);
+  return NewNamedTuple(b.state, nb::make_tuple(S.array, z.array, m.array));
 }
 
 nb::object RunForward(const Bound& b, PyObject* args, PyObject* kwargs) {
@@ -129,6 +161,7 @@ nb::object RunForward(const Bound& b, PyObject* args, PyObject* kwargs) {
   call.specs = &b.settings;
   Read<Call>(b.name, b.forward_keywords, b.num_positional, args, kwargs, call);
   CheckForResults(b, b.name, call, 4);
+  WarnOfPositiveDecays(b, b.name, call);
   Outputs outputs;
   const nb::object o = OutputArray(b.name, call, Sizes(call.in.v), outputs.o);
   const Functions functions = BoundFunctions(b, call);
@@ -185,7 +218,7 @@ nb::object RunBackward(const Bound& b, PyObject* args, PyObject* kwargs) {
   }
   Context& ctx = ThreadContext(call.num_threads);
   Compute(op, kRenamed, [&] { functions.backward(ctx, call.in, call.options, out); });
-  return b.gradients(*nb::tuple(results));
+  return NewNamedTuple(b.gradients, nb::tuple(results));
 }
 
 nb::object RunStep(const Bound& b, PyObject* args, PyObject* kwargs) {
@@ -195,6 +228,7 @@ nb::object RunStep(const Bound& b, PyObject* args, PyObject* kwargs) {
   Read<Call>(op, b.step_keywords, b.num_positional + 1, args, kwargs, call);
   CheckForResults(b, op, call, 3);
   if (!call.state.S.present()) FailMissing(op, "state");
+  WarnOfPositiveDecays(b, op, call);
   TensorView o;
   const nb::object result = OutputArray(op, call, Sizes(call.in.v), o);
   const Functions functions = BoundFunctions(b, call);
@@ -218,6 +252,7 @@ void RunTorch(const Bound& b, PyObject* args) {
   call.specs = &b.settings;
   call.arrays.AllowTorch();
   Read<Call>(b.name, b.torch_keywords, b.torch_keywords.size(), args, nullptr, call);
+  WarnOfPositiveDecays(b, b.name, call);
   const Functions functions = BoundFunctions(b, call);
   Context& ctx = TorchContext(call.num_threads);
   Compute(b.name, kTorchRenamed, [&] {
