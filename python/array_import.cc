@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstring>
 
+#include "python/gil.h"
+
 namespace heed::python {
 namespace {
 
@@ -110,6 +112,11 @@ bool IsZeroTensor(nb::handle value, const void* data) {
          nb::cast<bool>(value.attr("_is_zerotensor")());
 }
 
+// PyTorch's views of which the sign is still to be changed: DLPack does not say so.
+bool IsNegated(nb::handle value) {
+  return nb::hasattr(value, "is_neg") && nb::bool_(value.attr("is_neg")()).ptr() == Py_True;
+}
+
 // Reads the pending Python error as text and clears it. Interrupts and exits
 // pass through.
 std::string TakeError() {
@@ -170,15 +177,18 @@ bool ImportDlpack(const Argument& argument, bool writable, ArrayHolder& holder,
   try {
     if (!nb::hasattr(value, "__dlpack__")) return false;
     if (nb::hasattr(value, "__dlpack_device__")) {
-      CheckDevice(argument, nb::cast<int64_t>(value.attr("__dlpack_device__")()[0]));
+      const nb::object device = RunPython([&] { return value.attr("__dlpack_device__")(); });
+      CheckDevice(argument, nb::cast<int64_t>(device[0]));
     }
+    if (IsNegated(value)) fail("is a negated view", "resolve_neg() of it");
+    const nb::tuple version = nb::make_tuple(1, 0);
     try {
-      capsule = value.attr("__dlpack__")(nb::arg("max_version") =
-                                             nb::make_tuple(1, 0));
+      capsule = RunPython(
+          [&] { return value.attr("__dlpack__")(nb::arg("max_version") = version); });
     } catch (const nb::python_error& error) {
       if (!error.matches(PyExc_TypeError))
         throw;  // a producer from before DLPack 1.0
-      capsule = value.attr("__dlpack__")();
+      capsule = RunPython([&] { return value.attr("__dlpack__")(); });
     }
   } catch (nb::python_error& error) {
     error.restore();

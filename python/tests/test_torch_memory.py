@@ -86,6 +86,18 @@ def test_signs_that_a_view_has_not_applied_are(name):
     assert ours is None or torch.equal(ours, theirs)
 
 
+def test_the_doors_of_numpy_refuse_them():
+    x = negated(Q)
+    cache = heed.KVCache(1, 2, 4)
+    for call in (
+        lambda: heed.attention(x, Q, Q), lambda: heed.attention(Q, Q, x), lambda: heed.attention(Q, Q, Q, out=x),
+        lambda: heed.retention(x, Q, Q), lambda: cache.append(x, Q), lambda: heed.rotary(x, [0, 1, 2], interleaved=True),
+        lambda: heed.attention_weights(x, Q), lambda: heed.attention(Q, Q, Q, bias=negated(normal(3, 3))),
+    ):
+        with pytest.raises(heed.InvalidArgument, match="is a negated view, expected resolve_neg"):
+            call()
+
+
 @pytest.mark.parametrize("name", [*NAMES, "attention"])
 def test_operators_see_signs(name):
     if name == "attention":
