@@ -4,12 +4,20 @@ function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 
-set(prefix ${WORK_DIR}/prefix)
+# Into a root of its own, where all that appears can be listed: installing writes below its prefix, in the usual folders,
+# whatever else the build tree was configured for.
+set(root ${WORK_DIR}/root)
 file(REMOVE_RECURSE ${WORK_DIR})
-run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix} --component heed)
+run(${CMAKE_COMMAND} -E env DESTDIR=${root} ${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix /prefix)
+file(GLOB_RECURSE installed RELATIVE ${root} ${root}/*)
+foreach(file IN LISTS installed)
+  if(NOT file MATCHES "^prefix/(bin|include|lib[^/]*|share)/")
+    message(FATAL_ERROR "cmake --install --prefix /prefix wrote /${file}")
+  endif()
+endforeach()
 # Built in one place, used in another: nothing in an installed tree may know where it was installed.
-file(RENAME ${prefix} ${WORK_DIR}/moved)
 set(prefix ${WORK_DIR}/moved)
+file(RENAME ${root}/prefix ${prefix})
 
 file(GLOB pc_files ${prefix}/*/pkgconfig/heed.pc ${prefix}/*/*/pkgconfig/heed.pc)
 cmake_path(GET pc_files PARENT_PATH pc_dir)
