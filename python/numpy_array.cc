@@ -5,6 +5,7 @@
 #include <string>
 
 #include "heed/core/error.h"
+#include "python/gil.h"
 
 namespace heed::python {
 namespace {
@@ -13,7 +14,8 @@ namespace nb = nanobind;
 
 // Never destroyed: the interpreter is gone when static objects die.
 struct NumPy {
-  nb::object* module = new nb::object(nb::module_::import_("numpy"));
+  nb::object* module =
+      new nb::object(RunPython([] { return nb::module_::import_("numpy"); }));
   nb::object* empty = new nb::object(module->attr("empty"));
   nb::object* asarray = new nb::object(module->attr("asarray"));
   nb::object* dtypes[7];
@@ -42,7 +44,16 @@ struct NumPy {
 }  // namespace
 
 nb::object NumPyArray(nb::handle value) {
-  return (*NumPy::Get().asarray)(value);
+  const nb::object& asarray = *NumPy::Get().asarray;
+  return RunPython([&] { return asarray(value); });
+}
+
+nb::object NewNamedTuple(nb::handle type, const nb::tuple& values) {
+  const nb::tuple arguments = nb::make_tuple(values);
+  nb::object tuple = nb::steal(PyTuple_Type.tp_new(
+      reinterpret_cast<PyTypeObject*>(type.ptr()), arguments.ptr(), nullptr));
+  if (!tuple.is_valid()) throw nb::python_error();
+  return tuple;
 }
 
 NewArray::NewArray(const char* operation, DType dtype,
@@ -68,8 +79,8 @@ NewArray::NewArray(const char* operation, DType dtype,
   PyBuffer_Release(&buffer);
   if (dtype == DType::kBF16) {
     try {
-      array = array.attr("view")(
-          nb::module_::import_("ml_dtypes").attr("bfloat16"));
+      const nb::object ml_dtypes = RunPython([] { return nb::module_::import_("ml_dtypes"); });
+      array = array.attr("view")(ml_dtypes.attr("bfloat16"));
     } catch (const nb::python_error& error) {
       if (!error.matches(PyExc_ImportError)) throw;
       throw Unsupported(std::string(operation) +

@@ -20,6 +20,9 @@ struct NewArray {
   TensorView view;
 };
 
+// A named tuple of this type. Runs no code of Python, as calling the type would.
+nanobind::object NewNamedTuple(nanobind::handle type, const nanobind::tuple& values);
+
 // numpy.asarray(value). Throws nanobind::python_error.
 nanobind::object NumPyArray(nanobind::handle value);
 

@@ -14,6 +14,7 @@
 #include "heed/core/dtype.h"
 #include "heed/core/error.h"
 #include "python/arguments.h"
+#include "python/gil.h"
 
 namespace heed::python {
 
@@ -48,7 +49,7 @@ std::string Reworded(const char* operation, std::span<const Renamed> names,
 template <class F>
 void Compute(const char* operation, std::span<const Renamed> names, F&& f) {
   try {
-    nanobind::gil_scoped_release release;
+    const GilReleased released;
     f();
   } catch (const InvalidArgument& error) {
     throw InvalidArgument(Reworded(operation, names, error.what()));

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "heed/core/error.h"
+#include "python/gil.h"
 #include "python/numpy_array.h"
 #include "python/torch_host.h"
 
@@ -51,8 +52,9 @@ char* CopyStrided(const char* from, const int64_t* sizes,
 // as uint16 can be.
 bool IsBFloat16(nb::handle value) {
   if (!nb::hasattr(value, "dtype") || !nb::hasattr(value, "view")) return false;
-  return nb::getattr(value.attr("dtype"), "name", nb::none())
-      .equal(nb::str("bfloat16"));
+  const nb::object dtype = value.attr("dtype"), none = nb::none();
+  const nb::object name = RunPython([&] { return nb::getattr(dtype, "name", none); });
+  return name.equal(nb::str("bfloat16"));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "heed/core/os.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -113,6 +114,10 @@ const std::string& MatrixTilesRefusal() {
 bool HasMatrixTiles() { return MatrixTilesRefusal().empty(); }
 
 std::string WhyNoMatrixTiles() { return MatrixTilesRefusal(); }
+
+void AtFork(void (*before)(), void (*in_parent)(), void (*in_child)()) {
+  if (pthread_atfork(before, in_parent, in_child) != 0) throw std::bad_alloc();
+}
 
 int64_t ProcessId() { return static_cast<int64_t>(getpid()); }
 

@@ -24,6 +24,10 @@ HEED_API std::string WhyNoMatrixTiles();
 
 HEED_API int64_t ProcessId();
 
+// From now on, fork() calls these: `before` in the thread that forks, then the others in the
+// two processes.
+HEED_API void AtFork(void (*before)(), void (*in_parent)(), void (*in_child)());
+
 // Seconds of CPU time of the calling thread.
 HEED_API double ThreadCpuSeconds();
 

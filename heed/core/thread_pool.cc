@@ -105,38 +105,43 @@ class Pool {
 };
 
 // The pool of this process. A forked child has none of its parent's threads:
-// it abandons the inherited object, whose locks may be held for ever. No pool is
-// ever freed, since a thread that outlives main may still come for it.
-struct ProcessPool {
-  std::mutex mutex;
-  std::atomic<int64_t> owner{0};
-  std::atomic<Pool*> pool{nullptr};
-
+// it abandons the inherited object, whose locks may be held for ever. So there is
+// no lock here either. No pool that was used is ever freed, since a thread that
+// outlives main may still come for it.
+class ProcessPool {
+ public:
   ~ProcessPool() {
-    if (owner.load() == os::ProcessId()) pool.load()->Stop();
+    Owned* const owned = owned_.load(std::memory_order_acquire);
+    if (owned != nullptr && owned->process == os::ProcessId()) owned->pool.Stop();
   }
 
   Pool& Get() {
     const int64_t self = os::ProcessId();
-    if (owner.load(std::memory_order_acquire) != self) {
-      std::lock_guard lock(mutex);
-      if (owner.load() != self) {
-        pool.store(new Pool);
-        owner.store(self, std::memory_order_release);
+    Owned* owned = owned_.load(std::memory_order_acquire);
+    while (owned == nullptr || owned->process != self) {
+      Owned* const mine = new Owned(self);
+      if (owned_.compare_exchange_strong(owned, mine, std::memory_order_acq_rel)) {
+        return mine->pool;
       }
+      delete mine;  // another thread was faster
     }
-    return *pool.load();
+    return owned->pool;
   }
+
+ private:
+  struct Owned {
+    explicit Owned(int64_t id) : process(id) {}
+    const int64_t process;
+    Pool pool;
+  };
+  std::atomic<Owned*> owned_{nullptr};
 };
 
-Pool& SharedPool() {
-  static ProcessPool process_pool;
-  return process_pool.Get();
-}
+constinit ProcessPool process_pool;
 
 void RunOnPool(void*, int num_workers, void (*body)(void*, int),
                void* argument) {
-  if (!SharedPool().TryRun(num_workers, body, argument)) body(argument, 0);
+  if (!process_pool.Get().TryRun(num_workers, body, argument)) body(argument, 0);
 }
 
 int PoolThreads(void*) { return os::NumUsableCpus(); }

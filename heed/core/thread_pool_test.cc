@@ -1,13 +1,9 @@
 // The default executor through ParallelFor: every task once, whoever else runs,
 // also in a forked child and at exit.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
-#include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <set>
@@ -15,15 +11,10 @@
 #include <vector>
 
 #include "heed/core/context.h"
+#include "tests/fork_case.h"
 
 namespace heed {
 namespace {
-
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kCanFork = false;  // it refuses threads in a forked child
-#else
-constexpr bool kCanFork = true;
-#endif
 
 // Runs `num_tasks` tasks that each count themselves. True if all ran just once,
 // by workers in range, none of which ran two tasks at once.
@@ -188,21 +179,6 @@ TEST(ExecutorTest, AHostThatRunsWorkerZeroAloneIsEnough) {
                     }};
   Context ctx(executor);
   EXPECT_TRUE(EveryTaskOnce(ctx, 100));
-}
-
-// The exit status of `child`, run in a fork; -1 if it was killed or hung.
-template <class F>
-int StatusOfFork(F child) {
-  std::fflush(nullptr);
-  const pid_t pid = fork();
-  if (pid == 0) {
-    alarm(30);
-    child();
-    _exit(100);
-  }
-  int status = 0;
-  if (pid < 0 || waitpid(pid, &status, 0) != pid) return -1;
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 TEST(ForkTest, AChildHasAPoolOfItsOwnAndExitsCleanly) {

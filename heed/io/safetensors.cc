@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "heed/core/error.h"
+#include "heed/core/fork_safe_mutex.h"
 #include "heed/core/os.h"
 #include "heed/io/atomic_file_internal.h"
 #include "heed/io/bytes_internal.h"
@@ -76,7 +77,7 @@ struct SafetensorsFile::Impl {
   SafetensorsHeader header;
   std::vector<size_t> by_name;
 
-  std::mutex mutex;  // of what follows
+  ForkSafeMutex mutex;  // of what follows
   std::unordered_map<const Entry*, AlignedBytes> copies;
 };
 

@@ -80,7 +80,7 @@ void Save(const CacheOwner& self, nb::handle path) {
 template <class Cache>
 nb::object LoadAs(const char* class_name, const std::string& path, int64_t max_bytes) {
   const auto load = [&] {
-    const nb::gil_scoped_release release;
+    const GilReleased released;
     return Cache::Load(path, max_bytes);
   };
   return NewCache(nb::type<Owner<Cache>>(), class_name, load());
@@ -92,7 +92,7 @@ nb::object LoadCache(nb::handle path, nb::handle max_bytes) {
   const int64_t most =
       max_bytes.is_none() ? -1 : ToInt({kOp, "max_bytes", max_bytes}, 0, INT64_MAX);
   const auto kind = [&] {
-    const nb::gil_scoped_release release;
+    const GilReleased released;
     return KindOfSavedCache(file);
   };
   switch (kind()) {

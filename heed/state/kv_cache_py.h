@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "heed/core/fork_safe_mutex.h"
 #include "heed/core/tensor.h"
 #include "heed/state/kv_cache_base.h"
 #include "heed/state/kv_view.h"
@@ -37,7 +38,7 @@ class CacheOwner {
   // "KVCache.append", for messages.
   std::string Op(const char* method) const { return name + std::string(".") + method; }
 
-  mutable std::shared_mutex mutex;
+  mutable ForkSafeMutex mutex;
   const char* const name;  // of the class
   const int64_t batch, heads, dim, value_dim;  // of the view, in which these never change
   const DType dtype;
@@ -65,7 +66,7 @@ class Owner final : public CacheOwner {
 // f() without the GIL while nobody changes the cache.
 template <class F>
 auto Looking(const CacheOwner& owner, F&& f) {
-  const nanobind::gil_scoped_release release;
+  const GilReleased released;
   const std::shared_lock lock(owner.mutex);
   return f();
 }

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "heed/core/fork_safe_mutex.h"
 #include "heed/io/bytes_internal.h"
 
 namespace heed {
@@ -66,7 +66,7 @@ class PagePool {
   void AddSlab();
 
   const PageShape shape_;
-  mutable std::mutex mutex_;      // of what follows
+  mutable ForkSafeMutex mutex_;   // of what follows
   std::vector<Slab> slabs_;       // by address
   std::vector<std::byte*> free_;  // a heap, the lowest address first; has room for all pages
   int64_t in_use_ = 0;

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <new>
@@ -11,6 +13,8 @@
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "tests/fork_case.h"
 
 namespace heed {
 namespace {
@@ -107,6 +111,24 @@ TEST(PagePoolTest, BeyondTheLimitThereIsNoMemory) {
   EXPECT_THROW(pool.Take(), std::bad_alloc);
   pool.Drop(page);
   EXPECT_EQ(pool.Take(), page);
+}
+
+TEST(PagePoolTest, AForkWhileAnotherThreadTakesPagesIsHarmless) {
+  if (!kCanFork) GTEST_SKIP() << "ThreadSanitizer";
+  PagePool pool({2, 64, 3});
+  std::atomic<bool> stop{false};
+  std::thread busy([&] {
+    while (!stop) pool.Drop(pool.Take());
+  });
+  for (int i = 0; i < 50; ++i) {
+    EXPECT_EQ(StatusOfFork([&] {
+                pool.Drop(pool.Take());
+                std::_Exit(pool.pages_in_use() <= 1 ? 7 : 8);
+              }),
+              7);
+  }
+  stop = true;
+  busy.join();
 }
 
 TEST(PagePoolTest, ThreadsTakeDifferentPages) {

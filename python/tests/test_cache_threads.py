@@ -1,10 +1,12 @@
 # heed's caches in several Python threads at once: nothing is lost, nothing crashes.
+import contextlib
 import threading
+import time
 
 import numpy as np
 import pytest
 from at_once import holds_in_a_child, needs_fork, others_run_during, run_at_once
-from cache_model import normal
+from cache_model import grow, new_cache, normal
 
 import heed
 
@@ -120,3 +122,40 @@ def test_a_cache_goes_on_in_a_forked_child(rng):
         return same and cache.lengths[0] == 200
 
     assert holds_in_a_child(goes_on) and cache.lengths.tolist() == [100]
+
+
+@needs_fork
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", ["paged", "contiguous", "ring", "latent"])
+def test_a_fork_while_other_threads_use_a_cache(rng, kind):
+    """The child finds a cache that is whole and that nobody uses."""
+    cache, model = new_cache(kind, batch=1, capacity=4000) if kind == "contiguous" else new_cache(kind, batch=1)
+    rows, q = grow(rng, cache, model, 1000), normal(rng, 1, 300, 2, 8)
+    stop = threading.Event()
+
+    def change():
+        while not stop.is_set():
+            cache.append(*rows)
+            cache.trim([1000])
+
+    def look():
+        while not stop.is_set():
+            with contextlib.suppress(heed.InvalidArgument):  # where a trim has just taken the new rows
+                cache.attend(q, scale=1.0)
+            cache.fork()
+
+    def goes_on():
+        length = cache.lengths[0]
+        cache.append(*rows)
+        o = cache.attend(q, scale=1.0, threads=2)
+        return length in (1000, 2000) and cache.lengths[0] == length + 1000 and np.isfinite(o).all()
+
+    def fork():
+        try:
+            for _ in range(15):
+                assert holds_in_a_child(goes_on)
+                time.sleep(0.002)
+        finally:
+            stop.set()
+
+    run_at_once(change, look, look, fork)

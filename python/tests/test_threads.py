@@ -68,3 +68,61 @@ def test_exit_while_the_pool_sleeps_is_clean():
     code = "import heed, numpy as np; q = np.ones((1, 300, 4, 8), 'f4'); heed.attention(q, q, q, threads=4)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+AT_EXIT = """
+import sys, threading, time
+import numpy as np
+import heed
+
+q = np.ones((1, 64, 2, 16), "f4")
+cache = heed.KVCache(1, 2, 16)
+cache.append(q, q)
+try:
+    import ml_dtypes
+    bf16 = np.zeros((64, 64), ml_dtypes.bfloat16)
+except ImportError:
+    bf16 = None
+begun = threading.Barrier(5)
+
+class Slow:  # gives the GIL away
+    def __dlpack__(self, **options):
+        sum(range(1000))
+        return q.__dlpack__(**options)
+    def __dlpack_device__(self):
+        sum(range(1000))
+        return q.__dlpack_device__()
+
+slow = Slow()
+
+def use():
+    {call}
+    begun.wait()
+    while True:
+        {call}
+
+for _ in range(4):
+    threading.Thread(target=use, daemon=True).start()
+begun.wait()
+time.sleep({seconds})
+"""
+
+
+@pytest.mark.parametrize("call", [
+    "heed.attention(q, q, q, threads=1)",
+    "heed.attention(q, q, q, threads=3, key_lengths=[64])",
+    "heed.gla(q, q, q, q - 1, threads=2)",
+    "cache.attend(q)",
+    "cache.trim([64]); cache.append(q, q)",
+    "cache.fork().lengths",
+    "heed.KVCache.import_pages(q, q, [0, 1], [0], [64])",
+    "heed.attention_backward(q, q, q, q, q, q[..., 0].transpose(0, 2, 1), threads=1)",
+    "heed.gla_backward(q, q, q, q, q - 1, threads=1)",
+    "heed.attention(slow, slow, slow, threads=1)",
+    "heed.attention(q, q, q, sinks=[0.0, 0.0], bias=bf16, threads=1)",
+])
+def test_exit_while_daemon_threads_are_inside_is_clean(call):
+    for seconds in (0, 0.01, 0.02):
+        code = AT_EXIT.format(call=call, seconds=seconds)
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        assert (result.returncode, result.stderr) == (0, "")

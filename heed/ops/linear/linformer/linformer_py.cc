@@ -144,7 +144,7 @@ nb::object RunBackward(const nb::args& args, const nb::kwargs& kwargs) {
   Compute(kBackwardOp, kRenamed, [&] {
     Backward(ctx, call.in, call.options, {dq.view, dk.view, dv.view, de.view, df.view});
   });
-  return GradientsType()(dq.array, dk.array, dv.array, de.array, df.array);
+  return NewNamedTuple(GradientsType(), nb::make_tuple(dq.array, dk.array, dv.array, de.array, df.array));
 }
 
 void RunTorch(const nb::args& args) {

@@ -200,7 +200,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
   }
   Context& ctx = ThreadContext(call.num_threads);
   Compute(kBackwardName, kRenamed, [&] { Backward(ctx, call.in, call.options, out); });
-  return type(*nb::tuple(results));
+  return NewNamedTuple(type, nb::tuple(results));
 }
 
 nb::object RunStep(const nb::args& args, const nb::kwargs& kwargs) {
