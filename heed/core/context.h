@@ -28,8 +28,10 @@ struct Executor {
               void* argument) = nullptr;
 };
 
-// heed's own pool: grows on demand, sleeps when idle, is rebuilt after fork and
-// joined at exit. A second caller at the same time runs on its own thread alone.
+// heed's own pool: grows on demand, to as many threads as there are usable CPUs or 8 if
+// these are fewer, whatever a Context asks for; sleeps when idle, and lets threads go that
+// were not needed for seconds; is rebuilt after fork and joined at exit. A second caller at
+// the same time runs on its own thread alone.
 HEED_API Executor DefaultExecutor();
 
 class HEED_API Context {

@@ -1,8 +1,10 @@
 // The default executor: one small pool for the whole process.
 //
-// A job is published under a mutex; workers wait for the next one by spinning
+// A job is published under a mutex; threads wait for the next one by spinning
 // for at most 50 us (jobs of one model step follow each other closely) and then
-// by sleeping. The caller is worker 0.
+// by sleeping. The caller is worker 0. It waits for those who have begun, not for
+// those who come late, and a thread that no job needs for a while leaves.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -17,7 +19,17 @@
 namespace heed {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr auto kIdle = std::chrono::seconds(5);
+
+// Workers that a job has at most: more than there are CPUs would only take turns. A few are
+// had anywhere, so that what can go wrong between threads can do so on small machines too.
+int MostWorkers() {
+  constexpr int kFew = 8;
+  return std::max(kFew, os::NumUsableCpus());
+}
 
 class Pool {
  public:
@@ -32,8 +44,10 @@ class Pool {
       generation_.fetch_add(1, std::memory_order_release);
     }
     wake_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-    threads_.clear();
+    for (Member& member : members_) {
+      if (member.thread.joinable()) member.thread.join();
+    }
+    members_.clear();
   }
 
   // False if somebody else's job is running.
@@ -45,50 +59,68 @@ class Pool {
       body_ = body;
       argument_ = argument;
       num_workers_ = num_workers;
-      running_ = static_cast<int>(threads_.size());
       generation_.fetch_add(1, std::memory_order_release);
     }
     wake_.notify_all();
     body(argument, 0);
     std::unique_lock lock(mutex_);
+    num_workers_ = 0;  // who comes only now has nothing left to do
     done_.wait(lock, [&] { return running_ == 0; });
     busy_.store(false, std::memory_order_release);
     return true;
   }
 
  private:
+  // Member i is worker i + 1.
+  struct Member {
+    std::thread thread;
+    bool here = false;
+  };
+
   void Grow(int size) {
-    while (static_cast<int>(threads_.size()) < size) {
-      const int worker = static_cast<int>(threads_.size()) + 1;
+    if (size > static_cast<int>(members_.size())) size = std::min(size, MostWorkers() - 1);
+    try {
+      if (size > static_cast<int>(members_.size())) members_.resize(static_cast<size_t>(size));
       const uint64_t seen = generation_.load(std::memory_order_relaxed);
-      try {
-        threads_.emplace_back([this, worker, seen] { Work(worker, seen); });
-      } catch (const std::exception&) {
-        return;  // the system has no more threads: fewer workers, same result
+      for (int i = 0; i < size; ++i) {
+        Member& member = members_[static_cast<size_t>(i)];
+        if (member.here) continue;
+        if (member.thread.joinable()) member.thread.join();  // it has left
+        member.thread = std::thread([this, i, seen] { Work(i, seen); });
+        member.here = true;
       }
+    } catch (const std::exception&) {
+      // the system has no more threads: fewer workers, same result
     }
   }
 
-  void Work(int worker, uint64_t seen) {
+  void Work(int i, uint64_t seen) {
+    const int worker = i + 1;
+    auto last_job = Clock::now();
     for (;;) {
-      const auto give_up = std::chrono::steady_clock::now() + kSpin;
-      while (generation_.load(std::memory_order_acquire) == seen &&
-             std::chrono::steady_clock::now() < give_up) {
+      const auto give_up = Clock::now() + kSpin;
+      while (generation_.load(std::memory_order_acquire) == seen && Clock::now() < give_up) {
         std::this_thread::yield();
       }
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] {
+      const bool called = wake_.wait_until(lock, last_job + kIdle, [&] {
         return generation_.load(std::memory_order_relaxed) != seen;
       });
       if (stop_) return;
       seen = generation_.load(std::memory_order_relaxed);
-      const auto body = body_;
-      void* const argument = argument_;
-      const bool mine = worker < num_workers_;
-      lock.unlock();
-      if (mine) body(argument, worker);
-      lock.lock();
-      if (--running_ == 0) done_.notify_one();
+      if (called && worker < num_workers_) {
+        ++running_;
+        const auto body = body_;
+        void* const argument = argument_;
+        lock.unlock();
+        body(argument, worker);
+        lock.lock();
+        if (--running_ == 0) done_.notify_one();
+        last_job = Clock::now();
+      } else if (Clock::now() - last_job >= kIdle) {
+        members_[static_cast<size_t>(i)].here = false;
+        return;
+      }
     }
   }
 
@@ -98,10 +130,10 @@ class Pool {
   std::atomic<uint64_t> generation_{0};
   void (*body_)(void*, int) = nullptr;
   void* argument_ = nullptr;
-  int num_workers_ = 0;
-  int running_ = 0;
+  int num_workers_ = 0;  // whom the job takes in, 0 between jobs
+  int running_ = 0;      // of these, who has begun and not ended
   bool stop_ = false;
-  std::vector<std::thread> threads_;
+  std::vector<Member> members_;
 };
 
 // The pool of this process. A forked child has none of its parent's threads:

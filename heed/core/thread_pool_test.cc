@@ -2,15 +2,19 @@
 // also in a forked child and at exit.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <set>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "heed/core/context.h"
+#include "heed/core/os.h"
 #include "tests/fork_case.h"
 
 namespace heed {
@@ -126,6 +130,43 @@ TEST(ThreadPoolTest, WorkersReallyRunAtTheSameTime) {
     }
   });
   EXPECT_TRUE(all);
+}
+
+// Of this process; 0 where the system does not say.
+int NumThreads() {
+  std::error_code error;
+  int count = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", error)) {
+    count += task.path().empty() ? 0 : 1;
+  }
+  return count;
+}
+
+TEST(ThreadPoolTest, ManyWorkersAreNoMoreThreadsThanTheMachineRuns) {
+  if (NumThreads() == 0) GTEST_SKIP() << "no /proc";
+  Context ctx(1000);
+  ASSERT_EQ(ctx.num_threads(), 1000);
+  const int before = NumThreads();
+  EXPECT_TRUE(EveryTaskOnce(ctx, 5000));
+  EXPECT_LE(NumThreads(), before + std::max(8, os::NumUsableCpus()));
+}
+
+TEST(ThreadPoolTest, ThreadsThatNobodyNeedsLeaveAndComeAgain) {
+  if (NumThreads() == 0) GTEST_SKIP() << "no /proc";
+  Context few(2), many(8);
+  EXPECT_TRUE(EveryTaskOnce(many, 100));
+  const int at_most = NumThreads();
+  EXPECT_GE(at_most, 8);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (NumThreads() > at_most - 6 && std::chrono::steady_clock::now() < end) {
+    // The two that are needed all the time stay.
+    few.ParallelFor(2, [](int64_t, int) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    });
+  }
+  EXPECT_EQ(NumThreads(), at_most - 6);
+  EXPECT_TRUE(EveryTaskOnce(many, 100));
+  EXPECT_EQ(NumThreads(), at_most);
 }
 
 TEST(ThreadPoolTest, AContextOfOneThreadStaysOnItsThread) {
