@@ -3,6 +3,7 @@ import json
 
 import numpy as np
 import pytest
+from mechanisms import CONSTANT, NAMES, arguments
 
 import heed
 
@@ -109,3 +110,28 @@ def test_wrong_calls_are_type_errors():
         heed.explain("attention")
     with pytest.raises(TypeError):
         heed.explain("attention", "f32", **SHAPES)
+
+
+LENGTHS = {"lengths": ((2,), [6, 6]), "starts": ((2,), [0, 0]), "cu_seqlens": ((4,), [0, 2, 4, 6])}
+
+
+def recurrent_calls():
+    for name in NAMES:
+        yield name, arguments(name, T=6, dtype=np.float32)
+    x = np.zeros((2, 3, 6), np.float32)
+    yield "causal_conv1d", {"x": x, "weight": np.zeros((3, 4), np.float32)}
+    q, e = np.zeros((2, 6, 4, 8), np.float32), np.zeros((3, 6), np.float32)
+    yield "linformer", {"q": q, "k": q, "v": q, "e": e, "f": e}
+
+
+@pytest.mark.parametrize(("name", "given"), [pytest.param(*call, id=call[0]) for call in recurrent_calls()])
+@pytest.mark.parametrize("option", LENGTHS)
+def test_lengths_may_be_shapes(name, given, option):
+    """Of which nothing is left out, and the sequences of cu_seqlens are of one length."""
+    shape, numbers = LENGTHS[option]
+    if option == "cu_seqlens":
+        given = {key: x[:1] if key not in CONSTANT and len(x) == 2 else x for key, x in given.items()}
+    for inputs in (given, {key: x.shape for key, x in given.items()}):
+        assert heed.explain(name, **inputs, **{option: shape}) == heed.explain(name, **inputs, **{option: numbers})
+    with pytest.raises(heed.InvalidArgument, match=f"{option} has shape"):
+        heed.explain(name, **given, **{option: (*shape, 1)})

@@ -221,7 +221,7 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
     p.bonus = RowsOf(call, u);
   }
 
-  Ranges(op, in.q, options, call.ranges);
+  Ranges(op, in.q, options, data, call.ranges);
   const auto sequences = static_cast<int64_t>(call.ranges.size());
   for (int64_t i = 0; i < sequences; ++i) {
     const TokenRange& range = call.ranges[static_cast<size_t>(i)];

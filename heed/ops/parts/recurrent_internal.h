@@ -100,13 +100,14 @@ int64_t BackwardWorkspace(const char* op, const Context& ctx,
 Explanation Explain(const char* op, const Context& ctx, const Definition& definition,
                     const Inputs& in, const Options& options);
 
-// The sequences of a call, in tokens of its tensors.
+// The sequences of a call, in tokens of its tensors. Without data, lengths and starts that
+// have none count as given for all tokens, and cu_seqlens as of sequences of one length.
 struct TokenRange {
   int64_t batch, begin, end;
 };
 std::vector<TokenRange> Ranges(const char* op, const ConstTensorView& q,
-                               const Options& options);
-void Ranges(const char* op, const ConstTensorView& q, const Options& options,
+                               const Options& options, bool data = true);
+void Ranges(const char* op, const ConstTensorView& q, const Options& options, bool data,
             std::vector<TokenRange>& ranges);  // in the memory that is there
 
 // Up to four sizes or strides, on the stack: a step allocates nothing.

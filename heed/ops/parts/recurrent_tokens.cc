@@ -13,8 +13,9 @@ namespace {
 
 using parts::Fail;
 
+// Empty if it is absent, or described without its data.
 std::vector<int64_t> Integers(const char* op, const char* name, const ConstTensorView& t,
-                              int64_t size) {
+                              int64_t size, bool data) {
   if (!t.present()) return {};
   if (t.dtype() != DType::kI32 && t.dtype() != DType::kI64) {
     Fail(op, name, std::string("has dtype ") + Name(t.dtype()), "i32 or i64");
@@ -23,6 +24,7 @@ std::vector<int64_t> Integers(const char* op, const char* name, const ConstTenso
     Fail(op, name, "has shape " + t.ShapeString(),
          size >= 0 ? ShapeString(Axes{size}) : "[N + 1]");
   }
+  if (!data && t.data() == nullptr) return {};
   parts::CheckReadable(op, name, t);
   std::vector<int64_t> values;
   for (int64_t i = 0; i < t.size(0); ++i) {
@@ -79,13 +81,13 @@ void ClearOthers(const std::vector<TokenRange>& ranges, const TensorView& t) {
 }
 
 std::vector<TokenRange> Ranges(const char* op, const ConstTensorView& q,
-                               const Options& options) {
+                               const Options& options, bool data) {
   std::vector<TokenRange> ranges;
-  Ranges(op, q, options, ranges);
+  Ranges(op, q, options, data, ranges);
   return ranges;
 }
 
-void Ranges(const char* op, const ConstTensorView& q, const Options& options,
+void Ranges(const char* op, const ConstTensorView& q, const Options& options, bool data,
             std::vector<TokenRange>& ranges) {
   const int64_t B = q.size(0), T = q.size(1);
   ranges.clear();
@@ -97,7 +99,12 @@ void Ranges(const char* op, const ConstTensorView& q, const Options& options,
     if (B != 1) {
       Fail(op, "q", "has shape " + q.ShapeString(), "a leading axis of 1 with cu_seqlens");
     }
-    const auto bounds = Integers(op, "cu_seqlens", options.cu_seqlens, -1);
+    auto bounds = Integers(op, "cu_seqlens", options.cu_seqlens, -1, data);
+    if (const int64_t count = options.cu_seqlens.size(0); bounds.empty() && count > 0) {
+      for (int64_t i = 0; i < count; ++i) {
+        bounds.push_back(T / std::max<int64_t>(count - 1, 1) * i);
+      }
+    }
     if (bounds.empty() || bounds[0] != 0) {
       Fail(op, "cu_seqlens",
            bounds.empty() ? "is empty" : "begins with " + std::to_string(bounds[0]), "0");
@@ -111,8 +118,8 @@ void Ranges(const char* op, const ConstTensorView& q, const Options& options,
     }
     return;
   }
-  const auto lengths = Integers(op, "lengths", options.lengths, B);
-  const auto starts = Integers(op, "starts", options.starts, B);
+  const auto lengths = Integers(op, "lengths", options.lengths, B, data);
+  const auto starts = Integers(op, "starts", options.starts, B, data);
   for (size_t b = 0; b < static_cast<size_t>(B); ++b) {
     const int64_t end = lengths.empty() ? T : lengths[b];
     const int64_t begin = starts.empty() ? 0 : starts[b];

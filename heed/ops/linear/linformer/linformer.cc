@@ -124,7 +124,7 @@ Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool 
   tokens.cu_seqlens = options.cu_seqlens;
   const bool packed = options.cu_seqlens.present();
   int64_t longest = packed ? 0 : c.T;
-  for (const auto& range : recurrent::Ranges(op, in.q, tokens)) {
+  for (const auto& range : recurrent::Ranges(op, in.q, tokens, data)) {
     const int64_t count = range.end - range.begin;
     if (packed) longest = std::max(longest, count);
     if (count == 0) continue;

@@ -97,7 +97,7 @@ Call Checked(const char* op, const Inputs& in, const Options& options, bool data
   call.bias = {p.D};
   CheckParameter(op, "weight", w, call.weight, p.dtype, data);
   if (in.bias.present()) CheckParameter(op, "bias", in.bias, call.bias, p.dtype, data);
-  call.ranges = RangesOf(op, in.x, options);
+  call.ranges = RangesOf(op, in.x, options, data);
   call.state = {static_cast<int64_t>(call.ranges.size()), p.D, p.W - 1};
   if (in.initial.present()) {
     CheckTensor(op, "initial_state", in.initial, call.state, StateDType(p.dtype), data);
@@ -201,7 +201,7 @@ ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView
 }  // namespace
 
 std::vector<recurrent::TokenRange> RangesOf(const char* op, const ConstTensorView& x,
-                                            const Options& options) {
+                                            const Options& options, bool data) {
   const int64_t B = x.size(0), T = x.size(2);
   if (options.cu_seqlens.present() && B != 1) {
     Fail(op, "x", "has shape " + x.ShapeString(), "a leading axis of 1 with cu_seqlens");
@@ -211,7 +211,7 @@ std::vector<recurrent::TokenRange> RangesOf(const char* op, const ConstTensorVie
   of.starts = options.starts;
   of.cu_seqlens = options.cu_seqlens;
   // Of a tensor it looks at the first two axes alone.
-  return recurrent::Ranges(op, {nullptr, x.dtype(), {B, T, 0, 0}}, of);
+  return recurrent::Ranges(op, {nullptr, x.dtype(), {B, T, 0, 0}}, of, data);
 }
 
 void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {

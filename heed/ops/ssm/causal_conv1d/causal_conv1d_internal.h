@@ -67,7 +67,7 @@ void StepCpu(Context& ctx, const Problem& p);
 
 // The sequences of a call, in tokens of its tensors.
 std::vector<recurrent::TokenRange> RangesOf(const char* op, const ConstTensorView& x,
-                                            const Options& options);
+                                            const Options& options, bool data = true);
 
 }  // namespace heed::causal_conv1d
 

@@ -300,7 +300,7 @@ void Step(Context& ctx, const Inputs& in, const Options& options, const TensorVi
   auto others = Reads(in, of_token);
   others.Writes(kOp, "state", state);
   others.Writes(kOp, "o", o);
-  recurrent::Ranges(kOp, whole.x, of_token, plan.e.ranges);
+  recurrent::Ranges(kOp, whole.x, of_token, true, plan.e.ranges);
   Stage(ctx, plan, false);
   plan.around.output_gate = whole.z;
   plan.around.prepare = [&] { PrepareTimeSteps(kOp, ctx, plan.e); };
