@@ -110,8 +110,7 @@ nb::object LoadCache(nb::handle path, nb::handle max_bytes) {
 
 }  // namespace
 
-std::span<const int64_t> ReadPerSequence(Arrays& arrays, const Argument& argument,
-                                         int64_t batch) {
+std::vector<int64_t> ReadPerSequence(Arrays& arrays, const Argument& argument, int64_t batch) {
   const ConstTensorView view = arrays.ReadPositions(argument);
   if (view.rank() != 1 || view.size(0) != batch) {
     Fail(argument.operation, argument.name, "has shape " + view.ShapeString(),
@@ -122,7 +121,7 @@ std::span<const int64_t> ReadPerSequence(Arrays& arrays, const Argument& argumen
          "i32 or i64");
   }
   parts::CheckReadable(argument.operation, argument.name, view);
-  return {view.as<int64_t>(), static_cast<size_t>(batch)};
+  return {view.as<int64_t>(), view.as<int64_t>() + batch};
 }
 
 DType ToFloatDType(const Argument& argument) {

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "heed/core/fork_safe_mutex.h"
 #include "heed/core/tensor.h"
@@ -89,9 +90,9 @@ nanobind::object NewCache(nanobind::handle type, const char* class_name, Cache&&
   return self;
 }
 
-// Lengths or indices, one per sequence: valid while `arrays` lives.
-std::span<const int64_t> ReadPerSequence(Arrays& arrays, const Argument& argument,
-                                         int64_t batch);
+// Lengths or indices, one per sequence: a copy, since others may write to the array as soon
+// as the GIL is given up.
+std::vector<int64_t> ReadPerSequence(Arrays& arrays, const Argument& argument, int64_t batch);
 
 DType ToFloatDType(const Argument& argument);
 std::string ToPath(const Argument& argument);
@@ -188,7 +189,7 @@ struct AppendCall {
   Arrays arrays;
   int64_t batch = 0;
   ConstTensorView k, v;
-  std::span<const int64_t> lengths;
+  std::vector<int64_t> lengths;
 };
 
 template <ConstTensorView AppendCall::*kField>

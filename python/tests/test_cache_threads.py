@@ -159,3 +159,33 @@ def test_a_fork_while_other_threads_use_a_cache(rng, kind):
             stop.set()
 
     run_at_once(change, look, look, fork)
+
+
+@pytest.mark.parametrize("kind", ["paged", "ring", "latent"])
+@pytest.mark.parametrize(("method", "given", "later"), [
+    ("trim", [4000, 4000], [1, 1]), ("reorder", [1, 0], [0, 0]), ("append", [1, 0], [0, 1])])
+def test_arrays_are_read_before_others_may_write(rng, kind, method, given, later):
+    """A call that waits for the cache has the numbers that it was given."""
+    cache, model = new_cache(kind, **({"window": 5000} if kind == "ring" else {}))
+    rows = grow(rng, cache, model, 4001, lengths=[4001, 4000])
+    q, numbers, called = normal(rng, 2, 4000, 8, 8), np.array(given), threading.Event()
+
+    def change():
+        called.set()
+        getattr(cache, method)(*(rows if method == "append" else ()), numbers)
+
+    def overwrite():
+        called.wait()
+        time.sleep(0.1)
+        numbers[:] = later
+
+    def look():
+        cache.attend(q, scale=1.0, threads=1)
+
+    def begin():
+        time.sleep(0.05)  # when the cache is in use
+        run_at_once(change, overwrite)
+
+    run_at_once(look, begin)
+    expected = {"trim": [4000, 4000], "reorder": [4000, 4001], "append": [4002, 4000]}[method]
+    assert cache.lengths.tolist() == expected
