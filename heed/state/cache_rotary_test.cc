@@ -371,5 +371,30 @@ TEST_F(SavedRotaryTest, WhatNoCacheHasWrittenIsAFileError) {
   number(3, 2, "scaling.factor is given");
 }
 
+// Sinks are turned as if nothing before what the first new row sees were left.
+TEST_F(SavedRotaryTest, ARingHasNothingThatItsRowsDoNotSee) {
+  RingKVCache::Options options = {.dim = 8, .window = 5, .sink_tokens = 2};
+  options.rotary = CacheRotary{RotaryPairs::kHalfSplit};
+  options.positions = RingPositions::kCache;
+  RingKVCache ring(options);
+  const Buffer rows(DType::kF32, List{1, 20, 1, 8});
+  rows.FillNormal(1);
+  ring.Append(rows.view(), rows.view());
+  ring.Append(rows.view().Slice(1, 0, 3), rows.view().Slice(1, 0, 3));
+  ring.Save(path());
+  RingKVCache::Load(path());
+  {
+    const SafetensorsFile saved(path());
+    std::map<std::string, std::string> metadata = saved.metadata();
+    metadata["window"] = "4";
+    std::vector<NamedTensor> tensors;
+    for (const std::string& name : saved.names()) tensors.push_back({name, saved.tensor(name)});
+    WriteSafetensors(path(), tensors, metadata);
+  }
+  EXPECT_THAT([&] { RingKVCache::Load(path()); },
+              ThrowsMessage<FileError>(
+                  HasSubstr("first_kept of sequence 0 is 16, expected 17 to 17")));
+}
+
 }  // namespace
 }  // namespace heed

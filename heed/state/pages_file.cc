@@ -283,10 +283,10 @@ Lists ReadLists(const Reader& reader, const PagesOptions& o) {
     check("appended", lists.appended[b], 0, length);
     if (!ring) continue;
     ring_tokens += length;
-    // What the first row of the last append sees is there.
-    const int64_t before = length - lists.appended[b];
-    check("first_kept", lists.first_kept[b], 0,
-          std::min(length, std::max(o.sink_tokens, before - o.window + 1)));
+    // What the first row of the last append sees is there, and nothing before it.
+    const int64_t first_seen = length - lists.appended[b] - o.window + 1;
+    check("first_kept", lists.first_kept[b], std::max<int64_t>(0, first_seen),
+          std::min(length, std::max(o.sink_tokens, first_seen)));
   }
   return lists;
 }

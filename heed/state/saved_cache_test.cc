@@ -304,12 +304,15 @@ TEST_F(SavedCacheTest, WhatIsNotASavedRingIsAFileError) {
   expect([](P& p) { p.tensors.erase("first_kept"); }, "tensor 'first_kept' is not there");
   expect([](P& p) { p.Set("first_kept", 0, -1); }, "first_kept of sequence 0 is -1");
   expect([](P& p) { p.Set("first_kept", 0, 92); },
-         "first_kept of sequence 0 is 92, expected 0 to 91");
+         "first_kept of sequence 0 is 92, expected 91 to 91");
   expect([](P& p) { p.Set("first_kept", 1, 7); },
          "first_kept of sequence 1 is 7, expected 0 to 4");
-  expect([](P& p) { p.Set("first_kept", 0, 90); }, "tensor 'k.0' has shape [18,1,2]");
+  expect([](P& p) { p.Set("first_kept", 0, 90); },
+         "first_kept of sequence 0 is 90, expected 91 to 91");
   expect([](P& p) { p.metadata["window"] = "11"; },
-         "first_kept of sequence 0 is 91, expected 0 to 90");
+         "first_kept of sequence 0 is 91, expected 90 to 90");
+  expect([](P& p) { p.metadata["window"] = "9"; },  // rows and lists agree
+         "first_kept of sequence 0 is 91, expected 92 to 92");
   expect([](P& p) { p.Set("lengths", 0, (int64_t{1} << 30) + 1); },
          "length of sequence 0 is 1073741825, expected 0 to 1073741824");
   expect([](P& p) { p.Set("lengths", 1, int64_t{1} << 30); },
