@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -46,7 +47,7 @@ nb::object AlibiSlopesArray(nb::handle heads) {
 }  // namespace python
 }  // namespace heed
 
-NB_MODULE(_core, m) {
+NB_MODULE(_core_of_any_interpreter, m) {
   m.attr("__doc__") =
       "heed's C++ functions. Use them through the package heed.";
   // An object that others keep until Python ends (torch.compile does) is no leak of ours.
@@ -75,4 +76,21 @@ NB_MODULE(_core, m) {
   heed::python::BindKVCache(m);
   heed::python::BindRingKVCache(m);
   heed::python::BindLatentKVCache(m);
+}
+
+// nanobind knows the types of one interpreter: those of a second would replace the first's.
+// What its macro defines would be too late to refuse.
+extern "C" NB_EXPORT PyObject* PyInit__core();
+extern "C" PyObject* PyInit__core() {
+  static std::atomic<int64_t> first_interpreter{-1};
+  const int64_t interpreter = PyInterpreterState_GetID(PyInterpreterState_Get());
+  int64_t first = -1;
+  if (!first_interpreter.compare_exchange_strong(first, interpreter) && first != interpreter) {
+    PyErr_Format(PyExc_ImportError,
+                 "import heed: interpreter %lld of this process has imported it, and this is %lld, "
+                 "expected one interpreter per process",
+                 static_cast<long long>(first), static_cast<long long>(interpreter));
+    return nullptr;
+  }
+  return PyInit__core_of_any_interpreter();
 }

@@ -259,3 +259,29 @@ def test_alibi_slopes():
 def test_settings_answer():
     assert heed.set_checks(True) is None and heed.set_strict(False) is None
     assert heed.set_num_threads(2) is None and heed.get_num_threads() == 2
+
+
+SECOND_INTERPRETER = """
+try:
+    import _interpreters
+    other = _interpreters.create("legacy")
+except ImportError:
+    import _xxsubinterpreters as _interpreters
+    other = _interpreters.create()
+import heed
+
+cache = heed.KVCache(1, 1, 8)
+try:
+    print(_interpreters.run_string(other, "import heed"))
+except Exception as error:
+    print(error)
+assert cache.batch == 1  # the first goes on
+"""
+
+
+def test_a_second_interpreter_is_refused():
+    result = subprocess.run([sys.executable, "-c", SECOND_INTERPRETER], capture_output=True, text=True, check=False)
+    if "No module named" in result.stderr:
+        pytest.skip("this Python shows no other interpreters")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "expected one interpreter per process" in result.stdout
