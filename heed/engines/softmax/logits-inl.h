@@ -83,6 +83,11 @@ inline bool SoftcapRidesOnQueries(double softcap) {
   return softcap >= 1.0 / 1024 && softcap <= 1024.0 * 1024;
 }
 
+// Caps so high that x / cap of ordinary logits would be subnormal. Below cap 2^-14 this is x to
+// the last bit.
+template <class T>
+inline constexpr double kFarCap = sizeof(T) == 4 ? 0x1p64 : 0x1p512;
+
 // The slope of this, 1 - tanh^2, is left in `slopes` unless that is null.
 template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void ApplySoftcap(D d, const Run& run, int64_t origin, double softcap,
@@ -93,6 +98,20 @@ HWY_INLINE void ApplySoftcap(D d, const Run& run, int64_t origin, double softcap
   const V factor = SoftcapRidesOnQueries(softcap)
                        ? hn::Set(d, T{1})
                        : hn::Set(d, static_cast<T>(SoftcapFactor(softcap)));
+  const auto put_slope = [&](V tanh, int64_t j, int c) HWY_ATTR {
+    hn::Store(hn::NegMulAdd(tanh, tanh, hn::Set(d, T{1})), d,
+              slopes + static_cast<size_t>(j - origin) * W +
+                  (run.c0 + static_cast<size_t>(c)) * N);
+  };
+  if (HWY_UNLIKELY(softcap > kFarCap<T>)) {
+    const V linear = hn::Set(d, static_cast<T>(softcap * 0x1p-14));
+    Rewrite<W, C>(d, run, origin, s, max, [&](V x, int64_t j, int c) HWY_ATTR {
+      const V tanh = hs::Tanh(d, hn::Div(x, cap));
+      if (slopes != nullptr) put_slope(tanh, j, c);
+      return hn::IfThenElse(hn::Lt(hn::Abs(x), linear), x, hn::Mul(cap, tanh));
+    });
+    return;
+  }
   if (slopes == nullptr) {
     Rewrite<W, C>(d, run, origin, s, max, [&](V x, int64_t, int) HWY_ATTR {
       return hn::Mul(cap, hs::TanhScaled(d, hn::Mul(x, factor)));
@@ -101,9 +120,7 @@ HWY_INLINE void ApplySoftcap(D d, const Run& run, int64_t origin, double softcap
   }
   Rewrite<W, C>(d, run, origin, s, max, [&](V x, int64_t j, int c) HWY_ATTR {
     const V tanh = hs::TanhScaled(d, hn::Mul(x, factor));
-    hn::Store(hn::NegMulAdd(tanh, tanh, hn::Set(d, T{1})), d,
-              slopes + static_cast<size_t>(j - origin) * W +
-                  (run.c0 + static_cast<size_t>(c)) * N);
+    put_slope(tanh, j, c);
     return hn::Mul(cap, tanh);
   });
 }

@@ -6,7 +6,9 @@
 //
 // with f(s) = softcap * tanh(s / softcap) or the identity, alibi_ij =
 // -slope_h |p_i - j|, Z the dropout keep bits and w_i = 1, or with a learned
-// sink sigmoid(lse_i - sink_h): one more logit in the denominator, no value.
+// sink sigmoid(lse_i - sink_h): one more logit in the denominator, no value. The
+// scale may meet q before k does: where their product is beyond the largest f32
+// (f64 of f64), logits are infinite or NaN.
 //
 // Query i of a sequence stands at p_i = start + i, where start is Tk - Tq
 // (bottom right), 0 (top left) or given. With s = key_starts, n = key_lengths:

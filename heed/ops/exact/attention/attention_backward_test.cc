@@ -192,6 +192,7 @@ std::vector<Choice> Choices() {
   std::vector<Choice> all = {
       {"Plain", [](P&) {}},
       {"Softcap", [](P& p) { p.options.softcap = 1.5; }},
+      {"SoftcapFarAbove", [](P& p) { p.options.softcap = 3.4e38; }},
       {"Alibi", [](P& p) { p.options.alibi = Normal(p, {p.in.q.size(2)}, 30); }},
       {"AlibiPerSequence",
        [](P& p) { p.options.alibi = Normal(p, {p.in.q.size(0), p.in.q.size(2)}, 30); }},

@@ -314,6 +314,8 @@ TEST(AttentionTest, OptionsAtTheEndsOfTheirRangesAgreeWithTheReference) {
       },
       [&](Problem& p) { p.options.softcap = 1e-30; },
       [&](Problem& p) { p.options.softcap = 1e30; },
+      [&](Problem& p) { p.options.softcap = 1e36; },
+      [&](Problem& p) { p.options.softcap = p.in.q.dtype() == DType::kF64 ? 1.7e308 : 3.4e38; },
       [&](Problem& p) { p.options.scale = -1e-30; },
       [&](Problem& p) {
         p.options.dropout = 1 - 0x1p-20;
