@@ -11,6 +11,7 @@
 #include <limits>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "heed/core/dispatch.h"
@@ -107,6 +108,21 @@ TEST(ContextTest, EveryAvailableTargetCanBeTheCap) {
   EXPECT_EQ(os::HasMatrixTiles(), os::WhyNoMatrixTiles().empty());
 }
 
+TEST(ContextTest, TargetsHaveTheNamesOfCompilersToo) {
+  const std::vector<std::string> available = SimdTargets();
+  Context ctx(1), other(1);
+  for (const auto& [theirs, name] : {std::pair{"avx512", "AVX3"}, {"avx2", "AVX2"}, {"sse2", "SSE2"}}) {
+    if (std::ranges::find(available, name) != available.end()) {
+      ctx.set_isa(theirs);
+      other.set_isa(name);
+      EXPECT_EQ(ctx.allowed_targets(), other.allowed_targets());
+    } else {
+      EXPECT_THAT([&] { ctx.set_isa(theirs); },
+                  ThrowsMessage<Unsupported>(HasSubstr("isa is '" + std::string(theirs) + "', available here")));
+    }
+  }
+}
+
 TEST(ContextTest, NoOrEmptyEnvironmentMeansNoCap) {
   for (const char* value : {static_cast<const char*>(nullptr), "", "tiles"}) {
     const ScopedIsa isa(value);
@@ -118,7 +134,7 @@ TEST(ContextTest, ANameThatIsNoTargetIsRejectedWithTheList) {
   const std::string best = SimdTargets().front();
   Context ctx(1);
   ctx.set_isa(best);
-  for (const char* name : {"avx999", "", "avx2", " AVX2", "Unknown", "?"}) {
+  for (const char* name : {"avx999", "", "avx", "Avx2", " AVX2", "Unknown", "?"}) {
     const auto message = ThrowsMessage<InvalidArgument>(AllOf(
         HasSubstr("isa is '" + std::string(name) + "', expected one of: "),
         HasSubstr(best), HasSubstr("tiles")));

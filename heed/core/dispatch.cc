@@ -56,8 +56,13 @@ std::vector<std::string> AvailableTargets(DType dtype) {
   return names;
 }
 
-int64_t TargetsUpTo(std::string_view name) {
-  if (name == "tiles") return kAllTargets;
+int64_t TargetsUpTo(std::string_view given) {
+  if (given == "tiles") return kAllTargets;
+  // What compilers and people call them.
+  const std::string_view name = given == "avx512" ? "AVX3"
+                                : given == "avx2" ? "AVX2"
+                                : given == "sse2" ? "SSE2"
+                                                  : given;
   std::string available;
   for (int64_t rest = Available(); rest != 0; rest &= rest - 1) {
     if (name == hwy::TargetName(Best(rest))) return -Best(rest);
@@ -66,11 +71,11 @@ int64_t TargetsUpTo(std::string_view name) {
   const std::string_view no_target = hwy::TargetName(0);
   for (int bit = 0; bit < 63; ++bit) {
     if (name != no_target && name == hwy::TargetName(int64_t{1} << bit)) {
-      throw Unsupported("isa is '" + std::string(name) +
+      throw Unsupported("isa is '" + std::string(given) +
                         "', available here: " + available + "tiles");
     }
   }
-  throw InvalidArgument("isa is '" + std::string(name) +
+  throw InvalidArgument("isa is '" + std::string(given) +
                         "', expected one of: " + available + "tiles");
 }
 

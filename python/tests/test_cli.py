@@ -1,7 +1,10 @@
 # Tests of the program `heed`: every verb, every field of its JSON, every wrong word on its command line.
 import hashlib
+import json
 import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -78,7 +81,7 @@ def test_bad_threads(verb, value):
     ("--scale", ["nan", "inf", "-inf", "1e999", "x", "1,5", "0x10"], "expected a finite number"),
     ("--softcap", ["nan", "inf", "-1", "x"], "expected a finite number, 0 or more"),
     ("--dtype", ["i32", "float"], "expected f64, f32, bf16 or f16"),
-    ("--isa", ["FOO", "avx2"], "expected one of"),
+    ("--isa", ["FOO", "avx", "Avx2"], "expected one of"),
     ("--layer", ["1", "-1", "layers.0", "q"], "expected 0"),
     ("--heads", ["4", "-1", "0,9", "0,,1", "a", "0-1", "99999999999999999999"], "expected 0 to 3"),
 ])
@@ -125,6 +128,16 @@ def test_info_obeys_the_cap():
     for target in document("info")["simd"]["available"]:
         assert document("info", "--isa", target)["simd"]["target"] == target
         assert document("info", env={"HEED_ISA": target})["simd"]["target"] == target
+    for theirs, target in (("avx512", "AVX3"), ("avx2", "AVX2"), ("sse2", "SSE2")):
+        if target in document("info")["simd"]["available"]:
+            assert document("info", "--isa", theirs) == document("info", "--isa", target)
+
+
+def test_the_package_runs_as_the_program():
+    done = subprocess.run([sys.executable, "-m", "heed", "info", "--json"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["version"] == document("info")["version"]
+    done = subprocess.run([sys.executable, "-m", "heed", "nonsense"], capture_output=True, text=True)
+    assert done.returncode == heed("nonsense").returncode != 0 and done.stderr == heed("nonsense").stderr
 
 
 def test_info_probe():
