@@ -1,7 +1,11 @@
 // Reading the arguments of a Python call: scalars and messages.
 #include "python/arguments.h"
 
+#include <algorithm>
 #include <cmath>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "heed/core/error.h"
 
@@ -135,9 +139,46 @@ void FailTooMany(const char* operation, size_t expected, size_t got) {
                                 std::to_string(got) + " were given");
 }
 
-void FailUnknown(const char* operation, const char* name) {
-  RaiseTypeError(operation, "got an unexpected keyword argument '" +
-                                std::string(name) + "'");
+std::string ForeignKeyword(const std::string& name, const std::vector<std::string>& keywords) {
+  // PyTorch's, FlashAttention's, flash-linear-attention's and mamba_ssm's words.
+  static const std::map<std::string, const char*> words = {
+      {"is_causal", "causal (align='top_left' counts as PyTorch does)"},
+      {"attn_mask", "mask where it is boolean, True for what is kept, else bias"},
+      {"attention_mask", "mask, True for what is kept, or key_lengths"},
+      {"key_padding_mask", "key_lengths, or mask with True for what is kept"},
+      {"dropout_p", "dropout"},
+      {"enable_gqa", "nothing: fewer heads of k and v are shared by themselves"},
+      {"softmax_scale", "scale"},
+      {"sm_scale", "scale"},
+      {"window_size", "window"},
+      {"alibi_slopes", "alibi"},
+      {"deterministic", "nothing: results are always reproducible"},
+      {"return_attn_probs", "return_lse, or the function attention_weights"},
+      {"cu_seqlens_kv", "cu_seqlens_k"},
+      {"max_seqlen_q", "nothing: the longest length is found by itself"},
+      {"max_seqlen_k", "nothing: the longest length is found by itself"},
+      {"g", "log_decay"},
+      {"gk", "log_decay"},
+      {"g_gamma", "log_decay"},
+      {"gv", "log_decay_v"},
+      {"output_final_state", "return_state"},
+      {"return_final_states", "return_state"},
+      {"return_final_state", "return_state"},
+      {"initial_states", "initial_state"},
+      {"chunk_size", "nothing: there are no chunks to choose"},
+      {"offsets", "cu_seqlens"},
+  };
+  const auto found = words.find(name);
+  if (found == words.end()) return "";
+  const std::string text = found->second, word = text.substr(0, text.find_first_of(" :,"));
+  const bool known = word == "nothing" || std::ranges::find(keywords, word) != keywords.end();
+  return known ? ": here that is " + text : "";
+}
+
+void FailUnknown(const char* operation, const std::string& name,
+                 const std::vector<std::string>& keywords) {
+  RaiseTypeError(operation, "got an unexpected keyword argument '" + name + "'" +
+                                ForeignKeyword(name, keywords));
 }
 
 void FailTwice(const char* operation, const char* name) {

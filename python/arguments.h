@@ -15,6 +15,7 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace heed::python {
 
@@ -53,7 +54,12 @@ struct Keyword {
 // Throws a Python TypeError, as Python does for its own functions.
 [[noreturn]] void FailTooMany(const char* operation, size_t expected,
                               size_t got);
-[[noreturn]] void FailUnknown(const char* operation, const char* name);
+[[noreturn]] void FailUnknown(const char* operation, const std::string& name,
+                              const std::vector<std::string>& keywords);
+
+// What another library's word for an argument is among these keywords, as the end of a message;
+// empty if there is none.
+std::string ForeignKeyword(const std::string& name, const std::vector<std::string>& keywords);
 [[noreturn]] void FailTwice(const char* operation, const char* name);
 [[noreturn]] void FailMissing(const char* operation, const char* name);
 
@@ -78,7 +84,11 @@ void Read(const char* operation, std::span<const Keyword<Call>> keywords,
     if (name == nullptr) throw nb::python_error();
     size_t i = 0;
     while (i < keywords.size() && std::strcmp(keywords[i].name, name) != 0) ++i;
-    if (i == keywords.size()) FailUnknown(operation, name);
+    if (i == keywords.size()) {
+      std::vector<std::string> names;
+      for (const auto& keyword : keywords) names.emplace_back(keyword.name);
+      FailUnknown(operation, name, names);
+    }
     if (i < num_args) FailTwice(operation, name);
     if (value == Py_None && keywords[i].none_is_absent) continue;
     keywords[i].read(call, {operation, keywords[i].name, value});

@@ -1,6 +1,8 @@
 // PyTorch's tensors and threads by tables of C functions.
 #include "python/torch_host.h"
 
+#include <nanobind/stl/vector.h>  // IWYU pragma: keep
+
 #include <algorithm>
 #include <memory>
 
@@ -108,6 +110,7 @@ Context& TorchContext(int most_threads) {
 void BindTorchHost(nb::module_& m) {
   m.def("_connect_torch", &ConnectTorch, "tensor"_a, "parallel_for"_a, "num_threads"_a);
   m.def("_after_fork", [] { torch.forked = true; });
+  m.def("_foreign_keyword", &ForeignKeyword, "name"_a, "keywords"_a);
 }
 
 }  // namespace heed::python

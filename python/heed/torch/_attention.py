@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any
 
 import torch
@@ -31,6 +33,21 @@ def _seed_tensor(seed: int | Tensor | None) -> Tensor:
     return torch.tensor(seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64, device="cpu")
 
 
+def _with_foreign_words(function: Any) -> Any:
+    """`function`, whose complaint of an unknown keyword says what another library's is called here."""
+    keywords = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in keywords:
+                raise _dispatch.unexpected(function.__name__, name, keywords)
+        return function(*args, **kwargs)
+
+    return call
+
+
+@_with_foreign_words
 def attention(
     q: Tensor,
     k: Tensor,

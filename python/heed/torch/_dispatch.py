@@ -8,14 +8,14 @@ costs 60 microseconds more per call, refuses torch.func.grad, and takes derivati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, _C
 from torch._functorch.utils import enable_single_level_autograd_function
 
-from heed import InvalidArgument, Unsupported
+from heed import InvalidArgument, Unsupported, _core
 
 library = torch.library.Library("heed", "DEF")
 
@@ -88,6 +88,12 @@ def numbers(operation: str, name: str, value: Any, dtype: Any = None) -> Tensor 
     except (TypeError, ValueError, RuntimeError):
         kind = type(value).__name__
         raise InvalidArgument(f"{operation}: {name} is of type {kind}, expected a tensor or numbers") from None
+
+
+def unexpected(function: str, name: str, keywords: Iterable[str]) -> TypeError:
+    """For a keyword that is none of these, with heed's word for another library's."""
+    hint = _core._foreign_keyword(name, list(keywords))
+    return TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def num_sequences(operation: str, batch: int, cu_seqlens: Tensor | None) -> int:

@@ -151,7 +151,9 @@ class _Mechanism:
             if self.has_state or key != "reverse":
                 known[key] = options.pop(key, known[key])
         if options:
-            raise TypeError(f"{self.name}() got an unexpected keyword argument {next(iter(options))!r}")
+            states = ("initial_state", "return_state") if self.has_state else ()
+            keywords = (*self.inputs, *self.settings, *known, *states)
+            raise _dispatch.unexpected(self.name, next(iter(options)), keywords)
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             for name in self.rows:

@@ -83,7 +83,7 @@ class _Mechanism:
         _dispatch.check_tensors(self.name, **values)
         known = {name: options.pop(name, None) for name in _OPTIONS}
         if options:
-            raise TypeError(f"{self.name}() got an unexpected keyword argument {next(iter(options))!r}")
+            raise _dispatch.unexpected(self.name, next(iter(options)), (*self.inputs, *known))
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             for name, x in values.items():
