@@ -182,21 +182,21 @@ def over_slices(operator: Any, fake: Any, info: Any, in_dims: Sequence[Any], arg
     """vmap as a loop: one call per slice. Options mean the same in it, whatever they are."""
     # vmap counts lists of options as axes of their own.
     mapped = [isinstance(x, Tensor) and dim is not None for x, dim in zip(arguments, in_dims)]
-    if info.batch_size == 0:
-        one = (x.new_empty([n for i, n in enumerate(x.shape) if i != dim % x.dim()]) if of else x
-               for x, dim, of in zip(arguments, in_dims, mapped))
-        results = fake(*one)
-        one_result = isinstance(results, Tensor)
-        stacked = [x.new_empty((0, *x.shape)) for x in ([results] if one_result else results)]
-    else:
-        calls = [operator(*(x.select(dim, i) if of else x for x, dim, of in zip(arguments, in_dims, mapped)))
-                 for i in range(info.batch_size)]
-        one_result = isinstance(calls[0], Tensor)
-        stacked = [torch.stack(calls)] if one_result else [torch.stack(results) for results in zip(*calls)]
-    if one_result:
-        return stacked[0], 0
-    return (stacked, [0] * len(stacked)) if isinstance(calls[0] if info.batch_size else results, list) else (
-        tuple(stacked), (0,) * len(stacked))
+
+    def slices(cut: Callable[[Tensor, int], Tensor]) -> list[Any]:
+        return [cut(x, dim) if of else x for x, dim, of in zip(arguments, in_dims, mapped)]
+
+    calls = [operator(*slices(lambda x, dim: x.select(dim, i))) for i in range(info.batch_size)]
+    # Of no slices, one that has no numbers says the shapes.
+    one = calls[0] if calls else fake(*slices(lambda x, dim: x.new_empty(x.movedim(dim, 0).shape[1:])))
+    if isinstance(one, Tensor):
+        return _stacked(calls, one), 0
+    results = [_stacked([call[i] for call in calls], x) for i, x in enumerate(one)]
+    return type(one)(results), type(one)([0] * len(results))
+
+
+def _stacked(tensors: list[Tensor], like: Tensor) -> Tensor:
+    return torch.stack(tensors) if tensors else like.new_empty((0, *like.shape))
 
 
 def define(
