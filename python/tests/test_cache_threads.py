@@ -92,7 +92,8 @@ def test_trimming_while_others_attend(rng):
 
     def look():
         while not stop.is_set():
-            assert np.isfinite(cache.attend(q, causal=False)).all()
+            with contextlib.suppress(heed.InvalidArgument):  # a trim has just taken the new rows
+                assert np.isfinite(cache.attend(q, causal=False)).all()
 
     run_at_once(change, look, look)
 
