@@ -52,9 +52,12 @@ char* CopyStrided(const char* from, const int64_t* sizes,
 // as uint16 can be.
 bool IsBFloat16(nb::handle value) {
   if (!nb::hasattr(value, "dtype") || !nb::hasattr(value, "view")) return false;
-  const nb::object dtype = value.attr("dtype"), none = nb::none();
-  const nb::object name = RunPython([&] { return nb::getattr(dtype, "name", none); });
-  return name.equal(nb::str("bfloat16"));
+  const nb::object dtype = value.attr("dtype");
+  const nb::object name = nb::steal(RunPython([&] {  // nb::getattr is noexcept
+    return PyObject_GetAttrString(dtype.ptr(), "name");
+  }));
+  if (!name.is_valid()) PyErr_Clear();
+  return name.is_valid() && name.equal(nb::str("bfloat16"));
 }
 
 }  // namespace
