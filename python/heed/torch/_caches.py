@@ -26,10 +26,7 @@ def _call(function: Any, cache: Any, operation: str, tensors: dict[str, Any], op
                     f"{operation}: {name} requires a gradient, expected a detached tensor or torch.no_grad(): "
                     "what is computed on a cache has none"
                 )
-    given = {
-        name: _dispatch.bare(operation, name, x, written=name in ("out", "lse")) if x is not None else None
-        for name, x in given.items()
-    }
+    given = {name: _dispatch.bare(operation, name, x, written=name in ("out", "lse")) for name, x in given.items()}
     try:
         function(cache, **given)
     except InvalidArgument:

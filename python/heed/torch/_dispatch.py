@@ -53,10 +53,12 @@ def bare(operation: str, name: str, value: Any, *, written: bool = False) -> Any
             return value
         items = [bare(operation, name, x, written=written) for x in value]
         return value._make(items) if hasattr(value, "_make") else type(value)(items)
-    if value.requires_grad and _is_grad_enabled():
-        raise InvalidArgument(
-            f"{operation}: {name} requires a gradient, which this function does not have, expected a detached tensor"
-        )
+    if value.requires_grad:
+        if _is_grad_enabled():
+            raise InvalidArgument(
+                f"{operation}: {name} requires a gradient, which this function does not have, expected a detached tensor"
+            )
+        value = value.detach()
     wrapped = _is_wrapped(value)
     if _forward_ad._current_level >= 0 and (wrapped or _forward_ad.unpack_dual(value).tangent is not None):
         raise Unsupported(f"{operation}: a forward derivative was asked for, which heed does not have")

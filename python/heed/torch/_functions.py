@@ -30,13 +30,6 @@ def _to_tensor(array: Any) -> Any:
 _WRITTEN = ("state", "out")  # arguments that functions change
 
 
-def _detached(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        items = [_detached(x) for x in value]
-        return value._make(items) if hasattr(value, "_make") else type(value)(items)
-    return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
-
-
 def _without_gradient(name: str, *arguments: str) -> Any:
     """heed.<name> on tensors; `arguments` are those that may be given by position."""
     function = getattr(heed, name)
@@ -46,7 +39,7 @@ def _without_gradient(name: str, *arguments: str) -> Any:
         names = (*arguments, *("argument" for _ in args[len(arguments):]))
 
         def bare(of, x):
-            return _detached(_dispatch.bare(name, of, x, written=of in _WRITTEN))
+            return _dispatch.bare(name, of, x, written=of in _WRITTEN)
 
         result = function(*map(bare, names, args), **{key: bare(key, x) for key, x in kwargs.items()})
         _dispatch.wrote(*(x for of, x in (*zip(names, args), *kwargs.items()) if of in _WRITTEN))

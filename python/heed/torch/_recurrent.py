@@ -138,7 +138,8 @@ class _Mechanism:
                 values[name] = options.pop(name)
             elif name not in self.optional:
                 raise TypeError(f"{self.name}() is missing the argument {name!r}")
-        _dispatch.check_tensors(self.name, **{name: x for name, x in values.items() if x is not None or name not in self.optional})
+        required = {name: x for name, x in values.items() if x is not None or name not in self.optional}
+        _dispatch.check_tensors(self.name, **required)
         return_state = self.has_state and options.pop("return_state", False)
         if return_state and options.get("causal", self.settings.get("causal")) is False:
             raise InvalidArgument(f"{self.name}: return_state is True, expected False: without causal there is no state")
