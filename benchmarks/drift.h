@@ -8,7 +8,7 @@
 namespace heed::bench {
 
 struct DriftResult {
-  std::string mechanism, decays;  // "none", "ordinary", "strong", "vanishing"
+  std::string mechanism, decays;  // "none", "ordinary", "strong", "vanishing", "faint"
   std::vector<double> errors;     // at each length
 };
 

@@ -47,7 +47,7 @@ std::vector<std::string> DriftVariants(const OpEntry& op) {
   // Exact attention remembers keys, not sums.
   if (!has(op.passes, "step") || op.family == "exact") return {};
   std::vector<std::string> variants = {has(op.variants, "causal") ? "causal" : ""};
-  for (const char* word : {"strong", "vanishing"}) {
+  for (const char* word : {"strong", "vanishing", "faint"}) {
     if (has(op.variants, word)) variants.emplace_back(word);
   }
   return variants;

@@ -23,7 +23,7 @@ std::vector<double> Drift(Context& ctx, const OpEntry& op,
                           std::span<const int64_t> ends);
 
 // The variants of `op` whose errors might drift: "", or "causal" where that is one, and
-// "strong" and "vanishing" decays where it has them. Empty for mechanisms without a step.
+// "strong", "vanishing" and "faint" decays where it has them. Empty for mechanisms without a step.
 std::vector<std::string> DriftVariants(const OpEntry& op);
 
 }  // namespace heed

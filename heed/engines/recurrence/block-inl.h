@@ -16,7 +16,10 @@
 //
 // A state S is multiplied by T / 4 such decays. Where all are equal and near 1, each is
 // rounded alike, and what is written early drifts by T / 8 roundings. E - 1 is known to a
-// rounding of itself: S + (E - 1) S is off by a rounding of S, of either sign.
+// rounding of itself: S + (E - 1) S is off by a rounding of S, of either sign as long as
+// something is written with it (StateTile). What is written once and then decays alone by
+// less than a rounding per tile stays as it is: half a rounding per tile is the most it is
+// off by.
 #if defined(HEED_ENGINES_RECURRENCE_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_BLOCK_INL_H_
 #undef HEED_ENGINES_RECURRENCE_BLOCK_INL_H_

@@ -36,6 +36,15 @@ inline constexpr int kMaxStrip = hs::kVectorRegisters == 32 ? 2 : 1;
 // that a state and its transpose have the same bits.
 enum class Decay { kNone, kRows, kLanes, kRowsLanes, kLanesRows };
 
+// A decay E - 1 between this and 0 is slow: hundreds of tiles are remembered.
+template <class T>
+inline constexpr T kSlow = T{-1} / 64;
+
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE hn::Mask<D> IsSlow(D d, V decay) {
+  return hn::And(hn::Lt(decay, hn::Zero(d)), hn::Gt(decay, hn::Set(d, kSlow<hn::TFromD<D>>)));
+}
+
 // Asks for rows that the next block reads or writes: they lie far apart, where no hardware
 // prefetcher follows. A core has 10 to 16 such requests under way and stands still for one
 // more, so that they are spread over the rows of the tiles, a few lines each.
@@ -115,8 +124,9 @@ struct Product {
 //   S[r]  = decay S[r] + sum_t b_t[r] w_t
 //
 // which is 9 operations per state element and four tokens, against 12 with the gate of
-// each token. `step` is 1 or -1: the direction of processing from token 0. Without kRead
-// the state alone is updated, to the same bits.
+// each token. Where a decay is slow, (E - 1) S and what is written are summed first, and S is
+// rounded once: a decay of less than a rounding is not lost. `step` is 1 or -1: the direction
+// of processing from token 0. Without kRead the state alone is updated, to the same bits.
 template <Decay kDecay, bool kRead, int TB, int C, class D, class T = hn::TFromD<D>,
           class V = hn::Vec<D>>
 HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_rows,
@@ -124,16 +134,20 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
   constexpr ptrdiff_t N = hn::MaxLanes(D());
   const ptrdiff_t row = step * static_cast<ptrdiff_t>(x.row_stride);
   const ptrdiff_t lane_row = step * x.lane_stride, out_row = step * x.out_stride;
-  constexpr bool kLanesLast = kDecay == Decay::kRowsLanes;
-  constexpr bool kLanesFirst = kDecay == Decay::kLanes || kDecay == Decay::kLanesRows;
-  constexpr bool kByLane = kLanesFirst || kLanesLast;
-  constexpr bool kByRow = kDecay != Decay::kNone && kDecay != Decay::kLanes;
+  constexpr bool kGated = kDecay != Decay::kNone;
+  constexpr bool kByLane = kGated && kDecay != Decay::kRows;
+  constexpr bool kLanesLast = kDecay == Decay::kLanes || kDecay == Decay::kRowsLanes;
   V sum[TB][C], lanes[TB][C], decay[C];
-  hn::Mask<D> less_one[C];  // `decay` is E - 1
+  hn::Mask<D> less_one[C];          // `decay` is E - 1
+  hn::Mask<D> slow[C], rounded[C];  // and slow, or not
+  bool any_slow = false;
   HWY_UNROLL(16)
   for (int c = 0; c < C; ++c) {
     decay[c] = kByLane ? hn::Load(d, x.lane_decay + c * N) : hn::Zero(d);
     less_one[c] = hn::Lt(decay[c], hn::Zero(d));
+    slow[c] = IsSlow(d, decay[c]);
+    rounded[c] = hn::AndNot(slow[c], less_one[c]);
+    any_slow |= kLanesLast && !hn::AllFalse(d, slow[c]);
     HWY_UNROLL(16)
     for (int t = 0; t < TB; ++t) {
       sum[t][c] = hn::Zero(d);
@@ -146,46 +160,68 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
     V s[C];
     HWY_UNROLL(16)
     for (int c = 0; c < C; ++c) s[c] = hn::Load(d, state + c * N);
-    if constexpr (kDecay != Decay::kNone) {
+    const auto read_out = [&](int t) HWY_ATTR {
+      const V a = hn::Set(d, read[t * row]);
       HWY_UNROLL(16)
-      for (int t = 0; kRead && t < TB; ++t) {
-        const V a = hn::Set(d, read[t * row]);
+      for (int c = 0; c < C; ++c) sum[t][c] = hn::MulAdd(a, s[c], sum[t][c]);
+    };
+    const auto write_all = [&]() HWY_ATTR {
+      HWY_UNROLL(16)
+      for (int t = 0; t < TB; ++t) {
+        const V b = hn::Set(d, write[t * row]);
         HWY_UNROLL(16)
-        for (int c = 0; c < C; ++c) sum[t][c] = hn::MulAdd(a, s[c], sum[t][c]);
+        for (int c = 0; c < C; ++c) s[c] = hn::MulAdd(b, lanes[t][c], s[c]);
+        if constexpr (!kGated && kRead) read_out(t);
       }
-      const auto decay_lanes = [&]() HWY_ATTR {
-        HWY_UNROLL(16)
-        for (int c = 0; c < C; ++c) {
-          s[c] = hn::MulAdd(decay[c], s[c], hn::IfThenElseZero(less_one[c], s[c]));
-        }
-      };
-      if constexpr (kLanesFirst) decay_lanes();
-      if constexpr (!kByRow) {
-        // nothing more
-      } else if (const V of_row = hn::Set(d, x.row_decay[r]); x.row_decay[r] < 0) {
-        HWY_UNROLL(16)
-        for (int c = 0; c < C; ++c) s[c] = hn::MulAdd(of_row, s[c], s[c]);
-      } else {
-        HWY_UNROLL(16)
-        for (int c = 0; c < C; ++c) s[c] = hn::Mul(of_row, s[c]);
-      }
-      if constexpr (kLanesLast) decay_lanes();
-    }
-    HWY_UNROLL(16)
-    for (int t = 0; t < TB; ++t) {
-      const V b = hn::Set(d, write[t * row]);
+    };
+    const auto decay_lanes = [&](const hn::Mask<D>* near) HWY_ATTR {
       HWY_UNROLL(16)
       for (int c = 0; c < C; ++c) {
-        s[c] = hn::MulAdd(b, lanes[t][c], s[c]);
+        s[c] = hn::MulAdd(decay[c], s[c], hn::IfThenElseZero(near[c], s[c]));
       }
-      if constexpr (kDecay == Decay::kNone && kRead) {
-        const V a = hn::Set(d, read[t * row]);
-        HWY_UNROLL(16)
-        for (int c = 0; c < C; ++c) sum[t][c] = hn::MulAdd(a, s[c], sum[t][c]);
+    };
+    const auto decay_row = [&](bool near) HWY_ATTR {
+      const V of_row = hn::Set(d, x.row_decay[r]);
+      HWY_UNROLL(16)
+      for (int c = 0; c < C; ++c) {
+        s[c] = near ? hn::MulAdd(of_row, s[c], s[c]) : hn::Mul(of_row, s[c]);
       }
+    };
+    if constexpr (kGated) {
+      HWY_UNROLL(16)
+      for (int t = 0; kRead && t < TB; ++t) read_out(t);
+    }
+    if constexpr (kDecay == Decay::kLanesRows) decay_lanes(less_one);
+    if constexpr (kDecay == Decay::kRowsLanes) decay_row(x.row_decay[r] < 0);
+    if constexpr (!kGated) {
+      write_all();
+    } else if (kLanesLast ? any_slow : x.row_decay[r] < 0 && x.row_decay[r] > kSlow<T>) {
+      V before[C];
+      HWY_UNROLL(16)
+      for (int c = 0; c < C; ++c) before[c] = s[c];
+      if constexpr (kLanesLast) {
+        decay_lanes(rounded);
+      } else {
+        decay_row(false);
+      }
+      write_all();
+      HWY_UNROLL(16)
+      for (int c = 0; c < C; ++c) {
+        s[c] = kLanesLast ? hn::MaskedAddOr(s[c], slow[c], before[c], s[c])
+                          : hn::Add(before[c], s[c]);
+      }
+    } else {
+      if constexpr (kLanesLast) {
+        decay_lanes(less_one);
+      } else {
+        decay_row(x.row_decay[r] < 0);
+      }
+      write_all();
     }
     HWY_UNROLL(16)
-    for (int c = 0; c < C; ++c) hn::Store(s[c], d, state + c * N);
+    for (int c = 0; c < C; ++c) {
+      hn::Store(s[c], d, state + c * N);
+    }
     state += C * N;
   };
   size_t r = 0;

@@ -70,11 +70,16 @@ HWY_INLINE V StepVector(D d, V decay, V value_decay, V key, V value, size_t coun
   constexpr size_t N = hn::MaxLanes(D());
   V s = count == N ? hn::LoadU(d, at) : hn::LoadN(d, at, count);
   const V before = s;
-  if constexpr (kForm != StepForm::kUngated) {
-    s = Decayed(d, decay, s);
+  if constexpr (kForm == StepForm::kUngated) {
+    s = hn::MulAdd(key, value, s);
+  } else {
+    if constexpr (kForm == StepForm::kBoth) s = Decayed(d, decay, s);
+    const V last = kForm == StepForm::kBoth ? value_decay : decay, rest = s;
+    const auto slow = IsSlow(d, last);
+    const auto rounded = hn::AndNot(slow, hn::Lt(last, hn::Zero(d)));
+    s = hn::MulAdd(key, value, hn::MulAdd(last, s, hn::IfThenElseZero(rounded, s)));
+    s = hn::MaskedAddOr(s, slow, rest, s);
   }
-  if constexpr (kForm == StepForm::kBoth) s = Decayed(d, value_decay, s);
-  s = hn::MulAdd(key, value, s);
   if (count == N) {
     hn::StoreU(s, d, at);
   } else {

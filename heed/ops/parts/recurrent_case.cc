@@ -420,6 +420,8 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
     const Buffer buffer(of(sizes), sizes, Placement::kAligned);
     if (has("+vanishing+")) {
       buffer.FillConstant(std::log1p(-1e-6));
+    } else if (has("+faint+")) {  // less than half a rounding of 1
+      buffer.FillConstant(-1e-8);
     } else {
       FillDecays(buffer, ++seed, 0.05, has("+strong+") ? 0.02 : 0);
     }
