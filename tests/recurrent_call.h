@@ -28,34 +28,26 @@ struct Call {
       : m(&mechanism) {
     const Definition& d = mechanism.definition;
     const DType state = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-    const Shape q = {B, T, H, K}, v = {B, T, H * group, V};
+    const Shape v = {B, T, H * group, V};
     const auto fill = [&](const Shape& sizes, DType type) {
       return Buffer(type, sizes).FillNormal(++seed);
     };
-    inputs.push_back({"q", fill(q, dtype)});
-    if (!d.complement_keys) inputs.push_back({"k", fill(q, dtype)});
-    inputs.push_back({d.value_name, fill(v, dtype)});
-    if (d.decay != DecayShape::kNone) {
-      const Shape shape = d.decay == DecayShape::kHead      ? Shape{H * group}
-                          : d.decay == DecayShape::kHeadKey ? Shape{H * group, K}
-                          : d.decay == DecayShape::kToken   ? Shape{B, T, H * group}
-                                                            : Shape{B, T, H * group, K};
-      const Buffer decay(IsConstant(d.decay) ? state : dtype, shape);
+    for (const Tensor& tensor : Tensors(d)) {
+      const Axes axes = ShapeOf(tensor.axes, {B, T, H, H * group, K, V, 0});
+      const std::span<const int64_t> sizes = axes;
+      const Shape shape(sizes.begin(), sizes.end());
+      const DType type = tensor.type == Tensor::kAnyFloat ? state : dtype;
+      if (tensor.values == Tensor::kNormal) {
+        inputs.push_back({tensor.name, fill(shape, type)});
+        continue;
+      }
+      const Buffer decay(type, shape);
       Random random(++seed);
       ForEach(decay, [&](const Shape& at) {
         SetElement(decay.view(), at, 0.3 * std::log(1 - random.Uniform()));
       });
-      inputs.push_back({"log_decay", decay});
+      inputs.push_back({tensor.name, decay});
     }
-    if (d.value_decay) {
-      const Buffer decay(dtype, v);
-      Random random(++seed);
-      ForEach(decay, [&](const Shape& at) {
-        SetElement(decay.view(), at, 0.3 * std::log(1 - random.Uniform()));
-      });
-      inputs.push_back({"log_decay_v", decay});
-    }
-    if (d.bonus) inputs.push_back({"u", fill({H * group, K}, state)});
     if (d.causal) inputs.push_back({"initial_state", fill({sequences, H * group,
         recurrence::FeatureSize(d.feature, K), V}, state)});
     d_o = fill(v, dtype);
@@ -89,14 +81,10 @@ struct Call {
 
   BackwardInputs Views() const {
     BackwardInputs in;
+    const Tensors tensors(m->definition);
     for (const auto& [name, input] : inputs) {
-      (name == "q"           ? in.q
-       : name == "k"         ? in.k
-       : name == "log_decay" ? in.log_decay
-       : name == "u"         ? in.u
-       : name == "log_decay_v" ? in.log_decay_v
-       : name == "initial_state" ? in.initial.S
-                                 : in.v) = input.view();
+      const Tensor* tensor = tensors.Find(name);
+      (tensor == nullptr ? in.initial.S : in.*tensor->input) = input.view();
     }
     in.d_o = d_o.view();
     in.d_final.S = d_state.view();
@@ -104,15 +92,10 @@ struct Call {
   }
   Gradients GradientViews() const {
     Gradients out;
+    const Tensors tensors(m->definition);
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const std::string& name = inputs[i].first;
-      (name == "q"           ? out.dq
-       : name == "k"         ? out.dk
-       : name == "log_decay" ? out.dlog_decay
-       : name == "u"         ? out.du
-       : name == "log_decay_v" ? out.dlog_decay_v
-       : name == "initial_state" ? out.dinitial.S
-                                 : out.dv) = gradients[i].view();
+      const Tensor* tensor = tensors.Find(inputs[i].first);
+      (tensor == nullptr ? out.dinitial.S : out.*tensor->gradient) = gradients[i].view();
     }
     return out;
   }

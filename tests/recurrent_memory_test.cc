@@ -25,7 +25,7 @@ struct Formula {
 };
 Formula FormulaOf(const Call& call, int64_t threads) {
   const Definition& d = call.m->definition;
-  const auto& q = call.Input("q").view();
+  const auto& q = call.Input(call.m->definition.query_name).view();
   const auto& v = call.Input(d.value_name).view();
   const int64_t E = q.dtype() == DType::kF64 ? 8 : 4;
   const int64_t blocks = (q.size(1) + 63) / 64;
@@ -80,7 +80,7 @@ TEST_P(Recurrent, MemoryIsWithinItsFormula) {
 void Measure(const Call& call) {
   {
     Context warm(1);
-    Call small(*call.m, call.Input("q").view().dtype(), 1, 70, 1, 1, 8, 8, 1);
+    Call small(*call.m, call.Input(call.m->definition.query_name).view().dtype(), 1, 70, 1, 1, 8, 8, 1);
     small.Both(warm);
   }
   const int64_t before = os::PeakResidentBytes();

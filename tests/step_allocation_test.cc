@@ -67,16 +67,16 @@ TEST_P(StepAllocation, OfMechanismsOnTheRecurrenceEngine) {
     const recurrent::Definition& d = m.definition;
     const int64_t F = recurrence::FeatureSize(d.feature, K);
     recurrent::StepInputs in;
-    in.q = Tensor({B, H, K}, dtype_);
-    if (!d.complement_keys) in.k = Tensor({B, H, K}, dtype_);
-    in.v = Tensor({B, HV, V}, dtype_);
-    using recurrent::DecayShape;
-    if (d.decay == DecayShape::kHead) in.log_decay = Decay({HV});
-    if (d.decay == DecayShape::kHeadKey) in.log_decay = Decay({HV, K});
-    if (d.decay == DecayShape::kToken) in.log_decay = Decay({B, HV});
-    if (d.decay == DecayShape::kKey) in.log_decay = Decay({B, HV, K});
-    if (d.value_decay) in.log_decay_v = Decay({B, HV, V});
-    if (d.bonus) in.u = Tensor({HV, K}, state_);
+    for (const recurrent::Tensor& t : recurrent::Tensors(d)) {
+      const recurrent::Axes axes = recurrent::ShapeOf(t.axes, {B, 1, H, HV, K, V, 0});
+      const std::span<const int64_t> whole = axes;
+      std::vector<int64_t> sizes(whole.begin(), whole.end());
+      if (t.over_tokens()) sizes.erase(sizes.begin() + 1);
+      const bool constant = t.type == recurrent::Tensor::kAnyFloat;
+      in.*t.step = t.values == recurrent::Tensor::kDecays
+                       ? Decay(sizes)
+                       : Tensor(sizes, constant ? state_ : dtype_);
+    }
     recurrent::State state;
     state.S = Tensor({B, HV, F, V}, state_);
     if (d.normalize) state.z = Tensor({B, HV, F}, state_);

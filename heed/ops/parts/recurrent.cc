@@ -39,7 +39,8 @@ void CheckDType(const char* op, const char* name, const ConstTensorView& t, DTyp
 struct Call {
   Problem problem;
   std::vector<TokenRange> ranges;
-  Axes q_shape, v_shape, decay_shape, S_shape, z_shape, m_shape;
+  AxisSizes sizes;
+  Axes v_shape, S_shape, z_shape, m_shape;
   bool has_z, has_m;  // of its states
   bool reverse, value_first;
   DType o_dtype, dv_dtype;  // d_o has that of o
@@ -53,7 +54,6 @@ struct Call {
     ranges.clear();
     decays_f64.clear();
     decays_f32.clear();
-    decay_shape = {};
   }
   std::vector<double> decays_f64;  // constants of heads, whatever their dtype was
   std::vector<float> decays_f32;
@@ -136,15 +136,14 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   const Surroundings* around = definition.surroundings;
   call.o_dtype = around != nullptr && around->wide_o ? StateDType(p.dtype) : p.dtype;
   call.dv_dtype = around != nullptr && around->wide_dv ? StateDType(p.dtype) : p.dtype;
-  call.q_shape = {B, T, H, K};
+  const ConstTensorView& W = in.projection;
+  const bool random = recurrence::IsRandom(definition.feature);
+  if (random && W.present() && (W.rank() != 2 || W.size(0) < 1 || W.size(1) != K)) {
+    Fail(op, "projection", "has shape " + W.ShapeString(),
+         "[M, K = " + std::to_string(K) + "], M >= 1");
+  }
+  call.sizes = {B, T, H, HV, K, V, random && W.present() ? W.size(0) : 0};
   call.v_shape = {B, T, HV, V};
-  const auto input = [&](const char* name, const ConstTensorView& t, const Axes& shape) {
-    CheckInput(op, name, t, shape, p.dtype, data);
-    parts::CheckContiguousRows(op, name, t);
-  };
-  input(query_name, in.q, call.q_shape);
-  if (!definition.complement_keys) input(definition.key_name, in.k, call.q_shape);
-  input(value_name, in.v, call.v_shape);
   if (K < 1) Fail(op, query_name, "has shape " + in.q.ShapeString(), "K >= 1");
   if (V < 1) Fail(op, value_name, "has shape " + in.v.ShapeString(), "V >= 1");
   if (H < 1 ? HV != 0 : HV % H != 0 || HV == 0) {
@@ -152,16 +151,27 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
          "a multiple of the " + std::to_string(H) + " heads of " + query_name);
   }
 
+  const bool given = around == nullptr || !around->prepare;
+  for (const Tensor& tensor : Tensors(definition)) {
+    const ConstTensorView& t = in.*tensor.input;
+    if (!t.present() && tensor.optional) continue;
+    const bool own = (tensor.type == Tensor::kAnyFloat && IsFloat(t.dtype())) ||
+                     (tensor.type != Tensor::kSame && t.dtype() == StateDType(p.dtype));
+    CheckInput(op, tensor.name, t, ShapeOf(tensor.axes, call.sizes),
+               own ? t.dtype() : p.dtype, data);
+    if (tensor.contiguous_rows()) parts::CheckContiguousRows(op, tensor.name, t);
+    if (tensor.values == Tensor::kDecays && given && checks != nullptr &&
+        checks->checks() && t.data() != nullptr) {
+      CheckDecays(op, tensor.name, t);
+    }
+  }
+  for (const Tensor& tensor : Tensors::NotOf(definition)) {
+    if ((in.*tensor.input).present()) Fail(op, tensor.name, "is given", "none");
+  }
+
   p.key_heads = std::max<int64_t>(H, 1);
   p.value_heads = HV;
-  if (recurrence::IsRandom(definition.feature)) {
-    const ConstTensorView& W = in.projection;
-    if (!W.present()) Fail(op, "projection", "is absent", "a tensor");
-    if (W.rank() != 2 || W.size(0) < 1 || W.size(1) != K) {
-      Fail(op, "projection", "has shape " + W.ShapeString(),
-           "[M, K = " + std::to_string(K) + "], M >= 1");
-    }
-    input("projection", W, Axes(W.sizes()));
+  if (random) {
     p.projection = MatrixOf(W);
     p.projection_rows = W.size(0);
     p.feature_eps = definition.feature_eps;
@@ -180,46 +190,14 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
     Fail(op, "scale", "is " + parts::Text(p.scale), "a finite number");
   }
 
-  switch (definition.decay) {
-    case DecayShape::kNone: call.decay_shape = {}; break;
-    case DecayShape::kHead: call.decay_shape = {HV}; break;
-    case DecayShape::kHeadKey: call.decay_shape = {HV, K}; break;
-    case DecayShape::kToken: call.decay_shape = {B, T, HV}; break;
-    case DecayShape::kKey: call.decay_shape = {B, T, HV, K}; break;
-  }
   const bool by_key = definition.decay == DecayShape::kKey ||
                       definition.decay == DecayShape::kHeadKey;
   p.gate = definition.decay == DecayShape::kNone ? Gate::kNone
            : by_key                              ? Gate::kKey
                                                  : Gate::kScalar;
   p.constant_decay = IsConstant(definition.decay);
-  const bool given = around == nullptr || !around->prepare;
-  const auto decays = [&](const char* name, const ConstTensorView& t, const Axes& shape,
-                          bool any_dtype) {
-    if (!t.present()) Fail(op, name, "is absent", "a tensor");
-    const bool any = (any_dtype && IsFloat(t.dtype())) || t.dtype() == StateDType(p.dtype);
-    CheckInput(op, name, t, shape, any ? t.dtype() : p.dtype, data);
-    if (t.rank() == 4) parts::CheckContiguousRows(op, name, t);
-    if (given && checks != nullptr && checks->checks() && t.data() != nullptr) {
-      CheckDecays(op, name, t);
-    }
-  };
-  if (p.gate != Gate::kNone) {
-    decays("log_decay", in.log_decay, call.decay_shape, p.constant_decay);
-  }
-  if (in.log_decay_v.present()) {
-    if (!definition.value_decay) Fail(op, "log_decay_v", "is given", "none");
-    decays("log_decay_v", in.log_decay_v, call.v_shape, false);
-    p.has_value_decay = true;
-  }
-  if (definition.bonus) {
-    const ConstTensorView& u = in.u;
-    if (!u.present()) Fail(op, "u", "is absent", "a tensor");
-    CheckInput(op, "u", u, {HV, K}, IsFloat(u.dtype()) ? u.dtype() : p.dtype, data);
-    parts::CheckContiguousRows(op, "u", u);
-    p.has_bonus = true;
-    p.bonus = RowsOf(call, u);
-  }
+  p.has_value_decay = in.log_decay_v.present();
+  p.has_bonus = definition.bonus;
 
   Ranges(op, in.q, options, data, call.ranges);
   const auto sequences = static_cast<int64_t>(call.ranges.size());
@@ -243,6 +221,7 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   p.v = RowsOf(call, in.v);
   p.log_decay = p.constant_decay ? KeptDecays(call, in.log_decay) : RowsOf(call, in.log_decay);
   p.log_value_decay = RowsOf(call, in.log_decay_v);
+  p.bonus = RowsOf(call, in.u);
   if (around != nullptr) {
     p.value_factors = RowsOf(call, around->value_factors);
     p.output_gate = RowsOf(call, around->output_gate);
@@ -281,13 +260,7 @@ class Outlets {
   Outlets(const char* op, const Definition& definition, const Inputs& in,
           const Options& options)
       : op_(op) {
-    Reads(definition.query_name, in.q);
-    Reads(definition.key_name, in.k);
-    Reads(definition.value_name, in.v);
-    Reads("log_decay", in.log_decay);
-    Reads("projection", in.projection);
-    Reads("u", in.u);
-    Reads("log_decay_v", in.log_decay_v);
+    for (const Tensor& tensor : Tensors(definition)) Reads(tensor.name, in.*tensor.input);
     Reads("initial_state", in.initial.S);
     Reads("initial_state.z", in.initial.z);
     Reads("initial_state.m", in.initial.m);
@@ -386,26 +359,27 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   if (out.dinitial.m.present()) {
     Fail(op, "dinitial_state.m", "is asked for", "none: it is a constant");
   }
-  const auto gradient = [&](const std::string& name, const TensorView& t, const Axes& shape,
-                            DType dtype, bool exists) {
-    if (!t.present()) return recurrence::Rows();
-    if (!exists) Fail(op, name.c_str(), "is asked for", "none: there is no such input");
-    outlets.Check(name.c_str(), t, shape, dtype, t.rank() % 2 == 0);
-    return RowsOf(call, t);
-  };
-  const auto name_of = [](const char* name) { return std::string("d") + name; };
-  g.dq = gradient(name_of(definition.query_name), out.dq, call.q_shape, p.dtype, true);
-  g.dk = gradient(name_of(definition.key_name), out.dk, call.q_shape, p.dtype, !p.complement_keys);
-  g.dv = gradient(name_of(definition.value_name), out.dv, call.v_shape, call.dv_dtype, true);
-  g.d_log_decay =
-      gradient("dlog_decay", out.dlog_decay, call.decay_shape,
-               in.log_decay.present() ? in.log_decay.dtype() : p.dtype,
-               definition.decay != DecayShape::kNone);
-  g.d_log_value_decay =
-      gradient("dlog_decay_v", out.dlog_decay_v, call.v_shape,
-               in.log_decay_v.present() ? in.log_decay_v.dtype() : p.dtype, p.has_value_decay);
-  g.d_bonus = gradient("du", out.du, in.u.present() ? Axes(in.u.sizes()) : Axes(),
-                       in.u.present() ? in.u.dtype() : p.dtype, definition.bonus);
+  for (const Tensor& tensor : Tensors(definition)) {
+    const TensorView& t = out.*tensor.gradient;
+    if (!t.present()) continue;
+    const std::string name = std::string("d") + tensor.name;
+    const ConstTensorView& input = in.*tensor.input;
+    if (!input.present()) Fail(op, name.c_str(), "is asked for", "none: there is no such input");
+    outlets.Check(name.c_str(), t, ShapeOf(tensor.axes, call.sizes),
+                  tensor.input == &Inputs::v ? call.dv_dtype : input.dtype(), t.rank() % 2 == 0);
+  }
+  for (const Tensor& tensor : Tensors::NotOf(definition)) {
+    if (!(out.*tensor.gradient).present()) continue;
+    Fail(op, (std::string("d") + tensor.name).c_str(), "is asked for",
+         "none: there is no such input");
+  }
+  g.dq = RowsOf(call, out.dq);
+  g.dk = RowsOf(call, out.dk);
+  g.dv = RowsOf(call, out.dv);
+  g.d_log_decay = RowsOf(call, out.dlog_decay);
+  g.d_log_value_decay = RowsOf(call, out.dlog_decay_v);
+  g.d_bonus = RowsOf(call, out.du);
+  if (out.dprojection.present()) g.d_projection = MatrixOf(out.dprojection);
   const auto initial = [&](const char* name, const TensorView& t, bool exists,
                            const Axes& shape) {
     if (!t.present()) return recurrence::States();
@@ -415,19 +389,11 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   };
   g.d_initial = initial("dinitial_state", out.dinitial.S, p.causal, call.S_shape);
   g.d_initial_z = initial("dinitial_state.z", out.dinitial.z, call.has_z, call.z_shape);
-  if (out.dprojection.present()) {
-    if (p.projection_rows == 0) {
-      Fail(op, "dprojection", "is asked for", "none: there is no such input");
-    }
-    outlets.Check("dprojection", out.dprojection, Axes(in.projection.sizes()), p.dtype, true);
-    g.d_projection = MatrixOf(out.dprojection);
-  }
   const auto& kernel = recurrence::Choose(op, ctx, p);
   Prepare(definition);
   kernel.backward(ctx, p, g);
-  for (const TensorView* t :
-       {&out.dq, &out.dk, &out.dv, &out.dlog_decay, &out.dlog_decay_v}) {
-    ClearOthers(call.ranges, *t);
+  for (const Tensor& tensor : Tensors(definition)) {
+    if (tensor.over_tokens()) ClearOthers(call.ranges, out.*tensor.gradient);
   }
 }
 
@@ -436,14 +402,10 @@ void Step(const char* op, Context& ctx, const Definition& definition,
           const TensorView& o) {
   const os::ScopedFloatControl float_control;
   Inputs whole;
-  whole.q = OneToken(op, definition.query_name, in.q);
-  whole.k = OneToken(op, definition.key_name, in.k);
-  whole.v = OneToken(op, definition.value_name, in.v);
-  whole.log_decay = IsConstant(definition.decay) ? in.log_decay
-                                                 : OneToken(op, "log_decay", in.log_decay);
-  whole.projection = in.projection;
-  whole.u = in.u;
-  whole.log_decay_v = OneToken(op, "log_decay_v", in.log_decay_v);
+  for (const Tensor& tensor : Tensors(definition)) {
+    const ConstTensorView& t = in.*tensor.step;
+    whole.*tensor.input = tensor.over_tokens() ? OneToken(op, tensor.name, t) : t;
+  }
   Options scale;  // all that a token can be asked for
   scale.scale = options.scale;
   thread_local Call call;  // whose memory the next step finds again
@@ -502,9 +464,8 @@ Explanation Explain(const char* op, const Context& ctx, const Definition& defini
             static_cast<double>(p.features()) * static_cast<double>(p.value_size);
   e.flops += 4 * tokens * static_cast<double>(p.value_heads) *
              static_cast<double>(p.projection_rows) * static_cast<double>(p.key_size);
-  e.bytes = Bytes(in.q) + Bytes(in.k) + 2 * Bytes(in.v) + Bytes(in.log_decay) +
-            Bytes(in.log_decay_v) + Bytes(in.projection) + Bytes(in.initial.S) +
-            Bytes(in.initial.z);
+  e.bytes = Bytes(in.v) + Bytes(in.initial.S) + Bytes(in.initial.z);  // o and states
+  for (const Tensor& tensor : Tensors(definition)) e.bytes += Bytes(in.*tensor.input);
   e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();
   return e;
 }

@@ -31,15 +31,15 @@ struct Problem {
   }
 };
 
-Shape DecayShapeOf(const Definition& d, const Shape& q, int64_t value_heads) {
-  switch (d.decay) {
-    case DecayShape::kNone: return {};
-    case DecayShape::kHead: return {value_heads};
-    case DecayShape::kHeadKey: return {value_heads, q[3]};
-    case DecayShape::kToken: return {q[0], q[1], value_heads};
-    case DecayShape::kKey: return {q[0], q[1], value_heads, q[3]};
-  }
-  return {};
+Shape SizesOf(const Tensor& tensor, const AxisSizes& sizes) {
+  const Axes shape = ShapeOf(tensor.axes, sizes);
+  const std::span<const int64_t> numbers = shape;
+  return {numbers.begin(), numbers.end()};
+}
+
+// The gradient of a constant is a sum over everything, which f16 need not hold.
+bool HoldsSums(const Tensor& tensor, DType dtype) {
+  return tensor.type != Tensor::kAnyFloat || dtype != DType::kF16;
 }
 
 // Views by name, as a pass takes them.
@@ -55,32 +55,32 @@ Outputs ToOutputs(const Problem& p, std::span<const TensorView> views) {
   return out;
 }
 
-Gradients ToGradients(const Problem& p, std::span<const TensorView> views) {
+Gradients ToGradients(const Definition& d, const Problem& p,
+                      std::span<const TensorView> views) {
   Gradients out;
-  const std::map<std::string, TensorView*> places = {
-      {"dq", &out.dq},         {"dk", &out.dk},
-      {"dv", &out.dv},         {"dlog_decay", &out.dlog_decay},
-      {"dprojection", &out.dprojection},  {"du", &out.du},
-      {"dlog_decay_v", &out.dlog_decay_v},
-      {"dinitial_state", &out.dinitial.S}, {"dinitial_z", &out.dinitial.z}};
   for (size_t i = p.num_forward; i < p.outputs.size(); ++i) {
-    *places.at(p.outputs[i].name) = views[i];
+    const std::string& name = p.outputs[i].name;
+    if (name == "dinitial_state") {
+      out.dinitial.S = views[i];
+    } else if (name == "dinitial_z") {
+      out.dinitial.z = views[i];
+    } else {
+      out.*Tensors(d).Find(name.substr(1))->gradient = views[i];
+    }
   }
   return out;
 }
 
 std::string Title(const Mechanism& m, const Problem& p) {
   std::string text = m.name + " " + Name(p.in.q.dtype()) + m.options;
-  for (const auto& [name, view] :
-       {std::pair{"q", p.in.q}, {"k", p.in.k}, {"v", p.in.v},
-        {"log_decay", p.in.log_decay}, {"projection", p.in.projection}, {"u", p.in.u},
-        {"log_decay_v", p.in.log_decay_v},
-        {"lengths", p.options.lengths},
-        {"starts", p.options.starts}, {"cu_seqlens", p.options.cu_seqlens}}) {
-    if (!view.present()) continue;
-    text += std::string(" ") + name + view.ShapeString() + "/" +
-            ShapeString(view.strides());
-  }
+  const auto add = [&](const char* name, const ConstTensorView& view) {
+    if (!view.present()) return;
+    text += std::string(" ") + name + view.ShapeString() + "/" + ShapeString(view.strides());
+  };
+  for (const Tensor& tensor : Tensors(m.definition)) add(tensor.name, p.in.*tensor.input);
+  add("lengths", p.options.lengths);
+  add("starts", p.options.starts);
+  add("cu_seqlens", p.options.cu_seqlens);
   if (p.in.initial.S.present()) text += " initial";
   if (p.in.d_final.S.present()) text += " dstate";
   if (p.options.scale) text += " scale=" + std::to_string(*p.options.scale);
@@ -90,11 +90,11 @@ std::string Title(const Mechanism& m, const Problem& p) {
 
 // One token, from the state that `out` has.
 void RunStep(const Mechanism& m, const Problem& p, Context& ctx, const Outputs& out) {
-  m.step(ctx,
-         {WithoutTokens(p.in.q), WithoutTokens(p.in.k), WithoutTokens(p.in.v),
-          WithoutTokens(p.in.log_decay), p.in.projection, p.in.u,
-          WithoutTokens(p.in.log_decay_v)},
-         p.options, out.final, WithoutTokens(out.o));
+  StepInputs in;
+  for (const Tensor& tensor : Tensors(m.definition)) {
+    in.*tensor.step = WithoutTokens(p.in.*tensor.input);
+  }
+  m.step(ctx, in, p.options, out.final, WithoutTokens(out.o));
 }
 
 // Of a state that is as before the first token, -infinity.
@@ -122,7 +122,7 @@ Case ToCase(const Mechanism& m, const Problem& problem) {
     }
     if (p->num_forward > 0) m.forward(ctx, p->in, p->options, ToOutputs(*p, views));
     if (p->num_forward < p->outputs.size()) {
-      m.backward(ctx, p->in, p->options, ToGradients(*p, views));
+      m.backward(ctx, p->in, p->options, ToGradients(m.definition, *p, views));
     }
   };
   if (problem.step) {
@@ -141,13 +141,14 @@ Case ToCase(const Mechanism& m, const Problem& problem) {
       }
     }
     if (p->num_forward == p->outputs.size()) return;
-    m.backward_reference(p->in, p->options, ToGradients(*p, expected));
+    m.backward_reference(p->in, p->options, ToGradients(m.definition, *p, expected));
     if (!tolerance.empty()) {
-      BackwardTolerance(p->in, p->options, math, ToGradients(*p, expected),
-                        ToGradients(*p, tolerance));
+      BackwardTolerance(p->in, p->options, math, ToGradients(m.definition, *p, expected),
+                        ToGradients(m.definition, *p, tolerance));
     }
   };
-  for (const ConstTensorView& view : {p->in.q, p->in.k, p->in.v, p->in.log_decay}) {
+  for (const Tensor& tensor : Tensors(m.definition)) {
+    const ConstTensorView& view = p->in.*tensor.input;
     if (view.present()) {
       c.bytes += static_cast<double>(view.num_elements()) *
                  static_cast<double>(SizeOf(view.dtype()));
@@ -165,7 +166,6 @@ Case ToCase(const Mechanism& m, const Problem& problem) {
 void Describe(const Definition& d, Problem& p, int64_t sequences, bool forward,
               bool backward) {
   const DType dtype = p.in.q.dtype(), state = StateDType(dtype);
-  const Shape q(p.in.q.sizes().begin(), p.in.q.sizes().end());
   const Shape v(p.in.v.sizes().begin(), p.in.v.sizes().end());
   const int64_t F = FeaturesOf(d, p.in);
   const Shape S = {sequences, v[2], F, v[3]}, z = {sequences, v[2], F};
@@ -179,21 +179,12 @@ void Describe(const Definition& d, Problem& p, int64_t sequences, bool forward,
   }
   p.num_forward = p.outputs.size();
   if (!backward) return;
-  p.outputs.push_back({"dq", dtype, q, {}});
-  if (!d.complement_keys) p.outputs.push_back({"dk", dtype, q, {}});
-  p.outputs.push_back({"dv", dtype, v, {}});
-  if (p.in.log_decay.present()) {
-    const ConstTensorView& g = p.in.log_decay;
-    p.outputs.push_back(
-        {"dlog_decay", g.dtype(), {g.sizes().begin(), g.sizes().end()}, {}});
+  for (const Tensor& tensor : Tensors(d)) {
+    const ConstTensorView& t = p.in.*tensor.input;
+    if (!t.present()) continue;
+    p.outputs.push_back({std::string("d") + tensor.name, t.dtype(),
+                         {t.sizes().begin(), t.sizes().end()}, {}});
   }
-  if (p.in.projection.present()) {
-    p.outputs.push_back({"dprojection", dtype, {F, q[3]}, {}});
-  }
-  if (p.in.log_decay_v.present()) {
-    p.outputs.push_back({"dlog_decay_v", p.in.log_decay_v.dtype(), v, {}});
-  }
-  if (p.in.u.present()) p.outputs.push_back({"du", p.in.u.dtype(), {v[2], q[3]}, {}});
   if (d.causal) p.outputs.push_back({"dinitial_state", state, S, {}});
   if (d.causal && d.normalize) p.outputs.push_back({"dinitial_z", state, z, {}});
 }
@@ -240,32 +231,13 @@ class Generator {
     const bool wide = d_.feature == recurrence::Feature::kTaylor;
     const int64_t K = wide ? parts_.Integer(1, 9) : parts_.Channels();
     const int64_t V = parts_.Channels();
-    const Shape q = {B, T, H, K}, v = {B, T, HV, V};
-    p_.in.q = parts_.Normal(q);
-    if (!d_.complement_keys) p_.in.k = parts_.Normal(q);
-    p_.in.v = parts_.Normal(v);
-    p_.in.d_o = parts_.Normal(v);
     const bool projected = recurrence::IsRandom(d_.feature);
-    if (projected) p_.in.projection = parts_.Normal({parts_.Integer(1, 24), K});
-    const Shape decay = DecayShapeOf(d_, q, HV);
-    const auto type_of = [&](bool constant) {
-      // The gradient of a constant is a sum over everything, which f16 need not hold.
-      const bool wide_sum = constant && dtype_ == DType::kF16;
-      return !wide_sum && random.Chance(0.5) ? dtype_ : StateDType(dtype_);
-    };
-    if (d_.bonus) {
-      p_.in.u = parts_.Keep(
-          parts_.Make(type_of(true), {HV, K}).FillNormal(parts_.NextSeed(), 1));
+    const AxisSizes sizes = {B, T, H, HV, K, V, projected ? parts_.Integer(1, 24) : 0};
+    for (const Tensor& tensor : Tensors(d_)) {
+      if (tensor.optional && !random.Chance(0.4)) continue;
+      p_.in.*tensor.input = Filled(tensor, SizesOf(tensor, sizes));
     }
-    const auto decays = [&](DType type, const Shape& sizes) {
-      const double strength = std::exp(random.Uniform(-7, 2));
-      const Buffer buffer = parts_.Make(type, sizes);
-      FillDecays(buffer, parts_.NextSeed(), random.Chance(0.1) ? 0 : strength,
-                 random.Chance(0.2) ? 0.02 : 0);
-      return parts_.Keep(buffer);
-    };
-    if (!decay.empty()) p_.in.log_decay = decays(type_of(IsConstant(d_.decay)), decay);
-    if (d_.value_decay && random.Chance(0.4)) p_.in.log_decay_v = decays(type_of(false), v);
+    p_.in.d_o = parts_.Normal({B, T, HV, V});
     const int64_t sequences =
         p_.step ? B : parts_.Sequences(B, T, packed, p_.options);
     if (random.Chance(0.3)) {
@@ -300,6 +272,20 @@ class Generator {
   }
 
  private:
+  TensorView Filled(const Tensor& tensor, const Shape& sizes) {
+    Random& random = parts_.random();
+    const bool own = tensor.type != Tensor::kSame &&
+                     (!HoldsSums(tensor, dtype_) || random.Chance(0.5));
+    const Buffer buffer = parts_.Make(own ? StateDType(dtype_) : dtype_, sizes);
+    if (tensor.values == Tensor::kNormal) {
+      return parts_.Keep(buffer.FillNormal(parts_.NextSeed(), 1));
+    }
+    const double strength = std::exp(random.Uniform(-7, 2));
+    FillDecays(buffer, parts_.NextSeed(), random.Chance(0.1) ? 0 : strength,
+               random.Chance(0.2) ? 0.02 : 0);
+    return parts_.Keep(buffer);
+  }
+
   const Mechanism& m_;
   const Definition& d_;
   DType dtype_;
@@ -400,41 +386,30 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
                           ", expected forward, backward or step");
   }
   uint64_t seed = request.seed * 16;
-  const auto tensor = [&](const Shape& sizes) {
-    return p.Keep(Buffer(request.dtype, sizes, Placement::kAligned).FillNormal(++seed));
-  };
   const int64_t T = p.step ? 1 : s.Tq;
-  const Shape q = {s.B, T, s.Hkv, K}, v = {s.B, T, s.Hq, s.Dv};
-  p.in.q = tensor(q);
-  if (!d.complement_keys) p.in.k = tensor(q);
-  p.in.v = tensor(v);
-  if (backward) p.in.d_o = tensor(v);
+  if (backward) {
+    p.in.d_o = p.Keep(Buffer(request.dtype, {s.B, T, s.Hq, s.Dv}, Placement::kAligned)
+                          .FillNormal(++seed));
+  }
   const std::string words = "+" + request.variant + "+";
   const auto has = [&](const char* word) { return words.find(word) != std::string::npos; };
-  // The gradient of a constant is a sum over everything, which f16 need not hold.
-  const auto of = [&](const Shape& sizes) {
-    const bool constant = sizes.size() <= 2 && request.dtype == DType::kF16;
-    return constant ? StateDType(request.dtype) : request.dtype;
-  };
-  const auto decays = [&](const Shape& sizes) {
-    const Buffer buffer(of(sizes), sizes, Placement::kAligned);
-    if (has("+vanishing+")) {
+  const bool projected = recurrence::IsRandom(d.feature);
+  const AxisSizes axes = {s.B,  T, s.Hkv, s.Hq, K,
+                          s.Dv, projected ? std::min<int64_t>(4 * K, 256) : 0};
+  for (const Tensor& t : Tensors(d)) {
+    if (t.optional && !has("+columns+")) continue;
+    const DType dtype = HoldsSums(t, request.dtype) ? request.dtype : StateDType(request.dtype);
+    const Buffer buffer(dtype, SizesOf(t, axes), Placement::kAligned);
+    if (t.values == Tensor::kNormal) {
+      buffer.FillNormal(++seed);
+    } else if (has("+vanishing+")) {
       buffer.FillConstant(std::log1p(-1e-6));
     } else if (has("+faint+")) {  // less than half a rounding of 1
       buffer.FillConstant(-1e-8);
     } else {
       FillDecays(buffer, ++seed, 0.05, has("+strong+") ? 0.02 : 0);
     }
-    return p.Keep(buffer);
-  };
-  const Shape decay = DecayShapeOf(d, q, s.Hq);
-  if (!decay.empty()) p.in.log_decay = decays(decay);
-  if (d.value_decay && has("+columns+")) p.in.log_decay_v = decays(v);
-  const bool projected = recurrence::IsRandom(d.feature);
-  if (projected) p.in.projection = tensor({std::min<int64_t>(4 * K, 256), K});
-  if (d.bonus) {
-    const Shape sizes = {s.Hq, K};
-    p.in.u = p.Keep(Buffer(of(sizes), sizes, Placement::kAligned).FillNormal(++seed));
+    p.in.*t.input = p.Keep(buffer);
   }
   const int64_t F = FeaturesOf(d, p.in);
   p.note = request.variant;
@@ -481,21 +456,12 @@ Case RandomCase(const Mechanism& m, DType dtype, uint64_t seed) {
 }
 
 std::vector<InputSpec> InputsOf(const Definition& d) {
-  std::vector<InputSpec> inputs = {{d.query_name, "BTHK"}};
-  if (!d.complement_keys) inputs.push_back({"k", "BTHK"});
-  inputs.push_back({d.value_name, "BTHV"});
-  const char* axes = d.decay == DecayShape::kHead      ? "H"
-                     : d.decay == DecayShape::kHeadKey ? "HK"
-                     : d.decay == DecayShape::kToken   ? "BTH"
-                                                       : "BTHK";
-  if (recurrence::IsRandom(d.feature)) inputs.push_back({"projection", "MK"});
-  if (d.decay != DecayShape::kNone) {
-    inputs.push_back({"log_decay", axes, /*optional=*/false, /*wide=*/true});
+  std::vector<InputSpec> inputs;
+  for (const Tensor& tensor : Tensors(d)) {
+    std::string axes = tensor.axes;
+    std::replace(axes.begin(), axes.end(), 'G', 'H');
+    inputs.push_back({tensor.name, axes, tensor.optional, tensor.type != Tensor::kSame});
   }
-  if (d.value_decay) {
-    inputs.push_back({"log_decay_v", "BTHV", /*optional=*/true, /*wide=*/true});
-  }
-  if (d.bonus) inputs.push_back({"u", "HK", /*optional=*/false, /*wide=*/true});
   return inputs;
 }
 
@@ -506,13 +472,9 @@ TensorCall CallOn(const Mechanism& m, const Context& ctx, const TensorMap& tenso
     return found == tensors.end() ? ConstTensorView() : found->second;
   };
   const auto p = std::make_shared<Problem>();
-  p->in.q = find(m.definition.query_name);
-  p->in.k = find("k");
-  p->in.v = find(m.definition.value_name);
-  p->in.log_decay = find("log_decay");
-  p->in.projection = find("projection");
-  p->in.u = find("u");
-  p->in.log_decay_v = find("log_decay_v");
+  for (const Tensor& tensor : Tensors(m.definition)) {
+    p->in.*tensor.input = find(tensor.name);
+  }
   p->options.scale = scale;
   const Explanation plan =  // checks everything first
       m.explain ? m.explain(ctx, p->in, p->options)

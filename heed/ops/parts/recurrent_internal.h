@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "heed/core/context.h"
@@ -67,6 +68,54 @@ struct Definition {
   const char *query_name = "q", *key_name = "k", *value_name = "v";
   bool value_first = false;  // states are [B, HV, V, K]
   const Surroundings* surroundings = nullptr;
+};
+
+// A tensor that a mechanism takes: what checks, outputs, cases, tests and bindings know of it.
+struct Tensor {
+  enum Type {
+    kSame,      // q's dtype
+    kWide,      // that, or the dtype of states
+    kAnyFloat,  // constants
+  };
+  enum Values { kNormal, kDecays };  // of random problems
+
+  const char* name = nullptr;
+  const char* axes = "";  // a letter each: B, T, H key heads, G value heads, K, V, M
+  ConstTensorView Inputs::*input = nullptr;
+  ConstTensorView StepInputs::*step = nullptr;
+  TensorView Gradients::*gradient = nullptr;
+  Type type = kSame;
+  Values values = kNormal;
+  bool optional = false;
+
+  bool over_tokens() const { return axes[0] == 'B'; }
+  // Rows are read in place, not copied one by one.
+  bool contiguous_rows() const {
+    const char last = axes[std::string_view(axes).size() - 1];
+    return (last == 'K' || last == 'V') && (over_tokens() || values != kDecays);
+  }
+};
+
+// Those of a mechanism, q first, without memory of its own.
+class Tensors {
+ public:
+  explicit Tensors(const Definition& definition);
+  static Tensors NotOf(const Definition& definition);  // what other mechanisms take
+  const Tensor* begin() const { return tensors_.data(); }
+  const Tensor* end() const { return tensors_.data() + count_; }
+  const Tensor* Find(std::string_view name) const;  // null: there is none
+
+ private:
+  Tensors() = default;
+
+  std::array<Tensor, 16> tensors_;
+  size_t count_ = 0;
+};
+
+// What the letters of axes stand for in a call.
+struct AxisSizes {
+  int64_t B = 0, T = 0, H = 0, G = 0, K = 0, V = 0, M = 0;
+  int64_t operator[](char letter) const;
 };
 
 // Rows of the state: channels of phi(q).
@@ -127,6 +176,9 @@ class Axes {
   std::array<int64_t, 4> sizes_{};
   size_t rank_ = 0;
 };
+
+// The shape of a tensor with these axes.
+Axes ShapeOf(const char* axes, const AxisSizes& sizes);
 
 // Of a tensor that is read: throws InvalidArgument unless it is there and readable, of
 // this shape and dtype. With `data` false, pointers may be null.

@@ -1,0 +1,104 @@
+// Which tensors a recurrent mechanism takes: the one table of them.
+#include <string_view>
+
+#include "heed/core/error.h"
+#include "heed/ops/parts/recurrent_internal.h"
+
+namespace heed::recurrent {
+namespace {
+
+const char* DecayAxes(DecayShape shape) {
+  switch (shape) {
+    case DecayShape::kNone: return "";
+    case DecayShape::kHead: return "G";
+    case DecayShape::kHeadKey: return "GK";
+    case DecayShape::kToken: return "BTG";
+    case DecayShape::kKey: return "BTGK";
+  }
+  return "";
+}
+
+// Every tensor that some mechanism takes, in the order of messages and results, and who does.
+struct Row {
+  Tensor tensor;
+  bool (*exists)(const Definition& d);
+};
+constexpr Row kRows[] = {
+    {{.name = "q", .axes = "BTHK", .input = &Inputs::q, .step = &StepInputs::q,
+      .gradient = &Gradients::dq},
+     [](const Definition&) { return true; }},
+    {{.name = "k", .axes = "BTHK", .input = &Inputs::k, .step = &StepInputs::k,
+      .gradient = &Gradients::dk},
+     [](const Definition& d) { return !d.complement_keys; }},
+    {{.name = "v", .axes = "BTGV", .input = &Inputs::v, .step = &StepInputs::v,
+      .gradient = &Gradients::dv},
+     [](const Definition&) { return true; }},
+    {{.name = "projection", .axes = "MK", .input = &Inputs::projection,
+      .step = &StepInputs::projection, .gradient = &Gradients::dprojection},
+     [](const Definition& d) { return recurrence::IsRandom(d.feature); }},
+    {{.name = "log_decay", .axes = "BTG", .input = &Inputs::log_decay,
+      .step = &StepInputs::log_decay, .gradient = &Gradients::dlog_decay,
+      .type = Tensor::kWide, .values = Tensor::kDecays},
+     [](const Definition& d) { return d.decay != DecayShape::kNone; }},
+    {{.name = "log_decay_v", .axes = "BTGV", .input = &Inputs::log_decay_v,
+      .step = &StepInputs::log_decay_v, .gradient = &Gradients::dlog_decay_v,
+      .type = Tensor::kWide, .values = Tensor::kDecays, .optional = true},
+     [](const Definition& d) { return d.value_decay; }},
+    {{.name = "u", .axes = "GK", .input = &Inputs::u, .step = &StepInputs::u,
+      .gradient = &Gradients::du, .type = Tensor::kAnyFloat},
+     [](const Definition& d) { return d.bonus; }},
+};
+
+}  // namespace
+
+Tensors::Tensors(const Definition& d) {
+  for (const Row& row : kRows) {
+    if (!row.exists(d)) continue;
+    Tensor tensor = row.tensor;
+    if (tensor.input == &Inputs::q) tensor.name = d.query_name;
+    if (tensor.input == &Inputs::k) tensor.name = d.key_name;
+    if (tensor.input == &Inputs::v) tensor.name = d.value_name;
+    if (tensor.input == &Inputs::log_decay) {
+      tensor.axes = DecayAxes(d.decay);
+      if (IsConstant(d.decay)) tensor.type = Tensor::kAnyFloat;
+    }
+    tensors_[count_++] = tensor;
+  }
+}
+
+Tensors Tensors::NotOf(const Definition& d) {
+  Tensors others;
+  for (const Row& row : kRows) {
+    if (!row.exists(d)) others.tensors_[others.count_++] = row.tensor;
+  }
+  return others;
+}
+
+const Tensor* Tensors::Find(std::string_view name) const {
+  for (const Tensor& tensor : *this) {
+    if (name == tensor.name) return &tensor;
+  }
+  return nullptr;
+}
+
+int64_t AxisSizes::operator[](char letter) const {
+  switch (letter) {
+    case 'B': return B;
+    case 'T': return T;
+    case 'H': return H;
+    case 'G': return G;
+    case 'K': return K;
+    case 'V': return V;
+    case 'M': return M;
+    default: throw InternalError(std::string("recurrent: no axis ") + letter);
+  }
+}
+
+Axes ShapeOf(const char* axes, const AxisSizes& sizes) {
+  int64_t shape[4];
+  const size_t rank = std::string_view(axes).size();
+  for (size_t i = 0; i < rank; ++i) shape[i] = sizes[axes[i]];
+  return {std::span<const int64_t>(shape, rank)};
+}
+
+}  // namespace heed::recurrent
