@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,9 @@ constexpr char kFooter[] =
     "problem's own\n"
     "arithmetic and bytes; figures are medians. Nothing is timed that "
     "disagrees with\n"
-    "its float64 reference.\n\n"
+    "its float64 reference. Without a name it is every mechanism in f32 at one "
+    "size,\n"
+    "a minute or two; with one, every dtype and size.\n\n"
     "Example:\n  heed bench attention --threads 1";
 
 constexpr int kRounds = 7;
@@ -38,6 +41,7 @@ constexpr Sizes kSizes[] = {
     {1, 2048, 2048, 4, 4, 64, 64},
     {1, 2048, 2048, 4, 4, 128, 128},
 };
+constexpr Sizes kBriefSizes = {1, 1024, 1024, 8, 8, 64, 64};
 
 struct BenchOptions {
   std::vector<std::string> mechanisms;
@@ -92,34 +96,56 @@ std::vector<int> ThreadCounts(const MachineOptions& machine) {
   return {1, threads};
 }
 
-// Every pass, dtype, size and thread count of a mechanism.
-void MeasureOp(const OpEntry& op, const BenchOptions& options, double read,
-               std::vector<Row>& rows) {
-  std::vector<std::string> variants = {""};
-  if (std::find(op.variants.begin(), op.variants.end(), "causal") !=
-      op.variants.end()) {
-    if (options.causal) variants.clear();
-    variants.push_back("causal");
-  }
-  std::vector<DType> dtypes = op.dtypes;
-  std::sort(dtypes.begin(), dtypes.end(), std::greater<>());  // f32 first
-  for (const std::string& pass : op.passes) {
-    for (const DType dtype : dtypes) {
-      if (!options.dtype.empty() && ParseDType(options.dtype) != dtype)
-        continue;
-      for (const Sizes& sizes : kSizes) {
-        for (const std::string& variant : variants) {
-          for (const int threads : ThreadCounts(options.machine)) {
-            Progress(fmt::format("{} {} {} {} {}", op.name, pass, Name(dtype),
-                                 ToString(sizes), variant));
-            TimedCase timed(op, {sizes, dtype, 1, pass, variant}, threads,
-                            options.machine.isa);
-            rows.push_back(Measure(timed, op.name, read));
+// One row to come.
+struct Job {
+  OpEntry op;
+  CaseRequest request;
+  int threads;
+};
+
+// As TimedCase names it.
+std::string ShapeOf(const CaseRequest& request) {
+  const std::string sizes = ToString(request.sizes);
+  return request.variant.empty() ? sizes : sizes + " " + request.variant;
+}
+
+// What was asked for by name is measured in every pass, dtype, size and number of
+// threads; all mechanisms at once in f32 at one size, which takes a minute or two.
+std::vector<Job> Jobs(const std::vector<OpEntry>& ops, const BenchOptions& options) {
+  const bool brief = options.mechanisms.empty();
+  std::vector<Job> jobs;
+  for (const OpEntry& op : ops) {
+    std::vector<std::string> variants = {""};
+    if (HasVariant(op, "causal")) {
+      if (options.causal) variants.clear();
+      if (options.causal || !brief) variants.push_back("causal");
+    }
+    std::vector<DType> dtypes = op.dtypes;
+    std::sort(dtypes.begin(), dtypes.end(), std::greater<>());  // f32 first
+    if (!options.dtype.empty()) {
+      std::erase_if(dtypes, [&](DType d) { return d != ParseDType(options.dtype); });
+    } else if (brief) {
+      dtypes = {DType::kF32};
+    }
+    const std::vector<Sizes> sizes =
+        brief ? std::vector<Sizes>{kBriefSizes}
+              : std::vector<Sizes>(std::begin(kSizes), std::end(kSizes));
+    const std::vector<int> threads = brief
+                                         ? std::vector<int>{options.machine.Threads()}
+                                         : ThreadCounts(options.machine);
+    for (const std::string& pass : op.passes) {
+      for (const DType dtype : dtypes) {
+        for (const Sizes& size : sizes) {
+          for (const std::string& variant : variants) {
+            for (const int count : threads) {
+              jobs.push_back({op, {size, dtype, 1, pass, variant}, count});
+            }
           }
         }
       }
     }
   }
+  return jobs;
 }
 
 Json RowToJson(const Row& row) {
@@ -138,6 +164,12 @@ Json RowToJson(const Row& row) {
 void Bench(const BenchOptions& options) {
   if (!options.dtype.empty()) ParseDType(options.dtype);
   const std::vector<OpEntry> ops = ChooseOps(options.mechanisms);
+  const std::vector<Job> jobs = Jobs(ops, options);
+  std::string longest_shape;
+  for (const Job& job : jobs) {
+    const std::string shape = ShapeOf(job.request);
+    if (shape.size() > longest_shape.size()) longest_shape = shape;
+  }
   Context capped(options.machine.Threads());
   options.machine.Apply(capped);
   const int64_t targets = capped.allowed_targets();
@@ -152,35 +184,43 @@ void Bench(const BenchOptions& options) {
        probe::PeakFlopsPerSecond(DType::kF64, targets, 9)},
       {"exp2_f32_per_second", probe::Exp2PerSecond(DType::kF32, targets, 9)},
       {"dram_read_bytes_per_second", read}};
-  std::vector<Row> rows;
-  for (const OpEntry& op : ops) MeasureOp(op, options, read, rows);
-  Progress("");
-  if (options.json) {
-    Json list = Json::array();
-    for (const Row& row : rows) list.push_back(RowToJson(row));
-    PrintJson(Json{{"probes", probes}, {"rows", list}});
-    return;
+  std::optional<StreamedTable> table;
+  if (!options.json) {
+    const auto rate = [&](const char* name, const char* unit) {
+      return Rate(probes[name].get<double>(), unit);
+    };
+    Progress("");
+    Print(fmt::format(
+        "{}, {}\none core: multiply-add {} f32, {} f64; exp2 {}; DRAM read "
+        "{}\n\n",
+        os::CpuName(), TargetName(targets),
+        rate("fma_f32_flops_per_second", "FLOP/s"),
+        rate("fma_f64_flops_per_second", "FLOP/s"),
+        rate("exp2_f32_per_second", "exp/s"),
+        rate("dram_read_bytes_per_second", "B/s")));
+    table.emplace(std::vector<std::string>{"<mechanism", "<pass", "<dtype", "<shape",
+                                           "threads", "time", "speed", "of roof", "<"},
+                  std::vector<std::string>{LongestName(ops), "backward", "bf16",
+                                           longest_shape, "", "1.23 ms",
+                                           "123 GFLOP/s", "100.0 %"});
   }
-  const auto rate = [&](const char* name, const char* unit) {
-    return Rate(probes[name].get<double>(), unit);
-  };
-  std::string text = fmt::format(
-      "{}, {}\none core: multiply-add {} f32, {} f64; exp2 {}; DRAM read "
-      "{}\n\n",
-      os::CpuName(), TargetName(targets),
-      rate("fma_f32_flops_per_second", "FLOP/s"),
-      rate("fma_f64_flops_per_second", "FLOP/s"),
-      rate("exp2_f32_per_second", "exp/s"),
-      rate("dram_read_bytes_per_second", "B/s"));
-  Table table({"<mechanism", "<pass", "<dtype", "<shape", "threads", "time",
-               "speed", "of roof", "<"});
-  for (const Row& row : rows) {
-    table.Add({row.mechanism, row.pass, Name(row.dtype), row.shape,
-               std::to_string(row.threads), Seconds(row.seconds),
-               Rate(row.flops_per_second, "FLOP/s"), Percent(row.fraction),
-               row.noisy ? "noisy" : ""});
+  Json list = Json::array();
+  {
+    Countdown countdown(jobs.size());
+    for (const Job& job : jobs) {
+      countdown.Next(fmt::format("{} {} {} {}", job.op.name, job.request.pass,
+                                 Name(job.request.dtype), ShapeOf(job.request)));
+      TimedCase timed(job.op, job.request, job.threads, options.machine.isa);
+      const Row row = Measure(timed, job.op.name, read);
+      list.push_back(RowToJson(row));
+      if (!table) continue;
+      table->Add({row.mechanism, row.pass, Name(row.dtype), row.shape,
+                  std::to_string(row.threads), Seconds(row.seconds),
+                  Rate(row.flops_per_second, "FLOP/s"), Percent(row.fraction),
+                  row.noisy ? "noisy" : ""});
+    }
   }
-  Print(text + table.ToString());
+  if (options.json) PrintJson(Json{{"probes", probes}, {"rows", list}});
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Options: every value is parsed here, so that every wrong one reads the same.
 #include "cli/options.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -114,6 +115,19 @@ std::vector<OpEntry> ChooseOps(const std::vector<std::string>& names) {
     }
   }
   return ops;
+}
+
+std::string LongestName(const std::vector<OpEntry>& ops) {
+  std::string longest;
+  for (const OpEntry& op : ops) {
+    if (op.name.size() > longest.size()) longest = op.name;
+  }
+  return longest;
+}
+
+bool HasVariant(const OpEntry& op, const std::string& variant) {
+  return std::find(op.variants.begin(), op.variants.end(), variant) !=
+         op.variants.end();
 }
 
 CLI::Option* AddText(CLI::App& verb, const std::string& name,

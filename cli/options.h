@@ -83,6 +83,11 @@ DType ParseDType(const std::string& text);
 // The mechanisms of these names; all for none. Throws UsageError.
 std::vector<OpEntry> ChooseOps(const std::vector<std::string>& names);
 
+// The longest name of some, for the width of a column.
+std::string LongestName(const std::vector<OpEntry>& ops);
+
+bool HasVariant(const OpEntry& op, const std::string& variant);
+
 // "a,b,c"; empty parts are kept.
 std::vector<std::string> SplitAtCommas(const std::string& text);
 

@@ -44,13 +44,41 @@ size_t Width(std::string_view text) {
       [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
+// Takes the marks off the names: which columns are aligned left.
+std::vector<bool> TakeAlignment(std::vector<std::string>& columns) {
+  std::vector<bool> left;
+  for (std::string& column : columns) {
+    left.push_back(column.starts_with('<'));
+    if (left.back()) column.erase(0, 1);
+  }
+  return left;
+}
+
+void Widen(std::vector<size_t>& widths, const std::vector<std::string>& row) {
+  for (size_t i = 0; i < row.size(); ++i) {
+    widths[i] = std::max(widths[i], Width(row[i]));
+  }
+}
+
+std::string Line(const std::vector<std::string>& row,
+                 const std::vector<size_t>& widths,
+                 const std::vector<bool>& left) {
+  std::string line;
+  for (size_t i = 0; i < row.size(); ++i) {
+    const std::string pad(widths[i] - std::min(widths[i], Width(row[i])), ' ');
+    if (i > 0) line += "  ";
+    line += left[i] ? row[i] + pad : pad + row[i];
+  }
+  line.erase(line.find_last_not_of(' ') + 1);
+  return line + "\n";
+}
+
+constexpr auto kBetweenUpdates = std::chrono::milliseconds(100);
+
 }  // namespace
 
 Table::Table(std::vector<std::string> columns) {
-  for (std::string& column : columns) {
-    left_.push_back(column.starts_with('<'));
-    if (left_.back()) column.erase(0, 1);
-  }
+  left_ = TakeAlignment(columns);
   rows_.push_back(std::move(columns));
 }
 
@@ -61,23 +89,24 @@ void Table::Add(std::vector<std::string> cells) {
 
 std::string Table::ToString() const {
   std::vector<size_t> widths(left_.size(), 0);
-  for (const auto& row : rows_) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], Width(row[i]));
-    }
-  }
+  for (const auto& row : rows_) Widen(widths, row);
   std::string text;
-  for (const auto& row : rows_) {
-    std::string line;
-    for (size_t i = 0; i < row.size(); ++i) {
-      const std::string pad(widths[i] - Width(row[i]), ' ');
-      if (i > 0) line += "  ";
-      line += left_[i] ? row[i] + pad : pad + row[i];
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    text += line + "\n";
-  }
+  for (const auto& row : rows_) text += Line(row, widths, left_);
   return text;
+}
+
+StreamedTable::StreamedTable(std::vector<std::string> columns,
+                             const std::vector<std::string>& widest)
+    : widths_(columns.size(), 0), left_(TakeAlignment(columns)) {
+  Widen(widths_, columns);
+  Widen(widths_, widest);
+  Add(std::move(columns));
+}
+
+void StreamedTable::Add(std::vector<std::string> cells) const {
+  cells.resize(left_.size());
+  Progress("");
+  Print(Line(cells, widths_, left_));
 }
 
 std::string Seconds(double seconds) {
@@ -140,6 +169,33 @@ void Progress(std::string_view text) {
   std::fprintf(stderr, "\r\033[K%.*s", static_cast<int>(text.size()),
                text.data());
   std::fflush(stderr);
+}
+
+std::string RoughTime(double seconds) {
+  const double whole = std::max(1.0, std::round(seconds));
+  return whole < 90 ? fmt::format("{:.0f} s", whole)
+                    : fmt::format("{:.0f} min", std::round(seconds / 60));
+}
+
+Countdown::Countdown(size_t steps)
+    : steps_(steps), start_(std::chrono::steady_clock::now()) {}
+
+Countdown::~Countdown() { Progress(""); }
+
+void Countdown::Next(std::string_view text) {
+  const auto now = std::chrono::steady_clock::now();
+  const size_t done = begun_++;
+  if (done > 0 && now - shown_ < kBetweenUpdates) return;
+  shown_ = now;
+  std::string left;
+  if (done > 0 && done < steps_) {
+    const std::chrono::duration<double> passed = now - start_;
+    left = ", " +
+           RoughTime(passed.count() * static_cast<double>(steps_ - done) /
+                     static_cast<double>(done)) +
+           " left";
+  }
+  Progress(fmt::format("{} of {}{}: {}", begun_, steps_, left, text));
 }
 
 void HoldStandardStreams() {

@@ -30,6 +30,13 @@ TEST(PrintTest, WidthCountsCharactersNotBytes) {
   EXPECT_EQ(table.ToString(), "name  b\n\xC3\xA9     x\n");
 }
 
+TEST(PrintTest, WhatIsLeftIsRoundedToWhatAnybodyWaitsFor) {
+  EXPECT_EQ(RoughTime(0.2), "1 s");
+  EXPECT_EQ(RoughTime(37.6), "38 s");
+  EXPECT_EQ(RoughTime(89.4), "89 s");
+  EXPECT_EQ(RoughTime(230), "4 min");
+}
+
 TEST(PrintTest, NumbersHaveThreeDigitsAndAUnit) {
   EXPECT_EQ(Seconds(1.2345e-6), "1.23 us");
   EXPECT_EQ(Seconds(0.012345), "12.3 ms");

@@ -1,4 +1,5 @@
 // heed run: one mechanism on the tensors of a file.
+#include <cmath>
 #include <map>
 #include <memory>
 #include <string>
@@ -13,6 +14,7 @@
 #include "cli/sha256.h"
 #include "cli/verbs.h"
 #include "heed/core/error.h"
+#include "heed/harness/buffer.h"
 #include "heed/io/npy.h"
 #include "heed/io/safetensors.h"
 
@@ -54,7 +56,8 @@ void CheckOut(const RunOptions& options) {
 struct Outcome {
   const LayerOfFile& set;
   std::vector<NamedTensor> inputs, outputs;  // with the axes of the file
-  std::string options;
+  Json in_force;        // every option; null is the mechanism's own default
+  std::string options;  // the same for people
   std::vector<std::string> notes;
   double seconds, flops;
   int64_t workspace_bytes;
@@ -84,6 +87,26 @@ ConstTensorView InFile(const ConstTensorView& x, bool batched) {
                          x.strides().subspan(1));
 }
 
+// NaN and infinities among the elements, which may have any strides.
+int64_t CountNonFinite(const ConstTensorView& x) {
+  std::vector<int64_t> index(static_cast<size_t>(x.rank()), 0);
+  int64_t count = 0;
+  for (int64_t i = 0; i < x.num_elements(); ++i) {
+    if (!std::isfinite(GetElement(x, index))) ++count;
+    NextIndex(x.sizes(), index);
+  }
+  return count;
+}
+
+// {"v": 3} where v has three, without tensors that have none.
+Json NonFinite(const std::vector<NamedTensor>& tensors) {
+  Json counts = Json::object();
+  for (const NamedTensor& x : tensors) {
+    if (const int64_t count = CountNonFinite(x.tensor)) counts[x.name] = count;
+  }
+  return counts;
+}
+
 void Report(const RunOptions& options, const Context& ctx,
             const Outcome& outcome) {
   const LayerOfFile& set = outcome.set;
@@ -91,6 +114,7 @@ void Report(const RunOptions& options, const Context& ctx,
   const std::string sha256 =
       Sha256({o.as<uint8_t>(),
               static_cast<size_t>(o.num_elements()) * SizeOf(o.dtype())});
+  const Json non_finite = NonFinite(outcome.inputs);
   if (!options.out.empty()) Write(options, outcome);
 
   if (options.json) {
@@ -104,6 +128,8 @@ void Report(const RunOptions& options, const Context& ctx,
                    {"layer", set.layer},
                    {"shapes", shapes},
                    {"dtype", Name(set.dtype)},
+                   {"options", outcome.in_force},
+                   {"non_finite", non_finite},
                    {"seconds", outcome.seconds},
                    {"flops", outcome.flops},
                    {"kernel", outcome.kernel},
@@ -132,6 +158,10 @@ void Report(const RunOptions& options, const Context& ctx,
                           ? std::string(Name(set.dtype))
                           : fmt::format("{} ({} in the file)", Name(set.dtype),
                                         Name(set.file_dtype))});
+  for (const auto& [name, count] : non_finite.items()) {
+    table.Add({"not finite", fmt::format("{} of the numbers of {}: NaN or infinite",
+                                         count.get<int64_t>(), name)});
+  }
   table.Add({"options", outcome.options});
   for (const std::string& note : outcome.notes) table.Add({"", note});
   table.Add({"kernel", outcome.kernel + ": " + outcome.why});
@@ -167,6 +197,11 @@ void RunAttention(const RunOptions& options, Context& ctx) {
          {tensors,
           {given("q", tensors.q), given("k", tensors.k), given("v", tensors.v)},
           {{"o", call.o()}, {"lse", call.lse()}},
+          {{"scale", math.scale.value_or(
+                         1 / std::sqrt(static_cast<double>(tensors.q.size(3))))},
+           {"causal", math.causal},
+           {"window", {math.window.left, math.window.right}},
+           {"softcap", math.softcap}},
           ToString(math),
           notes,
           seconds,
@@ -191,6 +226,7 @@ void RunMechanism(const OpEntry& op, const RunOptions& options, Context& ctx) {
   const TensorCall& plan = call.plan();
   Report(options, ctx,
          {tensors, given, call.Outputs(tensors.batched),
+          {{"scale", scale ? Json(*scale) : Json(nullptr)}, {"causal", plan.causal}},
           scale ? fmt::format("scale {:.6g}", *scale) : "defaults",
           {},
           seconds,

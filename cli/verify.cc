@@ -1,9 +1,12 @@
 // heed verify: every mechanism against its float64 reference, on every SIMD
 // target of this machine and in every dtype.
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fmt/format.h"
@@ -68,11 +71,31 @@ std::vector<std::string> Targets(DType dtype, int64_t allowed) {
   return targets;
 }
 
+// Problems of a mechanism in one dtype.
+std::vector<std::function<Case()>> Problems(const OpEntry& op, DType dtype) {
+  std::vector<std::function<Case()>> problems;
+  for (const std::string& pass : op.passes) {
+    for (const Sizes& sizes : kSizes) {
+      problems.push_back(
+          [=] { return op.make_case({sizes, dtype, 1, pass, ""}); });
+      if (!HasVariant(op, "causal")) continue;
+      problems.push_back(
+          [=] { return op.make_case({sizes, dtype, 2, pass, "causal"}); });
+    }
+  }
+  for (uint64_t seed = 1; seed <= kRandomCases; ++seed) {
+    problems.push_back([=] { return op.random_case(dtype, seed); });
+  }
+  return problems;
+}
+
 // The same problems for every target.
 std::vector<Row> VerifyOp(const OpEntry& op, const std::vector<std::string>& targets,
-                          DType dtype, Context& ctx) {
+                          DType dtype, Context& ctx, Countdown& countdown) {
   std::map<std::string, std::map<std::string, Row>> rows;  // by target and pass
-  const auto check = [&](const Case& c) {
+  for (const std::function<Case()>& problem : Problems(op, dtype)) {
+    countdown.Next(fmt::format("{} {}", op.name, Name(dtype)));
+    const Case c = problem();
     const Expected expected = ExpectedOf(c);
     for (const std::string& target : targets) {
       ctx.set_isa(target);
@@ -82,18 +105,6 @@ std::vector<Row> VerifyOp(const OpEntry& op, const std::vector<std::string>& tar
       }
       Add(Compare(c, ctx, expected), row);
     }
-  };
-  for (const std::string& pass : op.passes) {
-    for (const Sizes& sizes : kSizes) {
-      check(op.make_case({sizes, dtype, 1, pass, ""}));
-      for (const std::string& variant : op.variants) {
-        if (variant == "causal")
-          check(op.make_case({sizes, dtype, 2, pass, variant}));
-      }
-    }
-  }
-  for (uint64_t seed = 1; seed <= kRandomCases; ++seed) {
-    check(op.random_case(dtype, seed));
   }
   std::vector<Row> list;
   for (const std::string& target : targets) {
@@ -102,50 +113,58 @@ std::vector<Row> VerifyOp(const OpEntry& op, const std::vector<std::string>& tar
   return list;
 }
 
+Json RowToJson(const Row& row) {
+  return {{"mechanism", row.mechanism},
+          {"pass", row.pass},
+          {"target", row.target},
+          {"dtype", Name(row.dtype)},
+          {"max_error", row.error},
+          {"tolerance", row.tolerance},
+          {"ok", row.ok}};
+}
+
 void Verify(const VerifyOptions& options) {
   Context ctx(options.machine.Threads());
   options.machine.Apply(ctx);
-  const std::vector<OpEntry> ops = ChooseOps(options.mechanisms);
-  std::vector<Row> rows;
   const int64_t allowed = ctx.allowed_targets();
+  const std::vector<OpEntry> ops = ChooseOps(options.mechanisms);
+  std::vector<std::pair<OpEntry, DType>> parts;
+  size_t problems = 0;
   for (const OpEntry& op : ops) {
     for (const DType dtype : op.dtypes) {
       if (!options.dtype.empty() && ParseDType(options.dtype) != dtype) continue;
-      Progress(fmt::format("{} {}", op.name, Name(dtype)));
-      for (Row& row : VerifyOp(op, Targets(dtype, allowed), dtype, ctx)) {
-        rows.push_back(row);
+      parts.emplace_back(op, dtype);
+      problems += Problems(op, dtype).size();
+    }
+  }
+  std::optional<StreamedTable> table;
+  if (!options.json) {
+    table.emplace(std::vector<std::string>{"<mechanism", "<pass", "<target", "<dtype",
+                                           "error", "tolerance", "<ok"},
+                  std::vector<std::string>{LongestName(ops), "backward", "AVX3_ZEN4", "bf16",
+                                           "1.2e-07"});
+  }
+  Json list = Json::array();
+  size_t failures = 0;
+  std::string message;  // of the first
+  {
+    Countdown countdown(problems);
+    for (const auto& [op, dtype] : parts) {
+      for (const Row& row : VerifyOp(op, Targets(dtype, allowed), dtype, ctx, countdown)) {
+        if (!row.ok && failures++ == 0) message = row.message;
+        list.push_back(RowToJson(row));
+        if (!table) continue;
+        table->Add({row.mechanism, row.pass, row.target, Name(row.dtype),
+                    ErrorSize(row.error), ErrorSize(row.tolerance),
+                    row.ok ? "ok" : "FAILED"});
       }
     }
   }
-  Progress("");
-
-  Json list = Json::array();
-  Table table({"<mechanism", "<pass", "<target", "<dtype", "error", "tolerance",
-               "<ok"});
-  size_t failures = 0;
-  std::string message;
-  for (const Row& row : rows) {
-    if (!row.ok && failures++ == 0) message = row.message;
-    list.push_back({{"mechanism", row.mechanism},
-                    {"pass", row.pass},
-                    {"target", row.target},
-                    {"dtype", Name(row.dtype)},
-                    {"max_error", row.error},
-                    {"tolerance", row.tolerance},
-                    {"ok", row.ok}});
-    table.Add({row.mechanism, row.pass, row.target, Name(row.dtype),
-               ErrorSize(row.error), ErrorSize(row.tolerance),
-               row.ok ? "ok" : "FAILED"});
-  }
-  if (options.json) {
-    PrintJson(Json{{"ok", failures == 0}, {"rows", list}});
-  } else {
-    Print(table.ToString());
-  }
+  if (options.json) PrintJson(Json{{"ok", failures == 0}, {"rows", list}});
   if (failures != 0) {
     throw std::runtime_error(
         fmt::format("verify: {} of {} rows failed, expected 0; {}", failures,
-                    rows.size(), message));
+                    list.size(), message));
   }
 }
 

@@ -329,13 +329,20 @@ SafetensorsHeader ParseSafetensorsHeader(const std::string& path,
   std::memcpy(&length, file.data(), sizeof(length));
   const uint64_t rest = file.size() - sizeof(length);
   const uint64_t limit = std::min(rest, kMaxSafetensorsHeaderBytes);
-  if (length < 2 || length > limit) {
+  const char* const begin = reinterpret_cast<const char*>(file.data());
+  const char* const text = begin + sizeof(length);
+  const bool fits = length >= 2 && length <= limit;
+  if (!fits && *text != '{') {  // these are no length and no header
+    fail(std::string(std::string_view(begin, 10).starts_with("\x93NUMPY")
+                         ? "is an npy file"
+                         : "not a safetensors or npy file") +
+         ", expected a safetensors file");
+  }
+  if (!fits) {
     fail("safetensors header has " + std::to_string(length) +
          " bytes, expected 2 to " + std::to_string(limit) +
          (limit == rest ? ", the rest of the file" : ""));
   }
-  const char* const text =
-      reinterpret_cast<const char*>(file.data()) + sizeof(length);
   if (*text != '{') {
     fail("safetensors header begins with " + Quote({text, 1}) +
          ", expected '{'");

@@ -2,13 +2,15 @@
 import hashlib
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
-from cli_program import SHIPPED, VERBS, attention, document, heed, load, needs_program, qkv, refused, save
+from cli_program import HEED, SHIPPED, VERBS, attention, document, heed, load, needs_program, qkv, refused, save
 
 pytestmark = needs_program
 
@@ -152,7 +154,8 @@ def test_info_probe():
 def test_run(file, tmp_path):
     out = tmp_path / "o.safetensors"
     run = document("run", "attention", file, "-o", out)
-    assert list(run) == ["mechanism", "file", "layer", "shapes", "dtype", "seconds", "flops", "kernel", "output"]
+    assert list(run) == ["mechanism", "file", "layer", "shapes", "dtype", "options", "non_finite", "seconds", "flops",
+                         "kernel", "output"]
     assert run["mechanism"] == "attention" and run["file"] == str(file) and run["layer"] == ""
     assert run["shapes"] == {"q": [1, 19, 4, 8], "k": [1, 19, 2, 8], "v": [1, 19, 2, 8]}
     assert run["dtype"] == "f32" and run["seconds"] > 0 and run["flops"] == 2 * 16 * 19 * 19 * 4
@@ -191,6 +194,28 @@ def test_options_mean_what_they_say(file, tmp_path, args, options, dtype):
     assert o.dtype == {"f32": np.float32, "f64": np.float64}[dtype]
     np.testing.assert_allclose(o, attention(given["q"], given["k"], given["v"], **options),
                                atol=1e-5 if dtype == "f32" else 1e-12)
+
+
+def test_options_in_force(file, tmp_path):
+    assert document("run", "attention", file)["options"] == {
+        "scale": pytest.approx(8 ** -0.5), "causal": False, "window": [-1, -1], "softcap": 0}
+    given = save(tmp_path / "y.safetensors", qkv(), {"scale": "0.25", "causal": "true", "window": "3,0"})
+    assert document("run", "attention", given, "--no-causal", "--softcap", 2)["options"] == {
+        "scale": 0.25, "causal": False, "window": [3, 0], "softcap": 2}
+    assert document("run", "retention", file)["options"] == {"scale": None, "causal": True}
+    assert document("run", "efficient_attention", file, "--scale", 2)["options"] == {"scale": 2, "causal": False}
+
+
+@pytest.mark.parametrize("mechanism", ["attention", "retention"])
+def test_numbers_that_are_not_finite_are_counted(tmp_path, mechanism):
+    tensors = qkv(Hkv=4)
+    assert document("run", mechanism, save(tmp_path / "x.safetensors", tensors))["non_finite"] == {}
+    assert "not finite" not in heed("run", mechanism, tmp_path / "x.safetensors").stdout
+    tensors["k"][1][0, 3, 1, :2] = np.nan, -np.inf
+    tensors["v"][1][0, 5] = np.inf
+    file = save(tmp_path / "x.safetensors", tensors)
+    assert document("run", mechanism, file, "--dtype", "bf16")["non_finite"] == {"k": 2, "v": 32}
+    assert re.search(r"^not finite +2 of the numbers of k: NaN or infinite$", heed("run", mechanism, file).stdout, re.M)
 
 
 def test_heads(file, tmp_path):
@@ -422,6 +447,51 @@ def test_verify_obeys_its_options():
     assert "ok" in heed("verify", "attention", "--dtype", "f64").stdout
 
 
+def lines_as_they_come(*args):
+    """[(seconds, line)] of standard output, a pipe, and the exit status."""
+    process = subprocess.Popen([HEED, *args], stdout=subprocess.PIPE, text=True)
+    start = time.monotonic()
+    lines = [(time.monotonic() - start, line) for line in process.stdout]
+    return lines, process.wait()
+
+
+def test_rows_are_printed_as_they_come():
+    lines, status = lines_as_they_come("verify", "linear_attention", "retention", "--threads", "1")
+    assert status == 0 and lines[0][1].startswith("mechanism")
+    targets = len(document("info")["simd"]["available"])
+    assert len(lines) > 1 + 2 * 3 * 3 * targets
+    assert lines[0][0] < 0.2 * lines[-1][0] and lines[1][0] < 0.5 * lines[-1][0]
+    ends = {len(line.rstrip().removesuffix("ok")) for _, line in lines}
+    assert len(ends) == 1, "columns keep their places"
+
+
+def on_a_terminal(*args):
+    """What a process writes to standard error, where that is a terminal."""
+    master, slave = pty.openpty()
+    done = subprocess.run([HEED, *args], stdout=subprocess.PIPE, stderr=slave, text=True, check=True)
+    os.close(slave)
+    said = b""
+    try:
+        while piece := os.read(master, 65536):
+            said += piece
+    except OSError:  # nobody holds the other end any more
+        pass
+    os.close(master)
+    return done.stdout, said.decode()
+
+
+def test_a_terminal_sees_a_count_and_the_time_left():
+    out, said = on_a_terminal("verify", "retention", "--dtype", "f32", "--threads", "1", "--json")
+    json.loads(out)
+    shown = [re.sub(r"\x1b\[K", "", x) for x in said.split("\r") if x.strip("\x1b[K")]
+    assert re.fullmatch(r"1 of \d+: retention f32", shown[0])
+    total = int(shown[0].split()[2].rstrip(":"))
+    counts = [int(x.split()[0]) for x in shown]
+    assert counts == sorted(counts) and counts[-1] <= total
+    assert all(re.fullmatch(rf"\d+ of {total}, \d+ (s|min) left: retention f32", x) for x in shown[1:])
+    assert said.endswith("\r\x1b[K"), "and is gone in the end"
+
+
 def test_bench():
     bench = document("bench", "attention", "--dtype", "f32", "--causal", "--threads", 1)
     assert list(bench) == ["probes", "rows"]
@@ -433,3 +503,9 @@ def test_bench():
         in_cache = row["pass"] == "step"  # keys and values, where the roof is that of memory
         assert row["seconds"] > 0 and row["fraction"] > 0 and (in_cache or row["fraction"] < 1.2)
         assert row["fraction"] == pytest.approx(row["flops_per_second"] / row["roof"], rel=0.5)
+
+
+def test_bench_of_all_is_brief():
+    rows = document("bench", "--threads", 1)["rows"]
+    assert [(row["mechanism"], row["pass"]) for row in rows] == [(op["name"], p) for op in document("list") for p in op["passes"]]
+    assert {(row["dtype"], row["shape"]) for row in rows} == {("f32", "B1_T1024_H8_D64")}

@@ -42,6 +42,15 @@ def test_wrong_tensors(tmp_path, verb, change, expected):
     assert line.startswith(f"heed: {file}: ") and expected in line
 
 
+@pytest.mark.parametrize("verb", ["run", "compare", "view"])
+def test_a_text_file_is_called_what_it_is_not(tmp_path, verb):
+    (tmp_path / "x.safetensors").write_text("a file of words, a few lines long\n" * 9)
+    line = refused(1, verb, *VERBS[verb], tmp_path / "x.safetensors")
+    assert line == f"heed: {tmp_path}/x.safetensors: not a safetensors or npy file, expected a safetensors file\n"
+    np.save(tmp_path / "q.npy", random(1, 19, 4, 8))
+    assert "q.npy: is an npy file, expected a safetensors file" in refused(1, verb, *VERBS[verb], tmp_path / "q.npy")
+
+
 def hostile(good):
     """{name: bytes}: what a file must not be."""
     (n,) = struct.unpack("<Q", good[:8])

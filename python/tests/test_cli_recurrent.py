@@ -61,7 +61,8 @@ def test_run_is_the_python_function(tmp_path, name, dtype):
     arrays = inputs(name, dtype)
     out = tmp_path / "o.safetensors"
     run = document("run", name, save_inputs(tmp_path / "x.safetensors", arrays), "-o", out)
-    assert list(run) == ["mechanism", "file", "layer", "shapes", "dtype", "seconds", "flops", "kernel", "output"]
+    assert list(run) == ["mechanism", "file", "layer", "shapes", "dtype", "options", "non_finite", "seconds", "flops",
+                         "kernel", "output"]
     assert run["mechanism"] == name and run["shapes"] == {x: list(a.shape) for x, a in arrays.items()}
     assert run["output"]["shape"] == [B, T, H, V] and run["flops"] >= 4 * B * T * H * K * V and run["seconds"] > 0
     tensors, metadata = load(out)
