@@ -37,8 +37,9 @@ struct Call {
       const std::span<const int64_t> sizes = axes;
       const Shape shape(sizes.begin(), sizes.end());
       const DType type = tensor.type == Tensor::kAnyFloat ? state : dtype;
-      if (tensor.values == Tensor::kNormal) {
-        inputs.push_back({tensor.name, fill(shape, type)});
+      if (tensor.values != Tensor::kDecays) {
+        const ConstTensorView keys = Has("k") ? Input("k").view() : TensorView();
+        inputs.push_back({tensor.name, FillValues(tensor, Buffer(type, shape), ++seed, keys)});
         continue;
       }
       const Buffer decay(type, shape);
@@ -200,6 +201,9 @@ class Recurrent : public testing::TestWithParam<Parameter> {
     return GetParam().dtype == DType::kBF16 && !many ? size + 64 : size;
   }
   bool gated() const { return IsGated(GetParam()); }
+  bool delta() const {
+    return GetParam().mechanism->definition.delta != recurrence::Delta::kNone;
+  }
   Context ctx_{2};
 };
 

@@ -30,6 +30,13 @@ Formula FormulaOf(const Call& call, int64_t threads) {
   const int64_t E = q.dtype() == DType::kF64 ? 8 : 4;
   const int64_t blocks = (q.size(1) + 63) / 64;
   const int64_t B = q.size(0), T = q.size(1), H = q.size(2), HV = v.size(2);
+  if (d.delta != recurrence::Delta::kNone) {
+    const int64_t K = Whole(q.size(3)), V = Whole(v.size(3)), few = 12 << 10;
+    return {threads * (E * (K * V + 64 * (7 * K + 5 * V)) + few),
+            threads * (E * (blocks * (K * V + 64 * V) + 3 * K * V + 64 * (11 * K + 8 * V)) +
+                       few) +
+                (HV > H ? 4 * E * B * T * H * K : 0) + few};
+  }
   const int64_t K = Whole(recurrence::FeatureSize(d.feature, q.size(3)));
   const int64_t V = Whole(v.size(3) + 1);
   const bool by_key = d.decay == DecayShape::kKey || d.decay == DecayShape::kHeadKey;

@@ -140,14 +140,21 @@ size_t NumAsks(const StateShape& shape) {
   return NumStrips<T>(shape) * (kBlock / kTile) * (shape.rows / RowPrefetch::kAskRows);
 }
 
+// f(std::integral_constant<int, vectors>, first column) of each strip.
+template <class T, class F>
+HWY_INLINE void ForStripVectors(const StateShape& shape, const F& f) {
+  constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
+  hs::ForTiles<kMaxStrip>(shape.begin / N, shape.end / N,
+                          [&](auto vectors, size_t c) HWY_ATTR { f(vectors, c * N); });
+}
+
 // f(first column, width) of each strip.
 template <class T, class F>
 HWY_INLINE void ForStripsOf(const StateShape& shape, const F& f) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
-  hs::ForTiles<kMaxStrip>(shape.begin / N, shape.end / N,
-                          [&](auto vectors, size_t c) HWY_ATTR {
-                            f(c * N, vectors.value * N);
-                          });
+  ForStripVectors<T>(shape, [&](auto vectors, size_t column) HWY_ATTR {
+    f(column, vectors.value * N);
+  });
 }
 
 template <class D, class F>

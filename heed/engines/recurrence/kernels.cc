@@ -20,11 +20,17 @@ bool TakesMatrixTiles(const Context& ctx, const Problem& problem) {
          problem.key_size * problem.value_size >= kSmallestInTiles;
 }
 
-bool TakesF32(const Context&, const Problem& problem) {
-  return IsFloat(problem.dtype) && problem.dtype != DType::kF64;
-}
+bool IsF32(const Problem& p) { return IsFloat(p.dtype) && p.dtype != DType::kF64; }
+bool IsF64(const Problem& p) { return p.dtype == DType::kF64; }
 
-bool TakesF64(const Context&, const Problem& problem) { return problem.dtype == DType::kF64; }
+bool TakesF32(const Context&, const Problem& p) { return IsF32(p) && p.delta == Delta::kNone; }
+bool TakesF64(const Context&, const Problem& p) { return IsF64(p) && p.delta == Delta::kNone; }
+bool TakesDeltaF32(const Context&, const Problem& p) {
+  return IsF32(p) && p.delta != Delta::kNone;
+}
+bool TakesDeltaF64(const Context&, const Problem& p) {
+  return IsF64(p) && p.delta != Delta::kNone;
+}
 
 constexpr Kernel kKernels[] = {
     {"recurrence_tiles", &TakesMatrixTiles, "bf16 states of 64 x 64 and larger where there are matrix tiles",
@@ -38,6 +44,14 @@ constexpr Kernel kKernels[] = {
     {"recurrence_f64", &TakesF64, "f64",
      "the recurrence itself, four tokens on strips of the state in registers",
      &ForwardF64, &ForwardBytesF64, &StepF64, &BackwardF64, &BackwardBytesF64},
+    {"delta_f32", &TakesDeltaF32, "f32, bf16 and f16",
+     "a delta rule token by token, each one pass over strips of the state, 16-bit tensors "
+     "widened",
+     &DeltaForwardF32, &DeltaForwardBytesF32, &DeltaStepF32, &DeltaBackwardF32,
+     &DeltaBackwardBytesF32},
+    {"delta_f64", &TakesDeltaF64, "f64",
+     "a delta rule token by token, each one pass over strips of the state", &DeltaForwardF64,
+     &DeltaForwardBytesF64, &DeltaStepF64, &DeltaBackwardF64, &DeltaBackwardBytesF64},
 };
 
 }  // namespace

@@ -43,6 +43,18 @@ struct ChunkStates {
 };
 ChunkStates StatesInTiles(const Context& ctx, const Problem& problem);
 
+// Delta rules.
+void DeltaForwardF32(Context& ctx, const Problem& problem);
+void DeltaForwardF64(Context& ctx, const Problem& problem);
+void DeltaStepF32(Context& ctx, const Problem& problem);
+void DeltaStepF64(Context& ctx, const Problem& problem);
+void DeltaBackwardF32(Context& ctx, const Problem& problem, const Gradients& gradients);
+void DeltaBackwardF64(Context& ctx, const Problem& problem, const Gradients& gradients);
+int64_t DeltaForwardBytesF32(const Context& ctx, const Problem& problem);
+int64_t DeltaForwardBytesF64(const Context& ctx, const Problem& problem);
+BackwardBytes DeltaBackwardBytesF32(const Context& ctx, const Problem& problem);
+BackwardBytes DeltaBackwardBytesF64(const Context& ctx, const Problem& problem);
+
 // One token; the final states are the initial ones too.
 void StepF32(Context& ctx, const Problem& problem);
 void StepF64(Context& ctx, const Problem& problem);

@@ -11,6 +11,12 @@
 //
 //   o_t = scale (S_{t-1} + diag(u) k_t v_t^T)^T q_t
 //
+// In a delta rule a token takes out what its read key finds before it writes, after the decay or
+// (RWKV-7) from before it, under another key:
+//
+//   S~_t = G_t .* S_{t-1},  S_t = S~_t + k_t (w_t - S~_t^T r_t)^T
+//   S_t = G_t .* S_{t-1} + k_t v_t^T + b_t (S_{t-1}^T a_t)^T
+//
 // Beside G_t there may be a gate of S's columns: S_t = G_t .* S_{t-1} diag(b_t) + k_t v_t^T.
 //  Without causality S and z are sums over all tokens. q and k stand for
 // feature maps of what is given. An operation fills a Problem from its own inputs
@@ -53,6 +59,12 @@ enum class Gate {
   kNone,
   kScalar,  // one factor for all of S
   kKey,     // one per row of S
+};
+
+enum class Delta {
+  kNone,
+  kAfterDecay,   // r = beta .* erase .* read_key, w = beta .* write .* v
+  kBeforeDecay,  // a = read_key, b = write_key
 };
 
 // phi(x), of a query or a key.
@@ -113,6 +125,11 @@ struct Problem {
   bool has_bonus = false;  // of Gate::kKey, not normalised
   Rows bonus;              // u, over value heads alone
 
+  Delta delta = Delta::kNone;  // nothing else but decays over tokens
+  Rows read_key, write_key;    // over key heads; a read key that is absent is k
+  Rows beta;                   // over tokens and value heads, one element each; absent: 1
+  Rows erase, write;           // over tokens, value heads and channels; absent: 1
+
   // Each absent unless given: v_t is value_factors_t times what `v` holds, and what is
   // written as o is (o_t + skip .* `v`_t) .* silu(output_gate_t).
   Rows value_factors;  // over tokens and value heads, one element each
@@ -154,6 +171,7 @@ struct Gradients {
   Rows d_bonus;               // written
   States d_initial, d_initial_z;  // written
   Rows d_projection;              // written; maxima count as constants
+  Rows d_read_key, d_write_key, d_beta, d_erase, d_write;  // written
 };
 
 }  // namespace heed::recurrence

@@ -222,6 +222,12 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   p.log_decay = p.constant_decay ? KeptDecays(call, in.log_decay) : RowsOf(call, in.log_decay);
   p.log_value_decay = RowsOf(call, in.log_decay_v);
   p.bonus = RowsOf(call, in.u);
+  p.delta = definition.delta;
+  p.read_key = RowsOf(call, definition.read_key ? in.p : in.a);
+  p.write_key = RowsOf(call, in.b);
+  p.beta = RowsOf(call, in.beta);
+  p.erase = RowsOf(call, in.erase);
+  p.write = RowsOf(call, in.write);
   if (around != nullptr) {
     p.value_factors = RowsOf(call, around->value_factors);
     p.output_gate = RowsOf(call, around->output_gate);
@@ -379,6 +385,11 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   g.d_log_decay = RowsOf(call, out.dlog_decay);
   g.d_log_value_decay = RowsOf(call, out.dlog_decay_v);
   g.d_bonus = RowsOf(call, out.du);
+  g.d_read_key = RowsOf(call, definition.read_key ? out.dp : out.da);
+  g.d_write_key = RowsOf(call, out.db);
+  g.d_beta = RowsOf(call, out.dbeta);
+  g.d_erase = RowsOf(call, out.derase);
+  g.d_write = RowsOf(call, out.dwrite);
   if (out.dprojection.present()) g.d_projection = MatrixOf(out.dprojection);
   const auto initial = [&](const char* name, const TensorView& t, bool exists,
                            const Axes& shape) {
@@ -460,7 +471,10 @@ Explanation Explain(const char* op, const Context& ctx, const Definition& defini
   e.kernel = kernel.name;
   e.target = TargetName(ctx.allowed_targets());
   e.why = kernel.why;
-  e.flops = 4 * tokens * static_cast<double>(p.value_heads) *
+  const double products = p.delta == recurrence::Delta::kNone          ? 4
+                          : p.delta == recurrence::Delta::kAfterDecay ? 6
+                                                                      : 8;
+  e.flops = products * tokens * static_cast<double>(p.value_heads) *
             static_cast<double>(p.features()) * static_cast<double>(p.value_size);
   e.flops += 4 * tokens * static_cast<double>(p.value_heads) *
              static_cast<double>(p.projection_rows) * static_cast<double>(p.key_size);

@@ -40,6 +40,10 @@ struct Inputs {
   ConstState initial;
   ConstTensorView u = {};  // [HV, K], any float dtype, of mechanisms with a bonus
   ConstTensorView log_decay_v = {};  // [B, T, HV, V], as log_decay; may be absent
+
+  // Of delta rules. Factors in q's dtype, f32 or f64: beta [B, T, HV], erase [B, T, HV, K]
+  // and write [B, T, HV, V]; keys like k: p, which reads, and a and b of RWKV-7.
+  ConstTensorView beta = {}, p = {}, erase = {}, write = {}, a = {}, b = {};
 };
 
 struct Options {
@@ -67,6 +71,7 @@ struct Gradients {
   TensorView dq, dk, dv, dlog_decay, dprojection;
   State dinitial;  // none of m, which counts as a constant
   TensorView du = {}, dlog_decay_v = {};
+  TensorView dbeta = {}, dp = {}, derase = {}, dwrite = {}, da = {}, db = {};
 };
 
 // One token of each sequence: [B, H, K], [B, HV, V], and decays [B, HV] or [B, HV, K], or
@@ -76,6 +81,7 @@ struct StepInputs {
   ConstTensorView projection = {};  // [M, K]
   ConstTensorView u = {};           // [HV, K]
   ConstTensorView log_decay_v = {};  // [B, HV, V]
+  ConstTensorView beta = {}, p = {}, erase = {}, write = {}, a = {}, b = {};  // as those above
 };
 
 struct Explanation {

@@ -27,8 +27,9 @@ void ReadInput(Call& call, const Argument& a) {
   call.in.*kField = call.arrays.Read(a, Kind::kFloat);
 }
 
-void ReadDecay(Call& call, const Argument& a) {  // one number per row has no rows
-  call.in.log_decay = call.arrays.ReadList(a, Kind::kFloat);
+template <ConstTensorView Inputs::*kField>
+void ReadNumbers(Call& call, const Argument& a) {  // one number per row has no rows
+  call.in.*kField = call.arrays.ReadList(a, Kind::kFloat);
 }
 
 void ReadOther(Call& call, const Argument& a) {
@@ -204,20 +205,38 @@ const Keyword<Call>& Option(std::string_view name) {
   throw InternalError("recurrent: no option " + std::string(name));
 }
 
-decltype(Keyword<Call>::read) ReaderOf(const Input& input) {
-  switch (input.role) {
-    case Input::kQuery: return &ReadInput<&Inputs::q>;
-    case Input::kKey: return &ReadInput<&Inputs::k>;
-    case Input::kValue: return &ReadInput<&Inputs::v>;
-    case Input::kDecay: return &ReadDecay;
-    case Input::kProjection: return &ReadInput<&Inputs::projection>;
-    case Input::kValueDecay: return &ReadInput<&Inputs::log_decay_v>;
-    case Input::kBonus: return &ReadInput<&Inputs::u>;
-    case Input::kOther: return &ReadOther;
-    case Input::kConstants: return &ReadConstants;
-    case Input::kMask: return &ReadMask;
+// How the tensors of the table are read, and PyTorch's places for their gradients.
+constexpr struct {
+  std::string_view name;
+  decltype(Keyword<Call>::read) read, write;
+} kAccess[] = {
+    {"q", &ReadInput<&Inputs::q>, &WriteGradient<&Gradients::dq>},
+    {"k", &ReadInput<&Inputs::k>, &WriteGradient<&Gradients::dk>},
+    {"v", &ReadInput<&Inputs::v>, &WriteGradient<&Gradients::dv>},
+    {"log_decay", &ReadNumbers<&Inputs::log_decay>, &WriteGradient<&Gradients::dlog_decay>},
+    {"log_decay_v", &ReadInput<&Inputs::log_decay_v>, &WriteGradient<&Gradients::dlog_decay_v>},
+    {"projection", &ReadInput<&Inputs::projection>, &WriteGradient<&Gradients::dprojection>},
+    {"u", &ReadInput<&Inputs::u>, &WriteGradient<&Gradients::du>},
+    {"beta", &ReadNumbers<&Inputs::beta>, &WriteGradient<&Gradients::dbeta>},
+    {"p", &ReadInput<&Inputs::p>, &WriteGradient<&Gradients::dp>},
+    {"erase", &ReadInput<&Inputs::erase>, &WriteGradient<&Gradients::derase>},
+    {"write", &ReadInput<&Inputs::write>, &WriteGradient<&Gradients::dwrite>},
+    {"a", &ReadInput<&Inputs::a>, &WriteGradient<&Gradients::da>},
+    {"b", &ReadInput<&Inputs::b>, &WriteGradient<&Gradients::db>},
+};
+
+const auto& AccessOf(const Input& input) {
+  for (const auto& access : kAccess) {
+    if (access.name == input.tensor->name) return access;
   }
-  return nullptr;
+  throw InternalError("recurrent: no access to " + input.name);
+}
+
+decltype(Keyword<Call>::read) ReaderOf(const Input& input) {
+  if (input.tensor != nullptr) return AccessOf(input).read;
+  return input.role == Input::kOther  ? &ReadOther
+         : input.role == Input::kMask ? &ReadMask
+                                      : &ReadConstants;
 }
 
 // PyTorch's operators have no default for a range: None stands for it.
@@ -226,16 +245,7 @@ Keyword<Call> SettingKeyword(const SettingSpec& spec) {
 }
 
 decltype(Keyword<Call>::read) WriterOf(const Input& input) {
-  switch (input.role) {
-    case Input::kQuery: return &WriteGradient<&Gradients::dq>;
-    case Input::kKey: return &WriteGradient<&Gradients::dk>;
-    case Input::kValue: return &WriteGradient<&Gradients::dv>;
-    case Input::kDecay: return &WriteGradient<&Gradients::dlog_decay>;
-    case Input::kProjection: return &WriteGradient<&Gradients::dprojection>;
-    case Input::kValueDecay: return &WriteGradient<&Gradients::dlog_decay_v>;
-    case Input::kBonus: return &WriteGradient<&Gradients::du>;
-    default: return &WriteOther;
-  }
+  return input.tensor != nullptr ? AccessOf(input).write : &WriteOther;
 }
 
 nb::object NamedTuple(const std::string& type, const std::string& fields) {
@@ -339,7 +349,7 @@ void Bound::Describe() {
     if (!input.optional) {
       arguments += input.name + array + ", ";
     } else if (input.role == Input::kOther || input.role == Input::kMask ||
-               input.role == Input::kValueDecay) {
+               input.role == Input::kTensor) {
       decay += input.name + ": heed._typing.Array | None = None, ";
     } else {
       decay += input.name + ": heed._typing.Floats | None = None, ";

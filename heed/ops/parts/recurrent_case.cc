@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "heed/core/error.h"
+#include "heed/ops/parts/delta_reference_internal.h"
 
 namespace heed::recurrent {
 namespace {
@@ -107,6 +108,24 @@ void CopyMaxima(const ConstTensorView& from, const TensorView& to) {
   }
 }
 
+void DeltaReferenceOf(const Mechanism& m, const Problem& p,
+                      std::span<const TensorView> expected,
+                      std::span<const TensorView> tolerance) {
+  const Definition& d = m.definition;
+  if (p.num_forward > 0) {
+    m.reference(p.in, p.options, ToOutputs(p, expected));
+    if (!tolerance.empty()) {
+      DeltaTolerance(d, p.in, p.options, ToOutputs(p, expected), ToOutputs(p, tolerance));
+    }
+  }
+  if (p.num_forward == p.outputs.size()) return;
+  m.backward_reference(p.in, p.options, ToGradients(d, p, expected));
+  if (!tolerance.empty()) {
+    DeltaBackwardTolerance(d, p.in, p.options, ToGradients(d, p, expected),
+                           ToGradients(d, p, tolerance));
+  }
+}
+
 Case ToCase(const Mechanism& m, const Problem& problem) {
   const auto p = std::make_shared<const Problem>(problem);
   Case c;
@@ -132,6 +151,9 @@ Case ToCase(const Mechanism& m, const Problem& problem) {
   }
   c.reference = [m, p](std::span<const TensorView> expected,
                        std::span<const TensorView> tolerance) {
+    if (m.definition.delta != recurrence::Delta::kNone) {
+      return DeltaReferenceOf(m, *p, expected, tolerance);
+    }
     const ReferenceMath math = m.math(p->in, p->options);
     if (p->num_forward > 0) {
       m.reference(p->in, p->options, ToOutputs(*p, expected));
@@ -277,8 +299,8 @@ class Generator {
     const bool own = tensor.type != Tensor::kSame &&
                      (!HoldsSums(tensor, dtype_) || random.Chance(0.5));
     const Buffer buffer = parts_.Make(own ? StateDType(dtype_) : dtype_, sizes);
-    if (tensor.values == Tensor::kNormal) {
-      return parts_.Keep(buffer.FillNormal(parts_.NextSeed(), 1));
+    if (tensor.values != Tensor::kDecays) {
+      return parts_.Keep(FillValues(tensor, buffer, parts_.NextSeed(), p_.in.k));
     }
     const double strength = std::exp(random.Uniform(-7, 2));
     FillDecays(buffer, parts_.NextSeed(), random.Chance(0.1) ? 0 : strength,
@@ -294,6 +316,38 @@ class Generator {
 };
 
 }  // namespace
+
+const Buffer& FillValues(const Tensor& tensor, const Buffer& buffer, uint64_t seed,
+                         const ConstTensorView& keys) {
+  buffer.FillNormal(seed, 1);
+  if (tensor.values == Tensor::kNormal || buffer.view().num_elements() == 0) return buffer;
+  Random random(seed);
+  const TensorView view = buffer.view();
+  const int64_t size = view.size(view.rank() - 1);
+  Shape at(view.sizes().size());
+  do {
+    if (tensor.values == Tensor::kFractions) {
+      SetElement(view, at, random.Uniform(0.05, 1));
+      continue;
+    }
+    if (at.back() != 0) continue;  // rows
+    const bool like_keys = tensor.values != Tensor::kUnit;
+    std::vector<double> row;
+    double sum = 0;
+    for (at.back() = 0; at.back() < size; ++at.back()) {
+      const double noise = GetElement(view, at) / std::sqrt(static_cast<double>(size));
+      row.push_back(like_keys ? GetElement(keys, at) + 0.1 * noise : noise);
+      sum += row.back() * row.back();
+    }
+    const double sign = tensor.values == Tensor::kNegativeKeys ? -1 : 1;
+    const double factor = sign * (like_keys ? 0.9 : 1) / std::sqrt(std::max(sum, 1e-12));
+    for (at.back() = 0; at.back() < size; ++at.back()) {
+      SetElement(view, at, factor * row[static_cast<size_t>(at.back())]);
+    }
+    at.back() = size - 1;
+  } while (NextIndex(view.sizes(), at));
+  return buffer;
+}
 
 void CopyElements(const ConstTensorView& from, const TensorView& to) {
   Shape index(to.sizes().size());
@@ -400,8 +454,8 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
     if (t.optional && !has("+columns+")) continue;
     const DType dtype = HoldsSums(t, request.dtype) ? request.dtype : StateDType(request.dtype);
     const Buffer buffer(dtype, SizesOf(t, axes), Placement::kAligned);
-    if (t.values == Tensor::kNormal) {
-      buffer.FillNormal(++seed);
+    if (t.values != Tensor::kDecays) {
+      FillValues(t, buffer, ++seed, p.in.k);
     } else if (has("+vanishing+")) {
       buffer.FillConstant(std::log1p(-1e-6));
     } else if (has("+faint+")) {  // less than half a rounding of 1
@@ -443,7 +497,10 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
   if (p.options.lengths.present() && s.B > 0) {
     tokens = static_cast<double>(s.B * p.options.lengths.as<int64_t>()[0]);
   }
-  c.flops = (backward ? 12 : 4) * tokens * static_cast<double>(s.Hq) *
+  const double products = d.delta == recurrence::Delta::kNone ? (backward ? 12 : 4)
+                          : d.delta == recurrence::Delta::kAfterDecay ? (backward ? 18 : 6)
+                                                                      : (backward ? 22 : 8);
+  c.flops = products * tokens * static_cast<double>(s.Hq) *
             static_cast<double>(F) * static_cast<double>(s.Dv);
   if (projected) {
     c.flops += (backward ? 12 : 4) * tokens * static_cast<double>(s.Hkv * F * K);

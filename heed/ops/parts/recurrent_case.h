@@ -126,6 +126,10 @@ View WithoutTokens(const View& t) {
   return View(t.data(), t.dtype(), sizes, strides);
 }
 
+// Fills a tensor that is no decay; `keys` are those of the call, or absent.
+const Buffer& FillValues(const Tensor& tensor, const Buffer& buffer, uint64_t seed,
+                         const ConstTensorView& keys);
+
 // Element by element; zeros from a view that is absent.
 void CopyElements(const ConstTensorView& from, const TensorView& to);
 
@@ -163,6 +167,18 @@ OpEntry GatedEntry(const char* bytes) {
                      std::optional<double> scale) {
             return CallOn(kMechanism(), ctx, tensors, scale);
           }};
+}
+
+// The entry of a delta rule.
+template <const Mechanism& (*kMechanism)()>
+OpEntry DeltaEntry() {
+  OpEntry entry = GatedEntry<kMechanism>("B Tq (3 Hkv D + Hq D + 2 Hq Dv) size");
+  entry.family = "delta";
+  if (kMechanism().definition.decay == DecayShape::kNone) entry.variants = kVariants;
+  entry.flops = kMechanism().definition.delta == recurrence::Delta::kAfterDecay
+                    ? "6 D Dv per token and value head, backward 18 D Dv"
+                    : "8 D Dv per token and value head, backward 22 D Dv";
+  return entry;
 }
 
 }  // namespace heed::recurrent

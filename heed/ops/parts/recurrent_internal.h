@@ -63,6 +63,9 @@ struct Definition {
   bool complement_keys = false;  // k is 1 - exp(log_decay), not given
   bool value_decay = false;      // columns of the state may decay too
   bool bonus = false;            // queries see the state before their token, and u
+  recurrence::Delta delta = recurrence::Delta::kNone;  // before the decay: takes a and b
+  bool beta = false, read_key = false;                 // of delta rules: beta; p
+  bool erase_and_write = false;                        // factors by channel
 
   // What errors call the tensors.
   const char *query_name = "q", *key_name = "k", *value_name = "v";
@@ -77,7 +80,9 @@ struct Tensor {
     kWide,      // that, or the dtype of states
     kAnyFloat,  // constants
   };
-  enum Values { kNormal, kDecays };  // of random problems
+  // Of random problems. Keys of delta rules are unit vectors, what reads and what writes nearly
+  // the same, so that states stay what they are.
+  enum Values { kNormal, kDecays, kFractions, kUnit, kNearlyKeys, kNegativeKeys };
 
   const char* name = nullptr;
   const char* axes = "";  // a letter each: B, T, H key heads, G value heads, K, V, M
@@ -101,6 +106,7 @@ class Tensors {
  public:
   explicit Tensors(const Definition& definition);
   static Tensors NotOf(const Definition& definition);  // what other mechanisms take
+  static const Tensor* Any(std::string_view name);     // of any mechanism; or null
   const Tensor* begin() const { return tensors_.data(); }
   const Tensor* end() const { return tensors_.data() + count_; }
   const Tensor* Find(std::string_view name) const;  // null: there is none

@@ -48,16 +48,7 @@ DType StateDType(DType dtype) {
 }
 
 ConstTensorView InputOf(const Call& call, const Input& input) {
-  switch (input.role) {
-    case Input::kQuery: return call.in.q;
-    case Input::kKey: return call.in.k;
-    case Input::kValue: return call.in.v;
-    case Input::kDecay: return call.in.log_decay;
-    case Input::kProjection: return call.in.projection;
-    case Input::kValueDecay: return call.in.log_decay_v;
-    case Input::kBonus: return call.in.u;
-    default: break;
-  }
+  if (input.tensor != nullptr) return call.in.*input.tensor->input;
   const auto found = call.in.others.find(input.name);
   return found == call.in.others.end() ? ConstTensorView() : found->second;
 }
@@ -107,7 +98,7 @@ void WarnOfPositiveDecays(const Bound& b, const char* op, const Call& call) {
   static std::atomic<bool> warned = false;
   constexpr int64_t kMost = 64;
   for (const Input& input : b.inputs) {
-    if (input.role != Input::kDecay && input.role != Input::kValueDecay) continue;
+    if (input.tensor == nullptr || input.tensor->values != Tensor::kDecays) continue;
     const ConstTensorView& x = InputOf(call, input);
     if (warned || !x.present() || x.data() == nullptr || !IsFloat(x.dtype())) continue;
     const int64_t looked_at = std::min(kMost, x.num_elements());
@@ -177,16 +168,7 @@ nb::object RunForward(const Bound& b, PyObject* args, PyObject* kwargs) {
 }
 
 TensorView& GradientOf(Results& out, const Input& input) {
-  switch (input.role) {
-    case Input::kQuery: return out.dq;
-    case Input::kKey: return out.dk;
-    case Input::kValue: return out.dv;
-    case Input::kDecay: return out.dlog_decay;
-    case Input::kProjection: return out.dprojection;
-    case Input::kValueDecay: return out.dlog_decay_v;
-    case Input::kBonus: return out.du;
-    default: return out.others[input.name];
-  }
+  return input.tensor != nullptr ? out.*input.tensor->gradient : out.others[input.name];
 }
 
 nb::object RunBackward(const Bound& b, PyObject* args, PyObject* kwargs) {
@@ -233,13 +215,11 @@ nb::object RunStep(const Bound& b, PyObject* args, PyObject* kwargs) {
   const nb::object result = OutputArray(op, call, Sizes(call.in.v), o);
   const Functions functions = BoundFunctions(b, call);
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(op, kRenamed, [&] {
-    functions.step(ctx,
-                   {{call.in.q, call.in.k, call.in.v, call.in.log_decay, call.in.projection,
-                     call.in.u, call.in.log_decay_v},
-                    call.in.others},
-                   call.options, call.state, o);
-  });
+  StepArguments in = {{}, call.in.others};
+  for (const Input& input : b.inputs) {
+    if (input.tensor != nullptr) in.*input.tensor->step = call.in.*input.tensor->input;
+  }
+  Compute(op, kRenamed, [&] { functions.step(ctx, in, call.options, call.state, o); });
   return result;
 }
 
@@ -322,8 +302,8 @@ void Bind(nb::module_& m, const Binding& binding) {
   for (const Input& input : b->inputs) {
     inputs.append(input.name);
     if (input.optional) optional.append(input.name);
-    if (input.role <= Input::kValue || input.role == Input::kProjection ||
-        input.role == Input::kOther) {
+    if (input.role == Input::kOther ||
+        (input.tensor != nullptr && input.tensor->type == Tensor::kSame)) {
       rows.append(input.name);
     }
     if (input.role == Input::kQuery) description["query"] = input.name;

@@ -82,32 +82,34 @@ Functions FunctionsOf(const Own& own, const OwnFunctions<Own>& f) {
           }};
 }
 
-// An input tensor and its part in the recurrence: "q" or "r", "k", "v", "log_decay",
-// "log_decay_v", "u" and "projection" have theirs by name. Others have rows, are lists
-// (constants of heads, numbers of tokens), or bool, which have no gradient. States have a row
-// for each of a projection.
+// An input tensor and its part in the recurrence, which its name says where that is one of the
+// table's (Tensors::Any). Others have rows, are lists (constants of heads, numbers of tokens), or
+// bool, which have no gradient. States have a row for each of a projection.
 struct Input {
-  enum Role {
-    kQuery, kKey, kValue, kDecay, kValueDecay, kProjection, kBonus, kOther, kConstants, kMask
-  };
+  enum Role { kQuery, kKey, kValue, kDecay, kProjection, kTensor, kOther, kConstants, kMask };
 
   Input(const char* input) : Input(input, RoleOf(input)) {}  // NOLINT: reads as its name
   Input(const char* input, Role input_role, bool is_optional = false)
-      : name(input), role(input_role), optional(is_optional) {}
+      : name(input), role(input_role), optional(is_optional),
+        tensor(Tensors::Any(role == kQuery   ? "q"
+                            : role == kKey   ? "k"
+                            : role == kValue ? "v"
+                            : role >= kOther ? ""
+                                             : input)) {}
 
   std::string name;
   Role role;
   bool optional = false;  // and a keyword
+  const Tensor* tensor;   // null: one of the others
 
  private:
   static Role RoleOf(const std::string& name) {
     return name == "q" || name == "r" ? kQuery
            : name == "k"              ? kKey
            : name == "v"              ? kValue
-           : name == "log_decay_v"    ? kValueDecay
+           : name == "log_decay"      ? kDecay
            : name == "projection"     ? kProjection
-           : name == "u"              ? kBonus
-                                      : kDecay;
+                                      : kTensor;
   }
 };
 

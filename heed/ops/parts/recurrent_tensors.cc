@@ -47,6 +47,24 @@ constexpr Row kRows[] = {
     {{.name = "u", .axes = "GK", .input = &Inputs::u, .step = &StepInputs::u,
       .gradient = &Gradients::du, .type = Tensor::kAnyFloat},
      [](const Definition& d) { return d.bonus; }},
+    {{.name = "beta", .axes = "BTG", .input = &Inputs::beta, .step = &StepInputs::beta,
+      .gradient = &Gradients::dbeta, .type = Tensor::kWide, .values = Tensor::kFractions},
+     [](const Definition& d) { return d.beta; }},
+    {{.name = "p", .axes = "BTHK", .input = &Inputs::p, .step = &StepInputs::p,
+      .gradient = &Gradients::dp, .values = Tensor::kNearlyKeys},
+     [](const Definition& d) { return d.read_key; }},
+    {{.name = "erase", .axes = "BTGK", .input = &Inputs::erase, .step = &StepInputs::erase,
+      .gradient = &Gradients::derase, .type = Tensor::kWide, .values = Tensor::kFractions},
+     [](const Definition& d) { return d.erase_and_write; }},
+    {{.name = "write", .axes = "BTGV", .input = &Inputs::write, .step = &StepInputs::write,
+      .gradient = &Gradients::dwrite, .type = Tensor::kWide, .values = Tensor::kFractions},
+     [](const Definition& d) { return d.erase_and_write; }},
+    {{.name = "a", .axes = "BTHK", .input = &Inputs::a, .step = &StepInputs::a,
+      .gradient = &Gradients::da, .values = Tensor::kNegativeKeys},
+     [](const Definition& d) { return d.delta == recurrence::Delta::kBeforeDecay; }},
+    {{.name = "b", .axes = "BTHK", .input = &Inputs::b, .step = &StepInputs::b,
+      .gradient = &Gradients::db, .values = Tensor::kNearlyKeys},
+     [](const Definition& d) { return d.delta == recurrence::Delta::kBeforeDecay; }},
 };
 
 }  // namespace
@@ -57,6 +75,9 @@ Tensors::Tensors(const Definition& d) {
     Tensor tensor = row.tensor;
     if (tensor.input == &Inputs::q) tensor.name = d.query_name;
     if (tensor.input == &Inputs::k) tensor.name = d.key_name;
+    if (tensor.input == &Inputs::k && d.delta != recurrence::Delta::kNone) {
+      tensor.values = Tensor::kUnit;
+    }
     if (tensor.input == &Inputs::v) tensor.name = d.value_name;
     if (tensor.input == &Inputs::log_decay) {
       tensor.axes = DecayAxes(d.decay);
@@ -77,6 +98,13 @@ Tensors Tensors::NotOf(const Definition& d) {
 const Tensor* Tensors::Find(std::string_view name) const {
   for (const Tensor& tensor : *this) {
     if (name == tensor.name) return &tensor;
+  }
+  return nullptr;
+}
+
+const Tensor* Tensors::Any(std::string_view name) {
+  for (const Row& row : kRows) {
+    if (name == row.tensor.name) return &row.tensor;
   }
   return nullptr;
 }

@@ -9,7 +9,7 @@ namespace heed::gla {
 void Bind(nanobind::module_& m) {
   recurrent::Bind(m, {.name = "gla",
                       .inputs = {"q", "k", "v", "log_decay",
-                                 {"log_decay_v", recurrent::Input::kValueDecay, true}},
+                                 {"log_decay_v", recurrent::Input::kTensor, true}},
                       .bind = [](const recurrent::Settings&) -> recurrent::Functions {
                         return {&Forward, &Backward, &Step, &Explain};
                       },

@@ -1,0 +1,223 @@
+// Delta rules forward, and one token of them, for one dtype of states.
+//
+// Compiled once per SIMD target. A task owns one value head of one sequence, or a range of its
+// value columns where there are fewer heads than threads: columns never meet.
+#if defined(HEED_ENGINES_RECURRENCE_DELTA_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_RECURRENCE_DELTA_INL_H_
+#undef HEED_ENGINES_RECURRENCE_DELTA_INL_H_
+#else
+#define HEED_ENGINES_RECURRENCE_DELTA_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "heed/core/carver.h"
+#include "heed/core/context.h"
+#include "heed/engines/recurrence/block-inl.h"
+#include "heed/engines/recurrence/delta_rows-inl.h"
+#include "heed/engines/recurrence/delta_token-inl.h"
+#include "heed/engines/recurrence/problem.h"
+#include "heed/engines/recurrence/tasks.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::recurrence::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// f(std::integral_constant<Decay, ...>) of a token's decay.
+template <class F>
+HWY_INLINE void WithTokenDecay(const Problem& p, const F& f) {
+  if (p.gate == Gate::kNone) return f(std::integral_constant<Decay, Decay::kNone>());
+  f(std::integral_constant<Decay, Decay::kRows>());
+}
+
+// A block: o, and of each token what its read key finds, [n + 1][value_row]. After the decay, what
+// is written takes the place of w.
+template <class T>
+struct DeltaBlock {
+  const DeltaRows<T>& rows;
+  size_t row, value_row;
+  T* o;  // null: the state alone
+  T* found;
+};
+
+// n tokens on C vectors of columns from `column` on, rows of a state `stride` apart.
+template <bool kBefore, bool kOutputs, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
+HWY_NOINLINE void DeltaTokens(D d, const DeltaBlock<T>& b, size_t n, size_t column,
+                              size_t num_rows, size_t stride, T* state) {
+  constexpr size_t N = hn::MaxLanes(D());
+  constexpr unsigned kWrites = kBefore ? kWrite | kWrite2 : kWrite;
+  constexpr unsigned kReads = kOutputs ? kRead | kRead2 : kRead2;
+  Token<T> first;
+  first.read2_row = b.rows.read_state;
+  first.read2_out = b.found + column;
+  PassToken<kRead2, Decay::kNone, C>(d, first, num_rows, stride, state);
+  for (size_t t = 0; t < n; ++t) {
+    T* written = b.rows.w + t * b.value_row + column;
+    T* found = b.found + t * b.value_row + column;
+    Token<T> x;
+    x.write_row = b.rows.k + t * b.row;
+    x.write_lanes = written;
+    if constexpr (kBefore) {
+      x.write2_row = b.rows.write_key + t * b.row;
+      x.write2_lanes = found;
+    } else {
+      for (size_t i = 0; i < C * N; i += N) {
+        hn::StoreU(hn::Sub(hn::LoadU(d, written + i), hn::LoadU(d, found + i)), d, written + i);
+      }
+    }
+    x.decay = b.rows.decay + t * b.row;
+    x.read2_row = b.rows.read_state + (t + 1 < n ? t + 1 : t) * b.row;
+    x.read2_out = found + b.value_row;
+    if constexpr (kOutputs) {
+      x.read_row = b.rows.q + t * b.row;
+      x.read_out = b.o + t * b.value_row + column;
+    }
+    PassToken<kWrites | kReads, kDecay, C>(d, x, num_rows, stride, state);
+  }
+}
+
+// One thread's memory.
+template <class T>
+struct DeltaBuffers {
+  DeltaRows<T> rows;
+  T *o, *found, *state;
+
+  static int64_t Bytes(const Problem& p, int64_t block) {
+    DeltaBuffers unused = {};
+    return unused.LayOut(p, block, nullptr);
+  }
+  void Init(const Problem& p, int64_t block) { LayOut(p, block, this); }
+
+ private:
+  int64_t LayOut(const Problem& p, int64_t block, void* base) {
+    Carver carver(base, (sizeof(DeltaBuffers) + 127) / 128 * 128);
+    const auto value_row = static_cast<int64_t>(Padded<T>(p.value_size));
+    rows.LayOut(p, carver, block);
+    carver.Next(o, block * value_row);
+    carver.Next(found, (block + 1) * value_row);
+    carver.Next(state, p.key_size * value_row);
+    return carver.bytes();
+  }
+};
+
+// f(kBefore, kDecay) as integral constants.
+template <class F>
+HWY_INLINE void WithDelta(const Problem& p, const F& f) {
+  WithTokenDecay(p, [&](auto decay) HWY_ATTR {
+    if (p.delta == Delta::kBeforeDecay) return f(std::true_type(), decay);
+    f(std::false_type(), decay);
+  });
+}
+
+// The strips of a state.
+template <bool kOutputs, class D, class T = hn::TFromD<D>>
+HWY_NOINLINE HWY_ATTR void DeltaStrips(D d, const Problem& p, const DeltaBlock<T>& b, size_t n,
+                                       const StateShape& shape, T* state) {
+  WithDelta(p, [&](auto before, auto decay) HWY_ATTR {
+    ForStripVectors<T>(shape, [&](auto vectors, size_t c) HWY_ATTR {
+      constexpr size_t kWidth = vectors.value * hn::MaxLanes(D());
+      DeltaTokens<before.value, kOutputs, decay.value, vectors.value>(
+          d, b, n, c, shape.rows, kWidth, state + shape.Offset(c));
+    });
+  });
+}
+
+template <class T>
+HWY_NOINLINE HWY_ATTR void DeltaHead(const Problem& p, const Task& task,
+                                     const DeltaBuffers<T>& b) {
+  const hn::ScalableTag<T> d;
+  const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
+  const size_t row = Padded<T>(p.key_size), value_row = Padded<T>(p.value_size);
+  const auto keys = static_cast<size_t>(p.key_size);
+  const StateShape shape = {keys, keys, FirstColumn(task.part, task.parts, value_row),
+                            FirstColumn(task.part + 1, task.parts, value_row),
+                            static_cast<size_t>(p.value_size), false};
+  const DeltaReader<T> reader(p, s, task.head, b.rows);
+  LoadState(d, p.initial, s.state, task.head, shape, b.state);
+  for (int64_t first = 0; first < s.count; first += kBlockTokens) {
+    const auto n = static_cast<size_t>(std::min(kBlockTokens, s.count - first));
+    reader.Queries(first, n);
+    reader.Writes(first, n);
+    DeltaStrips<true>(d, p, DeltaBlock<T>{b.rows, row, value_row, b.o, b.found}, n, shape, b.state);
+    StoreRows(d, b.o, value_row, p.o, s, task.head, first, n, shape.begin,
+              std::min(shape.end, shape.size),
+              [](auto x, size_t, size_t) HWY_ATTR { return x; });
+  }
+  StoreState(d, b.state, shape, p.final, s.state, task.head);
+}
+
+template <class T>
+int64_t DeltaForwardBytes(const Problem& p) {
+  return DeltaBuffers<T>::Bytes(p, kBlockTokens);
+}
+
+template <class T>
+void DeltaForward(Context& ctx, const Problem& p) {
+  ctx.ReserveScratch(static_cast<size_t>(DeltaForwardBytes<T>(p)));
+  for (int worker = 0; worker < ctx.num_threads(); ++worker) {
+    static_cast<DeltaBuffers<T>*>(ctx.Scratch(worker))->Init(p, kBlockTokens);
+  }
+  const TaskQueue queue(p, ctx.num_threads(), p.value_size);
+  ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
+    DeltaHead<T>(p, queue.At(index), *static_cast<const DeltaBuffers<T>*>(ctx.Scratch(worker)));
+  });
+}
+
+// One token, the state where the caller has it, but for columns that fill no vector.
+template <class T>
+HWY_NOINLINE HWY_ATTR void DeltaStepHead(const Problem& p, const Task& task,
+                                         const DeltaBuffers<T>& b) {
+  const hn::ScalableTag<T> d;
+  constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
+  const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
+  const size_t row = Padded<T>(p.key_size), value_row = Padded<T>(p.value_size);
+  const auto keys = static_cast<size_t>(p.key_size);
+  const auto values = static_cast<size_t>(p.value_size);
+  const size_t begin = FirstColumn(task.part, task.parts, value_row);
+  const size_t end = FirstColumn(task.part + 1, task.parts, value_row);
+  const DeltaReader<T> reader(p, s, task.head, b.rows);
+  reader.Queries(0, 1);
+  reader.Writes(0, 1);
+  const DeltaBlock<T> block = {b.rows, row, value_row, b.o, b.found};
+  const bool in_place = p.final.value_stride == 1 || values == 1;
+  const size_t whole = in_place ? std::max(begin, values / N * N) : begin;
+  T* state = StateAt<T>(p.final, s.state, task.head);
+  WithDelta(p, [&](auto before, auto decay) HWY_ATTR {
+    hs::ForTiles<4>(begin / N, std::min(whole, end) / N, [&](auto vectors, size_t c) HWY_ATTR {
+      DeltaTokens<before.value, true, decay.value, vectors.value>(
+          d, block, 1, c * N, keys, static_cast<size_t>(p.final.key_stride), state + c * N);
+    });
+  });
+  if (whole < end) {
+    const StateShape rest = {keys, keys, whole, end, values, false};
+    LoadState(d, p.final, s.state, task.head, rest, b.state);
+    DeltaStrips<true>(d, p, block, 1, rest, b.state);
+    StoreState(d, b.state, rest, p.final, s.state, task.head);
+  }
+  StoreRows(d, b.o, value_row, p.o, s, task.head, 0, 1, begin, std::min(end, values),
+            [](auto x, size_t, size_t) HWY_ATTR { return x; });
+}
+
+template <class T>
+void DeltaStep(Context& ctx, const Problem& p) {
+  ctx.ReserveScratch(static_cast<size_t>(DeltaBuffers<T>::Bytes(p, 1)));
+  for (int worker = 0; worker < ctx.num_threads(); ++worker) {
+    static_cast<DeltaBuffers<T>*>(ctx.Scratch(worker))->Init(p, 1);
+  }
+  const int64_t whole = static_cast<int64_t>(p.sequences.size()) * p.value_heads;
+  const int64_t parts = NumParts(whole, ctx.num_threads(), p.value_size);
+  ctx.ParallelFor(whole * parts, [&](int64_t index, int worker) HWY_ATTR {
+    const int64_t of = index / parts;
+    DeltaStepHead<T>(p, {of / p.value_heads, of % p.value_heads, index % parts, parts},
+                     *static_cast<const DeltaBuffers<T>*>(ctx.Scratch(worker)));
+  });
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::recurrence::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_RECURRENCE_DELTA_INL_H_

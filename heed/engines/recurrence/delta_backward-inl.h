@@ -1,0 +1,512 @@
+// Delta rules backward, for one dtype of states.
+//
+// Compiled once per SIMD target. With e_t = w_t - S~_t^T r_t, what a token writes, and D_t the
+// gradient of S_t,
+//
+//   D_t  = q_t d_o_t^T + G_{t+1} .* (D_{t+1} - r_{t+1} de_{t+1}^T)       de_t = D_t^T k_t = dw_t
+//   dq_t = S_t d_o_t,  dr_t = -S~_t de_t,  dk_t = D_t e_t
+//
+// and where the state is read before the decay, with x_t = S_{t-1}^T a_t,
+//
+//   D_t  = q_t d_o_t^T + G_{t+1} .* D_{t+1} + a_{t+1} dx_{t+1}^T         dx_t = D_t^T b_t
+//   dq_t = S_t d_o_t,  dk_t = D_t v_t,  dv_t = D_t^T k_t,  da_t = S_{t-1} dx_t,  db_t = D_t x_t
+//
+// D knows nothing of S. So, with both states also transposed for keys to stand in lanes:
+//
+//   forward in time: e or x of every token, and S^T at the border of every block of 64 tokens
+//   against time, per block: de on D; dq and dr forward in time on S^T; dk on D^T
+//
+// 22 K V flops per token, of which 18 are needed by any method that keeps no state of a token.
+// The gradient of a log decay is a sum over later tokens of q .* dq + r .* dr - k .* dk inside a
+// block, and <S, D> at its end.
+#if defined(HEED_ENGINES_RECURRENCE_DELTA_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_RECURRENCE_DELTA_BACKWARD_INL_H_
+#undef HEED_ENGINES_RECURRENCE_DELTA_BACKWARD_INL_H_
+#else
+#define HEED_ENGINES_RECURRENCE_DELTA_BACKWARD_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "heed/core/carver.h"
+#include "heed/core/context.h"
+#include "heed/core/turn.h"
+#include "heed/engines/recurrence/block-inl.h"
+#include "heed/engines/recurrence/delta-inl.h"
+#include "heed/engines/recurrence/delta_rows-inl.h"
+#include "heed/engines/recurrence/delta_token-inl.h"
+#include "heed/engines/recurrence/gradients-inl.h"
+#include "heed/engines/recurrence/passes.h"
+#include "heed/engines/recurrence/problem.h"
+#include "heed/engines/recurrence/tasks.h"
+#include "heed/simd/transpose-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::recurrence::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/
+
+// What value heads of one key head add to in turn.
+enum DeltaSum { kOfQueries, kOfKeys, kOfReadKeys, kOfWriteKeys, kDeltaSums };
+
+template <class T>
+struct DeltaBackwardBuffers {
+  DeltaRows<T> rows;
+  T *d_o, *d_written, *d_found, *dv;  // [kBlock][value_row]: de or dv, dx
+  T* found;                    // [kBlock + 1][value_row]
+  T* sums[kDeltaSums];         // [kBlock][row]: dq, dk, dr, db
+  T *d_beta, *suffix;          // [kBlock], [row]
+  T *state, *d_state;          // S and D, [K][V]
+  T* d_transposed;             // D^T, [V][K]
+  T *borders, *kept;           // S^T before each block; e or x of all tokens
+  int64_t border_size;
+
+  static int64_t Bytes(const Problem& p) {
+    DeltaBackwardBuffers unused = {};
+    return unused.LayOut(p, nullptr);
+  }
+  void Init(const Problem& p) { LayOut(p, this); }
+
+  T* Border(int64_t block) const { return borders + block * border_size; }
+
+ private:
+  int64_t LayOut(const Problem& p, void* base) {
+    Carver carver(base, (sizeof(DeltaBackwardBuffers) + 127) / 128 * 128);
+    const auto row = static_cast<int64_t>(Padded<T>(p.key_size));
+    const auto value_row = static_cast<int64_t>(Padded<T>(p.value_size));
+    int64_t blocks = 0;
+    for (const Sequence& s : p.sequences) blocks = std::max(blocks, NumBlocks(s.count));
+    border_size = p.value_size * row;
+    rows.LayOut(p, carver);
+    const bool before = p.delta == Delta::kBeforeDecay;
+    carver.Next(d_o, kBlockTokens * value_row);
+    carver.Next(d_written, kBlockTokens * value_row);
+    carver.Next(d_found, before ? kBlockTokens * value_row : 0);
+    carver.Next(dv, kBlockTokens * value_row);
+    carver.Next(found, (kBlockTokens + 1) * value_row);
+    for (T*& rows_of : sums) carver.Next(rows_of, kBlockTokens * row);
+    carver.Next(d_beta, kBlockTokens);
+    carver.Next(suffix, row);
+    carver.Next(state, p.key_size * value_row);
+    carver.Next(d_state, p.key_size * value_row);
+    carver.Next(d_transposed, border_size);
+    carver.Next(borders, blocks * border_size);
+    carver.Next(kept, blocks * kBlockTokens * value_row);
+    return carver.bytes();
+  }
+};
+
+// Where several value heads share a key head: sums over them, by token and key head.
+template <class T>
+struct DeltaShared {
+  T* sums[kDeltaSums] = {};
+  Turn* turns = nullptr;  // by block, key head and sum
+  std::vector<int64_t> first_token{0}, first_block{0};  // by sequence, and the total
+
+  explicit DeltaShared(const Problem& p) {
+    for (const Sequence& s : p.sequences) {
+      first_token.push_back(first_token.back() + s.count);
+      first_block.push_back(first_block.back() + NumBlocks(s.count));
+    }
+  }
+  int64_t Bytes(const Problem& p) const {
+    DeltaShared copy = *this;
+    return copy.LayOut(p, nullptr);
+  }
+  void Init(const Problem& p, void* base) {
+    LayOut(p, base);
+    for (int64_t i = 0; p.group() > 1 && i < NumTurns(p); ++i) new (&turns[i]) Turn(0);
+  }
+  Turn& TurnOf(const Problem& p, const Task& task, int64_t block, DeltaSum of) const {
+    const int64_t at = first_block[static_cast<size_t>(task.sequence)] + block;
+    return turns[(at * p.key_heads + task.head / p.group()) * kDeltaSums + of];
+  }
+  // Row of a token in sums.
+  int64_t TokenOf(const Problem& p, const Task& task, int64_t token) const {
+    return (first_token[static_cast<size_t>(task.sequence)] + token) * p.key_heads +
+           task.head / p.group();
+  }
+
+ private:
+  int64_t NumTurns(const Problem& p) const {
+    return first_block.back() * p.key_heads * kDeltaSums;
+  }
+  int64_t LayOut(const Problem& p, void* base) {
+    Carver carver(base);
+    if (p.group() == 1) return 0;
+    const auto row = static_cast<int64_t>(Padded<T>(p.key_size));
+    for (T*& of : sums) carver.Next(of, first_token.back() * p.key_heads * row);
+    carver.Next(turns, NumTurns(p));
+    return carver.bytes();
+  }
+};
+
+// A state in strips of the one shape, as it is transposed in strips of the other.
+template <class D, class T = hn::TFromD<D>>
+HWY_NOINLINE HWY_ATTR void TransposeState(D d, const T* from, const StateShape& from_shape,
+                                          const StateShape& to_shape, T* to) {
+  constexpr size_t N = hn::MaxLanes(D());
+  ForStripsOf<T>(from_shape, [&](size_t from_column, size_t from_width) HWY_ATTR {
+    ForStripsOf<T>(to_shape, [&](size_t to_column, size_t to_width) HWY_ATTR {
+      const T* HWY_RESTRICT strip = from + from_shape.Offset(from_column);
+      T* HWY_RESTRICT to_strip = to + to_shape.Offset(to_column);
+      for (size_t c = 0; c < from_width; c += N) {
+        for (size_t r = 0; r < to_width; r += N) {
+          hn::Vec<D> v[N];
+          for (size_t i = 0; i < N; ++i) {
+            const size_t at = to_column + r + i;
+            v[i] = at < from_shape.rows ? hn::LoadU(d, strip + at * from_width + c) : hn::Zero(d);
+          }
+          hs::Transpose(d, v);
+          for (size_t i = 0; i < N && from_column + c + i < to_shape.rows; ++i) {
+            hn::StoreU(v[i], d, to_strip + (from_column + c + i) * to_width + r);
+          }
+        }
+      }
+    });
+  });
+}
+
+template <class T>
+class DeltaBackwardHead {
+ public:
+  DeltaBackwardHead(const Problem& p, const Gradients& g, const Task& task,
+                    const DeltaBackwardBuffers<T>& buffers, const DeltaShared<T>& shared)
+      : p_(p), g_(g), s_(p.sequences[static_cast<size_t>(task.sequence)]), task_(task),
+        head_(task.head), b_(buffers), shared_(shared), reader_(p, s_, task.head, b_.rows),
+        row_(Padded<T>(p.key_size)), value_row_(Padded<T>(p.value_size)),
+        keys_(static_cast<size_t>(p.key_size)), values_(static_cast<size_t>(p.value_size)),
+        by_value_{keys_, keys_, 0, value_row_, values_, false},
+        by_key_{values_, values_, 0, row_, keys_, true},
+        before_(p.delta == Delta::kBeforeDecay) {}
+
+  HWY_NOINLINE HWY_ATTR void Compute() {
+    LoadState(d_, g_.d_final, s_.state, head_, by_value_, b_.d_state);
+    LoadState(d_, g_.d_final, s_.state, head_, by_key_, b_.d_transposed);
+    KeepBorders();
+    for (int64_t block = NumBlocks(s_.count); block-- > 0;) {
+      OneBlock(block, static_cast<size_t>(
+                          std::min(kBlockTokens, s_.count - block * kBlockTokens)));
+    }
+    StoreState(d_, b_.d_state, by_value_, g_.d_initial, s_.state, head_);
+  }
+
+ private:
+  using D = hn::ScalableTag<T>;
+  static constexpr size_t N = hn::MaxLanes(D());
+
+  // e or x of the tokens of a block.
+  T* KeptOf(int64_t block) const {
+    return b_.kept + static_cast<size_t>(block * kBlockTokens) * value_row_;
+  }
+
+  HWY_NOINLINE HWY_ATTR void KeepBorders() {
+    LoadState(d_, p_.initial, s_.state, head_, by_value_, b_.state);
+    for (int64_t block = 0; block < NumBlocks(s_.count); ++block) {
+      const int64_t first = block * kBlockTokens;
+      const auto n = static_cast<size_t>(std::min(kBlockTokens, s_.count - first));
+      TransposeState(d_, b_.state, by_value_, by_key_, b_.Border(block));
+      reader_.Writes(first, n);
+      DeltaStrips<false>(d_, p_, DeltaBlock<T>{b_.rows, row_, value_row_, nullptr, b_.found}, n,
+                         by_value_, b_.state);
+      std::memcpy(KeptOf(block), before_ ? b_.found : b_.rows.w, n * value_row_ * sizeof(T));
+    }
+  }
+
+  HWY_NOINLINE HWY_ATTR void OneBlock(int64_t block, size_t n) {
+    const int64_t first = block * kBlockTokens;
+    reader_.Queries(first, n);
+    reader_.Writes(first, n);
+    LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
+    const T* kept = KeptOf(block);
+    const T* written = before_ ? b_.rows.v : kept;
+
+    // de, or dv and dx, on D; by value.
+    Sides by_value = {b_.rows.q,  b_.d_o,       row_,       value_row_, b_.rows.read,
+                      before_ ? b_.d_found : b_.d_written, b_.rows.k, b_.d_written,
+                      b_.rows.write_key, b_.d_found};
+    AgainstTime<Decay::kRows>(by_value, n, by_value_, b_.d_state);
+    ForwardInTime(n, kept, written, b_.Border(block));
+    // dk and db on D^T; by key. <S, D> at the end of the block before that.
+    StateProducts(d_, b_.Border(block), by_key_, b_.d_transposed, by_key_, b_.suffix);
+    Sides by_key = {b_.d_o, b_.rows.q, value_row_, row_,
+                    before_ ? b_.d_found : b_.d_written, b_.rows.read, written,
+                    b_.sums[kOfKeys], kept, b_.sums[kOfWriteKeys]};
+    AgainstTime<Decay::kLanes>(by_key, n, by_key_, b_.d_transposed);
+
+    if (g_.d_log_decay.data != nullptr) DecayGradients(first, n);
+    if (before_) {
+      AddToHead(kOfReadKeys, g_.d_read_key, block, n, 1);
+      AddToHead(kOfWriteKeys, g_.d_write_key, block, n, 1);
+      StoreValues(b_.d_written, g_.dv, first, n);
+    } else {
+      Factors(first, n);
+      if (p_.read_key.data != nullptr) AddToHead(kOfReadKeys, g_.d_read_key, block, n, 1);
+    }
+    AddToHead(kOfQueries, g_.dq, block, n, p_.scale);
+    AddToHead(kOfKeys, g_.dk, block, n, 1);
+  }
+
+  // What stands in rows and in lanes of a product against time.
+  struct Sides {
+    const T *read_row, *read_lanes;  // of d_o, which D is made of
+    size_t row, lane_row;
+    const T *back_row, *back_lanes;  // of the read key: what leads from D_{t+1} to D_t
+    const T* row1;
+    T* out1;
+    const T* row2;
+    T* out2;
+  };
+
+  // The tokens of a block, the last first; D after the block becomes D before it.
+  template <Decay kGated>
+  HWY_NOINLINE HWY_ATTR void AgainstTime(const Sides& x, size_t n, const StateShape& shape,
+                                         T* state) {
+    const auto run = [&](auto before, auto decay) HWY_ATTR {
+      constexpr bool kBefore = before.value;
+      constexpr Decay kDecay = decay.value == Decay::kNone ? Decay::kNone : kGated;
+      constexpr unsigned kReads = kBefore ? kRead | kRead2 : kRead;
+      constexpr unsigned kBack = kBefore ? kWrite2 : kLateWrite;
+      ForStripVectors<T>(shape, [&](auto vectors, size_t c) HWY_ATTR {
+        constexpr size_t kWidth = vectors.value * N;
+        T* strip = state + shape.Offset(c);
+        for (size_t t = n; t-- > 0;) {
+          Token<T> token = Back(x, t + 1, c, kGated == Decay::kLanes);
+          token.write_row = x.read_row + t * x.row;
+          token.write_lanes = x.read_lanes + t * x.lane_row + c;
+          token.read_row = x.row1 + t * x.row;
+          token.read_out = x.out1 + t * x.lane_row + c;
+          if (kBefore) {
+            token.read2_row = x.row2 + t * x.row;
+            token.read2_out = x.out2 + t * x.lane_row + c;
+          }
+          if (t + 1 == n) {
+            PassToken<kWrite | kReads, Decay::kNone, vectors.value>(d_, token, shape.rows,
+                                                                    kWidth, strip);
+          } else {
+            PassToken<kWrite | kReads | kBack, kDecay, vectors.value>(d_, token, shape.rows,
+                                                                      kWidth, strip);
+          }
+        }
+        const Token<T> token = Back(x, 0, c, kGated == Decay::kLanes);
+        PassToken<kBack, kDecay, vectors.value>(d_, token, shape.rows, kWidth, strip);
+      });
+    };
+    WithDelta(p_, run);
+  }
+
+  // What leads from D of token t to the one before it.
+  HWY_INLINE Token<T> Back(const Sides& x, size_t t, size_t c, bool by_lane) const {
+    Token<T> token;
+    token.decay = b_.rows.decay + t * row_ + (by_lane ? c : 0);
+    token.late_row = token.write2_row = x.back_row + t * x.row;
+    token.late_lanes = token.write2_lanes = x.back_lanes + t * x.lane_row + c;
+    return token;
+  }
+
+  // dq, and -dr or da, on S^T from the border on.
+  HWY_NOINLINE HWY_ATTR void ForwardInTime(size_t n, const T* kept, const T* written, T* state) {
+    const auto run = [&](auto before, auto decay) HWY_ATTR {
+      constexpr bool kBefore = before.value;
+      constexpr Decay kDecay = decay.value == Decay::kNone ? Decay::kNone : Decay::kLanes;
+      constexpr unsigned kDoes =
+          kBefore ? kReadBefore | kWrite | kWrite2 | kRead : kReadDecayed | kWrite | kRead;
+      ForStripVectors<T>(by_key_, [&](auto vectors, size_t c) HWY_ATTR {
+        constexpr size_t kWidth = vectors.value * N;
+        T* strip = state + by_key_.Offset(c);
+        for (size_t t = 0; t < n; ++t) {
+          const size_t at = t * row_ + c, value_at = t * value_row_;
+          Token<T> token;
+          token.decay = b_.rows.decay + at;
+          token.early_row = (kBefore ? b_.d_found : b_.d_written) + value_at;
+          token.early_out = b_.sums[kOfReadKeys] + at;
+          token.write_row = written + value_at;
+          token.write_lanes = b_.rows.k + at;
+          token.write2_row = kept + value_at;
+          token.write2_lanes = b_.rows.write_key + at;
+          token.read_row = b_.d_o + value_at;
+          token.read_out = b_.sums[kOfQueries] + at;
+          PassToken<kDoes, kDecay, vectors.value>(d_, token, by_key_.rows, kWidth, strip);
+        }
+      });
+    };
+    WithDelta(p_, run);
+    if (before_) return;
+    T* dr = b_.sums[kOfReadKeys];
+    for (size_t i = 0; i < n * row_; i += N) hn::Store(hn::Neg(hn::Load(d_, dr + i)), d_, dr + i);
+  }
+
+  // By key and later token; the read key of RWKV-7 sees the decay of the token before.
+  HWY_NOINLINE HWY_ATTR void DecayGradients(int64_t first, size_t n) {
+    const bool scalar = p_.gate == Gate::kScalar;
+    T* to = b_.rows.decay;  // has been used
+    const auto product = [&](const T* a, const T* b, size_t at) HWY_ATTR {
+      return hn::Mul(hn::Load(d_, a + at), hn::Load(d_, b + at));
+    };
+    for (size_t i = 0; i < row_; i += N) {
+      auto later = hn::Load(d_, b_.suffix + i);
+      for (size_t t = n; t-- > 0;) {
+        const size_t at = t * row_ + i;
+        const auto of_read = product(b_.rows.read, b_.sums[kOfReadKeys], at);
+        auto own = hn::Sub(product(b_.rows.q, b_.sums[kOfQueries], at),
+                           product(b_.rows.k, b_.sums[kOfKeys], at));
+        if (before_) {
+          own = hn::Sub(own, product(b_.rows.write_key, b_.sums[kOfWriteKeys], at));
+        } else {
+          own = hn::Add(own, of_read);
+        }
+        const auto gradient = hn::Add(later, own);
+        later = before_ ? hn::Add(gradient, of_read) : gradient;
+        hn::Store(gradient, d_, to + at);
+      }
+    }
+    if (!scalar) {
+      return StoreRows(d_, to, row_, g_.d_log_decay, s_, head_, first, n, 0, keys_,
+                       [](auto v, size_t, size_t) HWY_ATTR { return v; });
+    }
+    T numbers[kBlock];
+    for (size_t t = 0; t < n; ++t) numbers[t] = Sum(to + t * row_, keys_);
+    StoreNumbers(numbers, g_.d_log_decay, first, n);
+  }
+
+  HWY_ATTR T Sum(const T* x, size_t size) const {
+    auto sum = hn::Zero(d_);
+    for (size_t i = 0; i < size; i += N) {
+      sum = hn::Add(sum, i + N <= size ? hn::Load(d_, x + i) : hn::LoadN(d_, x + i, size - i));
+    }
+    return hn::ReduceSum(d_, sum);
+  }
+
+  // Through r = beta .* erase .* key and w = beta .* write .* v.
+  HWY_NOINLINE HWY_ATTR void Factors(int64_t first, size_t n) {
+    reader_.ReadKeys(first, n);
+    T* dr = b_.sums[kOfReadKeys];
+    std::fill_n(b_.d_beta, n, T{0});
+    Through(p_.erase, g_.d_erase, first, n, keys_, row_, b_.rows.read, dr, dr);
+    if (p_.read_key.data == nullptr) {
+      T* dk = b_.sums[kOfKeys];
+      for (size_t i = 0; i < n * row_; i += N) {
+        hn::Store(hn::Add(hn::Load(d_, dk + i), hn::Load(d_, dr + i)), d_, dk + i);
+      }
+    }
+    Through(p_.write, g_.d_write, first, n, values_, value_row_, b_.rows.v, b_.d_written, b_.dv);
+    StoreValues(b_.dv, g_.dv, first, n);
+    if (g_.d_beta.data != nullptr) StoreNumbers(b_.d_beta, g_.d_beta, first, n);
+  }
+
+  // dx of y = beta .* factors .* x, from dy; that of beta is added to.
+  HWY_ATTR void Through(const Rows& factors, const Rows& d_factors, int64_t first, size_t n,
+                        size_t size, size_t row, const T* x, const T* dy, T* dx) {
+    const bool by_channel = factors.data != nullptr, by_token = p_.beta.data != nullptr;
+    T* weights = b_.rows.raw;
+    if (by_channel) LoadRows(d_, factors, s_, head_, first, n, size, weights, row);
+    for (size_t t = 0; t < n; ++t) {
+      const auto beta = hn::Set(d_, by_token ? b_.rows.beta[t] : T{1});
+      auto sum = hn::Zero(d_);
+      for (size_t i = t * row; i < (t + 1) * row; i += N) {
+        auto factor = by_channel ? hn::Load(d_, weights + i) : hn::Set(d_, T{1});
+        const auto product = hn::Mul(hn::Load(d_, dy + i), hn::Load(d_, x + i));
+        sum = hn::MulAdd(factor, product, sum);
+        hn::Store(hn::Mul(hn::Mul(beta, factor), hn::Load(d_, dy + i)), d_, dx + i);
+        if (by_channel) hn::Store(hn::Mul(beta, product), d_, weights + i);
+      }
+      b_.d_beta[t] += hn::ReduceSum(d_, sum);
+    }
+    if (!by_channel || d_factors.data == nullptr) return;
+    StoreRows(d_, weights, row, d_factors, s_, head_, first, n, 0, size,
+              [](auto v, size_t, size_t) HWY_ATTR { return v; });
+  }
+
+  HWY_ATTR void StoreValues(const T* rows, const Rows& to, int64_t first, size_t n) const {
+    if (to.data == nullptr) return;
+    StoreRows(d_, rows, value_row_, to, s_, head_, first, n, 0, values_,
+              [](auto v, size_t, size_t) HWY_ATTR { return v; });
+  }
+
+  void StoreNumbers(const T* numbers, const Rows& to, int64_t first, size_t n) const {
+    for (size_t t = 0; t < n; ++t) {
+      const int64_t at = s_.batch * to.batch_stride +
+                         (s_.first + first + static_cast<int64_t>(t)) * to.token_stride +
+                         head_ * to.head_stride;
+      StoreDouble(to.dtype, const_cast<void*>(to.data), at, static_cast<double>(numbers[t]));
+    }
+  }
+
+  // Rows of the key head times `factor`: stored, or added to those of its other value heads.
+  HWY_NOINLINE HWY_ATTR void AddToHead(DeltaSum of, const Rows& to, int64_t block, size_t n,
+                                       double factor) {
+    if (to.data == nullptr) return;
+    const int64_t first = block * kBlockTokens, group = p_.group(), mine = head_ % group;
+    T* rows = b_.sums[of];
+    const auto finish = [&]() HWY_ATTR {
+      const auto times = hn::Set(d_, static_cast<T>(factor));
+      StoreRows(d_, rows, row_, to, s_, head_ / group, first, n, 0, keys_,
+                [&](auto v, size_t, size_t) HWY_ATTR { return hn::Mul(times, v); });
+    };
+    if (group == 1) return finish();
+    Turn& turn = shared_.TurnOf(p_, task_, block, of);
+    WaitForTurn(turn, mine);
+    const auto row = static_cast<int64_t>(row_);
+    for (size_t t = 0; t < n; ++t) {
+      T* sums = shared_.sums[of] +
+                shared_.TokenOf(p_, task_, first + static_cast<int64_t>(t)) * row;
+      for (size_t i = 0; i < row_; i += N) {
+        auto sum = hn::Load(d_, rows + t * row_ + i);
+        if (mine > 0) sum = hn::Add(hn::Load(d_, sums + i), sum);
+        hn::Store(sum, d_, mine + 1 < group ? sums + i : rows + t * row_ + i);
+      }
+    }
+    if (mine + 1 == group) finish();
+    EndTurn(turn);
+  }
+
+  const D d_;
+  const Problem& p_;
+  const Gradients& g_;
+  const Sequence& s_;
+  const Task& task_;
+  const int64_t head_;
+  const DeltaBackwardBuffers<T>& b_;
+  const DeltaShared<T>& shared_;
+  const DeltaReader<T> reader_;
+  const size_t row_, value_row_, keys_, values_;
+  const StateShape by_value_, by_key_;  // S and D, and transposed
+  const bool before_;
+};
+
+template <class T>
+BackwardBytes DeltaBackwardBytes(const Problem& p) {
+  return {DeltaBackwardBuffers<T>::Bytes(p), DeltaShared<T>(p).Bytes(p)};
+}
+
+template <class T>
+void DeltaBackward(Context& ctx, const Problem& p, const Gradients& g) {
+  const BackwardBytes bytes = DeltaBackwardBytes<T>(p);
+  ctx.ReserveScratch(static_cast<size_t>(bytes.per_thread));
+  ctx.ReserveShared(static_cast<size_t>(bytes.shared));
+  DeltaShared<T> shared(p);
+  shared.Init(p, ctx.Shared());
+  for (int worker = 0; worker < ctx.num_threads(); ++worker) {
+    static_cast<DeltaBackwardBuffers<T>*>(ctx.Scratch(worker))->Init(p);
+  }
+  const TaskQueue queue(p, ctx.num_threads(), 0);
+  ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
+    const Task task = queue.At(index);
+    DeltaBackwardHead<T>(p, g, task,
+                         *static_cast<const DeltaBackwardBuffers<T>*>(ctx.Scratch(worker)),
+                         shared)
+        .Compute();
+  });
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::recurrence::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_RECURRENCE_DELTA_BACKWARD_INL_H_

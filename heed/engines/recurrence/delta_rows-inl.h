@@ -1,0 +1,167 @@
+// The rows of a block of a delta rule, as its tokens take them.
+//
+// Compiled once per SIMD target.
+#if defined(HEED_ENGINES_RECURRENCE_DELTA_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_RECURRENCE_DELTA_ROWS_INL_H_
+#undef HEED_ENGINES_RECURRENCE_DELTA_ROWS_INL_H_
+#else
+#define HEED_ENGINES_RECURRENCE_DELTA_ROWS_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "heed/core/carver.h"
+#include "heed/engines/recurrence/block-inl.h"
+#include "heed/engines/recurrence/problem.h"
+#include "heed/simd/math-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::recurrence::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/
+
+// [block][row], values [block][value_row].
+template <class T>
+struct DeltaRows {
+  T *q, *k, *read, *write_key;  // scale q, k, r or a, b
+  T* read_state;  // the read key with the decay between it and the state before its token
+  T* decay;       // as TileDecay()
+  T* beta;        // [block]
+  T *v, *w;       // v as it is given, and as it is written
+  T* raw;         // of any use
+
+  void LayOut(const Problem& p, Carver& carver, int64_t block = kBlockTokens) {
+    const auto row = static_cast<int64_t>(Padded<T>(p.key_size));
+    const auto value_row = static_cast<int64_t>(Padded<T>(p.value_size));
+    constexpr auto N = static_cast<int64_t>(hn::MaxLanes(hn::ScalableTag<T>()));
+    for (T** rows : {&q, &k, &read, &read_state}) carver.Next(*rows, block * row);
+    carver.Next(write_key, p.write_key.data == nullptr ? 0 : block * row);
+    carver.Next(decay, p.gate == Gate::kNone ? 0 : block * row);
+    carver.Next(beta, block);
+    carver.Next(v, block * value_row);
+    carver.Next(w, block * value_row);
+    carver.Next(raw, block * (row > value_row ? row : value_row) + block * N);
+  }
+};
+
+// Reads rows of one value head.
+template <class T>
+class DeltaReader {
+ public:
+  DeltaReader(const Problem& p, const Sequence& s, int64_t value_head, const DeltaRows<T>& rows)
+      : p_(p), s_(s), head_(value_head), key_head_(value_head / p.group()),
+        keys_(static_cast<size_t>(p.key_size)), values_(static_cast<size_t>(p.value_size)),
+        row_(Padded<T>(p.key_size)), value_row_(Padded<T>(p.value_size)), rows_(rows) {}
+
+  HWY_NOINLINE HWY_ATTR void Queries(int64_t first, size_t n) const {
+    LoadRows(d_, p_.q, s_, key_head_, first, n, keys_, rows_.q, row_);
+    const auto scale = hn::Set(d_, static_cast<T>(p_.scale));
+    for (size_t i = 0; i < n * row_; i += N) {
+      hn::Store(hn::Mul(scale, hn::Load(d_, rows_.q + i)), d_, rows_.q + i);
+    }
+  }
+
+  // Keys, values and decays.
+  HWY_NOINLINE HWY_ATTR void Writes(int64_t first, size_t n) const {
+    LoadRows(d_, p_.k, s_, key_head_, first, n, keys_, rows_.k, row_);
+    LoadRows(d_, p_.v, s_, head_, first, n, values_, rows_.v, value_row_);
+    if (p_.write_key.data != nullptr) {
+      LoadRows(d_, p_.write_key, s_, key_head_, first, n, keys_, rows_.write_key, row_);
+    }
+    if (p_.beta.data != nullptr) Scalars(p_.beta, first, n, rows_.beta);
+    ReadKeys(first, n);
+    Weighted(p_.erase, first, n, keys_, row_, rows_.read, rows_.read);
+    Weighted(p_.write, first, n, values_, value_row_, rows_.v, rows_.w);
+    Decays(first, n);
+  }
+
+  // The read key as it is given.
+  HWY_ATTR void ReadKeys(int64_t first, size_t n) const {
+    if (p_.read_key.data == nullptr) {
+      std::memcpy(rows_.read, rows_.k, n * row_ * sizeof(T));
+    } else {
+      LoadRows(d_, p_.read_key, s_, key_head_, first, n, keys_, rows_.read, row_);
+    }
+  }
+
+  // One number per token.
+  HWY_ATTR void Scalars(const Rows& from, int64_t first, size_t n, T* to) const {
+    LoadRows(d_, from, s_, head_, first, n, 1, rows_.raw, N);
+    for (size_t t = 0; t < n; ++t) to[t] = rows_.raw[t * N];
+  }
+
+ private:
+  using D = hn::ScalableTag<T>;
+  static constexpr size_t N = hn::MaxLanes(D());
+
+  // to = x .* beta .* factors.
+  HWY_ATTR void Weighted(const Rows& factors, int64_t first, size_t n, size_t size, size_t row,
+                         const T* x, T* to) const {
+    const bool by_channel = factors.data != nullptr, by_token = p_.beta.data != nullptr;
+    if (by_channel) LoadRows(d_, factors, s_, head_, first, n, size, rows_.raw, row);
+    for (size_t t = 0; t < n; ++t) {
+      const auto beta = hn::Set(d_, by_token ? rows_.beta[t] : T{1});
+      for (size_t i = t * row; i < (t + 1) * row; i += N) {
+        auto value = hn::Load(d_, x + i);
+        if (by_channel) value = hn::Mul(value, hn::Load(d_, rows_.raw + i));
+        hn::Store(hn::Mul(beta, value), d_, to + i);
+      }
+    }
+  }
+
+  HWY_ATTR void Decays(int64_t first, size_t n) const {
+    const bool before = p_.delta == Delta::kBeforeDecay;
+    if (p_.gate == Gate::kNone) {
+      std::memcpy(rows_.read_state, rows_.read, n * row_ * sizeof(T));
+      return;
+    }
+    const bool scalar = p_.gate == Gate::kScalar;
+    if (scalar) {
+      T numbers[kBlock];
+      Scalars(p_.log_decay, first, n, numbers);
+      for (size_t t = 0; t < n; ++t) {
+        for (size_t i = 0; i < row_; i += N) {
+          hn::Store(hn::Set(d_, numbers[t]), d_, rows_.decay + t * row_ + i);
+        }
+      }
+    } else {
+      LoadRows(d_, p_.log_decay, s_, head_, first, n, keys_, rows_.decay, row_);
+    }
+    const auto zero = hn::Zero(d_);
+    const auto exp_at = [&](size_t i) HWY_ATTR {
+      auto g = hn::Load(d_, rows_.decay + i);
+      g = hn::IfThenElse(hn::Gt(g, zero), zero, g);  // NaN stays
+      const auto a = hs::Exp(d_, g);
+      hn::Store(TileDecay(d_, a, hs::Expm1(d_, g)), d_, rows_.decay + i);
+      return a;
+    };
+    for (size_t t = 0; t < n; ++t) {
+      auto a = zero;
+      for (size_t i = t * row_; i < (t + 1) * row_; i += N) {
+        if (!scalar || i == t * row_) {
+          a = exp_at(i);
+        } else {
+          hn::Store(hn::Load(d_, rows_.decay + t * row_), d_, rows_.decay + i);
+        }
+        const auto read = hn::Load(d_, rows_.read + i);
+        hn::Store(before ? read : hn::Mul(a, read), d_, rows_.read_state + i);
+      }
+    }
+  }
+
+  const D d_;
+  const Problem& p_;
+  const Sequence& s_;
+  const int64_t head_, key_head_;
+  const size_t keys_, values_, row_, value_row_;
+  const DeltaRows<T>& rows_;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::recurrence::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_RECURRENCE_DELTA_ROWS_INL_H_

@@ -1,0 +1,177 @@
+// One token of a delta rule on a strip of a state.
+//
+// Compiled once per SIMD target. What a token writes depends on what it reads from the whole
+// state, so that tokens follow one another, and each passes over the state once: it is
+// decayed, written and read, and read by the next token's key in the same pass, which is what
+// the next token has to know before it can write. 6 flops per element, or 8, for a load and a
+// store. Each element is a chain over tokens and each sum one over rows, even rows and odd
+// rows: the same bits however a sequence is split, forward, in steps and in the transposed
+// states of the backward pass.
+#if defined(HEED_ENGINES_RECURRENCE_DELTA_TOKEN_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_RECURRENCE_DELTA_TOKEN_INL_H_
+#undef HEED_ENGINES_RECURRENCE_DELTA_TOKEN_INL_H_
+#else
+#define HEED_ENGINES_RECURRENCE_DELTA_TOKEN_INL_H_
+#endif
+
+#include <cstddef>
+
+#include "heed/engines/recurrence/register_tile-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::recurrence::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// What happens to a state row, in this order, with a decay after kLateWrite and kReadBefore.
+enum TokenDoes : unsigned {
+  kLateWrite = 1,  // subtracted
+  kReadBefore = 2,
+  kReadDecayed = 4,
+  kWrite = 8,
+  kWrite2 = 16,
+  kRead = 32,
+  kRead2 = 64,
+};
+
+// Rows are broadcast, lanes are columns. A decay is E or E - 1 (TileDecay()), by row or lane.
+template <class T>
+struct Token {
+  const T* decay = nullptr;
+  const T *late_row = nullptr, *late_lanes = nullptr;
+  const T *write_row = nullptr, *write_lanes = nullptr;
+  const T *write2_row = nullptr, *write2_lanes = nullptr;
+  const T* early_row = nullptr;
+  T* early_out = nullptr;
+  const T* read_row = nullptr;
+  T* read_out = nullptr;
+  const T* read2_row = nullptr;
+  T* read2_out = nullptr;
+};
+
+// A decay of one token that is this near to 1 is rounded with what is written (kSlow).
+template <class T>
+inline constexpr T kSlowToken = T{-1} / 1024;
+
+// kDecay: kNone, kRows or kLanes. Rows of the state are `stride` apart.
+template <unsigned kDoes, Decay kDecay, int C, class D, class T = hn::TFromD<D>,
+          class V = hn::Vec<D>>
+HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride,
+                          T* HWY_RESTRICT state) {
+  constexpr size_t N = hn::MaxLanes(D());
+  constexpr auto does = [](unsigned what) { return (kDoes & what) != 0; };
+  constexpr bool kEarly = does(kReadBefore | kReadDecayed);
+  constexpr bool kChanges = does(kLateWrite | kWrite | kWrite2) || kDecay != Decay::kNone;
+  constexpr bool kByLane = kDecay == Decay::kLanes, kByRow = kDecay == Decay::kRows;
+  V late[C], write[C], write2[C], decay[C], read[2][C], read2[2][C], early[2][C];
+  hn::Mask<D> near[C], slow[C], rounded[C];
+  bool any_slow = false;
+  HWY_UNROLL(4)
+  for (int c = 0; c < C; ++c) {
+    const auto load = [&](bool exists, const T* from) HWY_ATTR {
+      return exists ? hn::LoadU(d, from + c * N) : hn::Zero(d);
+    };
+    late[c] = load(does(kLateWrite), x.late_lanes);
+    write[c] = load(does(kWrite), x.write_lanes);
+    write2[c] = load(does(kWrite2), x.write2_lanes);
+    decay[c] = load(kByLane, x.decay);
+    near[c] = hn::Lt(decay[c], hn::Zero(d));
+    slow[c] = hn::And(near[c], hn::Gt(decay[c], hn::Set(d, kSlowToken<T>)));
+    rounded[c] = hn::AndNot(slow[c], near[c]);
+    any_slow |= kByLane && !hn::AllFalse(d, slow[c]);
+    for (int half = 0; half < 2; ++half) {
+      read[half][c] = read2[half][c] = early[half][c] = hn::Zero(d);
+    }
+  }
+  const auto one_row = [&](size_t r, int half) HWY_ATTR {
+    T* HWY_RESTRICT at = state + r * stride;
+    V s[C];
+    HWY_UNROLL(4)
+    for (int c = 0; c < C; ++c) s[c] = hn::LoadU(d, at + c * N);
+    const auto add = [&](const T* row, const V* lanes) HWY_ATTR {
+      const V factor = hn::Set(d, row[r]);
+      HWY_UNROLL(4)
+      for (int c = 0; c < C; ++c) s[c] = hn::MulAdd(factor, lanes[c], s[c]);
+    };
+    const auto sum = [&](const T* row, const V* from, V* to) HWY_ATTR {
+      const V factor = hn::Set(d, row[r]);
+      HWY_UNROLL(4)
+      for (int c = 0; c < C; ++c) to[c] = hn::MulAdd(factor, from[c], to[c]);
+    };
+    const auto decay_row = [&](bool is_near) HWY_ATTR {
+      const V factor = hn::Set(d, x.decay[r]);
+      HWY_UNROLL(4)
+      for (int c = 0; c < C; ++c) {
+        s[c] = is_near ? hn::MulAdd(factor, s[c], s[c]) : hn::Mul(factor, s[c]);
+      }
+    };
+    const auto decay_lanes = [&](const hn::Mask<D>* is_near) HWY_ATTR {
+      HWY_UNROLL(4)
+      for (int c = 0; c < C; ++c) {
+        s[c] = hn::MulAdd(decay[c], s[c], hn::IfThenElseZero(is_near[c], s[c]));
+      }
+    };
+    const auto writes = [&]() HWY_ATTR {
+      if constexpr (does(kWrite)) add(x.write_row, write);
+      if constexpr (does(kWrite2)) add(x.write2_row, write2);
+    };
+    if constexpr (does(kReadBefore)) sum(x.early_row, s, early[half]);
+    if constexpr (does(kLateWrite)) {
+      const V factor = hn::Set(d, x.late_row[r]);
+      HWY_UNROLL(4)
+      for (int c = 0; c < C; ++c) s[c] = hn::NegMulAdd(factor, late[c], s[c]);
+    }
+    bool is_slow = any_slow;
+    if constexpr (kByRow) is_slow = x.decay[r] < 0 && x.decay[r] > kSlowToken<T>;
+    if (!is_slow) {
+      if constexpr (kByRow) decay_row(x.decay[r] < 0);
+      if constexpr (kByLane) decay_lanes(near);
+      if constexpr (does(kReadDecayed)) sum(x.early_row, s, early[half]);
+      writes();
+    } else if constexpr (kByRow || kByLane) {
+      V before[C];
+      HWY_UNROLL(4)
+      for (int c = 0; c < C; ++c) before[c] = s[c];
+      if constexpr (does(kReadDecayed)) {
+        if constexpr (kByRow) decay_row(true);
+        if constexpr (kByLane) decay_lanes(near);
+        sum(x.early_row, s, early[half]);
+        HWY_UNROLL(4)
+        for (int c = 0; c < C; ++c) s[c] = before[c];
+      }
+      if constexpr (kByRow) decay_row(false);
+      if constexpr (kByLane) decay_lanes(rounded);
+      writes();
+      HWY_UNROLL(4)
+      for (int c = 0; c < C; ++c) {
+        s[c] = kByLane ? hn::MaskedAddOr(s[c], slow[c], before[c], s[c])
+                       : hn::Add(before[c], s[c]);
+      }
+    }
+    if constexpr (does(kRead)) sum(x.read_row, s, read[half]);
+    if constexpr (does(kRead2)) sum(x.read2_row, s, read2[half]);
+    HWY_UNROLL(4)
+    for (int c = 0; kChanges && c < C; ++c) hn::StoreU(s[c], d, at + c * N);
+  };
+  size_t r = 0;
+  for (; r + 2 <= num_rows; r += 2) {
+    one_row(r, 0);
+    one_row(r + 1, 1);
+  }
+  if (r < num_rows) one_row(r, 0);
+  HWY_UNROLL(4)
+  for (int c = 0; c < C; ++c) {
+    const auto store = [&](const V(&halves)[2][C], T* to) HWY_ATTR {
+      hn::StoreU(hn::Add(halves[0][c], halves[1][c]), d, to + c * N);
+    };
+    if constexpr (does(kRead)) store(read, x.read_out);
+    if constexpr (does(kRead2)) store(read2, x.read2_out);
+    if constexpr (kEarly) store(early, x.early_out);
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::recurrence::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_RECURRENCE_DELTA_TOKEN_INL_H_

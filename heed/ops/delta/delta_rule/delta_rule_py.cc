@@ -1,0 +1,20 @@
+// heed.delta_rule, heed.delta_rule_backward and heed.delta_rule_step.
+#include "heed/ops/delta/delta_rule/delta_rule.h"
+
+#include "docstrings/delta_rule.h"
+#include "heed/ops/parts/recurrent_py.h"
+
+namespace heed::delta_rule {
+
+void Bind(nanobind::module_& m) {
+  recurrent::Bind(m, {.name = "delta_rule",
+                      .inputs = {"q", "k", "v", "beta"},
+                      .bind = [](const recurrent::Settings&) -> recurrent::Functions {
+                        return {&Forward, &Backward, &Step, &Explain};
+                      },
+                      .forward_doc = doc::kForward,
+                      .backward_doc = doc::kBackward,
+                      .step_doc = doc::kStep});
+}
+
+}  // namespace heed::delta_rule

@@ -1,0 +1,33 @@
+// The gated delta rule on the recurrence engine.
+#include "heed/ops/delta/gated_delta_rule/gated_delta_rule_internal.h"
+
+namespace heed::gated_delta_rule {
+
+void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
+  recurrent::Forward("gated_delta_rule::Forward", ctx, kDefinition, in, options, out);
+}
+
+void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
+              const Gradients& out) {
+  recurrent::Backward("gated_delta_rule::Backward", ctx, kDefinition, in, options, out);
+}
+
+void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state,
+          const TensorView& o) {
+  recurrent::Step("gated_delta_rule::Step", ctx, kDefinition, in, options, state, o);
+}
+
+int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return recurrent::Workspace("gated_delta_rule::Workspace", ctx, kDefinition, in, options);
+}
+
+int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return recurrent::BackwardWorkspace("gated_delta_rule::BackwardWorkspace", ctx, kDefinition, in,
+                                      options);
+}
+
+Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
+  return recurrent::Explain("gated_delta_rule::Explain", ctx, kDefinition, in, options);
+}
+
+}  // namespace heed::gated_delta_rule

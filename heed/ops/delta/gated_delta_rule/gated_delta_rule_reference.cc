@@ -1,0 +1,16 @@
+// The gated delta rule as it is defined, in double.
+#include "heed/ops/delta/gated_delta_rule/gated_delta_rule_internal.h"
+#include "heed/ops/parts/delta_reference_internal.h"
+
+namespace heed::gated_delta_rule {
+
+void Reference(const Inputs& in, const Options& options, const Outputs& out) {
+  recurrent::DeltaReference(kDefinition, in, options, out);
+}
+
+void BackwardReference(const BackwardInputs& in, const Options& options,
+                       const Gradients& out) {
+  recurrent::DeltaBackwardReference(kDefinition, in, options, out);
+}
+
+}  // namespace heed::gated_delta_rule

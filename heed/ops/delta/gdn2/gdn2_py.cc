@@ -1,0 +1,20 @@
+// heed.gdn2, heed.gdn2_backward and heed.gdn2_step.
+#include "heed/ops/delta/gdn2/gdn2.h"
+
+#include "docstrings/gdn2.h"
+#include "heed/ops/parts/recurrent_py.h"
+
+namespace heed::gdn2 {
+
+void Bind(nanobind::module_& m) {
+  recurrent::Bind(m, {.name = "gdn2",
+                      .inputs = {"q", "k", "v", "log_decay", "erase", "write"},
+                      .bind = [](const recurrent::Settings&) -> recurrent::Functions {
+                        return {&Forward, &Backward, &Step, &Explain};
+                      },
+                      .forward_doc = doc::kForward,
+                      .backward_doc = doc::kBackward,
+                      .step_doc = doc::kStep});
+}
+
+}  // namespace heed::gdn2

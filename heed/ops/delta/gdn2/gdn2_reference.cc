@@ -1,0 +1,16 @@
+// The gated delta rule of two gates as it is defined, in double.
+#include "heed/ops/delta/gdn2/gdn2_internal.h"
+#include "heed/ops/parts/delta_reference_internal.h"
+
+namespace heed::gdn2 {
+
+void Reference(const Inputs& in, const Options& options, const Outputs& out) {
+  recurrent::DeltaReference(kDefinition, in, options, out);
+}
+
+void BackwardReference(const BackwardInputs& in, const Options& options,
+                       const Gradients& out) {
+  recurrent::DeltaBackwardReference(kDefinition, in, options, out);
+}
+
+}  // namespace heed::gdn2

@@ -1,0 +1,16 @@
+// Kimi delta attention as it is defined, in double.
+#include "heed/ops/delta/kda/kda_internal.h"
+#include "heed/ops/parts/delta_reference_internal.h"
+
+namespace heed::kda {
+
+void Reference(const Inputs& in, const Options& options, const Outputs& out) {
+  recurrent::DeltaReference(kDefinition, in, options, out);
+}
+
+void BackwardReference(const BackwardInputs& in, const Options& options,
+                       const Gradients& out) {
+  recurrent::DeltaBackwardReference(kDefinition, in, options, out);
+}
+
+}  // namespace heed::kda

@@ -1,0 +1,16 @@
+// What rwkv7 says of itself.
+#ifndef HEED_OPS_DELTA_RWKV7_RWKV7_INTERNAL_H_
+#define HEED_OPS_DELTA_RWKV7_RWKV7_INTERNAL_H_
+
+#include "heed/ops/delta/rwkv7/rwkv7.h"
+#include "heed/ops/parts/recurrent_internal.h"
+
+namespace heed::rwkv7 {
+
+inline constexpr recurrent::Definition kDefinition = {.decay = recurrent::DecayShape::kKey,
+                                               .delta = recurrence::Delta::kBeforeDecay,
+                                               .query_name = "r"};
+
+}  // namespace heed::rwkv7
+
+#endif  // HEED_OPS_DELTA_RWKV7_RWKV7_INTERNAL_H_

@@ -1,0 +1,16 @@
+// RWKV-7 as it is defined, in double.
+#include "heed/ops/delta/rwkv7/rwkv7_internal.h"
+#include "heed/ops/parts/delta_reference_internal.h"
+
+namespace heed::rwkv7 {
+
+void Reference(const Inputs& in, const Options& options, const Outputs& out) {
+  recurrent::DeltaReference(kDefinition, in, options, out);
+}
+
+void BackwardReference(const BackwardInputs& in, const Options& options,
+                       const Gradients& out) {
+  recurrent::DeltaBackwardReference(kDefinition, in, options, out);
+}
+
+}  // namespace heed::rwkv7
