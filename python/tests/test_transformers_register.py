@@ -86,6 +86,10 @@ def own_code(family, attention):
     return model._from_config(model.config_class(**config), attn_implementation=attention).eval()
 
 
+def about_heed(recwarn):
+    return [str(warning.message) for warning in recwarn if "heed" in str(warning.message)]
+
+
 @pytest.mark.parametrize("family", OWN)
 def test_families_that_never_call_the_interface_say_so_and_stay_right(family, recwarn):
     _families._warn.cache_clear()
@@ -97,12 +101,51 @@ def test_families_that_never_call_the_interface_say_so_and_stay_right(family, re
     expected = eager(**inputs).logits[:, -11:][real]
     torch.testing.assert_close(ours(**inputs).logits[:, -11:][real], expected, rtol=0, atol=1e-5)
     assert ours.config._attn_implementation in ("eager", "sdpa")
-    warned = [str(w.message) for w in recwarn if "heed" in str(w.message)]
+    warned = about_heed(recwarn)
     assert len(warned) == 1 and f'"{family}" has attention that does not call' in warned[0]
 
     # The name put in by force, past Transformers' checks: still the masks that the model's own code expects.
     ours.config._attn_implementation = "heed"
     torch.testing.assert_close(ours(**inputs).logits[:, -11:][real], expected, rtol=0, atol=1e-5)
+
+
+MAMBA2 = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 1, "num_heads": 4, "head_dim": 8, "state_size": 8,
+          "n_groups": 1}
+
+
+def test_a_model_without_attention_says_that_nothing_of_it_runs_on_heed(recwarn):
+    def build(attention):
+        model = transformers.Mamba2ForCausalLM
+        return model._from_config(model.config_class(**MAMBA2), attn_implementation=attention)
+
+    _families._warn.cache_clear()
+    loaded = build("eager")
+    assert about_heed(recwarn) == []
+    build("heed")
+    build("heed")
+    assert len(said := about_heed(recwarn)) == 1
+    assert '"mamba2" has no layer that asks Transformers for attention, so nothing of it runs on heed' in said[0]
+    _families._warn.cache_clear()
+    loaded.set_attn_implementation("heed")
+    assert about_heed(recwarn) == said * 2
+
+
+def test_models_with_attention_anywhere_have_no_such_warning(recwarn):
+    _families._warn.cache_clear()
+    tiny_models.build("llama", "eager").set_attn_implementation("heed")
+    tiny_models.build("llama", "heed")
+    config = transformers.LlamaConfig(**SIZES)
+
+    class Made(PreTrainedModel):  # of another model, in a file without attention
+        _supports_sdpa = True
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.inner = transformers.LlamaModel(config)
+            self.post_init()
+
+    Made._from_config(config, attn_implementation="heed")
+    assert about_heed(recwarn) == []
 
 
 def test_models_that_extend_a_model_count_as_that():

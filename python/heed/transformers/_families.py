@@ -28,11 +28,17 @@ def kind(source: str) -> str:
 
 
 @functools.cache
-def _kind_of_module(name: str) -> str:
+def _source(module: str) -> str | None:
+    """The text of a module, None where there is none to read."""
     try:
-        return kind(inspect.getsource(sys.modules[name]))
+        return inspect.getsource(sys.modules[module])
     except (KeyError, OSError, TypeError):
-        return "none"
+        return None
+
+
+@functools.cache
+def _kind_of_module(name: str) -> str:
+    return kind(_source(name) or "")
 
 
 def calls_interface(model: type) -> bool:
@@ -56,29 +62,55 @@ def mask_dtype(config: Any, dtype: torch.dtype) -> torch.dtype | None:
 
 
 @functools.cache
-def _warn(family: str) -> None:
-    warnings.warn(
-        f'heed.transformers: "{family}" has attention that does not call Transformers\' attention interface, '
-        "so heed cannot run it; its own code does",
-        stacklevel=2,
-    )
+def _warn(family: str, why: str) -> None:
+    warnings.warn(f'heed.transformers: "{family}" {why}', stacklevel=3)
+
+
+def _family(model: PreTrainedModel) -> str:
+    return type(model).__module__.rpartition("modeling_")[2]
+
+
+@functools.cache
+def _asks(module: str) -> bool:
+    """Whether a layer of a Python module may call the attention interface; yes where its text cannot be read."""
+    source = _source(module)
+    return source is None or _INTERFACE.search(source) is not None
+
+
+def _warn_if_nothing_asks(model: PreTrainedModel) -> None:
+    """Transformers takes any implementation for models without attention: of Mamba-2, say, nothing would run on heed."""
+    if not any(_asks(name) for name in {type(layer).__module__ for layer in model.modules()}):
+        _warn(_family(model), "has no layer that asks Transformers for attention, so nothing of it runs on heed")
 
 
 def watch() -> None:
-    """From now on a model that never calls the interface takes Transformers' default instead of "heed", and says so."""
-    original = PreTrainedModel.get_correct_attn_implementation
+    """From now on models of which heed runs nothing say so, once a family: those that never call the interface and take
+    Transformers' default instead of "heed", and those without attention."""
+    original, built = PreTrainedModel.get_correct_attn_implementation, PreTrainedModel.post_init
     if hasattr(original, "heed"):
         return
 
     @functools.wraps(original)
-    def get_correct_attn_implementation(self: Any, requested_attention: str | None, *args: Any, **kwargs: Any) -> str:
+    def get_correct_attn_implementation(
+        self: Any, requested_attention: str | None, is_init_check: bool = False, **kwargs: Any
+    ) -> str:
         kind = "own" if not calls_interface(type(self)) else "bool" if self._supports_sdpa else "float"
         if kind != "bool" or _mask_kinds.get(type(self.config)) != "float":
             _mask_kinds[type(self.config)] = kind
         if requested_attention == "heed" and kind == "own":
-            _warn(type(self).__module__.rpartition("modeling_")[2])
+            _warn(_family(self), "has attention that does not call Transformers' attention interface, "
+                  "so heed cannot run it; its own code does")
             requested_attention = None
-        return original(self, requested_attention, *args, **kwargs)
+        elif requested_attention == "heed" and not is_init_check:  # else there are no layers yet
+            _warn_if_nothing_asks(self)
+        return original(self, requested_attention, is_init_check, **kwargs)
+
+    @functools.wraps(built)
+    def post_init(self: Any) -> None:
+        built(self)
+        if self.config._attn_implementation == "heed":
+            _warn_if_nothing_asks(self)
 
     get_correct_attn_implementation.heed = True  # type: ignore[attr-defined]
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation  # type: ignore[method-assign]
+    PreTrainedModel.post_init = post_init  # type: ignore[method-assign]
