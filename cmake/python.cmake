@@ -20,7 +20,7 @@ foreach(header IN LISTS headers)
 endforeach()
 
 if(sources)
-  nanobind_add_module(_core NB_STATIC NOMINSIZE
+  nanobind_add_module(_core NB_STATIC NOMINSIZE NB_DOMAIN heed
     ${sources} ${bindings} ${PROJECT_BINARY_DIR}/bind_all_ops.cc ${docstrings})
   if(TARGET nanobind-static)
     set_target_properties(nanobind-static PROPERTIES SYSTEM ON)  # its warnings are not ours
@@ -32,15 +32,22 @@ if(sources)
     target_link_options(_core PRIVATE LINKER:--version-script=${map})
     set_property(TARGET _core APPEND PROPERTY LINK_DEPENDS ${map})
   endif()
-  # Signatures name heed._typing. The generator shall not find an installed heed by that name: its classes would be
-  # registered a second time, and have the old methods beside the new ones.
-  file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/stub/heed/__init__.py CONTENT "# Stands in for heed while its stub is made.\n")
-  nanobind_add_stub(_core_stub MODULE _core OUTPUT ${PROJECT_BINARY_DIR}/_core.pyi
-    PYTHON_PATH ${PROJECT_BINARY_DIR}/stub $<TARGET_FILE_DIR:_core> DEPENDS _core)
+  # nanobind's stub is the source of those that type checkers read: heed._core's and heed.torch's.
+  set(stubs ${PROJECT_BINARY_DIR}/_core.pyi ${PROJECT_BINARY_DIR}/torch.pyi)
+  set(tool ${PROJECT_SOURCE_DIR}/tools/stubs.py)
+  set(package ${PROJECT_SOURCE_DIR}/python/heed)
+  nanobind_add_stub(_core_functions MODULE _core OUTPUT ${PROJECT_BINARY_DIR}/stub/_core.pyi
+    PYTHON_PATH $<TARGET_FILE_DIR:_core> DEPENDS _core)
+  add_custom_command(OUTPUT ${stubs} VERBATIM
+    COMMAND ${Python_EXECUTABLE} ${tool} ${PROJECT_BINARY_DIR}/stub/_core.pyi ${package} ${stubs}
+    DEPENDS ${PROJECT_BINARY_DIR}/stub/_core.pyi ${tool} ${package}/_typing.py ${package}/_signatures.py
+      ${package}/torch/__init__.py)
+  add_custom_target(_core_stub ALL DEPENDS ${stubs})
   # For the wheel, which asks for this component: the paths are those of a package, and of where it was built last.
   set(of_wheel COMPONENT python EXCLUDE_FROM_ALL)
   install(TARGETS _core LIBRARY DESTINATION heed ${of_wheel})
   install(FILES ${PROJECT_BINARY_DIR}/_core.pyi DESTINATION heed ${of_wheel})
+  install(FILES ${PROJECT_BINARY_DIR}/torch.pyi DESTINATION heed/torch RENAME __init__.pyi ${of_wheel})
   if(TARGET heed_cli AND SKBUILD_SCRIPTS_DIR)
     install(PROGRAMS $<TARGET_FILE:heed_cli> DESTINATION ${SKBUILD_SCRIPTS_DIR} ${of_wheel})
   endif()

@@ -43,6 +43,14 @@ nb::object AlibiSlopesArray(nb::handle heads) {
   return result.array;
 }
 
+// Gives a type of nanobind's that Python cannot change an attribute: of its functions, which have
+// no __signature__. The types are those of the domain heed, which no other module has.
+void AddAttribute(nb::handle type, const char* name, nb::handle value) {
+  auto* of = reinterpret_cast<PyTypeObject*>(type.ptr());
+  if (PyDict_SetItemString(of->tp_dict, name, value.ptr()) != 0) throw nb::python_error();
+  PyType_Modified(of);
+}
+
 }  // namespace
 }  // namespace python
 }  // namespace heed
@@ -67,6 +75,7 @@ NB_MODULE(_core_of_any_interpreter, m) {
         nb::sig("def alibi_slopes(heads: int) -> "
                 "numpy.typing.NDArray[numpy.float32]"),
         heed::doc::kAlibiSlopes);
+  m.def("_add_attribute", &heed::python::AddAttribute);
   heed::python::BindPositions(m);
   heed::python::BindOrthogonalFeatures(m);
   heed::python::BindRuntime(m);

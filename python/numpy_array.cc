@@ -1,6 +1,8 @@
 // NumPy arrays that heed makes.
 #include "python/numpy_array.h"
 
+#include <nanobind/stl/string.h>  // IWYU pragma: keep
+
 #include <atomic>
 #include <string>
 
@@ -46,6 +48,20 @@ struct NumPy {
 nb::object NumPyArray(nb::handle value) {
   const nb::object& asarray = *NumPy::Get().asarray;
   return RunPython([&] { return asarray(value); });
+}
+
+nb::object NamedTupleType(nb::module_& m, const std::string& name, const std::string& fields,
+                          const std::string& doc) {
+  nb::object type = nb::module_::import_("collections").attr("namedtuple")(name, fields);
+  type.attr("__module__") = m.attr("__name__");  // the package makes it its own, as of every class
+  type.attr("__doc__") = doc;
+  m.attr(name.c_str()) = type;
+  return type;
+}
+
+std::string GradientsDoc(const std::string& backward) {
+  return "What " + backward + " returns: gradients, each in the shape and dtype of what it is the\n"
+         "gradient of; None where that was not given.";
 }
 
 nb::object NewNamedTuple(nb::handle type, const nb::tuple& values) {

@@ -20,6 +20,14 @@ struct NewArray {
   TensorView view;
 };
 
+// A new type of named tuples, which becomes an attribute of `m`: what is an attribute of heed can
+// be pickled. `fields` are separated by spaces.
+nanobind::object NamedTupleType(nanobind::module_& m, const std::string& name,
+                                const std::string& fields, const std::string& doc);
+
+// What the named tuples say that a function `backward` returns.
+std::string GradientsDoc(const std::string& backward);
+
 // A named tuple of this type. Runs no code of Python, as calling the type would.
 nanobind::object NewNamedTuple(nanobind::handle type, const nanobind::tuple& values);
 

@@ -234,26 +234,26 @@ nb::object T5BiasBackwardArray(const nb::args& args, const nb::kwargs& kwargs) {
 // Signatures for stubs and help(), and what docstrings add.
 
 constexpr char kRotarySignature[] =
-    "def rotary(x: heed._typing.Array, positions: heed._typing.Positions, *, "
+    "def rotary(x: Array, positions: Positions, *, "
     "base: float = 10000.0, dim: int | None = None, interleaved: bool, "
     "scaling: dict[str, typing.Any] | None = None, inverse: bool = False"
-    ") -> heed._typing.Result";
+    ") -> Result";
 
 constexpr char kSinusoidalSignature[] =
     "def sinusoidal(T: int, D: int, *, interleaved: bool = True"
     ") -> numpy.typing.NDArray[numpy.float32]";
 
 constexpr char kT5Signature[] =
-    "def t5_bias(table: heed._typing.Array, Tq: int, Tk: int, *, "
+    "def t5_bias(table: Array, Tq: int, Tk: int, *, "
     "bidirectional: bool, max_distance: int = 128, "
     "align: typing.Literal['bottom_right', 'top_left'] = 'bottom_right'"
-    ") -> heed._typing.Result";
+    ") -> Result";
 
 constexpr char kT5BackwardSignature[] =
-    "def t5_bias_backward(dbias: heed._typing.Array, Tq: int, Tk: int, *, "
+    "def t5_bias_backward(dbias: Array, Tq: int, Tk: int, *, "
     "buckets: int, bidirectional: bool, max_distance: int = 128, "
     "align: typing.Literal['bottom_right', 'top_left'] = 'bottom_right'"
-    ") -> heed._typing.Result";
+    ") -> Result";
 
 constexpr char kRotaryInPython[] = R"(
 

@@ -29,24 +29,24 @@ inline constexpr char kPageDoc[] = "Tokens of a page; None: each sequence is one
 inline constexpr char kRotaryDoc[] =
     "Whether keys and queries are given without rotary encoding, which is done here.";
 
-#define HEED_INTS "heed._typing.Ints"
-#define HEED_ROWS "heed._typing.Array"
+#define HEED_INTS "Ints"
+#define HEED_ROWS "Array"
 
 inline constexpr char kInitSignature[] =
     "def __init__(self, batch: int, heads: int, dim: int, value_dim: int | None = None, *, "
     "capacity: int | None = None, page: int | None = 64, "
-    "dtype: heed._typing.FloatName = 'f32', "
+    "dtype: FloatName = 'f32', "
     "quantize: typing.Literal['int8'] | None = None, "
-    "rotary: heed._typing.CacheRotary | None = None) -> None";
+    "rotary: CacheRotary | None = None) -> None";
 inline constexpr char kRingInitSignature[] =
     "def __init__(self, batch: int, heads: int, dim: int, value_dim: int | None = None, *, "
     "window: int, sink_tokens: int = 0, "
-    "dtype: heed._typing.FloatName = 'f32', "
-    "rotary: heed._typing.CacheRotary | None = None, "
+    "dtype: FloatName = 'f32', "
+    "rotary: CacheRotary | None = None, "
     "positions: typing.Literal['absolute', 'cache'] = 'absolute') -> None";
 inline constexpr char kLatentInitSignature[] =
     "def __init__(self, batch: int, latent: int, rope: int, *, capacity: int | None = None, "
-    "page: int | None = 64, dtype: heed._typing.FloatName = 'f32') -> None";
+    "page: int | None = 64, dtype: FloatName = 'f32') -> None";
 
 inline constexpr char kAppendSignature[] =
     "def append(self, k: " HEED_ROWS ", v: " HEED_ROWS ", lengths: " HEED_INTS
@@ -58,22 +58,22 @@ inline constexpr char kLatentAppendSignature[] =
 inline constexpr char kAttendSignature[] =
     "def attend(self, q: " HEED_ROWS ", *, " HEED_ATTEND
     "return_lse: typing.Literal[False] = False, "
-    "**options: typing_extensions.Unpack[heed._typing.AttendOptions]) -> heed._typing.Result";
+    "**options: typing_extensions.Unpack[AttendOptions]) -> Result";
 inline constexpr char kAttendLseSignature[] =
     "def attend(self, q: " HEED_ROWS ", *, " HEED_ATTEND
     "return_lse: typing.Literal[True], "
-    "**options: typing_extensions.Unpack[heed._typing.AttendOptions]"
-    ") -> tuple[heed._typing.Result, heed._typing.Result]";
+    "**options: typing_extensions.Unpack[AttendOptions]"
+    ") -> tuple[Result, Result]";
 inline constexpr char kLatentAttendSignature[] =
     "def attend(self, q: " HEED_ROWS ", *, scale: float, " HEED_ATTEND
     "return_lse: typing.Literal[False] = False, "
-    "**options: typing_extensions.Unpack[heed._typing.LatentAttendOptions]"
-    ") -> heed._typing.Result";
+    "**options: typing_extensions.Unpack[LatentAttendOptions]"
+    ") -> Result";
 inline constexpr char kLatentAttendLseSignature[] =
     "def attend(self, q: " HEED_ROWS ", *, scale: float, " HEED_ATTEND
     "return_lse: typing.Literal[True], "
-    "**options: typing_extensions.Unpack[heed._typing.LatentAttendOptions]"
-    ") -> tuple[heed._typing.Result, heed._typing.Result]";
+    "**options: typing_extensions.Unpack[LatentAttendOptions]"
+    ") -> tuple[Result, Result]";
 #undef HEED_ATTEND
 
 inline constexpr char kForkSignature[] = "def fork(self) -> typing_extensions.Self";
@@ -86,20 +86,20 @@ inline constexpr char kImportSignature[] =
     ", indices: " HEED_INTS ", last_page_len: " HEED_INTS ", *, heads_first: bool = False, "
     "capacity: int | None = None, page: int | None = 64, "
     "quantize: typing.Literal['int8'] | None = None, "
-    "rotary: heed._typing.CacheRotary | None = None) -> KVCache";
+    "rotary: CacheRotary | None = None) -> KVCache";
 
 inline constexpr char kBoundSignature[] =
     "def quantization_bound(self, q: " HEED_ROWS ", *, causal: bool = True, "
-    "**options: typing_extensions.Unpack[heed._typing.AttendOptions]) -> tuple[float, float]";
+    "**options: typing_extensions.Unpack[AttendOptions]) -> tuple[float, float]";
 
-inline constexpr char kLengthsSignature[] = "def lengths(self) -> heed._typing.Result";
-inline constexpr char kAppendedSignature[] = "def appended(self) -> heed._typing.Result";
+inline constexpr char kLengthsSignature[] = "def lengths(self) -> Result";
+inline constexpr char kAppendedSignature[] = "def appended(self) -> Result";
 inline constexpr char kTrimSignature[] = "def trim(self, lengths: " HEED_INTS ") -> None";
 inline constexpr char kReorderSignature[] =
     "def reorder(self, indices: " HEED_INTS ") -> None";
-inline constexpr char kSaveSignature[] = "def save(self, path: heed._typing.Path) -> None";
+inline constexpr char kSaveSignature[] = "def save(self, path: Path) -> None";
 inline constexpr char kLoadSignature[] =
-    "def load_cache(path: heed._typing.Path, *, max_bytes: int | None = None) -> "
+    "def load_cache(path: Path, *, max_bytes: int | None = None) -> "
     "KVCache | RingKVCache | LatentKVCache";
 
 #undef HEED_INTS

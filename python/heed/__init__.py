@@ -6,28 +6,51 @@ on the CPU and have DLPack or the buffer protocol, in the layout [B, T, H, D].
 help(heed.attention) has the mathematics, shapes and errors.
 """
 
-from collections import namedtuple as _namedtuple
-
 from heed import _core
 from heed._core import *  # noqa: F403
 from heed._core import InvalidArgument, Unsupported
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from heed import _typing as _typing  # the stub of _core names its types by it
-    from heed._typing import AttentionGradients as AttentionGradients
-else:
-    AttentionGradients = _namedtuple("AttentionGradients", "dq dk dv dbias dsinks dalibi", module="heed")
-    AttentionGradients.__doc__ = """What attention_backward returns: the gradients of q, k, v, bias, sinks and alibi.
-
-    Each has the shape and dtype of what it is the gradient of; None where that was not given, and dbias is None without
-    need_dbias=True."""
+    from heed import _typing as _typing
 
 __version__: str = vars(_core)["__version__"]
 __all__ = [name for name in dir(_core) if not name.startswith("_")]
-__all__ += ["AttentionGradients", "__version__"]
+__all__ += ["__version__"]
 
-# The names that users catch and see in tracebacks.
+
+class _Signature:
+    """The __signature__ of a function or method of _core, made when somebody asks for it."""
+
+    def __get__(self, function, cls=None):
+        if function is None:
+            raise AttributeError("__signature__")  # the type itself has none
+        from heed import _signatures
+
+        return _signatures.of(function)
+
+
+class _ClassSignature:
+    """The __signature__ of a class of _core without one in C++; classes made from it have their own."""
+
+    def __init__(self, owner, text):
+        self.owner, self.text = owner, text
+
+    def __get__(self, instance, cls=None):
+        if cls is not self.owner:
+            raise AttributeError("__signature__")
+        from heed import _signatures
+
+        return _signatures.parse(self.text)
+
+
+_method = _core.KVCacheBase.trim
+for _type in (type(_core.explain), type(_method), type(_method.__get__(_core))):
+    _core._add_attribute(_type, "__signature__", _Signature())
+
 for _class in (*vars(_core).values(),):
     if isinstance(_class, type):
-        _class.__module__ = "heed"
+        _class.__module__ = "heed"  # the names that users catch and see in tracebacks
+        if issubclass(_class, Exception):
+            _class.__signature__ = _ClassSignature(_class, "def __init__(*args)")
+_core.KVCacheBase.__signature__ = _ClassSignature(_core.KVCacheBase, "def __init__()")

@@ -14,6 +14,9 @@ from pathlib import Path
 class CaptureError(RuntimeError):
     """A capture that cannot be made; the message is one line naming the culprit."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
 
 def read_text(path):
     """The text of a UTF-8 file that holds more than white space."""

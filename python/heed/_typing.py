@@ -1,11 +1,11 @@
-# Types of heed's arguments and results, for type checkers alone: nothing imports this when heed runs.
+# Types of heed's arguments and results: for type checkers, and for who asks for a signature.
 """Types of heed's arguments and results."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict
 
 from numpy.typing import NDArray
 
@@ -113,14 +113,3 @@ class AttendOptions(LatentAttendOptions, total=False):
     """The same with a scale."""
 
     scale: float | None
-
-
-class AttentionGradients(NamedTuple):
-    """What attention_backward returns."""
-
-    dq: Result
-    dk: Result
-    dv: Result
-    dbias: Result | None
-    dsinks: Result | None
-    dalibi: Result | None

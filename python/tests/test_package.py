@@ -13,6 +13,7 @@ import pytest
 
 import heed
 from heed import _core
+from type_checker import check_types
 
 FOLDER = pathlib.Path(heed.__file__).parent
 SIGNATURE = [
@@ -208,16 +209,7 @@ heed.attentoin  # wrong: attr-defined
 
 def test_a_strictly_typed_consumer(tmp_path):
     pytest.importorskip("mypy", reason="optional: the type checker")
-    consumer = tmp_path / "consumer.py"
-    consumer.write_text(CONSUMER)
-    result = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", f"--cache-dir={tmp_path}", str(consumer)],
-        capture_output=True, text=True, check=False, cwd=tmp_path)
-    errors = re.findall(r"consumer\.py:(\d+): error: .*\[([\w-]+)\]$", result.stdout, re.MULTILINE)
-    reported = {int(line): code for line, code in errors}
-    wrong = {n: line.split("# wrong: ")[1] for n, line in enumerate(CONSUMER.split("\n"), 1) if "# wrong: " in line}
-    assert reported == wrong, result.stdout
-    assert all("consumer.py" in line for line in result.stdout.splitlines() if ": error: " in line), result.stdout
+    check_types(CONSUMER, tmp_path)
 
 
 def test_the_package_is_marked_as_typed():

@@ -248,13 +248,6 @@ decltype(Keyword<Call>::read) WriterOf(const Input& input) {
   return input.tensor != nullptr ? AccessOf(input).write : &WriteOther;
 }
 
-nb::object NamedTuple(const std::string& type, const std::string& fields) {
-  nb::object result =
-      nb::module_::import_("collections").attr("namedtuple")(type, fields);
-  result.attr("__module__") = "heed";
-  return result;
-}
-
 std::string Signature(const SettingSpec& spec) {
   const std::string name = spec.name;
   if (const bool* flag = std::get_if<bool>(&spec.value)) {
@@ -283,7 +276,7 @@ std::string Signature(const SettingSpec& spec) {
 
 }  // namespace
 
-Bound::Bound(const Binding& binding) : Binding(binding) {
+Bound::Bound(nb::module_& m, const Binding& binding) : Binding(binding) {
   for (const Input& input : inputs) {
     positional.push_back({input.name.c_str(), input.optional, ReaderOf(input)});
     num_positional += input.optional ? 0 : 1;
@@ -314,7 +307,7 @@ Bound::Bound(const Binding& binding) : Binding(binding) {
     step_keywords.push_back(Option(option));
   }
   DescribeTorch();
-  Describe();
+  Describe(m);
 }
 
 void Bound::DescribeTorch() {
@@ -341,44 +334,9 @@ void Bound::DescribeTorch() {
   append(torch_backward_keywords, kTorchInitialGradients);
 }
 
-void Bound::Describe() {
-  const std::string array = ": heed._typing.Array", ints = ": heed._typing.Ints | None = None";
+void Bound::Describe(nb::module_& m) {
+  const std::string array = ": Array", ints = ": Ints | None = None";
   const std::string base = name;
-  std::string arguments, decay;
-  for (const Input& input : inputs) {
-    if (!input.optional) {
-      arguments += input.name + array + ", ";
-    } else if (input.role == Input::kOther || input.role == Input::kMask ||
-               input.role == Input::kTensor) {
-      decay += input.name + ": heed._typing.Array | None = None, ";
-    } else {
-      decay += input.name + ": heed._typing.Floats | None = None, ";
-    }
-  }
-  for (const SettingSpec& spec : settings) decay += Signature(spec);
-  const std::string scale = "scale: float | None = None, ";
-  const std::string tokens = "lengths" + ints + ", starts" + ints + ", cu_seqlens" + ints +
-                             (has_state ? ", reverse: bool = False, " : ", ");
-  const std::string initial =
-      has_state ? "initial_state: heed._typing.State | None = None, " : "";
-  const std::string threads = "threads: int | None = None";
-  const std::string out = "out: heed._typing.OutArray | None = None, ";
-  const auto forward_of = [&](const std::string& returns, const std::string& result) {
-    const std::string with_state = has_state ? "return_state: " + returns + ", " : "";
-    return "def " + base + "(" + arguments + "*, " + decay + scale + initial + with_state +
-           tokens + out + threads + ") -> " + result;
-  };
-  forward_signature =
-      forward_of("typing.Literal[False] = False", "heed._typing.Result");
-  state_signature = forward_of("typing.Literal[True]",
-                               "tuple[heed._typing.Result, heed._typing.StateResult]");
-  backward_signature = "def " + base + "_backward(do" + array + ", " + arguments + "*, " +
-                       decay + scale + initial + tokens + threads +
-                       (has_state ? ", dstate: heed._typing.State | None = None" : "") +
-                       ") -> tuple[heed._typing.StateResult | None, ...]";
-  step_signature = "def " + base + "_step(" + arguments + "state: heed._typing.OutArray, *, " +
-                   decay + scale + out + threads + ") -> heed._typing.Result";
-
   std::string fields;
   for (const Input& input : inputs) {
     if (input.role != Input::kMask) fields += "d" + input.name + " ";
@@ -390,11 +348,50 @@ void Bound::Describe() {
     const bool capital = i == 0 || base[i - 1] == '_';
     type += capital ? static_cast<char>(base[i] - 'a' + 'A') : base[i];
   }
-  gradients = NamedTuple(type + "Gradients", fields);
-  state = NamedTuple(type + "State", has_maximum ? "S z m" : "S z");
+  std::string arguments, decay;
+  for (const Input& input : inputs) {
+    if (!input.optional) {
+      arguments += input.name + array + ", ";
+    } else if (input.role == Input::kOther || input.role == Input::kMask ||
+               input.role == Input::kTensor) {
+      decay += input.name + ": Array | None = None, ";
+    } else {
+      decay += input.name + ": Floats | None = None, ";
+    }
+  }
+  for (const SettingSpec& spec : settings) decay += Signature(spec);
+  const std::string scale = "scale: float | None = None, ";
+  const std::string tokens = "lengths" + ints + ", starts" + ints + ", cu_seqlens" + ints +
+                             (has_state ? ", reverse: bool = False, " : ", ");
+  const std::string initial =
+      has_state ? "initial_state: State | None = None, " : "";
+  const std::string threads = "threads: int | None = None";
+  const std::string out = "out: OutArray | None = None, ";
+  const auto forward_of = [&](const std::string& returns, const std::string& result) {
+    const std::string with_state = has_state ? "return_state: " + returns + ", " : "";
+    return "def " + base + "(" + arguments + "*, " + decay + scale + initial + with_state +
+           tokens + out + threads + ") -> " + result;
+  };
+  forward_signature =
+      forward_of("typing.Literal[False] = False", "Result");
+  state_signature = forward_of("typing.Literal[True]",
+                               "tuple[Result, StateResult]");
+  backward_signature = "def " + base + "_backward(do" + array + ", " + arguments + "*, " +
+                       decay + scale + initial + tokens + threads +
+                       (has_state ? ", dstate: State | None = None" : "") +
+                       ") -> " + type + "Gradients";
+  step_signature = "def " + base + "_step(" + arguments + "state: State, *, " +
+                   decay + scale + out + threads + ") -> Result";
 
   op_backward = base + "_backward";
   op_step = base + "_step";
+  gradients = NamedTupleType(m, type + "Gradients", fields, GradientsDoc(op_backward));
+  Settings defaults;
+  for (const SettingSpec& spec : settings) defaults.emplace(spec.name, spec.value);
+  if (has_state && bind(defaults).normalizer) {
+    state = NamedTupleType(m, type + "State", has_maximum ? "S z m" : "S z",
+                           "The state of " + base + " between two calls.");
+  }
   forward_text = std::string(forward_doc) + R"(
 
 In Python. Tensors as above; options are keywords. An array whose last axis is not

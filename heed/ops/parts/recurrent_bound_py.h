@@ -36,7 +36,7 @@ struct Call {
 // A mechanism with the tables and texts that its functions need for as long as the module
 // lives.
 struct Bound : Binding {
-  explicit Bound(const Binding& binding);
+  Bound(nanobind::module_& m, const Binding& binding);
 
   std::string op_backward, op_step;
   std::vector<python::Keyword<Call>> positional, forward_keywords, backward_keywords,
@@ -51,7 +51,7 @@ struct Bound : Binding {
 
  private:
   void DescribeTorch();
-  void Describe();
+  void Describe(nanobind::module_& m);
 };
 
 #pragma GCC visibility pop

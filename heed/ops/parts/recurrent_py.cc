@@ -271,7 +271,7 @@ nb::dict RunExplain(const Bound& b, DType dtype, int num_threads, PyObject* kwar
 
 void Bind(nb::module_& m, const Binding& binding) {
   // Lives as long as the module, which is never unloaded.
-  const Bound* b = new Bound(binding);
+  const Bound* b = new Bound(m, binding);
   m.def(b->name,
         [b](const nb::args& args, const nb::kwargs& kwargs) {
           return RunForward(*b, args.ptr(), kwargs.ptr());
@@ -287,7 +287,7 @@ void Bind(nb::module_& m, const Binding& binding) {
           [b](const nb::args& args, const nb::kwargs& kwargs) {
             return RunForward(*b, args.ptr(), kwargs.ptr());
           },
-          nb::sig(b->state_signature.c_str()));
+          nb::sig(b->state_signature.c_str()), b->forward_text.c_str());
     m.def(b->op_step.c_str(),
           [b](const nb::args& args, const nb::kwargs& kwargs) {
             return RunStep(*b, args.ptr(), kwargs.ptr());
@@ -326,8 +326,9 @@ void Bind(nb::module_& m, const Binding& binding) {
   });
   Call defaults;
   description["value_first"] = BoundFunctions(*b, defaults).value_first;
-  description["state"] = nb::tuple(b->state.attr("_fields"));
-  description["state_type"] = b->state;
+  description["state"] =
+      b->has_maximum ? nb::tuple(nb::make_tuple("S", "z", "m")) : nb::make_tuple("S", "z");
+  description["state_type"] = b->state.is_valid() ? b->state : nb::none();
   nb::cast<nb::dict>(m.attr("_recurrent"))[b->name] = description;
   m.def(("_torch_" + std::string(b->name)).c_str(),
         [b](const nb::args& args) { RunTorch(*b, args.ptr()); });

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import heed
-from heed import InvalidArgument, _core
+from heed import InvalidArgument, _core, _signatures
 from heed.torch import _cache_operators, _dispatch
 
 _DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -115,11 +115,13 @@ def _on_tensors(cls: Any) -> Any:
     for of, method in methods.items():
         method.__name__, method.__doc__ = of, getattr(base, of).__doc__
         method.__qualname__ = f"{name}.{of}"
+        method.__signature__ = _signatures.of_tensors(getattr(base, of))
         setattr(cls, of, method)
     cls.__copy__ = cls.__deepcopy__ = fork
     for of in ("share", "import_pages"):
         if of in vars(cls):
             getattr(cls, of).__doc__ = getattr(base, of).__doc__
+            getattr(cls, of).__signature__ = _signatures.of_tensors(getattr(base, of))
     cls.lengths = property(lambda self: torch.from_numpy(base.lengths.__get__(self)), doc=base.lengths.__doc__)
     cls.appended = property(lambda self: torch.from_numpy(base.appended.__get__(self)), doc=base.appended.__doc__)
     cls.dtype = property(lambda self: _DTYPES[base.dtype.__get__(self)], doc="Of rows given, and of queries.")

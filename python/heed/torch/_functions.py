@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import heed
-from heed import InvalidArgument
+from heed import InvalidArgument, _signatures
 from heed.torch import _dispatch
 
 
@@ -45,6 +45,8 @@ def _without_gradient(name: str, *arguments: str) -> Any:
         _dispatch.wrote(*(x for of, x in (*zip(names, args), *kwargs.items()) if of in _WRITTEN))
         return _to_tensor(result)
 
+    on_tensors.__module__ = "heed.torch"
+    on_tensors.__signature__ = _signatures.of_tensors(function)
     return on_tensors
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import heed
-from heed import InvalidArgument, _core
+from heed import InvalidArgument, _core, _signatures
 from heed.torch import _dispatch
 from heed.torch._functions import _without_gradient
 
@@ -181,6 +181,7 @@ def _public(mechanism: _Mechanism) -> Any:
         return mechanism(*inputs, **options)
 
     function.__module__ = "heed.torch"
+    function.__signature__ = _signatures.of_tensors(getattr(heed, mechanism.name), without=("out",))
     return function
 
 

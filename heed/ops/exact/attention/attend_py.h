@@ -28,9 +28,9 @@ void AttendOnTorch(const python::CacheOwner& cache, const nanobind::args& args,
 template <class Class>
 void DefineAttend(Class& bound, const char* signature, const char* lse_signature) {
   namespace nb = nanobind;
-  bound.def("attend", &AttendOn, nb::sig(signature),
-            (std::string(doc::kAttend) + python::kAttendInPython).c_str())
-      .def("attend", &AttendOn, nb::sig(lse_signature));
+  const std::string text = std::string(doc::kAttend) + python::kAttendInPython;
+  bound.def("attend", &AttendOn, nb::sig(signature), text.c_str())
+      .def("attend", &AttendOn, nb::sig(lse_signature), text.c_str());
 }
 
 }  // namespace heed::attention

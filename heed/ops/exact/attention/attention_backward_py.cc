@@ -34,15 +34,16 @@ for a list); dsinks and dalibi are None without sinks and alibi, and dbias is No
 need_dbias=True, which needs a bias.)";
 
 constexpr char kSignature[] =
-    "def attention_backward(do: heed._typing.Array, q: heed._typing.Array, "
-    "k: heed._typing.Array, v: heed._typing.Array, o: heed._typing.Array, "
-    "lse: heed._typing.Array, *, "
-    "dlse: heed._typing.Array | None = None, "
+    "def attention_backward(do: Array, q: Array, "
+    "k: Array, v: Array, o: Array, "
+    "lse: Array, *, "
+    "dlse: Array | None = None, "
     "need_dbias: bool = False, "
-    "**options: typing_extensions.Unpack[heed._typing.BackwardOptions]"
-    ") -> heed._typing.AttentionGradients";
+    "**options: typing_extensions.Unpack[BackwardOptions]"
+    ") -> AttentionGradients";
 
-nb::object AttentionBackward(const nb::args& args, const nb::kwargs& kwargs) {
+nb::object AttentionBackward(const nb::object& type, const nb::args& args,
+                             const nb::kwargs& kwargs) {
   Call call;
   ReadBackwardCall(kOp, args.ptr(), kwargs.ptr(), call);
   if (!call.d_o.present()) FailMissing(kOp, "do");
@@ -76,15 +77,20 @@ nb::object AttentionBackward(const nb::args& args, const nb::kwargs& kwargs) {
                              call.lse,  call.d_o,  call.d_lse};
   Context& ctx = ThreadContext(call.num_threads);
   Compute(kOp, kRenamed, [&] { Backward(ctx, in, options, out); });
-  // Python's own type, so that it has everything that named tuples have.
-  return NewNamedTuple(nb::module_::import_("heed").attr("AttentionGradients"),
-                       nb::make_tuple(dq, dk, dv, dbias, dsinks, dalibi));
+  return NewNamedTuple(type, nb::make_tuple(dq, dk, dv, dbias, dsinks, dalibi));
 }
 
 }  // namespace
 
 void BindBackward(nb::module_& m) {
-  m.def("attention_backward", &AttentionBackward, nb::sig(kSignature),
+  const nb::object gradients =
+      NamedTupleType(m, "AttentionGradients", "dq dk dv dbias dsinks dalibi",
+                     GradientsDoc(kOp) + " dbias is None without need_dbias=True.");
+  m.def(kOp,
+        [gradients](const nb::args& args, const nb::kwargs& kwargs) {
+          return AttentionBackward(gradients, args, kwargs);
+        },
+        nb::sig(kSignature),
         (std::string(doc::kBackward) + kInPython).c_str());
 }
 

@@ -174,9 +174,9 @@ nb::object MergeAttention(nb::handle parts_argument,
 
 void Bind(nb::module_& m) {
   using namespace nanobind::literals;
-  m.def("attention", &Attention, nb::sig(kSignature),
-        (std::string(doc::kForward) + kInPython).c_str());
-  m.def("attention", &Attention, nb::sig(kLseSignature));
+  const std::string text = std::string(doc::kForward) + kInPython;
+  m.def("attention", &Attention, nb::sig(kSignature), text.c_str());
+  m.def("attention", &Attention, nb::sig(kLseSignature), text.c_str());
   m.def("merge_attention", &MergeAttention, "parts"_a.none(), nb::kw_only(),
         "sinks"_a = nb::none(), nb::sig(kMergeSignature), doc::kMerge);
   BindWeights(m);

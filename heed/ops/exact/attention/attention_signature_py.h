@@ -19,52 +19,52 @@ heed.set_num_threads, else one per CPU that the process may use. Errors are
 heed.InvalidArgument (a ValueError) and heed.Unsupported (a RuntimeError).)";
 
 #define HEED_QKV            \
-  "q: heed._typing.Array, " \
-  "k: heed._typing.Array, " \
-  "v: heed._typing.Array, *, "
+  "q: Array, " \
+  "k: Array, " \
+  "v: Array, *, "
 
 inline constexpr char kSignature[] =
     "def attention(" HEED_QKV
     "scale: float | None = None, "
     "causal: bool = False, "
-    "align: heed._typing.Align = 'bottom_right', "
+    "align: Align = 'bottom_right', "
     "window: tuple[int, int] | None = None, "
     "sink_tokens: int = 0, "
-    "prefix: heed._typing.Ints | None = None, "
+    "prefix: Ints | None = None, "
     "chunk: int | None = None, "
-    "segments: heed._typing.Segments | None = None, "
-    "key_lengths: heed._typing.Ints | None = None, "
-    "key_starts: heed._typing.Ints | None = None, "
-    "query_lengths: heed._typing.Ints | None = None, "
-    "mask: heed._typing.Array | None = None, "
-    "bias: heed._typing.Array | None = None, "
-    "alibi: heed._typing.Floats | None = None, "
+    "segments: Segments | None = None, "
+    "key_lengths: Ints | None = None, "
+    "key_starts: Ints | None = None, "
+    "query_lengths: Ints | None = None, "
+    "mask: Array | None = None, "
+    "bias: Array | None = None, "
+    "alibi: Floats | None = None, "
     "softcap: float | None = None, "
-    "sinks: heed._typing.Floats | None = None, "
+    "sinks: Floats | None = None, "
     "dropout: float = 0.0, "
     "seed: int | None = None, "
     "dropout_offset: int = 0, "
-    "cu_seqlens_q: heed._typing.Ints | None = None, "
-    "cu_seqlens_k: heed._typing.Ints | None = None, "
+    "cu_seqlens_q: Ints | None = None, "
+    "cu_seqlens_k: Ints | None = None, "
     "precision: typing.Literal['highest', 'high'] = 'highest', "
     "invariant: bool = False, "
     "return_lse: typing.Literal[False] = False, "
-    "out: heed._typing.OutArray | None = None, "
+    "out: OutArray | None = None, "
     "threads: int | None = None"
-    ") -> heed._typing.Result";
+    ") -> Result";
 
 // The same with an lse; type checkers choose between the two by return_lse.
 inline constexpr char kLseSignature[] =
     "def attention(" HEED_QKV
     "return_lse: typing.Literal[True], "
-    "**options: typing_extensions.Unpack[heed._typing.AttentionOptions]"
-    ") -> tuple[heed._typing.Result, heed._typing.Result]";
+    "**options: typing_extensions.Unpack[AttentionOptions]"
+    ") -> tuple[Result, Result]";
 
 inline constexpr char kMergeSignature[] =
     "def merge_attention("
-    "parts: collections.abc.Iterable[heed._typing.Part], *, "
-    "sinks: heed._typing.Floats | None = None"
-    ") -> tuple[heed._typing.Result, heed._typing.Result]";
+    "parts: collections.abc.Iterable[Part], *, "
+    "sinks: Floats | None = None"
+    ") -> tuple[Result, Result]";
 
 #undef HEED_QKV
 

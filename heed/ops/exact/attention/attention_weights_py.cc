@@ -32,18 +32,18 @@ In Python. All options of heed.attention are taken as keywords, but `out`,
 'mean' or 'max'. Returns float32 [B, Hq, r, c].)";
 
 constexpr char kWeightsSignature[] =
-    "def attention_weights(q: heed._typing.Array, k: heed._typing.Array, *, "
-    "lse: heed._typing.Array | None = None, "
-    "rows: heed._typing.Ints | None = None, "
-    "heads: heed._typing.Ints | None = None, "
-    "**options: typing_extensions.Unpack[heed._typing.WeightsOptions]"
+    "def attention_weights(q: Array, k: Array, *, "
+    "lse: Array | None = None, "
+    "rows: Ints | None = None, "
+    "heads: Ints | None = None, "
+    "**options: typing_extensions.Unpack[WeightsOptions]"
     ") -> numpy.typing.NDArray[numpy.float32]";
 
 constexpr char kMapSignature[] =
-    "def attention_map(q: heed._typing.Array, k: heed._typing.Array, *, "
+    "def attention_map(q: Array, k: Array, *, "
     "size: tuple[int, int] = (64, 64), "
     "reduce: typing.Literal['mean', 'max'] = 'mean', "
-    "**options: typing_extensions.Unpack[heed._typing.WeightsOptions]"
+    "**options: typing_extensions.Unpack[WeightsOptions]"
     ") -> numpy.typing.NDArray[numpy.float32]";
 
 void Check(const char* op, const Call& call) {

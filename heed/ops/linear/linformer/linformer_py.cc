@@ -120,17 +120,7 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   return o;
 }
 
-nb::object GradientsType() {
-  static PyObject* type = [] {
-    nb::object made = nb::module_::import_("collections")
-                          .attr("namedtuple")("LinformerGradients", "dq dk dv de df");
-    made.attr("__module__") = "heed";
-    return made.release().ptr();
-  }();
-  return nb::borrow(type);
-}
-
-nb::object RunBackward(const nb::args& args, const nb::kwargs& kwargs) {
+nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
   Call call;
   Read<Call>(kBackwardOp, kBackward, kInputs + 1, args.ptr(), kwargs.ptr(), call);
   if (!call.in.d_o.present()) FailMissing(kBackwardOp, "do");
@@ -144,7 +134,8 @@ nb::object RunBackward(const nb::args& args, const nb::kwargs& kwargs) {
   Compute(kBackwardOp, kRenamed, [&] {
     Backward(ctx, call.in, call.options, {dq.view, dk.view, dv.view, de.view, df.view});
   });
-  return NewNamedTuple(GradientsType(), nb::make_tuple(dq.array, dk.array, dv.array, de.array, df.array));
+  return NewNamedTuple(
+      type, nb::make_tuple(dq.array, dk.array, dv.array, de.array, df.array));
 }
 
 void RunTorch(const nb::args& args) {
@@ -179,8 +170,8 @@ nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
 }
 
 constexpr char kOptionsSignature[] =
-    "scale: float | None = None, lengths: heed._typing.Ints | None = None, "
-    "starts: heed._typing.Ints | None = None, cu_seqlens: heed._typing.Ints | None = None, ";
+    "scale: float | None = None, lengths: Ints | None = None, "
+    "starts: Ints | None = None, cu_seqlens: Ints | None = None, ";
 
 constexpr char kInPython[] = R"(
 
@@ -197,18 +188,24 @@ shape and dtype of what they are the gradients of. do is the gradient of o.)";
 
 void Bind(nb::module_& m) {
   const std::string inputs =
-      "q: heed._typing.Array, k: heed._typing.Array, v: heed._typing.Array, "
-      "e: heed._typing.Array, f: heed._typing.Array, *, ";
+      "q: Array, k: Array, v: Array, "
+      "e: Array, f: Array, *, ";
   // Signatures live as long as the module.
   static const std::string forward = "def linformer(" + inputs + kOptionsSignature +
-                                     "out: heed._typing.OutArray | None = None, "
-                                     "threads: int | None = None) -> heed._typing.Result";
+                                     "out: OutArray | None = None, "
+                                     "threads: int | None = None) -> Result";
   static const std::string backward =
-      "def linformer_backward(do: heed._typing.Array, " + inputs + kOptionsSignature +
-      "threads: int | None = None) -> tuple[heed._typing.Result, ...]";
+      "def linformer_backward(do: Array, " + inputs + kOptionsSignature +
+      "threads: int | None = None) -> LinformerGradients";
   m.def(kOp, &RunForward, nb::sig(forward.c_str()),
         (std::string(doc::kForward) + kInPython).c_str());
-  m.def(kBackwardOp, &RunBackward, nb::sig(backward.c_str()),
+  const nb::object gradients =
+      NamedTupleType(m, "LinformerGradients", "dq dk dv de df", GradientsDoc(kBackwardOp));
+  m.def(kBackwardOp,
+        [gradients](const nb::args& args, const nb::kwargs& kwargs) {
+          return RunBackward(gradients, args, kwargs);
+        },
+        nb::sig(backward.c_str()),
         (std::string(doc::kBackward) + kBackwardInPython).c_str());
   m.def("_torch_linformer", &RunTorch);
   m.def("_torch_linformer_backward", &RunTorchBackward);

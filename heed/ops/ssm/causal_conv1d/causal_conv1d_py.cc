@@ -254,29 +254,29 @@ nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
 }
 
 // Signatures for the type stub.
-#define ARRAY "heed._typing.Array"
+#define ARRAY "Array"
 #define INPUTS "x: " ARRAY ", weight: " ARRAY ", bias: " ARRAY " | None"
 #define ACTIVATION "activation: typing.Literal['silu', 'swish'] | None = None, "
-#define INTS(name) name ": heed._typing.Ints | None = None, "
+#define INTS(name) name ": Ints | None = None, "
 #define TOKENS \
   INTS("lengths") INTS("starts") INTS("cu_seqlens") "reverse: bool = False, "
 #define FORWARD(returns, result)                                                       \
   "def causal_conv1d(" INPUTS " = None, *, " ACTIVATION "initial_state: " ARRAY        \
   " | None = None, return_state: " returns ", " TOKENS                                 \
-  "out: heed._typing.OutArray | None = None, threads: int | None = None) -> " result
+  "out: OutArray | None = None, threads: int | None = None) -> " result
 
 constexpr char kForwardSignature[] =
-    FORWARD("typing.Literal[False] = False", "heed._typing.Result");
+    FORWARD("typing.Literal[False] = False", "Result");
 constexpr char kStateSignature[] =
-    FORWARD("typing.Literal[True]", "tuple[heed._typing.Result, heed._typing.Result]");
+    FORWARD("typing.Literal[True]", "tuple[Result, Result]");
 constexpr char kBackwardSignature[] =
     "def causal_conv1d_backward(do: " ARRAY ", " INPUTS " = None, dstate: " ARRAY
     " | None = None, *, " ACTIVATION "initial_state: " ARRAY " | None = None, " TOKENS
-    "threads: int | None = None) -> tuple[heed._typing.Result | None, ...]";
+    "threads: int | None = None) -> CausalConv1dGradients";
 constexpr char kStepSignature[] =
-    "def causal_conv1d_step(" INPUTS ", state: heed._typing.OutArray, *, " ACTIVATION
-    "out: heed._typing.OutArray | None = None, threads: int | None = None) -> "
-    "heed._typing.Result";
+    "def causal_conv1d_step(" INPUTS ", state: OutArray, *, " ACTIVATION
+    "out: OutArray | None = None, threads: int | None = None) -> "
+    "Result";
 
 constexpr char kForwardText[] = R"(
 
@@ -297,16 +297,15 @@ a call with return_state=True returned, updated in place. Returns o, [B, D].)";
 }  // namespace
 
 void Bind(nb::module_& m) {
-  nb::object gradients = nb::module_::import_("collections")
-                             .attr("namedtuple")("CausalConv1dGradients",
-                                                 "dx dweight dbias dinitial_state");
-  gradients.attr("__module__") = "heed";
+  const nb::object gradients =
+      NamedTupleType(m, "CausalConv1dGradients", "dx dweight dbias dinitial_state",
+                     GradientsDoc(kBackwardName));
   // Texts live as long as the module, which is never unloaded.
   static const std::string forward = std::string(doc::kForward) + kForwardText,
                            backward = std::string(doc::kBackward) + kBackwardText,
                            step = std::string(doc::kStep) + kStepText;
   m.def(kName, &RunForward, nb::sig(kForwardSignature), forward.c_str());
-  m.def(kName, &RunForward, nb::sig(kStateSignature));
+  m.def(kName, &RunForward, nb::sig(kStateSignature), forward.c_str());
   m.def(kBackwardName,
         [gradients](const nb::args& args, const nb::kwargs& kwargs) {
           return RunBackward(gradients, args, kwargs);
