@@ -12,6 +12,7 @@
 
 #include "heed/ops/parts/recurrent_bound_py.h"
 #include "python/arguments.h"
+#include "python/layout.h"
 #include "python/numpy_array.h"
 #include "python/runtime.h"
 #include "python/tensor_caster.h"
@@ -120,6 +121,14 @@ void WarnOfPositiveDecays(const Bound& b, const char* op, const Call& call) {
   }
 }
 
+// What the call looks like although nothing is wrong with it for sure.
+void Warn(const Bound& b, const Call& call) {
+  WarnOfPositiveDecays(b, b.name, call);
+  // With a state, heads in another place are refused; so short a part of a text is usual.
+  if (call.in.initial.S.present()) return;
+  WarnOfHeadsBeforeTokens(b.name, call.in.q, call.in.k, call.in.v);
+}
+
 // The call's settings over the defaults, bound.
 Functions BoundFunctions(const Bound& b, Call& call) {
   for (const SettingSpec& spec : b.settings) call.settings.try_emplace(spec.name, spec.value);
@@ -152,7 +161,7 @@ nb::object RunForward(const Bound& b, PyObject* args, PyObject* kwargs) {
   call.specs = &b.settings;
   Read<Call>(b.name, b.forward_keywords, b.num_positional, args, kwargs, call);
   CheckForResults(b, b.name, call, 4);
-  WarnOfPositiveDecays(b, b.name, call);
+  Warn(b, call);
   Outputs outputs;
   const nb::object o = OutputArray(b.name, call, Sizes(call.in.v), outputs.o);
   const Functions functions = BoundFunctions(b, call);
@@ -232,7 +241,7 @@ void RunTorch(const Bound& b, PyObject* args) {
   call.specs = &b.settings;
   call.arrays.AllowTorch();
   Read<Call>(b.name, b.torch_keywords, b.torch_keywords.size(), args, nullptr, call);
-  WarnOfPositiveDecays(b, b.name, call);
+  Warn(b, call);
   const Functions functions = BoundFunctions(b, call);
   Context& ctx = TorchContext(call.num_threads);
   Compute(b.name, kTorchRenamed, [&] {

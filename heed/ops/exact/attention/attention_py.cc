@@ -13,6 +13,7 @@
 #include "heed/ops/exact/attention/attention_call_py.h"
 #include "heed/ops/exact/attention/attention_signature_py.h"
 #include "python/arguments.h"
+#include "python/layout.h"
 #include "python/numpy_array.h"
 #include "python/runtime.h"
 #include "python/tensor_caster.h"
@@ -46,6 +47,7 @@ nb::object Attention(const nb::args& args, const nb::kwargs& kwargs) {
   Call call;
   ReadCall(kOp, args.ptr(), kwargs.ptr(), call);
   CheckForResults(kOp, call);
+  WarnOfHeadsBeforeTokens(kOp, call.in.q, call.in.k, call.in.v);
   if (call.options.dropout > 0 && !call.seed_given) call.options.seed = FreshSeed();
   const ConstTensorView& q = call.in.q;
   const auto sizes = q.sizes();

@@ -4,6 +4,7 @@
 
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/exact/attention/attention_call_py.h"
+#include "python/layout.h"
 #include "python/runtime.h"
 #include "python/torch_host.h"
 
@@ -34,6 +35,8 @@ void Attention(const nb::args& args) {
   if (call.heads_first) {
     for (ConstTensorView* x : {&call.in.q, &call.in.k, &call.in.v}) SwapHeads(*x);
     SwapHeads(out.o);
+  } else {
+    WarnOfHeadsBeforeTokens(kOp, call.in.q, call.in.k, call.in.v);
   }
   Context& ctx = TorchContext(call.num_threads);
   Compute(kOp, kRenamed, [&] { Forward(ctx, call.in, call.options, out); });
