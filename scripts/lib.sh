@@ -108,7 +108,7 @@ ensure_venv() {
   [ -x "$VENV/bin/python" ] || python3 -m venv "$VENV"
   # Without isolation, in the build folder of the release and with its options: nothing is compiled twice. The module
   # and the program link the library's objects, so that what is installed stands alone here too.
-  "$VENV/bin/pip" install -q 'scikit-build-core>=0.10' 'nanobind>=2.2'
+  "$VENV/bin/pip" install -q 'scikit-build-core>=0.11' 'nanobind>=2.2'
   CMAKE_BUILD_PARALLEL_LEVEL=$JOBS "$VENV/bin/pip" install -q --no-build-isolation -C build-dir=build/release \
     -C cmake.define.BUILD_SHARED_LIBS=ON -C cmake.define.HEED_BUILD_TESTS=ON -C cmake.define.HEED_BUILD_BENCHMARKS=ON \
     '.[test,test-torch,docs]'

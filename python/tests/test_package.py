@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from cli_program import ROOT
 
 import heed
 from heed import _core
@@ -50,6 +51,15 @@ def test_version_is_the_distribution_s():
         assert importlib.metadata.version("heed") == heed.__version__
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("heed is on the path, not installed")
+
+
+def test_the_citation_agrees_with_the_package():
+    yaml, tomllib = pytest.importorskip("yaml"), pytest.importorskip("tomllib")
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (citation["license"], citation["authors"]) == (project["license"], project["authors"]) and citation["cff-version"] == "1.2.0"
+    (license_file,) = project["license-files"]
+    assert "Apache License" in (ROOT / license_file).read_text()
 
 
 def test_docstring_has_signature_equation_shapes_keep_rule_errors_and_source():

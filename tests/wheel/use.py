@@ -25,6 +25,10 @@ def main():
     assert heed.__version__ == importlib.metadata.version("heed") == version
     assert run("heed", "--version").strip() == f"heed {version}"
 
+    # The licence is in it.
+    assert importlib.metadata.metadata("heed")["License-Expression"] == "Apache-2.0"
+    assert any(file.name == "LICENSE" for file in importlib.metadata.files("heed"))
+
     # The program of the wheel, on PATH.
     assert Path(shutil.which("heed")).parent == Path(sys.executable).parent
     assert json.loads(run("heed", "info", "--json"))["version"] == version
