@@ -1,8 +1,9 @@
 // heed compare: what each mechanism costs on these tensors, and how far it is
 // from exact attention in float64: exact attention itself, in every dtype and
-// under windows that drop keys, and every other mechanism for which q, k and v
-// suffice.
+// under windows that drop keys, and every other mechanism that the file, with tensors
+// that can be assumed where it has none, suffices for.
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <optional>
@@ -12,11 +13,14 @@
 #include "fmt/format.h"
 
 #include "cli/attention_call.h"
+#include "cli/compare_report.h"
+#include "cli/assumed_tensors.h"
 #include "cli/mechanism_call.h"
 #include "cli/options.h"
 #include "cli/page.h"
 #include "cli/print.h"
 #include "cli/verbs.h"
+#include "heed/core/error.h"
 
 namespace heed::cli {
 namespace {
@@ -24,12 +28,15 @@ namespace {
 constexpr char kFooter[] =
     "Errors are against exact attention in float64 without --window, causal "
     "where a\n"
-    "row is: the largest difference of an element of o, and the root mean "
-    "square\n"
-    "relative to o's. State is what the next token needs of these: keys and "
-    "values,\n"
-    "or a recurrence's state. Other mechanisms run with their default "
-    "options.\n\n"
+    "row is: the root mean square relative to that of o, and the largest "
+    "difference\n"
+    "of an element. State is what the next token needs of these: keys and "
+    "values, or\n"
+    "a recurrence's state. Other mechanisms run with their default options; "
+    "decays\n"
+    "and projections that the file does not have are assumed, as is said. Of a "
+    "file\n"
+    "without q, k and v, errors are against each mechanism in float64.\n\n"
     "Example:\n  heed compare data/minilm_alice.safetensors --layer 2";
 
 // Above this the scalar reference would take minutes.
@@ -43,15 +50,6 @@ struct CompareOptions {
   MachineOptions machine;
   TensorOptions tensors;
   MathOptions math;
-};
-
-struct Row {
-  std::string mechanism;
-  attention::Options options;  // of the others, whether they are causal
-  DType dtype;
-  double seconds;
-  int64_t workspace_bytes, state_bytes;
-  OutputError error;
 };
 
 // Exact attention as the reference sees it, and its restrictions by a window:
@@ -116,15 +114,13 @@ Reference ComputeReference(Context& ctx, const TensorSet& wide,
           error};
 }
 
-// What the rows come from.
+// What the rows come from: a file with q, k and v.
 struct Comparison {
   const CompareOptions& options;
-  const TensorSet& wide;            // in f64
+  const TensorSet& wide;           // in f64
   attention::Options full, typed;  // without and with --window
-  std::vector<DType> dtypes;
-  std::map<DType, TensorSet> sets;
-  std::vector<OpEntry> others;      // that q, k and v suffice for
   std::map<bool, Reference> references;  // exact attention as `full`, causal or not
+  std::map<DType, TensorSet> sets;
 
   // Computed when first asked for: it may take minutes.
   const Reference& For(Context& ctx, bool causal) {
@@ -136,163 +132,194 @@ struct Comparison {
   }
 };
 
+TensorOptions In(const TensorOptions& tensors, DType dtype) {
+  TensorOptions rounded = tensors;
+  rounded.dtype = Name(dtype);
+  return rounded;
+}
+
+bool Has(const OpEntry& op, DType dtype) {
+  return std::find(op.dtypes.begin(), op.dtypes.end(), dtype) != op.dtypes.end();
+}
+
 void AddAttention(Context& ctx, Comparison& c, const attention::Options& variant,
-                  std::vector<Row>& rows) {
+                  Countdown& countdown, CompareReport& report) {
   const Reference& reference = c.For(ctx, variant.causal);
   const bool exact = variant.window.left < 0 && variant.window.right < 0;
-  for (const DType dtype : c.dtypes) {
-    Progress("attention " + ToString(variant) + " " + Name(dtype));
+  for (const DType dtype : report.dtypes) {
+    countdown.Next("attention " + ToString(variant) + " " + Name(dtype));
     const TensorSet& set = c.sets.at(dtype);
     const AttentionCall call(set, variant, dtype);
     const double seconds = MedianSeconds(ctx, [&] { call.Forward(ctx); });
-    rows.push_back({"attention", variant, dtype, seconds, call.Workspace(ctx),
-                    KeyValueBytes(set, variant),
-                    MeasureError(call.o(), reference.expected.o())});
+    report.rows.push_back({"attention", variant, {}, dtype, seconds, call.Workspace(ctx),
+                           KeyValueBytes(set, variant),
+                           MeasureError(call.o(), reference.expected.o())});
     // Beside itself its error would be 0.
     if (exact && dtype == DType::kF64 && reference.own_error) {
-      rows.back().error = *reference.own_error;
+      report.rows.back().error = *reference.own_error;
     }
   }
 }
 
-void AddMechanism(Context& ctx, Comparison& c, const OpEntry& op,
-                  std::vector<Row>& rows) {
-  for (const DType dtype : c.dtypes) {
-    if (std::find(op.dtypes.begin(), op.dtypes.end(), dtype) ==
-        op.dtypes.end()) {
+CompareRow RowOf(Context& ctx, const OpEntry& op, DType dtype, const MechanismCall& call,
+                 const ConstTensorView& o, const ConstTensorView& expected) {
+  const double seconds = MedianSeconds(ctx, [&] { call.Forward(ctx); });
+  attention::Options options;
+  options.causal = call.plan().causal;
+  return {op.name, options, {}, dtype, seconds, call.plan().workspace_bytes,
+          call.StateBytes(), MeasureError(o, expected)};
+}
+
+// q, k and v, and what else the mechanism needs if the file has it: the options
+// of a mechanism stay at their defaults.
+std::vector<InputSpec> SpecsBesideQkv(const OpEntry& op) {
+  std::vector<InputSpec> specs = {{"q", "BTHK"}, {"k", "BTHK"}, {"v", "BTHV"}};
+  for (InputSpec spec : op.inputs) {
+    const bool there = spec.name == "q" || spec.name == "k" || spec.name == "v";
+    if (there || spec.optional) continue;
+    spec.optional = true;
+    specs.push_back(spec);
+  }
+  return specs;
+}
+
+// "i and log_decay".
+std::string Enumerate(const std::vector<std::string>& names) {
+  std::string text = names[0];
+  for (size_t i = 1; i < names.size(); ++i) {
+    text += (i + 1 < names.size() ? ", " : " and ") + names[i];
+  }
+  return text;
+}
+
+// Throws FileError where the mechanism does not fit these tensors.
+void AddMechanism(Context& ctx, Comparison& c, const OpEntry& op, Countdown& countdown,
+                  CompareReport& report) {
+  std::vector<CompareRow> rows;
+  for (const DType dtype : report.dtypes) {
+    if (!Has(op, dtype)) continue;
+    countdown.Next(op.name + " " + Name(dtype));
+    NamedTensors set = In(c.options.tensors, dtype).Load(SpecsBesideQkv(op));
+    std::vector<std::string> assumed;
+    const std::vector<std::string> missing = Complete(ctx, op, set, assumed);
+    if (!missing.empty()) {
+      throw FileError(set.file + ": no " + Enumerate(missing) + ", expected beside q, k and v");
+    }
+    const MechanismCall call(ctx, op, set.file, set.tensors, std::nullopt);
+    const Reference& reference = c.For(ctx, call.plan().causal);
+    rows.push_back(RowOf(ctx, op, dtype, call, call.Outputs(set.batched)[0].tensor,
+                         reference.expected.o()));
+    rows.back().assumed = assumed;
+  }
+  report.rows.insert(report.rows.end(), rows.begin(), rows.end());
+}
+
+// A file without q, k and v: the mechanism beside itself in f64.
+void AddAlone(Context& ctx, const TensorOptions& tensors, const OpEntry& op,
+              Countdown& countdown, CompareReport& report) {
+  const NamedTensors wide = In(tensors, DType::kF64).Load(op.inputs);
+  const MechanismCall expected(ctx, op, wide.file, wide.tensors, std::nullopt);
+  expected.Forward(ctx);
+  for (const DType dtype : report.dtypes) {
+    if (!Has(op, dtype)) continue;
+    countdown.Next(op.name + " " + Name(dtype));
+    const NamedTensors set = In(tensors, dtype).Load(op.inputs);
+    const MechanismCall call(ctx, op, set.file, set.tensors, std::nullopt);
+    report.rows.push_back(RowOf(ctx, op, dtype, call, call.o(), expected.o()));
+    if (dtype == DType::kF64) report.rows.back().error = {std::nan(""), std::nan("")};
+  }
+}
+
+// What is wrong, without the names of the file and the mechanism that stand
+// before it.
+std::string Reason(const std::string& what, const std::string& file, const OpEntry& op) {
+  std::string reason = what;
+  for (const std::string& prefix : {file + ": ", op.name + "::Explain: ", op.name + ": "}) {
+    if (reason.starts_with(prefix)) reason.erase(0, prefix.size());
+  }
+  return reason;
+}
+
+// Adds with `add`, or says why not. What was named on the command line must work.
+template <class Add>
+void TryToAdd(const CompareOptions& options, const OpEntry& op, const std::string& file,
+              CompareReport& report, const Add& add) {
+  try {
+    add();
+  } catch (const FileError& e) {
+    if (!options.mechanisms.empty()) throw;
+    report.skipped.emplace_back(op.name, Reason(e.what(), file, op));
+  }
+}
+
+std::string ProblemOf(const Context& ctx, const LayerOfFile& set,
+                      const std::vector<NamedTensor>& tensors) {
+  std::string text = std::string(Name(set.file_dtype)) + " in the file";
+  for (const NamedTensor& x : tensors) text += "  " + x.name + " " + x.tensor.ShapeString();
+  return fmt::format("{}  {} thread{}", text, ctx.num_threads(),
+                     ctx.num_threads() == 1 ? "" : "s");
+}
+
+CompareReport CompareQkv(Context& ctx, const CompareOptions& options,
+                         const std::vector<OpEntry>& chosen, CompareReport report) {
+  const TensorSet wide = In(options.tensors, DType::kF64).Load();
+  Comparison c{options, wide, {}, options.math.Resolve(wide, report.notes), {}, {}};
+  c.full = c.typed;
+  if (options.math.HasWindow()) c.full.window = {};
+  for (const DType dtype : report.dtypes) {
+    c.sets.emplace(dtype, In(options.tensors, dtype).Load());
+  }
+  report.problem = ProblemOf(ctx, wide, {{"q", wide.q}, {"k", wide.k}, {"v", wide.v}});
+  report.file = wide.file;
+  report.layer = wide.layer;
+
+  std::vector<attention::Options> variants =
+      Variants(c.full, c.typed, options.math.HasWindow(), wide.k.size(1));
+  if (chosen.size() > 1 && !c.full.causal) {  // what causal mechanisms stand beside
+    attention::Options causal = c.full;
+    causal.causal = true;
+    variants.insert(variants.begin() + 1, causal);
+  }
+  Countdown countdown((variants.size() + chosen.size()) * report.dtypes.size());
+  for (const OpEntry& op : chosen) {
+    if (op.name == "attention") {
+      for (const attention::Options& variant : variants) {
+        AddAttention(ctx, c, variant, countdown, report);
+      }
+    } else if (op.call != nullptr) {
+      TryToAdd(options, op, wide.file, report,
+               [&] { AddMechanism(ctx, c, op, countdown, report); });
+    }
+  }
+  report.reference = c.For(ctx, c.full.causal).text +
+                     (c.references.size() > 1 ? ", causal where the row is" : "");
+  return report;
+}
+
+CompareReport CompareAlone(Context& ctx, const CompareOptions& options,
+                           const std::vector<OpEntry>& chosen, CompareReport report) {
+  report.reference = "each mechanism itself in float64, as the file has no q, k and v";
+  Countdown countdown(chosen.size() * report.dtypes.size());
+  for (const OpEntry& op : chosen) {
+    const bool fits = op.call != nullptr && options.tensors.Hold(op.inputs);
+    if (!fits && !options.mechanisms.empty()) {  // throws: what was named must work
+      op.call == nullptr ? void(options.tensors.Load()) : void(options.tensors.Load(op.inputs));
+    }
+    if (!fits) {
+      report.skipped.emplace_back(op.name, "not all of its inputs are in the file");
       continue;
     }
-    Progress(op.name + " " + Name(dtype));
-    TensorOptions rounded = c.options.tensors;
-    rounded.dtype = Name(dtype);
-    std::vector<InputSpec> inputs = op.inputs;
-    std::erase_if(inputs, [](const InputSpec& spec) { return spec.optional; });
-    const NamedTensors set = rounded.Load(inputs);
-    const MechanismCall call(ctx, op, set.file, set.tensors, std::nullopt);
-    const bool causal = call.plan().causal;
-    const double seconds = MedianSeconds(ctx, [&] { call.Forward(ctx); });
-    attention::Options shown;
-    shown.causal = causal;
-    rows.push_back(
-        {op.name, shown, dtype, seconds, call.plan().workspace_bytes,
-         call.StateBytes(),
-         MeasureError(call.Outputs(set.batched)[0].tensor,
-                      c.For(ctx, causal).expected.o())});
+    const NamedTensors set = options.tensors.Load(op.inputs);
+    std::vector<NamedTensor> tensors;
+    for (const auto& [name, x] : set.tensors) tensors.push_back({name, x});
+    report.problem = ProblemOf(ctx, set, tensors);
+    report.file = set.file;
+    report.layer = set.layer;
+    TryToAdd(options, op, set.file, report,
+             [&] { AddAlone(ctx, options.tensors, op, countdown, report); });
   }
-}
-
-// Those of the chosen mechanisms, attention aside, for which q, k and v suffice.
-// One that was named must be among them.
-std::vector<OpEntry> Others(const CompareOptions& options,
-                            const std::vector<OpEntry>& chosen,
-                            const TensorSet& set,
-                            std::vector<std::string>& notes) {
-  std::vector<OpEntry> others;
-  for (const OpEntry& op : chosen) {
-    if (op.name == "attention") continue;
-    const bool suffice =
-        op.call != nullptr &&
-        std::all_of(op.inputs.begin(), op.inputs.end(), [](const InputSpec& x) {
-          return x.optional || x.name == "q" || x.name == "k" || x.name == "v";
-        });
-    if (suffice) {
-      others.push_back(op);
-    } else if (!options.mechanisms.empty()) {
-      throw UsageError("-m has '" + op.name +
-                       "', expected mechanisms that take q, k and v alone");
-    }
-  }
-  if (others.empty() || set.q.size(1) == set.k.size(1)) return others;
-  const std::string what =
-      fmt::format("{} queries for {} keys", set.q.size(1), set.k.size(1));
-  if (!options.mechanisms.empty()) {
-    throw FileError(set.file + ": has " + what + ", expected as many for " +
-                    others[0].name);
-  }
-  notes.push_back("recurrences left out: " + what);
-  return {};
-}
-
-std::vector<Row> Measure(Context& ctx, Comparison& c, bool with_attention) {
-  std::vector<Row> rows;
-  if (with_attention) {
-    const std::vector<attention::Options> variants =
-        Variants(c.full, c.typed, c.options.math.HasWindow(),
-                 c.sets.begin()->second.k.size(1));
-    AddAttention(ctx, c, variants[0], rows);
-    if (!c.others.empty() && !c.full.causal) {
-      attention::Options causal = c.full;
-      causal.causal = true;
-      AddAttention(ctx, c, causal, rows);
-    }
-    for (size_t i = 1; i < variants.size(); ++i) {
-      AddAttention(ctx, c, variants[i], rows);
-    }
-  }
-  for (const OpEntry& op : c.others) AddMechanism(ctx, c, op, rows);
-  return rows;
-}
-
-Json RowToJson(const Row& row) {
-  return {{"mechanism", row.mechanism},
-          {"options", ToJson(row.options)},
-          {"dtype", Name(row.dtype)},
-          {"seconds", row.seconds},
-          {"workspace_bytes", row.workspace_bytes},
-          {"state_bytes", row.state_bytes},
-          {"max_error", row.error.max},
-          {"relative_error", row.error.relative}};
-}
-
-std::vector<std::string> ToCells(const Row& row) {
-  return {row.mechanism,
-          ToString(row.options),
-          Name(row.dtype),
-          Seconds(row.seconds),
-          Bytes(static_cast<double>(row.workspace_bytes)),
-          Bytes(static_cast<double>(row.state_bytes)),
-          ErrorSize(row.error.max),
-          ErrorSize(row.error.relative)};
-}
-
-// The table stands in the page as such; what its script adds is drawn from
-// `document`.
-void WritePage(const std::string& path, const std::string& problem,
-               const std::vector<std::string>& notes, const Json& document,
-               const std::vector<std::string>& columns,
-               const std::vector<Row>& rows) {
-  const auto cell = [&](const char* tag, size_t column,
-                        const std::string& text) {
-    const bool left = columns[column].starts_with('<');
-    return fmt::format("<{0}{1}>{2}</{0}>", tag,
-                       left ? " class=\"left\"" : "", EscapeHtml(text));
-  };
-  std::string body = "<p class=\"sub\">" + EscapeHtml(problem) + "</p>\n";
-  std::string remarks;
-  for (const std::string& note : notes) remarks += note + "; ";
-  body += "<p class=\"sub\">" + EscapeHtml(remarks) + "errors against " +
-          EscapeHtml(document["reference"].get<std::string>()) +
-          ".</p>\n<section class=\"table\"><table id=\"table\">\n<thead><tr>";
-  for (size_t i = 0; i < columns.size(); ++i) {
-    body += cell("th", i, columns[i].substr(columns[i].starts_with('<')));
-  }
-  body += "</tr></thead>\n<tbody>";
-  for (const Row& row : rows) {
-    const std::vector<std::string> cells = ToCells(row);
-    body += "\n<tr>";
-    for (size_t i = 0; i < cells.size(); ++i) body += cell("td", i, cells[i]);
-    body += "</tr>";
-  }
-  body += "\n</tbody></table></section>\n";
-
-  Page page;
-  page.name = "compare.html";
-  page.styles = {"base.css", "compare.css"};
-  page.scripts = {"base.js", "compare.js"};
-  page.title = document["file"].get<std::string>();
-  page.body = body;
-  page.data = document;
-  WriteText(path, ComposePage(page));
+  if (report.rows.empty()) (void)options.tensors.Load();  // throws: what is there, what is not
+  return report;
 }
 
 void Compare(const CompareOptions& options) {
@@ -305,58 +332,17 @@ void Compare(const CompareOptions& options) {
   options.math.Check();
   Context ctx(options.machine.Threads());
   options.machine.Apply(ctx);
-  TensorOptions widest = options.tensors;
-  if (!widest.dtype.empty()) ParseDType(widest.dtype);
-  widest.dtype = "f64";
-  const TensorSet wide = widest.Load();
-  if (!options.html.empty()) CheckWritable(options.html);
-  std::vector<std::string> notes;
-  Comparison c{options, wide, {}, options.math.Resolve(wide, notes), {}, {}, {}, {}};
-  c.full = c.typed;
-  if (options.math.HasWindow()) c.full.window = {};
-  c.others = Others(options, chosen, wide, notes);
-  c.dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16};
+  CompareReport report;
+  report.dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16};
   if (!options.tensors.dtype.empty()) {
-    c.dtypes = {ParseDType(options.tensors.dtype)};
+    report.dtypes = {ParseDType(options.tensors.dtype)};
   }
-  for (const DType dtype : c.dtypes) {
-    TensorOptions rounded = options.tensors;
-    rounded.dtype = Name(dtype);
-    c.sets.emplace(dtype, rounded.Load());
-  }
-  const bool with_attention =
-      std::any_of(chosen.begin(), chosen.end(),
-                  [](const OpEntry& op) { return op.name == "attention"; });
-  const std::vector<Row> rows = Measure(ctx, c, with_attention);
-  const std::string against =
-      c.For(ctx, c.full.causal).text +
-      (c.references.size() > 1 ? ", causal where the row is" : "");
-  Progress("");
-
-  const std::vector<std::string> columns = {"<mechanism", "<options",  "<dtype",
-                                            "time",       "workspace", "state",
-                                            "max error",  "rms error"};
-  Json list = Json::array();
-  for (const Row& row : rows) list.push_back(RowToJson(row));
-  const Json document = {{"file", wide.file},
-                         {"layer", wide.layer},
-                         {"reference", against},
-                         {"rows", list}};
-  const auto shape = [&](const ConstTensorView& x) { return x.ShapeString(); };
-  const std::string problem = fmt::format(
-      "{} {}  {} in the file  q {}  k {}  v {}  {} thread{}", wide.file,
-      wide.layer, Name(wide.file_dtype), shape(wide.q), shape(wide.k),
-      shape(wide.v), ctx.num_threads(), ctx.num_threads() == 1 ? "" : "s");
-  if (!options.html.empty()) {
-    WritePage(options.html, problem, notes, document, columns, rows);
-  }
-  if (options.json) return PrintJson(document);
-  std::string text = problem + "\n";
-  for (const std::string& note : notes) text += note + "\n";
-  text += "errors against " + against + "\n\n";
-  Table table(columns);
-  for (const Row& row : rows) table.Add(ToCells(row));
-  Print(text + table.ToString());
+  const bool qkv = options.tensors.Hold({{"q", "BTHK"}, {"k", "BTHK"}, {"v", "BTHV"}});
+  if (!options.html.empty()) CheckWritable(options.html);
+  report = qkv ? CompareQkv(ctx, options, chosen, std::move(report))
+               : CompareAlone(ctx, options, chosen, std::move(report));
+  if (!options.html.empty()) WritePage(options.html, report);
+  options.json ? PrintJson(ToJson(report)) : Print(ToText(report));
 }
 
 }  // namespace
@@ -369,7 +355,7 @@ void AddCompare(CLI::App& app) {
   options->tensors.Register(*verb);
   AddText(*verb, "-m,--mechanisms", options->mechanisms,
           "only these, by name; default all", "A,B,C");
-  AddText(*verb, "--html", options->html, "also writes the table as a page",
+  AddText(*verb, "--html", options->html, "also writes a picture and the table as a page",
           "F");
   options->math.Register(*verb);
   options->machine.Register(*verb);

@@ -230,6 +230,11 @@ NamedTensors TensorOptions::Load(const std::vector<InputSpec>& inputs) const {
   }
 }
 
+bool TensorOptions::Hold(const std::vector<InputSpec>& inputs) const {
+  CheckPaths();
+  return Holds({file, q, k, v}, inputs);
+}
+
 void TensorOptions::CheckNotInput(const std::string& option,
                                   const std::string& path) const {
   for (const std::string& input : {file, q, k, v}) {

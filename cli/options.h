@@ -41,6 +41,7 @@ struct TensorOptions {
   // Throws UsageError for what the user chose, FileError for the file.
   TensorSet Load() const;
   NamedTensors Load(const std::vector<InputSpec>& inputs) const;
+  bool Hold(const std::vector<InputSpec>& inputs) const;
   // Throws UsageError if `path`, the value of `option`, is one of the inputs.
   void CheckNotInput(const std::string& option, const std::string& path) const;
 

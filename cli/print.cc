@@ -141,6 +141,7 @@ std::string Percent(double fraction) {
 }
 
 std::string ErrorSize(double error) {
+  if (!std::isfinite(error)) return "-";
   return error == 0 ? "0" : fmt::format("{:.1e}", error);
 }
 

@@ -51,6 +51,7 @@ TEST(PrintTest, NumbersHaveThreeDigitsAndAUnit) {
   EXPECT_EQ(Rate(5e6, "B/s"), "5.00 MB/s");
   EXPECT_EQ(Percent(0.873), "87.3 %");
   EXPECT_EQ(ErrorSize(0), "0");
+  EXPECT_EQ(ErrorSize(std::numeric_limits<double>::quiet_NaN()), "-");
   EXPECT_EQ(ErrorSize(1.26e-7), "1.3e-07");
 }
 

@@ -544,15 +544,26 @@ NamedTensors FinishNamed(std::span<const InputSpec> inputs,
   return set;
 }
 
-}  // namespace
-
-NamedTensors LoadNamed(const TensorPaths& paths,
-                       std::span<const InputSpec> inputs,
-                       const TensorChoice& choice) {
+std::vector<std::string> Needed(std::span<const InputSpec> inputs) {
   std::vector<std::string> needed;
   for (const InputSpec& spec : inputs) {
     if (!spec.optional) needed.push_back(spec.name);
   }
+  return needed;
+}
+
+}  // namespace
+
+bool Holds(const TensorPaths& paths, std::span<const InputSpec> inputs) {
+  const std::vector<std::string> needed = Needed(inputs);
+  if (paths.file.empty()) return needed == kNames;
+  return !FindLayers(SafetensorsFile(paths.file), needed).empty();
+}
+
+NamedTensors LoadNamed(const TensorPaths& paths,
+                       std::span<const InputSpec> inputs,
+                       const TensorChoice& choice) {
+  const std::vector<std::string> needed = Needed(inputs);
   NamedTensors set;
   if (!paths.file.empty()) {
     const auto file = std::make_shared<SafetensorsFile>(paths.file);

@@ -68,6 +68,10 @@ NamedTensors LoadNamed(const TensorPaths& paths,
                        std::span<const InputSpec> inputs,
                        const TensorChoice& choice);
 
+// Whether LoadNamed would find all that are not optional, of whatever shape, in some layer.
+// Throws FileError for what is not a file of tensors.
+bool Holds(const TensorPaths& paths, std::span<const InputSpec> inputs);
+
 // LoadTensors for a .safetensors file in memory, which must outlive the result.
 // `path` stands in messages only.
 TensorSet LoadTensors(const std::string& path, std::span<const uint8_t> bytes,

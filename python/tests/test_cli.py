@@ -337,17 +337,17 @@ def test_bad_metadata(tmp_path, name, value):
 
 # compare.
 
-FIELDS = ["mechanism", "options", "dtype", "seconds", "workspace_bytes", "state_bytes", "max_error", "relative_error"]
+FIELDS = ["mechanism", "options", "assumed", "dtype", "seconds", "workspace_bytes", "state_bytes", "max_error", "relative_error"]
 
 
 def test_compare_on_the_shipped_tensors():
     compare = document("compare", SHIPPED, "--layer", "layers.3")
-    assert list(compare) == ["file", "layer", "reference", "rows"]
+    assert list(compare) == ["file", "layer", "reference", "rows", "assumed", "skipped"]
     assert compare["file"] == str(SHIPPED) and compare["layer"] == "layers.3" and "float64" in compare["reference"]
     for row in compare["rows"]:
         assert list(row) == FIELDS
         assert row["seconds"] > 0 and row["workspace_bytes"] > 0
-        assert (row["state_bytes"] == 0) == (row["mechanism"] == "efficient_attention")  # keeps nothing
+        assert (row["state_bytes"] == 0) == (row["mechanism"] in ("linformer", "efficient_attention", "performer"))  # see all keys
     exact = [row for row in compare["rows"] if row["mechanism"] == "attention"]
     causal = {row["dtype"]: row for row in exact if "causal" in row["options"]}
     assert list(causal) == ["f64", "f32", "bf16", "f16"] and causal["f64"]["max_error"] < 1e-13
@@ -399,7 +399,12 @@ def test_compare_table_and_page(file, tmp_path):
     page = tmp_path / "a.html"
     done = heed("compare", file, "-m", "attention", "--html", page, "--scale", "0.5")
     assert done.returncode == 0 and done.stderr == ""
-    assert "max error" in done.stdout and "float64" in done.stdout
+    times, errors = done.stdout.split("\nrms error against")
+    for text, last in ((times, "workspace +state"), (errors, "max error")):
+        assert re.search(rf"^mechanism +options +f64 +f32 +bf16 +f16 +{last}$", text, re.M)
+        assert len(re.findall(r"^attention +full +", text, re.M)) == 1, "dtypes are columns"
+    assert re.search(r"^attention +full +(\S+ [mu]?s +){4}\S+ KiB +\S+ KiB$", times, re.M)
+    assert max(map(len, heed("compare", SHIPPED).stdout.splitlines()[1:])) <= 120  # after the path
     text = page.read_text()
     assert text.startswith("<!DOCTYPE html>") and "<td" in text and not re.search("https?:", text)
     refused(1, "compare", file, "--html", tmp_path / "missing" / "a.html")

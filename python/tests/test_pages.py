@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from browser import Keys, needs_browser, number, places, point_at, readout
-from cli_program import document, heed, needs_program, qkv, save
+from cli_program import SHIPPED, document, heed, needs_program, qkv, save
 
 pytestmark = [needs_program, needs_browser]
 
@@ -209,25 +209,110 @@ def test_the_policy_runs_nothing_else(one_browser, shipped):
 
 # The page of compare.
 
-def test_the_compare_page(browser, tmp_path):
-    file = save(tmp_path / "x.safetensors", qkv(T=150))
-    page = tmp_path / "a.html"
-    rows = document("compare", file, "--html", page)["rows"]
+@pytest.fixture(scope="session")
+def shipped_comparison(tmp_path_factory):
+    page = tmp_path_factory.mktemp("compare") / "compare.html"
+    return page, document("compare", SHIPPED, "--layer", 2, "--html", page)["rows"]
+
+
+MARKS = """return [...document.querySelectorAll('#picture .series')].map((series) => ({
+    label: series.querySelector('.label')?.textContent.trim(),
+    marks: [...series.querySelectorAll('.mark')].map((mark) => {
+        const box = mark.getBoundingClientRect();
+        return [mark.classList[1], box.left + box.width / 2, box.top + box.height / 2]; }) }))"""
+
+
+def test_the_compare_page_leads_with_error_against_time(browser, shipped_comparison):
+    page, rows = shipped_comparison
     browser.open(page)
-    assert browser.js("return document.querySelectorAll('#charts section').length") == 4
-    assert browser.js("return document.querySelectorAll('#charts li').length") == 4 * len(rows)
+    series = browser.js(MARKS)
+    marks = [mark for each in series for mark in each["marks"]]
+    assert len(marks) == len(rows) and [m[0] for m in marks[:1]] == ["f64"]
+    assert browser.js("return document.getElementById('picture').getBoundingClientRect().bottom"
+                      " <= document.getElementById('table').getBoundingClientRect().top")
+    # Both axes are logarithmic and each point stands where its numbers say: one line through all, of each band of errors.
+    by_name = {}
+    for row in rows:
+        by_name.setdefault((row["mechanism"], str(row["options"])), []).append(row)
+    bands = {True: [], False: []}
+    for group in by_name.values():
+        bands[max(row["relative_error"] for row in group) < 0.02] += group
+    ordered = bands[False] + bands[True]  # the order of the picture
+    np.testing.assert_array_equal([row["dtype"] for row in ordered], [m[0] for m in marks])
+    for axis, key, lists in ((1, "seconds", [ordered]), (2, "relative_error", [bands[False], bands[True]])):
+        begin = 0
+        for some in lists:
+            at = np.array([m[axis] for m in marks[begin:begin + len(some)]])
+            logs = np.log([row[key] for row in some])
+            slope, offset = np.polyfit(logs, at, 1)
+            assert (slope > 0) == (axis == 1) and abs(slope * logs + offset - at).max() < 1
+            begin += len(some)
+    ticks = browser.js("return [...document.querySelectorAll('#picture text')].map((t) => t.textContent)")
+    assert "time of a call" in ticks and "rms error" in ticks and any(t.endswith(" ms") for t in ticks) and "10\u207b\u2078" in ticks
+
+
+def test_labels_of_the_compare_page_do_not_overlap(browser, shipped_comparison):
+    page, _ = shipped_comparison
+    for width in (1400, 760):
+        browser.size(width, 1000)
+        browser.open(page)
+        boxes = browser.js("""return [...document.querySelectorAll('#picture .label')].map((t) => t.getBoundingClientRect())
+            .map((b) => [b.left, b.right, b.top + 2, b.bottom - 2])""")
+        assert len(boxes) >= (14 if width == 1400 else 8)
+        for i, (left, right, top, bottom) in enumerate(boxes):
+            assert left >= 0 and right <= width
+            for other in boxes[:i]:
+                assert right <= other[0] or other[1] <= left or bottom <= other[2] or other[3] <= top
+
+
+def test_points_of_the_compare_page_tell_their_numbers(browser, shipped_comparison):
+    page, rows = shipped_comparison
+    browser.open(page)
+    tip = "const tip = document.querySelector('.tip'); return tip.hidden ? null : tip.innerText"
+    assert browser.js(tip) is None
+    exact = next(each for each in browser.js(MARKS) if each["label"] == "attention full")
+    dtype, x, y = exact["marks"][1]
+    browser.point(x, y)
+    row = next(row for row in rows if row["mechanism"] == "attention" and row["options"].get("causal") is None and row["dtype"] == "f32")
+    text = browser.js(tip)
+    assert dtype == "f32" and text.startswith("attention full\nin f32") and "436 KiB" in text and "1.09 MiB" in text
+    mantissa, exponent = re.search(r"rms error\n(\S+) \u00d7 10\u207b(.)", text).groups()
+    power = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079".index(exponent)
+    assert float(mantissa) / 10 ** power == pytest.approx(row["relative_error"], rel=0.05)
+    assert browser.js("return document.querySelector('tr.marked').cells[1].textContent") == "full"
+    browser.point(5, 5)
+    assert browser.js(tip) is None and browser.js("return document.querySelectorAll('.faint, .marked').length") == 0
+
+
+def test_dtypes_of_the_compare_page_can_be_left_out(browser, shipped_comparison):
+    page, rows = shipped_comparison
+    browser.open(page)
+    click = "document.querySelectorAll('.dtypes button')[arguments[0]].click()"
+    for i in range(4):
+        browser.js(click, i)
+    assert {mark[0] for each in browser.js(MARKS) for mark in each["marks"]} == {"f16"}, "one is always shown"
+    browser.js(click, 1)
+    assert {mark[0] for each in browser.js(MARKS) for mark in each["marks"]} == {"f32", "f16"}
+
+
+def test_the_table_of_the_compare_page_sorts(browser, shipped_comparison):
+    page, rows = shipped_comparison
+    browser.open(page)
     click = "document.querySelectorAll('#table th button')[arguments[0]].click()"
     cells = "return [...document.querySelectorAll('#table tbody tr')].map((r) => r.cells[arguments[0]].textContent)"
+    groups = {(row["mechanism"], str(row["options"])) for row in rows}
+    assert len(browser.js(cells, 0)) == len(groups)
     browser.js(click, 7)
     errors = [float(x) for x in browser.js(cells, 7)]
     assert errors == sorted(errors) and errors[0] < errors[-1]
     browser.js(click, 7)
     assert [float(x) for x in browser.js(cells, 7)] == errors[::-1]
-    assert browser.js("return document.querySelectorAll('#table th')[7].getAttribute('aria-sort')") == "descending"
-    seconds = sorted(row["seconds"] for row in rows)
+    assert browser.js("return document.querySelectorAll('#table thead tr:last-child th')[7].getAttribute('aria-sort')") == "descending"
     browser.js(click, 3)
-    widths = browser.js("return [...document.querySelectorAll('#charts section:first-child .bar')].map((b) => parseFloat(b.style.width))")
-    np.testing.assert_allclose(widths, 100 * np.array(seconds) / seconds[-1], rtol=1e-3)
+    seconds = sorted(row["seconds"] for row in rows if row["dtype"] == "f32")
+    unit = {"us": 1e-6, "ms": 1e-3, "s": 1}
+    shown = [float(x.split()[0]) * unit[x.split()[1]] for x in browser.js(cells, 3)]
+    np.testing.assert_allclose(shown, seconds, rtol=6e-3)
     for width in (360, 1400):
         browser.size(width, 900)
         assert browser.js("return document.documentElement.scrollWidth") <= width
@@ -241,7 +326,7 @@ def test_the_compare_page_without_scripts(browser, tmp_path):
     browser.scripts(True)
     table = browser.js("return document.getElementById('table').innerText")
     assert "rms error" in table and "attention" in table
-    assert browser.js("return document.querySelectorAll('#charts section').length") == 0
+    assert not browser.js("return document.getElementById('picture').checkVisibility()")
 
 
 def test_the_compare_page_of_a_hostile_name_and_of_nan(browser, tmp_path):

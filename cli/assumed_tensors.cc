@@ -1,0 +1,101 @@
+// Gates and projections for files that have none.
+#include "cli/assumed_tensors.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "heed/harness/buffer.h"
+#include "heed/ops/parts/orthogonal_features.h"
+
+namespace heed::cli {
+namespace {
+
+constexpr uint64_t kSeed = 1;
+
+// Of every letter of axes. What q, k and v do not have: Linformer's rows R, a
+// quarter of the tokens and at most 256, and Performer's features M, four per
+// channel.
+std::map<char, int64_t> AxisSizes(const NamedTensors& set) {
+  const ConstTensorView &q = set.tensors.at("q"), &v = set.tensors.at("v");
+  const int64_t T = set.tensors.at("k").size(1);
+  return {{'B', q.size(0)}, {'T', T},           {'H', q.size(2)},
+          {'K', q.size(3)}, {'V', v.size(3)},   {'C', T},
+          {'M', 4 * q.size(3)}, {'R', std::clamp<int64_t>((T + 3) / 4, 1, 256)}};
+}
+
+double LogSigmoid(double x) {
+  return x < 0 ? x - std::log1p(std::exp(x)) : -std::log1p(std::exp(-x));
+}
+
+// Rows [R, C] that take the means of stretches of tokens.
+void FillMeans(const Buffer& x) {
+  const int64_t rows = x.view().size(0), tokens = x.view().size(1);
+  x.FillConstant(0);
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t begin = r * tokens / rows, end = (r + 1) * tokens / rows;
+    for (int64_t t = begin; t < end; ++t) {
+      x.Set({r, t}, 1 / static_cast<double>(end - begin));
+    }
+  }
+}
+
+void Fill(Context& ctx, const std::string& name, const Buffer& x) {
+  if (name == "e" || name == "f") return FillMeans(x);
+  if (name == "projection") return OrthogonalFeatures(ctx, kSeed, {}, x.view());
+  const bool decays = name == "log_decay";
+  Random random(kSeed, decays ? 0 : 1);
+  for (int64_t i = 0; i < x.view().num_elements(); ++i) {
+    const double normal = random.Normal();
+    x.as<double>()[i] = decays ? LogSigmoid(normal) / 16 : normal;
+  }
+}
+
+ConstTensorView Assume(Context& ctx, const InputSpec& spec, NamedTensors& set) {
+  const std::map<char, int64_t> letters = AxisSizes(set);
+  std::vector<int64_t> sizes;
+  for (const char letter : spec.axes) sizes.push_back(letters.at(letter));
+  const Buffer exact(DType::kF64, sizes, Placement::kAligned);
+  Fill(ctx, spec.name, exact);
+  const bool widen = spec.wide && SizeOf(set.dtype) == 2;
+  const auto rounded = std::make_shared<Buffer>(widen ? DType::kF32 : set.dtype, sizes,
+                                                Placement::kAligned);
+  for (int64_t i = 0; i < exact.view().num_elements(); ++i) {
+    StoreDouble(rounded->view().dtype(), rounded->view().data(), i, exact.as<double>()[i]);
+  }
+  set.owners.push_back(rounded);
+  return rounded->view();
+}
+
+}  // namespace
+
+std::string WhatIsAssumed(const std::string& name) {
+  if (name == "log_decay") return "drawn from log sigmoid(N(0, 1)) / 16, where gates of GLA begin";
+  if (name == "u") return "drawn from N(0, 1)";
+  if (name == "e" || name == "f") return "means of four tokens, of more where these are over 1024";
+  if (name == "projection") return "orthogonal random features, four per channel";
+  return "";
+}
+
+std::vector<std::string> Complete(Context& ctx, const OpEntry& op, NamedTensors& set,
+                                  std::vector<std::string>& assumed) {
+  set.tensors.try_emplace("r", set.tensors.at("q"));
+  std::vector<const InputSpec*> absent;
+  std::vector<std::string> names;
+  for (const InputSpec& spec : op.inputs) {
+    if (spec.optional || set.tensors.contains(spec.name)) continue;
+    absent.push_back(&spec);
+    names.push_back(spec.name);
+  }
+  const bool known = std::none_of(names.begin(), names.end(), [](const std::string& name) {
+    return WhatIsAssumed(name).empty();
+  });
+  if (!known) return names;
+  for (const InputSpec* spec : absent) set.tensors[spec->name] = Assume(ctx, *spec, set);
+  assumed = names;
+  return {};
+}
+
+}  // namespace heed::cli

@@ -1,0 +1,229 @@
+// Rows of `heed compare` side by side: dtypes are columns, as the question is
+// which mechanism, then in which dtype.
+#include "cli/compare_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <span>
+
+#include "fmt/format.h"
+
+#include "cli/assumed_tensors.h"
+#include "cli/page.h"
+
+namespace heed::cli {
+namespace {
+
+// The rows that differ in their dtype alone.
+using Group = std::span<const CompareRow>;
+
+std::string OptionsOf(const CompareRow& row) {
+  return ToString(row.options) + (row.assumed.empty() ? "" : ", assumed");
+}
+
+std::vector<Group> GroupsOf(const CompareReport& report) {
+  std::vector<Group> groups;
+  const std::vector<CompareRow>& rows = report.rows;
+  for (size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
+    const auto same = [&](const CompareRow& row) {
+      return row.mechanism == rows[begin].mechanism &&
+             OptionsOf(row) == OptionsOf(rows[begin]);
+    };
+    while (end < rows.size() && same(rows[end])) ++end;
+    groups.push_back(Group(rows).subspan(begin, end - begin));
+  }
+  return groups;
+}
+
+// Nullptr where the mechanism has no kernel in this dtype.
+const CompareRow* Find(Group group, DType dtype) {
+  const auto found = std::find_if(group.begin(), group.end(),
+                                  [&](const CompareRow& row) { return row.dtype == dtype; });
+  return found == group.end() ? nullptr : &*found;
+}
+
+// The dtype in which memory is reported: f32, or what there is.
+DType UsualDType(const CompareReport& report) {
+  const std::vector<DType>& all = report.dtypes;
+  return std::find(all.begin(), all.end(), DType::kF32) == all.end() ? all[0] : DType::kF32;
+}
+
+// A cell of a table, and what it is sorted by.
+struct Cell {
+  std::string text;
+  double value;
+};
+using Measure = Cell (*)(const CompareRow&);
+
+Cell Time(const CompareRow& row) { return {Seconds(row.seconds), row.seconds}; }
+Cell Workspace(const CompareRow& row) {
+  const auto bytes = static_cast<double>(row.workspace_bytes);
+  return {Bytes(bytes), bytes};
+}
+Cell State(const CompareRow& row) {
+  const auto bytes = static_cast<double>(row.state_bytes);
+  return {Bytes(bytes), bytes};
+}
+Cell RmsError(const CompareRow& row) {
+  return {ErrorSize(row.error.relative), row.error.relative};
+}
+Cell MaxError(const CompareRow& row) { return {ErrorSize(row.error.max), row.error.max}; }
+
+Cell CellOf(Group group, DType dtype, Measure measure) {
+  const CompareRow* row = Find(group, dtype);
+  return row == nullptr ? Cell{"-", std::nan("")} : measure(*row);
+}
+
+// Columns: one measure in every dtype, then others in the usual one.
+std::string TableOf(const CompareReport& report, Measure in_each,
+                    const std::vector<std::pair<std::string, Measure>>& in_one) {
+  std::vector<std::string> columns = {"<mechanism", "<options"};
+  for (const DType dtype : report.dtypes) columns.push_back(Name(dtype));
+  for (const auto& [name, measure] : in_one) columns.push_back(name);
+  Table table(columns);
+  for (const Group& group : GroupsOf(report)) {
+    std::vector<std::string> cells = {group[0].mechanism, OptionsOf(group[0])};
+    for (const DType dtype : report.dtypes) {
+      cells.push_back(CellOf(group, dtype, in_each).text);
+    }
+    for (const auto& [name, measure] : in_one) {
+      cells.push_back(CellOf(group, UsualDType(report), measure).text);
+    }
+    table.Add(cells);
+  }
+  return table.ToString();
+}
+
+// What was assumed of inputs, by their names.
+std::map<std::string, std::string> Assumed(const CompareReport& report) {
+  std::map<std::string, std::string> assumed;
+  for (const CompareRow& row : report.rows) {
+    for (const std::string& name : row.assumed) assumed[name] = WhatIsAssumed(name);
+  }
+  return assumed;
+}
+
+// "file.safetensors layers.0".
+std::string Where(const CompareReport& report) {
+  return report.layer.empty() ? report.file : report.file + " " + report.layer;
+}
+
+// Lines that say what a reader of the numbers has to know.
+std::vector<std::string> Remarks(const CompareReport& report) {
+  std::map<std::string, std::string> names;  // by what is assumed of them
+  for (const auto& [name, what] : Assumed(report)) {
+    names[what] += (names[what].empty() ? "" : ", ") + name;
+  }
+  std::vector<std::string> lines;
+  for (const auto& [what, list] : names) {
+    lines.push_back("assumed, as the file has none: " + list + ": " + what);
+  }
+  std::map<std::string, std::string> mechanisms;  // by the reason
+  for (const auto& [mechanism, reason] : report.skipped) {
+    mechanisms[reason] += (mechanisms[reason].empty() ? "" : ", ") + mechanism;
+  }
+  for (const auto& [reason, list] : mechanisms) {
+    lines.push_back("left out: " + list + ": " + reason);
+  }
+  return lines;
+}
+
+std::string HtmlCell(const char* tag, const std::string& attributes,
+                     const std::string& text) {
+  return fmt::format("<{0}{1}>{2}</{0}>", tag, attributes, EscapeHtml(text));
+}
+
+// Two rows of headers: what is measured, in which dtype.
+std::string HtmlTable(const CompareReport& report) {
+  const size_t n = report.dtypes.size();
+  const std::string usual = Name(UsualDType(report));
+  const std::string each = fmt::format(" colspan=\"{}\" class=\"group\"", n);
+  std::string html = "<table id=\"table\">\n<thead><tr class=\"groups\"><td colspan=\"2\"></td>" +
+                     HtmlCell("th", each, "time") + HtmlCell("th", each, "rms error") +
+                     HtmlCell("th", " colspan=\"3\" class=\"group\"", "in " + usual) +
+                     "</tr>\n<tr>" + HtmlCell("th", " class=\"left\"", "mechanism") +
+                     HtmlCell("th", " class=\"left\"", "options");
+  for (int measure = 0; measure < 2; ++measure) {
+    for (size_t i = 0; i < n; ++i) {
+      html += HtmlCell("th", i == 0 ? " class=\"first\"" : "", Name(report.dtypes[i]));
+    }
+  }
+  html += HtmlCell("th", " class=\"first\"", "max error") + HtmlCell("th", "", "workspace") +
+          HtmlCell("th", "", "state") + "</tr></thead>\n<tbody>";
+  for (const Group& group : GroupsOf(report)) {
+    html += "\n<tr>" + HtmlCell("td", " class=\"left\"", group[0].mechanism) +
+            HtmlCell("td", " class=\"left\"", OptionsOf(group[0]));
+    const auto add = [&](DType dtype, Measure measure, bool first) {
+      const Cell cell = CellOf(group, dtype, measure);
+      html += HtmlCell("td", fmt::format("{} data-value=\"{}\"", first ? " class=\"first\"" : "",
+                                         cell.value),
+                       cell.text);
+    };
+    for (const Measure measure : {&Time, &RmsError}) {
+      for (size_t i = 0; i < n; ++i) add(report.dtypes[i], measure, i == 0);
+    }
+    add(UsualDType(report), &MaxError, true);
+    add(UsualDType(report), &Workspace, false);
+    add(UsualDType(report), &State, false);
+    html += "</tr>";
+  }
+  return html + "\n</tbody></table>";
+}
+
+}  // namespace
+
+std::string ToText(const CompareReport& report) {
+  std::string text = Where(report) + "\n" + report.problem + "\n";
+  for (const std::string& note : report.notes) text += note + "\n";
+  const std::string usual = Name(UsualDType(report));
+  text += "\ntime of a call; workspace and state in " + usual + "\n" +
+          TableOf(report, &Time, {{"workspace", &Workspace}, {"state", &State}});
+  text += "\nrms error against " + report.reference + "; max error in " + usual + "\n" +
+          TableOf(report, &RmsError, {{"max error", &MaxError}});
+  const std::vector<std::string> remarks = Remarks(report);
+  if (!remarks.empty()) text += "\n";
+  for (const std::string& remark : remarks) text += remark + "\n";
+  return text;
+}
+
+Json ToJson(const CompareReport& report) {
+  Json rows = Json::array(), skipped = Json::array();
+  for (const CompareRow& row : report.rows) {
+    rows.push_back({{"mechanism", row.mechanism},
+                    {"options", ToJson(row.options)},
+                    {"assumed", row.assumed},
+                    {"dtype", Name(row.dtype)},
+                    {"seconds", row.seconds},
+                    {"workspace_bytes", row.workspace_bytes},
+                    {"state_bytes", row.state_bytes},
+                    {"max_error", row.error.max},
+                    {"relative_error", row.error.relative}});
+  }
+  for (const auto& [mechanism, reason] : report.skipped) {
+    skipped.push_back({{"mechanism", mechanism}, {"reason", reason}});
+  }
+  return {{"file", report.file},   {"layer", report.layer}, {"reference", report.reference},
+          {"rows", rows},          {"assumed", Assumed(report)}, {"skipped", skipped}};
+}
+
+void WritePage(const std::string& path, const CompareReport& report) {
+  Page page;
+  page.name = "compare.html";
+  page.styles = {"base.css", "compare.css"};
+  page.scripts = {"base.js", "scatter.js", "compare.js"};
+  page.title = report.file;
+  page.data = ToJson(report);
+  page.body = HtmlCell("p", " class=\"sub\"", Where(report)) +
+              HtmlCell("p", " class=\"sub\"", report.problem) + "\n";
+  page.body += "<section class=\"picture\" id=\"picture\" hidden></section>\n"
+               "<section class=\"table\">" + HtmlTable(report) + "</section>\n<ul class=\"note\">";
+  std::vector<std::string> notes = report.notes;
+  notes.push_back("errors against " + report.reference);
+  for (const std::string& remark : Remarks(report)) notes.push_back(remark);
+  for (const std::string& note : notes) page.body += HtmlCell("li", "", note);
+  page.body += "</ul>\n";
+  WriteText(path, ComposePage(page));
+}
+
+}  // namespace heed::cli
