@@ -159,7 +159,8 @@ void BindRuntime(nb::module_& m) {
       "on"_a.none(), nb::sig("def set_checks(on: bool) -> None"),
       "Whether values are checked too, which costs a pass over them: with it, "
       "a log decay above 0\n"
-      "or NaN is an InvalidArgument. Off at the start.");
+      "or NaN is an InvalidArgument, and attention and recurrences warn once where [B, H, T, D]\n"
+      "seems to be read as [B, T, H, D], by fewer tokens than heads. Off at the start.");
   m.def(
       "set_strict",
       [](nb::handle on) {
