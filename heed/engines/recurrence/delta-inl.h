@@ -41,6 +41,7 @@ struct DeltaBlock {
   size_t row, value_row;
   T* o;  // null: the state alone
   T* found;
+  RowPrefetch* prefetch = nullptr;
 };
 
 // n tokens on C vectors of columns from `column` on, rows of a state `stride` apart.
@@ -53,7 +54,7 @@ HWY_NOINLINE void DeltaTokens(D d, const DeltaBlock<T>& b, size_t n, size_t colu
   Token<T> first;
   first.read2_row = b.rows.read_state;
   first.read2_out = b.found + column;
-  PassToken<kRead2, Decay::kNone, C>(d, first, num_rows, stride, state);
+  PassToken<kRead2, Decay::kNone, C>(d, Decays::kNear, first, num_rows, stride, state);
   for (size_t t = 0; t < n; ++t) {
     T* written = b.rows.w + t * b.value_row + column;
     T* found = b.found + t * b.value_row + column;
@@ -75,7 +76,8 @@ HWY_NOINLINE void DeltaTokens(D d, const DeltaBlock<T>& b, size_t n, size_t colu
       x.read_row = b.rows.q + t * b.row;
       x.read_out = b.o + t * b.value_row + column;
     }
-    PassToken<kWrites | kReads, kDecay, C>(d, x, num_rows, stride, state);
+    if (b.prefetch != nullptr) b.prefetch->Some();
+    PassToken<kWrites | kReads, kDecay, C>(d, b.rows.kinds[t], x, num_rows, stride, state);
   }
 }
 
@@ -141,7 +143,9 @@ HWY_NOINLINE HWY_ATTR void DeltaHead(const Problem& p, const Task& task,
     const auto n = static_cast<size_t>(std::min(kBlockTokens, s.count - first));
     reader.Queries(first, n);
     reader.Writes(first, n);
-    DeltaStrips<true>(d, p, DeltaBlock<T>{b.rows, row, value_row, b.o, b.found}, n, shape, b.state);
+    RowPrefetch prefetch = reader.Prefetch(first + static_cast<int64_t>(n), n * NumStrips<T>(shape));
+    DeltaStrips<true>(d, p, DeltaBlock<T>{b.rows, row, value_row, b.o, b.found, &prefetch}, n,
+                      shape, b.state);
     StoreRows(d, b.o, value_row, p.o, s, task.head, first, n, shape.begin,
               std::min(shape.end, shape.size),
               [](auto x, size_t, size_t) HWY_ATTR { return x; });

@@ -287,15 +287,16 @@ class DeltaBackwardHead {
             token.read2_out = x.out2 + t * x.lane_row + c;
           }
           if (t + 1 == n) {
-            PassToken<kWrite | kReads, Decay::kNone, vectors.value>(d_, token, shape.rows,
-                                                                    kWidth, strip);
+            PassToken<kWrite | kReads, Decay::kNone, vectors.value>(
+                d_, Decays::kNear, token, shape.rows, kWidth, strip);
           } else {
-            PassToken<kWrite | kReads | kBack, kDecay, vectors.value>(d_, token, shape.rows,
-                                                                      kWidth, strip);
+            PassToken<kWrite | kReads | kBack, kDecay, vectors.value>(
+                d_, b_.rows.kinds[t + 1], token, shape.rows, kWidth, strip);
           }
         }
         const Token<T> token = Back(x, 0, c, kGated == Decay::kLanes);
-        PassToken<kBack, kDecay, vectors.value>(d_, token, shape.rows, kWidth, strip);
+        PassToken<kBack, kDecay, vectors.value>(d_, b_.rows.kinds[0], token, shape.rows, kWidth,
+                                                strip);
       });
     };
     WithDelta(p_, run);
@@ -332,7 +333,8 @@ class DeltaBackwardHead {
           token.write2_lanes = b_.rows.write_key + at;
           token.read_row = b_.d_o + value_at;
           token.read_out = b_.sums[kOfQueries] + at;
-          PassToken<kDoes, kDecay, vectors.value>(d_, token, by_key_.rows, kWidth, strip);
+          PassToken<kDoes, kDecay, vectors.value>(d_, b_.rows.kinds[t], token, by_key_.rows,
+                                                  kWidth, strip);
         }
       });
     };

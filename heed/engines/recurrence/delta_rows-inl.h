@@ -8,12 +8,14 @@
 #define HEED_ENGINES_RECURRENCE_DELTA_ROWS_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #include "heed/core/carver.h"
 #include "heed/engines/recurrence/block-inl.h"
+#include "heed/engines/recurrence/delta_token-inl.h"
 #include "heed/engines/recurrence/problem.h"
 #include "heed/simd/math-inl.h"
 #include "hwy/highway.h"
@@ -29,6 +31,7 @@ struct DeltaRows {
   T *q, *k, *read, *write_key;  // scale q, k, r or a, b
   T* read_state;  // the read key with the decay between it and the state before its token
   T* decay;       // as TileDecay()
+  Decays* kinds;  // [block]
   T* beta;        // [block]
   T *v, *w;       // v as it is given, and as it is written
   T* raw;         // of any use
@@ -40,6 +43,7 @@ struct DeltaRows {
     for (T** rows : {&q, &k, &read, &read_state}) carver.Next(*rows, block * row);
     carver.Next(write_key, p.write_key.data == nullptr ? 0 : block * row);
     carver.Next(decay, p.gate == Gate::kNone ? 0 : block * row);
+    carver.Next(kinds, block);
     carver.Next(beta, block);
     carver.Next(v, block * value_row);
     carver.Next(w, block * value_row);
@@ -85,6 +89,25 @@ class DeltaReader {
     } else {
       LoadRows(d_, p_.read_key, s_, key_head_, first, n, keys_, rows_.read, row_);
     }
+  }
+
+  // Asks for the rows of the block from token `first` on in so many calls.
+  HWY_ATTR RowPrefetch Prefetch(int64_t first, size_t calls) const {
+    RowPrefetch prefetch;
+    if (first >= s_.count) return prefetch;
+    const auto add = [&](const Rows& rows, int64_t head, int64_t size) {
+      if (rows.data != nullptr) AddRows(prefetch, rows, s_, head, first, size);
+    };
+    add(p_.q, key_head_, p_.key_size);
+    add(p_.k, key_head_, p_.key_size);
+    add(p_.v, head_, p_.value_size);
+    add(p_.o, head_, p_.value_size);
+    add(p_.read_key, key_head_, p_.key_size);
+    add(p_.write_key, key_head_, p_.key_size);
+    if (p_.gate == Gate::kKey) add(p_.log_decay, head_, p_.key_size);
+    add(p_.erase, head_, p_.key_size);
+    prefetch.Begin(static_cast<size_t>(std::min(kBlockTokens, s_.count - first)), calls);
+    return prefetch;
   }
 
   // One number per token.
@@ -140,6 +163,7 @@ class DeltaReader {
     };
     for (size_t t = 0; t < n; ++t) {
       auto a = zero;
+      bool all_near = true, any_slow = false;
       for (size_t i = t * row_; i < (t + 1) * row_; i += N) {
         if (!scalar || i == t * row_) {
           a = exp_at(i);
@@ -148,7 +172,14 @@ class DeltaReader {
         }
         const auto read = hn::Load(d_, rows_.read + i);
         hn::Store(before ? read : hn::Mul(a, read), d_, rows_.read_state + i);
+        const auto decay = hn::Load(d_, rows_.decay + i);
+        const auto exists = hn::FirstN(d_, t * row_ + keys_ - i);
+        const auto is_near = hn::Lt(decay, zero);
+        all_near &= hn::AllTrue(d_, hn::Or(is_near, hn::Not(exists)));
+        any_slow |= !hn::AllFalse(d_, hn::And(hn::And(is_near, exists),
+                                              hn::Gt(decay, hn::Set(d_, kSlowToken<T>))));
       }
+      rows_.kinds[t] = any_slow ? Decays::kSlow : all_near ? Decays::kNear : Decays::kMixed;
     }
   }
 

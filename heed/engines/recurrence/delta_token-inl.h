@@ -15,6 +15,7 @@
 #endif
 
 #include <cstddef>
+#include <cstdint>
 
 #include "heed/engines/recurrence/register_tile-inl.h"
 #include "hwy/highway.h"
@@ -51,10 +52,17 @@ struct Token {
 
 // A decay of one token that is this near to 1 is rounded with what is written (kSlow).
 template <class T>
-inline constexpr T kSlowToken = T{-1} / 1024;
+inline constexpr T kSlowToken = T{-1} / 65536;
+
+// What the decays of a token have in common.
+enum class Decays : uint8_t {
+  kNear,   // all are E - 1, and none is slow
+  kMixed,  // none is slow
+  kSlow,   // some are
+};
 
 // kDecay: kNone, kRows or kLanes. Rows of the state are `stride` apart.
-template <unsigned kDoes, Decay kDecay, int C, class D, class T = hn::TFromD<D>,
+template <unsigned kDoes, Decay kDecay, Decays kKind, int C, class D, class T = hn::TFromD<D>,
           class V = hn::Vec<D>>
 HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride,
                           T* HWY_RESTRICT state) {
@@ -62,10 +70,11 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
   constexpr auto does = [](unsigned what) { return (kDoes & what) != 0; };
   constexpr bool kEarly = does(kReadBefore | kReadDecayed);
   constexpr bool kChanges = does(kLateWrite | kWrite | kWrite2) || kDecay != Decay::kNone;
+  constexpr bool kNear = kKind == Decays::kNear, kSlow = kKind == Decays::kSlow;
   constexpr bool kByLane = kDecay == Decay::kLanes, kByRow = kDecay == Decay::kRows;
-  V late[C], write[C], write2[C], decay[C], read[2][C], read2[2][C], early[2][C];
+  V late[C], write[C], write2[C], decay[C];
+  V even_read[C], even_read2[C], even_early[C], odd_read[C], odd_read2[C], odd_early[C];
   hn::Mask<D> near[C], slow[C], rounded[C];
-  bool any_slow = false;
   HWY_UNROLL(4)
   for (int c = 0; c < C; ++c) {
     const auto load = [&](bool exists, const T* from) HWY_ATTR {
@@ -78,68 +87,69 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
     near[c] = hn::Lt(decay[c], hn::Zero(d));
     slow[c] = hn::And(near[c], hn::Gt(decay[c], hn::Set(d, kSlowToken<T>)));
     rounded[c] = hn::AndNot(slow[c], near[c]);
-    any_slow |= kByLane && !hn::AllFalse(d, slow[c]);
-    for (int half = 0; half < 2; ++half) {
-      read[half][c] = read2[half][c] = early[half][c] = hn::Zero(d);
-    }
+    even_read[c] = even_read2[c] = even_early[c] = hn::Zero(d);
+    odd_read[c] = odd_read2[c] = odd_early[c] = hn::Zero(d);
   }
-  const auto one_row = [&](size_t r, int half) HWY_ATTR {
+  const auto one_row = [&](size_t r, V(&read)[C], V(&read2)[C], V(&early)[C]) HWY_ATTR {
     T* HWY_RESTRICT at = state + r * stride;
     V s[C];
     HWY_UNROLL(4)
     for (int c = 0; c < C; ++c) s[c] = hn::LoadU(d, at + c * N);
-    const auto add = [&](const T* row, const V* lanes) HWY_ATTR {
+    const auto add = [&](const T* row, const V(&lanes)[C]) HWY_ATTR {
       const V factor = hn::Set(d, row[r]);
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) s[c] = hn::MulAdd(factor, lanes[c], s[c]);
     };
-    const auto sum = [&](const T* row, const V* from, V* to) HWY_ATTR {
+    const auto sum = [&](const T* row, V(&to)[C]) HWY_ATTR {
       const V factor = hn::Set(d, row[r]);
       HWY_UNROLL(4)
-      for (int c = 0; c < C; ++c) to[c] = hn::MulAdd(factor, from[c], to[c]);
+      for (int c = 0; c < C; ++c) to[c] = hn::MulAdd(factor, s[c], to[c]);
     };
-    const auto decay_row = [&](bool is_near) HWY_ATTR {
+    const auto decay_row = [&](bool slow_too) HWY_ATTR {
       const V factor = hn::Set(d, x.decay[r]);
+      const auto is_near = hn::Lt(factor, hn::Zero(d));  // no branch: channels differ
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) {
-        s[c] = is_near ? hn::MulAdd(factor, s[c], s[c]) : hn::Mul(factor, s[c]);
+        s[c] = slow_too ? hn::Mul(factor, s[c])
+                        : hn::MulAdd(factor, s[c],
+                                     kNear ? s[c] : hn::IfThenElseZero(is_near, s[c]));
       }
     };
-    const auto decay_lanes = [&](const hn::Mask<D>* is_near) HWY_ATTR {
+    const auto decay_lanes = [&](const hn::Mask<D>(&is_near)[C]) HWY_ATTR {
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) {
-        s[c] = hn::MulAdd(decay[c], s[c], hn::IfThenElseZero(is_near[c], s[c]));
+        s[c] = hn::MulAdd(decay[c], s[c], kNear ? s[c] : hn::IfThenElseZero(is_near[c], s[c]));
       }
     };
     const auto writes = [&]() HWY_ATTR {
       if constexpr (does(kWrite)) add(x.write_row, write);
       if constexpr (does(kWrite2)) add(x.write2_row, write2);
     };
-    if constexpr (does(kReadBefore)) sum(x.early_row, s, early[half]);
+    if constexpr (does(kReadBefore)) sum(x.early_row, early);
     if constexpr (does(kLateWrite)) {
       const V factor = hn::Set(d, x.late_row[r]);
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) s[c] = hn::NegMulAdd(factor, late[c], s[c]);
     }
-    bool is_slow = any_slow;
-    if constexpr (kByRow) is_slow = x.decay[r] < 0 && x.decay[r] > kSlowToken<T>;
+    bool is_slow = kSlow;
+    if constexpr (kByRow && kSlow) is_slow = x.decay[r] < 0 && x.decay[r] > kSlowToken<T>;
     if (!is_slow) {
-      if constexpr (kByRow) decay_row(x.decay[r] < 0);
+      if constexpr (kByRow) decay_row(false);
       if constexpr (kByLane) decay_lanes(near);
-      if constexpr (does(kReadDecayed)) sum(x.early_row, s, early[half]);
+      if constexpr (does(kReadDecayed)) sum(x.early_row, early);
       writes();
     } else if constexpr (kByRow || kByLane) {
       V before[C];
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) before[c] = s[c];
       if constexpr (does(kReadDecayed)) {
-        if constexpr (kByRow) decay_row(true);
+        if constexpr (kByRow) decay_row(false);
         if constexpr (kByLane) decay_lanes(near);
-        sum(x.early_row, s, early[half]);
+        sum(x.early_row, early);
         HWY_UNROLL(4)
         for (int c = 0; c < C; ++c) s[c] = before[c];
       }
-      if constexpr (kByRow) decay_row(false);
+      if constexpr (kByRow) decay_row(true);
       if constexpr (kByLane) decay_lanes(rounded);
       writes();
       HWY_UNROLL(4)
@@ -148,25 +158,38 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
                        : hn::Add(before[c], s[c]);
       }
     }
-    if constexpr (does(kRead)) sum(x.read_row, s, read[half]);
-    if constexpr (does(kRead2)) sum(x.read2_row, s, read2[half]);
+    if constexpr (does(kRead)) sum(x.read_row, read);
+    if constexpr (does(kRead2)) sum(x.read2_row, read2);
     HWY_UNROLL(4)
     for (int c = 0; kChanges && c < C; ++c) hn::StoreU(s[c], d, at + c * N);
   };
   size_t r = 0;
   for (; r + 2 <= num_rows; r += 2) {
-    one_row(r, 0);
-    one_row(r + 1, 1);
+    one_row(r, even_read, even_read2, even_early);
+    one_row(r + 1, odd_read, odd_read2, odd_early);
   }
-  if (r < num_rows) one_row(r, 0);
+  if (r < num_rows) one_row(r, even_read, even_read2, even_early);
   HWY_UNROLL(4)
   for (int c = 0; c < C; ++c) {
-    const auto store = [&](const V(&halves)[2][C], T* to) HWY_ATTR {
-      hn::StoreU(hn::Add(halves[0][c], halves[1][c]), d, to + c * N);
+    const auto store = [&](V even, V odd, T* to) HWY_ATTR {
+      hn::StoreU(hn::Add(even, odd), d, to + c * N);
     };
-    if constexpr (does(kRead)) store(read, x.read_out);
-    if constexpr (does(kRead2)) store(read2, x.read2_out);
-    if constexpr (kEarly) store(early, x.early_out);
+    if constexpr (does(kRead)) store(even_read[c], odd_read[c], x.read_out);
+    if constexpr (does(kRead2)) store(even_read2[c], odd_read2[c], x.read2_out);
+    if constexpr (kEarly) store(even_early[c], odd_early[c], x.early_out);
+  }
+}
+
+// The same with the kind at run time.
+template <unsigned kDoes, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
+HWY_INLINE void PassToken(D d, Decays kind, const Token<T>& x, size_t num_rows, size_t stride,
+                          T* state) {
+  if (kDecay == Decay::kNone || kind == Decays::kNear) {
+    PassToken<kDoes, kDecay, Decays::kNear, C>(d, x, num_rows, stride, state);
+  } else if (kind == Decays::kMixed) {
+    PassToken<kDoes, kDecay, Decays::kMixed, C>(d, x, num_rows, stride, state);
+  } else {
+    PassToken<kDoes, kDecay, Decays::kSlow, C>(d, x, num_rows, stride, state);
   }
 }
 
