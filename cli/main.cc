@@ -17,9 +17,19 @@ namespace {
 
 constexpr char kFooter[] =
     "Example:\n  heed run attention data/minilm_alice.safetensors --layer 2\n\n"
-    "heed VERB --help explains a verb. Every verb takes --json: one JSON "
-    "document\n"
-    "on standard output. HEED_ISA in the environment acts as --isa.";
+    "heed VERB --help explains a verb. Every verb but completion takes --json: "
+    "one JSON\n"
+    "document on standard output. HEED_ISA in the environment acts as --isa.";
+
+// "list, info or run".
+std::string VerbNames(const CLI::App& app) {
+  const auto verbs = app.get_subcommands([](const CLI::App*) { return true; });
+  std::string text;
+  for (size_t i = 0; i < verbs.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 < verbs.size() ? ", " : " or ") + verbs[i]->get_name();
+  }
+  return text;
+}
 
 int Main(int argc, char** argv) {
   CLI::App app("Attention on CPUs: run it, check it, compare it, time it.",
@@ -34,6 +44,7 @@ int Main(int argc, char** argv) {
   AddView(app);
   AddVerify(app);
   AddBench(app);
+  AddCompletion(app);
   app.parse_complete_callback(&CheckEnvironment);  // before the verb runs
   try {
     app.parse(argc, argv);  // runs the verb
@@ -50,7 +61,7 @@ int Main(int argc, char** argv) {
     const std::string got =
         argc > 1 ? "verb is '" + std::string(argv[1]) + "'" : "no verb";
     throw UsageError(got +
-                     ", expected list, info, run, compare, view, verify or bench");
+                     ", expected " + VerbNames(app));
   }
 }
 

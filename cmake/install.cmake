@@ -47,5 +47,14 @@ install(FILES ${PROJECT_BINARY_DIR}/heed.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/
 
 if(TARGET heed_cli)
   install(TARGETS heed_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT heed)
+  if(NOT CMAKE_CROSSCOMPILING)  # the program says itself what a shell completes
+    set(completions ${PROJECT_BINARY_DIR}/completions)
+    file(MAKE_DIRECTORY ${completions})
+    add_custom_command(TARGET heed_cli POST_BUILD VERBATIM
+      COMMAND heed_cli completion bash > ${completions}/heed
+      COMMAND heed_cli completion zsh > ${completions}/_heed)
+    install(FILES ${completions}/heed DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions COMPONENT heed)
+    install(FILES ${completions}/_heed DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions COMPONENT heed)
+  endif()
 endif()
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT heed)

@@ -1,7 +1,8 @@
 // Error against time, both logarithmic. Errors lie in two bands: what rounds exact attention and what computes something else
 // are ten decades apart, and nothing is between; so each band has an axis of its own, above each other.
 
-const SVG = "http://www.w3.org/2000/svg";
+// The namespace, without an address in a page that needs no network.
+const SVG = new DOMParser().parseFromString("<svg></svg>", "text/html").body.firstChild.namespaceURI;
 function shape(tag, attributes = {}, text = "") {
   const node = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
