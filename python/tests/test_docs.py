@@ -1,5 +1,6 @@
-# The examples of the documentation run: Python blocks in order, `heed` lines of shell blocks, C++ blocks as examples/*.cc,
+# The examples of the documentation run, each alone: Python blocks, `heed` lines of shell blocks, C++ blocks as examples/*.cc,
 # and examples/*.py.
+import importlib.util
 import json
 import re
 import shlex
@@ -9,8 +10,10 @@ import sys
 import pytest
 from cli_program import HEED, ROOT, VERBS, needs_program
 
+import heed
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "heed").rglob("*.md"))]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.M | re.S)
 # These time the machine for minutes; that they understand their options is what is run.
 SLOW = {"bench", "verify"}
 
@@ -25,13 +28,27 @@ def pages(*languages):
     return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if blocks(page, *languages)]
 
 
-@pytest.mark.parametrize("page", pages("python"))
-def test_python_blocks_run(page, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    names = {}
-    for line, text in blocks(page, "python"):
-        code = compile("\n" * (line - 1) + text, str(page), "exec")  # so that a traceback names the page's line
-        exec(code, names)
+def test_every_block_is_of_a_kind_that_is_known():
+    kinds = {match[1] for page in PAGES for match in FENCE.finditer(page.read_text())}
+    assert kinds <= {"", "python", "cpp", "cmake", "{toctree}"}  # cmake: tests/consumer does what it says
+
+
+PYTHON = [pytest.param(page, line, text, id=f"{page.relative_to(ROOT)}:{line}")
+          for page in PAGES for line, text in blocks(page, "python")]
+
+
+@pytest.mark.parametrize("page, line, text", PYTHON)
+def test_a_python_block_runs_alone_and_prints_what_it_says(page, line, text, tmp_path):
+    for package in re.findall(r"^import (?:heed\.)?(torch|transformers)$", text, re.M):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not there")
+    program = tmp_path / page.name
+    program.write_text("\n" * (line - 1) + text)  # so that a traceback names the page's line
+    result = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300)
+    assert result.returncode == 0, result.stderr
+    printed = iter(result.stdout.splitlines())
+    for said in re.findall(r"# -> (.*)$", text, re.M):
+        assert said in printed, f"{said!r} is not printed, or not in this order:\n{result.stdout}"
 
 
 def heed_lines(page):
@@ -67,6 +84,22 @@ def test_cpp_programs_are_examples(page):
     programs = [(line, text) for line, text in blocks(page, "cpp") if "int main" in text]
     for line, text in programs:
         assert text in examples, f"{page}:{line} is not a file of examples/"
+
+
+def test_readme_names_every_mechanism():
+    names = {name for name in heed.__all__ if f"{name}_backward" in heed.__all__}
+    assert len(names) > 20 and names <= set(re.findall(r"`(\w+)`", (ROOT / "README.md").read_text()))
+
+
+def test_the_chart_shows_the_table_and_readme_says_its_ends(tmp_path, monkeypatch):
+    subprocess.run([sys.executable, ROOT / "tools/speed_chart.py", tmp_path / "speed.svg"], check=True)
+    assert (tmp_path / "speed.svg").read_text() == (ROOT / "docs/images/speed.svg").read_text()
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import speed_chart
+    calls, passes = speed_chart.read(speed_chart.PAGE.read_text())
+    ends = [end for _, cells in passes for pair in cells for end in pair]
+    assert len(calls) == 4 and len(ends) == 16 and min(ends) > 0
+    assert f"\n{min(ends)} to {max(ends)} times as fast" in (ROOT / "README.md").read_text()
 
 
 def test_associative_recall_prints_a_loss_that_falls():
