@@ -11,6 +11,8 @@ OPTIONAL = {name: DESCRIPTIONS[name]["optional"] for name in NAMES}
 WITH_STATE = [name for name in NAMES if DESCRIPTIONS[name]["has_state"] and "projection" not in INPUTS[name]]
 CONSTANT = ("A", "D", "dt_bias", "u")  # of heads, not of tokens
 ROWS = 20  # of projections
+FRACTIONS = ("beta", "erase", "write")
+DELTA = {"beta", "erase", "a"}  # keys of delta rules are of norm 1
 
 
 def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
@@ -22,7 +24,8 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
     for argument in INPUTS[name]:
         if argument == "log_decay":
             by_key, constant = (B, T, HV, K), (HV,)
-            shapes_of_decays = {"gla": by_key, "hgrn2": by_key, "rwkv6": by_key, "rwkv5": (HV, K),
+            shapes_of_decays = {"gla": by_key, "hgrn2": by_key, "rwkv6": by_key, "rwkv7": by_key, "kda": by_key,
+                                "gdn2": by_key, "rwkv5": (HV, K),
                                 "retention": constant, "lightning": constant}
             shape = shapes_of_decays.get(name, (B, T, HV))
             result[argument] = -0.2 * rng.exponential(size=shape)
@@ -33,6 +36,16 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
         elif argument == "kv_mask":
             result[argument] = rng.random((B, T)) < 0.8
             result[argument][:, 0] = True
+        elif argument in FRACTIONS:
+            shape = {"beta": (B, T, HV), "erase": (B, T, HV, K), "write": values}[argument]
+            result[argument] = rng.uniform(0.1, 1, size=shape)
+        elif argument in ("p", "b"):  # nearly the key, so that states stay what they are
+            result[argument] = 0.9 * result["k"] + 0.02 * rng.standard_normal(keys)
+        elif argument == "a":
+            result[argument] = -result["k"]
+        elif argument == "k" and DELTA & set(INPUTS[name]):
+            k = rng.standard_normal(keys)
+            result[argument] = k / np.linalg.norm(k, axis=-1, keepdims=True)
         elif argument == "A":
             result[argument] = -rng.uniform(0.5, 2, size=HV)
         else:

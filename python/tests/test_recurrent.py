@@ -5,23 +5,35 @@ from mechanisms import DESCRIPTIONS, INPUTS, NAMES, WITH_STATE, arguments, at_to
 
 import heed
 
-GATED = [name for name in NAMES if "log_decay" in INPUTS[name] and "k" in INPUTS[name]]
+GATED = [name for name in NAMES if "k" in INPUTS[name] and {"log_decay", "beta"} & set(INPUTS[name])]
+DELTA = [name for name in NAMES if {"beta", "erase", "a"} & set(INPUTS[name])]
 rng = np.random.default_rng(5)
 
 
 def naive(values, scale, S=None):
     """o and the last state, token by token."""
-    q, k, v, g = (values[name] for name in ("r" if "r" in values else "q", "k", "v", "log_decay"))
+    q, k, v = (values[name] for name in ("r" if "r" in values else "q", "k", "v"))
     B, T, H, K = q.shape
     HV, V = v.shape[2:]
+    g = values.get("log_decay", np.zeros((B, T, HV)))
     q, k = (np.repeat(x, HV // H, axis=2) for x in (q, k))
+    of_key = {name: np.repeat(values[name], HV // H, axis=2) for name in ("p", "a", "b") if name in values}
     g = np.broadcast_to(g if g.ndim in (2, 4) else g[..., None], (B, T, HV, K))
     S = np.zeros((B, HV, K, V)) if S is None else S.astype(np.float64)
     o = np.empty((B, T, HV, V))
     for t in range(T):
         written = k[:, t, :, :, None] * v[:, t, :, None, :]
         columns = np.exp(values["log_decay_v"][:, t, :, None]) if "log_decay_v" in values else 1
-        before, S = S, np.exp(g[:, t])[..., None] * S * columns + written
+        before, S = S, np.exp(g[:, t])[..., None] * S * columns
+        if "a" in values:
+            found = np.einsum("bhkv,bhk->bhv", before, of_key["a"][:, t])
+            written += of_key["b"][:, t, :, :, None] * found[:, :, None, :]
+        elif {"beta", "erase"} & set(values):
+            found = np.einsum("bhkv,bhk->bhv", S, of_key.get("p", k)[:, t] * (values["erase"][:, t] if "erase" in values else 1))
+            error = v[:, t] * (values["write"][:, t] if "write" in values else 1) - found
+            error *= values["beta"][:, t, :, None] if "beta" in values else 1
+            written = k[:, t, :, :, None] * error[:, :, None, :]
+        S = S + written
         seen = before + values["u"][..., None] * written if "u" in values else S
         o[:, t] = scale * np.einsum("bhkv,bhk->bhv", seen, q[:, t])
     return o, S
@@ -32,7 +44,7 @@ def test_outputs_and_states_are_those_of_the_definition(name):
     values = arguments(name)
     initial = rng.standard_normal(state_shape(name))
     o, state = call(getattr(heed, name), values, initial_state=initial, return_state=True)
-    expected, last = naive(values, 1 if "u" in values else 12**-0.5, initial)
+    expected, last = naive(values, 1 if "r" in values else 12**-0.5, initial)
     np.testing.assert_allclose(o, expected, rtol=0, atol=1e-12)
     np.testing.assert_allclose(state, last, rtol=0, atol=1e-12)
     assert np.array_equal(call(getattr(heed, name), values, initial_state=initial), o)
@@ -110,7 +122,9 @@ def test_explain_and_out(name):
     values = arguments(name, dtype=np.float32)
     report = heed.explain(name, **values)
     channels = 10 + (12 if "projection" in values else 0)
-    assert report["kernel"] == "recurrence_f32" and report["flops"] == 4 * 2 * 70 * 4 * features(name) * channels
+    products = 4 if name not in DELTA else 8 if "a" in values else 6
+    assert report["kernel"] == ("delta_f32" if name in DELTA else "recurrence_f32")
+    assert report["flops"] == products * 2 * 70 * 4 * features(name) * channels
     assert report["visited_pairs"] == 0 and report["copies"] == []
     out = np.empty((2, 70, 4, 10), np.float32)
     assert call(getattr(heed, name), values, out=out) is out
@@ -136,7 +150,7 @@ def test_errors_name_the_argument(name):
         call(getattr(heed, name + "_step"), at_tokens(values, 0), np.zeros((2, 4, 12, 11)))
 
 
-@pytest.mark.parametrize("name", GATED)
+@pytest.mark.parametrize("name", [name for name in GATED if "log_decay" in INPUTS[name]])
 def test_checks(name):
     values = arguments(name)
     values["log_decay"][-1] = 0.5

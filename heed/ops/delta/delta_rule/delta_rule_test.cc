@@ -1,0 +1,179 @@
+// What delta rules are among each other: one form, whose gates, keys and factors they choose.
+#include "heed/ops/delta/delta_rule/delta_rule.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "heed/core/error.h"
+#include "heed/harness/buffer.h"
+#include "heed/ops/delta/comba/comba.h"
+#include "heed/ops/delta/gated_delta_rule/gated_delta_rule.h"
+#include "heed/ops/delta/gdn2/gdn2.h"
+#include "heed/ops/delta/kda/kda.h"
+#include "heed/ops/delta/rwkv7/rwkv7.h"
+
+namespace heed::delta_rule {
+namespace {
+
+class DeltaRules : public testing::Test {
+ protected:
+  static constexpr int64_t B = 2, T = 90, H = 3, K = 12, V = 20;
+
+  template <class F>
+  static Buffer Filled(std::vector<int64_t> sizes, const F& f) {
+    Buffer buffer(DType::kF64, sizes);
+    std::vector<int64_t> at(sizes.size());
+    do {
+      SetElement(buffer.view(), at, f(at));
+    } while (NextIndex(sizes, at));
+    return buffer;
+  }
+  Buffer Normal(std::vector<int64_t> sizes) {
+    return Buffer(DType::kF64, sizes).FillNormal(++seed_);
+  }
+  // Rows of norm 1.
+  Buffer Keys() {
+    const Buffer rows = Normal({B, T, H, K});
+    return Filled({B, T, H, K}, [&](const std::vector<int64_t>& at) {
+      double sum = 0;
+      for (int64_t i = 0; i < K; ++i) sum += std::pow(rows.Get({at[0], at[1], at[2], i}), 2);
+      return GetElement(rows.view(), at) / std::sqrt(sum);
+    });
+  }
+  // A number per token for all channels.
+  static Buffer Repeated(const Buffer& by_token, int64_t channels, double factor = 1) {
+    return Filled({B, T, H, channels}, [&](const std::vector<int64_t>& at) {
+      return factor * by_token.Get({at[0], at[1], at[2]});
+    });
+  }
+  Inputs Of(const Buffer& k) const {
+    Inputs in;
+    in.q = q_.view();
+    in.k = k.view();
+    in.v = v_.view();
+    in.beta = beta_.view();
+    return in;
+  }
+  template <class F>
+  Buffer Run(const F& forward, const Inputs& in, const Options& options = {}) {
+    Buffer o(DType::kF64, {B, T, H, V});
+    forward(ctx_, in, options, Outputs{o.view(), {}});
+    return o;
+  }
+  static double LargestDifference(const Buffer& a, const Buffer& b) {
+    double difference = 0;
+    std::vector<int64_t> at(a.view().sizes().size());
+    do {
+      difference = std::max(difference,
+                            std::abs(GetElement(a.view(), at) - GetElement(b.view(), at)));
+    } while (NextIndex(a.view().sizes(), at));
+    return difference;
+  }
+
+  uint64_t seed_ = 0;
+  Random random_{5};
+  const Buffer q_ = Normal({B, T, H, K}), k_ = Keys(), v_ = Normal({B, T, H, V});
+  const Buffer beta_ = Filled({B, T, H}, [&](const auto&) { return random_.Uniform(0, 2); });
+  const Buffer g_ = Filled({B, T, H}, [&](const auto&) {
+    return std::log(random_.Uniform(0.5, 1));
+  });
+  Context ctx_{2};
+};
+
+TEST_F(DeltaRules, AKeyOfNormOneReadsWhatWasWrittenLast) {
+  const Buffer ones = Filled({B, T, H}, [](const auto&) { return 1; });
+  Inputs in = Of(k_);
+  in.q = k_.view();
+  in.beta = ones.view();
+  Options options;
+  options.scale = 1;
+  EXPECT_LT(LargestDifference(Run(&Forward, in, options), v_), 1e-13);
+}
+
+TEST_F(DeltaRules, WithoutABetaNothingIsWritten) {
+  const Buffer zeros(DType::kF64, {B, T, H}), o(DType::kF64, {B, T, H, V});
+  zeros.FillConstant(0);
+  o.FillConstant(0);
+  Inputs in = Of(k_);
+  in.beta = zeros.view();
+  EXPECT_EQ(LargestDifference(Run(&Forward, in), o), 0);
+}
+
+TEST_F(DeltaRules, ADecayOfOneIsNone) {
+  const Buffer none(DType::kF64, {B, T, H});
+  none.FillConstant(0);
+  Inputs in = Of(k_);
+  const Buffer expected = Run(&Forward, in);
+  in.log_decay = none.view();
+  EXPECT_LT(LargestDifference(Run(&gated_delta_rule::Forward, in), expected), 1e-14);
+}
+
+TEST_F(DeltaRules, OneGateForAllChannelsIsTheScalarOne) {
+  Inputs in = Of(k_);
+  in.log_decay = g_.view();
+  const Buffer expected = Run(&gated_delta_rule::Forward, in);
+  const Buffer by_key = Repeated(g_, K);
+  in.log_decay = by_key.view();
+  EXPECT_LT(LargestDifference(Run(&kda::Forward, in), expected), 1e-13);
+}
+
+TEST_F(DeltaRules, EraseAndWriteAlikeAreABeta) {
+  Inputs in = Of(k_);
+  const Buffer by_key = Repeated(g_, K), erase = Repeated(beta_, K), write = Repeated(beta_, V);
+  in.log_decay = by_key.view();
+  const Buffer expected = Run(&kda::Forward, in);
+  in.beta = {};
+  in.erase = erase.view();
+  in.write = write.view();
+  EXPECT_LT(LargestDifference(Run(&gdn2::Forward, in), expected), 1e-13);
+}
+
+TEST_F(DeltaRules, OneKeyToReadAndWriteIsTheGatedRule) {
+  Inputs in = Of(k_);
+  in.log_decay = g_.view();
+  const Buffer expected = Run(&gated_delta_rule::Forward, in);
+  in.p = k_.view();
+  EXPECT_LT(LargestDifference(Run(&comba::Forward, in), expected), 1e-13);
+}
+
+// S~^T k of a decayed state is S^T (a .* k): the delta rule as the recurrence of RWKV-7.
+TEST_F(DeltaRules, Rwkv7HoldsTheDeltaRule) {
+  Inputs in = Of(k_);
+  const Buffer by_key = Repeated(g_, K);
+  in.log_decay = by_key.view();
+  const Buffer expected = Run(&kda::Forward, in);
+  const auto keys = [&](double sign, bool with_beta, bool with_decay) {
+    return Filled({B, T, H, K}, [&](const std::vector<int64_t>& at) {
+      const double beta = with_beta ? beta_.Get({at[0], at[1], at[2]}) : 1;
+      const double a = with_decay ? std::exp(g_.Get({at[0], at[1], at[2]})) : 1;
+      return sign * beta * a * GetElement(k_.view(), at);
+    });
+  };
+  const Buffer written = keys(1, true, false), read = keys(-1, false, true);
+  in.beta = {};
+  in.k = in.b = written.view();
+  in.a = read.view();
+  Options options;
+  options.scale = 1 / std::sqrt(static_cast<double>(K));
+  EXPECT_LT(LargestDifference(Run(&rwkv7::Forward, in, options), expected), 1e-13);
+}
+
+TEST_F(DeltaRules, WhatTheyDoNotTakeIsRefused) {
+  Inputs in = Of(k_);
+  in.p = k_.view();
+  const Buffer o(DType::kF64, {B, T, H, V});
+  try {
+    Forward(ctx_, in, {}, {o.view(), {}});
+    FAIL();
+  } catch (const InvalidArgument& e) {
+    EXPECT_STREQ(e.what(), "delta_rule::Forward: p is given, expected none");
+  }
+  in.p = {};
+  in.beta = {};
+  EXPECT_THROW(Forward(ctx_, in, {}, {o.view(), {}}), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace heed::delta_rule
