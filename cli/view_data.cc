@@ -107,6 +107,52 @@ int64_t BinBegin(int64_t bin, int64_t bins, int64_t total) {
   return (bin * total + bins - 1) / bins;
 }
 
+// How much the rows of a map say that neither their columns nor their distances
+// say alone: the mean over rows of sum_j p_ij log2(p_ij / m_ij), in bits, with m_ij
+// the larger of the mean share of column j and that of the distance j - i. Even
+// heads, local ones, and those that look at the same tokens from everywhere have
+// next to none.
+double Structure(const TensorView& map, int64_t head) {
+  const int64_t rows = map.size(2), columns = map.size(3);
+  const auto size = [](int64_t n) { return static_cast<size_t>(n); };
+  std::vector<double> shares(size(rows * columns)), by_column(size(columns)),
+      by_distance(size(rows + columns)), count(size(rows + columns));
+  for (int64_t i = 0; i < rows; ++i) {
+    double sum = 0;
+    for (int64_t j = 0; j < columns; ++j) {
+      const double share =
+          LoadAsDouble(map.dtype(), map.data(), (head * rows + i) * columns + j);
+      shares[size(i * columns + j)] = std::isfinite(share) ? share : 0;
+      sum += shares[size(i * columns + j)];
+    }
+    for (int64_t j = 0; sum > 0 && j < columns; ++j) {
+      double& share = shares[size(i * columns + j)];
+      share /= sum;
+      by_column[size(j)] += share / static_cast<double>(rows);
+      by_distance[size(j - i + rows)] += share;
+      ++count[size(j - i + rows)];
+    }
+  }
+  double bits = 0;
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j) {
+      const double share = shares[size(i * columns + j)];
+      if (share <= 0) continue;
+      const size_t distance = size(j - i + rows);
+      const double model =
+          std::max(by_column[size(j)], by_distance[distance] / count[distance]);
+      bits += share * std::log2(share / model);
+    }
+  }
+  return bits / static_cast<double>(rows);
+}
+
+Json Structures(const TensorView& map) {
+  Json list = Json::array();
+  for (int64_t h = 0; h < map.size(1); ++h) list.push_back(Structure(map, h));
+  return list;
+}
+
 // At most `max_bytes` of UTF-8, cut between characters.
 std::string Shorten(const std::string& text, size_t max_bytes) {
   if (text.size() <= max_bytes) return text;
@@ -132,6 +178,12 @@ ViewLayer ExactLayer(Context& ctx, const TensorSet& tensors,
   const int64_t Hkv = tensors.k.size(2);
   const Buffer lse =
       LogSumExp(ctx, tensors, q.values.view(), k.values.view(), options);
+  const Buffer coarse(lse.view().dtype(),
+                      {1, tensors.q.size(2), std::min(kMaxBins, tensors.q.size(1)),
+                       std::min(kMaxBins, tensors.k.size(1))},
+                      Placement::kAligned);
+  attention::Map(ctx, {q.values.view(), k.values.view(), lse.view()}, options,
+                 attention::Reduce::kMean, coarse.view());
 
   const int64_t Hq = tensors.q.size(2), D = tensors.q.size(3);
   const double scale =
@@ -153,7 +205,8 @@ ViewLayer ExactLayer(Context& ctx, const TensorSet& tensors,
            {"dim", D},
            {"factors", factors},
            {"qFactors", powers(q)},
-           {"keyFactors", powers(k)}},
+           {"keyFactors", powers(k)},
+           {"structure", Structures(coarse.view())}},
           {{"q" + id, Base64(q.bytes)},
            {"k" + id, Base64(k.bytes)},
            {"lse" + id, Base64(F32Bytes(lse.view()))}}};
@@ -205,6 +258,9 @@ ViewLayer PooledLayer(Context& ctx, const TensorSet& tensors,
     const Buffer map(lse.view().dtype(), {1, q.size(2), rows, columns},
                      Placement::kAligned);
     attention::Map(ctx, {q, k, lse.view()}, options, reduce, map.view());
+    if (reduce == attention::Reduce::kMean) {
+      layer.header["structure"] = Structures(map.view());
+    }
     // As [1, T, H, D] whose heads are rounded one by one.
     const ConstTensorView x = map.view();
     const Rounded rounded = RoundToF16(

@@ -29,7 +29,8 @@ int64_t ExactBytes(const TensorSet& tensors);
 // [Hq, Tq]: logits are q.k times header.factors[head], q and k themselves what is
 // in the page times header.qFactors and keyFactors. lse is that of the
 // rounded q and k, so that what the page computes sums to 1. Every head is
-// scaled by a power of two so that f16 can hold it; factors undo it. Throws as
+// scaled by a power of two so that f16 can hold it; factors undo it.
+// header.structure says of every head how much there is to see. Throws as
 // attention::Forward.
 ViewLayer ExactLayer(Context& ctx, const TensorSet& tensors,
                      const attention::Options& options, int64_t index);

@@ -1,5 +1,4 @@
-// The map that a linear mechanism implies: the shares with which it sums values, a row at a time from q and k. Its matrix is
-// never stored: the picture is painted row by row, and the row that is looked at is computed again.
+// The map that a linear mechanism implies: the shares with which it sums values, computed from q and k a row at a time.
 
 const PER_CHANNEL = { elu1: (x) => (x > 0 ? x + 1 : Math.exp(x)), identity: (x) => x, taylor: (x) => x };
 const OF_PRODUCT = { elu1: (x) => x, identity: (x) => x, taylor: (x) => 1 + x + x * x / 2 };
@@ -34,29 +33,31 @@ class Implied {
   }
 }
 
-// The second picture, below the first and in colors of its own strongest shares; `what` is as in the first.
+// The second picture, below the first and in its colors, so that equal shares look equal; `what` is as in the first.
 class ImpliedView {
   constructor(point, choose) {
-    this.canvas = $("implied");
+    const overlay = $("implied-overlay");
+    this.heat = new HeatMap($("implied-stage"), $("implied"), overlay);
     this.turn = 0;
     const pairAt = (event) => {
-      const box = this.canvas.getBoundingClientRect(), { cols, rows } = this.what.layer;
-      return { q: clampTo(Math.floor((event.clientY - box.top) / box.height * rows), rows),
-        k: clampTo(Math.floor((event.clientX - box.left) / box.width * cols), cols) };
+      const box = overlay.getBoundingClientRect();
+      return this.heat.what ? this.heat.pairAt(event.clientX - box.left, event.clientY - box.top) : null;
     };
-    this.canvas.addEventListener("pointermove", (event) => { if (event.pointerType === "mouse") point(pairAt(event)); });
-    this.canvas.addEventListener("pointerleave", () => point(null));
-    this.canvas.addEventListener("click", (event) => choose(pairAt(event)));
+    overlay.addEventListener("pointermove", (event) => { if (event.pointerType === "mouse") point(pairAt(event)); });
+    overlay.addEventListener("pointerleave", () => point(null));
+    overlay.addEventListener("click", (event) => {
+      const pair = pairAt(event);
+      if (pair) choose(pair);
+    });
     $("mechanism").addEventListener("change", () => {
-      this.show(this.what, this.head, this.plot);
+      this.show(this.what, this.head);
       this.showPair(this.pair);
     });
   }
 
-  // Paints the head that `what` shows, as wide as `plot`, { left, width, height }.
-  show(what, head, plot) {
+  show(what, head) {
     const list = what.layer.implied ?? [];
-    Object.assign(this, { what, head, plot });
+    Object.assign(this, { what, head });
     $("implied-section").hidden = list.length === 0;
     if (list.length === 0) return;
     const names = list.map(({ name }) => name);
@@ -65,49 +66,62 @@ class ImpliedView {
     }
     const weights = list.find(({ name }) => name === $("mechanism").value);
     this.implied = new Implied(what.layer, head, weights);
-    $("implied-note").textContent = weights.normalize
-      ? "The shares of the values that it sums."
-      : "The sizes of its weights as shares of their sum, by which it does not divide.";
-    this.layout(plot);
+    $("implied-note").textContent = `${weights.normalize
+      ? "The shares of the values that it sums"
+      : "The sizes of its weights as shares of their sum, by which it does not divide"}, in the colors of the map above.`;
     const turn = ++this.turn;
-    this.canvas.dataset.painted = "";
-    const steps = this.paint();
+    $("implied").dataset.painted = "";
+    const steps = this.compute();
     inSlices({ next: () => (turn === this.turn ? steps.next() : { done: true }) }, () => {
-      if (turn === this.turn) this.canvas.dataset.painted = "true";
+      if (turn === this.turn) this.paint();
     });
   }
 
-  layout(plot) {
-    this.plot = plot;
-    Object.assign(this.canvas.style, { marginLeft: `${plot.left}px`, width: `${plot.width}px`, height: `${plot.height}px` });
+  // The whole map, and how far it is from the exact one: half the sum of differences of a row's shares, which is what share of
+  // the row's attention would have to move, on average over rows.
+  *compute() {
+    const { map } = this.what, { rows, cols } = map, data = new Float32Array(rows * cols);
+    const low = new Int32Array(rows), high = new Int32Array(rows);
+    let moved = 0, used = 0;
+    for (let i = 0; i < rows; ++i) {
+      const row = this.implied.row(i), begin = i * cols;
+      data.set(row, begin);
+      high[i] = row.length;
+      let difference = 0;
+      for (let j = 0; j < Math.max(row.length, map.high[i]); ++j) {
+        const exact = j >= map.low[i] && j < map.high[i] ? map.data[begin + j] : 0;
+        difference += Math.abs(exact - data[begin + j]);
+      }
+      if (difference >= 0) [moved, used] = [moved + difference / 2, used + 1];
+      yield;
+    }
+    this.map = { rows, cols, data, low, high };
+    this.distance = moved / used;
   }
 
-  *paint() {
-    const { rows, cols } = this.what.layer, { norm, scale } = this.what, { implied } = this;
-    const rowMax = new Float64Array(rows);
-    for (let i = 0; i < rows; ++i) {
-      for (const share of implied.row(i)) if (share > rowMax[i]) rowMax[i] = share;
-      yield;
-    }
-    const max = rowMax.reduce((a, b) => Math.max(a, b), 0);
-    $("implied-note").textContent += ` The strongest is ${percent(max)}, in the map above ${percent(this.what.max)}.`;
-    Object.assign(this.canvas, { width: cols, height: rows });
-    const context = this.canvas.getContext("2d"), image = context.createImageData(cols, 1);
-    const pixels = new Uint32Array(image.data.buffer);
-    const masked = packedColor(cssColor("--masked")), undefinedColor = packedColor(cssColor("--muted"));
-    for (let i = 0; i < rows; ++i) {
-      const row = implied.row(i), reference = norm === "row" ? rowMax[i] : max;
-      for (let j = 0; j < cols; ++j) {
-        pixels[j] = j >= row.length ? masked : Number.isNaN(row[j]) ? undefinedColor : ramp.packed[toneIndex(row[j], reference, scale)];
-      }
-      context.putImageData(image, 0, i);
-      yield;
-    }
+  paint() {
+    const { layer, rowMax, max, scale, norm } = this.what, { map } = this;
+    this.heat.show({ layer, map, values: map.data, rowMax, max, scale, norm });
+    $("distance").textContent = percent(this.distance);
+    $("implied").dataset.painted = "true";
+    this.heat.setCursor(this.pair);
+  }
+
+  // The same part of the map as in the other picture.
+  follow({ zoom, x, y }) {
+    if (!this.heat.what || $("implied-section").hidden) return;
+    Object.assign(this.heat, { zoom, x, y });
+    this.heat.draw();
+  }
+
+  layout() {
+    if (this.heat.what && !$("implied-section").hidden) this.heat.layout();
   }
 
   showPair(pair) {
     this.pair = pair;
     if ($("implied-section").hidden) return;
+    if (this.heat.what) this.heat.setCursor(pair);
     const { layer, map, values } = this.what, row = this.implied.row(pair.q);
     const share = (seen, value) => (seen ? percent(value) : "not allowed to look");
     const exact = share(isVisible(map, pair), values[pair.q * map.cols + pair.k]);

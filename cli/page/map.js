@@ -17,8 +17,9 @@ function axisTicks(layer, first, n, total, cell, label) {
 }
 
 class HeatMap {
-  constructor(stage, base, overlay) {
-    Object.assign(this, { stage, base, overlay, zoom: 1, x: 0, y: 0 });
+  // `drawn` is called after every picture.
+  constructor(stage, base, overlay, drawn = () => {}) {
+    Object.assign(this, { stage, base, overlay, drawn, zoom: 1, x: 0, y: 0 });
     this.widths = new Map();
   }
 
@@ -37,8 +38,9 @@ class HeatMap {
     const { rows, cols } = this.what.map, width = this.stage.clientWidth;
     const narrow = width < 480;
     this.font = `${narrow ? 10 : 11}px ${getComputedStyle(document.body).fontFamily}`;
-    this.left = narrow ? 62 : 86;
-    this.top = narrow ? 58 : 76;
+    const longest = this.longestLabel() + 14;  // tokens may be of any length: at most a quarter is theirs
+    this.left = Math.round(Math.min(longest, width / 4));
+    this.top = Math.round(Math.min(longest, width / 4));
     this.plotWidth = Math.max(40, width - this.left - 2);
     this.plotHeight = Math.round(Math.min(this.plotWidth * 1.15, Math.max(this.plotWidth * rows / cols, Math.min(rows * 30, 150))));
     this.width = width;
@@ -51,6 +53,20 @@ class HeatMap {
     }
     this.clamp();
     this.draw();
+  }
+
+  // In CSS pixels; the same for both axes, and at every zoom, so that the plot stays where it is.
+  longestLabel() {
+    const { layer } = this.what, context = this.base.getContext("2d"), name = `${layer.index} ${this.font}`;
+    if (this.longest?.name !== name) {
+      context.font = `600 ${this.font}`;  // as under the cursor
+      let width = 24;
+      const measure = (text) => { width = Math.max(width, context.measureText(text).width); };
+      for (let q = 0; q < layer.rows; ++q) measure(rowLabel(layer, q));
+      for (let k = 0; k < layer.cols; ++k) measure(colLabel(layer, k));
+      this.longest = { name, width };
+    }
+    return this.longest.width;
   }
 
   get cellWidth() { return this.plotWidth / this.what.map.cols * this.zoom; }
@@ -117,6 +133,7 @@ class HeatMap {
     this.drawNumbers(context);
     this.drawAxes(context);
     this.drawCursor();
+    this.drawn();
   }
 
   // Device pixels, each the strongest of the shares that it covers.
@@ -212,15 +229,18 @@ class HeatMap {
     context.fillStyle = cssColor("--muted");
     context.textBaseline = "middle";
     context.textAlign = "right";
+    [this.labelsLeft, this.labelsTop] = [[], []];  // where their centres are
     for (const [at, label] of axisTicks(layer, this.y, rows, layer.queries, this.cellHeight, rowLabel)) {
       const y = this.top + (at - this.y) * this.cellHeight;
       if (y < this.top + 4 || y > this.top + this.plotHeight - 4) continue;
       context.fillText(this.fit(context, label, this.left - 10), this.left - 6, y);
+      this.labelsLeft.push(y);
     }
     context.textAlign = "left";
     for (const [at, label] of axisTicks(layer, this.x, cols, layer.keys, this.cellWidth, colLabel)) {
       const x = this.left + (at - this.x) * this.cellWidth;
       if (x < this.left + 4 || x > this.left + this.plotWidth - 4) continue;
+      this.labelsTop.push(x);
       context.save();
       context.translate(x, this.top - 6);
       context.rotate(-Math.PI / 2);
@@ -278,19 +298,21 @@ class HeatMap {
       context.fillText(shown, 5, 0);
       return width;
     };
-    context.fillStyle = cssColor("--card");  // labels that the boxes would cut in half
-    if (inY) context.fillRect(0, Math.min(this.top + this.plotHeight - 10, Math.max(this.top + 10, y)) - 11, this.left - 2, 22);
-    if (inX) context.fillRect(Math.min(this.left + this.plotWidth - 10, Math.max(this.left + 10, x)) - 11, 0, 22, this.top - 2);
+    context.fillStyle = cssColor("--card");  // over labels that a box would cut
+    const boxY = Math.min(this.top + this.plotHeight - 9, Math.max(this.top + 9, y));
+    const boxX = Math.min(this.left + this.plotWidth - 9, Math.max(this.left + 9, x));
+    for (const at of inY ? this.labelsLeft : []) if (Math.abs(at - boxY) < 16) context.fillRect(0, at - 8, this.left - 2, 16);
+    for (const at of inX ? this.labelsTop : []) if (Math.abs(at - boxX) < 16) context.fillRect(at - 8, 0, 16, this.top - 2);
     if (inY) {
       const text = rowLabel(layer, q), width = Math.ceil(context.measureText(this.fit(context, text, this.left - 14)).width) + 10;
       context.save();
-      context.translate(this.left - 2 - width, Math.min(this.top + this.plotHeight - 9, Math.max(this.top + 9, y)));
+      context.translate(this.left - 2 - width, boxY);
       box(text, this.left - 2);
       context.restore();
     }
     if (inX) {
       context.save();
-      context.translate(Math.min(this.left + this.plotWidth - 9, Math.max(this.left + 9, x)), this.top - 2);
+      context.translate(boxX, this.top - 2);
       context.rotate(-Math.PI / 2);
       box(colLabel(layer, k), this.top - 2);
       context.restore();

@@ -3,10 +3,9 @@
 const state = { layer: 0, head: 0, q: 0, k: 0, scale: "sqrt", norm: "map", measure: "mean", across: false };
 let hover = null;  // a pair that is pointed at; the chosen one returns when it goes
 let what = null;   // what the map shows
-const heat = new HeatMap($("stage"), $("heat"), $("overlay"));
-const overlay = $("overlay");
-const plot = () => ({ left: heat.left, width: heat.plotWidth, height: heat.plotHeight });
 const implied = new ImpliedView((pair) => { hover = pair; showPair(true); }, choose);
+const overlay = $("overlay");
+const heat = new HeatMap($("stage"), $("heat"), overlay, () => implied.follow(heat));
 const summaries = layers.map(() => []);
 const thumbs = [];
 
@@ -32,7 +31,7 @@ function showHead() {
   $("head").value = state.head;
   fillStats(current, summary);
   heat.show(what);
-  implied.show(what, state.head, plot());
+  implied.show(what, state.head);
   fillLegend(what);
   for (const thumb of thumbs) {
     const chosen = thumb.layer === state.layer && thumb.head === state.head;
@@ -406,6 +405,14 @@ const text = new RunningText((position) => {
   showPair();
 });
 
+// The head with most to see.
+function interestingHead() {
+  let most = -Infinity;
+  layers.forEach((each, l) => each.structure.forEach((bits, h) => {
+    if (bits > most) [most, state.layer, state.head] = [bits, l, h];
+  }));
+}
+
 // A pair that says something: the strongest one away from the diagonal and the ends, of a row in the first third.
 function interestingPair() {
   const map = mapOf(layer(), state.head), { rows, cols } = map;
@@ -439,8 +446,9 @@ wirePointer();
 makeThumbs();
 document.addEventListener("keydown", onKey);
 ramp = makeRamp(isDark());
-interestingPair();
+interestingHead();
 readHash();
+if (!new URLSearchParams(location.hash.slice(1)).has("row")) interestingPair();
 showHead();
 afterZoom();
 addEventListener("hashchange", () => { readHash(); hover = null; showHead(); });
@@ -451,7 +459,7 @@ followTheme(() => {
 });
 new ResizeObserver(() => {
   heat.layout();
-  implied.layout(plot());
+  implied.layout();
 }).observe($("stage"));
 inSlices(computeThumbs(), () => { document.documentElement.dataset.ready = "true"; });
 
@@ -460,5 +468,6 @@ window.heed = {
   state, layers,
   probability: (l, h, q, k) => mapOf(layers[l], h).data[q * layers[l].cols + k],
   centre: (q, k) => heat.centre(q, k),
+  impliedCentre: (q, k) => implied.heat.centre(q, k),
   implied: (l, h, m, q) => [...new Implied(layers[l], h, layers[l].implied[m]).row(q)],
 };

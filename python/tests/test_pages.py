@@ -36,7 +36,7 @@ def test_every_head_has_a_thumbnail(browser, shipped):
 # Keys.
 
 def test_the_keyboard_suffices(browser, shipped):
-    browser.open(shipped)
+    browser.open(shipped, "#layer=0&head=0")
     seen = []
     for _ in range(40):
         browser.type(Keys.TAB)
@@ -113,7 +113,7 @@ def test_every_width(browser, shipped):
     for width, scale in ((360, 3), (600, 1), (768, 2), (1024, 1), (1180, 1), (1400, 1.25), (2560, 2), (400, 1)):
         browser.size(width, 900, scale)
         if width == 360:
-            browser.open(shipped, ready=False)
+            browser.open(shipped, "#layer=0&head=0", ready=False)
         browser.wait("""return Math.abs(document.getElementById('heat').width / devicePixelRatio
                         - document.getElementById('stage').clientWidth) < 1""")
         assert browser.js("return document.documentElement.scrollWidth") <= width
@@ -121,6 +121,30 @@ def test_every_width(browser, shipped):
             got = point_at(browser, 123, 45)
             assert got["pair"] == [123, 45]
             assert got["value"] == pytest.approx(browser.js("return heed.probability(0, 0, 123, 45)"))
+
+
+def test_labels_are_not_cut(browser, shipped):
+    """All that is written on canvases, and what stands beside the map, has its last letters."""
+    spy = browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": """
+        window.written = new Set();
+        const write = CanvasRenderingContext2D.prototype.fillText;
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...at) { written.add(text); write.call(this, text, ...at); }"""})
+    try:
+        tokens = {"a", "conversations", "##ped"}
+        for width in (1024, 1400):
+            browser.size(width, 1000)
+            browser.open(shipped)
+            browser.js("document.querySelectorAll('.thumb')[3].click()")
+            written = browser.js("return [...written]")
+            assert len(written) > 20 and not [text for text in written if text.endswith("\u2026")]
+            for word in tokens:  # under the cursor, where the longest stands
+                at = browser.js("return heed.layers[0].tokens.indexOf(arguments[0])", word)
+                point_at(browser, at, at)
+            assert tokens <= set(browser.js("return [...written]"))
+            assert browser.js("""return [...document.querySelectorAll('#bars bdi, #bars .share, #stats dt, #stats dd')]
+                .filter((x) => x.scrollWidth > x.clientWidth + 1 && x.clientWidth > 0).map((x) => x.textContent)""") == []
+    finally:
+        browser.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", spy)
 
 
 def test_light_and_dark(browser, shipped):
