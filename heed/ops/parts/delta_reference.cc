@@ -124,9 +124,9 @@ void Advance(const Head& h, size_t t, Doubles& S, Doubles& found) {
       }
     }
   }
-  for (size_t j = 0; j < h.V; ++j) {
-    if (!h.before) found[j] += w[j];
-    for (size_t i = 0; i < h.K; ++i) {
+  for (size_t j = 0; !h.before && j < h.V; ++j) found[j] += w[j];
+  for (size_t i = 0; i < h.K; ++i) {
+    for (size_t j = 0; j < h.V; ++j) {
       S[i * h.V + j] += h.before ? k[i] * w[j] + b[i] * found[j] : k[i] * found[j];
     }
   }
@@ -181,8 +181,8 @@ HeadGradients Backward(const Head& h, const Doubles& d_o, const Doubles& d_final
     const size_t K = h.K, V = h.V, at = t * K;
     const double* w = &h.w[t * V];
     Doubles d_found(V, 0.0);  // of e, or x
-    for (size_t j = 0; j < V; ++j) {
-      for (size_t i = 0; i < K; ++i) {
+    for (size_t i = 0; i < K; ++i) {
+      for (size_t j = 0; j < V; ++j) {
         double& d = D[i * V + j];
         g.q[at + i] += after[i * V + j] * d_o[t * V + j];
         d += h.q[at + i] * d_o[t * V + j];
@@ -191,7 +191,9 @@ HeadGradients Backward(const Head& h, const Doubles& d_o, const Doubles& d_final
         if (h.before) g.b[at + i] += d * found[j];
         d_found[j] += d * (h.before ? h.b[at + i] : h.k[at + i]);
       }
-      for (size_t i = 0; i < K; ++i) {
+    }
+    for (size_t i = 0; i < K; ++i) {
+      for (size_t j = 0; j < V; ++j) {
         const double s = before[i * V + j], a = h.a[at + i];
         double& d = D[i * V + j];
         if (!h.before) {
@@ -286,10 +288,20 @@ Rounding RoundingOf(DType dtype, size_t size) {
   return {u, u * (3.5 * std::sqrt(static_cast<double>(size)) + 8), 6 * u};
 }
 
-double Norm(const double* x, size_t size, size_t stride = 1) {
+double Norm(const double* x, size_t size) {
   double sum = 0;
-  for (size_t i = 0; i < size; ++i) sum += x[i * stride] * x[i * stride];
+  for (size_t i = 0; i < size; ++i) sum += x[i] * x[i];
   return std::sqrt(sum);
+}
+
+// Of all columns of [K][V].
+Doubles ColumnNorms(const Doubles& state, size_t V) {
+  Doubles norms(V, 0.0);
+  for (size_t i = 0; i < state.size(); i += V) {
+    for (size_t j = 0; j < V; ++j) norms[j] += state[i + j] * state[i + j];
+  }
+  for (double& norm : norms) norm = std::sqrt(norm);
+  return norms;
 }
 
 // The norm of a token's transition.
@@ -335,10 +347,11 @@ ForwardErrors ErrorsOf(const Head& h, DType dtype) {
     const double key = Norm(&h.k[t * h.K], h.K), read = Norm(&h.r[t * h.K], h.K);
     const double second = Norm(&h.b[t * h.K], h.K);
     Doubles next(h.V);
-    const Doubles before = S;
+    const Doubles sizes = ColumnNorms(S, h.V);
     Advance(h, t, S, found);
+    const Doubles sizes_after = ColumnNorms(S, h.V);
     for (size_t j = 0; j < h.V; ++j) {
-      const double size = Norm(&before[j], h.K, h.V), after = Norm(&S[j], h.K, h.V);
+      const double size = sizes[j], after = sizes_after[j];
       const double w = std::abs(h.w[t * h.V + j]);
       const double last = errors.state[t][j];
       const double of_found = e.chain * (w + read * size) + e.decay * read * size;
@@ -382,11 +395,12 @@ void DeltaTolerance(const Definition& d, const Inputs& in, const Options& option
     for (size_t t = 0; t < h.T; ++t) {
       Advance(h, t, S, found);
       const double query = Norm(&h.q[t * h.K], h.K);
+      const Doubles sizes = ColumnNorms(S, h.V);
       for (size_t j = 0; j < h.V; ++j) {
         const auto column = static_cast<int64_t>(j);
         const double value =
             At(expected.o, {place.batch, place.tokens[t], place.head, column});
-        const double size = Norm(&S[j], h.K, h.V);
+        const double size = sizes[j];
         Put(tolerance.o, {place.batch, place.tokens[t], place.head, column},
             query * (errors.state[t + 1][j] + rounding.chain * size) + e.underflow +
                 std::abs(value) * e.output + e.subnormal);
@@ -442,19 +456,21 @@ void DeltaBackwardTolerance(const Definition& d, const BackwardInputs& in,
           }
         }
       }
-      double of_q = 0, of_k = 0, of_r = 0, of_b = 0;
-      for (size_t j = 0; j < V; ++j) {
-        const double x = std::abs(d_o[t * V + j]), state = Norm(&after[j], K, V);
-        const double old = Norm(&before[j], K, V), old_error = forward.state[t][j];
-        for (size_t i = 0; i < K; ++i) {
+      for (size_t i = 0; i < K; ++i) {
+        for (size_t j = 0; j < V; ++j) {
           D[i * V + j] += h.q[at + i] * d_o[t * V + j];
           d_found[j] += D[i * V + j] * (h.before ? h.b[at + i] : h.k[at + i]);
         }
-        const double size = Norm(&D[j], K, V);
+      }
+      const Doubles sizes = ColumnNorms(D, V), states = ColumnNorms(after, V);
+      const Doubles old_states = ColumnNorms(before, V);
+      double of_q = 0, of_k = 0, of_r = 0, of_b = 0;
+      for (size_t j = 0; j < V; ++j) {
+        const double x = std::abs(d_o[t * V + j]), size = sizes[j], old = old_states[j];
         off[j] += by_key.u * (2 * size + query * x);
         const double w = std::abs(h.w[t * V + j]), e_or_x = std::abs(found[j]);
         const double found_error = forward.found[t * V + j];
-        of_q += x * (forward.state[t + 1][j] + by_value.chain * state);
+        of_q += x * (forward.state[t + 1][j] + by_value.chain * states[j]);
         const double of_w = key * (off[j] + by_key.chain * size);
         g.w[t * V + j] = of_w;
         const double found_off = h.before ? second * (off[j] + by_key.chain * size) : of_w;
@@ -465,17 +481,18 @@ void DeltaBackwardTolerance(const Definition& d, const BackwardInputs& in,
           of_k += e_or_x * (off[j] + by_value.chain * size) + size * found_error;
         }
         const double written = std::abs(d_found[j]);
-        of_r += written * (old_error + by_value.chain * old + by_key.decay * old) +
+        of_r += written * (forward.state[t][j] + (by_value.chain + by_key.decay) * old) +
                 old * found_off;
-        // D before the token.
-        for (size_t i = 0; i < K; ++i) {
-          double& x_ij = D[i * V + j];
-          if (!h.before) x_ij -= h.r[at + i] * d_found[j];
-          x_ij *= h.a[at + i];
-          if (h.before) x_ij += h.r[at + i] * d_found[j];
-        }
         off[j] = norm * off[j] + read * (h.before ? second : key) * by_key.chain * size +
                  by_key.decay * size + by_key.u * (2 * size + read * written);
+      }
+      for (size_t i = 0; i < K; ++i) {  // D before the token
+        for (size_t j = 0; j < V; ++j) {
+          double& d_ij = D[i * V + j];
+          if (!h.before) d_ij -= h.r[at + i] * d_found[j];
+          d_ij *= h.a[at + i];
+          if (h.before) d_ij += h.r[at + i] * d_found[j];
+        }
       }
       for (size_t i = 0; i < K; ++i) {
         g.q[at + i] = of_q + e.underflow;
