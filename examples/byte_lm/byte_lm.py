@@ -30,6 +30,7 @@ class Input(NamedTuple):
     map: Callable[[Tensor], Tensor] | None = None
     constant: bool = False
     rotary: bool = False  # turned by the position: says how far away a key is where no decay does
+    unit: bool = False  # of norm 1, as keys of delta rules have to be
 
 
 class Mechanism(NamedTuple):
@@ -43,6 +44,7 @@ def _rate(x: Tensor) -> Tensor:
 
 
 KEY, TURNED, VALUE = Input("K"), Input("K", rotary=True), Input("V")
+DELTA = {"q": KEY, "k": Input("K", unit=True), "v": VALUE, "beta": Input("1", torch.sigmoid)}
 QKV, TURNED_QKV = {"q": KEY, "k": KEY, "v": VALUE}, {"q": TURNED, "k": TURNED, "v": VALUE}
 
 # The mechanisms, each with what it takes; what is not said is heed's default. mechanisms.h has the same table.
@@ -57,6 +59,8 @@ MECHANISMS = {
     "gla": Mechanism(QKV | {"log_decay": Input("K", F.logsigmoid)}),
     "hgrn2": Mechanism({"q": KEY, "log_decay": Input("K", F.logsigmoid), "i": VALUE}),
     "rwkv6": Mechanism({"r": KEY, "k": KEY, "v": VALUE, "log_decay": Input("K", F.logsigmoid), "u": Input("K", constant=True)}),
+    "gated_delta_rule": Mechanism(DELTA | {"log_decay": Input("1", F.logsigmoid)}),
+    "kda": Mechanism(DELTA | {"log_decay": Input("K", F.logsigmoid)}),
     "ssd": Mechanism({"x": VALUE, "dt": Input("1", F.softplus), "A": Input("1", _rate, constant=True), "B": KEY, "C": KEY}),
 }
 
@@ -77,6 +81,8 @@ class Argument(nn.Module):
         x = x.unflatten(-1, self.shape)
         if self.kind.rotary:
             x = heed.torch.rotary(x, positions, interleaved=False)
+        if self.kind.unit:
+            x = F.normalize(x, dim=-1)
         return x if self.kind.map is None else self.kind.map(x)
 
 

@@ -55,7 +55,10 @@ Mix Recurrent(const Shape& n) {
   return [=](heed::Context& ctx, const Arguments& in, const heed::TensorView& o) mutable {
     const heed::TensorView query = Get(in, in.contains("r") ? "r" : "q");
     const heed::TensorView value = Get(in, in.contains("i") ? "i" : "v");
-    kStep(ctx, {query, Get(in, "k"), value, Get(in, "log_decay"), {}, Get(in, "u")}, Options(),
+    heed::recurrent::StepInputs step = {query, Get(in, "k"), value, Get(in, "log_decay")};
+    step.u = Get(in, "u");
+    step.beta = Get(in, "beta");
+    kStep(ctx, step, Options(),
           {View(S, of_S), kHasNormalizer ? View(z, of_z) : heed::TensorView()}, o);
   };
 }
@@ -129,6 +132,8 @@ inline float Softplus(float x) {
   return std::max(x, 0.0f) + std::log1p(std::exp(-std::fabs(x)));
 }
 
+inline float Sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
+
 inline float Rate(float x) { return -std::exp(-x); }
 
 enum class Per { kKey, kValue, kHead };  // so many numbers per head: K, V, 1
@@ -139,6 +144,7 @@ struct Input {
   float (*map)(float) = nullptr;
   bool constant = false;
   bool rotary = false;
+  bool unit = false;
 };
 
 struct Mechanism {
@@ -155,6 +161,13 @@ inline const std::map<std::string, Mechanism>& Mechanisms() {
   const Inputs turned_qkv = {{"q", turned}, {"k", turned}, {"v", value}};
   const auto qkv_and = [&](const Input& log_decay) {
     return Inputs{{"q", key}, {"k", key}, {"v", value}, {"log_decay", log_decay}};
+  };
+  const auto delta_and = [&](const Input& log_decay) {
+    return Inputs{{"q", key},
+                  {"k", {.size = Per::kKey, .unit = true}},
+                  {"v", value},
+                  {"beta", {Per::kHead, Sigmoid}},
+                  {"log_decay", log_decay}};
   };
   static const std::map<std::string, Mechanism> mechanisms = {
       {"none", {{{"v", value}}, Nothing}},
@@ -175,6 +188,8 @@ inline const std::map<std::string, Mechanism>& Mechanisms() {
          {"log_decay", by_key},
          {"u", {.size = Per::kKey, .constant = true}}},
         Recurrent<heed::rwkv6::Step>}},
+      {"gated_delta_rule", {delta_and(by_head), Recurrent<heed::gated_delta_rule::Step>}},
+      {"kda", {delta_and(by_key), Recurrent<heed::kda::Step>}},
       {"ssd",
        {{{"x", value},
          {"dt", {Per::kHead, Softplus}},

@@ -151,7 +151,7 @@ class Argument {
  public:
   Argument(const ModelFile& file, const std::string& name, const Input& input, int64_t width,
            const Shape& n)
-      : map_(input.map), rotary_(input.rotary) {
+      : map_(input.map), rotary_(input.rotary), unit_(input.unit) {
     const int64_t size = input.size == Per::kHead  ? 1
                          : input.size == Per::kKey ? n.key
                                                    : n.value;
@@ -168,6 +168,7 @@ class Argument {
                     const std::vector<int64_t>& positions) const {
     if (!project_) return constant_;
     Vector x = Mapped((*project_)(u));
+    if (unit_) Normalize(x);
     if (!rotary_) return x;
     Vector turned(x.size());
     const int64_t N = static_cast<int64_t>(positions.size());
@@ -189,8 +190,19 @@ class Argument {
     return x;
   }
 
+  // Rows of norm 1.
+  void Normalize(Vector& x) const {
+    const auto size = static_cast<size_t>(sizes_.back());
+    for (size_t row = 0; row < x.size(); row += size) {
+      double sum = 0;
+      for (size_t i = row; i < row + size; ++i) sum += static_cast<double>(x[i]) * x[i];
+      const auto norm = static_cast<float>(std::max(std::sqrt(sum), 1e-12));
+      for (size_t i = row; i < row + size; ++i) x[i] /= norm;
+    }
+  }
+
   float (*map_)(float);
-  bool rotary_;
+  bool rotary_, unit_;
   std::optional<Linear> project_;  // not of a constant
   Vector constant_;
   Sizes sizes_;
