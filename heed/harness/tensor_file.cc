@@ -86,8 +86,7 @@ std::vector<std::string> FindLayers(const SafetensorsFile& file,
 }
 
 // The layer of that name or index. Throws InvalidArgument.
-std::string ChooseLayer(const std::string& path,
-                        const std::vector<std::string>& layers,
+std::string ChooseLayer(const std::string& path, const std::vector<std::string>& layers,
                         const std::string& choice) {
   if (choice.empty()) return layers[0];
   if (std::find(layers.begin(), layers.end(), choice) != layers.end()) {
@@ -121,8 +120,7 @@ std::map<std::string, std::string> FactsOf(
 
 // Without elements an axis may claim 2^60 in a file of a hundred bytes, and
 // everything that counts to it would not end. Throws FileError.
-void CheckEmpty(const std::string& path, const std::string& name,
-                const ConstTensorView& x) {
+void CheckEmpty(const std::string& path, const std::string& name, const ConstTensorView& x) {
   constexpr int64_t kMost = int64_t{1} << 20;
   if (x.num_elements() > 0) return;
   int64_t product = 1;
@@ -317,8 +315,7 @@ std::string Enumerate(const std::vector<std::string>& names) {
 
 // The chosen layer of those that have all of `needed`. Returns what stands
 // before its names.
-std::string OpenLayer(const std::string& path,
-                      const std::shared_ptr<const SafetensorsFile>& file,
+std::string OpenLayer(const std::string& path, const std::shared_ptr<const SafetensorsFile>& file,
                       const std::vector<std::string>& needed,
                       const TensorChoice& choice, LayerOfFile& set) {
   set.file = path;
@@ -337,15 +334,13 @@ std::string OpenLayer(const std::string& path,
 }
 
 // Views of the file itself, of any rank.
-void ChooseViews(const std::string& path,
-                 const std::shared_ptr<const SafetensorsFile>& file,
+void ChooseViews(const std::string& path, const std::shared_ptr<const SafetensorsFile>& file,
                  const TensorChoice& choice, TensorSet& set, Views& views) {
   const std::string dot = OpenLayer(path, file, kNames, choice, set);
   for (size_t i = 0; i < 3; ++i) views[i] = file->tensor(dot + kNames[i]);
 }
 
-void OpenNpy(const Names& files, const TensorChoice& choice, TensorSet& set,
-             Views& views) {
+void OpenNpy(const Names& files, const TensorChoice& choice, TensorSet& set, Views& views) {
   set.file = files[0] + ", " + files[1] + ", " + files[2];
   set.layers = {""};
   set.layer = ChooseLayer(set.file, set.layers, choice.layer);
@@ -357,8 +352,7 @@ void OpenNpy(const Names& files, const TensorChoice& choice, TensorSet& set,
 }
 
 // Checks the views against each other and makes them what `choice` asks for.
-TensorSet Finish(const Names& files, const TensorChoice& choice, TensorSet set,
-                 Views views) {
+TensorSet Finish(const Names& files, const TensorChoice& choice, TensorSet set, Views views) {
   const std::string dot = set.layer.empty() ? "" : set.layer + ".";
   const int rank = views[0].rank();
   for (size_t i = 0; i < 3; ++i) {
@@ -482,8 +476,7 @@ ConstTensorView PrepareAny(const ConstTensorView& x, DType dtype, int axis,
 }
 
 // Query heads to gather, none if every tensor can stay as it is.
-std::vector<int64_t> HeadsToRead(const NamedTensors& set,
-                                 std::span<const InputSpec> inputs,
+std::vector<int64_t> HeadsToRead(const NamedTensors& set, std::span<const InputSpec> inputs,
                                  const std::string& choice, int64_t& most) {
   most = 0;
   int64_t first = 0;
@@ -530,8 +523,7 @@ NamedTensors FinishNamed(std::span<const InputSpec> inputs,
   const bool half = SizeOf(set.file_dtype) == 2;
   set.dtype = choice.dtype.value_or(half ? DType::kF32 : set.file_dtype);
   int64_t most = 0;
-  const std::vector<int64_t> heads =
-      HeadsToRead(set, inputs, choice.heads, most);
+  const std::vector<int64_t> heads = HeadsToRead(set, inputs, choice.heads, most);
   for (const InputSpec& spec : inputs) {
     const auto found = set.tensors.find(spec.name);
     if (found == set.tensors.end()) continue;
@@ -555,13 +547,11 @@ std::vector<std::string> Needed(std::span<const InputSpec> inputs) {
 }  // namespace
 
 bool Holds(const TensorPaths& paths, std::span<const InputSpec> inputs) {
-  const std::vector<std::string> needed = Needed(inputs);
-  if (paths.file.empty()) return needed == kNames;
-  return !FindLayers(SafetensorsFile(paths.file), needed).empty();
+  if (paths.file.empty()) return Needed(inputs) == kNames;
+  return !FindLayers(SafetensorsFile(paths.file), Needed(inputs)).empty();
 }
 
-NamedTensors LoadNamed(const TensorPaths& paths,
-                       std::span<const InputSpec> inputs,
+NamedTensors LoadNamed(const TensorPaths& paths, std::span<const InputSpec> inputs,
                        const TensorChoice& choice) {
   const std::vector<std::string> needed = Needed(inputs);
   NamedTensors set;
