@@ -1,6 +1,7 @@
 // heed bench: throughput as a fraction of the roof that a probe finds right
 // before each sample, in the same process.
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -33,8 +34,8 @@ constexpr char kFooter[] =
     "a minute or two; with one, every dtype and size.\n\n"
     "Example:\n  heed bench attention --threads 1";
 
-constexpr int kRounds = 7;
-constexpr size_t kEnoughSamples = 5;  // fewer clean ones are called noisy
+constexpr size_t kRounds = 7, kFewestRounds = 3;
+constexpr double kRowSeconds = 1;  // where others take CPUs, samples take long to be clean
 constexpr Sizes kSizes[] = {
     {1, 128, 128, 16, 16, 64, 64},
     {1, 512, 512, 8, 8, 64, 64},
@@ -58,12 +59,17 @@ struct Row {
   bool noisy;
 };
 
-// Medians of the clean samples, or of all if too few are clean.
+// Medians of the clean samples, or of all if fewer than two of three are clean.
 Row Measure(TimedCase& timed, const std::string& mechanism,
             double read_bytes_per_second) {
   const Case& c = timed.problem();
   std::vector<double> seconds[2], roofs[2], fractions[2];  // all, clean
-  for (int round = 0; round < kRounds; ++round) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto is_enough = [&](size_t rounds) {
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+    return rounds == kRounds || (rounds >= kFewestRounds && passed.count() > kRowSeconds);
+  };
+  while (!is_enough(seconds[0].size())) {
     const double peak = timed.PeakFlopsPerSecond();
     const double roof_seconds =
         std::max(c.flops / peak, c.bytes / read_bytes_per_second);
@@ -74,7 +80,7 @@ Row Measure(TimedCase& timed, const std::string& mechanism,
       fractions[clean].push_back(roof_seconds / sample.seconds);
     }
   }
-  const bool noisy = seconds[1].size() < kEnoughSamples;
+  const bool noisy = 3 * seconds[1].size() < 2 * seconds[0].size();
   const int use = noisy ? 0 : 1;
   const double median = Summarize(seconds[use]).median;
   return {mechanism,
