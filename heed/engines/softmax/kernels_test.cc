@@ -27,6 +27,7 @@ Problem Small(DType dtype) {
 }
 
 TEST(KernelsTest, EveryDTypeButF64GetsMatrixTilesWhereTheseAre) {
+  if (!HasForwardTiles()) GTEST_SKIP() << "built without matrix tiles";
   const EmulateTiles tiles;
   Context ctx(1);
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
