@@ -12,6 +12,7 @@
 #include "heed/ops/parts/alibi.h"
 #include "heed/state/kv_cache_py.h"
 #include "python/arguments.h"
+#include "python/docstring.h"
 #include "python/numpy_array.h"
 #include "python/positions.h"
 #include "python/runtime.h"
@@ -32,6 +33,7 @@ void BindOrthogonalFeatures(nb::module_& m);  // heed/ops/parts/orthogonal_featu
 namespace {
 
 constexpr int64_t kMostHeads = 1 << 20;
+constexpr Said kAlibiArguments[] = {{"heads", "how many heads, at least 1"}};
 
 nb::object AlibiSlopesArray(nb::handle heads) {
   const std::vector<double> slopes =
@@ -74,7 +76,12 @@ NB_MODULE(_core_of_any_interpreter, m) {
   m.def("alibi_slopes", &heed::python::AlibiSlopesArray, "heads"_a.none(),
         nb::sig("def alibi_slopes(heads: int) -> "
                 "numpy.typing.NDArray[numpy.float32]"),
-        heed::doc::kAlibiSlopes);
+        heed::python::Docstring(
+            heed::doc::kAlibiSlopes, "def alibi_slopes(heads: int)",
+            {heed::python::kAlibiArguments},
+            "Example:\n\n  >>> import heed\n  >>> heed.alibi_slopes(4).tolist()\n"
+            "  [0.25, 0.0625, 0.015625, 0.00390625]")
+            .c_str());
   m.def("_add_attribute", &heed::python::AddAttribute);
   heed::python::BindPositions(m);
   heed::python::BindOrthogonalFeatures(m);

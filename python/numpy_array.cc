@@ -59,6 +59,10 @@ nb::object NamedTupleType(nb::module_& m, const std::string& name, const std::st
   return type;
 }
 
+std::string TypeName(nb::handle type) {
+  return nb::cast<std::string>(type.attr("__name__"));
+}
+
 std::string GradientsDoc(const std::string& backward) {
   return "What " + backward + " returns: gradients, each in the shape and dtype of what it is the\n"
          "gradient of; None where that was not given.";

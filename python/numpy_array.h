@@ -25,6 +25,9 @@ struct NewArray {
 nanobind::object NamedTupleType(nanobind::module_& m, const std::string& name,
                                 const std::string& fields, const std::string& doc);
 
+// Its name.
+std::string TypeName(nanobind::handle type);
+
 // What the named tuples say that a function `backward` returns.
 std::string GradientsDoc(const std::string& backward);
 

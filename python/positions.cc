@@ -15,6 +15,7 @@
 #include "heed/ops/parts/sinusoidal.h"
 #include "heed/ops/parts/t5_bias.h"
 #include "python/arguments.h"
+#include "python/docstring.h"
 #include "python/numpy_array.h"
 #include "python/rope_scaling.h"
 #include "python/runtime.h"
@@ -255,33 +256,77 @@ constexpr char kT5BackwardSignature[] =
     "align: typing.Literal['bottom_right', 'top_left'] = 'bottom_right'"
     ") -> Result";
 
-constexpr char kRotaryInPython[] = R"(
+constexpr Said kArguments[] = {
+    {"x", "[B, T, H, D] or [T, H, D]: rows to turn, any float dtype"},
+    {"positions", "[T] or [B, T]: where the rows stand, ints or lists of them"},
+    {"base", "of the frequencies, above 1"},
+    {"dim", "elements of a row that are turned: even, 2 to D; default D"},
+    {"interleaved", "whether a pair is two neighbours, or elements half of dim apart; no default"},
+    {"scaling", "`rope_scaling` or `rope_parameters` of a Transformers config, or None"},
+    {"inverse", "whether rows are turned back"},
+    {"T", "rows of the table, one per position"},
+    {"D", "columns of the table, at least 1"},
+    {"table", "[buckets, H]: a bias for each bucket of distances and head"},
+    {"dbias", "[H, Tq, Tk]: the gradient of the bias"},
+    {"Tq", "number of queries"},
+    {"Tk", "number of keys"},
+    {"buckets", "rows of the table"},
+    {"bidirectional", "whether keys after a query have buckets of their own: True in T5's encoder, "
+                      "False in its decoder; no default"},
+    {"max_distance", "from which on all distances share a bucket"},
+    {"align", "where query 0 stands: 'bottom_right', at Tk - Tq, or 'top_left', at 0"},
+};
+constexpr Said kSinusoidalArguments[] = {
+    {"interleaved", "whether sines and cosines take turns, or all sines come first"}};
 
-In Python. Returns y as a new NumPy array. interleaved chooses the pairs and has no
-default. positions may be lists. scaling is `rope_scaling` or `rope_parameters` of
-a Transformers config; its keys are the fields of RotaryScaling (type is rope_type),
-and rope_theta, which is base, and partial_rotary_factor, of which dim is D times,
-rounded down. A value of None is absent. What stands beside the dict in a config,
-such as original_max_position_embeddings of Phi-3 or max_position_embeddings for
-'dynamic', must be put into it. A key that the type does not use is an error, so
-that no part of a config is passed over silently.)";
+constexpr char kRotaryInPython[] = R"(
+Of scaling, keys are the fields of RotaryScaling (type is rope_type), and rope_theta, which is
+base, and partial_rotary_factor, of which dim is D times, rounded down. A value of None is
+absent. What stands beside the dict in a config, such as original_max_position_embeddings of
+Phi-3 or max_position_embeddings for 'dynamic', must be put into it. A key that the type does
+not use is an error, so that no part of a config is passed over silently.
+
+Returns y as a new NumPy array.
+
+Example:
+
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+  >>> x = rng.standard_normal((1, 6, 2, 16), np.float32)
+  >>> y = heed.rotary(x, np.arange(6), interleaved=False)
+  >>> back = heed.rotary(y, np.arange(6), interleaved=False, inverse=True)
+  >>> bool(np.allclose(back, x, atol=1e-6))
+  True)";
 
 constexpr char kSinusoidalInPython[] = R"(
+Returns a new NumPy array [T, D], float32.
 
-In Python. Returns a new NumPy array [T, D], float32; interleaved=False is the
-concatenated order.)";
+Example:
+
+  >>> import heed
+  >>> heed.sinusoidal(2, 4)[0].tolist()
+  [0.0, 1.0, 0.0, 1.0])";
 
 constexpr char kT5InPython[] = R"(
+Returns a new NumPy array [H, Tq, Tk] in the dtype of table, which can be given to
+heed.attention as `bias` (T5 has scale=1 there).
 
-In Python. Returns a new NumPy array [H, Tq, Tk] in the dtype of table, which can
-be given to heed.attention as `bias` (T5 has scale=1 there). align is 'bottom_right'
-or 'top_left', as there. bidirectional has no default: True in T5's encoder, False
-in its decoder.)";
+Example:
+
+  >>> import heed, numpy as np
+  >>> table = np.arange(32, dtype=np.float32)[:, None]
+  >>> heed.t5_bias(table, 1, 4, bidirectional=False)[0].tolist()
+  [[3.0, 2.0, 1.0, 0.0]])";
 
 constexpr char kT5BackwardInPython[] = R"(
+Returns dtable as a new NumPy array [buckets, H] in the dtype of dbias.
 
-In Python. Returns dtable as a new NumPy array [buckets, H] in the dtype of dbias;
-the options are those of t5_bias.)";
+Example:
+
+  >>> import heed, numpy as np
+  >>> dbias = np.ones((1, 1, 4), np.float32)
+  >>> heed.t5_bias_backward(dbias, 1, 4, buckets=6, bidirectional=False)[:, 0].tolist()
+  [1.0, 1.0, 1.0, 1.0, 0.0, 0.0])";
 
 }  // namespace
 
@@ -312,17 +357,20 @@ RotaryChoice ToRotary(const Argument& argument, int64_t dim) {
 void BindPositions(nb::module_& m) {
   using namespace nanobind::literals;
   m.def("rotary", &RotaryArray, nb::sig(kRotarySignature),
-        (std::string(doc::kRotary) + "\n\n" + doc::kScaledRotaryFrequencies +
-         kRotaryInPython)
+        Docstring(std::string(doc::kRotary) + "\n\n" + doc::kScaledRotaryFrequencies,
+                  kRotarySignature, {kArguments}, kRotaryInPython)
             .c_str());
   m.def("sinusoidal", &SinusoidalArray, "T"_a.none(), "D"_a.none(),
         nb::kw_only(), "interleaved"_a.none() = true,
         nb::sig(kSinusoidalSignature),
-        (std::string(doc::kSinusoidal) + kSinusoidalInPython).c_str());
+        Docstring(doc::kSinusoidal, kSinusoidalSignature, {kSinusoidalArguments, kArguments},
+                  kSinusoidalInPython)
+            .c_str());
   m.def("t5_bias", &T5BiasArray, nb::sig(kT5Signature),
-        (std::string(doc::kT5Bias) + kT5InPython).c_str());
+        Docstring(doc::kT5Bias, kT5Signature, {kArguments}, kT5InPython).c_str());
   m.def("t5_bias_backward", &T5BiasBackwardArray, nb::sig(kT5BackwardSignature),
-        (std::string(doc::kT5BiasBackward) + kT5BackwardInPython).c_str());
+        Docstring(doc::kT5BiasBackward, kT5BackwardSignature, {kArguments}, kT5BackwardInPython)
+            .c_str());
 }
 
 }  // namespace heed::python

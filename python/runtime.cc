@@ -124,6 +124,11 @@ void BindRuntime(nb::module_& m) {
               "**arguments_and_options: typing.Any) -> dict[str, typing.Any]"),
       "What the mechanism `name` would do with these arguments, without "
       "computing it.\n\n"
+      "Arguments:\n"
+      "  name                   of the mechanism, as its function is called\n"
+      "  dtype                  of shapes: 'f64', 'f32', 'bf16' or 'f16'\n"
+      "  threads                that would compute; default as of a call\n"
+      "  arguments_and_options  those of the mechanism's function, all as keywords\n\n"
       "Arguments are arrays, or shapes: tuples, whose elements have `dtype` "
       "where they are\n"
       "floats. Lengths and starts of which there is only the shape leave no token out, and\n"
@@ -139,7 +144,12 @@ void BindRuntime(nb::module_& m) {
       "  invariant        the bits do not depend on how the sequence is split\n"
       "  copies           names of the arguments that would be copied, because "
       "their last axis\n"
-      "                   is not contiguous");
+      "                   is not contiguous\n\n"
+      "Example:\n\n"
+      "  >>> import heed\n"
+      "  >>> heed.explain(\"attention\", q=(1, 64, 4, 16), k=(1, 64, 4, 16), v=(1, 64, 4, 16),\n"
+      "  ...              causal=True)[\"flops\"]\n"
+      "  532480");
 
   m.def(
       "set_num_threads",
@@ -148,8 +158,8 @@ void BindRuntime(nb::module_& m) {
       },
       "threads"_a.none(),
       nb::sig("def set_num_threads(threads: int | None) -> None"),
-      "Threads of every call that names none; None: one per CPU that the "
-      "process may use.");
+      "Sets the threads of every call that names none: to `threads`, or with None to one per CPU "
+      "that the\nprocess may use.");
   m.def("get_num_threads", &NumThreads, "Threads of a call that names none.");
   m.def(
       "set_checks",
@@ -157,18 +167,16 @@ void BindRuntime(nb::module_& m) {
         SetChecks(ToBool({"set_checks", "on", on}));
       },
       "on"_a.none(), nb::sig("def set_checks(on: bool) -> None"),
-      "Whether values are checked too, which costs a pass over them: with it, "
-      "a log decay above 0\n"
-      "or NaN is an InvalidArgument, and attention and recurrences warn once where [B, H, T, D]\n"
-      "seems to be read as [B, T, H, D], by fewer tokens than heads. Off at the start.");
+      "Whether values are checked too: with `on`, which costs a pass over them, a log decay above "
+      "0 or\nNaN is an InvalidArgument, and attention and recurrences warn once where "
+      "[B, H, T, D]\nseems to be read as [B, T, H, D], by fewer tokens than heads. Off at the start.");
   m.def(
       "set_strict",
       [](nb::handle on) {
         SetStrict(ToBool({"set_strict", "on", on}));
       },
       "on"_a.none(), nb::sig("def set_strict(on: bool) -> None"),
-      "Whether a call that has no fast kernel raises Unsupported. Off at the "
-      "start.");
+      "Whether a call that has no fast kernel raises Unsupported: with `on`. Off at the start.");
 }
 
 }  // namespace heed::python

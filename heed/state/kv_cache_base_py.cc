@@ -25,6 +25,8 @@ namespace {
 
 using namespace nanobind::literals;
 
+constexpr Said kTrimArguments[] = {{"lengths", "[batch]: tokens that each sequence keeps"}};
+
 constexpr int64_t kMostLengths = 8;  // that a repr shows
 
 nb::object Array(const char* operation, const std::vector<int64_t>& values) {
@@ -181,17 +183,21 @@ void BindKVCacheBase(nb::module_& m) {
                      return Looking(self, [&] { return self.base().nbytes(); });
                    },
                    doc::kKVCacheBaseNbytes)
-      .def("trim", &Trim, "lengths"_a.none(), nb::sig(kTrimSignature), doc::kKVCacheBaseTrim)
+      .def("trim", &Trim, "lengths"_a.none(), nb::sig(kTrimSignature),
+           Docstring(doc::kKVCacheBaseTrim, kTrimSignature,
+                     {kTrimArguments}).c_str())
       .def("reorder", &Reorder, "indices"_a.none(), nb::sig(kReorderSignature),
-           doc::kKVCacheBaseReorder)
-      .def("save", &Save, "path"_a.none(), nb::sig(kSaveSignature), doc::kKVCacheBaseSave)
+           Docstring(doc::kKVCacheBaseReorder, kReorderSignature, {kCacheArguments}).c_str())
+      .def("save", &Save, "path"_a.none(), nb::sig(kSaveSignature),
+           Docstring(doc::kKVCacheBaseSave, kSaveSignature, {kCacheArguments}).c_str())
       .def("__reduce__", &RefusePickle, nb::sig("def __reduce__(self) -> typing.NoReturn"));
   m.def("_attend_torch", &attention::AttendOnTorch);
   m.def("load_cache", &LoadCache, "path"_a.none(), nb::kw_only(),
         "max_bytes"_a = nb::none(), nb::sig(kLoadSignature),
-        (std::string("The cache in a file that save() of any cache has written, as an object of "
-                     "its class.\n\n") +
-         doc::kKVCacheLoad + "\n\nIn Python a FileError is heed.FileError, an OSError.")
+        Docstring(std::string("The cache in a file that save() of any cache has written, as an "
+                              "object of its class.\n\n") +
+                      doc::kKVCacheLoad,
+                  kLoadSignature, {kCacheArguments}, "A FileError is heed.FileError, an OSError.")
             .c_str());
 }
 

@@ -20,6 +20,15 @@ using namespace nanobind::literals;
 
 constexpr char kName[] = "KVCache";
 constexpr char kImportOp[] = "KVCache.import_pages";
+constexpr Said kPools[] = {
+    {"k_pool", "[pages, tokens, heads, dim]: pages of keys, any strides"},
+    {"v_pool", "[pages, tokens, heads, value_dim]: pages of values"},
+    {"indptr", "[batch + 1]: where the pages of each sequence begin in indices; from 0 on, not "
+               "decreasing"},
+    {"indices", "[indptr[batch] or more]: pages of the pools"},
+    {"last_page_len", "[batch]: tokens of each sequence's last page, at least 1"},
+    {"heads_first", "whether the pools are [pages, heads, tokens, dim]"},
+};
 
 void ReadQuantize(KVCache::Options& options, const Argument& a) {
   constexpr char kExpected[] = "None or 'int8'";
@@ -152,10 +161,15 @@ nb::str Repr(nb::handle self) {
 
 void BindKVCache(nb::module_& m) {
   nb::class_<Owner<KVCache>, CacheOwner> c(
-      m, kName, (std::string(doc::kKVCache) + kOptionsInPython).c_str());
+      m, kName, Docstring(doc::kKVCache, kInitSignature, {kCacheArguments},
+                         std::string(kCacheInPython) +
+                             "  >>> cache = heed.KVCache(2, 4, 16, quantize=\"int8\")\n" +
+                             kRowsOfExample)
+                    .c_str());
   c.def("__init__", &Init, nb::sig(kInitSignature))
       .def("__repr__", &Repr)
-      .def("append", &Append<false>, nb::sig(kAppendSignature), doc::kKVCacheAppend)
+      .def("append", &Append<false>, nb::sig(kAppendSignature),
+           Docstring(doc::kKVCacheAppend, kAppendSignature, {kCacheArguments}).c_str())
       .def_prop_ro(
           "capacity",
           [](const Owner<KVCache>& self) {
@@ -184,14 +198,18 @@ void BindKVCache(nb::module_& m) {
           },
           doc::kKVCacheSharedPrefix)
       .def("quantization_bound", &attention::BoundOn, nb::sig(kBoundSignature),
-           (std::string(attention::doc::kQuantizationBound) +
-            "\n\nIn Python. Arguments are those of attend; returns (logit, output).").c_str())
+           Docstring(attention::doc::kQuantizationBound, kBoundSignature, {kAttendArguments},
+                     "Returns (logit, output).")
+               .c_str())
       .def_static("share", &Share<KVCache>, "prefix_cache"_a.none(), "batch"_a.none(),
-                  nb::sig(kShareSignature), doc::kKVCacheShare)
+                  nb::sig(kShareSignature),
+                  Docstring(doc::kKVCacheShare, kShareSignature, {kCacheArguments}).c_str())
       .def_static("import_pages", &ImportPages, nb::sig(kImportSignature),
-                  (std::string(doc::kKVCacheImport) +
-                   "\n\nIn Python. Tables may be lists. The new cache's sizes and dtype are "
-                   "those of the arrays.").c_str());
+                  Docstring(doc::kKVCacheImport, kImportSignature,
+                            {kPools, kCacheArguments},
+                            "Tables may be lists. The new cache's sizes and dtype are those of the "
+                            "arrays.")
+                      .c_str());
   attention::DefineAttend(c, kAttendSignature, kAttendLseSignature);
   m.def("_append_torch", &Append<true>);
   BindForks<KVCache>(c, kForkSignature, doc::kKVCacheFork);

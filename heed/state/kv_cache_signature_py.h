@@ -3,24 +3,67 @@
 #ifndef HEED_STATE_KV_CACHE_SIGNATURE_PY_H_
 #define HEED_STATE_KV_CACHE_SIGNATURE_PY_H_
 
+#include "python/docstring.h"
+
 namespace heed::python {
 
-inline constexpr char kOptionsInPython[] = R"(
+// Arguments of all caches.
+inline constexpr Said kCacheArguments[] = {
+    {"batch", "sequences, at least 1"},
+    {"heads", "heads of keys and values, at least 1"},
+    {"dim", "channels of a key, at least 1"},
+    {"value_dim", "channels of a value; default dim"},
+    {"latent", "elements of a row that are the token's value too, at least 1"},
+    {"rope", "elements of a row that only its key has"},
+    {"capacity", "tokens that a sequence may have; None is a cache that grows"},
+    {"page", "tokens of a page; None is one contiguous piece per sequence, which needs a capacity"},
+    {"dtype", "of rows and queries: 'f64', 'f32', 'bf16' or 'f16'"},
+    {"quantize", "None, or 'int8': a byte per element and a scale per row, not with f64"},
+    {"rotary", "None, or a dict of heed.rotary's keywords, of which interleaved is needed and "
+               "inverse is none: keys and queries are given without it, and turned here by where "
+               "they stand"},
+    {"window", "tokens that a row sees, itself included"},
+    {"sink_tokens", "first tokens, which are always kept"},
+    {"positions", "by what rows are turned: 'absolute', or 'cache', where they are in the ring"},
+    {"k", "[batch, T, heads, dim]: rows of keys in the cache's dtype, any strides"},
+    {"v", "[batch, T, heads, value_dim]: rows of values"},
+    {"rows", "[batch, T, latent + rope]: in the cache's dtype, any strides"},
+    {"lengths", "[batch]: new rows of each sequence, from 0 to T; None: all T"},
+    {"indices", "[batch]: for each sequence the one that it becomes"},
+    {"path", "of the file: str, bytes or os.PathLike"},
+    {"max_bytes", "most that the pages may occupy; None: 64 GiB or 8 times the file's rows"},
+    {"prefix_cache", "a cache of one sequence, with which all begin"},
+};
 
-In Python. capacity=None is a cache that grows; page=None is one contiguous piece per
-sequence, which needs a capacity; dtype is 'f64', 'f32', 'bf16' or 'f16'; quantize is None
-or 'int8'; rotary is None or a dict of heed.rotary's keywords, of which interleaved is needed
-and inverse is none; positions is 'absolute' or 'cache'. Threads of Python may share a cache: calls that change it wait for each other.
-copy.copy and copy.deepcopy are fork(). Errors are heed.InvalidArgument (a ValueError).)";
+inline constexpr char kCacheInPython[] = R"(
+Threads of Python may share a cache: calls that change it wait for each other. copy.copy and
+copy.deepcopy are fork(). Errors are heed.InvalidArgument (a ValueError).
+
+Example:
+
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+)";
+inline constexpr char kRowsOfExample[] =
+    R"(  >>> q, k, v = rng.standard_normal((3, 2, 5, 4, 16), np.float32)
+  >>> cache.append(k, v)
+  >>> cache.attend(q).shape, cache.lengths.tolist()
+  ((2, 5, 4, 16), [5, 5]))";
+
+// Arguments of attend and what is like it.
+inline constexpr Said kAttendArguments[] = {
+    {"q", "[batch, T, Hq, dim]: queries in the cache's dtype"},
+    {"scale", "factor of the logits; default 1 / sqrt(dim), of a latent cache none"},
+    {"causal", "whether a row sees no token after its own"},
+    {"tree", "[T]: the parent of each row, an earlier one; -1 where it follows what was there "
+             "before the last append"},
+    {"options", "the other keywords of heed.attention that a cache does not know itself; a ring's "
+                "window and sink_tokens are its own unless others are given"},
+};
 
 inline constexpr char kAttendInPython[] = R"(
-
-In Python. q is [B, T, Hq, dim], anything that heed.attention takes, in the cache's dtype.
-causal is True unless it is said otherwise; a ring's window and sink_tokens are its own
-unless others are given; a latent cache has no default of scale. tree has the parents of the
-T rows, -1 where a row follows what was there before the last append. Returns o, or (o, lse)
-with return_lse=True, as NumPy arrays; o is `out` where that is given. threads is as in
-heed.attention. heed.explain("attend", cache=cache, q=q, ...) says what would run.)";
+Returns o, or (o, lse) with return_lse=True, as NumPy arrays; o is `out` where that is given.
+heed.explain("attend", cache=cache, q=q, ...) says what would run.)";
 
 inline constexpr char kCapacityDoc[] =
     "Tokens that a sequence may have; None: as many as there is memory for.";

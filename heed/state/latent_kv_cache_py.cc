@@ -62,11 +62,17 @@ nb::str Repr(nb::handle self) {
 
 void BindLatentKVCache(nb::module_& m) {
   nb::class_<Owner<LatentKVCache>, CacheOwner> c(
-      m, kName, (std::string(doc::kLatentKVCache) + kOptionsInPython).c_str());
+      m, kName, Docstring(doc::kLatentKVCache, kLatentInitSignature, {kCacheArguments},
+                         std::string(kCacheInPython) + R"(  >>> cache = heed.LatentKVCache(2, 16, 4)
+  >>> cache.append(rng.standard_normal((2, 5, 20), np.float32))
+  >>> q = rng.standard_normal((2, 5, 3, 20), np.float32)
+  >>> cache.attend(q, scale=0.2).shape
+  (2, 5, 3, 16))")
+                    .c_str());
   c.def("__init__", &Init, nb::sig(kLatentInitSignature))
       .def("__repr__", &Repr)
       .def("append", &Append<false>, nb::sig(kLatentAppendSignature),
-           doc::kLatentKVCacheAppend)
+           Docstring(doc::kLatentKVCacheAppend, kLatentAppendSignature, {kCacheArguments}).c_str())
       .def_prop_ro(
           "latent",
           [](const Owner<LatentKVCache>& self) { return self.cache.options().latent; },
@@ -93,7 +99,8 @@ void BindLatentKVCache(nb::module_& m) {
           },
           doc::kKVCacheSharedPrefix)
       .def_static("share", &Share<LatentKVCache>, "prefix_cache"_a.none(), "batch"_a.none(),
-                  nb::sig(kLatentShareSignature), doc::kKVCacheShare);
+                  nb::sig(kLatentShareSignature),
+                  Docstring(doc::kKVCacheShare, kLatentShareSignature, {kCacheArguments}).c_str());
   attention::DefineAttend(c, kLatentAttendSignature, kLatentAttendLseSignature);
   m.def("_append_torch", &Append<true>);
   BindForks<LatentKVCache>(c, kForkSignature, doc::kKVCacheFork);

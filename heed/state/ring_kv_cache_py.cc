@@ -74,10 +74,15 @@ nb::str Repr(nb::handle self) {
 
 void BindRingKVCache(nb::module_& m) {
   nb::class_<Owner<RingKVCache>, CacheOwner> c(
-      m, kName, (std::string(doc::kRingKVCache) + kOptionsInPython).c_str());
+      m, kName, Docstring(doc::kRingKVCache, kRingInitSignature, {kCacheArguments},
+                         std::string(kCacheInPython) +
+                             "  >>> cache = heed.RingKVCache(2, 4, 16, window=3)\n" +
+                             kRowsOfExample)
+                    .c_str());
   c.def("__init__", &Init, nb::sig(kRingInitSignature))
       .def("__repr__", &Repr)
-      .def("append", &Append<false>, nb::sig(kAppendSignature), doc::kRingKVCacheAppend)
+      .def("append", &Append<false>, nb::sig(kAppendSignature),
+           Docstring(doc::kRingKVCacheAppend, kAppendSignature, {kCacheArguments}).c_str())
       .def_prop_ro(
           "window",
           [](const Owner<RingKVCache>& self) { return self.cache.options().window; },

@@ -92,3 +92,9 @@ def of_tensors(function: Any, without: Iterable[str] = ()) -> inspect.Signature:
         for parameter in signature.parameters.values() if parameter.name not in without
     ]
     return inspect.Signature(parameters, return_annotation=on_tensors(signature.return_annotation))
+
+
+def text_on_tensors(thing: Any) -> str:
+    """The docstring of heed.torch's function or class of the same name; examples are heed's, on arrays."""
+    text = thing.__nb_signature__[0][1] if hasattr(thing, "__nb_signature__") else thing.__doc__
+    return text.partition("\n\nExample:")[0].replace("NumPy array", "tensor").replace("NumPy's global", "PyTorch's")

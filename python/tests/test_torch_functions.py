@@ -89,4 +89,6 @@ def test_import_is_light():
 
 
 def test_docstrings():
-    assert "angle_i" in heed.torch.rotary.__doc__ and heed.torch.attention_map.__doc__ == heed.attention_map.__doc__
+    assert "angle_i" in heed.torch.rotary.__doc__ and "as a new tensor" in heed.torch.rotary.__doc__
+    for line in ("Pools P of every head", "size     (rows, columns) of the picture"):
+        assert line in heed.torch.attention_map.__doc__ and line in heed.attention_map.__doc__

@@ -8,6 +8,7 @@
 
 #include "docstrings/orthogonal_features.h"
 #include "python/arguments.h"
+#include "python/docstring.h"
 #include "python/numpy_array.h"
 #include "python/runtime.h"
 
@@ -35,9 +36,23 @@ constexpr char kSignature[] =
     "def orthogonal_features(m: int, d: int, seed: int, *, scaling: typing.Literal[0, 1] = 0, "
     "haar_fix: bool = True) -> numpy.typing.NDArray[numpy.float64]";
 
-constexpr char kInPython[] = R"(
+constexpr Said kArguments[] = {
+    {"m", "rows, at least 1"},
+    {"d", "columns, 1 to 4096"},
+    {"seed", "of the rows, from 0 to 2^64 - 1"},
+    {"scaling", "norms of the rows: 0, those of Gaussian rows; 1, sqrt(d)"},
+    {"haar_fix", "whether signs are set so that directions are uniform"},
+};
 
-In Python. Returns a new NumPy array [m, d], float64, m at least 1. seed is below 2^64.)";
+constexpr char kInPython[] = R"(
+Returns a new NumPy array [m, d], float64.
+
+Example:
+
+  >>> import heed, numpy as np
+  >>> w = heed.orthogonal_features(4, 4, 0, scaling=1)
+  >>> bool(np.allclose(w @ w.T, 4 * np.eye(4)))
+  True)";
 
 }  // namespace
 
@@ -45,7 +60,7 @@ void BindOrthogonalFeatures(nb::module_& m) {
   using namespace nanobind::literals;
   m.def(kOp, &Array, "m"_a.none(), "d"_a.none(), "seed"_a.none(), nb::kw_only(),
         "scaling"_a.none() = 0, "haar_fix"_a.none() = true, nb::sig(kSignature),
-        (std::string(doc::kOrthogonalFeatures) + kInPython).c_str());
+        Docstring(doc::kOrthogonalFeatures, kSignature, {kArguments}, kInPython).c_str());
 }
 
 }  // namespace heed::python

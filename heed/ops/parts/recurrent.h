@@ -1,8 +1,9 @@
 // What calls of recurrent mechanisms have in common: arguments, options and states.
 //
 // Sizes: B sequences, T tokens, H key heads, HV value heads (a multiple of H; head h reads
-// key head h / (HV / H)), K and V key and value channels, all but B, T and H >= 1. The
-// header of each mechanism says which of the tensors below it takes.
+// key head h / (HV / H)), K and V key and value channels, all but B, T and H >= 1.
+//
+// The header of each mechanism says which of the tensors below it takes.
 #ifndef HEED_OPS_PARTS_RECURRENT_H_
 #define HEED_OPS_PARTS_RECURRENT_H_
 
@@ -30,28 +31,31 @@ struct State {
   TensorView m = {};
 };
 
-// One float dtype for q, k and v, the last axis contiguous, other strides as they are.
+// One float dtype for queries, keys and values, the last axis contiguous, other strides as they
+// are. Factors and decays may be f32 too, or f64.
 struct Inputs {
-  ConstTensorView q;          // [B, T, H, K]
-  ConstTensorView k;          // [B, T, H, K]
-  ConstTensorView v;          // [B, T, HV, V]
-  ConstTensorView log_decay;  // natural logarithms <= 0, in q's dtype, f32 or f64
-  ConstTensorView projection = {};  // [M, K] in q's dtype, of random features
+  ConstTensorView q;  // [B, T, H, K]: queries
+  ConstTensorView k;  // [B, T, H, K]: keys
+  ConstTensorView v;  // [B, T, HV, V]: values
+  ConstTensorView log_decay;  // natural logarithms of decay factors, <= 0
+  ConstTensorView projection = {};  // [M, K]: rows of random features, in q's dtype
   ConstState initial;
-  ConstTensorView u = {};  // [HV, K], any float dtype, of mechanisms with a bonus
-  ConstTensorView log_decay_v = {};  // [B, T, HV, V], as log_decay; may be absent
-
-  // Of delta rules. Factors in q's dtype, f32 or f64: beta [B, T, HV], erase [B, T, HV, K]
-  // and write [B, T, HV, V]; keys like k: p, which reads, and a and b of RWKV-7.
-  ConstTensorView beta = {}, p = {}, erase = {}, write = {}, a = {}, b = {};
+  ConstTensorView u = {};  // [HV, K]: the bonus of the present token, any float dtype
+  ConstTensorView log_decay_v = {};  // [B, T, HV, V]: log_decay of value channels; may be absent
+  ConstTensorView beta = {};   // [B, T, HV]: the share of its error that a key corrects
+  ConstTensorView p = {};      // [B, T, H, K]: the key that reads what is corrected, like k
+  ConstTensorView erase = {};  // [B, T, HV, K]: factors of what is taken away
+  ConstTensorView write = {};  // [B, T, HV, V]: factors of what is written
+  ConstTensorView a = {};      // [B, T, H, K]: the key that reads, like k
+  ConstTensorView b = {};      // [B, T, H, K]: the key that what was read goes to, like k
 };
 
 struct Options {
-  std::optional<double> scale;      // of q; the default is the mechanism's
+  std::optional<double> scale;      // factor of q; the default is the mechanism's
   ConstTensorView lengths, starts;  // [B] i32 or i64: tokens starts[b] <= t < lengths[b]
   ConstTensorView cu_seqlens;       // [N + 1]: N sequences one after another, B = 1; states
                                     // have N in the place of B
-  bool reverse = false;  // from the last token to the first; final is after the first
+  bool reverse = false;  // from the last token to the first; the final state is after the first
 };
 
 // Tokens outside of lengths, starts or cu_seqlens have o = 0.

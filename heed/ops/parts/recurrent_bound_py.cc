@@ -392,27 +392,7 @@ void Bound::Describe(nb::module_& m) {
     state = NamedTupleType(m, type + "State", has_maximum ? "S z m" : "S z",
                            "The state of " + base + " between two calls.");
   }
-  forward_text = std::string(forward_doc) + R"(
-
-In Python. Tensors as above; options are keywords. An array whose last axis is not
-contiguous is copied. lengths and starts are ints [B]: tokens starts[b] <= t < lengths[b]
-count, outputs elsewhere are 0. With cu_seqlens, ints [N + 1], B is 1 and there are N
-sequences one after another.)";
-  backward_text = std::string(backward_doc) + R"(
-
-In Python. Returns the named tuple )" + type + "Gradients: " + fields + R"(,
-NumPy arrays in the shape and dtype of what they are the gradients of; None where that was
-not given. do is the gradient of o.)";
-  if (!has_state) return;
-  forward_text += R"( initial_state is the state before the first token,
-float32 (float64 for float64), one per sequence; with return_state=True the result is (o,
-state), the state after the last token. reverse=True runs from the last token to the first.
-A state that has a normaliser is a named tuple, (S, z) or (S, z, m).)";
-  backward_text += " dstate is the gradient of the final state.";
-  step_text = std::string(step_doc) + R"(
-
-In Python. Inputs are those of one token, [B, H, D]; state is the array that a call with
-return_state=True returned, updated in place. Returns o, [B, HV, V].)";
+  WriteTexts(type + "Gradients", fields);
 }
 
 }  // namespace heed::recurrent

@@ -52,6 +52,7 @@ struct Bound : Binding {
  private:
   void DescribeTorch();
   void Describe(nanobind::module_& m);
+  void WriteTexts(const std::string& gradients_type, const std::string& gradient_names);
 };
 
 #pragma GCC visibility pop

@@ -16,6 +16,7 @@
 #include "heed/core/context.h"
 #include "heed/ops/parts/recurrent.h"
 #include "heed/ops/parts/recurrent_internal.h"
+#include "python/docstring.h"
 
 namespace heed::recurrent {
 
@@ -119,7 +120,8 @@ struct Binding {
   std::vector<SettingSpec> settings = {};
   bool has_state = true;  // and so steps and a direction
   Functions (*bind)(const Settings& settings);
-  const char *forward_doc = "", *backward_doc = "", *step_doc = "";
+  python::Docs docs = {};
+  std::vector<python::Said> in_python = {};  // of keywords that have another name in C++
 };
 
 void Bind(nanobind::module_& m, const Binding& binding);

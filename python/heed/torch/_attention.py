@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import heed
-from heed import InvalidArgument, _core
+from heed import InvalidArgument, _core, _signatures
 from heed.torch import _dispatch, _operators
 
 _attention = torch.ops.heed.attention.default
@@ -164,8 +164,9 @@ def _into(out: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor
     return lse
 
 
-attention.__doc__ = (heed.attention.__doc__ or "").partition("In Python.")[0] + """In PyTorch. Every argument but q, k, v is by keyword, tensors are on the CPU and read in place; one whose last axis is
-not contiguous is copied. Vectors of lengths, slopes and sinks may be lists. Gradients reach q, k, v, bias, sinks, alibi,
+attention.__doc__ = _signatures.text_on_tensors(heed.attention) + """
+
+In PyTorch. Tensors are on the CPU. Gradients reach q, k, v, bias, sinks, alibi,
 through lse too; there is no second derivative. seed=None draws from PyTorch's generator. Work runs on PyTorch's threads,
 at most `threads` of them. Under autocast q, k, v and o take its dtype. `out` takes part in no gradient. The operator is
 torch.ops.heed.attention. Errors are heed.InvalidArgument (a ValueError) and heed.Unsupported (a RuntimeError)."""

@@ -113,24 +113,26 @@ def _on_tensors(cls: Any) -> Any:
     rows = append_latent if base is heed.LatentKVCache else append
     methods = {"__init__": __init__, "fork": fork, "append": rows, "attend": attend}
     for of, method in methods.items():
-        method.__name__, method.__doc__ = of, getattr(base, of).__doc__
+        method.__name__, method.__doc__ = of, _signatures.text_on_tensors(base if of == "__init__" else getattr(base, of))
         method.__qualname__ = f"{name}.{of}"
         method.__signature__ = _signatures.of_tensors(getattr(base, of))
         setattr(cls, of, method)
     cls.__copy__ = cls.__deepcopy__ = fork
     for of in ("share", "import_pages"):
         if of in vars(cls):
-            getattr(cls, of).__doc__ = getattr(base, of).__doc__
+            getattr(cls, of).__doc__ = _signatures.text_on_tensors(getattr(base, of))
             getattr(cls, of).__signature__ = _signatures.of_tensors(getattr(base, of))
     cls.lengths = property(lambda self: torch.from_numpy(base.lengths.__get__(self)), doc=base.lengths.__doc__)
     cls.appended = property(lambda self: torch.from_numpy(base.appended.__get__(self)), doc=base.appended.__doc__)
     cls.dtype = property(lambda self: _DTYPES[base.dtype.__get__(self)], doc="Of rows given, and of queries.")
-    cls.__doc__ = (base.__doc__ or "").partition("In Python.")[0] + _IN_PYTORCH
+    cls.__doc__ = _signatures.text_on_tensors(base) + _IN_PYTORCH
     cls.__module__ = "heed.torch"
     return cls
 
 
-_IN_PYTORCH = """In PyTorch. dtype is one of PyTorch's or its name here. Tensors are on the CPU and read in place,
+_IN_PYTORCH = """
+
+In PyTorch. dtype is one of PyTorch's or its name here. Tensors are on the CPU and read in place,
 lengths are int64 tensors. Nothing that is computed on a cache has a gradient: a tensor that requires one is refused
 unless gradients are off. Work runs on PyTorch's threads, at most `threads` of them. Under autocast rows and queries take
 its dtype, which must be the cache's. Otherwise as in heed."""
@@ -169,4 +171,4 @@ def load_cache(path: Any, *, max_bytes: int | None = None) -> KVCache | RingKVCa
     return _adopted(cache, _CLASSES[type(cache)])
 
 
-load_cache.__doc__ = heed.load_cache.__doc__
+load_cache.__doc__ = _signatures.text_on_tensors(heed.load_cache)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import heed
-from heed import InvalidArgument, _core
+from heed import InvalidArgument, _core, _signatures
 from heed.torch import _dispatch
 from heed.torch._functions import _without_gradient
 
@@ -106,5 +106,5 @@ def causal_conv1d(
     return (o, state) if return_state else o
 
 
-causal_conv1d.__doc__ = heed.causal_conv1d.__doc__
+causal_conv1d.__doc__ = _signatures.text_on_tensors(heed.causal_conv1d)
 causal_conv1d_step = _without_gradient("causal_conv1d_step", "x", "weight", "bias", "state")

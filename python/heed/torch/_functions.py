@@ -34,7 +34,7 @@ def _without_gradient(name: str, *arguments: str) -> Any:
     """heed.<name> on tensors; `arguments` are those that may be given by position."""
     function = getattr(heed, name)
 
-    @functools.wraps(function, assigned=("__doc__", "__name__"))
+    @functools.wraps(function, assigned=("__name__",))
     def on_tensors(*args: Any, **kwargs: Any) -> Any:
         names = (*arguments, *("argument" for _ in args[len(arguments):]))
 
@@ -46,6 +46,7 @@ def _without_gradient(name: str, *arguments: str) -> Any:
         return _to_tensor(result)
 
     on_tensors.__module__ = "heed.torch"
+    on_tensors.__doc__ = _signatures.text_on_tensors(function)
     on_tensors.__signature__ = _signatures.of_tensors(function)
     return on_tensors
 
@@ -137,4 +138,4 @@ def t5_bias(
     return _t5_bias(table, Tq, Tk, bidirectional, max_distance, align)
 
 
-rotary.__doc__, t5_bias.__doc__ = heed.rotary.__doc__, heed.t5_bias.__doc__
+rotary.__doc__, t5_bias.__doc__ = map(_signatures.text_on_tensors, (heed.rotary, heed.t5_bias))

@@ -176,11 +176,12 @@ _DEFAULTS = {"scale": None, "lengths": None, "starts": None, "cu_seqlens": None,
 
 
 def _public(mechanism: _Mechanism) -> Any:
-    @functools.wraps(getattr(heed, mechanism.name), assigned=("__doc__", "__name__"))
+    @functools.wraps(getattr(heed, mechanism.name), assigned=("__name__",))
     def function(*inputs: Any, **options: Any) -> Any:
         return mechanism(*inputs, **options)
 
     function.__module__ = "heed.torch"
+    function.__doc__ = _signatures.text_on_tensors(getattr(heed, mechanism.name))
     function.__signature__ = _signatures.of_tensors(getattr(heed, mechanism.name), without=("out",))
     return function
 

@@ -95,11 +95,12 @@ class _Mechanism:
 
 
 def _public(mechanism: _Mechanism) -> Any:
-    @functools.wraps(getattr(heed, mechanism.name), assigned=("__doc__", "__name__"))
+    @functools.wraps(getattr(heed, mechanism.name), assigned=("__name__",))
     def function(*inputs: Any, **options: Any) -> Tensor:
         return mechanism(*inputs, **options)
 
     function.__module__ = "heed.torch"
+    function.__doc__ = _signatures.text_on_tensors(getattr(heed, mechanism.name))
     function.__signature__ = _signatures.of_tensors(getattr(heed, mechanism.name), without=("out",))
     return function
 

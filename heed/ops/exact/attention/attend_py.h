@@ -28,7 +28,8 @@ void AttendOnTorch(const python::CacheOwner& cache, const nanobind::args& args,
 template <class Class>
 void DefineAttend(Class& bound, const char* signature, const char* lse_signature) {
   namespace nb = nanobind;
-  const std::string text = std::string(doc::kAttend) + python::kAttendInPython;
+  const std::string text = python::Docstring(doc::kAttend, signature, {python::kAttendArguments},
+                                             python::kAttendInPython);
   bound.def("attend", &AttendOn, nb::sig(signature), text.c_str())
       .def("attend", &AttendOn, nb::sig(lse_signature), text.c_str());
 }

@@ -43,9 +43,9 @@ namespace heed::attention {
 // have any strides, zero included. Packed sequences drop B: [Tq_total, Hq, D],
 // or have B = 1.
 struct Inputs {
-  ConstTensorView q;  // [B, Tq, Hq, D]
-  ConstTensorView k;  // [B, Tk, Hkv, D]
-  ConstTensorView v;  // [B, Tk, Hkv, Dv]
+  ConstTensorView q;  // [B, Tq, Hq, D]: queries
+  ConstTensorView k;  // [B, Tk, Hkv, D]: keys
+  ConstTensorView v;  // [B, Tk, Hkv, Dv]: values
 };
 
 enum class Align { kBottomRight, kTopLeft };
@@ -61,32 +61,37 @@ enum class Precision { kHighest, kHigh };
 // Everything that can be left out is absent by default. Integer tensors are i32
 // or i64, float tensors any float dtype.
 struct Options {
-  std::optional<double> scale;  // any finite value; default 1 / sqrt(D)
+  std::optional<double> scale;  // factor of the logits, any finite value; default 1 / sqrt(D)
 
-  bool causal = false;
-  Align align = Align::kBottomRight;
+  bool causal = false;                // a query sees no key after its position
+  Align align = Align::kBottomRight;  // where query 0 stands: at Tk - Tq, or at 0
   ConstTensorView query_starts;  // [B] i64: position of query 0, before `align`
-  Window window;
+  Window window;  // keys that a query sees before and after its position
   int64_t sink_tokens = 0;  // first keys that stay visible under `window`
   ConstTensorView prefix;   // [B]: first keys that stay visible under `causal`
-  int64_t chunk = 0;        // tokens; 0 is none
+  int64_t chunk = 0;        // tokens of a chunk, of which a query sees its own; 0 is none
+
   // [B, Tq], [B, Tk]: both or neither; ids below 2^31, negative ones see nothing
   ConstTensorView segments_q, segments_k;
-  ConstTensorView key_lengths, key_starts, query_lengths;  // [B]
+  ConstTensorView key_lengths;    // [B]: keys at or beyond it are not seen
+  ConstTensorView key_starts;     // [B]: keys before it are not seen
+  ConstTensorView query_lengths;  // [B]: rows at or beyond it see nothing
   ConstTensorView mask;  // bool, broadcastable to [B, Hq, Tq, Tk], true = keep
 
-  ConstTensorView bias;   // float, broadcastable to [B, Hq, Tq, Tk]
-  ConstTensorView alibi;  // slopes, [Hq] or [B, Hq]
-  double softcap = 0;     // > 0, or 0 for none
-  ConstTensorView sinks;  // [Hq]
+  ConstTensorView bias;   // float, broadcastable to [B, Hq, Tq, Tk]: added to the logits
+  ConstTensorView alibi;  // [Hq] or [B, Hq]: slopes of a penalty on the distance
+  double softcap = 0;     // bound of the logits, > 0, or 0 for none
+  ConstTensorView sinks;  // [Hq]: logits that take weight and have no value
 
   double dropout = 0;  // probability of dropping a pair, in [0, 1)
-  uint64_t seed = 0;
-  uint32_t dropout_offset = 0;
+  uint64_t seed = 0;   // of the pairs that are dropped
+  uint32_t dropout_offset = 0;  // of the counter that draws them, for other draws of one seed
 
-  ConstTensorView cu_seqlens_q, cu_seqlens_k;  // [B + 1] packed; k defaults to q
+  // [B + 1]: where packed sequences begin, from 0 to all tokens; those of keys are by default
+  // those of queries
+  ConstTensorView cu_seqlens_q, cu_seqlens_k;
 
-  // Of f32 where matrix tiles are: kHigh takes three products of bf16 pieces instead of six,
+  // of f32 where matrix tiles are: kHigh takes three products of bf16 pieces instead of six,
   // with a relative error of 1e-5. Elsewhere both are one.
   Precision precision = Precision::kHighest;
   bool invariant = false;  // the path of caches, one for every way to split the queries

@@ -7,7 +7,9 @@
 #include "docstrings/attention.h"
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/exact/attention/attention_call_py.h"
+#include "heed/ops/exact/attention/attention_signature_py.h"
 #include "python/arguments.h"
+#include "python/docstring.h"
 #include "python/numpy_array.h"
 #include "python/runtime.h"
 
@@ -23,17 +25,25 @@ constexpr char kOp[] = "attention_backward";
 constexpr Renamed kRenamed[] = {
     {"d_o", "do"}, {"d_lse", "dlse"}, {"query_starts", "align"}};
 
-constexpr char kInPython[] = R"(
+constexpr char kBackwardInPython[] = R"(
+o and lse are what heed.attention returned for the same q, k, v and options. Arrays whose last
+axis is not contiguous are copied. Returns the named tuple heed.AttentionGradients: dq, dk, dv,
+dbias, dsinks, dalibi, NumPy arrays in the shape and dtype of what they are the gradients of
+(float64 for a list); None where that was not given, and dbias without need_dbias=True.
 
-In Python. o and lse are what heed.attention returned for the same q, k, v and options;
-do (d_o) and dlse (d_lse) have their shapes and dtypes. All options of heed.attention are
-taken as keywords, but `out` and `return_lse`. Arrays whose last axis is not contiguous
-are copied. Returns the named tuple heed.AttentionGradients: dq, dk, dv, dbias, dsinks,
-dalibi, NumPy arrays in the shape and dtype of what they are the gradients of (float64
-for a list); dsinks and dalibi are None without sinks and alibi, and dbias is None unless
-need_dbias=True, which needs a bias.)";
+Example:
 
-constexpr char kSignature[] =
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+  >>> do, q, k, v = rng.standard_normal((4, 1, 6, 2, 16), np.float32)
+  >>> o, lse = heed.attention(q, k, v, causal=True, return_lse=True)
+  >>> heed.attention_backward(do, q, k, v, o, lse, causal=True).dq.shape
+  (1, 6, 2, 16))";
+
+constexpr Said kResults[] = {{"o", "what heed.attention returned"},
+                             {"lse", "what heed.attention returned with it"}};
+
+constexpr char kBackwardSignature[] =
     "def attention_backward(do: Array, q: Array, "
     "k: Array, v: Array, o: Array, "
     "lse: Array, *, "
@@ -77,7 +87,8 @@ nb::object AttentionBackward(const nb::object& type, const nb::args& args,
                              call.lse,  call.d_o,  call.d_lse};
   Context& ctx = ThreadContext(call.num_threads);
   Compute(kOp, kRenamed, [&] { Backward(ctx, in, options, out); });
-  return NewNamedTuple(type, nb::make_tuple(dq, dk, dv, dbias, dsinks, dalibi));
+  return NewNamedTuple(type,
+                       nb::make_tuple(dq, dk, dv, dbias, dsinks, dalibi));
 }
 
 }  // namespace
@@ -90,8 +101,10 @@ void BindBackward(nb::module_& m) {
         [gradients](const nb::args& args, const nb::kwargs& kwargs) {
           return AttentionBackward(gradients, args, kwargs);
         },
-        nb::sig(kSignature),
-        (std::string(doc::kBackward) + kInPython).c_str());
+        nb::sig(kBackwardSignature),
+        Docstring(doc::kBackward, kBackwardSignature, {kResults, kArguments, doc::kAttentionFields},
+                  kBackwardInPython)
+            .c_str());
 }
 
 }  // namespace heed::attention

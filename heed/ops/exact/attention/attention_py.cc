@@ -13,6 +13,7 @@
 #include "heed/ops/exact/attention/attention_call_py.h"
 #include "heed/ops/exact/attention/attention_signature_py.h"
 #include "python/arguments.h"
+#include "python/docstring.h"
 #include "python/layout.h"
 #include "python/numpy_array.h"
 #include "python/runtime.h"
@@ -176,11 +177,14 @@ nb::object MergeAttention(nb::handle parts_argument,
 
 void Bind(nb::module_& m) {
   using namespace nanobind::literals;
-  const std::string text = std::string(doc::kForward) + kInPython;
+  const std::string text =
+      Docstring(doc::kForward, kSignature, {kArguments, doc::kAttentionFields}, kInPython);
   m.def("attention", &Attention, nb::sig(kSignature), text.c_str());
   m.def("attention", &Attention, nb::sig(kLseSignature), text.c_str());
   m.def("merge_attention", &MergeAttention, "parts"_a.none(), nb::kw_only(),
-        "sinks"_a = nb::none(), nb::sig(kMergeSignature), doc::kMerge);
+        "sinks"_a = nb::none(), nb::sig(kMergeSignature),
+        Docstring(doc::kMerge, kMergeSignature, {kArguments, doc::kAttentionFields}, kMergeInPython)
+            .c_str());
   BindWeights(m);
   BindBackward(m);
   BindTorch(m);

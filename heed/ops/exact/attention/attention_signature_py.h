@@ -3,20 +3,55 @@
 #ifndef HEED_OPS_EXACT_ATTENTION_ATTENTION_SIGNATURE_PY_H_
 #define HEED_OPS_EXACT_ATTENTION_ATTENTION_SIGNATURE_PY_H_
 
+#include "python/docstring.h"
+
 namespace heed::attention {
 
-inline constexpr char kInPython[] = R"(
+// Arguments that Python has in another form.
+inline constexpr python::Said kArguments[] = {
+    {"align", "where query 0 stands: 'bottom_right', at Tk - Tq; 'top_left', at 0; or positions "
+              "[B]"},
+    {"window", "(left, right): keys that a query sees before and after its position; -1 is "
+               "unlimited"},
+    {"chunk", "tokens of a chunk, of which a query sees its own"},
+    {"softcap", "bound of the logits, > 0"},
+    {"segments", "[B, T], or a pair of them for queries and keys: ids, of which equal ones from 0 "
+                 "on see each other"},
+    {"seed", "of the pairs that are dropped, from 0 to 2^64 - 1; None draws one from NumPy's "
+             "global generator, which attention_backward cannot know"},
+    {"cu_seqlens_k", "those of keys, by default cu_seqlens_q"},
+    {"parts", "pairs (o, lse) of attention over disjoint sets of keys, computed without sinks"},
+    {"dlse", "the gradient of lse, in its shape and dtype; absent: zero"},
+    {"need_dbias", "whether the gradient of bias is computed"},
+};
 
-In Python. Every argument but q, k, v is by keyword. Arrays are anything on the
-CPU with DLPack or the buffer protocol; vectors of lengths, slopes and sinks may
-be lists. An array whose last axis is not contiguous is copied (heed.explain says
-so), others are read in place. align is 'bottom_right', 'top_left' or
-query_starts; window is (left, right); segments is one array for both sides or a
-pair; precision is 'highest' or 'high'. With dropout, seed=None draws one from
-NumPy's global generator; attention_backward needs it given. Returns o, or (o, lse) with
-return_lse=True, as NumPy arrays; o is `out` where that is given. threads=None is
-heed.set_num_threads, else one per CPU that the process may use. Errors are
-heed.InvalidArgument (a ValueError) and heed.Unsupported (a RuntimeError).)";
+inline constexpr char kInPython[] = R"(
+Vectors of lengths, slopes and sinks may be lists. An array whose last axis is not contiguous is
+copied (heed.explain says so), others are read in place. Returns o, or (o, lse) with
+return_lse=True, as NumPy arrays. Errors are heed.InvalidArgument (a ValueError) and
+heed.Unsupported (a RuntimeError).
+
+Example:
+
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+  >>> q = rng.standard_normal((1, 6, 4, 16), np.float32)
+  >>> k, v = rng.standard_normal((2, 1, 6, 2, 16), np.float32)
+  >>> o, lse = heed.attention(q, k, v, causal=True, window=(3, 0), return_lse=True)
+  >>> o.shape, lse.shape
+  ((1, 6, 4, 16), (1, 4, 6)))";
+
+inline constexpr char kMergeInPython[] = R"(
+Example:
+
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+  >>> q, k, v = rng.standard_normal((3, 1, 6, 4, 16), np.float32)
+  >>> parts = [heed.attention(q, k[:, i], v[:, i], return_lse=True)
+  ...          for i in (slice(0, 2), slice(2, 6))]
+  >>> o, lse = heed.merge_attention(parts)
+  >>> bool(np.allclose(o, heed.attention(q, k, v), atol=1e-6))
+  True)";
 
 #define HEED_QKV            \
   "q: Array, " \

@@ -8,6 +8,7 @@
 #include "heed/ops/exact/attention/attention_call_py.h"
 #include "heed/ops/exact/attention/attention_weights.h"
 #include "python/arguments.h"
+#include "python/docstring.h"
 #include "python/numpy_array.h"
 #include "python/runtime.h"
 
@@ -19,17 +20,37 @@ using namespace python;  // NOLINT: the binding's own vocabulary
 
 constexpr Renamed kRenamed[] = {{"query_starts", "align"}};
 
-constexpr char kWeightsInPython[] = R"(
+constexpr Said kArguments[] = {
+    {"lse", "[B, Hq, Tq]: that of heed.attention, float32 or float64; None: computed"},
+    {"rows", "ints: queries below Tq, in the order given; None: all"},
+    {"heads", "ints: query heads below Hq, in the order given; None: all"},
+    {"size", "(rows, columns) of the picture, at most (Tq, Tk)"},
+    {"reduce", "'mean' or 'max': of the pairs of a bin"},
+    {"options", "the other keywords of heed.attention, as they are there, but those of packed "
+                "sequences, out and return_lse"},
+};
 
-In Python. All options of heed.attention are taken as keywords, but `out`,
-`return_lse` and packed sequences. lse is that of heed.attention, float32 or float64;
-rows and heads are lists or arrays of ints. Returns float32 [B, H, rows, Tk].)";
+constexpr char kWeightsInPython[] = R"(
+Returns float32 [B, H, rows, Tk], or float64 of float64.
+
+Example:
+
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+  >>> q, k = rng.standard_normal((2, 1, 6, 2, 16), np.float32)
+  >>> heed.attention_weights(q, k, causal=True, rows=[0, 5])[0, 0, 0].tolist()
+  [1.0, 0.0, 0.0, 0.0, 0.0, 0.0])";
 
 constexpr char kMapInPython[] = R"(
+Returns float32 [B, Hq, r, c], or float64 of float64.
 
-In Python. All options of heed.attention are taken as keywords, but `out`,
-`return_lse` and packed sequences. size is (rows, columns), cut to (Tq, Tk); reduce is
-'mean' or 'max'. Returns float32 [B, Hq, r, c].)";
+Example:
+
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+  >>> q, k = rng.standard_normal((2, 1, 64, 2, 16), np.float32)
+  >>> heed.attention_map(q, k, causal=True, size=(8, 8)).shape
+  (1, 2, 8, 8))";
 
 constexpr char kWeightsSignature[] =
     "def attention_weights(q: Array, k: Array, *, "
@@ -109,9 +130,13 @@ nb::object AttentionMap(const nb::args& args, const nb::kwargs& kwargs) {
 
 void BindWeights(nb::module_& m) {
   m.def("attention_weights", &AttentionWeights, nb::sig(kWeightsSignature),
-        (std::string(doc::kWeights) + kWeightsInPython).c_str());
+        Docstring(doc::kWeights, kWeightsSignature,
+                  {kArguments, doc::kAttentionWeightsFields}, kWeightsInPython)
+            .c_str());
   m.def("attention_map", &AttentionMap, nb::sig(kMapSignature),
-        (std::string(doc::kMap) + kMapInPython).c_str());
+        Docstring(doc::kMap, kMapSignature, {kArguments, doc::kAttentionWeightsFields},
+                  kMapInPython)
+            .c_str());
 }
 
 }  // namespace heed::attention

@@ -12,9 +12,7 @@ void Bind(nanobind::module_& m) {
                       .bind = [](const recurrent::Settings&) -> recurrent::Functions {
                         return {&Forward, &Backward, &Step, &Explain};
                       },
-                      .forward_doc = doc::kForward,
-                      .backward_doc = doc::kBackward,
-                      .step_doc = doc::kStep});
+                      .docs = doc::kDocs});
 }
 
 }  // namespace heed::retention

@@ -35,7 +35,7 @@ using recurrent::State;
 using recurrent::StepInputs;
 
 struct Options : recurrent::Options {
-  bool normalize = true;
+  bool normalize = true;  // outputs are divided by z . phi(q)
   double eps = 1e-12;  // >= 0, added to the denominator
 };
 

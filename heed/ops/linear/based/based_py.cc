@@ -28,9 +28,7 @@ void Bind(nanobind::module_& m) {
                       .inputs = {"q", "k", "v"},
                       .settings = {{"normalize", true, {}}, {"eps", 1e-12, {}}},
                       .bind = &BindSettings,
-                      .forward_doc = doc::kForward,
-                      .backward_doc = doc::kBackward,
-                      .step_doc = doc::kStep});
+                      .docs = doc::kDocs});
 }
 
 }  // namespace heed::based

@@ -29,7 +29,7 @@ using recurrent::Gradients;
 using recurrent::Inputs;
 using recurrent::Outputs;
 
-// `reverse` is false: there is no direction.
+// Of these `reverse` is false, as there is no direction.
 struct Options : recurrent::Options {
   ConstTensorView kv_mask;  // [B, T] bool: keys and values of false are left out
 };

@@ -35,8 +35,7 @@ void Bind(nanobind::module_& m) {
                       .inputs = {"q", "k", "v", {"kv_mask", recurrent::Input::kMask, true}},
                       .has_state = false,
                       .bind = &BindSettings,
-                      .forward_doc = doc::kForward,
-                      .backward_doc = doc::kBackward});
+                      .docs = doc::kDocs});
 }
 
 }  // namespace heed::efficient_attention

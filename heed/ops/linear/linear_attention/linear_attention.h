@@ -32,7 +32,7 @@ using recurrent::StepInputs;
 enum class FeatureMap {
   kElu1,         // x + 1 if x > 0, else exp(x)
   kRelu,         // max(x, 0)
-  kReluSquared,  // max(x, 0)^2
+  kReluSquared,  // 'relu_sq': max(x, 0)^2
   kExp,          // exp(min(x, 80))
   kIdentity,     // denominators can vanish: not to be normalised
   kSoftmax,      // over the channels
@@ -40,9 +40,9 @@ enum class FeatureMap {
 
 // The default scale is 1.
 struct Options : recurrent::Options {
-  FeatureMap feature_map = FeatureMap::kElu1;
-  bool causal = true;
-  bool normalize = true;
+  FeatureMap feature_map = FeatureMap::kElu1;  // phi:
+  bool causal = true;     // a token sees no later one
+  bool normalize = true;  // outputs are divided by z . phi(q)
   double eps = 1e-6;  // >= 0, added to the denominator
 };
 

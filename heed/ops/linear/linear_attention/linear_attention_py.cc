@@ -48,9 +48,7 @@ void Bind(nanobind::module_& m) {
                                    {"normalize", true, {}},
                                    {"eps", 1e-6, {}}},
                       .bind = &BindSettings,
-                      .forward_doc = doc::kForward,
-                      .backward_doc = doc::kBackward,
-                      .step_doc = doc::kStep});
+                      .docs = doc::kDocs});
 }
 
 }  // namespace heed::linear_attention

@@ -28,16 +28,18 @@ namespace heed::linformer {
 // q's dtype, f32 or f64, f64 beside f64 alone, with any strides, and serve all heads and
 // sequences.
 struct Inputs {
-  ConstTensorView q;  // [B, T, H, K]
-  ConstTensorView k;  // [B, T, H, K]
-  ConstTensorView v;  // [B, T, HV, V]
-  ConstTensorView e;  // [R, C], C >= T: column t belongs to token t, those beyond to none
-  ConstTensorView f;  // the same
+  ConstTensorView q;  // [B, T, H, K]: queries
+  ConstTensorView k;  // [B, T, H, K]: keys
+  ConstTensorView v;  // [B, T, HV, V]: values
+  ConstTensorView e;  // [R, C], C >= T: projects keys; column t belongs to token t, those beyond
+                      // to none
+  ConstTensorView f;  // [R, C]: projects values likewise
 };
 
 struct Options {
-  std::optional<double> scale;      // any finite value; default K^-1/2
+  std::optional<double> scale;      // factor of the logits, any finite value; default K^-1/2
   ConstTensorView lengths, starts;  // [B] i32 or i64: tokens starts[b] <= t < lengths[b]
+
   // [N + 1]: N sequences one after another, B = 1. Each begins at column 0, and C need only
   // reach the longest of them.
   ConstTensorView cu_seqlens;

@@ -8,6 +8,7 @@
 
 #include "docstrings/linformer.h"
 #include "python/arguments.h"
+#include "python/docstring.h"
 #include "python/numpy_array.h"
 #include "python/runtime.h"
 #include "python/tensor_caster.h"
@@ -174,15 +175,30 @@ constexpr char kOptionsSignature[] =
     "starts: Ints | None = None, cu_seqlens: Ints | None = None, ";
 
 constexpr char kInPython[] = R"(
+Of q, k and v an array whose last axis is not contiguous is copied; e and f are read as they
+lie. Returns o, in the shape of v, as a NumPy array.
 
-In Python. q, k and v are [B, T, H, D], e and f [R, C]; options are keywords. Of q, k and v an
-array whose last axis is not contiguous is copied; e and f are read as they lie. lengths and
-starts are ints [B], cu_seqlens ints [N + 1].)";
+Example:
+
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+  >>> q, k, v = rng.standard_normal((3, 1, 64, 2, 8), np.float32)
+  >>> e, f = rng.standard_normal((2, 16, 64), np.float32) / 8
+  >>> heed.linformer(q, k, v, e, f).shape
+  (1, 64, 2, 8))";
 
 constexpr char kBackwardInPython[] = R"(
+Returns the named tuple heed.LinformerGradients: dq dk dv de df, NumPy arrays in the shape and
+dtype of what they are the gradients of.
 
-In Python. Returns the named tuple LinformerGradients: dq dk dv de df, NumPy arrays in the
-shape and dtype of what they are the gradients of. do is the gradient of o.)";
+Example:
+
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+  >>> do, q, k, v = rng.standard_normal((4, 1, 64, 2, 8), np.float32)
+  >>> e, f = rng.standard_normal((2, 16, 64), np.float32) / 8
+  >>> heed.linformer_backward(do, q, k, v, e, f).de.shape
+  (16, 64))";
 
 }  // namespace
 
@@ -198,7 +214,7 @@ void Bind(nb::module_& m) {
       "def linformer_backward(do: Array, " + inputs + kOptionsSignature +
       "threads: int | None = None) -> LinformerGradients";
   m.def(kOp, &RunForward, nb::sig(forward.c_str()),
-        (std::string(doc::kForward) + kInPython).c_str());
+        Docstring(doc::kForward, forward, {doc::kLinformerFields}, kInPython).c_str());
   const nb::object gradients =
       NamedTupleType(m, "LinformerGradients", "dq dk dv de df", GradientsDoc(kBackwardOp));
   m.def(kBackwardOp,
@@ -206,7 +222,7 @@ void Bind(nb::module_& m) {
           return RunBackward(gradients, args, kwargs);
         },
         nb::sig(backward.c_str()),
-        (std::string(doc::kBackward) + kBackwardInPython).c_str());
+        Docstring(doc::kBackward, backward, {doc::kLinformerFields}, kBackwardInPython).c_str());
   m.def("_torch_linformer", &RunTorch);
   m.def("_torch_linformer_backward", &RunTorchBackward);
   // What other layers read instead of a list of their own.

@@ -47,8 +47,8 @@ enum class Kernel { kSoftmax, kRelu };
 
 // The default scale is K^-1/2.
 struct Options : recurrent::Options {
-  bool causal = false;
-  Kernel kernel = Kernel::kSoftmax;
+  bool causal = false;               // a token sees no later one
+  Kernel kernel = Kernel::kSoftmax;  // which phi:
   double eps = 1e-4;  // >= 0, added to exponentials where not causal
 };
 

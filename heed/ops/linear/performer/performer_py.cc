@@ -30,9 +30,7 @@ void Bind(nanobind::module_& m) {
                                    {"kernel", std::string("softmax"), {"softmax", "relu"}},
                                    {"eps", 1e-4, {}}},
                       .bind = &BindSettings,
-                      .forward_doc = doc::kForward,
-                      .backward_doc = doc::kBackward,
-                      .step_doc = doc::kStep});
+                      .docs = doc::kDocs});
 }
 
 }  // namespace heed::performer

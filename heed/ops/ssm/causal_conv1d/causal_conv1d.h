@@ -25,20 +25,20 @@ enum class Activation { kNone, kSilu };
 // B sequences, D channels, T tokens; W >= 1 taps. Any of B, D and T may be 0. Any strides:
 // quick where tokens or channels are contiguous, see Forward.
 struct Inputs {
-  ConstTensorView x;        // [B, D, T], f64, f32, bf16 or f16
+  ConstTensorView x;        // [B, D, T]: what is filtered, f64, f32, bf16 or f16
   ConstTensorView weight;   // [D, W], the last tap meets the current token; x's dtype, or
                             // f32 (f64 beside f64)
-  ConstTensorView bias;     // [D], dtypes as weight's; absent: zeros
+  ConstTensorView bias;     // [D]: added to each channel, dtypes as weight's; absent: zeros
   ConstTensorView initial;  // [B, D, W - 1], the inputs before the first token, oldest first;
                             // f32 (f64 beside f64); absent: zeros
 };
 
 struct Options {
-  Activation activation = Activation::kNone;
+  Activation activation = Activation::kNone;  // of what was filtered
   ConstTensorView lengths, starts;  // [B] i32 or i64: tokens starts[b] <= t < lengths[b]
   ConstTensorView cu_seqlens;       // [N + 1]: N sequences one after another, B = 1; states
                                     // have N in the place of B, each sequence has its own
-  bool reverse = false;  // from the last token to the first; final is after the first
+  bool reverse = false;  // from the last token to the first; the final state is after the first
 };
 
 // Tokens outside of lengths, starts or cu_seqlens have o = 0.

@@ -11,6 +11,7 @@
 
 #include "docstrings/causal_conv1d.h"
 #include "python/arguments.h"
+#include "python/docstring.h"
 #include "python/numpy_array.h"
 #include "python/runtime.h"
 #include "python/tensor_caster.h"
@@ -278,21 +279,52 @@ constexpr char kStepSignature[] =
     "out: OutArray | None = None, threads: int | None = None) -> "
     "Result";
 
+constexpr Said kInPython[] = {
+    {"activation", "'silu', which is 'swish' too, or None"},
+    {"initial_state", "[B, D, W - 1]: the inputs before the first token, oldest first; f32, or f64 "
+                      "beside f64; absent: zeros"}};
+constexpr Said kOfOneToken[] = {
+    {"x", "[B, D]: one token of each sequence"},
+    {"state", "what a call with return_state=True returned, updated in place: [B, D, W - 1]"}};
+
 constexpr char kForwardText[] = R"(
+Any strides are read in place; x of shape [B, T, D] transposed is as good as [B, D, T], and o
+then lies in memory as x does. Returns o, [B, D, T], or (o, state) with return_state=True, as
+NumPy arrays.
 
-In Python. activation is None or 'silu', which is 'swish' too; other options are keywords as
-above. Any strides are read in place; x of shape [B, T, D] transposed is as good as [B, D, T],
-and o then lies in memory as x does. initial_state is [B, D, W - 1], float32 (float64 for
-float64); with return_state=True the result is (o, state).)";
+Example:
+
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+  >>> x = rng.standard_normal((1, 8, 6), np.float32)
+  >>> weight = rng.standard_normal((8, 4), np.float32)
+  >>> o, state = heed.causal_conv1d(x, weight, activation="silu", return_state=True)
+  >>> o.shape, state.shape
+  ((1, 8, 6), (1, 8, 3)))";
 constexpr char kBackwardText[] = R"(
+Returns the named tuple heed.CausalConv1dGradients: dx dweight dbias dinitial_state, NumPy
+arrays in the shape and dtype of what they are the gradients of; None where that was not given.
 
-In Python. Returns the named tuple CausalConv1dGradients: dx dweight dbias dinitial_state,
-NumPy arrays in the shape and dtype of what they are the gradients of; None where that was
-not given. do is the gradient of o, dstate that of the final state.)";
+Example:
+
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+  >>> do, x = rng.standard_normal((2, 1, 8, 6), np.float32)
+  >>> weight = rng.standard_normal((8, 4), np.float32)
+  >>> heed.causal_conv1d_backward(do, x, weight).dweight.shape
+  (8, 4))";
 constexpr char kStepText[] = R"(
+Returns o, [B, D].
 
-In Python. x is one token of each sequence, [B, D], bias may be None; state is the array that
-a call with return_state=True returned, updated in place. Returns o, [B, D].)";
+Example:
+
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+  >>> x = rng.standard_normal((1, 8, 6), np.float32)
+  >>> weight = rng.standard_normal((8, 4), np.float32)
+  >>> o, state = heed.causal_conv1d(x[:, :, :5], weight, return_state=True)
+  >>> heed.causal_conv1d_step(x[:, :, 5], weight, None, state).shape
+  (1, 8))";
 
 }  // namespace
 
@@ -300,10 +332,12 @@ void Bind(nb::module_& m) {
   const nb::object gradients =
       NamedTupleType(m, "CausalConv1dGradients", "dx dweight dbias dinitial_state",
                      GradientsDoc(kBackwardName));
-  // Texts live as long as the module, which is never unloaded.
-  static const std::string forward = std::string(doc::kForward) + kForwardText,
-                           backward = std::string(doc::kBackward) + kBackwardText,
-                           step = std::string(doc::kStep) + kStepText;
+  const std::string forward = Docstring(doc::kForward, kForwardSignature,
+                                        {kInPython, doc::kCausalConv1dFields}, kForwardText),
+                    backward = Docstring(doc::kBackward, kBackwardSignature,
+                                         {kInPython, doc::kCausalConv1dFields}, kBackwardText),
+                    step = Docstring(doc::kStep, kStepSignature,
+                                     {kOfOneToken, kInPython, doc::kCausalConv1dFields}, kStepText);
   m.def(kName, &RunForward, nb::sig(kForwardSignature), forward.c_str());
   m.def(kName, &RunForward, nb::sig(kStateSignature), forward.c_str());
   m.def(kBackwardName,

@@ -29,18 +29,19 @@ using recurrent::Explanation;
 // other strides as they are; dt has the same, or f32 (f64 for f64); A, D and dt_bias have
 // any float dtype and are read in f64.
 struct Inputs {
-  ConstTensorView x;        // [B, T, H, P]
-  ConstTensorView dt;       // [B, T, H]
-  ConstTensorView A;        // [H], < 0
-  ConstTensorView B, C;     // [B, T, G, N]
-  ConstTensorView D;        // [H] or [H, P]; absent: 0
-  ConstTensorView z;        // [B, T, H, P]; absent: o = y
-  ConstTensorView dt_bias;  // [H]; absent: 0
+  ConstTensorView x;        // [B, T, H, P]: what is written
+  ConstTensorView dt;       // [B, T, H]: steps, before dt_bias and f
+  ConstTensorView A;        // [H], < 0: rates of decay
+  ConstTensorView B;        // [B, T, G, N]: where it is written
+  ConstTensorView C;        // [B, T, G, N]: what is read
+  ConstTensorView D;        // [H] or [H, P]: factors of x beside the memory; absent: 0
+  ConstTensorView z;        // [B, T, H, P]: the output's gate; absent: o = y
+  ConstTensorView dt_bias;  // [H]: added to dt; absent: 0
   ConstTensorView initial;  // [B, H, P, N] f32, or f64 for f64; absent: 0
 };
 
 struct Options : recurrent::Options {
-  bool dt_softplus = false;
+  bool dt_softplus = false;  // f is softplus, else nothing
   double dt_min = 0, dt_max = std::numeric_limits<double>::infinity();
 };
 

@@ -93,9 +93,8 @@ void Bind(nanobind::module_& m) {
                       .settings = {{"dt_softplus", false, {}},
                                    {"dt_limit", recurrent::Range(0, HUGE_VAL), {}}},
                       .bind = &BindSettings,
-                      .forward_doc = doc::kForward,
-                      .backward_doc = doc::kBackward,
-                      .step_doc = doc::kStep});
+                      .docs = doc::kDocs,
+                      .in_python = {{"dt_limit", "(dt_min, dt_max): the limits of delta"}}});
 }
 
 }  // namespace heed::ssd

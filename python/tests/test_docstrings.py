@@ -1,0 +1,93 @@
+# Docstrings: each says all arguments, in the words of Python, and every example in one runs.
+import doctest
+import inspect
+import re
+
+import pytest
+
+import heed
+import heed.torch
+from heed import _core, _signatures
+from test_signatures import PUBLIC
+
+OURS = {name: thing for name, thing in PUBLIC.items() if name.startswith("heed.") and hasattr(thing, "__nb_signature__")}
+WITHOUT_EXAMPLES = ("get_num_threads", "set_checks", "set_num_threads", "set_strict", "load_cache")
+
+
+def parameters(thing):
+    """Those that are written in the signature."""
+    return [name for name in _signatures.parse(thing.__nb_signature__[0][0]).parameters if name != "self"]
+
+
+def said_of(name, doc):
+    """What stands beside an argument in the list of them."""
+    match = re.search(rf"^( *){name}  +(\S.*(?:\n\1 {{{len(name)},}} +\S.*)*)$", doc, re.MULTILINE)
+    return match and " ".join(match[2].split())
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_argument_is_explained(name):
+    doc = OURS[name].__nb_signature__[0][1]
+    for parameter in parameters(OURS[name]):
+        said = said_of(parameter, doc)
+        assert (said and len(said) > 4) or re.search(rf"`{parameter}`", doc), f"{name}: nothing is said of {parameter}"
+
+
+def test_parameters_are_those_of_the_signature():
+    assert parameters(heed.gla) == list(inspect.signature(heed.gla).parameters)
+    assert parameters(heed.attention) == list(inspect.signature(heed.attention).parameters)
+    assert parameters(heed.KVCache.attend) == ["q", "causal", "tree", "return_lse", "options"]
+    assert said_of("q", "  q   the\n      query\n  kk  key") == "the query"
+    assert said_of("k", "  q   the\n      query\n  kk  key") is None
+
+
+@pytest.mark.parametrize("name", _core._recurrent)
+def test_shapes_of_all_tensors(name):
+    tensors = {"do", "dstate", *_core._recurrent[name]["inputs"]}
+    for function in (name, f"{name}_backward", f"{name}_step"):
+        doc = getattr(getattr(heed, function, None), "__doc__", "")
+        for tensor in tensors & set(parameters(getattr(heed, function))) if doc else ():
+            said = said_of(tensor, doc)
+            assert said.startswith("[") or tensor in ("do", "dstate"), (function, tensor, said)
+            assert not (function.endswith("_step") and said.startswith("[B, T")), (function, tensor, said)
+
+
+ALL = {name: thing.__doc__ or "" for name, thing in PUBLIC.items() if name.startswith(("heed.", "heed.torch."))}
+FOREIGN = {
+    r"as above": "what stands above is in a header",
+    r"\bk[A-Z][a-z]\w*": "an enumerator", r"::": "a name of C++", r"\b(?:Backward)?Workspace\(\)": "a function of C++",
+    r"\bContext\b": "a class of C++", r"\bThrows\b": "C++", r"Overloaded function": "a signature twice", r"README\.md": "a file",
+    r"\b(?:Forward|Backward|Attend|Explain|Append|Trim)(?:\(\))?(?=[ .,;:'])": "a function of C++", r"std::": "C++",
+    r"heed\._typing": "a private module",
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_docstrings_are_of_python(name):
+    if name.startswith("heed.torch.MultiheadAttention"):
+        pytest.skip("PyTorch's own methods")
+    for pattern, what in FOREIGN.items():
+        found = re.search(pattern, ALL[name])
+        assert found is None, f"{name}: {found[0]!r} is {what}"
+    lines = [line for line in ALL[name].split("\n") if line.startswith(f"{name.rsplit('.', 1)[1]}(")]
+    assert len(lines) == len(set(lines)) <= 2
+
+
+EXAMPLES = {name: thing for name, thing in PUBLIC.items() if ">>>" in (thing.__doc__ or "") and name.startswith("heed.")}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_run(name):
+    thing = EXAMPLES[name]
+    test = doctest.DocTestParser().get_doctest(thing.__doc__, {}, name, None, None)
+    assert test.examples[-1].want, "an example ends in what it shows"
+    report = []
+    runner = doctest.DocTestRunner()
+    runner.run(test, out=report.append)
+    assert runner.failures == 0, "".join(report)
+
+
+def test_every_function_and_cache_has_an_example():
+    functions = [name for name in heed.__all__ if hasattr(getattr(heed, name), "__nb_signature__")]
+    caches = ["KVCache", "RingKVCache", "LatentKVCache"]
+    assert [name for name in functions + caches if f"heed.{name}" not in EXAMPLES] == [n for n in functions if n in WITHOUT_EXAMPLES]
