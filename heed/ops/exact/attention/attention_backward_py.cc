@@ -87,8 +87,7 @@ nb::object AttentionBackward(const nb::object& type, const nb::args& args,
                              call.lse,  call.d_o,  call.d_lse};
   Context& ctx = ThreadContext(call.num_threads);
   Compute(kOp, kRenamed, [&] { Backward(ctx, in, options, out); });
-  return NewNamedTuple(type,
-                       nb::make_tuple(dq, dk, dv, dbias, dsinks, dalibi));
+  return NewNamedTuple(type, nb::make_tuple(dq, dk, dv, dbias, dsinks, dalibi));
 }
 
 }  // namespace
