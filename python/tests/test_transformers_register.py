@@ -213,7 +213,7 @@ def test_the_table_of_families_is_what_the_tool_writes(tmp_path, monkeypatch):
 
 def test_the_example_of_the_page_runs():
     page = (ROOT / "docs/transformers.md").read_text()
-    code = page.split("```py\n")[1].split("```")[0]
+    code = page.split("```python\n")[1].split("```")[0]
     names = {}
     exec(compile(code, "docs/transformers.md", "exec"), names)
     assert names["model"].config._attn_implementation == "heed"
