@@ -33,7 +33,7 @@ struct Call {
       return Buffer(type, sizes).FillNormal(++seed);
     };
     for (const Tensor& tensor : Tensors(d)) {
-      const Axes axes = ShapeOf(tensor.axes, {B, T, H, H * group, K, V, 0});
+      const Axes axes = ShapeOf(tensor.axes, {B, T, H, H * group, K, V, 0, 2});
       const std::span<const int64_t> sizes = axes;
       const Shape shape(sizes.begin(), sizes.end());
       const DType type = tensor.type == Tensor::kAnyFloat ? state : dtype;
@@ -49,12 +49,22 @@ struct Call {
       });
       inputs.push_back({tensor.name, decay});
     }
-    if (d.causal) inputs.push_back({"initial_state", fill({sequences, H * group,
-        recurrence::FeatureSize(d.feature, K), V}, state)});
+    const int64_t F = recurrence::FeatureSize(d.feature, K);
+    const Shape S = {sequences, H * group, F, V}, z = {sequences, H * group, F};
+    if (d.causal && d.normalize) inputs.push_back({"initial_z", fill(z, state)});
+    if (d.causal) inputs.push_back({"initial_state", fill(S, state)});
     d_o = fill(v, dtype);
-    d_state = fill({sequences, H * group, recurrence::FeatureSize(d.feature, K), V}, state);
+    d_state = fill(S, state);
     o = Buffer(dtype, v);
-    final = Buffer(state, d_state.view().sizes());
+    final = Buffer(state, S);
+    if (d.normalize) {
+      d_z = fill(z, state);
+      final_z = Buffer(state, z);
+    }
+    if (HasMaximum(d)) {
+      initial_m = fill({sequences, H * group}, state);
+      final_m = Buffer(state, {sequences, H * group});
+    }
     for (const auto& [name, input] : inputs) {
       gradients.push_back(Buffer(input.view().dtype(), input.view().sizes()));
     }
@@ -85,10 +95,14 @@ struct Call {
     const Tensors tensors(m->definition);
     for (const auto& [name, input] : inputs) {
       const Tensor* tensor = tensors.Find(name);
-      (tensor == nullptr ? in.initial.S : in.*tensor->input) = input.view();
+      (tensor != nullptr       ? in.*tensor->input
+       : name == "initial_z" ? in.initial.z
+                             : in.initial.S) = input.view();
     }
     in.d_o = d_o.view();
     in.d_final.S = d_state.view();
+    if (has_z()) in.d_final.z = d_z.view();
+    if (has_m()) in.initial.m = initial_m.view();
     return in;
   }
   Gradients GradientViews() const {
@@ -96,14 +110,21 @@ struct Call {
     const Tensors tensors(m->definition);
     for (size_t i = 0; i < inputs.size(); ++i) {
       const Tensor* tensor = tensors.Find(inputs[i].first);
-      (tensor == nullptr ? out.dinitial.S : out.*tensor->gradient) = gradients[i].view();
+      (tensor != nullptr                 ? out.*tensor->gradient
+       : inputs[i].first == "initial_z" ? out.dinitial.z
+                                        : out.dinitial.S) = gradients[i].view();
     }
     return out;
   }
 
-  void Forward(Context& ctx) const {
-    m->forward(ctx, Views(), options, {o.view(), {final.view(), {}}});
+  State FinalViews() const {
+    return {final.view(), has_z() ? final_z.view() : TensorView(),
+            has_m() ? final_m.view() : TensorView()};
   }
+  bool has_z() const { return m->definition.normalize; }
+  bool has_m() const { return HasMaximum(m->definition); }
+
+  void Forward(Context& ctx) const { m->forward(ctx, Views(), options, {o.view(), FinalViews()}); }
   void Backward(Context& ctx) const { m->backward(ctx, Views(), options, GradientViews()); }
   void Both(Context& ctx) const {
     Forward(ctx);
@@ -114,7 +135,12 @@ struct Call {
   Call Again() const {
     Call copy = *this;
     copy.o = Buffer(o.view().dtype(), o.view().sizes());
-    copy.final = Buffer(final.view().dtype(), final.view().sizes());
+    const auto anew = [](const Buffer& buffer) {
+      return Buffer(buffer.view().dtype(), buffer.view().sizes());
+    };
+    copy.final = anew(final);
+    if (has_z()) copy.final_z = anew(final_z);
+    if (has_m()) copy.final_m = anew(final_m);
     for (Buffer& gradient : copy.gradients) {
       gradient = Buffer(gradient.view().dtype(), gradient.view().sizes());
     }
@@ -124,6 +150,7 @@ struct Call {
   const Mechanism* m;
   std::vector<std::pair<std::string, Buffer>> inputs;
   Buffer d_o, d_state, o, final;
+  Buffer d_z, final_z, initial_m, final_m;  // of mechanisms that have them
   std::vector<Buffer> gradients;  // in the order of inputs
   Options options;
 };
@@ -131,6 +158,12 @@ struct Call {
 inline void ExpectSameBits(const Call& a, const Call& b) {
   EXPECT_TRUE(SameBits(a.o.view(), b.o.view())) << "o";
   EXPECT_TRUE(SameBits(a.final.view(), b.final.view())) << "state";
+  if (a.has_z()) {
+    EXPECT_TRUE(SameBits(a.final_z.view(), b.final_z.view())) << "z";
+  }
+  if (a.has_m()) {
+    EXPECT_TRUE(SameBits(a.final_m.view(), b.final_m.view())) << "m";
+  }
   for (size_t i = 0; i < a.inputs.size(); ++i) {
     EXPECT_TRUE(SameBits(a.gradients[i].view(), b.gradients[i].view()))
         << "d" << a.inputs[i].first;
@@ -147,8 +180,10 @@ inline void ExpectSameRows(const Buffer& a, int axis, int64_t begin, int64_t end
   EXPECT_TRUE(SameBits(part, other)) << what;
 }
 
+inline bool IsState(const std::string& name) { return name.starts_with("initial_"); }
+
 inline bool OverTokens(const std::string& name, const Buffer& buffer) {
-  return name != "initial_state" && buffer.view().rank() >= 3;
+  return !IsState(name) && buffer.view().rank() >= 3;
 }
 
 inline void Copy(const ConstTensorView& from, const TensorView& to) {
@@ -159,6 +194,17 @@ inline void Copy(const ConstTensorView& from, const TensorView& to) {
   } while (NextIndex(to.sizes(), index));
 }
 
+// The state after one call as that before the next, and the gradient of that as the other's.
+inline void GoOn(const Call& first, Call& then) {
+  Copy(first.final.view(), then.Input("initial_state").view());
+  if (first.has_z()) Copy(first.final_z.view(), then.Input("initial_z").view());
+  if (first.has_m()) Copy(first.final_m.view(), then.initial_m.view());
+}
+inline void GoBack(const Call& then, Call& first) {
+  Copy(then.gradients.back().view(), first.d_state.view());
+  if (then.has_z()) Copy(then.gradients[then.gradients.size() - 2].view(), first.d_z.view());
+}
+
 struct Parameter {
   const Mechanism* mechanism;
   DType dtype;
@@ -166,7 +212,7 @@ struct Parameter {
 inline void PrintTo(const Parameter& p, std::ostream* os) { *os << p.mechanism->name; }
 
 inline bool IsGated(const Parameter& p) {
-  return p.mechanism->definition.decay != DecayShape::kNone;
+  return p.mechanism->definition.decay != DecayShape::kNone || p.mechanism->definition.exp_gates;
 }
 
 // Every recurrent mechanism in every dtype, of those that `wanted` keeps.

@@ -38,7 +38,7 @@ INSTANTIATE_TEST_SUITE_P(AllOps, DoubleRecurrent,
 TEST_P(GatedRecurrent, ExtremeDecaysStayFinite) {
   for (const double decay : {0.0, -1e-6, -1e4, -std::numeric_limits<double>::infinity(), 5.0}) {
     Call call = Make(1, 130, 1, 1, 8, 8);
-    const Buffer& decays = call.Input("log_decay");
+    const Buffer& decays = call.Input(call.Has("f") ? "f" : "log_decay");
     Call::ForEach(decays, [&](const Shape& at) {
       const bool here = at.size() <= 2 || at[1] % 5 == 0;
       if (here) SetElement(decays.view(), at, decay);
@@ -60,6 +60,7 @@ TEST_P(GatedRecurrent, ChecksRefusePositiveAndNaNDecays) {
   for (const double decay : {0.5, std::numeric_limits<double>::quiet_NaN()}) {
     const Call call = Make(1, 3, 1, 1, 4, 4);
     call.Forward(checking);  // all are negative
+    if (!call.Has("log_decay")) continue;  // any gate is one
     const Buffer& decays = call.Input("log_decay");
     Shape last(decays.view().sizes().begin(), decays.view().sizes().end());
     for (int64_t& i : last) --i;
@@ -71,7 +72,8 @@ TEST_P(GatedRecurrent, ChecksRefusePositiveAndNaNDecays) {
   }
 }
 
-// Gradients by central differences of <d_o, o> + <d_state, state>, in f64.
+// Gradients by central differences of <d_o, o> + <d_state, state>, in f64. States are relative to
+// m, which counts as a constant, in o but for eps.
 TEST_P(DoubleRecurrent, GradientsAreDifferences) {
   for (const bool reverse : {false, true}) {
     Call call = Make(2, 70, 1, 2, 5, 6);
@@ -80,19 +82,28 @@ TEST_P(DoubleRecurrent, GradientsAreDifferences) {
     call.options.starts = {starts, DType::kI64, {2}};
     call.options.scale = 0.7;
     call.options.reverse = reverse;
-    call.Backward(ctx_);
+    call.Both(ctx_);
+    const Buffer m = call.has_m() ? Buffer(DType::kF64, call.final_m.view().sizes()) : Buffer();
+    if (call.has_m()) Copy(call.final_m.view(), m.view());
     const auto loss = [&] {
       call.Forward(ctx_);
       double sum = 0;
-      const auto dot = [&](const Buffer& a, const Buffer& b) {
+      const auto dot = [&](const Buffer& a, const Buffer& b, bool is_state) {
         Call::ForEach(a, [&](const Shape& at) {
-          sum += GetElement(a.view(), at) * GetElement(b.view(), at);
+          double factor = 1;
+          if (is_state && call.has_m()) {
+            const Shape head = {at[0], at[1]};
+            factor = std::exp(GetElement(call.final_m.view(), head) - GetElement(m.view(), head));
+          }
+          sum += factor * GetElement(a.view(), at) * GetElement(b.view(), at);
         });
       };
-      dot(call.o, call.d_o);
-      dot(call.final, call.d_state);
+      dot(call.o, call.d_o, false);
+      dot(call.final, call.d_state, true);
+      if (call.has_z()) dot(call.final_z, call.d_z, true);
       return sum;
     };
+    const double tolerance = call.has_m() ? 2e-5 : 1e-6;
     Random random(7);
     for (size_t i = 0; i < call.inputs.size(); ++i) {
       const auto& [name, input] = call.inputs[i];
@@ -109,7 +120,7 @@ TEST_P(DoubleRecurrent, GradientsAreDifferences) {
         SetElement(input.view(), at, x);
         const double expected = (above - below) / (2 * h);
         EXPECT_NEAR(GetElement(call.gradients[i].view(), at), expected,
-                    1e-6 * std::max(1.0, std::abs(expected)))
+                    tolerance * std::max(1.0, std::abs(expected)))
             << "d" << name << ShapeString(at);
       }
     }
@@ -143,7 +154,7 @@ TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
     const Call call = good.Again();
     BackwardInputs in = call.Views();
     Options options;
-    Outputs out = {call.o.view(), {call.final.view(), {}}};
+    Outputs out = {call.o.view(), call.FinalViews()};
     spoil(in, options, out);
     const std::vector<uint8_t> before(call.o.bytes().begin(), call.o.bytes().end());
     EXPECT_THAT([&] { call.m->forward(ctx_, in, options, out); },
@@ -159,10 +170,16 @@ TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
   };
   const std::string value = GetParam().mechanism->definition.value_name;
   const std::string query = GetParam().mechanism->definition.query_name;
-  const Buffer ints(DType::kI64, {2, 9, 2, 4}), wide(GetParam().dtype, {2, 9, 2, 6}),
-      wide_values(GetParam().dtype, {2, 9, 4, 6});
-  const Buffer other(GetParam().dtype == DType::kF64 ? DType::kF32 : DType::kF64,
-                     {2, 9, 4, 5});
+  const Buffer ints(DType::kI64, {2, 9, 2, 4}), wide(GetParam().dtype, {2, 9, 2, 6});
+  const std::span<const int64_t> sizes = good.Input(value).view().sizes();
+  const auto values = [&](DType dtype, int64_t heads, int64_t channels) {
+    Shape shape(sizes.begin(), sizes.end());
+    shape[shape.size() - 2] = heads;
+    shape.back() = channels;
+    return Buffer(dtype, shape);
+  };
+  const Buffer wide_values = values(GetParam().dtype, 4, 6);
+  const Buffer other = values(GetParam().dtype == DType::kF64 ? DType::kF32 : DType::kF64, 4, 5);
   expect([&](auto& in, auto&, auto&) { in.q = {}; }, query + " is absent");
   expect([&](auto& in, auto&, auto&) { in.q = in.q.Slice(0, 0, 1); }, "expected [1,9,");
   expect([&](auto& in, auto&, auto&) { in.q = ints.view(); }, query + " has dtype i64");
@@ -171,7 +188,7 @@ TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
   if (good.Has("k")) {
     expect([&](auto& in, auto&, auto&) { in.k = wide.view(); }, "k has shape [2,9,2,6]");
   }
-  const Buffer three(GetParam().dtype, {2, 9, 3, 5});
+  const Buffer three = values(GetParam().dtype, 3, 5);
   expect([&](auto& in, auto&, auto&) { in.v = three.view(); }, value + " has 3 heads");
   if (good.Has("log_decay")) {
     expect([&](auto& in, auto&, auto&) { in.log_decay = ints.view(); },
@@ -207,15 +224,10 @@ TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
               ThrowsMessage<InvalidArgument>(HasSubstr("cu_seqlens[2] is 5, expected 6 to")));
   // An output on an input.
   const Call call = good.Again();
-  BackwardInputs in = call.Views();
-  EXPECT_THAT(
-      [&] {
-        call.m->forward(ctx_, in, {},
-                        {TensorView(const_cast<void*>(in.v.data()), in.v.dtype(),
-                                    in.v.sizes(), in.v.strides()),
-                         {}});
-      },
-      ThrowsMessage<InvalidArgument>(HasSubstr("o overlaps " + value)));
+  const BackwardInputs in = call.Views();
+  const TensorView over_values(const_cast<void*>(in.v.data()), in.v.dtype(), call.o.view().sizes());
+  EXPECT_THAT([&] { call.m->forward(ctx_, in, {}, {over_values, {}}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("o overlaps " + value)));
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 int64_t Whole(int64_t channels) { return (channels + 15) / 16 * 16; }
 
-// Equations of the headers, of mechanisms without a normaliser. E bytes per element, rows of
+// Equations of the headers. E bytes per element, rows of
 // 64 tokens by what a gate makes of them.
 struct Formula {
   int64_t forward, backward;
@@ -29,27 +29,31 @@ Formula FormulaOf(const Call& call, int64_t threads) {
   const auto& v = call.Input(d.value_name).view();
   const int64_t E = q.dtype() == DType::kF64 ? 8 : 4;
   const int64_t blocks = (q.size(1) + 63) / 64;
-  const int64_t B = q.size(0), T = q.size(1), H = q.size(2), HV = v.size(2);
+  const int64_t B = q.size(0), T = q.size(1), H = q.size(2), HV = v.size(v.rank() - 2);
+  const int64_t value_size = v.size(v.rank() - 1);
   if (d.delta != recurrence::Delta::kNone) {
-    const int64_t K = Whole(q.size(3)), V = Whole(v.size(3)), few = 12 << 10;
-    return {threads * (E * (K * V + 64 * (7 * K + 5 * V)) + few),
-            threads * (E * (blocks * (K * V + 64 * V) + 3 * K * V + 64 * (11 * K + 8 * V)) +
+    const int64_t K = Whole(q.size(3)), V = Whole(value_size), few = 12 << 10;
+    const int64_t n = d.several_writes ? v.size(2) : 1, W = d.several_writes ? 64 / n * n : 64;
+    const int64_t W_blocks = (n * T + W - 1) / W;
+    return {threads * (E * (K * V + W * (7 * K + 5 * V)) + few),
+            threads * (E * (W_blocks * (K * V + W * V) + 3 * K * V + W * (11 * K + 8 * V)) +
                        few) +
-                (HV > H ? 4 * E * B * T * H * K : 0) + few};
+                (HV > H ? 4 * E * B * n * T * H * K : 0) + few};
   }
   const int64_t K = Whole(recurrence::FeatureSize(d.feature, q.size(3)));
-  const int64_t V = Whole(v.size(3) + 1);
+  const int64_t V = Whole(value_size + 1);
   const bool by_key = d.decay == DecayShape::kKey || d.decay == DecayShape::kHeadKey;
-  const int64_t gate = d.decay == DecayShape::kNone ? 0 : by_key ? 2 : 1;
+  const bool ungated = d.decay == DecayShape::kNone && !d.exp_gates;
+  const int64_t gate = ungated ? 0 : by_key ? 2 : 1;
   const int64_t constants = (d.bonus ? 1 : 0) + (d.decay == DecayShape::kHeadKey ? 1 : 0);
   const int64_t columns = d.value_decay ? E * 64 * (2 * V + V / 4) : 0;
   const int64_t backward_columns =
       d.value_decay ? E * (blocks * 64 * V + K * V + 64 * (3 * V + V / 4)) : 0;
-  const int64_t backward_rows = d.decay == DecayShape::kNone ? 5 : 6 + gate;
+  const int64_t backward_rows = (ungated ? 5 : 6 + gate) + (d.normalize ? 1 : 0);
   const int64_t few = 12 << 10;
   const bool scalar = gate == 1;
   const Explanation explained = Explain("test", Context(1), d, call.Views(), call.options);
-  const int64_t K32 = (q.size(3) + 31) / 32 * 32, V32 = (v.size(3) + 31) / 32 * 32;
+  const int64_t K32 = (q.size(3) + 31) / 32 * 32, V32 = (value_size + 31) / 32 * 32;
   const int64_t in_tiles = 4 * K32 * V32 + 576 * K32 + 128 * V32 + (62 << 10);
   const bool tiles = explained.kernel == "recurrence_tiles";
   Formula f = {threads * (E * (K * V + 64 * ((2 + gate) * K + 2 * V)) + columns + few),

@@ -68,7 +68,7 @@ TEST_P(StepAllocation, OfMechanismsOnTheRecurrenceEngine) {
     const int64_t F = recurrence::FeatureSize(d.feature, K);
     recurrent::StepInputs in;
     for (const recurrent::Tensor& t : recurrent::Tensors(d)) {
-      const recurrent::Axes axes = recurrent::ShapeOf(t.axes, {B, 1, H, HV, K, V, 0});
+      const recurrent::Axes axes = recurrent::ShapeOf(t.axes, {B, 1, H, HV, K, V, 0, 2});
       const std::span<const int64_t> whole = axes;
       std::vector<int64_t> sizes(whole.begin(), whole.end());
       if (t.over_tokens()) sizes.erase(sizes.begin() + 1);

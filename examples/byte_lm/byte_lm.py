@@ -37,6 +37,17 @@ class Mechanism(NamedTuple):
     inputs: dict[str, Input]
     options: dict[str, Any] = {}
     key: int = 32  # K
+    derive: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None  # arguments from what is projected
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _one_key(x: dict[str, Tensor]) -> dict[str, Tensor]:
+    """RWKV-7 takes away a share of what its key finds: a and b are that key."""
+    share = x.pop("share")
+    return x | {"a": -x["k"], "b": x["k"] * share}
 
 
 def _rate(x: Tensor) -> Tensor:
@@ -44,7 +55,8 @@ def _rate(x: Tensor) -> Tensor:
 
 
 KEY, TURNED, VALUE = Input("K"), Input("K", rotary=True), Input("V")
-DELTA = {"q": KEY, "k": Input("K", unit=True), "v": VALUE, "beta": Input("1", torch.sigmoid)}
+UNIT = Input("K", unit=True)
+DELTA = {"q": KEY, "k": UNIT, "v": VALUE, "beta": Input("1", torch.sigmoid)}
 QKV, TURNED_QKV = {"q": KEY, "k": KEY, "v": VALUE}, {"q": TURNED, "k": TURNED, "v": VALUE}
 
 # The mechanisms, each with what it takes; what is not said is heed's default. mechanisms.h has the same table.
@@ -58,9 +70,12 @@ MECHANISMS = {
     "simple_gla": Mechanism(QKV | {"log_decay": Input("1", F.logsigmoid)}),
     "gla": Mechanism(QKV | {"log_decay": Input("K", F.logsigmoid)}),
     "hgrn2": Mechanism({"q": KEY, "log_decay": Input("K", F.logsigmoid), "i": VALUE}),
+    "mlstm": Mechanism(QKV | {"i": Input("1"), "f": Input("1", _same)}),
     "rwkv6": Mechanism({"r": KEY, "k": KEY, "v": VALUE, "log_decay": Input("K", F.logsigmoid), "u": Input("K", constant=True)}),
     "gated_delta_rule": Mechanism(DELTA | {"log_decay": Input("1", F.logsigmoid)}),
     "kda": Mechanism(DELTA | {"log_decay": Input("K", F.logsigmoid)}),
+    "rwkv7": Mechanism({"r": KEY, "log_decay": Input("K", F.logsigmoid), "k": UNIT, "v": VALUE, "share": Input("K", torch.sigmoid)},
+                       derive=_one_key),
     "ssd": Mechanism({"x": VALUE, "dt": Input("1", F.softplus), "A": Input("1", _rate, constant=True), "B": KEY, "C": KEY}),
 }
 
@@ -110,12 +125,14 @@ class Layer(nn.Module):
         return x + self.dropout(self.down(F.relu(self.up(self.norm2(x))).square()))
 
     def arguments(self, u: Tensor, positions: Tensor) -> dict[str, Tensor]:
-        return {key: argument(u, positions) for key, argument in self.inputs.items()}
+        given = {key: argument(u, positions) for key, argument in self.inputs.items()}
+        return given if self.mechanism.derive is None else self.mechanism.derive(given)
 
     def step(self, arguments: dict[str, Tensor], memory: list[Any]) -> Tensor:
         """The mechanism for one byte: by its step, or by attention over the keys and values that are kept."""
         if self.one_step is not None:
-            one = {key: x if self.mechanism.inputs[key].constant else x[:, 0] for key, x in arguments.items()}
+            constants = {key for key, kind in self.mechanism.inputs.items() if kind.constant}
+            one = {key: x if key in constants else x[:, 0] for key, x in arguments.items()}
             return self.one_step(**one, state=memory[0], **self.mechanism.options)[:, None]
         for i, key in enumerate(("k", "v")[: len(memory)]):
             arguments[key] = memory[i] = torch.cat([memory[i], arguments[key]], 1)[:, -WINDOW:]

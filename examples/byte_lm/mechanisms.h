@@ -9,6 +9,7 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "heed/heed.h"
@@ -46,20 +47,48 @@ inline int64_t TaylorFeatures(int64_t K) { return 1 + K + K * (K + 1) / 2; }
 template <auto kStep, class Options = heed::recurrent::Options,
           int64_t (*kFeatures)(int64_t) = SameFeatures>
 Mix Recurrent(const Shape& n) {
-  constexpr bool kHasNormalizer = requires(Options options) { options.normalize; };
+  constexpr bool kHasMaximum = std::is_same_v<Options, heed::mlstm::Options>;
+  constexpr bool kHasNormalizer = kHasMaximum || requires(Options options) { options.normalize; };
   const Sizes of_z = {1, n.heads, kFeatures(n.key)}, of_S = {1, n.heads, of_z[2], n.value};
   if (of_z[2] > (int64_t{1} << 20) / (n.heads * n.value)) {
     throw std::runtime_error("a layer's state is larger than 4 MiB");  // a file may say so
   }
   Vector z(static_cast<size_t>(n.heads * of_z[2])), S(z.size() * static_cast<size_t>(n.value));
+  Vector m(static_cast<size_t>(n.heads));
   return [=](heed::Context& ctx, const Arguments& in, const heed::TensorView& o) mutable {
     const heed::TensorView query = Get(in, in.contains("r") ? "r" : "q");
-    const heed::TensorView value = Get(in, in.contains("i") ? "i" : "v");
+    const heed::TensorView value = Get(in, in.contains("v") ? "v" : "i");
     heed::recurrent::StepInputs step = {query, Get(in, "k"), value, Get(in, "log_decay")};
     step.u = Get(in, "u");
     step.beta = Get(in, "beta");
+    if (kHasMaximum) {
+      step.i = Get(in, "i");
+      step.f = Get(in, "f");
+    }
+    step.a = Get(in, "a");
+    step.b = Get(in, "b");
     kStep(ctx, step, Options(),
-          {View(S, of_S), kHasNormalizer ? View(z, of_z) : heed::TensorView()}, o);
+          {View(S, of_S), kHasNormalizer ? View(z, of_z) : heed::TensorView(),
+           kHasMaximum ? View(m, {1, n.heads}) : heed::TensorView()},
+          o);
+  };
+}
+
+// RWKV-7 takes away a share of what its key finds: a and b are that key.
+inline Mix Rwkv7(const Shape& n) {
+  const Sizes sizes = {1, n.heads, n.key};
+  Vector a(static_cast<size_t>(n.heads * n.key)), b(a.size());
+  const Mix mix = Recurrent<heed::rwkv7::Step>(n);
+  return [=](heed::Context& ctx, const Arguments& in, const heed::TensorView& o) mutable {
+    const float *key = in.at("k").as<float>(), *share = in.at("share").as<float>();
+    for (size_t i = 0; i < a.size(); ++i) {
+      a[i] = -key[i];
+      b[i] = key[i] * share[i];
+    }
+    Arguments all = in;
+    all["a"] = View(a, sizes);
+    all["b"] = View(b, sizes);
+    mix(ctx, all, o);
   };
 }
 
@@ -132,6 +161,8 @@ inline float Softplus(float x) {
   return std::max(x, 0.0f) + std::log1p(std::exp(-std::fabs(x)));
 }
 
+inline float Same(float x) { return x; }
+
 inline float Sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
 
 inline float Rate(float x) { return -std::exp(-x); }
@@ -157,14 +188,14 @@ inline const std::map<std::string, Mechanism>& Mechanisms() {
   using Inputs = std::map<std::string, Input>;
   const Input key{Per::kKey}, value{Per::kValue}, turned{.size = Per::kKey, .rotary = true};
   const Input constant{Per::kHead, LogSigmoid, true}, by_head{Per::kHead, LogSigmoid};
-  const Input by_key{Per::kKey, LogSigmoid};
+  const Input by_key{Per::kKey, LogSigmoid}, unit{.size = Per::kKey, .unit = true};
   const Inputs turned_qkv = {{"q", turned}, {"k", turned}, {"v", value}};
   const auto qkv_and = [&](const Input& log_decay) {
     return Inputs{{"q", key}, {"k", key}, {"v", value}, {"log_decay", log_decay}};
   };
   const auto delta_and = [&](const Input& log_decay) {
     return Inputs{{"q", key},
-                  {"k", {.size = Per::kKey, .unit = true}},
+                  {"k", unit},
                   {"v", value},
                   {"beta", {Per::kHead, Sigmoid}},
                   {"log_decay", log_decay}};
@@ -181,6 +212,9 @@ inline const std::map<std::string, Mechanism>& Mechanisms() {
       {"gla", {qkv_and(by_key), Recurrent<heed::gla::Step>}},
       {"hgrn2",
        {{{"q", key}, {"log_decay", by_key}, {"i", value}}, Recurrent<heed::hgrn2::Step>}},
+      {"mlstm",
+       {{{"q", key}, {"k", key}, {"v", value}, {"i", {Per::kHead}}, {"f", {Per::kHead, Same}}},
+        Recurrent<heed::mlstm::Step, heed::mlstm::Options>}},
       {"rwkv6",
        {{{"r", key},
          {"k", key},
@@ -190,6 +224,9 @@ inline const std::map<std::string, Mechanism>& Mechanisms() {
         Recurrent<heed::rwkv6::Step>}},
       {"gated_delta_rule", {delta_and(by_head), Recurrent<heed::gated_delta_rule::Step>}},
       {"kda", {delta_and(by_key), Recurrent<heed::kda::Step>}},
+      {"rwkv7",
+       {{{"r", key}, {"log_decay", by_key}, {"k", unit}, {"v", value}, {"share", {Per::kKey, Sigmoid}}},
+        Rwkv7}},
       {"ssd",
        {{{"x", value},
          {"dt", {Per::kHead, Softplus}},

@@ -8,18 +8,22 @@ DESCRIPTIONS = _core._recurrent
 NAMES = sorted(DESCRIPTIONS)
 INPUTS = {name: DESCRIPTIONS[name]["inputs"] for name in NAMES}
 OPTIONAL = {name: DESCRIPTIONS[name]["optional"] for name in NAMES}
-WITH_STATE = [name for name in NAMES if DESCRIPTIONS[name]["has_state"] and "projection" not in INPUTS[name]]
+WITH_STATE = [name for name in NAMES if DESCRIPTIONS[name]["has_state"] and "m" not in DESCRIPTIONS[name]["state"]]
 CONSTANT = ("A", "D", "dt_bias", "u")  # of heads, not of tokens
 ROWS = 20  # of projections
 FRACTIONS = ("beta", "erase", "write")
 DELTA = {"beta", "erase", "a"}  # keys of delta rules are of norm 1
+STEPS = 2  # of a token, where it takes several
 
 
 def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
     """Inputs of a mechanism by name, in order."""
     rng = np.random.default_rng(seed)
     keys, values = (B, T, H, K), (B, T, HV, V)
-    shapes = {"projection": (ROWS, K), "u": (HV, K), "q": keys, "r": keys, "k": keys, "B": keys, "C": keys, "v": values, "i": values, "x": values, "z": values}
+    q, gates = keys, (B, T, HV)
+    if DESCRIPTIONS[name]["several_writes"]:
+        keys, values, gates = ((*shape[:2], STEPS, *shape[2:]) for shape in (keys, values, gates))
+    shapes = {"projection": (ROWS, K), "u": (HV, K), "q": q, "r": keys, "k": keys, "B": keys, "C": keys, "v": values, "i": values, "x": values, "z": values}
     result = {}
     for argument in INPUTS[name]:
         if argument == "log_decay":
@@ -31,13 +35,15 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
             result[argument] = -0.2 * rng.exponential(size=shape)
         elif argument == "log_decay_v":
             result[argument] = -0.2 * rng.exponential(size=values)
+        elif "f" in INPUTS[name] and argument in "if":  # before their exponential and sigmoid
+            result[argument] = rng.standard_normal(gates) * (2 if argument == "f" else 1) + (3 if argument == "f" else 0)
         elif argument in ("dt", "dt_bias"):
             result[argument] = rng.uniform(0.05, 0.2, size=(B, T, HV) if argument == "dt" else HV)
         elif argument == "kv_mask":
             result[argument] = rng.random((B, T)) < 0.8
             result[argument][:, 0] = True
         elif argument in FRACTIONS:
-            shape = {"beta": (B, T, HV), "erase": (B, T, HV, K), "write": values}[argument]
+            shape = {"beta": gates, "erase": (B, T, HV, K), "write": values}[argument]
             result[argument] = rng.uniform(0.1, 1, size=shape)
         elif argument in ("p", "b"):  # nearly the key, so that states stay what they are
             result[argument] = 0.9 * result["k"] + 0.02 * rng.standard_normal(keys)

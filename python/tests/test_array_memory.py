@@ -52,8 +52,7 @@ def with_cache(kind, method, rows=True):
 def recurrences():
     for name in NAMES:
         values = arguments(name, B=2, T=6)
-        heads = next(x.shape[2] for key, x in values.items() if key in ("v", "i", "x"))
-        width = next(x.shape[3] for key, x in values.items() if key in ("v", "i", "x"))
+        heads, width = next(x.shape[-2:] for key, x in values.items() if key in ("v", "i", "x"))
         do = RNG.standard_normal((2, 6, heads, width))
         yield name, {**values, **TOKENS}
         yield name, {**values, "out": np.zeros((2, 6, heads, width))}

@@ -1,7 +1,7 @@
 # Recurrent mechanisms from NumPy: agreement with their definition, states, options, gradients, errors.
 import numpy as np
 import pytest
-from mechanisms import DESCRIPTIONS, INPUTS, NAMES, WITH_STATE, arguments, at_tokens, backward, call, features, state_shape
+from mechanisms import STEPS, DESCRIPTIONS, INPUTS, NAMES, WITH_STATE, arguments, at_tokens, backward, call, features, state_shape
 
 import heed
 
@@ -12,6 +12,8 @@ rng = np.random.default_rng(5)
 
 def naive(values, scale, S=None):
     """o and the last state, token by token."""
+    if values["k"].ndim == 5:  # a token takes several steps
+        return steps_of_tokens(values, scale, S)
     q, k, v = (values[name] for name in ("r" if "r" in values else "q", "k", "v"))
     B, T, H, K = q.shape
     HV, V = v.shape[2:]
@@ -37,6 +39,20 @@ def naive(values, scale, S=None):
         seen = before + values["u"][..., None] * written if "u" in values else S
         o[:, t] = scale * np.einsum("bhkv,bhk->bhv", seen, q[:, t])
     return o, S
+
+
+def steps_of_tokens(values, scale, S):
+    """The same over steps: a token's decay is before the first, its query after the last."""
+    n = values["k"].shape[2]
+
+    def spread(x, at):
+        x = np.expand_dims(x, 2)
+        return np.concatenate([x if i == at else np.zeros_like(x) for i in range(n)], 2)
+
+    several = {"q": spread(values["q"], n - 1), "log_decay": spread(values["log_decay"], 0)}
+    several = {key: x.reshape(len(x), -1, *x.shape[3:]) for key, x in (values | several).items()}
+    o, S = naive(several, scale, S)
+    return o[:, n - 1 :: n], S
 
 
 @pytest.mark.parametrize("name", GATED)
@@ -123,6 +139,7 @@ def test_explain_and_out(name):
     report = heed.explain(name, **values)
     channels = 10 + (12 if "projection" in values else 0)
     products = 4 if name not in DELTA else 8 if "a" in values else 6
+    products *= STEPS if DESCRIPTIONS[name]["several_writes"] else 1
     assert report["kernel"] == ("delta_f32" if name in DELTA else "recurrence_f32")
     assert report["flops"] == products * 2 * 70 * 4 * features(name) * channels
     assert report["visited_pairs"] == 0 and report["copies"] == []
@@ -206,6 +223,80 @@ def test_a_normalised_state_is_a_named_tuple_that_continues_and_has_gradients():
         heed.linear_attention(q, k, v, feature_map="elu")
     with pytest.raises(heed.InvalidArgument, match="linear_attention: eps is -1, expected"):
         heed.linear_attention(q, k, v, eps=-1.0)
+
+
+def test_a_product_without_decays_is_that_of_decays_of_one():
+    values = arguments("delta_product")
+    q, k, v, log_decay, beta = values.values()
+    o = heed.delta_product(q, k, v, None, beta)
+    np.testing.assert_allclose(o, heed.delta_product(q, k, v, np.zeros_like(log_decay), beta), rtol=0, atol=1e-14)
+    gradients = heed.delta_product_backward(o, q, k, v, None, beta)
+    assert gradients.dlog_decay is None and gradients.dk.shape == k.shape
+    with pytest.raises(heed.InvalidArgument, match=r"delta_product: v has shape \[2,70,4,10\], expected \[B, T, n, H, D\]"):
+        heed.delta_product(q, k, v[:, :, 0], log_decay, beta)
+    with pytest.raises(heed.InvalidArgument, match=r"delta_product: beta has shape \[2,70,1,4\], expected \[2,70,2,4\]"):
+        heed.delta_product(q, k, v, log_decay, beta[:, :, :1])
+    with pytest.raises(heed.InvalidArgument, match=r"delta_product: v has shape \[2,70,0,4,10\], expected n >= 1"):
+        heed.delta_product(q, k[:, :, :0], v[:, :, :0], log_decay, beta[:, :, :0])
+
+
+def mlstm(q, k, v, i, f, eps=1e-6):
+    """o and the state (S, z, m), token by token."""
+    HV, K = v.shape[2], q.shape[3]
+    q, k = (np.repeat(x, HV // q.shape[2], axis=2) for x in (q, k))
+    S, z, m = np.zeros((len(q), HV, K, v.shape[3])), np.zeros((len(q), HV, K)), np.zeros((len(q), HV))
+    o = np.empty(v.shape)
+    for t in range(q.shape[1]):
+        kept = m - np.log1p(np.exp(-f[:, t]))
+        m = np.maximum(kept, i[:, t])
+        decay, key = np.exp(kept - m)[..., None], np.exp(i[:, t] - m)[..., None] * k[:, t]
+        S, z = decay[..., None] * S + key[..., None] * v[:, t, :, None], decay * z + key
+        query = q[:, t] * K**-0.5
+        n = np.einsum("bhk,bhk->bh", z, query)
+        o[:, t] = np.einsum("bhkv,bhk->bhv", S, query) / (np.maximum(abs(n), np.exp(-m)) + eps)[..., None]
+    return o, (S, z, m)
+
+
+def test_mlstm_is_that_of_its_definition_and_goes_on_from_its_state():
+    values = arguments("mlstm")
+    for eps in (1e-6, 0.3):
+        o, state = heed.mlstm(*values.values(), eps=eps, return_state=True)
+        expected, last = mlstm(**values, eps=eps)
+        np.testing.assert_allclose(o, expected, rtol=0, atol=1e-10 * abs(expected).max())
+        for part, of_last in zip(state, last, strict=True):
+            np.testing.assert_allclose(part, of_last, rtol=0, atol=1e-12)
+    assert type(state).__name__ == "MlstmState" and state._fields == ("S", "z", "m")
+    o, state = heed.mlstm(*values.values(), return_state=True)
+    first, half = heed.mlstm(*at_tokens(values, slice(64)).values(), return_state=True)
+    rest, end = heed.mlstm(*at_tokens(values, slice(64, 70)).values(), initial_state=half, return_state=True)
+    assert np.array_equal(np.concatenate([first, rest], 1), o) and all(map(np.array_equal, end, state))
+    for t in range(64, 70):
+        one = heed.mlstm_step(*(x[:, t] for x in values.values()), half)
+        np.testing.assert_allclose(one, o[:, t], rtol=1e-11, atol=1e-11)
+    for part, of_whole in zip(half, state, strict=True):
+        np.testing.assert_allclose(part, of_whole, rtol=0, atol=1e-12)
+    with pytest.raises(heed.InvalidArgument, match="mlstm: initial_state.m is absent"):
+        heed.mlstm(*values.values(), initial_state=(state.S, state.z))
+    with pytest.raises(heed.InvalidArgument, match="mlstm: eps is -1, expected"):
+        heed.mlstm(*values.values(), eps=-1.0)
+
+
+def test_mlstm_gradients_are_differences():
+    values = arguments("mlstm", T=20)
+    _, before = heed.mlstm(*arguments("mlstm", T=5, seed=6).values(), return_state=True)
+    do, options = rng.standard_normal((2, 20, 4, 10)), {"eps": 0.0, "reverse": True}
+    gradients = heed.mlstm_backward(do, *values.values(), initial_state=before, **options)
+    assert gradients._fields == ("dq", "dk", "dv", "di", "df", "dinitial_state") and gradients.dinitial_state.m is None
+    pairs = [*zip(gradients, values.values(), strict=False), *zip(gradients.dinitial_state[:2], before[:2], strict=True)]
+    for gradient, x in pairs:
+        for _ in range(6):
+            at = tuple(rng.integers(size) for size in x.shape)
+            kept, sides = x[at], []
+            for h in (1e-6, -1e-6):
+                x[at] = kept + h
+                sides.append((heed.mlstm(*values.values(), initial_state=before, **options) * do).sum())
+            x[at] = kept
+            np.testing.assert_allclose(gradient[at], (sides[0] - sides[1]) / 2e-6, rtol=2e-5, atol=1e-6)
 
 
 def softplus(x):

@@ -126,9 +126,8 @@ class BackwardHead : HeadGradients<T> {
       reader_.Keys(block * kBlockTokens, kBlock);
       reader_.Values(block * kBlockTokens, kBlock, b_.v, value_row_);
       if (p_.normalize) {
-        Denominators(d_, b_.rows.k, b_.rows.k, gated_ ? b_.rows.decay : nullptr, scalar_,
-                     kBlock, row_, b_.BorderZ(block), b_.BorderZ(block + 1), 0,
-                     b_.denominators);
+        Denominators(d_, b_.rows.k, b_.rows.k, reader_.NormalizerDecays(), kBlock, row_,
+                     b_.BorderZ(block), b_.BorderZ(block + 1), 0, b_.denominators);
       }
       std::memcpy(next, b_.Border(block),
                   shape.Offset(shape.end) * sizeof(T));
@@ -353,8 +352,8 @@ class BackwardHead : HeadGradients<T> {
 
   // d_o / d_t in place of d_o; 1 in the extra column of v.
   HWY_ATTR void Normalize(int64_t block, size_t n) {
-    Denominators(d_, b_.rows.q, b_.rows.k, gated_ ? b_.rows.decay : nullptr, scalar_, n,
-                 row_, b_.BorderZ(block), b_.z, row_, b_.denominators);
+    Denominators(d_, b_.rows.q, b_.rows.k, reader_.NormalizerDecays(), n, row_,
+                 b_.BorderZ(block), b_.z, row_, b_.denominators);
     this->DivideByDenominators(n);
     for (size_t t = 0; t < n; ++t) b_.v[t * value_row_ + values_] = 1;
   }

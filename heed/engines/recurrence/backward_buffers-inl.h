@@ -193,7 +193,7 @@ struct SharedBuffers {
     carver.Next(dq, shares ? sums : 0);
     carver.Next(dk, shares ? sums : 0);
     carver.Next(turns, shares ? NumTurns(p) : 0);
-    const bool decays = p.gate == Gate::kScalar && !p.running_max();
+    const bool decays = p.gate == Gate::kScalar && !IsRandom(p.feature);
     carver.Next(decay_parts, decays ? tokens * p.value_heads * units : 0);
     const bool constant = p.gate == Gate::kKey && p.constant_decay;
     carver.Next(d_bonus, p.has_bonus ? NumConstants(p) : 0);

@@ -69,14 +69,14 @@ HWY_INLINE S* RowAt(const Rows& rows, const Sequence& s, int64_t head, int64_t t
          (s.first + token) * rows.token_stride + head * rows.head_stride;
 }
 
-// Tokens [first, first + n), widened, zeros from `size` to `row`.
+// Tokens [first, first + n), widened, zeros from `size` to `row`; `every` row of `to`.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void LoadRows(D d, const Rows& rows, const Sequence& s, int64_t head,
                          int64_t first, size_t n, size_t size, T* HWY_RESTRICT to,
-                         size_t row) {
+                         size_t row, size_t every = 1) {
   constexpr size_t N = hn::MaxLanes(D());
   hs::WithStorage<T>(rows.dtype, [&](auto stored) HWY_ATTR {
-    for (size_t t = 0; t < n; ++t, to += row) {
+    for (size_t t = 0; t < n; ++t, to += every * row) {
       const auto* from =
           RowAt<decltype(stored)>(rows, s, head, first + static_cast<int64_t>(t));
       size_t i = 0;
@@ -115,6 +115,16 @@ HWY_INLINE void StoreRows(D d, const T* HWY_RESTRICT from, size_t row, const Row
       }
     }
   });
+}
+
+// One number of a token, in elements of `rows`.
+inline int64_t NumberAt(const Rows& rows, const Sequence& s, int64_t head, int64_t token) {
+  return s.batch * rows.batch_stride + (s.first + token) * rows.token_stride +
+         head * rows.head_stride;
+}
+inline void StoreNumber(const Rows& rows, const Sequence& s, int64_t head, int64_t token,
+                        double number) {
+  StoreDouble(rows.dtype, const_cast<void*>(rows.data), NumberAt(rows, s, head, token), number);
 }
 
 // A state of columns [begin, end) as Strips() wants it, from views and back.
@@ -462,22 +472,25 @@ HWY_NOINLINE void BlockTables(D d, const T* q, const T* k, const T* decay, const
   });
 }
 
-// z_t = a_t .* z_{t-1} + k_t, to[t] = z_t . q_t. `decay` is null, or has one element
-// (scalar) or row per token. z_t goes to row t of `to_z`, whose rows are `stride` apart: 0
-// keeps the last.
+// a .* z + k, the decay as TileDecay() gives it.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V NextNormalizer(D d, V decay, V z, V k) {
+  const V rest = hn::IfThenElseZero(hn::Lt(decay, hn::Zero(d)), z);
+  return hn::Add(rest, hn::MulAdd(decay, z, k));
+}
+
+// z_t = a_t .* z_{t-1} + k_t, to[t] = z_t . q_t. `decay` is null, or has one number per token,
+// as TileDecay() gives it. z_t goes to row t of `to_z`, whose rows are `stride` apart: 0 keeps
+// the last.
 template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void Denominators(D d, const T* q, const T* k, const T* decay, bool scalar,
-                               size_t n, size_t row, const T* z, T* to_z, size_t stride,
-                               T* to) {
+HWY_NOINLINE void Denominators(D d, const T* q, const T* k, const T* decay, size_t n, size_t row,
+                               const T* z, T* to_z, size_t stride, T* to) {
   constexpr size_t N = hn::MaxLanes(D());
   for (size_t t = 0; t < n; ++t, q += row, k += row) {
     auto sum = hn::Zero(d);
+    const auto a = hn::Set(d, decay == nullptr ? T{1} : decay[t]);
     for (size_t i = 0; i < row; i += N) {
-      auto v = hn::Load(d, z + i);
-      if (decay != nullptr) {
-        v = hn::Mul(v, scalar ? hn::Set(d, decay[t]) : hn::Load(d, decay + t * row + i));
-      }
-      v = hn::Add(v, hn::Load(d, k + i));
+      const auto v = NextNormalizer(d, a, hn::Load(d, z + i), hn::Load(d, k + i));
       hn::Store(v, d, to_z + i);
       sum = hn::MulAdd(v, hn::Load(d, q + i), sum);
     }

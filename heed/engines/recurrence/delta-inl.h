@@ -33,7 +33,7 @@ HWY_INLINE void WithTokenDecay(const Problem& p, const F& f) {
   f(std::integral_constant<Decay, Decay::kRows>());
 }
 
-// A block: o, and of each token what its read key finds, [n + 1][value_row]. After the decay, what
+// A block: o, and of each write what its read key finds, [n + 1][value_row]. After the decay, what
 // is written takes the place of w.
 template <class T>
 struct DeltaBlock {
@@ -44,7 +44,7 @@ struct DeltaBlock {
   RowPrefetch* prefetch = nullptr;
 };
 
-// n tokens on C vectors of columns from `column` on, rows of a state `stride` apart.
+// n writes on C vectors of columns from `column` on, rows of a state `stride` apart.
 template <bool kBefore, bool kOutputs, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void DeltaTokens(D d, const DeltaBlock<T>& b, size_t n, size_t column,
                               size_t num_rows, size_t stride, T* state) {
@@ -139,15 +139,17 @@ HWY_NOINLINE HWY_ATTR void DeltaHead(const Problem& p, const Task& task,
                             static_cast<size_t>(p.value_size), false};
   const DeltaReader<T> reader(p, s, task.head, b.rows);
   LoadState(d, p.initial, s.state, task.head, shape, b.state);
-  for (int64_t first = 0; first < s.count; first += kBlockTokens) {
-    const auto n = static_cast<size_t>(std::min(kBlockTokens, s.count - first));
+  const auto writes = static_cast<size_t>(p.writes);
+  for (int64_t first = 0; first < s.count; first += p.block_tokens()) {
+    const auto n = static_cast<size_t>(std::min(p.block_tokens(), s.count - first));
     reader.Queries(first, n);
     reader.Writes(first, n);
-    RowPrefetch prefetch = reader.Prefetch(first + static_cast<int64_t>(n), n * NumStrips<T>(shape));
-    DeltaStrips<true>(d, p, DeltaBlock<T>{b.rows, row, value_row, b.o, b.found, &prefetch}, n,
-                      shape, b.state);
-    StoreRows(d, b.o, value_row, p.o, s, task.head, first, n, shape.begin,
-              std::min(shape.end, shape.size),
+    RowPrefetch prefetch = reader.Prefetch(first + static_cast<int64_t>(n),
+                                           n * writes * NumStrips<T>(shape));
+    DeltaStrips<true>(d, p, DeltaBlock<T>{b.rows, row, value_row, b.o, b.found, &prefetch},
+                      n * writes, shape, b.state);
+    StoreRows(d, b.o + (writes - 1) * value_row, writes * value_row, p.o, s, task.head, first, n,
+              shape.begin, std::min(shape.end, shape.size),
               [](auto x, size_t, size_t) HWY_ATTR { return x; });
   }
   StoreState(d, b.state, shape, p.final, s.state, task.head);
@@ -155,14 +157,14 @@ HWY_NOINLINE HWY_ATTR void DeltaHead(const Problem& p, const Task& task,
 
 template <class T>
 int64_t DeltaForwardBytes(const Problem& p) {
-  return DeltaBuffers<T>::Bytes(p, kBlockTokens);
+  return DeltaBuffers<T>::Bytes(p, p.block_writes());
 }
 
 template <class T>
 void DeltaForward(Context& ctx, const Problem& p) {
   ctx.ReserveScratch(static_cast<size_t>(DeltaForwardBytes<T>(p)));
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
-    static_cast<DeltaBuffers<T>*>(ctx.Scratch(worker))->Init(p, kBlockTokens);
+    static_cast<DeltaBuffers<T>*>(ctx.Scratch(worker))->Init(p, p.block_writes());
   }
   const TaskQueue queue(p, ctx.num_threads(), p.value_size);
   ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
@@ -186,30 +188,32 @@ HWY_NOINLINE HWY_ATTR void DeltaStepHead(const Problem& p, const Task& task,
   reader.Queries(0, 1);
   reader.Writes(0, 1);
   const DeltaBlock<T> block = {b.rows, row, value_row, b.o, b.found};
+  const auto writes = static_cast<size_t>(p.writes);
   const bool in_place = p.final.value_stride == 1 || values == 1;
   const size_t whole = in_place ? std::max(begin, values / N * N) : begin;
   T* state = StateAt<T>(p.final, s.state, task.head);
   WithDelta(p, [&](auto before, auto decay) HWY_ATTR {
     hs::ForTiles<4>(begin / N, std::min(whole, end) / N, [&](auto vectors, size_t c) HWY_ATTR {
       DeltaTokens<before.value, true, decay.value, vectors.value>(
-          d, block, 1, c * N, keys, static_cast<size_t>(p.final.key_stride), state + c * N);
+          d, block, writes, c * N, keys, static_cast<size_t>(p.final.key_stride), state + c * N);
     });
   });
   if (whole < end) {
     const StateShape rest = {keys, keys, whole, end, values, false};
     LoadState(d, p.final, s.state, task.head, rest, b.state);
-    DeltaStrips<true>(d, p, block, 1, rest, b.state);
+    DeltaStrips<true>(d, p, block, writes, rest, b.state);
     StoreState(d, b.state, rest, p.final, s.state, task.head);
   }
-  StoreRows(d, b.o, value_row, p.o, s, task.head, 0, 1, begin, std::min(end, values),
+  StoreRows(d, b.o + (writes - 1) * value_row, value_row, p.o, s, task.head, 0, 1, begin,
+            std::min(end, values),
             [](auto x, size_t, size_t) HWY_ATTR { return x; });
 }
 
 template <class T>
 void DeltaStep(Context& ctx, const Problem& p) {
-  ctx.ReserveScratch(static_cast<size_t>(DeltaBuffers<T>::Bytes(p, 1)));
+  ctx.ReserveScratch(static_cast<size_t>(DeltaBuffers<T>::Bytes(p, p.writes)));
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
-    static_cast<DeltaBuffers<T>*>(ctx.Scratch(worker))->Init(p, 1);
+    static_cast<DeltaBuffers<T>*>(ctx.Scratch(worker))->Init(p, p.writes);
   }
   const int64_t whole = static_cast<int64_t>(p.sequences.size()) * p.value_heads;
   const int64_t parts = NumParts(whole, ctx.num_threads(), p.value_size);

@@ -13,7 +13,7 @@
 //
 // D knows nothing of S. So, with both states also transposed for keys to stand in lanes:
 //
-//   forward in time: e or x of every token, and S^T at the border of every block of 64 tokens
+//   forward in time: e or x of every token, and S^T at the border of every block of 64 writes
 //   against time, per block: de on D; dq and dr forward in time on S^T; dk on D^T
 //
 // 22 K V flops per token, of which 18 are needed by any method that keeps no state of a token.
@@ -52,19 +52,23 @@ namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
+inline int64_t DeltaBlocks(const Problem& p, int64_t tokens) {
+  return (tokens + p.block_tokens() - 1) / p.block_tokens();
+}
+
 // What value heads of one key head add to in turn.
 enum DeltaSum { kOfQueries, kOfKeys, kOfReadKeys, kOfWriteKeys, kDeltaSums };
 
 template <class T>
 struct DeltaBackwardBuffers {
   DeltaRows<T> rows;
-  T *d_o, *d_written, *d_found, *dv;  // [kBlock][value_row]: de or dv, dx
-  T* found;                    // [kBlock + 1][value_row]
-  T* sums[kDeltaSums];         // [kBlock][row]: dq, dk, dr, db
-  T *d_beta, *suffix;          // [kBlock], [row]
+  T *d_o, *d_written, *d_found, *dv;  // [writes][value_row]: de or dv, dx
+  T* found;                    // [writes + 1][value_row]
+  T* sums[kDeltaSums];         // [writes][row]: dq, dk, dr, db
+  T *d_beta, *suffix;          // [writes], [row]
   T *state, *d_state;          // S and D, [K][V]
   T* d_transposed;             // D^T, [V][K]
-  T *borders, *kept;           // S^T before each block; e or x of all tokens
+  T *borders, *kept;           // S^T before each block; e or x of all writes
   int64_t border_size;
 
   static int64_t Bytes(const Problem& p) {
@@ -80,39 +84,40 @@ struct DeltaBackwardBuffers {
     Carver carver(base, (sizeof(DeltaBackwardBuffers) + 127) / 128 * 128);
     const auto row = static_cast<int64_t>(Padded<T>(p.key_size));
     const auto value_row = static_cast<int64_t>(Padded<T>(p.value_size));
+    const int64_t writes = p.block_writes();
     int64_t blocks = 0;
-    for (const Sequence& s : p.sequences) blocks = std::max(blocks, NumBlocks(s.count));
+    for (const Sequence& s : p.sequences) blocks = std::max(blocks, DeltaBlocks(p, s.count));
     border_size = p.value_size * row;
-    rows.LayOut(p, carver);
+    rows.LayOut(p, carver, writes);
     const bool before = p.delta == Delta::kBeforeDecay;
-    carver.Next(d_o, kBlockTokens * value_row);
-    carver.Next(d_written, kBlockTokens * value_row);
-    carver.Next(d_found, before ? kBlockTokens * value_row : 0);
-    carver.Next(dv, kBlockTokens * value_row);
-    carver.Next(found, (kBlockTokens + 1) * value_row);
-    for (T*& rows_of : sums) carver.Next(rows_of, kBlockTokens * row);
-    carver.Next(d_beta, kBlockTokens);
+    carver.Next(d_o, writes * value_row);
+    carver.Next(d_written, writes * value_row);
+    carver.Next(d_found, before ? writes * value_row : 0);
+    carver.Next(dv, writes * value_row);
+    carver.Next(found, (writes + 1) * value_row);
+    for (T*& rows_of : sums) carver.Next(rows_of, writes * row);
+    carver.Next(d_beta, writes);
     carver.Next(suffix, row);
     carver.Next(state, p.key_size * value_row);
     carver.Next(d_state, p.key_size * value_row);
     carver.Next(d_transposed, border_size);
     carver.Next(borders, blocks * border_size);
-    carver.Next(kept, blocks * kBlockTokens * value_row);
+    carver.Next(kept, blocks * writes * value_row);
     return carver.bytes();
   }
 };
 
-// Where several value heads share a key head: sums over them, by token and key head.
+// Where several value heads share a key head: sums over them, by write and key head.
 template <class T>
 struct DeltaShared {
   T* sums[kDeltaSums] = {};
   Turn* turns = nullptr;  // by block, key head and sum
-  std::vector<int64_t> first_token{0}, first_block{0};  // by sequence, and the total
+  std::vector<int64_t> first_write{0}, first_block{0};  // by sequence, and the total
 
   explicit DeltaShared(const Problem& p) {
     for (const Sequence& s : p.sequences) {
-      first_token.push_back(first_token.back() + s.count);
-      first_block.push_back(first_block.back() + NumBlocks(s.count));
+      first_write.push_back(first_write.back() + s.count * p.writes);
+      first_block.push_back(first_block.back() + DeltaBlocks(p, s.count));
     }
   }
   int64_t Bytes(const Problem& p) const {
@@ -127,9 +132,9 @@ struct DeltaShared {
     const int64_t at = first_block[static_cast<size_t>(task.sequence)] + block;
     return turns[(at * p.key_heads + task.head / p.group()) * kDeltaSums + of];
   }
-  // Row of a token in sums.
-  int64_t TokenOf(const Problem& p, const Task& task, int64_t token) const {
-    return (first_token[static_cast<size_t>(task.sequence)] + token) * p.key_heads +
+  // Row of a write in sums.
+  int64_t RowOf(const Problem& p, const Task& task, int64_t write) const {
+    return (first_write[static_cast<size_t>(task.sequence)] + write) * p.key_heads +
            task.head / p.group();
   }
 
@@ -141,7 +146,7 @@ struct DeltaShared {
     Carver carver(base);
     if (p.group() == 1) return 0;
     const auto row = static_cast<int64_t>(Padded<T>(p.key_size));
-    for (T*& of : sums) carver.Next(of, first_token.back() * p.key_heads * row);
+    for (T*& of : sums) carver.Next(of, first_write.back() * p.key_heads * row);
     carver.Next(turns, NumTurns(p));
     return carver.bytes();
   }
@@ -182,7 +187,7 @@ class DeltaBackwardHead {
         head_(task.head), b_(buffers), shared_(shared), reader_(p, s_, task.head, b_.rows),
         row_(Padded<T>(p.key_size)), value_row_(Padded<T>(p.value_size)),
         keys_(static_cast<size_t>(p.key_size)), values_(static_cast<size_t>(p.value_size)),
-        by_value_{keys_, keys_, 0, value_row_, values_, false},
+        writes_(static_cast<size_t>(p.writes)), by_value_{keys_, keys_, 0, value_row_, values_, false},
         by_key_{values_, values_, 0, row_, keys_, true},
         before_(p.delta == Delta::kBeforeDecay) {}
 
@@ -190,10 +195,7 @@ class DeltaBackwardHead {
     LoadState(d_, g_.d_final, s_.state, head_, by_value_, b_.d_state);
     LoadState(d_, g_.d_final, s_.state, head_, by_key_, b_.d_transposed);
     KeepBorders();
-    for (int64_t block = NumBlocks(s_.count); block-- > 0;) {
-      OneBlock(block, static_cast<size_t>(
-                          std::min(kBlockTokens, s_.count - block * kBlockTokens)));
-    }
+    for (int64_t block = DeltaBlocks(p_, s_.count); block-- > 0;) OneBlock(block);
     StoreState(d_, b_.d_state, by_value_, g_.d_initial, s_.state, head_);
   }
 
@@ -201,29 +203,32 @@ class DeltaBackwardHead {
   using D = hn::ScalableTag<T>;
   static constexpr size_t N = hn::MaxLanes(D());
 
-  // e or x of the tokens of a block.
+  // e or x of the writes of a block.
   T* KeptOf(int64_t block) const {
-    return b_.kept + static_cast<size_t>(block * kBlockTokens) * value_row_;
+    return b_.kept + static_cast<size_t>(block * p_.block_writes()) * value_row_;
+  }
+  size_t TokensOf(int64_t block) const {
+    return static_cast<size_t>(std::min(p_.block_tokens(), s_.count - block * p_.block_tokens()));
   }
 
   HWY_NOINLINE HWY_ATTR void KeepBorders() {
     LoadState(d_, p_.initial, s_.state, head_, by_value_, b_.state);
-    for (int64_t block = 0; block < NumBlocks(s_.count); ++block) {
-      const int64_t first = block * kBlockTokens;
-      const auto n = static_cast<size_t>(std::min(kBlockTokens, s_.count - first));
+    for (int64_t block = 0; block < DeltaBlocks(p_, s_.count); ++block) {
+      const size_t n = TokensOf(block) * writes_;
       TransposeState(d_, b_.state, by_value_, by_key_, b_.Border(block));
-      reader_.Writes(first, n);
+      reader_.Writes(block * p_.block_tokens(), TokensOf(block));
       DeltaStrips<false>(d_, p_, DeltaBlock<T>{b_.rows, row_, value_row_, nullptr, b_.found}, n,
                          by_value_, b_.state);
       std::memcpy(KeptOf(block), before_ ? b_.found : b_.rows.w, n * value_row_ * sizeof(T));
     }
   }
 
-  HWY_NOINLINE HWY_ATTR void OneBlock(int64_t block, size_t n) {
-    const int64_t first = block * kBlockTokens;
-    reader_.Queries(first, n);
-    reader_.Writes(first, n);
-    LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
+  HWY_NOINLINE HWY_ATTR void OneBlock(int64_t block) {
+    const int64_t first = block * p_.block_tokens();
+    const size_t tokens = TokensOf(block), n = tokens * writes_;
+    reader_.Queries(first, tokens);
+    reader_.Writes(first, tokens);
+    reader_.LoadTokens(g_.d_o, head_, first, tokens, values_, p_.writes - 1, b_.d_o, value_row_);
     const T* kept = KeptOf(block);
     const T* written = before_ ? b_.rows.v : kept;
 
@@ -240,17 +245,17 @@ class DeltaBackwardHead {
                     b_.sums[kOfKeys], kept, b_.sums[kOfWriteKeys]};
     AgainstTime<Decay::kLanes>(by_key, n, by_key_, b_.d_transposed);
 
-    if (g_.d_log_decay.data != nullptr) DecayGradients(first, n);
+    if (g_.d_log_decay.data != nullptr) DecayGradients(first, tokens);
     if (before_) {
-      AddToHead(kOfReadKeys, g_.d_read_key, block, n, 1);
-      AddToHead(kOfWriteKeys, g_.d_write_key, block, n, 1);
-      StoreValues(b_.d_written, g_.dv, first, n);
+      AddToHead(kOfReadKeys, g_.d_read_key, block, 1);
+      AddToHead(kOfWriteKeys, g_.d_write_key, block, 1);
+      StoreWrites(b_.d_written, value_row_, g_.dv, head_, first, tokens, values_);
     } else {
-      Factors(first, n);
-      if (p_.read_key.data != nullptr) AddToHead(kOfReadKeys, g_.d_read_key, block, n, 1);
+      Factors(first, tokens);
+      if (p_.read_key.data != nullptr) AddToHead(kOfReadKeys, g_.d_read_key, block, 1);
     }
-    AddToHead(kOfQueries, g_.dq, block, n, p_.scale);
-    AddToHead(kOfKeys, g_.dk, block, n, 1);
+    AddToHead(kOfQueries, g_.dq, block, p_.scale);
+    AddToHead(kOfKeys, g_.dk, block, 1);
   }
 
   // What stands in rows and in lanes of a product against time.
@@ -264,7 +269,7 @@ class DeltaBackwardHead {
     T* out2;
   };
 
-  // The tokens of a block, the last first; D after the block becomes D before it.
+  // The writes of a block, the last first; D after the block becomes D before it.
   template <Decay kGated>
   HWY_NOINLINE HWY_ATTR void AgainstTime(const Sides& x, size_t n, const StateShape& shape,
                                          T* state) {
@@ -345,8 +350,8 @@ class DeltaBackwardHead {
   }
 
   // By key and later token; the read key of RWKV-7 sees the decay of the token before.
-  HWY_NOINLINE HWY_ATTR void DecayGradients(int64_t first, size_t n) {
-    const bool scalar = p_.gate == Gate::kScalar;
+  HWY_NOINLINE HWY_ATTR void DecayGradients(int64_t first, size_t tokens) {
+    const size_t n = tokens * writes_;
     T* to = b_.rows.decay;  // has been used
     const auto product = [&](const T* a, const T* b, size_t at) HWY_ATTR {
       return hn::Mul(hn::Load(d_, a + at), hn::Load(d_, b + at));
@@ -368,13 +373,15 @@ class DeltaBackwardHead {
         hn::Store(gradient, d_, to + at);
       }
     }
-    if (!scalar) {
-      return StoreRows(d_, to, row_, g_.d_log_decay, s_, head_, first, n, 0, keys_,
+    // A token decays before its first write.
+    if (p_.gate == Gate::kKey) {
+      return StoreRows(d_, to, writes_ * row_, g_.d_log_decay, s_, head_, first, tokens, 0, keys_,
                        [](auto v, size_t, size_t) HWY_ATTR { return v; });
     }
-    T numbers[kBlock];
-    for (size_t t = 0; t < n; ++t) numbers[t] = Sum(to + t * row_, keys_);
-    StoreNumbers(numbers, g_.d_log_decay, first, n);
+    for (size_t t = 0; t < tokens; ++t) {
+      StoreNumber(g_.d_log_decay, s_, head_, first + static_cast<int64_t>(t),
+                  static_cast<double>(Sum(to + t * writes_ * row_, keys_)));
+    }
   }
 
   HWY_ATTR T Sum(const T* x, size_t size) const {
@@ -386,29 +393,35 @@ class DeltaBackwardHead {
   }
 
   // Through r = beta .* erase .* key and w = beta .* write .* v.
-  HWY_NOINLINE HWY_ATTR void Factors(int64_t first, size_t n) {
-    reader_.ReadKeys(first, n);
+  HWY_NOINLINE HWY_ATTR void Factors(int64_t first, size_t tokens) {
+    const size_t n = tokens * writes_;
+    reader_.ReadKeys(first, tokens);
     T* dr = b_.sums[kOfReadKeys];
     std::fill_n(b_.d_beta, n, T{0});
-    Through(p_.erase, g_.d_erase, first, n, keys_, row_, b_.rows.read, dr, dr);
+    Through(p_.erase, g_.d_erase, first, tokens, keys_, row_, b_.rows.read, dr, dr);
     if (p_.read_key.data == nullptr) {
       T* dk = b_.sums[kOfKeys];
       for (size_t i = 0; i < n * row_; i += N) {
         hn::Store(hn::Add(hn::Load(d_, dk + i), hn::Load(d_, dr + i)), d_, dk + i);
       }
     }
-    Through(p_.write, g_.d_write, first, n, values_, value_row_, b_.rows.v, b_.d_written, b_.dv);
-    StoreValues(b_.dv, g_.dv, first, n);
-    if (g_.d_beta.data != nullptr) StoreNumbers(b_.d_beta, g_.d_beta, first, n);
+    Through(p_.write, g_.d_write, first, tokens, values_, value_row_, b_.rows.v, b_.d_written,
+            b_.dv);
+    StoreWrites(b_.dv, value_row_, g_.dv, head_, first, tokens, values_);
+    for (size_t i = 0; g_.d_beta.data != nullptr && i < n; ++i) {
+      StoreNumber(OfWrite(g_.d_beta, static_cast<int64_t>(i % writes_)), s_, head_,
+                  first + static_cast<int64_t>(i / writes_),
+                  static_cast<double>(b_.d_beta[i]));
+    }
   }
 
   // dx of y = beta .* factors .* x, from dy; that of beta is added to.
-  HWY_ATTR void Through(const Rows& factors, const Rows& d_factors, int64_t first, size_t n,
+  HWY_ATTR void Through(const Rows& factors, const Rows& d_factors, int64_t first, size_t tokens,
                         size_t size, size_t row, const T* x, const T* dy, T* dx) {
     const bool by_channel = factors.data != nullptr, by_token = p_.beta.data != nullptr;
     T* weights = b_.rows.raw;
-    if (by_channel) LoadRows(d_, factors, s_, head_, first, n, size, weights, row);
-    for (size_t t = 0; t < n; ++t) {
+    if (by_channel) reader_.LoadWrites(factors, head_, first, tokens, size, weights, row);
+    for (size_t t = 0; t < tokens * writes_; ++t) {
       const auto beta = hn::Set(d_, by_token ? b_.rows.beta[t] : T{1});
       auto sum = hn::Zero(d_);
       for (size_t i = t * row; i < (t + 1) * row; i += N) {
@@ -420,44 +433,44 @@ class DeltaBackwardHead {
       }
       b_.d_beta[t] += hn::ReduceSum(d_, sum);
     }
-    if (!by_channel || d_factors.data == nullptr) return;
-    StoreRows(d_, weights, row, d_factors, s_, head_, first, n, 0, size,
-              [](auto v, size_t, size_t) HWY_ATTR { return v; });
+    if (by_channel) StoreWrites(weights, row, d_factors, head_, first, tokens, size);
   }
 
-  HWY_ATTR void StoreValues(const T* rows, const Rows& to, int64_t first, size_t n) const {
+  // A row of each write, times `factor`.
+  HWY_ATTR void StoreWrites(const T* rows, size_t row, const Rows& to, int64_t head,
+                            int64_t first, size_t tokens, size_t size, double factor = 1) const {
     if (to.data == nullptr) return;
-    StoreRows(d_, rows, value_row_, to, s_, head_, first, n, 0, values_,
-              [](auto v, size_t, size_t) HWY_ATTR { return v; });
-  }
-
-  void StoreNumbers(const T* numbers, const Rows& to, int64_t first, size_t n) const {
-    for (size_t t = 0; t < n; ++t) {
-      const int64_t at = s_.batch * to.batch_stride +
-                         (s_.first + first + static_cast<int64_t>(t)) * to.token_stride +
-                         head_ * to.head_stride;
-      StoreDouble(to.dtype, const_cast<void*>(to.data), at, static_cast<double>(numbers[t]));
+    const auto times = hn::Set(d_, static_cast<T>(factor));
+    for (size_t write = 0; write < writes_; ++write) {
+      StoreRows(d_, rows + write * row, writes_ * row, OfWrite(to, static_cast<int64_t>(write)), s_,
+                head, first, tokens, 0, size,
+                [&](auto v, size_t, size_t) HWY_ATTR { return hn::Mul(times, v); });
     }
   }
 
   // Rows of the key head times `factor`: stored, or added to those of its other value heads.
-  HWY_NOINLINE HWY_ATTR void AddToHead(DeltaSum of, const Rows& to, int64_t block, size_t n,
+  HWY_NOINLINE HWY_ATTR void AddToHead(DeltaSum of, const Rows& to, int64_t block,
                                        double factor) {
     if (to.data == nullptr) return;
-    const int64_t first = block * kBlockTokens, group = p_.group(), mine = head_ % group;
+    const int64_t first = block * p_.block_tokens(), group = p_.group(), mine = head_ % group;
+    const size_t tokens = TokensOf(block);
     T* rows = b_.sums[of];
     const auto finish = [&]() HWY_ATTR {
+      if (of != kOfQueries) {
+        return StoreWrites(rows, row_, to, head_ / group, first, tokens, keys_, factor);
+      }
       const auto times = hn::Set(d_, static_cast<T>(factor));
-      StoreRows(d_, rows, row_, to, s_, head_ / group, first, n, 0, keys_,
+      StoreRows(d_, rows + (writes_ - 1) * row_, writes_ * row_, to, s_, head_ / group, first,
+                tokens, 0, keys_,
                 [&](auto v, size_t, size_t) HWY_ATTR { return hn::Mul(times, v); });
     };
     if (group == 1) return finish();
     Turn& turn = shared_.TurnOf(p_, task_, block, of);
     WaitForTurn(turn, mine);
     const auto row = static_cast<int64_t>(row_);
-    for (size_t t = 0; t < n; ++t) {
+    for (size_t t = 0; t < tokens * writes_; ++t) {
       T* sums = shared_.sums[of] +
-                shared_.TokenOf(p_, task_, first + static_cast<int64_t>(t)) * row;
+                shared_.RowOf(p_, task_, first * p_.writes + static_cast<int64_t>(t)) * row;
       for (size_t i = 0; i < row_; i += N) {
         auto sum = hn::Load(d_, rows + t * row_ + i);
         if (mine > 0) sum = hn::Add(hn::Load(d_, sums + i), sum);
@@ -477,7 +490,7 @@ class DeltaBackwardHead {
   const DeltaBackwardBuffers<T>& b_;
   const DeltaShared<T>& shared_;
   const DeltaReader<T> reader_;
-  const size_t row_, value_row_, keys_, values_;
+  const size_t row_, value_row_, keys_, values_, writes_;
   const StateShape by_value_, by_key_;  // S and D, and transposed
   const bool before_;
 };

@@ -25,18 +25,27 @@ namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// [block][row], values [block][value_row].
+// The rows of a token's write.
+inline Rows OfWrite(const Rows& rows, int64_t write) {
+  Rows of_write = rows;
+  of_write.data = static_cast<const char*>(rows.data) +
+                  write * rows.write_stride * static_cast<int64_t>(SizeOf(rows.dtype));
+  return of_write;
+}
+
+// [writes][row], values [writes][value_row]: what a token has one of stands at one of its writes,
+// and at the others that which does nothing.
 template <class T>
 struct DeltaRows {
   T *q, *k, *read, *write_key;  // scale q, k, r or a, b
   T* read_state;  // the read key with the decay between it and the state before its token
   T* decay;       // as TileDecay()
-  Decays* kinds;  // [block]
-  T* beta;        // [block]
+  Decays* kinds;  // [writes]
+  T* beta;        // [writes]
   T *v, *w;       // v as it is given, and as it is written
   T* raw;         // of any use
 
-  void LayOut(const Problem& p, Carver& carver, int64_t block = kBlockTokens) {
+  void LayOut(const Problem& p, Carver& carver, int64_t block) {
     const auto row = static_cast<int64_t>(Padded<T>(p.key_size));
     const auto value_row = static_cast<int64_t>(Padded<T>(p.value_size));
     constexpr auto N = static_cast<int64_t>(hn::MaxLanes(hn::ScalableTag<T>()));
@@ -58,24 +67,29 @@ class DeltaReader {
   DeltaReader(const Problem& p, const Sequence& s, int64_t value_head, const DeltaRows<T>& rows)
       : p_(p), s_(s), head_(value_head), key_head_(value_head / p.group()),
         keys_(static_cast<size_t>(p.key_size)), values_(static_cast<size_t>(p.value_size)),
-        row_(Padded<T>(p.key_size)), value_row_(Padded<T>(p.value_size)), rows_(rows) {}
+        row_(Padded<T>(p.key_size)), value_row_(Padded<T>(p.value_size)),
+        writes_(static_cast<size_t>(p.writes)), rows_(rows) {}
 
+  // Of n tokens, as all that follows.
   HWY_NOINLINE HWY_ATTR void Queries(int64_t first, size_t n) const {
-    LoadRows(d_, p_.q, s_, key_head_, first, n, keys_, rows_.q, row_);
+    LoadTokens(p_.q, key_head_, first, n, keys_, p_.writes - 1, rows_.q, row_);
     const auto scale = hn::Set(d_, static_cast<T>(p_.scale));
-    for (size_t i = 0; i < n * row_; i += N) {
+    for (size_t i = 0; i < n * writes_ * row_; i += N) {
       hn::Store(hn::Mul(scale, hn::Load(d_, rows_.q + i)), d_, rows_.q + i);
     }
   }
 
   // Keys, values and decays.
   HWY_NOINLINE HWY_ATTR void Writes(int64_t first, size_t n) const {
-    LoadRows(d_, p_.k, s_, key_head_, first, n, keys_, rows_.k, row_);
-    LoadRows(d_, p_.v, s_, head_, first, n, values_, rows_.v, value_row_);
+    LoadWrites(p_.k, key_head_, first, n, keys_, rows_.k, row_);
+    LoadWrites(p_.v, head_, first, n, values_, rows_.v, value_row_);
     if (p_.write_key.data != nullptr) {
-      LoadRows(d_, p_.write_key, s_, key_head_, first, n, keys_, rows_.write_key, row_);
+      LoadWrites(p_.write_key, key_head_, first, n, keys_, rows_.write_key, row_);
     }
-    if (p_.beta.data != nullptr) Scalars(p_.beta, first, n, rows_.beta);
+    if (p_.beta.data != nullptr) {
+      LoadWrites(p_.beta, head_, first, n, 1, rows_.raw, N);
+      for (size_t i = 0; i < n * writes_; ++i) rows_.beta[i] = rows_.raw[i * N];
+    }
     ReadKeys(first, n);
     Weighted(p_.erase, first, n, keys_, row_, rows_.read, rows_.read);
     Weighted(p_.write, first, n, values_, value_row_, rows_.v, rows_.w);
@@ -85,10 +99,27 @@ class DeltaReader {
   // The read key as it is given.
   HWY_ATTR void ReadKeys(int64_t first, size_t n) const {
     if (p_.read_key.data == nullptr) {
-      std::memcpy(rows_.read, rows_.k, n * row_ * sizeof(T));
+      std::memcpy(rows_.read, rows_.k, n * writes_ * row_ * sizeof(T));
     } else {
-      LoadRows(d_, p_.read_key, s_, key_head_, first, n, keys_, rows_.read, row_);
+      LoadWrites(p_.read_key, key_head_, first, n, keys_, rows_.read, row_);
     }
+  }
+
+  // A row for each write.
+  HWY_ATTR void LoadWrites(const Rows& from, int64_t head, int64_t first, size_t n, size_t size,
+                           T* to, size_t row) const {
+    for (size_t write = 0; write < writes_; ++write) {
+      LoadRows(d_, OfWrite(from, static_cast<int64_t>(write)), s_, head, first, n, size,
+               to + write * row, row, writes_);
+    }
+  }
+
+  // A row for one of each token's writes, zeros for the others.
+  HWY_ATTR void LoadTokens(const Rows& from, int64_t head, int64_t first, size_t n, size_t size,
+                           int64_t write, T* to, size_t row) const {
+    if (writes_ > 1) std::memset(to, 0, n * writes_ * row * sizeof(T));
+    LoadRows(d_, from, s_, head, first, n, size, to + static_cast<size_t>(write) * row, row,
+             writes_);
   }
 
   // Asks for the rows of the block from token `first` on in so many calls.
@@ -106,14 +137,8 @@ class DeltaReader {
     add(p_.write_key, key_head_, p_.key_size);
     if (p_.gate == Gate::kKey) add(p_.log_decay, head_, p_.key_size);
     add(p_.erase, head_, p_.key_size);
-    prefetch.Begin(static_cast<size_t>(std::min(kBlockTokens, s_.count - first)), calls);
+    prefetch.Begin(static_cast<size_t>(std::min(p_.block_tokens(), s_.count - first)), calls);
     return prefetch;
-  }
-
-  // One number per token.
-  HWY_ATTR void Scalars(const Rows& from, int64_t first, size_t n, T* to) const {
-    LoadRows(d_, from, s_, head_, first, n, 1, rows_.raw, N);
-    for (size_t t = 0; t < n; ++t) to[t] = rows_.raw[t * N];
   }
 
  private:
@@ -124,8 +149,8 @@ class DeltaReader {
   HWY_ATTR void Weighted(const Rows& factors, int64_t first, size_t n, size_t size, size_t row,
                          const T* x, T* to) const {
     const bool by_channel = factors.data != nullptr, by_token = p_.beta.data != nullptr;
-    if (by_channel) LoadRows(d_, factors, s_, head_, first, n, size, rows_.raw, row);
-    for (size_t t = 0; t < n; ++t) {
+    if (by_channel) LoadWrites(factors, head_, first, n, size, rows_.raw, row);
+    for (size_t t = 0; t < n * writes_; ++t) {
       const auto beta = hn::Set(d_, by_token ? rows_.beta[t] : T{1});
       for (size_t i = t * row; i < (t + 1) * row; i += N) {
         auto value = hn::Load(d_, x + i);
@@ -138,20 +163,19 @@ class DeltaReader {
   HWY_ATTR void Decays(int64_t first, size_t n) const {
     const bool before = p_.delta == Delta::kBeforeDecay;
     if (p_.gate == Gate::kNone) {
-      std::memcpy(rows_.read_state, rows_.read, n * row_ * sizeof(T));
+      std::memcpy(rows_.read_state, rows_.read, n * writes_ * row_ * sizeof(T));
       return;
     }
     const bool scalar = p_.gate == Gate::kScalar;
     if (scalar) {
-      T numbers[kBlock];
-      Scalars(p_.log_decay, first, n, numbers);
-      for (size_t t = 0; t < n; ++t) {
+      LoadTokens(p_.log_decay, head_, first, n, 1, 0, rows_.raw, N);
+      for (size_t t = 0; t < n * writes_; ++t) {
         for (size_t i = 0; i < row_; i += N) {
-          hn::Store(hn::Set(d_, numbers[t]), d_, rows_.decay + t * row_ + i);
+          hn::Store(hn::Set(d_, rows_.raw[t * N]), d_, rows_.decay + t * row_ + i);
         }
       }
     } else {
-      LoadRows(d_, p_.log_decay, s_, head_, first, n, keys_, rows_.decay, row_);
+      LoadTokens(p_.log_decay, head_, first, n, keys_, 0, rows_.decay, row_);
     }
     const auto zero = hn::Zero(d_);
     const auto exp_at = [&](size_t i) HWY_ATTR {
@@ -161,7 +185,7 @@ class DeltaReader {
       hn::Store(TileDecay(d_, a, hs::Expm1(d_, g)), d_, rows_.decay + i);
       return a;
     };
-    for (size_t t = 0; t < n; ++t) {
+    for (size_t t = 0; t < n * writes_; ++t) {
       auto a = zero;
       bool all_near = true, any_slow = false;
       for (size_t i = t * row_; i < (t + 1) * row_; i += N) {
@@ -187,7 +211,7 @@ class DeltaReader {
   const Problem& p_;
   const Sequence& s_;
   const int64_t head_, key_head_;
-  const size_t keys_, values_, row_, value_row_;
+  const size_t keys_, values_, row_, value_row_, writes_;
   const DeltaRows<T>& rows_;
 };
 

@@ -132,8 +132,8 @@ class ForwardHead {
     const BlockRows<T>& rows = b_.rows;
     const bool gated = p_.gate != Gate::kNone;
     if (p_.normalize) {
-      Denominators(d_, rows.q, rows.k, gated ? rows.decay : nullptr,
-                   p_.gate == Gate::kScalar, n, row_, b_.z, b_.z, 0, b_.denominators);
+      Denominators(d_, rows.q, rows.k, reader_.NormalizerDecays(), n, row_, b_.z, b_.z, 0,
+                   b_.denominators);
     }
     RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n));
     const auto value_stride = static_cast<ptrdiff_t>(value_row_);
@@ -229,7 +229,7 @@ class ForwardHead {
 
   HWY_ATTR void StoreOutputs(int64_t first, size_t n) {
     for (size_t t = 0; t < n && p_.normalize; ++t) {
-      b_.denominators[t] = 1 / Denominator(p_, b_.denominators[t]);
+      b_.denominators[t] = 1 / Denominator(p_, b_.rows, b_.denominators[t], t);
     }
     const size_t end = std::min(shape_.end, shape_.size);
     const OutputRows<T> rows(p_, s_, head_, first, n, b_.v, b_.gate, value_row_);

@@ -48,11 +48,12 @@ class HeadGradients {
                   FirstColumn(task.part + 1, task.parts, Padded<T>(p.value_size)),
                   values_, false} {}
 
-  // d_o / d_t in place of d_o, 1 / d_t of d_t.
+  // d_o / d_t in place of d_o, and in place of z . q the derivative of log d_t by it.
   HWY_ATTR void DivideByDenominators(size_t n) {
     for (size_t t = 0; t < n; ++t) {
-      const T inverse = 1 / Denominator(p_, b_.denominators[t]);
-      b_.denominators[t] = inverse;
+      const T product = b_.denominators[t];
+      const T inverse = 1 / Denominator(p_, b_.rows, product, t);
+      b_.denominators[t] = inverse * DenominatorSlope(p_, b_.rows, product, t);
       T* d_o = b_.d_o + t * value_row_;
       for (size_t i = 0; i < value_row_; i += N) {
         hn::Store(hn::Mul(hn::Load(d_, d_o + i), hn::Set(d_, inverse)), d_, d_o + i);
@@ -60,7 +61,7 @@ class HeadGradients {
     }
   }
 
-  // The gradient of d_t, -<d_o_t, o_t> / d_t, into the extra column of d_o, and what it
+  // The gradient of z . q, -<d_o_t, o_t> / d_t, into the extra column of d_o, and what it
   // adds to dq. <d_o_t, o_t> is <q_t, dq_t> as it stands.
   // z of token t is at z + t * stride.
   HWY_ATTR void AddNormalizer(size_t n, const T* z, size_t stride) {
@@ -86,6 +87,7 @@ class HeadGradients {
     const int64_t first = block * kBlockTokens;
     const int64_t group = p_.group(), mine = head_ % group;
     if (IsRandom(p_.feature)) ToProducts(of, n);
+    if (p_.exp_gates && of == kKeys) ThroughInputGates(first, n);
     if (group == 1) return Finish(of, first, n);
     T* rows = of == kQueries ? b_.dq : b_.dk;
     T* sums = of == kQueries ? shared_.dq : shared_.dk;
@@ -147,6 +149,24 @@ class HeadGradients {
     T* rows = of == kQueries ? b_.dq : b_.dk;
     for (size_t t = 0; t < n; ++t) {
       ThroughRandomFeatures(p_, features + t * row_, rows + t * row_);
+    }
+  }
+
+  // di, and dk from that of exp(i - m) k.
+  HWY_NOINLINE HWY_ATTR void ThroughInputGates(int64_t first, size_t n) {
+    for (size_t t = 0; t < n; ++t) {
+      const T* k = b_.rows.k + t * row_;
+      T* dk = b_.dk + t * row_;
+      const auto factor = hn::Set(d_, b_.rows.key_factors[t]);
+      auto sum = hn::Zero(d_);
+      for (size_t i = 0; i < row_; i += N) {
+        const auto gradient = hn::Load(d_, dk + i);
+        sum = hn::MulAdd(hn::Load(d_, k + i), gradient, sum);
+        hn::Store(hn::Mul(factor, gradient), d_, dk + i);
+      }
+      if (g_.d_input_gate.data == nullptr) continue;
+      StoreNumber(g_.d_input_gate, s_, head_, first + static_cast<int64_t>(t),
+                  static_cast<double>(hn::ReduceSum(d_, sum)));
     }
   }
 

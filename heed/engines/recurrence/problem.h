@@ -17,7 +17,14 @@
 //   S~_t = G_t .* S_{t-1},  S_t = S~_t + k_t (w_t - S~_t^T r_t)^T
 //   S_t = G_t .* S_{t-1} + k_t v_t^T + b_t (S_{t-1}^T a_t)^T
 //
+// and it may do so several times, decayed before the first and read after the last.
+//
 // Beside G_t there may be a gate of S's columns: S_t = G_t .* S_{t-1} diag(b_t) + k_t v_t^T.
+// Gates that are exponentials (mLSTM) are taken relative to their running maximum:
+//
+//   m_t = max(log sigmoid(f_t) + m_{t-1}, i_t),  G_t = exp(log sigmoid(f_t) + m_{t-1} - m_t)
+//   exp(i_t - m_t) k_t in the place of k_t,  o_t / (max(|z_t . q_t|, exp(-m_t)) + eps)
+//
 //  Without causality S and z are sums over all tokens. q and k stand for
 // feature maps of what is given. An operation fills a Problem from its own inputs
 // and options; the engine knows no operation.
@@ -47,6 +54,7 @@ struct Rows {
   const void* data = nullptr;  // null: absent
   DType dtype = DType::kF32;
   int64_t batch_stride = 0, token_stride = 0, head_stride = 0;
+  int64_t write_stride = 0;  // of a token's rows, where there are Problem::writes
 };
 
 // S over (sequence, value head, K, V), or z over (sequence, value head, K).
@@ -122,10 +130,14 @@ struct Problem {
   bool has_value_decay = false;  // beside a Gate; not normalised, no bonus
   Rows log_value_decay;          // of b, over tokens, value heads and value channels
 
+  bool exp_gates = false;        // of Gate::kScalar, normalised
+  Rows input_gate, forget_gate;  // i and f, over tokens and value heads, one element each
+
   bool has_bonus = false;  // of Gate::kKey, not normalised
   Rows bonus;              // u, over value heads alone
 
   Delta delta = Delta::kNone;  // nothing else but decays over tokens
+  int64_t writes = 1;          // of a token: k, v and beta have so many rows
   Rows read_key, write_key;    // over key heads; a read key that is absent is k
   Rows beta;                   // over tokens and value heads, one element each; absent: 1
   Rows erase, write;           // over tokens, value heads and channels; absent: 1
@@ -141,7 +153,8 @@ struct Problem {
 
   States initial, initial_z;  // data null: zeros
   States final, final_z;      // written; data null: not asked for
-  States initial_m, final_m;  // of random features, one number each: m; null: -infinity
+  // One number each: m, where there is a running maximum; null: what Begin() of rows says.
+  States initial_m, final_m;
 
   // What multiplies phi(q), and q and k before phi.
   bool scales_inside() const { return feature == Feature::kTaylor || IsRandom(feature); }
@@ -149,8 +162,8 @@ struct Problem {
   double key_scale() const { return scales_inside() ? std::sqrt(std::abs(scale)) : 1; }
   double query_scale() const { return scale < 0 ? -key_scale() : key_scale(); }
 
-  // The gate is that of a maximum: a_t = exp(m_{t-1} - m_t).
-  bool running_max() const { return feature == Feature::kRandomExp && causal; }
+  // S and z are relative to a maximum, of keys or of gates.
+  bool running_max() const { return (feature == Feature::kRandomExp && causal) || exp_gates; }
   // phi of a query may have any factor: it cancels in the quotient.
   bool factors_cancel() const { return feature_eps == 0; }
 
@@ -158,6 +171,14 @@ struct Problem {
     return IsRandom(feature) ? projection_rows : FeatureSize(feature, key_size);
   }
   int64_t group() const { return value_heads / key_heads; }
+
+  // Tokens of a block of a delta rule, which divide kBlockTokens, for it to have no more writes.
+  int64_t block_tokens() const {
+    int64_t tokens = kBlockTokens;
+    while (tokens > 1 && tokens * writes > kBlockTokens) tokens /= 2;
+    return tokens;
+  }
+  int64_t block_writes() const { return block_tokens() * writes; }
 };
 
 // What the backward pass is given and asked for besides. States are in the compute
@@ -166,7 +187,8 @@ struct Gradients {
   Rows d_o;
   States d_final, d_final_z;  // data null: zeros
   Rows dq, dk, dv;            // written
-  Rows d_log_decay;           // written; like log_decay over heads alone where constant
+  Rows d_log_decay;  // written; like log_decay over heads alone where constant; or of f
+  Rows d_input_gate;          // written
   Rows d_log_value_decay;     // written
   Rows d_bonus;               // written
   States d_initial, d_initial_z;  // written

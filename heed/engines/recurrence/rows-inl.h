@@ -9,6 +9,7 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -19,6 +20,7 @@
 #include "heed/engines/recurrence/features-inl.h"
 #include "heed/engines/recurrence/problem.h"
 #include "heed/engines/recurrence/random_features-inl.h"
+#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -36,8 +38,10 @@ struct BlockRows {
   T* bonus;       // [row]
   // Of a gate of columns: b, its products over tiles, and v decayed to the ends of tiles.
   T *value_decay, *value_tile_decay, *value_write;
-  // [row], of Feature::kSoftmaxOfTokens; `max` is one number m of kRandomExp.
+  // [row], of Feature::kSoftmaxOfTokens; `max` is one number m where there is a running one.
   T *max, *inverse_sum;
+  // [kBlock], of gates that are exponentials: exp(i - m), exp(-m), and decays as z takes them.
+  T *key_factors, *floors, *normalizer_decay;
   T* projection;  // of random features: W^T packed; null for one token
 
   void LayOut(const Problem& p, Carver& carver, int64_t block = kBlockTokens) {
@@ -58,12 +62,23 @@ struct BlockRows {
     carver.Next(value_tile_decay, kBlockTokens / kTileTokens * values);
     carver.Next(value_write, block * values);
     const int64_t columns = p.key_feature == Feature::kSoftmaxOfTokens ? row : 0;
-    carver.Next(max, random ? 1 : columns);
+    carver.Next(max, p.running_max() || random ? 1 : columns);
     carver.Next(inverse_sum, columns);
+    const int64_t gates = p.exp_gates ? kBlockTokens : 0;
+    carver.Next(key_factors, gates);
+    carver.Next(floors, gates);
+    carver.Next(normalizer_decay, gates);
     carver.Next(projection, random && block > 1 ? p.key_size * row : 0);
     if (block == 1) projection = nullptr;
   }
 };
+
+// log(sigmoid(x)), without cancellation.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V LogSigmoid(D d, V x) {
+  const V negative = hn::Max(hn::Neg(x), hn::Zero(d));
+  return hn::Neg(hn::Add(negative, hn::Log1p(d, hs::Exp(d, hn::Neg(hn::Abs(x))))));
+}
 
 // Reads rows of one value head.
 template <class T>
@@ -80,12 +95,12 @@ class RowReader {
     if (p_.has_bonus) {
       LoadRows(hn::ScalableTag<T>(), p_.bonus, s_, value_head_, 0, 1, size_, rows_.bonus, row_);
     }
+    if (p_.exp_gates) *rows_.max = InitialMax(0);
     if (!IsRandom(p_.feature)) return;
     if (rows_.projection != nullptr) PackTransposed(p_, rows_.raw, rows_.projection);
-    *rows_.max = p_.feature == Feature::kRandomRelu ? 0
-                 : p_.initial_m.data == nullptr
-                     ? -std::numeric_limits<T>::infinity()
-                     : *StateAt<T>(p_.initial_m, s_.state, value_head_);
+    *rows_.max = p_.feature == Feature::kRandomRelu
+                     ? 0
+                     : InitialMax(-std::numeric_limits<T>::infinity());
   }
   // After them.
   void StoreMax() const {
@@ -93,6 +108,10 @@ class RowReader {
     *StateAt<T>(p_.final_m, s_.state, value_head_) = *rows_.max;
   }
   T* max() const { return rows_.max; }
+  // Of a block of keys, as Denominators() takes them.
+  const T* NormalizerDecays() const {
+    return p_.exp_gates ? rows_.normalizer_decay : p_.gate == Gate::kNone ? nullptr : rows_.decay;
+  }
 
   HWY_NOINLINE HWY_ATTR void Queries(int64_t first, size_t n) const {
     const hn::ScalableTag<T> d;
@@ -116,6 +135,13 @@ class RowReader {
     if (p_.complement_keys) return;
     Mapped(p_.k, p_.key_feature, p_.key_scale(), first, n, rows_.k);
     ClearMasked(first, n, rows_.k, row_);
+    for (size_t t = 0; p_.exp_gates && t < n; ++t) {
+      const hn::ScalableTag<T> d;
+      const auto factor = hn::Set(d, rows_.key_factors[t]);
+      for (size_t i = t * row_; i < (t + 1) * row_; i += hn::MaxLanes(d)) {
+        hn::Store(hn::Mul(factor, hn::Load(d, rows_.k + i)), d, rows_.k + i);
+      }
+    }
   }
 
   // What Keys() needs to know of all keys: for Feature::kSoftmaxOfTokens their largest
@@ -194,6 +220,10 @@ class RowReader {
   }
 
  private:
+  T InitialMax(T absent) const {
+    return p_.initial_m.data == nullptr ? absent
+                                        : *StateAt<T>(p_.initial_m, s_.state, value_head_);
+  }
   size_t num_features() const { return static_cast<size_t>(p_.projection_rows); }
 
   // W y.
@@ -268,13 +298,59 @@ class RowReader {
     }
   }
 
+  // One number per token, and zeros to the end of a block.
+  HWY_ATTR void Numbers(const Rows& from, int64_t first, size_t n, T* to) const {
+    const hn::ScalableTag<T> d;
+    std::memset(to, 0, kBlock * sizeof(T));
+    LoadRows(d, from, s_, value_head_, first, n, 1, rows_.k, hn::MaxLanes(d));
+    for (size_t t = 0; t < n; ++t) to[t] = rows_.k[t * hn::MaxLanes(d)];
+  }
+
+  // Log decays, factors of keys and floors of denominators, and m past the block. Inside it m
+  // is kept in double: in float, m + log sigmoid(f) would lose what a gate that is nearly open
+  // forgets. S after the block is relative to m as it goes on, rounded up for no exponent to be
+  // positive.
+  HWY_NOINLINE HWY_ATTR void ExpGates(int64_t first, size_t n) const {
+    const hn::ScalableTag<T> d;
+    T *decay = rows_.decay, *factors = rows_.key_factors, *floors = rows_.floors;
+    Numbers(p_.forget_gate, first, n, decay);
+    Numbers(p_.input_gate, first, n, factors);
+    std::memset(floors, 0, kBlock * sizeof(T));
+    for (size_t i = 0; i < kBlock; i += hn::MaxLanes(d)) {
+      hn::Store(LogSigmoid(d, hn::Load(d, decay + i)), d, decay + i);
+    }
+    std::fill(decay + n, decay + kBlock, T{0});
+    double m = static_cast<double>(*rows_.max);
+    for (size_t t = 0; t < n; ++t) {
+      const double kept = m + static_cast<double>(decay[t]), arriving = static_cast<double>(factors[t]);
+      m = std::max({kept, arriving, static_cast<double>(hwy::LowestValue<T>())});
+      if (t + 1 == n) {
+        T rounded = static_cast<T>(m);
+        if (static_cast<double>(rounded) < m) {
+          rounded = std::nextafter(rounded, std::numeric_limits<T>::infinity());
+        }
+        m = static_cast<double>(*rows_.max = rounded);
+      }
+      decay[t] = static_cast<T>(kept - m);
+      factors[t] = static_cast<T>(arriving - m);
+      floors[t] = static_cast<T>(-m);
+    }
+    for (size_t i = 0; i < kBlock; i += hn::MaxLanes(d)) {
+      const auto g = hn::Load(d, decay + i);
+      hn::Store(TileDecay(d, hs::Exp(d, g), hs::Expm1(d, g)), d, rows_.normalizer_decay + i);
+      for (T* x : {factors, floors}) hn::Store(hs::Exp(d, hn::Load(d, x + i)), d, x + i);
+    }
+  }
+
   HWY_ATTR void Decays(int64_t first, size_t n) const {
     const hn::ScalableTag<T> d;
     if (p_.gate == Gate::kNone) return;
     if (p_.gate == Gate::kScalar) {
-      std::memset(rows_.decay, 0, kBlock * sizeof(T));
-      LoadRows(d, p_.log_decay, s_, value_head_, first, n, 1, rows_.k, hn::MaxLanes(d));
-      for (size_t t = 0; t < n; ++t) rows_.decay[t] = rows_.k[t * hn::MaxLanes(d)];
+      if (p_.exp_gates) {
+        ExpGates(first, n);
+      } else {
+        Numbers(p_.log_decay, first, n, rows_.decay);
+      }
       return ExpScalarDecays(d, rows_.decay, n, row_, rows_.tile_decay);
     }
     LoadRows(d, p_.log_decay, s_, value_head_, first, n, size_, rows_.decay, row_);
@@ -302,11 +378,22 @@ class RowReader {
   const BlockRows<T>& rows_;
 };
 
-// What o_t is divided by, of z_t . q_t.
+// What o of a block's token t is divided by, of z_t . q_t.
 template <class T>
-T Denominator(const Problem& p, T product) {
+T Denominator(const Problem& p, const BlockRows<T>& rows, T product, size_t t) {
+  if (p.exp_gates) {
+    return std::max(std::abs(product), rows.floors[t]) + static_cast<T>(p.eps);
+  }
   if (!IsRandom(p.feature)) return product + static_cast<T>(p.eps);
   return std::max(product, std::numeric_limits<T>::min());  // of positive terms
+}
+
+// Its derivative by z_t . q_t; m and the floor count as constants.
+template <class T>
+T DenominatorSlope(const Problem& p, const BlockRows<T>& rows, T product, size_t t) {
+  if (!p.exp_gates) return 1;
+  if (std::abs(product) <= rows.floors[t]) return 0;
+  return std::copysign(T{1}, product);
 }
 
 // What becomes of a block of o on its way out: skip and gate.

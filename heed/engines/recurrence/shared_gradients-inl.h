@@ -11,6 +11,7 @@
 #endif
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -26,6 +27,16 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
+
+// The derivative of a token's log decay by its forget gate, 1 - sigmoid(f); 1 without one.
+template <class T>
+T ForgetGateSlope(const Problem& p, const Sequence& s, int64_t head, int64_t token) {
+  if (!p.exp_gates) return 1;
+  const Rows& gates = p.forget_gate;
+  const auto f = static_cast<T>(
+      LoadAsDouble(gates.dtype, gates.data, NumberAt(gates, s, head, token)));
+  return 1 / (1 + std::exp(f));
+}
 
 // The gradient of scalar decays from its parts: of one head over all sequences.
 template <class T>
@@ -48,11 +59,8 @@ HWY_NOINLINE HWY_ATTR void SumDecayGradients(const Problem& p, const Gradients& 
         if (p.constant_decay) {
           total += static_cast<double>(later);
         } else {
-          hs::WithStorage<T>(g.d_log_decay.dtype, [&](auto stored) HWY_ATTR {
-            const hn::CappedTag<T, 1> d1;
-            hs::StoreRounded(d1, hn::Set(d1, later),
-                             RowAt<decltype(stored)>(g.d_log_decay, s, head, t), 1);
-          });
+          const T slope = ForgetGateSlope<T>(p, s, head, t);
+          StoreNumber(g.d_log_decay, s, head, t, static_cast<double>(later * slope));
         }
       }
     }

@@ -239,15 +239,14 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task,
         of_z[lane] = at[static_cast<int64_t>(lane) * stride];
       }
       const auto decay = gated ? hn::Load(d, b.rows.tile_decay + i) : hn::Set(d, T{1});
-      auto next = hn::Load(d, of_z);
-      next = hn::Add(Decayed(d, decay, next), hn::Load(d, b.rows.k + i));
+      const auto next = NextNormalizer(d, decay, hn::Load(d, of_z), hn::Load(d, b.rows.k + i));
       sum = hn::MulAdd(hn::Load(d, b.rows.q + i), next, sum);
       hn::Store(next, d, of_z);
       for (size_t lane = 0; lane < count; ++lane) {
         at[static_cast<int64_t>(lane) * stride] = of_z[lane];
       }
     }
-    factor = 1 / Denominator(p, hn::ReduceSum(d, sum));
+    factor = 1 / Denominator(p, b.rows, hn::ReduceSum(d, sum), 0);
     reader.StoreMax();
   }
   const OutputRows<T> rows(p, s, head, 0, 1, b.v, b.gate, value_row);

@@ -17,9 +17,11 @@ using parts::Add;
 using parts::At;
 using parts::Put;
 
-// One head of one sequence. r = beta .* erase .* key and w = beta .* write .* v, or a, b and v.
+// One head of one sequence, in which every write counts as a token: what a token has one of
+// stands at one of them. r = beta .* erase .* key and w = beta .* write .* v, or a, b and v.
 struct Head {
   bool before = false;
+  size_t writes = 1;        // of a token: it decays before the first and is read after the last
   size_t T = 0, K = 0, V = 0;
   Doubles q, k, a;          // [T, K]: scaled; a: decays
   Doubles r, b;             // read and second write keys
@@ -30,17 +32,35 @@ struct Head {
 
 struct Place {
   int64_t sequence, batch, head, key_head;
-  std::vector<int64_t> tokens;  // in the order in which they are taken
+  std::vector<int64_t> tokens;  // of writes, in the order in which they are taken
 };
+
+// Several of each token, where it writes several times.
+int64_t WritesOf(const Inputs& in) { return in.v.rank() == 5 ? in.v.size(2) : 1; }
+
+// An element of [B, T, H, i], or [B, T, n, H, i]; without `i` of [B, T, H], or [B, T, n, H].
+template <class F>
+void WithIndex(const ConstTensorView& t, bool has_channel, const Place& place, size_t row,
+               size_t writes, int64_t head, size_t i, const F& f) {
+  const int64_t token = place.tokens[row], write = static_cast<int64_t>(row % writes);
+  const auto channel = static_cast<int64_t>(i);
+  if (t.rank() == (has_channel ? 5 : 4)) {
+    return has_channel ? f({place.batch, token, write, head, channel})
+                       : f({place.batch, token, write, head});
+  }
+  has_channel ? f({place.batch, token, head, channel}) : f({place.batch, token, head});
+}
 
 template <class F>
 void ForEachHead(const Inputs& in, const Options& options, const F& f) {
-  const int64_t H = in.q.size(2), HV = in.v.size(2);
+  const int64_t H = in.q.size(2), HV = ValueHeads(in);
   const auto ranges = Ranges("reference", in.q, options);
   for (size_t i = 0; i < ranges.size(); ++i) {
     for (int64_t h = 0; h < HV; ++h) {
       Place place = {static_cast<int64_t>(i), ranges[i].batch, h, h / (HV / H), {}};
-      for (int64_t t = ranges[i].begin; t < ranges[i].end; ++t) place.tokens.push_back(t);
+      for (int64_t t = ranges[i].begin; t < ranges[i].end; ++t) {
+        place.tokens.insert(place.tokens.end(), static_cast<size_t>(WritesOf(in)), t);
+      }
       if (options.reverse) std::reverse(place.tokens.begin(), place.tokens.end());
       f(place);
     }
@@ -73,33 +93,41 @@ Head HeadOf(const Definition& d, const Inputs& in, const Options& options, const
   Head h;
   h.before = d.delta == recurrence::Delta::kBeforeDecay;
   h.T = place.tokens.size();
+  h.writes = static_cast<size_t>(WritesOf(in));
   h.K = static_cast<size_t>(in.q.size(3));
-  h.V = static_cast<size_t>(in.v.size(3));
+  h.V = static_cast<size_t>(ValueSize(in));
   const double scale = ScaleOf(d, in, options);
-  const auto at = [&](const ConstTensorView& t, int64_t token, int64_t head, size_t i) {
-    return t.present() ? At(t, {place.batch, token, head, static_cast<int64_t>(i)}) : 1;
-  };
-  for (const int64_t t : place.tokens) {
-    const double beta = in.beta.present() ? At(in.beta, {place.batch, t, place.head}) : 1;
+  for (size_t row = 0; row < h.T; ++row) {
+    const auto at = [&](const ConstTensorView& t, int64_t head, size_t i, bool channel = true) {
+      double value = 1;
+      if (t.present()) {
+        WithIndex(t, channel, place, row, h.writes, head, i,
+                  [&](parts::Index index) { value = At(t, index); });
+      }
+      return value;
+    };
+    const bool first = row % h.writes == 0, last = (row + 1) % h.writes == 0;
+    const double beta = at(in.beta, place.head, 0, false);
     h.beta.push_back(beta);
     for (size_t i = 0; i < h.K; ++i) {
-      const double key = at(in.k, t, place.key_head, i);
-      h.q.push_back(scale * at(in.q, t, place.key_head, i));
+      const double key = at(in.k, place.key_head, i);
+      h.q.push_back(last ? scale * at(in.q, place.key_head, i) : 0);
       h.k.push_back(key);
       const bool own = d.read_key || h.before;
-      h.key.push_back(own ? at(d.read_key ? in.p : in.a, t, place.key_head, i) : key);
-      h.erase.push_back(at(in.erase, t, place.head, i));
+      h.key.push_back(own ? at(d.read_key ? in.p : in.a, place.key_head, i) : key);
+      h.erase.push_back(at(in.erase, place.head, i));
       h.r.push_back(beta * h.erase.back() * h.key.back());
-      h.b.push_back(h.before ? at(in.b, t, place.key_head, i) : 0);
+      h.b.push_back(h.before ? at(in.b, place.key_head, i) : 0);
       double g = 0;
-      if (in.log_decay.present()) {
-        g = DecayAt(in.log_decay, place.batch, t, place.head, static_cast<int64_t>(i));
+      if (in.log_decay.present() && first) {
+        g = DecayAt(in.log_decay, place.batch, place.tokens[row], place.head,
+                    static_cast<int64_t>(i));
       }
       h.a.push_back(std::exp(g));
     }
     for (size_t j = 0; j < h.V; ++j) {
-      h.v.push_back(at(in.v, t, place.head, j));
-      h.write.push_back(at(in.write, t, place.head, j));
+      h.v.push_back(at(in.v, place.head, j));
+      h.write.push_back(at(in.write, place.head, j));
       h.w.push_back(beta * h.write.back() * h.v.back());
     }
   }
@@ -215,9 +243,11 @@ HeadGradients Backward(const Head& h, const Doubles& d_o, const Doubles& d_final
 
 Doubles GradientsOfO(const BackwardInputs& in, const Place& place) {
   Doubles d_o;
-  for (const int64_t t : place.tokens) {
+  const auto writes = static_cast<size_t>(WritesOf(in));
+  for (size_t row = 0; row < place.tokens.size(); ++row) {
     for (int64_t j = 0; j < in.d_o.size(3); ++j) {
-      d_o.push_back(At(in.d_o, {place.batch, t, place.head, j}));
+      const bool last = (row + 1) % writes == 0;
+      d_o.push_back(last ? At(in.d_o, {place.batch, place.tokens[row], place.head, j}) : 0);
     }
   }
   return d_o;
@@ -230,40 +260,41 @@ void AddGradients(const Definition& d, const Inputs& in, const Options& options,
                   const Gradients& out) {
   const bool errors = of != nullptr;
   const double scale = ScaleOf(d, in, options);
-  const auto put = [&](const TensorView& t, int64_t token, int64_t head, size_t i, double x) {
-    if (t.present()) Add(t, {place.batch, token, head, static_cast<int64_t>(i)}, x);
+  const auto put = [&](const TensorView& t, size_t row, int64_t head, size_t i, double x,
+                       bool channel = true) {
+    if (!t.present()) return;
+    WithIndex(t, channel, place, row, h.writes, head, i,
+              [&](parts::Index index) { Add(t, index, x); });
   };
   const auto size = [&](double x) { return errors ? std::abs(x) : x; };
   for (size_t t = 0; t < h.T; ++t) {
-    const int64_t token = place.tokens[t];
     double d_beta = 0, of_decay = 0;
     for (size_t i = 0; i < h.K; ++i) {
       const size_t at = t * h.K + i;
-      put(out.dq, token, place.key_head, i, size(scale) * g.q[at]);
+      if ((t + 1) % h.writes == 0) put(out.dq, t, place.key_head, i, size(scale) * g.q[at]);
       const double factor = h.beta[t] * h.erase[at];
       const bool own_key = d.read_key || h.before;
-      put(out.dk, token, place.key_head, i,
-          g.k[at] + (own_key ? 0 : size(factor) * g.r[at]));
-      put(d.read_key ? out.dp : out.da, token, place.key_head, i, size(factor) * g.r[at]);
-      put(out.db, token, place.key_head, i, g.b[at]);
-      put(out.derase, token, place.head, i, size(h.beta[t] * h.key[at]) * g.r[at]);
+      put(out.dk, t, place.key_head, i, g.k[at] + (own_key ? 0 : size(factor) * g.r[at]));
+      put(d.read_key ? out.dp : out.da, t, place.key_head, i, size(factor) * g.r[at]);
+      put(out.db, t, place.key_head, i, g.b[at]);
+      put(out.derase, t, place.head, i, size(h.beta[t] * h.key[at]) * g.r[at]);
       d_beta += size(h.erase[at] * h.key[at]) * g.r[at];
       if (errors) d_beta += u * std::abs(h.erase[at] * h.key[at] * of->r[at]);
       of_decay += g.log_a[at];
       if (out.dlog_decay.present() && out.dlog_decay.rank() == 4) {
-        put(out.dlog_decay, token, place.head, i, g.log_a[at]);
+        put(out.dlog_decay, t, place.head, i, g.log_a[at]);
       }
     }
     for (size_t j = 0; j < h.V; ++j) {
       const size_t at = t * h.V + j;
-      put(out.dv, token, place.head, j, size(h.beta[t] * h.write[at]) * g.w[at]);
-      put(out.dwrite, token, place.head, j, size(h.beta[t] * h.v[at]) * g.w[at]);
+      put(out.dv, t, place.head, j, size(h.beta[t] * h.write[at]) * g.w[at]);
+      put(out.dwrite, t, place.head, j, size(h.beta[t] * h.v[at]) * g.w[at]);
       d_beta += size(h.write[at] * h.v[at]) * g.w[at];
       if (errors) d_beta += u * std::abs(h.write[at] * h.v[at] * of->w[at]);
     }
-    if (out.dbeta.present()) Add(out.dbeta, {place.batch, token, place.head}, d_beta);
-    if (out.dlog_decay.present() && out.dlog_decay.rank() == 3) {
-      Add(out.dlog_decay, {place.batch, token, place.head}, of_decay);
+    put(out.dbeta, t, place.head, 0, d_beta, false);
+    if (out.dlog_decay.present() && out.dlog_decay.rank() == 3 && t % h.writes == 0) {
+      put(out.dlog_decay, t, place.head, 0, of_decay, false);
     }
   }
   PutState(out.dinitial.S, place, g.S, h.V);
@@ -374,7 +405,7 @@ void DeltaReference(const Definition& d, const Inputs& in, const Options& option
     Doubles S = h.S, found;
     for (size_t t = 0; t < h.T; ++t) {
       Advance(h, t, S, found);
-      for (size_t j = 0; j < h.V; ++j) {
+      for (size_t j = 0; (t + 1) % h.writes == 0 && j < h.V; ++j) {
         Put(out.o, {place.batch, place.tokens[t], place.head, static_cast<int64_t>(j)},
             Read(h, S, h.q, t, j));
       }
@@ -396,7 +427,7 @@ void DeltaTolerance(const Definition& d, const Inputs& in, const Options& option
       Advance(h, t, S, found);
       const double query = Norm(&h.q[t * h.K], h.K);
       const Doubles sizes = ColumnNorms(S, h.V);
-      for (size_t j = 0; j < h.V; ++j) {
+      for (size_t j = 0; (t + 1) % h.writes == 0 && j < h.V; ++j) {
         const auto column = static_cast<int64_t>(j);
         const double value =
             At(expected.o, {place.batch, place.tokens[t], place.head, column});
@@ -440,14 +471,17 @@ void DeltaBackwardTolerance(const Definition& d, const BackwardInputs& in,
     const HeadGradients true_values = Backward(h, d_o, D);
     HeadGradients g(h);
     Doubles off(V, 0.0);           // of the columns of D
-    Doubles later(K, 0.0);         // of sums over later tokens of a block
+    Doubles later(K, 0.0);         // of sums over later writes of a block
+    size_t block = 64;
+    while (block > 1 && block * h.writes > 64) block /= 2;
+    block *= h.writes;
     AgainstTime(h, [&](size_t t, const Doubles& before, const Doubles& after,
                        const Doubles& found) {
       const size_t at = t * K;
       const double query = Norm(&h.q[at], K), key = Norm(&h.k[at], K), read = Norm(&h.r[at], K);
       const double second = Norm(&h.b[at], K), norm = TransitionNorm(h, t);
       Doubles d_found(V, 0.0);
-      if ((t + 1) % 64 == 0 || t + 1 == h.T) {  // <S, D> at the end of a block
+      if ((t + 1) % block == 0 || t + 1 == h.T) {  // <S, D> at the end of a block
         for (size_t i = 0; i < K; ++i) {
           later[i] = 0;
           for (size_t j = 0; j < V; ++j) {

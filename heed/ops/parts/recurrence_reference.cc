@@ -36,12 +36,24 @@ double Seen(const ReferenceHead& h, size_t t, const State& before, const State& 
   return before.S[at] + h.u[i] * h.k[t * h.K + i] * h.v[t * h.V + j];
 }
 
+double Product(const ReferenceHead& h, size_t t, const State& state) {
+  double sum = 0;
+  for (size_t i = 0; i < h.K; ++i) sum += state.z[i] * h.q[t * h.K + i];
+  return sum;
+}
+
 // What token t's output is divided by.
-double Denominator(const ReferenceHead& h, size_t t, const State& state) {
+double Denominator(const ReferenceHead& h, size_t t, double product) {
   if (!h.normalize) return 1;
-  double d = h.eps;
-  for (size_t i = 0; i < h.K; ++i) d += state.z[i] * h.q[t * h.K + i];
-  return d;
+  if (h.floors.empty()) return product + h.eps;
+  return std::max(std::abs(product), h.floors[t]) + h.epsilons[t];
+}
+
+// Its derivative by the product.
+double Slope(const ReferenceHead& h, size_t t, double product) {
+  if (!h.slopes.empty()) return h.slopes[t];
+  if (h.floors.empty()) return 1;
+  return std::abs(product) > h.floors[t] ? std::copysign(1.0, product) : 0;
 }
 
 // 1 / d_t, or the magnitude of its terms: a rounding error of d_t is relative to its own.
@@ -60,7 +72,8 @@ ReferenceHeadOutputs RunReference(const ReferenceHead& h) {
   for (size_t t = 0; t < h.T; ++t) {
     const State before = state;
     Advance(h, t, state);
-    out.denominators.push_back(Denominator(h, t, state));
+    out.products.push_back(Product(h, t, state));
+    out.denominators.push_back(Denominator(h, t, out.products.back()));
     for (size_t i = 0; i < h.K; ++i) {
       for (size_t j = 0; j < h.V; ++j) {
         out.o[t * h.V + j] += Seen(h, t, before, state, i, j) * h.q[t * h.K + i];
@@ -102,7 +115,8 @@ ReferenceHeadGradients RunBackwardReference(const ReferenceHead& h, const Double
     }
     for (size_t t = end; t-- > begin;) {
       const State &before = states[t - begin], &after = states[t - begin + 1];
-      const double inverse = Inverse(h, t, Denominator(h, t, after));
+      const double product = Product(h, t, after);
+      const double inverse = Inverse(h, t, Denominator(h, t, product));
       // Of the numerator and the denominator of o_t.
       Doubles d_n(h.V);
       double d_denominator = 0;
@@ -114,7 +128,7 @@ ReferenceHeadGradients RunBackwardReference(const ReferenceHead& h, const Double
         }
         d_denominator += (h.denominators.empty() ? -1 : 1) * d_n[j] * numerator * inverse;
       }
-      if (!h.normalize) d_denominator = 0;
+      d_denominator *= h.normalize ? Slope(h, t, product) : 0;
       for (size_t i = 0; i < h.K; ++i) {
         const size_t at = t * h.K + i;
         for (size_t j = 0; j < h.V; ++j) {

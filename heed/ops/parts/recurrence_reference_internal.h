@@ -17,6 +17,7 @@ using Doubles = std::vector<double>;
 //   S_t = a_t .* S_{t-1} + k_t v_t^T,  z_t = a_t .* z_{t-1} + k_t
 //   o_t = S_t^T q_t, or S_t^T q_t / (z_t . q_t + eps)
 //   or in the bonus form (S_{t-1} + diag(u) k_t v_t^T)^T q_t
+//   or with floors S_t^T q_t / (max(|z_t . q_t|, floor_t) + epsilon_t)
 //
 // With b, S_t = a_t .* S_{t-1} diag(b_t) + k_t v_t^T.
 struct ReferenceHead {
@@ -28,16 +29,19 @@ struct ReferenceHead {
   Doubles u;        // [K]; empty: not the bonus form
   bool normalize = false;
   double eps = 0;
+  Doubles floors, epsilons;  // [T]; empty: none
   // Not empty: all of the above are absolute values, and results shall be sums of the
   // magnitudes of all terms, which rounding errors are relative to. These are the true
   // denominators, which may be smaller than the sums of their terms.
   Doubles denominators;
+  Doubles slopes;  // and of denominators by z . q, where there are floors
 };
 
 struct ReferenceHeadOutputs {
   Doubles o;             // [T, V]
   Doubles S, z;          // final
   Doubles denominators;  // [T], or 1
+  Doubles products;      // [T]: z . q
 };
 
 ReferenceHeadOutputs RunReference(const ReferenceHead& head);

@@ -40,7 +40,7 @@ struct Call {
   Problem problem;
   std::vector<TokenRange> ranges;
   AxisSizes sizes;
-  Axes v_shape, S_shape, z_shape, m_shape;
+  Axes o_shape, S_shape, z_shape, m_shape;
   bool has_z, has_m;  // of its states
   bool reverse, value_first;
   DType o_dtype, dv_dtype;  // d_o has that of o
@@ -64,6 +64,15 @@ recurrence::Rows RowsOf(const Call& call, const ConstTensorView& t) {
   if (!t.present()) return {};
   if (t.rank() <= 2) return {t.data(), t.dtype(), 0, 0, t.stride(0)};  // over heads alone
   return {t.data(), t.dtype(), t.stride(0), step * t.stride(1), t.stride(2)};
+}
+
+// [B, T, n, H, ...].
+recurrence::Rows WritesOf(const Call& call, const ConstTensorView& t) {
+  recurrence::Rows rows = RowsOf(call, t);
+  if (!t.present()) return rows;
+  rows.write_stride = t.stride(2);
+  rows.head_stride = t.stride(3);
+  return rows;
 }
 
 // A matrix, each row contiguous.
@@ -125,12 +134,15 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
          "f64, f32, bf16 or f16");
   }
   if (!in.v.present()) Fail(op, value_name, "is absent", "a tensor");
-  if (in.v.rank() != 4) {
-    Fail(op, value_name, "has shape " + in.v.ShapeString(), "rank 4: [B, T, HV, V]");
+  const bool several = definition.several_writes;
+  if (in.v.rank() != (several ? 5 : 4)) {
+    Fail(op, value_name, "has shape " + in.v.ShapeString(),
+         several ? "rank 5: [B, T, n, HV, V]" : "rank 4: [B, T, HV, V]");
   }
   p.dtype = in.q.dtype();
   const int64_t B = in.q.size(0), T = in.q.size(1), H = in.q.size(2), K = in.q.size(3);
-  const int64_t HV = in.v.size(2), V = in.v.size(3);
+  const int64_t HV = ValueHeads(in), V = ValueSize(in);
+  p.writes = several ? in.v.size(2) : 1;
   call.reverse = options.reverse;
   call.value_first = definition.value_first;
   const Surroundings* around = definition.surroundings;
@@ -142,10 +154,11 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
     Fail(op, "projection", "has shape " + W.ShapeString(),
          "[M, K = " + std::to_string(K) + "], M >= 1");
   }
-  call.sizes = {B, T, H, HV, K, V, random && W.present() ? W.size(0) : 0};
-  call.v_shape = {B, T, HV, V};
+  call.sizes = {B, T, H, HV, K, V, random && W.present() ? W.size(0) : 0, p.writes};
+  call.o_shape = {B, T, HV, V};
   if (K < 1) Fail(op, query_name, "has shape " + in.q.ShapeString(), "K >= 1");
   if (V < 1) Fail(op, value_name, "has shape " + in.v.ShapeString(), "V >= 1");
+  if (p.writes < 1) Fail(op, value_name, "has shape " + in.v.ShapeString(), "n >= 1");
   if (H < 1 ? HV != 0 : HV % H != 0 || HV == 0) {
     Fail(op, value_name, "has " + std::to_string(HV) + " heads",
          "a multiple of the " + std::to_string(H) + " heads of " + query_name);
@@ -192,9 +205,10 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
 
   const bool by_key = definition.decay == DecayShape::kKey ||
                       definition.decay == DecayShape::kHeadKey;
-  p.gate = definition.decay == DecayShape::kNone ? Gate::kNone
-           : by_key                              ? Gate::kKey
-                                                 : Gate::kScalar;
+  p.gate = definition.decay == DecayShape::kNone || (several && !in.log_decay.present())
+               ? Gate::kNone
+           : by_key ? Gate::kKey
+                    : Gate::kScalar;
   p.constant_decay = IsConstant(definition.decay);
   p.has_value_decay = in.log_decay_v.present();
   p.has_bonus = definition.bonus;
@@ -213,19 +227,23 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   call.z_shape = {sequences, HV, F};
   call.m_shape = {sequences, HV};
   call.has_z = p.causal && p.normalize;
-  call.has_m = p.causal && recurrence::IsRandom(p.feature);
+  call.has_m = HasMaximum(definition);
+  p.exp_gates = definition.exp_gates;
   if (p.running_max()) p.gate = Gate::kScalar;
 
   p.q = RowsOf(call, in.q);
-  p.k = RowsOf(call, in.k);
-  p.v = RowsOf(call, in.v);
+  const auto rows_of = several ? &WritesOf : &RowsOf;
+  p.k = rows_of(call, in.k);
+  p.v = rows_of(call, in.v);
+  p.input_gate = RowsOf(call, in.i);
+  p.forget_gate = RowsOf(call, in.f);
   p.log_decay = p.constant_decay ? KeptDecays(call, in.log_decay) : RowsOf(call, in.log_decay);
   p.log_value_decay = RowsOf(call, in.log_decay_v);
   p.bonus = RowsOf(call, in.u);
   p.delta = definition.delta;
   p.read_key = RowsOf(call, definition.read_key ? in.p : in.a);
   p.write_key = RowsOf(call, in.b);
-  p.beta = RowsOf(call, in.beta);
+  p.beta = rows_of(call, in.beta);
   p.erase = RowsOf(call, in.erase);
   p.write = RowsOf(call, in.write);
   if (around != nullptr) {
@@ -319,7 +337,7 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
   Call call = CheckedCall(op, &ctx, definition, in, options, true);
   Problem& p = call.problem;
   Outlets outlets(op, definition, in, options);
-  outlets.Check("o", out.o, call.v_shape, call.o_dtype, true);
+  outlets.Check("o", out.o, call.o_shape, call.o_dtype, true);
   const auto state = [&](const char* name, const TensorView& t, bool exists,
                          const Axes& shape) {
     if (!t.present()) return;
@@ -345,7 +363,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   Call call = CheckedCall(op, &ctx, definition, in, options, true);
   Problem& p = call.problem;
   recurrence::Gradients g;
-  CheckInput(op, "d_o", in.d_o, call.v_shape, call.o_dtype, true);
+  CheckInput(op, "d_o", in.d_o, call.o_shape, call.o_dtype, true);
   parts::CheckContiguousRows(op, "d_o", in.d_o);
   g.d_o = RowsOf(call, in.d_o);
   Outlets outlets(op, definition, in, options);
@@ -372,7 +390,8 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
     const ConstTensorView& input = in.*tensor.input;
     if (!input.present()) Fail(op, name.c_str(), "is asked for", "none: there is no such input");
     outlets.Check(name.c_str(), t, ShapeOf(tensor.axes, call.sizes),
-                  tensor.input == &Inputs::v ? call.dv_dtype : input.dtype(), t.rank() % 2 == 0);
+                  tensor.input == &Inputs::v ? call.dv_dtype : input.dtype(),
+                  tensor.contiguous_rows() || t.rank() == 2);
   }
   for (const Tensor& tensor : Tensors::NotOf(definition)) {
     if (!(out.*tensor.gradient).present()) continue;
@@ -380,14 +399,16 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
          "none: there is no such input");
   }
   g.dq = RowsOf(call, out.dq);
-  g.dk = RowsOf(call, out.dk);
-  g.dv = RowsOf(call, out.dv);
-  g.d_log_decay = RowsOf(call, out.dlog_decay);
+  const auto rows_of = definition.several_writes ? &WritesOf : &RowsOf;
+  g.dk = rows_of(call, out.dk);
+  g.dv = rows_of(call, out.dv);
+  g.d_log_decay = RowsOf(call, definition.exp_gates ? out.df : out.dlog_decay);
+  g.d_input_gate = RowsOf(call, out.di);
   g.d_log_value_decay = RowsOf(call, out.dlog_decay_v);
   g.d_bonus = RowsOf(call, out.du);
   g.d_read_key = RowsOf(call, definition.read_key ? out.dp : out.da);
   g.d_write_key = RowsOf(call, out.db);
-  g.d_beta = RowsOf(call, out.dbeta);
+  g.d_beta = rows_of(call, out.dbeta);
   g.d_erase = RowsOf(call, out.derase);
   g.d_write = RowsOf(call, out.dwrite);
   if (out.dprojection.present()) g.d_projection = MatrixOf(out.dprojection);
@@ -435,7 +456,7 @@ void Step(const char* op, Context& ctx, const Definition& definition,
   if (!out.present()) Fail(op, "o", "is absent", "a tensor");
   const TensorView writable(const_cast<void*>(out.data()), out.dtype(), out.sizes(),
                             out.strides(), out.device());
-  outlets.Check("o", writable, call.v_shape, p.dtype, true);
+  outlets.Check("o", writable, call.o_shape, p.dtype, true);
   p.o = RowsOf(call, out);
   const auto& kernel = recurrence::Choose(op, ctx, p);
   Prepare(definition);
@@ -474,7 +495,7 @@ Explanation Explain(const char* op, const Context& ctx, const Definition& defini
   const double products = p.delta == recurrence::Delta::kNone          ? 4
                           : p.delta == recurrence::Delta::kAfterDecay ? 6
                                                                       : 8;
-  e.flops = products * tokens * static_cast<double>(p.value_heads) *
+  e.flops = products * tokens * static_cast<double>(p.writes) * static_cast<double>(p.value_heads) *
             static_cast<double>(p.features()) * static_cast<double>(p.value_size);
   e.flops += 4 * tokens * static_cast<double>(p.value_heads) *
              static_cast<double>(p.projection_rows) * static_cast<double>(p.key_size);

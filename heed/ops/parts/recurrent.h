@@ -17,7 +17,7 @@ namespace heed::recurrent {
 
 // The memory between two calls, one per sequence: f64 for f64, else f32, any strides.
 // What a mechanism does not have, or an absent one, is left out; absent is zeros on the
-// way in (m: -infinity), and not asked for on the way out.
+// way in (m of random features: -infinity), and not asked for on the way out.
 struct ConstState {
   ConstTensorView S;  // [B, HV, K, V]; not scaled, not decayed beyond the last token
   ConstTensorView z;  // [B, HV, K], the normaliser
@@ -48,6 +48,8 @@ struct Inputs {
   ConstTensorView write = {};  // [B, T, HV, V]: factors of what is written
   ConstTensorView a = {};      // [B, T, H, K]: the key that reads, like k
   ConstTensorView b = {};      // [B, T, H, K]: the key that what was read goes to, like k
+  ConstTensorView i = {};      // [B, T, HV]: the input gate before its exponential
+  ConstTensorView f = {};      // [B, T, HV]: the forget gate before its sigmoid
 };
 
 struct Options {
@@ -75,7 +77,7 @@ struct Gradients {
   TensorView dq, dk, dv, dlog_decay, dprojection;
   State dinitial;  // none of m, which counts as a constant
   TensorView du = {}, dlog_decay_v = {};
-  TensorView dbeta = {}, dp = {}, derase = {}, dwrite = {}, da = {}, db = {};
+  TensorView dbeta = {}, dp = {}, derase = {}, dwrite = {}, da = {}, db = {}, di = {}, df = {};
 };
 
 // One token of each sequence: [B, H, K], [B, HV, V], and decays [B, HV] or [B, HV, K], or
@@ -85,7 +87,8 @@ struct StepInputs {
   ConstTensorView projection = {};  // [M, K]
   ConstTensorView u = {};           // [HV, K]
   ConstTensorView log_decay_v = {};  // [B, HV, V]
-  ConstTensorView beta = {}, p = {}, erase = {}, write = {}, a = {}, b = {};  // as those above
+  // As those above, without the axis of tokens.
+  ConstTensorView beta = {}, p = {}, erase = {}, write = {}, a = {}, b = {}, i = {}, f = {};
 };
 
 struct Explanation {

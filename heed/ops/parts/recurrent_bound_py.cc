@@ -223,6 +223,8 @@ constexpr struct {
     {"write", &ReadInput<&Inputs::write>, &WriteGradient<&Gradients::dwrite>},
     {"a", &ReadInput<&Inputs::a>, &WriteGradient<&Gradients::da>},
     {"b", &ReadInput<&Inputs::b>, &WriteGradient<&Gradients::db>},
+    {"i", &ReadNumbers<&Inputs::i>, &WriteGradient<&Gradients::di>},
+    {"f", &ReadNumbers<&Inputs::f>, &WriteGradient<&Gradients::df>},
 };
 
 const auto& AccessOf(const Input& input) {
@@ -278,7 +280,8 @@ std::string Signature(const SettingSpec& spec) {
 
 Bound::Bound(nb::module_& m, const Binding& binding) : Binding(binding) {
   for (const Input& input : inputs) {
-    positional.push_back({input.name.c_str(), input.optional, ReaderOf(input)});
+    positional.push_back(
+        {input.name.c_str(), input.optional || input.nullable, ReaderOf(input)});
     num_positional += input.optional ? 0 : 1;
     has_maximum = has_maximum || input.role == Input::kProjection;
   }
@@ -351,7 +354,7 @@ void Bound::Describe(nb::module_& m) {
   std::string arguments, decay;
   for (const Input& input : inputs) {
     if (!input.optional) {
-      arguments += input.name + array + ", ";
+      arguments += input.name + array + (input.nullable ? " | None, " : ", ");
     } else if (input.role == Input::kOther || input.role == Input::kMask ||
                input.role == Input::kTensor) {
       decay += input.name + ": Array | None = None, ";

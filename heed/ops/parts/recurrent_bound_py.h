@@ -43,7 +43,6 @@ struct Bound : Binding {
       step_keywords;
   // Of PyTorch's operators: [incoming gradients,] inputs, settings, options, results.
   std::vector<python::Keyword<Call>> torch_keywords, torch_backward_keywords;
-  bool has_maximum = false;  // states have m
   size_t num_positional = 0;  // what may be left out is a keyword
   std::string forward_signature, state_signature, backward_signature, step_signature;
   std::string forward_text, backward_text, step_text;

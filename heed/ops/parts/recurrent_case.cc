@@ -98,13 +98,12 @@ void RunStep(const Mechanism& m, const Problem& p, Context& ctx, const Outputs& 
   m.step(ctx, in, p.options, out.final, WithoutTokens(out.o));
 }
 
-// Of a state that is as before the first token, -infinity.
-void CopyMaxima(const ConstTensorView& from, const TensorView& to) {
+// Of a state that is as before the first token, -infinity or 0.
+void CopyMaxima(const Definition& d, const ConstTensorView& from, const TensorView& to) {
   if (from.present()) return CopyElements(from, to);
+  const double none = d.exp_gates ? 0 : -std::numeric_limits<double>::infinity();
   for (int64_t b = 0; b < to.size(0); ++b) {
-    for (int64_t h = 0; h < to.size(1); ++h) {
-      SetElement(to, Shape{b, h}, -std::numeric_limits<double>::infinity());
-    }
+    for (int64_t h = 0; h < to.size(1); ++h) SetElement(to, Shape{b, h}, none);
   }
 }
 
@@ -136,7 +135,7 @@ Case ToCase(const Mechanism& m, const Problem& problem) {
       const Outputs out = ToOutputs(*p, views);
       CopyElements(p->in.initial.S, out.final.S);
       if (out.final.z.present()) CopyElements(p->in.initial.z, out.final.z);
-      if (out.final.m.present()) CopyMaxima(p->in.initial.m, out.final.m);
+      if (out.final.m.present()) CopyMaxima(m.definition, p->in.initial.m, out.final.m);
       return RunStep(m, *p, ctx, out);
     }
     if (p->num_forward > 0) m.forward(ctx, p->in, p->options, ToOutputs(*p, views));
@@ -188,16 +187,14 @@ Case ToCase(const Mechanism& m, const Problem& problem) {
 void Describe(const Definition& d, Problem& p, int64_t sequences, bool forward,
               bool backward) {
   const DType dtype = p.in.q.dtype(), state = StateDType(dtype);
-  const Shape v(p.in.v.sizes().begin(), p.in.v.sizes().end());
-  const int64_t F = FeaturesOf(d, p.in);
-  const Shape S = {sequences, v[2], F, v[3]}, z = {sequences, v[2], F};
-  const Shape m = {sequences, v[2]};
-  const bool has_m = d.causal && recurrence::IsRandom(d.feature);
+  const int64_t HV = ValueHeads(p.in), V = ValueSize(p.in), F = FeaturesOf(d, p.in);
+  const Shape o = {p.in.v.size(0), p.in.v.size(1), HV, V};
+  const Shape S = {sequences, HV, F, V}, z = {sequences, HV, F}, m = {sequences, HV};
   if (forward) {
-    p.outputs.push_back({"o", dtype, v, {}});
+    p.outputs.push_back({"o", dtype, o, {}});
     if (d.causal) p.outputs.push_back({"state", state, S, {}});
     if (d.causal && d.normalize) p.outputs.push_back({"state_z", state, z, {}});
-    if (has_m) p.outputs.push_back({"state_m", state, m, {}});
+    if (HasMaximum(d)) p.outputs.push_back({"state_m", state, m, {}});
   }
   p.num_forward = p.outputs.size();
   if (!backward) return;
@@ -218,6 +215,17 @@ const Buffer& FillPositive(const Buffer& buffer, uint64_t seed) {
   if (buffer.view().num_elements() == 0) return buffer;
   do {
     SetElement(buffer.view(), index, random.Uniform(0.5, 2));
+  } while (NextIndex(buffer.view().sizes(), index));
+  return buffer;
+}
+
+// 3 + 2 N(0, 1), which are mostly open after a sigmoid, and -1e4 here and there.
+const Buffer& FillGates(const Buffer& buffer, uint64_t seed, double extreme) {
+  Random random(seed);
+  Shape index(buffer.view().sizes().size());
+  if (buffer.view().num_elements() == 0) return buffer;
+  do {
+    SetElement(buffer.view(), index, random.Chance(extreme) ? -1e4 : 3 + 2 * random.Normal());
   } while (NextIndex(buffer.view().sizes(), index));
   return buffer;
 }
@@ -254,7 +262,8 @@ class Generator {
     const int64_t K = wide ? parts_.Integer(1, 9) : parts_.Channels();
     const int64_t V = parts_.Channels();
     const bool projected = recurrence::IsRandom(d_.feature);
-    const AxisSizes sizes = {B, T, H, HV, K, V, projected ? parts_.Integer(1, 24) : 0};
+    const AxisSizes sizes = {B, T, H, HV, K, V, projected ? parts_.Integer(1, 24) : 0,
+                             d_.several_writes ? parts_.Integer(1, 5) : 1};
     for (const Tensor& tensor : Tensors(d_)) {
       if (tensor.optional && !random.Chance(0.4)) continue;
       p_.in.*tensor.input = Filled(tensor, SizesOf(tensor, sizes));
@@ -275,7 +284,7 @@ class Generator {
         p_.in.initial.z = parts_.Keep(
             FillPositive(Buffer(StateDType(dtype_), z), parts_.NextSeed()));
       }
-      if (projected) p_.in.initial.m = parts_.NormalState({sequences, HV});
+      if (HasMaximum(d_)) p_.in.initial.m = parts_.NormalState({sequences, HV});
     }
     if (d_.causal && random.Chance(0.5)) p_.in.d_final.S = parts_.NormalState(S);
     if (d_.causal && d_.normalize && random.Chance(0.5)) {
@@ -299,6 +308,9 @@ class Generator {
     const bool own = tensor.type != Tensor::kSame &&
                      (!HoldsSums(tensor, dtype_) || random.Chance(0.5));
     const Buffer buffer = parts_.Make(own ? StateDType(dtype_) : dtype_, sizes);
+    if (tensor.values == Tensor::kOpenGates) {
+      return parts_.Keep(FillGates(buffer, parts_.NextSeed(), random.Chance(0.2) ? 0.02 : 0));
+    }
     if (tensor.values != Tensor::kDecays) {
       return parts_.Keep(FillValues(tensor, buffer, parts_.NextSeed(), p_.in.k));
     }
@@ -319,6 +331,7 @@ class Generator {
 
 const Buffer& FillValues(const Tensor& tensor, const Buffer& buffer, uint64_t seed,
                          const ConstTensorView& keys) {
+  if (tensor.values == Tensor::kOpenGates) return FillGates(buffer, seed, 0);
   buffer.FillNormal(seed, 1);
   if (tensor.values == Tensor::kNormal || buffer.view().num_elements() == 0) return buffer;
   Random random(seed);
@@ -449,12 +462,22 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
   const auto has = [&](const char* word) { return words.find(word) != std::string::npos; };
   const bool projected = recurrence::IsRandom(d.feature);
   const AxisSizes axes = {s.B,  T, s.Hkv, s.Hq, K,
-                          s.Dv, projected ? std::min<int64_t>(4 * K, 256) : 0};
+                          s.Dv, projected ? std::min<int64_t>(4 * K, 256) : 0,
+                          d.several_writes ? 2 : 1};
   for (const Tensor& t : Tensors(d)) {
-    if (t.optional && !has("+columns+")) continue;
+    // Decays of columns are an addition, those of tokens left out where they may be.
+    const bool adds = t.input == &Inputs::log_decay_v;
+    if (t.optional && (adds ? !has("+columns+") : has("+ungated+"))) continue;
     const DType dtype = HoldsSums(t, request.dtype) ? request.dtype : StateDType(request.dtype);
     const Buffer buffer(dtype, SizesOf(t, axes), Placement::kAligned);
-    if (t.values != Tensor::kDecays) {
+    if (t.values == Tensor::kOpenGates) {
+      // The same decays before a sigmoid.
+      if (has("+vanishing+") || has("+faint+")) {
+        buffer.FillConstant(std::log(has("+faint+") ? 1e8 : 1e6));
+      } else {
+        FillGates(buffer, ++seed, has("+strong+") ? 0.02 : 0);
+      }
+    } else if (t.values != Tensor::kDecays) {
       FillValues(t, buffer, ++seed, p.in.k);
     } else if (has("+vanishing+")) {
       buffer.FillConstant(std::log1p(-1e-6));
@@ -480,7 +503,7 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
         p.in.initial.z = p.Keep(
             FillPositive(Buffer(StateDType(request.dtype), {s.B, s.Hq, F}), ++seed));
       }
-      if (projected) {
+      if (HasMaximum(d)) {
         p.in.initial.m =
             p.Keep(Buffer(StateDType(request.dtype), {s.B, s.Hq}).FillNormal(++seed));
       }
@@ -501,7 +524,7 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
                           : d.delta == recurrence::Delta::kAfterDecay ? (backward ? 18 : 6)
                                                                       : (backward ? 22 : 8);
   c.flops = products * tokens * static_cast<double>(s.Hq) *
-            static_cast<double>(F) * static_cast<double>(s.Dv);
+            static_cast<double>(F * s.Dv * axes.N);
   if (projected) {
     c.flops += (backward ? 12 : 4) * tokens * static_cast<double>(s.Hkv * F * K);
   }

@@ -66,6 +66,8 @@ struct Definition {
   recurrence::Delta delta = recurrence::Delta::kNone;  // before the decay: takes a and b
   bool beta = false, read_key = false;                 // of delta rules: beta; p
   bool erase_and_write = false;                        // factors by channel
+  bool several_writes = false;  // k, v and beta have an axis of them: [B, T, n, ...]
+  bool exp_gates = false;       // i and f, normalised
 
   // What errors call the tensors.
   const char *query_name = "q", *key_name = "k", *value_name = "v";
@@ -81,11 +83,11 @@ struct Tensor {
     kAnyFloat,  // constants
   };
   // Of random problems. Keys of delta rules are unit vectors, what reads and what writes nearly
-  // the same, so that states stay what they are.
-  enum Values { kNormal, kDecays, kFractions, kUnit, kNearlyKeys, kNegativeKeys };
+  // the same, so that states stay what they are. Open gates are 3 and more before a sigmoid.
+  enum Values { kNormal, kDecays, kFractions, kUnit, kNearlyKeys, kNegativeKeys, kOpenGates };
 
   const char* name = nullptr;
-  const char* axes = "";  // a letter each: B, T, H key heads, G value heads, K, V, M
+  const char* axes = "";  // a letter each: B, T, N writes, H key heads, G value heads, K, V, M
   ConstTensorView Inputs::*input = nullptr;
   ConstTensorView StepInputs::*step = nullptr;
   TensorView Gradients::*gradient = nullptr;
@@ -114,15 +116,24 @@ class Tensors {
  private:
   Tensors() = default;
 
-  std::array<Tensor, 16> tensors_;
+  std::array<Tensor, 20> tensors_;
   size_t count_ = 0;
 };
 
 // What the letters of axes stand for in a call.
 struct AxisSizes {
-  int64_t B = 0, T = 0, H = 0, G = 0, K = 0, V = 0, M = 0;
+  int64_t B = 0, T = 0, H = 0, G = 0, K = 0, V = 0, M = 0, N = 1;
   int64_t operator[](char letter) const;
 };
+
+// Of values [..., HV, V].
+inline int64_t ValueHeads(const Inputs& in) { return in.v.size(in.v.rank() - 2); }
+inline int64_t ValueSize(const Inputs& in) { return in.v.size(in.v.rank() - 1); }
+
+// The state has a running maximum m.
+inline bool HasMaximum(const Definition& d) {
+  return d.causal && (recurrence::IsRandom(d.feature) || d.exp_gates);
+}
 
 // Rows of the state: channels of phi(q).
 inline int64_t FeaturesOf(const Definition& definition, const Inputs& in) {
@@ -165,7 +176,7 @@ std::vector<TokenRange> Ranges(const char* op, const ConstTensorView& q,
 void Ranges(const char* op, const ConstTensorView& q, const Options& options, bool data,
             std::vector<TokenRange>& ranges);  // in the memory that is there
 
-// Up to four sizes or strides, on the stack: a step allocates nothing.
+// Up to five sizes or strides, on the stack: a step allocates nothing.
 class Axes {
  public:
   Axes() = default;
@@ -174,12 +185,13 @@ class Axes {
     std::copy(sizes.begin(), sizes.end(), sizes_.begin());
   }
   int64_t& operator[](size_t axis) { return sizes_[axis]; }
+  void Append(int64_t size) { sizes_[rank_++] = size; }
   operator std::span<const int64_t>() const {  // NOLINT: the same numbers
     return {sizes_.data(), rank_};
   }
 
  private:
-  std::array<int64_t, 4> sizes_{};
+  std::array<int64_t, 5> sizes_{};
   size_t rank_ = 0;
 };
 
@@ -191,7 +203,7 @@ Axes ShapeOf(const char* axes, const AxisSizes& sizes);
 void CheckInput(const char* op, const char* name, const ConstTensorView& t,
                 const Axes& shape, DType dtype, bool data);
 
-// [B, H, D] as [B, 1, H, D], [B, H] as [B, 1, H].
+// [B, H, D] as [B, 1, H, D], and so on.
 ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView& t);
 
 // Zeros in [B, T, H, ...] for tokens that no sequence has.

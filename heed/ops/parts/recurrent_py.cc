@@ -26,8 +26,11 @@ using namespace python;  // NOLINT: the binding's own vocabulary
 
 constexpr Renamed kRenamed[] = {{"o", "out"}, {"d_o", "do"}, {"d_state", "dstate"}};
 
-std::vector<int64_t> Sizes(const ConstTensorView& t) {
-  return {t.sizes().begin(), t.sizes().end()};
+// [B, T, HV, V] or [B, HV, V], like values but for an axis of steps.
+std::vector<int64_t> OutputSizes(const Call& call, size_t rank) {
+  std::vector<int64_t> sizes(call.in.v.sizes().begin(), call.in.v.sizes().end());
+  if (sizes.size() > rank) sizes.erase(sizes.begin() + static_cast<int64_t>(rank) - 2);
+  return sizes;
 }
 
 // [N, HV, K, V] of a call whose ranks have been looked at.
@@ -39,7 +42,7 @@ std::vector<int64_t> StateSizes(const Call& call, const Functions& functions) {
   const int64_t F = call.in.projection.present() ? call.in.projection.size(0)
                     : functions.features         ? functions.features(K)
                                                  : K;
-  std::vector<int64_t> sizes = {sequences, call.in.v.size(2), F, call.in.v.size(3)};
+  std::vector<int64_t> sizes = {sequences, ValueHeads(call.in), F, ValueSize(call.in)};
   if (functions.value_first) std::swap(sizes[2], sizes[3]);
   return sizes;
 }
@@ -55,11 +58,12 @@ ConstTensorView InputOf(const Call& call, const Input& input) {
 }
 
 void CheckForResults(const Bound& b, const char* op, const Call& call, int rank) {
-  const auto check = [&](const char* name, const ConstTensorView& x) {
+  const auto check = [&](const char* name, const ConstTensorView& x, bool steps = false) {
     if (!x.present()) FailMissing(op, name);
-    if (x.rank() != rank) {
+    if (x.rank() != rank + (steps ? 1 : 0)) {
+      const char* const axes = steps ? "n, H, D]" : "H, D]";
       Fail(op, name, "has shape " + x.ShapeString(),
-           rank == 4 ? "[B, T, H, D]" : "one token of each sequence: [B, H, D]");
+           (rank == 4 ? "[B, T, " : "one token of each sequence: [B, ") + std::string(axes));
     }
   };
   for (const Input& input : b.inputs) {
@@ -70,12 +74,12 @@ void CheckForResults(const Bound& b, const char* op, const Call& call, int rank)
              "f64, f32, bf16 or f16");
       }
     }
-    if (input.role == Input::kValue) check(input.name.c_str(), call.in.v);
+    if (input.role == Input::kValue) check(input.name.c_str(), call.in.v, b.several_writes);
     if (input.role == Input::kProjection && call.in.projection.present() &&
         call.in.projection.rank() != 2) {
       Fail(op, input.name.c_str(), "has shape " + call.in.projection.ShapeString(), "[M, K]");
     }
-    if (!input.optional && !InputOf(call, input).present()) {
+    if (!input.optional && !input.nullable && !InputOf(call, input).present()) {
       FailMissing(op, input.name.c_str());
     }
   }
@@ -163,7 +167,7 @@ nb::object RunForward(const Bound& b, PyObject* args, PyObject* kwargs) {
   CheckForResults(b, b.name, call, 4);
   Warn(b, call);
   Outputs outputs;
-  const nb::object o = OutputArray(b.name, call, Sizes(call.in.v), outputs.o);
+  const nb::object o = OutputArray(b.name, call, OutputSizes(call, 4), outputs.o);
   const Functions functions = BoundFunctions(b, call);
   nb::object state;
   if (call.return_state) {
@@ -221,7 +225,7 @@ nb::object RunStep(const Bound& b, PyObject* args, PyObject* kwargs) {
   if (!call.state.S.present()) FailMissing(op, "state");
   WarnOfPositiveDecays(b, op, call);
   TensorView o;
-  const nb::object result = OutputArray(op, call, Sizes(call.in.v), o);
+  const nb::object result = OutputArray(op, call, OutputSizes(call, 3), o);
   const Functions functions = BoundFunctions(b, call);
   Context& ctx = ThreadContext(call.num_threads);
   StepArguments in = {{}, call.in.others};
@@ -307,10 +311,11 @@ void Bind(nb::module_& m, const Binding& binding) {
   if (!nb::hasattr(m, "_recurrent")) m.attr("_recurrent") = nb::dict();
   nb::dict description;
   nb::list inputs;
-  nb::list optional, rows;  // rows: of one dtype
+  nb::list optional, nullable, rows;  // rows: of one dtype
   for (const Input& input : b->inputs) {
     inputs.append(input.name);
     if (input.optional) optional.append(input.name);
+    if (input.nullable) nullable.append(input.name);
     if (input.role == Input::kOther ||
         (input.tensor != nullptr && input.tensor->type == Tensor::kSame)) {
       rows.append(input.name);
@@ -325,6 +330,8 @@ void Bind(nb::module_& m, const Binding& binding) {
   }
   description["inputs"] = inputs;
   description["optional"] = optional;
+  description["nullable"] = nullable;
+  description["several_writes"] = b->several_writes;
   description["rows"] = rows;
   description["has_state"] = b->has_state;
   description["settings"] = settings;

@@ -54,7 +54,7 @@ struct Functions {
       step = {};
   std::function<Explanation(const Context&, const Arguments&, const Options&)> explain;
   int64_t (*features)(int64_t key_size) = nullptr;  // rows of the state; null: as many
-  bool normalizer = false;   // the state is a named tuple: (S, z), with a projection (S, z, m)
+  bool normalizer = false;   // the state is a named tuple: (S, z), with a maximum (S, z, m)
   bool value_first = false;  // the state is [B, HV, V, K]
 };
 
@@ -101,6 +101,7 @@ struct Input {
   std::string name;
   Role role;
   bool optional = false;  // and a keyword
+  bool nullable = false;  // may be None, in its place
   const Tensor* tensor;   // null: one of the others
 
  private:
@@ -114,11 +115,19 @@ struct Input {
   }
 };
 
+inline Input Nullable(const char* name) {
+  Input input(name);
+  input.nullable = true;
+  return input;
+}
+
 struct Binding {
   const char* name;
   std::vector<Input> inputs;  // in order, the optional ones last
   std::vector<SettingSpec> settings = {};
   bool has_state = true;  // and so steps and a direction
+  bool has_maximum = false;  // states are (S, z, m); of projections they are
+  bool several_writes = false;  // k, v and beta have an axis of steps
   Functions (*bind)(const Settings& settings);
   python::Docs docs = {};
   std::vector<python::Said> in_python = {};  // of keywords that have another name in C++

@@ -32,7 +32,7 @@ using Place = ReferencePlace;
 
 template <class F>
 void ForEachHead(const Inputs& in, const Options& options, const F& f) {
-  const int64_t H = in.q.size(2), HV = in.v.size(2);
+  const int64_t H = in.q.size(2), HV = ValueHeads(in);
   const auto ranges = Ranges("reference", in.q, options);
   for (size_t i = 0; i < ranges.size(); ++i) {
     for (int64_t h = 0; h < HV; ++h) {
@@ -81,9 +81,11 @@ void Scale(Doubles& x, double factor) {
 ReferenceHead HeadOf(const Inputs& in, const ReferenceMath& math, const Place& place) {
   ReferenceHead head;
   head.T = place.tokens.size();
-  head.V = static_cast<size_t>(in.v.size(3));
+  head.V = static_cast<size_t>(ValueSize(in));
   head.normalize = math.normalize;
   head.eps = math.eps;
+  head.floors = math.floors;
+  head.epsilons = math.epsilons;
   const int64_t channels = in.q.size(3);
   const auto feature = [&](const Doubles& x) { return math.feature ? math.feature(x) : x; };
   const auto key_feature = [&](const Doubles& x) {
@@ -101,6 +103,7 @@ ReferenceHead HeadOf(const Inputs& in, const ReferenceMath& math, const Place& p
       if (math.complement_keys) k.push_back(-std::expm1(g));
     }
     if (!math.complement_keys) k = key_feature(Row(in.k, place.batch, t, place.key_head));
+    for (double& x : k) x *= math.key_factors.empty() ? 1 : math.key_factors[head.q.size() / head.K];
     Append(head.q, q);
     Append(head.k, k);
     Append(head.a, a);
@@ -168,8 +171,18 @@ Doubles Absolute(Doubles x) {
   return x;
 }
 
-ReferenceHead Magnitudes(ReferenceHead head, bool causal) {
-  head.denominators = Run(head, causal).denominators;
+// Where |z . q| is so near its floor that rounding decides between them, the gradient of one or
+// the other is right: a slope for which a rounding error is the whole of it.
+ReferenceHead Magnitudes(ReferenceHead head, bool causal, const Epsilon& e) {
+  const ReferenceHeadOutputs values = Run(head, causal);
+  head.denominators = values.denominators;
+  for (size_t t = 0; t < head.floors.size(); ++t) {
+    const double product = std::abs(values.products[t]);
+    const double near = 1e3 * e.base * (product + head.floors[t]);
+    head.slopes.push_back(std::abs(product - head.floors[t]) < near ? 1 / e.base
+                          : product > head.floors[t]                ? 1
+                                                                    : 0);
+  }
   for (Doubles* x : {&head.q, &head.k, &head.v, &head.S, &head.z, &head.u}) *x = Absolute(*x);
   return head;
 }
@@ -220,7 +233,7 @@ ReferenceHead Deviated(const Inputs& in, const Epsilon& e, const ReferenceMath& 
 ReferenceHead Off(const Inputs& in, const Epsilon& e, const ReferenceMath& math,
                   const Place& place, const ReferenceHead& head) {
   if (math.feature_deviation) {
-    ReferenceHead off = Magnitudes(Deviated(in, e, math, place), math.causal);
+    ReferenceHead off = Magnitudes(Deviated(in, e, math, place), math.causal, e);
     off.denominators = head.denominators;
     return off;
   }
@@ -313,7 +326,7 @@ void Tolerance(const Inputs& in, const Options& options, const ReferenceMath& sh
   Clear(tolerance.o);
   ForEachHead(in, options, [&](const Place& place) {
     const ReferenceMath math = MathOf(shared, place);
-    const ReferenceHead head = Magnitudes(HeadOf(in, math, place), math.causal);
+    const ReferenceHead head = Magnitudes(HeadOf(in, math, place), math.causal, e);
     auto sums = Run(head, math.causal);
     auto slower = Run(Off(in, e, math, place, head), math.causal);
     const double relative = Relative(e, head, math);
@@ -344,7 +357,8 @@ namespace {
 void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Place& place,
                   const ReferenceHead& head, const ReferenceHeadGradients& g,
                   const Doubles& of_decay, const Doubles& of_value_decay,
-                  const ReferenceHeadGradients* magnitudes, const Gradients& out) {
+                  const ReferenceHeadGradients* magnitudes, double rounding,
+                  const Gradients& out) {
   const bool errors = magnitudes != nullptr;
   Doubles of_projection;
   const auto through_feature = [&](const ConstTensorView& from, int64_t t,
@@ -386,8 +400,24 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
     const Doubles of_query = errors ? row(magnitudes->q, t) : Doubles();
     const Doubles of_key = errors ? row(magnitudes->k, t) : Doubles();
     add(out.dq, through_feature(in.q, token, d_query, of_query, false), place.key_head);
+    Doubles d_key = row(g.k, t);
+    if (!math.key_factors.empty()) {
+      double d_gate = 0;
+      for (size_t i = 0; i < head.K; ++i) d_gate += head.k[t * head.K + i] * d_key[i];
+      if (errors) {
+        for (size_t i = 0; i < head.K; ++i) {
+          d_gate += rounding * std::abs(head.k[t * head.K + i]) * magnitudes->k[t * head.K + i];
+        }
+      }
+      Add(out.di, {place.batch, token, place.head}, d_gate);
+      Scale(d_key, math.key_factors[t]);
+    }
     if (!math.complement_keys) {
-      add(out.dk, through_feature(in.k, token, row(g.k, t), of_key, true), place.key_head);
+      add(out.dk, through_feature(in.k, token, d_key, of_key, true), place.key_head);
+    }
+    for (size_t i = 0; out.df.present() && i < head.K; ++i) {
+      Add(out.df, {place.batch, token, place.head},
+          of_decay[t * head.K + i] * math.forget_slopes[t]);
     }
     for (size_t j = 0; out.dv.present() && j < head.V; ++j) {
       Add(out.dv, {place.batch, token, place.head, static_cast<int64_t>(j)},
@@ -425,7 +455,7 @@ void AddGradients(const BackwardInputs& in, const ReferenceMath& math, const Pla
 void ClearAll(const Gradients& out) {
   for (const TensorView* t :
        {&out.dq, &out.dk, &out.dv, &out.dlog_decay, &out.dprojection, &out.du,
-                              &out.dlog_decay_v}) {
+                              &out.dlog_decay_v, &out.di, &out.df}) {
     Clear(*t);
   }
 }
@@ -452,7 +482,7 @@ void BackwardReference(const BackwardInputs& in, const Options& options,
     }
     Doubles of_value_decay(g.b.size());
     for (size_t i = 0; i < g.b.size(); ++i) of_value_decay[i] = g.b[i] * head.b[i];
-    AddGradients(in, math, place, head, g, of_decay, of_value_decay, nullptr, out);
+    AddGradients(in, math, place, head, g, of_decay, of_value_decay, nullptr, 0, out);
   });
 }
 
@@ -463,7 +493,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
   ClearAll(tolerance);
   ForEachHead(in, options, [&](const Place& place) {
     const ReferenceMath math = MathOf(shared, place);
-    const ReferenceHead head = Magnitudes(HeadOf(in, math, place), math.causal);
+    const ReferenceHead head = Magnitudes(HeadOf(in, math, place), math.causal, e);
     const Doubles d_o = Absolute(GradientsOfO(in, place));
     Doubles d_S = Absolute(StateOf(in.d_final.S, place, head.S.size()));
     Doubles d_z = Absolute(StateOf(in.d_final.z, place, head.K));
@@ -529,7 +559,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
         of_value_decay[at] = sum;
       }
     }
-    AddGradients(in, math, place, head, g, of_decay, of_value_decay, &sums, tolerance);
+    AddGradients(in, math, place, head, g, of_decay, of_value_decay, &sums, relative, tolerance);
   });
   const auto round = [&](const TensorView& t, const TensorView& value, DType dtype) {
     const Epsilon of = EpsilonOf(dtype);
@@ -545,6 +575,8 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
   round(tolerance.du, expected.du, in.u.dtype());
   round(tolerance.dlog_decay_v, expected.dlog_decay_v, in.log_decay_v.dtype());
   round(tolerance.dlog_decay, expected.dlog_decay, in.log_decay.dtype());
+  round(tolerance.di, expected.di, in.i.dtype());
+  round(tolerance.df, expected.df, in.f.dtype());
 }
 
 }  // namespace heed::recurrent

@@ -43,6 +43,10 @@ struct ReferenceMath {
   // The logarithm of the decay of a token's channel; empty: none.
   std::function<double(int64_t b, int64_t t, int64_t head, int64_t channel)> log_decay;
   bool complement_keys = false;  // k = 1 - exp(log_decay)
+  // Of gates that are exponentials, by token in the order in which they are taken: factors of
+  // keys, floors of denominators and what is added to them, and the derivatives of log decays by
+  // their gates. Empty: none.
+  Doubles key_factors, floors, epsilons, forget_slopes;
   bool causal = true;            // without it, every token reads the last state
   bool normalize = false;
   double eps = 0;

@@ -65,7 +65,21 @@ constexpr Row kRows[] = {
     {{.name = "b", .axes = "BTHK", .input = &Inputs::b, .step = &StepInputs::b,
       .gradient = &Gradients::db, .values = Tensor::kNearlyKeys},
      [](const Definition& d) { return d.delta == recurrence::Delta::kBeforeDecay; }},
+    {{.name = "i", .axes = "BTG", .input = &Inputs::i, .step = &StepInputs::i,
+      .gradient = &Gradients::di, .type = Tensor::kWide},
+     [](const Definition& d) { return d.exp_gates; }},
+    {{.name = "f", .axes = "BTG", .input = &Inputs::f, .step = &StepInputs::f,
+      .gradient = &Gradients::df, .type = Tensor::kWide, .values = Tensor::kOpenGates},
+     [](const Definition& d) { return d.exp_gates; }},
 };
+
+// Of tokens that write several times.
+const char* AxesOfWrites(const Tensor& tensor) {
+  if (tensor.input == &Inputs::k) return "BTNHK";
+  if (tensor.input == &Inputs::v) return "BTNGV";
+  if (tensor.input == &Inputs::beta) return "BTNG";
+  return tensor.axes;
+}
 
 }  // namespace
 
@@ -82,7 +96,9 @@ Tensors::Tensors(const Definition& d) {
     if (tensor.input == &Inputs::log_decay) {
       tensor.axes = DecayAxes(d.decay);
       if (IsConstant(d.decay)) tensor.type = Tensor::kAnyFloat;
+      tensor.optional = d.several_writes;
     }
+    if (d.several_writes) tensor.axes = AxesOfWrites(tensor);
     tensors_[count_++] = tensor;
   }
 }
@@ -118,12 +134,13 @@ int64_t AxisSizes::operator[](char letter) const {
     case 'K': return K;
     case 'V': return V;
     case 'M': return M;
+    case 'N': return N;
     default: throw InternalError(std::string("recurrent: no axis ") + letter);
   }
 }
 
 Axes ShapeOf(const char* axes, const AxisSizes& sizes) {
-  int64_t shape[4];
+  int64_t shape[5];
   const size_t rank = std::string_view(axes).size();
   for (size_t i = 0; i < rank; ++i) shape[i] = sizes[axes[i]];
   return {std::span<const int64_t>(shape, rank)};

@@ -19,7 +19,7 @@ using python::Said;
 // Of the example.
 constexpr std::pair<std::string_view, int> kSizes[] = {
     {"B", 1}, {"T", 6}, {"H", 2}, {"HV", 4}, {"K", 8}, {"V", 16}, {"M", 32}, {"G", 2}, {"N", 8},
-    {"P", 16}};
+    {"P", 16}, {"n", 2}};
 
 // "[B, T, H, K]: ..." as "(1, 6, 2, 8)".
 std::string Shape(std::string_view text) {
@@ -75,7 +75,10 @@ class Example {
       const std::string comma = given_.empty() ? "" : ", ";
       given_ += comma + input.name;
       newest_ += comma + input.name + (OverTokens(text) ? "[:, -1]" : "");
-      if (input.role == Input::kValue) value_ = input.name;
+      if (input.role != Input::kValue) continue;
+      const char* step = b.several_writes ? ", 0" : "";
+      like_o_ = input.name + (b.several_writes ? "[:, :, 0]" : "");
+      like_new_o_ = input.name + "[:, -1" + step + "]";
     }
     for (const SettingSpec& spec : b.settings) {
       const bool* causal = std::get_if<bool>(&spec.value);
@@ -85,12 +88,12 @@ class Example {
 
   std::string Forward() const {
     const std::string call = "heed." + std::string(b_.name) + "(" + given_;
-    if (!b_.has_state) return Shown("o = " + call + ")", "o.shape == " + value_ + ".shape");
+    if (!b_.has_state) return Shown("o = " + call + ")", "o.shape == " + like_o_ + ".shape");
     return Shown("o, state = " + call + causal_ + ", return_state=True)",
-                 "o.shape == " + value_ + ".shape");
+                 "o.shape == " + like_o_ + ".shape");
   }
   std::string Backward() const {
-    const std::string call = b_.op_backward + "(np.ones_like(" + value_ + "), " + given_;
+    const std::string call = b_.op_backward + "(np.ones_like(" + like_o_ + "), " + given_;
     const Input& first = b_.inputs.front();
     return Shown("gradients = heed." + call + ")",
                  "gradients.d" + first.name + ".shape == " + first.name + ".shape");
@@ -99,7 +102,7 @@ class Example {
     std::string lines = "o, state = heed." + std::string(b_.name) + "(" + given_ + causal_ +
                         ", return_state=True)\n  >>> o = heed." + b_.op_step + "(" + newest_ +
                         ", state" + causal_ + ")";
-    return Shown(lines, "o.shape == " + value_ + "[:, -1].shape");
+    return Shown(lines, "o.shape == " + like_new_o_ + ".shape");
   }
 
  private:
@@ -109,7 +112,7 @@ class Example {
   }
 
   const Bound& b_;
-  std::string lines_, given_, newest_, value_, causal_;
+  std::string lines_, given_, newest_, like_o_, like_new_o_, causal_;
 };
 
 }  // namespace
@@ -137,9 +140,10 @@ void Bound::WriteTexts(const std::string& gradients_type, const std::string& gra
   const std::string named = state.is_valid() ? "The state is a named tuple, heed." +
                                                    python::TypeName(state) + ".\n"
                                              : "";
+  const std::string of_steps = several_writes ? " without the axis of steps" : "";
   forward_text = python::Docstring(
       docs.forward, forward_signature, {known, docs.fields},
-      std::string(kCopied) + "\n\nReturns o, in the shape of " + value +
+      std::string(kCopied) + "\n\nReturns o, in the shape of " + value + of_steps +
           (has_state ? ", or (o, state) with return_state=True" : "") + ", as NumPy arrays.\n" +
           named + "\n" + example.Forward());
   backward_text = python::Docstring(
@@ -156,7 +160,7 @@ void Bound::WriteTexts(const std::string& gradients_type, const std::string& gra
   }
   step_text = python::Docstring(docs.step, step_signature,
                                 {of_one_token, known, docs.fields},
-                                "Returns o, in the shape of " + value + ".\n\n" + example.Step());
+                                "Returns o, in the shape of " + value + of_steps + ".\n\n" + example.Step());
 }
 
 }  // namespace heed::recurrent

@@ -40,32 +40,36 @@ std::string At(const char* name, size_t i) {
 }  // namespace
 
 ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView& t) {
-  if (!t.present()) return t;
-  if (t.rank() > 3) {
+  if (!t.present() || t.rank() < 2) return t;
+  if (t.rank() == kMaxRank) {
     Fail(op, name, "has shape " + t.ShapeString(), "one token of each sequence: [B, H, ...]");
   }
-  if (t.rank() == 2) {
-    return {t.data(), t.dtype(), {t.size(0), 1, t.size(1)}, {t.stride(0), 0, t.stride(1)},
-            t.device()};
+  Axes sizes = {t.size(0), 1}, strides = {t.stride(0), 0};
+  for (int axis = 1; axis < t.rank(); ++axis) {
+    sizes.Append(t.size(axis));
+    strides.Append(t.stride(axis));
   }
-  if (t.rank() < 2) return t;
-  return {t.data(),
-          t.dtype(),
-          {t.size(0), 1, t.size(1), t.size(2)},
-          {t.stride(0), 0, t.stride(1), t.stride(2)},
-          t.device()};
+  return {t.data(), t.dtype(), sizes, strides, t.device()};
 }
 
 void ClearOthers(const std::vector<TokenRange>& ranges, const TensorView& t) {
   if (!t.present() || t.rank() < 3 || t.num_elements() == 0) return;
+  // What a token has: rows of contiguous elements, or single ones.
+  const int last = t.rank() - 1;
+  const bool has_rows = last > 2 && t.stride(last) == 1;
+  const int axes = has_rows ? last : t.rank();
+  const size_t row = SizeOf(t.dtype()) * (has_rows ? static_cast<size_t>(t.size(last)) : 1);
+  int64_t rows = 1;
+  for (int axis = 2; axis < axes; ++axis) rows *= t.size(axis);
   const auto clear = [&](int64_t b, int64_t begin, int64_t end) {
-    const int64_t row = t.rank() == 4 ? t.size(3) : 1;
     for (int64_t token = begin; token < end; ++token) {
-      for (int64_t h = 0; h < t.size(2); ++h) {
-        const int64_t at = b * t.stride(0) + token * t.stride(1) + h * t.stride(2);
-        std::memset(static_cast<char*>(t.data()) +
-                        at * static_cast<int64_t>(SizeOf(t.dtype())),
-                    0, static_cast<size_t>(row) * SizeOf(t.dtype()));
+      for (int64_t i = 0; i < rows; ++i) {
+        int64_t at = b * t.stride(0) + token * t.stride(1), rest = i;
+        for (int axis = axes - 1; axis >= 2; rest /= t.size(axis--)) {
+          at += rest % t.size(axis) * t.stride(axis);
+        }
+        std::memset(static_cast<char*>(t.data()) + at * static_cast<int64_t>(SizeOf(t.dtype())), 0,
+                    row);
       }
     }
   };

@@ -40,15 +40,20 @@ class _Mechanism:
         self.inputs = tuple(description["inputs"])
         self.settings = description["settings"]
         self.optional = tuple(description["optional"])
+        self.nullable = (*self.optional, *description["nullable"])
+        self.several_writes = description["several_writes"]
         self.rows = tuple(description["rows"])
         self.query, self.value = description["query"], description["value"]
+        self.value_axes = "B, T, n, H, D" if self.several_writes else "B, T, H, D"
         self.value_first, self.has_state = description["value_first"], description["has_state"]
         self.features, self.state_type = description["features"], description["state_type"]
         self.projected = "projection" in self.inputs
         self.states = ("state", *description["state"][1:])  # of operators: state, z, m
         self.forward_kernel = getattr(_core, f"_torch_{name}")
         self.backward_kernel = getattr(_core, f"_torch_{name}_backward")
-        tensors = [f"Tensor? {x}=None" if x in self.optional else f"Tensor {x}" for x in self.inputs]
+        tensors = [
+            f"Tensor? {x}=None" if x in self.optional else f"Tensor{'?' * (x in self.nullable)} {x}" for x in self.inputs
+        ]
         settings = [f"{_TYPES[type(x)]} {key}={_text(x)}" for key, x in self.settings.items()]
         states = "".join(f"Tensor? initial_{x}=None, " for x in self.states)
         rest = ", ".join([*tensors, *settings, _OPTIONS.format(states=states)])
@@ -64,6 +69,9 @@ class _Mechanism:
         settings = (None if isinstance(x, tuple) else x for x in self.settings.values())
         self.defaults = (*(None for _ in self.inputs), *settings, *(None,) * (4 + len(self.states)), False, None)
 
+    def output_shape(self, v: Tensor) -> tuple[int, ...]:
+        return (*v.shape[:2], *v.shape[-2:])
+
     def complete(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """PyTorch leaves trailing defaults away."""
         return (*arguments, *self.defaults[len(arguments):])
@@ -73,20 +81,20 @@ class _Mechanism:
         arguments = self.complete(arguments)
         given = dict(zip(self.inputs, arguments))
         q, v = given[self.query], given[self.value]
-        for name, x in ((self.query, q), (self.value, v)):
-            if x.dim() != 4:
-                raise InvalidArgument(f"{self.name}: {name} has shape {list(x.shape)}, expected [B, T, H, D]")
+        for name, x, axes in ((self.query, q, "B, T, H, D"), (self.value, v, self.value_axes)):
+            if x.dim() != axes.count(",") + 1:
+                raise InvalidArgument(f"{self.name}: {name} has shape {list(x.shape)}, expected [{axes}]")
         settings = dict(zip(self.settings, arguments[len(self.inputs):]))
         sequences = _dispatch.num_sequences(self.name, q.shape[0], arguments[-3])
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        o = torch.empty_like(v, memory_format=torch.contiguous_format)
+        o = v.new_empty(self.output_shape(v))
         features = given["projection"].shape[0] if self.projected else self.features(int(q.shape[3]))
-        sizes = (sequences, v.shape[2], features)
-        whole = (*sizes[:2], v.shape[3], sizes[2]) if self.value_first else (*sizes, v.shape[3])
+        sizes = (sequences, v.shape[-2], features)
+        whole = (*sizes[:2], v.shape[-1], sizes[2]) if self.value_first else (*sizes, v.shape[-1])
         has_state = self.has_state and settings.get("causal", True)
         state = q.new_empty(whole if has_state else (0,), dtype=dtype)
-        z = q.new_empty(sizes if has_state and settings.get("normalize", self.projected) else (0,), dtype=dtype)
-        if not self.projected:
+        z = q.new_empty(sizes if has_state and settings.get("normalize", "m" in self.states) else (0,), dtype=dtype)
+        if "m" not in self.states:
             return o, state, z
         return o, state, z, q.new_empty(sizes[:2] if has_state else (0,), dtype=dtype)
 
@@ -122,7 +130,7 @@ class _Mechanism:
         grad_o, *of_states = of_results[:3]  # a maximum counts as a constant
         if grad_o is None:
             v = arguments[self.inputs.index(self.value)]
-            grad_o = torch.zeros_like(v, memory_format=torch.contiguous_format)
+            grad_o = v.new_zeros(self.output_shape(v))
         grad_state, grad_z = (g if g is not None and g.dim() > 1 else None for g in of_states)
         found = self.backward_operator(grad_o, grad_state, grad_z, wanted, *arguments)
         return dict(zip((i for i, want in zip(at, wanted) if want), found))
@@ -138,7 +146,7 @@ class _Mechanism:
                 values[name] = options.pop(name)
             elif name not in self.optional:
                 raise TypeError(f"{self.name}() is missing the argument {name!r}")
-        required = {name: x for name, x in values.items() if x is not None or name not in self.optional}
+        required = {name: x for name, x in values.items() if x is not None or name not in self.nullable}
         _dispatch.check_tensors(self.name, **required)
         return_state = self.has_state and options.pop("return_state", False)
         if return_state and options.get("causal", self.settings.get("causal")) is False:

@@ -1,6 +1,7 @@
 // What delta rules are among each other: one form, whose gates, keys and factors they choose.
 #include "heed/ops/delta/delta_rule/delta_rule.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +10,7 @@
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
 #include "heed/ops/delta/comba/comba.h"
+#include "heed/ops/delta/delta_product/delta_product.h"
 #include "heed/ops/delta/gated_delta_rule/gated_delta_rule.h"
 #include "heed/ops/delta/gdn2/gdn2.h"
 #include "heed/ops/delta/kda/kda.h"
@@ -158,6 +160,95 @@ TEST_F(DeltaRules, Rwkv7HoldsTheDeltaRule) {
   Options options;
   options.scale = 1 / std::sqrt(static_cast<double>(K));
   EXPECT_LT(LargestDifference(Run(&rwkv7::Forward, in, options), expected), 1e-13);
+}
+
+// [B, T, H, ...] of every `every`-th token from `first` on, the others 0.
+Buffer AtEvery(const Buffer& x, int64_t every, int64_t first) {
+  std::vector<int64_t> sizes(x.view().sizes().begin(), x.view().sizes().end());
+  sizes[1] *= every;
+  const Buffer spread(DType::kF64, sizes);
+  spread.FillConstant(0);
+  std::vector<int64_t> at(sizes.size());
+  const std::vector<int64_t> from(x.view().sizes().begin(), x.view().sizes().end());
+  do {
+    std::vector<int64_t> to = at;
+    to[1] = to[1] * every + first;
+    SetElement(spread.view(), to, GetElement(x.view(), at));
+  } while (NextIndex(from, at));
+  return spread;
+}
+
+TEST_F(DeltaRules, AProductIsTheGatedRuleOverItsSteps) {
+  constexpr int64_t n = 3;
+  const Buffer v = Normal({B, T, n, H, V});
+  const Buffer k = Filled({B, T, n, H, K}, [&](const auto&) {
+    return random_.Normal() / std::sqrt(static_cast<double>(K));
+  });
+  const Buffer beta = Filled({B, T, n, H}, [&](const auto&) { return random_.Uniform(0, 1); });
+  const auto steps = [](const Buffer& x) {
+    std::vector<int64_t> sizes = {B, T * n};
+    for (int axis = 3; axis < x.view().rank(); ++axis) sizes.push_back(x.view().size(axis));
+    return TensorView(x.view().data(), DType::kF64, sizes);
+  };
+  for (const bool decays : {false, true}) {
+    Inputs in = {.q = q_.view(), .k = k.view(), .v = v.view(), .log_decay = {}, .initial = {}};
+    if (decays) in.log_decay = g_.view();
+    in.beta = beta.view();
+    const Buffer o = Run(&delta_product::Forward, in);
+
+    const Buffer q = AtEvery(q_, n, n - 1), g = AtEvery(g_, n, 0);
+    Inputs spread = {.q = q.view(), .k = steps(k), .v = steps(v), .log_decay = {}, .initial = {}};
+    spread.beta = steps(beta);
+    const Buffer of_steps(DType::kF64, {B, T * n, H, V});
+    if (decays) {
+      spread.log_decay = g.view();
+      gated_delta_rule::Forward(ctx_, spread, {}, {of_steps.view(), {}});
+    } else {
+      Forward(ctx_, spread, {}, {of_steps.view(), {}});
+    }
+    EXPECT_LT(LargestDifference(AtEvery(o, n, n - 1), of_steps), 1e-13);
+  }
+}
+
+// With beta = 2 each step reflects along its key: two of them along keys that stand at an angle
+// of a rotate what is remembered by 2 a, which no single step can.
+TEST_F(DeltaRules, TwoReflectionsAreARotation) {
+  const double angle = 0.3;
+  const Buffer k(DType::kF64, {1, 1, 2, 1, 2}), v(DType::kF64, {1, 1, 2, 1, 2});
+  const Buffer q(DType::kF64, {1, 1, 1, 2}), beta(DType::kF64, {1, 1, 2, 1});
+  const Buffer before(DType::kF64, {1, 1, 2, 2}), o(DType::kF64, {1, 1, 1, 2});
+  const Buffer after(DType::kF64, {1, 1, 2, 2});
+  v.FillConstant(0);
+  q.FillConstant(1);
+  beta.FillConstant(2);
+  before.FillNormal(1);
+  k.Set({0, 0, 0, 0, 0}, 1);
+  k.Set({0, 0, 0, 0, 1}, 0);
+  k.Set({0, 0, 1, 0, 0}, std::cos(angle));
+  k.Set({0, 0, 1, 0, 1}, std::sin(angle));
+  Inputs in = {.q = q.view(), .k = k.view(), .v = v.view(), .log_decay = {}, .initial = {}};
+  in.beta = beta.view();
+  in.initial.S = before.view();
+  delta_product::Forward(ctx_, in, {}, {o.view(), {after.view(), {}}});
+  const double c = std::cos(2 * angle), s = std::sin(2 * angle);
+  for (int64_t j = 0; j < 2; ++j) {
+    const double x = before.Get({0, 0, 0, j}), y = before.Get({0, 0, 1, j});
+    EXPECT_NEAR(after.Get({0, 0, 0, j}), c * x - s * y, 1e-14);
+    EXPECT_NEAR(after.Get({0, 0, 1, j}), s * x + c * y, 1e-14);
+  }
+}
+
+TEST_F(DeltaRules, AProductOfNoStepsIsRefused) {
+  const Buffer k(DType::kF64, {B, T, 0, H, K}), v(DType::kF64, {B, T, 0, H, V});
+  const Buffer beta(DType::kF64, {B, T, 0, H}), o(DType::kF64, {B, T, H, V});
+  Inputs in = {.q = q_.view(), .k = k.view(), .v = v.view(), .log_decay = {}, .initial = {}};
+  in.beta = beta.view();
+  EXPECT_THAT([&] { delta_product::Forward(ctx_, in, {}, {o.view(), {}}); },
+              testing::ThrowsMessage<InvalidArgument>(testing::HasSubstr("n >= 1")));
+  in.k = k_.view();
+  in.v = v_.view();
+  EXPECT_THAT([&] { delta_product::Forward(ctx_, in, {}, {o.view(), {}}); },
+              testing::ThrowsMessage<InvalidArgument>(testing::HasSubstr("[B, T, n, HV, V]")));
 }
 
 TEST_F(DeltaRules, WhatTheyDoNotTakeIsRefused) {

@@ -1,0 +1,100 @@
+// DeltaProduct: a gated delta rule of several steps per token.
+//
+//   S_t^0 = exp(g_t) S_{t-1}                      S: [K, V]
+//   S_t^j = S_t^{j-1} + beta_tj k_tj (v_tj - S_t^{j-1}^T k_tj)^T,   j = 1 .. n
+//   S_t = S_t^n,  o_t = scale S_t^T q_t
+//
+// with g = log_decay <= 0, one per token and value head, or none; beta in (0, 1), or up to 2, and
+// keys of norm 1, which keep S bounded; and scale = K^-1/2 by default.
+//
+// Source: Siems, Carstensen, Zela, Hutter, Pontil, Grazzi, "DeltaProduct: Improving State-Tracking
+// in Linear RNNs via Householder Products", arXiv:2502.10297.
+#ifndef HEED_OPS_DELTA_DELTA_PRODUCT_DELTA_PRODUCT_H_
+#define HEED_OPS_DELTA_DELTA_PRODUCT_DELTA_PRODUCT_H_
+
+#include <cstdint>
+
+#include "heed/core/context.h"
+#include "heed/core/export.h"
+#include "heed/ops/parts/recurrent.h"
+
+namespace heed::delta_product {
+
+// Of n >= 1 steps, k is [B, T, n, H, K], v [B, T, n, HV, V], beta [B, T, n, HV]; log_decay
+// [B, T, HV], or absent; a Step takes all of them without T. States have S alone.
+using recurrent::BackwardInputs;
+using recurrent::Explanation;
+using recurrent::Gradients;
+using recurrent::Inputs;
+using recurrent::Options;
+using recurrent::Outputs;
+using recurrent::State;
+using recurrent::StepInputs;
+
+// Computes o, and the state after the last token where it is asked for.
+//
+// Edges. Any number of tokens may be 0: the state then passes through. A log decay of
+// -infinity forgets everything; a positive one counts as 0, unless the Context checks;
+// a NaN spreads to what follows it. Keys that are not of norm 1 may make S grow without
+// bound, as the mathematics says.
+//
+// Precision. f64 is computed in f64, all else in f32, and o is rounded once; states are
+// f64 or f32. No exponential has a positive argument. Subnormal results are flushed.
+//
+// Reproducibility. The bits do not depend on threads, batch neighbours, padding or strides.
+// A call split anywhere, or into steps, has the bits of the whole.
+//
+// Cost. 6 n K V flops per token and value head. Memory beyond the arguments: Workspace().
+//
+// Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the
+// above, if an output overlaps an input, or if lengths, starts or cu_seqlens are out of
+// range; Unsupported for a dtype that has no kernel. On throw, nothing has been written.
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
+                      const Outputs& out);
+
+// The same function, written for reading: scalar, one thread, all in double. Outputs may
+// be f64 whatever the inputs are.
+HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
+
+// Computes gradients of a sum over <d_o, o> and <d_final, final>: those of the gated delta rule
+// over all steps, with D the gradient of S after a step:
+//
+//   D    <- D - beta k de^T against time, exp(g) times that before a token's first step,
+//           and scale q_t d_o_t^T more after its last
+//   de   = D^T k,  dv = beta de,  dbeta = <e, de>,  dk = beta (D e - S de)
+//   dq_t = scale S_t d_o_t,  dg_t = <dS_t^0, S_t^0>
+//
+// Those of keys and queries are summed over the value heads of a key head. Precision and
+// reproducibility as above; split calls keep the bits at multiples of 64 tokens. Cost: 22 n K V
+// flops per token and value head. States are kept at the borders of blocks of 64 steps, the rest
+// is computed again. Throws as Forward.
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
+                       const Gradients& out);
+
+// The same function, written for reading.
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
+                                const Gradients& out);
+
+// Computes o of one token, S read and updated in place; of the options, scale alone. Bound
+// by the memory of S; allocates nothing from a thread's second step on.
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
+                   const State& state, const TensorView& o);
+
+// Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64, K, V
+// rounded up to whole vectors, and blocks of W / n tokens, the largest power of two for which
+// W <= 64 (or W = n), at most
+//
+//   forward   threads E (K V + W (7 K + 5 V)) + a few KiB
+//   backward  threads E (ceil(n T / W) (K V + W V) + 3 K V + W (11 K + 8 V)) + a few KiB
+//             + [HV > H] 4 E B n T H K
+HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
+                                   const Options& options);
+
+// What Forward would do. Pointers may be null where only shapes are known.
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in,
+                             const Options& options);
+
+}  // namespace heed::delta_product
+
+#endif  // HEED_OPS_DELTA_DELTA_PRODUCT_DELTA_PRODUCT_H_

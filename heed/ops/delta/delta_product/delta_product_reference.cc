@@ -1,0 +1,16 @@
+// DeltaProduct as it is defined, in double.
+#include "heed/ops/delta/delta_product/delta_product_internal.h"
+#include "heed/ops/parts/delta_reference_internal.h"
+
+namespace heed::delta_product {
+
+void Reference(const Inputs& in, const Options& options, const Outputs& out) {
+  recurrent::DeltaReference(kDefinition, in, options, out);
+}
+
+void BackwardReference(const BackwardInputs& in, const Options& options,
+                       const Gradients& out) {
+  recurrent::DeltaBackwardReference(kDefinition, in, options, out);
+}
+
+}  // namespace heed::delta_product

@@ -1,0 +1,106 @@
+// mLSTM, the matrix memory of xLSTM: exponential gates and a normaliser, stabilised by a running
+// maximum.
+//
+//   m_t = max(log sigmoid(f_t) + m_{t-1}, i_t)                            m_0 = 0
+//   a_t = exp(log sigmoid(f_t) + m_{t-1} - m_t),  b_t = exp(i_t - m_t)
+//   S_t = a_t S_{t-1} + b_t k_t v_t^T                                     S: [K, V]
+//   z_t = a_t z_{t-1} + b_t k_t                                           z: [K]
+//   o_t = scale S_t^T q_t / (max(|scale z_t . q_t|, exp(-m_t)) + eps)
+//
+// with i and f one number each per token and value head, any, and scale = K^-1/2 by default. S and
+// z are exp(-m) times what they would be without m, and but for eps o does not depend on it.
+//
+// Source: Beck, Poeppel, Spanring, Auer, Prudnikova, Kopp, Klambauer, Brandstetter, Hochreiter,
+// "xLSTM: Extended Long Short-Term Memory", arXiv:2405.04517.
+#ifndef HEED_OPS_GATED_MLSTM_MLSTM_H_
+#define HEED_OPS_GATED_MLSTM_MLSTM_H_
+
+#include <cstdint>
+
+#include "heed/core/context.h"
+#include "heed/core/export.h"
+#include "heed/ops/parts/recurrent.h"
+
+namespace heed::mlstm {
+
+// i and f are [B, T, HV]. States have S [B, HV, K, V], z [B, HV, K] and m [B, HV].
+using recurrent::BackwardInputs;
+using recurrent::Explanation;
+using recurrent::Gradients;
+using recurrent::Inputs;
+using recurrent::Outputs;
+using recurrent::State;
+using recurrent::StepInputs;
+
+// The default scale is K^-1/2.
+struct Options : recurrent::Options {
+  double eps = 1e-6;  // >= 0, added to the denominator
+};
+
+// Computes o, and the state after the last token where it is asked for.
+//
+// Edges. Any number of tokens may be 0: the state then passes through. A forget gate of -infinity
+// forgets everything, an input gate of -infinity writes nothing; a NaN spreads to what follows it.
+//
+// Precision. f64 is computed in f64, all else in f32, and o is rounded once; states are
+// f64 or f32. No exponential that grows with a gate has a positive argument: input gates of 1000
+// are as good as any. Inside a block m is kept in f64, so that a gate that is nearly open forgets
+// what it should. Subnormal results are flushed.
+//
+// Reproducibility. The bits do not depend on threads, batch neighbours, padding or
+// strides. A call split at a multiple of 64 tokens of a sequence has the bits of the
+// whole; split elsewhere, it agrees to rounding.
+//
+// Cost. 4 K V flops per token and value head. Memory beyond the arguments: Workspace().
+//
+// Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the
+// above, if an output overlaps an input, or if lengths, starts, cu_seqlens or eps are out of
+// range; Unsupported for a dtype that has no kernel. On throw, nothing has been written.
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
+                      const Outputs& out);
+
+// The same function, written for reading: scalar, one thread, all in double. Outputs may
+// be f64 whatever the inputs are.
+HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
+
+// Computes gradients of a sum over <d_o, o> and <d_final, final>, of which m counts as a constant,
+// as it cancels. With d_t the denominator, n_t = scale z_t . q_t, e_t = d_o_t / d_t, and
+// y_t = -sign(n_t) <e_t, o_t> where |n_t| > exp(-m_t), else 0:
+//
+//   D_t  = scale q_t e_t^T + a_{t+1} D_{t+1},  dz_t = scale y_t q_t + a_{t+1} dz_{t+1}
+//   dq_t = scale (S_t e_t + y_t z_t),  dv_t = b_t D_t^T k_t,  dk_t = b_t (D_t v_t + dz_t)
+//   di_t = <k_t, dk_t>
+//   df_t = (1 - sigmoid(f_t)) (sum_{s >= t} (<q_s, dq_s> - <k_s, dk_s>) + <S_T, D_T> + <z_T, dz_T>)
+//
+// dq and dk are summed over the value heads of a key head. Precision and reproducibility
+// as above. Cost: 14 K V flops per token and value head. States are kept at the borders
+// of blocks of 64 tokens, the rest is computed again. Throws as Forward.
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
+                       const Gradients& out);
+
+// The same function, written for reading.
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
+                                const Gradients& out);
+
+// Computes o of one token, S, z and m read and updated in place; of the options, scale and eps.
+// Bound by the memory of S; allocates nothing from a thread's second step on.
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
+                   const State& state, const TensorView& o);
+
+// Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64,
+// and K, V rounded up to whole vectors, at most
+//
+//   forward   threads E (K V + 64 (3 K + 2 V)) + a few KiB
+//   backward  threads E (ceil(T / 64) K (V + 1) + 2 K (V + 1) + 64 (8 K + 3 V)) + a few KiB
+//             + [HV > H] 2 E B T H K + E B T HV ceil(K / 32)
+HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
+                                   const Options& options);
+
+// What Forward would do. Pointers may be null where only shapes are known.
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in,
+                             const Options& options);
+
+}  // namespace heed::mlstm
+
+#endif  // HEED_OPS_GATED_MLSTM_MLSTM_H_
