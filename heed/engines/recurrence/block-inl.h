@@ -127,8 +127,9 @@ inline void StoreNumber(const Rows& rows, const Sequence& s, int64_t head, int64
   StoreDouble(rows.dtype, const_cast<void*>(rows.data), NumberAt(rows, s, head, token), number);
 }
 
-// A state of columns [begin, end) as Strips() wants it, from views and back.
-struct StateShape {
+// A state of columns [begin, end) in strips of at most so many vectors, from views and back.
+template <int kVectors>
+struct StripShape {
   size_t rows;        // of the state in memory, of which `stored` are in the views
   size_t stored;
   size_t begin, end;  // whole vectors
@@ -137,10 +138,11 @@ struct StateShape {
 
   size_t Offset(size_t column) const { return (column - begin) * rows; }  // of a strip
 };
+using StateShape = StripShape<kMaxStrip>;  // as Strips() wants it
 
-template <class T>
-size_t NumStrips(const StateShape& shape) {
-  constexpr size_t kWidth = kMaxStrip * hn::MaxLanes(hn::ScalableTag<T>());
+template <class T, int kVectors>
+size_t NumStrips(const StripShape<kVectors>& shape) {
+  constexpr size_t kWidth = kVectors * hn::MaxLanes(hn::ScalableTag<T>());
   return (shape.end - shape.begin + kWidth - 1) / kWidth;
 }
 
@@ -151,27 +153,26 @@ size_t NumAsks(const StateShape& shape) {
 }
 
 // f(std::integral_constant<int, vectors>, first column) of each strip.
-template <class T, class F>
-HWY_INLINE void ForStripVectors(const StateShape& shape, const F& f) {
+template <class T, int kVectors, class F>
+HWY_INLINE void ForStripVectors(const StripShape<kVectors>& shape, const F& f) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
-  hs::ForTiles<kMaxStrip>(shape.begin / N, shape.end / N,
+  hs::ForTiles<kVectors>(shape.begin / N, shape.end / N,
                           [&](auto vectors, size_t c) HWY_ATTR { f(vectors, c * N); });
 }
 
 // f(first column, width) of each strip.
-template <class T, class F>
-HWY_INLINE void ForStripsOf(const StateShape& shape, const F& f) {
+template <class T, int kVectors, class F>
+HWY_INLINE void ForStripsOf(const StripShape<kVectors>& shape, const F& f) {
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
   ForStripVectors<T>(shape, [&](auto vectors, size_t column) HWY_ATTR {
     f(column, vectors.value * N);
   });
 }
 
-template <class D, class F>
-HWY_INLINE void ForStateElements(D /*d*/, const StateShape& shape, const F& f) {
+template <class D, int kVectors, class F>
+HWY_INLINE void ForStateElements(D /*d*/, const StripShape<kVectors>& shape, const F& f) {
   constexpr size_t N = hn::MaxLanes(D());
-  hs::ForTiles<kMaxStrip>(shape.begin / N, shape.end / N, [&](auto vectors,
-                                                              size_t c) HWY_ATTR {
+  hs::ForTiles<kVectors>(shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
     constexpr size_t kWidth = vectors.value * N;
     const size_t base = shape.Offset(c * N);
     for (size_t r = 0; r < shape.stored; ++r) {
@@ -188,9 +189,9 @@ HWY_INLINE T* StateAt(const States& states, int64_t sequence, int64_t head) {
          sequence * states.sequence_stride + head * states.head_stride;
 }
 
-template <class D, class T = hn::TFromD<D>>
+template <class D, int kVectors, class T = hn::TFromD<D>>
 HWY_INLINE void LoadState(D d, const States& states, int64_t sequence, int64_t head,
-                          const StateShape& shape, T* state) {
+                          const StripShape<kVectors>& shape, T* state) {
   std::memset(state, 0, shape.Offset(shape.end) * sizeof(T));
   if (states.data == nullptr) return;
   const T* at = StateAt<T>(states, sequence, head);
@@ -201,8 +202,8 @@ HWY_INLINE void LoadState(D d, const States& states, int64_t sequence, int64_t h
   });
 }
 
-template <class D, class T = hn::TFromD<D>>
-HWY_INLINE void StoreState(D d, const T* state, const StateShape& shape,
+template <class D, int kVectors, class T = hn::TFromD<D>>
+HWY_INLINE void StoreState(D d, const T* state, const StripShape<kVectors>& shape,
                            const States& states, int64_t sequence, int64_t head) {
   if (states.data == nullptr) return;
   T* at = StateAt<T>(states, sequence, head);

@@ -30,6 +30,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class F>
 HWY_INLINE void WithTokenDecay(const Problem& p, const F& f) {
   if (p.gate == Gate::kNone) return f(std::integral_constant<Decay, Decay::kNone>());
+  if (p.gate == Gate::kScalar) return f(std::integral_constant<Decay, Decay::kLanes>());
   f(std::integral_constant<Decay, Decay::kRows>());
 }
 
@@ -37,6 +38,7 @@ HWY_INLINE void WithTokenDecay(const Problem& p, const F& f) {
 // is written takes the place of w.
 template <class T>
 struct DeltaBlock {
+  const DeltaReader<T>& reader;
   const DeltaRows<T>& rows;
   size_t row, value_row;
   T* o;  // null: the state alone
@@ -69,7 +71,7 @@ HWY_NOINLINE void DeltaTokens(D d, const DeltaBlock<T>& b, size_t n, size_t colu
         hn::StoreU(hn::Sub(hn::LoadU(d, written + i), hn::LoadU(d, found + i)), d, written + i);
       }
     }
-    x.decay = b.rows.decay + t * b.row;
+    x.decay = b.reader.DecayOf(t);
     x.read2_row = b.rows.read_state + (t + 1 < n ? t + 1 : t) * b.row;
     x.read2_out = found + b.value_row;
     if constexpr (kOutputs) {
@@ -117,7 +119,7 @@ HWY_INLINE void WithDelta(const Problem& p, const F& f) {
 // The strips of a state.
 template <bool kOutputs, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE HWY_ATTR void DeltaStrips(D d, const Problem& p, const DeltaBlock<T>& b, size_t n,
-                                       const StateShape& shape, T* state) {
+                                       const DeltaShape& shape, T* state) {
   WithDelta(p, [&](auto before, auto decay) HWY_ATTR {
     ForStripVectors<T>(shape, [&](auto vectors, size_t c) HWY_ATTR {
       constexpr size_t kWidth = vectors.value * hn::MaxLanes(D());
@@ -134,7 +136,7 @@ HWY_NOINLINE HWY_ATTR void DeltaHead(const Problem& p, const Task& task,
   const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
   const size_t row = Padded<T>(p.key_size), value_row = Padded<T>(p.value_size);
   const auto keys = static_cast<size_t>(p.key_size);
-  const StateShape shape = {keys, keys, FirstColumn(task.part, task.parts, value_row),
+  const DeltaShape shape = {keys, keys, FirstColumn(task.part, task.parts, value_row),
                             FirstColumn(task.part + 1, task.parts, value_row),
                             static_cast<size_t>(p.value_size), false};
   const DeltaReader<T> reader(p, s, task.head, b.rows);
@@ -146,7 +148,7 @@ HWY_NOINLINE HWY_ATTR void DeltaHead(const Problem& p, const Task& task,
     reader.Writes(first, n);
     RowPrefetch prefetch = reader.Prefetch(first + static_cast<int64_t>(n),
                                            n * writes * NumStrips<T>(shape));
-    DeltaStrips<true>(d, p, DeltaBlock<T>{b.rows, row, value_row, b.o, b.found, &prefetch},
+    DeltaStrips<true>(d, p, DeltaBlock<T>{reader, b.rows, row, value_row, b.o, b.found, &prefetch},
                       n * writes, shape, b.state);
     StoreRows(d, b.o + (writes - 1) * value_row, writes * value_row, p.o, s, task.head, first, n,
               shape.begin, std::min(shape.end, shape.size),
@@ -187,19 +189,19 @@ HWY_NOINLINE HWY_ATTR void DeltaStepHead(const Problem& p, const Task& task,
   const DeltaReader<T> reader(p, s, task.head, b.rows);
   reader.Queries(0, 1);
   reader.Writes(0, 1);
-  const DeltaBlock<T> block = {b.rows, row, value_row, b.o, b.found};
+  const DeltaBlock<T> block = {reader, b.rows, row, value_row, b.o, b.found};
   const auto writes = static_cast<size_t>(p.writes);
   const bool in_place = p.final.value_stride == 1 || values == 1;
   const size_t whole = in_place ? std::max(begin, values / N * N) : begin;
   T* state = StateAt<T>(p.final, s.state, task.head);
   WithDelta(p, [&](auto before, auto decay) HWY_ATTR {
-    hs::ForTiles<4>(begin / N, std::min(whole, end) / N, [&](auto vectors, size_t c) HWY_ATTR {
+    hs::ForTiles<kDeltaStrip>(begin / N, std::min(whole, end) / N, [&](auto vectors, size_t c) HWY_ATTR {
       DeltaTokens<before.value, true, decay.value, vectors.value>(
           d, block, writes, c * N, keys, static_cast<size_t>(p.final.key_stride), state + c * N);
     });
   });
   if (whole < end) {
-    const StateShape rest = {keys, keys, whole, end, values, false};
+    const DeltaShape rest = {keys, keys, whole, end, values, false};
     LoadState(d, p.final, s.state, task.head, rest, b.state);
     DeltaStrips<true>(d, p, block, writes, rest, b.state);
     StoreState(d, b.state, rest, p.final, s.state, task.head);

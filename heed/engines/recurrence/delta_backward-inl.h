@@ -11,12 +11,12 @@
 //   D_t  = q_t d_o_t^T + G_{t+1} .* D_{t+1} + a_{t+1} dx_{t+1}^T         dx_t = D_t^T b_t
 //   dq_t = S_t d_o_t,  dk_t = D_t v_t,  dv_t = D_t^T k_t,  da_t = S_{t-1} dx_t,  db_t = D_t x_t
 //
-// D knows nothing of S. So, with both states also transposed for keys to stand in lanes:
+// D knows nothing of S. So, with S also transposed for keys to stand in lanes:
 //
 //   forward in time: e or x of every token, and S^T at the border of every block of 64 writes
-//   against time, per block: de on D; dq and dr forward in time on S^T; dk on D^T
+//   against time, per block: de and, over the lanes, dk on D; dq and dr forward in time on S^T
 //
-// 22 K V flops per token, of which 18 are needed by any method that keeps no state of a token.
+// 18 K V flops per token, which any method needs that keeps no state of a token.
 // The gradient of a log decay is a sum over later tokens of q .* dq + r .* dr - k .* dk inside a
 // block, and <S, D> at its end.
 #if defined(HEED_ENGINES_RECURRENCE_DELTA_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -67,7 +67,7 @@ struct DeltaBackwardBuffers {
   T* sums[kDeltaSums];         // [writes][row]: dq, dk, dr, db
   T *d_beta, *suffix;          // [writes], [row]
   T *state, *d_state;          // S and D, [K][V]
-  T* d_transposed;             // D^T, [V][K]
+  T* d_transposed;             // D^T at the end of a block, [V][K]
   T *borders, *kept;           // S^T before each block; e or x of all writes
   int64_t border_size;
 
@@ -154,8 +154,8 @@ struct DeltaShared {
 
 // A state in strips of the one shape, as it is transposed in strips of the other.
 template <class D, class T = hn::TFromD<D>>
-HWY_NOINLINE HWY_ATTR void TransposeState(D d, const T* from, const StateShape& from_shape,
-                                          const StateShape& to_shape, T* to) {
+HWY_NOINLINE HWY_ATTR void TransposeState(D d, const T* from, const DeltaShape& from_shape,
+                                          const DeltaShape& to_shape, T* to) {
   constexpr size_t N = hn::MaxLanes(D());
   ForStripsOf<T>(from_shape, [&](size_t from_column, size_t from_width) HWY_ATTR {
     ForStripsOf<T>(to_shape, [&](size_t to_column, size_t to_width) HWY_ATTR {
@@ -193,7 +193,6 @@ class DeltaBackwardHead {
 
   HWY_NOINLINE HWY_ATTR void Compute() {
     LoadState(d_, g_.d_final, s_.state, head_, by_value_, b_.d_state);
-    LoadState(d_, g_.d_final, s_.state, head_, by_key_, b_.d_transposed);
     KeepBorders();
     for (int64_t block = DeltaBlocks(p_, s_.count); block-- > 0;) OneBlock(block);
     StoreState(d_, b_.d_state, by_value_, g_.d_initial, s_.state, head_);
@@ -217,7 +216,7 @@ class DeltaBackwardHead {
       const size_t n = TokensOf(block) * writes_;
       TransposeState(d_, b_.state, by_value_, by_key_, b_.Border(block));
       reader_.Writes(block * p_.block_tokens(), TokensOf(block));
-      DeltaStrips<false>(d_, p_, DeltaBlock<T>{b_.rows, row_, value_row_, nullptr, b_.found}, n,
+      DeltaStrips<false>(d_, p_, DeltaBlock<T>{reader_, b_.rows, row_, value_row_, nullptr, b_.found}, n,
                          by_value_, b_.state);
       std::memcpy(KeptOf(block), before_ ? b_.found : b_.rows.w, n * value_row_ * sizeof(T));
     }
@@ -232,20 +231,14 @@ class DeltaBackwardHead {
     const T* kept = KeptOf(block);
     const T* written = before_ ? b_.rows.v : kept;
 
-    // de, or dv and dx, on D; by value.
-    Sides by_value = {b_.rows.q,  b_.d_o,       row_,       value_row_, b_.rows.read,
-                      before_ ? b_.d_found : b_.d_written, b_.rows.k, b_.d_written,
-                      b_.rows.write_key, b_.d_found};
-    AgainstTime<Decay::kRows>(by_value, n, by_value_, b_.d_state);
+    const bool of_decay = g_.d_log_decay.data != nullptr;
+    if (of_decay) TransposeState(d_, b_.d_state, by_value_, by_key_, b_.d_transposed);
+    AgainstTime(n, kept, written);
     ForwardInTime(n, kept, written, b_.Border(block));
-    // dk and db on D^T; by key. <S, D> at the end of the block before that.
-    StateProducts(d_, b_.Border(block), by_key_, b_.d_transposed, by_key_, b_.suffix);
-    Sides by_key = {b_.d_o, b_.rows.q, value_row_, row_,
-                    before_ ? b_.d_found : b_.d_written, b_.rows.read, written,
-                    b_.sums[kOfKeys], kept, b_.sums[kOfWriteKeys]};
-    AgainstTime<Decay::kLanes>(by_key, n, by_key_, b_.d_transposed);
-
-    if (g_.d_log_decay.data != nullptr) DecayGradients(first, tokens);
+    if (of_decay) {  // <S, D> at the end of the block, and what tokens inside it add
+      StateProducts(d_, b_.Border(block), by_key_, b_.d_transposed, by_key_, b_.suffix);
+      DecayGradients(first, tokens);
+    }
     if (before_) {
       AddToHead(kOfReadKeys, g_.d_read_key, block, 1);
       AddToHead(kOfWriteKeys, g_.d_write_key, block, 1);
@@ -258,61 +251,54 @@ class DeltaBackwardHead {
     AddToHead(kOfKeys, g_.dk, block, 1);
   }
 
-  // What stands in rows and in lanes of a product against time.
-  struct Sides {
-    const T *read_row, *read_lanes;  // of d_o, which D is made of
-    size_t row, lane_row;
-    const T *back_row, *back_lanes;  // of the read key: what leads from D_{t+1} to D_t
-    const T* row1;
-    T* out1;
-    const T* row2;
-    T* out2;
-  };
-
-  // The writes of a block, the last first; D after the block becomes D before it.
-  template <Decay kGated>
-  HWY_NOINLINE HWY_ATTR void AgainstTime(const Sides& x, size_t n, const StateShape& shape,
-                                         T* state) {
+  // de and dk, or dv, dx, dk and db, on D: the writes of a block, the last first; D after the
+  // block becomes D before it.
+  HWY_NOINLINE HWY_ATTR void AgainstTime(size_t n, const T* kept, const T* written) {
+    for (DeltaSum of : {kOfKeys, kOfWriteKeys}) {
+      std::memset(b_.sums[of], 0, n * row_ * sizeof(T));
+    }
     const auto run = [&](auto before, auto decay) HWY_ATTR {
       constexpr bool kBefore = before.value;
-      constexpr Decay kDecay = decay.value == Decay::kNone ? Decay::kNone : kGated;
-      constexpr unsigned kReads = kBefore ? kRead | kRead2 : kRead;
+      constexpr unsigned kReads = kBefore ? kRead | kRead2 | kDot | kDot2 : kRead | kDot;
       constexpr unsigned kBack = kBefore ? kWrite2 : kLateWrite;
-      ForStripVectors<T>(shape, [&](auto vectors, size_t c) HWY_ATTR {
+      ForStripVectors<T>(by_value_, [&](auto vectors, size_t c) HWY_ATTR {
         constexpr size_t kWidth = vectors.value * N;
-        T* strip = state + shape.Offset(c);
+        T* strip = b_.d_state + by_value_.Offset(c);
         for (size_t t = n; t-- > 0;) {
-          Token<T> token = Back(x, t + 1, c, kGated == Decay::kLanes);
-          token.write_row = x.read_row + t * x.row;
-          token.write_lanes = x.read_lanes + t * x.lane_row + c;
-          token.read_row = x.row1 + t * x.row;
-          token.read_out = x.out1 + t * x.lane_row + c;
-          if (kBefore) {
-            token.read2_row = x.row2 + t * x.row;
-            token.read2_out = x.out2 + t * x.lane_row + c;
-          }
+          const size_t at = t * row_, value_at = t * value_row_ + c;
+          Token<T> token = Back(t + 1, c);
+          token.write_row = b_.rows.q + at;
+          token.write_lanes = b_.d_o + value_at;
+          token.read_row = b_.rows.k + at;
+          token.read_out = b_.d_written + value_at;
+          token.read2_row = b_.rows.write_key + at;
+          token.read2_out = b_.d_found + value_at;
+          token.dot_lanes = written + value_at;
+          token.dot_out = b_.sums[kOfKeys] + at;
+          token.dot2_lanes = kept + value_at;
+          token.dot2_out = b_.sums[kOfWriteKeys] + at;
           if (t + 1 == n) {
             PassToken<kWrite | kReads, Decay::kNone, vectors.value>(
-                d_, Decays::kNear, token, shape.rows, kWidth, strip);
+                d_, Decays::kNear, token, keys_, kWidth, strip);
           } else {
-            PassToken<kWrite | kReads | kBack, kDecay, vectors.value>(
-                d_, b_.rows.kinds[t + 1], token, shape.rows, kWidth, strip);
+            PassToken<kWrite | kReads | kBack, decay.value, vectors.value>(
+                d_, b_.rows.kinds[t + 1], token, keys_, kWidth, strip);
           }
         }
-        const Token<T> token = Back(x, 0, c, kGated == Decay::kLanes);
-        PassToken<kBack, kDecay, vectors.value>(d_, b_.rows.kinds[0], token, shape.rows, kWidth,
-                                                strip);
+        PassToken<kBack, decay.value, vectors.value>(d_, b_.rows.kinds[0], Back(0, c), keys_,
+                                                     kWidth, strip);
       });
     };
     WithDelta(p_, run);
   }
 
-  // What leads from D of token t to the one before it.
-  HWY_INLINE Token<T> Back(const Sides& x, size_t t, size_t c, bool by_lane) const {
+  // What leads from D of a write to the one before it.
+  HWY_INLINE Token<T> Back(size_t t, size_t c) const {
     Token<T> token;
-    token.decay = b_.rows.decay + t * row_ + (by_lane ? c : 0);
-    token.late_row = token.write2_row = x.back_row + t * x.row;
-    token.late_lanes = token.write2_lanes = x.back_lanes + t * x.lane_row + c;
+    token.decay = reader_.DecayOf(t);
+    token.late_row = token.write2_row = b_.rows.read + t * row_;
+    token.late_lanes = token.write2_lanes =
+        (before_ ? b_.d_found : b_.d_written) + t * value_row_ + c;
     return token;
   }
 
@@ -329,7 +315,7 @@ class DeltaBackwardHead {
         for (size_t t = 0; t < n; ++t) {
           const size_t at = t * row_ + c, value_at = t * value_row_;
           Token<T> token;
-          token.decay = b_.rows.decay + at;
+          token.decay = reader_.DecayOf(t, c);
           token.early_row = (kBefore ? b_.d_found : b_.d_written) + value_at;
           token.early_out = b_.sums[kOfReadKeys] + at;
           token.write_row = written + value_at;
@@ -491,7 +477,7 @@ class DeltaBackwardHead {
   const DeltaShared<T>& shared_;
   const DeltaReader<T> reader_;
   const size_t row_, value_row_, keys_, values_, writes_;
-  const StateShape by_value_, by_key_;  // S and D, and transposed
+  const DeltaShape by_value_, by_key_;  // S and D, and transposed
   const bool before_;
 };
 

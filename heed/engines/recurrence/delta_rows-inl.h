@@ -39,7 +39,7 @@ template <class T>
 struct DeltaRows {
   T *q, *k, *read, *write_key;  // scale q, k, r or a, b
   T* read_state;  // the read key with the decay between it and the state before its token
-  T* decay;       // as TileDecay()
+  T* decay;       // as TileDecay(); of a scalar [writes][kDeltaStrip vectors], all the same
   Decays* kinds;  // [writes]
   T* beta;        // [writes]
   T *v, *w;       // v as it is given, and as it is written
@@ -51,7 +51,8 @@ struct DeltaRows {
     constexpr auto N = static_cast<int64_t>(hn::MaxLanes(hn::ScalableTag<T>()));
     for (T** rows : {&q, &k, &read, &read_state}) carver.Next(*rows, block * row);
     carver.Next(write_key, p.write_key.data == nullptr ? 0 : block * row);
-    carver.Next(decay, p.gate == Gate::kNone ? 0 : block * row);
+    const int64_t decays = p.gate == Gate::kScalar ? std::max(row, kDeltaStrip * N) : row;
+    carver.Next(decay, p.gate == Gate::kNone ? 0 : block * decays);
     carver.Next(kinds, block);
     carver.Next(beta, block);
     carver.Next(v, block * value_row);
@@ -60,7 +61,7 @@ struct DeltaRows {
   }
 };
 
-// Reads rows of one value head.
+// Reads rows of one value head. A scalar decay is one for all lanes: no row asks for it again.
 template <class T>
 class DeltaReader {
  public:
@@ -141,6 +142,12 @@ class DeltaReader {
     return prefetch;
   }
 
+  // Of write t, for rows, or for lanes from `column` on.
+  const T* DecayOf(size_t t, size_t column = 0) const {
+    return p_.gate == Gate::kScalar ? rows_.decay + t * kDeltaStrip * N
+                                    : rows_.decay + t * row_ + column;
+  }
+
  private:
   using D = hn::ScalableTag<T>;
   static constexpr size_t N = hn::MaxLanes(D());
@@ -161,49 +168,69 @@ class DeltaReader {
   }
 
   HWY_ATTR void Decays(int64_t first, size_t n) const {
-    const bool before = p_.delta == Delta::kBeforeDecay;
     if (p_.gate == Gate::kNone) {
       std::memcpy(rows_.read_state, rows_.read, n * writes_ * row_ * sizeof(T));
-      return;
-    }
-    const bool scalar = p_.gate == Gate::kScalar;
-    if (scalar) {
-      LoadTokens(p_.log_decay, head_, first, n, 1, 0, rows_.raw, N);
-      for (size_t t = 0; t < n * writes_; ++t) {
-        for (size_t i = 0; i < row_; i += N) {
-          hn::Store(hn::Set(d_, rows_.raw[t * N]), d_, rows_.decay + t * row_ + i);
-        }
-      }
+    } else if (p_.gate == Gate::kScalar) {
+      ScalarDecays(first, n);
     } else {
-      LoadTokens(p_.log_decay, head_, first, n, keys_, 0, rows_.decay, row_);
+      KeyDecays(first, n);
     }
-    const auto zero = hn::Zero(d_);
-    const auto exp_at = [&](size_t i) HWY_ATTR {
-      auto g = hn::Load(d_, rows_.decay + i);
-      g = hn::IfThenElse(hn::Gt(g, zero), zero, g);  // NaN stays
+  }
+
+  HWY_ATTR void ScalarDecays(int64_t first, size_t n) const {
+    T* numbers = rows_.raw;
+    LoadTokens(p_.log_decay, head_, first, n, 1, 0, numbers, N);
+    for (size_t t = 0; t < n * writes_; ++t) numbers[t] = numbers[t * N];
+    for (size_t begin = 0; begin < n * writes_; begin += N) {
+      HWY_ALIGN T factors[N], decays[N];
+      const auto g = Clamped(hn::Load(d_, numbers + begin));
       const auto a = hs::Exp(d_, g);
-      hn::Store(TileDecay(d_, a, hs::Expm1(d_, g)), d_, rows_.decay + i);
-      return a;
-    };
+      hn::Store(a, d_, factors);
+      hn::Store(TileDecay(d_, a, hs::Expm1(d_, g)), d_, decays);
+      for (size_t t = begin; t < HWY_MIN(begin + N, n * writes_); ++t) {
+        const T decay = decays[t - begin];
+        T* to = rows_.decay + t * kDeltaStrip * N;
+        for (size_t i = 0; i < kDeltaStrip * N; i += N) hn::Store(hn::Set(d_, decay), d_, to + i);
+        ReadState(t, [&](size_t) HWY_ATTR { return hn::Set(d_, factors[t - begin]); });
+        rows_.kinds[t] = !(decay < 0)               ? Decays::kMixed
+                         : decay > kSlowToken<T> ? Decays::kSlow
+                                                    : Decays::kNear;
+      }
+    }
+  }
+
+  HWY_ATTR void KeyDecays(int64_t first, size_t n) const {
+    LoadTokens(p_.log_decay, head_, first, n, keys_, 0, rows_.decay, row_);
     for (size_t t = 0; t < n * writes_; ++t) {
-      auto a = zero;
       bool all_near = true, any_slow = false;
-      for (size_t i = t * row_; i < (t + 1) * row_; i += N) {
-        if (!scalar || i == t * row_) {
-          a = exp_at(i);
-        } else {
-          hn::Store(hn::Load(d_, rows_.decay + t * row_), d_, rows_.decay + i);
-        }
-        const auto read = hn::Load(d_, rows_.read + i);
-        hn::Store(before ? read : hn::Mul(a, read), d_, rows_.read_state + i);
-        const auto decay = hn::Load(d_, rows_.decay + i);
-        const auto exists = hn::FirstN(d_, t * row_ + keys_ - i);
-        const auto is_near = hn::Lt(decay, zero);
+      ReadState(t, [&](size_t i) HWY_ATTR {
+        T* at = rows_.decay + t * row_ + i;
+        const auto g = Clamped(hn::Load(d_, at)), a = hs::Exp(d_, g);
+        const auto decay = TileDecay(d_, a, hs::Expm1(d_, g));
+        hn::Store(decay, d_, at);
+        const auto exists = hn::FirstN(d_, keys_ - i);
+        const auto is_near = hn::Lt(decay, hn::Zero(d_));
         all_near &= hn::AllTrue(d_, hn::Or(is_near, hn::Not(exists)));
         any_slow |= !hn::AllFalse(d_, hn::And(hn::And(is_near, exists),
                                               hn::Gt(decay, hn::Set(d_, kSlowToken<T>))));
-      }
+        return a;
+      });
       rows_.kinds[t] = any_slow ? Decays::kSlow : all_near ? Decays::kNear : Decays::kMixed;
+    }
+  }
+
+  HWY_INLINE hn::Vec<D> Clamped(hn::Vec<D> g) const {
+    const auto zero = hn::Zero(d_);
+    return hn::IfThenElse(hn::Gt(g, zero), zero, g);  // NaN stays
+  }
+
+  // The read key of row t with the decays of its channels, but where it reads before them.
+  template <class F>
+  HWY_INLINE void ReadState(size_t t, const F& decay_of) const {
+    const bool before = p_.delta == Delta::kBeforeDecay;
+    for (size_t i = 0; i < row_; i += N) {
+      const auto decay = decay_of(i), read = hn::Load(d_, rows_.read + t * row_ + i);
+      hn::Store(before ? read : hn::Mul(decay, read), d_, rows_.read_state + t * row_ + i);
     }
   }
 

@@ -17,12 +17,18 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/engines/recurrence/register_tile-inl.h"
+#include "heed/engines/recurrence/block-inl.h"
+#include "heed/simd/transpose-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/
+
+// Vectors of columns of a strip at most: the more, the fewer broadcasts for each.
+inline constexpr int kDeltaStrip = hs::kVectorRegisters == 32 ? 4 : 2;
+using DeltaShape = StripShape<kDeltaStrip>;
 
 // What happens to a state row, in this order, with a decay after kLateWrite and kReadBefore.
 enum TokenDoes : unsigned {
@@ -33,6 +39,8 @@ enum TokenDoes : unsigned {
   kWrite2 = 16,
   kRead = 32,
   kRead2 = 64,
+  kDot = 128,  // summed over the lanes
+  kDot2 = 256,
 };
 
 // Rows are broadcast, lanes are columns. A decay is E or E - 1 (TileDecay()), by row or lane.
@@ -48,6 +56,32 @@ struct Token {
   T* read_out = nullptr;
   const T* read2_row = nullptr;
   T* read2_out = nullptr;
+  const T *dot_lanes = nullptr, *dot2_lanes = nullptr;
+  T *dot_out = nullptr, *dot2_out = nullptr;  // by row: added to
+};
+
+// Sums over lanes of the rows of a state, some at a time.
+template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+class RowSums {
+ public:
+  static constexpr size_t N = hn::MaxLanes(D());
+
+  void Put(D d, size_t r, V sum) { hn::Store(sum, d, sums_ + r % N * N); }
+  // Of the last `count` rows, which begin at a multiple of N, to to[0] and on.
+  HWY_ATTR void AddTo(D d, size_t count, T* to) const {
+    V v[N];
+    HWY_UNROLL(16)
+    for (size_t i = 0; i < N; ++i) v[i] = i < count ? hn::Load(d, sums_ + i * N) : hn::Zero(d);
+    hs::Transpose(d, v);
+    HWY_UNROLL(4)
+    for (size_t step = N / 2; step > 0; step /= 2) {
+      for (size_t i = 0; i < step; ++i) v[i] = hn::Add(v[i], v[i + step]);
+    }
+    hn::StoreU(hn::Add(hn::LoadU(d, to), v[0]), d, to);
+  }
+
+ private:
+  HWY_ALIGN T sums_[N * N];
 };
 
 // A decay of one token that is this near to 1 is rounded with what is written (kSlow).
@@ -73,7 +107,8 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
   constexpr bool kNear = kKind == Decays::kNear, kSlow = kKind == Decays::kSlow;
   constexpr bool kByLane = kDecay == Decay::kLanes, kByRow = kDecay == Decay::kRows;
   V late[C], write[C], write2[C], decay[C];
-  V even_read[C], even_read2[C], even_early[C], odd_read[C], odd_read2[C], odd_early[C];
+  V read[C], read2[C], early[C], dot[C], dot2[C];
+  RowSums<D> sums, sums2;
   hn::Mask<D> near[C], slow[C], rounded[C];
   HWY_UNROLL(4)
   for (int c = 0; c < C; ++c) {
@@ -87,10 +122,11 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
     near[c] = hn::Lt(decay[c], hn::Zero(d));
     slow[c] = hn::And(near[c], hn::Gt(decay[c], hn::Set(d, kSlowToken<T>)));
     rounded[c] = hn::AndNot(slow[c], near[c]);
-    even_read[c] = even_read2[c] = even_early[c] = hn::Zero(d);
-    odd_read[c] = odd_read2[c] = odd_early[c] = hn::Zero(d);
+    dot[c] = load(does(kDot), x.dot_lanes);
+    dot2[c] = load(does(kDot2), x.dot2_lanes);
+    read[c] = read2[c] = early[c] = hn::Zero(d);
   }
-  const auto one_row = [&](size_t r, V(&read)[C], V(&read2)[C], V(&early)[C]) HWY_ATTR {
+  const auto one_row = [&](size_t r) HWY_ATTR {
     T* HWY_RESTRICT at = state + r * stride;
     V s[C];
     HWY_UNROLL(4)
@@ -160,23 +196,28 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
     }
     if constexpr (does(kRead)) sum(x.read_row, read);
     if constexpr (does(kRead2)) sum(x.read2_row, read2);
+    const auto over_lanes = [&](const V(&lanes)[C]) HWY_ATTR {
+      V product = hn::Mul(s[0], lanes[0]);
+      HWY_UNROLL(4)
+      for (int c = 1; c < C; ++c) product = hn::MulAdd(s[c], lanes[c], product);
+      return product;
+    };
+    if constexpr (does(kDot)) sums.Put(d, r, over_lanes(dot));
+    if constexpr (does(kDot2)) sums2.Put(d, r, over_lanes(dot2));
     HWY_UNROLL(4)
     for (int c = 0; kChanges && c < C; ++c) hn::StoreU(s[c], d, at + c * N);
   };
-  size_t r = 0;
-  for (; r + 2 <= num_rows; r += 2) {
-    one_row(r, even_read, even_read2, even_early);
-    one_row(r + 1, odd_read, odd_read2, odd_early);
+  for (size_t begin = 0; begin < num_rows; begin += N) {
+    const size_t end = HWY_MIN(begin + N, num_rows);
+    for (size_t r = begin; r < end; ++r) one_row(r);
+    if constexpr (does(kDot)) sums.AddTo(d, end - begin, x.dot_out + begin);
+    if constexpr (does(kDot2)) sums2.AddTo(d, end - begin, x.dot2_out + begin);
   }
-  if (r < num_rows) one_row(r, even_read, even_read2, even_early);
   HWY_UNROLL(4)
   for (int c = 0; c < C; ++c) {
-    const auto store = [&](V even, V odd, T* to) HWY_ATTR {
-      hn::StoreU(hn::Add(even, odd), d, to + c * N);
-    };
-    if constexpr (does(kRead)) store(even_read[c], odd_read[c], x.read_out);
-    if constexpr (does(kRead2)) store(even_read2[c], odd_read2[c], x.read2_out);
-    if constexpr (kEarly) store(even_early[c], odd_early[c], x.early_out);
+    if constexpr (does(kRead)) hn::StoreU(read[c], d, x.read_out + c * N);
+    if constexpr (does(kRead2)) hn::StoreU(read2[c], d, x.read2_out + c * N);
+    if constexpr (kEarly) hn::StoreU(early[c], d, x.early_out + c * N);
   }
 }
 

@@ -149,9 +149,9 @@ HWY_INLINE void TileBonusGradients(D d, const T* q, const T* k, const T* bonus,
 }
 
 // to[i] = sum_r a[r][i] b[r][i] over the rows of a, for two states of the same columns.
-template <class D, class T = hn::TFromD<D>>
-HWY_INLINE void StateProducts(D d, const T* a, const StateShape& a_shape, const T* b,
-                              const StateShape& b_shape, T* to) {
+template <class D, int kVectors, class T = hn::TFromD<D>>
+HWY_INLINE void StateProducts(D d, const T* a, const StripShape<kVectors>& a_shape, const T* b,
+                              const StripShape<kVectors>& b_shape, T* to) {
   ForStripsOf<T>(a_shape, [&](size_t column, size_t width) HWY_ATTR {
     for (size_t i = 0; i < width; i += hn::MaxLanes(D())) {
       const T* HWY_RESTRICT from_a = a + a_shape.Offset(column) + i;

@@ -63,7 +63,7 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //   dv_t = beta_t de_t,  dbeta_t = <e_t, de_t>,  dg_t = <D_t - beta_t p_t de_t^T, S~_t>
 //
 // Those of keys and queries are summed over the value heads of a key head. Precision and
-// reproducibility as above; split calls keep the bits at multiples of 64 tokens. Cost: 22 K V flops
+// reproducibility as above; split calls keep the bits at multiples of 64 tokens. Cost: 18 K V flops
 // per token and value head. States are kept at the borders of blocks of 64 tokens, the rest is
 // computed again. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,

@@ -65,7 +65,7 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //   dq_t = scale S_t d_o_t,  dg_t = <dS_t^0, S_t^0>
 //
 // Those of keys and queries are summed over the value heads of a key head. Precision and
-// reproducibility as above; split calls keep the bits at multiples of 64 tokens. Cost: 22 n K V
+// reproducibility as above; split calls keep the bits at multiples of 64 tokens. Cost: 18 n K V
 // flops per token and value head. States are kept at the borders of blocks of 64 steps, the rest
 // is computed again. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,

@@ -63,7 +63,7 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //   dk_t = beta_t (D_t e_t - S_{t-1} de_t)
 //
 // Those of keys and queries are summed over the value heads of a key head. Precision and
-// reproducibility as above. Cost: 22 K V flops
+// reproducibility as above. Cost: 18 K V flops
 // per token and value head. States are kept at the borders of blocks of 64 tokens, the rest is
 // computed again. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
