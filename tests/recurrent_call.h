@@ -28,12 +28,13 @@ struct Call {
       : m(&mechanism) {
     const Definition& d = mechanism.definition;
     const DType state = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-    const Shape v = {B, T, H * group, V};
+    const AxisSizes axes_of = {B, T, H, H * group, K, V, 0, 2};
+    const Shape v = OutputShape(d, axes_of);
     const auto fill = [&](const Shape& sizes, DType type) {
       return Buffer(type, sizes).FillNormal(++seed);
     };
     for (const Tensor& tensor : Tensors(d)) {
-      const Axes axes = ShapeOf(tensor.axes, {B, T, H, H * group, K, V, 0, 2});
+      const Axes axes = ShapeOf(tensor.axes, axes_of);
       const std::span<const int64_t> sizes = axes;
       const Shape shape(sizes.begin(), sizes.end());
       const DType type = tensor.type == Tensor::kAnyFloat ? state : dtype;
@@ -49,8 +50,8 @@ struct Call {
       });
       inputs.push_back({tensor.name, decay});
     }
-    const int64_t F = recurrence::FeatureSize(d.feature, K);
-    const Shape S = {sequences, H * group, F, V}, z = {sequences, H * group, F};
+    const StateShapes states(d, axes_of, recurrence::FeatureSize(d.feature, K), sequences);
+    const Shape &S = states.S, &z = states.z;
     if (d.causal && d.normalize) inputs.push_back({"initial_z", fill(z, state)});
     if (d.causal) inputs.push_back({"initial_state", fill(S, state)});
     d_o = fill(v, dtype);
@@ -62,8 +63,8 @@ struct Call {
       final_z = Buffer(state, z);
     }
     if (HasMaximum(d)) {
-      initial_m = fill({sequences, H * group}, state);
-      final_m = Buffer(state, {sequences, H * group});
+      initial_m = fill(states.m, state);
+      final_m = Buffer(state, states.m);
     }
     for (const auto& [name, input] : inputs) {
       gradients.push_back(Buffer(input.view().dtype(), input.view().sizes()));
@@ -247,8 +248,10 @@ class Recurrent : public testing::TestWithParam<Parameter> {
     return GetParam().dtype == DType::kBF16 && !many ? size + 64 : size;
   }
   bool gated() const { return IsGated(GetParam()); }
-  bool delta() const {
-    return GetParam().mechanism->definition.delta != recurrence::Delta::kNone;
+  // Outputs and states are chains over single tokens: a split anywhere keeps their bits.
+  bool sequential() const {
+    const Definition& d = GetParam().mechanism->definition;
+    return !gated() || d.delta != recurrence::Delta::kNone || d.channels;
   }
   Context ctx_{2};
 };

@@ -80,7 +80,7 @@ TEST_P(DoubleRecurrent, GradientsAreDifferences) {
     const int64_t lengths[] = {70, 41}, starts[] = {3, 0};
     call.options.lengths = {lengths, DType::kI64, {2}};
     call.options.starts = {starts, DType::kI64, {2}};
-    call.options.scale = 0.7;
+    if (!call.m->definition.channels) call.options.scale = 0.7;
     call.options.reverse = reverse;
     call.Both(ctx_);
     const Buffer m = call.has_m() ? Buffer(DType::kF64, call.final_m.view().sizes()) : Buffer();
@@ -170,41 +170,55 @@ TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
   };
   const std::string value = GetParam().mechanism->definition.value_name;
   const std::string query = GetParam().mechanism->definition.query_name;
-  const Buffer ints(DType::kI64, {2, 9, 2, 4}), wide(GetParam().dtype, {2, 9, 2, 6});
+  const std::span<const int64_t> of_queries = good.Input(query).view().sizes();
+  Shape shape(of_queries.begin(), of_queries.end());
+  const Buffer ints(DType::kI64, shape);
+  shape.back() += 2;
+  const Buffer wide(GetParam().dtype, shape);
   const std::span<const int64_t> sizes = good.Input(value).view().sizes();
-  const auto values = [&](DType dtype, int64_t heads, int64_t channels) {
-    Shape shape(sizes.begin(), sizes.end());
-    shape[shape.size() - 2] = heads;
-    shape.back() = channels;
-    return Buffer(dtype, shape);
+  const auto values = [&](DType dtype, int64_t heads, int64_t size) {
+    Shape other(sizes.begin(), sizes.end());
+    other[other.size() - 2] = heads;
+    other.back() = size;
+    return Buffer(dtype, other);
   };
-  const Buffer wide_values = values(GetParam().dtype, 4, 6);
-  const Buffer other = values(GetParam().dtype == DType::kF64 ? DType::kF32 : DType::kF64, 4, 5);
+  const bool channels = good.m->definition.channels;  // [B, T, C]: no heads
+  const int64_t tokens_or_heads = channels ? 9 : 4, width = sizes.back();
+  const Buffer wide_values = values(GetParam().dtype, tokens_or_heads, width + 1);
+  const Buffer other = values(GetParam().dtype == DType::kF64 ? DType::kF32 : DType::kF64,
+                              tokens_or_heads, width);
   expect([&](auto& in, auto&, auto&) { in.q = {}; }, query + " is absent");
   expect([&](auto& in, auto&, auto&) { in.q = in.q.Slice(0, 0, 1); }, "expected [1,9,");
   expect([&](auto& in, auto&, auto&) { in.q = ints.view(); }, query + " has dtype i64");
   expect([&](auto& in, auto&, auto&) { in.v = other.view(); }, value + " has dtype");
   expect([&](auto& in, auto&, auto&) { in.v = wide_values.view(); }, "has shape");
-  if (good.Has("k")) {
-    expect([&](auto& in, auto&, auto&) { in.k = wide.view(); }, "k has shape [2,9,2,6]");
+  if (channels) {
+    expect([&](auto& in, auto&, auto&) { in.q = wide.view(); }, "k has shape [2,9,6]");
+    expect([&](auto& in, auto&, auto&) { in.k = in.q; }, "k is given, expected none");
+  } else {
+    if (good.Has("k")) {
+      expect([&](auto& in, auto&, auto&) { in.k = wide.view(); }, "k has shape [2,9,2,6]");
+    }
+    const Buffer three = values(GetParam().dtype, 3, 5);
+    expect([&](auto& in, auto&, auto&) { in.v = three.view(); }, value + " has 3 heads");
   }
-  const Buffer three = values(GetParam().dtype, 3, 5);
-  expect([&](auto& in, auto&, auto&) { in.v = three.view(); }, value + " has 3 heads");
   if (good.Has("log_decay")) {
     expect([&](auto& in, auto&, auto&) { in.log_decay = ints.view(); },
            "log_decay has dtype i64");
   }
   if (good.Has("u")) {
     expect([&](auto& in, auto&, auto&) { in.u = {}; }, "u is absent");
-    expect([&](auto& in, auto&, auto&) { in.u = in.u.Slice(0, 0, 2); }, "u has shape [2,4]");
+    expect([&](auto& in, auto&, auto&) { in.u = in.u.Slice(0, 0, 2); }, "u has shape [2");
     expect([&](auto& in, auto&, auto&) { in.u = ints.view().Slice(0, 0, 1); }, "u has dtype i64");
   }
   const Buffer state(DType::kF16, {2, 4, 4, 5});
+  const std::string name = std::string("state") + good.m->definition.state_names[0];
   expect([&](auto& in, auto&, auto&) { in.initial.S = state.view(); },
-         "initial_state has dtype f16");
+         "initial_" + name + " has dtype f16");
   expect([&](auto& in, auto&, auto&) { in.initial.S = in.initial.S.Slice(0, 0, 1); },
-         "initial_state has shape");
-  expect([&](auto&, auto& options, auto&) { options.scale = INFINITY; }, "scale is inf");
+         "initial_" + name + " has shape");
+  expect([&](auto&, auto& options, auto&) { options.scale = INFINITY; },
+         channels ? "scale is given" : "scale is inf");
   const int64_t beyond[] = {9, 10}, negative[] = {-1, 9}, down[] = {0, 6, 5};
   expect([&](auto&, auto& options, auto&) { options.lengths = {beyond, DType::kI64, {2}}; },
          "lengths[1] is 10, expected 0 to T = 9");
@@ -216,7 +230,7 @@ TEST_P(Recurrent, BadArgumentsAreNamedAndNothingIsWritten) {
          "a leading axis of 1");
   expect([&](auto&, auto&, auto& out) { out.o = {}; }, "o is absent");
   expect([&](auto&, auto&, auto& out) { out.final.S = out.final.S.Slice(0, 0, 1); },
-         "final_state has shape");
+         "final_" + name + " has shape");
   const Call packed = Make(1, 9, 2, 2, 4, 5, 2);
   Options options;
   options.cu_seqlens = {down, DType::kI64, {3}};

@@ -31,6 +31,9 @@ Formula FormulaOf(const Call& call, int64_t threads) {
   const int64_t blocks = (q.size(1) + 63) / 64;
   const int64_t B = q.size(0), T = q.size(1), H = q.size(2), HV = v.size(v.rank() - 2);
   const int64_t value_size = v.size(v.rank() - 1);
+  if (d.channels) {
+    return {threads * (4 << 10), threads * ((64 + blocks) * 768 + (4 << 10)) + 16 * B * value_size};
+  }
   if (d.delta != recurrence::Delta::kNone) {
     const int64_t K = Whole(q.size(3)), V = Whole(value_size), few = 12 << 10;
     const int64_t n = d.several_writes ? v.size(2) : 1, W = d.several_writes ? 64 / n * n : 64;

@@ -8,7 +8,7 @@ DESCRIPTIONS = _core._recurrent
 NAMES = sorted(DESCRIPTIONS)
 INPUTS = {name: DESCRIPTIONS[name]["inputs"] for name in NAMES}
 OPTIONAL = {name: DESCRIPTIONS[name]["optional"] for name in NAMES}
-WITH_STATE = [name for name in NAMES if DESCRIPTIONS[name]["has_state"] and "m" not in DESCRIPTIONS[name]["state"]]
+WITH_STATE = [name for name in NAMES if DESCRIPTIONS[name]["has_state"] and len(DESCRIPTIONS[name]["state"]) < 3]
 CONSTANT = ("A", "D", "dt_bias", "u")  # of heads, not of tokens
 ROWS = 20  # of projections
 FRACTIONS = ("beta", "erase", "write")
@@ -26,7 +26,10 @@ def arguments(name, B=2, T=70, H=2, HV=4, K=12, V=10, dtype=np.float64, seed=5):
     shapes = {"projection": (ROWS, K), "u": (HV, K), "q": q, "r": keys, "k": keys, "B": keys, "C": keys, "v": values, "i": values, "x": values, "z": values}
     result = {}
     for argument in INPUTS[name]:
-        if argument == "log_decay":
+        if DESCRIPTIONS[name]["channels"]:
+            x = rng.standard_normal(HV * V if argument in ("log_decay", "u") else (B, T, HV * V))
+            result[argument] = -0.2 * np.exp(x) if argument == "log_decay" else x
+        elif argument == "log_decay":
             by_key, constant = (B, T, HV, K), (HV,)
             shapes_of_decays = {"gla": by_key, "hgrn2": by_key, "rwkv6": by_key, "rwkv7": by_key, "kda": by_key,
                                 "gdn2": by_key, "rwkv5": (HV, K),

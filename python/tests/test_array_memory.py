@@ -7,7 +7,7 @@ import multiprocessing
 import numpy as np
 import producers
 import pytest
-from mechanisms import CONSTANT, NAMES, WITH_STATE, arguments, at_tokens, state_shape
+from mechanisms import DESCRIPTIONS, CONSTANT, NAMES, WITH_STATE, arguments, at_tokens, state_shape
 
 import heed
 
@@ -52,10 +52,11 @@ def with_cache(kind, method, rows=True):
 def recurrences():
     for name in NAMES:
         values = arguments(name, B=2, T=6)
-        heads, width = next(x.shape[-2:] for key, x in values.items() if key in ("v", "i", "x"))
-        do = RNG.standard_normal((2, 6, heads, width))
+        of_values = next(x.shape for key, x in values.items() if key in ("v", "i", "x"))
+        shape = (2, 6, *of_values[2 if DESCRIPTIONS[name]["channels"] else -2 :])
+        do = RNG.standard_normal(shape)
         yield name, {**values, **TOKENS}
-        yield name, {**values, "out": np.zeros((2, 6, heads, width))}
+        yield name, {**values, "out": np.zeros(shape)}
         packed = {key: x if len(x) != 2 or key in CONSTANT else x[:1] for key, x in values.items()}
         yield name, {**packed, "cu_seqlens": BOUNDS}
         yield name + "_backward", {"do": do, **values}

@@ -11,6 +11,8 @@ from heed import _core
 pytestmark = needs_program
 
 B, T, H, K, V = 2, 70, 3, 8, 5
+C = H * V
+STATES = ("state", "state_z", "state_m")  # in files
 DECAYS = ((H,), (H, K), (B, T, H), (B, T, H, K))  # one of them is a mechanism's
 
 
@@ -18,21 +20,26 @@ OPTIONAL = {"retention": {"log_decay"}}  # that Python takes by keyword alone
 
 
 def call(name, arrays, **options):
-    """(o, S, z or None) of the Python function."""
+    """o and the parts of the state that the Python function gives."""
     o, state = getattr(heed, name)(**arrays, return_state=True, **options)
-    return (o, state.S, state.z) if isinstance(state, tuple) else (o, state, None)
+    return (o, *state) if isinstance(state, tuple) else (o, state)
 
 
 def inputs(name, dtype=np.float32):
     """{argument: array} of a mechanism; None if it takes others than these tests know."""
-    keys, values = (B, T, H, K), (B, T, H, V)
+    keys, values, gates = (B, T, H, K), (B, T, H, V), (B, T, H)
     shapes = {"q": keys, "r": keys, "k": keys, "v": values, "i": values, "u": (H, K)}
+    if "f" in _core._recurrent[name]["inputs"]:
+        shapes |= {"i": gates, "f": gates}
+    decays = DECAYS
+    if _core._recurrent[name]["channels"]:
+        shapes, decays = {"k": (B, T, C), "v": (B, T, C), "u": (C,)}, ((C,),)
     optional = set(_core._recurrent[name]["optional"]) - OPTIONAL.get(name, set())
     names = [x for x in _core._recurrent[name]["inputs"] if x not in optional]
     if not set(names) <= {*shapes, "log_decay"}:
         return None
     arrays = {x: random(*shapes[x], seed=i).astype(dtype) if x in shapes else None for i, x in enumerate(names)}
-    for shape in DECAYS if "log_decay" in arrays else ():
+    for shape in decays if "log_decay" in arrays else ():
         arrays["log_decay"] = -0.1 * abs(random(*shape, seed=9)).astype(dtype)
         try:
             call(name, arrays)
@@ -64,12 +71,13 @@ def test_run_is_the_python_function(tmp_path, name, dtype):
     assert list(run) == ["mechanism", "file", "layer", "shapes", "dtype", "options", "non_finite", "seconds", "flops",
                          "kernel", "output"]
     assert run["mechanism"] == name and run["shapes"] == {x: list(a.shape) for x, a in arrays.items()}
-    assert run["output"]["shape"] == [B, T, H, V] and run["flops"] >= 4 * B * T * H * K * V and run["seconds"] > 0
     tensors, metadata = load(out)
-    o, S, z = call(name, arrays)
-    assert metadata["mechanism"] == name and set(tensors) == {"o", "state"} | ({"state_z"} if z is not None else set())
+    o, *states = call(name, arrays)
+    assert run["output"]["shape"] == list(o.shape) and run["flops"] >= 4 * B * T * C * (K if o.ndim > 3 else 1)
+    assert run["seconds"] > 0
+    assert metadata["mechanism"] == name and set(tensors) == {"o", *STATES[: len(states)]}
     assert tensors["o"].dtype == dtype and (tensors["o"] == o).all()
-    assert (tensors["state"] == S).all() and (z is None or (tensors["state_z"] == z).all())
+    assert all((tensors[key] == x).all() for key, x in zip(STATES, states))
 
 
 def test_run_takes_a_scale(tmp_path):
@@ -92,11 +100,11 @@ def test_files_without_a_batch(tmp_path, name):
     one = {x: a[0] if a.ndim > 2 else a for x, a in arrays.items()}
     out = tmp_path / "o.safetensors"
     run = document("run", name, save_inputs(tmp_path / "x.safetensors", one), "-o", out)
-    assert run["shapes"] == {x: list(a.shape) for x, a in one.items()} and run["output"]["shape"] == [T, H, V]
     tensors, _ = load(out)
-    o, S, z = call(name, arrays)
-    assert (tensors["o"] == o[0]).all() and (tensors["state"] == S[0]).all()
-    assert z is None or (tensors["state_z"] == z[0]).all()
+    o, *states = call(name, arrays)
+    assert run["shapes"] == {x: list(a.shape) for x, a in one.items()} and run["output"]["shape"] == list(o.shape[1:])
+    assert (tensors["o"] == o[0]).all()
+    assert all((tensors[key] == x[0]).all() for key, x in zip(STATES, states))
 
 
 def test_decays_may_be_left_out_and_given(tmp_path):

@@ -5,7 +5,7 @@ from mechanisms import STEPS, DESCRIPTIONS, INPUTS, NAMES, WITH_STATE, arguments
 
 import heed
 
-GATED = [name for name in NAMES if "k" in INPUTS[name] and {"log_decay", "beta"} & set(INPUTS[name])]
+GATED = [name for name in NAMES if "k" in INPUTS[name] and not DESCRIPTIONS[name]["channels"] and {"log_decay", "beta"} & set(INPUTS[name])]
 DELTA = [name for name in NAMES if {"beta", "erase", "a"} & set(INPUTS[name])]
 rng = np.random.default_rng(5)
 
@@ -140,10 +140,11 @@ def test_explain_and_out(name):
     channels = 10 + (12 if "projection" in values else 0)
     products = 4 if name not in DELTA else 8 if "a" in values else 6
     products *= STEPS if DESCRIPTIONS[name]["several_writes"] else 1
-    assert report["kernel"] == ("delta_f32" if name in DELTA else "recurrence_f32")
-    assert report["flops"] == products * 2 * 70 * 4 * features(name) * channels
+    of_channels = DESCRIPTIONS[name]["channels"]
+    assert report["kernel"] == ("recurrence_channels" if of_channels else "delta_f32" if name in DELTA else "recurrence_f32")
+    assert report["flops"] == (60 * 2 * 70 * 40 if of_channels else products * 2 * 70 * 4 * features(name) * channels)
     assert report["visited_pairs"] == 0 and report["copies"] == []
-    out = np.empty((2, 70, 4, 10), np.float32)
+    out = np.empty((2, 70, 40) if of_channels else (2, 70, 4, 10), np.float32)
     assert call(getattr(heed, name), values, out=out) is out
     assert np.array_equal(out, call(getattr(heed, name), values))
 
@@ -297,6 +298,59 @@ def test_mlstm_gradients_are_differences():
                 sides.append((heed.mlstm(*values.values(), initial_state=before, **options) * do).sum())
             x[at] = kept
             np.testing.assert_allclose(gradient[at], (sides[0] - sides[1]) / 2e-6, rtol=2e-5, atol=1e-6)
+
+
+def rwkv4(k, v, w, u, num=0, den=0, largest=-1e38):
+    """o and the state, token by token, as it is defined."""
+    o = np.empty(v.shape)
+    for t in range(k.shape[1]):
+        m = np.maximum(largest, u + k[:, t])
+        of_state, of_token = np.exp(largest - m), np.exp(u + k[:, t] - m)
+        o[:, t] = (of_state * num + of_token * v[:, t]) / (of_state * den + of_token)
+        m = np.maximum(largest + w, k[:, t])
+        kept, written = np.exp(largest + w - m), np.exp(k[:, t] - m)
+        num, den, largest = kept * num + written * v[:, t], kept * den + written, m
+    return o, (num, den, largest)
+
+
+def test_rwkv4_is_that_of_its_definition_and_goes_on_from_its_state():
+    values = arguments("rwkv4")
+    o, state = heed.rwkv4(*values.values(), return_state=True)
+    expected, last = rwkv4(*values.values())
+    np.testing.assert_allclose(o, expected, rtol=0, atol=1e-13)
+    for part, of_last in zip(state, last, strict=True):
+        np.testing.assert_allclose(part, of_last, rtol=0, atol=1e-12)
+    assert type(state).__name__ == "Rwkv4State" and state._fields == ("num", "den", "max")
+    k, v, w, u = values.values()
+    first, half = heed.rwkv4(k[:, :31], v[:, :31], w, u, return_state=True)
+    rest, end = heed.rwkv4(k[:, 31:], v[:, 31:], w, u, initial_state=half, return_state=True)
+    assert np.array_equal(np.concatenate([first, rest], 1), o) and all(map(np.array_equal, end, state))
+    steps = [heed.rwkv4_step(k[:, t], v[:, t], w, u, half) for t in range(31, 70)]
+    assert np.array_equal(np.stack(steps, 1), o[:, 31:]) and all(map(np.array_equal, half, state))
+    with pytest.raises(heed.InvalidArgument, match=r"rwkv4: initial_state.max is absent"):
+        heed.rwkv4(k, v, w, u, initial_state=state[:2])
+    with pytest.raises(heed.InvalidArgument, match=r"rwkv4: k has shape \[2,70,39\], expected \[2,70,40\]"):
+        heed.rwkv4(k[..., :39], v, w, u)
+    with pytest.raises(heed.InvalidArgument, match="rwkv4: scale is given, expected none"):
+        heed.rwkv4(k, v, w, u, scale=1.0)
+
+
+def test_rwkv4_gradients_are_differences():
+    values = arguments("rwkv4", T=70)
+    _, before = heed.rwkv4(*arguments("rwkv4", T=5, seed=6).values(), return_state=True)
+    do, options = rng.standard_normal((2, 70, 40)), {"reverse": True, "lengths": [70, 41]}
+    gradients = heed.rwkv4_backward(do, *values.values(), initial_state=before, **options)
+    assert gradients._fields == ("dk", "dv", "dlog_decay", "du", "dinitial_state") and gradients.dinitial_state.max is None
+    pairs = [*zip(gradients, values.values(), strict=False), *zip(gradients.dinitial_state[:2], before[:2], strict=True)]
+    for gradient, x in pairs:
+        for _ in range(6):
+            at = tuple(rng.integers(size) for size in x.shape)
+            kept, sides = x[at], []
+            for h in (1e-6, -1e-6):
+                x[at] = kept + h
+                sides.append((heed.rwkv4(*values.values(), initial_state=before, **options) * do).sum())
+            x[at] = kept
+            np.testing.assert_allclose(gradient[at], (sides[0] - sides[1]) / 2e-6, rtol=1e-5, atol=1e-7)
 
 
 def softplus(x):

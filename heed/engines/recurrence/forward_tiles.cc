@@ -38,7 +38,7 @@ namespace heed::recurrence {
 // What is exact in bf16, and decays that a pair of tokens shares over all channels.
 bool TakesTiles(const Problem& p) {
   const bool identity = p.feature == Feature::kIdentity && p.key_feature == Feature::kIdentity;
-  return p.dtype == DType::kBF16 && p.delta == Delta::kNone && identity && p.causal && p.gate != Gate::kKey &&
+  return p.dtype == DType::kBF16 && p.delta == Delta::kNone && !p.channels && identity && p.causal && p.gate != Gate::kKey &&
          !p.has_value_decay && !p.has_bonus && !p.normalize && p.key_mask.data == nullptr;
 }
 

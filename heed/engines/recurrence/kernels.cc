@@ -23,14 +23,17 @@ bool TakesMatrixTiles(const Context& ctx, const Problem& problem) {
 bool IsF32(const Problem& p) { return IsFloat(p.dtype) && p.dtype != DType::kF64; }
 bool IsF64(const Problem& p) { return p.dtype == DType::kF64; }
 
-bool TakesF32(const Context&, const Problem& p) { return IsF32(p) && p.delta == Delta::kNone; }
-bool TakesF64(const Context&, const Problem& p) { return IsF64(p) && p.delta == Delta::kNone; }
+bool IsState(const Problem& p) { return p.delta == Delta::kNone && !p.channels; }
+
+bool TakesF32(const Context&, const Problem& p) { return IsF32(p) && IsState(p); }
+bool TakesF64(const Context&, const Problem& p) { return IsF64(p) && IsState(p); }
 bool TakesDeltaF32(const Context&, const Problem& p) {
   return IsF32(p) && p.delta != Delta::kNone;
 }
 bool TakesDeltaF64(const Context&, const Problem& p) {
   return IsF64(p) && p.delta != Delta::kNone;
 }
+bool TakesChannels(const Context&, const Problem& p) { return IsFloat(p.dtype) && p.channels; }
 
 constexpr Kernel kKernels[] = {
     {"recurrence_tiles", &TakesMatrixTiles, "bf16 states of 64 x 64 and larger where there are matrix tiles",
@@ -52,6 +55,9 @@ constexpr Kernel kKernels[] = {
     {"delta_f64", &TakesDeltaF64, "f64",
      "a delta rule token by token, each one pass over strips of the state", &DeltaForwardF64,
      &DeltaForwardBytesF64, &DeltaStepF64, &DeltaBackwardF64, &DeltaBackwardBytesF64},
+    {"recurrence_channels", &TakesChannels, "f64, f32, bf16 and f16",
+     "a mean per channel, channels in lanes, 16-bit tensors widened", &ForwardChannels,
+     &ForwardBytesChannels, &ForwardChannels, &BackwardChannels, &BackwardBytesChannels},
 };
 
 }  // namespace

@@ -55,6 +55,12 @@ int64_t DeltaForwardBytesF64(const Context& ctx, const Problem& problem);
 BackwardBytes DeltaBackwardBytesF32(const Context& ctx, const Problem& problem);
 BackwardBytes DeltaBackwardBytesF64(const Context& ctx, const Problem& problem);
 
+// Means per channel, of every dtype; of one token too, whose final states are the initial ones.
+void ForwardChannels(Context& ctx, const Problem& problem);
+void BackwardChannels(Context& ctx, const Problem& problem, const Gradients& gradients);
+int64_t ForwardBytesChannels(const Context& ctx, const Problem& problem);
+BackwardBytes BackwardBytesChannels(const Context& ctx, const Problem& problem);
+
 // One token; the final states are the initial ones too.
 void StepF32(Context& ctx, const Problem& problem);
 void StepF64(Context& ctx, const Problem& problem);

@@ -25,6 +25,12 @@
 //   m_t = max(log sigmoid(f_t) + m_{t-1}, i_t),  G_t = exp(log sigmoid(f_t) + m_{t-1} - m_t)
 //   exp(i_t - m_t) k_t in the place of k_t,  o_t / (max(|z_t . q_t|, exp(-m_t)) + eps)
 //
+// In a mean per channel (RWKV-4) a head is a channel, there is no query, and S and z are its num
+// and den, relative to a maximum p; weights are exponentials:
+//
+//   o_t = (exp(p) num + exp(u + k_t) v_t) / (exp(p) den + exp(u + k_t))
+//   exp(p') num' = exp(p + w) num + exp(k_t) v_t,  exp(p') den' = exp(p + w) den + exp(k_t)
+//
 //  Without causality S and z are sums over all tokens. q and k stand for
 // feature maps of what is given. An operation fills a Problem from its own inputs
 // and options; the engine knows no operation.
@@ -136,6 +142,8 @@ struct Problem {
   bool has_bonus = false;  // of Gate::kKey, not normalised
   Rows bonus;              // u, over value heads alone
 
+  bool channels = false;  // a mean per channel: q is k, sizes are 1, w is log_decay, u is bonus
+
   Delta delta = Delta::kNone;  // nothing else but decays over tokens
   int64_t writes = 1;          // of a token: k, v and beta have so many rows
   Rows read_key, write_key;    // over key heads; a read key that is absent is k
@@ -163,7 +171,9 @@ struct Problem {
   double query_scale() const { return scale < 0 ? -key_scale() : key_scale(); }
 
   // S and z are relative to a maximum, of keys or of gates.
-  bool running_max() const { return (feature == Feature::kRandomExp && causal) || exp_gates; }
+  bool running_max() const {
+    return (feature == Feature::kRandomExp && causal) || exp_gates || channels;
+  }
   // phi of a query may have any factor: it cancels in the quotient.
   bool factors_cancel() const { return feature_eps == 0; }
 

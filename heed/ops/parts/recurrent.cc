@@ -1,6 +1,7 @@
 // Calls of recurrent mechanisms: checked, mapped onto the recurrence engine, run.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <span>
 #include <string>
@@ -120,27 +121,41 @@ void CheckDecays(const char* op, const char* name, const ConstTensorView& t) {
   }
 }
 
+// What errors call the parts of a state, in memory of their own: a step allocates nothing.
+struct StateNames {
+  char S[32], z[32], m[32];
+  StateNames(const Definition& definition, const char* state) {
+    char* const names[] = {S, z, m};
+    for (size_t i = 0; i < 3; ++i) {
+      std::snprintf(names[i], sizeof(S), "%s%s", state, definition.state_names[i]);
+    }
+  }
+};
+
 void CheckCall(const char* op, const Context* checks, const Definition& definition,
                const Inputs& in, const Options& options, bool data, Call& call) {
   call.Reset();
   Problem& p = call.problem;
   const char *query_name = definition.query_name, *value_name = definition.value_name;
   if (!in.q.present()) Fail(op, query_name, "is absent", "a tensor");
-  if (in.q.rank() != 4) {
-    Fail(op, query_name, "has shape " + in.q.ShapeString(), "rank 4: [B, T, H, K]");
+  const bool several = definition.several_writes, channels = definition.channels;
+  if (in.q.rank() != (channels ? 3 : 4)) {
+    Fail(op, query_name, "has shape " + in.q.ShapeString(),
+         channels ? "rank 3: [B, T, C]" : "rank 4: [B, T, H, K]");
   }
   if (!IsFloat(in.q.dtype())) {
     Fail(op, query_name, std::string("has dtype ") + Name(in.q.dtype()),
          "f64, f32, bf16 or f16");
   }
   if (!in.v.present()) Fail(op, value_name, "is absent", "a tensor");
-  const bool several = definition.several_writes;
-  if (in.v.rank() != (several ? 5 : 4)) {
+  if (in.v.rank() != (several ? 5 : channels ? 3 : 4)) {
     Fail(op, value_name, "has shape " + in.v.ShapeString(),
-         several ? "rank 5: [B, T, n, HV, V]" : "rank 4: [B, T, HV, V]");
+         several    ? "rank 5: [B, T, n, HV, V]"
+         : channels ? "rank 3: [B, T, C]"
+                    : "rank 4: [B, T, HV, V]");
   }
   p.dtype = in.q.dtype();
-  const int64_t B = in.q.size(0), T = in.q.size(1), H = in.q.size(2), K = in.q.size(3);
+  const int64_t B = in.q.size(0), T = in.q.size(1), H = in.q.size(2), K = KeySize(in);
   const int64_t HV = ValueHeads(in), V = ValueSize(in);
   p.writes = several ? in.v.size(2) : 1;
   call.reverse = options.reverse;
@@ -155,11 +170,11 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
          "[M, K = " + std::to_string(K) + "], M >= 1");
   }
   call.sizes = {B, T, H, HV, K, V, random && W.present() ? W.size(0) : 0, p.writes};
-  call.o_shape = {B, T, HV, V};
+  call.o_shape = channels ? Axes{B, T, HV} : Axes{B, T, HV, V};
   if (K < 1) Fail(op, query_name, "has shape " + in.q.ShapeString(), "K >= 1");
   if (V < 1) Fail(op, value_name, "has shape " + in.v.ShapeString(), "V >= 1");
   if (p.writes < 1) Fail(op, value_name, "has shape " + in.v.ShapeString(), "n >= 1");
-  if (H < 1 ? HV != 0 : HV % H != 0 || HV == 0) {
+  if (!channels && (H < 1 ? HV != 0 : HV % H != 0 || HV == 0)) {
     Fail(op, value_name, "has " + std::to_string(HV) + " heads",
          "a multiple of the " + std::to_string(H) + " heads of " + query_name);
   }
@@ -197,6 +212,7 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   p.normalize = definition.normalize;
   p.eps = definition.eps;
   p.complement_keys = definition.complement_keys;
+  if (channels && options.scale) Fail(op, "scale", "is given", "none: there is no query");
   p.scale = options.scale.value_or(
       definition.root_scale ? 1 / std::sqrt(static_cast<double>(K)) : 1);
   if (!std::isfinite(p.scale)) {
@@ -226,9 +242,11 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   if (call.value_first) std::swap(call.S_shape[2], call.S_shape[3]);
   call.z_shape = {sequences, HV, F};
   call.m_shape = {sequences, HV};
+  if (channels) call.S_shape = call.z_shape = call.m_shape;
   call.has_z = p.causal && p.normalize;
   call.has_m = HasMaximum(definition);
   p.exp_gates = definition.exp_gates;
+  p.channels = channels;
   if (p.running_max()) p.gate = Gate::kScalar;
 
   p.q = RowsOf(call, in.q);
@@ -260,11 +278,12 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
     if (!exists) Fail(op, name, "is given", "none: this call has no such state");
     CheckInput(op, name, t, shape, StateDType(p.dtype), data);
   };
-  state("initial_state", in.initial.S, p.causal, call.S_shape);
-  state("initial_state.z", in.initial.z, call.has_z, call.z_shape);
-  state("initial_state.m", in.initial.m, call.has_m, call.m_shape);
+  const StateNames names(definition, "initial_state");
+  state(names.S, in.initial.S, p.causal, call.S_shape);
+  state(names.z, in.initial.z, call.has_z, call.z_shape);
+  state(names.m, in.initial.m, call.has_m, call.m_shape);
   if (p.running_max() && in.initial.S.present() && !in.initial.m.present()) {
-    Fail(op, "initial_state.m", "is absent", "a tensor, which S and z are relative to");
+    Fail(op, names.m, "is absent", "a tensor, which the others are relative to");
   }
   p.initial = StatesOf(call, in.initial.S);
   p.initial_z = StatesOf(call, in.initial.z);
@@ -285,9 +304,10 @@ class Outlets {
           const Options& options)
       : op_(op) {
     for (const Tensor& tensor : Tensors(definition)) Reads(tensor.name, in.*tensor.input);
-    Reads("initial_state", in.initial.S);
-    Reads("initial_state.z", in.initial.z);
-    Reads("initial_state.m", in.initial.m);
+    const StateNames names(definition, "initial_state");
+    Reads(names.S, in.initial.S);
+    Reads(names.z, in.initial.z);
+    Reads(names.m, in.initial.m);
     Reads("lengths", options.lengths);
     Reads("starts", options.starts);
     Reads("cu_seqlens", options.cu_seqlens);
@@ -344,9 +364,10 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
     if (!exists) Fail(op, name, "is asked for", "none: this call has no such state");
     outlets.Check(name, t, shape, StateDType(p.dtype), false);
   };
-  state("final_state", out.final.S, p.causal, call.S_shape);
-  state("final_state.z", out.final.z, call.has_z, call.z_shape);
-  state("final_state.m", out.final.m, call.has_m, call.m_shape);
+  const StateNames names(definition, "final_state");
+  state(names.S, out.final.S, p.causal, call.S_shape);
+  state(names.z, out.final.z, call.has_z, call.z_shape);
+  state(names.m, out.final.m, call.has_m, call.m_shape);
   p.o = RowsOf(call, out.o);
   p.final = StatesOf(call, out.final.S);
   p.final_z = StatesOf(call, out.final.z);
@@ -376,12 +397,13 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
     outlets.Reads(name, t);
     return StatesOf(call, t);
   };
-  g.d_final = arriving("d_state", in.d_final.S, p.causal, call.S_shape);
-  g.d_final_z = arriving("d_state.z", in.d_final.z, call.has_z, call.z_shape);
+  const StateNames names(definition, "d_state"), initial_names(definition, "dinitial_state");
+  g.d_final = arriving(names.S, in.d_final.S, p.causal, call.S_shape);
+  g.d_final_z = arriving(names.z, in.d_final.z, call.has_z, call.z_shape);
 
-  if (in.d_final.m.present()) Fail(op, "d_state.m", "is given", "none: it is a constant");
+  if (in.d_final.m.present()) Fail(op, names.m, "is given", "none: it is a constant");
   if (out.dinitial.m.present()) {
-    Fail(op, "dinitial_state.m", "is asked for", "none: it is a constant");
+    Fail(op, initial_names.m, "is asked for", "none: it is a constant");
   }
   for (const Tensor& tensor : Tensors(definition)) {
     const TensorView& t = out.*tensor.gradient;
@@ -419,8 +441,8 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
     outlets.Check(name, t, shape, StateDType(p.dtype), false);
     return StatesOf(call, t);
   };
-  g.d_initial = initial("dinitial_state", out.dinitial.S, p.causal, call.S_shape);
-  g.d_initial_z = initial("dinitial_state.z", out.dinitial.z, call.has_z, call.z_shape);
+  g.d_initial = initial(initial_names.S, out.dinitial.S, p.causal, call.S_shape);
+  g.d_initial_z = initial(initial_names.z, out.dinitial.z, call.has_z, call.z_shape);
   const auto& kernel = recurrence::Choose(op, ctx, p);
   Prepare(definition);
   kernel.backward(ctx, p, g);
@@ -449,9 +471,14 @@ void Step(const char* op, Context& ctx, const Definition& definition,
     outlets.Check(name, t, shape, StateDType(p.dtype), true);
     return StatesOf(call, t);
   };
-  p.final = in_place("state", state.S, call.S_shape);
-  if (p.normalize) p.final_z = in_place("state.z", state.z, call.z_shape);
-  if (call.has_m) p.initial_m = p.final_m = in_place("state.m", state.m, call.m_shape);
+  const StateNames names(definition, "state");
+  p.final = in_place(names.S, state.S, call.S_shape);
+  if (p.normalize) p.final_z = in_place(names.z, state.z, call.z_shape);
+  if (call.has_m) p.initial_m = p.final_m = in_place(names.m, state.m, call.m_shape);
+  if (p.channels) {
+    p.initial = p.final;
+    p.initial_z = p.final_z;
+  }
   const ConstTensorView out = OneToken(op, "o", o);
   if (!out.present()) Fail(op, "o", "is absent", "a tensor");
   const TensorView writable(const_cast<void*>(out.data()), out.dtype(), out.sizes(),
@@ -492,7 +519,8 @@ Explanation Explain(const char* op, const Context& ctx, const Definition& defini
   e.kernel = kernel.name;
   e.target = TargetName(ctx.allowed_targets());
   e.why = kernel.why;
-  const double products = p.delta == recurrence::Delta::kNone          ? 4
+  const double products = p.channels                                   ? kFlopsOfChannels
+                          : p.delta == recurrence::Delta::kNone        ? 4
                           : p.delta == recurrence::Delta::kAfterDecay ? 6
                                                                       : 8;
   e.flops = products * tokens * static_cast<double>(p.writes) * static_cast<double>(p.value_heads) *

@@ -392,7 +392,7 @@ void Bound::Describe(nb::module_& m) {
   Settings defaults;
   for (const SettingSpec& spec : settings) defaults.emplace(spec.name, spec.value);
   if (has_state && bind(defaults).normalizer) {
-    state = NamedTupleType(m, type + "State", has_maximum ? "S z m" : "S z",
+    state = NamedTupleType(m, type + "State", has_maximum ? state_names : "S z",
                            "The state of " + base + " between two calls.");
   }
   WriteTexts(type + "Gradients", fields);

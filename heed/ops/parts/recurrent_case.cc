@@ -98,30 +98,36 @@ void RunStep(const Mechanism& m, const Problem& p, Context& ctx, const Outputs& 
   m.step(ctx, in, p.options, out.final, WithoutTokens(out.o));
 }
 
-// Of a state that is as before the first token, -infinity or 0.
+// Of a state that is as before the first token.
 void CopyMaxima(const Definition& d, const ConstTensorView& from, const TensorView& to) {
   if (from.present()) return CopyElements(from, to);
-  const double none = d.exp_gates ? 0 : -std::numeric_limits<double>::infinity();
+  const double none = d.exp_gates  ? 0
+                      : d.channels ? -1e38f
+                                   : -std::numeric_limits<double>::infinity();
   for (int64_t b = 0; b < to.size(0); ++b) {
     for (int64_t h = 0; h < to.size(1); ++h) SetElement(to, Shape{b, h}, none);
   }
 }
 
-void DeltaReferenceOf(const Mechanism& m, const Problem& p,
-                      std::span<const TensorView> expected,
-                      std::span<const TensorView> tolerance) {
+void OwnReferenceOf(const Mechanism& m, const Problem& p, std::span<const TensorView> expected,
+                    std::span<const TensorView> tolerance) {
   const Definition& d = m.definition;
   if (p.num_forward > 0) {
-    m.reference(p.in, p.options, ToOutputs(p, expected));
-    if (!tolerance.empty()) {
-      DeltaTolerance(d, p.in, p.options, ToOutputs(p, expected), ToOutputs(p, tolerance));
+    const Outputs values = ToOutputs(p, expected);
+    m.reference(p.in, p.options, values);
+    if (m.tolerance && !tolerance.empty()) {
+      m.tolerance(p.in, p.options, values, ToOutputs(p, tolerance));
+    } else if (!tolerance.empty()) {
+      DeltaTolerance(d, p.in, p.options, values, ToOutputs(p, tolerance));
     }
   }
   if (p.num_forward == p.outputs.size()) return;
-  m.backward_reference(p.in, p.options, ToGradients(d, p, expected));
-  if (!tolerance.empty()) {
-    DeltaBackwardTolerance(d, p.in, p.options, ToGradients(d, p, expected),
-                           ToGradients(d, p, tolerance));
+  const Gradients values = ToGradients(d, p, expected);
+  m.backward_reference(p.in, p.options, values);
+  if (m.backward_tolerance && !tolerance.empty()) {
+    m.backward_tolerance(p.in, p.options, values, ToGradients(d, p, tolerance));
+  } else if (!tolerance.empty()) {
+    DeltaBackwardTolerance(d, p.in, p.options, values, ToGradients(d, p, tolerance));
   }
 }
 
@@ -150,8 +156,8 @@ Case ToCase(const Mechanism& m, const Problem& problem) {
   }
   c.reference = [m, p](std::span<const TensorView> expected,
                        std::span<const TensorView> tolerance) {
-    if (m.definition.delta != recurrence::Delta::kNone) {
-      return DeltaReferenceOf(m, *p, expected, tolerance);
+    if (m.tolerance || m.definition.delta != recurrence::Delta::kNone) {
+      return OwnReferenceOf(m, *p, expected, tolerance);
     }
     const ReferenceMath math = m.math(p->in, p->options);
     if (p->num_forward > 0) {
@@ -187,9 +193,12 @@ Case ToCase(const Mechanism& m, const Problem& problem) {
 void Describe(const Definition& d, Problem& p, int64_t sequences, bool forward,
               bool backward) {
   const DType dtype = p.in.q.dtype(), state = StateDType(dtype);
-  const int64_t HV = ValueHeads(p.in), V = ValueSize(p.in), F = FeaturesOf(d, p.in);
-  const Shape o = {p.in.v.size(0), p.in.v.size(1), HV, V};
-  const Shape S = {sequences, HV, F, V}, z = {sequences, HV, F}, m = {sequences, HV};
+  AxisSizes sizes = {p.in.v.size(0), p.in.v.size(1)};
+  sizes.G = ValueHeads(p.in);
+  sizes.V = ValueSize(p.in);
+  const Shape o = OutputShape(d, sizes);
+  const StateShapes states(d, sizes, FeaturesOf(d, p.in), sequences);
+  const Shape &S = states.S, &z = states.z, &m = states.m;
   if (forward) {
     p.outputs.push_back({"o", dtype, o, {}});
     if (d.causal) p.outputs.push_back({"state", state, S, {}});
@@ -257,7 +266,8 @@ class Generator {
     const bool packed = !p_.step && random.Chance(0.2);
     const int64_t B = packed ? 1 : random.Chance(0.03) ? 0 : parts_.Integer(1, 3);
     const int64_t T = p_.step ? 1 : parts_.Tokens(), H = parts_.Integer(1, 2);
-    const int64_t HV = H * random.Pick<int64_t>({1, 1, 1, 2, 3});
+    const int64_t HV = d_.channels ? parts_.Channels() + parts_.Integer(0, 70)
+                                   : H * random.Pick<int64_t>({1, 1, 1, 2, 3});
     const bool wide = d_.feature == recurrence::Feature::kTaylor;
     const int64_t K = wide ? parts_.Integer(1, 9) : parts_.Channels();
     const int64_t V = parts_.Channels();
@@ -268,23 +278,24 @@ class Generator {
       if (tensor.optional && !random.Chance(0.4)) continue;
       p_.in.*tensor.input = Filled(tensor, SizesOf(tensor, sizes));
     }
-    p_.in.d_o = parts_.Normal({B, T, HV, V});
+    p_.in.d_o = parts_.Normal(OutputShape(d_, sizes));
     const int64_t sequences =
         p_.step ? B : parts_.Sequences(B, T, packed, p_.options);
-    if (random.Chance(0.3)) {
+    if (!d_.channels && random.Chance(0.3)) {
       // Random features are exponentials of what the scale multiplies.
       p_.options.scale = random.Uniform(0.1, 1.5) /
                          (projected ? std::sqrt(static_cast<double>(K)) : 1);
     }
     const int64_t F = FeaturesOf(d_, p_.in);
-    const Shape S = {sequences, HV, F, V}, z = {sequences, HV, F};
+    const StateShapes states(d_, sizes, F, sequences);
+    const Shape &S = states.S, &z = states.z;
     if (d_.causal && random.Chance(0.5)) {
       p_.in.initial.S = parts_.NormalState(S);
       if (d_.normalize) {
         p_.in.initial.z = parts_.Keep(
             FillPositive(Buffer(StateDType(dtype_), z), parts_.NextSeed()));
       }
-      if (HasMaximum(d_)) p_.in.initial.m = parts_.NormalState({sequences, HV});
+      if (HasMaximum(d_)) p_.in.initial.m = parts_.NormalState(states.m);
     }
     if (d_.causal && random.Chance(0.5)) p_.in.d_final.S = parts_.NormalState(S);
     if (d_.causal && d_.normalize && random.Chance(0.5)) {
@@ -307,7 +318,8 @@ class Generator {
     Random& random = parts_.random();
     const bool own = tensor.type != Tensor::kSame &&
                      (!HoldsSums(tensor, dtype_) || random.Chance(0.5));
-    const Buffer buffer = parts_.Make(own ? StateDType(dtype_) : dtype_, sizes);
+    const Buffer buffer =
+        parts_.Make(own ? StateDType(dtype_) : dtype_, sizes, tensor.contiguous_rows());
     if (tensor.values == Tensor::kOpenGates) {
       return parts_.Keep(FillGates(buffer, parts_.NextSeed(), random.Chance(0.2) ? 0.02 : 0));
     }
@@ -328,6 +340,18 @@ class Generator {
 };
 
 }  // namespace
+
+std::vector<int64_t> OutputShape(const Definition& d, const AxisSizes& sizes) {
+  if (d.channels) return {sizes.B, sizes.T, sizes.G};
+  return {sizes.B, sizes.T, sizes.G, sizes.V};
+}
+
+StateShapes::StateShapes(const Definition& d, const AxisSizes& sizes, int64_t features,
+                         int64_t sequences)
+    : S{sequences, sizes.G, features, sizes.V}, z{sequences, sizes.G, features},
+      m{sequences, sizes.G} {
+  if (d.channels) S = z = m;
+}
 
 const Buffer& FillValues(const Tensor& tensor, const Buffer& buffer, uint64_t seed,
                          const ConstTensorView& keys) {
@@ -381,7 +405,7 @@ int64_t RandomParts::Channels() {
   return random_.Pick<int64_t>({1, 3, 8, 15, 16, 17, 31, 32, 33, 40, 48, 64, 65});
 }
 
-Buffer RandomParts::Make(DType dtype, const Shape& sizes) {
+Buffer RandomParts::Make(DType dtype, const Shape& sizes, bool rows) {
   const Placement placement =
       random_.Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard;
   if (sizes.size() < 3 || random_.Chance(0.4)) {
@@ -391,11 +415,17 @@ Buffer RandomParts::Make(DType dtype, const Shape& sizes) {
     }
     return Buffer(dtype, sizes, row_major, placement, Integer(0, 9));
   }
+  // Sequences outside, the axes between them and the rows in any order.
+  rows = rows || sizes.size() > 3;
   Shape strides(sizes.size(), 1);
-  int64_t next = sizes.size() == 4 ? std::max<int64_t>(sizes[3], 1) + Integer(0, 3) : 1;
-  const bool heads_first = random_.Chance(0.5);
-  for (const size_t axis :
-       heads_first ? std::vector<size_t>{1, 2, 0} : std::vector<size_t>{2, 1, 0}) {
+  int64_t next = rows ? std::max<int64_t>(sizes.back(), 1) + Integer(0, 3) : 1;
+  std::vector<size_t> order;
+  for (size_t axis = 1; axis < sizes.size() - (rows ? 1 : 0); ++axis) order.push_back(axis);
+  for (size_t i = order.size(); i-- > 1;) {
+    std::swap(order[i], order[static_cast<size_t>(Integer(0, static_cast<int64_t>(i)))]);
+  }
+  order.push_back(0);
+  for (const size_t axis : order) {
     strides[axis] = next;
     next = next * std::max<int64_t>(sizes[axis], 1) + Integer(0, 5);
   }
@@ -403,7 +433,7 @@ Buffer RandomParts::Make(DType dtype, const Shape& sizes) {
 }
 
 TensorView RandomParts::Normal(const Shape& sizes) {
-  return Keep(Make(dtype_, sizes).FillNormal(NextSeed(), 1));
+  return Keep(Make(dtype_, sizes, true).FillNormal(NextSeed(), 1));
 }
 
 TensorView RandomParts::NormalState(const Shape& sizes) {
@@ -454,16 +484,18 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
   }
   uint64_t seed = request.seed * 16;
   const int64_t T = p.step ? 1 : s.Tq;
+  const bool projected = recurrence::IsRandom(d.feature);
+  // Channels are those of all heads of values.
+  const int64_t heads = d.channels ? s.Hq * s.Dv : s.Hq;
+  const AxisSizes axes = {s.B,  T, s.Hkv, heads, K,
+                          s.Dv, projected ? std::min<int64_t>(4 * K, 256) : 0,
+                          d.several_writes ? 2 : 1};
   if (backward) {
-    p.in.d_o = p.Keep(Buffer(request.dtype, {s.B, T, s.Hq, s.Dv}, Placement::kAligned)
+    p.in.d_o = p.Keep(Buffer(request.dtype, OutputShape(d, axes), Placement::kAligned)
                           .FillNormal(++seed));
   }
   const std::string words = "+" + request.variant + "+";
   const auto has = [&](const char* word) { return words.find(word) != std::string::npos; };
-  const bool projected = recurrence::IsRandom(d.feature);
-  const AxisSizes axes = {s.B,  T, s.Hkv, s.Hq, K,
-                          s.Dv, projected ? std::min<int64_t>(4 * K, 256) : 0,
-                          d.several_writes ? 2 : 1};
   for (const Tensor& t : Tensors(d)) {
     // Decays of columns are an addition, those of tokens left out where they may be.
     const bool adds = t.input == &Inputs::log_decay_v;
@@ -489,6 +521,7 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
     p.in.*t.input = p.Keep(buffer);
   }
   const int64_t F = FeaturesOf(d, p.in);
+  const StateShapes states(d, axes, F, s.B);
   p.note = request.variant;
   for (size_t begin = 0; begin < request.variant.size();) {
     const size_t end = std::min(request.variant.find('+', begin), request.variant.size());
@@ -497,16 +530,10 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
     if (word == "reverse" && !p.step) {
       p.options.reverse = true;
     } else if (word == "state" && d.causal) {
-      p.in.initial.S = p.Keep(
-          Buffer(StateDType(request.dtype), {s.B, s.Hq, F, s.Dv}).FillNormal(++seed));
-      if (d.normalize) {
-        p.in.initial.z = p.Keep(
-            FillPositive(Buffer(StateDType(request.dtype), {s.B, s.Hq, F}), ++seed));
-      }
-      if (HasMaximum(d)) {
-        p.in.initial.m =
-            p.Keep(Buffer(StateDType(request.dtype), {s.B, s.Hq}).FillNormal(++seed));
-      }
+      const DType wide = StateDType(request.dtype);
+      p.in.initial.S = p.Keep(Buffer(wide, states.S).FillNormal(++seed));
+      if (d.normalize) p.in.initial.z = p.Keep(FillPositive(Buffer(wide, states.z), ++seed));
+      if (HasMaximum(d)) p.in.initial.m = p.Keep(Buffer(wide, states.m).FillNormal(++seed));
     } else if (word.rfind("lengths", 0) == 0 && !p.step) {
       const double percent = word.size() > 8 ? std::stod(word.substr(8)) : 62;
       p.options.lengths = p.Keep(Buffer(DType::kI64, {s.B}).FillConstant(
@@ -520,11 +547,12 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request) {
   if (p.options.lengths.present() && s.B > 0) {
     tokens = static_cast<double>(s.B * p.options.lengths.as<int64_t>()[0]);
   }
-  const double products = d.delta == recurrence::Delta::kNone ? (backward ? 12 : 4)
+  const double products = d.channels ? kFlopsOfChannels * (backward ? 2 : 1)
+                          : d.delta == recurrence::Delta::kNone ? (backward ? 12 : 4)
                           : d.delta == recurrence::Delta::kAfterDecay ? (backward ? 18 : 6)
                                                                       : (backward ? 22 : 8);
-  c.flops = products * tokens * static_cast<double>(s.Hq) *
-            static_cast<double>(F * s.Dv * axes.N);
+  c.flops = products * tokens *
+            static_cast<double>(d.channels ? heads : s.Hq * F * s.Dv * axes.N);
   if (projected) {
     c.flops += (backward ? 12 : 4) * tokens * static_cast<double>(s.Hkv * F * K);
   }

@@ -29,11 +29,18 @@ struct Mechanism {
   std::function<void(Context&, const StepInputs&, const Options&, const State&,
                      const TensorView&)>
       step;
-  std::function<ReferenceMath(const Inputs&, const Options&)> math;
-  std::string options;  // for titles
+  std::function<ReferenceMath(const Inputs&, const Options&)> math = {};
+  std::string options = {};  // for titles
 
   // Null where the definition says it all.
   std::function<Explanation(const Context&, const Inputs&, const Options&)> explain = {};
+  // Of mechanisms whose mathematics is not that of `math`: the allowed error of each output.
+  std::function<void(const Inputs&, const Options&, const Outputs& expected,
+                     const Outputs& tolerance)>
+      tolerance = {};
+  std::function<void(const BackwardInputs&, const Options&, const Gradients& expected,
+                     const Gradients& tolerance)>
+      backward_tolerance = {};
 };
 
 // One whose functions take options of its own kind: with these.
@@ -91,8 +98,9 @@ class RandomParts {
   int64_t Tokens();    // 0 to 131, around the borders of blocks
   int64_t Channels();  // 1 to 65, around those of vectors
 
-  // Rows contiguous, tokens or heads first, gaps between them, at either guard.
-  Buffer Make(DType dtype, const std::vector<int64_t>& sizes);
+  // Any order of axes but that of sequences, gaps between them, at either guard; the last axis is
+  // contiguous with `rows`, or of four axes or more.
+  Buffer Make(DType dtype, const std::vector<int64_t>& sizes, bool rows = false);
   TensorView Normal(const std::vector<int64_t>& sizes);       // N(0, 1)
   TensorView NormalState(const std::vector<int64_t>& sizes);  // row-major, wide
   ConstTensorView Ints(const std::vector<int64_t>& values);
@@ -125,6 +133,13 @@ View WithoutTokens(const View& t) {
   strides.erase(strides.begin() + 1);
   return View(t.data(), t.dtype(), sizes, strides);
 }
+
+// [B, T, HV, V], or of channels [B, T, C]; and S, z and m of so many sequences.
+std::vector<int64_t> OutputShape(const Definition& d, const AxisSizes& sizes);
+struct StateShapes {
+  std::vector<int64_t> S, z, m;
+  StateShapes(const Definition& d, const AxisSizes& sizes, int64_t features, int64_t sequences);
+};
 
 // Fills a tensor that is no decay; `keys` are those of the call, or absent.
 const Buffer& FillValues(const Tensor& tensor, const Buffer& buffer, uint64_t seed,

@@ -39,6 +39,9 @@ inline bool IsConstant(DecayShape shape) {
   return shape == DecayShape::kHead || shape == DecayShape::kHeadKey;
 }
 
+// Of a mean per channel, of each token: sums, products and two exponentials of 20.
+inline constexpr double kFlopsOfChannels = 60;
+
 // What a mechanism computes around its recurrence.
 struct Surroundings {
   // Of the engine's Problem, in the compute type: [B, T, HV], [HV, V], and in q's dtype
@@ -68,9 +71,11 @@ struct Definition {
   bool erase_and_write = false;                        // factors by channel
   bool several_writes = false;  // k, v and beta have an axis of them: [B, T, n, ...]
   bool exp_gates = false;       // i and f, normalised
+  bool channels = false;  // a head is a channel: tensors are [B, T, C], states [B, C], there is no key
 
   // What errors call the tensors.
   const char *query_name = "q", *key_name = "k", *value_name = "v";
+  const char *state_names[3] = {"", ".z", ".m"};  // behind "state"
   bool value_first = false;  // states are [B, HV, V, K]
   const Surroundings* surroundings = nullptr;
 };
@@ -87,7 +92,8 @@ struct Tensor {
   enum Values { kNormal, kDecays, kFractions, kUnit, kNearlyKeys, kNegativeKeys, kOpenGates };
 
   const char* name = nullptr;
-  const char* axes = "";  // a letter each: B, T, N writes, H key heads, G value heads, K, V, M
+  // A letter each: B, T, N writes, H key heads, G value heads, K, V, M, and C channels.
+  const char* axes = "";
   ConstTensorView Inputs::*input = nullptr;
   ConstTensorView StepInputs::*step = nullptr;
   TensorView Gradients::*gradient = nullptr;
@@ -99,7 +105,7 @@ struct Tensor {
   // Rows are read in place, not copied one by one.
   bool contiguous_rows() const {
     const char last = axes[std::string_view(axes).size() - 1];
-    return (last == 'K' || last == 'V') && (over_tokens() || values != kDecays);
+    return (last == 'K' || last == 'V' || (last == 'C' && over_tokens())) && (over_tokens() || values != kDecays);
   }
 };
 
@@ -126,20 +132,21 @@ struct AxisSizes {
   int64_t operator[](char letter) const;
 };
 
-// Of values [..., HV, V].
-inline int64_t ValueHeads(const Inputs& in) { return in.v.size(in.v.rank() - 2); }
-inline int64_t ValueSize(const Inputs& in) { return in.v.size(in.v.rank() - 1); }
+// Of values [B, T, ..., HV, V], or of channels.
+inline int64_t ValueHeads(const Inputs& in) { return in.v.size(in.v.rank() - (in.v.rank() > 3 ? 2 : 1)); }
+inline int64_t ValueSize(const Inputs& in) { return in.v.rank() > 3 ? in.v.size(in.v.rank() - 1) : 1; }
+inline int64_t KeySize(const Inputs& in) { return in.q.rank() > 3 ? in.q.size(3) : 1; }
 
 // The state has a running maximum m.
 inline bool HasMaximum(const Definition& d) {
-  return d.causal && (recurrence::IsRandom(d.feature) || d.exp_gates);
+  return d.causal && (recurrence::IsRandom(d.feature) || d.exp_gates || d.channels);
 }
 
 // Rows of the state: channels of phi(q).
 inline int64_t FeaturesOf(const Definition& definition, const Inputs& in) {
   return recurrence::IsRandom(definition.feature)
              ? in.projection.size(0)
-             : recurrence::FeatureSize(definition.feature, in.q.size(3));
+             : recurrence::FeatureSize(definition.feature, KeySize(in));
 }
 
 // f64, or f32: of states, and what is computed in.

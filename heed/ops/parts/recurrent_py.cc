@@ -26,16 +26,17 @@ using namespace python;  // NOLINT: the binding's own vocabulary
 
 constexpr Renamed kRenamed[] = {{"o", "out"}, {"d_o", "do"}, {"d_state", "dstate"}};
 
-// [B, T, HV, V] or [B, HV, V], like values but for an axis of steps.
-std::vector<int64_t> OutputSizes(const Call& call, size_t rank) {
+// Like values but for an axis of steps, with one of tokens or without.
+std::vector<int64_t> OutputSizes(const Bound& b, const Call& call, bool tokens) {
   std::vector<int64_t> sizes(call.in.v.sizes().begin(), call.in.v.sizes().end());
+  const size_t rank = (b.channels ? 2 : 3) + (tokens ? 1 : 0);
   if (sizes.size() > rank) sizes.erase(sizes.begin() + static_cast<int64_t>(rank) - 2);
   return sizes;
 }
 
 // [N, HV, K, V] of a call whose ranks have been looked at.
 std::vector<int64_t> StateSizes(const Call& call, const Functions& functions) {
-  const int64_t K = call.in.q.size(3);
+  const int64_t K = KeySize(call.in);
   const int64_t sequences = call.options.cu_seqlens.present()
                                 ? std::max<int64_t>(call.options.cu_seqlens.num_elements(), 1) - 1
                                 : call.in.q.size(0);
@@ -57,13 +58,14 @@ ConstTensorView InputOf(const Call& call, const Input& input) {
   return found == call.in.others.end() ? ConstTensorView() : found->second;
 }
 
-void CheckForResults(const Bound& b, const char* op, const Call& call, int rank) {
+void CheckForResults(const Bound& b, const char* op, const Call& call, bool tokens) {
   const auto check = [&](const char* name, const ConstTensorView& x, bool steps = false) {
     if (!x.present()) FailMissing(op, name);
-    if (x.rank() != rank + (steps ? 1 : 0)) {
-      const char* const axes = steps ? "n, H, D]" : "H, D]";
+    const int of_token = b.channels ? 1 : steps ? 3 : 2;
+    if (x.rank() != of_token + (tokens ? 2 : 1)) {
+      const std::string axes = b.channels ? "C]" : steps ? "n, H, D]" : "H, D]";
       Fail(op, name, "has shape " + x.ShapeString(),
-           (rank == 4 ? "[B, T, " : "one token of each sequence: [B, ") + std::string(axes));
+           (tokens ? "[B, T, " : "one token of each sequence: [B, ") + axes);
     }
   };
   for (const Input& input : b.inputs) {
@@ -144,17 +146,18 @@ nb::object NewState(const Bound& b, const char* op, const Call& call,
                     const Functions& functions, bool with_maximum, State& state) {
   const DType dtype = StateDType(call.in.q.dtype());
   std::vector<int64_t> sizes = StateSizes(call, functions);
+  if (b.channels) sizes.resize(2);
   NewArray S(op, dtype, sizes);
   state.S = S.view;
   if (!functions.normalizer) return std::move(S.array);
-  sizes.pop_back();
+  if (!b.channels) sizes.pop_back();
   NewArray z(op, dtype, sizes);
   state.z = z.view;
   if (!b.has_maximum) return NewNamedTuple(b.state, nb::make_tuple(S.array, z.array));
   if (!with_maximum) {
     return NewNamedTuple(b.state, nb::make_tuple(S.array, z.array, nb::none()));
   }
-  sizes.pop_back();
+  if (!b.channels) sizes.pop_back();
   NewArray m(op, dtype, sizes);
   state.m = m.view;
   return NewNamedTuple(b.state, nb::make_tuple(S.array, z.array, m.array));
@@ -164,10 +167,10 @@ nb::object RunForward(const Bound& b, PyObject* args, PyObject* kwargs) {
   Call call;
   call.specs = &b.settings;
   Read<Call>(b.name, b.forward_keywords, b.num_positional, args, kwargs, call);
-  CheckForResults(b, b.name, call, 4);
+  CheckForResults(b, b.name, call, true);
   Warn(b, call);
   Outputs outputs;
-  const nb::object o = OutputArray(b.name, call, OutputSizes(call, 4), outputs.o);
+  const nb::object o = OutputArray(b.name, call, OutputSizes(b, call, true), outputs.o);
   const Functions functions = BoundFunctions(b, call);
   nb::object state;
   if (call.return_state) {
@@ -190,7 +193,7 @@ nb::object RunBackward(const Bound& b, PyObject* args, PyObject* kwargs) {
   call.specs = &b.settings;
   Read<Call>(op, b.backward_keywords, b.num_positional + 1, args, kwargs, call);
   if (!call.in.d_o.present()) FailMissing(op, "do");
-  CheckForResults(b, op, call, 4);
+  CheckForResults(b, op, call, true);
   Results out;
   nb::list results;
   const auto gradient_of = [&](const ConstTensorView& x, TensorView& view) {
@@ -221,11 +224,11 @@ nb::object RunStep(const Bound& b, PyObject* args, PyObject* kwargs) {
   Call call;
   call.specs = &b.settings;
   Read<Call>(op, b.step_keywords, b.num_positional + 1, args, kwargs, call);
-  CheckForResults(b, op, call, 3);
+  CheckForResults(b, op, call, false);
   if (!call.state.S.present()) FailMissing(op, "state");
   WarnOfPositiveDecays(b, op, call);
   TensorView o;
-  const nb::object result = OutputArray(op, call, OutputSizes(call, 3), o);
+  const nb::object result = OutputArray(op, call, OutputSizes(b, call, false), o);
   const Functions functions = BoundFunctions(b, call);
   Context& ctx = ThreadContext(call.num_threads);
   StepArguments in = {{}, call.in.others};
@@ -271,7 +274,7 @@ nb::dict RunExplain(const Bound& b, DType dtype, int num_threads, PyObject* kwar
   call.describe = true;
   call.arrays.AllowShapes(dtype);
   Read<Call>(b.name, b.forward_keywords, b.num_positional, nullptr, kwargs, call);
-  CheckForResults(b, b.name, call, 4);
+  CheckForResults(b, b.name, call, true);
   const Context& ctx = ThreadContext(num_threads);
   Explanation e;
   const Functions functions = BoundFunctions(b, call);
@@ -332,6 +335,7 @@ void Bind(nb::module_& m, const Binding& binding) {
   description["optional"] = optional;
   description["nullable"] = nullable;
   description["several_writes"] = b->several_writes;
+  description["channels"] = b->channels;
   description["rows"] = rows;
   description["has_state"] = b->has_state;
   description["settings"] = settings;
@@ -342,8 +346,7 @@ void Bind(nb::module_& m, const Binding& binding) {
   });
   Call defaults;
   description["value_first"] = BoundFunctions(*b, defaults).value_first;
-  description["state"] =
-      b->has_maximum ? nb::tuple(nb::make_tuple("S", "z", "m")) : nb::make_tuple("S", "z");
+  description["state"] = nb::str(b->has_maximum ? b->state_names : "S z").attr("split")();
   description["state_type"] = b->state.is_valid() ? b->state : nb::none();
   nb::cast<nb::dict>(m.attr("_recurrent"))[b->name] = description;
   m.def(("_torch_" + std::string(b->name)).c_str(),

@@ -128,6 +128,8 @@ struct Binding {
   bool has_state = true;  // and so steps and a direction
   bool has_maximum = false;  // states are (S, z, m); of projections they are
   bool several_writes = false;  // k, v and beta have an axis of steps
+  bool channels = false;        // tensors are [B, T, C], states [B, C]
+  const char* state_names = "S z m";
   Functions (*bind)(const Settings& settings);
   python::Docs docs = {};
   std::vector<python::Said> in_python = {};  // of keywords that have another name in C++

@@ -29,7 +29,7 @@ constexpr Row kRows[] = {
      [](const Definition&) { return true; }},
     {{.name = "k", .axes = "BTHK", .input = &Inputs::k, .step = &StepInputs::k,
       .gradient = &Gradients::dk},
-     [](const Definition& d) { return !d.complement_keys; }},
+     [](const Definition& d) { return !d.complement_keys && !d.channels; }},
     {{.name = "v", .axes = "BTGV", .input = &Inputs::v, .step = &StepInputs::v,
       .gradient = &Gradients::dv},
      [](const Definition&) { return true; }},
@@ -46,7 +46,7 @@ constexpr Row kRows[] = {
      [](const Definition& d) { return d.value_decay; }},
     {{.name = "u", .axes = "GK", .input = &Inputs::u, .step = &StepInputs::u,
       .gradient = &Gradients::du, .type = Tensor::kAnyFloat},
-     [](const Definition& d) { return d.bonus; }},
+     [](const Definition& d) { return d.bonus || d.channels; }},
     {{.name = "beta", .axes = "BTG", .input = &Inputs::beta, .step = &StepInputs::beta,
       .gradient = &Gradients::dbeta, .type = Tensor::kWide, .values = Tensor::kFractions},
      [](const Definition& d) { return d.beta; }},
@@ -99,6 +99,7 @@ Tensors::Tensors(const Definition& d) {
       tensor.optional = d.several_writes;
     }
     if (d.several_writes) tensor.axes = AxesOfWrites(tensor);
+    if (d.channels) tensor.axes = tensor.over_tokens() ? "BTC" : "C";
     tensors_[count_++] = tensor;
   }
 }
@@ -135,6 +136,7 @@ int64_t AxisSizes::operator[](char letter) const {
     case 'V': return V;
     case 'M': return M;
     case 'N': return N;
+    case 'C': return G;
     default: throw InternalError(std::string("recurrent: no axis ") + letter);
   }
 }

@@ -19,7 +19,7 @@ using python::Said;
 // Of the example.
 constexpr std::pair<std::string_view, int> kSizes[] = {
     {"B", 1}, {"T", 6}, {"H", 2}, {"HV", 4}, {"K", 8}, {"V", 16}, {"M", 32}, {"G", 2}, {"N", 8},
-    {"P", 16}, {"n", 2}};
+    {"P", 16}, {"n", 2}, {"C", 32}};
 
 // "[B, T, H, K]: ..." as "(1, 6, 2, 8)".
 std::string Shape(std::string_view text) {

@@ -56,7 +56,7 @@ void ClearOthers(const std::vector<TokenRange>& ranges, const TensorView& t) {
   if (!t.present() || t.rank() < 3 || t.num_elements() == 0) return;
   // What a token has: rows of contiguous elements, or single ones.
   const int last = t.rank() - 1;
-  const bool has_rows = last > 2 && t.stride(last) == 1;
+  const bool has_rows = last >= 2 && t.stride(last) == 1;
   const int axes = has_rows ? last : t.rank();
   const size_t row = SizeOf(t.dtype()) * (has_rows ? static_cast<size_t>(t.size(last)) : 1);
   int64_t rows = 1;

@@ -44,11 +44,14 @@ class _Mechanism:
         self.several_writes = description["several_writes"]
         self.rows = tuple(description["rows"])
         self.query, self.value = description["query"], description["value"]
-        self.value_axes = "B, T, n, H, D" if self.several_writes else "B, T, H, D"
+        self.channels = description["channels"]
+        self.axes = "B, T, C" if self.channels else "B, T, H, D"
+        self.value_axes = "B, T, n, H, D" if self.several_writes else self.axes
         self.value_first, self.has_state = description["value_first"], description["has_state"]
         self.features, self.state_type = description["features"], description["state_type"]
         self.projected = "projection" in self.inputs
         self.states = ("state", *description["state"][1:])  # of operators: state, z, m
+        self.has_maximum = len(self.states) == 3
         self.forward_kernel = getattr(_core, f"_torch_{name}")
         self.backward_kernel = getattr(_core, f"_torch_{name}_backward")
         tensors = [
@@ -70,7 +73,7 @@ class _Mechanism:
         self.defaults = (*(None for _ in self.inputs), *settings, *(None,) * (4 + len(self.states)), False, None)
 
     def output_shape(self, v: Tensor) -> tuple[int, ...]:
-        return (*v.shape[:2], *v.shape[-2:])
+        return tuple(v.shape) if self.channels else (*v.shape[:2], *v.shape[-2:])
 
     def complete(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """PyTorch leaves trailing defaults away."""
@@ -81,20 +84,23 @@ class _Mechanism:
         arguments = self.complete(arguments)
         given = dict(zip(self.inputs, arguments))
         q, v = given[self.query], given[self.value]
-        for name, x, axes in ((self.query, q, "B, T, H, D"), (self.value, v, self.value_axes)):
+        for name, x, axes in ((self.query, q, self.axes), (self.value, v, self.value_axes)):
             if x.dim() != axes.count(",") + 1:
                 raise InvalidArgument(f"{self.name}: {name} has shape {list(x.shape)}, expected [{axes}]")
         settings = dict(zip(self.settings, arguments[len(self.inputs):]))
         sequences = _dispatch.num_sequences(self.name, q.shape[0], arguments[-3])
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         o = v.new_empty(self.output_shape(v))
-        features = given["projection"].shape[0] if self.projected else self.features(int(q.shape[3]))
-        sizes = (sequences, v.shape[-2], features)
-        whole = (*sizes[:2], v.shape[-1], sizes[2]) if self.value_first else (*sizes, v.shape[-1])
+        if self.channels:
+            whole = sizes = (sequences, v.shape[2])
+        else:
+            features = given["projection"].shape[0] if self.projected else self.features(int(q.shape[3]))
+            sizes = (sequences, v.shape[-2], features)
+            whole = (*sizes[:2], v.shape[-1], sizes[2]) if self.value_first else (*sizes, v.shape[-1])
         has_state = self.has_state and settings.get("causal", True)
         state = q.new_empty(whole if has_state else (0,), dtype=dtype)
-        z = q.new_empty(sizes if has_state and settings.get("normalize", "m" in self.states) else (0,), dtype=dtype)
-        if "m" not in self.states:
+        z = q.new_empty(sizes if has_state and settings.get("normalize", self.has_maximum) else (0,), dtype=dtype)
+        if not self.has_maximum:
             return o, state, z
         return o, state, z, q.new_empty(sizes[:2] if has_state else (0,), dtype=dtype)
 

@@ -1,0 +1,35 @@
+// RWKV-4 as a recurrence of channels: what it says of itself, and its reference in these terms.
+#ifndef HEED_OPS_GATED_RWKV4_RWKV4_INTERNAL_H_
+#define HEED_OPS_GATED_RWKV4_RWKV4_INTERNAL_H_
+
+#include "heed/ops/gated/rwkv4/rwkv4.h"
+#include "heed/ops/parts/recurrent_internal.h"
+
+namespace heed::rwkv4 {
+
+// Keys stand where others have queries, num and den where they have S and z.
+inline constexpr recurrent::Definition kDefinition = {.decay = recurrent::DecayShape::kHead,
+                                                      .normalize = true,
+                                                      .channels = true,
+                                                      .query_name = "k",
+                                                      .state_names = {".num", ".den", ".max"}};
+
+recurrent::BackwardInputs AsRecurrence(const BackwardInputs& in);
+recurrent::Gradients AsRecurrence(const Gradients& out);
+
+void ReferenceOfRecurrence(const recurrent::Inputs& in, const recurrent::Options& options,
+                           const recurrent::Outputs& out);
+void BackwardReferenceOfRecurrence(const recurrent::BackwardInputs& in,
+                                   const recurrent::Options& options,
+                                   const recurrent::Gradients& out);
+
+// The allowed error of each output; .cc says why.
+void Tolerance(const recurrent::Inputs& in, const recurrent::Options& options,
+               const recurrent::Outputs& expected, const recurrent::Outputs& tolerance);
+void BackwardTolerance(const recurrent::BackwardInputs& in, const recurrent::Options& options,
+                       const recurrent::Gradients& expected,
+                       const recurrent::Gradients& tolerance);
+
+}  // namespace heed::rwkv4
+
+#endif  // HEED_OPS_GATED_RWKV4_RWKV4_INTERNAL_H_

@@ -1,0 +1,255 @@
+// RWKV-4 as it is defined, in double, a channel at a time.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+#include "heed/ops/gated/rwkv4/rwkv4_internal.h"
+#include "heed/ops/parts/recurrent_reference_internal.h"
+#include "heed/ops/parts/reference_tensor_internal.h"
+
+namespace heed::rwkv4 {
+namespace {
+
+using parts::Add;
+using parts::At;
+using parts::Doubles;
+using parts::Put;
+using recurrent::Epsilon;
+using recurrent::EpsilonOf;
+
+constexpr double kNothing = -1e38f;  // an f32 in every dtype
+
+// One channel of one sequence, sums relative to the exponential of one number for all tokens:
+// with `magnitudes`, of absolute values.
+struct Channel {
+  int64_t sequence = 0, batch = 0, channel = 0;
+  std::vector<int64_t> tokens;  // in the order in which they are taken
+  double w = 0, u = 0;
+  Doubles k, v;
+  double num = 0, den = 0, max = kNothing;  // before them
+  double last_max = kNothing;               // after them
+  double common = 0;                        // what sums are relative to
+  double largest = 0;                       // magnitude of a maximum
+
+  double Weight(double exponent) const { return std::exp(exponent - common); }
+  double Decay() const { return std::exp(w); }
+};
+
+template <class F>
+void ForEachChannel(const recurrent::Inputs& in, const recurrent::Options& options, const F& f) {
+  const auto ranges = recurrent::Ranges("reference", in.q, options);
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    for (int64_t channel = 0; channel < in.q.size(2); ++channel) {
+      Channel c;
+      c.sequence = static_cast<int64_t>(i);
+      c.batch = ranges[i].batch;
+      c.channel = channel;
+      for (int64_t t = ranges[i].begin; t < ranges[i].end; ++t) c.tokens.push_back(t);
+      if (options.reverse) std::reverse(c.tokens.begin(), c.tokens.end());
+      c.w = std::min(At(in.log_decay, {channel}), 0.0);
+      c.u = At(in.u, {channel});
+      if (in.initial.S.present()) c.num = At(in.initial.S, {c.sequence, channel});
+      if (in.initial.z.present()) c.den = At(in.initial.z, {c.sequence, channel});
+      if (in.initial.m.present()) c.max = At(in.initial.m, {c.sequence, channel});
+      c.last_max = c.max;
+      c.common = c.max;
+      for (const int64_t t : c.tokens) {
+        c.k.push_back(At(in.q, {c.batch, t, channel}));
+        c.v.push_back(At(in.v, {c.batch, t, channel}));
+        c.last_max = std::max(c.last_max + c.w, c.k.back());
+        c.common = std::max({c.common, c.k.back(), c.u + c.k.back()});
+        c.largest = std::max(c.largest, std::abs(c.last_max));
+      }
+      f(c);
+    }
+  }
+}
+
+// Of each token: the sums before it, relative to exp(common), and its output.
+struct Pass {
+  Doubles num, den, o;
+  double last_num = 0, last_den = 0;
+};
+
+Pass Run(const Channel& c, bool magnitudes) {
+  const auto size = [&](double x) { return magnitudes ? std::abs(x) : x; };
+  Pass pass;
+  double num = size(c.num) * c.Weight(c.max), den = size(c.den) * c.Weight(c.max);
+  for (size_t t = 0; t < c.k.size(); ++t) {
+    const double token = c.Weight(c.u + c.k[t]), written = c.Weight(c.k[t]);
+    pass.num.push_back(num);
+    pass.den.push_back(den);
+    pass.o.push_back((num + token * size(c.v[t])) / (den + token));
+    num = c.Decay() * num + written * size(c.v[t]);
+    den = c.Decay() * den + written;
+  }
+  pass.last_num = num;
+  pass.last_den = den;
+  return pass;
+}
+
+// Gradients of a channel: of num and den as they are given.
+struct ChannelGradients {
+  Doubles k, v;
+  double w = 0, u = 0, num = 0, den = 0;
+};
+
+ChannelGradients RunBackward(const Channel& c, const Pass& pass, const Doubles& d_o, double d_num,
+                             double d_den, bool magnitudes) {
+  const auto size = [&](double x) { return magnitudes ? std::abs(x) : x; };
+  const double minus = magnitudes ? 1 : -1;
+  ChannelGradients g;
+  g.k.assign(c.k.size(), 0.0);
+  g.v = g.k;
+  // Final states are relative to their maximum.
+  double n = size(d_num) * std::exp(c.common - c.last_max);
+  double d = size(d_den) * std::exp(c.common - c.last_max);
+  if (c.k.empty()) n = d = 0;  // and pass through, which the caller sees to
+  for (size_t t = c.k.size(); t-- > 0;) {
+    const double token = c.Weight(c.u + c.k[t]), written = c.Weight(c.k[t]), v = size(c.v[t]);
+    g.v[t] += written * n;
+    g.k[t] += written * (v * n + d);
+    n *= c.Decay();
+    d *= c.Decay();
+    g.w += n * pass.num[t] + d * pass.den[t];
+    const double e = size(d_o[t]) / (pass.den[t] + token);
+    const double of_weight = token * e * (v + minus * pass.o[t]);
+    g.v[t] += token * e;
+    g.k[t] += of_weight;
+    g.u += of_weight;
+    n += e;
+    d += minus * e * pass.o[t];
+  }
+  g.num = n * c.Weight(c.max);
+  g.den = d * c.Weight(c.max);
+  if (c.k.empty()) {
+    g.num = size(d_num);
+    g.den = size(d_den);
+  }
+  return g;
+}
+
+Doubles GradientsOfO(const recurrent::BackwardInputs& in, const Channel& c) {
+  Doubles d_o;
+  for (const int64_t t : c.tokens) d_o.push_back(At(in.d_o, {c.batch, t, c.channel}));
+  return d_o;
+}
+
+double GradientOf(const ConstTensorView& t, const Channel& c) {
+  return t.present() ? At(t, {c.sequence, c.channel}) : 0;
+}
+
+// Rounding. A sum of weights of one sign is off by a rounding per token, and o, a quotient of two,
+// by their errors; num by that of the magnitudes of its terms. What is lost where exponents are
+// subtracted is e^-x x of a rounding. max is off by half a rounding per token, to which num and den
+// are relative.
+double RelativeError(const Epsilon& e, const Channel& c) {
+  return e.chain * std::sqrt(static_cast<double>(c.k.size()) + 1) + 4 * e.base;
+}
+
+double ErrorOfMaximum(const Epsilon& e, const Channel& c) {
+  const double unit = e.base / 8;
+  return unit * (c.largest + std::abs(c.w)) * static_cast<double>(c.k.size() + 1);
+}
+
+void Rounded(double value, double error, const Epsilon& e, const TensorView& to,
+             parts::Index index) {
+  Put(to, index, error + std::abs(value) * e.output + e.subnormal + e.underflow);
+}
+
+}  // namespace
+
+void ReferenceOfRecurrence(const recurrent::Inputs& in, const recurrent::Options& options,
+                           const recurrent::Outputs& out) {
+  parts::Clear(out.o);
+  ForEachChannel(in, options, [&](const Channel& c) {
+    const Pass pass = Run(c, false);
+    for (size_t t = 0; t < c.tokens.size(); ++t) {
+      Put(out.o, {c.batch, c.tokens[t], c.channel}, pass.o[t]);
+    }
+    const double factor = c.k.empty() ? 1 : std::exp(c.common - c.last_max);
+    Put(out.final.S, {c.sequence, c.channel}, c.k.empty() ? c.num : pass.last_num * factor);
+    Put(out.final.z, {c.sequence, c.channel}, c.k.empty() ? c.den : pass.last_den * factor);
+    Put(out.final.m, {c.sequence, c.channel}, c.last_max);
+  });
+}
+
+void Tolerance(const recurrent::Inputs& in, const recurrent::Options& options,
+               const recurrent::Outputs& expected, const recurrent::Outputs& tolerance) {
+  const Epsilon e = EpsilonOf(in.q.dtype());
+  parts::Clear(tolerance.o);
+  ForEachChannel(in, options, [&](const Channel& c) {
+    const Pass sizes = Run(c, true);
+    const double relative = RelativeError(e, c), of_max = ErrorOfMaximum(e, c);
+    for (size_t t = 0; t < c.tokens.size(); ++t) {
+      const double value = At(expected.o, {c.batch, c.tokens[t], c.channel});
+      Rounded(value, 2 * relative * sizes.o[t], e, tolerance.o, {c.batch, c.tokens[t], c.channel});
+    }
+    const double factor = c.k.empty() ? 1 : std::exp(c.common - c.last_max);
+    const double relative_state = relative + of_max;
+    Put(tolerance.final.S, {c.sequence, c.channel},
+        c.k.empty() ? 0 : relative_state * sizes.last_num * factor + e.underflow);
+    Put(tolerance.final.z, {c.sequence, c.channel},
+        c.k.empty() ? 0 : relative_state * sizes.last_den * factor + e.underflow);
+    Put(tolerance.final.m, {c.sequence, c.channel}, of_max);
+  });
+}
+
+void BackwardReferenceOfRecurrence(const recurrent::BackwardInputs& in,
+                                   const recurrent::Options& options,
+                                   const recurrent::Gradients& out) {
+  for (const TensorView* t : {&out.dq, &out.dv, &out.dlog_decay, &out.du}) parts::Clear(*t);
+  ForEachChannel(in, options, [&](const Channel& c) {
+    const ChannelGradients g =
+        RunBackward(c, Run(c, false), GradientsOfO(in, c), GradientOf(in.d_final.S, c),
+                    GradientOf(in.d_final.z, c), false);
+    for (size_t t = 0; t < c.tokens.size(); ++t) {
+      Put(out.dq, {c.batch, c.tokens[t], c.channel}, g.k[t]);
+      Put(out.dv, {c.batch, c.tokens[t], c.channel}, g.v[t]);
+    }
+    Add(out.dlog_decay, {c.channel}, g.w);
+    Add(out.du, {c.channel}, g.u);
+    Put(out.dinitial.S, {c.sequence, c.channel}, g.num);
+    Put(out.dinitial.z, {c.sequence, c.channel}, g.den);
+  });
+}
+
+void BackwardTolerance(const recurrent::BackwardInputs& in, const recurrent::Options& options,
+                       const recurrent::Gradients& expected,
+                       const recurrent::Gradients& tolerance) {
+  const Epsilon e = EpsilonOf(in.q.dtype());
+  for (const TensorView* t : {&tolerance.dq, &tolerance.dv, &tolerance.dlog_decay, &tolerance.du}) {
+    parts::Clear(*t);
+  }
+  ForEachChannel(in, options, [&](const Channel& c) {
+    const ChannelGradients sizes =
+        RunBackward(c, Run(c, true), GradientsOfO(in, c), GradientOf(in.d_final.S, c),
+                    GradientOf(in.d_final.z, c), true);
+    const bool of_states = in.d_final.S.present() || in.d_final.z.present();
+    const double relative =
+        4 * RelativeError(e, c) + (of_states ? ErrorOfMaximum(e, c) : 0);
+    for (size_t t = 0; t < c.tokens.size(); ++t) {
+      const auto rounded = [&](const TensorView& value, double size, const TensorView& to) {
+        if (!to.present()) return;
+        const double x = At(value, {c.batch, c.tokens[t], c.channel});
+        Rounded(x, relative * size, e, to, {c.batch, c.tokens[t], c.channel});
+      };
+      rounded(expected.dq, sizes.k[t], tolerance.dq);
+      rounded(expected.dv, sizes.v[t], tolerance.dv);
+    }
+    const auto constant = [&](const ConstTensorView& input, const TensorView& value, double size,
+                              const TensorView& to) {
+      if (!to.present()) return;
+      const Epsilon of = EpsilonOf(input.dtype());
+      const double rounding = std::abs(At(value, {c.channel})) * of.output + of.subnormal;
+      Add(to, {c.channel}, relative * size + rounding + e.underflow);
+    };
+    constant(in.log_decay, expected.dlog_decay, sizes.w, tolerance.dlog_decay);
+    constant(in.u, expected.du, sizes.u, tolerance.du);
+    Put(tolerance.dinitial.S, {c.sequence, c.channel}, relative * sizes.num + e.underflow);
+    Put(tolerance.dinitial.z, {c.sequence, c.channel}, relative * sizes.den + e.underflow);
+  });
+}
+
+}  // namespace heed::rwkv4
