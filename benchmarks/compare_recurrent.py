@@ -6,7 +6,7 @@ out; `pip install onnxruntime onnx jax` brings two of them.
 
 Peers: ONNX Runtime's contrib operator LinearAttention; the causal product of pytorch-fast-transformers, C++; the chunk form of
 linear attention in plain PyTorch, as GPU libraries arrange it; the recurrence in plain PyTorch, token by token; the same as a
-scan of JAX, compiled; Mamba-2's SSD as Transformers computes it where no GPU library is. One thread is timed by the CPU time of the process, as some of them work on threads of their own.
+scan of JAX, compiled; Mamba-2, Qwen3-Next, Kimi Linear, xLSTM and RWKV-4 as Transformers computes them where no GPU library is. One thread is timed by the CPU time of the process, as some of them work on threads of their own.
 
 Usage: compare_recurrent.py [FILTER] [--json] [--threads 1] [--rounds 5] [--tokens 2048]
 Example: compare_recurrent.py 'gla/.*/jax'
@@ -113,6 +113,81 @@ class SsdProblem(Problem):
         return run
 
 
+class GatedProblem(Problem):
+    """A mechanism whose gradients have the names of its arguments."""
+
+    def ours(self, backward, threads):
+        arrays = [leaf.contiguous().numpy() for leaf in self.leaves]
+        forward, gradients, d_o = getattr(self.heed, self.name), getattr(self.heed, f"{self.name}_backward"), self.d_o.numpy()
+
+        def run():
+            o = forward(*arrays, threads=threads)
+            return [o, *gradients(d_o, *arrays, threads=threads)[:-1]] if backward else [o]
+
+        return run
+
+
+class DeltaProblem(GatedProblem):
+    """q, k of norm 1, v, log decays per token or per channel of keys, beta."""
+
+    def __init__(self, torch, heed, name, tokens, heads, keys, values):
+        super().__init__(torch, heed, "gla" if name == "kda" else "simple_gla", tokens, heads, keys, values)
+        self.name, self.k = name, torch.nn.functional.normalize(self.k, dim=-1)
+        self.beta = torch.rand(1, tokens, heads, generator=torch.Generator().manual_seed(2))
+        self.leaves = [self.q, self.k, self.v, self.gate, self.beta]
+
+
+class MlstmProblem(GatedProblem):
+    def __init__(self, torch, heed, name, tokens, heads, keys, values):
+        super().__init__(torch, heed, "linear", tokens, heads, keys, values)
+        generator = torch.Generator().manual_seed(2)
+        i, f = (torch.randn(1, tokens, heads, generator=generator) for _ in range(2))
+        self.name, self.leaves = name, [self.q, self.k, self.v, i, 3 + f]
+
+
+class Rwkv4Problem(GatedProblem):
+    """k and v [B, T, C], the decay and the bonus per channel."""
+
+    def __init__(self, torch, heed, name, tokens, heads, keys, values):
+        super().__init__(torch, heed, "linear", tokens, heads, keys, values)
+        generator = torch.Generator().manual_seed(2)
+        w, u = (torch.randn(heads * values, generator=generator) for _ in range(2))
+        self.name, self.d_o = name, self.d_o.flatten(2)
+        self.leaves = [self.k.flatten(2), self.v.flatten(2), -w.exp(), u]
+
+
+def of_transformers(module, name):
+    try:
+        return getattr(__import__(f"transformers.models.{module}", fromlist=[name]), name)
+    except (ImportError, AttributeError) as error:
+        raise Missing(f"transformers has no {module}.{name}") from error
+
+
+def transformers_gated_delta(problem, backward):
+    function = of_transformers("qwen3_next.modeling_qwen3_next", "torch_chunk_gated_delta_rule")
+    return problem.by_autograd(lambda q, k, v, g, beta: function(q, k, v, g, beta)[0], backward)
+
+
+def transformers_kda(problem, backward):
+    function = of_transformers("kimi_linear.modeling_kimi_linear", "chunk_kimi_delta_attention")
+    return problem.by_autograd(lambda q, k, v, g, beta: function(q, k, v, g, beta)[0], backward)
+
+
+def transformers_mlstm(problem, backward):
+    function = of_transformers("xlstm.modeling_xlstm", "mlstm_chunkwise_native_autograd")
+
+    def with_tokens_first(*inputs):
+        o = function(*(x.transpose(1, 2).contiguous() for x in inputs))
+        return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
+
+    return problem.by_autograd(with_tokens_first, backward)
+
+
+def transformers_rwkv4(problem, backward):
+    function = of_transformers("rwkv.modeling_rwkv", "rwkv_linear_attention_cpu")
+    return problem.by_autograd(lambda k, v, w, u: function((-w).log(), u, k, v)[0], backward)
+
+
 def transformers_ssd(problem, backward):
     try:
         import transformers
@@ -212,6 +287,9 @@ def onnx(problem, backward):
     if problem.gate is not None:
         names, rule = ["q", "k", "v", "", "gate"], "gated"
         sizes["gate"] = heads * (keys if problem.gate.dim() == 4 else 1)
+    if isinstance(problem, DeltaProblem):
+        names, rule = [*names, "beta"], "gated_delta"
+        sizes["beta"] = heads
     node = helper.make_node("LinearAttention", names, ["o", "state"], domain="com.microsoft", update_rule=rule,
                             q_num_heads=heads, kv_num_heads=heads, scale=problem.scale)
     graph = helper.make_graph(
@@ -248,7 +326,10 @@ def jax_scan(problem, backward):
             q, k, v = token[:3]
             decay = jnp.exp(token[3]) if len(token) > 3 else jnp.ones(())
             decay = decay[..., None] if decay.ndim == 2 else decay.reshape(-1, 1, 1)
-            state = decay * state + k[:, :, None] * v[:, None, :]
+            state = decay * state
+            if len(token) > 4:  # what the key finds is taken out first
+                v = token[4][:, None] * (v - jnp.einsum("hk,hkv->hv", k, state))
+            state = state + k[:, :, None] * v[:, None, :]
             return state, jnp.einsum("hk,hkv->hv", q, state)
 
         state = jnp.zeros((q.shape[1], q.shape[2], v.shape[2]))
@@ -265,15 +346,28 @@ def jax_scan(problem, backward):
 
 
 PEERS = {"onnxruntime": onnx, "idiap": idiap, "chunks": chunk_form, "loop": torch_loop, "jax": jax_scan}
-PEERS_OF_SSD = {"transformers": transformers_ssd}
-SHAPES = {"linear": (12, 64, 64), "simple_gla": (6, 64, 128), "gla": (6, 64, 128), "ssd": (24, 128, 64)}  # heads, keys, values
+PEERS_OF = {
+    "ssd": {"transformers": transformers_ssd},
+    "gated_delta_rule": {"transformers": transformers_gated_delta, "onnxruntime": onnx, "jax": jax_scan},
+    "kda": {"transformers": transformers_kda, "jax": jax_scan},
+    "mlstm": {"transformers": transformers_mlstm},
+    "rwkv4": {"transformers": transformers_rwkv4},
+}
+PROBLEMS = {"ssd": SsdProblem, "gated_delta_rule": DeltaProblem, "kda": DeltaProblem, "mlstm": MlstmProblem, "rwkv4": Rwkv4Problem}
+SHAPES = {"linear": (12, 64, 64), "simple_gla": (6, 64, 128), "gla": (6, 64, 128), "ssd": (24, 128, 64),  # heads, keys, values
+          "gated_delta_rule": (6, 128, 128), "kda": (6, 128, 128), "mlstm": (6, 128, 128), "rwkv4": (6, 128, 128)}
 GOALS = {("linear", "forward", "onnxruntime"): 5, ("gla", "forward", "onnxruntime"): 3, ("linear", "train", "idiap"): 8,
          ("linear", "train", "chunks"): 8, ("gla", "train", "loop"): 40, ("gla", "train", "jax"): 40,
-         ("ssd", "forward", "transformers"): 15, ("ssd", "train", "transformers"): 15}
+         ("ssd", "forward", "transformers"): 15, ("ssd", "train", "transformers"): 15,
+         ("gated_delta_rule", "forward", "transformers"): 3.5, ("gated_delta_rule", "train", "transformers"): 4,
+         ("gated_delta_rule", "forward", "onnxruntime"): 1.3, ("gated_delta_rule", "forward", "jax"): 2.5,
+         ("gated_delta_rule", "train", "jax"): 30, ("kda", "forward", "transformers"): 25, ("kda", "train", "transformers"): 150,
+         ("mlstm", "forward", "transformers"): 2.2, ("mlstm", "train", "transformers"): 3,
+         ("rwkv4", "forward", "transformers"): 20, ("rwkv4", "train", "transformers"): 100}
 
 
 def peers_of(mechanism):
-    return PEERS_OF_SSD if mechanism == "ssd" else PEERS
+    return PEERS_OF.get(mechanism, PEERS)
 
 
 def lines(threads):
@@ -291,8 +385,7 @@ def difference(mine, other):
 def measure(torch, heed, line, options):
     name, mechanism, kind, peer, threads = line
     torch.set_num_threads(threads)
-    kind_of_problem = SsdProblem if mechanism == "ssd" else Problem
-    problem = kind_of_problem(torch, heed, mechanism, options.tokens, *SHAPES[mechanism])
+    problem = PROBLEMS.get(mechanism, Problem)(torch, heed, mechanism, options.tokens, *SHAPES[mechanism])
     ours = problem.ours(kind == "train", threads)
     try:
         theirs = peers_of(mechanism)[peer](problem, kind == "train")

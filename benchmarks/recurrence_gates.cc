@@ -1,5 +1,5 @@
 // Gates of the recurrence engine: fractions of the multiply-add peak, counting 4 K V
-// flops per token forward and 12 K V backward; a step beside the memory of its state;
+// flops per token forward and 12 K V backward, of delta rules 6 and 18; a step beside the memory of its state;
 // long sequences beside short ones.
 #include <cstdint>
 #include <string>
@@ -19,6 +19,7 @@ struct Kind {
   const char* mechanism;
   const char* variant;
   double zen4[2], intel[2];
+  double backward_zen4[2] = {.55, .55}, backward_intel[2] = {.48, .48};
 };
 
 constexpr Kind kKinds[] = {
@@ -26,8 +27,15 @@ constexpr Kind kKinds[] = {
     {"normalised", "linear_attention", "elu1", {.72, .75}, {.67, .63}},
     {"scalar gate", "simple_gla", "", {.65, .65}, {.60, .60}},
     {"vector gate", "gla", "", {.60, .60}, {.54, .54}},
+    {"mlstm", "mlstm", "", {.60, .60}, {.54, .54}},
 };
-constexpr double kBackwardZen4 = .55, kBackwardIntel = .48;
+
+// Delta rules, of one head and of twelve.
+constexpr Kind kDeltaKinds[] = {
+    {"delta rule", "delta_rule", "", {.50, .60}, {.50, .52}, {.40, .45}, {.40, .42}},
+    {"gated delta rule", "gated_delta_rule", "", {.50, .60}, {.50, .52}, {.40, .45}, {.40, .42}},
+    {"kda", "kda", "", {.50, .60}, {.50, .52}, {.40, .45}, {.40, .42}},
+};
 constexpr double kSpeedUp = 1.85;
 constexpr int64_t kStepHeads = 256;  // 16 MiB of state at 128 channels
 
@@ -44,8 +52,8 @@ std::vector<Line> RecurrenceLines() {
       const int64_t D = i == 0 ? 64 : 128;
       for (const char* pass : {"forward", "backward"}) {
         const bool forward = std::string(pass) == "forward";
-        const double zen4 = forward ? kind.zen4[i] : kBackwardZen4;
-        const double intel = forward ? kind.intel[i] : kBackwardIntel;
+        const double zen4 = forward ? kind.zen4[i] : kind.backward_zen4[i];
+        const double intel = forward ? kind.intel[i] : kind.backward_intel[i];
         const std::string name = fmt::format("{} {} T 2048 d {}", kind.name, pass, D);
         lines.push_back(OfPeak(name, SideOf(kind, pass, 2048, 4, D), zen4, intel));
         if (os::NumUsableCpus() < 2) continue;
@@ -55,6 +63,23 @@ std::vector<Line> RecurrenceLines() {
         }
       }
     }
+  }
+  for (const Kind& kind : kDeltaKinds) {
+    for (const int i : {0, 1}) {
+      const int64_t D = i == 0 ? 64 : 128;
+      for (const int64_t heads : {1, 12}) {
+        const auto name = [&](const char* pass) {
+          return fmt::format("{} {} T 2048 d {}, {} head{}", kind.name, pass, D, heads,
+                             heads > 1 ? "s" : "");
+        };
+        lines.push_back(OfPeak(name("forward"), SideOf(kind, "forward", 2048, heads, D),
+                               kind.zen4[i], kind.intel[i]));
+        lines.push_back(OfPeak(name("backward"), SideOf(kind, "backward", 2048, heads, D),
+                               kind.backward_zen4[i], kind.backward_intel[i]));
+      }
+    }
+    lines.push_back({fmt::format("{} step, of a raw read and write", kind.name), Ratio::kOfMemory,
+                     SideOf(kind, "step", 1, kStepHeads, 128), std::nullopt, .80, .80, .80});
   }
   // Chunks in matrix tiles beside the recurrence itself.
   for (const Kind& kind : kKinds) {
