@@ -176,7 +176,9 @@ void BindRuntime(nb::module_& m) {
         SetStrict(ToBool({"set_strict", "on", on}));
       },
       "on"_a.none(), nb::sig("def set_strict(on: bool) -> None"),
-      "Whether a call that has no fast kernel raises Unsupported: with `on`. Off at the start.");
+      "Whether what is slow raises Unsupported: with `on`, an array that would be copied because its last\n"
+      "axis is not contiguous, and causal_conv1d on an x that has neither axis contiguous. heed.explain\n"
+      "names them, strict or not. Off at the start.");
 }
 
 }  // namespace heed::python

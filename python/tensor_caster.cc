@@ -13,6 +13,7 @@
 #include "heed/core/error.h"
 #include "python/gil.h"
 #include "python/numpy_array.h"
+#include "python/runtime.h"
 #include "python/torch_host.h"
 
 namespace heed::python {
@@ -91,6 +92,12 @@ ConstTensorView Arrays::View(const Argument& argument, ArrayLayout& layout,
     if (writable) {
       Fail(argument.operation, argument.name, "is not aligned to its elements",
            "an aligned array");
+    }
+    if (Strict() && !allow_shapes_) {
+      throw Unsupported(std::string(argument.operation) + ": " + argument.name +
+                        (contiguous ? ": is not aligned to its elements"
+                                    : ": its last axis is not contiguous") +
+                        ", so that it would be copied, which heed.set_strict(True) forbids");
     }
     if (!contiguous) copied_.push_back(argument.name);
     // A description reads masks and integers, but no float.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "heed/core/dispatch.h"
+#include "heed/core/error.h"
 #include "heed/core/os.h"
 #include "heed/ops/parts/check_internal.h"
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d_internal.h"
@@ -65,6 +66,18 @@ bool ChannelsInLanes(const ConstTensorView& x) {
   const int64_t D = x.size(1), T = x.size(2);
   if (x.stride(1) != 1 || D == 1) return false;
   return T > 1 ? std::abs(x.stride(2)) != 1 || T < D : true;
+}
+
+// Neither axis is: elements are gathered one by one.
+bool Gathers(const ConstTensorView& x) {
+  return !ChannelsInLanes(x) && x.size(2) > 1 && std::abs(x.stride(2)) != 1;
+}
+
+void RefuseToGather(const char* op, const Context& ctx, const ConstTensorView& x) {
+  if (!ctx.strict() || !Gathers(x)) return;
+  throw Unsupported(std::string(op) +
+                    ": x: neither tokens nor channels are contiguous, so that they would be gathered "
+                    "one by one, which a strict Context forbids");
 }
 
 void CheckParameter(const char* op, const char* name, const ConstTensorView& t,
@@ -219,6 +232,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   Call call = Checked(kOp, in, options, true);
   Problem& p = call.p;
   std::vector<Named> others = Reads(in, options);
+  RefuseToGather(kOp, ctx, in.x);
   CheckOutput(kOp, "o", out.o, call.x, p.dtype, others);
   if (out.final.present()) {
     CheckOutput(kOp, "final_state", out.final, call.state, StateDType(p.dtype), others);
@@ -234,6 +248,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   constexpr char kOp[] = "causal_conv1d::Backward";
   const Call call = Checked(kOp, in, options, true);
   const Problem& p = call.p;
+  RefuseToGather(kOp, ctx, in.x);
   GradientGrids g;
   CheckTensor(kOp, "d_o", in.d_o, call.x, p.dtype, true);
   g.d_o = Tokens(call, in.d_o);
@@ -303,10 +318,8 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
   Explanation e;
   e.kernel = std::string("causal_conv1d_") + Name(StateDType(p.dtype));
   e.target = TargetName(ctx.allowed_targets());
-  const bool gathered =
-      !p.channels_in_lanes && in.x.size(2) > 1 && std::abs(in.x.stride(2)) != 1;
   e.why = p.channels_in_lanes ? "channels in lanes, because they are contiguous in x"
-          : gathered ? "tokens in lanes, gathered: neither axis of x is contiguous"
+          : Gathers(in.x) ? "tokens in lanes, gathered: neither axis of x is contiguous"
                      : "tokens in lanes, because they are contiguous in x";
   e.flops = 2 * tokens * static_cast<double>(p.D) * static_cast<double>(p.W);
   e.bytes = 2 * Bytes(in.x) + Bytes(in.weight) + Bytes(in.bias) + Bytes(in.initial);
