@@ -33,6 +33,7 @@
 #include "heed/engines/recurrence/tasks.h"
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/math-inl.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -109,6 +110,7 @@ class ChannelTask {
       State state = Load(b_.num, b_.den, b_.max);
       for (int64_t t = 0; t < s_.count; ++t) {
         Vectors k, v, o;
+        for (const Rows* rows : {&p_.q, &p_.v, &p_.o}) AskFor<S>(*rows, t + kAhead);
         ReadRow<S>(p_.q, t, k);
         ReadRow<S>(p_.v, t, v);
         HWY_UNROLL(4)
@@ -157,6 +159,7 @@ class ChannelTask {
   using V = hn::Vec<D>;
   static constexpr size_t N = hn::MaxLanes(D());
   static constexpr auto kWidth = static_cast<size_t>(ChannelWidth<T>());
+  static constexpr int64_t kAhead = 8;
   static constexpr T kNothing = T{-1e38f};  // a maximum of no tokens
 
   struct Vectors {
@@ -218,6 +221,7 @@ class ChannelTask {
   template <class S>
   HWY_INLINE void AdvanceRow(int64_t t, State& state) const {
     Vectors k, v;
+    for (const Rows* rows : {&p_.q, &p_.v}) AskFor<S>(*rows, t + kAhead);
     ReadRow<S>(p_.q, t, k);
     ReadRow<S>(p_.v, t, v);
     HWY_UNROLL(4)
@@ -236,6 +240,9 @@ class ChannelTask {
     for (int64_t t = n; t-- > 0;) {
       const State before = LoadFrom(b_.before + t * 3 * ChannelWidth<T>());
       Vectors k, v, d_o, dk, dv;
+      for (const Rows* rows : {&p_.q, &p_.v, &g.d_o, &g.dq, &g.dv}) {
+        AskFor<S>(*rows, first + t - kAhead);
+      }
       ReadRow<S>(p_.q, first + t, k);
       ReadRow<S>(p_.v, first + t, v);
       ReadRow<S>(g.d_o, first + t, d_o);
@@ -283,6 +290,14 @@ class ChannelTask {
                                  : hn::Zero(d_);
     }
   }
+  // Rows lie as far apart as there are channels: no hardware prefetcher follows.
+  template <class S>
+  HWY_INLINE void AskFor(const Rows& rows, int64_t t) const {
+    if (t < 0 || t >= s_.count || rows.data == nullptr) return;
+    const char* row = reinterpret_cast<const char*>(RowAt<S>(rows, s_, first_, t));
+    for (size_t at = 0; at < count_ * sizeof(S); at += 64) hwy::Prefetch(row + at);
+  }
+
   template <class S>
   HWY_INLINE void WriteRow(const Vectors& from, const Rows& rows, int64_t t) const {
     S* to = RowAt<S>(rows, s_, first_, t);
