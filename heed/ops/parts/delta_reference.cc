@@ -501,7 +501,8 @@ void DeltaBackwardTolerance(const Definition& d, const BackwardInputs& in,
       double of_q = 0, of_k = 0, of_r = 0, of_b = 0;
       for (size_t j = 0; j < V; ++j) {
         const double x = std::abs(d_o[t * V + j]), size = sizes[j], old = old_states[j];
-        off[j] += by_key.u * (2 * size + query * x);
+        // The scale and the scaled query are rounded, and where products are not fused, that too.
+        off[j] += by_key.u * (2 * size + 3 * query * x);
         const double w = std::abs(h.w[t * V + j]), e_or_x = std::abs(found[j]);
         const double found_error = forward.found[t * V + j];
         of_q += x * (forward.state[t + 1][j] + by_value.chain * states[j]);
