@@ -65,10 +65,10 @@ TEST_P(StepAllocation, OfMechanismsOnTheRecurrenceEngine) {
     if (op.recurrent == nullptr || !op.recurrent->step) continue;
     const recurrent::Mechanism& m = *op.recurrent;
     const recurrent::Definition& d = m.definition;
-    const int64_t F = recurrence::FeatureSize(d.feature, K);
+    const recurrent::AxisSizes of_axes = {B, 1, H, HV, K, V, 0, 2};
     recurrent::StepInputs in;
     for (const recurrent::Tensor& t : recurrent::Tensors(d)) {
-      const recurrent::Axes axes = recurrent::ShapeOf(t.axes, {B, 1, H, HV, K, V, 0, 2});
+      const recurrent::Axes axes = recurrent::ShapeOf(t.axes, of_axes);
       const std::span<const int64_t> whole = axes;
       std::vector<int64_t> sizes(whole.begin(), whole.end());
       if (t.over_tokens()) sizes.erase(sizes.begin() + 1);
@@ -77,10 +77,14 @@ TEST_P(StepAllocation, OfMechanismsOnTheRecurrenceEngine) {
                        ? Decay(sizes)
                        : Tensor(sizes, constant ? state_ : dtype_);
     }
+    const recurrent::StateShapes shapes(d, of_axes, recurrence::FeatureSize(d.feature, K), B);
     recurrent::State state;
-    state.S = Tensor({B, HV, F, V}, state_);
-    if (d.normalize) state.z = Tensor({B, HV, F}, state_);
-    const TensorView o = Tensor({B, HV, V}, dtype_);
+    state.S = Tensor(shapes.S, state_);
+    if (d.normalize) state.z = Tensor(shapes.z, state_);
+    if (recurrent::HasMaximum(d)) state.m = Tensor(shapes.m, state_);
+    std::vector<int64_t> of_o = recurrent::OutputShape(d, of_axes);
+    of_o.erase(of_o.begin() + 1);
+    const TensorView o = Tensor(of_o, dtype_);
     for (const int threads : {1, 2}) {
       Context ctx(threads);
       EXPECT_EQ(AllocationsOf([&] { m.step(ctx, in, {}, state, o); }), 0)

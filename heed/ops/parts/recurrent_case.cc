@@ -575,13 +575,10 @@ std::vector<InputSpec> InputsOf(const Definition& d) {
 
 TensorCall CallOn(const Mechanism& m, const Context& ctx, const TensorMap& tensors,
                   std::optional<double> scale) {
-  const auto find = [&](const char* name) {
-    const auto found = tensors.find(name);
-    return found == tensors.end() ? ConstTensorView() : found->second;
-  };
   const auto p = std::make_shared<Problem>();
   for (const Tensor& tensor : Tensors(m.definition)) {
-    p->in.*tensor.input = find(tensor.name);
+    const auto found = tensors.find(tensor.name);
+    if (found != tensors.end()) p->in.*tensor.input = found->second;
   }
   p->options.scale = scale;
   const Explanation plan =  // checks everything first
