@@ -538,6 +538,26 @@ class Maker {
     }
   }
 
+  void MakeLogDecay(int64_t Hq) {
+    Options& o = options();
+    const DType dtype = TermType("log_decay");
+    WrongUnless(o.causal, "log_decay");
+    std::vector<int64_t> sizes = {Tk_, Hq};
+    if (!packed_ || in_.OneIn(2)) sizes.insert(sizes.begin(), packed_ ? 1 : B_);
+    if (in_.OneIn(40)) {
+      ++sizes.back();
+      Wrong("log_decay");
+    }
+    const TensorView log_decay = Place(dtype, sizes);
+    constexpr double kSteps[] = {0, -0.001, -0.1, -3, -100, -1e4, -0.5, -kInfinity};
+    if (IsFloat(dtype)) Each(log_decay, [&] { return in_.Pick(kSteps); });
+    if (in_.OneIn(30) && IsFloat(dtype)) {
+      call_.extreme = true;
+      Each(log_decay, [&] { return in_.Raw<float>(); });
+    }
+    o.log_decay = log_decay;
+  }
+
   void MakeTerms() {
     Options& o = options();
     const int64_t Hq = Hkv_ * group_;
@@ -558,6 +578,7 @@ class Maker {
       }
       o.alibi = alibi;
     }
+    if (in_.OneIn(5)) MakeLogDecay(Hq);
     if (in_.OneIn(5)) {
       const DType dtype = TermType("sinks");
       std::vector<int64_t> sizes = {Hq};

@@ -59,7 +59,8 @@ struct Named {
 constexpr Named kGradients[] = {
     {"dq", &Gradients::dq},       {"dk", &Gradients::dk},
     {"dv", &Gradients::dv},       {"dbias", &Gradients::dbias},
-    {"dsinks", &Gradients::dsinks}, {"dalibi", &Gradients::dalibi}};
+    {"dsinks", &Gradients::dsinks}, {"dalibi", &Gradients::dalibi},
+    {"dlog_decay", &Gradients::dlog_decay}};
 
 double BytesOf(DType dtype, std::span<const int64_t> sizes) {
   double bytes = static_cast<double>(SizeOf(dtype));
@@ -125,6 +126,7 @@ void DescribeGradients(Problem& p, uint64_t seed) {
   add("dbias", p.options.bias);
   add("dsinks", p.options.sinks);
   add("dalibi", p.options.alibi);
+  add("dlog_decay", p.options.log_decay);
 }
 
 Case MakeBackwardCase(const Problem& problem, bool with_forward) {
