@@ -53,6 +53,25 @@ void AddBackward(std::vector<Line>& lines) {
                          backward(8192, 2, 64, "window=512"), .65, .55));
 }
 
+// Log decays beside the same call without them.
+void AddForgetting(std::vector<Line>& lines) {
+  for (const char* pass : {"forward", "backward"}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const int64_t D : {64, 128}) {
+        for (const bool vectors : {false, true}) {
+          if (vectors && (!os::HasMatrixTiles() || dtype != DType::kF32)) continue;
+          const Side plain = {2048, 4, 4, D, vectors ? "invariant+causal" : "causal", 1, dtype, pass};
+          Side forgets = plain;
+          forgets.variant = vectors ? "invariant+log_decay" : "log_decay";
+          lines.push_back(Against(fmt::format("log_decay / causal, {} {}{} d {}", Name(dtype), pass,
+                                              vectors ? " on vectors" : "", D),
+                                  Ratio::kTime, forgets, plain, 1.05));
+        }
+      }
+    }
+  }
+}
+
 // Matrix tiles: bf16 beside their rate, f32 as six products beside what multiply-adds could
 // reach at best.
 void AddTiles(std::vector<Line>& lines) {
@@ -156,6 +175,7 @@ std::vector<Line> AttentionLines() {
   short_f16.dtype = DType::kF16;
   time("bf16 N 100 d 64 / f32", short_bf16, short_f32, 1.02);
   time("f16 N 100 d 64 / f32", short_f16, short_f32, 1.02);
+  AddForgetting(lines);
   AddTiles(lines);
   AddBackward(lines);
   return lines;

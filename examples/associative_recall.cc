@@ -112,7 +112,7 @@ class Layer {
          .lse = Lse(), .d_o = Whole(d_o), .d_lse = {}},
         options_,
         {.dq = Part(d_rows, 0), .dk = Part(d_rows, 1), .dv = Part(d_rows, 2), .dbias = {},
-         .dsinks = {}, .dalibi = {}});
+         .dsinks = {}, .dalibi = {}, .dlog_decay = {}});
     MultiplyBackward(x_, qkv_, kWidth, 3 * kWidth, d_rows, dx);
     return dx;
   }

@@ -201,6 +201,7 @@ TEST(CostTest, RandomProblemsKeepTheFlopsOfTheirPairs) {
       if (buffer.view().data() == p.in.k.data()) buffer.FillConstant(0.5);
     }
     p.options.alibi = {};
+    p.options.log_decay = {};  // nor are theirs
     p.options.scale = 1;
     ForEachRow(p, [&](int64_t, int64_t, int64_t,
                       const std::vector<int64_t>& keys) {

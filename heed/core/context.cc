@@ -49,6 +49,7 @@ Context::~Context() {
   for (void* memory : scratch_) os::FreeAligned(memory);
   os::FreeAligned(shared_);
   os::FreeAligned(staging_);
+  os::FreeAligned(tables_);
 }
 
 void Context::set_isa(std::string_view name) {
@@ -85,6 +86,8 @@ void Context::ReserveShared(size_t num_bytes) { Reserve(num_bytes, shared_bytes_
 void Context::ReserveStaging(size_t num_bytes) {
   Reserve(num_bytes, staging_bytes_, staging_);
 }
+
+void Context::ReserveTables(size_t num_bytes) { Reserve(num_bytes, tables_bytes_, tables_); }
 
 void Context::Run(int64_t num_tasks, void (*body)(void*, int), void* argument) {
   if (num_tasks <= 0) return;

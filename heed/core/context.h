@@ -75,6 +75,10 @@ class HEED_API Context {
   void ReserveStaging(size_t num_bytes);
   void* Staging() const { return staging_; }
 
+  // And for tables that an engine makes of what it is given.
+  void ReserveTables(size_t num_bytes);
+  void* Tables() const { return tables_; }
+
   // Calls f(task, worker) once for every task in [0, num_tasks), ascending, the
   // next one to whoever is free. Order of completion is not defined; results
   // must not depend on it. Whatever rounding a thread of the host has set, tasks
@@ -113,6 +117,8 @@ class HEED_API Context {
   void* shared_ = nullptr;
   size_t staging_bytes_ = 0;
   void* staging_ = nullptr;
+  size_t tables_bytes_ = 0;
+  void* tables_ = nullptr;
 };
 
 }  // namespace heed

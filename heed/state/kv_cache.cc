@@ -27,6 +27,7 @@ PagesOptions ToPages(const KVCache::Options& o) {
   options.dtype = o.dtype;
   options.quantized = o.quantize == Quantize::kInt8;
   options.rotary = o.rotary;
+  options.log_decay_heads = o.log_decay_heads;
   return options;
 }
 
@@ -95,12 +96,12 @@ KVCache::Options KVCache::options() const {
   const PagesOptions& o = pages_->options();
   return {o.batch, o.heads, o.dim,   o.value_dim,
           o.capacity, o.page, o.dtype, o.quantized ? Quantize::kInt8 : Quantize::kNone,
-          o.rotary};
+          o.rotary, o.log_decay_heads};
 }
 
 void KVCache::Append(const ConstTensorView& k, const ConstTensorView& v,
-                     std::span<const int64_t> lengths) {
-  pages_->Append(k, v, lengths);
+                     std::span<const int64_t> lengths, const ConstTensorView& log_decay) {
+  pages_->Append(k, v, lengths, log_decay);
 }
 
 KVCache KVCache::Fork() const { return KVCache(pages_->Fork()); }
@@ -112,6 +113,10 @@ KVCache KVCache::Share(const KVCache& prefix, int64_t batch) {
 int64_t KVCache::shared_prefix() const { return pages_->shared_prefix(); }
 
 KVCache KVCache::Import(const Options& options, const BlockTables& tables) {
+  if (options.log_decay_heads != 0) {
+    Fail("log_decay_heads is " + std::to_string(options.log_decay_heads) +
+         ", expected 0: tables have no log decays");
+  }
   auto pages = std::make_unique<Pages>(ToPages(options));
   const PagesOptions& o = pages->options();
   const ConstTensorView k =

@@ -39,6 +39,10 @@ class HEED_API KVCache : public KVCacheBase {
     // stands: both are given without rotary encoding. The rows are, to the bit, those of a
     // cache without this to which heed::Rotary(k) is appended, quantised ones included.
     std::optional<CacheRotary> rotary = {};
+
+    // Forgetting attention: query heads, a multiple of H, whose log decays Append() takes and
+    // attention::Attend() adds up; 0: none.
+    int64_t log_decay_heads = 0;
   };
 
   // An empty cache, which takes no page yet. Throws InvalidArgument for an option outside
@@ -53,6 +57,8 @@ class HEED_API KVCache : public KVCacheBase {
   //   k        [B, T, H, D]   dtype of the cache, any strides
   //   v        [B, T, H, Dv]  likewise
   //   lengths  [B]            from 0 to T
+  //   log_decay  [B, T, Hq]   any float dtype and strides; where and only where the cache has
+  //                           log_decay_heads, Hq. Kept in f32, in f64 beside f64
   //
   // k and v may be rows of this cache. A last page that is shared with a fork or another
   // sequence is copied first. O(rows appended), that copy aside.
@@ -61,7 +67,7 @@ class HEED_API KVCache : public KVCacheBase {
   // that would exceed its capacity and, quantised, for a row with NaN or infinity (of keys:
   // once they are turned), and std::bad_alloc. On throw the cache is as it was.
   void Append(const ConstTensorView& k, const ConstTensorView& v,
-              std::span<const int64_t> lengths = {});
+              std::span<const int64_t> lengths = {}, const ConstTensorView& log_decay = {});
 
   // A cache with equal content. Nothing is copied until one of the two writes, and then at
   // most one page per sequence. O(pages).
@@ -90,8 +96,8 @@ class HEED_API KVCache : public KVCacheBase {
   };
 
   // A cache of its own with copies of these rows, as if appended at once (with rotary, that
-  // is, keys are turned here). What no sequence
-  // refers to is never read. Throws InvalidArgument as the constructor and Append() do, and
+  // is, keys are turned here); tables have no log decays, and such a cache none. What no
+  // sequence refers to is never read. Throws InvalidArgument as the constructor and Append() do, and
   // for an entry outside its range, which it names.
   static KVCache Import(const Options& options, const BlockTables& tables);
 

@@ -6,8 +6,9 @@
 // cache has no values. A unit is
 //
 //   [token][dim or value_dim] and, quantised, the scales of these rows, f32 [token]
+//   and, of keys, [token][log decays of the head's query heads], f32 or, of f64, f64
 //
-// and all units of a cache have one size,
+// and all units of a cache have one size, that of the larger of keys and values,
 //
 //   unit = page max(dim, value_dim) size     (quantised: rounded up to 4, and 4 page more)
 //
@@ -89,7 +90,8 @@ class HEED_API KVCacheBase {
   // sequence b the rows that it holds, "k.b" [rows, heads, dim] and "v.b" [rows, heads,
   // value_dim]; a latent cache "rows.b" alone. Rows of a shared prefix are there once, as
   // "k.prefix". Quantised rows are bytes, four to an I32, the last filled up with zeros,
-  // their scales "k_scale.b" F32 [rows, heads]. With rotary: its pairs and type as metadata,
+  // their scales "k_scale.b" F32 [rows, heads]. Log decays are "log_decay.b" F32 or F64 [rows,
+  // heads, log_decay_heads / heads]. With rotary: its pairs and type as metadata,
   // "positions" of a ring that turns by its own places, and "rotary" F64 [13], NaN where
   // absent: base, dim, truncate, factor, original_max_position_embeddings,
   // max_position_embeddings, attention_factor, beta_fast, beta_slow, mscale, mscale_all_dim,

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "docstrings/kv_cache.h"
 #include "heed/ops/exact/attention/attend_py.h"
@@ -47,6 +48,7 @@ constexpr Keyword<Options> kOptions[] = {
     {"dtype", false, &ReadDType<Options>},
     {"quantize", true, &ReadQuantize},
     {"rotary", true, &LeaveRotary<Options>},
+    {"log_decay_heads", true, &ReadSize<Options, &Options::log_decay_heads>},
 };
 
 void Init(Owner<KVCache>* self, const nb::args& args, const nb::kwargs& kwargs) {
@@ -65,12 +67,13 @@ constexpr Keyword<AppendCall> kRows[] = {
     {"k", false, &ReadRows<&AppendCall::k>},
     {"v", false, &ReadRows<&AppendCall::v>},
     {"lengths", true, &ReadCounts},
+    {"log_decay", true, &ReadRows<&AppendCall::log_decay>},
 };
 
 template <bool kOfTorch>
 void Append(Owner<KVCache>& self, const nb::args& args, const nb::kwargs& kwargs) {
   AppendRows<kOfTorch>(self, kRows, args, kwargs, [&](const AppendCall& call) {
-    self.cache.Append(call.k, call.v, call.lengths);
+    self.cache.Append(call.k, call.v, call.lengths, call.log_decay);
   });
 }
 
@@ -150,11 +153,12 @@ nb::object ImportPages(const nb::args& args, const nb::kwargs& kwargs) {
 }
 
 nb::str Repr(nb::handle self) {
-  static constexpr const char* kShown[] = {"batch", "heads", "dim", "value_dim",
-                                           "capacity", "page", "dtype", "quantize",
-                                           "rotary"};
-  const bool turns = nb::cast<const Owner<KVCache>&>(self).cache.options().rotary.has_value();
-  return CacheRepr(self, std::span(kShown).first(turns ? 9 : 8));
+  std::vector<const char*> shown = {"batch", "heads", "dim", "value_dim",
+                                    "capacity", "page", "dtype", "quantize"};
+  const Options options = nb::cast<const Owner<KVCache>&>(self).cache.options();
+  if (options.rotary) shown.push_back("rotary");
+  if (options.log_decay_heads > 0) shown.push_back("log_decay_heads");
+  return CacheRepr(self, shown);
 }
 
 }  // namespace
@@ -191,6 +195,10 @@ void BindKVCache(nb::module_& m) {
           "rotary",
           [](const Owner<KVCache>& self) { return self.cache.options().rotary.has_value(); },
           kRotaryDoc)
+      .def_prop_ro(
+          "log_decay_heads",
+          [](const Owner<KVCache>& self) { return Unless(0, self.cache.options().log_decay_heads); },
+          nb::sig("def log_decay_heads(self) -> int | None"), kLogDecayHeadsDoc)
       .def_prop_ro(
           "shared_prefix",
           [](const Owner<KVCache>& self) {

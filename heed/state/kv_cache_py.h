@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <mutex>
 #include <new>
@@ -188,7 +189,7 @@ nanobind::object Share(nanobind::handle prefix, nanobind::handle batch) {
 struct AppendCall {
   Arrays arrays;
   int64_t batch = 0;
-  ConstTensorView k, v;
+  ConstTensorView k, v, log_decay;
   std::vector<int64_t> lengths;
 };
 
@@ -201,8 +202,8 @@ inline void ReadCounts(AppendCall& call, const Argument& argument) {
   call.lengths = ReadPerSequence(call.arrays, argument, call.batch);
 }
 
-// append(...): reads these arguments, of which all but the last are needed, and calls
-// f(call) while nobody else uses the cache. What heed.torch gives is read without a capsule.
+// append(...): reads these arguments, the rows of which are needed and log decays a keyword, and
+// calls f(call) while nobody else uses the cache. What heed.torch gives is read without a capsule.
 template <bool kOfTorch, class F>
 void AppendRows(CacheOwner& self, std::span<const Keyword<AppendCall>> keywords,
                 const nanobind::args& args, const nanobind::kwargs& kwargs, F&& f) {
@@ -210,7 +211,8 @@ void AppendRows(CacheOwner& self, std::span<const Keyword<AppendCall>> keywords,
   AppendCall call;
   call.batch = self.batch;
   if (kOfTorch) call.arrays.AllowTorch();
-  Read<AppendCall>(op.c_str(), keywords, keywords.size(), args.ptr(), kwargs.ptr(), call);
+  Read<AppendCall>(op.c_str(), keywords, std::min<size_t>(keywords.size(), 3), args.ptr(),
+                   kwargs.ptr(), call);
   if (!call.k.present()) FailMissing(op.c_str(), keywords[0].name);
   if (keywords.size() > 2 && !call.v.present()) FailMissing(op.c_str(), keywords[1].name);
   Changing(op.c_str(), self, [&] { f(call); });

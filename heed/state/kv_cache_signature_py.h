@@ -22,6 +22,8 @@ inline constexpr Said kCacheArguments[] = {
     {"rotary", "None, or a dict of heed.rotary's keywords, of which interleaved is needed and "
                "inverse is none: keys and queries are given without it, and turned here by where "
                "they stand"},
+    {"log_decay_heads", "query heads of forgetting attention, a multiple of heads, whose log decays "
+                        "append takes; None: no forgetting"},
     {"window", "tokens that a row sees, itself included"},
     {"sink_tokens", "first tokens, which are always kept"},
     {"positions", "by what rows are turned: 'absolute', or 'cache', where they are in the ring"},
@@ -29,6 +31,8 @@ inline constexpr Said kCacheArguments[] = {
     {"v", "[batch, T, heads, value_dim]: rows of values"},
     {"rows", "[batch, T, latent + rope]: in the cache's dtype, any strides"},
     {"lengths", "[batch]: new rows of each sequence, from 0 to T; None: all T"},
+    {"log_decay", "[batch, T, log_decay_heads]: where the cache has log_decay_heads, what each new "
+                  "token forgets of all before it, at most 0"},
     {"indices", "[batch]: for each sequence the one that it becomes"},
     {"path", "of the file: str, bytes or os.PathLike"},
     {"max_bytes", "most that the pages may occupy; None: 64 GiB or 8 times the file's rows"},
@@ -67,6 +71,8 @@ heed.explain("attend", cache=cache, q=q, ...) says what would run.)";
 
 inline constexpr char kCapacityDoc[] =
     "Tokens that a sequence may have; None: as many as there is memory for.";
+inline constexpr char kLogDecayHeadsDoc[] =
+    "Query heads whose log decays are kept, for forgetting attention; None: none are.";
 inline constexpr char kPageDoc[] = "Tokens of a page; None: each sequence is one piece.";
 
 inline constexpr char kRotaryDoc[] =
@@ -80,7 +86,8 @@ inline constexpr char kInitSignature[] =
     "capacity: int | None = None, page: int | None = 64, "
     "dtype: FloatName = 'f32', "
     "quantize: typing.Literal['int8'] | None = None, "
-    "rotary: CacheRotary | None = None) -> None";
+    "rotary: CacheRotary | None = None, "
+    "log_decay_heads: int | None = None) -> None";
 inline constexpr char kRingInitSignature[] =
     "def __init__(self, batch: int, heads: int, dim: int, value_dim: int | None = None, *, "
     "window: int, sink_tokens: int = 0, "
@@ -92,6 +99,9 @@ inline constexpr char kLatentInitSignature[] =
     "page: int | None = 64, dtype: FloatName = 'f32') -> None";
 
 inline constexpr char kAppendSignature[] =
+    "def append(self, k: " HEED_ROWS ", v: " HEED_ROWS ", lengths: " HEED_INTS
+    " | None = None, *, log_decay: " HEED_ROWS " | None = None) -> None";
+inline constexpr char kRingAppendSignature[] =
     "def append(self, k: " HEED_ROWS ", v: " HEED_ROWS ", lengths: " HEED_INTS
     " | None = None) -> None";
 inline constexpr char kLatentAppendSignature[] =

@@ -37,6 +37,11 @@ struct KVView {
   bool quantized = false;
   PageRows key_scale, value_scale;
 
+  // Log decays of as many query heads, a multiple of `heads`; 0: none. f64 beside f64, else f32,
+  // addressed as keys are: those of a key head's query heads are one row.
+  int64_t log_decay_heads = 0;
+  PageRows log_decay;
+
   const std::byte* const* const* pages = nullptr;  // [batch]
   std::span<const int64_t> lengths;                // rows of each sequence, [batch]
   std::span<const int64_t> appended;               // of these, by the last Append()

@@ -53,6 +53,10 @@ void CheckOptions(const PagesOptions& o) {
   if (o.quantized && o.dtype == DType::kF64) {
     Fail(name + ": dtype is f64, expected f32, bf16 or f16 with quantised rows");
   }
+  if (o.log_decay_heads < 0 || o.log_decay_heads % o.heads != 0) {
+    Fail(name + ": log_decay_heads is " + std::to_string(o.log_decay_heads) +
+         ", expected a multiple of heads, " + std::to_string(o.heads) + ", or 0 for none");
+  }
   if (o.rotary) CheckCacheRotary(name, *o.rotary, o.dim);
   if (o.turned_in_cache && !o.rotary) {
     Fail(name + ": positions is kCache without rotary, expected rotary: nothing else has "
@@ -96,7 +100,7 @@ PageLayout MakeLayout(const PagesOptions& o) {
   const bool latent = o.kind == CacheKind::kLatent;
   const int64_t size = o.quantized ? 1 : static_cast<int64_t>(SizeOf(o.dtype));
   PageShape& shape = layout.shape;
-  const auto unit = [&](int64_t dim, PageRows* rows, PageRows* scales) {
+  const auto unit = [&](int64_t dim, PageRows* rows, PageRows* scales, PageRows* decays) {
     rows->token_stride = Product(o, "a row", {dim, size});
     int64_t bytes = Product(o, "a head of a page", {layout.tokens, rows->token_stride});
     Product(o, "a page", {o.heads, bytes});
@@ -106,16 +110,24 @@ PageLayout MakeLayout(const PagesOptions& o) {
       scales->token_stride = kScale;
       bytes = scales->begin + layout.tokens * kScale;
     }
+    if (decays != nullptr && o.log_decay_heads > 0) {
+      const auto of_decay = static_cast<int64_t>(heed::SizeOf(o.log_decay_dtype()));
+      decays->begin = RoundUp(bytes, of_decay);
+      decays->token_stride =
+          Product(o, "log decays of a token", {o.log_decay_heads / o.heads, of_decay});
+      bytes = decays->begin +
+              Product(o, "log decays of a page", {layout.tokens, decays->token_stride});
+    }
     shape.unit_bytes = std::max(shape.unit_bytes, RoundUp(bytes, kLine));
   };
-  unit(o.dim, &layout.key, &layout.key_scale);
-  if (!latent) unit(o.value_dim, &layout.value, &layout.value_scale);
+  unit(o.dim, &layout.key, &layout.key_scale, &layout.log_decay);
+  if (!latent) unit(o.value_dim, &layout.value, &layout.value_scale, nullptr);
   shape.lanes = latent ? 1 : 2 * o.heads;
   const int64_t page_bytes = Product(o, "a page", {shape.lanes, shape.unit_bytes});
   shape.slab_pages = SlabPages(o, layout.tokens, page_bytes);
 
   const int64_t lane = shape.lane_bytes();
-  layout.key.head_stride = layout.value.head_stride = lane;
+  layout.key.head_stride = layout.value.head_stride = layout.log_decay.head_stride = lane;
   layout.value.begin = o.heads * lane;
   if (o.quantized) {
     layout.key_scale.head_stride = layout.value_scale.head_stride = lane;
@@ -171,6 +183,8 @@ KVView Pages::view() const {
   view.quantized = options_.quantized;
   view.key_scale = layout_.key_scale;
   view.value_scale = layout_.value_scale;
+  view.log_decay_heads = options_.log_decay_heads;
+  view.log_decay = layout_.log_decay;
   view.pages = rows_.data();
   view.lengths = lengths_;
   view.appended = appended_;

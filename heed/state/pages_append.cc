@@ -50,6 +50,7 @@ void CopyTokens(const Pages& pages, const std::byte* from, int64_t tokens,
     part(layout.key_scale);
     part(layout.value_scale);
   }
+  if (pages.options().log_decay_heads > 0) part(layout.log_decay);
 }
 
 void CheckRows(const std::string& op, const char* name, const ConstTensorView& rows,
@@ -75,6 +76,27 @@ void CheckRows(const std::string& op, const char* name, const ConstTensorView& r
   parts::CheckReadable(op.c_str(), name, rows);
 }
 
+void CheckLogDecay(const std::string& op, const ConstTensorView& t, const PagesOptions& o,
+                   int64_t tokens) {
+  const std::string what = op + ": log_decay ";
+  if (t.present() != (o.log_decay_heads > 0)) {
+    throw InvalidArgument(what + (t.present()
+                                      ? "is given, expected none: the cache has no log_decay_heads"
+                                      : "is absent, expected that of " +
+                                            std::to_string(o.log_decay_heads) + " query heads"));
+  }
+  if (!t.present()) return;
+  if (!IsFloat(t.dtype())) {
+    throw InvalidArgument(what + "has dtype " + Name(t.dtype()) + ", expected a float dtype");
+  }
+  const int64_t expected[] = {o.batch, tokens, o.log_decay_heads};
+  if (!std::ranges::equal(t.sizes(), expected)) {
+    throw InvalidArgument(what + "has shape " + t.ShapeString() + ", expected " +
+                          ShapeString(expected));
+  }
+  parts::CheckReadable(op.c_str(), "log_decay", t);
+}
+
 // Row axis 0 of a [B, T, H, D] view: [T, H, D] of sequence b.
 ConstTensorView Sequence(const ConstTensorView& rows, int64_t b) {
   const ConstTensorView one = rows.Slice(0, b, b + 1);
@@ -85,7 +107,7 @@ ConstTensorView Sequence(const ConstTensorView& rows, int64_t b) {
 }  // namespace
 
 void Pages::Append(const ConstTensorView& k, const ConstTensorView& v,
-                   std::span<const int64_t> lengths) {
+                   std::span<const int64_t> lengths, const ConstTensorView& log_decay) {
   const std::string op = Op("Append");
   const bool latent = options_.kind == CacheKind::kLatent;
   CheckRows(op, latent ? "rows" : "k", k, options_, options_.dim);
@@ -96,6 +118,7 @@ void Pages::Append(const ConstTensorView& k, const ConstTensorView& v,
                             std::to_string(k.size(1)) + " tokens as in k");
     }
   }
+  CheckLogDecay(op, log_decay, options_, k.size(1));
   std::vector<int64_t> counts(lengths.begin(), lengths.end());
   if (counts.empty()) counts.assign(lengths_.size(), k.size(1));
   if (counts.size() != lengths_.size()) {
@@ -117,7 +140,8 @@ void Pages::Append(const ConstTensorView& k, const ConstTensorView& v,
     if (counts[i] == 0) continue;
     const ConstTensorView none;
     appending.Write(b, lengths_[i], Sequence(k, b).Slice(0, 0, counts[i]),
-                    latent ? none : Sequence(v, b).Slice(0, 0, counts[i]));
+                    latent ? none : Sequence(v, b).Slice(0, 0, counts[i]),
+                    log_decay.present() ? Sequence(log_decay, b).Slice(0, 0, counts[i]) : none);
   }
   appending.Commit();
 }
@@ -195,7 +219,7 @@ std::byte* Appending::Page(int64_t b, int64_t token) const {
 }
 
 void Appending::Write(int64_t b, int64_t token, const ConstTensorView& k,
-                      const ConstTensorView& v) {
+                      const ConstTensorView& v, const ConstTensorView& log_decay) {
   const os::ScopedFloatControl control;  // for turning and quantising
   const PageLayout& layout = pages_.layout();
   if (turn_) {
@@ -204,6 +228,22 @@ void Appending::Write(int64_t b, int64_t token, const ConstTensorView& k,
     Copy("k", b, token, k, layout.key, layout.key_scale);
   }
   if (v.present()) Copy("v", b, token, v, layout.value, layout.value_scale);
+  if (log_decay.present()) CopyLogDecays(b, token, log_decay);
+}
+
+void Appending::CopyLogDecays(int64_t b, int64_t token, const ConstTensorView& log_decay) {
+  const PageLayout& layout = pages_.layout();
+  const PagesOptions& o = pages_.options();
+  const int64_t group = o.log_decay_heads / o.heads;
+  for (int64_t t = 0; t < log_decay.size(0); ++t) {
+    std::byte* const row = Page(b, token + t) + layout.log_decay.begin +
+                           (token + t) % layout.tokens * layout.log_decay.token_stride;
+    for (int64_t h = 0; h < o.log_decay_heads; ++h) {
+      StoreDouble(o.log_decay_dtype(), row + h / group * layout.log_decay.head_stride, h % group,
+                  LoadAsDouble(log_decay.dtype(), log_decay.data(),
+                               t * log_decay.stride(0) + h * log_decay.stride(1)));
+    }
+  }
 }
 
 void Appending::Copy(const char* name, int64_t b, int64_t token,

@@ -15,6 +15,7 @@
 namespace heed {
 namespace {
 
+constexpr char kLogDecayHeads[] = "log_decay_heads";
 constexpr char kPositionsKey[] = "positions", kTurnedInCache[] = "cache";
 constexpr char kKindKey[] = "heed_cache", kVersionKey[] = "version", kVersion[] = "1";
 constexpr std::pair<const char*, CacheKind> kKinds[] = {
@@ -70,6 +71,10 @@ std::vector<Part> PartsOf(const Pages& pages) {
   if (o.quantized) {
     parts.push_back({"k_scale", layout.key_scale, 4, DType::kF32, 0});
     parts.push_back({"v_scale", layout.value_scale, 4, DType::kF32, 0});
+  }
+  if (o.log_decay_heads > 0) {
+    parts.push_back({"log_decay", layout.log_decay, layout.log_decay.token_stride,
+                     o.log_decay_dtype(), o.log_decay_heads / o.heads});
   }
   return parts;
 }
@@ -205,13 +210,14 @@ class Reader {
       }
       o.turned_in_cache = true;
     }
+    if (file_.metadata().contains(kLogDecayHeads)) o.log_decay_heads = Number(kLogDecayHeads);
     // What the constructors of the classes do not let anybody ask for.
     const PagesOptions plain;
     const bool ring = o.kind == CacheKind::kRing, latent = o.kind == CacheKind::kLatent;
     if ((ring && (o.capacity != plain.capacity || o.page != plain.page)) ||
         (!ring && (o.window != 0 || o.sink_tokens != 0)) ||
         (latent && (o.heads != 1 || o.value_dim > o.dim)) ||
-        (o.kind != CacheKind::kKV && o.quantized) || (latent && o.rotary) ||
+        (o.kind != CacheKind::kKV && (o.quantized || o.log_decay_heads != 0)) || (latent && o.rotary) ||
         (!ring && o.turned_in_cache)) {
       Fail(std::string("metadata has options that a cache of kind ") + NameOf(o.kind) +
            " cannot have, expected those of a saved one");
@@ -336,6 +342,7 @@ class RowReader {
     const std::string_view bytes(reinterpret_cast<const char*>(row),
                                  static_cast<size_t>(part.row_bytes));
     if (part.width != 0) {
+      if (part.dtype != DType::kI32) return;
       if (bytes.find('\x80') == std::string_view::npos) return;
       reader_.Fail("tensor '" + part.name + "." + suffix +
                    "' has -128, expected -127 to 127");
@@ -392,6 +399,7 @@ void SavePages(const Pages& pages, const std::string& path) {
       {"quantize", o.quantized ? "int8" : "none"},
       {"shared_prefix", std::to_string(pages.shared_prefix())}};
   for (const auto& [name, member] : kNumbers) metadata[name] = std::to_string(o.*member);
+  if (o.log_decay_heads != 0) metadata[kLogDecayHeads] = std::to_string(o.log_decay_heads);
   Writer writer(pages);
   RotaryInFile rotary;
   if (o.rotary) {

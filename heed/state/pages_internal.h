@@ -30,11 +30,14 @@ struct PagesOptions {
   bool quantized = false;
   std::optional<CacheRotary> rotary = {};
   bool turned_in_cache = false;  // of a ring: at every Attend(), not by Append()
+  int64_t log_decay_heads = 0;
+
+  DType log_decay_dtype() const { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 };
 
 struct PageLayout {
   int64_t tokens = 0;
-  PageRows key, value, key_scale, value_scale;
+  PageRows key, value, key_scale, value_scale, log_decay;
   PageShape shape;
 };
 
@@ -75,9 +78,10 @@ class Pages {
   static Runs Kept(const PagesOptions& options, int64_t first_kept, int64_t length);
   Runs Kept(int64_t b) const;
 
-  // k [B, T, H, D] and v [B, T, H, Dv], of a latent cache absent; lengths as KVCache's.
+  // k [B, T, H, D] and v [B, T, H, Dv], of a latent cache absent; lengths and log_decay as
+  // KVCache's.
   void Append(const ConstTensorView& k, const ConstTensorView& v,
-              std::span<const int64_t> lengths);
+              std::span<const int64_t> lengths, const ConstTensorView& log_decay = {});
   void Trim(std::span<const int64_t> lengths);
   void Reorder(std::span<const int64_t> indices);
   std::unique_ptr<Pages> Fork() const;
@@ -121,9 +125,11 @@ class Appending {
   // The page that `token` will be in.
   std::byte* Page(int64_t b, int64_t token) const;
 
-  // Rows of tokens from `token` on, k [T, H, D] and v [T, H, Dv] in the cache's dtype.
+  // Rows of tokens from `token` on, k [T, H, D] and v [T, H, Dv] in the cache's dtype, and log
+  // decays [T, Hq] in any.
   // Throws InvalidArgument for rows that cannot be quantised, naming the token.
-  void Write(int64_t b, int64_t token, const ConstTensorView& k, const ConstTensorView& v);
+  void Write(int64_t b, int64_t token, const ConstTensorView& k, const ConstTensorView& v,
+             const ConstTensorView& log_decay = {});
 
   void Commit() noexcept;
 
@@ -141,6 +147,7 @@ class Appending {
 
   void Copy(const char* name, int64_t b, int64_t token, const ConstTensorView& rows,
             const PageRows& to, const PageRows& scales);
+  void CopyLogDecays(int64_t b, int64_t token, const ConstTensorView& log_decay);
   void CopyTurned(int64_t b, int64_t token, const ConstTensorView& k);
   void Quantize(const char* name, int64_t b, int64_t token, int64_t h, const std::byte* row,
                 int64_t stride, int64_t dim, std::byte* to, std::byte* scale);

@@ -81,8 +81,8 @@ void BindRingKVCache(nb::module_& m) {
                     .c_str());
   c.def("__init__", &Init, nb::sig(kRingInitSignature))
       .def("__repr__", &Repr)
-      .def("append", &Append<false>, nb::sig(kAppendSignature),
-           Docstring(doc::kRingKVCacheAppend, kAppendSignature, {kCacheArguments}).c_str())
+      .def("append", &Append<false>, nb::sig(kRingAppendSignature),
+           Docstring(doc::kRingKVCacheAppend, kRingAppendSignature, {kCacheArguments}).c_str())
       .def_prop_ro(
           "window",
           [](const Owner<RingKVCache>& self) { return self.cache.options().window; },

@@ -68,6 +68,7 @@ class WeightsOptions(TypedDict, total=False):
     alibi: Floats | None
     softcap: float | None
     sinks: Floats | None
+    log_decay: Array | None
     dropout: float
     seed: int | None
     dropout_offset: int

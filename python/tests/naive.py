@@ -54,8 +54,8 @@ def keep_mask(b, p, j, Tk, *, causal, window, sink_tokens, prefix, chunk, segmen
 
 def attention(q, k, v, *, scale=None, causal=False, align="bottom_right", window=None, sink_tokens=0, prefix=None,
               chunk=None, segments=None, key_lengths=None, key_starts=None, query_lengths=None, mask=None, bias=None,
-              alibi=None, softcap=None, sinks=None, dropout=0.0, seed=0, dropout_offset=0, cu_seqlens_q=None,
-              cu_seqlens_k=None, **_):
+              alibi=None, softcap=None, sinks=None, log_decay=None, dropout=0.0, seed=0, dropout_offset=0,
+              cu_seqlens_q=None, cu_seqlens_k=None, **_):
     """(o, lse) in float64."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     options = {"scale": scale, "causal": causal, "window": window, "sink_tokens": sink_tokens, "chunk": chunk,
@@ -64,26 +64,40 @@ def attention(q, k, v, *, scale=None, causal=False, align="bottom_right", window
         rank = q.ndim
         q, k, v = (x.reshape(x.shape[-3:]) for x in (q, k, v))
         o, lse = np.zeros((*q.shape[:2], v.shape[2])), np.full((q.shape[1], q.shape[0]), -np.inf)
-        for b, rows, keys, own in sequences(cu_seqlens_q, cu_seqlens_k, align, alibi):
+        for b, rows, keys, own in sequences(cu_seqlens_q, cu_seqlens_k, align, alibi, log_decay):
             o[rows], lse[:, rows] = (x[0] for x in _dense(
                 q[None, rows], k[None, keys], v[None, keys], first=b, **own, **options))
         return (o[None] if rank == 4 else o), lse
     return _dense(q, k, v, align=align, prefix=prefix, segments=segments, key_lengths=key_lengths,
-                  key_starts=key_starts, query_lengths=query_lengths, mask=mask, bias=bias, alibi=alibi, **options)
+                  key_starts=key_starts, query_lengths=query_lengths, mask=mask, bias=bias, alibi=alibi, log_decay=log_decay,
+                  **options)
 
 
-def sequences(cu_q, cu_k, align, alibi):
-    """(index, rows, keys, its own align and alibi) of each packed sequence."""
+def sequences(cu_q, cu_k, align, alibi, log_decay):
+    """(index, rows, keys, its own align, alibi and log_decay) of each packed sequence."""
     cu_k = cu_q if cu_k is None else cu_k
     for b in range(len(cu_q) - 1):
         slopes = None if alibi is None else np.broadcast_to(alibi, (len(cu_q) - 1, np.shape(alibi)[-1]))[b]
         own = {"align": align if isinstance(align, str) else align[b:b + 1], "alibi": slopes}
+        if log_decay is not None:
+            own["log_decay"] = np.reshape(log_decay, np.shape(log_decay)[-2:])[None, cu_k[b]:cu_k[b + 1]]
         yield b, slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1]), own
+
+
+def crosses(p, Tk, last):
+    """[Tq, Tk, Tk]: whether the step s, of the valid keys, comes after key j and not after the row at p."""
+    s, j = np.arange(Tk), np.arange(Tk)[:, None]
+    return (j < s) & (s <= np.asarray(p)[:, None, None]) & (s < last)
+
+
+def forgotten(log_decay, p, last):
+    """[Tq, Tk]: the sum of log_decay over the steps between key and row."""
+    return np.where(crosses(p, len(log_decay), last), log_decay, 0).sum(2)
 
 
 def _heads(q, k, v, *, scale=None, align="bottom_right", softcap=None, dropout=0.0, seed=0, dropout_offset=0,
            causal=False, window=None, sink_tokens=0, chunk=None, prefix=None, segments=None, key_lengths=None,
-           key_starts=None, query_lengths=None, mask=None, bias=None, alibi=None, first=0, **_):
+           key_starts=None, query_lengths=None, mask=None, bias=None, alibi=None, log_decay=None, first=0, **_):
     """For every (sequence, query head): its indices, key head, distances, logits, slope of the soft cap, dropout factor."""
     B, Tq, Hq, D = q.shape
     Tk, Hkv = v.shape[1:3]
@@ -105,6 +119,9 @@ def _heads(q, k, v, *, scale=None, align="bottom_right", softcap=None, dropout=0
                 s, slope = softcap * t, 1 - t**2
             if alibi is not None:
                 s = s - alibi[b, h] * distance
+            if log_decay is not None:
+                s = s + forgotten(np.asarray(log_decay, np.float64)[b, :, h], p,
+                                  Tk if key_lengths is None else int(key_lengths[b]))
             if bias is not None:
                 s = s + bias[b, h]
             keep = keep_mask(b, p, j, Tk, causal=causal, window=window, sink_tokens=sink_tokens, prefix=prefix,
@@ -134,28 +151,31 @@ def _dense(q, k, v, *, sinks, **options):
 
 
 def attention_backward(do, q, k, v, *, dlse=None, align="bottom_right", bias=None, alibi=None, sinks=None,
-                       cu_seqlens_q=None, cu_seqlens_k=None, **options):
+                       log_decay=None, cu_seqlens_q=None, cu_seqlens_k=None, **options):
     """{"dq": ..., "dalibi": ...} in float64: the derivative of sum(do * o) + sum(dlse * lse), by the chain rule."""
     do, q, k, v = (np.asarray(x, np.float64) for x in (do, q, k, v))
     options["sinks"] = sinks
     if cu_seqlens_q is None:
         dlse = np.zeros((q.shape[0], q.shape[2], q.shape[1])) if dlse is None else np.asarray(dlse, np.float64)
-        g = _dense_backward(do, dlse, q, k, v, align=align, bias=bias, alibi=alibi, **options)
+        g = _dense_backward(do, dlse, q, k, v, align=align, bias=bias, alibi=alibi, log_decay=log_decay, **options)
     else:
         shapes = [x.shape for x in (q, k, v)]
         do, q, k, v = (x.reshape(x.shape[-3:]) for x in (do, q, k, v))
         dlse = np.zeros(q.shape[1::-1]) if dlse is None else np.asarray(dlse, np.float64)
         g = {"dq": np.zeros_like(q), "dk": np.zeros_like(k), "dv": np.zeros_like(v), "dsinks": np.zeros(q.shape[1]),
-             "dalibi": np.zeros((len(cu_seqlens_q) - 1, q.shape[1]))}
-        for b, rows, keys, own in sequences(cu_seqlens_q, cu_seqlens_k, align, alibi):
+             "dalibi": np.zeros((len(cu_seqlens_q) - 1, q.shape[1])), "dlog_decay": np.zeros((k.shape[0], q.shape[1]))}
+        for b, rows, keys, own in sequences(cu_seqlens_q, cu_seqlens_k, align, alibi, log_decay):
             one = _dense_backward(do[None, rows], dlse[None, :, rows], q[None, rows], k[None, keys], v[None, keys],
                                   first=b, **own, **options)
             g["dq"][rows], g["dk"][keys], g["dv"][keys] = one["dq"][0], one["dk"][0], one["dv"][0]
             g["dsinks"] += one["dsinks"]
             g["dalibi"][b] = one["dalibi"][0]
+            g["dlog_decay"][keys] = one["dlog_decay"][0]
         g.update({name: g[name].reshape(shape) for name, shape in zip(("dq", "dk", "dv"), shapes, strict=True)})
     for name, x in (("bias", bias), ("alibi", alibi)):
         g["d" + name] = None if x is None else _sum_to(g["d" + name], np.shape(x))
+    if log_decay is not None:
+        g["dlog_decay"] = g["dlog_decay"].reshape(np.shape(log_decay))
     return {**g, "dsinks": None if sinks is None else g["dsinks"]}
 
 
@@ -169,7 +189,9 @@ def _dense_backward(do, dlse, q, k, v, *, sinks, scale=None, **options):
     B, Tq, Hq, D = q.shape
     scale = D**-0.5 if scale is None else scale
     g = {"dq": np.zeros_like(q), "dk": np.zeros_like(k), "dv": np.zeros_like(v), "dsinks": np.zeros(Hq),
-         "dbias": np.zeros((B, Hq, Tq, k.shape[1])), "dalibi": np.zeros((B, Hq))}
+         "dbias": np.zeros((B, Hq, Tq, k.shape[1])), "dalibi": np.zeros((B, Hq)),
+         "dlog_decay": np.zeros((B, k.shape[1], Hq))}
+    align, lengths = options.get("align", "bottom_right"), options.get("key_lengths")
     for b, h, kv, distance, s, slope, z in _heads(q, k, v, scale=scale, **options):
         rows = np.flatnonzero((s > -np.inf).any(1))  # the others are constant
         s, z, distance = s[rows], z[rows], distance[rows]
@@ -190,6 +212,9 @@ def _dense_backward(do, dlse, q, k, v, *, sinks, scale=None, **options):
         ds = P * (dP - (dP * P).sum(1, keepdims=True)) + P * (dlogit + dlse[b, h, rows, None])
         g["dbias"][b, h, rows] = ds
         g["dalibi"][b, h] = -(ds * distance).sum()
+        start = {"bottom_right": k.shape[1] - Tq, "top_left": 0}[align] if isinstance(align, str) else int(align[b])
+        last = k.shape[1] if lengths is None else int(lengths[b])
+        g["dlog_decay"][b, :, h] = np.einsum("ij,ijs->s", ds, crosses(start + rows, k.shape[1], last))
         ds = scale * ds * slope
         g["dq"][b, rows, h] = ds @ k[b, :, kv]
         g["dk"][b, :, kv] += ds.T @ q[b, rows, h]

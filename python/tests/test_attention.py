@@ -28,6 +28,8 @@ def check(q, k, v, **options):
 
 
 B, TQ, TK, HQ = 2, 7, 9, 4
+LOG_DECAY = -np.linspace(0, 1, 2 * 9 * 4).reshape(2, 9, 4)[:, ::-1] ** 2
+
 OPTIONS = {
     "plain": {},
     "scale": {"scale": -0.7},
@@ -57,13 +59,16 @@ OPTIONS = {
     "alibi": {"alibi": np.array([0.5, 0.25, 0.125, 0.0], np.float32)},
     "alibi batch": {"alibi": np.linspace(0, 1, 8).reshape(2, 4), "causal": True},
     "alibi list": {"alibi": [0.5, 0.25, 0.125, 0.0]},
+    "log decay": {"log_decay": LOG_DECAY, "causal": True},
+    "log decay f32": {"log_decay": 3 * LOG_DECAY.astype(np.float32), "causal": True, "align": "top_left", "window": (4, 0)},
+    "log decay prefix": {"log_decay": LOG_DECAY, "causal": True, "prefix": [3, 8], "key_lengths": [9, 6], "softcap": 1.5},
     "dropout": {"dropout": 0.3, "seed": 2**64 - 1, "dropout_offset": 2**32 - 1},
     "dropout causal": {"dropout": 0.5, "seed": 7, "causal": True, "align": [-3, 100]},
     "high": {"precision": "highest"},
     "invariant": {"invariant": True, "causal": True},
     "defaults": {"scale": None, "window": None, "prefix": None, "chunk": None, "segments": None, "key_lengths": None,
                  "key_starts": None, "query_lengths": None, "mask": None, "bias": None, "alibi": None, "softcap": None,
-                 "sinks": None, "cu_seqlens_q": None, "cu_seqlens_k": None, "out": None, "threads": None},
+                 "sinks": None, "log_decay": None, "cu_seqlens_q": None, "cu_seqlens_k": None, "out": None, "threads": None},
 }
 
 
@@ -122,6 +127,8 @@ def test_random_combination_agrees_with_the_equations(seed):
         "invariant": lambda: True, "threads": lambda: int(rng.integers(1, 4)),
     }
     options = {name: make() for name, make in choices.items() if rng.random() < 0.35}
+    if options.get("causal") and rng.random() < 0.5:
+        options["log_decay"] = -rng.random((B, Tk, Hkv * G))
     if "dropout" in options:  # without one a call draws its own
         options.setdefault("seed", 0)
     if isinstance(options.get("align"), np.str_):
@@ -136,7 +143,8 @@ CU_Q, CU_K = [0, 3, 3, 10, 11], np.array([0, 5, 6, 20, 20])
     {}, {"causal": True}, {"causal": True, "align": "top_left"}, {"align": [0, 4, -1, 2], "causal": True},
     {"window": (2, 0), "sink_tokens": 1, "softcap": 4.0}, {"chunk": 3}, {"alibi": [0.5, 0.25, 1.0, 0.1]},
     {"alibi": np.linspace(0, 1, 16).reshape(4, 4)}, {"sinks": [0.0, 1.0, -1.0, 2.0]}, {"dropout": 0.4, "seed": 3},
-    {"invariant": True}])
+    {"log_decay": -np.linspace(0, 1, 23 * 4).reshape(23, 4), "causal": True},
+    {"log_decay": -np.linspace(0, 1, 23 * 4).reshape(1, 23, 4), "causal": True}, {"invariant": True}])
 @pytest.mark.parametrize("rank", [3, 4])
 def test_packed_sequences(rng, options, rank):
     # One query and three keys more than the sequences have.

@@ -14,7 +14,8 @@ try:
 except ImportError:  # optional
     bfloat16 = None
 
-FIELDS = ("dq", "dk", "dv", "dbias", "dsinks", "dalibi")
+FIELDS = ("dq", "dk", "dv", "dbias", "dsinks", "dalibi", "dlog_decay")
+GIVEN = ("bias", "sinks", "alibi", "log_decay")
 B, TQ, TK, HQ, HKV, D, DV = 2, 7, 9, 4, 2, 8, 5
 
 
@@ -42,7 +43,7 @@ def check(q, k, v, do, dlse=None, **options):
     """heed's gradients, compared with the naive ones."""
     g = backward(do, q, k, v, dlse, **options)
     expected = naive.attention_backward(do, q, k, v, dlse=dlse, **options)
-    inputs = {"dq": q, "dk": k, "dv": v, **{f"d{name}": options.get(name) for name in ("bias", "sinks", "alibi")}}
+    inputs = {"dq": q, "dk": k, "dv": v, **{f"d{name}": options.get(name) for name in GIVEN}}
     assert g._fields == FIELDS
     for name in FIELDS:
         got, of = getattr(g, name), inputs[name]
@@ -55,6 +56,8 @@ def check(q, k, v, do, dlse=None, **options):
         np.testing.assert_allclose(got.astype(np.float64), expected[name], rtol=0, atol=tolerance * scale, err_msg=name)
     return g
 
+
+LOG_DECAY = -np.linspace(0, 1, 2 * 9 * 4).reshape(2, 9, 4)[:, ::-1] ** 2
 
 OPTIONS = {
     "plain": {},
@@ -76,6 +79,10 @@ OPTIONS = {
     "alibi": {"alibi": np.array([0.5, 0.25, 0.125, 0.0], np.float32)},
     "alibi batch": {"alibi": np.linspace(0, 1, 8).reshape(2, 4), "causal": True},
     "alibi list": {"alibi": [0.5, 0.25, 0.125, 0.0]},
+    "log decay": {"log_decay": LOG_DECAY, "causal": True},
+    "log decay f32": {"log_decay": 3 * LOG_DECAY.astype(np.float32), "causal": True, "align": "top_left", "window": (4, 0)},
+    "log decay prefix": {"log_decay": LOG_DECAY, "causal": True, "prefix": [3, 8], "key_lengths": [9, 6], "softcap": 1.5,
+                         "sinks": [0.0, 1.0, -1.0, 2.0], "dropout": 0.3, "seed": 4},
     "dropout": {"dropout": 0.3, "seed": 2**64 - 1, "dropout_offset": 2**32 - 1},
     "dropout sinks": {"dropout": 0.5, "seed": 7, "causal": True, "align": [-3, 100], "sinks": [0.0, 1.0, -1.0, 2.0]},
     "everything": {"causal": True, "window": (5, 0), "softcap": 2.0, "sinks": [0.0, 1.0, -1.0, 2.0], "alibi": [0.5] * 4,
@@ -139,7 +146,7 @@ def test_awkward_sizes_agree_with_the_chain_rule(rng, shape, dtype):
 def test_empty_sizes_give_zeros(rng, shape):
     q, k, v, do, dlse = problem(rng, np.float32, shape)
     g = check(q, k, v, do, dlse, sinks=[1.0, 2.0], alibi=[1.0, 2.0], bias=np.zeros((1, 1)))
-    assert all(not gradient.any() for gradient in g)
+    assert all(not gradient.any() for gradient in g if gradient is not None)
 
 
 CU_Q, CU_K = [0, 3, 3, 10, 11], np.array([0, 5, 6, 20, 20])
@@ -148,7 +155,9 @@ CU_Q, CU_K = [0, 3, 3, 10, 11], np.array([0, 5, 6, 20, 20])
 @pytest.mark.parametrize("options", [
     {}, {"causal": True}, {"causal": True, "align": "top_left"}, {"align": [0, 4, -1, 2], "causal": True},
     {"window": (2, 0), "sink_tokens": 1, "softcap": 4.0}, {"chunk": 3}, {"alibi": [0.5, 0.25, 1.0, 0.1]},
-    {"alibi": np.linspace(0, 1, 16).reshape(4, 4)}, {"sinks": [0.0, 1.0, -1.0, 2.0]}, {"dropout": 0.4, "seed": 3}])
+    {"alibi": np.linspace(0, 1, 16).reshape(4, 4)}, {"sinks": [0.0, 1.0, -1.0, 2.0]}, {"dropout": 0.4, "seed": 3},
+    {"log_decay": -np.linspace(0, 1, 23 * 4).reshape(23, 4), "causal": True},
+    {"log_decay": -np.linspace(0, 1, 23 * 4).reshape(1, 23, 4), "causal": True}])
 @pytest.mark.parametrize("rank", [3, 4])
 def test_packed_sequences(rng, options, rank):
     # One query and three keys more than the sequences have.
@@ -166,6 +175,7 @@ DIFFERENCES = {
     "dropout": {"dropout": 0.3, "seed": 11, "sinks": np.array([0.5, -1.0, 3.0, 0.0])},
     "everything": {"causal": True, "softcap": 2.0, "sinks": np.array([0.5, -1.0, 3.0, 0.0]), "dropout": 0.2, "seed": 0,
                    "alibi": np.linspace(0, 1, 4), "bias": np.linspace(-1, 1, TK), "key_starts": [1, 4]},
+    "log decay": {"causal": True, "log_decay": LOG_DECAY, "sinks": np.array([0.5, -1.0, 3.0, 0.0]), "dropout": 0.2, "seed": 0},
 }
 
 
@@ -173,7 +183,7 @@ DIFFERENCES = {
 def test_gradients_are_the_limit_of_differences(rng, name):
     """Of heed.attention itself, in random directions: this is what knows nothing of the formulas."""
     q, k, v, do, dlse = problem(rng)
-    inputs = {"q": q, "k": k, "v": v, **{n: x for n, x in DIFFERENCES[name].items() if n in ("bias", "sinks", "alibi")}}
+    inputs = {"q": q, "k": k, "v": v, **{n: x for n, x in DIFFERENCES[name].items() if n in GIVEN}}
     options = {n: x for n, x in DIFFERENCES[name].items() if n not in inputs}
     g = backward(do, dlse=dlse, **inputs, **options)
 
@@ -194,7 +204,7 @@ def test_result_is_a_named_tuple(rng):
     g = backward(do, q, k, v)
     dq, dk, dv, *others = g
     assert type(g) is heed.AttentionGradients and isinstance(g, tuple) and g._fields == FIELDS
-    assert dq is g.dq and dk is g.dk and dv is g.dv and others == [None] * 3
+    assert dq is g.dq and dk is g.dk and dv is g.dv and others == [None] * 4
     assert list(g._asdict()) == list(FIELDS) and repr(g).startswith("AttentionGradients(dq=array(")
     assert type(pickle.loads(pickle.dumps(g))) is heed.AttentionGradients
     assert all(gradient.flags.owndata and gradient.flags.c_contiguous for gradient in g[:3])
@@ -217,9 +227,10 @@ def test_what_is_not_given_or_not_asked_for_is_none(rng):
 @pytest.mark.skipif(bfloat16 is None, reason="optional: ml_dtypes")
 def test_every_gradient_has_the_dtype_of_its_own_input(rng):
     q, k, v, do, _ = problem(rng, np.float16)
-    options = {"bias": np.zeros((1, TK), np.float32), "sinks": np.zeros(HQ, bfloat16), "alibi": np.zeros(HQ)}
+    options = {"bias": np.zeros((1, TK), np.float32), "sinks": np.zeros(HQ, bfloat16), "alibi": np.zeros(HQ),
+               "causal": True, "log_decay": np.zeros((B, TK, HQ), np.float32)}
     assert [str(x.dtype) for x in check(q, k, v, do, **options)] == [
-        "float16", "float16", "float16", "float32", "bfloat16", "float64"]
+        "float16", "float16", "float16", "float32", "bfloat16", "float64", "float32"]
 
 
 def test_strided_arrays_give_the_same_bits(rng):
@@ -241,7 +252,8 @@ def test_strided_arrays_give_the_same_bits(rng):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_do_not_depend_on_threads(rng, dtype):
     q, k, v, do, dlse = problem(rng, dtype, (1, 300, 333, 2, 1, 24, 20))
-    options = {"causal": True, "alibi": [0.1, 0.2], "sinks": [0.0, 1.0], "bias": rng.standard_normal((300, 333))}
+    options = {"causal": True, "alibi": [0.1, 0.2], "sinks": [0.0, 1.0], "bias": rng.standard_normal((300, 333)),
+               "log_decay": -0.1 * rng.random((1, 333, 2))}
     one = backward(do, q, k, v, dlse, threads=1, **options)
     for threads in (2, 3):
         for got, same in zip(backward(do, q, k, v, dlse, threads=threads, **options), one, strict=True):

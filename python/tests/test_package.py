@@ -20,7 +20,7 @@ FOLDER = pathlib.Path(heed.__file__).parent
 SIGNATURE = [
     "q", "k", "v", "*", "scale=None", "causal=False", "align='bottom_right'", "window=None", "sink_tokens=0",
     "prefix=None", "chunk=None", "segments=None", "key_lengths=None", "key_starts=None", "query_lengths=None",
-    "mask=None", "bias=None", "alibi=None", "softcap=None", "sinks=None", "dropout=0.0", "seed=None", "dropout_offset=0",
+    "mask=None", "bias=None", "alibi=None", "softcap=None", "sinks=None", "log_decay=None", "dropout=0.0", "seed=None", "dropout_offset=0",
     "cu_seqlens_q=None", "cu_seqlens_k=None", "precision='highest'", "invariant=False", "return_lse=False", "out=None",
     "threads=None"]
 
@@ -64,7 +64,7 @@ def test_the_citation_agrees_with_the_package():
 
 def test_docstring_has_signature_equation_shapes_keep_rule_errors_and_source():
     doc = heed.attention.__doc__
-    for text in ("attention(q", "scale: float | None = None", "s_ij = f(scale * <q_i, k_j>) + alibi_ij + bias_ij",
+    for text in ("attention(q", "scale: float | None = None", "s_ij = f(scale * <q_i, k_j>) + alibi_ij + F_ij + bias_ij",
                  "o_i  = w_i * sum_j P_ij Z_ij / (1 - dropout) v_j", "[B, Tk, Hkv, Dv]",
                  "keep = s <= j < n", "p_i - left <= j <= p_i + right",
                  "Raises InvalidArgument", "arXiv:2205.14135", "heed.InvalidArgument"):
@@ -86,11 +86,11 @@ def test_docstring_has_signature_equation_shapes_keep_rule_errors_and_source():
 
 def test_docstrings_of_caches():
     for of, texts in (
-            (heed.KVCache, ("B sequences, T tokens", "capacity   tokens that a sequence may have", "None is one contiguous piece")),
+            (heed.KVCache, ("B sequences, T tokens", "capacity         tokens that a sequence may have", "None is one contiguous piece")),
             (heed.KVCacheBase, ("Tokens lie in pages that never move",)),
             (heed.RingKVCache, ("[0, sink_tokens) and [max(0, n - window + 1), length)",)),
             (heed.LatentKVCache, ("`latent` elements, which are the token's value too",)),
-            (heed.KVCache.append, ("append(self, k", "lengths  [batch]: new rows of each sequence, from 0 to T")),
+            (heed.KVCache.append, ("append(self, k", "lengths    [batch]: new rows of each sequence, from 0 to T")),
             (heed.KVCache.attend, ("attend(self, q", "Row i of sequence b stands at position lengths[b] - appended[b] + i")),
             (heed.LatentKVCache.attend, ("scale: float,",)), (heed.KVCache.import_pages, ("Pages of another library", "heads_first    whether")),
             (heed.KVCache.share, ("`batch` sequences that all begin as",)), (heed.load_cache, ("max_bytes", "an OSError"))):

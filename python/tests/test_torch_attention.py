@@ -18,7 +18,7 @@ from heed.torch import attention  # noqa: E402
 
 OPTIONS = {**OPTIONS, "mask": {"mask": np.arange(7 * 9).reshape(7, 9) % 3 > 0}}
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-DIFFERENTIABLE = ("bias", "sinks", "alibi")
+DIFFERENTIABLE = ("bias", "sinks", "alibi", "log_decay")
 
 
 def tensors(options, dtype=None):
@@ -166,6 +166,9 @@ def test_gradcheck_of_combinations(seed):
         if rng.integers(2):
             names.append(name)
             inputs += leaves(shape, seed=seed + 1)
+    if options["causal"] and rng.integers(2):
+        names.append("log_decay")
+        inputs += tuple((-x.detach().abs()).requires_grad_() for x in leaves((B, Tk, Hq), seed=seed + 2))
 
     def function(q, k, v, *rest):
         o, lse = attention(q, k, v, return_lse=True, **options, **dict(zip(names, rest)))
@@ -196,7 +199,7 @@ def test_only_needed_gradients_are_computed():
     with Calls() as record:
         o.sum().backward()
     (arguments,) = record.of("attention_backward")
-    assert list(arguments[7]) == [False, True, False, False, True, False]
+    assert list(arguments[7]) == [False, True, False, False, True, False, False]
     assert k.grad is not None and sinks.grad is not None and q.grad is None and bias.grad is None
 
 
@@ -253,10 +256,11 @@ def test_nothing_is_allocated_beyond_results():
 @pytest.mark.parametrize("case", ["plain", "many", "heads first", "f32"])
 def test_opcheck(case):
     q, k, v = qkv(dtype=torch.float32 if case == "f32" else torch.float64)
-    bias, sinks, alibi = leaves((2, 4, 5, 6), (4,), (4,))
+    bias, sinks, alibi, log_decay = leaves((2, 4, 5, 6), (4,), (4,), (2, 6, 4))
     arguments = (q, k, v)
     if case == "many":
-        arguments += (False, 0.3, True, "bottom_right", [3, 0], None, bias, sinks, alibi, 5.0, torch.tensor([4, 6]))
+        arguments += (False, 0.3, True, "bottom_right", [3, 0], None, bias, sinks, alibi, 5.0, log_decay,
+                      torch.tensor([4, 6]))
     if case == "heads first":
         arguments = tuple(x.detach().transpose(1, 2).requires_grad_() for x in arguments) + (True,)
     torch.library.opcheck(torch.ops.heed.attention.default, arguments)
@@ -266,7 +270,7 @@ def test_opcheck_of_the_backward_operator():
     q, k, v = (x.detach() for x in qkv())
     bias = torch.randn(1, 4, 5, 6, dtype=torch.float64)
     o, lse = torch.ops.heed.attention(q, k, v, bias=bias)
-    for needed in ([True, False, True, True, False, False], [False] * 3 + [True, False, False]):
+    for needed in ([True, False, True, True, False, False, False], [False] * 3 + [True, False, False, False]):
         arguments = (torch.randn_like(o), torch.randn_like(lse), q, k, v, o, lse, needed)
         torch.library.opcheck(torch.ops.heed.attention_backward.default, arguments, {"bias": bias})
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <span>
 
 #include "tests/fuzz/tensors.h"
 
@@ -500,8 +501,7 @@ class Maker {
   }
 
   DType FloatType() {
-    constexpr DType kDTypes[] = {DType::kF32, DType::kF64, DType::kBF16,
-                                 DType::kF16};
+    constexpr DType kDTypes[] = {DType::kF32, DType::kF64, DType::kBF16, DType::kF16};
     return in_.OneIn(2) ? dtype_ : in_.Pick(kDTypes);
   }
 
@@ -538,38 +538,43 @@ class Maker {
     }
   }
 
+  // Numbers of each head: mostly some of these, now and then any.
+  TensorView PerHead(const char* name, std::vector<int64_t> sizes, std::span<const double> values) {
+    const DType dtype = TermType(name);
+    if (in_.OneIn(40)) {
+      ++sizes.back();
+      Wrong(name);
+    }
+    const TensorView view = Place(dtype, sizes);
+    if (!IsFloat(dtype)) return view;
+    Each(view, [&] {
+      return values[static_cast<size_t>(in_.Below(static_cast<int64_t>(values.size())))];
+    });
+    if (in_.OneIn(30)) {
+      call_.extreme = true;
+      Each(view, [&] { return in_.Raw<float>(); });
+    }
+    return view;
+  }
+
   void MakeTerms() {
+    constexpr double kSlopes[] = {0.5, 0.0625, 0.00390625, -0.03, 0.707, 0};
+    constexpr double kDecays[] = {0, -0.001, -0.1, -3, -100, -1e4, -0.5, -kInfinity};
+    constexpr double kSinks[] = {0, 1, -2.5, 5, kInfinity, -kInfinity, 40, -9};
     Options& o = options();
     const int64_t Hq = Hkv_ * group_;
     if (in_.OneIn(5) && !far_) {
-      const DType dtype = TermType("alibi");
       std::vector<int64_t> sizes = {Hq};
       if (in_.OneIn(3)) sizes.insert(sizes.begin(), Sequences());
-      if (in_.OneIn(40)) {
-        ++sizes.back();
-        Wrong("alibi");
-      }
-      const TensorView alibi = Place(dtype, sizes);
-      constexpr double kSlopes[] = {0.5, 0.0625, 0.00390625, -0.03, 0.707, 0};
-      Each(alibi, [&] { return in_.Pick(kSlopes); });
-      if (in_.OneIn(30) && IsFloat(dtype)) {
-        call_.extreme = true;
-        Each(alibi, [&] { return in_.Raw<float>(); });
-      }
-      o.alibi = alibi;
+      o.alibi = PerHead("alibi", sizes, kSlopes);
     }
     if (in_.OneIn(5)) {
-      const DType dtype = TermType("sinks");
-      std::vector<int64_t> sizes = {Hq};
-      if (in_.OneIn(40)) {
-        ++sizes[0];
-        Wrong("sinks");
-      }
-      const TensorView sinks = Place(dtype, sizes);
-      constexpr double kSinks[] = {0, 1, -2.5, 5, kInfinity, -kInfinity, 40, -9};
-      if (IsFloat(dtype)) Each(sinks, [&] { return in_.Pick(kSinks); });
-      o.sinks = sinks;
+      WrongUnless(o.causal, "log_decay");
+      std::vector<int64_t> sizes = {Tk_, Hq};
+      if (!packed_ || in_.OneIn(2)) sizes.insert(sizes.begin(), packed_ ? 1 : B_);
+      o.log_decay = PerHead("log_decay", sizes, kDecays);
     }
+    if (in_.OneIn(5)) o.sinks = PerHead("sinks", {Hq}, kSinks);
   }
 
   Input& in_;

@@ -10,9 +10,9 @@
 //   dv_j  = sum_i g_i Z_ij P_ij do_i
 //   dk_j  = scale sum_i dS_ij S'_ij q_i,  dq_i = scale sum_j dS_ij S'_ij k_j
 //
-// with S' the slope of the soft cap; dS itself is the gradient of a bias. A task
-// owns a group of keys. It walks over the blocks of W = C N rows that see them,
-// from the last to the first:
+// with S' the slope of the soft cap; dS itself is the gradient of a bias, and its sum over
+// the pairs j < s <= p that of a log decay at s. A task owns a group of keys. It walks over
+// the blocks of W = C N rows that see them, from the last to the first:
 //
 //   q, do as rows and, transposed, in lanes; dq = 0
 //   per visited tile of 64 keys:
@@ -123,6 +123,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
       shift_[lane] = std::numeric_limits<T>::infinity();
       delta_[lane] = gain_[lane] = 0;
       bias_sums_[lane] = alibi_sums_[lane] = 0;
+      decay_sums_[lane] = {};
       if (lane >= num_rows_) continue;
       const int64_t head = Head(lane), query = rows_[lane].query;
       const int64_t row = shared_.index->Row(p_, group_.sequence, head, query);
@@ -182,6 +183,10 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     const int64_t origin = tile.keys.begin;
     V unused[C];
     for (int c = 0; c < C; ++c) unused[c] = hn::Zero(d_);
+    const bool whole = num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C;
+    if (shared_.wants.decays && !whole) {
+      std::fill(b_.d_logits, b_.d_logits + static_cast<size_t>(tile.keys.size()) * W, T{0});
+    }
     for (int r = 0; r < num_runs; ++r) {
       const Run& run = runs[r];
       this->template Logits</*kFlagMasked=*/true>(run, tile, unused);
@@ -193,6 +198,10 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
       }
       if (shared_.wants.bias_pairs) AddBias(run, origin);
       if (shared_.wants.bias_rows || shared_.wants.alibi) SumRows(run, tile);
+    }
+    if (shared_.wants.decays) SumDecays(tile);
+    for (int r = 0; r < num_runs; ++r) {
+      const Run& run = runs[r];
       if (p_.softcap > 0 && (shared_.wants.dq || shared_.wants.dk)) {
         ApplySlopes(run, origin);
       }
@@ -223,7 +232,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     const Wants& wants = shared_.wants;
     return tile.full && wants.d_logits && this->raw_ && p_.dropout == 0 && !this->partial_ &&
            tile.keys.size() % O::kGrid.step == 0 && !wants.bias_rows && !wants.alibi &&
-           this->queries_finite_ && w_.keys_finite && d_logits_finite_;
+           !p_.forgets && this->queries_finite_ && w_.keys_finite && d_logits_finite_;
   }
 
   T* GradientAt(const Run& run, int64_t origin) const {
@@ -341,6 +350,54 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     }
   }
 
+  // Of a tile: for each s in it, dS summed over keys of the tile before s and rows from s on. A
+  // row's sum over them all counts for every s between the tile and the row.
+  HWY_INLINE void SumDecays(const Tile& tile) {
+    const auto& decays = this->decays_;
+    const bool all_after = decays.BeforeRows();
+    const int64_t first_key = tile.keys.begin - s_.key_begin;
+    const int64_t end = std::min(decays.TileEnd(), s_.key_end - s_.key_begin);
+    HWY_ALIGN T sums[W] = {}, own[W];
+    for (size_t lane = 0; lane < W; ++lane) {
+      own[lane] = static_cast<T>(
+          std::clamp<double>(lane < num_rows_ ? decays.Own(lane) - static_cast<double>(first_key) : 0, 0,
+                             static_cast<double>(O::kGrid.tile)));
+    }
+    for (int64_t key = first_key; key < end; key += int64_t{N}) {
+      const auto count = static_cast<size_t>(std::min<int64_t>(N, end - 1 - key));  // of s
+      for (size_t c = 0; c * N < num_rows_; ++c) {
+        V sum = hn::Load(d_, sums + c * N), v[N];
+        for (size_t i = 0; i < N; ++i) {
+          const int64_t at = key - first_key + static_cast<int64_t>(i);
+          if (at < tile.keys.size()) {
+            sum = hn::Add(sum, hn::Load(d_, b_.d_logits + static_cast<size_t>(at) * W + c * N));
+          }
+          v[i] = sum;
+          if (all_after) continue;
+          const auto stands = hn::Lt(hn::Set(d_, static_cast<T>(at)), hn::Load(d_, own + c * N));
+          v[i] = hn::IfThenElseZero(stands, sum);
+        }
+        hn::Store(sum, d_, sums + c * N);
+        hs::Transpose(d_, v);
+        for (size_t i = 0; i < std::min(N, num_rows_ - c * N);) {  // rows of one head at once
+          const int64_t first = decays.First(c * N + i);
+          V of_head = v[i];
+          while (++i < N && c * N + i < num_rows_ && decays.First(c * N + i) == first) {
+            of_head = hn::Add(of_head, v[i]);
+          }
+          T* to = shared_.decay_keys + first + key + 1;
+          hn::StoreN(hn::Add(hn::LoadN(d_, to, count), of_head), d_, to, count);
+        }
+      }
+    }
+    for (size_t lane = 0; lane < num_rows_; ++lane) {
+      if (decays.Own(lane) < static_cast<double>(decays.TileEnd())) continue;
+      const auto sum = static_cast<double>(sums[lane]);
+      shared_.decay_tiles[(decays.First(lane) + decays.TileEnd()) / kTileKeys - 1].Add(sum);
+      decay_sums_[lane].Add(sum);
+    }
+  }
+
   HWY_INLINE void ApplySlopes(const Run& run, int64_t origin) {
     const V masked_zero = hn::Set(d_, T{-0.0});
     for (int64_t j = run.begin; j < run.end; ++j) {
@@ -363,6 +420,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
       const int64_t row = row_index_[lane];
       if (shared_.wants.bias_rows) shared_.bias_rows[row] += bias_sums_[lane];
       if (shared_.wants.alibi) shared_.alibi_rows[row] += alibi_sums_[lane];
+      if (shared_.wants.decays) shared_.decay_rows[row].Add(decay_sums_[lane]);
       if (!shared_.wants.dq) continue;
       const T* from = group_.products.Dq(lane);
       T* to = shared_.DqRow(p_, g_, group_.sequence, Head(lane), rows_[lane].query);
@@ -389,6 +447,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   int64_t row_index_[W];
   T* dbias_[W];
   HWY_ALIGN T shift_[W], delta_[W], gain_[W], bias_sums_[W], alibi_sums_[W];
+  WideSum decay_sums_[W];
 };
 
 // One group of keys of one head.

@@ -23,6 +23,7 @@ struct Gradients {
   std::array<int64_t, 4> dbias_sizes = {};
   double* dsinks = nullptr;  // added to: [Hq], or null
   double* dalibi = nullptr;  // the same, as the problem's slopes
+  Rows dlog_decay;           // written, in the problem's dtype of log decays; data null: not wanted
 };
 
 // A task owns the gradients of `group_keys` keys of a key head, and the biases of

@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "heed/core/context.h"
+#include "heed/engines/softmax/decays-inl.h"
 #include "heed/engines/softmax/logits-inl.h"
 #include "heed/engines/softmax/operands-inl.h"
 #include "heed/engines/softmax/plan-inl.h"
@@ -201,9 +202,11 @@ class Block {
             s.batch * p_.segments_q_stride + s.first_q + row.query)];
         lanes_.segment[lane] = static_cast<TI>(id < 0 ? -1 : id);
       }
+      if (p_.forgets && present) decays_.SetLane(p_, s, lane, head, position);
       lanes_.bias[lane] = PairRow(p_.bias, SizeOf(p_.bias.dtype), s, head, row.query);
       lanes_.mask[lane] = PairRow(p_.mask, 1, s, head, row.query);
     }
+    if (p_.forgets) decays_.EndLanes();
     // What each vector of lanes can see, to leave out vectors that see nothing
     // of a tile's keys.
     for (size_t c = 0; c < C; ++c) {
@@ -234,6 +237,8 @@ class Block {
     }
     raw_ = O::kMatrixTiles && factor_.of_logits > 0 && p_.softcap == 0 && p_.slopes.empty() &&
            p_.bias.data == nullptr;
+    // What is forgotten joins them in their unit, unless it would not fit.
+    if (p_.forgets) raw_ = raw_ && factor_.of_logits > 0x1p-32 && factor_.of_logits < 0x1p32;
   }
 
   // f(tile) for each tile of which some pair is kept, ascending.
@@ -253,6 +258,7 @@ class Block {
         CopyKeys<O>(head_.key_source, tile.keys, p_.depth, w_);
         head_.keys.first = tile.keys.begin;
       }
+      if (p_.forgets) decays_.BeginTile(p_, s_, tile, raw_ ? 1 / factor_.of_logits : 1);
       f(tile);
     }
   }
@@ -321,29 +327,40 @@ class Block {
         m[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
       }
       T* tile = w_.logits;
-      const auto keep = [](V x, int64_t, int) HWY_ATTR { return x; };
-      const bool alibi = !p_.slopes.empty(), softcap = p_.softcap > 0;
+      bool multiplied = raw_;
       if constexpr (O::kMatrixTiles) {
         if (raw_) {
           TileProducts(w_.queries, head_.keys, run, p_.depth, At(run, origin),
                        queries_finite_ && w_.keys_finite);
         }
       }
-      if (!raw_ && (!alibi || softcap)) LogitProducts<kVectors>(run, origin, m, keep);
-      if (softcap) {
+      // x = f(x, key, vector): while the logits are in registers, if they have not left them.
+      const auto finish = [&](const auto& f) HWY_ATTR {
+        if (multiplied) return Rewrite<W, kVectors>(d_, run, origin, tile, m, f);
+        LogitProducts<kVectors>(run, origin, m, f);
+        multiplied = true;
+      };
+      const auto multiply = [&]() HWY_ATTR {
+        if (!multiplied) finish([](V x, int64_t, int) HWY_ATTR { return x; });
+      };
+      if (p_.softcap > 0) {
+        multiply();
         ApplySoftcap<W, kVectors>(d_, run, origin, p_.softcap, tile, w_.slopes, m);
       }
-      if (alibi) {
+      if (!p_.slopes.empty()) {
         const Alibi<kVectors, D> bias(d_, run, visited.grid, lanes_);
-        const auto add = [&](V x, int64_t key, int c) HWY_ATTR {
-          return bias(d_, x, key, c);
-        };
-        if (softcap) {
-          Rewrite<W, kVectors>(d_, run, origin, tile, m, add);
-        } else {  // nothing in between: while the logits are in registers
-          LogitProducts<kVectors>(run, origin, m, add);
-        }
+        finish([&](V x, int64_t key, int c) HWY_ATTR { return bias(d_, x, key, c); });
       }
+      if (p_.forgets && decays_.BeforeRows()) {
+        finish([&](V x, int64_t key, int c) HWY_ATTR {
+          const size_t vector = run.c0 + static_cast<size_t>(c);
+          return decays_.template Added<kFlagMasked>(x, decays_.At(p_, key, vector));
+        });
+      } else if (p_.forgets) {
+        multiply();
+        decays_.template AddNear<kVectors, kFlagMasked>(p_, run, origin, tile, m);
+      }
+      multiply();
       if (p_.bias.data != nullptr) {
         ApplyBias<W, kVectors, kFlagMasked>(d_, run, origin, p_.bias, lanes_, tile, m);
       }
@@ -469,6 +486,7 @@ class Block {
   Workspace<O>& w_;
   const size_t num_rows_;
   Lanes<T, W> lanes_;
+  Decays<O, C> decays_;
   BlockGrid::Row rows_[W];
   const Sequence* of_[W];  // that each row is of
   KeyRuns runs_[W];

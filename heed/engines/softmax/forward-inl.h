@@ -418,14 +418,14 @@ class ForwardBlock : protected BlockOf<O, C> {
   }
 
   // True if something that masks should have hidden may have come through: an
-  // output that is not finite although the sum is, or with a bias, which may mask
-  // a NaN among the logits, a sum that is not.
+  // output that is not finite although the sum is, or with a bias or log decays, which
+  // may mask a NaN among the logits, a sum that is not.
   HWY_INLINE bool MaskedLeaked() const {
     for (size_t lane = 0; lane < num_rows_; lane += N) {
       const V sum = hn::Load(d_, sum_ + lane);
       const V marks = layout_.NotFinite(totals_, lane);
       auto leaked = hn::And(hn::IsNaN(marks), hn::IsFinite(sum));
-      if (p_.bias.data != nullptr) leaked = hn::Or(leaked, hn::IsNaN(sum));
+      if (p_.bias.data != nullptr || p_.forgets) leaked = hn::Or(leaked, hn::IsNaN(sum));
       const auto present = hn::FirstN(d_, num_rows_ - lane);
       if (!hn::AllFalse(d_, hn::And(leaked, present))) return true;
     }

@@ -18,6 +18,7 @@
 
 #include "heed/core/context.h"
 #include "heed/engines/softmax/backward.h"
+#include "heed/engines/softmax/decays.h"
 #include "heed/engines/softmax/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/simd/convert-inl.h"
@@ -120,7 +121,7 @@ inline void FillTokens(const SourceRows& to, const Interval& tokens, int64_t dep
 
 // What is to be computed.
 struct Wants {
-  bool dq, dk, dv, bias_pairs, bias_rows, alibi;
+  bool dq, dk, dv, bias_pairs, bias_rows, alibi, decays;
   bool d_logits;     // more than dv
   bool any_row_sum;  // what is added to in turns
   bool any;          // some pass over the pairs
@@ -129,8 +130,9 @@ struct Wants {
       : dq(g.dq.data != nullptr), dk(g.dk.data != nullptr), dv(g.dv.data != nullptr),
         bias_pairs(g.dbias.data != nullptr && !BiasByRows(p, g)),
         bias_rows(BiasByRows(p, g)), alibi(g.dalibi != nullptr),
-        d_logits(dq || dk || bias_pairs || bias_rows || alibi),
-        any_row_sum(dq || bias_rows || alibi), any(d_logits || dv) {}
+        decays(g.dlog_decay.data != nullptr),
+        d_logits(dq || dk || bias_pairs || bias_rows || alibi || decays),
+        any_row_sum(dq || bias_rows || alibi || decays), any(d_logits || dv) {}
 };
 
 template <class T>
@@ -142,6 +144,10 @@ struct SharedGradients {
   T* dq_sums;    // by row, where the caller's dq is not of T
   T *bias_rows, *alibi_rows;  // by row: sums over keys
   double* sink_rows;          // by row: what it adds to dsinks
+  // Of log decays s, sums of dS over the pairs j < s <= p: by s, of keys in its own tile; by tile
+  // of keys, of rows behind it, which count for all s from there to the row; and by row.
+  T* decay_keys;
+  WideSum *decay_tiles, *decay_rows;
   Turn* turns;                // by block
   T* dbias_sums;              // as dbias, where that is not of T
   struct {
@@ -166,6 +172,9 @@ struct SharedGradients {
     carver.Next(bias_rows, wants.bias_rows ? rows : 0);
     carver.Next(alibi_rows, wants.alibi ? rows : 0);
     carver.Next(sink_rows, g.dsinks != nullptr ? rows : 0);
+    carver.Next(decay_keys, wants.decays ? p.decays.entries : 0);
+    carver.Next(decay_tiles, wants.decays ? p.decays.entries / kTileKeys : 0);
+    carver.Next(decay_rows, wants.decays ? rows : 0);
     carver.Next(turns, wants.any_row_sum ? index->turns() : 0);
     carver.Next(dbias_sums, own_dbias ? sizes[0] * sizes[1] * sizes[2] * sizes[3] : 0);
     if (!own_dq) dq_sums = nullptr;
@@ -207,6 +216,14 @@ struct SharedGradients {
         std::fill(at, at + n[3], T{0});
       });
     }
+    const auto sequences = static_cast<int64_t>(p.sequences.size());
+    ctx.ParallelFor(wants.decays ? sequences * p.query_heads : 0, [&](int64_t task, int) {
+      const Sequence& s = p.sequences[static_cast<size_t>(task / p.query_heads)];
+      const int64_t first = FirstDecay(s, task % p.query_heads), count = DecayEntries(s);
+      std::fill(decay_keys + first, decay_keys + first + count, T{0});
+      std::fill(decay_tiles + first / kTileKeys, decay_tiles + (first + count) / kTileKeys,
+                WideSum());
+    });
     ForRows(ctx, p, [&](int64_t sequence, int64_t head, int64_t i) HWY_ATTR {
       hs::WithStorage<T>(p.dtype, [&](auto stored) HWY_ATTR {
         TermsOfRow<decltype(stored)>(p, g, sequence, head, i);
@@ -214,12 +231,12 @@ struct SharedGradients {
       const int64_t row = index->Row(p, sequence, head, i);
       if (wants.bias_rows) bias_rows[row] = 0;
       if (wants.alibi) alibi_rows[row] = 0;
+      if (wants.decays) decay_rows[row] = {};
       if (!wants.dq) return;
       T* dq = DqRow(p, g, sequence, head, i);
       std::fill(dq, dq + p.depth, T{0});
     });
     // Keys that no group has.
-    const auto sequences = static_cast<int64_t>(p.sequences.size());
     ctx.ParallelFor(sequences * p.key_heads, [&](int64_t task, int) {
       const Sequence& s = p.sequences[static_cast<size_t>(task / p.key_heads)];
       for (const auto& [rows, depth] :
@@ -256,6 +273,7 @@ struct SharedGradients {
       });
     }
     if (wants.bias_rows) FinishBiasRows(ctx, p, g);
+    if (wants.decays) FinishDecays(ctx, p, g);
     for (int64_t h = 0; h < p.query_heads; ++h) {
       for (int64_t s = 0; g.dsinks != nullptr && s < sequences; ++s) {
         for (int64_t i = 0; i < p.sequences[static_cast<size_t>(s)].num_queries; ++i) {
@@ -329,6 +347,38 @@ struct SharedGradients {
     shift[row] = lse;
     delta[row] = static_cast<T>(w * dot - d_lse);
     gain[row] = static_cast<T>(w / (1 - p.dropout));
+  }
+
+  // Each s gets the sums of tiles that end before it, less those of rows that stand before it,
+  // of the same numbers.
+  void FinishDecays(Context& ctx, const Problem& p, const Gradients& g) {
+    const auto sequences = static_cast<int64_t>(p.sequences.size());
+    ctx.ParallelFor(sequences * p.query_heads, [&](int64_t task, int) {
+      const int64_t sequence = task / p.query_heads, head = task % p.query_heads;
+      const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
+      const auto store = [&](int64_t key, double sum) {
+        StoreDouble(p.log_decay_dtype, const_cast<void*>(g.dlog_decay.data),
+                    s.batch * g.dlog_decay.batch_stride +
+                        (s.first_k + key) * g.dlog_decay.token_stride +
+                        head * g.dlog_decay.head_stride,
+                    sum);
+      };
+      const int64_t first = FirstDecay(s, head);
+      WideSum passing;
+      int64_t row = 0;
+      for (int64_t key = 0; key < s.num_keys; ++key) {
+        if (key < s.key_begin || key >= s.key_end) {
+          store(key, 0);
+          continue;
+        }
+        const int64_t at = key - s.key_begin;
+        if (at > 0 && at % kTileKeys == 0) passing.Add(decay_tiles[(first + at) / kTileKeys - 1]);
+        for (; row < s.num_queries && s.start + row < key; ++row) {
+          passing.Add(decay_rows[index->Row(p, sequence, head, row)], -1);
+        }
+        store(key, static_cast<double>(decay_keys[first + at]) + passing.Value());
+      }
+    });
   }
 
   void FinishBiasRows(Context& ctx, const Problem& p, const Gradients& g) {

@@ -43,7 +43,7 @@ class MatrixBlock : protected Block<O, C> {
   // Whether a tile may be computed with those beside it: all of its pairs are kept, nothing
   // comes between its products but weights, and K and V are in tiles.
   HWY_INLINE bool CanPipe(const Tile& tile) const {
-    return tile.full && this->raw_ && p_.dropout == 0 && !this->partial_ &&
+    return tile.full && this->raw_ && !p_.forgets && p_.dropout == 0 && !this->partial_ &&
            tile.keys.size() == O::kGrid.tile && head_.keys_at == Place::kHead &&
            head_.values_at == Place::kHead &&
            (O::kInfinite || (this->queries_finite_ && w_.keys_finite));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "heed/core/dtype.h"
+#include "heed/engines/softmax/wide_sum.h"
 
 namespace heed::softmax {
 
@@ -35,6 +36,7 @@ struct Sequence {
   const int64_t* tail = nullptr;
   int64_t tail_begin = 0;
   int64_t own_begin = 0;  // keys below are attended with a SharedKeys
+  int64_t first_decay = 0;  // where the sums of its log decays begin
 };
 
 // Sequences [first, first + count), each with as many queries, whose keys below `end`, a
@@ -57,6 +59,13 @@ struct Pairs {
   const void* data = nullptr;
   DType dtype = DType::kF32;
   int64_t batch_stride = 0, head_stride = 0, query_stride = 0, key_stride = 0;
+};
+
+// Sums of log decays, by sequence and query head: decays.h.
+struct DecayTables {
+  const double* in_tile = nullptr;      // by key: sum over the keys after it in its tile
+  const WideSum* of_tiles = nullptr;  // by tile: sum up to its end
+  int64_t entries = 0;                  // of in_tile
 };
 
 inline constexpr int64_t kUnlimited = INT64_MAX;
@@ -92,6 +101,10 @@ struct Problem {
   std::vector<double> slopes;  // [batch * Hq] or [Hq]; empty: none
   int64_t slopes_stride = 0;   // per batch
   std::vector<double> sinks;   // [Hq]; empty: none
+  bool forgets = false;        // there are log decays, over keys and query heads
+  Rows log_decay;              // in pages: rows of a key head's query heads
+  DType log_decay_dtype = DType::kF32;
+  DecayTables decays;
 
   double dropout = 0;
   uint64_t keep_below = 0;  // a random word below keeps its pair

@@ -69,6 +69,7 @@ def attention(
     alibi: Any = None,
     softcap: float | None = None,
     sinks: Any = None,
+    log_decay: Tensor | None = None,
     dropout: float = 0.0,
     seed: int | Tensor | None = None,
     dropout_offset: int = 0,
@@ -84,7 +85,7 @@ def attention(
     if align.__class__ is not str:
         query_starts, align = _tensor("align", align), "bottom_right"
     if (
-        out is segments is key_lengths is key_starts is query_lengths is prefix is None
+        out is log_decay is segments is key_lengths is key_starts is query_lengths is prefix is None
         and mask is chunk is cu_seqlens_q is cu_seqlens_k is threads is None
         and sink_tokens == dropout == dropout_offset == 0
         and precision == "highest"
@@ -94,6 +95,7 @@ def attention(
     else:
         segments_q, segments_k = segments if isinstance(segments, tuple) and len(segments) == 2 else (segments, segments)
         rest = (
+            log_decay,
             _tensor("key_lengths", key_lengths),
             _tensor("key_starts", key_starts),
             _tensor("query_lengths", query_lengths),
@@ -167,6 +169,6 @@ def _into(out: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor
 attention.__doc__ = _signatures.text_on_tensors(heed.attention) + """
 
 In PyTorch. Tensors are on the CPU. Gradients reach q, k, v, bias, sinks, alibi,
-through lse too; there is no second derivative. seed=None draws from PyTorch's generator. Work runs on PyTorch's threads,
+log_decay, through lse too; there is no second derivative. seed=None draws from PyTorch's generator. Work runs on PyTorch's threads,
 at most `threads` of them. Under autocast q, k, v and o take its dtype. `out` takes part in no gradient. The operator is
 torch.ops.heed.attention. Errors are heed.InvalidArgument (a ValueError) and heed.Unsupported (a RuntimeError)."""

@@ -22,7 +22,8 @@ _caches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 # What a cache knows itself, and what only training has: the functions on caches refuse it in their own words.
-_NOT_HERE = ("heads_first", "align", "query_starts", "key_lengths", "query_lengths", "dropout", "seed", "dropout_offset")
+_NOT_HERE = ("heads_first", "align", "query_starts", "key_lengths", "query_lengths", "log_decay", "dropout", "seed",
+             "dropout_offset")
 _OPTIONS = {"tree": "Tensor? tree=None"}
 for _option in _core._torch_attention_options.split(", "):
     _kind, _name = _option.partition("=")[0].split()
@@ -30,7 +31,8 @@ for _option in _core._torch_attention_options.split(", "):
         _OPTIONS[_name] = f"{_kind.rstrip('?')}? {_name}=None"
 
 _library = _dispatch.library
-_library.define("cache_append(Tensor(a!) handle, Tensor k, Tensor? v=None, Tensor? lengths=None) -> ()")
+_library.define("cache_append(Tensor(a!) handle, Tensor k, Tensor? v=None, Tensor? lengths=None, "
+                "Tensor? log_decay=None) -> ()")
 _library.define(
     f"cache_attend(Tensor(a!) handle, Tensor q, int width, {', '.join(_OPTIONS.values())}) -> (Tensor o, Tensor lse)"
 )
@@ -47,8 +49,11 @@ def _cache(handle: Tensor) -> Any:
     return _caches[int(handle)]
 
 
-def _append(handle: Tensor, k: Tensor, v: Tensor | None = None, lengths: Tensor | None = None) -> None:
+def _append(handle: Tensor, k: Tensor, v: Tensor | None = None, lengths: Tensor | None = None,
+            log_decay: Tensor | None = None) -> None:
     rows = {"rows": k} if v is None else {"k": k, "v": v}
+    if log_decay is not None:
+        rows["log_decay"] = log_decay
     _core._append_torch(_cache(handle), **rows, lengths=lengths)
 
 
@@ -74,9 +79,9 @@ def _tensor(value: Any) -> Tensor | None:
     return value if value is None or isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
-def append(handle: Tensor, k: Tensor, v: Tensor | None, lengths: Any) -> None:
+def append(handle: Tensor, k: Tensor, v: Tensor | None, lengths: Any, log_decay: Tensor | None = None) -> None:
     """What a compiled function does where another calls the cache."""
-    torch.ops.heed.cache_append(handle, k, v, _tensor(lengths))
+    torch.ops.heed.cache_append(handle, k, v, _tensor(lengths), log_decay)
 
 
 def attend(handle: Tensor, q: Tensor, width: int, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -105,7 +110,7 @@ def _no_gradient(kernel: Any, operation: str, names: tuple[str, ...]) -> Any:
 
 
 def _register() -> None:
-    append_names, attend_names = ("handle", "k", "v", "lengths"), ("handle", "q", "width", *_OPTIONS)
+    append_names, attend_names = ("handle", "k", "v", "lengths", "log_decay"), ("handle", "q", "width", *_OPTIONS)
     for name, cpu, fake, names in (("append", _append, lambda *arguments: None, append_names),
                                    ("attend", _attend, _results, attend_names)):
         operator = getattr(torch.ops.heed, f"cache_{name}").default

@@ -77,12 +77,12 @@ def _on_tensors(cls: Any) -> Any:
     def fork(self: Any, memo: Any = None) -> Any:  # memo: of copy.deepcopy
         return _adopted(self, type(self))
 
-    def append(self: Any, k: Tensor, v: Tensor, lengths: Any = None) -> None:
+    def append(self: Any, k: Tensor, v: Tensor, lengths: Any = None, **log_decay: Any) -> None:
         k, v = _under_autocast(k), _under_autocast(v)
         if _is_compiling():
-            _cache_operators.append(self._handle, k, v, lengths)
+            _cache_operators.append(self._handle, k, v, lengths, **log_decay)
         else:
-            _call(_core._append_torch, self, f"{name}.append", {"k": k, "v": v}, {"lengths": lengths})
+            _call(_core._append_torch, self, f"{name}.append", {"k": k, "v": v}, {"lengths": lengths, **log_decay})
 
     def append_latent(self: Any, rows: Tensor, lengths: Any = None) -> None:
         rows = _under_autocast(rows)

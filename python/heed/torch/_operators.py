@@ -16,8 +16,9 @@ _OPTIONS = _core._torch_attention_options
 OPTIONS = tuple(option.split()[1].partition("=")[0] for option in _OPTIONS.split(", "))
 _FORWARD = ("q", "k", "v", *OPTIONS)
 _BACKWARD = ("the gradient of o", "the gradient of lse", "q", "k", "v", "o", "lse", "needed", *OPTIONS)
-_BIAS, _SINKS, _ALIBI, _PACKED = (OPTIONS.index(name) for name in ("bias", "sinks", "alibi", "cu_seqlens_q"))
-_DROPOUT = OPTIONS.index("dropout")
+_PACKED, _DROPOUT = OPTIONS.index("cu_seqlens_q"), OPTIONS.index("dropout")
+_DIFFERENTIABLE = [OPTIONS.index(name) for name in ("bias", "sinks", "alibi", "log_decay")]
+
 
 def _connect() -> None:
     """Gives the extension module PyTorch's tensor type and thread pool."""
@@ -89,7 +90,7 @@ def _gradient_like(x):
 
 
 def _gradients(q, k, v, needed, options):
-    inputs = (q, k, v, _option(options, _BIAS), _option(options, _SINKS), _option(options, _ALIBI))
+    inputs = (q, k, v, *(_option(options, i) for i in _DIFFERENTIABLE))
     return [_gradient_like(x) if need else None for x, need in zip(inputs, needed, strict=True)]
 
 
@@ -111,7 +112,7 @@ def _differentiate(needed, of_results, q, k, v, *options_and_results):
     grad_o, grad_lse = of_results
     if grad_o is None:
         grad_o = torch.zeros_like(o)
-    at = [0, 1, 2] + [3 + i for i in (_BIAS, _SINKS, _ALIBI)]
+    at = [0, 1, 2] + [3 + i for i in _DIFFERENTIABLE]
     wanted = [i < len(needed) and needed[i] for i in at]
     found = _attention_backward(grad_o, grad_lse, q, k, v, o, lse, wanted, *options)
     return dict(zip((i for i, want in zip(at, wanted) if want), found))

@@ -12,6 +12,7 @@
 
 #include "heed/core/error.h"
 #include "heed/core/os.h"
+#include "heed/engines/softmax/decays.h"
 #include "heed/engines/softmax/kernels.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/ops/exact/attention/attend_rotary_internal.h"
@@ -38,6 +39,9 @@ void CheckOptions(const Check& check, const Options& options) {
   }
   if (options.align != Align::kBottomRight) {
     check.Fail("align", "is given", "none: the cache knows it");
+  }
+  if (options.log_decay.present()) {
+    check.Fail("log_decay", "is given", "none: a cache with log_decay_heads keeps them");
   }
   if (options.dropout != 0) {
     check.Fail("dropout", "is " + Text(options.dropout), "0: nothing is trained on a cache");
@@ -175,6 +179,14 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q,
                "a multiple of the cache's " + Text(cache.heads));
   }
 
+  if (cache.log_decay_heads > 0) {
+    if (q.size(2) != cache.log_decay_heads) {
+      check.Fail("q", "has " + Text(q.size(2)) + " heads",
+                 Text(cache.log_decay_heads) + ", whose log decays the cache keeps");
+    }
+    if (!options.causal) check.Fail("causal", "is false", "true with log decays");
+  }
+
   // Everything about queries, outputs and options is checked as Forward() checks it, against
   // keys and values of the right shape that nobody reads.
   const int64_t longest =
@@ -213,6 +225,11 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q,
     p.k_scale = InPages(cache.key_scale, sizeof(float));
     p.v_scale = InPages(cache.value_scale, sizeof(float));
   }
+  if (cache.log_decay_heads > 0) {
+    p.forgets = true;
+    p.log_decay_dtype = cache.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+    p.log_decay = InPages(cache.log_decay, SizeOf(p.log_decay_dtype));
+  }
   p.page_tokens = cache.page_tokens;
   p.pages_gone = !cache.first_kept.empty();
   for (softmax::Sequence& s : p.sequences) s.pages = cache.pages[s.batch];
@@ -222,6 +239,7 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q,
     SharePrefix(cache, &p);
   }
   CheckKept(check, cache, p);
+  softmax::LayOutDecays(&p);
   return call;
 }
 
@@ -231,8 +249,9 @@ void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q,
             const Options& options, const Outputs& out, std::span<const int64_t> tree) {
   constexpr char kOp[] = "attention::Attend";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
-  const Call call = AttendCall(kOp, cache, q, options, out, tree, Use::kForward);
+  Call call = AttendCall(kOp, cache, q, options, out, tree, Use::kForward);
   if (cache.rotary != nullptr) return AttendRotated(ctx, cache, q, options, out);
+  SumLogDecays(kOp, ctx, &call.p);
   softmax::Choose(kOp, ctx, call.p).run(ctx, call.p);
 }
 
@@ -260,7 +279,7 @@ Explanation ExplainAttend(const Context& ctx, const KVView& cache, const ConstTe
                 static_cast<double>(q.num_elements() / cache.dim) *
                 static_cast<double>(cache.dim + cache.value_dim);
   e.workspace_bytes =
-      kernel.workspace(ctx, p) * ctx.num_threads() + RotaryBytes(cache, q);
+      kernel.workspace(ctx, p) * ctx.num_threads() + softmax::DecayBytes(p) + RotaryBytes(cache, q);
   e.visited_pairs = softmax::VisitedPairs(p, kernel.lanes(ctx, p), kernel.grid);
   e.invariant = kernel.invariant;
   return e;

@@ -9,6 +9,7 @@
 
 #include "heed/core/error.h"
 #include "heed/core/os.h"
+#include "heed/engines/softmax/decays.h"
 #include "heed/engines/softmax/kernels.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/ops/exact/attention/attention_internal.h"
@@ -51,8 +52,8 @@ void Forward(Context& ctx, const Inputs& in, const Options& options,
              const Outputs& out) {
   constexpr char kOp[] = "attention::Forward";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
-  const softmax::Problem p =
-      CheckedProblem(kOp, in, options, out, Use::kForward);
+  softmax::Problem p = CheckedProblem(kOp, in, options, out, Use::kForward);
+  SumLogDecays(kOp, ctx, &p);
   softmax::Choose(kOp, ctx, p).run(ctx, p);
   if (options.cu_seqlens_q.present()) FillSurplusRows(p, in, out);
 }
@@ -60,7 +61,8 @@ void Forward(Context& ctx, const Inputs& in, const Options& options,
 int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
   constexpr char kOp[] = "attention::Workspace";
   const softmax::Problem p = CheckedProblem(kOp, in, options, {}, Use::kExplain);
-  return softmax::Choose(kOp, ctx, p).workspace(ctx, p) * ctx.num_threads();
+  return softmax::Choose(kOp, ctx, p).workspace(ctx, p) * ctx.num_threads() +
+         softmax::DecayBytes(p);
 }
 
 Explanation Explain(const Context& ctx, const Inputs& in,
@@ -77,10 +79,10 @@ Explanation Explain(const Context& ctx, const Inputs& in,
   e.flops = 2 * static_cast<double>(p.depth + p.value_depth) *
             softmax::KeptPairs(p);
   e.bytes = NumBytes(in.q) + NumBytes(in.k) + NumBytes(in.v) +
-            NumBytes(options.mask) + NumBytes(options.bias) +
+            NumBytes(options.mask) + NumBytes(options.bias) + NumBytes(options.log_decay) +
             rows * static_cast<double>(p.value_depth) *
                 static_cast<double>(SizeOf(in.q.dtype()));
-  e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();
+  e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads() + softmax::DecayBytes(p);
   e.visited_pairs = softmax::VisitedPairs(p, kernel.lanes(ctx, p), kernel.grid);
   e.invariant = kernel.invariant;
   return e;

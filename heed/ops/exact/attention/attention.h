@@ -1,12 +1,13 @@
 // Exact softmax attention: MHA, MQA, GQA, cross, masked, biased, packed.
 //
-//   s_ij = f(scale * <q_i, k_j>) + alibi_ij + bias_ij   if keep_ij, else -inf
+//   s_ij = f(scale * <q_i, k_j>) + alibi_ij + F_ij + bias_ij   if keep_ij, else -inf
 //   P_ij = exp(s_ij - lse_i),  lse_i = log sum_j exp(s_ij)
 //   o_i  = w_i * sum_j P_ij Z_ij / (1 - dropout) v_j
 //
 // with f(s) = softcap * tanh(s / softcap) or the identity, alibi_ij =
-// -slope_h |p_i - j|, Z the dropout keep bits and w_i = 1, or with a learned
-// sink sigmoid(lse_i - sink_h): one more logit in the denominator, no value. The
+// -slope_h |p_i - j|, F_ij the sum of log_decay_s over the valid keys j < s <= p_i,
+// Z the dropout keep bits and w_i = 1, or with a learned sink
+// sigmoid(lse_i - sink_h): one more logit in the denominator, no value. The
 // scale may meet q before k does: where their product is beyond the largest f32
 // (f64 of f64), logits are infinite or NaN.
 //
@@ -22,7 +23,8 @@
 //
 // Source: Dao, Fu, Ermon, Rudra, Re, "FlashAttention", arXiv:2205.14135;
 // Milakov, Gimelshein, "Online normalizer calculation for softmax",
-// arXiv:1805.02867. Derivation, order of summation and error: README.md.
+// arXiv:1805.02867; Lin, Nikishin, He, Courville, "Forgetting Transformer",
+// arXiv:2503.02130. Derivation, order of summation and error: README.md.
 #ifndef HEED_OPS_EXACT_ATTENTION_ATTENTION_H_
 #define HEED_OPS_EXACT_ATTENTION_ATTENTION_H_
 
@@ -80,6 +82,9 @@ struct Options {
 
   ConstTensorView bias;   // float, broadcastable to [B, Hq, Tq, Tk]: added to the logits
   ConstTensorView alibi;  // [Hq] or [B, Hq]: slopes of a penalty on the distance
+  // [B, Tk, Hq], packed [Tk_total, Hq]: <= 0, what a step forgets of all keys before it;
+  // needs causal
+  ConstTensorView log_decay;
   double softcap = 0;     // bound of the logits, > 0, or 0 for none
   ConstTensorView sinks;  // [Hq]: logits that take weight and have no value
 
@@ -121,7 +126,8 @@ struct Outputs {
 // or on how queries are split into calls.
 //
 // Cost. 2 (D + Dv) flops and one exponential per visited pair; tiles in which no
-// pair is kept are not visited. Memory beyond the arguments: Workspace().
+// pair is kept are not visited. Memory beyond the arguments: Workspace(). With log_decay
+// two additions per pair, and 8.5 bytes per key and query head.
 //
 // Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees
 // with the above, if an output overlaps an input or itself, or if an option is
@@ -154,6 +160,7 @@ struct Gradients {
   TensorView dbias;   // summed over the axes that the bias repeats
   TensorView dsinks;
   TensorView dalibi;
+  TensorView dlog_decay;
 };
 
 // Computes gradients of a sum over <d_o, o> and <d_lse, lse>. With w_i as above,
@@ -164,6 +171,7 @@ struct Gradients {
 //   dv_j    = sum_i g_i Z_ij P_ij d_o_i
 //   dq_i    = scale sum_j dS_ij f'_ij k_j,  dk_j = scale sum_i dS_ij f'_ij q_i
 //   dbias   = sum dS_ij,  dalibi_h = -sum_ij dS_ij |p_i - j|
+//   dlog_decay_s = sum dS_ij over j < s <= p_i
 //   dsinks_h = -sum_i (1 - w_i) <d_o_i, o_i>
 //
 // with dk and dv summed over the query heads of a key head. P is recomputed from q,
@@ -197,8 +205,10 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 //
 //   threads E (512 (D + Dv) + 64 (3 D + 2 Dv + 64 (3 + [softcap])))
 //   + E rows (3 + [dq of 16 bits] D + [dbias by rows] + [dalibi]) + rows (4 + 8 [dsinks])
-//   + [dbias of another type than sums are in] E size of dbias + a few KiB
+//   + [dbias of another type than sums are in] E size of dbias
+//   + [log_decay] (8.5 K + [dlog_decay] ((E + .5) K + 32 rows)) + a few KiB
 //
+// with K = Hq times the keys of all sequences, of each rounded up to 64.
 // In matrix tiles (softmax_tiles), with depths rounded up to 32, the first line is
 //
 //   threads (5312 D + 3520 Dv + 8192 (56 + [softcap]))

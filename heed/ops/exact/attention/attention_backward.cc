@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "heed/core/os.h"
+#include "heed/engines/softmax/decays.h"
 #include "heed/engines/softmax/kernels.h"
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/exact/attention/attention_check_internal.h"
@@ -104,6 +105,7 @@ BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in,
   write("dbias", out.dbias, "bias", options.bias);
   write("dsinks", out.dsinks, "sinks", options.sinks);
   write("dalibi", out.dalibi, "alibi", options.alibi);
+  write("dlog_decay", out.dlog_decay, "log_decay", options.log_decay);
 
   softmax::Gradients& g = b.gradients;
   // Of what is only described, an address that is not null says that it is there.
@@ -129,6 +131,11 @@ BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in,
   if (out.dalibi.present()) {
     b.dalibi.assign(b.problem.slopes.size(), 0);
     g.dalibi = b.dalibi.data();
+  }
+  if (const TensorView& t = out.dlog_decay; t.present()) {
+    const int last = t.rank() - 1;
+    g.dlog_decay = {t.data() == nullptr ? &described : t.data(), packed ? 0 : t.stride(0),
+                    t.stride(last - 1), t.stride(last)};
   }
   if (use == Use::kForward) {
     b.problem.o = RowsOf(in.o);
@@ -158,6 +165,17 @@ void FillSurplus(const TensorView& t, int64_t used) {
   }
 }
 
+// The same for log decays.
+void FillSurplusDecays(const TensorView& t, int64_t used) {
+  if (!t.present()) return;
+  const int heads = t.rank() - 1;
+  for (int64_t token = used; token < t.size(heads - 1); ++token) {
+    for (int64_t h = 0; h < t.size(heads); ++h) {
+      StoreDouble(t.dtype(), t.data(), token * t.stride(heads - 1) + h * t.stride(heads), 0);
+    }
+  }
+}
+
 // Sums in double into a tensor of rank 1 or 2.
 void StoreSums(const TensorView& t, const std::vector<double>& sums) {
   if (!t.present()) return;
@@ -175,7 +193,8 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
               const Gradients& out) {
   constexpr char kOp[] = "attention::Backward";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
-  const BackwardProblem b = CheckedBackward(kOp, in, options, out, Use::kForward);
+  BackwardProblem b = CheckedBackward(kOp, in, options, out, Use::kForward);
+  SumLogDecays(kOp, ctx, &b.problem);
   const softmax::Problem& p = b.problem;
   softmax::Choose(kOp, ctx, p, softmax::Pass::kBackward).backward(ctx, p, b.gradients);
   StoreSums(out.dsinks, b.dsinks);
@@ -189,6 +208,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   FillSurplus(out.dq, queries);
   FillSurplus(out.dk, keys);
   FillSurplus(out.dv, keys);
+  FillSurplusDecays(out.dlog_decay, keys);
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options,
@@ -204,7 +224,7 @@ int64_t BackwardWorkspace(const Context& ctx, const BackwardInputs& in,
   const softmax::BackwardBytes bytes =
       softmax::Choose(kOp, ctx, b.problem, softmax::Pass::kBackward)
           .backward_workspace(ctx, b.problem, b.gradients);
-  return bytes.per_thread * ctx.num_threads() + bytes.shared;
+  return bytes.per_thread * ctx.num_threads() + bytes.shared + softmax::DecayBytes(b.problem);
 }
 
 }  // namespace heed::attention

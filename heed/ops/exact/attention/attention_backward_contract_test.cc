@@ -14,6 +14,7 @@
 
 #include "heed/core/dispatch.h"
 #include "heed/harness/unfair_executor.h"
+#include "heed/ops/exact/attention/attention_reference_internal.h"
 #include "heed/ops/exact/attention/attention_variations_case.h"
 
 namespace heed::attention {
@@ -275,9 +276,14 @@ TEST_P(Backwards, RowsAndKeysBeyondThePackedSequencesHaveZeros) {
 struct Sight {
   Sizes s;
   std::vector<std::set<int64_t>> keys;  // by row
+  std::vector<int64_t> stands_at;       // the last valid key at or before the row
 
   explicit Sight(const Problem& p)
-      : s(SizesOf(p)), keys(static_cast<size_t>(s.B * s.Hq * s.Tq)) {
+      : s(SizesOf(p)), keys(static_cast<size_t>(s.B * s.Hq * s.Tq)), stands_at(keys.size()) {
+    const Buffer o(DType::kF64, p.o.sizes);
+    ReferenceRows(p.in, p.options, {o.view(), {}}, [&](const ReferenceRow& row) {
+      stands_at[Row(row.sequence, row.head, row.query)] = row.stands_at;
+    });
     ForEachRow(p, [&](int64_t b, int64_t h, int64_t i, const std::vector<int64_t>& of_row) {
       keys[Row(b, h, i)].insert(of_row.begin(), of_row.end());
     });
@@ -327,6 +333,9 @@ class Reach {
           if (gradient == "dsinks" ? at[0] == h
               : gradient == "dalibi"
                   ? at.back() == h && (at.size() == 1 || at[0] == b)
+              : gradient == "dlog_decay"
+                  ? at[0] == b && at[2] == h && at[1] <= sight_.stands_at[row] &&
+                        sight_.keys[row].lower_bound(at[1]) != sight_.keys[row].begin()
                   : Adds(at, {b, h, i}, sight_.keys[row])) {
             return true;
           }

@@ -39,6 +39,9 @@ Call RightCall(bool packed) {
   if (packed) c.p = *Packed(c.p);
   c.p.options.sinks = KeepFloats(c.p, {1, 2, 3, 4});
   c.p.options.alibi = KeepFloats(c.p, {1, 2, 3, 4});
+  c.p.options.causal = true;
+  const std::vector<int64_t> tokens = packed ? std::vector<int64_t>{10, 4} : std::vector<int64_t>{2, 5, 4};
+  c.p.options.log_decay = Keep(c.p, Buffer(DType::kF32, tokens).FillConstant(-1));
   if (!packed) c.p.options.bias = Keep(c.p, Buffer(DType::kF16, {4, 3, 5}).FillNormal(1));
   c.p = WithGradients(c.p, 2);
   const TensorView o = c.New(DType::kF32, c.p.o.sizes), lse = c.New(DType::kF32, c.p.lse.sizes);
@@ -154,7 +157,9 @@ void AddGradientMistakes(std::vector<Mistake>& all) {
       {"dv", "v", &Gradients::dv, {2, 5, 2, 6}, "f32", "f16", DType::kF16},
       {"dbias", "bias", &Gradients::dbias, {4, 3, 5}, "f16", "f32", DType::kF32},
       {"dsinks", "sinks", &Gradients::dsinks, {4}, "f32", "f64", DType::kF64},
-      {"dalibi", "alibi", &Gradients::dalibi, {4}, "f32", "i32", DType::kI32}};
+      {"dalibi", "alibi", &Gradients::dalibi, {4}, "f32", "i32", DType::kI32},
+      {"dlog_decay", "log_decay", &Gradients::dlog_decay, {2, 5, 4}, "f32", "f64",
+       DType::kF64}};
   for (const Output& output : outputs) {
     const auto member = output.member;
     const auto shape = output.shape;
@@ -225,7 +230,8 @@ void AddGradientMistakes(std::vector<Mistake>& all) {
     if (std::string(output.of).size() == 1) continue;
     const auto option = name == "dbias"    ? &Options::bias
                         : name == "dsinks" ? &Options::sinks
-                                           : &Options::alibi;
+                        : name == "dalibi" ? &Options::alibi
+                                           : &Options::log_decay;
     all.push_back({name + "OfNothing", [option](Call& c) { c.p.options.*option = {}; },
                    name + " is asked for, expected " + output.of + " with it"});
     all.push_back({name + "OverlapsWhatItIsOf",

@@ -13,6 +13,22 @@
 namespace heed::attention {
 namespace {
 
+// Of the sums of log decays, and of their gradients.
+int64_t DecayBytes(const Problem& p, int64_t E, int64_t rows) {
+  const Options& o = p.options;
+  if (!o.log_decay) return 0;
+  const int rank = p.in.k.rank();
+  const auto up = [](int64_t keys) { return (keys + 63) / 64 * 64; };
+  int64_t keys = up(p.in.k.size(rank - 3)) * (rank == 4 ? p.in.k.size(0) : 1);
+  if (const ConstTensorView cu = o.cu_seqlens_k ? o.cu_seqlens_k : o.cu_seqlens_q) {
+    keys = 0;
+    const auto at = [&](int64_t b) { return LoadAsInt64(cu.dtype(), cu.data(), b * cu.stride(0)); };
+    for (int64_t b = 0; b + 1 < cu.size(0); ++b) keys += up(at(b + 1) - at(b));
+  }
+  const int64_t K = keys * p.in.q.size(p.in.q.rank() - 2);
+  return K * (9 + E) + 32 * rows;
+}
+
 // What stands in the header, of which the few KiB are 2 per thread and 4 shared.
 int64_t Formula(const Problem& p, int threads, bool tiles) {
   const int64_t E = p.in.q.dtype() == DType::kF64 ? 8 : 4;
@@ -31,7 +47,7 @@ int64_t Formula(const Problem& p, int threads, bool tiles) {
   const int64_t in_tiles = 5312 * D + 3520 * Dv + 8192 * (56 + (p.options.softcap > 0));
   return threads * (2048 + (tiles ? in_tiles : in_vectors)) +
          E * rows * (3 + (size == 2 ? D : 0) + by_rows + p.options.alibi.present()) +
-         rows * (4 + 8 * p.options.sinks.present()) +
+         rows * (4 + 8 * p.options.sinks.present()) + DecayBytes(p, E, rows) +
          (own_bias ? E * bias.num_elements() : 0) + 4096;
 }
 
@@ -60,7 +76,7 @@ TEST(BackwardMemory, DoesNotGrowWithTheSquareOfTheLength) {
   const auto bytes = [&](DType dtype, int64_t T) {
     const ConstTensorView x(nullptr, dtype, {1, T, 2, 64});
     const TensorView d(nullptr, dtype, {1, T, 2, 64});
-    return BackwardWorkspace(ctx, {x, x, x, {}, {}, {}, {}}, {}, {d, d, d, {}, {}, {}});
+    return BackwardWorkspace(ctx, {x, x, x, {}, {}, {}, {}}, {}, {d, d, d, {}, {}, {}, {}});
   };
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
     const int64_t small = bytes(dtype, 4096), large = bytes(dtype, 8192),

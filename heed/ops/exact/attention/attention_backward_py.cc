@@ -28,7 +28,7 @@ constexpr Renamed kRenamed[] = {
 constexpr char kBackwardInPython[] = R"(
 o and lse are what heed.attention returned for the same q, k, v and options. Arrays whose last
 axis is not contiguous are copied. Returns the named tuple heed.AttentionGradients: dq, dk, dv,
-dbias, dsinks, dalibi, NumPy arrays in the shape and dtype of what they are the gradients of
+dbias, dsinks, dalibi, dlog_decay, NumPy arrays in the shape and dtype of what they are the gradients of
 (float64 for a list); None where that was not given, and dbias without need_dbias=True.
 
 Example:
@@ -82,19 +82,20 @@ nb::object AttentionBackward(const nb::object& type, const nb::args& args,
       gradient_of(call.need_dbias ? options.bias : ConstTensorView(), out.dbias);
   const nb::object dsinks = gradient_of(options.sinks, out.dsinks);
   const nb::object dalibi = gradient_of(options.alibi, out.dalibi);
+  const nb::object dlog_decay = gradient_of(options.log_decay, out.dlog_decay);
 
   const BackwardInputs in = {call.in.q, call.in.k, call.in.v,  call.o,
                              call.lse,  call.d_o,  call.d_lse};
   Context& ctx = ThreadContext(call.num_threads);
   Compute(kOp, kRenamed, [&] { Backward(ctx, in, options, out); });
-  return NewNamedTuple(type, nb::make_tuple(dq, dk, dv, dbias, dsinks, dalibi));
+  return NewNamedTuple(type, nb::make_tuple(dq, dk, dv, dbias, dsinks, dalibi, dlog_decay));
 }
 
 }  // namespace
 
 void BindBackward(nb::module_& m) {
   const nb::object gradients =
-      NamedTupleType(m, "AttentionGradients", "dq dk dv dbias dsinks dalibi",
+      NamedTupleType(m, "AttentionGradients", "dq dk dv dbias dsinks dalibi dlog_decay",
                      GradientsDoc(kOp) + " dbias is None without need_dbias=True.");
   m.def(kOp,
         [gradients](const nb::args& args, const nb::kwargs& kwargs) {

@@ -73,9 +73,9 @@ void ReferenceGradients(const BackwardInputs& in, const Options& options,
 
   // Gradients, and beside them what is added up without its signs.
   Sums dq(out.dq), dk(out.dk), dv(out.dv), dbias(out.dbias), dsinks(out.dsinks),
-      dalibi(out.dalibi);
+      dalibi(out.dalibi), ddecay(out.dlog_decay);
   Sums mq(magnitudes.dq), mk(magnitudes.dk), mv(magnitudes.dv), mbias(magnitudes.dbias),
-      msinks(magnitudes.dsinks), malibi(magnitudes.dalibi);
+      msinks(magnitudes.dsinks), malibi(magnitudes.dalibi), mdecay(magnitudes.dlog_decay);
 
   std::vector<int64_t> o_sizes(in.q.sizes().begin(), in.q.sizes().end());
   o_sizes.back() = Dv;
@@ -110,6 +110,7 @@ void ReferenceGradients(const BackwardInputs& in, const Options& options,
     if (dsinks) dsinks.At({h}) -= row.sink_probability * dot;
     if (msinks) msinks.At({h}) += row.sink_probability * dot_error;
 
+    double forgotten = 0, forgotten_magnitude = 0;  // dS of the keys so far
     for (const ReferencePair& pair : row.pairs) {
       const int64_t j = row.first_key + pair.key;  // row of k and v
       const int64_t key_head = h / group;
@@ -141,10 +142,17 @@ void ReferenceGradients(const BackwardInputs& in, const Options& options,
       if (mbias) mbias.At({b, h, i, pair.key}) += mS;
       if (dalibi) dalibi.At({b, h}) -= dS * pair.distance;
       if (malibi) malibi.At({b, h}) += mS * pair.distance;
+      forgotten += dS;
+      forgotten_magnitude += mS;
+      const int64_t next = &pair == &row.pairs.back() ? row.stands_at : (&pair)[1].key;
+      for (int64_t s = pair.key + 1; s <= std::min(next, row.stands_at); ++s) {
+        if (ddecay) ddecay.At({batch, row.first_key + s, h}) += forgotten;
+        if (mdecay) mdecay.At({batch, row.first_key + s, h}) += forgotten_magnitude;
+      }
     }
   });
-  for (const Sums* sums : {&dq, &dk, &dv, &dbias, &dsinks, &dalibi, &mq, &mk, &mv, &mbias,
-                           &msinks, &malibi}) {
+  for (const Sums* sums : {&dq, &dk, &dv, &dbias, &dsinks, &dalibi, &ddecay, &mq, &mk, &mv, &mbias,
+                           &msinks, &malibi, &mdecay}) {
     if (*sums) sums->Store();
   }
 }

@@ -35,6 +35,7 @@ ConstTensorView* InputOf(Problem& p, const std::string& gradient) {
   if (gradient == "dv") return &p.in.v;
   if (gradient == "dbias") return &p.options.bias;
   if (gradient == "dsinks") return &p.options.sinks;
+  if (gradient == "dlog_decay") return &p.options.log_decay;
   return &p.options.alibi;
 }
 
@@ -110,7 +111,7 @@ void ExpectSlopes(const Problem& p, uint64_t seed, double* sharpness = nullptr) 
     const double a = name == "dq"       ? per_query * LargestFinite(p.in.k)
                      : name == "dk"     ? per_query * LargestFinite(p.in.q)
                      : name == "dv"     ? 0
-                     : name == "dalibi" ? 5 * distance
+                     : name == "dalibi" || name == "dlog_decay" ? 5 * distance
                                         : 5;
     const double h = 0x1p-10 / (1 + a);
     const Buffer origin(DType::kF64, input->sizes()), t(DType::kF64, input->sizes()),
@@ -187,6 +188,16 @@ ConstTensorView Segments(Problem& p, int64_t T) {
   return Keep(p, ids);
 }
 
+void Forget(Problem& p) {
+  const Buffer decays(DType::kF64, {p.in.q.size(0), p.in.k.size(1), p.in.q.size(2)});
+  Random random(34);
+  ForEachIndex(decays.view(), [&](const std::vector<int64_t>& at) {
+    SetElement(decays.view(), at, -0.5 * std::abs(random.Normal()));
+  });
+  p.options.causal = true;
+  p.options.log_decay = Keep(p, decays);
+}
+
 std::vector<Choice> Choices() {
   using P = Problem;
   std::vector<Choice> all = {
@@ -201,6 +212,35 @@ std::vector<Choice> Choices() {
          p.options.alibi = Normal(p, {p.in.q.size(2)}, 30);
          p.options.causal = true;
          p.options.softcap = 1.5;
+       }},
+      {"LogDecay", [](P& p) { Forget(p); }},
+      {"LogDecayOfEverything",
+       [](P& p) {
+         Forget(p);
+         p.options.alibi = Normal(p, {p.in.q.size(2)}, 30);
+         p.options.sinks = Normal(p, {p.in.q.size(2)}, 31);
+         p.options.bias = Normal(p, {p.in.q.size(1), p.in.k.size(1)}, 33);
+         p.options.softcap = 1.5;
+         p.options.dropout = 0.3;
+         p.options.prefix = PerSequence(p, 3, 2);
+       }},
+      {"LogDecayLengths",
+       [](P& p) {
+         Forget(p);
+         p.options.key_lengths = PerSequence(p, 4, 2);
+         p.options.key_starts = PerSequence(p, 2, -1);
+       }},
+      {"LogDecayTopLeft",
+       [](P& p) {
+         Forget(p);
+         p.options.align = Align::kTopLeft;
+         p.options.window.left = 3;
+         p.options.sink_tokens = 2;
+       }},
+      {"LogDecayPacked",
+       [](P& p) {
+         Forget(p);
+         p = *Packed(p);
        }},
       {"Sinks", [](P& p) { p.options.sinks = Normal(p, {p.in.q.size(2)}, 31); }},
       {"SinksOfInfinity",
@@ -328,7 +368,8 @@ TEST(BackwardSlopes, OfRandomProblemsAreDifferencesOfTheForwardPass) {
     if (pairs > 1e7) continue;
     p.o.strides.clear();
     DescribeOutputs(p);
-    for (ConstTensorView* option : {&p.options.bias, &p.options.sinks, &p.options.alibi}) {
+    for (ConstTensorView* option : {&p.options.bias, &p.options.sinks, &p.options.alibi,
+                                    &p.options.log_decay}) {
       if (*option) *option = Widened(p, *option);  // and with it its gradient
     }
     const ConstTensorView d_lse = p.d_lse;

@@ -131,6 +131,10 @@ constexpr Keyword<Call> kKeywords[] = {
     {"softcap", true,
      [](Call& c, const Argument& a) { c.options.softcap = ToFinite(a); }},
     {"sinks", true, &ReadFloats<&Options::sinks>},
+    {"log_decay", true,
+     [](Call& c, const Argument& a) {
+       c.options.log_decay = c.arrays.ReadInPlace(a, Kind::kFloat);
+     }},
     {"dropout", false,
      [](Call& c, const Argument& a) { c.options.dropout = ToFinite(a); }},
     {"seed", true,
@@ -217,6 +221,7 @@ constexpr Keyword<Call> kTorchGradients[] = {
     {"dbias", true, &WriteGradient<&Gradients::dbias>},
     {"dsinks", true, &WriteGradient<&Gradients::dsinks>},
     {"dalibi", true, &WriteGradient<&Gradients::dalibi>},
+    {"dlog_decay", true, &WriteGradient<&Gradients::dlog_decay>},
 };
 constexpr Keyword<Call> kTorchIncoming[] = {
     {"the gradient of o", false, &ReadArray<&Call::d_o>},

@@ -74,7 +74,8 @@ inline constexpr char kTorchOptions[] =
     "bool heads_first=False, float? scale=None, bool causal=False, "
     "str align='bottom_right', int[]? window=None, Tensor? query_starts=None, "
     "Tensor? bias=None, Tensor? sinks=None, Tensor? alibi=None, float? softcap=None, "
-    "Tensor? key_lengths=None, Tensor? key_starts=None, Tensor? query_lengths=None, "
+    "Tensor? log_decay=None, Tensor? key_lengths=None, Tensor? key_starts=None, "
+    "Tensor? query_lengths=None, "
     "Tensor? mask=None, Tensor? segments_q=None, Tensor? segments_k=None, "
     "Tensor? prefix=None, int? chunk=None, int sink_tokens=0, float dropout=0.0, "
     "Tensor? seed=None, int dropout_offset=0, Tensor? cu_seqlens_q=None, "
@@ -82,7 +83,7 @@ inline constexpr char kTorchOptions[] =
     "int? threads=None";
 
 // The same for these operators, all by position: q, k, v (or do, dlse, q, k, v, o, lse),
-// the results' memory (o, lse; or dq, dk, dv, dbias, dsinks, dalibi), then options, of
+// the results' memory (o, lse; or dq, dk, dv, dbias, dsinks, dalibi, dlog_decay), then options, of
 // which trailing ones may be left away.
 void ReadTorchCall(const char* operation, PyObject* args, Call& call);
 void ReadTorchBackwardCall(const char* operation, PyObject* args, Call& call);

@@ -19,8 +19,8 @@ namespace {
 
 // The allowed error of one row.
 //
-//   |o - o_ref| <= V (base (1 + log2(n) / 8 + S / 8) + chain sqrt(min(n, 512)))
-//   |lse - lse_ref| <= lse max(1, |lse_ref|) + chain max(S, 1.75 R)
+//   |o - o_ref| <= V (base (1 + log2(n) / 8 + S / 8) + chain sqrt(min(n, 512)) + decay F)
+//   |lse - lse_ref| <= lse max(1, |lse_ref|) + chain max(S, 1.75 R) + decay F
 //
 // n: keys that the row sees. V: their largest |v| in this channel, / (1 -
 // dropout): o is a weighted mean of v, channel by channel. S: the largest
@@ -35,6 +35,9 @@ namespace {
 // 2; six deviations are 6 / sqrt(3) u R = 1.75 chain R. S alone is about three
 // deviations where products have random signs (R = 1.1 S), and fewer where a
 // bias cancels a large product: too few for the rows of a million problems.
+//
+// F: the largest |F_ij| of them, which is a part of S. It is a sum of two rounded parts of one
+// sign, each from sums in f64 of up to 64 log decays: 3 u F, and in f64 64 u F more.
 //
 // Keys whose weight underflows whatever that error is cannot move the result
 // and do not count in S. So one finfo.min beside ordinary logits does not make
@@ -60,15 +63,16 @@ namespace {
 struct Epsilon {
   double base, chain, lse;
   double underflow;  // exp(-underflow) is 0 beside 1
+  double decay;
   double output = 0, weight = 0, subnormal = 0;  // of rounding to 16 bits
 };
 
 constexpr Epsilon EpsilonOf(DType dtype) {
-  constexpr Epsilon kF32 = {1e-6, 1.2e-7, 2e-6, 110};
+  constexpr Epsilon kF32 = {1e-6, 1.2e-7, 2e-6, 110, 3 * 0x1p-24 + 64 * 0x1p-53};
   Epsilon e = kF32;
   switch (dtype) {
     case DType::kF64:
-      return {1e-14, 2.2e-16, 2e-14, 750};
+      return {1e-14, 2.2e-16, 2e-14, 750, 67 * 0x1p-53};
     case DType::kBF16:
       e.output = e.weight = 1.01 * 0x1p-8;
       return e;
@@ -91,12 +95,13 @@ void StoreTolerance(const Problem& problem, const ReferenceRow& row,
   const int64_t batch = packed ? 0 : row.sequence;
   const int64_t Dv = problem.in.v.size(problem.in.v.rank() - 1);
 
-  double S = 0, R = 0;
+  double S = 0, R = 0, F = 0;
   std::vector<double> V(static_cast<size_t>(Dv), 0.0), weighted = V;
   for (const ReferencePair& pair : row.pairs) {
     if (pair.logit + eps.base * pair.magnitude >= row.lse - eps.underflow) {
       S = std::max(S, pair.magnitude);
       R = std::max(R, pair.partial_norm);
+      F = std::max(F, std::abs(pair.forgotten));
     }
     for (size_t d = 0; d < V.size(); ++d) {
       V[d] = std::max(V[d], std::abs(pair.v[d]));
@@ -106,11 +111,11 @@ void StoreTolerance(const Problem& problem, const ReferenceRow& row,
   const double n = static_cast<double>(std::max<size_t>(row.pairs.size(), 1));
   const double of_lse =
       eps.lse * std::max(1.0, std::abs(row.lse)) +
-      eps.chain * std::max(S, 1.75 * R) + pieces * S;
+      eps.chain * std::max(S, 1.75 * R) + eps.decay * F + pieces * S;
   const double length = std::min(n, 512.0);  // of a chain
   const bool repeats = problem.in.v.stride(problem.in.v.rank() - 3) == 0;
   const double of_mean =
-      eps.base * (1 + std::log2(n) / 8 + S / 8) + pieces * (1 + S) +
+      eps.base * (1 + std::log2(n) / 8 + S / 8) + eps.decay * F + pieces * (1 + S) +
       eps.chain * std::max(std::sqrt(length), repeats ? length / 2 : 0);
   double of_sink = 0;
   if (problem.options.sinks && !row.pairs.empty()) {
@@ -220,6 +225,15 @@ void ApplyWord(Problem& p, const CaseRequest& request, std::string_view word) {
       slopes.Set({h}, values[static_cast<size_t>(h)]);
     }
     o.alibi = keep(slopes);
+  } else if (Match(word, "log_decay", 0.05, &x)) {  // per token, on average
+    o.causal = true;
+    const Buffer decays(DType::kF32, {s.B, s.Tk, s.Hq}, kAligned);
+    Random random(request.seed, 8);
+    float* to = decays.as<float>();
+    for (int64_t i = 0; i < s.B * s.Tk * s.Hq; ++i) {
+      to[i] = static_cast<float>(-1.25 * x * std::abs(random.Normal()));
+    }
+    o.log_decay = keep(decays);
   } else if (word == "sinks") {
     o.sinks = keep(Buffer(DType::kF32, {s.Hq}, kAligned)
                        .FillNormal(request.seed + 5));
@@ -404,7 +418,7 @@ std::string Title(const Problem& p) {
         {"key_lengths", o.key_lengths}, {"key_starts", o.key_starts},
         {"query_lengths", o.query_lengths}, {"segments_q", o.segments_q},
         {"segments_k", o.segments_k}, {"mask", o.mask}, {"bias", o.bias},
-        {"alibi", o.alibi}, {"sinks", o.sinks},
+        {"alibi", o.alibi}, {"log_decay", o.log_decay}, {"sinks", o.sinks},
         {"cu_seqlens_q", o.cu_seqlens_q}, {"cu_seqlens_k", o.cu_seqlens_k}}) {
     if (view) text += std::string(" ") + name + "=" + Text(view);
   }
@@ -448,7 +462,7 @@ OpEntry Entry() {
           .family = "exact",
           .passes = {"forward", "backward", "step"},
           .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = {"causal", "window=512", "softcap=30", "alibi", "bias",
+          .variants = {"causal", "window=512", "softcap=30", "alibi", "log_decay=0.05", "bias",
                        "mask", "padding=62", "lengths=62", "sinks",
                        "dropout=0.1", "logits=50", "invariant", "bhtd"},
           .flops = "2 (D + Dv) per kept pair, backward 2 (3 D + 2 Dv); B Hq Tq Tk pairs if "

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "heed/core/error.h"
+#include "heed/engines/softmax/decays.h"
 #include "heed/ops/exact/attention/attention_check_internal.h"
 #include "heed/ops/exact/attention/attention_internal.h"
 
@@ -105,6 +106,7 @@ void ForEachInput(const Inputs& in, const Options& options, const F& f) {
                {"mask", options.mask},
                {"bias", options.bias},
                {"alibi", options.alibi},
+               {"log_decay", options.log_decay},
                {"sinks", options.sinks},
                {"cu_seqlens_q", options.cu_seqlens_q},
                {"cu_seqlens_k", options.cu_seqlens_k}};
@@ -325,6 +327,23 @@ void CheckScalars(const Check& check, const Options& options, DType dtype,
   p->dropout_offset = options.dropout_offset;
 }
 
+// [B, Tk, Hq]; packed without B, or with B = 1 as q may be.
+void CheckLogDecay(const Check& check, const Options& options, const Sizes& n, Problem* p) {
+  const ConstTensorView& t = options.log_decay;
+  if (!t.present()) return;
+  check.Float("log_decay", t);
+  if (!options.causal) check.Fail("log_decay", "is given without causal", "causal with it");
+  if (n.packed && t.rank() == 2) {
+    check.Shape("log_decay", t, {n.Tk, n.Hq});
+  } else {
+    check.Shape("log_decay", t, {n.B, n.Tk, n.Hq});
+  }
+  const int last = t.rank() - 1;
+  p->forgets = true;
+  p->log_decay = {t.data(), n.packed ? 0 : t.stride(0), t.stride(last - 1), t.stride(last)};
+  p->log_decay_dtype = t.dtype();
+}
+
 void CheckSegments(const Check& check, const Options& options, const Sizes& n,
                    Problem* p) {
   if (options.segments_q.present() != options.segments_k.present()) {
@@ -401,6 +420,7 @@ Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
     }
     p.slopes = check.Floats(options.alibi);
   }
+  CheckLogDecay(check, options, n, &p);
   if (options.sinks.present()) {
     check.Float("sinks", options.sinks);
     check.Shape("sinks", options.sinks, {n.Hq});
@@ -415,7 +435,23 @@ Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
   if (packed) p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = 0;
   if (packed) p.o.batch_stride = p.lse.batch_stride = 0;
   if (n.Hkv == 0) p.sequences.clear();
+  softmax::LayOutDecays(&p);
   return p;
+}
+
+void SumLogDecays(const char* op, Context& ctx, Problem* p) {
+  for (const Sequence& s : p->sequences) {
+    if (!p->forgets || !ctx.checks()) break;
+    for (int64_t key = s.key_begin + 1; key < s.key_end; ++key) {
+      for (int64_t h = 0; h < p->query_heads; ++h) {
+        const double value = softmax::LogDecay(*p, s, h, key);
+        if (value <= 0) continue;
+        Check(op, Use::kForward)
+            .Fail("log_decay", "contains " + Text(value), "values of at most 0");
+      }
+    }
+  }
+  softmax::SumDecays(ctx, p);
 }
 
 void CheckOutput(const char* op, const char* name, const TensorView& out,

@@ -391,6 +391,36 @@ void AddOptionMistakes(std::vector<Mistake>& all) {
   all.push_back({"AlibiIsOfIntegers",
                  [](Call& c) { c.p.options.alibi = New(c, DType::kI32, {4}); },
                  "alibi has dtype i32, expected a float dtype"});
+  all.push_back({"LogDecayHasKeyHeads",
+                 [](Call& c) {
+                   c.p.options.causal = true;
+                   c.p.options.log_decay = New(c, DType::kF32, {2, 5, 2});
+                 },
+                 "log_decay has shape [2,5,2], expected [2,5,4]"});
+  all.push_back({"LogDecayHasQueries",
+                 [](Call& c) {
+                   c.p.options.causal = true;
+                   c.p.options.log_decay = New(c, DType::kF32, {2, 3, 4});
+                 },
+                 "log_decay has shape [2,3,4], expected [2,5,4]"});
+  all.push_back({"LogDecayIsOfIntegers",
+                 [](Call& c) { c.p.options.log_decay = New(c, DType::kI32, {2, 5, 4}); },
+                 "log_decay has dtype i32, expected a float dtype"});
+  all.push_back({"LogDecayIsNotCausal",
+                 [](Call& c) { c.p.options.log_decay = New(c, DType::kF32, {2, 5, 4}); },
+                 "log_decay is given without causal, expected causal with it"});
+  all.push_back({"LogDecayIsNotPacked",
+                 [](Call& c) {
+                   c.p.options.causal = true;
+                   c.p.options.log_decay = New(c, DType::kF32, {2, 5, 4});
+                 },
+                 "log_decay has shape [2,5,4], expected [1,10,4]", true});
+  all.push_back({"LogDecayHasNoData",
+                 [](Call& c) {
+                   c.p.options.causal = true;
+                   c.p.options.log_decay = {nullptr, DType::kF32, {2, 5, 4}};
+                 },
+                 "log_decay has no data, expected a pointer to [2,5,4] elements"});
   all.push_back({"SinksHaveAnotherShape",
                  [](Call& c) { c.p.options.sinks = New(c, DType::kF32, {2, 4}); },
                  "sinks has shape [2,4], expected [4]"});

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "heed/core/context.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/ops/exact/attention/attention.h"
 
@@ -23,6 +24,10 @@ enum class Use {
 softmax::Problem CheckedProblem(const char* op, const Inputs& in,
                                 const Options& options, const Outputs& out,
                                 Use use);
+
+// Adds up the log decays of a problem, if it has any; where `ctx` asks for checks, throws
+// InvalidArgument for one above 0 or NaN.
+void SumLogDecays(const char* op, Context& ctx, softmax::Problem* problem);
 
 // Checks an output beside o and lse: there, of this shape and dtype, with contiguous
 // rows, writable, and apart from every input. Throws InvalidArgument.

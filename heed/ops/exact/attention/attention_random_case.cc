@@ -349,6 +349,23 @@ class Generator {
     return Keep(values.FillNormal(Seed(), deviation));
   }
 
+  // From none to all that is forgotten at once: steps that nobody notices beside ones that end
+  // everything, -inf among them.
+  TensorView LogDecay() {
+    std::vector<int64_t> sizes = {s_.Tk, s_.Hq};
+    if (!packed_ || Chance(0.3)) sizes.insert(sizes.begin(), packed_ ? 1 : s_.B);
+    const Buffer decays = Make(
+        random_.Pick({dtype_, DType::kF32, DType::kF64, DType::kBF16}), sizes, false);
+    const double size = random_.Pick({0.003, 0.05, 1.0, 30.0});
+    const double strong = random_.Pick({0.0, 0.0, 0.02});
+    Each(decays, [&](const std::vector<int64_t>&) {
+      if (Chance(0.05)) return 0.0;
+      if (Chance(strong)) return random_.Pick({-100.0, -10000.0, -kInfinity});
+      return -size * std::abs(random_.Normal());
+    });
+    return Keep(decays);
+  }
+
   void ChooseTerms() {
     Options& o = p_.options;
     if (Chance(0.4)) o.scale = random_.Pick({1.0, -0.3, 0.0, 0.125, 2.5});
@@ -364,6 +381,7 @@ class Generator {
       });
       o.alibi = Keep(slopes);
     }
+    if (o.causal && Chance(0.3)) o.log_decay = LogDecay();
     if (Chance(0.2)) {
       o.sinks = PerHead(3);
       if (Chance(0.2)) {

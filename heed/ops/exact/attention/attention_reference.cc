@@ -117,6 +117,25 @@ bool Keep(const Options& options, const Sequence& seq, int64_t h, int64_t i,
                                    FloorDivide(p - s, options.chunk);
 }
 
+// The last valid key at or before position p.
+int64_t StandsAt(const Options& options, const Sequence& seq, int64_t p) {
+  const int64_t end = options.key_lengths ? LoadInt(options.key_lengths, {seq.b}) : seq.Tk;
+  return std::min(p, end - 1);
+}
+
+// F_ij of a row at position p, by key: from the row backwards, key by key.
+std::vector<double> Forgotten(const Options& options, const Sequence& seq, int64_t h, int64_t p) {
+  std::vector<double> forgotten(static_cast<size_t>(seq.Tk), 0.0);
+  if (!options.log_decay) return forgotten;
+  const int64_t begin = options.key_starts ? LoadInt(options.key_starts, {seq.b}) : 0;
+  for (int64_t j = StandsAt(options, seq, p) - 1; j >= begin; --j) {
+    forgotten[static_cast<size_t>(j)] =
+        forgotten[static_cast<size_t>(j + 1)] +
+        Load(options.log_decay, {seq.batch, seq.k_begin + j + 1, h});
+  }
+  return forgotten;
+}
+
 // Z_ij, the dropout keep bit.
 bool Survives(const Options& options, int64_t b, int64_t h, int64_t heads,
               int64_t p, int64_t j) {
@@ -179,6 +198,8 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
       for (int64_t i = 0; i < std::min(seq.Tq, queries); ++i) {
         const int64_t p = start + i;
 
+        const std::vector<double> forgotten = Forgotten(options, seq, h, p);
+
         // The logits of the row, and its greatest.
         std::vector<ReferencePair> pairs;
         double greatest = -kInfinity;
@@ -208,6 +229,10 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
             s += alibi;
             magnitude += std::abs(alibi);
           }
+          const double decay = forgotten[static_cast<size_t>(j)];
+          if (decay == -kInfinity) continue;  // masked
+          s += decay;
+          magnitude += std::abs(decay);
           if (options.bias) {
             const double bias = Load(options.bias, {b, h, i, j});
             s += bias;
@@ -216,7 +241,7 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
           if (s == -kInfinity) continue;  // masked
           greatest = std::max(greatest, s);
           pairs.push_back(
-              {j, s, magnitude, std::sqrt(squares), slope, distance, k.data() + j * D,
+              {j, s, magnitude, std::sqrt(squares), slope, distance, decay, k.data() + j * D,
                v.data() + j * Dv});
         }
 
@@ -247,7 +272,10 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
           Store(out.o, {seq.batch, row, h, d}, o[static_cast<size_t>(d)]);
         }
         if (out.lse) Store(out.lse, {seq.batch, h, row}, lse);
-        if (visit) visit({b, h, i, row, seq.k_begin, lse, w, sink_probability, q.data() + i * D, pairs});
+        if (visit) {
+          visit({b, h, i, row, seq.k_begin, StandsAt(options, seq, p), lse, w, sink_probability,
+                 q.data() + i * D, pairs});
+        }
       }
     }
   }

@@ -15,11 +15,12 @@ namespace heed::attention {
 struct ReferencePair {
   int64_t key;        // in its sequence
   double logit;       // s_ij
-  double magnitude;   // sum_d |scale q_id k_jd| + |alibi_ij| + |bias_ij|
+  double magnitude;   // sum_d |scale q_id k_jd| + |alibi_ij| + |F_ij| + |bias_ij|
   double partial_norm;  // root of the sum of squares of the products
                         // scale q_id k_jd and of their partial sums over d
   double slope;       // of the soft cap there: d logit / d (scale <q_i, k_j>)
   double distance;    // |p_i - j|
+  double forgotten;   // F_ij
   const double *k, *v;  // [D], [Dv]
   double probability = 0;  // P
   double weight = 0;       // of v in o: w P Z / (1 - dropout)
@@ -30,6 +31,7 @@ struct ReferenceRow {
   int64_t sequence, head, query;
   int64_t output_row;  // axis 1 of o; packed: of all sequences together
   int64_t first_key;   // of the sequence: axis 1 of k and v
+  int64_t stands_at;   // the last valid key at or before p_i, or below 0
   double lse;
   double w, sink_probability;  // sigmoid(lse - sink) and what it lacks of 1
   const double* q;     // [D]

@@ -76,6 +76,7 @@ inline constexpr char kSignature[] =
     "alibi: Floats | None = None, "
     "softcap: float | None = None, "
     "sinks: Floats | None = None, "
+    "log_decay: Array | None = None, "
     "dropout: float = 0.0, "
     "seed: int | None = None, "
     "dropout_offset: int = 0, "

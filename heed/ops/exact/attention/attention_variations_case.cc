@@ -23,7 +23,8 @@ std::vector<ConstTensorView*> Tensors(Problem& p) {
           &p.d_lse,      &o.query_starts,
           &o.prefix,     &o.segments_q, &o.segments_k,    &o.key_lengths,
           &o.key_starts, &o.mask,       &o.query_lengths, &o.bias,
-          &o.alibi,      &o.sinks,      &o.cu_seqlens_q,  &o.cu_seqlens_k};
+          &o.alibi,      &o.log_decay,  &o.sinks,         &o.cu_seqlens_q,
+          &o.cu_seqlens_k};
 }
 
 template <class F>
@@ -70,7 +71,8 @@ void DescribeAgain(Problem& p) {
   const std::pair<const char*, ConstTensorView> inputs[] = {
       {"dq", p.in.q},           {"dk", p.in.k},
       {"dv", p.in.v},           {"dbias", p.options.bias},
-      {"dsinks", p.options.sinks}, {"dalibi", p.options.alibi}};
+      {"dsinks", p.options.sinks}, {"dalibi", p.options.alibi},
+      {"dlog_decay", p.options.log_decay}};
   for (OutputSpec& spec : p.gradients) {
     for (const auto& [name, of] : inputs) {
       if (spec.name == name) {
@@ -227,8 +229,8 @@ Problem OneSequence(const Problem& problem, int64_t b) {
   Options& o = p.options;
   for (ConstTensorView* view :
        {&p.in.q, &p.in.k, &p.in.v, &o.query_starts, &o.prefix, &o.segments_q,
-        &o.segments_k, &o.key_lengths, &o.key_starts, &o.query_lengths, &p.d_o,
-        &p.d_lse}) {
+        &o.segments_k, &o.key_lengths, &o.key_starts, &o.query_lengths, &o.log_decay,
+        &p.d_o, &p.d_lse}) {
     SliceRows(*view, 0, b, b + 1);
   }
   SliceBroadcast(o.mask, 4, b, b + 1);
@@ -251,6 +253,7 @@ Problem OneKeyHead(const Problem& problem, int64_t key_head) {
   SliceBroadcast(o.bias, 3, begin, end);
   SliceRows(o.alibi, o.alibi.rank() - 1, begin, end);
   SliceRows(o.sinks, 0, begin, end);
+  SliceRows(o.log_decay, 2, begin, end);
   SliceRows(p.d_o, 2, begin, end);
   SliceRows(p.d_lse, 1, begin, end);
   DescribeAgain(p);
@@ -309,6 +312,7 @@ Problem Padded(const Problem& problem, int64_t left, int64_t right) {
   extend(p.d_lse, 2, -1);
   extend(o.segments_q, 1, -1);
   extend(o.segments_k, -1, 1);
+  extend(o.log_decay, -1, 1);
   for (ConstTensorView* view : {&o.mask, &o.bias}) {
     const auto axis = [&](int from_end) {  // -1 if it broadcasts
       const int a = view->rank() - from_end;
@@ -361,6 +365,13 @@ std::optional<Problem> Packed(const Problem& problem) {
       rows.Set({at[1], at[0] * s.Tq + at[2]}, GetElement(p.d_lse, at));
     });
     p.d_lse = Keep(p, rows);
+  }
+  if (o.log_decay) {
+    const Buffer rows(o.log_decay.dtype(), {s.B * s.Tk, s.Hq});
+    ForEachIndex(o.log_decay.sizes(), [&](const std::vector<int64_t>& at) {
+      rows.Set({at[0] * s.Tk + at[1], at[2]}, GetElement(o.log_decay, at));
+    });
+    o.log_decay = Keep(p, rows);
   }
   std::vector<int64_t> cu_q, cu_k;
   for (int64_t b = 0; b <= s.B; ++b) {

@@ -115,13 +115,14 @@ void Weights(Context& ctx, const WeightsInputs& in, const Options& options,
              const WeightsSelection& selection, const TensorView& out) {
   constexpr char kOp[] = "attention::Weights";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
-  const softmax::Problem p = CheckedWeights(kOp, in, options);
+  softmax::Problem p = CheckedWeights(kOp, in, options);
   const softmax::GivenLse lse = CheckedLse(kOp, in);
   const auto rows = CheckedIndices(kOp, "rows", selection.rows, in.q.size(1));
   const auto heads = CheckedIndices(kOp, "heads", selection.heads, in.q.size(2));
   const int64_t shape[] = {in.q.size(0), static_cast<int64_t>(heads.size()),
                            static_cast<int64_t>(rows.size()), in.k.size(1)};
   CheckWritten(kOp, out, shape, in, options, Computed(in));
+  SumLogDecays(kOp, ctx, &p);
   softmax::RowWeights(ctx, p, lse, rows, heads, Out(out));
 }
 
@@ -129,11 +130,12 @@ void Map(Context& ctx, const WeightsInputs& in, const Options& options, Reduce r
          const TensorView& out) {
   constexpr char kOp[] = "attention::Map";
   const os::ScopedFloatControl float_control;
-  const softmax::Problem p = CheckedWeights(kOp, in, options);
+  softmax::Problem p = CheckedWeights(kOp, in, options);
   const softmax::GivenLse lse = CheckedLse(kOp, in);
   CheckBins(kOp, in, out);
   const int64_t shape[] = {in.q.size(0), in.q.size(2), out.size(2), out.size(3)};
   CheckWritten(kOp, out, shape, in, options, Computed(in));
+  SumLogDecays(kOp, ctx, &p);
   softmax::PooledWeights(ctx, p, lse, {shape[2], shape[3], reduce == Reduce::kMax},
                          Out(out));
 }

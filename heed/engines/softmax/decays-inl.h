@@ -1,0 +1,242 @@
+// What log decays add to a block's logits, tile by tile; decays.h says how they are summed.
+//
+// Compiled once per SIMD target and operand type. A tile that lies before all rows takes two
+// additions per pair: F = part of the row + part of the key.
+#if defined(HEED_ENGINES_SOFTMAX_DECAYS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_DECAYS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_DECAYS_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_DECAYS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "heed/engines/softmax/decays.h"
+#include "heed/engines/softmax/logits-inl.h"
+#include "heed/engines/softmax/problem.h"
+#include "heed/engines/softmax/visit.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class O, int C>
+class Decays {
+  using T = typename O::Compute;
+  using D = hn::ScalableTag<T>;
+  using V = hn::Vec<D>;
+  static constexpr size_t N = hn::MaxLanes(D()), W = C * N;
+  static constexpr int64_t kTile = O::kGrid.tile;
+
+ public:
+  // The row of a lane; lanes in turn.
+  void SetLane(const Problem& p, const Sequence& s, size_t lane, int64_t head, int64_t position) {
+    of_[lane] = &s;
+    head_[lane] = head;
+    first_[lane] = FirstDecay(s, head);
+    one_head_ = lane == 0 || (one_head_ && first_[lane] == first_[0]);
+    // Beyond the last key nothing is forgotten, and before the first one there is nothing to be.
+    const int64_t own = std::clamp<int64_t>(position, s.key_begin - 1, s.key_end - 1) - s.key_begin;
+    own_[lane] = static_cast<double>(own);
+    int64_t next = own / kTileKeys * kTileKeys;  // to be added
+    const bool follows = lane > 0 && first_[lane] == first_[lane - 1] &&
+                         own_[lane - 1] + 1 == own_[lane] && next < own;
+    if (follows) next = own;
+    sums_[lane] = follows   ? sums_[lane - 1]
+                  : own < 0 ? WideSum()
+                            : SumUntil(p, s, head, s.key_begin + next);
+    for (next = std::max<int64_t>(next, 1); next <= own; ++next) {
+      sums_[lane].Add(LogDecay(p, s, head, s.key_begin + next));
+    }
+    countable_ = (lane == 0 || countable_) && sums_[lane].cuts == 0 && sums_[lane].broken == 0;
+    high_[lane] = sums_[lane].high;
+    low_[lane] = sums_[lane].low;
+    num_rows_ = lane + 1;
+  }
+
+  // Lanes without a row stand after all keys, where nothing was forgotten.
+  void EndLanes() {
+    for (size_t lane = num_rows_; lane < W; ++lane) {
+      own_[lane] = std::numeric_limits<double>::infinity();
+    }
+  }
+
+  // What does not depend on the pair. F is in multiples of 1 / unit.
+  HWY_INLINE void BeginTile(const Problem& p, const Sequence& s, const Tile& tile, double unit) {
+    grid_ = tile.grid;
+    begin_ = tile.grid - s.key_begin;
+    end_ = std::min(tile.grid + kTile, s.key_end);
+    unit_ = unit;
+    const auto last = static_cast<double>(begin_ + kTile - 1);
+    before_rows_ = true;
+    for (size_t lane = 0; lane < num_rows_; ++lane) before_rows_ &= own_[lane] >= last;
+
+    std::fill(of_row_, of_row_ + W, T{0});
+    WideSum until;
+    for (size_t lane = 0; lane < num_rows_; ++lane) {
+      if (lane == 0 || first_[lane] != first_[lane - 1]) {
+        until = SumUntil(p, *of_[lane], head_[lane], tile.grid + kTile);
+        more_[lane] = 0;
+        if constexpr (kTile > kTileKeys) {
+          static_assert(kTile == 2 * kTileKeys);
+          more_[lane] =
+              Between(SumUntil(p, *of_[lane], head_[lane], tile.grid + kTileKeys), until);
+        }
+        if (one_head_ && countable_) break;
+      } else {
+        more_[lane] = more_[lane - 1];
+      }
+      of_row_[lane] = static_cast<T>(Between(until, sums_[lane]) * unit);
+    }
+    if (one_head_ && countable_) {
+      for (size_t lane = 0; lane < num_rows_; ++lane) {
+        of_row_[lane] = static_cast<T>(
+            ((high_[lane] - until.high) + (low_[lane] - until.low)) * unit);
+      }
+    }
+    if (!one_head_) return;
+    in_tile_ = p.decays.in_tile + first_[0] + begin_;
+    const int64_t count = std::min(kTile, DecayEntries(*of_[0]) - begin_);
+    for (int64_t i = 0; i < count; ++i) {
+      of_key_[i] = static_cast<T>((in_tile_[i] + (i < kTile - kTileKeys ? more_[0] : 0)) * unit);
+    }
+    if (before_rows_) return;
+    for (int64_t key = std::max(grid_, s.key_begin + 1); key < end_; ++key) {
+      decays_[key - grid_] = LogDecay(p, s, head_[0], key);
+    }
+  }
+
+  // Whether every row stands at the end of the tile or after it.
+  bool BeforeRows() const { return before_rows_; }
+
+  // F of a tile before all rows, vector c.
+  HWY_INLINE V At(const Problem& p, int64_t key, size_t c) const {
+    return hn::Add(hn::Load(d_, of_row_ + c * N), OfKey(p, key, c));
+  }
+
+  // x + F. Where F is -inf it is a mask and wins over NaN and infinities, as a bias does.
+  template <bool kFlagMasked>
+  static HWY_INLINE V Added(V x, V forgotten) {
+    const V sum = hn::Add(x, forgotten);
+    if constexpr (!kFlagMasked) return sum;
+    const auto masked = hn::Eq(forgotten, hn::Set(d_, -std::numeric_limits<T>::infinity()));
+    return hn::IfThenElse(masked, forgotten, sum);
+  }
+
+  // Adds F to a run of a tile in which some rows stand: theirs is summed up from where they are.
+  template <int kVectors, bool kFlagMasked>
+  HWY_INLINE void AddNear(const Problem& p, const Run& run, int64_t origin, T* HWY_RESTRICT s,
+                          V* HWY_RESTRICT max) const {
+    const hn::ScalableTag<double> wide;
+    constexpr size_t kWide = hn::MaxLanes(wide);
+    HWY_ALIGN double sums[W] = {};
+    HWY_ALIGN T near[W];
+    const V last = hn::Set(d_, static_cast<T>(kTile - 1));
+    V from_begin[kVectors];  // of rows
+    HWY_ALIGN T relative[W];
+    for (size_t lane = 0; lane < W; ++lane) {
+      relative[lane] = static_cast<T>(std::clamp<double>(
+          own_[lane] - static_cast<double>(begin_), -1, static_cast<double>(kTile)));
+    }
+    for (int c = 0; c < kVectors; ++c) {
+      from_begin[c] = hn::Load(d_, relative + (run.c0 + static_cast<size_t>(c)) * N);
+      max[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
+    }
+    for (int64_t key = end_ - 1; key >= run.begin; --key) {
+      HWY_ALIGN double decays[W];
+      if (!one_head_ && key + 1 < end_) OfRows(p, key + 1, decays);
+      const auto at = hn::Set(wide, static_cast<double>(key - grid_ + begin_));
+      for (size_t lane = run.c0 * N; lane < run.c1 * N; lane += kWide) {
+        auto sum = hn::Load(wide, sums + lane);
+        if (key + 1 < end_) {
+          const auto decay = one_head_ ? hn::Set(wide, decays_[key + 1 - grid_])
+                                       : hn::Load(wide, decays + lane);
+          sum = hn::IfThenElseZero(hn::Lt(at, hn::Load(wide, own_ + lane)),
+                                   hn::Add(sum, decay));
+          hn::Store(sum, wide, sums + lane);
+        }
+        StoreNarrow(hn::Mul(sum, hn::Set(wide, unit_)), near + lane);
+      }
+      if (key >= run.end) continue;
+      T* HWY_RESTRICT row = s + static_cast<size_t>(key - origin) * W + run.c0 * N;
+      for (int c = 0; c < kVectors; ++c) {
+        const size_t vector = run.c0 + static_cast<size_t>(c);
+        const V forgotten =
+            hn::IfThenElse(hn::Ge(from_begin[c], last), At(p, key, vector),
+                           hn::Load(d_, near + vector * N));
+        T* HWY_RESTRICT to = row + static_cast<size_t>(c) * N;
+        const V x = Added<kFlagMasked>(hn::Load(d_, to), forgotten);
+        hn::Store(x, d_, to);
+        max[c] = hn::Max(x, max[c]);
+      }
+    }
+  }
+
+  // What a gradient needs to know of a lane: where its sums begin, and the row's position and a
+  // tile's end, counted from the first valid key.
+  int64_t First(size_t lane) const { return first_[lane]; }
+  double Own(size_t lane) const { return own_[lane]; }
+  int64_t TileEnd() const { return begin_ + kTile; }
+
+ private:
+  HWY_INLINE V OfKey(const Problem& p, int64_t key, size_t c) const {
+    if (HWY_LIKELY(one_head_)) return hn::Set(d_, of_key_[key - grid_]);
+    HWY_ALIGN T of_key[N];
+    const int64_t i = key - grid_;
+    for (size_t k = 0; k < N; ++k) {
+      const size_t lane = c * N + k;
+      of_key[k] = 0;
+      if (lane >= num_rows_) continue;
+      const double in_tile = p.decays.in_tile[first_[lane] + begin_ + i];
+      of_key[k] =
+          static_cast<T>((in_tile + (i < kTile - kTileKeys ? more_[lane] : 0)) * unit_);
+    }
+    return hn::Load(d_, of_key);
+  }
+
+  // The log decays of a key, of rows that stand at it or after it.
+  void OfRows(const Problem& p, int64_t key, double* HWY_RESTRICT decays) const {
+    const auto at = static_cast<double>(key - grid_ + begin_);
+    for (size_t lane = 0; lane < W; ++lane) {
+      const bool counts = lane < num_rows_ && at <= own_[lane];
+      decays[lane] = counts ? LogDecay(p, *of_[lane], head_[lane], key) : 0;
+    }
+  }
+
+  template <class VW>
+  static HWY_INLINE void StoreNarrow(VW x, T* to) {
+    if constexpr (sizeof(T) == sizeof(double)) {
+      hn::Store(x, d_, to);
+    } else {
+      const hn::Rebind<float, hn::ScalableTag<double>> narrow;
+      hn::StoreU(hn::DemoteTo(narrow, x), narrow, to);
+    }
+  }
+
+  static constexpr D d_{};
+  size_t num_rows_ = 0;
+  bool one_head_ = true;   // of one sequence: keys are the same to all lanes
+  bool countable_ = true;  // no row has a log decay before it that cannot be added
+  const Sequence* of_[W];
+  int64_t head_[W], first_[W];
+  WideSum sums_[W];  // up to the row
+  HWY_ALIGN double own_[W], high_[W], low_[W], more_[W];
+
+  int64_t grid_ = 0, begin_ = 0, end_ = 0;  // of the tile; begin_ from the first valid key
+  double unit_ = 1;
+  bool before_rows_ = true;
+  const double* in_tile_ = nullptr;
+  HWY_ALIGN T of_row_[W];
+  HWY_ALIGN T of_key_[kTile];
+  double decays_[kTile];
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_DECAYS_INL_H_
