@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-# Whole models of Transformers on heed and on PyTorch's attention: prefill, a training step, greedy tokens.
-"""A Llama-like model (8 layers, width 512, 1024 tokens) and a Mistral-like one (window 512, 8192 tokens), random weights in
-float32, once with attn_implementation="heed" and once with "sdpa": the same logits and losses first, then times in turns.
-Peak memory is that of a process of its own for each side.
+# Whole models of Transformers with heed and without: prefill, a training step, greedy tokens.
+"""A Llama-like model (8 layers, width 512, 1024 tokens) and a Mistral-like one (window 512, 8192 tokens), once with
+attn_implementation="heed" and once with "sdpa"; recurrent models (4 layers, width 512, 1024 tokens), once accelerated and once
+as they are. Random weights in float32: the same logits and losses first, then times in turns. Peak memory is that of a
+process of its own for each side.
 
 Usage: transformers_models.py [FILTER] [--threads 2] [--rounds 3] [--json]
 """
@@ -22,10 +23,25 @@ import compare_torch as common  # noqa: E402
 
 SIZES = dict(hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4,
              vocab_size=1024, attention_dropout=0.0)
-JOBS = {"llama/prefill": 1024, "llama/train": 1024, "llama/generate128": 1024, "mistral/prefill": 8192, "mistral/train": 8192}
+RECURRENT = dict(hidden_size=512, num_hidden_layers=4, vocab_size=1024, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+GDN = dict(linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=64, linear_value_head_dim=64,
+           layer_types=["linear_attention"] * 3 + ["full_attention"])
+
+# Classes and options of their configurations.
+FAMILIES = {
+    "llama": ("LlamaForCausalLM", SIZES),
+    "mistral": ("MistralForCausalLM", dict(SIZES, num_hidden_layers=2, sliding_window=512)),  # what 8192 tokens leave time for
+    "mamba": ("MambaForCausalLM", RECURRENT),
+    "mamba2": ("Mamba2ForCausalLM", dict(RECURRENT, num_heads=16, head_dim=64, n_groups=1)),
+    "qwen3_next": ("Qwen3NextForCausalLM", dict(
+        RECURRENT, **GDN, intermediate_size=1408, num_attention_heads=8, num_key_value_heads=2, head_dim=64, num_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=352, shared_expert_intermediate_size=352)),
+}
+JOBS = {"llama/prefill": 1024, "llama/train": 1024, "llama/generate128": 1024, "mistral/prefill": 8192, "mistral/train": 8192,
+        **{f"{name}/{what}": 1024 for name in ("mamba", "mamba2", "qwen3_next") for what in ("prefill", "train", "generate128")}}
 
 
-def make(family, implementation, length):
+def make(family, with_heed, length):
     """(model, tokens)."""
     import torch
     import transformers
@@ -34,23 +50,24 @@ def make(family, implementation, length):
 
     heed.transformers.register()
     torch.manual_seed(0)
-    if family == "llama":
-        config = transformers.LlamaConfig(**SIZES, max_position_embeddings=2 * length)
-        model = transformers.LlamaForCausalLM(config)
-    else:
-        layers = dict(SIZES, num_hidden_layers=2)  # what 8192 tokens leave time for
-        config = transformers.MistralConfig(**layers, max_position_embeddings=2 * length, sliding_window=512)
-        model = transformers.MistralForCausalLM(config)
-    model.set_attn_implementation(implementation)
-    return model, torch.randint(3, SIZES["vocab_size"], (1, length))
+    model_class, sizes = FAMILIES[family]
+    model_class = getattr(transformers, model_class)
+    attention = "num_attention_heads" in sizes
+    config = model_class.config_class(**sizes, **({"max_position_embeddings": 2 * length} if attention else {}))
+    model = model_class(config)
+    if attention:
+        model.set_attn_implementation("heed" if with_heed else "sdpa")
+    if with_heed and sizes.get("num_hidden_layers") == 4:
+        model.acceleration = heed.transformers.accelerate(model, strict=True)
+    return model, torch.randint(3, sizes["vocab_size"], (1, length))
 
 
-def job(name, implementation):
+def job(name, with_heed):
     """A function that does the job once and returns a number that both sides must share."""
     import torch
 
     family, what = name.split("/")
-    model, tokens = make(family, implementation, JOBS[name])
+    model, tokens = make(family, with_heed, JOBS[name])
     if what == "prefill":
         def run():
             with torch.no_grad():
@@ -60,20 +77,20 @@ def job(name, implementation):
             model.zero_grad()
             loss = model(tokens, labels=tokens).loss
             loss.backward()
-            return float(loss) + float(model.model.layers[0].self_attn.q_proj.weight.grad.norm())
+            return float(loss) + float(model.get_input_embeddings().weight.grad.norm())
     else:
         def run():
             with torch.no_grad():
-                out = model.generate(tokens, max_new_tokens=128, min_new_tokens=128, do_sample=False, pad_token_id=0)
+                out = model.generate(tokens, max_new_tokens=128, do_sample=False, eos_token_id=None, pad_token_id=0)
             return float((out * torch.arange(1, out.shape[1] + 1)).sum())
     return run
 
 
-def peak_mebibytes(name, implementation, threads):
+def peak_mebibytes(name, with_heed, threads):
     """Of a process that does the job twice, above what it held before."""
     code = ("import re; import transformers_models as m; import torch; "
             "high = lambda: int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]) / 1024; "
-            f"torch.set_num_threads({threads}); r = m.job({name!r}, {implementation!r}); before = high(); r(); r(); "
+            f"torch.set_num_threads({threads}); r = m.job({name!r}, {with_heed}); before = high(); r(); r(); "
             "print(high() - before)")
     here = os.path.dirname(os.path.abspath(__file__))
     output = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=True).stdout
@@ -101,10 +118,10 @@ def main():
     for name in JOBS:
         if not re.search(options.filter, name):
             continue
-        ours, theirs = job(name, "heed"), job(name, "sdpa")
+        ours, theirs = job(name, True), job(name, False)
         a, b = ours(), theirs()
         if not abs(a - b) <= 1e-4 * abs(b):
-            raise SystemExit(f"{name}: not timed: heed gives {a}, sdpa {b}")
+            raise SystemExit(f"{name}: not timed: heed gives {a}, without it {b}")
         pairs = []
         for _ in range(options.rounds):
             times = []
@@ -114,14 +131,14 @@ def main():
                 times.append(time.perf_counter() - begin)
             pairs.append(times)
         row = {"name": name, "heed_seconds": statistics.median(p[0] for p in pairs),
-               "sdpa_seconds": statistics.median(p[1] for p in pairs),
+               "other_seconds": statistics.median(p[1] for p in pairs),
                "ratio": statistics.median(p[1] / p[0] for p in pairs),
-               "heed_mebibytes": peak_mebibytes(name, "heed", options.threads),
-               "sdpa_mebibytes": peak_mebibytes(name, "sdpa", options.threads)}
+               "heed_mebibytes": peak_mebibytes(name, True, options.threads),
+               "other_mebibytes": peak_mebibytes(name, False, options.threads)}
         rows.append(row)
         if not options.json:
-            print(f"{name:<20} heed {row['heed_seconds']:7.3f} s {row['heed_mebibytes']:6.0f} MiB   sdpa "
-                  f"{row['sdpa_seconds']:7.3f} s {row['sdpa_mebibytes']:6.0f} MiB   {row['ratio']:.2f}x", flush=True)
+            print(f"{name:<20} heed {row['heed_seconds']:7.3f} s {row['heed_mebibytes']:6.0f} MiB   without "
+                  f"{row['other_seconds']:7.3f} s {row['other_mebibytes']:6.0f} MiB   {row['ratio']:.2f}x", flush=True)
     if options.json:
         print(json.dumps({**versions, "jobs": rows}, indent=2))
     return 0

@@ -1,9 +1,11 @@
-# The package heed.transformers: any model of Transformers on heed's attention.
-"""heed as an attention implementation of Transformers.
+# The package heed.transformers: models of Transformers on heed's attention and recurrences.
+"""heed in models of Transformers: as their attention implementation, and in the place of their recurrences.
 
     import heed.transformers
     heed.transformers.register()
     model = AutoModel.from_pretrained(..., attn_implementation="heed")
+
+    heed.transformers.accelerate(model)  # Mamba-2, gated DeltaNet, RWKV, xLSTM, ...
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ import inspect
 import transformers
 
 from heed import Unsupported
+from heed.transformers._accelerate import Acceleration, accelerate
 
-__all__ = ["register"]
+__all__ = ["Acceleration", "accelerate", "register"]
 
 
 def register() -> None:

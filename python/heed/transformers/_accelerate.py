@@ -1,0 +1,216 @@
+# Recurrent models of Transformers on heed: their slow functions replaced, in one instance.
+"""accelerate(): which layers of a model call a slow function that heed has, and what they call instead.
+
+Transformers writes every recurrence as a function of its modeling file, called by that layer's `forward`. A layer that is
+accelerated gets, on the instance, a `forward` of the same code whose global names of these functions mean heed's. Where
+the recurrence is written into a method, the instance gets that method. Neither module nor class is touched.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from heed import Unsupported
+from heed.transformers import _layers
+
+
+class Replaced(NamedTuple):
+    """A call of a layer that heed computes."""
+
+    layer: str  # its name in the model
+    call: str  # the function or method
+    by: str  # heed's function
+
+
+class Left(NamedTuple):
+    """A call of a layer that stays what it was."""
+
+    layer: str
+    call: str
+    reason: str
+
+
+class Acceleration:
+    """What `accelerate` has done to a model; `undo()`, or the end of a `with` block, takes it back.
+
+    `replaced` lists the calls that run on heed, `left` those that could not be replaced, and `declined`, which grows while
+    the model runs, those that heed did not compute for what they were given. Printing it shows all three.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.replaced: list[Replaced] = []
+        self.left: list[Left] = []
+        self.declined: list[Left] = []
+        self._model = type(model).__name__
+        self._methods: list[tuple[weakref.ref[nn.Module], str, Any]] = []
+
+    def undo(self) -> None:
+        """Makes the model what it was; once or more often."""
+        while self._methods:
+            reference, name, method = self._methods.pop()
+            layer = reference()
+            if layer is not None and layer.__dict__.get(name) is method:
+                delattr(layer, name)
+
+    def __enter__(self) -> Acceleration:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.undo()
+
+    def __str__(self) -> str:
+        lines = [f"{self._model}: {len(self.replaced)} calls run on heed, {len(self.left)} could not be replaced"]
+        lines += [f"  {layer}: {call} -> {by}" for layer, call, by in self.replaced]
+        lines += [f"  {layer}: {call} stays: {reason}" for layer, call, reason in self.left]
+        lines += [f"  {layer}: {call} ran as before: {reason}" for layer, call, reason in self.declined]
+        return "\n".join(lines)
+
+    def _set(self, layer: nn.Module, name: str, function: Callable) -> None:
+        method = types.MethodType(function, layer)
+        object.__setattr__(layer, name, method)
+        self._methods.append((weakref.ref(layer), name, method))
+
+    def _dispatch(self, layer: str, name: str, on_heed: Callable, original: Callable) -> Callable:
+        """The function that is called in the place of `original`: heed's, or `original` where heed declines."""
+
+        @functools.wraps(inspect.unwrap(original))
+        def call(*args: Any, **kwargs: Any) -> Any:
+            reason = _layers.refuses(args, kwargs)
+            if reason is None:
+                result = on_heed(*args, **kwargs)
+                if not isinstance(result, _layers.Declined):
+                    return result
+                reason = result.reason
+            entry = Left(layer, name, reason)
+            if not torch.compiler.is_compiling() and entry not in self.declined:
+                self.declined.append(entry)
+            return original(*args, **kwargs)
+
+        return call
+
+
+def _rebound(function: Callable, names: Mapping[str, Callable]) -> Callable | None:
+    """A function of the same code, for which these global names mean something else; None if a decorator hides it."""
+    inner = getattr(function, "__wrapped__", None)
+    closure, names_here = function.__closure__, dict(names)
+    if inner is not None:
+        of_inner = _rebound(inner, names)
+        holds = [cell.cell_contents is inner for cell in closure or ()]
+        if of_inner is None or not any(holds):
+            return None
+        closure = tuple(types.CellType(of_inner) if held else cell for held, cell in zip(holds, closure, strict=True))
+        names_here = {}
+    # Without a module's name it is not taken for code of that module, by torch.compile for one.
+    scope = {key: value for key, value in function.__globals__.items() if key != "__name__"} | names_here
+    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, closure)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(copy, function, updated=())
+    copy.__dict__.pop("__wrapped__", None)
+    if inner is not None:
+        copy.__wrapped__ = of_inner  # type: ignore[attr-defined]
+    return copy
+
+
+def _called(forward: Callable, names: set[str]) -> dict[str, Callable]:
+    """Functions by these names that a method calls, and that are what they are known to be."""
+    plain = inspect.unwrap(forward)
+    return {name: plain.__globals__[name] for name in plain.__code__.co_names
+            if name in names and callable(plain.__globals__.get(name))}
+
+
+def _parameters(function: Callable) -> tuple[str, ...]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
+    return tuple(p.name for p in inspect.signature(inspect.unwrap(function)).parameters.values() if p.kind in kinds)
+
+
+def _why_not(layer: nn.Module, method: str) -> str | None:
+    if method in layer.__dict__:
+        return f"{method} has been replaced on this instance already"
+    if not inspect.isfunction(inspect.unwrap(getattr(type(layer), method))):
+        return f"{method} is not written in Python"
+    return None
+
+
+def _accelerate_functions(report: Acceleration, path: str, layer: nn.Module) -> None:
+    """Where a recurrence is a function that `forward` calls."""
+    forward = type(layer).forward
+    if not inspect.isfunction(inspect.unwrap(forward)):
+        return
+    found = _called(forward, set(_layers.FUNCTIONS))
+    if not found:
+        return
+    reason = _why_not(layer, "forward")
+    on_heed: dict[str, Callable] = {}
+    for name, original in found.items():
+        known = _layers.FUNCTIONS[name]
+        expected, given = _parameters(known.on_heed), _parameters(original)
+        if reason is None and given != expected[: len(given)]:
+            report.left.append(Left(path, name, f"has the parameters {', '.join(given)}, expected {', '.join(expected)}"))
+        elif reason is not None:
+            report.left.append(Left(path, name, reason))
+        else:
+            on_heed[name] = report._dispatch(path, name, known.on_heed, original)
+    replacement = _rebound(forward, on_heed) if on_heed else None
+    for name in on_heed:
+        if replacement is None:
+            report.left.append(Left(path, name, "a decorator hides the code of forward"))
+        else:
+            report.replaced.append(Replaced(path, name, _layers.FUNCTIONS[name].by))
+    if replacement is not None:
+        report._set(layer, "forward", replacement)
+
+
+def _accelerate_method(report: Acceleration, path: str, layer: nn.Module, known: _layers.Method) -> None:
+    """Where a recurrence is written into a method."""
+    original = getattr(type(layer), known.name, None)
+    if original is None:
+        report.left.append(Left(path, known.name, "this version of Transformers has none"))
+        return
+    given, expected = _parameters(original), _parameters(known.on_heed)
+    reason = _why_not(layer, known.name)
+    if reason is None and given != expected[: len(given)]:
+        reason = f"has the parameters {', '.join(given)}, expected {', '.join(expected)}"
+    if reason is not None:
+        report.left.append(Left(path, known.name, reason))
+        return
+    report._set(layer, known.name, report._dispatch(path, known.name, known.on_heed, original))
+    report.replaced.append(Replaced(path, known.name, known.by))
+
+
+def accelerate(model: nn.Module, strict: bool = False) -> Acceleration:
+    """Runs the recurrences of a model of Transformers on heed, in inference, generation and training.
+
+    Mamba, Mamba-2, gated DeltaNet, Kimi Linear, RWKV, xLSTM, lightning attention and whatever other model has layers that
+    call the same functions. Weights stay where they are, the model's own caches are used, and nothing but this instance
+    changes, until `undo()` of what is returned: a report that names each call that was replaced and each that could not
+    be, with the reason. Calls that heed does not compute for what they are given (tensors on another device, say) run as
+    before, and the report names them from then on.
+
+    With strict=True a call that cannot be replaced, or a model in which there is none to replace, raises
+    heed.Unsupported, and the model stays what it was.
+
+        report = heed.transformers.accelerate(model)
+        print(report)
+        model.generate(**inputs)
+        report.undo()
+    """
+    report = Acceleration(model)
+    for path, layer in model.named_modules():
+        known = _layers.METHODS.get(type(layer).__name__)
+        if known is not None and type(layer).__module__.startswith("transformers."):
+            _accelerate_method(report, path, layer, known)
+        else:
+            _accelerate_functions(report, path, layer)
+    if strict and (report.left or not report.replaced):
+        report.undo()
+        why = "; ".join(f"{layer}: {call} {reason}" for layer, call, reason in report.left)
+        raise Unsupported(f"accelerate: {type(model).__name__} " + (why or "has no layer whose recurrence heed knows"))
+    return report

@@ -1,0 +1,207 @@
+# What recurrent layers of Transformers call, computed by heed: one function for each that their modeling files have.
+"""Functions and methods of modeling files, by name, with the parameters that they have there.
+
+Each computes what the original computes, in the types in which it does: most turn their inputs to float32, and so their
+rows, results and states are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import heed.torch
+
+class Declined(NamedTuple):
+    """What a function returns that does not compute what it was given."""
+
+    reason: str
+
+
+class Function(NamedTuple):
+    on_heed: Callable
+    by: str
+
+
+class Method(NamedTuple):
+    name: str
+    on_heed: Callable
+    by: str
+
+
+def refuses(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """Why heed computes no call with these arguments, None if it does."""
+    for name in ("cu_seqlens", "cu_seq_lens_q", "seq_idx"):
+        if kwargs.get(name) is not None:
+            return f"{name} was given, expected None"
+    for x in (*args, *kwargs.values()):
+        if isinstance(x, Tensor) and x.device.type != "cpu":
+            return f"a tensor is on {x.device}, expected the CPU"
+        if isinstance(x, Tensor) and x.is_floating_point() and x.dtype.itemsize == 1:
+            return f"a tensor has dtype {x.dtype}, expected float64, float32, bfloat16 or float16"
+    return None
+
+
+def _float(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.float()
+
+
+def _written_to(state: Tensor, *inputs: Tensor | None) -> Declined | None:
+    """A state that a step would write to: heed's are float32, and nothing is differentiated through them."""
+    if state.dtype != torch.float32:
+        return Declined(f"the state has dtype {state.dtype}, expected float32")
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (state, *inputs)):
+        return Declined("a gradient is wanted through a step, expected torch.no_grad()")
+    return None
+
+
+def _causal_conv1d(hidden_states, weight, bias=None, activation=None, **options):
+    if activation not in (None, "silu", "swish"):
+        return Declined(f"activation is {activation!r}, expected 'silu', 'swish' or None")
+    o = heed.torch.causal_conv1d(hidden_states.to(weight.dtype), weight, bias, activation=activation and "silu")
+    return o.to(hidden_states.dtype)
+
+
+def _causal_conv1d_step(hidden_states, conv_state, weight, bias=None, activation=None):
+    """conv_state [B, D, S] are the last S inputs, S at least W - 1: those before the last W - 1 move up, a step the rest."""
+    declined = _written_to(conv_state, hidden_states, weight, bias)
+    before = conv_state.shape[-1] - (weight.shape[-1] - 1)
+    if hidden_states.shape[-1] != 1 or before < 0:
+        declined = Declined(f"{hidden_states.shape[-1]} tokens beside a state of {conv_state.shape[-1]}, expected one")
+    if activation not in (None, "silu", "swish"):
+        declined = Declined(f"activation is {activation!r}, expected 'silu', 'swish' or None")
+    if declined is not None:
+        return declined
+    if before > 0:
+        conv_state[..., :before] = conv_state[..., 1:before + 1].clone()
+    o = heed.torch.causal_conv1d_step(hidden_states[..., 0].to(weight.dtype), weight, bias, state=conv_state[..., before:],
+                                      activation=activation and "silu")
+    return o[..., None].to(hidden_states.dtype)
+
+
+def _ssd(hidden_states, dt, A, B, C, chunk_size, D=None, dt_bias=None, initial_states=None, dt_softplus=False,
+         dt_limit=(0.0, float("inf")), return_final_states=False, z=None, **options):
+    return heed.torch.ssd(
+        hidden_states.float(), dt.float(), A.float(), B.float(), C.float(), D=_float(D), z=_float(z),
+        dt_bias=_float(dt_bias), dt_softplus=dt_softplus, dt_limit=tuple(dt_limit), initial_state=_float(initial_states),
+        return_state=return_final_states,
+    )
+
+
+def _ssd_step(state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softplus=False, z=None, **options):
+    declined = _written_to(state, hidden_states, dt, A, B, C, D, dt_bias, z)
+    per_head = {"dt": dt, "A": A, "D": D, "dt_bias": dt_bias}
+    for name, x in per_head.items():
+        if x is not None and any(x.stride(axis) for axis in range(2 if name == "dt" else 1, x.dim())):
+            declined = Declined(f"{name} differs within a head, expected one number for each")
+    if declined is not None:
+        return declined
+    dt, A, D, dt_bias = (
+        None if x is None else x[(...,) + (0,) * (x.dim() - (2 if name == "dt" else 1))].float()
+        for name, x in per_head.items()
+    )
+    o = heed.torch.ssd_step(hidden_states.float(), dt, A, B.float(), C.float(), state, D=D, z=_float(z), dt_bias=dt_bias,
+                            dt_softplus=dt_softplus)
+    return o.to(hidden_states.dtype)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
+def _delta(mechanism: Callable, query, key, value, g, beta, initial_state, output_final_state, normalised, step=None):
+    q, k = query.float(), key.float()
+    if normalised:
+        q, k = _unit(q), _unit(k)
+    if step is not None and q.shape[1] == 1 and initial_state is not None and not torch.is_grad_enabled():
+        state = initial_state.float().clone()  # originals leave it alone
+        o = step(*(x[:, 0].float() for x in (q, k, value, g, beta)), state)
+        return o[:, None].to(query.dtype), state if output_final_state else None
+    o, state = mechanism(q, k, value.float(), g.float(), beta.float(), initial_state=_float(initial_state),
+                         return_state=True)
+    return o.to(query.dtype), state if output_final_state else None
+
+
+def _gated_delta_chunks(query, key, value, g, beta, chunk_size=64, initial_state=None, output_final_state=False,
+                        use_qk_l2norm_in_kernel=False, **options):
+    return _delta(heed.torch.gated_delta_rule, query, key, value, g, beta, initial_state, output_final_state,
+                  use_qk_l2norm_in_kernel)
+
+
+def _gated_delta_tokens(query, key, value, g, beta, initial_state=None, output_final_state=False,
+                        use_qk_l2norm_in_kernel=False, **options):
+    return _delta(heed.torch.gated_delta_rule, query, key, value, g, beta, initial_state, output_final_state,
+                  use_qk_l2norm_in_kernel, heed.torch.gated_delta_rule_step)
+
+
+def _kda_chunks(query, key, value, g, beta, chunk_size=64, initial_state=None, output_final_state=False,
+                use_qk_l2norm_in_kernel=False, **options):
+    return _delta(heed.torch.kda, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel)
+
+
+def _kda_tokens(query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel=False, **options):
+    return _delta(heed.torch.kda, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+                  heed.torch.kda_step)
+
+
+def _rwkv4(time_decay, time_first, key, value, state=None, return_state=False):
+    o, last = heed.torch.rwkv4(
+        key, value, -torch.exp(time_decay.float()), time_first.float(),
+        initial_state=None if state is None else tuple(x.float().contiguous() for x in state), return_state=True,
+    )
+    return o, list(last) if return_state or state is not None else None
+
+
+def _mlstm(self, query, key, value, igate, fgate, c_initial=None, n_initial=None, m_initial=None, return_last_states=None,
+           mode=None):
+    """xLSTMBackend.forward: heads stand before tokens."""
+    inference = "inference" in (self.config.mode if mode is None else mode)
+    if not inference and return_last_states is None:
+        return_last_states = self.config.return_last_states
+    initial = None
+    if c_initial is not None:
+        initial = (c_initial.float(), n_initial.float(), m_initial.float()[..., 0])
+    o, (S, z, m) = heed.torch.mlstm(
+        *(x.transpose(1, 2).float() for x in (query, key, value, igate, fgate)), eps=self.config.eps,
+        initial_state=initial, return_state=True,
+    )
+    o = o.transpose(1, 2).to(query.dtype)
+    return (o, (S, z, m[..., None])) if inference or return_last_states else o
+
+
+def _lightning(self, hidden_states, position_embeddings, attention_mask, past_key_values=None, **options):
+    """MiniMaxLightningAttention.forward."""
+    shape = (*hidden_states.shape[:2], self.num_attention_heads, 3 * self.head_dim)
+    qkv = self.act_fn(self.qkv_proj(hidden_states))
+    if attention_mask is not None:
+        qkv = (qkv * attention_mask[:, :, None]).to(qkv.dtype)
+    q, k, v = qkv.view(shape).split(self.head_dim, -1)
+    state = None if past_key_values is None else past_key_values.get_linear_cache(self.layer_idx)
+    o, state = heed.torch.lightning(q, k, v, -self.slope_rate.float().flatten(), scale=1.0, initial_state=_float(state),
+                                    return_state=True)
+    o = torch.sigmoid(self.output_gate(hidden_states)) * self.norm(o.flatten(2))
+    if past_key_values is not None:
+        past_key_values.set_linear_cache(self.layer_idx, state)
+    return self.out_proj(o), state
+
+
+FUNCTIONS = {
+    "causal_conv1d_fn": Function(_causal_conv1d, "causal_conv1d"),
+    "causal_conv1d_update": Function(_causal_conv1d_step, "causal_conv1d_step"),
+    "mamba2_chunk_scan": Function(_ssd, "ssd"),
+    "mamba2_selective_state_update": Function(_ssd_step, "ssd_step"),
+    "torch_chunk_gated_delta_rule": Function(_gated_delta_chunks, "gated_delta_rule"),
+    "torch_recurrent_gated_delta_rule": Function(_gated_delta_tokens, "gated_delta_rule_step"),
+    "chunk_kimi_delta_attention": Function(_kda_chunks, "kda"),
+    "recurrent_kimi_delta_attention": Function(_kda_tokens, "kda_step"),
+    "rwkv_linear_attention": Function(_rwkv4, "rwkv4"),
+}
+
+# By class of layer.
+METHODS = {
+    "xLSTMBackend": Method("forward", _mlstm, "mlstm"),
+    "MiniMaxLightningAttention": Method("forward", _lightning, "lightning"),
+}

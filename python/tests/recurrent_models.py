@@ -1,0 +1,73 @@
+# Tiny random models of Transformers whose layers are recurrences: nothing is downloaded.
+"""Each family is a class of model and the options of its configuration, and which of heed's functions run in it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import torch
+import transformers
+
+transformers.logging.set_verbosity_error()
+
+VOCABULARY = 99
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0, "bos_token_id": 1,
+         "eos_token_id": 2}
+HYBRID = {**SIZES, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+MAMBA2 = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 16}
+GDN = {"head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
+       "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}
+CONVOLUTION = ("causal_conv1d", "causal_conv1d_step")
+SSD = (*CONVOLUTION, "ssd", "ssd_step")
+DELTA = (*CONVOLUTION, "gated_delta_rule", "gated_delta_rule_step")
+
+
+class Family(NamedTuple):
+    model: str  # class of Transformers
+    config: dict
+    by: tuple[str, ...]  # heed's functions
+
+
+FAMILIES = {
+    "mamba2": Family("Mamba2ForCausalLM", {
+        **SIZES, "num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 2, "chunk_size": 16}, SSD),
+    "bamba": Family("BambaForCausalLM", {**HYBRID, **MAMBA2, "attn_layer_indices": [1]}, SSD),
+    "falcon_h1": Family("FalconH1ForCausalLM", {**HYBRID, **MAMBA2, "mamba_d_ssm": 64, "head_dim": 8}, SSD),
+    "granite_hybrid": Family("GraniteMoeHybridForCausalLM", {
+        **HYBRID, **MAMBA2, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 48,
+        "num_local_experts": 0}, SSD),
+    "qwen3_next": Family("Qwen3NextForCausalLM", {
+        **HYBRID, **GDN, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16}, DELTA),
+    "olmo_hybrid": Family("OlmoHybridForCausalLM", {**HYBRID, **GDN, "linear_num_key_heads": 4},
+                          DELTA),
+    "kimi_linear": Family("KimiLinearForCausalLM", {
+        **HYBRID, "num_key_value_heads": 4, "linear_num_heads": 4, "linear_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"]}, (*CONVOLUTION, "kda", "kda_step")),
+    "rwkv": Family("RwkvForCausalLM", {**SIZES, "context_length": 64}, ("rwkv4",)),
+    "xlstm": Family("xLSTMForCausalLM", {
+        **SIZES, "hidden_size": 64, "embedding_dim": 64, "num_blocks": 2, "num_heads": 4, "chunk_size": 16,
+        "qk_dim_factor": 1.0, "autocast_kernel_dtype": "float32"}, ("mlstm",)),
+    "minimax": Family("MiniMaxForCausalLM", {
+        **HYBRID, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 16,
+        "layer_types": ["linear_attention", "full_attention"]}, ("lightning",)),
+}
+
+
+def build(name: str, seed: int = 0, **changes) -> transformers.PreTrainedModel:
+    """A model of the family in float32 and eval(), with weights that the seed alone decides."""
+    family = FAMILIES[name]
+    model_class = getattr(transformers, family.model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)
+        model = model_class(model_class.config_class(**{**family.config, **changes}))
+    with torch.no_grad():
+        for parameter in model.parameters():  # what begins as ones or zeros differs from channel to channel
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def tokens(length: int = 37, batch: int = 2, seed: int = 1) -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,294 @@
+# heed.transformers.accelerate: the same logits, gradients and generated tokens, and a report that says what runs where.
+import copy
+import gc
+import pickle
+import types
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import recurrent_models  # noqa: E402
+from recurrent_models import FAMILIES, build, tokens  # noqa: E402
+
+import heed  # noqa: E402
+import heed.transformers  # noqa: E402
+from heed.transformers import _layers, accelerate  # noqa: E402
+
+NAMES = [name for name, family in FAMILIES.items() if hasattr(transformers, family.model)]
+
+
+def results(model, x, **options):
+    """Logits and the gradient of every parameter."""
+    model.zero_grad()
+    out = model(x, labels=x, use_cache=False, **options)
+    out.loss.backward()
+    return out.logits.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_near(a, b, tolerance=2e-5):
+    assert a.dtype == b.dtype
+    torch.testing.assert_close(a, b, rtol=0, atol=tolerance * max(float(a.detach().abs().max()), 1e-2))
+
+
+def assert_same_results(before, after, tolerance=2e-5):
+    assert_near(before[0], after[0], tolerance)
+    assert before[1].keys() == after[1].keys()
+    for name, gradient in before[1].items():
+        assert_near(gradient, after[1][name], 10 * tolerance)
+
+
+def generated(model, x):
+    return model.generate(x, max_new_tokens=12, do_sample=False, eos_token_id=None)
+
+
+def test_every_family_is_there():
+    assert NAMES == list(FAMILIES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_gradients_and_tokens_are_the_same(name):
+    model, x = build(name), tokens()
+    before, sequence = results(model, x), generated(model, x)
+    with accelerate(model, strict=True) as report:
+        assert {entry.by for entry in report.replaced} == set(FAMILIES[name].by)
+        assert_same_results(before, results(model, x))
+        assert torch.equal(generated(model, x), sequence)
+        assert report.declined == report.left == []
+    after = results(model, x)
+    assert torch.equal(after[0], before[0])  # undone: to the bit
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_replaced_call_computes_with_heed(name, monkeypatch):
+    called = set()
+    report = accelerate(model := build(name))
+    for by in FAMILIES[name].by:
+        original = getattr(heed.torch, by)
+        monkeypatch.setattr(heed.torch, by, lambda *a, _by=by, _f=original, **k: (called.add(_by), _f(*a, **k))[1])
+    generated(model, tokens())
+    assert called == {entry.by for entry in report.replaced}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("rwkv", "xlstm")])  # which take no mask
+def test_padding(name):
+    model, x = build(name), tokens()
+    mask = torch.ones_like(x)
+    mask[1, :9] = 0
+    before = model(x, attention_mask=mask, use_cache=False).logits
+    accelerate(model)
+    after = model(x, attention_mask=mask, use_cache=False).logits
+    assert_near(before[0], after[0])
+    assert_near(before[1, 9:], after[1, 9:])
+
+
+def token_by_token(model, x, first):
+    """Logits of a prefix, then of tokens one by one, with the model's own cache."""
+    key = {"RwkvForCausalLM": "state", "xLSTMForCausalLM": "cache_params", "Mamba2ForCausalLM": "cache_params"}.get(
+        type(model).__name__, "past_key_values")
+    out, parts, begin = {}, [], 0
+    with torch.no_grad():
+        for end in range(first, x.shape[1] + 1):
+            out = model(x[:, begin:end], use_cache=True, **({key: out[key]} if out else {}))
+            parts.append(out.logits)
+            begin = end
+    return torch.cat(parts, 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_go_from_call_to_call(name):
+    model, x = build(name), tokens(23)
+    before = token_by_token(model, x, 20)
+    accelerate(model)
+    assert_near(before, token_by_token(model, x, 20), 5e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", ["mamba2", "qwen3_next", "minimax"])
+def test_other_dtypes(name, dtype):
+    if dtype == torch.float64 and name != "mamba2":
+        pytest.skip("PyTorch multiplies the weights of experts in no float64")
+    model, x = build(name).to(dtype), tokens()
+    with torch.no_grad():
+        before = model(x, use_cache=False).logits
+        accelerate(model)
+        after = model(x, use_cache=False).logits
+    assert_near(before, after, 0.05 if dtype.itemsize == 2 else 1e-5)
+
+
+def test_other_instances_stay_what_they_were():
+    one, other = build("mamba2"), build("mamba2")
+    layer = type(one.backbone.layers[0].mixer)
+    forward = layer.forward
+    accelerate(one)
+    assert layer.forward is forward
+    assert "forward" not in other.backbone.layers[0].mixer.__dict__
+    x = tokens()
+    assert_near(other(x, use_cache=False).logits, one(x, use_cache=False).logits)
+
+
+def test_twice():
+    model = build("mamba2")
+    first = accelerate(model)
+    second = accelerate(model)
+    assert not second.replaced
+    assert all("already" in entry.reason for entry in second.left)
+    second.undo()
+    assert "forward" in model.backbone.layers[0].mixer.__dict__
+    first.undo()
+    first.undo()
+    assert "forward" not in model.backbone.layers[0].mixer.__dict__
+
+
+def test_undo_leaves_what_came_after():
+    model = build("mamba2")
+    report = accelerate(model)
+    mixer = model.backbone.layers[0].mixer
+    mixer.forward = later = types.MethodType(lambda self, *a, **k: None, mixer)
+    report.undo()
+    assert mixer.__dict__["forward"] is later
+
+
+def test_copies_and_pickles():
+    model, x = build("qwen3_next"), tokens()
+    accelerate(model)
+    logits = model(x, use_cache=False).logits
+    other = copy.deepcopy(model)
+    layer = other.model.layers[0].linear_attn
+    assert layer.__dict__["forward"].__self__ is layer  # accelerated too, with its own weights
+    with torch.no_grad():
+        layer.out_proj.weight.zero_()
+    assert torch.equal(model(x, use_cache=False).logits, logits)
+    assert not torch.equal(other(x, use_cache=False).logits, logits)
+    assert_near(pickle.loads(pickle.dumps(model))(x, use_cache=False).logits, logits)
+
+
+def test_a_report_keeps_no_model():
+    model = build("rwkv")
+    report, gone = accelerate(model), weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    report.undo()
+
+
+@pytest.mark.parametrize("name", ["mamba2", "qwen3_next"])
+def test_compiled(name):
+    model, x = build(name), tokens()
+    accelerate(model)
+    with torch.no_grad():
+        expected = model(x, use_cache=False).logits
+        breaks = torch._dynamo.explain(model)(x, use_cache=False).graph_break_count
+        torch._dynamo.reset()
+        assert_near(torch.compile(model, backend="aot_eager")(x, use_cache=False).logits, expected)
+    torch._dynamo.reset()
+    plain = torch._dynamo.explain(build(name))(x, use_cache=False).graph_break_count
+    torch._dynamo.reset()
+    assert breaks <= plain
+
+
+def test_checkpointed():
+    model, x = build("qwen3_next").train(), tokens()
+    model.config.use_cache = False
+    before = results(model, x)
+    model.gradient_checkpointing_enable()
+    accelerate(model)
+    assert_same_results(before, results(model, x))
+
+
+def test_a_hook_of_accelerate_is_called():
+    """Offloaded weights arrive by hooks of children whose weights are read without calling them."""
+    model = build("mamba2")
+    accelerate(model)
+    seen = []
+    hook = types.SimpleNamespace(pre_forward=lambda module: seen.append(module), post_forward=lambda module, out: None)
+    model.backbone.layers[0].mixer.conv1d._hf_hook = hook
+    model(tokens(), use_cache=False)
+    assert seen == [model.backbone.layers[0].mixer.conv1d]
+
+
+def test_what_heed_declines_runs_as_before():
+    model, x = build("mamba2", hidden_act="gelu"), tokens()
+    before = model(x, use_cache=False).logits
+    report = accelerate(model)
+    assert_near(before, model(x, use_cache=False).logits)
+    assert [(entry.call, entry.reason) for entry in report.declined] == [
+        ("causal_conv1d_fn", "activation is 'gelu', expected 'silu', 'swish' or None")] * 2
+    assert "ran as before: activation is 'gelu'" in str(report)
+
+
+@pytest.mark.parametrize("name, value", [("seq_idx", torch.zeros(1, 4)), ("cu_seqlens", torch.tensor([0, 4]))])
+def test_packed_rows_are_refused_as_before(name, value):
+    mixer = accelerate(build("qwen3_next"))._methods[0][0]()
+    del mixer
+    assert _layers.refuses((), {name: value}) == f"{name} was given, expected None"
+    model = build("qwen3_next")
+    layer = model.model.layers[0].linear_attn
+    accelerate(model)
+    call = layer.forward.__func__.__wrapped__.__globals__["torch_chunk_gated_delta_rule"]
+    q = torch.randn(1, 4, 2, 8)
+    with pytest.raises(ValueError, match="packed"):
+        call(q, q, q, g=-torch.rand(1, 4, 2), beta=torch.rand(1, 4, 2), **{name: value})
+
+
+def test_other_devices_are_declined():
+    assert "expected the CPU" in _layers.refuses((torch.empty(2, device="meta"),), {})
+    assert "float8" in _layers.refuses((), {"k": torch.empty(2, dtype=torch.float8_e4m3fn)})
+
+
+def test_steps_decline_what_they_would_get_wrong():
+    state = torch.zeros(1, 2, 3, 4, requires_grad=True)
+    x, dt, B = torch.randn(1, 2, 3), torch.rand(1, 2, 1).expand(-1, -1, 3), torch.randn(1, 1, 4)
+    A = (-torch.ones(2, 1, 1)).expand(-1, 3, 4)
+    assert "gradient" in _layers._ssd_step(state, x, dt, A, B, B).reason
+    assert "float32" in _layers._ssd_step(state.detach().half(), x, dt, A, B, B).reason
+    assert "dt differs within a head" in _layers._ssd_step(state.detach(), x, dt.clone(), A, B, B).reason
+    assert "A differs within a head" in _layers._ssd_step(state.detach(), x, dt, A.clone(), B, B).reason
+
+
+def test_models_without_recurrences():
+    config = transformers.LlamaConfig(vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+                                      num_attention_heads=4)
+    model = transformers.LlamaForCausalLM(config)
+    report = accelerate(model)
+    assert report.replaced == report.left == []
+    assert str(report) == "LlamaForCausalLM: 0 calls run on heed, 0 could not be replaced"
+    with pytest.raises(heed.Unsupported, match="accelerate: LlamaForCausalLM has no layer whose recurrence heed knows"):
+        accelerate(model, strict=True)
+
+
+def changed_forward(parameters):
+    """A layer like those of Transformers whose function takes other parameters."""
+    scope = {}
+    exec(f"def causal_conv1d_fn({parameters}): return 0\n"
+         "def forward(self, x): return causal_conv1d_fn(x)", scope)
+    return type("Layer", (torch.nn.Module,), {"forward": scope["forward"]})
+
+
+def test_functions_that_changed_are_left_alone():
+    model = torch.nn.Sequential(changed_forward("hidden_states, weight, gate")())
+    report = accelerate(model)
+    assert not report.replaced
+    assert report.left[0][:2] == ("0", "causal_conv1d_fn")
+    assert report.left[0].reason == ("has the parameters hidden_states, weight, gate, expected hidden_states, weight, "
+                                     "bias, activation")
+    with pytest.raises(heed.Unsupported, match="0: causal_conv1d_fn has the parameters"):
+        accelerate(model, strict=True)
+    assert "forward" not in model[0].__dict__
+
+
+def test_a_decorator_that_hides_its_function():
+    layer = changed_forward("hidden_states, weight, bias")
+    plain = layer.forward
+    kept = [plain]
+
+    def forward(self, x):
+        return kept[0](self, x)
+
+    forward.__wrapped__ = plain
+    layer.forward = forward
+    report = accelerate(torch.nn.Sequential(layer()))
+    assert report.left[0].reason == "a decorator hides the code of forward"
+    assert not report.replaced
