@@ -119,11 +119,11 @@ def test_stub_has_the_signature():
 
 CACHE_SIGNATURES = {
     ("KVCache", "__init__"): "self batch heads dim value_dim=None * capacity=None page=64 dtype='f32' quantize=None "
-    "rotary=None",
+    "rotary=None log_decay_heads=None",
     ("RingKVCache", "__init__"): "self batch heads dim value_dim=None * window sink_tokens=0 dtype='f32' rotary=None "
     "positions='absolute'",
     ("LatentKVCache", "__init__"): "self batch latent rope * capacity=None page=64 dtype='f32'",
-    ("KVCache", "append"): "self k v lengths=None",
+    ("KVCache", "append"): "self k v lengths=None * log_decay=None",
     ("RingKVCache", "append"): "self k v lengths=None",
     ("LatentKVCache", "append"): "self rows lengths=None",
     ("KVCache", "attend"): "self q * causal=True tree=None return_lse=False",
@@ -161,7 +161,8 @@ def test_option_types_are_those_of_the_stub():
     attend = {node.target.id: ast.unparse(node.annotation) for name in ("LatentAttendOptions", "AttendOptions")
               for node in options[name].body if isinstance(node, ast.AnnAssign)}
     # Without those that a cache knows itself, or that nothing is trained with.
-    known = {"causal", "align", "key_lengths", "query_lengths", "cu_seqlens_q", "cu_seqlens_k", "dropout", "seed", "dropout_offset"}
+    known = {"causal", "align", "key_lengths", "query_lengths", "cu_seqlens_q", "cu_seqlens_k", "dropout", "seed", "dropout_offset",
+             "log_decay"}
     assert attend == {name: kind for name, kind in typed.items() if name not in known}
 
 

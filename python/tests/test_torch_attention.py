@@ -257,13 +257,13 @@ def test_nothing_is_allocated_beyond_results():
 def test_opcheck(case):
     q, k, v = qkv(dtype=torch.float32 if case == "f32" else torch.float64)
     bias, sinks, alibi, log_decay = leaves((2, 4, 5, 6), (4,), (4,), (2, 6, 4))
-    arguments = (q, k, v)
+    arguments, options = (q, k, v), {}
     if case == "many":
-        arguments += (False, 0.3, True, "bottom_right", [3, 0], None, bias, sinks, alibi, 5.0, log_decay,
-                      torch.tensor([4, 6]))
+        arguments += (False, 0.3, True, "bottom_right", [3, 0], None, bias, sinks, alibi, 5.0, torch.tensor([4, 6]))
+        options = {"log_decay": log_decay}
     if case == "heads first":
         arguments = tuple(x.detach().transpose(1, 2).requires_grad_() for x in arguments) + (True,)
-    torch.library.opcheck(torch.ops.heed.attention.default, arguments)
+    torch.library.opcheck(torch.ops.heed.attention.default, arguments, options)
 
 
 def test_opcheck_of_the_backward_operator():

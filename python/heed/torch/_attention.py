@@ -85,8 +85,8 @@ def attention(
     if align.__class__ is not str:
         query_starts, align = _tensor("align", align), "bottom_right"
     if (
-        out is log_decay is segments is key_lengths is key_starts is query_lengths is prefix is None
-        and mask is chunk is cu_seqlens_q is cu_seqlens_k is threads is None
+        out is segments is key_lengths is key_starts is query_lengths is prefix is None
+        and log_decay is mask is chunk is cu_seqlens_q is cu_seqlens_k is threads is None
         and sink_tokens == dropout == dropout_offset == 0
         and precision == "highest"
         and invariant is False
@@ -95,7 +95,6 @@ def attention(
     else:
         segments_q, segments_k = segments if isinstance(segments, tuple) and len(segments) == 2 else (segments, segments)
         rest = (
-            log_decay,
             _tensor("key_lengths", key_lengths),
             _tensor("key_starts", key_starts),
             _tensor("query_lengths", query_lengths),
@@ -108,6 +107,7 @@ def attention(
             dropout,
             _seed_tensor(seed) if dropout else None,
             dropout_offset,
+            log_decay,
             _tensor("cu_seqlens_q", cu_seqlens_q),
             _tensor("cu_seqlens_k", cu_seqlens_k),
             precision,

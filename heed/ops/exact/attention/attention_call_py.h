@@ -74,12 +74,11 @@ inline constexpr char kTorchOptions[] =
     "bool heads_first=False, float? scale=None, bool causal=False, "
     "str align='bottom_right', int[]? window=None, Tensor? query_starts=None, "
     "Tensor? bias=None, Tensor? sinks=None, Tensor? alibi=None, float? softcap=None, "
-    "Tensor? log_decay=None, Tensor? key_lengths=None, Tensor? key_starts=None, "
-    "Tensor? query_lengths=None, "
+    "Tensor? key_lengths=None, Tensor? key_starts=None, Tensor? query_lengths=None, "
     "Tensor? mask=None, Tensor? segments_q=None, Tensor? segments_k=None, "
     "Tensor? prefix=None, int? chunk=None, int sink_tokens=0, float dropout=0.0, "
-    "Tensor? seed=None, int dropout_offset=0, Tensor? cu_seqlens_q=None, "
-    "Tensor? cu_seqlens_k=None, str precision='highest', bool invariant=False, "
+    "Tensor? seed=None, int dropout_offset=0, Tensor? log_decay=None, "
+    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, str precision='highest', bool invariant=False, "
     "int? threads=None";
 
 // The same for these operators, all by position: q, k, v (or do, dlse, q, k, v, o, lse),
