@@ -248,6 +248,22 @@ def test_steps_decline_what_they_would_get_wrong():
     assert "A differs within a head" in _layers._ssd_step(state.detach(), x, dt, A.clone(), B, B).reason
 
 
+@pytest.mark.parametrize("length", [3, 4, 6])
+@pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 5)])
+def test_steps_of_a_convolution_leave_the_state_of_the_original(length, bias):
+    """A state may be longer than the taps reach."""
+    from transformers.models.mamba2.modeling_mamba2 import causal_conv1d_update
+
+    x, weight, state = torch.randn(2, 5, 1), torch.randn(5, 4), torch.randn(2, 5, length)
+    of_heed = state.clone()
+    expected = causal_conv1d_update(x, state, weight, bias, "silu")
+    with torch.no_grad():
+        torch.testing.assert_close(_layers._causal_conv1d_step(x, of_heed, weight, bias, "silu"), expected)
+    assert torch.equal(of_heed, state)
+    two = _layers._causal_conv1d_step(x.expand(-1, -1, 2), of_heed, weight, bias, "silu")
+    assert two.reason == f"2 tokens beside a state of {length}, expected one"
+
+
 def test_models_without_recurrences():
     config = transformers.LlamaConfig(vocab_size=99, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
                                       num_attention_heads=4)

@@ -161,8 +161,16 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
       Interval plain;  // keys
       const auto add_plain = [&] {
         if (plain.empty()) return;
-        group_.products.AddPlain(plain, w_.queries, b_.d_o, exponent_, {shift_, delta_, gain_},
-                                 w_.logits, b_.d_logits, prefetch_);
+        const auto add = [&](auto&& tiles) HWY_ATTR {
+          group_.products.AddPlain(plain, w_.queries, b_.d_o, exponent_,
+                                   {shift_, delta_, gain_}, w_.logits, b_.d_logits, prefetch_,
+                                   tiles);
+        };
+        if (p_.forgets) {
+          add(TilesThatForget{*this, {}, 0});
+        } else {
+          add(nullptr);
+        }
         plain = {};
       };
       this->ForTiles([&](const Tile& tile) HWY_ATTR {
@@ -183,6 +191,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     const int64_t origin = tile.keys.begin;
     V unused[C];
     for (int c = 0; c < C; ++c) unused[c] = hn::Zero(d_);
+    this->BeginLogits(tile);
     const bool whole = num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C;
     if (shared_.wants.decays && !whole) {
       std::fill(b_.d_logits, b_.d_logits + static_cast<size_t>(tile.keys.size()) * W, T{0});
@@ -232,7 +241,14 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     const Wants& wants = shared_.wants;
     return tile.full && wants.d_logits && this->raw_ && p_.dropout == 0 && !this->partial_ &&
            tile.keys.size() % O::kGrid.step == 0 && !wants.bias_rows && !wants.alibi &&
-           !p_.forgets && this->queries_finite_ && w_.keys_finite && d_logits_finite_;
+           (!p_.forgets || this->decays_.IsPlain(s_, tile)) && this->queries_finite_ && w_.keys_finite && d_logits_finite_;
+  }
+
+  // What is subtracted from the logits of a tile.
+  HWY_INLINE V ShiftOf(size_t c) const {
+    const V shift = hn::Load(d_, shift_ + c * N);
+    return p_.forgets ? hn::Sub(shift, P::RowPart(this->decays_.OfRow(c), hn::Set(d_, exponent_)))
+                      : shift;
   }
 
   T* GradientAt(const Run& run, int64_t origin) const {
@@ -246,7 +262,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     const V minus_inf = hn::Set(d_, -std::numeric_limits<T>::infinity());
     const V masked_zero = hn::Set(d_, T{-0.0}), exponent = hn::Set(d_, exponent_);
     for (size_t c = run.c0; c < run.c1; ++c) {
-      const V shift = hn::Load(d_, shift_ + c * N), delta = hn::Load(d_, delta_ + c * N),
+      const V shift = ShiftOf(c), delta = hn::Load(d_, delta_ + c * N),
               gain = hn::Load(d_, gain_ + c * N);
       [[maybe_unused]] const auto absent = hn::Not(hn::FirstN(d_, num_rows_ - std::min(num_rows_, c * N)));
       Keep<kDropout> keep(p_, lanes_, c);
@@ -350,6 +366,55 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     }
   }
 
+  // What a pipeline of tiles needs where rows forget.
+  struct TilesThatForget {
+    BackwardBlock& block;
+    typename P::TileTerms terms;
+    int64_t key;
+
+    HWY_INLINE void Begin(int64_t first) {
+      Tile tile;
+      tile.grid = key = first;
+      tile.keys = {first, first + O::kGrid.tile};
+      block.BeginLogits(tile);
+      for (int c = 0; c < C; ++c) terms.shift[c] = block.ShiftOf(static_cast<size_t>(c));
+      terms.of_key = block.decays_.OfKeys();
+    }
+    HWY_INLINE void End() {
+      if (block.shared_.wants.decays) block.SumPlainDecays(terms);
+    }
+  };
+
+  // SumDecays() of a tile before all rows, of one head.
+  template <class TileTerms>
+  HWY_INLINE void SumPlainDecays(const TileTerms& terms) {
+    T* to = shared_.decay_keys + this->decays_.First(0) + this->decays_.TileEnd() -
+            O::kGrid.tile + 1;
+    V sum = hn::Zero(d_);
+    for (int64_t key = 0; key < O::kGrid.tile; key += int64_t{N}) {
+      V v[N];
+      for (size_t i = 0; i < N; ++i) {
+        sum = hn::Add(sum, hn::Load(d_, terms.key_sums + (key + static_cast<int64_t>(i)) * int64_t{N}));
+        v[i] = sum;
+      }
+      hs::Transpose(d_, v);
+      for (size_t i = 1; i < N; ++i) v[0] = hn::Add(v[0], v[i]);
+      const auto count = static_cast<size_t>(std::min<int64_t>(N, O::kGrid.tile - 1 - key));
+      hn::StoreN(hn::Add(hn::LoadN(d_, to + key, count), v[0]), d_, to + key, count);
+    }
+    HWY_ALIGN T sums[W];
+    for (int c = 0; c < C; ++c) hn::Store(terms.row_sums[c], d_, sums + static_cast<size_t>(c) * N);
+    for (size_t lane = 0; lane < num_rows_; ++lane) AddPassing(lane, sums[lane]);
+  }
+
+  // A row's sum over a tile before it.
+  HWY_INLINE void AddPassing(size_t lane, T of_tile) {
+    const auto& decays = this->decays_;
+    const auto sum = static_cast<double>(of_tile);
+    shared_.decay_tiles[(decays.First(lane) + decays.TileEnd()) / kTileKeys - 1].Add(sum);
+    decay_sums_[lane].Add(sum);
+  }
+
   // Of a tile: for each s in it, dS summed over keys of the tile before s and rows from s on. A
   // row's sum over them all counts for every s between the tile and the row.
   HWY_INLINE void SumDecays(const Tile& tile) {
@@ -391,10 +456,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
       }
     }
     for (size_t lane = 0; lane < num_rows_; ++lane) {
-      if (decays.Own(lane) < static_cast<double>(decays.TileEnd())) continue;
-      const auto sum = static_cast<double>(sums[lane]);
-      shared_.decay_tiles[(decays.First(lane) + decays.TileEnd()) / kTileKeys - 1].Add(sum);
-      decay_sums_[lane].Add(sum);
+      if (decays.Own(lane) >= static_cast<double>(decays.TileEnd())) AddPassing(lane, sums[lane]);
     }
   }
 

@@ -258,7 +258,6 @@ class Block {
         CopyKeys<O>(head_.key_source, tile.keys, p_.depth, w_);
         head_.keys.first = tile.keys.begin;
       }
-      if (p_.forgets) decays_.BeginTile(p_, s_, tile, raw_ ? 1 / factor_.of_logits : 1);
       f(tile);
     }
   }
@@ -354,7 +353,7 @@ class Block {
       if (p_.forgets && decays_.BeforeRows()) {
         finish([&](V x, int64_t key, int c) HWY_ATTR {
           const size_t vector = run.c0 + static_cast<size_t>(c);
-          return decays_.template Added<kFlagMasked>(x, decays_.At(p_, key, vector));
+          return decays_.template Added<kFlagMasked>(x, decays_.OfKey(p_, key, vector), vector);
         });
       } else if (p_.forgets) {
         multiply();
@@ -382,6 +381,22 @@ class Block {
         of_tile = hn::Max(m[c], of_tile);
       }
     });
+  }
+
+  // To be called before a tile's logits are computed.
+  HWY_INLINE void BeginLogits(const Tile& tile) {
+    if (p_.forgets) decays_.BeginTile(p_, s_, tile, raw_ ? 1 / factor_.of_logits : 1);
+  }
+
+  // Logits lack what their rows have forgotten as a whole since the tile: their maximum with it,
+  // and what is to be subtracted from logits without it.
+  HWY_INLINE V WithRow(V max, size_t c) const {
+    if (!p_.forgets) return max;
+    const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
+    return hn::IfThenElse(hn::Eq(max, none), none, hn::Add(max, decays_.OfRow(c)));
+  }
+  HWY_INLINE V WithoutRow(V shift, size_t c) const {
+    return p_.forgets ? hn::Sub(shift, decays_.OfRow(c)) : shift;
   }
 
   // What is subtracted from logits: the maximum, or 0 where there is none yet.

@@ -1,7 +1,8 @@
 // What log decays add to a block's logits, tile by tile; decays.h says how they are summed.
 //
-// Compiled once per SIMD target and operand type. A tile that lies before all rows takes two
-// additions per pair: F = part of the row + part of the key.
+// Compiled once per SIMD target and operand type. Of a tile that lies before a row, F = part of
+// the row + part of the key: the latter is added to each logit, the former is one number for the
+// row's logits of that tile, which joins their maximum and what is subtracted from them.
 #if defined(HEED_ENGINES_SOFTMAX_DECAYS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_DECAYS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_DECAYS_INL_H_
@@ -63,6 +64,14 @@ class Decays {
     for (size_t lane = num_rows_; lane < W; ++lane) {
       own_[lane] = std::numeric_limits<double>::infinity();
     }
+    first_row_ = *std::min_element(own_, own_ + W);
+  }
+
+  // Whether all rows, of one head, stand behind a whole tile, and all that they have forgotten are
+  // numbers.
+  bool IsPlain(const Sequence& s, const Tile& tile) const {
+    return one_head_ && countable_ && tile.keys.size() == kTile &&
+           first_row_ >= static_cast<double>(tile.grid - s.key_begin + kTile - 1);
   }
 
   // What does not depend on the pair. F is in multiples of 1 / unit.
@@ -72,8 +81,7 @@ class Decays {
     end_ = std::min(tile.grid + kTile, s.key_end);
     unit_ = unit;
     const auto last = static_cast<double>(begin_ + kTile - 1);
-    before_rows_ = true;
-    for (size_t lane = 0; lane < num_rows_; ++lane) before_rows_ &= own_[lane] >= last;
+    before_rows_ = first_row_ >= last;
 
     std::fill(of_row_, of_row_ + W, T{0});
     WideSum until;
@@ -98,6 +106,11 @@ class Decays {
             ((high_[lane] - until.high) + (low_[lane] - until.low)) * unit);
       }
     }
+    if (!before_rows_) {
+      for (size_t lane = 0; lane < num_rows_; ++lane) {
+        if (own_[lane] < last) of_row_[lane] = 0;  // AddNear() has all of F
+      }
+    }
     if (!one_head_) return;
     in_tile_ = p.decays.in_tile + first_[0] + begin_;
     const int64_t count = std::min(kTile, DecayEntries(*of_[0]) - begin_);
@@ -113,21 +126,38 @@ class Decays {
   // Whether every row stands at the end of the tile or after it.
   bool BeforeRows() const { return before_rows_; }
 
-  // F of a tile before all rows, vector c.
-  HWY_INLINE V At(const Problem& p, int64_t key, size_t c) const {
-    return hn::Add(hn::Load(d_, of_row_ + c * N), OfKey(p, key, c));
-  }
+  // The part of the rows of vector c.
+  HWY_INLINE V OfRow(size_t c) const { return hn::Load(d_, of_row_ + c * N); }
 
-  // x + F. Where F is -inf it is a mask and wins over NaN and infinities, as a bias does.
+  // That of a key.
+  HWY_INLINE V OfKey(const Problem& p, int64_t key, size_t c) const {
+    if (HWY_LIKELY(one_head_)) return hn::Set(d_, of_key_[key - grid_]);
+    HWY_ALIGN T of_key[N];
+    const int64_t i = key - grid_;
+    for (size_t k = 0; k < N; ++k) {
+      const size_t lane = c * N + k;
+      of_key[k] = 0;
+      if (lane >= num_rows_) continue;
+      const double in_tile = p.decays.in_tile[first_[lane] + begin_ + i];
+      of_key[k] =
+          static_cast<T>((in_tile + (i < kTile - kTileKeys ? more_[lane] : 0)) * unit_);
+    }
+    return hn::Load(d_, of_key);
+  }
+  // Those of the tile's keys, where all rows are of one head.
+  const T* OfKeys() const { return of_key_; }
+
+  // x + the part of the key. Where F is -inf it is a mask and wins over NaN and infinities, as a
+  // bias does.
   template <bool kFlagMasked>
-  static HWY_INLINE V Added(V x, V forgotten) {
-    const V sum = hn::Add(x, forgotten);
+  HWY_INLINE V Added(V x, V of_key, size_t c) const {
+    const V sum = hn::Add(x, of_key);
     if constexpr (!kFlagMasked) return sum;
-    const auto masked = hn::Eq(forgotten, hn::Set(d_, -std::numeric_limits<T>::infinity()));
-    return hn::IfThenElse(masked, forgotten, sum);
+    const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
+    return hn::IfThenElse(hn::Eq(hn::Add(of_key, OfRow(c)), none), none, sum);
   }
 
-  // Adds F to a run of a tile in which some rows stand: theirs is summed up from where they are.
+  // The same in a tile in which some rows stand: theirs is all of F, summed up from where they are.
   template <int kVectors, bool kFlagMasked>
   HWY_INLINE void AddNear(const Problem& p, const Run& run, int64_t origin, T* HWY_RESTRICT s,
                           V* HWY_RESTRICT max) const {
@@ -166,10 +196,10 @@ class Decays {
       for (int c = 0; c < kVectors; ++c) {
         const size_t vector = run.c0 + static_cast<size_t>(c);
         const V forgotten =
-            hn::IfThenElse(hn::Ge(from_begin[c], last), At(p, key, vector),
+            hn::IfThenElse(hn::Ge(from_begin[c], last), OfKey(p, key, vector),
                            hn::Load(d_, near + vector * N));
         T* HWY_RESTRICT to = row + static_cast<size_t>(c) * N;
-        const V x = Added<kFlagMasked>(hn::Load(d_, to), forgotten);
+        const V x = Added<kFlagMasked>(hn::Load(d_, to), forgotten, vector);
         hn::Store(x, d_, to);
         max[c] = hn::Max(x, max[c]);
       }
@@ -183,21 +213,6 @@ class Decays {
   int64_t TileEnd() const { return begin_ + kTile; }
 
  private:
-  HWY_INLINE V OfKey(const Problem& p, int64_t key, size_t c) const {
-    if (HWY_LIKELY(one_head_)) return hn::Set(d_, of_key_[key - grid_]);
-    HWY_ALIGN T of_key[N];
-    const int64_t i = key - grid_;
-    for (size_t k = 0; k < N; ++k) {
-      const size_t lane = c * N + k;
-      of_key[k] = 0;
-      if (lane >= num_rows_) continue;
-      const double in_tile = p.decays.in_tile[first_[lane] + begin_ + i];
-      of_key[k] =
-          static_cast<T>((in_tile + (i < kTile - kTileKeys ? more_[lane] : 0)) * unit_);
-    }
-    return hn::Load(d_, of_key);
-  }
-
   // The log decays of a key, of rows that stand at it or after it.
   void OfRows(const Problem& p, int64_t key, double* HWY_RESTRICT decays) const {
     const auto at = static_cast<double>(key - grid_ + begin_);
@@ -225,6 +240,7 @@ class Decays {
   int64_t head_[W], first_[W];
   WideSum sums_[W];  // up to the row
   HWY_ALIGN double own_[W], high_[W], low_[W], more_[W];
+  double first_row_ = 0;
 
   int64_t grid_ = 0, begin_ = 0, end_ = 0;  // of the tile; begin_ from the first valid key
   double unit_ = 1;

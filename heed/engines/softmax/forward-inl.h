@@ -331,15 +331,18 @@ class ForwardBlock : protected BlockOf<O, C> {
     for (int c = 0; c < C; ++c) {
       max[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
     }
+    this->BeginLogits(tile);
     for (int r = 0; r < num_runs; ++r) {
       this->template Logits<kFlagMasked>(runs[r], tile, max);
     }
 
     V shift[C], rescale[C];
     for (int c = 0; c < C; ++c) {
-      max[c] = hn::Max(max[c], m[c]);
+      const auto vector = static_cast<size_t>(c);
+      max[c] = hn::Max(this->WithRow(max[c], vector), m[c]);
       shift[c] = this->Shift(max[c]);
       rescale[c] = Weight(d_, hn::Sub(m[c], shift[c]));
+      shift[c] = this->WithoutRow(shift[c], vector);
       m[c] = max[c];
       l[c] = hn::Mul(l[c], rescale[c]);
     }

@@ -284,11 +284,11 @@ HWY_INLINE void Exponentials(D d, size_t num_keys, const T* s,
   const auto weigh = [&](size_t j, int c) HWY_ATTR {
     const V x = hn::Load(d, s + j * W + static_cast<size_t>(c) * N);
     V p = Weight(d, hn::Sub(x, m[c]));
-    l[c] = hn::Add(l[c], p);
     if constexpr (kFlagMasked) {
       const auto masked = hn::Eq(x, hn::Set(d, -std::numeric_limits<T>::infinity()));
       p = hn::IfThenElse(masked, hn::Set(d, T{-0.0}), p);
     }
+    l[c] = hn::Add(l[c], p);
     return p;
   };
   size_t j = 0;

@@ -11,6 +11,7 @@
 #define HEED_ENGINES_SOFTMAX_MATRIX_BLOCK_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -43,31 +44,18 @@ class MatrixBlock : protected Block<O, C> {
   // Whether a tile may be computed with those beside it: all of its pairs are kept, nothing
   // comes between its products but weights, and K and V are in tiles.
   HWY_INLINE bool CanPipe(const Tile& tile) const {
-    return tile.full && this->raw_ && !p_.forgets && p_.dropout == 0 && !this->partial_ &&
-           tile.keys.size() == O::kGrid.tile && head_.keys_at == Place::kHead &&
+    return tile.full && this->raw_ && p_.dropout == 0 && !this->partial_ &&
+           (!p_.forgets || this->decays_.IsPlain(this->s_, tile)) && tile.keys.size() == O::kGrid.tile && head_.keys_at == Place::kHead &&
            head_.values_at == Place::kHead &&
            (O::kInfinite || (this->queries_finite_ && w_.keys_finite));
   }
 
   // Whole tiles, of rows that have seen a key in this segment, or tile by tile where a row
-  // had not or m must be raised.
+  // had not or m must be raised; which rows that forget need now and then: a few tiles at a time.
   HWY_NOINLINE void WholeTiles(const Interval& keys, V* m, V* l, T* outputs) {
-    if (keys.empty()) return;
-    if (keys.size() > O::kGrid.tile && !AnyUnset(m)) {
-      V before[C];
-      for (int c = 0; c < C; ++c) before[c] = l[c];
-      Layout().Copy(outputs, w_.spare);
-      TilePipeline<O>(w_, head_, p_.depth, p_.value_depth, outputs).Run(keys, m, Exponent(), l);
-      if (!AnyAbove(l)) return;
-      for (int c = 0; c < C; ++c) l[c] = before[c];
-      Layout().Copy(w_.spare, outputs);
-    }
-    for (int64_t at = keys.begin; at < keys.end; at += O::kGrid.tile) {
-      Tile tile;
-      tile.keys = {at, at + O::kGrid.tile};
-      tile.grid = at;
-      tile.full = true;
-      OneTile</*kFlagMasked=*/false>(tile, /*first=*/false, m, l, outputs);
+    const int64_t most = p_.forgets ? kTilesThatForget * O::kGrid.tile : keys.size();
+    for (int64_t at = keys.begin; at < keys.end; at += most) {
+      PipeTiles({at, std::min(at + most, keys.end)}, m, l, outputs);
     }
   }
 
@@ -82,6 +70,7 @@ class MatrixBlock : protected Block<O, C> {
     const int64_t origin = tile.keys.begin;
     V unused[C];
     for (int c = 0; c < C; ++c) unused[c] = hn::Zero(d_);
+    this->BeginLogits(tile);
     for (int r = 0; r < num_runs; ++r) {
       this->template Logits<kFlagMasked>(runs[r], tile, unused);
     }
@@ -110,7 +99,43 @@ class MatrixBlock : protected Block<O, C> {
   }
 
  private:
+  HWY_INLINE void PipeTiles(const Interval& keys, V* m, V* l, T* outputs) {
+    if (keys.size() > O::kGrid.tile && !AnyUnset(m)) {
+      V before[C];
+      for (int c = 0; c < C; ++c) before[c] = l[c];
+      Layout().Copy(outputs, w_.spare);
+      TilePipeline<O> pipeline(w_, head_, p_.depth, p_.value_depth, outputs);
+      if (p_.forgets) {
+        pipeline.Run(keys, m, Exponent(), l, [&](int64_t key, V* shift) HWY_ATTR {
+          this->BeginLogits(WholeTile(key));
+          for (int c = 0; c < C; ++c) {
+            shift[c] = this->WithoutRow(m[c], static_cast<size_t>(c));
+          }
+          return this->decays_.OfKeys();
+        });
+      } else {
+        pipeline.Run(keys, m, Exponent(), l, nullptr);
+      }
+      if (!AnyAbove(l)) return;
+      for (int c = 0; c < C; ++c) l[c] = before[c];
+      Layout().Copy(w_.spare, outputs);
+    }
+    for (int64_t at = keys.begin; at < keys.end; at += O::kGrid.tile) {
+      OneTile</*kFlagMasked=*/false>(WholeTile(at), /*first=*/false, m, l, outputs);
+    }
+  }
+
+  static constexpr int64_t kTilesThatForget = 8;
   static constexpr int kMaxExponent = 32;  // of a weight
+  static constexpr int kMaxLift = 64;      // of m above a tile's maximum, as an exponent
+
+  static Tile WholeTile(int64_t key) {
+    Tile tile;
+    tile.keys = {key, key + O::kGrid.tile};
+    tile.grid = key;
+    tile.full = true;
+    return tile;
+  }
 
   HWY_INLINE bool AnyUnset(const V* m) const {
     const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
@@ -143,9 +168,10 @@ class MatrixBlock : protected Block<O, C> {
     }
     const V scale = hn::Set(d_, Exponent());
     for (int c = 0; c < C; ++c) {
+      max[c] = this->WithRow(max[c], static_cast<size_t>(c));
       const V excess = hn::Mul(hn::Sub(max[c], m[c]), scale);  // NaN where both are -inf
       const auto raise = hn::Gt(excess, hn::Set(d_, static_cast<T>(kMaxExponent)));
-      const V raised = hn::IfThenElse(raise, max[c], m[c]);
+      const V raised = hn::IfThenElse(raise, Lifted(max[c], static_cast<size_t>(c)), m[c]);
       rescale[c] = hn::IfThenElse(
           raise, hs::Exp2(d_, hn::Mul(hn::Sub(m[c], raised), scale)), hn::Set(d_, T{1}));
       m[c] = raised;
@@ -154,10 +180,23 @@ class MatrixBlock : protected Block<O, C> {
     if (!first) Layout().Scale(false, rescale, outputs);
   }
 
+  // Where a row forgets, later keys have larger logits, by as much as it has forgotten since this
+  // tile. So that m need not be raised again and again, it anticipates that, up to where weights of
+  // this tile keep their digits far from the least normal number.
+  HWY_INLINE V Lifted(V max, size_t c) const {
+    if (!p_.forgets) return max;
+    const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
+    const V most = hn::Set(d_, static_cast<T>(kMaxLift) / Exponent());
+    const V lift = hn::Min(hn::Neg(this->decays_.OfRow(c)), most);
+    return hn::IfThenElse(hn::Eq(max, none), none, hn::Add(max, lift));
+  }
+
   template <bool kFlagMasked>
   HWY_INLINE void WeighRuns(const Run* runs, int num_runs, int64_t origin, const V* m, V* l) {
     V shift[C];
-    for (int c = 0; c < C; ++c) shift[c] = this->Shift(m[c]);
+    for (int c = 0; c < C; ++c) {
+      shift[c] = this->WithoutRow(this->Shift(m[c]), static_cast<size_t>(c));
+    }
     for (int r = 0; r < num_runs; ++r) {
       const Run& run = runs[r];
       T* s = this->At(run, origin);

@@ -23,6 +23,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "heed/engines/softmax/gradient_buffers-inl.h"
 #include "heed/engines/softmax/gradient_rows-inl.h"
@@ -68,6 +69,9 @@ class MatrixGradients {
   // Beside bf16 one rounding of the shift does not count; else small differences are exact.
   static float Shift(float lse) {
     return kPieces == 1 ? lse * static_cast<float>(hs::kLog2E) : lse;
+  }
+  static HWY_INLINE V RowPart(V of_row, V factor) {
+    return kPieces == 1 ? hn::Mul(of_row, factor) : of_row;
   }
   static HWY_INLINE V Weight(V s, V shift, V factor) {
     if constexpr (kPieces == 1) return hs::Exp2Weight<3>(d_, hn::MulSub(s, factor, shift));
@@ -157,18 +161,30 @@ class MatrixGradients {
     const float *shift, *delta, *gain;
   };
 
+  // Where rows forget, whole tiles of keys have shifts of their own and numbers that are added to
+  // logits, and dS is summed over them.
+  struct TileTerms {
+    V shift[C];
+    const float* of_key = nullptr;                   // by key of the tile
+    V row_sums[C];                                   // of dS
+    HWY_ALIGN float key_sums[O::kGrid.tile * N];     // by key, N numbers to be added up
+  };
+
   // The same of keys, whole steps of them, of which every pair is kept and finite, from the
   // factors of their logits and of dP: products of some while P and dS of those before are
-  // computed. `logits` and `d_logits` have room for two units of 32 keys.
+  // computed. `logits` and `d_logits` have room for two units of 32 keys. `tiles` is null, or
+  // tiles.Begin(key) sets tiles.terms for the tile of this key, and tiles.End() takes its sums.
+  template <class TilesTerms>
   HWY_INLINE void AddPlain(const Interval& keys, const uint32_t* q, const uint32_t* d_o,
                            float factor, const Rows& rows, float* logits, float* d_logits,
-                           RowPrefetch& prefetch) {
+                           RowPrefetch& prefetch, TilesTerms&& tiles) {
+    const auto pipe = [&](auto each) HWY_ATTR {
+      Pipe<each.value>(keys, q, d_o, factor, rows, logits, d_logits, prefetch, tiles);
+    };
     const int64_t products = (O::Chunks(p_.depth) + O::Chunks(p_.value_depth)) * kProducts;
-    if (kProducts == 1 && products <= 6) {
-      return Pipe<4>(keys, q, d_o, factor, rows, logits, d_logits, prefetch);
-    }
-    if (products <= 10) return Pipe<2>(keys, q, d_o, factor, rows, logits, d_logits, prefetch);
-    Pipe<1>(keys, q, d_o, factor, rows, logits, d_logits, prefetch);
+    if (kProducts == 1 && products <= 6) return pipe(std::integral_constant<int, 4>());
+    if (products <= 10) return pipe(std::integral_constant<int, 2>());
+    pipe(std::integral_constant<int, 1>());
   }
 
   HWY_INLINE void EndBlock() {
@@ -229,7 +245,7 @@ class MatrixGradients {
   }
 
   // P and dS of a unit, of kEach pairs of keys in four calls of Do().
-  template <int kEach>
+  template <int kEach, bool kForgets>
   class Terms {
    public:
     HWY_INLINE Terms(MatrixGradients& to, float f, const Rows& rows)
@@ -248,6 +264,18 @@ class MatrixGradients {
       key_ = key;
       left_ = kTileDepth / 2;
       begun_ = false;
+    }
+    HWY_INLINE void BeginTile(TileTerms& tile) {
+      tile_ = &tile;
+      of_tile_ = 0;
+      HWY_UNROLL(4)
+      for (int c = 0; c < C; ++c) {
+        shift_[c] = tile.shift[c];
+        row_sums_[c] = hn::Zero(d_);
+      }
+    }
+    HWY_INLINE void EndTile() {
+      for (int c = 0; c < C; ++c) tile_->row_sums[c] = row_sums_[c];
     }
     HWY_INLINE void End() {
       while (left_ > 0) Pair();
@@ -278,9 +306,20 @@ class MatrixGradients {
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) {
         const size_t i = kSecond * W + static_cast<size_t>(c) * N;
-        const V weight = Weight(hn::Load(d_, s_ + i), shift_[c], factor_);
+        V s = hn::Load(d_, s_ + i);
+        if constexpr (kForgets) s = hn::Add(s, hn::Set(d_, tile_->of_key[of_tile_]));
+        const V weight = Weight(s, shift_[c], factor_);
         ds[c] = hn::Mul(weight, hn::MulSub(gain_[c], hn::Load(d_, dp_ + i), delta_[c]));
         p[c] = hn::Mul(weight, gain_[c]);
+      }
+      if constexpr (kForgets) {
+        V of_key = hn::Zero(d_);
+        HWY_UNROLL(4)
+        for (int c = 0; c < C; ++c) {
+          row_sums_[c] = hn::Add(row_sums_[c], ds[c]);
+          of_key = c == 0 ? ds[c] : hn::Add(of_key, ds[c]);
+        }
+        hn::Store(of_key, d_, tile_->key_sums + of_tile_++ * int64_t{N});
       }
       if constexpr (kSecond == 0) {
         to_.PutKey(key_, p, ds, first_);
@@ -296,7 +335,9 @@ class MatrixGradients {
     }
 
     MatrixGradients& to_;
-    V factor_, shift_[C], delta_[C], gain_[C];
+    V factor_, shift_[C], delta_[C], gain_[C], row_sums_[C];
+    TileTerms* tile_ = nullptr;
+    int64_t of_tile_ = 0;  // keys of it so far
     Halves first_[kPieces][C / 2];
     const float *s_ = nullptr, *dp_ = nullptr;
     int64_t key_ = 0;
@@ -304,17 +345,19 @@ class MatrixGradients {
     bool begun_ = false;
   };
 
-  template <int kEach>
+  template <int kEach, class TilesTerms>
   HWY_NOINLINE void Pipe(const Interval& keys, const uint32_t* q, const uint32_t* d_o,
                          float factor, const Rows& rows, float* logits, float* d_logits,
-                         RowPrefetch& prefetch) {
+                         RowPrefetch& prefetch, TilesTerms& tiles) {
+    constexpr bool kForgets = !std::is_null_pointer_v<TilesTerms>;
+    constexpr int64_t kTileUnits = O::kGrid.tile / kTileDepth;
     const hs::TileFactor k = O::KeyTiles(Keys(), keys.begin, p_.depth),
                          v = O::KeyTiles(Values(), keys.begin, p_.value_depth),
                          of_q = O::QueryTiles(q, W, p_.depth),
                          of_d_o = O::QueryTiles(d_o, W, p_.value_depth);
     const Interval of_group = See(keys);
     const int64_t units = keys.size() / kTileDepth;
-    Terms<kEach> terms(*this, factor, rows);
+    Terms<kEach, kForgets> terms(*this, factor, rows);
     float* before = nullptr;
     // A sum is stored just before its register is needed again, then `stored` begins.
     const auto product = [&](const hs::TileFactor& a, int64_t unit, const hs::TileFactor& b,
@@ -331,8 +374,22 @@ class MatrixGradients {
       before = out;
     };
     const auto begin = [&](int64_t unit) HWY_ATTR HEED_INLINE_LAMBDA {
+      if constexpr (kForgets) {
+        if (unit % kTileUnits == 0) {
+          tiles.Begin(keys.begin + unit * kTileDepth);
+          terms.BeginTile(tiles.terms);
+        }
+      }
       terms.Begin(logits + unit % 2 * kUnit, d_logits + unit % 2 * kUnit,
                   of_group.begin + unit * kTileDepth);
+    };
+    const auto end = [&](int64_t unit) HWY_ATTR HEED_INLINE_LAMBDA {
+      terms.End();
+      if constexpr (kForgets) {
+        if (unit < 0 || unit % kTileUnits != kTileUnits - 1) return;
+        terms.EndTile();
+        tiles.End();
+      }
     };
     for (int64_t unit = 0; unit < units; ++unit) {
       product(k, unit, of_q, p_.depth, logits + unit % 2 * kUnit,
@@ -341,12 +398,12 @@ class MatrixGradients {
               });
       product(v, unit, of_d_o, p_.value_depth, d_logits + unit % 2 * kUnit,
               []() HWY_ATTR HEED_INLINE_LAMBDA {});
-      terms.End();
+      end(unit - 1);
       for (int i = 0; i < kAsks; ++i) prefetch.Some();
     }
     Block::StoreAll(before, W);
     begin(units - 1);
-    terms.End();
+    end(units - 1);
   }
 
   static constexpr int64_t kPairs = kGroupKeys / 2;

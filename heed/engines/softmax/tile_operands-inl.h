@@ -449,9 +449,8 @@ struct TileOperands {
     }
   }
 
-  static HWY_INLINE V Weight(const float* row, int c, V shift, V factor) {
-    const V x = hn::Load(D(), row + static_cast<size_t>(c) * kLanes);
-    return hs::Exp2Weight<kDegree>(D(), hn::Mul(hn::Sub(x, shift), factor));
+  static HWY_INLINE V Weight(V s, V shift, V factor) {
+    return hs::Exp2Weight<kDegree>(D(), hn::Mul(hn::Sub(s, shift), factor));
   }
 
   // 2^((row - shift) factor) of vector c. What it adds to a sum is +0 of a masked pair too.
@@ -464,9 +463,9 @@ struct TileOperands {
     }
     HWY_INLINE V operator()(const float* row, int c) const {
       const D d;
-      const V w = Weight(row, c, shift[c], factor);
-      if constexpr (!kFlagMasked) return w;
       const V x = hn::Load(d, row + static_cast<size_t>(c) * kLanes);
+      const V w = Weight(x, shift[c], factor);
+      if constexpr (!kFlagMasked) return w;
       const auto masked = hn::Eq(x, hn::Set(d, -std::numeric_limits<float>::infinity()));
       return hn::IfThenElse(masked, hn::Set(d, -0.0f), w);
     }

@@ -58,13 +58,16 @@ class TilePipeline {
                float* outputs)
       : w_(w), head_(head), depth_(depth), value_depth_(value_depth), outputs_(outputs) {}
 
-  // O and `sum` of these keys, a multiple of 32, with shifts m.
-  HWY_INLINE void Run(const Interval& keys, const V* m, float factor, V* sum) {
+  // O and `sum` of these keys, a multiple of 32, with shifts m; or, unless it is null, with
+  // those that begin_tile(key, shift) sets at the first key of each tile, of logits to which the
+  // numbers that it returns are added, one for each key of the tile.
+  template <class F>
+  HWY_INLINE void Run(const Interval& keys, const V* m, float factor, V* sum, F&& begin_tile) {
     const int64_t products = O::Chunks(depth_) * kKeyProducts +
                              O::OutputRows(value_depth_) / kTileDepth * kValueProducts;
-    if (kKeyProducts == 1 && products <= 4) return RunWith<4>(keys, m, factor, sum);
-    if (products <= 10) return RunWith<2>(keys, m, factor, sum);
-    RunWith<1>(keys, m, factor, sum);
+    if (kKeyProducts == 1 && products <= 4) return RunWith<4>(keys, m, factor, sum, begin_tile);
+    if (products <= 10) return RunWith<2>(keys, m, factor, sum, begin_tile);
+    RunWith<1>(keys, m, factor, sum, begin_tile);
   }
 
  private:
@@ -81,9 +84,10 @@ class TilePipeline {
 
   // The weights of a unit, some of them at a time: of kEach pairs of keys in four calls of
   // Do().
-  template <int kEach>
+  template <int kEach, bool kOfKeys>
   struct Weights {
     V factor, shift[C], sum[C];
+    const float* of_key = nullptr;  // what is added to its logits
     const float* s = nullptr;
     uint32_t* p = nullptr;
     int left = 0;  // pairs
@@ -129,14 +133,22 @@ class TilePipeline {
     HWY_INLINE void Next() {
       s += 2 * W;
       p += W;
+      if constexpr (kOfKeys) of_key += 2;
       --left;
+    }
+    // Of the first or the second key.
+    template <int kKey>
+    HWY_INLINE V Weight(int c) const {
+      const typename O::D d;
+      V x = hn::Load(d, s + kKey * W + static_cast<size_t>(c) * N);
+      if constexpr (kOfKeys) x = hn::Add(x, hn::Set(d, of_key[kKey]));
+      return O::Weight(x, shift[c], factor);
     }
     // Of the first or the second tile of lanes.
     template <int kHalf>
     HWY_INLINE void Half() {
       ForVectors<kHalf>([&](auto c) HWY_ATTR HEED_INLINE_LAMBDA {
-        const V first = O::Weight(s, c.value, shift[c.value], factor),
-                second = O::Weight(s + W, c.value, shift[c.value], factor);
+        const V first = Weight<0>(c.value), second = Weight<1>(c.value);
         sum[c.value] = hn::Add(sum[c.value], hn::Add(first, second));
         O::template PutPieces<W, kPairs>(first, second, p + static_cast<size_t>(c.value) * N);
       });
@@ -157,8 +169,11 @@ class TilePipeline {
     }
   };
 
-  template <int kEach>
-  HWY_NOINLINE void RunWith(const Interval& keys, const V* m, float factor, V* sum) {
+  template <int kEach, class F>
+  HWY_NOINLINE void RunWith(const Interval& keys, const V* m, float factor, V* sum,
+                            const F& begin_tile) {
+    constexpr bool kOfKeys = !std::is_null_pointer_v<F>;
+    constexpr int64_t kTileUnits = O::kGrid.tile / kTileDepth;
     const int64_t units = keys.size() / kTileDepth;
     const int64_t groups = O::OutputRows(value_depth_) / kTileDepth;
     // One group of channels a step; several where weights of so many units would not fit.
@@ -166,7 +181,7 @@ class TilePipeline {
     const hs::TileFactor k = O::KeyTiles(head_.keys, keys.begin, depth_),
                          q = O::QueryTiles(w_.queries, W, depth_),
                          v = O::ValueTiles(head_.values, keys.begin, value_depth_);
-    Weights<kEach> weights(m, factor, sum);
+    Weights<kEach, kOfKeys> weights(m, factor, sum);
     Pending pending;
     const auto weights_of = [&](int64_t unit) HWY_ATTR {
       return w_.weights + static_cast<size_t>(unit % (2 * together)) * kUnitWeights;
@@ -174,6 +189,11 @@ class TilePipeline {
     const int64_t blocks = (units + together - 1) / together;
     for (int64_t step = 0; step <= (blocks + 1) * together; ++step) {
       if (step > 0 && step <= units) {
+        if constexpr (kOfKeys) {
+          if ((step - 1) % kTileUnits == 0) {
+            weights.of_key = begin_tile(keys.begin + (step - 1) * kTileDepth, weights.shift);
+          }
+        }
         weights.Begin(w_.logits + static_cast<size_t>((step - 1) % 2) * kUnitLogits,
                       weights_of(step - 1));
       }

@@ -67,6 +67,7 @@ class VectorGradients {
 
   // P of a logit, given the shift of its row; a factor makes logits exponents of 2.
   static T Shift(T lse) { return lse; }
+  static HWY_INLINE V RowPart(V of_row, V /*factor*/) { return of_row; }
   static HWY_INLINE V Weight(V s, V shift, V /*factor*/) {
     return softmax::HWY_NAMESPACE::Weight(D(), hn::Sub(s, shift));
   }

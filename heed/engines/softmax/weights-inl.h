@@ -93,12 +93,14 @@ class WeightsBlock : ForwardBlock<O, C> {
     }
     V max[C];
     for (int c = 0; c < C; ++c) max[c] = none;
+    this->BeginLogits(tile);
     for (int r = 0; r < num_runs; ++r) {
       this->template Logits</*kFlagMasked=*/true>(runs[r], tile, max);
     }
     V shift[C];
     for (int c = 0; c < C; ++c) {
-      shift[c] = hn::Load(d_, lse + static_cast<size_t>(c) * N);
+      const auto vector = static_cast<size_t>(c);
+      shift[c] = this->WithoutRow(hn::Load(d_, lse + vector * N), vector);
     }
     for (size_t j = 0; j < num_keys; ++j) {
       HWY_UNROLL(4)

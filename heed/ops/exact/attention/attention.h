@@ -127,7 +127,7 @@ struct Outputs {
 //
 // Cost. 2 (D + Dv) flops and one exponential per visited pair; tiles in which no
 // pair is kept are not visited. Memory beyond the arguments: Workspace(). With log_decay
-// two additions per pair, and 8.5 bytes per key and query head.
+// one addition per pair, and 8.5 bytes per key and query head.
 //
 // Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees
 // with the above, if an output overlaps an input or itself, or if an option is
