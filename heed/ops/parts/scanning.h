@@ -14,11 +14,7 @@
 
 namespace heed::scanning {
 
-// The tensors of one token of each sequence: those below without their axis T.
-//
-// Any strides; quick where tokens or channels are contiguous. Tensors over tokens have the dtype of
-// the first or that of states, which is f64 beside f64 and else f32; constants have any float
-// dtype.
+// One token of each sequence: the tensors below without their axis T.
 struct StepInputs {
   ConstTensorView u;            // [B, D, T]: inputs
   ConstTensorView delta;        // [B, D, T]: time steps, before delta_bias and delta_softplus
@@ -35,7 +31,9 @@ struct StepInputs {
   ConstTensorView log_decay;    // [B, T, D]: natural logarithms of decay factors, <= 0
 };
 
-// The same of all tokens.
+// Any strides; quick where tokens or channels are contiguous. Tensors over tokens have the dtype of
+// the first or that of states, which is f64 beside f64 and else f32; constants have any float
+// dtype.
 struct Inputs : StepInputs {
   ConstTensorView initial;  // [B, D, N], or [B, D] where there is one state: before the first
                             // token; f32 (f64 beside f64); absent: zeros

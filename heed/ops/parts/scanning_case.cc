@@ -75,7 +75,8 @@ std::string Title(const Mechanism& m, const Problem& p) {
   return text + " " + p.note;
 }
 
-// A view of one token without its axis of tokens.
+// A view of one token without its axis of tokens. Where that leaves [B, N], which of as many
+// sequences as channels could be [D, N] as well, it gets its group's axis.
 template <class View>
 View OneToken(const std::string& axes, const View& t) {
   const size_t at = axes.find('T');
@@ -83,8 +84,15 @@ View OneToken(const std::string& axes, const View& t) {
   Shape sizes(t.sizes().begin(), t.sizes().end()), strides(t.strides().begin(), t.strides().end());
   sizes.erase(sizes.begin() + static_cast<std::ptrdiff_t>(at));
   strides.erase(strides.begin() + static_cast<std::ptrdiff_t>(at));
+  if (axes == "BNT") {
+    sizes.insert(sizes.begin() + 1, 1);
+    strides.insert(strides.begin() + 1, 0);
+  }
   return View(t.data(), t.dtype(), sizes, strides);
 }
+
+// Constants of a step say what they are by their shape alone.
+bool MayBeConstant(bool step, const AxisSizes& sizes) { return !step || sizes.B != sizes.D; }
 
 void RunStep(const Mechanism& m, const Problem& p, Context& ctx, const Outputs& out) {
   StepInputs in;
@@ -230,9 +238,9 @@ class Generator {
       if (tensor.optional && Chance(0.4)) continue;
       std::string axes = tensor.axes;
       if (axes.find('|') != std::string::npos) {
-        axes = Chance(0.2)    ? axes.substr(axes.rfind('|') + 1)
-               : sizes.G == 1 ? AxesOf(tensor, Chance(0.5) ? 3 : 4)
-                              : AxesOf(tensor, 4);
+        axes = Chance(0.2) && MayBeConstant(p_.step, sizes)
+                   ? axes.substr(axes.rfind('|') + 1)
+                   : AxesOf(tensor, sizes.G == 1 && Chance(0.5) ? 3 : 4);
       }
       const bool over_tokens = axes.find('T') != std::string::npos;
       const bool is_first = tensor.input == d.tensors[0].input;
@@ -258,7 +266,7 @@ class Generator {
     AxisSizes of_states = sizes;
     of_states.B = sequences;
     const Shape state = ShapeOf(d.state_axes, of_states);
-    if (Chance(0.6)) p_.in.initial = State(state);
+    if (p_.step || Chance(0.6)) p_.in.initial = State(state);
     if (Chance(0.5)) p_.in.d_final = State(state);
     Describe(d, p_, sequences, sizes.N, true, !p_.step && Chance(0.6),
              StridesOf(first.axes, o, Chance(0.5)));
@@ -359,9 +367,9 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request, const Choice& choi
     if (Has(choice.absent, tensor.name)) continue;
     std::string axes = tensor.axes;
     if (axes.find('|') != std::string::npos) {
-      axes = Has(choice.constant, tensor.name) ? axes.substr(axes.rfind('|') + 1)
-             : choice.groups == 0              ? AxesOf(tensor, 3)
-                                               : AxesOf(tensor, 4);
+      axes = Has(choice.constant, tensor.name) && MayBeConstant(p.step, sizes)
+                 ? axes.substr(axes.rfind('|') + 1)
+                 : AxesOf(tensor, choice.groups == 0 ? 3 : 4);
     }
     const Shape shape = ShapeOf(axes, sizes);
     const bool over_tokens = axes.find('T') != std::string::npos;
@@ -377,7 +385,7 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request, const Choice& choi
     p.in.d_o = p.Keep(
         Buffer(request.dtype, o, like, Placement::kAligned).FillNormal(++seed));
   }
-  if (state) {
+  if (state || p.step) {
     p.in.initial = p.Keep(
         Buffer(StateDType(request.dtype), ShapeOf(d.state_axes, sizes)).FillNormal(++seed));
   }

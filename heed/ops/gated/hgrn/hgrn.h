@@ -43,8 +43,8 @@ using scanning::StepInputs;
 // arguments: Workspace().
 //
 // Throws InvalidArgument if a rank, shape, dtype or device disagrees with the above, if an
-// output overlaps an input, if lengths, starts or cu_seqlens are out of range, or, where the
-// Context checks, if a log decay is positive or NaN. On throw, nothing has been written.
+// output overlaps an input, or if lengths, starts or cu_seqlens are out of range; a log decay that is
+// positive or NaN is computed with, unless the Context checks. On throw, nothing has been written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
                       const Outputs& out);
 

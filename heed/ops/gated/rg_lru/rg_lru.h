@@ -1,4 +1,5 @@
-// RG-LRU, the recurrence of Griffin: a state per channel that forgets by a gate, and is its own output.
+// RG-LRU, the recurrence of Griffin: a state per channel that forgets by a gate and is its own
+// output.
 //
 //   log a_t = -c sigmoid(r_t) softplus(a)         r: recurrence_gate, i: input_gate
 //   h_t = a_t h_{t-1} + sqrt(1 - a_t^2) sigmoid(i_t) x_t,  o_t = h_t
@@ -37,13 +38,14 @@ struct Options : scanning::Options {
 // in its channel.
 //
 // Precision. f64 is computed in f64, all else in f32, and o is rounded once; states are
-// f64 or f32. Decays are applied without being rounded, and 1 - a^2 is not a difference. Subnormal results are flushed.
+// f64 or f32. Decays are applied without being rounded, and 1 - a^2 is not a difference. Subnormal
+// results are flushed.
 //
 // Reproducibility. The bits depend neither on threads, batch neighbours, padding or strides,
 // nor on where a sequence is split into calls.
 //
-// Cost. Four exponentials per token and channel, three tensors read and one written. Memory beyond the
-// arguments: Workspace().
+// Cost. Three exponentials per token and channel, three tensors read and one written. Memory beyond
+// the arguments: Workspace().
 //
 // Throws InvalidArgument if a rank, shape, dtype or device disagrees with the above, if an
 // output overlaps an input, if lengths, starts or cu_seqlens are out of range, or if c is
@@ -58,14 +60,15 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 // Computes gradients of a sum over <d_o, o> and <d_final, final>. With p the gradient of h, that of
 // the final state included:
 //
-//   p_t = d_o_t + a_{t+1} p_{t+1},  dlog a_t = p_t (a_t h_{t-1} - sigmoid(i_t) x_t a_t^2 / sqrt(1 - a_t^2))
+//   p_t      = d_o_t + a_{t+1} p_{t+1}
+//   dlog a_t = p_t (a_t h_{t-1} - sigmoid(i_t) x_t a_t^2 / sqrt(1 - a_t^2))
 //
-// and from these the gradients of x, of both gates and of a. As in the paper's own code the
-// derivative of the root is taken to be at most 1000, and at a first token to be 0. da is summed over
-// groups of 128 tokens in f32 (f64 beside f64), counted from a sequence's own first token, then in
-// f64 in a fixed order. Precision and reproducibility as above, but for da of a sequence that is
-// split, which agrees to rounding. States are kept every 16 tokens, the rest is computed
-// again. Throws as Forward.
+// and from these the gradients of x, of both gates and of a. As in the paper's own code the derivative
+// of sqrt is taken to be at most 1000; at a first token without a state the root does not depend on
+// a. da is summed over groups of 128 tokens in f32 (f64 beside f64), counted from a sequence's own
+// first token, then in f64 in a fixed order. Precision and reproducibility as above, but for da of a
+// sequence that is split, which agrees to rounding. States are kept every 16 tokens, the rest is
+// computed again. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
                        const Gradients& out);
 

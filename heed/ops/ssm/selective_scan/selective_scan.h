@@ -8,8 +8,8 @@
 // channel, each on its own.
 //
 // Source: Gu, Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces",
-// arXiv:2312.00752; names and shapes are those of selective_scan_fn of the package mamba_ssm, which has
-// neither an initial state nor the gradient of the last one. Derivation of the gradients: README.md.
+// arXiv:2312.00752; names and shapes are those of selective_scan_fn of the package mamba_ssm, which
+// has neither an initial state nor the gradient of the last one.
 #ifndef HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_H_
 #define HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_H_
 
@@ -50,8 +50,9 @@ struct Options : scanning::Options {
 // or channels are contiguous. Memory beyond the arguments: Workspace().
 //
 // Throws InvalidArgument if a rank, shape, dtype or device disagrees with the above, if an
-// output overlaps an input, if lengths, starts or cu_seqlens are out of range, or, where the
-// Context checks, if A has a positive element or NaN. On throw, nothing has been written.
+// output overlaps an input, or if lengths, starts or cu_seqlens are out of range. A positive A makes
+// states grow and a NaN is computed with, unless the Context checks: then it throws. On throw,
+// nothing has been written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
                       const Outputs& out);
 
