@@ -244,9 +244,11 @@ class Generator {
       }
       const bool over_tokens = axes.find('T') != std::string::npos;
       const bool is_first = tensor.input == d.tensors[0].input;
-      const DType dtype = is_first || Chance(0.6) ? dtype_
-                          : over_tokens           ? StateDType(dtype_)
-                                        : random().Pick({DType::kF64, DType::kF32, DType::kBF16});
+      // Gradients of constants are sums over tokens, of which float16 holds no more than a few.
+      const bool fits = over_tokens || dtype_ != DType::kF16 || sizes.B * sizes.T <= 64;
+      const DType dtype = is_first || (fits && Chance(0.6)) ? dtype_
+                          : over_tokens                     ? StateDType(dtype_)
+                                      : random().Pick({DType::kF64, DType::kF32, DType::kBF16});
       const Buffer buffer = Layout(axes, ShapeOf(axes, sizes), dtype);
       Fill(tensor, buffer, ++seed_, d.softplus, strong, vanishing);
       p_.in.*tensor.input = p_.Keep(buffer);
