@@ -253,9 +253,14 @@ def test_checks_refuse_what_would_grow(name, key):
         heed.set_checks(False)
 
 
+def test_a_positive_decay_counts_as_zero():
+    values = arguments("hgrn")
+    ones = values | {"log_decay": np.where(values["log_decay"] < -0.3, 2.0, values["log_decay"])}
+    zeros = values | {"log_decay": np.minimum(ones["log_decay"], 0)}
+    assert np.array_equal(call("hgrn", ones), call("hgrn", zeros))
+
+
 def test_a_step_whose_constants_could_be_tokens_is_refused():
-    if "selective_scan" not in NAMES:
-        return
     values = at_tokens("selective_scan", arguments("selective_scan", rank=3, B=6), 0)
     state = state_of("selective_scan", B=6)
     with pytest.raises(heed.InvalidArgument, match=r"B has shape \[6,5\], expected \[B, 1, N\] or \[B, D, N\]"):

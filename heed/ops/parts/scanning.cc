@@ -119,13 +119,13 @@ void Clear(const TensorView& t, const std::string& axes, int64_t b, int64_t begi
   }
 }
 
-// Zeros for tokens that no sequence has.
+// Zeros for tokens that no sequence has, and for those of no channels, which no task takes.
 void ClearOthers(const Call& call, const TensorView& t, const std::string& axes) {
   if (!t.present() || t.num_elements() == 0) return;
   for (int64_t b = 0; b < call.sizes.B; ++b) {
     int64_t after = 0;  // of the ranges so far: ascending
     for (const recurrent::TokenRange& range : call.ranges) {
-      if (range.batch != b) continue;
+      if (range.batch != b || call.sizes.D == 0) continue;
       if (after < range.begin) Clear(t, axes, b, after, range.begin);
       after = std::max(after, range.end);
     }
