@@ -138,6 +138,11 @@ Report Recurrence() {
           {{"recurrence", nlohmann::ordered_json::parse(GateJson(gates))}}};
 }
 
+Report Scans() {
+  const std::vector<GateResult> gates = MeasureGates(ScanLines(), &Progress);
+  return {GateTable(gates), {{"scans", nlohmann::ordered_json::parse(GateJson(gates))}}};
+}
+
 Report CrossoverReport() {
   const std::vector<CrossoverRow> rows = MeasureCrossover(&Progress);
   return {CrossoverTable(rows),
@@ -161,6 +166,7 @@ constexpr struct {
   Report (*measure)();
 } kTables[] = {{"gates", &Gates},
                {"recurrence", &Recurrence},
+               {"scans", &Scans},
                {"crossover", &CrossoverReport},
                {"drift", &DriftReport},
                {"decode", &DecodeReport}};

@@ -27,9 +27,10 @@ constexpr char kFormat[] =
 constexpr double kShortSeconds = 0.010;
 constexpr int kRounds = 9, kShortRounds = 15;  // of long and of short samples
 constexpr size_t kEnoughSamples = 5;
+constexpr double kFlopsPerUpdate = 7;  // of a selective scan's state, by one token
 
 std::unique_ptr<TimedCase> Prepare(const Side& side) {
-  const Sizes sizes = {1, side.T, side.T, side.Hq, side.Hkv, side.D, side.D};
+  const Sizes sizes = {side.B, side.T, side.T, side.Hq, side.Hkv, side.D, side.D};
   // Long enough that a window of 512 excludes something.
   const int64_t checked = side.variant.starts_with("window") ? 1100 : 300;
   return std::make_unique<TimedCase>(
@@ -76,6 +77,8 @@ GateResult Measure(const Line& line) {
   for (int round = 0; round < rounds; ++round) {
     const double peak = line.ratio == Ratio::kOfPeak    ? subject->PeakFlopsPerSecond()
                         : line.ratio == Ratio::kOfTiles ? probe::TileFlopsPerSecond()
+                        : line.ratio == Ratio::kOfExp2
+                            ? kFlopsPerUpdate * probe::Exp2PerSecond(line.subject.dtype)
                                                         : 1;
     const Sample a = subject->Time();
     const Sample b = other ? other->Time() : Sample{1, true};
@@ -86,6 +89,7 @@ GateResult Measure(const Line& line) {
     switch (line.ratio) {
       case Ratio::kOfPeak:
       case Ratio::kOfTiles:
+      case Ratio::kOfExp2:
         ratios.push_back(subject->problem().flops / a.seconds / peak);
         break;
       case Ratio::kTime:

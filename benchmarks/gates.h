@@ -24,12 +24,14 @@ struct Side {
   DType dtype = DType::kF32;
   const char* pass = "forward";
   const char* mechanism = "attention";
+  int64_t B = 1;
 };
 
 // What is measured.
 enum class Ratio {
   kOfPeak,        // the subject's fraction of the multiply-add peak
   kOfTiles,       // its fraction of the rate of matrix tiles
+  kOfExp2,        // of the rate of exponentials: its updates of states, which take one each
   kTime,          // its time over that of the other
   kSpeedUp,       // the other's over its
   kTimePerToken,  // as kTime, each divided by its tokens
@@ -57,6 +59,7 @@ void AddTwoThreads(const std::string& name, Side one, double zen4, double intel,
 
 std::vector<Line> AttentionLines();
 std::vector<Line> RecurrenceLines();
+std::vector<Line> ScanLines();
 
 struct GateResult {
   std::string name;

@@ -15,7 +15,8 @@ foreach(header IN LISTS headers)
   set(output ${PROJECT_BINARY_DIR}/docstrings/${name}.h)
   add_custom_command(OUTPUT ${output} VERBATIM
     COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/docstrings.py ${output} ${header}
-    DEPENDS ${PROJECT_SOURCE_DIR}/tools/docstrings.py ${header} ${PROJECT_SOURCE_DIR}/heed/ops/parts/recurrent.h)
+    DEPENDS ${PROJECT_SOURCE_DIR}/tools/docstrings.py ${header} ${PROJECT_SOURCE_DIR}/heed/ops/parts/recurrent.h
+      ${PROJECT_SOURCE_DIR}/heed/ops/parts/scanning.h)
   list(APPEND docstrings ${output})
 endforeach()
 

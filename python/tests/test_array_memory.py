@@ -7,6 +7,7 @@ import multiprocessing
 import numpy as np
 import producers
 import pytest
+import scans
 from mechanisms import DESCRIPTIONS, CONSTANT, NAMES, WITH_STATE, arguments, at_tokens, state_shape
 
 import heed
@@ -81,6 +82,13 @@ def calls():
     yield "causal_conv1d", {"x": X[:1], "weight": WEIGHT, "cu_seqlens": BOUNDS, "out": np.zeros_like(X[:1])}
     yield "causal_conv1d_backward", {"do": X, "x": X, "weight": WEIGHT, "bias": normal(8)}
     yield "causal_conv1d_step", {"x": X[..., 0], "weight": WEIGHT, "bias": normal(8), "state": normal(2, 8, 3)}
+    for name in scans.NAMES:
+        values = scans.arguments(name, T=6, dtype=np.float32)
+        do = np.ones_like(next(iter(values.values())))
+        yield name, {**values, "initial_state": scans.state_of(name, np.float32), **TOKENS}
+        yield name + "_backward", {"do": do, **values}
+        state = scans.state_of(name, np.float32)
+        yield name + "_step", {**scans.at_tokens(name, values, 0), "state": state}
     yield "linformer", {**LINEAR, **TOKENS}
     yield "linformer", {key: x[:1] if x.ndim == 4 else x for key, x in LINEAR.items()} | {"cu_seqlens": BOUNDS}
     yield "linformer_backward", {"do": normal(2, 6, 4, 8), **LINEAR}

@@ -3,6 +3,7 @@ import json
 
 import numpy as np
 import pytest
+import scans
 from mechanisms import CONSTANT, NAMES, arguments
 
 import heed
@@ -118,6 +119,8 @@ LENGTHS = {"lengths": ((2,), [6, 6]), "starts": ((2,), [0, 0]), "cu_seqlens": ((
 def recurrent_calls():
     for name in NAMES:
         yield name, arguments(name, T=6, dtype=np.float32)
+    for name in scans.NAMES:
+        yield name, scans.arguments(name, T=6, dtype=np.float32)
     x = np.zeros((2, 3, 6), np.float32)
     yield "causal_conv1d", {"x": x, "weight": np.zeros((3, 4), np.float32)}
     q, e = np.zeros((2, 6, 4, 8), np.float32), np.zeros((3, 6), np.float32)
@@ -130,7 +133,7 @@ def test_lengths_may_be_shapes(name, given, option):
     """Of which nothing is left out, and the sequences of cu_seqlens are of one length."""
     shape, numbers = LENGTHS[option]
     if option == "cu_seqlens":
-        given = {key: x[:1] if key not in CONSTANT and len(x) == 2 else x for key, x in given.items()}
+        given = {key: x[:1] if (x.ndim > 2 or key not in CONSTANT) and len(x) == 2 else x for key, x in given.items()}
     for inputs in (given, {key: x.shape for key, x in given.items()}):
         assert heed.explain(name, **inputs, **{option: shape}) == heed.explain(name, **inputs, **{option: numbers})
     with pytest.raises(heed.InvalidArgument, match=f"{option} has shape"):

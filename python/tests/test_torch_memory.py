@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mechanisms  # noqa: E402
+import scans  # noqa: E402
 from mechanisms import DESCRIPTIONS, NAMES, OPTIONAL, WITH_STATE, state_shape  # noqa: E402
 
 import heed  # noqa: E402
@@ -39,6 +40,19 @@ def step(name):
     return function, token[query]
 
 
+def scan_step(name):
+    """The same of a scan and its first input."""
+    values = {key: torch.from_numpy(x).float() for key, x in scans.arguments(name).items()}
+    token = scans.at_tokens(name, values, 0)
+    first = next(iter(token))
+
+    def function(x):
+        state = torch.from_numpy(scans.state_of(name)).float()
+        return getattr(heed.torch, name + "_step")(**token | {first: x}, state=state)
+
+    return function, token[first]
+
+
 def parts(x):
     return [(x, normal(1, 2, 3, seed=4)), (normal(1, 3, 2, 4, seed=5), normal(1, 2, 3, seed=6))]
 
@@ -55,6 +69,7 @@ PLAIN = {  # functions of one tensor that are no operators
         lambda x: heed.torch.causal_conv1d_step(x, normal(3, 4), None, torch.zeros(2, 3, 3)), normal(2, 3),
     ),
     **{f"{name}_step": step(name) for name in WITH_STATE if name != "performer"},
+    **{f"{name}_step": scan_step(name) for name in scans.NAMES},
 }
 
 

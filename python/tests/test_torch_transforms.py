@@ -4,6 +4,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import mechanisms  # noqa: E402
+import scans  # noqa: E402
 from mechanisms import NAMES, OPTIONAL, WITH_STATE  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -30,10 +31,17 @@ def mechanism(name):
     return function, [tensors[key].double() for key in floats]
 
 
+def scan(name):
+    arrays = scans.arguments(name, D=4, T=5, N=3, rank=3 if name == "selective_scan" else None)
+    return lambda *given: getattr(heed.torch, name)(**dict(zip(arrays, given))), [torch.from_numpy(x) for x in arrays.values()]
+
+
 def case(name):
     """(function of tensors, its tensors)."""
     if name in NAMES:
         return mechanism(name)
+    if name in scans.NAMES:
+        return scan(name)
     q, k, v = normal(2, 5, 2, 4), normal(2, 6, 1, 4, seed=2), normal(2, 6, 1, 3, seed=3)
     positions = torch.arange(5)
     return {
@@ -45,7 +53,7 @@ def case(name):
     }[name]
 
 
-OPERATORS = [*NAMES, "attention", "causal_conv1d", "linformer", "rotary", "t5_bias"]
+OPERATORS = [*NAMES, *scans.NAMES, "attention", "causal_conv1d", "linformer", "rotary", "t5_bias"]
 LINEAR = ["rotary", "t5_bias"]  # whose derivative of forward mode is the operator itself
 
 

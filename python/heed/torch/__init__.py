@@ -17,7 +17,7 @@ from heed.torch._functions import (
     sinusoidal,
     t5_bias,
 )
-from heed.torch import _recurrent, _stateless
+from heed.torch import _recurrent, _scanning, _stateless
 from heed.torch._multihead import MultiheadAttention
 from heed.torch._sdpa import replace_sdpa, scaled_dot_product_attention
 
@@ -43,6 +43,6 @@ __all__ = [
 ]
 
 # Mechanisms with a state and without: whichever the extension module has.
-for _functions in (_recurrent.functions, _stateless.functions):
+for _functions in (_recurrent.functions, _scanning.functions, _stateless.functions):
     globals().update(_functions)
     __all__ += sorted(_functions)

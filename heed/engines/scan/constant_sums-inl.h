@@ -1,0 +1,96 @@
+// Gradients of constants of channels: sums over tokens and sequences whose bits depend on neither
+// threads nor strips.
+//
+// Compiled once per SIMD target. A strip adds up chunks of 128 tokens in the compute type, and
+// chunks in f64; strips of one place add to what all sequences share in turn, in their order.
+#if defined(HEED_ENGINES_SCAN_CONSTANT_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SCAN_CONSTANT_SUMS_INL_H_
+#undef HEED_ENGINES_SCAN_CONSTANT_SUMS_INL_H_
+#else
+#define HEED_ENGINES_SCAN_CONSTANT_SUMS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+#include "heed/core/carver.h"
+#include "heed/core/turn.h"
+#include "heed/engines/scan/panel-inl.h"
+#include "heed/engines/scan/problem.h"
+#include "heed/engines/scan/tasks.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::scan::HWY_NAMESPACE {
+
+// Of one strip of one sequence: rows of its width.
+template <class T>
+struct ConstantSums {
+  T* chunk;
+  double* total;
+  int64_t rows;
+
+  void LayOut(int64_t num_rows, Carver& carver) {
+    rows = num_rows;
+    carver.Next(chunk, rows * static_cast<int64_t>(StripWidth<T>()));
+    carver.Next(total, rows * static_cast<int64_t>(StripWidth<T>()));
+  }
+  size_t size() const { return static_cast<size_t>(rows) * StripWidth<T>(); }
+  T* Row(int64_t row) const { return chunk + static_cast<size_t>(row) * StripWidth<T>(); }
+  void Clear() const {
+    std::fill_n(chunk, size(), T{0});
+    std::fill_n(total, size(), 0.0);
+  }
+  HWY_ATTR void EndChunk() const {
+    for (size_t i = 0; i < size(); ++i) {
+      total[i] += static_cast<double>(chunk[i]);
+      chunk[i] = T{0};
+    }
+  }
+};
+
+// Of all channels and sequences: [rows][channels].
+struct SharedSums {
+  double* sums;
+  Turn* turns;  // of each strip, over sequences
+  int64_t rows, channels, strips;
+
+  void LayOut(int64_t num_rows, int64_t num_channels, int64_t num_strips, Carver& carver) {
+    rows = num_rows;
+    channels = num_channels;
+    strips = num_strips;
+    carver.Next(sums, rows * channels);
+    carver.Next(turns, strips);
+  }
+  void Begin() const {
+    std::fill_n(sums, rows * channels, 0.0);
+    for (int64_t i = 0; i < strips; ++i) new (turns + i) Turn(0);
+  }
+  template <class T>
+  void Add(const ConstantSums<T>& of, const Strip& strip, int64_t sequence) const {
+    WaitForTurn(turns[strip.index], sequence);
+    for (int64_t row = 0; row < rows; ++row) {
+      const double* from = of.total + static_cast<size_t>(row) * StripWidth<T>();
+      double* to = sums + row * channels + strip.first;
+      for (int64_t i = 0; i < strip.channels; ++i) to[i] += from[i];
+    }
+    EndTurn(turns[strip.index]);
+  }
+  // Rows [first, first + count), a state each.
+  void Store(int64_t first, int64_t count, const Numbers& to) const {
+    if (to.data == nullptr) return;
+    for (int64_t n = 0; n < count; ++n) {
+      for (int64_t c = 0; c < channels; ++c) {
+        StoreDouble(to.dtype, const_cast<void*>(to.data), c * to.channel + n * to.state,
+                    sums[(first + n) * channels + c]);
+      }
+    }
+  }
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::scan::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SCAN_CONSTANT_SUMS_INL_H_

@@ -1,0 +1,350 @@
+// The rules of one state per channel, forward, one token and backward, for one dtype of states.
+//
+// Compiled once per SIMD target. Lanes are channels, of which a task owns a few vectors of one
+// sequence; the state is one register per vector, and is the output:
+//
+//   h = a h + b
+//
+// Bound by memory with decays that are given, by exponentials with gates. Backward, states at the
+// borders of tiles of 16 tokens are kept and the others computed again; with p the gradient of h,
+// db = p, dlog a = p a h_{t-1} + db b', p = a p.
+#if defined(HEED_ENGINES_SCAN_ELEMENTWISE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SCAN_ELEMENTWISE_INL_H_
+#undef HEED_ENGINES_SCAN_ELEMENTWISE_INL_H_
+#else
+#define HEED_ENGINES_SCAN_ELEMENTWISE_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "heed/core/carver.h"
+#include "heed/core/context.h"
+#include "heed/engines/scan/constant_sums-inl.h"
+#include "heed/engines/scan/decay-inl.h"
+#include "heed/engines/scan/panel-inl.h"
+#include "heed/engines/scan/passes.h"
+#include "heed/engines/scan/problem.h"
+#include "heed/engines/scan/tasks.h"
+#include "heed/simd/activation-inl.h"
+#include "heed/simd/math-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::scan::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/
+
+// One thread's memory.
+template <class T>
+struct ElementwiseBuffers {
+  T *x, *first, *second;  // [kTile][width]: x, and log_decay, or recurrence and input gates
+  T* o;                   // [kTile][width]; backward, h before each token
+  T* d_o;                 // [kTile][width]
+  T *h, *p;               // [width]: the state, and its gradient
+  T *rate, *slope;        // [width]: -c softplus(lambda), and -c times its derivative
+  T* borders;             // [tiles][width]
+  ConstantSums<T> constants;  // of lambda, before its factor
+
+  void LayOut(const Problem& problem, bool backward, Carver& carver) {
+    constexpr auto width = static_cast<int64_t>(StripWidth<T>());
+    for (T** panel : {&x, &first, &second, &o, &d_o}) carver.Next(*panel, kTileTokens * width);
+    for (T** row : {&h, &p, &rate, &slope}) carver.Next(*row, width);
+    carver.Next(borders, backward ? NumTiles(MostTokens(problem)) * width : 0);
+    constants.LayOut(backward ? 1 : 0, carver);
+  }
+};
+
+template <class T, Rule kRule>
+class ElementwiseStrip {
+ public:
+  ElementwiseStrip(const Problem& p, const ElementwiseBuffers<T>& buffers, const Strip& strip)
+      : p_(p), b_(buffers), strip_(strip), channels_(static_cast<size_t>(strip.channels)),
+        vectors_((channels_ + N - 1) / N) {
+    if constexpr (kRule == Rule::kGates) {
+      LoadPanel(PieceOf(p.lambda, 0, 1, strip.first, channels_), b_.rate, kWidth);
+      const V minus_c = hn::Set(d_, static_cast<T>(-p.c));
+      for (size_t at = 0; at < vectors_ * N; at += N) {
+        const V lambda = hn::Load(d_, b_.rate + at);
+        hn::Store(hn::Mul(minus_c, hs::Softplus(d_, lambda)), d_, b_.rate + at);
+        hn::Store(hn::Mul(minus_c, hs::Sigmoids(d_, lambda).s), d_, b_.slope + at);
+      }
+    }
+  }
+
+  HWY_NOINLINE HWY_ATTR void Forward(const Sequence& s) {
+    LoadRow(p_.initial, s, b_.h);
+    for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {
+      const size_t tokens = TokensAt(s, begin);
+      LoadTile(s, begin, tokens);
+      Expect(s, begin + kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate, &p_.o});
+      for (size_t v = 0; v < vectors_; ++v) {
+        V h = hn::Load(d_, b_.h + v * N);
+        for (size_t t = 0; t < tokens; ++t) {
+          const size_t at = t * kWidth + v * N;
+          h = After(TokenAt(at, IsFirst(begin, t)), h);
+          hn::Store(h, d_, b_.o + at);
+          Ask(v, t);
+        }
+        hn::Store(h, d_, b_.h + v * N);
+      }
+      StorePanel(b_.o, kWidth, PieceAt(p_.o, s, begin, tokens));
+    }
+    StoreRow(b_.h, p_.final, s);
+  }
+
+  HWY_NOINLINE HWY_ATTR void Backward(const Gradients& g, int64_t sequence,
+                                      const SharedSums& shared) {
+    const Sequence& s = p_.sequences[static_cast<size_t>(sequence)];
+    b_.constants.Clear();
+    Borders(s);
+    LoadRow(g.d_final, s, b_.p);
+    for (int64_t tile = NumTiles(s.count); tile-- > 0;) {
+      OneTile(s, tile * kTileTokens, g);
+      if (tile * kTileTokens % kChunkTokens == 0) b_.constants.EndChunk();
+    }
+    StoreRow(b_.p, g.dinitial, s);
+    if constexpr (kRule == Rule::kGates) {
+      for (size_t i = 0; i < kWidth; ++i) {
+        b_.constants.total[i] *= static_cast<double>(b_.slope[i]);
+      }
+      shared.Add(b_.constants, strip_, sequence);
+    }
+  }
+
+ private:
+  using D = hn::ScalableTag<T>;
+  using V = hn::Vec<D>;
+  static constexpr size_t N = Lanes<T>();
+  static constexpr size_t kWidth = StripWidth<T>();
+
+  // What one token makes of its tensors.
+  struct Token {
+    Decay<V> decay;  // a
+    V written;       // b
+    // Of gates: of r and i; the root, and 1 - a^2 that it is of.
+    hs::SigmoidPair<V> recurrence, input;
+    V root, square, a;
+  };
+
+  static const Tokens& FirstOf(const Problem& p) {
+    return kRule == Rule::kDecay ? p.log_decay : p.recurrence_gate;
+  }
+  static size_t TokensAt(const Sequence& s, int64_t begin) {
+    return static_cast<size_t>(std::min(kTileTokens, s.count - begin));
+  }
+  // A sequence begins here with nothing before it.
+  bool IsFirst(int64_t begin, size_t t) const {
+    return begin == 0 && t == 0 && p_.initial.data == nullptr;
+  }
+  Piece PieceAt(const Tokens& x, const Sequence& s, int64_t begin, size_t tokens) const {
+    return PieceOf(x, s, begin, tokens, 0, strip_.first, channels_);
+  }
+
+  void LoadRow(const Numbers& from, const Sequence& s, T* to) const {
+    if (from.data == nullptr) return ClearPanel(to, kWidth, 1, channels_);
+    LoadPanel(PieceOf(from, s.state, 1, strip_.first, channels_), to, kWidth);
+  }
+  void StoreRow(const T* from, const Numbers& to, const Sequence& s) const {
+    if (to.data == nullptr) return;
+    StorePanel(from, kWidth, PieceOf(to, s.state, 1, strip_.first, channels_));
+  }
+  void LoadTile(const Sequence& s, int64_t begin, size_t tokens) const {
+    LoadPanel(PieceAt(p_.x, s, begin, tokens), b_.x, kWidth);
+    LoadPanel(PieceAt(FirstOf(p_), s, begin, tokens), b_.first, kWidth);
+    if constexpr (kRule == Rule::kGates) {
+      LoadPanel(PieceAt(p_.input_gate, s, begin, tokens), b_.second, kWidth);
+    }
+  }
+
+  void Expect(const Sequence& s, int64_t begin, std::initializer_list<const Tokens*> tensors) {
+    NextLines* next = next_;
+    for (const Tokens* x : tensors) {
+      const bool exists = begin >= 0 && begin < s.count && x->data != nullptr;
+      *next++ = exists ? NextLines(PieceAt(*x, s, begin, TokensAt(s, begin)), N) : NextLines();
+    }
+  }
+  HWY_INLINE void Ask(size_t v, size_t t) const {
+    for (const NextLines& next : next_) next.Ask(v, static_cast<int64_t>(t));
+  }
+
+  HWY_INLINE Token TokenAt(size_t at, bool is_first) const {
+    Token token;
+    const V x = hn::Load(d_, b_.x + at), zero = hn::Zero(d_);
+    if constexpr (kRule == Rule::kDecay) {
+      token.decay = DecayFrom(hn::Min(zero, hn::Load(d_, b_.first + at)));
+      token.written = x;
+    } else {
+      const V one = hn::Set(d_, T{1});
+      token.recurrence = hs::Sigmoids(d_, hn::Load(d_, b_.first + at));
+      token.input = hs::Sigmoids(d_, hn::Load(d_, b_.second + at));
+      const V rate = hn::Load(d_, b_.rate + at % kWidth);
+      token.decay = DecayFrom(hn::Mul(token.recurrence.s, rate));
+      // 1 - a^2 = (1 - a) (1 + a), which loses nothing where a is near 1.
+      const V power = PowerOf(d_, token.decay);
+      const V less = hn::MulAdd(power, token.decay.fraction, hn::Sub(power, one));  // a - 1
+      token.a = hn::MulAdd(power, token.decay.fraction, power);
+      token.square = hn::Neg(hn::Mul(less, hn::Add(one, token.a)));
+      token.root = is_first ? one : hn::Sqrt(token.square);
+      token.written = hn::Mul(token.root, hn::Mul(token.input.s, x));
+    }
+    return token;
+  }
+  // exp(log_decay).
+  HWY_INLINE Decay<V> DecayFrom(V log_decay) const {
+    const V log2e = hn::Set(d_, static_cast<T>(hs::kLog2E));
+    return DecayOf(d_, AtLeastForgotten(d_, hn::Mul(log_decay, log2e)));
+  }
+  HWY_INLINE V After(const Token& token, V h) const {
+    return hn::Add(Decayed(d_, token.decay, h), token.written);
+  }
+
+  // Keeps the states before each tile.
+  void Borders(const Sequence& s) {
+    LoadRow(p_.initial, s, b_.h);
+    for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {
+      std::copy_n(b_.h, kWidth, b_.borders + begin / kTileTokens * static_cast<int64_t>(kWidth));
+      if (begin + kTileTokens >= s.count) break;
+      LoadTile(s, begin, TokensAt(s, begin));
+      Expect(s, begin + kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate});
+      for (size_t v = 0; v < vectors_; ++v) {
+        V h = hn::Load(d_, b_.h + v * N);
+        for (size_t t = 0; t < static_cast<size_t>(kTileTokens); ++t) {
+          h = After(TokenAt(t * kWidth + v * N, IsFirst(begin, t)), h);
+          Ask(v, t);
+        }
+        hn::Store(h, d_, b_.h + v * N);
+      }
+    }
+  }
+
+  HWY_NOINLINE HWY_ATTR void OneTile(const Sequence& s, int64_t begin, const Gradients& g) {
+    const size_t tokens = TokensAt(s, begin);
+    LoadTile(s, begin, tokens);
+    LoadPanel(PieceAt(g.d_o, s, begin, tokens), b_.d_o, kWidth);
+    Expect(s, begin - kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate, &g.d_o});
+    const T* border = b_.borders + begin / kTileTokens * static_cast<int64_t>(kWidth);
+    for (size_t v = 0; v < vectors_; ++v) {
+      V h = hn::Load(d_, border + v * N);
+      for (size_t t = 0; t < tokens; ++t) {
+        const size_t at = t * kWidth + v * N;
+        hn::Store(h, d_, b_.o + at);
+        h = After(TokenAt(at, IsFirst(begin, t)), h);
+        Ask(v, t);
+      }
+      V p = hn::Load(d_, b_.p + v * N);
+      for (size_t t = tokens; t-- > 0;) p = Retreat(t * kWidth + v * N, IsFirst(begin, t), p);
+      hn::Store(p, d_, b_.p + v * N);
+    }
+    const auto store = [&](const T* panel, const Tokens& to) {
+      if (to.data != nullptr) StorePanel(panel, kWidth, PieceAt(to, s, begin, tokens));
+    };
+    store(b_.x, g.dx);
+    store(b_.first, kRule == Rule::kDecay ? g.dlog_decay : g.drecurrence_gate);
+    store(b_.second, g.dinput_gate);
+  }
+
+  // Gradients of a token take the places of its tensors; returns that of the state before it.
+  HWY_INLINE V Retreat(size_t at, bool is_first, V p) const {
+    p = hn::Add(p, hn::Load(d_, b_.d_o + at));
+    const Token token = TokenAt(at, is_first);
+    const V before = Decayed(d_, token.decay, p);  // a p
+    V dlog = hn::Mul(before, hn::Load(d_, b_.o + at));
+    if constexpr (kRule == Rule::kDecay) {
+      hn::Store(p, d_, b_.x + at);
+      hn::Store(dlog, d_, b_.first + at);
+    } else {
+      const V x = hn::Load(d_, b_.x + at);
+      const V of_gated = hn::Mul(p, token.root);  // of sigmoid(i) x
+      hn::Store(hn::Mul(of_gated, token.input.s), d_, b_.x + at);
+      hn::Store(hn::Mul(hn::Mul(of_gated, x), hn::Mul(token.input.s, token.input.complement)), d_,
+                b_.second + at);
+      if (!is_first) {
+        // droot / dlog a = -a^2 / root; what 1 / (2 root) there is at most 1000.
+        constexpr T kLeast = T{1e-6} / 4;
+        const V square = hn::Max(hn::Set(d_, kLeast), token.square);
+        const V slope = hn::Div(hn::Mul(token.a, token.a), hn::Sqrt(square));
+        dlog = hn::NegMulAdd(hn::Mul(p, hn::Mul(token.input.s, x)), slope, dlog);
+      }
+      T* sum = b_.constants.Row(0) + at % kWidth;
+      hn::Store(hn::MulAdd(dlog, token.recurrence.s, hn::Load(d_, sum)), d_, sum);
+      const V rate = hn::Load(d_, b_.rate + at % kWidth);
+      hn::Store(hn::Mul(hn::Mul(dlog, rate),
+                        hn::Mul(token.recurrence.s, token.recurrence.complement)),
+                d_, b_.first + at);
+    }
+    return before;
+  }
+
+  const D d_;
+  const Problem& p_;
+  const ElementwiseBuffers<T>& b_;
+  const Strip strip_;
+  const size_t channels_, vectors_;
+  NextLines next_[4];
+};
+
+template <class T>
+int64_t ElementwiseBytes(const Problem& p) {
+  Carver carver(nullptr);
+  ElementwiseBuffers<T> unused;
+  unused.LayOut(p, false, carver);
+  return carver.bytes();
+}
+
+template <class T, Rule kRule>
+void ElementwiseRun(Context& ctx, const Problem& p) {
+  ctx.ReserveScratch(static_cast<size_t>(ElementwiseBytes<T>(p)));
+  const Strips strips(p, StripWidth<T>());
+  const auto sequences = static_cast<int64_t>(p.sequences.size());
+  const Cut cut(p, strips.size(), 1, ctx.num_threads());
+  ctx.ParallelFor(cut.tasks(), [&](int64_t task, int worker) {
+    Carver carver(ctx.Scratch(worker));
+    ElementwiseBuffers<T> buffers;
+    buffers.LayOut(p, false, carver);
+    ElementwiseStrip<T, kRule> strip(p, buffers, strips.At(task % strips.size()));
+    const int64_t first = task / strips.size() * cut.sequences;
+    for (int64_t i = first; i < std::min(first + cut.sequences, sequences); ++i) {
+      strip.Forward(p.sequences[static_cast<size_t>(i)]);
+    }
+  });
+}
+
+// Sums of lambda: none of kDecay.
+template <class T>
+BackwardBytes ElementwiseBackBytes(const Problem& p) {
+  Carver carver(nullptr), shared(nullptr);
+  ElementwiseBuffers<T> unused;
+  unused.LayOut(p, true, carver);
+  SharedSums sums;
+  sums.LayOut(1, p.channels, Strips(p, StripWidth<T>()).size(), shared);
+  return {carver.bytes(), shared.bytes()};
+}
+
+template <class T, Rule kRule>
+void ElementwiseBackRun(Context& ctx, const Problem& p, const Gradients& g) {
+  const BackwardBytes bytes = ElementwiseBackBytes<T>(p);
+  ctx.ReserveScratch(static_cast<size_t>(bytes.per_thread));
+  ctx.ReserveShared(static_cast<size_t>(bytes.shared));
+  const Strips strips(p, StripWidth<T>());
+  Carver shared(ctx.Shared());
+  SharedSums sums;
+  sums.LayOut(1, p.channels, strips.size(), shared);
+  sums.Begin();
+  const auto sequences = static_cast<int64_t>(p.sequences.size());
+  ctx.ParallelFor(sequences * strips.size(), [&](int64_t task, int worker) {
+    Carver carver(ctx.Scratch(worker));
+    ElementwiseBuffers<T> buffers;
+    buffers.LayOut(p, true, carver);
+    ElementwiseStrip<T, kRule>(p, buffers, strips.At(task % strips.size()))
+        .Backward(g, task / strips.size(), sums);
+  });
+  sums.Store(0, 1, g.dlambda);
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::scan::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SCAN_ELEMENTWISE_INL_H_

@@ -1,0 +1,241 @@
+// Panels: pieces of tensors with channels in lanes, whatever lies side by side in memory.
+//
+// Compiled once per SIMD target. A panel has a row of `width` elements per token (or per state),
+// in the type that is computed in. Where channels are contiguous, rows are loaded; where tokens
+// are, squares of as many tokens and channels as a vector has lanes are transposed in registers.
+#if defined(HEED_ENGINES_SCAN_PANEL_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SCAN_PANEL_INL_H_
+#undef HEED_ENGINES_SCAN_PANEL_INL_H_
+#else
+#define HEED_ENGINES_SCAN_PANEL_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+#include "heed/engines/scan/problem.h"
+#include "heed/simd/convert-inl.h"
+#include "heed/simd/strided-inl.h"
+#include "heed/simd/transpose-inl.h"
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::scan::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/
+
+template <class T>
+constexpr size_t Lanes() {
+  return hn::MaxLanes(hn::ScalableTag<T>());
+}
+
+// Channels of a strip: what a task owns. More would leave L1, fewer would prepare B and C more
+// often.
+template <class T>
+constexpr size_t StripWidth() {
+  return 4 * Lanes<T>();
+}
+
+template <class T>
+constexpr size_t RoundedUp(size_t columns) {
+  return (columns + Lanes<T>() - 1) / Lanes<T>() * Lanes<T>();
+}
+
+// Rows and columns of a tensor in memory. Strides count elements.
+struct Piece {
+  const void* data;
+  DType dtype;
+  int64_t row_stride, column_stride;
+  size_t rows, columns;
+
+  int64_t At(size_t r, size_t c) const {
+    return static_cast<int64_t>(r) * row_stride + static_cast<int64_t>(c) * column_stride;
+  }
+  // A transposed piece has its rows in vectors.
+  bool is_transposed() const {
+    return column_stride != 1 && columns > 1 && rows > 1 && std::abs(row_stride) == 1;
+  }
+};
+
+// Tokens [begin, begin + rows) of a sequence, and columns from `column` on.
+inline Piece PieceOf(const Tokens& x, const Sequence& s, int64_t begin, size_t rows, int64_t group,
+                     int64_t column, size_t columns) {
+  const int64_t at = s.batch * x.batch + (s.first + begin) * x.token + group * x.group +
+                     column * x.column;
+  const char* data = static_cast<const char*>(x.data);
+  return {data + at * static_cast<int64_t>(SizeOf(x.dtype)), x.dtype, x.token, x.column, rows,
+          columns};
+}
+
+// All states of these channels; of a sequence's, or of constants.
+inline Piece PieceOf(const Numbers& x, int64_t sequence, size_t states, int64_t channel,
+                     size_t channels) {
+  const int64_t at = sequence * x.sequence + channel * x.channel;
+  const char* data = static_cast<const char*>(x.data);
+  return {data + at * static_cast<int64_t>(SizeOf(x.dtype)), x.dtype, x.state, x.channel, states,
+          channels};
+}
+
+// Kernels widen to T; constants may also be of a dtype that T does not compute in.
+template <class T>
+bool Widens(DType dtype) {
+  return sizeof(T) == 8 ? dtype == DType::kF64 : dtype != DType::kF64;
+}
+
+// Columns beyond those of the piece are zero, up to whole vectors.
+template <class T>
+HWY_NOINLINE HWY_ATTR void LoadPanel(const Piece& piece, T* HWY_RESTRICT to, size_t width) {
+  const hn::ScalableTag<T> d;
+  constexpr size_t N = Lanes<T>();
+  if (!Widens<T>(piece.dtype)) {
+    for (size_t i = 0; i < piece.rows * RoundedUp<T>(piece.columns); ++i) {
+      const size_t r = i / RoundedUp<T>(piece.columns), c = i % RoundedUp<T>(piece.columns);
+      to[r * width + c] = c < piece.columns ? static_cast<T>(LoadAsDouble(
+                                                  piece.dtype, piece.data, piece.At(r, c)))
+                                            : T{0};
+    }
+    return;
+  }
+  hs::WithStorage<T>(piece.dtype, [&](auto stored) HWY_ATTR {
+    using S = decltype(stored);
+    const S* from = static_cast<const S*>(piece.data);
+    if (piece.column_stride == 1 && piece.columns == StripWidth<T>()) {
+      for (size_t r = 0; r < piece.rows; ++r, from += piece.row_stride) {
+        for (size_t c = 0; c < StripWidth<T>(); c += N) {
+          hn::Store(hs::LoadWide(d, from + c), d, to + r * width + c);
+        }
+      }
+      return;
+    }
+    if (!piece.is_transposed()) {
+      for (size_t r = 0; r < piece.rows; ++r) {
+        for (size_t c = 0; c < piece.columns; c += N) {
+          hn::Store(hs::LoadStrided(d, from + piece.At(r, c), piece.column_stride,
+                                    HWY_MIN(N, piece.columns - c)),
+                    d, to + r * width + c);
+        }
+      }
+      return;
+    }
+    for (size_t c = 0; c < piece.columns; c += N) {
+      const size_t columns = HWY_MIN(N, piece.columns - c);
+      for (size_t r = 0; r < piece.rows; r += N) {
+        const size_t rows = HWY_MIN(N, piece.rows - r);
+        hn::Vec<decltype(d)> v[N];
+        if (columns == N && rows == N && piece.row_stride == 1) {
+          const S* column = from + piece.At(r, c);
+          for (size_t i = 0; i < N; ++i, column += piece.column_stride) {
+            v[i] = hs::LoadWide(d, column);
+          }
+          hs::Transpose(d, v);
+          for (size_t i = 0; i < N; ++i) hn::Store(v[i], d, to + (r + i) * width + c);
+          continue;
+        }
+        for (size_t i = 0; i < N; ++i) {
+          v[i] = i >= columns
+                     ? hn::Zero(d)
+                     : hs::LoadStrided(d, from + piece.At(r, c + i), piece.row_stride, rows);
+        }
+        hs::Transpose(d, v);
+        for (size_t i = 0; i < rows; ++i) hn::Store(v[i], d, to + (r + i) * width + c);
+      }
+    }
+  });
+}
+
+// The inverse, rounded; the piece is written.
+template <class T>
+HWY_NOINLINE HWY_ATTR void StorePanel(const T* HWY_RESTRICT from, size_t width,
+                                      const Piece& piece) {
+  const hn::ScalableTag<T> d;
+  constexpr size_t N = Lanes<T>();
+  hs::WithStorage<T>(piece.dtype, [&](auto stored) HWY_ATTR {
+    using S = decltype(stored);
+    S* to = static_cast<S*>(const_cast<void*>(piece.data));
+    if (piece.column_stride == 1 && piece.columns == StripWidth<T>()) {
+      for (size_t r = 0; r < piece.rows; ++r, to += piece.row_stride) {
+        for (size_t c = 0; c < StripWidth<T>(); c += N) {
+          hs::StoreRounded(d, hn::Load(d, from + r * width + c), to + c, N);
+        }
+      }
+      return;
+    }
+    if (!piece.is_transposed()) {
+      for (size_t r = 0; r < piece.rows; ++r) {
+        for (size_t c = 0; c < piece.columns; c += N) {
+          hs::StoreStrided(d, hn::Load(d, from + r * width + c), to + piece.At(r, c),
+                           piece.column_stride, HWY_MIN(N, piece.columns - c));
+        }
+      }
+      return;
+    }
+    for (size_t c = 0; c < piece.columns; c += N) {
+      const size_t columns = HWY_MIN(N, piece.columns - c);
+      for (size_t r = 0; r < piece.rows; r += N) {
+        const size_t rows = HWY_MIN(N, piece.rows - r);
+        hn::Vec<decltype(d)> v[N];
+        if (columns == N && rows == N && piece.row_stride == 1) {
+          for (size_t i = 0; i < N; ++i) v[i] = hn::Load(d, from + (r + i) * width + c);
+          hs::Transpose(d, v);
+          S* column = to + piece.At(r, c);
+          for (size_t i = 0; i < N; ++i, column += piece.column_stride) {
+            hs::StoreRounded(d, v[i], column, N);
+          }
+          continue;
+        }
+        for (size_t i = 0; i < N; ++i) {
+          v[i] = i < rows ? hn::Load(d, from + (r + i) * width + c) : hn::Zero(d);
+        }
+        hs::Transpose(d, v);
+        for (size_t i = 0; i < columns; ++i) {
+          hs::StoreStrided(d, v[i], to + piece.At(r, c + i), piece.row_stride, rows);
+        }
+      }
+    }
+  });
+}
+
+// Rows [0, rows) are zero up to whole vectors.
+template <class T>
+HWY_INLINE void ClearPanel(T* to, size_t width, size_t rows, size_t columns) {
+  const hn::ScalableTag<T> d;
+  for (size_t r = 0; r < rows; ++r) {
+    for (size_t c = 0; c < columns; c += Lanes<T>()) hn::Store(hn::Zero(d), d, to + r * width + c);
+  }
+}
+
+// The lines of memory that the next tile of a tensor begins on, asked for one at a time while
+// this one is computed: a strip's rows are kilobytes apart, which no prefetcher follows.
+class NextLines {
+ public:
+  NextLines() = default;
+  // Of a piece as the next tile will load it; of nothing where there is none.
+  NextLines(const Piece& piece, size_t lanes) {
+    if (piece.data == nullptr) return;
+    const auto size = static_cast<int64_t>(SizeOf(piece.dtype));
+    at_ = static_cast<const char*>(piece.data);
+    // A line per channel, or one per token and vector.
+    step_ = (piece.is_transposed() ? piece.column_stride : piece.row_stride) * size;
+    vector_ = piece.column_stride * size * static_cast<int64_t>(lanes);
+    if (piece.is_transposed() && piece.row_stride < 0) {
+      at_ += static_cast<int64_t>(piece.rows - 1) * piece.row_stride * size;
+    }
+  }
+  // Line `i` of the rows of vector `v`.
+  HWY_INLINE void Ask(size_t v, int64_t i) const {
+    if (at_ != nullptr) hwy::Prefetch(at_ + static_cast<int64_t>(v) * vector_ + i * step_);
+  }
+
+ private:
+  const char* at_ = nullptr;
+  int64_t step_ = 0, vector_ = 0;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::scan::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SCAN_PANEL_INL_H_

@@ -1,0 +1,105 @@
+// What the scan engine computes: views, sizes and scalars, all checked.
+//
+//   h_t = a_t .* h_{t-1} + b_t      h: [channels, states]
+//
+// with a_t and b_t made on the fly from the tensors of a token, by one of three rules. The
+// selective one has N states per channel, which share what they read and write by:
+//
+//   s_t = softplus(delta_t + bias), or delta_t + bias                             per channel
+//   a_t = exp(s_t A),  b_t = s_t x_t B_t,  y_t = sum_n C_t h_t + D x_t,  o_t = y_t silu(z_t)
+//
+// The others have one, which is the output: a_t = exp(log_decay_t), b_t = x_t; and
+//
+//   log a_t = -c sigmoid(r_t) softplus(lambda),  b_t = sqrt(1 - a_t^2) sigmoid(i_t) x_t
+//
+// whose root is 1 at the first token of a sequence that has no initial state. An operation fills
+// a Problem from its own inputs and options; the engine knows no operation.
+#ifndef HEED_ENGINES_SCAN_PROBLEM_H_
+#define HEED_ENGINES_SCAN_PROBLEM_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "heed/core/dtype.h"
+
+namespace heed::scan {
+
+// The tokens of one sequence, in the order in which they are taken: `first`, first + 1, ... In a
+// call that runs backwards in time token strides are negative, and `first` counts from the
+// other end with them.
+struct Sequence {
+  int64_t batch = 0;  // of the tensors over tokens
+  int64_t state = 0;  // of the initial and final states
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+// A tensor over tokens and columns, which are channels, or the states of a group. Strides count
+// elements; null data: absent.
+struct Tokens {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t batch = 0, token = 0, column = 0;
+  int64_t group = 0;
+};
+
+// One over channels and states, and of states also over sequences.
+struct Numbers {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t sequence = 0, channel = 0, state = 0;
+};
+
+enum class Rule { kSelective, kDecay, kGates };
+
+// What a token reads or writes states by: one per group, or constants of each channel.
+struct Weights {
+  Tokens tokens;      // columns are states
+  Numbers constants;  // present: these instead
+};
+
+struct Problem {
+  DType dtype = DType::kF32;  // of x and o
+  Rule rule = Rule::kSelective;
+  int64_t channels = 0, states = 1;
+  int64_t groups = 1;  // of channels, consecutive and of one size
+  std::vector<Sequence> sequences;
+
+  Tokens x, o;  // o is written
+
+  // Of kSelective. Absent bias, skip (D) and gate (z) are left out.
+  Tokens delta, gate;
+  Numbers A, bias, skip;
+  Weights B, C;
+  bool softplus = false;
+
+  Tokens log_decay;  // of kDecay; what is positive counts as 0
+
+  // Of kGates.
+  Tokens input_gate, recurrence_gate;
+  Numbers lambda;
+  double c = 0;
+
+  Numbers initial, final;  // data null: zeros; not asked for
+};
+
+// What the backward pass is given and asked for besides, by the names of what they are the
+// gradients of. Outputs whose data is null are not asked for.
+struct Gradients {
+  Tokens d_o;
+  Numbers d_final;  // data null: zeros
+
+  Tokens dx, ddelta, dgate, dlog_decay, dinput_gate, drecurrence_gate;
+  Numbers dA, dbias, dskip, dlambda;
+  Weights dB, dC;
+  Numbers dinitial;
+};
+
+// Tokens whose states are not kept between: the backward pass computes them again.
+inline constexpr int64_t kTileTokens = 16;
+// Tokens of a sum in the compute type, and between two turns.
+inline constexpr int64_t kChunkTokens = 128;
+
+}  // namespace heed::scan
+
+#endif  // HEED_ENGINES_SCAN_PROBLEM_H_

@@ -1,0 +1,115 @@
+// HGRN in the harness.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "heed/ops/gated/hgrn/hgrn_internal.h"
+#include "heed/ops/gated/hgrn/hgrn_reference_internal.h"
+#include "heed/ops/parts/scanning_case.h"
+
+namespace heed::hgrn {
+namespace {
+
+using parts::Put;
+using scanning::Epsilon;
+using scanning::EpsilonOf;
+using scanning::Stored;
+
+// How far rounding may take a channel, to first order in the unit roundoff u, worst cases added
+// up: the exponent g log2 e is rounded twice and its constant once, the fraction 2^r - 1 is at most
+// .42 and good to 6 u, a h is rounded twice, each sum once.
+double DecayError(double g, double u) {
+  const double x = std::abs(g);
+  return (std::isinf(x) ? 0 : 3 * u * x) + 6 * u * std::min(x, 1.0) + 2 * u;
+}
+
+// Of h before and after tokens.
+Doubles ErrorsOf(const ReferenceChannel& c, double u) {
+  Doubles errors = {0.0};
+  for (size_t t = 0; t < c.T(); ++t) {
+    errors.push_back(c.a[t] * errors[t] +
+                     std::abs(c.a[t] * c.h[t]) * DecayError(c.g[t], u) + u * std::abs(c.h[t + 1]));
+  }
+  return errors;
+}
+
+void Tolerance(const Inputs& in, const Options& options, const Outputs& tolerance) {
+  const Epsilon e = EpsilonOf(in.x.dtype());
+  const Epsilon state = EpsilonOf(scanning::StateDType(in.x.dtype()));
+  parts::Clear(tolerance.o);
+  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+    const Doubles errors = ErrorsOf(c, e.unit);
+    const int64_t d = c.place.channel;
+    for (size_t t = 0; t < c.T(); ++t) {
+      Put(tolerance.o, {c.place.batch, c.place.tokens[t], d},
+          Stored(c.h[t + 1], errors[t + 1], e));
+    }
+    Put(tolerance.final, {c.place.sequence, d},
+        c.T() == 0 ? 0 : 1.01 * errors.back() + state.least);
+  });
+}
+
+void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients&,
+                       const Gradients& tolerance) {
+  const double u = EpsilonOf(in.x.dtype()).unit;
+  const Epsilon state = EpsilonOf(scanning::StateDType(in.x.dtype()));
+  for (const TensorView* t : {&tolerance.dx, &tolerance.dlog_decay}) parts::Clear(*t);
+  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+    const Doubles of_h = ErrorsOf(c, u);
+    const ReferenceGradients g = GradientsOf(in, c);
+    const int64_t b = c.place.batch, d = c.place.channel;
+    double of_p = 0;
+    for (size_t t = c.T(); t-- > 0;) {
+      const double of_q = of_p + u * std::abs(g.q[t]);
+      of_p = c.a[t] * of_q + std::abs(g.p[t]) * DecayError(c.g[t], u);
+      const double dlog = g.p[t] * c.h[t];
+      const double of_dlog =
+          of_p * std::abs(c.h[t]) + std::abs(g.p[t]) * of_h[t] + u * std::abs(dlog);
+      const int64_t token = c.place.tokens[t];
+      Put(tolerance.dx, {b, token, d}, Stored(g.q[t], of_q, EpsilonOf(in.x.dtype())));
+      Put(tolerance.dlog_decay, {b, token, d},
+          Stored(dlog, of_dlog, EpsilonOf(in.log_decay.dtype())));
+    }
+    Put(tolerance.dinitial, {c.place.sequence, d}, c.T() == 0 ? 0 : 1.01 * of_p + state.least);
+  });
+}
+
+scanning::Mechanism MechanismOf() {
+  return scanning::Bound<Options>("hgrn", DefinitionOf({}), {},
+                                  {&Forward, &Backward, &Reference, &BackwardReference, &Step,
+                                   &Tolerance, &BackwardTolerance});
+}
+
+// D = Hq D channels, T = Tq tokens.
+Case MakeCase(const CaseRequest& request) {
+  return scanning::MakeCase(MechanismOf(), request, {});
+}
+
+Case RandomCase(DType dtype, uint64_t seed) {
+  return scanning::RandomCase(MechanismOf(), dtype, seed);
+}
+
+TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
+  return scanning::CallOn(MechanismOf(), ctx, tensors, scale);
+}
+
+}  // namespace
+
+OpEntry Entry() {
+  return {.name = "hgrn",
+          .family = "gated",
+          .passes = {"forward", "backward", "step"},
+          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
+          .variants = scanning::kVariants,
+          .flops = "2 per token and channel, backward 6; Hq D channels",
+          .bytes = "3 B Tq Hq D size",
+          .state = "B Hq D 4",
+          .make_case = &MakeCase,
+          .random_case = &RandomCase,
+          .inputs = scanning::InputsOf(DefinitionOf({})),
+          .call = &CallOn};
+}
+
+}  // namespace heed::hgrn

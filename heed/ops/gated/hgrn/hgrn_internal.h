@@ -1,0 +1,14 @@
+// The definition of HGRN: which tensors it takes, and where the engine finds them.
+#ifndef HEED_OPS_GATED_HGRN_HGRN_INTERNAL_H_
+#define HEED_OPS_GATED_HGRN_HGRN_INTERNAL_H_
+
+#include "heed/ops/gated/hgrn/hgrn.h"
+#include "heed/ops/parts/scanning_internal.h"
+
+namespace heed::hgrn {
+
+scanning::Definition DefinitionOf(const Options& options);
+
+}  // namespace heed::hgrn
+
+#endif  // HEED_OPS_GATED_HGRN_HGRN_INTERNAL_H_

@@ -1,0 +1,98 @@
+// RG-LRU, the recurrence of Griffin: a state per channel that forgets by a gate and is its own
+// output.
+//
+//   log a_t = -c sigmoid(r_t) softplus(a)         r: recurrence_gate, i: input_gate
+//   h_t = a_t h_{t-1} + sqrt(1 - a_t^2) sigmoid(i_t) x_t,  o_t = h_t
+//
+// The first token of a sequence that has no initial state has a factor of 1 in the place of the
+// root: no state is not the same as a state of zeros.
+//
+// Source: De et al., "Griffin: Mixing Gated Linear Recurrences with Local Attention for Efficient
+// Language Models", arXiv:2402.19427.
+#ifndef HEED_OPS_GATED_RG_LRU_RG_LRU_H_
+#define HEED_OPS_GATED_RG_LRU_RG_LRU_H_
+
+#include <cstdint>
+
+#include "heed/core/context.h"
+#include "heed/core/export.h"
+#include "heed/ops/parts/scanning.h"
+
+namespace heed::rg_lru {
+
+// It takes x, input_gate, recurrence_gate and a; states are [B, D].
+using scanning::BackwardInputs;
+using scanning::Explanation;
+using scanning::Gradients;
+using scanning::Inputs;
+using scanning::Outputs;
+using scanning::StepInputs;
+
+struct Options : scanning::Options {
+  double c = 8;  // how strong the strongest decay is beside that of softplus(a): positive, finite
+};
+
+// Computes o, and the state after the last token where it is asked for.
+//
+// Edges. Any of B, D and T may be 0; without tokens the state passes through. A NaN stays
+// in its channel.
+//
+// Precision. f64 is computed in f64, all else in f32, and o is rounded once; states are
+// f64 or f32. Decays are applied without being rounded, and 1 - a^2 is not a difference. Subnormal
+// results are flushed.
+//
+// Reproducibility. The bits depend neither on threads, batch neighbours, padding or strides,
+// nor on where a sequence is split into calls.
+//
+// Cost. Three exponentials per token and channel, three tensors read and one written. Memory beyond
+// the arguments: Workspace().
+//
+// Throws InvalidArgument if a rank, shape, dtype or device disagrees with the above, if an
+// output overlaps an input, if lengths, starts or cu_seqlens are out of range, or if c is
+// not a positive number. On throw, nothing has been written.
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
+                      const Outputs& out);
+
+// The same function, written for reading: scalar, one thread, all in double. Outputs may
+// be f64 whatever the inputs are.
+HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
+
+// Computes gradients of a sum over <d_o, o> and <d_final, final>. With p the gradient of h, that of
+// the final state included:
+//
+//   p_t      = d_o_t + a_{t+1} p_{t+1}
+//   dlog a_t = p_t (a_t h_{t-1} - sigmoid(i_t) x_t a_t^2 / sqrt(1 - a_t^2))
+//
+// and from these the gradients of x, of both gates and of a. As in the paper's own code the derivative
+// of sqrt is taken to be at most 1000; at a first token without a state the root does not depend on
+// a. da is summed over groups of 128 tokens in f32 (f64 beside f64), counted from a sequence's own
+// first token, then in f64 in a fixed order. Precision and reproducibility as above, but for da of a
+// sequence that is split, which agrees to rounding. States are kept every 16 tokens, the rest is
+// computed again. Throws as Forward.
+HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
+                       const Gradients& out);
+
+// The same function, written for reading.
+HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
+                                const Gradients& out);
+
+// Computes o of one token, with the bits of Forward; the state is read, then updated in place. Of
+// the options, c alone.
+HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
+                   const TensorView& state, const TensorView& o);
+
+// Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64, W = 64
+// channels of f32 or 32 of f64, and L the tokens of the longest sequence, at most
+//
+//   forward   threads (96 E W + a few KiB)
+//   backward  threads (E W (ceil(L / 16) + 128) + a few KiB) + 8 D + a few KiB
+HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
+HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
+                                   const Options& options);
+
+// What Forward would do. Pointers may be null where only shapes are known.
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
+
+}  // namespace heed::rg_lru
+
+#endif  // HEED_OPS_GATED_RG_LRU_RG_LRU_H_

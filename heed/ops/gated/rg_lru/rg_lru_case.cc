@@ -1,0 +1,171 @@
+// RG-LRU in the harness.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "heed/ops/gated/rg_lru/rg_lru_internal.h"
+#include "heed/ops/gated/rg_lru/rg_lru_reference_internal.h"
+#include "heed/ops/parts/scanning_case.h"
+
+namespace heed::rg_lru {
+namespace {
+
+using parts::Put;
+using scanning::Epsilon;
+using scanning::EpsilonOf;
+using scanning::Stored;
+
+// How far rounding may take a channel, to first order in the unit roundoff u, worst cases added up.
+// All but h and its gradient relative to the value:
+//
+//   sigmoid, softplus  16 u (an exponential of 3 ulp, a quotient of 1, a series of 9 terms), an ulp
+//                      being 2 u
+//   x = -log a         35 u: a sigmoid, a softplus, c and two products
+//   a                  its exponent in base 2 has 3 u more; the fraction 2^r - 1 is at most .42 and
+//                      good to 6 u; a h is rounded twice
+//   1 - a              what a has by x, which is x a <= 1 - a, and by the fraction, min(x, 1) <=
+//                      1.6 (1 - a); and 2 u, as what has no fraction is exact
+//   root               half of what (1 - a) (1 + a) has, and one rounding
+constexpr double kSigmoid = 16, kRate = 18, kLog = kSigmoid + kRate + 1;
+
+struct TokenErrors {
+  double decay, root, written, slope;
+};
+
+TokenErrors ErrorsOf(const ReferenceChannel& c, size_t t, double u) {
+  TokenErrors e = {};
+  const double x = -c.log_a[t], a = c.a[t];
+  const double by_exponent = x * (3 + kLog) * u, by_fraction = 6 * u * std::min(x, 1.0);
+  e.decay = by_exponent + by_fraction + 2 * u;
+  const double less = -std::expm1(c.log_a[t]);  // 1 - a
+  const double of_less = less > 0 ? (a * by_exponent + by_fraction) / less + 2 * u : 0;
+  const double of_square = of_less + (a * e.decay) / (1 + a) + 2 * u;
+  e.root = c.is_first(t) ? 0 : of_square / 2 + u;
+  e.written = e.root + (kSigmoid + 2) * u;
+  e.slope = 2 * e.decay + of_square / 2 + 3 * u;
+  return e;
+}
+
+// Of h before and after tokens.
+Doubles StateErrorsOf(const ReferenceChannel& c, double u) {
+  Doubles errors = {0.0};
+  for (size_t t = 0; t < c.T(); ++t) {
+    const TokenErrors e = ErrorsOf(c, t, u);
+    errors.push_back(c.a[t] * errors[t] + std::abs(c.a[t] * c.h[t]) * e.decay +
+                     std::abs(c.written[t]) * e.written + u * std::abs(c.h[t + 1]));
+  }
+  return errors;
+}
+
+void Tolerance(const Inputs& in, const Options& options, const Outputs& tolerance) {
+  const Epsilon e = EpsilonOf(in.x.dtype());
+  const Epsilon state = EpsilonOf(scanning::StateDType(in.x.dtype()));
+  parts::Clear(tolerance.o);
+  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+    const Doubles errors = StateErrorsOf(c, e.unit);
+    const int64_t d = c.place.channel;
+    for (size_t t = 0; t < c.T(); ++t) {
+      Put(tolerance.o, {c.place.batch, c.place.tokens[t], d},
+          Stored(c.h[t + 1], errors[t + 1], e));
+    }
+    Put(tolerance.final, {c.place.sequence, d},
+        c.T() == 0 ? 0 : 1.01 * errors.back() + state.least);
+  });
+}
+
+void BackwardTolerance(const BackwardInputs& in, const Options& options,
+                       const Gradients& expected, const Gradients& tolerance) {
+  const Epsilon own = EpsilonOf(in.x.dtype());
+  const double u = own.unit;
+  const Epsilon state = EpsilonOf(scanning::StateDType(in.x.dtype()));
+  for (const TensorView* t : {&tolerance.dx, &tolerance.dinput_gate, &tolerance.drecurrence_gate,
+                              &tolerance.da}) {
+    parts::Clear(*t);
+  }
+  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+    const Doubles of_h = StateErrorsOf(c, u);
+    const ReferenceGradients g = GradientsOf(in, c);
+    const int64_t b = c.place.batch, d = c.place.channel;
+    // Sums over 128 tokens, and over those.
+    const double of_sum = (128 + static_cast<double>(c.T()) / 128) * u;
+    double of_p = 0;
+    for (size_t t = c.T(); t-- > 0;) {
+      const TokenErrors e = ErrorsOf(c, t, u);
+      const double q = std::abs(g.q[t]), p = std::abs(g.p[t]);
+      const double of_q = of_p + u * q;
+      of_p = c.a[t] * of_q + p * e.decay;
+      const double kept = p * std::abs(c.h[t]);
+      const double per_q = std::abs(c.input[t] * c.x[t]) * g.slope[t];
+      const double of_dlog = of_p * std::abs(c.h[t]) + p * of_h[t] + u * kept + per_q * of_q +
+                             per_q * q * (e.slope + (kSigmoid + 2) * u) +
+                             u * std::abs(g.dlog_a[t]);
+      const double of_x = c.root[t] * c.input[t], complement = scanning::Sigmoid(-c.raw_input[t]);
+      const int64_t token = c.place.tokens[t];
+      const auto put = [&](const TensorView& to, const ConstTensorView& like, double value,
+                           double error) {
+        Put(to, {b, token, d}, Stored(value, error, EpsilonOf(like.dtype())));
+      };
+      const double of_gated = of_q / (q > 0 ? q : 1) + e.root;
+      put(tolerance.dx, in.x, g.dx[t],
+          q > 0 ? std::abs(g.dx[t]) * (of_gated + (kSigmoid + 2) * u) : of_q * of_x);
+      put(tolerance.dinput_gate, in.input_gate, g.dinput[t],
+          q > 0 ? std::abs(g.dinput[t]) * (of_gated + (2 * kSigmoid + 4) * u)
+                : of_q * of_x * std::abs(c.x[t]) * complement);
+      const double per_log = std::abs(c.rate) * c.recurrence[t] *
+                             scanning::Sigmoid(-c.raw_recurrence[t]);
+      put(tolerance.drecurrence_gate, in.recurrence_gate, g.drecurrence[t],
+          per_log * (of_dlog + std::abs(g.dlog_a[t]) * (kRate + 2 * kSigmoid + 4) * u));
+      const double per_a = c.c * c.recurrence[t] * scanning::Sigmoid(c.lambda);
+      parts::Add(tolerance.da, {d},
+                 per_a * (of_dlog + std::abs(g.dlog_a[t]) *
+                                        (of_sum + (2 * kSigmoid + 4) * u)) + own.least);
+    }
+    Put(tolerance.dinitial, {c.place.sequence, d}, c.T() == 0 ? 0 : 1.01 * of_p + state.least);
+  });
+  scanning::RoundSums(in.a, expected.da, tolerance.da);
+}
+
+scanning::Mechanism MechanismOf(const Options& options) {
+  return scanning::Bound<Options>("rg_lru", DefinitionOf(options), options,
+                                  {&Forward, &Backward, &Reference, &BackwardReference, &Step,
+                                   &Tolerance, &BackwardTolerance},
+                                  options.c == Options().c ? "" : " c=" + std::to_string(options.c));
+}
+
+// D = Hq D channels, T = Tq tokens.
+Case MakeCase(const CaseRequest& request) {
+  return scanning::MakeCase(MechanismOf({}), request, {});
+}
+
+Case RandomCase(DType dtype, uint64_t seed) {
+  Options options;
+  // Decays that are so near to 1 that the slope of the root is bounded.
+  if (seed % 3 == 0) options.c = std::pow(10.0, -static_cast<double>(1 + seed / 3 % 8));
+  return scanning::RandomCase(MechanismOf(options), dtype, seed);
+}
+
+TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
+  return scanning::CallOn(MechanismOf({}), ctx, tensors, scale);
+}
+
+}  // namespace
+
+OpEntry Entry() {
+  return {.name = "rg_lru",
+          .family = "gated",
+          .passes = {"forward", "backward", "step"},
+          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
+          .variants = {"state", "lengths=62", "reverse", "strided"},
+          .flops = "30 per token and channel, backward 90; Hq D channels",
+          .bytes = "4 B Tq Hq D size",
+          .state = "B Hq D 4",
+          .make_case = &MakeCase,
+          .random_case = &RandomCase,
+          .inputs = scanning::InputsOf(DefinitionOf({})),
+          .call = &CallOn};
+}
+
+}  // namespace heed::rg_lru

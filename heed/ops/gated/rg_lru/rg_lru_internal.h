@@ -1,0 +1,14 @@
+// The definition of RG-LRU: which tensors it takes, and where the engine finds them.
+#ifndef HEED_OPS_GATED_RG_LRU_RG_LRU_INTERNAL_H_
+#define HEED_OPS_GATED_RG_LRU_RG_LRU_INTERNAL_H_
+
+#include "heed/ops/gated/rg_lru/rg_lru.h"
+#include "heed/ops/parts/scanning_internal.h"
+
+namespace heed::rg_lru {
+
+scanning::Definition DefinitionOf(const Options& options);
+
+}  // namespace heed::rg_lru
+
+#endif  // HEED_OPS_GATED_RG_LRU_RG_LRU_INTERNAL_H_

@@ -1,0 +1,442 @@
+// Calls of mechanisms on the scan engine: checked, mapped onto the engine, run.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "heed/core/dispatch.h"
+#include "heed/core/error.h"
+#include "heed/core/os.h"
+#include "heed/engines/scan/kernels.h"
+#include "heed/ops/parts/check_internal.h"
+#include "heed/ops/parts/scanning_internal.h"
+
+namespace heed::scanning {
+namespace {
+
+using parts::Fail;
+using Shape = std::vector<int64_t>;
+
+// Everything that some mechanism takes.
+constexpr Tensor kAll[] = {
+    {.name = "u", .input = &Inputs::u, .gradient = &Gradients::du},
+    {.name = "delta", .input = &Inputs::delta, .gradient = &Gradients::ddelta},
+    {.name = "A", .input = &Inputs::A, .gradient = &Gradients::dA},
+    {.name = "B", .input = &Inputs::B, .gradient = &Gradients::dB},
+    {.name = "C", .input = &Inputs::C, .gradient = &Gradients::dC},
+    {.name = "D", .input = &Inputs::D, .gradient = &Gradients::dD},
+    {.name = "z", .input = &Inputs::z, .gradient = &Gradients::dz},
+    {.name = "delta_bias", .input = &Inputs::delta_bias, .gradient = &Gradients::ddelta_bias},
+    {.name = "x", .input = &Inputs::x, .gradient = &Gradients::dx},
+    {.name = "input_gate", .input = &Inputs::input_gate, .gradient = &Gradients::dinput_gate},
+    {.name = "recurrence_gate", .input = &Inputs::recurrence_gate,
+     .gradient = &Gradients::drecurrence_gate},
+    {.name = "a", .input = &Inputs::a, .gradient = &Gradients::da},
+    {.name = "log_decay", .input = &Inputs::log_decay, .gradient = &Gradients::dlog_decay},
+};
+
+bool Takes(const Definition& definition, const Tensor& tensor) {
+  return std::ranges::any_of(definition.tensors,
+                             [&](const Tensor& own) { return own.input == tensor.input; });
+}
+
+// "[B, G, N, T], [B, N, T] or [D, N]".
+std::string Described(std::string_view axes) {
+  std::string text = "[";
+  for (const char c : axes) {
+    if (c == '|') {
+      text += "], [";
+      continue;
+    }
+    if (text.back() != '[') text += ", ";
+    text += c;
+  }
+  text += "]";
+  if (const size_t at = text.rfind("], ["); at != std::string::npos) text.replace(at, 3, "] or ");
+  return text;
+}
+
+// With `data` false, pointers may be null.
+void CheckTensor(const char* op, const char* name, const ConstTensorView& t, const Shape& shape,
+                 DType dtype, bool data) {
+  if (!t.present()) Fail(op, name, "is absent", "a tensor");
+  if (t.dtype() != dtype) {
+    Fail(op, name, std::string("has dtype ") + Name(t.dtype()), Name(dtype));
+  }
+  if (!std::ranges::equal(t.sizes(), shape)) {
+    Fail(op, name, "has shape " + t.ShapeString(), ShapeString(shape));
+  }
+  if (data || t.data() != nullptr) parts::CheckReadable(op, name, t);
+}
+
+// Values that decay nothing, or NaN, where the Context looks at values.
+void CheckValues(const char* op, const Tensor& tensor, const ConstTensorView& t) {
+  for (int64_t i = 0; i < t.num_elements(); ++i) {
+    int64_t rest = i, at = 0;
+    for (int axis = t.rank() - 1; axis >= 0; --axis) {
+      at += rest % t.size(axis) * t.stride(axis);
+      rest /= t.size(axis);
+    }
+    const double value = LoadAsDouble(t.dtype(), t.data(), at);
+    if (!(value <= 0)) {
+      Fail(op, tensor.name, "has an element " + parts::Text(value), "<= 0 everywhere");
+    }
+  }
+}
+
+bool IsOverTokens(const std::string& axes) { return axes.find('T') != std::string::npos; }
+
+// Zeros for tokens [begin, end) of sequence b, the smallest strides inside.
+void Clear(const TensorView& t, const std::string& axes, int64_t b, int64_t begin, int64_t end) {
+  const auto token = static_cast<int>(axes.find('T'));
+  std::vector<int> order;
+  for (int axis = 1; axis < t.rank(); ++axis) order.push_back(axis);
+  std::sort(order.begin(), order.end(), [&](int x, int y) {
+    return std::abs(t.stride(x)) > std::abs(t.stride(y));
+  });
+  const auto count = [&](int axis) { return axis == token ? end - begin : t.size(axis); };
+  const auto size = static_cast<int64_t>(SizeOf(t.dtype()));
+  const int inner = order.back();
+  order.pop_back();
+  int64_t rows = 1;
+  for (const int axis : order) rows *= count(axis);
+  for (int64_t row = 0; row < rows; ++row) {
+    int64_t at = b * t.stride(0) + begin * t.stride(token), rest = row;
+    for (size_t i = order.size(); i-- > 0; rest /= count(order[i])) {
+      at += rest % count(order[i]) * t.stride(order[i]);
+    }
+    char* to = t.as<char>() + at * size;
+    if (t.stride(inner) == 1) {
+      std::memset(to, 0, static_cast<size_t>(count(inner) * size));
+      continue;
+    }
+    for (int64_t i = 0; i < count(inner); ++i) {
+      std::memset(to + i * t.stride(inner) * size, 0, static_cast<size_t>(size));
+    }
+  }
+}
+
+// Zeros for tokens that no sequence has, and for those of no channels, which no task takes.
+void ClearOthers(const Call& call, const TensorView& t, const std::string& axes) {
+  if (!t.present() || t.num_elements() == 0) return;
+  for (int64_t b = 0; b < call.sizes.B; ++b) {
+    int64_t after = 0;  // of the ranges so far: ascending
+    for (const recurrent::TokenRange& range : call.ranges) {
+      if (range.batch != b || call.sizes.D == 0) continue;
+      if (after < range.begin) Clear(t, axes, b, after, range.begin);
+      after = std::max(after, range.end);
+    }
+    if (after < call.sizes.T) Clear(t, axes, b, after, call.sizes.T);
+  }
+}
+
+// All that is read, so that what is written lies elsewhere.
+parts::Apart Readers(const Definition& definition, const Inputs& in, const Options& options) {
+  parts::Apart apart;
+  for (const Tensor& tensor : definition.tensors) apart.Reads(tensor.name, in.*tensor.input);
+  apart.Reads("initial_state", in.initial);
+  apart.Reads("lengths", options.lengths);
+  apart.Reads("starts", options.starts);
+  apart.Reads("cu_seqlens", options.cu_seqlens);
+  return apart;
+}
+
+void CheckOutput(const char* op, const char* name, const TensorView& t, const Shape& shape,
+                 DType dtype, parts::Apart& apart) {
+  CheckTensor(op, name, t, shape, dtype, true);
+  apart.Writes(op, name, t);
+}
+
+double Bytes(const ConstTensorView& t) {
+  return t.present() ? static_cast<double>(t.num_elements()) *
+                           static_cast<double>(SizeOf(t.dtype()))
+                     : 0;
+}
+
+// [B, D] as [B, D, 1], or [B, 1, D]; constants as they are. What may be [B, N] or [D, N] is what its
+// first axis says, of `batch` sequences and as many channels.
+ConstTensorView OneToken(const char* op, const Tensor& tensor, const ConstTensorView& t,
+                         int64_t batch, int64_t channels) {
+  if (!t.present()) return t;
+  const std::string axes = AxesOf(tensor, t.rank() + 1), constant = AxesOf(tensor, t.rank());
+  const bool may_be_token = IsOverTokens(axes);
+  if (!constant.empty() && !IsOverTokens(constant)) {
+    if (!may_be_token || (t.size(0) == channels && channels != batch)) return t;
+    if (t.size(0) == channels) {
+      Fail(op, tensor.name, "has shape " + t.ShapeString(),
+           "[B, 1, N] or [B, D, N], as B = D and it may be of sequences or of channels");
+    }
+  }
+  if (!may_be_token) {
+    std::string expected = tensor.axes;
+    std::erase(expected, 'T');
+    Fail(op, tensor.name, "has shape " + t.ShapeString(),
+         "one token of each sequence: " + Described(expected));
+  }
+  Shape sizes(t.sizes().begin(), t.sizes().end()), strides(t.strides().begin(), t.strides().end());
+  const auto at = static_cast<std::ptrdiff_t>(axes.find('T'));
+  sizes.insert(sizes.begin() + at, 1);
+  strides.insert(strides.begin() + at, 0);
+  return {t.data(), t.dtype(), sizes, strides, t.device()};
+}
+
+}  // namespace
+
+int64_t& AxisSizes::operator[](char letter) {
+  switch (letter) {
+    case 'B': return B;
+    case 'D': return D;
+    case 'T': return T;
+    case 'N': return N;
+    case 'G': return G;
+    default: throw InternalError(std::string("scanning: no axis ") + letter);
+  }
+}
+
+std::string AxesOf(const Tensor& tensor, int rank) {
+  const std::string all = std::string(tensor.axes) + "|";
+  for (size_t begin = 0, end; (end = all.find('|', begin)) != std::string::npos; begin = end + 1) {
+    if (static_cast<int>(end - begin) == rank) return all.substr(begin, end - begin);
+  }
+  return "";
+}
+
+Shape ShapeOf(const std::string& axes, const AxisSizes& sizes) {
+  Shape shape;
+  for (const char letter : axes) shape.push_back(sizes[letter]);
+  return shape;
+}
+
+DType StateDType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+
+std::vector<recurrent::TokenRange> Ranges(const char* op, int64_t B, int64_t T,
+                                          const Options& options, bool data) {
+  recurrent::Options of;
+  of.lengths = options.lengths;
+  of.starts = options.starts;
+  of.cu_seqlens = options.cu_seqlens;
+  // Of a tensor it looks at the first two axes alone.
+  return recurrent::Ranges(op, {nullptr, DType::kF32, {B, T, 0, 0}}, of, data);
+}
+
+Call::Call(const char* op, const Context* checks, const Definition& definition, const Inputs& in,
+           const Options& options, bool data)
+    : reverse_(options.reverse) {
+  const Tensor& first = definition.tensors[0];
+  const ConstTensorView& scanned = in.*first.input;
+  if (!scanned.present()) Fail(op, first.name, "is absent", "a tensor");
+  if (!IsFloat(scanned.dtype())) {
+    Fail(op, first.name, std::string("has dtype ") + Name(scanned.dtype()),
+         "f64, f32, bf16 or f16");
+  }
+  const DType dtype = scanned.dtype();
+  channels_first_ = std::string_view(first.axes) == "BDT";
+  for (const Tensor& tensor : definition.tensors) {
+    const ConstTensorView& t = in.*tensor.input;
+    if (!t.present() && tensor.optional) continue;
+    if (!t.present()) Fail(op, tensor.name, "is absent", "a tensor");
+    const std::string axes = AxesOf(tensor, t.rank());
+    if (axes.empty()) {
+      Fail(op, tensor.name, "has shape " + t.ShapeString(), Described(tensor.axes));
+    }
+    if (axes == "BNT" && sizes.G < 0) sizes.G = 1;
+    for (size_t i = 0; i < axes.size(); ++i) {  // what is new
+      if (sizes[axes[i]] < 0) sizes[axes[i]] = t.size(static_cast<int>(i));
+    }
+    if ((axes == "BNT" && sizes.G != 1) || sizes.G == 0 || sizes.N == 0 ||
+        (sizes.G > 0 && sizes.D % sizes.G != 0)) {
+      Fail(op, tensor.name, "has shape " + t.ShapeString(),
+           Described(tensor.axes) + ", N >= 1, G >= 1 dividing D = " + std::to_string(sizes.D) +
+               (sizes.G > 1 ? ", G = " + std::to_string(sizes.G) : ""));
+    }
+    const bool own = IsOverTokens(axes) ? t.dtype() == StateDType(dtype) : IsFloat(t.dtype());
+    CheckTensor(op, tensor.name, t, ShapeOf(axes, sizes), own ? t.dtype() : dtype, data);
+    const bool decays = tensor.values == Tensor::kDecays || tensor.values == Tensor::kRates;
+    if (decays && checks != nullptr && checks->checks() && t.data() != nullptr) {
+      CheckValues(op, tensor, t);
+    }
+  }
+  for (const Tensor& tensor : kAll) {
+    if (!Takes(definition, tensor) && (in.*tensor.input).present()) {
+      Fail(op, tensor.name, "is given", "none");
+    }
+  }
+  if (sizes.N < 0) sizes.N = 1;
+  if (sizes.G < 0) sizes.G = 1;
+
+  if (options.cu_seqlens.present() && sizes.B != 1) {
+    Fail(op, first.name, "has shape " + scanned.ShapeString(),
+         "a leading axis of 1 with cu_seqlens");
+  }
+  ranges = Ranges(op, sizes.B, sizes.T, options, data);
+  shape = ShapeOf(first.axes, sizes);
+  AxisSizes of_states = sizes;
+  of_states.B = static_cast<int64_t>(ranges.size());
+  state_shape = ShapeOf(definition.state_axes, of_states);
+  if (in.initial.present()) {
+    CheckTensor(op, "initial_state", in.initial, state_shape, StateDType(dtype), data);
+  }
+
+  problem.dtype = dtype;
+  problem.rule = definition.rule;
+  problem.channels = sizes.D;
+  problem.states = sizes.N;
+  problem.groups = sizes.G;
+  problem.softplus = definition.softplus;
+  problem.c = definition.c;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    // Backwards in time, strides are negative and tokens count from the end.
+    problem.sequences.push_back({ranges[i].batch, static_cast<int64_t>(i),
+                                 reverse_ ? 1 - ranges[i].end : ranges[i].begin,
+                                 ranges[i].end - ranges[i].begin});
+  }
+  definition.place(*this, in, problem);
+  problem.initial = StatesOf(in.initial);
+}
+
+scan::Tokens Call::TokensOf(const ConstTensorView& t) const {
+  if (!t.present()) return {};
+  const int token = channels_first_ ? t.rank() - 1 : 1, column = channels_first_ ? t.rank() - 2 : 2;
+  return {t.data(), t.dtype(), t.stride(0), reverse_ ? -t.stride(token) : t.stride(token),
+          t.stride(column), t.rank() == 4 ? t.stride(1) : 0};
+}
+
+scan::Numbers Call::NumbersOf(const ConstTensorView& t) const {
+  if (!t.present()) return {};
+  return {t.data(), t.dtype(), 0, t.stride(0), t.rank() == 2 ? t.stride(1) : 0};
+}
+
+scan::Weights Call::WeightsOf(const ConstTensorView& t) const {
+  scan::Weights weights;
+  if (t.present() && t.rank() == 2) weights.constants = NumbersOf(t);
+  if (t.present() && t.rank() > 2) weights.tokens = TokensOf(t);
+  return weights;
+}
+
+scan::Numbers Call::StatesOf(const ConstTensorView& t) {
+  if (!t.present()) return {};
+  return {t.data(), t.dtype(), t.stride(0), t.stride(1), t.rank() == 3 ? t.stride(2) : 0};
+}
+
+void Forward(const char* op, Context& ctx, const Definition& definition, const Inputs& in,
+             const Options& options, const Outputs& out) {
+  const os::ScopedFloatControl float_control;
+  Call call(op, &ctx, definition, in, options, true);
+  scan::Problem& p = call.problem;
+  parts::Apart apart = Readers(definition, in, options);
+  CheckOutput(op, "o", out.o, call.shape, p.dtype, apart);
+  if (out.final.present()) {
+    CheckOutput(op, "final_state", out.final, call.state_shape, StateDType(p.dtype), apart);
+  }
+  p.o = call.TokensOf(out.o);
+  p.final = Call::StatesOf(out.final);
+  scan::Choose(op, p).forward(ctx, p);
+  ClearOthers(call, out.o, definition.tensors[0].axes);
+}
+
+void Backward(const char* op, Context& ctx, const Definition& definition,
+              const BackwardInputs& in, const Options& options, const Gradients& out) {
+  const os::ScopedFloatControl float_control;
+  const Call call(op, &ctx, definition, in, options, true);
+  const scan::Problem& p = call.problem;
+  parts::Apart apart = Readers(definition, in, options);
+  CheckTensor(op, "d_o", in.d_o, call.shape, p.dtype, true);
+  apart.Reads("d_o", in.d_o);
+  if (in.d_final.present()) {
+    CheckTensor(op, "d_state", in.d_final, call.state_shape, StateDType(p.dtype), true);
+    apart.Reads("d_state", in.d_final);
+  }
+  for (const Tensor& tensor : definition.tensors) {
+    const TensorView& t = out.*tensor.gradient;
+    if (!t.present()) continue;
+    const std::string name = std::string("d") + tensor.name;
+    const ConstTensorView& input = in.*tensor.input;
+    if (!input.present()) Fail(op, name.c_str(), "is asked for", "none: there is no such input");
+    CheckOutput(op, name.c_str(), t, Shape(input.sizes().begin(), input.sizes().end()),
+                input.dtype(), apart);
+  }
+  for (const Tensor& tensor : kAll) {
+    if (Takes(definition, tensor) || !(out.*tensor.gradient).present()) continue;
+    Fail(op, (std::string("d") + tensor.name).c_str(), "is asked for",
+         "none: there is no such input");
+  }
+  if (out.dinitial.present()) {
+    CheckOutput(op, "dinitial_state", out.dinitial, call.state_shape, StateDType(p.dtype), apart);
+  }
+  scan::Gradients g;
+  g.d_o = call.TokensOf(in.d_o);
+  g.d_final = Call::StatesOf(in.d_final);
+  g.dinitial = Call::StatesOf(out.dinitial);
+  definition.place_gradients(call, out, g);
+  scan::Choose(op, p).backward(ctx, p, g);
+  for (const Tensor& tensor : definition.tensors) {
+    const TensorView& t = out.*tensor.gradient;
+    const std::string axes = AxesOf(tensor, t.rank());
+    if (t.present() && IsOverTokens(axes)) ClearOthers(call, t, axes);
+  }
+}
+
+void Step(const char* op, Context& ctx, const Definition& definition, const StepInputs& in,
+          const TensorView& state, const TensorView& o) {
+  const os::ScopedFloatControl float_control;
+  Inputs whole;
+  const Tensor& first = definition.tensors[0];
+  const ConstTensorView& scanned = in.*first.input;
+  const bool has_axes = scanned.present() && scanned.rank() == 2;
+  const int64_t batch = has_axes ? scanned.size(0) : -1, channels = has_axes ? scanned.size(1) : -1;
+  for (const Tensor& tensor : definition.tensors) {
+    whole.*tensor.input = OneToken(op, tensor, in.*tensor.input, batch, channels);
+  }
+  Call call(op, &ctx, definition, whole, {}, true);
+  scan::Problem& p = call.problem;
+  parts::Apart apart = Readers(definition, whole, {});
+  CheckOutput(op, "state", state, call.state_shape, StateDType(p.dtype), apart);
+  Tensor of_o = first;
+  of_o.name = "o";
+  if (!o.present()) Fail(op, "o", "is absent", "a tensor");
+  const ConstTensorView out = OneToken(op, of_o, o, batch, channels);
+  CheckOutput(op, "o",
+              {const_cast<void*>(out.data()), out.dtype(), out.sizes(), out.strides(),
+               out.device()},
+              call.shape, p.dtype, apart);
+  p.o = call.TokensOf(out);
+  p.initial = p.final = Call::StatesOf(state);
+  scan::Choose(op, p).forward(ctx, p);
+}
+
+int64_t Workspace(const char* op, const Context& ctx, const Definition& definition,
+                  const Inputs& in, const Options& options) {
+  const Call call(op, nullptr, definition, in, options, false);
+  return scan::Choose(op, call.problem).workspace(ctx, call.problem) * ctx.num_threads();
+}
+
+int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& definition,
+                          const Inputs& in, const Options& options) {
+  const Call call(op, nullptr, definition, in, options, false);
+  const auto bytes = scan::Choose(op, call.problem).backward_workspace(ctx, call.problem);
+  return bytes.per_thread * ctx.num_threads() + bytes.shared;
+}
+
+Explanation Explain(const char* op, const Context& ctx, const Definition& definition,
+                    const Inputs& in, const Options& options) {
+  const Call call(op, nullptr, definition, in, options, false);
+  const scan::Problem& p = call.problem;
+  const scan::Kernel& kernel = scan::Choose(op, p);
+  double tokens = 0;
+  for (const scan::Sequence& s : p.sequences) tokens += static_cast<double>(s.count);
+  Explanation e;
+  e.kernel = kernel.name;
+  e.target = TargetName(ctx.allowed_targets());
+  e.why = kernel.why;
+  e.flops = definition.flops * tokens * static_cast<double>(p.channels) *
+            static_cast<double>(p.states);
+  e.bytes = Bytes(in.*definition.tensors[0].input) + Bytes(in.initial);  // o and the states
+  for (const Tensor& tensor : definition.tensors) e.bytes += Bytes(in.*tensor.input);
+  e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();
+  return e;
+}
+
+}  // namespace heed::scanning

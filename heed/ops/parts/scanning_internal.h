@@ -1,0 +1,116 @@
+// What a mechanism on the scan engine says of itself, and its passes from that.
+#ifndef HEED_OPS_PARTS_SCANNING_INTERNAL_H_
+#define HEED_OPS_PARTS_SCANNING_INTERNAL_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "heed/core/context.h"
+#include "heed/engines/scan/problem.h"
+#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/parts/scanning.h"
+
+namespace heed::scanning {
+
+// A mechanism's own options with those of a call that every mechanism has.
+template <class Own>
+Own With(Own own, const Options& common) {
+  static_cast<Options&>(own) = common;
+  return own;
+}
+
+// A tensor that a mechanism takes: what checks, outputs, cases, tests and bindings know of it.
+struct Tensor {
+  // Of random problems. Steps, and what is added to them, are positive unless a softplus makes them
+  // so.
+  enum Values { kNormal, kSteps, kStepBiases, kRates, kDecays };
+
+  const char* name = nullptr;
+  // Its axes in the letters of scanning.h, and what else they may be, each shorter than the one
+  // before: "BGNT|BNT|DN".
+  const char* axes = "";
+  ConstTensorView StepInputs::*input = nullptr;
+  TensorView Gradients::*gradient = nullptr;
+  Values values = kNormal;
+  bool optional = false;
+};
+
+// A mechanism. What it is called with is placed in the engine's Problem by functions of its own.
+class Call;
+struct Definition {
+  std::span<const Tensor> tensors;  // the first is what is scanned
+  const char* state_axes = "BD";
+  scan::Rule rule = scan::Rule::kDecay;
+  double flops = 0;  // per token, channel and state
+  void (*place)(const Call& call, const StepInputs& in, scan::Problem& problem) = nullptr;
+  void (*place_gradients)(const Call& call, const Gradients& out,
+                          scan::Gradients& gradients) = nullptr;
+  // Options of one mechanism alone.
+  bool softplus = false;
+  double c = 0;
+};
+
+// What letters of axes stand for in a call; -1: nothing has said so yet.
+struct AxisSizes {
+  int64_t B = -1, D = -1, T = -1, N = -1, G = -1;
+  int64_t& operator[](char letter);
+  int64_t operator[](char letter) const { return const_cast<AxisSizes&>(*this)[letter]; }
+};
+
+// The axes that a tensor of this rank has; empty: it has none of that rank.
+std::string AxesOf(const Tensor& tensor, int rank);
+std::vector<int64_t> ShapeOf(const std::string& axes, const AxisSizes& sizes);
+
+// Everything about a call that has been checked.
+class Call {
+ public:
+  Call(const char* op, const Context* checks, const Definition& definition, const Inputs& in,
+       const Options& options, bool data);
+
+  // How the engine sees a tensor, by its axes.
+  scan::Tokens TokensOf(const ConstTensorView& t) const;
+  scan::Numbers NumbersOf(const ConstTensorView& t) const;
+  scan::Weights WeightsOf(const ConstTensorView& t) const;
+  // [B, D, N]; a last axis that is missing has a stride of 0.
+  static scan::Numbers StatesOf(const ConstTensorView& t);
+
+  scan::Problem problem;
+  AxisSizes sizes;
+  std::vector<recurrent::TokenRange> ranges;
+  std::vector<int64_t> shape, state_shape;  // of o, and of states
+
+ private:
+  bool channels_first_ = false;  // [B, D, T]
+  bool reverse_ = false;
+};
+
+DType StateDType(DType dtype);  // f64, or f32
+
+// Each checks all arguments before anything is written and throws InvalidArgument with
+// `op`, the argument, what it got and what it expected.
+void Forward(const char* op, Context& ctx, const Definition& definition, const Inputs& in,
+             const Options& options, const Outputs& out);
+void Backward(const char* op, Context& ctx, const Definition& definition,
+              const BackwardInputs& in, const Options& options, const Gradients& out);
+
+// One token: `state` is updated in place.
+void Step(const char* op, Context& ctx, const Definition& definition, const StepInputs& in,
+          const TensorView& state, const TensorView& o);
+
+// Bytes that the passes reserve in `ctx`, for all its threads.
+int64_t Workspace(const char* op, const Context& ctx, const Definition& definition,
+                  const Inputs& in, const Options& options);
+int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& definition,
+                          const Inputs& in, const Options& options);
+Explanation Explain(const char* op, const Context& ctx, const Definition& definition,
+                    const Inputs& in, const Options& options);
+
+// The sequences of a call, in tokens of [B, T]; `name` is the tensor that has them.
+std::vector<recurrent::TokenRange> Ranges(const char* op, int64_t B, int64_t T,
+                                          const Options& options, bool data = true);
+
+}  // namespace heed::scanning
+
+#endif  // HEED_OPS_PARTS_SCANNING_INTERNAL_H_

@@ -1,0 +1,244 @@
+// The selective scan in the harness.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "heed/ops/parts/scanning_case.h"
+#include "heed/ops/ssm/selective_scan/selective_scan_internal.h"
+#include "heed/ops/ssm/selective_scan/selective_scan_reference_internal.h"
+
+namespace heed::selective_scan {
+namespace {
+
+using scanning::Epsilon;
+using scanning::EpsilonOf;
+using scanning::Stored;
+
+// How far rounding may take a channel, to first order in the unit roundoff u, worst cases added up:
+//
+//   s      delta + bias is rounded once, which softplus' <= 1 passes on; softplus itself is good to
+//          16 u (an exponential of 3 ulp, a quotient of 1, a series of 9 terms), an ulp being 2 u
+//   a      its exponent s A log2 e by three roundings and what s has; the fraction 2^r - 1, |r| <=
+//          1/2, is at most .42 and good to 6 u, a h is rounded twice
+//   h      by what a h has, by s u B with two roundings and what s has, and by one sum
+//   y      a chain of N + 1 products, which targets without FMA round on their own
+//   silu   16 u of its value, and as much of each term of its derivative
+//
+// Backward, q = p + dy C is rounded twice at most, p = a q has the errors of a. Sums of tokens in f32 run
+// over 128 of them and are then f64; dB and dC are sums over 4 vectors, lanes of at least 2, and
+// strips of at least 8 channels.
+struct ChannelErrors {
+  Doubles s, a, b, y;             // [T]; a and b relative, of all states together: largest A
+  std::vector<Doubles> kept, h;   // [T][N] of a h_{t-1}, [T + 1][N]
+};
+
+// Relative, of a h by its factor a.
+double DecayError(const ReferenceChannel& c, size_t t, size_t n, double of_s, double u) {
+  const double x = std::abs(c.s[t] * c.A[n]);
+  const double relative_s = c.s[t] == 0 ? 0 : of_s / std::abs(c.s[t]);
+  return x * (3 * u + relative_s) + 6 * u * std::min(x, 1.0) + 2 * u;
+}
+
+ChannelErrors ErrorsOf(const ReferenceChannel& c, double u) {
+  ChannelErrors e;
+  const auto N = static_cast<size_t>(c.N);
+  e.h.emplace_back(N, 0.0);
+  for (size_t t = 0; t < c.u.size(); ++t) {
+    const double of_raw = u * std::abs(c.raw[t]);
+    const double of_s = c.softplus ? of_raw * scanning::Sigmoid(c.raw[t]) + 16 * u * c.s[t]
+                                   : of_raw;
+    const double relative_s = c.s[t] == 0 ? 0 : of_s / std::abs(c.s[t]);
+    double y = std::abs(c.D * c.u[t]), error = 0;
+    e.s.push_back(of_s);
+    e.kept.emplace_back();
+    e.h.emplace_back();
+    for (size_t n = 0; n < N; ++n) {
+      const double kept = std::abs(c.a[t][n] * c.h[t][n]);
+      const double written = std::abs(c.s[t] * c.u[t] * c.B[t][n]);
+      e.kept[t].push_back(c.a[t][n] * e.h[t][n] + kept * DecayError(c, t, n, of_s, u));
+      e.h[t + 1].push_back(e.kept[t][n] + written * (relative_s + 2 * u) +
+                           u * std::abs(c.h[t + 1][n]));
+      y += std::abs(c.C[t][n] * c.h[t + 1][n]);
+      error += std::abs(c.C[t][n]) * e.h[t + 1][n];
+    }
+    e.y.push_back(error + (static_cast<double>(N) + 3) * u * y);
+  }
+  return e;
+}
+
+void Tolerance(const Inputs& in, const Options& options, const Outputs& tolerance) {
+  const Epsilon e = EpsilonOf(in.u.dtype());
+  parts::Clear(tolerance.o);
+  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+    const ChannelErrors errors = ErrorsOf(c, e.unit);
+    for (size_t t = 0; t < c.u.size(); ++t) {
+      double error = errors.y[t];
+      if (c.gated) {
+        const double silu = c.z[t] * scanning::Sigmoid(c.z[t]);
+        error = std::abs(silu) * error + 17 * e.unit * std::abs(c.o[t]);
+      }
+      parts::Put(tolerance.o, {c.place.batch, c.place.channel, c.place.tokens[t]},
+                 Stored(c.o[t], error, e));
+    }
+    const Epsilon state = EpsilonOf(scanning::StateDType(in.u.dtype()));
+    for (int64_t n = 0; n < c.N; ++n) {
+      const auto i = static_cast<size_t>(n);
+      parts::Put(tolerance.final, {c.place.sequence, c.place.channel, n},
+                 c.u.empty() ? 0 : 1.01 * errors.h.back()[i] + state.least);
+    }
+  });
+}
+
+// Element by element, of gradients that several channels add to.
+void AddAt(const TensorView& t, const std::vector<int64_t>& index, double value) {
+  if (t.present()) SetElement(t, index, GetElement(t, index) + value);
+}
+
+void BackwardTolerance(const BackwardInputs& in, const Options& options,
+                       const Gradients& expected, const Gradients& tolerance) {
+  const Epsilon e = EpsilonOf(in.u.dtype());
+  const double u = e.unit;
+  for (const TensorView* t : {&tolerance.du, &tolerance.ddelta, &tolerance.dA, &tolerance.dB,
+                              &tolerance.dC, &tolerance.dD, &tolerance.dz,
+                              &tolerance.ddelta_bias}) {
+    parts::Clear(*t);
+  }
+  const double of_channels = (10 + static_cast<double>(in.u.size(1)) / 8) * u;
+  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+    const ChannelErrors forward = ErrorsOf(c, u);
+    const ReferenceGradients g = GradientsOf(in, c);
+    const auto N = static_cast<size_t>(c.N);
+    const int64_t b = c.place.batch, d = c.place.channel;
+    const double of_tokens =
+        (131 + static_cast<double>(in.u.dtype() == DType::kF64 ? c.T() / 128 : 1)) * u;
+    Doubles of_p(N, 0.0);  // of the gradient that comes from later tokens
+    for (size_t t = c.u.size(); t-- > 0;) {
+      const double s = std::abs(c.s[t]), x = std::abs(c.u[t]), of_s = forward.s[t];
+      const double dy = std::abs(g.dy[t]), of_dy = c.gated ? 17 * u * dy : 0;
+      double input = 0, of_input = 0, rates = 0, of_rates = 0;
+      for (size_t n = 0; n < N; ++n) {
+        const double q = std::abs(g.q[t][n]), kept = std::abs(c.a[t][n] * c.h[t][n]);
+        const double C = std::abs(c.C[t][n]);
+        const double of_q = of_p[n] + C * of_dy + u * (q + dy * C);
+        const double r = q * kept, of_r = kept * of_q + q * forward.kept[t][n] + u * r;
+        input += q * std::abs(c.B[t][n]);
+        of_input += of_q * std::abs(c.B[t][n]);
+        rates += r * std::abs(c.A[n]);
+        of_rates += of_r * std::abs(c.A[n]);
+        const auto token = static_cast<int64_t>(t), state = static_cast<int64_t>(n);
+        const bool B_is_constant = in.B.rank() == 2, C_is_constant = in.C.rank() == 2;
+        const double dB = q * s * x, dC = dy * std::abs(c.h[t + 1][n]);
+        AddAt(tolerance.dB, WeightIndex(in.B, c, token, state),
+              of_q * s * x + q * x * of_s + u * dB +
+                  (B_is_constant ? of_tokens : of_channels) * dB + e.least);
+        AddAt(tolerance.dC, WeightIndex(in.C, c, token, state),
+              of_dy * std::abs(c.h[t + 1][n]) + dy * forward.h[t + 1][n] +
+                  (C_is_constant ? of_tokens : of_channels) * dC + e.least);
+        AddAt(tolerance.dA, {d, state}, s * of_r + r * of_s + of_tokens * r * s + e.least);
+        of_p[n] = c.a[t][n] * of_q + c.a[t][n] * q * DecayError(c, t, n, of_s, u);
+      }
+      const double chain = (static_cast<double>(N) + 6) * u;
+      of_input += chain * input;
+      of_rates += chain * rates;
+      const double of_ds = of_rates + x * of_input + 2 * u * (rates + x * input);
+      const double of_du = s * of_input + input * of_s + std::abs(c.D) * of_dy +
+                           2 * u * (s * input + std::abs(c.D) * dy);
+      double of_ddelta = of_ds;
+      if (c.softplus) {
+        // 1 - e^-s, and its derivative e^-s.
+        const double slope = scanning::Sigmoid(c.raw[t]);
+        of_ddelta = slope * of_ds +
+                    std::abs(g.ds[t]) * ((1 - slope) * of_s + 10 * u * slope);
+      }
+      const int64_t token = c.place.tokens[t];
+      const auto put = [&](const TensorView& to, const ConstTensorView& like, double value,
+                           double error) {
+        parts::Put(to, {b, d, token}, Stored(value, error, EpsilonOf(like.dtype())));
+      };
+      put(tolerance.du, in.u, g.du[t], of_du);
+      put(tolerance.ddelta, in.delta, g.ddelta[t], of_ddelta);
+      if (c.gated) {
+        const double z = c.z[t], sigmoid = scanning::Sigmoid(z);
+        const double slope = std::abs(sigmoid * (1 + z * (1 - sigmoid)));
+        const double terms = sigmoid + std::abs(z) * sigmoid * (1 - sigmoid);
+        put(tolerance.dz, in.z, g.dz[t],
+            std::abs(g.d_o[t]) * (slope * forward.y[t] + std::abs(c.y[t]) * 18 * u * terms));
+      }
+      AddAt(tolerance.dD, {d}, x * of_dy + of_tokens * dy * x + e.least);
+      AddAt(tolerance.ddelta_bias, {d},
+            of_ddelta + of_tokens * std::abs(g.ddelta[t]) + e.least);
+    }
+    const Epsilon state = EpsilonOf(scanning::StateDType(in.u.dtype()));
+    for (size_t n = 0; n < N; ++n) {
+      parts::Put(tolerance.dinitial, {c.place.sequence, d, static_cast<int64_t>(n)},
+                 c.u.empty() ? 0 : 1.01 * of_p[n] + state.least);
+    }
+  });
+  scanning::RoundSums(in.A, expected.dA, tolerance.dA);
+  scanning::RoundSums(in.B, expected.dB, tolerance.dB);
+  scanning::RoundSums(in.C, expected.dC, tolerance.dC);
+  scanning::RoundSums(in.D, expected.dD, tolerance.dD);
+  scanning::RoundSums(in.delta_bias, expected.ddelta_bias, tolerance.ddelta_bias);
+}
+
+scanning::Mechanism MechanismOf(const Options& options) {
+  return scanning::Bound<Options>("selective_scan", DefinitionOf(options), options,
+                                  {&Forward, &Backward, &Reference, &BackwardReference, &Step,
+                                   &Tolerance, &BackwardTolerance},
+                                  options.delta_softplus ? " softplus" : "");
+}
+
+// D = Hq D channels, T = Tq tokens, N = 16 states.
+Case MakeCase(const CaseRequest& request) {
+  Options options;
+  scanning::Choice choice;
+  choice.absent = {"z", "delta_bias"};
+  choice.groups = 0;
+  const std::string words = "+" + request.variant + "+";
+  const auto has = [&](const std::string& word) {
+    return words.find("+" + word + "+") != std::string::npos;
+  };
+  if (has("mamba")) {  // as its block calls it
+    options.delta_softplus = true;
+    choice.absent.clear();
+  }
+  if (has("groups")) choice.groups = 2;
+  if (has("constant")) choice.constant = {"B", "C"};
+  if (const size_t at = words.find("+states="); at != std::string::npos) {
+    choice.states = std::stoll(words.substr(at + 8));
+  }
+  return scanning::MakeCase(MechanismOf(options), request, choice);
+}
+
+Case RandomCase(DType dtype, uint64_t seed) {
+  Options options;
+  options.delta_softplus = seed % 2 == 0;
+  return scanning::RandomCase(MechanismOf(options), dtype, seed);
+}
+
+TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
+  return scanning::CallOn(MechanismOf({}), ctx, tensors, scale);
+}
+
+}  // namespace
+
+OpEntry Entry() {
+  std::vector<std::string> variants = scanning::kVariants;
+  variants.insert(variants.end(), {"mamba", "groups", "constant", "states=5"});
+  return {.name = "selective_scan",
+          .family = "ssm",
+          .passes = {"forward", "backward", "step"},
+          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
+          .variants = variants,
+          .flops = "7 N per token and channel, backward 21 N; Hq D channels, N = 16",
+          .bytes = "B Tq (3 Hq D + 2 N) size",
+          .state = "B Hq D N 4",
+          .make_case = &MakeCase,
+          .random_case = &RandomCase,
+          .inputs = scanning::InputsOf(DefinitionOf({})),
+          .call = &CallOn};
+}
+
+}  // namespace heed::selective_scan

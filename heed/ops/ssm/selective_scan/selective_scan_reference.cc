@@ -1,0 +1,175 @@
+// The selective scan as it is defined, in double, a channel at a time.
+#include "heed/ops/ssm/selective_scan/selective_scan_reference_internal.h"
+
+#include <cmath>
+#include <cstddef>
+
+namespace heed::selective_scan {
+namespace {
+
+using parts::Add;
+using parts::At;
+using parts::Put;
+
+double WeightAt(const ConstTensorView& t, const std::vector<int64_t>& index) {
+  int64_t at = 0;
+  for (size_t axis = 0; axis < index.size(); ++axis) {
+    at += index[axis] * t.stride(static_cast<int>(axis));
+  }
+  return LoadAsDouble(t.dtype(), t.data(), at);
+}
+
+void AddWeight(const TensorView& t, const std::vector<int64_t>& index, double value) {
+  if (!t.present()) return;
+  int64_t at = 0;
+  for (size_t axis = 0; axis < index.size(); ++axis) {
+    at += index[axis] * t.stride(static_cast<int>(axis));
+  }
+  StoreDouble(t.dtype(), t.data(), at, LoadAsDouble(t.dtype(), t.data(), at) + value);
+}
+
+int64_t NumGroups(const Inputs& in) {
+  for (const ConstTensorView* t : {&in.B, &in.C}) {
+    if (t->rank() == 4) return t->size(1);
+  }
+  return 1;
+}
+
+void Run(ReferenceChannel& c) {
+  for (size_t t = 0; t < c.u.size(); ++t) {
+    const double s = c.softplus ? scanning::Softplus(c.raw[t]) : c.raw[t];
+    Doubles a, h;
+    double y = c.D * c.u[t];
+    for (size_t n = 0; n < c.A.size(); ++n) {
+      a.push_back(std::exp(s * c.A[n]));
+      h.push_back(a[n] * c.h[t][n] + s * c.u[t] * c.B[t][n]);
+      y += c.C[t][n] * h[n];
+    }
+    c.s.push_back(s);
+    c.a.push_back(a);
+    c.h.push_back(h);
+    c.y.push_back(y);
+    c.o.push_back(c.gated ? y * c.z[t] * scanning::Sigmoid(c.z[t]) : y);
+  }
+}
+
+}  // namespace
+
+std::vector<int64_t> WeightIndex(const ConstTensorView& weights, const ReferenceChannel& c,
+                                 int64_t t, int64_t n) {
+  const int64_t token = c.place.tokens[static_cast<size_t>(t)];
+  if (weights.rank() == 2) return {c.place.channel, n};
+  if (weights.rank() == 3) return {c.place.batch, n, token};
+  return {c.place.batch, c.group, n, token};
+}
+
+void ForEachChannel(const Inputs& in, const Options& options,
+                    const std::function<void(const ReferenceChannel&)>& f) {
+  const int64_t D = in.u.size(1), groups = NumGroups(in);
+  for (const auto& place : scanning::PlacesOf(in.u.size(0), in.u.size(2), D, options)) {
+    ReferenceChannel c;
+    const int64_t b = place.batch, d = place.channel;
+    c.place = place;
+    c.N = in.A.size(1);
+    c.group = d / (D / groups);
+    c.gated = in.z.present();
+    c.softplus = options.delta_softplus;
+    c.D = in.D.present() ? At(in.D, {d}) : 0;
+    const double bias = in.delta_bias.present() ? At(in.delta_bias, {d}) : 0;
+    c.h.emplace_back();
+    for (int64_t n = 0; n < c.N; ++n) {
+      c.A.push_back(At(in.A, {d, n}));
+      c.h[0].push_back(in.initial.present() ? At(in.initial, {place.sequence, d, n}) : 0);
+    }
+    for (size_t t = 0; t < place.tokens.size(); ++t) {
+      const int64_t token = place.tokens[t];
+      c.u.push_back(At(in.u, {b, d, token}));
+      c.raw.push_back(At(in.delta, {b, d, token}) + bias);
+      if (c.gated) c.z.push_back(At(in.z, {b, d, token}));
+      for (const auto& [weights, rows] : {std::pair(&in.B, &c.B), {&in.C, &c.C}}) {
+        rows->emplace_back();
+        for (int64_t n = 0; n < c.N; ++n) {
+          const auto index = WeightIndex(*weights, c, static_cast<int64_t>(t), n);
+          rows->back().push_back(WeightAt(*weights, index));
+        }
+      }
+    }
+    Run(c);
+    f(c);
+  }
+}
+
+ReferenceGradients GradientsOf(const BackwardInputs& in, const ReferenceChannel& c) {
+  ReferenceGradients g;
+  const auto T = static_cast<size_t>(c.T()), N = static_cast<size_t>(c.N);
+  for (Doubles* row : {&g.d_o, &g.dy, &g.of_input, &g.du, &g.ds, &g.ddelta, &g.dz}) {
+    row->assign(T, 0.0);
+  }
+  g.q.assign(T, Doubles(N));
+  g.p.assign(T + 1, Doubles(N));
+  for (size_t n = 0; n < N && in.d_final.present(); ++n) {
+    g.p[T][n] = At(in.d_final, {c.place.sequence, c.place.channel, static_cast<int64_t>(n)});
+  }
+  for (size_t t = T; t-- > 0;) {
+    const double d_o = At(in.d_o, {c.place.batch, c.place.channel, c.place.tokens[t]});
+    g.d_o[t] = g.dy[t] = d_o;
+    if (c.gated) {
+      const double z = c.z[t], sigmoid = scanning::Sigmoid(z);
+      g.dy[t] = d_o * z * sigmoid;
+      g.dz[t] = d_o * c.y[t] * sigmoid * (1 + z * (1 - sigmoid));
+    }
+    for (size_t n = 0; n < N; ++n) {
+      g.q[t][n] = g.p[t + 1][n] + g.dy[t] * c.C[t][n];
+      g.of_input[t] += g.q[t][n] * c.B[t][n];
+      g.p[t][n] = c.a[t][n] * g.q[t][n];
+      g.ds[t] += g.p[t][n] * c.h[t][n] * c.A[n];
+    }
+    g.du[t] = c.s[t] * g.of_input[t] + c.D * g.dy[t];
+    g.ds[t] += c.u[t] * g.of_input[t];
+    g.ddelta[t] = c.softplus ? g.ds[t] * scanning::Sigmoid(c.raw[t]) : g.ds[t];
+  }
+  return g;
+}
+
+void Reference(const Inputs& in, const Options& options, const Outputs& out) {
+  parts::Clear(out.o);
+  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+    for (size_t t = 0; t < c.o.size(); ++t) {
+      Put(out.o, {c.place.batch, c.place.channel, c.place.tokens[t]}, c.o[t]);
+    }
+    for (int64_t n = 0; n < c.N; ++n) {
+      Put(out.final, {c.place.sequence, c.place.channel, n}, c.h.back()[static_cast<size_t>(n)]);
+    }
+  });
+}
+
+void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
+  for (const TensorView* t : {&out.du, &out.ddelta, &out.dA, &out.dB, &out.dC, &out.dD, &out.dz,
+                              &out.ddelta_bias}) {
+    parts::Clear(*t);
+  }
+  ForEachChannel(in, options, [&](const ReferenceChannel& c) {
+    const ReferenceGradients g = GradientsOf(in, c);
+    const int64_t d = c.place.channel;
+    for (size_t t = 0; t < c.u.size(); ++t) {
+      const int64_t token = c.place.tokens[t], b = c.place.batch;
+      Put(out.du, {b, d, token}, g.du[t]);
+      Put(out.ddelta, {b, d, token}, g.ddelta[t]);
+      Put(out.dz, {b, d, token}, g.dz[t]);
+      Add(out.dD, {d}, g.dy[t] * c.u[t]);
+      Add(out.ddelta_bias, {d}, g.ddelta[t]);
+      for (int64_t n = 0; n < c.N; ++n) {
+        const auto i = static_cast<size_t>(n), time = t;
+        Add(out.dA, {d, n}, c.s[t] * g.p[t][i] * c.h[t][i]);
+        const auto index = static_cast<int64_t>(time);
+        AddWeight(out.dB, WeightIndex(in.B, c, index, n), g.q[t][i] * c.s[t] * c.u[t]);
+        AddWeight(out.dC, WeightIndex(in.C, c, index, n), g.dy[t] * c.h[t + 1][i]);
+      }
+    }
+    for (int64_t n = 0; n < c.N; ++n) {
+      Put(out.dinitial, {c.place.sequence, d, n}, g.p[0][static_cast<size_t>(n)]);
+    }
+  });
+}
+
+}  // namespace heed::selective_scan

@@ -1,0 +1,46 @@
+// One channel of a selective scan in double, every number of it kept.
+#ifndef HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_REFERENCE_INTERNAL_H_
+#define HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_REFERENCE_INTERNAL_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "heed/ops/parts/scanning_reference_internal.h"
+#include "heed/ops/ssm/selective_scan/selective_scan.h"
+
+namespace heed::selective_scan {
+
+using scanning::Doubles;
+
+struct ReferenceChannel {
+  scanning::ReferencePlace place;
+  int64_t N = 0, group = 0;
+  bool gated = false, softplus = false;
+  double D = 0;
+  Doubles A;                       // [N]
+  Doubles u, z, raw, s;            // [T]; raw: delta + delta_bias
+  std::vector<Doubles> B, C;       // [T][N]
+  std::vector<Doubles> a, h;       // [T][N] decays, [T + 1][N] states before and after tokens
+  Doubles y, o;                    // [T]
+
+  int64_t T() const { return static_cast<int64_t>(u.size()); }
+};
+void ForEachChannel(const Inputs& in, const Options& options,
+                    const std::function<void(const ReferenceChannel&)>& f);
+
+// What a channel adds to the gradients.
+struct ReferenceGradients {
+  std::vector<Doubles> p;          // [T + 1][N]: of h, before what y_t adds; p[T] is given
+  std::vector<Doubles> q;          // [T][N]: after it
+  Doubles d_o, dy, of_input, du, ds, ddelta, dz;  // [T]; of_input: <p, B>
+};
+ReferenceGradients GradientsOf(const BackwardInputs& in, const ReferenceChannel& c);
+
+// Index of an element of B or C, or of their gradients, at a token.
+std::vector<int64_t> WeightIndex(const ConstTensorView& weights, const ReferenceChannel& c,
+                                 int64_t t, int64_t n);
+
+}  // namespace heed::selective_scan
+
+#endif  // HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_REFERENCE_INTERNAL_H_

@@ -1,0 +1,119 @@
+# Inputs of mechanisms on the scan engine by name, from what the extension module says of each, and their definitions.
+import numpy as np
+
+import heed
+from heed import _core
+
+DESCRIPTIONS = _core._scanning
+NAMES = sorted(DESCRIPTIONS)
+SIZES = {"B": 2, "D": 6, "T": 21, "N": 5, "G": 2}
+
+
+def axes_of(name, argument, rank=None):
+    """Of the form with this rank, or of the first."""
+    forms = DESCRIPTIONS[name]["axes"][argument].split("|")
+    return next(form for form in forms if rank is None or len(form) == rank)
+
+
+def arguments(name, dtype=np.float64, seed=5, rank=None, **sizes):
+    """Inputs of a mechanism by name, all of them; `rank` is that of tensors that have several forms."""
+    rng = np.random.default_rng(seed)
+    sizes = SIZES | sizes
+    result = {}
+    for argument in DESCRIPTIONS[name]["inputs"]:
+        several = "|" in DESCRIPTIONS[name]["axes"][argument]
+        shape = [sizes[axis] for axis in axes_of(name, argument, rank if several else None)]
+        x = rng.standard_normal(shape)
+        if argument == "A":
+            x = -np.exp(x)
+        elif argument in ("delta", "delta_bias"):
+            x = 0.3 * np.exp(0.5 * x)
+        elif argument == "log_decay":
+            x = -0.3 * np.exp(x)
+        elif argument == "a":
+            x = x - 1
+        result[argument] = x.astype(dtype)
+    return result
+
+
+def state_of(name, dtype=np.float64, seed=6, **sizes):
+    sizes = SIZES | sizes
+    rng = np.random.default_rng(seed)
+    state = np.float64 if dtype == np.float64 else np.float32
+    return rng.standard_normal([sizes[axis] for axis in DESCRIPTIONS[name]["state_axes"]]).astype(state)
+
+
+def time_axis(name, argument, x):
+    """Where tokens are, or None."""
+    axes = axes_of(name, argument, len(x.shape))
+    return axes.index("T") if "T" in axes else None
+
+
+def at_tokens(name, values, tokens):
+    """The same of some tokens, or of one: by an int."""
+    def part(argument, x):
+        axis = time_axis(name, argument, x)
+        return x if axis is None else x[(slice(None),) * axis + (tokens,)]
+
+    return {argument: part(argument, x) for argument, x in values.items()}
+
+
+def output_at(name, o, tokens):
+    return at_tokens(name, {DESCRIPTIONS[name]["inputs"][0]: o}, tokens).popitem()[1]
+
+
+def call(name, values, *more, suffix="", **options):
+    return getattr(heed, name + suffix)(*more, **values, **options)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def naive(name, values, initial=None, **settings):
+    """o and the final state, by the definition, token by token."""
+    return {"selective_scan": _selective_scan, "rg_lru": _rg_lru, "hgrn": _hgrn}[name](values, initial, **settings)
+
+
+def _selective_scan(values, initial, delta_softplus=False):
+    u, delta, A = values["u"], values["delta"], values["A"]
+    batch, channels, T = u.shape
+    h = np.zeros((batch, *A.shape)) if initial is None else initial.astype(np.float64)
+    step = delta + (values["delta_bias"][:, None] if "delta_bias" in values else 0)
+    step = np.log1p(np.exp(step)) if delta_softplus else step
+
+    def weights(x, t):  # of all channels
+        if len(x.shape) == 2:
+            return x
+        x = x[:, None, :, t] if len(x.shape) == 3 else x[..., t]
+        return np.repeat(x, channels // x.shape[1], axis=1)
+
+    o = np.empty_like(u)
+    for t in range(T):
+        s = step[:, :, t, None]
+        h = np.exp(s * A) * h + s * u[:, :, t, None] * weights(values["B"], t)
+        o[:, :, t] = (weights(values["C"], t) * h).sum(-1)
+    if "D" in values:
+        o = o + values["D"][:, None] * u
+    if "z" in values:
+        o = o * values["z"] * sigmoid(values["z"])
+    return o, h
+
+
+def _hgrn(values, initial):
+    x, g = values["x"], values["log_decay"]
+    h = np.zeros((x.shape[0], x.shape[2])) if initial is None else initial.astype(np.float64)
+    o = np.empty_like(x)
+    for t in range(x.shape[1]):
+        h = np.exp(g[:, t]) * h + x[:, t]
+        o[:, t] = h
+    return o, h
+
+
+def _rg_lru(values, initial, c=8.0):
+    x = values["x"]
+    log_a = -c * sigmoid(values["recurrence_gate"]) * np.log1p(np.exp(values["a"]))
+    root = np.sqrt(-np.expm1(2 * log_a))
+    if initial is None:
+        root[:, :1] = 1
+    return _hgrn({"x": root * sigmoid(values["input_gate"]) * x, "log_decay": log_a}, initial)

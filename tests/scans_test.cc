@@ -1,0 +1,601 @@
+// What comparison with the references of scans cannot show: bits, edges, memory, errors.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "heed/core/dispatch.h"
+#include "heed/core/error.h"
+#include "heed/harness/buffer.h"
+#include "heed/harness/unfair_executor.h"
+#include "heed/ops/gated/hgrn/hgrn.h"
+#include "heed/ops/gated/hgrn/hgrn_internal.h"
+#include "heed/ops/gated/rg_lru/rg_lru.h"
+#include "heed/ops/gated/rg_lru/rg_lru_internal.h"
+#include "heed/ops/ssm/selective_scan/selective_scan.h"
+#include "heed/ops/ssm/selective_scan/selective_scan_internal.h"
+
+namespace heed::scanning {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+using Shape = std::vector<int64_t>;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// A mechanism with its options' defaults, but for softplus.
+struct Mechanism {
+  const char* name;
+  Definition definition;
+  std::function<void(Context&, const Inputs&, const Options&, const Outputs&)> forward;
+  std::function<void(Context&, const BackwardInputs&, const Options&, const Gradients&)> backward;
+  std::function<void(Context&, const StepInputs&, const TensorView&, const TensorView&)> step;
+  std::function<int64_t(const Context&, const Inputs&)> workspace, backward_workspace;
+};
+
+#define HEED_MECHANISM(op, own)                                                             \
+  Mechanism {                                                                               \
+    #op, op::DefinitionOf(own),                                                             \
+        [](Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {    \
+          op::Forward(ctx, in, With(own, options), out);                                    \
+        },                                                                                  \
+        [](Context& ctx, const BackwardInputs& in, const Options& options,                  \
+           const Gradients& out) { op::Backward(ctx, in, With(own, options), out); },       \
+        [](Context& ctx, const StepInputs& in, const TensorView& state,                     \
+           const TensorView& o) { op::Step(ctx, in, own, state, o); },                      \
+        [](const Context& ctx, const Inputs& in) { return op::Workspace(ctx, in, own); },   \
+        [](const Context& ctx, const Inputs& in) {                                          \
+          return op::BackwardWorkspace(ctx, in, own);                                       \
+        }                                                                                   \
+  }
+
+selective_scan::Options Softplus() {
+  selective_scan::Options options;
+  options.delta_softplus = true;
+  return options;
+}
+
+const Mechanism kMechanisms[] = {HEED_MECHANISM(selective_scan, Softplus()),
+                                 HEED_MECHANISM(rg_lru, rg_lru::Options()),
+                                 HEED_MECHANISM(hgrn, hgrn::Options())};
+
+void Copy(const ConstTensorView& from, const TensorView& to) {
+  Shape index(to.sizes().size());
+  if (to.num_elements() == 0) return;
+  do {
+    SetElement(to, index, GetElement(from, index));
+  } while (NextIndex(to.sizes(), index));
+}
+
+// The last two axes as they are, swapped, or neither contiguous.
+enum class Layout { kRows, kColumns, kNeither };
+
+Buffer Make(Layout layout, DType dtype, const Shape& sizes) {
+  Shape strides(sizes.size());
+  int64_t step = layout == Layout::kNeither ? 2 : 1;
+  std::vector<size_t> order;
+  for (size_t i = 0; i < sizes.size(); ++i) order.push_back(i);
+  if (layout == Layout::kColumns && sizes.size() > 2) std::swap(order.end()[-1], order.end()[-2]);
+  for (size_t i = order.size(); i-- > 0;) {
+    strides[order[i]] = step;
+    step *= std::max<int64_t>(sizes[order[i]], 1);
+  }
+  return Buffer(dtype, sizes, strides, Placement::kBeforeGuard);
+}
+
+template <class F>
+void ForEach(const Buffer& buffer, const F& f) {
+  Shape at(buffer.view().sizes().size());
+  if (buffer.view().num_elements() == 0) return;
+  do {
+    f(at);
+  } while (NextIndex(buffer.view().sizes(), at));
+}
+
+// A call with its memory: all inputs, all results.
+struct Call {
+  Call(const Mechanism& mechanism, DType dtype, const AxisSizes& of, Layout layout = Layout::kRows,
+       int64_t sequences = -1, int rank = 4)
+      : m(&mechanism), sizes(of) {
+    const Definition& d = m->definition;
+    const DType wide = StateDType(dtype);
+    uint64_t seed = 0;
+    for (const Tensor& tensor : d.tensors) {
+      const bool several = std::string_view(tensor.axes).find('|') != std::string::npos;
+      const std::string form = several ? AxesOf(tensor, rank) : tensor.axes;
+      axes.push_back(form);
+      const Shape shape = ShapeOf(form, sizes);
+      inputs.push_back(Make(layout, dtype, shape).FillNormal(++seed));
+      results.push_back(Make(layout, dtype, shape));
+      const auto change = [&](double (*to)(double)) {
+        ForEach(inputs.back(), [&](const Shape& at) {
+          SetElement(inputs.back().view(), at, to(GetElement(inputs.back().view(), at)));
+        });
+      };
+      if (tensor.values == Tensor::kRates || tensor.values == Tensor::kDecays) {
+        change([](double x) { return -0.5 * std::exp(x); });
+      }
+      if (tensor.values == Tensor::kSteps) change([](double x) { return x - 2; });
+    }
+    const Shape shape = ShapeOf(axes[0], sizes);
+    o = Make(layout, dtype, shape);
+    d_o = Make(layout, dtype, shape).FillNormal(++seed);
+    AxisSizes of_states = sizes;
+    if (sequences >= 0) of_states.B = sequences;
+    const Shape state = ShapeOf(d.state_axes, of_states);
+    initial = Buffer(wide, state).FillNormal(++seed);
+    d_final = Buffer(wide, state).FillNormal(++seed);
+    final = Buffer(wide, state);
+    dinitial = Buffer(wide, state);
+  }
+
+  BackwardInputs Views() const {
+    BackwardInputs in;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      in.*m->definition.tensors[i].input = inputs[i].view();
+    }
+    in.initial = initial.view();
+    in.d_o = d_o.view();
+    in.d_final = d_final.view();
+    return in;
+  }
+  Gradients Results() const {
+    Gradients out;
+    for (size_t i = 0; i < results.size(); ++i) {
+      out.*m->definition.tensors[i].gradient = results[i].view();
+    }
+    out.dinitial = dinitial.view();
+    return out;
+  }
+  void Forward(Context& ctx) const {
+    m->forward(ctx, Views(), options, {o.view(), final.view()});
+  }
+  const Call& Both(Context& ctx) const {
+    Forward(ctx);
+    m->backward(ctx, Views(), options, Results());
+    return *this;
+  }
+  std::vector<std::pair<std::string, Buffer>> Written() const {
+    std::vector<std::pair<std::string, Buffer>> all = {
+        {"o", o}, {"state", final}, {"dinitial_state", dinitial}};
+    for (size_t i = 0; i < results.size(); ++i) {
+      all.push_back({std::string("d") + m->definition.tensors[i].name, results[i]});
+    }
+    return all;
+  }
+  // Tokens [first, first + n) of a tensor; constants whole.
+  TensorView Part(const Buffer& x, size_t i, int64_t first, int64_t n) const {
+    const size_t at = axes[i].find('T');
+    if (at == std::string::npos) return x.view();
+    return x.view().Slice(static_cast<int>(at), first, first + n);
+  }
+
+  const Mechanism* m;
+  AxisSizes sizes;
+  std::vector<std::string> axes;
+  std::vector<Buffer> inputs, results;
+  Buffer o, d_o, initial, d_final, final, dinitial;
+  Options options;
+};
+
+void ExpectSameBits(const Call& a, const Call& b) {
+  const auto as = a.Written(), bs = b.Written();
+  for (size_t i = 0; i < as.size(); ++i) {
+    EXPECT_TRUE(SameBits(as[i].second.view(), bs[i].second.view())) << a.m->name << as[i].first;
+  }
+}
+
+using Parameter = std::tuple<size_t, DType>;
+class Scans : public testing::TestWithParam<Parameter> {
+ protected:
+  const Mechanism& m() const { return kMechanisms[std::get<0>(GetParam())]; }
+  DType dtype() const { return std::get<1>(GetParam()); }
+  Call Make(const AxisSizes& sizes, Layout layout = Layout::kRows, int64_t sequences = -1,
+            int rank = 4) const {
+    return Call(m(), dtype(), sizes, layout, sequences, rank);
+  }
+  Context ctx_{2};
+};
+INSTANTIATE_TEST_SUITE_P(AllOps, Scans,
+                         testing::Combine(testing::Values(0, 1, 2),
+                                          testing::Values(DType::kF64, DType::kF32, DType::kBF16,
+                                                          DType::kF16)),
+                         [](const auto& value) {
+                           return std::string(kMechanisms[std::get<0>(value.param)].name) + "_" +
+                                  Name(std::get<1>(value.param));
+                         });
+
+TEST_P(Scans, BitsDoNotDependOnThreads) {
+  for (const AxisSizes& sizes : {AxisSizes{2, 300, 150, 16, 2}, {9, 70, 33, 5, 1}}) {
+    Context single(1);
+    const Call one = Make(sizes).Both(single);
+    for (const int threads : {2, 3, 8}) {
+      UnfairExecutor executor(threads, 5);
+      Context unfair(executor.executor());
+      ExpectSameBits(one, Make(sizes).Both(unfair));
+    }
+  }
+}
+
+TEST_P(Scans, BitsDoNotDependOnWhatIsContiguous) {
+  for (const std::string& target : AvailableTargets()) {
+    ctx_.set_isa(target);
+    for (const AxisSizes& sizes : {AxisSizes{2, 1, 70, 3, 1}, {2, 66, 1, 16, 1}, {1, 38, 130, 17, 2},
+                                   {2, 21, 7, 4, 3}}) {
+      for (const int rank : {2, 4}) {
+        const Call rows = Make(sizes, Layout::kRows, -1, rank).Both(ctx_);
+        ExpectSameBits(rows, Make(sizes, Layout::kColumns, -1, rank).Both(ctx_));
+        Call mixed = Make(sizes, Layout::kNeither, -1, rank);
+        mixed.o = rows.o;
+        ExpectSameBits(rows, mixed.Both(ctx_));
+      }
+    }
+  }
+}
+
+// Outputs, states and the gradients of both and of tokens, wherever a sequence is split; those of
+// what it has in common are sums, as are dB and dC over 128 tokens.
+TEST_P(Scans, ASplitSequenceHasTheSameBits) {
+  const AxisSizes sizes = {2, 34, 150, 16, 1};
+  const Call whole = Make(sizes).Both(ctx_);
+  for (const int64_t split : {1, 16, 77, 128, 149}) {
+    const Call parts = Make(sizes);
+    const auto run = [&](int64_t first, int64_t n, bool forward, const Buffer& before,
+                         const Buffer& after) {
+      BackwardInputs in;
+      Gradients out;
+      for (size_t i = 0; i < parts.inputs.size(); ++i) {
+        const Tensor& tensor = m().definition.tensors[i];
+        in.*tensor.input = parts.Part(parts.inputs[i], i, first, n);
+        if (parts.axes[i].find('T') != std::string::npos) {
+          out.*tensor.gradient = parts.Part(parts.results[i], i, first, n);
+        }
+      }
+      in.initial = before.view();
+      if (forward) {
+        return m().forward(ctx_, in, {}, {parts.Part(parts.o, 0, first, n), after.view()});
+      }
+      const Buffer d_before(before.view().dtype(), Shape(before.view().sizes().begin(),
+                                                         before.view().sizes().end()));
+      in.d_o = parts.Part(parts.d_o, 0, first, n);
+      in.d_final = after.view();
+      out.dinitial = d_before.view();
+      m().backward(ctx_, in, {}, out);
+      Copy(d_before.view(), parts.dinitial.view());
+    };
+    const Buffer middle(parts.final.view().dtype(), Shape(parts.final.view().sizes().begin(),
+                                                          parts.final.view().sizes().end()));
+    run(0, split, true, parts.initial, middle);
+    run(split, sizes.T - split, true, middle, parts.final);
+    run(split, sizes.T - split, false, middle, parts.d_final);
+    const Buffer d_middle = parts.dinitial;
+    const Buffer kept(d_middle.view().dtype(), Shape(d_middle.view().sizes().begin(),
+                                                     d_middle.view().sizes().end()));
+    Copy(d_middle.view(), kept.view());
+    run(0, split, false, parts.initial, kept);
+    EXPECT_TRUE(SameBits(whole.o.view(), parts.o.view())) << split;
+    EXPECT_TRUE(SameBits(whole.final.view(), parts.final.view())) << split;
+    EXPECT_TRUE(SameBits(whole.dinitial.view(), parts.dinitial.view())) << split;
+    for (size_t i = 0; i < parts.results.size(); ++i) {
+      if (parts.axes[i].size() != 3) continue;  // constants, B and C
+      EXPECT_TRUE(SameBits(whole.results[i].view(), parts.results[i].view()))
+          << split << m().definition.tensors[i].name;
+    }
+  }
+}
+
+TEST_P(Scans, PaddedAndPackedSequencesHaveTheBitsOfOneAlone) {
+  constexpr int64_t n = 140, D = 37;
+  const Call alone = Make({1, D, n, 6, 1}).Both(ctx_);
+  const auto check = [&](Call& into, int64_t b, int64_t first, int64_t sequence) {
+    const auto part = [&](const Buffer& buffer, size_t i) {
+      return into.Part(buffer, i, first, n).Slice(0, b, b + 1);
+    };
+    const auto of_state = [&](const Buffer& buffer) {
+      return buffer.view().Slice(0, sequence, sequence + 1);
+    };
+    for (size_t i = 0; i < into.inputs.size(); ++i) {
+      const bool constant = into.axes[i].find('T') == std::string::npos;
+      Copy(alone.inputs[i].view(), constant ? into.inputs[i].view() : part(into.inputs[i], i));
+    }
+    Copy(alone.d_o.view(), part(into.d_o, 0));
+    Copy(alone.initial.view(), of_state(into.initial));
+    Copy(alone.d_final.view(), of_state(into.d_final));
+    into.Both(ctx_);
+    EXPECT_TRUE(SameBits(alone.o.view(), part(into.o, 0)));
+    EXPECT_TRUE(SameBits(alone.final.view(), of_state(into.final)));
+    EXPECT_TRUE(SameBits(alone.dinitial.view(), of_state(into.dinitial)));
+    for (size_t i = 0; i < into.results.size(); ++i) {
+      if (into.axes[i].find('T') == std::string::npos) continue;
+      EXPECT_TRUE(SameBits(alone.results[i].view(), part(into.results[i], i)))
+          << m().definition.tensors[i].name;
+    }
+  };
+  Call padded = Make({3, D, 160, 6, 1});
+  const int64_t lengths[] = {50, 149, 160}, starts[] = {0, 9, 160};
+  padded.options.lengths = {lengths, DType::kI64, {3}};
+  padded.options.starts = {starts, DType::kI64, {3}};
+  check(padded, 1, 9, 1);
+  Call packed = Make({1, D, 190, 6, 1}, Layout::kColumns, 4);
+  const int32_t bounds[] = {0, 30, 170, 170, 190};
+  packed.options.cu_seqlens = {bounds, DType::kI32, {5}};
+  check(packed, 0, 30, 1);
+  // The empty sequence passes its state through, and its gradient back.
+  EXPECT_TRUE(SameBits(packed.final.view().Slice(0, 2, 3), packed.initial.view().Slice(0, 2, 3)));
+  EXPECT_TRUE(SameBits(packed.dinitial.view().Slice(0, 2, 3), packed.d_final.view().Slice(0, 2, 3)));
+}
+
+TEST_P(Scans, TokensThatDoNotCountAreZeroAndNeverRead) {
+  for (const Layout layout : {Layout::kRows, Layout::kColumns, Layout::kNeither}) {
+    for (const bool reverse : {false, true}) {
+      Call call = Make({2, 19, 60, 5, 1}, layout);
+      const int64_t lengths[] = {53, 0}, starts[] = {5, 0};
+      call.options.lengths = {lengths, DType::kI64, {2}};
+      call.options.starts = {starts, DType::kI64, {2}};
+      call.options.reverse = reverse;
+      const auto counts = [&](const std::string& axes, const Shape& at) {
+        const int64_t t = at[axes.find('T')];
+        return t >= starts[at[0]] && t < lengths[at[0]];
+      };
+      for (size_t i = 0; i < call.inputs.size(); ++i) {
+        if (call.axes[i].find('T') == std::string::npos) continue;
+        ForEach(call.inputs[i], [&](const Shape& at) {
+          if (!counts(call.axes[i], at)) SetElement(call.inputs[i].view(), at, kNaN);
+        });
+      }
+      ForEach(call.d_o, [&](const Shape& at) {
+        if (!counts(call.axes[0], at)) SetElement(call.d_o.view(), at, kNaN);
+      });
+      call.Both(ctx_);
+      const auto expect = [&](const Buffer& buffer, const std::string& axes, const char* name) {
+        ForEach(buffer, [&](const Shape& at) {
+          const double value = GetElement(buffer.view(), at);
+          ASSERT_FALSE(std::isnan(value)) << name;
+          const bool counted = axes.find('T') == std::string::npos || counts(axes, at);
+          ASSERT_TRUE(counted || value == 0) << name;
+        });
+      };
+      expect(call.o, call.axes[0], "o");
+      expect(call.final, "BD", "state");
+      expect(call.dinitial, "BD", "dinitial_state");
+      for (size_t i = 0; i < call.results.size(); ++i) {
+        expect(call.results[i], call.axes[i], m().definition.tensors[i].name);
+      }
+    }
+  }
+}
+
+TEST_P(Scans, NoTokensPassStatesThroughAndGiveNoGradients) {
+  const Call call = Make({2, 5, 0, 4, 1}).Both(ctx_);
+  EXPECT_TRUE(SameBits(call.final.view(), call.initial.view()));
+  EXPECT_TRUE(SameBits(call.dinitial.view(), call.d_final.view()));
+  for (const Buffer& result : call.results) {
+    ForEach(result, [&](const Shape& at) { EXPECT_EQ(GetElement(result.view(), at), 0); });
+  }
+  Make({0, 5, 7, 4, 1}).Both(ctx_);
+  const Call empty = Make({2, 0, 7, 4, 1}).Both(ctx_);
+  for (const Buffer& result : empty.results) {
+    ForEach(result, [&](const Shape& at) { EXPECT_EQ(GetElement(result.view(), at), 0); });
+  }
+}
+
+TEST_P(Scans, ANaNStaysInItsChannel) {
+  for (const std::string& target : AvailableTargets()) {
+    ctx_.set_isa(target);
+    for (size_t i = 0; i < m().definition.tensors.size(); ++i) {
+      Call call = Make({1, 40, 50, 16, 1});
+      if (call.axes[i] == "BGNT") continue;  // of all channels
+      Shape index;
+      for (const char axis : call.axes[i]) index.push_back(axis == 'D' ? 7 : axis == 'T' ? 30 : 0);
+      SetElement(call.inputs[i].view(), index, kNaN);
+      call.Forward(ctx_);
+      const bool over_tokens = call.axes[i].find('T') != std::string::npos;
+      const bool is_gate = std::string_view(m().definition.tensors[i].name) == "z";
+      const size_t channel = call.axes[0].find('D'), token = call.axes[0].find('T');
+      ForEach(call.o, [&](const Shape& at) {
+        const bool later = !over_tokens || (is_gate ? at[token] == 30 : at[token] >= 30);
+        ASSERT_EQ(std::isnan(GetElement(call.o.view(), at)), at[channel] == 7 && later)
+            << m().definition.tensors[i].name << ShapeString(at);
+      });
+    }
+  }
+}
+
+TEST_P(Scans, ExtremesStayFinite) {
+  const bool half = dtype() == DType::kF16;
+  for (const std::string& target : AvailableTargets()) {
+    ctx_.set_isa(target);
+    for (const double extreme : {0.0, -1e-7, -1e4, half ? -6e4 : -1e30, -kInfinity}) {
+      Call call = Make({1, 20, 40, 5, 1});
+      for (size_t i = 0; i < call.inputs.size(); ++i) {
+        const std::string_view name = m().definition.tensors[i].name;
+        const bool decays = name == "A" || name == "log_decay";
+        const bool gates = name == "z" || name == "input_gate" || name == "recurrence_gate";
+        if (!decays && (!gates || std::isinf(extreme))) continue;
+        ForEach(call.inputs[i], [&](const Shape& at) {
+          if (at.back() % 3 == 0) SetElement(call.inputs[i].view(), at, extreme);
+          if (gates && at.back() % 3 == 1) SetElement(call.inputs[i].view(), at, -extreme);
+        });
+      }
+      // A gate of silu multiplies by as much as it is.
+      if (m().definition.rule == scan::Rule::kSelective && extreme < (half ? -100 : -1e4)) {
+        ForEach(call.inputs[6], [&](const Shape& at) { SetElement(call.inputs[6].view(), at, 1); });
+      }
+      call.Both(ctx_);
+      for (const auto& [name, buffer] : call.Written()) {
+        if (half && name == "dA") continue;  // sums that float16 cannot hold
+        ForEach(buffer, [&](const Shape& at) {
+          ASSERT_TRUE(std::isfinite(GetElement(buffer.view(), at))) << name << ShapeString(at) << extreme;
+        });
+      }
+    }
+  }
+}
+
+TEST_P(Scans, GradientsThatAreNotAskedForChangeNoOthers) {
+  const AxisSizes sizes = {2, 70, 150, 5, 2};
+  const Call all = Make(sizes).Both(ctx_);
+  for (size_t only = 0; only <= all.results.size(); ++only) {
+    const Call one = Make(sizes);
+    Gradients out;
+    if (only < all.results.size()) {
+      const Tensor& tensor = m().definition.tensors[only];
+      out.*tensor.gradient = one.results[only].view();
+      m().backward(ctx_, one.Views(), {}, out);
+      EXPECT_TRUE(SameBits(all.results[only].view(), one.results[only].view())) << tensor.name;
+    } else {
+      out.dinitial = one.dinitial.view();
+      m().backward(ctx_, one.Views(), {}, out);
+      EXPECT_TRUE(SameBits(all.dinitial.view(), one.dinitial.view()));
+    }
+  }
+}
+
+// The headers' formulas.
+TEST_P(Scans, MemoryIsWithinItsFormula) {
+  for (const int threads : {1, 4}) {
+    Context ctx(threads);
+    for (const AxisSizes& sizes : {AxisSizes{2, 300, 1000, 16, 1}, {3, 64, 77, 5, 1},
+                                   {1, 96, 5000, 40, 3}}) {
+      for (const int rank : {2, 4}) {
+        const Call call = Make(sizes, Layout::kRows, -1, rank);
+        const int64_t E = dtype() == DType::kF64 ? 8 : 4, W = dtype() == DType::kF64 ? 32 : 64;
+        const int64_t N = (sizes.N + 15) / 16 * 16, tiles = (sizes.T + 15) / 16;
+        const int64_t S = sizes.B * sizes.T, few = 8 << 10, D = sizes.D;
+        int64_t forward = threads * (96 * E * W + few);
+        int64_t backward = threads * (E * W * (tiles + 128) + few) + 8 * D + few;
+        if (m().definition.rule == scan::Rule::kSelective) {
+          forward = threads * (E * W * (35 * N + 80) + few);
+          backward = threads * (E * W * (tiles + 20) * N + 8 * W * (4 * N + 2) + (16 << 10) +
+                                E * N * (288 + 1056) + few) +
+                     E * 2 * S * sizes.G * N + 8 * D * (4 * N + 2) + S * sizes.G / 32 + few;
+        }
+        EXPECT_LE(m().workspace(ctx, call.Views()), forward);
+        EXPECT_LE(m().backward_workspace(ctx, call.Views()), backward);
+        EXPECT_GT(2 * m().backward_workspace(ctx, call.Views()), backward / 4);
+      }
+    }
+  }
+}
+
+TEST_P(Scans, ErrorsNameTheArgumentAndNothingIsWritten) {
+  if (dtype() != DType::kF32) return;
+  const AxisSizes sizes = {2, 4, 9, 3, 2};
+  const Tensor& first = m().definition.tensors[0];
+  const auto expect = [&](const std::function<void(BackwardInputs&, Options&, Outputs&, Gradients&)>& spoil,
+                          const std::string& message, bool backward = false) {
+    const Call call = Make(sizes);
+    BackwardInputs in = call.Views();
+    Options options;
+    Outputs out = {call.o.view(), call.final.view()};
+    Gradients gradients = call.Results();
+    spoil(in, options, out, gradients);
+    Context ctx(1);
+    EXPECT_THAT(
+        [&] {
+          if (backward) m().backward(ctx, in, options, gradients);
+          if (!backward) m().forward(ctx, in, options, out);
+        },
+        ThrowsMessage<InvalidArgument>(AllOf(
+            HasSubstr(std::string(m().name) + (backward ? "::Backward: " : "::Forward: ")),
+            HasSubstr(message))));
+    for (const auto& [name, buffer] : call.Written()) {
+      for (const uint8_t byte : buffer.bytes()) ASSERT_EQ(byte, 0xFF) << name << message;
+    }
+  };
+  const Buffer other(DType::kF32, {2, 4, 8}), wide(DType::kF64, {2, 4, 3});
+  const int64_t long_lengths[] = {9, 10}, negative[] = {-1, 0}, bounds[] = {0, 5, 9};
+  const std::string x = first.name;
+  const auto input = first.input;
+  expect([&](auto& in, auto&, auto&, auto&) { in.*input = {}; }, x + " is absent, expected a tensor");
+  expect([&](auto& in, auto&, auto&, auto&) { in.*input = (in.*input).Slice(0, 0, 1).Slice(1, 0, 0); },
+         "has shape");
+  expect([&](auto& in, auto&, auto&, auto&) { in.*input = {negative, DType::kI64, {2, 1, 1}}; },
+         x + " has dtype i64, expected f64, f32, bf16 or f16");
+  expect([&](auto& in, auto&, auto&, auto&) { in.initial = other.view(); },
+         "initial_state has shape [2,4,8], expected [2,4");
+  expect([&](auto& in, auto&, auto&, auto&) {
+           in.initial = {wide.view().data(), DType::kF64, in.initial.sizes()};
+         },
+         "initial_state has dtype f64, expected f32");
+  expect([&](auto&, auto& options, auto&, auto&) { options.lengths = {long_lengths, DType::kI64, {2}}; },
+         "lengths[1] is 10, expected 0 to T = 9");
+  expect([&](auto&, auto& options, auto&, auto&) { options.starts = {negative, DType::kI64, {2}}; },
+         "starts[0] is -1, expected 0 to T = 9");
+  expect([&](auto&, auto& options, auto&, auto&) { options.cu_seqlens = {bounds, DType::kI64, {3}}; },
+         x + " has shape");
+  expect([&](auto&, auto&, auto& out, auto&) { out.o = {}; }, "o is absent, expected a tensor");
+  expect([&](auto&, auto&, auto& out, auto&) { out.o = other.view(); }, "o has shape [2,4,8], expected");
+  expect([&](auto& in, auto&, auto& out, auto&) {
+           out.o = {const_cast<void*>((in.*input).data()), DType::kF32, (in.*input).sizes()};
+         },
+         "o overlaps " + x + ", expected memory of its own");
+  expect([&](auto& in, auto&, auto& out, auto&) {
+           out.final = {const_cast<void*>(in.initial.data()), DType::kF32, in.initial.sizes()};
+         },
+         "final_state overlaps initial_state, expected memory of its own");
+  expect([&](auto& in, auto&, auto&, auto&) { in.d_o = {}; }, "d_o is absent", true);
+  expect([&](auto& in, auto&, auto&, auto&) { in.d_final = other.view(); },
+         "d_state has shape [2,4,8]", true);
+  expect([&](auto& in, auto&, auto&, auto& out) {
+           out.*first.gradient = {const_cast<void*>(in.d_o.data()), DType::kF32, in.d_o.sizes()};
+         },
+         "d" + x + " overlaps d_o, expected memory of its own", true);
+  for (const Tensor& tensor : m().definition.tensors) {
+    if (!tensor.optional) continue;
+    expect([&](auto& in, auto&, auto&, auto&) { in.*tensor.input = {}; },
+           std::string("d") + tensor.name + " is asked for, expected none: there is no such input", true);
+  }
+  // What other scans take.
+  expect([&](auto& in, auto&, auto&, auto&) {
+           (m().definition.rule == scan::Rule::kSelective ? in.log_decay : in.A) = other.view();
+         },
+         "is given, expected none");
+}
+
+TEST(SelectiveScanErrors, NameGroupsRatesAndSteps) {
+  Context ctx(1), checking(1);
+  checking.set_checks(true);
+  const Call call(kMechanisms[0], DType::kF32, {2, 4, 9, 3, 2});
+  const auto message = [&](Context& context, const std::function<void(Inputs&)>& spoil) -> std::string {
+    Inputs in = call.Views();
+    spoil(in);
+    try {
+      kMechanisms[0].forward(context, in, {}, {call.o.view(), {}});
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const Buffer three(DType::kF32, {2, 3, 3, 9});
+  EXPECT_THAT(message(ctx, [&](Inputs& in) { in.B = in.C = three.view(); }),
+              HasSubstr("B has shape [2,3,3,9], expected [B, G, N, T], [B, N, T] or [D, N], N >= 1, "
+                        "G >= 1 dividing D = 4, G = 3"));
+  EXPECT_THAT(message(ctx, [&](Inputs& in) { in.C = three.view(); }),
+              HasSubstr("C has shape [2,3,3,9], expected [2,2,3,9]"));
+  EXPECT_THAT(message(ctx, [&](Inputs& in) { in.A = in.A.Slice(1, 0, 0); }), HasSubstr("A has shape [4,0]"));
+  for (const double value : {0.5, kNaN}) {
+    const Buffer A(DType::kF32, {4, 3});
+    A.FillConstant(-1);
+    A.Set({2, 1}, value);
+    EXPECT_EQ(message(ctx, [&](Inputs& in) { in.A = A.view(); }), "");
+    EXPECT_THAT(message(checking, [&](Inputs& in) { in.A = A.view(); }),
+                HasSubstr("A has an element " + std::string(std::isnan(value) ? "nan" : "0.5")));
+  }
+}
+
+}  // namespace
+}  // namespace heed::scanning
