@@ -47,6 +47,7 @@
 #include "heed/core/context.h"
 #include "heed/engines/softmax/backward.h"
 #include "heed/engines/softmax/block-inl.h"
+#include "heed/engines/softmax/decay_gradients-inl.h"
 #include "heed/engines/softmax/gradient_buffers-inl.h"
 #include "heed/engines/softmax/gradient_rows-inl.h"
 #include "heed/engines/softmax/problem.h"
@@ -119,11 +120,11 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   HWY_INLINE void PrepareGradients() {
     const void *q[W], *d_o[W];
     this->SetLanes(q);
+    decay_gradients_.Begin();
     for (size_t lane = 0; lane < W; ++lane) {
       shift_[lane] = std::numeric_limits<T>::infinity();
       delta_[lane] = gain_[lane] = 0;
       bias_sums_[lane] = alibi_sums_[lane] = 0;
-      decay_sums_[lane] = {};
       if (lane >= num_rows_) continue;
       const int64_t head = Head(lane), query = rows_[lane].query;
       const int64_t row = shared_.index->Row(p_, group_.sequence, head, query);
@@ -167,7 +168,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
                                    tiles);
         };
         if (p_.forgets) {
-          add(TilesThatForget{*this, {}, 0});
+          add(TilesThatForget{*this, {}});
         } else {
           add(nullptr);
         }
@@ -208,7 +209,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
       if (shared_.wants.bias_pairs) AddBias(run, origin);
       if (shared_.wants.bias_rows || shared_.wants.alibi) SumRows(run, tile);
     }
-    if (shared_.wants.decays) SumDecays(tile);
+    if (shared_.wants.decays) decay_gradients_.Add(tile, s_, b_.d_logits, num_rows_);
     for (int r = 0; r < num_runs; ++r) {
       const Run& run = runs[r];
       if (p_.softcap > 0 && (shared_.wants.dq || shared_.wants.dk)) {
@@ -370,95 +371,20 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   struct TilesThatForget {
     BackwardBlock& block;
     typename P::TileTerms terms;
-    int64_t key;
 
     HWY_INLINE void Begin(int64_t first) {
       Tile tile;
-      tile.grid = key = first;
+      tile.grid = first;
       tile.keys = {first, first + O::kGrid.tile};
       block.BeginLogits(tile);
       for (int c = 0; c < C; ++c) terms.shift[c] = block.ShiftOf(static_cast<size_t>(c));
       terms.of_key = block.decays_.OfKeys();
     }
     HWY_INLINE void End() {
-      if (block.shared_.wants.decays) block.SumPlainDecays(terms);
+      if (!block.shared_.wants.decays) return;
+      block.decay_gradients_.AddPlain(terms.key_sums, terms.row_sums, block.num_rows_);
     }
   };
-
-  // SumDecays() of a tile before all rows, of one head.
-  template <class TileTerms>
-  HWY_INLINE void SumPlainDecays(const TileTerms& terms) {
-    T* to = shared_.decay_keys + this->decays_.First(0) + this->decays_.TileEnd() -
-            O::kGrid.tile + 1;
-    V sum = hn::Zero(d_);
-    for (int64_t key = 0; key < O::kGrid.tile; key += int64_t{N}) {
-      V v[N];
-      for (size_t i = 0; i < N; ++i) {
-        sum = hn::Add(sum, hn::Load(d_, terms.key_sums + (key + static_cast<int64_t>(i)) * int64_t{N}));
-        v[i] = sum;
-      }
-      hs::Transpose(d_, v);
-      for (size_t i = 1; i < N; ++i) v[0] = hn::Add(v[0], v[i]);
-      const auto count = static_cast<size_t>(std::min<int64_t>(N, O::kGrid.tile - 1 - key));
-      hn::StoreN(hn::Add(hn::LoadN(d_, to + key, count), v[0]), d_, to + key, count);
-    }
-    HWY_ALIGN T sums[W];
-    for (int c = 0; c < C; ++c) hn::Store(terms.row_sums[c], d_, sums + static_cast<size_t>(c) * N);
-    for (size_t lane = 0; lane < num_rows_; ++lane) AddPassing(lane, sums[lane]);
-  }
-
-  // A row's sum over a tile before it.
-  HWY_INLINE void AddPassing(size_t lane, T of_tile) {
-    const auto& decays = this->decays_;
-    const auto sum = static_cast<double>(of_tile);
-    shared_.decay_tiles[(decays.First(lane) + decays.TileEnd()) / kTileKeys - 1].Add(sum);
-    decay_sums_[lane].Add(sum);
-  }
-
-  // Of a tile: for each s in it, dS summed over keys of the tile before s and rows from s on. A
-  // row's sum over them all counts for every s between the tile and the row.
-  HWY_INLINE void SumDecays(const Tile& tile) {
-    const auto& decays = this->decays_;
-    const bool all_after = decays.BeforeRows();
-    const int64_t first_key = tile.keys.begin - s_.key_begin;
-    const int64_t end = std::min(decays.TileEnd(), s_.key_end - s_.key_begin);
-    HWY_ALIGN T sums[W] = {}, own[W];
-    for (size_t lane = 0; lane < W; ++lane) {
-      own[lane] = static_cast<T>(
-          std::clamp<double>(lane < num_rows_ ? decays.Own(lane) - static_cast<double>(first_key) : 0, 0,
-                             static_cast<double>(O::kGrid.tile)));
-    }
-    for (int64_t key = first_key; key < end; key += int64_t{N}) {
-      const auto count = static_cast<size_t>(std::min<int64_t>(N, end - 1 - key));  // of s
-      for (size_t c = 0; c * N < num_rows_; ++c) {
-        V sum = hn::Load(d_, sums + c * N), v[N];
-        for (size_t i = 0; i < N; ++i) {
-          const int64_t at = key - first_key + static_cast<int64_t>(i);
-          if (at < tile.keys.size()) {
-            sum = hn::Add(sum, hn::Load(d_, b_.d_logits + static_cast<size_t>(at) * W + c * N));
-          }
-          v[i] = sum;
-          if (all_after) continue;
-          const auto stands = hn::Lt(hn::Set(d_, static_cast<T>(at)), hn::Load(d_, own + c * N));
-          v[i] = hn::IfThenElseZero(stands, sum);
-        }
-        hn::Store(sum, d_, sums + c * N);
-        hs::Transpose(d_, v);
-        for (size_t i = 0; i < std::min(N, num_rows_ - c * N);) {  // rows of one head at once
-          const int64_t first = decays.First(c * N + i);
-          V of_head = v[i];
-          while (++i < N && c * N + i < num_rows_ && decays.First(c * N + i) == first) {
-            of_head = hn::Add(of_head, v[i]);
-          }
-          T* to = shared_.decay_keys + first + key + 1;
-          hn::StoreN(hn::Add(hn::LoadN(d_, to, count), of_head), d_, to, count);
-        }
-      }
-    }
-    for (size_t lane = 0; lane < num_rows_; ++lane) {
-      if (decays.Own(lane) >= static_cast<double>(decays.TileEnd())) AddPassing(lane, sums[lane]);
-    }
-  }
 
   HWY_INLINE void ApplySlopes(const Run& run, int64_t origin) {
     const V masked_zero = hn::Set(d_, T{-0.0});
@@ -482,7 +408,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
       const int64_t row = row_index_[lane];
       if (shared_.wants.bias_rows) shared_.bias_rows[row] += bias_sums_[lane];
       if (shared_.wants.alibi) shared_.alibi_rows[row] += alibi_sums_[lane];
-      if (shared_.wants.decays) shared_.decay_rows[row].Add(decay_sums_[lane]);
+      if (shared_.wants.decays) shared_.decay_rows[row].Add(decay_gradients_.OfRow(lane));
       if (!shared_.wants.dq) continue;
       const T* from = group_.products.Dq(lane);
       T* to = shared_.DqRow(p_, g_, group_.sequence, Head(lane), rows_[lane].query);
@@ -509,7 +435,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   int64_t row_index_[W];
   T* dbias_[W];
   HWY_ALIGN T shift_[W], delta_[W], gain_[W], bias_sums_[W], alibi_sums_[W];
-  WideSum decay_sums_[W];
+  DecayGradients<O, C> decay_gradients_{this->decays_, shared_.decay_keys, shared_.decay_tiles};
 };
 
 // One group of keys of one head.

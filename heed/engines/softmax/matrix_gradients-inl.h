@@ -29,6 +29,7 @@
 #include "heed/engines/softmax/gradient_rows-inl.h"
 #include "heed/engines/softmax/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
+#include "heed/engines/softmax/row_pairs-inl.h"
 #include "heed/engines/softmax/tile_operands-inl.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/simd/tile_products-inl.h"
@@ -125,9 +126,10 @@ class MatrixGradients {
       q_[lane] = q[lane];
       d_o_[lane] = d_o[lane];
     }
-    rows_finite_ = PackPairs(q, p_.depth, b_.q_rows + block_ * RowWords(p_.depth));
-    rows_finite_ = PackPairs(d_o, p_.value_depth,
-                             b_.d_o_rows + block_ * RowWords(p_.value_depth)) &&
+    const RowPairs<O> pairs(p_.dtype, num_rows);
+    rows_finite_ = pairs.Pack(q, p_.depth, b_.q_rows + block_ * RowWords(p_.depth));
+    rows_finite_ = pairs.Pack(d_o, p_.value_depth,
+                              b_.d_o_rows + block_ * RowWords(p_.value_depth)) &&
                    rows_finite_;
     return p_.dtype;
   }
@@ -422,68 +424,6 @@ class MatrixGradients {
     return vector * 2 * N + word / 4 * 8 + upper * 4 + word % 4;
   }
 
-  // to[piece][channel / 16][pair of rows][channel % 16], zeros where there is no row, and
-  // instead of what is not finite. True if all are finite.
-  HWY_INLINE bool PackPairs(const void* const* rows, int64_t depth, uint32_t* to) const {
-    bool finite = true;
-    O::Pieces::WithStorage(p_.dtype, [&](auto stored) HWY_ATTR {
-      using S = decltype(stored);
-      finite = PackPairsOf<S, false>(rows, depth, to);
-      if (!finite) PackPairsOf<S, true>(rows, depth, to);
-    });
-    return finite;
-  }
-  template <class S, bool kLeaveOut>
-  HWY_NOINLINE bool PackPairsOf(const void* const* rows, int64_t depth, uint32_t* to) const {
-    const hn::RebindToUnsigned<D> words;
-    const hn::Rebind<uint16_t, D> halves;
-    const auto exponent = hn::Set(halves, uint16_t{0x7F80});
-    const int64_t channels = O::OutputRows(depth);
-    typename O::Pieces::Largest largest;
-    const auto load = [&](const S* row, size_t n, typename O::Pieces::Half* pieces)
-                          HWY_ATTR HEED_INLINE_LAMBDA {
-      O::Pieces::Load(row, n, 1, pieces);
-      largest.Add(pieces[0]);
-      if constexpr (kLeaveOut) {
-        const auto finite = hn::Ne(hn::And(pieces[0], exponent), exponent);
-        pieces[0] = hn::IfThenElseZero(finite, pieces[0]);
-      }
-    };
-    const auto store = [&](const typename O::Pieces::Half* first,
-                           const typename O::Pieces::Half* second, size_t lane, int64_t e)
-                           HWY_ATTR HEED_INLINE_LAMBDA {
-      HWY_UNROLL(3)
-      for (int p = 0; p < kPieces; ++p) {
-        hn::Store(hn::Or(hn::PromoteTo(words, first[p]),
-                         hn::ShiftLeft<16>(hn::PromoteTo(words, second[p]))),
-                  words,
-                  to + p * kTileRows * channels + e / kTileWords * kTileRows * kTileWords +
-                      static_cast<int64_t>(lane) / 2 * kTileWords + e % kTileWords);
-      }
-    };
-    typename O::Pieces::Half first[kPieces], second[kPieces];
-    for (size_t lane = 0; lane < W; lane += 2) {
-      const S* row[2] = {};
-      for (size_t i = 0; i < 2 && lane + i < num_rows_; ++i) {
-        row[i] = static_cast<const S*>(rows[lane + i]);
-      }
-      int64_t e = 0;
-      for (; row[1] != nullptr && e + int64_t{N} <= depth; e += N) {
-        load(row[0] + e, N, first);
-        load(row[1] + e, N, second);
-        store(first, second, lane, e);
-      }
-      for (; e < channels; e += N) {
-        const size_t n = static_cast<size_t>(std::clamp<int64_t>(depth - e, 0, N));
-        for (int p = 0; p < kPieces; ++p) first[p] = second[p] = hn::Zero(halves);
-        if (row[0] != nullptr && n > 0) load(row[0] + e, n, first);
-        if (row[1] != nullptr && n > 0) load(row[1] + e, n, second);
-        store(first, second, lane, e);
-      }
-    }
-    return largest.IsFinite();
-  }
-
   // Each piece of a row of weights, lanes in order.
   static HWY_INLINE void PutRow(const V* x, uint16_t* to, Halves (&pieces)[kPieces][C / 2]) {
     for (int v = 0; v < C / 2; ++v) {
@@ -584,7 +524,7 @@ class MatrixGradients {
     all_seen_ = {};
   }
 
-  // The elements that PackPairs() left out, for the keys that see them.
+  // The elements that RowPairs left out, for the keys that see them.
   HWY_NOINLINE void AddRowsThatAreNotFinite() {
     const auto add = [&](const uint16_t* weights, const void* const* rows, int64_t depth,
                          float* sums) {
