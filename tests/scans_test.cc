@@ -281,10 +281,9 @@ TEST_P(Scans, ASplitSequenceHasTheSameBits) {
     run(0, split, true, parts.initial, middle);
     run(split, sizes.T - split, true, middle, parts.final);
     run(split, sizes.T - split, false, middle, parts.d_final);
-    const Buffer d_middle = parts.dinitial;
-    const Buffer kept(d_middle.view().dtype(), Shape(d_middle.view().sizes().begin(),
-                                                     d_middle.view().sizes().end()));
-    Copy(d_middle.view(), kept.view());
+    const Buffer kept(middle.view().dtype(), Shape(middle.view().sizes().begin(),
+                                                   middle.view().sizes().end()));
+    Copy(parts.dinitial.view(), kept.view());
     run(0, split, false, parts.initial, kept);
     EXPECT_TRUE(SameBits(whole.o.view(), parts.o.view())) << split;
     EXPECT_TRUE(SameBits(whole.final.view(), parts.final.view())) << split;
