@@ -20,6 +20,7 @@ GDN = {"head_dim": 8, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "l
        "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}
 CONVOLUTION = ("causal_conv1d", "causal_conv1d_step")
 SSD = (*CONVOLUTION, "ssd", "ssd_step")
+SCAN = (*CONVOLUTION, "selective_scan", "selective_scan_step")
 DELTA = (*CONVOLUTION, "gated_delta_rule", "gated_delta_rule_step")
 
 
@@ -30,6 +31,13 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
+    "mamba": Family("MambaForCausalLM", {**SIZES, "state_size": 8, "time_step_rank": 4}, SCAN),
+    "falcon_mamba": Family("FalconMambaForCausalLM", {**SIZES, "state_size": 8, "time_step_rank": 4}, SCAN),
+    "jamba": Family("JambaForCausalLM", {
+        **HYBRID, "num_experts": 2, "num_experts_per_tok": 1, "attn_layer_offset": 1, "attn_layer_period": 2,
+        "mamba_d_state": 8, "mamba_dt_rank": 4}, SCAN),
+    "recurrent_gemma": Family("RecurrentGemmaForCausalLM", {
+        **HYBRID, "num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 64}, ("rg_lru",)),
     "mamba2": Family("Mamba2ForCausalLM", {
         **SIZES, "num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 2, "chunk_size": 16}, SSD),
     "bamba": Family("BambaForCausalLM", {**HYBRID, **MAMBA2, "attn_layer_indices": [1]}, SSD),

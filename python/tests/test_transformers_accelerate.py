@@ -86,8 +86,8 @@ def test_padding(name):
 
 def token_by_token(model, x, first):
     """Logits of a prefix, then of tokens one by one, with the model's own cache."""
-    key = {"RwkvForCausalLM": "state", "xLSTMForCausalLM": "cache_params", "Mamba2ForCausalLM": "cache_params"}.get(
-        type(model).__name__, "past_key_values")
+    key = {"rwkv": "state", "xlstm": "cache_params", "mamba": "cache_params", "mamba2": "cache_params",
+           "falcon_mamba": "cache_params"}.get(model.config.model_type, "past_key_values")
     out, parts, begin = {}, [], 0
     with torch.no_grad():
         for end in range(first, x.shape[1] + 1):
@@ -97,7 +97,7 @@ def token_by_token(model, x, first):
     return torch.cat(parts, 1)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "recurrent_gemma"])  # whose layers keep states
 def test_states_go_from_call_to_call(name):
     model, x = build(name), tokens(23)
     before = token_by_token(model, x, 20)
@@ -106,9 +106,9 @@ def test_states_go_from_call_to_call(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("name", ["mamba2", "qwen3_next", "minimax"])
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "qwen3_next", "recurrent_gemma", "minimax"])
 def test_other_dtypes(name, dtype):
-    if dtype == torch.float64 and name != "mamba2":
+    if dtype == torch.float64 and name in ("qwen3_next", "minimax"):
         pytest.skip("PyTorch multiplies the weights of experts in no float64")
     model, x = build(name).to(dtype), tokens()
     with torch.no_grad():
@@ -262,6 +262,16 @@ def test_steps_of_a_convolution_leave_the_state_of_the_original(length, bias):
     assert torch.equal(of_heed, state)
     two = _layers._causal_conv1d_step(x.expand(-1, -1, 2), of_heed, weight, bias, "silu")
     assert two.reason == f"2 tokens beside a state of {length}, expected one"
+
+
+def test_several_sequences_in_a_row_of_recurrent_gemma():
+    model, x = build("recurrent_gemma"), tokens(20)
+    positions = torch.cat([torch.arange(12), torch.arange(8)])[None].expand(2, -1)
+    before = model(x, position_ids=positions, use_cache=False).logits
+    report = accelerate(model)
+    assert_near(before, model(x, position_ids=positions, use_cache=False).logits)
+    assert {entry.call for entry in report.declined} == {"forward"}
+    assert all("a position is 0 inside of a row" in entry.reason for entry in report.declined)
 
 
 def test_models_without_recurrences():

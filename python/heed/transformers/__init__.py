@@ -5,7 +5,7 @@
     heed.transformers.register()
     model = AutoModel.from_pretrained(..., attn_implementation="heed")
 
-    heed.transformers.accelerate(model)  # Mamba-2, gated DeltaNet, RWKV, xLSTM, ...
+    heed.transformers.accelerate(model)  # Mamba, gated DeltaNet, RWKV, xLSTM, ...
 """
 
 from __future__ import annotations

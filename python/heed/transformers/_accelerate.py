@@ -188,8 +188,8 @@ def _accelerate_method(report: Acceleration, path: str, layer: nn.Module, known:
 def accelerate(model: nn.Module, strict: bool = False) -> Acceleration:
     """Runs the recurrences of a model of Transformers on heed, in inference, generation and training.
 
-    Mamba, Mamba-2, gated DeltaNet, Kimi Linear, RWKV, xLSTM, lightning attention and whatever other model has layers that
-    call the same functions. Weights stay where they are, the model's own caches are used, and nothing but this instance
+    Mamba, Mamba-2, gated DeltaNet, Kimi Linear, RWKV, xLSTM, RecurrentGemma, lightning attention and whatever other model
+    has layers that call the same functions. Weights stay where they are, the model's own caches are used, and nothing but this instance
     changes, until `undo()` of what is returned: a report that names each call that was replaced and each that could not
     be, with the reason. Calls that heed does not compute for what they are given (tensors on another device, say) run as
     before, and the report names them from then on.

@@ -108,6 +108,40 @@ def _ssd_step(state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softpl
     return o.to(hidden_states.dtype)
 
 
+def _selective_scan(hidden_states, dt, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False,
+                    return_last_state=False, use_mambapy=False, use_associative_scan=False, **options):
+    return heed.torch.selective_scan(hidden_states, dt, A, B, C, D, z, delta_bias=delta_bias, delta_softplus=delta_softplus,
+                                     return_state=return_last_state)
+
+
+def _selective_scan_step(state, hidden_states, dt, A, B, C, D=None, dt_bias=None, dt_softplus=False, z=None, **options):
+    declined = _written_to(state, hidden_states, dt, A, B, C, D, dt_bias, z)
+    if declined is not None:
+        return declined
+    return heed.torch.selective_scan_step(hidden_states, dt, A, B[:, None], C[:, None], D, z, state=state, delta_bias=dt_bias,
+                                          delta_softplus=dt_softplus)
+
+
+def _rg_lru(self, activations, position_ids):
+    """RecurrentGemmaRglru.forward: a sequence begins where its position is 0."""
+    begins = position_ids == 0
+    if bool(begins[:, 1:].any()) or bool(begins[:, 0].any()) != bool(begins[:, 0].all()):
+        return Declined("a position is 0 inside of a row, or at the first token of some rows alone: several sequences")
+    heads = activations.unflatten(-1, (self.num_attention_heads, self.block_width))
+    input_gate, recurrence_gate = (
+        (torch.einsum("bthw,hwv->bthv", heads, weight) + bias).flatten(2)
+        for weight, bias in ((self.input_gate_weight, self.input_gate_bias),
+                             (self.recurrent_gate_weight, self.recurrent_gate_bias))
+    )
+    initial = None
+    if not bool(begins[:, 0].all()):
+        shape = (activations.shape[0], activations.shape[2])
+        initial = activations.new_zeros(shape, dtype=torch.float32) if self.recurrent_states is None else self.recurrent_states
+    o, self.recurrent_states = heed.torch.rg_lru(activations, input_gate, recurrence_gate, self.recurrent_param,
+                                                 initial_state=initial, return_state=True)
+    return o
+
+
 def _unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
@@ -191,6 +225,8 @@ def _lightning(self, hidden_states, position_embeddings, attention_mask, past_ke
 FUNCTIONS = {
     "causal_conv1d_fn": Function(_causal_conv1d, "causal_conv1d"),
     "causal_conv1d_update": Function(_causal_conv1d_step, "causal_conv1d_step"),
+    "mamba_selective_scan": Function(_selective_scan, "selective_scan"),
+    "mamba_selective_state_update": Function(_selective_scan_step, "selective_scan_step"),
     "mamba2_chunk_scan": Function(_ssd, "ssd"),
     "mamba2_selective_state_update": Function(_ssd_step, "ssd_step"),
     "torch_chunk_gated_delta_rule": Function(_gated_delta_chunks, "gated_delta_rule"),
@@ -203,5 +239,6 @@ FUNCTIONS = {
 # By class of layer.
 METHODS = {
     "xLSTMBackend": Method("forward", _mlstm, "mlstm"),
+    "RecurrentGemmaRglru": Method("forward", _rg_lru, "rg_lru"),
     "MiniMaxLightningAttention": Method("forward", _lightning, "lightning"),
 }
