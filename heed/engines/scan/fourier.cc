@@ -4,8 +4,11 @@
 
 #include "heed/core/targets.h"
 // After targets.h:
+#include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstddef>
+#include <memory>
 #include <numbers>
 
 #include "heed/core/dispatch.h"
@@ -318,6 +321,23 @@ FourierPlan<T>::FourierPlan(int64_t length)
 
 template struct FourierPlan<float>;
 template struct FourierPlan<double>;
+
+template <class T>
+const FourierPlan<T>& SharedPlan(int64_t n) {
+  static std::atomic<const FourierPlan<T>*> plans[64];  // by log2 n
+  auto& slot = plans[std::countr_zero(static_cast<uint64_t>(n))];
+  const FourierPlan<T>* plan = slot.load(std::memory_order_acquire);
+  if (plan != nullptr) return *plan;
+  auto made = std::make_unique<const FourierPlan<T>>(n);
+  // Of threads that make one at the same time, the first leaves its own and the others use that.
+  if (slot.compare_exchange_strong(plan, made.get(), std::memory_order_acq_rel)) {
+    return *made.release();
+  }
+  return *plan;
+}
+
+template const FourierPlan<float>& SharedPlan(int64_t);
+template const FourierPlan<double>& SharedPlan(int64_t);
 
 HWY_EXPORT(SpectrumF32);
 HWY_EXPORT(SpectrumF64);

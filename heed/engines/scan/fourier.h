@@ -12,6 +12,9 @@
 // transform of 16 across the lanes, on every target, so every target does the same operations.
 // The spectrum stays in the order in which this leaves it.
 //
+// Gradients are convolutions too, with dy read from its end: those with b and with a give da and
+// db, each from its end.
+//
 // Error, with u the unit roundoff of T: of each element of y at most 13 (log2 n + 4) u |a|_2 |b|_2.
 // Each element is a sum over paths of log2 n butterflies and at most 4 other products, each with
 // a relative error of at most (2 + sqrt 5) u (an addition, a complex product, a rounded root), in
@@ -46,6 +49,12 @@ struct FourierPlan {
   std::vector<T> lane_turn;    // what each row of a transposed tile shares: [rows / 16, 16, 2]
   std::vector<T> tile_turn;    // what all tiles share: [16, 2, 16]
 };
+
+// The plan of length n that all calls share: kept until the process ends, about 3 n / 8 elements.
+// Allocates when it is the first of its length, so not for use inside of parallel regions. Takes
+// no lock, so neither threads nor forked children wait for anybody.
+template <class T>
+const FourierPlan<T>& SharedPlan(int64_t n);
 
 // The spectrum of x[0, count), or of x read from its end, followed by zeros. count <= n.
 void Spectrum(int64_t allowed_targets, const FourierPlan<float>& plan, const float* x,

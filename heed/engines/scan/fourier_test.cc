@@ -8,6 +8,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -108,6 +109,40 @@ TYPED_TEST(FourierTest, SameBitsEveryTimeAndOnlyTheCountIsWritten) {
   const auto whole = Convolved(plan, -1, a, b, false, 512);
   const auto part = Convolved(again, -1, a, b, false, 77);
   for (size_t t = 0; t < part.size(); ++t) EXPECT_EQ(whole[t], part[t]) << t;
+}
+
+TYPED_TEST(FourierTest, GradientsAreConvolutionsOfWhatIsReadFromItsEnd) {
+  const int64_t n = 512;
+  const FourierPlan<TypeParam> plan(n);
+  const auto u = Normal<TypeParam>(n, 6), k = Normal<TypeParam>(n, 7), dy = Normal<TypeParam>(n, 8);
+  const auto du = Convolved(plan, -1, dy, k, true, n);
+  const double unit = std::numeric_limits<TypeParam>::epsilon() / 2;
+  const double bound = 13 * (std::log2(n) + 4) * unit * Norm(dy) * Norm(k);
+  for (int64_t s = 0; s < n; ++s) {  // u_s contributes k_{t-s} to every y_t
+    long double sum = 0;
+    for (int64_t t = s; t < n; ++t) sum += static_cast<long double>(dy[t]) * k[t - s];
+    EXPECT_NEAR(static_cast<double>(sum), du[n - 1 - s], bound) << s;
+  }
+  // <dy, k * u> = <du, u>, the same sum in another order.
+  const auto y = Convolved(plan, -1, u, k, false, n);
+  double left = 0, right = 0;
+  for (int64_t t = 0; t < n; ++t) {
+    left += static_cast<double>(dy[t]) * y[t];
+    right += static_cast<double>(du[n - 1 - t]) * u[t];
+  }
+  // By Cauchy and Schwarz, twice: sqrt(n) times the bounds of both is what their norms are off by.
+  EXPECT_NEAR(left, right, 2 * std::sqrt(static_cast<double>(n)) * bound * Norm(u));
+}
+
+TYPED_TEST(FourierTest, ThreadsShareOnePlan) {
+  constexpr int64_t kLength = 1 << 15;  // a length that no other test asks for
+  std::vector<const FourierPlan<TypeParam>*> plans(4);
+  std::vector<std::thread> threads;
+  for (auto& plan : plans) threads.emplace_back([&] { plan = &SharedPlan<TypeParam>(kLength); });
+  for (std::thread& thread : threads) thread.join();
+  for (const auto* plan : plans) EXPECT_EQ(plan, plans[0]);
+  EXPECT_EQ(plans[0]->n, kLength);
+  EXPECT_NE(plans[0], &SharedPlan<TypeParam>(2 * kLength));
 }
 
 }  // namespace
