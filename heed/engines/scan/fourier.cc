@@ -182,13 +182,17 @@ void SpectrumOf(const FourierPlan<T>& plan, const T* HWY_RESTRICT x, size_t coun
   const size_t num_rows = static_cast<size_t>(plan.rows);
   for (size_t j = 0; j < num_rows; ++j) {
     const size_t begin = j * kLanes;
-    HWY_ALIGN T row[kLanes] = {};
     const size_t m = begin < count ? HWY_MIN(kLanes, count - begin) : 0;
-    for (size_t l = 0; l < m; ++l) row[l] = x[reversed ? count - 1 - begin - l : begin + l];
     const auto w = SetRoot(d, plan.row_weight.data() + j * 2);
+    HWY_ALIGN T last[kLanes] = {};  // a row that x does not fill
+    if (m < kLanes) {
+      for (size_t l = 0; l < m; ++l) last[l] = x[reversed ? count - 1 - begin - l : begin + l];
+    }
     for (size_t c = 0; c < kLanes; c += hn::Lanes(d)) {
       const auto weight = Times(LoadRow(d, plan.lane_weight.data() + c), w);
-      const auto v = hn::LoadU(d, row + c);
+      const auto v = m < kLanes ? hn::LoadU(d, last + c)
+                     : reversed ? hn::Reverse(d, hn::LoadU(d, x + count - begin - c - hn::Lanes(d)))
+                                : hn::LoadU(d, x + begin + c);
       const decltype(weight) product{hn::Mul(weight.re, v), hn::Mul(weight.im, v)};
       StoreRow(product, d, spectrum + j * kRow + c);
     }
