@@ -118,7 +118,7 @@ def _selective_scan_step(state, hidden_states, dt, A, B, C, D=None, dt_bias=None
     declined = _written_to(state, hidden_states, dt, A, B, C, D, dt_bias, z)
     if declined is not None:
         return declined
-    return heed.torch.selective_scan_step(hidden_states, dt, A, B[:, None], C[:, None], D, z, state=state, delta_bias=dt_bias,
+    return heed.torch.selective_scan_step(hidden_states, dt, A, B[:, None], C[:, None], state, D, z, delta_bias=dt_bias,
                                           delta_softplus=dt_softplus)
 
 
