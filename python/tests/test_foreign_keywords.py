@@ -39,8 +39,7 @@ def test_recurrences(word):
 
 def test_words_that_a_function_has_no_other_for():
     for door, x in doors():
-        for call, name in ((door.attention, "g"), (door.attention, "nonsense")):
-            with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'$"):
-                call(x, x, x, **{name: 1})
+        with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'$"):
+            door.attention(x, x, x, nonsense=1)
         with pytest.raises(TypeError, match="unexpected keyword argument 'attn_mask'$"):
             door.gla(x, x, x, -x, attn_mask=1)

@@ -196,8 +196,12 @@ class ElementwiseStrip {
     const V log2e = hn::Set(d_, static_cast<T>(hs::kLog2E));
     return DecayOf(d_, AtLeastForgotten(d_, hn::Mul(log_decay, log2e)));
   }
+  // a h + b. Where little is forgotten, what is joins what is written before h is rounded: by itself
+  // a step of less than half a rounding of h would be lost, always to the same side.
   HWY_INLINE V After(const Token& token, V h) const {
-    return hn::Add(Decayed(d_, token.decay, h), token.written);
+    const V changed = hn::Add(h, hn::MulAdd(token.decay.fraction, h, token.written));
+    const V decayed = hn::Add(Decayed(d_, token.decay, h), token.written);
+    return hn::IfThenElse(hn::Eq(token.decay.exponent, hn::Zero(d_)), changed, decayed);
   }
 
   // Keeps the states before each tile.

@@ -19,7 +19,8 @@ using scanning::Stored;
 
 // How far rounding may take a channel, to first order in the unit roundoff u, worst cases added
 // up: the exponent g log2 e is rounded twice and its constant once, the fraction 2^r - 1 is at most
-// .42 and good to 6 u, a h is rounded twice, each sum once.
+// .42 and good to 6 u, a h is rounded twice, or once what is forgotten with what is written, each
+// sum once.
 double DecayError(double g, double u) {
   const double x = std::abs(g);
   return (std::isinf(x) ? 0 : 3 * u * x) + 6 * u * std::min(x, 1.0) + 2 * u;
@@ -30,7 +31,8 @@ Doubles ErrorsOf(const ReferenceChannel& c, double u) {
   Doubles errors = {0.0};
   for (size_t t = 0; t < c.T(); ++t) {
     errors.push_back(c.a[t] * errors[t] +
-                     std::abs(c.a[t] * c.h[t]) * DecayError(c.g[t], u) + u * std::abs(c.h[t + 1]));
+                     std::abs(c.a[t] * c.h[t]) * DecayError(c.g[t], u) +
+                     u * (std::abs(c.h[t + 1] - c.a[t] * c.h[t]) + std::abs(c.h[t + 1])));
   }
   return errors;
 }

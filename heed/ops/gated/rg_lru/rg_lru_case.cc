@@ -44,7 +44,7 @@ TokenErrors ErrorsOf(const ReferenceChannel& c, size_t t, double u) {
   const double of_less = less > 0 ? (a * by_exponent + by_fraction) / less + 2 * u : 0;
   const double of_square = of_less + (a * e.decay) / (1 + a) + 2 * u;
   e.root = c.is_first(t) ? 0 : of_square / 2 + u;
-  e.written = e.root + (kSigmoid + 2) * u;
+  e.written = e.root + (kSigmoid + 3) * u;  // and once with what is forgotten
   e.slope = 2 * e.decay + of_square / 2 + 3 * u;
   return e;
 }
