@@ -131,11 +131,13 @@ def _parameters(function: Callable) -> tuple[str, ...]:
     return tuple(p.name for p in inspect.signature(inspect.unwrap(function)).parameters.values() if p.kind in kinds)
 
 
-def _why_not(layer: nn.Module, method: str) -> str | None:
+def _why_not(layer: nn.Module, method: str, original: Callable, on_heed: Callable) -> str | None:
+    """Why `original`, which is this method or called by it, cannot be replaced; None if it can."""
     if method in layer.__dict__:
         return f"{method} has been replaced on this instance already"
-    if not inspect.isfunction(inspect.unwrap(getattr(type(layer), method))):
-        return f"{method} is not written in Python"
+    given, expected = _parameters(original), _parameters(on_heed)
+    if given != expected[: len(given)]:
+        return f"has the parameters {', '.join(given)}, expected {', '.join(expected)}"
     return None
 
 
@@ -144,20 +146,14 @@ def _accelerate_functions(report: Acceleration, path: str, layer: nn.Module) -> 
     forward = type(layer).forward
     if not inspect.isfunction(inspect.unwrap(forward)):
         return
-    found = _called(forward, set(_layers.FUNCTIONS))
-    if not found:
-        return
-    reason = _why_not(layer, "forward")
     on_heed: dict[str, Callable] = {}
-    for name, original in found.items():
-        known = _layers.FUNCTIONS[name]
-        expected, given = _parameters(known.on_heed), _parameters(original)
-        if reason is None and given != expected[: len(given)]:
-            report.left.append(Left(path, name, f"has the parameters {', '.join(given)}, expected {', '.join(expected)}"))
-        elif reason is not None:
-            report.left.append(Left(path, name, reason))
+    for name, original in _called(forward, set(_layers.FUNCTIONS)).items():
+        function = _layers.FUNCTIONS[name].on_heed
+        reason = _why_not(layer, "forward", original, function)
+        if reason is None:
+            on_heed[name] = report._dispatch(path, name, function, original)
         else:
-            on_heed[name] = report._dispatch(path, name, known.on_heed, original)
+            report.left.append(Left(path, name, reason))
     replacement = _rebound(forward, on_heed) if on_heed else None
     for name in on_heed:
         if replacement is None:
@@ -170,14 +166,8 @@ def _accelerate_functions(report: Acceleration, path: str, layer: nn.Module) -> 
 
 def _accelerate_method(report: Acceleration, path: str, layer: nn.Module, known: _layers.Method) -> None:
     """Where a recurrence is written into a method."""
-    original = getattr(type(layer), known.name, None)
-    if original is None:
-        report.left.append(Left(path, known.name, "this version of Transformers has none"))
-        return
-    given, expected = _parameters(original), _parameters(known.on_heed)
-    reason = _why_not(layer, known.name)
-    if reason is None and given != expected[: len(given)]:
-        reason = f"has the parameters {', '.join(given)}, expected {', '.join(expected)}"
+    original = getattr(type(layer), known.name)
+    reason = _why_not(layer, known.name, original, known.on_heed)
     if reason is not None:
         report.left.append(Left(path, known.name, reason))
         return

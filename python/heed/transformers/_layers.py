@@ -146,39 +146,39 @@ def _unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
-def _delta(mechanism: Callable, query, key, value, g, beta, initial_state, output_final_state, normalised, step=None):
+def _delta(name: str, query, key, value, g, beta, initial_state, output_final_state, normalised, one_token=False):
     q, k = query.float(), key.float()
     if normalised:
         q, k = _unit(q), _unit(k)
-    if step is not None and q.shape[1] == 1 and initial_state is not None and not torch.is_grad_enabled():
+    if one_token and q.shape[1] == 1 and initial_state is not None and not torch.is_grad_enabled():
         state = initial_state.float().clone()  # originals leave it alone
+        step = getattr(heed.torch, f"{name}_step")
         o = step(*(x[:, 0].float() for x in (q, k, value, g, beta)), state)
         return o[:, None].to(query.dtype), state if output_final_state else None
-    o, state = mechanism(q, k, value.float(), g.float(), beta.float(), initial_state=_float(initial_state),
-                         return_state=True)
+    o, state = getattr(heed.torch, name)(q, k, value.float(), g.float(), beta.float(),
+                                         initial_state=_float(initial_state), return_state=True)
     return o.to(query.dtype), state if output_final_state else None
 
 
-def _gated_delta_chunks(query, key, value, g, beta, chunk_size=64, initial_state=None, output_final_state=False,
-                        use_qk_l2norm_in_kernel=False, **options):
-    return _delta(heed.torch.gated_delta_rule, query, key, value, g, beta, initial_state, output_final_state,
-                  use_qk_l2norm_in_kernel)
+def _chunks(name: str) -> Callable:
+    """The form for whole sequences of a delta rule of heed."""
+
+    def chunks(query, key, value, g, beta, chunk_size=64, initial_state=None, output_final_state=False,
+               use_qk_l2norm_in_kernel=False, **options):
+        return _delta(name, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel)
+
+    return chunks
 
 
-def _gated_delta_tokens(query, key, value, g, beta, initial_state=None, output_final_state=False,
-                        use_qk_l2norm_in_kernel=False, **options):
-    return _delta(heed.torch.gated_delta_rule, query, key, value, g, beta, initial_state, output_final_state,
-                  use_qk_l2norm_in_kernel, heed.torch.gated_delta_rule_step)
+def _tokens(name: str) -> Callable:
+    """The form for a token or a few."""
 
+    def tokens(query, key, value, g, beta, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False,
+               **options):
+        return _delta(name, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+                      one_token=True)
 
-def _kda_chunks(query, key, value, g, beta, chunk_size=64, initial_state=None, output_final_state=False,
-                use_qk_l2norm_in_kernel=False, **options):
-    return _delta(heed.torch.kda, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel)
-
-
-def _kda_tokens(query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel=False, **options):
-    return _delta(heed.torch.kda, query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel,
-                  heed.torch.kda_step)
+    return tokens
 
 
 def _rwkv4(time_decay, time_first, key, value, state=None, return_state=False):
@@ -229,10 +229,10 @@ FUNCTIONS = {
     "mamba_selective_state_update": Function(_selective_scan_step, "selective_scan_step"),
     "mamba2_chunk_scan": Function(_ssd, "ssd"),
     "mamba2_selective_state_update": Function(_ssd_step, "ssd_step"),
-    "torch_chunk_gated_delta_rule": Function(_gated_delta_chunks, "gated_delta_rule"),
-    "torch_recurrent_gated_delta_rule": Function(_gated_delta_tokens, "gated_delta_rule_step"),
-    "chunk_kimi_delta_attention": Function(_kda_chunks, "kda"),
-    "recurrent_kimi_delta_attention": Function(_kda_tokens, "kda_step"),
+    "torch_chunk_gated_delta_rule": Function(_chunks("gated_delta_rule"), "gated_delta_rule"),
+    "torch_recurrent_gated_delta_rule": Function(_tokens("gated_delta_rule"), "gated_delta_rule_step"),
+    "chunk_kimi_delta_attention": Function(_chunks("kda"), "kda"),
+    "recurrent_kimi_delta_attention": Function(_tokens("kda"), "kda_step"),
     "rwkv_linear_attention": Function(_rwkv4, "rwkv4"),
 }
 
