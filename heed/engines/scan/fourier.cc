@@ -176,24 +176,21 @@ HWY_INLINE void TurnTile(const FourierPlan<T>& plan, size_t tile, T* HWY_RESTRIC
 }
 
 template <class T>
-void SpectrumOf(const FourierPlan<T>& plan, const T* HWY_RESTRICT x, size_t count, bool reversed,
+void SpectrumOf(const FourierPlan<T>& plan, const T* HWY_RESTRICT x, const T* HWY_RESTRICT before,
                 T* HWY_RESTRICT spectrum) {
   const Tag<T> d;
   const size_t num_rows = static_cast<size_t>(plan.rows);
   for (size_t j = 0; j < num_rows; ++j) {
-    const size_t begin = j * kLanes;
-    const size_t m = begin < count ? HWY_MIN(kLanes, count - begin) : 0;
     const auto w = SetRoot(d, plan.row_weight.data() + j * 2);
-    HWY_ALIGN T last[kLanes] = {};  // a row that x does not fill
-    if (m < kLanes) {
-      for (size_t l = 0; l < m; ++l) last[l] = x[reversed ? count - 1 - begin - l : begin + l];
-    }
     for (size_t c = 0; c < kLanes; c += hn::Lanes(d)) {
+      const size_t at = j * kLanes + c;
       const auto weight = Times(LoadRow(d, plan.lane_weight.data() + c), w);
-      const auto v = m < kLanes ? hn::LoadU(d, last + c)
-                     : reversed ? hn::Reverse(d, hn::LoadU(d, x + count - begin - c - hn::Lanes(d)))
-                                : hn::LoadU(d, x + begin + c);
-      const decltype(weight) product{hn::Mul(weight.re, v), hn::Mul(weight.im, v)};
+      const auto v = hn::LoadU(d, x + at);
+      Complex<hn::Vec<Tag<T>>> product{hn::Mul(weight.re, v), hn::Mul(weight.im, v)};
+      if (before != nullptr) {
+        const auto b = hn::LoadU(d, before + at);
+        product = {hn::MulAdd(weight.im, b, product.re), hn::NegMulAdd(weight.re, b, product.im)};
+      }
       StoreRow(product, d, spectrum + j * kRow + c);
     }
   }
@@ -207,7 +204,18 @@ void SpectrumOf(const FourierPlan<T>& plan, const T* HWY_RESTRICT x, size_t coun
 }
 
 template <class T>
-void ConvolutionOf(const FourierPlan<T>& plan, const T* a, const T* b, size_t count, T* scratch,
+void AddProductOf(const FourierPlan<T>& plan, const T* a, const T* b, T* HWY_RESTRICT sum) {
+  const Tag<T> d;
+  const size_t size = static_cast<size_t>(plan.spectrum_size());
+  for (size_t row = 0; row < size; row += kRow) {
+    for (size_t c = row; c < row + kLanes; c += hn::Lanes(d)) {
+      StoreRow(Plus(LoadRow(d, sum + c), Times(LoadRow(d, a + c), LoadRow(d, b + c))), d, sum + c);
+    }
+  }
+}
+
+template <class T>
+void ConvolutionOf(const FourierPlan<T>& plan, const T* a, const T* b, T* scratch,
                    T* HWY_RESTRICT y) {
   const Tag<T> d;
   const size_t num_rows = static_cast<size_t>(plan.rows);
@@ -215,7 +223,8 @@ void ConvolutionOf(const FourierPlan<T>& plan, const T* a, const T* b, size_t co
     const size_t begin = tile * kLanes * kRow;
     for (size_t i = begin; i < begin + kLanes * kRow; i += kRow) {
       for (size_t c = i; c < i + kLanes; c += hn::Lanes(d)) {
-        StoreRow(Times(LoadRow(d, a + c), LoadRow(d, b + c)), d, scratch + c);
+        const auto of_a = LoadRow(d, a + c);
+        StoreRow(b == nullptr ? of_a : Times(of_a, LoadRow(d, b + c)), d, scratch + c);
       }
     }
     Rows<true>(plan.short_stages.data(), kLanes, scratch + begin);
@@ -224,35 +233,43 @@ void ConvolutionOf(const FourierPlan<T>& plan, const T* a, const T* b, size_t co
   }
   Rows<true>(plan.stages.data(), num_rows, scratch);
   const auto scale = hn::Set(d, T(1) / static_cast<T>(plan.n));  // a power of two: exact
-  for (size_t begin = 0; begin < count; begin += kLanes) {
-    const size_t j = begin / kLanes;
+  for (size_t j = 0; j < num_rows; ++j) {
     const auto w = SetRoot(d, plan.row_weight.data() + j * 2);
-    for (size_t c = 0; c < kLanes && begin + c < count; c += hn::Lanes(d)) {
+    for (size_t c = 0; c < kLanes; c += hn::Lanes(d)) {
       const auto weight = Times(LoadRow(d, plan.lane_weight.data() + c), w);
       const auto z = TimesConjugate(LoadRow(d, scratch + j * kRow + c), weight);
-      hn::StoreN(hn::Mul(z.re, scale), d, y + begin + c, HWY_MIN(hn::Lanes(d), count - begin - c));
+      hn::StoreU(hn::Mul(z.re, scale), d, y + j * kLanes + c);
     }
   }
 }
 
-void SpectrumF32(const FourierPlan<float>& plan, const float* x, int64_t count, bool reversed,
+void SpectrumF32(const FourierPlan<float>& plan, const float* x, const float* before,
                  float* spectrum) {
-  SpectrumOf(plan, x, static_cast<size_t>(count), reversed, spectrum);
+  SpectrumOf(plan, x, before, spectrum);
 }
 
-void SpectrumF64(const FourierPlan<double>& plan, const double* x, int64_t count, bool reversed,
+void SpectrumF64(const FourierPlan<double>& plan, const double* x, const double* before,
                  double* spectrum) {
-  SpectrumOf(plan, x, static_cast<size_t>(count), reversed, spectrum);
+  SpectrumOf(plan, x, before, spectrum);
 }
 
-void ConvolveF32(const FourierPlan<float>& plan, const float* a, const float* b, int64_t count,
-                 float* scratch, float* y) {
-  ConvolutionOf(plan, a, b, static_cast<size_t>(count), scratch, y);
+void AddProductF32(const FourierPlan<float>& plan, const float* a, const float* b, float* sum) {
+  AddProductOf(plan, a, b, sum);
+}
+
+void AddProductF64(const FourierPlan<double>& plan, const double* a, const double* b,
+                   double* sum) {
+  AddProductOf(plan, a, b, sum);
+}
+
+void ConvolveF32(const FourierPlan<float>& plan, const float* a, const float* b, float* scratch,
+                 float* y) {
+  ConvolutionOf(plan, a, b, scratch, y);
 }
 
 void ConvolveF64(const FourierPlan<double>& plan, const double* a, const double* b,
-                 int64_t count, double* scratch, double* y) {
-  ConvolutionOf(plan, a, b, static_cast<size_t>(count), scratch, y);
+                 double* scratch, double* y) {
+  ConvolutionOf(plan, a, b, scratch, y);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -345,27 +362,39 @@ template const FourierPlan<double>& SharedPlan(int64_t);
 
 HWY_EXPORT(SpectrumF32);
 HWY_EXPORT(SpectrumF64);
+HWY_EXPORT(AddProductF32);
+HWY_EXPORT(AddProductF64);
 HWY_EXPORT(ConvolveF32);
 HWY_EXPORT(ConvolveF64);
 
 void Spectrum(int64_t allowed_targets, const FourierPlan<float>& plan, const float* x,
-              int64_t count, bool reversed, float* spectrum) {
-  HWY_DISPATCH_TABLE(SpectrumF32)[TargetIndex(allowed_targets)](plan, x, count, reversed, spectrum);
+              const float* before, float* spectrum) {
+  HWY_DISPATCH_TABLE(SpectrumF32)[TargetIndex(allowed_targets)](plan, x, before, spectrum);
 }
 
 void Spectrum(int64_t allowed_targets, const FourierPlan<double>& plan, const double* x,
-              int64_t count, bool reversed, double* spectrum) {
-  HWY_DISPATCH_TABLE(SpectrumF64)[TargetIndex(allowed_targets)](plan, x, count, reversed, spectrum);
+              const double* before, double* spectrum) {
+  HWY_DISPATCH_TABLE(SpectrumF64)[TargetIndex(allowed_targets)](plan, x, before, spectrum);
+}
+
+void AddProduct(int64_t allowed_targets, const FourierPlan<float>& plan, const float* a,
+                const float* b, float* sum) {
+  HWY_DISPATCH_TABLE(AddProductF32)[TargetIndex(allowed_targets)](plan, a, b, sum);
+}
+
+void AddProduct(int64_t allowed_targets, const FourierPlan<double>& plan, const double* a,
+                const double* b, double* sum) {
+  HWY_DISPATCH_TABLE(AddProductF64)[TargetIndex(allowed_targets)](plan, a, b, sum);
 }
 
 void Convolve(int64_t allowed_targets, const FourierPlan<float>& plan, const float* a,
-              const float* b, int64_t count, float* scratch, float* y) {
-  HWY_DISPATCH_TABLE(ConvolveF32)[TargetIndex(allowed_targets)](plan, a, b, count, scratch, y);
+              const float* b, float* scratch, float* y) {
+  HWY_DISPATCH_TABLE(ConvolveF32)[TargetIndex(allowed_targets)](plan, a, b, scratch, y);
 }
 
 void Convolve(int64_t allowed_targets, const FourierPlan<double>& plan, const double* a,
-              const double* b, int64_t count, double* scratch, double* y) {
-  HWY_DISPATCH_TABLE(ConvolveF64)[TargetIndex(allowed_targets)](plan, a, b, count, scratch, y);
+              const double* b, double* scratch, double* y) {
+  HWY_DISPATCH_TABLE(ConvolveF64)[TargetIndex(allowed_targets)](plan, a, b, scratch, y);
 }
 
 }  // namespace heed::scan

@@ -12,6 +12,9 @@
 // transform of 16 across the lanes, on every target, so every target does the same operations.
 // The spectrum stays in the order in which this leaves it.
 //
+// A sequence longer than n is convolved with n taps in blocks of n: what block x takes from the one
+// before it wraps around in the product of that one, so x - i times it is transformed instead of x.
+//
 // Gradients are convolutions too, with dy read from its end: those with b and with a give da and
 // db, each from its end.
 //
@@ -37,7 +40,6 @@ struct FourierPlan {
   // n: a power of two, at least kMinFourierLength.
   explicit FourierPlan(int64_t n);
 
-  // Elements of a spectrum, and of the scratch of Convolve.
   int64_t spectrum_size() const { return 2 * n; }
 
   int64_t n;
@@ -56,17 +58,24 @@ struct FourierPlan {
 template <class T>
 const FourierPlan<T>& SharedPlan(int64_t n);
 
-// The spectrum of x[0, count), or of x read from its end, followed by zeros. count <= n.
+// The spectrum of x, of n elements, minus i times that of the n before it; null: zeros.
 void Spectrum(int64_t allowed_targets, const FourierPlan<float>& plan, const float* x,
-              int64_t count, bool reversed, float* spectrum);
+              const float* before, float* spectrum);
 void Spectrum(int64_t allowed_targets, const FourierPlan<double>& plan, const double* x,
-              int64_t count, bool reversed, double* spectrum);
+              const double* before, double* spectrum);
 
-// y[0, count) of the sequences whose spectra are a and b. scratch may be a or b.
+// sum += a b, of spectra.
+void AddProduct(int64_t allowed_targets, const FourierPlan<float>& plan, const float* a,
+                const float* b, float* sum);
+void AddProduct(int64_t allowed_targets, const FourierPlan<double>& plan, const double* a,
+                const double* b, double* sum);
+
+// y, of n elements, of the sequences whose spectra are a and b; of a alone where b is null. scratch,
+// of a spectrum's size, may be a or b.
 void Convolve(int64_t allowed_targets, const FourierPlan<float>& plan, const float* a,
-              const float* b, int64_t count, float* scratch, float* y);
+              const float* b, float* scratch, float* y);
 void Convolve(int64_t allowed_targets, const FourierPlan<double>& plan, const double* a,
-              const double* b, int64_t count, double* scratch, double* y);
+              const double* b, double* scratch, double* y);
 
 }  // namespace heed::scan
 

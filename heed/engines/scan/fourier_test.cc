@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -26,17 +27,42 @@ std::vector<T> Normal(int64_t count, unsigned seed) {
   return values;
 }
 
+// The spectra of blocks of x, each with what it takes from the one before.
+template <class T>
+std::vector<std::vector<T>> Spectra(const FourierPlan<T>& plan, int64_t allowed_targets,
+                                    std::vector<T> x, int64_t blocks) {
+  x.resize(static_cast<size_t>(blocks * plan.n));
+  std::vector<std::vector<T>> spectra;
+  for (int64_t b = 0; b < blocks; ++b) {
+    const T* block = x.data() + b * plan.n;
+    spectra.emplace_back(static_cast<size_t>(plan.spectrum_size()),
+                         std::numeric_limits<T>::quiet_NaN());
+    Spectrum(allowed_targets, plan, block, b == 0 ? nullptr : block - plan.n,
+             spectra.back().data());
+  }
+  return spectra;
+}
+
+// The first `count` elements, of `a` as long as it likes and of b up to n.
 template <class T>
 std::vector<T> Convolved(const FourierPlan<T>& plan, int64_t allowed_targets,
-                         const std::vector<T>& a, const std::vector<T>& b, bool a_reversed,
-                         int64_t count) {
-  const auto size = static_cast<size_t>(plan.spectrum_size());
-  const T nan = std::numeric_limits<T>::quiet_NaN();
-  std::vector<T> fa(size, nan), fb(size, nan), y(static_cast<size_t>(count), nan);
-  Spectrum(allowed_targets, plan, a.data(), static_cast<int64_t>(a.size()), a_reversed, fa.data());
-  Spectrum(allowed_targets, plan, b.data(), static_cast<int64_t>(b.size()), false, fb.data());
-  Convolve(allowed_targets, plan, fa.data(), fb.data(), count, fb.data(), y.data());
+                         const std::vector<T>& a, const std::vector<T>& b, int64_t count) {
+  const int64_t blocks = (count + plan.n - 1) / plan.n;
+  auto of_b = Spectra(plan, allowed_targets, b, 1)[0];
+  std::vector<T> y(static_cast<size_t>(blocks * plan.n), std::numeric_limits<T>::quiet_NaN());
+  T* block = y.data();
+  for (auto& spectrum : Spectra(plan, allowed_targets, a, blocks)) {
+    Convolve(allowed_targets, plan, of_b.data(), spectrum.data(), spectrum.data(), block);
+    block += plan.n;
+  }
+  y.resize(static_cast<size_t>(count));
   return y;
+}
+
+template <class T>
+std::vector<T> FromItsEnd(std::vector<T> x) {
+  std::reverse(x.begin(), x.end());
+  return x;
 }
 
 template <class T>
@@ -50,14 +76,12 @@ double Norm(const std::vector<T>& x) {
 // the error of a transform in double precision.
 template <class T>
 double ErrorOverBound(const FourierPlan<T>& plan, const std::vector<T>& a, const std::vector<T>& b,
-                      bool a_reversed, const std::vector<T>& y) {
+                      const std::vector<T>& y) {
   long double worst = 0;
   for (size_t t = 0; t < y.size(); ++t) {
     long double sum = 0;
-    for (size_t s = 0; s <= t && s < a.size(); ++s) {
-      if (t - s >= b.size()) continue;
-      const T as = a[a_reversed ? a.size() - 1 - s : s];
-      sum += static_cast<long double>(as) * static_cast<long double>(b[t - s]);
+    for (size_t s = t < b.size() ? 0 : t - b.size() + 1; s <= t && s < a.size(); ++s) {
+      sum += static_cast<long double>(a[s]) * static_cast<long double>(b[t - s]);
     }
     const long double error = std::abs(sum - static_cast<long double>(y[t]));
     if (!(error <= worst)) worst = error;  // a NaN stays
@@ -76,13 +100,13 @@ TYPED_TEST(FourierTest, AgreesWithTheSumWithinTheBoundAtEveryLength) {
   for (const std::string& target : AvailableTargets()) {
     for (int64_t n = kMinFourierLength; n <= 8192; n *= 2) {
       const FourierPlan<TypeParam> plan(n);
-      // Whole, one element, and sizes that are no multiple of a row.
-      for (const auto& [la, lb, count, reversed] :
-           {std::tuple(n, n, n, false), {n, int64_t{1}, n, true}, {n - 3, n / 2 + 5, n - 7, true},
-            {int64_t{19}, n, int64_t{1}, false}}) {
+      // Whole, one element, sizes that are no multiple of a row, and several blocks.
+      for (const auto& [la, lb, count] :
+           {std::tuple(n, n, n), {n, int64_t{1}, n}, {n - 3, n / 2 + 5, n - 7},
+            {int64_t{19}, n, int64_t{1}}, {2 * n + 21, n - 6, 2 * n + 30}}) {
         const auto a = Normal<TypeParam>(la, 1), b = Normal<TypeParam>(lb, 2);
-        const auto y = Convolved(plan, TargetsUpTo(target), a, b, reversed, count);
-        EXPECT_LE(ErrorOverBound(plan, a, b, reversed, y), 1)
+        const auto y = Convolved(plan, TargetsUpTo(target), a, b, count);
+        EXPECT_LE(ErrorOverBound(plan, a, b, y), 1)
             << target << " n " << n << " of " << la << " and " << lb;
       }
     }
@@ -95,7 +119,7 @@ TYPED_TEST(FourierTest, AnImpulseShiftsAndNothingWrapsAround) {
   const auto x = Normal<TypeParam>(n, 3);
   std::vector<TypeParam> impulse(static_cast<size_t>(n));
   impulse[shift] = 1;
-  const auto y = Convolved(plan, -1, impulse, x, false, n);
+  const auto y = Convolved(plan, -1, impulse, x, n);
   const double unit = std::numeric_limits<TypeParam>::epsilon() / 2;
   const double bound = 13 * (std::log2(n) + 4) * unit * Norm(x);
   for (int64_t t = 0; t < n; ++t) {
@@ -103,19 +127,32 @@ TYPED_TEST(FourierTest, AnImpulseShiftsAndNothingWrapsAround) {
   }
 }
 
-TYPED_TEST(FourierTest, SameBitsEveryTimeAndOnlyTheCountIsWritten) {
+TYPED_TEST(FourierTest, SameBitsEveryTime) {
   const FourierPlan<TypeParam> plan(512), again(512);
   const auto a = Normal<TypeParam>(512, 4), b = Normal<TypeParam>(512, 5);
-  const auto whole = Convolved(plan, -1, a, b, false, 512);
-  const auto part = Convolved(again, -1, a, b, false, 77);
-  for (size_t t = 0; t < part.size(); ++t) EXPECT_EQ(whole[t], part[t]) << t;
+  EXPECT_EQ(Convolved(plan, -1, a, b, 512), Convolved(again, -1, a, b, 512));
+}
+
+TYPED_TEST(FourierTest, ProductsAddUpBeforeOneTransform) {
+  const int64_t n = 512;
+  const FourierPlan<TypeParam> plan(n);
+  const auto a = Normal<TypeParam>(2 * n, 4), b = Normal<TypeParam>(n, 5);
+  const auto of_a = Spectra(plan, -1, a, 2);
+  const auto of_b = Spectra(plan, -1, b, 1)[0];
+  std::vector<TypeParam> sum(static_cast<size_t>(plan.spectrum_size())), y(static_cast<size_t>(n));
+  for (const auto& spectrum : of_a) AddProduct(-1, plan, spectrum.data(), of_b.data(), sum.data());
+  Convolve(-1, plan, sum.data(), nullptr, sum.data(), y.data());
+  const auto whole = Convolved(plan, -1, a, b, 2 * n);
+  const double unit = std::numeric_limits<TypeParam>::epsilon() / 2;
+  const double bound = 26 * (std::log2(n) + 4) * unit * Norm(a) * Norm(b);
+  for (size_t t = 0; t < y.size(); ++t) EXPECT_NEAR(y[t], whole[t] + whole[t + y.size()], bound);
 }
 
 TYPED_TEST(FourierTest, GradientsAreConvolutionsOfWhatIsReadFromItsEnd) {
   const int64_t n = 512;
   const FourierPlan<TypeParam> plan(n);
   const auto u = Normal<TypeParam>(n, 6), k = Normal<TypeParam>(n, 7), dy = Normal<TypeParam>(n, 8);
-  const auto du = Convolved(plan, -1, dy, k, true, n);
+  const auto du = Convolved(plan, -1, FromItsEnd(dy), k, n);
   const double unit = std::numeric_limits<TypeParam>::epsilon() / 2;
   const double bound = 13 * (std::log2(n) + 4) * unit * Norm(dy) * Norm(k);
   for (int64_t s = 0; s < n; ++s) {  // u_s contributes k_{t-s} to every y_t
@@ -124,7 +161,7 @@ TYPED_TEST(FourierTest, GradientsAreConvolutionsOfWhatIsReadFromItsEnd) {
     EXPECT_NEAR(static_cast<double>(sum), du[n - 1 - s], bound) << s;
   }
   // <dy, k * u> = <du, u>, the same sum in another order.
-  const auto y = Convolved(plan, -1, u, k, false, n);
+  const auto y = Convolved(plan, -1, u, k, n);
   double left = 0, right = 0;
   for (int64_t t = 0; t < n; ++t) {
     left += static_cast<double>(dy[t]) * y[t];

@@ -105,7 +105,7 @@ HWY_NOINLINE HWY_ATTR void LoadPanel(const Piece& piece, T* HWY_RESTRICT to, siz
     if (piece.column_stride == 1 && piece.columns == StripWidth<T>()) {
       for (size_t r = 0; r < piece.rows; ++r, from += piece.row_stride) {
         for (size_t c = 0; c < StripWidth<T>(); c += N) {
-          hn::Store(hs::LoadWide(d, from + c), d, to + r * width + c);
+          hn::StoreU(hs::LoadWide(d, from + c), d, to + r * width + c);
         }
       }
       return;
@@ -113,7 +113,7 @@ HWY_NOINLINE HWY_ATTR void LoadPanel(const Piece& piece, T* HWY_RESTRICT to, siz
     if (!piece.is_transposed()) {
       for (size_t r = 0; r < piece.rows; ++r) {
         for (size_t c = 0; c < piece.columns; c += N) {
-          hn::Store(hs::LoadStrided(d, from + piece.At(r, c), piece.column_stride,
+          hn::StoreU(hs::LoadStrided(d, from + piece.At(r, c), piece.column_stride,
                                     HWY_MIN(N, piece.columns - c)),
                     d, to + r * width + c);
         }
@@ -131,7 +131,7 @@ HWY_NOINLINE HWY_ATTR void LoadPanel(const Piece& piece, T* HWY_RESTRICT to, siz
             v[i] = hs::LoadWide(d, column);
           }
           hs::Transpose(d, v);
-          for (size_t i = 0; i < N; ++i) hn::Store(v[i], d, to + (r + i) * width + c);
+          for (size_t i = 0; i < N; ++i) hn::StoreU(v[i], d, to + (r + i) * width + c);
           continue;
         }
         for (size_t i = 0; i < N; ++i) {
@@ -140,7 +140,7 @@ HWY_NOINLINE HWY_ATTR void LoadPanel(const Piece& piece, T* HWY_RESTRICT to, siz
                      : hs::LoadStrided(d, from + piece.At(r, c + i), piece.row_stride, rows);
         }
         hs::Transpose(d, v);
-        for (size_t i = 0; i < rows; ++i) hn::Store(v[i], d, to + (r + i) * width + c);
+        for (size_t i = 0; i < rows; ++i) hn::StoreU(v[i], d, to + (r + i) * width + c);
       }
     }
   });
@@ -158,7 +158,7 @@ HWY_NOINLINE HWY_ATTR void StorePanel(const T* HWY_RESTRICT from, size_t width,
     if (piece.column_stride == 1 && piece.columns == StripWidth<T>()) {
       for (size_t r = 0; r < piece.rows; ++r, to += piece.row_stride) {
         for (size_t c = 0; c < StripWidth<T>(); c += N) {
-          hs::StoreRounded(d, hn::Load(d, from + r * width + c), to + c, N);
+          hs::StoreRounded(d, hn::LoadU(d, from + r * width + c), to + c, N);
         }
       }
       return;
@@ -166,7 +166,7 @@ HWY_NOINLINE HWY_ATTR void StorePanel(const T* HWY_RESTRICT from, size_t width,
     if (!piece.is_transposed()) {
       for (size_t r = 0; r < piece.rows; ++r) {
         for (size_t c = 0; c < piece.columns; c += N) {
-          hs::StoreStrided(d, hn::Load(d, from + r * width + c), to + piece.At(r, c),
+          hs::StoreStrided(d, hn::LoadU(d, from + r * width + c), to + piece.At(r, c),
                            piece.column_stride, HWY_MIN(N, piece.columns - c));
         }
       }
@@ -178,7 +178,7 @@ HWY_NOINLINE HWY_ATTR void StorePanel(const T* HWY_RESTRICT from, size_t width,
         const size_t rows = HWY_MIN(N, piece.rows - r);
         hn::Vec<decltype(d)> v[N];
         if (columns == N && rows == N && piece.row_stride == 1) {
-          for (size_t i = 0; i < N; ++i) v[i] = hn::Load(d, from + (r + i) * width + c);
+          for (size_t i = 0; i < N; ++i) v[i] = hn::LoadU(d, from + (r + i) * width + c);
           hs::Transpose(d, v);
           S* column = to + piece.At(r, c);
           for (size_t i = 0; i < N; ++i, column += piece.column_stride) {
@@ -187,7 +187,7 @@ HWY_NOINLINE HWY_ATTR void StorePanel(const T* HWY_RESTRICT from, size_t width,
           continue;
         }
         for (size_t i = 0; i < N; ++i) {
-          v[i] = i < rows ? hn::Load(d, from + (r + i) * width + c) : hn::Zero(d);
+          v[i] = i < rows ? hn::LoadU(d, from + (r + i) * width + c) : hn::Zero(d);
         }
         hs::Transpose(d, v);
         for (size_t i = 0; i < columns; ++i) {
