@@ -1,15 +1,23 @@
 // The list of kernels and the choice from it.
 #include "heed/engines/scan/kernels.h"
 
+#include <algorithm>
 #include <string>
 
 #include "heed/core/error.h"
+#include "heed/engines/scan/convolution.h"
 
 namespace heed::scan {
 namespace {
 
 bool IsF32(const Problem& p) { return IsFloat(p.dtype) && p.dtype != DType::kF64; }
 bool IsSelective(const Problem& p) { return p.rule == Rule::kSelective; }
+bool HasTaps(const Problem& p) { return p.rule == Rule::kTaps && IsFloat(p.dtype); }
+bool IsTransformed(const Problem& p) {
+  return std::ranges::any_of(p.sequences, [&](const Sequence& s) {
+    return TransformLength(p.num_taps, s.count) > 0;
+  });
+}
 
 constexpr Kernel kKernels[] = {
     {"selective_f32", [](const Problem& p) { return IsSelective(p) && IsF32(p); },
@@ -24,7 +32,21 @@ constexpr Kernel kKernels[] = {
      "tokens are contiguous",
      &SelectiveForwardF64, &SelectiveForwardBytesF64, &SelectiveBackwardF64,
      &SelectiveBackwardBytesF64},
-    {"elementwise", [](const Problem& p) { return !IsSelective(p) && IsFloat(p.dtype); },
+    {"convolution_fourier", [](const Problem& p) { return HasTaps(p) && IsTransformed(p); },
+     "long convolutions in f64, f32, bf16 and f16",
+     "by Fourier transforms, of blocks of the least power of two that has all taps, as there are too "
+     "many to add up; 16-bit tensors widened, rows transposed where channels are contiguous",
+     &ConvolutionForward, &ConvolutionForwardBytes, &ConvolutionBackward,
+     &ConvolutionBackwardBytes},
+    {"convolution_direct", &HasTaps, "convolutions in f64, f32, bf16 and f16",
+     "tap by tap, as transforms would cost more at this length; tokens in lanes, 16-bit tensors "
+     "widened, rows transposed where channels are contiguous",
+     &ConvolutionForward, &ConvolutionForwardBytes, &ConvolutionBackward,
+     &ConvolutionBackwardBytes},
+    {"elementwise",
+     [](const Problem& p) {
+       return (p.rule == Rule::kDecay || p.rule == Rule::kGates) && IsFloat(p.dtype);
+     },
      "one state per channel in f64, f32, bf16 and f16",
      "channels in lanes, 16-bit tensors widened; tiles of 16 tokens are transposed where tokens "
      "are contiguous",

@@ -30,6 +30,12 @@ void ElementwiseBackward(Context& ctx, const Problem& problem, const Gradients& 
 int64_t ElementwiseForwardBytes(const Context& ctx, const Problem& problem);
 BackwardBytes ElementwiseBackwardBytes(const Context& ctx, const Problem& problem);
 
+// Taps, of every dtype.
+void ConvolutionForward(Context& ctx, const Problem& problem);
+void ConvolutionBackward(Context& ctx, const Problem& problem, const Gradients& gradients);
+int64_t ConvolutionForwardBytes(const Context& ctx, const Problem& problem);
+BackwardBytes ConvolutionBackwardBytes(const Context& ctx, const Problem& problem);
+
 }  // namespace heed::scan
 
 #endif  // HEED_ENGINES_SCAN_PASSES_H_

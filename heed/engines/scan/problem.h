@@ -12,8 +12,12 @@
 //
 //   log a_t = -c sigmoid(r_t) softplus(lambda),  b_t = sqrt(1 - a_t^2) sigmoid(i_t) x_t
 //
-// whose root is 1 at the first token of a sequence that has no initial state. An operation fills
-// a Problem from its own inputs and options; the engine knows no operation.
+// whose root is 1 at the first token of a sequence that has no initial state. The sum over what is
+// written, decayed by any law that the distance of tokens alone decides, has no state:
+//
+//   o_t = sum_{s < num_taps} taps_s x_{t-s} + D x_t
+//
+// An operation fills a Problem from its own inputs and options; the engine knows no operation.
 #ifndef HEED_ENGINES_SCAN_PROBLEM_H_
 #define HEED_ENGINES_SCAN_PROBLEM_H_
 
@@ -50,7 +54,7 @@ struct Numbers {
   int64_t sequence = 0, channel = 0, state = 0;
 };
 
-enum class Rule { kSelective, kDecay, kGates };
+enum class Rule { kSelective, kDecay, kGates, kTaps };
 
 // What a token reads or writes states by: one per group, or constants of each channel.
 struct Weights {
@@ -67,9 +71,11 @@ struct Problem {
 
   Tokens x, o;  // o is written
 
-  // Of kSelective. Absent bias, skip (D) and gate (z) are left out.
+  Numbers skip;  // D, of kSelective and kTaps; absent: left out
+
+  // Of kSelective. Absent bias and gate (z) are left out.
   Tokens delta, gate;
-  Numbers A, bias, skip;
+  Numbers A, bias;
   Weights B, C;
   bool softplus = false;
 
@@ -79,6 +85,10 @@ struct Problem {
   Tokens input_gate, recurrence_gate;
   Numbers lambda;
   double c = 0;
+
+  // Of kTaps: a state's place is that of a tap.
+  Numbers taps;
+  int64_t num_taps = 0;
 
   Numbers initial, final;  // data null: zeros; not asked for
 };
@@ -90,7 +100,7 @@ struct Gradients {
   Numbers d_final;  // data null: zeros
 
   Tokens dx, ddelta, dgate, dlog_decay, dinput_gate, drecurrence_gate;
-  Numbers dA, dbias, dskip, dlambda;
+  Numbers dA, dbias, dskip, dlambda, dtaps;
   Weights dB, dC;
   Numbers dinitial;
 };

@@ -192,6 +192,7 @@ int64_t& AxisSizes::operator[](char letter) {
     case 'T': return T;
     case 'N': return N;
     case 'G': return G;
+    case 'L': return L;
     default: throw InternalError(std::string("scanning: no axis ") + letter);
   }
 }
@@ -252,6 +253,10 @@ Call::Call(const char* op, const Context* checks, const Definition& definition, 
            Described(tensor.axes) + ", N >= 1, G >= 1 dividing D = " + std::to_string(sizes.D) +
                (sizes.G > 1 ? ", G = " + std::to_string(sizes.G) : ""));
     }
+    if (axes.find('L') != std::string::npos && sizes.L > sizes.T) {
+      Fail(op, tensor.name, "has shape " + t.ShapeString(),
+           Described(tensor.axes) + " with L <= T = " + std::to_string(sizes.T));
+    }
     const bool own = IsOverTokens(axes) ? t.dtype() == StateDType(dtype) : IsFloat(t.dtype());
     CheckTensor(op, tensor.name, t, ShapeOf(axes, sizes), own ? t.dtype() : dtype, data);
     const bool decays = tensor.values == Tensor::kDecays || tensor.values == Tensor::kRates;
@@ -277,6 +282,7 @@ Call::Call(const char* op, const Context* checks, const Definition& definition, 
   of_states.B = static_cast<int64_t>(ranges.size());
   state_shape = ShapeOf(definition.state_axes, of_states);
   if (in.initial.present()) {
+    if (!definition.has_state()) Fail(op, "initial_state", "is given", "none");
     CheckTensor(op, "initial_state", in.initial, state_shape, StateDType(dtype), data);
   }
 
@@ -284,6 +290,7 @@ Call::Call(const char* op, const Context* checks, const Definition& definition, 
   problem.rule = definition.rule;
   problem.channels = sizes.D;
   problem.states = sizes.N;
+  problem.num_taps = std::max<int64_t>(sizes.L, 0);
   problem.groups = sizes.G;
   problem.softplus = definition.softplus;
   problem.c = definition.c;
@@ -329,6 +336,7 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
   parts::Apart apart = Readers(definition, in, options);
   CheckOutput(op, "o", out.o, call.shape, p.dtype, apart);
   if (out.final.present()) {
+    if (!definition.has_state()) Fail(op, "final_state", "is asked for", "none: it has no state");
     CheckOutput(op, "final_state", out.final, call.state_shape, StateDType(p.dtype), apart);
   }
   p.o = call.TokensOf(out.o);
@@ -346,6 +354,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   CheckTensor(op, "d_o", in.d_o, call.shape, p.dtype, true);
   apart.Reads("d_o", in.d_o);
   if (in.d_final.present()) {
+    if (!definition.has_state()) Fail(op, "d_state", "is given", "none");
     CheckTensor(op, "d_state", in.d_final, call.state_shape, StateDType(p.dtype), true);
     apart.Reads("d_state", in.d_final);
   }
@@ -364,6 +373,9 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
          "none: there is no such input");
   }
   if (out.dinitial.present()) {
+    if (!definition.has_state()) {
+      Fail(op, "dinitial_state", "is asked for", "none: there is no such input");
+    }
     CheckOutput(op, "dinitial_state", out.dinitial, call.state_shape, StateDType(p.dtype), apart);
   }
   scan::Gradients g;
@@ -432,7 +444,7 @@ Explanation Explain(const char* op, const Context& ctx, const Definition& defini
   e.target = TargetName(ctx.allowed_targets());
   e.why = kernel.why;
   e.flops = definition.flops * tokens * static_cast<double>(p.channels) *
-            static_cast<double>(p.states);
+            static_cast<double>(p.rule == scan::Rule::kTaps ? p.num_taps : p.states);
   e.bytes = Bytes(in.*definition.tensors[0].input) + Bytes(in.initial);  // o and the states
   for (const Tensor& tensor : definition.tensors) e.bytes += Bytes(in.*tensor.input);
   e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();

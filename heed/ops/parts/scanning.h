@@ -1,7 +1,7 @@
 // What calls of mechanisms on the scan engine have in common: arguments, options and states.
 //
 // Sizes: B sequences, T tokens, D channels, N states per channel, G groups of channels, which
-// divide D; N and G are at least 1.
+// divide D; N and G are at least 1. L taps, at most T.
 //
 // The header of each mechanism says which of the tensors below it takes.
 #ifndef HEED_OPS_PARTS_SCANNING_H_
@@ -29,6 +29,7 @@ struct StepInputs {
   ConstTensorView recurrence_gate;  // [B, T, D]: the gate of decays before its sigmoid
   ConstTensorView a;            // [D]: the slowest decays: exp(-c softplus(a))
   ConstTensorView log_decay;    // [B, T, D]: natural logarithms of decay factors, <= 0
+  ConstTensorView kernel;       // [D, L]: what inputs are weighted with, by how long ago they were
 };
 
 // Any strides; quick where tokens or channels are contiguous. Tensors over tokens have the dtype of
@@ -61,7 +62,7 @@ struct BackwardInputs : Inputs {
 // gradients of; zero for tokens that do not count.
 struct Gradients {
   TensorView du, ddelta, dA, dB, dC, dD, dz, ddelta_bias;
-  TensorView dx, dinput_gate, drecurrence_gate, da, dlog_decay;
+  TensorView dx, dinput_gate, drecurrence_gate, da, dlog_decay, dkernel;
   TensorView dinitial;
 };
 

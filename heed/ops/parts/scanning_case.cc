@@ -161,7 +161,7 @@ void Describe(const Definition& d, Problem& p, int64_t sequences, int64_t states
   const DType wide = StateDType(scanned.dtype());
   if (forward) {
     p.outputs.push_back({"o", scanned.dtype(), sizes, like});
-    p.outputs.push_back({"state", wide, state, {}});
+    if (d.has_state()) p.outputs.push_back({"state", wide, state, {}});
   }
   p.num_forward = p.outputs.size();
   if (!backward) return;
@@ -172,7 +172,7 @@ void Describe(const Definition& d, Problem& p, int64_t sequences, int64_t states
     p.outputs.push_back({std::string("d") + tensor.name, t.dtype(), shape,
                          shape == sizes ? like : Shape()});
   }
-  p.outputs.push_back({"dinitial_state", wide, state, {}});
+  if (d.has_state()) p.outputs.push_back({"dinitial_state", wide, state, {}});
 }
 
 // Steps from 0.001 to 0.2 (through a softplus, or without one), rates from -0.1 to -16, decays from 1
@@ -225,7 +225,7 @@ class Generator {
 
   Problem Make() {
     const Definition& d = m_.definition;
-    p_.step = Chance(0.1);
+    p_.step = Chance(0.1) && d.has_state();
     const bool packed = !p_.step && Chance(0.2);
     AxisSizes sizes;
     sizes.B = packed ? 1 : Chance(0.03) ? 0 : Integer(1, 3);
@@ -233,6 +233,7 @@ class Generator {
     sizes.G = Chance(0.6) ? 1 : Integer(2, 3);
     sizes.D = sizes.G * parts_.Channels();
     sizes.N = Chance(0.4) ? 16 : Chance(0.8) ? Integer(1, 9) : Integer(17, 37);
+    if (d.rule == scan::Rule::kTaps) ChooseTaps(sizes);
     const bool strong = Chance(0.2), vanishing = Chance(0.15);
     for (const Tensor& tensor : d.tensors) {
       if (tensor.optional && Chance(0.4)) continue;
@@ -268,8 +269,8 @@ class Generator {
     AxisSizes of_states = sizes;
     of_states.B = sequences;
     const Shape state = ShapeOf(d.state_axes, of_states);
-    if (p_.step || Chance(0.6)) p_.in.initial = State(state);
-    if (Chance(0.5)) p_.in.d_final = State(state);
+    if (p_.step || (d.has_state() && Chance(0.6))) p_.in.initial = State(state);
+    if (d.has_state() && Chance(0.5)) p_.in.d_final = State(state);
     Describe(d, p_, sequences, sizes.N, true, !p_.step && Chance(0.6),
              StridesOf(first.axes, o, Chance(0.5)));
     for (const Buffer& buffer : parts_.memory()) p_.memory.push_back(buffer);
@@ -288,6 +289,15 @@ class Generator {
   int64_t Integer(int64_t low, int64_t high) { return parts_.Integer(low, high); }
   bool Chance(double probability) { return random().Chance(probability); }
   Placement AnyGuard() { return Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard; }
+
+  // Sequences that are long enough for blocks are of few channels.
+  void ChooseTaps(AxisSizes& sizes) {
+    if (Chance(0.4)) {
+      sizes.T = Integer(100, 900);
+      sizes.D = Integer(1, 20);
+    }
+    sizes.L = Chance(0.3) ? sizes.T : Chance(0.5) ? Integer(0, sizes.T) : Integer(0, sizes.T / 4);
+  }
 
   // Tokens or channels contiguous, either backwards, or neither; sometimes the same for all.
   Buffer Layout(const std::string& axes, const Shape& sizes, DType dtype) {
@@ -362,6 +372,7 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request, const Choice& choi
   sizes.T = p.step ? 1 : s.Tq;
   sizes.D = s.Hq * s.D;
   sizes.N = choice.states;
+  sizes.L = std::min(choice.taps, sizes.T);
   sizes.G = std::max<int64_t>(choice.groups, 1);
   if (sizes.D % sizes.G != 0) sizes.G = 1;
   uint64_t seed = request.seed * 32;
@@ -387,7 +398,7 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request, const Choice& choi
     p.in.d_o = p.Keep(
         Buffer(request.dtype, o, like, Placement::kAligned).FillNormal(++seed));
   }
-  if (state || p.step) {
+  if ((state && d.has_state()) || p.step) {
     p.in.initial = p.Keep(
         Buffer(StateDType(request.dtype), ShapeOf(d.state_axes, sizes)).FillNormal(++seed));
   }
@@ -399,7 +410,9 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request, const Choice& choi
   Case c = ToCase(m, p);
   c.pass = request.pass;
   c.flops = (backward ? 3 : 1) * d.flops * static_cast<double>(s.B * sizes.D) *
-            (std::string_view(d.state_axes) == "BDN" ? static_cast<double>(sizes.N) : 1) *
+            static_cast<double>(d.rule == scan::Rule::kTaps                      ? sizes.L
+                                : std::string_view(d.state_axes) == "BDN" ? sizes.N
+                                                                          : 1) *
             (p.step ? 1 : length);
   return c;
 }
@@ -416,7 +429,7 @@ std::vector<InputSpec> InputsOf(const Definition& d) {
     inputs.push_back({tensor.name, axes.find('|') == std::string::npos ? axes : AxesOf(tensor, 3),
                       tensor.optional, tensor.input != d.tensors[0].input});
   }
-  inputs.push_back({"initial_state", d.state_axes, true, true});
+  if (d.has_state()) inputs.push_back({"initial_state", d.state_axes, true, true});
   return inputs;
 }
 

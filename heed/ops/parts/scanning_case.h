@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -69,15 +70,16 @@ Mechanism Bound(const char* name, const Definition& definition, const Own& own,
                              const Gradients& out) {
     f.backward_reference(in, With(own, common), out);
   };
-  m.step = [=](Context& ctx, const StepInputs& in, const TensorView& state, const TensorView& o) {
-    f.step(ctx, in, own, state, o);
-  };
   m.tolerance = [=](const Inputs& in, const Options& common, const Outputs& out) {
     f.tolerance(in, With(own, common), out);
   };
   m.backward_tolerance = [=](const BackwardInputs& in, const Options& common,
                              const Gradients& expected, const Gradients& out) {
     f.backward_tolerance(in, With(own, common), expected, out);
+  };
+  if (f.step == nullptr) return m;
+  m.step = [=](Context& ctx, const StepInputs& in, const TensorView& state, const TensorView& o) {
+    f.step(ctx, in, own, state, o);
   };
   return m;
 }
@@ -88,6 +90,7 @@ struct Choice {
   int64_t groups = 1;               // 0: a form without groups
   std::vector<std::string> constant;  // names
   int64_t states = 16;
+  int64_t taps = std::numeric_limits<int64_t>::max();  // of at most as many as tokens
   bool steps_are_positive = true;  // no softplus makes them so
 };
 

@@ -41,20 +41,22 @@ struct Tensor {
 class Call;
 struct Definition {
   std::span<const Tensor> tensors;  // the first is what is scanned
-  const char* state_axes = "BD";
+  const char* state_axes = "BD";  // empty: it has no state
   scan::Rule rule = scan::Rule::kDecay;
-  double flops = 0;  // per token, channel and state
+  double flops = 0;  // per token, channel and state or tap
   void (*place)(const Call& call, const StepInputs& in, scan::Problem& problem) = nullptr;
   void (*place_gradients)(const Call& call, const Gradients& out,
                           scan::Gradients& gradients) = nullptr;
   // Options of one mechanism alone.
   bool softplus = false;
   double c = 0;
+
+  bool has_state() const { return state_axes[0] != '\0'; }
 };
 
 // What letters of axes stand for in a call; -1: nothing has said so yet.
 struct AxisSizes {
-  int64_t B = -1, D = -1, T = -1, N = -1, G = -1;
+  int64_t B = -1, D = -1, T = -1, N = -1, G = -1, L = -1;
   int64_t& operator[](char letter);
   int64_t operator[](char letter) const { return const_cast<AxisSizes&>(*this)[letter]; }
 };

@@ -151,14 +151,15 @@ Bound::Bound(nb::module_& m, const Binding& binding) : Binding(binding) {
   };
   const Keyword<Call> d_o = {"do", false, &ReadInput<&BackwardInputs::d_o>};
   const Keyword<Call> d_state = {"dstate", true, &ReadInput<&BackwardInputs::d_final>};
+  const bool has_state = definition.has_state();
   append(forward_keywords, own);
-  append(forward_keywords, std::vector{kInitial, kReturnState});
+  if (has_state) append(forward_keywords, std::vector{kInitial, kReturnState});
   append(forward_keywords, kOfTokens);
   append(forward_keywords, std::vector{kOut, kThreads});
 
   backward_keywords = {d_o};
   append(backward_keywords, own);
-  append(backward_keywords, std::vector{d_state, kInitial});
+  if (has_state) append(backward_keywords, std::vector{d_state, kInitial});
   append(backward_keywords, kOfTokens);
   backward_keywords.push_back(kThreads);
 
@@ -168,19 +169,24 @@ Bound::Bound(nb::module_& m, const Binding& binding) : Binding(binding) {
   append(step_keywords, std::vector{kOut, kThreads});
 
   append(torch_keywords, own);
-  torch_keywords.push_back(kInitial);
+  if (has_state) torch_keywords.push_back(kInitial);
   append(torch_keywords, kOfTokens);
   torch_keywords.push_back(kThreads);
-  torch_backward_keywords = {
-      {"the gradient of o", false, d_o.read}, {"the gradient of the state", true, d_state.read}};
+  torch_backward_keywords = {{"the gradient of o", false, d_o.read}};
+  if (has_state) {
+    torch_backward_keywords.push_back({"the gradient of the state", true, d_state.read});
+  }
   append(torch_backward_keywords, torch_keywords);
-  append(torch_keywords, std::vector<Keyword<Call>>{kOut, {"final_state", true, &ReadState}});
+  torch_keywords.push_back(kOut);
+  if (has_state) torch_keywords.push_back({"final_state", true, &ReadState});
   for (const Tensor& tensor : definition.tensors) {
     torch_backward_keywords.push_back({tensor.name, true, &WriteGradient});
   }
-  torch_backward_keywords.push_back({"dinitial_state", true, [](Call& c, const Argument& a) {
-    c.gradients.dinitial = c.arrays.Write(a, Kind::kFloat);
-  }});
+  if (has_state) {
+    torch_backward_keywords.push_back({"dinitial_state", true, [](Call& c, const Argument& a) {
+      c.gradients.dinitial = c.arrays.Write(a, Kind::kFloat);
+    }});
+  }
   DescribeCalls(m);
 }
 
@@ -194,23 +200,29 @@ void Bound::DescribeCalls(nb::module_& m) {
     if (index++ == num_positional) rest += "*, ";
     if (tensor.optional) rest += tensor.name + std::string(": Array | None = None, ");
   }
-  fields += "dinitial_state";
+  const bool has_state = definition.has_state();
+  if (has_state) {
+    fields += "dinitial_state";
+  } else {
+    fields.pop_back();
+  }
   if (index == num_positional) rest += "*, ";
   for (const auto& [setting, value] : settings) rest += SettingText(setting, value);
-  const std::string initial = "initial_state: Array | None = None, ";
+  const std::string initial = has_state ? "initial_state: Array | None = None, " : "";
   const std::string tokens = "lengths" + ints + "starts" + ints + "cu_seqlens" + ints +
                              "reverse: bool = False, ";
   const std::string out = "out: OutArray | None = None, ", threads = "threads: int | None = None";
   const auto forward_of = [&](const std::string& returns, const std::string& result) {
-    return "def " + base + "(" + required + rest + initial + "return_state: " + returns + ", " +
-           tokens + out + threads + ") -> " + result;
+    return "def " + base + "(" + required + rest + initial + returns + tokens + out + threads +
+           ") -> " + result;
   };
   const std::string type = GradientsName(base);
-  forward_signature = forward_of("typing.Literal[False] = False", "Result");
-  state_signature = forward_of("typing.Literal[True]", "tuple[Result, Result]");
+  forward_signature =
+      forward_of(has_state ? "return_state: typing.Literal[False] = False, " : "", "Result");
+  state_signature = forward_of("return_state: typing.Literal[True], ", "tuple[Result, Result]");
   backward_signature = "def " + op_backward + "(do: Array, " + required + rest +
-                       "dstate: Array | None = None, " + initial + tokens + threads + ") -> " +
-                       type;
+                       (has_state ? "dstate: Array | None = None, " : "") + initial + tokens +
+                       threads + ") -> " + type;
   step_signature = "def " + op_step + "(" + required + "state: OutArray, " + rest + out + threads +
                    ") -> Result";
   gradients = NamedTupleType(m, type, fields, GradientsDoc(op_backward));
@@ -218,7 +230,7 @@ void Bound::DescribeCalls(nb::module_& m) {
 }
 
 // Sizes of the examples, by letters of axes.
-constexpr AxisSizes kExampleSizes = {.B = 1, .D = 8, .T = 6, .N = 16, .G = 1};
+constexpr AxisSizes kExampleSizes = {.B = 1, .D = 8, .T = 6, .N = 16, .G = 1, .L = 6};
 
 std::string TupleText(const std::vector<int64_t>& sizes) {
   std::string text;
@@ -255,11 +267,11 @@ void Bound::WriteTexts(const std::string& type, const std::string& fields) {
               (axes.back() == 'T' ? "[..., -1]" : axes.find('T') == 1 ? "[:, -1]" : "");
   }
   const std::vector<int64_t> scanned = ShapeOf(first().axes, kExampleSizes);
-  const std::string call = "\n  >>> o, state = heed." + std::string(name) + "(" + given +
-                           ", return_state=True)";
-  const std::string states = TupleText(ShapeOf(definition.state_axes, kExampleSizes));
+  const bool has_state = definition.has_state();
+  const std::string call = "\n  >>> o" + std::string(has_state ? ", state" : "") + " = heed." + name +
+                           "(" + given + (has_state ? ", return_state=True)" : ")");
 
-  const std::string state_is(Find({docs.fields}, "initial"));
+  const std::string state_is(has_state ? Find({docs.fields}, "initial") : "");
   const std::string updated = "what a call with return_state=True returned, updated in place: " +
                               std::string(definition.state_axes == std::string_view("BDN")
                                               ? "[B, D, N]" : "[B, D]");
@@ -270,8 +282,12 @@ void Bound::WriteTexts(const std::string& type, const std::string& fields) {
       docs.forward, forward_signature, {known, docs.fields},
       "Any strides are read in place; o lies in memory as " + std::string(first().name) +
           " does. Returns " + o +
-          ",\nor (o, state) with return_state=True, as NumPy arrays.\n\n" + lines + call +
-          "\n  >>> o.shape, state.shape\n  (" + TupleText(scanned) + ", " + states + ")");
+          (has_state ? ",\nor (o, state) with return_state=True, as NumPy arrays.\n\n"
+                     : ", as a NumPy array.\n\n") +
+          lines + call +
+          (has_state ? "\n  >>> o.shape, state.shape\n  (" + TupleText(scanned) + ", " +
+                           TupleText(ShapeOf(definition.state_axes, kExampleSizes)) + ")"
+                     : "\n  >>> o.shape\n  " + TupleText(scanned)));
   backward_text = Docstring(
       docs.backward, backward_signature, {known, docs.fields},
       "Returns the named tuple heed." + type + ": " + fields +
@@ -279,6 +295,7 @@ void Bound::WriteTexts(const std::string& type, const std::string& fields) {
           "that was not given.\n\n" + lines + "\n  >>> gradients = heed." + op_backward +
           "(np.ones_like(" + first().name + "), " + given + ")\n  >>> gradients.d" +
           first().name + ".shape\n  " + TupleText(scanned));
+  if (!has_state) return;
   std::vector<std::string> texts;
   for (const Tensor& tensor : definition.tensors) {
     texts.push_back(OfOneToken(std::string(Find({docs.fields}, tensor.name))));
@@ -385,7 +402,7 @@ nb::object RunBackward(const Bound& b, PyObject* args, PyObject* kwargs) {
   }
   if (call.in.initial.present()) {
     results.append(NewState(op, call, out.dinitial));
-  } else {
+  } else if (b.definition.has_state()) {
     results.append(nb::none());
   }
   const Functions functions = FunctionsOf(call);
@@ -478,17 +495,22 @@ void Bind(nb::module_& m, const Binding& binding) {
     return RunForward(*b, args.ptr(), kwargs.ptr());
   };
   m.def(b->name, forward, nb::sig(b->forward_signature.c_str()), b->forward_text.c_str());
-  m.def(b->name, forward, nb::sig(b->state_signature.c_str()), b->forward_text.c_str());
+  const bool has_state = b->definition.has_state();
+  if (has_state) {
+    m.def(b->name, forward, nb::sig(b->state_signature.c_str()), b->forward_text.c_str());
+  }
   m.def(b->op_backward.c_str(),
         [b](const nb::args& args, const nb::kwargs& kwargs) {
           return RunBackward(*b, args.ptr(), kwargs.ptr());
         },
         nb::sig(b->backward_signature.c_str()), b->backward_text.c_str());
-  m.def(b->op_step.c_str(),
-        [b](const nb::args& args, const nb::kwargs& kwargs) {
-          return RunStep(*b, args.ptr(), kwargs.ptr());
-        },
-        nb::sig(b->step_signature.c_str()), b->step_text.c_str());
+  if (has_state) {
+    m.def(b->op_step.c_str(),
+          [b](const nb::args& args, const nb::kwargs& kwargs) {
+            return RunStep(*b, args.ptr(), kwargs.ptr());
+          },
+          nb::sig(b->step_signature.c_str()), b->step_text.c_str());
+  }
   m.def(("_torch_" + std::string(b->name)).c_str(),
         [b](const nb::args& args) { RunTorch(*b, args.ptr()); });
   m.def(("_torch_" + b->op_backward).c_str(),

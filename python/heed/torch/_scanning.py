@@ -20,11 +20,8 @@ from heed.torch import _dispatch
 from heed.torch._functions import _without_gradient
 
 _TYPES = {bool: "bool", float: "float"}
-_OPTIONS = {"initial_state": None, "lengths": None, "starts": None, "cu_seqlens": None, "reverse": False, "threads": None}
-_SCHEMA = (
-    "Tensor? initial_state=None, Tensor? lengths=None, Tensor? starts=None, Tensor? cu_seqlens=None, bool reverse=False, "
-    "int? threads=None"
-)
+_OPTIONS = {"lengths": None, "starts": None, "cu_seqlens": None, "reverse": False, "threads": None}
+_SCHEMA = "Tensor? lengths=None, Tensor? starts=None, Tensor? cu_seqlens=None, bool reverse=False, int? threads=None"
 _LISTS = ("lengths", "starts", "cu_seqlens")
 
 
@@ -40,26 +37,33 @@ class _Mechanism:
         self.axes, self.state_axes = description["axes"], description["state_axes"]
         self.forward_kernel = getattr(_core, f"_torch_{name}")
         self.backward_kernel = getattr(_core, f"_torch_{name}_backward")
-        self.defaults = (*(None for _ in self.inputs), *self.settings.values(), *_OPTIONS.values())
-        self.initial = len(self.inputs) + len(self.settings)  # its place
-        self.differentiable = (*range(len(self.inputs)), self.initial)
+        # What it lacks where it has no state: the initial one, of which it also wants the gradient.
+        self.options = {"initial_state": None, **_OPTIONS} if self.state_axes else _OPTIONS
+        self.defaults = (*(None for _ in self.inputs), *self.settings.values(), *self.options.values())
+        self.num_results = 2 if self.state_axes else 1
+        after = len(self.inputs) + len(self.settings)
+        self.bounds = after + list(self.options).index("cu_seqlens")  # its place
+        self.differentiable = (*range(len(self.inputs)), after) if self.state_axes else tuple(range(len(self.inputs)))
         tensors = [f"Tensor? {x}=None" if x in self.optional else f"Tensor {x}" for x in self.inputs]
         settings = [f"{_TYPES[type(x)]} {key}={x}" for key, x in self.settings.items()]
-        rest = ", ".join([*tensors, *settings, _SCHEMA])
+        state, incoming = ["Tensor? initial_state=None"], "Tensor grad_o, Tensor? grad_state"
+        if not self.state_axes:
+            state, incoming = [], "Tensor grad_o"
+        rest = ", ".join([*tensors, *settings, *state, _SCHEMA])
         self.backward_operator = _dispatch.define(
-            f"{name}_backward", f"(Tensor grad_o, Tensor? grad_state, bool[] needed, {rest}) -> Tensor[]",
-            self.backward, self.fake_backward,
+            f"{name}_backward", f"({incoming}, bool[] needed, {rest}) -> Tensor[]", self.backward, self.fake_backward
         )
+        returns = "(Tensor, Tensor)" if self.state_axes else "Tensor"
         self.operator = _dispatch.define(
-            name, f"({rest}) -> (Tensor, Tensor)", self.forward, self.results, gradients=self.differentiate
+            name, f"({rest}) -> {returns}", self.forward, self.results, gradients=self.differentiate
         )
 
     def complete(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """PyTorch leaves trailing defaults away."""
         return (*arguments, *self.defaults[len(arguments):])
 
-    def results(self, *arguments: Any) -> tuple[Tensor, Tensor]:
-        """New tensors for o, in the memory order of the first input, and the final state."""
+    def results(self, *arguments: Any) -> Any:
+        """New tensors for o, in the memory order of the first input, and the final state where there is one."""
         arguments = self.complete(arguments)
         given = dict(zip(self.inputs, arguments))
         sizes: dict[str, int] = {}
@@ -72,35 +76,41 @@ class _Mechanism:
             for axis, size in zip(axes, given[name].shape):
                 sizes.setdefault(axis, size)
         first = arguments[0]
-        sizes["B"] = _dispatch.num_sequences(self.name, sizes["B"], arguments[self.initial + 3])
+        if not self.state_axes:
+            return torch.empty_like(first)
+        sizes["B"] = _dispatch.num_sequences(self.name, sizes["B"], arguments[self.bounds])
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
         return torch.empty_like(first), first.new_empty([sizes[axis] for axis in self.state_axes], dtype=dtype)
 
-    def forward(self, *arguments: Any) -> tuple[Tensor, Tensor]:
+    def forward(self, *arguments: Any) -> Any:
         arguments = self.complete(arguments)
-        o, state = self.results(*arguments)
-        self.forward_kernel(*(x.detach() if isinstance(x, Tensor) else x for x in arguments), o, state)
-        return o, state
+        results = self.results(*arguments)
+        written = results if self.state_axes else (results,)
+        self.forward_kernel(*(x.detach() if isinstance(x, Tensor) else x for x in arguments), *written)
+        return results
 
     def new_gradients(self, needed: list[bool], arguments: tuple[Any, ...]) -> list[Tensor | None]:
         """New tensors for what is needed of the inputs and the initial state, in order."""
         arguments = self.complete(arguments)
         return [torch.empty_like(arguments[i]) if need else None for i, need in zip(self.differentiable, needed, strict=True)]
 
-    def backward(self, grad_o: Tensor, grad_state: Tensor | None, needed: list[bool], *arguments: Any) -> list[Tensor]:
+    def backward(self, *arguments: Any) -> list[Tensor]:
+        incoming = arguments[: self.num_results]
+        needed, *arguments = arguments[self.num_results :]
         gradients = self.new_gradients(needed, arguments)
-        self.backward_kernel(grad_o, grad_state, *self.complete(arguments), *gradients)
+        self.backward_kernel(*incoming, *self.complete(arguments), *gradients)
         return [x for x in gradients if x is not None]
 
-    def fake_backward(self, grad_o: Any, grad_state: Any, needed: list[bool], *arguments: Any) -> list[Tensor]:
+    def fake_backward(self, *arguments: Any) -> list[Tensor]:
+        needed, *arguments = arguments[self.num_results :]
         return [x for x in self.new_gradients(needed, arguments) if x is not None]
 
     def differentiate(self, needed: tuple[bool, ...], of_results: tuple[Any, ...], *arguments: Any) -> dict[int, Any]:
         wanted = [i < len(needed) and needed[i] for i in self.differentiable]
-        grad_o, grad_state = of_results
+        grad_o, *grad_state = of_results
         if grad_o is None:
             grad_o = torch.zeros_like(arguments[0])
-        found = self.backward_operator(grad_o, grad_state, wanted, *arguments)
+        found = self.backward_operator(grad_o, *grad_state, wanted, *arguments)
         return dict(zip((i for i, want in zip(self.differentiable, wanted) if want), found))
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
@@ -114,11 +124,11 @@ class _Mechanism:
             elif name not in self.optional:
                 raise TypeError(f"{self.name}() is missing the argument {name!r}")
         _dispatch.check_tensors(self.name, **{x: value for x, value in values.items() if value is not None or x not in self.optional})
-        return_state = options.pop("return_state", False)
+        return_state = bool(self.state_axes) and options.pop("return_state", False)
         settings = {key: options.pop(key, default) for key, default in self.settings.items()}
-        known = {key: options.pop(key, default) for key, default in _OPTIONS.items()}
+        known = {key: options.pop(key, default) for key, default in self.options.items()}
         if options:
-            keywords = (*self.inputs, *self.settings, *known, "return_state")
+            keywords = (*self.inputs, *self.settings, *known, *(["return_state"] if self.state_axes else []))
             raise _dispatch.unexpected(self.name, next(iter(options)), keywords)
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
@@ -126,8 +136,8 @@ class _Mechanism:
                 if x is not None and x.dim() > 2 and x.is_floating_point() and x.dtype != torch.float64:
                     values[name] = x.to(dtype)
         known |= {key: _dispatch.numbers(self.name, key, known[key], torch.int64) for key in _LISTS}
-        o, state = self.operator(*(values.get(name) for name in self.inputs), *settings.values(), *known.values())
-        return (o, state) if return_state else o
+        results = self.operator(*(values.get(name) for name in self.inputs), *settings.values(), *known.values())
+        return results if return_state or not self.state_axes else results[0]
 
 
 def _public(mechanism: _Mechanism) -> Any:
@@ -146,6 +156,8 @@ def _public(mechanism: _Mechanism) -> Any:
 functions: dict[str, Any] = {}
 for _name, _description in _core._scanning.items():
     functions[_name] = _public(_Mechanism(_name, _description))
+    if not _description["state_axes"]:
+        continue
     _given = [x for x in _description["inputs"] if x not in _description["optional"]]
     _more = _description["inputs"][len(_given) : _description["positional"]]
     functions[f"{_name}_step"] = _without_gradient(f"{_name}_step", *_given, "state", *_more)

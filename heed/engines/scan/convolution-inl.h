@@ -1,0 +1,439 @@
+// Convolutions of rows: channels one by one, tokens in lanes.
+//
+// Compiled once per SIMD target. A row is what a sequence has of one channel, widened, behind as
+// many elements as a convolution looks back: an output takes the place of an input that no later one
+// reads. Gradients come in from their end, where the same function makes those of inputs from them.
+#if defined(HEED_ENGINES_SCAN_CONVOLUTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SCAN_CONVOLUTION_INL_H_
+#undef HEED_ENGINES_SCAN_CONVOLUTION_INL_H_
+#else
+#define HEED_ENGINES_SCAN_CONVOLUTION_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+#include "heed/core/carver.h"
+#include "heed/core/context.h"
+#include "heed/engines/scan/convolution.h"
+#include "heed/engines/scan/fourier.h"
+#include "heed/engines/scan/panel-inl.h"
+#include "heed/engines/scan/passes.h"
+#include "heed/engines/scan/problem.h"
+#include "heed/engines/scan/tasks.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::scan::HWY_NAMESPACE {
+
+// Channels of a task: where they are contiguous, as many as a line of memory has.
+inline constexpr size_t kRowChannels = 16;
+// Of which so many are in memory at once.
+inline size_t ChannelsAtOnce(const Problem& p) {
+  const bool gathers = std::abs(p.x.token) != 1 && p.x.column == 1;
+  return gathers ? std::min(kRowChannels, static_cast<size_t>(p.channels)) : 1;
+}
+
+// Vectors of outputs that share a tap.
+inline constexpr size_t kRowVectors = 8;
+
+// A row of one sequence.
+template <class T>
+struct RowShape {
+  size_t n = 0;      // of the transforms; 0: directly
+  size_t taps = 0;   // that the sequence meets
+  size_t lead = 0;   // elements before the first input
+  size_t inputs = 0; // with zeros behind the last: whole blocks
+
+  RowShape(const Problem& p, int64_t count)
+      : n(static_cast<size_t>(TransformLength(p.num_taps, count))),
+        taps(static_cast<size_t>(std::min(p.num_taps, count))),
+        lead(n > 0 ? n : RoundedUp<T>(taps)),
+        inputs(static_cast<size_t>(count)) {
+    if (n > 0) inputs = (inputs + n - 1) / n * n;
+  }
+  size_t blocks() const { return n > 0 ? inputs / n : 0; }
+  // Of taps, or of their spectrum.
+  size_t prepared() const { return n > 0 ? 2 * n : taps; }
+};
+
+// What a thread works in, for any sequence of the problem.
+template <class T>
+struct ConvolutionBuffers {
+  size_t pitch = 0;     // from row to row: no power of two, so that rows do not share a cache set
+  size_t prepared = 0;  // from channel to channel
+  T *rows, *taps;
+  T *scratch;           // a spectrum
+  // Of the backward pass.
+  T *d_rows, *of_inputs, *of_gradients, *sum;
+  double *dtaps, *dskip;
+
+  void LayOut(const Problem& p, bool backward, Carver& carver) {
+    size_t spectrum = 0;
+    for (const Sequence& s : p.sequences) {
+      const RowShape<T> shape(p, s.count);
+      pitch = std::max(pitch, shape.lead + shape.inputs);
+      prepared = std::max(prepared, shape.prepared());
+      spectrum = std::max(spectrum, 2 * shape.n);
+    }
+    // Vectors of outputs may lie beyond.
+    pitch = RoundedUp<T>(pitch) + (kRowVectors + 1) * Lanes<T>();
+    prepared = RoundedUp<T>(prepared) + Lanes<T>();
+    spectrum = std::max(spectrum, prepared);  // taps, before they are transformed
+    const auto channels = ChannelsAtOnce(p);
+    const auto next = [&](auto*& buffer, size_t elements) {
+      carver.Next(buffer, static_cast<int64_t>(elements));
+    };
+    next(rows, channels * pitch);
+    next(taps, channels * prepared);
+    next(scratch, spectrum);
+    if (!backward) return;
+    next(d_rows, channels * pitch);
+    next(of_inputs, spectrum);
+    next(of_gradients, spectrum);
+    next(sum, spectrum);
+    next(dtaps, kRowChannels * static_cast<size_t>(p.num_taps));
+    next(dskip, kRowChannels);
+  }
+};
+
+// f(integral constant of vectors, first) for all of `vectors`, as many at a time as there may be.
+template <class F>
+HWY_INLINE void ForVectorsAtOnce(size_t vectors, const F& f) {
+  size_t v = 0;
+  for (; v + kRowVectors <= vectors; v += kRowVectors) {
+    f(std::integral_constant<size_t, kRowVectors>(), v);
+  }
+  if (vectors - v >= 4) f(std::integral_constant<size_t, 4>(), v), v += 4;
+  if (vectors - v >= 2) f(std::integral_constant<size_t, 2>(), v), v += 2;
+  if (vectors - v >= 1) f(std::integral_constant<size_t, 1>(), v);
+}
+
+// row[t] = skip x_t + sum_s taps[s] x_{t-s} with x_t = row[lead + t], in order of t.
+template <class T>
+HWY_NOINLINE HWY_ATTR void ConvolveRow(const T* HWY_RESTRICT taps, T skip,
+                                       const RowShape<T>& shape, T* row) {
+  const hn::ScalableTag<T> d;
+  constexpr size_t N = Lanes<T>();
+  ForVectorsAtOnce(RoundedUp<T>(shape.inputs) / N, [&](auto at_once, size_t first) HWY_ATTR {
+    hn::Vec<decltype(d)> sum[at_once];
+    const T* x = row + shape.lead + first * N;
+    for (size_t v = 0; v < at_once; ++v) {
+      const auto shared = hn::Mul(hn::Set(d, skip), hn::LoadU(d, x + v * N));
+      sum[v] = skip == 0 ? hn::Zero(d) : shared;  // infinity times nothing is nothing
+    }
+    for (size_t s = 0; s < shape.taps; ++s, --x) {
+      const auto tap = hn::Set(d, taps[s]);
+      for (size_t v = 0; v < at_once; ++v) {
+        sum[v] = hn::MulAdd(tap, hn::LoadU(d, x + v * N), sum[v]);
+      }
+    }
+    for (size_t v = 0; v < at_once; ++v) hn::StoreU(sum[v], d, row + (first + v) * N);
+  });
+}
+
+// dtaps[s] += sum_t dy_t x_{t-s}, with x behind the lead of its row, and dy from its end. Lanes are
+// taps, the last first: as inputs lie.
+template <class T>
+HWY_NOINLINE HWY_ATTR void AddTapGradients(const T* HWY_RESTRICT row, const T* HWY_RESTRICT d_row,
+                                           const RowShape<T>& shape, double* HWY_RESTRICT dtaps) {
+  const hn::ScalableTag<T> d;
+  constexpr size_t N = Lanes<T>();
+  const T* x = row + shape.lead;
+  const T* last = d_row + shape.lead + shape.inputs - 1;
+  ForVectorsAtOnce(RoundedUp<T>(shape.taps) / N, [&](auto at_once, size_t first) HWY_ATTR {
+    const size_t after = (first + at_once) * N;  // the taps
+    for (size_t begin = 0; begin < shape.inputs; begin += kChunkTokens) {
+      const size_t end = std::min(begin + kChunkTokens, shape.inputs);
+      hn::Vec<decltype(d)> sum[at_once];
+      for (auto& s : sum) s = hn::Zero(d);
+      for (size_t t = begin; t < end; ++t) {
+        const auto dy = hn::Set(d, *(last - t));
+          for (size_t v = 0; v < at_once; ++v) {
+          sum[v] = hn::MulAdd(dy, hn::LoadU(d, x + t + 1 + v * N - after), sum[v]);
+        }
+      }
+      HWY_ALIGN T lanes[kRowVectors * N];
+      for (size_t v = 0; v < at_once; ++v) hn::Store(sum[v], d, lanes + v * N);
+      for (size_t s = first * N; s < std::min(after, shape.taps); ++s) {
+        dtaps[s] += static_cast<double>(lanes[after - 1 - s]);
+      }
+    }
+  });
+}
+
+// Channels of a task, of one sequence after another.
+template <class T>
+class RowStrip {
+ public:
+  RowStrip(Context& ctx, const Problem& p, const ConvolutionBuffers<T>& buffers, const Strip& strip)
+      : targets_(ctx.allowed_targets()), p_(p), b_(buffers), strip_(strip) {}
+
+  HWY_ATTR void Forward(int64_t first, int64_t last) const {
+    ForChannels([&](int64_t channel, size_t channels) HWY_ATTR {
+      size_t ready = 0;  // the length whose spectra stand
+      for (int64_t i = first; i < last; ++i) {
+        const Sequence& s = p_.sequences[static_cast<size_t>(i)];
+        const RowShape<T> shape(p_, s.count);
+        if (s.count == 0) continue;
+        Load(p_.x, s, channel, channels, shape, false, b_.rows);
+        if (shape.n == 0 || shape.n != ready) Prepare(shape, channel, channels);
+        ready = shape.n;
+        for (size_t c = 0; c < channels; ++c) {
+          Convolve(c, SkipOf(channel, c), shape, b_.rows + c * b_.pitch);
+        }
+        Store(p_.o, s, channel, channels, shape, false, b_.rows);
+      }
+    });
+  }
+
+  HWY_ATTR void Backward(const Gradients& g) const {
+    ForChannels([&](int64_t channel, size_t channels) HWY_ATTR {
+      std::fill_n(b_.dtaps, channels * static_cast<size_t>(p_.num_taps), 0.0);
+      std::fill_n(b_.dskip, channels, 0.0);
+      size_t ready = 0;
+      for (const Sequence& s : p_.sequences) {
+        const RowShape<T> shape(p_, s.count);
+        if (s.count == 0) continue;
+        Load(p_.x, s, channel, channels, shape, false, b_.rows);
+        Load(g.d_o, s, channel, channels, shape, true, b_.d_rows);
+        if (shape.n == 0 || shape.n != ready) Prepare(shape, channel, channels);
+        ready = shape.n;
+        for (size_t c = 0; c < channels; ++c) RowBackward(g, channel, c, shape);
+        if (g.dx.data != nullptr) Store(g.dx, s, channel, channels, shape, true, b_.d_rows);
+      }
+      for (size_t c = 0; c < channels; ++c) {
+        const auto at = channel + static_cast<int64_t>(c);
+        for (int64_t i = 0; i < p_.num_taps && g.dtaps.data != nullptr; ++i) {
+          StoreDouble(g.dtaps.dtype, const_cast<void*>(g.dtaps.data),
+                      at * g.dtaps.channel + i * g.dtaps.state, TapsOf(c)[i]);
+        }
+        if (g.dskip.data == nullptr) continue;
+        StoreDouble(g.dskip.dtype, const_cast<void*>(g.dskip.data), at * g.dskip.channel,
+                    b_.dskip[c]);
+      }
+    });
+  }
+
+ private:
+  double* TapsOf(size_t c) const { return b_.dtaps + c * static_cast<size_t>(p_.num_taps); }
+  static const FourierPlan<T>& PlanOf(const RowShape<T>& shape) {
+    return SharedPlan<T>(static_cast<int64_t>(shape.n));
+  }
+
+  template <class F>
+  HWY_INLINE void ForChannels(const F& f) const {
+    const auto at_once = static_cast<int64_t>(ChannelsAtOnce(p_));
+    const int64_t end = strip_.first + strip_.channels;
+    for (int64_t channel = strip_.first; channel < end; channel += at_once) {
+      f(channel, static_cast<size_t>(std::min(at_once, end - channel)));
+    }
+  }
+
+  // Rows are channels of a piece. From its end, so that the last token comes first.
+  Piece PieceAt(const Tokens& x, const Sequence& s, int64_t channel, size_t channels,
+                bool from_end) const {
+    const int64_t token = from_end ? s.first + s.count - 1 : s.first;
+    const int64_t at = s.batch * x.batch + token * x.token + channel * x.column;
+    const char* data = static_cast<const char*>(x.data);
+    return {data + at * static_cast<int64_t>(SizeOf(x.dtype)), x.dtype, x.column,
+            from_end ? -x.token : x.token, channels, static_cast<size_t>(s.count)};
+  }
+
+  // Inputs behind the lead. Zeros complete the last block: what comes from its end has them first.
+  HWY_ATTR void Load(const Tokens& x, const Sequence& s, int64_t channel, size_t channels,
+                     const RowShape<T>& shape, bool from_end, T* rows) const {
+    const auto count = static_cast<size_t>(s.count);
+    const size_t before = from_end ? shape.inputs - count : 0;
+    LoadPanel(PieceAt(x, s, channel, channels, from_end), rows + shape.lead + before, b_.pitch);
+    for (size_t c = 0; c < channels; ++c) {
+      T* row = rows + c * b_.pitch;
+      if (shape.n == 0) std::fill_n(row, shape.lead, T{0});
+      T* zeros = row + shape.lead + (from_end ? 0 : count);
+      std::fill_n(zeros, shape.inputs - count, T{0});
+    }
+  }
+  HWY_ATTR void Store(const Tokens& to, const Sequence& s, int64_t channel, size_t channels,
+                      const RowShape<T>& shape, bool from_end, const T* rows) const {
+    const size_t before = from_end ? shape.inputs - static_cast<size_t>(s.count) : 0;
+    StorePanel(rows + before, b_.pitch, PieceAt(to, s, channel, channels, from_end));
+  }
+
+  // Taps, or their spectra: of all that fit a block, so that bits do not depend on a sequence.
+  HWY_ATTR void Prepare(const RowShape<T>& shape, int64_t channel, size_t channels) const {
+    const auto all = static_cast<size_t>(p_.num_taps);
+    const size_t taps = shape.n > 0 ? std::min(all, shape.n) : shape.taps;
+    for (size_t c = 0; c < channels; ++c) {
+      const Numbers& x = p_.taps;
+      const int64_t at = (channel + static_cast<int64_t>(c)) * x.channel;
+      const char* data = static_cast<const char*>(x.data);
+      const Piece piece = {data + at * static_cast<int64_t>(SizeOf(x.dtype)), x.dtype, 0, x.state,
+                           1, taps};
+      T* to = b_.taps + c * b_.prepared;
+      LoadPanel(piece, shape.n > 0 ? b_.scratch : to, 0);
+      if (shape.n == 0) continue;
+      std::fill(b_.scratch + taps, b_.scratch + shape.n, T{0});
+      Spectrum(targets_, PlanOf(shape), b_.scratch, nullptr, to);
+    }
+  }
+
+  const T* Block(const RowShape<T>& shape, const T* row, size_t block) const {
+    return row + shape.lead + block * shape.n;
+  }
+  void TransformBlock(const FourierPlan<T>& plan, const RowShape<T>& shape, const T* row,
+                      size_t block, T* spectrum) const {
+    const T* x = Block(shape, row, block);
+    Spectrum(targets_, plan, x, block > 0 ? x - shape.n : nullptr, spectrum);
+  }
+
+  T SkipOf(int64_t channel, size_t c) const {
+    const Numbers& x = p_.skip;
+    if (x.data == nullptr) return T{0};
+    const int64_t at = (channel + static_cast<int64_t>(c)) * x.channel;
+    return static_cast<T>(LoadAsDouble(x.dtype, x.data, at));
+  }
+  // Of block i, before the next one's outputs take the place of its inputs.
+  HWY_ATTR void AddSkip(T skip, const RowShape<T>& shape, size_t i, T* row) const {
+    if (p_.skip.data == nullptr) return;
+    const hn::ScalableTag<T> d;
+    const T* x = Block(shape, row, i);
+    T* y = row + i * shape.n;
+    for (size_t t = 0; t < shape.n; t += Lanes<T>()) {
+      hn::StoreU(hn::MulAdd(hn::Set(d, skip), hn::LoadU(d, x + t), hn::LoadU(d, y + t)), d, y + t);
+    }
+  }
+
+  // A row of inputs becomes one of outputs.
+  HWY_ATTR void Convolve(size_t c, T skip, const RowShape<T>& shape, T* row) const {
+    const T* taps = b_.taps + c * b_.prepared;
+    if (shape.n == 0) return ConvolveRow(taps, skip, shape, row);
+    const FourierPlan<T>& plan = PlanOf(shape);
+    for (size_t i = 0; i < shape.blocks(); ++i) {
+      TransformBlock(plan, shape, row, i, b_.scratch);
+      scan::Convolve(targets_, plan, taps, b_.scratch, b_.scratch, row + i * shape.n);
+      AddSkip(skip, shape, i, row);
+    }
+  }
+
+  // <x, dy>.
+  HWY_ATTR double SkipGradient(const RowShape<T>& shape, const T* row, const T* d_row) const {
+    const T* x = row + shape.lead;
+    const T* last = d_row + shape.lead + shape.inputs - 1;
+    const hn::ScalableTag<T> d;
+    constexpr size_t N = Lanes<T>();
+    double total = 0;
+    for (size_t begin = 0; begin < shape.inputs; begin += kChunkTokens) {
+      const size_t end = std::min(begin + kChunkTokens, shape.inputs);
+      auto sum = hn::Zero(d);
+      size_t t = begin;
+      for (; t + N <= end; t += N) {
+        const auto dy = hn::Reverse(d, hn::LoadU(d, last - t - (N - 1)));
+        sum = hn::MulAdd(hn::LoadU(d, x + t), dy, sum);
+      }
+      total += static_cast<double>(hn::ReduceSum(d, sum));
+      for (; t < end; ++t) total += static_cast<double>(x[t]) * static_cast<double>(*(last - t));
+    }
+    return total;
+  }
+
+  HWY_ATTR void RowBackward(const Gradients& g, int64_t channel, size_t c,
+                            const RowShape<T>& shape) const {
+    const T* row = b_.rows + c * b_.pitch;
+    T* d_row = b_.d_rows + c * b_.pitch;
+    if (g.dskip.data != nullptr) b_.dskip[c] += SkipGradient(shape, row, d_row);
+    const T skip = SkipOf(channel, c);
+    if (shape.n > 0) return BlocksBackward(g, c, skip, shape, row, d_row);
+    if (g.dtaps.data != nullptr) AddTapGradients(row, d_row, shape, TapsOf(c));
+    if (g.dx.data != nullptr) Convolve(c, skip, shape, d_row);
+  }
+
+  // Block i of what is read from its end meets the inputs of block blocks - 1 - i: their product has
+  // the gradients of taps from its end.
+  HWY_ATTR void BlocksBackward(const Gradients& g, size_t c, T skip, const RowShape<T>& shape,
+                               const T* row, T* d_row) const {
+    const FourierPlan<T>& plan = PlanOf(shape);
+    const T* taps = b_.taps + c * b_.prepared;
+    double* dtaps = TapsOf(c);
+    const size_t blocks = shape.blocks();
+    for (size_t i = 0; i < blocks; ++i) {
+      TransformBlock(plan, shape, d_row, i, b_.of_gradients);
+      if (g.dtaps.data != nullptr) {
+        if (i % kBlocksPerSum == 0) std::fill_n(b_.sum, 2 * shape.n, T{0});
+        Spectrum(targets_, plan, Block(shape, row, blocks - 1 - i), nullptr, b_.of_inputs);
+        AddProduct(targets_, plan, b_.of_gradients, b_.of_inputs, b_.sum);
+        if (i % kBlocksPerSum == kBlocksPerSum - 1 || i == blocks - 1) {
+          scan::Convolve(targets_, plan, b_.sum, nullptr, b_.sum, b_.scratch);
+          for (size_t s = 0; s < shape.taps; ++s) {
+            dtaps[s] += static_cast<double>(b_.scratch[shape.n - 1 - s]);
+          }
+        }
+      }
+      if (g.dx.data == nullptr) continue;
+      scan::Convolve(targets_, plan, taps, b_.of_gradients, b_.of_gradients, d_row + i * shape.n);
+      AddSkip(skip, shape, i, d_row);
+    }
+  }
+
+  const int64_t targets_;
+  const Problem& p_;
+  const ConvolutionBuffers<T>& b_;
+  const Strip strip_;
+};
+
+// What they need is made before threads begin.
+template <class T>
+void MakePlans(const Problem& p) {
+  for (const Sequence& s : p.sequences) {
+    const int64_t n = TransformLength(p.num_taps, s.count);
+    if (n > 0) SharedPlan<T>(n);
+  }
+}
+
+template <class T>
+int64_t ConvolutionBytes(const Problem& p, bool backward) {
+  Carver carver(nullptr);
+  ConvolutionBuffers<T> unused;
+  unused.LayOut(p, backward, carver);
+  return carver.bytes();
+}
+
+template <class T>
+void ConvolutionRun(Context& ctx, const Problem& p) {
+  ctx.ReserveScratch(static_cast<size_t>(ConvolutionBytes<T>(p, false)));
+  MakePlans<T>(p);
+  const Strips strips(p, kRowChannels);
+  const auto sequences = static_cast<int64_t>(p.sequences.size());
+  if (strips.size() == 0 || sequences == 0) return;
+  // Taps are prepared once for all sequences of a task.
+  constexpr int64_t kTasksPerThread = 4;
+  const int64_t wanted = (kTasksPerThread * ctx.num_threads() + strips.size() - 1) / strips.size();
+  const int64_t runs = std::clamp<int64_t>(wanted, 1, sequences);
+  ctx.ParallelFor(runs * strips.size(), [&](int64_t task, int worker) {
+    Carver carver(ctx.Scratch(worker));
+    ConvolutionBuffers<T> buffers;
+    buffers.LayOut(p, false, carver);
+    const int64_t run = task / strips.size();
+    RowStrip<T>(ctx, p, buffers, strips.At(task % strips.size()))
+        .Forward(run * sequences / runs, (run + 1) * sequences / runs);
+  });
+}
+
+template <class T>
+void ConvolutionBackRun(Context& ctx, const Problem& p, const Gradients& g) {
+  ctx.ReserveScratch(static_cast<size_t>(ConvolutionBytes<T>(p, true)));
+  MakePlans<T>(p);
+  const Strips strips(p, kRowChannels);
+  ctx.ParallelFor(strips.size(), [&](int64_t task, int worker) {
+    Carver carver(ctx.Scratch(worker));
+    ConvolutionBuffers<T> buffers;
+    buffers.LayOut(p, true, carver);
+    RowStrip<T>(ctx, p, buffers, strips.At(task)).Backward(g);
+  });
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::scan::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SCAN_CONVOLUTION_INL_H_

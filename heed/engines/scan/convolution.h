@@ -1,0 +1,33 @@
+// How a sequence is convolved with taps: tap by tap, or by Fourier transforms of blocks.
+#ifndef HEED_ENGINES_SCAN_CONVOLUTION_H_
+#define HEED_ENGINES_SCAN_CONVOLUTION_H_
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "heed/engines/scan/fourier.h"
+
+namespace heed::scan {
+
+// What a token of a transform costs as much as, in products of a tap and a token. Measured with
+// `bench_ops --benchmark_filter=crossover`; docs/performance.md has the table.
+inline constexpr int64_t kTapsPerTransformed = 64;
+
+// Elements of a block of a sequence of `count` tokens with as many taps; 0: directly. A matter of the
+// two alone, so that bits do not depend on what else is in a call.
+inline int64_t TransformLength(int64_t num_taps, int64_t count) {
+  const int64_t taps = std::min(num_taps, count);
+  if (taps == 0) return 0;
+  const auto least = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(taps)));
+  const int64_t n = std::max(least, kMinFourierLength), blocks = (count + n - 1) / n;
+  return taps * count <= kTapsPerTransformed * blocks * n ? 0 : n;
+}
+
+// Spectra of gradients of taps that add up before they are transformed back.
+inline constexpr size_t kBlocksPerSum = 8;
+
+}  // namespace heed::scan
+
+#endif  // HEED_ENGINES_SCAN_CONVOLUTION_H_
