@@ -6,7 +6,7 @@ out; `pip install onnxruntime onnx jax` brings two of them.
 
 Peers: ONNX Runtime's contrib operator LinearAttention; the causal product of pytorch-fast-transformers, C++; the chunk form of
 linear attention in plain PyTorch, as GPU libraries arrange it; the recurrence in plain PyTorch, token by token; the same as a
-scan of JAX, compiled; Mamba-2, Qwen3-Next, Kimi Linear, xLSTM and RWKV-4 as Transformers computes them where no GPU library is. One thread is timed by the CPU time of the process, as some of them work on threads of their own.
+scan of JAX, compiled; torch.fft; Mamba-2, Qwen3-Next, Kimi Linear, xLSTM and RWKV-4 as Transformers computes them where no GPU library is. One thread is timed by the CPU time of the process, as some of them work on threads of their own.
 
 Usage: compare_recurrent.py [FILTER] [--json] [--threads 1] [--rounds 5] [--tokens 2048]
 Example: compare_recurrent.py 'gla/.*/jax'
@@ -154,6 +154,36 @@ class Rwkv4Problem(GatedProblem):
         w, u = (torch.randn(heads * values, generator=generator) for _ in range(2))
         self.name, self.d_o = name, self.d_o.flatten(2)
         self.leaves = [self.k.flatten(2), self.v.flatten(2), -w.exp(), u]
+
+
+class ConvolutionProblem(GatedProblem):
+    """u [B, D, T] and a kernel as long as the sequence."""
+
+    def __init__(self, torch, heed, name, tokens, heads, keys, values):
+        generator = torch.Generator().manual_seed(2)
+        self.torch, self.heed, self.name = torch, heed, "long_convolution"
+        self.leaves = [torch.randn(*shape, generator=generator) for shape in ((1, heads * values, tokens), (heads * values, tokens))]
+        self.d_o = torch.randn(1, heads * values, tokens, generator=generator)
+
+    def ours(self, backward, threads):
+        (u, kernel), d_o = (leaf.numpy() for leaf in self.leaves), self.d_o.numpy()
+
+        def run():
+            o = self.heed.long_convolution(u, kernel, threads=threads)
+            return [o, *self.heed.long_convolution_backward(d_o, u, kernel, threads=threads)[:2]] if backward else [o]
+
+        return run
+
+
+def torch_fft(problem, backward):
+    """As S4 and Hyena write it: transforms of twice the length."""
+    fft = problem.torch.fft
+
+    def function(u, kernel):
+        n = 2 * u.shape[-1]
+        return fft.irfft(fft.rfft(u, n=n) * fft.rfft(kernel, n=n), n=n)[..., : u.shape[-1]]
+
+    return problem.by_autograd(function, backward)
 
 
 def of_transformers(module, name):
@@ -352,10 +382,15 @@ PEERS_OF = {
     "kda": {"transformers": transformers_kda, "jax": jax_scan},
     "mlstm": {"transformers": transformers_mlstm},
     "rwkv4": {"transformers": transformers_rwkv4},
+    "long_convolution": {"torch.fft": torch_fft},
+    "long_convolution_65536": {"torch.fft": torch_fft},
 }
-PROBLEMS = {"ssd": SsdProblem, "gated_delta_rule": DeltaProblem, "kda": DeltaProblem, "mlstm": MlstmProblem, "rwkv4": Rwkv4Problem}
+PROBLEMS = {"ssd": SsdProblem, "gated_delta_rule": DeltaProblem, "kda": DeltaProblem, "mlstm": MlstmProblem, "rwkv4": Rwkv4Problem,
+            "long_convolution": ConvolutionProblem, "long_convolution_65536": ConvolutionProblem}
 SHAPES = {"linear": (12, 64, 64), "simple_gla": (6, 64, 128), "gla": (6, 64, 128), "ssd": (24, 128, 64),  # heads, keys, values
-          "gated_delta_rule": (6, 128, 128), "kda": (6, 128, 128), "mlstm": (6, 128, 128), "rwkv4": (6, 128, 128)}
+          "gated_delta_rule": (6, 128, 128), "kda": (6, 128, 128), "mlstm": (6, 128, 128), "rwkv4": (6, 128, 128),
+          "long_convolution": (6, 128, 128), "long_convolution_65536": (1, 16, 16)}
+TOKENS = {"long_convolution_65536": 65536}
 GOALS = {("linear", "forward", "onnxruntime"): 5, ("gla", "forward", "onnxruntime"): 3, ("linear", "train", "idiap"): 8,
          ("linear", "train", "chunks"): 8, ("gla", "train", "loop"): 40, ("gla", "train", "jax"): 40,
          ("ssd", "forward", "transformers"): 15, ("ssd", "train", "transformers"): 15,
@@ -363,7 +398,8 @@ GOALS = {("linear", "forward", "onnxruntime"): 5, ("gla", "forward", "onnxruntim
          ("gated_delta_rule", "forward", "onnxruntime"): 1.3, ("gated_delta_rule", "forward", "jax"): 2.5,
          ("gated_delta_rule", "train", "jax"): 30, ("kda", "forward", "transformers"): 25, ("kda", "train", "transformers"): 150,
          ("mlstm", "forward", "transformers"): 2.2, ("mlstm", "train", "transformers"): 3,
-         ("rwkv4", "forward", "transformers"): 20, ("rwkv4", "train", "transformers"): 100}
+         ("rwkv4", "forward", "transformers"): 20, ("rwkv4", "train", "transformers"): 100,
+         **{(name, kind, "torch.fft"): 2 for name in ("long_convolution", "long_convolution_65536") for kind in ("forward", "train")}}
 
 
 def peers_of(mechanism):
@@ -385,7 +421,7 @@ def difference(mine, other):
 def measure(torch, heed, line, options):
     name, mechanism, kind, peer, threads = line
     torch.set_num_threads(threads)
-    problem = PROBLEMS.get(mechanism, Problem)(torch, heed, mechanism, options.tokens, *SHAPES[mechanism])
+    problem = PROBLEMS.get(mechanism, Problem)(torch, heed, mechanism, TOKENS.get(mechanism, options.tokens), *SHAPES[mechanism])
     ours = problem.ours(kind == "train", threads)
     try:
         theirs = peers_of(mechanism)[peer](problem, kind == "train")

@@ -1,5 +1,5 @@
 // Gates of the scan engine: updates of states beside exponentials, a step beside the memory of its
-// states, long sequences beside short ones.
+// states, long sequences beside short ones, of convolutions too.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -13,6 +13,7 @@ namespace heed::bench {
 namespace {
 
 constexpr double kOfExp2 = .60, kSpeedUp = 1.85, kBackward = 3.2, kStep = .75, kLong = 1.05;
+constexpr double kGrowth = 1.6;  // of transforms of 32 times the length
 constexpr int64_t kHeads = 12, kHeadSize = 128;  // 1536 channels, as of Mamba with 768 features
 constexpr int64_t kStepSequences = 128;          // 12 MiB of states, which leave A in a cache
 
@@ -66,6 +67,15 @@ std::vector<Line> ScanLines() {
     const Side forward = SideOf(mechanism, "forward", 2048, "");
     lines.push_back(Against(fmt::format("{} backward / forward", mechanism), Ratio::kTime,
                             SideOf(mechanism, "backward", 2048, ""), forward, kBackward));
+  }
+  for (const char* pass : {"forward", "backward"}) {
+    Side brief = SideOf("long_convolution", pass, 4096, "");
+    brief.Hq = brief.Hkv = 1;
+    Side lengthy = brief;
+    lengthy.T = 131072;
+    lines.push_back(Against(fmt::format("long_convolution {}, T 131072 / 4096, 128 channels", pass),
+                            Ratio::kTimePerToken, lengthy, brief,
+                            pass == std::string("forward") ? kGrowth : kNone));
   }
   return lines;
 }

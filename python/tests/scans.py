@@ -5,8 +5,9 @@ import heed
 from heed import _core
 
 DESCRIPTIONS = _core._scanning
-NAMES = sorted(DESCRIPTIONS)
-SIZES = {"B": 2, "D": 6, "T": 21, "N": 5, "G": 2}
+NAMES = sorted(name for name in DESCRIPTIONS if DESCRIPTIONS[name]["state_axes"])
+STATELESS = sorted(set(DESCRIPTIONS) - set(NAMES))
+SIZES = {"B": 2, "D": 6, "T": 21, "N": 5, "G": 2, "L": 6}
 
 
 def axes_of(name, argument, rank=None):
@@ -19,6 +20,7 @@ def arguments(name, dtype=np.float64, seed=5, rank=None, **sizes):
     """Inputs of a mechanism by name, all of them; `rank` is that of tensors that have several forms."""
     rng = np.random.default_rng(seed)
     sizes = SIZES | sizes
+    sizes["L"] = min(sizes["L"], sizes["T"])
     result = {}
     for argument in DESCRIPTIONS[name]["inputs"]:
         several = "|" in DESCRIPTIONS[name]["axes"][argument]

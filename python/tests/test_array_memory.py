@@ -89,6 +89,10 @@ def calls():
         yield name + "_backward", {"do": do, **values}
         state = scans.state_of(name, np.float32)
         yield name + "_step", {**scans.at_tokens(name, values, 0), "state": state}
+    for name in scans.STATELESS:
+        values = scans.arguments(name, T=6, dtype=np.float32)
+        yield name, {**values, **TOKENS}
+        yield name + "_backward", {"do": np.ones_like(next(iter(values.values()))), **values}
     yield "linformer", {**LINEAR, **TOKENS}
     yield "linformer", {key: x[:1] if x.ndim == 4 else x for key, x in LINEAR.items()} | {"cu_seqlens": BOUNDS}
     yield "linformer_backward", {"do": normal(2, 6, 4, 8), **LINEAR}

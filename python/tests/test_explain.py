@@ -119,7 +119,7 @@ LENGTHS = {"lengths": ((2,), [6, 6]), "starts": ((2,), [0, 0]), "cu_seqlens": ((
 def recurrent_calls():
     for name in NAMES:
         yield name, arguments(name, T=6, dtype=np.float32)
-    for name in scans.NAMES:
+    for name in scans.DESCRIPTIONS:
         yield name, scans.arguments(name, T=6, dtype=np.float32)
     x = np.zeros((2, 3, 6), np.float32)
     yield "causal_conv1d", {"x": x, "weight": np.zeros((3, 4), np.float32)}

@@ -40,7 +40,7 @@ def case(name):
     """(function of tensors, its tensors)."""
     if name in NAMES:
         return mechanism(name)
-    if name in scans.NAMES:
+    if name in scans.DESCRIPTIONS:
         return scan(name)
     q, k, v = normal(2, 5, 2, 4), normal(2, 6, 1, 4, seed=2), normal(2, 6, 1, 3, seed=3)
     positions = torch.arange(5)
@@ -53,7 +53,7 @@ def case(name):
     }[name]
 
 
-OPERATORS = [*NAMES, *scans.NAMES, "attention", "causal_conv1d", "linformer", "rotary", "t5_bias"]
+OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "causal_conv1d", "linformer", "rotary", "t5_bias"]
 LINEAR = ["rotary", "t5_bias"]  # whose derivative of forward mode is the operator itself
 
 

@@ -10,6 +10,7 @@
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/core/os.h"
+#include "heed/engines/scan/convolution.h"
 #include "heed/engines/scan/kernels.h"
 #include "heed/ops/parts/check_internal.h"
 #include "heed/ops/parts/scanning_internal.h"
@@ -419,6 +420,16 @@ void Step(const char* op, Context& ctx, const Definition& definition, const Step
   scan::Choose(op, p).forward(ctx, p);
 }
 
+double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tokens,
+               bool backward) {
+  const auto channels = static_cast<double>(sizes.D);
+  if (definition.rule == scan::Rule::kTaps) {
+    return channels * scan::Operations(sizes.L, tokens, backward);
+  }
+  const int64_t states = std::string_view(definition.state_axes) == "BD" ? 1 : sizes.N;
+  return (backward ? 3 : 1) * definition.flops * channels * static_cast<double>(states * tokens);
+}
+
 int64_t Workspace(const char* op, const Context& ctx, const Definition& definition,
                   const Inputs& in, const Options& options) {
   const Call call(op, nullptr, definition, in, options, false);
@@ -437,14 +448,14 @@ Explanation Explain(const char* op, const Context& ctx, const Definition& defini
   const Call call(op, nullptr, definition, in, options, false);
   const scan::Problem& p = call.problem;
   const scan::Kernel& kernel = scan::Choose(op, p);
-  double tokens = 0;
-  for (const scan::Sequence& s : p.sequences) tokens += static_cast<double>(s.count);
   Explanation e;
   e.kernel = kernel.name;
   e.target = TargetName(ctx.allowed_targets());
   e.why = kernel.why;
-  e.flops = definition.flops * tokens * static_cast<double>(p.channels) *
-            static_cast<double>(p.rule == scan::Rule::kTaps ? p.num_taps : p.states);
+  e.flops = 0;
+  for (const scan::Sequence& s : p.sequences) {
+    e.flops += FlopsOf(definition, call.sizes, s.count, false);
+  }
   e.bytes = Bytes(in.*definition.tensors[0].input) + Bytes(in.initial);  // o and the states
   for (const Tensor& tensor : definition.tensors) e.bytes += Bytes(in.*tensor.input);
   e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();

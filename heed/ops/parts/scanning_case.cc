@@ -409,11 +409,8 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request, const Choice& choi
   Describe(d, p, s.B, sizes.N, !backward, backward, like);
   Case c = ToCase(m, p);
   c.pass = request.pass;
-  c.flops = (backward ? 3 : 1) * d.flops * static_cast<double>(s.B * sizes.D) *
-            static_cast<double>(d.rule == scan::Rule::kTaps                      ? sizes.L
-                                : std::string_view(d.state_axes) == "BDN" ? sizes.N
-                                                                          : 1) *
-            (p.step ? 1 : length);
+  c.flops = static_cast<double>(s.B) *
+            FlopsOf(d, sizes, p.step ? 1 : static_cast<int64_t>(length), backward);
   return c;
 }
 

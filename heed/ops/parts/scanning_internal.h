@@ -43,7 +43,7 @@ struct Definition {
   std::span<const Tensor> tensors;  // the first is what is scanned
   const char* state_axes = "BD";  // empty: it has no state
   scan::Rule rule = scan::Rule::kDecay;
-  double flops = 0;  // per token, channel and state or tap
+  double flops = 0;  // per token, channel and state; of taps nothing
   void (*place)(const Call& call, const StepInputs& in, scan::Problem& problem) = nullptr;
   void (*place_gradients)(const Call& call, const Gradients& out,
                           scan::Gradients& gradients) = nullptr;
@@ -108,6 +108,9 @@ int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& 
                           const Inputs& in, const Options& options);
 Explanation Explain(const char* op, const Context& ctx, const Definition& definition,
                     const Inputs& in, const Options& options);
+
+// Operations on one sequence of so many tokens.
+double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tokens, bool backward);
 
 // The sequences of a call, in tokens of [B, T]; `name` is the tensor that has them.
 std::vector<recurrent::TokenRange> Ranges(const char* op, int64_t B, int64_t T,

@@ -163,7 +163,7 @@ OpEntry Entry() {
           .passes = {"forward", "backward"},
           .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
           .variants = {"taps=7", "taps=100", "lengths=62", "reverse", "strided"},
-          .flops = "2 Tq per token and channel, backward 6 Tq; Hq D channels",
+          .flops = "15 (log2 Tq + 2) per token and channel, backward 25 (log2 Tq + 2); Hq D channels",
           .bytes = "(2 B + 1) Tq Hq D size",
           .state = "none",
           .make_case = &MakeCase,
