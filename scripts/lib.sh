@@ -64,8 +64,8 @@ ensure_packages() {
   [ -z "$missing" ] || install_packages $missing
 }
 
-# The compiler of the preset `fuzz`, which scripts/test --deep alone needs.
-ensure_fuzzer() {
+# The compiler of the presets `dev` and `fuzz`, which scripts/test --deep alone needs.
+ensure_clang() {
   have clang++-19 && [ -n "$(find "$(clang++-19 -print-resource-dir)" -name 'libclang_rt.fuzzer*' 2>/dev/null)" ] && return 0
   have dpkg-query || die "missing: clang++-19 with libFuzzer"
   install_packages clang-19 libclang-rt-19-dev
