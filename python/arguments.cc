@@ -67,6 +67,18 @@ void Fail(const Argument& argument, const std::string& expected) {
        expected);
 }
 
+std::string ToChoice(const Argument& argument, const std::vector<std::string>& choices) {
+  std::string expected;
+  for (const std::string& choice : choices) {
+    expected += (expected.empty() ? "'" : ", '") + choice + "'";
+  }
+  std::string text = ToString(argument, expected.c_str());
+  if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
+    Fail(argument, "one of " + expected);
+  }
+  return text;
+}
+
 bool ToBool(const Argument& argument) {
   if (!IsBool(argument.value)) Fail(argument, "True or False");
   return PyObject_IsTrue(argument.value.ptr()) == 1;

@@ -37,6 +37,8 @@ struct Argument {
 
 // Each throws InvalidArgument for a wrong type or value. A bool is not a
 // number, and 3.0 not an int.
+// One of some words.
+std::string ToChoice(const Argument& argument, const std::vector<std::string>& choices);
 bool ToBool(const Argument& argument);
 double ToFinite(const Argument& argument);
 int64_t ToInt(const Argument& argument, int64_t min, int64_t max);

@@ -13,27 +13,18 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
 #include "heed/engines/scan/convolution.h"
 #include "heed/engines/scan/fourier.h"
-#include "heed/engines/scan/panel-inl.h"
+#include "heed/engines/scan/mode_rows-inl.h"
+#include "heed/engines/scan/rows-inl.h"
 #include "heed/engines/scan/passes.h"
 #include "heed/engines/scan/problem.h"
-#include "heed/engines/scan/tasks.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
-
-// Channels of a task: where they are contiguous, as many as a line of memory has.
-inline constexpr size_t kRowChannels = 16;
-// Of which so many are in memory at once.
-inline size_t ChannelsAtOnce(const Problem& p) {
-  const bool gathers = std::abs(p.x.token) != 1 && p.x.column == 1;
-  return gathers ? std::min(kRowChannels, static_cast<size_t>(p.channels)) : 1;
-}
 
 // Vectors of outputs that share a tap.
 inline constexpr size_t kRowVectors = 8;
@@ -65,6 +56,7 @@ struct ConvolutionBuffers {
   size_t prepared = 0;  // from channel to channel
   T *rows, *taps;
   T *scratch;           // a spectrum
+  ModeTaps<T> modes;    // where they make the taps
   // Of the backward pass.
   T *d_rows, *of_inputs, *of_gradients, *sum;
   double *dtaps, *dskip;
@@ -88,6 +80,7 @@ struct ConvolutionBuffers {
     next(rows, channels * pitch);
     next(taps, channels * prepared);
     next(scratch, spectrum);
+    if (p.rule == Rule::kModes) modes.LayOut(p, backward, carver);
     if (!backward) return;
     next(d_rows, channels * pitch);
     next(of_inputs, spectrum);
@@ -167,19 +160,18 @@ HWY_NOINLINE HWY_ATTR void AddTapGradients(const T* HWY_RESTRICT row, const T* H
 template <class T>
 class RowStrip {
  public:
-  RowStrip(Context& ctx, const Problem& p, const ConvolutionBuffers<T>& buffers, const Strip& strip)
+  RowStrip(Context& ctx, const Problem& p, ConvolutionBuffers<T>& buffers, const Strip& strip)
       : targets_(ctx.allowed_targets()), p_(p), b_(buffers), strip_(strip) {}
 
-  HWY_ATTR void Forward(int64_t first, int64_t last) const {
-    ForChannels([&](int64_t channel, size_t channels) HWY_ATTR {
-      size_t ready = 0;  // the length whose spectra stand
+  HWY_ATTR void Forward(int64_t first, int64_t last) {
+    ForChannels(p_, strip_, [&](int64_t channel, size_t channels) HWY_ATTR {
+      Prepared ready;
       for (int64_t i = first; i < last; ++i) {
         const Sequence& s = p_.sequences[static_cast<size_t>(i)];
         const RowShape<T> shape(p_, s.count);
         if (s.count == 0) continue;
         Load(p_.x, s, channel, channels, shape, false, b_.rows);
-        if (shape.n == 0 || shape.n != ready) Prepare(shape, channel, channels);
-        ready = shape.n;
+        Prepare(shape, channel, channels, ready);
         for (size_t c = 0; c < channels; ++c) {
           Convolve(c, SkipOf(channel, c), shape, b_.rows + c * b_.pitch);
         }
@@ -188,26 +180,29 @@ class RowStrip {
     });
   }
 
-  HWY_ATTR void Backward(const Gradients& g) const {
-    ForChannels([&](int64_t channel, size_t channels) HWY_ATTR {
+  HWY_ATTR void Backward(const Gradients& g) {
+    ForChannels(p_, strip_, [&](int64_t channel, size_t channels) HWY_ATTR {
       std::fill_n(b_.dtaps, channels * static_cast<size_t>(p_.num_taps), 0.0);
       std::fill_n(b_.dskip, channels, 0.0);
-      size_t ready = 0;
+      Prepared ready;
       for (const Sequence& s : p_.sequences) {
         const RowShape<T> shape(p_, s.count);
         if (s.count == 0) continue;
         Load(p_.x, s, channel, channels, shape, false, b_.rows);
         Load(g.d_o, s, channel, channels, shape, true, b_.d_rows);
-        if (shape.n == 0 || shape.n != ready) Prepare(shape, channel, channels);
-        ready = shape.n;
+        Prepare(shape, channel, channels, ready);
         for (size_t c = 0; c < channels; ++c) RowBackward(g, channel, c, shape);
         if (g.dx.data != nullptr) Store(g.dx, s, channel, channels, shape, true, b_.d_rows);
       }
       for (size_t c = 0; c < channels; ++c) {
         const auto at = channel + static_cast<int64_t>(c);
-        for (int64_t i = 0; i < p_.num_taps && g.dtaps.data != nullptr; ++i) {
-          StoreDouble(g.dtaps.dtype, const_cast<void*>(g.dtaps.data),
-                      at * g.dtaps.channel + i * g.dtaps.state, TapsOf(c)[i]);
+        if (p_.rule == Rule::kModes) {
+          b_.modes.StoreGradients(p_, g, at, TapsOf(c));
+        } else if (g.dtaps.data != nullptr) {
+          for (int64_t i = 0; i < p_.num_taps; ++i) {
+            StoreDouble(g.dtaps.dtype, const_cast<void*>(g.dtaps.data),
+                        at * g.dtaps.channel + i * g.dtaps.state, TapsOf(c)[i]);
+          }
         }
         if (g.dskip.data == nullptr) continue;
         StoreDouble(g.dskip.dtype, const_cast<void*>(g.dskip.data), at * g.dskip.channel,
@@ -217,28 +212,12 @@ class RowStrip {
   }
 
  private:
+  bool WantsTaps(const Gradients& g) const {
+    return g.dtaps.data != nullptr || p_.rule == Rule::kModes;
+  }
   double* TapsOf(size_t c) const { return b_.dtaps + c * static_cast<size_t>(p_.num_taps); }
   static const FourierPlan<T>& PlanOf(const RowShape<T>& shape) {
     return SharedPlan<T>(static_cast<int64_t>(shape.n));
-  }
-
-  template <class F>
-  HWY_INLINE void ForChannels(const F& f) const {
-    const auto at_once = static_cast<int64_t>(ChannelsAtOnce(p_));
-    const int64_t end = strip_.first + strip_.channels;
-    for (int64_t channel = strip_.first; channel < end; channel += at_once) {
-      f(channel, static_cast<size_t>(std::min(at_once, end - channel)));
-    }
-  }
-
-  // Rows are channels of a piece. From its end, so that the last token comes first.
-  Piece PieceAt(const Tokens& x, const Sequence& s, int64_t channel, size_t channels,
-                bool from_end) const {
-    const int64_t token = from_end ? s.first + s.count - 1 : s.first;
-    const int64_t at = s.batch * x.batch + token * x.token + channel * x.column;
-    const char* data = static_cast<const char*>(x.data);
-    return {data + at * static_cast<int64_t>(SizeOf(x.dtype)), x.dtype, x.column,
-            from_end ? -x.token : x.token, channels, static_cast<size_t>(s.count)};
   }
 
   // Inputs behind the lead. Zeros complete the last block: what comes from its end has them first.
@@ -246,7 +225,7 @@ class RowStrip {
                      const RowShape<T>& shape, bool from_end, T* rows) const {
     const auto count = static_cast<size_t>(s.count);
     const size_t before = from_end ? shape.inputs - count : 0;
-    LoadPanel(PieceAt(x, s, channel, channels, from_end), rows + shape.lead + before, b_.pitch);
+    LoadPanel(RowsOf(x, s, channel, channels, from_end), rows + shape.lead + before, b_.pitch);
     for (size_t c = 0; c < channels; ++c) {
       T* row = rows + c * b_.pitch;
       if (shape.n == 0) std::fill_n(row, shape.lead, T{0});
@@ -257,25 +236,32 @@ class RowStrip {
   HWY_ATTR void Store(const Tokens& to, const Sequence& s, int64_t channel, size_t channels,
                       const RowShape<T>& shape, bool from_end, const T* rows) const {
     const size_t before = from_end ? shape.inputs - static_cast<size_t>(s.count) : 0;
-    StorePanel(rows + before, b_.pitch, PieceAt(to, s, channel, channels, from_end));
+    StorePanel(rows + before, b_.pitch, RowsOf(to, s, channel, channels, from_end));
   }
 
-  // Taps, or their spectra: of all that fit a block, so that bits do not depend on a sequence.
-  HWY_ATTR void Prepare(const RowShape<T>& shape, int64_t channel, size_t channels) const {
-    const auto all = static_cast<size_t>(p_.num_taps);
-    const size_t taps = shape.n > 0 ? std::min(all, shape.n) : shape.taps;
+  // What stands in the place of taps: as many of them, or their spectrum.
+  struct Prepared {
+    size_t n = 0, taps = 0;
+  };
+  // For those that this sequence meets, so that bits do not depend on others.
+  HWY_ATTR void Prepare(const RowShape<T>& shape, int64_t channel, size_t channels,
+                        Prepared& ready) {
+    if (ready.n == shape.n && ready.taps == shape.taps) return;
+    ready = {shape.n, shape.taps};
     for (size_t c = 0; c < channels; ++c) {
-      const Numbers& x = p_.taps;
-      const int64_t at = (channel + static_cast<int64_t>(c)) * x.channel;
-      const char* data = static_cast<const char*>(x.data);
-      const Piece piece = {data + at * static_cast<int64_t>(SizeOf(x.dtype)), x.dtype, 0, x.state,
-                           1, taps};
       T* to = b_.taps + c * b_.prepared;
-      LoadPanel(piece, shape.n > 0 ? b_.scratch : to, 0);
+      LoadTaps(channel + static_cast<int64_t>(c), shape.taps, shape.n > 0 ? b_.scratch : to);
       if (shape.n == 0) continue;
-      std::fill(b_.scratch + taps, b_.scratch + shape.n, T{0});
+      std::fill(b_.scratch + shape.taps, b_.scratch + shape.n, T{0});
       Spectrum(targets_, PlanOf(shape), b_.scratch, nullptr, to);
     }
+  }
+  HWY_ATTR void LoadTaps(int64_t channel, size_t count, T* to) {
+    if (p_.rule == Rule::kModes) return b_.modes.Fill(p_, channel, count, to);
+    const Numbers& x = p_.taps;
+    const char* data = static_cast<const char*>(x.data);
+    data += channel * x.channel * static_cast<int64_t>(SizeOf(x.dtype));
+    LoadPanel({data, x.dtype, 0, x.state, 1, count}, to, 0);
   }
 
   const T* Block(const RowShape<T>& shape, const T* row, size_t block) const {
@@ -288,10 +274,7 @@ class RowStrip {
   }
 
   T SkipOf(int64_t channel, size_t c) const {
-    const Numbers& x = p_.skip;
-    if (x.data == nullptr) return T{0};
-    const int64_t at = (channel + static_cast<int64_t>(c)) * x.channel;
-    return static_cast<T>(LoadAsDouble(x.dtype, x.data, at));
+    return SkipAt<T>(p_, channel + static_cast<int64_t>(c));
   }
   // Of block i, before the next one's outputs take the place of its inputs.
   HWY_ATTR void AddSkip(T skip, const RowShape<T>& shape, size_t i, T* row) const {
@@ -344,7 +327,7 @@ class RowStrip {
     if (g.dskip.data != nullptr) b_.dskip[c] += SkipGradient(shape, row, d_row);
     const T skip = SkipOf(channel, c);
     if (shape.n > 0) return BlocksBackward(g, c, skip, shape, row, d_row);
-    if (g.dtaps.data != nullptr) AddTapGradients(row, d_row, shape, TapsOf(c));
+    if (WantsTaps(g)) AddTapGradients(row, d_row, shape, TapsOf(c));
     if (g.dx.data != nullptr) Convolve(c, skip, shape, d_row);
   }
 
@@ -358,7 +341,7 @@ class RowStrip {
     const size_t blocks = shape.blocks();
     for (size_t i = 0; i < blocks; ++i) {
       TransformBlock(plan, shape, d_row, i, b_.of_gradients);
-      if (g.dtaps.data != nullptr) {
+      if (WantsTaps(g)) {
         if (i % kBlocksPerSum == 0) std::fill_n(b_.sum, 2 * shape.n, T{0});
         Spectrum(targets_, plan, Block(shape, row, blocks - 1 - i), nullptr, b_.of_inputs);
         AddProduct(targets_, plan, b_.of_gradients, b_.of_inputs, b_.sum);
@@ -377,7 +360,7 @@ class RowStrip {
 
   const int64_t targets_;
   const Problem& p_;
-  const ConvolutionBuffers<T>& b_;
+  ConvolutionBuffers<T>& b_;
   const Strip strip_;
 };
 
@@ -402,20 +385,11 @@ template <class T>
 void ConvolutionRun(Context& ctx, const Problem& p) {
   ctx.ReserveScratch(static_cast<size_t>(ConvolutionBytes<T>(p, false)));
   MakePlans<T>(p);
-  const Strips strips(p, kRowChannels);
-  const auto sequences = static_cast<int64_t>(p.sequences.size());
-  if (strips.size() == 0 || sequences == 0) return;
-  // Taps are prepared once for all sequences of a task.
-  constexpr int64_t kTasksPerThread = 4;
-  const int64_t wanted = (kTasksPerThread * ctx.num_threads() + strips.size() - 1) / strips.size();
-  const int64_t runs = std::clamp<int64_t>(wanted, 1, sequences);
-  ctx.ParallelFor(runs * strips.size(), [&](int64_t task, int worker) {
+  ForStripsAndSequences(ctx, p, [&](const Strip& strip, int64_t first, int64_t last, int worker) {
     Carver carver(ctx.Scratch(worker));
     ConvolutionBuffers<T> buffers;
     buffers.LayOut(p, false, carver);
-    const int64_t run = task / strips.size();
-    RowStrip<T>(ctx, p, buffers, strips.At(task % strips.size()))
-        .Forward(run * sequences / runs, (run + 1) * sequences / runs);
+    RowStrip<T>(ctx, p, buffers, strip).Forward(first, last);
   });
 }
 

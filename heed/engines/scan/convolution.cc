@@ -14,12 +14,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
-// f(T()) with the type that is computed in.
-template <class F>
-auto WithCompute(const Problem& p, const F& f) {
-  return p.dtype == DType::kF64 ? f(double{}) : f(float{});
-}
-
 void ConvolutionRuns(Context& ctx, const Problem& p) {
   WithCompute(p, [&](auto zero) { ConvolutionRun<decltype(zero)>(ctx, p); });
 }

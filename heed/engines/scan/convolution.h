@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "heed/engines/scan/fourier.h"
+#include "heed/engines/scan/problem.h"
 
 namespace heed::scan {
 
@@ -36,6 +37,10 @@ inline double Operations(int64_t num_taps, int64_t count, bool backward) {
   const int64_t elements = n * (backward ? 3 * blocks + 2 : 2 * blocks + 1);
   return 5 * (std::log2(static_cast<double>(n)) + 2) * static_cast<double>(elements);
 }
+
+// Whether modes are cheaper as taps: more of them than a token of a transform costs as much as.
+inline constexpr int64_t kModesPerTransformed = 96;
+inline bool PrefersTaps(const Problem& p) { return p.states > kModesPerTransformed; }
 
 // Spectra of gradients of taps that add up before they are transformed back.
 inline constexpr size_t kBlocksPerSum = 8;

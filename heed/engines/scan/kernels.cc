@@ -12,7 +12,9 @@ namespace {
 
 bool IsF32(const Problem& p) { return IsFloat(p.dtype) && p.dtype != DType::kF64; }
 bool IsSelective(const Problem& p) { return p.rule == Rule::kSelective; }
-bool HasTaps(const Problem& p) { return p.rule == Rule::kTaps && IsFloat(p.dtype); }
+bool HasTaps(const Problem& p) {
+  return (p.rule == Rule::kTaps || (p.rule == Rule::kModes && p.has_taps)) && IsFloat(p.dtype);
+}
 bool IsTransformed(const Problem& p) {
   return std::ranges::any_of(p.sequences, [&](const Sequence& s) {
     return TransformLength(p.num_taps, s.count) > 0;
@@ -43,6 +45,11 @@ constexpr Kernel kKernels[] = {
      "widened, rows transposed where channels are contiguous",
      &ConvolutionForward, &ConvolutionForwardBytes, &ConvolutionBackward,
      &ConvolutionBackwardBytes},
+    {"modes", [](const Problem& p) { return p.rule == Rule::kModes && IsFloat(p.dtype); },
+     "state spaces in f64, f32, bf16 and f16",
+     "chunks of 16 tokens by tables of a channel's modes, tokens and modes in lanes; 16-bit tensors "
+     "widened, rows transposed where channels are contiguous",
+     &ModesForward, &ModesForwardBytes, &ModesBackward, &ModesBackwardBytes},
     {"elementwise",
      [](const Problem& p) {
        return (p.rule == Rule::kDecay || p.rule == Rule::kGates) && IsFloat(p.dtype);

@@ -30,11 +30,17 @@ void ElementwiseBackward(Context& ctx, const Problem& problem, const Gradients& 
 int64_t ElementwiseForwardBytes(const Context& ctx, const Problem& problem);
 BackwardBytes ElementwiseBackwardBytes(const Context& ctx, const Problem& problem);
 
-// Taps, of every dtype.
+// Taps, and modes as taps, of every dtype.
 void ConvolutionForward(Context& ctx, const Problem& problem);
 void ConvolutionBackward(Context& ctx, const Problem& problem, const Gradients& gradients);
 int64_t ConvolutionForwardBytes(const Context& ctx, const Problem& problem);
 BackwardBytes ConvolutionBackwardBytes(const Context& ctx, const Problem& problem);
+
+// Modes, of every dtype.
+void ModesForward(Context& ctx, const Problem& problem);
+void ModesBackward(Context& ctx, const Problem& problem, const Gradients& gradients);
+int64_t ModesForwardBytes(const Context& ctx, const Problem& problem);
+BackwardBytes ModesBackwardBytes(const Context& ctx, const Problem& problem);
 
 }  // namespace heed::scan
 

@@ -17,7 +17,13 @@
 //
 //   o_t = sum_{s < num_taps} taps_s x_{t-s} + D x_t
 //
-// An operation fills a Problem from its own inputs and options; the engine knows no operation.
+// and where that law is a sum of damped oscillations, modes of a state space whose input and reading
+// weights do not change, there is a state again, of a complex number per mode:
+//
+//   h_t = a h_{t-1} + b x_t,  o_t = 2 Re(<c, h_t>) + D x_t
+//
+// with a and b from a step size and rates. An operation fills a Problem from its own inputs and
+// options; the engine knows no operation.
 #ifndef HEED_ENGINES_SCAN_PROBLEM_H_
 #define HEED_ENGINES_SCAN_PROBLEM_H_
 
@@ -47,14 +53,18 @@ struct Tokens {
   int64_t group = 0;
 };
 
-// One over channels and states, and of states also over sequences.
+// One over channels and states, and of states also over sequences; of complex ones over their
+// real and imaginary parts.
 struct Numbers {
   const void* data = nullptr;
   DType dtype = DType::kF32;
-  int64_t sequence = 0, channel = 0, state = 0;
+  int64_t sequence = 0, channel = 0, state = 0, part = 0;
 };
 
-enum class Rule { kSelective, kDecay, kGates, kTaps };
+enum class Rule { kSelective, kDecay, kGates, kTaps, kModes };
+
+// How state spaces of kModes are computed.
+enum class Method { kAuto, kRecurrent, kConvolution };
 
 // What a token reads or writes states by: one per group, or constants of each channel.
 struct Weights {
@@ -71,7 +81,7 @@ struct Problem {
 
   Tokens x, o;  // o is written
 
-  Numbers skip;  // D, of kSelective and kTaps; absent: left out
+  Numbers skip;  // D, of kSelective, kTaps and kModes; absent: left out
 
   // Of kSelective. Absent bias and gate (z) are left out.
   Tokens delta, gate;
@@ -90,6 +100,12 @@ struct Problem {
   Numbers taps;
   int64_t num_taps = 0;
 
+  // Of kModes, whose number is that of states: the step exp(log_dt) per channel, rates
+  // -exp(log_A_real) + i A_imag, and C.
+  Numbers log_dt, log_A_real, A_imag, C_modes;
+  bool bilinear = false;  // else zero-order hold
+  bool has_taps = false;  // made of them, num_taps, are convolved with: there are no states
+
   Numbers initial, final;  // data null: zeros; not asked for
 };
 
@@ -101,6 +117,7 @@ struct Gradients {
 
   Tokens dx, ddelta, dgate, dlog_decay, dinput_gate, drecurrence_gate;
   Numbers dA, dbias, dskip, dlambda, dtaps;
+  Numbers dlog_dt, dlog_A_real, dA_imag, dC_modes;
   Weights dB, dC;
   Numbers dinitial;
 };

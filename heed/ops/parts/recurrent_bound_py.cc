@@ -85,15 +85,7 @@ void ReadSetting(Call& call, const Argument& a) {
   } else if (std::holds_alternative<Range>(spec->value)) {
     value = ToRange(a);
   } else {
-    std::string expected;
-    for (const std::string& choice : spec->choices) {
-      expected += (expected.empty() ? "'" : ", '") + choice + "'";
-    }
-    const std::string text = ToString(a, expected.c_str());
-    if (std::ranges::find(spec->choices, text) == spec->choices.end()) {
-      Fail(a, "one of " + expected);
-    }
-    value = text;
+    value = ToChoice(a, spec->choices);
   }
 }
 

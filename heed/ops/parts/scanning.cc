@@ -12,6 +12,7 @@
 #include "heed/core/os.h"
 #include "heed/engines/scan/convolution.h"
 #include "heed/engines/scan/kernels.h"
+#include "heed/engines/scan/tasks.h"
 #include "heed/ops/parts/check_internal.h"
 #include "heed/ops/parts/scanning_internal.h"
 
@@ -194,6 +195,7 @@ int64_t& AxisSizes::operator[](char letter) {
     case 'N': return N;
     case 'G': return G;
     case 'L': return L;
+    case '2': return two;
     default: throw InternalError(std::string("scanning: no axis ") + letter);
   }
 }
@@ -295,6 +297,7 @@ Call::Call(const char* op, const Context* checks, const Definition& definition, 
   problem.groups = sizes.G;
   problem.softplus = definition.softplus;
   problem.c = definition.c;
+  problem.bilinear = definition.bilinear;
   for (size_t i = 0; i < ranges.size(); ++i) {
     // Backwards in time, strides are negative and tokens count from the end.
     problem.sequences.push_back({ranges[i].batch, static_cast<int64_t>(i),
@@ -314,7 +317,8 @@ scan::Tokens Call::TokensOf(const ConstTensorView& t) const {
 
 scan::Numbers Call::NumbersOf(const ConstTensorView& t) const {
   if (!t.present()) return {};
-  return {t.data(), t.dtype(), 0, t.stride(0), t.rank() == 2 ? t.stride(1) : 0};
+  return {t.data(), t.dtype(), 0, t.stride(0), t.rank() > 1 ? t.stride(1) : 0,
+          t.rank() > 2 ? t.stride(2) : 0};
 }
 
 scan::Weights Call::WeightsOf(const ConstTensorView& t) const {
@@ -326,8 +330,21 @@ scan::Weights Call::WeightsOf(const ConstTensorView& t) const {
 
 scan::Numbers Call::StatesOf(const ConstTensorView& t) {
   if (!t.present()) return {};
-  return {t.data(), t.dtype(), t.stride(0), t.stride(1), t.rank() == 3 ? t.stride(2) : 0};
+  return {t.data(), t.dtype(), t.stride(0), t.stride(1), t.rank() > 2 ? t.stride(2) : 0,
+          t.rank() > 3 ? t.stride(3) : 0};
 }
+
+namespace {
+
+// A convolution has no states on its way, so a call that has one or wants one takes the other way.
+void ChooseMethod(const Definition& definition, bool states, scan::Problem& p) {
+  if (p.rule != scan::Rule::kModes) return;
+  const bool cheaper = definition.method == scan::Method::kAuto && scan::PrefersTaps(p);
+  p.has_taps = !states && (cheaper || definition.method == scan::Method::kConvolution);
+  if (p.has_taps) p.num_taps = scan::MostTokens(p);
+}
+
+}  // namespace
 
 void Forward(const char* op, Context& ctx, const Definition& definition, const Inputs& in,
              const Options& options, const Outputs& out) {
@@ -342,6 +359,7 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
   }
   p.o = call.TokensOf(out.o);
   p.final = Call::StatesOf(out.final);
+  ChooseMethod(definition, in.initial.present() || out.final.present(), p);
   scan::Choose(op, p).forward(ctx, p);
   ClearOthers(call, out.o, definition.tensors[0].axes);
 }
@@ -349,8 +367,8 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
 void Backward(const char* op, Context& ctx, const Definition& definition,
               const BackwardInputs& in, const Options& options, const Gradients& out) {
   const os::ScopedFloatControl float_control;
-  const Call call(op, &ctx, definition, in, options, true);
-  const scan::Problem& p = call.problem;
+  Call call(op, &ctx, definition, in, options, true);
+  scan::Problem& p = call.problem;
   parts::Apart apart = Readers(definition, in, options);
   CheckTensor(op, "d_o", in.d_o, call.shape, p.dtype, true);
   apart.Reads("d_o", in.d_o);
@@ -384,6 +402,8 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   g.d_final = Call::StatesOf(in.d_final);
   g.dinitial = Call::StatesOf(out.dinitial);
   definition.place_gradients(call, out, g);
+  ChooseMethod(definition,
+               in.initial.present() || in.d_final.present() || out.dinitial.present(), p);
   scan::Choose(op, p).backward(ctx, p, g);
   for (const Tensor& tensor : definition.tensors) {
     const TensorView& t = out.*tensor.gradient;
@@ -432,20 +452,32 @@ double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tok
 
 int64_t Workspace(const char* op, const Context& ctx, const Definition& definition,
                   const Inputs& in, const Options& options) {
-  const Call call(op, nullptr, definition, in, options, false);
-  return scan::Choose(op, call.problem).workspace(ctx, call.problem) * ctx.num_threads();
+  Call call(op, nullptr, definition, in, options, false);
+  int64_t most = 0;
+  for (const bool states : {false, true}) {  // which nothing here says
+    ChooseMethod(definition, states, call.problem);
+    const scan::Kernel& kernel = scan::Choose(op, call.problem);
+    most = std::max(most, kernel.workspace(ctx, call.problem) * ctx.num_threads());
+  }
+  return most;
 }
 
 int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& definition,
                           const Inputs& in, const Options& options) {
-  const Call call(op, nullptr, definition, in, options, false);
-  const auto bytes = scan::Choose(op, call.problem).backward_workspace(ctx, call.problem);
-  return bytes.per_thread * ctx.num_threads() + bytes.shared;
+  Call call(op, nullptr, definition, in, options, false);
+  int64_t most = 0;
+  for (const bool states : {false, true}) {
+    ChooseMethod(definition, states, call.problem);
+    const auto bytes = scan::Choose(op, call.problem).backward_workspace(ctx, call.problem);
+    most = std::max(most, bytes.per_thread * ctx.num_threads() + bytes.shared);
+  }
+  return most;
 }
 
 Explanation Explain(const char* op, const Context& ctx, const Definition& definition,
                     const Inputs& in, const Options& options) {
-  const Call call(op, nullptr, definition, in, options, false);
+  Call call(op, nullptr, definition, in, options, false);
+  ChooseMethod(definition, in.initial.present(), call.problem);
   const scan::Problem& p = call.problem;
   const scan::Kernel& kernel = scan::Choose(op, p);
   Explanation e;

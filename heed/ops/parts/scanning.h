@@ -29,6 +29,9 @@ struct StepInputs {
   ConstTensorView recurrence_gate;  // [B, T, D]: the gate of decays before its sigmoid
   ConstTensorView a;            // [D]: the slowest decays: exp(-c softplus(a))
   ConstTensorView log_decay;    // [B, T, D]: natural logarithms of decay factors, <= 0
+  ConstTensorView log_dt;       // [D]: natural logarithms of time steps
+  ConstTensorView log_A_real;   // [D, N]: natural logarithms of minus the real parts of rates
+  ConstTensorView A_imag;       // [D, N]: the imaginary parts
   ConstTensorView kernel;       // [D, L]: what inputs are weighted with, by how long ago they were
 };
 
@@ -63,6 +66,7 @@ struct BackwardInputs : Inputs {
 struct Gradients {
   TensorView du, ddelta, dA, dB, dC, dD, dz, ddelta_bias;
   TensorView dx, dinput_gate, drecurrence_gate, da, dlog_decay, dkernel;
+  TensorView dlog_dt, dlog_A_real, dA_imag;
   TensorView dinitial;
 };
 

@@ -23,6 +23,7 @@ struct Problem {
   std::vector<OutputSpec> outputs;  // of the forward pass, then of the backward pass
   size_t num_forward = 0;
   bool step = false;  // of one token: by Step instead of the forward pass
+  bool stateless = false;  // states are neither given nor asked for
   std::vector<Buffer> memory;
   std::string note;
 
@@ -31,6 +32,8 @@ struct Problem {
     return buffer.view();
   }
 };
+
+bool TakesTaps(const Definition& d) { return d.method == scan::Method::kConvolution; }
 
 bool Has(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -156,12 +159,15 @@ void Describe(const Definition& d, Problem& p, int64_t sequences, int64_t states
   const Tensor& first = d.tensors[0];
   const ConstTensorView& scanned = p.in.*first.input;
   const Shape sizes(scanned.sizes().begin(), scanned.sizes().end());
-  Shape state = {sequences, sizes[std::string_view(first.axes).find('D')]};
-  if (std::string_view(d.state_axes) == "BDN") state.push_back(states);
+  AxisSizes of_state;
+  of_state.B = sequences;
+  of_state.D = sizes[std::string_view(first.axes).find('D')];
+  of_state.N = states;
+  const Shape state = ShapeOf(d.state_axes, of_state);
   const DType wide = StateDType(scanned.dtype());
   if (forward) {
     p.outputs.push_back({"o", scanned.dtype(), sizes, like});
-    if (d.has_state()) p.outputs.push_back({"state", wide, state, {}});
+    if (d.has_state() && !p.stateless) p.outputs.push_back({"state", wide, state, {}});
   }
   p.num_forward = p.outputs.size();
   if (!backward) return;
@@ -172,7 +178,7 @@ void Describe(const Definition& d, Problem& p, int64_t sequences, int64_t states
     p.outputs.push_back({std::string("d") + tensor.name, t.dtype(), shape,
                          shape == sizes ? like : Shape()});
   }
-  if (d.has_state()) p.outputs.push_back({"dinitial_state", wide, state, {}});
+  if (d.has_state() && !p.stateless) p.outputs.push_back({"dinitial_state", wide, state, {}});
 }
 
 // Steps from 0.001 to 0.2 (through a softplus, or without one), rates from -0.1 to -16, decays from 1
@@ -197,6 +203,7 @@ void Fill(const Tensor& tensor, const Buffer& buffer, uint64_t seed, bool softpl
       if (vanishing) value *= 1e-6;
       if (tensor.values == Tensor::kDecays) value *= -3;
       if (tensor.values == Tensor::kSteps && softplus) value = std::log(std::expm1(value));
+      if (tensor.values == Tensor::kLogSteps) value = std::log(value);
     }
     SetElement(t, at, value);
   } while (NextIndex(t.sizes(), at));
@@ -233,7 +240,7 @@ class Generator {
     sizes.G = Chance(0.6) ? 1 : Integer(2, 3);
     sizes.D = sizes.G * parts_.Channels();
     sizes.N = Chance(0.4) ? 16 : Chance(0.8) ? Integer(1, 9) : Integer(17, 37);
-    if (d.rule == scan::Rule::kTaps) ChooseTaps(sizes);
+    if (d.rule == scan::Rule::kTaps || (!p_.step && TakesTaps(d))) ChooseTaps(sizes);
     const bool strong = Chance(0.2), vanishing = Chance(0.15);
     for (const Tensor& tensor : d.tensors) {
       if (tensor.optional && Chance(0.4)) continue;
@@ -269,8 +276,9 @@ class Generator {
     AxisSizes of_states = sizes;
     of_states.B = sequences;
     const Shape state = ShapeOf(d.state_axes, of_states);
-    if (p_.step || (d.has_state() && Chance(0.6))) p_.in.initial = State(state);
-    if (d.has_state() && Chance(0.5)) p_.in.d_final = State(state);
+    p_.stateless = !d.has_state() || (!p_.step && TakesTaps(d) && Chance(0.7));
+    if (p_.step || (!p_.stateless && Chance(0.6))) p_.in.initial = State(state);
+    if (!p_.stateless && Chance(0.5)) p_.in.d_final = State(state);
     Describe(d, p_, sequences, sizes.N, true, !p_.step && Chance(0.6),
              StridesOf(first.axes, o, Chance(0.5)));
     for (const Buffer& buffer : parts_.memory()) p_.memory.push_back(buffer);
@@ -349,6 +357,7 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request, const Choice& choi
   const bool backward = request.pass == "backward";
   Problem p;
   p.step = request.pass == "step";
+  p.stateless = TakesTaps(d) && !p.step;
   if (!backward && !p.step && request.pass != "forward") {
     throw InvalidArgument(m.name + ": pass is " + request.pass +
                           ", expected forward, backward or step");
@@ -398,7 +407,7 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request, const Choice& choi
     p.in.d_o = p.Keep(
         Buffer(request.dtype, o, like, Placement::kAligned).FillNormal(++seed));
   }
-  if ((state && d.has_state()) || p.step) {
+  if ((state && d.has_state() && !p.stateless) || p.step) {
     p.in.initial = p.Keep(
         Buffer(StateDType(request.dtype), ShapeOf(d.state_axes, sizes)).FillNormal(++seed));
   }
@@ -444,7 +453,12 @@ TensorCall CallOn(const Mechanism& m, const Context& ctx, const TensorMap& tenso
   p->in.initial = find("initial_state");
   const Explanation plan =  // checks everything first
       Explain(m.name.c_str(), ctx, m.definition, p->in, p->options);
-  const int64_t states = p->in.A.present() ? p->in.A.size(1) : 1;
+  int64_t states = 1;
+  for (const Tensor& tensor : m.definition.tensors) {
+    const ConstTensorView& t = p->in.*tensor.input;
+    const size_t at = t.present() ? AxesOf(tensor, t.rank()).find('N') : std::string::npos;
+    if (at != std::string::npos) states = t.size(static_cast<int>(at));
+  }
   Describe(m.definition, *p, (p->in.*m.definition.tensors[0].input).size(0), states, true, false,
            {});
   return {.outputs = p->outputs,

@@ -25,7 +25,7 @@ Own With(Own own, const Options& common) {
 struct Tensor {
   // Of random problems. Steps, and what is added to them, are positive unless a softplus makes them
   // so.
-  enum Values { kNormal, kSteps, kStepBiases, kRates, kDecays };
+  enum Values { kNormal, kSteps, kStepBiases, kLogSteps, kRates, kDecays };
 
   const char* name = nullptr;
   // Its axes in the letters of scanning.h, and what else they may be, each shorter than the one
@@ -50,6 +50,8 @@ struct Definition {
   // Options of one mechanism alone.
   bool softplus = false;
   double c = 0;
+  bool bilinear = false;
+  scan::Method method = scan::Method::kAuto;
 
   bool has_state() const { return state_axes[0] != '\0'; }
 };
@@ -57,6 +59,7 @@ struct Definition {
 // What letters of axes stand for in a call; -1: nothing has said so yet.
 struct AxisSizes {
   int64_t B = -1, D = -1, T = -1, N = -1, G = -1, L = -1;
+  int64_t two = 2;  // real and imaginary parts
   int64_t& operator[](char letter);
   int64_t operator[](char letter) const { return const_cast<AxisSizes&>(*this)[letter]; }
 };
@@ -75,7 +78,7 @@ class Call {
   scan::Tokens TokensOf(const ConstTensorView& t) const;
   scan::Numbers NumbersOf(const ConstTensorView& t) const;
   scan::Weights WeightsOf(const ConstTensorView& t) const;
-  // [B, D, N]; a last axis that is missing has a stride of 0.
+  // [B, D, N, 2]; axes that are missing have a stride of 0.
   static scan::Numbers StatesOf(const ConstTensorView& t);
 
   scan::Problem problem;

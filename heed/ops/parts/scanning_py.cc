@@ -85,9 +85,12 @@ void ReadInts(Call& call, const Argument& a) {
 }
 
 void ReadSetting(Call& call, const Argument& a) {
+  const Setting& known = call.bound.settings.find(a.name)->second;
   Setting& value = call.settings[a.name];
-  if (std::holds_alternative<bool>(call.bound.settings.find(a.name)->second)) {
+  if (std::holds_alternative<bool>(known)) {
     value = ToBool(a);
+  } else if (const Word* word = std::get_if<Word>(&known)) {
+    value = Word{ToChoice(a, word->choices), word->choices};
   } else {
     value = ToFinite(a);
   }
@@ -131,6 +134,13 @@ std::string GradientsName(std::string_view name) {
 std::string SettingText(const std::string& name, const Setting& value) {
   if (const bool* flag = std::get_if<bool>(&value)) {
     return name + ": bool = " + (*flag ? "True, " : "False, ");
+  }
+  if (const Word* word = std::get_if<Word>(&value)) {
+    std::string choices;
+    for (const std::string& choice : word->choices) {
+      choices += (choices.empty() ? "'" : ", '") + choice + "'";
+    }
+    return name + ": typing.Literal[" + choices + "] = '" + word->value + "', ";
   }
   const nb::float_ number(std::get<double>(value));
   return name + ": float = " + nb::cast<std::string>(nb::repr(number)) + ", ";
@@ -272,9 +282,13 @@ void Bound::WriteTexts(const std::string& type, const std::string& fields) {
                            "(" + given + (has_state ? ", return_state=True)" : ")");
 
   const std::string state_is(has_state ? Find({docs.fields}, "initial") : "");
-  const std::string updated = "what a call with return_state=True returned, updated in place: " +
-                              std::string(definition.state_axes == std::string_view("BDN")
-                                              ? "[B, D, N]" : "[B, D]");
+  std::string state_axes;
+  for (const char axis : std::string_view(definition.state_axes)) {
+    state_axes += state_axes.empty() ? "" : ", ";
+    state_axes += axis;
+  }
+  const std::string updated =
+      "what a call with return_state=True returned, updated in place: [" + state_axes + "]";
   const std::vector<Said> known = {{"initial_state", state_is.c_str()},
                                    {"state", updated.c_str()}};
   const std::string o = "o, in the shape of " + std::string(first().name);
@@ -475,7 +489,11 @@ nb::dict DescriptionOf(const Bound& b) {
     if (tensor.optional) optional.append(tensor.name);
   }
   for (const auto& [name, value] : b.settings) {
-    std::visit([&](const auto& setting) { settings[name.c_str()] = nb::cast(setting); }, value);
+    const Word* word = std::get_if<Word>(&value);
+    const bool* flag = std::get_if<bool>(&value);
+    settings[name.c_str()] = word   ? nb::cast(word->value)
+                             : flag ? nb::cast(*flag)
+                                    : nb::cast(std::get<double>(value));
   }
   description["inputs"] = inputs;
   description["optional"] = optional;

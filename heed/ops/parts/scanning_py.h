@@ -19,8 +19,14 @@
 
 namespace heed::scanning {
 
+// A word among those that a keyword may be.
+struct Word {
+  std::string value;
+  std::vector<std::string> choices;
+};
+
 // Keywords of one mechanism alone, by name; the default of each has the type of its values.
-using Setting = std::variant<bool, double>;
+using Setting = std::variant<bool, double, Word>;
 using Settings = std::map<std::string, Setting, std::less<>>;
 
 // The functions of a mechanism with its settings bound.

@@ -19,10 +19,15 @@ from heed import InvalidArgument, _core, _signatures
 from heed.torch import _dispatch
 from heed.torch._functions import _without_gradient
 
-_TYPES = {bool: "bool", float: "float"}
+_TYPES = {bool: "bool", float: "float", str: "str"}
 _OPTIONS = {"lengths": None, "starts": None, "cu_seqlens": None, "reverse": False, "threads": None}
 _SCHEMA = "Tensor? lengths=None, Tensor? starts=None, Tensor? cu_seqlens=None, bool reverse=False, int? threads=None"
 _LISTS = ("lengths", "starts", "cu_seqlens")
+
+
+def _text(value: Any) -> str:
+    """A default as a schema has it."""
+    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 class _Mechanism:
@@ -45,7 +50,7 @@ class _Mechanism:
         self.bounds = after + list(self.options).index("cu_seqlens")  # its place
         self.differentiable = (*range(len(self.inputs)), after) if self.state_axes else tuple(range(len(self.inputs)))
         tensors = [f"Tensor? {x}=None" if x in self.optional else f"Tensor {x}" for x in self.inputs]
-        settings = [f"{_TYPES[type(x)]} {key}={x}" for key, x in self.settings.items()]
+        settings = [f"{_TYPES[type(x)]} {key}={_text(x)}" for key, x in self.settings.items()]
         state, incoming = ["Tensor? initial_state=None"], "Tensor grad_o, Tensor? grad_state"
         if not self.state_axes:
             state, incoming = [], "Tensor grad_o"
@@ -75,6 +80,7 @@ class _Mechanism:
                 raise InvalidArgument(f"{self.name}: {name} has shape {list(given[name].shape)}, expected [{expected}]")
             for axis, size in zip(axes, given[name].shape):
                 sizes.setdefault(axis, size)
+        sizes["2"] = 2  # real and imaginary parts
         first = arguments[0]
         if not self.state_axes:
             return torch.empty_like(first)

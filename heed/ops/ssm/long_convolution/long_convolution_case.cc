@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "heed/engines/scan/convolution.h"
+#include "heed/ops/parts/convolution_case.h"
 #include "heed/ops/parts/scanning_case.h"
 #include "heed/ops/ssm/long_convolution/long_convolution_internal.h"
 #include "heed/ops/ssm/long_convolution/long_convolution_reference_internal.h"
@@ -21,90 +21,18 @@ using scanning::Epsilon;
 using scanning::EpsilonOf;
 using scanning::Stored;
 
-Doubles Magnitudes(Doubles x) {
-  for (double& value : x) value = std::abs(value);
-  return x;
-}
-
-double Norm(const Doubles& x, size_t begin, size_t end) {
-  double sum = 0;
-  for (size_t i = begin; i < std::min(end, x.size()); ++i) sum += x[i] * x[i];
-  return std::sqrt(sum);
-}
-
-// The elements of a block of this channel; 0: directly.
-size_t LengthOf(const Inputs& in, const ReferenceChannel& c) {
-  return static_cast<size_t>(
-      scan::TransformLength(in.kernel.size(1), static_cast<int64_t>(c.T())));
-}
-
-// What fourier.h derives, over the product of norms.
-double TransformError(size_t n, double u) {
-  return 13 * (std::log2(static_cast<double>(n)) + 4) * u;
-}
-
-// Of a convolution of x with the taps and D x: chains of sums, or blocks that see two blocks. What is
-// read from its end is completed by zeros before it.
-Doubles ErrorsOf(const Inputs& in, const ReferenceChannel& c, const Doubles& x, bool from_end,
-                 double u) {
-  const size_t n = LengthOf(in, c);
-  Doubles errors(c.T());
-  if (n == 0) {
-    const Doubles sizes = Convolved(Magnitudes(c.taps), Magnitudes(x), c.T());
-    for (size_t t = 0; t < c.T(); ++t) {
-      const double size = sizes[t] + std::abs(c.D * x[t]);
-      errors[t] = (static_cast<double>(c.taps.size()) + 2) * u * size;
-    }
-    return errors;
-  }
-  // Taps beyond the sequence stand in its spectrum too.
-  Doubles taps = c.taps;
-  for (auto s = static_cast<int64_t>(taps.size());
-       s < std::min<int64_t>(in.kernel.size(1), static_cast<int64_t>(n)); ++s) {
-    taps.push_back(parts::At(in.kernel, {c.place.channel, s}));
-  }
-  const double of_taps = Norm(taps, 0, taps.size());
-  const size_t zeros = from_end ? (n - c.T() % n) % n : 0;
-  for (size_t t = 0; t < c.T(); ++t) {
-    const size_t block = (t + zeros) / n * n;
-    const double of_x = Norm(x, block < n + zeros ? 0 : block - n - zeros, block + n - zeros);
-    const double error = TransformError(n, u) * of_taps * of_x;
-    errors[t] = error + 4 * u * (of_taps * of_x + std::abs(c.D * x[t]));
-  }
-  return errors;
-}
-
 void Tolerance(const Inputs& in, const Options& options, const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.u.dtype());
   parts::Clear(tolerance.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
-    const Doubles sums = Convolved(c.taps, c.u, c.T()), errors = ErrorsOf(in, c, c.u, false, e.unit);
+    const Doubles sums = Convolved(c.taps, c.u, c.T());
+    const Doubles errors =
+        scanning::ConvolutionErrors(c.taps, c.u, c.D, in.kernel.size(1), false, e.unit);
     for (size_t t = 0; t < c.T(); ++t) {
       Put(tolerance.o, {c.place.batch, c.place.channel, c.place.tokens[t]},
           Stored(sums[t] + c.D * c.u[t], errors[t], e));
     }
   });
-}
-
-// Of the gradients of taps: chunks of 128 products, or as many blocks' as one transform adds up.
-Doubles TapErrors(const Inputs& in, const ReferenceChannel& c, const Doubles& dy, double u) {
-  const size_t n = LengthOf(in, c), T = c.T();
-  Doubles errors(c.taps.size());
-  if (n == 0) {
-    const Doubles sizes = Convolved(Magnitudes(FromItsEnd(dy)), Magnitudes(c.u), T);
-    const double of_sums = in.u.dtype() == DType::kF64 ? static_cast<double>(T) / 128 : 1;
-    for (size_t s = 0; s < errors.size(); ++s) {
-      errors[s] = (131 + of_sums) * u * sizes[T - 1 - s];
-    }
-    return errors;
-  }
-  double error = 0;
-  for (size_t begin = 0; begin < T; begin += n) {  // each block of u with two of dy
-    const double of_dy = Norm(dy, begin, begin + 2 * n), of_u = Norm(c.u, begin, begin + n);
-    error += (TransformError(n, u) + (scan::kBlocksPerSum + 2) * u) * of_dy * of_u;
-  }
-  std::fill(errors.begin(), errors.end(), error);
-  return errors;
 }
 
 void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
@@ -115,8 +43,10 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
     const int64_t d = c.place.channel;
     const Doubles dy = IncomingOf(in, c);
     const Doubles back = FromItsEnd(dy), sums = Convolved(c.taps, back, c.T());
-    const Doubles errors = ErrorsOf(in, c, back, true, e.unit),
-                  of_taps = TapErrors(in, c, dy, e.unit);
+    const int64_t L = in.kernel.size(1);
+    const Doubles errors = scanning::ConvolutionErrors(c.taps, back, c.D, L, true, e.unit);
+    const Doubles of_taps = scanning::TapErrors(c.u, dy, c.taps.size(), L,
+                                                in.u.dtype() == DType::kF64, e.unit);
     for (size_t t = 0; t < c.T(); ++t) {
       const size_t r = c.T() - 1 - t;
       Put(tolerance.du, {c.place.batch, d, c.place.tokens[t]},

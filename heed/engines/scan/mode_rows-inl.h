@@ -1,0 +1,243 @@
+// Rows through state spaces: from token to token, or as taps that a convolution takes.
+//
+// Compiled once per SIMD target.
+#if defined(HEED_ENGINES_SCAN_MODE_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SCAN_MODE_ROWS_INL_H_
+#undef HEED_ENGINES_SCAN_MODE_ROWS_INL_H_
+#else
+#define HEED_ENGINES_SCAN_MODE_ROWS_INL_H_
+#endif
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "heed/core/carver.h"
+#include "heed/core/context.h"
+#include "heed/engines/scan/modes-inl.h"
+#include "heed/engines/scan/passes.h"
+#include "heed/engines/scan/problem.h"
+#include "heed/engines/scan/rows-inl.h"
+#include "heed/engines/scan/tasks.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::scan::HWY_NAMESPACE {
+
+// A channel's modes, and what its rows go through.
+template <class T>
+struct ModeBuffers {
+  size_t pitch;
+  T *rows, *d_rows;
+  std::array<ModeTables<T>, kRowChannels> tables;  // of the channels in memory
+  std::array<ModeSums<T>, kRowChannels> sums;
+  T *h, *p, *written;  // [2, width]
+  ModeTrace<T> trace;
+
+  void LayOut(const Problem& problem, bool backward, Carver& carver) {
+    const int64_t most = MostTokens(problem);
+    const size_t channels = ChannelsAtOnce(problem), width = PaddedModes(problem);
+    pitch = RoundedUp<T>(static_cast<size_t>(most)) + Lanes<T>();
+    const auto next = [&](T*& buffer, size_t elements) {
+      carver.Next(buffer, static_cast<int64_t>(elements));
+    };
+    next(rows, channels * pitch);
+    for (size_t c = 0; c < channels; ++c) tables[c].LayOut(problem, backward, carver);
+    for (T** row : {&h, &p, &written}) next(*row, 2 * width);
+    if (!backward) return;
+    next(d_rows, channels * pitch);
+    for (size_t c = 0; c < channels; ++c) sums[c].LayOut(width, carver);
+    trace.LayOut(width, most, carver);
+  }
+};
+
+template <class T>
+void FillTables(const Problem& p, int64_t channel, bool chunks, bool backward, ModeTables<T>& t) {
+  FillTokenTables(p, channel, t);
+  if (chunks) FillChunkTables(backward, t);
+}
+
+// Real and imaginary parts stand side by side in a state, the modes of a channel too; a gradient's
+// imaginary parts count the other way round, as it is that of both parts.
+template <class T>
+HWY_INLINE void LoadState(const Numbers& x, int64_t sequence, int64_t channel, size_t modes,
+                          size_t width, bool gradient, T* h) {
+  std::fill_n(h, 2 * width, T{0});
+  if (x.data == nullptr) return;
+  const T* from = static_cast<const T*>(x.data) + sequence * x.sequence + channel * x.channel;
+  for (size_t n = 0; n < modes; ++n) {
+    const T* mode = from + static_cast<int64_t>(n) * x.state;
+    h[n] = mode[0];
+    h[width + n] = gradient ? -mode[x.part] : mode[x.part];
+  }
+}
+template <class T>
+HWY_INLINE void StoreState(const T* h, size_t modes, size_t width, bool gradient, int64_t sequence,
+                           int64_t channel, const Numbers& x) {
+  if (x.data == nullptr) return;
+  T* to = static_cast<T*>(const_cast<void*>(x.data)) + sequence * x.sequence + channel * x.channel;
+  for (size_t n = 0; n < modes; ++n) {
+    T* mode = to + static_cast<int64_t>(n) * x.state;
+    mode[0] = h[n];
+    mode[x.part] = gradient ? -h[width + n] : h[width + n];
+  }
+}
+
+template <class T>
+class ModeStrip {
+ public:
+  ModeStrip(const Problem& p, ModeBuffers<T>& buffers, const Strip& strip)
+      : p_(p), b_(buffers), strip_(strip), modes_(static_cast<size_t>(p.states)),
+        width_(PaddedModes(p)), has_chunks_(MostTokens(p) >= static_cast<int64_t>(kChunk)) {}
+
+  void Forward(int64_t first, int64_t last) {
+    ForChannels(p_, strip_, [&](int64_t channel, size_t channels) {
+      Prepare(channel, channels, false);
+      for (int64_t i = first; i < last; ++i) {
+        const Sequence& s = p_.sequences[static_cast<size_t>(i)];
+        LoadPanel(RowsOf(p_.x, s, channel, channels, false), b_.rows, b_.pitch);
+        for (size_t c = 0; c < channels; ++c) {
+          const int64_t at = channel + static_cast<int64_t>(c);
+          LoadState(p_.initial, s.state, at, modes_, width_, false, b_.h);
+          ModesForward(b_.tables[c], SkipAt<T>(p_, at), static_cast<size_t>(s.count), b_.h,
+                       b_.written, b_.rows + c * b_.pitch);
+          StoreState(b_.h, modes_, width_, false, s.state, at, p_.final);
+        }
+        StorePanel(b_.rows, b_.pitch, RowsOf(p_.o, s, channel, channels, false));
+      }
+    });
+  }
+
+  void Backward(const Gradients& g) {
+    ForChannels(p_, strip_, [&](int64_t channel, size_t channels) {
+      Prepare(channel, channels, true);
+      double dskip[kRowChannels] = {};
+      for (const Sequence& s : p_.sequences) {
+        LoadPanel(RowsOf(p_.x, s, channel, channels, false), b_.rows, b_.pitch);
+        LoadPanel(RowsOf(g.d_o, s, channel, channels, false), b_.d_rows, b_.pitch);
+        for (size_t c = 0; c < channels; ++c) {
+          const int64_t at = channel + static_cast<int64_t>(c);
+          const T* row = b_.rows + c * b_.pitch;
+          T* d_row = b_.d_rows + c * b_.pitch;
+          const auto tokens = static_cast<size_t>(s.count);
+          if (g.dskip.data != nullptr) dskip[c] += RowProduct(row, d_row, tokens);
+          LoadState(p_.initial, s.state, at, modes_, width_, false, b_.h);
+          LoadState(g.d_final, s.state, at, modes_, width_, true, b_.p);
+          ModesBackward(b_.tables[c], SkipAt<T>(p_, at), tokens, row, d_row, b_.h, b_.p, b_.trace,
+                        b_.sums[c]);
+          StoreState(b_.p, modes_, width_, true, s.state, at, g.dinitial);
+        }
+        if (g.dx.data == nullptr) continue;
+        StorePanel(b_.d_rows, b_.pitch, RowsOf(g.dx, s, channel, channels, false));
+      }
+      for (size_t c = 0; c < channels; ++c) {
+        const int64_t at = channel + static_cast<int64_t>(c);
+        StoreModeGradients(p_, g, at, b_.tables[c], b_.sums[c]);
+        if (g.dskip.data == nullptr) continue;
+        StoreDouble(g.dskip.dtype, const_cast<void*>(g.dskip.data), at * g.dskip.channel, dskip[c]);
+      }
+    });
+  }
+
+ private:
+  void Prepare(int64_t channel, size_t channels, bool backward) {
+    for (size_t c = 0; c < channels; ++c) {
+      FillTables(p_, channel + static_cast<int64_t>(c), has_chunks_, backward, b_.tables[c]);
+      if (backward) b_.sums[c].Clear();
+    }
+  }
+
+  const Problem& p_;
+  ModeBuffers<T>& b_;
+  const Strip strip_;
+  const size_t modes_, width_;
+  const bool has_chunks_;
+};
+
+// What a convolution is given in place of taps: the answers of modes to one input of 1, and
+// from gradients of those the gradients of what makes them.
+template <class T>
+struct ModeTaps {
+  ModeTables<T> tables;
+  ModeSums<T> sums;
+  ModeTrace<T> trace;
+  T *h, *p, *written, *impulse, *d_row;
+
+  void LayOut(const Problem& problem, bool backward, Carver& carver) {
+    const size_t width = PaddedModes(problem);
+    const auto next = [&](T*& buffer, size_t elements) {
+      carver.Next(buffer, static_cast<int64_t>(elements));
+    };
+    tables.LayOut(problem, backward, carver);
+    for (T** row : {&h, &p, &written}) next(*row, 2 * width);
+    if (!backward) return;
+    const auto taps = static_cast<size_t>(problem.num_taps);
+    sums.LayOut(width, carver);
+    trace.LayOut(width, problem.num_taps, carver);
+    next(impulse, taps + kChunk);
+    next(d_row, taps + kChunk);
+  }
+
+  // The first `count` taps of a channel.
+  void Fill(const Problem& problem, int64_t channel, size_t count, T* taps) {
+    FillTables(problem, channel, count >= kChunk, false, tables);
+    SetImpulse(count, taps);
+    std::fill_n(h, 2 * tables.width, T{0});
+    ModesForward(tables, T{0}, count, h, written, taps);
+  }
+
+  void StoreGradients(const Problem& problem, const Gradients& g, int64_t channel,
+                      const double* dtaps) {
+    const auto count = static_cast<size_t>(problem.num_taps);
+    FillTables(problem, channel, count >= kChunk, true, tables);
+    sums.Clear();
+    SetImpulse(count, impulse);
+    Narrow(dtaps, d_row, count);
+    for (T* row : {h, p}) std::fill_n(row, 2 * tables.width, T{0});
+    ModesBackward(tables, T{0}, count, impulse, d_row, h, p, trace, sums);
+    StoreModeGradients(problem, g, channel, tables, sums);
+  }
+
+ private:
+  static void SetImpulse(size_t count, T* row) {
+    std::fill_n(row, count, T{0});
+    if (count > 0) row[0] = 1;
+  }
+};
+
+template <class T>
+int64_t ModesBytes(const Problem& p, bool backward) {
+  Carver carver(nullptr);
+  ModeBuffers<T> unused;
+  unused.LayOut(p, backward, carver);
+  return carver.bytes();
+}
+
+template <class T>
+void ModesRun(Context& ctx, const Problem& p) {
+  ctx.ReserveScratch(static_cast<size_t>(ModesBytes<T>(p, false)));
+  ForStripsAndSequences(ctx, p, [&](const Strip& strip, int64_t first, int64_t last, int worker) {
+    Carver carver(ctx.Scratch(worker));
+    ModeBuffers<T> buffers;
+    buffers.LayOut(p, false, carver);
+    ModeStrip<T>(p, buffers, strip).Forward(first, last);
+  });
+}
+
+template <class T>
+void ModesBackRun(Context& ctx, const Problem& p, const Gradients& g) {
+  ctx.ReserveScratch(static_cast<size_t>(ModesBytes<T>(p, true)));
+  const Strips strips(p, kRowChannels);
+  ctx.ParallelFor(strips.size(), [&](int64_t task, int worker) {
+    Carver carver(ctx.Scratch(worker));
+    ModeBuffers<T> buffers;
+    buffers.LayOut(p, true, carver);
+    ModeStrip<T>(p, buffers, strips.At(task)).Backward(g);
+  });
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::scan::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SCAN_MODE_ROWS_INL_H_

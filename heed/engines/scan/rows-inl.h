@@ -1,0 +1,101 @@
+// Rows: channels one by one, tokens in lanes.
+//
+// Compiled once per SIMD target.
+#if defined(HEED_ENGINES_SCAN_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SCAN_ROWS_INL_H_
+#undef HEED_ENGINES_SCAN_ROWS_INL_H_
+#else
+#define HEED_ENGINES_SCAN_ROWS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+#include "heed/core/context.h"
+#include "heed/engines/scan/panel-inl.h"
+#include "heed/engines/scan/problem.h"
+#include "heed/engines/scan/tasks.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::scan::HWY_NAMESPACE {
+
+// f(T()) with the type that is computed in.
+template <class F>
+auto WithCompute(const Problem& p, const F& f) {
+  return p.dtype == DType::kF64 ? f(double{}) : f(float{});
+}
+
+// Channels of a task: where they are contiguous, as many as a line of memory has.
+inline constexpr size_t kRowChannels = 16;
+// Of which so many are in memory at once.
+inline size_t ChannelsAtOnce(const Problem& p) {
+  const bool gathers = std::abs(p.x.token) != 1 && p.x.column == 1;
+  return gathers ? std::min(kRowChannels, static_cast<size_t>(p.channels)) : 1;
+}
+
+// f(channel, channels) for those of a strip, as many as are in memory at once.
+template <class F>
+HWY_INLINE void ForChannels(const Problem& p, const Strip& strip, const F& f) {
+  const auto at_once = static_cast<int64_t>(ChannelsAtOnce(p));
+  const int64_t end = strip.first + strip.channels;
+  for (int64_t channel = strip.first; channel < end; channel += at_once) {
+    f(channel, static_cast<size_t>(std::min(at_once, end - channel)));
+  }
+}
+
+// A sequence as a piece whose rows are channels. From its end, so that the last token comes first.
+inline Piece RowsOf(const Tokens& x, const Sequence& s, int64_t channel, size_t channels,
+                    bool from_end) {
+  const int64_t token = from_end ? s.first + s.count - 1 : s.first;
+  const int64_t at = s.batch * x.batch + token * x.token + channel * x.column;
+  const char* data = static_cast<const char*>(x.data);
+  return {data + at * static_cast<int64_t>(SizeOf(x.dtype)), x.dtype, x.column,
+          from_end ? -x.token : x.token, channels, static_cast<size_t>(s.count)};
+}
+
+// f(strip, first, last, worker) for strips of channels and runs of sequences: what belongs to channels is
+// prepared once per run, so there are no more of those than it takes to occupy all threads.
+template <class F>
+void ForStripsAndSequences(Context& ctx, const Problem& p, const F& f) {
+  const Strips strips(p, kRowChannels);
+  const auto sequences = static_cast<int64_t>(p.sequences.size());
+  if (strips.size() == 0 || sequences == 0) return;
+  constexpr int64_t kTasksPerThread = 4;
+  const int64_t wanted = (kTasksPerThread * ctx.num_threads() + strips.size() - 1) / strips.size();
+  const int64_t runs = std::clamp<int64_t>(wanted, 1, sequences);
+  ctx.ParallelFor(runs * strips.size(), [&](int64_t task, int worker) {
+    const int64_t run = task / strips.size();
+    f(strips.At(task % strips.size()), run * sequences / runs, (run + 1) * sequences / runs, worker);
+  });
+}
+
+// <x, dy> of a row, in the compute type over 128 tokens.
+template <class T>
+HWY_NOINLINE HWY_ATTR double RowProduct(const T* x, const T* dy, size_t tokens) {
+  const hn::ScalableTag<T> d;
+  constexpr size_t N = Lanes<T>();
+  double total = 0;
+  for (size_t begin = 0; begin < tokens; begin += kChunkTokens) {
+    const size_t end = std::min(begin + kChunkTokens, tokens);
+    auto sum = hn::Zero(d);
+    size_t t = begin;
+    for (; t + N <= end; t += N) sum = hn::MulAdd(hn::LoadU(d, x + t), hn::LoadU(d, dy + t), sum);
+    total += static_cast<double>(hn::ReduceSum(d, sum));
+    for (; t < end; ++t) total += static_cast<double>(x[t]) * static_cast<double>(dy[t]);
+  }
+  return total;
+}
+
+template <class T>
+T SkipAt(const Problem& p, int64_t channel) {
+  if (p.skip.data == nullptr) return T{0};
+  return static_cast<T>(LoadAsDouble(p.skip.dtype, p.skip.data, channel * p.skip.channel));
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::scan::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SCAN_ROWS_INL_H_

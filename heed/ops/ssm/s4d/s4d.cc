@@ -1,0 +1,143 @@
+// S4D on the scan engine.
+#include "heed/ops/ssm/s4d/s4d.h"
+
+#include <vector>
+
+#include "heed/core/error.h"
+#include "heed/ops/parts/check_internal.h"
+#include "heed/ops/ssm/s4d/s4d_internal.h"
+
+namespace heed::s4d {
+namespace {
+
+using scanning::Tensor;
+
+constexpr Tensor kTensors[] = {
+    {.name = "u", .axes = "BDT", .input = &Inputs::u, .gradient = &Gradients::du},
+    {.name = "log_dt", .axes = "D", .input = &Inputs::log_dt, .gradient = &Gradients::dlog_dt,
+     .values = Tensor::kLogSteps},
+    {.name = "log_A_real", .axes = "DN", .input = &Inputs::log_A_real,
+     .gradient = &Gradients::dlog_A_real},
+    {.name = "A_imag", .axes = "DN", .input = &Inputs::A_imag, .gradient = &Gradients::dA_imag},
+    {.name = "C", .axes = "DN2", .input = &Inputs::C, .gradient = &Gradients::dC},
+    {.name = "D", .axes = "D", .input = &Inputs::D, .gradient = &Gradients::dD, .optional = true},
+};
+
+void Place(const scanning::Call& call, const StepInputs& in, scan::Problem& p) {
+  p.x = call.TokensOf(in.u);
+  p.log_dt = call.NumbersOf(in.log_dt);
+  p.log_A_real = call.NumbersOf(in.log_A_real);
+  p.A_imag = call.NumbersOf(in.A_imag);
+  p.C_modes = call.NumbersOf(in.C);
+  p.skip = call.NumbersOf(in.D);
+}
+
+void PlaceGradients(const scanning::Call& call, const Gradients& out, scan::Gradients& g) {
+  g.dx = call.TokensOf(out.du);
+  g.dlog_dt = call.NumbersOf(out.dlog_dt);
+  g.dlog_A_real = call.NumbersOf(out.dlog_A_real);
+  g.dA_imag = call.NumbersOf(out.dA_imag);
+  g.dC_modes = call.NumbersOf(out.dC);
+  g.dskip = call.NumbersOf(out.dD);
+}
+
+// One input of 1, the same for all channels, in the dtype and length of a kernel.
+struct Impulse {
+  std::vector<char> memory;
+  ConstTensorView u;
+
+  Impulse(const char* op, const char* name, const Inputs& in, const ConstTensorView& kernel) {
+    if (!kernel.present()) parts::Fail(op, name, "is absent", "a tensor");
+    const bool known = in.log_dt.present() && in.log_dt.rank() == 1;
+    if (kernel.rank() != 2 || (known && kernel.size(0) != in.log_dt.size(0))) {
+      parts::Fail(op, name, "has shape " + kernel.ShapeString(),
+                  known ? "[" + std::to_string(in.log_dt.size(0)) + ", L]" : "[D, L]");
+    }
+    if (!IsFloat(kernel.dtype())) {
+      parts::Fail(op, name, std::string("has dtype ") + heed::Name(kernel.dtype()),
+                  "f64, f32, bf16 or f16");
+    }
+    const int64_t L = kernel.size(1);
+    memory.resize(static_cast<size_t>(L) * SizeOf(kernel.dtype()));
+    if (L > 0) StoreDouble(kernel.dtype(), memory.data(), 0, 1);
+    const std::vector<int64_t> sizes = {1, kernel.size(0), L}, strides = {0, 0, 1};
+    u = ConstTensorView(memory.data(), kernel.dtype(), sizes, strides);
+  }
+};
+
+// [D, L] as [1, D, L].
+template <class View>
+View WithBatch(const View& t) {
+  const std::vector<int64_t> sizes = {1, t.size(0), t.size(1)};
+  const std::vector<int64_t> strides = {0, t.stride(0), t.stride(1)};
+  return View(t.data(), t.dtype(), sizes, strides, t.device());
+}
+
+Options OfKernel(Options options) {
+  static_cast<scanning::Options&>(options) = {};
+  options.method = Method::kRecurrent;
+  return options;
+}
+
+}  // namespace
+
+scanning::Definition DefinitionOf(const Options& options) {
+  return {.tensors = kTensors,
+          .state_axes = "BDN2",
+          .rule = scan::Rule::kModes,
+          .flops = 8,
+          .place = &Place,
+          .place_gradients = &PlaceGradients,
+          .bilinear = options.discretization == Discretization::kBilinear,
+          .method = options.method == Method::kRecurrent     ? scan::Method::kRecurrent
+                    : options.method == Method::kConvolution ? scan::Method::kConvolution
+                                                             : scan::Method::kAuto};
+}
+
+void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
+  scanning::Forward("s4d::Forward", ctx, DefinitionOf(options), in, options, out);
+}
+
+void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
+              const Gradients& out) {
+  scanning::Backward("s4d::Backward", ctx, DefinitionOf(options), in, options, out);
+}
+
+void Step(Context& ctx, const StepInputs& in, const Options& options, const TensorView& state,
+          const TensorView& o) {
+  scanning::Step("s4d::Step", ctx, DefinitionOf(options), in, state, o);
+}
+
+void Kernel(Context& ctx, const Inputs& in, const Options& options, const TensorView& kernel) {
+  constexpr const char* kOp = "s4d::Kernel";
+  const Impulse impulse(kOp, "kernel", in, kernel);
+  Inputs of = in;
+  of.u = impulse.u;
+  scanning::Forward(kOp, ctx, DefinitionOf(OfKernel(options)), of, {}, {WithBatch(kernel), {}});
+}
+
+void KernelBackward(Context& ctx, const Inputs& in, const ConstTensorView& dkernel,
+                    const Options& options, const Gradients& out) {
+  constexpr const char* kOp = "s4d::KernelBackward";
+  const Impulse impulse(kOp, "dkernel", in, dkernel);
+  BackwardInputs of;
+  static_cast<Inputs&>(of) = in;
+  of.u = impulse.u;
+  of.d_o = WithBatch(dkernel);
+  scanning::Backward(kOp, ctx, DefinitionOf(OfKernel(options)), of, {}, out);
+}
+
+int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return scanning::Workspace("s4d::Workspace", ctx, DefinitionOf(options), in, options);
+}
+
+int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
+  return scanning::BackwardWorkspace("s4d::BackwardWorkspace", ctx, DefinitionOf(options), in,
+                                     options);
+}
+
+Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
+  return scanning::Explain("s4d::Explain", ctx, DefinitionOf(options), in, options);
+}
+
+}  // namespace heed::s4d

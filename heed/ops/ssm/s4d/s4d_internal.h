@@ -1,0 +1,14 @@
+// The definition of S4D: which tensors it takes, and where the engine finds them.
+#ifndef HEED_OPS_SSM_S4D_S4D_INTERNAL_H_
+#define HEED_OPS_SSM_S4D_S4D_INTERNAL_H_
+
+#include "heed/ops/parts/scanning_internal.h"
+#include "heed/ops/ssm/s4d/s4d.h"
+
+namespace heed::s4d {
+
+scanning::Definition DefinitionOf(const Options& options);
+
+}  // namespace heed::s4d
+
+#endif  // HEED_OPS_SSM_S4D_S4D_INTERNAL_H_
