@@ -214,7 +214,7 @@ def shaped(comment, fields):
             shape = match[2]
             for name in re.split(r", | and ", match[1]):
                 if name in fields:
-                    meaning = re.sub(r"^\[.*?\][:,]? ?", "", fields[name])
+                    meaning = re.sub(r"^\[.*?\]((, | or )\[.*?\])*[:,]? ?", "", fields[name])
                     found[name] = f"{shape}: {meaning}".rstrip(": ")
         elif (match := re.fullmatch(r"(\w+) is (\w+)", clause)) and match[2] != "absent" and match[1] in fields:
             found[match[2]] = fields[match[1]]

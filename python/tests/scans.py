@@ -7,7 +7,7 @@ from heed import _core
 DESCRIPTIONS = _core._scanning
 NAMES = sorted(name for name in DESCRIPTIONS if DESCRIPTIONS[name]["state_axes"])
 STATELESS = sorted(set(DESCRIPTIONS) - set(NAMES))
-SIZES = {"B": 2, "D": 6, "T": 21, "N": 5, "G": 2, "L": 6}
+SIZES = {"B": 2, "D": 6, "T": 21, "N": 5, "G": 2, "L": 6, "2": 2}
 
 
 def axes_of(name, argument, rank=None):
@@ -32,7 +32,7 @@ def arguments(name, dtype=np.float64, seed=5, rank=None, **sizes):
             x = 0.3 * np.exp(0.5 * x)
         elif argument == "log_decay":
             x = -0.3 * np.exp(x)
-        elif argument == "a":
+        elif argument in ("a", "log_dt"):
             x = x - 1
         result[argument] = x.astype(dtype)
     return result
@@ -60,6 +60,11 @@ def at_tokens(name, values, tokens):
     return {argument: part(argument, x) for argument, x in values.items()}
 
 
+def close_enough(name):
+    """Whether bits or sizes are compared where a sequence is split."""
+    return {"s4d": {"rtol": 2e-5, "atol": 2e-5}}.get(name, {"rtol": 0, "atol": 0})
+
+
 def output_at(name, o, tokens):
     return at_tokens(name, {DESCRIPTIONS[name]["inputs"][0]: o}, tokens).popitem()[1]
 
@@ -74,7 +79,7 @@ def sigmoid(x):
 
 def naive(name, values, initial=None, **settings):
     """o and the final state, by the definition, token by token."""
-    return {"selective_scan": _selective_scan, "rg_lru": _rg_lru, "hgrn": _hgrn}[name](values, initial, **settings)
+    return {"selective_scan": _selective_scan, "rg_lru": _rg_lru, "hgrn": _hgrn, "s4d": _s4d}[name](values, initial, **settings)
 
 
 def _selective_scan(values, initial, delta_softplus=False):
@@ -119,3 +124,24 @@ def _rg_lru(values, initial, c=8.0):
     if initial is None:
         root[:, :1] = 1
     return _hgrn({"x": root * sigmoid(values["input_gate"]) * x, "log_decay": log_a}, initial)
+
+
+def s4d_modes(values, discretization="zoh"):
+    """a, b and C: [D, N], complex."""
+    dt = np.exp(values["log_dt"])[:, None]
+    z = dt * (-np.exp(values["log_A_real"]) + 1j * values["A_imag"])
+    a, b = (np.exp(z), dt * np.expm1(z) / z) if discretization == "zoh" else ((1 + z / 2) / (1 - z / 2), dt / (1 - z / 2))
+    return a, b, values["C"][..., 0] + 1j * values["C"][..., 1]
+
+
+def _s4d(values, initial, discretization="zoh", method=None):
+    u = values["u"]
+    a, b, C = s4d_modes(values, discretization)
+    h = np.zeros((u.shape[0], *a.shape), complex) if initial is None else initial[..., 0] + 1j * initial[..., 1]
+    o = np.empty_like(u)
+    for t in range(u.shape[2]):
+        h = a * h + b * u[:, :, t, None]
+        o[:, :, t] = 2 * (C * h).sum(-1).real
+    if "D" in values:
+        o = o + values["D"][:, None] * u
+    return o, np.stack([h.real, h.imag], -1)

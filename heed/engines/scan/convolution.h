@@ -39,7 +39,7 @@ inline double Operations(int64_t num_taps, int64_t count, bool backward) {
 }
 
 // Whether modes are cheaper as taps: more of them than a token of a transform costs as much as.
-inline constexpr int64_t kModesPerTransformed = 96;
+inline constexpr int64_t kModesPerTransformed = 64;
 inline bool PrefersTaps(const Problem& p) { return p.states > kModesPerTransformed; }
 
 // Spectra of gradients of taps that add up before they are transformed back.

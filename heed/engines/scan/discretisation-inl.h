@@ -15,6 +15,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "heed/core/carver.h"
 #include "heed/core/dtype.h"
@@ -55,6 +56,21 @@ HWY_INLINE ComplexVector<V> Quotient(ComplexVector<V> x, ComplexVector<V> y) {
           hn::Div(hn::NegMulAdd(x.re, y.im, hn::Mul(x.im, y.re)), norm)};
 }
 
+// Highway's are meant for less than so much.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void SineAndCosine(D d, V x, V& sine, V& cosine) {
+  hn::SinCos(d, x, sine, cosine);
+  if (hn::AllFalse(d, hn::Gt(hn::Abs(x), hn::Set(d, 3e4)))) return;
+  HWY_ALIGN double angle[hn::MaxLanes(D())], of_sine[hn::MaxLanes(D())];
+  hn::Store(x, d, angle);
+  for (size_t i = 0; i < hn::Lanes(d); ++i) {
+    of_sine[i] = std::sin(angle[i]);
+    angle[i] = std::cos(angle[i]);
+  }
+  sine = hn::Load(d, of_sine);
+  cosine = hn::Load(d, angle);
+}
+
 // a and b of vectors of z.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE void DiscretiseVector(D d, bool bilinear, V dt, ComplexVector<V> z, ComplexVector<V>& a,
@@ -69,7 +85,7 @@ HWY_INLINE void DiscretiseVector(D d, bool bilinear, V dt, ComplexVector<V> z, C
   }
   // e^z - 1 has the parts (e^x - 1) cos y - 2 sin^2(y/2), which are of one sign, and e^x sin y.
   V sine, cosine;
-  hn::SinCos(d, hn::Mul(half, z.im), sine, cosine);
+  SineAndCosine(d, hn::Mul(half, z.im), sine, cosine);
   const V less = hn::Expm1(d, z.re), two = hn::Add(one, one);
   const V cos_less = hn::Mul(hn::Neg(two), hn::Mul(sine, sine));  // cos y - 1
   const V sin_y = hn::Mul(two, hn::Mul(sine, cosine)), cos_y = hn::Add(one, cos_less);
@@ -97,9 +113,16 @@ HWY_NOINLINE HWY_ATTR inline void Discretise(const Problem& p, int64_t channel, 
   const auto dt = hn::Set(d, of.dt);
   for (size_t n = 0; n < modes; n += hn::Lanes(d)) {
     ComplexVector<hn::Vec<decltype(d)>> z, a, b;
-    z.re = hn::Neg(hn::Mul(dt, hn::Exp(d, hn::LoadU(d, of.z + n))));
+    // A decay that is beyond all numbers has nothing left to square.
+    const auto log_rate = hn::LoadU(d, of.z + n);
+    z.re = hn::Max(hn::Neg(hn::Mul(dt, hn::Exp(d, log_rate))), hn::Set(d, -1e100));
     z.im = hn::LoadU(d, of.z + of.width + n);
     DiscretiseVector(d, p.bilinear, dt, z, a, b);
+    // Highway's exponentials of NaN are 0.
+    const auto lost = hn::Or(hn::IsNaN(hn::Add(log_rate, z.im)), hn::IsNaN(dt));
+    for (auto* x : {&z.re, &a.re, &a.im, &b.re, &b.im}) {
+      *x = hn::IfThenElse(lost, hn::Set(d, std::numeric_limits<double>::quiet_NaN()), *x);
+    }
     const auto valid = hn::FirstN(d, HWY_MIN(hn::Lanes(d), modes - n));
     const auto store = [&](hn::Vec<decltype(d)> x, double* to) HWY_ATTR {
       hn::StoreU(hn::IfThenElseZero(valid, x), d, to + n);

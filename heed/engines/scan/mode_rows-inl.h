@@ -31,7 +31,7 @@ struct ModeBuffers {
   T *rows, *d_rows;
   std::array<ModeTables<T>, kRowChannels> tables;  // of the channels in memory
   std::array<ModeSums<T>, kRowChannels> sums;
-  T *h, *p, *written;  // [2, width]
+  T *h, *p, *written;  // rows of [2, width]: as ModesForward takes them
   ModeTrace<T> trace;
 
   void LayOut(const Problem& problem, bool backward, Carver& carver) {
@@ -43,7 +43,7 @@ struct ModeBuffers {
     };
     next(rows, channels * pitch);
     for (size_t c = 0; c < channels; ++c) tables[c].LayOut(problem, backward, carver);
-    for (T** row : {&h, &p, &written}) next(*row, 2 * width);
+    for (T** row : {&h, &p, &written}) next(*row, (Group<T>() + 1) * 2 * width);
     if (!backward) return;
     next(d_rows, channels * pitch);
     for (size_t c = 0; c < channels; ++c) sums[c].LayOut(width, carver);
@@ -169,7 +169,7 @@ struct ModeTaps {
       carver.Next(buffer, static_cast<int64_t>(elements));
     };
     tables.LayOut(problem, backward, carver);
-    for (T** row : {&h, &p, &written}) next(*row, 2 * width);
+    for (T** row : {&h, &p, &written}) next(*row, (Group<T>() + 1) * 2 * width);
     if (!backward) return;
     const auto taps = static_cast<size_t>(problem.num_taps);
     sums.LayOut(width, carver);

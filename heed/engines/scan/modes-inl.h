@@ -23,6 +23,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "heed/core/carver.h"
 #include "heed/engines/scan/discretisation-inl.h"
@@ -40,12 +41,6 @@ inline size_t PaddedModes(const Problem& p) {
   return (static_cast<size_t>(p.states) + kChunk - 1) / kChunk * kChunk;
 }
 
-// Real and imaginary parts, a row of modes each.
-template <class T>
-struct ComplexRow {
-  T *re, *im;
-};
-
 // What the chunks of one channel are multiplied with. Rows of modes are real parts, then imaginary.
 template <class T>
 struct ModeTables {
@@ -60,7 +55,7 @@ struct ModeTables {
   // Of the backward pass.
   T* taps_back;              // K from its end, then 16 zeros
   T* writes;                 // Re and -Im of b a^(15-i): [modes, 2, 16]
-  T* slopes;                 // (l + 1) a^l: [16, 2, width]
+  T* slopes;                 // l a^(l-1): [17, 2, width]
 
   void LayOut(const Problem& p, bool backward, Carver& carver) {
     modes = static_cast<size_t>(p.states);
@@ -76,11 +71,7 @@ struct ModeTables {
     if (!backward) return;
     next(taps_back, 2 * kChunk);
     next(writes, 2 * kChunk * width);
-    next(slopes, 2 * kChunk * width);
-  }
-
-  ComplexRow<T> Row(T* rows, size_t row = 0) const {
-    return {rows + 2 * row * width, rows + (2 * row + 1) * width};
+    next(slopes, 2 * (kChunk + 1) * width);
   }
 };
 
@@ -124,7 +115,7 @@ HWY_NOINLINE HWY_ATTR void FillChunkTables(bool backward, ModeTables<T>& t) {
   double taps[kChunk] = {};
   const ChannelModes& of = t.of;
   std::fill_n(t.powers, 2 * kChunk * t.width, T{0});
-  if (backward) std::fill_n(t.slopes, 2 * kChunk * t.width, T{0});
+  if (backward) std::fill_n(t.slopes, 2 * (kChunk + 1) * t.width, T{0});
   std::fill_n(t.jump, 2 * t.width, T{0});
   std::fill_n(t.returns, 2 * t.width, T{0});
   for (size_t n = 0; n < t.modes; ++n) {
@@ -158,8 +149,8 @@ HWY_NOINLINE HWY_ATTR void FillChunkTables(bool backward, ModeTables<T>& t) {
       writes[i] = static_cast<T>(of.b[n] * power.re[l] - of.b[m] * power.im[l]);
       writes[kChunk + i] = static_cast<T>(-(of.b[n] * power.im[l] + of.b[m] * power.re[l]));
       const auto order = static_cast<double>(i + 1);
-      t.slopes[2 * i * t.width + n] = static_cast<T>(order * power.re[i]);
-      t.slopes[2 * i * t.width + m] = static_cast<T>(order * power.im[i]);
+      t.slopes[2 * (i + 1) * t.width + n] = static_cast<T>(order * power.re[i]);
+      t.slopes[2 * (i + 1) * t.width + m] = static_cast<T>(order * power.im[i]);
     }
   }
   std::fill_n(t.taps, kChunk, T{0});
@@ -177,76 +168,103 @@ constexpr size_t ChunkVectors() {
 template <class T>
 using ChunkTag = hn::CappedTag<T, kChunk>;
 
-// y = skip x + sum_j x_j column(j) + Re(sum over modes of table rows and z): the tokens of a chunk, from
-// taps shifted by one per token and from states, or gradients of states.
-template <class T, class Column>
+// Chunks that share what is loaded from tables: loads would bound one alone. A whole group's states
+// are known before its outputs, as they are sums over inputs.
+template <class T>
+constexpr size_t Group() {
+  return hn::MaxLanes(hn::ScalableTag<T>()) * sizeof(T) >= 64 ? 4 : 1;
+}
+
+// y = skip x + sum_j x_j taps[. - j] + Re(sum over modes of table rows and z), of the tokens of G chunks: from
+// taps shifted by one per token and from states, or gradients of states, z: [G, 2, width]. Tokens before
+// j, or of gradients after it, see nothing of x_j, even if it is NaN.
+template <size_t G, bool kGradient, class T>
 HWY_INLINE void ChunkOutputs(const ModeTables<T>& t, const T* HWY_RESTRICT x, T skip,
-                             const Column& column, const T* HWY_RESTRICT table,
-                             ComplexRow<const T> z, T* y) {
+                             const T* taps, const T* HWY_RESTRICT table,
+                             const T* HWY_RESTRICT z, T* HWY_RESTRICT y) {
   const ChunkTag<T> d;
   constexpr size_t V = ChunkVectors<T>(), N = hn::MaxLanes(ChunkTag<T>());
   using Vec = hn::Vec<ChunkTag<T>>;
-  Vec even[V], odd[V], re[V], im[V];
-  for (size_t v = 0; v < V; ++v) {
-    const Vec own = hn::Mul(hn::Set(d, skip), hn::LoadU(d, x + v * N));
-    even[v] = skip == 0 ? hn::Zero(d) : own;  // infinity times nothing is nothing
-    odd[v] = re[v] = im[v] = hn::Zero(d);
-  }
-  for (size_t j = 0; j < kChunk; j += 2) {
+  Vec first[G][V], second[G][V];
+  for (size_t g = 0; g < G; ++g) {
     for (size_t v = 0; v < V; ++v) {
-      even[v] = hn::MulAdd(hn::Set(d, x[j]), hn::LoadU(d, column(j) + v * N), even[v]);
-      odd[v] = hn::MulAdd(hn::Set(d, x[j + 1]), hn::LoadU(d, column(j + 1) + v * N), odd[v]);
+      const Vec own = hn::Mul(hn::Set(d, skip), hn::LoadU(d, x + g * kChunk + v * N));
+      first[g][v] = skip == 0 ? hn::Zero(d) : own;  // infinity times nothing is nothing
+      second[g][v] = hn::Zero(d);
     }
   }
-  for (size_t n = 0; n < t.modes; ++n) {
-    const T* row = table + 2 * kChunk * n;
+  for (size_t j = 0; j < kChunk; ++j) {
     for (size_t v = 0; v < V; ++v) {
-      re[v] = hn::MulAdd(hn::Set(d, z.re[n]), hn::LoadU(d, row + v * N), re[v]);
-      im[v] = hn::MulAdd(hn::Set(d, z.im[n]), hn::LoadU(d, row + kChunk + v * N), im[v]);
+      const Vec shifted = hn::LoadU(d, taps + v * N - j);
+      const size_t end = kGradient ? j + 1 : j, begin = v * N;
+      const auto before = hn::FirstN(d, end > begin ? HWY_MIN(N, end - begin) : 0);
+      const auto sees = kGradient ? before : hn::Not(before);
+      for (size_t g = 0; g < G; ++g) {
+        const Vec with = hn::MulAdd(hn::Set(d, x[g * kChunk + j]), shifted, first[g][v]);
+        first[g][v] = hn::IfThenElse(sees, with, first[g][v]);
+      }
     }
   }
-  for (size_t v = 0; v < V; ++v) {
-    hn::StoreU(hn::Add(hn::Add(even[v], odd[v]), hn::Add(re[v], im[v])), d, y + v * N);
+  for (size_t n = 0; n < t.modes; ++n, table += 2 * kChunk) {
+    for (size_t v = 0; v < V; ++v) {
+      const Vec re = hn::LoadU(d, table + v * N), im = hn::LoadU(d, table + kChunk + v * N);
+      for (size_t g = 0; g < G; ++g) {
+        const T* mode = z + 2 * g * t.width + n;
+        first[g][v] = hn::MulAdd(hn::Set(d, mode[0]), re, first[g][v]);
+        second[g][v] = hn::MulAdd(hn::Set(d, mode[t.width]), im, second[g][v]);
+      }
+    }
+  }
+  for (size_t g = 0; g < G; ++g) {
+    for (size_t v = 0; v < V; ++v) {
+      hn::StoreU(hn::Add(first[g][v], second[g][v]), d, y + g * kChunk + v * N);
+    }
   }
 }
 
-// sum_j x_j rows[row(j)], of modes in lanes, for one or two tables of 16 rows.
-template <size_t kTables, class T, class RowOf>
+// sums[k] = sum_j x_j tables[k][row_of(j)] of each of G chunks: [G, 2, width] with modes in lanes.
+template <size_t G, size_t kTables, class T, class RowOf>
 HWY_INLINE void ChunkSums(const ModeTables<T>& t, const T* HWY_RESTRICT x,
                           const T* const (&tables)[kTables], const RowOf& row_of,
-                          T* const (&sums)[kTables]) {
+                          T* const (&sums)[kTables], size_t apart) {
   const hn::ScalableTag<T> d;
   using Vec = hn::Vec<hn::ScalableTag<T>>;
   for (size_t n = 0; n < t.width; n += Lanes<T>()) {
-    Vec re[kTables], im[kTables];
-    for (size_t k = 0; k < kTables; ++k) re[k] = im[k] = hn::Zero(d);
+    Vec re[kTables][G], im[kTables][G];
+    for (size_t k = 0; k < kTables; ++k) {
+      for (size_t g = 0; g < G; ++g) re[k][g] = im[k][g] = hn::Zero(d);
+    }
     for (size_t j = 0; j < kChunk; ++j) {
-      const Vec xj = hn::Set(d, x[j]);
       for (size_t k = 0; k < kTables; ++k) {
-        const T* row = row_of(k, j) < kChunk ? tables[k] + 2 * t.width * row_of(k, j) + n : nullptr;
-        if (row == nullptr) continue;
-        re[k] = hn::MulAdd(xj, hn::LoadU(d, row), re[k]);
-        im[k] = hn::MulAdd(xj, hn::LoadU(d, row + t.width), im[k]);
+        const T* row = tables[k] + 2 * t.width * row_of(j) + n;
+        const Vec row_re = hn::LoadU(d, row), row_im = hn::LoadU(d, row + t.width);
+        for (size_t g = 0; g < G; ++g) {
+          const Vec xj = hn::Set(d, x[g * kChunk + j]);
+          re[k][g] = hn::MulAdd(xj, row_re, re[k][g]);
+          im[k][g] = hn::MulAdd(xj, row_im, im[k][g]);
+        }
       }
     }
     for (size_t k = 0; k < kTables; ++k) {
-      hn::StoreU(re[k], d, sums[k] + n);
-      hn::StoreU(im[k], d, sums[k] + t.width + n);
+      for (size_t g = 0; g < G; ++g) {
+        hn::StoreU(re[k][g], d, sums[k] + g * apart + n);
+        hn::StoreU(im[k][g], d, sums[k] + g * apart + t.width + n);
+      }
     }
   }
 }
 
-// z = f z + g w, of complex rows of modes.
+// to = f z + g w, of complex rows of modes; `to` may be z.
 template <class T>
-HWY_INLINE void Advance(size_t width, const T* f, const T* g, const T* w, T* z) {
+HWY_INLINE void Advance(size_t width, const T* f, const T* g, const T* w, const T* z, T* to) {
   const hn::ScalableTag<T> d;
   for (size_t n = 0; n < width; n += Lanes<T>()) {
     const auto load = [&](const T* from) HWY_ATTR { return hn::LoadU(d, from + n); };
     const auto fr = load(f), fi = load(f + width), gr = load(g), gi = load(g + width);
     const auto wr = load(w), wi = load(w + width), zr = load(z), zi = load(z + width);
     const auto re = hn::MulAdd(fr, zr, hn::Mul(gr, wr)), im = hn::MulAdd(fr, zi, hn::Mul(gr, wi));
-    hn::StoreU(hn::NegMulAdd(gi, wi, hn::NegMulAdd(fi, zi, re)), d, z + n);
-    hn::StoreU(hn::MulAdd(gi, wr, hn::MulAdd(fi, zr, im)), d, z + width + n);
+    hn::StoreU(hn::NegMulAdd(gi, wi, hn::NegMulAdd(fi, zi, re)), d, to + n);
+    hn::StoreU(hn::MulAdd(gi, wr, hn::MulAdd(fi, zr, im)), d, to + width + n);
   }
 }
 
@@ -281,21 +299,29 @@ HWY_INLINE T OneToken(const ModeTables<T>& t, T x, T* h) {
   return hn::ReduceSum(d, y);
 }
 
-// A row of inputs becomes one of outputs; h goes from the state before it to that after it.
-template <class T>
-HWY_NOINLINE HWY_ATTR void ModesForward(const ModeTables<T>& t, T skip, size_t tokens, T* h, T* sums,
-                                        T* row) {
-  size_t i = 0;
-  for (; i + kChunk <= tokens; i += kChunk) {
-    T* x = row + i;
-    T chunk[kChunk];  // outputs take its place
-    std::copy_n(x, kChunk, chunk);
-    const T* zeros_and_taps = t.taps + kChunk;
-    ChunkOutputs(t, chunk, skip, [&](size_t j) { return zeros_and_taps - j; }, t.reads,
-                 {h, h + t.width}, x);
-    ChunkSums<1>(t, chunk, {t.powers}, [](size_t, size_t j) { return kChunk - 1 - j; }, {sums});
-    Advance(t.width, t.jump, t.b, sums, h);
+// G chunks of inputs become outputs; h: [G + 1, 2, width], the first of them given.
+template <size_t G, class T>
+HWY_INLINE void ChunksForward(const ModeTables<T>& t, T skip, T* h, T* written, T* row) {
+  const size_t w = 2 * t.width;
+  T x[G * kChunk];  // outputs take its place
+  std::copy_n(row, G * kChunk, x);
+  ChunkSums<G, 1>(t, x, {t.powers}, [](size_t j) { return kChunk - 1 - j; }, {written}, w);
+  for (size_t g = 0; g < G; ++g) {
+    Advance(t.width, t.jump, t.b, written + g * w, h + g * w, h + (g + 1) * w);
   }
+  ChunkOutputs<G, false>(t, x, skip, t.taps + kChunk, t.reads, h, row);
+  std::copy_n(h + G * w, w, h);
+}
+
+// A row of inputs becomes one of outputs. h, of [Group + 1, 2, width], begins with the state before
+// it, and then with that after it; written has as many rows less one.
+template <class T>
+HWY_NOINLINE HWY_ATTR void ModesForward(const ModeTables<T>& t, T skip, size_t tokens, T* h,
+                                        T* written, T* row) {
+  constexpr size_t G = Group<T>();
+  size_t i = 0;
+  for (; i + G * kChunk <= tokens; i += G * kChunk) ChunksForward<G>(t, skip, h, written, row + i);
+  for (; i + kChunk <= tokens; i += kChunk) ChunksForward<1>(t, skip, h, written, row + i);
   for (; i < tokens; ++i) {
     const T x = row[i];
     row[i] = OneToken(t, x, h) + (skip == 0 ? T{0} : skip * x);
@@ -348,13 +374,14 @@ template <class T>
 struct ModeTrace {
   T* chunks;  // X and U of each: [chunks, 2, 2, width]
   T* tokens;  // the states before each of the last tokens, and after: [16, 2, width]
-  T *v, *v_slope, *u_slope;  // [2, width]
+  T *v, *v_slope, *u_slope, *gradients;  // of a group: [Group, 2, width]
 
   void LayOut(size_t width, int64_t most_tokens, Carver& carver) {
     const auto w = static_cast<int64_t>(2 * width);
     carver.Next(chunks, most_tokens / static_cast<int64_t>(kChunk) * 2 * w);
     carver.Next(tokens, static_cast<int64_t>(kChunk) * w);
-    for (T** row : {&v, &v_slope, &u_slope}) carver.Next(*row, w);
+    const auto group = static_cast<int64_t>(Group<T>());
+    for (T** row : {&v, &v_slope, &u_slope, &gradients}) carver.Next(*row, group * w);
   }
 };
 
@@ -409,22 +436,54 @@ HWY_INLINE void AddLags(const T* HWY_RESTRICT u, const T* HWY_RESTRICT dy, T* HW
   for (size_t v = 0; v < V; ++v) hn::StoreU(sum[v], d, lags + v * N);
 }
 
+// G chunks of gradients of outputs, whose inputs are u, become those of inputs; p goes back over them.
+template <size_t G, class T>
+HWY_INLINE void ChunksBackward(const ModeTables<T>& t, T skip, const T* u, const T* trace_of,
+                               const ModeTrace<T>& trace, const ModeSums<T>& sums, T* p,
+                               T* d_row) {
+  using Row = ModeSums<T>;
+  const size_t w = 2 * t.width;
+  T dy[G * kChunk];
+  std::copy_n(d_row, G * kChunk, dy);
+  // Row l of the slopes is l a^(l-1).
+  ChunkSums<G, 1>(t, dy, {t.powers}, [](size_t j) { return j; }, {trace.v}, w);
+  ChunkSums<G, 1>(t, dy, {t.slopes}, [](size_t j) { return j + 1; }, {trace.v_slope}, w);
+  ChunkSums<G, 1>(t, u, {t.slopes}, [](size_t j) { return kChunk - 1 - j; }, {trace.u_slope}, w);
+  for (size_t g = G; g-- > 0;) {
+    const T *before = trace_of + 2 * g * w, *written = before + w;
+    std::copy_n(p, w, trace.gradients + g * w);
+    AddProducts(t.width, p, before, sums.At(Row::kPX));
+    AddProducts(t.width, p, trace.u_slope + g * w, sums.At(Row::kPSlope));
+    AddProducts(t.width, before, trace.v_slope + g * w, sums.At(Row::kXSlope));
+    AddProducts(t.width, p, written, sums.At(Row::kPU));
+    AddProducts(t.width, before, trace.v + g * w, sums.At(Row::kXV));
+    AddLags(u + g * kChunk, dy + g * kChunk, sums.lags);
+    Advance(t.width, t.jump, t.returns, trace.v + g * w, p, p);
+  }
+  ChunkOutputs<G, true>(t, dy, skip, t.taps_back + kChunk - 1, t.writes, trace.gradients, d_row);
+}
+
 // A row of gradients of outputs becomes one of inputs; p goes from the gradient of the state after it
 // to that of h, the state before it.
 template <class T>
 HWY_NOINLINE HWY_ATTR void ModesBackward(const ModeTables<T>& t, T skip, size_t tokens, const T* row,
                                          T* d_row, T* h, T* p, const ModeTrace<T>& trace,
                                          const ModeSums<T>& sums) {
-  using Row = ModeSums<T>;
+  constexpr size_t G = Group<T>();
   const size_t w = 2 * t.width, chunks = tokens / kChunk, rest = tokens % kChunk;
-  for (size_t i = 0; i < chunks; ++i) {
-    T *before = trace.chunks + 2 * i * w, *written = before + w;
-    std::copy_n(h, w, before);
-    ChunkSums<1>(t, row + i * kChunk, {t.powers}, [](size_t, size_t j) { return kChunk - 1 - j; },
-                 {written});
-    Advance(t.width, t.jump, t.b, written, h);
-  }
-  const T *last = row + chunks * kChunk;
+  const size_t groups = chunks / G * G;
+  const auto write = [&](auto at_once, size_t i) HWY_ATTR {
+    T* written = trace.chunks + (2 * i + 1) * w;
+    ChunkSums<at_once, 1>(t, row + i * kChunk, {t.powers}, [](size_t j) { return kChunk - 1 - j; },
+                          {written}, 2 * w);
+    for (size_t g = 0; g < at_once; ++g, written += 2 * w) {
+      std::copy_n(h, w, written - w);
+      Advance(t.width, t.jump, t.b, written, h, h);
+    }
+  };
+  for (size_t i = 0; i < groups; i += G) write(std::integral_constant<size_t, G>(), i);
+  for (size_t i = groups; i < chunks; ++i) write(std::integral_constant<size_t, 1>(), i);
+  const T* last = row + chunks * kChunk;
   T* d_last = d_row + chunks * kChunk;
   for (size_t i = 0; i < rest; ++i) {
     std::copy_n(h, w, trace.tokens + i * w);
@@ -433,31 +492,22 @@ HWY_NOINLINE HWY_ATTR void ModesBackward(const ModeTables<T>& t, T skip, size_t 
   std::copy_n(h, w, trace.tokens + rest * w);
   for (size_t i = rest; i-- > 0;) {
     const T dy = d_last[i];
-    const T *before = trace.tokens + i * w;
+    const T* before = trace.tokens + i * w;
     d_last[i] = OneTokenBack(t, last[i], dy, before, before + w, sums, p) +
                 (skip == 0 ? T{0} : skip * dy);
   }
-  for (size_t i = chunks; i-- > 0;) {
-    const T *before = trace.chunks + 2 * i * w, *written = before + w, *u = row + i * kChunk;
-    T dy[kChunk];
-    std::copy_n(d_row + i * kChunk, kChunk, dy);
-    ChunkSums<2>(t, dy, {t.powers, t.slopes}, [](size_t, size_t j) { return j; },
-                 {trace.v, trace.v_slope});
-    ChunkSums<1>(t, u, {t.slopes}, [](size_t, size_t j) { return kChunk - 2 - j; },
-                 {trace.u_slope});
-    AddProducts(t.width, p, before, sums.At(Row::kPX));
-    AddProducts(t.width, p, trace.u_slope, sums.At(Row::kPSlope));
-    AddProducts(t.width, before, trace.v_slope, sums.At(Row::kXSlope));
-    AddProducts(t.width, p, written, sums.At(Row::kPU));
-    AddProducts(t.width, before, trace.v, sums.At(Row::kXV));
-    AddLags(u, dy, sums.lags);
-    const T* back = t.taps_back + kChunk - 1;
-    ChunkOutputs(t, dy, skip, [&](size_t j) { return back - j; }, t.writes,
-                 {p, p + t.width}, d_row + i * kChunk);
-    Advance(t.width, t.jump, t.returns, trace.v, p);
-    if (i % kChunksPerSum == 0) sums.Flush();
-  }
-  if (chunks == 0) sums.Flush();
+  size_t summed = 0;
+  const auto back = [&](auto at_once, size_t i) HWY_ATTR {
+    ChunksBackward<at_once>(t, skip, row + i * kChunk, trace.chunks + 2 * i * w, trace, sums, p,
+                            d_row + i * kChunk);
+    summed += at_once;
+    if (summed < kChunksPerSum) return;
+    sums.Flush();
+    summed = 0;
+  };
+  for (size_t i = chunks; i-- > groups;) back(std::integral_constant<size_t, 1>(), i);
+  for (size_t i = groups; i > 0; i -= G) back(std::integral_constant<size_t, G>(), i - G);
+  sums.Flush();
 }
 
 // The gradients of one channel's parameters from its sums.

@@ -14,6 +14,7 @@ from heed.torch._functions import (
     merge_attention,
     orthogonal_features,
     rotary,
+    s4d_kernel,
     sinusoidal,
     t5_bias,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "orthogonal_features",
     "replace_sdpa",
     "rotary",
+    "s4d_kernel",
     "scaled_dot_product_attention",
     "sinusoidal",
     "t5_bias",

@@ -24,8 +24,8 @@
 
 namespace heed::s4d {
 
-// It takes u, log_dt, log_A_real, A_imag, C [D, N, 2] of real and imaginary parts, and D, which may be
-// absent. States are [B, D, N, 2].
+// It takes u, log_dt, log_A_real, A_imag, C and D, which may be absent. C [D, N, 2] has real and
+// imaginary parts. States are [B, D, N, 2].
 using scanning::BackwardInputs;
 using scanning::Explanation;
 using scanning::Gradients;
@@ -36,12 +36,12 @@ using scanning::StepInputs;
 enum class Method {
   kAuto,         // 'auto': what is cheaper for this many modes
   kRecurrent,    // 'recurrent': from token to token
-  kConvolution,  // 'convolution': with K; a call that has a state or wants one, or its gradient, takes
-                 // the recurrent way, as it must walk the states anyway
+  kConvolution,  // 'convolution': with K, but where there is a state: it must be walked anyway
 };
+
 enum class Discretization {
-  kZeroOrderHold,  // 'zoh'
-  kBilinear,       // 'bilinear'
+  kZeroOrderHold,  // 'zoh': zero-order hold
+  kBilinear,       // 'bilinear': the bilinear transform
 };
 
 struct Options : scanning::Options {
@@ -108,10 +108,10 @@ HEED_API void KernelBackward(Context& ctx, const Inputs& in, const ConstTensorVi
 // whole 16, S the tokens of the longest sequence, W = 16 where channels are contiguous and else 1, from
 // token to token at most
 //
-//   forward   threads (W (E (S + 76 M + 96) + 64 M + 1024) + 6 E M + a few KiB)
-//   backward  threads (W (E (2 S + 156 M + 192) + 192 M + 2048) + E M (S / 4 + 48) + a few KiB)
+//   forward   threads (W (E (S + 76 M + 96) + 64 M + 1024) + 40 E M + a few KiB)
+//   backward  threads (W (E (2 S + 160 M + 192) + 192 M + 2048) + E M (S / 4 + 96) + a few KiB)
 //
-// and as a convolution also that of long_convolution, with W = 1 for the rest.
+// and as a convolution that of long_convolution besides, with W = 1.
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
                                    const Options& options);

@@ -1,0 +1,202 @@
+// Calls of mechanisms on the scan engine for tests: all inputs, all results.
+#ifndef HEED_TESTS_SCAN_CALL_H_
+#define HEED_TESTS_SCAN_CALL_H_
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "heed/harness/buffer.h"
+#include "heed/ops/gated/hgrn/hgrn.h"
+#include "heed/ops/gated/hgrn/hgrn_internal.h"
+#include "heed/ops/gated/rg_lru/rg_lru.h"
+#include "heed/ops/gated/rg_lru/rg_lru_internal.h"
+#include "heed/ops/ssm/s4d/s4d.h"
+#include "heed/ops/ssm/s4d/s4d_internal.h"
+#include "heed/ops/ssm/selective_scan/selective_scan.h"
+#include "heed/ops/ssm/selective_scan/selective_scan_internal.h"
+
+namespace heed::scanning {
+
+using Shape = std::vector<int64_t>;
+
+inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// A mechanism with its options' defaults, but for softplus.
+struct Mechanism {
+  const char* name;
+  Definition definition;
+  std::function<void(Context&, const Inputs&, const Options&, const Outputs&)> forward;
+  std::function<void(Context&, const BackwardInputs&, const Options&, const Gradients&)> backward;
+  std::function<void(Context&, const StepInputs&, const TensorView&, const TensorView&)> step;
+  std::function<int64_t(const Context&, const Inputs&)> workspace, backward_workspace;
+};
+
+#define HEED_MECHANISM(op, own)                                                             \
+  Mechanism {                                                                               \
+    #op, op::DefinitionOf(own),                                                             \
+        [](Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {    \
+          op::Forward(ctx, in, With(own, options), out);                                    \
+        },                                                                                  \
+        [](Context& ctx, const BackwardInputs& in, const Options& options,                  \
+           const Gradients& out) { op::Backward(ctx, in, With(own, options), out); },       \
+        [](Context& ctx, const StepInputs& in, const TensorView& state,                     \
+           const TensorView& o) { op::Step(ctx, in, own, state, o); },                      \
+        [](const Context& ctx, const Inputs& in) { return op::Workspace(ctx, in, own); },   \
+        [](const Context& ctx, const Inputs& in) {                                          \
+          return op::BackwardWorkspace(ctx, in, own);                                       \
+        }                                                                                   \
+  }
+
+inline selective_scan::Options Softplus() {
+  selective_scan::Options options;
+  options.delta_softplus = true;
+  return options;
+}
+
+inline const Mechanism kMechanisms[] = {HEED_MECHANISM(selective_scan, Softplus()),
+                                 HEED_MECHANISM(rg_lru, rg_lru::Options()),
+                                 HEED_MECHANISM(hgrn, hgrn::Options()),
+                                 HEED_MECHANISM(s4d, s4d::Options())};
+
+inline void Copy(const ConstTensorView& from, const TensorView& to) {
+  Shape index(to.sizes().size());
+  if (to.num_elements() == 0) return;
+  do {
+    SetElement(to, index, GetElement(from, index));
+  } while (NextIndex(to.sizes(), index));
+}
+
+// The last two axes as they are, swapped, or neither contiguous.
+enum class Layout { kRows, kColumns, kNeither };
+
+inline Buffer Make(Layout layout, DType dtype, const Shape& sizes) {
+  Shape strides(sizes.size());
+  int64_t step = layout == Layout::kNeither ? 2 : 1;
+  std::vector<size_t> order;
+  for (size_t i = 0; i < sizes.size(); ++i) order.push_back(i);
+  if (layout == Layout::kColumns && sizes.size() > 2) std::swap(order.end()[-1], order.end()[-2]);
+  for (size_t i = order.size(); i-- > 0;) {
+    strides[order[i]] = step;
+    step *= std::max<int64_t>(sizes[order[i]], 1);
+  }
+  return Buffer(dtype, sizes, strides, Placement::kBeforeGuard);
+}
+
+template <class F>
+void ForEach(const Buffer& buffer, const F& f) {
+  Shape at(buffer.view().sizes().size());
+  if (buffer.view().num_elements() == 0) return;
+  do {
+    f(at);
+  } while (NextIndex(buffer.view().sizes(), at));
+}
+
+// A call with its memory: all inputs, all results.
+struct ScanCall {
+  ScanCall(const Mechanism& mechanism, DType dtype, const AxisSizes& of, Layout layout = Layout::kRows,
+       int64_t sequences = -1, int rank = 4)
+      : m(&mechanism), sizes(of) {
+    const Definition& d = m->definition;
+    const DType wide = StateDType(dtype);
+    uint64_t seed = 0;
+    for (const Tensor& tensor : d.tensors) {
+      const bool several = std::string_view(tensor.axes).find('|') != std::string::npos;
+      const std::string form = several ? AxesOf(tensor, rank) : tensor.axes;
+      axes.push_back(form);
+      const Shape shape = ShapeOf(form, sizes);
+      inputs.push_back(Make(layout, dtype, shape).FillNormal(++seed));
+      results.push_back(Make(layout, dtype, shape));
+      const auto change = [&](double (*to)(double)) {
+        ForEach(inputs.back(), [&](const Shape& at) {
+          SetElement(inputs.back().view(), at, to(GetElement(inputs.back().view(), at)));
+        });
+      };
+      if (tensor.values == Tensor::kRates || tensor.values == Tensor::kDecays) {
+        change([](double x) { return -0.5 * std::exp(x); });
+      }
+      if (tensor.values == Tensor::kSteps || tensor.values == Tensor::kLogSteps) {
+        change([](double x) { return x - 2; });
+      }
+    }
+    const Shape shape = ShapeOf(axes[0], sizes);
+    o = Make(layout, dtype, shape);
+    d_o = Make(layout, dtype, shape).FillNormal(++seed);
+    AxisSizes of_states = sizes;
+    if (sequences >= 0) of_states.B = sequences;
+    const Shape state = ShapeOf(d.state_axes, of_states);
+    initial = Buffer(wide, state).FillNormal(++seed);
+    d_final = Buffer(wide, state).FillNormal(++seed);
+    final = Buffer(wide, state);
+    dinitial = Buffer(wide, state);
+  }
+
+  BackwardInputs Views() const {
+    BackwardInputs in;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      in.*m->definition.tensors[i].input = inputs[i].view();
+    }
+    in.initial = initial.view();
+    in.d_o = d_o.view();
+    in.d_final = d_final.view();
+    return in;
+  }
+  Gradients Results() const {
+    Gradients out;
+    for (size_t i = 0; i < results.size(); ++i) {
+      out.*m->definition.tensors[i].gradient = results[i].view();
+    }
+    out.dinitial = dinitial.view();
+    return out;
+  }
+  void Forward(Context& ctx) const {
+    m->forward(ctx, Views(), options, {o.view(), final.view()});
+  }
+  const ScanCall& Both(Context& ctx) const {
+    Forward(ctx);
+    m->backward(ctx, Views(), options, Results());
+    return *this;
+  }
+  std::vector<std::pair<std::string, Buffer>> Written() const {
+    std::vector<std::pair<std::string, Buffer>> all = {
+        {"o", o}, {"state", final}, {"dinitial_state", dinitial}};
+    for (size_t i = 0; i < results.size(); ++i) {
+      all.push_back({std::string("d") + m->definition.tensors[i].name, results[i]});
+    }
+    return all;
+  }
+  // Tokens [first, first + n) of a tensor; constants whole.
+  TensorView Part(const Buffer& x, size_t i, int64_t first, int64_t n) const {
+    const size_t at = axes[i].find('T');
+    if (at == std::string::npos) return x.view();
+    return x.view().Slice(static_cast<int>(at), first, first + n);
+  }
+
+  const Mechanism* m;
+  AxisSizes sizes;
+  std::vector<std::string> axes;
+  std::vector<Buffer> inputs, results;
+  Buffer o, d_o, initial, d_final, final, dinitial;
+  Options options;
+};
+
+inline void ExpectSameBits(const ScanCall& a, const ScanCall& b) {
+  const auto as = a.Written(), bs = b.Written();
+  for (size_t i = 0; i < as.size(); ++i) {
+    EXPECT_TRUE(SameBits(as[i].second.view(), bs[i].second.view())) << a.m->name << as[i].first;
+  }
+}
+
+}  // namespace heed::scanning
+
+#endif  // HEED_TESTS_SCAN_CALL_H_
