@@ -50,4 +50,12 @@
   (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #endif
 
+// AVX2 alone, for sanitizers, which take tens of minutes for each target; with it as the compiler's own,
+// so that there is no baseline below.
+#ifdef HEED_ONE_TARGET
+#undef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS                                                \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_AVX3_SPR)
+#endif
+
 #endif  // HEED_CORE_TARGETS_H_
