@@ -6,7 +6,8 @@ out; `pip install onnxruntime onnx jax` brings two of them.
 
 Peers: ONNX Runtime's contrib operator LinearAttention; the causal product of pytorch-fast-transformers, C++; the chunk form of
 linear attention in plain PyTorch, as GPU libraries arrange it; the recurrence in plain PyTorch, token by token; the same as a
-scan of JAX, compiled; torch.fft; Mamba-2, Qwen3-Next, Kimi Linear, xLSTM and RWKV-4 as Transformers computes them where no GPU library is. One thread is timed by the CPU time of the process, as some of them work on threads of their own.
+scan of JAX, compiled; torch.fft; Mamba, Mamba-2, RecurrentGemma, Qwen3-Next, Kimi
+Linear, xLSTM and RWKV-4 as Transformers computes them where no GPU library is. One thread is timed by the CPU time of the process, as some of them work on threads of their own.
 
 Usage: compare_recurrent.py [FILTER] [--json] [--threads 1] [--rounds 5] [--tokens 2048]
 Example: compare_recurrent.py 'gla/.*/jax'
@@ -173,6 +174,109 @@ class ConvolutionProblem(GatedProblem):
             return [o, *self.heed.long_convolution_backward(d_o, u, kernel, threads=threads)[:2]] if backward else [o]
 
         return run
+
+
+class ScanProblem(GatedProblem):
+    """A scan of heads * values channels: the gradient of the state is left out."""
+
+    def __init__(self, torch, heed, name, tokens, heads, keys, values):
+        generator = torch.Generator().manual_seed(2)
+
+        def normal(*shape):
+            return torch.randn(*shape, generator=generator)
+
+        self.torch, self.heed, self.name, self.options = torch, heed, name, {}
+        channels = heads * values
+        u = normal(1, channels, tokens)
+        if name == "selective_scan":  # Mamba's, keys states per channel
+            rates = -torch.arange(1.0, keys + 1).repeat(channels, 1)
+            self.leaves = [u, normal(1, channels, tokens) - 3, rates, normal(1, keys, tokens), normal(1, keys, tokens), torch.ones(channels)]
+            self.options = {"delta_softplus": True}
+        elif name == "s4d":  # keys modes per channel, as S4D begins
+            rates = torch.full((channels, keys), 0.5).log(), torch.pi * torch.arange(float(keys)).repeat(channels, 1)
+            self.leaves = [u, normal(channels) - 4, *rates, normal(channels, keys, 2), torch.ones(channels)]
+        else:
+            self.leaves = [u.transpose(1, 2).contiguous(), *(normal(1, tokens, channels) for _ in range(2)), normal(channels)]
+        self.d_o = torch.randn(self.leaves[0].shape, generator=generator)
+
+    def ours(self, backward, threads):
+        arrays, d_o = [leaf.numpy() for leaf in self.leaves], self.d_o.numpy()
+        forward, gradients = getattr(self.heed, self.name), getattr(self.heed, f"{self.name}_backward")
+
+        def run():
+            o = forward(*arrays, threads=threads, **self.options)
+            return [o, *gradients(d_o, *arrays, threads=threads, **self.options)[: len(arrays)]] if backward else [o]
+
+        return run
+
+
+def transformers_mamba(problem, backward):
+    function = of_transformers("mamba.modeling_mamba", "mamba_selective_scan")
+
+    def scan(u, delta, A, B, C, D):
+        o = function(u, delta, A, B, C, D, delta_softplus=True)
+        return o[0] if isinstance(o, tuple) else o
+
+    return problem.by_autograd(scan, backward)
+
+
+def transformers_rglru(problem, backward):
+    module = "recurrent_gemma.modeling_recurrent_gemma"
+    scan, root = of_transformers(module, "RecurrentGemmaRglru")._rnn_scan, of_transformers(module, "SqrtBoundDerivative")
+    torch = problem.torch
+
+    def function(x, input_gate, recurrence_gate, a):
+        reset = (torch.arange(x.shape[1]) == 0)[None, :, None]
+        log_a = -8.0 * recurrence_gate.sigmoid() * torch.nn.functional.softplus(a)
+        multiplier = reset + ~reset * root.apply(1 - torch.exp(2 * log_a))
+        return scan(None, x * input_gate.sigmoid() * multiplier, log_a.exp(), reset, None)[0]
+
+    return problem.by_autograd(function, backward)
+
+
+def s4d_fft(problem, backward):
+    """As the package of S4 writes it: the kernel by its powers, then transforms."""
+    torch = problem.torch
+
+    def function(u, log_dt, log_A_real, A_imag, C, D):
+        dt, A = log_dt.exp()[:, None], torch.complex(-log_A_real.exp(), A_imag)
+        weights = torch.view_as_complex(C.contiguous()) * ((dt * A).exp() - 1) / A
+        powers = torch.exp((dt * A)[..., None] * torch.arange(u.shape[-1]))
+        kernel = 2 * torch.einsum("hn,hnl->hl", weights, powers).real
+        n = 2 * u.shape[-1]
+        return torch.fft.irfft(torch.fft.rfft(u, n=n) * torch.fft.rfft(kernel, n=n), n=n)[..., : u.shape[-1]] + D[:, None] * u
+
+    return problem.by_autograd(function, backward)
+
+
+def jax_mamba(problem, backward):
+    try:
+        import jax
+        import jax.numpy as jnp
+    except ImportError as error:
+        raise Missing(f"{error.name} is not installed") from error
+    if problem.torch.get_num_threads() > 1:
+        raise Missing("JAX takes the threads of the process, not a number of them: measured with --threads 1 alone")
+    arrays = [jnp.asarray(x.numpy()) for x in problem.leaves]
+    d_o = jnp.asarray(problem.d_o.numpy())
+
+    def function(u, delta, A, B, C, D):
+        def step(h, token):
+            u, s, B, C = token
+            h = jnp.exp(s[:, None] * A) * h + (s * u)[:, None] * B
+            return h, h @ C
+
+        tokens = (u[0].T, jax.nn.softplus(delta[0]).T, B[0].T, C[0].T)
+        return (jax.lax.scan(step, jnp.zeros(A.shape), tokens)[1].T + D[:, None] * u[0])[None]
+
+    if backward:
+        @jax.jit
+        def compiled(*inputs):
+            o, pull = jax.vjp(function, *inputs)
+            return (o, *pull(d_o))
+    else:
+        compiled = jax.jit(lambda *inputs: (function(*inputs),))
+    return lambda: [jax.device_get(x) for x in jax.block_until_ready(compiled(*arrays))]
 
 
 def torch_fft(problem, backward):
@@ -382,15 +486,20 @@ PEERS_OF = {
     "kda": {"transformers": transformers_kda, "jax": jax_scan},
     "mlstm": {"transformers": transformers_mlstm},
     "rwkv4": {"transformers": transformers_rwkv4},
+    "selective_scan": {"transformers": transformers_mamba, "jax": jax_mamba},
+    "rg_lru": {"transformers": transformers_rglru},
+    "s4d": {"torch.fft": s4d_fft},
     "long_convolution": {"torch.fft": torch_fft},
     "long_convolution_65536": {"torch.fft": torch_fft},
 }
 PROBLEMS = {"ssd": SsdProblem, "gated_delta_rule": DeltaProblem, "kda": DeltaProblem, "mlstm": MlstmProblem, "rwkv4": Rwkv4Problem,
-            "long_convolution": ConvolutionProblem, "long_convolution_65536": ConvolutionProblem}
+            "selective_scan": ScanProblem, "rg_lru": ScanProblem, "s4d": ScanProblem, "long_convolution": ConvolutionProblem, "long_convolution_65536": ConvolutionProblem}
 SHAPES = {"linear": (12, 64, 64), "simple_gla": (6, 64, 128), "gla": (6, 64, 128), "ssd": (24, 128, 64),  # heads, keys, values
           "gated_delta_rule": (6, 128, 128), "kda": (6, 128, 128), "mlstm": (6, 128, 128), "rwkv4": (6, 128, 128),
-          "long_convolution": (6, 128, 128), "long_convolution_65536": (1, 16, 16)}
+          "selective_scan": (12, 16, 128), "rg_lru": (20, 1, 128), "s4d": (4, 32, 128), "long_convolution": (6, 128, 128), "long_convolution_65536": (1, 16, 16)}
+# Of those that have their own; of training alone where autograd keeps a tensor per token.
 TOKENS = {"long_convolution_65536": 65536}
+TRAINED_TOKENS = {"selective_scan": 512, "rg_lru": 512}
 GOALS = {("linear", "forward", "onnxruntime"): 5, ("gla", "forward", "onnxruntime"): 3, ("linear", "train", "idiap"): 8,
          ("linear", "train", "chunks"): 8, ("gla", "train", "loop"): 40, ("gla", "train", "jax"): 40,
          ("ssd", "forward", "transformers"): 15, ("ssd", "train", "transformers"): 15,
@@ -398,6 +507,9 @@ GOALS = {("linear", "forward", "onnxruntime"): 5, ("gla", "forward", "onnxruntim
          ("gated_delta_rule", "forward", "onnxruntime"): 1.3, ("gated_delta_rule", "forward", "jax"): 2.5,
          ("gated_delta_rule", "train", "jax"): 30, ("kda", "forward", "transformers"): 25, ("kda", "train", "transformers"): 150,
          ("mlstm", "forward", "transformers"): 2.2, ("mlstm", "train", "transformers"): 3,
+         ("selective_scan", "forward", "transformers"): 40, ("selective_scan", "train", "transformers"): 60,
+         ("selective_scan", "forward", "jax"): 4, ("selective_scan", "train", "jax"): 10,
+         ("rg_lru", "forward", "transformers"): 8, ("rg_lru", "train", "transformers"): 100,
          ("rwkv4", "forward", "transformers"): 20, ("rwkv4", "train", "transformers"): 100,
          **{(name, kind, "torch.fft"): 2 for name in ("long_convolution", "long_convolution_65536") for kind in ("forward", "train")}}
 
@@ -421,7 +533,10 @@ def difference(mine, other):
 def measure(torch, heed, line, options):
     name, mechanism, kind, peer, threads = line
     torch.set_num_threads(threads)
-    problem = PROBLEMS.get(mechanism, Problem)(torch, heed, mechanism, TOKENS.get(mechanism, options.tokens), *SHAPES[mechanism])
+    tokens = TOKENS.get(mechanism, options.tokens)
+    if kind == "train":
+        tokens = min(tokens, TRAINED_TOKENS.get(mechanism, tokens))
+    problem = PROBLEMS.get(mechanism, Problem)(torch, heed, mechanism, tokens, *SHAPES[mechanism])
     ours = problem.ours(kind == "train", threads)
     try:
         theirs = peers_of(mechanism)[peer](problem, kind == "train")
