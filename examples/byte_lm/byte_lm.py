@@ -8,6 +8,7 @@
 Without a mechanism ("none") all that is known is two bytes, as in the table of counts that train.py compares with.
 """
 
+import math
 from typing import Any, Callable, NamedTuple
 
 import torch
@@ -23,8 +24,8 @@ WINDOW = 256  # keys that attention sees, and keeps
 
 
 class Input(NamedTuple):
-    """An argument of a mechanism: `size` numbers per head ("K" channels of a key, "V" of a value, or "1"), projected from
-    u, or constants that are learned. A map comes with a bias."""
+    """An argument of a mechanism: `size` numbers per head ("K" channels of a key, "V" of a value, or "1"; of constants also
+    several for each channel of a value), projected from u, or constants that are learned. A map comes with a bias."""
 
     size: str
     map: Callable[[Tensor], Tensor] | None = None
@@ -38,6 +39,7 @@ class Mechanism(NamedTuple):
     options: dict[str, Any] = {}
     key: int = 32  # K
     derive: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None  # arguments from what is projected
+    scan: bool = False  # over channels, those of all heads in a row
 
 
 def _same(x: Tensor) -> Tensor:
@@ -52,6 +54,18 @@ def _one_key(x: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _rate(x: Tensor) -> Tensor:
     return -torch.exp(-x)
+
+
+def _negative(x: Tensor) -> Tensor:
+    return -x
+
+
+def _step(x: Tensor) -> Tensor:
+    return F.softplus(-x)
+
+
+def _share(x: Tensor) -> Tensor:
+    return x / 6
 
 
 KEY, TURNED, VALUE = Input("K"), Input("K", rotary=True), Input("V")
@@ -76,18 +90,62 @@ MECHANISMS = {
     "kda": Mechanism(DELTA | {"log_decay": Input("K", F.logsigmoid)}),
     "rwkv7": Mechanism({"r": KEY, "log_decay": Input("K", F.logsigmoid), "k": UNIT, "v": VALUE, "share": Input("K", torch.sigmoid)},
                        derive=_one_key),
+    # With the short convolution before it that Mamba has.
+    "selective_scan": Mechanism({"u": VALUE, "filter": Input("V4", _share, constant=True), "delta": Input("V", _step),
+                                 "A": Input("VK", _rate, constant=True), "B": KEY, "C": KEY}, key=16, scan=True),
+    "s4d": Mechanism({"u": VALUE, "log_dt": Input("V", _negative, constant=True), "log_A_real": Input("VK", constant=True),
+                      "A_imag": Input("VK", _same, constant=True), "C": Input("VK2", _same, constant=True)}, key=16, scan=True),
+    "rg_lru": Mechanism({"x": VALUE, "input_gate": VALUE, "recurrence_gate": VALUE, "a": Input("V", _negative, constant=True)}, scan=True),
     "ssd": Mechanism({"x": VALUE, "dt": Input("1", F.softplus), "A": Input("1", _rate, constant=True), "B": KEY, "C": KEY}),
 }
+
+
+class Scan:
+    """A scan and its step on numbers per head. Its state is a list: the scan's, and that of the convolution before it."""
+
+    def __init__(self, name: str, inputs: dict[str, Input]):
+        self.inputs, self.tokens_last = inputs, name != "rg_lru"
+        self.function, self.one_step = getattr(heed.torch, name), getattr(heed.torch, f"{name}_step")
+
+    def channels(self, arguments: dict[str, Tensor], has_tokens: bool) -> dict[str, Tensor]:
+        given = {}
+        for key, x in arguments.items():
+            if self.inputs[key].constant:
+                given[key] = x.flatten(0, 1)
+            elif self.inputs[key].size == "K":  # what the channels of a head have in common
+                given[key] = x.permute(0, 2, 3, 1) if has_tokens else x
+            else:
+                given[key] = x.flatten(-2).transpose(1, 2) if has_tokens and self.tokens_last else x.flatten(-2)
+        return given
+
+    def heads(self, o: Tensor, arguments: dict[str, Tensor]) -> Tensor:
+        return o.unflatten(-1, next(iter(arguments.values())).shape[-2:])
+
+    def __call__(self, return_state: bool = False, **arguments: Tensor) -> Any:
+        given, tail = self.channels(arguments, True), []
+        if "filter" in given:
+            given["u"], *tail = heed.torch.causal_conv1d(given["u"], given.pop("filter"), activation="silu", return_state=True)
+        if "a" in given:  # RG-LRU treats a first token otherwise where there is no state: steps have one
+            given["initial_state"] = given["x"].new_zeros(given["x"].shape[::2])
+        o, state = self.function(**given, return_state=True)
+        o = self.heads(o.transpose(1, 2) if self.tokens_last else o, arguments)
+        return (o, [state, *tail]) if return_state else o
+
+    def step(self, state: list[Tensor], **arguments: Tensor) -> Tensor:
+        given = self.channels(arguments, False)
+        if "filter" in given:
+            given["u"] = heed.torch.causal_conv1d_step(given["u"], given.pop("filter"), state=state[1], activation="silu")
+        return self.heads(self.one_step(**given, state=state[0]), arguments)
 
 
 class Argument(nn.Module):
     """The weights behind an Input. Biases that are mapped begin spread over channels or heads: a sigmoid of 1 forgets half of
     the past in 2 bytes, of 6 in 280."""
 
-    def __init__(self, kind: Input, width: int, heads: int, size: int):
+    def __init__(self, kind: Input, width: int, heads: int, *sizes: int):
         super().__init__()
-        self.kind, self.shape = kind, (heads,) if kind.size == "1" else (heads, size)
-        self.weight = None if kind.constant else nn.Parameter(torch.randn(heads * size, width) * width**-0.5)
+        self.kind, self.shape = kind, (heads, *sizes)
+        self.weight = None if kind.constant else nn.Parameter(torch.randn(math.prod(self.shape), width) * width**-0.5)
         spread = torch.linspace(1, 6, self.shape[-1]) if kind.map is not None else torch.zeros(self.shape[-1])
         self.bias = nn.Parameter(spread.expand(self.shape).flatten().clone()) if kind.map is not None or kind.constant else None
 
@@ -107,9 +165,13 @@ class Layer(nn.Module):
         self.mechanism = MECHANISMS[name]
         self.function = (lambda v: v) if name == "none" else getattr(heed.torch, name)
         self.one_step = getattr(heed.torch, f"{name}_step", None)
-        sizes = {"K": self.mechanism.key, "V": width // heads, "1": 1}
+        if self.mechanism.scan:
+            self.function = Scan(name, self.mechanism.inputs)
+            self.one_step = self.function.step
+        K, V = self.mechanism.key, width // heads
+        sizes = {"K": [K], "V": [V], "1": [], "V4": [V, 4], "VK": [V, K], "VK2": [V, K, 2]}
         self.inputs = nn.ModuleDict(
-            {key: Argument(kind, width, heads, sizes[kind.size]) for key, kind in self.mechanism.inputs.items()})
+            {key: Argument(kind, width, heads, *sizes[kind.size]) for key, kind in self.mechanism.inputs.items()})
         self.norm1, self.norm2 = nn.RMSNorm(width, EPS), nn.RMSNorm(width, EPS)
         self.gate, self.out = (nn.Linear(width, width, bias=False) for _ in range(2))
         self.up, self.down = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)

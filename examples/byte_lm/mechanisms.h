@@ -27,7 +27,7 @@ struct Shape {
 };
 
 // What a mechanism is given, by name: [1, H, K], [1, H, V] or [1, H], constants without
-// the 1.
+// the 1, and with what each channel has in a row.
 using Arguments = std::map<std::string, heed::TensorView>;
 
 // Absent where the mechanism does not take it.
@@ -146,6 +146,73 @@ inline Mix Ssd(const Shape& n) {
   };
 }
 
+// The same memory with other sizes.
+inline heed::TensorView As(const heed::TensorView& x, const Sizes& sizes) {
+  return x.present() ? heed::TensorView(x.data(), x.dtype(), sizes) : x;
+}
+
+// Scans: their channels are those of all heads in a row.
+struct Channels {
+  explicit Channels(const Shape& n) : D(n.heads * n.value) {
+    if (n.key > (int64_t{1} << 19) / D) {
+      throw std::runtime_error("a layer's state is larger than 4 MiB");
+    }
+  }
+  heed::TensorView Tokens(const Arguments& in, const char* name) const {
+    return As(Get(in, name), {1, D});
+  }
+  int64_t D;
+};
+
+// After the short convolution that Mamba has.
+inline Mix SelectiveScan(const Shape& n) {
+  constexpr int64_t kTaps = 4;
+  const Channels c(n);
+  Vector h(static_cast<size_t>(c.D * n.key)), filtered(static_cast<size_t>(c.D));
+  Vector tail(filtered.size() * (kTaps - 1));
+  return [=](heed::Context& ctx, const Arguments& in, const heed::TensorView& o) mutable {
+    heed::causal_conv1d::Options silu;
+    silu.activation = heed::causal_conv1d::Activation::kSilu;
+    const heed::TensorView u = View(filtered, {1, c.D});
+    heed::causal_conv1d::Step(ctx, {c.Tokens(in, "u"), As(Get(in, "filter"), {c.D, kTaps}), {}}, silu,
+                              View(tail, {1, c.D, kTaps - 1}), u);
+    heed::selective_scan::StepInputs step;
+    step.u = u;
+    step.delta = c.Tokens(in, "delta");
+    step.A = As(Get(in, "A"), {c.D, n.key});
+    step.B = Get(in, "B");
+    step.C = Get(in, "C");
+    heed::selective_scan::Step(ctx, step, {}, View(h, {1, c.D, n.key}), As(o, {1, c.D}));
+  };
+}
+
+inline Mix S4d(const Shape& n) {
+  const Channels c(n);
+  Vector h(static_cast<size_t>(c.D * n.key * 2));
+  return [=](heed::Context& ctx, const Arguments& in, const heed::TensorView& o) mutable {
+    heed::s4d::StepInputs step;
+    step.u = c.Tokens(in, "u");
+    step.log_dt = As(Get(in, "log_dt"), {c.D});
+    step.log_A_real = As(Get(in, "log_A_real"), {c.D, n.key});
+    step.A_imag = As(Get(in, "A_imag"), {c.D, n.key});
+    step.C = As(Get(in, "C"), {c.D, n.key, 2});
+    heed::s4d::Step(ctx, step, {}, View(h, {1, c.D, n.key, 2}), As(o, {1, c.D}));
+  };
+}
+
+inline Mix RgLru(const Shape& n) {
+  const Channels c(n);
+  Vector h(static_cast<size_t>(c.D));
+  return [=](heed::Context& ctx, const Arguments& in, const heed::TensorView& o) mutable {
+    heed::rg_lru::StepInputs step;
+    step.x = c.Tokens(in, "x");
+    step.input_gate = c.Tokens(in, "input_gate");
+    step.recurrence_gate = c.Tokens(in, "recurrence_gate");
+    step.a = As(Get(in, "a"), {c.D});
+    heed::rg_lru::Step(ctx, step, {}, View(h, {1, c.D}), As(o, {1, c.D}));
+  };
+}
+
 inline Mix Nothing(const Shape&) {
   return [](heed::Context&, const Arguments& in, const heed::TensorView& o) {
     const heed::TensorView v = in.at("v");
@@ -167,7 +234,14 @@ inline float Sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
 
 inline float Rate(float x) { return -std::exp(-x); }
 
-enum class Per { kKey, kValue, kHead };  // so many numbers per head: K, V, 1
+inline float Negative(float x) { return -x; }
+
+inline float StepSize(float x) { return Softplus(-x); }
+
+inline float Share(float x) { return x / 6; }
+
+// So many numbers per head: K, V, 1; for each channel of a value 4, K, or K pairs.
+enum class Per { kKey, kValue, kHead, kFilter, kRates, kPairs };
 
 // An argument: projected from what the layer sees, or constant. A map comes with a bias.
 struct Input {
@@ -227,6 +301,27 @@ inline const std::map<std::string, Mechanism>& Mechanisms() {
       {"rwkv7",
        {{{"r", key}, {"log_decay", by_key}, {"k", unit}, {"v", value}, {"share", {Per::kKey, Sigmoid}}},
         Rwkv7}},
+      {"selective_scan",
+       {{{"u", value},
+         {"filter", {Per::kFilter, Share, true}},
+         {"delta", {Per::kValue, StepSize}},
+         {"A", {Per::kRates, Rate, true}},
+         {"B", key},
+         {"C", key}},
+        SelectiveScan}},
+      {"s4d",
+       {{{"u", value},
+         {"log_dt", {Per::kValue, Negative, true}},
+         {"log_A_real", {.size = Per::kRates, .constant = true}},
+         {"A_imag", {Per::kRates, Same, true}},
+         {"C", {Per::kPairs, Same, true}}},
+        S4d}},
+      {"rg_lru",
+       {{{"x", value},
+         {"input_gate", value},
+         {"recurrence_gate", value},
+         {"a", {Per::kValue, Negative, true}}},
+        RgLru}},
       {"ssd",
        {{{"x", value},
          {"dt", {Per::kHead, Softplus}},

@@ -51,6 +51,8 @@ class ModelFile {
     return x.size(axis);
   }
 
+  int64_t Elements(const std::string& name) const { return file_.tensor(name).num_elements(); }
+
   Vector Read(const std::string& name, const Sizes& sizes) const {
     const heed::ConstTensorView x = file_.tensor(name);
     if (x.dtype() != heed::DType::kF32 || !std::ranges::equal(x.sizes(), sizes)) {
@@ -78,6 +80,8 @@ struct Architecture {
       if (file.Contains(name)) key = file.Size(name, 0) / heads;
     }
     const int64_t value = file.Size("layers.0.gate.weight", 0) / heads;
+    const std::string rates = "layers.0.inputs.A_imag.bias";  // of s4d, which has no such projection
+    if (file.Contains(rates) && value > 0) key = file.Elements(rates) / (heads * value);
     if (key < 1 || key > 4096 || value < 1) file.Fail("expected 1 to 4096 channels per head");
     shape = {heads, key, value, file.Integer("window", 65536)};
     while (layers < 256 && file.Contains(Prefix(layers) + "norm1.weight")) ++layers;
@@ -152,9 +156,10 @@ class Argument {
   Argument(const ModelFile& file, const std::string& name, const Input& input, int64_t width,
            const Shape& n)
       : map_(input.map), rotary_(input.rotary), unit_(input.unit) {
-    const int64_t size = input.size == Per::kHead  ? 1
-                         : input.size == Per::kKey ? n.key
-                                                   : n.value;
+    const std::map<Per, int64_t> sizes = {
+        {Per::kKey, n.key},           {Per::kValue, n.value},         {Per::kHead, 1},
+        {Per::kFilter, 4 * n.value},  {Per::kRates, n.key * n.value}, {Per::kPairs, 2 * n.key * n.value}};
+    const int64_t size = sizes.at(input.size);
     sizes_ = {n.heads};
     if (input.size != Per::kHead) sizes_.push_back(size);
     if (input.constant) {
