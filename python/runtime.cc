@@ -85,7 +85,7 @@ std::string Reworded(const char* operation, std::span<const Renamed> names,
   const size_t colon = message.find(": ");
   if (colon == std::string::npos || message.find("::") > colon) return message;
   std::string rest = message.substr(colon + 2);
-  const std::string argument = rest.substr(0, rest.find(' '));
+  const std::string argument = rest.substr(0, rest.find_first_of(" :"));
   for (const Renamed& name : names) {
     if (argument == name.cpp) rest.replace(0, argument.size(), name.python);
   }

@@ -1,6 +1,7 @@
 # heed.set_strict(True): what is slow is refused, by name, and what is not runs as before.
 import numpy as np
 import pytest
+import scans
 from mechanisms import DESCRIPTIONS, NAMES, arguments, call
 
 import heed
@@ -52,6 +53,27 @@ def test_a_convolution_does_not_gather():
             function(gathered, weight)
     heed.set_strict(False)
     assert np.array_equal(heed.causal_conv1d(gathered, weight), expected)
+
+
+@pytest.mark.parametrize("name", scans.DESCRIPTIONS)
+def test_a_scan_does_not_gather(name):
+    values = scans.arguments(name, T=8)
+    first = next(iter(values))
+    x = values[first]
+    gathered = np.repeat(np.repeat(x, 2, 2), 2, 1)[:, ::2, ::2]
+    heed.set_strict(True)
+    expected = scans.call(name, values)
+    for lies in (np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2), x[..., ::-1].copy()[..., ::-1]):
+        assert np.array_equal(scans.call(name, values | {first: lies}), expected)
+    refused = "neither tokens nor channels are contiguous"
+    with pytest.raises(heed.Unsupported, match=f"{name}: {first}: {refused}"):
+        scans.call(name, values | {first: gathered})
+    with pytest.raises(heed.Unsupported, match=f"{name}_backward: do: {refused}"):
+        scans.call(name, values, gathered, suffix="_backward")
+    if name in scans.NAMES:
+        scans.call(name, scans.at_tokens(name, values | {first: gathered}, 0), suffix="_step", state=scans.state_of(name))
+    heed.set_strict(False)
+    assert np.array_equal(scans.call(name, values | {first: gathered}), expected)
 
 
 def test_tensors_are_refused_too():

@@ -31,7 +31,7 @@ auto WithCompute(const Problem& p, const F& f) {
 inline constexpr size_t kRowChannels = 16;
 // Of which so many are in memory at once.
 inline size_t ChannelsAtOnce(const Problem& p) {
-  const bool gathers = std::abs(p.x.token) != 1 && p.x.column == 1;
+  const bool gathers = std::abs(p.x.token) != 1 && std::abs(p.x.column) == 1;
   return gathers ? std::min(kRowChannels, static_cast<size_t>(p.channels)) : 1;
 }
 

@@ -91,6 +91,19 @@ void CheckValues(const char* op, const Tensor& tensor, const ConstTensorView& t)
 
 bool IsOverTokens(const std::string& axes) { return axes.find('T') != std::string::npos; }
 
+// Neither tokens nor columns are contiguous: elements are gathered one by one.
+void RefuseToGather(const char* op, const char* name, const Context* ctx, const ConstTensorView& t,
+                    const std::string& axes) {
+  if (ctx == nullptr || !ctx->strict() || !IsOverTokens(axes)) return;
+  const auto token = static_cast<int>(axes.find('T'));
+  const int column = token == t.rank() - 1 ? token - 1 : t.rank() - 1;
+  const bool has_columns = std::abs(t.stride(column)) == 1 && t.size(column) > 1;
+  if (t.size(token) <= 1 || std::abs(t.stride(token)) == 1 || has_columns) return;
+  throw Unsupported(std::string(op) + ": " + name +
+                    ": neither tokens nor channels are contiguous, so that they would be gathered "
+                    "one by one, which a strict Context forbids");
+}
+
 // Zeros for tokens [begin, end) of sequence b, the smallest strides inside.
 void Clear(const TensorView& t, const std::string& axes, int64_t b, int64_t begin, int64_t end) {
   const auto token = static_cast<int>(axes.find('T'));
@@ -262,6 +275,7 @@ Call::Call(const char* op, const Context* checks, const Definition& definition, 
     }
     const bool own = IsOverTokens(axes) ? t.dtype() == StateDType(dtype) : IsFloat(t.dtype());
     CheckTensor(op, tensor.name, t, ShapeOf(axes, sizes), own ? t.dtype() : dtype, data);
+    RefuseToGather(op, tensor.name, checks, t, axes);
     const bool decays = tensor.values == Tensor::kDecays || tensor.values == Tensor::kRates;
     if (decays && checks != nullptr && checks->checks() && t.data() != nullptr) {
       CheckValues(op, tensor, t);
@@ -371,6 +385,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   scan::Problem& p = call.problem;
   parts::Apart apart = Readers(definition, in, options);
   CheckTensor(op, "d_o", in.d_o, call.shape, p.dtype, true);
+  RefuseToGather(op, "d_o", &ctx, in.d_o, definition.tensors[0].axes);
   apart.Reads("d_o", in.d_o);
   if (in.d_final.present()) {
     if (!definition.has_state()) Fail(op, "d_state", "is given", "none");

@@ -35,9 +35,9 @@ struct StepInputs {
   ConstTensorView kernel;       // [D, L]: what inputs are weighted with, by how long ago they were
 };
 
-// Any strides; quick where tokens or channels are contiguous. Tensors over tokens have the dtype of
-// the first or that of states, which is f64 beside f64 and else f32; constants have any float
-// dtype.
+// Any strides; quick where tokens or channels are contiguous, else refused by a strict Context. Tensors
+// over tokens have the dtype of the first or that of states, which is f64 beside f64 and else f32;
+// constants have any float dtype.
 struct Inputs : StepInputs {
   ConstTensorView initial;  // [B, D, N], or [B, D] where there is one state: before the first
                             // token; f32 (f64 beside f64); absent: zeros
