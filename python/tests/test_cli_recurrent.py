@@ -4,6 +4,7 @@ import re
 import heed
 import numpy as np
 import pytest
+import scans
 from cli_program import SHIPPED, attention, document, load, needs_program, qkv, random, refused, save
 from cli_program import heed as program
 from heed import _core
@@ -197,6 +198,20 @@ def test_wrong_tensors(tmp_path, change, expected):
     file = save_inputs(tmp_path / "x.safetensors", {x: a for x, a in arrays.items() if a is not None})
     line = refused(1, "run", "gla", file, "-o", tmp_path / "o.npy")
     assert line.startswith(f"heed: {file}: ") and expected in line and not (tmp_path / "o.npy").exists()
+
+
+@pytest.mark.parametrize("name", scans.DESCRIPTIONS)
+def test_run_of_a_scan_is_the_python_function(tmp_path, name):
+    arrays = scans.arguments(name, np.float32, rank=3 if name == "selective_scan" else None)
+    out = tmp_path / "o.safetensors"
+    run = document("run", name, save_inputs(tmp_path / "x.safetensors", arrays), "-o", out)
+    tensors, _ = load(out)
+    assert run["kernel"] == heed.explain(name, **arrays)["kernel"]
+    if name in scans.STATELESS:
+        assert set(tensors) == {"o"} and (tensors["o"] == scans.call(name, arrays)).all()
+        return
+    o, state = scans.call(name, arrays, return_state=True)
+    assert (tensors["o"] == o).all() and (tensors["state"] == state).all()
 
 
 @pytest.mark.parametrize("args", [["--causal"], ["--no-causal"], ["--window", "3,0"], ["--softcap", "2"]])
