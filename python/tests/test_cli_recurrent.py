@@ -206,7 +206,7 @@ def test_run_of_a_scan_is_the_python_function(tmp_path, name):
     out = tmp_path / "o.safetensors"
     run = document("run", name, save_inputs(tmp_path / "x.safetensors", arrays), "-o", out)
     tensors, _ = load(out)
-    assert run["kernel"] == heed.explain(name, **arrays)["kernel"]
+    assert run["kernel"].split()[0] == heed.explain(name, **arrays)["kernel"]
     if name in scans.STATELESS:
         assert set(tensors) == {"o"} and (tensors["o"] == scans.call(name, arrays)).all()
         return
