@@ -315,7 +315,7 @@ TEST_P(Scans, MemoryIsWithinItsFormula) {
         const int64_t N = (sizes.N + 15) / 16 * 16, tiles = (sizes.T + 15) / 16;
         const int64_t S = sizes.B * sizes.T, few = 8 << 10, D = sizes.D;
         int64_t forward = threads * (96 * E * W + few);
-        int64_t backward = threads * (E * W * (tiles + 128) + few) + 8 * D + few;
+        int64_t backward = threads * (E * W * (4 * tiles + 128) + few) + 8 * D + few;
         if (m().definition.rule == scan::Rule::kSelective) {
           forward = threads * (E * W * (35 * N + 80) + few);
           backward = threads * (E * W * (tiles + 20) * N + 8 * W * (4 * N + 2) + (16 << 10) +

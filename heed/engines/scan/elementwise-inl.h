@@ -16,8 +16,10 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
@@ -36,80 +38,118 @@ namespace heed::scan::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// One thread's memory.
+// Strips that a task takes side by side where channels are contiguous, tile by tile: rows of 1 KiB
+// instead of 256 bytes, each of which is in another page of memory.
+inline constexpr int64_t kStripsAtOnce = 4;
+
+// What a strip has to itself: rows of its width.
 template <class T>
-struct ElementwiseBuffers {
-  T *x, *first, *second;  // [kTile][width]: x, and log_decay, or recurrence and input gates
-  T* o;                   // [kTile][width]; backward, h before each token
-  T* d_o;                 // [kTile][width]
-  T *h, *p;               // [width]: the state, and its gradient
-  T *rate, *slope;        // [width]: -c softplus(lambda), and -c times its derivative
+struct ElementwiseOwn {
+  T *h, *p;               // the state, and its gradient
+  T *rate, *slope;        // -c softplus(lambda), and -c times its derivative
   T* borders;             // [tiles][width]
   ConstantSums<T> constants;  // of lambda, before its factor
 
   void LayOut(const Problem& problem, bool backward, Carver& carver) {
     constexpr auto width = static_cast<int64_t>(StripWidth<T>());
-    for (T** panel : {&x, &first, &second, &o, &d_o}) carver.Next(*panel, kTileTokens * width);
     for (T** row : {&h, &p, &rate, &slope}) carver.Next(*row, width);
     carver.Next(borders, backward ? NumTiles(MostTokens(problem)) * width : 0);
     constants.LayOut(backward ? 1 : 0, carver);
   }
 };
 
+// One thread's memory.
+template <class T>
+struct ElementwiseBuffers {
+  T *x, *first, *second;  // [kTile][width]: x, and log_decay, or recurrence and input gates
+  T* o;                   // [kTile][width]; backward, h before each token
+  T* d_o;                 // [kTile][width]
+  std::array<ElementwiseOwn<T>, kStripsAtOnce> own;
+
+  void LayOut(const Problem& problem, bool backward, Carver& carver) {
+    constexpr auto width = static_cast<int64_t>(StripWidth<T>());
+    for (T** panel : {&x, &first, &second, &o, &d_o}) carver.Next(*panel, kTileTokens * width);
+    for (auto& strip : own) strip.LayOut(problem, backward, carver);
+  }
+};
+
 template <class T, Rule kRule>
 class ElementwiseStrip {
  public:
-  ElementwiseStrip(const Problem& p, const ElementwiseBuffers<T>& buffers, const Strip& strip)
-      : p_(p), b_(buffers), strip_(strip), channels_(static_cast<size_t>(strip.channels)),
+  ElementwiseStrip(const Problem& p, const ElementwiseBuffers<T>& buffers,
+                   const ElementwiseOwn<T>& own, const Strip& strip)
+      : p_(p), b_(buffers), own_(own), strip_(strip), channels_(static_cast<size_t>(strip.channels)),
         vectors_((channels_ + N - 1) / N) {
     if constexpr (kRule == Rule::kGates) {
-      LoadPanel(PieceOf(p.lambda, 0, 1, strip.first, channels_), b_.rate, kWidth);
+      LoadPanel(PieceOf(p.lambda, 0, 1, strip.first, channels_), own_.rate, kWidth);
       const V minus_c = hn::Set(d_, static_cast<T>(-p.c));
       for (size_t at = 0; at < vectors_ * N; at += N) {
-        const V lambda = hn::Load(d_, b_.rate + at);
-        hn::Store(hn::Mul(minus_c, hs::Softplus(d_, lambda)), d_, b_.rate + at);
-        hn::Store(hn::Mul(minus_c, hs::Sigmoids(d_, lambda).s), d_, b_.slope + at);
+        const V lambda = hn::Load(d_, own_.rate + at);
+        hn::Store(hn::Mul(minus_c, hs::Softplus(d_, lambda)), d_, own_.rate + at);
+        hn::Store(hn::Mul(minus_c, hs::Sigmoids(d_, lambda).s), d_, own_.slope + at);
       }
     }
   }
 
-  HWY_NOINLINE HWY_ATTR void Forward(const Sequence& s) {
-    LoadRow(p_.initial, s, b_.h);
-    for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {
-      const size_t tokens = TokensAt(s, begin);
-      LoadTile(s, begin, tokens);
-      Expect(s, begin + kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate, &p_.o});
-      for (size_t v = 0; v < vectors_; ++v) {
-        V h = hn::Load(d_, b_.h + v * N);
-        for (size_t t = 0; t < tokens; ++t) {
-          const size_t at = t * kWidth + v * N;
-          h = After(TokenAt(at, IsFirst(begin, t)), h);
-          hn::Store(h, d_, b_.o + at);
-          Ask(v, t);
-        }
-        hn::Store(h, d_, b_.h + v * N);
+  // A sequence goes through in tiles, from first to last, and back.
+  void Begin(const Sequence& s) { LoadRow(p_.initial, s, own_.h); }
+
+  HWY_NOINLINE HWY_ATTR void ForwardTile(const Sequence& s, int64_t begin) {
+    const size_t tokens = TokensAt(s, begin);
+    LoadTile(s, begin, tokens);
+    Expect(s, begin + kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate, &p_.o});
+    for (size_t v = 0; v < vectors_; ++v) {
+      V h = hn::Load(d_, own_.h + v * N);
+      for (size_t t = 0; t < tokens; ++t) {
+        const size_t at = t * kWidth + v * N;
+        h = After(TokenAt(at, IsFirst(begin, t)), h);
+        hn::Store(h, d_, b_.o + at);
+        Ask(v, t);
       }
-      StorePanel(b_.o, kWidth, PieceAt(p_.o, s, begin, tokens));
+      hn::Store(h, d_, own_.h + v * N);
     }
-    StoreRow(b_.h, p_.final, s);
+    StorePanel(b_.o, kWidth, PieceAt(p_.o, s, begin, tokens));
   }
 
-  HWY_NOINLINE HWY_ATTR void Backward(const Gradients& g, int64_t sequence,
-                                      const SharedSums& shared) {
-    const Sequence& s = p_.sequences[static_cast<size_t>(sequence)];
-    b_.constants.Clear();
-    Borders(s);
-    LoadRow(g.d_final, s, b_.p);
-    for (int64_t tile = NumTiles(s.count); tile-- > 0;) {
-      OneTile(s, tile * kTileTokens, g);
-      if (tile * kTileTokens % kChunkTokens == 0) b_.constants.EndChunk();
+  void End(const Sequence& s) { StoreRow(own_.h, p_.final, s); }
+
+  // The states before a tile, which is not the last.
+  void KeepBorder(int64_t begin) {
+    std::copy_n(own_.h, kWidth, own_.borders + begin / kTileTokens * static_cast<int64_t>(kWidth));
+  }
+
+  // To the states after a tile.
+  HWY_NOINLINE HWY_ATTR void PassTile(const Sequence& s, int64_t begin) {
+    LoadTile(s, begin, TokensAt(s, begin));
+    Expect(s, begin + kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate});
+    for (size_t v = 0; v < vectors_; ++v) {
+      V h = hn::Load(d_, own_.h + v * N);
+      for (size_t t = 0; t < static_cast<size_t>(kTileTokens); ++t) {
+        h = After(TokenAt(t * kWidth + v * N, IsFirst(begin, t)), h);
+        Ask(v, t);
+      }
+      hn::Store(h, d_, own_.h + v * N);
     }
-    StoreRow(b_.p, g.dinitial, s);
+  }
+
+  void BeginBackward(const Sequence& s, const Gradients& g) {
+    own_.constants.Clear();
+    LoadRow(g.d_final, s, own_.p);
+  }
+
+  void BackwardTile(const Sequence& s, int64_t begin, const Gradients& g) {
+    OneTile(s, begin, g);
+    if (begin % kChunkTokens == 0) own_.constants.EndChunk();
+  }
+
+  void EndBackward(const Sequence& s, const Gradients& g, int64_t sequence,
+                   const SharedSums& shared) {
+    StoreRow(own_.p, g.dinitial, s);
     if constexpr (kRule == Rule::kGates) {
       for (size_t i = 0; i < kWidth; ++i) {
-        b_.constants.total[i] *= static_cast<double>(b_.slope[i]);
+        own_.constants.total[i] *= static_cast<double>(own_.slope[i]);
       }
-      shared.Add(b_.constants, strip_, sequence);
+      shared.Add(own_.constants, strip_, sequence);
     }
   }
 
@@ -179,7 +219,7 @@ class ElementwiseStrip {
       const V one = hn::Set(d_, T{1});
       token.recurrence = hs::Sigmoids(d_, hn::Load(d_, b_.first + at));
       token.input = hs::Sigmoids(d_, hn::Load(d_, b_.second + at));
-      const V rate = hn::Load(d_, b_.rate + at % kWidth);
+      const V rate = hn::Load(d_, own_.rate + at % kWidth);
       token.decay = DecayFrom(hn::Mul(token.recurrence.s, rate));
       // 1 - a^2 = (1 - a) (1 + a), which loses nothing where a is near 1.
       const V power = PowerOf(d_, token.decay);
@@ -204,31 +244,12 @@ class ElementwiseStrip {
     return hn::IfThenElse(hn::Eq(token.decay.exponent, hn::Zero(d_)), changed, decayed);
   }
 
-  // Keeps the states before each tile.
-  void Borders(const Sequence& s) {
-    LoadRow(p_.initial, s, b_.h);
-    for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {
-      std::copy_n(b_.h, kWidth, b_.borders + begin / kTileTokens * static_cast<int64_t>(kWidth));
-      if (begin + kTileTokens >= s.count) break;
-      LoadTile(s, begin, TokensAt(s, begin));
-      Expect(s, begin + kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate});
-      for (size_t v = 0; v < vectors_; ++v) {
-        V h = hn::Load(d_, b_.h + v * N);
-        for (size_t t = 0; t < static_cast<size_t>(kTileTokens); ++t) {
-          h = After(TokenAt(t * kWidth + v * N, IsFirst(begin, t)), h);
-          Ask(v, t);
-        }
-        hn::Store(h, d_, b_.h + v * N);
-      }
-    }
-  }
-
   HWY_NOINLINE HWY_ATTR void OneTile(const Sequence& s, int64_t begin, const Gradients& g) {
     const size_t tokens = TokensAt(s, begin);
     LoadTile(s, begin, tokens);
     LoadPanel(PieceAt(g.d_o, s, begin, tokens), b_.d_o, kWidth);
     Expect(s, begin - kTileTokens, {&p_.x, &FirstOf(p_), &p_.input_gate, &g.d_o});
-    const T* border = b_.borders + begin / kTileTokens * static_cast<int64_t>(kWidth);
+    const T* border = own_.borders + begin / kTileTokens * static_cast<int64_t>(kWidth);
     for (size_t v = 0; v < vectors_; ++v) {
       V h = hn::Load(d_, border + v * N);
       for (size_t t = 0; t < tokens; ++t) {
@@ -237,9 +258,9 @@ class ElementwiseStrip {
         h = After(TokenAt(at, IsFirst(begin, t)), h);
         Ask(v, t);
       }
-      V p = hn::Load(d_, b_.p + v * N);
+      V p = hn::Load(d_, own_.p + v * N);
       for (size_t t = tokens; t-- > 0;) p = Retreat(t * kWidth + v * N, IsFirst(begin, t), p);
-      hn::Store(p, d_, b_.p + v * N);
+      hn::Store(p, d_, own_.p + v * N);
     }
     const auto store = [&](const T* panel, const Tokens& to) {
       if (to.data != nullptr) StorePanel(panel, kWidth, PieceAt(to, s, begin, tokens));
@@ -271,9 +292,9 @@ class ElementwiseStrip {
         const V slope = hn::Div(hn::Mul(token.a, token.a), hn::Sqrt(square));
         dlog = hn::NegMulAdd(hn::Mul(p, hn::Mul(token.input.s, x)), slope, dlog);
       }
-      T* sum = b_.constants.Row(0) + at % kWidth;
+      T* sum = own_.constants.Row(0) + at % kWidth;
       hn::Store(hn::MulAdd(dlog, token.recurrence.s, hn::Load(d_, sum)), d_, sum);
-      const V rate = hn::Load(d_, b_.rate + at % kWidth);
+      const V rate = hn::Load(d_, own_.rate + at % kWidth);
       hn::Store(hn::Mul(hn::Mul(dlog, rate),
                         hn::Mul(token.recurrence.s, token.recurrence.complement)),
                 d_, b_.first + at);
@@ -284,6 +305,7 @@ class ElementwiseStrip {
   const D d_;
   const Problem& p_;
   const ElementwiseBuffers<T>& b_;
+  const ElementwiseOwn<T>& own_;
   const Strip strip_;
   const size_t channels_, vectors_;
   NextLines next_[4];
@@ -297,20 +319,53 @@ int64_t ElementwiseBytes(const Problem& p) {
   return carver.bytes();
 }
 
+// Strips of one task, at most kStripsAtOnce.
+template <class T, Rule kRule>
+class ElementwiseStrips {
+ public:
+  ElementwiseStrips(const Problem& p, const ElementwiseBuffers<T>& buffers, const Strips& strips,
+                    int64_t first, int64_t last)
+      : count_(static_cast<size_t>(last - first)) {
+    for (size_t i = 0; i < count_; ++i) {
+      all_[i].emplace(p, buffers, buffers.own[i], strips.At(first + static_cast<int64_t>(i)));
+    }
+  }
+  template <class F>
+  void ForEach(const F& f) {
+    for (size_t i = 0; i < count_; ++i) f(*all_[i]);
+  }
+
+ private:
+  const size_t count_;
+  std::array<std::optional<ElementwiseStrip<T, kRule>>, kStripsAtOnce> all_;
+};
+
+// How strips are cut: those of contiguous tokens are as quick one by one.
+inline Cut ElementwiseCut(const Problem& p, const Strips& strips, int64_t threads) {
+  return Cut(p, strips.size(), p.x.column == 1 ? kStripsAtOnce : 1, threads);
+}
+
 template <class T, Rule kRule>
 void ElementwiseRun(Context& ctx, const Problem& p) {
   ctx.ReserveScratch(static_cast<size_t>(ElementwiseBytes<T>(p)));
   const Strips strips(p, StripWidth<T>());
   const auto sequences = static_cast<int64_t>(p.sequences.size());
-  const Cut cut(p, strips.size(), 1, ctx.num_threads());
+  const Cut cut = ElementwiseCut(p, strips, ctx.num_threads());
   ctx.ParallelFor(cut.tasks(), [&](int64_t task, int worker) {
     Carver carver(ctx.Scratch(worker));
     ElementwiseBuffers<T> buffers;
     buffers.LayOut(p, false, carver);
-    ElementwiseStrip<T, kRule> strip(p, buffers, strips.At(task % strips.size()));
-    const int64_t first = task / strips.size() * cut.sequences;
+    const int64_t strip = task % cut.runs_of_strips * cut.strips;
+    ElementwiseStrips<T, kRule> run(p, buffers, strips, strip,
+                                    std::min(strip + cut.strips, strips.size()));
+    const int64_t first = task / cut.runs_of_strips * cut.sequences;
     for (int64_t i = first; i < std::min(first + cut.sequences, sequences); ++i) {
-      strip.Forward(p.sequences[static_cast<size_t>(i)]);
+      const Sequence& s = p.sequences[static_cast<size_t>(i)];
+      run.ForEach([&](auto& one) { one.Begin(s); });
+      for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {
+        run.ForEach([&](auto& one) { one.ForwardTile(s, begin); });
+      }
+      run.ForEach([&](auto& one) { one.End(s); });
     }
   });
 }
@@ -337,12 +392,28 @@ void ElementwiseBackRun(Context& ctx, const Problem& p, const Gradients& g) {
   sums.LayOut(1, p.channels, strips.size(), shared);
   sums.Begin();
   const auto sequences = static_cast<int64_t>(p.sequences.size());
-  ctx.ParallelFor(sequences * strips.size(), [&](int64_t task, int worker) {
+  const Cut cut = ElementwiseCut(p, strips, ctx.num_threads());
+  ctx.ParallelFor(sequences * cut.runs_of_strips, [&](int64_t task, int worker) {
     Carver carver(ctx.Scratch(worker));
     ElementwiseBuffers<T> buffers;
     buffers.LayOut(p, true, carver);
-    ElementwiseStrip<T, kRule>(p, buffers, strips.At(task % strips.size()))
-        .Backward(g, task / strips.size(), sums);
+    const int64_t strip = task % cut.runs_of_strips * cut.strips;
+    ElementwiseStrips<T, kRule> run(p, buffers, strips, strip,
+                                    std::min(strip + cut.strips, strips.size()));
+    const int64_t sequence = task / cut.runs_of_strips;
+    const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
+    run.ForEach([&](auto& one) { one.Begin(s); });
+    for (int64_t begin = 0; begin < s.count; begin += kTileTokens) {
+      run.ForEach([&](auto& one) {
+        one.KeepBorder(begin);
+        if (begin + kTileTokens < s.count) one.PassTile(s, begin);
+      });
+    }
+    run.ForEach([&](auto& one) { one.BeginBackward(s, g); });
+    for (int64_t tile = NumTiles(s.count); tile-- > 0;) {
+      run.ForEach([&](auto& one) { one.BackwardTile(s, tile * kTileTokens, g); });
+    }
+    run.ForEach([&](auto& one) { one.EndBackward(s, g, sequence, sums); });
   });
   sums.Store(0, 1, g.dlambda);
 }

@@ -75,7 +75,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 // channels of f32 or 32 of f64, and L the tokens of the longest sequence, at most
 //
 //   forward   threads (96 E W + a few KiB)
-//   backward  threads (E W (ceil(L / 16) + 128) + a few KiB) + 8 D + a few KiB
+//   backward  threads (E W (4 ceil(L / 16) + 128) + a few KiB) + 8 D + a few KiB
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
                                    const Options& options);
