@@ -269,13 +269,7 @@ def jax_mamba(problem, backward):
         tokens = (u[0].T, jax.nn.softplus(delta[0]).T, B[0].T, C[0].T)
         return (jax.lax.scan(step, jnp.zeros(A.shape), tokens)[1].T + D[:, None] * u[0])[None]
 
-    if backward:
-        @jax.jit
-        def compiled(*inputs):
-            o, pull = jax.vjp(function, *inputs)
-            return (o, *pull(d_o))
-    else:
-        compiled = jax.jit(lambda *inputs: (function(*inputs),))
+    compiled = jax.jit(with_gradients(jax, function, d_o) if backward else lambda *inputs: (function(*inputs),))
     return lambda: [jax.device_get(x) for x in jax.block_until_ready(compiled(*arrays))]
 
 
@@ -441,6 +435,14 @@ def onnx(problem, backward):
     return lambda: [session.run(["o"], feed)[0].reshape(1, tokens, heads, values)]
 
 
+def with_gradients(jax, function, d_o):
+    def both(*inputs):
+        o, pull = jax.vjp(function, *inputs)
+        return (o, *pull(d_o))
+
+    return both
+
+
 def jax_scan(problem, backward):
     try:
         import jax
@@ -469,13 +471,7 @@ def jax_scan(problem, backward):
         state = jnp.zeros((q.shape[1], q.shape[2], v.shape[2]))
         return scale * jax.lax.scan(step, state, inputs)[1]
 
-    if backward:
-        @jax.jit
-        def compiled(*inputs):
-            o, pull = jax.vjp(function, *inputs)
-            return (o, *pull(d_o))
-    else:
-        compiled = jax.jit(lambda *inputs: (function(*inputs),))
+    compiled = jax.jit(with_gradients(jax, function, d_o) if backward else lambda *inputs: (function(*inputs),))
     return lambda: [jax.device_get(x)[None] for x in jax.block_until_ready(compiled(*arrays))]
 
 
