@@ -157,25 +157,6 @@ class Rwkv4Problem(GatedProblem):
         self.leaves = [self.k.flatten(2), self.v.flatten(2), -w.exp(), u]
 
 
-class ConvolutionProblem(GatedProblem):
-    """u [B, D, T] and a kernel as long as the sequence."""
-
-    def __init__(self, torch, heed, name, tokens, heads, keys, values):
-        generator = torch.Generator().manual_seed(2)
-        self.torch, self.heed, self.name = torch, heed, "long_convolution"
-        self.leaves = [torch.randn(*shape, generator=generator) for shape in ((1, heads * values, tokens), (heads * values, tokens))]
-        self.d_o = torch.randn(1, heads * values, tokens, generator=generator)
-
-    def ours(self, backward, threads):
-        (u, kernel), d_o = (leaf.numpy() for leaf in self.leaves), self.d_o.numpy()
-
-        def run():
-            o = self.heed.long_convolution(u, kernel, threads=threads)
-            return [o, *self.heed.long_convolution_backward(d_o, u, kernel, threads=threads)[:2]] if backward else [o]
-
-        return run
-
-
 class ScanProblem(GatedProblem):
     """A scan of heads * values channels: the gradient of the state is left out."""
 
@@ -185,7 +166,7 @@ class ScanProblem(GatedProblem):
         def normal(*shape):
             return torch.randn(*shape, generator=generator)
 
-        self.torch, self.heed, self.name, self.options = torch, heed, name, {}
+        self.torch, self.heed, self.name, self.options = torch, heed, name.removesuffix("_65536"), {}
         channels = heads * values
         u = normal(1, channels, tokens)
         if name == "selective_scan":  # Mamba's, keys states per channel
@@ -195,6 +176,8 @@ class ScanProblem(GatedProblem):
         elif name == "s4d":  # keys modes per channel, as S4D begins
             rates = torch.full((channels, keys), 0.5).log(), torch.pi * torch.arange(float(keys)).repeat(channels, 1)
             self.leaves = [u, normal(channels) - 4, *rates, normal(channels, keys, 2), torch.ones(channels)]
+        elif self.name == "long_convolution":  # its kernel is as long as the sequence
+            self.leaves = [u, normal(channels, tokens)]
         else:
             self.leaves = [u.transpose(1, 2).contiguous(), *(normal(1, tokens, channels) for _ in range(2)), normal(channels)]
         self.d_o = torch.randn(self.leaves[0].shape, generator=generator)
@@ -489,7 +472,7 @@ PEERS_OF = {
     "long_convolution_65536": {"torch.fft": torch_fft},
 }
 PROBLEMS = {"ssd": SsdProblem, "gated_delta_rule": DeltaProblem, "kda": DeltaProblem, "mlstm": MlstmProblem, "rwkv4": Rwkv4Problem,
-            "selective_scan": ScanProblem, "rg_lru": ScanProblem, "s4d": ScanProblem, "long_convolution": ConvolutionProblem, "long_convolution_65536": ConvolutionProblem}
+            "selective_scan": ScanProblem, "rg_lru": ScanProblem, "s4d": ScanProblem, "long_convolution": ScanProblem, "long_convolution_65536": ScanProblem}
 SHAPES = {"linear": (12, 64, 64), "simple_gla": (6, 64, 128), "gla": (6, 64, 128), "ssd": (24, 128, 64),  # heads, keys, values
           "gated_delta_rule": (6, 128, 128), "kda": (6, 128, 128), "mlstm": (6, 128, 128), "rwkv4": (6, 128, 128),
           "selective_scan": (12, 16, 128), "rg_lru": (20, 1, 128), "s4d": (4, 32, 128), "long_convolution": (6, 128, 128), "long_convolution_65536": (1, 16, 16)}
