@@ -233,6 +233,7 @@ def in_python(text, namespace):
         (r"(?<=[.:)])\s+[A-Z][^.:]*:\s+\S*README\.md(?: of \w+)?\.", ""), (r",\s+see\s+README\.md", ""),
         (r"\bThrows\b", "Raises"), (r"\bthrows\b", "raises"), (r"\b[Oo]n throw,", "Then"),
         (r"unless the\s+Context checks", "unless heed.set_checks(True)"),
+        (r"by\s+a\s+strict\s+Context", "with heed.set_strict(True)"),
         (r"disagrees\s+with\s+the\s+above", "disagrees with what is said here"),
         (r"\bas above\b", f"as in {function}"), (r"\bsaid above\b", "said here"),
         (r"std::bad_alloc", "MemoryError"), (r"\b(\w+::)+k(?=[A-Z])", "k"),

@@ -138,13 +138,22 @@ def t5_bias(
     return _t5_bias(table, Tq, Tk, bidirectional, max_distance, align)
 
 
-def s4d_kernel(log_dt: Tensor, log_A_real: Tensor, A_imag: Tensor, C: Tensor, length: int, *, discretization: str = "zoh") -> Tensor:
+def s4d_kernel(
+    log_dt: Tensor,
+    log_A_real: Tensor,
+    A_imag: Tensor,
+    C: Tensor,
+    length: int,
+    *,
+    discretization: str = "zoh",
+    threads: int | None = None,
+) -> Tensor:
     _dispatch.check_tensors("s4d_kernel", log_dt=log_dt, log_A_real=log_A_real, A_imag=A_imag, C=C)
     impulse = torch.zeros(length, dtype=C.dtype).index_fill(0, torch.arange(min(length, 1)), 1)
     u = impulse.expand(1, log_dt.shape[0], length)
     # What modes answer to one input of 1.
-    o, _ = torch.ops.heed.s4d(u, log_dt, log_A_real, A_imag, C, discretization=discretization, method="recurrent")
-    return o[0]
+    options = {"discretization": discretization, "method": "recurrent", "threads": threads}
+    return torch.ops.heed.s4d(u, log_dt, log_A_real, A_imag, C, **options)[0][0]
 
 
 for _own, _of_arrays in ((rotary, heed.rotary), (s4d_kernel, heed.s4d_kernel), (t5_bias, heed.t5_bias)):
