@@ -28,6 +28,10 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 
 using Parameter = std::tuple<size_t, DType>;
+std::string NameOf(const testing::TestParamInfo<Parameter>& info) {
+  return std::string(kMechanisms[std::get<0>(info.param)].name) + "_" +
+         Name(std::get<1>(info.param));
+}
 class Scans : public testing::TestWithParam<Parameter> {
  protected:
   const Mechanism& m() const { return kMechanisms[std::get<0>(GetParam())]; }
@@ -42,10 +46,7 @@ INSTANTIATE_TEST_SUITE_P(AllOps, Scans,
                          testing::Combine(testing::Values(0, 1, 2, 3),
                                           testing::Values(DType::kF64, DType::kF32, DType::kBF16,
                                                           DType::kF16)),
-                         [](const auto& value) {
-                           return std::string(kMechanisms[std::get<0>(value.param)].name) + "_" +
-                                  Name(std::get<1>(value.param));
-                         });
+                         NameOf);
 
 // All but s4d, whose parts agree to rounding.
 class SplitScans : public Scans {};
@@ -53,10 +54,7 @@ INSTANTIATE_TEST_SUITE_P(AllOps, SplitScans,
                          testing::Combine(testing::Values(0, 1, 2),
                                           testing::Values(DType::kF64, DType::kF32, DType::kBF16,
                                                           DType::kF16)),
-                         [](const auto& value) {
-                           return std::string(kMechanisms[std::get<0>(value.param)].name) + "_" +
-                                  Name(std::get<1>(value.param));
-                         });
+                         NameOf);
 
 TEST_P(Scans, BitsDoNotDependOnThreads) {
   for (const AxisSizes& sizes : {AxisSizes{2, 300, 150, 16, 2}, {9, 70, 33, 5, 1}}) {

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
@@ -299,32 +300,13 @@ class RowStrip {
     }
   }
 
-  // <x, dy>.
-  HWY_ATTR double SkipGradient(const RowShape<T>& shape, const T* row, const T* d_row) const {
-    const T* x = row + shape.lead;
-    const T* last = d_row + shape.lead + shape.inputs - 1;
-    const hn::ScalableTag<T> d;
-    constexpr size_t N = Lanes<T>();
-    double total = 0;
-    for (size_t begin = 0; begin < shape.inputs; begin += kChunkTokens) {
-      const size_t end = std::min(begin + kChunkTokens, shape.inputs);
-      auto sum = hn::Zero(d);
-      size_t t = begin;
-      for (; t + N <= end; t += N) {
-        const auto dy = hn::Reverse(d, hn::LoadU(d, last - t - (N - 1)));
-        sum = hn::MulAdd(hn::LoadU(d, x + t), dy, sum);
-      }
-      total += static_cast<double>(hn::ReduceSum(d, sum));
-      for (; t < end; ++t) total += static_cast<double>(x[t]) * static_cast<double>(*(last - t));
-    }
-    return total;
-  }
-
   HWY_ATTR void RowBackward(const Gradients& g, int64_t channel, size_t c,
                             const RowShape<T>& shape) const {
     const T* row = b_.rows + c * b_.pitch;
     T* d_row = b_.d_rows + c * b_.pitch;
-    if (g.dskip.data != nullptr) b_.dskip[c] += SkipGradient(shape, row, d_row);
+    if (g.dskip.data != nullptr) {
+      b_.dskip[c] += RowProduct<true>(row + shape.lead, d_row + shape.lead, shape.inputs);
+    }
     const T skip = SkipOf(channel, c);
     if (shape.n > 0) return BlocksBackward(g, c, skip, shape, row, d_row);
     if (WantsTaps(g)) AddTapGradients(row, d_row, shape, TapsOf(c));
@@ -374,35 +356,21 @@ void MakePlans(const Problem& p) {
 }
 
 template <class T>
-int64_t ConvolutionBytes(const Problem& p, bool backward) {
-  Carver carver(nullptr);
-  ConvolutionBuffers<T> unused;
-  unused.LayOut(p, backward, carver);
-  return carver.bytes();
-}
-
-template <class T>
 void ConvolutionRun(Context& ctx, const Problem& p) {
-  ctx.ReserveScratch(static_cast<size_t>(ConvolutionBytes<T>(p, false)));
   MakePlans<T>(p);
-  ForStripsAndSequences(ctx, p, [&](const Strip& strip, int64_t first, int64_t last, int worker) {
-    Carver carver(ctx.Scratch(worker));
-    ConvolutionBuffers<T> buffers;
-    buffers.LayOut(p, false, carver);
+  using Buffers = ConvolutionBuffers<T>;
+  RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip, int64_t first,
+                                   int64_t last) {
     RowStrip<T>(ctx, p, buffers, strip).Forward(first, last);
   });
 }
 
 template <class T>
 void ConvolutionBackRun(Context& ctx, const Problem& p, const Gradients& g) {
-  ctx.ReserveScratch(static_cast<size_t>(ConvolutionBytes<T>(p, true)));
   MakePlans<T>(p);
-  const Strips strips(p, kRowChannels);
-  ctx.ParallelFor(strips.size(), [&](int64_t task, int worker) {
-    Carver carver(ctx.Scratch(worker));
-    ConvolutionBuffers<T> buffers;
-    buffers.LayOut(p, true, carver);
-    RowStrip<T>(ctx, p, buffers, strips.At(task)).Backward(g);
+  using Buffers = ConvolutionBuffers<T>;
+  RowsBackward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip) {
+    RowStrip<T>(ctx, p, buffers, strip).Backward(g);
   });
 }
 

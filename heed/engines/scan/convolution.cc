@@ -23,7 +23,8 @@ void ConvolutionBackRuns(Context& ctx, const Problem& p, const Gradients& g) {
 }
 
 int64_t ConvolutionNeeds(const Problem& p, bool backward) {
-  return WithCompute(p, [&](auto zero) { return ConvolutionBytes<decltype(zero)>(p, backward); });
+  return WithCompute(
+      p, [&](auto zero) { return RowBytes<ConvolutionBuffers<decltype(zero)>>(p, backward); });
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -120,7 +120,7 @@ class ModeStrip {
           const T* row = b_.rows + c * b_.pitch;
           T* d_row = b_.d_rows + c * b_.pitch;
           const auto tokens = static_cast<size_t>(s.count);
-          if (g.dskip.data != nullptr) dskip[c] += RowProduct(row, d_row, tokens);
+          if (g.dskip.data != nullptr) dskip[c] += RowProduct<false>(row, d_row, tokens);
           LoadState(p_.initial, s.state, at, modes_, width_, false, b_.h);
           LoadState(g.d_final, s.state, at, modes_, width_, true, b_.p);
           ModesBackward(b_.tables[c], SkipAt<T>(p_, at), tokens, row, d_row, b_.h, b_.p, b_.trace,
@@ -206,33 +206,19 @@ struct ModeTaps {
 };
 
 template <class T>
-int64_t ModesBytes(const Problem& p, bool backward) {
-  Carver carver(nullptr);
-  ModeBuffers<T> unused;
-  unused.LayOut(p, backward, carver);
-  return carver.bytes();
-}
-
-template <class T>
 void ModesRun(Context& ctx, const Problem& p) {
-  ctx.ReserveScratch(static_cast<size_t>(ModesBytes<T>(p, false)));
-  ForStripsAndSequences(ctx, p, [&](const Strip& strip, int64_t first, int64_t last, int worker) {
-    Carver carver(ctx.Scratch(worker));
-    ModeBuffers<T> buffers;
-    buffers.LayOut(p, false, carver);
+  using Buffers = ModeBuffers<T>;
+  RowsForward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip, int64_t first,
+                                   int64_t last) {
     ModeStrip<T>(p, buffers, strip).Forward(first, last);
   });
 }
 
 template <class T>
 void ModesBackRun(Context& ctx, const Problem& p, const Gradients& g) {
-  ctx.ReserveScratch(static_cast<size_t>(ModesBytes<T>(p, true)));
-  const Strips strips(p, kRowChannels);
-  ctx.ParallelFor(strips.size(), [&](int64_t task, int worker) {
-    Carver carver(ctx.Scratch(worker));
-    ModeBuffers<T> buffers;
-    buffers.LayOut(p, true, carver);
-    ModeStrip<T>(p, buffers, strips.At(task)).Backward(g);
+  using Buffers = ModeBuffers<T>;
+  RowsBackward<Buffers>(ctx, p, [&](Buffers& buffers, const Strip& strip) {
+    ModeStrip<T>(p, buffers, strip).Backward(g);
   });
 }
 

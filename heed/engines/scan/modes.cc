@@ -23,7 +23,8 @@ void ModesBackRuns(Context& ctx, const Problem& p, const Gradients& g) {
 }
 
 int64_t ModesNeeds(const Problem& p, bool backward) {
-  return WithCompute(p, [&](auto zero) { return ModesBytes<decltype(zero)>(p, backward); });
+  return WithCompute(
+      p, [&](auto zero) { return RowBytes<ModeBuffers<decltype(zero)>>(p, backward); });
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

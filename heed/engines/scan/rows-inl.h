@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstdlib>
 
+#include "heed/core/carver.h"
 #include "heed/core/context.h"
 #include "heed/engines/scan/panel-inl.h"
 #include "heed/engines/scan/problem.h"
@@ -71,8 +72,42 @@ void ForStripsAndSequences(Context& ctx, const Problem& p, const F& f) {
   });
 }
 
-// <x, dy> of a row, in the compute type over 128 tokens.
-template <class T>
+// One thread's memory for rows.
+template <class Buffers>
+int64_t RowBytes(const Problem& p, bool backward) {
+  Carver carver(nullptr);
+  Buffers unused;
+  unused.LayOut(p, backward, carver);
+  return carver.bytes();
+}
+
+// f(buffers, strip, first, last) for strips and runs of sequences.
+template <class Buffers, class F>
+void RowsForward(Context& ctx, const Problem& p, const F& f) {
+  ctx.ReserveScratch(static_cast<size_t>(RowBytes<Buffers>(p, false)));
+  ForStripsAndSequences(ctx, p, [&](const Strip& strip, int64_t first, int64_t last, int worker) {
+    Carver carver(ctx.Scratch(worker));
+    Buffers buffers;
+    buffers.LayOut(p, false, carver);
+    f(buffers, strip, first, last);
+  });
+}
+
+// f(buffers, strip) for strips, each with all sequences, over which its gradients are sums.
+template <class Buffers, class F>
+void RowsBackward(Context& ctx, const Problem& p, const F& f) {
+  ctx.ReserveScratch(static_cast<size_t>(RowBytes<Buffers>(p, true)));
+  const Strips strips(p, kRowChannels);
+  ctx.ParallelFor(strips.size(), [&](int64_t task, int worker) {
+    Carver carver(ctx.Scratch(worker));
+    Buffers buffers;
+    buffers.LayOut(p, true, carver);
+    f(buffers, strips.At(task));
+  });
+}
+
+// <x, dy> of rows of so many tokens, in the compute type over 128 of them; dy may come from its end.
+template <bool kFromEnd, class T>
 HWY_NOINLINE HWY_ATTR double RowProduct(const T* x, const T* dy, size_t tokens) {
   const hn::ScalableTag<T> d;
   constexpr size_t N = Lanes<T>();
@@ -81,9 +116,15 @@ HWY_NOINLINE HWY_ATTR double RowProduct(const T* x, const T* dy, size_t tokens) 
     const size_t end = std::min(begin + kChunkTokens, tokens);
     auto sum = hn::Zero(d);
     size_t t = begin;
-    for (; t + N <= end; t += N) sum = hn::MulAdd(hn::LoadU(d, x + t), hn::LoadU(d, dy + t), sum);
+    for (; t + N <= end; t += N) {
+      const auto v = kFromEnd ? hn::Reverse(d, hn::LoadU(d, dy + tokens - t - N))
+                              : hn::LoadU(d, dy + t);
+      sum = hn::MulAdd(hn::LoadU(d, x + t), v, sum);
+    }
     total += static_cast<double>(hn::ReduceSum(d, sum));
-    for (; t < end; ++t) total += static_cast<double>(x[t]) * static_cast<double>(dy[t]);
+    for (; t < end; ++t) {
+      total += static_cast<double>(x[t]) * static_cast<double>(dy[kFromEnd ? tokens - 1 - t : t]);
+    }
   }
   return total;
 }
