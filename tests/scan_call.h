@@ -20,6 +20,8 @@
 #include "heed/ops/gated/hgrn/hgrn_internal.h"
 #include "heed/ops/gated/rg_lru/rg_lru.h"
 #include "heed/ops/gated/rg_lru/rg_lru_internal.h"
+#include "heed/ops/ssm/h3/h3.h"
+#include "heed/ops/ssm/h3/h3_internal.h"
 #include "heed/ops/ssm/s4d/s4d.h"
 #include "heed/ops/ssm/s4d/s4d_internal.h"
 #include "heed/ops/ssm/selective_scan/selective_scan.h"
@@ -38,7 +40,7 @@ struct Mechanism {
   Definition definition;
   std::function<void(Context&, const Inputs&, const Options&, const Outputs&)> forward;
   std::function<void(Context&, const BackwardInputs&, const Options&, const Gradients&)> backward;
-  std::function<void(Context&, const StepInputs&, const TensorView&, const TensorView&)> step;
+  std::function<void(Context&, const StepInputs&, const StepState&, const TensorView&)> step;
   std::function<int64_t(const Context&, const Inputs&)> workspace, backward_workspace;
 };
 
@@ -50,7 +52,7 @@ struct Mechanism {
         },                                                                                  \
         [](Context& ctx, const BackwardInputs& in, const Options& options,                  \
            const Gradients& out) { op::Backward(ctx, in, With(own, options), out); },       \
-        [](Context& ctx, const StepInputs& in, const TensorView& state,                     \
+        [](Context& ctx, const StepInputs& in, const StepState& state,                     \
            const TensorView& o) { op::Step(ctx, in, own, state, o); },                      \
         [](const Context& ctx, const Inputs& in) { return op::Workspace(ctx, in, own); },   \
         [](const Context& ctx, const Inputs& in) {                                          \
@@ -67,7 +69,8 @@ inline selective_scan::Options Softplus() {
 inline const Mechanism kMechanisms[] = {HEED_MECHANISM(selective_scan, Softplus()),
                                  HEED_MECHANISM(rg_lru, rg_lru::Options()),
                                  HEED_MECHANISM(hgrn, hgrn::Options()),
-                                 HEED_MECHANISM(s4d, s4d::Options())};
+                                 HEED_MECHANISM(s4d, s4d::Options()),
+                                 HEED_MECHANISM(h3, h3::Options())};
 
 inline void Copy(const ConstTensorView& from, const TensorView& to) {
   Shape index(to.sizes().size());
@@ -102,11 +105,28 @@ void ForEach(const Buffer& buffer, const F& f) {
   } while (NextIndex(buffer.view().sizes(), at));
 }
 
+// Heads of up to 3 channels, and 4 taps, where sizes say nothing of them.
+inline AxisSizes WithHeads(AxisSizes sizes, const Definition& definition) {
+  if (std::string_view(definition.tensors[0].axes).find('H') == std::string_view::npos) return sizes;
+  if (sizes.d < 0) sizes.d = std::min<int64_t>(sizes.D, 3);
+  if (sizes.H < 0) sizes.H = sizes.d == 0 ? 0 : sizes.D / sizes.d;
+  if (sizes.W < 0) sizes.W = 4;
+  sizes.D = sizes.H * sizes.d;
+  sizes.w = sizes.W - 1;
+  return sizes;
+}
+
+// A state of a call.
+struct StateBuffers {
+  StateTensor tensor;
+  Buffer initial, d_final, final, dinitial;
+};
+
 // A call with its memory: all inputs, all results.
 struct ScanCall {
   ScanCall(const Mechanism& mechanism, DType dtype, const AxisSizes& of, Layout layout = Layout::kRows,
        int64_t sequences = -1, int rank = 4)
-      : m(&mechanism), sizes(of) {
+      : m(&mechanism), sizes(WithHeads(of, mechanism.definition)) {
     const Definition& d = m->definition;
     const DType wide = StateDType(dtype);
     uint64_t seed = 0;
@@ -134,11 +154,13 @@ struct ScanCall {
     d_o = Make(layout, dtype, shape).FillNormal(++seed);
     AxisSizes of_states = sizes;
     if (sequences >= 0) of_states.B = sequences;
-    const Shape state = ShapeOf(d.state_axes, of_states);
-    initial = Buffer(wide, state).FillNormal(++seed);
-    d_final = Buffer(wide, state).FillNormal(++seed);
-    final = Buffer(wide, state);
-    dinitial = Buffer(wide, state);
+    for (const StateTensor& tensor : d.states()) {
+      const Shape state = ShapeOf(tensor.axes, of_states);
+      Buffer initial = Buffer(wide, state).FillNormal(++seed);
+      Buffer d_final = Buffer(wide, state).FillNormal(++seed);
+      states.push_back({tensor, std::move(initial), std::move(d_final), Buffer(wide, state),
+                        Buffer(wide, state)});
+    }
   }
 
   BackwardInputs Views() const {
@@ -146,9 +168,11 @@ struct ScanCall {
     for (size_t i = 0; i < inputs.size(); ++i) {
       in.*m->definition.tensors[i].input = inputs[i].view();
     }
-    in.initial = initial.view();
     in.d_o = d_o.view();
-    in.d_final = d_final.view();
+    for (const StateBuffers& state : states) {
+      in.*state.tensor.initial = state.initial.view();
+      in.*state.tensor.d_final = state.d_final.view();
+    }
     return in;
   }
   Gradients Results() const {
@@ -156,20 +180,27 @@ struct ScanCall {
     for (size_t i = 0; i < results.size(); ++i) {
       out.*m->definition.tensors[i].gradient = results[i].view();
     }
-    out.dinitial = dinitial.view();
+    for (const StateBuffers& state : states) out.*state.tensor.dinitial = state.dinitial.view();
     return out;
   }
-  void Forward(Context& ctx) const {
-    m->forward(ctx, Views(), options, {o.view(), final.view()});
+  Outputs WhatIsWritten() const {
+    Outputs out;
+    out.o = o.view();
+    for (const StateBuffers& state : states) out.*state.tensor.final = state.final.view();
+    return out;
   }
+  void Forward(Context& ctx) const { m->forward(ctx, Views(), options, WhatIsWritten()); }
   const ScanCall& Both(Context& ctx) const {
     Forward(ctx);
     m->backward(ctx, Views(), options, Results());
     return *this;
   }
   std::vector<std::pair<std::string, Buffer>> Written() const {
-    std::vector<std::pair<std::string, Buffer>> all = {
-        {"o", o}, {"state", final}, {"dinitial_state", dinitial}};
+    std::vector<std::pair<std::string, Buffer>> all = {{"o", o}};
+    for (const StateBuffers& state : states) {
+      all.push_back({std::string("state ") + state.tensor.name, state.final});
+      all.push_back({std::string("dinitial_state ") + state.tensor.name, state.dinitial});
+    }
     for (size_t i = 0; i < results.size(); ++i) {
       all.push_back({std::string("d") + m->definition.tensors[i].name, results[i]});
     }
@@ -186,7 +217,8 @@ struct ScanCall {
   AxisSizes sizes;
   std::vector<std::string> axes;
   std::vector<Buffer> inputs, results;
-  Buffer o, d_o, initial, d_final, final, dinitial;
+  Buffer o, d_o;
+  std::vector<StateBuffers> states;
   Options options;
 };
 

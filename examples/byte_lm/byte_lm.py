@@ -25,7 +25,7 @@ WINDOW = 256  # keys that attention sees, and keeps
 
 class Input(NamedTuple):
     """An argument of a mechanism: `size` numbers per head ("K" channels of a key, "V" of a value, or "1"; of constants also
-    several for each channel of a value), projected from u, or constants that are learned. A map comes with a bias."""
+    several for each channel of a value, or pairs), projected from u, or constants that are learned. A map comes with a bias."""
 
     size: str
     map: Callable[[Tensor], Tensor] | None = None
@@ -50,6 +50,11 @@ def _one_key(x: dict[str, Tensor]) -> dict[str, Tensor]:
     """RWKV-7 takes away a share of what its key finds: a and b are that key."""
     share = x.pop("share")
     return x | {"a": -x["k"], "b": x["k"] * share}
+
+
+def _all_heads(x: dict[str, Tensor]) -> dict[str, Tensor]:
+    """H3 has the taps of all heads in a row."""
+    return x | {"shift": x["shift"].flatten(0, 1)}
 
 
 def _rate(x: Tensor) -> Tensor:
@@ -95,6 +100,9 @@ MECHANISMS = {
                                  "A": Input("VK", _rate, constant=True), "B": KEY, "C": KEY}, key=16, scan=True),
     "s4d": Mechanism({"u": VALUE, "log_dt": Input("V", _negative, constant=True), "log_A_real": Input("VK", constant=True),
                       "A_imag": Input("VK", _same, constant=True), "C": Input("VK2", _same, constant=True)}, key=16, scan=True),
+    "h3": Mechanism({"q": VALUE, "k": VALUE, "v": VALUE, "shift": Input("V4", _share, constant=True),
+                     "log_dt": Input("1", _negative, constant=True), "log_A_real": Input("K", constant=True),
+                     "A_imag": Input("K", _same, constant=True), "C": Input("K2", _same, constant=True)}, key=8, derive=_all_heads),
     "rg_lru": Mechanism({"x": VALUE, "input_gate": VALUE, "recurrence_gate": VALUE, "a": Input("V", _negative, constant=True)}, scan=True),
     "ssd": Mechanism({"x": VALUE, "dt": Input("1", F.softplus), "A": Input("1", _rate, constant=True), "B": KEY, "C": KEY}),
 }
@@ -169,7 +177,7 @@ class Layer(nn.Module):
             self.function = Scan(name, self.mechanism.inputs)
             self.one_step = self.function.step
         K, V = self.mechanism.key, width // heads
-        sizes = {"K": [K], "V": [V], "1": [], "V4": [V, 4], "VK": [V, K], "VK2": [V, K, 2]}
+        sizes = {"K": [K], "V": [V], "1": [], "V4": [V, 4], "VK": [V, K], "VK2": [V, K, 2], "K2": [K, 2]}
         self.inputs = nn.ModuleDict(
             {key: Argument(kind, width, heads, *sizes[kind.size]) for key, kind in self.mechanism.inputs.items()})
         self.norm1, self.norm2 = nn.RMSNorm(width, EPS), nn.RMSNorm(width, EPS)

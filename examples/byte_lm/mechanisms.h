@@ -182,7 +182,7 @@ inline Mix SelectiveScan(const Shape& n) {
     step.A = As(Get(in, "A"), {c.D, n.key});
     step.B = Get(in, "B");
     step.C = Get(in, "C");
-    heed::selective_scan::Step(ctx, step, {}, View(h, {1, c.D, n.key}), As(o, {1, c.D}));
+    heed::selective_scan::Step(ctx, step, {}, {View(h, {1, c.D, n.key}), {}}, As(o, {1, c.D}));
   };
 }
 
@@ -196,7 +196,33 @@ inline Mix S4d(const Shape& n) {
     step.log_A_real = As(Get(in, "log_A_real"), {c.D, n.key});
     step.A_imag = As(Get(in, "A_imag"), {c.D, n.key});
     step.C = As(Get(in, "C"), {c.D, n.key, 2});
-    heed::s4d::Step(ctx, step, {}, View(h, {1, c.D, n.key, 2}), As(o, {1, c.D}));
+    heed::s4d::Step(ctx, step, {}, {View(h, {1, c.D, n.key, 2}), {}}, As(o, {1, c.D}));
+  };
+}
+
+// Its heads stay apart. The tail has the last keys.
+inline Mix H3(const Shape& n) {
+  constexpr int64_t kTaps = 4;
+  const Channels c(n);
+  if (n.key > (int64_t{1} << 19) / (c.D * n.value)) {
+    throw std::runtime_error("a layer's state is larger than 4 MiB");
+  }
+  Vector S(static_cast<size_t>(c.D * n.value * n.key * 2));
+  Vector tail(static_cast<size_t>(c.D * (kTaps - 1)));
+  return [=](heed::Context& ctx, const Arguments& in, const heed::TensorView& o) mutable {
+    heed::h3::StepInputs step;
+    step.q = Get(in, "q");
+    step.k = Get(in, "k");
+    step.v = Get(in, "v");
+    step.shift = As(Get(in, "shift"), {c.D, kTaps});
+    step.log_dt = Get(in, "log_dt");
+    step.log_A_real = Get(in, "log_A_real");
+    step.A_imag = Get(in, "A_imag");
+    step.C = As(Get(in, "C"), {n.heads, n.key, 2});
+    heed::h3::Step(ctx, step, {},
+                   {View(S, {1, n.heads, n.value, n.value, n.key, 2}),
+                    View(tail, {1, kTaps - 1, n.heads, n.value})},
+                   o);
   };
 }
 
@@ -209,7 +235,7 @@ inline Mix RgLru(const Shape& n) {
     step.input_gate = c.Tokens(in, "input_gate");
     step.recurrence_gate = c.Tokens(in, "recurrence_gate");
     step.a = As(Get(in, "a"), {c.D});
-    heed::rg_lru::Step(ctx, step, {}, View(h, {1, c.D}), As(o, {1, c.D}));
+    heed::rg_lru::Step(ctx, step, {}, {View(h, {1, c.D}), {}}, As(o, {1, c.D}));
   };
 }
 
@@ -240,8 +266,8 @@ inline float StepSize(float x) { return Softplus(-x); }
 
 inline float Share(float x) { return x / 6; }
 
-// So many numbers per head: K, V, 1; for each channel of a value 4, K, or K pairs.
-enum class Per { kKey, kValue, kHead, kFilter, kRates, kPairs };
+// So many numbers per head: K, V, 1, K pairs; for each channel of a value 4, K, or K pairs.
+enum class Per { kKey, kValue, kHead, kKeyPairs, kFilter, kRates, kPairs };
 
 // An argument: projected from what the layer sees, or constant. A map comes with a bias.
 struct Input {
@@ -316,6 +342,16 @@ inline const std::map<std::string, Mechanism>& Mechanisms() {
          {"A_imag", {Per::kRates, Same, true}},
          {"C", {Per::kPairs, Same, true}}},
         S4d}},
+      {"h3",
+       {{{"q", value},
+         {"k", value},
+         {"v", value},
+         {"shift", {Per::kFilter, Share, true}},
+         {"log_dt", {Per::kHead, Negative, true}},
+         {"log_A_real", {.size = Per::kKey, .constant = true}},
+         {"A_imag", {Per::kKey, Same, true}},
+         {"C", {Per::kKeyPairs, Same, true}}},
+        H3}},
       {"rg_lru",
        {{{"x", value},
          {"input_gate", value},

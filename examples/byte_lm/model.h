@@ -80,8 +80,12 @@ struct Architecture {
       if (file.Contains(name)) key = file.Size(name, 0) / heads;
     }
     const int64_t value = file.Size("layers.0.gate.weight", 0) / heads;
-    const std::string rates = "layers.0.inputs.A_imag.bias";  // of s4d, which has no such projection
-    if (file.Contains(rates) && value > 0) key = file.Elements(rates) / (heads * value);
+    // Of state spaces, for which no projection says it.
+    const std::string rates = "layers.0.inputs.A_imag.bias";
+    const auto own = mechanism->inputs.find("A_imag");
+    if (own != mechanism->inputs.end() && file.Contains(rates) && value > 0) {
+      key = file.Elements(rates) / (heads * (own->second.size == Per::kRates ? value : 1));
+    }
     if (key < 1 || key > 4096 || value < 1) file.Fail("expected 1 to 4096 channels per head");
     shape = {heads, key, value, file.Integer("window", 65536)};
     while (layers < 256 && file.Contains(Prefix(layers) + "norm1.weight")) ++layers;
@@ -158,7 +162,8 @@ class Argument {
       : map_(input.map), rotary_(input.rotary), unit_(input.unit) {
     const std::map<Per, int64_t> sizes = {
         {Per::kKey, n.key},           {Per::kValue, n.value},         {Per::kHead, 1},
-        {Per::kFilter, 4 * n.value},  {Per::kRates, n.key * n.value}, {Per::kPairs, 2 * n.key * n.value}};
+        {Per::kFilter, 4 * n.value},  {Per::kRates, n.key * n.value}, {Per::kPairs, 2 * n.key * n.value},
+        {Per::kKeyPairs, 2 * n.key}};
     const int64_t size = sizes.at(input.size);
     sizes_ = {n.heads};
     if (input.size != Per::kHead) sizes_.push_back(size);

@@ -16,7 +16,7 @@
 
 namespace heed {
 
-inline constexpr int kMaxRank = 5;
+inline constexpr int kMaxRank = 6;
 
 enum class DeviceType : int32_t { kCpu = 1, kCuda = 2 };  // DLPack's numbers
 struct Device {

@@ -49,10 +49,10 @@ TEST(TensorViewTest, RankZeroHoldsOneElement) {
 }
 
 TEST(TensorViewTest, RankAboveTheLimitIsRejected) {
-  EXPECT_NO_THROW(ConstTensorView(nullptr, DType::kF32, {1, 1, 1, 1, 1}));
+  EXPECT_NO_THROW(ConstTensorView(nullptr, DType::kF32, {1, 1, 1, 1, 1, 1}));
   EXPECT_THAT(
-      [] { ConstTensorView(nullptr, DType::kF32, {1, 1, 1, 1, 1, 1}); },
-      ThrowsMessage<InvalidArgument>("tensor has rank 6, expected at most 5"));
+      [] { ConstTensorView(nullptr, DType::kF32, {1, 1, 1, 1, 1, 1, 1}); },
+      ThrowsMessage<InvalidArgument>("tensor has rank 7, expected at most 6"));
 }
 
 TEST(TensorViewTest, AsManyStridesAsSizesAreNeeded) {

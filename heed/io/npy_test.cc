@@ -231,7 +231,7 @@ std::vector<Hostile> HostileFiles() {
       {shape("(2, 3"), "header has '}' at its byte 58, expected a size >= 0"},
       {shape("(9223372036854775808,)"),
        "shape has a size above 2^63 - 1, expected less"},
-      {shape("(1, 1, 1, 1, 2, 3)"), "has a rank above 5, expected at most 5"},
+      {shape("(1, 1, 1, 1, 1, 2, 3)"), "has a rank above 6, expected at most 6"},
       {shape("(4294967296, 4294967296)"),
        "has shape [4294967296,4294967296], expected fewer than 2^63 bytes"},
       {shape("(4611686018427387904, )"),

@@ -194,7 +194,7 @@ TEST_F(SafetensorsTest, MisplacedDataIsCopiedOnceAndAligned) {
 TEST_F(SafetensorsTest, WhatHeedCannotViewIsListedAndRejectedWhenAskedFor) {
   const std::string bytes =
       File("{" + Tensor("u", "U8", "[3]", "[0,3]") + "," +
-               Tensor("r6", "F32", "[1,1,1,1,1,1]", "[3,7]") + "," +
+               Tensor("r7", "F32", "[1,1,1,1,1,1,1]", "[3,7]") + "," +
                Tensor("f4", "F4", "[2,3]", "[7,10]") + "," +
                Tensor("b", "BOOL", "[2]", "[10,12]") + "," +
                Tensor("ok", "F32", "[1]", "[12,16]") + "}",
@@ -202,8 +202,8 @@ TEST_F(SafetensorsTest, WhatHeedCannotViewIsListedAndRejectedWhenAskedFor) {
   std::string bad_bool = bytes;
   bad_bool[bytes.size() - 5] = 7;
   const SafetensorsFile file("f", AsBytes(bad_bool));
-  EXPECT_THAT(file.names(), ElementsAre("u", "r6", "f4", "b", "ok"));
-  EXPECT_EQ(file.entries()[1].sizes.size(), 6u);
+  EXPECT_THAT(file.names(), ElementsAre("u", "r7", "f4", "b", "ok"));
+  EXPECT_EQ(file.entries()[1].sizes.size(), 7u);
   EXPECT_EQ(file.entries()[2].dtype, "F4");
   EXPECT_EQ(file.entries()[2].num_bytes, 3);
   EXPECT_EQ(file.tensor("ok").num_elements(), 1);
@@ -213,10 +213,10 @@ TEST_F(SafetensorsTest, WhatHeedCannotViewIsListedAndRejectedWhenAskedFor) {
   rejects("u",
           "f: tensor 'u' has dtype U8, expected F64, F32, BF16, F16, I64, "
           "I32 or BOOL");
-  rejects("r6", "f: tensor 'r6' has rank 6, expected at most 5");
+  rejects("r7", "f: tensor 'r7' has rank 7, expected at most 6");
   rejects("b", "f: tensor 'b' has 7 for a bool at element 1, expected 0 or 1");
   rejects("k\n",
-          "f: tensor 'k\\x0a' is not there, expected one of 'u', 'r6', "
+          "f: tensor 'k\\x0a' is not there, expected one of 'u', 'r7', "
           "'f4', 'b', 'ok'");
 }
 

@@ -33,7 +33,7 @@ FloatName: TypeAlias = Literal["f64", "f32", "bf16", "f16"]
 Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 OutArray: TypeAlias = Any  # returned as it is
 Result: TypeAlias = NDArray[Any]
-State: TypeAlias = Array | tuple[Array, Array] | tuple[Array, Array, Array | None]  # S, (S, z) or (S, z, m)
+State: TypeAlias = Array | tuple[Array, Array] | tuple[Array, Array, Array | None]  # S, (S, z), (S, z, m) or (tail, S)
 StateResult: TypeAlias = Any  # the same, NumPy arrays
 
 

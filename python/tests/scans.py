@@ -7,7 +7,16 @@ from heed import _core
 DESCRIPTIONS = _core._scanning
 NAMES = sorted(name for name in DESCRIPTIONS if DESCRIPTIONS[name]["state_axes"])
 STATELESS = sorted(set(DESCRIPTIONS) - set(NAMES))
-SIZES = {"B": 2, "D": 6, "T": 21, "N": 5, "G": 2, "L": 6, "2": 2}
+SIZES = {"B": 2, "D": 6, "T": 21, "N": 5, "G": 2, "L": 6, "H": 2, "d": 3, "W": 4, "2": 2}
+
+
+def sizes_of(name, **sizes):
+    """What letters of axes stand for."""
+    sizes = SIZES | sizes
+    sizes["L"], sizes["w"] = min(sizes["L"], sizes["T"]), sizes["W"] - 1
+    if "H" in DESCRIPTIONS[name]["axes"][DESCRIPTIONS[name]["inputs"][0]]:
+        sizes["D"] = sizes["H"] * sizes["d"]
+    return sizes
 
 
 def axes_of(name, argument, rank=None):
@@ -19,8 +28,7 @@ def axes_of(name, argument, rank=None):
 def arguments(name, dtype=np.float64, seed=5, rank=None, **sizes):
     """Inputs of a mechanism by name, all of them; `rank` is that of tensors that have several forms."""
     rng = np.random.default_rng(seed)
-    sizes = SIZES | sizes
-    sizes["L"] = min(sizes["L"], sizes["T"])
+    sizes = sizes_of(name, **sizes)
     result = {}
     for argument in DESCRIPTIONS[name]["inputs"]:
         several = "|" in DESCRIPTIONS[name]["axes"][argument]
@@ -39,10 +47,21 @@ def arguments(name, dtype=np.float64, seed=5, rank=None, **sizes):
 
 
 def state_of(name, dtype=np.float64, seed=6, **sizes):
-    sizes = SIZES | sizes
+    """An array, or a named tuple of them."""
+    sizes, state_type = sizes_of(name, **sizes), DESCRIPTIONS[name]["state_type"]
     rng = np.random.default_rng(seed)
-    state = np.float64 if dtype == np.float64 else np.float32
-    return rng.standard_normal([sizes[axis] for axis in DESCRIPTIONS[name]["state_axes"]]).astype(state)
+    dtype = np.float64 if dtype == np.float64 else np.float32
+    states = [rng.standard_normal([sizes[axis] for axis in axes]).astype(dtype) for axes in DESCRIPTIONS[name]["state_axes"]]
+    return state_type(*states) if state_type else states[0]
+
+
+def arrays_of(state):
+    return state if isinstance(state, tuple) else (state,)
+
+
+def of_each(f, state):
+    """The state of which each array is f of what it was."""
+    return type(state)(*map(f, state)) if isinstance(state, tuple) else f(state)
 
 
 def time_axis(name, argument, x):
@@ -62,7 +81,7 @@ def at_tokens(name, values, tokens):
 
 def close_enough(name):
     """Whether bits or sizes are compared where a sequence is split."""
-    return {"s4d": {"rtol": 2e-5, "atol": 2e-5}}.get(name, {"rtol": 0, "atol": 0})
+    return {"s4d": {"rtol": 2e-5, "atol": 2e-5}, "h3": {"rtol": 5e-5, "atol": 5e-5}}.get(name, {"rtol": 0, "atol": 0})
 
 
 def output_at(name, o, tokens):
@@ -79,7 +98,7 @@ def sigmoid(x):
 
 def naive(name, values, initial=None, **settings):
     """o and the final state, by the definition, token by token."""
-    return {"selective_scan": _selective_scan, "rg_lru": _rg_lru, "hgrn": _hgrn, "s4d": _s4d}[name](values, initial, **settings)
+    return {"selective_scan": _selective_scan, "rg_lru": _rg_lru, "hgrn": _hgrn, "s4d": _s4d, "h3": _h3}[name](values, initial, **settings)
 
 
 def _selective_scan(values, initial, delta_softplus=False):
@@ -145,3 +164,26 @@ def _s4d(values, initial, discretization="zoh", method=None):
     if "D" in values:
         o = o + values["D"][:, None] * u
     return o, np.stack([h.real, h.imag], -1)
+
+
+def _h3(values, initial, method=None):
+    q, k, v = values["q"], values["k"], values["v"]
+    B, T, H, d = q.shape
+    a, b, C = s4d_modes(values)
+    shift = values["shift"].reshape(H, d, -1).copy()
+    W = shift.shape[-1]
+    tail = np.zeros((B, W - 1, H, d)) if initial is None else initial.tail
+    S = np.zeros((B, H, d, d, a.shape[1]), complex) if initial is None else initial.S[..., 0] + 1j * initial.S[..., 1]
+    if "shift_D" in values:
+        shift[..., 0] += values["shift_D"].reshape(H, d)
+    keys = np.concatenate([tail, k], 1)
+    o = np.empty_like(q)
+    for t in range(T):
+        shifted = np.einsum("bwhi,hiw->bhi", keys[:, t : t + W], shift[..., ::-1])
+        product = shifted[..., :, None] * v[:, t, :, None, :]
+        S = a[:, None, None] * S + b[:, None, None] * product[..., None]
+        Y = 2 * np.einsum("hn,bhijn->bhij", C, S).real
+        if "D" in values:
+            Y = Y + values["D"][:, None, None] * product
+        o[:, t] = np.einsum("bhi,bhij->bhj", q[:, t], Y)
+    return o, DESCRIPTIONS["h3"]["state_type"](keys[:, T:], np.stack([S.real, S.imag], -1))

@@ -100,7 +100,7 @@ def test_a_dlpack_export_is_deleted_once(qkv):
     (lambda x: producers.Versioned(x, code=5, bits=64), "q has dtype c64"),
     (lambda x: producers.Versioned(x, code=10, bits=8), "q has dtype DLPack type 10 of bits 8"),
     (lambda x: producers.Versioned(x, lanes=4), "q has dtype f32x4"),
-    (lambda x: producers.Versioned(np.zeros((1,) * 6, np.float32)), "q has rank 6, expected at most 5"),
+    (lambda x: producers.Versioned(np.zeros((1,) * 7, np.float32)), "q has rank 7, expected at most 6"),
     (lambda x: producers.Versioned(x, strides=[2**62, 1, 1, 1]), "q has "),
 ])
 def test_bad_dlpack_producers(qkv, producer, message):

@@ -96,7 +96,7 @@ def test_threads_and_dtype_are_told_apart():
     ("attention", {**SHAPES, "q": (2, -1, 8, 64)}, "attention: q is -1, expected an int of at least 0"),
     ("attention", {**SHAPES, "q": (2, 1.5, 8, 64)}, "attention: q is 1.5, expected an int of at least 0"),
     ("attention", {**SHAPES, "q": (2**31, 2**31, 8, 64)}, r"attention: q .*, expected fewer than 2\^63 bytes"),
-    ("attention", {**SHAPES, "q": (1,) * 6}, "attention: q has rank 6, expected at most 5"),
+    ("attention", {**SHAPES, "q": (1,) * 7}, "attention: q has rank 7, expected at most 6"),
     ("attention", {**SHAPES, "window": (-3, 0)}, r"attention: window\[0\] is -3"),
 ])
 def test_errors(name, arguments, message):

@@ -105,7 +105,7 @@ def test_explain_says_which_method_and_why():
 
 def test_there_is_no_state():
     values = arguments(NAME)
-    assert not hasattr(heed, f"{NAME}_step") and DESCRIPTIONS[NAME]["state_axes"] == ""
+    assert not hasattr(heed, f"{NAME}_step") and DESCRIPTIONS[NAME]["state_axes"] == []
     for option in ("initial_state", "return_state", "dstate"):
         with pytest.raises(TypeError, match=option):
             call(NAME, values, **{option: None})

@@ -27,6 +27,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
+// Whether modes make the taps.
+inline bool HasModes(const Problem& p) { return p.rule != Rule::kTaps; }
+
 // Vectors of outputs that share a tap.
 inline constexpr size_t kRowVectors = 8;
 
@@ -38,6 +41,7 @@ struct RowShape {
   size_t lead = 0;   // elements before the first input
   size_t inputs = 0; // with zeros behind the last: whole blocks
 
+  RowShape() = default;
   RowShape(const Problem& p, int64_t count)
       : n(static_cast<size_t>(TransformLength(p.num_taps, count))),
         taps(static_cast<size_t>(std::min(p.num_taps, count))),
@@ -81,7 +85,7 @@ struct ConvolutionBuffers {
     next(rows, channels * pitch);
     next(taps, channels * prepared);
     next(scratch, spectrum);
-    if (p.rule == Rule::kModes) modes.LayOut(p, backward, carver);
+    if (HasModes(p)) modes.LayOut(p, backward, carver);
     if (!backward) return;
     next(d_rows, channels * pitch);
     next(of_inputs, spectrum);
@@ -166,16 +170,13 @@ class RowStrip {
 
   HWY_ATTR void Forward(int64_t first, int64_t last) {
     ForChannels(p_, strip_, [&](int64_t channel, size_t channels) HWY_ATTR {
-      Prepared ready;
       for (int64_t i = first; i < last; ++i) {
         const Sequence& s = p_.sequences[static_cast<size_t>(i)];
         const RowShape<T> shape(p_, s.count);
         if (s.count == 0) continue;
         Load(p_.x, s, channel, channels, shape, false, b_.rows);
-        Prepare(shape, channel, channels, ready);
-        for (size_t c = 0; c < channels; ++c) {
-          Convolve(c, SkipOf(channel, c), shape, b_.rows + c * b_.pitch);
-        }
+        Prepare(shape, channel, channels);
+        for (size_t c = 0; c < channels; ++c) Convolve(channel, c, shape, b_.rows + c * b_.pitch);
         Store(p_.o, s, channel, channels, shape, false, b_.rows);
       }
     });
@@ -183,38 +184,87 @@ class RowStrip {
 
   HWY_ATTR void Backward(const Gradients& g) {
     ForChannels(p_, strip_, [&](int64_t channel, size_t channels) HWY_ATTR {
-      std::fill_n(b_.dtaps, channels * static_cast<size_t>(p_.num_taps), 0.0);
-      std::fill_n(b_.dskip, channels, 0.0);
-      Prepared ready;
+      ClearSums(channels);
       for (const Sequence& s : p_.sequences) {
         const RowShape<T> shape(p_, s.count);
         if (s.count == 0) continue;
         Load(p_.x, s, channel, channels, shape, false, b_.rows);
         Load(g.d_o, s, channel, channels, shape, true, b_.d_rows);
-        Prepare(shape, channel, channels, ready);
+        Prepare(shape, channel, channels);
         for (size_t c = 0; c < channels; ++c) RowBackward(g, channel, c, shape);
         if (g.dx.data != nullptr) Store(g.dx, s, channel, channels, shape, true, b_.d_rows);
       }
-      for (size_t c = 0; c < channels; ++c) {
-        const auto at = channel + static_cast<int64_t>(c);
-        if (p_.rule == Rule::kModes) {
-          b_.modes.StoreGradients(p_, g, at, TapsOf(c));
-        } else if (g.dtaps.data != nullptr) {
-          for (int64_t i = 0; i < p_.num_taps; ++i) {
-            StoreDouble(g.dtaps.dtype, const_cast<void*>(g.dtaps.data),
-                        at * g.dtaps.channel + i * g.dtaps.state, TapsOf(c)[i]);
-          }
-        }
-        if (g.dskip.data == nullptr) continue;
-        StoreDouble(g.dskip.dtype, const_cast<void*>(g.dskip.data), at * g.dskip.channel,
-                    b_.dskip[c]);
-      }
+      StoreSums(g, channel, channels);
     });
+  }
+
+  // What heads are made of as well.
+  void ClearSums(size_t channels) const {
+    std::fill_n(b_.dtaps, channels * static_cast<size_t>(p_.num_taps), 0.0);
+    std::fill_n(b_.dskip, channels, 0.0);
+  }
+  void StoreSums(const Gradients& g, int64_t channel, size_t channels) const {
+    for (size_t c = 0; c < channels; ++c) {
+      const auto at = channel + static_cast<int64_t>(c);
+      if (HasModes(p_)) {
+        b_.modes.StoreGradients(p_, g, at, TapsOf(c));
+      } else {
+        for (int64_t i = 0; i < p_.num_taps; ++i) StoreNumber(g.dtaps, at, i, TapsOf(c)[i]);
+      }
+      StoreNumber(g.dskip, at, 0, b_.dskip[c]);
+    }
+  }
+
+  // A row's inputs have been written behind its lead, before as many zeros as complete the last block; or
+  // what comes from its end behind them.
+  T* RowAt(size_t c, const RowShape<T>& shape) const { return b_.rows + c * b_.pitch + shape.lead; }
+  void Complete(const RowShape<T>& shape, size_t count, bool from_end, T* row) const {
+    if (shape.n == 0) std::fill_n(row, shape.lead, T{0});
+    T* zeros = row + shape.lead + (from_end ? 0 : count);
+    std::fill_n(zeros, shape.inputs - count, T{0});
+  }
+  // For the taps that this sequence meets, so that bits do not depend on others.
+  HWY_ATTR void Prepare(const RowShape<T>& shape, int64_t channel, size_t channels) {
+    const Prepared wanted = {channel, shape.n, shape.taps};
+    if (ready_ == wanted) return;
+    ready_ = wanted;
+    for (size_t c = 0; c < channels; ++c) {
+      T* to = b_.taps + c * b_.prepared;
+      LoadTaps(channel + static_cast<int64_t>(c), shape.taps, shape.n > 0 ? b_.scratch : to);
+      if (shape.n == 0) continue;
+      std::fill(b_.scratch + shape.taps, b_.scratch + shape.n, T{0});
+      Spectrum(targets_, PlanOf(shape), b_.scratch, nullptr, to);
+    }
+  }
+  // A row of inputs becomes one of outputs.
+  HWY_ATTR void Convolve(int64_t channel, size_t c, const RowShape<T>& shape, T* row) const {
+    const T* taps = b_.taps + c * b_.prepared;
+    const T skip = SkipOf(channel, c);
+    if (shape.n == 0) return ConvolveRow(taps, skip, shape, row);
+    const FourierPlan<T>& plan = PlanOf(shape);
+    for (size_t i = 0; i < shape.blocks(); ++i) {
+      TransformBlock(plan, shape, row, i, b_.scratch);
+      scan::Convolve(targets_, plan, taps, b_.scratch, b_.scratch, row + i * shape.n);
+      AddSkip(skip, shape, i, row);
+    }
+  }
+
+  // A row of gradients of outputs from its end becomes one of inputs.
+  HWY_ATTR void RowBackward(const Gradients& g, int64_t channel, size_t c,
+                            const RowShape<T>& shape) const {
+    const T* row = b_.rows + c * b_.pitch;
+    T* d_row = b_.d_rows + c * b_.pitch;
+    if (g.dskip.data != nullptr) {
+      b_.dskip[c] += RowProduct<true>(row + shape.lead, d_row + shape.lead, shape.inputs);
+    }
+    if (shape.n > 0) return BlocksBackward(g, c, SkipOf(channel, c), shape, row, d_row);
+    if (WantsTaps(g)) AddTapGradients(row, d_row, shape, TapsOf(c));
+    if (g.dx.data != nullptr) Convolve(channel, c, shape, d_row);
   }
 
  private:
   bool WantsTaps(const Gradients& g) const {
-    return g.dtaps.data != nullptr || p_.rule == Rule::kModes;
+    return g.dtaps.data != nullptr || HasModes(p_);
   }
   double* TapsOf(size_t c) const { return b_.dtaps + c * static_cast<size_t>(p_.num_taps); }
   static const FourierPlan<T>& PlanOf(const RowShape<T>& shape) {
@@ -227,12 +277,7 @@ class RowStrip {
     const auto count = static_cast<size_t>(s.count);
     const size_t before = from_end ? shape.inputs - count : 0;
     LoadPanel(RowsOf(x, s, channel, channels, from_end), rows + shape.lead + before, b_.pitch);
-    for (size_t c = 0; c < channels; ++c) {
-      T* row = rows + c * b_.pitch;
-      if (shape.n == 0) std::fill_n(row, shape.lead, T{0});
-      T* zeros = row + shape.lead + (from_end ? 0 : count);
-      std::fill_n(zeros, shape.inputs - count, T{0});
-    }
+    for (size_t c = 0; c < channels; ++c) Complete(shape, count, from_end, rows + c * b_.pitch);
   }
   HWY_ATTR void Store(const Tokens& to, const Sequence& s, int64_t channel, size_t channels,
                       const RowShape<T>& shape, bool from_end, const T* rows) const {
@@ -240,25 +285,8 @@ class RowStrip {
     StorePanel(rows + before, b_.pitch, RowsOf(to, s, channel, channels, from_end));
   }
 
-  // What stands in the place of taps: as many of them, or their spectrum.
-  struct Prepared {
-    size_t n = 0, taps = 0;
-  };
-  // For those that this sequence meets, so that bits do not depend on others.
-  HWY_ATTR void Prepare(const RowShape<T>& shape, int64_t channel, size_t channels,
-                        Prepared& ready) {
-    if (ready.n == shape.n && ready.taps == shape.taps) return;
-    ready = {shape.n, shape.taps};
-    for (size_t c = 0; c < channels; ++c) {
-      T* to = b_.taps + c * b_.prepared;
-      LoadTaps(channel + static_cast<int64_t>(c), shape.taps, shape.n > 0 ? b_.scratch : to);
-      if (shape.n == 0) continue;
-      std::fill(b_.scratch + shape.taps, b_.scratch + shape.n, T{0});
-      Spectrum(targets_, PlanOf(shape), b_.scratch, nullptr, to);
-    }
-  }
   HWY_ATTR void LoadTaps(int64_t channel, size_t count, T* to) {
-    if (p_.rule == Rule::kModes) return b_.modes.Fill(p_, channel, count, to);
+    if (HasModes(p_)) return b_.modes.Fill(p_, channel, count, to);
     const Numbers& x = p_.taps;
     const char* data = static_cast<const char*>(x.data);
     data += channel * x.channel * static_cast<int64_t>(SizeOf(x.dtype));
@@ -288,31 +316,6 @@ class RowStrip {
     }
   }
 
-  // A row of inputs becomes one of outputs.
-  HWY_ATTR void Convolve(size_t c, T skip, const RowShape<T>& shape, T* row) const {
-    const T* taps = b_.taps + c * b_.prepared;
-    if (shape.n == 0) return ConvolveRow(taps, skip, shape, row);
-    const FourierPlan<T>& plan = PlanOf(shape);
-    for (size_t i = 0; i < shape.blocks(); ++i) {
-      TransformBlock(plan, shape, row, i, b_.scratch);
-      scan::Convolve(targets_, plan, taps, b_.scratch, b_.scratch, row + i * shape.n);
-      AddSkip(skip, shape, i, row);
-    }
-  }
-
-  HWY_ATTR void RowBackward(const Gradients& g, int64_t channel, size_t c,
-                            const RowShape<T>& shape) const {
-    const T* row = b_.rows + c * b_.pitch;
-    T* d_row = b_.d_rows + c * b_.pitch;
-    if (g.dskip.data != nullptr) {
-      b_.dskip[c] += RowProduct<true>(row + shape.lead, d_row + shape.lead, shape.inputs);
-    }
-    const T skip = SkipOf(channel, c);
-    if (shape.n > 0) return BlocksBackward(g, c, skip, shape, row, d_row);
-    if (WantsTaps(g)) AddTapGradients(row, d_row, shape, TapsOf(c));
-    if (g.dx.data != nullptr) Convolve(c, skip, shape, d_row);
-  }
-
   // Block i of what is read from its end meets the inputs of block blocks - 1 - i: their product has
   // the gradients of taps from its end.
   HWY_ATTR void BlocksBackward(const Gradients& g, size_t c, T skip, const RowShape<T>& shape,
@@ -340,10 +343,18 @@ class RowStrip {
     }
   }
 
+  // Whose spectra, or taps, are in memory.
+  struct Prepared {
+    int64_t channel = -1;
+    size_t n = 0, taps = 0;
+    bool operator==(const Prepared&) const = default;
+  };
+
   const int64_t targets_;
   const Problem& p_;
   ConvolutionBuffers<T>& b_;
   const Strip strip_;
+  Prepared ready_;
 };
 
 // What they need is made before threads begin.

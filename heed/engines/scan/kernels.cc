@@ -50,6 +50,18 @@ constexpr Kernel kKernels[] = {
      "chunks of 16 tokens by tables of a channel's modes, tokens and modes in lanes; 16-bit tensors "
      "widened, rows transposed where channels are contiguous",
      &ModesForward, &ModesForwardBytes, &ModesBackward, &ModesBackwardBytes},
+    {"heads_convolution",
+     [](const Problem& p) { return p.rule == Rule::kHeads && p.has_taps && IsFloat(p.dtype); },
+     "state spaces of products of heads in f64, f32, bf16 and f16",
+     "products of a head's channels, one pair after another, convolved with what its modes answer to one "
+     "input of 1; 16-bit tensors widened, rows transposed where channels are contiguous",
+     &HeadsForward, &HeadsForwardBytes, &HeadsBackward, &HeadsBackwardBytes},
+    {"heads",
+     [](const Problem& p) { return p.rule == Rule::kHeads && IsFloat(p.dtype); },
+     "state spaces of products of heads in f64, f32, bf16 and f16",
+     "products of a head's channels, one pair after another, by chunks of 16 tokens and tables of its "
+     "modes; 16-bit tensors widened, rows transposed where channels are contiguous",
+     &HeadsForward, &HeadsForwardBytes, &HeadsBackward, &HeadsBackwardBytes},
     {"elementwise",
      [](const Problem& p) {
        return (p.rule == Rule::kDecay || p.rule == Rule::kGates) && IsFloat(p.dtype);

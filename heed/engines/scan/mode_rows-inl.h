@@ -96,13 +96,7 @@ class ModeStrip {
       for (int64_t i = first; i < last; ++i) {
         const Sequence& s = p_.sequences[static_cast<size_t>(i)];
         LoadPanel(RowsOf(p_.x, s, channel, channels, false), b_.rows, b_.pitch);
-        for (size_t c = 0; c < channels; ++c) {
-          const int64_t at = channel + static_cast<int64_t>(c);
-          LoadState(p_.initial, s.state, at, modes_, width_, false, b_.h);
-          ModesForward(b_.tables[c], SkipAt<T>(p_, at), static_cast<size_t>(s.count), b_.h,
-                       b_.written, b_.rows + c * b_.pitch);
-          StoreState(b_.h, modes_, width_, false, s.state, at, p_.final);
-        }
+        for (size_t c = 0; c < channels; ++c) RowForward(s, channel, c, p_.initial, p_.final);
         StorePanel(b_.rows, b_.pitch, RowsOf(p_.o, s, channel, channels, false));
       }
     });
@@ -111,47 +105,66 @@ class ModeStrip {
   void Backward(const Gradients& g) {
     ForChannels(p_, strip_, [&](int64_t channel, size_t channels) {
       Prepare(channel, channels, true);
-      double dskip[kRowChannels] = {};
       for (const Sequence& s : p_.sequences) {
         LoadPanel(RowsOf(p_.x, s, channel, channels, false), b_.rows, b_.pitch);
         LoadPanel(RowsOf(g.d_o, s, channel, channels, false), b_.d_rows, b_.pitch);
         for (size_t c = 0; c < channels; ++c) {
-          const int64_t at = channel + static_cast<int64_t>(c);
-          const T* row = b_.rows + c * b_.pitch;
-          T* d_row = b_.d_rows + c * b_.pitch;
-          const auto tokens = static_cast<size_t>(s.count);
-          if (g.dskip.data != nullptr) dskip[c] += RowProduct<false>(row, d_row, tokens);
-          LoadState(p_.initial, s.state, at, modes_, width_, false, b_.h);
-          LoadState(g.d_final, s.state, at, modes_, width_, true, b_.p);
-          ModesBackward(b_.tables[c], SkipAt<T>(p_, at), tokens, row, d_row, b_.h, b_.p, b_.trace,
-                        b_.sums[c]);
-          StoreState(b_.p, modes_, width_, true, s.state, at, g.dinitial);
+          RowBackward(g, s, channel, c, p_.initial, g.d_final, g.dinitial);
         }
         if (g.dx.data == nullptr) continue;
         StorePanel(b_.d_rows, b_.pitch, RowsOf(g.dx, s, channel, channels, false));
       }
-      for (size_t c = 0; c < channels; ++c) {
-        const int64_t at = channel + static_cast<int64_t>(c);
-        StoreModeGradients(p_, g, at, b_.tables[c], b_.sums[c]);
-        if (g.dskip.data == nullptr) continue;
-        StoreDouble(g.dskip.dtype, const_cast<void*>(g.dskip.data), at * g.dskip.channel, dskip[c]);
-      }
+      StoreSums(g, channel, channels);
     });
   }
 
- private:
+  // What heads are made of as well: channels [channel, channel + channels), and a row of the c-th of them.
   void Prepare(int64_t channel, size_t channels, bool backward) {
     for (size_t c = 0; c < channels; ++c) {
       FillTables(p_, channel + static_cast<int64_t>(c), has_chunks_, backward, b_.tables[c]);
       if (backward) b_.sums[c].Clear();
+      dskip_[c] = 0;
+    }
+  }
+  T* RowAt(size_t c) const { return b_.rows + c * b_.pitch; }
+  T* GradientsAt(size_t c) const { return b_.d_rows + c * b_.pitch; }
+
+  void RowForward(const Sequence& s, int64_t channel, size_t c, const Numbers& initial,
+                  const Numbers& final) {
+    const int64_t at = channel + static_cast<int64_t>(c);
+    LoadState(initial, s.state, at, modes_, width_, false, b_.h);
+    ModesForward(b_.tables[c], SkipAt<T>(p_, at), static_cast<size_t>(s.count), b_.h, b_.written,
+                 RowAt(c));
+    StoreState(b_.h, modes_, width_, false, s.state, at, final);
+  }
+
+  void RowBackward(const Gradients& g, const Sequence& s, int64_t channel, size_t c,
+                   const Numbers& initial, const Numbers& d_final, const Numbers& dinitial) {
+    const int64_t at = channel + static_cast<int64_t>(c);
+    const auto tokens = static_cast<size_t>(s.count);
+    if (g.dskip.data != nullptr) dskip_[c] += RowProduct<false>(RowAt(c), GradientsAt(c), tokens);
+    LoadState(initial, s.state, at, modes_, width_, false, b_.h);
+    LoadState(d_final, s.state, at, modes_, width_, true, b_.p);
+    ModesBackward(b_.tables[c], SkipAt<T>(p_, at), tokens, RowAt(c), GradientsAt(c), b_.h, b_.p,
+                  b_.trace, b_.sums[c]);
+    StoreState(b_.p, modes_, width_, true, s.state, at, dinitial);
+  }
+
+  void StoreSums(const Gradients& g, int64_t channel, size_t channels) const {
+    for (size_t c = 0; c < channels; ++c) {
+      const int64_t at = channel + static_cast<int64_t>(c);
+      StoreModeGradients(p_, g, at, b_.tables[c], b_.sums[c]);
+      StoreNumber(g.dskip, at, 0, dskip_[c]);
     }
   }
 
+ private:
   const Problem& p_;
   ModeBuffers<T>& b_;
   const Strip strip_;
   const size_t modes_, width_;
   const bool has_chunks_;
+  double dskip_[kRowChannels] = {};
 };
 
 // What a convolution is given in place of taps: the answers of modes to one input of 1, and

@@ -42,6 +42,12 @@ void ModesBackward(Context& ctx, const Problem& problem, const Gradients& gradie
 int64_t ModesForwardBytes(const Context& ctx, const Problem& problem);
 BackwardBytes ModesBackwardBytes(const Context& ctx, const Problem& problem);
 
+// Modes of products of heads, token by token or as taps, of every dtype.
+void HeadsForward(Context& ctx, const Problem& problem);
+void HeadsBackward(Context& ctx, const Problem& problem, const Gradients& gradients);
+int64_t HeadsForwardBytes(const Context& ctx, const Problem& problem);
+BackwardBytes HeadsBackwardBytes(const Context& ctx, const Problem& problem);
+
 }  // namespace heed::scan
 
 #endif  // HEED_ENGINES_SCAN_PASSES_H_

@@ -22,8 +22,13 @@
 //
 //   h_t = a h_{t-1} + b x_t,  o_t = 2 Re(<c, h_t>) + D x_t
 //
-// with a and b from a step size and rates. An operation fills a Problem from its own inputs and
-// options; the engine knows no operation.
+// with a and b from a step size and rates. Heads of d channels put products through them, of all pairs of
+// a key's channel i, convolved with a few taps, and a value's channel j; queries read them:
+//
+//   k'_t = sum_s taps_s k_{t-s} + D' k_t,  y_t[i, j] = the above of x_t = k'_t[i] v_t[j]
+//   o_t[j] = sum_i q_t[i] y_t[i, j]
+//
+// An operation fills a Problem from its own inputs and options; the engine knows no operation.
 #ifndef HEED_ENGINES_SCAN_PROBLEM_H_
 #define HEED_ENGINES_SCAN_PROBLEM_H_
 
@@ -54,16 +59,17 @@ struct Tokens {
 };
 
 // One over channels and states, and of states also over sequences; of complex ones over their
-// real and imaginary parts.
+// real and imaginary parts; of heads over pairs of their channels.
 struct Numbers {
   const void* data = nullptr;
   DType dtype = DType::kF32;
   int64_t sequence = 0, channel = 0, state = 0, part = 0;
+  int64_t key = 0, value = 0;
 };
 
-enum class Rule { kSelective, kDecay, kGates, kTaps, kModes };
+enum class Rule { kSelective, kDecay, kGates, kTaps, kModes, kHeads };
 
-// How state spaces of kModes are computed.
+// How state spaces of kModes and kHeads are computed.
 enum class Method { kAuto, kRecurrent, kConvolution };
 
 // What a token reads or writes states by: one per group, or constants of each channel.
@@ -75,13 +81,13 @@ struct Weights {
 struct Problem {
   DType dtype = DType::kF32;  // of x and o
   Rule rule = Rule::kSelective;
-  int64_t channels = 0, states = 1;
+  int64_t channels = 0, states = 1;  // of kHeads: heads
   int64_t groups = 1;  // of channels, consecutive and of one size
   std::vector<Sequence> sequences;
 
   Tokens x, o;  // o is written
 
-  Numbers skip;  // D, of kSelective, kTaps and kModes; absent: left out
+  Numbers skip;  // D, of kSelective, kTaps, kModes and kHeads; absent: left out
 
   // Of kSelective. Absent bias and gate (z) are left out.
   Tokens delta, gate;
@@ -106,6 +112,14 @@ struct Problem {
   bool bilinear = false;  // else zero-order hold
   bool has_taps = false;  // made of them, num_taps, are convolved with: there are no states
 
+  // Of kHeads, whose queries are x: tensors over tokens, channels of a head and heads, which are groups.
+  // At least one tap per channel of any head. Tails are the tokens that taps look back to from the first,
+  // and from the first after the last.
+  Tokens key, value, initial_tail, final_tail;
+  int64_t head_channels = 0;
+  Numbers key_taps, key_skip;  // k's, and D'
+  int64_t num_key_taps = 0;
+
   Numbers initial, final;  // data null: zeros; not asked for
 };
 
@@ -119,6 +133,8 @@ struct Gradients {
   Numbers dA, dbias, dskip, dlambda, dtaps;
   Numbers dlog_dt, dlog_A_real, dA_imag, dC_modes;
   Weights dB, dC;
+  Tokens dkey, dvalue, d_final_tail, dinitial_tail;
+  Numbers dkey_taps, dkey_skip;
   Numbers dinitial;
 };
 

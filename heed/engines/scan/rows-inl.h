@@ -28,12 +28,17 @@ auto WithCompute(const Problem& p, const F& f) {
   return p.dtype == DType::kF64 ? f(double{}) : f(float{});
 }
 
-// Channels of a task: where they are contiguous, as many as a line of memory has.
+// Channels of a task: where they are contiguous, as many as a line of memory has; heads have several.
 inline constexpr size_t kRowChannels = 16;
+inline size_t ChannelsOfTask(const Problem& p) {
+  if (p.rule != Rule::kHeads) return kRowChannels;
+  const auto channels = static_cast<size_t>(std::max<int64_t>(p.head_channels, 1));
+  return (kRowChannels + channels - 1) / channels;
+}
 // Of which so many are in memory at once.
 inline size_t ChannelsAtOnce(const Problem& p) {
   const bool gathers = std::abs(p.x.token) != 1 && std::abs(p.x.column) == 1;
-  return gathers ? std::min(kRowChannels, static_cast<size_t>(p.channels)) : 1;
+  return gathers ? std::min(ChannelsOfTask(p), static_cast<size_t>(p.channels)) : 1;
 }
 
 // f(channel, channels) for those of a strip, as many as are in memory at once.
@@ -60,7 +65,7 @@ inline Piece RowsOf(const Tokens& x, const Sequence& s, int64_t channel, size_t 
 // prepared once per run, so there are no more of those than it takes to occupy all threads.
 template <class F>
 void ForStripsAndSequences(Context& ctx, const Problem& p, const F& f) {
-  const Strips strips(p, kRowChannels);
+  const Strips strips(p, ChannelsOfTask(p));
   const auto sequences = static_cast<int64_t>(p.sequences.size());
   if (strips.size() == 0 || sequences == 0) return;
   constexpr int64_t kTasksPerThread = 4;
@@ -97,7 +102,7 @@ void RowsForward(Context& ctx, const Problem& p, const F& f) {
 template <class Buffers, class F>
 void RowsBackward(Context& ctx, const Problem& p, const F& f) {
   ctx.ReserveScratch(static_cast<size_t>(RowBytes<Buffers>(p, true)));
-  const Strips strips(p, kRowChannels);
+  const Strips strips(p, ChannelsOfTask(p));
   ctx.ParallelFor(strips.size(), [&](int64_t task, int worker) {
     Carver carver(ctx.Scratch(worker));
     Buffers buffers;
@@ -133,6 +138,12 @@ template <class T>
 T SkipAt(const Problem& p, int64_t channel) {
   if (p.skip.data == nullptr) return T{0};
   return static_cast<T>(LoadAsDouble(p.skip.dtype, p.skip.data, channel * p.skip.channel));
+}
+
+// One number, where it is asked for.
+inline void StoreNumber(const Numbers& to, int64_t channel, int64_t state, double value) {
+  if (to.data == nullptr) return;
+  StoreDouble(to.dtype, const_cast<void*>(to.data), channel * to.channel + state * to.state, value);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

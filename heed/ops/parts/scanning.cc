@@ -1,7 +1,6 @@
 // Calls of mechanisms on the scan engine: checked, mapped onto the engine, run.
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -38,7 +37,45 @@ constexpr Tensor kAll[] = {
      .gradient = &Gradients::drecurrence_gate},
     {.name = "a", .input = &Inputs::a, .gradient = &Gradients::da},
     {.name = "log_decay", .input = &Inputs::log_decay, .gradient = &Gradients::dlog_decay},
+    {.name = "log_dt", .input = &Inputs::log_dt, .gradient = &Gradients::dlog_dt},
+    {.name = "log_A_real", .input = &Inputs::log_A_real, .gradient = &Gradients::dlog_A_real},
+    {.name = "A_imag", .input = &Inputs::A_imag, .gradient = &Gradients::dA_imag},
+    {.name = "kernel", .input = &Inputs::kernel, .gradient = &Gradients::dkernel},
+    {.name = "q", .input = &Inputs::q, .gradient = &Gradients::dq},
+    {.name = "k", .input = &Inputs::k, .gradient = &Gradients::dk},
+    {.name = "v", .input = &Inputs::v, .gradient = &Gradients::dv},
+    {.name = "shift", .input = &Inputs::shift, .gradient = &Gradients::dshift},
+    {.name = "shift_D", .input = &Inputs::shift_D, .gradient = &Gradients::dshift_D},
 };
+
+constexpr StateTensor kState = {"S", "", &Inputs::initial, &Outputs::final,
+                                &BackwardInputs::d_final, &Gradients::dinitial, &StepState::state};
+constexpr StateTensor kTail = {"tail", "", &Inputs::initial_tail, &Outputs::final_tail,
+                               &BackwardInputs::d_final_tail, &Gradients::dinitial_tail,
+                               &StepState::tail};
+
+// "initial_state", or "initial_state.tail".
+std::string NameOf(const Definition& definition, const char* what, const StateTensor& state) {
+  return std::string(what) + (definition.tail_axes[0] == '\0' ? "" : std::string(".") + state.name);
+}
+
+// f(state, shape) for the states that this mechanism has; what it is given of others is refused.
+template <class Views, class View, class F>
+void ForStates(const char* op, const Call& call, const Definition& definition, const char* what,
+               const char* verb, const Views& views, View StateTensor::*member, const F& f) {
+  const std::vector<StateTensor> states = definition.states();
+  for (const StateTensor& other : {kTail, kState}) {
+    const auto own = std::ranges::find(states, other.initial, &StateTensor::initial);
+    const auto& view = views.*(other.*member);
+    if (own == states.end()) {
+      if (view.present()) Fail(op, NameOf(definition, what, other).c_str(), verb, "none");
+      continue;
+    }
+    if (!view.present()) continue;
+    f(NameOf(definition, what, other), view,
+      call.state_shapes[static_cast<size_t>(own - states.begin())]);
+  }
+}
 
 bool Takes(const Definition& definition, const Tensor& tensor) {
   return std::ranges::any_of(definition.tensors,
@@ -97,62 +134,21 @@ void RefuseToGather(const char* op, const char* name, const Context* ctx, const 
   if (ctx == nullptr || !ctx->strict() || !IsOverTokens(axes)) return;
   const auto token = static_cast<int>(axes.find('T'));
   const int column = token == t.rank() - 1 ? token - 1 : t.rank() - 1;
-  const bool has_columns = std::abs(t.stride(column)) == 1 && t.size(column) > 1;
+  const bool has_columns = (std::abs(t.stride(column)) == 1 && t.size(column) > 1) ||
+                           (column == 3 && t.size(3) == 1 && std::abs(t.stride(2)) == 1);
   if (t.size(token) <= 1 || std::abs(t.stride(token)) == 1 || has_columns) return;
   throw Unsupported(std::string(op) + ": " + name +
                     ": neither tokens nor channels are contiguous, so that they would be gathered "
                     "one by one, which a strict Context forbids");
 }
 
-// Zeros for tokens [begin, end) of sequence b, the smallest strides inside.
-void Clear(const TensorView& t, const std::string& axes, int64_t b, int64_t begin, int64_t end) {
-  const auto token = static_cast<int>(axes.find('T'));
-  std::vector<int> order;
-  for (int axis = 1; axis < t.rank(); ++axis) order.push_back(axis);
-  std::sort(order.begin(), order.end(), [&](int x, int y) {
-    return std::abs(t.stride(x)) > std::abs(t.stride(y));
-  });
-  const auto count = [&](int axis) { return axis == token ? end - begin : t.size(axis); };
-  const auto size = static_cast<int64_t>(SizeOf(t.dtype()));
-  const int inner = order.back();
-  order.pop_back();
-  int64_t rows = 1;
-  for (const int axis : order) rows *= count(axis);
-  for (int64_t row = 0; row < rows; ++row) {
-    int64_t at = b * t.stride(0) + begin * t.stride(token), rest = row;
-    for (size_t i = order.size(); i-- > 0; rest /= count(order[i])) {
-      at += rest % count(order[i]) * t.stride(order[i]);
-    }
-    char* to = t.as<char>() + at * size;
-    if (t.stride(inner) == 1) {
-      std::memset(to, 0, static_cast<size_t>(count(inner) * size));
-      continue;
-    }
-    for (int64_t i = 0; i < count(inner); ++i) {
-      std::memset(to + i * t.stride(inner) * size, 0, static_cast<size_t>(size));
-    }
-  }
-}
-
-// Zeros for tokens that no sequence has, and for those of no channels, which no task takes.
-void ClearOthers(const Call& call, const TensorView& t, const std::string& axes) {
-  if (!t.present() || t.num_elements() == 0) return;
-  for (int64_t b = 0; b < call.sizes.B; ++b) {
-    int64_t after = 0;  // of the ranges so far: ascending
-    for (const recurrent::TokenRange& range : call.ranges) {
-      if (range.batch != b || call.sizes.D == 0) continue;
-      if (after < range.begin) Clear(t, axes, b, after, range.begin);
-      after = std::max(after, range.end);
-    }
-    if (after < call.sizes.T) Clear(t, axes, b, after, call.sizes.T);
-  }
-}
-
 // All that is read, so that what is written lies elsewhere.
 parts::Apart Readers(const Definition& definition, const Inputs& in, const Options& options) {
   parts::Apart apart;
   for (const Tensor& tensor : definition.tensors) apart.Reads(tensor.name, in.*tensor.input);
-  apart.Reads("initial_state", in.initial);
+  for (const StateTensor& state : definition.states()) {
+    apart.Reads(NameOf(definition, "initial_state", state).c_str(), in.*state.initial);
+  }
   apart.Reads("lengths", options.lengths);
   apart.Reads("starts", options.starts);
   apart.Reads("cu_seqlens", options.cu_seqlens);
@@ -200,6 +196,16 @@ ConstTensorView OneToken(const char* op, const Tensor& tensor, const ConstTensor
 
 }  // namespace
 
+std::vector<StateTensor> Definition::states() const {
+  std::vector<StateTensor> states;
+  for (const auto& [axes, state] : {std::pair(tail_axes, kTail), {state_axes, kState}}) {
+    if (axes[0] == '\0') continue;
+    states.push_back(state);
+    states.back().axes = axes;
+  }
+  return states;
+}
+
 int64_t& AxisSizes::operator[](char letter) {
   switch (letter) {
     case 'B': return B;
@@ -208,6 +214,10 @@ int64_t& AxisSizes::operator[](char letter) {
     case 'N': return N;
     case 'G': return G;
     case 'L': return L;
+    case 'H': return H;
+    case 'd': return d;
+    case 'W': return W;
+    case 'w': return w;
     case '2': return two;
     default: throw InternalError(std::string("scanning: no axis ") + letter);
   }
@@ -228,16 +238,6 @@ Shape ShapeOf(const std::string& axes, const AxisSizes& sizes) {
 }
 
 DType StateDType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
-
-std::vector<recurrent::TokenRange> Ranges(const char* op, int64_t B, int64_t T,
-                                          const Options& options, bool data) {
-  recurrent::Options of;
-  of.lengths = options.lengths;
-  of.starts = options.starts;
-  of.cu_seqlens = options.cu_seqlens;
-  // Of a tensor it looks at the first two axes alone.
-  return recurrent::Ranges(op, {nullptr, DType::kF32, {B, T, 0, 0}}, of, data);
-}
 
 Call::Call(const char* op, const Context* checks, const Definition& definition, const Inputs& in,
            const Options& options, bool data)
@@ -262,6 +262,11 @@ Call::Call(const char* op, const Context* checks, const Definition& definition, 
     if (axes == "BNT" && sizes.G < 0) sizes.G = 1;
     for (size_t i = 0; i < axes.size(); ++i) {  // what is new
       if (sizes[axes[i]] < 0) sizes[axes[i]] = t.size(static_cast<int>(i));
+    }
+    if (sizes.H >= 0 && sizes.d >= 0) sizes.D = sizes.H * sizes.d;
+    sizes.w = sizes.W - 1;
+    if (sizes.W == 0) {
+      Fail(op, tensor.name, "has shape " + t.ShapeString(), Described(tensor.axes) + " with W >= 1");
     }
     if ((axes == "BNT" && sizes.G != 1) || sizes.G == 0 || sizes.N == 0 ||
         (sizes.G > 0 && sizes.D % sizes.G != 0)) {
@@ -297,11 +302,13 @@ Call::Call(const char* op, const Context* checks, const Definition& definition, 
   shape = ShapeOf(first.axes, sizes);
   AxisSizes of_states = sizes;
   of_states.B = static_cast<int64_t>(ranges.size());
-  state_shape = ShapeOf(definition.state_axes, of_states);
-  if (in.initial.present()) {
-    if (!definition.has_state()) Fail(op, "initial_state", "is given", "none");
-    CheckTensor(op, "initial_state", in.initial, state_shape, StateDType(dtype), data);
+  for (const StateTensor& state : definition.states()) {
+    state_shapes.push_back(ShapeOf(state.axes, of_states));
   }
+  ForStates(op, *this, definition, "initial_state", "is given", in, &StateTensor::initial,
+            [&](const std::string& name, const ConstTensorView& t, const Shape& expected) {
+              CheckTensor(op, name.c_str(), t, expected, StateDType(dtype), data);
+            });
 
   problem.dtype = dtype;
   problem.rule = definition.rule;
@@ -320,13 +327,28 @@ Call::Call(const char* op, const Context* checks, const Definition& definition, 
   }
   definition.place(*this, in, problem);
   problem.initial = StatesOf(in.initial);
+  problem.initial_tail = TailOf(in.initial_tail);
 }
 
 scan::Tokens Call::TokensOf(const ConstTensorView& t) const {
   if (!t.present()) return {};
+  if (!channels_first_ && t.rank() == 4) {
+    scan::Tokens of = TailOf(t);
+    if (reverse_) of.token = -of.token;
+    return of;
+  }
   const int token = channels_first_ ? t.rank() - 1 : 1, column = channels_first_ ? t.rank() - 2 : 2;
   return {t.data(), t.dtype(), t.stride(0), reverse_ ? -t.stride(token) : t.stride(token),
           t.stride(column), t.rank() == 4 ? t.stride(1) : 0};
+}
+
+// Strides of axes of one element are what they would be if all were contiguous that way.
+scan::Tokens Call::TailOf(const ConstTensorView& t) {
+  if (!t.present()) return {};
+  const int64_t heads = t.size(2), channels = t.size(3);
+  const int64_t column = channels == 1 ? t.stride(2) : t.stride(3);
+  return {t.data(), t.dtype(), t.stride(0), t.stride(1), column,
+          heads == 1 ? channels * column : t.stride(2)};
 }
 
 scan::Numbers Call::NumbersOf(const ConstTensorView& t) const {
@@ -344,6 +366,10 @@ scan::Weights Call::WeightsOf(const ConstTensorView& t) const {
 
 scan::Numbers Call::StatesOf(const ConstTensorView& t) {
   if (!t.present()) return {};
+  if (t.rank() == 6) {
+    return {t.data(), t.dtype(), t.stride(0), t.stride(1), t.stride(4), t.stride(5), t.stride(2),
+            t.stride(3)};
+  }
   return {t.data(), t.dtype(), t.stride(0), t.stride(1), t.rank() > 2 ? t.stride(2) : 0,
           t.rank() > 3 ? t.stride(3) : 0};
 }
@@ -352,7 +378,7 @@ namespace {
 
 // A convolution has no states on its way, so a call that has one or wants one takes the other way.
 void ChooseMethod(const Definition& definition, bool states, scan::Problem& p) {
-  if (p.rule != scan::Rule::kModes) return;
+  if (p.rule != scan::Rule::kModes && p.rule != scan::Rule::kHeads) return;
   const bool cheaper = definition.method == scan::Method::kAuto && scan::PrefersTaps(p);
   p.has_taps = !states && (cheaper || definition.method == scan::Method::kConvolution);
   if (p.has_taps) p.num_taps = scan::MostTokens(p);
@@ -367,12 +393,13 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
   scan::Problem& p = call.problem;
   parts::Apart apart = Readers(definition, in, options);
   CheckOutput(op, "o", out.o, call.shape, p.dtype, apart);
-  if (out.final.present()) {
-    if (!definition.has_state()) Fail(op, "final_state", "is asked for", "none: it has no state");
-    CheckOutput(op, "final_state", out.final, call.state_shape, StateDType(p.dtype), apart);
-  }
+  ForStates(op, call, definition, "final_state", "is asked for", out, &StateTensor::final,
+            [&](const std::string& name, const TensorView& t, const Shape& shape) {
+              CheckOutput(op, name.c_str(), t, shape, StateDType(p.dtype), apart);
+            });
   p.o = call.TokensOf(out.o);
   p.final = Call::StatesOf(out.final);
+  p.final_tail = Call::TailOf(out.final_tail);
   ChooseMethod(definition, in.initial.present() || out.final.present(), p);
   scan::Choose(op, p).forward(ctx, p);
   ClearOthers(call, out.o, definition.tensors[0].axes);
@@ -387,11 +414,11 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   CheckTensor(op, "d_o", in.d_o, call.shape, p.dtype, true);
   RefuseToGather(op, "d_o", &ctx, in.d_o, definition.tensors[0].axes);
   apart.Reads("d_o", in.d_o);
-  if (in.d_final.present()) {
-    if (!definition.has_state()) Fail(op, "d_state", "is given", "none");
-    CheckTensor(op, "d_state", in.d_final, call.state_shape, StateDType(p.dtype), true);
-    apart.Reads("d_state", in.d_final);
-  }
+  ForStates(op, call, definition, "d_state", "is given", in, &StateTensor::d_final,
+            [&](const std::string& name, const ConstTensorView& t, const Shape& shape) {
+              CheckTensor(op, name.c_str(), t, shape, StateDType(p.dtype), true);
+              apart.Reads(name.c_str(), t);
+            });
   for (const Tensor& tensor : definition.tensors) {
     const TensorView& t = out.*tensor.gradient;
     if (!t.present()) continue;
@@ -406,16 +433,16 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
     Fail(op, (std::string("d") + tensor.name).c_str(), "is asked for",
          "none: there is no such input");
   }
-  if (out.dinitial.present()) {
-    if (!definition.has_state()) {
-      Fail(op, "dinitial_state", "is asked for", "none: there is no such input");
-    }
-    CheckOutput(op, "dinitial_state", out.dinitial, call.state_shape, StateDType(p.dtype), apart);
-  }
+  ForStates(op, call, definition, "dinitial_state", "is asked for", out, &StateTensor::dinitial,
+            [&](const std::string& name, const TensorView& t, const Shape& shape) {
+              CheckOutput(op, name.c_str(), t, shape, StateDType(p.dtype), apart);
+            });
   scan::Gradients g;
   g.d_o = call.TokensOf(in.d_o);
   g.d_final = Call::StatesOf(in.d_final);
   g.dinitial = Call::StatesOf(out.dinitial);
+  g.d_final_tail = Call::TailOf(in.d_final_tail);
+  g.dinitial_tail = Call::TailOf(out.dinitial_tail);
   definition.place_gradients(call, out, g);
   ChooseMethod(definition,
                in.initial.present() || in.d_final.present() || out.dinitial.present(), p);
@@ -428,12 +455,12 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
 }
 
 void Step(const char* op, Context& ctx, const Definition& definition, const StepInputs& in,
-          const TensorView& state, const TensorView& o) {
+          const StepState& state, const TensorView& o) {
   const os::ScopedFloatControl float_control;
   Inputs whole;
   const Tensor& first = definition.tensors[0];
   const ConstTensorView& scanned = in.*first.input;
-  const bool has_axes = scanned.present() && scanned.rank() == 2;
+  const bool has_axes = scanned.present() && scanned.rank() >= 2;
   const int64_t batch = has_axes ? scanned.size(0) : -1, channels = has_axes ? scanned.size(1) : -1;
   for (const Tensor& tensor : definition.tensors) {
     whole.*tensor.input = OneToken(op, tensor, in.*tensor.input, batch, channels);
@@ -441,7 +468,14 @@ void Step(const char* op, Context& ctx, const Definition& definition, const Step
   Call call(op, &ctx, definition, whole, {}, true);
   scan::Problem& p = call.problem;
   parts::Apart apart = Readers(definition, whole, {});
-  CheckOutput(op, "state", state, call.state_shape, StateDType(p.dtype), apart);
+  for (const StateTensor& of : definition.states()) {
+    const std::string name = NameOf(definition, "state", of);
+    if (!(state.*of.step).present()) Fail(op, name.c_str(), "is absent", "a tensor");
+  }
+  ForStates(op, call, definition, "state", "is given", state, &StateTensor::step,
+            [&](const std::string& name, const TensorView& t, const Shape& shape) {
+              CheckOutput(op, name.c_str(), t, shape, StateDType(p.dtype), apart);
+            });
   Tensor of_o = first;
   of_o.name = "o";
   if (!o.present()) Fail(op, "o", "is absent", "a tensor");
@@ -451,7 +485,8 @@ void Step(const char* op, Context& ctx, const Definition& definition, const Step
                out.device()},
               call.shape, p.dtype, apart);
   p.o = call.TokensOf(out);
-  p.initial = p.final = Call::StatesOf(state);
+  p.initial = p.final = Call::StatesOf(state.state);
+  p.initial_tail = p.final_tail = Call::TailOf(state.tail);
   scan::Choose(op, p).forward(ctx, p);
 }
 
@@ -462,7 +497,9 @@ double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tok
     return channels * scan::Operations(sizes.L, tokens, backward);
   }
   const int64_t states = std::string_view(definition.state_axes) == "BD" ? 1 : sizes.N;
-  return (backward ? 3 : 1) * definition.flops * channels * static_cast<double>(states * tokens);
+  const int64_t pairs = sizes.d > 0 ? sizes.d : 1;  // of each channel
+  return (backward ? 3 : 1) * definition.flops * channels *
+         static_cast<double>(states * pairs * tokens);
 }
 
 int64_t Workspace(const char* op, const Context& ctx, const Definition& definition,
@@ -503,7 +540,8 @@ Explanation Explain(const char* op, const Context& ctx, const Definition& defini
   for (const scan::Sequence& s : p.sequences) {
     e.flops += FlopsOf(definition, call.sizes, s.count, false);
   }
-  e.bytes = Bytes(in.*definition.tensors[0].input) + Bytes(in.initial);  // o and the states
+  e.bytes = Bytes(in.*definition.tensors[0].input);  // o
+  for (const StateTensor& state : definition.states()) e.bytes += Bytes(in.*state.initial);
   for (const Tensor& tensor : definition.tensors) e.bytes += Bytes(in.*tensor.input);
   e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();
   return e;

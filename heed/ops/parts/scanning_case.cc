@@ -43,7 +43,8 @@ bool Has(const std::vector<std::string>& names, std::string_view name) {
 Outputs ToOutputs(const Problem& p, std::span<const TensorView> views) {
   Outputs out;
   for (size_t i = 0; i < p.num_forward; ++i) {
-    (p.outputs[i].name == "o" ? out.o : out.final) = views[i];
+    const std::string& name = p.outputs[i].name;
+    (name == "o" ? out.o : name == "state_tail" ? out.final_tail : out.final) = views[i];
   }
   return out;
 }
@@ -53,6 +54,7 @@ Gradients ToGradients(const Definition& d, const Problem& p, std::span<const Ten
   for (size_t i = p.num_forward; i < p.outputs.size(); ++i) {
     const std::string name = p.outputs[i].name.substr(1);
     if (name == "initial_state") out.dinitial = views[i];
+    if (name == "initial_state_tail") out.dinitial_tail = views[i];
     for (const Tensor& tensor : d.tensors) {
       if (name == tensor.name) out.*tensor.gradient = views[i];
     }
@@ -72,6 +74,7 @@ std::string Title(const Mechanism& m, const Problem& p) {
   add("starts", p.options.starts);
   add("cu_seqlens", p.options.cu_seqlens);
   add("initial_state", p.in.initial);
+  add("initial_state_tail", p.in.initial_tail);
   if (p.in.d_final.present()) text += " dstate";
   if (p.options.reverse) text += " reverse";
   if (p.step) text += " step";
@@ -103,7 +106,7 @@ void RunStep(const Mechanism& m, const Problem& p, Context& ctx, const Outputs& 
     const ConstTensorView& t = p.in.*tensor.input;
     in.*tensor.input = OneToken(AxesOf(tensor, t.rank()), t);
   }
-  m.step(ctx, in, out.final, OneToken(m.definition.tensors[0].axes, out.o));
+  m.step(ctx, in, {out.final, out.final_tail}, OneToken(m.definition.tensors[0].axes, out.o));
 }
 
 Case ToCase(const Mechanism& m, const Problem& problem) {
@@ -115,6 +118,7 @@ Case ToCase(const Mechanism& m, const Problem& problem) {
     const Outputs out = ToOutputs(*p, views);
     if (p->step) {
       recurrent::CopyElements(p->in.initial, out.final);
+      if (out.final_tail.present()) recurrent::CopyElements(p->in.initial_tail, out.final_tail);
       return RunStep(m, *p, ctx, out);
     }
     if (p->num_forward > 0) m.forward(ctx, p->in, p->options, out);
@@ -153,21 +157,28 @@ Case ToCase(const Mechanism& m, const Problem& problem) {
   return c;
 }
 
+// "state" and "state_tail".
+std::string NameOf(const StateTensor& state) {
+  return std::string("state") + (state.name == std::string_view("tail") ? "_tail" : "");
+}
+
 // The outputs of both passes that exist, in order; those of the inputs' shape with strides of `like`.
-void Describe(const Definition& d, Problem& p, int64_t sequences, int64_t states, bool forward,
+void Describe(const Definition& d, Problem& p, AxisSizes sizes, int64_t sequences, bool forward,
               bool backward, const Shape& like) {
   const Tensor& first = d.tensors[0];
   const ConstTensorView& scanned = p.in.*first.input;
-  const Shape sizes(scanned.sizes().begin(), scanned.sizes().end());
-  AxisSizes of_state;
-  of_state.B = sequences;
-  of_state.D = sizes[std::string_view(first.axes).find('D')];
-  of_state.N = states;
-  const Shape state = ShapeOf(d.state_axes, of_state);
+  const Shape o = ShapeOf(first.axes, sizes);
   const DType wide = StateDType(scanned.dtype());
+  sizes.B = sequences;
+  const auto add_states = [&](const std::string& before) {
+    if (p.stateless) return;
+    for (const StateTensor& state : d.states()) {
+      p.outputs.push_back({before + NameOf(state), wide, ShapeOf(state.axes, sizes), {}});
+    }
+  };
   if (forward) {
-    p.outputs.push_back({"o", scanned.dtype(), sizes, like});
-    if (d.has_state() && !p.stateless) p.outputs.push_back({"state", wide, state, {}});
+    p.outputs.push_back({"o", scanned.dtype(), o, like});
+    add_states("");
   }
   p.num_forward = p.outputs.size();
   if (!backward) return;
@@ -176,9 +187,9 @@ void Describe(const Definition& d, Problem& p, int64_t sequences, int64_t states
     if (!t.present()) continue;
     const Shape shape(t.sizes().begin(), t.sizes().end());
     p.outputs.push_back({std::string("d") + tensor.name, t.dtype(), shape,
-                         shape == sizes ? like : Shape()});
+                         shape == o ? like : Shape()});
   }
-  if (d.has_state() && !p.stateless) p.outputs.push_back({"dinitial_state", wide, state, {}});
+  add_states("dinitial_");
 }
 
 // Steps from 0.001 to 0.2 (through a softplus, or without one), rates from -0.1 to -16, decays from 1
@@ -209,11 +220,15 @@ void Fill(const Tensor& tensor, const Buffer& buffer, uint64_t seed, bool softpl
   } while (NextIndex(t.sizes(), at));
 }
 
-// Row-major but for the axes of channels and tokens, which may change places.
+// Row-major but for the axes of channels and tokens, which may change places; heads stay before channels.
 Shape StridesOf(const std::string& axes, const Shape& sizes, bool swapped) {
   std::vector<size_t> order(axes.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  if (swapped && axes.size() > 2) std::swap(order[axes.size() - 2], order[axes.size() - 1]);
+  if (swapped && axes == "BTHd") {
+    std::rotate(order.begin() + 1, order.begin() + 2, order.end());
+  } else if (swapped && axes.size() > 2) {
+    std::swap(order[axes.size() - 2], order[axes.size() - 1]);
+  }
   Shape strides(axes.size());
   int64_t step = 1;
   for (size_t i = order.size(); i-- > 0;) {
@@ -239,6 +254,7 @@ class Generator {
     sizes.T = p_.step ? 1 : parts_.Tokens();
     sizes.G = Chance(0.6) ? 1 : Integer(2, 3);
     sizes.D = sizes.G * parts_.Channels();
+    if (d.rule == scan::Rule::kHeads) ChooseHeads(sizes);
     sizes.N = Chance(0.4) ? 16 : Chance(0.8) ? Integer(1, 9) : Integer(17, 37);
     if (d.rule == scan::Rule::kTaps || (!p_.step && TakesTaps(d))) ChooseTaps(sizes);
     const bool strong = Chance(0.2), vanishing = Chance(0.15);
@@ -275,11 +291,13 @@ class Generator {
     p_.options.cu_seqlens = tokens.cu_seqlens;
     AxisSizes of_states = sizes;
     of_states.B = sequences;
-    const Shape state = ShapeOf(d.state_axes, of_states);
     p_.stateless = !d.has_state() || (!p_.step && TakesTaps(d) && Chance(0.7));
-    if (p_.step || (!p_.stateless && Chance(0.6))) p_.in.initial = State(state);
-    if (!p_.stateless && Chance(0.5)) p_.in.d_final = State(state);
-    Describe(d, p_, sequences, sizes.N, true, !p_.step && Chance(0.6),
+    for (const StateTensor& state : d.states()) {
+      const Shape shape = ShapeOf(state.axes, of_states);
+      if (p_.step || (!p_.stateless && Chance(0.6))) p_.in.*state.initial = State(shape);
+      if (!p_.stateless && Chance(0.5)) p_.in.*state.d_final = State(shape);
+    }
+    Describe(d, p_, sizes, sequences, true, !p_.step && Chance(0.6),
              StridesOf(first.axes, o, Chance(0.5)));
     for (const Buffer& buffer : parts_.memory()) p_.memory.push_back(buffer);
     if (p_.step) return p_;
@@ -298,11 +316,20 @@ class Generator {
   bool Chance(double probability) { return random().Chance(probability); }
   Placement AnyGuard() { return Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard; }
 
+  // Few channels: of all pairs of a head's there are rows.
+  void ChooseHeads(AxisSizes& sizes) {
+    sizes.H = Chance(0.2) ? Integer(1, 40) : Integer(1, 3);
+    sizes.d = sizes.H > 3 ? 1 : Chance(0.3) ? 1 : Integer(1, 5);
+    sizes.D = sizes.H * sizes.d;
+    sizes.W = Chance(0.3) ? 1 : Integer(1, 20);
+    sizes.w = sizes.W - 1;
+  }
+
   // Sequences that are long enough for blocks are of few channels.
   void ChooseTaps(AxisSizes& sizes) {
     if (Chance(0.4)) {
       sizes.T = Integer(100, 900);
-      sizes.D = Integer(1, 20);
+      if (sizes.H < 0) sizes.D = Integer(1, 20);
     }
     sizes.L = Chance(0.3) ? sizes.T : Chance(0.5) ? Integer(0, sizes.T) : Integer(0, sizes.T / 4);
   }
@@ -379,9 +406,16 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request, const Choice& choi
   AxisSizes sizes;
   sizes.B = s.B;
   sizes.T = p.step ? 1 : s.Tq;
-  sizes.D = s.Hq * s.D;
+  // As many channels as are asked for, where heads are as small as those of scans.
+  sizes.d = std::clamp<int64_t>(s.D, 1, choice.head_channels);
+  sizes.H = s.Hq * (s.D / sizes.d);
+  sizes.D = std::string_view(d.tensors[0].axes).find('H') == std::string_view::npos
+                ? s.Hq * s.D
+                : sizes.H * sizes.d;
   sizes.N = choice.states;
   sizes.L = std::min(choice.taps, sizes.T);
+  sizes.W = choice.shifts;
+  sizes.w = sizes.W - 1;
   sizes.G = std::max<int64_t>(choice.groups, 1);
   if (sizes.D % sizes.G != 0) sizes.G = 1;
   uint64_t seed = request.seed * 32;
@@ -407,15 +441,17 @@ Case MakeCase(const Mechanism& m, const CaseRequest& request, const Choice& choi
     p.in.d_o = p.Keep(
         Buffer(request.dtype, o, like, Placement::kAligned).FillNormal(++seed));
   }
-  if ((state && d.has_state() && !p.stateless) || p.step) {
-    p.in.initial = p.Keep(
-        Buffer(StateDType(request.dtype), ShapeOf(d.state_axes, sizes)).FillNormal(++seed));
+  if ((state && !p.stateless) || p.step) {
+    for (const StateTensor& of : d.states()) {
+      p.in.*of.initial = p.Keep(
+          Buffer(StateDType(request.dtype), ShapeOf(of.axes, sizes)).FillNormal(++seed));
+    }
   }
   const double length = std::floor(static_cast<double>(sizes.T) * percent / 100);
   if (percent != 100) {
     p.options.lengths = p.Keep(Buffer(DType::kI64, {s.B}).FillConstant(length));
   }
-  Describe(d, p, s.B, sizes.N, !backward, backward, like);
+  Describe(d, p, sizes, s.B, !backward, backward, like);
   Case c = ToCase(m, p);
   c.pass = request.pass;
   c.flops = static_cast<double>(s.B) *
@@ -435,7 +471,9 @@ std::vector<InputSpec> InputsOf(const Definition& d) {
     inputs.push_back({tensor.name, axes.find('|') == std::string::npos ? axes : AxesOf(tensor, 3),
                       tensor.optional, tensor.input != d.tensors[0].input});
   }
-  if (d.has_state()) inputs.push_back({"initial_state", d.state_axes, true, true});
+  for (const StateTensor& state : d.states()) {
+    inputs.push_back({"initial_" + NameOf(state), state.axes, true, true});
+  }
   return inputs;
 }
 
@@ -450,17 +488,19 @@ TensorCall CallOn(const Mechanism& m, const Context& ctx, const TensorMap& tenso
   };
   const auto p = std::make_shared<Problem>();
   for (const Tensor& tensor : m.definition.tensors) p->in.*tensor.input = find(tensor.name);
-  p->in.initial = find("initial_state");
+  for (const StateTensor& state : m.definition.states()) {
+    p->in.*state.initial = find(("initial_" + NameOf(state)).c_str());
+  }
   const Explanation plan =  // checks everything first
       Explain(m.name.c_str(), ctx, m.definition, p->in, p->options);
-  int64_t states = 1;
+  AxisSizes sizes;
   for (const Tensor& tensor : m.definition.tensors) {
     const ConstTensorView& t = p->in.*tensor.input;
-    const size_t at = t.present() ? AxesOf(tensor, t.rank()).find('N') : std::string::npos;
-    if (at != std::string::npos) states = t.size(static_cast<int>(at));
+    const std::string axes = t.present() ? AxesOf(tensor, t.rank()) : "";
+    for (size_t i = 0; i < axes.size(); ++i) sizes[axes[i]] = t.size(static_cast<int>(i));
   }
-  Describe(m.definition, *p, (p->in.*m.definition.tensors[0].input).size(0), states, true, false,
-           {});
+  sizes.w = sizes.W - 1;
+  Describe(m.definition, *p, sizes, sizes.B, true, false, {});
   return {.outputs = p->outputs,
           .run = [m, p](Context& run_ctx, std::span<const TensorView> views) {
             m.forward(run_ctx, p->in, p->options, ToOutputs(*p, views));

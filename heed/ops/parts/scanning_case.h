@@ -24,7 +24,7 @@ struct Mechanism {
   std::function<void(Context&, const BackwardInputs&, const Options&, const Gradients&)> backward;
   std::function<void(const Inputs&, const Options&, const Outputs&)> reference;
   std::function<void(const BackwardInputs&, const Options&, const Gradients&)> backward_reference;
-  std::function<void(Context&, const StepInputs&, const TensorView& state, const TensorView& o)>
+  std::function<void(Context&, const StepInputs&, const StepState& state, const TensorView& o)>
       step;
   // The allowed error of each output.
   std::function<void(const Inputs&, const Options&, const Outputs& tolerance)> tolerance;
@@ -46,7 +46,7 @@ struct OwnFunctions {
   void (*backward)(Context&, const BackwardInputs&, const Own&, const Gradients&);
   void (*reference)(const Inputs&, const Own&, const Outputs&);
   void (*backward_reference)(const BackwardInputs&, const Own&, const Gradients&);
-  void (*step)(Context&, const StepInputs&, const Own&, const TensorView&, const TensorView&);
+  void (*step)(Context&, const StepInputs&, const Own&, const StepState&, const TensorView&);
   void (*tolerance)(const Inputs&, const Own&, const Outputs&);
   void (*backward_tolerance)(const BackwardInputs&, const Own&, const Gradients&,
                              const Gradients&);
@@ -78,7 +78,7 @@ Mechanism Bound(const char* name, const Definition& definition, const Own& own,
     f.backward_tolerance(in, With(own, common), expected, out);
   };
   if (f.step == nullptr) return m;
-  m.step = [=](Context& ctx, const StepInputs& in, const TensorView& state, const TensorView& o) {
+  m.step = [=](Context& ctx, const StepInputs& in, const StepState& state, const TensorView& o) {
     f.step(ctx, in, own, state, o);
   };
   return m;
@@ -91,6 +91,8 @@ struct Choice {
   std::vector<std::string> constant;  // names
   int64_t states = 16;
   int64_t taps = std::numeric_limits<int64_t>::max();  // of at most as many as tokens
+  int64_t shifts = 4;         // taps of keys
+  int64_t head_channels = 8;  // at most
   bool steps_are_positive = true;  // no softplus makes them so
 };
 

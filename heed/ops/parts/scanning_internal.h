@@ -37,11 +37,23 @@ struct Tensor {
   bool optional = false;
 };
 
+// A state that a mechanism has, and where calls have it.
+struct StateTensor {
+  const char* name;  // behind what it is of; of several also its own
+  const char* axes;
+  ConstTensorView Inputs::*initial;
+  TensorView Outputs::*final;
+  ConstTensorView BackwardInputs::*d_final;
+  TensorView Gradients::*dinitial;
+  TensorView StepState::*step;
+};
+
 // A mechanism. What it is called with is placed in the engine's Problem by functions of its own.
 class Call;
 struct Definition {
   std::span<const Tensor> tensors;  // the first is what is scanned
   const char* state_axes = "BD";  // empty: it has no state
+  const char* tail_axes = "";     // empty: it has none
   scan::Rule rule = scan::Rule::kDecay;
   double flops = 0;  // per token, channel and state; of taps nothing
   void (*place)(const Call& call, const StepInputs& in, scan::Problem& problem) = nullptr;
@@ -54,11 +66,14 @@ struct Definition {
   scan::Method method = scan::Method::kAuto;
 
   bool has_state() const { return state_axes[0] != '\0'; }
+  std::vector<StateTensor> states() const;
 };
 
 // What letters of axes stand for in a call; -1: nothing has said so yet.
 struct AxisSizes {
   int64_t B = -1, D = -1, T = -1, N = -1, G = -1, L = -1;
+  int64_t H = -1, d = -1, W = -1;
+  int64_t w = -1;   // W - 1
   int64_t two = 2;  // real and imaginary parts
   int64_t& operator[](char letter);
   int64_t operator[](char letter) const { return const_cast<AxisSizes&>(*this)[letter]; }
@@ -78,13 +93,15 @@ class Call {
   scan::Tokens TokensOf(const ConstTensorView& t) const;
   scan::Numbers NumbersOf(const ConstTensorView& t) const;
   scan::Weights WeightsOf(const ConstTensorView& t) const;
-  // [B, D, N, 2]; axes that are missing have a stride of 0.
+  // [B, D, N, 2]; axes that are missing have a stride of 0. Or [B, H, d, d, N, 2].
   static scan::Numbers StatesOf(const ConstTensorView& t);
+  static scan::Tokens TailOf(const ConstTensorView& t);
 
   scan::Problem problem;
   AxisSizes sizes;
   std::vector<recurrent::TokenRange> ranges;
-  std::vector<int64_t> shape, state_shape;  // of o, and of states
+  std::vector<int64_t> shape;                      // of o
+  std::vector<std::vector<int64_t>> state_shapes;  // as the definition's states
 
  private:
   bool channels_first_ = false;  // [B, D, T]
@@ -102,7 +119,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
 
 // One token: `state` is updated in place.
 void Step(const char* op, Context& ctx, const Definition& definition, const StepInputs& in,
-          const TensorView& state, const TensorView& o);
+          const StepState& state, const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all its threads.
 int64_t Workspace(const char* op, const Context& ctx, const Definition& definition,
@@ -118,6 +135,9 @@ double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tok
 // The sequences of a call, in tokens of [B, T]; `name` is the tensor that has them.
 std::vector<recurrent::TokenRange> Ranges(const char* op, int64_t B, int64_t T,
                                           const Options& options, bool data = true);
+
+// Zeros for tokens that no sequence has, and for those of no channels, which no task takes.
+void ClearOthers(const Call& call, const TensorView& t, const std::string& axes);
 
 }  // namespace heed::scanning
 

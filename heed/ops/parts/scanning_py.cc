@@ -1,5 +1,5 @@
 // Python functions of mechanisms on the scan engine.
-#include "heed/ops/parts/scanning_py.h"
+#include "heed/ops/parts/scanning_bound_py.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -22,69 +22,24 @@ namespace {
 namespace nb = nanobind;
 using namespace python;  // NOLINT: the binding's own vocabulary
 
-struct Bound;
-
-// A call on its way in.
-struct Call {
-  explicit Call(const Bound& mechanism) : bound(mechanism) {}
-
-  const Bound& bound;
-  Arrays arrays;
-  BackwardInputs in;
-  Options options;
-  Settings settings;
-  TensorView state;     // of a step, or the final one of PyTorch's
-  Gradients gradients;  // PyTorch's
-  nb::handle out;
-  TensorView out_view;
-  bool return_state = false, describe = false;
-  int num_threads = 0;
-};
-
-// A mechanism with the tables and texts that its functions need for as long as the module lives.
-struct Bound : Binding {
-  Bound(nb::module_& m, const Binding& binding);
-
-  std::string op_backward, op_step;
-  std::vector<Keyword<Call>> forward_keywords, backward_keywords, step_keywords;
-  // Of PyTorch's operators: [incoming gradients,] inputs, settings, options, results.
-  std::vector<Keyword<Call>> torch_keywords, torch_backward_keywords;
-  size_t num_required = 0;
-  std::string forward_signature, state_signature, backward_signature, step_signature;
-  std::string forward_text, backward_text, step_text;
-  nb::object gradients;  // a type of named tuples
-
-  const Tensor& first() const { return definition.tensors[0]; }
-  const Tensor& TensorOf(std::string_view tensor_name) const {
-    for (const Tensor& tensor : definition.tensors) {
-      if (tensor_name == tensor.name) return tensor;
-    }
-    throw InternalError("scanning: no tensor " + std::string(tensor_name));
-  }
-
- private:
-  void DescribeCalls(nb::module_& m);
-  void WriteTexts(const std::string& type, const std::string& fields);
-};
-
-void ReadTensor(Call& call, const Argument& a) {
+void ReadTensor(PythonCall& call, const Argument& a) {
   call.in.*call.bound.TensorOf(a.name).input = call.arrays.ReadInPlace(a, Kind::kFloat);
 }
-void WriteGradient(Call& call, const Argument& a) {
+void WriteGradient(PythonCall& call, const Argument& a) {
   call.gradients.*call.bound.TensorOf(a.name).gradient = call.arrays.Write(a, Kind::kFloat);
 }
 
 template <auto kField>
-void ReadInput(Call& call, const Argument& a) {
+void ReadInput(PythonCall& call, const Argument& a) {
   call.in.*kField = call.arrays.ReadInPlace(a, Kind::kFloat);
 }
 
 template <ConstTensorView Options::*kField>
-void ReadInts(Call& call, const Argument& a) {
+void ReadInts(PythonCall& call, const Argument& a) {
   call.options.*kField = call.arrays.ReadList(a, Kind::kInt);
 }
 
-void ReadSetting(Call& call, const Argument& a) {
+void ReadSetting(PythonCall& call, const Argument& a) {
   const Setting& known = call.bound.settings.find(a.name)->second;
   Setting& value = call.settings[a.name];
   if (std::holds_alternative<bool>(known)) {
@@ -96,27 +51,77 @@ void ReadSetting(Call& call, const Argument& a) {
   }
 }
 
-void ReadOut(Call& call, const Argument& a) {
+void ReadOut(PythonCall& call, const Argument& a) {
   if (call.describe) return;
   call.out = a.value;
   call.out_view = call.arrays.Write(a, Kind::kFloat);
 }
 
-void ReadState(Call& call, const Argument& a) {
-  call.state = call.arrays.Write(a, Kind::kFloat);
+// f(state, argument) for the one of the mechanism, or for those of a tuple: (tail, S).
+template <class F>
+void ForStates(const PythonCall& call, const Argument& a, const F& f) {
+  const std::vector<StateTensor>& states = call.bound.states;
+  if (states.size() == 1) return f(states[0], a);
+  std::string names;
+  for (const StateTensor& state : states) names += (names.empty() ? "" : ", ") + std::string(state.name);
+  const bool several = PyTuple_Check(a.value.ptr()) || PyList_Check(a.value.ptr());
+  if (!several || PyObject_Size(a.value.ptr()) != static_cast<Py_ssize_t>(states.size())) {
+    Fail(a, "arrays (" + names + ")");
+  }
+  for (size_t i = 0; i < states.size(); ++i) {
+    const nb::object part = a.value[i];
+    if (!part.is_none()) f(states[i], Argument{a.operation, a.name, part});
+  }
 }
 
-constexpr Keyword<Call> kInitial = {"initial_state", true, &ReadInput<&BackwardInputs::initial>};
-constexpr Keyword<Call> kOfTokens[] = {
+template <auto kMember>
+void ReadStates(PythonCall& call, const Argument& a) {
+  ForStates(call, a, [&](const StateTensor& state, const Argument& part) {
+    call.in.*(state.*kMember) = call.arrays.ReadInPlace(part, Kind::kFloat);
+  });
+}
+void WriteStates(PythonCall& call, const Argument& a) {
+  ForStates(call, a, [&](const StateTensor& state, const Argument& part) {
+    call.state.*state.step = call.arrays.Write(part, Kind::kFloat);
+  });
+}
+
+constexpr Keyword<PythonCall> kInitial = {"initial_state", true, &ReadStates<&StateTensor::initial>};
+
+// PyTorch's operators take each state by itself: the first, or the second.
+template <auto kMember, size_t kIndex>
+void ReadState(PythonCall& call, const Argument& a) {
+  call.in.*(call.bound.states[kIndex].*kMember) = call.arrays.ReadInPlace(a, Kind::kFloat);
+}
+template <size_t kIndex>
+void WriteFinal(PythonCall& call, const Argument& a) {
+  call.finals.*call.bound.states[kIndex].final = call.arrays.Write(a, Kind::kFloat);
+}
+template <size_t kIndex>
+void WriteInitialGradient(PythonCall& call, const Argument& a) {
+  call.gradients.*call.bound.states[kIndex].dinitial = call.arrays.Write(a, Kind::kFloat);
+}
+constexpr Keyword<PythonCall> kTorchInitial[] = {
+    {"initial_state", true, &ReadState<&StateTensor::initial, 0>},
+    {"initial_state (second)", true, &ReadState<&StateTensor::initial, 1>}};
+constexpr Keyword<PythonCall> kTorchGradient[] = {
+    {"the gradient of the state", true, &ReadState<&StateTensor::d_final, 0>},
+    {"the gradient of the state (second)", true, &ReadState<&StateTensor::d_final, 1>}};
+constexpr Keyword<PythonCall> kTorchFinal[] = {{"final_state", true, &WriteFinal<0>},
+                                         {"final_state (second)", true, &WriteFinal<1>}};
+constexpr Keyword<PythonCall> kTorchInitialGradient[] = {
+    {"dinitial_state", true, &WriteInitialGradient<0>},
+    {"dinitial_state (second)", true, &WriteInitialGradient<1>}};
+constexpr Keyword<PythonCall> kOfTokens[] = {
     {"lengths", true, &ReadInts<&Options::lengths>},
     {"starts", true, &ReadInts<&Options::starts>},
     {"cu_seqlens", true, &ReadInts<&Options::cu_seqlens>},
-    {"reverse", false, [](Call& c, const Argument& a) { c.options.reverse = ToBool(a); }}};
-constexpr Keyword<Call> kReturnState = {
-    "return_state", false, [](Call& c, const Argument& a) { c.return_state = ToBool(a); }};
-constexpr Keyword<Call> kOut = {"out", true, &ReadOut};
-constexpr Keyword<Call> kThreads = {
-    "threads", true, [](Call& c, const Argument& a) {
+    {"reverse", false, [](PythonCall& c, const Argument& a) { c.options.reverse = ToBool(a); }}};
+constexpr Keyword<PythonCall> kReturnState = {
+    "return_state", false, [](PythonCall& c, const Argument& a) { c.return_state = ToBool(a); }};
+constexpr Keyword<PythonCall> kOut = {"out", true, &ReadOut};
+constexpr Keyword<PythonCall> kThreads = {
+    "threads", true, [](PythonCall& c, const Argument& a) {
       c.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads));
     }};
 
@@ -146,21 +151,27 @@ std::string SettingText(const std::string& name, const Setting& value) {
   return name + ": float = " + nb::cast<std::string>(nb::repr(number)) + ", ";
 }
 
+}  // namespace
+
 Bound::Bound(nb::module_& m, const Binding& binding) : Binding(binding) {
   op_backward = std::string(name) + "_backward";
   op_step = std::string(name) + "_step";
-  std::vector<Keyword<Call>> own;
+  states = definition.states();
+  std::vector<Keyword<PythonCall>> own;
   for (const Tensor& tensor : definition.tensors) {
     own.push_back({tensor.name, tensor.optional, &ReadTensor});
     num_required += tensor.optional ? 0 : 1;
   }
   for (const auto& [setting, value] : settings) own.push_back({setting.c_str(), false, &ReadSetting});
 
-  const auto append = [](std::vector<Keyword<Call>>& to, const auto& from) {
+  const auto append = [](std::vector<Keyword<PythonCall>>& to, const auto& from) {
     to.insert(to.end(), std::begin(from), std::end(from));
   };
-  const Keyword<Call> d_o = {"do", false, &ReadInput<&BackwardInputs::d_o>};
-  const Keyword<Call> d_state = {"dstate", true, &ReadInput<&BackwardInputs::d_final>};
+  const Keyword<PythonCall> d_o = {"do", false, &ReadInput<&BackwardInputs::d_o>};
+  const Keyword<PythonCall> d_state = {"dstate", true, &ReadStates<&StateTensor::d_final>};
+  const auto of_states = [&](const Keyword<PythonCall> (&keywords)[2]) {
+    return std::vector(keywords, keywords + states.size());
+  };
   const bool has_state = definition.has_state();
   append(forward_keywords, own);
   if (has_state) append(forward_keywords, std::vector{kInitial, kReturnState});
@@ -175,28 +186,22 @@ Bound::Bound(nb::module_& m, const Binding& binding) : Binding(binding) {
 
   append(step_keywords, own);
   step_keywords.insert(step_keywords.begin() + static_cast<std::ptrdiff_t>(num_required),
-                       {"state", false, &ReadState});
+                       {"state", false, &WriteStates});
   append(step_keywords, std::vector{kOut, kThreads});
 
   append(torch_keywords, own);
-  if (has_state) torch_keywords.push_back(kInitial);
+  append(torch_keywords, of_states(kTorchInitial));
   append(torch_keywords, kOfTokens);
   torch_keywords.push_back(kThreads);
   torch_backward_keywords = {{"the gradient of o", false, d_o.read}};
-  if (has_state) {
-    torch_backward_keywords.push_back({"the gradient of the state", true, d_state.read});
-  }
+  append(torch_backward_keywords, of_states(kTorchGradient));
   append(torch_backward_keywords, torch_keywords);
   torch_keywords.push_back(kOut);
-  if (has_state) torch_keywords.push_back({"final_state", true, &ReadState});
+  append(torch_keywords, of_states(kTorchFinal));
   for (const Tensor& tensor : definition.tensors) {
     torch_backward_keywords.push_back({tensor.name, true, &WriteGradient});
   }
-  if (has_state) {
-    torch_backward_keywords.push_back({"dinitial_state", true, [](Call& c, const Argument& a) {
-      c.gradients.dinitial = c.arrays.Write(a, Kind::kFloat);
-    }});
-  }
+  append(torch_backward_keywords, of_states(kTorchInitialGradient));
   DescribeCalls(m);
 }
 
@@ -218,7 +223,8 @@ void Bound::DescribeCalls(nb::module_& m) {
   }
   if (index == num_positional) rest += "*, ";
   for (const auto& [setting, value] : settings) rest += SettingText(setting, value);
-  const std::string initial = has_state ? "initial_state: Array | None = None, " : "";
+  const std::string array = states.size() > 1 ? "State" : "Array";
+  const std::string initial = has_state ? "initial_state: " + array + " | None = None, " : "";
   const std::string tokens = "lengths" + ints + "starts" + ints + "cu_seqlens" + ints +
                              "reverse: bool = False, ";
   const std::string out = "out: OutArray | None = None, ", threads = "threads: int | None = None";
@@ -229,104 +235,30 @@ void Bound::DescribeCalls(nb::module_& m) {
   const std::string type = GradientsName(base);
   forward_signature =
       forward_of(has_state ? "return_state: typing.Literal[False] = False, " : "", "Result");
-  state_signature = forward_of("return_state: typing.Literal[True], ", "tuple[Result, Result]");
+  const std::string base_type = type.substr(0, type.size() - std::string_view("Gradients").size());
+  const std::string result = states.size() > 1 ? base_type + "State" : "Result";
+  state_signature =
+      forward_of("return_state: typing.Literal[True], ", "tuple[Result, " + result + "]");
   backward_signature = "def " + op_backward + "(do: Array, " + required + rest +
-                       (has_state ? "dstate: Array | None = None, " : "") + initial + tokens +
+                       (has_state ? "dstate: " + array + " | None = None, " : "") + initial + tokens +
                        threads + ") -> " + type;
-  step_signature = "def " + op_step + "(" + required + "state: OutArray, " + rest + out + threads +
+  step_signature = "def " + op_step + "(" + required + "state: " +
+                   (states.size() > 1 ? "State, " : "OutArray, ") + rest + out + threads +
                    ") -> Result";
   gradients = NamedTupleType(m, type, fields, GradientsDoc(op_backward));
+  if (states.size() > 1) {
+    std::string names;
+    for (const StateTensor& one : states) names += (names.empty() ? "" : " ") + std::string(one.name);
+    state = NamedTupleType(m, result, names, "The state of " + base + " between two calls.");
+  }
   WriteTexts(type, fields);
 }
 
-// Sizes of the examples, by letters of axes.
-constexpr AxisSizes kExampleSizes = {.B = 1, .D = 8, .T = 6, .N = 16, .G = 1, .L = 6};
-
-std::string TupleText(const std::vector<int64_t>& sizes) {
-  std::string text;
-  for (const int64_t size : sizes) text += (text.empty() ? "" : ", ") + std::to_string(size);
-  return "(" + text + (sizes.size() == 1 ? ",)" : ")");
-}
-
-// What is said of a tensor, of one token of each sequence: without the axis T.
-std::string OfOneToken(std::string text) {
-  for (const std::string_view axis : {", T", "T, "}) {
-    for (size_t at; (at = text.find(axis)) != std::string::npos;) text.erase(at, axis.size());
-  }
-  return text;
-}
-
-void Bound::WriteTexts(const std::string& type, const std::string& fields) {
-  std::string lines = "Example:\n\n  >>> import heed, numpy as np\n  >>> rng = np.random.default_rng(0)";
-  std::string given, newest;
-  for (const Tensor& tensor : definition.tensors) {
-    if (tensor.optional) continue;
-    // Constants, or the form without groups.
-    std::string axes;
-    for (const int rank : {3, 2, 1}) {
-      if (axes.empty()) axes = AxesOf(tensor, rank);
-    }
-    const bool negative = tensor.values == Tensor::kRates || tensor.values == Tensor::kDecays;
-    const bool normal = tensor.values == Tensor::kNormal;
-    lines += std::string("\n  >>> ") + tensor.name + " = " + (negative ? "-" : "") + "rng." +
-             (normal ? "standard_normal" : "random") + "(" +
-             TupleText(ShapeOf(axes, kExampleSizes)) + ", np.float32)";
-    const std::string comma = given.empty() ? "" : ", ";
-    given += comma + tensor.name;
-    newest += comma + tensor.name +
-              (axes.back() == 'T' ? "[..., -1]" : axes.find('T') == 1 ? "[:, -1]" : "");
-  }
-  const std::vector<int64_t> scanned = ShapeOf(first().axes, kExampleSizes);
-  const bool has_state = definition.has_state();
-  const std::string call = "\n  >>> o" + std::string(has_state ? ", state" : "") + " = heed." + name +
-                           "(" + given + (has_state ? ", return_state=True)" : ")");
-
-  const std::string state_is(has_state ? Find({docs.fields}, "initial") : "");
-  std::string state_axes;
-  for (const char axis : std::string_view(definition.state_axes)) {
-    state_axes += state_axes.empty() ? "" : ", ";
-    state_axes += axis;
-  }
-  const std::string updated =
-      "what a call with return_state=True returned, updated in place: [" + state_axes + "]";
-  const std::vector<Said> known = {{"initial_state", state_is.c_str()},
-                                   {"state", updated.c_str()}};
-  const std::string o = "o, in the shape of " + std::string(first().name);
-  forward_text = Docstring(
-      docs.forward, forward_signature, {known, docs.fields},
-      "Any strides are read in place; o lies in memory as " + std::string(first().name) +
-          " does. Returns " + o +
-          (has_state ? ",\nor (o, state) with return_state=True, as NumPy arrays.\n\n"
-                     : ", as a NumPy array.\n\n") +
-          lines + call +
-          (has_state ? "\n  >>> o.shape, state.shape\n  (" + TupleText(scanned) + ", " +
-                           TupleText(ShapeOf(definition.state_axes, kExampleSizes)) + ")"
-                     : "\n  >>> o.shape\n  " + TupleText(scanned)));
-  backward_text = Docstring(
-      docs.backward, backward_signature, {known, docs.fields},
-      "Returns the named tuple heed." + type + ": " + fields +
-          ", NumPy arrays in the\nshape and dtype of what they are the gradients of; None where "
-          "that was not given.\n\n" + lines + "\n  >>> gradients = heed." + op_backward +
-          "(np.ones_like(" + first().name + "), " + given + ")\n  >>> gradients.d" +
-          first().name + ".shape\n  " + TupleText(scanned));
-  if (!has_state) return;
-  std::vector<std::string> texts;
-  for (const Tensor& tensor : definition.tensors) {
-    texts.push_back(OfOneToken(std::string(Find({docs.fields}, tensor.name))));
-  }
-  std::vector<Said> of_one_token;
-  for (size_t i = 0; i < texts.size(); ++i) {
-    of_one_token.push_back({definition.tensors[i].name, texts[i].c_str()});
-  }
-  step_text = Docstring(docs.step, step_signature, {of_one_token, known, docs.fields},
-                        "Returns " + o + ".\n\n" + lines + call + "\n  >>> heed." + op_step + "(" +
-                            newest + ", state).shape\n  " +
-                            TupleText({kExampleSizes.B, kExampleSizes.D}));
-}
+namespace {
 
 constexpr Renamed kRenamed[] = {{"o", "out"}, {"d_o", "do"}, {"d_state", "dstate"}};
 
-void CheckRequired(const char* op, const Call& call) {
+void CheckRequired(const char* op, const PythonCall& call) {
   for (const Tensor& tensor : call.bound.definition.tensors) {
     if (!tensor.optional && !(call.in.*tensor.input).present()) FailMissing(op, tensor.name);
   }
@@ -349,8 +281,8 @@ nb::object NewLike(const char* op, const ConstTensorView& x, TensorView& view) {
   return array.array.attr("swapaxes")(-1, -2);
 }
 
-// Of a call whose shapes the mechanism has not checked yet: what cannot be known is 0.
-nb::object NewState(const char* op, const Call& call, TensorView& view) {
+// One state of a call whose shapes the mechanism has not checked yet: what cannot be known is 0.
+nb::object NewState(const char* op, const PythonCall& call, const StateTensor& state, TensorView& view) {
   const Definition& d = call.bound.definition;
   const auto size_of = [&](char letter) -> int64_t {
     if (letter == 'B' && call.options.cu_seqlens.present()) {
@@ -364,33 +296,48 @@ nb::object NewState(const char* op, const Call& call, TensorView& view) {
     return 0;
   };
   std::vector<int64_t> sizes;
-  for (const char letter : std::string_view(d.state_axes)) sizes.push_back(size_of(letter));
+  for (const char letter : std::string_view(state.axes)) {
+    sizes.push_back(letter == '2'   ? 2
+                    : letter == 'w' ? std::max<int64_t>(size_of('W'), 1) - 1
+                                    : size_of(letter));
+  }
   NewArray array(op, StateDType((call.in.*call.bound.first().input).dtype()), sizes);
   view = array.view;
   return std::move(array.array);
 }
 
-nb::object OutputOf(const char* op, const Call& call, TensorView& view) {
+// All of them, in `views`, as Python has them.
+template <auto kMember, class Views>
+nb::object NewStates(const char* op, const PythonCall& call, Views& views) {
+  nb::list states;
+  for (const StateTensor& state : call.bound.states) {
+    states.append(NewState(op, call, state, views.*(state.*kMember)));
+  }
+  return call.bound.states.size() > 1 ? NewNamedTuple(call.bound.state, nb::tuple(states))
+                                      : nb::object(states[0]);
+}
+
+nb::object OutputOf(const char* op, const PythonCall& call, TensorView& view) {
   if (!call.out.is_valid()) return NewLike(op, call.in.*call.bound.first().input, view);
   view = call.out_view;
   return nb::borrow(call.out);
 }
 
 // The call's settings over the defaults, bound.
-Functions FunctionsOf(const Call& call) {
+Functions FunctionsOf(const PythonCall& call) {
   Settings settings = call.settings;
   settings.insert(call.bound.settings.begin(), call.bound.settings.end());
   return call.bound.bind(settings);
 }
 
 nb::object RunForward(const Bound& b, PyObject* args, PyObject* kwargs) {
-  Call call(b);
-  Read<Call>(b.name, b.forward_keywords, b.num_positional, args, kwargs, call);
+  PythonCall call(b);
+  Read<PythonCall>(b.name, b.forward_keywords, b.num_positional, args, kwargs, call);
   CheckRequired(b.name, call);
   Outputs outputs;
   const nb::object o = OutputOf(b.name, call, outputs.o);
   nb::object state;
-  if (call.return_state) state = NewState(b.name, call, outputs.final);
+  if (call.return_state) state = NewStates<&StateTensor::final>(b.name, call, outputs);
   const Functions functions = FunctionsOf(call);
   Context& ctx = ThreadContext(call.num_threads);
   Compute(b.name, kRenamed, [&] { functions.forward(ctx, call.in, call.options, outputs); });
@@ -400,8 +347,8 @@ nb::object RunForward(const Bound& b, PyObject* args, PyObject* kwargs) {
 
 nb::object RunBackward(const Bound& b, PyObject* args, PyObject* kwargs) {
   const char* op = b.op_backward.c_str();
-  Call call(b);
-  Read<Call>(op, b.backward_keywords, b.num_positional + 1, args, kwargs, call);
+  PythonCall call(b);
+  Read<PythonCall>(op, b.backward_keywords, b.num_positional + 1, args, kwargs, call);
   if (!call.in.d_o.present()) FailMissing(op, "do");
   CheckRequired(op, call);
   Gradients out;
@@ -414,8 +361,9 @@ nb::object RunBackward(const Bound& b, PyObject* args, PyObject* kwargs) {
       results.append(nb::none());
     }
   }
-  if (call.in.initial.present()) {
-    results.append(NewState(op, call, out.dinitial));
+  const bool has_initial = call.in.initial.present() || call.in.initial_tail.present();
+  if (has_initial) {
+    results.append(NewStates<&StateTensor::dinitial>(op, call, out));
   } else if (b.definition.has_state()) {
     results.append(nb::none());
   }
@@ -427,11 +375,12 @@ nb::object RunBackward(const Bound& b, PyObject* args, PyObject* kwargs) {
 
 nb::object RunStep(const Bound& b, PyObject* args, PyObject* kwargs) {
   const char* op = b.op_step.c_str();
-  Call call(b);
+  PythonCall call(b);
   const size_t positional = b.num_positional + 1;
-  Read<Call>(op, b.step_keywords, positional, args, kwargs, call);
+  Read<PythonCall>(op, b.step_keywords, positional, args, kwargs, call);
   CheckRequired(op, call);
-  if (!call.state.present()) FailMissing(op, "state");
+  const auto is_given = [&](const StateTensor& state) { return (call.state.*state.step).present(); };
+  if (std::none_of(b.states.begin(), b.states.end(), is_given)) FailMissing(op, "state");
   TensorView o;
   const nb::object result = OutputOf(op, call, o);
   const Functions functions = FunctionsOf(call);
@@ -445,19 +394,22 @@ constexpr Renamed kTorchRenamed[] = {{"o", "out"},
                                      {"d_state", "the gradient of the state"}};
 
 void RunTorch(const Bound& b, PyObject* args) {
-  Call call(b);
+  PythonCall call(b);
   call.arrays.AllowTorch();
-  Read<Call>(b.name, b.torch_keywords, b.torch_keywords.size(), args, nullptr, call);
+  Read<PythonCall>(b.name, b.torch_keywords, b.torch_keywords.size(), args, nullptr, call);
   const Functions functions = FunctionsOf(call);
   Context& ctx = TorchContext(call.num_threads);
   Compute(b.name, kTorchRenamed,
-          [&] { functions.forward(ctx, call.in, call.options, {call.out_view, call.state}); });
+          [&] {
+            call.finals.o = call.out_view;
+            functions.forward(ctx, call.in, call.options, call.finals);
+          });
 }
 
 void RunTorchBackward(const Bound& b, PyObject* args) {
-  Call call(b);
+  PythonCall call(b);
   call.arrays.AllowTorch();
-  Read<Call>(b.name, b.torch_backward_keywords, b.torch_backward_keywords.size(), args, nullptr,
+  Read<PythonCall>(b.name, b.torch_backward_keywords, b.torch_backward_keywords.size(), args, nullptr,
              call);
   const Functions functions = FunctionsOf(call);
   Context& ctx = TorchContext(call.num_threads);
@@ -466,10 +418,10 @@ void RunTorchBackward(const Bound& b, PyObject* args) {
 }
 
 nb::dict RunExplain(const Bound& b, DType dtype, int num_threads, PyObject* kwargs) {
-  Call call(b);
+  PythonCall call(b);
   call.describe = true;
   call.arrays.AllowShapes(dtype);
-  Read<Call>(b.name, b.forward_keywords, b.num_positional, nullptr, kwargs, call);
+  Read<PythonCall>(b.name, b.forward_keywords, b.num_positional, nullptr, kwargs, call);
   CheckRequired(b.name, call);
   const Context& ctx = ThreadContext(num_threads);
   const Functions functions = FunctionsOf(call);
@@ -499,7 +451,10 @@ nb::dict DescriptionOf(const Bound& b) {
   description["optional"] = optional;
   description["positional"] = b.num_positional;
   description["axes"] = axes;
-  description["state_axes"] = b.definition.state_axes;
+  nb::list state_axes;
+  for (const StateTensor& state : b.states) state_axes.append(state.axes);
+  description["state_axes"] = state_axes;
+  description["state_type"] = b.state.is_valid() ? b.state : nb::none();
   description["settings"] = settings;
   return description;
 }

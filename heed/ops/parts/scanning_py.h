@@ -33,7 +33,7 @@ using Settings = std::map<std::string, Setting, std::less<>>;
 struct Functions {
   std::function<void(Context&, const Inputs&, const Options&, const Outputs&)> forward;
   std::function<void(Context&, const BackwardInputs&, const Options&, const Gradients&)> backward;
-  std::function<void(Context&, const StepInputs&, const TensorView& state, const TensorView& o)>
+  std::function<void(Context&, const StepInputs&, const StepState& state, const TensorView& o)>
       step;
   std::function<Explanation(const Context&, const Inputs&, const Options&)> explain;
 };
@@ -43,7 +43,7 @@ template <class Own>
 struct BoundFunctions {
   void (*forward)(Context&, const Inputs&, const Own&, const Outputs&);
   void (*backward)(Context&, const BackwardInputs&, const Own&, const Gradients&);
-  void (*step)(Context&, const StepInputs&, const Own&, const TensorView&, const TensorView&);
+  void (*step)(Context&, const StepInputs&, const Own&, const StepState&, const TensorView&);
   Explanation (*explain)(const Context&, const Inputs&, const Own&);
 };
 template <class Own>
@@ -54,7 +54,7 @@ Functions FunctionsOf(const Own& own, const BoundFunctions<Own>& f) {
                           const Gradients& out) {
             f.backward(ctx, in, With(own, options), out);
           },
-          .step = [=](Context& ctx, const StepInputs& in, const TensorView& state,
+          .step = [=](Context& ctx, const StepInputs& in, const StepState& state,
                       const TensorView& o) { f.step(ctx, in, own, state, o); },
           .explain = [=](const Context& ctx, const Inputs& in, const Options& options) {
             return f.explain(ctx, in, With(own, options));

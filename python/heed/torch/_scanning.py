@@ -39,26 +39,26 @@ class _Mechanism:
         self.optional = tuple(description["optional"])
         self.positional = description["positional"]
         self.settings = description["settings"]
-        self.axes, self.state_axes = description["axes"], description["state_axes"]
+        self.axes, self.state_axes = description["axes"], list(description["state_axes"])
+        self.state_type = description["state_type"]  # of several
         self.forward_kernel = getattr(_core, f"_torch_{name}")
         self.backward_kernel = getattr(_core, f"_torch_{name}_backward")
         # What it lacks where it has no state: the initial one, of which it also wants the gradient.
-        self.options = {"initial_state": None, **_OPTIONS} if self.state_axes else _OPTIONS
+        names = ("initial_state", "initial_state_2")[: len(self.state_axes)]
+        self.options = {**dict.fromkeys(names), **_OPTIONS}
         self.defaults = (*(None for _ in self.inputs), *self.settings.values(), *self.options.values())
-        self.num_results = 2 if self.state_axes else 1
+        self.num_results = 1 + len(self.state_axes)
         after = len(self.inputs) + len(self.settings)
         self.bounds = after + list(self.options).index("cu_seqlens")  # its place
-        self.differentiable = (*range(len(self.inputs)), after) if self.state_axes else tuple(range(len(self.inputs)))
+        self.differentiable = (*range(len(self.inputs)), *range(after, after + len(self.state_axes)))
         tensors = [f"Tensor? {x}=None" if x in self.optional else f"Tensor {x}" for x in self.inputs]
         settings = [f"{_TYPES[type(x)]} {key}={_text(x)}" for key, x in self.settings.items()]
-        state, incoming = ["Tensor? initial_state=None"], "Tensor grad_o, Tensor? grad_state"
-        if not self.state_axes:
-            state, incoming = [], "Tensor grad_o"
-        rest = ", ".join([*tensors, *settings, *state, _SCHEMA])
+        rest = ", ".join([*tensors, *settings, *(f"Tensor? {x}=None" for x in names), _SCHEMA])
+        incoming = ", ".join(["Tensor grad_o", *(f"Tensor? grad_state_{i + 1}" for i in range(len(names)))])
         self.backward_operator = _dispatch.define(
             f"{name}_backward", f"({incoming}, bool[] needed, {rest}) -> Tensor[]", self.backward, self.fake_backward
         )
-        returns = "(Tensor, Tensor)" if self.state_axes else "Tensor"
+        returns = f"({', '.join(['Tensor'] * self.num_results)})" if self.state_axes else "Tensor"
         self.operator = _dispatch.define(
             name, f"({rest}) -> {returns}", self.forward, self.results, gradients=self.differentiate
         )
@@ -68,7 +68,7 @@ class _Mechanism:
         return (*arguments, *self.defaults[len(arguments):])
 
     def results(self, *arguments: Any) -> Any:
-        """New tensors for o, in the memory order of the first input, and the final state where there is one."""
+        """New tensors for o, in the memory order of the first input, and the final states where there are any."""
         arguments = self.complete(arguments)
         given = dict(zip(self.inputs, arguments))
         sizes: dict[str, int] = {}
@@ -80,13 +80,13 @@ class _Mechanism:
                 raise InvalidArgument(f"{self.name}: {name} has shape {list(given[name].shape)}, expected [{expected}]")
             for axis, size in zip(axes, given[name].shape):
                 sizes.setdefault(axis, size)
-        sizes["2"] = 2  # real and imaginary parts
+        sizes["2"], sizes["w"] = 2, sizes.get("W", 1) - 1  # real and imaginary parts; keys before the first token
         first = arguments[0]
         if not self.state_axes:
             return torch.empty_like(first)
         sizes["B"] = _dispatch.num_sequences(self.name, sizes["B"], arguments[self.bounds])
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
-        return torch.empty_like(first), first.new_empty([sizes[axis] for axis in self.state_axes], dtype=dtype)
+        return torch.empty_like(first), *(first.new_empty([sizes[x] for x in axes], dtype=dtype) for axes in self.state_axes)
 
     def forward(self, *arguments: Any) -> Any:
         arguments = self.complete(arguments)
@@ -132,7 +132,7 @@ class _Mechanism:
         _dispatch.check_tensors(self.name, **{x: value for x, value in values.items() if value is not None or x not in self.optional})
         return_state = bool(self.state_axes) and options.pop("return_state", False)
         settings = {key: options.pop(key, default) for key, default in self.settings.items()}
-        known = {key: options.pop(key, default) for key, default in self.options.items()}
+        known = {key: options.pop(key, default) for key, default in self.options.items() if key != "initial_state_2"}
         if options:
             keywords = (*self.inputs, *self.settings, *known, *(["return_state"] if self.state_axes else []))
             raise _dispatch.unexpected(self.name, next(iter(options)), keywords)
@@ -142,8 +142,27 @@ class _Mechanism:
                 if x is not None and x.dim() > 2 and x.is_floating_point() and x.dtype != torch.float64:
                     values[name] = x.to(dtype)
         known |= {key: _dispatch.numbers(self.name, key, known[key], torch.int64) for key in _LISTS}
-        results = self.operator(*(values.get(name) for name in self.inputs), *settings.values(), *known.values())
-        return results if return_state or not self.state_axes else results[0]
+        initial = ()
+        if self.state_axes:
+            initial = known.pop("initial_state")
+            initial = self.states_of(initial) if len(self.state_axes) > 1 else (initial,)
+        results = self.operator(*(values.get(name) for name in self.inputs), *settings.values(), *initial, *known.values())
+        if not self.state_axes:
+            return results
+        o, *states = results
+        if not return_state:
+            return o
+        return o, self.state_type(*states) if len(states) > 1 else states[0]
+
+    def states_of(self, state: Any) -> tuple[Any, ...]:
+        """A tuple of states, or none of them."""
+        if state is None:
+            return (None,) * len(self.state_axes)
+        if not isinstance(state, (tuple, list)) or len(state) != len(self.state_axes):
+            raise InvalidArgument(
+                f"{self.name}: initial_state is {type(state).__name__}, expected arrays ({', '.join(self.state_type._fields)})"
+            )
+        return tuple(state)
 
 
 def _public(mechanism: _Mechanism) -> Any:

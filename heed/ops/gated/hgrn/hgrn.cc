@@ -44,7 +44,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   scanning::Backward("hgrn::Backward", ctx, DefinitionOf(options), in, options, out);
 }
 
-void Step(Context& ctx, const StepInputs& in, const Options& options, const TensorView& state,
+void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
           const TensorView& o) {
   scanning::Step("hgrn::Step", ctx, DefinitionOf(options), in, state, o);
 }

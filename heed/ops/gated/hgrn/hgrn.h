@@ -26,6 +26,7 @@ using scanning::Inputs;
 using scanning::Options;
 using scanning::Outputs;
 using scanning::StepInputs;
+using scanning::StepState;
 
 // Computes o, and the state after the last token where it is asked for.
 //
@@ -69,7 +70,7 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 
 // Computes o of one token, with the bits of Forward; the state is read, then updated in place.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
-                   const TensorView& state, const TensorView& o);
+                   const StepState& state, const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64, W = 64
 // channels of f32 or 32 of f64, and L the tokens of the longest sequence, at most

@@ -63,7 +63,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   scanning::Backward("rg_lru::Backward", ctx, DefinitionOf(options), in, options, out);
 }
 
-void Step(Context& ctx, const StepInputs& in, const Options& options, const TensorView& state,
+void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
           const TensorView& o) {
   CheckOptions("rg_lru::Step", options);
   scanning::Step("rg_lru::Step", ctx, DefinitionOf(options), in, state, o);

@@ -27,6 +27,7 @@ using scanning::Gradients;
 using scanning::Inputs;
 using scanning::Outputs;
 using scanning::StepInputs;
+using scanning::StepState;
 
 struct Options : scanning::Options {
   double c = 8;  // how strong the strongest decay is beside that of softplus(a): positive, finite
@@ -79,7 +80,7 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 // Computes o of one token, with the bits of Forward; the state is read, then updated in place. Of
 // the options, c alone.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
-                   const TensorView& state, const TensorView& o);
+                   const StepState& state, const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64, W = 64
 // channels of f32 or 32 of f64, and L the tokens of the longest sequence, at most

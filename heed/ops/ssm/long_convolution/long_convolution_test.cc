@@ -64,7 +64,7 @@ struct Call {
     out.dD = dskip.view();
     return out;
   }
-  void Run(Context& ctx) const { Forward(ctx, Views(), options, {o.view(), {}}); }
+  void Run(Context& ctx) const { Forward(ctx, Views(), options, {o.view(), {}, {}}); }
   const Call& Both(Context& ctx) const {
     Run(ctx);
     Backward(ctx, Views(), options, Results());
@@ -335,7 +335,7 @@ TEST(LongConvolutionErrors, NameTheArgumentAndNothingIsWritten) {
     const Call call(DType::kF32, 2, 4, 9, 3);
     BackwardInputs in = call.Views();
     Options options;
-    Outputs out = {call.o.view(), {}};
+    Outputs out = {call.o.view(), {}, {}};
     Gradients gradients = call.Results();
     spoil(in, options, out, gradients);
     EXPECT_THAT(

@@ -103,7 +103,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   scanning::Backward("s4d::Backward", ctx, DefinitionOf(options), in, options, out);
 }
 
-void Step(Context& ctx, const StepInputs& in, const Options& options, const TensorView& state,
+void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
           const TensorView& o) {
   scanning::Step("s4d::Step", ctx, DefinitionOf(options), in, state, o);
 }
@@ -113,7 +113,7 @@ void Kernel(Context& ctx, const Inputs& in, const Options& options, const Tensor
   const Impulse impulse(kOp, "kernel", in, kernel);
   Inputs of = in;
   of.u = impulse.u;
-  scanning::Forward(kOp, ctx, DefinitionOf(OfKernel(options)), of, {}, {WithBatch(kernel), {}});
+  scanning::Forward(kOp, ctx, DefinitionOf(OfKernel(options)), of, {}, {WithBatch(kernel), {}, {}});
 }
 
 void KernelBackward(Context& ctx, const Inputs& in, const ConstTensorView& dkernel,

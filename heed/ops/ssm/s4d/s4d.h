@@ -32,6 +32,7 @@ using scanning::Gradients;
 using scanning::Inputs;
 using scanning::Outputs;
 using scanning::StepInputs;
+using scanning::StepState;
 
 enum class Method {
   kAuto,         // 'auto': what is cheaper for this many modes
@@ -94,7 +95,7 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 
 // Computes o of one token; the state is read, then updated in place.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
-                   const TensorView& state, const TensorView& o);
+                   const StepState& state, const TensorView& o);
 
 // The kernel of the convolution: [D, L], of any L, K_l at l. It reads log_dt, log_A_real, A_imag and C.
 HEED_API void Kernel(Context& ctx, const Inputs& in, const Options& options,

@@ -28,6 +28,7 @@ using scanning::Gradients;
 using scanning::Inputs;
 using scanning::Outputs;
 using scanning::StepInputs;
+using scanning::StepState;
 
 struct Options : scanning::Options {
   bool delta_softplus = false;  // the step is softplus(delta + delta_bias)
@@ -85,7 +86,7 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 // Computes o of one token, with the bits of Forward; the state is read, then updated in place. Of
 // the options, delta_softplus alone. Bound by the memory of the state.
 HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
-                   const TensorView& state, const TensorView& o);
+                   const StepState& state, const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all its threads. With E = 4, or 8 for f64, W = 64
 // channels of f32 or 32 of f64, N rounded up to 16, L the tokens of the longest and S those of all

@@ -1,0 +1,303 @@
+// H3 in the harness.
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "heed/ops/parts/modes_case.h"
+#include "heed/ops/parts/scanning_case.h"
+#include "heed/ops/ssm/h3/h3_internal.h"
+#include "heed/ops/ssm/h3/h3_reference_internal.h"
+
+namespace heed::h3 {
+namespace {
+
+using parts::Add;
+using parts::At;
+using parts::Put;
+using scanning::Epsilon;
+using scanning::EpsilonOf;
+using scanning::Inexact;
+using scanning::ModeWalks;
+using scanning::ReferenceRow;
+using scanning::Stored;
+
+bool HasTaps(const Inputs& in, const Options& options, bool states) {
+  return scanning::IsConvolved(in.log_A_real.size(1), options.method == Method::kAuto,
+                               options.method == Method::kConvolution, states);
+}
+
+// Magnitudes of a channel's taps: shift and shift_D one by one, as they may cancel.
+Doubles TapSizes(const Inputs& in, const ReferenceHead& head, size_t i) {
+  Doubles sizes;
+  const int64_t channel = head.ChannelOf(i);
+  for (size_t s = 0; s <= head.tail(); ++s) {
+    sizes.push_back(std::abs(At(in.shift, {channel, static_cast<int64_t>(s)})));
+  }
+  if (in.shift_D.present()) sizes[0] += std::abs(At(in.shift_D, {channel}));
+  return sizes;
+}
+
+// k' is a chain of taps, each rounded once.
+std::vector<Inexact> KeysOf(const Inputs& in, const ReferenceHead& head, double u) {
+  std::vector<Inexact> keys;
+  const double chain = (static_cast<double>(head.tail()) + 4) * u;
+  for (size_t i = 0; i < head.d(); ++i) {
+    Inexact row;
+    const Doubles sizes = TapSizes(in, head, i);
+    for (size_t t = 0; t < head.T(); ++t) {
+      double size = 0;
+      for (size_t s = 0; s < sizes.size(); ++s) {
+        size += sizes[s] * std::abs(head.k_plus[i][t + head.tail() - s]);
+      }
+      row.Add(head.keys[i][t], chain * size);
+    }
+    keys.push_back(row);
+  }
+  return keys;
+}
+
+// x y, of which y is exact.
+Inexact Product(const Inexact& x, const Doubles& y, double u) {
+  Inexact product;
+  for (size_t t = 0; t < y.size(); ++t) {
+    const double value = x.values[t] * y[t], error = x.errors[t] * std::abs(y[t]);
+    product.Add(value, error + u * (std::abs(value) + error));
+  }
+  return product;
+}
+
+// Sums of d products x y, whose x are as far off as is said, y as far as it may be.
+class Sums {
+ public:
+  Sums(size_t T, size_t d, double u) : values_(T), errors_(T), chain_((static_cast<double>(d) + 2) * u) {}
+  void Add(size_t t, double x, double of_x, double y, double of_y = 0) {
+    const double error = of_x * (std::abs(y) + of_y) + std::abs(x) * of_y;
+    values_[t] += x * y;
+    errors_[t] += error + chain_ * (std::abs(x * y) + error);
+  }
+  double value(size_t t) const { return values_[t]; }
+  double error(size_t t) const { return errors_[t]; }
+
+ private:
+  Doubles values_, errors_;
+  double chain_;
+};
+
+// Of y, of one row of inputs.
+Doubles RowErrors(const ReferenceRow& row, const Inexact& x, bool has_taps, int64_t most, double u) {
+  return has_taps ? ConvolvedErrors(row, x, false, most, u)
+                  : OutputErrors(row, x, false, StateWalks(row, x, u), u);
+}
+
+void PutStates(const TensorView& to, const ReferenceHead& head, size_t i, size_t j, size_t n,
+               double error) {
+  for (const int64_t part : {0, 1}) {
+    Put(to, {head.place.sequence, head.place.channel, static_cast<int64_t>(i),
+             static_cast<int64_t>(j), static_cast<int64_t>(n), part}, error);
+  }
+}
+void PutTail(const TensorView& to, const ReferenceHead& head, size_t i, size_t s, double error) {
+  Put(to, {head.place.sequence, static_cast<int64_t>(s), head.place.channel,
+           static_cast<int64_t>(i)}, error);
+}
+void PutToken(const TensorView& to, const ReferenceHead& head, size_t t, size_t channel,
+              double error) {
+  Put(to, {head.place.batch, head.place.tokens[t], head.place.channel,
+           static_cast<int64_t>(channel)}, error);
+}
+
+void Tolerance(const Inputs& in, const Options& options, const Outputs& tolerance) {
+  const Epsilon e = EpsilonOf(in.q.dtype());
+  const Epsilon state = EpsilonOf(scanning::StateDType(in.q.dtype()));
+  const bool has_taps = HasTaps(in, options, in.initial.present() || tolerance.final.present());
+  parts::Clear(tolerance.o);
+  ForEachHead(in, options, [&](const ReferenceHead& head) {
+    const std::vector<Inexact> keys = KeysOf(in, head, e.unit);
+    for (size_t j = 0; j < head.d(); ++j) {
+      Sums o(head.T(), head.d(), e.unit);
+      for (size_t i = 0; i < head.d(); ++i) {
+        const ReferenceRow row = RowOf(in, head, i, j);
+        const Inexact x = Product(keys[i], head.v[j], e.unit);
+        const Doubles errors = RowErrors(row, x, has_taps, in.q.size(1), e.unit);
+        for (size_t t = 0; t < head.T(); ++t) o.Add(t, row.OutputAt(t), errors[t], head.q[i][t]);
+        const ModeWalks walks = StateWalks(row, x, e.unit);
+        for (size_t n = 0; n < row.N(); ++n) {
+          const double error = head.T() == 0 ? 0 : StateError(walks[n]) + state.least;
+          PutStates(tolerance.final, head, i, j, n, error);
+        }
+      }
+      for (size_t t = 0; t < head.T(); ++t) {
+        PutToken(tolerance.o, head, t, j, Stored(o.value(t), o.error(t), e));
+      }
+      for (size_t s = 0; s < head.tail(); ++s) PutTail(tolerance.final_tail, head, j, s, 0);
+    }
+  });
+}
+
+// Gradients of k' of one channel become those of taps, keys and the tail.
+void KeyTolerance(const Inputs& in, const ReferenceHead& head, size_t i, const Sums& dkeys,
+                  const Doubles& of_tail, const Gradients& tolerance) {
+  const Epsilon e = EpsilonOf(in.q.dtype());
+  const Epsilon state = EpsilonOf(scanning::StateDType(in.q.dtype()));
+  const double u = e.unit;
+  const size_t tail = head.tail(), T = head.T();
+  const Doubles sizes = TapSizes(in, head, i);
+  const double chain = (static_cast<double>(tail) + 5) * u;
+  const double sums = (132 + (in.q.dtype() == DType::kF64 ? static_cast<double>(T) / 128 : 1)) * u;
+  Doubles dk(T + tail, 0.0), errors(T + tail, 0.0);
+  for (size_t t = 0; t < T; ++t) {
+    const double size = std::abs(dkeys.value(t)), error = dkeys.error(t);
+    for (size_t s = 0; s <= tail; ++s) {
+      dk[t + tail - s] += head.taps[i][s] * dkeys.value(t);
+      errors[t + tail - s] += sizes[s] * (error + chain * (size + error));
+      const double of_shift = std::abs(head.k_plus[i][t + tail - s]) * (error + sums * (size + error));
+      Add(tolerance.dshift, {head.ChannelOf(i), static_cast<int64_t>(s)}, of_shift + e.least);
+      if (s == 0) Add(tolerance.dshift_D, {head.ChannelOf(i)}, of_shift + e.least);
+    }
+  }
+  for (size_t s = 0; s < tail; ++s) {
+    dk[T + s] += of_tail[s];
+    errors[T + s] += u * std::abs(of_tail[s]);
+  }
+  for (size_t t = 0; t < T; ++t) {
+    PutToken(tolerance.dk, head, t, i, Stored(dk[t + tail], errors[t + tail], e));
+  }
+  for (size_t s = 0; s < tail; ++s) {
+    PutTail(tolerance.dinitial_tail, head, i, s, T == 0 ? 0 : 1.01 * errors[s] + state.least);
+  }
+}
+
+void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
+                       const Gradients& tolerance) {
+  const Epsilon e = EpsilonOf(in.q.dtype());
+  const Epsilon state = EpsilonOf(scanning::StateDType(in.q.dtype()));
+  const double u = e.unit;
+  const bool is_f64 = in.q.dtype() == DType::kF64;
+  const bool has_taps = HasTaps(
+      in, options, in.initial.present() || in.d_final.present() || tolerance.dinitial.present());
+  for (const TensorView* t :
+       {&tolerance.dq, &tolerance.dk, &tolerance.dv, &tolerance.dshift, &tolerance.dlog_dt,
+        &tolerance.dlog_A_real, &tolerance.dA_imag, &tolerance.dC, &tolerance.dD, &tolerance.dshift_D}) {
+    parts::Clear(*t);
+  }
+  std::map<int64_t, scanning::TapGradients> of_taps;  // over all rows of a head
+  const int64_t most = in.q.size(1);
+  const auto rows = static_cast<size_t>(in.q.size(3) * in.q.size(3) * in.q.size(0));
+  ForEachHead(in, options, [&](const ReferenceHead& head) {
+    const size_t T = head.T(), d = head.d();
+    const int64_t h = head.place.channel;
+    const std::vector<Inexact> keys = KeysOf(in, head, u);
+    const std::vector<Doubles> d_o = IncomingOf(in, head), of_tail = IncomingTailOf(in, head);
+    std::vector<Sums> dv(d, Sums(T, d, u));
+    for (size_t i = 0; i < d; ++i) {
+      Sums dq(T, d, u), dkeys(T, d, u);
+      for (size_t j = 0; j < d; ++j) {
+        const ReferenceRow row = RowOf(in, head, i, j);
+        const Inexact x = Product(keys[i], head.v[j], u), dy = Product(Inexact(head.q[i]), d_o[j], u);
+        const Inexact back = dy.Reversed();
+        const Complexes last = IncomingOf(in, head, i, j);
+        const auto l = GradientsOf(row, dy.values, last);
+        const ModeWalks walks = GradientWalks(row, back, last, u);
+        const Doubles of_y = RowErrors(row, x, has_taps, most, u);
+        const Doubles of_dx = has_taps ? ConvolvedErrors(row, back, true, most, u)
+                                       : OutputErrors(row, back, true, walks, u);
+        for (size_t t = 0; t < T; ++t) {
+          const double dx = row.InputGradientAt(t, dy.values, l), error = of_dx[T - 1 - t];
+          dq.Add(t, row.OutputAt(t), of_y[t], d_o[j][t]);
+          dkeys.Add(t, dx, error, head.v[j][t]);
+          dv[j].Add(t, dx, error, keys[i].values[t], keys[i].errors[t]);
+          const double of_D = 132 * u * std::abs(x.values[t] * dy.values[t]) +
+                              std::abs(dy.values[t]) * x.errors[t] + std::abs(x.values[t]) * dy.errors[t];
+          Add(tolerance.dD, {h}, 1.01 * of_D + e.least);
+        }
+        for (size_t n = 0; n < row.N(); ++n) {
+          const double error = InitialGradientError(row.modes[n], walks[n], u) + state.least;
+          PutStates(tolerance.dinitial, head, i, j, n, T == 0 ? 0 : error);
+        }
+        if (has_taps) {
+          of_taps[h].Add(x, dy, most, is_f64, u);
+        } else {
+          AddParameterErrors(row, x, dy, last, is_f64, u, tolerance, rows);
+        }
+      }
+      for (size_t t = 0; t < T; ++t) PutToken(tolerance.dq, head, t, i, Stored(dq.value(t), dq.error(t), e));
+      KeyTolerance(in, head, i, dkeys, of_tail[i], tolerance);
+    }
+    for (size_t j = 0; j < d; ++j) {
+      for (size_t t = 0; t < T; ++t) {
+        PutToken(tolerance.dv, head, t, j, Stored(dv[j].value(t), dv[j].error(t), e));
+      }
+    }
+  });
+  for (const auto& [h, taps] : of_taps) {
+    taps.AddParameterErrors(scanning::ModesOf(in, false, h), is_f64, u, tolerance);
+  }
+  const std::pair<const ConstTensorView&, TensorView Gradients::*> sums[] = {
+      {in.shift, &Gradients::dshift}, {in.log_dt, &Gradients::dlog_dt},
+      {in.log_A_real, &Gradients::dlog_A_real}, {in.A_imag, &Gradients::dA_imag},
+      {in.C, &Gradients::dC}, {in.D, &Gradients::dD}, {in.shift_D, &Gradients::dshift_D}};
+  for (const auto& [input, gradient] : sums) {
+    scanning::RoundSums(input, expected.*gradient, tolerance.*gradient);
+  }
+}
+
+scanning::Mechanism MechanismOf(const Options& options) {
+  const char* const methods[] = {"", " recurrent", " convolution"};
+  return scanning::Bound<Options>(
+      "h3", DefinitionOf(options), options,
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance, &BackwardTolerance},
+      methods[static_cast<int>(options.method)]);
+}
+
+// Hq D channels in heads of d = 8, or of D where it is less, T = Tq tokens, N = 32 modes, W = 4 taps.
+Case MakeCase(const CaseRequest& request) {
+  Options options;
+  scanning::Choice choice;
+  choice.states = 32;
+  const std::string words = "+" + request.variant + "+";
+  const auto has = [&](const std::string& word) {
+    return words.find("+" + word + "+") != std::string::npos;
+  };
+  if (has("convolution")) options.method = Method::kConvolution;
+  if (const size_t at = words.find("+modes="); at != std::string::npos) {
+    choice.states = std::stoll(words.substr(at + 7));
+  }
+  if (has("taps=1")) choice.shifts = 1;
+  if (has("heads=1")) choice.head_channels = 1;
+  return scanning::MakeCase(MechanismOf(options), request, choice);
+}
+
+Case RandomCase(DType dtype, uint64_t seed) {
+  Options options;
+  options.method = static_cast<Method>(seed % 3);
+  return scanning::RandomCase(MechanismOf(options), dtype, seed);
+}
+
+TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
+  return scanning::CallOn(MechanismOf({}), ctx, tensors, scale);
+}
+
+}  // namespace
+
+OpEntry Entry() {
+  std::vector<std::string> variants = scanning::kVariants;
+  variants.insert(variants.end(), {"convolution", "modes=5", "taps=1", "heads=1"});
+  return {.name = "h3",
+          .family = "ssm",
+          .passes = {"forward", "backward", "step"},
+          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
+          .variants = variants,
+          .flops = "8 N d per token and channel, backward 24 N d; Hq D channels, heads of d <= 8, N = 32",
+          .bytes = "4 B Tq Hq D size",
+          .state = "B Hq D (d N 8 + 12)",
+          .make_case = &MakeCase,
+          .random_case = &RandomCase,
+          .inputs = scanning::InputsOf(DefinitionOf({})),
+          .call = &CallOn};
+}
+
+}  // namespace heed::h3
