@@ -50,6 +50,18 @@ def with_cache(kind, method, rows=True):
     return call
 
 
+def of_states(name, suffix="", key="initial_state", **given):
+    """A call of a scan where each array of a state is an argument of its own."""
+    state = scans.state_of(name, np.float32)
+    fields = getattr(state, "_fields", (key,))
+
+    def call(**keywords):
+        arrays = iter([keywords.pop(field) for field in fields])
+        return scans.call(name, keywords, suffix=suffix, **{key: scans.of_each(lambda _: next(arrays), state)})
+
+    return name + suffix, given | dict(zip(fields, scans.arrays_of(state))), call
+
+
 def recurrences():
     for name in NAMES:
         values = arguments(name, B=2, T=6)
@@ -85,10 +97,9 @@ def calls():
     for name in scans.NAMES:
         values = scans.arguments(name, T=6, dtype=np.float32)
         do = np.ones_like(next(iter(values.values())))
-        yield name, {**values, "initial_state": scans.state_of(name, np.float32), **TOKENS}
+        yield of_states(name, **values, **TOKENS)
         yield name + "_backward", {"do": do, **values}
-        state = scans.state_of(name, np.float32)
-        yield name + "_step", {**scans.at_tokens(name, values, 0), "state": state}
+        yield of_states(name, "_step", "state", **scans.at_tokens(name, values, 0))
     for name in scans.STATELESS:
         values = scans.arguments(name, T=6, dtype=np.float32)
         yield name, {**values, **TOKENS}

@@ -211,7 +211,10 @@ def test_run_of_a_scan_is_the_python_function(tmp_path, name):
         assert set(tensors) == {"o"} and (tensors["o"] == scans.call(name, arrays)).all()
         return
     o, state = scans.call(name, arrays, return_state=True)
-    assert (tensors["o"] == o).all() and (tensors["state"] == state).all()
+    states = state._asdict() if isinstance(state, tuple) else {"S": state}
+    assert (tensors["o"] == o).all() and len(tensors) == 1 + len(states)
+    for field, x in states.items():
+        assert (tensors["state" if field == "S" else f"state_{field}"] == x).all()
 
 
 @pytest.mark.parametrize("args", [["--causal"], ["--no-causal"], ["--window", "3,0"], ["--softcap", "2"]])

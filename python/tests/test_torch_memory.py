@@ -47,7 +47,7 @@ def scan_step(name):
     first = next(iter(token))
 
     def function(x):
-        state = torch.from_numpy(scans.state_of(name)).float()
+        state = scans.of_each(lambda x: torch.from_numpy(x).float(), scans.state_of(name))
         return getattr(heed.torch, name + "_step")(**token | {first: x}, state=state)
 
     return function, token[first]

@@ -68,7 +68,7 @@ void ForStates(const char* op, const Call& call, const Definition& definition, c
     const auto own = std::ranges::find(states, other.initial, &StateTensor::initial);
     const auto& view = views.*(other.*member);
     if (own == states.end()) {
-      if (view.present()) Fail(op, NameOf(definition, what, other).c_str(), verb, "none");
+      if (view.present()) Fail(op, NameOf(definition, what, other).c_str(), verb, "none: it has no such state");
       continue;
     }
     if (!view.present()) continue;

@@ -363,7 +363,7 @@ TEST(LongConvolutionErrors, NameTheArgumentAndNothingIsWritten) {
   expect([&](auto& in, auto&, auto&, auto&) { in.initial = state.view(); },
          "initial_state is given, expected none");
   expect([&](auto&, auto&, auto& out, auto&) { out.final = state.view(); },
-         "final_state is asked for, expected none: it has no state");
+         "final_state is asked for, expected none: it has no such state");
   expect([&](auto&, auto& options, auto&, auto&) { options.lengths = {long_lengths, DType::kI64, {2}}; },
          "lengths[1] is 10, expected 0 to T = 9");
   expect([&](auto& in, auto&, auto& out, auto&) {
