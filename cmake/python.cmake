@@ -1,5 +1,6 @@
 # The extension module heed._core and its type stubs, and the program, where the wheel wants them.
 file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/python/*.cc ${PROJECT_SOURCE_DIR}/heed/ops/parts/*_py.cc
+  ${PROJECT_SOURCE_DIR}/heed/ops/*/common/*_py.cc
   ${PROJECT_SOURCE_DIR}/heed/state/*_py.cc)
 get_property(bindings GLOBAL PROPERTY HEED_OP_py)
 

@@ -29,6 +29,7 @@ void BindAllOps(nb::module_& m);
 namespace python {
 
 void BindOrthogonalFeatures(nb::module_& m);  // heed/ops/parts/orthogonal_features_py.cc
+void BindPatterns(nb::module_& m);            // heed/ops/sparse/common/pattern_py.cc
 
 namespace {
 
@@ -85,6 +86,7 @@ NB_MODULE(_core_of_any_interpreter, m) {
   m.def("_add_attribute", &heed::python::AddAttribute);
   heed::python::BindPositions(m);
   heed::python::BindOrthogonalFeatures(m);
+  heed::python::BindPatterns(m);
   heed::python::BindRuntime(m);
   heed::python::BindTorchHost(m);
   heed::BindAllOps(m);

@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol, TypeAlias, TypedDict
 
 from numpy.typing import NDArray
 
+from heed._core import Pattern
+
 
 class SupportsDLPack(Protocol):
     """NumPy arrays, PyTorch tensors, JAX arrays."""
@@ -69,6 +71,7 @@ class WeightsOptions(TypedDict, total=False):
     softcap: float | None
     sinks: Floats | None
     log_decay: Array | None
+    pattern: Pattern | None
     dropout: float
     seed: int | None
     dropout_offset: int
@@ -104,6 +107,7 @@ class LatentAttendOptions(TypedDict, total=False):
     alibi: Floats | None
     softcap: float | None
     sinks: Floats | None
+    pattern: Pattern | None
     precision: Literal["highest", "high"]
     invariant: bool
     out: OutArray | None

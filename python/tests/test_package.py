@@ -20,7 +20,8 @@ FOLDER = pathlib.Path(heed.__file__).parent
 SIGNATURE = [
     "q", "k", "v", "*", "scale=None", "causal=False", "align='bottom_right'", "window=None", "sink_tokens=0",
     "prefix=None", "chunk=None", "segments=None", "key_lengths=None", "key_starts=None", "query_lengths=None",
-    "mask=None", "bias=None", "alibi=None", "softcap=None", "sinks=None", "log_decay=None", "dropout=0.0", "seed=None", "dropout_offset=0",
+    "mask=None", "bias=None", "alibi=None", "softcap=None", "sinks=None", "log_decay=None", "pattern=None", "dropout=0.0", "seed=None",
+    "dropout_offset=0",
     "cu_seqlens_q=None", "cu_seqlens_k=None", "precision='highest'", "invariant=False", "return_lse=False", "out=None",
     "threads=None"]
 

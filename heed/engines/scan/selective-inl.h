@@ -249,7 +249,8 @@ class SelectiveStrip {
     // Pointers of their own: after any store of a vector the compiler would read members again.
     const T* HWY_RESTRICT A = b_.A + first * kWidth + v * N;
     const T *HWY_RESTRICT steps = tile_.steps + v * N, *HWY_RESTRICT inputs = tile_.inputs + v * N;
-    const T* HWY_RESTRICT dys = trace_.dy + v * N;  // null but for a trace
+    const auto behind = [](T* rows, size_t elements) { return rows == nullptr ? nullptr : rows + elements; };
+    const T* HWY_RESTRICT dys = behind(trace_.dy, v * N);  // null but for a trace
     T* HWY_RESTRICT ys = tile_.y + v * N;
     const T *HWY_RESTRICT rowB = tile_.B, *HWY_RESTRICT rowC = tile_.C;
     T* HWY_RESTRICT trace = trace_.kept;
@@ -257,7 +258,8 @@ class SelectiveStrip {
     const bool C_is_constant = kConstants && p_.C.constants.data != nullptr;
     const size_t sums_per_token = C_is_constant ? 0 : states_ * N;
     const size_t sums_per_state = C_is_constant ? kWidth : N;
-    T* HWY_RESTRICT sums = trace_.C_sums + (C_is_constant ? v * N : 0) + first * sums_per_state;
+    T* HWY_RESTRICT sums =
+        behind(trace_.C_sums, (C_is_constant ? v * N : 0) + first * sums_per_state);
     const NextLines asked[] = {next_[0], next_[1], next_[2], next_[3]};
     const size_t row = row_;
     T* state = b_.h + first * kWidth + v * N;

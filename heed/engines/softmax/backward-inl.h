@@ -102,15 +102,18 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     const GroupVisits visits(s_, {runs_, num_rows_}, P::kGroupKeys);
     if (!visits.Contains(group_.index)) return;
     this->KeepKeys(group_.keys);
-    PrepareGradients();
-    EachTile();
-    group_.products.EndBlock();
+    const bool sees_any = this->SeesKept(group_.keys);
+    if (sees_any) {
+      PrepareGradients();
+      EachTile();
+      group_.products.EndBlock();
+    }
     if (!shared_.wants.any_row_sum) return;
     Turn& turn = shared_.turns[shared_.index->first_turn[static_cast<size_t>(
                                    group_.sequence)] +
                                key_head_ * grid_.blocks + block_];
     WaitForTurn(turn, visits.NumBefore(group_.index));
-    AddRowSums();
+    if (sees_any) AddRowSums();
     EndTurn(turn);
   }
 
@@ -143,6 +146,21 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     this->PackQueries(dtype, q);
     PackOutputGradients(dtype, d_o);
     exponent_ = static_cast<T>((this->raw_ ? this->factor_.of_logits : 1) * hs::kLog2E);
+    if constexpr (P::kScalesShift) FindLargeShifts();
+  }
+
+  // Rows whose shift is so large that its rounding would be seen, or that it is infinite.
+  HWY_INLINE void FindLargeShifts() {
+    constexpr T kLarge = 1 << 14;
+    large_shift_ = false;
+    for (size_t lane = 0; lane < W; ++lane) {
+      far_lse_[lane] = std::numeric_limits<T>::quiet_NaN();
+      if (lane >= num_rows_) continue;
+      const T lse = shared_.shift[row_index_[lane]];
+      if (!(std::abs(lse) >= kLarge) || std::isinf(lse)) continue;
+      large_shift_ = true;
+      far_lse_[lane] = this->raw_ ? lse / static_cast<T>(this->factor_.of_logits) : lse;
+    }
   }
 
   HWY_INLINE void PackOutputGradients(DType dtype, const void* const* d_o) {
@@ -240,7 +258,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   // Whether nothing is wanted of a tile but its products, and every pair of it is kept.
   HWY_INLINE bool IsPlain(const Tile& tile) const {
     const Wants& wants = shared_.wants;
-    return tile.full && wants.d_logits && this->raw_ && p_.dropout == 0 && !this->partial_ &&
+    return tile.full && !large_shift_ && wants.d_logits && this->raw_ && p_.dropout == 0 && !this->partial_ &&
            tile.keys.size() % O::kGrid.step == 0 && !wants.bias_rows && !wants.alibi &&
            (!p_.forgets || this->decays_.IsPlain(s_, tile)) && this->queries_finite_ && w_.keys_finite && d_logits_finite_;
   }
@@ -265,6 +283,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     for (size_t c = run.c0; c < run.c1; ++c) {
       const V shift = ShiftOf(c), delta = hn::Load(d_, delta_ + c * N),
               gain = hn::Load(d_, gain_ + c * N);
+      [[maybe_unused]] const V far = this->WithoutRow(hn::Load(d_, far_lse_ + c * N), c);
       [[maybe_unused]] const auto absent = hn::Not(hn::FirstN(d_, num_rows_ - std::min(num_rows_, c * N)));
       Keep<kDropout> keep(p_, lanes_, c);
       for (int64_t j = run.begin; j < run.end; ++j) {
@@ -273,7 +292,10 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
         const V dp = hn::Load(d_, b_.d_logits + at);
         auto masked = hn::Eq(s, minus_inf);
         if constexpr (O::kMatrixTiles) masked = hn::Or(masked, absent);
-        const V p = P::Weight(s, shift, exponent);
+        V p = P::Weight(s, shift, exponent);
+        if constexpr (P::kScalesShift) {
+          if (large_shift_) p = hn::IfThenElse(hn::IsNaN(far), p, P::FarWeight(s, far, exponent));
+        }
         const V kept = keep(gain, j);
         const V ds = hn::Mul(p, hn::MulSub(kept, dp, delta));
         hn::Store(hn::IfThenElse(masked, masked_zero, hn::Mul(p, kept)), d_,
@@ -435,6 +457,8 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   int64_t row_index_[W];
   T* dbias_[W];
   HWY_ALIGN T shift_[W], delta_[W], gain_[W], bias_sums_[W], alibi_sums_[W];
+  HWY_ALIGN T far_lse_[W] = {};  // of rows with large shifts, where those are scaled, else NaN
+  bool large_shift_ = false;
   DecayGradients<O, C> decay_gradients_{this->decays_, shared_.decay_keys, shared_.decay_tiles};
 };
 

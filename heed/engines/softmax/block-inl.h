@@ -246,12 +246,18 @@ class Block {
   HWY_INLINE void ForTiles(const F& f) {
     const bool by_data = p_.mask.data != nullptr || !p_.segments_q.empty();
     TileVisits visits(s_, {runs_, num_rows_}, O::kGrid);
-    for (Tile tile; visits.Next(&tile);) {
-      if (by_data) {
-        const Cover cover = CoverOf(p_, s_, grid_, block_, key_head_, tile.keys);
-        if (cover == Cover::kNone) continue;
-        partial_ = cover == Cover::kSome;
-      }
+    if (p_.has_pattern) BeginKept(s_.key_begin);
+    while (true) {
+      if (p_.has_pattern) visits.SkipTo(kept_keys_.Next(visits.at()));
+      Tile tile;
+      if (!visits.Next(&tile)) break;
+      Cover cover = Cover::kAll, kept = Cover::kAll;
+      if (by_data) cover = CoverOf(p_, s_, grid_, block_, key_head_, tile.keys);
+      if (p_.has_pattern) kept = FindKept(tile.keys);
+      if (cover == Cover::kNone || kept == Cover::kNone) continue;
+      masked_ = cover == Cover::kSome;
+      partly_kept_ = kept == Cover::kSome;
+      partial_ = masked_ || partly_kept_;
       keys_until_ = tile.until;
       if constexpr (O::kQuantized) between_ = O::Between(p_, head_, tile);
       if (head_.keys_at == Place::kTile) {
@@ -260,6 +266,40 @@ class Block {
       }
       f(tile);
     }
+  }
+
+  // Whether a pattern keeps any of these keys, as far as can be told by tiles.
+  HWY_INLINE bool SeesKept(const Interval& keys) {
+    if (!p_.has_pattern) return true;
+    BeginKept(keys.begin);
+    return kept_keys_.Next(keys.begin) < keys.end;
+  }
+
+  // Looks for tiles from that of this key on.
+  HWY_INLINE void BeginKept(int64_t key) {
+    kept_keys_.Begin(num_rows_, key, [&](size_t lane) {
+      const BlockGrid::Row& row = rows_[lane];
+      return typename KeptKeys<W>::Row{of_[lane]->kept, of_[lane]->kept_batch,
+                                       key_head_ * grid_.heads + row.head, row.query};
+    });
+  }
+
+  // What a pattern keeps of a tile, in kept_, and how much that is.
+  HWY_INLINE Cover FindKept(const Interval& keys) {
+    using TU = hwy::MakeUnsigned<T>;
+    uint64_t some = 0, missing = 0;
+    for (int64_t key = keys.begin; key < keys.end; key += Visits::kKeys) {
+      const int64_t beyond = std::max<int64_t>(key + Visits::kKeys - keys.end, 0);
+      const uint64_t valid = ~uint64_t{0} >> beyond;
+      TU* at = kept_[(key - keys.begin) / kKeptBits];
+      kept_keys_.Words(key, [&](size_t lane, uint64_t bits) {
+        some |= bits & valid;
+        missing |= ~bits & valid;
+        at[lane] = static_cast<TU>(bits);
+        if constexpr (kKeptBits < Visits::kKeys) at[W + lane] = static_cast<TU>(bits >> kKeptBits);
+      });
+    }
+    return some == 0 ? Cover::kNone : missing == 0 ? Cover::kAll : Cover::kSome;
   }
 
   // The parts of a tile that the same vectors of lanes see, ascending. A vector
@@ -363,10 +403,11 @@ class Block {
       if (p_.bias.data != nullptr) {
         ApplyBias<W, kVectors, kFlagMasked>(d_, run, origin, p_.bias, lanes_, tile, m);
       }
-      if (partial_ && p_.mask.data != nullptr) {
+      if (partly_kept_) ApplyPattern<W, kVectors>(d_, run, origin, kept_[0], tile, m);
+      if (masked_ && p_.mask.data != nullptr) {
         ApplyMask<W, kVectors>(d_, run, origin, p_.mask, lanes_, tile, m);
       }
-      if (partial_ && !p_.segments_q.empty()) {
+      if (masked_ && !p_.segments_q.empty()) {
         ApplySegments<W, kVectors>(
             d_, run, origin, p_.segments_k.data() + s_.batch * p_.segments_k_stride,
             lanes_, tile, m);
@@ -511,13 +552,17 @@ class Block {
   // they are: factor_.of_logits meets them in the exponent.
   bool raw_ = false;
   bool queries_finite_ = true;
-  bool partial_ = false;  // the mask or segments cut into the current tile
+  bool partial_ = false;  // the mask, segments or a pattern cut into the current tile
   LogitFactor factor_;
 
  private:
   const Sequence* members_ = nullptr;  // of which the rows are, if not of s_
   int64_t queries_each_ = 0;
   Interval hull_[C];
+  bool masked_ = false, partly_kept_ = false;  // what it is that cuts
+  static constexpr int64_t kKeptBits = 8 * sizeof(T);
+  KeptKeys<W> kept_keys_;
+  HWY_ALIGN hwy::MakeUnsigned<T> kept_[O::kGrid.tile / kKeptBits][W] = {};
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -223,6 +223,23 @@ HWY_INLINE void ApplyMask(D d, const Run& run, int64_t origin, const Pairs& mask
   }
 }
 
+// Masks keys whose bit is not set, of kept[(key - origin) / bits of T][lane].
+template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void ApplyPattern(D d, const Run& run, int64_t origin,
+                             const hwy::MakeUnsigned<T>* HWY_RESTRICT kept, T* HWY_RESTRICT s,
+                             V* HWY_RESTRICT max) {
+  constexpr size_t N = hn::MaxLanes(D()), kBits = 8 * sizeof(T);
+  const hn::RebindToUnsigned<D> du;
+  using TU = hn::TFromD<decltype(du)>;
+  const V minus_inf = hn::Set(d, -std::numeric_limits<T>::infinity());
+  Rewrite<W, C>(d, run, origin, s, max, [&](V x, int64_t j, int c) HWY_ATTR {
+    const auto key = static_cast<size_t>(j - origin);
+    const auto word = hn::Load(du, kept + key / kBits * W + (run.c0 + static_cast<size_t>(c)) * N);
+    const auto bit = hn::Set(du, static_cast<TU>(TU{1} << (key % kBits)));
+    return hn::IfThenElse(hn::RebindMask(d, hn::TestBit(word, bit)), x, minus_inf);
+  });
+}
+
 template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void ApplySegments(D d, const Run& run, int64_t origin,
                               const int32_t* HWY_RESTRICT key_segments,

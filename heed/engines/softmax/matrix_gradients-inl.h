@@ -74,6 +74,11 @@ class MatrixGradients {
   static HWY_INLINE V RowPart(V of_row, V factor) {
     return kPieces == 1 ? hn::Mul(of_row, factor) : of_row;
   }
+  // Where it would count, in rows of biases that stand for masks: differences first. None is above 0.
+  static constexpr bool kScalesShift = kPieces == 1;
+  static HWY_INLINE V FarWeight(V s, V lse, V factor) {
+    return hs::Exp2Weight<3>(d_, hn::Min(hn::Mul(hn::Sub(s, lse), factor), hn::Zero(d_)));
+  }
   static HWY_INLINE V Weight(V s, V shift, V factor) {
     if constexpr (kPieces == 1) return hs::Exp2Weight<3>(d_, hn::MulSub(s, factor, shift));
     return hs::Exp2Weight<5>(d_, hn::Mul(hn::Sub(s, shift), factor));

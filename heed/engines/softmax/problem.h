@@ -8,9 +8,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "heed/core/dtype.h"
+#include "heed/engines/softmax/visits.h"
 #include "heed/engines/softmax/wide_sum.h"
 
 namespace heed::softmax {
@@ -37,6 +39,8 @@ struct Sequence {
   int64_t tail_begin = 0;
   int64_t own_begin = 0;  // keys below are attended with a SharedKeys
   int64_t first_decay = 0;  // where the sums of its log decays begin
+  const Visits* kept = nullptr;  // what a pattern keeps, by the sequence's queries; null: everything
+  int64_t kept_batch = 0;        // in it
 };
 
 // Sequences [first, first + count), each with as many queries, whose keys below `end`, a
@@ -95,6 +99,8 @@ struct Problem {
   int64_t chunk = 0;  // 0: none
 
   Pairs bias, mask;                 // data null: none
+  bool has_pattern = false;         // of some sequence
+  std::vector<std::shared_ptr<const Visits>> kept;  // what sequences point to
   std::vector<int32_t> segments_q;  // by token, [batch * Tq]; empty: none
   std::vector<int32_t> segments_k;
   int64_t segments_q_stride = 0, segments_k_stride = 0;  // per batch

@@ -66,6 +66,7 @@ class VectorGradients {
   static int64_t Row(int64_t depth) { return PaddedRow<T>(depth); }
 
   // P of a logit, given the shift of its row; a factor makes logits exponents of 2.
+  static constexpr bool kScalesShift = false;
   static T Shift(T lse) { return lse; }
   static HWY_INLINE V RowPart(V of_row, V /*factor*/) { return of_row; }
   static HWY_INLINE V Weight(V s, V shift, V /*factor*/) {

@@ -1,6 +1,7 @@
 // Runs of visible keys, blocks of rows, and how many pairs they come to.
 #include "heed/engines/softmax/visit.h"
 
+#include <bit>
 #include <vector>
 
 namespace heed::softmax {
@@ -172,8 +173,37 @@ Cover CoverOf(const Problem& p, const Sequence& s, const BlockGrid& grid,
   return cover;
 }
 
+namespace {
+
+// How many of these keys a pattern leaves to a row.
+int64_t NumKept(const Sequence& s, int64_t head, int64_t query, const Interval& keys) {
+  if (s.kept == nullptr || keys.empty()) return keys.size();
+  int64_t count = 0;
+  const std::span<const Visit> list = s.kept->Of(s.kept_batch, head, query);
+  const auto first = std::ranges::lower_bound(list, keys.begin / Visits::kKeys, {}, &Visit::tile);
+  for (const Visit& visit : std::span(first, list.end())) {
+    const int64_t begin = visit.tile * Visits::kKeys;
+    if (begin >= keys.end) break;
+    const Interval own = Intersect(keys, {begin, begin + Visits::kKeys});
+    const uint64_t bits = s.kept->WordOf(visit, query) >> (own.begin - begin);
+    count += std::popcount(bits << (Visits::kKeys - own.size()));
+  }
+  return count;
+}
+
+bool KeepsAny(const Sequence& s, const BlockGrid& grid, int64_t block, int64_t key_head,
+              const Interval& keys) {
+  for (int64_t lane = 0; lane < grid.NumRows(block); ++lane) {
+    const BlockGrid::Row row = grid.At(block, lane);
+    if (NumKept(s, key_head * grid.heads + row.head, row.query, keys) > 0) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 double VisitedPairs(const Problem& p, int64_t lanes, const KeyGrid& key_grid) {
-  const bool by_data = p.mask.data != nullptr || !p.segments_q.empty();
+  const bool by_data = p.mask.data != nullptr || !p.segments_q.empty() || p.has_pattern;
   double pairs = 0;
   std::vector<KeyRuns> rows;
   for (const Sequence& s : p.sequences) {
@@ -192,7 +222,8 @@ double VisitedPairs(const Problem& p, int64_t lanes, const KeyGrid& key_grid) {
         Tile tile;
         for (TileVisits visits(s, rows, key_grid); visits.Next(&tile);) {
           if (by_data &&
-              CoverOf(p, s, grid, block, head, tile.keys) == Cover::kNone) {
+              (CoverOf(p, s, grid, block, head, tile.keys) == Cover::kNone ||
+               !KeepsAny(s, grid, block, head, tile.keys))) {
             continue;
           }
           keys += static_cast<double>(tile.keys.size());
@@ -211,8 +242,14 @@ double KeptPairs(const Problem& p) {
   for (const Sequence& s : p.sequences) {
     for (int64_t i = 0; i < s.num_queries; ++i) {
       const KeyRuns runs = VisibleKeys(p, s, i);
-      if (!by_pair) {
+      if (!by_pair && s.kept == nullptr) {
         pairs += static_cast<double>(runs.size() * p.query_heads);
+        continue;
+      }
+      if (!by_pair) {
+        for (int64_t h = 0; h < p.query_heads; ++h) {
+          pairs += static_cast<double>(NumKept(s, h, i, runs.first) + NumKept(s, h, i, runs.second));
+        }
         continue;
       }
       for (int64_t h = 0; h < p.query_heads; ++h) {
@@ -233,7 +270,7 @@ double KeptPairs(const Problem& p) {
                   s.batch * p.segments_k_stride + j)];
               keep = keep && a == b && a >= 0;
             }
-            pairs += keep;
+            pairs += keep && NumKept(s, h, i, {j, j + 1}) > 0;
           }
         }
       }

@@ -89,6 +89,11 @@ class TileVisits {
     return true;
   }
 
+  int64_t at() const { return at_; }  // where the next tile begins
+
+  // Leaves out the tiles that end before this key.
+  void SkipTo(int64_t key) { at_ = std::max(at_, key - ((key - origin_) & (tile_ - 1))); }
+
  private:
   int64_t tile_ = kTileKeys, step_ = 1, segment_ = kSegmentKeys;
   int64_t origin_ = 0, end_ = 0, at_ = 0;

@@ -70,6 +70,7 @@ def attention(
     softcap: float | None = None,
     sinks: Any = None,
     log_decay: Tensor | None = None,
+    pattern: Any = None,
     dropout: float = 0.0,
     seed: int | Tensor | None = None,
     dropout_offset: int = 0,
@@ -86,7 +87,7 @@ def attention(
         query_starts, align = _tensor("align", align), "bottom_right"
     if (
         out is segments is key_lengths is key_starts is query_lengths is prefix is None
-        and log_decay is mask is chunk is cu_seqlens_q is cu_seqlens_k is threads is None
+        and log_decay is mask is pattern is chunk is cu_seqlens_q is cu_seqlens_k is threads is None
         and sink_tokens == dropout == dropout_offset == 0
         and precision == "highest"
         and invariant is False
@@ -110,6 +111,7 @@ def attention(
             log_decay,
             _tensor("cu_seqlens_q", cu_seqlens_q),
             _tensor("cu_seqlens_k", cu_seqlens_k),
+            None if pattern is None else _dispatch.pattern_key(pattern),
             precision,
             invariant,
             threads,

@@ -70,6 +70,8 @@ def _attend(handle: Tensor, q: Tensor, width: int, *options: Any) -> tuple[Tenso
     given = {name: x for name, x in zip(_OPTIONS, options) if x is not None}
     if "segments_q" in given:
         given["segments"] = given.pop("segments_q"), given.pop("segments_k")
+    if "pattern" in given:
+        given["pattern"] = _core._pattern_of(given["pattern"]) or _core._parse_pattern(given["pattern"])
     o, lse = _results(handle, q, width)
     _core._attend_torch(_cache(handle), q=q, out=o, lse=lse, **given)
     return o, lse
@@ -90,6 +92,8 @@ def attend(handle: Tensor, q: Tensor, width: int, options: dict[str, Any]) -> tu
     if segments is not None:
         pair = segments if isinstance(segments, tuple) else (segments, segments)
         options["segments_q"], options["segments_k"] = pair
+    if options.get("pattern") is not None:
+        options["pattern"] = _dispatch.pattern_key(options["pattern"])
     for name in options:
         if name not in _OPTIONS:
             raise TypeError(f"attend() got an unexpected keyword argument {name!r} in a compiled function")

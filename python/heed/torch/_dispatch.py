@@ -140,6 +140,14 @@ def _needs_gradient(arguments: tuple[Any, ...]) -> bool:
     return (_is_grad_enabled() and _any_requires_grad(*arguments)) or _forward_ad._current_level >= 0
 
 
+def pattern_key(pattern: Any) -> str:
+    """What stands for a pattern of heed.patterns in a schema."""
+    return _core._pattern_key(pattern)
+
+
+pattern_key._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, which imports the compiler
+
+
 def _recorded(
     operator: Any, kernel: Any, public: str, gradients: Any, tangents: Any, keeps_results: bool, unread: Sequence[int]
 ) -> Any:
@@ -157,6 +165,7 @@ def _recorded(
             if tangents is not None:
                 ctx.save_for_forward(*tensors)
             ctx.others = [None if isinstance(x, Tensor) else x for x in kept]
+            ctx.patterns = [_core._pattern_of(x) for x in kept if x.__class__ is str]  # alive until then
             ctx.set_materialize_grads(False)
             return results
 

@@ -16,7 +16,7 @@ _OPTIONS = _core._torch_attention_options
 OPTIONS = tuple(option.split()[1].partition("=")[0] for option in _OPTIONS.split(", "))
 _FORWARD = ("q", "k", "v", *OPTIONS)
 _BACKWARD = ("the gradient of o", "the gradient of lse", "q", "k", "v", "o", "lse", "needed", *OPTIONS)
-_PACKED, _DROPOUT = OPTIONS.index("cu_seqlens_q"), OPTIONS.index("dropout")
+_PACKED, _DROPOUT, _PATTERN = (OPTIONS.index(name) for name in ("cu_seqlens_q", "dropout", "pattern"))
 _DIFFERENTIABLE = [OPTIONS.index(name) for name in ("bias", "sinks", "alibi", "log_decay")]
 
 
@@ -133,7 +133,7 @@ def _is_cast(x):
 
 def _attention_vmap(info, in_dims, *arguments):
     q, k, v, *options = arguments
-    by_sequence = any(isinstance(x, Tensor) for x in options)
+    by_sequence = any(isinstance(x, Tensor) for x in options) or _option(options, _PATTERN) is not None
     if by_sequence or q.dim() - (in_dims[0] is not None) != 4 or _option(options, _DROPOUT) or not info.batch_size:
         return _dispatch.over_slices(_attention, _attention_meta, info, in_dims, arguments)
     # Sequences of the mapped axis are sequences of the batch.

@@ -213,6 +213,7 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q,
   whole.query_starts = per_sequence(starts);
   whole.key_lengths = per_sequence(cache.lengths);
   whole.query_lengths = per_sequence(query_lengths);
+  whole.pattern = {};  // of the keys that there are so far
   Call call{CheckedProblem(op, {q, unread(cache.dim), unread(cache.value_dim)}, whole, out, use),
             {}};
   Problem& p = call.p;
@@ -238,6 +239,7 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q,
   } else if (!p.sequences.empty()) {
     SharePrefix(cache, &p);
   }
+  PlacePattern(op, options.pattern, /*to_lengths=*/true, &p);
   CheckKept(check, cache, p);
   softmax::LayOutDecays(&p);
   return call;

@@ -64,8 +64,8 @@ struct Staging {
 Staging LayOut(const KVView& cache, const ConstTensorView& q, void* memory) {
   Staging s;
   const auto take = [&](int64_t tokens, int64_t heads, int64_t dim) {
-    const TensorView view(static_cast<std::byte*>(memory) + s.num_bytes, cache.dtype,
-                          {cache.batch, tokens, heads, dim});
+    std::byte* const at = memory == nullptr ? nullptr : static_cast<std::byte*>(memory) + s.num_bytes;
+    const TensorView view(at, cache.dtype, {cache.batch, tokens, heads, dim});
     s.num_bytes +=
         Rounded(view.num_elements() * static_cast<int64_t>(SizeOf(cache.dtype)));
     return view;

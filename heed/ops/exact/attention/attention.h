@@ -17,6 +17,7 @@
 //   keep = s <= j < n
 //      and segments_q[i] = segments_k[j] >= 0
 //      and mask[i, j]
+//      and (p_i, j) in pattern
 //      and (not causal or j <= p_i or j - s < prefix)
 //      and (no window or p_i - left <= j <= p_i + right or j - s < sink_tokens)
 //      and (no chunk or floor((j - s) / chunk) = floor((p_i - s) / chunk))
@@ -36,6 +37,7 @@
 #include "heed/core/context.h"
 #include "heed/core/export.h"
 #include "heed/core/tensor.h"
+#include "heed/ops/sparse/common/pattern.h"
 
 namespace heed::attention {
 
@@ -79,6 +81,8 @@ struct Options {
   ConstTensorView key_starts;     // [B]: keys before it are not seen
   ConstTensorView query_lengths;  // [B]: rows at or beyond it see nothing
   ConstTensorView mask;  // bool, broadcastable to [B, Hq, Tq, Tk], true = keep
+
+  Pattern pattern;  // which keys a row looks at besides; what nobody looks at is never read
 
   ConstTensorView bias;   // float, broadcastable to [B, Hq, Tq, Tk]: added to the logits
   ConstTensorView alibi;  // [Hq] or [B, Hq]: slopes of a penalty on the distance

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "heed/ops/sparse/common/pattern_py.h"
 #include "python/arguments.h"
 #include "python/runtime.h"
 
@@ -123,6 +124,8 @@ constexpr Keyword<Call> kKeywords[] = {
      [](Call& c, const Argument& a) {
        c.options.mask = c.arrays.ReadBroadcast(a, Kind::kBool);
      }},
+    {"pattern", true,
+     [](Call& c, const Argument& a) { c.options.pattern = ToPattern(a); }},
     {"bias", true,
      [](Call& c, const Argument& a) {
        c.options.bias = c.arrays.ReadBroadcast(a, Kind::kFloat);
@@ -235,6 +238,8 @@ constexpr Keyword<Call> kTorchKeywords[] = {
      [](Call& c, const Argument& a) {
        c.options.query_starts = c.arrays.ReadPositions(a);
      }},
+    {"pattern", true,
+     [](Call& c, const Argument& a) { c.options.pattern = ToPatternByKey(a); }},
     {"segments_q", true, &ReadInts<&Options::segments_q>},
     {"segments_k", true, &ReadInts<&Options::segments_k>},
     {"seed", true,

@@ -78,7 +78,7 @@ inline constexpr char kTorchOptions[] =
     "Tensor? mask=None, Tensor? segments_q=None, Tensor? segments_k=None, "
     "Tensor? prefix=None, int? chunk=None, int sink_tokens=0, float dropout=0.0, "
     "Tensor? seed=None, int dropout_offset=0, Tensor? log_decay=None, "
-    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, str precision='highest', bool invariant=False, "
+    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, str? pattern=None, str precision='highest', bool invariant=False, "
     "int? threads=None";
 
 // The same for these operators, all by position: q, k, v (or do, dlse, q, k, v, o, lse),

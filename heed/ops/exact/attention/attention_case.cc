@@ -422,6 +422,7 @@ std::string Title(const Problem& p) {
         {"cu_seqlens_q", o.cu_seqlens_q}, {"cu_seqlens_k", o.cu_seqlens_k}}) {
     if (view) text += std::string(" ") + name + "=" + Text(view);
   }
+  if (o.pattern.present()) text += " pattern=" + o.pattern.ToString();
   if (o.softcap > 0) text += " softcap=" + Format(o.softcap);
   if (o.dropout > 0) text += " dropout=" + Format(o.dropout);
   if (o.precision == Precision::kHigh) text += " precision=high";

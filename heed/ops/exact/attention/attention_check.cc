@@ -1,5 +1,6 @@
 // Every argument of attention, checked before anything is written, and mapped
 // onto the softmax engine's problem.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -10,6 +11,7 @@
 #include "heed/engines/softmax/decays.h"
 #include "heed/ops/exact/attention/attention_check_internal.h"
 #include "heed/ops/exact/attention/attention_internal.h"
+#include "heed/ops/sparse/common/pattern_internal.h"
 
 namespace heed::attention {
 namespace {
@@ -372,6 +374,41 @@ void CheckSegments(const Check& check, const Options& options, const Sizes& n,
 
 }  // namespace
 
+void PlacePattern(const char* op, const Pattern& pattern, bool to_lengths, Problem* p) {
+  if (!pattern.present() || p->sequences.empty()) return;
+  const auto keys_of = [&](const Sequence& s) { return to_lengths ? s.key_end : s.num_keys; };
+  const Sequence& first = p->sequences.front();
+  const bool alike = std::ranges::all_of(p->sequences, [&](const Sequence& s) {
+    return s.num_queries == first.num_queries && keys_of(s) == keys_of(first);
+  });
+  int64_t batches = 0;
+  for (const Sequence& s : p->sequences) batches = std::max(batches, s.batch + 1);
+  PatternCall call;
+  call.query_heads = p->query_heads;
+  call.key_heads = p->key_heads;
+  call.batches = batches;
+  // Entries of one shape share what does not tell them apart; where each is a sequence of its own, it is compiled alone.
+  const bool together = alike && std::ssize(p->sequences) == batches;
+  for (Sequence& s : p->sequences) {
+    if (together) call.starts.push_back(s.start);
+  }
+  for (Sequence& s : p->sequences) {
+    call.Tq = s.num_queries;
+    call.Tk = keys_of(s);
+    if (!together) {
+      call.starts = {s.start};
+      call.batch = s.batch;
+    }
+    if (!together || p->kept.empty()) {
+      patterns::CheckPattern(op, pattern, call);
+      p->kept.push_back(patterns::Compile(pattern, call));
+    }
+    s.kept = p->kept.back().get();
+    s.kept_batch = together ? s.batch : 0;
+  }
+  p->has_pattern = true;
+}
+
 Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
                        const Outputs& out, Use use) {
   const Check check(op, use);
@@ -435,6 +472,7 @@ Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
   if (packed) p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = 0;
   if (packed) p.o.batch_stride = p.lse.batch_stride = 0;
   if (n.Hkv == 0) p.sequences.clear();
+  PlacePattern(op, options.pattern, /*to_lengths=*/false, &p);
   softmax::LayOutDecays(&p);
   return p;
 }

@@ -25,6 +25,10 @@ softmax::Problem CheckedProblem(const char* op, const Inputs& in,
                                 const Options& options, const Outputs& out,
                                 Use use);
 
+// Lists what the pattern keeps of each sequence's keys, those there are or, `to_lengths`, those that are valid. Throws
+// InvalidArgument if it does not fit.
+void PlacePattern(const char* op, const Pattern& pattern, bool to_lengths, softmax::Problem* problem);
+
 // Adds up the log decays of a problem, if it has any; where `ctx` asks for checks, throws
 // InvalidArgument for one above 0 or NaN.
 void SumLogDecays(const char* op, Context& ctx, softmax::Problem* problem);

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "heed/ops/exact/attention/attention_case.h"
+#include "heed/ops/sparse/common/pattern_case.h"
 
 namespace heed::attention {
 namespace {
@@ -26,6 +27,7 @@ class Generator {
     if (packed_) Pack();
     MakeTensors();
     ChooseMasks();
+    if (Chance(0.2)) ChoosePattern();
     if (!packed_) ChoosePaddedOptions();
     ChooseTerms();
     ChooseOutputs();
@@ -236,6 +238,13 @@ class Generator {
     }
     if (Chance(0.2)) o.sink_tokens = Span(s_.Tk);
     if (Chance(0.15)) o.chunk = 1 + Span(s_.Tk);
+  }
+
+  void ChoosePattern() {
+    PatternCall call = {s_.Tq, s_.Tk, s_.Hq, s_.Hkv, {}, 0, s_.B};
+    if (packed_) call.Tq = -1;  // keys by row fit no call
+    p_.options.pattern = patterns::RandomPattern(
+        call, static_cast<int>(Integer(0, 3)), [&](int64_t n) { return Integer(0, n - 1); });
   }
 
   void ChoosePaddedOptions() {

@@ -14,6 +14,7 @@
 #include "heed/core/philox.h"
 #include "heed/ops/exact/attention/attention_internal.h"
 #include "heed/ops/exact/attention/attention_reference_internal.h"
+#include "heed/ops/sparse/common/pattern_internal.h"
 
 namespace heed::attention {
 namespace {
@@ -59,6 +60,7 @@ struct Sequence {
   int64_t batch = 0;              // index of axis 0 of the tensors
   int64_t q_begin = 0, Tq = 0;    // rows of q, o and lse
   int64_t k_begin = 0, Tk = 0;    // rows of k and v
+  PatternCall call = {};          // for patterns
 };
 
 std::vector<Sequence> Sequences(const Inputs& in, const Options& options) {
@@ -99,6 +101,9 @@ bool Keep(const Options& options, const Sequence& seq, int64_t h, int64_t i,
   if (options.segments_q) {
     const int64_t id = LoadInt(options.segments_q, {b, i});
     if (id < 0 || id != LoadInt(options.segments_k, {b, j})) return false;
+  }
+  if (options.pattern.present()) {
+    if (!patterns::Keeps(options.pattern, seq.call, 0, h, i, j)) return false;
   }
   if (options.mask && LoadInt(options.mask, {b, h, i, j}) == 0) return false;
   if (options.bias && Load(options.bias, {b, h, i, j}) == -kInfinity) {
@@ -185,7 +190,9 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
     }
   }
 
-  for (const Sequence& seq : Sequences(in, options)) {
+  std::vector<Sequence> sequences = Sequences(in, options);
+  for (Sequence& seq : sequences) {
+    seq.call = {seq.Tq, seq.Tk, heads, heads / group, {Start(options, seq)}, seq.b, std::ssize(sequences)};
     const int64_t b = seq.b, start = Start(options, seq);
     const int64_t queries = options.query_lengths
                                 ? LoadInt(options.query_lengths, {b})

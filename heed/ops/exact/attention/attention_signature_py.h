@@ -77,6 +77,7 @@ inline constexpr char kSignature[] =
     "softcap: float | None = None, "
     "sinks: Floats | None = None, "
     "log_decay: Array | None = None, "
+    "pattern: Pattern | None = None, "
     "dropout: float = 0.0, "
     "seed: int | None = None, "
     "dropout_offset: int = 0, "

@@ -1,0 +1,139 @@
+// Which keys a pattern keeps of which rows, as tiles and bits: what the engine reads of a pattern.
+//
+// Tiles are of 64 keys from key 0 on, blocks of 64 rows from row 0 of a call on. Of a block the tiles
+// of which some pair is kept are listed, ascending, each with a word per row, a bit per key; a tile
+// of which all is kept needs none. Batch entries and heads that keep the same share their lists.
+#ifndef HEED_ENGINES_SOFTMAX_VISITS_H_
+#define HEED_ENGINES_SOFTMAX_VISITS_H_
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace heed::softmax {
+
+struct Visit {
+  int64_t tile;
+  int64_t words;  // where those of the block's rows are; -1: every row keeps every key
+};
+
+struct Visits {
+  static constexpr int64_t kKeys = 64, kRows = 64;
+
+  int64_t batch = 1, heads = 1;  // 1: the same for all
+  int64_t blocks = 0;            // of rows
+  std::vector<int64_t> begins;   // [batch, heads, blocks + 1]: of lists, one behind the other
+  std::vector<Visit> visits;
+  std::vector<uint64_t> words;
+
+  // Of the block that has this row.
+  std::span<const Visit> Of(int64_t b, int64_t head, int64_t row) const {
+    const int64_t list = (batch == 1 ? 0 : b) * heads + (heads == 1 ? 0 : head);
+    const auto at = static_cast<size_t>(list * (blocks + 1) + row / kRows);
+    return std::span(visits).subspan(static_cast<size_t>(begins[at]),
+                                     static_cast<size_t>(begins[at + 1] - begins[at]));
+  }
+  uint64_t WordOf(const Visit& visit, int64_t row) const {
+    return visit.words < 0 ? ~uint64_t{0} : words[static_cast<size_t>(visit.words + row % kRows)];
+  }
+  int64_t bytes() const {
+    return static_cast<int64_t>(begins.size() * sizeof(int64_t) + visits.size() * sizeof(Visit) +
+                                words.size() * sizeof(uint64_t));
+  }
+};
+
+// The lists of up to kMost rows, walked tile by tile.
+template <size_t kMost>
+class KeptKeys {
+ public:
+  struct Row {
+    const Visits* visits;  // null: all is kept
+    int64_t batch, head, row;
+  };
+
+  // Rows of tiles whose first key is `key` or later.
+  template <class F>
+  void Begin(size_t num_rows, int64_t key, const F& row_of) {
+    num_lists_ = 0;
+    for (size_t lane = 0; lane < num_rows; ++lane) {
+      const Row row = row_of(lane);
+      if (num_lists_ > 0 && lists_[num_lists_ - 1].Takes(row)) {
+        ++lists_[num_lists_ - 1].count;
+        continue;
+      }
+      List& list = lists_[num_lists_++] = {row, lane, 1, {}};
+      if (row.visits == nullptr) continue;
+      list.left = row.visits->Of(row.batch, row.head, row.row);
+      Drop(list, key / Visits::kKeys);
+    }
+  }
+
+  // The first key from `key` on that some row may keep; those before it need not be looked at.
+  int64_t Next(int64_t key) {
+    int64_t next = INT64_MAX;
+    for (size_t i = 0; i < num_lists_; ++i) {
+      List& list = lists_[i];
+      if (list.row.visits == nullptr) return key;
+      Drop(list, key / Visits::kKeys);
+      if (!list.left.empty()) next = std::min(next, list.left[0].tile * Visits::kKeys);
+    }
+    return std::max(next, key);
+  }
+
+  // put(lane, bits) of keys [key, key + 64), from the lowest bit on, of which the first `count` exist.
+  template <class F>
+  void Words(int64_t key, const F& put) {
+    const int64_t tile = key / Visits::kKeys;
+    const int shift = static_cast<int>(key % Visits::kKeys);
+    for (size_t i = 0; i < num_lists_; ++i) {
+      List& list = lists_[i];
+      const Visits* visits = list.row.visits;
+      const Visit *low = nullptr, *high = nullptr;
+      if (visits != nullptr) {
+        Drop(list, tile);
+        for (const Visit& visit : list.left.first(std::min<size_t>(list.left.size(), 2))) {
+          if (visit.tile == tile) low = &visit;
+          if (visit.tile == tile + 1 && shift > 0) high = &visit;
+        }
+      }
+      for (size_t lane = 0; lane < list.count; ++lane) {
+        const int64_t row = list.row.row + static_cast<int64_t>(lane);
+        uint64_t bits = visits == nullptr ? ~uint64_t{0} : 0;
+        if (low != nullptr) bits |= visits->WordOf(*low, row) >> shift;
+        if (high != nullptr) bits |= visits->WordOf(*high, row) << (64 - shift);
+        put(list.first + lane, bits);
+      }
+    }
+  }
+
+ private:
+  // Consecutive rows of one list.
+  struct List {
+    Row row;  // the first
+    size_t first, count;
+    std::span<const Visit> left;
+
+    bool Takes(const Row& next) const {
+      return next.visits == row.visits &&
+             (row.visits == nullptr ||
+              (next.batch == row.batch && next.head == row.head &&
+               next.row == row.row + static_cast<int64_t>(count) && next.row % Visits::kRows != 0));
+    }
+  };
+
+  static void Drop(List& list, int64_t tile) {
+    if (list.left.empty() || list.left[0].tile >= tile) return;
+    const auto first = std::ranges::lower_bound(list.left, tile, {}, &Visit::tile);
+    list.left = std::span(first, list.left.end());
+  }
+
+  std::array<List, kMost> lists_;
+  size_t num_lists_ = 0;
+};
+
+}  // namespace heed::softmax
+
+#endif  // HEED_ENGINES_SOFTMAX_VISITS_H_

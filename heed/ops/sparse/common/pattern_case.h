@@ -1,0 +1,17 @@
+// Random patterns that fit a call.
+#ifndef HEED_OPS_SPARSE_COMMON_PATTERN_CASE_H_
+#define HEED_OPS_SPARSE_COMMON_PATTERN_CASE_H_
+
+#include <cstdint>
+#include <functional>
+
+#include "heed/ops/sparse/common/pattern.h"
+
+namespace heed::patterns {
+
+// Of up to `depth` levels of | and &; below(n) is a random number in [0, n).
+Pattern RandomPattern(const PatternCall& call, int depth, const std::function<int64_t(int64_t)>& below);
+
+}  // namespace heed::patterns
+
+#endif  // HEED_OPS_SPARSE_COMMON_PATTERN_CASE_H_

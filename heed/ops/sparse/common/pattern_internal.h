@@ -1,0 +1,142 @@
+// What a pattern is inside: a tree of nodes, and lists of tiles compiled from it.
+//
+// A node says which keys of a tile of 64 a row keeps, as bits: | and & of sets are | and & of words.
+#ifndef HEED_OPS_SPARSE_COMMON_PATTERN_INTERNAL_H_
+#define HEED_OPS_SPARSE_COMMON_PATTERN_INTERNAL_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "heed/engines/softmax/visits.h"
+#include "heed/ops/sparse/common/pattern.h"
+
+namespace heed::patterns {
+
+inline constexpr int64_t kTile = softmax::Visits::kKeys, kBlockRows = softmax::Visits::kRows;
+
+// A row, and what its call is like.
+struct Place {
+  int64_t batch = 0, head = 0;
+  int64_t query_heads = 1, key_heads = 1;
+  int64_t Tk = 0;
+};
+
+// Up to kBlockRows rows of one place: those of the call from `row` on, which stand at `position` and behind.
+struct RowRange {
+  int64_t row = 0, position = 0, count = 0;
+  int64_t last() const { return position + count - 1; }
+};
+
+// Disjoint ranges of tiles, ascending, from ranges of keys in any order.
+class TileSet {
+ public:
+  struct Range {
+    int64_t begin, end;
+  };
+  explicit TileSet(int64_t Tk) : Tk_(Tk) {}
+  void AddKeys(int64_t begin, int64_t end);  // what of them exists
+  void AddAll() { AddKeys(0, Tk_); }
+  void AddCommon(TileSet& a, TileSet& b);
+  std::span<const Range> Ranges();
+
+ private:
+  int64_t Tk_;
+  std::vector<Range> ranges_;
+  bool sorted_ = true;
+};
+
+// Numbers with a shape, copied from a tensor or read from an expression.
+struct Table {
+  std::vector<int64_t> shape;
+  std::vector<int64_t> values;
+  bool is_bool = false;
+  int64_t size(int64_t axis) const {
+    return shape[static_cast<size_t>(axis < 0 ? axis + static_cast<int64_t>(shape.size()) : axis)];
+  }
+  int64_t rank() const { return static_cast<int64_t>(shape.size()); }
+};
+
+// An argument of a builder.
+using Value = std::variant<int64_t, Table, std::vector<Pattern>>;
+
+enum class Share { kNone, kSome, kAll };
+
+class Node {
+ public:
+  virtual ~Node() = default;
+
+  // Throws InvalidArgument of `op` if it does not fit the call.
+  virtual void Check(const char* /*op*/, const PatternCall& /*call*/) const {}
+  virtual bool by_head() const { return false; }
+  virtual bool by_batch() const { return false; }
+
+  // Tiles outside of which these rows keep nothing.
+  virtual void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const = 0;
+  // How much of the keys [begin, end) these rows keep, as far as is known at once.
+  virtual Share ShareOf(const Place& /*place*/, const RowRange& /*rows*/, int64_t /*begin*/,
+                        int64_t /*end*/) const {
+    return Share::kSome;
+  }
+  // Of each row the keys [begin, begin + 64) that it keeps, bit by bit; what does not exist may be set.
+  virtual void Words(const Place& place, const RowRange& rows, int64_t begin,
+                     uint64_t* words) const = 0;
+
+  // The builder that made it, with its arguments; or "|" or "&" of `values[0]`, two patterns.
+  std::string_view builder;
+  std::vector<Value> values;
+  std::string text;  // the expression
+  std::string key;   // the same, but where tables are large one of its own
+  int depth = 1;     // of patterns one inside the other
+};
+
+struct Parameter {
+  enum Kind { kSize, kCount, kSeed, kBlock, kInts, kBools, kPatterns };
+  const char* name;
+  Kind kind;  // kSize: 0 or more, kCount: 1 or more, kBlock: a count, or two, of rows and columns
+  std::optional<int64_t> otherwise = {};
+};
+
+// What builders are known by: by an expression, and by Python.
+struct Builder {
+  const char* name;
+  std::vector<Parameter> parameters;
+  std::shared_ptr<Node> (*make)(const std::vector<Value>& values);
+};
+std::span<const Builder> Builders();
+const Builder* FindBuilder(std::string_view name);  // null: there is none
+
+// Numbers of a tensor, in order. Throws InvalidArgument of this builder and argument unless it is there and of such.
+Table Copied(const char* builder, const char* name, const ConstTensorView& t, bool is_bool);
+
+// The pattern of a builder; checks the arguments, of which those that are missing at the end have their defaults.
+Pattern Build(const Builder& builder, std::vector<Value> values);
+Pattern Build(std::string_view builder, std::vector<Value> values);
+
+// The union of two, or what they have in common.
+std::shared_ptr<Node> Pair(bool is_union, const Pattern& a, const Pattern& b);
+
+// Larger tables are not written, and deeper patterns not made: functions walk down them.
+inline constexpr size_t kMostWritten = 4096, kMostText = size_t{1} << 20;
+inline constexpr int kMostDepth = 256;
+
+// Throws InvalidArgument that begins with `op` if the pattern does not fit.
+void CheckPattern(const char* op, const Pattern& pattern, const PatternCall& call);
+
+// The tiles that rows of the call visit, by blocks of 64 rows. Lists that were compiled lately are found
+// again, from any thread.
+std::shared_ptr<const softmax::Visits> Compile(const Pattern& pattern, const PatternCall& call);
+
+// Whether a pair is kept, from the definitions: for tests. `row` is of the call.
+bool Keeps(const Pattern& pattern, const PatternCall& call, int64_t batch, int64_t head, int64_t row,
+           int64_t key);
+
+}  // namespace heed::patterns
+
+#endif  // HEED_OPS_SPARSE_COMMON_PATTERN_INTERNAL_H_

@@ -1,0 +1,645 @@
+// What the builders of patterns keep, tile by tile.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "heed/core/error.h"
+#include "heed/core/philox.h"
+#include "heed/ops/sparse/common/pattern_internal.h"
+
+namespace heed::patterns {
+namespace {
+
+constexpr uint64_t kAllKeys = ~uint64_t{0};
+
+using NodePtr = std::shared_ptr<Node>;
+
+int64_t FloorDivide(int64_t a, int64_t b) {
+  return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
+}
+int64_t Modulo(int64_t a, int64_t b) { return a - FloorDivide(a, b) * b; }
+
+// Bits of keys [first, end) of the tile at `begin`.
+uint64_t Bits(int64_t first, int64_t end, int64_t begin) {
+  const int64_t low = std::clamp<int64_t>(first - begin, 0, kTile);
+  const int64_t high = std::clamp<int64_t>(end - begin, 0, kTile);
+  return low >= high ? 0 : (kAllKeys >> (kTile - (high - low))) << low;
+}
+
+int64_t Size(const Value& value) { return std::get<int64_t>(value); }
+const Table& TableOf(const Value& value) { return std::get<Table>(value); }
+
+struct Run {
+  int64_t begin, end;
+};
+
+// A run of keys by position, whose ends never fall as that grows: run(p, Tk).
+template <class F>
+class RunNode : public Node {
+ public:
+  explicit RunNode(F run) : run_(run) {}
+
+  void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const override {
+    tiles.AddKeys(run_(rows.position, place.Tk).begin, run_(rows.last(), place.Tk).end);
+  }
+  Share ShareOf(const Place& place, const RowRange& rows, int64_t begin,
+                int64_t end) const override {
+    const Run first = run_(rows.position, place.Tk), last = run_(rows.last(), place.Tk);
+    if (last.begin <= begin && end <= first.end) return Share::kAll;
+    return first.begin < end && begin < last.end ? Share::kSome : Share::kNone;
+  }
+  void Words(const Place& place, const RowRange& rows, int64_t begin,
+             uint64_t* words) const override {
+    for (int64_t i = 0; i < rows.count; ++i) {
+      const Run run = run_(rows.position + i, place.Tk);
+      words[i] = Bits(run.begin, run.end, begin);
+    }
+  }
+
+ private:
+  F run_;
+};
+template <class F>
+NodePtr MakeRun(F run) {
+  return std::make_shared<RunNode<F>>(run);
+}
+
+NodePtr Window(int64_t left, int64_t right) {
+  return MakeRun([=](int64_t p, int64_t) { return Run{p - left, p + right + 1}; });
+}
+
+// j = p + step c, |j - p| <= reach.
+class StepsNode : public Node {
+ public:
+  StepsNode(int64_t step, int64_t reach) : step_(step), reach_(reach) {
+    for (int64_t bit = 0; bit < kTile; bit += step) comb_ |= uint64_t{1} << bit;
+  }
+
+  void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const override {
+    const int64_t begin = std::max<int64_t>(rows.position - reach_, 0);
+    const int64_t end = std::min(rows.last() + reach_ + 1, place.Tk);
+    if (step_ < 2 * kTile) return tiles.AddKeys(begin, end);
+    // From the copy of these rows that has the first of the keys.
+    const int64_t copy = FloorDivide(begin - rows.last() + step_ - 1, step_);
+    for (int64_t at = rows.position + copy * step_; at < end; at += step_) {
+      tiles.AddKeys(std::max(at, begin), std::min(at + rows.count, end));
+    }
+  }
+  void Words(const Place&, const RowRange& rows, int64_t begin, uint64_t* words) const override {
+    for (int64_t i = 0; i < rows.count; ++i) {
+      const int64_t position = rows.position + i, phase = Modulo(position - begin, step_);
+      words[i] = phase >= kTile ? 0
+                                : (comb_ << phase) &
+                                      Bits(position - reach_, position + reach_ + 1, begin);
+    }
+  }
+
+ private:
+  int64_t step_, reach_;
+  uint64_t comb_ = 0;
+};
+
+// j mod block >= block - summary.
+class SummariesNode : public Node {
+ public:
+  SummariesNode(int64_t block, int64_t summary) : block_(block), summary_(summary) {}
+
+  void Tiles(const Place& place, const RowRange&, TileSet& tiles) const override {
+    if (summary_ == 0) return;
+    if (block_ <= kTile) return tiles.AddAll();
+    for (int64_t end = block_; end - summary_ < place.Tk; end += block_) {
+      tiles.AddKeys(end - summary_, end);
+    }
+  }
+  void Words(const Place&, const RowRange& rows, int64_t begin, uint64_t* words) const override {
+    uint64_t bits = 0;
+    for (int64_t end = (begin / block_ + 1) * block_; end - summary_ < begin + kTile; end += block_) {
+      bits |= Bits(end - summary_, end, begin);
+    }
+    std::fill_n(words, rows.count, bits);
+  }
+
+ private:
+  int64_t block_, summary_;
+};
+
+class GlobalNode : public Node {
+ public:
+  explicit GlobalNode(const Table& tokens) : by_batch_(tokens.rank() == 2) {
+    const int64_t batches = by_batch_ ? tokens.size(0) : 1, n = tokens.size(-1);
+    for (int64_t b = 0; b < batches; ++b) {
+      std::vector<int64_t>& own = tokens_.emplace_back();
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t token = tokens.values[static_cast<size_t>(b * n + i)];
+        if (token >= 0) own.push_back(token);
+      }
+      std::ranges::sort(own);
+      const auto [first, last] = std::ranges::unique(own);
+      own.erase(first, last);
+    }
+  }
+
+  void Check(const char* op, const PatternCall& call) const override {
+    if (!by_batch_ || static_cast<int64_t>(tokens_.size()) == call.batches) return;
+    throw InvalidArgument(std::string(op) + ": pattern has global tokens of " +
+                          std::to_string(tokens_.size()) + " batch entries, expected " +
+                          std::to_string(call.batches));
+  }
+  bool by_batch() const override { return by_batch_; }
+
+  void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const override {
+    if (!Within(place, rows.position, rows.last() + 1).empty()) return tiles.AddAll();
+    for (const int64_t token : Of(place)) tiles.AddKeys(token, token + 1);
+  }
+  void Words(const Place& place, const RowRange& rows, int64_t begin,
+             uint64_t* words) const override {
+    uint64_t columns = 0;
+    for (const int64_t token : Within(place, begin, begin + kTile)) {
+      columns |= uint64_t{1} << (token - begin);
+    }
+    std::fill_n(words, rows.count, columns);
+    for (const int64_t token : Within(place, rows.position, rows.last() + 1)) {
+      words[token - rows.position] = kAllKeys;
+    }
+  }
+
+ private:
+  const std::vector<int64_t>& Of(const Place& place) const {
+    return tokens_[static_cast<size_t>(by_batch_ ? place.batch : 0)];
+  }
+  std::span<const int64_t> Within(const Place& place, int64_t begin, int64_t end) const {
+    const std::vector<int64_t>& own = Of(place);
+    return {std::ranges::lower_bound(own, begin), std::ranges::lower_bound(own, end)};
+  }
+
+  bool by_batch_;
+  std::vector<std::vector<int64_t>> tokens_;  // ascending
+};
+
+// Blocks of keys by blocks of rows.
+class BlocksNode : public Node {
+ public:
+  using Columns = std::vector<int64_t>;  // ascending
+
+  BlocksNode(int64_t rows, int64_t columns) : rows_(rows), columns_(columns) {}
+
+  void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const override {
+    ForBlocks(place, rows, [&](int64_t, int64_t, const auto& blocks) {
+      for (const int64_t block : blocks) tiles.AddKeys(block * columns_, (block + 1) * columns_);
+    });
+  }
+  Share ShareOf(const Place& place, const RowRange& rows, int64_t begin,
+                int64_t end) const override {
+    if (columns_ < kTile) return Share::kSome;
+    bool some = false, all = true;
+    ForBlocks(place, rows, [&](int64_t, int64_t, const auto& blocks) {
+      const uint64_t kept = BitsOf(blocks, begin), wanted = Bits(begin, end, begin);
+      some = some || (kept & wanted) != 0;
+      all = all && (kept & wanted) == wanted;
+    });
+    return !some ? Share::kNone : all ? Share::kAll : Share::kSome;
+  }
+  void Words(const Place& place, const RowRange& rows, int64_t begin,
+             uint64_t* words) const override {
+    ForBlocks(place, rows, [&](int64_t first, int64_t end, const auto& blocks) {
+      std::fill(words + first, words + end, BitsOf(blocks, begin));
+    });
+  }
+
+ protected:
+  // Of a block of rows, which may be any number.
+  virtual void With(const Place& place, int64_t block, Columns& own,
+                    std::span<const int64_t>& blocks) const = 0;
+  int64_t columns() const { return columns_; }
+
+ private:
+  // f(first, end, blocks) of keys that rows [first, end) of these keep.
+  template <class F>
+  void ForBlocks(const Place& place, const RowRange& rows, const F& f) const {
+    Columns own;
+    for (int64_t first = 0; first < rows.count;) {
+      const int64_t block = FloorDivide(rows.position + first, rows_);
+      const int64_t end = std::min((block + 1) * rows_ - rows.position, rows.count);
+      std::span<const int64_t> blocks;
+      With(place, block, own, blocks);
+      f(first, end, blocks);
+      first = end;
+    }
+  }
+  uint64_t BitsOf(std::span<const int64_t> blocks, int64_t begin) const {
+    uint64_t bits = 0;
+    for (auto at = std::ranges::lower_bound(blocks, begin / columns_);
+         at != blocks.end() && *at * columns_ < begin + kTile; ++at) {
+      bits |= Bits(*at * columns_, (*at + 1) * columns_, begin);
+    }
+    return bits;
+  }
+
+  int64_t rows_, columns_;
+};
+
+// Those of a table.
+class TableNode : public BlocksNode {
+ public:
+  TableNode(int64_t rows, int64_t columns, int64_t batches, int64_t heads, int64_t blocks)
+      : BlocksNode(rows, columns), batches_(batches), heads_(heads), blocks_(blocks) {}
+
+  void Check(const char* op, const PatternCall& call) const override {
+    if (by_batch() && batches_ != call.batches) {
+      throw InvalidArgument(std::string(op) + ": pattern has blocks of " +
+                            std::to_string(batches_) + " batch entries, expected " +
+                            std::to_string(call.batches));
+    }
+    if (heads_ != 1 && heads_ != call.key_heads && heads_ != call.query_heads) {
+      throw InvalidArgument(std::string(op) + ": pattern has blocks of " + std::to_string(heads_) +
+                            " heads, expected 1, " + std::to_string(call.key_heads) + " or " +
+                            std::to_string(call.query_heads));
+    }
+  }
+  bool by_head() const override { return heads_ != 1; }
+  bool by_batch() const override { return batches_ >= 0; }
+
+  // Lists in the order of batch entries, heads and blocks of rows.
+  void Begin() { begins_.push_back(static_cast<int64_t>(lists_.size())); }
+  void Add(int64_t column) { lists_.push_back(column); }
+
+ protected:
+  void With(const Place& place, int64_t block, Columns&,
+            std::span<const int64_t>& blocks) const override {
+    if (block < 0 || block >= blocks_) return;
+    const int64_t head = heads_ == 1                    ? 0
+                         : heads_ == place.query_heads ? place.head
+                                                       : place.head / (place.query_heads / heads_);
+    const int64_t list = ((by_batch() ? place.batch : 0) * heads_ + head) * blocks_ + block;
+    const auto at = static_cast<size_t>(list);
+    const int64_t end = at + 1 < begins_.size() ? begins_[at + 1] : static_cast<int64_t>(lists_.size());
+    blocks = std::span(lists_).subspan(static_cast<size_t>(begins_[at]),
+                                       static_cast<size_t>(end - begins_[at]));
+  }
+
+ private:
+  int64_t batches_, heads_, blocks_;  // batches -1: no such axis
+  std::vector<int64_t> begins_, lists_;
+};
+
+// Drawn ones, and those of BigBird besides.
+class RandomNode : public BlocksNode {
+ public:
+  RandomNode(int64_t count, int64_t block, int64_t seed, bool big_bird)
+      : BlocksNode(block, block), count_(count), seed_(static_cast<uint64_t>(seed)),
+        big_bird_(big_bird) {}
+  bool by_head() const override { return true; }
+
+ protected:
+  void With(const Place& place, int64_t block, Columns& own,
+            std::span<const int64_t>& blocks) const override {
+    const int64_t all = (place.Tk + columns() - 1) / columns();
+    own.clear();
+    if (big_bird_) {
+      if (block == 0 || block == all - 1 || all - 5 <= 2 * count_) {
+        for (int64_t i = 0; i < all; ++i) own.push_back(i);
+        blocks = own;
+        return;
+      }
+      for (const int64_t fixed : {int64_t{0}, block - 1, block, block + 1, all - 1}) {
+        if (fixed >= 0 && fixed < all) own.push_back(fixed);
+      }
+      std::ranges::sort(own);
+      const auto [first, last] = std::ranges::unique(own);
+      own.erase(first, last);
+    }
+    Draw(place.head, block, all, own);
+    blocks = own;
+  }
+
+ private:
+  // The first `count` of a shuffle of all that are not yet there.
+  void Draw(int64_t head, int64_t block, int64_t all, Columns& own) const {
+    const Columns fixed = own;
+    const int64_t left = all - static_cast<int64_t>(fixed.size());
+    std::vector<std::pair<int64_t, int64_t>> moved;  // what stands in a place now, if not its own number
+    const auto at = [&](int64_t place) {
+      const auto found = std::ranges::find(moved, place, &std::pair<int64_t, int64_t>::first);
+      return found == moved.end() ? place : found->second;
+    };
+    for (int64_t i = 0; i < std::min(count_, left); ++i) {
+      const auto words = Philox({static_cast<uint32_t>(i), static_cast<uint32_t>(block),
+                                 static_cast<uint32_t>(head), uint32_t{1} << 30},
+                                {static_cast<uint32_t>(seed_), static_cast<uint32_t>(seed_ >> 32)});
+      const uint64_t range = static_cast<uint64_t>(left - i);
+      const int64_t place = i + static_cast<int64_t>((words[0] * range) >> 32);
+      int64_t drawn = at(place);
+      moved.insert(moved.begin(), {place, at(i)});
+      for (const int64_t taken : fixed) drawn += drawn >= taken;
+      own.push_back(drawn);
+    }
+    std::ranges::sort(own);
+  }
+
+  int64_t count_;
+  uint64_t seed_;
+  bool big_bird_;
+};
+
+// Keys by row of the call.
+class KeysNode : public Node {
+ public:
+  explicit KeysNode(const Table& index)
+      : batches_(index.size(0)), rows_(index.size(1)), heads_(index.rank() == 4 ? index.size(2) : 0),
+        count_(index.size(-1)), keys_(index.values) {
+    for (size_t at = 0; count_ > 0 && at < keys_.size(); at += static_cast<size_t>(count_)) {
+      std::sort(keys_.begin() + static_cast<std::ptrdiff_t>(at),
+                keys_.begin() + static_cast<std::ptrdiff_t>(at) + count_);
+    }
+  }
+
+  void Check(const char* op, const PatternCall& call) const override {
+    if (batches_ == call.batches && rows_ == call.Tq && (heads_ == 0 || heads_ == call.key_heads)) {
+      return;
+    }
+    const auto shape = [](int64_t b, int64_t t, int64_t h) {
+      return "[" + std::to_string(b) + "," + std::to_string(t) + (h > 0 ? "," + std::to_string(h) : "") + ",n]";
+    };
+    throw InvalidArgument(std::string(op) + ": pattern has keys of shape " +
+                          shape(batches_, rows_, heads_) + ", expected " +
+                          shape(call.batches, call.Tq, 0) + " or " +
+                          shape(call.batches, call.Tq, call.key_heads));
+  }
+  bool by_head() const override { return heads_ > 1; }
+  bool by_batch() const override { return true; }
+
+  void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const override {
+    for (int64_t i = 0; i < rows.count; ++i) {
+      for (const int64_t j : Within(place, rows.row + i, 0, place.Tk)) tiles.AddKeys(j, j + 1);
+    }
+  }
+  void Words(const Place& place, const RowRange& rows, int64_t begin,
+             uint64_t* words) const override {
+    for (int64_t i = 0; i < rows.count; ++i) {
+      words[i] = 0;
+      for (const int64_t j : Within(place, rows.row + i, begin, begin + kTile)) {
+        words[i] |= uint64_t{1} << (j - begin);
+      }
+    }
+  }
+
+ private:
+  std::span<const int64_t> Within(const Place& place, int64_t row, int64_t begin, int64_t end) const {
+    const int64_t heads = std::max<int64_t>(heads_, 1);
+    const int64_t head = heads == 1 ? 0 : place.head / (place.query_heads / heads);
+    const auto at = static_cast<size_t>(((place.batch * rows_ + row) * heads + head) * count_);
+    const auto own = std::span(keys_).subspan(at, static_cast<size_t>(count_));
+    return {std::ranges::lower_bound(own, begin), std::ranges::lower_bound(own, end)};
+  }
+
+  int64_t batches_, rows_, heads_, count_;  // heads 0: no such axis
+  std::vector<int64_t> keys_;               // of each row ascending
+};
+
+class PerHeadNode : public Node {
+ public:
+  explicit PerHeadNode(std::vector<Pattern> heads) : heads_(std::move(heads)) {}
+
+  void Check(const char* op, const PatternCall& call) const override {
+    if (static_cast<int64_t>(heads_.size()) != call.query_heads) {
+      throw InvalidArgument(std::string(op) + ": pattern has " + std::to_string(heads_.size()) +
+                            " heads, expected " + std::to_string(call.query_heads) + " as q");
+    }
+    for (const Pattern& head : heads_) head.node()->Check(op, call);
+  }
+  bool by_head() const override { return true; }
+  bool by_batch() const override {
+    return std::ranges::any_of(heads_, [](const Pattern& head) { return head.node()->by_batch(); });
+  }
+  void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const override {
+    Of(place).Tiles(place, rows, tiles);
+  }
+  Share ShareOf(const Place& place, const RowRange& rows, int64_t begin,
+                int64_t end) const override {
+    return Of(place).ShareOf(place, rows, begin, end);
+  }
+  void Words(const Place& place, const RowRange& rows, int64_t begin,
+             uint64_t* words) const override {
+    Of(place).Words(place, rows, begin, words);
+  }
+
+ private:
+  const Node& Of(const Place& place) const { return *heads_[static_cast<size_t>(place.head)].node(); }
+
+  std::vector<Pattern> heads_;
+};
+
+// Of two patterns.
+template <bool kUnion>
+class PairNode : public Node {
+ public:
+  PairNode(std::shared_ptr<const Node> a, std::shared_ptr<const Node> b)
+      : a_(std::move(a)), b_(std::move(b)) {}
+
+  void Check(const char* op, const PatternCall& call) const override {
+    a_->Check(op, call);
+    b_->Check(op, call);
+  }
+  bool by_head() const override { return a_->by_head() || b_->by_head(); }
+  bool by_batch() const override { return a_->by_batch() || b_->by_batch(); }
+  void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const override {
+    if constexpr (kUnion) {
+      a_->Tiles(place, rows, tiles);
+      b_->Tiles(place, rows, tiles);
+    } else {
+      TileSet of_a(place.Tk), of_b(place.Tk);
+      a_->Tiles(place, rows, of_a);
+      b_->Tiles(place, rows, of_b);
+      tiles.AddCommon(of_a, of_b);
+    }
+  }
+  Share ShareOf(const Place& place, const RowRange& rows, int64_t begin,
+                int64_t end) const override {
+    constexpr Share kDecides = kUnion ? Share::kAll : Share::kNone;
+    const Share a = a_->ShareOf(place, rows, begin, end);
+    if (a == kDecides) return a;
+    const Share b = b_->ShareOf(place, rows, begin, end);
+    return b == kDecides || a == b ? b : Share::kSome;
+  }
+  void Words(const Place& place, const RowRange& rows, int64_t begin,
+             uint64_t* words) const override {
+    uint64_t others[kBlockRows];
+    a_->Words(place, rows, begin, words);
+    b_->Words(place, rows, begin, others);
+    for (int64_t i = 0; i < rows.count; ++i) words[i] = kUnion ? words[i] | others[i] : words[i] & others[i];
+  }
+
+ private:
+  std::shared_ptr<const Node> a_, b_;
+};
+
+NodePtr United(NodePtr a, NodePtr b) {
+  return std::make_shared<PairNode<true>>(std::move(a), std::move(b));
+}
+
+[[noreturn]] void Refuse(const char* builder, const std::string& text) {
+  throw InvalidArgument(std::string(builder) + ": " + text);
+}
+
+constexpr int64_t kFar = int64_t{1} << 61;  // beyond every key
+
+NodePtr MakeDilated(const std::vector<Value>& v) {
+  const int64_t reach = Size(v[0]), step = Size(v[1]);
+  return std::make_shared<StepsNode>(step, reach > kFar / step ? kFar : reach * step);
+}
+
+NodePtr MakeFixed(const std::vector<Value>& v) {
+  const int64_t block = Size(v[0]), summary = Size(v[1]);
+  if (summary > block) {
+    Refuse("fixed", "summary is " + std::to_string(summary) + ", expected 0 to block = " + std::to_string(block));
+  }
+  return United(MakeRun([=](int64_t p, int64_t) {
+                  const int64_t begin = FloorDivide(p, block) * block;
+                  return Run{begin, begin + block};
+                }),
+                std::make_shared<SummariesNode>(block, summary));
+}
+
+void CheckRank(const char* builder, const char* name, const Table& table, int64_t least, int64_t most,
+               const char* expected) {
+  if (table.rank() >= least && table.rank() <= most) return;
+  Refuse(builder, std::string(name) + " has shape " + ShapeString(table.shape) + ", expected " + expected);
+}
+
+NodePtr MakeGlobal(const Value& tokens, const char* builder) {
+  CheckRank(builder, "tokens", TableOf(tokens), 1, 2, "[n] or [B, n]");
+  return std::make_shared<GlobalNode>(TableOf(tokens));
+}
+
+NodePtr MakeBlocks(const std::vector<Value>& v) {
+  const Table &keep = TableOf(v[0]), &block = TableOf(v[1]);
+  CheckRank("blocks", "keep", keep, 2, 4, "[nq, nk], [Hp, nq, nk] or [B, Hp, nq, nk]");
+  const int64_t batches = keep.rank() == 4 ? keep.size(0) : -1;
+  const int64_t heads = keep.rank() > 2 ? keep.size(-3) : 1, nq = keep.size(-2), nk = keep.size(-1);
+  auto node = std::make_shared<TableNode>(block.values[0], block.values[1], batches, heads, nq);
+  const int64_t lists = std::abs(batches) * heads * nq;
+  if (nk > 0 && block.values[1] > kFar / nk) Refuse("blocks", "block is too large for a table of " + std::to_string(nk));
+  for (int64_t list = 0; list < lists; ++list) {
+    node->Begin();
+    for (int64_t k = 0; k < nk; ++k) {
+      if (keep.values[static_cast<size_t>(list * nk + k)] != 0) node->Add(k);
+    }
+  }
+  return node;
+}
+
+NodePtr MakeCsr(const std::vector<Value>& v) {
+  const Table &row_ptr = TableOf(v[0]), &columns = TableOf(v[1]), &block = TableOf(v[2]);
+  CheckRank("csr", "row_ptr", row_ptr, 1, 2, "[nq + 1] or [Hp, nq + 1]");
+  CheckRank("csr", "columns", columns, 1, 1, "[n]");
+  const int64_t heads = row_ptr.rank() == 2 ? row_ptr.size(0) : 1, nq = row_ptr.size(-1) - 1;
+  if (nq < 0) Refuse("csr", "row_ptr has shape " + ShapeString(row_ptr.shape) + ", expected [nq + 1] or [Hp, nq + 1]");
+  auto node = std::make_shared<TableNode>(block.values[0], block.values[1], -1, heads, nq);
+  const int64_t most = columns.size(0);
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t i = 0; i < nq; ++i) {
+      const auto at = static_cast<size_t>(h * (nq + 1) + i);
+      const int64_t begin = row_ptr.values[at], end = row_ptr.values[at + 1];
+      if (begin < 0 || begin > end || end > most) {
+        Refuse("csr", "row_ptr goes from " + std::to_string(begin) + " to " + std::to_string(end) + " at " +
+                          std::to_string(i) + ", expected numbers that ascend from 0 to " + std::to_string(most));
+      }
+      node->Begin();
+      for (int64_t k = begin; k < end; ++k) {
+        const int64_t column = columns.values[static_cast<size_t>(k)];
+        const int64_t before = k > begin ? columns.values[static_cast<size_t>(k - 1)] : -1;
+        if (column <= before || column >= kFar / block.values[1]) {
+          Refuse("csr", "columns has " + std::to_string(column) + " behind " + std::to_string(before) +
+                            " in row " + std::to_string(i) + ", expected columns that ascend from 0");
+        }
+        node->Add(column);
+      }
+    }
+  }
+  return node;
+}
+
+NodePtr MakeKeys(const std::vector<Value>& v) {
+  const Table& index = TableOf(v[0]);
+  CheckRank("keys", "index", index, 3, 4, "[B, Tq, n] or [B, Tq, Hkv, n]");
+  if (index.rank() == 4 && index.size(2) == 0) Refuse("keys", "index has no heads, expected Hkv >= 1");
+  const int64_t n = index.size(-1);
+  std::vector<int64_t> row;
+  for (size_t at = 0; n > 0 && at < index.values.size(); at += static_cast<size_t>(n)) {
+    row.assign(index.values.begin() + static_cast<std::ptrdiff_t>(at),
+               index.values.begin() + static_cast<std::ptrdiff_t>(at) + n);
+    std::ranges::sort(row);
+    const auto twice = std::ranges::adjacent_find(row, [](int64_t a, int64_t b) { return a == b && a >= 0; });
+    if (twice != row.end()) Refuse("keys", "index has key " + std::to_string(*twice) + " twice, expected it once");
+  }
+  return std::make_shared<KeysNode>(index);
+}
+
+const Builder kBuilders[] = {
+    {"sliding_window", {{"left", Parameter::kSize}, {"right", Parameter::kSize, 0}},
+     [](const std::vector<Value>& v) { return Window(Size(v[0]), Size(v[1])); }},
+    {"dilated", {{"reach", Parameter::kSize}, {"step", Parameter::kCount}}, &MakeDilated},
+    {"atrous", {{"step", Parameter::kCount}},
+     [](const std::vector<Value>& v) -> NodePtr { return std::make_shared<StepsNode>(Size(v[0]), kFar); }},
+    {"strided", {{"step", Parameter::kCount}},
+     [](const std::vector<Value>& v) {
+       return United(Window(Size(v[0]) - 1, 0), std::make_shared<StepsNode>(Size(v[0]), kFar));
+     }},
+    {"fixed", {{"block", Parameter::kCount}, {"summary", Parameter::kSize}}, &MakeFixed},
+    {"global_tokens", {{"tokens", Parameter::kInts}},
+     [](const std::vector<Value>& v) { return MakeGlobal(v[0], "global_tokens"); }},
+    {"longformer", {{"window", Parameter::kSize}, {"tokens", Parameter::kInts}},
+     [](const std::vector<Value>& v) {
+       const int64_t half = Size(v[0]) / 2;
+       return United(Window(half, half), MakeGlobal(v[1], "longformer"));
+     }},
+    {"random_blocks",
+     {{"count", Parameter::kCount}, {"block", Parameter::kCount, 64}, {"seed", Parameter::kSeed, 0}},
+     [](const std::vector<Value>& v) -> NodePtr {
+       return std::make_shared<RandomNode>(Size(v[0]), Size(v[1]), Size(v[2]), false);
+     }},
+    {"bigbird",
+     {{"block", Parameter::kCount, 64}, {"random", Parameter::kSize, 3}, {"seed", Parameter::kSeed, 0}},
+     [](const std::vector<Value>& v) -> NodePtr {
+       return std::make_shared<RandomNode>(Size(v[1]), Size(v[0]), Size(v[2]), true);
+     }},
+    {"streaming", {{"sinks", Parameter::kSize}, {"window", Parameter::kCount}},
+     [](const std::vector<Value>& v) {
+       const int64_t sinks = Size(v[0]);
+       return United(Window(Size(v[1]) - 1, 0), MakeRun([=](int64_t, int64_t) { return Run{0, sinks}; }));
+     }},
+    {"neighborhood", {{"window", Parameter::kCount}},
+     [](const std::vector<Value>& v) {
+       const int64_t window = Size(v[0]);
+       return MakeRun([=](int64_t p, int64_t Tk) {
+         const int64_t begin = std::clamp<int64_t>(p - window / 2, 0, std::max<int64_t>(Tk - window, 0));
+         return Run{begin, begin + window};
+       });
+     }},
+    {"blocks", {{"keep", Parameter::kBools}, {"block", Parameter::kBlock, 64}}, &MakeBlocks},
+    {"csr", {{"row_ptr", Parameter::kInts}, {"columns", Parameter::kInts}, {"block", Parameter::kBlock, 64}},
+     &MakeCsr},
+    {"keys", {{"index", Parameter::kInts}}, &MakeKeys},
+    {"per_head", {{"heads", Parameter::kPatterns}},
+     [](const std::vector<Value>& v) -> NodePtr {
+       return std::make_shared<PerHeadNode>(std::get<std::vector<Pattern>>(v[0]));
+     }},
+};
+
+}  // namespace
+
+std::span<const Builder> Builders() { return kBuilders; }
+
+std::shared_ptr<Node> Pair(bool is_union, const Pattern& a, const Pattern& b) {
+  if (is_union) return std::make_shared<PairNode<true>>(a.node(), b.node());
+  return std::make_shared<PairNode<false>>(a.node(), b.node());
+}
+
+}  // namespace heed::patterns
