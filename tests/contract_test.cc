@@ -130,6 +130,7 @@ TEST_P(Contract, BitsDoNotDependOnStrides) {
 
 TEST_P(Contract, BitsDoNotDependOnBatchNeighbours) {
   ForRandomProblems(40, 3000, [&](Problem p, uint64_t) {
+    p.options.pattern = {};  // which may be one for each entry
     p.options.dropout = 0;  // whose counter holds the place in the batch
     const Result all = RunForward(ctx_, p);
     for (int64_t b = 0; b < SizesOf(p).B; ++b) {
@@ -143,6 +144,7 @@ TEST_P(Contract, BitsDoNotDependOnBatchNeighbours) {
 
 TEST_P(Contract, BitsDoNotDependOnOtherHeads) {
   ForRandomProblems(40, 4000, [&](Problem p, uint64_t) {
+    p.options.pattern = {};  // which may be one for each head
     p.options.dropout = 0;
     const Sizes s = SizesOf(p);
     const int64_t group = s.Hq / s.Hkv;
@@ -185,6 +187,7 @@ TEST_P(Contract, GroupedHeadsEqualRepeatedKeyHeads) {
 
 TEST_P(Contract, BitsDoNotDependOnPadding) {
   ForRandomProblems(60, 5000, [&](Problem p, uint64_t seed) {
+    p.options.pattern = {};  // which counts from key 0
     p.options.dropout = 0;  // positions move
     const Sizes s = SizesOf(p);
     const Result plain = RunForward(ctx_, p);

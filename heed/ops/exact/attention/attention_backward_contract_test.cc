@@ -179,6 +179,7 @@ constexpr size_t kOwn = 3;
 
 TEST_P(Backwards, BitsDoNotDependOnBatchNeighbours) {
   ForRandomProblems(40, 3000, [&](Problem p, uint64_t) {
+    p.options.pattern = {};  // which may be one for each entry
     p.options.dropout = 0;  // whose counter holds the place in the batch
     const auto all = RunBackward(ctx_, p);
     for (int64_t b = 0; b < SizesOf(p).B; ++b) {
@@ -192,6 +193,7 @@ TEST_P(Backwards, BitsDoNotDependOnBatchNeighbours) {
 
 TEST_P(Backwards, BitsDoNotDependOnOtherHeads) {
   ForRandomProblems(40, 4000, [&](Problem p, uint64_t) {
+    p.options.pattern = {};  // which may be one for each head
     p.options.dropout = 0;
     const Sizes s = SizesOf(p);
     const auto all = RunBackward(ctx_, p);
@@ -210,6 +212,7 @@ TEST_P(Backwards, BitsDoNotDependOnOtherHeads) {
 
 TEST_P(Backwards, BitsDoNotDependOnPaddingWhichHasZeros) {
   ForRandomProblems(40, 5000, [&](Problem p, uint64_t seed) {
+    p.options.pattern = {};  // which counts from key 0
     p.options.dropout = 0;  // positions move
     const Sizes s = SizesOf(p);
     const auto plain = RunBackward(ctx_, p);

@@ -192,7 +192,7 @@ void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
 
   std::vector<Sequence> sequences = Sequences(in, options);
   for (Sequence& seq : sequences) {
-    seq.call = {seq.Tq, seq.Tk, heads, heads / group, {Start(options, seq)}, seq.b, std::ssize(sequences)};
+    seq.call = {seq.Tq, seq.Tk, heads, in.k.size(rank - 2), {Start(options, seq)}, seq.b, std::ssize(sequences)};
     const int64_t b = seq.b, start = Start(options, seq);
     const int64_t queries = options.query_lengths
                                 ? LoadInt(options.query_lengths, {b})

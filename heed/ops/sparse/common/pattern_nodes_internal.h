@@ -1,12 +1,13 @@
-// What the builders of patterns keep, tile by tile.
+// The nodes that patterns are made of: what each keeps, tile by tile.
+#ifndef HEED_OPS_SPARSE_COMMON_PATTERN_NODES_INTERNAL_H_
+#define HEED_OPS_SPARSE_COMMON_PATTERN_NODES_INTERNAL_H_
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,26 +16,22 @@
 #include "heed/ops/sparse/common/pattern_internal.h"
 
 namespace heed::patterns {
-namespace {
 
-constexpr uint64_t kAllKeys = ~uint64_t{0};
+inline constexpr uint64_t kAllKeys = ~uint64_t{0};
 
 using NodePtr = std::shared_ptr<Node>;
 
-int64_t FloorDivide(int64_t a, int64_t b) {
+inline int64_t FloorDivide(int64_t a, int64_t b) {
   return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
 }
-int64_t Modulo(int64_t a, int64_t b) { return a - FloorDivide(a, b) * b; }
+inline int64_t Modulo(int64_t a, int64_t b) { return a - FloorDivide(a, b) * b; }
 
 // Bits of keys [first, end) of the tile at `begin`.
-uint64_t Bits(int64_t first, int64_t end, int64_t begin) {
+inline uint64_t Bits(int64_t first, int64_t end, int64_t begin) {
   const int64_t low = std::clamp<int64_t>(first - begin, 0, kTile);
   const int64_t high = std::clamp<int64_t>(end - begin, 0, kTile);
   return low >= high ? 0 : (kAllKeys >> (kTile - (high - low))) << low;
 }
-
-int64_t Size(const Value& value) { return std::get<int64_t>(value); }
-const Table& TableOf(const Value& value) { return std::get<Table>(value); }
 
 struct Run {
   int64_t begin, end;
@@ -71,7 +68,7 @@ NodePtr MakeRun(F run) {
   return std::make_shared<RunNode<F>>(run);
 }
 
-NodePtr Window(int64_t left, int64_t right) {
+inline NodePtr Window(int64_t left, int64_t right) {
   return MakeRun([=](int64_t p, int64_t) { return Run{p - left, p + right + 1}; });
 }
 
@@ -480,166 +477,10 @@ class PairNode : public Node {
   std::shared_ptr<const Node> a_, b_;
 };
 
-NodePtr United(NodePtr a, NodePtr b) {
+inline NodePtr United(NodePtr a, NodePtr b) {
   return std::make_shared<PairNode<true>>(std::move(a), std::move(b));
 }
 
-[[noreturn]] void Refuse(const char* builder, const std::string& text) {
-  throw InvalidArgument(std::string(builder) + ": " + text);
-}
-
-constexpr int64_t kFar = int64_t{1} << 61;  // beyond every key
-
-NodePtr MakeDilated(const std::vector<Value>& v) {
-  const int64_t reach = Size(v[0]), step = Size(v[1]);
-  return std::make_shared<StepsNode>(step, reach > kFar / step ? kFar : reach * step);
-}
-
-NodePtr MakeFixed(const std::vector<Value>& v) {
-  const int64_t block = Size(v[0]), summary = Size(v[1]);
-  if (summary > block) {
-    Refuse("fixed", "summary is " + std::to_string(summary) + ", expected 0 to block = " + std::to_string(block));
-  }
-  return United(MakeRun([=](int64_t p, int64_t) {
-                  const int64_t begin = FloorDivide(p, block) * block;
-                  return Run{begin, begin + block};
-                }),
-                std::make_shared<SummariesNode>(block, summary));
-}
-
-void CheckRank(const char* builder, const char* name, const Table& table, int64_t least, int64_t most,
-               const char* expected) {
-  if (table.rank() >= least && table.rank() <= most) return;
-  Refuse(builder, std::string(name) + " has shape " + ShapeString(table.shape) + ", expected " + expected);
-}
-
-NodePtr MakeGlobal(const Value& tokens, const char* builder) {
-  CheckRank(builder, "tokens", TableOf(tokens), 1, 2, "[n] or [B, n]");
-  return std::make_shared<GlobalNode>(TableOf(tokens));
-}
-
-NodePtr MakeBlocks(const std::vector<Value>& v) {
-  const Table &keep = TableOf(v[0]), &block = TableOf(v[1]);
-  CheckRank("blocks", "keep", keep, 2, 4, "[nq, nk], [Hp, nq, nk] or [B, Hp, nq, nk]");
-  const int64_t batches = keep.rank() == 4 ? keep.size(0) : -1;
-  const int64_t heads = keep.rank() > 2 ? keep.size(-3) : 1, nq = keep.size(-2), nk = keep.size(-1);
-  auto node = std::make_shared<TableNode>(block.values[0], block.values[1], batches, heads, nq);
-  const int64_t lists = std::abs(batches) * heads * nq;
-  if (nk > 0 && block.values[1] > kFar / nk) Refuse("blocks", "block is too large for a table of " + std::to_string(nk));
-  for (int64_t list = 0; list < lists; ++list) {
-    node->Begin();
-    for (int64_t k = 0; k < nk; ++k) {
-      if (keep.values[static_cast<size_t>(list * nk + k)] != 0) node->Add(k);
-    }
-  }
-  return node;
-}
-
-NodePtr MakeCsr(const std::vector<Value>& v) {
-  const Table &row_ptr = TableOf(v[0]), &columns = TableOf(v[1]), &block = TableOf(v[2]);
-  CheckRank("csr", "row_ptr", row_ptr, 1, 2, "[nq + 1] or [Hp, nq + 1]");
-  CheckRank("csr", "columns", columns, 1, 1, "[n]");
-  const int64_t heads = row_ptr.rank() == 2 ? row_ptr.size(0) : 1, nq = row_ptr.size(-1) - 1;
-  if (nq < 0) Refuse("csr", "row_ptr has shape " + ShapeString(row_ptr.shape) + ", expected [nq + 1] or [Hp, nq + 1]");
-  auto node = std::make_shared<TableNode>(block.values[0], block.values[1], -1, heads, nq);
-  const int64_t most = columns.size(0);
-  for (int64_t h = 0; h < heads; ++h) {
-    for (int64_t i = 0; i < nq; ++i) {
-      const auto at = static_cast<size_t>(h * (nq + 1) + i);
-      const int64_t begin = row_ptr.values[at], end = row_ptr.values[at + 1];
-      if (begin < 0 || begin > end || end > most) {
-        Refuse("csr", "row_ptr goes from " + std::to_string(begin) + " to " + std::to_string(end) + " at " +
-                          std::to_string(i) + ", expected numbers that ascend from 0 to " + std::to_string(most));
-      }
-      node->Begin();
-      for (int64_t k = begin; k < end; ++k) {
-        const int64_t column = columns.values[static_cast<size_t>(k)];
-        const int64_t before = k > begin ? columns.values[static_cast<size_t>(k - 1)] : -1;
-        if (column <= before || column >= kFar / block.values[1]) {
-          Refuse("csr", "columns has " + std::to_string(column) + " behind " + std::to_string(before) +
-                            " in row " + std::to_string(i) + ", expected columns that ascend from 0");
-        }
-        node->Add(column);
-      }
-    }
-  }
-  return node;
-}
-
-NodePtr MakeKeys(const std::vector<Value>& v) {
-  const Table& index = TableOf(v[0]);
-  CheckRank("keys", "index", index, 3, 4, "[B, Tq, n] or [B, Tq, Hkv, n]");
-  if (index.rank() == 4 && index.size(2) == 0) Refuse("keys", "index has no heads, expected Hkv >= 1");
-  const int64_t n = index.size(-1);
-  std::vector<int64_t> row;
-  for (size_t at = 0; n > 0 && at < index.values.size(); at += static_cast<size_t>(n)) {
-    row.assign(index.values.begin() + static_cast<std::ptrdiff_t>(at),
-               index.values.begin() + static_cast<std::ptrdiff_t>(at) + n);
-    std::ranges::sort(row);
-    const auto twice = std::ranges::adjacent_find(row, [](int64_t a, int64_t b) { return a == b && a >= 0; });
-    if (twice != row.end()) Refuse("keys", "index has key " + std::to_string(*twice) + " twice, expected it once");
-  }
-  return std::make_shared<KeysNode>(index);
-}
-
-const Builder kBuilders[] = {
-    {"sliding_window", {{"left", Parameter::kSize}, {"right", Parameter::kSize, 0}},
-     [](const std::vector<Value>& v) { return Window(Size(v[0]), Size(v[1])); }},
-    {"dilated", {{"reach", Parameter::kSize}, {"step", Parameter::kCount}}, &MakeDilated},
-    {"atrous", {{"step", Parameter::kCount}},
-     [](const std::vector<Value>& v) -> NodePtr { return std::make_shared<StepsNode>(Size(v[0]), kFar); }},
-    {"strided", {{"step", Parameter::kCount}},
-     [](const std::vector<Value>& v) {
-       return United(Window(Size(v[0]) - 1, 0), std::make_shared<StepsNode>(Size(v[0]), kFar));
-     }},
-    {"fixed", {{"block", Parameter::kCount}, {"summary", Parameter::kSize}}, &MakeFixed},
-    {"global_tokens", {{"tokens", Parameter::kInts}},
-     [](const std::vector<Value>& v) { return MakeGlobal(v[0], "global_tokens"); }},
-    {"longformer", {{"window", Parameter::kSize}, {"tokens", Parameter::kInts}},
-     [](const std::vector<Value>& v) {
-       const int64_t half = Size(v[0]) / 2;
-       return United(Window(half, half), MakeGlobal(v[1], "longformer"));
-     }},
-    {"random_blocks",
-     {{"count", Parameter::kCount}, {"block", Parameter::kCount, 64}, {"seed", Parameter::kSeed, 0}},
-     [](const std::vector<Value>& v) -> NodePtr {
-       return std::make_shared<RandomNode>(Size(v[0]), Size(v[1]), Size(v[2]), false);
-     }},
-    {"bigbird",
-     {{"block", Parameter::kCount, 64}, {"random", Parameter::kSize, 3}, {"seed", Parameter::kSeed, 0}},
-     [](const std::vector<Value>& v) -> NodePtr {
-       return std::make_shared<RandomNode>(Size(v[1]), Size(v[0]), Size(v[2]), true);
-     }},
-    {"streaming", {{"sinks", Parameter::kSize}, {"window", Parameter::kCount}},
-     [](const std::vector<Value>& v) {
-       const int64_t sinks = Size(v[0]);
-       return United(Window(Size(v[1]) - 1, 0), MakeRun([=](int64_t, int64_t) { return Run{0, sinks}; }));
-     }},
-    {"neighborhood", {{"window", Parameter::kCount}},
-     [](const std::vector<Value>& v) {
-       const int64_t window = Size(v[0]);
-       return MakeRun([=](int64_t p, int64_t Tk) {
-         const int64_t begin = std::clamp<int64_t>(p - window / 2, 0, std::max<int64_t>(Tk - window, 0));
-         return Run{begin, begin + window};
-       });
-     }},
-    {"blocks", {{"keep", Parameter::kBools}, {"block", Parameter::kBlock, 64}}, &MakeBlocks},
-    {"csr", {{"row_ptr", Parameter::kInts}, {"columns", Parameter::kInts}, {"block", Parameter::kBlock, 64}},
-     &MakeCsr},
-    {"keys", {{"index", Parameter::kInts}}, &MakeKeys},
-    {"per_head", {{"heads", Parameter::kPatterns}},
-     [](const std::vector<Value>& v) -> NodePtr {
-       return std::make_shared<PerHeadNode>(std::get<std::vector<Pattern>>(v[0]));
-     }},
-};
-
-}  // namespace
-
-std::span<const Builder> Builders() { return kBuilders; }
-
-std::shared_ptr<Node> Pair(bool is_union, const Pattern& a, const Pattern& b) {
-  if (is_union) return std::make_shared<PairNode<true>>(a.node(), b.node());
-  return std::make_shared<PairNode<false>>(a.node(), b.node());
-}
-
 }  // namespace heed::patterns
+
+#endif  // HEED_OPS_SPARSE_COMMON_PATTERN_NODES_INTERNAL_H_
