@@ -143,6 +143,11 @@ Report Scans() {
   return {GateTable(gates), {{"scans", nlohmann::ordered_json::parse(GateJson(gates))}}};
 }
 
+Report Patterns() {
+  const std::vector<GateResult> gates = MeasureGates(PatternLines(), &Progress);
+  return {GateTable(gates), {{"patterns", nlohmann::ordered_json::parse(GateJson(gates))}}};
+}
+
 Report CrossoverReport() {
   const std::vector<CrossoverRow> rows = MeasureCrossover(&Progress);
   return {CrossoverTable(rows),
@@ -167,6 +172,7 @@ constexpr struct {
 } kTables[] = {{"gates", &Gates},
                {"recurrence", &Recurrence},
                {"scans", &Scans},
+               {"patterns", &Patterns},
                {"crossover", &CrossoverReport},
                {"drift", &DriftReport},
                {"decode", &DecodeReport}};

@@ -99,6 +99,9 @@ GateResult Measure(const Line& line) {
         ratios.push_back(a.seconds / static_cast<double>(line.subject.T) /
                          (b.seconds / static_cast<double>(line.other->T)));
         break;
+      case Ratio::kTimePerFlop:
+        ratios.push_back(a.seconds / subject->problem().flops / (b.seconds / other->problem().flops));
+        break;
       case Ratio::kOfMemory:
         ratios.push_back(probe::UpdateSeconds(state.view().data(),
                                               state.bytes().size(), kAllTargets, 1) /
@@ -110,8 +113,8 @@ GateResult Measure(const Line& line) {
     }
   }
   const Quartiles q = Summarize(ratios);
-  const bool at_least =
-      line.ratio != Ratio::kTime && line.ratio != Ratio::kTimePerToken;
+  const bool at_least = line.ratio != Ratio::kTime && line.ratio != Ratio::kTimePerToken &&
+                        line.ratio != Ratio::kTimePerFlop;
   const double goal = Goal(line);
   const bool noisy = ratios.size() < kEnoughSamples;
   const bool reached = at_least ? q.median >= goal : q.median <= goal;

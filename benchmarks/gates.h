@@ -35,6 +35,7 @@ enum class Ratio {
   kTime,          // its time over that of the other
   kSpeedUp,       // the other's over its
   kTimePerToken,  // as kTime, each divided by its tokens
+  kTimePerFlop,   // as kTime, each divided by its operations on kept pairs
   kOfMemory,      // seconds to read and write as many bytes as its state, over its
 };
 
@@ -60,6 +61,7 @@ void AddTwoThreads(const std::string& name, Side one, double zen4, double intel,
 std::vector<Line> AttentionLines();
 std::vector<Line> RecurrenceLines();
 std::vector<Line> ScanLines();
+std::vector<Line> PatternLines();
 
 struct GateResult {
   std::string name;

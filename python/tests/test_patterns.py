@@ -42,6 +42,8 @@ def mask_of(pattern, **options):
 def test_attention_has_the_bits_of_that_with_a_mask(pattern, options):
     x = inputs()
     at = {"align": options["align"]} if "align" in options else {}
+    if pattern in (PATTERNS["dilated"], PATTERNS["strided"]):  # which become dense problems per residue
+        options = {**options, "invariant": True}
     masked = {**options, "mask": mask_of(pattern, **at)}
     o, lse = heed.attention(**x, **options, pattern=pattern, return_lse=True)
     expected = heed.attention(**x, **masked, return_lse=True)
@@ -50,6 +52,8 @@ def test_attention_has_the_bits_of_that_with_a_mask(pattern, options):
     gradients = heed.attention_backward(do, **x, o=o, lse=lse, **options, pattern=pattern)
     for a, b in zip(gradients[:3], heed.attention_backward(do, **x, o=o, lse=lse, **masked)[:3], strict=True):
         assert np.array_equal(a, b)
+    for choice in (options, masked):
+        choice.pop("invariant", None)  # weights have one path
     weights = heed.attention_weights(x["q"], x["k"], **options, pattern=pattern)
     assert np.array_equal(weights, heed.attention_weights(x["q"], x["k"], **masked))
     assert not weights[~masked["mask"]].any()
@@ -90,6 +94,17 @@ def test_expressions_densities_and_equality(pattern):
         mask = mask_of(pattern, causal=causal)
         all_pairs = np.tril(np.ones((TQ, TK)), TK - TQ).sum() if causal else TQ * TK
         assert np.isclose(pattern.density(TQ, TK, heads=HQ, batch=B, causal=causal), mask.sum() / (all_pairs * HQ * B))
+
+
+def test_positions_that_never_meet_are_dense_problems():
+    x = inputs()
+    for pattern in (P.dilated(20, 7), P.atrous(9), P.strided(11), P.sliding_window(5, 5) | P.dilated(3, 9)):
+        explained = heed.explain("attention", **x, pattern=pattern)
+        assert "by residue" in explained["why"] and not explained["invariant"]
+        o = heed.attention(**x, pattern=pattern)
+        assert np.allclose(o, heed.attention(**x, mask=mask_of(pattern)), atol=2e-6)
+        tiled = heed.attention(**x, pattern=pattern, invariant=True)
+        assert np.array_equal(tiled, heed.attention(**x, mask=mask_of(pattern), invariant=True))
 
 
 def test_a_cache_attends_to_the_keys_so_far():

@@ -85,15 +85,15 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
                 Group<P>& group, GradientBuffers<P>& buffers)
       : Base(p, s, grid, key_head, block, buffers.block, head), g_(gradients),
         shared_(shared), group_(group), b_(buffers), prefetch_(grid, block - 1) {
-    const auto tensor = [&](RowPrefetch::Tensor& t, const Rows& rows, int64_t depth) {
-      const auto size = static_cast<int64_t>(SizeOf(p.dtype));
-      t = {SourceOf(rows, p.dtype, s.batch, s.first_q, key_head * grid.heads).data,
+    const auto tensor = [&](RowPrefetch::Tensor& t, const Rows& rows, int64_t depth, DType dtype) {
+      const auto size = static_cast<int64_t>(SizeOf(dtype));
+      t = {SourceOf(rows, dtype, s.batch, s.first_q, key_head * grid.heads).data,
            rows.head_stride * size, rows.token_stride * size, depth * size};
     };
-    tensor(prefetch_.tensors[0], p.q, p.depth);
-    tensor(prefetch_.tensors[1], g_.d_o, p.value_depth);
+    tensor(prefetch_.tensors[0], p.q, p.depth, p.dtype);
+    tensor(prefetch_.tensors[1], g_.d_o, p.value_depth, p.dtype);
     if (shared.dq_sums == nullptr && shared.wants.dq) {
-      tensor(prefetch_.tensors[2], g_.dq, p.depth);
+      tensor(prefetch_.tensors[2], g_.dq, p.depth, DTypeOf<T>::value);
     }
   }
 
@@ -472,13 +472,13 @@ HWY_INLINE void GroupGradients(const Problem& p, const Gradients& g, const Plan&
   const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
   const int64_t begin = s.key_begin + index * P::kGroupKeys;
   const Interval keys = {begin, std::min(begin + P::kGroupKeys, s.key_end)};
-  const auto rows = [&](const Rows& of) {
-    return SourceOf(of, p.dtype, s.batch, s.first_k, key_head);
+  const auto rows = [&](const Rows& of, DType dtype) {
+    return SourceOf(of, dtype, s.batch, s.first_k, key_head);
   };
   Group<P> group = {keys, index, sequence,
-                    P(p, shared.wants, keys, rows(p.k), rows(p.v), b.products)};
+                    P(p, shared.wants, keys, rows(p.k, p.dtype), rows(p.v, p.dtype), b.products)};
   Head<O> head;
-  head.key_source = rows(p.k);
+  head.key_source = rows(p.k, p.dtype);
   head.keys_at = head.values_at = Place::kHead;
   head.keys = group.products.Keys();
   if constexpr (O::kMatrixTiles) b.block.keys_finite = group.products.KeysAreFinite();
@@ -490,7 +490,7 @@ HWY_INLINE void GroupGradients(const Problem& p, const Gradients& g, const Plan&
   group.products.EndGroup();
   const auto store = [&](const Rows& to, const T* from, int64_t depth, double factor) HWY_ATTR {
     if (to.data == nullptr) return;
-    StoreTokens<T>(rows(to), keys, depth, static_cast<T>(factor), from, P::Row(depth));
+    StoreTokens<T>(rows(to, SharedGradients<T>::StoredAs(p, g)), keys, depth, static_cast<T>(factor), from, P::Row(depth));
   };
   store(g.dk, b.products.dk, p.depth, p.scale);
   store(g.dv, b.products.dv, p.value_depth, 1);

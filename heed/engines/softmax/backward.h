@@ -19,6 +19,7 @@ struct Gradients {
   Rows d_o;
   Rows d_lse;      // data null: zero
   Rows dq, dk, dv;  // written; data null: not wanted
+  bool wide = false;  // these three are in the type that is computed in
   Pairs dbias;      // the same, laid out as the problem's bias
   std::array<int64_t, 4> dbias_sizes = {};
   double* dsinks = nullptr;  // added to: [Hq], or null

@@ -11,6 +11,7 @@
 #endif
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -166,7 +167,7 @@ class Block {
   }
 
   // What the passes over a tile need to know of each lane, and where its query is.
-  HWY_INLINE void SetLanes(const void** q) {
+  HWY_NOINLINE void SetLanes(const void** q) {
     const bool dropout = p_.dropout > 0;
     for (size_t lane = 0; lane < W; ++lane) {
       const bool present = lane < num_rows_;
@@ -223,7 +224,7 @@ class Block {
   }
 
   // The queries, which these rows are, into lanes.
-  HWY_INLINE void PackQueries(DType dtype, const void* const* rows) {
+  HWY_NOINLINE void PackQueries(DType dtype, const void* const* rows) {
     const double factor = p_.softcap > 0 && SoftcapRidesOnQueries(p_.softcap)
                               ? p_.scale * SoftcapFactor(p_.softcap)
                               : p_.scale;
@@ -284,28 +285,69 @@ class Block {
     });
   }
 
-  // What a pattern keeps of a tile, in kept_, and how much that is.
+  // What a pattern keeps of a tile, in kept_ and kept_of_, and how much that is.
   HWY_INLINE Cover FindKept(const Interval& keys) {
     using TU = hwy::MakeUnsigned<T>;
+    bool whole = true;
+    for (int64_t key = keys.begin; whole && key < keys.end; key += Visits::kKeys) {
+      whole = kept_keys_.KeepsAll(key);
+    }
+    if (whole) return Cover::kAll;
     uint64_t some = 0, missing = 0;
     for (int64_t key = keys.begin; key < keys.end; key += Visits::kKeys) {
       const int64_t beyond = std::max<int64_t>(key + Visits::kKeys - keys.end, 0);
       const uint64_t valid = ~uint64_t{0} >> beyond;
+      const auto word = static_cast<size_t>((key - keys.begin) / Visits::kKeys);
+      for (size_t c = 0; c < C; ++c) kept_of_[c][word] = {0, valid};
       TU* at = kept_[(key - keys.begin) / kKeptBits];
       kept_keys_.Words(key, [&](size_t lane, uint64_t bits) {
-        some |= bits & valid;
-        missing |= ~bits & valid;
+        KeptWord& of = kept_of_[lane / N][word];
+        of.some |= bits & valid;
+        of.all &= bits;
         at[lane] = static_cast<TU>(bits);
         if constexpr (kKeptBits < Visits::kKeys) at[W + lane] = static_cast<TU>(bits >> kKeptBits);
       });
+      for (size_t c = 0; c < C; ++c) {
+        some |= kept_of_[c][word].some;
+        missing |= kept_of_[c][word].all ^ valid;
+      }
     }
     return some == 0 ? Cover::kNone : missing == 0 ? Cover::kAll : Cover::kSome;
+  }
+
+  // From the first to the last key of a tile that a pattern keeps for some row of a vector.
+  HWY_INLINE Interval KeptHull(const Tile& tile, size_t c) const {
+    Interval hull;
+    for (size_t word = 0; word < kKeptWords; ++word) {
+      const int64_t begin = tile.keys.begin + static_cast<int64_t>(word) * Visits::kKeys;
+      if (begin >= tile.keys.end) break;
+      const uint64_t some = kept_of_[c][word].some;
+      if (some == 0) continue;
+      if (hull.empty()) hull.begin = begin + std::countr_zero(some);
+      hull.end = begin + Visits::kKeys - std::countl_zero(some);
+    }
+    return hull;
+  }
+
+  // Whether a pattern keeps all of a run, whose tile begins at `origin`.
+  HWY_INLINE bool KeepsAll(const Run& run, int64_t origin) const {
+    for (size_t word = 0; word < kKeptWords; ++word) {
+      const int64_t begin = origin + static_cast<int64_t>(word) * Visits::kKeys;
+      const int64_t first = std::clamp<int64_t>(run.begin - begin, 0, Visits::kKeys);
+      const int64_t end = std::clamp<int64_t>(run.end - begin, 0, Visits::kKeys);
+      if (first >= end) continue;
+      const uint64_t wanted = (~uint64_t{0} >> (Visits::kKeys - (end - first))) << first;
+      for (size_t c = run.c0; c < run.c1; ++c) {
+        if ((kept_of_[c][word].all & wanted) != wanted) return false;
+      }
+    }
+    return true;
   }
 
   // The parts of a tile that the same vectors of lanes see, ascending. A vector
   // outside them sees nothing there: neither product needs it.
   HWY_INLINE int SplitTile(const Tile& tile, Run* runs) const {
-    if (tile.full) {
+    if (tile.full && !partly_kept_) {
       runs[0] = {tile.keys.begin, tile.keys.end, 0, C};
       return 1;
     }
@@ -316,20 +358,27 @@ class Block {
     const auto down = [&](int64_t key) {
       return key - (key - tile.grid) % O::kKeyStep;
     };
+    Interval seen[C];
+    for (size_t c = 0; c < C; ++c) {
+      Interval hull = hull_[c];
+      if (partly_kept_) {
+        const Interval kept = KeptHull(tile, c);
+        hull = {std::max(hull.begin, kept.begin), std::min(hull.end, kept.end)};
+        if (hull.empty()) hull = {};
+      }
+      seen[c] = {down(std::max(hull.begin, tile.keys.begin)), up(std::max(hull.end, tile.keys.begin))};
+    }
     int count = 0;
     for (int64_t at = tile.keys.begin; at < tile.keys.end;) {
       int64_t end = tile.keys.end;
       size_t c0 = C, c1 = 0;
       for (size_t c = 0; c < C; ++c) {
-        const int64_t hull_begin = down(std::max(hull_[c].begin, tile.keys.begin));
-        const int64_t hull_end = up(std::max(hull_[c].end, tile.keys.begin));
-        const bool sees = hull_begin <= at && at < hull_end;
-        if (sees) {
+        if (seen[c].begin <= at && at < seen[c].end) {
           c0 = std::min(c0, c);
           c1 = c + 1;
         }
-        if (hull_begin > at) end = std::min(end, hull_begin);
-        if (hull_end > at) end = std::min(end, hull_end);
+        if (seen[c].begin > at) end = std::min(end, seen[c].begin);
+        if (seen[c].end > at) end = std::min(end, seen[c].end);
       }
       c0 = c0 / O::kLaneVectors * O::kLaneVectors;
       c1 = (c1 + O::kLaneVectors - 1) / O::kLaneVectors * O::kLaneVectors;
@@ -353,6 +402,12 @@ class Block {
       f(std::integral_constant<int, 1>());
     }
   }
+
+  // Logits that are stored as they are. A type of its own and not a lambda: products that are finished in the same way
+  // are compiled once.
+  struct Unfinished {
+    HWY_INLINE V operator()(V x, int64_t /*key*/, int /*c*/) const { return x; }
+  };
 
   // S of a run, in the normative order. Each step leaves the maximum of what it
   // wrote, so that the last one has it.
@@ -380,15 +435,14 @@ class Block {
         multiplied = true;
       };
       const auto multiply = [&]() HWY_ATTR {
-        if (!multiplied) finish([](V x, int64_t, int) HWY_ATTR { return x; });
+        if (!multiplied) finish(Unfinished());
       };
       if (p_.softcap > 0) {
         multiply();
         ApplySoftcap<W, kVectors>(d_, run, origin, p_.softcap, tile, w_.slopes, m);
       }
       if (!p_.slopes.empty()) {
-        const Alibi<kVectors, D> bias(d_, run, visited.grid, lanes_);
-        finish([&](V x, int64_t key, int c) HWY_ATTR { return bias(d_, x, key, c); });
+        finish(Alibi<kVectors, D>(d_, run, visited.grid, lanes_));
       }
       if (p_.forgets && decays_.BeforeRows()) {
         finish([&](V x, int64_t key, int c) HWY_ATTR {
@@ -403,7 +457,9 @@ class Block {
       if (p_.bias.data != nullptr) {
         ApplyBias<W, kVectors, kFlagMasked>(d_, run, origin, p_.bias, lanes_, tile, m);
       }
-      if (partly_kept_) ApplyPattern<W, kVectors>(d_, run, origin, kept_[0], tile, m);
+      if (partly_kept_ && !KeepsAll(run, origin)) {
+        ApplyPattern<W, kVectors>(d_, run, origin, kept_[0], tile, m);
+      }
       if (masked_ && p_.mask.data != nullptr) {
         ApplyMask<W, kVectors>(d_, run, origin, p_.mask, lanes_, tile, m);
       }
@@ -563,6 +619,11 @@ class Block {
   static constexpr int64_t kKeptBits = 8 * sizeof(T);
   KeptKeys<W> kept_keys_;
   HWY_ALIGN hwy::MakeUnsigned<T> kept_[O::kGrid.tile / kKeptBits][W] = {};
+  static constexpr size_t kKeptWords = O::kGrid.tile / Visits::kKeys;
+  struct KeptWord {
+    uint64_t some, all;  // of the rows of a vector: a bit per key
+  };
+  KeptWord kept_of_[C][kKeptWords];
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

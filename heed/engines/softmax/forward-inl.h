@@ -323,7 +323,7 @@ class ForwardBlock : protected BlockOf<O, C> {
   }
 
   template <bool kFlagMasked>
-  HWY_INLINE void RescaledTile(const Tile& tile, bool first, V* m, V* l) {
+  HWY_NOINLINE void RescaledTile(const Tile& tile, bool first, V* m, V* l) {
     Run runs[2 * C + 1];
     const int num_runs = this->SplitTile(tile, runs);
     const int64_t origin = tile.keys.begin;
@@ -435,10 +435,11 @@ class ForwardBlock : protected BlockOf<O, C> {
     return false;
   }
 
-  HWY_INLINE void Finish() {
+  HWY_NOINLINE void Finish() {
     void* o[W];
     HWY_ALIGN T factor[W];
     HWY_ALIGN T lse[W];
+    const DType dtype = p_.wide_outputs ? DTypeOf<T>::value : p_.dtype;
     const V undropped = hn::Set(d_, static_cast<T>(1 / (1 - p_.dropout)));
     for (size_t lane = 0; lane < W; lane += N) {
       const V sum = hn::Load(d_, sum_ + lane);
@@ -454,7 +455,7 @@ class ForwardBlock : protected BlockOf<O, C> {
       o[lane] = const_cast<char*>(static_cast<const char*>(p_.o.data)) +
                 (s_.batch * p_.o.batch_stride + token * p_.o.token_stride +
                  head * p_.o.head_stride) *
-                    static_cast<int64_t>(SizeOf(p_.dtype));
+                    static_cast<int64_t>(SizeOf(dtype));
       if (p_.lse.data != nullptr) {
         const_cast<T*>(static_cast<const T*>(
             p_.lse.data))[s_.batch * p_.lse.batch_stride +
@@ -468,7 +469,7 @@ class ForwardBlock : protected BlockOf<O, C> {
             (1 + std::exp(sink - static_cast<double>(lse[lane]))));
       }
     }
-    hs::WithStorage<T>(p_.dtype, [&](auto stored) HWY_ATTR {
+    hs::WithStorage<T>(dtype, [&](auto stored) HWY_ATTR {
       using S = decltype(stored);
       layout_.Write(totals_, factor, reinterpret_cast<S* const*>(o), num_rows_);
     });

@@ -158,12 +158,14 @@ struct SharedGradients {
   SharedGradients(const Problem& p, const Gradients& g, const RowIndex& row_index)
       : index(&row_index), wants(p, g) {}
 
+  static DType StoredAs(const Problem& p, const Gradients& g) { return g.wide ? DTypeOf<T>::value : p.dtype; }
+
   // Places all of it behind `base`, if there is one; the bytes it takes.
   int64_t LayOut(const Problem& p, const Gradients& g, void* base) {
     Carver carver(base);
     const int64_t rows = index->rows();
     const auto& sizes = g.dbias_sizes;
-    const bool own_dq = wants.dq && p.dtype != DTypeOf<T>::value;
+    const bool own_dq = wants.dq && StoredAs(p, g) != DTypeOf<T>::value;
     const bool own_dbias = wants.bias_pairs && g.dbias.dtype != DTypeOf<T>::value;
     carver.Next(shift, rows);
     carver.Next(delta, rows);
@@ -243,7 +245,7 @@ struct SharedGradients {
            {std::pair{&g.dk, p.depth}, {&g.dv, p.value_depth}}) {
         if (rows->data == nullptr) continue;
         const SourceRows to =
-            SourceOf(*rows, p.dtype, s.batch, s.first_k, task % p.key_heads);
+            SourceOf(*rows, StoredAs(p, g), s.batch, s.first_k, task % p.key_heads);
         FillTokens(to, {0, s.key_begin}, depth);
         FillTokens(to, {s.key_end, s.num_keys}, depth);
       }

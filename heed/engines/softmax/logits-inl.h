@@ -2,7 +2,9 @@
 // masks, maximum, exponentials, dropout. In that order, which is normative.
 //
 // Compiled once per SIMD target. A tile is s[key][lane], in cache; each step is
-// one pass over it, and a plain tile takes the exponential pass alone.
+// one pass over it, and a plain tile takes the exponential pass alone. The others are
+// functions that are called, not inlined wherever a tile is computed: a call is nothing
+// beside a pass, and compiling them in some forty places took most of the build.
 #if defined(HEED_ENGINES_SOFTMAX_LOGITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_LOGITS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_LOGITS_INL_H_
@@ -90,7 +92,7 @@ inline constexpr double kFarCap = sizeof(T) == 4 ? 0x1p64 : 0x1p512;
 
 // The slope of this, 1 - tanh^2, is left in `slopes` unless that is null.
 template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void ApplySoftcap(D d, const Run& run, int64_t origin, double softcap,
+HWY_NOINLINE void ApplySoftcap(D d, const Run& run, int64_t origin, double softcap,
                              T* HWY_RESTRICT s, T* HWY_RESTRICT slopes,
                              V* HWY_RESTRICT max) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -148,8 +150,8 @@ struct Alibi {
     }
   }
 
-  HWY_INLINE V operator()(D d, V x, int64_t key, int c) const {
-    const V at = hn::Set(d, static_cast<T>(key - grid));
+  HWY_INLINE V operator()(V x, int64_t key, int c) const {
+    const V at = hn::Set(D(), static_cast<T>(key - grid));
     return hn::NegMulAdd(slope[c], hn::Abs(hn::Sub(base[c], at)), x);
   }
 
@@ -185,7 +187,7 @@ HWY_INLINE void RewriteByPairs(D d, const Run& run, int64_t origin,
 // and is left to the pass that flags masked pairs.
 template <size_t W, int C, bool kFlagMasked, class D, class T = hn::TFromD<D>,
           class V = hn::Vec<D>>
-HWY_INLINE void ApplyBias(D d, const Run& run, int64_t origin, const Pairs& bias,
+HWY_NOINLINE void ApplyBias(D d, const Run& run, int64_t origin, const Pairs& bias,
                           const Lanes<T, W>& lanes, T* HWY_RESTRICT s,
                           V* HWY_RESTRICT max) {
   const V minus_inf = hn::Set(d, -std::numeric_limits<T>::infinity());
@@ -207,7 +209,7 @@ HWY_INLINE void ApplyBias(D d, const Run& run, int64_t origin, const Pairs& bias
 }
 
 template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void ApplyMask(D d, const Run& run, int64_t origin, const Pairs& mask,
+HWY_NOINLINE void ApplyMask(D d, const Run& run, int64_t origin, const Pairs& mask,
                           const Lanes<T, W>& lanes, T* HWY_RESTRICT s,
                           V* HWY_RESTRICT max) {
   const V minus_inf = hn::Set(d, -std::numeric_limits<T>::infinity());
@@ -225,7 +227,7 @@ HWY_INLINE void ApplyMask(D d, const Run& run, int64_t origin, const Pairs& mask
 
 // Masks keys whose bit is not set, of kept[(key - origin) / bits of T][lane].
 template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void ApplyPattern(D d, const Run& run, int64_t origin,
+HWY_NOINLINE void ApplyPattern(D d, const Run& run, int64_t origin,
                              const hwy::MakeUnsigned<T>* HWY_RESTRICT kept, T* HWY_RESTRICT s,
                              V* HWY_RESTRICT max) {
   constexpr size_t N = hn::MaxLanes(D()), kBits = 8 * sizeof(T);
@@ -241,7 +243,7 @@ HWY_INLINE void ApplyPattern(D d, const Run& run, int64_t origin,
 }
 
 template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void ApplySegments(D d, const Run& run, int64_t origin,
+HWY_NOINLINE void ApplySegments(D d, const Run& run, int64_t origin,
                               const int32_t* HWY_RESTRICT key_segments,
                               const Lanes<T, W>& lanes, T* HWY_RESTRICT s,
                               V* HWY_RESTRICT max) {
@@ -262,7 +264,7 @@ HWY_INLINE void ApplySegments(D d, const Run& run, int64_t origin,
 // Masks keys outside each lane's runs, of which kRuns may be non-empty.
 template <size_t W, int C, int kRuns, class D, class T = hn::TFromD<D>,
           class V = hn::Vec<D>>
-HWY_INLINE void ApplyRuns(D d, const Run& run, int64_t origin,
+HWY_NOINLINE void ApplyRuns(D d, const Run& run, int64_t origin,
                           const Lanes<T, W>& lanes, T* HWY_RESTRICT s,
                           V* HWY_RESTRICT max) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -330,7 +332,7 @@ HWY_INLINE void Exponentials(D d, size_t num_keys, const T* s,
 
 // Zeroes the weights of dropped pairs; masked ones keep their flag.
 template <size_t W, class D, class T = hn::TFromD<D>>
-HWY_INLINE void ApplyDropout(D /*d*/, const Run& run, int64_t origin,
+HWY_NOINLINE void ApplyDropout(D /*d*/, const Run& run, int64_t origin,
                              const Problem& problem, const Lanes<T, W>& lanes,
                              T* HWY_RESTRICT s) {
   constexpr size_t N = hn::MaxLanes(D());

@@ -87,6 +87,8 @@ struct Problem {
   Rows k_scale, v_scale;    // the factors, f32
   bool pages_gone = false;  // those that no row sees may be
   Rows o, lse;  // written; lse.data may be null
+  bool wide_outputs = false;  // o is in the type that is computed in, as lse always is
+  bool packed = false;        // sequences stand one behind the other, not in batch entries
 
   // One path for all ways to split the queries, caches among them.
   bool invariant = false;

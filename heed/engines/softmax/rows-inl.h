@@ -142,7 +142,7 @@ struct AnyPairs {
   DType dtype;
   int64_t stride;
 
-  HWY_INLINE hn::Vec<D> operator()(D d, const void* row, int64_t j, size_t n) const {
+  HWY_NOINLINE hn::Vec<D> operator()(D d, const void* row, int64_t j, size_t n) const {
     using T = hn::TFromD<D>;
     HWY_ALIGN T values[hn::MaxLanes(D())] = {};
     for (size_t i = 0; i < n; ++i) {

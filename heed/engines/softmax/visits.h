@@ -83,7 +83,20 @@ class KeptKeys {
     return std::max(next, key);
   }
 
-  // put(lane, bits) of keys [key, key + 64), from the lowest bit on, of which the first `count` exist.
+  // Whether every row keeps all of the keys [key, key + 64), as far as that can be told by tiles.
+  bool KeepsAll(int64_t key) {
+    if (key % Visits::kKeys != 0) return false;
+    for (size_t i = 0; i < num_lists_; ++i) {
+      List& list = lists_[i];
+      if (list.row.visits == nullptr) continue;
+      Drop(list, key / Visits::kKeys);
+      const bool whole = !list.left.empty() && list.left[0].words < 0 && list.left[0].tile == key / Visits::kKeys;
+      if (!whole) return false;
+    }
+    return true;
+  }
+
+  // put(lane, bits) of keys [key, key + 64), from the lowest bit on, some of which may not exist.
   template <class F>
   void Words(int64_t key, const F& put) {
     const int64_t tile = key / Visits::kKeys;

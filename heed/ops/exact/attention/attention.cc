@@ -2,6 +2,7 @@
 // that of Merge.
 #include "heed/ops/exact/attention/attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -41,6 +42,17 @@ void FillSurplusRows(const softmax::Problem& p, const Inputs& in,
   }
 }
 
+int64_t WorkspaceOf(const char* op, const Context& ctx, const softmax::Problem& p, const Options& options) {
+  const std::vector<Layer> layers = LayersOf(p, options);
+  int64_t most = 0;
+  for (const Layer& layer : layers) {
+    for (const Piece& piece : PiecesOf(op, p, options, layer)) {
+      most = std::max(most, softmax::Choose(op, ctx, piece.problem).workspace(ctx, piece.problem));
+    }
+  }
+  return most * ctx.num_threads() + LayerBytes(p, layers) + softmax::DecayBytes(p);
+}
+
 double NumBytes(const ConstTensorView& t) {
   return static_cast<double>(t.num_elements()) *
          static_cast<double>(SizeOf(t.dtype()));
@@ -54,37 +66,49 @@ void Forward(Context& ctx, const Inputs& in, const Options& options,
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   softmax::Problem p = CheckedProblem(kOp, in, options, out, Use::kForward);
   SumLogDecays(kOp, ctx, &p);
-  softmax::Choose(kOp, ctx, p).run(ctx, p);
+  const std::vector<Layer> layers = LayersOf(p, options);
+  if (layers.size() > 1) {
+    MergeLayers(kOp, ctx, p, options, layers);
+  } else {
+    for (const Piece& piece : PiecesOf(kOp, p, options, layers[0])) {
+      softmax::Choose(kOp, ctx, piece.problem).run(ctx, piece.problem);
+    }
+  }
   if (options.cu_seqlens_q.present()) FillSurplusRows(p, in, out);
 }
 
 int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
   constexpr char kOp[] = "attention::Workspace";
   const softmax::Problem p = CheckedProblem(kOp, in, options, {}, Use::kExplain);
-  return softmax::Choose(kOp, ctx, p).workspace(ctx, p) * ctx.num_threads() +
-         softmax::DecayBytes(p);
+  return WorkspaceOf(kOp, ctx, p, options);
 }
 
 Explanation Explain(const Context& ctx, const Inputs& in,
                     const Options& options) {
   constexpr char kOp[] = "attention::Explain";
   const softmax::Problem p = CheckedProblem(kOp, in, options, {}, Use::kExplain);
+  const std::vector<Layer> layers = LayersOf(p, options);
+  const bool by_residue = layers.back().kind == Layer::kResidues;
   const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, p);
   const double rows = static_cast<double>(in.q.num_elements()) /
                       static_cast<double>(p.depth);
-  Explanation e;
+  Explanation e = {};
   e.kernel = kernel.name;
   e.target = kernel.target(ctx);
   e.why = kernel.why;
-  e.flops = 2 * static_cast<double>(p.depth + p.value_depth) *
-            softmax::KeptPairs(p);
+  if (by_residue) e.why += "; positions that the pattern keeps apart, by residue, are dense problems";
+  for (const Layer& layer : layers) {
+    for (const Piece& piece : PiecesOf(kOp, p, options, layer)) {
+      e.flops += 2 * static_cast<double>(p.depth + p.value_depth) * softmax::KeptPairs(piece.problem);
+      e.visited_pairs += softmax::VisitedPairs(piece.problem, kernel.lanes(ctx, piece.problem), kernel.grid);
+    }
+  }
+  e.workspace_bytes = WorkspaceOf(kOp, ctx, p, options);
   e.bytes = NumBytes(in.q) + NumBytes(in.k) + NumBytes(in.v) +
             NumBytes(options.mask) + NumBytes(options.bias) + NumBytes(options.log_decay) +
             rows * static_cast<double>(p.value_depth) *
                 static_cast<double>(SizeOf(in.q.dtype()));
-  e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads() + softmax::DecayBytes(p);
-  e.visited_pairs = softmax::VisitedPairs(p, kernel.lanes(ctx, p), kernel.grid);
-  e.invariant = kernel.invariant;
+  e.invariant = kernel.invariant && !by_residue;
   return e;
 }
 

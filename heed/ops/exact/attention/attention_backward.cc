@@ -196,7 +196,14 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   BackwardProblem b = CheckedBackward(kOp, in, options, out, Use::kForward);
   SumLogDecays(kOp, ctx, &b.problem);
   const softmax::Problem& p = b.problem;
-  softmax::Choose(kOp, ctx, p, softmax::Pass::kBackward).backward(ctx, p, b.gradients);
+  const std::vector<Layer> layers = LayersOf(p, options);
+  if (layers.size() > 1) {
+    MergeBackwardLayers(kOp, ctx, p, options, layers, b.gradients);
+  } else {
+    for (const Piece& piece : PiecesOf(kOp, p, options, layers[0], b.gradients)) {
+      softmax::Choose(kOp, ctx, piece.problem, softmax::Pass::kBackward).backward(ctx, piece.problem, piece.gradients);
+    }
+  }
   StoreSums(out.dsinks, b.dsinks);
   StoreSums(out.dalibi, b.dalibi);
   if (!options.cu_seqlens_q.present()) return;
@@ -221,10 +228,16 @@ int64_t BackwardWorkspace(const Context& ctx, const BackwardInputs& in,
                           const Options& options, const Gradients& out) {
   constexpr char kOp[] = "attention::BackwardWorkspace";
   const BackwardProblem b = CheckedBackward(kOp, in, options, out, Use::kExplain);
-  const softmax::BackwardBytes bytes =
-      softmax::Choose(kOp, ctx, b.problem, softmax::Pass::kBackward)
-          .backward_workspace(ctx, b.problem, b.gradients);
-  return bytes.per_thread * ctx.num_threads() + bytes.shared + softmax::DecayBytes(b.problem);
+  const std::vector<Layer> layers = LayersOf(b.problem, options);
+  int64_t most = 0;
+  for (const Layer& layer : layers) {
+    for (const Piece& piece : PiecesOf(kOp, b.problem, options, layer, b.gradients)) {
+      const softmax::BackwardBytes bytes = softmax::Choose(kOp, ctx, piece.problem, softmax::Pass::kBackward)
+                                               .backward_workspace(ctx, piece.problem, piece.gradients);
+      most = std::max(most, bytes.per_thread * ctx.num_threads() + bytes.shared);
+    }
+  }
+  return most + BackwardLayerBytes(b.problem, layers, b.gradients) + softmax::DecayBytes(b.problem);
 }
 
 }  // namespace heed::attention

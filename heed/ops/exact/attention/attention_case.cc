@@ -200,6 +200,17 @@ bool Match(std::string_view variant, std::string_view word, double missing,
 
 constexpr Placement kAligned = Placement::kAligned;
 
+// The pattern of a word "pattern=EXPRESSION", in which # is a number that a run may choose: one beyond the keys.
+constexpr std::string_view kPatternWord = "pattern=";
+
+Pattern PatternOf(std::string_view word, int64_t number) {
+  std::string expression(word.substr(kPatternWord.size()));
+  if (const size_t at = expression.find('#'); at != std::string::npos) {
+    expression.replace(at, 1, std::to_string((int64_t{1} << 40) + number));
+  }
+  return Pattern::Parse(expression);
+}
+
 void ApplyWord(Problem& p, const CaseRequest& request, std::string_view word) {
   const Sizes& s = request.sizes;
   Options& o = p.options;
@@ -266,6 +277,8 @@ void ApplyWord(Problem& p, const CaseRequest& request, std::string_view word) {
     p.memory[0].FillNormal(request.seed * 16, x / 4.2);
   } else if (word == "invariant") {
     o.invariant = true;
+  } else if (word.starts_with(kPatternWord)) {
+    o.pattern = PatternOf(word, 0);
   } else if (word != "bhtd" && !Match(word, "map", 64, &x)) {  // MakePlainCase's
     throw InvalidArgument("attention: variant is " + std::string(word) +
                           ", expected one of Entry().variants");
@@ -293,6 +306,11 @@ double CountPairs(const Problem& p, const Sizes& s) {
                                    row * o.mask.stride(2) + j];
       }
     }
+  }
+  if (o.pattern.present()) {  // beside no other of them but causal
+    const PatternCall call = {s.Tq, s.Tk, s.Hq, s.Hkv, {s.Tk - s.Tq}};
+    const double all = o.causal ? pairs : static_cast<double>(s.B * s.Tq * s.Tk);
+    return all * static_cast<double>(s.Hq) * Density(o.pattern, call, o.causal);
   }
   return pairs * static_cast<double>(s.Hq);
 }
@@ -366,6 +384,13 @@ Case MakePlainCase(const CaseRequest& request) {
   for (const std::string& word : words) {
     double bins;
     if (Match(word, "map", 64, &bins)) return MapCase(p, c, static_cast<int64_t>(bins));
+    if (!word.starts_with(kPatternWord) || word.find('#') == std::string::npos || backward) continue;
+    // Each time it is listed again.
+    c.timed = [p, word, number = int64_t{0}](Context& ctx, std::span<const TensorView> outputs) mutable {
+      Options options = p.options;
+      options.pattern = PatternOf(word, ++number);
+      Forward(ctx, p.in, options, ToOutputs(outputs));
+    };
   }
   return c;
 }
@@ -465,7 +490,7 @@ OpEntry Entry() {
           .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
           .variants = {"causal", "window=512", "softcap=30", "alibi", "log_decay=0.05", "bias",
                        "mask", "padding=62", "lengths=62", "sinks",
-                       "dropout=0.1", "logits=50", "invariant", "bhtd"},
+                       "dropout=0.1", "logits=50", "invariant", "bhtd", "pattern=longformer(512, [0])"},
           .flops = "2 (D + Dv) per kept pair, backward 2 (3 D + 2 Dv); B Hq Tq Tk pairs if "
                    "none is masked",
           .bytes = "(B Tq Hq (D + Dv) + B Tk Hkv (D + Dv)) size + lse",

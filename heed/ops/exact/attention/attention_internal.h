@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "heed/core/context.h"
+#include "heed/engines/softmax/backward.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/ops/exact/attention/attention.h"
 
@@ -19,7 +21,7 @@ enum class Use {
   kInputs,     // no outputs
 };
 
-// Checks every argument and returns the problem they pose. Throws
+// Checks every argument and returns the problem they pose, the pattern not placed in it. Throws
 // InvalidArgument; writes nothing.
 softmax::Problem CheckedProblem(const char* op, const Inputs& in,
                                 const Options& options, const Outputs& out,
@@ -28,6 +30,41 @@ softmax::Problem CheckedProblem(const char* op, const Inputs& in,
 // Lists what the pattern keeps of each sequence's keys, those there are or, `to_lengths`, those that are valid. Throws
 // InvalidArgument if it does not fit.
 void PlacePattern(const char* op, const Pattern& pattern, bool to_lengths, softmax::Problem* problem);
+
+// One of the ways in which a call looks at its pattern's pairs; those of different layers are different pairs.
+struct Layer {
+  enum Kind {
+    kTiles,     // of consecutive keys, which hold some pair
+    kWindow,    // p - left <= j <= p + right
+    kResidues,  // j = p + step c, shift - left <= c <= shift + right
+  } kind;
+  int64_t step = 1, shift = 0, left = 0, right = 0;
+};
+
+// The layers of a call, at least one, from its options alone: attention_pieces.cc.
+std::vector<Layer> LayersOf(const softmax::Problem& whole, const Options& options);
+
+// What the engine runs.
+struct Piece {
+  softmax::Problem problem;
+  softmax::Gradients gradients;
+};
+
+// The pieces of a layer, which write the rows and gradients of the problem between them.
+std::vector<Piece> PiecesOf(const char* op, softmax::Problem whole, const Options& options, const Layer& layer,
+                            const softmax::Gradients& gradients = {});
+
+// Runs layers, of which there are several, and merges what they come to: attention_layers.cc. Backward adds to
+// gradients of sinks.
+void MergeLayers(const char* op, Context& ctx, const softmax::Problem& whole, const Options& options,
+                 const std::vector<Layer>& layers);
+void MergeBackwardLayers(const char* op, Context& ctx, const softmax::Problem& whole, const Options& options,
+                         const std::vector<Layer>& layers, const softmax::Gradients& gradients);
+
+// What these keep beside the engine's workspace.
+int64_t LayerBytes(const softmax::Problem& whole, const std::vector<Layer>& layers);
+int64_t BackwardLayerBytes(const softmax::Problem& whole, const std::vector<Layer>& layers,
+                           const softmax::Gradients& gradients);
 
 // Adds up the log decays of a problem, if it has any; where `ctx` asks for checks, throws
 // InvalidArgument for one above 0 or NaN.

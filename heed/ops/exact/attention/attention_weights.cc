@@ -31,6 +31,7 @@ softmax::Problem CheckedWeights(const char* op, const WeightsInputs& in,
   }
   softmax::Problem p =
       CheckedProblem(op, {in.q, in.k, in.k}, options, {}, Use::kInputs);
+  PlacePattern(op, options.pattern, /*to_lengths=*/false, &p);
   p.value_depth = 0;
   p.v = {};
   return p;

@@ -175,9 +175,10 @@ Visits CompileAll(const Node& node, const PatternCall& call) {
   visits.batch = entries > 0 && same_starts && !node.by_batch() ? 1 : entries;
   visits.heads = node.by_head() ? call.query_heads : 1;
   visits.blocks = (call.Tq + kBlockRows - 1) / kBlockRows;
+  Drawn drawn;
   for (int64_t b = 0; b < visits.batch; ++b) {
     for (int64_t head = 0; head < visits.heads; ++head) {
-      const Place place = {call.batch + b, head, call.query_heads, call.key_heads, call.Tk};
+      const Place place = {call.batch + b, head, call.query_heads, call.key_heads, call.Tk, &drawn};
       for (int64_t row = 0; row < call.Tq; row += kBlockRows) {
         visits.begins.push_back(static_cast<int64_t>(visits.visits.size()));
         const RowRange rows = {row, call.starts[static_cast<size_t>(b)] + row,

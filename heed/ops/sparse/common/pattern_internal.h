@@ -21,11 +21,19 @@ namespace heed::patterns {
 
 inline constexpr int64_t kTile = softmax::Visits::kKeys, kBlockRows = softmax::Visits::kRows;
 
-// A row, and what its call is like.
+// Blocks of keys that were drawn last, as a node is asked for them tile by tile.
+struct Drawn {
+  const void* node = nullptr;
+  int64_t head = 0, block = 0;
+  std::vector<int64_t> blocks;
+};
+
+// A head of a call, and what that is like.
 struct Place {
   int64_t batch = 0, head = 0;
   int64_t query_heads = 1, key_heads = 1;
   int64_t Tk = 0;
+  Drawn* drawn = nullptr;  // of this call
 };
 
 // Up to kBlockRows rows of one place: those of the call from `row` on, which stand at `position` and behind.

@@ -211,22 +211,18 @@ class BlocksNode : public Node {
   }
 
  protected:
-  // Of a block of rows, which may be any number.
-  virtual void With(const Place& place, int64_t block, Columns& own,
-                    std::span<const int64_t>& blocks) const = 0;
+  // The blocks of keys that a block of rows, which may be any number, keeps; until asked again.
+  virtual std::span<const int64_t> Of(const Place& place, int64_t block) const = 0;
   int64_t columns() const { return columns_; }
 
  private:
   // f(first, end, blocks) of keys that rows [first, end) of these keep.
   template <class F>
   void ForBlocks(const Place& place, const RowRange& rows, const F& f) const {
-    Columns own;
     for (int64_t first = 0; first < rows.count;) {
       const int64_t block = FloorDivide(rows.position + first, rows_);
       const int64_t end = std::min((block + 1) * rows_ - rows.position, rows.count);
-      std::span<const int64_t> blocks;
-      With(place, block, own, blocks);
-      f(first, end, blocks);
+      f(first, end, Of(place, block));
       first = end;
     }
   }
@@ -268,17 +264,16 @@ class TableNode : public BlocksNode {
   void Add(int64_t column) { lists_.push_back(column); }
 
  protected:
-  void With(const Place& place, int64_t block, Columns&,
-            std::span<const int64_t>& blocks) const override {
-    if (block < 0 || block >= blocks_) return;
+  std::span<const int64_t> Of(const Place& place, int64_t block) const override {
+    if (block < 0 || block >= blocks_) return {};
     const int64_t head = heads_ == 1                    ? 0
                          : heads_ == place.query_heads ? place.head
                                                        : place.head / (place.query_heads / heads_);
     const int64_t list = ((by_batch() ? place.batch : 0) * heads_ + head) * blocks_ + block;
     const auto at = static_cast<size_t>(list);
     const int64_t end = at + 1 < begins_.size() ? begins_[at + 1] : static_cast<int64_t>(lists_.size());
-    blocks = std::span(lists_).subspan(static_cast<size_t>(begins_[at]),
-                                       static_cast<size_t>(end - begins_[at]));
+    return std::span(lists_).subspan(static_cast<size_t>(begins_[at]),
+                                     static_cast<size_t>(end - begins_[at]));
   }
 
  private:
@@ -295,14 +290,24 @@ class RandomNode : public BlocksNode {
   bool by_head() const override { return true; }
 
  protected:
-  void With(const Place& place, int64_t block, Columns& own,
-            std::span<const int64_t>& blocks) const override {
+  std::span<const int64_t> Of(const Place& place, int64_t block) const override {
+    Drawn& drawn = *place.drawn;
+    if (drawn.node != this || drawn.head != place.head || drawn.block != block) {
+      Choose(place, block, drawn.blocks);
+      drawn.node = this;
+      drawn.head = place.head;
+      drawn.block = block;
+    }
+    return drawn.blocks;
+  }
+
+ private:
+  void Choose(const Place& place, int64_t block, Columns& own) const {
     const int64_t all = (place.Tk + columns() - 1) / columns();
     own.clear();
     if (big_bird_) {
       if (block == 0 || block == all - 1 || all - 5 <= 2 * count_) {
         for (int64_t i = 0; i < all; ++i) own.push_back(i);
-        blocks = own;
         return;
       }
       for (const int64_t fixed : {int64_t{0}, block - 1, block, block + 1, all - 1}) {
@@ -313,10 +318,8 @@ class RandomNode : public BlocksNode {
       own.erase(first, last);
     }
     Draw(place.head, block, all, own);
-    blocks = own;
   }
 
- private:
   // The first `count` of a shuffle of all that are not yet there.
   void Draw(int64_t head, int64_t block, int64_t all, Columns& own) const {
     const Columns fixed = own;

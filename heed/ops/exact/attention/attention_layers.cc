@@ -1,0 +1,229 @@
+// Calls whose pairs are looked at in several layers: each layer's answer in the type that is computed in, then one.
+//
+//   lse = log sum_i e^lse_i      o = sum_i e^(lse_i - lse) o_i
+//
+// Gradients need no more than the sum of the layers': P = e^(S - lse) of a pair is right whoever computes it, as
+// lse and delta are those of the whole row.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "heed/core/carver.h"
+#include "heed/core/error.h"
+#include "heed/engines/softmax/kernels.h"
+#include "heed/ops/exact/attention/attention_internal.h"
+
+namespace heed::attention {
+namespace {
+
+using softmax::Problem;
+using softmax::Rows;
+using softmax::Sequence;
+
+// Tokens of a tensor over all sequences, and batch entries that hold as many each: in a packed call one.
+struct Extent {
+  int64_t batches = 0, tokens = 0;
+};
+
+Extent ExtentOf(const Problem& p, int64_t Sequence::*first, int64_t Sequence::*count) {
+  Extent extent = {1, 0};
+  for (const Sequence& s : p.sequences) extent.tokens = std::max(extent.tokens, s.*first + s.*count);
+  if (!p.packed) extent.batches = std::ssize(p.sequences);
+  return extent;
+}
+Extent QueriesOf(const Problem& p) { return ExtentOf(p, &Sequence::first_q, &Sequence::num_queries); }
+Extent KeysOf(const Problem& p) { return ExtentOf(p, &Sequence::first_k, &Sequence::num_keys); }
+
+template <class T>
+Rows Table(Carver& carver, const Extent& extent, int64_t heads, int64_t depth) {
+  T* data;
+  carver.Next(data, extent.batches * extent.tokens * heads * depth);
+  return {data, extent.batches == 1 ? 0 : extent.tokens * heads * depth, heads * depth, depth};
+}
+
+template <class T>
+T* At(const Rows& rows, int64_t batch, int64_t token, int64_t head) {
+  return static_cast<T*>(const_cast<void*>(rows.data)) + batch * rows.batch_stride + token * rows.token_stride +
+         head * rows.head_stride;
+}
+
+template <class T>
+struct Answers {
+  std::vector<Rows> o, lse;  // by layer
+
+  int64_t LayOut(const Problem& p, size_t layers, void* base) {
+    Carver carver(base);
+    for (size_t i = 0; i < layers; ++i) {
+      o.push_back(Table<T>(carver, QueriesOf(p), p.query_heads, p.value_depth));
+      lse.push_back(Table<T>(carver, QueriesOf(p), p.query_heads, 1));
+    }
+    return carver.bytes();
+  }
+};
+
+// dq, dk and dv, as far as they are wanted: the sum over layers so far, and those of one.
+template <class T>
+struct Sums {
+  Rows sum[3], one[3];
+
+  int64_t LayOut(const Problem& p, const softmax::Gradients& g, void* base) {
+    Carver carver(base);
+    for (Rows* rows : {sum, one}) {
+      if (g.dq.data != nullptr) rows[0] = Table<T>(carver, QueriesOf(p), p.query_heads, p.depth);
+      if (g.dk.data != nullptr) rows[1] = Table<T>(carver, KeysOf(p), p.key_heads, p.depth);
+      if (g.dv.data != nullptr) rows[2] = Table<T>(carver, KeysOf(p), p.key_heads, p.value_depth);
+    }
+    return carver.bytes();
+  }
+};
+
+template <class T>
+void Store(DType dtype, const T* from, int64_t count, const Rows& rows, int64_t batch, int64_t token, int64_t head) {
+  const auto put = [&](auto* to, const auto& convert) {
+    for (int64_t e = 0; e < count; ++e) to[e] = convert(from[e]);
+  };
+  switch (dtype) {
+    case DType::kBF16:
+      return put(At<BF16>(rows, batch, token, head), [](T x) { return ToBF16(static_cast<float>(x)); });
+    case DType::kF16:
+      return put(At<F16>(rows, batch, token, head), [](T x) { return ToF16(static_cast<float>(x)); });
+    default:
+      return put(At<T>(rows, batch, token, head), [](T x) { return x; });
+  }
+}
+
+// f(batch, token, head) of all queries, or keys, sequence by sequence.
+template <class F>
+void ForTokens(Context& ctx, const Problem& p, int64_t Sequence::*first, int64_t Sequence::*count, int64_t heads,
+               const F& f) {
+  for (const Sequence& s : p.sequences) {
+    ctx.ParallelFor(s.*count, [&](int64_t i, int) {
+      for (int64_t head = 0; head < heads; ++head) f(s.batch, s.*first + i, head);
+    });
+  }
+}
+
+// One row of o and lse from those of its layers.
+template <class T>
+void MergeRow(const Problem& p, const Answers<T>& answers, int64_t batch, int64_t token, int64_t head, T* o) {
+  constexpr double kNone = -std::numeric_limits<double>::infinity();
+  double max = kNone;
+  for (const Rows& rows : answers.lse) {
+    const auto lse = static_cast<double>(*At<T>(rows, batch, token, head));
+    if (std::isnan(max) || std::isnan(lse)) max = std::numeric_limits<double>::quiet_NaN();
+    max = std::max(max, lse);  // NaN, where max is
+  }
+  double total = 0;
+  const auto weight = [&](size_t layer) {
+    const auto lse = static_cast<double>(*At<T>(answers.lse[layer], batch, token, head));
+    return lse == kNone ? 0 : std::exp(lse - max);
+  };
+  for (size_t i = 0; i < answers.lse.size(); ++i) total += weight(i);
+  const double lse = total == 0 ? kNone : max + std::log(total);
+  double factor = total == 0 ? 0 : 1 / total;
+  if (!p.sinks.empty() && total != 0) factor /= 1 + std::exp(p.sinks[static_cast<size_t>(head)] - lse);
+  std::fill(o, o + p.value_depth, T{0});
+  for (size_t i = 0; i < answers.o.size(); ++i) {
+    const double w = weight(i);
+    if (w == 0) continue;
+    const T share = static_cast<T>(w * factor);
+    const T* of_layer = At<T>(answers.o[i], batch, token, head);
+    for (int64_t e = 0; e < p.value_depth; ++e) o[e] += share * of_layer[e];
+  }
+  Store<T>(p.dtype, o, p.value_depth, p.o, batch, token, head);
+  if (p.lse.data != nullptr) *At<T>(p.lse, batch, token, head) = static_cast<T>(lse);
+}
+
+template <class T>
+void Merge(const char* op, Context& ctx, const Problem& whole, const Options& options,
+           const std::vector<Layer>& layers) {
+  Answers<T> unplaced, answers;
+  ctx.ReserveTables(static_cast<size_t>(unplaced.LayOut(whole, layers.size(), nullptr)));
+  answers.LayOut(whole, layers.size(), ctx.Tables());
+  for (size_t i = 0; i < layers.size(); ++i) {
+    Problem p = whole;
+    p.sinks.clear();  // which count once
+    p.wide_outputs = true;
+    p.o = answers.o[i];
+    p.lse = answers.lse[i];
+    for (const Piece& piece : PiecesOf(op, p, options, layers[i])) {
+      softmax::Choose(op, ctx, piece.problem).run(ctx, piece.problem);
+    }
+  }
+  ctx.ReserveScratch(static_cast<size_t>(whole.value_depth) * sizeof(T));
+  for (const Sequence& s : whole.sequences) {
+    ctx.ParallelFor(s.num_queries, [&](int64_t i, int worker) {
+      for (int64_t head = 0; head < whole.query_heads; ++head) {
+        MergeRow<T>(whole, answers, s.batch, s.first_q + i, head, static_cast<T*>(ctx.Scratch(worker)));
+      }
+    });
+  }
+}
+
+template <class T>
+void MergeBackward(const char* op, Context& ctx, const Problem& whole, const Options& options,
+                   const std::vector<Layer>& layers, const softmax::Gradients& gradients) {
+  Sums<T> unplaced, sums;
+  ctx.ReserveTables(static_cast<size_t>(unplaced.LayOut(whole, gradients, nullptr)));
+  sums.LayOut(whole, gradients, ctx.Tables());
+  const struct {
+    const Rows& out;
+    int64_t depth, heads;
+    int64_t Sequence::*first, Sequence::*count;
+  } kinds[] = {{gradients.dq, whole.depth, whole.query_heads, &Sequence::first_q, &Sequence::num_queries},
+               {gradients.dk, whole.depth, whole.key_heads, &Sequence::first_k, &Sequence::num_keys},
+               {gradients.dv, whole.value_depth, whole.key_heads, &Sequence::first_k, &Sequence::num_keys}};
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const Rows* to = i == 0 ? sums.sum : sums.one;
+    softmax::Gradients g = gradients;
+    g.wide = true;
+    g.dq = to[0];
+    g.dk = to[1];
+    g.dv = to[2];
+    if (i > 0) g.dsinks = nullptr;  // a matter of whole rows
+    for (const Piece& piece : PiecesOf(op, whole, options, layers[i], g)) {
+      softmax::Choose(op, ctx, piece.problem, softmax::Pass::kBackward).backward(ctx, piece.problem, piece.gradients);
+    }
+    for (size_t k = 0; k < std::size(kinds); ++k) {
+      const auto& kind = kinds[k];
+      if (kind.out.data == nullptr) continue;
+      ForTokens(ctx, whole, kind.first, kind.count, kind.heads, [&](int64_t batch, int64_t token, int64_t head) {
+        T* sum = At<T>(sums.sum[k], batch, token, head);
+        const T* one = At<T>(sums.one[k], batch, token, head);
+        for (int64_t e = 0; i > 0 && e < kind.depth; ++e) sum[e] += one[e];
+        if (i + 1 == layers.size()) Store<T>(whole.dtype, sum, kind.depth, kind.out, batch, token, head);
+      });
+    }
+  }
+}
+
+}  // namespace
+
+void MergeLayers(const char* op, Context& ctx, const Problem& whole, const Options& options,
+                 const std::vector<Layer>& layers) {
+  if (whole.dtype == DType::kF64) return Merge<double>(op, ctx, whole, options, layers);
+  Merge<float>(op, ctx, whole, options, layers);
+}
+
+void MergeBackwardLayers(const char* op, Context& ctx, const Problem& whole, const Options& options,
+                         const std::vector<Layer>& layers, const softmax::Gradients& gradients) {
+  if (whole.dtype == DType::kF64) return MergeBackward<double>(op, ctx, whole, options, layers, gradients);
+  MergeBackward<float>(op, ctx, whole, options, layers, gradients);
+}
+
+int64_t LayerBytes(const Problem& whole, const std::vector<Layer>& layers) {
+  if (layers.size() == 1) return 0;
+  if (whole.dtype == DType::kF64) return Answers<double>().LayOut(whole, layers.size(), nullptr);
+  return Answers<float>().LayOut(whole, layers.size(), nullptr);
+}
+
+int64_t BackwardLayerBytes(const Problem& whole, const std::vector<Layer>& layers, const softmax::Gradients& gradients) {
+  if (layers.size() == 1) return 0;
+  if (whole.dtype == DType::kF64) return Sums<double>().LayOut(whole, gradients, nullptr);
+  return Sums<float>().LayOut(whole, gradients, nullptr);
+}
+
+}  // namespace heed::attention
