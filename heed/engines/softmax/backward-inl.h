@@ -98,22 +98,23 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   }
 
   HWY_NOINLINE HWY_ATTR void Compute() {
+    if (!this->MayKeep(group_.keys)) return;
     this->FindKeys();
     const GroupVisits visits(s_, {runs_, num_rows_}, P::kGroupKeys);
     if (!visits.Contains(group_.index)) return;
+    const int64_t turns_before = s_.kept == nullptr
+                                     ? visits.NumBefore(group_.index)
+                                     : this->KeptGroupsBefore(group_.keys.begin, visits, P::kGroupKeys);
     this->KeepKeys(group_.keys);
-    const bool sees_any = this->SeesKept(group_.keys);
-    if (sees_any) {
-      PrepareGradients();
-      EachTile();
-      group_.products.EndBlock();
-    }
+    PrepareGradients();
+    EachTile();
+    group_.products.EndBlock();
     if (!shared_.wants.any_row_sum) return;
     Turn& turn = shared_.turns[shared_.index->first_turn[static_cast<size_t>(
                                    group_.sequence)] +
                                key_head_ * grid_.blocks + block_];
-    WaitForTurn(turn, visits.NumBefore(group_.index));
-    if (sees_any) AddRowSums();
+    WaitForTurn(turn, turns_before);
+    AddRowSums();
     EndTurn(turn);
   }
 

@@ -269,11 +269,30 @@ class Block {
     }
   }
 
-  // Whether a pattern keeps any of these keys, as far as can be told by tiles.
-  HWY_INLINE bool SeesKept(const Interval& keys) {
-    if (!p_.has_pattern) return true;
-    BeginKept(keys.begin);
-    return kept_keys_.Next(keys.begin) < keys.end;
+  // Whether a pattern keeps any of these keys, as far as can be told by tiles; before anything else is known of the
+  // block, as most answers are no.
+  HWY_INLINE bool MayKeep(const Interval& keys) const {
+    if (s_.kept == nullptr) return true;
+    for (int64_t lane = 0; lane < static_cast<int64_t>(num_rows_);) {
+      const BlockGrid::Row row = grid_.At(block_, lane);
+      if (s_.kept->KeepsAny(s_.kept_batch, key_head_ * grid_.heads + row.head, row.query, keys.begin, keys.end)) {
+        return true;
+      }
+      lane += std::min(Visits::kRows - row.query % Visits::kRows, grid_.num_queries - row.query);
+    }
+    return false;
+  }
+
+  // How many of the groups of keys before this key MayKeep() holds for and `visits` contains.
+  HWY_INLINE int64_t KeptGroupsBefore(int64_t end, const GroupVisits& visits, int64_t group_keys) {
+    int64_t count = 0;
+    BeginKept(s_.key_begin);
+    for (int64_t key = kept_keys_.Next(s_.key_begin); key < end;) {
+      const int64_t group = (key - s_.key_begin) / group_keys;
+      count += visits.Contains(group) ? 1 : 0;
+      key = kept_keys_.Next(s_.key_begin + (group + 1) * group_keys);
+    }
+    return count;
   }
 
   // Looks for tiles from that of this key on.

@@ -353,8 +353,11 @@ class ForwardBlock : protected BlockOf<O, C> {
     // Where a tile falls apart, the outputs are rescaled beforehand, once.
     const bool whole = num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C;
     if (!whole) {
-      layout_.Scale(first, rescale, outputs_);
-      for (int c = 0; c < C; ++c) rescale[c] = hn::Set(d_, T{1});
+      const V one = hn::Set(d_, T{1});
+      auto same = hn::Eq(rescale[0], one);
+      for (int c = 1; c < C; ++c) same = hn::And(same, hn::Eq(rescale[c], one));
+      if (first || !hn::AllTrue(d_, same)) layout_.Scale(first, rescale, outputs_);
+      for (int c = 0; c < C; ++c) rescale[c] = one;
     }
     if (head_.values_at == Place::kTile) {
       O::CopyValues(head_.value_source, tile.keys.begin, tile.keys.end,

@@ -36,6 +36,12 @@ struct Visits {
     return std::span(visits).subspan(static_cast<size_t>(begins[at]),
                                      static_cast<size_t>(begins[at + 1] - begins[at]));
   }
+  // Whether that block has a tile with some of the keys [begin, end).
+  bool KeepsAny(int64_t b, int64_t head, int64_t row, int64_t begin, int64_t end) const {
+    const std::span<const Visit> list = Of(b, head, row);
+    const auto at = std::ranges::lower_bound(list, begin / kKeys, {}, &Visit::tile);
+    return at != list.end() && at->tile * kKeys < end;
+  }
   uint64_t WordOf(const Visit& visit, int64_t row) const {
     return visit.words < 0 ? ~uint64_t{0} : words[static_cast<size_t>(visit.words + row % kRows)];
   }
@@ -83,15 +89,15 @@ class KeptKeys {
     return std::max(next, key);
   }
 
-  // Whether every row keeps all of the keys [key, key + 64), as far as that can be told by tiles.
-  bool KeepsAll(int64_t key) {
+  // Whether every row keeps all of the keys [key, key + 64), as far as that can be told by tiles. Those before it stay.
+  bool KeepsAll(int64_t key) const {
+    const int64_t tile = key / Visits::kKeys;
     if (key % Visits::kKeys != 0) return false;
     for (size_t i = 0; i < num_lists_; ++i) {
-      List& list = lists_[i];
+      const List& list = lists_[i];
       if (list.row.visits == nullptr) continue;
-      Drop(list, key / Visits::kKeys);
-      const bool whole = !list.left.empty() && list.left[0].words < 0 && list.left[0].tile == key / Visits::kKeys;
-      if (!whole) return false;
+      const auto at = std::ranges::find_if(list.left, [&](const Visit& visit) { return visit.tile >= tile; });
+      if (at == list.left.end() || at->tile != tile || at->words >= 0) return false;
     }
     return true;
   }

@@ -1,5 +1,5 @@
-// Patterns that keep positions of different residues apart, which become one dense problem per residue, alone or
-// beside a window.
+// The ways that a call with a pattern goes: lists of tiles, or one dense problem per residue where the pattern keeps
+// positions of different residues apart.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,12 +32,12 @@ TensorView Every(const TensorView& t, int64_t first, int64_t step) {
   return TensorView(data, t.dtype(), sizes, strides);
 }
 
-class Residues : public testing::TestWithParam<DType> {
+class PatternPaths : public testing::TestWithParam<DType> {
  protected:
   Context ctx_{2};
 };
 
-TEST_P(Residues, HaveTheBitsOfEveryStepthToken) {
+TEST_P(PatternPaths, ResiduesHaveTheBitsOfEveryStepthToken) {
   for (const int64_t step : {2, 5, 64}) {
     for (const bool causal : {false, true}) {
       Problem p = MakeProblem(GetParam(), {.B = 2, .Tq = 203, .Tk = 203, .Hq = 4, .Hkv = 2, .D = 24, .Dv = 20});
@@ -60,7 +60,7 @@ TEST_P(Residues, HaveTheBitsOfEveryStepthToken) {
 }
 
 // Whatever rows and keys there are, of which residues have none.
-TEST_P(Residues, AgreeWithTheReferenceForwardAndBackward) {
+TEST_P(PatternPaths, ResiduesAgreeWithTheReferenceForwardAndBackward) {
   const Sizes sizes[] = {{.B = 2, .Tq = 70, .Tk = 70, .Hq = 2, .Hkv = 1, .D = 8, .Dv = 12},
                          {.B = 1, .Tq = 5, .Tk = 150, .Hq = 2, .Hkv = 2, .D = 16, .Dv = 16},
                          {.B = 2, .Tq = 90, .Tk = 33, .Hq = 4, .Hkv = 2, .D = 8, .Dv = 8},
@@ -97,7 +97,7 @@ TEST_P(Residues, AgreeWithTheReferenceForwardAndBackward) {
   }
 }
 
-TEST_P(Residues, BitsDoNotDependOnThreadsStridesSplitsOrPacking) {
+TEST_P(PatternPaths, BitsOfResiduesDoNotDependOnThreadsStridesSplitsOrPacking) {
   for (const Pattern& pattern : {patterns::Dilated(11, 3), patterns::Strided(7)}) {
     Context one(1);
     Problem p = MakeProblem(GetParam(), {.B = 3, .Tq = 130, .Tk = 130, .Hq = 4, .Hkv = 2, .D = 16, .Dv = 24});
@@ -132,10 +132,32 @@ TEST_P(Residues, BitsDoNotDependOnThreadsStridesSplitsOrPacking) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, Residues, testing::Values(DType::kF64, DType::kF32, DType::kBF16, DType::kF16),
+// Whole tiles beside tiles that are not there, in every way in which kernels cut keys into tiles of their own.
+TEST_P(PatternPaths, BlocksHaveTheBitsOfTheirMask) {
+  for (const int64_t block : {16, 64, 128}) {
+    Problem p = MakeProblem(GetParam(), {.B = 1, .Tq = 500, .Tk = 500, .Hq = 1, .Hkv = 1, .D = 16, .Dv = 16});
+    const int64_t n = (500 + block - 1) / block;
+    const Buffer keep(DType::kBool, {n, n}), mask(DType::kBool, {1, 1, 500, 500});
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = 0; j < n; ++j) keep.Set({i, j}, (i + j) % 3 == 0);
+    }
+    for (int64_t i = 0; i < 500; ++i) {
+      for (int64_t j = 0; j < 500; ++j) mask.Set({0, 0, i, j}, (i / block + j / block) % 3 == 0);
+    }
+    Problem masked = p;
+    p.options.pattern = patterns::Blocks(keep.view(), block);
+    masked.options.mask = Keep(masked, mask);
+    EXPECT_EQ(Difference(RunForward(ctx_, p), RunForward(ctx_, masked)), "") << block;
+    EXPECT_EQ(Difference(RunBackward(ctx_, WithGradients(p, 7)), RunBackward(ctx_, WithGradients(masked, 7))), "") << block;
+    const Comparison forward = Compare(MakeCase(p), ctx_);
+    EXPECT_TRUE(forward.ok) << forward.message;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, PatternPaths, testing::Values(DType::kF64, DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& info) { return std::string(Name(info.param)); });
 
-TEST(ResiduesTest, CostIsThatOfWhatIsKept) {
+TEST(PatternPathsTest, CostIsThatOfWhatIsKept) {
   Context ctx(1);
   Problem p = MakeProblem(DType::kF32, {.B = 1, .Tq = 4096, .Tk = 4096, .Hq = 1, .Hkv = 1, .D = 8, .Dv = 8});
   for (const auto& [pattern, share] : {std::pair{patterns::Dilated(256, 4), 1.3}, {patterns::Atrous(16), 1.1},
@@ -149,7 +171,7 @@ TEST(ResiduesTest, CostIsThatOfWhatIsKept) {
 
 // What a sequence of every step-th token could not tell stays with tiles of consecutive keys, whose bits are those of
 // a mask.
-TEST(ResiduesTest, WhatDependsOnNeighboursKeepsItsTiles) {
+TEST(PatternPathsTest, WhatDependsOnNeighboursKeepsItsTiles) {
   Context ctx(1);
   const Sizes size = {.B = 1, .Tq = 100, .Tk = 100, .Hq = 2, .Hkv = 2, .D = 8, .Dv = 8};
   const auto with = [&](const auto& change) {
