@@ -26,17 +26,14 @@ namespace heed::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "Errors are against exact attention in float64 without --window and --pattern, "
-    "which\n"
-    "attention has in a row of its own, causal where a row is: the root mean square\n"
-    "relative to that of o, and the largest difference of an element. Visited is the\n"
-    "share of all pairs of a query and a key that attention computes. State is what the next token needs of these: keys and "
-    "values, or\n"
-    "a recurrence's state. Other mechanisms run with their default options; "
-    "decays\n"
-    "and projections that the file does not have are assumed, as is said. Of a "
-    "file\n"
-    "without q, k and v, errors are against each mechanism in float64.\n\n"
+    "Errors are against exact attention in float64 without --window and --pattern,\n"
+    "which attention has in a row of its own, causal where a row is: the root mean\n"
+    "square relative to that of o, and the largest difference of an element. Visited\n"
+    "is the share of all pairs of a query and a key that attention computes. State is\n"
+    "what the next token needs of these: keys and values, or a recurrence's state.\n"
+    "Other mechanisms run with their default options; decays and projections that the\n"
+    "file does not have are assumed, as is said. Of a file without q, k and v, errors\n"
+    "are against each mechanism in float64.\n\n"
     "Example:\n  heed compare data/minilm_alice.safetensors --layer 2";
 
 // Above this the scalar reference would take minutes.

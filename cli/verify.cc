@@ -24,11 +24,9 @@ namespace heed::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "A row is many problems: awkward sizes, and random ones with random "
-    "options.\n"
-    "Its error and tolerance are of the element that came closest to its "
-    "tolerance. --pattern puts one pattern into every problem of attention that it "
-    "fits.\n\n"
+    "A row is many problems: awkward sizes, and random ones with random options.\n"
+    "Its error and tolerance are of the element that came closest to its tolerance.\n"
+    "--pattern verifies attention alone, with one pattern in every problem that it fits.\n\n"
     "Example:\n  heed verify attention --isa AVX2";
 
 constexpr uint64_t kRandomCases = 150;  // per mechanism, target and dtype
@@ -134,7 +132,7 @@ void CheckFitsSome(const Parts& parts, const std::string& pattern) {
   LeftOut left_out;
   for (const auto& [op, dtype] : parts) {
     for (const auto& problem : Problems(op, dtype, pattern)) {
-      if (Make(problem, !pattern.empty(), left_out)) return;
+      if (Make(problem, /*has_pattern=*/true, left_out)) return;
     }
   }
   throw UsageError(fmt::format("--pattern: {}, and fits none of {} problems", left_out.reason, left_out.count));

@@ -145,8 +145,8 @@ std::string AddKept(KeptSet kept, const Pattern& pattern, int64_t index, Json& h
   kept.header["id"] = blob->first;
   page.data["pattern"] = Brief(pattern, kMaxPatternText);
   header["kept"] = kept.header;
-  return fmt::format("{} keeps {} of the pairs; maps are of attention without it", Brief(pattern),
-                     Percent(Mean(kept.header["pairs"])));
+  return fmt::format("{} keeps {} of the pairs; maps are of attention without it",
+                     Brief(pattern, kMaxPatternText), Percent(Mean(kept.header["pairs"])));
 }
 
 // What holds of several layers is said once.
