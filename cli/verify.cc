@@ -226,7 +226,7 @@ void Verify(const VerifyOptions& options) {
   }
   if (options.json) PrintJson(document);
   if (table && left_out.count > 0) {
-    Print(fmt::format("left out: {} of {} problems, which the pattern does not fit: {}\n", left_out.count,
+    Print(fmt::format("left out: {} of {} problems, the last as its {}\n", left_out.count,
                       problems, left_out.reason));
   }
   if (failures != 0) {
