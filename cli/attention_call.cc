@@ -132,6 +132,11 @@ OutputError AttentionCall::SpotCheck(int64_t num_rows) const {
   return sum.Result();
 }
 
+std::string Brief(const Pattern& pattern, size_t most) {
+  const std::string text = pattern.ToString();
+  return text.size() <= most ? text : text.substr(0, most) + "...";
+}
+
 Json ToJson(const attention::Options& options) {
   Json json = Json::object();
   if (options.causal) json["causal"] = true;
@@ -140,6 +145,7 @@ Json ToJson(const attention::Options& options) {
   }
   if (options.scale) json["scale"] = *options.scale;
   if (options.softcap > 0) json["softcap"] = options.softcap;
+  if (options.pattern.present()) json["pattern"] = options.pattern.ToString();
   return json;
 }
 
@@ -149,9 +155,10 @@ std::string ToString(const attention::Options& options) {
     text +=
         fmt::format(" window {},{}", options.window.left, options.window.right);
   }
-  if (text.empty()) text = " full";
+  if (text.empty() && !options.pattern.present()) text = " full";
   if (options.softcap > 0)
     text += fmt::format(" softcap {:.6g}", options.softcap);
+  if (options.pattern.present()) text += " " + Brief(options.pattern);
   return text.substr(1);
 }
 

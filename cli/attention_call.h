@@ -73,10 +73,13 @@ double MedianSeconds(const Context& ctx, const std::function<void()>& call);
 OutputError MeasureError(const ConstTensorView& o,
                          const ConstTensorView& expected);
 
+// A pattern's expression for people: what is longer is cut.
+std::string Brief(const Pattern& pattern, size_t most = 60);
+
 // Options that differ from the default, {"causal": true, "window": [127, 0]}.
 Json ToJson(const attention::Options& options);
 
-// The same in one line, "causal window 127,0"; "full" for none.
+// The same in one line, "causal window 127,0"; a pattern as its expression; "full" for none.
 std::string ToString(const attention::Options& options);
 
 }  // namespace heed::cli

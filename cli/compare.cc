@@ -26,17 +26,14 @@ namespace heed::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "Errors are against exact attention in float64 without --window, causal "
-    "where a\n"
-    "row is: the root mean square relative to that of o, and the largest "
-    "difference\n"
-    "of an element. State is what the next token needs of these: keys and "
-    "values, or\n"
-    "a recurrence's state. Other mechanisms run with their default options; "
-    "decays\n"
-    "and projections that the file does not have are assumed, as is said. Of a "
-    "file\n"
-    "without q, k and v, errors are against each mechanism in float64.\n\n"
+    "Errors are against exact attention in float64 without --window and --pattern,\n"
+    "which attention has in a row of its own, causal where a row is: the root mean\n"
+    "square relative to that of o, and the largest difference of an element. Visited\n"
+    "is the share of all pairs of a query and a key that attention computes. State is\n"
+    "what the next token needs of these: keys and values, or a recurrence's state.\n"
+    "Other mechanisms run with their default options; decays and projections that the\n"
+    "file does not have are assumed, as is said. Of a file without q, k and v, errors\n"
+    "are against each mechanism in float64.\n\n"
     "Example:\n  heed compare data/minilm_alice.safetensors --layer 2";
 
 // Above this the scalar reference would take minutes.
@@ -52,13 +49,13 @@ struct CompareOptions {
   MathOptions math;
 };
 
-// Exact attention as the reference sees it, and its restrictions by a window:
-// the typed one, else some that are narrower than the keys.
+// Exact attention as the reference sees it, and its restrictions: the window and
+// the pattern that were typed, else some windows that are narrower than the keys.
 std::vector<attention::Options> Variants(const attention::Options& full,
                                          const attention::Options& typed,
-                                         bool has_window, int64_t Tk) {
+                                         bool is_restricted, int64_t Tk) {
   std::vector<attention::Options> variants = {full};
-  if (has_window) {
+  if (is_restricted) {
     variants.push_back(typed);
     return variants;
   }
@@ -81,6 +78,12 @@ int64_t KeyValueBytes(const TensorSet& set, const attention::Options& options) {
   return set.k.size(0) * keys * set.k.size(2) *
          (set.k.size(3) + set.v.size(3)) *
          static_cast<int64_t>(SizeOf(set.dtype));
+}
+
+// Of a query and a key, over all heads.
+double AllPairs(const TensorSet& set) {
+  return static_cast<double>(set.q.size(0) * set.q.size(2)) *
+         static_cast<double>(set.q.size(1) * set.k.size(1));
 }
 
 // What errors are against. A kernel as reference is itself checked on some
@@ -118,7 +121,7 @@ Reference ComputeReference(Context& ctx, const TensorSet& wide,
 struct Comparison {
   const CompareOptions& options;
   const TensorSet& wide;           // in f64
-  attention::Options full, typed;  // without and with --window
+  attention::Options full, typed;  // without and with --window and --pattern
   std::map<bool, Reference> references;  // exact attention as `full`, causal or not
   std::map<DType, TensorSet> sets;
 
@@ -145,7 +148,7 @@ bool Has(const OpEntry& op, DType dtype) {
 void AddAttention(Context& ctx, Comparison& c, const attention::Options& variant,
                   Countdown& countdown, CompareReport& report) {
   const Reference& reference = c.For(ctx, variant.causal);
-  const bool exact = variant.window.left < 0 && variant.window.right < 0;
+  const bool exact = variant.window.left < 0 && variant.window.right < 0 && !variant.pattern.present();
   for (const DType dtype : report.dtypes) {
     countdown.Next("attention " + ToString(variant) + " " + Name(dtype));
     const TensorSet& set = c.sets.at(dtype);
@@ -153,7 +156,8 @@ void AddAttention(Context& ctx, Comparison& c, const attention::Options& variant
     const double seconds = MedianSeconds(ctx, [&] { call.Forward(ctx); });
     report.rows.push_back({"attention", variant, {}, dtype, seconds, call.Workspace(ctx),
                            KeyValueBytes(set, variant),
-                           MeasureError(call.o(), reference.expected.o())});
+                           MeasureError(call.o(), reference.expected.o()),
+                           call.Explain(ctx).visited_pairs, AllPairs(set)});
     // Beside itself its error would be 0.
     if (exact && dtype == DType::kF64 && reference.own_error) {
       report.rows.back().error = *reference.own_error;
@@ -266,6 +270,7 @@ CompareReport CompareQkv(Context& ctx, const CompareOptions& options,
   Comparison c{options, wide, {}, options.math.Resolve(wide, report.notes), {}, {}};
   c.full = c.typed;
   if (options.math.HasWindow()) c.full.window = {};
+  c.full.pattern = {};
   for (const DType dtype : report.dtypes) {
     c.sets.emplace(dtype, In(options.tensors, dtype).Load());
   }
@@ -274,7 +279,7 @@ CompareReport CompareQkv(Context& ctx, const CompareOptions& options,
   report.layer = wide.layer;
 
   std::vector<attention::Options> variants =
-      Variants(c.full, c.typed, options.math.HasWindow(), wide.k.size(1));
+      Variants(c.full, c.typed, options.math.HasWindow() || options.math.HasPattern(), wide.k.size(1));
   if (chosen.size() > 1 && !c.full.causal) {  // what causal mechanisms stand beside
     attention::Options causal = c.full;
     causal.causal = true;

@@ -65,6 +65,10 @@ Cell State(const CompareRow& row) {
   const auto bytes = static_cast<double>(row.state_bytes);
   return {Bytes(bytes), bytes};
 }
+Cell Visited(const CompareRow& row) {
+  const double share = row.visited_pairs / row.all_pairs;
+  return {std::isnan(share) ? "-" : Percent(share), share};
+}
 Cell RmsError(const CompareRow& row) {
   return {ErrorSize(row.error.relative), row.error.relative};
 }
@@ -141,7 +145,7 @@ std::string HtmlTable(const CompareReport& report) {
   const std::string each = fmt::format(" colspan=\"{}\" class=\"group\"", n);
   std::string html = "<table id=\"table\">\n<thead><tr class=\"groups\"><td colspan=\"2\"></td>" +
                      HtmlCell("th", each, "time") + HtmlCell("th", each, "rms error") +
-                     HtmlCell("th", " colspan=\"3\" class=\"group\"", "in " + usual) +
+                     HtmlCell("th", " colspan=\"4\" class=\"group\"", "in " + usual) +
                      "</tr>\n<tr>" + HtmlCell("th", " class=\"left\"", "mechanism") +
                      HtmlCell("th", " class=\"left\"", "options");
   for (int measure = 0; measure < 2; ++measure) {
@@ -149,8 +153,8 @@ std::string HtmlTable(const CompareReport& report) {
       html += HtmlCell("th", i == 0 ? " class=\"first\"" : "", Name(report.dtypes[i]));
     }
   }
-  html += HtmlCell("th", " class=\"first\"", "max error") + HtmlCell("th", "", "workspace") +
-          HtmlCell("th", "", "state") + "</tr></thead>\n<tbody>";
+  html += HtmlCell("th", " class=\"first\"", "max error") + HtmlCell("th", "", "visited") +
+          HtmlCell("th", "", "workspace") + HtmlCell("th", "", "state") + "</tr></thead>\n<tbody>";
   for (const Group& group : GroupsOf(report)) {
     html += "\n<tr>" + HtmlCell("td", " class=\"left\"", group[0].mechanism) +
             HtmlCell("td", " class=\"left\"", OptionsOf(group[0]));
@@ -164,6 +168,7 @@ std::string HtmlTable(const CompareReport& report) {
       for (size_t i = 0; i < n; ++i) add(report.dtypes[i], measure, i == 0);
     }
     add(UsualDType(report), &MaxError, true);
+    add(UsualDType(report), &Visited, false);
     add(UsualDType(report), &Workspace, false);
     add(UsualDType(report), &State, false);
     html += "</tr>";
@@ -177,8 +182,8 @@ std::string ToText(const CompareReport& report) {
   std::string text = Where(report) + "\n" + report.problem + "\n";
   for (const std::string& note : report.notes) text += note + "\n";
   const std::string usual = Name(UsualDType(report));
-  text += "\ntime of a call; workspace and state in " + usual + "\n" +
-          TableOf(report, &Time, {{"workspace", &Workspace}, {"state", &State}});
+  text += "\ntime of a call; visited pairs, workspace and state in " + usual + "\n" +
+          TableOf(report, &Time, {{"visited", &Visited}, {"workspace", &Workspace}, {"state", &State}});
   text += "\nrms error against " + report.reference + "; max error in " + usual + "\n" +
           TableOf(report, &RmsError, {{"max error", &MaxError}});
   const std::vector<std::string> remarks = Remarks(report);
@@ -195,6 +200,7 @@ Json ToJson(const CompareReport& report) {
                     {"assumed", row.assumed},
                     {"dtype", Name(row.dtype)},
                     {"seconds", row.seconds},
+                    {"visited_pairs", row.visited_pairs},
                     {"workspace_bytes", row.workspace_bytes},
                     {"state_bytes", row.state_bytes},
                     {"max_error", row.error.max},

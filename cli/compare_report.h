@@ -2,6 +2,7 @@
 #ifndef CLI_COMPARE_REPORT_H_
 #define CLI_COMPARE_REPORT_H_
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -23,6 +24,7 @@ struct CompareRow {
   double seconds;
   int64_t workspace_bytes, state_bytes;
   OutputError error;
+  double visited_pairs = std::nan(""), all_pairs = std::nan("");  // of attention
 };
 
 struct CompareReport {

@@ -10,6 +10,7 @@
 
 #include "heed/core/error.h"
 #include "heed/core/os.h"
+#include "heed/ops/sparse/common/pattern_internal.h"
 
 namespace heed::cli {
 namespace {
@@ -78,6 +79,17 @@ std::optional<T> Fact(const TensorSet& tensors, const char* name,
   return value;
 }
 
+// Throws UsageError if the pattern is none of calls on these tensors.
+void CheckFits(const Pattern& pattern, const TensorSet& set) {
+  PatternCall call = {set.q.size(1), set.k.size(1), set.q.size(2), set.k.size(2), {}};
+  call.batches = set.q.size(0);
+  try {
+    patterns::CheckPattern("--pattern", pattern, call);
+  } catch (const InvalidArgument& e) {
+    throw UsageError(e.what());
+  }
+}
+
 }  // namespace
 
 void BadOption(const std::string& option, const std::string& value,
@@ -138,6 +150,22 @@ CLI::Option* AddText(CLI::App& verb, const std::string& name,
     return std::string(text.empty() ? "is empty, expected a value" : "");
   });
   return option;
+}
+
+void AddPattern(CLI::App& verb, std::string& value) {
+  AddText(verb, "--pattern", value,
+          "the pairs that are kept, as in Python: \"longformer(512, [0]) | dilated(8, 64)\"", "EXPRESSION");
+}
+
+Pattern ParsePattern(const std::string& expression) {
+  constexpr std::string_view kParser = "pattern: ";  // begins what(), unless a builder speaks
+  try {
+    return Pattern::Parse(expression);
+  } catch (const InvalidArgument& e) {
+    std::string what = e.what();
+    if (what.starts_with(kParser)) what.erase(0, kParser.size());
+    throw UsageError("--pattern: " + what);
+  }
 }
 
 void CheckEnvironment() {
@@ -255,6 +283,7 @@ void MathOptions::Register(CLI::App& verb) {
           "S");
   AddText(verb, "--softcap", softcap,
           "logits s become C tanh(s / C); 0 is none", "C");
+  AddPattern(verb, pattern);
 }
 
 void MathOptions::Check() const {
@@ -275,6 +304,7 @@ std::optional<double> MathOptions::ScaleAlone(
   if (not_causal) refuse("--no-causal");
   if (!window.empty()) refuse("--window");
   if (!softcap.empty()) refuse("--softcap");
+  if (HasPattern()) refuse("--pattern");
   if (scale.empty()) return std::nullopt;
   const std::optional<double> value = ParseFinite(scale);
   if (!value) BadOption("--scale", scale, "a finite number");
@@ -297,6 +327,10 @@ attention::Options MathOptions::Resolve(const TensorSet& tensors,
   options.causal =
       Fact<bool>(tensors, "causal", typed, "true or false", ParseBool, notes)
           .value_or(false);
+  if (HasPattern()) {
+    options.pattern = ParsePattern(pattern);
+    if (tensors.q) CheckFits(options.pattern, tensors);
+  }
   if (const auto missing = tensors.facts.find("not_recorded");
       missing != tensors.facts.end()) {
     notes.push_back("the model also used " + missing->second +

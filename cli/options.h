@@ -15,6 +15,7 @@
 #include "heed/harness/case.h"
 #include "heed/harness/tensor_file.h"
 #include "heed/ops/exact/attention/attention.h"
+#include "heed/ops/sparse/common/pattern.h"
 
 namespace heed::cli {
 
@@ -50,21 +51,22 @@ struct TensorOptions {
   TensorChoice Choice() const;
 };
 
-// --causal, --window, --scale, --softcap: absent means not typed.
+// --causal, --window, --scale, --softcap, --pattern: absent means not typed.
 struct MathOptions {
   bool causal = false, not_causal = false;
-  std::string window, scale, softcap;
+  std::string window, scale, softcap, pattern;
 
   void Register(CLI::App& verb);
 
   // Throws UsageError for what was typed, before any file is opened.
   void Check() const;
 
-  // What was typed, else what the file says of its layer. `notes` receives a
+  // What was typed, else what the file says of its layer; a pattern is typed. `notes` receives a
   // line for each fact taken from the file.
   attention::Options Resolve(const TensorSet& tensors,
                              std::vector<std::string>& notes) const;
   bool HasWindow() const { return !window.empty(); }
+  bool HasPattern() const { return !pattern.empty(); }
 
   // For a mechanism that has but a scale: the typed one. Throws UsageError.
   std::optional<double> ScaleAlone(const std::string& mechanism) const;
@@ -74,6 +76,12 @@ struct MathOptions {
 CLI::Option* AddText(CLI::App& verb, const std::string& name,
                      std::string& value, const std::string& help,
                      const std::string& type);
+
+// --pattern.
+void AddPattern(CLI::App& verb, std::string& value);
+
+// The set that an expression says. Throws UsageError that says where in it what was expected.
+Pattern ParsePattern(const std::string& expression);
 
 // Throws UsageError if HEED_ISA names no target of this machine.
 void CheckEnvironment();

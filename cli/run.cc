@@ -26,8 +26,9 @@ constexpr char kFooter[] =
     "such as\n"
     "log_decay. Scale, causal, window and softcap of attention default to what "
     "the\n"
-    "file's metadata says; of the others, --scale alone is an option. OUT also\n"
-    "receives what a mechanism remembers, as state and state_z.\n"
+    "file's metadata says; a pattern is ANDed with them. Of the other mechanisms,\n"
+    "--scale alone is an option. OUT also receives what one remembers, as state and\n"
+    "state_z.\n"
     "sha256 is that of o's elements, row-major: it does not depend on "
     "--threads.\n\n"
     "Example:\n  heed run attention data/minilm_alice.safetensors --layer 2 -o "
@@ -201,7 +202,8 @@ void RunAttention(const RunOptions& options, Context& ctx) {
                          1 / std::sqrt(static_cast<double>(tensors.q.size(3))))},
            {"causal", math.causal},
            {"window", {math.window.left, math.window.right}},
-           {"softcap", math.softcap}},
+           {"softcap", math.softcap},
+           {"pattern", math.pattern.present() ? Json(math.pattern.ToString()) : Json(nullptr)}},
           ToString(math),
           notes,
           seconds,

@@ -17,15 +17,16 @@
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/harness/case.h"
+#include "heed/ops/exact/attention/attention_case.h"
+#include "heed/ops/sparse/common/pattern.h"
 
 namespace heed::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "A row is many problems: awkward sizes, and random ones with random "
-    "options.\n"
-    "Its error and tolerance are of the element that came closest to its "
-    "tolerance.\n\n"
+    "A row is many problems: awkward sizes, and random ones with random options.\n"
+    "Its error and tolerance are of the element that came closest to its tolerance.\n"
+    "--pattern verifies attention alone, with one pattern in every problem that it fits.\n\n"
     "Example:\n  heed verify attention --isa AVX2";
 
 constexpr uint64_t kRandomCases = 150;  // per mechanism, target and dtype
@@ -39,7 +40,7 @@ constexpr Sizes kSizes[] = {
 
 struct VerifyOptions {
   std::vector<std::string> mechanisms;
-  std::string dtype;
+  std::string dtype, pattern;
   bool json = false;
   MachineOptions machine;
 };
@@ -71,31 +72,82 @@ std::vector<std::string> Targets(DType dtype, int64_t allowed) {
   return targets;
 }
 
-// Problems of a mechanism in one dtype.
-std::vector<std::function<Case()>> Problems(const OpEntry& op, DType dtype) {
+// The mechanisms that were named; only attention has patterns.
+std::vector<OpEntry> Chosen(const VerifyOptions& options) {
+  if (options.pattern.empty()) return ChooseOps(options.mechanisms);
+  for (const OpEntry& op : ChooseOps(options.mechanisms)) {
+    if (!options.mechanisms.empty() && op.name != "attention") {
+      throw UsageError("--pattern is not an option of " + op.name + ", expected attention alone");
+    }
+  }
+  return ChooseOps({"attention"});
+}
+
+// Problems of a mechanism in one dtype, those of attention under the pattern that was typed.
+std::vector<std::function<Case()>> Problems(const OpEntry& op, DType dtype,
+                                            const std::string& expression) {
+  const std::string pattern = expression.empty() ? "" : "pattern=" + expression;
   std::vector<std::function<Case()>> problems;
   for (const std::string& pass : op.passes) {
     for (const Sizes& sizes : kSizes) {
       problems.push_back(
-          [=] { return op.make_case({sizes, dtype, 1, pass, ""}); });
+          [=] { return op.make_case({sizes, dtype, 1, pass, pattern}); });
       if (!HasVariant(op, "causal")) continue;
+      const std::string causal = pattern.empty() ? "causal" : "causal+" + pattern;
       problems.push_back(
-          [=] { return op.make_case({sizes, dtype, 2, pass, "causal"}); });
+          [=] { return op.make_case({sizes, dtype, 2, pass, causal}); });
     }
   }
   for (uint64_t seed = 1; seed <= kRandomCases; ++seed) {
-    problems.push_back([=] { return op.random_case(dtype, seed); });
+    problems.push_back([=] {
+      if (pattern.empty()) return op.random_case(dtype, seed);
+      return attention::MakeRandomCase(dtype, seed, Pattern::Parse(expression));
+    });
   }
   return problems;
 }
 
+// Problems that the pattern does not fit, and why not the last one.
+struct LeftOut {
+  size_t count = 0;
+  std::string reason;
+};
+
+// Nothing where a pattern does not fit.
+std::optional<Case> Make(const std::function<Case()>& problem, bool has_pattern, LeftOut& left_out) {
+  try {
+    return problem();
+  } catch (const InvalidArgument& e) {
+    if (!has_pattern) throw;
+    const std::string what = e.what();
+    left_out = {left_out.count + 1, what.substr(what.find("pattern "))};
+    return std::nullopt;
+  }
+}
+
+using Parts = std::vector<std::pair<OpEntry, DType>>;
+
+// Throws UsageError where the pattern that was typed fits no problem.
+void CheckFitsSome(const Parts& parts, const std::string& pattern) {
+  LeftOut left_out;
+  for (const auto& [op, dtype] : parts) {
+    for (const auto& problem : Problems(op, dtype, pattern)) {
+      if (Make(problem, /*has_pattern=*/true, left_out)) return;
+    }
+  }
+  throw UsageError(fmt::format("--pattern: {}, and fits none of {} problems", left_out.reason, left_out.count));
+}
+
 // The same problems for every target.
 std::vector<Row> VerifyOp(const OpEntry& op, const std::vector<std::string>& targets,
-                          DType dtype, Context& ctx, Countdown& countdown) {
+                          DType dtype, const std::string& pattern, Context& ctx,
+                          Countdown& countdown, LeftOut& left_out) {
   std::map<std::string, std::map<std::string, Row>> rows;  // by target and pass
-  for (const std::function<Case()>& problem : Problems(op, dtype)) {
+  for (const std::function<Case()>& problem : Problems(op, dtype, pattern)) {
     countdown.Next(fmt::format("{} {}", op.name, Name(dtype)));
-    const Case c = problem();
+    const std::optional<Case> made = Make(problem, !pattern.empty(), left_out);
+    if (!made) continue;
+    const Case& c = *made;
     const Expected expected = ExpectedOf(c);
     for (const std::string& target : targets) {
       ctx.set_isa(target);
@@ -108,7 +160,10 @@ std::vector<Row> VerifyOp(const OpEntry& op, const std::vector<std::string>& tar
   }
   std::vector<Row> list;
   for (const std::string& target : targets) {
-    for (const std::string& pass : op.passes) list.push_back(rows[target][pass]);
+    for (const std::string& pass : op.passes) {
+      const Row& row = rows[target][pass];
+      if (row.worst_ratio >= 0) list.push_back(row);
+    }
   }
   return list;
 }
@@ -124,19 +179,21 @@ Json RowToJson(const Row& row) {
 }
 
 void Verify(const VerifyOptions& options) {
+  if (!options.pattern.empty()) ParsePattern(options.pattern);
   Context ctx(options.machine.Threads());
   options.machine.Apply(ctx);
   const int64_t allowed = ctx.allowed_targets();
-  const std::vector<OpEntry> ops = ChooseOps(options.mechanisms);
-  std::vector<std::pair<OpEntry, DType>> parts;
+  const std::vector<OpEntry> ops = Chosen(options);
+  Parts parts;
   size_t problems = 0;
   for (const OpEntry& op : ops) {
     for (const DType dtype : op.dtypes) {
       if (!options.dtype.empty() && ParseDType(options.dtype) != dtype) continue;
       parts.emplace_back(op, dtype);
-      problems += Problems(op, dtype).size();
+      problems += Problems(op, dtype, options.pattern).size();
     }
   }
+  if (!options.pattern.empty() && !parts.empty()) CheckFitsSome(parts, options.pattern);
   std::optional<StreamedTable> table;
   if (!options.json) {
     table.emplace(std::vector<std::string>{"<mechanism", "<pass", "<target", "<dtype",
@@ -147,10 +204,12 @@ void Verify(const VerifyOptions& options) {
   Json list = Json::array();
   size_t failures = 0;
   std::string message;  // of the first
+  LeftOut left_out;
   {
     Countdown countdown(problems);
     for (const auto& [op, dtype] : parts) {
-      for (const Row& row : VerifyOp(op, Targets(dtype, allowed), dtype, ctx, countdown)) {
+      for (const Row& row : VerifyOp(op, Targets(dtype, allowed), dtype, options.pattern, ctx,
+                                     countdown, left_out)) {
         if (!row.ok && failures++ == 0) message = row.message;
         list.push_back(RowToJson(row));
         if (!table) continue;
@@ -160,7 +219,16 @@ void Verify(const VerifyOptions& options) {
       }
     }
   }
-  if (options.json) PrintJson(Json{{"ok", failures == 0}, {"rows", list}});
+  Json document = {{"ok", failures == 0}, {"rows", list}};
+  if (!options.pattern.empty()) {
+    document["pattern"] = ParsePattern(options.pattern).ToString();
+    document["left_out"] = left_out.count;
+  }
+  if (options.json) PrintJson(document);
+  if (table && left_out.count > 0) {
+    Print(fmt::format("left out: {} of {} problems, the last as its {}\n", left_out.count,
+                      problems, left_out.reason));
+  }
   if (failures != 0) {
     throw std::runtime_error(
         fmt::format("verify: {} of {} rows failed, expected 0; {}", failures,
@@ -179,6 +247,7 @@ void AddVerify(CLI::App& app) {
   verb->add_option("MECHANISM", options->mechanisms, "only these; default all")
       ->type_name("");
   AddText(*verb, "--dtype", options->dtype, "only this dtype", "f32|bf16|f16|f64");
+  AddPattern(*verb, options->pattern);
   options->machine.Register(*verb);
   verb->add_flag("--json", options->json, "one JSON document");
   verb->callback([options] { Verify(*options); });

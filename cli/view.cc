@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fmt/format.h"
@@ -13,6 +15,7 @@
 #include "cli/print.h"
 #include "cli/verbs.h"
 #include "cli/view_data.h"
+#include "cli/view_kept.h"
 #include "heed/core/error.h"
 
 namespace heed::cli {
@@ -24,13 +27,15 @@ constexpr char kFooter[] =
     "they\n"
     "would not fit into 6 MB, it holds pooled maps. Beside each head stands "
     "what\n"
-    "linear mechanisms would make of its q and k.\n\n"
+    "linear mechanisms would make of its q and k. With --pattern maps stay those of\n"
+    "attention without it; what it does not keep is shaded, and the page says how much\n"
+    "of the pairs and of the attention it keeps.\n\n"
     "Example:\n  heed view data/minilm_alice.safetensors --html view.html";
 
 constexpr int64_t kMaxPageBytes = 6'000'000;
 constexpr int64_t kMaxExactTokens = 2048;
 constexpr int64_t kPooledOverhead = 300'000;  // all but the maps, and rounding
-constexpr size_t kMaxModelBytes = 100;
+constexpr size_t kMaxModelBytes = 100, kMaxPatternText = 400;
 
 struct ViewOptions {
   std::string html;
@@ -109,6 +114,11 @@ Json PageHeader(const TensorSet& set) {
   return header;
 }
 
+double Mean(const Json& numbers) {
+  const auto list = numbers.get<std::vector<double>>();
+  return std::accumulate(list.begin(), list.end(), 0.0) / static_cast<double>(list.size());
+}
+
 // What is the same in every kind of layer.
 Json CommonHeader(const ViewOptions& options, const TensorSet& set,
                   const attention::Options& math) {
@@ -123,6 +133,22 @@ Json CommonHeader(const ViewOptions& options, const TensorSet& set,
           {"options", ToString(math)}};
 }
 
+// Adds the cells of what a pattern keeps to a page; layers that keep the same share them. Returns a line that
+// says how much that is.
+std::string AddKept(KeptSet kept, const Pattern& pattern, int64_t index, Json& header, Page& page) {
+  const std::string cells = Base64(kept.cells);
+  auto blob = std::find_if(page.blobs.begin(), page.blobs.end(),
+                           [&](const auto& each) { return each.second == cells; });
+  if (blob == page.blobs.end()) {
+    blob = page.blobs.insert(blob, {fmt::format("kept{}", index), cells});
+  }
+  kept.header["id"] = blob->first;
+  page.data["pattern"] = Brief(pattern, kMaxPatternText);
+  header["kept"] = kept.header;
+  return fmt::format("{} keeps {} of the pairs; maps are of attention without it",
+                     Brief(pattern, kMaxPatternText), Percent(Mean(kept.header["pairs"])));
+}
+
 // What holds of several layers is said once.
 void AddNew(const std::vector<std::string>& from,
             std::vector<std::string>& notes) {
@@ -131,6 +157,15 @@ void AddNew(const std::vector<std::string>& from,
       notes.push_back(note);
     }
   }
+}
+
+// The share of pairs that a pattern keeps, on average over the heads of a page.
+double Density(const Page& page) {
+  Json shares = Json::array();
+  for (const Json& layer : page.data["layers"]) {
+    for (const Json& share : layer["kept"]["pairs"]) shares.push_back(share);
+  }
+  return Mean(shares);
 }
 
 // `bins` is 0 for exact maps.
@@ -149,7 +184,8 @@ Page MakePage(Context& ctx, const ViewOptions& options,
     if (i == 0) page.data = PageHeader(set);
     if (i == 0) page.title = FileName(set);
     std::vector<std::string> layer_notes;
-    const attention::Options math = options.math.Resolve(set, layer_notes);
+    attention::Options math = options.math.Resolve(set, layer_notes);
+    const Pattern pattern = std::exchange(math.pattern, {});
     if (set.q.size(0) > 1) {
       layer_notes.push_back(
           fmt::format("the first of {} sequences is shown", set.q.size(0)));
@@ -167,6 +203,12 @@ Page MakePage(Context& ctx, const ViewOptions& options,
     }
     Json header = CommonHeader(options, set, math);
     header.update(layer.header);
+    if (pattern.present()) {
+      const int64_t rows = bins == 0 ? set.q.size(1) : layer.header["bins"][0].get<int64_t>();
+      const int64_t columns = bins == 0 ? set.k.size(1) : layer.header["bins"][1].get<int64_t>();
+      layer_notes.push_back(
+          AddKept(KeptCells(ctx, set, math, pattern, rows, columns), pattern, index, header, page));
+    }
     page.data["layers"].push_back(header);
     for (auto& blob : layer.blobs) page.blobs.push_back(std::move(blob));
     AddNew(layer_notes, notes);
@@ -181,22 +223,25 @@ void View(const ViewOptions& options) {
   Context ctx(options.machine.Threads());
   options.machine.Apply(ctx);
   const TensorSet first = LoadLayer(options, "");
+  std::vector<std::string> notes;
+  options.math.Resolve(first, notes);  // throws, for a pattern that does not fit too
   CheckWritable(options.html);
   std::vector<std::string> layers = first.layers;
   if (!options.tensors.layer.empty()) layers = {first.layer};
   const Extent extent = Measure(options, layers);
 
   // Exact where that fits, pooled where it does not.
+  Page page;
   std::string html, kind;
-  std::vector<std::string> notes;
+  notes.clear();
   if (extent.tokens <= kMaxExactTokens && extent.exact_bytes <= kMaxPageBytes) {
-    const Page page = MakePage(ctx, options, layers, /*bins=*/0, notes);
+    page = MakePage(ctx, options, layers, /*bins=*/0, notes);
     html = ComposePage(page);
     kind = "exact";
   }
   if (html.empty() || static_cast<int64_t>(html.size()) > kMaxPageBytes) {
     const int64_t bins =
-        PooledSize(extent.all_heads, kMaxPageBytes - kPooledOverhead);
+        PooledSize(extent.all_heads, options.math.HasPattern(), kMaxPageBytes - kPooledOverhead);
     if (bins == 0) {
       throw FileError(fmt::format(
           "{}: {} heads in {} layers, expected fewer in one page: choose with "
@@ -204,7 +249,7 @@ void View(const ViewOptions& options) {
           first.file, extent.all_heads, layers.size()));
     }
     notes.clear();
-    const Page page = MakePage(ctx, options, layers, bins, notes);
+    page = MakePage(ctx, options, layers, bins, notes);
     html = ComposePage(page);
     kind = fmt::format("pooled into {0} x {0}", bins);
   }
@@ -212,11 +257,16 @@ void View(const ViewOptions& options) {
   WriteText(options.html, html);
 
   if (options.json) {
-    PrintJson(Json{{"path", options.html},
-                   {"bytes", html.size()},
-                   {"layers", layers.size()},
-                   {"heads", extent.heads},
-                   {"tokens", extent.tokens}});
+    Json document = {{"path", options.html},
+                     {"bytes", html.size()},
+                     {"layers", layers.size()},
+                     {"heads", extent.heads},
+                     {"tokens", extent.tokens}};
+    if (options.math.HasPattern()) {
+      document["pattern"] = ParsePattern(options.math.pattern).ToString();
+      document["density"] = Density(page);
+    }
+    PrintJson(document);
     return;
   }
   std::string text = fmt::format(

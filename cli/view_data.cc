@@ -234,10 +234,10 @@ Json ImpliedList(const TensorSet& tensors, std::span<const int64_t> heads) {
   return list;
 }
 
-int64_t PooledSize(int64_t num_heads, int64_t max_bytes) {
-  constexpr double kBytesPerBin = 2 * sizeof(F16) * 4.0 / 3;
+int64_t PooledSize(int64_t num_heads, bool with_kept, int64_t max_bytes) {
+  const double bytes_per_bin = (2 * sizeof(F16) + (with_kept ? 1 : 0)) * 4.0 / 3;
   const double bins = static_cast<double>(max_bytes) /
-                      (kBytesPerBin * static_cast<double>(num_heads));
+                      (bytes_per_bin * static_cast<double>(num_heads));
   const auto size = static_cast<int64_t>(std::sqrt(std::max(bins, 0.0)));
   return size < kMinBins ? 0 : std::min(size, kMaxBins);
 }

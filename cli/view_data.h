@@ -41,8 +41,8 @@ ViewLayer ExactLayer(Context& ctx, const TensorSet& tensors,
 Json ImpliedList(const TensorSet& tensors, std::span<const int64_t> heads);
 
 // The largest maps, at most 512 x 512, of which so many heads fit into so many
-// bytes; 0 if not even 24 x 24 do.
-int64_t PooledSize(int64_t num_heads, int64_t max_bytes);
+// bytes, with what a pattern keeps of each or without; 0 if not even 24 x 24 do.
+int64_t PooledSize(int64_t num_heads, bool with_kept, int64_t max_bytes);
 
 // The first sequence's probabilities over at most size x size bins: their mean
 // and their maximum, masked ones counting as 0, each as f16 [Hq, r, c] times

@@ -30,7 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv/bin/python"
 PYTHON = VENV if VENV.exists() else Path(sys.executable)
-COPIED = ("CMakeLists.txt", "cmake", "data", "heed", "heed.pc.in", "python", "tests", "tools")
+COPIED = ("CMakeLists.txt", "cli", "cmake", "data", "heed", "heed.pc.in", "python", "tests", "tools")
 TIMEOUT_SECONDS = 300  # of one test program; a mutant that hangs is noticed too
 NOT_HERE = "-" + ":".join((
     "CostTest.AWindowCostsWhatAWindowContains",  # measures time
@@ -153,7 +153,7 @@ class Bench:
         copy_tree(self.tree)
         flags = "-O1 -DNDEBUG" + (" -march=native" if platform.machine() in ("x86_64", "AMD64") else "")
         self._run(["cmake", "-G", "Ninja", "-S", self.tree, "-B", self.build, "-DCMAKE_BUILD_TYPE=Release",
-                   f"-DCMAKE_CXX_FLAGS_RELEASE={flags}", "-DBUILD_SHARED_LIBS=OFF", "-DHEED_BUILD_CLI=OFF",
+                   f"-DCMAKE_CXX_FLAGS_RELEASE={flags}", "-DBUILD_SHARED_LIBS=OFF",
                    "-DHEED_BUILD_BENCHMARKS=OFF", f"-DCMAKE_PREFIX_PATH={ROOT}/.cache/highway/install",
                    f"-DHEED_BUILD_PYTHON={'ON' if with_python else 'OFF'}", f"-DPython_EXECUTABLE={PYTHON}"])
         # The quick ones first.

@@ -47,6 +47,16 @@ const toneIndex = (value, strongest, scale) => Math.round(255 * tone(value, stro
 
 const css = (rgb) => `rgb(${rgb.join(" ")})`;
 
+// Two colors of ImageData as one, `share` of the second.
+function mixed(a, b, share) {
+  let color = 0xff000000;
+  for (let shift = 0; shift < 24; shift += 8) {
+    const x = a >> shift & 255, y = b >> shift & 255;
+    color |= Math.round(x + share * (y - x)) << shift;
+  }
+  return color >>> 0;
+}
+
 // A color of CSS as ImageData has it.
 function packedColor(cssText) {
   const [r, g, b] = cssText.match(/[\d.]+/g).map(Number);

@@ -16,6 +16,8 @@ function axisTicks(layer, first, n, total, cell, label) {
   return ticks;
 }
 
+const SHADE = 0.5;  // of what a pattern does not keep: the share of the shade in its color
+
 class HeatMap {
   // `drawn` is called after every picture.
   constructor(stage, base, overlay, drawn = () => {}) {
@@ -23,7 +25,8 @@ class HeatMap {
     this.widths = new Map();
   }
 
-  // What to draw: { map, values, layer, scale, norm }; `values` is map.data or map.strongest.data.
+  // What to draw: { map, values, layer, scale, norm, kept }; `values` is map.data or map.strongest.data. Cells of which
+  // `kept`, if there is one, has less than 255 are shaded.
   show(what) {
     const resized = !this.what || what.map.rows !== this.what.map.rows || what.map.cols !== this.what.map.cols;
     this.what = what;
@@ -138,7 +141,7 @@ class HeatMap {
 
   // Device pixels, each the strongest of the shares that it covers.
   drawShares(context) {
-    const { map, values, scale } = this.what, { rows, cols } = map;
+    const { map, values, scale, kept } = this.what, { rows, cols } = map;
     const x0 = Math.round(this.left * this.ratio), y0 = Math.round(this.top * this.ratio);
     const w = Math.max(1, Math.round(this.plotWidth * this.ratio)), h = Math.max(1, Math.round(this.plotHeight * this.ratio));
     const image = context.createImageData(w, h), pixels = new Uint32Array(image.data.buffer);
@@ -147,7 +150,7 @@ class HeatMap {
     const columns = edges(w, this.x, cols / this.zoom, cols), lines = edges(h, this.y, rows / this.zoom, rows);
     const masked = packedColor(cssColor("--masked")), undefinedColor = packedColor(cssColor("--muted"));
     const gap = this.cellWidth * this.ratio >= 12 && this.cellHeight * this.ratio >= 12;
-    const line = packedColor(cssColor("--card"));
+    const line = packedColor(cssColor("--card")), dropped = packedColor(cssColor("--dropped"));
     let previous = -1;
     for (let y = 0; y < h; ++y) {
       const i0 = Math.min(rows - 1, lines[y]), i1 = Math.max(i0 + 1, lines[y + 1]);
@@ -164,16 +167,21 @@ class HeatMap {
           continue;
         }
         const j0 = Math.min(cols - 1, columns[x]), j1 = Math.max(j0 + 1, columns[x + 1]);
-        let best = -1, bad = false;
+        let best = -1, bad = false, sum = 0, seen = 0;
         for (let i = i0; i < i1; ++i) {
           const end = Math.min(j1, map.high[i]), row = i * cols;
           for (let j = Math.max(j0, map.low[i]); j < end; ++j) {
             const value = values[row + j];
             if (value > best) best = value;
             else if (value !== value) bad = true;
+            if (kept) {
+              sum += kept[row + j];
+              ++seen;
+            }
           }
         }
-        pixels[at + x] = bad ? undefinedColor : best < 0 ? masked : ramp.packed[toneIndex(best, reference, scale)];
+        const color = bad ? undefinedColor : best < 0 ? masked : ramp.packed[toneIndex(best, reference, scale)];
+        pixels[at + x] = seen > 0 && sum < 255 * seen ? mixed(color, dropped, SHADE * (1 - sum / (255 * seen))) : color;
       }
     }
     context.putImageData(image, x0, y0);

@@ -36,6 +36,8 @@ function halves(bytes, begin, count) {
   return out;
 }
 
+const keptBytes = new Map();  // what a pattern keeps, by id: layers may share it
+
 class Layer {
   constructor(header, index) {
     Object.assign(this, header);
@@ -67,6 +69,17 @@ class Layer {
   // Queries of a row, keys of a column: [first, end).
   rowRange(i) { return pooled ? binRange(i, this.rows, this.queries) : [i, i + 1]; }
   colRange(j) { return pooled ? binRange(j, this.cols, this.keys) : [j, j + 1]; }
+
+  // Of each cell of head h the share of its pairs that the pattern keeps, 0 to 255; null without a pattern.
+  keptCells(h) {
+    if (!this.kept) return null;
+    const { id, heads, bits } = this.kept, n = this.rows * this.cols, head = heads === 1 ? 0 : h;
+    if (!keptBytes.has(id)) keptBytes.set(id, takeBytes(id));
+    const bytes = keptBytes.get(id);
+    if (bits === 8) return bytes.subarray(head * n, (head + 1) * n);
+    const begin = head * Math.ceil(n / 8);
+    return Uint8Array.from({ length: n }, (_, i) => (bytes[begin + (i >> 3)] >> (i & 7) & 1 ? 255 : 0));
+  }
 
   // The map of head h, computed a few rows at a time: yields between them.
   *compute(h) {

@@ -21,14 +21,20 @@ const quoted = ({ tokens }, words) => (tokens ? ["\u201c", element("b", words), 
 
 const isVisible = (map, { q, k }) => k >= map.low[q] && k < map.high[q];
 
+// What is to be said of a pair that the pattern does not keep, or of a cell of which it does not keep all; else nothing.
+function loss({ map, kept }, { q, k }) {
+  const share = kept && isVisible(map, { q, k }) ? kept[q * map.cols + k] : 255;
+  return share === 255 ? "" : share === 0 ? "the pattern drops this" : `the pattern keeps ${percent(share / 255)} of these pairs`;
+}
+
 // A sentence for eyes and for screen readers.
 function describe(what, pair) {
   const { layer, map, values, measure } = what;
   const from = joined(rowName(layer, pair.q)), to = joined(colName(layer, pair.k));
   if (!isVisible(map, pair)) return `${from} is not allowed to look at ${to}`;
-  const share = percent(values[pair.q * map.cols + pair.k]);
-  if (measure === "max") return `the strongest single pair from ${from} to ${to} has ${share}`;
-  return pooled ? `${from} give ${share} of their attention to ${to}` : `${from} gives ${share} of its attention to ${to}`;
+  const share = percent(values[pair.q * map.cols + pair.k]), without = loss(what, pair), end = without && `; ${without}`;
+  if (measure === "max") return `the strongest single pair from ${from} to ${to} has ${share}${end}`;
+  return pooled ? `${from} give ${share} of their attention to ${to}${end}` : `${from} gives ${share} of its attention to ${to}${end}`;
 }
 
 function fillReadout(what, pair) {
@@ -47,6 +53,8 @@ function fillReadout(what, pair) {
   if (!visible) $("sentence").replaceChildren(...from, " is not allowed to look at ", ...to);
   else if (measure === "max") $("sentence").replaceChildren("in one pair, from ", ...from, " to ", ...to);
   else $("sentence").replaceChildren(`of the attention of `, ...from, " goes to ", ...to);
+  const without = loss(what, pair);
+  if (without !== "") $("sentence").append("; ", element("em", without));
 }
 
 // `choose` is called with the pair of a bar that is clicked.
@@ -63,6 +71,7 @@ function fillBars(what, pair, across, choose) {
     if (where !== "" && !pooled) token.append(element("small", where));
     const bar = element("span", "", { class: "bar" });
     bar.style.width = `${Math.max(0, 100 * value / top)}%`;
+    bar.classList.toggle("dropped", loss(what, across ? { q: at, k: pair.k } : { q: pair.q, k: at }) !== "");
     button.append(token, bar, element("span", percent(value), { class: "share" }));
     if (at === (across ? pair.q : pair.k)) button.setAttribute("aria-current", "true");
     button.addEventListener("click", () => choose(across ? { q: at, k: pair.k } : { q: pair.q, k: at }));
@@ -111,6 +120,15 @@ function fillLegend(what) {
   $("legend-low").textContent = what.scale === "log" ? (what.norm === "row" ? "1/10,000 of the most" : percent(what.max / 10 ** LOG_DECADES)) : "0";
   $("legend-high").textContent = what.norm === "row" ? "the most of the row" : percent(what.max);
   $("masked-key").hidden = !what.layer.masks;
+  $("dropped-key").hidden = !what.kept;
+}
+
+// What the pattern keeps of a head: the line below the legend.
+function fillKept({ kept }, head) {
+  $("kept-line").hidden = !kept;
+  if (!kept) return;
+  const share = kept.attention[head], of = share === null ? "" : `, which hold ${percent(share)} of a row's attention on average`;
+  $("kept-line").replaceChildren(element("code", data.pattern), ` keeps ${percent(kept.pairs[head])} of the pairs`, of);
 }
 
 // The running text. Tokens are made once per layer; `choose` gets the position of one that is clicked, `peek` of one

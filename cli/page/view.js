@@ -1,6 +1,6 @@
 // The page of `heed view`: what is chosen, and what keys, mouse and fingers do to it.
 
-const state = { layer: 0, head: 0, q: 0, k: 0, scale: "sqrt", norm: "map", measure: "mean", across: false };
+const state = { layer: 0, head: 0, q: 0, k: 0, scale: "sqrt", norm: "map", measure: "mean", pattern: "shade", across: false };
 let hover = null;  // a pair that is pointed at; the chosen one returns when it goes
 let what = null;   // what the map shows
 const implied = new ImpliedView((pair) => { hover = pair; showPair(true); }, choose);
@@ -20,7 +20,8 @@ function showHead() {
   state.q = clampTo(state.q, map.rows);
   state.k = clampTo(state.k, map.cols);
   const shown = state.measure === "max" && map.strongest ? map.strongest : map;
-  what = { layer: current, map, values: shown.data, rowMax: shown.rowMax, max: shown.max, scale: state.scale, norm: state.norm, measure: state.measure };
+  what = { layer: current, map, values: shown.data, rowMax: shown.rowMax, max: shown.max, scale: state.scale, norm: state.norm, measure: state.measure,
+    kept: state.pattern === "shade" ? current.keptCells(state.head) : null };
   const summary = summaries[state.layer][state.head] ??= summarize(current, map);
   const head = current.heads[state.head];
   $("map-title").textContent = `Layer ${layerName(current)}, head ${head}`;
@@ -33,6 +34,7 @@ function showHead() {
   heat.show(what);
   implied.show(what, state.head);
   fillLegend(what);
+  fillKept(current, state.head);
   for (const thumb of thumbs) {
     const chosen = thumb.layer === state.layer && thumb.head === state.head;
     thumb.button.setAttribute("aria-pressed", chosen);
@@ -104,7 +106,7 @@ const HASH = { layer: "layer", head: "head", q: "row", k: "column" };
 
 function writeHash() {
   const parts = Object.entries(HASH).map(([key, name]) => `${name}=${state[key]}`);
-  for (const [key, usual] of [["scale", "sqrt"], ["norm", "map"], ["measure", "mean"]]) {
+  for (const [key, usual] of [["scale", "sqrt"], ["norm", "map"], ["measure", "mean"], ["pattern", "shade"]]) {
     if (state[key] !== usual) parts.push(`${key}=${state[key]}`);
   }
   if (state.across) parts.push("across=1");
@@ -121,7 +123,7 @@ function readHash() {
   state.head = clampTo(number("head", state.head), layer().heads.length);
   state.q = clampTo(number("row", state.q), layer().rows);
   state.k = clampTo(number("column", state.k), layer().cols);
-  for (const key of ["scale", "norm", "measure"]) {
+  for (const key of ["scale", "norm", "measure", "pattern"]) {
     if ([...$(key).options].some((option) => option.value === given.get(key))) $(key).value = state[key] = given.get(key);
   }
   setDirection(given.get("across") === "1");
@@ -172,7 +174,7 @@ function wireControls() {
   fillHeadPicker();
   $("layer").addEventListener("change", () => chooseHead(Number($("layer").value), state.head));
   $("head").addEventListener("change", () => chooseHead(state.layer, Number($("head").value)));
-  for (const key of ["scale", "norm", "measure"]) {
+  for (const key of ["scale", "norm", "measure", "pattern"]) {
     $(key).addEventListener("change", () => {
       state[key] = $(key).value;
       showHead();
@@ -181,6 +183,7 @@ function wireControls() {
     });
   }
   $("measure-label").hidden = !pooled;
+  $("pattern-label").hidden = !data.pattern;
   $("layer").parentNode.hidden = layers.length === 1;
   $("looks-at").addEventListener("click", () => { setDirection(false); showPair(); changed(); });
   $("looked-at").addEventListener("click", () => { setDirection(true); showPair(); changed(); });
@@ -279,7 +282,8 @@ function showTip(pair, x, y) {
   $("tip-pair").textContent = `${rowName(what.layer, pair.q)[0]} \u2192 ${colName(what.layer, pair.k)[0]}`;
   $("tip-value").textContent = isVisible(map, pair) ? percent(values[pair.q * map.cols + pair.k]) : "not allowed to look";
   const where = [rowName(what.layer, pair.q)[1], colName(what.layer, pair.k)[1]].filter((part) => part !== "");
-  $("tip-where").textContent = pooled ? where.join(" \u2192 ") : where.length === 2 ? `positions ${where.join(" \u2192 ")}` : "";
+  const places = pooled ? where.join(" \u2192 ") : where.length === 2 ? `positions ${where.join(" \u2192 ")}` : "";
+  $("tip-where").textContent = [places, loss(what, pair)].filter((part) => part !== "").join("; ");
   tip.hidden = false;
   const right = x + 18 + tip.offsetWidth <= heat.width, below = y + 18 + tip.offsetHeight <= heat.height;
   tip.style.transform = `translate(${Math.max(0, right ? x + 18 : x - 18 - tip.offsetWidth)}px, ${Math.max(0, below ? y + 18 : y - 18 - tip.offsetHeight)}px)`;

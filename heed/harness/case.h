@@ -70,7 +70,7 @@ struct Case {
 };
 
 // What make_case is asked for. `variant` is a '+'-separated list of words, each
-// one of OpEntry::variants; where that has a number ("window=512"), any number.
+// one of OpEntry::variants, or that with another value: any number, any expression of a pattern.
 struct CaseRequest {
   Sizes sizes;
   DType dtype = DType::kF32;

@@ -79,7 +79,7 @@ def qkv(B=1, T=19, H=4, Hkv=2, D=8, dtype="F32", prefix="", Tk=None, Dv=None):
             prefix + "v": (dtype, random(B, Tk, Hkv, Dv, seed=3))}
 
 
-def attention(q, k, v, causal=False, scale=None, softcap=0, window=(-1, -1)):
+def attention(q, k, v, causal=False, scale=None, softcap=0, window=(-1, -1), pattern=None):
     """Exact attention in float64, [B, T, H, D]."""
     G = q.shape[2] // k.shape[2]
     k, v = (np.repeat(x.astype(np.float64), G, axis=2) for x in (k, v))
@@ -89,6 +89,7 @@ def attention(q, k, v, causal=False, scale=None, softcap=0, window=(-1, -1)):
     Tq, Tk = s.shape[-2:]
     i, j = np.arange(Tq)[:, None] + Tk - Tq, np.arange(Tk)[None]
     keep = (j <= i) if causal else np.ones((Tq, Tk), bool)
+    keep = keep if pattern is None else keep & pattern(i, j)
     keep = keep & ((window[0] < 0) | (j >= i - window[0])) & ((window[1] < 0) | (j <= i + window[1]))
     p = np.where(keep, np.exp(s - s.max(-1, keepdims=True)), 0)
     p /= np.maximum(p.sum(-1, keepdims=True), 1e-300)

@@ -15,6 +15,10 @@ from cli_program import HEED, SHIPPED, VERBS, attention, document, heed, load, n
 pytestmark = needs_program
 
 
+def longformer(i, j):  # longformer(4, [0])
+    return (abs(i - j) <= 2) | (i == 0) | (j == 0)
+
+
 @pytest.fixture
 def file(tmp_path):
     return save(tmp_path / "x.safetensors", qkv())
@@ -95,6 +99,26 @@ def test_bad_option_values(file, verb, option, values, expected):
         assert f"'{value}'" in line or option == "--heads"
     assert option in refused(2, verb, *VERBS[verb], file, option, "")
     assert option in refused(2, verb, *VERBS[verb], file, option)
+
+
+@pytest.mark.parametrize("pattern, expected", [
+    ("nonsense(2)", "has 'nonsense(2)' at character 1, expected one of sliding_window, "),
+    ("atrous(2) | dilated(3", "has the end at character 22, expected ','"),
+    ("bigbird(block=0)", "bigbird: block is 0, expected 1 or more"),
+    ("\ncaf\u00e9", "has 'caf??' at character 2, expected one of"),
+    ("per_head([atrous(2)])", "has 1 heads, expected 4 as q"),
+    ("global_tokens([[1], [2]])", "has global tokens of 2 batch entries, expected 1"),
+])
+@pytest.mark.parametrize("verb", ["run", "compare", "view"])
+def test_bad_patterns(file, verb, pattern, expected):
+    line = refused(2, verb, *VERBS[verb], file, "--pattern", pattern)
+    assert line.startswith("heed: --pattern: ") and expected in line
+
+
+def test_only_attention_has_patterns(file):
+    assert "--pattern is not an option of retention" in refused(2, "run", "retention", file, "--pattern", "atrous(2)")
+    assert "--pattern is not an option of gla, expected attention" in refused(2, "verify", "attention", "gla", "--pattern", "atrous(2)")
+    assert "heed: --pattern: has '2 atrous' at character 1" in refused(2, "verify", "--pattern", "2 atrous")
 
 
 def test_bad_isa_in_the_environment():
@@ -184,6 +208,9 @@ def test_run_without_an_output_file(file):
     (["--softcap", "1.5"], {"softcap": 1.5}),
     (["--causal", "--scale", "2", "--softcap", "3", "--window", "5,5"],
      {"causal": True, "scale": 2, "softcap": 3, "window": (5, 5)}),
+    (["--pattern", "longformer(4, [0])"], {"pattern": longformer}),
+    (["--pattern", "atrous(3) & sliding_window(9, 9)", "--causal", "--softcap", "1", "--window", "7,-1"],
+     {"pattern": lambda i, j: (abs(i - j) % 3 == 0) & (abs(i - j) < 10), "causal": True, "softcap": 1, "window": (7, -1)}),
 ])
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_options_mean_what_they_say(file, tmp_path, args, options, dtype):
@@ -198,12 +225,23 @@ def test_options_mean_what_they_say(file, tmp_path, args, options, dtype):
 
 def test_options_in_force(file, tmp_path):
     assert document("run", "attention", file)["options"] == {
-        "scale": pytest.approx(8 ** -0.5), "causal": False, "window": [-1, -1], "softcap": 0}
+        "scale": pytest.approx(8 ** -0.5), "causal": False, "window": [-1, -1], "softcap": 0, "pattern": None}
     given = save(tmp_path / "y.safetensors", qkv(), {"scale": "0.25", "causal": "true", "window": "3,0"})
     assert document("run", "attention", given, "--no-causal", "--softcap", 2)["options"] == {
-        "scale": 0.25, "causal": False, "window": [3, 0], "softcap": 2}
+        "scale": 0.25, "causal": False, "window": [3, 0], "softcap": 2, "pattern": None}
     assert document("run", "retention", file)["options"] == {"scale": None, "causal": True}
     assert document("run", "efficient_attention", file, "--scale", 2)["options"] == {"scale": 2, "causal": False}
+
+
+def test_the_pattern_is_named(file):
+    asked = "bigbird(block = 4,random=1) | atrous(3)"
+    named = "bigbird(block=4, random=1, seed=0) | atrous(step=3)"
+    assert document("run", "attention", file, "--pattern", asked)["options"]["pattern"] == named
+    report = heed("run", "attention", file, "--pattern", asked).stdout
+    assert re.search(rf"^options +{re.escape(named)}$", report, re.M)
+    long = " | ".join(f"atrous({n})" for n in range(2, 40))
+    assert document("run", "attention", file, "--pattern", long)["options"]["pattern"].endswith("atrous(step=39)")
+    assert max(map(len, heed("run", "attention", file, "--pattern", long).stdout.splitlines())) < 200
 
 
 @pytest.mark.parametrize("mechanism", ["attention", "retention"])
@@ -337,7 +375,7 @@ def test_bad_metadata(tmp_path, name, value):
 
 # compare.
 
-FIELDS = ["mechanism", "options", "assumed", "dtype", "seconds", "workspace_bytes", "state_bytes", "max_error", "relative_error"]
+FIELDS = ["mechanism", "options", "assumed", "dtype", "seconds", "visited_pairs", "workspace_bytes", "state_bytes", "max_error", "relative_error"]
 
 
 def test_compare_on_the_shipped_tensors():
@@ -385,6 +423,36 @@ def test_compare_causal_and_window(tmp_path):
         np.linalg.norm(narrow - expected) / np.linalg.norm(expected), rel=1e-4)
 
 
+def test_compare_has_a_row_with_the_pattern_beside_exact_attention(tmp_path):
+    file = save(tmp_path / "x.safetensors", qkv(T=700))
+    compare = document("compare", file, "-m", "attention,retention", "--window", "90,5", "--pattern", "longformer(4, [0])")
+    names = [row["options"] for row in compare["rows"] if row["dtype"] == "f64"]
+    assert [sorted(set(options) - {"scale"}) for options in names] == [[], ["causal"], ["pattern", "window"], ["causal"]]
+    assert names[2] == {"window": [90, 5], "pattern": "longformer(window=4, tokens=[0])"}
+    given, _ = load(file)
+    q, k, v = (given[name] for name in "qkv")
+    expected, sparse = attention(q, k, v), attention(q, k, v, window=(90, 5), pattern=longformer)
+    exact, few = (next(row for row in compare["rows"] if row["dtype"] == "f64" and row["options"] == names[n]) for n in (0, 2))
+    assert exact["max_error"] < 1e-13
+    assert few["max_error"] == pytest.approx(abs(sparse - expected).max(), rel=1e-9)
+    assert few["relative_error"] == pytest.approx(np.linalg.norm(sparse - expected) / np.linalg.norm(expected), rel=1e-9)
+    # Tiles of 64 keys about the diagonal, and the first: at most four of eleven.
+    assert exact["visited_pairs"] == 4 * 700 * 700 and 0 < few["visited_pairs"] < 0.4 * exact["visited_pairs"]
+    assert all(row["visited_pairs"] is None for row in compare["rows"] if row["mechanism"] == "retention")
+    table = heed("compare", file, "-m", "attention", "--pattern", "longformer(4, [0])").stdout
+    assert len(re.findall(r"^attention +longformer\(window=4, tokens=\[0\]\) ", table, re.M)) == 2
+    assert not re.search("^attention +window", table, re.M), "what is typed stands in place of windows"
+    assert re.search(r"^attention +full .* 100\.0 % ", table, re.M)
+
+
+def test_a_large_problem_with_a_pattern_is_compared_with_attention_without_it(tmp_path):
+    file = save(tmp_path / "x.safetensors", qkv(T=2100, H=4, Hkv=4, D=64))
+    compare = document("compare", file, "--pattern", "sliding_window(7, 7)", "-m", "attention", "--dtype", "f64")
+    assert re.search(r"kernel .* of the scalar reference on \d+ queries", compare["reference"])
+    exact, sparse = compare["rows"]
+    assert 0 < exact["max_error"] < 1e-13 and sparse["max_error"] > 1e-3
+
+
 def test_a_large_problem_is_compared_with_a_kernel_that_is_checked_itself(tmp_path):
     file = save(tmp_path / "x.safetensors", qkv(T=2100, H=4, Hkv=4, D=64))
     compare = document("compare", file, "--window", "7,7", "-m", "attention")
@@ -400,10 +468,10 @@ def test_compare_table_and_page(file, tmp_path):
     done = heed("compare", file, "-m", "attention", "--html", page, "--scale", "0.5")
     assert done.returncode == 0 and done.stderr == ""
     times, errors = done.stdout.split("\nrms error against")
-    for text, last in ((times, "workspace +state"), (errors, "max error")):
+    for text, last in ((times, "visited +workspace +state"), (errors, "max error")):
         assert re.search(rf"^mechanism +options +f64 +f32 +bf16 +f16 +{last}$", text, re.M)
         assert len(re.findall(r"^attention +full +", text, re.M)) == 1, "dtypes are columns"
-    assert re.search(r"^attention +full +(\S+ [mu]?s +){4}\S+ KiB +\S+ KiB$", times, re.M)
+    assert re.search(r"^attention +full +(\S+ [mu]?s +){4}\S+ % +\S+ KiB +\S+ KiB$", times, re.M)
     assert max(map(len, heed("compare", SHIPPED).stdout.splitlines()[1:])) <= 120  # after the path
     text = page.read_text()
     assert text.startswith("<!DOCTYPE html>") and "<td" in text and not re.search("https?:", text)
@@ -450,6 +518,21 @@ def test_verify_obeys_its_options():
     passes = next(op["passes"] for op in document("list") if op["name"] == "attention")
     assert [(row["pass"], row["target"], row["dtype"]) for row in rows] == [(p, lowest, "f64") for p in passes]
     assert "ok" in heed("verify", "attention", "--dtype", "f64").stdout
+
+
+def test_verify_under_a_pattern():
+    lowest = document("info")["simd"]["available"][-1]
+    verify = document("verify", "--pattern", "bigbird(block=16, random=1)", "--isa", lowest, "--dtype", "f32")
+    assert list(verify) == ["ok", "rows", "pattern", "left_out"]
+    assert verify["ok"] and verify["left_out"] < 20 and verify["pattern"] == "bigbird(block=16, random=1, seed=0)"
+    assert [(row["mechanism"], row["pass"]) for row in verify["rows"]] == [("attention", p) for p in ("forward", "backward", "step")]
+    # Problems with four heads, and passes that have one.
+    some = document("verify", "--pattern", "per_head([atrous(2), atrous(3), fixed(8, 2), neighborhood(5)])", "--isa", lowest, "--dtype", "f64")
+    assert some["ok"] and some["rows"] and some["left_out"] > 100
+    text = heed("verify", "--pattern", "per_head([atrous(2), atrous(3), atrous(4)])", "--isa", lowest, "--dtype", "f64").stdout
+    assert re.search(r"^left out: \d+ of \d+ problems, the last as its pattern has 3 heads, expected \d+ as q$", text, re.M)
+    line = refused(2, "verify", "--dtype", "f64", "--pattern", "per_head([%s])" % ", ".join(["atrous(2)"] * 97))
+    assert re.match(r"heed: --pattern: pattern has 97 heads, expected \d+ as q, and fits none of \d+ problems$", line)
 
 
 def lines_as_they_come(*args):

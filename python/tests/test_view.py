@@ -389,6 +389,123 @@ def test_other_queries_than_keys_imply_nothing(browser, tmp_path):
     assert not browser.js("return document.getElementById('implied-section').checkVisibility()")
 
 
+# What a pattern keeps.
+
+def longformer(Tq, Tk):
+    """[Tq, Tk] of longformer(4, [0, 9])."""
+    i, j = np.arange(Tq)[:, None] + Tk - Tq, np.arange(Tk)[None]
+    return (abs(i - j) <= 2) | np.isin(i, (0, 9)) | np.isin(j, (0, 9))
+
+
+def kept_cells(browser, layer, head):
+    """What the page shades, 255 where all is kept."""
+    shape = browser.js("return [heed.layers[arguments[0]].rows, heed.layers[arguments[0]].cols]", layer)
+    return np.array(browser.js("return [...heed.layers[arguments[0]].keptCells(arguments[1])]", layer, head)).reshape(shape)
+
+
+def choose(browser, name, value):
+    browser.js("const select = document.getElementById(arguments[0]); select.value = arguments[1];"
+               "select.dispatchEvent(new Event('change'))", name, value)
+
+
+def test_the_density_is_printed(tmp_path):
+    file = save(tmp_path / "x.safetensors", qkv(prefix="layers.0.") | qkv(prefix="layers.1."))
+    args = ("view", file, "--html", tmp_path / "a.html", "--pattern", "longformer(4, [0,9])")
+    keep = longformer(19, 19)
+    view = document(*args)
+    assert list(view)[-2:] == ["pattern", "density"]
+    assert view["pattern"] == "longformer(window=4, tokens=[0, 9])" and view["density"] == pytest.approx(keep.mean())
+    assert document(*args, "--causal")["density"] == pytest.approx(keep[np.tril_indices(19)].mean())
+    report = heed(*args).stdout
+    assert report.count(f"longformer(window=4, tokens=[0, 9]) keeps {100 * keep.mean():.1f} % of the pairs") == 1
+    blobs = r'id="kept\d'
+    assert len(re.findall(blobs, (tmp_path / "a.html").read_text())) == 1, "layers that keep the same share it"
+    document("view", file, "--html", tmp_path / "a.html")
+    assert not re.findall(blobs, (tmp_path / "a.html").read_text())
+
+
+@needs_browser
+@pytest.mark.parametrize("args, options", [([], {}), (["--causal", "--window", "12,-1"], {"causal": True, "window": (12, -1)})])
+def test_what_a_pattern_drops_is_shaded_over_the_map_of_attention_without_it(browser, tmp_path, args, options):
+    T = 23
+    file = save(tmp_path / "x.safetensors", qkv(T=T))
+    given, _ = load(file)
+    document("view", file, "--html", tmp_path / "a.html", "--pattern", "longformer(4, [0,9])", *args)
+    browser.open(tmp_path / "a.html", "#head=1")
+    expected, bound = probabilities(rounded(given["q"]), rounded(given["k"]), **options)
+    got = shown_map(browser, 0, 1)
+    assert (np.abs(got - expected[1]) <= bound[1][:, None] * np.abs(expected[1])).all(), "the map is that without the pattern"
+    keep, sees = longformer(T, T), expected[1] >= 0
+    assert (kept_cells(browser, 0, 1)[sees] == 255 * keep[sees]).all()
+    shares = [number(x) for x in re.findall(r"\d[\d.]*\u2009%", browser.text("kept-line"))]
+    assert shares == pytest.approx([keep[sees].mean(), np.where(keep & sees, expected[1], 0).sum(-1).mean()], rel=6e-3)
+    assert "longformer(window=4, tokens=[0, 9])" in browser.text("kept-line")
+    # Pixels of what is dropped change with the switch, and those alone.
+    shaded = np.array(browser.js(CELLS, "heat", "centre", T))
+    choose(browser, "pattern", "hide")
+    plain = np.array(browser.js(CELLS, "heat", "centre", T))
+    assert ((shaded != plain).any(-1) == (sees & ~keep)).all()
+    browser.wait("return location.hash.includes('pattern=hide')")
+    assert not browser.js("return document.getElementById('dropped-key').checkVisibility()")
+    browser.open(tmp_path / "a.html", "#head=1&pattern=hide")
+    np.testing.assert_array_equal(browser.js(CELLS, "heat", "centre", T), plain)
+
+
+@needs_browser
+def test_words_say_what_a_pattern_drops(browser, tmp_path):
+    document("view", save(tmp_path / "x.safetensors", qkv(T=23)), "--html", tmp_path / "a.html", "--pattern", "atrous(2)", "--causal")
+    browser.open(tmp_path / "a.html", "#row=7&column=2")
+    assert "the pattern drops this" in browser.text("sentence")
+    bars = browser.js("return [...document.querySelectorAll('#bars li')].map((x) => [x.querySelector('bdi').textContent, "
+                      "x.querySelector('.bar').classList.contains('dropped')])")
+    assert len(bars) == 8 and all(dropped == (int(token) % 2 == 0) for token, dropped in bars)
+    point_at(browser, 7, 4)
+    assert "the pattern drops this" in browser.text("tip-where")
+    for q, k in ((7, 3), (7, 8)):  # kept, and nobody's to keep
+        point_at(browser, q, k)
+        assert "pattern" not in browser.text("sentence") + browser.text("tip-where")
+    choose(browser, "pattern", "hide")
+    point_at(browser, 7, 4)
+    assert "pattern" not in browser.text("sentence") + browser.text("tip-where")
+
+
+@needs_browser
+def test_heads_have_their_own_sets(browser, tmp_path):
+    file = save(tmp_path / "x.safetensors", qkv(T=21))
+    document("view", file, "--html", tmp_path / "a.html", "--pattern", "per_head([atrous(1), atrous(2), atrous(3), atrous(4)])")
+    browser.open(tmp_path / "a.html")
+    i, j = np.arange(21)[:, None], np.arange(21)[None]
+    for head in range(4):
+        np.testing.assert_array_equal(kept_cells(browser, 0, head), 255 * ((i - j) % (head + 1) == 0))
+        choose(browser, "head", head)
+        assert f"keeps {100 * ((i - j) % (head + 1) == 0).mean():.0f}" in browser.text("kept-line")
+
+
+@needs_browser
+def test_a_page_without_a_pattern_has_no_switch(browser, shipped):
+    browser.open(shipped, "#pattern=hide", ready=False)
+    for name in ("pattern-label", "dropped-key", "kept-line"):
+        assert not browser.js("return document.getElementById(arguments[0]).checkVisibility()", name)
+
+
+@needs_browser
+def test_what_a_pattern_keeps_of_pooled_maps(browser, tmp_path):
+    file = save(tmp_path / "x.safetensors", qkv(T=2301, Tk=2500, H=2, Hkv=1, D=4))
+    done = heed("view", file, "--html", tmp_path / "a.html", "--pattern", "longformer(4, [0,9])", "--causal")
+    assert "pooled into 512 x 512" in done.stdout
+    browser.open(tmp_path / "a.html", "#head=1&row=300&column=310")
+    i, j = np.arange(2301)[:, None] + 199, np.arange(2500)[None]
+    sees = np.broadcast_to(j <= i, (2301, 2500))
+    counts = [pool((x & sees)[None].astype(float), 512, 512)[0][0] for x in (longformer(2301, 2500), sees)]
+    share = np.divide(255 * counts[0], counts[1], out=np.full((512, 512), 255.0), where=counts[1] > 0)
+    got = kept_cells(browser, 0, 1)
+    np.testing.assert_allclose(got, share, atol=1.001)
+    assert ((got == 0) == (share == 0)).all()
+    q, k = np.argwhere((got > 0) & (got < 255))[77]
+    browser.open(tmp_path / "a.html", f"#head=1&row={q}&column={k}")
+    assert re.search(r"; the pattern keeps \d[\d.]*\u2009% of these pairs", browser.text("sentence"))
+
+
 # Pooled maps.
 
 def pool(p, rows, cols):

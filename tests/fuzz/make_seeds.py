@@ -70,8 +70,21 @@ COMMAND_LINES = {
     "tensors": b"FILE\n--layer\na.1\n--heads\n0,3\n--dtype\nf64",
     "arrays": b"--q\na\n--k\nb\n--v\nc",
     "math": b"--causal\n--window\n-1,0\n--scale\n1e-3\n--softcap\n30",
+    "pattern": b"--pattern\nper_head([atrous(2), atrous(3), bigbird(block=64, random=3), atrous(1)])\n--causal",
+    "misfit": b"--pattern=per_head([atrous(2)])",
     "wrong": b"--threads=0\n--layer=7\n--no-causal",
 }
+
+
+# After eight bytes that are a call of 99 rows, 199 keys, 4 heads over 2 and one sequence, or nine for two.
+PATTERNS = {str(n): b"\x63\xc7\1\1\0\0" + bytes([255 * (n % 2), n]) + expression for n, expression in enumerate((
+    b"sliding_window(10, 3) | global_tokens([0, 60])", b"dilated(3, 70) & atrous(2)", b"strided(13) | fixed(16, summary=2)",
+    b"longformer(window=20, tokens=[0, 99])", b"bigbird(block=16, random=1, seed=5)", b"random_blocks(2, 32)",
+    b"streaming(4, 30)", b"neighborhood(7) & (atrous(3) | atrous(2))", b"blocks([[True, False], [False, True]], (64, 40))",
+    b"csr([0, 2, 3, 3, 4], [0, 3, 1, 2], 50)", b"per_head([atrous(2), atrous(3), neighborhood(5), fixed(8, 0)])",
+    b"((((atrous(1)))))", b"sliding_window(4611686018427387903)", b"bigbird(1, 100)", b"blocks([[[True]], [[False]]], 200)"))}
+PATTERNS["by_batch"] = b"\x63\xc7\1\1\0\xff\3\xff\0global_tokens([[0, 99], [7, -1]])"
+PATTERNS["keys"] = b"\2\xc7\1\1\0\0\0\0keys([[[0, 3, 150], [7, -1, 2]]])"
 
 
 def options():
@@ -128,7 +141,10 @@ WORDS = {
     "safetensors": ["__metadata__", '"dtype":"', '"shape":[', '"data_offsets":[', "F32", "BF16", "BOOL", "F4", "]},\"", "\\\\u0000"],
     "npy": ["'descr': ", "'fortran_order': ", "'shape': (", "True", "False", "'<f4'", "'|b1'", "'<i8'", ",), }", "\\x93NUMPY"],
     "command_line": ["--threads", "--isa", "--layer", "--heads", "--dtype", "--window", "--scale", "--softcap", "--causal",
-                     "--no-causal", "--mechanisms", "\\x0a", "=", "AVX2", "1e308"],
+                     "--no-causal", "--mechanisms", "--pattern", "atrous(2)", "\\x0a", "=", "AVX2", "1e308"],
+    "pattern": ["sliding_window(", "dilated(", "atrous(", "strided(", "fixed(", "global_tokens([", "longformer(", "random_blocks(",
+                "bigbird(", "streaming(", "neighborhood(", "blocks([[", "csr([", "keys([[[", "per_head([", ", ", ")", "]", " | ", " & ",
+                "(", "-1", "True", "False", "block=", "seed=", "2305843009213693951"],
 }
 WORDS["tensor_file"] = WORDS["safetensors"] + ["layers.0.q", ".k", ".v", "window", "scale", "causal", "softcap", "-1,0"]
 
@@ -138,7 +154,7 @@ WORDS["saved_cache"] = WORDS["safetensors"] + ["heed_cache", "shared_prefix", "c
 def main():
     folder = Path(sys.argv[1])
     all_seeds = {"safetensors": SAFETENSORS, "npy": NPY, "command_line": COMMAND_LINES, "attention_options": options(),
-                 "saved_cache": SAVED_CACHES,
+                 "saved_cache": SAVED_CACHES, "pattern": PATTERNS,
                  "tensor_file": {name: b"\0\0\0" + content for name, content in TENSOR_FILES.items()}}
     for target, seeds in all_seeds.items():
         (folder / target).mkdir(parents=True, exist_ok=True)

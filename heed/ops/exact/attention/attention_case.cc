@@ -285,9 +285,15 @@ void ApplyWord(Problem& p, const CaseRequest& request, std::string_view word) {
   }
 }
 
-// Keys kept by the options that ApplyWord knows, over all rows and heads.
+// Keys kept by the options that ApplyWord knows, over all rows and heads; where a pattern meets more than
+// `causal`, as if they were independent. Throws InvalidArgument if the pattern does not fit.
 double CountPairs(const Problem& p, const Sizes& s) {
   const Options& o = p.options;
+  double share = 1;
+  if (o.pattern.present()) {
+    const std::vector<int64_t> starts(static_cast<size_t>(s.B), s.Tk - s.Tq);
+    share = Density(o.pattern, {s.Tq, s.Tk, s.Hq, s.Hkv, starts}, o.causal);
+  }
   double pairs = 0;
   for (int64_t b = 0; b < s.B; ++b) {
     const int64_t n = o.key_lengths ? o.key_lengths.as<int64_t>()[b] : s.Tk;
@@ -307,12 +313,7 @@ double CountPairs(const Problem& p, const Sizes& s) {
       }
     }
   }
-  if (o.pattern.present()) {  // beside no other of them but causal
-    const PatternCall call = {s.Tq, s.Tk, s.Hq, s.Hkv, {s.Tk - s.Tq}};
-    const double all = o.causal ? pairs : static_cast<double>(s.B * s.Tq * s.Tk);
-    return all * static_cast<double>(s.Hq) * Density(o.pattern, call, o.causal);
-  }
-  return pairs * static_cast<double>(s.Hq);
+  return share * pairs * static_cast<double>(s.Hq);
 }
 
 // The weights pooled into at most bins x bins, in place of attention.
@@ -396,12 +397,22 @@ Case MakePlainCase(const CaseRequest& request) {
 }
 
 // Every other one with its backward pass.
-Case MakeRandomCase(DType dtype, uint64_t seed) {
-  const Problem problem = RandomProblem(dtype, seed);
+Case CaseOfRandom(const Problem& problem) {
   return problem.gradients.empty() ? MakeCase(problem) : MakeBackwardCase(problem, true);
 }
 
 }  // namespace
+
+Case MakeRandomCase(DType dtype, uint64_t seed, const Pattern& pattern) {
+  Problem problem = RandomProblem(dtype, seed);
+  problem.options.pattern = pattern;
+  const ConstTensorView& packed = problem.options.cu_seqlens_q;
+  if ((packed ? packed.size(0) - 1 : problem.in.q.size(0)) == 0) {
+    throw InvalidArgument("attention: pattern has no sequence to fit, expected one");
+  }
+  Explain(Context(1), problem.in, problem.options);  // throws
+  return CaseOfRandom(problem);
+}
 
 void DescribeOutputs(Problem& p) {
   const ConstTensorView& q = p.in.q;
@@ -490,13 +501,14 @@ OpEntry Entry() {
           .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
           .variants = {"causal", "window=512", "softcap=30", "alibi", "log_decay=0.05", "bias",
                        "mask", "padding=62", "lengths=62", "sinks",
-                       "dropout=0.1", "logits=50", "invariant", "bhtd", "pattern=longformer(512, [0])"},
+                       "dropout=0.1", "logits=50", "invariant", "bhtd",
+                       "pattern=longformer(16, [0, 40])"},
           .flops = "2 (D + Dv) per kept pair, backward 2 (3 D + 2 Dv); B Hq Tq Tk pairs if "
                    "none is masked",
           .bytes = "(B Tq Hq (D + Dv) + B Tk Hkv (D + Dv)) size + lse",
           .state = "B Tk Hkv (D + Dv) size (the keys and values so far)",
           .make_case = &MakePlainCase,
-          .random_case = &MakeRandomCase};
+          .random_case = [](DType dtype, uint64_t seed) { return CaseOfRandom(RandomProblem(dtype, seed)); }};
 }
 
 }  // namespace heed::attention

@@ -52,6 +52,10 @@ std::string Title(const Problem& problem);
 // A random problem, a function of its arguments alone.
 Problem RandomProblem(DType dtype, uint64_t seed);
 
+// The case of that problem under another pattern, with its backward pass if it asks for gradients. Throws
+// InvalidArgument if the pattern does not fit, or fits only because there is no sequence.
+Case MakeRandomCase(DType dtype, uint64_t seed, const Pattern& pattern);
+
 // What 16 bits may err by the usual rule: twice the largest error of o if attention
 // is computed as plainly as a framework does in q's dtype, logits, weights and
 // outputs rounded to it and all else exact, and the rounding of the exact result.

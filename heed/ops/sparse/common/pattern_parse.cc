@@ -1,4 +1,5 @@
 // Expressions of patterns, read: nothing in them is trusted.
+#include <algorithm>
 #include <cctype>
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +36,9 @@ class Parser {
   [[noreturn]] void Fail(const std::string& expected) const { FailAt(at_, expected); }
   [[noreturn]] void FailAt(size_t at, const std::string& expected) const {
     constexpr size_t kShown = 16;
-    const std::string got = at < text_.size() ? "'" + std::string(text_.substr(at, kShown)) + "'" : "the end";
+    std::string shown(text_.substr(std::min(at, text_.size()), kShown));
+    for (char& c : shown) c = c >= ' ' && c <= '~' ? c : '?';  // what() is one line of text
+    const std::string got = at < text_.size() ? "'" + shown + "'" : "the end";
     throw InvalidArgument("pattern: has " + got + " at character " + std::to_string(at + 1) + ", expected " +
                           expected);
   }

@@ -216,7 +216,7 @@ TEST(PatternTest, ExpressionsThatDoNotParseSayWhere) {
       {"global_tokens([-2])", "global_tokens: tokens has -2, expected 0 or more, or -1"},
       {"blocks([[1]])", "has '1]])' at character 10, expected True or False"},
       {"nonsense(1)", "has 'nonsense(1)' at character 1, expected one of"},
-      {"\x01\xff", "expected one of"},
+      {std::string("a\0\n\xc3\xa9", 5), "has 'a?\?\?\?' at character 1, expected one of"},
       {std::string(100, '('), "expected 64 levels at most"},
       {"global_tokens(" + std::string(100, '['), "expected 64 levels at most"},
       {std::string((size_t{1} << 20) + 1, ' '), "expected 2^20 characters at most"}};
