@@ -103,13 +103,13 @@ class BlockMaskNode : public Node {
       first = end;
     }
   }
-  // f(at, bits of its keys) of those that have some of the keys [key, key + 64).
+  // f(at, bits of its keys) of those that have some of the keys [from, from + 64).
   template <class F>
-  void ForBlocks(int64_t begin, int64_t end, int64_t key, const F& f) const {
+  void ForBlocks(int64_t begin, int64_t end, int64_t from, const F& f) const {
     const auto lists = columns().values.begin();
-    for (int64_t at = std::lower_bound(lists + begin, lists + end, key / keys_) - lists;
-         at < end && KeyOf(at) < key + kTile; ++at) {
-      f(at, Bits(KeyOf(at), KeyOf(at) + keys_, key));
+    for (int64_t at = std::lower_bound(lists + begin, lists + end, from / keys_) - lists;
+         at < end && KeyOf(at) < from + kTile; ++at) {
+      f(at, Bits(KeyOf(at), KeyOf(at) + keys_, from));
     }
   }
   // 64 bits of a row of a block from its key `from` on, which may lie before the first.
@@ -136,7 +136,7 @@ class BlockMaskNode : public Node {
       }
     }
     const int64_t nq = Tq_ / rows_ + (Tq_ % rows_ != 0), nk = Tk_ / keys_ + (Tk_ % keys_ != 0);
-    if (row_ptr().rank() != 3 || row_ptr().size(0) < 1 || row_ptr().size(1) < 1 || row_ptr().size(2) != nq + 1) {
+    if (row_ptr().rank() != 3 || row_ptr().size(2) != nq + 1) {
       refuse("row_ptr has shape " + ShapeString(row_ptr().shape) + ", expected [B, Hp, " + std::to_string(nq + 1) +
              "]");
     }
