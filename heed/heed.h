@@ -18,6 +18,7 @@
 #include "heed/ops/parts/sinusoidal.h"
 #include "heed/ops/parts/t5_bias.h"
 #include "heed/ops/sparse/common/pattern.h"
+#include "heed/ops/sparse/common/pattern_block_mask.h"
 #include "heed/state/kv_cache.h"
 #include "heed/state/latent_kv_cache.h"
 #include "heed/state/ring_kv_cache.h"

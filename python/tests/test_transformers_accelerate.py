@@ -279,7 +279,7 @@ def test_models_without_recurrences():
     report = accelerate(model)
     assert report.replaced == report.left == []
     assert str(report) == "LlamaForCausalLM: 0 calls run on heed, 0 could not be replaced"
-    with pytest.raises(heed.Unsupported, match="accelerate: LlamaForCausalLM has no layer whose recurrence heed knows"):
+    with pytest.raises(heed.Unsupported, match="accelerate: LlamaForCausalLM has no layer that heed knows"):
         accelerate(model, strict=True)
 
 

@@ -5,6 +5,7 @@ The functions of the package heed by the same names, with torch tensors in and o
 """
 
 from heed.torch._attention import attention
+from heed.torch._block_mask import pattern_from_block_mask
 from heed.torch._caches import KVCache, LatentKVCache, RingKVCache, load_cache
 from heed.torch._causal_conv1d import causal_conv1d, causal_conv1d_step
 from heed.torch._functions import (
@@ -36,6 +37,7 @@ __all__ = [
     "load_cache",
     "merge_attention",
     "orthogonal_features",
+    "pattern_from_block_mask",
     "replace_sdpa",
     "rotary",
     "s4d_kernel",

@@ -1,9 +1,10 @@
-# Recurrent models of Transformers on heed: their slow functions replaced, in one instance.
+# Recurrences and sparse attention of Transformers' models on heed: their slow functions replaced, in one instance.
 """accelerate(): which layers of a model call a slow function that heed has, and what they call instead.
 
 Transformers writes every recurrence as a function of its modeling file, called by that layer's `forward`. A layer that is
 accelerated gets, on the instance, a `forward` of the same code whose global names of these functions mean heed's. Where
-the recurrence is written into a method, the instance gets that method. Neither module nor class is touched.
+the recurrence, or sparse attention, is written into a method, the instance gets that method. Neither module nor class is
+touched.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from heed import Unsupported
-from heed.transformers import _layers
+from heed import InvalidArgument, Unsupported
+from heed.transformers import _layers, _sparse
 
 
 class Replaced(NamedTuple):
@@ -28,6 +29,7 @@ class Replaced(NamedTuple):
     layer: str  # its name in the model
     call: str  # the function or method
     by: str  # heed's function
+    note: str = ""  # how its results differ
 
 
 class Left(NamedTuple):
@@ -68,7 +70,7 @@ class Acceleration:
 
     def __str__(self) -> str:
         lines = [f"{self._model}: {len(self.replaced)} calls run on heed, {len(self.left)} could not be replaced"]
-        lines += [f"  {layer}: {call} -> {by}" for layer, call, by in self.replaced]
+        lines += [f"  {layer}: {call} -> {by}" + (note and f" ({note})") for layer, call, by, note in self.replaced]
         lines += [f"  {layer}: {call} stays: {reason}" for layer, call, reason in self.left]
         lines += [f"  {layer}: {call} ran as before: {reason}" for layer, call, reason in self.declined]
         return "\n".join(lines)
@@ -165,24 +167,29 @@ def _accelerate_functions(report: Acceleration, path: str, layer: nn.Module) -> 
 
 
 def _accelerate_method(report: Acceleration, path: str, layer: nn.Module, known: _layers.Method) -> None:
-    """Where a recurrence is written into a method."""
+    """Where a recurrence or sparse attention is written into a method."""
     original = getattr(type(layer), known.name)
     reason = _why_not(layer, known.name, original, known.on_heed)
     if reason is not None:
         report.left.append(Left(path, known.name, reason))
         return
     report._set(layer, known.name, report._dispatch(path, known.name, known.on_heed, original))
-    report.replaced.append(Replaced(path, known.name, known.by))
+    report.replaced.append(Replaced(path, known.name, known.by, known.note))
 
 
-def accelerate(model: nn.Module, strict: bool = False) -> Acceleration:
-    """Runs the recurrences of a model of Transformers on heed, in inference, generation and training.
+def accelerate(model: nn.Module, strict: bool = False, *, bigbird: str = "original") -> Acceleration:
+    """Runs the recurrences and sparse attention of a model of Transformers on heed, in inference, generation and training.
 
     Mamba, Mamba-2, gated DeltaNet, Kimi Linear, RWKV, xLSTM, RecurrentGemma, lightning attention and whatever other model
-    has layers that call the same functions. Weights stay where they are, the model's own caches are used, and nothing but this instance
-    changes, until `undo()` of what is returned: a report that names each call that was replaced and each that could not
-    be, with the reason. Calls that heed does not compute for what they are given (tensors on another device, say) run as
-    before, and the report names them from then on.
+    has layers that call the same functions; the attention of Longformer, LED, BigBird and BigBird-Pegasus. Weights stay
+    where they are, the model's own caches are used, and nothing but this instance changes, until `undo()` of what is
+    returned: a report that names each call that was replaced and each that could not be, with the reason. Calls that heed
+    does not compute for what they are given (tensors on another device, say) run as before, and the report names them
+    from then on.
+
+    Results are the same. In evaluation Transformers' BigBird has no random blocks and counts block 0 once more for each
+    that is missing; `bigbird="original"` computes that too, `bigbird="paper"` draws blocks instead, the same in training and
+    evaluation, by heed.patterns.bigbird.
 
     With strict=True a call that cannot be replaced, or a model in which there is none to replace, raises
     heed.Unsupported, and the model stays what it was.
@@ -192,9 +199,11 @@ def accelerate(model: nn.Module, strict: bool = False) -> Acceleration:
         model.generate(**inputs)
         report.undo()
     """
-    report = Acceleration(model)
+    if bigbird not in ("original", "paper"):
+        raise InvalidArgument(f"accelerate: bigbird is {bigbird!r}, expected 'original' or 'paper'")
+    report, methods = Acceleration(model), {**_layers.METHODS, **_sparse.methods(bigbird)}
     for path, layer in model.named_modules():
-        known = _layers.METHODS.get(type(layer).__name__)
+        known = methods.get(type(layer).__name__)
         if known is not None and type(layer).__module__.startswith("transformers."):
             _accelerate_method(report, path, layer, known)
         else:
@@ -202,5 +211,5 @@ def accelerate(model: nn.Module, strict: bool = False) -> Acceleration:
     if strict and (report.left or not report.replaced):
         report.undo()
         why = "; ".join(f"{layer}: {call} {reason}" for layer, call, reason in report.left)
-        raise Unsupported(f"accelerate: {type(model).__name__} " + (why or "has no layer whose recurrence heed knows"))
+        raise Unsupported(f"accelerate: {type(model).__name__} " + (why or "has no layer that heed knows"))
     return report

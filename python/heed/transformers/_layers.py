@@ -30,6 +30,7 @@ class Method(NamedTuple):
     name: str
     on_heed: Callable
     by: str
+    note: str = ""  # for the report
 
 
 def refuses(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:

@@ -129,12 +129,6 @@ std::string TextOf(const Parameter& parameter, const Value& value, bool& complet
   return std::string("<") + (table.is_bool ? "bool" : "int") + ShapeString(table.shape) + ">";
 }
 
-// A pattern that no other is equal to.
-std::string OwnKey(const std::string& text) {
-  static std::atomic<uint64_t> made{0};
-  return text + "#" + std::to_string(made.fetch_add(1) + 1);
-}
-
 // One more than that of what it is made of.
 void SetDepth(Node& node, const std::vector<Pattern>& parts) {
   for (const Pattern& part : parts) node.depth = std::max(node.depth, part.node()->depth + 1);
@@ -250,6 +244,11 @@ class Recent {
 };
 
 }  // namespace
+
+std::string OwnKey(const std::string& text) {
+  static std::atomic<uint64_t> made{0};
+  return text + "#" + std::to_string(made.fetch_add(1) + 1);
+}
 
 Table Copied(const char* builder, const char* name, const ConstTensorView& t, bool is_bool) {
   const auto refuse = [&](const std::string& got, const char* expected) {

@@ -7,6 +7,8 @@
 #include <set>
 #include <vector>
 
+#include "heed/ops/sparse/common/pattern_block_mask.h"
+
 namespace heed::patterns {
 namespace {
 
@@ -26,7 +28,7 @@ class Random {
       const Pattern a = Any(depth - 1), b = Any(depth - 1);
       return Below(2) == 0 ? a | b : a & b;
     }
-    switch (Below(depth > 0 ? 15 : 14)) {
+    switch (Below(depth > 0 ? 16 : 15)) {
       case 0: return SlidingWindow(Size(), Size());
       case 1: return Dilated(Size(), 1 + Size());
       case 2: return Atrous(1 + Size());
@@ -44,6 +46,7 @@ class Random {
       case 11: return AnyBlocks();
       case 12: return AnyCsr();
       case 13: return call_.Tq < 0 ? Atrous(2) : AnyKeys();
+      case 14: return call_.Tq < 0 ? Atrous(2) : AnyBlockMask();
       default: {
         std::vector<Pattern> heads;
         for (int64_t h = 0; h < call_.query_heads; ++h) heads.push_back(Any(depth - 1));
@@ -106,6 +109,30 @@ class Random {
       ints_.insert(ints_.end(), keys.rbegin(), keys.rend());
     }
     return Keys(View(ints_, shape));
+  }
+  Pattern AnyBlockMask() {
+    const int64_t rows = 1 + Size(), keys = 1 + Size(), words = (keys + 63) / 64;
+    const int64_t nq = (call_.Tq + rows - 1) / rows, nk = (call_.Tk + keys - 1) / keys;
+    const int64_t batches = Below(2) == 0 ? 1 : call_.batches, heads = Below(2) == 0 ? 1 : call_.query_heads;
+    ints_.clear();
+    std::vector<int64_t> columns, parts, bits;
+    int64_t m = 0;
+    for (int64_t list = 0; list < batches * heads; ++list) {
+      ints_.push_back(static_cast<int64_t>(columns.size()));
+      for (int64_t i = 0; i < nq; ++i) {
+        for (int64_t k = 0; k < nk; ++k) {
+          if (Below(3) != 0) continue;
+          columns.push_back(k);
+          parts.push_back(Below(2) == 0 ? -1 : m++);
+        }
+        ints_.push_back(static_cast<int64_t>(columns.size()));
+      }
+    }
+    // What stands behind a block's last key means nothing.
+    for (int64_t i = 0; i < m * rows * words; ++i) bits.push_back(static_cast<int64_t>(Seed() ^ Seed() << 32));
+    const int64_t n = static_cast<int64_t>(columns.size());
+    return BlockMask({View(ints_, {batches, heads, nq + 1}), View(columns, {n}), View(parts, {n}),
+                      View(bits, {m, rows, words}), rows, keys, call_.Tq, call_.Tk});
   }
 
   const PatternCall& call_;

@@ -127,6 +127,9 @@ Table Copied(const char* builder, const char* name, const ConstTensorView& t, bo
 Pattern Build(const Builder& builder, std::vector<Value> values);
 Pattern Build(std::string_view builder, std::vector<Value> values);
 
+// What a pattern that no other is equal to is known by.
+std::string OwnKey(const std::string& text);
+
 // The union of two, or what they have in common.
 std::shared_ptr<Node> Pair(bool is_union, const Pattern& a, const Pattern& b);
 

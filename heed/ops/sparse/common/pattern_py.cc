@@ -1,6 +1,7 @@
 // heed.Pattern, and what heed.patterns makes it with.
 #include <nanobind/nanobind.h>
 #include <nanobind/operators.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 
 #include "heed/core/error.h"
 #include "heed/ops/sparse/common/pattern.h"
+#include "heed/ops/sparse/common/pattern_block_mask.h"
 #include "heed/ops/sparse/common/pattern_internal.h"
 #include "heed/ops/sparse/common/pattern_py.h"
 #include "python/arguments.h"
@@ -71,6 +73,17 @@ Pattern Make(const std::string& name, const nb::args& arguments) {
     values.push_back(ValueOf(arrays, parameter, {builder.name, parameter.name, arguments[i]}));
   }
   return patterns::Build(builder, std::move(values));
+}
+
+// Of heed.torch.pattern_from_block_mask; block and lengths are pairs.
+Pattern MakeBlockMask(nb::handle row_ptr, nb::handle columns, nb::handle parts, nb::handle bits,
+                      const std::pair<int64_t, int64_t>& block, const std::pair<int64_t, int64_t>& lengths) {
+  Arrays arrays;
+  const auto read = [&](const char* name, nb::handle value) {
+    return arrays.ReadList({"block_mask", name, value}, Kind::kInt);
+  };
+  return patterns::BlockMask({read("row_ptr", row_ptr), read("columns", columns), read("parts", parts),
+                              read("bits", bits), block.first, block.second, lengths.first, lengths.second});
 }
 
 Pattern Parse(nb::handle expression) {
@@ -214,6 +227,7 @@ void BindPatterns(nb::module_& m) {
                    "align: Align = 'bottom_right') -> float"),
            kDensityText);
   m.def("_pattern", &Make);
+  m.def("_block_mask", &MakeBlockMask);
   m.def("_parse_pattern", &Parse);
   m.def("_pattern_key", &KeyOf);
   m.def("_pattern_of", &PatternOf);

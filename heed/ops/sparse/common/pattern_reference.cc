@@ -106,6 +106,19 @@ bool KeysKeep(const Pair& pair, const Table& index) {
   return false;
 }
 
+bool BlockMaskKeeps(const Pair& pair, const Node& node) {
+  const auto table = [&](size_t i) -> const Table& { return std::get<Table>(node.values[i]); };
+  const Table &row_ptr = table(0), &columns = table(1), &block = table(4);
+  const int64_t b = row_ptr.shape[0] == 1 ? 0 : pair.batch, h = row_ptr.shape[1] == 1 ? 0 : pair.head;
+  const int64_t i = pair.row / block.values[0], row = pair.row % block.values[0];
+  for (int64_t at = ElementOf(row_ptr, {b, h, i}); at < ElementOf(row_ptr, {b, h, i + 1}); ++at) {
+    if (ElementOf(columns, {at}) != pair.j / block.values[1]) continue;
+    const int64_t part = ElementOf(table(2), {at}), key = pair.j % block.values[1];
+    return part < 0 || (ElementOf(table(3), {part, row, key / 64}) >> (key % 64) & 1) != 0;
+  }
+  return false;
+}
+
 bool Keeps(const Node& node, const Pair& pair) {
   const std::string_view name = node.builder;
   const auto size = [&](size_t i) { return std::get<int64_t>(node.values[i]); };
@@ -134,6 +147,7 @@ bool Keeps(const Node& node, const Pair& pair) {
     return begin <= j && j < begin + size(0);
   }
   if (name == "blocks") return BlocksKeep(pair, table(0), table(1));
+  if (name == "block_mask") return BlockMaskKeeps(pair, node);
   if (name == "csr") return CsrKeeps(pair, table(0), table(1), table(2));
   return KeysKeep(pair, table(0));
 }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "heed/core/error.h"
+#include "heed/ops/sparse/common/pattern_block_mask.h"
 #include "heed/ops/sparse/common/pattern_case.h"
 #include "heed/ops/sparse/common/pattern_internal.h"
 
@@ -262,11 +263,63 @@ TEST(PatternTest, ArgumentsThatMeanNothingAreRefused) {
   EXPECT_THAT(deeper, ThrowsMessage<InvalidArgument>(HasSubstr("more than 256 patterns one inside the other")));
 }
 
+TEST(PatternTest, BlockMasksHaveTheirOwnRowsAndAreEqualToThemselvesAlone) {
+  const std::vector<int64_t> row_ptr = {0, 1, 3}, columns = {0, 0, 1}, parts = {0, -1, 1}, bits = {1, 3, 1, 2};
+  const auto make = [&] {
+    return BlockMask(
+        {View(row_ptr, {1, 1, 3}), View(columns, {3}), View(parts, {3}), View(bits, {2, 2, 1}), 2, 2, 3, 4});
+  };
+  const Pattern pattern = make();
+  EXPECT_EQ(pattern.ToString(), "block_mask(<3 x 4 in blocks of 2 x 2: 1 whole, 2 in part>)");
+  EXPECT_TRUE(pattern == pattern);
+  EXPECT_FALSE(pattern == make());
+  EXPECT_THROW(Pattern::Parse(pattern.ToString()), InvalidArgument);
+  for (const int64_t start : {0, 1, 70}) {  // of the call, wherever it stands
+    std::vector<uint8_t> keep(12);
+    Mask(pattern, {.Tq = 3, .Tk = 4, .starts = {start}}, false, {keep.data(), DType::kBool, {1, 1, 3, 4}});
+    EXPECT_EQ(keep, (std::vector<uint8_t>{1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0}));
+  }
+}
+
+TEST(PatternTest, BlockMasksThatDoNotFitThemselvesAreRefused) {
+  const std::vector<int64_t> row_ptr = {0, 1, 3}, columns = {0, 0, 1}, parts = {0, -1, 1}, bits = {1, 3, 1, 2};
+  const BlockMaskInputs good = {
+      View(row_ptr, {1, 1, 3}), View(columns, {3}), View(parts, {3}), View(bits, {2, 2, 1}), 2, 2, 3, 4};
+  const std::vector<int64_t> falling = {2, 1, 3}, far = {0, 0, 2}, twice = {0, 1, 1}, many = {0, -1, 2};
+  const std::pair<std::function<void(BlockMaskInputs&)>, const char*> cases[] = {
+      {[](auto& x) { x.rows = 0; }, "block_mask: rows is 0, expected 1 or more"},
+      {[](auto& x) { x.Tk = -1; }, "block_mask: Tk is -1, expected 0 or more"},
+      {[](auto& x) { x.Tq = 5; }, "row_ptr has shape [1,1,3], expected [B, Hp, 4]"},
+      {[&](auto& x) { x.row_ptr = View(row_ptr, {3}); }, "row_ptr has shape [3], expected [B, Hp, 3]"},
+      {[&](auto& x) { x.row_ptr = View(falling, {1, 1, 3}); }, "row_ptr goes from 2 to 1"},
+      {[&](auto& x) { x.columns = View(far, {3}); }, "columns has 2 behind 0, expected columns that ascend"},
+      {[&](auto& x) { x.columns = View(twice, {3}); }, "columns has 1 behind 1"},
+      {[&](auto& x) { x.columns = View(columns, {3, 1}); }, "columns has shape [3,1], expected [n]"},
+      {[&](auto& x) { x.parts = View(many, {3}); }, "parts has 2, expected -1 to 1"},
+      {[&](auto& x) { x.parts = View(parts, {2}); }, "parts has shape [2], expected [3]"},
+      {[&](auto& x) { x.bits = View(bits, {4, 1, 1}); }, "bits has shape [4,1,1], expected [4,2,1]"},
+      {[](auto& x) { x.bits = {}; }, "block_mask: bits is absent, expected a tensor"}};
+  EXPECT_NO_THROW(BlockMask(good));
+  for (const auto& [change, message] : cases) {
+    BlockMaskInputs bad = good;
+    change(bad);
+    EXPECT_THAT([&] { BlockMask(bad); }, ThrowsMessage<InvalidArgument>(HasSubstr(message)));
+  }
+}
+
 TEST(PatternTest, PatternsThatDoNotFitACallAreRefused) {
   const PatternCall call = {.Tq = 4, .Tk = 8, .query_heads = 4, .key_heads = 2, .starts = {4, 4}};
   const std::vector<int64_t> index(3 * 4, 1);
   const std::vector<uint8_t> keep(3, 1);
+  const std::vector<int64_t> row_ptr(12), none;
+  const auto block_mask = [&](int64_t batches, int64_t heads, int64_t Tk) {
+    return BlockMask(
+        {View(row_ptr, {batches, heads, 2}), View(none, {0}), View(none, {0}), View(none, {0, 4, 1}), 4, 4, 4, Tk});
+  };
   const std::pair<Pattern, const char*> cases[] = {
+      {block_mask(1, 1, 9), "pattern has a block mask of 4 rows and 9 keys, expected 4 and 8"},
+      {block_mask(3, 1, 8), "pattern has a block mask of 3 batch entries, expected 1 or 2"},
+      {block_mask(1, 2, 8), "pattern has a block mask of 2 heads, expected 1 or 4 as q"},
       {GlobalTokens(View(index, {3, 4})), "pattern has global tokens of 3 batch entries, expected 2"},
       {Blocks(View(keep, {3, 1, 1})), "pattern has blocks of 3 heads, expected 1, 2 or 4"},
       {Blocks(View(keep, {3, 1, 1, 1})), "pattern has blocks of 3 batch entries, expected 2"},
