@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 #include "docstrings/alibi.h"
@@ -46,10 +47,24 @@ nb::object AlibiSlopesArray(nb::handle heads) {
   return result.array;
 }
 
-// Gives a type of nanobind's that Python cannot change an attribute: of its functions, which have
-// no __signature__. The types are those of the domain heed, which no other module has.
+// How nanobind finds the attributes of each type of its functions.
+std::unordered_map<PyTypeObject*, getattrofunc> attributes_of_nanobind;
+
+// The same, but that nanobind answers __doc__ before it looks at the type, with the signature of every overload.
+PyObject* FindAttribute(PyObject* self, PyObject* name) {
+  if (PyUnicode_CompareWithASCIIString(name, "__doc__") == 0) {
+    return PyObject_GenericGetAttr(self, name);
+  }
+  return attributes_of_nanobind.at(Py_TYPE(self))(self, name);
+}
+
+// Gives a type of nanobind's functions, which Python cannot change, an attribute. The types are
+// those of the domain heed, which no other module has.
 void AddAttribute(nb::handle type, const char* name, nb::handle value) {
   auto* of = reinterpret_cast<PyTypeObject*>(type.ptr());
+  if (attributes_of_nanobind.try_emplace(of, of->tp_getattro).second) {
+    of->tp_getattro = &FindAttribute;
+  }
   if (PyDict_SetItemString(of->tp_dict, name, value.ptr()) != 0) throw nb::python_error();
   PyType_Modified(of);
 }

@@ -13,6 +13,7 @@
 #include "heed/ops/parts/recurrent_case.h"
 #include "heed/ops/linear/performer/performer.h"
 #include "heed/ops/ssm/ssd/ssd.h"
+#include "tests/scan_call.h"
 
 namespace {
 std::atomic<int64_t> allocations{0};
@@ -93,6 +94,30 @@ TEST_P(StepAllocation, OfMechanismsOnTheRecurrenceEngine) {
     ++tested;
   }
   EXPECT_GE(tested, 7);
+}
+
+TEST_P(StepAllocation, OfMechanismsOnTheScanEngine) {
+  scanning::AxisSizes sizes = {.B = B, .D = K, .T = 1, .N = 5, .G = 2};
+  sizes.H = 3, sizes.d = K / 3, sizes.W = 4, sizes.w = 3;
+  const auto of_token = [&](std::string axes, DType dtype) {
+    axes = axes.substr(0, axes.find('|'));
+    std::erase(axes, 'T');
+    return Tensor(scanning::ShapeOf(axes, sizes), dtype);
+  };
+  for (const scanning::Mechanism& m : scanning::kMechanisms) {
+    scanning::StepInputs in;
+    for (const scanning::Tensor& t : m.definition.tensors) in.*t.input = of_token(t.axes, dtype_);
+    scanning::StepState state;
+    for (const scanning::StateTensor& t : m.definition.states()) {
+      state.*t.step = of_token(t.axes, state_);
+    }
+    const TensorView o = of_token(m.definition.tensors[0].axes, dtype_);
+    for (const int threads : {1, 2}) {
+      Context ctx(threads);
+      EXPECT_EQ(AllocationsOf([&] { m.step(ctx, in, state, o); }), 0)
+          << m.name << ", " << threads << " threads";
+    }
+  }
 }
 
 TEST_P(StepAllocation, OfSsd) {

@@ -44,9 +44,19 @@ class _ClassSignature:
         return _signatures.parse(self.text)
 
 
+# What functions of Python have and nanobind's lack: help() and pickle ask for it.
 _method = _core.KVCacheBase.trim
-for _type in (type(_core.explain), type(_method), type(_method.__get__(_core))):
+_function_type, _method_type, _bound_type = type(_core.explain), type(_method), type(_method.__get__(_core))
+for _type in (_function_type, _method_type, _bound_type):
     _core._add_attribute(_type, "__signature__", _Signature())
+    # The text alone: nanobind writes the signature of every overload before it.
+    _core._add_attribute(_type, "__doc__", property(lambda function: function.__nb_signature__[0][1]))
+    # pickle finds functions by name.
+    _core._add_attribute(_type, "__reduce__", lambda function: function.__qualname__)
+_core._add_attribute(_bound_type, "__reduce__", lambda method: (getattr, (method.__self__, method.__name__)))
+# inspect and pydoc take for data what has no __get__. These bind to nothing more.
+for _type in (_function_type, _bound_type):
+    _core._add_attribute(_type, "__get__", lambda function, *_: function)
 
 for _class in (*vars(_core).values(),):
     if isinstance(_class, type):

@@ -36,6 +36,9 @@ FAMILIES = {
     "jamba": Family("JambaForCausalLM", {
         **HYBRID, "num_experts": 2, "num_experts_per_tok": 1, "attn_layer_offset": 1, "attn_layer_period": 2,
         "mamba_d_state": 8, "mamba_dt_rank": 4}, SCAN),
+    "zamba": Family("ZambaForCausalLM", {
+        **HYBRID, "num_key_value_heads": 4, "mamba_d_state": 8, "mamba_dt_rank": 4, "num_hidden_layers": 3,
+        "layers_block_type": ["linear_attention", "hybrid", "hybrid"]}, SCAN),
     "recurrent_gemma": Family("RecurrentGemmaForCausalLM", {
         **HYBRID, "num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 64}, ("rg_lru",)),
     "mamba2": Family("Mamba2ForCausalLM", {

@@ -1,6 +1,7 @@
 # Docstrings: each says all arguments, in the words of Python, and every example in one runs.
 import doctest
 import inspect
+import pydoc
 import re
 
 import pytest
@@ -58,7 +59,7 @@ FOREIGN = {
     r"\bk[A-Z][a-z]\w*": "an enumerator", r"::": "a name of C++", r"\b(?:Backward)?Workspace\(\)": "a function of C++",
     r"\bContext\b": "a class of C++", r"\bThrows\b": "C++", r"Overloaded function": "a signature twice", r"README\.md": "a file",
     r"\b(?:Forward|Backward|Attend|Explain|Append|Trim)(?:\(\))?(?=[ .,;:'])": "a function of C++", r"std::": "C++",
-    r"heed\._typing": "a private module",
+    r"heed\._typing": "a private module", r"\bd_(?:o|lse|final)(?![a-z])": "an argument of C++",
 }
 
 
@@ -69,8 +70,18 @@ def test_docstrings_are_of_python(name):
     for pattern, what in FOREIGN.items():
         found = re.search(pattern, ALL[name])
         assert found is None, f"{name}: {found[0]!r} is {what}"
-    lines = [line for line in ALL[name].split("\n") if line.startswith(f"{name.rsplit('.', 1)[1]}(")]
-    assert len(lines) == len(set(lines)) <= 2
+
+
+@pytest.mark.parametrize("name", [name for name, thing in PUBLIC.items() if not isinstance(thing, type)])
+def test_help_has_one_signature_and_the_text(name):
+    text = pydoc.render_doc(PUBLIC[name], renderer=pydoc.plaintext)
+    assert len(re.findall(rf"^ *{name.rsplit('.', 1)[1]}\(.*", text, re.MULTILINE)) == 1
+    assert PUBLIC[name].__doc__.split("\n")[0] in text and " object" not in text.split("\n")[2]
+
+
+def test_functions_are_listed_as_functions():
+    listed = pydoc.render_doc(heed, renderer=pydoc.plaintext).partition("\nFUNCTIONS\n")[2]
+    assert "\n    gla(" in listed and "\n    attention(" in listed
 
 
 EXAMPLES = {name: thing for name, thing in PUBLIC.items() if ">>>" in (thing.__doc__ or "") and name.startswith("heed.")}

@@ -205,6 +205,19 @@ def test_states_and_gradients_can_be_pickled(name):
     assert type(loaded) is kind and all(map(torch.equal, loaded, state))
 
 
+@pytest.mark.parametrize("name", PUBLIC)
+def test_everything_public_can_be_pickled_by_its_name(name):
+    thing = PUBLIC[name]
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(thing, protocol)) is thing
+    assert copy.copy(thing) is copy.deepcopy(thing) is thing
+
+
+def test_methods_of_a_cache_are_pickled_as_far_as_the_cache_is():
+    with pytest.raises(TypeError, match="KVCache"):
+        pickle.dumps(heed.KVCache(1, 2, 8).trim)
+
+
 @pytest.mark.parametrize("name", [name for name in heed.__all__ if name.endswith("_backward") and name != "t5_bias_backward"])
 def test_gradients_are_of_a_public_type(name):
     kind = getattr(heed, inspect.signature(getattr(heed, name)).return_annotation)

@@ -183,7 +183,7 @@ std::vector<TokenRange> Ranges(const char* op, const ConstTensorView& q,
 void Ranges(const char* op, const ConstTensorView& q, const Options& options, bool data,
             std::vector<TokenRange>& ranges);  // in the memory that is there
 
-// Up to five sizes or strides, on the stack: a step allocates nothing.
+// Sizes or strides, on the stack: a step allocates nothing.
 class Axes {
  public:
   Axes() = default;
@@ -196,9 +196,12 @@ class Axes {
   operator std::span<const int64_t>() const {  // NOLINT: the same numbers
     return {sizes_.data(), rank_};
   }
+  operator std::vector<int64_t>() const {  // NOLINT: the same numbers
+    return {sizes_.data(), sizes_.data() + rank_};
+  }
 
  private:
-  std::array<int64_t, 5> sizes_{};
+  std::array<int64_t, kMaxRank> sizes_{};
   size_t rank_ = 0;
 };
 

@@ -1,6 +1,8 @@
 // Calls of mechanisms on the scan engine: checked, mapped onto the engine, run.
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,7 +21,7 @@ namespace heed::scanning {
 namespace {
 
 using parts::Fail;
-using Shape = std::vector<int64_t>;
+using recurrent::Axes;
 
 // Everything that some mechanism takes.
 constexpr Tensor kAll[] = {
@@ -63,7 +65,7 @@ std::string NameOf(const Definition& definition, const char* what, const StateTe
 template <class Views, class View, class F>
 void ForStates(const char* op, const Call& call, const Definition& definition, const char* what,
                const char* verb, const Views& views, View StateTensor::*member, const F& f) {
-  const std::vector<StateTensor> states = definition.states();
+  const States states = definition.states();
   for (const StateTensor& other : {kTail, kState}) {
     const auto own = std::ranges::find(states, other.initial, &StateTensor::initial);
     const auto& view = views.*(other.*member);
@@ -99,13 +101,13 @@ std::string Described(std::string_view axes) {
 }
 
 // With `data` false, pointers may be null.
-void CheckTensor(const char* op, const char* name, const ConstTensorView& t, const Shape& shape,
+void CheckTensor(const char* op, const char* name, const ConstTensorView& t, const Axes& shape,
                  DType dtype, bool data) {
   if (!t.present()) Fail(op, name, "is absent", "a tensor");
   if (t.dtype() != dtype) {
     Fail(op, name, std::string("has dtype ") + Name(t.dtype()), Name(dtype));
   }
-  if (!std::ranges::equal(t.sizes(), shape)) {
+  if (!std::ranges::equal(t.sizes(), std::span<const int64_t>(shape))) {
     Fail(op, name, "has shape " + t.ShapeString(), ShapeString(shape));
   }
   if (data || t.data() != nullptr) parts::CheckReadable(op, name, t);
@@ -147,7 +149,8 @@ parts::Apart Readers(const Definition& definition, const Inputs& in, const Optio
   parts::Apart apart;
   for (const Tensor& tensor : definition.tensors) apart.Reads(tensor.name, in.*tensor.input);
   for (const StateTensor& state : definition.states()) {
-    apart.Reads(NameOf(definition, "initial_state", state).c_str(), in.*state.initial);
+    const ConstTensorView& t = in.*state.initial;
+    if (t.present()) apart.Reads(NameOf(definition, "initial_state", state).c_str(), t);
   }
   apart.Reads("lengths", options.lengths);
   apart.Reads("starts", options.starts);
@@ -155,7 +158,7 @@ parts::Apart Readers(const Definition& definition, const Inputs& in, const Optio
   return apart;
 }
 
-void CheckOutput(const char* op, const char* name, const TensorView& t, const Shape& shape,
+void CheckOutput(const char* op, const char* name, const TensorView& t, const Axes& shape,
                  DType dtype, parts::Apart& apart) {
   CheckTensor(op, name, t, shape, dtype, true);
   apart.Writes(op, name, t);
@@ -187,21 +190,23 @@ ConstTensorView OneToken(const char* op, const Tensor& tensor, const ConstTensor
     Fail(op, tensor.name, "has shape " + t.ShapeString(),
          "one token of each sequence: " + Described(expected));
   }
-  Shape sizes(t.sizes().begin(), t.sizes().end()), strides(t.strides().begin(), t.strides().end());
-  const auto at = static_cast<std::ptrdiff_t>(axes.find('T'));
-  sizes.insert(sizes.begin() + at, 1);
-  strides.insert(strides.begin() + at, 0);
+  Axes sizes, strides;
+  int axis = 0;
+  for (const char letter : axes) {
+    sizes.Append(letter == 'T' ? 1 : t.size(axis));
+    strides.Append(letter == 'T' ? 0 : t.stride(axis));
+    if (letter != 'T') ++axis;
+  }
   return {t.data(), t.dtype(), sizes, strides, t.device()};
 }
 
 }  // namespace
 
-std::vector<StateTensor> Definition::states() const {
-  std::vector<StateTensor> states;
-  for (const auto& [axes, state] : {std::pair(tail_axes, kTail), {state_axes, kState}}) {
-    if (axes[0] == '\0') continue;
-    states.push_back(state);
-    states.back().axes = axes;
+States Definition::states() const {
+  States states;
+  for (auto [axes, state] : {std::pair(tail_axes, kTail), {state_axes, kState}}) {
+    state.axes = axes;
+    if (axes[0] != '\0') states.Append(state);
   }
   return states;
 }
@@ -231,17 +236,26 @@ std::string AxesOf(const Tensor& tensor, int rank) {
   return "";
 }
 
-Shape ShapeOf(const std::string& axes, const AxisSizes& sizes) {
-  Shape shape;
-  for (const char letter : axes) shape.push_back(sizes[letter]);
+Axes ShapeOf(const std::string& axes, const AxisSizes& sizes) {
+  Axes shape;
+  for (const char letter : axes) shape.Append(sizes[letter]);
   return shape;
 }
 
 DType StateDType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-Call::Call(const char* op, const Context* checks, const Definition& definition, const Inputs& in,
-           const Options& options, bool data)
-    : reverse_(options.reverse) {
+void Call::Reset() {
+  std::vector<scan::Sequence> sequences = std::move(problem.sequences);
+  sequences.clear();
+  problem = {};
+  problem.sequences = std::move(sequences);
+  sizes = {};
+}
+
+void Call::Check(const char* op, const Context* checks, const Definition& definition,
+                 const Inputs& in, const Options& options, bool data) {
+  Reset();
+  reverse_ = options.reverse;
   const Tensor& first = definition.tensors[0];
   const ConstTensorView& scanned = in.*first.input;
   if (!scanned.present()) Fail(op, first.name, "is absent", "a tensor");
@@ -298,15 +312,14 @@ Call::Call(const char* op, const Context* checks, const Definition& definition, 
     Fail(op, first.name, "has shape " + scanned.ShapeString(),
          "a leading axis of 1 with cu_seqlens");
   }
-  ranges = Ranges(op, sizes.B, sizes.T, options, data);
+  Ranges(op, sizes.B, sizes.T, options, data, ranges);
   shape = ShapeOf(first.axes, sizes);
   AxisSizes of_states = sizes;
   of_states.B = static_cast<int64_t>(ranges.size());
-  for (const StateTensor& state : definition.states()) {
-    state_shapes.push_back(ShapeOf(state.axes, of_states));
-  }
+  const States states = definition.states();
+  for (size_t i = 0; i < states.size(); ++i) state_shapes[i] = ShapeOf(states[i].axes, of_states);
   ForStates(op, *this, definition, "initial_state", "is given", in, &StateTensor::initial,
-            [&](const std::string& name, const ConstTensorView& t, const Shape& expected) {
+            [&](const std::string& name, const ConstTensorView& t, const Axes& expected) {
               CheckTensor(op, name.c_str(), t, expected, StateDType(dtype), data);
             });
 
@@ -394,7 +407,7 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
   parts::Apart apart = Readers(definition, in, options);
   CheckOutput(op, "o", out.o, call.shape, p.dtype, apart);
   ForStates(op, call, definition, "final_state", "is asked for", out, &StateTensor::final,
-            [&](const std::string& name, const TensorView& t, const Shape& shape) {
+            [&](const std::string& name, const TensorView& t, const Axes& shape) {
               CheckOutput(op, name.c_str(), t, shape, StateDType(p.dtype), apart);
             });
   p.o = call.TokensOf(out.o);
@@ -415,7 +428,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   RefuseToGather(op, "d_o", &ctx, in.d_o, definition.tensors[0].axes);
   apart.Reads("d_o", in.d_o);
   ForStates(op, call, definition, "d_state", "is given", in, &StateTensor::d_final,
-            [&](const std::string& name, const ConstTensorView& t, const Shape& shape) {
+            [&](const std::string& name, const ConstTensorView& t, const Axes& shape) {
               CheckTensor(op, name.c_str(), t, shape, StateDType(p.dtype), true);
               apart.Reads(name.c_str(), t);
             });
@@ -425,7 +438,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
     const std::string name = std::string("d") + tensor.name;
     const ConstTensorView& input = in.*tensor.input;
     if (!input.present()) Fail(op, name.c_str(), "is asked for", "none: there is no such input");
-    CheckOutput(op, name.c_str(), t, Shape(input.sizes().begin(), input.sizes().end()),
+    CheckOutput(op, name.c_str(), t, input.sizes(),
                 input.dtype(), apart);
   }
   for (const Tensor& tensor : kAll) {
@@ -434,7 +447,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
          "none: there is no such input");
   }
   ForStates(op, call, definition, "dinitial_state", "is asked for", out, &StateTensor::dinitial,
-            [&](const std::string& name, const TensorView& t, const Shape& shape) {
+            [&](const std::string& name, const TensorView& t, const Axes& shape) {
               CheckOutput(op, name.c_str(), t, shape, StateDType(p.dtype), apart);
             });
   scan::Gradients g;
@@ -465,7 +478,8 @@ void Step(const char* op, Context& ctx, const Definition& definition, const Step
   for (const Tensor& tensor : definition.tensors) {
     whole.*tensor.input = OneToken(op, tensor, in.*tensor.input, batch, channels);
   }
-  Call call(op, &ctx, definition, whole, {}, true);
+  thread_local Call call;  // whose memory the next step finds again
+  call.Check(op, &ctx, definition, whole, {}, true);
   scan::Problem& p = call.problem;
   parts::Apart apart = Readers(definition, whole, {});
   for (const StateTensor& of : definition.states()) {
@@ -473,7 +487,7 @@ void Step(const char* op, Context& ctx, const Definition& definition, const Step
     if (!(state.*of.step).present()) Fail(op, name.c_str(), "is absent", "a tensor");
   }
   ForStates(op, call, definition, "state", "is given", state, &StateTensor::step,
-            [&](const std::string& name, const TensorView& t, const Shape& shape) {
+            [&](const std::string& name, const TensorView& t, const Axes& shape) {
               CheckOutput(op, name.c_str(), t, shape, StateDType(p.dtype), apart);
             });
   Tensor of_o = first;

@@ -48,7 +48,7 @@ struct Bound : Binding {
   std::string forward_signature, state_signature, backward_signature, step_signature;
   std::string forward_text, backward_text, step_text;
   nanobind::object gradients;  // a type of named tuples
-  std::vector<StateTensor> states;
+  States states;
   nanobind::object state;      // one of several states
 
   const Tensor& first() const { return definition.tensors[0]; }

@@ -2,6 +2,8 @@
 #ifndef HEED_OPS_PARTS_SCANNING_INTERNAL_H_
 #define HEED_OPS_PARTS_SCANNING_INTERNAL_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -48,6 +50,20 @@ struct StateTensor {
   TensorView StepState::*step;
 };
 
+// Those of a mechanism, without memory of their own.
+class States {
+ public:
+  void Append(const StateTensor& state) { states_[size_++] = state; }
+  const StateTensor* begin() const { return states_.data(); }
+  const StateTensor* end() const { return states_.data() + size_; }
+  size_t size() const { return size_; }
+  const StateTensor& operator[](size_t i) const { return states_[i]; }
+
+ private:
+  std::array<StateTensor, 2> states_{};
+  size_t size_ = 0;
+};
+
 // A mechanism. What it is called with is placed in the engine's Problem by functions of its own.
 class Call;
 struct Definition {
@@ -66,7 +82,7 @@ struct Definition {
   scan::Method method = scan::Method::kAuto;
 
   bool has_state() const { return state_axes[0] != '\0'; }
-  std::vector<StateTensor> states() const;
+  States states() const;
 };
 
 // What letters of axes stand for in a call; -1: nothing has said so yet.
@@ -81,13 +97,20 @@ struct AxisSizes {
 
 // The axes that a tensor of this rank has; empty: it has none of that rank.
 std::string AxesOf(const Tensor& tensor, int rank);
-std::vector<int64_t> ShapeOf(const std::string& axes, const AxisSizes& sizes);
+recurrent::Axes ShapeOf(const std::string& axes, const AxisSizes& sizes);
 
 // Everything about a call that has been checked.
 class Call {
  public:
+  Call() = default;
   Call(const char* op, const Context* checks, const Definition& definition, const Inputs& in,
-       const Options& options, bool data);
+       const Options& options, bool data) {
+    Check(op, checks, definition, in, options, data);
+  }
+
+  // Becomes another call, in the memory of its lists.
+  void Check(const char* op, const Context* checks, const Definition& definition, const Inputs& in,
+             const Options& options, bool data);
 
   // How the engine sees a tensor, by its axes.
   scan::Tokens TokensOf(const ConstTensorView& t) const;
@@ -100,10 +123,12 @@ class Call {
   scan::Problem problem;
   AxisSizes sizes;
   std::vector<recurrent::TokenRange> ranges;
-  std::vector<int64_t> shape;                      // of o
-  std::vector<std::vector<int64_t>> state_shapes;  // as the definition's states
+  recurrent::Axes shape;                        // of o
+  std::array<recurrent::Axes, 2> state_shapes;  // as the definition's states
 
  private:
+  void Reset();
+
   bool channels_first_ = false;  // [B, D, T]
   bool reverse_ = false;
 };
@@ -132,9 +157,9 @@ Explanation Explain(const char* op, const Context& ctx, const Definition& defini
 // Operations on one sequence of so many tokens.
 double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tokens, bool backward);
 
-// The sequences of a call, in tokens of [B, T]; `name` is the tensor that has them.
-std::vector<recurrent::TokenRange> Ranges(const char* op, int64_t B, int64_t T,
-                                          const Options& options, bool data = true);
+// The sequences of a call, in tokens of [B, T], in the memory of `ranges`.
+void Ranges(const char* op, int64_t B, int64_t T, const Options& options, bool data,
+            std::vector<recurrent::TokenRange>& ranges);
 
 // Zeros for tokens that no sequence has, and for those of no channels, which no task takes.
 void ClearOthers(const Call& call, const TensorView& t, const std::string& axes);

@@ -60,7 +60,7 @@ void ReadOut(PythonCall& call, const Argument& a) {
 // f(state, argument) for the one of the mechanism, or for those of a tuple: (tail, S).
 template <class F>
 void ForStates(const PythonCall& call, const Argument& a, const F& f) {
-  const std::vector<StateTensor>& states = call.bound.states;
+  const States& states = call.bound.states;
   if (states.size() == 1) return f(states[0], a);
   std::string names;
   for (const StateTensor& state : states) names += (names.empty() ? "" : ", ") + std::string(state.name);

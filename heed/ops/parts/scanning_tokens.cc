@@ -42,14 +42,14 @@ void Clear(const TensorView& t, const std::string& axes, int64_t b, int64_t begi
 
 }  // namespace
 
-std::vector<recurrent::TokenRange> Ranges(const char* op, int64_t B, int64_t T,
-                                          const Options& options, bool data) {
+void Ranges(const char* op, int64_t B, int64_t T, const Options& options, bool data,
+            std::vector<recurrent::TokenRange>& ranges) {
   recurrent::Options of;
   of.lengths = options.lengths;
   of.starts = options.starts;
   of.cu_seqlens = options.cu_seqlens;
   // Of a tensor it looks at the first two axes alone.
-  return recurrent::Ranges(op, {nullptr, DType::kF32, {B, T, 0, 0}}, of, data);
+  recurrent::Ranges(op, {nullptr, DType::kF32, {B, T, 0}, {0, 0, 0}}, of, data, ranges);
 }
 
 void ClearOthers(const Call& call, const TensorView& t, const std::string& axes) {

@@ -34,7 +34,7 @@ def _without_gradient(name: str, *arguments: str) -> Any:
     """heed.<name> on tensors; `arguments` are those that may be given by position."""
     function = getattr(heed, name)
 
-    @functools.wraps(function, assigned=("__name__",))
+    @functools.wraps(function, assigned=("__name__", "__qualname__"))
     def on_tensors(*args: Any, **kwargs: Any) -> Any:
         names = (*arguments, *("argument" for _ in args[len(arguments):]))
 

@@ -190,7 +190,7 @@ _DEFAULTS = {"scale": None, "lengths": None, "starts": None, "cu_seqlens": None,
 
 
 def _public(mechanism: _Mechanism) -> Any:
-    @functools.wraps(getattr(heed, mechanism.name), assigned=("__name__",))
+    @functools.wraps(getattr(heed, mechanism.name), assigned=("__name__", "__qualname__"))
     def function(*inputs: Any, **options: Any) -> Any:
         return mechanism(*inputs, **options)
 

@@ -168,7 +168,7 @@ class _Mechanism:
 def _public(mechanism: _Mechanism) -> Any:
     function_of_arrays = getattr(heed, mechanism.name)
 
-    @functools.wraps(function_of_arrays, assigned=("__name__",))
+    @functools.wraps(function_of_arrays, assigned=("__name__", "__qualname__"))
     def function(*inputs: Any, **options: Any) -> Any:
         return mechanism(*inputs, **options)
 

@@ -95,7 +95,7 @@ class _Mechanism:
 
 
 def _public(mechanism: _Mechanism) -> Any:
-    @functools.wraps(getattr(heed, mechanism.name), assigned=("__name__",))
+    @functools.wraps(getattr(heed, mechanism.name), assigned=("__name__", "__qualname__"))
     def function(*inputs: Any, **options: Any) -> Tensor:
         return mechanism(*inputs, **options)
 
