@@ -15,9 +15,7 @@
 #include "heed/ops/exact/attention/attention_internal.h"
 
 namespace heed::attention {
-namespace {
 
-// Rows of a packed output that belong to no sequence.
 void FillSurplusRows(const softmax::Problem& p, const Inputs& in,
                      const Outputs& out) {
   const int rank = in.q.rank();
@@ -40,6 +38,8 @@ void FillSurplusRows(const softmax::Problem& p, const Inputs& in,
     }
   }
 }
+
+namespace {
 
 double NumBytes(const ConstTensorView& t) {
   return static_cast<double>(t.num_elements()) *

@@ -119,6 +119,12 @@ Table Copied(const char* builder, const char* name, const ConstTensorView& t, bo
 Pattern Build(const Builder& builder, std::vector<Value> values);
 Pattern Build(std::string_view builder, std::vector<Value> values);
 
+// Tokens [n] or [B, n], as lists of batch entries, or one of all, each ascending, without -1 and what comes again.
+std::vector<std::vector<int64_t>> AscendingTokens(const Table& tokens);
+
+// The rows that are no global tokens, whole. No expression says it.
+Pattern OtherRows(const Table& tokens);
+
 // The union of two, or what they have in common.
 std::shared_ptr<Node> Pair(bool is_union, const Pattern& a, const Pattern& b);
 
