@@ -20,8 +20,8 @@ RANKS = [(re.compile(pattern), rank) for pattern, rank in (
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.M)
 OP = re.compile(r"heed/ops/(?!parts/)(\w+/(?!common/)\w+)/")
-# The one operation that others may include, and which: those that are calls of it. What they share with it is its contract, all
-# of it: its options, their checks, its reference.
+# The one operation that others may include, and which: those that are calls of it. What they share with it is its whole
+# contract: options, their checks, its reference.
 SHARED_OP, COMPOSED_OP = "exact/attention", re.compile(r"sparse/")
 COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
 OS_HEADER = re.compile(r"(sys|linux|mach|asm)/.*|(unistd|fcntl|pthread|sched|windows|cpuid|dlfcn|signal)\.h")

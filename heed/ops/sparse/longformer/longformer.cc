@@ -82,7 +82,7 @@ struct OfTokens {
 
 DType LseDType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-// Scratch of one thread.
+// Scratch of all threads, and gathered rows.
 int64_t ForwardBytes(const char* op, const Context& ctx, const Call& c, const Problem& all, const Inputs& in) {
   const auto bytes = [&](const Problem& p) { return softmax::Choose(op, ctx, p).workspace(ctx, p) * ctx.num_threads(); };
   if (!c.own) return bytes(all);
@@ -281,8 +281,8 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
   Explanation x;
   x.kernel = std::string("longformer on ") + kernel.name;
   x.target = kernel.target(ctx);
-  x.why = std::string(c.own ? "all rows under a pattern, then those of tokens alone: " : "one call of attention under a pattern: ") +
-          kernel.why;
+  x.why = c.own ? "all rows under a pattern, then those of tokens alone: " : "all rows under a pattern: ";
+  x.why += kernel.why;
   x.flops = 2 * static_cast<double>(all.depth + all.value_depth) * kept;
   const double o = NumBytes(in.q) / static_cast<double>(all.depth) * static_cast<double>(all.value_depth);
   x.bytes = NumBytes(in.q) + NumBytes(in.k) + NumBytes(in.v) + NumBytes(in.kg) + NumBytes(in.vg) + o;

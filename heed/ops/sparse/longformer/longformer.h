@@ -107,8 +107,8 @@ struct Gradients {
   TensorView dq, dk, dv, dqg, dkg, dvg;
 };
 
-// Computes gradients of a sum over <d_o, o> and <d_lse, lse>: those of two calls of attention, rows of tokens and others,
-// that have no tensor in common where qg is given. So dq is then exactly 0 for tokens and dqg for all others, and dk and dv
+// Computes gradients of a sum over <d_o, o> and <d_lse, lse>: those of two calls of attention, rows of tokens and
+// others, that have no tensor in common where qg is given. So dq is then exactly 0 for tokens and dqg for all others, and dk and dv
 // say nothing of what tokens saw. Without qg they are the gradients of attention with the pattern.
 //
 // Edges, precision, reproducibility and cost are those of attention. Memory beyond the arguments: BackwardWorkspace(). There

@@ -224,7 +224,7 @@ Case MakeCase(const CaseRequest& request) {
   const double keys = std::min(static_cast<double>(o.window / 2 * 2 + 1 + tokens), static_cast<double>(s.Tq));
   const auto T = static_cast<double>(s.Tq), n = static_cast<double>(tokens);
   c.pairs = static_cast<double>(s.B * s.Hq) * ((T - n) * keys + n * T);
-  if (const ConstTensorView& k = o.key_lengths) c.pairs *= T > 0 && s.B > 0 ? static_cast<double>(k.as<int64_t>()[0]) / T : 0;
+  if (o.key_lengths && T > 0 && s.B > 0) c.pairs *= static_cast<double>(o.key_lengths.as<int64_t>()[0]) / T;
   c.flops = 2 * c.pairs * static_cast<double>(request.pass == "backward" ? 3 * s.D + 2 * s.Dv : s.D + s.Dv);
   return c;
 }

@@ -31,8 +31,8 @@ struct Call {
 // What attention is called with besides tensors and a pattern.
 attention::Options AttentionOptions(const Options& options);
 
-// Checks what attention does not: window and tokens, as many keys as queries, and that qg, kg and vg, of which there are all
-// or none, are like q, k and v. Without `data`, pointers may be null. Throws InvalidArgument.
+// Checks what attention does not: window and tokens, as many keys as queries, and that qg, kg and vg, of which there
+// are all or none, are like q, k and v. Without `data`, pointers may be null. Throws InvalidArgument.
 Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool data);
 
 // The rows of tokens, one sequence after the other, and where they stand in the call.

@@ -67,7 +67,8 @@ void Divide(Halves& halves, ConstTensorView& all, ConstTensorView& own, int axis
   const int64_t heads = from.size(is_lse ? axis - 1 : axis + 1), channels = is_lse ? 1 : from.size(axis + 2);
   for (int64_t b = 0; b < batches; ++b) {
     for (int64_t t = 0; t < from.size(axis); ++t) {
-      const auto place = std::ranges::find_if(halves.places, [&](const TokenPlace& p) { return p.batch == b && p.token == t; });
+      const auto place = std::ranges::find_if(
+          halves.places, [&](const TokenPlace& p) { return p.batch == b && p.token == t; });
       const bool is_token = place != halves.places.end();
       for (int64_t h = 0; h < heads; ++h) {
         for (int64_t c = 0; c < channels; ++c) {
@@ -141,7 +142,9 @@ Halves HalvesOf(const BackwardInputs& in, const Options& options) {
       if (token >= 0 && token < end) tokens.insert(token);
     }
     int64_t own_token = packed ? bounds.back() : 0;
-    for (const int64_t token : tokens) halves.places.push_back({packed ? 0 : s, first + token, packed ? 0 : s, own_token++});
+    for (const int64_t token : tokens) {
+      halves.places.push_back({packed ? 0 : s, first + token, packed ? 0 : s, own_token++});
+    }
     counts.push_back(std::ssize(tokens));
     bounds.push_back(bounds.back() + std::ssize(tokens));
   }
@@ -190,14 +193,14 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   constexpr char kOp[] = "longformer::BackwardReference";
-  CheckedCall(kOp, in, options, true);
+  const Call call = CheckedCall(kOp, in, options, true);
   for (const auto& [name, view, of] :
        {std::tuple{"dqg", out.dqg, in.qg}, {"dkg", out.dkg, in.kg}, {"dvg", out.dvg, in.vg}}) {
     if (view.present() && !(of.present() && std::ranges::equal(view.sizes(), of.sizes()))) {
       parts::Fail(kOp, name, "has shape " + view.ShapeString(), of.ShapeString());
     }
   }
-  attention::CheckedBackward(kOp, {in.q, in.k, in.v, {}, {}, in.d_o, in.d_lse}, CheckedCall(kOp, in, options, true).options,
+  attention::CheckedBackward(kOp, {in.q, in.k, in.v, {}, {}, in.d_o, in.d_lse}, call.options,
                              {out.dq, out.dk, out.dv, {}, {}, {}, {}}, attention::Use::kReference);
   Halves halves = HalvesOf(in, options);
   attention::BackwardReference(halves.all.in, halves.all.options, {out.dq, out.dk, out.dv, {}, {}, {}, {}});

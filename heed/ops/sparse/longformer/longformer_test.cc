@@ -1,5 +1,5 @@
-// Longformer properties that comparison with its reference cannot show. Agreement with the reference on every SIMD target, dtype
-// and size is tests/conformance_test.cc, and of random options tests/random_options_test.cc.
+// Longformer properties that comparison with its reference cannot show. Agreement with the reference on every SIMD
+// target, dtype and size is tests/conformance_test.cc, and of random options tests/random_options_test.cc.
 #include "heed/ops/sparse/longformer/longformer.h"
 
 #include <gmock/gmock.h>
@@ -43,7 +43,8 @@ struct Fixture {
 
   Fixture(int64_t batch, int64_t num_tokens, const Buffer& global, DType type = DType::kF32)
       : B(batch), T(num_tokens), dtype(type), tokens(global) {
-    const std::vector<int64_t> queries = {B, T, 4, 24}, keys = {B, T, 2, 24}, values = {B, T, 2, 16}, results = {B, T, 4, 16};
+    const std::vector<int64_t> queries = {B, T, 4, 24}, keys = {B, T, 2, 24}, values = {B, T, 2, 16};
+    const std::vector<int64_t> results = {B, T, 4, 16};
     uint64_t seed = 0;
     for (const auto& [buffer, sizes] : {std::pair{&q, queries}, {&k, keys}, {&v, values}, {&qg, queries}, {&kg, keys},
                                         {&vg, values}, {&d_o, results}, {&o, results}, {&dq, queries}, {&dk, keys},
@@ -374,13 +375,15 @@ TEST(LongformerTest, BadInputIsNamedAndNothingIsWritten) {
     const char* message;
     std::function<void(Fixture&, Inputs&, Outputs&)> change;
   };
-  const Buffer negative = Ints({-2}), of_three = Ints({1, 2, 3}, {3, 1}), deep = Ints({1}, {1, 1, 1}), lengths = Ints({61, 1});
+  const Buffer negative = Ints({-2}), of_three = Ints({1, 2, 3}, {3, 1}), deep = Ints({1}, {1, 1, 1});
+  const Buffer lengths = Ints({61, 1});
   const Buffer bounds = Ints({0, 60});
   const Buffer wrong(DType::kF32, {2, 60, 3, 24}), other(DType::kF64, {2, 60, 4, 24}), floats(DType::kF32, {1});
   const Buffer short_k(DType::kF32, {2, 59, 2, 24});
   const Bad all[] = {
       {"longformer: window is -1, expected 0 or more", [](Fixture& f, Inputs&, Outputs&) { f.options.window = -1; }},
-      {"longformer::Forward: tokens is absent, expected a tensor", [](Fixture& f, Inputs&, Outputs&) { f.options.tokens = {}; }},
+      {"longformer::Forward: tokens is absent, expected a tensor",
+       [](Fixture& f, Inputs&, Outputs&) { f.options.tokens = {}; }},
       {"longformer::Forward: tokens has dtype f32, expected i32 or i64",
        [&](Fixture& f, Inputs&, Outputs&) { f.options.tokens = floats.view(); }},
       {"longformer: tokens has -2, expected 0 or more, or -1",
