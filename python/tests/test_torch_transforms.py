@@ -155,7 +155,7 @@ def test_checkpoints_recompute_states(name, reentrant):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("name", [x for x in OPERATORS if x != "attention"])
+@pytest.mark.parametrize("name", [x for x in OPERATORS if x not in ("attention", "longformer")])  # which keep their results
 def test_a_result_may_be_changed_in_place_before_backward(name):
     function, inputs = case(name)
     expected = gradients(lambda *x: 2 * function(*x), inputs)
