@@ -22,10 +22,10 @@ class Generator {
     packed_ = Chance(0.25);
     rank4_ = !packed_ || Chance(0.3);
     B_ = Chance(0.03) ? 0 : Integer(1, 3);
-    T_ = Chance(0.03)  ? 0
-         : Chance(0.6) ? Integer(1, 30)
-         : Chance(0.8) ? random_.Pick<int64_t>({63, 64, 65, 100, 129})
-                       : Integer(500, 600);
+    T_ = Chance(0.03)   ? 0
+         : Chance(0.6)  ? Integer(1, 30)
+         : Chance(0.92) ? random_.Pick<int64_t>({63, 64, 65, 100, 129})
+                        : Integer(500, 600);
     Hkv_ = T_ > 400 ? 1 : Integer(1, 2);
     Hq_ = Hkv_ * (T_ > 400 ? 1 : random_.Pick<int64_t>({1, 1, 2, 3}));
     D_ = Channels();
