@@ -88,7 +88,7 @@ class Generator {
   // Any number of any of them, some twice, some absent, some beyond the end.
   void ChooseTokens() {
     const bool by_sequence = Chance(0.4);
-    const int64_t n = Chance(0.1) ? 0 : Chance(0.1) ? Integer(5, 90) : Integer(1, 4);
+    const int64_t n = Chance(0.1) ? 0 : Chance(0.1) && T_ < 150 ? Integer(5, 90) : Integer(1, 4);
     Shape values;
     for (int64_t i = 0; i < n * (by_sequence ? B_ : 1); ++i) {
       values.push_back(Chance(0.15) ? -1 : Chance(0.1) ? T_ + Integer(0, 70) : Integer(0, std::max<int64_t>(T_ - 1, 0)));
