@@ -56,6 +56,12 @@ class CheckLayeringTest(unittest.TestCase):
         for path in ("heed/ops/exact/a/a.cc", "heed/ops/exact/a/a_case.cc"):
             self.assert_one({path: c('#include "heed/ops/exact/b/b.h"')}, "an operation includes another")
 
+    def test_only_sparse_operations_are_calls_of_attention(self):
+        attention = c('#include "heed/ops/exact/attention/attention.h"')
+        self.assertEqual(messages({"heed/ops/sparse/a/a.cc": attention}), [])
+        self.assert_one({"heed/ops/linear/a/a.cc": attention}, "an operation includes another")
+        self.assert_one({"heed/ops/sparse/a/a.cc": c('#include "heed/ops/exact/b/b.h"')}, "an operation includes another")
+
     def test_printing(self):
         for text in ('printf("x");', "std::cout << 1;", "std::cerr << 1;", 'std::fprintf(f, "x");', 'fmt::print("x");', "puts(x);"):
             self.assert_one({"heed/core/a.cc": c(text)}, "prints")

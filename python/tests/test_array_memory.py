@@ -107,6 +107,13 @@ def calls():
     yield "linformer", {**LINEAR, **TOKENS}
     yield "linformer", {key: x[:1] if x.ndim == 4 else x for key, x in LINEAR.items()} | {"cu_seqlens": BOUNDS}
     yield "linformer_backward", {"do": normal(2, 6, 4, 8), **LINEAR}
+    own = {name: normal(*x.shape) for name, x in zip(("qg", "kg", "vg"), QKV.values())}
+    yield "longformer", {**QKV, **own, "tokens": np.array([[0], [4]]), "key_lengths": PAIR,
+                         "key_starts": np.array([0, 1]), "query_lengths": PAIR, "out": np.zeros_like(O)}, functools.partial(
+        heed.longformer, window=2)
+    yield "longformer", {**PACKED, "tokens": np.array([1]), "cu_seqlens_q": BOUNDS}, functools.partial(heed.longformer, window=2)
+    yield "longformer_backward", {"do": normal(*O.shape), **QKV, **own, "tokens": np.array([0])}, functools.partial(
+        heed.longformer_backward, window=2)
     yield "rotary", {"x": Q, "positions": np.arange(6)}, functools.partial(heed.rotary, interleaved=True)
     bias = {"Tq": 3, "Tk": 4, "bidirectional": True}
     yield "t5_bias", {"table": normal(32, 2)}, functools.partial(heed.t5_bias, **bias)

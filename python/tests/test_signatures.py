@@ -167,6 +167,10 @@ r: Tensor = heed.torch.rotary(q, [0, 1, 2, 3], interleaved=True)
 heed.torch.rotary(q, [0, 1, 2, 3])  # wrong: call-arg
 c, last = heed.torch.causal_conv1d(q[0], q[0, 0], return_state=True)
 e: Tensor = heed.torch.linformer(q, q, q, q[0, 0], q[0, 0], lengths=torch.tensor([4]))
+f: Tensor = heed.torch.longformer(q, q, q, window=2, tokens=[0])
+h, of_h = heed.torch.longformer(q, q, q, q, q, q, window=2, tokens=torch.tensor([0]), return_lse=True)
+of_h.sum()
+heed.torch.longformer(q, q, q, tokens=[0])  # wrong: call-overload
 cache = heed.torch.KVCache(1, 2, 8, dtype=torch.bfloat16)
 cache.append(q, q)
 t: Tensor = cache.attend(q, window=(3, 0))

@@ -20,6 +20,7 @@ from heed.torch._functions import (
     t5_bias,
 )
 from heed.torch import _recurrent, _scanning, _stateless
+from heed.torch._longformer import longformer
 from heed.torch._multihead import MultiheadAttention
 from heed.torch._sdpa import replace_sdpa, scaled_dot_product_attention
 
@@ -35,6 +36,7 @@ __all__ = [
     "causal_conv1d",
     "causal_conv1d_step",
     "load_cache",
+    "longformer",
     "merge_attention",
     "orthogonal_features",
     "pattern_from_block_mask",

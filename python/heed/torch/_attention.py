@@ -22,14 +22,14 @@ def _tensor(name: str, value: Any) -> Tensor | None:
     return _dispatch.numbers("attention", name, value)
 
 
-def _seed_tensor(seed: int | Tensor | None) -> Tensor:
+def seed_tensor(seed: int | Tensor | None, operation: str = "attention") -> Tensor:
     """A seed as the operator takes it: 64 bits in an int64 tensor, by default from PyTorch's generator."""
     if seed is None:
         return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device="cpu")
     if isinstance(seed, Tensor):
         return seed
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
-        raise InvalidArgument(f"attention: seed is {seed!r}, expected None or an int from 0 to 2^64 - 1")
+        raise InvalidArgument(f"{operation}: seed is {seed!r}, expected None or an int from 0 to 2^64 - 1")
     return torch.tensor(seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64, device="cpu")
 
 
@@ -106,7 +106,7 @@ def attention(
             chunk,
             sink_tokens,
             dropout,
-            _seed_tensor(seed) if dropout else None,
+            seed_tensor(seed) if dropout else None,
             dropout_offset,
             log_decay,
             _tensor("cu_seqlens_q", cu_seqlens_q),

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from heed import InvalidArgument, Unsupported
-from heed.torch._attention import _seed_tensor, call_operator
+from heed.torch._attention import seed_tensor, call_operator
 from heed.torch._operators import OPTIONS
 
 _NAME = "scaled_dot_product_attention"
@@ -207,7 +207,7 @@ def _attend(outer: list[int], heads: tuple[int, int], tensors: list[Tensor | Non
     if mask is not None:
         options += _mask_options(mask)
     if dropout:
-        options += (None,) * (OPTIONS.index("sink_tokens") - len(options)) + (0, dropout, _seed_tensor(None))
+        options += (None,) * (OPTIONS.index("sink_tokens") - len(options)) + (0, dropout, seed_tensor(None))
     o = call_operator(query, key, value, *options)[0]
     return o if len(outer) == 1 else o.unflatten(0, outer) if outer else o.squeeze(0)
 

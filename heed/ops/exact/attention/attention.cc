@@ -16,9 +16,7 @@
 #include "heed/ops/exact/attention/attention_internal.h"
 
 namespace heed::attention {
-namespace {
 
-// Rows of a packed output that belong to no sequence.
 void FillSurplusRows(const softmax::Problem& p, const Inputs& in,
                      const Outputs& out) {
   const int rank = in.q.rank();
@@ -41,6 +39,8 @@ void FillSurplusRows(const softmax::Problem& p, const Inputs& in,
     }
   }
 }
+
+namespace {
 
 int64_t WorkspaceOf(const char* op, const Context& ctx, const softmax::Problem& p, const Options& options) {
   const std::vector<Layer> layers = LayersOf(p, options);

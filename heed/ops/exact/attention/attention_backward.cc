@@ -13,12 +13,6 @@
 namespace heed::attention {
 namespace {
 
-struct BackwardProblem {
-  softmax::Problem problem;
-  softmax::Gradients gradients;
-  std::vector<double> dsinks, dalibi;
-};
-
 struct Named {
   const char* name;
   ConstTensorView view;
@@ -35,7 +29,8 @@ softmax::Pairs PairsOf(const ConstTensorView& t, std::array<int64_t, 4>* sizes) 
   return {t.data(), t.dtype(), strides[0], strides[1], strides[2], strides[3]};
 }
 
-// Checks the arguments of the forward call, then all others, and puts them together.
+}  // namespace
+
 BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in,
                                 const Options& options, const Gradients& out, Use use) {
   const Inputs forward = {in.q, in.k, in.v};
@@ -151,6 +146,8 @@ BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in,
   return b;
 }
 
+namespace {
+
 // Rows of a packed gradient that belong to no sequence.
 void FillSurplus(const TensorView& t, int64_t used) {
   if (!t.present()) return;
@@ -189,6 +186,18 @@ void StoreSums(const TensorView& t, const std::vector<double>& sums) {
 
 }  // namespace
 
+void ClearSurplusRows(const softmax::Problem& p, const Gradients& out) {
+  int64_t queries = 0, keys = 0;
+  for (const softmax::Sequence& s : p.sequences) {
+    queries = std::max(queries, s.first_q + s.num_queries);
+    keys = std::max(keys, s.first_k + s.num_keys);
+  }
+  FillSurplus(out.dq, queries);
+  FillSurplus(out.dk, keys);
+  FillSurplus(out.dv, keys);
+  FillSurplusDecays(out.dlog_decay, keys);
+}
+
 void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
               const Gradients& out) {
   constexpr char kOp[] = "attention::Backward";
@@ -206,16 +215,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   }
   StoreSums(out.dsinks, b.dsinks);
   StoreSums(out.dalibi, b.dalibi);
-  if (!options.cu_seqlens_q.present()) return;
-  int64_t queries = 0, keys = 0;
-  for (const softmax::Sequence& s : p.sequences) {
-    queries = std::max(queries, s.first_q + s.num_queries);
-    keys = std::max(keys, s.first_k + s.num_keys);
-  }
-  FillSurplus(out.dq, queries);
-  FillSurplus(out.dk, keys);
-  FillSurplus(out.dv, keys);
-  FillSurplusDecays(out.dlog_decay, keys);
+  if (options.cu_seqlens_q.present()) ClearSurplusRows(p, out);
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options,

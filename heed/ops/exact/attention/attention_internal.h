@@ -27,6 +27,22 @@ softmax::Problem CheckedProblem(const char* op, const Inputs& in,
                                 const Options& options, const Outputs& out,
                                 Use use);
 
+// A backward pass, and the sums that its results are rounded from.
+struct BackwardProblem {
+  softmax::Problem problem;
+  softmax::Gradients gradients;
+  std::vector<double> dsinks, dalibi;
+};
+
+// Checks the arguments of the forward call, then all others. kForward reads o and lse, which kReference does not; kExplain
+// reads nothing. Throws InvalidArgument; writes nothing.
+BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in, const Options& options,
+                                const Gradients& out, Use use);
+
+// Rows of packed outputs that belong to no sequence: o = 0, lse = -inf, and no gradient.
+void FillSurplusRows(const softmax::Problem& problem, const Inputs& in, const Outputs& out);
+void ClearSurplusRows(const softmax::Problem& problem, const Gradients& out);
+
 // Lists what the pattern keeps of each sequence's keys, those there are or, `to_lengths`, those that are valid. Throws
 // InvalidArgument if it does not fit.
 void PlacePattern(const char* op, const Pattern& pattern, bool to_lengths, softmax::Problem* problem);

@@ -173,6 +173,30 @@ const Builder kBuilders[] = {
 
 std::span<const Builder> Builders() { return kBuilders; }
 
+std::vector<std::vector<int64_t>> AscendingTokens(const Table& tokens) {
+  const int64_t batches = tokens.rank() == 2 ? tokens.size(0) : 1, n = tokens.size(-1);
+  std::vector<std::vector<int64_t>> all;
+  for (int64_t b = 0; b < batches; ++b) {
+    std::vector<int64_t>& own = all.emplace_back();
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t token = tokens.values[static_cast<size_t>(b * n + i)];
+      if (token >= 0) own.push_back(token);
+    }
+    std::ranges::sort(own);
+    const auto [first, last] = std::ranges::unique(own);
+    own.erase(first, last);
+  }
+  return all;
+}
+
+Pattern OtherRows(const Table& tokens) {
+  static const Builder builder = {"other_rows", {{"tokens", Parameter::kInts}},
+                                  [](const std::vector<Value>& v) -> NodePtr {
+                                    return std::make_shared<OtherRowsNode>(TableOf(v[0]));
+                                  }};
+  return Build(builder, {tokens});
+}
+
 std::shared_ptr<Node> Pair(bool is_union, const Pattern& a, const Pattern& b) {
   if (is_union) return std::make_shared<PairNode<true>>(a.node(), b.node());
   return std::make_shared<PairNode<false>>(a.node(), b.node());

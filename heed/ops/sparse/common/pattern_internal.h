@@ -130,6 +130,12 @@ Pattern Build(std::string_view builder, std::vector<Value> values);
 // What a pattern that no other is equal to is known by.
 std::string OwnKey(const std::string& text);
 
+// Tokens [n] or [B, n], as lists of batch entries, or one of all, each ascending, without -1 and what comes again.
+std::vector<std::vector<int64_t>> AscendingTokens(const Table& tokens);
+
+// The rows that are no global tokens, whole. No expression says it.
+Pattern OtherRows(const Table& tokens);
+
 // The union of two, or what they have in common.
 std::shared_ptr<Node> Pair(bool is_union, const Pattern& a, const Pattern& b);
 

@@ -129,19 +129,7 @@ class SummariesNode : public Node {
 
 class GlobalNode : public Node {
  public:
-  explicit GlobalNode(const Table& tokens) : by_batch_(tokens.rank() == 2) {
-    const int64_t batches = by_batch_ ? tokens.size(0) : 1, n = tokens.size(-1);
-    for (int64_t b = 0; b < batches; ++b) {
-      std::vector<int64_t>& own = tokens_.emplace_back();
-      for (int64_t i = 0; i < n; ++i) {
-        const int64_t token = tokens.values[static_cast<size_t>(b * n + i)];
-        if (token >= 0) own.push_back(token);
-      }
-      std::ranges::sort(own);
-      const auto [first, last] = std::ranges::unique(own);
-      own.erase(first, last);
-    }
-  }
+  explicit GlobalNode(const Table& tokens) : by_batch_(tokens.rank() == 2), tokens_(AscendingTokens(tokens)) {}
 
   void Check(const char* op, const PatternCall& call) const override {
     if (!by_batch_ || static_cast<int64_t>(tokens_.size()) == call.batches) return;
@@ -167,17 +155,41 @@ class GlobalNode : public Node {
     }
   }
 
- private:
-  const std::vector<int64_t>& Of(const Place& place) const {
-    return tokens_[static_cast<size_t>(by_batch_ ? place.batch : 0)];
-  }
+ protected:
   std::span<const int64_t> Within(const Place& place, int64_t begin, int64_t end) const {
     const std::vector<int64_t>& own = Of(place);
     return {std::ranges::lower_bound(own, begin), std::ranges::lower_bound(own, end)};
   }
 
+ private:
+  const std::vector<int64_t>& Of(const Place& place) const {
+    return tokens_[static_cast<size_t>(by_batch_ ? place.batch : 0)];
+  }
   bool by_batch_;
-  std::vector<std::vector<int64_t>> tokens_;  // ascending
+  std::vector<std::vector<int64_t>> tokens_;
+};
+
+// The rows that are no tokens, whole.
+class OtherRowsNode : public GlobalNode {
+ public:
+  using GlobalNode::GlobalNode;
+
+  void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const override {
+    if (NumTokens(place, rows) < rows.count) tiles.AddAll();
+  }
+  Share ShareOf(const Place& place, const RowRange& rows, int64_t, int64_t) const override {
+    const int64_t tokens = NumTokens(place, rows);
+    return tokens == 0 ? Share::kAll : tokens == rows.count ? Share::kNone : Share::kSome;
+  }
+  void Words(const Place& place, const RowRange& rows, int64_t, uint64_t* words) const override {
+    std::fill_n(words, rows.count, kAllKeys);
+    for (const int64_t token : Within(place, rows.position, rows.last() + 1)) words[token - rows.position] = 0;
+  }
+
+ private:
+  int64_t NumTokens(const Place& place, const RowRange& rows) const {
+    return std::ssize(Within(place, rows.position, rows.last() + 1));
+  }
 };
 
 // Blocks of keys by blocks of rows.

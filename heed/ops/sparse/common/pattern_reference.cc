@@ -34,10 +34,9 @@ int64_t ElementOf(const Table& table, const std::vector<int64_t>& index) {
 
 bool IsToken(const Table& tokens, const Pair& pair, int64_t at) {
   if (at < 0) return false;
-  const int64_t n = tokens.shape.back();
+  const int64_t n = tokens.shape.back(), first = tokens.rank() == 1 ? 0 : pair.batch * n;
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t token = tokens.rank() == 1 ? ElementOf(tokens, {i}) : ElementOf(tokens, {pair.batch, i});
-    if (token == at) return true;
+    if (tokens.values[static_cast<size_t>(first + i)] == at) return true;
   }
   return false;
 }

@@ -1,0 +1,42 @@
+// Problems of longformer with their memory: what its cases and tests are made of.
+#ifndef HEED_OPS_SPARSE_LONGFORMER_LONGFORMER_CASE_H_
+#define HEED_OPS_SPARSE_LONGFORMER_LONGFORMER_CASE_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "heed/harness/buffer.h"
+#include "heed/harness/case.h"
+#include "heed/ops/sparse/longformer/longformer.h"
+
+namespace heed::longformer {
+
+// Arguments of one call. Copies share memory.
+struct Problem {
+  BackwardInputs in;  // o and lse are those of a run
+  Options options;
+  std::vector<OutputSpec> results;    // o and lse
+  std::vector<OutputSpec> gradients;  // that are asked for; empty: a forward pass
+  std::vector<Buffer> memory;
+  std::string note;  // joins the title
+
+  TensorView Keep(const Buffer& buffer) {
+    memory.push_back(buffer);
+    return buffer.view();
+  }
+};
+
+// Row-major o and lse, and, with d_o, every gradient.
+void Describe(Problem& problem);
+
+// Views of gradients by name.
+Gradients ToGradients(std::span<const OutputSpec> specs, std::span<const TensorView> views);
+
+// A random problem, a function of its arguments alone.
+Problem RandomProblem(DType dtype, uint64_t seed);
+
+}  // namespace heed::longformer
+
+#endif  // HEED_OPS_SPARSE_LONGFORMER_LONGFORMER_CASE_H_

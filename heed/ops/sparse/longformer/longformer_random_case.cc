@@ -1,0 +1,171 @@
+// Random problems of longformer: sizes, memory layouts, tokens and options that nobody would write down.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "heed/ops/sparse/longformer/longformer_case.h"
+
+namespace heed::longformer {
+namespace {
+
+using Shape = std::vector<int64_t>;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+class Generator {
+ public:
+  Generator(DType dtype, uint64_t seed) : dtype_(dtype), random_(seed, 3), seed_(seed * 64) {
+    p_.note = "seed=" + std::to_string(seed);
+  }
+
+  Problem Make() {
+    packed_ = Chance(0.25);
+    rank4_ = !packed_ || Chance(0.3);
+    B_ = Chance(0.03) ? 0 : Integer(1, 3);
+    T_ = Chance(0.03)   ? 0
+         : Chance(0.6)  ? Integer(1, 30)
+         : Chance(0.92) ? random_.Pick<int64_t>({63, 64, 65, 100, 129})
+                        : Integer(500, 600);
+    Hkv_ = T_ > 400 ? 1 : Integer(1, 2);
+    Hq_ = Hkv_ * (T_ > 400 ? 1 : random_.Pick<int64_t>({1, 1, 2, 3}));
+    D_ = Channels();
+    Dv_ = Chance(0.5) ? D_ : Channels();
+    own_ = Chance(0.75);
+    if (packed_) Pack();
+    ChooseTokens();
+    const double deviation = random_.Pick({1.0, 1.0, 4.0});
+    p_.in.q = Tensor(Hq_, D_, deviation);
+    p_.in.k = Tensor(Hkv_, D_, 1);
+    p_.in.v = Tensor(Hkv_, Dv_, 1);
+    if (own_) {
+      p_.in.qg = Tensor(Hq_, D_, deviation);
+      p_.in.kg = Tensor(Hkv_, D_, 1);
+      p_.in.vg = Tensor(Hkv_, Dv_, 1);
+    }
+    ChooseOptions();
+    if (Chance(0.5)) p_.in.d_o = Tensor(Hq_, Dv_, 1);
+    Describe(p_);
+    if (p_.in.d_o && Chance(0.3)) {
+      const OutputSpec& lse = p_.results[1];
+      p_.in.d_lse = p_.Keep(Buffer(lse.dtype, lse.sizes).FillNormal(++seed_));
+    }
+    if (own_ && Chance(0.3)) PoisonDiscarded();
+    if (Chance(0.2)) {  // not all of them
+      const bool any = std::erase_if(p_.gradients, [&](const OutputSpec&) { return Chance(0.5); }) > 0;
+      if (any && p_.gradients.empty()) p_.in.d_o = {};
+    }
+    return p_;
+  }
+
+ private:
+  bool Chance(double probability) { return random_.Chance(probability); }
+  int64_t Integer(int64_t low, int64_t high) { return random_.Integer(low, high); }
+  int64_t Channels() { return Chance(0.7) ? Integer(1, 20) : random_.Pick<int64_t>({31, 32, 33, 64}); }
+
+  ConstTensorView Ints(const Shape& values, const Shape& shape) {
+    const Buffer buffer(random_.Pick({DType::kI32, DType::kI64}), shape);
+    Shape index(shape.size());
+    for (const int64_t value : values) {
+      SetElement(buffer.view(), index, static_cast<double>(value));
+      NextIndex(shape, index);
+    }
+    return p_.Keep(buffer);
+  }
+  ConstTensorView PerSequence(int64_t low, int64_t high) {
+    Shape values;
+    for (int64_t b = 0; b < B_; ++b) values.push_back(Integer(low, high));
+    return Ints(values, {B_});
+  }
+
+  void Pack() {
+    bounds_ = {0};
+    for (int64_t b = 0; b < B_; ++b) bounds_.push_back(Integer(0, T_));
+    std::ranges::sort(bounds_);
+    if (B_ > 0 && Chance(0.6)) bounds_.back() = T_;
+    p_.options.cu_seqlens_q = Ints(bounds_, {B_ + 1});
+  }
+
+  // Any number of any of them, some twice, some absent, some beyond the end.
+  void ChooseTokens() {
+    const bool by_sequence = Chance(0.4);
+    const int64_t n = Chance(0.1) ? 0 : Chance(0.1) && T_ < 150 ? Integer(5, 90) : Integer(1, 4);
+    Shape values;
+    for (int64_t i = 0; i < n * (by_sequence ? B_ : 1); ++i) {
+      values.push_back(Chance(0.15) ? -1 : Chance(0.1) ? T_ + Integer(0, 70) : Integer(0, std::max<int64_t>(T_ - 1, 0)));
+    }
+    p_.options.tokens = Ints(values, by_sequence ? Shape{B_, n} : Shape{n});
+    p_.options.window = Chance(0.2) ? 0 : Chance(0.7) ? Integer(0, 20) : Integer(0, 300);
+  }
+
+  ConstTensorView Tensor(int64_t heads, int64_t channels, double deviation) {
+    Shape sizes = {T_, heads, channels};
+    if (rank4_) sizes.insert(sizes.begin(), packed_ ? 1 : B_);
+    std::vector<size_t> order;  // from the innermost axis outwards
+    for (size_t axis = sizes.size(); axis-- > 0;) order.push_back(axis);
+    if (Chance(0.4)) std::swap(order[1], order[2]);
+    Shape strides(sizes.size());
+    int64_t next = 1;
+    for (const size_t axis : order) {
+      strides[axis] = next;
+      next = next * std::max<int64_t>(sizes[axis], 1) + (Chance(0.3) ? Integer(1, 3) : 0);
+    }
+    const Placement placement = Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard;
+    return p_.Keep(Buffer(dtype_, sizes, strides, placement, Integer(0, 5)).FillNormal(++seed_, deviation));
+  }
+
+  void ChooseOptions() {
+    Options& o = p_.options;
+    if (!packed_) {
+      if (Chance(0.25)) o.key_lengths = PerSequence(0, T_);
+      if (Chance(0.25)) o.key_starts = PerSequence(0, Chance(0.7) ? T_ / 2 : T_);
+      if (Chance(0.2)) o.query_lengths = PerSequence(0, T_);
+    }
+    if (Chance(0.3)) o.scale = random_.Pick({1.0, -0.3, 0.0, 0.5});
+    if (Chance(0.15)) o.softcap = random_.Pick({1.0, 5.0, 30.0});
+    if (Chance(0.2)) {
+      o.dropout = random_.Pick({0.1, 0.5, 0.9});
+      o.seed = random_.Word();
+      o.dropout_offset = Chance(0.5) ? 0 : random_.Word();
+    }
+    o.invariant = Chance(0.2);
+  }
+
+  bool IsToken(int64_t sequence, int64_t token) const {
+    const ConstTensorView& t = p_.options.tokens;
+    for (int64_t i = 0; i < t.size(t.rank() - 1); ++i) {
+      const int64_t at[] = {sequence, i};
+      if (GetElement(t, std::span(at).last(static_cast<size_t>(t.rank()))) == static_cast<double>(token)) return true;
+    }
+    return false;
+  }
+
+  // NaN in q of tokens and qg of others.
+  void PoisonDiscarded() {
+    const int64_t sequences = B_;
+    for (int64_t s = 0; s < sequences; ++s) {
+      const int64_t first = packed_ ? bounds_[static_cast<size_t>(s)] : 0;
+      const int64_t end = packed_ ? bounds_[static_cast<size_t>(s) + 1] : T_;
+      for (int64_t t = first; t < end; ++t) {
+        const ConstTensorView& discarded = IsToken(s, t - first) ? p_.in.q : p_.in.qg;
+        const TensorView to(const_cast<void*>(discarded.data()), dtype_, discarded.sizes(), discarded.strides());
+        const int64_t at[] = {packed_ ? 0 : s, t, Integer(0, Hq_ - 1), Integer(0, D_ - 1)};
+        SetElement(to, std::span(at).last(static_cast<size_t>(to.rank())), kNaN);
+      }
+    }
+    p_.note += " poisoned";
+  }
+
+  Problem p_;
+  DType dtype_;
+  Random random_;
+  uint64_t seed_;
+  bool packed_ = false, rank4_ = true, own_ = true;
+  int64_t B_ = 1, T_ = 1, Hkv_ = 1, Hq_ = 1, D_ = 1, Dv_ = 1;
+  Shape bounds_;
+};
+
+}  // namespace
+
+Problem RandomProblem(DType dtype, uint64_t seed) { return Generator(dtype, seed).Make(); }
+
+}  // namespace heed::longformer

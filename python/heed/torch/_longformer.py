@@ -1,0 +1,184 @@
+# longformer as an operator of PyTorch, and the function of heed.torch.
+"""`torch.ops.heed.longformer`, its gradients, and heed.torch.longformer. How an operator is made is in `_dispatch.py`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, _C
+
+import heed
+from heed import InvalidArgument, Unsupported, _core, _signatures
+from heed.torch import _dispatch
+from heed.torch._attention import seed_tensor
+
+# "type name=default, ...": in the order of the functions of heed._core.
+_OPTIONS = _core._torch_longformer_options
+_NAMES = tuple(option.split()[1].partition("=")[0] for option in _OPTIONS.split(", "))
+_INPUTS = ("q", "k", "v", "qg", "kg", "vg")
+_PACKED = _NAMES.index("cu_seqlens_q")
+
+
+def _results(q, v, options):
+    """New tensors for o and lse."""
+    packed = len(options) > _PACKED and options[_PACKED] is not None
+    for name, x in (("q", q), ("v", v)):
+        if x.dim() != 4 and not (packed and x.dim() == 3):
+            expected = "[T_total, H, D] or [1, T_total, H, D]" if packed else "[B, T, H, D]"
+            raise InvalidArgument(f"longformer: {name} has shape {list(x.shape)}, expected {expected}")
+    *batch, rows, heads, _ = q.shape
+    lse_shape = (heads, rows) if packed else (*batch, heads, rows)
+    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return q.new_empty((*batch, rows, heads, v.shape[-1])), q.new_empty(lse_shape, dtype=lse_dtype)
+
+
+def _forward(q, k, v, qg, kg, vg, *options):
+    o, lse = _results(q, v, options)
+    _core._torch_longformer(q, k, v, qg, kg, vg, o, lse, *options)
+    return o, lse
+
+
+def _fake(q, k, v, qg, kg, vg, *options):
+    return _results(q, v, options)
+
+
+def _new_gradients(inputs, needed):
+    return [
+        torch.empty_like(x, memory_format=torch.contiguous_format) if need else None
+        for x, need in zip(inputs, needed, strict=True)
+    ]
+
+
+def _backward(grad_o, grad_lse, q, k, v, qg, kg, vg, o, lse, needed, *options):
+    inputs = (q, k, v, qg, kg, vg)
+    gradients = _new_gradients(inputs, needed)
+    _core._torch_longformer_backward(grad_o, grad_lse, *inputs, o, lse, *gradients, *options)
+    return [x for x in gradients if x is not None]
+
+
+def _fake_backward(grad_o, grad_lse, q, k, v, qg, kg, vg, o, lse, needed, *options):
+    return [x for x in _new_gradients((q, k, v, qg, kg, vg), needed) if x is not None]
+
+
+def _differentiate(needed, of_results, *arguments_and_results):
+    *arguments, o, lse = arguments_and_results
+    grad_o, grad_lse = of_results
+    if grad_o is None:
+        grad_o = torch.zeros_like(o)
+    wanted = [bool(need) for need in needed[:6]]
+    found = _backward_operator(grad_o, grad_lse, *arguments[:6], o, lse, wanted, *arguments[6:])
+    return dict(zip((i for i, want in enumerate(wanted) if want), found))
+
+
+_TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? qg, Tensor? kg, Tensor? vg"
+_backward_operator = _dispatch.define(
+    "longformer_backward",
+    f"(Tensor grad_o, Tensor? grad_lse, {_TENSORS}, Tensor o, Tensor lse, bool[] needed, {_OPTIONS}) -> Tensor[]",
+    _backward,
+    _fake_backward,
+    names=("the gradient of o", "the gradient of lse", *_INPUTS, "o", "lse", "needed", *_NAMES),
+)
+_operator = _dispatch.define(
+    "longformer",
+    f"({_TENSORS}, {_OPTIONS}) -> (Tensor o, Tensor lse)",
+    _forward,
+    _fake,
+    gradients=_differentiate,
+    keeps_results=True,
+)
+
+
+def _autocast(*arguments):
+    dtype = torch.get_autocast_dtype("cpu")
+    inputs = (
+        x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
+        for x in arguments[:6]
+    )
+    with _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(_C.DispatchKey.AutocastCPU)):
+        return _operator(*inputs, *arguments[6:])
+
+
+_dispatch.library.impl("longformer", _autocast, "AutocastCPU")
+
+
+@functools.wraps(heed.longformer, assigned=("__name__",))
+def longformer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    qg: Tensor | None = None,
+    kg: Tensor | None = None,
+    vg: Tensor | None = None,
+    *,
+    window: int,
+    tokens: Any,
+    scale: float | None = None,
+    key_lengths: Any = None,
+    key_starts: Any = None,
+    query_lengths: Any = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    seed: int | Tensor | None = None,
+    dropout_offset: int = 0,
+    cu_seqlens_q: Any = None,
+    precision: str = "highest",
+    invariant: bool = False,
+    return_lse: bool = False,
+    threads: int | None = None,
+    **others: Any,
+) -> Any:
+    for name in others:
+        if name in _core._torch_longformer_refused:
+            raise Unsupported(_core._torch_longformer_refused[name])
+        raise _dispatch.unexpected("longformer", name, (*_INPUTS, *_NAMES, "return_lse"))
+    _dispatch.check_tensors("longformer", q=q, k=k, v=v)
+    own = {name: x for name, x in (("qg", qg), ("kg", kg), ("vg", vg)) if x is not None}
+    _dispatch.check_tensors("longformer", **own)
+
+    def ints(name: str, value: Any) -> Tensor | None:
+        return _dispatch.numbers("longformer", name, value, torch.int64)
+
+    o, lse = _call(
+        q,
+        k,
+        v,
+        qg,
+        kg,
+        vg,
+        window,
+        ints("tokens", tokens),
+        scale,
+        ints("key_lengths", key_lengths),
+        ints("key_starts", key_starts),
+        ints("query_lengths", query_lengths),
+        softcap,
+        dropout,
+        seed_tensor(seed, "longformer") if dropout else None,
+        dropout_offset,
+        ints("cu_seqlens_q", cu_seqlens_q),
+        precision,
+        invariant,
+        threads,
+    )
+    return (o, lse) if return_lse else o
+
+
+def _call(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """The operator; what PyTorch says of a wrong type becomes an InvalidArgument."""
+    try:
+        return _operator(*arguments)
+    except (RuntimeError, TypeError) as error:
+        message = str(error)
+        if not message.startswith("heed::longformer() "):
+            raise
+        raise InvalidArgument("longformer: " + message.removeprefix("heed::longformer() ").splitlines()[0]) from None
+
+
+longformer.__module__ = "heed.torch"
+longformer.__doc__ = _signatures.text_on_tensors(heed.longformer) + """
+
+In PyTorch. Gradients reach q, k, v, qg, kg, vg, through lse too; there is no second derivative. seed=None draws from
+PyTorch's generator. Under autocast inputs and results take its dtype. The operator is torch.ops.heed.longformer."""
+longformer.__signature__ = _signatures.of_tensors(heed.longformer, without=("out",))
