@@ -11,7 +11,6 @@
 #endif
 
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -19,6 +18,7 @@
 
 #include "heed/core/context.h"
 #include "heed/engines/softmax/decays-inl.h"
+#include "heed/engines/softmax/kept_tile-inl.h"
 #include "heed/engines/softmax/logits-inl.h"
 #include "heed/engines/softmax/operands-inl.h"
 #include "heed/engines/softmax/plan-inl.h"
@@ -249,12 +249,12 @@ class Block {
     TileVisits visits(s_, {runs_, num_rows_}, O::kGrid);
     if (p_.has_pattern) BeginKept(s_.key_begin);
     while (true) {
-      if (p_.has_pattern) visits.SkipTo(kept_keys_.Next(visits.at()));
+      if (p_.has_pattern) visits.SkipTo(kept_.lists.Next(visits.at()));
       Tile tile;
       if (!visits.Next(&tile)) break;
       Cover cover = Cover::kAll, kept = Cover::kAll;
       if (by_data) cover = CoverOf(p_, s_, grid_, block_, key_head_, tile.keys);
-      if (p_.has_pattern) kept = FindKept(tile.keys);
+      if (p_.has_pattern) kept = kept_.Find(tile.keys);
       if (cover == Cover::kNone || kept == Cover::kNone) continue;
       masked_ = cover == Cover::kSome;
       partly_kept_ = kept == Cover::kSome;
@@ -287,80 +287,21 @@ class Block {
   HWY_INLINE int64_t KeptGroupsBefore(int64_t end, const GroupVisits& visits, int64_t group_keys) {
     int64_t count = 0;
     BeginKept(s_.key_begin);
-    for (int64_t key = kept_keys_.Next(s_.key_begin); key < end;) {
+    for (int64_t key = kept_.lists.Next(s_.key_begin); key < end;) {
       const int64_t group = (key - s_.key_begin) / group_keys;
       count += visits.Contains(group) ? 1 : 0;
-      key = kept_keys_.Next(s_.key_begin + (group + 1) * group_keys);
+      key = kept_.lists.Next(s_.key_begin + (group + 1) * group_keys);
     }
     return count;
   }
 
   // Looks for tiles from that of this key on.
   HWY_INLINE void BeginKept(int64_t key) {
-    kept_keys_.Begin(num_rows_, key, [&](size_t lane) {
+    kept_.lists.Begin(num_rows_, key, [&](size_t lane) {
       const BlockGrid::Row& row = rows_[lane];
       return typename KeptKeys<W>::Row{of_[lane]->kept, of_[lane]->kept_batch,
                                        key_head_ * grid_.heads + row.head, row.query};
     });
-  }
-
-  // What a pattern keeps of a tile, in kept_ and kept_of_, and how much that is.
-  HWY_INLINE Cover FindKept(const Interval& keys) {
-    using TU = hwy::MakeUnsigned<T>;
-    bool whole = true;
-    for (int64_t key = keys.begin; whole && key < keys.end; key += Visits::kKeys) {
-      whole = kept_keys_.KeepsAll(key);
-    }
-    if (whole) return Cover::kAll;
-    uint64_t some = 0, missing = 0;
-    for (int64_t key = keys.begin; key < keys.end; key += Visits::kKeys) {
-      const int64_t beyond = std::max<int64_t>(key + Visits::kKeys - keys.end, 0);
-      const uint64_t valid = ~uint64_t{0} >> beyond;
-      const auto word = static_cast<size_t>((key - keys.begin) / Visits::kKeys);
-      for (size_t c = 0; c < C; ++c) kept_of_[c][word] = {0, valid};
-      TU* at = kept_[(key - keys.begin) / kKeptBits];
-      kept_keys_.Words(key, [&](size_t lane, uint64_t bits) {
-        KeptWord& of = kept_of_[lane / N][word];
-        of.some |= bits & valid;
-        of.all &= bits;
-        at[lane] = static_cast<TU>(bits);
-        if constexpr (kKeptBits < Visits::kKeys) at[W + lane] = static_cast<TU>(bits >> kKeptBits);
-      });
-      for (size_t c = 0; c < C; ++c) {
-        some |= kept_of_[c][word].some;
-        missing |= kept_of_[c][word].all ^ valid;
-      }
-    }
-    return some == 0 ? Cover::kNone : missing == 0 ? Cover::kAll : Cover::kSome;
-  }
-
-  // From the first to the last key of a tile that a pattern keeps for some row of a vector.
-  HWY_INLINE Interval KeptHull(const Tile& tile, size_t c) const {
-    Interval hull;
-    for (size_t word = 0; word < kKeptWords; ++word) {
-      const int64_t begin = tile.keys.begin + static_cast<int64_t>(word) * Visits::kKeys;
-      if (begin >= tile.keys.end) break;
-      const uint64_t some = kept_of_[c][word].some;
-      if (some == 0) continue;
-      if (hull.empty()) hull.begin = begin + std::countr_zero(some);
-      hull.end = begin + Visits::kKeys - std::countl_zero(some);
-    }
-    return hull;
-  }
-
-  // Whether a pattern keeps all of a run, whose tile begins at `origin`.
-  HWY_INLINE bool KeepsAll(const Run& run, int64_t origin) const {
-    for (size_t word = 0; word < kKeptWords; ++word) {
-      const int64_t begin = origin + static_cast<int64_t>(word) * Visits::kKeys;
-      const int64_t first = std::clamp<int64_t>(run.begin - begin, 0, Visits::kKeys);
-      const int64_t end = std::clamp<int64_t>(run.end - begin, 0, Visits::kKeys);
-      if (first >= end) continue;
-      const uint64_t wanted = (~uint64_t{0} >> (Visits::kKeys - (end - first))) << first;
-      for (size_t c = run.c0; c < run.c1; ++c) {
-        if ((kept_of_[c][word].all & wanted) != wanted) return false;
-      }
-    }
-    return true;
   }
 
   // The parts of a tile that the same vectors of lanes see, ascending. A vector
@@ -381,7 +322,7 @@ class Block {
     for (size_t c = 0; c < C; ++c) {
       Interval hull = hull_[c];
       if (partly_kept_) {
-        const Interval kept = KeptHull(tile, c);
+        const Interval kept = kept_.Hull(tile.keys, c);
         hull = {std::max(hull.begin, kept.begin), std::min(hull.end, kept.end)};
         if (hull.empty()) hull = {};
       }
@@ -476,8 +417,8 @@ class Block {
       if (p_.bias.data != nullptr) {
         ApplyBias<W, kVectors, kFlagMasked>(d_, run, origin, p_.bias, lanes_, tile, m);
       }
-      if (partly_kept_ && !KeepsAll(run, origin)) {
-        ApplyPattern<W, kVectors>(d_, run, origin, kept_[0], tile, m);
+      if (partly_kept_ && !kept_.KeepsAll(run, origin)) {
+        ApplyPattern<W, kVectors>(d_, run, origin, kept_.bits[0], tile, m);
       }
       if (masked_ && p_.mask.data != nullptr) {
         ApplyMask<W, kVectors>(d_, run, origin, p_.mask, lanes_, tile, m);
@@ -635,14 +576,7 @@ class Block {
   int64_t queries_each_ = 0;
   Interval hull_[C];
   bool masked_ = false, partly_kept_ = false;  // what it is that cuts
-  static constexpr int64_t kKeptBits = 8 * sizeof(T);
-  KeptKeys<W> kept_keys_;
-  HWY_ALIGN hwy::MakeUnsigned<T> kept_[O::kGrid.tile / kKeptBits][W] = {};
-  static constexpr size_t kKeptWords = O::kGrid.tile / Visits::kKeys;
-  struct KeptWord {
-    uint64_t some, all;  // of the rows of a vector: a bit per key
-  };
-  KeptWord kept_of_[C][kKeptWords];
+  KeptTile<T, C, N, O::kGrid.tile> kept_;
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
