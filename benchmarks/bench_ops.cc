@@ -4,7 +4,7 @@
 //
 //   bench_ops [--benchmark_filter=REGEX] [--benchmark_format=json] ...
 //
-// The filters "gates", "recurrence" (the gates of the recurrence engine),
+// The filters "gates", "recurrence", "scans", "patterns" (the gates of these), "decode",
 // "crossover" and "drift" mean these tables alone, "." or none everything, any
 // other the matching benchmarks without tables.
 #include <unistd.h>
