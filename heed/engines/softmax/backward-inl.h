@@ -212,8 +212,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     V unused[C];
     for (int c = 0; c < C; ++c) unused[c] = hn::Zero(d_);
     this->BeginLogits(tile);
-    const bool whole = num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C;
-    if (shared_.wants.decays && !whole) {
+    if (shared_.wants.decays && !this->IsWhole(tile, runs, num_runs)) {
       std::fill(b_.d_logits, b_.d_logits + static_cast<size_t>(tile.keys.size()) * W, T{0});
     }
     for (int r = 0; r < num_runs; ++r) {

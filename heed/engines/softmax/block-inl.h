@@ -348,6 +348,12 @@ class Block {
     return count;
   }
 
+  // Whether these parts leave nothing of a tile out.
+  HWY_INLINE static bool IsWhole(const Tile& tile, const Run* runs, int num_runs) {
+    return num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C && runs[0].begin == tile.keys.begin &&
+           runs[0].end == tile.keys.end;
+  }
+
   // f(std::integral_constant<int, number of vectors>) for a run.
   template <class F>
   HWY_INLINE static void WithVectors(size_t count, const F& f) {

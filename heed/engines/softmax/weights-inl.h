@@ -87,7 +87,7 @@ class WeightsBlock : ForwardBlock<O, C> {
     const auto num_keys = static_cast<size_t>(tile.keys.size());
     Run runs[2 * C + 1];
     const int num_runs = this->SplitTile(tile, runs);
-    const bool whole = num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C;
+    const bool whole = this->IsWhole(tile, runs, num_runs);
     for (size_t at = 0; !whole && at < num_keys * W; at += N) {
       hn::Store(none, d_, w_.logits + at);
     }
