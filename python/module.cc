@@ -50,7 +50,8 @@ nb::object AlibiSlopesArray(nb::handle heads) {
 // How nanobind finds the attributes of each type of its functions.
 std::unordered_map<PyTypeObject*, getattrofunc> attributes_of_nanobind;
 
-// The same, but that nanobind answers __doc__ before it looks at the type, with the signature of every overload.
+// Finds an attribute as nanobind does, but for __doc__, which nanobind answers itself, with the
+// signature of every overload: Python finds it in the type.
 PyObject* FindAttribute(PyObject* self, PyObject* name) {
   if (PyUnicode_CompareWithASCIIString(name, "__doc__") == 0) {
     return PyObject_GenericGetAttr(self, name);

@@ -28,17 +28,19 @@ void Mean(Complex z, Complex& mean, Complex& slope) {
 
 }  // namespace
 
+// D x is added last: a sum that begins with it would be rounded at its size once per mode, which is
+// more than a convolution's bound in f64 grants its reference.
 double ReferenceRow::OutputAt(size_t t) const {
-  double o = D * u[t];
+  double o = 0;
   for (size_t n = 0; n < N(); ++n) o += 2 * (modes[n].C * h[t + 1][n]).real();
-  return o;
+  return o + D * u[t];
 }
 
 double ReferenceRow::InputGradientAt(size_t t, const Doubles& dy,
                                      const std::vector<Complexes>& l) const {
-  double du = D * dy[t];
+  double du = 0;
   for (size_t n = 0; n < N(); ++n) du += (modes[n].b * l[t][n]).real();
-  return du;
+  return du + D * dy[t];
 }
 
 ReferenceRow ModesOf(const Inputs& in, bool bilinear, int64_t d) {
