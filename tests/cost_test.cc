@@ -251,5 +251,19 @@ TEST(CostTest, AWindowCostsWhatAWindowContains) {
   EXPECT_LT(seconds(), dense / 8);
 }
 
+// What the entries' formulas say; a fraction of a limit is no better than its count.
+TEST(CostTest, CasesOfScansCountOperationsAsTheirFormulasSay) {
+  const Sizes sizes = {2, 100, 100, 3, 3, 40, 40};
+  constexpr double kElements = 2 * 100 * 3 * 40;
+  for (const auto& [name, each] : {std::pair{"selective_scan", 7.0 * 16}, {"s4d", 8.0 * 32}, {"h3", 8.0 * 32 * 8},
+                                   {"rg_lru", 30.0}, {"hgrn", 2.0}}) {
+    const auto flops = [&](const char* pass) {
+      return FindOp(name).make_case(CaseRequest{sizes, DType::kF32, 1, pass, ""}).flops;
+    };
+    EXPECT_EQ(flops("forward"), each * kElements) << name;
+    EXPECT_EQ(flops("backward"), 3 * each * kElements) << name;
+  }
+}
+
 }  // namespace
 }  // namespace heed::attention

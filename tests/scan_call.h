@@ -35,7 +35,7 @@ inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // A mechanism with its options' defaults, but for softplus.
-struct Mechanism {
+struct ScanFunctions {
   const char* name;
   Definition definition;
   std::function<void(Context&, const Inputs&, const Options&, const Outputs&)> forward;
@@ -45,7 +45,7 @@ struct Mechanism {
 };
 
 #define HEED_MECHANISM(op, own)                                                             \
-  Mechanism {                                                                               \
+  ScanFunctions {                                                                               \
     #op, op::DefinitionOf(own),                                                             \
         [](Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {    \
           op::Forward(ctx, in, With(own, options), out);                                    \
@@ -66,7 +66,7 @@ inline selective_scan::Options Softplus() {
   return options;
 }
 
-inline const Mechanism kMechanisms[] = {HEED_MECHANISM(selective_scan, Softplus()),
+inline const ScanFunctions kMechanisms[] = {HEED_MECHANISM(selective_scan, Softplus()),
                                  HEED_MECHANISM(rg_lru, rg_lru::Options()),
                                  HEED_MECHANISM(hgrn, hgrn::Options()),
                                  HEED_MECHANISM(s4d, s4d::Options()),
@@ -124,7 +124,7 @@ struct StateBuffers {
 
 // A call with its memory: all inputs, all results.
 struct ScanCall {
-  ScanCall(const Mechanism& mechanism, DType dtype, const AxisSizes& of, Layout layout = Layout::kRows,
+  ScanCall(const ScanFunctions& mechanism, DType dtype, const AxisSizes& of, Layout layout = Layout::kRows,
        int64_t sequences = -1, int rank = 4)
       : m(&mechanism), sizes(WithHeads(of, mechanism.definition)) {
     const Definition& d = m->definition;
@@ -213,7 +213,7 @@ struct ScanCall {
     return x.view().Slice(static_cast<int>(at), first, first + n);
   }
 
-  const Mechanism* m;
+  const ScanFunctions* m;
   AxisSizes sizes;
   std::vector<std::string> axes;
   std::vector<Buffer> inputs, results;

@@ -34,7 +34,7 @@ std::string NameOf(const testing::TestParamInfo<Parameter>& info) {
 }
 class Scans : public testing::TestWithParam<Parameter> {
  protected:
-  const Mechanism& m() const { return kMechanisms[std::get<0>(GetParam())]; }
+  const ScanFunctions& m() const { return kMechanisms[std::get<0>(GetParam())]; }
   DType dtype() const { return std::get<1>(GetParam()); }
   ScanCall Make(const AxisSizes& sizes, Layout layout = Layout::kRows, int64_t sequences = -1,
             int rank = 4) const {

@@ -104,7 +104,7 @@ TEST_P(StepAllocation, OfMechanismsOnTheScanEngine) {
     std::erase(axes, 'T');
     return Tensor(scanning::ShapeOf(axes, sizes), dtype);
   };
-  for (const scanning::Mechanism& m : scanning::kMechanisms) {
+  for (const scanning::ScanFunctions& m : scanning::kMechanisms) {
     scanning::StepInputs in;
     for (const scanning::Tensor& t : m.definition.tensors) in.*t.input = of_token(t.axes, dtype_);
     scanning::StepState state;

@@ -511,7 +511,7 @@ double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tok
     return channels * scan::Operations(sizes.L, tokens, backward);
   }
   const int64_t states = std::string_view(definition.state_axes) == "BD" ? 1 : sizes.N;
-  const int64_t pairs = sizes.d > 0 ? sizes.d : 1;  // of each channel
+  const int64_t pairs = definition.rule == scan::Rule::kHeads ? sizes.d : 1;  // of each channel
   return (backward ? 3 : 1) * definition.flops * channels *
          static_cast<double>(states * pairs * tokens);
 }
