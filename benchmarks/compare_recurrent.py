@@ -530,17 +530,6 @@ def measure(torch, heed, line, options):
     return {**row, "difference": error, "goal": GOALS.get((mechanism, kind, peer))}
 
 
-def show(row):
-    if "skipped" in row:
-        return f"{row['name']:<40} left out: {row['skipped']}"
-    if row["ratio"] is None:
-        return f"{row['name']:<40} noisy"
-    goal = f">= {row['goal']}" if row["goal"] else ""
-    verdict = "" if not row["goal"] else "ok" if row["ratio"] >= row["goal"] else "MISSED"
-    return (f"{row['name']:<40} {1e3 * row['heed_seconds']:>9.2f} ms {1e3 * row['peer_seconds']:>9.2f} ms {row['ratio']:>7.2f}x  "
-            f"{row['q1']:.2f} - {row['q3']:.2f}  {goal:>5} {verdict}")
-
-
 def versions():
     """What is here, by name."""
     found = {}
@@ -579,7 +568,7 @@ def main():
     for line in chosen:
         rows.append(measure(torch, heed, line, options))
         if not options.json:
-            print(show(rows[-1]), flush=True)
+            print(common.show_with_goal(rows[-1], 40), flush=True)
     if options.json:
         print(json.dumps({**installed, "tokens": options.tokens, "lines": rows}, indent=2))
     return 0

@@ -219,17 +219,6 @@ def measure(torch, line, options):
     return {**row, "difference": error, "goal": goal}
 
 
-def show(row):
-    if "skipped" in row:
-        return f"{row['name']:<48} left out: {row['skipped']}"
-    if row["ratio"] is None:
-        return f"{row['name']:<48} noisy"
-    goal = f">= {row['goal']}" if row["goal"] else ""
-    verdict = "" if not row["goal"] else "ok" if row["ratio"] >= row["goal"] else "MISSED"
-    return (f"{row['name']:<48} {1e3 * row['heed_seconds']:>9.2f} ms {1e3 * row['peer_seconds']:>9.2f} ms {row['ratio']:>7.2f}x  "
-            f"{row['q1']:.2f} - {row['q3']:.2f}  {goal:>5} {verdict}")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("filter", nargs="?", default=".", help="regular expression of the lines to measure")
@@ -266,7 +255,7 @@ def main():
     for line in chosen:
         rows.append(measure(torch, line, options))
         if not options.json:
-            print(show(rows[-1]), flush=True)
+            print(common.show_with_goal(rows[-1], 48), flush=True)
     if options.json:
         print(json.dumps({**installed, "tokens": options.tokens, "lines": rows}, indent=2))
     return 0

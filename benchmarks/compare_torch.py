@@ -261,6 +261,19 @@ def show(row):
             f"{row['ratio']:>6.2f}x  {row['q1']:.2f} - {row['q3']:.2f}  {row['samples']:>2} {verdict}")
 
 
+def show_with_goal(row, width):
+    """One line of text of a row that has a goal, or none, or is left out: peers other than PyTorch."""
+    name = f"{row['name']:<{width}}"
+    if "skipped" in row:
+        return f"{name} left out: {row['skipped']}"
+    if row["ratio"] is None:
+        return f"{name} noisy"
+    goal = f">= {row['goal']}" if row["goal"] else ""
+    verdict = "" if not row["goal"] else "ok" if row["ratio"] >= row["goal"] else "MISSED"
+    return (f"{name} {1e3 * row['heed_seconds']:>9.2f} ms {1e3 * row['peer_seconds']:>9.2f} ms {row['ratio']:>7.2f}x  "
+            f"{row['q1']:.2f} - {row['q3']:.2f}  {goal:>5} {verdict}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("filter", nargs="?", default=".", help="regular expression of the lines to measure")

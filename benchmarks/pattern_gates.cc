@@ -11,6 +11,7 @@ namespace heed::bench {
 namespace {
 
 constexpr int64_t N = 8192;
+constexpr double kBackward = 1.35;
 
 }  // namespace
 
@@ -28,14 +29,13 @@ std::vector<Line> PatternLines() {
                   {"dilated 256, 7", "dilated(256, 7)", 1.25},
                   {"13 of 128 blocks", "random_blocks(13)", 1.15}};
   std::vector<Line> lines;
-  for (const std::string pass : {"forward", "backward"}) {
+  for (const char* pass : {"forward", "backward"}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       for (const int64_t D : {64, 128}) {
         for (const auto& [name, pattern, forward] : patterns) {
-          const char* of = pass == "forward" ? "forward" : "backward";
           lines.push_back(Against(fmt::format("{}, {} {} d {}: pair / dense", name, Name(dtype), pass, D),
-                                  Ratio::kTimePerFlop, side(D, dtype, of, pattern), side(D, dtype, of, ""),
-                                  pass == "forward" ? forward : 1.35));
+                                  Ratio::kTimePerFlop, side(D, dtype, pass, pattern), side(D, dtype, pass, ""),
+                                  pass[0] == 'f' ? forward : kBackward));
         }
       }
     }
