@@ -371,7 +371,7 @@ class Block {
 
   // Logits that are stored as they are. A type of its own and not a lambda: products that are finished in the same way
   // are compiled once.
-  struct Unfinished {
+  struct Identity {
     HWY_INLINE V operator()(V x, int64_t /*key*/, int /*c*/) const { return x; }
   };
 
@@ -401,7 +401,7 @@ class Block {
         multiplied = true;
       };
       const auto multiply = [&]() HWY_ATTR {
-        if (!multiplied) finish(Unfinished());
+        if (!multiplied) finish(Identity());
       };
       if (p_.softcap > 0) {
         multiply();

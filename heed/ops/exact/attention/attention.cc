@@ -42,17 +42,6 @@ void FillSurplusRows(const softmax::Problem& p, const Inputs& in,
 
 namespace {
 
-int64_t WorkspaceOf(const char* op, const Context& ctx, const softmax::Problem& p, const Options& options) {
-  const std::vector<Layer> layers = LayersOf(p, options);
-  int64_t most = 0;
-  for (const Layer& layer : layers) {
-    for (const Piece& piece : PiecesOf(op, p, options, layer)) {
-      most = std::max(most, softmax::Choose(op, ctx, piece.problem).workspace(ctx, piece.problem));
-    }
-  }
-  return most * ctx.num_threads() + LayerBytes(p, layers) + softmax::DecayBytes(p);
-}
-
 double NumBytes(const ConstTensorView& t) {
   return static_cast<double>(t.num_elements()) *
          static_cast<double>(SizeOf(t.dtype()));
@@ -66,21 +55,14 @@ void Forward(Context& ctx, const Inputs& in, const Options& options,
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   softmax::Problem p = CheckedProblem(kOp, in, options, out, Use::kForward);
   SumLogDecays(kOp, ctx, &p);
-  const std::vector<Layer> layers = LayersOf(p, options);
-  if (layers.size() > 1) {
-    MergeLayers(kOp, ctx, p, options, layers);
-  } else {
-    for (const Piece& piece : PiecesOf(kOp, p, options, layers[0])) {
-      softmax::Choose(kOp, ctx, piece.problem).run(ctx, piece.problem);
-    }
-  }
+  Run(kOp, ctx, options, &p);
   if (options.cu_seqlens_q.present()) FillSurplusRows(p, in, out);
 }
 
 int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
   constexpr char kOp[] = "attention::Workspace";
   const softmax::Problem p = CheckedProblem(kOp, in, options, {}, Use::kExplain);
-  return WorkspaceOf(kOp, ctx, p, options);
+  return BytesOf(kOp, ctx, p, options);
 }
 
 Explanation Explain(const Context& ctx, const Inputs& in,
@@ -103,7 +85,7 @@ Explanation Explain(const Context& ctx, const Inputs& in,
       e.visited_pairs += softmax::VisitedPairs(piece.problem, kernel.lanes(ctx, piece.problem), kernel.grid);
     }
   }
-  e.workspace_bytes = WorkspaceOf(kOp, ctx, p, options);
+  e.workspace_bytes = BytesOf(kOp, ctx, p, options);
   e.bytes = NumBytes(in.q) + NumBytes(in.k) + NumBytes(in.v) +
             NumBytes(options.mask) + NumBytes(options.bias) + NumBytes(options.log_decay) +
             rows * static_cast<double>(p.value_depth) *

@@ -204,18 +204,10 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   BackwardProblem b = CheckedBackward(kOp, in, options, out, Use::kForward);
   SumLogDecays(kOp, ctx, &b.problem);
-  const softmax::Problem& p = b.problem;
-  const std::vector<Layer> layers = LayersOf(p, options);
-  if (layers.size() > 1) {
-    MergeBackwardLayers(kOp, ctx, p, options, layers, b.gradients);
-  } else {
-    for (const Piece& piece : PiecesOf(kOp, p, options, layers[0], b.gradients)) {
-      softmax::Choose(kOp, ctx, piece.problem, softmax::Pass::kBackward).backward(ctx, piece.problem, piece.gradients);
-    }
-  }
+  RunBackward(kOp, ctx, options, b.gradients, &b.problem);
   StoreSums(out.dsinks, b.dsinks);
   StoreSums(out.dalibi, b.dalibi);
-  if (options.cu_seqlens_q.present()) ClearSurplusRows(p, out);
+  if (options.cu_seqlens_q.present()) ClearSurplusRows(b.problem, out);
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options,
@@ -228,16 +220,7 @@ int64_t BackwardWorkspace(const Context& ctx, const BackwardInputs& in,
                           const Options& options, const Gradients& out) {
   constexpr char kOp[] = "attention::BackwardWorkspace";
   const BackwardProblem b = CheckedBackward(kOp, in, options, out, Use::kExplain);
-  const std::vector<Layer> layers = LayersOf(b.problem, options);
-  int64_t most = 0;
-  for (const Layer& layer : layers) {
-    for (const Piece& piece : PiecesOf(kOp, b.problem, options, layer, b.gradients)) {
-      const softmax::BackwardBytes bytes = softmax::Choose(kOp, ctx, piece.problem, softmax::Pass::kBackward)
-                                               .backward_workspace(ctx, piece.problem, piece.gradients);
-      most = std::max(most, bytes.per_thread * ctx.num_threads() + bytes.shared);
-    }
-  }
-  return most + BackwardLayerBytes(b.problem, layers, b.gradients) + softmax::DecayBytes(b.problem);
+  return BackwardBytesOf(kOp, ctx, b.problem, options, b.gradients);
 }
 
 }  // namespace heed::attention

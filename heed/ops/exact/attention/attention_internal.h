@@ -70,17 +70,15 @@ struct Piece {
 std::vector<Piece> PiecesOf(const char* op, softmax::Problem whole, const Options& options, const Layer& layer,
                             const softmax::Gradients& gradients = {});
 
-// Runs layers, of which there are several, and merges what they come to: attention_layers.cc. Backward adds to
-// gradients of sinks.
-void MergeLayers(const char* op, Context& ctx, const softmax::Problem& whole, const Options& options,
-                 const std::vector<Layer>& layers);
-void MergeBackwardLayers(const char* op, Context& ctx, const softmax::Problem& whole, const Options& options,
-                         const std::vector<Layer>& layers, const softmax::Gradients& gradients);
+// Runs a problem, layer by layer, and places its pattern if that comes to lists of tiles: attention_layers.cc.
+void Run(const char* op, Context& ctx, const Options& options, softmax::Problem* whole);
+void RunBackward(const char* op, Context& ctx, const Options& options, const softmax::Gradients& gradients,
+                 softmax::Problem* whole);
 
-// What these keep beside the engine's workspace.
-int64_t LayerBytes(const softmax::Problem& whole, const std::vector<Layer>& layers);
-int64_t BackwardLayerBytes(const softmax::Problem& whole, const std::vector<Layer>& layers,
-                           const softmax::Gradients& gradients);
+// What that takes, of all threads together.
+int64_t BytesOf(const char* op, const Context& ctx, const softmax::Problem& whole, const Options& options);
+int64_t BackwardBytesOf(const char* op, const Context& ctx, const softmax::Problem& whole, const Options& options,
+                        const softmax::Gradients& gradients);
 
 // Adds up the log decays of a problem, if it has any; where `ctx` asks for checks, throws
 // InvalidArgument for one above 0 or NaN.

@@ -1,4 +1,4 @@
-// Calls whose pairs are looked at in several layers: each layer's answer in the type that is computed in, then one.
+// Runs calls by layers of pairs. Where there are several: each layer's answer in the type that is computed in, then one.
 //
 //   lse = log sum_i e^lse_i      o = sum_i e^(lse_i - lse) o_i
 //
@@ -13,6 +13,7 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/error.h"
+#include "heed/engines/softmax/decays.h"
 #include "heed/engines/softmax/kernels.h"
 #include "heed/ops/exact/attention/attention_internal.h"
 
@@ -95,13 +96,13 @@ void Store(DType dtype, const T* from, int64_t count, const Rows& rows, int64_t 
   }
 }
 
-// f(batch, token, head) of all queries, or keys, sequence by sequence.
+// f(batch, token, head, worker) of all queries, or keys, sequence by sequence.
 template <class F>
 void ForTokens(Context& ctx, const Problem& p, int64_t Sequence::*first, int64_t Sequence::*count, int64_t heads,
                const F& f) {
   for (const Sequence& s : p.sequences) {
-    ctx.ParallelFor(s.*count, [&](int64_t i, int) {
-      for (int64_t head = 0; head < heads; ++head) f(s.batch, s.*first + i, head);
+    ctx.ParallelFor(s.*count, [&](int64_t i, int worker) {
+      for (int64_t head = 0; head < heads; ++head) f(s.batch, s.*first + i, head, worker);
     });
   }
 }
@@ -137,6 +138,16 @@ void MergeRow(const Problem& p, const Answers<T>& answers, int64_t batch, int64_
   if (p.lse.data != nullptr) *At<T>(p.lse, batch, token, head) = static_cast<T>(lse);
 }
 
+void RunPieces(const char* op, Context& ctx, const std::vector<Piece>& pieces) {
+  for (const auto& [problem, gradients] : pieces) softmax::Choose(op, ctx, problem).run(ctx, problem);
+}
+
+void RunBackwardPieces(const char* op, Context& ctx, const std::vector<Piece>& pieces) {
+  for (const auto& [problem, gradients] : pieces) {
+    softmax::Choose(op, ctx, problem, softmax::Pass::kBackward).backward(ctx, problem, gradients);
+  }
+}
+
 template <class T>
 void Merge(const char* op, Context& ctx, const Problem& whole, const Options& options,
            const std::vector<Layer>& layers) {
@@ -149,18 +160,13 @@ void Merge(const char* op, Context& ctx, const Problem& whole, const Options& op
     p.wide_outputs = true;
     p.o = answers.o[i];
     p.lse = answers.lse[i];
-    for (const Piece& piece : PiecesOf(op, p, options, layers[i])) {
-      softmax::Choose(op, ctx, piece.problem).run(ctx, piece.problem);
-    }
+    RunPieces(op, ctx, PiecesOf(op, p, options, layers[i]));
   }
   ctx.ReserveScratch(static_cast<size_t>(whole.value_depth) * sizeof(T));
-  for (const Sequence& s : whole.sequences) {
-    ctx.ParallelFor(s.num_queries, [&](int64_t i, int worker) {
-      for (int64_t head = 0; head < whole.query_heads; ++head) {
-        MergeRow<T>(whole, answers, s.batch, s.first_q + i, head, static_cast<T*>(ctx.Scratch(worker)));
-      }
-    });
-  }
+  ForTokens(ctx, whole, &Sequence::first_q, &Sequence::num_queries, whole.query_heads,
+            [&](int64_t batch, int64_t token, int64_t head, int worker) {
+              MergeRow<T>(whole, answers, batch, token, head, static_cast<T*>(ctx.Scratch(worker)));
+            });
 }
 
 template <class T>
@@ -184,13 +190,11 @@ void MergeBackward(const char* op, Context& ctx, const Problem& whole, const Opt
     g.dk = to[1];
     g.dv = to[2];
     if (i > 0) g.dsinks = nullptr;  // a matter of whole rows
-    for (const Piece& piece : PiecesOf(op, whole, options, layers[i], g)) {
-      softmax::Choose(op, ctx, piece.problem, softmax::Pass::kBackward).backward(ctx, piece.problem, piece.gradients);
-    }
+    RunBackwardPieces(op, ctx, PiecesOf(op, whole, options, layers[i], g));
     for (size_t k = 0; k < std::size(kinds); ++k) {
       const auto& kind = kinds[k];
       if (kind.out.data == nullptr) continue;
-      ForTokens(ctx, whole, kind.first, kind.count, kind.heads, [&](int64_t batch, int64_t token, int64_t head) {
+      ForTokens(ctx, whole, kind.first, kind.count, kind.heads, [&](int64_t batch, int64_t token, int64_t head, int) {
         T* sum = At<T>(sums.sum[k], batch, token, head);
         const T* one = At<T>(sums.one[k], batch, token, head);
         for (int64_t e = 0; i > 0 && e < kind.depth; ++e) sum[e] += one[e];
@@ -202,28 +206,66 @@ void MergeBackward(const char* op, Context& ctx, const Problem& whole, const Opt
 
 }  // namespace
 
-void MergeLayers(const char* op, Context& ctx, const Problem& whole, const Options& options,
-                 const std::vector<Layer>& layers) {
-  if (whole.dtype == DType::kF64) return Merge<double>(op, ctx, whole, options, layers);
-  Merge<float>(op, ctx, whole, options, layers);
+void Run(const char* op, Context& ctx, const Options& options, Problem* whole) {
+  const std::vector<Layer> layers = LayersOf(*whole, options);
+  if (layers[0].kind == Layer::kTiles) {  // alone; nothing is copied
+    PlacePattern(op, options.pattern, /*to_lengths=*/false, whole);
+    softmax::Choose(op, ctx, *whole).run(ctx, *whole);
+  } else if (layers.size() == 1) {
+    RunPieces(op, ctx, PiecesOf(op, *whole, options, layers[0]));
+  } else if (whole->dtype == DType::kF64) {
+    Merge<double>(op, ctx, *whole, options, layers);
+  } else {
+    Merge<float>(op, ctx, *whole, options, layers);
+  }
 }
 
-void MergeBackwardLayers(const char* op, Context& ctx, const Problem& whole, const Options& options,
-                         const std::vector<Layer>& layers, const softmax::Gradients& gradients) {
-  if (whole.dtype == DType::kF64) return MergeBackward<double>(op, ctx, whole, options, layers, gradients);
-  MergeBackward<float>(op, ctx, whole, options, layers, gradients);
+void RunBackward(const char* op, Context& ctx, const Options& options, const softmax::Gradients& gradients,
+                 Problem* whole) {
+  const std::vector<Layer> layers = LayersOf(*whole, options);
+  if (layers[0].kind == Layer::kTiles) {
+    PlacePattern(op, options.pattern, /*to_lengths=*/false, whole);
+    softmax::Choose(op, ctx, *whole, softmax::Pass::kBackward).backward(ctx, *whole, gradients);
+  } else if (layers.size() == 1) {
+    RunBackwardPieces(op, ctx, PiecesOf(op, *whole, options, layers[0], gradients));
+  } else if (whole->dtype == DType::kF64) {
+    MergeBackward<double>(op, ctx, *whole, options, layers, gradients);
+  } else {
+    MergeBackward<float>(op, ctx, *whole, options, layers, gradients);
+  }
 }
 
-int64_t LayerBytes(const Problem& whole, const std::vector<Layer>& layers) {
-  if (layers.size() == 1) return 0;
-  if (whole.dtype == DType::kF64) return Answers<double>().LayOut(whole, layers.size(), nullptr);
-  return Answers<float>().LayOut(whole, layers.size(), nullptr);
+int64_t BytesOf(const char* op, const Context& ctx, const Problem& whole, const Options& options) {
+  const std::vector<Layer> layers = LayersOf(whole, options);
+  int64_t most = 0, kept = 0;
+  for (const Layer& layer : layers) {
+    for (const auto& [problem, gradients] : PiecesOf(op, whole, options, layer)) {
+      most = std::max(most, softmax::Choose(op, ctx, problem).workspace(ctx, problem) * ctx.num_threads());
+    }
+  }
+  if (layers.size() > 1) {
+    kept = whole.dtype == DType::kF64 ? Answers<double>().LayOut(whole, layers.size(), nullptr)
+                                      : Answers<float>().LayOut(whole, layers.size(), nullptr);
+  }
+  return most + kept + softmax::DecayBytes(whole);
 }
 
-int64_t BackwardLayerBytes(const Problem& whole, const std::vector<Layer>& layers, const softmax::Gradients& gradients) {
-  if (layers.size() == 1) return 0;
-  if (whole.dtype == DType::kF64) return Sums<double>().LayOut(whole, gradients, nullptr);
-  return Sums<float>().LayOut(whole, gradients, nullptr);
+int64_t BackwardBytesOf(const char* op, const Context& ctx, const Problem& whole, const Options& options,
+                        const softmax::Gradients& gradients) {
+  const std::vector<Layer> layers = LayersOf(whole, options);
+  int64_t most = 0, kept = 0;
+  for (const Layer& layer : layers) {
+    for (const auto& [problem, own] : PiecesOf(op, whole, options, layer, gradients)) {
+      const softmax::BackwardBytes bytes =
+          softmax::Choose(op, ctx, problem, softmax::Pass::kBackward).backward_workspace(ctx, problem, own);
+      most = std::max(most, bytes.per_thread * ctx.num_threads() + bytes.shared);
+    }
+  }
+  if (layers.size() > 1) {
+    kept = whole.dtype == DType::kF64 ? Sums<double>().LayOut(whole, gradients, nullptr)
+                                      : Sums<float>().LayOut(whole, gradients, nullptr);
+  }
+  return most + kept + softmax::DecayBytes(whole);
 }
 
 }  // namespace heed::attention

@@ -122,16 +122,7 @@ HEED_API void BackwardReference(const BackwardInputs& in, const Options& options
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const BackwardInputs& in, const Options& options,
                                    const Gradients& out);
 
-struct Explanation {
-  std::string kernel;   // name of the kernel that would run
-  std::string target;   // SIMD target
-  std::string why;      // why this kernel
-  double flops;         // 2 (D + Dv) per kept pair
-  double bytes;         // inputs read once, outputs written once
-  int64_t workspace_bytes;
-  double visited_pairs;  // (query, key) pairs that the kernel computes
-  bool invariant;        // the bits do not depend on how queries are split
-};
+using attention::Explanation;  // its visited_pairs count both problems
 
 // What Forward would do. The inputs' pointers may be null where only shapes are known, but not that of tokens.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
