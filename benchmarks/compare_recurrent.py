@@ -14,7 +14,6 @@ Example: compare_recurrent.py 'gla/.*/jax'
 """
 
 import argparse
-import json
 import re
 import sys
 import time
@@ -561,16 +560,7 @@ def main():
         return 1
     import heed
     installed = {"cpu": common.cpu_name(), "heed": heed.__version__, **versions()}
-    if not options.json:
-        print(", ".join(f"{name} {version}" if name != "cpu" else version for name, version in installed.items()))
-        print(f"{'float32':<40} {'heed':>12} {'peer':>12} {'ratio':>8}  quartiles    goal", flush=True)
-    rows = []
-    for line in chosen:
-        rows.append(measure(torch, heed, line, options))
-        if not options.json:
-            print(common.show_with_goal(rows[-1], 40), flush=True)
-    if options.json:
-        print(json.dumps({**installed, "tokens": options.tokens, "lines": rows}, indent=2))
+    common.report(installed, "float32", 40, (measure(torch, heed, line, options) for line in chosen), options)
     return 0
 
 

@@ -16,7 +16,6 @@ Example: compare_sparse.py 'flex/window/d64/float32' --tokens 2048
 
 import argparse
 import copy
-import json
 import re
 import sys
 import time
@@ -248,16 +247,7 @@ def main():
         installed["transformers"] = transformers.__version__
     except ImportError:
         installed["transformers"] = None
-    if not options.json:
-        print(", ".join(f"{name} {version}" if name != "cpu" else version for name, version in installed.items()))
-        print(f"{options.tokens} tokens{'':<36} {'heed':>12} {'peer':>12} {'ratio':>8}  quartiles    goal", flush=True)
-    rows = []
-    for line in chosen:
-        rows.append(measure(torch, line, options))
-        if not options.json:
-            print(common.show_with_goal(rows[-1], 48), flush=True)
-    if options.json:
-        print(json.dumps({**installed, "tokens": options.tokens, "lines": rows}, indent=2))
+    common.report(installed, f"{options.tokens} tokens", 48, (measure(torch, line, options) for line in chosen), options)
     return 0
 
 

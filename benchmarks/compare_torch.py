@@ -274,6 +274,17 @@ def show_with_goal(row, width):
             f"{row['q1']:.2f} - {row['q3']:.2f}  {goal:>5} {verdict}")
 
 
+def report(installed, title, width, rows, options):
+    """Rows as they come, as text or as one JSON document at the end; `installed` has the CPU and versions by name."""
+    if options.json:
+        print(json.dumps({**installed, "tokens": options.tokens, "lines": list(rows)}, indent=2))
+        return
+    print(", ".join(f"{name} {version}" if name != "cpu" else version for name, version in installed.items()))
+    print(f"{title:<{width}} {'heed':>12} {'peer':>12} {'ratio':>8}  quartiles    goal", flush=True)
+    for row in rows:
+        print(show_with_goal(row, width), flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("filter", nargs="?", default=".", help="regular expression of the lines to measure")

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -59,14 +60,6 @@ void ReadSegments(Call& call, const Argument& a) {
       call.arrays.ReadList({a.operation, "segments_q", a.value[0]}, Kind::kInt);
   options.segments_k =
       call.arrays.ReadList({a.operation, "segments_k", a.value[1]}, Kind::kInt);
-}
-
-void ReadPrecision(Call& call, const Argument& a) {
-  constexpr char kExpected[] = "'highest' or 'high'";
-  const std::string name = ToString(a, kExpected);
-  if (name != "highest" && name != "high") Fail(a, kExpected);
-  call.options.precision =
-      name == "high" ? Precision::kHigh : Precision::kHighest;
 }
 
 void ReadOut(Call& call, const Argument& a) {
@@ -152,7 +145,7 @@ constexpr Keyword<Call> kKeywords[] = {
      }},
     {"cu_seqlens_q", true, &ReadInts<&Options::cu_seqlens_q>},
     {"cu_seqlens_k", true, &ReadInts<&Options::cu_seqlens_k>},
-    {"precision", false, &ReadPrecision},
+    {"precision", false, [](Call& c, const Argument& a) { c.options.precision = ToPrecision(a); }},
     {"invariant", false,
      [](Call& c, const Argument& a) { c.options.invariant = ToBool(a); }},
     {"return_lse", false,
@@ -254,6 +247,34 @@ constexpr Keyword<Call> kTorchKeywords[] = {
 bool IsOutput(std::string_view name) { return name == "return_lse" || name == "out"; }
 
 }  // namespace
+
+uint64_t FreshSeed() {
+  const auto bytes =
+      nb::cast<nb::bytes>(nb::module_::import_("numpy").attr("random").attr("bytes")(sizeof(uint64_t)));
+  uint64_t seed;
+  std::memcpy(&seed, bytes.data(), sizeof(seed));
+  return seed;
+}
+
+Precision ToPrecision(const Argument& a) {
+  constexpr char kExpected[] = "'highest' or 'high'";
+  const std::string name = ToString(a, kExpected);
+  if (name != "highest" && name != "high") Fail(a, kExpected);
+  return name == "high" ? Precision::kHigh : Precision::kHighest;
+}
+
+NewArray NewO(const char* op, const ConstTensorView& q, const ConstTensorView& v) {
+  std::vector<int64_t> sizes(q.sizes().begin(), q.sizes().end());
+  sizes.back() = v.size(v.rank() - 1);
+  return {op, q.dtype(), sizes};
+}
+
+NewArray NewLse(const char* op, const ConstTensorView& q, bool packed) {
+  const int heads = q.rank() - 2;
+  std::vector<int64_t> sizes = {q.size(heads), q.size(heads - 1)};
+  if (!packed) sizes.insert(sizes.begin(), q.size(0));
+  return {op, q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, sizes};
+}
 
 void ReadCall(const char* operation, PyObject* args, PyObject* kwargs,
               Call& call) {

@@ -10,6 +10,8 @@
 
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/exact/attention/attention_weights.h"
+#include "python/arguments.h"
+#include "python/numpy_array.h"
 #include "python/tensor_caster.h"
 
 namespace heed::attention {
@@ -44,6 +46,16 @@ struct Call {
   int64_t map_rows = 64, map_columns = 64;
   Reduce reduce = Reduce::kMean;
 };
+
+// From NumPy's global generator, so that numpy.random.seed() repeats it.
+uint64_t FreshSeed();
+
+// 'highest' or 'high'.
+Precision ToPrecision(const python::Argument& argument);
+
+// Memory for the results of a call on these: o, and lse, [B, Hq, Tq] or packed [Hq, Tq_total].
+python::NewArray NewO(const char* operation, const ConstTensorView& q, const ConstTensorView& v);
+python::NewArray NewLse(const char* operation, const ConstTensorView& q, bool packed);
 
 // Reads q, k, v (by position or keyword) and all options into `call`. Throws
 // InvalidArgument for a wrong value, a Python TypeError for a wrong keyword.

@@ -3,7 +3,6 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
-#include <cstring>
 #include <deque>
 #include <string>
 #include <vector>
@@ -35,42 +34,24 @@ DType LseDType(DType dtype) {
   return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
 }
 
-// From NumPy's global generator, so that numpy.random.seed() repeats it.
-uint64_t FreshSeed() {
-  const auto bytes =
-      nb::cast<nb::bytes>(nb::module_::import_("numpy").attr("random").attr("bytes")(sizeof(uint64_t)));
-  uint64_t seed;
-  std::memcpy(&seed, bytes.data(), sizeof(seed));
-  return seed;
-}
-
 nb::object Attention(const nb::args& args, const nb::kwargs& kwargs) {
   Call call;
   ReadCall(kOp, args.ptr(), kwargs.ptr(), call);
   CheckForResults(kOp, call);
   WarnOfHeadsBeforeTokens(kOp, call.in.q, call.in.k, call.in.v);
   if (call.options.dropout > 0 && !call.seed_given) call.options.seed = FreshSeed();
-  const ConstTensorView& q = call.in.q;
-  const auto sizes = q.sizes();
-
   nb::object o, lse;
   Outputs outputs;
   if (call.out.is_valid()) {
     o = nb::borrow(call.out);
     outputs.o = call.out_view;
   } else {
-    std::vector<int64_t> o_sizes(sizes.begin(), sizes.end());
-    o_sizes.back() = call.in.v.size(call.in.v.rank() - 1);
-    NewArray array(kOp, q.dtype(), o_sizes);
+    NewArray array = NewO(kOp, call.in.q, call.in.v);
     o = std::move(array.array);
     outputs.o = array.view;
   }
   if (call.return_lse) {
-    const size_t rank = sizes.size();
-    const int64_t lse_sizes[] = {sizes[0], sizes[rank - 2], sizes[rank - 3]};
-    const size_t skip = call.options.cu_seqlens_q.present() ? 1 : 0;
-    NewArray array(kOp, LseDType(q.dtype()),
-                   std::span(lse_sizes).subspan(skip));
+    NewArray array = NewLse(kOp, call.in.q, call.options.cu_seqlens_q.present());
     lse = std::move(array.array);
     outputs.lse = array.view;
   }

@@ -13,6 +13,7 @@
 
 #include "docstrings/longformer.h"
 #include "heed/core/error.h"
+#include "heed/ops/exact/attention/attention_call_py.h"
 #include "python/arguments.h"
 #include "python/docstring.h"
 #include "python/layout.h"
@@ -74,11 +75,6 @@ void ReadTorchSeed(Call& call, const Argument& a) {
   if (seed.num_elements() != 1 || seed.dtype() != DType::kI64) Fail(a, "an int64 tensor of one element");
   call.options.seed = static_cast<uint64_t>(*seed.as<int64_t>());
 }
-void ReadPrecision(Call& call, const Argument& a) {
-  const bool high = ToChoice(a, {"highest", "high"}) == "high";
-  call.options.precision = high ? attention::Precision::kHigh : attention::Precision::kHighest;
-}
-
 constexpr Keyword<Call> kInputs[] = {
     {"q", false, &ReadTensor<&BackwardInputs::q>},  {"k", false, &ReadTensor<&BackwardInputs::k>},
     {"v", false, &ReadTensor<&BackwardInputs::v>},  {"qg", true, &ReadTensor<&BackwardInputs::qg>},
@@ -100,7 +96,7 @@ constexpr Keyword<Call> kOptions[] = {
     {"dropout_offset", false,
      [](Call& c, const Argument& a) { c.options.dropout_offset = static_cast<uint32_t>(ToInt(a, 0, UINT32_MAX)); }},
     {"cu_seqlens_q", true, &ReadInts<&Options::cu_seqlens_q>},
-    {"precision", false, &ReadPrecision},
+    {"precision", false, [](Call& c, const Argument& a) { c.options.precision = attention::ToPrecision(a); }},
     {"invariant", false, [](Call& c, const Argument& a) { c.options.invariant = ToBool(a); }},
     {"threads", true,
      [](Call& c, const Argument& a) { c.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads)); }}};
@@ -169,46 +165,23 @@ void ReadCall(const char* op, const Keywords& keywords, size_t num_positional, P
   }
 }
 
-// From NumPy's global generator, so that numpy.random.seed() repeats it.
-uint64_t FreshSeed() {
-  const auto bytes =
-      nb::cast<nb::bytes>(nb::module_::import_("numpy").attr("random").attr("bytes")(sizeof(uint64_t)));
-  uint64_t seed;
-  std::memcpy(&seed, bytes.data(), sizeof(seed));
-  return seed;
-}
-
-NewArray NewO(const char* op, const Call& call) {
-  std::vector<int64_t> sizes(call.in.q.sizes().begin(), call.in.q.sizes().end());
-  sizes.back() = call.in.v.size(call.in.v.rank() - 1);
-  return {op, call.in.q.dtype(), sizes};
-}
-
-NewArray NewLse(const char* op, const Call& call) {
-  const ConstTensorView& q = call.in.q;
-  const int heads = q.rank() - 2;
-  std::vector<int64_t> sizes = {q.size(heads), q.size(heads - 1)};
-  if (!call.options.cu_seqlens_q.present()) sizes.insert(sizes.begin(), q.size(0));
-  return {op, q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, sizes};
-}
-
 nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   static const Keywords keywords = Joined({kInputs, kOptions, kResults});
   Call call;
   ReadCall(kOp, keywords, std::size(kInputs), args.ptr(), kwargs.ptr(), call);
   WarnOfHeadsBeforeTokens(kOp, call.in.q, call.in.k, call.in.v);
-  if (call.options.dropout > 0 && !call.seed_given) call.options.seed = FreshSeed();
+  if (call.options.dropout > 0 && !call.seed_given) call.options.seed = attention::FreshSeed();
   nb::object o, lse;
   Outputs out = {call.out_view, {}};
   if (call.out.is_valid()) {
     o = nb::borrow(call.out);
   } else {
-    NewArray array = NewO(kOp, call);
+    NewArray array = attention::NewO(kOp, call.in.q, call.in.v);
     o = std::move(array.array);
     out.o = array.view;
   }
   if (call.return_lse) {
-    NewArray array = NewLse(kOp, call);
+    NewArray array = attention::NewLse(kOp, call.in.q, call.options.cu_seqlens_q.present());
     lse = std::move(array.array);
     out.lse = array.view;
   }
@@ -233,7 +206,8 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
   Context& ctx = ThreadContext(call.num_threads);
   nb::object o, lse;
   if (again) {
-    NewArray new_o = NewO(kBackwardOp, call), new_lse = NewLse(kBackwardOp, call);
+    NewArray new_o = attention::NewO(kBackwardOp, call.in.q, call.in.v);
+    NewArray new_lse = attention::NewLse(kBackwardOp, call.in.q, call.options.cu_seqlens_q.present());
     Compute(kBackwardOp, kBackwardRenamed, [&] { Forward(ctx, call.in, call.options, {new_o.view, new_lse.view}); });
     call.in.o = new_o.view;
     call.in.lse = new_lse.view;
