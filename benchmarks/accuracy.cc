@@ -10,7 +10,7 @@
 #include "heed/core/context.h"
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
-#include "heed/ops/exact/attention/attention_case.h"
+#include "heed/ops/exact/attention/cases/attention_case.h"
 
 namespace heed::bench {
 namespace {

@@ -19,7 +19,7 @@
 #include "heed/harness/buffer.h"
 #include "heed/harness/probe.h"
 #include "heed/harness/timing.h"
-#include "heed/ops/exact/attention/attend.h"
+#include "heed/ops/exact/attention/attend/attend.h"
 #include "heed/state/kv_cache.h"
 #include "heed/state/latent_kv_cache.h"
 

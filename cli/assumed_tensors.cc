@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "heed/harness/buffer.h"
-#include "heed/ops/parts/orthogonal_features.h"
+#include "heed/ops/linear/performer/orthogonal_features.h"
 
 namespace heed::cli {
 namespace {

@@ -17,7 +17,7 @@
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/harness/case.h"
-#include "heed/ops/exact/attention/attention_case.h"
+#include "heed/ops/exact/attention/cases/attention_case.h"
 #include "heed/ops/sparse/common/pattern.h"
 
 namespace heed::cli {

@@ -13,7 +13,7 @@
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
-#include "heed/ops/exact/attention/attention_weights.h"
+#include "heed/ops/exact/attention/weights/attention_weights.h"
 
 namespace heed::cli {
 namespace {

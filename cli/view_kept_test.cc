@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 
 #include "heed/harness/buffer.h"
-#include "heed/ops/exact/attention/attention_weights.h"
+#include "heed/ops/exact/attention/weights/attention_weights.h"
 
 namespace heed::cli {
 namespace {

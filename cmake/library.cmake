@@ -5,7 +5,8 @@ file(GLOB_RECURSE sources CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/heed/io/*.cc
   ${PROJECT_SOURCE_DIR}/heed/engines/*.cc
   ${PROJECT_SOURCE_DIR}/heed/state/*.cc
-  ${PROJECT_SOURCE_DIR}/heed/ops/parts/*.cc
+  ${PROJECT_SOURCE_DIR}/heed/ops/mechanism/*.cc
+  ${PROJECT_SOURCE_DIR}/heed/ops/positions/*.cc
   ${PROJECT_SOURCE_DIR}/heed/ops/*/common/*.cc)
 list(FILTER sources EXCLUDE REGEX "_(test|case|py)\\.cc$")
 
@@ -22,7 +23,8 @@ file(GLOB public_headers CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/heed/heed.h
   ${PROJECT_SOURCE_DIR}/heed/io/*.h
   ${PROJECT_SOURCE_DIR}/heed/state/*.h
-  ${PROJECT_SOURCE_DIR}/heed/ops/parts/*.h
+  ${PROJECT_SOURCE_DIR}/heed/ops/mechanism/*.h
+  ${PROJECT_SOURCE_DIR}/heed/ops/positions/*.h
   ${PROJECT_SOURCE_DIR}/heed/ops/*/common/*.h)
 foreach(name context dispatch dtype error export tensor)
   if(EXISTS ${PROJECT_SOURCE_DIR}/heed/core/${name}.h)

@@ -10,8 +10,8 @@
 
 #include "docstrings/alibi.h"
 #include "heed/core/error.h"
-#include "heed/ops/parts/alibi.h"
-#include "heed/state/kv_cache_py.h"
+#include "heed/ops/positions/alibi.h"
+#include "python/caches/kv_cache_py.h"
 #include "python/arguments.h"
 #include "python/docstring.h"
 #include "python/numpy_array.h"
@@ -29,7 +29,7 @@ void BindAllOps(nb::module_& m);
 
 namespace python {
 
-void BindOrthogonalFeatures(nb::module_& m);  // heed/ops/parts/orthogonal_features_py.cc
+void BindOrthogonalFeatures(nb::module_& m);  // heed/ops/linear/performer/orthogonal_features_py.cc
 void BindPatterns(nb::module_& m);            // heed/ops/sparse/common/pattern_py.cc
 
 namespace {

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "heed/ops/parts/rotary.h"
+#include "heed/ops/positions/rotary.h"
 #include "python/arguments.h"
 
 namespace heed::python {

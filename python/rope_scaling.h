@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "heed/ops/parts/rotary_scaling.h"
+#include "heed/ops/positions/rotary_scaling.h"
 #include "python/arguments.h"
 
 namespace heed::python {

@@ -34,10 +34,11 @@ class CheckLayeringTest(unittest.TestCase):
             "heed/core/os.cc": c("#include <sys/mman.h>\n#include <unistd.h>"),
             "heed/core/b.cc": c('const char* e = std::getenv("HEED_ISA"); snprintf(b, 9, "abort() printf(");'),
             "heed/engines/softmax/k.cc": c('#define HWY_TARGET_INCLUDE "heed/engines/softmax/k.cc"\n#include "hwy/highway.h"'),
-            "heed/ops/exact/a/a.cc": c('#include "heed/ops/exact/common/c.h"\n#include "heed/ops/parts/alibi.h"\nHWY_DASSERT(x);'),
+            "heed/ops/exact/a/a.cc": c('#include "heed/ops/exact/common/c.h"\n#include "heed/ops/positions/alibi.h"\nHWY_DASSERT(x);'),
             "heed/ops/exact/a/a_case.cc": c('#include "heed/harness/case.h"'),
             "heed/ops/exact/a/a_test.cc": c('#include "heed/ops/gated/b/b.h"\n#include <sys/wait.h>\nprintf("x");'),
             "heed/ops/exact/a/a_py.cc": c('#include "nanobind/nanobind.h"'),
+            "heed/ops/exact/a/part/b.cc": c('#include "heed/ops/exact/a/a.h"\n#include "heed/state/kv_view.h"'),
             "cli/main.cc": c('#include "heed/harness/case.h"\nprintf("x");'),
             "tools/t.py": "#!/usr/bin/env python3\n",
         }), [])
@@ -45,7 +46,8 @@ class CheckLayeringTest(unittest.TestCase):
     def test_a_lower_rank_includes_a_higher(self):
         for path, name in (("heed/core/a.cc", "heed/simd/b-inl.h"), ("heed/simd/a-inl.h", "heed/engines/scan/b.h"),
                            ("heed/io/a.cc", "heed/engines/scan/b.h"), ("heed/engines/scan/a.cc", "heed/ops/ssm/b/b.h"),
-                           ("heed/ops/parts/a.cc", "heed/ops/ssm/b/b.h"), ("heed/ops/ssm/common/a.cc", "heed/ops/ssm/b/b.h"),
+                           ("heed/ops/mechanism/a.cc", "heed/ops/ssm/b/b.h"), ("heed/ops/positions/a.cc", "heed/ops/ssm/b/b.h"),
+                           ("heed/state/a.cc", "heed/ops/exact/a/a.h"), ("heed/ops/ssm/common/a.cc", "heed/ops/ssm/b/b.h"),
                            ("heed/ops/ssm/b/b.cc", "heed/layers/a.h"), ("heed/layers/a.cc", "heed/harness/case.h"),
                            ("heed/ops/ssm/b/b.cc", "heed/harness/case.h"), ("heed/harness/a.cc", "cli/a.h"),
                            ("heed/ops/ssm/b/b_case.cc", "tests/a.h")):
@@ -82,7 +84,7 @@ class CheckLayeringTest(unittest.TestCase):
         self.assert_one({"heed/engines/scan/a.cc": c("#include <nanobind/nanobind.h>")}, "only *_py.cc knows Python")
 
     def test_third_party_in_a_public_header(self):
-        for path in ("heed/heed.h", "heed/core/a.h", "heed/io/a.h", "heed/ops/parts/a.h", "heed/ops/exact/a/a.h"):
+        for path in ("heed/heed.h", "heed/core/a.h", "heed/io/a.h", "heed/ops/positions/a.h", "heed/ops/exact/a/a.h"):
             for name in ('"hwy/base.h"', "<fmt/format.h>", "<nlohmann/json.hpp>"):
                 self.assert_one({path: c(f"#include {name}")}, "third-party include")
 

@@ -11,7 +11,7 @@
 
 #include "heed/core/dispatch.h"
 #include "heed/harness/unfair_executor.h"
-#include "heed/ops/exact/attention/attention_variations_case.h"
+#include "heed/ops/exact/attention/cases/attention_variations_case.h"
 
 namespace heed::attention {
 namespace {

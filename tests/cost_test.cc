@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "heed/core/dispatch.h"
-#include "heed/ops/exact/attention/attention_variations_case.h"
+#include "heed/ops/exact/attention/cases/attention_variations_case.h"
 
 namespace heed::attention {
 namespace {

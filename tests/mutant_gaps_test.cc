@@ -13,7 +13,7 @@
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/io/safetensors.h"
-#include "heed/ops/exact/attention/attention_variations_case.h"
+#include "heed/ops/exact/attention/cases/attention_variations_case.h"
 
 namespace heed {
 namespace {

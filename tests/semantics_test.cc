@@ -9,7 +9,7 @@
 #include <string>
 
 #include "heed/core/philox.h"
-#include "heed/ops/exact/attention/attention_variations_case.h"
+#include "heed/ops/exact/attention/cases/attention_variations_case.h"
 
 namespace heed::attention {
 namespace {

@@ -12,14 +12,14 @@ MAX_LINES = 600
 
 # First match wins. A suffix outranks the folder it stands in.
 RANKS = [(re.compile(pattern), rank) for pattern, rank in (
-    (r".*_(test|py)\.\w+$", 6), (r".*_case\.\w+$", 5),
+    (r".*_(test|py)\.\w+$", 7), (r".*_case\.\w+$", 6),
     (r"heed/core/", 0), (r"heed/(simd|io|cuda)/", 1),
-    (r"heed/(engines|ops/parts|ops/\w+/common)/", 2), (r"heed/(ops/\w+/\w+|state)/", 3),
-    (r"heed/(layers|distributed)/", 4), (r"heed/heed\.h$", 4), (r"heed/harness/", 5),
-    (r"(tests|cli|python|benchmarks|examples)/", 6))]
+    (r"heed/(engines|ops/mechanism|ops/positions|ops/\w+/common)/", 2), (r"heed/state/", 3), (r"heed/ops/\w+/\w+/", 4),
+    (r"heed/(layers|distributed)/", 5), (r"heed/heed\.h$", 5), (r"heed/harness/", 6),
+    (r"(tests|cli|python|benchmarks|examples)/", 7))]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.M)
-OP = re.compile(r"heed/ops/(?!parts/)(\w+/(?!common/)\w+)/")
+OP = re.compile(r"heed/ops/(?!mechanism/|positions/)(\w+/(?!common/)\w+)/")
 # The one operation that others may include, and which: those that are calls of it. What they share with it is its whole
 # contract: options, their checks, its reference.
 SHARED_OP, COMPOSED_OP = "exact/attention", re.compile(r"sparse/")
@@ -63,7 +63,7 @@ def check_includes(path, text, code):
     """Ranks, ops that include ops, operating system headers, third parties in headers that users include."""
     rank, own_op = rank_of(path), OP.match(path)
     is_test = re.search(r"_test\.\w+$", path) or path.startswith("tests/")
-    public = rank is not None and rank <= 4 and path.endswith(".h") and not re.search(r"(_internal|-inl)\.h$", path) and (
+    public = rank is not None and rank <= 5 and path.endswith(".h") and not re.search(r"(_internal|-inl)\.h$", path) and (
         re.match(r"heed/(core|io|ops)/|heed/heed\.h", path))
     for match in INCLUDE.finditer(text):
         if not code[match.start():match.end()].strip():
@@ -78,7 +78,7 @@ def check_includes(path, text, code):
             yield line, f"an operation includes another: {name}"
         if path.startswith("heed/") and not is_test and OS_HEADER.fullmatch(name) and not path.startswith("heed/core/os."):
             yield line, f"operating system header <{name}> outside heed/core/os.*"
-        if path.startswith("heed/") and rank != 6 and re.match(r"nanobind/|pybind11/|Python\.h", name):
+        if path.startswith("heed/") and rank != 7 and re.match(r"nanobind/|pybind11/|Python\.h", name):
             yield line, f"{name}: only *_py.cc knows Python"
         foreign = not STANDARD_HEADER.fullmatch(name) if quote == "<" else not name.startswith("heed/")
         if public and foreign:
@@ -87,7 +87,7 @@ def check_includes(path, text, code):
 
 def check_bans(path, code):
     """The library never prints, never ends the process."""
-    if not path.startswith("heed/") or rank_of(path) == 6:
+    if not path.startswith("heed/") or rank_of(path) == 7:
         return
     for pattern, what in BANNED:
         for match in pattern.finditer(code):
@@ -96,7 +96,7 @@ def check_bans(path, code):
 
 def environment_reads(path, text, code):
     """(line, variable) of each getenv in the library."""
-    if path.startswith("heed/") and rank_of(path) != 6:
+    if path.startswith("heed/") and rank_of(path) != 7:
         for match in re.finditer(r"\bgetenv\s*\(", code):
             argument = re.match(r'\s*"([^"]*)"', text[match.end():])
             yield line_of(code, match.start()), argument.group(1) if argument else "?"

@@ -26,7 +26,7 @@
 namespace heed {
 
 namespace recurrent {
-struct Mechanism;  // ops/parts/recurrent_case.h
+struct Mechanism;  // ops/mechanism/recurrent_case.h
 }
 
 // B sequences, Tq queries, Tk keys, Hq query and Hkv key heads, D and Dv key and

@@ -9,7 +9,7 @@
 #include "heed/core/error.h"
 #include "heed/core/os.h"
 #include "heed/io/bytes_internal.h"
-#include "heed/ops/parts/rotary_rows_internal.h"
+#include "heed/ops/positions/rotary_rows_internal.h"
 #include "heed/state/cache_rotary_internal.h"
 
 namespace heed {
@@ -49,11 +49,11 @@ RotaryFrequencies Frequencies(const CacheRotary& rotary, int64_t dim) {
 }
 
 // With every low part prepared, so that threads only read.
-parts::PhaseTable MakeTable(const CacheRotary& rotary, int64_t dim) {
+positions::PhaseTable MakeTable(const CacheRotary& rotary, int64_t dim) {
   const os::ScopedFloatControl control;
   RotaryFrequencies f = Frequencies(rotary, dim);
-  parts::PhaseTable table(std::move(f.frequencies), f.attention_factor);
-  for (int64_t low = 0; low < parts::kLowPositions; ++low) table.Prepare(low);
+  positions::PhaseTable table(std::move(f.frequencies), f.attention_factor);
+  for (int64_t low = 0; low < positions::kLowPositions; ++low) table.Prepare(low);
   return table;
 }
 
@@ -94,13 +94,13 @@ KeyRotation::KeyRotation(const CacheRotary& rotary, int64_t dim)
 
 KeyRotation::Worker::Worker(const KeyRotation& rotation)
     : rotation_(rotation),
-      phase_memory_(parts::PhaseRow::ScratchBytes(rotation.table_.size()) / sizeof(double)),
-      scratch_(parts::RotateScratchBytes(rotation.turned_ / 2) / sizeof(double)),
+      phase_memory_(positions::PhaseRow::ScratchBytes(rotation.table_.size()) / sizeof(double)),
+      scratch_(positions::RotateScratchBytes(rotation.turned_ / 2) / sizeof(double)),
       phase_(rotation.table_, phase_memory_.data()) {}
 
 void KeyRotation::Worker::Turn(int64_t position, const Rows& rows) {
   phase_.MoveTo(position);
-  parts::RotateRows(kAllTargets, rows.dtype, rotation_.pairs_,
+  positions::RotateRows(kAllTargets, rows.dtype, rotation_.pairs_,
                     {.x = rows.from,
                      .y = rows.to,
                      .num_rows = rows.heads,

@@ -2,11 +2,11 @@
 #ifndef HEED_STATE_CACHE_ROTARY_H_
 #define HEED_STATE_CACHE_ROTARY_H_
 
-#include "heed/ops/parts/rotary.h"
+#include "heed/ops/positions/rotary.h"
 
 namespace heed {
 
-// Rotary encoding of ops/parts/rotary.h, done by a cache and by attention::Attend: keys and
+// Rotary encoding of ops/positions/rotary.h, done by a cache and by attention::Attend: keys and
 // queries are given as they come out of their projections. Values are never turned.
 struct CacheRotary {
   RotaryPairs pairs;  // no default: the wrong convention gives plausible nonsense

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "heed/core/dtype.h"
-#include "heed/ops/parts/phase_table_internal.h"
+#include "heed/ops/positions/phase_table_internal.h"
 #include "heed/state/cache_rotary.h"
 
 namespace heed {
@@ -45,13 +45,13 @@ class KeyRotation {
    private:
     const KeyRotation& rotation_;
     std::vector<double> phase_memory_, scratch_;
-    parts::PhaseRow phase_;
+    positions::PhaseRow phase_;
   };
 
  private:
   RotaryPairs pairs_;
   int64_t dim_, turned_;  // elements of a row, and of these turned
-  parts::PhaseTable table_;
+  positions::PhaseTable table_;
 };
 
 // As a file has them: names among the metadata, and numbers in a tensor, those of absent

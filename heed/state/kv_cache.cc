@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "heed/core/error.h"
-#include "heed/ops/parts/check_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
 #include "heed/state/pages_internal.h"
 
 namespace heed {
@@ -49,7 +49,7 @@ ConstTensorView CheckPool(const char* name, const ConstTensorView& pool, bool he
          (heads_first ? H + ",tokens" : "tokens," + H) + "," + std::to_string(dim) +
          "] with at least one token");
   }
-  parts::CheckReadable(kImport, name, pool);
+  mechanism::CheckReadable(kImport, name, pool);
   return ConstTensorView(
       pool.data(), pool.dtype(),
       {pool.size(0), pool.size(3 - heads), pool.size(heads), pool.size(3)},
@@ -66,7 +66,7 @@ void CheckList(const char* name, const ConstTensorView& list, int64_t least, boo
     Fail(what + " has shape " + list.ShapeString() + ", expected [" +
          std::to_string(least) + "]" + (exact ? "" : " or longer"));
   }
-  parts::CheckReadable(kImport, name, list);
+  mechanism::CheckReadable(kImport, name, list);
 }
 
 // Entry i of a list, which must be from `least` to `most`.

@@ -4,7 +4,7 @@
 
 #include "heed/core/error.h"
 #include "heed/core/os.h"
-#include "heed/ops/parts/check_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
 #include "heed/state/pages_internal.h"
 #include "heed/state/quantize_row_internal.h"
 
@@ -73,7 +73,7 @@ void CheckRows(const std::string& op, const char* name, const ConstTensorView& r
                           (latent ? "" : std::to_string(o.heads) + ",") +
                           std::to_string(dim) + "]");
   }
-  parts::CheckReadable(op.c_str(), name, rows);
+  mechanism::CheckReadable(op.c_str(), name, rows);
 }
 
 void CheckLogDecay(const std::string& op, const ConstTensorView& t, const PagesOptions& o,
@@ -94,7 +94,7 @@ void CheckLogDecay(const std::string& op, const ConstTensorView& t, const PagesO
     throw InvalidArgument(what + "has shape " + t.ShapeString() + ", expected " +
                           ShapeString(expected));
   }
-  parts::CheckReadable(op.c_str(), "log_decay", t);
+  mechanism::CheckReadable(op.c_str(), "log_decay", t);
 }
 
 // Row axis 0 of a [B, T, H, D] view: [T, H, D] of sequence b.

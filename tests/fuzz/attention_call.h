@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "heed/ops/exact/attention/attention_case.h"
+#include "heed/ops/exact/attention/cases/attention_case.h"
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/slots.h"
 

@@ -11,7 +11,7 @@
 #include "heed/core/error.h"
 #include "heed/core/os.h"
 #include "heed/harness/buffer.h"
-#include "heed/ops/exact/attention/attend.h"
+#include "heed/ops/exact/attention/attend/attend.h"
 #include "heed/state/kv_cache.h"
 #include "heed/state/latent_kv_cache.h"
 #include "heed/state/ring_kv_cache.h"

@@ -3,7 +3,7 @@
 #define HEED_OPS_DELTA_COMBA_COMBA_INTERNAL_H_
 
 #include "heed/ops/delta/comba/comba.h"
-#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::comba {
 

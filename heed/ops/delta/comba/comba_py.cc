@@ -2,7 +2,7 @@
 #include "heed/ops/delta/comba/comba.h"
 
 #include "docstrings/comba.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::comba {
 

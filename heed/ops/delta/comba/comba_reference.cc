@@ -1,6 +1,6 @@
 // Comba as it is defined, in double.
 #include "heed/ops/delta/comba/comba_internal.h"
-#include "heed/ops/parts/delta_reference_internal.h"
+#include "heed/ops/mechanism/delta_reference_internal.h"
 
 namespace heed::comba {
 

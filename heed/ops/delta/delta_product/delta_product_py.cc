@@ -2,7 +2,7 @@
 #include "heed/ops/delta/delta_product/delta_product.h"
 
 #include "docstrings/delta_product.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::delta_product {
 

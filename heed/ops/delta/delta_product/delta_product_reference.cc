@@ -1,6 +1,6 @@
 // DeltaProduct as it is defined, in double.
 #include "heed/ops/delta/delta_product/delta_product_internal.h"
-#include "heed/ops/parts/delta_reference_internal.h"
+#include "heed/ops/mechanism/delta_reference_internal.h"
 
 namespace heed::delta_product {
 

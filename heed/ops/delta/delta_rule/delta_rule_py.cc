@@ -2,7 +2,7 @@
 #include "heed/ops/delta/delta_rule/delta_rule.h"
 
 #include "docstrings/delta_rule.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::delta_rule {
 

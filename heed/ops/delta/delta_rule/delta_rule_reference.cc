@@ -1,6 +1,6 @@
 // The delta rule as it is defined, in double.
 #include "heed/ops/delta/delta_rule/delta_rule_internal.h"
-#include "heed/ops/parts/delta_reference_internal.h"
+#include "heed/ops/mechanism/delta_reference_internal.h"
 
 namespace heed::delta_rule {
 

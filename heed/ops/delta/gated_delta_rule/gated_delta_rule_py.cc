@@ -2,7 +2,7 @@
 #include "heed/ops/delta/gated_delta_rule/gated_delta_rule.h"
 
 #include "docstrings/gated_delta_rule.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::gated_delta_rule {
 

@@ -1,6 +1,6 @@
 // The gated delta rule as it is defined, in double.
 #include "heed/ops/delta/gated_delta_rule/gated_delta_rule_internal.h"
-#include "heed/ops/parts/delta_reference_internal.h"
+#include "heed/ops/mechanism/delta_reference_internal.h"
 
 namespace heed::gated_delta_rule {
 

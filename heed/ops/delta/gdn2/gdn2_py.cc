@@ -2,7 +2,7 @@
 #include "heed/ops/delta/gdn2/gdn2.h"
 
 #include "docstrings/gdn2.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::gdn2 {
 

@@ -1,6 +1,6 @@
 // The gated delta rule of two gates as it is defined, in double.
 #include "heed/ops/delta/gdn2/gdn2_internal.h"
-#include "heed/ops/parts/delta_reference_internal.h"
+#include "heed/ops/mechanism/delta_reference_internal.h"
 
 namespace heed::gdn2 {
 

@@ -3,7 +3,7 @@
 #define HEED_OPS_DELTA_KDA_KDA_INTERNAL_H_
 
 #include "heed/ops/delta/kda/kda.h"
-#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::kda {
 

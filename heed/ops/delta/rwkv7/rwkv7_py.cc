@@ -2,7 +2,7 @@
 #include "heed/ops/delta/rwkv7/rwkv7.h"
 
 #include "docstrings/rwkv7.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::rwkv7 {
 

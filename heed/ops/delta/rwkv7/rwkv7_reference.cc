@@ -1,6 +1,6 @@
 // RWKV-7 as it is defined, in double.
 #include "heed/ops/delta/rwkv7/rwkv7_internal.h"
-#include "heed/ops/parts/delta_reference_internal.h"
+#include "heed/ops/mechanism/delta_reference_internal.h"
 
 namespace heed::rwkv7 {
 

@@ -9,7 +9,7 @@
 #include <span>
 
 #include "heed/ops/exact/attention/attention.h"
-#include "heed/ops/exact/attention/attention_weights.h"
+#include "heed/ops/exact/attention/weights/attention_weights.h"
 #include "python/arguments.h"
 #include "python/numpy_array.h"
 #include "python/tensor_caster.h"

@@ -1,6 +1,6 @@
 // Attention in the harness: its entry, plain problems of any size, and how close
 // a kernel must come to the reference.
-#include "heed/ops/exact/attention/attention_case.h"
+#include "heed/ops/exact/attention/cases/attention_case.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,8 +11,8 @@
 
 #include "heed/core/error.h"
 #include "heed/ops/exact/attention/attention_reference_internal.h"
-#include "heed/ops/exact/attention/attention_weights.h"
-#include "heed/ops/parts/alibi.h"
+#include "heed/ops/exact/attention/weights/attention_weights.h"
+#include "heed/ops/positions/alibi.h"
 
 namespace heed::attention {
 namespace {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "heed/core/error.h"
-#include "heed/ops/exact/attention/attention_variations_case.h"
-#include "heed/ops/parts/alibi.h"
+#include "heed/ops/exact/attention/cases/attention_variations_case.h"
+#include "heed/ops/positions/alibi.h"
 
 namespace heed::attention {
 namespace {

@@ -1,7 +1,7 @@
 // GLA on the recurrence engine: gates by key channel.
 #include "heed/ops/gated/gla/gla.h"
 
-#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::gla {
 namespace {

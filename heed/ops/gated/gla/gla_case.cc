@@ -1,6 +1,6 @@
 // GLA in the harness.
 #include "heed/ops/gated/gla/gla.h"
-#include "heed/ops/parts/recurrent_case.h"
+#include "heed/ops/mechanism/recurrent_case.h"
 
 namespace heed::gla {
 namespace {

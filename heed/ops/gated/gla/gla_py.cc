@@ -2,7 +2,7 @@
 #include "heed/ops/gated/gla/gla.h"
 
 #include "docstrings/gla.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::gla {
 

@@ -7,12 +7,12 @@
 
 #include "heed/ops/gated/hgrn/hgrn_internal.h"
 #include "heed/ops/gated/hgrn/hgrn_reference_internal.h"
-#include "heed/ops/parts/scanning_case.h"
+#include "heed/ops/mechanism/scanning_case.h"
 
 namespace heed::hgrn {
 namespace {
 
-using parts::Put;
+using mechanism::Put;
 using scanning::Epsilon;
 using scanning::EpsilonOf;
 using scanning::Stored;
@@ -40,7 +40,7 @@ Doubles ErrorsOf(const ReferenceChannel& c, double u) {
 void Tolerance(const Inputs& in, const Options& options, const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.x.dtype());
   const Epsilon state = EpsilonOf(scanning::StateDType(in.x.dtype()));
-  parts::Clear(tolerance.o);
+  mechanism::Clear(tolerance.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Doubles errors = ErrorsOf(c, e.unit);
     const int64_t d = c.place.channel;
@@ -57,7 +57,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
                        const Gradients& tolerance) {
   const double u = EpsilonOf(in.x.dtype()).unit;
   const Epsilon state = EpsilonOf(scanning::StateDType(in.x.dtype()));
-  for (const TensorView* t : {&tolerance.dx, &tolerance.dlog_decay}) parts::Clear(*t);
+  for (const TensorView* t : {&tolerance.dx, &tolerance.dlog_decay}) mechanism::Clear(*t);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Doubles of_h = ErrorsOf(c, u);
     const ReferenceGradients g = GradientsOf(in, c);

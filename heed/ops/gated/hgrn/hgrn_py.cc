@@ -2,7 +2,7 @@
 #include "docstrings/hgrn.h"
 #include "heed/ops/gated/hgrn/hgrn.h"
 #include "heed/ops/gated/hgrn/hgrn_internal.h"
-#include "heed/ops/parts/scanning_py.h"
+#include "heed/ops/mechanism/scanning_py.h"
 
 namespace heed::hgrn {
 

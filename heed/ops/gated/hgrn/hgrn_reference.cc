@@ -7,8 +7,8 @@
 
 namespace heed::hgrn {
 
-using parts::At;
-using parts::Put;
+using mechanism::At;
+using mechanism::Put;
 
 void ForEachChannel(const Inputs& in, const Options& options,
                     const std::function<void(const ReferenceChannel&)>& f) {
@@ -40,7 +40,7 @@ ReferenceGradients GradientsOf(const BackwardInputs& in, const ReferenceChannel&
 }
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  parts::Clear(out.o);
+  mechanism::Clear(out.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const int64_t d = c.place.channel;
     for (size_t t = 0; t < c.T(); ++t) {
@@ -51,7 +51,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  for (const TensorView* t : {&out.dx, &out.dlog_decay}) parts::Clear(*t);
+  for (const TensorView* t : {&out.dx, &out.dlog_decay}) mechanism::Clear(*t);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const ReferenceGradients g = GradientsOf(in, c);
     const int64_t b = c.place.batch, d = c.place.channel;

@@ -1,7 +1,7 @@
 // HGRN2 on the recurrence engine: gates by key channel, which are keys too.
 #include "heed/ops/gated/hgrn2/hgrn2.h"
 
-#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::hgrn2 {
 namespace {

@@ -1,7 +1,7 @@
 // HGRN2 in the harness.
 #include "heed/ops/gated/hgrn2/hgrn2.h"
 #include "heed/ops/gated/hgrn2/hgrn2_internal.h"
-#include "heed/ops/parts/recurrent_case.h"
+#include "heed/ops/mechanism/recurrent_case.h"
 
 namespace heed::hgrn2 {
 namespace {

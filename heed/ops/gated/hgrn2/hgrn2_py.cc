@@ -2,7 +2,7 @@
 #include "heed/ops/gated/hgrn2/hgrn2.h"
 
 #include "docstrings/hgrn2.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::hgrn2 {
 

@@ -1,7 +1,7 @@
 // Lightning attention on the recurrence engine: one constant gate per head.
 #include "heed/ops/gated/lightning/lightning.h"
 
-#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::lightning {
 namespace {

@@ -1,6 +1,6 @@
 // Lightning attention in the harness.
 #include "heed/ops/gated/lightning/lightning.h"
-#include "heed/ops/parts/recurrent_case.h"
+#include "heed/ops/mechanism/recurrent_case.h"
 
 namespace heed::lightning {
 namespace {

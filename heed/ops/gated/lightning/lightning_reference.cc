@@ -1,6 +1,6 @@
 // Lightning attention as it is defined, in double.
 #include "heed/ops/gated/lightning/lightning.h"
-#include "heed/ops/parts/recurrent_reference_internal.h"
+#include "heed/ops/mechanism/recurrent_reference_internal.h"
 
 namespace heed::lightning {
 

@@ -2,7 +2,7 @@
 #include "heed/ops/gated/mlstm/mlstm.h"
 
 #include "docstrings/mlstm.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::mlstm {
 namespace {

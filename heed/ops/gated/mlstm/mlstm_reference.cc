@@ -4,13 +4,13 @@
 #include <cmath>
 
 #include "heed/ops/gated/mlstm/mlstm_internal.h"
-#include "heed/ops/parts/reference_tensor_internal.h"
+#include "heed/ops/mechanism/reference_tensor_internal.h"
 
 namespace heed::mlstm {
 namespace {
 
-using parts::At;
-using parts::Doubles;
+using mechanism::At;
+using mechanism::Doubles;
 using recurrent::Epsilon;
 using recurrent::ReferenceMath;
 using recurrent::ReferencePlace;

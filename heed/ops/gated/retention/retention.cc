@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::retention {
 namespace {

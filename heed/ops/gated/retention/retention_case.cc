@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "heed/ops/gated/retention/retention.h"
-#include "heed/ops/parts/recurrent_case.h"
+#include "heed/ops/mechanism/recurrent_case.h"
 
 namespace heed::retention {
 namespace {

@@ -2,7 +2,7 @@
 #include "heed/ops/gated/retention/retention.h"
 
 #include "docstrings/retention.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::retention {
 

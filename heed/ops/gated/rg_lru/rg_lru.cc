@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "heed/ops/gated/rg_lru/rg_lru_internal.h"
-#include "heed/ops/parts/check_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
 
 namespace heed::rg_lru {
 namespace {
@@ -36,7 +36,7 @@ void PlaceGradients(const scanning::Call& call, const Gradients& out, scan::Grad
 
 void CheckOptions(const char* op, const Options& options) {
   if (!(options.c > 0) || std::isinf(options.c)) {
-    parts::Fail(op, "c", "is " + parts::Text(options.c), "a positive number");
+    mechanism::Fail(op, "c", "is " + mechanism::Text(options.c), "a positive number");
   }
 }
 

@@ -8,12 +8,12 @@
 
 #include "heed/ops/gated/rg_lru/rg_lru_internal.h"
 #include "heed/ops/gated/rg_lru/rg_lru_reference_internal.h"
-#include "heed/ops/parts/scanning_case.h"
+#include "heed/ops/mechanism/scanning_case.h"
 
 namespace heed::rg_lru {
 namespace {
 
-using parts::Put;
+using mechanism::Put;
 using scanning::Epsilon;
 using scanning::EpsilonOf;
 using scanning::Stored;
@@ -63,7 +63,7 @@ Doubles StateErrorsOf(const ReferenceChannel& c, double u) {
 void Tolerance(const Inputs& in, const Options& options, const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.x.dtype());
   const Epsilon state = EpsilonOf(scanning::StateDType(in.x.dtype()));
-  parts::Clear(tolerance.o);
+  mechanism::Clear(tolerance.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Doubles errors = StateErrorsOf(c, e.unit);
     const int64_t d = c.place.channel;
@@ -83,7 +83,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
   const Epsilon state = EpsilonOf(scanning::StateDType(in.x.dtype()));
   for (const TensorView* t : {&tolerance.dx, &tolerance.dinput_gate, &tolerance.drecurrence_gate,
                               &tolerance.da}) {
-    parts::Clear(*t);
+    mechanism::Clear(*t);
   }
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Doubles of_h = StateErrorsOf(c, u);
@@ -119,7 +119,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
       put(tolerance.drecurrence_gate, in.recurrence_gate, g.drecurrence[t],
           per_log * (of_dlog + std::abs(g.dlog_a[t]) * (kRate + 2 * kSigmoid + 4) * u));
       const double per_a = c.c * c.recurrence[t] * scanning::Sigmoid(c.lambda);
-      parts::Add(tolerance.da, {d},
+      mechanism::Add(tolerance.da, {d},
                  per_a * (of_dlog + std::abs(g.dlog_a[t]) *
                                         (of_sum + (2 * kSigmoid + 4) * u)) + own.least);
     }

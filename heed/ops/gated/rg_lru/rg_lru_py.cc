@@ -2,7 +2,7 @@
 #include "docstrings/rg_lru.h"
 #include "heed/ops/gated/rg_lru/rg_lru.h"
 #include "heed/ops/gated/rg_lru/rg_lru_internal.h"
-#include "heed/ops/parts/scanning_py.h"
+#include "heed/ops/mechanism/scanning_py.h"
 
 namespace heed::rg_lru {
 

@@ -7,9 +7,9 @@
 
 namespace heed::rg_lru {
 
-using parts::Add;
-using parts::At;
-using parts::Put;
+using mechanism::Add;
+using mechanism::At;
+using mechanism::Put;
 using scanning::Sigmoid;
 
 void ForEachChannel(const Inputs& in, const Options& options,
@@ -70,7 +70,7 @@ ReferenceGradients GradientsOf(const BackwardInputs& in, const ReferenceChannel&
 }
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  parts::Clear(out.o);
+  mechanism::Clear(out.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const int64_t d = c.place.channel;
     for (size_t t = 0; t < c.T(); ++t) {
@@ -82,7 +82,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   for (const TensorView* t : {&out.dx, &out.dinput_gate, &out.drecurrence_gate, &out.da}) {
-    parts::Clear(*t);
+    mechanism::Clear(*t);
   }
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const ReferenceGradients g = GradientsOf(in, c);

@@ -2,7 +2,7 @@
 #include "heed/ops/gated/rwkv4/rwkv4_internal.h"
 
 #include "docstrings/rwkv4.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::rwkv4 {
 namespace {

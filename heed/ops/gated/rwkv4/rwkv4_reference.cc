@@ -5,16 +5,16 @@
 #include <vector>
 
 #include "heed/ops/gated/rwkv4/rwkv4_internal.h"
-#include "heed/ops/parts/recurrent_reference_internal.h"
-#include "heed/ops/parts/reference_tensor_internal.h"
+#include "heed/ops/mechanism/recurrent_reference_internal.h"
+#include "heed/ops/mechanism/reference_tensor_internal.h"
 
 namespace heed::rwkv4 {
 namespace {
 
-using parts::Add;
-using parts::At;
-using parts::Doubles;
-using parts::Put;
+using mechanism::Add;
+using mechanism::At;
+using mechanism::Doubles;
+using mechanism::Put;
 using recurrent::Epsilon;
 using recurrent::EpsilonOf;
 
@@ -154,7 +154,7 @@ double ErrorOfMaximum(const Epsilon& e, const Channel& c) {
 }
 
 void Rounded(double value, double error, const Epsilon& e, const TensorView& to,
-             parts::Index index) {
+             mechanism::Index index) {
   Put(to, index, error + std::abs(value) * e.output + e.subnormal + e.underflow);
 }
 
@@ -162,7 +162,7 @@ void Rounded(double value, double error, const Epsilon& e, const TensorView& to,
 
 void ReferenceOfRecurrence(const recurrent::Inputs& in, const recurrent::Options& options,
                            const recurrent::Outputs& out) {
-  parts::Clear(out.o);
+  mechanism::Clear(out.o);
   ForEachChannel(in, options, [&](const Channel& c) {
     const Pass pass = Run(c, false);
     for (size_t t = 0; t < c.tokens.size(); ++t) {
@@ -178,7 +178,7 @@ void ReferenceOfRecurrence(const recurrent::Inputs& in, const recurrent::Options
 void Tolerance(const recurrent::Inputs& in, const recurrent::Options& options,
                const recurrent::Outputs& expected, const recurrent::Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
-  parts::Clear(tolerance.o);
+  mechanism::Clear(tolerance.o);
   ForEachChannel(in, options, [&](const Channel& c) {
     const Pass sizes = Run(c, true);
     const double relative = RelativeError(e, c), of_max = ErrorOfMaximum(e, c);
@@ -199,7 +199,7 @@ void Tolerance(const recurrent::Inputs& in, const recurrent::Options& options,
 void BackwardReferenceOfRecurrence(const recurrent::BackwardInputs& in,
                                    const recurrent::Options& options,
                                    const recurrent::Gradients& out) {
-  for (const TensorView* t : {&out.dq, &out.dv, &out.dlog_decay, &out.du}) parts::Clear(*t);
+  for (const TensorView* t : {&out.dq, &out.dv, &out.dlog_decay, &out.du}) mechanism::Clear(*t);
   ForEachChannel(in, options, [&](const Channel& c) {
     const ChannelGradients g =
         RunBackward(c, Run(c, false), GradientsOfO(in, c), GradientOf(in.d_final.S, c),
@@ -220,7 +220,7 @@ void BackwardTolerance(const recurrent::BackwardInputs& in, const recurrent::Opt
                        const recurrent::Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
   for (const TensorView* t : {&tolerance.dq, &tolerance.dv, &tolerance.dlog_decay, &tolerance.du}) {
-    parts::Clear(*t);
+    mechanism::Clear(*t);
   }
   ForEachChannel(in, options, [&](const Channel& c) {
     const ChannelGradients sizes =

@@ -1,7 +1,7 @@
 // RWKV-5 on the recurrence engine: constant decays by key channel, and a bonus.
 #include "heed/ops/gated/rwkv5/rwkv5.h"
 
-#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::rwkv5 {
 namespace {

@@ -2,7 +2,7 @@
 #include "heed/ops/gated/rwkv5/rwkv5.h"
 
 #include "docstrings/rwkv5.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::rwkv5 {
 

@@ -1,6 +1,6 @@
 // RWKV-5 as it is defined, in double.
 #include "heed/ops/gated/rwkv5/rwkv5.h"
-#include "heed/ops/parts/recurrent_reference_internal.h"
+#include "heed/ops/mechanism/recurrent_reference_internal.h"
 
 namespace heed::rwkv5 {
 

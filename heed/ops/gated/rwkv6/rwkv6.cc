@@ -1,7 +1,7 @@
 // RWKV-6 on the recurrence engine: gates by key channel, and a bonus.
 #include "heed/ops/gated/rwkv6/rwkv6.h"
 
-#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::rwkv6 {
 namespace {

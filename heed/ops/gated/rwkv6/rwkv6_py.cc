@@ -2,7 +2,7 @@
 #include "heed/ops/gated/rwkv6/rwkv6.h"
 
 #include "docstrings/rwkv6.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::rwkv6 {
 

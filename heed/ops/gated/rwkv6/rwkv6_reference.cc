@@ -1,6 +1,6 @@
 // RWKV-6 as it is defined, in double.
 #include "heed/ops/gated/rwkv6/rwkv6.h"
-#include "heed/ops/parts/recurrent_reference_internal.h"
+#include "heed/ops/mechanism/recurrent_reference_internal.h"
 
 namespace heed::rwkv6 {
 

@@ -1,7 +1,7 @@
 // Simple GLA on the recurrence engine: one gate per token and head.
 #include "heed/ops/gated/simple_gla/simple_gla.h"
 
-#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::simple_gla {
 namespace {

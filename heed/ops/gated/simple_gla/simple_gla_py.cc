@@ -2,7 +2,7 @@
 #include "heed/ops/gated/simple_gla/simple_gla.h"
 
 #include "docstrings/simple_gla.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::simple_gla {
 

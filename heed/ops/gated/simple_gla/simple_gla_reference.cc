@@ -1,6 +1,6 @@
 // Simple GLA as it is defined, in double.
 #include "heed/ops/gated/simple_gla/simple_gla.h"
-#include "heed/ops/parts/recurrent_reference_internal.h"
+#include "heed/ops/mechanism/recurrent_reference_internal.h"
 
 namespace heed::simple_gla {
 

@@ -4,14 +4,14 @@
 #include <cmath>
 
 #include "heed/ops/linear/based/based_internal.h"
-#include "heed/ops/parts/check_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
 
 namespace heed::based {
 namespace {
 
 recurrent::Definition Checked(const char* op, const Options& options) {
   if (!(options.eps >= 0) || std::isinf(options.eps)) {
-    parts::Fail(op, "eps", "is " + parts::Text(options.eps), "a finite number >= 0");
+    mechanism::Fail(op, "eps", "is " + mechanism::Text(options.eps), "a finite number >= 0");
   }
   return DefinitionOf(options);
 }

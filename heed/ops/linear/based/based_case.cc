@@ -4,7 +4,7 @@
 
 #include "heed/ops/linear/based/based.h"
 #include "heed/ops/linear/based/based_internal.h"
-#include "heed/ops/parts/recurrent_case.h"
+#include "heed/ops/mechanism/recurrent_case.h"
 
 namespace heed::based {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "docstrings/based.h"
 #include "heed/engines/recurrence/problem.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::based {
 namespace {

@@ -6,7 +6,7 @@
 namespace heed::based {
 namespace {
 
-using parts::Doubles;
+using mechanism::Doubles;
 
 // Of a positive scale.
 Doubles Features(const Doubles& x, double scale) {

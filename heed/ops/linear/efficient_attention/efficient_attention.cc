@@ -5,13 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "heed/ops/parts/check_internal.h"
-#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::efficient_attention {
 namespace {
 
-using parts::Fail;
+using mechanism::Fail;
 using recurrence::Feature;
 
 recurrent::Surroundings Checked(const char* op, const Inputs& in, const Options& options,
@@ -40,7 +40,7 @@ recurrent::Definition With(const recurrent::Surroundings& around) {
 void CheckApart(const char* op, const char* name, const TensorView& t,
                 const Options& options) {
   if (!t.present() || !options.kv_mask.present()) return;
-  parts::CheckWritable(op, name, t, "kv_mask", options.kv_mask);
+  mechanism::CheckWritable(op, name, t, "kv_mask", options.kv_mask);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include "heed/harness/case.h"
 #include "heed/ops/linear/efficient_attention/efficient_attention.h"
 #include "heed/ops/linear/efficient_attention/efficient_attention_internal.h"
-#include "heed/ops/parts/recurrent_case.h"
+#include "heed/ops/mechanism/recurrent_case.h"
 
 namespace heed::efficient_attention {
 namespace {

@@ -2,7 +2,7 @@
 #include "heed/ops/linear/efficient_attention/efficient_attention.h"
 
 #include "docstrings/efficient_attention.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::efficient_attention {
 namespace {

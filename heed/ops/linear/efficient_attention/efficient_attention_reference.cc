@@ -11,17 +11,17 @@
 
 #include "heed/ops/linear/efficient_attention/efficient_attention.h"
 #include "heed/ops/linear/efficient_attention/efficient_attention_internal.h"
-#include "heed/ops/parts/recurrent_internal.h"
-#include "heed/ops/parts/recurrent_reference_internal.h"
-#include "heed/ops/parts/reference_tensor_internal.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/ops/mechanism/recurrent_reference_internal.h"
+#include "heed/ops/mechanism/reference_tensor_internal.h"
 
 namespace heed::efficient_attention {
 namespace {
 
-using parts::At;
-using parts::Clear;
-using parts::Put;
-using Tensor = parts::ReferenceTensor;
+using mechanism::At;
+using mechanism::Clear;
+using mechanism::Put;
+using Tensor = mechanism::ReferenceTensor;
 
 std::vector<int64_t> Shape(const ConstTensorView& t) {
   return {t.sizes().begin(), t.sizes().end()};
@@ -43,7 +43,7 @@ struct Plain {
     const auto counts = [&](int64_t b, int64_t t) {
       return !call.kv_mask.present() ||
              static_cast<const uint8_t*>(
-                 call.kv_mask.data())[parts::OffsetOf(call.kv_mask, {b, t})] != 0;
+                 call.kv_mask.data())[mechanism::OffsetOf(call.kv_mask, {b, t})] != 0;
     };
     const int64_t H = in.q.size(2), K = in.q.size(3);
     double spread = 0;
@@ -147,7 +147,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& expected
                const Outputs& tolerance) {
   const Plain plain(in, options);
   recurrent::Inputs sums = plain.Sums();
-  const parts::RoundedTensor q(plain.q, in.q.dtype());
+  const mechanism::RoundedTensor q(plain.q, in.q.dtype());
   sums.q = q.view;
   recurrent::Tolerance(sums, plain.options, plain.math, expected, tolerance);
   const auto e = recurrent::EpsilonOf(in.q.dtype());
@@ -178,7 +178,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
   for (const TensorView* t : {&tolerance.dq, &tolerance.dk, &tolerance.dv}) Clear(*t);
   const Plain plain(in, options);
   recurrent::BackwardInputs sums = plain.Sums();
-  const parts::RoundedTensor q(plain.q, in.q.dtype());
+  const mechanism::RoundedTensor q(plain.q, in.q.dtype());
   sums.q = q.view;
   sums.d_o = in.d_o;
   // Of the gradients of both softmaxes, and how far those are off.

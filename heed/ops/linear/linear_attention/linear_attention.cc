@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "heed/ops/linear/linear_attention/linear_attention_internal.h"
-#include "heed/ops/parts/check_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
 
 namespace heed::linear_attention {
 namespace {
@@ -25,7 +25,7 @@ Feature FeatureOf(FeatureMap map) {
 
 recurrent::Definition Checked(const char* op, const Options& options) {
   if (!(options.eps >= 0) || std::isinf(options.eps)) {
-    parts::Fail(op, "eps", "is " + parts::Text(options.eps), "a finite number >= 0");
+    mechanism::Fail(op, "eps", "is " + mechanism::Text(options.eps), "a finite number >= 0");
   }
   return DefinitionOf(options);
 }
@@ -53,7 +53,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
 void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state,
           const TensorView& o) {
   constexpr char kOp[] = "linear_attention::Step";
-  if (!options.causal) parts::Fail(kOp, "causal", "is false", "true: one token at a time");
+  if (!options.causal) mechanism::Fail(kOp, "causal", "is false", "true: one token at a time");
   recurrent::Step(kOp, ctx, Checked(kOp, options), in, options, state, o);
 }
 

@@ -5,7 +5,7 @@
 
 #include "heed/ops/linear/linear_attention/linear_attention.h"
 #include "heed/ops/linear/linear_attention/linear_attention_internal.h"
-#include "heed/ops/parts/recurrent_case.h"
+#include "heed/ops/mechanism/recurrent_case.h"
 
 namespace heed::linear_attention {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "docstrings/linear_attention.h"
 #include "heed/core/error.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::linear_attention {
 namespace {

@@ -7,7 +7,7 @@
 namespace heed::linear_attention {
 namespace {
 
-using parts::Doubles;
+using mechanism::Doubles;
 
 // phi(x) where it acts on each channel alone, and its slope.
 struct Pointwise {

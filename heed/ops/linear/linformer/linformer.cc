@@ -23,13 +23,13 @@
 #include "heed/core/os.h"
 #include "heed/engines/softmax/kernels.h"
 #include "heed/ops/linear/linformer/linformer_internal.h"
-#include "heed/ops/parts/check_internal.h"
-#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::linformer {
 namespace {
 
-using parts::Fail;
+using mechanism::Fail;
 
 using Shape = std::vector<int64_t>;
 
@@ -81,7 +81,7 @@ void CheckRead(const char* op, const char* name, const ConstTensorView& t, const
   if (!std::equal(t.sizes().begin(), t.sizes().end(), shape.begin(), shape.end())) {
     Fail(op, name, "has shape " + t.ShapeString(), ShapeString(shape));
   }
-  if (data || t.data() != nullptr) parts::CheckReadable(op, name, t);
+  if (data || t.data() != nullptr) mechanism::CheckReadable(op, name, t);
 }
 
 Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool data) {
@@ -103,7 +103,7 @@ Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool 
   for (const auto& [name, t, shape] : {std::tuple{"q", in.q, q}, {"k", in.k, q},
                                        {"v", in.v, Shape{c.B, c.T, c.HV, c.V}}}) {
     CheckRead(op, name, t, shape, c.dtype, data);
-    parts::CheckContiguousRows(op, name, t);
+    mechanism::CheckContiguousRows(op, name, t);
   }
   if (c.K < 1) Fail(op, "q", "has shape " + in.q.ShapeString(), "K >= 1");
   if (c.V < 1) Fail(op, "v", "has shape " + in.v.ShapeString(), "V >= 1");
@@ -115,7 +115,7 @@ Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool 
   const double limit = c.wide == DType::kF64 ? std::numeric_limits<double>::max()
                                              : std::numeric_limits<float>::max();
   if (!(std::abs(c.scale) <= limit)) {
-    Fail(op, "scale", "is " + parts::Text(c.scale), "a finite number");
+    Fail(op, "scale", "is " + mechanism::Text(c.scale), "a finite number");
   }
 
   recurrent::Options tokens;
@@ -142,7 +142,7 @@ Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool 
            "[" + (first ? "R >= 1" : std::to_string(in.e.size(0))) + ", at least " +
                std::to_string(longest) + " columns]");
     }
-    if (data || t.data() != nullptr) parts::CheckReadable(op, name, t);
+    if (data || t.data() != nullptr) mechanism::CheckReadable(op, name, t);
   }
   c.R = in.e.size(0);
   if (c.H == 0) c.parts.clear();
@@ -164,9 +164,9 @@ std::vector<Named> Reads(const Inputs& in, const Options& options) {
 void CheckWrite(const char* op, const char* name, const TensorView& t,
                 const ConstTensorView& like, bool rows, std::vector<Named>& others) {
   CheckRead(op, name, t, {like.sizes().begin(), like.sizes().end()}, like.dtype(), true);
-  if (rows) parts::CheckContiguousRows(op, name, t);
+  if (rows) mechanism::CheckContiguousRows(op, name, t);
   for (const Named& other : others) {
-    if (other.view.present()) parts::CheckWritable(op, name, t, other.name, other.view);
+    if (other.view.present()) mechanism::CheckWritable(op, name, t, other.name, other.view);
   }
   others.push_back({name, t});
 }
@@ -418,7 +418,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   const os::ScopedFloatControl float_control;
   const Call c = CheckedCall(kOp, in, options, true);
   CheckRead(kOp, "d_o", in.d_o, {c.B, c.T, c.HV, c.V}, c.dtype, true);
-  parts::CheckContiguousRows(kOp, "d_o", in.d_o);
+  mechanism::CheckContiguousRows(kOp, "d_o", in.d_o);
   auto others = Reads(in, options);
   others.push_back({"d_o", in.d_o});
   const auto written = [&](const char* name, const TensorView& t,

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "heed/ops/linear/linformer/linformer.h"
-#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::linformer {
 namespace {

@@ -5,14 +5,14 @@
 #include <cmath>
 
 #include "heed/ops/linear/performer/performer_internal.h"
-#include "heed/ops/parts/check_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
 
 namespace heed::performer {
 namespace {
 
 recurrent::Definition Checked(const char* op, const Options& options) {
   if (!(options.eps >= 0) || std::isinf(options.eps)) {
-    parts::Fail(op, "eps", "is " + parts::Text(options.eps), "a finite number >= 0");
+    mechanism::Fail(op, "eps", "is " + mechanism::Text(options.eps), "a finite number >= 0");
   }
   return DefinitionOf(options);
 }
@@ -43,7 +43,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
 void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state,
           const TensorView& o) {
   constexpr char kOp[] = "performer::Step";
-  if (!options.causal) parts::Fail(kOp, "causal", "is false", "true: one token at a time");
+  if (!options.causal) mechanism::Fail(kOp, "causal", "is false", "true: one token at a time");
   recurrent::Step(kOp, ctx, Checked(kOp, options), in, options, state, o);
 }
 

@@ -3,7 +3,7 @@
 
 #include "heed/ops/linear/performer/performer.h"
 #include "heed/ops/linear/performer/performer_internal.h"
-#include "heed/ops/parts/recurrent_case.h"
+#include "heed/ops/mechanism/recurrent_case.h"
 
 namespace heed::performer {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "docstrings/performer.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::performer {
 namespace {

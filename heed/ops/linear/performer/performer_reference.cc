@@ -5,13 +5,13 @@
 #include <limits>
 
 #include "heed/ops/linear/performer/performer_internal.h"
-#include "heed/ops/parts/reference_tensor_internal.h"
+#include "heed/ops/mechanism/reference_tensor_internal.h"
 
 namespace heed::performer {
 namespace {
 
-using parts::At;
-using parts::Doubles;
+using mechanism::At;
+using mechanism::Doubles;
 using recurrent::Epsilon;
 using recurrent::ReferenceMath;
 using recurrent::ReferencePlace;

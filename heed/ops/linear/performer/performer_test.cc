@@ -14,7 +14,7 @@
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
 #include "heed/harness/unfair_executor.h"
-#include "heed/ops/parts/orthogonal_features.h"
+#include "heed/ops/linear/performer/orthogonal_features.h"
 
 namespace heed::performer {
 namespace {

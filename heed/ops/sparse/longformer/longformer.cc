@@ -15,7 +15,7 @@
 #include "heed/engines/softmax/visit.h"
 #include "heed/ops/exact/attention/attention_check_internal.h"
 #include "heed/ops/exact/attention/attention_internal.h"
-#include "heed/ops/parts/check_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
 #include "heed/ops/sparse/common/pattern_internal.h"
 #include "heed/ops/sparse/longformer/longformer_internal.h"
 
@@ -23,7 +23,7 @@ namespace heed::longformer {
 namespace {
 
 using attention::Use;
-using parts::Fail;
+using mechanism::Fail;
 using softmax::Pass;
 using softmax::Problem;
 using softmax::Rows;
@@ -38,13 +38,13 @@ void CheckLike(const char* op, const char* name, const ConstTensorView& t, const
   if (!std::ranges::equal(t.sizes(), like.sizes())) {
     Fail(op, name, "has shape " + t.ShapeString(), like.ShapeString() + " as " + of);
   }
-  if (data || t.data() != nullptr) parts::CheckReadable(op, name, t);
-  if (t.rank() > 0) parts::CheckContiguousRows(op, name, t);
+  if (data || t.data() != nullptr) mechanism::CheckReadable(op, name, t);
+  if (t.rank() > 0) mechanism::CheckContiguousRows(op, name, t);
 }
 
 // Everything that is read, for the checks of what is written.
-parts::Apart Reads(const BackwardInputs& in, const Options& options) {
-  parts::Apart apart;
+mechanism::Apart Reads(const BackwardInputs& in, const Options& options) {
+  mechanism::Apart apart;
   for (const auto& [name, view] :
        {std::pair{"q", in.q}, {"k", in.k}, {"v", in.v}, {"qg", in.qg}, {"kg", in.kg}, {"vg", in.vg}, {"o", in.o},
         {"lse", in.lse}, {"d_o", in.d_o}, {"d_lse", in.d_lse}, {"tokens", options.tokens},
@@ -127,7 +127,7 @@ attention::BackwardProblem CheckedBackward(const char* op, const Call& c, const 
       op, {in.q, in.k, in.v, in.o, in.lse, in.d_o, in.d_lse}, c.options, {out.dq, out.dk, out.dv, {}, {}, {}, {}},
       data ? Use::kForward : Use::kExplain);
   attention::PlacePattern(op, c.options.pattern, /*to_lengths=*/false, &b.problem);
-  parts::Apart apart = Reads(in, options);
+  mechanism::Apart apart = Reads(in, options);
   for (const auto& [name, view] : {std::pair{"dq", out.dq}, {"dk", out.dk}, {"dv", out.dv}, {"dqg", out.dqg},
                                    {"dkg", out.dkg}, {"dvg", out.dvg}}) {
     if (data) apart.Writes(op, name, view);
@@ -203,7 +203,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   const Problem all = AllRows(kOp, c, in, {out.o, out.lse}, Use::kForward);
   BackwardInputs reads;
   static_cast<Inputs&>(reads) = in;
-  parts::Apart apart = Reads(reads, options);
+  mechanism::Apart apart = Reads(reads, options);
   apart.Writes(kOp, "o", out.o);
   apart.Writes(kOp, "lse", out.lse);
 

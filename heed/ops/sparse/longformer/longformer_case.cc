@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "heed/core/error.h"
-#include "heed/ops/exact/attention/attention_case.h"
+#include "heed/ops/exact/attention/cases/attention_case.h"
 #include "heed/ops/sparse/longformer/longformer_reference_internal.h"
 
 namespace heed::longformer {

@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "heed/ops/exact/attention/attention_internal.h"
-#include "heed/ops/parts/check_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
 #include "heed/ops/sparse/common/pattern.h"
 #include "heed/ops/sparse/longformer/longformer_internal.h"
 
@@ -197,7 +197,7 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const G
   for (const auto& [name, view, of] :
        {std::tuple{"dqg", out.dqg, in.qg}, {"dkg", out.dkg, in.kg}, {"dvg", out.dvg, in.vg}}) {
     if (view.present() && !(of.present() && std::ranges::equal(view.sizes(), of.sizes()))) {
-      parts::Fail(kOp, name, "has shape " + view.ShapeString(), of.ShapeString());
+      mechanism::Fail(kOp, name, "has shape " + view.ShapeString(), of.ShapeString());
     }
   }
   attention::CheckedBackward(kOp, {in.q, in.k, in.v, {}, {}, in.d_o, in.d_lse}, call.options,

@@ -11,13 +11,13 @@
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/core/os.h"
-#include "heed/ops/parts/check_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d_internal.h"
 
 namespace heed::causal_conv1d {
 namespace {
 
-using parts::Fail;
+using mechanism::Fail;
 using Shape = std::vector<int64_t>;
 
 DType StateDType(DType dtype) {
@@ -34,7 +34,7 @@ void CheckTensor(const char* op, const char* name, const ConstTensorView& t,
   if (!std::ranges::equal(t.sizes(), shape)) {
     Fail(op, name, "has shape " + t.ShapeString(), ShapeString(shape));
   }
-  if (data || t.data() != nullptr) parts::CheckReadable(op, name, t);
+  if (data || t.data() != nullptr) mechanism::CheckReadable(op, name, t);
 }
 
 // Everything about a call that has been checked.
@@ -157,7 +157,7 @@ void CheckOutput(const char* op, const char* name, const TensorView& t, const Sh
                  DType dtype, std::vector<Named>& others) {
   CheckTensor(op, name, t, shape, dtype, true);
   for (const Named& other : others) {
-    if (other.view.present()) parts::CheckWritable(op, name, t, other.name, other.view);
+    if (other.view.present()) mechanism::CheckWritable(op, name, t, other.name, other.view);
   }
   others.push_back({name, t});
 }

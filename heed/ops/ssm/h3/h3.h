@@ -23,7 +23,7 @@
 
 #include "heed/core/context.h"
 #include "heed/core/export.h"
-#include "heed/ops/parts/scanning.h"
+#include "heed/ops/mechanism/scanning.h"
 
 namespace heed::h3 {
 

@@ -7,17 +7,17 @@
 #include <string>
 #include <vector>
 
-#include "heed/ops/parts/modes_case.h"
-#include "heed/ops/parts/scanning_case.h"
+#include "heed/ops/mechanism/modes_case.h"
+#include "heed/ops/mechanism/scanning_case.h"
 #include "heed/ops/ssm/h3/h3_internal.h"
 #include "heed/ops/ssm/h3/h3_reference_internal.h"
 
 namespace heed::h3 {
 namespace {
 
-using parts::Add;
-using parts::At;
-using parts::Put;
+using mechanism::Add;
+using mechanism::At;
+using mechanism::Put;
 using scanning::Epsilon;
 using scanning::EpsilonOf;
 using scanning::Inexact;
@@ -114,7 +114,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& toleranc
   const Epsilon e = EpsilonOf(in.q.dtype());
   const Epsilon state = EpsilonOf(scanning::StateDType(in.q.dtype()));
   const bool has_taps = HasTaps(in, options, in.initial.present() || tolerance.final.present());
-  parts::Clear(tolerance.o);
+  mechanism::Clear(tolerance.o);
   ForEachHead(in, options, [&](const ReferenceHead& head) {
     const std::vector<Inexact> keys = KeysOf(in, head, e.unit);
     for (size_t j = 0; j < head.d(); ++j) {
@@ -182,7 +182,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
   for (const TensorView* t :
        {&tolerance.dq, &tolerance.dk, &tolerance.dv, &tolerance.dshift, &tolerance.dlog_dt,
         &tolerance.dlog_A_real, &tolerance.dA_imag, &tolerance.dC, &tolerance.dD, &tolerance.dshift_D}) {
-    parts::Clear(*t);
+    mechanism::Clear(*t);
   }
   std::map<int64_t, scanning::TapGradients> of_taps;  // over all rows of a head
   const int64_t most = in.q.size(1);

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "docstrings/h3.h"
-#include "heed/ops/parts/scanning_py.h"
+#include "heed/ops/mechanism/scanning_py.h"
 #include "heed/ops/ssm/h3/h3.h"
 #include "heed/ops/ssm/h3/h3_internal.h"
 

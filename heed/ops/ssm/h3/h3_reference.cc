@@ -7,9 +7,9 @@
 namespace heed::h3 {
 namespace {
 
-using parts::Add;
-using parts::At;
-using parts::Put;
+using mechanism::Add;
+using mechanism::At;
+using mechanism::Put;
 
 Doubles RowOf(const ConstTensorView& x, const ReferenceHead& head, size_t i) {
   Doubles row;
@@ -116,7 +116,7 @@ Complexes IncomingOf(const BackwardInputs& in, const ReferenceHead& head, size_t
 }
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  parts::Clear(out.o);
+  mechanism::Clear(out.o);
   ForEachHead(in, options, [&](const ReferenceHead& head) {
     for (size_t i = 0; i < head.d(); ++i) {
       PutTail(out.final_tail, head, i, head.k_plus[i], head.T());
@@ -135,7 +135,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   for (const TensorView* t : {&out.dq, &out.dk, &out.dv, &out.dshift, &out.dlog_dt, &out.dlog_A_real,
                               &out.dA_imag, &out.dC, &out.dD, &out.dshift_D}) {
-    parts::Clear(*t);
+    mechanism::Clear(*t);
   }
   ForEachHead(in, options, [&](const ReferenceHead& head) {
     const std::vector<Doubles> d_o = IncomingOf(in, head), of_tail = IncomingTailOf(in, head);

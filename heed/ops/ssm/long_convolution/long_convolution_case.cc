@@ -8,22 +8,22 @@
 #include <utility>
 #include <vector>
 
-#include "heed/ops/parts/convolution_case.h"
-#include "heed/ops/parts/scanning_case.h"
+#include "heed/ops/mechanism/convolution_case.h"
+#include "heed/ops/mechanism/scanning_case.h"
 #include "heed/ops/ssm/long_convolution/long_convolution_internal.h"
 #include "heed/ops/ssm/long_convolution/long_convolution_reference_internal.h"
 
 namespace heed::long_convolution {
 namespace {
 
-using parts::Put;
+using mechanism::Put;
 using scanning::Epsilon;
 using scanning::EpsilonOf;
 using scanning::Stored;
 
 void Tolerance(const Inputs& in, const Options& options, const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.u.dtype());
-  parts::Clear(tolerance.o);
+  mechanism::Clear(tolerance.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Doubles sums = Convolved(c.taps, c.u, c.T());
     const Doubles errors =
@@ -38,7 +38,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& toleranc
 void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
                        const Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.u.dtype());
-  for (const TensorView* t : {&tolerance.du, &tolerance.dkernel, &tolerance.dD}) parts::Clear(*t);
+  for (const TensorView* t : {&tolerance.du, &tolerance.dkernel, &tolerance.dD}) mechanism::Clear(*t);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const int64_t d = c.place.channel;
     const Doubles dy = IncomingOf(in, c);
@@ -51,10 +51,10 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
       const size_t r = c.T() - 1 - t;
       Put(tolerance.du, {c.place.batch, d, c.place.tokens[t]},
           Stored(sums[r] + c.D * dy[t], errors[r], e));
-      parts::Add(tolerance.dD, {d}, 132 * e.unit * std::abs(dy[t] * c.u[t]) + e.least);
+      mechanism::Add(tolerance.dD, {d}, 132 * e.unit * std::abs(dy[t] * c.u[t]) + e.least);
     }
     for (size_t s = 0; s < of_taps.size(); ++s) {
-      parts::Add(tolerance.dkernel, {d, static_cast<int64_t>(s)}, of_taps[s] + e.least);
+      mechanism::Add(tolerance.dkernel, {d, static_cast<int64_t>(s)}, of_taps[s] + e.least);
     }
   });
   scanning::RoundSums(in.kernel, expected.dkernel, tolerance.dkernel);

@@ -1,6 +1,6 @@
 // heed.long_convolution and heed.long_convolution_backward.
 #include "docstrings/long_convolution.h"
-#include "heed/ops/parts/scanning_py.h"
+#include "heed/ops/mechanism/scanning_py.h"
 #include "heed/ops/ssm/long_convolution/long_convolution.h"
 #include "heed/ops/ssm/long_convolution/long_convolution_internal.h"
 

@@ -7,8 +7,8 @@
 
 namespace heed::long_convolution {
 
-using parts::At;
-using parts::Put;
+using mechanism::At;
+using mechanism::Put;
 
 void ForEachChannel(const Inputs& in, const Options& options,
                     const std::function<void(const ReferenceChannel&)>& f) {
@@ -44,7 +44,7 @@ Doubles IncomingOf(const BackwardInputs& in, const ReferenceChannel& c) {
 Doubles FromItsEnd(const Doubles& x) { return {x.rbegin(), x.rend()}; }
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  parts::Clear(out.o);
+  mechanism::Clear(out.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Doubles sums = Convolved(c.taps, c.u, c.T());
     for (size_t t = 0; t < c.T(); ++t) {
@@ -54,7 +54,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
-  for (const TensorView* t : {&out.du, &out.dkernel, &out.dD}) parts::Clear(*t);
+  for (const TensorView* t : {&out.du, &out.dkernel, &out.dD}) mechanism::Clear(*t);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const int64_t d = c.place.channel;
     const Doubles dy = IncomingOf(in, c);
@@ -62,10 +62,10 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const G
       double du = c.D * dy[t];
       for (size_t s = 0; s < c.taps.size() && t + s < c.T(); ++s) {
         du += c.taps[s] * dy[t + s];
-        parts::Add(out.dkernel, {d, static_cast<int64_t>(s)}, dy[t + s] * c.u[t]);
+        mechanism::Add(out.dkernel, {d, static_cast<int64_t>(s)}, dy[t + s] * c.u[t]);
       }
       Put(out.du, {c.place.batch, d, c.place.tokens[t]}, du);
-      parts::Add(out.dD, {d}, dy[t] * c.u[t]);
+      mechanism::Add(out.dD, {d}, dy[t] * c.u[t]);
     }
   });
 }

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "heed/core/error.h"
-#include "heed/ops/parts/check_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
 #include "heed/ops/ssm/s4d/s4d_internal.h"
 
 namespace heed::s4d {
@@ -47,14 +47,14 @@ struct Impulse {
   ConstTensorView u;
 
   Impulse(const char* op, const char* name, const Inputs& in, const ConstTensorView& kernel) {
-    if (!kernel.present()) parts::Fail(op, name, "is absent", "a tensor");
+    if (!kernel.present()) mechanism::Fail(op, name, "is absent", "a tensor");
     const bool known = in.log_dt.present() && in.log_dt.rank() == 1;
     if (kernel.rank() != 2 || (known && kernel.size(0) != in.log_dt.size(0))) {
-      parts::Fail(op, name, "has shape " + kernel.ShapeString(),
+      mechanism::Fail(op, name, "has shape " + kernel.ShapeString(),
                   known ? "[" + std::to_string(in.log_dt.size(0)) + ", L]" : "[D, L]");
     }
     if (!IsFloat(kernel.dtype())) {
-      parts::Fail(op, name, std::string("has dtype ") + heed::Name(kernel.dtype()),
+      mechanism::Fail(op, name, std::string("has dtype ") + heed::Name(kernel.dtype()),
                   "f64, f32, bf16 or f16");
     }
     const int64_t L = kernel.size(1);

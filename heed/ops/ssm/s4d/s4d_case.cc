@@ -7,16 +7,16 @@
 #include <string>
 #include <vector>
 
-#include "heed/ops/parts/modes_case.h"
-#include "heed/ops/parts/scanning_case.h"
+#include "heed/ops/mechanism/modes_case.h"
+#include "heed/ops/mechanism/scanning_case.h"
 #include "heed/ops/ssm/s4d/s4d_internal.h"
 #include "heed/ops/ssm/s4d/s4d_reference_internal.h"
 
 namespace heed::s4d {
 namespace {
 
-using parts::Add;
-using parts::Put;
+using mechanism::Add;
+using mechanism::Put;
 using scanning::Epsilon;
 using scanning::EpsilonOf;
 using scanning::Inexact;
@@ -32,7 +32,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& toleranc
   const Epsilon e = EpsilonOf(in.u.dtype());
   const Epsilon state = EpsilonOf(scanning::StateDType(in.u.dtype()));
   const bool has_taps = HasTaps(in, options, in.initial.present() || tolerance.final.present());
-  parts::Clear(tolerance.o);
+  mechanism::Clear(tolerance.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Inexact u(c.u);
     const ModeWalks walks = StateWalks(c, u, e.unit);
@@ -60,7 +60,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
       in, options, in.initial.present() || in.d_final.present() || tolerance.dinitial.present());
   for (const TensorView* t : {&tolerance.du, &tolerance.dlog_dt, &tolerance.dlog_A_real,
                               &tolerance.dA_imag, &tolerance.dC, &tolerance.dD}) {
-    parts::Clear(*t);
+    mechanism::Clear(*t);
   }
   std::map<int64_t, scanning::TapGradients> of_taps;  // over all sequences of a channel
   const int64_t most = in.u.size(2);

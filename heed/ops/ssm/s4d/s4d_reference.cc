@@ -7,8 +7,8 @@
 namespace heed::s4d {
 namespace {
 
-using parts::At;
-using parts::Put;
+using mechanism::At;
+using mechanism::Put;
 using scanning::Complexes;
 
 void PutState(const TensorView& to, const scanning::ReferencePlace& place, const Complexes& h,
@@ -59,7 +59,7 @@ Complexes FinalGradientsOf(const BackwardInputs& in, const ReferenceChannel& c) 
 }
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  parts::Clear(out.o);
+  mechanism::Clear(out.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     for (size_t t = 0; t < c.T(); ++t) {
       Put(out.o, {c.place.batch, c.place.channel, c.place.tokens[t]}, c.OutputAt(t));
@@ -70,7 +70,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
 
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   for (const TensorView* t : {&out.du, &out.dlog_dt, &out.dlog_A_real, &out.dA_imag, &out.dC, &out.dD}) {
-    parts::Clear(*t);
+    mechanism::Clear(*t);
   }
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Doubles dy = IncomingOf(in, c);

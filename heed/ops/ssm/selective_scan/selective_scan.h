@@ -17,7 +17,7 @@
 
 #include "heed/core/context.h"
 #include "heed/core/export.h"
-#include "heed/ops/parts/scanning.h"
+#include "heed/ops/mechanism/scanning.h"
 
 namespace heed::selective_scan {
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "heed/ops/parts/scanning_case.h"
+#include "heed/ops/mechanism/scanning_case.h"
 #include "heed/ops/ssm/selective_scan/selective_scan_internal.h"
 #include "heed/ops/ssm/selective_scan/selective_scan_reference_internal.h"
 
@@ -70,7 +70,7 @@ ChannelErrors ErrorsOf(const ReferenceChannel& c, double u) {
 
 void Tolerance(const Inputs& in, const Options& options, const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.u.dtype());
-  parts::Clear(tolerance.o);
+  mechanism::Clear(tolerance.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const ChannelErrors errors = ErrorsOf(c, e.unit);
     for (size_t t = 0; t < c.u.size(); ++t) {
@@ -79,13 +79,13 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& toleranc
         const double silu = c.z[t] * scanning::Sigmoid(c.z[t]);
         error = std::abs(silu) * error + 17 * e.unit * std::abs(c.o[t]);
       }
-      parts::Put(tolerance.o, {c.place.batch, c.place.channel, c.place.tokens[t]},
+      mechanism::Put(tolerance.o, {c.place.batch, c.place.channel, c.place.tokens[t]},
                  Stored(c.o[t], error, e));
     }
     const Epsilon state = EpsilonOf(scanning::StateDType(in.u.dtype()));
     for (int64_t n = 0; n < c.N; ++n) {
       const auto i = static_cast<size_t>(n);
-      parts::Put(tolerance.final, {c.place.sequence, c.place.channel, n},
+      mechanism::Put(tolerance.final, {c.place.sequence, c.place.channel, n},
                  c.u.empty() ? 0 : 1.01 * errors.h.back()[i] + state.least);
     }
   });
@@ -103,7 +103,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
   for (const TensorView* t : {&tolerance.du, &tolerance.ddelta, &tolerance.dA, &tolerance.dB,
                               &tolerance.dC, &tolerance.dD, &tolerance.dz,
                               &tolerance.ddelta_bias}) {
-    parts::Clear(*t);
+    mechanism::Clear(*t);
   }
   const double of_channels = (10 + static_cast<double>(in.u.size(1)) / 8) * u;
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
@@ -155,7 +155,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
       const int64_t token = c.place.tokens[t];
       const auto put = [&](const TensorView& to, const ConstTensorView& like, double value,
                            double error) {
-        parts::Put(to, {b, d, token}, Stored(value, error, EpsilonOf(like.dtype())));
+        mechanism::Put(to, {b, d, token}, Stored(value, error, EpsilonOf(like.dtype())));
       };
       put(tolerance.du, in.u, g.du[t], of_du);
       put(tolerance.ddelta, in.delta, g.ddelta[t], of_ddelta);
@@ -172,7 +172,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
     }
     const Epsilon state = EpsilonOf(scanning::StateDType(in.u.dtype()));
     for (size_t n = 0; n < N; ++n) {
-      parts::Put(tolerance.dinitial, {c.place.sequence, d, static_cast<int64_t>(n)},
+      mechanism::Put(tolerance.dinitial, {c.place.sequence, d, static_cast<int64_t>(n)},
                  c.u.empty() ? 0 : 1.01 * of_p[n] + state.least);
     }
   });

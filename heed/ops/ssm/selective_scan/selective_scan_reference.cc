@@ -7,9 +7,9 @@
 namespace heed::selective_scan {
 namespace {
 
-using parts::Add;
-using parts::At;
-using parts::Put;
+using mechanism::Add;
+using mechanism::At;
+using mechanism::Put;
 
 double WeightAt(const ConstTensorView& t, const std::vector<int64_t>& index) {
   int64_t at = 0;
@@ -132,7 +132,7 @@ ReferenceGradients GradientsOf(const BackwardInputs& in, const ReferenceChannel&
 }
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  parts::Clear(out.o);
+  mechanism::Clear(out.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     for (size_t t = 0; t < c.o.size(); ++t) {
       Put(out.o, {c.place.batch, c.place.channel, c.place.tokens[t]}, c.o[t]);
@@ -146,7 +146,7 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
 void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out) {
   for (const TensorView* t : {&out.du, &out.ddelta, &out.dA, &out.dB, &out.dC, &out.dD, &out.dz,
                               &out.ddelta_bias}) {
-    parts::Clear(*t);
+    mechanism::Clear(*t);
   }
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const ReferenceGradients g = GradientsOf(in, c);

@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "heed/ops/parts/scanning_reference_internal.h"
+#include "heed/ops/mechanism/scanning_reference_internal.h"
 #include "heed/ops/ssm/selective_scan/selective_scan.h"
 
 namespace heed::selective_scan {

@@ -10,14 +10,14 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/os.h"
-#include "heed/ops/parts/check_internal.h"
-#include "heed/ops/parts/recurrent_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
 #include "heed/ops/ssm/ssd/ssd_kernels_internal.h"
 
 namespace heed::ssd {
 namespace {
 
-using parts::Fail;
+using mechanism::Fail;
 using recurrent::Definition;
 using recurrent::StateDType;
 
@@ -61,23 +61,23 @@ void CheckOwn(const char* op, const Inputs& in, const Options& options, bool dat
   }
   if (in.z.present()) {
     recurrent::CheckInput(op, "z", in.z, {B, T, H, P}, dtype, data);
-    parts::CheckContiguousRows(op, "z", in.z);
+    mechanism::CheckContiguousRows(op, "z", in.z);
   }
   if (in.dt_bias.present()) {
     recurrent::CheckInput(op, "dt_bias", in.dt_bias, {H}, any_float("dt_bias", in.dt_bias),
                           data);
   }
   if (!(options.dt_min >= 0) || std::isinf(options.dt_min)) {
-    Fail(op, "dt_limit", "begins with " + parts::Text(options.dt_min), "a number >= 0");
+    Fail(op, "dt_limit", "begins with " + mechanism::Text(options.dt_min), "a number >= 0");
   }
   if (!(options.dt_max >= options.dt_min)) {
-    Fail(op, "dt_limit", "ends with " + parts::Text(options.dt_max),
-         "at least its begin, " + parts::Text(options.dt_min));
+    Fail(op, "dt_limit", "ends with " + mechanism::Text(options.dt_max),
+         "at least its begin, " + mechanism::Text(options.dt_min));
   }
 }
 
-parts::Apart Reads(const Inputs& in, const Options& options) {
-  parts::Apart tensors;
+mechanism::Apart Reads(const Inputs& in, const Options& options) {
+  mechanism::Apart tensors;
   for (const auto& [name, view] :
        {std::pair{"x", &in.x}, {"dt", &in.dt}, {"A", &in.A}, {"B", &in.B}, {"C", &in.C},
         {"D", &in.D}, {"z", &in.z}, {"dt_bias", &in.dt_bias},
@@ -192,7 +192,7 @@ void PrepareTimeSteps(const char* op, Context& ctx, const Elements& e) {
             g.dtype(), g.data(),
             range.batch * g.stride(0) + t * g.stride(1) + h * g.stride(2));
         if (!(value <= 0)) {
-          Fail(op, "dt", "gives a log decay delta A of " + parts::Text(value),
+          Fail(op, "dt", "gives a log decay delta A of " + mechanism::Text(value),
                "<= 0 everywhere");
         }
       }
@@ -224,7 +224,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   Elements& e = plan.e;
   recurrent::CheckInput(kOp, "d_o", in.d_o, in.x.sizes(),
                         in.x.dtype(), true);
-  parts::CheckContiguousRows(kOp, "d_o", in.d_o);
+  mechanism::CheckContiguousRows(kOp, "d_o", in.d_o);
   auto others = Reads(in, options);
   others.Reads("d_o", in.d_o);
   others.Reads("d_state", in.d_final);
@@ -234,7 +234,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
     if (!of.present()) Fail(kOp, name, "is asked for", "none: there is no such input");
     recurrent::CheckInput(kOp, name, t, of.sizes(), of.dtype(),
                           true);
-    if (t.rank() == 4) parts::CheckContiguousRows(kOp, name, t);
+    if (t.rank() == 4) mechanism::CheckContiguousRows(kOp, name, t);
     others.Writes(kOp, name, t);
   };
   like("dx", out.dx, in.x);

@@ -9,7 +9,7 @@
 
 #include "heed/core/error.h"
 #include "heed/harness/case.h"
-#include "heed/ops/parts/recurrent_case.h"
+#include "heed/ops/mechanism/recurrent_case.h"
 #include "heed/ops/ssm/ssd/ssd.h"
 #include "heed/ops/ssm/ssd/ssd_internal.h"
 

@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "docstrings/ssd.h"
-#include "heed/ops/parts/recurrent_py.h"
+#include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::ssd {
 namespace {

@@ -10,20 +10,20 @@
 #include <cstdint>
 #include <vector>
 
-#include "heed/ops/parts/recurrent_internal.h"
-#include "heed/ops/parts/recurrent_reference_internal.h"
-#include "heed/ops/parts/reference_tensor_internal.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/ops/mechanism/recurrent_reference_internal.h"
+#include "heed/ops/mechanism/reference_tensor_internal.h"
 #include "heed/ops/ssm/ssd/ssd.h"
 #include "heed/ops/ssm/ssd/ssd_internal.h"
 
 namespace heed::ssd {
 namespace {
 
-using parts::Add;
-using parts::At;
-using parts::Clear;
-using parts::Put;
-using Tensor = parts::ReferenceTensor;
+using mechanism::Add;
+using mechanism::At;
+using mechanism::Clear;
+using mechanism::Put;
+using Tensor = mechanism::ReferenceTensor;
 
 template <class View>
 View Transposed(const View& t) {
@@ -221,7 +221,7 @@ void RunBackward(const BackwardInputs& in, const Options& options, const Gradien
   gradients.dlog_decay = dg.view();
   gradients.dinitial.S = Transposed(out.dinitial);
   recurrent::BackwardReference(plain.inputs, plain.options, plain.math, gradients);
-  const auto round = [&](const TensorView& to, parts::Index index, double error,
+  const auto round = [&](const TensorView& to, mechanism::Index index, double error,
                          double value, DType dtype) {
     const auto of = recurrent::EpsilonOf(dtype);
     Put(to, index, error + std::abs(value) * of.output + of.subnormal);

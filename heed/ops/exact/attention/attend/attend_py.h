@@ -1,0 +1,39 @@
+// Attention over a cache, for the bindings of caches.
+#ifndef HEED_OPS_EXACT_ATTENTION_ATTEND_ATTEND_PY_H_
+#define HEED_OPS_EXACT_ATTENTION_ATTEND_ATTEND_PY_H_
+
+#include <nanobind/nanobind.h>
+
+#include <string>
+
+#include "docstrings/attend.h"
+#include "python/caches/kv_cache_py.h"
+#include "python/caches/kv_cache_signature_py.h"
+
+namespace heed::attention {
+
+// cache.attend(q, *, ...): o, or (o, lse), as NumPy arrays.
+nanobind::object AttendOn(const python::CacheOwner& cache, const nanobind::args& args,
+                          const nanobind::kwargs& kwargs);
+
+// cache.quantization_bound(q, *, ...): (logit, output).
+nanobind::object BoundOn(const python::CacheOwner& cache, const nanobind::args& args,
+                         const nanobind::kwargs& kwargs);
+
+// The same as AttendOn for heed.torch: results go to the tensors `out` and, where it is given, `lse`.
+void AttendOnTorch(const python::CacheOwner& cache, const nanobind::args& args,
+                   const nanobind::kwargs& kwargs);
+
+// Gives a cache's class its `attend`.
+template <class Class>
+void DefineAttend(Class& bound, const char* signature, const char* lse_signature) {
+  namespace nb = nanobind;
+  const std::string text = python::Docstring(doc::kAttend, signature, {python::kAttendArguments},
+                                             python::kAttendInPython);
+  bound.def("attend", &AttendOn, nb::sig(signature), text.c_str())
+      .def("attend", &AttendOn, nb::sig(lse_signature), text.c_str());
+}
+
+}  // namespace heed::attention
+
+#endif  // HEED_OPS_EXACT_ATTENTION_ATTEND_ATTEND_PY_H_

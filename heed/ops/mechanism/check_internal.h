@@ -1,0 +1,56 @@
+// Checks of the tensors of a part, with messages that name operation, argument,
+// what it got and what it expected.
+#ifndef HEED_OPS_MECHANISM_CHECK_INTERNAL_H_
+#define HEED_OPS_MECHANISM_CHECK_INTERNAL_H_
+
+#include <array>
+#include <cstddef>
+#include <string>
+
+#include "heed/core/tensor.h"
+
+namespace heed::mechanism {
+
+// Throws InvalidArgument "rotary: dim is 3, expected ...".
+[[noreturn]] void Fail(const char* op, const char* name, const std::string& got,
+                       const std::string& expected);
+
+// "0.5", "1e+39".
+std::string Text(double value);
+
+// Present, on the CPU, aligned, with data where there are elements.
+void CheckReadable(const char* op, const char* name, const ConstTensorView& t);
+
+// The same for a float dtype.
+void CheckFloat(const char* op, const char* name, const ConstTensorView& t);
+
+// The last axis has stride 1.
+void CheckContiguousRows(const char* op, const char* name,
+                         const ConstTensorView& t);
+
+// Readable, every element reached once, sharing no memory with `in`, which
+// messages call `in_name`.
+void CheckWritable(const char* op, const char* name, const TensorView& t,
+                   const char* in_name, const ConstTensorView& in);
+
+// The tensors of a call, so that what it writes shares no memory with what it reads or
+// with each other. Allocates nothing but for long names.
+class Apart {
+ public:
+  // Absent ones are left out.
+  void Reads(const char* name, const ConstTensorView& t);
+  // Writable, apart from all before, which it joins.
+  void Writes(const char* op, const char* name, const TensorView& t);
+
+ private:
+  struct Named {
+    std::string name;
+    ConstTensorView view;
+  };
+  std::array<Named, 32> tensors_;
+  size_t count_ = 0;
+};
+
+}  // namespace heed::mechanism
+
+#endif  // HEED_OPS_MECHANISM_CHECK_INTERNAL_H_

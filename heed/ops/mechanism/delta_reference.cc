@@ -1,0 +1,575 @@
+// Delta rules and their gradients as they are defined.
+#include "heed/ops/mechanism/delta_reference_internal.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "heed/ops/mechanism/recurrent_reference_internal.h"
+#include "heed/ops/mechanism/reference_tensor_internal.h"
+
+namespace heed::recurrent {
+namespace {
+
+using mechanism::Add;
+using mechanism::At;
+using mechanism::Put;
+
+// One head of one sequence, in which every write counts as a token: what a token has one of
+// stands at one of them. r = beta .* erase .* key and w = beta .* write .* v, or a, b and v.
+struct Head {
+  bool before = false;
+  size_t writes = 1;        // of a token: it decays before the first and is read after the last
+  size_t T = 0, K = 0, V = 0;
+  Doubles q, k, a;          // [T, K]: scaled; a: decays
+  Doubles r, b;             // read and second write keys
+  Doubles w;                // [T, V]
+  Doubles S;                // [K, V]: initial
+  Doubles key, erase, beta, v, write;  // what r and w are made of
+};
+
+struct Place {
+  int64_t sequence, batch, head, key_head;
+  std::vector<int64_t> tokens;  // of writes, in the order in which they are taken
+};
+
+// Several of each token, where it writes several times.
+int64_t WritesOf(const Inputs& in) { return in.v.rank() == 5 ? in.v.size(2) : 1; }
+
+// An element of [B, T, H, i], or [B, T, n, H, i]; without `i` of [B, T, H], or [B, T, n, H].
+template <class F>
+void WithIndex(const ConstTensorView& t, bool has_channel, const Place& place, size_t row,
+               size_t writes, int64_t head, size_t i, const F& f) {
+  const int64_t token = place.tokens[row], write = static_cast<int64_t>(row % writes);
+  const auto channel = static_cast<int64_t>(i);
+  if (t.rank() == (has_channel ? 5 : 4)) {
+    return has_channel ? f({place.batch, token, write, head, channel})
+                       : f({place.batch, token, write, head});
+  }
+  has_channel ? f({place.batch, token, head, channel}) : f({place.batch, token, head});
+}
+
+template <class F>
+void ForEachHead(const Inputs& in, const Options& options, const F& f) {
+  const int64_t H = in.q.size(2), HV = ValueHeads(in);
+  const auto ranges = Ranges("reference", in.q, options);
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    for (int64_t h = 0; h < HV; ++h) {
+      Place place = {static_cast<int64_t>(i), ranges[i].batch, h, h / (HV / H), {}};
+      for (int64_t t = ranges[i].begin; t < ranges[i].end; ++t) {
+        place.tokens.insert(place.tokens.end(), static_cast<size_t>(WritesOf(in)), t);
+      }
+      if (options.reverse) std::reverse(place.tokens.begin(), place.tokens.end());
+      f(place);
+    }
+  }
+}
+
+double ScaleOf(const Definition& d, const Inputs& in, const Options& options) {
+  return options.scale.value_or(
+      d.root_scale ? 1 / std::sqrt(static_cast<double>(in.q.size(3))) : 1);
+}
+
+Doubles StateOf(const ConstTensorView& t, const Place& place, size_t K, size_t V) {
+  Doubles state(K * V, 0.0);
+  for (size_t i = 0; t.present() && i < K * V; ++i) {
+    state[i] = At(t, {place.sequence, place.head, static_cast<int64_t>(i / V),
+                      static_cast<int64_t>(i % V)});
+  }
+  return state;
+}
+
+void PutState(const TensorView& t, const Place& place, const Doubles& state, size_t V) {
+  for (size_t i = 0; i < state.size(); ++i) {
+    Put(t, {place.sequence, place.head, static_cast<int64_t>(i / V),
+            static_cast<int64_t>(i % V)},
+        state[i]);
+  }
+}
+
+Head HeadOf(const Definition& d, const Inputs& in, const Options& options, const Place& place) {
+  Head h;
+  h.before = d.delta == recurrence::Delta::kBeforeDecay;
+  h.T = place.tokens.size();
+  h.writes = static_cast<size_t>(WritesOf(in));
+  h.K = static_cast<size_t>(in.q.size(3));
+  h.V = static_cast<size_t>(ValueSize(in));
+  const double scale = ScaleOf(d, in, options);
+  for (size_t row = 0; row < h.T; ++row) {
+    const auto at = [&](const ConstTensorView& t, int64_t head, size_t i, bool channel = true) {
+      double value = 1;
+      if (t.present()) {
+        WithIndex(t, channel, place, row, h.writes, head, i,
+                  [&](mechanism::Index index) { value = At(t, index); });
+      }
+      return value;
+    };
+    const bool first = row % h.writes == 0, last = (row + 1) % h.writes == 0;
+    const double beta = at(in.beta, place.head, 0, false);
+    h.beta.push_back(beta);
+    for (size_t i = 0; i < h.K; ++i) {
+      const double key = at(in.k, place.key_head, i);
+      h.q.push_back(last ? scale * at(in.q, place.key_head, i) : 0);
+      h.k.push_back(key);
+      const bool own = d.read_key || h.before;
+      h.key.push_back(own ? at(d.read_key ? in.p : in.a, place.key_head, i) : key);
+      h.erase.push_back(at(in.erase, place.head, i));
+      h.r.push_back(beta * h.erase.back() * h.key.back());
+      h.b.push_back(h.before ? at(in.b, place.key_head, i) : 0);
+      double g = 0;
+      if (in.log_decay.present() && first) {
+        g = DecayAt(in.log_decay, place.batch, place.tokens[row], place.head,
+                    static_cast<int64_t>(i));
+      }
+      h.a.push_back(std::exp(g));
+    }
+    for (size_t j = 0; j < h.V; ++j) {
+      h.v.push_back(at(in.v, place.head, j));
+      h.write.push_back(at(in.write, place.head, j));
+      h.w.push_back(beta * h.write.back() * h.v.back());
+    }
+  }
+  h.S = StateOf(in.initial.S, place, h.K, h.V);
+  return h;
+}
+
+// One token: the state after it, and e = w - S~^T r or x = S^T a.
+void Advance(const Head& h, size_t t, Doubles& S, Doubles& found) {
+  found.assign(h.V, 0.0);
+  const double *k = &h.k[t * h.K], *a = &h.a[t * h.K], *r = &h.r[t * h.K], *b = &h.b[t * h.K];
+  const double* w = &h.w[t * h.V];
+  for (size_t i = 0; i < h.K; ++i) {
+    for (size_t j = 0; j < h.V; ++j) {
+      double& s = S[i * h.V + j];
+      if (h.before) {
+        found[j] += s * r[i];
+        s *= a[i];
+      } else {
+        s *= a[i];
+        found[j] -= s * r[i];
+      }
+    }
+  }
+  for (size_t j = 0; !h.before && j < h.V; ++j) found[j] += w[j];
+  for (size_t i = 0; i < h.K; ++i) {
+    for (size_t j = 0; j < h.V; ++j) {
+      S[i * h.V + j] += h.before ? k[i] * w[j] + b[i] * found[j] : k[i] * found[j];
+    }
+  }
+}
+
+double Read(const Head& h, const Doubles& S, const Doubles& rows, size_t t, size_t j) {
+  double sum = 0;
+  for (size_t i = 0; i < h.K; ++i) sum += S[i * h.V + j] * rows[t * h.K + i];
+  return sum;
+}
+
+// f(token, state before, state after, e or x) for all tokens, the last first.
+template <class F>
+void AgainstTime(const Head& h, const F& f) {
+  constexpr size_t kStretch = 32;  // whose states are kept at once
+  std::vector<Doubles> kept;
+  Doubles S = h.S, found;
+  for (size_t t = 0; t < h.T; ++t) {
+    if (t % kStretch == 0) kept.push_back(S);
+    Advance(h, t, S, found);
+  }
+  for (size_t stretch = kept.size(); stretch-- > 0;) {
+    const size_t begin = stretch * kStretch, end = std::min(begin + kStretch, h.T);
+    std::vector<Doubles> states = {kept[stretch]}, all_found;
+    for (size_t t = begin; t < end; ++t) {
+      states.push_back(states.back());
+      Advance(h, t, states.back(), found);
+      all_found.push_back(found);
+    }
+    for (size_t t = end; t-- > begin;) {
+      f(t, states[t - begin], states[t - begin + 1], all_found[t - begin]);
+    }
+  }
+}
+
+// Gradients of a head, or what they may be off by.
+struct HeadGradients {
+  Doubles q, k, r, b, log_a;  // [T, K]
+  Doubles w;                  // [T, V]
+  Doubles S;                  // of the initial state
+
+  explicit HeadGradients(const Head& h) : w(h.T * h.V, 0.0), S(h.K * h.V, 0.0) {
+    q = k = r = b = log_a = Doubles(h.T * h.K, 0.0);
+  }
+};
+
+HeadGradients Backward(const Head& h, const Doubles& d_o, const Doubles& d_final) {
+  HeadGradients g(h);
+  Doubles D = d_final;
+  AgainstTime(h, [&](size_t t, const Doubles& before, const Doubles& after,
+                     const Doubles& found) {
+    const size_t K = h.K, V = h.V, at = t * K;
+    const double* w = &h.w[t * V];
+    Doubles d_found(V, 0.0);  // of e, or x
+    for (size_t i = 0; i < K; ++i) {
+      for (size_t j = 0; j < V; ++j) {
+        double& d = D[i * V + j];
+        g.q[at + i] += after[i * V + j] * d_o[t * V + j];
+        d += h.q[at + i] * d_o[t * V + j];
+        g.k[at + i] += d * (h.before ? w[j] : found[j]);
+        g.w[t * V + j] += d * h.k[at + i];
+        if (h.before) g.b[at + i] += d * found[j];
+        d_found[j] += d * (h.before ? h.b[at + i] : h.k[at + i]);
+      }
+    }
+    for (size_t i = 0; i < K; ++i) {
+      for (size_t j = 0; j < V; ++j) {
+        const double s = before[i * V + j], a = h.a[at + i];
+        double& d = D[i * V + j];
+        if (!h.before) {
+          g.r[at + i] -= a * s * d_found[j];
+          d -= h.r[at + i] * d_found[j];
+        }
+        g.log_a[at + i] += d * s * a;
+        d *= a;
+        if (h.before) {
+          g.r[at + i] += s * d_found[j];
+          d += h.r[at + i] * d_found[j];
+        }
+      }
+    }
+  });
+  g.S = D;
+  return g;
+}
+
+Doubles GradientsOfO(const BackwardInputs& in, const Place& place) {
+  Doubles d_o;
+  const auto writes = static_cast<size_t>(WritesOf(in));
+  for (size_t row = 0; row < place.tokens.size(); ++row) {
+    for (int64_t j = 0; j < in.d_o.size(3); ++j) {
+      const bool last = (row + 1) % writes == 0;
+      d_o.push_back(last ? At(in.d_o, {place.batch, place.tokens[row], place.head, j}) : 0);
+    }
+  }
+  return d_o;
+}
+
+// What a head adds to the gradients of a call. With `errors`, g are errors of the gradients
+// `of`, and what comes out is what they and roundings of a sum of products add up to.
+void AddGradients(const Definition& d, const Inputs& in, const Options& options, const Head& h,
+                  const Place& place, const HeadGradients& g, const HeadGradients* of, double u,
+                  const Gradients& out) {
+  const bool errors = of != nullptr;
+  const double scale = ScaleOf(d, in, options);
+  const auto put = [&](const TensorView& t, size_t row, int64_t head, size_t i, double x,
+                       bool channel = true) {
+    if (!t.present()) return;
+    WithIndex(t, channel, place, row, h.writes, head, i,
+              [&](mechanism::Index index) { Add(t, index, x); });
+  };
+  const auto size = [&](double x) { return errors ? std::abs(x) : x; };
+  for (size_t t = 0; t < h.T; ++t) {
+    double d_beta = 0, of_decay = 0;
+    for (size_t i = 0; i < h.K; ++i) {
+      const size_t at = t * h.K + i;
+      if ((t + 1) % h.writes == 0) put(out.dq, t, place.key_head, i, size(scale) * g.q[at]);
+      const double factor = h.beta[t] * h.erase[at];
+      const bool own_key = d.read_key || h.before;
+      put(out.dk, t, place.key_head, i, g.k[at] + (own_key ? 0 : size(factor) * g.r[at]));
+      put(d.read_key ? out.dp : out.da, t, place.key_head, i, size(factor) * g.r[at]);
+      put(out.db, t, place.key_head, i, g.b[at]);
+      put(out.derase, t, place.head, i, size(h.beta[t] * h.key[at]) * g.r[at]);
+      d_beta += size(h.erase[at] * h.key[at]) * g.r[at];
+      if (errors) d_beta += u * std::abs(h.erase[at] * h.key[at] * of->r[at]);
+      of_decay += g.log_a[at];
+      if (out.dlog_decay.present() && out.dlog_decay.rank() == 4) {
+        put(out.dlog_decay, t, place.head, i, g.log_a[at]);
+      }
+    }
+    for (size_t j = 0; j < h.V; ++j) {
+      const size_t at = t * h.V + j;
+      put(out.dv, t, place.head, j, size(h.beta[t] * h.write[at]) * g.w[at]);
+      put(out.dwrite, t, place.head, j, size(h.beta[t] * h.v[at]) * g.w[at]);
+      d_beta += size(h.write[at] * h.v[at]) * g.w[at];
+      if (errors) d_beta += u * std::abs(h.write[at] * h.v[at] * of->w[at]);
+    }
+    put(out.dbeta, t, place.head, 0, d_beta, false);
+    if (out.dlog_decay.present() && out.dlog_decay.rank() == 3 && t % h.writes == 0) {
+      put(out.dlog_decay, t, place.head, 0, of_decay, false);
+    }
+  }
+  PutState(out.dinitial.S, place, g.S, h.V);
+}
+
+void ClearAll(const Definition& d, const Gradients& out) {
+  for (const Tensor& tensor : Tensors(d)) mechanism::Clear(out.*tensor.gradient);
+}
+
+// Rounding. An element of S is hardly ever the sum of terms of its own size: what one token
+// writes the next takes out. So errors are bounded by norms of columns instead. What is off in
+// column j before token t is multiplied by the token's transition, Diag(a) - k (a .* r)^T or
+// Diag(a) + b alpha^T, whose norm is found by power iteration; and a token rounds each element
+// of the column a few times, and what its read key finds as the sum of K products it is.
+// D goes the same way against time.
+struct Rounding {
+  double u, chain, decay;
+};
+
+Rounding RoundingOf(DType dtype, size_t size) {
+  const double u = dtype == DType::kF64 ? 0x1p-53 : 0x1p-24;
+  return {u, u * (3.5 * std::sqrt(static_cast<double>(size)) + 8), 6 * u};
+}
+
+double Norm(const double* x, size_t size) {
+  double sum = 0;
+  for (size_t i = 0; i < size; ++i) sum += x[i] * x[i];
+  return std::sqrt(sum);
+}
+
+// Of all columns of [K][V].
+Doubles ColumnNorms(const Doubles& state, size_t V) {
+  Doubles norms(V, 0.0);
+  for (size_t i = 0; i < state.size(); i += V) {
+    for (size_t j = 0; j < V; ++j) norms[j] += state[i + j] * state[i + j];
+  }
+  for (double& norm : norms) norm = std::sqrt(norm);
+  return norms;
+}
+
+// The norm of a token's transition.
+double TransitionNorm(const Head& h, size_t t) {
+  const double *a = &h.a[t * h.K], *r = &h.r[t * h.K];
+  const double* k = h.before ? &h.b[t * h.K] : &h.k[t * h.K];
+  Doubles x(h.K);
+  for (size_t i = 0; i < h.K; ++i) x[i] = r[i] + k[i] + 0.1;
+  double norm = 0;
+  for (int step = 0; step < 12; ++step) {
+    const double size = Norm(x.data(), h.K);
+    if (size == 0) return 1;
+    double found = 0;
+    for (size_t i = 0; i < h.K; ++i) {
+      x[i] /= size;
+      found += (h.before ? 1 : a[i]) * r[i] * x[i];
+    }
+    for (size_t i = 0; i < h.K; ++i) x[i] = a[i] * x[i] + (h.before ? 1 : -1) * k[i] * found;
+    norm = Norm(x.data(), h.K);
+    double back = 0;
+    for (size_t i = 0; i < h.K; ++i) back += k[i] * x[i];
+    for (size_t i = 0; i < h.K; ++i) {
+      x[i] = a[i] * x[i] + (h.before ? 1 : -a[i]) * r[i] * back;
+    }
+  }
+  return std::max(norm * 1.02, *std::max_element(a, a + h.K));
+}
+
+// Along a head: what its columns of S, and e or x, are off by after each token.
+struct ForwardErrors {
+  std::vector<Doubles> state;  // [T + 1][V]
+  Doubles found;               // [T, V]
+};
+
+ForwardErrors ErrorsOf(const Head& h, DType dtype) {
+  const Rounding e = RoundingOf(dtype, h.K);
+  ForwardErrors errors;
+  errors.state.push_back(Doubles(h.V, 0.0));
+  errors.found.assign(h.T * h.V, 0.0);
+  Doubles S = h.S, found;
+  for (size_t t = 0; t < h.T; ++t) {
+    const double norm = TransitionNorm(h, t);
+    const double key = Norm(&h.k[t * h.K], h.K), read = Norm(&h.r[t * h.K], h.K);
+    const double second = Norm(&h.b[t * h.K], h.K);
+    Doubles next(h.V);
+    const Doubles sizes = ColumnNorms(S, h.V);
+    Advance(h, t, S, found);
+    const Doubles sizes_after = ColumnNorms(S, h.V);
+    for (size_t j = 0; j < h.V; ++j) {
+      const double size = sizes[j], after = sizes_after[j];
+      const double w = std::abs(h.w[t * h.V + j]);
+      const double last = errors.state[t][j];
+      const double of_found = e.chain * (w + read * size) + e.decay * read * size;
+      errors.found[t * h.V + j] = read * last + of_found;
+      next[j] = norm * last + (h.before ? second : key) * of_found + e.decay * size +
+                e.u * (size + 2 * after + key * w + key * std::abs(found[j]));
+    }
+    errors.state.push_back(next);
+  }
+  return errors;
+}
+
+}  // namespace
+
+void DeltaReference(const Definition& d, const Inputs& in, const Options& options,
+                    const Outputs& out) {
+  mechanism::Clear(out.o);
+  ForEachHead(in, options, [&](const Place& place) {
+    const Head h = HeadOf(d, in, options, place);
+    Doubles S = h.S, found;
+    for (size_t t = 0; t < h.T; ++t) {
+      Advance(h, t, S, found);
+      for (size_t j = 0; (t + 1) % h.writes == 0 && j < h.V; ++j) {
+        Put(out.o, {place.batch, place.tokens[t], place.head, static_cast<int64_t>(j)},
+            Read(h, S, h.q, t, j));
+      }
+    }
+    PutState(out.final.S, place, S, h.V);
+  });
+}
+
+void DeltaTolerance(const Definition& d, const Inputs& in, const Options& options,
+                    const Outputs& expected, const Outputs& tolerance) {
+  const Epsilon e = EpsilonOf(in.q.dtype());
+  mechanism::Clear(tolerance.o);
+  ForEachHead(in, options, [&](const Place& place) {
+    const Head h = HeadOf(d, in, options, place);
+    const Rounding rounding = RoundingOf(in.q.dtype(), h.K);
+    const ForwardErrors errors = ErrorsOf(h, in.q.dtype());
+    Doubles S = h.S, found;
+    for (size_t t = 0; t < h.T; ++t) {
+      Advance(h, t, S, found);
+      const double query = Norm(&h.q[t * h.K], h.K);
+      const Doubles sizes = ColumnNorms(S, h.V);
+      for (size_t j = 0; (t + 1) % h.writes == 0 && j < h.V; ++j) {
+        const auto column = static_cast<int64_t>(j);
+        const double value =
+            At(expected.o, {place.batch, place.tokens[t], place.head, column});
+        const double size = sizes[j];
+        Put(tolerance.o, {place.batch, place.tokens[t], place.head, column},
+            query * (errors.state[t + 1][j] + rounding.chain * size) + e.underflow +
+                std::abs(value) * e.output + e.subnormal);
+      }
+    }
+    Doubles of_state(h.K * h.V);
+    for (size_t i = 0; i < of_state.size(); ++i) {
+      of_state[i] = errors.state[h.T][i % h.V] + rounding.u * std::abs(S[i]) + e.underflow;
+    }
+    PutState(tolerance.final.S, place, of_state, h.V);
+  });
+}
+
+void DeltaBackwardReference(const Definition& d, const BackwardInputs& in,
+                            const Options& options, const Gradients& out) {
+  ClearAll(d, out);
+  ForEachHead(in, options, [&](const Place& place) {
+    const Head h = HeadOf(d, in, options, place);
+    const HeadGradients g =
+        Backward(h, GradientsOfO(in, place), StateOf(in.d_final.S, place, h.K, h.V));
+    AddGradients(d, in, options, h, place, g, nullptr, 0, out);
+  });
+}
+
+void DeltaBackwardTolerance(const Definition& d, const BackwardInputs& in,
+                            const Options& options, const Gradients& expected,
+                            const Gradients& tolerance) {
+  const Epsilon e = EpsilonOf(in.q.dtype());
+  ClearAll(d, tolerance);
+  ForEachHead(in, options, [&](const Place& place) {
+    const Head h = HeadOf(d, in, options, place);
+    const size_t K = h.K, V = h.V;
+    const Rounding by_key = RoundingOf(in.q.dtype(), K), by_value = RoundingOf(in.q.dtype(), V);
+    const ForwardErrors forward = ErrorsOf(h, in.q.dtype());
+    const Doubles d_o = GradientsOfO(in, place);
+    Doubles D = StateOf(in.d_final.S, place, K, V);
+    const HeadGradients true_values = Backward(h, d_o, D);
+    HeadGradients g(h);
+    Doubles off(V, 0.0);           // of the columns of D
+    Doubles later(K, 0.0);         // of sums over later writes of a block
+    size_t block = 64;
+    while (block > 1 && block * h.writes > 64) block /= 2;
+    block *= h.writes;
+    AgainstTime(h, [&](size_t t, const Doubles& before, const Doubles& after,
+                       const Doubles& found) {
+      const size_t at = t * K;
+      const double query = Norm(&h.q[at], K), key = Norm(&h.k[at], K), read = Norm(&h.r[at], K);
+      const double second = Norm(&h.b[at], K), norm = TransitionNorm(h, t);
+      Doubles d_found(V, 0.0);
+      if ((t + 1) % block == 0 || t + 1 == h.T) {  // <S, D> at the end of a block
+        for (size_t i = 0; i < K; ++i) {
+          later[i] = 0;
+          for (size_t j = 0; j < V; ++j) {
+            const double s = std::abs(after[i * V + j]), x = std::abs(D[i * V + j]);
+            later[i] += s * off[j] + x * forward.state[t + 1][j] + by_value.chain * s * x;
+          }
+        }
+      }
+      for (size_t i = 0; i < K; ++i) {
+        for (size_t j = 0; j < V; ++j) {
+          D[i * V + j] += h.q[at + i] * d_o[t * V + j];
+          d_found[j] += D[i * V + j] * (h.before ? h.b[at + i] : h.k[at + i]);
+        }
+      }
+      const Doubles sizes = ColumnNorms(D, V), states = ColumnNorms(after, V);
+      const Doubles old_states = ColumnNorms(before, V);
+      double of_q = 0, of_k = 0, of_r = 0, of_b = 0;
+      for (size_t j = 0; j < V; ++j) {
+        const double x = std::abs(d_o[t * V + j]), size = sizes[j], old = old_states[j];
+        // The scale and the scaled query are rounded, and where products are not fused, that too.
+        off[j] += by_key.u * (2 * size + 3 * query * x);
+        const double w = std::abs(h.w[t * V + j]), e_or_x = std::abs(found[j]);
+        const double found_error = forward.found[t * V + j];
+        of_q += x * (forward.state[t + 1][j] + by_value.chain * states[j]);
+        const double of_w = key * (off[j] + by_key.chain * size);
+        g.w[t * V + j] = of_w;
+        const double found_off = h.before ? second * (off[j] + by_key.chain * size) : of_w;
+        if (h.before) {
+          of_k += w * (off[j] + by_value.chain * size);
+          of_b += e_or_x * (off[j] + by_value.chain * size) + size * found_error;
+        } else {
+          of_k += e_or_x * (off[j] + by_value.chain * size) + size * found_error;
+        }
+        const double written = std::abs(d_found[j]);
+        of_r += written * (forward.state[t][j] + (by_value.chain + by_key.decay) * old) +
+                old * found_off;
+        off[j] = norm * off[j] + read * (h.before ? second : key) * by_key.chain * size +
+                 by_key.decay * size + by_key.u * (2 * size + read * written);
+      }
+      for (size_t i = 0; i < K; ++i) {  // D before the token
+        for (size_t j = 0; j < V; ++j) {
+          double& d_ij = D[i * V + j];
+          if (!h.before) d_ij -= h.r[at + i] * d_found[j];
+          d_ij *= h.a[at + i];
+          if (h.before) d_ij += h.r[at + i] * d_found[j];
+        }
+      }
+      for (size_t i = 0; i < K; ++i) {
+        g.q[at + i] = of_q + e.underflow;
+        g.k[at + i] = of_k + e.underflow;
+        g.r[at + i] = of_r + e.underflow;
+        g.b[at + i] = of_b + e.underflow;
+        const auto product = [&](const Doubles& x, const Doubles& dx, const Doubles& error) {
+          return std::abs(x[at + i]) * (error[at + i] + 8 * by_key.u * std::abs(dx[at + i]));
+        };
+        later[i] += product(h.q, true_values.q, g.q) + product(h.k, true_values.k, g.k) +
+                    product(h.r, true_values.r, g.r);
+        if (h.before) later[i] += product(h.b, true_values.b, g.b);
+        g.log_a[at + i] = later[i] + e.underflow;
+      }
+    });
+    for (size_t i = 0; i < K * V; ++i) {
+      g.S[i] = off[i % V] + by_key.u * std::abs(D[i]) + e.underflow;
+    }
+    AddGradients(d, in, options, h, place, g, &true_values, by_key.chain, tolerance);
+  });
+  // Sums over value heads and the dtype of the result are rounded once more.
+  const double u = RoundingOf(in.q.dtype(), 1).u;
+  for (const Tensor& tensor : Tensors(d)) {
+    const TensorView& t = tolerance.*tensor.gradient;
+    if (!t.present()) continue;
+    const DType dtype = (in.*tensor.input).dtype();
+    const Epsilon rounded = EpsilonOf(dtype);
+    std::vector<int64_t> index(t.sizes().size(), 0);
+    for (int64_t i = 0; i < t.num_elements(); ++i) {
+      int64_t rest = i, to = 0, from = 0;
+      for (int axis = t.rank() - 1; axis >= 0; --axis) {
+        to += rest % t.size(axis) * t.stride(axis);
+        from += rest % t.size(axis) * (expected.*tensor.gradient).stride(axis);
+        rest /= t.size(axis);
+      }
+      const TensorView& values = expected.*tensor.gradient;
+      const double value = std::abs(LoadAsDouble(values.dtype(), values.data(), from));
+      const double error = LoadAsDouble(t.dtype(), t.data(), to);
+      StoreDouble(t.dtype(), t.data(), to,
+                  error + value * (4 * u + rounded.output) + rounded.subnormal);
+    }
+  }
+}
+
+}  // namespace heed::recurrent

@@ -1,0 +1,141 @@
+// Which tokens of a call count.
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "heed/core/os.h"
+#include "heed/ops/mechanism/check_internal.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
+
+namespace heed::recurrent {
+namespace {
+
+using mechanism::Fail;
+
+// Empty if it is absent, or described without its data.
+std::vector<int64_t> Integers(const char* op, const char* name, const ConstTensorView& t,
+                              int64_t size, bool data) {
+  if (!t.present()) return {};
+  if (t.dtype() != DType::kI32 && t.dtype() != DType::kI64) {
+    Fail(op, name, std::string("has dtype ") + Name(t.dtype()), "i32 or i64");
+  }
+  if (t.rank() != 1 || (size >= 0 && t.size(0) != size)) {
+    Fail(op, name, "has shape " + t.ShapeString(),
+         size >= 0 ? ShapeString(Axes{size}) : "[N + 1]");
+  }
+  if (!data && t.data() == nullptr) return {};
+  mechanism::CheckReadable(op, name, t);
+  std::vector<int64_t> values;
+  for (int64_t i = 0; i < t.size(0); ++i) {
+    values.push_back(LoadAsInt64(t.dtype(), t.data(), i * t.stride(0)));
+  }
+  return values;
+}
+
+std::string At(const char* name, size_t i) {
+  return std::string(name) + "[" + std::to_string(i) + "]";
+}
+
+}  // namespace
+
+ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView& t) {
+  if (!t.present() || t.rank() < 2) return t;
+  if (t.rank() == kMaxRank) {
+    Fail(op, name, "has shape " + t.ShapeString(), "one token of each sequence: [B, H, ...]");
+  }
+  Axes sizes = {t.size(0), 1}, strides = {t.stride(0), 0};
+  for (int axis = 1; axis < t.rank(); ++axis) {
+    sizes.Append(t.size(axis));
+    strides.Append(t.stride(axis));
+  }
+  return {t.data(), t.dtype(), sizes, strides, t.device()};
+}
+
+void ClearOthers(const std::vector<TokenRange>& ranges, const TensorView& t) {
+  if (!t.present() || t.rank() < 3 || t.num_elements() == 0) return;
+  // What a token has: rows of contiguous elements, or single ones.
+  const int last = t.rank() - 1;
+  const bool has_rows = last >= 2 && t.stride(last) == 1;
+  const int axes = has_rows ? last : t.rank();
+  const size_t row = SizeOf(t.dtype()) * (has_rows ? static_cast<size_t>(t.size(last)) : 1);
+  int64_t rows = 1;
+  for (int axis = 2; axis < axes; ++axis) rows *= t.size(axis);
+  const auto clear = [&](int64_t b, int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      for (int64_t i = 0; i < rows; ++i) {
+        int64_t at = b * t.stride(0) + token * t.stride(1), rest = i;
+        for (int axis = axes - 1; axis >= 2; rest /= t.size(axis--)) {
+          at += rest % t.size(axis) * t.stride(axis);
+        }
+        std::memset(static_cast<char*>(t.data()) + at * static_cast<int64_t>(SizeOf(t.dtype())), 0,
+                    row);
+      }
+    }
+  };
+  for (int64_t b = 0; b < t.size(0); ++b) {
+    int64_t after = 0;  // of the ranges so far: ascending
+    for (const TokenRange& range : ranges) {
+      if (range.batch != b) continue;
+      clear(b, after, range.begin);
+      after = range.end;
+    }
+    clear(b, after, t.size(1));
+  }
+}
+
+std::vector<TokenRange> Ranges(const char* op, const ConstTensorView& q,
+                               const Options& options, bool data) {
+  std::vector<TokenRange> ranges;
+  Ranges(op, q, options, data, ranges);
+  return ranges;
+}
+
+void Ranges(const char* op, const ConstTensorView& q, const Options& options, bool data,
+            std::vector<TokenRange>& ranges) {
+  const int64_t B = q.size(0), T = q.size(1);
+  ranges.clear();
+  if (options.cu_seqlens.present()) {
+    if (options.lengths.present() || options.starts.present()) {
+      Fail(op, options.lengths.present() ? "lengths" : "starts", "is given",
+           "none beside cu_seqlens");
+    }
+    if (B != 1) {
+      Fail(op, "q", "has shape " + q.ShapeString(), "a leading axis of 1 with cu_seqlens");
+    }
+    auto bounds = Integers(op, "cu_seqlens", options.cu_seqlens, -1, data);
+    if (const int64_t count = options.cu_seqlens.size(0); bounds.empty() && count > 0) {
+      for (int64_t i = 0; i < count; ++i) {
+        bounds.push_back(T / std::max<int64_t>(count - 1, 1) * i);
+      }
+    }
+    if (bounds.empty() || bounds[0] != 0) {
+      Fail(op, "cu_seqlens",
+           bounds.empty() ? "is empty" : "begins with " + std::to_string(bounds[0]), "0");
+    }
+    for (size_t i = 1; i < bounds.size(); ++i) {
+      if (bounds[i] < bounds[i - 1] || bounds[i] > T) {
+        Fail(op, At("cu_seqlens", i).c_str(), "is " + std::to_string(bounds[i]),
+             std::to_string(bounds[i - 1]) + " to T = " + std::to_string(T));
+      }
+      ranges.push_back({0, bounds[i - 1], bounds[i]});
+    }
+    return;
+  }
+  const auto lengths = Integers(op, "lengths", options.lengths, B, data);
+  const auto starts = Integers(op, "starts", options.starts, B, data);
+  for (size_t b = 0; b < static_cast<size_t>(B); ++b) {
+    const int64_t end = lengths.empty() ? T : lengths[b];
+    const int64_t begin = starts.empty() ? 0 : starts[b];
+    const std::string expected = "0 to T = " + std::to_string(T);
+    if (end < 0 || end > T) {
+      Fail(op, At("lengths", b).c_str(), "is " + std::to_string(end), expected);
+    }
+    if (begin < 0 || begin > T) {
+      Fail(op, At("starts", b).c_str(), "is " + std::to_string(begin), expected);
+    }
+    ranges.push_back({static_cast<int64_t>(b), std::min(begin, end), end});
+  }
+}
+
+}  // namespace heed::recurrent

@@ -1,0 +1,78 @@
+// How references read and write tensors: an element at a time, in double.
+#ifndef HEED_OPS_MECHANISM_REFERENCE_TENSOR_INTERNAL_H_
+#define HEED_OPS_MECHANISM_REFERENCE_TENSOR_INTERNAL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <utility>
+#include <vector>
+
+#include "heed/core/tensor.h"
+
+namespace heed::mechanism {
+
+using Index = std::initializer_list<int64_t>;
+
+inline int64_t OffsetOf(const ConstTensorView& t, Index index) {
+  int64_t at = 0;
+  int axis = 0;
+  for (const int64_t i : index) at += i * t.stride(axis++);
+  return at;
+}
+
+inline double At(const ConstTensorView& t, Index index) {
+  return LoadAsDouble(t.dtype(), t.data(), OffsetOf(t, index));
+}
+
+inline void Put(const TensorView& t, Index index, double value) {
+  if (t.present()) StoreDouble(t.dtype(), t.data(), OffsetOf(t, index), value);
+}
+
+inline void Add(const TensorView& t, Index index, double value) {
+  if (t.present()) Put(t, index, At(t, index) + value);
+}
+
+inline void Clear(const TensorView& t) {
+  if (!t.present()) return;
+  for (int64_t i = 0; i < t.num_elements(); ++i) {
+    int64_t rest = i, at = 0;
+    for (int axis = t.rank() - 1; axis >= 0; --axis) {
+      at += rest % t.size(axis) * t.stride(axis);
+      rest /= t.size(axis);
+    }
+    StoreDouble(t.dtype(), t.data(), at, 0);
+  }
+}
+
+// Row-major doubles with a shape, zero at first.
+struct ReferenceTensor {
+  std::vector<double> values;
+  std::vector<int64_t> sizes;
+
+  explicit ReferenceTensor(std::vector<int64_t> shape) : sizes(std::move(shape)) {
+    int64_t count = 1;
+    for (const int64_t size : sizes) count *= size;
+    values.resize(static_cast<size_t>(count));
+  }
+  TensorView view() { return TensorView(values.data(), DType::kF64, sizes); }
+  ConstTensorView view() const {
+    return ConstTensorView(values.data(), DType::kF64, sizes);
+  }
+};
+
+// The same numbers in the dtype that they are computed in, f64 or f32: what a rounding
+// error is measured against.
+struct RoundedTensor {
+  std::vector<float> values;
+  ConstTensorView view;
+
+  RoundedTensor(const ReferenceTensor& t, DType dtype)
+      : values(t.values.begin(), t.values.end()),
+        view(dtype == DType::kF64 ? t.view()
+                                  : ConstTensorView(values.data(), DType::kF32, t.sizes)) {}
+};
+
+}  // namespace heed::mechanism
+
+#endif  // HEED_OPS_MECHANISM_REFERENCE_TENSOR_INTERNAL_H_

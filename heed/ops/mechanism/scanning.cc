@@ -1,0 +1,564 @@
+// Calls of mechanisms on the scan engine: checked, mapped onto the engine, run.
+#include <algorithm>
+#include <cstddef>
+#include <cstdlib>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "heed/core/dispatch.h"
+#include "heed/core/error.h"
+#include "heed/core/os.h"
+#include "heed/engines/scan/convolution.h"
+#include "heed/engines/scan/kernels.h"
+#include "heed/engines/scan/tasks.h"
+#include "heed/ops/mechanism/check_internal.h"
+#include "heed/ops/mechanism/scanning_internal.h"
+
+namespace heed::scanning {
+namespace {
+
+using mechanism::Fail;
+using recurrent::Axes;
+
+// Everything that some mechanism takes.
+constexpr Tensor kAll[] = {
+    {.name = "u", .input = &Inputs::u, .gradient = &Gradients::du},
+    {.name = "delta", .input = &Inputs::delta, .gradient = &Gradients::ddelta},
+    {.name = "A", .input = &Inputs::A, .gradient = &Gradients::dA},
+    {.name = "B", .input = &Inputs::B, .gradient = &Gradients::dB},
+    {.name = "C", .input = &Inputs::C, .gradient = &Gradients::dC},
+    {.name = "D", .input = &Inputs::D, .gradient = &Gradients::dD},
+    {.name = "z", .input = &Inputs::z, .gradient = &Gradients::dz},
+    {.name = "delta_bias", .input = &Inputs::delta_bias, .gradient = &Gradients::ddelta_bias},
+    {.name = "x", .input = &Inputs::x, .gradient = &Gradients::dx},
+    {.name = "input_gate", .input = &Inputs::input_gate, .gradient = &Gradients::dinput_gate},
+    {.name = "recurrence_gate", .input = &Inputs::recurrence_gate,
+     .gradient = &Gradients::drecurrence_gate},
+    {.name = "a", .input = &Inputs::a, .gradient = &Gradients::da},
+    {.name = "log_decay", .input = &Inputs::log_decay, .gradient = &Gradients::dlog_decay},
+    {.name = "log_dt", .input = &Inputs::log_dt, .gradient = &Gradients::dlog_dt},
+    {.name = "log_A_real", .input = &Inputs::log_A_real, .gradient = &Gradients::dlog_A_real},
+    {.name = "A_imag", .input = &Inputs::A_imag, .gradient = &Gradients::dA_imag},
+    {.name = "kernel", .input = &Inputs::kernel, .gradient = &Gradients::dkernel},
+    {.name = "q", .input = &Inputs::q, .gradient = &Gradients::dq},
+    {.name = "k", .input = &Inputs::k, .gradient = &Gradients::dk},
+    {.name = "v", .input = &Inputs::v, .gradient = &Gradients::dv},
+    {.name = "shift", .input = &Inputs::shift, .gradient = &Gradients::dshift},
+    {.name = "shift_D", .input = &Inputs::shift_D, .gradient = &Gradients::dshift_D},
+};
+
+constexpr StateTensor kState = {"S", "", &Inputs::initial, &Outputs::final,
+                                &BackwardInputs::d_final, &Gradients::dinitial, &StepState::state};
+constexpr StateTensor kTail = {"tail", "", &Inputs::initial_tail, &Outputs::final_tail,
+                               &BackwardInputs::d_final_tail, &Gradients::dinitial_tail,
+                               &StepState::tail};
+
+// "initial_state", or "initial_state.tail".
+std::string NameOf(const Definition& definition, const char* what, const StateTensor& state) {
+  return std::string(what) + (definition.tail_axes[0] == '\0' ? "" : std::string(".") + state.name);
+}
+
+// f(state, shape) for the states that this mechanism has; what it is given of others is refused.
+template <class Views, class View, class F>
+void ForStates(const char* op, const Call& call, const Definition& definition, const char* what,
+               const char* verb, const Views& views, View StateTensor::*member, const F& f) {
+  const States states = definition.states();
+  for (const StateTensor& other : {kTail, kState}) {
+    const auto own = std::ranges::find(states, other.initial, &StateTensor::initial);
+    const auto& view = views.*(other.*member);
+    if (own == states.end()) {
+      if (view.present()) Fail(op, NameOf(definition, what, other).c_str(), verb, "none: it has no such state");
+      continue;
+    }
+    if (!view.present()) continue;
+    f(NameOf(definition, what, other), view,
+      call.state_shapes[static_cast<size_t>(own - states.begin())]);
+  }
+}
+
+bool Takes(const Definition& definition, const Tensor& tensor) {
+  return std::ranges::any_of(definition.tensors,
+                             [&](const Tensor& own) { return own.input == tensor.input; });
+}
+
+// "[B, G, N, T], [B, N, T] or [D, N]".
+std::string Described(std::string_view axes) {
+  std::string text = "[";
+  for (const char c : axes) {
+    if (c == '|') {
+      text += "], [";
+      continue;
+    }
+    if (text.back() != '[') text += ", ";
+    text += c;
+  }
+  text += "]";
+  if (const size_t at = text.rfind("], ["); at != std::string::npos) text.replace(at, 3, "] or ");
+  return text;
+}
+
+// With `data` false, pointers may be null.
+void CheckTensor(const char* op, const char* name, const ConstTensorView& t, const Axes& shape,
+                 DType dtype, bool data) {
+  if (!t.present()) Fail(op, name, "is absent", "a tensor");
+  if (t.dtype() != dtype) {
+    Fail(op, name, std::string("has dtype ") + Name(t.dtype()), Name(dtype));
+  }
+  if (!std::ranges::equal(t.sizes(), std::span<const int64_t>(shape))) {
+    Fail(op, name, "has shape " + t.ShapeString(), ShapeString(shape));
+  }
+  if (data || t.data() != nullptr) mechanism::CheckReadable(op, name, t);
+}
+
+// Values that decay nothing, or NaN, where the Context looks at values.
+void CheckValues(const char* op, const Tensor& tensor, const ConstTensorView& t) {
+  for (int64_t i = 0; i < t.num_elements(); ++i) {
+    int64_t rest = i, at = 0;
+    for (int axis = t.rank() - 1; axis >= 0; --axis) {
+      at += rest % t.size(axis) * t.stride(axis);
+      rest /= t.size(axis);
+    }
+    const double value = LoadAsDouble(t.dtype(), t.data(), at);
+    if (!(value <= 0)) {
+      Fail(op, tensor.name, "has an element " + mechanism::Text(value), "<= 0 everywhere");
+    }
+  }
+}
+
+bool IsOverTokens(const std::string& axes) { return axes.find('T') != std::string::npos; }
+
+// Neither tokens nor columns are contiguous: elements are gathered one by one.
+void RefuseToGather(const char* op, const char* name, const Context* ctx, const ConstTensorView& t,
+                    const std::string& axes) {
+  if (ctx == nullptr || !ctx->strict() || !IsOverTokens(axes)) return;
+  const auto token = static_cast<int>(axes.find('T'));
+  const int column = token == t.rank() - 1 ? token - 1 : t.rank() - 1;
+  const bool has_columns = (std::abs(t.stride(column)) == 1 && t.size(column) > 1) ||
+                           (column == 3 && t.size(3) == 1 && std::abs(t.stride(2)) == 1);
+  if (t.size(token) <= 1 || std::abs(t.stride(token)) == 1 || has_columns) return;
+  throw Unsupported(std::string(op) + ": " + name +
+                    ": neither tokens nor channels are contiguous, so that they would be gathered "
+                    "one by one, which a strict Context forbids");
+}
+
+// All that is read, so that what is written lies elsewhere.
+mechanism::Apart Readers(const Definition& definition, const Inputs& in, const Options& options) {
+  mechanism::Apart apart;
+  for (const Tensor& tensor : definition.tensors) apart.Reads(tensor.name, in.*tensor.input);
+  for (const StateTensor& state : definition.states()) {
+    const ConstTensorView& t = in.*state.initial;
+    if (t.present()) apart.Reads(NameOf(definition, "initial_state", state).c_str(), t);
+  }
+  apart.Reads("lengths", options.lengths);
+  apart.Reads("starts", options.starts);
+  apart.Reads("cu_seqlens", options.cu_seqlens);
+  return apart;
+}
+
+void CheckOutput(const char* op, const char* name, const TensorView& t, const Axes& shape,
+                 DType dtype, mechanism::Apart& apart) {
+  CheckTensor(op, name, t, shape, dtype, true);
+  apart.Writes(op, name, t);
+}
+
+double Bytes(const ConstTensorView& t) {
+  return t.present() ? static_cast<double>(t.num_elements()) *
+                           static_cast<double>(SizeOf(t.dtype()))
+                     : 0;
+}
+
+// [B, D] as [B, D, 1], or [B, 1, D]; constants as they are. What may be [B, N] or [D, N] is what its
+// first axis says, of `batch` sequences and as many channels.
+ConstTensorView OneToken(const char* op, const Tensor& tensor, const ConstTensorView& t,
+                         int64_t batch, int64_t channels) {
+  if (!t.present()) return t;
+  const std::string axes = AxesOf(tensor, t.rank() + 1), constant = AxesOf(tensor, t.rank());
+  const bool may_be_token = IsOverTokens(axes);
+  if (!constant.empty() && !IsOverTokens(constant)) {
+    if (!may_be_token || (t.size(0) == channels && channels != batch)) return t;
+    if (t.size(0) == channels) {
+      Fail(op, tensor.name, "has shape " + t.ShapeString(),
+           "[B, 1, N] or [B, D, N], as B = D and it may be of sequences or of channels");
+    }
+  }
+  if (!may_be_token) {
+    std::string expected = tensor.axes;
+    std::erase(expected, 'T');
+    Fail(op, tensor.name, "has shape " + t.ShapeString(),
+         "one token of each sequence: " + Described(expected));
+  }
+  Axes sizes, strides;
+  int axis = 0;
+  for (const char letter : axes) {
+    sizes.Append(letter == 'T' ? 1 : t.size(axis));
+    strides.Append(letter == 'T' ? 0 : t.stride(axis));
+    if (letter != 'T') ++axis;
+  }
+  return {t.data(), t.dtype(), sizes, strides, t.device()};
+}
+
+}  // namespace
+
+States Definition::states() const {
+  States states;
+  for (auto [axes, state] : {std::pair(tail_axes, kTail), {state_axes, kState}}) {
+    state.axes = axes;
+    if (axes[0] != '\0') states.Append(state);
+  }
+  return states;
+}
+
+int64_t& AxisSizes::operator[](char letter) {
+  switch (letter) {
+    case 'B': return B;
+    case 'D': return D;
+    case 'T': return T;
+    case 'N': return N;
+    case 'G': return G;
+    case 'L': return L;
+    case 'H': return H;
+    case 'd': return d;
+    case 'W': return W;
+    case 'w': return w;
+    case '2': return two;
+    default: throw InternalError(std::string("scanning: no axis ") + letter);
+  }
+}
+
+std::string AxesOf(const Tensor& tensor, int rank) {
+  const std::string all = std::string(tensor.axes) + "|";
+  for (size_t begin = 0, end; (end = all.find('|', begin)) != std::string::npos; begin = end + 1) {
+    if (static_cast<int>(end - begin) == rank) return all.substr(begin, end - begin);
+  }
+  return "";
+}
+
+Axes ShapeOf(const std::string& axes, const AxisSizes& sizes) {
+  Axes shape;
+  for (const char letter : axes) shape.Append(sizes[letter]);
+  return shape;
+}
+
+DType StateDType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+
+void Call::Reset() {
+  std::vector<scan::Sequence> sequences = std::move(problem.sequences);
+  sequences.clear();
+  problem = {};
+  problem.sequences = std::move(sequences);
+  sizes = {};
+}
+
+void Call::Check(const char* op, const Context* checks, const Definition& definition,
+                 const Inputs& in, const Options& options, bool data) {
+  Reset();
+  reverse_ = options.reverse;
+  const Tensor& first = definition.tensors[0];
+  const ConstTensorView& scanned = in.*first.input;
+  if (!scanned.present()) Fail(op, first.name, "is absent", "a tensor");
+  if (!IsFloat(scanned.dtype())) {
+    Fail(op, first.name, std::string("has dtype ") + Name(scanned.dtype()),
+         "f64, f32, bf16 or f16");
+  }
+  const DType dtype = scanned.dtype();
+  channels_first_ = std::string_view(first.axes) == "BDT";
+  for (const Tensor& tensor : definition.tensors) {
+    const ConstTensorView& t = in.*tensor.input;
+    if (!t.present() && tensor.optional) continue;
+    if (!t.present()) Fail(op, tensor.name, "is absent", "a tensor");
+    const std::string axes = AxesOf(tensor, t.rank());
+    if (axes.empty()) {
+      Fail(op, tensor.name, "has shape " + t.ShapeString(), Described(tensor.axes));
+    }
+    if (axes == "BNT" && sizes.G < 0) sizes.G = 1;
+    for (size_t i = 0; i < axes.size(); ++i) {  // what is new
+      if (sizes[axes[i]] < 0) sizes[axes[i]] = t.size(static_cast<int>(i));
+    }
+    if (sizes.H >= 0 && sizes.d >= 0) sizes.D = sizes.H * sizes.d;
+    sizes.w = sizes.W - 1;
+    if (sizes.W == 0) {
+      Fail(op, tensor.name, "has shape " + t.ShapeString(), Described(tensor.axes) + " with W >= 1");
+    }
+    if ((axes == "BNT" && sizes.G != 1) || sizes.G == 0 || sizes.N == 0 ||
+        (sizes.G > 0 && sizes.D % sizes.G != 0)) {
+      Fail(op, tensor.name, "has shape " + t.ShapeString(),
+           Described(tensor.axes) + ", N >= 1, G >= 1 dividing D = " + std::to_string(sizes.D) +
+               (sizes.G > 1 ? ", G = " + std::to_string(sizes.G) : ""));
+    }
+    if (axes.find('L') != std::string::npos && sizes.L > sizes.T) {
+      Fail(op, tensor.name, "has shape " + t.ShapeString(),
+           Described(tensor.axes) + " with L <= T = " + std::to_string(sizes.T));
+    }
+    const bool own = IsOverTokens(axes) ? t.dtype() == StateDType(dtype) : IsFloat(t.dtype());
+    CheckTensor(op, tensor.name, t, ShapeOf(axes, sizes), own ? t.dtype() : dtype, data);
+    RefuseToGather(op, tensor.name, checks, t, axes);
+    const bool decays = tensor.values == Tensor::kDecays || tensor.values == Tensor::kRates;
+    if (decays && checks != nullptr && checks->checks() && t.data() != nullptr) {
+      CheckValues(op, tensor, t);
+    }
+  }
+  for (const Tensor& tensor : kAll) {
+    if (!Takes(definition, tensor) && (in.*tensor.input).present()) {
+      Fail(op, tensor.name, "is given", "none");
+    }
+  }
+  if (sizes.N < 0) sizes.N = 1;
+  if (sizes.G < 0) sizes.G = 1;
+
+  if (options.cu_seqlens.present() && sizes.B != 1) {
+    Fail(op, first.name, "has shape " + scanned.ShapeString(),
+         "a leading axis of 1 with cu_seqlens");
+  }
+  Ranges(op, sizes.B, sizes.T, options, data, ranges);
+  shape = ShapeOf(first.axes, sizes);
+  AxisSizes of_states = sizes;
+  of_states.B = static_cast<int64_t>(ranges.size());
+  const States states = definition.states();
+  for (size_t i = 0; i < states.size(); ++i) state_shapes[i] = ShapeOf(states[i].axes, of_states);
+  ForStates(op, *this, definition, "initial_state", "is given", in, &StateTensor::initial,
+            [&](const std::string& name, const ConstTensorView& t, const Axes& expected) {
+              CheckTensor(op, name.c_str(), t, expected, StateDType(dtype), data);
+            });
+
+  problem.dtype = dtype;
+  problem.rule = definition.rule;
+  problem.channels = sizes.D;
+  problem.states = sizes.N;
+  problem.num_taps = std::max<int64_t>(sizes.L, 0);
+  problem.groups = sizes.G;
+  problem.softplus = definition.softplus;
+  problem.c = definition.c;
+  problem.bilinear = definition.bilinear;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    // Backwards in time, strides are negative and tokens count from the end.
+    problem.sequences.push_back({ranges[i].batch, static_cast<int64_t>(i),
+                                 reverse_ ? 1 - ranges[i].end : ranges[i].begin,
+                                 ranges[i].end - ranges[i].begin});
+  }
+  definition.place(*this, in, problem);
+  problem.initial = StatesOf(in.initial);
+  problem.initial_tail = TailOf(in.initial_tail);
+}
+
+scan::Tokens Call::TokensOf(const ConstTensorView& t) const {
+  if (!t.present()) return {};
+  if (!channels_first_ && t.rank() == 4) {
+    scan::Tokens of = TailOf(t);
+    if (reverse_) of.token = -of.token;
+    return of;
+  }
+  const int token = channels_first_ ? t.rank() - 1 : 1, column = channels_first_ ? t.rank() - 2 : 2;
+  return {t.data(), t.dtype(), t.stride(0), reverse_ ? -t.stride(token) : t.stride(token),
+          t.stride(column), t.rank() == 4 ? t.stride(1) : 0};
+}
+
+// Strides of axes of one element are what they would be if all were contiguous that way.
+scan::Tokens Call::TailOf(const ConstTensorView& t) {
+  if (!t.present()) return {};
+  const int64_t heads = t.size(2), channels = t.size(3);
+  const int64_t column = channels == 1 ? t.stride(2) : t.stride(3);
+  return {t.data(), t.dtype(), t.stride(0), t.stride(1), column,
+          heads == 1 ? channels * column : t.stride(2)};
+}
+
+scan::Numbers Call::NumbersOf(const ConstTensorView& t) const {
+  if (!t.present()) return {};
+  return {t.data(), t.dtype(), 0, t.stride(0), t.rank() > 1 ? t.stride(1) : 0,
+          t.rank() > 2 ? t.stride(2) : 0};
+}
+
+scan::Weights Call::WeightsOf(const ConstTensorView& t) const {
+  scan::Weights weights;
+  if (t.present() && t.rank() == 2) weights.constants = NumbersOf(t);
+  if (t.present() && t.rank() > 2) weights.tokens = TokensOf(t);
+  return weights;
+}
+
+scan::Numbers Call::StatesOf(const ConstTensorView& t) {
+  if (!t.present()) return {};
+  if (t.rank() == 6) {
+    return {t.data(), t.dtype(), t.stride(0), t.stride(1), t.stride(4), t.stride(5), t.stride(2),
+            t.stride(3)};
+  }
+  return {t.data(), t.dtype(), t.stride(0), t.stride(1), t.rank() > 2 ? t.stride(2) : 0,
+          t.rank() > 3 ? t.stride(3) : 0};
+}
+
+namespace {
+
+// A convolution has no states on its way, so a call that has one or wants one takes the other way.
+void ChooseMethod(const Definition& definition, bool states, scan::Problem& p) {
+  if (p.rule != scan::Rule::kModes && p.rule != scan::Rule::kHeads) return;
+  const bool cheaper = definition.method == scan::Method::kAuto && scan::PrefersTaps(p);
+  p.has_taps = !states && (cheaper || definition.method == scan::Method::kConvolution);
+  if (p.has_taps) p.num_taps = scan::MostTokens(p);
+}
+
+}  // namespace
+
+void Forward(const char* op, Context& ctx, const Definition& definition, const Inputs& in,
+             const Options& options, const Outputs& out) {
+  const os::ScopedFloatControl float_control;
+  Call call(op, &ctx, definition, in, options, true);
+  scan::Problem& p = call.problem;
+  mechanism::Apart apart = Readers(definition, in, options);
+  CheckOutput(op, "o", out.o, call.shape, p.dtype, apart);
+  ForStates(op, call, definition, "final_state", "is asked for", out, &StateTensor::final,
+            [&](const std::string& name, const TensorView& t, const Axes& shape) {
+              CheckOutput(op, name.c_str(), t, shape, StateDType(p.dtype), apart);
+            });
+  p.o = call.TokensOf(out.o);
+  p.final = Call::StatesOf(out.final);
+  p.final_tail = Call::TailOf(out.final_tail);
+  ChooseMethod(definition, in.initial.present() || out.final.present(), p);
+  scan::Choose(op, p).forward(ctx, p);
+  ClearOthers(call, out.o, definition.tensors[0].axes);
+}
+
+void Backward(const char* op, Context& ctx, const Definition& definition,
+              const BackwardInputs& in, const Options& options, const Gradients& out) {
+  const os::ScopedFloatControl float_control;
+  Call call(op, &ctx, definition, in, options, true);
+  scan::Problem& p = call.problem;
+  mechanism::Apart apart = Readers(definition, in, options);
+  CheckTensor(op, "d_o", in.d_o, call.shape, p.dtype, true);
+  RefuseToGather(op, "d_o", &ctx, in.d_o, definition.tensors[0].axes);
+  apart.Reads("d_o", in.d_o);
+  ForStates(op, call, definition, "d_state", "is given", in, &StateTensor::d_final,
+            [&](const std::string& name, const ConstTensorView& t, const Axes& shape) {
+              CheckTensor(op, name.c_str(), t, shape, StateDType(p.dtype), true);
+              apart.Reads(name.c_str(), t);
+            });
+  for (const Tensor& tensor : definition.tensors) {
+    const TensorView& t = out.*tensor.gradient;
+    if (!t.present()) continue;
+    const std::string name = std::string("d") + tensor.name;
+    const ConstTensorView& input = in.*tensor.input;
+    if (!input.present()) Fail(op, name.c_str(), "is asked for", "none: there is no such input");
+    CheckOutput(op, name.c_str(), t, input.sizes(),
+                input.dtype(), apart);
+  }
+  for (const Tensor& tensor : kAll) {
+    if (Takes(definition, tensor) || !(out.*tensor.gradient).present()) continue;
+    Fail(op, (std::string("d") + tensor.name).c_str(), "is asked for",
+         "none: there is no such input");
+  }
+  ForStates(op, call, definition, "dinitial_state", "is asked for", out, &StateTensor::dinitial,
+            [&](const std::string& name, const TensorView& t, const Axes& shape) {
+              CheckOutput(op, name.c_str(), t, shape, StateDType(p.dtype), apart);
+            });
+  scan::Gradients g;
+  g.d_o = call.TokensOf(in.d_o);
+  g.d_final = Call::StatesOf(in.d_final);
+  g.dinitial = Call::StatesOf(out.dinitial);
+  g.d_final_tail = Call::TailOf(in.d_final_tail);
+  g.dinitial_tail = Call::TailOf(out.dinitial_tail);
+  definition.place_gradients(call, out, g);
+  ChooseMethod(definition,
+               in.initial.present() || in.d_final.present() || out.dinitial.present(), p);
+  scan::Choose(op, p).backward(ctx, p, g);
+  for (const Tensor& tensor : definition.tensors) {
+    const TensorView& t = out.*tensor.gradient;
+    const std::string axes = AxesOf(tensor, t.rank());
+    if (t.present() && IsOverTokens(axes)) ClearOthers(call, t, axes);
+  }
+}
+
+void Step(const char* op, Context& ctx, const Definition& definition, const StepInputs& in,
+          const StepState& state, const TensorView& o) {
+  const os::ScopedFloatControl float_control;
+  Inputs whole;
+  const Tensor& first = definition.tensors[0];
+  const ConstTensorView& scanned = in.*first.input;
+  const bool has_axes = scanned.present() && scanned.rank() >= 2;
+  const int64_t batch = has_axes ? scanned.size(0) : -1, channels = has_axes ? scanned.size(1) : -1;
+  for (const Tensor& tensor : definition.tensors) {
+    whole.*tensor.input = OneToken(op, tensor, in.*tensor.input, batch, channels);
+  }
+  thread_local Call call;  // whose memory the next step finds again
+  call.Check(op, &ctx, definition, whole, {}, true);
+  scan::Problem& p = call.problem;
+  mechanism::Apart apart = Readers(definition, whole, {});
+  for (const StateTensor& of : definition.states()) {
+    const std::string name = NameOf(definition, "state", of);
+    if (!(state.*of.step).present()) Fail(op, name.c_str(), "is absent", "a tensor");
+  }
+  ForStates(op, call, definition, "state", "is given", state, &StateTensor::step,
+            [&](const std::string& name, const TensorView& t, const Axes& shape) {
+              CheckOutput(op, name.c_str(), t, shape, StateDType(p.dtype), apart);
+            });
+  Tensor of_o = first;
+  of_o.name = "o";
+  if (!o.present()) Fail(op, "o", "is absent", "a tensor");
+  const ConstTensorView out = OneToken(op, of_o, o, batch, channels);
+  CheckOutput(op, "o",
+              {const_cast<void*>(out.data()), out.dtype(), out.sizes(), out.strides(),
+               out.device()},
+              call.shape, p.dtype, apart);
+  p.o = call.TokensOf(out);
+  p.initial = p.final = Call::StatesOf(state.state);
+  p.initial_tail = p.final_tail = Call::TailOf(state.tail);
+  scan::Choose(op, p).forward(ctx, p);
+}
+
+double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tokens,
+               bool backward) {
+  const auto channels = static_cast<double>(sizes.D);
+  if (definition.rule == scan::Rule::kTaps) {
+    return channels * scan::Operations(sizes.L, tokens, backward);
+  }
+  const int64_t states = std::string_view(definition.state_axes) == "BD" ? 1 : sizes.N;
+  const int64_t pairs = definition.rule == scan::Rule::kHeads ? sizes.d : 1;  // of each channel
+  return (backward ? 3 : 1) * definition.flops * channels *
+         static_cast<double>(states * pairs * tokens);
+}
+
+int64_t Workspace(const char* op, const Context& ctx, const Definition& definition,
+                  const Inputs& in, const Options& options) {
+  Call call(op, nullptr, definition, in, options, false);
+  int64_t most = 0;
+  for (const bool states : {false, true}) {  // which nothing here says
+    ChooseMethod(definition, states, call.problem);
+    const scan::Kernel& kernel = scan::Choose(op, call.problem);
+    most = std::max(most, kernel.workspace(ctx, call.problem) * ctx.num_threads());
+  }
+  return most;
+}
+
+int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& definition,
+                          const Inputs& in, const Options& options) {
+  Call call(op, nullptr, definition, in, options, false);
+  int64_t most = 0;
+  for (const bool states : {false, true}) {
+    ChooseMethod(definition, states, call.problem);
+    const auto bytes = scan::Choose(op, call.problem).backward_workspace(ctx, call.problem);
+    most = std::max(most, bytes.per_thread * ctx.num_threads() + bytes.shared);
+  }
+  return most;
+}
+
+Explanation Explain(const char* op, const Context& ctx, const Definition& definition,
+                    const Inputs& in, const Options& options) {
+  Call call(op, nullptr, definition, in, options, false);
+  ChooseMethod(definition, in.initial.present(), call.problem);
+  const scan::Problem& p = call.problem;
+  const scan::Kernel& kernel = scan::Choose(op, p);
+  Explanation e;
+  e.kernel = kernel.name;
+  e.target = TargetName(ctx.allowed_targets());
+  e.why = kernel.why;
+  e.flops = 0;
+  for (const scan::Sequence& s : p.sequences) {
+    e.flops += FlopsOf(definition, call.sizes, s.count, false);
+  }
+  e.bytes = Bytes(in.*definition.tensors[0].input);  // o
+  for (const StateTensor& state : definition.states()) e.bytes += Bytes(in.*state.initial);
+  for (const Tensor& tensor : definition.tensors) e.bytes += Bytes(in.*tensor.input);
+  e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();
+  return e;
+}
+
+}  // namespace heed::scanning

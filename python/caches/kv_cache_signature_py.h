@@ -1,0 +1,163 @@
+// What Python shows of caches: signatures for stubs and help(), and what their docstrings
+// add to the headers' comments.
+#ifndef PYTHON_CACHES_KV_CACHE_SIGNATURE_PY_H_
+#define PYTHON_CACHES_KV_CACHE_SIGNATURE_PY_H_
+
+#include "python/docstring.h"
+
+namespace heed::python {
+
+// Arguments of all caches.
+inline constexpr Said kCacheArguments[] = {
+    {"batch", "sequences, at least 1"},
+    {"heads", "heads of keys and values, at least 1"},
+    {"dim", "channels of a key, at least 1"},
+    {"value_dim", "channels of a value; default dim"},
+    {"latent", "elements of a row that are the token's value too, at least 1"},
+    {"rope", "elements of a row that only its key has"},
+    {"capacity", "tokens that a sequence may have; None is a cache that grows"},
+    {"page", "tokens of a page; None is one contiguous piece per sequence, which needs a capacity"},
+    {"dtype", "of rows and queries: 'f64', 'f32', 'bf16' or 'f16'"},
+    {"quantize", "None, or 'int8': a byte per element and a scale per row, not with f64"},
+    {"rotary", "None, or a dict of heed.rotary's keywords, of which interleaved is needed and "
+               "inverse is none: keys and queries are given without it, and turned here by where "
+               "they stand"},
+    {"log_decay_heads", "query heads of forgetting attention, a multiple of heads, whose log decays "
+                        "append takes; None: no forgetting"},
+    {"window", "tokens that a row sees, itself included"},
+    {"sink_tokens", "first tokens, which are always kept"},
+    {"positions", "by what rows are turned: 'absolute', or 'cache', where they are in the ring"},
+    {"k", "[batch, T, heads, dim]: rows of keys in the cache's dtype, any strides"},
+    {"v", "[batch, T, heads, value_dim]: rows of values"},
+    {"rows", "[batch, T, latent + rope]: in the cache's dtype, any strides"},
+    {"lengths", "[batch]: new rows of each sequence, from 0 to T; None: all T"},
+    {"log_decay", "[batch, T, log_decay_heads]: where the cache has log_decay_heads, what each new "
+                  "token forgets of all before it, at most 0"},
+    {"indices", "[batch]: for each sequence the one that it becomes"},
+    {"path", "of the file: str, bytes or os.PathLike"},
+    {"max_bytes", "most that the pages may occupy; None: 64 GiB or 8 times the file's rows"},
+    {"prefix_cache", "a cache of one sequence, with which all begin"},
+};
+
+inline constexpr char kCacheInPython[] = R"(
+Threads of Python may share a cache: calls that change it wait for each other. copy.copy and
+copy.deepcopy are fork(). Errors are heed.InvalidArgument (a ValueError).
+
+Example:
+
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+)";
+inline constexpr char kRowsOfExample[] =
+    R"(  >>> q, k, v = rng.standard_normal((3, 2, 5, 4, 16), np.float32)
+  >>> cache.append(k, v)
+  >>> cache.attend(q).shape, cache.lengths.tolist()
+  ((2, 5, 4, 16), [5, 5]))";
+
+// Arguments of attend and what is like it.
+inline constexpr Said kAttendArguments[] = {
+    {"q", "[batch, T, Hq, dim]: queries in the cache's dtype"},
+    {"scale", "factor of the logits; default 1 / sqrt(dim), of a latent cache none"},
+    {"causal", "whether a row sees no token after its own"},
+    {"tree", "[T]: the parent of each row, an earlier one; -1 where it follows what was there "
+             "before the last append"},
+    {"options", "the other keywords of heed.attention that a cache does not know itself; a ring's "
+                "window and sink_tokens are its own unless others are given"},
+};
+
+inline constexpr char kAttendInPython[] = R"(
+Returns o, or (o, lse) with return_lse=True, as NumPy arrays; o is `out` where that is given.
+heed.explain("attend", cache=cache, q=q, ...) says what would run.)";
+
+inline constexpr char kCapacityDoc[] =
+    "Tokens that a sequence may have; None: as many as there is memory for.";
+inline constexpr char kLogDecayHeadsDoc[] =
+    "Query heads whose log decays are kept, for forgetting attention; None: none are.";
+inline constexpr char kPageDoc[] = "Tokens of a page; None: each sequence is one piece.";
+
+inline constexpr char kRotaryDoc[] =
+    "Whether keys and queries are given without rotary encoding, which is done here.";
+
+#define HEED_INTS "Ints"
+#define HEED_ROWS "Array"
+
+inline constexpr char kInitSignature[] =
+    "def __init__(self, batch: int, heads: int, dim: int, value_dim: int | None = None, *, "
+    "capacity: int | None = None, page: int | None = 64, "
+    "dtype: FloatName = 'f32', "
+    "quantize: typing.Literal['int8'] | None = None, "
+    "rotary: CacheRotary | None = None, "
+    "log_decay_heads: int | None = None) -> None";
+inline constexpr char kRingInitSignature[] =
+    "def __init__(self, batch: int, heads: int, dim: int, value_dim: int | None = None, *, "
+    "window: int, sink_tokens: int = 0, "
+    "dtype: FloatName = 'f32', "
+    "rotary: CacheRotary | None = None, "
+    "positions: typing.Literal['absolute', 'cache'] = 'absolute') -> None";
+inline constexpr char kLatentInitSignature[] =
+    "def __init__(self, batch: int, latent: int, rope: int, *, capacity: int | None = None, "
+    "page: int | None = 64, dtype: FloatName = 'f32') -> None";
+
+inline constexpr char kAppendSignature[] =
+    "def append(self, k: " HEED_ROWS ", v: " HEED_ROWS ", lengths: " HEED_INTS
+    " | None = None, *, log_decay: " HEED_ROWS " | None = None) -> None";
+inline constexpr char kRingAppendSignature[] =
+    "def append(self, k: " HEED_ROWS ", v: " HEED_ROWS ", lengths: " HEED_INTS
+    " | None = None) -> None";
+inline constexpr char kLatentAppendSignature[] =
+    "def append(self, rows: " HEED_ROWS ", lengths: " HEED_INTS " | None = None) -> None";
+
+#define HEED_ATTEND "causal: bool = True, tree: " HEED_INTS " | None = None, "
+inline constexpr char kAttendSignature[] =
+    "def attend(self, q: " HEED_ROWS ", *, " HEED_ATTEND
+    "return_lse: typing.Literal[False] = False, "
+    "**options: typing_extensions.Unpack[AttendOptions]) -> Result";
+inline constexpr char kAttendLseSignature[] =
+    "def attend(self, q: " HEED_ROWS ", *, " HEED_ATTEND
+    "return_lse: typing.Literal[True], "
+    "**options: typing_extensions.Unpack[AttendOptions]"
+    ") -> tuple[Result, Result]";
+inline constexpr char kLatentAttendSignature[] =
+    "def attend(self, q: " HEED_ROWS ", *, scale: float, " HEED_ATTEND
+    "return_lse: typing.Literal[False] = False, "
+    "**options: typing_extensions.Unpack[LatentAttendOptions]"
+    ") -> Result";
+inline constexpr char kLatentAttendLseSignature[] =
+    "def attend(self, q: " HEED_ROWS ", *, scale: float, " HEED_ATTEND
+    "return_lse: typing.Literal[True], "
+    "**options: typing_extensions.Unpack[LatentAttendOptions]"
+    ") -> tuple[Result, Result]";
+#undef HEED_ATTEND
+
+inline constexpr char kForkSignature[] = "def fork(self) -> typing_extensions.Self";
+inline constexpr char kShareSignature[] =
+    "def share(prefix_cache: KVCache, batch: int) -> KVCache";
+inline constexpr char kLatentShareSignature[] =
+    "def share(prefix_cache: LatentKVCache, batch: int) -> LatentKVCache";
+inline constexpr char kImportSignature[] =
+    "def import_pages(k_pool: " HEED_ROWS ", v_pool: " HEED_ROWS ", indptr: " HEED_INTS
+    ", indices: " HEED_INTS ", last_page_len: " HEED_INTS ", *, heads_first: bool = False, "
+    "capacity: int | None = None, page: int | None = 64, "
+    "quantize: typing.Literal['int8'] | None = None, "
+    "rotary: CacheRotary | None = None) -> KVCache";
+
+inline constexpr char kBoundSignature[] =
+    "def quantization_bound(self, q: " HEED_ROWS ", *, causal: bool = True, "
+    "**options: typing_extensions.Unpack[AttendOptions]) -> tuple[float, float]";
+
+inline constexpr char kLengthsSignature[] = "def lengths(self) -> Result";
+inline constexpr char kAppendedSignature[] = "def appended(self) -> Result";
+inline constexpr char kTrimSignature[] = "def trim(self, lengths: " HEED_INTS ") -> None";
+inline constexpr char kReorderSignature[] =
+    "def reorder(self, indices: " HEED_INTS ") -> None";
+inline constexpr char kSaveSignature[] = "def save(self, path: Path) -> None";
+inline constexpr char kLoadSignature[] =
+    "def load_cache(path: Path, *, max_bytes: int | None = None) -> "
+    "KVCache | RingKVCache | LatentKVCache";
+
+#undef HEED_INTS
+#undef HEED_ROWS
+
+}  // namespace heed::python
+
+#endif  // PYTHON_CACHES_KV_CACHE_SIGNATURE_PY_H_
