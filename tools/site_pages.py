@@ -183,7 +183,7 @@ class Site:
         folder = header.relative_to(ROOT).parts[1:]
         if folder[0] != "ops":
             return "base"
-        return "parts" if folder[1] == "parts" else "mechanisms"
+        return "parts" if folder[1] in ("positions", "mechanism") else "mechanisms"
 
     @staticmethod
     def readme(header):
