@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "fmt/format.h"
 #include "nlohmann/json.hpp"
 
+#include "cli/format.h"
 #include "heed/core/context.h"
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
@@ -101,13 +101,13 @@ std::vector<AccuracyResult> MeasureAccuracy() {
 std::string AccuracyTable(const std::vector<AccuracyResult>& results) {
   std::string text =
       "largest error against float64, and the error closest to its bound\n\n";
-  text += fmt::format(kFormat, "mechanism", "problems", "dtype", "number",
-                      "max error", "error", "bound", "");
-  const auto e = [](double x) { return fmt::format("{:.1e}", x); };
+  text += Format(kFormat, "mechanism", "problems", "dtype", "number",
+                 "max error", "error", "bound", "");
+  const auto e = [](double x) { return Format("{:.1e}", x); };
   for (const AccuracyResult& r : results) {
-    text += fmt::format(kFormat, r.mechanism, r.what, Name(r.dtype), r.problems,
-                        e(r.max_error), e(r.error), e(r.bound),
-                        r.ok ? "ok" : "EXCEEDED");
+    text += Format(kFormat, r.mechanism, r.what, Name(r.dtype), r.problems,
+                   e(r.max_error), e(r.error), e(r.bound),
+                   r.ok ? "ok" : "EXCEEDED");
   }
   return text;
 }

@@ -7,9 +7,8 @@
 #include <tuple>
 #include <vector>
 
-#include "fmt/format.h"
-
 #include "benchmarks/gates.h"
+#include "cli/format.h"
 #include "heed/core/os.h"
 
 namespace heed::bench {
@@ -26,8 +25,8 @@ void AddBackward(std::vector<Line>& lines) {
       const char* variant = causal ? "causal" : "";
       const double zen4 = causal ? .80 : .86, intel = causal ? .66 : .72;
       const auto name = [&](const char* dtype, int64_t N) {
-        return fmt::format("{} backward N {} d {} {}", dtype, N, D,
-                           causal ? variant : "full");
+        return Format("{} backward N {} d {} {}", dtype, N, D,
+                      causal ? variant : "full");
       };
       // By six products of tiles where there are some.
       const double in_tiles = os::HasMatrixTiles() ? 1.25 : 1;
@@ -63,8 +62,8 @@ void AddForgetting(std::vector<Line>& lines) {
           const Side plain = {2048, 4, 4, D, vectors ? "invariant+causal" : "causal", 1, dtype, pass};
           Side forgets = plain;
           forgets.variant = vectors ? "invariant+log_decay" : "log_decay";
-          lines.push_back(Against(fmt::format("log_decay / causal, {} {}{} d {}", Name(dtype), pass,
-                                              vectors ? " on vectors" : "", D),
+          lines.push_back(Against(Format("log_decay / causal, {} {}{} d {}", Name(dtype), pass,
+                                         vectors ? " on vectors" : "", D),
                                   Ratio::kTime, forgets, plain, 1.05));
         }
       }
@@ -80,8 +79,8 @@ void AddTiles(std::vector<Line>& lines) {
                             const char* pass = "forward") {
     const bool forward = std::string_view(pass) == "forward";
     const char* masks = variant[0] == '\0' ? "full" : variant;
-    lines.push_back({fmt::format("bf16{} of tiles, N {} d {} {}", forward ? "" : " backward", T, D,
-                                 masks),
+    lines.push_back({Format("bf16{} of tiles, N {} d {} {}", forward ? "" : " backward", T, D,
+                            masks),
                      Ratio::kOfTiles,
                      {T, 4, 4, D, variant, 1, DType::kBF16, pass}, std::nullopt, kNone, goal, kNone});
   };
@@ -158,14 +157,14 @@ std::vector<Line> AttentionLines() {
     for (const char* variant : {"", "causal"}) {
       const bool is_full = variant[0] == '\0';
       const std::string name =
-          fmt::format("bf16 N 2048 d {} {}", D, is_full ? "full" : variant);
+          Format("bf16 N 2048 d {} {}", D, is_full ? "full" : variant);
       Side side = {2048, 4, 4, D, variant};
       const Side single = side;
       side.dtype = DType::kBF16;
       lines.push_back(OfPeak(name, side, is_full ? full : causal, kNone));
       time(name + " / f32", side, single, 1.02);
       side.dtype = DType::kF16;
-      time(fmt::format("f16 N 2048 d {} {} / f32", D, is_full ? "full" : variant),
+      time(Format("f16 N 2048 d {} {} / f32", D, is_full ? "full" : variant),
            side, single, 1.02);
     }
   }

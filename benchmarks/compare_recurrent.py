@@ -475,7 +475,7 @@ PROBLEMS = {"ssd": SsdProblem, "gated_delta_rule": DeltaProblem, "kda": DeltaPro
 SHAPES = {"linear": (12, 64, 64), "simple_gla": (6, 64, 128), "gla": (6, 64, 128), "ssd": (24, 128, 64),  # heads, keys, values
           "gated_delta_rule": (6, 128, 128), "kda": (6, 128, 128), "mlstm": (6, 128, 128), "rwkv4": (6, 128, 128),
           "selective_scan": (12, 16, 128), "rg_lru": (20, 1, 128), "s4d": (4, 32, 128), "long_convolution": (6, 128, 128), "long_convolution_65536": (1, 16, 16)}
-# Of those that have their own; of training alone where autograd keeps a tensor per token.
+# Tokens where they are not the usual number; training alone takes fewer where autograd keeps a tensor per token.
 TOKENS = {"long_convolution_65536": 65536}
 TRAINED_TOKENS = {"selective_scan": 512, "rg_lru": 512}
 GOALS = {("linear", "forward", "onnxruntime"): 5, ("gla", "forward", "onnxruntime"): 3, ("linear", "train", "idiap"): 8,

@@ -7,9 +7,9 @@
 #include <cmath>
 #include <cstdint>
 
-#include "fmt/format.h"
 #include "nlohmann/json.hpp"
 
+#include "cli/format.h"
 #include "heed/core/dispatch.h"
 #include "heed/core/os.h"
 #include "heed/harness/case.h"
@@ -25,7 +25,7 @@ constexpr double kSampleSeconds = 0.0005;  // shorter calls are repeated
 constexpr int kRounds = 5;
 constexpr double kNever = -1;
 
-std::string Text(double seconds) { return fmt::format("{:.4g}", 1e9 * seconds); }
+std::string Text(double seconds) { return Format("{:.4g}", 1e9 * seconds); }
 
 // Calls that make up one sample.
 int CallsOf(TimedCase& timed) {
@@ -101,9 +101,9 @@ Crossover Measure(const OpEntry& op, const std::string& pass) {
     }
     before = ratio;
   }
-  result.from = from < 0    ? fmt::format("> {}", longest)
-                : from == 0 ? fmt::format("<= {}", kShortest)
-                            : fmt::format("{:.0f}", from);
+  result.from = from < 0    ? Format("> {}", longest)
+                : from == 0 ? Format("<= {}", kShortest)
+                            : Format("{:.0f}", from);
   return result;
 }
 
@@ -131,21 +131,21 @@ std::vector<CrossoverRow> MeasureCrossover(void (*progress)(const std::string&))
 std::string CrossoverTable(const std::vector<CrossoverRow>& rows) {
   static constexpr char kFormat[] =
       "{:<20} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}\n";
-  std::string text = fmt::format(
+  std::string text = Format(
       "{}, target {}, f32, {} heads of {} channels, one thread\n"
       "ns per token and head at {} tokens, and from how many tokens on that is less "
       "than exact attention takes, causal\n\n",
       os::CpuName(), TargetName(kAllTargets), kHeads, kChannels, kTokens);
-  text += fmt::format(kFormat, "mechanism", "forward", "from", "backward", "from",
-                      "one token", "from keys");
+  text += Format(kFormat, "mechanism", "forward", "from", "backward", "from",
+                 "one token", "from keys");
   for (const CrossoverRow& row : rows) {
     const auto time = [](const std::optional<Crossover>& c) {
       return c ? Text(c->seconds_per_token) : "-";
     };
     const auto from = [](const std::optional<Crossover>& c) { return c ? c->from : "-"; };
-    text += fmt::format(kFormat, row.mechanism, time(row.forward), from(row.forward),
-                        time(row.backward), from(row.backward), time(row.step),
-                        from(row.step));
+    text += Format(kFormat, row.mechanism, time(row.forward), from(row.forward),
+                   time(row.backward), from(row.backward), time(row.step),
+                   from(row.step));
   }
   return text;
 }

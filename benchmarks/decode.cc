@@ -12,8 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "fmt/format.h"
-
+#include "cli/format.h"
 #include "heed/core/context.h"
 #include "heed/core/os.h"
 #include "heed/harness/buffer.h"
@@ -122,8 +121,8 @@ void Verify(DType dtype, int64_t page, int64_t group, Context& ctx,
     for (int64_t e = 0; e < kDim; ++e) {
       const double error = std::abs(step.o().Get({0, 0, h, e}) - expected.Get({0, 0, h, e}));
       if (error <= tolerance) continue;
-      throw std::runtime_error(fmt::format("decode: {} page {} group {}: off by {}",
-                                           Name(dtype), page, group, error));
+      throw std::runtime_error(Format("decode: {} page {} group {}: off by {}",
+                                      Name(dtype), page, group, error));
     }
   }
 }
@@ -267,8 +266,8 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
                           OfRead{DType::kF32, 8, kNone, .35, Quantize::kInt8},
                           OfRead{DType::kF32, 16, kNone, .35, Quantize::kInt8}}) {
     const bool int8 = c.quantize == Quantize::kInt8;
-    const std::string name = fmt::format("{} {} query heads per key head, of a raw read",
-                                         int8 ? "int8" : Name(c.dtype), c.group);
+    const std::string name = Format("{} {} query heads per key head, of a raw read",
+                                    int8 ? "int8" : Name(c.dtype), c.group);
     progress(name);
     Verify(c.dtype, 0, c.group, ctx, c.quantize);
     Step step(c.dtype, int8 ? Tokens(int64_t{1}) : Tokens(c.dtype), 0, c.group, c.quantize);
@@ -278,11 +277,11 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
       reads.push_back(step.Bytes() / read);
       return read / Seconds(step, ctx, clean);
     }));
-    results.back().name += fmt::format(" ({:.1f} GB/s)", Summarize(reads).median / 1e9);
+    results.back().name += Format(" ({:.1f} GB/s)", Summarize(reads).median / 1e9);
   }
   Step contiguous(DType::kF32, Tokens(DType::kF32), 0, 1);
   for (const int64_t page : {16, 64}) {
-    const std::string name = fmt::format("f32 pages of {} tokens / contiguous", page);
+    const std::string name = Format("f32 pages of {} tokens / contiguous", page);
     progress(name);
     Verify(DType::kF32, page, 1, ctx);
     Step paged(DType::kF32, Tokens(DType::kF32), page, 1);
@@ -346,9 +345,9 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
   Context one(1);
   for (const int64_t heads : {16, 128}) {
     Latent absorbed(8192, heads, false), expanded(8192, heads, true);
-    const std::string name = fmt::format("f32 MLA {} heads, 8192 tokens, one thread: expanded / "
-                                         "absorbed, time (bytes {:.1f})",
-                                         heads, expanded.Bytes() / absorbed.Bytes());
+    const std::string name = Format("f32 MLA {} heads, 8192 tokens, one thread: expanded / "
+                                    "absorbed, time (bytes {:.1f})",
+                                    heads, expanded.Bytes() / absorbed.Bytes());
     progress(name);
     results.push_back(Gate(name, kNone, true, [&](bool* clean) {
       return Seconds(expanded, one, clean) / Seconds(absorbed, one, clean);

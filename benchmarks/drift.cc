@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "fmt/format.h"
 #include "nlohmann/json.hpp"
 
+#include "cli/format.h"
 #include "heed/core/context.h"
 #include "heed/harness/case.h"
 #include "heed/harness/drift.h"
@@ -34,15 +34,15 @@ std::vector<DriftResult> MeasureDrift(void (*progress)(const std::string&)) {
 }
 
 std::string DriftTable(const std::vector<DriftResult>& results) {
-  std::string text = fmt::format(
+  std::string text = Format(
       "rms error of o against float64, f32, {} channels, over the {} tokens before\n\n"
       "{:<18} {:<10}",
       kChannels, kDriftTokens, "mechanism", "decays");
-  for (const int64_t end : kEnds) text += fmt::format(" {:>9}", end);
+  for (const int64_t end : kEnds) text += Format(" {:>9}", end);
   text += "\n";
   for (const DriftResult& r : results) {
-    text += fmt::format("{:<18} {:<10}", r.mechanism, r.decays);
-    for (const double error : r.errors) text += fmt::format(" {:>9.1e}", error);
+    text += Format("{:<18} {:<10}", r.mechanism, r.decays);
+    for (const double error : r.errors) text += Format(" {:>9.1e}", error);
     text += "\n";
   }
   return text;

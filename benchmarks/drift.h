@@ -12,7 +12,7 @@ struct DriftResult {
   std::vector<double> errors;     // at each length
 };
 
-// Of every mechanism that has a step. `progress` is called before each row.
+// Measures every mechanism that has a step; `progress` is called before each row.
 std::vector<DriftResult> MeasureDrift(void (*progress)(const std::string&));
 
 std::string DriftTable(const std::vector<DriftResult>& results);

@@ -8,9 +8,9 @@
 #include <memory>
 #include <optional>
 
-#include "fmt/format.h"
 #include "nlohmann/json.hpp"
 
+#include "cli/format.h"
 #include "heed/core/dispatch.h"
 #include "heed/core/os.h"
 #include "heed/harness/case.h"
@@ -50,7 +50,7 @@ double Goal(const Line& line) {
   return line.any;
 }
 
-// Of what a step reads and writes: all outputs but the first.
+// Counts the bytes of what a step reads and writes: all outputs but the first.
 size_t StateBytes(const Case& c) {
   size_t bytes = 0;
   for (size_t i = 1; i < c.outputs.size(); ++i) {
@@ -199,24 +199,24 @@ std::vector<GateResult> MeasureGates(const std::vector<Line>& lines,
 }
 
 std::string GateTable(const std::vector<GateResult>& results) {
-  std::string text = fmt::format(
+  std::string text = Format(
       "forward, f32 unless said, on {}\n{}, target {}, multiply-add {:.0f} GFLOP/s\n"
       "one thread unless said; fraction of the peak probed beside each sample, "
       "or a ratio of times\n\n",
       os::CpuName(), Name(ThisCpu()), TargetName(kAllTargets),
       probe::PeakFlopsPerSecond(DType::kF32, kAllTargets, 9) / 1e9);
-  text += fmt::format(kFormat, "line", "goal", "median", "quartiles", "samples",
-                      "");
+  text += Format(kFormat, "line", "goal", "median", "quartiles", "samples",
+                 "");
   for (const GateResult& r : results) {
     const std::string goal =
         std::isnan(r.goal)
             ? "-"
-            : fmt::format("{} {:.2f}", r.at_least ? ">=" : "<=", r.goal);
+            : Format("{} {:.2f}", r.at_least ? ">=" : "<=", r.goal);
     const bool none = r.rounds == 0;
-    text += fmt::format(
-        kFormat, r.name, goal, none ? "-" : fmt::format("{:.3f}", r.median),
-        none ? "-" : fmt::format("{:.3f} - {:.3f}", r.q1, r.q3),
-        fmt::format("{}/{}", r.rounds, r.rounds + r.rejected), Verdict(r));
+    text += Format(
+        kFormat, r.name, goal, none ? "-" : Format("{:.3f}", r.median),
+        none ? "-" : Format("{:.3f} - {:.3f}", r.q1, r.q3),
+        Format("{}/{}", r.rounds, r.rounds + r.rejected), Verdict(r));
   }
   return text;
 }

@@ -3,9 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "fmt/format.h"
-
 #include "benchmarks/gates.h"
+#include "cli/format.h"
 
 namespace heed::bench {
 namespace {
@@ -33,7 +32,7 @@ std::vector<Line> PatternLines() {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       for (const int64_t D : {64, 128}) {
         for (const auto& [name, pattern, forward] : patterns) {
-          lines.push_back(Against(fmt::format("{}, {} {} d {}: pair / dense", name, Name(dtype), pass, D),
+          lines.push_back(Against(Format("{}, {} {} d {}: pair / dense", name, Name(dtype), pass, D),
                                   Ratio::kTimePerFlop, side(D, dtype, pass, pattern), side(D, dtype, pass, ""),
                                   pass[0] == 'f' ? forward : kBackward));
         }
@@ -42,7 +41,7 @@ std::vector<Line> PatternLines() {
   }
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const auto add = [&](const char* name, const char* pattern, const char* other, int64_t other_N, double goal) {
-      lines.push_back(Against(fmt::format("{}, {} d 64", name, Name(dtype)), Ratio::kTime,
+      lines.push_back(Against(Format("{}, {} d 64", name, Name(dtype)), Ratio::kTime,
                               side(64, dtype, "forward", pattern), side(64, dtype, "forward", other, other_N), goal));
     };
     add("longformer N 8192 / 4096", "longformer(512, [0])", "longformer(512, [0])", N / 2, 2.1);

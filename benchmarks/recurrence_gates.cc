@@ -5,9 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "fmt/format.h"
-
 #include "benchmarks/gates.h"
+#include "cli/format.h"
 #include "heed/core/os.h"
 
 namespace heed::bench {
@@ -54,11 +53,11 @@ std::vector<Line> RecurrenceLines() {
         const bool forward = std::string(pass) == "forward";
         const double zen4 = forward ? kind.zen4[i] : kind.backward_zen4[i];
         const double intel = forward ? kind.intel[i] : kind.backward_intel[i];
-        const std::string name = fmt::format("{} {} T 2048 d {}", kind.name, pass, D);
+        const std::string name = Format("{} {} T 2048 d {}", kind.name, pass, D);
         lines.push_back(OfPeak(name, SideOf(kind, pass, 2048, 4, D), zen4, intel));
         if (os::NumUsableCpus() < 2) continue;
         for (const int64_t heads : {4, 1}) {
-          AddTwoThreads(fmt::format("{}, {} head{}", name, heads, heads > 1 ? "s" : ""),
+          AddTwoThreads(Format("{}, {} head{}", name, heads, heads > 1 ? "s" : ""),
                         SideOf(kind, pass, 2048, heads, D), zen4, intel, kSpeedUp, lines);
         }
       }
@@ -69,8 +68,8 @@ std::vector<Line> RecurrenceLines() {
       const int64_t D = i == 0 ? 64 : 128;
       for (const int64_t heads : {1, 12}) {
         const auto name = [&](const char* pass) {
-          return fmt::format("{} {} T 2048 d {}, {} head{}", kind.name, pass, D, heads,
-                             heads > 1 ? "s" : "");
+          return Format("{} {} T 2048 d {}, {} head{}", kind.name, pass, D, heads,
+                        heads > 1 ? "s" : "");
         };
         lines.push_back(OfPeak(name("forward"), SideOf(kind, "forward", 2048, heads, D),
                                kind.zen4[i], kind.intel[i]));
@@ -78,7 +77,7 @@ std::vector<Line> RecurrenceLines() {
                                kind.backward_zen4[i], kind.backward_intel[i]));
       }
     }
-    lines.push_back({fmt::format("{} step, of a raw read and write", kind.name), Ratio::kOfMemory,
+    lines.push_back({Format("{} step, of a raw read and write", kind.name), Ratio::kOfMemory,
                      SideOf(kind, "step", 1, kStepHeads, 128), std::nullopt, .80, .80, .80});
   }
   // Chunks in matrix tiles beside the recurrence itself.
@@ -90,18 +89,18 @@ std::vector<Line> RecurrenceLines() {
       const Side f32 = SideOf(kind, "forward", 2048, 4, D);
       Side bf16 = f32;
       bf16.dtype = DType::kBF16;
-      lines.push_back(Against(fmt::format("{} forward T 2048 d {}, bf16 / f32", name, D),
+      lines.push_back(Against(Format("{} forward T 2048 d {}, bf16 / f32", name, D),
                               Ratio::kTime, bf16, f32, i == 0 ? 1 / 2.5 : 1 / 3.5));
     }
   }
   for (const Kind& kind : kKinds) {
-    lines.push_back({fmt::format("{} step, of a raw read and write", kind.name),
+    lines.push_back({Format("{} step, of a raw read and write", kind.name),
                      Ratio::kOfMemory, SideOf(kind, "step", 1, kStepHeads, 128),
                      std::nullopt, .80, .80, .80});
   }
   for (const Kind& kind : kKinds) {
     for (const char* pass : {"forward", "backward"}) {
-      lines.push_back(Against(fmt::format("{} {}, T 131072 / 2048", kind.name, pass),
+      lines.push_back(Against(Format("{} {}, T 131072 / 2048", kind.name, pass),
                               Ratio::kTimePerToken, SideOf(kind, pass, 131072, 1, 64),
                               SideOf(kind, pass, 2048, 1, 64), 1.05));
     }

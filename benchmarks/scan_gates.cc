@@ -4,9 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "fmt/format.h"
-
 #include "benchmarks/gates.h"
+#include "cli/format.h"
 #include "heed/core/os.h"
 
 namespace heed::bench {
@@ -35,7 +34,7 @@ constexpr Layout kLayouts[] = {{"[B, D, T]", ""}, {"[B, T, D]", "strided"}};
 std::vector<Line> ScanLines() {
   std::vector<Line> lines;
   for (const Layout& layout : kLayouts) {
-    const std::string name = fmt::format("selective_scan {}", layout.name);
+    const std::string name = Format("selective_scan {}", layout.name);
     const auto side = [&](const char* pass, int64_t T) {
       return SideOf("selective_scan", pass, T, layout.variant);
     };
@@ -55,7 +54,7 @@ std::vector<Line> ScanLines() {
     for (const Side& one : {forward, backward}) {
       Side two = one;
       two.threads = 2;
-      lines.push_back(Against(fmt::format("{} {}, speed-up of two threads", name, one.pass),
+      lines.push_back(Against(Format("{} {}, speed-up of two threads", name, one.pass),
                               Ratio::kSpeedUp, two, one, kSpeedUp));
     }
   }
@@ -65,7 +64,7 @@ std::vector<Line> ScanLines() {
                    std::nullopt, kStep, kStep, kStep});
   for (const char* mechanism : {"rg_lru", "hgrn"}) {
     const Side forward = SideOf(mechanism, "forward", 2048, "");
-    lines.push_back(Against(fmt::format("{} backward / forward", mechanism), Ratio::kTime,
+    lines.push_back(Against(Format("{} backward / forward", mechanism), Ratio::kTime,
                             SideOf(mechanism, "backward", 2048, ""), forward, kBackward));
   }
   for (const char* pass : {"forward", "backward"}) {
@@ -73,7 +72,7 @@ std::vector<Line> ScanLines() {
     brief.Hq = brief.Hkv = 1;
     Side lengthy = brief;
     lengthy.T = 131072;
-    lines.push_back(Against(fmt::format("long_convolution {}, T 131072 / 4096, 128 channels", pass),
+    lines.push_back(Against(Format("long_convolution {}, T 131072 / 4096, 128 channels", pass),
                             Ratio::kTimePerToken, lengthy, brief,
                             pass == std::string("forward") ? kGrowth : kNone));
   }

@@ -15,9 +15,8 @@ namespace {
 
 constexpr uint64_t kSeed = 1;
 
-// Of every letter of axes. What q, k and v do not have: Linformer's rows R, a
-// quarter of the tokens and at most 256, and Performer's features M, four per
-// channel.
+// The size that each letter of axes stands for. q, k and v do not have all of them: Linformer's
+// rows R are a quarter of the tokens and at most 256, Performer's features M four per channel.
 std::map<char, int64_t> AxisSizes(const NamedTensors& set) {
   const ConstTensorView &q = set.tensors.at("q"), &v = set.tensors.at("v");
   const int64_t T = set.tensors.at("k").size(1);

@@ -6,8 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "fmt/format.h"
-
+#include "cli/format.h"
 #include "heed/harness/timing.h"
 
 namespace heed::cli {
@@ -153,11 +152,11 @@ std::string ToString(const attention::Options& options) {
   std::string text = options.causal ? " causal" : "";
   if (options.window.left >= 0 || options.window.right >= 0) {
     text +=
-        fmt::format(" window {},{}", options.window.left, options.window.right);
+        Format(" window {},{}", options.window.left, options.window.right);
   }
   if (text.empty() && !options.pattern.present()) text = " full";
   if (options.softcap > 0)
-    text += fmt::format(" softcap {:.6g}", options.softcap);
+    text += Format(" softcap {:.6g}", options.softcap);
   if (options.pattern.present()) text += " " + Brief(options.pattern);
   return text.substr(1);
 }

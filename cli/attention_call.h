@@ -79,7 +79,7 @@ std::string Brief(const Pattern& pattern, size_t most = 60);
 // Options that differ from the default, {"causal": true, "window": [127, 0]}.
 Json ToJson(const attention::Options& options);
 
-// The same in one line, "causal window 127,0"; a pattern as its expression; "full" for none.
+// Those options in one line, "causal window 127,0"; a pattern is its expression; "full" stands for none.
 std::string ToString(const attention::Options& options);
 
 }  // namespace heed::cli

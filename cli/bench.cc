@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "fmt/format.h"
-
+#include "cli/format.h"
 #include "cli/options.h"
 #include "cli/print.h"
 #include "cli/verbs.h"
@@ -196,7 +195,7 @@ void Bench(const BenchOptions& options) {
       return Rate(probes[name].get<double>(), unit);
     };
     Progress("");
-    Print(fmt::format(
+    Print(Format(
         "{}, {}\none core: multiply-add {} f32, {} f64; exp2 {}; DRAM read "
         "{}\n\n",
         os::CpuName(), TargetName(targets),
@@ -214,8 +213,8 @@ void Bench(const BenchOptions& options) {
   {
     Countdown countdown(jobs.size());
     for (const Job& job : jobs) {
-      countdown.Next(fmt::format("{} {} {} {}", job.op.name, job.request.pass,
-                                 Name(job.request.dtype), ShapeOf(job.request)));
+      countdown.Next(Format("{} {} {} {}", job.op.name, job.request.pass,
+                            Name(job.request.dtype), ShapeOf(job.request)));
       TimedCase timed(job.op, job.request, job.threads, options.machine.isa);
       const Row row = Measure(timed, job.op.name, read);
       list.push_back(RowToJson(row));
@@ -232,17 +231,14 @@ void Bench(const BenchOptions& options) {
 }  // namespace
 
 void AddBench(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand(
-      "bench", "throughput as a fraction of the roof probed in the same run");
-  verb->footer(kFooter);
+  CLI::App& verb = AddVerb(app, "bench", "throughput as a fraction of the roof probed in the same run", kFooter);
   const auto options = std::make_shared<BenchOptions>();
-  verb->add_option("MECHANISM", options->mechanisms, "only these; default all")
-      ->type_name("");
-  AddText(*verb, "--dtype", options->dtype, "only this dtype", "f32|bf16|f16|f64");
-  verb->add_flag("--causal", options->causal, "only causal problems");
-  options->machine.Register(*verb);
-  verb->add_flag("--json", options->json, "one JSON document");
-  verb->callback([options] { Bench(*options); });
+  AddMechanisms(verb, options->mechanisms);
+  AddText(verb, "--dtype", options->dtype, "only this dtype", "f32|bf16|f16|f64");
+  AddFlag(verb, "--causal", options->causal, "only causal problems");
+  options->machine.Register(verb);
+  AddFlag(verb, "--json", options->json, "one JSON document");
+  OnChosen(verb, [options] { Bench(*options); });
 }
 
 }  // namespace heed::cli

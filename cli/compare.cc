@@ -10,11 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "fmt/format.h"
-
 #include "cli/attention_call.h"
 #include "cli/compare_report.h"
 #include "cli/assumed_tensors.h"
+#include "cli/format.h"
 #include "cli/mechanism_call.h"
 #include "cli/options.h"
 #include "cli/page.h"
@@ -80,7 +79,7 @@ int64_t KeyValueBytes(const TensorSet& set, const attention::Options& options) {
          static_cast<int64_t>(SizeOf(set.dtype));
 }
 
-// Of a query and a key, over all heads.
+// Counts the pairs of a query and a key, over all heads.
 double AllPairs(const TensorSet& set) {
   return static_cast<double>(set.q.size(0) * set.q.size(2)) *
          static_cast<double>(set.q.size(1) * set.k.size(1));
@@ -111,9 +110,9 @@ Reference ComputeReference(Context& ctx, const TensorSet& wide,
       std::clamp<int64_t>(static_cast<int64_t>(affordable), 1, 32);
   const OutputError error = expected.SpotCheck(rows);
   return {expected,
-          fmt::format("attention in float64, kernel {} {}, within {} of the "
-                      "scalar reference on {} queries",
-                      plan.kernel, plan.target, ErrorSize(error.max), 3 * rows),
+          Format("attention in float64, kernel {} {}, within {} of the "
+                 "scalar reference on {} queries",
+                 plan.kernel, plan.target, ErrorSize(error.max), 3 * rows),
           error};
 }
 
@@ -260,8 +259,8 @@ std::string ProblemOf(const Context& ctx, const LayerOfFile& set,
                       const std::vector<NamedTensor>& tensors) {
   std::string text = std::string(Name(set.file_dtype)) + " in the file";
   for (const NamedTensor& x : tensors) text += "  " + x.name + " " + x.tensor.ShapeString();
-  return fmt::format("{}  {} thread{}", text, ctx.num_threads(),
-                     ctx.num_threads() == 1 ? "" : "s");
+  return Format("{}  {} thread{}", text, ctx.num_threads(),
+                ctx.num_threads() == 1 ? "" : "s");
 }
 
 CompareReport CompareQkv(Context& ctx, const CompareOptions& options,
@@ -353,19 +352,17 @@ void Compare(const CompareOptions& options) {
 }  // namespace
 
 void AddCompare(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand(
-      "compare", "every mechanism on these tensors: time, memory, error");
-  verb->footer(kFooter);
+  CLI::App& verb = AddVerb(app, "compare", "every mechanism on these tensors: time, memory, error", kFooter);
   const auto options = std::make_shared<CompareOptions>();
-  options->tensors.Register(*verb);
-  AddText(*verb, "-m,--mechanisms", options->mechanisms,
+  options->tensors.Register(verb);
+  AddText(verb, "-m,--mechanisms", options->mechanisms,
           "only these, by name; default all", "A,B,C");
-  AddText(*verb, "--html", options->html, "also writes a picture and the table as a page",
+  AddText(verb, "--html", options->html, "also writes a picture and the table as a page",
           "F");
-  options->math.Register(*verb);
-  options->machine.Register(*verb);
-  verb->add_flag("--json", options->json, "one JSON document");
-  verb->callback([options] { Compare(*options); });
+  options->math.Register(verb);
+  options->machine.Register(verb);
+  AddFlag(verb, "--json", options->json, "one JSON document");
+  OnChosen(verb, [options] { Compare(*options); });
 }
 
 }  // namespace heed::cli

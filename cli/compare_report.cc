@@ -7,9 +7,8 @@
 #include <map>
 #include <span>
 
-#include "fmt/format.h"
-
 #include "cli/assumed_tensors.h"
+#include "cli/format.h"
 #include "cli/page.h"
 
 namespace heed::cli {
@@ -135,14 +134,14 @@ std::vector<std::string> Remarks(const CompareReport& report) {
 
 std::string HtmlCell(const char* tag, const std::string& attributes,
                      const std::string& text) {
-  return fmt::format("<{0}{1}>{2}</{0}>", tag, attributes, EscapeHtml(text));
+  return Format("<{0}{1}>{2}</{0}>", tag, attributes, EscapeHtml(text));
 }
 
 // Two rows of headers: what is measured, in which dtype.
 std::string HtmlTable(const CompareReport& report) {
   const size_t n = report.dtypes.size();
   const std::string usual = Name(UsualDType(report));
-  const std::string each = fmt::format(" colspan=\"{}\" class=\"group\"", n);
+  const std::string each = Format(" colspan=\"{}\" class=\"group\"", n);
   std::string html = "<table id=\"table\">\n<thead><tr class=\"groups\"><td colspan=\"2\"></td>" +
                      HtmlCell("th", each, "time") + HtmlCell("th", each, "rms error") +
                      HtmlCell("th", " colspan=\"4\" class=\"group\"", "in " + usual) +
@@ -160,8 +159,8 @@ std::string HtmlTable(const CompareReport& report) {
             HtmlCell("td", " class=\"left\"", OptionsOf(group[0]));
     const auto add = [&](DType dtype, Measure measure, bool first) {
       const Cell cell = CellOf(group, dtype, measure);
-      html += HtmlCell("td", fmt::format("{} data-value=\"{}\"", first ? " class=\"first\"" : "",
-                                         cell.value),
+      html += HtmlCell("td", Format("{} data-value=\"{}\"", first ? " class=\"first\"" : "",
+                                    cell.value),
                        cell.text);
     };
     for (const Measure measure : {&Time, &RmsError}) {

@@ -43,7 +43,7 @@ std::string ToText(const CompareReport& report);
 
 Json ToJson(const CompareReport& report);
 
-// The same as one table, and its picture. Throws FileError.
+// Writes a page with the rows of ToText() as one table, and a picture of it. Throws FileError.
 void WritePage(const std::string& path, const CompareReport& report);
 
 }  // namespace heed::cli

@@ -1,13 +1,13 @@
 // heed completion: what a shell needs to complete verbs, options and their
 // values.
-#include "cli/completion.h"
-
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
-#include "fmt/format.h"
+#include "CLI/CLI.hpp"
 
+#include "cli/format.h"
 #include "cli/options.h"
 #include "cli/print.h"
 #include "cli/verbs.h"
@@ -119,8 +119,8 @@ complete -F _heed heed
 std::string BashEntry(const std::string& verb, const std::string& place, const Values& values) {
   const std::string known =
       values.files ? "@files"
-                   : fmt::format("{}{}", values.list ? "," : "", fmt::join(values.words, " "));
-  return fmt::format("    [{}]={}\n", Quoted(verb + " " + place), Quoted(known));
+                   : Format("{}{}", values.list ? "," : "", fmt::join(values.words, " "));
+  return Format("    [{}]={}\n", Quoted(verb + " " + place), Quoted(known));
 }
 
 // --- zsh ---
@@ -136,32 +136,24 @@ std::string ZshText(const std::string& text) {
 }
 
 std::string ZshAction(const Values& values) {
-  if (values.list) return fmt::format("_values -s , mechanism {}", fmt::join(values.words, " "));
-  if (!values.words.empty()) return fmt::format("({})", fmt::join(values.words, " "));
+  if (values.list) return Format("_values -s , mechanism {}", fmt::join(values.words, " "));
+  if (!values.words.empty()) return Format("({})", fmt::join(values.words, " "));
   return values.files ? "_files" : " ";
 }
 
 std::string ZshSpec(const CLI::Option& option) {
   const std::string action = ZshAction(ValuesOf(option));
   if (option.get_positional()) {
-    return Quoted(fmt::format("{}:{}:{}", TakesSeveral(option) ? "*" : "", ZshText(option.get_name()), action));
+    return Quoted(Format("{}:{}:{}", TakesSeveral(option) ? "*" : "", ZshText(option.get_name()), action));
   }
   const std::vector<std::string> names = Spellings(option);
   const std::string text =
-      fmt::format("[{}]{}", ZshText(option.get_description()),
-                  TakesValue(option) ? ":" + ZshText(option.get_type_name()) + ":" + action : "");
+      Format("[{}]{}", ZshText(option.get_description()),
+             TakesValue(option) ? ":" + ZshText(option.get_type_name()) + ":" + action : "");
   if (names.size() == 1) return Quoted(names[0] + text);
-  return fmt::format("{}{{{}}}{}", Quoted(fmt::format("({})", fmt::join(names, " "))),
-                     fmt::join(names, ","), Quoted(text));
+  return Format("{}{{{}}}{}", Quoted(Format("({})", fmt::join(names, " "))),
+                fmt::join(names, ","), Quoted(text));
 }
-
-void Complete(const CLI::App& app, const std::string& shell) {
-  if (shell == "bash") return Print(BashCompletion(app));
-  if (shell == "zsh") return Print(ZshCompletion(app));
-  throw UsageError("shell is '" + shell + "', expected bash or zsh");
-}
-
-}  // namespace
 
 std::string BashCompletion(const CLI::App& app) {
   std::string entries;
@@ -195,9 +187,9 @@ std::string ZshCompletion(const CLI::App& app) {
     for (const CLI::Option* option : verb->get_options()) {
       specs += " \\\n        " + ZshSpec(*option);
     }
-    cases += fmt::format("    {})\n      _arguments{} ;;\n", verb->get_name(), specs);
+    cases += Format("    {})\n      _arguments{} ;;\n", verb->get_name(), specs);
   }
-  return fmt::format(R"(#compdef heed
+  return Format(R"(#compdef heed
 # zsh completion of heed; made by `heed completion zsh`.
 _heed() {{
   local -a verbs
@@ -220,15 +212,22 @@ else
   compdef _heed heed
 fi
 )",
-                     verbs, cases);
+                verbs, cases);
 }
 
+void Complete(const CLI::App& app, const std::string& shell) {
+  if (shell == "bash") return Print(BashCompletion(app));
+  if (shell == "zsh") return Print(ZshCompletion(app));
+  throw UsageError("shell is '" + shell + "', expected bash or zsh");
+}
+
+}  // namespace
+
 void AddCompletion(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand("completion", "a script for bash or zsh that completes what is typed");
-  verb->footer(kFooter);
+  CLI::App& verb = AddVerb(app, "completion", "a script for bash or zsh that completes what is typed", kFooter);
   const auto shell = std::make_shared<std::string>();
-  AddText(*verb, "SHELL", *shell, "bash or zsh", "bash|zsh")->required();
-  verb->callback([&app, shell] { Complete(app, *shell); });
+  AddText(verb, "SHELL", *shell, "bash or zsh", "bash|zsh", Need::kRequired);
+  OnChosen(verb, [&app, shell] { Complete(app, *shell); });
 }
 
 }  // namespace heed::cli

@@ -3,8 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "fmt/format.h"
-
+#include "cli/format.h"
 #include "cli/options.h"
 #include "cli/print.h"
 #include "cli/verbs.h"
@@ -71,8 +70,8 @@ void Info(const InfoOptions& options) {
   Table table({"<heed", "<" HEED_VERSION});
   table.Add({"CPU", os::CpuName()});
   table.Add({"threads", std::to_string(threads)});
-  table.Add({"SIMD target", fmt::format("{} (available: {})", target,
-                                        fmt::join(available, " "))});
+  table.Add({"SIMD target", Format("{} (available: {})", target,
+                                   fmt::join(available, " "))});
   table.Add({"matrix tiles",
              os::HasMatrixTiles() ? "present" : "none: " + os::WhyNoMatrixTiles()});
   if (options.probe) {
@@ -86,7 +85,7 @@ void Info(const InfoOptions& options) {
     table.Add({"exp2 f64", rate("exp2_f64_per_second", "exp/s")});
     table.Add(
         {"DRAM read, 1 thread", rate("dram_read_bytes_per_second", "B/s")});
-    table.Add({fmt::format("DRAM read, {} threads", threads),
+    table.Add({Format("DRAM read, {} threads", threads),
                rate("dram_read_all_threads_bytes_per_second", "B/s")});
   }
   Print(table.ToString());
@@ -95,16 +94,12 @@ void Info(const InfoOptions& options) {
 }  // namespace
 
 void AddInfo(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand(
-      "info",
-      "version, CPU, SIMD target, threads; measured roofs with --probe");
-  verb->footer(kFooter);
+  CLI::App& verb = AddVerb(app, "info", "version, CPU, SIMD target, threads; measured roofs with --probe", kFooter);
   const auto options = std::make_shared<InfoOptions>();
-  verb->add_flag("--probe", options->probe,
-                 "measure what this machine reaches");
-  verb->add_flag("--json", options->json, "one JSON document");
-  options->machine.Register(*verb);
-  verb->callback([options] { Info(*options); });
+  AddFlag(verb, "--probe", options->probe, "measure what this machine reaches");
+  AddFlag(verb, "--json", options->json, "one JSON document");
+  options->machine.Register(verb);
+  OnChosen(verb, [options] { Info(*options); });
 }
 
 }  // namespace heed::cli

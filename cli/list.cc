@@ -2,8 +2,7 @@
 #include <memory>
 #include <string>
 
-#include "fmt/format.h"
-
+#include "cli/format.h"
 #include "cli/options.h"
 #include "cli/print.h"
 #include "cli/verbs.h"
@@ -30,9 +29,9 @@ void List(bool json) {
       dtypes += std::string(dtypes.empty() ? "in " : " ") + Name(dtype);
       dtype_names.push_back(Name(dtype));
     }
-    text += fmt::format("{}: {}{} {}\n  flops  {}\n  bytes  {}\n  state  {}\n",
-                        op.name, op.family, passes, dtypes, op.flops, op.bytes,
-                        op.state);
+    text += Format("{}: {}{} {}\n  flops  {}\n  bytes  {}\n  state  {}\n",
+                   op.name, op.family, passes, dtypes, op.flops, op.bytes,
+                   op.state);
     document.push_back({{"name", op.name},
                         {"family", op.family},
                         {"passes", op.passes},
@@ -47,12 +46,10 @@ void List(bool json) {
 }  // namespace
 
 void AddList(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand(
-      "list", "mechanisms: family, passes, dtypes, cost formulas");
-  verb->footer(kFooter);
+  CLI::App& verb = AddVerb(app, "list", "mechanisms: family, passes, dtypes, cost formulas", kFooter);
   const auto json = std::make_shared<bool>(false);
-  verb->add_flag("--json", *json, "one JSON document");
-  verb->callback([json] { List(*json); });
+  AddFlag(verb, "--json", *json, "one JSON document");
+  OnChosen(verb, [json] { List(*json); });
 }
 
 }  // namespace heed::cli

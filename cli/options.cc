@@ -7,6 +7,9 @@
 #include <filesystem>
 #include <optional>
 #include <system_error>
+#include <utility>
+
+#include "CLI/CLI.hpp"
 
 #include "heed/core/error.h"
 #include "heed/core/os.h"
@@ -142,14 +145,29 @@ bool HasVariant(const OpEntry& op, const std::string& variant) {
          op.variants.end();
 }
 
-CLI::Option* AddText(CLI::App& verb, const std::string& name,
-                     std::string& value, const std::string& help,
-                     const std::string& type) {
+CLI::App& AddVerb(CLI::App& app, const std::string& name, const std::string& description, const std::string& footer) {
+  CLI::App& verb = *app.add_subcommand(name, description);
+  verb.footer(footer);
+  return verb;
+}
+
+void OnChosen(CLI::App& verb, std::function<void()> run) { verb.callback(std::move(run)); }
+
+void AddFlag(CLI::App& verb, const std::string& name, bool& value, const std::string& help) {
+  verb.add_flag(name, value, help);
+}
+
+void AddMechanisms(CLI::App& verb, std::vector<std::string>& names) {
+  verb.add_option("MECHANISM", names, "only these; default all")->type_name("");
+}
+
+void AddText(CLI::App& verb, const std::string& name, std::string& value, const std::string& help,
+             const std::string& type, Need need) {
   CLI::Option* option = verb.add_option(name, value, help)->type_name(type);
   option->check([](const std::string& text) {
     return std::string(text.empty() ? "is empty, expected a value" : "");
   });
-  return option;
+  option->required(need == Need::kRequired);
 }
 
 void AddPattern(CLI::App& verb, std::string& value) {
@@ -274,9 +292,8 @@ void TensorOptions::CheckNotInput(const std::string& option,
 }
 
 void MathOptions::Register(CLI::App& verb) {
-  verb.add_flag("--causal", causal, "only keys up to the query's own position");
-  verb.add_flag("--no-causal", not_causal,
-                "all keys, even if the file says causal");
+  AddFlag(verb, "--causal", causal, "only keys up to the query's own position");
+  AddFlag(verb, "--no-causal", not_causal, "all keys, even if the file says causal");
   AddText(verb, "--window", window,
           "only so many keys left and right of a query", "L,R");
   AddText(verb, "--scale", scale, "factor of the logits; default 1/sqrt(D)",

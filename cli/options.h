@@ -3,12 +3,11 @@
 #ifndef CLI_OPTIONS_H_
 #define CLI_OPTIONS_H_
 
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#include "CLI/App.hpp"
 
 #include "heed/core/context.h"
 #include "heed/core/dtype.h"
@@ -16,6 +15,11 @@
 #include "heed/harness/tensor_file.h"
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/sparse/common/pattern.h"
+
+// CLI11's headers take four seconds of each file that includes them; what verbs need of them is below.
+namespace CLI {
+class App;
+}
 
 namespace heed::cli {
 
@@ -72,10 +76,21 @@ struct MathOptions {
   std::optional<double> ScaleAlone(const std::string& mechanism) const;
 };
 
+// A verb of the program. `run` is called once the whole command line has been read.
+CLI::App& AddVerb(CLI::App& app, const std::string& name, const std::string& description, const std::string& footer);
+void OnChosen(CLI::App& verb, std::function<void()> run);
+
+// An option without a value.
+void AddFlag(CLI::App& verb, const std::string& name, bool& value, const std::string& help);
+
+enum class Need { kOptional, kRequired };
+
 // An option with one value, which is not empty.
-CLI::Option* AddText(CLI::App& verb, const std::string& name,
-                     std::string& value, const std::string& help,
-                     const std::string& type);
+void AddText(CLI::App& verb, const std::string& name, std::string& value, const std::string& help,
+             const std::string& type, Need need = Need::kOptional);
+
+// MECHANISM...: any number of names.
+void AddMechanisms(CLI::App& verb, std::vector<std::string>& names);
 
 // --pattern.
 void AddPattern(CLI::App& verb, std::string& value);

@@ -11,8 +11,7 @@
 #include <cstring>
 #include <utility>
 
-#include "fmt/format.h"
-
+#include "cli/format.h"
 #include "heed/core/error.h"
 
 namespace heed::cli {
@@ -22,7 +21,7 @@ namespace {
 std::string Digits(double x) {
   const double magnitude = std::abs(x);
   const int decimals = magnitude < 9.995 ? 2 : magnitude < 99.95 ? 1 : 0;
-  return fmt::format("{:.{}f}", x, decimals);
+  return Format("{:.{}f}", x, decimals);
 }
 
 void WriteAll(int file, std::string_view text) {
@@ -118,7 +117,7 @@ std::string Seconds(double seconds) {
 
 std::string Bytes(double num_bytes) {
   constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB"};
-  if (num_bytes < 1024) return fmt::format("{:.0f} B", num_bytes);
+  if (num_bytes < 1024) return Format("{:.0f} B", num_bytes);
   size_t unit = 0;
   for (num_bytes /= 1024; num_bytes >= 1024 && unit < 3; ++unit) {
     num_bytes /= 1024;
@@ -129,20 +128,20 @@ std::string Bytes(double num_bytes) {
 std::string Rate(double per_second, std::string_view unit) {
   if (!std::isfinite(per_second)) return "-";
   if (per_second >= 1e12)
-    return fmt::format("{} T{}", Digits(per_second / 1e12), unit);
+    return Format("{} T{}", Digits(per_second / 1e12), unit);
   if (per_second >= 1e9)
-    return fmt::format("{} G{}", Digits(per_second / 1e9), unit);
-  return fmt::format("{} M{}", Digits(per_second / 1e6), unit);
+    return Format("{} G{}", Digits(per_second / 1e9), unit);
+  return Format("{} M{}", Digits(per_second / 1e6), unit);
 }
 
 std::string Percent(double fraction) {
-  return std::isfinite(fraction) ? fmt::format("{:.1f} %", 100 * fraction)
+  return std::isfinite(fraction) ? Format("{:.1f} %", 100 * fraction)
                                  : "-";
 }
 
 std::string ErrorSize(double error) {
   if (!std::isfinite(error)) return "-";
-  return error == 0 ? "0" : fmt::format("{:.1e}", error);
+  return error == 0 ? "0" : Format("{:.1e}", error);
 }
 
 void Print(std::string_view text) { WriteAll(STDOUT_FILENO, text); }
@@ -174,8 +173,8 @@ void Progress(std::string_view text) {
 
 std::string RoughTime(double seconds) {
   const double whole = std::max(1.0, std::round(seconds));
-  return whole < 90 ? fmt::format("{:.0f} s", whole)
-                    : fmt::format("{:.0f} min", std::round(seconds / 60));
+  return whole < 90 ? Format("{:.0f} s", whole)
+                    : Format("{:.0f} min", std::round(seconds / 60));
 }
 
 Countdown::Countdown(size_t steps)
@@ -196,7 +195,7 @@ void Countdown::Next(std::string_view text) {
                      static_cast<double>(done)) +
            " left";
   }
-  Progress(fmt::format("{} of {}{}: {}", begun_, steps_, left, text));
+  Progress(Format("{} of {}{}: {}", begun_, steps_, left, text));
 }
 
 void HoldStandardStreams() {

@@ -27,8 +27,8 @@ class Table {
   std::vector<bool> left_;
 };
 
-// The same, printed line by line as rows come: `widest` is a row whose cells are
-// as wide as any that will come. A wider one moves what stands right of it.
+// A table that is printed line by line, as rows come: `widest` is a row whose cells
+// are as wide as any that will come. A wider one moves what stands right of it.
 class StreamedTable {
  public:
   StreamedTable(std::vector<std::string> columns,

@@ -5,9 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "fmt/format.h"
-
 #include "cli/attention_call.h"
+#include "cli/format.h"
 #include "cli/mechanism_call.h"
 #include "cli/options.h"
 #include "cli/print.h"
@@ -152,31 +151,31 @@ void Report(const RunOptions& options, const Context& ctx,
   table.Add({"file", set.file});
   if (!set.layer.empty()) {
     table.Add(
-        {"layer", fmt::format("{} of {}", set.layer, set.layers.size())});
+        {"layer", Format("{} of {}", set.layer, set.layers.size())});
   }
   table.Add({"shapes", shapes(outcome.inputs)});
   table.Add({"dtype", set.dtype == set.file_dtype
                           ? std::string(Name(set.dtype))
-                          : fmt::format("{} ({} in the file)", Name(set.dtype),
-                                        Name(set.file_dtype))});
+                          : Format("{} ({} in the file)", Name(set.dtype),
+                                   Name(set.file_dtype))});
   for (const auto& [name, count] : non_finite.items()) {
-    table.Add({"not finite", fmt::format("{} of the numbers of {}: NaN or infinite",
-                                         count.get<int64_t>(), name)});
+    table.Add({"not finite", Format("{} of the numbers of {}: NaN or infinite",
+                                    count.get<int64_t>(), name)});
   }
   table.Add({"options", outcome.options});
   for (const std::string& note : outcome.notes) table.Add({"", note});
   table.Add({"kernel", outcome.kernel + ": " + outcome.why});
   table.Add(
       {"time",
-       fmt::format("{} on {} thread{}, {}", Seconds(outcome.seconds),
-                   ctx.num_threads(), ctx.num_threads() == 1 ? "" : "s",
-                   Rate(outcome.flops / outcome.seconds, "FLOP/s"))});
+       Format("{} on {} thread{}, {}", Seconds(outcome.seconds),
+              ctx.num_threads(), ctx.num_threads() == 1 ? "" : "s",
+              Rate(outcome.flops / outcome.seconds, "FLOP/s"))});
   table.Add({"workspace", Bytes(static_cast<double>(outcome.workspace_bytes))});
   for (const NamedTensor& x : outcome.outputs) {
     if (&x != outcome.outputs.data() && x.name == "lse") continue;
     table.Add({&x == outcome.outputs.data() ? "output" : "",
-               fmt::format("{} {} {}", x.name, x.tensor.ShapeString(),
-                           Name(x.tensor.dtype()))});
+               Format("{} {} {}", x.name, x.tensor.ShapeString(),
+                      Name(x.tensor.dtype()))});
   }
   table.Add({"sha256", sha256});
   if (!options.out.empty()) table.Add({"written", options.out});
@@ -229,7 +228,7 @@ void RunMechanism(const OpEntry& op, const RunOptions& options, Context& ctx) {
   Report(options, ctx,
          {tensors, given, call.Outputs(tensors.batched),
           {{"scale", scale ? Json(*scale) : Json(nullptr)}, {"causal", plan.causal}},
-          scale ? fmt::format("scale {:.6g}", *scale) : "defaults",
+          scale ? Format("scale {:.6g}", *scale) : "defaults",
           {},
           seconds,
           plan.flops,
@@ -253,20 +252,17 @@ void Run(const RunOptions& options) {
 }  // namespace
 
 void AddRun(CLI::App& app) {
-  CLI::App* verb =
-      app.add_subcommand("run", "run one mechanism on q, k, v of a file");
-  verb->footer(kFooter);
+  CLI::App& verb = AddVerb(app, "run", "run one mechanism on q, k, v of a file", kFooter);
   const auto options = std::make_shared<RunOptions>();
-  AddText(*verb, "MECHANISM", options->mechanism,
-          "a name that heed list prints", "")
-      ->required();
-  options->tensors.Register(*verb);
-  AddText(*verb, "-o,--output", options->out,
+  AddText(verb, "MECHANISM", options->mechanism,
+          "a name that heed list prints", "", Need::kRequired);
+  options->tensors.Register(verb);
+  AddText(verb, "-o,--output", options->out,
           "writes o and lse or the state (.safetensors), or o alone (.npy)", "OUT");
-  options->math.Register(*verb);
-  options->machine.Register(*verb);
-  verb->add_flag("--json", options->json, "one JSON document");
-  verb->callback([options] { Run(*options); });
+  options->math.Register(verb);
+  options->machine.Register(verb);
+  AddFlag(verb, "--json", options->json, "one JSON document");
+  OnChosen(verb, [options] { Run(*options); });
 }
 
 }  // namespace heed::cli

@@ -2,7 +2,9 @@
 #ifndef CLI_VERBS_H_
 #define CLI_VERBS_H_
 
-#include "CLI/App.hpp"
+namespace CLI {
+class App;
+}
 
 namespace heed::cli {
 

@@ -9,8 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "fmt/format.h"
-
+#include "cli/format.h"
 #include "cli/options.h"
 #include "cli/print.h"
 #include "cli/verbs.h"
@@ -135,16 +134,16 @@ void CheckFitsSome(const Parts& parts, const std::string& pattern) {
       if (Make(problem, /*has_pattern=*/true, left_out)) return;
     }
   }
-  throw UsageError(fmt::format("--pattern: {}, and fits none of {} problems", left_out.reason, left_out.count));
+  throw UsageError(Format("--pattern: {}, and fits none of {} problems", left_out.reason, left_out.count));
 }
 
-// The same problems for every target.
+// Every target is given the problems of all others, so that references are computed once.
 std::vector<Row> VerifyOp(const OpEntry& op, const std::vector<std::string>& targets,
                           DType dtype, const std::string& pattern, Context& ctx,
                           Countdown& countdown, LeftOut& left_out) {
   std::map<std::string, std::map<std::string, Row>> rows;  // by target and pass
   for (const std::function<Case()>& problem : Problems(op, dtype, pattern)) {
-    countdown.Next(fmt::format("{} {}", op.name, Name(dtype)));
+    countdown.Next(Format("{} {}", op.name, Name(dtype)));
     const std::optional<Case> made = Make(problem, !pattern.empty(), left_out);
     if (!made) continue;
     const Case& c = *made;
@@ -226,31 +225,27 @@ void Verify(const VerifyOptions& options) {
   }
   if (options.json) PrintJson(document);
   if (table && left_out.count > 0) {
-    Print(fmt::format("left out: {} of {} problems, the last as its {}\n", left_out.count,
-                      problems, left_out.reason));
+    Print(Format("left out: {} of {} problems, the last as its {}\n", left_out.count,
+                 problems, left_out.reason));
   }
   if (failures != 0) {
     throw std::runtime_error(
-        fmt::format("verify: {} of {} rows failed, expected 0; {}", failures,
-                    list.size(), message));
+        Format("verify: {} of {} rows failed, expected 0; {}", failures,
+               list.size(), message));
   }
 }
 
 }  // namespace
 
 void AddVerify(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand(
-      "verify",
-      "every mechanism against its float64 reference on this machine");
-  verb->footer(kFooter);
+  CLI::App& verb = AddVerb(app, "verify", "every mechanism against its float64 reference on this machine", kFooter);
   const auto options = std::make_shared<VerifyOptions>();
-  verb->add_option("MECHANISM", options->mechanisms, "only these; default all")
-      ->type_name("");
-  AddText(*verb, "--dtype", options->dtype, "only this dtype", "f32|bf16|f16|f64");
-  AddPattern(*verb, options->pattern);
-  options->machine.Register(*verb);
-  verb->add_flag("--json", options->json, "one JSON document");
-  verb->callback([options] { Verify(*options); });
+  AddMechanisms(verb, options->mechanisms);
+  AddText(verb, "--dtype", options->dtype, "only this dtype", "f32|bf16|f16|f64");
+  AddPattern(verb, options->pattern);
+  options->machine.Register(verb);
+  AddFlag(verb, "--json", options->json, "one JSON document");
+  OnChosen(verb, [options] { Verify(*options); });
 }
 
 }  // namespace heed::cli

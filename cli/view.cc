@@ -7,9 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "fmt/format.h"
-
 #include "cli/attention_call.h"
+#include "cli/format.h"
 #include "cli/options.h"
 #include "cli/page.h"
 #include "cli/print.h"
@@ -56,7 +55,7 @@ TensorSet LoadLayer(const ViewOptions& options, const std::string& layer) {
   TensorSet set = tensors.Load();
   if (set.q.size(0) == 0 || set.q.size(1) == 0 || set.q.size(2) == 0 ||
       set.k.size(1) == 0) {
-    throw FileError(fmt::format(
+    throw FileError(Format(
         "{}: {}q has shape {} and k {}, expected something to see: at least "
         "one head, query and key",
         set.file, set.layer.empty() ? "" : set.layer + ".",
@@ -75,7 +74,7 @@ Json HeadNames(const ViewOptions& options, int64_t num_heads) {
   return names;
 }
 
-// The same as numbers.
+// Those names as numbers.
 std::vector<int64_t> HeadNumbers(const ViewOptions& options,
                                  int64_t num_heads) {
   std::vector<int64_t> numbers;
@@ -140,13 +139,13 @@ std::string AddKept(KeptSet kept, const Pattern& pattern, int64_t index, Json& h
   auto blob = std::find_if(page.blobs.begin(), page.blobs.end(),
                            [&](const auto& each) { return each.second == cells; });
   if (blob == page.blobs.end()) {
-    blob = page.blobs.insert(blob, {fmt::format("kept{}", index), cells});
+    blob = page.blobs.insert(blob, {Format("kept{}", index), cells});
   }
   kept.header["id"] = blob->first;
   page.data["pattern"] = Brief(pattern, kMaxPatternText);
   header["kept"] = kept.header;
-  return fmt::format("{} keeps {} of the pairs; maps are of attention without it",
-                     Brief(pattern, kMaxPatternText), Percent(Mean(kept.header["pairs"])));
+  return Format("{} keeps {} of the pairs; maps are of attention without it",
+                Brief(pattern, kMaxPatternText), Percent(Mean(kept.header["pairs"])));
 }
 
 // What holds of several layers is said once.
@@ -179,7 +178,7 @@ Page MakePage(Context& ctx, const ViewOptions& options,
                   "map.js",  "panel.js", "implied.js", "view.js"};
   Json shared;  // most files have one text for all layers
   for (size_t i = 0; i < layers.size(); ++i) {
-    Progress(fmt::format("layer {} of {}", i + 1, layers.size()));
+    Progress(Format("layer {} of {}", i + 1, layers.size()));
     const TensorSet set = LoadLayer(options, layers[i]);
     if (i == 0) page.data = PageHeader(set);
     if (i == 0) page.title = FileName(set);
@@ -188,7 +187,7 @@ Page MakePage(Context& ctx, const ViewOptions& options,
     const Pattern pattern = std::exchange(math.pattern, {});
     if (set.q.size(0) > 1) {
       layer_notes.push_back(
-          fmt::format("the first of {} sequences is shown", set.q.size(0)));
+          Format("the first of {} sequences is shown", set.q.size(0)));
     }
     const Json labels = TokenLabels(set, layer_notes);
     const auto index = static_cast<int64_t>(i);
@@ -243,7 +242,7 @@ void View(const ViewOptions& options) {
     const int64_t bins =
         PooledSize(extent.all_heads, options.math.HasPattern(), kMaxPageBytes - kPooledOverhead);
     if (bins == 0) {
-      throw FileError(fmt::format(
+      throw FileError(Format(
           "{}: {} heads in {} layers, expected fewer in one page: choose with "
           "--layer and --heads",
           first.file, extent.all_heads, layers.size()));
@@ -251,7 +250,7 @@ void View(const ViewOptions& options) {
     notes.clear();
     page = MakePage(ctx, options, layers, bins, notes);
     html = ComposePage(page);
-    kind = fmt::format("pooled into {0} x {0}", bins);
+    kind = Format("pooled into {0} x {0}", bins);
   }
   Progress("");
   WriteText(options.html, html);
@@ -269,7 +268,7 @@ void View(const ViewOptions& options) {
     PrintJson(document);
     return;
   }
-  std::string text = fmt::format(
+  std::string text = Format(
       "{}: {}, {} layer{} of {} head{}, {} tokens, {}\n", options.html,
       Bytes(static_cast<double>(html.size())), layers.size(),
       layers.size() == 1 ? "" : "s", extent.heads,
@@ -281,17 +280,14 @@ void View(const ViewOptions& options) {
 }  // namespace
 
 void AddView(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand(
-      "view", "heat maps of these tensors' attention, one page");
-  verb->footer(kFooter);
+  CLI::App& verb = AddVerb(app, "view", "heat maps of these tensors' attention, one page", kFooter);
   const auto options = std::make_shared<ViewOptions>();
-  options->tensors.Register(*verb, "all");
-  AddText(*verb, "--html", options->html, "the page to write", "OUT")
-      ->required();
-  options->math.Register(*verb);
-  options->machine.Register(*verb);
-  verb->add_flag("--json", options->json, "one JSON document");
-  verb->callback([options] { View(*options); });
+  options->tensors.Register(verb, "all");
+  AddText(verb, "--html", options->html, "the page to write", "OUT", Need::kRequired);
+  options->math.Register(verb);
+  options->machine.Register(verb);
+  AddFlag(verb, "--json", options->json, "one JSON document");
+  OnChosen(verb, [options] { View(*options); });
 }
 
 }  // namespace heed::cli

@@ -6,9 +6,8 @@
 #include <cstring>
 #include <string_view>
 
-#include "fmt/format.h"
-
 #include "cli/attention_call.h"
+#include "cli/format.h"
 #include "cli/page.h"
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
@@ -306,13 +305,13 @@ Json TokenLabels(const TensorSet& tensors, std::vector<std::string>& notes) {
                                      [](const Json& x) { return x.is_string(); });
   if (!strings) {
     const std::string_view text = fact->second;
-    throw FileError(fmt::format(
+    throw FileError(Format(
         "{}: metadata tokens is '{}{}', expected a JSON list of strings",
         tensors.file, text.substr(0, 40), text.size() > 40 ? "..." : ""));
   }
   const int64_t Tk = tensors.k.size(1);
   if (static_cast<int64_t>(list.size()) != Tk) {
-    notes.push_back(fmt::format(
+    notes.push_back(Format(
         "{} tokens for {} keys in the file: labels are positions", list.size(),
         Tk));
     return nullptr;

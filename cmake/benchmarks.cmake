@@ -1,6 +1,6 @@
 # bench_ops: throughput of every operation, verified before it is timed.
 file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/benchmarks/*.cc)
 if(sources)
-  add_executable(bench_ops ${sources})
+  add_executable(bench_ops ${sources} ${PROJECT_SOURCE_DIR}/cli/format.cc)
   target_link_libraries(bench_ops PRIVATE heed_harness benchmark::benchmark fmt::fmt-header-only)
 endif()

@@ -132,7 +132,7 @@ struct Call {
     Backward(ctx);
   }
 
-  // The same sizes, contents and options, results of its own.
+  // A call with these sizes, contents and options, and results of its own.
   Call Again() const {
     Call copy = *this;
     copy.o = Buffer(o.view().dtype(), o.view().sizes());

@@ -34,7 +34,7 @@ COPIED = ("CMakeLists.txt", "cli", "cmake", "data", "heed", "heed.pc.in", "pytho
 TIMEOUT_SECONDS = 300  # of one test program; a mutant that hangs is noticed too
 NOT_HERE = "-" + ":".join((
     "CostTest.AWindowCostsWhatAWindowContains",  # measures time
-    # Of matrix tiles, which the one target of this build does not have.
+    # These need matrix tiles, which the one target of this build does not have.
     "KernelsTest.EveryDTypeButF64GetsMatrixTilesWhereTheseAre",
     "KernelsTest.Int8KeysGetProductsOfBytesWhereTheCPUHasThem",
     "KernelsTest.TheTargetIsTheOneThatTheContextAllows"))

@@ -107,7 +107,7 @@ class ImpliedView {
     this.heat.setCursor(this.pair);
   }
 
-  // The same part of the map as in the other picture.
+  // Shows the part of the map that the other picture shows.
   follow({ zoom, x, y }) {
     if (!this.heat.what || $("implied-section").hidden) return;
     Object.assign(this.heat, { zoom, x, y });

@@ -70,7 +70,7 @@ class Layer {
   rowRange(i) { return pooled ? binRange(i, this.rows, this.queries) : [i, i + 1]; }
   colRange(j) { return pooled ? binRange(j, this.cols, this.keys) : [j, j + 1]; }
 
-  // Of each cell of head h the share of its pairs that the pattern keeps, 0 to 255; null without a pattern.
+  // For each cell of head h, the share of its pairs that the pattern keeps, 0 to 255; null without a pattern.
   keptCells(h) {
     if (!this.kept) return null;
     const { id, heads, bits } = this.kept, n = this.rows * this.cols, head = heads === 1 ? 0 : h;

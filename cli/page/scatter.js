@@ -199,7 +199,7 @@ class Scatter {
     this.tip.style.transform = `translate(${right ? point.x + 16 : point.x - 16 - this.tip.offsetWidth}px, ${y}px)`;
   }
 
-  // Of the group that the table points at.
+  // All groups but the one that the table points at turn faint.
   markGroup(group) {
     for (const each of this.groups) each.node?.classList.toggle("faint", group !== null && each !== group);
   }

@@ -146,7 +146,7 @@ inline Mix Ssd(const Shape& n) {
   };
 }
 
-// The same memory with other sizes.
+// A view of the memory of `x` with other sizes.
 inline heed::TensorView As(const heed::TensorView& x, const Sizes& sizes) {
   return x.present() ? heed::TensorView(x.data(), x.dtype(), sizes) : x;
 }

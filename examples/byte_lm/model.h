@@ -80,7 +80,7 @@ struct Architecture {
       if (file.Contains(name)) key = file.Size(name, 0) / heads;
     }
     const int64_t value = file.Size("layers.0.gate.weight", 0) / heads;
-    // Of state spaces, for which no projection says it.
+    // State spaces have no projection that says it.
     const std::string rates = "layers.0.inputs.A_imag.bias";
     const auto own = mechanism->inputs.find("A_imag");
     if (own != mechanism->inputs.end() && file.Contains(rates) && value > 0) {

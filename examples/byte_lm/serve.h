@@ -46,7 +46,7 @@ class Texts {
   int64_t size() const { return static_cast<int64_t>(before_.size()); }
   int64_t length() const { return length_; }
 
-  // Of the byte that follows text i, [256]; after the first Append().
+  // The logits of the byte that follows text i, [256]; call Append() first.
   std::span<const float> Logits(int64_t i) const {
     return std::span(logits_).subspan(static_cast<size_t>(i * kBytes), kBytes);
   }

@@ -102,7 +102,7 @@ class ServeTest : public testing::Test {
     return model_.Logits(ctx_, tokens, std::vector<Mix>(kLayers, forward));
   }
 
-  // Of `text` after the prompt.
+  // How likely the model finds `text` after the prompt.
   double LogProbability(const std::string& text) {
     const Vector logits = Whole(kPrompt + text);
     double sum = 0;

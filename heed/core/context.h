@@ -67,15 +67,15 @@ class HEED_API Context {
     return scratch_[static_cast<size_t>(worker)];
   }
 
-  // The same for one piece of memory that all workers share.
+  // One piece of memory that all workers share, reserved and reached alike.
   void ReserveShared(size_t num_bytes);
   void* Shared() const { return shared_; }
 
-  // And for one more, in which an operation lays out what it hands to an engine.
+  // Another one, in which an operation lays out what it hands to an engine.
   void ReserveStaging(size_t num_bytes);
   void* Staging() const { return staging_; }
 
-  // And for tables that an engine makes of what it is given.
+  // A third one, for tables that an engine makes of what it is given.
   void ReserveTables(size_t num_bytes);
   void* Tables() const { return tables_; }
 

@@ -84,7 +84,7 @@ TEST(ContextTest, AnExecutorOfNoThreadsStillHasTheCaller) {
   }
 }
 
-// Of SIMD alone: the list without matrix tiles.
+// The list of targets without matrix tiles.
 std::vector<std::string> SimdTargets() {
   std::vector<std::string> names = AvailableTargets();
   std::erase(names, "tiles");

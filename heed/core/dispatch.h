@@ -50,7 +50,7 @@ class EmulateTiles {
 // True if this CPU multiplies and adds up four bytes at once, and may here.
 bool HasByteProducts(int64_t allowed);
 
-// The same as an index into a HWY_EXPORT table.
+// The best target among `allowed`, as an index into a HWY_EXPORT table.
 size_t TargetIndex(int64_t allowed);
 
 }  // namespace heed

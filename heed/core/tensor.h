@@ -76,7 +76,7 @@ class HEED_API ConstTensorView {
   Device device_;
 };
 
-// The same, writable.
+// A view through which elements may be written.
 class HEED_API TensorView : public ConstTensorView {
  public:
   TensorView() = default;

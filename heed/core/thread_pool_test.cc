@@ -132,7 +132,7 @@ TEST(ThreadPoolTest, WorkersReallyRunAtTheSameTime) {
   EXPECT_TRUE(all);
 }
 
-// Of this process; 0 where the system does not say.
+// Counts the threads of this process; 0 where the system does not say.
 int NumThreads() {
   std::error_code error;
   int count = 0;

@@ -70,7 +70,7 @@ class Buffer {
          std::span<const int64_t> strides, Placement placement,
          int64_t gap = 0);
 
-  // The same memory, seen otherwise: a slice of a fused buffer, for example.
+  // This memory, seen through another view: a slice of a fused buffer, for example.
   Buffer As(const TensorView& view) const;
 
   const TensorView& view() const { return view_; }

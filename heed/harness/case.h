@@ -60,8 +60,8 @@ struct Case {
                      std::span<const TensorView> tolerance)>
       reference;  // `tolerance` may be empty
 
-  // The same work as `run` without what only a comparison needs, on outputs of an earlier
-  // run or of its own: what is timed. Null where that is `run`.
+  // What is timed: the work of `run` without what only a comparison needs, on outputs of an
+  // earlier run or of its own. Null where that is `run`.
   std::function<void(Context&, std::span<const TensorView> outputs)> timed;
 
   double flops = 0;  // of the mathematics, not of the kernel
@@ -132,7 +132,7 @@ struct OpEntry {
   // seed alone. Its buffers begin or end at inaccessible pages.
   Case (*random_case)(DType dtype, uint64_t seed) = nullptr;
 
-  // Of mechanisms on the recurrence engine, for the tests of what they share; else null.
+  // Mechanisms on the recurrence engine set it, for the tests of what they share; others leave it null.
   const recurrent::Mechanism* recurrent = nullptr;
 
   // What `heed run` and `heed compare` call: tensors by the names of `inputs`, those that are
@@ -176,7 +176,7 @@ Expected ExpectedOf(const Case& c);
 Comparison Compare(const Case& c, Context& ctx);
 Comparison Compare(const Case& c, Context& ctx, const Expected& expected);
 
-// The same against results that are there already, in the order of c.outputs.
+// Compares results that are there already, in the order of c.outputs.
 Comparison CompareResults(const Case& c,
                           std::span<const ConstTensorView> results);
 Comparison CompareResults(const Case& c, std::span<const ConstTensorView> results,

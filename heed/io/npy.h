@@ -27,7 +27,7 @@ class HEED_API NpyFile {
  public:
   explicit NpyFile(const std::string& path);
 
-  // The same over bytes in memory, which are not copied and must outlive the
+  // Reads bytes in memory as a file: they are not copied and must outlive the
   // object. `path` stands in messages only.
   NpyFile(const std::string& path, std::span<const uint8_t> bytes);
 

@@ -41,7 +41,7 @@ class HEED_API SafetensorsFile {
 
   explicit SafetensorsFile(const std::string& path);
 
-  // The same over bytes in memory, which are not copied and must outlive the
+  // Reads bytes in memory as a file: they are not copied and must outlive the
   // object. `path` stands in messages only.
   SafetensorsFile(const std::string& path, std::span<const uint8_t> bytes);
 

@@ -22,7 +22,7 @@ void CheckCacheRotary(const std::string& name, const CacheRotary& rotary, int64_
 // Turns rows of keys as Rotary() does, to the bit. May be used by several threads at once.
 class KeyRotation {
  public:
-  // Of checked options.
+  // The options have been checked.
   KeyRotation(const CacheRotary& rotary, int64_t dim);
 
   // The heads of one token; strides in elements, rows themselves contiguous.

@@ -49,7 +49,7 @@ struct KVView {
   // Tokens that are the same rows in all sequences: attention reads them once for all.
   int64_t shared_prefix = 0;
 
-  // Of a ring: tokens in [sink_tokens, first_kept[b]) are gone. Empty: none are.
+  // In a ring, tokens in [sink_tokens, first_kept[b]) are gone. Empty: none are.
   std::span<const int64_t> first_kept;
   int64_t sink_tokens = 0;
   int64_t window = 0;  // tokens that a row sees, itself included

@@ -12,7 +12,7 @@
 namespace heed {
 namespace {
 
-// Of heaps whose top is the lowest address.
+// Orders heaps whose top is the lowest address.
 constexpr std::greater<std::byte*> kHigher{};
 
 std::byte* Begin(const AlignedBytes& memory) {

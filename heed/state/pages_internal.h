@@ -18,8 +18,8 @@
 
 namespace heed {
 
-// Of any cache. A latent cache has one head, and values that are the first columns of its
-// keys.
+// What any cache is made with. A latent cache has one head, and values that are the first
+// columns of its keys.
 struct PagesOptions {
   CacheKind kind = CacheKind::kKV;
   int64_t batch = 1, heads = 1, dim = 1, value_dim = 1;

@@ -42,7 +42,7 @@ PatternCall MakeCall(Input& input) {
   return call;
 }
 
-// The same set in its own words, which are then the same. Tables too large to be written are not read.
+// Its own words give the set back, and the set the words. Tables too large to be written are not read.
 void CheckExpression(const Pattern& pattern) {
   const std::string text = pattern.ToString();
   if (text.find('<') != std::string::npos) return;

@@ -62,8 +62,8 @@ HEED_API void Rotary(Context& ctx, const ConstTensorView& x,
                      const ConstTensorView& positions, RotaryPairs pairs,
                      const RotaryOptions& options, const TensorView& y);
 
-// The same from the formulas, in long double, one element at a time. Checks
-// nothing: for tests.
+// Computes what Rotary() does from the formulas, in long double, one element at a
+// time. It checks nothing: it is for tests.
 HEED_API void RotaryReference(const ConstTensorView& x,
                               const ConstTensorView& positions,
                               RotaryPairs pairs, const RotaryOptions& options,

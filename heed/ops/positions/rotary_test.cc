@@ -61,8 +61,8 @@ double Unit(DType dtype) {
   }
 }
 
-// Of what is computed before that rounding: cosines and sines of 16 bits are
-// rounded to f32, and so are two products and their sum.
+// The rounding of what is computed before the last one: cosines and sines of 16 bits
+// are rounded to f32, and so are two products and their sum.
 double ComputingUnit(DType dtype) {
   return dtype == DType::kF64 || dtype == DType::kF32 ? 0 : 0x1p-22;
 }
@@ -421,7 +421,7 @@ TEST(RotaryTest, EverySixteenBitNumberIsRoundedToEven) {
       for (int64_t h = 0; h < kH; ++h) {
         for (int64_t d = 0; d < 16; ++d) {
           const double expected = 1.5 * x.Get({0, h, d});
-          // Of bf16 these are f32's subnormal numbers, which may become 0.
+          // In bf16 these are f32's subnormal numbers, which may become 0.
           if (dtype == DType::kBF16 && std::fabs(expected) < 0x1p-126) continue;
           if (std::isnan(expected)) {
             ASSERT_TRUE(std::isnan(y.Get({0, h, d}))) << target << Name(dtype);

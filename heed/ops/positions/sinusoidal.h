@@ -31,7 +31,7 @@ enum class SinusoidalOrder { kInterleaved, kConcatenated };
 HEED_API void Sinusoidal(Context& ctx, SinusoidalOrder order,
                          const TensorView& table);
 
-// The same from the formulas, in long double. Checks nothing: for tests.
+// Computes the table from the formulas, in long double. It checks nothing: it is for tests.
 HEED_API void SinusoidalReference(SinusoidalOrder order,
                                   const TensorView& table);
 

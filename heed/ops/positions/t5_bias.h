@@ -60,8 +60,8 @@ HEED_API void T5BiasBackward(Context& ctx, const ConstTensorView& dbias,
                              const T5BiasOptions& options,
                              const TensorView& dtable);
 
-// The same from the formulas in long double, one pair at a time. They check
-// nothing: for tests.
+// These compute biases and gradients from the formulas in long double, one pair at a
+// time. They check nothing: they are for tests.
 HEED_API void T5BiasReference(const ConstTensorView& table,
                               T5Direction direction,
                               const T5BiasOptions& options,

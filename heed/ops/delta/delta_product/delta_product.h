@@ -20,8 +20,8 @@
 
 namespace heed::delta_product {
 
-// Of n >= 1 steps, k is [B, T, n, H, K], v [B, T, n, HV, V], beta [B, T, n, HV]; log_decay
-// [B, T, HV], or absent; a Step takes all of them without T. States have S alone.
+// With n >= 1 steps, k is [B, T, n, H, K], v [B, T, n, HV, V], beta [B, T, n, HV]; log_decay
+// is [B, T, HV], or absent; a Step takes all of them without T. States have S alone.
 using recurrent::BackwardInputs;
 using recurrent::Explanation;
 using recurrent::Gradients;
@@ -52,7 +52,7 @@ using recurrent::StepInputs;
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
                       const Outputs& out);
 
-// The same function, written for reading: scalar, one thread, all in double. Outputs may
+// Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
 // be f64 whatever the inputs are.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
@@ -71,7 +71,7 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
                        const Gradients& out);
 
-// The same function, written for reading.
+// Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
                                 const Gradients& out);
 

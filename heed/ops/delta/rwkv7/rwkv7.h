@@ -52,7 +52,7 @@ using recurrent::StepInputs;
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
                       const Outputs& out);
 
-// The same function, written for reading: scalar, one thread, all in double. Outputs may
+// Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
 // be f64 whatever the inputs are.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
@@ -70,7 +70,7 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
                        const Gradients& out);
 
-// The same function, written for reading.
+// Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
                                 const Gradients& out);
 

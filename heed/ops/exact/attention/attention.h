@@ -140,7 +140,7 @@ struct Outputs {
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
                       const Outputs& out);
 
-// The same function, written for reading: scalar, one thread, all in double.
+// Computes what Forward does, written for reading: scalar, one thread, all in double.
 // `out` may have dtype f64 whatever the inputs have.
 HEED_API void Reference(const Inputs& in, const Options& options,
                         const Outputs& out);
@@ -199,7 +199,7 @@ struct Gradients {
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
                        const Gradients& out);
 
-// The same function, written for reading, from q, k, v, d_o and d_lse alone. Outputs
+// Computes what Backward does, written for reading, from q, k, v, d_o and d_lse alone. Outputs
 // may have dtype f64.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
                                 const Gradients& out);

@@ -54,7 +54,7 @@ HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
 // The logarithms of Retention's own decays, 1 - 2^(-5-h) for head h.
 HEED_API std::vector<double> LogDecays(int64_t heads);
 
-// The same function, written for reading: scalar, one thread, all in double. Outputs may
+// Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
 // be f64 whatever the inputs are.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
@@ -70,7 +70,7 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
                        const Gradients& out);
 
-// The same function, written for reading.
+// Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
                                 const Gradients& out);
 
@@ -86,7 +86,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 //   backward  threads E (ceil(T / 64) K V + 2 K V + 64 (7 K + 3 V)) + a few KiB
 //             + [HV > H] 2 E B T H K + E B T HV ceil(K / 32)
 //
-// Of bf16 in matrix tiles (recurrence_tiles), with K and V rounded up to 32, forward takes
+// For bf16 in matrix tiles (recurrence_tiles), with K and V rounded up to 32, forward takes
 // threads (4 K V + 576 K + 128 V + 62 KiB), and backward that besides.
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,

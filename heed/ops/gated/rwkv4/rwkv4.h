@@ -29,7 +29,7 @@ struct ConstState {
   ConstTensorView max;       // [B, C]: the largest exponent so far; -1e38 before any
 };
 
-// The same, written.
+// That memory, where a call writes it.
 struct State {
   TensorView num, den, max;
 };
@@ -93,7 +93,7 @@ struct StepInputs {
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
                       const Outputs& out);
 
-// The same function, written for reading: scalar, one thread, all in double. Outputs may
+// Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
 // be f64 whatever the inputs are.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
@@ -112,7 +112,7 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
                        const Gradients& out);
 
-// The same function, written for reading.
+// Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
                                 const Gradients& out);
 

@@ -29,7 +29,7 @@ using recurrent::Gradients;
 using recurrent::Inputs;
 using recurrent::Outputs;
 
-// Of these `reverse` is false, as there is no direction.
+// `reverse` stays false, as there is no direction.
 struct Options : recurrent::Options {
   ConstTensorView kv_mask;  // [B, T] bool: keys and values of false are left out
 };
@@ -53,7 +53,7 @@ struct Options : recurrent::Options {
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
                       const Outputs& out);
 
-// The same function, written for reading: scalar, one thread, all in double. o may be f64
+// Computes what Forward does, written for reading: scalar, one thread, all in double. o may be f64
 // whatever the inputs are.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
@@ -69,7 +69,7 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
                        const Gradients& out);
 
-// The same function, written for reading.
+// Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
                                 const Gradients& out);
 

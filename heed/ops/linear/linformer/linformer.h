@@ -71,7 +71,7 @@ struct Outputs {
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
                       const Outputs& out);
 
-// The same function, written for reading: scalar, one thread, all in double. o may be f64
+// Computes what Forward does, written for reading: scalar, one thread, all in double. o may be f64
 // whatever the inputs are.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
@@ -100,7 +100,7 @@ struct Gradients {
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
                        const Gradients& out);
 
-// The same function, written for reading. Outputs may be f64.
+// Computes what Backward does, written for reading. Outputs may be f64.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
                                 const Gradients& out);
 

@@ -55,8 +55,8 @@ HEED_API void OrthogonalFeatures(Context& ctx, uint64_t seed,
                                  const OrthogonalFeaturesOptions& options,
                                  const TensorView& w);
 
-// The same in long double, by reflections written out as matrices. Checks nothing: for tests,
-// of small d.
+// Computes W in long double, by reflections written out as matrices. It checks nothing: it is
+// for tests, of small d.
 HEED_API void OrthogonalFeaturesReference(uint64_t seed,
                                           const OrthogonalFeaturesOptions& options,
                                           const TensorView& w);

@@ -99,7 +99,7 @@ inline Pattern Blocks(const ConstTensorView& keep, int64_t block = 64) {
   return Blocks(keep, block, block);
 }
 
-// The same of rows [row_ptr[i], row_ptr[i + 1]) of `columns`, ascending in each: row_ptr [nq + 1] or [Hp, nq + 1].
+// Blocks given by rows: row i has columns[row_ptr[i], row_ptr[i + 1]), ascending; row_ptr [nq + 1] or [Hp, nq + 1].
 HEED_API Pattern Csr(const ConstTensorView& row_ptr, const ConstTensorView& columns, int64_t rows,
                      int64_t columns_of_block);
 inline Pattern Csr(const ConstTensorView& row_ptr, const ConstTensorView& columns,

@@ -86,8 +86,8 @@ struct Outputs {
 // device that has no kernel. On throw, nothing has been written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
-// The same function, written for reading: scalar, one thread, all in double. `out` may have dtype f64 whatever the
-// inputs have.
+// Computes what Forward does, written for reading: scalar, one thread, all in double. `out` may have dtype f64
+// whatever the inputs have.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
 // Bytes that Forward takes for all threads, part of them in `ctx`: those of attention, and of the gathered rows
@@ -115,7 +115,7 @@ struct Gradients {
 // is no second derivative. Throws as Forward does; on throw, nothing has been written.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// The same function, written for reading, from the inputs, d_o and d_lse alone. Outputs may have dtype f64.
+// Computes what Backward does, written for reading, from the inputs, d_o and d_lse alone. Outputs may have dtype f64.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options, const Gradients& out);
 
 // Bytes that Backward takes: those of attention, and the gathered rows of tokens of q, o, lse and their gradients.

@@ -82,7 +82,7 @@ struct Gradients {
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
                       const Outputs& out);
 
-// The same function, written for reading: scalar, one thread, all in double. Outputs may
+// Computes what Forward does, written for reading: scalar, one thread, all in double. Outputs may
 // be f64 whatever the inputs are.
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
@@ -99,7 +99,7 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
                        const Gradients& out);
 
-// The same function, written for reading.
+// Computes what Backward does, written for reading.
 HEED_API void BackwardReference(const BackwardInputs& in, const Options& options,
                                 const Gradients& out);
 
@@ -117,7 +117,7 @@ HEED_API void Step(Context& ctx, const Inputs& in, const Options& options,
 //   backward  threads E (ceil(T / 64) N P + 2 N P + 64 (9 N + 3 P)) + a few KiB
 //             + E B T H (P [and P more with z] + 3 + N / 32) + [H > G] 2 E B T G N
 //
-// Of bf16 in matrix tiles (recurrence_tiles), with N and P rounded up to 32, forward takes
+// For bf16 in matrix tiles (recurrence_tiles), with N and P rounded up to 32, forward takes
 // threads (4 N P + 576 N + 640 P + 62 KiB), and backward that besides.
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,

@@ -1,4 +1,4 @@
-// The same rows, asked for in other ways.
+// Rows of a problem, asked for in other ways.
 #include "heed/ops/exact/attention/cases/attention_variations_case.h"
 
 #include <algorithm>

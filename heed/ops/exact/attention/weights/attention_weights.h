@@ -60,7 +60,7 @@ enum class Reduce { kMean, kMax };
 HEED_API void Map(Context& ctx, const WeightsInputs& in, const Options& options,
                   Reduce reduce, const TensorView& out);
 
-// The same in double, written for reading: scalar, one thread. `out` is f64.
+// Computes what Weights does in double, written for reading: scalar, one thread. `out` is f64.
 HEED_API void WeightsReference(const WeightsInputs& in, const Options& options,
                                const WeightsSelection& selection,
                                const TensorView& out);

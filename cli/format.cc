@@ -1,0 +1,8 @@
+// The one file that compiles fmt's writing.
+#include "cli/format.h"
+
+namespace heed {
+
+std::string FormatArguments(fmt::string_view text, fmt::format_args values) { return fmt::vformat(text, values); }
+
+}  // namespace heed
