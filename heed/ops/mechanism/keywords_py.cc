@@ -1,0 +1,349 @@
+// Keywords and signatures of a mechanism's Python functions, and how they are read.
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "heed/core/error.h"
+#include "heed/ops/mechanism/bound_py.h"
+#include "python/arguments.h"
+#include "python/numpy_array.h"
+#include "python/runtime.h"
+#include "python/tensor_caster.h"
+
+namespace heed::binding {
+namespace {
+
+namespace nb = nanobind;
+using namespace python;  // NOLINT: the binding's own vocabulary
+
+ConstTensorView ReadAs(PythonCall& call, const Argument& a, Parameter::Reading reading) {
+  switch (reading) {
+    case Parameter::kRows: return call.arrays.Read(a, Kind::kFloat);
+    case Parameter::kNumbers: return call.arrays.ReadList(a, Kind::kFloat);
+    case Parameter::kInPlace: return call.arrays.ReadInPlace(a, Kind::kFloat);
+    case Parameter::kMask: return call.arrays.Read(a, Kind::kBool);
+  }
+  return {};
+}
+
+void ReadTensor(PythonCall& call, const Argument& a) {
+  call.in[a.index] = ReadAs(call, a, call.bound.tensors[a.index].reading);
+}
+void ReadGradientOfO(PythonCall& call, const Argument& a) {
+  call.d_o = ReadAs(call, a, call.bound.output_tensor().reading);
+}
+void WriteGradient(PythonCall& call, const Argument& a) {
+  call.gradients[a.index] = call.arrays.Write(a, Kind::kFloat);
+}
+template <ConstTensorView Call::*kField>
+void ReadInts(PythonCall& call, const Argument& a) {
+  call.*kField = call.arrays.ReadList(a, Kind::kInt);
+}
+void ReadOut(PythonCall& call, const Argument& a) {
+  if (call.describe) return;
+  call.out = a.value;
+  call.o = call.arrays.Write(a, Kind::kFloat);
+}
+
+// One state, in its place; PyTorch's operators take each by itself.
+template <auto kField>
+void ReadState(PythonCall& call, const Argument& a) {
+  (call.*kField)[a.index] = ReadAs(call, a, call.bound.output_tensor().reading);
+}
+void WriteState(PythonCall& call, const Argument& a) {
+  call.states[a.index] = call.arrays.Write(a, Kind::kFloat);
+}
+
+// An array, or a tuple of some, of which each that is given is read.
+void ForStates(PythonCall& call, const Argument& a, void (*read)(PythonCall&, const Argument&)) {
+  const std::vector<StateParameter>& states = call.bound.states;
+  const bool together = call.bound.states_together;
+  PyObject* const p = a.value.ptr();
+  bool tuple = PyTuple_Check(p) || PyList_Check(p);
+  const size_t size = tuple ? static_cast<size_t>(PyObject_Size(p)) : 1;
+  // explain is given a shape
+  if (tuple && call.describe && size > 0 && PyLong_Check(nb::object(a.value[0]).ptr())) tuple = false;
+  if (together ? states.size() == 1 : !tuple) return read(call, {a.operation, a.name, a.value});
+  std::string expected = together ? "" : "an array";
+  if (states.size() > 1) {
+    expected += together ? "arrays (" : ", or arrays (";
+    for (const auto& state : states) expected += (&state == &states[0] ? "" : ", ") + state.name;
+    expected += ")";
+  }
+  if (!tuple || size < (together ? states.size() : 2) || size > (together ? states.size() : kMostStates)) {
+    Fail(a, expected);
+  }
+  for (size_t i = 0; i < size; ++i) {
+    const nb::object part = a.value[i];
+    if (part.is_none()) continue;
+    if (i >= states.size()) Fail(a, expected);
+    read(call, {a.operation, a.name, part, i});
+  }
+}
+template <void (*kRead)(PythonCall&, const Argument&)>
+void ReadStates(PythonCall& call, const Argument& a) {
+  ForStates(call, a, kRead);
+}
+
+// A pair of numbers, of which infinity is one.
+Range ToRange(const Argument& a) {
+  const bool pair = (PyTuple_Check(a.value.ptr()) || PyList_Check(a.value.ptr())) &&
+                    PyObject_Size(a.value.ptr()) == 2;
+  if (!pair) Fail(a, "a pair of numbers");
+  const auto number = [&](int i) {
+    const nb::object item = a.value[i];
+    const bool infinite = PyFloat_Check(item.ptr()) && PyFloat_AS_DOUBLE(item.ptr()) == HUGE_VAL;
+    return infinite ? HUGE_VAL : ToFinite({a.operation, a.name, item});
+  };
+  return {number(0), number(1)};
+}
+
+bool MayBeNone(const SettingSpec& spec) {
+  const std::string* word = std::get_if<std::string>(&spec.value);
+  return word != nullptr && word->empty();
+}
+
+std::string ToWord(const SettingSpec& spec, const Argument& a) {
+  if (!MayBeNone(spec)) return ToChoice(a, spec.choices);
+  std::string expected = "None";
+  for (const std::string& choice : spec.choices) {
+    expected += (&choice == &spec.choices.back() ? " or '" : ", '") + choice + "'";
+  }
+  const std::string word = ToString(a, expected.c_str());
+  if (std::ranges::find(spec.choices, word) == spec.choices.end()) Fail(a, expected);
+  return word;
+}
+
+void ReadSetting(PythonCall& call, const Argument& a) {
+  const SettingSpec& spec = call.bound.settings[a.index];
+  const auto read = [&](const auto& known) -> Setting {
+    using T = std::decay_t<decltype(known)>;
+    if constexpr (std::is_same_v<T, bool>) return ToBool(a);
+    if constexpr (std::is_same_v<T, double>) return ToFinite(a);
+    if constexpr (std::is_same_v<T, Range>) return ToRange(a);
+    if constexpr (std::is_same_v<T, std::string>) return ToWord(spec, a);
+  };
+  call.settings.Set(a.index, std::visit(read, spec.value));
+}
+
+using Keyword = python::Keyword<PythonCall>;
+constexpr Keyword kScale = {"scale", true,
+                            [](PythonCall& c, const Argument& a) { c.scale = ToFinite(a); }};
+constexpr Keyword kInitial = {"initial_state", true, &ReadStates<&ReadState<&Call::initial>>};
+constexpr Keyword kGradient = {"dstate", true, &ReadStates<&ReadState<&Call::d_final>>};
+constexpr Keyword kState = {"state", false, &ReadStates<&WriteState>};
+constexpr Keyword kReturnState = {
+    "return_state", false, [](PythonCall& c, const Argument& a) { c.return_state = ToBool(a); }};
+constexpr Keyword kReverse = {"reverse", false,
+                              [](PythonCall& c, const Argument& a) { c.reverse = ToBool(a); }};
+constexpr Keyword kOut = {"out", true, &ReadOut};
+constexpr Keyword kThreads = {"threads", true, [](PythonCall& c, const Argument& a) {
+                                c.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads));
+                              }};
+
+std::string Signature(const SettingSpec& spec) {
+  const std::string name = spec.name;
+  const auto text = [](double x) {
+    return std::isinf(x) ? std::string("float('inf')")
+                         : nb::cast<std::string>(nb::repr(nb::float_(x)));
+  };
+  if (const bool* flag = std::get_if<bool>(&spec.value)) {
+    return name + ": bool = " + (*flag ? "True, " : "False, ");
+  }
+  if (const double* number = std::get_if<double>(&spec.value)) {
+    return name + ": float = " + text(*number) + ", ";
+  }
+  if (const Range* range = std::get_if<Range>(&spec.value)) {
+    return name + ": tuple[float, float] = (" + text(range->first) + ", " + text(range->second) + "), ";
+  }
+  std::string choices;
+  for (const std::string& choice : spec.choices) {
+    choices += (choices.empty() ? "'" : ", '") + choice + "'";
+  }
+  return name + ": typing.Literal[" + choices + "]" +
+         (MayBeNone(spec) ? " | None = None, " : " = '" + std::get<std::string>(spec.value) + "', ");
+}
+
+// "simple_gla" -> "SimpleGla".
+std::string TypeOf(std::string_view name) {
+  std::string type;
+  for (size_t i = 0; i < name.size(); ++i) {
+    if (name[i] == '_') continue;
+    const bool first = i == 0 || name[i - 1] == '_';
+    type += first ? static_cast<char>(std::toupper(static_cast<unsigned char>(name[i]))) : name[i];
+  }
+  return type;
+}
+
+template <class... Parts>
+void Append(Bound::Keywords& to, const Parts&... parts) {
+  const auto append = [&](const auto& part) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(part)>, Keyword>) {
+      to.push_back(part);
+    } else {
+      to.insert(to.end(), part.begin(), part.end());
+    }
+  };
+  (append(parts), ...);
+}
+
+}  // namespace
+
+std::vector<size_t> PythonOrder(std::string_view inputs, std::vector<Parameter>& tensors) {
+  std::vector<size_t> order;
+  bool keyword = false;
+  while (!inputs.empty()) {
+    const std::string_view word = inputs.substr(0, inputs.find(' '));
+    inputs.remove_prefix(std::min(word.size() + 1, inputs.size()));
+    keyword = keyword || word == "*";
+    const auto found = std::ranges::find(tensors, word, &Parameter::name);
+    if (found == tensors.end()) continue;
+    found->keyword = keyword;
+    found->optional = found->optional || keyword;
+    order.push_back(static_cast<size_t>(found - tensors.begin()));
+  }
+  if (order.empty()) {
+    for (size_t i = 0; i < tensors.size(); ++i) order.push_back(i);
+  }
+  if (order.size() != tensors.size()) throw InternalError("binding: an order that misses a tensor");
+  return order;
+}
+
+Bound::Bound(nb::module_& m, const Binding& binding) : Binding(binding) {
+  op_backward = std::string(name) + "_backward";
+  op_step = std::string(name) + "_step";
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].keyword) num_positional = i + 1;
+    if (!tensors[i].optional) num_required = i + 1;
+    if (tensors[i].name == output) output_index = i;
+  }
+  const std::string& axes = output_tensor().axes;
+  if (output_axes.empty()) output_axes = axes;
+  for (int i = 0; std::string_view axis : AxesIn(axes)) {
+    if (PlaceOf(axis, output_axes) < 0) dropped_axis = i;
+    ++i;
+  }
+  state_place = num_required;
+  if (const size_t at = inputs.find(" state"); at != std::string_view::npos) {
+    state_place = static_cast<size_t>(std::ranges::count(inputs.substr(0, at + 1), ' '));
+  }
+  dstate_by_place = inputs.find(" dstate") != std::string_view::npos;
+  ListKeywords();
+  WriteSignatures(m);
+}
+
+void Bound::ListKeywords() {
+  Keywords by_place, own, of_tokens, initial, d_final, final, gradients_of_inputs, gradients_of_states;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const char* const tensor = tensors[i].name.c_str();
+    (tensors[i].keyword ? own : by_place).push_back({tensor, tensors[i].optional, &ReadTensor, i});
+    if (tensors[i].reading != Parameter::kMask) {
+      gradients_of_inputs.push_back({tensor, true, &WriteGradient, i});
+    }
+  }
+  for (size_t i = 0; i < settings.size(); ++i) {
+    const bool none = MayBeNone(settings[i]) || std::holds_alternative<Range>(settings[i].value);
+    own.push_back({settings[i].name, none, &ReadSetting, i});
+  }
+  if (has_scale) own.push_back(kScale);
+  of_tokens = {{"lengths", true, &ReadInts<&Call::lengths>},
+               {"starts", true, &ReadInts<&Call::starts>},
+               {"cu_seqlens", true, &ReadInts<&Call::cu_seqlens>}};
+  if (has_direction) of_tokens.push_back(kReverse);
+  for (size_t i = 0; i < states.size(); ++i) {
+    const std::string part = states.size() > 1 ? "." + states[i].name : "";
+    const auto named = [&](const char* what) { return names_.emplace_back(what + part).c_str(); };
+    initial.push_back({named("initial_state"), true, &ReadState<&Call::initial>, i});
+    final.push_back({named("final_state"), true, &WriteState, i});
+    if (!states[i].has_gradient) continue;
+    d_final.push_back({named("the gradient of the state"), true, &ReadState<&Call::d_final>, i});
+    gradients_of_states.push_back({named("dinitial_state"), true, &WriteState, i});
+  }
+
+  Append(forward_keywords, by_place, own);
+  if (has_state()) Append(forward_keywords, kInitial, kReturnState);
+  Append(forward_keywords, of_tokens, kOut, kThreads);
+
+  const Keyword d_o = {"do", false, &ReadGradientOfO};
+  Append(backward_keywords, d_o, by_place);
+  if (dstate_by_place) Append(backward_keywords, kGradient);
+  Append(backward_keywords, own);
+  if (has_state()) Append(backward_keywords, kInitial);
+  Append(backward_keywords, of_tokens, kThreads);
+  if (has_state() && !dstate_by_place) Append(backward_keywords, kGradient);
+
+  Append(step_keywords, by_place, own, kOut, kThreads);
+  step_keywords.insert(step_keywords.begin() + static_cast<std::ptrdiff_t>(state_place), kState);
+
+  Append(torch_keywords, by_place, own, initial, of_tokens, kThreads);
+  const Keyword d_o_of_torch = {"the gradient of o", false, &ReadGradientOfO};
+  Append(torch_backward_keywords, d_o_of_torch, d_final, torch_keywords, gradients_of_inputs,
+         gradients_of_states);
+  Append(torch_keywords, kOut, final);
+}
+
+void Bound::WriteSignatures(nb::module_& m) {
+  const std::string base = name, type = TypeOf(name);
+  std::string fields, by_place, own;
+  std::vector<std::string> of_step;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const Parameter& tensor = tensors[i];
+    if (tensor.reading != Parameter::kMask) fields += "d" + tensor.name + " ";
+    const bool numbers = tensor.keyword && tensor.reading == Parameter::kNumbers;
+    const std::string array = tensor.name + (numbers ? ": Floats" : ": Array");
+    const auto argument = [&](bool has_default) {
+      return array + (tensor.optional ? " | None" : "") + (has_default ? " = None, " : ", ");
+    };
+    const bool has_default = tensor.optional && i >= num_required;
+    (tensor.keyword ? own : by_place) += argument(has_default);
+    if (!tensor.keyword) of_step.push_back(argument(has_default && i >= state_place));
+  }
+  for (const SettingSpec& spec : settings) own += Signature(spec);
+  if (has_scale) own += "scale: float | None = None, ";
+  const bool alone = states.size() == 1 && states_together;  // else a type of the signatures' own
+  const std::string state_type = alone ? "Array" : "State";
+  const std::string ints = ": Ints | None = None, ";
+  const std::string tokens = "lengths" + ints + "starts" + ints + "cu_seqlens" + ints +
+                             (has_direction ? "reverse: bool = False, " : "");
+  const std::string initial = has_state() ? "initial_state: " + state_type + " | None = None, " : "";
+  const std::string d_state = has_state() ? "dstate: " + state_type + " | None = None" : "";
+  const std::string out = "out: OutArray | None = None, ", threads = "threads: int | None = None";
+  const auto forward_of = [&](const std::string& returns, const std::string& result) {
+    return "def " + base + "(" + by_place + "*, " + own + initial + returns + tokens + out + threads +
+           ") -> " + result;
+  };
+  forward_signature =
+      forward_of(has_state() ? "return_state: typing.Literal[False] = False, " : "", "Result");
+  state_signature = forward_of("return_state: typing.Literal[True], ",
+                               "tuple[Result, " + (alone             ? std::string("Result")
+                                                   : states_together ? type + "State"
+                                                                     : "StateResult") + "]");
+  backward_signature = "def " + op_backward + "(do: Array, " + by_place +
+                       (dstate_by_place ? d_state + ", " : "") + "*, " + own + initial + tokens + threads +
+                       (has_state() && !dstate_by_place ? ", " + d_state : "") + ") -> " + type + "Gradients";
+  of_step.insert(of_step.begin() + static_cast<std::ptrdiff_t>(state_place),
+                 alone ? "state: OutArray, " : "state: State, ");
+  step_signature = "def " + op_step + "(";
+  for (const std::string& argument : of_step) step_signature += argument;
+  step_signature += "*, " + own + out + threads + ") -> Result";
+
+  if (has_state()) {
+    fields += "dinitial_state";
+  } else {
+    fields.pop_back();
+  }
+  gradients = NamedTupleType(m, type + "Gradients", fields, GradientsDoc(op_backward));
+  if (states.size() > 1) {
+    std::string names;
+    for (const StateParameter& one : states) names += (names.empty() ? "" : " ") + one.name;
+    state = NamedTupleType(m, type + "State", names, "The state of " + base + " between two calls.");
+  }
+  WriteTexts(type + "Gradients", fields);
+}
+
+}  // namespace heed::binding
