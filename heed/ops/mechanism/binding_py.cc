@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cctype>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -36,28 +35,13 @@ void CheckRequired(const char* op, const PythonCall& call) {
   }
 }
 
-bool HasTokens(std::string_view form) { return PlaceOf("T", form) >= 0; }
-
-// "[B, G, N], [B, N] or [D, N]".
-std::string Bracketed(std::string axes) {
-  for (size_t at; (at = axes.find('|')) != std::string::npos;) {
-    axes.replace(at, 1, axes.find('|', at + 1) == std::string::npos ? "] or [" : "], [");
-  }
-  return "[" + axes + "]";
-}
-
 // The mechanism checks the rest, and sees one token more than these have.
 void CheckOneToken(const char* op, const PythonCall& call) {
   for (size_t i = 0; i < call.bound.tensors.size(); ++i) {
-    const std::string_view axes = call.bound.tensors[i].axes;
     const ConstTensorView& t = call.in[i];
-    const std::string_view constant = FormOf(axes, t.rank());
-    if (!t.present() || !HasTokens(axes.substr(0, axes.find('|'))) || HasTokens(FormOf(axes, t.rank() + 1)) ||
-        (!constant.empty() && !HasTokens(constant))) {
-      continue;
-    }
+    if (!t.present() || (call.bound.ranks_of_step[i] >> t.rank() & 1) != 0) continue;
     Fail(op, call.bound.tensors[i].name.c_str(), "has shape " + t.ShapeString(),
-         "one token of each sequence: " + Bracketed(WithoutTokens(axes)));
+         "one token of each sequence: " + Bracketed(WithoutTokens(call.bound.tensors[i].axes)));
   }
 }
 
@@ -89,26 +73,21 @@ nb::object OutputOf(const char* op, PythonCall& call, bool one_token = false) {
   return NewLike(op, x, sizes, b.output_tensor().reading == Parameter::kInPlace, call.o);
 }
 
-// The size of an axis in a call that the mechanism has not checked yet: 0 where it cannot be known.
-int64_t SizeOf(const PythonCall& call, std::string_view axis) {
-  if (axis == "B" && call.cu_seqlens.present()) {
+// In a call that the mechanism has not checked yet.
+int64_t SizeOf(const PythonCall& call, const AxisPlace& at) {
+  if (at.sequences && call.cu_seqlens.present()) {
     return std::max<int64_t>(call.cu_seqlens.num_elements(), 1) - 1;
   }
-  if (axis == "F") return call.bound.features(SizeOf(call, "K"));
-  if (axis == "2") return 2;
-  if (axis.ends_with(" - 1")) return std::max<int64_t>(SizeOf(call, axis.substr(0, axis.find(' '))), 1) - 1;
-  for (size_t i = 0; i < call.bound.tensors.size(); ++i) {
-    const ConstTensorView& t = call.in[i];
-    const int place = t.present() ? PlaceOf(axis, FormOf(call.bound.tensors[i].axes, t.rank())) : -1;
-    if (place >= 0) return t.size(place);
-  }
-  return 0;
+  const ConstTensorView& t = call.in[at.tensor];
+  const int64_t size = at.place >= 0 && at.place < t.rank() ? t.size(at.place) : 0;
+  return at.features ? call.bound.features(size) : std::max<int64_t>(size + at.others, 0);
 }
 
 // New arrays for the states that this call has: an array, or a named tuple. With `gradients` a constant has none.
 nb::object NewStates(const char* op, PythonCall& call, bool gradients) {
   const Bound& b = call.bound;
   const DType dtype = call.in[b.output_index].dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
+  call.states.resize(b.states.size());
   nb::list arrays;
   for (size_t i = 0; i < b.states.size(); ++i) {
     const StateParameter& state = b.states[i];
@@ -118,7 +97,7 @@ nb::object NewStates(const char* op, PythonCall& call, bool gradients) {
       continue;
     }
     std::vector<int64_t> sizes;
-    for (const std::string_view axis : AxesIn(state.axes)) sizes.push_back(SizeOf(call, axis));
+    for (const AxisPlace& at : b.axes_of_states[i]) sizes.push_back(SizeOf(call, at));
     NewArray array(op, dtype, sizes);
     call.states[i] = array.view;
     arrays.append(array.array);
@@ -159,7 +138,7 @@ void WarnOfPositiveDecays(const char* op, const PythonCall& call) {
 void Warn(const char* op, const PythonCall& call) {
   WarnOfPositiveDecays(op, call);
   // With a state, heads in another place are refused; so short a part of a text is usual.
-  if (call.initial[0].present()) return;
+  if (!call.initial.empty()) return;
   const ConstTensorView* heads[3] = {};
   size_t count = 0;
   for (size_t i = 0; i < call.bound.tensors.size() && count < 3; ++i) {
@@ -188,6 +167,7 @@ nb::object RunBackward(const Bound& b, PyObject* args, PyObject* kwargs) {
   Read<PythonCall>(op, b.backward_keywords, b.num_positional + (b.dstate_by_place ? 2 : 1), args, kwargs, call);
   if (!call.d_o.present()) FailMissing(op, "do");
   CheckRequired(op, call);
+  call.gradients.resize(b.tensors.size());
   nb::list results;
   for (size_t i = 0; i < b.tensors.size(); ++i) {
     const ConstTensorView& x = call.in[i];
@@ -199,8 +179,7 @@ nb::object RunBackward(const Bound& b, PyObject* args, PyObject* kwargs) {
     const bool as_it_lies = b.tensors[i].reading == Parameter::kInPlace;
     results.append(NewLike(op, x, {x.sizes().begin(), x.sizes().end()}, as_it_lies, call.gradients[i]));
   }
-  const auto is_given = [](const ConstTensorView& state) { return state.present(); };
-  if (std::ranges::any_of(call.initial, is_given)) {
+  if (!call.initial.empty()) {
     results.append(NewStates(op, call, true));
   } else if (b.has_state()) {
     results.append(nb::none());
@@ -215,8 +194,7 @@ nb::object RunStep(const Bound& b, PyObject* args, PyObject* kwargs) {
   PythonCall call(b);
   Read<PythonCall>(op, b.step_keywords, b.num_positional + 1, args, kwargs, call);
   CheckRequired(op, call);
-  const auto is_given = [](const TensorView& state) { return state.present(); };
-  if (!std::ranges::any_of(call.states, is_given)) FailMissing(op, "state");
+  if (call.states.empty()) FailMissing(op, "state");
   CheckOneToken(op, call);
   WarnOfPositiveDecays(op, call);
   const nb::object o = OutputOf(op, call, true);
@@ -272,8 +250,13 @@ nb::dict DescriptionOf(const Bound& b) {
     settings[spec.name] =
         none ? nb::none() : std::visit([](const auto& value) { return nb::cast(value); }, spec.value);
   }
-  for (const StateParameter& state : b.states) {
-    states.append(nb::make_tuple(state.name, state.axes, state.has_gradient, state.setting));
+  for (size_t i = 0; i < b.states.size(); ++i) {
+    nb::list places;
+    for (const AxisPlace& at : b.axes_of_states[i]) {
+      places.append(nb::make_tuple(at.tensor, at.place, at.others, at.sequences, at.features));
+    }
+    const StateParameter& state = b.states[i];
+    states.append(nb::make_tuple(state.name, state.axes, state.has_gradient, state.setting, places));
   }
   description["inputs"] = inputs;
   description["axes"] = axes;
@@ -298,7 +281,8 @@ nb::dict DescriptionOf(const Bound& b) {
 
 }  // namespace
 
-PythonCall::PythonCall(const Bound& mechanism) : Call(mechanism.settings), bound(mechanism) {}
+PythonCall::PythonCall(const Bound& mechanism)
+    : Call(mechanism.tensors.size(), mechanism.settings), bound(mechanism) {}
 
 size_t Settings::At(std::string_view name) const {
   for (size_t i = 0; i < specs_->size(); ++i) {
@@ -317,52 +301,6 @@ const Setting& Settings::Find(size_t at) const {
 size_t Settings::Choice(std::string_view name) const {
   const std::vector<std::string>& choices = (*specs_)[At(name)].choices;
   return static_cast<size_t>(std::ranges::find(choices, Get<std::string>(name)) - choices.begin());
-}
-
-std::string SpelledAxes(std::string_view letters, std::initializer_list<std::pair<char, const char*>> names) {
-  std::string axes;
-  for (const char letter : letters) {
-    if (!axes.empty() && letter != '|' && axes.back() != '|') axes += ", ";
-    const auto* named = std::ranges::find(names, letter, &std::pair<char, const char*>::first);
-    axes += named == names.end() ? std::string(1, letter) : named->second;
-  }
-  return axes;
-}
-
-std::string WithoutTokens(std::string_view text) {
-  std::string result(text);
-  for (const std::string_view axis : {", T", "T, "}) {
-    for (size_t at = 0; (at = result.find(axis, at)) != std::string::npos;) result.erase(at, axis.size());
-  }
-  return result;
-}
-
-int PlaceOf(std::string_view axis, std::string_view form) {
-  for (int place = 0; !form.empty(); ++place) {
-    const size_t end = std::min(form.find(','), form.size());
-    if (form.substr(0, end) == axis) return place;
-    form.remove_prefix(std::min(end + 2, form.size()));
-  }
-  return -1;
-}
-
-std::vector<std::string_view> AxesIn(std::string_view form) {
-  std::vector<std::string_view> axes;
-  while (!form.empty()) {
-    const size_t end = std::min(form.find(','), form.size());
-    axes.push_back(form.substr(0, end));
-    form.remove_prefix(std::min(end + 2, form.size()));
-  }
-  return axes;
-}
-
-std::string_view FormOf(std::string_view axes, int rank) {
-  while (!axes.empty()) {
-    const std::string_view form = axes.substr(0, axes.find('|'));
-    if (std::ranges::count(form, ',') + 1 == rank) return form;
-    axes.remove_prefix(std::min(form.size() + 1, axes.size()));
-  }
-  return {};
 }
 
 void Bind(nb::module_& m, const Binding& binding) {

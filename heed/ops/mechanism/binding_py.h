@@ -5,7 +5,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -82,17 +81,17 @@ struct StateParameter {
   const char* setting = "";   // it exists where this keyword is True
 };
 
-// What a call is made of: views have the places of their tensors and states in the lists.
-inline constexpr size_t kMostTensors = 12, kMostStates = 3;
+// What a call is made of: views have the places of their tensors and states in the lists, which are empty
+// where nothing is given.
 struct Call {
-  explicit Call(const std::vector<SettingSpec>& specs) : settings(specs) {}
+  Call(size_t num_tensors, const std::vector<SettingSpec>& specs) : in(num_tensors), settings(specs) {}
 
-  std::array<ConstTensorView, kMostTensors> in;
-  std::array<ConstTensorView, kMostStates> initial, d_final;
+  std::vector<ConstTensorView> in;
+  std::vector<ConstTensorView> initial, d_final;
   ConstTensorView d_o;
   TensorView o;
-  std::array<TensorView, kMostTensors> gradients;
-  std::array<TensorView, kMostStates> states;  // final ones, those of a step, or gradients of initial ones
+  std::vector<TensorView> gradients;
+  std::vector<TensorView> states;  // final ones, those of a step, or gradients of initial ones
   std::optional<double> scale;
   ConstTensorView lengths, starts, cu_seqlens;
   bool reverse = false;
@@ -123,16 +122,18 @@ struct Binding {
   std::vector<SettingSpec> settings = {};
   python::Docs docs = {};
   std::vector<python::Said> in_python = {};  // of keywords that have another name in C++
-  bool has_direction = true;
+  bool has_direction = true;                 // if the options have one
 
-  // What follows is the table's to say.
-  bool has_scale = false;
-  std::vector<Parameter> tensors = {};
-  std::vector<StateParameter> states = {};
-  bool states_together = false;  // all of them or none
+  // Which the definition says where there is an engine.
+  bool states_together = false;  // all of them are given, or none
   std::string output = "";       // the tensor that o is like; empty: the first
   std::string output_axes = "";  // of those that it has; empty: the same
   std::function<int64_t(int64_t)> features = {};  // the size of axis F, from that of K
+
+  // Which Bind takes from the table and the passes.
+  bool has_scale = false;
+  std::vector<Parameter> tensors = {};
+  std::vector<StateParameter> states = {};
   std::shared_ptr<const Functions> functions = nullptr;
 };
 
@@ -178,22 +179,22 @@ class Adapter final : public Functions {
   void Forward(Context& ctx, const Call& call) const override {
     typename T::Outputs out;
     out.o = call.o;
-    for (size_t i = 0; i < table_.states.size(); ++i) table_.states[i].final(out) = call.states[i];
+    for (size_t i = 0; i < call.states.size(); ++i) table_.states[i].final(out) = call.states[i];
     passes_.forward(ctx, InputsOf(call), OptionsOf(call), out);
   }
   void Backward(Context& ctx, const Call& call) const override {
     typename T::Gradients out;
-    for (size_t i = 0; i < table_.tensors.size(); ++i) {
+    for (size_t i = 0; i < call.gradients.size(); ++i) {
       if (table_.tensors[i].gradient != nullptr) out.*table_.tensors[i].gradient = call.gradients[i];
     }
-    for (size_t i = 0; i < table_.states.size(); ++i) table_.states[i].dinitial(out) = call.states[i];
+    for (size_t i = 0; i < call.states.size(); ++i) table_.states[i].dinitial(out) = call.states[i];
     passes_.backward(ctx, InputsOf(call), OptionsOf(call), out);
   }
   void Step(Context& ctx, const Call& call) const override {
     typename T::StepInputs in;
     for (size_t i = 0; i < table_.tensors.size(); ++i) in.*table_.tensors[i].step = call.in[i];
     typename T::StepState state;
-    for (size_t i = 0; i < table_.states.size(); ++i) table_.states[i].step(state) = call.states[i];
+    for (size_t i = 0; i < call.states.size(); ++i) table_.states[i].step(state) = call.states[i];
     passes_.step(ctx, in, OptionsOf(call), state, call.o);
   }
   Explanation Explain(const Context& ctx, const Call& call) const override {
@@ -207,10 +208,8 @@ class Adapter final : public Functions {
   typename T::BackwardInputs InputsOf(const Call& call) const {
     typename T::BackwardInputs in;
     for (size_t i = 0; i < table_.tensors.size(); ++i) in.*table_.tensors[i].input = call.in[i];
-    for (size_t i = 0; i < table_.states.size(); ++i) {
-      table_.states[i].initial(in) = call.initial[i];
-      table_.states[i].d_final(in) = call.d_final[i];
-    }
+    for (size_t i = 0; i < call.initial.size(); ++i) table_.states[i].initial(in) = call.initial[i];
+    for (size_t i = 0; i < call.d_final.size(); ++i) table_.states[i].d_final(in) = call.d_final[i];
     in.d_o = call.d_o;
     return in;
   }

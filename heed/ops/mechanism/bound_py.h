@@ -32,6 +32,15 @@ struct PythonCall : Call {
   int num_threads = 0;
 };
 
+// Where a call has the size of a state's axis: at this place of a tensor, and others beside it.
+struct AxisPlace {
+  size_t tensor = 0;
+  int place = -1;
+  int64_t others = 0;
+  bool sequences = false;  // packed ones stand for a batch
+  bool features = false;   // of so many channels
+};
+
 // A mechanism with what its functions need for as long as the module lives.
 struct Bound : Binding {
   using Keywords = std::vector<python::Keyword<PythonCall>>;
@@ -51,11 +60,14 @@ struct Bound : Binding {
   bool dstate_by_place = false;  // behind the inputs of the backward pass
   size_t output_index = 0;
   int dropped_axis = -1;       // that o does not have
+  std::vector<unsigned> ranks_of_step;    // a bit for each that a tensor may have; constants any
+  std::vector<std::vector<AxisPlace>> axes_of_states;
   std::string forward_signature, state_signature, backward_signature, step_signature;
   std::string forward_text, backward_text, step_text;
   nanobind::object gradients, state;  // named tuples
 
  private:
+  AxisPlace PlaceOfAxis(std::string_view axis) const;
   void ListKeywords();
   void WriteSignatures(nanobind::module_& m);
   void WriteTexts(const std::string& gradients_type, const std::string& gradient_names);
@@ -70,6 +82,9 @@ std::vector<std::string_view> AxesIn(std::string_view form);
 
 // Axes, or a text about them, of one token: without the axis T.
 std::string WithoutTokens(std::string_view text);
+
+// "[B, G, N, T] or [D, N]".
+std::string Bracketed(std::string axes);
 
 #pragma GCC visibility pop
 

@@ -38,6 +38,7 @@ void ReadGradientOfO(PythonCall& call, const Argument& a) {
   call.d_o = ReadAs(call, a, call.bound.output_tensor().reading);
 }
 void WriteGradient(PythonCall& call, const Argument& a) {
+  call.gradients.resize(call.in.size());
   call.gradients[a.index] = call.arrays.Write(a, Kind::kFloat);
 }
 template <ConstTensorView Call::*kField>
@@ -53,9 +54,11 @@ void ReadOut(PythonCall& call, const Argument& a) {
 // One state, in its place; PyTorch's operators take each by itself.
 template <auto kField>
 void ReadState(PythonCall& call, const Argument& a) {
+  (call.*kField).resize(call.bound.states.size());
   (call.*kField)[a.index] = ReadAs(call, a, call.bound.output_tensor().reading);
 }
 void WriteState(PythonCall& call, const Argument& a) {
+  call.states.resize(call.bound.states.size());
   call.states[a.index] = call.arrays.Write(a, Kind::kFloat);
 }
 
@@ -75,7 +78,8 @@ void ForStates(PythonCall& call, const Argument& a, void (*read)(PythonCall&, co
     for (const auto& state : states) expected += (&state == &states[0] ? "" : ", ") + state.name;
     expected += ")";
   }
-  if (!tuple || size < (together ? states.size() : 2) || size > (together ? states.size() : kMostStates)) {
+  constexpr size_t kMost = 3;  // behind the last there may be None
+  if (!tuple || size < (together ? states.size() : 2) || size > (together ? states.size() : kMost)) {
     Fail(a, expected);
   }
   for (size_t i = 0; i < size; ++i) {
@@ -109,14 +113,16 @@ bool MayBeNone(const SettingSpec& spec) {
 }
 
 std::string ToWord(const SettingSpec& spec, const Argument& a) {
+  for (const std::string& choice : spec.choices) {
+    const bool text = PyUnicode_Check(a.value.ptr());
+    if (text && PyUnicode_CompareWithASCIIString(a.value.ptr(), choice.c_str()) == 0) return choice;
+  }
   if (!MayBeNone(spec)) return ToChoice(a, spec.choices);
   std::string expected = "None";
   for (const std::string& choice : spec.choices) {
     expected += (&choice == &spec.choices.back() ? " or '" : ", '") + choice + "'";
   }
-  const std::string word = ToString(a, expected.c_str());
-  if (std::ranges::find(spec.choices, word) == spec.choices.end()) Fail(a, expected);
-  return word;
+  Fail(a, expected);
 }
 
 void ReadSetting(PythonCall& call, const Argument& a) {
@@ -233,8 +239,35 @@ Bound::Bound(nb::module_& m, const Binding& binding) : Binding(binding) {
     state_place = static_cast<size_t>(std::ranges::count(inputs.substr(0, at + 1), ' '));
   }
   dstate_by_place = inputs.find(" dstate") != std::string_view::npos;
+  for (const Parameter& tensor : tensors) {
+    unsigned ranks = 0;
+    for (int rank = 0; rank < kMaxRank; ++rank) {
+      const auto has_tokens = [&](int of) { return PlaceOf("T", FormOf(tensor.axes, of)) >= 0; };
+      const bool constant = !FormOf(tensor.axes, rank).empty() && !has_tokens(rank);
+      if (constant || has_tokens(rank + 1)) ranks |= 1U << rank;
+    }
+    const bool over_tokens = tensor.axes.find(", T") != std::string::npos;
+    ranks_of_step.push_back(over_tokens ? ranks : ~0U);
+  }
+  for (const StateParameter& one : states) {
+    std::vector<AxisPlace>& places = axes_of_states.emplace_back();
+    for (const std::string_view axis : AxesIn(one.axes)) places.push_back(PlaceOfAxis(axis));
+  }
   ListKeywords();
   WriteSignatures(m);
+}
+
+AxisPlace Bound::PlaceOfAxis(std::string_view axis) const {
+  if (axis == "2") return {.tensor = 0, .place = -1, .others = 2};
+  const std::string_view size = axis == "F" ? "K" : axis.substr(0, axis.find(' '));
+  AxisPlace at = {.others = size == axis ? 0 : -1, .sequences = axis == "B", .features = axis == "F"};
+  for (; at.tensor < tensors.size(); ++at.tensor) {
+    const Parameter& tensor = tensors[at.tensor];
+    at.place = PlaceOf(size, tensor.axes);
+    const bool always = !tensor.optional && tensor.axes.find('|') == std::string::npos;
+    if (always && at.place >= 0) return at;
+  }
+  throw InternalError("binding: no tensor that is always there has the axis " + std::string(size));
 }
 
 void Bound::ListKeywords() {

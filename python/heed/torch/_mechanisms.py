@@ -1,14 +1,15 @@
 # heed.torch's mechanisms: an operator with gradients for each that the extension module knows.
 """Mechanisms as operators of PyTorch, whatever computes them.
 
-There is no list of them here: `heed._core` describes each that is built in (its tensors, their axes, its states and the
-settings that it alone has), and each becomes `torch.ops.heed.<name>`, `torch.ops.heed.<name>_backward` and the functions
+There is no list of them here: `heed._core` describes each that is built in, its tensors, their axes, its states and the
+settings that it alone has, and each becomes `torch.ops.heed.<name>`, `torch.ops.heed.<name>_backward` and the functions
 `<name>` and, where it has a state, `<name>_step` of heed.torch.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,9 +37,9 @@ def _text(value: Any) -> str:
 class _State:
     """One of the states of a mechanism, and what operators call it."""
 
-    def __init__(self, index: int, name: str, axes: str, has_gradient: bool, setting: str):
+    def __init__(self, index: int, name: str, axes: str, has_gradient: bool, setting: str, places: Sequence[Any]):
         self.name = name if index else "state"
-        self.axes, self.has_gradient, self.setting = axes.split(", "), has_gradient, setting
+        self.has_gradient, self.setting, self.places = has_gradient, setting, places
 
     def exists(self, settings: dict[str, Any]) -> bool:
         """Where there is causality, or no word of it."""
@@ -51,86 +52,93 @@ class _Mechanism:
     def __init__(self, name: str, description: dict[str, Any]):
         self.name = name
         self.inputs, self.optional = tuple(description["inputs"]), tuple(description["optional"])
-        self.positional, self.cast = description["positional"], tuple(description["cast"])
+        self.positional = description["positional"]
         self.left_out = [x for x in self.inputs[description["required"]:] if x in self.optional]
-        forms = {key: [form.split(", ") for form in axes.split("|")] for key, axes in description["axes"].items()}
-        self.forms = {key: {len(form): form for form in several} for key, several in forms.items()}  # by rank
-        self.output, self.output_axes = description["output"], description["output_axes"].split(", ")
-        self.as_it_lies, self.features = description["as_it_lies"], description["features"]
-        self.settings = description["settings"]
+        self.cast = [x in description["cast"] for x in self.inputs]
+        self.forms = [description["axes"][x].split("|") for x in self.inputs]
+        self.ranks = [{form.count(",") + 1 for form in forms} for forms in self.forms]
+        self.output, self.as_it_lies = self.inputs.index(description["output"]), description["as_it_lies"]
+        kept = description["output_axes"].split(", ")
+        self.dropped = [i for i, axis in enumerate(self.forms[self.output][0].split(", ")) if axis not in kept]
+        self.settings, self.features = description["settings"], description["features"]
         self.states = [_State(i, *state) for i, state in enumerate(description["states"])]
+        self.always = not any(state.setting for state in self.states) and "causal" not in self.settings
         self.states_together, self.state_type = description["states_together"], description["state_type"]
         self.forward_kernel = getattr(_core, f"_torch_{name}")
         self.backward_kernel = getattr(_core, f"_torch_{name}_backward")
 
-        scale = {"scale": ("float?", None)} if description["scale"] else {}
-        reverse = {"reverse": ("bool", False)} if description["direction"] else {}
-        initial = {f"initial_{state.name}": ("Tensor?", None) for state in self.states}
-        rest = {**dict.fromkeys(_LISTS, ("Tensor?", None)), **reverse, "threads": ("int?", None)}
-        self.before, self.after = tuple(scale), tuple(rest)  # options on both sides of the states
-        settings = {key: (_TYPES[type(x)], x) for key, x in self.settings.items()}
-        options = {**settings, **scale, **initial, **rest}
-        self.options = {key: value for key, (_, value) in {**scale, **rest}.items()}
+        # {keyword: (type, default)} in the order of operators, which take each state by itself.
+        options = {key: (_TYPES[type(x)], x) for key, x in self.settings.items()}
+        options |= {"scale": ("float?", None)} if description["scale"] else {}
+        options |= {f"initial_{state.name}": ("Tensor?", None) for state in self.states}
+        options |= dict.fromkeys(_LISTS, ("Tensor?", None))
+        options |= {"reverse": ("bool", False)} if description["direction"] else {}
+        options |= {"threads": ("int?", None)}
+        more = [f"initial_{state.name}" for state in self.states[1:]]
+        self.options = {key: value for key, (_, value) in options.items() if key not in more}
         self.defaults = (*(None for _ in self.inputs), *(_default(value) for _, value in options.values()))
-        places = (*self.inputs, *options)
-        self.bounds = places.index("cu_seqlens")
+        arguments = (*self.inputs, *options)
+        self.bounds = arguments.index("cu_seqlens")
         differentiable = [state for state in self.states if state.has_gradient]
-        masks = description["masks"]
         self.differentiable = (
-            *(i for i, x in enumerate(self.inputs) if x not in masks),
-            *(places.index(f"initial_{state.name}") for state in differentiable),
+            *(i for i, x in enumerate(self.inputs) if x not in description["masks"]),
+            *(arguments.index(f"initial_{state.name}") for state in differentiable),
         )
         self.num_incoming = 1 + len(differentiable)
 
         tensors = [f"Tensor{'?' * (x in self.optional)} {x}{'=None' * (x in self.left_out)}" for x in self.inputs]
-        arguments = ", ".join([*tensors, *(f"{kind} {key}={_text(value)}" for key, (kind, value) in options.items())])
+        rest = ", ".join([*tensors, *(f"{kind} {key}={_text(value)}" for key, (kind, value) in options.items())])
         incoming = ", ".join(["Tensor grad_o", *(f"Tensor? grad_{state.name}" for state in differentiable)])
         self.backward_operator = _dispatch.define(
-            f"{name}_backward", f"({incoming}, bool[] needed, {arguments}) -> Tensor[]", self.backward, self.fake_backward
+            f"{name}_backward", f"({incoming}, bool[] needed, {rest}) -> Tensor[]", self.backward, self.fake_backward
         )
         returns = f"({', '.join(['Tensor'] * (1 + len(self.states)))})" if self.states else "Tensor"
         self.operator = _dispatch.define(
-            name, f"({arguments}) -> {returns}", self.forward, self.results, gradients=self.differentiate
+            name, f"({rest}) -> {returns}", self.forward, self.results, gradients=self.differentiate
         )
 
     def complete(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """PyTorch leaves trailing defaults away."""
         return (*arguments, *self.defaults[len(arguments):])
 
-    def sizes(self, arguments: tuple[Any, ...]) -> dict[str, int]:
-        """Those of axes, by their names."""
-        sizes: dict[str, int] = {"2": 2}
-        for name, x in zip(self.inputs, arguments):
-            forms = self.forms[name]
-            if x is None or (len(forms) > 1 and x.dim() not in forms):
-                continue  # the kernel says what it may be
-            if x.dim() not in forms:
-                raise InvalidArgument(f"{self.name}: {name} has shape {list(x.shape)}, expected [{', '.join(*forms.values())}]")
-            for axis, size in zip(forms[x.dim()], x.shape):
-                sizes.setdefault(axis, size)
-        sizes["W - 1"] = max(sizes.get("W", 1), 1) - 1
-        if self.features is not None:
-            sizes["F"] = self.features(int(sizes["K"]))
-        return sizes
+    def check_ranks(self, arguments: tuple[Any, ...]) -> None:
+        """Of tensors that have one form; of the others the kernel says what they may be."""
+        for name, x, ranks, forms in zip(self.inputs, arguments, self.ranks, self.forms):
+            if x is not None and x.dim() not in ranks and len(forms) == 1:
+                raise InvalidArgument(f"{self.name}: {name} has shape {list(x.shape)}, expected [{forms[0]}]")
 
-    def new_output(self, like: Tensor, sizes: dict[str, int]) -> Tensor:
-        return torch.empty_like(like) if self.as_it_lies else like.new_empty([sizes[axis] for axis in self.output_axes])
+    def new_output(self, like: Tensor) -> Tensor:
+        if self.as_it_lies:
+            return torch.empty_like(like)
+        if self.dropped:
+            return like.new_empty([size for i, size in enumerate(like.shape) if i not in self.dropped])
+        return like.new_empty(like.shape)
+
+    def size(self, at: tuple[Any, ...], arguments: tuple[Any, ...]) -> int:
+        """Of an axis of a state: `at` says where it is."""
+        tensor, place, others, sequences, features = at
+        if place < 0:
+            return others
+        size = arguments[tensor].shape[place]
+        if sequences:
+            return _dispatch.num_sequences(self.name, size, arguments[self.bounds])
+        return self.features(int(size)) if features else max(size + others, 0)
 
     def results(self, *arguments: Any) -> Any:
         """New tensors for o and the final states; states that a call does not have are empty."""
-        arguments = self.complete(arguments)
-        sizes = self.sizes(arguments)
-        like = arguments[self.inputs.index(self.output)]
-        o = self.new_output(like, sizes)
+        self.check_ranks(arguments)
+        like = arguments[self.output]
+        o = self.new_output(like)
         if not self.states:
             return o
-        sizes["B"] = _dispatch.num_sequences(self.name, sizes["B"], arguments[self.bounds])
+        arguments = self.complete(arguments)
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        settings = dict(zip(self.settings, arguments[len(self.inputs):]))
-        return o, *(
-            like.new_empty([sizes[axis] for axis in state.axes] if state.exists(settings) else (0,), dtype=dtype)
+        settings = {} if self.always else dict(zip(self.settings, arguments[len(self.inputs):]))
+        shapes = (
+            [self.size(at, arguments) for at in state.places] if self.always or state.exists(settings) else (0,)
             for state in self.states
         )
+        return o, *(like.new_empty(shape, dtype=dtype) for shape in shapes)
 
     def forward(self, *arguments: Any) -> Any:
         arguments = self.complete(arguments)
@@ -163,7 +171,7 @@ class _Mechanism:
         wanted = [i < len(needed) and needed[i] for i in self.differentiable]
         grad_o, *of_states = of_results[: self.num_incoming]  # what comes behind counts as a constant
         if grad_o is None:
-            grad_o = self.new_output(arguments[self.inputs.index(self.output)], self.sizes(arguments)).zero_()
+            grad_o = self.new_output(arguments[self.output]).zero_()
         of_states = [x if x is not None and x.dim() > 1 else None for x in of_states]
         found = self.backward_operator(grad_o, *of_states, wanted, *arguments)
         return dict(zip((i for i, want in zip(self.differentiable, wanted) if want), found))
@@ -180,38 +188,49 @@ class _Mechanism:
             raise InvalidArgument(f"{self.name}: initial_state is {type(given).__name__}, expected {expected}")
         return states[:number]
 
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
+    def to_autocast(self, tensors: list[Any]) -> list[Any]:
+        """What may be of tokens or a constant is cast where it is of tokens."""
+        dtype = torch.get_autocast_dtype("cpu")
+
+        def is_cast(x: Any, cast: bool, forms: list[str]) -> bool:
+            wide = x is None or not x.is_floating_point() or x.dtype == torch.float64
+            return cast and not wide and (x.dim() > 2 or len(forms) == 1)
+
+        return [x.to(dtype) if is_cast(x, *of) else x for x, *of in zip(tensors, self.cast, self.forms)]
+
+    def rest(self, options: dict[str, Any]) -> list[Any]:
+        """All that an operator takes behind its tensors."""
+        result = []
+        for key, default in self.options.items():
+            value = options.pop(key, default)
+            if key in _LISTS:
+                value = _dispatch.numbers(self.name, key, value, torch.int64)
+            result += self.initial_states(value) if key == "initial_state" else (value,)
+        if options:
+            of_states = ["return_state"] if self.states else []
+            raise _dispatch.unexpected(self.name, next(iter(options)), (*self.inputs, *self.options, *of_states))
+        return result
+
+    def __call__(self, *tensors: Any, **options: Any) -> Any:
         """The function of heed.torch: heed's own signature, without out."""
-        if len(inputs) > self.positional:
-            raise TypeError(f"{self.name}() takes {self.positional} positional arguments but {len(inputs)} were given")
-        values = dict(zip(self.inputs, inputs))
-        for name in self.inputs[len(inputs):]:
-            if name in options:
-                values[name] = options.pop(name)
-            elif name not in self.left_out:
+        if len(tensors) > self.positional:
+            raise TypeError(f"{self.name}() takes {self.positional} positional arguments but {len(tensors)} were given")
+        tensors = list(tensors)
+        for name in self.inputs[len(tensors):]:
+            if name not in options and name not in self.left_out:
                 raise TypeError(f"{self.name}() is missing the argument {name!r}")
-        required = {name: x for name, x in values.items() if x is not None or name not in self.optional}
-        _dispatch.check_tensors(self.name, **required)
+            tensors.append(options.pop(name, None))
+        for name, x in zip(self.inputs, tensors):
+            if not isinstance(x, Tensor) and (x is not None or name not in self.optional):
+                _dispatch.check_tensors(self.name, **{name: x})
         return_state = bool(self.states) and options.pop("return_state", False)
         if return_state and options.get("causal", self.settings.get("causal")) is False:
-            raise InvalidArgument(f"{self.name}: return_state is True, expected False: without causal there is no state")
-        initial = self.initial_states(options.pop("initial_state", None)) if self.states else ()
-        settings = [options.pop(key, default) for key, default in self.settings.items()]
-        known = {key: options.pop(key, default) for key, default in self.options.items()}
-        if options:
-            states = ("initial_state", "return_state") if self.states else ()
-            raise _dispatch.unexpected(self.name, next(iter(options)), (*self.inputs, *self.settings, *known, *states))
+            raise InvalidArgument(
+                f"{self.name}: return_state is True, expected False: without causal there is no state"
+            )
         if torch.is_autocast_enabled("cpu"):
-            dtype = torch.get_autocast_dtype("cpu")
-            for name in self.cast:
-                x = values.get(name)
-                if x is not None and x.is_floating_point() and x.dtype != torch.float64 and self.is_cast(name, x):
-                    values[name] = x.to(dtype)
-        known |= {key: _dispatch.numbers(self.name, key, known[key], torch.int64) for key in _LISTS}
-        results = self.operator(
-            *(values.get(name) for name in self.inputs), *settings, *(known[key] for key in self.before), *initial,
-            *(known[key] for key in self.after),
-        )
+            tensors = self.to_autocast(tensors)
+        results = self.operator(*tensors, *(self.rest(options) if options else ()))
         if not self.states:
             return results
         o, *states = results
@@ -219,10 +238,6 @@ class _Mechanism:
             return o
         states = [x for x in states if x.dim() > 1]
         return o, self.state_type(*states) if len(states) > 1 else states[0]
-
-    def is_cast(self, name: str, x: Tensor) -> bool:
-        """What may be of tokens or a constant is cast where it is of tokens."""
-        return x.dim() > 2 or len(self.forms[name]) == 1
 
 
 def _public(mechanism: _Mechanism) -> Any:
