@@ -45,8 +45,8 @@ void CheckOneToken(const char* op, const PythonCall& call) {
   }
 }
 
-// A new array of a tensor's dtype and sizes. With `as_it_lies` that of its last two axes is contiguous that is
-// so there.
+// A new array of a tensor's dtype, of these sizes. With `as_it_lies` that one of its last two axes is contiguous
+// that is so in the tensor.
 nb::object NewLike(const char* op, const ConstTensorView& x, std::vector<int64_t> sizes, bool as_it_lies,
                    TensorView& view) {
   const int last = x.rank() - 1;
@@ -62,7 +62,7 @@ nb::object NewLike(const char* op, const ConstTensorView& x, std::vector<int64_t
   return array.array.attr("swapaxes")(-1, -2);
 }
 
-// `out`, or a new array; of one token without the axis T.
+// What o is written to: `out`, or a new array. One token has no axis T.
 nb::object OutputOf(const char* op, PythonCall& call, bool one_token = false) {
   if (call.out.is_valid()) return nb::borrow(call.out);
   const Bound& b = call.bound;
@@ -73,7 +73,7 @@ nb::object OutputOf(const char* op, PythonCall& call, bool one_token = false) {
   return NewLike(op, x, sizes, b.output_tensor().reading == Parameter::kInPlace, call.o);
 }
 
-// In a call that the mechanism has not checked yet.
+// The mechanism has not checked the call yet: what cannot be known is 0.
 int64_t SizeOf(const PythonCall& call, const AxisPlace& at) {
   if (at.sequences && call.cu_seqlens.present()) {
     return std::max<int64_t>(call.cu_seqlens.num_elements(), 1) - 1;
@@ -83,7 +83,8 @@ int64_t SizeOf(const PythonCall& call, const AxisPlace& at) {
   return at.features ? call.bound.features(size) : std::max<int64_t>(size + at.others, 0);
 }
 
-// New arrays for the states that this call has: an array, or a named tuple. With `gradients` a constant has none.
+// New arrays for the states that this call has: an array, or a named tuple. With `gradients` there is none for a
+// constant.
 nb::object NewStates(const char* op, PythonCall& call, bool gradients) {
   const Bound& b = call.bound;
   const DType dtype = call.in[b.output_index].dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
@@ -245,10 +246,8 @@ nb::dict DescriptionOf(const Bound& b) {
     if (tensor.cast) cast.append(tensor.name);
   }
   for (const SettingSpec& spec : b.settings) {
-    const std::string* word = std::get_if<std::string>(&spec.value);
-    const bool none = word != nullptr && word->empty();
     settings[spec.name] =
-        none ? nb::none() : std::visit([](const auto& value) { return nb::cast(value); }, spec.value);
+        MayBeNone(spec) ? nb::none() : std::visit([](const auto& value) { return nb::cast(value); }, spec.value);
   }
   for (size_t i = 0; i < b.states.size(); ++i) {
     nb::list places;
@@ -283,6 +282,11 @@ nb::dict DescriptionOf(const Bound& b) {
 
 PythonCall::PythonCall(const Bound& mechanism)
     : Call(mechanism.tensors.size(), mechanism.settings), bound(mechanism) {}
+
+bool MayBeNone(const SettingSpec& spec) {
+  const std::string* word = std::get_if<std::string>(&spec.value);
+  return word != nullptr && word->empty();
+}
 
 size_t Settings::At(std::string_view name) const {
   for (size_t i = 0; i < specs_->size(); ++i) {

@@ -26,7 +26,7 @@ namespace heed::binding {
 // Visible no further than what is in it.
 #pragma GCC visibility push(hidden)
 
-// A keyword of one mechanism alone. A string is one of `choices`; where none is the default, None is.
+// A keyword that one mechanism alone has. A string is one of `choices`; an empty default stands for None.
 using Range = std::pair<double, double>;
 using Setting = std::variant<bool, double, std::string, Range>;
 struct SettingSpec {
@@ -35,7 +35,7 @@ struct SettingSpec {
   std::vector<std::string> choices = {};
 };
 
-// Those of a call, over the defaults.
+// The settings of a call: what it gives, over the defaults.
 class Settings {
  public:
   explicit Settings(const std::vector<SettingSpec>& specs) : specs_(&specs) {}
@@ -62,16 +62,16 @@ struct Parameter {
     kInPlace,  // with any strides
     kMask,     // of bools, which have no gradient
   };
-  enum Values { kNormal, kFractions, kRates, kDecays };  // of examples; the last two are negative
+  enum Values { kNormal, kFractions, kRates, kDecays };  // in examples; the last two are negative
 
   std::string name;
   std::string axes;  // "B, T, H, K", and what else they may be: "B, G, N, T|B, N, T|D, N"
   Reading reading = kRows;
   Values values = kNormal;
   bool optional = false;
-  bool cast = false;         // by autocast; of forms with tokens and without, these alone
-  std::string said_of = "";  // the header's name of what it is, if it is another
-  bool keyword = false;
+  bool cast = false;         // autocast converts it, but where it may be of tokens and is a constant
+  std::string said_of = "";  // what the header calls it, if that is another name
+  bool keyword = false;      // it has no place
 };
 
 // A state, which is a field of a named tuple where there are several.
@@ -81,7 +81,7 @@ struct StateParameter {
   const char* setting = "";   // it exists where this keyword is True
 };
 
-// What a call is made of: views have the places of their tensors and states in the lists, which are empty
+// What a call is made of. Views have the places of their tensors and states in the lists, which are empty
 // where nothing is given.
 struct Call {
   Call(size_t num_tensors, const std::vector<SettingSpec>& specs) : in(num_tensors), settings(specs) {}
@@ -105,7 +105,7 @@ struct Explanation {
   double visited_pairs;
 };
 
-// A mechanism's functions as a binding calls them.
+// The functions of a mechanism, as a binding calls them.
 struct Functions {
   virtual ~Functions() = default;
   virtual void Forward(Context& ctx, const Call& call) const = 0;
@@ -116,21 +116,22 @@ struct Functions {
 
 struct Binding {
   const char* name;
-  // The order of Python, "q k v * log_decay"; those behind the star are optional keywords. `state` says
-  // where a step has it, else behind what it needs; `dstate` that a place has it too. Empty: the table's.
+  // The order of Python, "q k v * log_decay": tensors behind the star are optional keywords. `state` stands
+  // where a step has it, which else is behind the tensors that it needs; `dstate` gives that a place too.
+  // Empty: the order is the table's.
   std::string_view inputs = "";
   std::vector<SettingSpec> settings = {};
   python::Docs docs = {};
   std::vector<python::Said> in_python = {};  // of keywords that have another name in C++
-  bool has_direction = true;                 // if the options have one
+  bool has_direction = true;                 // where the options have one
 
-  // Which the definition says where there is an engine.
+  // These follow from the definition where there is an engine.
   bool states_together = false;  // all of them are given, or none
   std::string output = "";       // the tensor that o is like; empty: the first
   std::string output_axes = "";  // of those that it has; empty: the same
   std::function<int64_t(int64_t)> features = {};  // the size of axis F, from that of K
 
-  // Which Bind takes from the table and the passes.
+  // Bind takes these from the table and the passes.
   bool has_scale = false;
   std::vector<Parameter> tensors = {};
   std::vector<StateParameter> states = {};

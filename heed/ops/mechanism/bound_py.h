@@ -75,6 +75,9 @@ struct Bound : Binding {
   std::deque<std::string> names_;  // of PyTorch's parts of states
 };
 
+// A word whose default is none of the choices.
+bool MayBeNone(const SettingSpec& spec);
+
 // Of axes "B, G, N, T|D, N": those of this rank, or none; the place of one in a form, or -1; all of a form.
 std::string_view FormOf(std::string_view axes, int rank);
 int PlaceOf(std::string_view axis, std::string_view form);

@@ -1,6 +1,5 @@
 // Keywords and signatures of a mechanism's Python functions, and how they are read.
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <cstddef>
 #include <string>
@@ -11,7 +10,6 @@
 #include "heed/core/error.h"
 #include "heed/ops/mechanism/bound_py.h"
 #include "python/arguments.h"
-#include "python/numpy_array.h"
 #include "python/runtime.h"
 #include "python/tensor_caster.h"
 
@@ -62,30 +60,30 @@ void WriteState(PythonCall& call, const Argument& a) {
   call.states[a.index] = call.arrays.Write(a, Kind::kFloat);
 }
 
+std::string ExpectedStates(const Bound& b) {
+  std::string text = b.states_together ? "" : "an array";
+  if (b.states.size() == 1) return text;
+  text += b.states_together ? "arrays (" : ", or arrays (";
+  for (const auto& state : b.states) text += (&state == &b.states[0] ? "" : ", ") + state.name;
+  return text + ")";
+}
+
 // An array, or a tuple of some, of which each that is given is read.
 void ForStates(PythonCall& call, const Argument& a, void (*read)(PythonCall&, const Argument&)) {
-  const std::vector<StateParameter>& states = call.bound.states;
   const bool together = call.bound.states_together;
+  const size_t count = call.bound.states.size();
   PyObject* const p = a.value.ptr();
-  bool tuple = PyTuple_Check(p) || PyList_Check(p);
-  const size_t size = tuple ? static_cast<size_t>(PyObject_Size(p)) : 1;
-  // explain is given a shape
-  if (tuple && call.describe && size > 0 && PyLong_Check(nb::object(a.value[0]).ptr())) tuple = false;
-  if (together ? states.size() == 1 : !tuple) return read(call, {a.operation, a.name, a.value});
-  std::string expected = together ? "" : "an array";
-  if (states.size() > 1) {
-    expected += together ? "arrays (" : ", or arrays (";
-    for (const auto& state : states) expected += (&state == &states[0] ? "" : ", ") + state.name;
-    expected += ")";
-  }
-  constexpr size_t kMost = 3;  // behind the last there may be None
-  if (!tuple || size < (together ? states.size() : 2) || size > (together ? states.size() : kMost)) {
-    Fail(a, expected);
-  }
+  const bool sequence = PyTuple_Check(p) || PyList_Check(p);
+  const size_t size = sequence ? static_cast<size_t>(PyObject_Size(p)) : 1;
+  const bool shape = sequence && call.describe && size > 0 && PyLong_Check(nb::object(a.value[0]).ptr());
+  const bool tuple = sequence && !shape;
+  if (together ? count == 1 : !tuple) return read(call, {a.operation, a.name, a.value});
+  const size_t least = together ? count : 2, most = together ? count : 3;  // None behind those that there are
+  if (!tuple || size < least || size > most) Fail(a, ExpectedStates(call.bound));
   for (size_t i = 0; i < size; ++i) {
     const nb::object part = a.value[i];
     if (part.is_none()) continue;
-    if (i >= states.size()) Fail(a, expected);
+    if (i >= count) Fail(a, ExpectedStates(call.bound));
     read(call, {a.operation, a.name, part, i});
   }
 }
@@ -105,11 +103,6 @@ Range ToRange(const Argument& a) {
     return infinite ? HUGE_VAL : ToFinite({a.operation, a.name, item});
   };
   return {number(0), number(1)};
-}
-
-bool MayBeNone(const SettingSpec& spec) {
-  const std::string* word = std::get_if<std::string>(&spec.value);
-  return word != nullptr && word->empty();
 }
 
 std::string ToWord(const SettingSpec& spec, const Argument& a) {
@@ -151,40 +144,6 @@ constexpr Keyword kOut = {"out", true, &ReadOut};
 constexpr Keyword kThreads = {"threads", true, [](PythonCall& c, const Argument& a) {
                                 c.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads));
                               }};
-
-std::string Signature(const SettingSpec& spec) {
-  const std::string name = spec.name;
-  const auto text = [](double x) {
-    return std::isinf(x) ? std::string("float('inf')")
-                         : nb::cast<std::string>(nb::repr(nb::float_(x)));
-  };
-  if (const bool* flag = std::get_if<bool>(&spec.value)) {
-    return name + ": bool = " + (*flag ? "True, " : "False, ");
-  }
-  if (const double* number = std::get_if<double>(&spec.value)) {
-    return name + ": float = " + text(*number) + ", ";
-  }
-  if (const Range* range = std::get_if<Range>(&spec.value)) {
-    return name + ": tuple[float, float] = (" + text(range->first) + ", " + text(range->second) + "), ";
-  }
-  std::string choices;
-  for (const std::string& choice : spec.choices) {
-    choices += (choices.empty() ? "'" : ", '") + choice + "'";
-  }
-  return name + ": typing.Literal[" + choices + "]" +
-         (MayBeNone(spec) ? " | None = None, " : " = '" + std::get<std::string>(spec.value) + "', ");
-}
-
-// "simple_gla" -> "SimpleGla".
-std::string TypeOf(std::string_view name) {
-  std::string type;
-  for (size_t i = 0; i < name.size(); ++i) {
-    if (name[i] == '_') continue;
-    const bool first = i == 0 || name[i - 1] == '_';
-    type += first ? static_cast<char>(std::toupper(static_cast<unsigned char>(name[i]))) : name[i];
-  }
-  return type;
-}
 
 template <class... Parts>
 void Append(Bound::Keywords& to, const Parts&... parts) {
@@ -318,65 +277,6 @@ void Bound::ListKeywords() {
   Append(torch_backward_keywords, d_o_of_torch, d_final, torch_keywords, gradients_of_inputs,
          gradients_of_states);
   Append(torch_keywords, kOut, final);
-}
-
-void Bound::WriteSignatures(nb::module_& m) {
-  const std::string base = name, type = TypeOf(name);
-  std::string fields, by_place, own;
-  std::vector<std::string> of_step;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const Parameter& tensor = tensors[i];
-    if (tensor.reading != Parameter::kMask) fields += "d" + tensor.name + " ";
-    const bool numbers = tensor.keyword && tensor.reading == Parameter::kNumbers;
-    const std::string array = tensor.name + (numbers ? ": Floats" : ": Array");
-    const auto argument = [&](bool has_default) {
-      return array + (tensor.optional ? " | None" : "") + (has_default ? " = None, " : ", ");
-    };
-    const bool has_default = tensor.optional && i >= num_required;
-    (tensor.keyword ? own : by_place) += argument(has_default);
-    if (!tensor.keyword) of_step.push_back(argument(has_default && i >= state_place));
-  }
-  for (const SettingSpec& spec : settings) own += Signature(spec);
-  if (has_scale) own += "scale: float | None = None, ";
-  const bool alone = states.size() == 1 && states_together;  // else a type of the signatures' own
-  const std::string state_type = alone ? "Array" : "State";
-  const std::string ints = ": Ints | None = None, ";
-  const std::string tokens = "lengths" + ints + "starts" + ints + "cu_seqlens" + ints +
-                             (has_direction ? "reverse: bool = False, " : "");
-  const std::string initial = has_state() ? "initial_state: " + state_type + " | None = None, " : "";
-  const std::string d_state = has_state() ? "dstate: " + state_type + " | None = None" : "";
-  const std::string out = "out: OutArray | None = None, ", threads = "threads: int | None = None";
-  const auto forward_of = [&](const std::string& returns, const std::string& result) {
-    return "def " + base + "(" + by_place + "*, " + own + initial + returns + tokens + out + threads +
-           ") -> " + result;
-  };
-  forward_signature =
-      forward_of(has_state() ? "return_state: typing.Literal[False] = False, " : "", "Result");
-  state_signature = forward_of("return_state: typing.Literal[True], ",
-                               "tuple[Result, " + (alone             ? std::string("Result")
-                                                   : states_together ? type + "State"
-                                                                     : "StateResult") + "]");
-  backward_signature = "def " + op_backward + "(do: Array, " + by_place +
-                       (dstate_by_place ? d_state + ", " : "") + "*, " + own + initial + tokens + threads +
-                       (has_state() && !dstate_by_place ? ", " + d_state : "") + ") -> " + type + "Gradients";
-  of_step.insert(of_step.begin() + static_cast<std::ptrdiff_t>(state_place),
-                 alone ? "state: OutArray, " : "state: State, ");
-  step_signature = "def " + op_step + "(";
-  for (const std::string& argument : of_step) step_signature += argument;
-  step_signature += "*, " + own + out + threads + ") -> Result";
-
-  if (has_state()) {
-    fields += "dinitial_state";
-  } else {
-    fields.pop_back();
-  }
-  gradients = NamedTupleType(m, type + "Gradients", fields, GradientsDoc(op_backward));
-  if (states.size() > 1) {
-    std::string names;
-    for (const StateParameter& one : states) names += (names.empty() ? "" : " ") + one.name;
-    state = NamedTupleType(m, type + "State", names, "The state of " + base + " between two calls.");
-  }
-  WriteTexts(type + "Gradients", fields);
 }
 
 }  // namespace heed::binding

@@ -114,29 +114,30 @@ class _Mechanism:
             return like.new_empty([size for i, size in enumerate(like.shape) if i not in self.dropped])
         return like.new_empty(like.shape)
 
-    def size(self, at: tuple[Any, ...], arguments: tuple[Any, ...]) -> int:
+    def size(self, at: tuple[Any, ...], arguments: tuple[Any, ...], sequences: int) -> int:
         """Of an axis of a state: `at` says where it is."""
-        tensor, place, others, sequences, features = at
+        tensor, place, others, of_batch, features = at
+        if of_batch:
+            return sequences
         if place < 0:
             return others
         size = arguments[tensor].shape[place]
-        if sequences:
-            return _dispatch.num_sequences(self.name, size, arguments[self.bounds])
         return self.features(int(size)) if features else max(size + others, 0)
 
     def results(self, *arguments: Any) -> Any:
         """New tensors for o and the final states; states that a call does not have are empty."""
         self.check_ranks(arguments)
+        arguments = self.complete(arguments)
         like = arguments[self.output]
+        sequences = _dispatch.num_sequences(self.name, like.shape[0], arguments[self.bounds])
         o = self.new_output(like)
         if not self.states:
             return o
-        arguments = self.complete(arguments)
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         settings = {} if self.always else dict(zip(self.settings, arguments[len(self.inputs):]))
         shapes = (
-            [self.size(at, arguments) for at in state.places] if self.always or state.exists(settings) else (0,)
-            for state in self.states
+            [self.size(at, arguments, sequences) for at in x.places] if self.always or x.exists(settings) else (0,)
+            for x in self.states
         )
         return o, *(like.new_empty(shape, dtype=dtype) for shape in shapes)
 
