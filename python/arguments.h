@@ -21,11 +21,12 @@ namespace heed::python {
 
 namespace nb = nanobind;
 
-// One argument on its way in. `operation` and `name` are for messages.
+// One argument on its way in. `operation` and `name` are for messages; `index` is its keyword's.
 struct Argument {
   const char* operation;
   const char* name;
   nb::handle value;
+  size_t index = 0;
 };
 
 // Throws InvalidArgument "attention: window is (1, -2), expected ...".
@@ -51,6 +52,7 @@ struct Keyword {
   const char* name;
   bool none_is_absent;  // its default is None
   void (*read)(Call& call, const Argument& argument);
+  size_t index = 0;  // which of those that are read alike
 };
 
 // Throws a Python TypeError, as Python does for its own functions.
@@ -77,7 +79,7 @@ void Read(const char* operation, std::span<const Keyword<Call>> keywords,
   for (size_t i = 0; i < num_args; ++i) {
     PyObject* value = PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(i));
     if (value == Py_None && keywords[i].none_is_absent) continue;
-    keywords[i].read(call, {operation, keywords[i].name, value});
+    keywords[i].read(call, {operation, keywords[i].name, value, keywords[i].index});
   }
   PyObject *key, *value;
   for (Py_ssize_t position = 0;
@@ -93,7 +95,7 @@ void Read(const char* operation, std::span<const Keyword<Call>> keywords,
     }
     if (i < num_args) FailTwice(operation, name);
     if (value == Py_None && keywords[i].none_is_absent) continue;
-    keywords[i].read(call, {operation, keywords[i].name, value});
+    keywords[i].read(call, {operation, keywords[i].name, value, keywords[i].index});
   }
 }
 

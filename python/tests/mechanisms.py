@@ -4,7 +4,19 @@ import numpy as np
 import heed
 from heed import _core
 
-DESCRIPTIONS = _core._recurrent
+
+
+def _described(of):
+    """With what follows from it: inputs that are keywords, the query, whether a state is [..., V, K]."""
+    state, output = (x.split(", ")[-1] for x in (of["states"][0][1] if of["states"] else "V", of["output_axes"]))
+    given, keywords = of["inputs"][: of["positional"]], of["inputs"][of["positional"]:]
+    return of | {"optional": keywords, "nullable": [x for x in given if x in of["optional"]], "has_state": bool(of["states"]), "state": [x[0] for x in of["states"]],
+                 "query": next(x for x in "qrCk" if x in of["inputs"]), "several_writes": ", n, " in of["axes"].get("k", ""),
+                 "channels": output == "C", "value_first": state != output, "features": of["features"] or (lambda K: K)}
+
+
+# Those that weigh queries; linformer, which sees all tokens at once, has tests of its own.
+DESCRIPTIONS = {name: _described(of) for name, of in _core._mechanisms.items() if of["scale"] and name != "linformer"}
 NAMES = sorted(DESCRIPTIONS)
 INPUTS = {name: DESCRIPTIONS[name]["inputs"] for name in NAMES}
 OPTIONAL = {name: DESCRIPTIONS[name]["optional"] for name in NAMES}

@@ -4,7 +4,18 @@ import numpy as np
 import heed
 from heed import _core
 
-DESCRIPTIONS = _core._scanning
+
+
+def _described(of):
+    """With a letter for each axis: w for W - 1."""
+    def letters(axes):
+        return axes.replace("W - 1", "w").replace(", ", "")
+
+    return of | {"axes": {key: letters(axes) for key, axes in of["axes"].items()}, "state_axes": [letters(x[1]) for x in of["states"]]}
+
+
+# Those that weigh no queries; the short convolution has tests of its own.
+DESCRIPTIONS = {name: _described(of) for name, of in _core._mechanisms.items() if not of["scale"] and name != "causal_conv1d"}
 NAMES = sorted(name for name in DESCRIPTIONS if DESCRIPTIONS[name]["state_axes"])
 STATELESS = sorted(set(DESCRIPTIONS) - set(NAMES))
 SIZES = {"B": 2, "D": 6, "T": 21, "N": 5, "G": 2, "L": 6, "H": 2, "d": 3, "W": 4, "2": 2}

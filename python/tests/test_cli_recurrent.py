@@ -7,7 +7,7 @@ import pytest
 import scans
 from cli_program import SHIPPED, attention, document, load, needs_program, qkv, random, refused, save
 from cli_program import heed as program
-from heed import _core
+from mechanisms import DESCRIPTIONS
 
 pytestmark = needs_program
 
@@ -30,13 +30,13 @@ def inputs(name, dtype=np.float32):
     """{argument: array} of a mechanism; None if it takes others than these tests know."""
     keys, values, gates = (B, T, H, K), (B, T, H, V), (B, T, H)
     shapes = {"q": keys, "r": keys, "k": keys, "v": values, "i": values, "u": (H, K)}
-    if "f" in _core._recurrent[name]["inputs"]:
+    if "f" in DESCRIPTIONS[name]["inputs"]:
         shapes |= {"i": gates, "f": gates}
     decays = DECAYS
-    if _core._recurrent[name]["channels"]:
+    if DESCRIPTIONS[name]["channels"]:
         shapes, decays = {"k": (B, T, C), "v": (B, T, C), "u": (C,)}, ((C,),)
-    optional = set(_core._recurrent[name]["optional"]) - OPTIONAL.get(name, set())
-    names = [x for x in _core._recurrent[name]["inputs"] if x not in optional]
+    optional = set(DESCRIPTIONS[name]["optional"]) - OPTIONAL.get(name, set())
+    names = [x for x in DESCRIPTIONS[name]["inputs"] if x not in optional]
     if not set(names) <= {*shapes, "log_decay"}:
         return None
     arrays = {x: random(*shapes[x], seed=i).astype(dtype) if x in shapes else None for i, x in enumerate(names)}
@@ -50,7 +50,7 @@ def inputs(name, dtype=np.float32):
     return arrays
 
 
-NAMES = [name for name in sorted(_core._recurrent) if hasattr(heed, f"{name}_step") and inputs(name)]
+NAMES = [name for name in sorted(DESCRIPTIONS) if hasattr(heed, f"{name}_step") and inputs(name)]
 SUFFICE = [name for name in NAMES if set(inputs(name)) - OPTIONAL.get(name, set()) == {"q", "k", "v"}]  # for compare
 
 

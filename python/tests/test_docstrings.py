@@ -42,9 +42,9 @@ def test_parameters_are_those_of_the_signature():
     assert said_of("k", "  q   the\n      query\n  kk  key") is None
 
 
-@pytest.mark.parametrize("name", _core._recurrent)
+@pytest.mark.parametrize("name", _core._mechanisms)
 def test_shapes_of_all_tensors(name):
-    tensors = {"do", "dstate", *_core._recurrent[name]["inputs"]}
+    tensors = {"do", "dstate", *_core._mechanisms[name]["inputs"]}
     for function in (name, f"{name}_backward", f"{name}_step"):
         doc = getattr(getattr(heed, function, None), "__doc__", "")
         for tensor in tensors & set(parameters(getattr(heed, function))) if doc else ():

@@ -233,7 +233,7 @@ def test_a_product_without_decays_is_that_of_decays_of_one():
     np.testing.assert_allclose(o, heed.delta_product(q, k, v, np.zeros_like(log_decay), beta), rtol=0, atol=1e-14)
     gradients = heed.delta_product_backward(o, q, k, v, None, beta)
     assert gradients.dlog_decay is None and gradients.dk.shape == k.shape
-    with pytest.raises(heed.InvalidArgument, match=r"delta_product: v has shape \[2,70,4,10\], expected \[B, T, n, H, D\]"):
+    with pytest.raises(heed.InvalidArgument, match=r"delta_product: v has shape \[2,70,4,10\], expected rank 5: \[B, T, n, HV, V\]"):
         heed.delta_product(q, k, v[:, :, 0], log_decay, beta)
     with pytest.raises(heed.InvalidArgument, match=r"delta_product: beta has shape \[2,70,1,4\], expected \[2,70,2,4\]"):
         heed.delta_product(q, k, v, log_decay, beta[:, :, :1])

@@ -7,7 +7,6 @@ The functions of the package heed by the same names, with torch tensors in and o
 from heed.torch._attention import attention
 from heed.torch._block_mask import pattern_from_block_mask
 from heed.torch._caches import KVCache, LatentKVCache, RingKVCache, load_cache
-from heed.torch._causal_conv1d import causal_conv1d, causal_conv1d_step
 from heed.torch._functions import (
     alibi_slopes,
     attention_map,
@@ -19,8 +18,8 @@ from heed.torch._functions import (
     sinusoidal,
     t5_bias,
 )
-from heed.torch import _recurrent, _scanning, _stateless
 from heed.torch._longformer import longformer
+from heed.torch._mechanisms import functions as _of_mechanisms
 from heed.torch._multihead import MultiheadAttention
 from heed.torch._sdpa import replace_sdpa, scaled_dot_product_attention
 
@@ -33,8 +32,6 @@ __all__ = [
     "attention",
     "attention_map",
     "attention_weights",
-    "causal_conv1d",
-    "causal_conv1d_step",
     "load_cache",
     "longformer",
     "merge_attention",
@@ -48,7 +45,6 @@ __all__ = [
     "t5_bias",
 ]
 
-# Mechanisms with a state and without: whichever the extension module has.
-for _functions in (_recurrent.functions, _scanning.functions, _stateless.functions):
-    globals().update(_functions)
-    __all__ += sorted(_functions)
+# Mechanisms: whichever the extension module has.
+globals().update(_of_mechanisms)
+__all__ += sorted(_of_mechanisms)

@@ -12,6 +12,7 @@ inline constexpr recurrent::Definition kDefinition = {.decay = recurrent::DecayS
                                                .delta = recurrence::Delta::kAfterDecay,
                                                .beta = true,
                                                .read_key = true};
+inline recurrent::Definition DefinitionOf(const Options&) { return kDefinition; }
 
 }  // namespace heed::comba
 

@@ -11,6 +11,7 @@ inline constexpr recurrent::Definition kDefinition = {.decay = recurrent::DecayS
                                                .root_scale = true,
                                                .delta = recurrence::Delta::kAfterDecay,
                                                .beta = true};
+inline recurrent::Definition DefinitionOf(const Options&) { return kDefinition; }
 
 }  // namespace heed::gated_delta_rule
 

@@ -12,6 +12,8 @@ constexpr recurrent::Definition kDefinition = {.decay = recurrent::DecayShape::k
 
 }  // namespace
 
+recurrent::Definition DefinitionOf(const Options&) { return kDefinition; }
+
 void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
   recurrent::Forward("gla::Forward", ctx, kDefinition, in, options, out);
 }

@@ -1,18 +1,14 @@
 // heed.hgrn2, heed.hgrn2_backward and heed.hgrn2_step.
-#include "heed/ops/gated/hgrn2/hgrn2.h"
-
 #include "docstrings/hgrn2.h"
+#include "heed/ops/gated/hgrn2/hgrn2_internal.h"
 #include "heed/ops/mechanism/recurrent_py.h"
 
 namespace heed::hgrn2 {
 
 void Bind(nanobind::module_& m) {
-  recurrent::Bind(m, {.name = "hgrn2",
-                      .inputs = {"q", "log_decay", {"i", recurrent::Input::kValue}},
-                      .bind = [](const recurrent::Settings&) -> recurrent::Functions {
-                        return {&Forward, &Backward, &Step, &Explain};
-                      },
-                      .docs = doc::kDocs});
+  recurrent::Bind<Options>(
+      m, {.name = "hgrn2", .inputs = "q log_decay i", .docs = doc::kDocs}, DefinitionOf({}),
+      {&Forward, &Backward, &Step, &Explain});
 }
 
 }  // namespace heed::hgrn2

@@ -44,6 +44,8 @@ In WithDecays(In in, Decays& decays) {
 
 }  // namespace
 
+recurrent::Definition DefinitionOf(const Options&) { return kDefinition; }
+
 std::vector<double> LogDecays(int64_t heads) {
   std::vector<double> decays;
   SetLogDecays(heads, decays);

@@ -11,6 +11,8 @@ constexpr recurrent::Definition kDefinition = {
 
 }  // namespace
 
+recurrent::Definition DefinitionOf(const Options&) { return kDefinition; }
+
 void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
   recurrent::Forward("rwkv6::Forward", ctx, kDefinition, in, options, out);
 }

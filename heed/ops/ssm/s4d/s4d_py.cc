@@ -18,11 +18,13 @@ namespace {
 namespace nb = nanobind;
 using namespace python;  // NOLINT: the binding's own vocabulary
 
-const std::vector<std::string> kMethods = {"auto", "recurrent", "convolution"};
 const std::vector<std::string> kDiscretizations = {"zoh", "bilinear"};
 
-Discretization ToDiscretization(const std::string& word) {
-  return word == "zoh" ? Discretization::kZeroOrderHold : Discretization::kBilinear;
+Options Own(const binding::Settings& settings) {
+  Options own;
+  own.method = static_cast<Method>(settings.Choice("method"));
+  own.discretization = static_cast<Discretization>(settings.Choice("discretization"));
+  return own;
 }
 
 // A call of the kernel's functions on its way in.
@@ -51,7 +53,8 @@ constexpr Keyword<KernelCall> kAImag = {"A_imag", false, &ReadInput<&Inputs::A_i
 constexpr Keyword<KernelCall> kC = {"C", false, &ReadInput<&Inputs::C>};
 constexpr Keyword<KernelCall> kDiscretization = {
     "discretization", false, [](KernelCall& c, const Argument& a) {
-      c.options.discretization = ToDiscretization(ToChoice(a, kDiscretizations));
+      c.options.discretization = ToChoice(a, kDiscretizations) == "zoh" ? Discretization::kZeroOrderHold
+                                                                        : Discretization::kBilinear;
     }};
 constexpr Keyword<KernelCall> kThreads = {
     "threads", true, [](KernelCall& c, const Argument& a) {
@@ -151,24 +154,12 @@ Example:
 }  // namespace
 
 void Bind(nb::module_& m) {
-  scanning::Bind(
-      m, {.name = "s4d",
-          .definition = DefinitionOf({}),
-          .num_positional = 6,
-          .settings = {{"method", scanning::Word{"auto", kMethods}},
-                       {"discretization", scanning::Word{"zoh", kDiscretizations}}},
-          .bind = [](const scanning::Settings& settings) {
-            const auto word = [&](const char* name) -> const std::string& {
-              return std::get<scanning::Word>(settings.at(name)).value;
-            };
-            Options own;
-            own.method = word("method") == kMethods[0]   ? Method::kAuto
-                         : word("method") == kMethods[1] ? Method::kRecurrent
-                                                         : Method::kConvolution;
-            own.discretization = ToDiscretization(word("discretization"));
-            return scanning::FunctionsOf<Options>(own, {&Forward, &Backward, &Step, &Explain});
-          },
-          .docs = doc::kDocs});
+  scanning::Bind<Options>(m,
+                          {.name = "s4d",
+                           .settings = {{"discretization", std::string("zoh"), kDiscretizations},
+                                        {"method", std::string("auto"), {"auto", "recurrent", "convolution"}}},
+                           .docs = doc::kDocs},
+                          DefinitionOf({}), {&Forward, &Backward, &Step, &Explain, &Own});
   const auto docs = [](const char* about, const char* signature, const char* in_python) {
     return Docstring(about, signature, {kKernelArguments, doc::kS4dFields}, in_python);
   };

@@ -1,0 +1,260 @@
+// Binding a mechanism to Python from its table: NAME, NAME_backward, NAME_step, its part of explain and
+// what PyTorch's operators call. Which engine computes it, or whether one does, is nothing to this.
+#ifndef HEED_OPS_MECHANISM_BINDING_PY_H_
+#define HEED_OPS_MECHANISM_BINDING_PY_H_
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "heed/core/context.h"
+#include "heed/core/tensor.h"
+#include "python/docstring.h"
+
+namespace heed::binding {
+
+// Visible no further than what is in it.
+#pragma GCC visibility push(hidden)
+
+// A keyword that one mechanism alone has. A string is one of `choices`; an empty default stands for None.
+using Range = std::pair<double, double>;
+using Setting = std::variant<bool, double, std::string, Range>;
+struct SettingSpec {
+  const char* name;
+  Setting value;  // the default, which has the type of all
+  std::vector<std::string> choices = {};
+};
+
+// The settings of a call: what it gives, over the defaults.
+class Settings {
+ public:
+  explicit Settings(const std::vector<SettingSpec>& specs) : specs_(&specs) {}
+  void Set(size_t at, Setting value) { given_.emplace_back(at, std::move(value)); }
+  template <class T>
+  const T& Get(std::string_view name) const {
+    return std::get<T>(Find(At(name)));
+  }
+  size_t Choice(std::string_view name) const;  // the place of a word among the choices
+
+ private:
+  size_t At(std::string_view name) const;
+  const Setting& Find(size_t at) const;
+
+  const std::vector<SettingSpec>* specs_;
+  std::vector<std::pair<size_t, Setting>> given_;
+};
+
+// A tensor that a mechanism takes.
+struct Parameter {
+  enum Reading {
+    kRows,     // copied unless its last axis is contiguous
+    kNumbers,  // likewise, and lists of numbers are read too
+    kInPlace,  // with any strides
+    kMask,     // of bools, which have no gradient
+  };
+  enum Values { kNormal, kFractions, kRates, kDecays };  // in examples; the last two are negative
+
+  std::string name;
+  std::string axes;  // "B, T, H, K", and what else they may be: "B, G, N, T|B, N, T|D, N"
+  Reading reading = kRows;
+  Values values = kNormal;
+  bool optional = false;
+  bool cast = false;         // autocast converts it, but where it may be of tokens and is a constant
+  std::string said_of = "";  // what the header calls it, if that is another name
+  bool keyword = false;      // it has no place
+};
+
+// A state, which is a field of a named tuple where there are several.
+struct StateParameter {
+  std::string name, axes;
+  bool has_gradient = true;   // else it counts as a constant
+  const char* setting = "";   // it exists where this keyword is True
+};
+
+// What a call is made of. Views have the places of their tensors and states in the lists, which are empty
+// where nothing is given.
+struct Call {
+  Call(size_t num_tensors, const std::vector<SettingSpec>& specs) : in(num_tensors), settings(specs) {}
+
+  std::vector<ConstTensorView> in;
+  std::vector<ConstTensorView> initial, d_final;
+  ConstTensorView d_o;
+  TensorView o;
+  std::vector<TensorView> gradients;
+  std::vector<TensorView> states;  // final ones, those of a step, or gradients of initial ones
+  std::optional<double> scale;
+  ConstTensorView lengths, starts, cu_seqlens;
+  bool reverse = false;
+  Settings settings;
+};
+
+struct Explanation {
+  std::string kernel, target, why;
+  double flops, bytes;
+  int64_t workspace_bytes;
+  double visited_pairs;
+};
+
+// The functions of a mechanism, as a binding calls them.
+struct Functions {
+  virtual ~Functions() = default;
+  virtual void Forward(Context& ctx, const Call& call) const = 0;
+  virtual void Backward(Context& ctx, const Call& call) const = 0;
+  virtual void Step(Context& ctx, const Call& call) const = 0;
+  virtual Explanation Explain(const Context& ctx, const Call& call) const = 0;
+};
+
+struct Binding {
+  const char* name;
+  // The order of Python, "q k v * log_decay": tensors behind the star are optional keywords. `state` stands
+  // where a step has it, which else is behind the tensors that it needs; `dstate` gives that a place too.
+  // Empty: the order is the table's.
+  std::string_view inputs = "";
+  std::vector<SettingSpec> settings = {};
+  python::Docs docs = {};
+  std::vector<python::Said> in_python = {};  // of keywords that have another name in C++
+  bool has_direction = true;                 // where the options have one
+
+  // These follow from the definition where there is an engine.
+  bool states_together = false;  // all of them are given, or none
+  std::string output = "";       // the tensor that o is like; empty: the first
+  std::string output_axes = "";  // of those that it has; empty: the same
+  std::function<int64_t(int64_t)> features = {};  // the size of axis F, from that of K
+
+  // Bind takes these from the table and the passes.
+  bool has_scale = false;
+  std::vector<Parameter> tensors = {};
+  std::vector<StateParameter> states = {};
+  std::shared_ptr<const Functions> functions = nullptr;
+};
+
+// Where a mechanism's own structs, which are those of T, have a tensor and a state.
+template <class T>
+struct TensorPlace {
+  Parameter parameter;
+  ConstTensorView T::BackwardInputs::*input;
+  ConstTensorView T::StepInputs::*step;
+  TensorView T::Gradients::*gradient = nullptr;
+};
+template <class T>
+struct StatePlace {
+  StateParameter parameter;
+  std::function<ConstTensorView&(typename T::BackwardInputs&)> initial, d_final;
+  std::function<TensorView&(typename T::Outputs&)> final;
+  std::function<TensorView&(typename T::Gradients&)> dinitial;
+  std::function<TensorView&(typename T::StepState&)> step;
+};
+template <class T>
+struct Table {
+  std::vector<TensorPlace<T>> tensors;
+  std::vector<StatePlace<T>> states = {};
+};
+
+// A mechanism's functions, and its own options from the settings of a call.
+template <class T, class Options>
+struct Passes {
+  void (*forward)(Context&, const typename T::Inputs&, const Options&, const typename T::Outputs&);
+  void (*backward)(Context&, const typename T::BackwardInputs&, const Options&,
+                   const typename T::Gradients&);
+  void (*step)(Context&, const typename T::StepInputs&, const Options&, const typename T::StepState&,
+               const TensorView&);
+  typename T::Explanation (*explain)(const Context&, const typename T::Inputs&, const Options&);
+  Options (*own)(const Settings&) = [](const Settings&) { return Options(); };
+};
+
+template <class T, class Options>
+class Adapter final : public Functions {
+ public:
+  Adapter(const Table<T>& table, const Passes<T, Options>& passes) : table_(table), passes_(passes) {}
+
+  void Forward(Context& ctx, const Call& call) const override {
+    typename T::Outputs out;
+    out.o = call.o;
+    for (size_t i = 0; i < call.states.size(); ++i) table_.states[i].final(out) = call.states[i];
+    passes_.forward(ctx, InputsOf(call), OptionsOf(call), out);
+  }
+  void Backward(Context& ctx, const Call& call) const override {
+    typename T::Gradients out;
+    for (size_t i = 0; i < call.gradients.size(); ++i) {
+      if (table_.tensors[i].gradient != nullptr) out.*table_.tensors[i].gradient = call.gradients[i];
+    }
+    for (size_t i = 0; i < call.states.size(); ++i) table_.states[i].dinitial(out) = call.states[i];
+    passes_.backward(ctx, InputsOf(call), OptionsOf(call), out);
+  }
+  void Step(Context& ctx, const Call& call) const override {
+    typename T::StepInputs in;
+    for (size_t i = 0; i < table_.tensors.size(); ++i) in.*table_.tensors[i].step = call.in[i];
+    typename T::StepState state;
+    for (size_t i = 0; i < call.states.size(); ++i) table_.states[i].step(state) = call.states[i];
+    passes_.step(ctx, in, OptionsOf(call), state, call.o);
+  }
+  Explanation Explain(const Context& ctx, const Call& call) const override {
+    const auto e = passes_.explain(ctx, InputsOf(call), OptionsOf(call));
+    double pairs = 0;
+    if constexpr (requires { e.visited_pairs; }) pairs = e.visited_pairs;
+    return {e.kernel, e.target, e.why, e.flops, e.bytes, e.workspace_bytes, pairs};
+  }
+
+ private:
+  typename T::BackwardInputs InputsOf(const Call& call) const {
+    typename T::BackwardInputs in;
+    for (size_t i = 0; i < table_.tensors.size(); ++i) in.*table_.tensors[i].input = call.in[i];
+    for (size_t i = 0; i < call.initial.size(); ++i) table_.states[i].initial(in) = call.initial[i];
+    for (size_t i = 0; i < call.d_final.size(); ++i) table_.states[i].d_final(in) = call.d_final[i];
+    in.d_o = call.d_o;
+    return in;
+  }
+  Options OptionsOf(const Call& call) const {
+    Options options = passes_.own(call.settings);
+    options.lengths = call.lengths;
+    options.starts = call.starts;
+    options.cu_seqlens = call.cu_seqlens;
+    if constexpr (requires { options.scale; }) options.scale = call.scale;
+    if constexpr (requires { options.reverse; }) options.reverse = call.reverse;
+    return options;
+  }
+
+  Table<T> table_;
+  Passes<T, Options> passes_;
+};
+
+// "BTGK" as "B, T, HV, K", with these names instead of letters; forms stay apart.
+std::string SpelledAxes(std::string_view letters, std::initializer_list<std::pair<char, const char*>> names);
+
+// The places of `tensors`, which are a table's, in the order of Python; says which are keywords.
+std::vector<size_t> PythonOrder(std::string_view inputs, std::vector<Parameter>& tensors);
+
+void Bind(nanobind::module_& m, const Binding& binding);
+
+template <class T, class Options>
+void Bind(nanobind::module_& m, Binding binding, const Table<T>& table,
+          const Passes<T, Options>& passes) {
+  std::vector<Parameter> parameters;
+  for (const auto& tensor : table.tensors) parameters.push_back(tensor.parameter);
+  Table<T> ordered = {{}, table.states};
+  for (const size_t i : PythonOrder(binding.inputs, parameters)) {
+    ordered.tensors.push_back(table.tensors[i]);
+    binding.tensors.push_back(parameters[i]);
+  }
+  for (const auto& state : table.states) binding.states.push_back(state.parameter);
+  binding.has_scale = requires(Options options) { options.scale; };
+  binding.has_direction = binding.has_direction && requires(Options options) { options.reverse; };
+  binding.functions = std::make_shared<Adapter<T, Options>>(ordered, passes);
+  Bind(m, binding);
+}
+
+#pragma GCC visibility pop
+
+}  // namespace heed::binding
+
+#endif  // HEED_OPS_MECHANISM_BINDING_PY_H_

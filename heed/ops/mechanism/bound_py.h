@@ -1,0 +1,96 @@
+// A mechanism as Python sees it: its keywords, signatures and texts, and a call on its way in.
+#ifndef HEED_OPS_MECHANISM_BOUND_PY_H_
+#define HEED_OPS_MECHANISM_BOUND_PY_H_
+
+#include <nanobind/nanobind.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "heed/ops/mechanism/binding_py.h"
+#include "python/arguments.h"
+#include "python/tensor_caster.h"
+
+namespace heed::binding {
+
+// Visible no further than what is in it.
+#pragma GCC visibility push(hidden)
+
+struct Bound;
+
+struct PythonCall : Call {
+  explicit PythonCall(const Bound& mechanism);
+
+  const Bound& bound;
+  python::Arrays arrays;
+  nanobind::handle out;
+  bool return_state = false, describe = false;
+  int num_threads = 0;
+};
+
+// Where a call has the size of a state's axis: at this place of a tensor, and others beside it.
+struct AxisPlace {
+  size_t tensor = 0;
+  int place = -1;
+  int64_t others = 0;
+  bool sequences = false;  // packed ones stand for a batch
+  bool features = false;   // of so many channels
+};
+
+// A mechanism with what its functions need for as long as the module lives.
+struct Bound : Binding {
+  using Keywords = std::vector<python::Keyword<PythonCall>>;
+
+  Bound(nanobind::module_& m, const Binding& binding);
+
+  bool has_state() const { return !states.empty(); }
+  const Parameter& output_tensor() const { return tensors[output_index]; }
+
+  std::string op_backward, op_step;
+  Keywords forward_keywords, backward_keywords, step_keywords;
+  // PyTorch's operators take [incoming gradients,] inputs, settings, options, results.
+  Keywords torch_keywords, torch_backward_keywords;
+  size_t num_positional = 0;   // tensors that may be given in their place
+  size_t num_required = 0;     // up to the last that has to be
+  size_t state_place = 0;      // among the inputs of a step
+  bool dstate_by_place = false;  // behind the inputs of the backward pass
+  size_t output_index = 0;
+  int dropped_axis = -1;       // that o does not have
+  std::vector<unsigned> ranks_of_step;    // a bit for each that a tensor may have; constants any
+  std::vector<std::vector<AxisPlace>> axes_of_states;
+  std::string forward_signature, state_signature, backward_signature, step_signature;
+  std::string forward_text, backward_text, step_text;
+  nanobind::object gradients, state;  // named tuples
+
+ private:
+  AxisPlace PlaceOfAxis(std::string_view axis) const;
+  void ListKeywords();
+  void WriteSignatures(nanobind::module_& m);
+  void WriteTexts(const std::string& gradients_type, const std::string& gradient_names);
+
+  std::deque<std::string> names_;  // of PyTorch's parts of states
+};
+
+// A word whose default is none of the choices.
+bool MayBeNone(const SettingSpec& spec);
+
+// Of axes "B, G, N, T|D, N": those of this rank, or none; the place of one in a form, or -1; all of a form.
+std::string_view FormOf(std::string_view axes, int rank);
+int PlaceOf(std::string_view axis, std::string_view form);
+std::vector<std::string_view> AxesIn(std::string_view form);
+
+// Axes, or a text about them, of one token: without the axis T.
+std::string WithoutTokens(std::string_view text);
+
+// "[B, G, N, T] or [D, N]".
+std::string Bracketed(std::string axes);
+
+#pragma GCC visibility pop
+
+}  // namespace heed::binding
+
+#endif  // HEED_OPS_MECHANISM_BOUND_PY_H_

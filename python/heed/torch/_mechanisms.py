@@ -1,0 +1,267 @@
+# heed.torch's mechanisms: an operator with gradients for each that the extension module knows.
+"""Mechanisms as operators of PyTorch, whatever computes them.
+
+There is no list of them here: `heed._core` describes each that is built in, its tensors, their axes, its states and the
+settings that it alone has, and each becomes `torch.ops.heed.<name>`, `torch.ops.heed.<name>_backward` and the functions
+`<name>` and, where it has a state, `<name>_step` of heed.torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import heed
+from heed import InvalidArgument, _core, _signatures
+from heed.torch import _dispatch
+from heed.torch._functions import _without_gradient
+
+_TYPES = {bool: "bool", float: "float", str: "str", type(None): "str?", tuple: "float[]?"}
+_LISTS = ("lengths", "starts", "cu_seqlens")
+
+
+def _default(value: Any) -> Any:
+    """An operator's, which for a range is None, which stands for the mechanism's."""
+    return None if isinstance(value, tuple) else value
+
+
+def _text(value: Any) -> str:
+    """A default as a schema has it."""
+    return f'"{value}"' if isinstance(value, str) else str(_default(value))
+
+
+class _State:
+    """One of the states of a mechanism, and what operators call it."""
+
+    def __init__(self, index: int, name: str, axes: str, has_gradient: bool, setting: str, places: Sequence[Any]):
+        self.name = name if index else "state"
+        self.has_gradient, self.setting, self.places = has_gradient, setting, places
+
+    def exists(self, settings: dict[str, Any]) -> bool:
+        """Where there is causality, or no word of it."""
+        return settings.get("causal", True) and settings.get(self.setting, True)
+
+
+class _Mechanism:
+    """One mechanism: its operators, and what they need to know of shapes."""
+
+    def __init__(self, name: str, description: dict[str, Any]):
+        self.name = name
+        self.inputs, self.optional = tuple(description["inputs"]), tuple(description["optional"])
+        self.positional = description["positional"]
+        self.left_out = [x for x in self.inputs[description["required"]:] if x in self.optional]
+        self.cast = [x in description["cast"] for x in self.inputs]
+        self.forms = [description["axes"][x].split("|") for x in self.inputs]
+        self.ranks = [{form.count(",") + 1 for form in forms} for forms in self.forms]
+        self.output, self.as_it_lies = self.inputs.index(description["output"]), description["as_it_lies"]
+        kept = description["output_axes"].split(", ")
+        self.dropped = [i for i, axis in enumerate(self.forms[self.output][0].split(", ")) if axis not in kept]
+        self.settings, self.features = description["settings"], description["features"]
+        self.states = [_State(i, *state) for i, state in enumerate(description["states"])]
+        self.always = not any(state.setting for state in self.states) and "causal" not in self.settings
+        self.states_together, self.state_type = description["states_together"], description["state_type"]
+        self.forward_kernel = getattr(_core, f"_torch_{name}")
+        self.backward_kernel = getattr(_core, f"_torch_{name}_backward")
+
+        # {keyword: (type, default)} in the order of operators, which take each state by itself.
+        options = {key: (_TYPES[type(x)], x) for key, x in self.settings.items()}
+        options |= {"scale": ("float?", None)} if description["scale"] else {}
+        options |= {f"initial_{state.name}": ("Tensor?", None) for state in self.states}
+        options |= dict.fromkeys(_LISTS, ("Tensor?", None))
+        options |= {"reverse": ("bool", False)} if description["direction"] else {}
+        options |= {"threads": ("int?", None)}
+        more = [f"initial_{state.name}" for state in self.states[1:]]
+        self.options = {key: value for key, (_, value) in options.items() if key not in more}
+        self.defaults = (*(None for _ in self.inputs), *(_default(value) for _, value in options.values()))
+        arguments = (*self.inputs, *options)
+        self.bounds = arguments.index("cu_seqlens")
+        differentiable = [state for state in self.states if state.has_gradient]
+        self.differentiable = (
+            *(i for i, x in enumerate(self.inputs) if x not in description["masks"]),
+            *(arguments.index(f"initial_{state.name}") for state in differentiable),
+        )
+        self.num_incoming = 1 + len(differentiable)
+
+        tensors = [f"Tensor{'?' * (x in self.optional)} {x}{'=None' * (x in self.left_out)}" for x in self.inputs]
+        rest = ", ".join([*tensors, *(f"{kind} {key}={_text(value)}" for key, (kind, value) in options.items())])
+        incoming = ", ".join(["Tensor grad_o", *(f"Tensor? grad_{state.name}" for state in differentiable)])
+        self.backward_operator = _dispatch.define(
+            f"{name}_backward", f"({incoming}, bool[] needed, {rest}) -> Tensor[]", self.backward, self.fake_backward
+        )
+        returns = f"({', '.join(['Tensor'] * (1 + len(self.states)))})" if self.states else "Tensor"
+        self.operator = _dispatch.define(
+            name, f"({rest}) -> {returns}", self.forward, self.results, gradients=self.differentiate
+        )
+
+    def complete(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """PyTorch leaves trailing defaults away."""
+        return (*arguments, *self.defaults[len(arguments):])
+
+    def check_ranks(self, arguments: tuple[Any, ...]) -> None:
+        """Of tensors that have one form; of the others the kernel says what they may be."""
+        for name, x, ranks, forms in zip(self.inputs, arguments, self.ranks, self.forms):
+            if x is not None and x.dim() not in ranks and len(forms) == 1:
+                raise InvalidArgument(f"{self.name}: {name} has shape {list(x.shape)}, expected [{forms[0]}]")
+
+    def new_output(self, like: Tensor) -> Tensor:
+        if self.as_it_lies:
+            return torch.empty_like(like)
+        if self.dropped:
+            return like.new_empty([size for i, size in enumerate(like.shape) if i not in self.dropped])
+        return like.new_empty(like.shape)
+
+    def size(self, at: tuple[Any, ...], arguments: tuple[Any, ...], sequences: int) -> int:
+        """Of an axis of a state: `at` says where it is."""
+        tensor, place, others, of_batch, features = at
+        if of_batch:
+            return sequences
+        if place < 0:
+            return others
+        size = arguments[tensor].shape[place]
+        return self.features(int(size)) if features else max(size + others, 0)
+
+    def results(self, *arguments: Any) -> Any:
+        """New tensors for o and the final states; states that a call does not have are empty."""
+        self.check_ranks(arguments)
+        arguments = self.complete(arguments)
+        like = arguments[self.output]
+        sequences = _dispatch.num_sequences(self.name, like.shape[0], arguments[self.bounds])
+        o = self.new_output(like)
+        if not self.states:
+            return o
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        settings = {} if self.always else dict(zip(self.settings, arguments[len(self.inputs):]))
+        shapes = (
+            [self.size(at, arguments, sequences) for at in x.places] if self.always or x.exists(settings) else (0,)
+            for x in self.states
+        )
+        return o, *(like.new_empty(shape, dtype=dtype) for shape in shapes)
+
+    def forward(self, *arguments: Any) -> Any:
+        arguments = self.complete(arguments)
+        results = self.results(*arguments)
+        o, *states = results if self.states else (results,)
+        wanted = (x if x.dim() > 1 else None for x in states)
+        self.forward_kernel(*(x.detach() if isinstance(x, Tensor) else x for x in arguments), o, *wanted)
+        return results
+
+    def new_gradients(self, needed: list[bool], arguments: tuple[Any, ...]) -> list[Tensor | None]:
+        """New tensors for what is needed of the inputs and the initial states, in order."""
+        arguments = self.complete(arguments)
+        memory = torch.preserve_format if self.as_it_lies else torch.contiguous_format
+        return [
+            torch.empty_like(arguments[i], memory_format=memory) if need else None
+            for i, need in zip(self.differentiable, needed, strict=True)
+        ]
+
+    def backward(self, *arguments: Any) -> list[Tensor]:
+        incoming, (needed, *arguments) = arguments[: self.num_incoming], arguments[self.num_incoming :]
+        gradients = self.new_gradients(needed, arguments)
+        self.backward_kernel(*incoming, *self.complete(arguments), *gradients)
+        return [x for x in gradients if x is not None]
+
+    def fake_backward(self, *arguments: Any) -> list[Tensor]:
+        needed, *arguments = arguments[self.num_incoming :]
+        return [x for x in self.new_gradients(needed, arguments) if x is not None]
+
+    def differentiate(self, needed: tuple[bool, ...], of_results: tuple[Any, ...], *arguments: Any) -> dict[int, Any]:
+        wanted = [i < len(needed) and needed[i] for i in self.differentiable]
+        grad_o, *of_states = of_results[: self.num_incoming]  # what comes behind counts as a constant
+        if grad_o is None:
+            grad_o = self.new_output(arguments[self.output]).zero_()
+        of_states = [x if x is not None and x.dim() > 1 else None for x in of_states]
+        found = self.backward_operator(grad_o, *of_states, wanted, *arguments)
+        return dict(zip((i for i, want in zip(self.differentiable, wanted) if want), found))
+
+    def initial_states(self, given: Any) -> tuple[Any, ...]:
+        """As many as there are, of an array, of a tuple of some, or of None."""
+        number, together = len(self.states), self.states_together
+        several = isinstance(given, (tuple, list)) and not (together and number == 1)
+        states = tuple(given) if several else (given,)
+        states += (None,) * (number - len(states) if given is None or not together else 0)
+        if len(states) < number or any(x is not None for x in states[number:]):
+            names = "" if number == 1 else f"arrays ({', '.join(self.state_type._fields)})"
+            expected = names if together else " or ".join(filter(None, ("an array", names)))
+            raise InvalidArgument(f"{self.name}: initial_state is {type(given).__name__}, expected {expected}")
+        return states[:number]
+
+    def to_autocast(self, tensors: list[Any]) -> list[Any]:
+        """What may be of tokens or a constant is cast where it is of tokens."""
+        dtype = torch.get_autocast_dtype("cpu")
+
+        def is_cast(x: Any, cast: bool, forms: list[str]) -> bool:
+            wide = x is None or not x.is_floating_point() or x.dtype == torch.float64
+            return cast and not wide and (x.dim() > 2 or len(forms) == 1)
+
+        return [x.to(dtype) if is_cast(x, *of) else x for x, *of in zip(tensors, self.cast, self.forms)]
+
+    def rest(self, options: dict[str, Any]) -> list[Any]:
+        """All that an operator takes behind its tensors."""
+        result = []
+        for key, default in self.options.items():
+            value = options.pop(key, default)
+            if key in _LISTS:
+                value = _dispatch.numbers(self.name, key, value, torch.int64)
+            result += self.initial_states(value) if key == "initial_state" else (value,)
+        if options:
+            of_states = ["return_state"] if self.states else []
+            raise _dispatch.unexpected(self.name, next(iter(options)), (*self.inputs, *self.options, *of_states))
+        return result
+
+    def __call__(self, *tensors: Any, **options: Any) -> Any:
+        """The function of heed.torch: heed's own signature, without out."""
+        if len(tensors) > self.positional:
+            raise TypeError(f"{self.name}() takes {self.positional} positional arguments but {len(tensors)} were given")
+        tensors = list(tensors)
+        for name in self.inputs[len(tensors):]:
+            if name not in options and name not in self.left_out:
+                raise TypeError(f"{self.name}() is missing the argument {name!r}")
+            tensors.append(options.pop(name, None))
+        for name, x in zip(self.inputs, tensors):
+            if not isinstance(x, Tensor) and (x is not None or name not in self.optional):
+                _dispatch.check_tensors(self.name, **{name: x})
+        return_state = bool(self.states) and options.pop("return_state", False)
+        if return_state and options.get("causal", self.settings.get("causal")) is False:
+            raise InvalidArgument(
+                f"{self.name}: return_state is True, expected False: without causal there is no state"
+            )
+        if torch.is_autocast_enabled("cpu"):
+            tensors = self.to_autocast(tensors)
+        results = self.operator(*tensors, *(self.rest(options) if options else ()))
+        if not self.states:
+            return results
+        o, *states = results
+        if not return_state:
+            return o
+        states = [x for x in states if x.dim() > 1]
+        return o, self.state_type(*states) if len(states) > 1 else states[0]
+
+
+def _public(mechanism: _Mechanism) -> Any:
+    function_of_arrays = getattr(heed, mechanism.name)
+
+    @functools.wraps(function_of_arrays, assigned=("__name__", "__qualname__"))
+    def function(*inputs: Any, **options: Any) -> Any:
+        return mechanism(*inputs, **options)
+
+    function.__module__ = "heed.torch"
+    function.__doc__ = _signatures.text_on_tensors(function_of_arrays)
+    function.__signature__ = _signatures.of_tensors(function_of_arrays, without=("out",))
+    return function
+
+
+def _step(name: str, description: dict[str, Any]) -> Any:
+    names = list(description["inputs"][: description["positional"]])
+    names.insert(description["state_place"], "state")
+    return _without_gradient(name, *names)
+
+
+functions: dict[str, Any] = {}
+for _name, _description in _core._mechanisms.items():
+    functions[_name] = _public(_Mechanism(_name, _description))
+    if _description["states"]:
+        functions[f"{_name}_step"] = _step(f"{_name}_step", _description)
