@@ -7,9 +7,7 @@
 
 namespace heed::delta_rule {
 
-inline constexpr recurrent::Definition kDefinition = {.root_scale = true,
-                                               .delta = recurrence::Delta::kAfterDecay,
-                                               .beta = true};
+recurrent::Definition DefinitionOf(const Options& options);
 
 }  // namespace heed::delta_rule
 

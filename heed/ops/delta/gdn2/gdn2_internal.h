@@ -7,10 +7,7 @@
 
 namespace heed::gdn2 {
 
-inline constexpr recurrent::Definition kDefinition = {.decay = recurrent::DecayShape::kKey,
-                                               .root_scale = true,
-                                               .delta = recurrence::Delta::kAfterDecay,
-                                               .erase_and_write = true};
+recurrent::Definition DefinitionOf(const Options& options);
 
 }  // namespace heed::gdn2
 

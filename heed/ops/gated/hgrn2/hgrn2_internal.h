@@ -3,9 +3,12 @@
 #define HEED_OPS_GATED_HGRN2_HGRN2_INTERNAL_H_
 
 #include "heed/ops/gated/hgrn2/hgrn2.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
 #include "heed/ops/mechanism/recurrent_reference_internal.h"
 
 namespace heed::hgrn2 {
+
+recurrent::Definition DefinitionOf(const Options& options);
 
 recurrent::ReferenceMath Math(const Inputs& in, const recurrent::Options& options);
 

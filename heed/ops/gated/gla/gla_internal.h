@@ -1,0 +1,14 @@
+// What gla says of itself.
+#ifndef HEED_OPS_GATED_GLA_GLA_INTERNAL_H_
+#define HEED_OPS_GATED_GLA_GLA_INTERNAL_H_
+
+#include "heed/ops/gated/gla/gla.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
+
+namespace heed::gla {
+
+recurrent::Definition DefinitionOf(const Options& options);
+
+}  // namespace heed::gla
+
+#endif  // HEED_OPS_GATED_GLA_GLA_INTERNAL_H_

@@ -1,0 +1,14 @@
+// What lightning says of itself.
+#ifndef HEED_OPS_GATED_LIGHTNING_LIGHTNING_INTERNAL_H_
+#define HEED_OPS_GATED_LIGHTNING_LIGHTNING_INTERNAL_H_
+
+#include "heed/ops/gated/lightning/lightning.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
+
+namespace heed::lightning {
+
+recurrent::Definition DefinitionOf(const Options& options);
+
+}  // namespace heed::lightning
+
+#endif  // HEED_OPS_GATED_LIGHTNING_LIGHTNING_INTERNAL_H_

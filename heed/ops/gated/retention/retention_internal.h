@@ -1,0 +1,14 @@
+// What retention says of itself.
+#ifndef HEED_OPS_GATED_RETENTION_RETENTION_INTERNAL_H_
+#define HEED_OPS_GATED_RETENTION_RETENTION_INTERNAL_H_
+
+#include "heed/ops/gated/retention/retention.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
+
+namespace heed::retention {
+
+recurrent::Definition DefinitionOf(const Options& options);
+
+}  // namespace heed::retention
+
+#endif  // HEED_OPS_GATED_RETENTION_RETENTION_INTERNAL_H_

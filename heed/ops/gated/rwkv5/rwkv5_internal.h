@@ -1,0 +1,14 @@
+// What rwkv5 says of itself.
+#ifndef HEED_OPS_GATED_RWKV5_RWKV5_INTERNAL_H_
+#define HEED_OPS_GATED_RWKV5_RWKV5_INTERNAL_H_
+
+#include "heed/ops/gated/rwkv5/rwkv5.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
+
+namespace heed::rwkv5 {
+
+recurrent::Definition DefinitionOf(const Options& options);
+
+}  // namespace heed::rwkv5
+
+#endif  // HEED_OPS_GATED_RWKV5_RWKV5_INTERNAL_H_

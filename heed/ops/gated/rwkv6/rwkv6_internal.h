@@ -1,0 +1,14 @@
+// What rwkv6 says of itself.
+#ifndef HEED_OPS_GATED_RWKV6_RWKV6_INTERNAL_H_
+#define HEED_OPS_GATED_RWKV6_RWKV6_INTERNAL_H_
+
+#include "heed/ops/gated/rwkv6/rwkv6.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
+
+namespace heed::rwkv6 {
+
+recurrent::Definition DefinitionOf(const Options& options);
+
+}  // namespace heed::rwkv6
+
+#endif  // HEED_OPS_GATED_RWKV6_RWKV6_INTERNAL_H_

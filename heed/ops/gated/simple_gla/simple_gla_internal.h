@@ -1,0 +1,14 @@
+// What simple_gla says of itself.
+#ifndef HEED_OPS_GATED_SIMPLE_GLA_SIMPLE_GLA_INTERNAL_H_
+#define HEED_OPS_GATED_SIMPLE_GLA_SIMPLE_GLA_INTERNAL_H_
+
+#include "heed/ops/gated/simple_gla/simple_gla.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
+
+namespace heed::simple_gla {
+
+recurrent::Definition DefinitionOf(const Options& options);
+
+}  // namespace heed::simple_gla
+
+#endif  // HEED_OPS_GATED_SIMPLE_GLA_SIMPLE_GLA_INTERNAL_H_
