@@ -8,6 +8,8 @@
 #include <limits>
 #include <span>
 
+#include "heed/ops/exact/attention/attention_options_internal.h"
+#include "heed/ops/sparse/common/pattern_case.h"
 #include "tests/fuzz/tensors.h"
 
 namespace heed::fuzz {
@@ -42,6 +44,7 @@ class Maker {
     if (packed_) MakePacking();
     MakePaddedOptions();
     MakeTerms();
+    if (in_.OneIn(6)) MakePattern();
     call_.problem.note = call_.mistake.empty() ? "" : "mistake: " + call_.mistake;
     return call_;
   }
@@ -272,6 +275,20 @@ class Maker {
     return low + in_.Below(std::min<int64_t>(high - low + 1, 256));
   }
 
+  // Mostly one that is tried elsewhere too, now and then any; of an option that the lines below do not know, either
+  // answer to that is right.
+  void ChooseNumber(const attention::OptionRow& row) {
+    if (!in_.OneIn(5)) return;
+    double value = row.tried[static_cast<size_t>(in_.Below(std::ssize(row.tried)))];
+    if (in_.OneIn(3)) {
+      value = in_.Raw<double>();
+      WrongUnless(std::isfinite(value), row.name);
+      const std::string_view name = row.name;
+      if (name != "scale" && name != "softcap" && name != "dropout") call_.doubtful = call_.extreme = true;
+    }
+    attention::SetNumber(row, value, &options());
+  }
+
   void ChooseScalars() {
     Options& o = options();
     const double limit = dtype_ == DType::kF64
@@ -280,27 +297,18 @@ class Maker {
     const double smallest = dtype_ == DType::kF64
                                 ? std::numeric_limits<double>::min()
                                 : std::numeric_limits<float>::min();
-    constexpr double kScales[] = {1, -0.3, 0, 0.125, 2.5};
-    if (in_.OneIn(3)) o.scale = in_.Pick(kScales);
-    if (in_.OneIn(16)) {
-      o.scale = in_.Raw<double>();
-      WrongUnless(std::isfinite(*o.scale), "scale");
-      if (std::abs(*o.scale) > limit) call_.doubtful = true;
-      const double size = std::abs(*o.scale);
-      if (size > 4 || (size > 0 && size < 1e-20)) call_.extreme = true;
+    for (const attention::OptionRow& row : attention::kOptionRows) {
+      if (row.takes_number()) ChooseNumber(row);
     }
-    constexpr double kCaps[] = {1, 5, 30, 50};
-    if (in_.OneIn(6)) o.softcap = in_.Pick(kCaps);
-    if (in_.OneIn(16)) {
-      o.softcap = in_.Raw<double>();
-      WrongUnless(o.softcap >= 0 && std::isfinite(o.softcap), "softcap");
-      if (o.softcap < smallest || o.softcap > limit) call_.doubtful = true;
-      if (o.softcap < 0.25 || o.softcap > 1e4) call_.extreme = true;
-    }
-    constexpr double kDropouts[] = {0.1, 0.5, 0.9, 1e-3, 1e-12};
-    if (in_.OneIn(6)) {
-      o.dropout = in_.OneIn(3) ? in_.Raw<double>() : in_.Pick(kDropouts);
-      WrongUnless(o.dropout >= 0 && o.dropout < 1, "dropout");
+    // What is wrong with a number, besides that it is not finite.
+    if (o.scale && std::abs(*o.scale) > limit) call_.doubtful = true;
+    const double size = std::abs(o.scale.value_or(1));
+    if (size > 4 || (size > 0 && size < 1e-20)) call_.extreme = true;
+    WrongUnless(o.softcap >= 0, "softcap");
+    if (o.softcap != 0 && (o.softcap < smallest || o.softcap > limit)) call_.doubtful = true;
+    if (o.softcap != 0 && (o.softcap < 0.25 || o.softcap > 1e4)) call_.extreme = true;
+    WrongUnless(o.dropout >= 0 && o.dropout < 1, "dropout");
+    if (o.dropout != 0) {
       o.seed = in_.Raw<uint64_t>();
       o.dropout_offset = in_.Raw<uint32_t>();
     }
@@ -575,6 +583,13 @@ class Maker {
       o.log_decay = PerHead("log_decay", sizes, kDecays);
     }
     if (in_.OneIn(5)) o.sinks = PerHead("sinks", {Hq}, kSinks);
+  }
+
+  void MakePattern() {
+    const int64_t Hq = Hkv_ * group_;
+    if (Hq == 0) return;
+    const PatternCall call = {packed_ ? -1 : Tq_, Tk_, Hq, Hkv_, {}, 0, Sequences()};  // keys by row fit no packed call
+    options().pattern = patterns::RandomPattern(call, 2, [&](int64_t n) { return in_.Below(n); });
   }
 
   Input& in_;

@@ -14,6 +14,7 @@
 #include "heed/engines/softmax/kernels.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/ops/exact/attention/attention_internal.h"
+#include "heed/ops/exact/attention/attention_options_internal.h"
 
 namespace heed::attention {
 
@@ -87,9 +88,11 @@ Explanation Explain(const Context& ctx, const Inputs& in,
   }
   e.workspace_bytes = BytesOf(kOp, ctx, p, options);
   e.bytes = NumBytes(in.q) + NumBytes(in.k) + NumBytes(in.v) +
-            NumBytes(options.mask) + NumBytes(options.bias) + NumBytes(options.log_decay) +
             rows * static_cast<double>(p.value_depth) *
                 static_cast<double>(SizeOf(in.q.dtype()));
+  ForEachTensor(options, [&](const OptionRow& row, const ConstTensorView& view) {
+    if (row.Has('H') && row.Has('K')) e.bytes += NumBytes(view);  // the others are small
+  });
   e.invariant = kernel.invariant && !by_residue;
   return e;
 }

@@ -9,6 +9,7 @@
 
 #include "heed/ops/exact/attention/attend/attend.h"
 #include "heed/ops/exact/attention/attention_call_py.h"
+#include "heed/ops/exact/attention/attention_options_py.h"
 #include "heed/state/ring_kv_cache.h"
 #include "python/numpy_array.h"
 #include "python/torch_host.h"
@@ -153,6 +154,16 @@ void AttendOnTorch(const CacheOwner& cache, const nb::args& args,
   ReadArguments(op.c_str(), cache, true, args.ptr(), kwargs.ptr(), call);
   Run(op.c_str(), TorchContext(call.num_threads), cache, call,
       {call.out_view, call.out_lse});
+}
+
+const char* SpelledForCache(const std::string& signature) {
+  const bool has_scale = signature.find("scale:") != signature.npos;
+  const auto takes = [](const OptionRow& row) {  // causal and scale have other defaults
+    return row.not_on_cache == nullptr && row.field != OptionField(&Options::causal) &&
+           row.field != OptionField(&Options::scale);
+  };
+  return Spelled(signature, takes,
+                 std::string(kOutAndThreads) + (has_scale ? "" : ", scale: float | None = None"));
 }
 
 void BindAttend(nb::module_&) { RegisterExplain("attend", &ExplainAttendOn); }
