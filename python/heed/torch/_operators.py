@@ -4,6 +4,7 @@
 import ctypes
 import os
 import pathlib
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, _C
@@ -11,13 +12,25 @@ from torch import Tensor, _C
 from heed import InvalidArgument, _core
 from heed.torch import _dispatch
 
-# "type name=default, ...": options have the same order in both schemas and in the functions of heed._core.
-_OPTIONS = _core._torch_attention_options
-OPTIONS = tuple(option.split()[1].partition("=")[0] for option in _OPTIONS.split(", "))
+
+class Option(NamedTuple):
+    """An option of attention as heed._core tells it."""
+
+    name: str
+    schema: str  # "type name=default"
+    takes_numbers: bool  # as a list too
+    has_gradient: bool
+    on_caches: bool
+
+
+# The options in the order of both schemas and of the functions of heed._core.
+TABLE = [Option(*row) for row in _core._attention_options]
+OPTIONS = tuple(option.name for option in TABLE)
+_OPTIONS = ", ".join(option.schema for option in TABLE)
 _FORWARD = ("q", "k", "v", *OPTIONS)
 _BACKWARD = ("the gradient of o", "the gradient of lse", "q", "k", "v", "o", "lse", "needed", *OPTIONS)
 _PACKED, _DROPOUT, _PATTERN = (OPTIONS.index(name) for name in ("cu_seqlens_q", "dropout", "pattern"))
-_DIFFERENTIABLE = [OPTIONS.index(name) for name in ("bias", "sinks", "alibi", "log_decay")]
+_DIFFERENTIABLE = [i for i, option in enumerate(TABLE) if option.has_gradient]
 
 
 def _connect() -> None:

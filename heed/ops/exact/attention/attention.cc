@@ -55,6 +55,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options,
   constexpr char kOp[] = "attention::Forward";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   softmax::Problem p = CheckedProblem(kOp, in, options, out, Use::kForward);
+  RefuseSlowPairs(kOp, ctx, p);
   SumLogDecays(kOp, ctx, &p);
   Run(kOp, ctx, options, &p);
   if (options.cu_seqlens_q.present()) FillSurplusRows(p, in, out);
@@ -78,7 +79,7 @@ Explanation Explain(const Context& ctx, const Inputs& in,
   Explanation e = {};
   e.kernel = kernel.name;
   e.target = kernel.target(ctx);
-  e.why = kernel.why;
+  e.why = Why(kernel, p);
   if (by_residue) e.why += "; positions that the pattern keeps apart, by residue, are dense problems";
   for (const Layer& layer : layers) {
     for (const Piece& piece : PiecesOf(kOp, p, options, layer)) {

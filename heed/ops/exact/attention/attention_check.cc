@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "heed/core/error.h"
@@ -468,6 +469,37 @@ Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
   }
   softmax::LayOutDecays(&p);
   return p;
+}
+
+namespace {
+
+// What makes kernels read a mask or bias one pair at a time, ": " after its name; empty if nothing does.
+std::string WhySlow(const Problem& p) {
+  const bool has_runs = std::ranges::any_of(p.sequences, [](const Sequence& s) { return s.num_keys > 1; });
+  if (!has_runs) return "";
+  if (p.mask.data != nullptr && p.mask.key_stride != 1) return "mask: its keys are not contiguous";
+  if (p.bias.data == nullptr) return "";
+  if (p.bias.key_stride != 1) return "bias: its keys are not contiguous";
+  if ((p.bias.dtype == DType::kF64) == (p.dtype == DType::kF64)) return "";
+  return std::string("bias: it is ") + Name(p.bias.dtype) + " beside " + Name(p.dtype);
+}
+
+constexpr char kOneByOne[] = ", so that pairs are read one by one";
+
+}  // namespace
+
+std::string Why(const softmax::Kernel& kernel, const Problem& p) {
+  std::string why = kernel.why;
+  if (const std::string slow = WhySlow(p); !slow.empty()) why += "; " + slow + kOneByOne;
+  const bool is_faster = p.dtype == DType::kF32 && std::string_view(kernel.name) == "softmax_tiles";
+  if (p.high_precision && !is_faster) why += "; precision: 'high' has no faster kernel here";
+  return why;
+}
+
+void RefuseSlowPairs(const char* op, const Context& ctx, const Problem& p) {
+  if (!ctx.strict()) return;
+  const std::string slow = WhySlow(p);
+  if (!slow.empty()) throw Unsupported(std::string(op) + ": " + slow + kOneByOne + ", which a strict Context forbids");
 }
 
 void SumLogDecays(const char* op, Context& ctx, Problem* p) {

@@ -290,7 +290,7 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
   x.kernel = std::string("longformer on ") + kernel.name;
   x.target = kernel.target(ctx);
   x.why = c.own ? "all rows under a pattern, then those of tokens alone: " : "all rows under a pattern: ";
-  x.why += kernel.why;
+  x.why += attention::Why(kernel, all);
   x.flops = 2 * static_cast<double>(all.depth + all.value_depth) * kept;
   const double o = NumBytes(in.q) / static_cast<double>(all.depth) * static_cast<double>(all.value_depth);
   x.bytes = NumBytes(in.q) + NumBytes(in.k) + NumBytes(in.v) + NumBytes(in.kg) + NumBytes(in.vg) + o;

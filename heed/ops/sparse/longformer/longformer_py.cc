@@ -1,8 +1,8 @@
 // heed.longformer and heed.longformer_backward, and the functions behind PyTorch's operators.
 #include "heed/ops/sparse/longformer/longformer.h"
 
+#include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <iterator>
 #include <span>
 #include <string>
@@ -13,7 +13,7 @@
 
 #include "docstrings/longformer.h"
 #include "heed/core/error.h"
-#include "heed/ops/exact/attention/attention_call_py.h"
+#include "heed/ops/exact/attention/attention_options_py.h"
 #include "python/arguments.h"
 #include "python/docstring.h"
 #include "python/layout.h"
@@ -65,16 +65,11 @@ void ReadWindow(Call& call, const Argument& a) {
   call.options.window = ToInt(a, 0, INT64_MAX);
   call.window_given = true;
 }
-// An int of Python, or the bits of one in an int64 tensor of PyTorch.
 void ReadSeed(Call& call, const Argument& a) {
   call.options.seed = ToUnsigned(a);
   call.seed_given = true;
 }
-void ReadTorchSeed(Call& call, const Argument& a) {
-  const ConstTensorView seed = call.arrays.Read(a, Kind::kInt);
-  if (seed.num_elements() != 1 || seed.dtype() != DType::kI64) Fail(a, "an int64 tensor of one element");
-  call.options.seed = static_cast<uint64_t>(*seed.as<int64_t>());
-}
+void ReadTorchSeed(Call& call, const Argument& a) { call.options.seed = attention::ToSeedBits(call.arrays, a); }
 constexpr Keyword<Call> kInputs[] = {
     {"q", false, &ReadTensor<&BackwardInputs::q>},  {"k", false, &ReadTensor<&BackwardInputs::k>},
     {"v", false, &ReadTensor<&BackwardInputs::v>},  {"qg", true, &ReadTensor<&BackwardInputs::qg>},
@@ -116,15 +111,23 @@ constexpr Keyword<Call> kTorchGradients[] = {
     {"dv", true, &WriteGradient<&Gradients::dv>},   {"dqg", true, &WriteGradient<&Gradients::dqg>},
     {"dkg", true, &WriteGradient<&Gradients::dkg>}, {"dvg", true, &WriteGradient<&Gradients::dvg>}};
 
-// Of attention's options those that say where keys and rows stand to each other, which the two parts of this do not share.
-constexpr char const* kRefused[] = {"causal", "align", "sink_tokens", "prefix", "chunk", "segments", "mask", "bias",
-                                    "alibi", "sinks", "log_decay", "pattern", "cu_seqlens_k", "need_dbias"};
-
 using Keywords = std::vector<Keyword<Call>>;
 Keywords Joined(std::initializer_list<std::span<const Keyword<Call>>> parts) {
   Keywords keywords;
   for (const auto& part : parts) keywords.insert(keywords.end(), part.begin(), part.end());
   return keywords;
+}
+
+// The options of attention that say where keys and rows stand to each other, which the two parts of this do not share: all
+// that are not above.
+std::vector<std::string> Refused() {
+  std::vector<std::string> names = {"need_dbias"};
+  for (const attention::OptionArgument& x : attention::OptionKeywords()) {
+    if (std::ranges::none_of(kOptions, [&](const auto& own) { return std::string_view(own.name) == x.keyword.name; })) {
+      names.emplace_back(x.keyword.name);
+    }
+  }
+  return names;
 }
 
 std::string WhyRefused(const std::string& op, const std::string& name) {
@@ -133,12 +136,13 @@ std::string WhyRefused(const std::string& op, const std::string& name) {
 }
 
 void RefuseOthers(const char* op, PyObject* kwargs) {
+  static const std::vector<std::string> all_refused = Refused();
   PyObject *key, *value;
   for (Py_ssize_t position = 0; kwargs != nullptr && PyDict_Next(kwargs, &position, &key, &value);) {
     const char* name = PyUnicode_AsUTF8(key);
     if (name == nullptr) throw nb::python_error();
-    for (const char* refused : kRefused) {
-      if (std::strcmp(name, refused) == 0) throw Unsupported(WhyRefused(op, name));
+    for (const std::string& refused : all_refused) {
+      if (refused == name) throw Unsupported(WhyRefused(op, name));
     }
   }
 }
@@ -346,7 +350,7 @@ void Bind(nb::module_& m) {
         Docstring(doc::kBackward, backward, {kSaid, doc::kLongformerFields}, kBackwardInPython).c_str());
   m.attr("_torch_longformer_options") = kTorchSchema;
   nb::dict refused;
-  for (const char* name : kRefused) refused[name] = WhyRefused(kOp, name);
+  for (const std::string& name : Refused()) refused[name.c_str()] = WhyRefused(kOp, name);
   m.attr("_torch_longformer_refused") = refused;
   m.def("_torch_longformer", &RunTorch);
   m.def("_torch_longformer_backward", &RunTorchBackward);

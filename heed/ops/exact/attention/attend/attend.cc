@@ -241,6 +241,7 @@ void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q,
   constexpr char kOp[] = "attention::Attend";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   Call call = AttendCall(kOp, cache, q, options, out, tree, Use::kForward);
+  RefuseSlowPairs(kOp, ctx, call.p);
   if (cache.rotary != nullptr) return AttendRotated(ctx, cache, q, options, out);
   SumLogDecays(kOp, ctx, &call.p);
   softmax::Choose(kOp, ctx, call.p).run(ctx, call.p);
@@ -260,7 +261,7 @@ Explanation ExplainAttend(const Context& ctx, const KVView& cache, const ConstTe
   Explanation e;
   e.kernel = kernel.name;
   e.target = kernel.target(ctx);
-  e.why = kernel.why;
+  e.why = Why(kernel, p);
   e.flops = 2 * static_cast<double>(p.depth + p.value_depth) * softmax::KeptPairs(p);
   const double factors = cache.quantized ? 2 * sizeof(float) : 0;
   const double row = static_cast<double>(ElementOf(cache)) *

@@ -192,6 +192,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   constexpr char kOp[] = "attention::Backward";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   BackwardProblem b = CheckedBackward(kOp, in, options, out, Use::kForward);
+  RefuseSlowPairs(kOp, ctx, b.problem);
   SumLogDecays(kOp, ctx, &b.problem);
   RunBackward(kOp, ctx, options, b.gradients, &b.problem);
   StoreSums(out.dsinks, b.dsinks);

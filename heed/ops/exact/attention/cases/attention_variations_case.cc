@@ -31,14 +31,6 @@ int AxisOf(const OptionRow& row, const ConstTensorView& view, char axis) {
   return at < 0 || (row.Broadcasts() && view.size(at) == 1) ? -1 : at;
 }
 
-// Takes a part of each option along an axis that it has.
-void SliceOptions(Options& options, char axis, int64_t begin, int64_t end) {
-  ForEachTensor(options, [&](const OptionRow& row, ConstTensorView& view) {
-    const int at = AxisOf(row, view, axis);
-    if (at >= 0) view = view.Slice(at, begin, end);
-  });
-}
-
 template <class F>
 void ForEachIndex(std::span<const int64_t> sizes, F&& f) {
   if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return;
@@ -83,6 +75,13 @@ int64_t Element(const ConstTensorView& view, int64_t b) {
 }
 
 }  // namespace
+
+void SliceOptions(Options& options, char axis, int64_t begin, int64_t end) {
+  ForEachTensor(options, [&](const OptionRow& row, ConstTensorView& view) {
+    const int at = AxisOf(row, view, axis);
+    if (at >= 0) view = view.Slice(at, begin, end);
+  });
+}
 
 Result RunForward(Context& ctx, const Problem& p) {
   Result r = {MakeOutput(p.o, p.o.dtype), MakeOutput(p.lse, p.lse.dtype)};

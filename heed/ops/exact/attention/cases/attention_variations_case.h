@@ -52,7 +52,10 @@ Problem OneSequence(const Problem& problem, int64_t b);
 Problem OneKeyHead(const Problem& problem, int64_t key_head);
 Problem SomeQueries(const Problem& problem, int64_t begin, int64_t end);
 
-// The same problem in a longer batch: `left` keys before the first, `right` keys
+// Takes a part of each option along one of its axes, named as in the rows of options.
+void SliceOptions(Options& options, char axis, int64_t begin, int64_t end);
+
+// The problem in a longer batch: `left` keys before the first, `right` keys
 // and queries after the last, all NaN and excluded by starts and lengths.
 // Positions move by `left`, so dropout would drop other pairs.
 Problem Padded(const Problem& problem, int64_t left, int64_t right);
