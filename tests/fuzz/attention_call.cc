@@ -139,10 +139,14 @@ class Maker {
     return slots_.Next().Place(dtype, sizes, strides, !in_.OneIn(3));
   }
 
+  uint32_t Word() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<uint32_t>(state_ >> 32);
+  }
+
   // Cheap, and with about the spread of N(0, 1): a sum of two uniforms.
   double Value() {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    const auto word = static_cast<uint32_t>(state_ >> 32);
+    const uint32_t word = Word();
     return (static_cast<double>(word & 0xFFFF) + (word >> 16)) / 26755 - 2.4494;
   }
 
@@ -589,7 +593,8 @@ class Maker {
     const int64_t Hq = Hkv_ * group_;
     if (Hq == 0) return;
     const PatternCall call = {packed_ ? -1 : Tq_, Tk_, Hq, Hkv_, {}, 0, Sequences()};  // keys by row fit no packed call
-    options().pattern = patterns::RandomPattern(call, 2, [&](int64_t n) { return in_.Below(n); });
+    state_ += in_.Raw<uint16_t>();
+    options().pattern = patterns::RandomPattern(call, 2, [&](int64_t n) { return Word() % n; });
   }
 
   Input& in_;

@@ -55,7 +55,7 @@ namespace {
 //   |o - o_ref| <= the above + 1.01 u (|o_ref| + [bf16] sum_j |weight_j v_j|)
 //                  + [f16] 2^-25, half of the least subnormal
 //
-// With precision = high a product of two f32 may be three of their bf16 pieces: of each factor
+// With precision = high a product of two f32 may be three of their bf16 pieces. From each factor
 // 2^-18 is left out and the product of the second pieces, another 2^-18. A logit is then
 // off by 3 2^-18 S more, a mean of v by 3 2^-18 V.
 //
@@ -344,7 +344,7 @@ Case MapCase(const Problem& problem, const Case& attention, int64_t bins) {
                     std::span<const TensorView> tolerance) {
     MapReference({p->in.q, p->in.k, {}}, p->options, Reduce::kMean, expected[0]);
     for (int64_t i = 0; !tolerance.empty() && i < expected[0].num_elements(); ++i) {
-      // Of a weight: the errors of a logit and of the lse, some 10^-6 each.
+      // A weight has the errors of a logit and of the lse, some 10^-6 each.
       const double x = expected[0].as<double>()[i];
       tolerance[0].as<double>()[i] = (p->in.q.dtype() == DType::kF64 ? 1e-12 : 2e-5) * x;
     }

@@ -28,7 +28,7 @@ using softmax::Pass;
 using softmax::Problem;
 using softmax::Rows;
 
-// Of a tensor that is to another one's likeness. Without `data`, pointers may be null.
+// Checks a tensor that must be like another one. Without `data`, pointers may be null.
 void CheckLike(const char* op, const char* name, const ConstTensorView& t, const char* of, const ConstTensorView& like,
                bool data) {
   if (!t.present()) Fail(op, name, "is absent", "qg, kg and vg, or none of them");

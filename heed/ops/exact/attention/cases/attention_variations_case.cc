@@ -1,4 +1,4 @@
-// The same rows, asked for in other ways.
+// Other ways to ask for the rows of a problem.
 #include "heed/ops/exact/attention/cases/attention_variations_case.h"
 
 #include <algorithm>
