@@ -23,7 +23,7 @@ _numbers = itertools.count()
 
 # {name: "type name=None"} of the options that caches take; None leaves one to the cache.
 _OPTIONS = {"tree": "Tensor? tree=None"}
-for _option in _operators.TABLE:
+for _option in _operators.attention_options.table:
     if _option.on_caches:
         _kind = _option.schema.partition(" ")[0].rstrip("?")
         _OPTIONS[_option.name] = f"{_kind}? {_option.name}=None"

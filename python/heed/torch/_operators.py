@@ -4,33 +4,20 @@
 import ctypes
 import os
 import pathlib
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, _C
 
 from heed import InvalidArgument, _core
 from heed.torch import _dispatch
+from heed.torch._options import Options
 
-
-class Option(NamedTuple):
-    """An option of attention as heed._core tells it."""
-
-    name: str
-    schema: str  # "type name=default"
-    takes_numbers: bool  # as a list too
-    has_gradient: bool
-    on_caches: bool
-
-
-# The options in the order of both schemas and of the functions of heed._core.
-TABLE = [Option(*row) for row in _core._attention_options]
-OPTIONS = tuple(option.name for option in TABLE)
-_OPTIONS = ", ".join(option.schema for option in TABLE)
+attention_options = Options("attention", [("heads_first", "bool heads_first=False", False, False, False), *_core._attention_options])
+OPTIONS, _OPTIONS = attention_options.names, attention_options.schema
 _FORWARD = ("q", "k", "v", *OPTIONS)
 _BACKWARD = ("the gradient of o", "the gradient of lse", "q", "k", "v", "o", "lse", "needed", *OPTIONS)
 _PACKED, _DROPOUT, _PATTERN = (OPTIONS.index(name) for name in ("cu_seqlens_q", "dropout", "pattern"))
-_DIFFERENTIABLE = [i for i, option in enumerate(TABLE) if option.has_gradient]
+_DIFFERENTIABLE = [i for i, option in enumerate(attention_options.table) if option.has_gradient]
 
 
 def _connect() -> None:

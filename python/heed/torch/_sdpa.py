@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from heed import InvalidArgument, Unsupported
-from heed.torch._attention import seed_tensor, call_operator
+from heed.torch._attention import call_operator
 from heed.torch._operators import OPTIONS
+from heed.torch._options import seed_tensor
 
 _NAME = "scaled_dot_product_attention"
 _UP_TO_BIAS, _UP_TO_MASK = ((None,) * (OPTIONS.index(name) - OPTIONS.index("align") - 1) for name in ("bias", "mask"))

@@ -103,16 +103,7 @@ void WriteGradient(Call& call, const Argument& a) {
   });
 }
 
-using Keywords = std::vector<Keyword<Call>>;
-using Part = std::span<const Keyword<Call>>;
-
-Keywords Joined(std::initializer_list<Part> parts) {
-  Keywords keywords;
-  for (const Part& part : parts) keywords.insert(keywords.end(), part.begin(), part.end());
-  return keywords;
-}
-
-Part One(const Keyword<Call>& keyword) { return {&keyword, 1}; }
+Table One(const Keyword<Call>& keyword) { return {&keyword, 1}; }
 
 Keywords Of(const std::vector<OptionArgument>& options) {
   Keywords keywords;
@@ -137,18 +128,42 @@ Precision ToPrecision(const Argument& a) {
   return name == "high" ? Precision::kHigh : Precision::kHighest;
 }
 
-NewArray NewO(const char* op, const ConstTensorView& q, const ConstTensorView& v) {
-  std::vector<int64_t> sizes(q.sizes().begin(), q.sizes().end());
-  sizes.back() = v.size(v.rank() - 1);
-  return {op, q.dtype(), sizes};
+nb::object Results::Returned() const {
+  if (!lse.is_valid()) return o;
+  return nb::make_tuple(o, lse);
 }
 
-NewArray NewLse(const char* op, const ConstTensorView& q, bool packed) {
+Results NewResults(const char* op, const Call& call, const ConstTensorView& q, int64_t value_channels) {
+  Results r;
+  if (call.out.is_valid()) {
+    r.o = nb::borrow(call.out);
+    r.views.o = call.out_view;
+  } else {
+    std::vector<int64_t> sizes(q.sizes().begin(), q.sizes().end());
+    sizes.back() = value_channels;
+    NewArray array(op, q.dtype(), sizes);
+    r.o = std::move(array.array);
+    r.views.o = array.view;
+  }
+  if (!call.return_lse) return r;
   const int heads = q.rank() - 2;
   std::vector<int64_t> sizes = {q.size(heads), q.size(heads - 1)};
-  if (!packed) sizes.insert(sizes.begin(), q.size(0));
-  return {op, q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, sizes};
+  if (!call.options.cu_seqlens_q.present()) sizes.insert(sizes.begin(), q.size(0));
+  NewArray array(op, q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, sizes);
+  r.lse = std::move(array.array);
+  r.views.lse = array.view;
+  return r;
 }
+
+Keywords Joined(std::initializer_list<Table> parts) {
+  Keywords keywords;
+  for (const Table& part : parts) keywords.insert(keywords.end(), part.begin(), part.end());
+  return keywords;
+}
+
+Table ResultKeywords() { return kResults; }
+Table ThreadsKeyword() { return One(kThreadsKeyword); }
+Table TorchResults() { return kTorchResults; }
 
 std::pair<int64_t, int64_t> ToPair(const Argument& a, const char* first, const char* second, int64_t least) {
   const std::string expected =

@@ -6,8 +6,10 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/exact/attention/weights/attention_weights.h"
@@ -58,9 +60,22 @@ std::pair<int64_t, int64_t> ToPair(const python::Argument& argument, const char*
                                    int64_t least);
 uint64_t ToSeedBits(python::Arrays& arrays, const python::Argument& argument);
 
-// Memory for the results of a call on these: o, and lse, [B, Hq, Tq] or packed [Hq, Tq_total].
-python::NewArray NewO(const char* operation, const ConstTensorView& q, const ConstTensorView& v);
-python::NewArray NewLse(const char* operation, const ConstTensorView& q, bool packed);
+// Memory for the results of a call: o, or what is to be written, and lse where it is asked for, [B, Hq, Tq] or packed
+// [Hq, Tq_total].
+struct Results {
+  nanobind::object o, lse;
+  Outputs views;
+  nanobind::object Returned() const;  // o, or (o, lse)
+};
+Results NewResults(const char* operation, const Call& call, const ConstTensorView& q, int64_t value_channels);
+
+// Keywords that functions like attention have too: return_lse and out, threads, the results of an operator (out, lse).
+using Keywords = std::vector<python::Keyword<Call>>;
+using Table = std::span<const python::Keyword<Call>>;
+Keywords Joined(std::initializer_list<Table> parts);
+Table ResultKeywords();
+Table ThreadsKeyword();
+Table TorchResults();
 
 // Reads q, k, v (by position or keyword) and all options into `call`. Throws
 // InvalidArgument for a wrong value, a Python TypeError for a wrong keyword.

@@ -179,6 +179,17 @@ const std::vector<OptionArgument>& TorchOptions() {
   return options;
 }
 
+nb::tuple ForTorch(const std::vector<OptionArgument>& options) {
+  nb::list described;
+  for (const OptionArgument& x : options) {
+    const OptionRow& row = *x.row;
+    described.append(nb::make_tuple(row.name, x.type + " " + row.name + "=" + x.value, TakesNumbers(row),
+                                    row.gradient != nullptr, row.not_on_cache == nullptr));
+  }
+  described.append(nb::make_tuple("threads", "int? threads=None", false, false, true));
+  return nb::tuple(described);
+}
+
 const char* Spelled(std::string signature, Takes takes, const std::string& more) {
   static std::deque<std::string> all;
   constexpr std::string_view kWord = "**options";

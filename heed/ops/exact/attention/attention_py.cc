@@ -41,25 +41,10 @@ nb::object Attention(const nb::args& args, const nb::kwargs& kwargs) {
   CheckForResults(kOp, call);
   WarnOfHeadsBeforeTokens(kOp, call.in.q, call.in.k, call.in.v);
   if (call.options.dropout > 0 && !call.seed_given) call.options.seed = FreshSeed();
-  nb::object o, lse;
-  Outputs outputs;
-  if (call.out.is_valid()) {
-    o = nb::borrow(call.out);
-    outputs.o = call.out_view;
-  } else {
-    NewArray array = NewO(kOp, call.in.q, call.in.v);
-    o = std::move(array.array);
-    outputs.o = array.view;
-  }
-  if (call.return_lse) {
-    NewArray array = NewLse(kOp, call.in.q, call.options.cu_seqlens_q.present());
-    lse = std::move(array.array);
-    outputs.lse = array.view;
-  }
+  const Results results = NewResults(kOp, call, call.in.q, call.in.v.size(call.in.v.rank() - 1));
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(kOp, kRenamed, [&] { Forward(ctx, call.in, call.options, outputs); });
-  if (!call.return_lse) return o;
-  return nb::make_tuple(o, lse);
+  Compute(kOp, kRenamed, [&] { Forward(ctx, call.in, call.options, results.views); });
+  return results.Returned();
 }
 
 nb::dict ExplainAttention(DType dtype, int num_threads, PyObject* kwargs) {

@@ -60,16 +60,7 @@ void AttentionBackward(const nb::args& args) {
 }  // namespace
 
 void BindTorch(nb::module_& m) {
-  // (name, "type name=default", whether lists are taken, whether a gradient reaches it, whether caches have it).
-  nb::list options;
-  options.append(nb::make_tuple("heads_first", "bool heads_first=False", false, false, false));
-  for (const OptionArgument& x : TorchOptions()) {
-    const OptionRow& row = *x.row;
-    options.append(nb::make_tuple(row.name, x.type + " " + row.name + "=" + x.value, TakesNumbers(row),
-                                  row.gradient != nullptr, row.not_on_cache == nullptr));
-  }
-  options.append(nb::make_tuple("threads", "int? threads=None", false, false, true));
-  m.attr("_attention_options") = nb::tuple(options);
+  m.attr("_attention_options") = ForTorch(TorchOptions());
   m.def("_torch_attention", &Attention);
   m.def("_torch_attention_backward", &AttentionBackward);
 }

@@ -154,19 +154,9 @@ softmax::Gradients GradientsOf(const Call& c, const OfTokens& tokens, const Back
 }  // namespace
 
 attention::Options AttentionOptions(const Options& options) {
-  attention::Options o;
-  o.scale = options.scale;
-  o.key_lengths = options.key_lengths;
-  o.key_starts = options.key_starts;
-  o.query_lengths = options.query_lengths;
-  o.softcap = options.softcap;
-  o.dropout = options.dropout;
-  o.seed = options.seed;
-  o.dropout_offset = options.dropout_offset;
-  o.cu_seqlens_q = options.cu_seqlens_q;
-  o.precision = options.precision;
-  o.invariant = options.invariant;
-  return o;
+  attention::Options shared;
+  ForEachShared([&](auto own, auto there) { shared.*there = options.*own; });
+  return shared;
 }
 
 Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool data) {

@@ -124,27 +124,9 @@ nb::object AttendOn(const CacheOwner& cache, const nb::args& args,
   const char* const op = name.c_str();
   Call call;
   ReadArguments(op, cache, false, args.ptr(), kwargs.ptr(), call);
-  const ConstTensorView& q = call.in.q;
-  nb::object o, lse;
-  Outputs outputs;
-  if (call.out.is_valid()) {
-    o = nb::borrow(call.out);
-    outputs.o = call.out_view;
-  } else {
-    const int64_t sizes[] = {q.size(0), q.size(1), q.size(2), cache.value_dim};
-    NewArray array(op, q.dtype(), sizes);
-    o = std::move(array.array);
-    outputs.o = array.view;
-  }
-  if (call.return_lse) {
-    const int64_t sizes[] = {q.size(0), q.size(2), q.size(1)};
-    NewArray array(op, q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, sizes);
-    lse = std::move(array.array);
-    outputs.lse = array.view;
-  }
-  Run(op, ThreadContext(call.num_threads), cache, call, outputs);
-  if (!call.return_lse) return o;
-  return nb::make_tuple(o, lse);
+  const Results results = NewResults(op, call, call.in.q, cache.value_dim);
+  Run(op, ThreadContext(call.num_threads), cache, call, results.views);
+  return results.Returned();
 }
 
 void AttendOnTorch(const CacheOwner& cache, const nb::args& args,
