@@ -228,9 +228,7 @@ class Maker {
     const int64_t Hq = Hkv_ * group_;
     // Slots 0 and 1 are the outputs'.
     const auto o_shape = Shape(Tq_, Hq, Dv_);
-    const std::vector<int64_t> lse_shape =
-        packed_ ? std::vector<int64_t>{Hq, Tq_}
-                : std::vector<int64_t>{B_, Hq, Tq_};
+    const auto lse_shape = packed_ ? std::vector<int64_t>{Hq, Tq_} : std::vector<int64_t>{B_, Hq, Tq_};
     const DType wide = dtype_ == DType::kF64 ? DType::kF64 : DType::kF32;
     call_.o = Place(dtype_, o_shape, false, true);
     call_.lse = Place(wide, lse_shape, false, false);
@@ -295,12 +293,9 @@ class Maker {
 
   void ChooseScalars() {
     Options& o = options();
-    const double limit = dtype_ == DType::kF64
-                             ? std::numeric_limits<double>::max()
-                             : std::numeric_limits<float>::max();
-    const double smallest = dtype_ == DType::kF64
-                                ? std::numeric_limits<double>::min()
-                                : std::numeric_limits<float>::min();
+    const bool wide = dtype_ == DType::kF64;
+    const double limit = wide ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
+    const double smallest = wide ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
     for (const attention::OptionRow& row : attention::kOptionRows) {
       if (row.takes_number()) ChooseNumber(row);
     }
@@ -367,9 +362,7 @@ class Maker {
       dtype = DType::kI32;
       Wrong("query_starts");
     }
-    const TensorView starts =
-        PerSequence("query_starts", dtype, -kMaxPosition, kMaxPosition,
-                    -Tq_ - 3, Tk_ + 3);
+    const TensorView starts = PerSequence("query_starts", dtype, -kMaxPosition, kMaxPosition, -Tq_ - 3, Tk_ + 3);
     options().query_starts = starts;
     if (starts.dtype() != DType::kI64) return;
     for (int64_t b = 0; b < starts.size(0); ++b) {
@@ -385,9 +378,8 @@ class Maker {
       Wrong(name);  // one more than the other, or than the other tensors' B
       mismatch_ = true;
     }
-    const TensorView view = slots_.Next().Place(
-        IntegerType(), {count}, {in_.OneIn(4) ? int64_t{2} : int64_t{1}},
-        !in_.OneIn(3));
+    const int64_t stride = in_.OneIn(4) ? 2 : 1;
+    const TensorView view = slots_.Next().Place(IntegerType(), {count}, {stride}, !in_.OneIn(3));
     std::vector<int64_t> cuts = {0};
     while (static_cast<int64_t>(cuts.size()) < count) {
       cuts.push_back(in_.Below(std::min<int64_t>(total, 255) + 1));
@@ -398,12 +390,8 @@ class Maker {
       cut = in_.Raw<int64_t>();
       if (view.dtype() == DType::kI32) cut = static_cast<int32_t>(cut);
     }
-    WrongUnless(cuts[0] == 0 && cuts.back() <= total &&
-                    std::is_sorted(cuts.begin(), cuts.end()),
-                name);
-    for (int64_t i = 0; i < count; ++i) {
-      StoreInteger(view, i, cuts[static_cast<size_t>(i)]);
-    }
+    WrongUnless(cuts[0] == 0 && cuts.back() <= total && std::is_sorted(cuts.begin(), cuts.end()), name);
+    for (int64_t i = 0; i < count; ++i) StoreInteger(view, i, cuts[static_cast<size_t>(i)]);
     return view;
   }
 
@@ -440,19 +428,16 @@ class Maker {
   void MakePaddedOptions() {
     Options& o = options();
     if (Chosen(5, "key_lengths")) {
-      o.key_lengths =
-          PerSequence("key_lengths", IntegerType(), 0, Tk_, 0, Tk_);
+      o.key_lengths = PerSequence("key_lengths", IntegerType(), 0, Tk_, 0, Tk_);
     }
     if (Chosen(5, "key_starts")) {
       o.key_starts = PerSequence("key_starts", IntegerType(), 0, Tk_, 0, Tk_);
     }
     if (Chosen(6, "query_lengths")) {
-      o.query_lengths =
-          PerSequence("query_lengths", IntegerType(), 0, Tq_, 0, Tq_);
+      o.query_lengths = PerSequence("query_lengths", IntegerType(), 0, Tq_, 0, Tq_);
     }
     if (Chosen(6, "prefix")) {
-      o.prefix =
-          PerSequence("prefix", IntegerType(), 0, kMaxPosition, 0, Tk_ + 2);
+      o.prefix = PerSequence("prefix", IntegerType(), 0, kMaxPosition, 0, Tk_ + 2);
     }
     if (Chosen(6, "segments")) MakeSegments();
     if (Chosen(5, "mask")) {

@@ -12,7 +12,8 @@ from heed import InvalidArgument, _core
 from heed.torch import _dispatch
 from heed.torch._options import Options
 
-attention_options = Options("attention", [("heads_first", "bool heads_first=False", False, False, False), *_core._attention_options])
+_HEADS_FIRST = ("heads_first", "bool heads_first=False", False, False, False)
+attention_options = Options("attention", [_HEADS_FIRST, *_core._attention_options])
 OPTIONS, _OPTIONS = attention_options.names, attention_options.schema
 _FORWARD = ("q", "k", "v", *OPTIONS)
 _BACKWARD = ("the gradient of o", "the gradient of lse", "q", "k", "v", "o", "lse", "needed", *OPTIONS)

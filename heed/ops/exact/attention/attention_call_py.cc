@@ -206,8 +206,8 @@ void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs, C
 
 void ReadAttendCall(const char* operation, AttendArguments which, PyObject* args, PyObject* kwargs, Call& call) {
   const auto make = [](bool needs_scale, bool for_torch) {
-    Keywords keywords = Joined({std::span(kInputs).first(1), Of(OptionKeywords()), kResults, One(kThreadsKeyword), One(kTree),
-                                std::span(kTorchResults).last(for_torch ? 1 : 0)});
+    Keywords keywords = Joined({std::span(kInputs).first(1), Of(OptionKeywords()), kResults, One(kThreadsKeyword),
+                                One(kTree), std::span(kTorchResults).last(for_torch ? 1 : 0)});
     for (Keyword<Call>& keyword : keywords) {
       const std::string_view name = keyword.name;
       if (name == "scale" && needs_scale) keyword.none_is_absent = false;
@@ -230,7 +230,9 @@ void ReadTorchCall(const char* operation, PyObject* args, Call& call) {
 void ReadTorchBackwardCall(const char* operation, PyObject* args, Call& call) {
   static const Keywords keywords = [] {
     Keywords gradients;
-    ForEachGradient({}, {}, [&](const char* name, auto, auto, auto) { gradients.push_back({name, true, &WriteGradient}); });
+    ForEachGradient({}, {}, [&](const char* name, auto, auto, auto) {
+      gradients.push_back({name, true, &WriteGradient});
+    });
     return Joined({kTorchIncoming, kInputs, std::span(kBackwardKeywords).first(2), gradients, One(kHeadsFirst),
                    Of(TorchOptions()), One(kThreadsKeyword)});
   }();

@@ -53,8 +53,8 @@ struct Call {
 // From NumPy's global generator, so that numpy.random.seed() repeats it.
 uint64_t FreshSeed();
 
-// Each throws InvalidArgument for another value: 'highest' or 'high'; (first, second), ints of at least `least`; the bits
-// of a seed in a tensor of PyTorch.
+// Each throws InvalidArgument for another value: 'highest' or 'high'; (first, second), ints of at least `least`; the
+// bits of a seed in a tensor of PyTorch.
 Precision ToPrecision(const python::Argument& argument);
 std::pair<int64_t, int64_t> ToPair(const python::Argument& argument, const char* first, const char* second,
                                    int64_t least);

@@ -59,7 +59,9 @@ void ReadInto(const Given& g, Window& x) {
 
 void ReadInto(const Given& g, ConstTensorView& x) {
   Arrays& arrays = g.call.arrays;
-  const Kind kind = g.row.holds == Holds::kInts ? Kind::kInt : g.row.holds == Holds::kBools ? Kind::kBool : Kind::kFloat;
+  const Kind kind = g.row.holds == Holds::kInts    ? Kind::kInt
+                    : g.row.holds == Holds::kBools ? Kind::kBool
+                                                   : Kind::kFloat;
   if (g.row.Broadcasts()) {
     x = arrays.ReadBroadcast(g.a, kind);
   } else if (!TakesNumbers(g.row)) {

@@ -1,5 +1,5 @@
-// The options of attention as keywords of Python and as arguments of PyTorch's operators. Readers, types and defaults of
-// both follow from the options' rows: attention_options_internal.h.
+// The options of attention as keywords of Python and as arguments of PyTorch's operators. Readers, types and defaults
+// of both follow from the options' rows: attention_options_internal.h.
 #ifndef HEED_OPS_EXACT_ATTENTION_ATTENTION_OPTIONS_PY_H_
 #define HEED_OPS_EXACT_ATTENTION_ATTENTION_OPTIONS_PY_H_
 
@@ -31,8 +31,8 @@ nanobind::tuple ForTorch(const std::vector<OptionArgument>& options);
 // Lists of vectors may be given for these, as Python's lists.
 bool TakesNumbers(const OptionRow& row);
 
-// A signature in which the keywords of the options that are taken, "scale: float | None = None, causal: ...", and `more`
-// stand for its word "**options". The text lives as long as the module.
+// A signature in which the keywords of the options that are taken, "scale: float | None = None, causal: ...", and
+// `more` stand for its word "**options". The text lives as long as the module.
 using Takes = bool (*)(const OptionRow& row);
 inline bool TakesAll(const OptionRow&) { return true; }
 inline bool TakesPadded(const OptionRow& row) { return row.axes != "N"; }

@@ -117,7 +117,9 @@ Problem OnCache(const Problem& problem) {
 TEST(AttentionOptionsTest, ACacheThatGrowsHasTheBitsOfOneCallWithEveryOption) {
   for (const DType dtype : kDTypes) {
     Context ctx(2);
-    const auto on_cache = [](const OptionRow& row) { return row.not_on_cache == nullptr && std::string_view(row.name) != "prefix"; };
+    const auto on_cache = [](const OptionRow& row) {
+      return row.not_on_cache == nullptr && row.field != OptionField(&Options::prefix);
+    };
     UntilAllAreGiven(dtype, Rows(on_cache), 3000, [&](const Problem& problem) {
       const ConstTensorView& k = problem.in.k;
       const int64_t Tk = problem.options.cu_seqlens_q ? 0 : k.size(1), Tq = Tk == 0 ? 0 : problem.in.q.size(1);
@@ -175,17 +177,18 @@ TEST(AttentionOptionsTest, AStrictContextRefusesPairsThatAreReadOneByOneInTheWor
     const char* transposed;
     DType bias;
     const char* why;
-  } slow[] = {{DType::kF32, "mask", DType::kF32, "mask: its keys are not contiguous, so that pairs are read one by one"},
-              {DType::kF64, "bias", DType::kF64, "bias: its keys are not contiguous, so that pairs are read one by one"},
-              {DType::kF64, "", DType::kF32, "bias: it is f32 beside f64, so that pairs are read one by one"},
-              {DType::kBF16, "", DType::kF64, "bias: it is f64 beside bf16, so that pairs are read one by one"}};
-  for (const auto& [dtype, transposed, bias, why] : slow) {
+  } slow[] = {{DType::kF32, "mask", DType::kF32, "mask: its keys are not contiguous"},
+              {DType::kF64, "bias", DType::kF64, "bias: its keys are not contiguous"},
+              {DType::kF64, "", DType::kF32, "bias: it is f32 beside f64"},
+              {DType::kBF16, "", DType::kF64, "bias: it is f64 beside bf16"}};
+  for (const auto& [dtype, transposed, bias, what] : slow) {
+    const std::string why = std::string(what) + ", so that pairs are read one by one";
     Context ctx(1), strict(1);
     strict.set_strict(true);
     const Problem p = WithPairs(dtype, transposed, bias);
-    EXPECT_THAT(Explain(strict, p.in, p.options).why, HasSubstr(std::string("; ") + why));
+    EXPECT_THAT(Explain(strict, p.in, p.options).why, HasSubstr("; " + why));
     const Result r = RunForward(ctx, p);
-    const std::string refused = std::string(": ") + why + ", which a strict Context forbids";
+    const std::string refused = ": " + why + ", which a strict Context forbids";
     EXPECT_THAT([&] { RunForward(strict, p); }, ThrowsMessage<Unsupported>(HasSubstr("attention::Forward" + refused)));
     const Buffer dq(dtype, p.in.q.sizes());
     const auto backward = [&](Context& on) {
@@ -199,7 +202,7 @@ TEST(AttentionOptionsTest, AStrictContextRefusesPairsThatAreReadOneByOneInTheWor
     KVCache cache({.batch = 1, .heads = 1, .dim = 4, .value_dim = 4, .dtype = dtype});
     cache.Append(p.in.k.Slice(1, 0, 2), p.in.v.Slice(1, 0, 2));
     cache.Append(p.in.k.Slice(1, 2, 7), p.in.v.Slice(1, 2, 7));
-    EXPECT_THAT(ExplainAttend(strict, cache.view(), p.in.q, p.options).why, HasSubstr(std::string("; ") + why));
+    EXPECT_THAT(ExplainAttend(strict, cache.view(), p.in.q, p.options).why, HasSubstr("; " + why));
     EXPECT_THAT([&] { Attend(strict, cache.view(), p.in.q, p.options, {r.o.view(), r.lse.view()}); },
                 ThrowsMessage<Unsupported>(HasSubstr("attention::Attend" + refused)));
   }

@@ -65,7 +65,9 @@ void ReadWindow(attention::Call& call, const Argument& a) {
   Own(call).own.window = ToInt(a, 0, INT64_MAX);
   Own(call).window_given = true;
 }
-void ReadTokens(attention::Call& call, const Argument& a) { Own(call).own.tokens = call.arrays.ReadList(a, Kind::kInt); }
+void ReadTokens(attention::Call& call, const Argument& a) {
+  Own(call).own.tokens = call.arrays.ReadList(a, Kind::kInt);
+}
 void ReadSoftcap(attention::Call& call, const Argument& a) {
   call.options.softcap = ToFinite(a);
   if (call.options.softcap <= 0) Fail(a, "a finite number above 0");
@@ -93,7 +95,7 @@ bool IsShared(const attention::OptionRow& row) {
   return is_shared;
 }
 
-// The options of attention's that are shared, in the order of its rows, as keywords of Python or arguments of an operator.
+// The options of attention that are shared, in the order of its rows, as keywords of Python or arguments of an operator.
 std::vector<attention::OptionArgument> Shared(const std::vector<attention::OptionArgument>& all) {
   std::vector<attention::OptionArgument> shared;
   std::ranges::copy_if(all, std::back_inserter(shared), &IsShared, [](const auto& x) -> const auto& { return *x.row; });
@@ -115,7 +117,8 @@ Keywords Of(const std::vector<attention::OptionArgument>& all) {
 std::vector<std::string> Refused() {
   std::vector<std::string> names = {"need_dbias"};
   for (const attention::OptionArgument& x : attention::OptionKeywords()) {
-    if (!IsShared(*x.row)) names.emplace_back(x.keyword.name);
+    const bool has_own = x.row->field == attention::OptionField(&attention::Options::window);
+    if (!IsShared(*x.row) && !has_own) names.emplace_back(x.keyword.name);
   }
   return names;
 }
@@ -150,13 +153,13 @@ void ReadCall(const char* op, const Keywords& keywords, size_t num_positional, P
   if (!call.own.tokens.present()) FailMissing(op, "tokens");
   const bool packed = call.options.cu_seqlens_q.present();
   for (const auto& [name, x, shape] :
-       {std::tuple{"q", call.in.q, "Hq, D]"}, {"k", call.in.k, "Hkv, D]"}, {"v", call.in.v, "Hkv, Dv]"}}) {
+       {std::tuple{"q", in.q, "Hq, D]"}, {"k", in.k, "Hkv, D]"}, {"v", in.v, "Hkv, Dv]"}}) {
     if (x.rank() == 4 || (packed && x.rank() == 3)) continue;
     Fail(op, name, "has shape " + x.ShapeString(),
          std::string(packed ? "[T_total, " : "[B, T, ") + shape + (packed ? " (or with a leading 1)" : ""));
   }
-  if (!IsFloat(call.in.q.dtype())) {
-    Fail(op, "q", std::string("has dtype ") + Name(call.in.q.dtype()), "f64, f32, bf16 or f16");
+  if (!IsFloat(in.q.dtype())) {
+    Fail(op, "q", std::string("has dtype ") + Name(in.q.dtype()), "f64, f32, bf16 or f16");
   }
 }
 

@@ -59,8 +59,8 @@ std::vector<Named> CheckResults(const Check& check, const BackwardInputs& in, bo
 }
 
 // Checks the gradients that are asked for, which may overlap neither these inputs nor each other.
-void CheckGradients(const char* op, const Check& check, const Inputs& in, const Options& options, std::vector<Named> apart,
-                    const Gradients& out, Use use) {
+void CheckGradients(const char* op, const Check& check, const Inputs& in, const Options& options,
+                    std::vector<Named> apart, const Gradients& out, Use use) {
   ForEachGradient(in, options, [&](const char* name, TensorView Gradients::*gradient, const char* of,
                                    const ConstTensorView& input) {
     const TensorView& view = out.*gradient;

@@ -88,7 +88,7 @@ nb::object AttentionBackward(const nb::object& type, const nb::args& args,
 
 void BindBackward(nb::module_& m) {
   std::string names;
-  ForEachGradient({}, {}, [&](const char* name, auto, auto, auto) { names += (names.empty() ? "" : " ") + std::string(name); });
+  ForEachGradient({}, {}, [&](const std::string& name, auto, auto, auto) { names += (names.empty() ? "" : " ") + name; });
   const nb::object gradients =
       NamedTupleType(m, "AttentionGradients", names.c_str(),
                      GradientsDoc(kOp) + " dbias is None without need_dbias=True.");

@@ -74,10 +74,11 @@ std::optional<std::pair<Window, Residues>> UnionOf(const patterns::Node& node) {
   return std::nullopt;
 }
 
-// Whether an option depends on a pair's own position, or on neighbours that are not of its residue, or must have the bits
-// of decoding. The path is chosen by options alone, as it must be.
+// Whether an option depends on a pair's own position, or on neighbours that are not of its residue, or must have the
+// bits of decoding. The path is chosen by options alone, as it must be.
 bool NeedsTiles(const Options& options) {
-  return std::ranges::any_of(kOptionRows, [&](const OptionRow& row) { return !row.Is(kAnyResidue) && IsGiven(row, options); });
+  const auto needs = [&](const OptionRow& row) { return !row.Is(kAnyResidue) && IsGiven(row, options); };
+  return std::ranges::any_of(kOptionRows, needs);
 }
 
 int64_t FloorDivide(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
