@@ -82,31 +82,19 @@ class OnTensors(ast.NodeTransformer):
         self.signatures = signatures
         self.classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
         self.own_results = {f.name.removesuffix("_backward") for f in functions if f.name.endswith("_backward")} - {"attention"}
-        self.plain = {}
-        for f in functions:
-            self.plain.setdefault(f.name, f)  # the first overload has all arguments
 
-    def convert(self, annotation):
-        return ast.parse(self.signatures.on_tensors(ast.unparse(annotation)), mode="eval").body
+    def convert(self, annotation, name=""):
+        return ast.parse(self.signatures.on_tensors(ast.unparse(annotation), name), mode="eval").body
 
     def visit_FunctionDef(self, node):
         """What has a gradient makes its own result: only attention takes `out`, without one."""
         node = copy.deepcopy(node)
-        first = self.plain.get(node.name)
-        if first is not node and node.args.kwarg and first is not None and first.args.kwarg is None:
-            told = {a.arg: a for a in node.args.kwonlyargs}
-            node.args = copy.deepcopy(first.args)
-            for i, argument in enumerate(node.args.kwonlyargs):
-                if argument.arg in told:
-                    node.args.kwonlyargs[i], node.args.kw_defaults[i] = told[argument.arg], None
         if node.name in self.own_results:
             kept = [(a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults) if a.arg != "out"]
             node.args.kwonlyargs, node.args.kw_defaults = [a for a, _ in kept], [d for _, d in kept]
         for argument in all_arguments(node):
             if argument.annotation:
-                argument.annotation = self.convert(argument.annotation)
-            if argument.arg == "seed" and ast.unparse(argument.annotation) == "int | None":
-                argument.annotation = ast.parse("int | Tensor | None", mode="eval").body
+                argument.annotation = self.convert(argument.annotation, argument.arg)
         if node.returns:
             node.returns = ast.parse("torch.dtype", mode="eval").body if node.name == "dtype" else self.convert(node.returns)
         return node

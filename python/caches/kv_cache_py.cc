@@ -205,7 +205,7 @@ void BindKVCache(nb::module_& m) {
             return Looking(self, [&] { return self.cache.shared_prefix(); });
           },
           doc::kKVCacheSharedPrefix)
-      .def("quantization_bound", &attention::BoundOn, nb::sig(kBoundSignature),
+      .def("quantization_bound", &attention::BoundOn, nb::sig(attention::SpelledForCache(kBoundSignature)),
            Docstring(attention::doc::kQuantizationBound, kBoundSignature, {kAttendArguments},
                      "Returns (logit, output).")
                .c_str())

@@ -78,9 +78,6 @@ inline constexpr char kPageDoc[] = "Tokens of a page; None: each sequence is one
 inline constexpr char kRotaryDoc[] =
     "Whether keys and queries are given without rotary encoding, which is done here.";
 
-#define HEED_INTS "Ints"
-#define HEED_ROWS "Array"
-
 inline constexpr char kInitSignature[] =
     "def __init__(self, batch: int, heads: int, dim: int, value_dim: int | None = None, *, "
     "capacity: int | None = None, page: int | None = 64, "
@@ -99,35 +96,26 @@ inline constexpr char kLatentInitSignature[] =
     "page: int | None = 64, dtype: FloatName = 'f32') -> None";
 
 inline constexpr char kAppendSignature[] =
-    "def append(self, k: " HEED_ROWS ", v: " HEED_ROWS ", lengths: " HEED_INTS
-    " | None = None, *, log_decay: " HEED_ROWS " | None = None) -> None";
+    "def append(self, k: Array, v: Array, lengths: Ints "
+    "| None = None, *, log_decay: Array | None = None) -> None";
 inline constexpr char kRingAppendSignature[] =
-    "def append(self, k: " HEED_ROWS ", v: " HEED_ROWS ", lengths: " HEED_INTS
-    " | None = None) -> None";
+    "def append(self, k: Array, v: Array, lengths: Ints "
+    "| None = None) -> None";
 inline constexpr char kLatentAppendSignature[] =
-    "def append(self, rows: " HEED_ROWS ", lengths: " HEED_INTS " | None = None) -> None";
+    "def append(self, rows: Array, lengths: Ints | None = None) -> None";
 
-#define HEED_ATTEND "causal: bool = True, tree: " HEED_INTS " | None = None, "
 inline constexpr char kAttendSignature[] =
-    "def attend(self, q: " HEED_ROWS ", *, " HEED_ATTEND
-    "return_lse: typing.Literal[False] = False, "
-    "**options: typing_extensions.Unpack[AttendOptions]) -> Result";
+    "def attend(self, q: Array, *, causal: bool = True, tree: Ints | None = None, "
+    "return_lse: typing.Literal[False] = False, **options) -> Result";
 inline constexpr char kAttendLseSignature[] =
-    "def attend(self, q: " HEED_ROWS ", *, " HEED_ATTEND
-    "return_lse: typing.Literal[True], "
-    "**options: typing_extensions.Unpack[AttendOptions]"
-    ") -> tuple[Result, Result]";
+    "def attend(self, q: Array, *, causal: bool = True, tree: Ints | None = None, "
+    "return_lse: typing.Literal[True], **options) -> tuple[Result, Result]";
 inline constexpr char kLatentAttendSignature[] =
-    "def attend(self, q: " HEED_ROWS ", *, scale: float, " HEED_ATTEND
-    "return_lse: typing.Literal[False] = False, "
-    "**options: typing_extensions.Unpack[LatentAttendOptions]"
-    ") -> Result";
+    "def attend(self, q: Array, *, scale: float, causal: bool = True, tree: Ints | None = None, "
+    "return_lse: typing.Literal[False] = False, **options) -> Result";
 inline constexpr char kLatentAttendLseSignature[] =
-    "def attend(self, q: " HEED_ROWS ", *, scale: float, " HEED_ATTEND
-    "return_lse: typing.Literal[True], "
-    "**options: typing_extensions.Unpack[LatentAttendOptions]"
-    ") -> tuple[Result, Result]";
-#undef HEED_ATTEND
+    "def attend(self, q: Array, *, scale: float, causal: bool = True, tree: Ints | None = None, "
+    "return_lse: typing.Literal[True], **options) -> tuple[Result, Result]";
 
 inline constexpr char kForkSignature[] = "def fork(self) -> typing_extensions.Self";
 inline constexpr char kShareSignature[] =
@@ -135,28 +123,25 @@ inline constexpr char kShareSignature[] =
 inline constexpr char kLatentShareSignature[] =
     "def share(prefix_cache: LatentKVCache, batch: int) -> LatentKVCache";
 inline constexpr char kImportSignature[] =
-    "def import_pages(k_pool: " HEED_ROWS ", v_pool: " HEED_ROWS ", indptr: " HEED_INTS
-    ", indices: " HEED_INTS ", last_page_len: " HEED_INTS ", *, heads_first: bool = False, "
+    "def import_pages(k_pool: Array, v_pool: Array, indptr: Ints, "
+    "indices: Ints, last_page_len: Ints, *, heads_first: bool = False, "
     "capacity: int | None = None, page: int | None = 64, "
     "quantize: typing.Literal['int8'] | None = None, "
     "rotary: CacheRotary | None = None) -> KVCache";
 
 inline constexpr char kBoundSignature[] =
-    "def quantization_bound(self, q: " HEED_ROWS ", *, causal: bool = True, "
-    "**options: typing_extensions.Unpack[AttendOptions]) -> tuple[float, float]";
+    "def quantization_bound(self, q: Array, *, causal: bool = True, "
+    "**options) -> tuple[float, float]";
 
 inline constexpr char kLengthsSignature[] = "def lengths(self) -> Result";
 inline constexpr char kAppendedSignature[] = "def appended(self) -> Result";
-inline constexpr char kTrimSignature[] = "def trim(self, lengths: " HEED_INTS ") -> None";
+inline constexpr char kTrimSignature[] = "def trim(self, lengths: Ints) -> None";
 inline constexpr char kReorderSignature[] =
-    "def reorder(self, indices: " HEED_INTS ") -> None";
+    "def reorder(self, indices: Ints) -> None";
 inline constexpr char kSaveSignature[] = "def save(self, path: Path) -> None";
 inline constexpr char kLoadSignature[] =
     "def load_cache(path: Path, *, max_bytes: int | None = None) -> "
     "KVCache | RingKVCache | LatentKVCache";
-
-#undef HEED_INTS
-#undef HEED_ROWS
 
 }  // namespace heed::python
 

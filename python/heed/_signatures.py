@@ -18,10 +18,12 @@ _ON_TENSORS = {"Array": "Tensor", "OutArray": "Tensor", "Result": "Tensor", "Par
                "FloatName": "FloatName | torch.dtype"}
 
 
-def on_tensors(annotation: Any) -> Any:
-    """The same type in heed.torch."""
+def on_tensors(annotation: Any, name: str = "") -> Any:
+    """The type that an argument of this name, or a result, has in heed.torch."""
     if annotation is _KINDS.empty:  # of self
         return annotation
+    if name == "seed" and annotation == "int | None":
+        return "int | Tensor | None"
     names = re.sub(r"(?:numpy\.typing\.)?NDArray\[[^]]*\]", "Tensor", annotation)
     return re.sub(r"\b\w+\b", lambda name: _ON_TENSORS.get(name[0], name[0]), names)
 
@@ -58,19 +60,6 @@ def _either(annotations: Iterable[Any]) -> Any:
     return different[0] if len(different) == 1 else " | ".join(different)
 
 
-def _with_options(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    """Options that are given as a TypedDict, `**options: Unpack[AttendOptions]`, as keywords: those of heed.attention."""
-    unpacked = re.fullmatch(r"Unpack\[(\w+)\]", str(parameters[-1].annotation)) if parameters else None
-    if unpacked is None:
-        return parameters
-    import heed
-    from heed import _typing
-
-    known = of(heed.attention).parameters
-    return parameters[:-1] + [known[name] for name in vars(_typing)[unpacked[1]].__annotations__]
-
-
-
 def of(function: Any) -> inspect.Signature:
     """The signature of a function of the extension module: the first overload's, whose types are those of all."""
     overloads = [parse(text) for text, *_ in function.__nb_signature__]
@@ -81,14 +70,14 @@ def of(function: Any) -> inspect.Signature:
     if hasattr(function, "__self__"):  # a method of an object
         del parameters[0]
     result = _either(overload.return_annotation for overload in overloads)
-    return inspect.Signature(_with_options(parameters), return_annotation=result)
+    return inspect.Signature(parameters, return_annotation=result)
 
 
 def of_tensors(function: Any, without: Iterable[str] = ()) -> inspect.Signature:
     """The signature of heed.torch's function of the same name."""
     signature = of(function)
     parameters = [
-        parameter.replace(annotation=on_tensors(parameter.annotation))
+        parameter.replace(annotation=on_tensors(parameter.annotation, parameter.name))
         for parameter in signature.parameters.values() if parameter.name not in without
     ]
     return inspect.Signature(parameters, return_annotation=on_tensors(signature.return_annotation))

@@ -120,7 +120,7 @@ def test_stub_has_the_signature():
     written = [a.arg for a in arguments.args] + ["*"] + [
         f"{a.arg}={ast.unparse(d)}" for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
     assert written == SIGNATURE
-    assert [a.arg for a in with_lse.args.kwonlyargs] == ["return_lse"]
+    assert keywords_of(with_lse)["return_lse"] == ("Literal[True]", None)
 
 
 CACHE_SIGNATURES = {
@@ -132,9 +132,6 @@ CACHE_SIGNATURES = {
     ("KVCache", "append"): "self k v lengths=None * log_decay=None",
     ("RingKVCache", "append"): "self k v lengths=None",
     ("LatentKVCache", "append"): "self rows lengths=None",
-    ("KVCache", "attend"): "self q * causal=True tree=None return_lse=False",
-    ("RingKVCache", "attend"): "self q * causal=True tree=None return_lse=False",
-    ("LatentKVCache", "attend"): "self q * scale causal=True tree=None return_lse=False",
     ("KVCache", "fork"): "self", ("KVCacheBase", "trim"): "self lengths", ("KVCacheBase", "save"): "self path",
     ("KVCache", "share"): "prefix_cache batch",
 }
@@ -154,22 +151,36 @@ def test_stub_has_the_signatures_of_caches():
         assert " ".join(written) == signature, (name, method)
 
 
-def test_option_types_are_those_of_the_stub():
-    tree = ast.parse((FOLDER / "_typing.py").read_text())
-    options = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    typed = {node.target.id: ast.unparse(node.annotation)
-             for name in ("WeightsOptions", "BackwardOptions", "AttentionOptions")
-             for node in options[name].body if isinstance(node, ast.AnnAssign)}
-    plain = stubbed("attention")[0].args
-    expected = {a.arg: ast.unparse(a.annotation).replace("heed._typing.", "") for a in plain.kwonlyargs}
-    del expected["return_lse"]
-    assert typed == expected
-    attend = {node.target.id: ast.unparse(node.annotation) for name in ("LatentAttendOptions", "AttendOptions")
-              for node in options[name].body if isinstance(node, ast.AnnAssign)}
-    # Without those that a cache knows itself, or that nothing is trained with.
-    known = {"causal", "align", "key_lengths", "query_lengths", "cu_seqlens_q", "cu_seqlens_k", "dropout", "seed", "dropout_offset",
-             "log_decay"}
-    assert attend == {name: kind for name, kind in typed.items() if name not in known}
+def keywords_of(function):
+    return {a.arg: (ast.unparse(a.annotation), d and ast.unparse(d))
+            for a, d in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)}
+
+
+def test_every_function_has_the_options_as_attention_has_them():
+    plain, with_lse = map(keywords_of, stubbed("attention"))
+    assert {**plain, "return_lse": None} == {**with_lse, "return_lse": None}
+    results = {"return_lse", "out"}
+    options = {name: kind for name, kind in plain.items() if name not in results}
+    of_packed = {"cu_seqlens_q", "cu_seqlens_k"}
+    for name, own, missing in (("attention_backward", {"dlse", "need_dbias"}, set()),
+                               ("attention_weights", {"lse", "rows", "heads"}, of_packed),
+                               ("attention_map", {"size", "reduce"}, of_packed)):
+        taken = keywords_of(stubbed(name)[0])
+        assert {key: kind for key, kind in taken.items() if key not in own} == {
+            key: kind for key, kind in options.items() if key not in missing}, name
+    # Without those that a cache knows itself, or that nothing is trained with; causal by default, and scale may be needed.
+    known = {"causal", "align", "key_lengths", "query_lengths", "dropout", "seed", "dropout_offset", "log_decay", "scale"} | of_packed
+    classes = {node.name: node for node in stub().body if isinstance(node, ast.ClassDef)}
+    for name in ("KVCache", "RingKVCache", "LatentKVCache"):
+        for method in classes[name].body:
+            if getattr(method, "name", "") in ("attend", "quantization_bound"):
+                taken = keywords_of(method)
+                assert {key: kind for key, kind in taken.items() if key not in {"causal", "tree", "scale", *results}} == {
+                    key: kind for key, kind in options.items() if key not in known}, name
+                if method.name == "attend":
+                    first = ["scale", "causal", "tree", "return_lse"] if name == "LatentKVCache" else ["causal", "tree", "return_lse"]
+                    assert list(taken)[:len(first)] == first and taken["causal"] == ("bool", "True")
+                assert taken["scale"] == (("float", None) if name == "LatentKVCache" else options["scale"])
 
 
 CONSUMER = '''

@@ -82,3 +82,70 @@ def test_tensors_are_refused_too():
     heed.torch.gla(**values)
     with pytest.raises(heed.Unsupported, match="gla: k: its last axis is not contiguous"):
         heed.torch.gla(**values | {"k": torch.from_numpy(strided(values["k"].numpy()))})
+
+
+def with_pairs(**options):
+    """Arguments of attention and its backward pass, and of a cache with the same keys."""
+    q, k, v, do = RNG.standard_normal((4, 1, 6, 2, 4))
+    o, lse = heed.attention(q, k, v, return_lse=True, **options)
+    cache = heed.KVCache(1, 2, 4, dtype="f64")
+    cache.append(k, v)
+    return {"attention": lambda: heed.attention(q, k, v, **options),
+            "attention_backward": lambda: heed.attention_backward(do, q, k, v, o, lse, **options),
+            "attention_weights": lambda: heed.attention_weights(q, k, **options),
+            "KVCache.attend": lambda: cache.attend(q, causal=False, **options)}, {
+            "attention": lambda: heed.explain("attention", q=q, k=k, v=v, **options),
+            "attend": lambda: heed.explain("attend", cache=cache, q=q, causal=False, **options)}
+
+
+@pytest.mark.parametrize("options, why", [
+    ({"bias": np.zeros((6, 6), np.float32)}, "bias: it is f32 beside f64"),
+    ({"bias": np.zeros((6, 1))}, "bias: its keys are not contiguous"),
+    ({"mask": np.ones((6, 1), bool)}, "mask: its keys are not contiguous")])
+def test_pairs_are_not_read_one_by_one(options, why):
+    """In the words of explain, which refuses nothing."""
+    calls, explanations = with_pairs(**options)
+    heed.set_strict(True)
+    for name, call_it in calls.items():
+        with pytest.raises(heed.Unsupported, match=f"{name}: {why}, so that pairs are read one by one, which"):
+            call_it()
+    for explain in explanations.values():
+        assert explain()["why"].endswith(f"; {why}, so that pairs are read one by one")
+    heed.set_strict(False)
+    for call_it in calls.values():
+        call_it()
+
+
+@pytest.mark.parametrize("options", [{"bias": np.zeros((6, 6))}, {"mask": np.ones((6, 6), bool)}, {"alibi": [0.5, 0.25]}])
+def test_pairs_that_are_read_in_runs_are_not_refused(options):
+    calls, explanations = with_pairs(**options)
+    heed.set_strict(True)
+    for call_it in calls.values():
+        call_it()
+    for explain in explanations.values():
+        assert "one by one" not in explain()["why"]
+
+
+def test_queries_and_gradients_that_would_be_copied_are_refused():
+    q, k, v, do = RNG.standard_normal((4, 1, 6, 2, 4))
+    o, lse = heed.attention(q, k, v, return_lse=True)
+    cache = heed.KVCache(1, 2, 4, dtype="f64")
+    cache.append(k, v)
+    heed.set_strict(True)
+    with pytest.raises(heed.Unsupported, match="attention_backward: do: its last axis is not contiguous"):
+        heed.attention_backward(strided(do), q, k, v, o, lse)
+    with pytest.raises(heed.Unsupported, match="KVCache.attend: q: its last axis is not contiguous"):
+        cache.attend(strided(q))
+    assert heed.explain("attend", cache=cache, q=strided(q))["copies"] == ["q"]
+
+
+def test_tensors_meet_the_same_refusals():
+    q, k, v = torch.randn(3, 1, 6, 2, 4, dtype=torch.float64).requires_grad_()
+    bias = torch.zeros(6, 6, dtype=torch.float64)
+    heed.torch.attention(q, k, v, bias=bias).sum()
+    heed.set_strict(True)
+    o = heed.torch.attention(q, k, v, bias=bias)
+    with pytest.raises(heed.Unsupported, match="attention: bias: its keys are not contiguous"):
+        heed.torch.attention(q, k, v, bias=bias[:, :1])
+    with pytest.raises(heed.Unsupported, match="the gradient of o: its last axis is not contiguous"):
+        o.backward(torch.ones(1, 6, 2, 8, dtype=torch.float64)[..., ::2])

@@ -8,6 +8,8 @@
 #include <limits>
 #include <span>
 
+#include "heed/ops/exact/attention/attention_options_internal.h"
+#include "heed/ops/sparse/common/pattern_case.h"
 #include "tests/fuzz/tensors.h"
 
 namespace heed::fuzz {
@@ -42,6 +44,7 @@ class Maker {
     if (packed_) MakePacking();
     MakePaddedOptions();
     MakeTerms();
+    if (in_.OneIn(6)) MakePattern();
     call_.problem.note = call_.mistake.empty() ? "" : "mistake: " + call_.mistake;
     return call_;
   }
@@ -136,10 +139,14 @@ class Maker {
     return slots_.Next().Place(dtype, sizes, strides, !in_.OneIn(3));
   }
 
+  uint32_t Word() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<uint32_t>(state_ >> 32);
+  }
+
   // Cheap, and with about the spread of N(0, 1): a sum of two uniforms.
   double Value() {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    const auto word = static_cast<uint32_t>(state_ >> 32);
+    const uint32_t word = Word();
     return (static_cast<double>(word & 0xFFFF) + (word >> 16)) / 26755 - 2.4494;
   }
 
@@ -221,9 +228,7 @@ class Maker {
     const int64_t Hq = Hkv_ * group_;
     // Slots 0 and 1 are the outputs'.
     const auto o_shape = Shape(Tq_, Hq, Dv_);
-    const std::vector<int64_t> lse_shape =
-        packed_ ? std::vector<int64_t>{Hq, Tq_}
-                : std::vector<int64_t>{B_, Hq, Tq_};
+    const auto lse_shape = packed_ ? std::vector<int64_t>{Hq, Tq_} : std::vector<int64_t>{B_, Hq, Tq_};
     const DType wide = dtype_ == DType::kF64 ? DType::kF64 : DType::kF32;
     call_.o = Place(dtype_, o_shape, false, true);
     call_.lse = Place(wide, lse_shape, false, false);
@@ -272,35 +277,37 @@ class Maker {
     return low + in_.Below(std::min<int64_t>(high - low + 1, 256));
   }
 
+  // Mostly one that is tried elsewhere too, now and then any; of an option that the lines below do not know, either
+  // answer to that is right.
+  void ChooseNumber(const attention::OptionRow& row) {
+    if (!in_.OneIn(5)) return;
+    double value = row.tried[static_cast<size_t>(in_.Below(std::ssize(row.tried)))];
+    if (in_.OneIn(3)) {
+      value = in_.Raw<double>();
+      WrongUnless(std::isfinite(value), row.name);
+      const std::string_view name = row.name;
+      if (name != "scale" && name != "softcap" && name != "dropout") call_.doubtful = call_.extreme = true;
+    }
+    attention::SetNumber(row, value, &options());
+  }
+
   void ChooseScalars() {
     Options& o = options();
-    const double limit = dtype_ == DType::kF64
-                             ? std::numeric_limits<double>::max()
-                             : std::numeric_limits<float>::max();
-    const double smallest = dtype_ == DType::kF64
-                                ? std::numeric_limits<double>::min()
-                                : std::numeric_limits<float>::min();
-    constexpr double kScales[] = {1, -0.3, 0, 0.125, 2.5};
-    if (in_.OneIn(3)) o.scale = in_.Pick(kScales);
-    if (in_.OneIn(16)) {
-      o.scale = in_.Raw<double>();
-      WrongUnless(std::isfinite(*o.scale), "scale");
-      if (std::abs(*o.scale) > limit) call_.doubtful = true;
-      const double size = std::abs(*o.scale);
-      if (size > 4 || (size > 0 && size < 1e-20)) call_.extreme = true;
+    const bool wide = dtype_ == DType::kF64;
+    const double limit = wide ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
+    const double smallest = wide ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
+    for (const attention::OptionRow& row : attention::kOptionRows) {
+      if (row.takes_number()) ChooseNumber(row);
     }
-    constexpr double kCaps[] = {1, 5, 30, 50};
-    if (in_.OneIn(6)) o.softcap = in_.Pick(kCaps);
-    if (in_.OneIn(16)) {
-      o.softcap = in_.Raw<double>();
-      WrongUnless(o.softcap >= 0 && std::isfinite(o.softcap), "softcap");
-      if (o.softcap < smallest || o.softcap > limit) call_.doubtful = true;
-      if (o.softcap < 0.25 || o.softcap > 1e4) call_.extreme = true;
-    }
-    constexpr double kDropouts[] = {0.1, 0.5, 0.9, 1e-3, 1e-12};
-    if (in_.OneIn(6)) {
-      o.dropout = in_.OneIn(3) ? in_.Raw<double>() : in_.Pick(kDropouts);
-      WrongUnless(o.dropout >= 0 && o.dropout < 1, "dropout");
+    // What is wrong with a number, besides that it is not finite.
+    if (o.scale && std::abs(*o.scale) > limit) call_.doubtful = true;
+    const double size = std::abs(o.scale.value_or(1));
+    if (size > 4 || (size > 0 && size < 1e-20)) call_.extreme = true;
+    WrongUnless(o.softcap >= 0, "softcap");
+    if (o.softcap != 0 && (o.softcap < smallest || o.softcap > limit)) call_.doubtful = true;
+    if (o.softcap != 0 && (o.softcap < 0.25 || o.softcap > 1e4)) call_.extreme = true;
+    WrongUnless(o.dropout >= 0 && o.dropout < 1, "dropout");
+    if (o.dropout != 0) {
       o.seed = in_.Raw<uint64_t>();
       o.dropout_offset = in_.Raw<uint32_t>();
     }
@@ -355,9 +362,7 @@ class Maker {
       dtype = DType::kI32;
       Wrong("query_starts");
     }
-    const TensorView starts =
-        PerSequence("query_starts", dtype, -kMaxPosition, kMaxPosition,
-                    -Tq_ - 3, Tk_ + 3);
+    const TensorView starts = PerSequence("query_starts", dtype, -kMaxPosition, kMaxPosition, -Tq_ - 3, Tk_ + 3);
     options().query_starts = starts;
     if (starts.dtype() != DType::kI64) return;
     for (int64_t b = 0; b < starts.size(0); ++b) {
@@ -373,9 +378,8 @@ class Maker {
       Wrong(name);  // one more than the other, or than the other tensors' B
       mismatch_ = true;
     }
-    const TensorView view = slots_.Next().Place(
-        IntegerType(), {count}, {in_.OneIn(4) ? int64_t{2} : int64_t{1}},
-        !in_.OneIn(3));
+    const int64_t stride = in_.OneIn(4) ? 2 : 1;
+    const TensorView view = slots_.Next().Place(IntegerType(), {count}, {stride}, !in_.OneIn(3));
     std::vector<int64_t> cuts = {0};
     while (static_cast<int64_t>(cuts.size()) < count) {
       cuts.push_back(in_.Below(std::min<int64_t>(total, 255) + 1));
@@ -386,12 +390,8 @@ class Maker {
       cut = in_.Raw<int64_t>();
       if (view.dtype() == DType::kI32) cut = static_cast<int32_t>(cut);
     }
-    WrongUnless(cuts[0] == 0 && cuts.back() <= total &&
-                    std::is_sorted(cuts.begin(), cuts.end()),
-                name);
-    for (int64_t i = 0; i < count; ++i) {
-      StoreInteger(view, i, cuts[static_cast<size_t>(i)]);
-    }
+    WrongUnless(cuts[0] == 0 && cuts.back() <= total && std::is_sorted(cuts.begin(), cuts.end()), name);
+    for (int64_t i = 0; i < count; ++i) StoreInteger(view, i, cuts[static_cast<size_t>(i)]);
     return view;
   }
 
@@ -428,19 +428,16 @@ class Maker {
   void MakePaddedOptions() {
     Options& o = options();
     if (Chosen(5, "key_lengths")) {
-      o.key_lengths =
-          PerSequence("key_lengths", IntegerType(), 0, Tk_, 0, Tk_);
+      o.key_lengths = PerSequence("key_lengths", IntegerType(), 0, Tk_, 0, Tk_);
     }
     if (Chosen(5, "key_starts")) {
       o.key_starts = PerSequence("key_starts", IntegerType(), 0, Tk_, 0, Tk_);
     }
     if (Chosen(6, "query_lengths")) {
-      o.query_lengths =
-          PerSequence("query_lengths", IntegerType(), 0, Tq_, 0, Tq_);
+      o.query_lengths = PerSequence("query_lengths", IntegerType(), 0, Tq_, 0, Tq_);
     }
     if (Chosen(6, "prefix")) {
-      o.prefix =
-          PerSequence("prefix", IntegerType(), 0, kMaxPosition, 0, Tk_ + 2);
+      o.prefix = PerSequence("prefix", IntegerType(), 0, kMaxPosition, 0, Tk_ + 2);
     }
     if (Chosen(6, "segments")) MakeSegments();
     if (Chosen(5, "mask")) {
@@ -575,6 +572,14 @@ class Maker {
       o.log_decay = PerHead("log_decay", sizes, kDecays);
     }
     if (in_.OneIn(5)) o.sinks = PerHead("sinks", {Hq}, kSinks);
+  }
+
+  void MakePattern() {
+    const int64_t Hq = Hkv_ * group_;
+    if (Hq == 0) return;
+    const PatternCall call = {packed_ ? -1 : Tq_, Tk_, Hq, Hkv_, {}, 0, Sequences()};  // keys by row fit no packed call
+    state_ += in_.Raw<uint16_t>();
+    options().pattern = patterns::RandomPattern(call, 2, [&](int64_t n) { return Word() % n; });
   }
 
   Input& in_;

@@ -5,13 +5,16 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <random>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/harness/case.h"
 #include "heed/ops/exact/attention/attention.h"
+#include "heed/ops/exact/attention/attention_options_internal.h"
 #include "tests/fuzz/attention_call.h"
 #include "tests/fuzz/input.h"
 
@@ -73,8 +76,33 @@ void CheckWhatIsWritten(const Call& call, Slots& slots, Outcome outcome) {
   }
 }
 
+// Every option is one that some bytes give, a new one too.
+bool CheckThatAllAreTried(Slots& slots) {
+  std::vector<const attention::OptionRow*> missing;
+  for (const attention::OptionRow& row : attention::kOptionRows) {
+    const bool alone = !std::holds_alternative<uint64_t attention::Options::*>(row.field) &&
+                       !std::holds_alternative<uint32_t attention::Options::*>(row.field);
+    if (alone) missing.push_back(&row);
+  }
+  std::mt19937 random(1);
+  for (int i = 0; i < 10000 && !missing.empty(); ++i) {
+    std::array<uint8_t, 200> bytes;
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
+    try {
+      Input input(bytes.data(), bytes.size());
+      const attention::Options& options = MakeCall(input, slots).problem.options;
+      std::erase_if(missing, [&](const auto* row) { return attention::IsGiven(*row, options); });
+    } catch (const std::bad_alloc&) {  // larger than a slot
+    }
+  }
+  if (!missing.empty()) Fail(std::string("no bytes give the option ") + missing[0]->name);
+  return true;
+}
+
 void Run(Input input) {
   static Slots& slots = *new Slots;
+  static const bool all_are_tried = CheckThatAllAreTried(slots);
+  static_cast<void>(all_are_tried);
   Context& ctx = ContextOf(input.Below(16));
   Call call;
   try {

@@ -16,19 +16,17 @@ import torch
 from torch import Tensor
 
 from heed import InvalidArgument, _core
-from heed.torch import _dispatch
+from heed.torch import _dispatch, _operators
 
 _caches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
-# What a cache knows itself, and what only training has: the functions on caches refuse it in their own words.
-_NOT_HERE = ("heads_first", "align", "query_starts", "key_lengths", "query_lengths", "log_decay", "dropout", "seed",
-             "dropout_offset")
+# {name: "type name=None"} of the options that caches take; None leaves one to the cache.
 _OPTIONS = {"tree": "Tensor? tree=None"}
-for _option in _core._torch_attention_options.split(", "):
-    _kind, _name = _option.partition("=")[0].split()
-    if _name not in _NOT_HERE and not _name.startswith("cu_seqlens"):
-        _OPTIONS[_name] = f"{_kind.rstrip('?')}? {_name}=None"
+for _option in _operators.attention_options.table:
+    if _option.on_caches:
+        _kind = _option.schema.partition(" ")[0].rstrip("?")
+        _OPTIONS[_option.name] = f"{_kind}? {_option.name}=None"
 
 _library = _dispatch.library
 _library.define("cache_append(Tensor(a!) handle, Tensor k, Tensor? v=None, Tensor? lengths=None, "

@@ -12,11 +12,11 @@ from torch import Tensor, _C
 import heed
 from heed import InvalidArgument, Unsupported, _core, _signatures
 from heed.torch import _dispatch
-from heed.torch._attention import seed_tensor
+from heed.torch._options import Options
 
-# "type name=default, ...": in the order of the functions of heed._core.
-_OPTIONS = _core._torch_longformer_options
-_NAMES = tuple(option.split()[1].partition("=")[0] for option in _OPTIONS.split(", "))
+_options = Options("longformer", _core._longformer_options)
+_OPTIONS = f"int window, Tensor tokens, {_options.schema}"
+_NAMES = ("window", "tokens", *_options.names)
 _INPUTS = ("q", "k", "v", "qg", "kg", "vg")
 _PACKED = _NAMES.index("cu_seqlens_q")
 
@@ -114,54 +114,17 @@ def longformer(
     *,
     window: int,
     tokens: Any,
-    scale: float | None = None,
-    key_lengths: Any = None,
-    key_starts: Any = None,
-    query_lengths: Any = None,
-    softcap: float | None = None,
-    dropout: float = 0.0,
-    seed: int | Tensor | None = None,
-    dropout_offset: int = 0,
-    cu_seqlens_q: Any = None,
-    precision: str = "highest",
-    invariant: bool = False,
     return_lse: bool = False,
-    threads: int | None = None,
-    **others: Any,
+    **keywords: Any,
 ) -> Any:
-    for name in others:
+    for name in keywords:
         if name in _core._torch_longformer_refused:
             raise Unsupported(_core._torch_longformer_refused[name])
-        raise _dispatch.unexpected("longformer", name, (*_INPUTS, *_NAMES, "return_lse"))
     _dispatch.check_tensors("longformer", q=q, k=k, v=v)
     own = {name: x for name, x in (("qg", qg), ("kg", kg), ("vg", vg)) if x is not None}
     _dispatch.check_tensors("longformer", **own)
-
-    def ints(name: str, value: Any) -> Tensor | None:
-        return _dispatch.numbers("longformer", name, value, torch.int64)
-
-    o, lse = _call(
-        q,
-        k,
-        v,
-        qg,
-        kg,
-        vg,
-        window,
-        ints("tokens", tokens),
-        scale,
-        ints("key_lengths", key_lengths),
-        ints("key_starts", key_starts),
-        ints("query_lengths", query_lengths),
-        softcap,
-        dropout,
-        seed_tensor(seed, "longformer") if dropout else None,
-        dropout_offset,
-        ints("cu_seqlens_q", cu_seqlens_q),
-        precision,
-        invariant,
-        threads,
-    )
+    tokens = _dispatch.numbers("longformer", "tokens", tokens, torch.int64)
+    o, lse = _call(q, k, v, qg, kg, vg, window, tokens, *_options.given(keywords, longformer))
     return (o, lse) if return_lse else o
 
 

@@ -10,14 +10,15 @@ from torch import Tensor, _C
 
 from heed import InvalidArgument, _core
 from heed.torch import _dispatch
+from heed.torch._options import Options
 
-# "type name=default, ...": options have the same order in both schemas and in the functions of heed._core.
-_OPTIONS = _core._torch_attention_options
-OPTIONS = tuple(option.split()[1].partition("=")[0] for option in _OPTIONS.split(", "))
+_HEADS_FIRST = ("heads_first", "bool heads_first=False", False, False, False)
+attention_options = Options("attention", [_HEADS_FIRST, *_core._attention_options])
+OPTIONS, _OPTIONS = attention_options.names, attention_options.schema
 _FORWARD = ("q", "k", "v", *OPTIONS)
 _BACKWARD = ("the gradient of o", "the gradient of lse", "q", "k", "v", "o", "lse", "needed", *OPTIONS)
 _PACKED, _DROPOUT, _PATTERN = (OPTIONS.index(name) for name in ("cu_seqlens_q", "dropout", "pattern"))
-_DIFFERENTIABLE = [OPTIONS.index(name) for name in ("bias", "sinks", "alibi", "log_decay")]
+_DIFFERENTIABLE = [i for i, option in enumerate(attention_options.table) if option.has_gradient]
 
 
 def _connect() -> None:

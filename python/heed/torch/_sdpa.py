@@ -17,10 +17,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from heed import InvalidArgument, Unsupported
-from heed.torch._attention import seed_tensor, call_operator
+from heed.torch._attention import call_operator
 from heed.torch._operators import OPTIONS
+from heed.torch._options import seed_tensor
 
 _NAME = "scaled_dot_product_attention"
+_UP_TO_BIAS, _UP_TO_MASK = ((None,) * (OPTIONS.index(name) - OPTIONS.index("align") - 1) for name in ("bias", "mask"))
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -82,8 +84,8 @@ def _is_plain_mask(mask: Tensor, query: Tensor, is_causal: bool) -> bool:
 def _mask_options(mask: Tensor) -> tuple[Tensor | None, ...]:
     """The operator's options after `align`, up to the mask, or to the bias that it is."""
     if mask.dtype is torch.bool:
-        return (None, None, None, None, None, None, None, None, None, mask)
-    return (None, None, mask)
+        return (*_UP_TO_MASK, mask)
+    return (*_UP_TO_BIAS, mask)
 
 
 def _problem(query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: bool) -> InvalidArgument | None:

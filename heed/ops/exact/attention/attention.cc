@@ -14,6 +14,7 @@
 #include "heed/engines/softmax/kernels.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/ops/exact/attention/attention_internal.h"
+#include "heed/ops/exact/attention/attention_options_internal.h"
 
 namespace heed::attention {
 
@@ -54,6 +55,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options,
   constexpr char kOp[] = "attention::Forward";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   softmax::Problem p = CheckedProblem(kOp, in, options, out, Use::kForward);
+  RefuseSlowPairs(kOp, ctx, p);
   SumLogDecays(kOp, ctx, &p);
   Run(kOp, ctx, options, &p);
   if (options.cu_seqlens_q.present()) FillSurplusRows(p, in, out);
@@ -77,7 +79,7 @@ Explanation Explain(const Context& ctx, const Inputs& in,
   Explanation e = {};
   e.kernel = kernel.name;
   e.target = kernel.target(ctx);
-  e.why = kernel.why;
+  e.why = Why(kernel, p);
   if (by_residue) e.why += "; positions that the pattern keeps apart, by residue, are dense problems";
   for (const Layer& layer : layers) {
     for (const Piece& piece : PiecesOf(kOp, p, options, layer)) {
@@ -87,9 +89,11 @@ Explanation Explain(const Context& ctx, const Inputs& in,
   }
   e.workspace_bytes = BytesOf(kOp, ctx, p, options);
   e.bytes = NumBytes(in.q) + NumBytes(in.k) + NumBytes(in.v) +
-            NumBytes(options.mask) + NumBytes(options.bias) + NumBytes(options.log_decay) +
             rows * static_cast<double>(p.value_depth) *
                 static_cast<double>(SizeOf(in.q.dtype()));
+  ForEachTensor(options, [&](const OptionRow& row, const ConstTensorView& view) {
+    if (row.Has('H') && row.Has('K')) e.bytes += NumBytes(view);  // the others are small
+  });
   e.invariant = kernel.invariant && !by_residue;
   return e;
 }

@@ -6,7 +6,10 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/exact/attention/weights/attention_weights.h"
@@ -50,12 +53,29 @@ struct Call {
 // From NumPy's global generator, so that numpy.random.seed() repeats it.
 uint64_t FreshSeed();
 
-// 'highest' or 'high'.
+// Each throws InvalidArgument for another value: 'highest' or 'high'; (first, second), ints of at least `least`; the
+// bits of a seed in a tensor of PyTorch.
 Precision ToPrecision(const python::Argument& argument);
+std::pair<int64_t, int64_t> ToPair(const python::Argument& argument, const char* first, const char* second,
+                                   int64_t least);
+uint64_t ToSeedBits(python::Arrays& arrays, const python::Argument& argument);
 
-// Memory for the results of a call on these: o, and lse, [B, Hq, Tq] or packed [Hq, Tq_total].
-python::NewArray NewO(const char* operation, const ConstTensorView& q, const ConstTensorView& v);
-python::NewArray NewLse(const char* operation, const ConstTensorView& q, bool packed);
+// Memory for the results of a call: o, or what is to be written, and lse where it is asked for, [B, Hq, Tq] or packed
+// [Hq, Tq_total].
+struct Results {
+  nanobind::object o, lse;
+  Outputs views;
+  nanobind::object Returned() const;  // o, or (o, lse)
+};
+Results NewResults(const char* operation, const Call& call, const ConstTensorView& q, int64_t value_channels);
+
+// Keywords that functions like attention have too: return_lse and out, threads, the results of an operator (out, lse).
+using Keywords = std::vector<python::Keyword<Call>>;
+using Table = std::span<const python::Keyword<Call>>;
+Keywords Joined(std::initializer_list<Table> parts);
+Table ResultKeywords();
+Table ThreadsKeyword();
+Table TorchResults();
 
 // Reads q, k, v (by position or keyword) and all options into `call`. Throws
 // InvalidArgument for a wrong value, a Python TypeError for a wrong keyword.
@@ -80,22 +100,9 @@ struct AttendArguments {
 void ReadAttendCall(const char* operation, AttendArguments which, PyObject* args,
                     PyObject* kwargs, Call& call);
 
-// The options of heed.torch's operators in the notation of their schemas, those first
-// that calls use most. What is a union in Python is several options here.
-inline constexpr char kTorchOptions[] =
-    "bool heads_first=False, float? scale=None, bool causal=False, "
-    "str align='bottom_right', int[]? window=None, Tensor? query_starts=None, "
-    "Tensor? bias=None, Tensor? sinks=None, Tensor? alibi=None, float? softcap=None, "
-    "Tensor? key_lengths=None, Tensor? key_starts=None, Tensor? query_lengths=None, "
-    "Tensor? mask=None, Tensor? segments_q=None, Tensor? segments_k=None, "
-    "Tensor? prefix=None, int? chunk=None, int sink_tokens=0, float dropout=0.0, "
-    "Tensor? seed=None, int dropout_offset=0, Tensor? log_decay=None, "
-    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, str? pattern=None, str precision='highest', bool invariant=False, "
-    "int? threads=None";
-
-// The same for these operators, all by position: q, k, v (or do, dlse, q, k, v, o, lse),
-// the results' memory (o, lse; or dq, dk, dv, dbias, dsinks, dalibi, dlog_decay), then options, of
-// which trailing ones may be left away.
+// Each reads the arguments of an operator of heed.torch, all by position: q, k, v (or do, dlse, q, k, v, o, lse), the
+// results' memory (o and lse, or the gradients), then options in the order of the schema, of which trailing ones may be
+// left away.
 void ReadTorchCall(const char* operation, PyObject* args, Call& call);
 void ReadTorchBackwardCall(const char* operation, PyObject* args, Call& call);
 

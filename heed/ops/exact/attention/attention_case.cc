@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "heed/core/error.h"
+#include "heed/ops/exact/attention/attention_options_internal.h"
 #include "heed/ops/exact/attention/attention_reference_internal.h"
 #include "heed/ops/exact/attention/weights/attention_weights.h"
 #include "heed/ops/positions/alibi.h"
@@ -54,7 +55,7 @@ namespace {
 //   |o - o_ref| <= the above + 1.01 u (|o_ref| + [bf16] sum_j |weight_j v_j|)
 //                  + [f16] 2^-25, half of the least subnormal
 //
-// With precision = high a product of two f32 may be three of their bf16 pieces: of each factor
+// With precision = high a product of two f32 may be three of their bf16 pieces. From each factor
 // 2^-18 is left out and the product of the second pieces, another 2^-18. A logit is then
 // off by 3 2^-18 S more, a mean of v by 3 2^-18 V.
 //
@@ -185,6 +186,17 @@ std::string Text(const ConstTensorView& view) {
   return std::string(Name(view.dtype())) + view.ShapeString() + "/" +
          ShapeString(view.strides());
 }
+
+std::string Text(bool) { return ""; }  // there, without a value
+std::string Text(double value) { return Format(value); }
+std::string Text(const std::optional<double>& value) { return Format(*value); }
+std::string Text(int64_t value) { return std::to_string(value); }
+std::string Text(uint64_t value) { return std::to_string(value); }
+std::string Text(uint32_t value) { return std::to_string(value); }
+std::string Text(Align) { return "top_left"; }
+std::string Text(Precision) { return "high"; }
+std::string Text(const Window& value) { return std::to_string(value.left) + "," + std::to_string(value.right); }
+std::string Text(const Pattern& value) { return value.ToString(); }
 
 // The part of `variant` after "word=", or `missing` if it is just "word".
 bool Match(std::string_view variant, std::string_view word, double missing,
@@ -332,7 +344,7 @@ Case MapCase(const Problem& problem, const Case& attention, int64_t bins) {
                     std::span<const TensorView> tolerance) {
     MapReference({p->in.q, p->in.k, {}}, p->options, Reduce::kMean, expected[0]);
     for (int64_t i = 0; !tolerance.empty() && i < expected[0].num_elements(); ++i) {
-      // Of a weight: the errors of a logit and of the lse, some 10^-6 each.
+      // A weight has the errors of a logit and of the lse, some 10^-6 each.
       const double x = expected[0].as<double>()[i];
       tolerance[0].as<double>()[i] = (p->in.q.dtype() == DType::kF64 ? 1e-12 : 2e-5) * x;
     }
@@ -440,29 +452,12 @@ std::string Title(const Problem& p) {
   }
   if (!p.o.strides.empty()) text += " o/" + ShapeString(p.o.strides);
   if (p.lse.sizes.empty()) text += " no_lse";
-  if (o.scale) text += " scale=" + Format(*o.scale);
-  if (o.causal) text += " causal";
-  if (o.align == Align::kTopLeft) text += " top_left";
-  if (o.window.left >= 0 || o.window.right >= 0) {
-    text += " window=" + std::to_string(o.window.left) + "," +
-            std::to_string(o.window.right);
+  for (const OptionRow& row : kOptionRows) {
+    if (!IsGiven(row, o)) continue;
+    text += std::string(" ") + row.name;
+    const std::string value = std::visit([&](auto field) { return Text(o.*field); }, row.field);
+    if (!value.empty()) text += "=" + value;
   }
-  if (o.sink_tokens) text += " sink_tokens=" + std::to_string(o.sink_tokens);
-  if (o.chunk) text += " chunk=" + std::to_string(o.chunk);
-  for (const auto& [name, view] :
-       {std::pair{"query_starts", o.query_starts}, {"prefix", o.prefix},
-        {"key_lengths", o.key_lengths}, {"key_starts", o.key_starts},
-        {"query_lengths", o.query_lengths}, {"segments_q", o.segments_q},
-        {"segments_k", o.segments_k}, {"mask", o.mask}, {"bias", o.bias},
-        {"alibi", o.alibi}, {"log_decay", o.log_decay}, {"sinks", o.sinks},
-        {"cu_seqlens_q", o.cu_seqlens_q}, {"cu_seqlens_k", o.cu_seqlens_k}}) {
-    if (view) text += std::string(" ") + name + "=" + Text(view);
-  }
-  if (o.pattern.present()) text += " pattern=" + o.pattern.ToString();
-  if (o.softcap > 0) text += " softcap=" + Format(o.softcap);
-  if (o.dropout > 0) text += " dropout=" + Format(o.dropout);
-  if (o.precision == Precision::kHigh) text += " precision=high";
-  if (o.invariant) text += " invariant";
   return p.note.empty() ? text : text + " " + p.note;
 }
 

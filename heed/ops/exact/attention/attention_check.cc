@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "heed/core/error.h"
 #include "heed/engines/softmax/decays.h"
 #include "heed/ops/exact/attention/attention_check_internal.h"
 #include "heed/ops/exact/attention/attention_internal.h"
+#include "heed/ops/exact/attention/attention_options_internal.h"
 #include "heed/ops/sparse/common/pattern_internal.h"
 
 namespace heed::attention {
@@ -92,27 +94,10 @@ Sizes CheckInputs(const Check& check, const Inputs& in, bool packed) {
 // f(name, view) for everything that is read.
 template <class F>
 void ForEachInput(const Inputs& in, const Options& options, const F& f) {
-  const struct {
-    const char* name;
-    const ConstTensorView& view;
-  } reads[] = {{"q", in.q},
-               {"k", in.k},
-               {"v", in.v},
-               {"query_starts", options.query_starts},
-               {"prefix", options.prefix},
-               {"segments_q", options.segments_q},
-               {"segments_k", options.segments_k},
-               {"key_lengths", options.key_lengths},
-               {"key_starts", options.key_starts},
-               {"query_lengths", options.query_lengths},
-               {"mask", options.mask},
-               {"bias", options.bias},
-               {"alibi", options.alibi},
-               {"log_decay", options.log_decay},
-               {"sinks", options.sinks},
-               {"cu_seqlens_q", options.cu_seqlens_q},
-               {"cu_seqlens_k", options.cu_seqlens_k}};
-  for (const auto& [name, view] : reads) f(name, view);
+  f("q", in.q);
+  f("k", in.k);
+  f("v", in.v);
+  ForEachTensor(options, [&](const OptionRow& row, const ConstTensorView& view) { f(row.name, view); });
 }
 
 void CheckOutputs(const Check& check, const Inputs& in, const Options& options,
@@ -188,20 +173,9 @@ std::vector<int64_t> Boundaries(const Check& check, const char* name,
 
 std::vector<Sequence> PackedSequences(const Check& check, const Options& options,
                                       const Sizes& n) {
-  const struct {
-    const char* name;
-    const ConstTensorView& view;
-  } refused[] = {{"mask", options.mask},
-                 {"bias", options.bias},
-                 {"segments_q", options.segments_q},
-                 {"segments_k", options.segments_k},
-                 {"prefix", options.prefix},
-                 {"key_lengths", options.key_lengths},
-                 {"key_starts", options.key_starts},
-                 {"query_lengths", options.query_lengths}};
-  for (const auto& [name, view] : refused) {
-    if (view.present()) {
-      check.Fail(name, "is given with cu_seqlens_q", "it only without");
+  for (const OptionRow& row : kOptionRows) {
+    if (row.Is(kPadded) && IsGiven(row, options)) {
+      check.Fail(row.name, "is given with cu_seqlens_q", "it only without");
     }
   }
   const std::vector<int64_t> q =
@@ -372,6 +346,41 @@ void CheckSegments(const Check& check, const Options& options, const Sizes& n,
   p->segments_k_stride = n.Tk;
 }
 
+// What is given for each pair.
+void CheckPairs(const Check& check, const Options& options, const Sizes& n, Problem* p) {
+  const std::vector<int64_t> pairs = {n.B, n.Hq, n.Tq, n.Tk};
+  if (options.mask.present()) {
+    if (options.mask.dtype() != DType::kBool) {
+      check.Fail("mask", std::string("has dtype ") + Name(options.mask.dtype()),
+                 "bool (a float mask is a bias)");
+    }
+    p->mask = check.Broadcast("mask", options.mask, pairs);
+  }
+  if (options.bias.present()) {
+    check.Float("bias", options.bias);
+    p->bias = check.Broadcast("bias", options.bias, pairs);
+  }
+}
+
+// What is given for each head.
+void CheckHeads(const Check& check, const Options& options, const Sizes& n, Problem* p) {
+  if (options.alibi.present()) {
+    check.Float("alibi", options.alibi);
+    if (options.alibi.rank() == 2) {
+      check.Shape("alibi", options.alibi, {std::ssize(p->sequences), n.Hq});
+      p->slopes_stride = n.Hq;
+    } else {
+      check.Shape("alibi", options.alibi, {n.Hq});
+    }
+    p->slopes = check.Floats(options.alibi);
+  }
+  if (options.sinks.present()) {
+    check.Float("sinks", options.sinks);
+    check.Shape("sinks", options.sinks, {n.Hq});
+    p->sinks = check.Floats(options.sinks);
+  }
+}
+
 // f(call, sequences) for each call that a pattern is listed for. Entries of one shape share what does not tell them
 // apart; where each is a sequence of its own, they are listed alone.
 template <class F>
@@ -439,36 +448,10 @@ Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
   p.sequences = packed ? PackedSequences(check, options, n) : PaddedSequences(n);
   CheckSequences(check, options, n, &p.sequences);
 
-  const auto B = static_cast<int64_t>(p.sequences.size());
-  const std::vector<int64_t> pairs = {n.B, n.Hq, n.Tq, n.Tk};
-  if (options.mask.present()) {
-    if (options.mask.dtype() != DType::kBool) {
-      check.Fail("mask", std::string("has dtype ") + Name(options.mask.dtype()),
-                 "bool (a float mask is a bias)");
-    }
-    p.mask = check.Broadcast("mask", options.mask, pairs);
-  }
-  if (options.bias.present()) {
-    check.Float("bias", options.bias);
-    p.bias = check.Broadcast("bias", options.bias, pairs);
-  }
+  CheckPairs(check, options, n, &p);
   if (!packed) CheckSegments(check, options, n, &p);
-  if (options.alibi.present()) {
-    check.Float("alibi", options.alibi);
-    if (options.alibi.rank() == 2) {
-      check.Shape("alibi", options.alibi, {B, n.Hq});
-      p.slopes_stride = n.Hq;
-    } else {
-      check.Shape("alibi", options.alibi, {n.Hq});
-    }
-    p.slopes = check.Floats(options.alibi);
-  }
+  CheckHeads(check, options, n, &p);
   CheckLogDecay(check, options, n, &p);
-  if (options.sinks.present()) {
-    check.Float("sinks", options.sinks);
-    check.Shape("sinks", options.sinks, {n.Hq});
-    p.sinks = check.Floats(options.sinks);
-  }
   if (use == Use::kForward || use == Use::kReference) {
     CheckOutputs(check, in, options, out, n, use);
     p.o = RowsOf(out.o);
@@ -486,6 +469,37 @@ Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
   }
   softmax::LayOutDecays(&p);
   return p;
+}
+
+namespace {
+
+// What makes kernels read a mask or bias one pair at a time, ": " after its name; empty if nothing does.
+std::string WhySlow(const Problem& p) {
+  const bool has_runs = std::ranges::any_of(p.sequences, [](const Sequence& s) { return s.num_keys > 1; });
+  if (!has_runs) return "";
+  if (p.mask.data != nullptr && p.mask.key_stride != 1) return "mask: its keys are not contiguous";
+  if (p.bias.data == nullptr) return "";
+  if (p.bias.key_stride != 1) return "bias: its keys are not contiguous";
+  if ((p.bias.dtype == DType::kF64) == (p.dtype == DType::kF64)) return "";
+  return std::string("bias: it is ") + Name(p.bias.dtype) + " beside " + Name(p.dtype);
+}
+
+constexpr char kOneByOne[] = ", so that pairs are read one by one";
+
+}  // namespace
+
+std::string Why(const softmax::Kernel& kernel, const Problem& p) {
+  std::string why = kernel.why;
+  if (const std::string slow = WhySlow(p); !slow.empty()) why += "; " + slow + kOneByOne;
+  const bool is_faster = p.dtype == DType::kF32 && std::string_view(kernel.name) == "softmax_tiles";
+  if (p.high_precision && !is_faster) why += "; precision: 'high' has no faster kernel here";
+  return why;
+}
+
+void RefuseSlowPairs(const char* op, const Context& ctx, const Problem& p) {
+  if (!ctx.strict()) return;
+  const std::string slow = WhySlow(p);
+  if (!slow.empty()) throw Unsupported(std::string(op) + ": " + slow + kOneByOne + ", which a strict Context forbids");
 }
 
 void SumLogDecays(const char* op, Context& ctx, Problem* p) {

@@ -150,7 +150,7 @@ TEST_P(ForgettingAttention, KeysAheadAreNotForgotten) {
   EXPECT_NEAR(r.lse.Get({0, 0, 1}), std::log(0.25 + 0.5 + 128), 1e-5);
 }
 
-// Of pairs on both sides of a step; where none is, exactly zero.
+// Only pairs on both sides of a step have a part in its gradient; where there is none, it is exactly zero.
 TEST_P(ForgettingAttention, TheFirstStepHasNoGradient) {
   Problem p = Causal(GetParam(), {.B = 2, .Tq = 100, .Tk = 100, .Hq = 2, .Hkv = 1});
   p.options.key_starts = KeepInts(p, {0, 7});

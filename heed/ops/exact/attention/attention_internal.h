@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "heed/core/context.h"
 #include "heed/engines/softmax/backward.h"
+#include "heed/engines/softmax/kernels.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/ops/exact/attention/attention.h"
 
@@ -79,6 +81,13 @@ void RunBackward(const char* op, Context& ctx, const Options& options, const sof
 int64_t BytesOf(const char* op, const Context& ctx, const softmax::Problem& whole, const Options& options);
 int64_t BackwardBytesOf(const char* op, const Context& ctx, const softmax::Problem& whole, const Options& options,
                         const softmax::Gradients& gradients);
+
+// Why a kernel is chosen, and what Explain says besides: pairs that are read one by one, and a precision that changes
+// nothing.
+std::string Why(const softmax::Kernel& kernel, const softmax::Problem& problem);
+
+// Throws Unsupported where `ctx` is strict and pairs are read one by one.
+void RefuseSlowPairs(const char* op, const Context& ctx, const softmax::Problem& problem);
 
 // Adds up the log decays of a problem, if it has any; where `ctx` asks for checks, throws
 // InvalidArgument for one above 0 or NaN.

@@ -10,6 +10,7 @@
 #include "docstrings/attention.h"
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/exact/attention/attention_call_py.h"
+#include "heed/ops/exact/attention/attention_options_py.h"
 #include "heed/ops/exact/attention/attention_signature_py.h"
 #include "python/arguments.h"
 #include "python/docstring.h"
@@ -40,25 +41,10 @@ nb::object Attention(const nb::args& args, const nb::kwargs& kwargs) {
   CheckForResults(kOp, call);
   WarnOfHeadsBeforeTokens(kOp, call.in.q, call.in.k, call.in.v);
   if (call.options.dropout > 0 && !call.seed_given) call.options.seed = FreshSeed();
-  nb::object o, lse;
-  Outputs outputs;
-  if (call.out.is_valid()) {
-    o = nb::borrow(call.out);
-    outputs.o = call.out_view;
-  } else {
-    NewArray array = NewO(kOp, call.in.q, call.in.v);
-    o = std::move(array.array);
-    outputs.o = array.view;
-  }
-  if (call.return_lse) {
-    NewArray array = NewLse(kOp, call.in.q, call.options.cu_seqlens_q.present());
-    lse = std::move(array.array);
-    outputs.lse = array.view;
-  }
+  const Results results = NewResults(kOp, call, call.in.q, call.in.v.size(call.in.v.rank() - 1));
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(kOp, kRenamed, [&] { Forward(ctx, call.in, call.options, outputs); });
-  if (!call.return_lse) return o;
-  return nb::make_tuple(o, lse);
+  Compute(kOp, kRenamed, [&] { Forward(ctx, call.in, call.options, results.views); });
+  return results.Returned();
 }
 
 nb::dict ExplainAttention(DType dtype, int num_threads, PyObject* kwargs) {
@@ -79,8 +65,7 @@ nb::dict ExplainAttention(DType dtype, int num_threads, PyObject* kwargs) {
                    e.visited_pairs, e.invariant, call.arrays.copied());
 }
 
-// A packed lse [H, T] beside o [1, T, H, D]: the same with a leading 1, for
-// Merge.
+// Gives a packed lse [H, T] beside o [1, T, H, D] a leading 1, as Merge has it.
 template <class View>
 View WithLeadingAxis(const View& lse) {
   return View(lse.data(), lse.dtype(), {1, lse.size(0), lse.size(1)},
@@ -158,10 +143,11 @@ nb::object MergeAttention(nb::handle parts_argument,
 
 void Bind(nb::module_& m) {
   using namespace nanobind::literals;
+  const char* const signature = Spelled(kSignature, &TakesAll);
   const std::string text =
-      Docstring(doc::kForward, kSignature, {kArguments, doc::kAttentionFields}, kInPython);
-  m.def("attention", &Attention, nb::sig(kSignature), text.c_str());
-  m.def("attention", &Attention, nb::sig(kLseSignature), text.c_str());
+      Docstring(doc::kForward, signature, {kArguments, doc::kAttentionFields}, kInPython);
+  m.def("attention", &Attention, nb::sig(signature), text.c_str());
+  m.def("attention", &Attention, nb::sig(Spelled(kLseSignature, &TakesAll, kOutAndThreads)), text.c_str());
   m.def("merge_attention", &MergeAttention, "parts"_a.none(), nb::kw_only(),
         "sinks"_a = nb::none(), nb::sig(kMergeSignature),
         Docstring(doc::kMerge, kMergeSignature, {kArguments, doc::kAttentionFields}, kMergeInPython)

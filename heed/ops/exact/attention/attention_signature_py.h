@@ -53,57 +53,19 @@ Example:
   >>> bool(np.allclose(o, heed.attention(q, k, v), atol=1e-6))
   True)";
 
-#define HEED_QKV            \
-  "q: Array, " \
-  "k: Array, " \
-  "v: Array, *, "
-
+// Type checkers choose between the two by return_lse.
 inline constexpr char kSignature[] =
-    "def attention(" HEED_QKV
-    "scale: float | None = None, "
-    "causal: bool = False, "
-    "align: Align = 'bottom_right', "
-    "window: tuple[int, int] | None = None, "
-    "sink_tokens: int = 0, "
-    "prefix: Ints | None = None, "
-    "chunk: int | None = None, "
-    "segments: Segments | None = None, "
-    "key_lengths: Ints | None = None, "
-    "key_starts: Ints | None = None, "
-    "query_lengths: Ints | None = None, "
-    "mask: Array | None = None, "
-    "bias: Array | None = None, "
-    "alibi: Floats | None = None, "
-    "softcap: float | None = None, "
-    "sinks: Floats | None = None, "
-    "log_decay: Array | None = None, "
-    "pattern: Pattern | None = None, "
-    "dropout: float = 0.0, "
-    "seed: int | None = None, "
-    "dropout_offset: int = 0, "
-    "cu_seqlens_q: Ints | None = None, "
-    "cu_seqlens_k: Ints | None = None, "
-    "precision: typing.Literal['highest', 'high'] = 'highest', "
-    "invariant: bool = False, "
-    "return_lse: typing.Literal[False] = False, "
-    "out: OutArray | None = None, "
-    "threads: int | None = None"
-    ") -> Result";
-
-// The same with an lse; type checkers choose between the two by return_lse.
+    "def attention(q: Array, k: Array, v: Array, *, **options, return_lse: typing.Literal[False] = False, "
+    "out: OutArray | None = None, threads: int | None = None) -> Result";
 inline constexpr char kLseSignature[] =
-    "def attention(" HEED_QKV
-    "return_lse: typing.Literal[True], "
-    "**options: typing_extensions.Unpack[AttentionOptions]"
-    ") -> tuple[Result, Result]";
+    "def attention(q: Array, k: Array, v: Array, *, return_lse: typing.Literal[True], **options) -> "
+    "tuple[Result, Result]";
 
 inline constexpr char kMergeSignature[] =
     "def merge_attention("
     "parts: collections.abc.Iterable[Part], *, "
     "sinks: Floats | None = None"
     ") -> tuple[Result, Result]";
-
-#undef HEED_QKV
 
 }  // namespace heed::attention
 

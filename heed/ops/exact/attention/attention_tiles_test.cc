@@ -76,7 +76,7 @@ TEST_P(Tiles, ALogitFarAboveTheFirstTileChangesNoOtherRow) {
   }
 }
 
-// The same chains, other order in time: a row alone meets what a row among many does.
+// The pipeline adds the same chains in another order in time: a row alone meets what a row among many does.
 TEST_P(Tiles, APipelineHasTheBitsOfTileByTile) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     Problem p = Long(dtype);

@@ -4,6 +4,7 @@
 
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/exact/attention/attention_call_py.h"
+#include "heed/ops/exact/attention/attention_options_py.h"
 #include "python/layout.h"
 #include "python/runtime.h"
 #include "python/torch_host.h"
@@ -59,7 +60,7 @@ void AttentionBackward(const nb::args& args) {
 }  // namespace
 
 void BindTorch(nb::module_& m) {
-  m.attr("_torch_attention_options") = kTorchOptions;
+  m.attr("_attention_options") = ForTorch(TorchOptions());
   m.def("_torch_attention", &Attention);
   m.def("_torch_attention_backward", &AttentionBackward);
 }

@@ -75,7 +75,7 @@ Pattern Make(const std::string& name, const nb::args& arguments) {
   return patterns::Build(builder, std::move(values));
 }
 
-// Of heed.torch.pattern_from_block_mask; block and lengths are pairs.
+// What heed.torch.pattern_from_block_mask calls; block and lengths are pairs.
 Pattern MakeBlockMask(nb::handle row_ptr, nb::handle columns, nb::handle parts, nb::handle bits,
                       const std::pair<int64_t, int64_t>& block, const std::pair<int64_t, int64_t>& lengths) {
   Arrays arrays;

@@ -28,7 +28,7 @@ using softmax::Pass;
 using softmax::Problem;
 using softmax::Rows;
 
-// Of a tensor that is to another one's likeness. Without `data`, pointers may be null.
+// Checks a tensor that must be like another one. Without `data`, pointers may be null.
 void CheckLike(const char* op, const char* name, const ConstTensorView& t, const char* of, const ConstTensorView& like,
                bool data) {
   if (!t.present()) Fail(op, name, "is absent", "qg, kg and vg, or none of them");
@@ -154,19 +154,9 @@ softmax::Gradients GradientsOf(const Call& c, const OfTokens& tokens, const Back
 }  // namespace
 
 attention::Options AttentionOptions(const Options& options) {
-  attention::Options o;
-  o.scale = options.scale;
-  o.key_lengths = options.key_lengths;
-  o.key_starts = options.key_starts;
-  o.query_lengths = options.query_lengths;
-  o.softcap = options.softcap;
-  o.dropout = options.dropout;
-  o.seed = options.seed;
-  o.dropout_offset = options.dropout_offset;
-  o.cu_seqlens_q = options.cu_seqlens_q;
-  o.precision = options.precision;
-  o.invariant = options.invariant;
-  return o;
+  attention::Options shared;
+  ForEachShared([&](auto own, auto there) { shared.*there = options.*own; });
+  return shared;
 }
 
 Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool data) {
@@ -290,7 +280,7 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
   x.kernel = std::string("longformer on ") + kernel.name;
   x.target = kernel.target(ctx);
   x.why = c.own ? "all rows under a pattern, then those of tokens alone: " : "all rows under a pattern: ";
-  x.why += kernel.why;
+  x.why += attention::Why(kernel, all);
   x.flops = 2 * static_cast<double>(all.depth + all.value_depth) * kept;
   const double o = NumBytes(in.q) / static_cast<double>(all.depth) * static_cast<double>(all.value_depth);
   x.bytes = NumBytes(in.q) + NumBytes(in.k) + NumBytes(in.v) + NumBytes(in.kg) + NumBytes(in.vg) + o;

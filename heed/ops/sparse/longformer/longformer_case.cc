@@ -220,7 +220,7 @@ Case MakeCase(const CaseRequest& request) {
   if (request.pass == "backward") p.in.d_o = tensor(s.Hq, s.Dv);
   Describe(p);
   Case c = ToCase(p);
-  // Of shapes alone, without what the tokens' columns and the window have in common.
+  // Pairs are counted from shapes alone, without what the tokens' columns and the window have in common.
   const double keys = std::min(static_cast<double>(o.window / 2 * 2 + 1 + tokens), static_cast<double>(s.Tq));
   const auto T = static_cast<double>(s.Tq), n = static_cast<double>(tokens);
   c.pairs = static_cast<double>(s.B * s.Hq) * ((T - n) * keys + n * T);

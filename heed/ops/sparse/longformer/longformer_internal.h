@@ -28,6 +28,23 @@ struct Call {
   bool own = false;  // tokens have projections of their own
 };
 
+// f(field here, field there) for every option that attention has too.
+template <class F>
+void ForEachShared(const F& f) {
+  using Shared = attention::Options;
+  f(&Options::scale, &Shared::scale);
+  f(&Options::key_lengths, &Shared::key_lengths);
+  f(&Options::key_starts, &Shared::key_starts);
+  f(&Options::query_lengths, &Shared::query_lengths);
+  f(&Options::softcap, &Shared::softcap);
+  f(&Options::dropout, &Shared::dropout);
+  f(&Options::seed, &Shared::seed);
+  f(&Options::dropout_offset, &Shared::dropout_offset);
+  f(&Options::cu_seqlens_q, &Shared::cu_seqlens_q);
+  f(&Options::precision, &Shared::precision);
+  f(&Options::invariant, &Shared::invariant);
+}
+
 // What attention is called with besides tensors and a pattern.
 attention::Options AttentionOptions(const Options& options);
 

@@ -1,8 +1,8 @@
 // heed.longformer and heed.longformer_backward, and the functions behind PyTorch's operators.
 #include "heed/ops/sparse/longformer/longformer.h"
 
+#include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <iterator>
 #include <span>
 #include <string>
@@ -13,7 +13,8 @@
 
 #include "docstrings/longformer.h"
 #include "heed/core/error.h"
-#include "heed/ops/exact/attention/attention_call_py.h"
+#include "heed/ops/exact/attention/attention_options_py.h"
+#include "heed/ops/sparse/longformer/longformer_internal.h"
 #include "python/arguments.h"
 #include "python/docstring.h"
 #include "python/layout.h"
@@ -33,98 +34,93 @@ constexpr Renamed kRenamed[] = {{"o", "out"}};
 constexpr Renamed kBackwardRenamed[] = {{"d_o", "do"}, {"d_lse", "dlse"}};
 constexpr Renamed kTorchRenamed[] = {{"d_o", "the gradient of o"}, {"d_lse", "the gradient of lse"}};
 
-struct Call {
-  Arrays arrays;
-  BackwardInputs in;
-  Options options;
-  bool window_given = false, seed_given = false, return_lse = false, describe = false;
-  nb::handle out;
-  TensorView out_view, out_lse;
-  Gradients gradients;  // PyTorch's
-  int num_threads = 0;
+using attention::Joined;
+using attention::Keywords;
+
+// Options that attention has too are read as it reads them, and so are results.
+struct Call : attention::Call {
+  BackwardInputs tensors;
+  Options own;
+  Gradients of_tensors;  // PyTorch's
+  bool window_given = false;
+
+  Options all_options() const {
+    Options all = own;
+    ForEachShared([&](auto field, auto there) { all.*field = options.*there; });
+    return all;
+  }
 };
 
+Call& Own(attention::Call& call) { return static_cast<Call&>(call); }
+
 template <auto kField>
-void ReadTensor(Call& call, const Argument& a) {
-  call.in.*kField = call.arrays.Read(a, Kind::kFloat);
-}
-template <ConstTensorView Options::*kField>
-void ReadInts(Call& call, const Argument& a) {
-  call.options.*kField = call.arrays.ReadList(a, Kind::kInt);
+void ReadTensor(attention::Call& call, const Argument& a) {
+  Own(call).tensors.*kField = call.arrays.Read(a, Kind::kFloat);
 }
 template <TensorView Gradients::*kField>
-void WriteGradient(Call& call, const Argument& a) {
-  call.gradients.*kField = call.arrays.Write(a, Kind::kFloat);
+void WriteGradient(attention::Call& call, const Argument& a) {
+  Own(call).of_tensors.*kField = call.arrays.Write(a, Kind::kFloat);
 }
-void ReadOut(Call& call, const Argument& a) {
-  if (call.describe) return;
-  call.out = a.value;
-  call.out_view = call.arrays.Write(a, Kind::kFloat);
+void ReadWindow(attention::Call& call, const Argument& a) {
+  Own(call).own.window = ToInt(a, 0, INT64_MAX);
+  Own(call).window_given = true;
 }
-void ReadWindow(Call& call, const Argument& a) {
-  call.options.window = ToInt(a, 0, INT64_MAX);
-  call.window_given = true;
+void ReadTokens(attention::Call& call, const Argument& a) {
+  Own(call).own.tokens = call.arrays.ReadList(a, Kind::kInt);
 }
-// An int of Python, or the bits of one in an int64 tensor of PyTorch.
-void ReadSeed(Call& call, const Argument& a) {
-  call.options.seed = ToUnsigned(a);
-  call.seed_given = true;
+void ReadSoftcap(attention::Call& call, const Argument& a) {
+  call.options.softcap = ToFinite(a);
+  if (call.options.softcap <= 0) Fail(a, "a finite number above 0");
 }
-void ReadTorchSeed(Call& call, const Argument& a) {
-  const ConstTensorView seed = call.arrays.Read(a, Kind::kInt);
-  if (seed.num_elements() != 1 || seed.dtype() != DType::kI64) Fail(a, "an int64 tensor of one element");
-  call.options.seed = static_cast<uint64_t>(*seed.as<int64_t>());
-}
-constexpr Keyword<Call> kInputs[] = {
+constexpr Keyword<attention::Call> kInputs[] = {
     {"q", false, &ReadTensor<&BackwardInputs::q>},  {"k", false, &ReadTensor<&BackwardInputs::k>},
     {"v", false, &ReadTensor<&BackwardInputs::v>},  {"qg", true, &ReadTensor<&BackwardInputs::qg>},
     {"kg", true, &ReadTensor<&BackwardInputs::kg>}, {"vg", true, &ReadTensor<&BackwardInputs::vg>}};
-constexpr Keyword<Call> kOptions[] = {
-    {"window", false, &ReadWindow},
-    {"tokens", false, &ReadInts<&Options::tokens>},
-    {"scale", true, [](Call& c, const Argument& a) { c.options.scale = ToFinite(a); }},
-    {"key_lengths", true, &ReadInts<&Options::key_lengths>},
-    {"key_starts", true, &ReadInts<&Options::key_starts>},
-    {"query_lengths", true, &ReadInts<&Options::query_lengths>},
-    {"softcap", true,
-     [](Call& c, const Argument& a) {
-       c.options.softcap = ToFinite(a);
-       if (c.options.softcap <= 0) Fail(a, "a finite number above 0");
-     }},
-    {"dropout", false, [](Call& c, const Argument& a) { c.options.dropout = ToFinite(a); }},
-    {"seed", true, &ReadSeed},
-    {"dropout_offset", false,
-     [](Call& c, const Argument& a) { c.options.dropout_offset = static_cast<uint32_t>(ToInt(a, 0, UINT32_MAX)); }},
-    {"cu_seqlens_q", true, &ReadInts<&Options::cu_seqlens_q>},
-    {"precision", false, [](Call& c, const Argument& a) { c.options.precision = attention::ToPrecision(a); }},
-    {"invariant", false, [](Call& c, const Argument& a) { c.options.invariant = ToBool(a); }},
-    {"threads", true,
-     [](Call& c, const Argument& a) { c.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads)); }}};
-constexpr Keyword<Call> kResults[] = {
-    {"return_lse", false, [](Call& c, const Argument& a) { c.return_lse = ToBool(a); }}, {"out", true, &ReadOut}};
-constexpr Keyword<Call> kGradientOfO = {"do", false, &ReadTensor<&BackwardInputs::d_o>};
-constexpr Keyword<Call> kOfForward[] = {{"o", true, &ReadTensor<&BackwardInputs::o>},
-                                        {"lse", true, &ReadTensor<&BackwardInputs::lse>},
-                                        {"dlse", true, &ReadTensor<&BackwardInputs::d_lse>}};
-constexpr Keyword<Call> kTorchIncoming[] = {{"the gradient of o", false, &ReadTensor<&BackwardInputs::d_o>},
-                                            {"the gradient of lse", true, &ReadTensor<&BackwardInputs::d_lse>}};
-constexpr Keyword<Call> kTorchResults[] = {
-    {"out", false, &ReadOut},
-    {"lse", false, [](Call& c, const Argument& a) { c.out_lse = c.arrays.Write(a, Kind::kFloat); }}};
-constexpr Keyword<Call> kTorchGradients[] = {
+constexpr Keyword<attention::Call> kPattern[] = {{"window", false, &ReadWindow}, {"tokens", false, &ReadTokens}};
+constexpr Keyword<attention::Call> kGradientOfO = {"do", false, &ReadTensor<&BackwardInputs::d_o>};
+constexpr Keyword<attention::Call> kOfForward[] = {{"o", true, &ReadTensor<&BackwardInputs::o>},
+                                                   {"lse", true, &ReadTensor<&BackwardInputs::lse>},
+                                                   {"dlse", true, &ReadTensor<&BackwardInputs::d_lse>}};
+constexpr Keyword<attention::Call> kTorchIncoming[] = {
+    {"the gradient of o", false, &ReadTensor<&BackwardInputs::d_o>},
+    {"the gradient of lse", true, &ReadTensor<&BackwardInputs::d_lse>}};
+constexpr Keyword<attention::Call> kTorchGradients[] = {
     {"dq", true, &WriteGradient<&Gradients::dq>},   {"dk", true, &WriteGradient<&Gradients::dk>},
     {"dv", true, &WriteGradient<&Gradients::dv>},   {"dqg", true, &WriteGradient<&Gradients::dqg>},
     {"dkg", true, &WriteGradient<&Gradients::dkg>}, {"dvg", true, &WriteGradient<&Gradients::dvg>}};
 
-// Of attention's options those that say where keys and rows stand to each other, which the two parts of this do not share.
-constexpr char const* kRefused[] = {"causal", "align", "sink_tokens", "prefix", "chunk", "segments", "mask", "bias",
-                                    "alibi", "sinks", "log_decay", "pattern", "cu_seqlens_k", "need_dbias"};
+bool IsShared(const attention::OptionRow& row) {
+  bool is_shared = false;
+  ForEachShared([&](auto, auto there) { is_shared = is_shared || row.field == attention::OptionField(there); });
+  return is_shared;
+}
 
-using Keywords = std::vector<Keyword<Call>>;
-Keywords Joined(std::initializer_list<std::span<const Keyword<Call>>> parts) {
-  Keywords keywords;
-  for (const auto& part : parts) keywords.insert(keywords.end(), part.begin(), part.end());
-  return keywords;
+// The options of attention that are shared, in the order of its rows, as keywords of Python or arguments of an operator.
+std::vector<attention::OptionArgument> Shared(const std::vector<attention::OptionArgument>& all) {
+  std::vector<attention::OptionArgument> shared;
+  std::ranges::copy_if(all, std::back_inserter(shared), &IsShared, [](const auto& x) -> const auto& { return *x.row; });
+  std::ranges::sort(shared, {}, &attention::OptionArgument::row);
+  return shared;
+}
+
+// window, tokens and the shared options, then threads.
+Keywords Of(const std::vector<attention::OptionArgument>& all) {
+  Keywords keywords = Joined({kPattern});
+  for (const attention::OptionArgument& x : Shared(all)) {
+    keywords.push_back(x.keyword);
+    if (x.row->field == attention::OptionField(&attention::Options::softcap)) keywords.back().read = &ReadSoftcap;
+  }
+  return Joined({keywords, attention::ThreadsKeyword()});
+}
+
+// The others say where keys and rows stand to each other, which the two parts of this do not share.
+std::vector<std::string> Refused() {
+  std::vector<std::string> names = {"need_dbias"};
+  for (const attention::OptionArgument& x : attention::OptionKeywords()) {
+    const bool has_own = x.row->field == attention::OptionField(&attention::Options::window);
+    if (!IsShared(*x.row) && !has_own) names.emplace_back(x.keyword.name);
+  }
+  return names;
 }
 
 std::string WhyRefused(const std::string& op, const std::string& name) {
@@ -133,12 +129,13 @@ std::string WhyRefused(const std::string& op, const std::string& name) {
 }
 
 void RefuseOthers(const char* op, PyObject* kwargs) {
+  static const std::vector<std::string> all_refused = Refused();
   PyObject *key, *value;
   for (Py_ssize_t position = 0; kwargs != nullptr && PyDict_Next(kwargs, &position, &key, &value);) {
     const char* name = PyUnicode_AsUTF8(key);
     if (name == nullptr) throw nb::python_error();
-    for (const char* refused : kRefused) {
-      if (std::strcmp(name, refused) == 0) throw Unsupported(WhyRefused(op, name));
+    for (const std::string& refused : all_refused) {
+      if (refused == name) throw Unsupported(WhyRefused(op, name));
     }
   }
 }
@@ -147,72 +144,61 @@ void RefuseOthers(const char* op, PyObject* kwargs) {
 void ReadCall(const char* op, const Keywords& keywords, size_t num_positional, PyObject* args, PyObject* kwargs,
               Call& call) {
   RefuseOthers(op, kwargs);
-  Read<Call>(op, keywords, num_positional, args, kwargs, call);
-  if (!call.in.q.present()) FailMissing(op, "q");
-  if (!call.in.k.present()) FailMissing(op, "k");
-  if (!call.in.v.present()) FailMissing(op, "v");
+  Read<attention::Call>(op, keywords, num_positional, args, kwargs, call);
+  const BackwardInputs& in = call.tensors;
+  if (!in.q.present()) FailMissing(op, "q");
+  if (!in.k.present()) FailMissing(op, "k");
+  if (!in.v.present()) FailMissing(op, "v");
   if (!call.window_given) FailMissing(op, "window");
-  if (!call.options.tokens.present()) FailMissing(op, "tokens");
+  if (!call.own.tokens.present()) FailMissing(op, "tokens");
   const bool packed = call.options.cu_seqlens_q.present();
   for (const auto& [name, x, shape] :
-       {std::tuple{"q", call.in.q, "Hq, D]"}, {"k", call.in.k, "Hkv, D]"}, {"v", call.in.v, "Hkv, Dv]"}}) {
+       {std::tuple{"q", in.q, "Hq, D]"}, {"k", in.k, "Hkv, D]"}, {"v", in.v, "Hkv, Dv]"}}) {
     if (x.rank() == 4 || (packed && x.rank() == 3)) continue;
     Fail(op, name, "has shape " + x.ShapeString(),
          std::string(packed ? "[T_total, " : "[B, T, ") + shape + (packed ? " (or with a leading 1)" : ""));
   }
-  if (!IsFloat(call.in.q.dtype())) {
-    Fail(op, "q", std::string("has dtype ") + Name(call.in.q.dtype()), "f64, f32, bf16 or f16");
+  if (!IsFloat(in.q.dtype())) {
+    Fail(op, "q", std::string("has dtype ") + Name(in.q.dtype()), "f64, f32, bf16 or f16");
   }
 }
 
 nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
-  static const Keywords keywords = Joined({kInputs, kOptions, kResults});
+  static const Keywords keywords = Joined({kInputs, Of(attention::OptionKeywords()), attention::ResultKeywords()});
   Call call;
   ReadCall(kOp, keywords, std::size(kInputs), args.ptr(), kwargs.ptr(), call);
-  WarnOfHeadsBeforeTokens(kOp, call.in.q, call.in.k, call.in.v);
+  const BackwardInputs& in = call.tensors;
+  WarnOfHeadsBeforeTokens(kOp, in.q, in.k, in.v);
   if (call.options.dropout > 0 && !call.seed_given) call.options.seed = attention::FreshSeed();
-  nb::object o, lse;
-  Outputs out = {call.out_view, {}};
-  if (call.out.is_valid()) {
-    o = nb::borrow(call.out);
-  } else {
-    NewArray array = attention::NewO(kOp, call.in.q, call.in.v);
-    o = std::move(array.array);
-    out.o = array.view;
-  }
-  if (call.return_lse) {
-    NewArray array = attention::NewLse(kOp, call.in.q, call.options.cu_seqlens_q.present());
-    lse = std::move(array.array);
-    out.lse = array.view;
-  }
+  const attention::Results results = attention::NewResults(kOp, call, in.q, in.v.size(in.v.rank() - 1));
   Context& ctx = ThreadContext(call.num_threads);
-  Compute(kOp, kRenamed, [&] { Forward(ctx, call.in, call.options, out); });
-  if (!call.return_lse) return o;
-  return nb::make_tuple(o, lse);
+  Compute(kOp, kRenamed, [&] { Forward(ctx, in, call.all_options(), {results.views.o, results.views.lse}); });
+  return results.Returned();
 }
 
 nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::kwargs& kwargs) {
-  static const Keywords keywords = Joined({std::span(&kGradientOfO, 1), kInputs, kOptions, kOfForward});
+  static const Keywords keywords =
+      Joined({std::span(&kGradientOfO, 1), kInputs, Of(attention::OptionKeywords()), kOfForward});
   Call call;
   ReadCall(kBackwardOp, keywords, std::size(kInputs) + 1, args.ptr(), kwargs.ptr(), call);
-  if (!call.in.d_o.present()) FailMissing(kBackwardOp, "do");
+  BackwardInputs& in = call.tensors;
+  if (!in.d_o.present()) FailMissing(kBackwardOp, "do");
   if (call.options.dropout > 0 && !call.seed_given) {
     Fail(kBackwardOp, "seed", "is None", "that of the forward pass, whose pairs are dropped again");
   }
-  const bool again = !call.in.o.present() && !call.in.lse.present();
-  if (!again && !(call.in.o.present() && call.in.lse.present())) {
-    Fail(kBackwardOp, call.in.o.present() ? "lse" : "o", "is None", "o and lse, or none of them");
+  const bool again = !in.o.present() && !in.lse.present();
+  if (!again && !(in.o.present() && in.lse.present())) {
+    Fail(kBackwardOp, in.o.present() ? "lse" : "o", "is None", "o and lse, or none of them");
   }
+  const Options options = call.all_options();
   Context& ctx = ThreadContext(call.num_threads);
-  nb::object o, lse;
+  attention::Results results;
   if (again) {
-    NewArray new_o = attention::NewO(kBackwardOp, call.in.q, call.in.v);
-    NewArray new_lse = attention::NewLse(kBackwardOp, call.in.q, call.options.cu_seqlens_q.present());
-    Compute(kBackwardOp, kBackwardRenamed, [&] { Forward(ctx, call.in, call.options, {new_o.view, new_lse.view}); });
-    call.in.o = new_o.view;
-    call.in.lse = new_lse.view;
-    o = std::move(new_o.array);
-    lse = std::move(new_lse.array);
+    call.return_lse = true;
+    results = attention::NewResults(kBackwardOp, call, in.q, in.v.size(in.v.rank() - 1));
+    Compute(kBackwardOp, kBackwardRenamed, [&] { Forward(ctx, in, options, {results.views.o, results.views.lse}); });
+    in.o = results.views.o;
+    in.lse = results.views.lse;
   }
   const auto like = [&](const ConstTensorView& x, TensorView& view) {
     if (!x.present()) return nb::object(nb::none());
@@ -221,51 +207,42 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
     return std::move(array.array);
   };
   Gradients g;
-  const nb::object dq = like(call.in.q, g.dq), dk = like(call.in.k, g.dk), dv = like(call.in.v, g.dv);
-  const nb::object dqg = like(call.in.qg, g.dqg), dkg = like(call.in.kg, g.dkg), dvg = like(call.in.vg, g.dvg);
-  Compute(kBackwardOp, kBackwardRenamed, [&] { Backward(ctx, call.in, call.options, g); });
+  const nb::object dq = like(in.q, g.dq), dk = like(in.k, g.dk), dv = like(in.v, g.dv);
+  const nb::object dqg = like(in.qg, g.dqg), dkg = like(in.kg, g.dkg), dvg = like(in.vg, g.dvg);
+  Compute(kBackwardOp, kBackwardRenamed, [&] { Backward(ctx, in, options, g); });
   return NewNamedTuple(type, nb::make_tuple(dq, dk, dv, dqg, dkg, dvg));
 }
 
-// The options in the order of the schema, whose seed is a tensor.
-Keywords TorchOptions() {
-  Keywords keywords(std::begin(kOptions), std::end(kOptions));
-  for (Keyword<Call>& keyword : keywords) {
-    if (std::string_view(keyword.name) == "seed") keyword.read = &ReadTorchSeed;
-  }
-  return keywords;
-}
-
 void RunTorch(const nb::args& args) {
-  static const Keywords options = TorchOptions(), keywords = Joined({kInputs, kTorchResults, options});
+  static const Keywords keywords = Joined({kInputs, attention::TorchResults(), Of(attention::TorchOptions())});
   Call call;
   call.arrays.AllowTorch();
-  Read<Call>(kOp, keywords, keywords.size(), args.ptr(), nullptr, call);
-  WarnOfHeadsBeforeTokens(kOp, call.in.q, call.in.k, call.in.v);
+  Read<attention::Call>(kOp, keywords, keywords.size(), args.ptr(), nullptr, call);
+  WarnOfHeadsBeforeTokens(kOp, call.tensors.q, call.tensors.k, call.tensors.v);
   Context& ctx = TorchContext(call.num_threads);
-  Compute(kOp, kTorchRenamed, [&] { Forward(ctx, call.in, call.options, {call.out_view, call.out_lse}); });
+  Compute(kOp, kTorchRenamed,
+          [&] { Forward(ctx, call.tensors, call.all_options(), {call.out_view, call.out_lse}); });
 }
 
 void RunTorchBackward(const nb::args& args) {
-  static const Keywords options = TorchOptions();
-  static const Keywords keywords =
-      Joined({kTorchIncoming, kInputs, std::span(kOfForward).first(2), kTorchGradients, options});
+  static const Keywords keywords = Joined({kTorchIncoming, kInputs, std::span(kOfForward).first(2), kTorchGradients,
+                                           Of(attention::TorchOptions())});
   Call call;
   call.arrays.AllowTorch();
-  Read<Call>(kOp, keywords, keywords.size(), args.ptr(), nullptr, call);
+  Read<attention::Call>(kOp, keywords, keywords.size(), args.ptr(), nullptr, call);
   Context& ctx = TorchContext(call.num_threads);
-  Compute(kOp, kTorchRenamed, [&] { Backward(ctx, call.in, call.options, call.gradients); });
+  Compute(kOp, kTorchRenamed, [&] { Backward(ctx, call.tensors, call.all_options(), call.of_tensors); });
 }
 
 nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
-  static const Keywords keywords = Joined({kInputs, kOptions, kResults});
+  static const Keywords keywords = Joined({kInputs, Of(attention::OptionKeywords()), attention::ResultKeywords()});
   Call call;
   call.describe = true;
   call.arrays.AllowShapes(dtype);
   ReadCall(kOp, keywords, std::size(kInputs), nullptr, kwargs, call);
   const Context& ctx = ThreadContext(num_threads);
   Explanation x;
-  Compute(kOp, kRenamed, [&] { x = Explain(ctx, call.in, call.options); });
+  Compute(kOp, kRenamed, [&] { x = Explain(ctx, call.tensors, call.all_options()); });
   return Described(x.kernel, x.target, x.why, x.flops, x.bytes, x.workspace_bytes, x.visited_pairs, x.invariant,
                    call.arrays.copied());
 }
@@ -311,42 +288,32 @@ Example:
 constexpr char kInputsSignature[] =
     "q: Array, k: Array, v: Array, qg: Array | None = None, kg: Array | None = None, vg: Array | None = None, *, "
     "window: int, tokens: Ints, ";
-constexpr char kOptionsSignature[] =
-    "scale: float | None = None, key_lengths: Ints | None = None, key_starts: Ints | None = None, "
-    "query_lengths: Ints | None = None, softcap: float | None = None, dropout: float = 0.0, seed: int | None = None, "
-    "dropout_offset: int = 0, cu_seqlens_q: Ints | None = None, "
-    "precision: typing.Literal['highest', 'high'] = 'highest', invariant: bool = False, ";
-constexpr char kTorchSchema[] =
-    "int window, Tensor tokens, float? scale=None, Tensor? key_lengths=None, Tensor? key_starts=None, "
-    "Tensor? query_lengths=None, float? softcap=None, float dropout=0.0, Tensor? seed=None, int dropout_offset=0, "
-    "Tensor? cu_seqlens_q=None, str precision='highest', bool invariant=False, int? threads=None";
-
 }  // namespace
 
 void Bind(nb::module_& m) {
-  const std::string inputs = kInputsSignature, options = kOptionsSignature;
+  const std::string inputs = kInputsSignature;
   const auto forward_of = [&](const std::string& return_lse, const std::string& result) {
-    return "def longformer(" + inputs + options + "return_lse: " + return_lse + ", " +
-           "out: OutArray | None = None, threads: int | None = None) -> " + result;
+    return attention::Spelled("def longformer(" + inputs + "**options) -> " + result, &IsShared,
+                              "return_lse: " + return_lse + ", " + attention::kOutAndThreads);
   };
-  // Signatures live as long as the module.
-  static const std::string forward = forward_of("typing.Literal[False] = False", "Result");
-  static const std::string with_lse = forward_of("typing.Literal[True]", "tuple[Result, Result]");
-  static const std::string backward =
+  const char* const forward = forward_of("typing.Literal[False] = False", "Result");
+  const char* const with_lse = forward_of("typing.Literal[True]", "tuple[Result, Result]");
+  const char* const backward = attention::Spelled(
       "def longformer_backward(do: Array, " + inputs + "o: Array | None = None, lse: Array | None = None, " +
-      "dlse: Array | None = None, " + options + "threads: int | None = None) -> LongformerGradients";
+          "dlse: Array | None = None, **options) -> LongformerGradients",
+      &IsShared, attention::kThreads);
   const std::string text = Docstring(doc::kForward, forward, {kSaid, doc::kLongformerFields}, kInPython);
-  m.def(kOp, &RunForward, nb::sig(forward.c_str()), text.c_str());
-  m.def(kOp, &RunForward, nb::sig(with_lse.c_str()), text.c_str());
+  m.def(kOp, &RunForward, nb::sig(forward), text.c_str());
+  m.def(kOp, &RunForward, nb::sig(with_lse), text.c_str());
   const nb::object gradients =
       NamedTupleType(m, "LongformerGradients", "dq dk dv dqg dkg dvg", GradientsDoc(kBackwardOp));
   m.def(kBackwardOp,
         [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },
-        nb::sig(backward.c_str()),
+        nb::sig(backward),
         Docstring(doc::kBackward, backward, {kSaid, doc::kLongformerFields}, kBackwardInPython).c_str());
-  m.attr("_torch_longformer_options") = kTorchSchema;
+  m.attr("_longformer_options") = attention::ForTorch(Shared(attention::TorchOptions()));
   nb::dict refused;
-  for (const char* name : kRefused) refused[name] = WhyRefused(kOp, name);
+  for (const std::string& name : Refused()) refused[name.c_str()] = WhyRefused(kOp, name);
   m.attr("_torch_longformer_refused") = refused;
   m.def("_torch_longformer", &RunTorch);
   m.def("_torch_longformer_backward", &RunTorchBackward);

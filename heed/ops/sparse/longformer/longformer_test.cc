@@ -307,7 +307,7 @@ TEST(LongformerTest, BitsDoNotDependOnThreadsOrWhereTokensStand) {
   one.Run(1);
   three.Run(3);
   for (size_t i = 0; i < 8; ++i) EXPECT_TRUE(SameBits(one.results()[i].view(), three.results()[i].view())) << i;
-  // The same query at another place.
+  // The query of token 77 stands at 120 here.
   Fixture moved(2, 150, Ints({120, 0}));
   for (int64_t h = 0; h < 4; ++h) {
     for (int64_t d = 0; d < 24; ++d) moved.qg.Set({0, 120, h, d}, one.qg.Get({0, 77, h, d}));

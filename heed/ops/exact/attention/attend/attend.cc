@@ -18,6 +18,7 @@
 #include "heed/ops/exact/attention/attend/attend_rotary_internal.h"
 #include "heed/ops/exact/attention/attention_check_internal.h"
 #include "heed/ops/exact/attention/attention_internal.h"
+#include "heed/ops/exact/attention/attention_options_internal.h"
 
 namespace heed::attention {
 namespace {
@@ -26,29 +27,17 @@ using softmax::Problem;
 
 constexpr double kInt8Steps = 127;  // scales of the largest element of a row
 
-// What a cache knows itself, or what decoding has no use for.
+// Refuses what a cache knows itself, or what decoding has no use for.
 void CheckOptions(const Check& check, const Options& options) {
-  const struct {
-    const char* name;
-    const ConstTensorView& view;
-  } known[] = {{"query_starts", options.query_starts}, {"key_lengths", options.key_lengths},
-               {"query_lengths", options.query_lengths}, {"cu_seqlens_q", options.cu_seqlens_q},
-               {"cu_seqlens_k", options.cu_seqlens_k}};
-  for (const auto& [name, view] : known) {
-    if (view.present()) check.Fail(name, "is given", "none: the cache knows it");
-  }
-  if (options.align != Align::kBottomRight) {
-    check.Fail("align", "is given", "none: the cache knows it");
-  }
-  if (options.log_decay.present()) {
-    check.Fail("log_decay", "is given", "none: a cache with log_decay_heads keeps them");
-  }
-  if (options.dropout != 0) {
-    check.Fail("dropout", "is " + Text(options.dropout), "0: nothing is trained on a cache");
+  for (const OptionRow& row : kOptionRows) {
+    if (row.not_on_cache == nullptr || !IsGiven(row, options)) continue;
+    const auto* number = std::get_if<double Options::*>(&row.field);
+    check.Fail(row.name, number == nullptr ? "is given" : "is " + Text(options.**number),
+               std::string(number == nullptr ? "none: " : "0: ") + row.not_on_cache);
   }
 }
 
-// Of a ring: what is gone must not be seen.
+// Refuses rows that would see what a ring no longer has.
 void CheckKept(const Check& check, const KVView& cache, const Problem& p) {
   if (cache.first_kept.empty()) return;
   for (const softmax::Sequence& s : p.sequences) {
@@ -252,6 +241,7 @@ void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q,
   constexpr char kOp[] = "attention::Attend";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   Call call = AttendCall(kOp, cache, q, options, out, tree, Use::kForward);
+  RefuseSlowPairs(kOp, ctx, call.p);
   if (cache.rotary != nullptr) return AttendRotated(ctx, cache, q, options, out);
   SumLogDecays(kOp, ctx, &call.p);
   softmax::Choose(kOp, ctx, call.p).run(ctx, call.p);
@@ -271,7 +261,7 @@ Explanation ExplainAttend(const Context& ctx, const KVView& cache, const ConstTe
   Explanation e;
   e.kernel = kernel.name;
   e.target = kernel.target(ctx);
-  e.why = kernel.why;
+  e.why = Why(kernel, p);
   e.flops = 2 * static_cast<double>(p.depth + p.value_depth) * softmax::KeptPairs(p);
   const double factors = cache.quantized ? 2 * sizeof(float) : 0;
   const double row = static_cast<double>(ElementOf(cache)) *

@@ -9,6 +9,7 @@
 
 #include "heed/ops/exact/attention/attend/attend.h"
 #include "heed/ops/exact/attention/attention_call_py.h"
+#include "heed/ops/exact/attention/attention_options_py.h"
 #include "heed/state/ring_kv_cache.h"
 #include "python/numpy_array.h"
 #include "python/torch_host.h"
@@ -123,27 +124,9 @@ nb::object AttendOn(const CacheOwner& cache, const nb::args& args,
   const char* const op = name.c_str();
   Call call;
   ReadArguments(op, cache, false, args.ptr(), kwargs.ptr(), call);
-  const ConstTensorView& q = call.in.q;
-  nb::object o, lse;
-  Outputs outputs;
-  if (call.out.is_valid()) {
-    o = nb::borrow(call.out);
-    outputs.o = call.out_view;
-  } else {
-    const int64_t sizes[] = {q.size(0), q.size(1), q.size(2), cache.value_dim};
-    NewArray array(op, q.dtype(), sizes);
-    o = std::move(array.array);
-    outputs.o = array.view;
-  }
-  if (call.return_lse) {
-    const int64_t sizes[] = {q.size(0), q.size(2), q.size(1)};
-    NewArray array(op, q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, sizes);
-    lse = std::move(array.array);
-    outputs.lse = array.view;
-  }
-  Run(op, ThreadContext(call.num_threads), cache, call, outputs);
-  if (!call.return_lse) return o;
-  return nb::make_tuple(o, lse);
+  const Results results = NewResults(op, call, call.in.q, cache.value_dim);
+  Run(op, ThreadContext(call.num_threads), cache, call, results.views);
+  return results.Returned();
 }
 
 void AttendOnTorch(const CacheOwner& cache, const nb::args& args,
@@ -153,6 +136,16 @@ void AttendOnTorch(const CacheOwner& cache, const nb::args& args,
   ReadArguments(op.c_str(), cache, true, args.ptr(), kwargs.ptr(), call);
   Run(op.c_str(), TorchContext(call.num_threads), cache, call,
       {call.out_view, call.out_lse});
+}
+
+const char* SpelledForCache(const std::string& signature) {
+  const bool has_scale = signature.find("scale:") != signature.npos;
+  const auto takes = [](const OptionRow& row) {  // causal and scale have other defaults
+    return row.not_on_cache == nullptr && row.field != OptionField(&Options::causal) &&
+           row.field != OptionField(&Options::scale);
+  };
+  return Spelled(signature, takes,
+                 std::string(kOutAndThreads) + (has_scale ? "" : ", scale: float | None = None"));
 }
 
 void BindAttend(nb::module_&) { RegisterExplain("attend", &ExplainAttendOn); }

@@ -20,9 +20,12 @@ nanobind::object AttendOn(const python::CacheOwner& cache, const nanobind::args&
 nanobind::object BoundOn(const python::CacheOwner& cache, const nanobind::args& args,
                          const nanobind::kwargs& kwargs);
 
-// The same as AttendOn for heed.torch: results go to the tensors `out` and, where it is given, `lse`.
+// AttendOn for heed.torch: results go to the tensors `out` and, where it is given, `lse`.
 void AttendOnTorch(const python::CacheOwner& cache, const nanobind::args& args,
                    const nanobind::kwargs& kwargs);
+
+// A signature of `attend` or what is like it, the options spelled out that a cache takes.
+const char* SpelledForCache(const std::string& signature);
 
 // Gives a cache's class its `attend`.
 template <class Class>
@@ -30,8 +33,8 @@ void DefineAttend(Class& bound, const char* signature, const char* lse_signature
   namespace nb = nanobind;
   const std::string text = python::Docstring(doc::kAttend, signature, {python::kAttendArguments},
                                              python::kAttendInPython);
-  bound.def("attend", &AttendOn, nb::sig(signature), text.c_str())
-      .def("attend", &AttendOn, nb::sig(lse_signature), text.c_str());
+  bound.def("attend", &AttendOn, nb::sig(SpelledForCache(signature)), text.c_str())
+      .def("attend", &AttendOn, nb::sig(SpelledForCache(lse_signature)), text.c_str());
 }
 
 }  // namespace heed::attention

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "heed/ops/exact/attention/attend/attend.h"
+#include "heed/ops/exact/attention/attention_options_internal.h"
 #include "heed/ops/positions/rotary.h"
 
 namespace heed::attention {
@@ -189,18 +190,10 @@ void CheckRotary(const Check& check, const KVView& cache, const Options& options
     check.Fail("tree", "is given", "none: the cache has turned its keys in the order they came");
   }
   if (!cache.turned_in_cache) return;
-  const char* const expected = "none: keys have no positions but in the ring";
-  const struct {
-    const char* name;
-    bool given;
-  } all[] = {{"prefix", options.prefix.present()}, {"chunk", options.chunk != 0},
-             {"segments_q", options.segments_q.present()},
-             {"segments_k", options.segments_k.present()},
-             {"key_starts", options.key_starts.present()},
-             {"mask", options.mask.present()}, {"bias", options.bias.present()},
-             {"alibi", options.alibi.present()}};
-  for (const auto& [name, given] : all) {
-    if (given) check.Fail(name, "is given", expected);
+  for (const OptionRow& row : kOptionRows) {
+    if (row.Is(kByPlace) && IsGiven(row, options)) {
+      check.Fail(row.name, "is given", "none: keys have no positions but in the ring");
+    }
   }
   if (!options.causal) check.Fail("causal", "is false", "true");
   if (options.window.left < 0 || options.window.left >= cache.window) {

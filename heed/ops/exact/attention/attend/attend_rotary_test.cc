@@ -325,7 +325,7 @@ TEST(AttendRotaryTest, ARingTakesTheOptionsThatHaveAMeaning) {
                 {{40, 3}, {1, 2}});
 }
 
-// The same sinks and window, once after many tokens, once as if there had been no others, and
+// Sinks and a window are attended to once after many tokens, once as if there had been no others, and
 // once turned by hand in a cache that knows nothing of rotary encoding: all bits are equal.
 TEST(AttendRotaryTest, WhatIsGoneLeavesNoTrace) {
   constexpr int64_t kSinks = 4, kWindow = 30, kTokens = 1000, kDim = 16;

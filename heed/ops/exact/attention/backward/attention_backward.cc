@@ -8,6 +8,7 @@
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/exact/attention/attention_check_internal.h"
 #include "heed/ops/exact/attention/attention_internal.h"
+#include "heed/ops/exact/attention/attention_options_internal.h"
 #include "heed/ops/exact/attention/attention_reference_internal.h"
 
 namespace heed::attention {
@@ -29,82 +30,54 @@ softmax::Pairs PairsOf(const ConstTensorView& t, std::array<int64_t, 4>* sizes) 
   return {t.data(), t.dtype(), strides[0], strides[1], strides[2], strides[3]};
 }
 
-}  // namespace
-
-BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in,
-                                const Options& options, const Gradients& out, Use use) {
-  const Inputs forward = {in.q, in.k, in.v};
-  const bool explain = use == Use::kExplain;
-  BackwardProblem b;
-  b.problem = CheckedProblem(op, forward, options, {},
-                             explain ? Use::kExplain : Use::kInputs);
-  const Check check(op, explain ? Use::kExplain : Use::kInputs);
-
+// Checks what Forward returned and what arrives at it, and lists it. kReference reads no results, kExplain nothing.
+std::vector<Named> CheckResults(const Check& check, const BackwardInputs& in, bool packed, Use use) {
   std::vector<int64_t> o_shape(in.q.sizes().begin(), in.q.sizes().end());
   o_shape.back() = in.v.size(in.v.rank() - 1);
   const int heads = in.q.rank() - 2;
   std::vector<int64_t> lse_shape = {in.q.size(heads), in.q.size(heads - 1)};
-  const bool packed = options.cu_seqlens_q.present();
   if (!packed) lse_shape.insert(lse_shape.begin(), in.q.size(0));
   const DType lse_dtype = in.q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
 
-  const auto read = [&](const Named& input, const std::vector<int64_t>& shape, DType dtype,
-                        bool rows) {
-    check.Present(input.name, input.view);
-    if (input.view.dtype() != dtype) {
-      check.Fail(input.name, std::string("has dtype ") + Name(input.view.dtype()),
-                 Name(dtype));
-    }
-    check.Shape(input.name, input.view, shape);
-    check.Readable(input.name, input.view);
-    if (rows) check.ContiguousRows(input.name, input.view);
-  };
   std::vector<Named> inputs;
+  const auto read = [&](const char* name, const ConstTensorView& view, bool rows) {
+    const DType dtype = rows ? in.q.dtype() : lse_dtype;
+    check.Present(name, view);
+    if (view.dtype() != dtype) check.Fail(name, std::string("has dtype ") + Name(view.dtype()), Name(dtype));
+    check.Shape(name, view, rows ? o_shape : lse_shape);
+    check.Readable(name, view);
+    if (rows) check.ContiguousRows(name, view);
+    inputs.push_back({name, view});
+  };
   if (use == Use::kForward) {
-    inputs = {{"o", in.o}, {"lse", in.lse}};
-    read(inputs[0], o_shape, in.q.dtype(), true);
-    read(inputs[1], lse_shape, lse_dtype, false);
+    read("o", in.o, true);
+    read("lse", in.lse, false);
   }
-  if (!explain) {
-    inputs.push_back({"d_o", in.d_o});
-    read(inputs.back(), o_shape, in.q.dtype(), true);
-  }
-  if (in.d_lse.present()) {
-    inputs.push_back({"d_lse", in.d_lse});
-    read(inputs.back(), lse_shape, lse_dtype, false);
-  }
+  if (use != Use::kExplain) read("d_o", in.d_o, true);
+  if (in.d_lse.present()) read("d_lse", in.d_lse, false);
+  return inputs;
+}
 
-  std::vector<Named> written;
-  const auto write = [&](const char* name, const TensorView& view, const char* of,
-                         const ConstTensorView& input) {
+// Checks the gradients that are asked for, which may overlap neither these inputs nor each other.
+void CheckGradients(const char* op, const Check& check, const Inputs& in, const Options& options,
+                    std::vector<Named> apart, const Gradients& out, Use use) {
+  ForEachGradient(in, options, [&](const char* name, TensorView Gradients::*gradient, const char* of,
+                                   const ConstTensorView& input) {
+    const TensorView& view = out.*gradient;
     if (!view.present()) return;
     if (!input.present()) check.Fail(name, "is asked for", std::string(of) + " with it");
-    const DType dtype =
-        use == Use::kReference && view.dtype() == DType::kF64 ? DType::kF64 : input.dtype();
-    if (explain) {
-      check.Shape(name, view, {input.sizes().begin(), input.sizes().end()});
-      return;
-    }
-    CheckOutput(op, name, view, input.sizes(), dtype, forward, options);
-    for (const Named& other : inputs) {
-      check.NoOverlap(name, view, other.name, other.view);
-    }
-    for (const Named& other : written) {
-      check.NoOverlap(name, view, other.name, other.view);
-    }
-    written.push_back({name, view});
-  };
-  write("dq", out.dq, "q", in.q);
-  write("dk", out.dk, "k", in.k);
-  write("dv", out.dv, "v", in.v);
-  write("dbias", out.dbias, "bias", options.bias);
-  write("dsinks", out.dsinks, "sinks", options.sinks);
-  write("dalibi", out.dalibi, "alibi", options.alibi);
-  write("dlog_decay", out.dlog_decay, "log_decay", options.log_decay);
+    if (use == Use::kExplain) return check.Shape(name, view, {input.sizes().begin(), input.sizes().end()});
+    const bool wide = use == Use::kReference && view.dtype() == DType::kF64;
+    CheckOutput(op, name, view, input.sizes(), wide ? DType::kF64 : input.dtype(), in, options);
+    for (const Named& other : apart) check.NoOverlap(name, view, other.name, other.view);
+    apart.push_back({name, view});
+  });
+}
 
-  softmax::Gradients& g = b.gradients;
-  // Of what is only described, an address that is not null says that it is there.
+// Where the engine writes gradients. Of what is only described, an address that is not null says that it is there.
+softmax::Gradients GradientsIn(const Gradients& out, bool packed, BackwardProblem* b) {
   static char described;
+  softmax::Gradients g;
   const auto rows_of = [&](const TensorView& t) {
     softmax::Rows rows = t.present() ? RowsOf(t) : softmax::Rows();
     if (packed) rows.batch_stride = 0;
@@ -119,19 +92,35 @@ BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in,
     if (g.dbias.data == nullptr) g.dbias.data = &described;
   }
   if (out.dsinks.present()) {
-    b.dsinks.assign(static_cast<size_t>(in.q.size(heads)), 0);
-    g.dsinks = b.dsinks.data();
+    b->dsinks.assign(static_cast<size_t>(b->problem.query_heads), 0);
+    g.dsinks = b->dsinks.data();
     if (g.dsinks == nullptr) g.dsinks = reinterpret_cast<double*>(&described);
   }
   if (out.dalibi.present()) {
-    b.dalibi.assign(b.problem.slopes.size(), 0);
-    g.dalibi = b.dalibi.data();
+    b->dalibi.assign(b->problem.slopes.size(), 0);
+    g.dalibi = b->dalibi.data();
   }
   if (const TensorView& t = out.dlog_decay; t.present()) {
     const int last = t.rank() - 1;
     g.dlog_decay = {t.data() == nullptr ? &described : t.data(), packed ? 0 : t.stride(0),
                     t.stride(last - 1), t.stride(last)};
   }
+  return g;
+}
+
+}  // namespace
+
+BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in,
+                                const Options& options, const Gradients& out, Use use) {
+  const Inputs forward = {in.q, in.k, in.v};
+  const Use reads = use == Use::kExplain ? Use::kExplain : Use::kInputs;
+  const Check check(op, reads);
+  const bool packed = options.cu_seqlens_q.present();
+  BackwardProblem b;
+  b.problem = CheckedProblem(op, forward, options, {}, reads);
+  CheckGradients(op, check, forward, options, CheckResults(check, in, packed, use), out, use);
+  softmax::Gradients& g = b.gradients;
+  g = GradientsIn(out, packed, &b);
   if (use == Use::kForward) {
     b.problem.o = RowsOf(in.o);
     b.problem.lse = LseRowsOf(in.lse);
@@ -148,7 +137,7 @@ BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in,
 
 namespace {
 
-// Rows of a packed gradient that belong to no sequence.
+// Clears rows of a packed gradient that belong to no sequence.
 void FillSurplus(const TensorView& t, int64_t used) {
   if (!t.present()) return;
   const int rank = t.rank();
@@ -162,7 +151,7 @@ void FillSurplus(const TensorView& t, int64_t used) {
   }
 }
 
-// The same for log decays.
+// Clears the gradients of log decays of tokens that belong to no sequence.
 void FillSurplusDecays(const TensorView& t, int64_t used) {
   if (!t.present()) return;
   const int heads = t.rank() - 1;
@@ -203,6 +192,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   constexpr char kOp[] = "attention::Backward";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   BackwardProblem b = CheckedBackward(kOp, in, options, out, Use::kForward);
+  RefuseSlowPairs(kOp, ctx, b.problem);
   SumLogDecays(kOp, ctx, &b.problem);
   RunBackward(kOp, ctx, options, b.gradients, &b.problem);
   StoreSums(out.dsinks, b.dsinks);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "heed/ops/exact/attention/cases/attention_case.h"
+#include "heed/ops/exact/attention/attention_options_internal.h"
 #include "heed/ops/exact/attention/attention_reference_internal.h"
 
 namespace heed::attention {
@@ -54,16 +55,6 @@ std::pair<double, double> RoundingOf(DType dtype) {
     default: return {0x1p-24, 0x1p-126};
   }
 }
-
-struct Named {
-  std::string_view name;
-  TensorView Gradients::*member;
-};
-constexpr Named kGradients[] = {
-    {"dq", &Gradients::dq},       {"dk", &Gradients::dk},
-    {"dv", &Gradients::dv},       {"dbias", &Gradients::dbias},
-    {"dsinks", &Gradients::dsinks}, {"dalibi", &Gradients::dalibi},
-    {"dlog_decay", &Gradients::dlog_decay}};
 
 double BytesOf(DType dtype, std::span<const int64_t> sizes) {
   double bytes = static_cast<double>(SizeOf(dtype));
@@ -114,11 +105,11 @@ void AddPassing(DType dtype, const TensorView& tolerance) {
 
 Gradients ToGradients(std::span<const OutputSpec> specs, std::span<const TensorView> views) {
   Gradients gradients;
-  for (size_t i = 0; i < views.size(); ++i) {
-    for (const auto& [name, member] : kGradients) {
-      if (specs[i].name == name) gradients.*member = views[i];
+  ForEachGradient({}, {}, [&](const char* name, TensorView Gradients::*gradient, const char*, const ConstTensorView&) {
+    for (size_t i = 0; i < views.size(); ++i) {
+      if (specs[i].name == name) gradients.*gradient = views[i];
     }
-  }
+  });
   return gradients;
 }
 
@@ -129,18 +120,10 @@ void DescribeGradients(Problem& p, uint64_t seed) {
     return buffer.view();
   };
   p.d_o = keep(p.o, 8);
-  const auto add = [&](const char* name, const ConstTensorView& of) {
-    if (!of.present()) return;
-    p.gradients.push_back({name, of.dtype(), {of.sizes().begin(), of.sizes().end()}, {}});
-  };
   p.gradients.clear();
-  add("dq", p.in.q);
-  add("dk", p.in.k);
-  add("dv", p.in.v);
-  add("dbias", p.options.bias);
-  add("dsinks", p.options.sinks);
-  add("dalibi", p.options.alibi);
-  add("dlog_decay", p.options.log_decay);
+  ForEachGradient(p.in, p.options, [&](const char* name, auto, const char*, const ConstTensorView& of) {
+    if (of) p.gradients.push_back({name, of.dtype(), {of.sizes().begin(), of.sizes().end()}, {}});
+  });
 }
 
 Case MakeBackwardCase(const Problem& problem, bool with_forward) {

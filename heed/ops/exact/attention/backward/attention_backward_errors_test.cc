@@ -211,7 +211,7 @@ void AddGradientMistakes(std::vector<Mistake>& all) {
           },
           "has strides [0,");
     }
-    // What it is the gradient of, and each input: the same memory.
+    // A gradient may lie neither in the memory of what it is the gradient of, nor in that of any input.
     add("OverlapsQ",
         [member, shape, dtype](Call& c) {
           const TensorView memory = c.New(DType::kF32, {2, 3, 4, 8});
@@ -244,7 +244,7 @@ void AddGradientMistakes(std::vector<Mistake>& all) {
                  "dk has shape [2,5,2,8], expected [10,2,8]", true});
 }
 
-// Those of the forward call are the same ones; two of them show that they are asked.
+// The forward call has tests of its own mistakes; two of them show that the backward call looks for them.
 void AddForwardMistakes(std::vector<Mistake>& all) {
   all.push_back({"VIsAbsent", [](Call& c) { c.in.v = {}; }, "v is absent, expected a tensor"});
   all.push_back({"DropoutIsTwo", [](Call& c) { c.p.options.dropout = 2; },

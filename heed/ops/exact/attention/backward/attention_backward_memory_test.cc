@@ -13,7 +13,7 @@
 namespace heed::attention {
 namespace {
 
-// Of the sums of log decays, and of their gradients.
+// Counts the bytes of the sums of log decays, and of their gradients.
 int64_t DecayBytes(const Problem& p, int64_t E, int64_t rows) {
   const Options& o = p.options;
   if (!o.log_decay) return 0;

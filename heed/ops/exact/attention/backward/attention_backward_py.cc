@@ -7,6 +7,7 @@
 #include "docstrings/attention.h"
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/exact/attention/attention_call_py.h"
+#include "heed/ops/exact/attention/attention_options_py.h"
 #include "heed/ops/exact/attention/attention_signature_py.h"
 #include "python/arguments.h"
 #include "python/docstring.h"
@@ -49,8 +50,7 @@ constexpr char kBackwardSignature[] =
     "lse: Array, *, "
     "dlse: Array | None = None, "
     "need_dbias: bool = False, "
-    "**options: typing_extensions.Unpack[BackwardOptions]"
-    ") -> AttentionGradients";
+    "**options) -> AttentionGradients";
 
 nb::object AttentionBackward(const nb::object& type, const nb::args& args,
                              const nb::kwargs& kwargs) {
@@ -69,39 +69,34 @@ nb::object AttentionBackward(const nb::object& type, const nb::args& args,
   }
 
   Gradients out;
-  const auto gradient_of = [](const ConstTensorView& x, TensorView& view) {
-    if (!x.present()) return nb::object(nb::none());
+  nb::list gradients;
+  ForEachGradient(call.in, options, [&](auto, TensorView Gradients::*gradient, auto, const ConstTensorView& x) {
+    if (!x.present() || (gradient == &Gradients::dbias && !call.need_dbias)) return gradients.append(nb::none());
     NewArray array(kOp, x.dtype(), x.sizes());
-    view = array.view;
-    return std::move(array.array);
-  };
-  const nb::object dq = gradient_of(call.in.q, out.dq);
-  const nb::object dk = gradient_of(call.in.k, out.dk);
-  const nb::object dv = gradient_of(call.in.v, out.dv);
-  const nb::object dbias =
-      gradient_of(call.need_dbias ? options.bias : ConstTensorView(), out.dbias);
-  const nb::object dsinks = gradient_of(options.sinks, out.dsinks);
-  const nb::object dalibi = gradient_of(options.alibi, out.dalibi);
-  const nb::object dlog_decay = gradient_of(options.log_decay, out.dlog_decay);
+    out.*gradient = array.view;
+    gradients.append(array.array);
+  });
 
   const BackwardInputs in = {call.in.q, call.in.k, call.in.v,  call.o,
                              call.lse,  call.d_o,  call.d_lse};
   Context& ctx = ThreadContext(call.num_threads);
   Compute(kOp, kRenamed, [&] { Backward(ctx, in, options, out); });
-  return NewNamedTuple(type, nb::make_tuple(dq, dk, dv, dbias, dsinks, dalibi, dlog_decay));
+  return NewNamedTuple(type, nb::tuple(gradients));
 }
 
 }  // namespace
 
 void BindBackward(nb::module_& m) {
+  std::string names;
+  ForEachGradient({}, {}, [&](const std::string& name, auto, auto, auto) { names += (names.empty() ? "" : " ") + name; });
   const nb::object gradients =
-      NamedTupleType(m, "AttentionGradients", "dq dk dv dbias dsinks dalibi dlog_decay",
+      NamedTupleType(m, "AttentionGradients", names.c_str(),
                      GradientsDoc(kOp) + " dbias is None without need_dbias=True.");
   m.def(kOp,
         [gradients](const nb::args& args, const nb::kwargs& kwargs) {
           return AttentionBackward(gradients, args, kwargs);
         },
-        nb::sig(kBackwardSignature),
+        nb::sig(Spelled(kBackwardSignature, &TakesAll, kThreads)),
         Docstring(doc::kBackward, kBackwardSignature, {kResults, kArguments, doc::kAttentionFields},
                   kBackwardInPython)
             .c_str());

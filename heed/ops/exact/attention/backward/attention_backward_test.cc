@@ -493,7 +493,7 @@ TEST_P(Identities, AShiftOfAllKeysReachesTheLseAlone) {
   });
 }
 
-// The same constant added to all logits of a head, its sink included: sum dS + dsink =
+// A constant that is added to all logits of a head, its sink included, changes nothing: sum dS + dsink =
 // sum d_lse. Row by row it needs no sinks.
 TEST_P(Identities, AShiftOfAllLogitsReachesTheLseAlone) {
   ForProblems(40, [&](Problem p) {

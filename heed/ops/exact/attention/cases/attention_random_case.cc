@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "heed/ops/exact/attention/attention_options_internal.h"
 #include "heed/ops/exact/attention/cases/attention_case.h"
 #include "heed/ops/sparse/common/pattern_case.h"
 
@@ -377,8 +378,13 @@ class Generator {
 
   void ChooseTerms() {
     Options& o = p_.options;
-    if (Chance(0.4)) o.scale = random_.Pick({1.0, -0.3, 0.0, 0.125, 2.5});
-    if (Chance(0.15)) o.softcap = random_.Pick({1.0, 5.0, 30.0, 50.0});
+    for (const OptionRow& row : kOptionRows) {
+      if (row.takes_number() && Chance(0.2)) SetNumber(row, row.tried[static_cast<size_t>(Integer(0, 4))], &o);
+    }
+    if (o.dropout != 0) {
+      o.seed = Seed();
+      o.dropout_offset = Chance(0.5) ? 0 : random_.Word();
+    }
     if (Chance(0.2) && !far_) {  // logits of 1e9 have no digits left to compare
       const bool each = Chance(0.4);
       const Buffer slopes = Make(random_.Pick({DType::kF32, DType::kF64}),
@@ -400,11 +406,6 @@ class Generator {
                               o.sinks.strides()),
                    at, random_.Pick({kInfinity, -kInfinity}));
       }
-    }
-    if (Chance(0.15)) {
-      o.dropout = random_.Pick({0.1, 0.5, 0.9, 1e-3, 1e-12});
-      o.seed = Seed();
-      o.dropout_offset = Chance(0.5) ? 0 : random_.Word();
     }
     o.invariant = Chance(0.3);
   }

@@ -1,5 +1,5 @@
-// Attention of new tokens over a cache in the harness: the same problems, their keys and
-// values in pages.
+// Attention of new tokens over a cache in the harness: problems of attention whose keys and
+// values stand in pages.
 #include <algorithm>
 #include <cstdint>
 #include <memory>

@@ -1,10 +1,11 @@
-// Rows of a problem, asked for in other ways.
+// Other ways to ask for the rows of a problem.
 #include "heed/ops/exact/attention/cases/attention_variations_case.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
+#include "heed/ops/exact/attention/attention_options_internal.h"
 #include "heed/ops/exact/attention/attention_reference_internal.h"
 
 namespace heed::attention {
@@ -16,15 +17,18 @@ Buffer MakeOutput(const OutputSpec& spec, DType dtype) {
   return Buffer(dtype, spec.sizes, spec.strides, Placement::kBeforeGuard);
 }
 
-// All tensors among the arguments.
+// All tensors among the arguments, those of rows first.
 std::vector<ConstTensorView*> Tensors(Problem& p) {
-  Options& o = p.options;
-  return {&p.in.q,       &p.in.k,       &p.in.v,          &p.d_o,
-          &p.d_lse,      &o.query_starts,
-          &o.prefix,     &o.segments_q, &o.segments_k,    &o.key_lengths,
-          &o.key_starts, &o.mask,       &o.query_lengths, &o.bias,
-          &o.alibi,      &o.log_decay,  &o.sinks,         &o.cu_seqlens_q,
-          &o.cu_seqlens_k};
+  std::vector<ConstTensorView*> tensors = {&p.in.q, &p.in.k, &p.in.v, &p.d_o, &p.d_lse};
+  ForEachTensor(p.options, [&](const OptionRow&, ConstTensorView& view) { tensors.push_back(&view); });
+  return tensors;
+}
+
+// Where an axis of an option's tensor is; -1 where the tensor is the same along it, or absent.
+int AxisOf(const OptionRow& row, const ConstTensorView& view, char axis) {
+  if (!view || !row.Has(axis)) return -1;
+  const int at = static_cast<int>(row.axes.find(axis)) - static_cast<int>(row.axes.size()) + view.rank();
+  return at < 0 || (row.Broadcasts() && view.size(at) == 1) ? -1 : at;
 }
 
 template <class F>
@@ -40,15 +44,6 @@ void CopyElements(const ConstTensorView& from, const TensorView& to) {
   ForEachIndex(from.sizes(), [&](const std::vector<int64_t>& index) {
     SetElement(to, index, GetElement(from, index));
   });
-}
-
-// Slices axis `axis`, counted from the end of [B, Hq, Tq, Tk], of a tensor that
-// broadcasts to it.
-void SliceBroadcast(ConstTensorView& view, int from_end, int64_t begin,
-                    int64_t end) {
-  const int axis = view.rank() - from_end;
-  if (!view || axis < 0 || view.size(axis) == 1) return;
-  view = view.Slice(axis, begin, end);
 }
 
 void SliceRows(ConstTensorView& view, int axis, int64_t begin, int64_t end) {
@@ -68,18 +63,11 @@ void FixPositions(Problem& p) {
 // Outputs and gradients for new inputs.
 void DescribeAgain(Problem& p) {
   DescribeOutputs(p);
-  const std::pair<const char*, ConstTensorView> inputs[] = {
-      {"dq", p.in.q},           {"dk", p.in.k},
-      {"dv", p.in.v},           {"dbias", p.options.bias},
-      {"dsinks", p.options.sinks}, {"dalibi", p.options.alibi},
-      {"dlog_decay", p.options.log_decay}};
-  for (OutputSpec& spec : p.gradients) {
-    for (const auto& [name, of] : inputs) {
-      if (spec.name == name) {
-        spec = {name, of.dtype(), {of.sizes().begin(), of.sizes().end()}, {}};
-      }
+  ForEachGradient(p.in, p.options, [&](const char* name, auto, const char*, const ConstTensorView& of) {
+    for (OutputSpec& spec : p.gradients) {
+      if (spec.name == name) spec = {name, of.dtype(), {of.sizes().begin(), of.sizes().end()}, {}};
     }
-  }
+  });
 }
 
 int64_t Element(const ConstTensorView& view, int64_t b) {
@@ -87,6 +75,13 @@ int64_t Element(const ConstTensorView& view, int64_t b) {
 }
 
 }  // namespace
+
+void SliceOptions(Options& options, char axis, int64_t begin, int64_t end) {
+  ForEachTensor(options, [&](const OptionRow& row, ConstTensorView& view) {
+    const int at = AxisOf(row, view, axis);
+    if (at >= 0) view = view.Slice(at, begin, end);
+  });
+}
 
 Result RunForward(Context& ctx, const Problem& p) {
   Result r = {MakeOutput(p.o, p.o.dtype), MakeOutput(p.lse, p.lse.dtype)};
@@ -226,34 +221,21 @@ Problem Restrided(const Problem& problem, uint64_t seed) {
 
 Problem OneSequence(const Problem& problem, int64_t b) {
   Problem p = problem;
-  Options& o = p.options;
-  for (ConstTensorView* view :
-       {&p.in.q, &p.in.k, &p.in.v, &o.query_starts, &o.prefix, &o.segments_q,
-        &o.segments_k, &o.key_lengths, &o.key_starts, &o.query_lengths, &o.log_decay,
-        &p.d_o, &p.d_lse}) {
-    SliceRows(*view, 0, b, b + 1);
-  }
-  SliceBroadcast(o.mask, 4, b, b + 1);
-  SliceBroadcast(o.bias, 4, b, b + 1);
-  if (o.alibi.rank() == 2) SliceRows(o.alibi, 0, b, b + 1);
+  for (ConstTensorView* view : {&p.in.q, &p.in.k, &p.in.v, &p.d_o, &p.d_lse}) SliceRows(*view, 0, b, b + 1);
+  SliceOptions(p.options, 'B', b, b + 1);
   DescribeAgain(p);
   return p;
 }
 
 Problem OneKeyHead(const Problem& problem, int64_t key_head) {
   Problem p = problem;
-  Options& o = p.options;
   const Sizes s = SizesOf(p);
   const int64_t group = s.Hq / s.Hkv;
   const int64_t begin = key_head * group, end = begin + group;
   SliceRows(p.in.q, 2, begin, end);
   SliceRows(p.in.k, 2, key_head, key_head + 1);
   SliceRows(p.in.v, 2, key_head, key_head + 1);
-  SliceBroadcast(o.mask, 3, begin, end);
-  SliceBroadcast(o.bias, 3, begin, end);
-  SliceRows(o.alibi, o.alibi.rank() - 1, begin, end);
-  SliceRows(o.sinks, 0, begin, end);
-  SliceRows(o.log_decay, 2, begin, end);
+  SliceOptions(p.options, 'H', begin, end);
   SliceRows(p.d_o, 2, begin, end);
   SliceRows(p.d_lse, 1, begin, end);
   DescribeAgain(p);
@@ -268,9 +250,7 @@ Problem SomeQueries(const Problem& problem, int64_t begin, int64_t end) {
   SliceRows(p.in.q, 1, begin, end);
   SliceRows(p.d_o, 1, begin, end);
   SliceRows(p.d_lse, 2, begin, end);
-  SliceRows(o.segments_q, 1, begin, end);
-  SliceBroadcast(o.mask, 2, begin, end);
-  SliceBroadcast(o.bias, 2, begin, end);
+  SliceOptions(o, 'Q', begin, end);
   std::vector<int64_t> starts, lengths;
   for (int64_t b = 0; b < B; ++b) {
     starts.push_back(Element(o.query_starts, b) + begin);
@@ -310,16 +290,10 @@ Problem Padded(const Problem& problem, int64_t left, int64_t right) {
   extend(p.in.v, -1, 1);
   extend(p.d_o, 1, -1);
   extend(p.d_lse, 2, -1);
-  extend(o.segments_q, 1, -1);
-  extend(o.segments_k, -1, 1);
-  extend(o.log_decay, -1, 1);
-  for (ConstTensorView* view : {&o.mask, &o.bias}) {
-    const auto axis = [&](int from_end) {  // -1 if it broadcasts
-      const int a = view->rank() - from_end;
-      return a >= 0 && view->size(a) != 1 ? a : -1;
-    };
-    extend(*view, axis(2), axis(1));
-  }
+  ForEachTensor(o, [&](const OptionRow& row, ConstTensorView& view) {
+    const int query = AxisOf(row, view, 'Q'), key = AxisOf(row, view, 'K');
+    if (query >= 0 || key >= 0) extend(view, query, key);
+  });
   std::vector<int64_t> queries, starts, begins, ends;
   for (int64_t b = 0; b < s.B; ++b) {
     const auto get = [&](const ConstTensorView& view, int64_t absent) {
@@ -341,9 +315,8 @@ Problem Padded(const Problem& problem, int64_t left, int64_t right) {
 std::optional<Problem> Packed(const Problem& problem) {
   Problem p = problem;
   Options& o = p.options;
-  if (o.mask || o.bias || o.segments_q || o.prefix || o.key_starts ||
-      o.key_lengths || o.query_lengths) {
-    return std::nullopt;
+  for (const OptionRow& row : kOptionRows) {
+    if (row.Is(kPadded) && IsGiven(row, o)) return std::nullopt;
   }
   const Sizes s = SizesOf(p);
   for (ConstTensorView* view : {&p.in.q, &p.in.k, &p.in.v, &p.d_o}) {

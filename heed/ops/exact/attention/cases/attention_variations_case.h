@@ -42,8 +42,8 @@ ConstTensorView KeepFloats(Problem& problem, std::vector<double> values,
 // Sizes of a problem that is not packed.
 Sizes SizesOf(const Problem& problem);
 
-// The problem with its numbers elsewhere: every tensor in new memory, in another
-// order of axes, with gaps and negative strides.
+// The same numbers elsewhere: every tensor in new memory, in another order of
+// axes, with gaps and negative strides.
 Problem Restrided(const Problem& problem, uint64_t seed);
 
 // Parts of a problem that is not packed, asked for on their own. Positions are
@@ -51,6 +51,9 @@ Problem Restrided(const Problem& problem, uint64_t seed);
 Problem OneSequence(const Problem& problem, int64_t b);
 Problem OneKeyHead(const Problem& problem, int64_t key_head);
 Problem SomeQueries(const Problem& problem, int64_t begin, int64_t end);
+
+// Takes a part of each option along one of its axes, named as in the rows of options.
+void SliceOptions(Options& options, char axis, int64_t begin, int64_t end);
 
 // The problem in a longer batch: `left` keys before the first, `right` keys
 // and queries after the last, all NaN and excluded by starts and lengths.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "heed/ops/exact/attention/attention_internal.h"
+#include "heed/ops/exact/attention/attention_options_internal.h"
 #include "heed/ops/sparse/common/pattern_internal.h"
 
 namespace heed::attention {
@@ -73,12 +74,11 @@ std::optional<std::pair<Window, Residues>> UnionOf(const patterns::Node& node) {
   return std::nullopt;
 }
 
-// Chosen by options alone, as a path must be. What depends on a pair's own position, or on neighbours that are not
-// of its residue, stays with the tiles, as does what must have the bits of decoding.
-bool NeedsTiles(const Problem& p, const Options& options) {
-  return options.invariant || options.mask.present() || options.bias.present() || options.alibi.present() ||
-         options.segments_q.present() || options.prefix.present() || options.log_decay.present() || p.windowed() ||
-         p.chunk > 0 || p.dropout > 0;
+// Whether an option depends on a pair's own position, or on neighbours that are not of its residue, or must have the
+// bits of decoding. The path is chosen by options alone, as it must be.
+bool NeedsTiles(const Options& options) {
+  const auto needs = [&](const OptionRow& row) { return !row.Is(kAnyResidue) && IsGiven(row, options); };
+  return std::ranges::any_of(kOptionRows, needs);
 }
 
 int64_t FloorDivide(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
@@ -145,7 +145,7 @@ Piece ResiduesOfSequence(const Problem& whole, const softmax::Gradients& gradien
 
 std::vector<Layer> LayersOf(const Problem& p, const Options& options) {
   const Layer tiles = {Layer::kTiles};
-  if (!options.pattern.present() || NeedsTiles(p, options) || p.sequences.empty()) return {tiles};
+  if (!options.pattern.present() || NeedsTiles(options) || p.sequences.empty()) return {tiles};
   const patterns::Node& node = *options.pattern.node();
   if (const auto alone = ResiduesOf(node)) {
     return {{Layer::kResidues, alone->step, 0, alone->reach, alone->reach}};

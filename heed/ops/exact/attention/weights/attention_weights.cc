@@ -123,6 +123,7 @@ void Weights(Context& ctx, const WeightsInputs& in, const Options& options,
   const int64_t shape[] = {in.q.size(0), static_cast<int64_t>(heads.size()),
                            static_cast<int64_t>(rows.size()), in.k.size(1)};
   CheckWritten(kOp, out, shape, in, options, Computed(in));
+  RefuseSlowPairs(kOp, ctx, p);
   SumLogDecays(kOp, ctx, &p);
   softmax::RowWeights(ctx, p, lse, rows, heads, Out(out));
 }
@@ -136,6 +137,7 @@ void Map(Context& ctx, const WeightsInputs& in, const Options& options, Reduce r
   CheckBins(kOp, in, out);
   const int64_t shape[] = {in.q.size(0), in.q.size(2), out.size(2), out.size(3)};
   CheckWritten(kOp, out, shape, in, options, Computed(in));
+  RefuseSlowPairs(kOp, ctx, p);
   SumLogDecays(kOp, ctx, &p);
   softmax::PooledWeights(ctx, p, lse, {shape[2], shape[3], reduce == Reduce::kMax},
                          Out(out));

@@ -6,6 +6,7 @@
 
 #include "docstrings/attention_weights.h"
 #include "heed/ops/exact/attention/attention_call_py.h"
+#include "heed/ops/exact/attention/attention_options_py.h"
 #include "heed/ops/exact/attention/weights/attention_weights.h"
 #include "python/arguments.h"
 #include "python/docstring.h"
@@ -57,15 +58,13 @@ constexpr char kWeightsSignature[] =
     "lse: Array | None = None, "
     "rows: Ints | None = None, "
     "heads: Ints | None = None, "
-    "**options: typing_extensions.Unpack[WeightsOptions]"
-    ") -> numpy.typing.NDArray[numpy.float32]";
+    "**options) -> numpy.typing.NDArray[numpy.float32]";
 
 constexpr char kMapSignature[] =
     "def attention_map(q: Array, k: Array, *, "
     "size: tuple[int, int] = (64, 64), "
     "reduce: typing.Literal['mean', 'max'] = 'mean', "
-    "**options: typing_extensions.Unpack[WeightsOptions]"
-    ") -> numpy.typing.NDArray[numpy.float32]";
+    "**options) -> numpy.typing.NDArray[numpy.float32]";
 
 void Check(const char* op, const Call& call) {
   for (const auto& [name, x, shape] :
@@ -129,11 +128,11 @@ nb::object AttentionMap(const nb::args& args, const nb::kwargs& kwargs) {
 }  // namespace
 
 void BindWeights(nb::module_& m) {
-  m.def("attention_weights", &AttentionWeights, nb::sig(kWeightsSignature),
+  m.def("attention_weights", &AttentionWeights, nb::sig(Spelled(kWeightsSignature, &TakesPadded, kThreads)),
         Docstring(doc::kWeights, kWeightsSignature,
                   {kArguments, doc::kAttentionWeightsFields}, kWeightsInPython)
             .c_str());
-  m.def("attention_map", &AttentionMap, nb::sig(kMapSignature),
+  m.def("attention_map", &AttentionMap, nb::sig(Spelled(kMapSignature, &TakesPadded, kThreads)),
         Docstring(doc::kMap, kMapSignature, {kArguments, doc::kAttentionWeightsFields},
                   kMapInPython)
             .c_str());
