@@ -81,8 +81,12 @@ struct RowCursor {
     }
   }
 
-  // What Take() does, of chosen rows: too rare to be looked for there.
+  // Does what Take() does for chosen rows, which are too rare to be looked for there. Without pages they count from `row`.
   HWY_NOINLINE void TakeChosen(size_t count, const S** HWY_RESTRICT rows) {
+    if (page == nullptr) {
+      for (size_t i = 0; i < count; ++i) rows[i] = row + static_cast<ptrdiff_t>(*chosen++) * stride;
+      return;
+    }
     for (size_t i = 0; i < count; ++i) {
       const auto at = static_cast<size_t>(*chosen++);
       rows[i] = reinterpret_cast<const S*>(page[at / page_rows] + offset) +

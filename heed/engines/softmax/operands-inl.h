@@ -66,8 +66,8 @@ struct SourceRows {
 
   template <class S>
   const S* At(int64_t key) const {
-    if (pages == nullptr) return reinterpret_cast<const S*>(data) + key * stride;
     if (tail != nullptr && key >= tail_begin) key = tail[key - tail_begin];
+    if (pages == nullptr) return reinterpret_cast<const S*>(data) + key * stride;
     return reinterpret_cast<const S*>(pages[key / page_tokens] + page_offset) +
            key % page_tokens * stride;
   }
@@ -75,11 +75,11 @@ struct SourceRows {
   // The rows from `key` on.
   template <class S>
   hs::RowCursor<S> From(int64_t key) const {
-    if (pages == nullptr) return {At<S>(key), stride, SIZE_MAX};
     if (tail != nullptr && key >= tail_begin) {
-      return {nullptr, stride, 0, pages, static_cast<ptrdiff_t>(page_offset),
+      return {reinterpret_cast<const S*>(data), stride, 0, pages, static_cast<ptrdiff_t>(page_offset),
               static_cast<size_t>(page_tokens), tail + (key - tail_begin)};
     }
+    if (pages == nullptr) return {At<S>(key), stride, SIZE_MAX};
     return {At<S>(key), stride, static_cast<size_t>(page_tokens - key % page_tokens),
             pages + key / page_tokens + 1, static_cast<ptrdiff_t>(page_offset),
             static_cast<size_t>(page_tokens)};

@@ -52,12 +52,14 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
   constexpr int64_t kMinCopyRows = 64, kMinAnyCopyRows = 1024;
   constexpr int64_t kMaxCopyBytes = int64_t{64} << 20;
   int64_t lanes_wanted = 0, rows = 0, max_keys = 0;
+  bool in_order = p.page_tokens == 0;  // rows of keys are a stride apart
   for (const Sequence& s : p.sequences) {
     lanes_wanted = std::max(lanes_wanted, s.num_queries > O::kMostVectors * N
                                               ? s.num_queries
                                               : s.num_queries * p.group());
     rows = std::max(rows, s.num_queries * p.group());
     max_keys = std::max(max_keys, s.key_end - s.key_begin);
+    in_order = in_order && s.tail == nullptr;
   }
   Plan plan;
   while (plan.vectors < O::kMostVectors && plan.vectors * N < lanes_wanted) {
@@ -75,7 +77,7 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
       p.k.token_stride != p.depth || p.v.token_stride != p.value_depth;
   const auto place = [&](bool readable) {
     if (O::kKeysInLanes) return Place::kCaller;  // any storage, pages too
-    readable = readable && p.page_tokens == 0;
+    readable = readable && in_order;
     const bool gains = strided || !readable || rows >= kMinAnyCopyRows;
     if (copy && gains && !p.pages_gone) return Place::kHead;
     return readable ? Place::kCaller : Place::kTile;
@@ -162,7 +164,12 @@ inline SourceRows PagedKeysOf(const Problem& p, const Rows& rows, const Sequence
 // K or V of a key head.
 inline SourceRows KeysOf(const Problem& p, const Rows& rows, const Sequence& s,
                          int64_t key_head) {
-  if (s.pages == nullptr) return SourceOf(rows, p.dtype, s.batch, s.first_k, key_head);
+  if (s.pages == nullptr) {
+    SourceRows source = SourceOf(rows, p.dtype, s.batch, s.first_k, key_head);
+    source.tail = s.tail;
+    source.tail_begin = s.tail_begin;
+    return source;
+  }
   return PagedKeysOf(p, rows, s, key_head, SizeOf(p.dtype));
 }
 

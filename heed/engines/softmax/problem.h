@@ -33,8 +33,8 @@ struct Sequence {
   int64_t sink_end = 0;    // keys below stay visible under `window`
   // Of a cache in pages: where each begins, read for visible keys alone.
   const std::byte* const* pages = nullptr;
-  // Keys from `tail_begin` on, a border of segments, need not follow each other: key j is
-  // token tail[j - tail_begin].
+  // Keys from `tail_begin` on, a border of segments, need not follow each other: key j is token tail[j - tail_begin],
+  // in pages or behind first_k. The backward pass has none.
   const int64_t* tail = nullptr;
   int64_t tail_begin = 0;
   int64_t own_begin = 0;  // keys below are attended with a SharedKeys

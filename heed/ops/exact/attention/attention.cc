@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "heed/core/error.h"
@@ -72,8 +73,12 @@ Explanation Explain(const Context& ctx, const Inputs& in,
   constexpr char kOp[] = "attention::Explain";
   const softmax::Problem p = CheckedProblem(kOp, in, options, {}, Use::kExplain);
   const std::vector<Layer> layers = LayersOf(p, options);
-  const bool by_residue = layers.back().kind == Layer::kResidues;
-  const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, p);
+  const bool by_residue = layers.back().kind == Layer::kResidues, by_row = layers.back().kind == Layer::kRows;
+  std::vector<Piece> pieces;
+  for (const Layer& layer : layers) {
+    for (Piece& piece : PiecesOf(kOp, p, options, layer)) pieces.push_back(std::move(piece));
+  }
+  const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, by_row && !pieces.empty() ? pieces[0].problem : p);
   const double rows = static_cast<double>(in.q.num_elements()) /
                       static_cast<double>(p.depth);
   Explanation e = {};
@@ -81,11 +86,10 @@ Explanation Explain(const Context& ctx, const Inputs& in,
   e.target = kernel.target(ctx);
   e.why = Why(kernel, p);
   if (by_residue) e.why += "; positions that the pattern keeps apart, by residue, are dense problems";
-  for (const Layer& layer : layers) {
-    for (const Piece& piece : PiecesOf(kOp, p, options, layer)) {
-      e.flops += 2 * static_cast<double>(p.depth + p.value_depth) * softmax::KeptPairs(piece.problem);
-      e.visited_pairs += softmax::VisitedPairs(piece.problem, kernel.lanes(ctx, piece.problem), kernel.grid);
-    }
+  if (by_row) e.why += "; each row is a problem of its own, of the keys that the pattern lists for it";
+  for (const Piece& piece : pieces) {
+    e.flops += 2 * static_cast<double>(p.depth + p.value_depth) * softmax::KeptPairs(piece.problem);
+    e.visited_pairs += softmax::VisitedPairs(piece.problem, kernel.lanes(ctx, piece.problem), kernel.grid);
   }
   e.workspace_bytes = BytesOf(kOp, ctx, p, options);
   e.bytes = NumBytes(in.q) + NumBytes(in.k) + NumBytes(in.v) +
@@ -94,7 +98,7 @@ Explanation Explain(const Context& ctx, const Inputs& in,
   ForEachTensor(options, [&](const OptionRow& row, const ConstTensorView& view) {
     if (row.Has('H') && row.Has('K')) e.bytes += NumBytes(view);  // the others are small
   });
-  e.invariant = kernel.invariant && !by_residue;
+  e.invariant = kernel.invariant && !by_residue && !by_row;
   return e;
 }
 

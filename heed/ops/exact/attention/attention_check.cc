@@ -13,7 +13,6 @@
 #include "heed/ops/exact/attention/attention_check_internal.h"
 #include "heed/ops/exact/attention/attention_internal.h"
 #include "heed/ops/exact/attention/attention_options_internal.h"
-#include "heed/ops/sparse/common/pattern_internal.h"
 
 namespace heed::attention {
 namespace {
@@ -381,48 +380,7 @@ void CheckHeads(const Check& check, const Options& options, const Sizes& n, Prob
   }
 }
 
-// f(call, sequences) for each call that a pattern is listed for. Entries of one shape share what does not tell them
-// apart; where each is a sequence of its own, they are listed alone.
-template <class F>
-void ForPatternCalls(bool to_lengths, Problem* p, const F& f) {
-  if (p->sequences.empty()) return;
-  const auto keys_of = [&](const Sequence& s) { return to_lengths ? s.key_end : s.num_keys; };
-  const Sequence& first = p->sequences.front();
-  const bool alike = std::ranges::all_of(p->sequences, [&](const Sequence& s) {
-    return s.num_queries == first.num_queries && keys_of(s) == keys_of(first);
-  });
-  PatternCall call;
-  call.query_heads = p->query_heads;
-  call.key_heads = p->key_heads;
-  call.batches = 0;
-  for (const Sequence& s : p->sequences) call.batches = std::max(call.batches, s.batch + 1);
-  const bool together = alike && std::ssize(p->sequences) == call.batches;
-  const size_t each = together ? p->sequences.size() : 1;
-  for (size_t i = 0; i < p->sequences.size(); i += each) {
-    const auto sequences = std::span(p->sequences).subspan(i, each);
-    call.Tq = sequences[0].num_queries;
-    call.Tk = keys_of(sequences[0]);
-    call.batch = together ? 0 : sequences[0].batch;
-    call.starts.clear();
-    for (const Sequence& s : sequences) call.starts.push_back(s.start);
-    f(call, sequences);
-  }
-}
-
 }  // namespace
-
-void PlacePattern(const char* op, const Pattern& pattern, bool to_lengths, Problem* p) {
-  if (!pattern.present()) return;
-  ForPatternCalls(to_lengths, p, [&](const PatternCall& call, std::span<Sequence> sequences) {
-    patterns::CheckPattern(op, pattern, call);  // of the keys that there are so far, in a cache
-    p->kept.push_back(patterns::Compile(pattern, call));
-    for (Sequence& s : sequences) {
-      s.kept = p->kept.back().get();
-      s.kept_batch = std::ssize(sequences) > 1 ? s.batch : 0;
-    }
-    p->has_pattern = true;
-  });
-}
 
 Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
                        const Outputs& out, Use use) {
@@ -462,11 +420,7 @@ Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
   if (packed) p.q.batch_stride = p.k.batch_stride = p.v.batch_stride = 0;
   if (packed) p.o.batch_stride = p.lse.batch_stride = 0;
   if (n.Hkv == 0) p.sequences.clear();
-  if (options.pattern.present()) {
-    ForPatternCalls(/*to_lengths=*/false, &p, [&](const PatternCall& call, std::span<Sequence>) {
-      patterns::CheckPattern(op, options.pattern, call);
-    });
-  }
+  CheckPattern(op, options.pattern, &p);
   softmax::LayOutDecays(&p);
   return p;
 }

@@ -45,6 +45,9 @@ BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in, const 
 void FillSurplusRows(const softmax::Problem& problem, const Inputs& in, const Outputs& out);
 void ClearSurplusRows(const softmax::Problem& problem, const Gradients& out);
 
+// Throws InvalidArgument unless the pattern fits.
+void CheckPattern(const char* op, const Pattern& pattern, softmax::Problem* problem);
+
 // Lists what the pattern keeps of each sequence's keys, those there are or, `to_lengths`, those that are valid. Throws
 // InvalidArgument if it does not fit.
 void PlacePattern(const char* op, const Pattern& pattern, bool to_lengths, softmax::Problem* problem);
@@ -55,6 +58,7 @@ struct Layer {
     kTiles,     // of consecutive keys, which hold some pair
     kWindow,    // p - left <= j <= p + right
     kResidues,  // j = p + step c, shift - left <= c <= shift + right
+    kRows,      // those listed for each row
   } kind;
   int64_t step = 1, shift = 0, left = 0, right = 0;
 };
@@ -68,6 +72,11 @@ struct Piece {
   softmax::Gradients gradients;
 };
 
+// Those, one or one per key head, in which each row of the problem is a sequence of its own, of the keys that a pattern
+// lists for it, which must outlive them.
+std::vector<Piece> ProblemsOfRows(softmax::Problem whole, const Pattern& pattern,
+                                  const softmax::Gradients& gradients = {});
+
 // The pieces of a layer, which write the rows and gradients of the problem between them.
 std::vector<Piece> PiecesOf(const char* op, softmax::Problem whole, const Options& options, const Layer& layer,
                             const softmax::Gradients& gradients = {});
@@ -76,6 +85,12 @@ std::vector<Piece> PiecesOf(const char* op, softmax::Problem whole, const Option
 void Run(const char* op, Context& ctx, const Options& options, softmax::Problem* whole);
 void RunBackward(const char* op, Context& ctx, const Options& options, const softmax::Gradients& gradients,
                  softmax::Problem* whole);
+
+// Runs the backward pass of such rows: attention_rows_backward.cc.
+void RunBackwardOfRows(const char* op, Context& ctx, const Pattern& pattern, const softmax::Gradients& gradients,
+                       const softmax::Problem& whole);
+int64_t BackwardBytesOfRows(const char* op, const Context& ctx, const Pattern& pattern,
+                            const softmax::Gradients& gradients, const softmax::Problem& whole);
 
 // What that takes, of all threads together.
 int64_t BytesOf(const char* op, const Context& ctx, const softmax::Problem& whole, const Options& options);

@@ -108,7 +108,7 @@ inline Pattern Csr(const ConstTensorView& row_ptr, const ConstTensorView& column
 }
 
 // index[b][i][h]: the keys of row i of the call, not of a position: [B, Tq, n] or [B, Tq, Hkv, n]; -1 is absent,
-// none comes twice.
+// none comes twice. Alone, attention reads each row's keys where they are and costs what these are.
 HEED_API Pattern Keys(const ConstTensorView& index);
 
 // A pattern for each query head.

@@ -96,6 +96,12 @@ class Node {
   virtual void Words(const Place& place, const RowRange& rows, int64_t begin,
                      uint64_t* words) const = 0;
 
+  // Of a node that lists the keys of each row of the call: those of this row in [begin, end), ascending.
+  virtual std::span<const int64_t> Listed(const Place& /*place*/, int64_t /*row*/, int64_t /*begin*/,
+                                          int64_t /*end*/) const {
+    return {};
+  }
+
   // The builder that made it, with its arguments; or "|" or "&" of `values[0]`, two patterns.
   std::string_view builder;
   std::vector<Value> values;

@@ -389,21 +389,20 @@ class KeysNode : public Node {
 
   void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const override {
     for (int64_t i = 0; i < rows.count; ++i) {
-      for (const int64_t j : Within(place, rows.row + i, 0, place.Tk)) tiles.AddKeys(j, j + 1);
+      for (const int64_t j : Listed(place, rows.row + i, 0, place.Tk)) tiles.AddKeys(j, j + 1);
     }
   }
   void Words(const Place& place, const RowRange& rows, int64_t begin,
              uint64_t* words) const override {
     for (int64_t i = 0; i < rows.count; ++i) {
       words[i] = 0;
-      for (const int64_t j : Within(place, rows.row + i, begin, begin + kTile)) {
+      for (const int64_t j : Listed(place, rows.row + i, begin, begin + kTile)) {
         words[i] |= uint64_t{1} << (j - begin);
       }
     }
   }
 
- private:
-  std::span<const int64_t> Within(const Place& place, int64_t row, int64_t begin, int64_t end) const {
+  std::span<const int64_t> Listed(const Place& place, int64_t row, int64_t begin, int64_t end) const override {
     const int64_t heads = std::max<int64_t>(heads_, 1);
     const int64_t head = heads == 1 ? 0 : place.head / (place.query_heads / heads);
     const auto at = static_cast<size_t>(((place.batch * rows_ + row) * heads + head) * count_);
@@ -411,6 +410,7 @@ class KeysNode : public Node {
     return {std::ranges::lower_bound(own, begin), std::ranges::lower_bound(own, end)};
   }
 
+ private:
   int64_t batches_, rows_, heads_, count_;  // heads 0: no such axis
   std::vector<int64_t> keys_;               // of each row ascending
 };

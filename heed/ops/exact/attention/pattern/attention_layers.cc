@@ -11,11 +11,11 @@
 #include <limits>
 #include <vector>
 
-#include "heed/core/carver.h"
 #include "heed/core/error.h"
 #include "heed/engines/softmax/decays.h"
 #include "heed/engines/softmax/kernels.h"
 #include "heed/ops/exact/attention/attention_internal.h"
+#include "heed/ops/exact/attention/pattern/attention_tables_internal.h"
 
 namespace heed::attention {
 namespace {
@@ -23,33 +23,6 @@ namespace {
 using softmax::Problem;
 using softmax::Rows;
 using softmax::Sequence;
-
-// Tokens of a tensor over all sequences, and batch entries that hold as many each: in a packed call one.
-struct Extent {
-  int64_t batches = 0, tokens = 0;
-};
-
-Extent ExtentOf(const Problem& p, int64_t Sequence::*first, int64_t Sequence::*count) {
-  Extent extent = {1, 0};
-  for (const Sequence& s : p.sequences) extent.tokens = std::max(extent.tokens, s.*first + s.*count);
-  if (!p.packed) extent.batches = std::ssize(p.sequences);
-  return extent;
-}
-Extent QueriesOf(const Problem& p) { return ExtentOf(p, &Sequence::first_q, &Sequence::num_queries); }
-Extent KeysOf(const Problem& p) { return ExtentOf(p, &Sequence::first_k, &Sequence::num_keys); }
-
-template <class T>
-Rows Table(Carver& carver, const Extent& extent, int64_t heads, int64_t depth) {
-  T* data;
-  carver.Next(data, extent.batches * extent.tokens * heads * depth);
-  return {data, extent.batches == 1 ? 0 : extent.tokens * heads * depth, heads * depth, depth};
-}
-
-template <class T>
-T* At(const Rows& rows, int64_t batch, int64_t token, int64_t head) {
-  return static_cast<T*>(const_cast<void*>(rows.data)) + batch * rows.batch_stride + token * rows.token_stride +
-         head * rows.head_stride;
-}
 
 template <class T>
 struct Answers {
@@ -80,21 +53,6 @@ struct Sums {
     return carver.bytes();
   }
 };
-
-template <class T>
-void Store(DType dtype, const T* from, int64_t count, const Rows& rows, int64_t batch, int64_t token, int64_t head) {
-  const auto put = [&](auto* to, const auto& convert) {
-    for (int64_t e = 0; e < count; ++e) to[e] = convert(from[e]);
-  };
-  switch (dtype) {
-    case DType::kBF16:
-      return put(At<BF16>(rows, batch, token, head), [](T x) { return ToBF16(static_cast<float>(x)); });
-    case DType::kF16:
-      return put(At<F16>(rows, batch, token, head), [](T x) { return ToF16(static_cast<float>(x)); });
-    default:
-      return put(At<T>(rows, batch, token, head), [](T x) { return x; });
-  }
-}
 
 // f(batch, token, head, worker) of all queries, or keys, sequence by sequence.
 template <class F>
@@ -226,6 +184,8 @@ void RunBackward(const char* op, Context& ctx, const Options& options, const sof
   if (layers[0].kind == Layer::kTiles) {
     PlacePattern(op, options.pattern, /*to_lengths=*/false, whole);
     softmax::Choose(op, ctx, *whole, softmax::Pass::kBackward).backward(ctx, *whole, gradients);
+  } else if (layers[0].kind == Layer::kRows) {
+    RunBackwardOfRows(op, ctx, options.pattern, gradients, *whole);
   } else if (layers.size() == 1) {
     RunBackwardPieces(op, ctx, PiecesOf(op, *whole, options, layers[0], gradients));
   } else if (whole->dtype == DType::kF64) {
@@ -253,6 +213,7 @@ int64_t BytesOf(const char* op, const Context& ctx, const Problem& whole, const 
 int64_t BackwardBytesOf(const char* op, const Context& ctx, const Problem& whole, const Options& options,
                         const softmax::Gradients& gradients) {
   const std::vector<Layer> layers = LayersOf(whole, options);
+  if (layers[0].kind == Layer::kRows) return BackwardBytesOfRows(op, ctx, options.pattern, gradients, whole);
   int64_t most = 0, kept = 0;
   for (const Layer& layer : layers) {
     for (const auto& [problem, own] : PiecesOf(op, whole, options, layer, gradients)) {

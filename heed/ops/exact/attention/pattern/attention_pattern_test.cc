@@ -1,5 +1,5 @@
-// The ways that a call with a pattern goes: lists of tiles, or one dense problem per residue where the pattern keeps
-// positions of different residues apart.
+// The ways that a call with a pattern goes: lists of tiles, one dense problem per residue where the pattern keeps
+// positions of different residues apart, or each row by itself where it lists the row's keys.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,6 +20,33 @@ using testing::Not;
 
 bool IsByResidue(Context& ctx, const Problem& p) {
   return Explain(ctx, p.in, p.options).why.find("by residue") != std::string::npos;
+}
+
+bool IsByRow(Context& ctx, const Problem& p) {
+  return Explain(ctx, p.in, p.options).why.find("each row is a problem of its own") != std::string::npos;
+}
+
+// `count` keys of each row, or fewer, in any order, by key head or for all of them.
+Pattern RandomKeys(const Problem& p, int64_t count, bool by_head, uint64_t seed) {
+  const int64_t B = p.in.q.size(0), Tq = p.in.q.size(1), Tk = p.in.k.size(1), H = by_head ? p.in.k.size(2) : 1;
+  std::vector<int64_t> shape = {B, Tq, count};
+  if (by_head) shape.insert(shape.begin() + 2, H);
+  const Buffer index(DType::kI64, shape);
+  Random random(seed);
+  std::vector<int64_t> all(static_cast<size_t>(std::max(Tk, count)));
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i) < Tk ? static_cast<int64_t>(i) : -1;
+  std::vector<int64_t> at(shape.size());
+  for (int64_t row = 0; row < B * Tq * H; ++row) {
+    at = {row / (Tq * H), row / H % Tq};
+    if (by_head) at.push_back(row % H);
+    at.push_back(0);
+    for (int64_t i = 0; i < count; ++i) {
+      std::swap(all[static_cast<size_t>(i)], all[static_cast<size_t>(random.Integer(i, std::ssize(all) - 1))]);
+      at.back() = i;
+      SetElement(index.view(), at, random.Chance(.1) ? -1 : static_cast<double>(all[static_cast<size_t>(i)]));
+    }
+  }
+  return patterns::Keys(index.view());
 }
 
 // Every step-th token, from one on.
@@ -132,6 +159,59 @@ TEST_P(PatternPaths, BitsOfResiduesDoNotDependOnThreadsStridesSplitsOrPacking) {
   }
 }
 
+// Groups of query heads that decoding kernels take and larger ones, keys by head and for all, more of them than
+// are copied at once.
+TEST_P(PatternPaths, ListedKeysAgreeWithTheReferenceForwardAndBackward) {
+  const Sizes sizes[] = {{.B = 2, .Tq = 70, .Tk = 90, .Hq = 2, .Hkv = 1, .D = 8, .Dv = 12},
+                         {.B = 1, .Tq = 5, .Tk = 300, .Hq = 2, .Hkv = 2, .D = 16, .Dv = 16},
+                         {.B = 2, .Tq = 9, .Tk = 33, .Hq = 24, .Hkv = 2, .D = 8, .Dv = 8},
+                         {.B = 1, .Tq = 150, .Tk = 150, .Hq = 4, .Hkv = 2, .D = 20, .Dv = 4},
+                         {.B = 1, .Tq = 1, .Tk = 9, .Hq = 1, .Hkv = 1, .D = 4, .Dv = 4}};
+  uint64_t seed = 1;
+  for (const Sizes& size : sizes) {
+    for (const int64_t count : {1, 7, 100}) {
+      for (int variant = 0; variant < 6; ++variant, ++seed) {
+        Problem p = MakeProblem(GetParam(), size, seed);
+        p.options.pattern = RandomKeys(p, count, variant % 3 == 0, seed);
+        p.options.causal = variant % 2 == 0;
+        if (variant == 1) p.options.align = Align::kTopLeft;
+        if (variant >= 2) p.options.sinks = KeepFloats(p, std::vector<double>(static_cast<size_t>(size.Hq), 0.3));
+        if (variant >= 4) {
+          p.options.softcap = 4;
+          p.options.key_starts = KeepInts(p, std::vector<int64_t>(static_cast<size_t>(size.B), size.Tk / 4));
+          p.options.key_lengths = KeepInts(p, std::vector<int64_t>(static_cast<size_t>(size.B), size.Tk - size.Tk / 5));
+          p.options.query_lengths = KeepInts(p, std::vector<int64_t>(static_cast<size_t>(size.B), size.Tq - size.Tq / 3));
+        }
+        ASSERT_TRUE(IsByRow(ctx_, p));
+        const Comparison forward = Compare(MakeCase(p), ctx_);
+        EXPECT_TRUE(forward.ok) << Title(p) << ": " << forward.message;
+        const Problem trained = WithGradients(p, seed);
+        const Comparison backward = Compare(MakeBackwardCase(trained, false), ctx_);
+        EXPECT_TRUE(backward.ok) << Title(trained) << ": " << backward.message;
+      }
+    }
+  }
+}
+
+TEST_P(PatternPaths, BitsOfListedKeysDoNotDependOnThreadsStridesOrNeighbours) {
+  Context one(1);
+  for (const bool by_head : {false, true}) {
+    Problem p = MakeProblem(GetParam(), {.B = 3, .Tq = 130, .Tk = 130, .Hq = 4, .Hkv = 2, .D = 16, .Dv = 24});
+    p.options.causal = true;
+    p.options.pattern = RandomKeys(p, 90, by_head, 3);
+    const Result all = RunForward(ctx_, p);
+    EXPECT_EQ(Difference(all, RunForward(one, p)), "");
+    EXPECT_EQ(Difference(all, RunForward(ctx_, Restrided(p, 5))), "");
+    const Problem trained = WithGradients(p, 7);
+    const auto gradients = RunBackward(ctx_, trained);
+    EXPECT_EQ(Difference(gradients, RunBackward(one, trained)), "");
+    // The first sequence alone, whose keys come first.
+    Problem first = OneSequence(p, 0);
+    first.options.pattern = RandomKeys(first, 90, by_head, 3);
+    EXPECT_EQ(Difference(all.o.view().Slice(0, 0, 1), RunForward(ctx_, first).o.view()), "");
+  }
+}
+
 // Whole tiles beside tiles that are not there, in every way in which kernels cut keys into tiles of their own.
 TEST_P(PatternPaths, BlocksHaveTheBitsOfTheirMask) {
   for (const int64_t block : {16, 64, 128}) {
@@ -167,6 +247,11 @@ TEST(PatternPathsTest, CostIsThatOfWhatIsKept) {
     EXPECT_LE(e.visited_pairs, share * e.flops / (2 * 16)) << pattern.ToString();
     EXPECT_FALSE(e.invariant);
   }
+  p.options.pattern = RandomKeys(p, 32, false, 1);
+  const Explanation e = Explain(ctx, p.in, p.options);
+  EXPECT_LE(e.flops, 2 * 16 * 32 * 4096);
+  EXPECT_LE(e.visited_pairs, 1.1 * e.flops / (2 * 16));
+  EXPECT_FALSE(e.invariant);
 }
 
 // What a sequence of every step-th token could not tell stays with tiles of consecutive keys, whose bits are those of
@@ -198,6 +283,12 @@ TEST(PatternPathsTest, WhatDependsOnNeighboursKeepsItsTiles) {
     const Comparison forward = Compare(MakeCase(p), ctx);
     EXPECT_TRUE(forward.ok) << Title(p) << ": " << forward.message;
   }
+  Problem keys = with([](Problem& p) { p.options.pattern = RandomKeys(p, 9, false, 2); });
+  EXPECT_TRUE(IsByRow(ctx, keys));
+  keys.options.window.left = 30;
+  EXPECT_FALSE(IsByRow(ctx, keys));
+  const Comparison forward = Compare(MakeCase(keys), ctx);
+  EXPECT_TRUE(forward.ok) << forward.message;
 }
 
 }  // namespace

@@ -147,6 +147,7 @@ std::vector<Layer> LayersOf(const Problem& p, const Options& options) {
   const Layer tiles = {Layer::kTiles};
   if (!options.pattern.present() || NeedsTiles(options) || p.sequences.empty()) return {tiles};
   const patterns::Node& node = *options.pattern.node();
+  if (node.builder == "keys") return {{Layer::kRows}};
   if (const auto alone = ResiduesOf(node)) {
     return {{Layer::kResidues, alone->step, 0, alone->reach, alone->reach}};
   }
@@ -176,6 +177,8 @@ std::vector<Piece> PiecesOf(const char* op, Problem whole, const Options& option
       whole.window_right = layer.right;
       for (Sequence& s : whole.sequences) s.sink_end = s.key_begin;
       break;
+    case Layer::kRows:
+      return ProblemsOfRows(std::move(whole), options.pattern, gradients);
     case Layer::kResidues:
       for (const Sequence& s : whole.sequences) pieces.push_back(ResiduesOfSequence(whole, gradients, s, layer));
       return pieces;
