@@ -42,8 +42,8 @@ ConstTensorView KeepFloats(Problem& problem, std::vector<double> values,
 // Sizes of a problem that is not packed.
 Sizes SizesOf(const Problem& problem);
 
-// The same numbers elsewhere: every tensor in new memory, in another order of
-// axes, with gaps and negative strides.
+// The problem with its numbers elsewhere: every tensor lies in new memory, in another
+// order of axes, with gaps and negative strides.
 Problem Restrided(const Problem& problem, uint64_t seed);
 
 // Parts of a problem that is not packed, asked for on their own. Positions are
