@@ -9,7 +9,7 @@
 
 namespace heed::patterns {
 
-// The pattern has up to `depth` levels of | and &; below(n) is a random number in [0, n).
+// A pattern of up to `depth` levels of | and &; below(n) is a random number in [0, n).
 Pattern RandomPattern(const PatternCall& call, int depth, const std::function<int64_t(int64_t)>& below);
 
 }  // namespace heed::patterns

@@ -92,7 +92,7 @@ class Node {
                         int64_t /*end*/) const {
     return Share::kSome;
   }
-  // Writes for each row which of the keys [begin, begin + 64) it keeps, bit by bit; what does not exist may be set.
+  // For each row, the keys [begin, begin + 64) that it keeps, bit by bit; what does not exist may be set.
   virtual void Words(const Place& place, const RowRange& rows, int64_t begin,
                      uint64_t* words) const = 0;
 

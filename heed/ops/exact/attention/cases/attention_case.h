@@ -38,11 +38,11 @@ Gradients ToGradients(std::span<const OutputSpec> specs, std::span<const TensorV
 // The case of a problem. What its tolerance is and why stands in the .cc.
 Case MakeCase(const Problem& problem);
 
-// The case of a problem's backward pass, alone or with o and lse computed first and
-// compared too.
+// The case of its backward pass, alone or with o and lse computed first and compared
+// too.
 Case MakeBackwardCase(const Problem& problem, bool with_forward);
 
-// The case of a problem on a cache that ends with the keys of the queries. Throws InvalidArgument for
+// The case of Attend() over a cache that ends with the keys of the queries. Throws InvalidArgument for
 // options that a cache does not take.
 Case MakeStepCase(const Problem& problem);
 
