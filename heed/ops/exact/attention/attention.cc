@@ -48,6 +48,15 @@ double NumBytes(const ConstTensorView& t) {
          static_cast<double>(SizeOf(t.dtype()));
 }
 
+// Bytes of the tensors with a number for each key and head; the others are small.
+double NumBytes(const Options& options) {
+  double bytes = 0;
+  ForEachTensor(options, [&](const OptionRow& row, const ConstTensorView& view) {
+    if (row.Has('H') && row.Has('K')) bytes += NumBytes(view);
+  });
+  return bytes;
+}
+
 }  // namespace
 
 void Forward(Context& ctx, const Inputs& in, const Options& options,
@@ -88,12 +97,9 @@ Explanation Explain(const Context& ctx, const Inputs& in,
     }
   }
   e.workspace_bytes = BytesOf(kOp, ctx, p, options);
-  e.bytes = NumBytes(in.q) + NumBytes(in.k) + NumBytes(in.v) +
+  e.bytes = NumBytes(in.q) + NumBytes(in.k) + NumBytes(in.v) + NumBytes(options) +
             rows * static_cast<double>(p.value_depth) *
                 static_cast<double>(SizeOf(in.q.dtype()));
-  ForEachTensor(options, [&](const OptionRow& row, const ConstTensorView& view) {
-    if (row.Has('H') && row.Has('K')) e.bytes += NumBytes(view);  // the others are small
-  });
   e.invariant = kernel.invariant && !by_residue;
   return e;
 }
