@@ -177,8 +177,8 @@ void BindRuntime(nb::module_& m) {
       },
       "on"_a.none(), nb::sig("def set_strict(on: bool) -> None"),
       "Whether what is slow raises Unsupported: with `on`, an array that would be copied because its last\n"
-      "axis is not contiguous, and causal_conv1d on an x that has neither axis contiguous. heed.explain\n"
-      "names them, strict or not. Off at the start.");
+      "axis is not contiguous, a mask or bias of attention that is read pair by pair, and causal_conv1d on an\n"
+      "x that has neither axis contiguous. heed.explain names them, strict or not. Off at the start.");
 }
 
 }  // namespace heed::python

@@ -73,7 +73,7 @@ auto Looking(const CacheOwner& owner, F&& f) {
   return f();
 }
 
-// The same while nobody else uses it; errors name `operation`.
+// f() without the GIL while nobody else uses the cache; errors name `operation`.
 template <class F>
 void Changing(const char* operation, CacheOwner& owner, F&& f) {
   Compute(operation, {}, [&] {
@@ -117,7 +117,7 @@ void ReadDType(Options& options, const Argument& argument) {
   options.dtype = ToFloatDType(argument);
 }
 
-// Of the keyword `rotary`, which is read when the others are known.
+// Passes over the keyword `rotary`, which is read when the others are known.
 template <class Options>
 void LeaveRotary(Options&, const Argument&) {}
 

@@ -29,7 +29,10 @@ def said_of(name, doc):
 @pytest.mark.parametrize("name", OURS)
 def test_every_argument_is_explained(name):
     doc = OURS[name].__nb_signature__[0][1]
+    elsewhere = parameters(heed.attention) if "of heed.attention" in (said_of("options", doc) or "") else []
     for parameter in parameters(OURS[name]):
+        if parameter in elsewhere:
+            continue
         said = said_of(parameter, doc)
         assert (said and len(said) > 4) or re.search(rf"`{parameter}`", doc), f"{name}: nothing is said of {parameter}"
 
@@ -37,7 +40,7 @@ def test_every_argument_is_explained(name):
 def test_parameters_are_those_of_the_signature():
     assert parameters(heed.gla) == list(inspect.signature(heed.gla).parameters)
     assert parameters(heed.attention) == list(inspect.signature(heed.attention).parameters)
-    assert parameters(heed.KVCache.attend) == ["q", "causal", "tree", "return_lse", "options"]
+    assert parameters(heed.KVCache.attend) == list(inspect.signature(heed.KVCache.attend).parameters)[1:]
     assert said_of("q", "  q   the\n      query\n  kk  key") == "the query"
     assert said_of("k", "  q   the\n      query\n  kk  key") is None
 

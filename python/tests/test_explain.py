@@ -141,3 +141,18 @@ def test_lengths_may_be_shapes(name, given, option):
         assert heed.explain(name, **inputs, **{option: shape}) == heed.explain(name, **inputs, **{option: numbers})
     with pytest.raises(heed.InvalidArgument, match=f"{option} has shape"):
         heed.explain(name, **given, **{option: (*shape, 1)})
+
+
+@pytest.mark.parametrize("name, more", [("attention", {}), ("longformer", {"window": 4, "tokens": [0]}), ("attend", {})])
+def test_a_precision_without_a_faster_kernel_says_so(name, more):
+    q = np.zeros((1, 6, 2, 8), np.float32)
+    if name == "attend":
+        cache = heed.KVCache(1, 2, 8)
+        cache.append(q, q)
+        more = {"cache": cache}
+    else:
+        more = {"k": q, "v": q, **more}
+    says = "; precision: 'high' has no faster kernel here"
+    assert says not in heed.explain(name, q=q, **more)["why"]
+    high = heed.explain(name, q=q, precision="high", **more)
+    assert (says in high["why"]) == ("softmax_tiles" not in high["kernel"])

@@ -1,6 +1,7 @@
 # The package itself: docstrings, stubs, what an import costs, ALiBi slopes.
 import ast
 import importlib.metadata
+import importlib.util
 import inspect
 import pathlib
 import pydoc
@@ -181,6 +182,31 @@ def test_every_function_has_the_options_as_attention_has_them():
                     first = ["scale", "causal", "tree", "return_lse"] if name == "LatentKVCache" else ["causal", "tree", "return_lse"]
                     assert list(taken)[:len(first)] == first and taken["causal"] == ("bool", "True")
                 assert taken["scale"] == (("float", None) if name == "LatentKVCache" else options["scale"])
+
+
+def test_no_door_lacks_an_option_of_the_header():
+    torch = pytest.importorskip("torch")
+    import heed.torch
+
+    spec = importlib.util.spec_from_file_location("docstrings", ROOT / "tools/docstrings.py")
+    docstrings = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(docstrings)
+    header = docstrings.Header(ROOT / "heed/ops/exact/attention/attention.h")
+    fields = docstrings.fields_of(dict(header.arguments)["Options"], header.enums)
+    fields = {name for names, _ in fields for name in names.split(", ")}
+    assert len(fields) > 25 and fields == {name for name, *_ in heed._core._attention_options} - {"threads"}
+    for name in ("attention", "attention_backward"):
+        assert fields <= {a.name for a in getattr(torch.ops.heed, name).default._schema.arguments}
+    unions = {"query_starts": "align", "segments_q": "segments", "segments_k": "segments"}
+    keywords = {unions.get(name, name) for name in fields}
+    for function in (heed.attention, heed.attention_backward, heed.torch.attention):
+        assert keywords <= set(inspect.signature(function).parameters), function
+    text = heed.attention.__doc__.split("Arguments:")[1]
+    assert all(re.search(rf"^  {name} +\S", text, re.MULTILINE) for name in keywords)
+    given = heed.torch._operators.attention_options.given
+    for name in keywords - {"seed"}:  # any other value than the default reaches the operator
+        value = {"align": "top_left", "pattern": heed.patterns.atrous(2)}.get(name, [7])
+        assert given({name: value}, heed.torch.attention), name
 
 
 CONSUMER = '''

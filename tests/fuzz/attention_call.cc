@@ -96,10 +96,8 @@ class Maker {
 
   double Cost() const {
     const double heads = static_cast<double>(B_ * Hkv_ * group_);
-    const double pairs = heads * static_cast<double>(std::max<int64_t>(Tq_, 1) *
-                                                     std::max<int64_t>(Tk_, 1));
-    return std::max(pairs / kMaxPairs,
-                    pairs * static_cast<double>(D_ + Dv_) / kMaxProducts);
+    const double pairs = heads * static_cast<double>(std::max<int64_t>(Tq_, 1) * std::max<int64_t>(Tk_, 1));
+    return std::max(pairs / kMaxPairs, pairs * static_cast<double>(D_ + Dv_) / kMaxProducts);
   }
 
   // Outer axes in any order, gaps, repeated or backwards; the last axis of
@@ -113,12 +111,8 @@ class Maker {
     const bool any = in_.OneIn(3);
     const size_t first = rows ? 1 : 0;
     if (any && rank > first + 1) {
-      std::rotate(order.begin() + static_cast<ptrdiff_t>(first),
-                  order.begin() + static_cast<ptrdiff_t>(
-                                      first + static_cast<size_t>(in_.Below(
-                                                  static_cast<int64_t>(
-                                                      rank - first)))),
-                  order.end());
+      const auto begin = order.begin() + static_cast<ptrdiff_t>(first);
+      std::rotate(begin, begin + in_.Below(static_cast<int64_t>(rank - first)), order.end());
     }
     int64_t next = 1;
     for (size_t i = 0; i < rank; ++i) {
@@ -180,8 +174,7 @@ class Maker {
         strides.push_back(1);
         break;
       case Mistake::kDType:  // of any other size of element, or an integer
-        dtype = dtype == DType::kI32 || in_.OneIn(2) ? DType::kBool
-                                                     : DType::kI32;
+        dtype = dtype == DType::kI32 || in_.OneIn(2) ? DType::kBool : DType::kI32;
         break;
       case Mistake::kStride:
         if (sizes.back() < 2 || number == 4) return view;

@@ -49,6 +49,15 @@ double NumBytes(const ConstTensorView& t) {
          static_cast<double>(SizeOf(t.dtype()));
 }
 
+// Bytes of the tensors with a number for each key and head; the others are small.
+double NumBytes(const Options& options) {
+  double bytes = 0;
+  ForEachTensor(options, [&](const OptionRow& row, const ConstTensorView& view) {
+    if (row.Has('H') && row.Has('K')) bytes += NumBytes(view);
+  });
+  return bytes;
+}
+
 }  // namespace
 
 void Forward(Context& ctx, const Inputs& in, const Options& options,
@@ -92,128 +101,113 @@ Explanation Explain(const Context& ctx, const Inputs& in,
     e.visited_pairs += softmax::VisitedPairs(piece.problem, kernel.lanes(ctx, piece.problem), kernel.grid);
   }
   e.workspace_bytes = BytesOf(kOp, ctx, p, options);
-  e.bytes = NumBytes(in.q) + NumBytes(in.k) + NumBytes(in.v) +
+  e.bytes = NumBytes(in.q) + NumBytes(in.k) + NumBytes(in.v) + NumBytes(options) +
             rows * static_cast<double>(p.value_depth) *
                 static_cast<double>(SizeOf(in.q.dtype()));
-  ForEachTensor(options, [&](const OptionRow& row, const ConstTensorView& view) {
-    if (row.Has('H') && row.Has('K')) e.bytes += NumBytes(view);  // the others are small
-  });
   e.invariant = kernel.invariant && !by_residue && !by_row;
   return e;
 }
 
-void Merge(Context& ctx, std::span<const Part> parts,
-           const ConstTensorView& sinks, const Outputs& out) {
-  const std::string op = "attention::Merge: ";
-  const auto fail = [&](const std::string& name, const std::string& got,
-                        const std::string& expected) {
-    throw InvalidArgument(op + name + " " + got + ", expected " + expected);
+namespace {
+
+// Checks the parts of a merge, their sinks and what is written.
+void CheckParts(std::span<const Part> parts, const ConstTensorView& sinks, const Outputs& out) {
+  const auto fail = [&](const std::string& name, const std::string& got, const std::string& expected) {
+    throw InvalidArgument("attention::Merge: " + name + " " + got + ", expected " + expected);
   };
-  const auto check = [&](const std::string& name, const ConstTensorView& t,
-                         std::span<const int64_t> shape) {
+  const auto check = [&](const std::string& name, const ConstTensorView& t, std::span<const int64_t> shape) {
     if (!t.present()) fail(name, "is absent", "a tensor");
-    if (!IsFloat(t.dtype())) {
-      fail(name, std::string("has dtype ") + Name(t.dtype()), "a float dtype");
-    }
-    if (!std::equal(t.sizes().begin(), t.sizes().end(), shape.begin(),
-                    shape.end())) {
-      fail(name, "has shape " + t.ShapeString(), ShapeString(shape));
-    }
+    if (!IsFloat(t.dtype())) fail(name, std::string("has dtype ") + Name(t.dtype()), "a float dtype");
+    if (!std::ranges::equal(t.sizes(), shape)) fail(name, "has shape " + t.ShapeString(), ShapeString(shape));
     if (t.device().type != DeviceType::kCpu) fail(name, "is on a device", "the CPU");
-    if (t.num_elements() > 0 && t.data() == nullptr) {
-      fail(name, "has no data", "a pointer");
-    }
+    if (t.num_elements() > 0 && t.data() == nullptr) fail(name, "has no data", "a pointer");
   };
   if (parts.empty()) fail("parts", "is empty", "at least one part");
   const ConstTensorView& first = parts[0].o;
   const int rank = first.rank();
   if (!first.present() || (rank != 4 && rank != 3)) {
-    fail("parts[0].o", "has shape " + first.ShapeString(),
-         "[B, T, H, D], or [T, H, D] packed");
+    fail("parts[0].o", "has shape " + first.ShapeString(), "[B, T, H, D], or [T, H, D] packed");
   }
-  const int64_t B = rank == 4 ? first.size(0) : 1, T = first.size(rank - 3),
-                H = first.size(rank - 2), D = first.size(rank - 1);
-  const std::vector<int64_t> lse_shape =
-      rank == 4 ? std::vector<int64_t>{B, H, T} : std::vector<int64_t>{H, T};
+  const int64_t T = first.size(rank - 3), H = first.size(rank - 2);
+  std::vector<int64_t> lse_shape = {H, T};
+  if (rank == 4) lse_shape.insert(lse_shape.begin(), first.size(0));
   for (size_t i = 0; i < parts.size(); ++i) {
     const std::string name = "parts[" + std::to_string(i) + "].";
     check(name + "o", parts[i].o, first.sizes());
     check(name + "lse", parts[i].lse, lse_shape);
   }
-  if (sinks.present()) check("sinks", sinks, std::vector<int64_t>{H});
+  if (sinks.present()) check("sinks", sinks, std::span(&H, 1));
   check("o", out.o, first.sizes());
   if (out.lse.present()) check("lse", out.lse, lse_shape);
-  for (const ConstTensorView& written : {ConstTensorView(out.o),
-                                         ConstTensorView(out.lse)}) {
-    const char* name = written.data() == out.o.data() ? "o" : "lse";
+  for (const auto& [name, written] : {std::pair{"o", ConstTensorView(out.o)}, {"lse", ConstTensorView(out.lse)}}) {
     if (written.present() && SelfOverlaps(written)) {
-      fail(name, "has strides " + ShapeString(written.strides()),
-           "strides that reach every element once");
+      fail(name, "has strides " + ShapeString(written.strides()), "strides that reach every element once");
     }
     for (const Part& part : parts) {
-      if (Overlap(written, part.o) || Overlap(written, part.lse) ||
-          Overlap(written, sinks)) {
+      if (Overlap(written, part.o) || Overlap(written, part.lse) || Overlap(written, sinks)) {
         fail(name, "overlaps an input", "memory of its own");
       }
     }
   }
   if (Overlap(out.o, out.lse)) fail("lse", "overlaps o", "memory of its own");
+}
 
-  const auto o_index = [rank](const ConstTensorView& t, int64_t b, int64_t i,
-                              int64_t h) {
-    return (rank == 4 ? b * t.stride(0) : 0) + i * t.stride(rank - 3) +
-           h * t.stride(rank - 2);
-  };
-  const auto lse_index = [rank](const ConstTensorView& t, int64_t b, int64_t i,
-                                int64_t h) {
-    return (rank == 4 ? b * t.stride(0) : 0) + h * t.stride(rank - 3) +
-           i * t.stride(rank - 2);
-  };
+// Where row i of head h is in sequence b of an o, [B, T, H, D] or packed, and of an lse, [B, H, T] or packed.
+int64_t RowOfO(const ConstTensorView& t, int64_t b, int64_t i, int64_t h) {
+  const int r = t.rank();
+  return (r == 4 ? b * t.stride(0) : 0) + i * t.stride(r - 3) + h * t.stride(r - 2);
+}
+int64_t RowOfLse(const ConstTensorView& t, int64_t b, int64_t i, int64_t h) {
+  const int r = t.rank();
+  return (r == 3 ? b * t.stride(0) : 0) + h * t.stride(r - 2) + i * t.stride(r - 1);
+}
+
+// One row; `weights` has room for a number per part.
+void MergeRow(std::span<const Part> parts, const ConstTensorView& sinks, const Outputs& out, int64_t b, int64_t i,
+              int64_t h, double* weights) {
   constexpr double kNone = -std::numeric_limits<double>::infinity();
+  double max = kNone;
+  for (size_t s = 0; s < parts.size(); ++s) {
+    const ConstTensorView& lse = parts[s].lse;
+    weights[s] = LoadAsDouble(lse.dtype(), lse.data(), RowOfLse(lse, b, i, h));
+    if (weights[s] > max || std::isnan(weights[s])) max = weights[s];
+    if (std::isnan(max)) break;
+  }
+  double total = 0;
+  for (size_t s = 0; s < parts.size(); ++s) {
+    weights[s] = std::isnan(max) ? max : weights[s] == kNone ? 0 : std::exp(weights[s] - max);
+    total += weights[s];
+  }
+  const double merged = total == 0 ? kNone : max + std::log(total);
+  double factor = total == 0 ? 0 : 1 / total;
+  if (sinks.present() && total != 0) {
+    factor /= 1 + std::exp(LoadAsDouble(sinks.dtype(), sinks.data(), h * sinks.stride(0)) - merged);
+  }
+  const int last = out.o.rank() - 1;
+  const int64_t row = RowOfO(out.o, b, i, h);
+  for (int64_t e = 0; e < out.o.size(last); ++e) {
+    double sum = 0;
+    for (size_t s = 0; s < parts.size(); ++s) {
+      if (weights[s] == 0) continue;  // no key, or none that counts
+      const ConstTensorView& o = parts[s].o;
+      sum += weights[s] * LoadAsDouble(o.dtype(), o.data(), RowOfO(o, b, i, h) + e * o.stride(last));
+    }
+    StoreDouble(out.o.dtype(), out.o.data(), row + e * out.o.stride(last), sum * factor);
+  }
+  if (out.lse.present()) StoreDouble(out.lse.dtype(), out.lse.data(), RowOfLse(out.lse, b, i, h), merged);
+}
+
+}  // namespace
+
+void Merge(Context& ctx, std::span<const Part> parts, const ConstTensorView& sinks, const Outputs& out) {
+  CheckParts(parts, sinks, out);
+  const ConstTensorView& first = parts[0].o;
+  const int rank = first.rank();
+  const int64_t B = rank == 4 ? first.size(0) : 1, T = first.size(rank - 3), H = first.size(rank - 2);
   ctx.ReserveScratch(parts.size() * sizeof(double));
   ctx.ParallelFor(B * T, [&](int64_t task, int worker) {
-    const int64_t b = task / T, i = task % T;
-    double* weights = static_cast<double*>(ctx.Scratch(worker));
-    for (int64_t h = 0; h < H; ++h) {
-      double max = kNone;
-      for (size_t s = 0; s < parts.size(); ++s) {
-        const ConstTensorView& lse = parts[s].lse;
-        weights[s] = LoadAsDouble(lse.dtype(), lse.data(), lse_index(lse, b, i, h));
-        if (weights[s] > max || std::isnan(weights[s])) max = weights[s];
-        if (std::isnan(max)) break;
-      }
-      double total = 0;
-      for (size_t s = 0; s < parts.size(); ++s) {
-        weights[s] = std::isnan(max)       ? max
-                     : weights[s] == kNone ? 0
-                                           : std::exp(weights[s] - max);
-        total += weights[s];
-      }
-      const double merged = total == 0 ? kNone : max + std::log(total);
-      double factor = total == 0 ? 0 : 1 / total;
-      if (sinks.present() && total != 0) {
-        const double sink =
-            LoadAsDouble(sinks.dtype(), sinks.data(), h * sinks.stride(0));
-        factor /= 1 + std::exp(sink - merged);
-      }
-      const int64_t row = o_index(out.o, b, i, h);
-      for (int64_t e = 0; e < D; ++e) {
-        double sum = 0;
-        for (size_t s = 0; s < parts.size(); ++s) {
-          if (weights[s] == 0) continue;  // no key, or none that counts
-          const ConstTensorView& o = parts[s].o;
-          sum += weights[s] * LoadAsDouble(o.dtype(), o.data(),
-                                           o_index(o, b, i, h) +
-                                               e * o.stride(rank - 1));
-        }
-        StoreDouble(out.o.dtype(), out.o.data(),
-                    row + e * out.o.stride(rank - 1), sum * factor);
-      }
-      if (out.lse.present()) {
-        StoreDouble(out.lse.dtype(), out.lse.data(),
-                    lse_index(out.lse, b, i, h), merged);
-      }
-    }
+    double* const weights = static_cast<double*>(ctx.Scratch(worker));
+    for (int64_t h = 0; h < H; ++h) MergeRow(parts, sinks, out, task / T, task % T, h, weights);
   });
 }
 

@@ -82,17 +82,17 @@ Table TorchResults();
 void ReadCall(const char* operation, PyObject* args, PyObject* kwargs,
               Call& call);
 
-// The same for functions of q and k alone that take `more` keywords of these: lse,
+// Reads the call of a function of q and k alone that takes `more` keywords of these: lse,
 // rows, heads, size, reduce.
 void ReadWeightsCall(const char* operation, std::span<const char* const> more,
                      PyObject* args, PyObject* kwargs, Call& call);
 
-// The same for attention_backward: do, q, k, v, o, lse by position or keyword, dlse,
-// need_dbias and all options but return_lse and out.
+// Reads a call of attention_backward: do, q, k, v, o, lse by position or keyword, dlse,
+// need_dbias and all options.
 void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs,
                       Call& call);
 
-// The same for `attend` of a cache: q by position or keyword, tree and all options, of which
+// Reads a call of a cache's `attend`: q by position or keyword, tree and all options, of which
 // the cache may refuse some; for heed.torch `lse` too. A scale that is needed may not be None.
 struct AttendArguments {
   bool needs_scale = false, for_torch = false;

@@ -319,32 +319,6 @@ void CheckLogDecay(const Check& check, const Options& options, const Sizes& n, P
   p->log_decay_dtype = t.dtype();
 }
 
-void CheckSegments(const Check& check, const Options& options, const Sizes& n,
-                   Problem* p) {
-  if (options.segments_q.present() != options.segments_k.present()) {
-    check.Fail(options.segments_q.present() ? "segments_k" : "segments_q",
-               "is absent", "both segments or neither");
-  }
-  const auto ids = [&](const char* name, const ConstTensorView& t, int64_t T) {
-    std::vector<int32_t> narrow;
-    for (const int64_t id : check.Integers(name, t, {n.B, T})) {
-      if (id > std::numeric_limits<int32_t>::max()) {
-        check.Fail(name, "contains " + Text(id), "ids below 2^31");
-      }
-      narrow.push_back(id < 0 ? -1 : static_cast<int32_t>(id));
-    }
-    return narrow;
-  };
-  p->segments_q = ids("segments_q", options.segments_q, n.Tq);
-  p->segments_k = ids("segments_k", options.segments_k, n.Tk);
-  if (p->segments_q.empty() || p->segments_k.empty()) {
-    p->segments_q.clear();  // nothing to compare, or nothing known
-    p->segments_k.clear();
-  }
-  p->segments_q_stride = n.Tq;
-  p->segments_k_stride = n.Tk;
-}
-
 // What is given for each pair.
 void CheckPairs(const Check& check, const Options& options, const Sizes& n, Problem* p) {
   const std::vector<int64_t> pairs = {n.B, n.Hq, n.Tq, n.Tk};
@@ -378,6 +352,32 @@ void CheckHeads(const Check& check, const Options& options, const Sizes& n, Prob
     check.Shape("sinks", options.sinks, {n.Hq});
     p->sinks = check.Floats(options.sinks);
   }
+}
+
+void CheckSegments(const Check& check, const Options& options, const Sizes& n,
+                   Problem* p) {
+  if (options.segments_q.present() != options.segments_k.present()) {
+    check.Fail(options.segments_q.present() ? "segments_k" : "segments_q",
+               "is absent", "both segments or neither");
+  }
+  const auto ids = [&](const char* name, const ConstTensorView& t, int64_t T) {
+    std::vector<int32_t> narrow;
+    for (const int64_t id : check.Integers(name, t, {n.B, T})) {
+      if (id > std::numeric_limits<int32_t>::max()) {
+        check.Fail(name, "contains " + Text(id), "ids below 2^31");
+      }
+      narrow.push_back(id < 0 ? -1 : static_cast<int32_t>(id));
+    }
+    return narrow;
+  };
+  p->segments_q = ids("segments_q", options.segments_q, n.Tq);
+  p->segments_k = ids("segments_k", options.segments_k, n.Tk);
+  if (p->segments_q.empty() || p->segments_k.empty()) {
+    p->segments_q.clear();  // nothing to compare, or nothing known
+    p->segments_k.clear();
+  }
+  p->segments_q_stride = n.Tq;
+  p->segments_k_stride = n.Tk;
 }
 
 }  // namespace

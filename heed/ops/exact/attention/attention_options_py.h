@@ -24,8 +24,8 @@ const std::vector<OptionArgument>& OptionKeywords();
 // The arguments of an operator, one for each option, in the order of its schema.
 const std::vector<OptionArgument>& TorchOptions();
 
-// For heed.torch, of each of these: (name, "type name=default", whether lists are taken, whether a gradient reaches it,
-// whether caches have it); and threads, which every operator has.
+// What heed.torch knows of each of these, and of threads, which every operator has: (name, "type name=default", whether
+// lists are taken, whether a gradient reaches it, whether caches have it).
 nanobind::tuple ForTorch(const std::vector<OptionArgument>& options);
 
 // Lists of vectors may be given for these, as Python's lists.

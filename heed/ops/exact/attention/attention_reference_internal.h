@@ -42,8 +42,8 @@ struct ReferenceRow {
 void ReferenceRows(const Inputs& in, const Options& options, const Outputs& out,
                    const std::function<void(const ReferenceRow&)>& visit);
 
-// What a kernel may miss of what the pairs of a row add to a gradient: of that,
-// everything in it taken without signs, and of each element of o.
+// What a kernel may miss of what the pairs of a row add to a gradient: a share of that,
+// everything in it taken without signs, and a share of each element of o.
 struct Roundoff {
   std::function<double(const ReferenceRow&)> relative;
   double of_o = 0;

@@ -1,4 +1,4 @@
-// Random patterns that fit a call_.
+// Random patterns that fit a call.
 #include "heed/ops/sparse/common/pattern_case.h"
 
 #include <cstddef>

@@ -250,7 +250,7 @@ class BlocksNode : public Node {
   int64_t rows_, columns_;
 };
 
-// Those of a table.
+// Blocks of keys that a table lists.
 class TableNode : public BlocksNode {
  public:
   TableNode(int64_t rows, int64_t columns, int64_t batches, int64_t heads, int64_t blocks)
@@ -448,7 +448,7 @@ class PerHeadNode : public Node {
   std::vector<Pattern> heads_;
 };
 
-// Of two patterns.
+// The union or intersection of two patterns.
 template <bool kUnion>
 class PairNode : public Node {
  public:

@@ -25,7 +25,7 @@ void CheckRotary(const Check& check, const KVView& cache, const Options& options
 void AttendRotated(Context& ctx, const KVView& cache, const ConstTensorView& q,
                    const Options& options, const Outputs& out);
 
-// QuantizationBound() of the same: of the queries that meet the keys.
+// QuantizationBound() for such a cache, of the queries as they meet the keys.
 Bound RotatedBound(const KVView& cache, const ConstTensorView& q, const Options& options);
 
 // Bytes of staging that it reserves.

@@ -1,4 +1,4 @@
-// Other ways to ask for the rows of a problem.
+// Rows of a problem, asked for in other ways.
 #include "heed/ops/exact/attention/cases/attention_variations_case.h"
 
 #include <algorithm>

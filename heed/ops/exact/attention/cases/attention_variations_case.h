@@ -42,8 +42,8 @@ ConstTensorView KeepFloats(Problem& problem, std::vector<double> values,
 // Sizes of a problem that is not packed.
 Sizes SizesOf(const Problem& problem);
 
-// The same numbers elsewhere: every tensor in new memory, in another order of
-// axes, with gaps and negative strides.
+// The problem with its numbers elsewhere: every tensor in new memory, in another
+// order of axes, with gaps and negative strides.
 Problem Restrided(const Problem& problem, uint64_t seed);
 
 // Parts of a problem that is not packed, asked for on their own. Positions are
@@ -52,9 +52,6 @@ Problem OneSequence(const Problem& problem, int64_t b);
 Problem OneKeyHead(const Problem& problem, int64_t key_head);
 Problem SomeQueries(const Problem& problem, int64_t begin, int64_t end);
 
-// Takes a part of each option along one of its axes, named as in the rows of options.
-void SliceOptions(Options& options, char axis, int64_t begin, int64_t end);
-
 // The problem in a longer batch: `left` keys before the first, `right` keys
 // and queries after the last, all NaN and excluded by starts and lengths.
 // Positions move by `left`, so dropout would drop other pairs.
@@ -62,6 +59,9 @@ Problem Padded(const Problem& problem, int64_t left, int64_t right);
 
 // The sequences of a problem one after the other; null where an option forbids.
 std::optional<Problem> Packed(const Problem& problem);
+
+// Takes a part of each option along one of its axes, named as in the rows of options.
+void SliceOptions(Options& options, char axis, int64_t begin, int64_t end);
 
 // Empty if equal bit for bit, else what differs. Any NaN equals any NaN: which
 // payload an operation gives is not ours to say.
