@@ -136,3 +136,21 @@ def test_autocast_leaves_constants_alone():
         o = heed.torch.selective_scan(**values)
     rounded = {key: x.bfloat16() if x.dim() > 2 else x for key, x in values.items()}
     assert values["B"].dim() == 2 and torch.equal(o, heed.torch.selective_scan(**rounded))
+
+
+@pytest.mark.parametrize("name, axis", [("gla", 1), ("linear_attention", 1), ("selective_scan", 2), ("h3", 1), ("causal_conv1d", 2)])
+def test_tensors_have_states_of_packed_sequences(name, axis):
+    torch = pytest.importorskip("torch", reason="optional: PyTorch")
+    import heed.torch
+
+    conv = {"x": rng.standard_normal((1, 6, 5)), "weight": rng.standard_normal((6, 4))}
+    axes = _core._mechanisms[name]["axes"]
+    values = {key: x[:1] if axes[key].startswith("B, ") else x for key, x in (values_of(name) or conv).items()}
+    options = {"cu_seqlens": [0, 2, 5], "return_state": True}
+    o, state = getattr(heed, name)(**values, **options)
+    tensors = {key: torch.from_numpy(x) for key, x in values.items()}
+    ours, ours_state = getattr(heed.torch, name)(**tensors, **options)
+    assert o.shape[axis] == 5 and np.array_equal(ours.numpy(), o)
+    parts = [x if isinstance(x, tuple) else (x,) for x in (state, ours_state)]
+    for a, b in zip(*parts, strict=True):
+        assert len(a) == 2 and np.array_equal(a, b.numpy())

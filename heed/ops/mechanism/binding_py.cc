@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,18 +48,20 @@ void CheckOneToken(const char* op, const PythonCall& call) {
 
 // A new array of a tensor's dtype, of these sizes. With `as_it_lies` that one of its last two axes is contiguous
 // that is so in the tensor.
-nb::object NewLike(const char* op, const ConstTensorView& x, std::vector<int64_t> sizes, bool as_it_lies,
+nb::object NewLike(const char* op, const ConstTensorView& x, std::span<const int64_t> sizes, bool as_it_lies,
                    TensorView& view) {
   const int last = x.rank() - 1;
-  const bool swapped = as_it_lies && last > 1 && x.size(last) > 1 && x.stride(last - 1) == 1 && x.stride(last) != 1;
-  if (swapped) std::swap(sizes.end()[-1], sizes.end()[-2]);
-  NewArray array(op, x.dtype(), sizes);
-  view = array.view;
-  if (!swapped) return std::move(array.array);
-  std::vector<int64_t> strides(view.strides().begin(), view.strides().end());
-  std::swap(sizes.end()[-1], sizes.end()[-2]);
+  if (!as_it_lies || last < 2 || x.size(last) <= 1 || x.stride(last - 1) != 1 || x.stride(last) == 1) {
+    NewArray array(op, x.dtype(), sizes);
+    view = array.view;
+    return std::move(array.array);
+  }
+  std::vector<int64_t> swapped(sizes.begin(), sizes.end());
+  std::swap(swapped.end()[-1], swapped.end()[-2]);
+  const NewArray array(op, x.dtype(), swapped);
+  std::vector<int64_t> strides(array.view.strides().begin(), array.view.strides().end());
   std::swap(strides.end()[-1], strides.end()[-2]);
-  view = TensorView(view.data(), x.dtype(), sizes, strides);
+  view = TensorView(array.view.data(), x.dtype(), sizes, strides);
   return array.array.attr("swapaxes")(-1, -2);
 }
 
@@ -67,10 +70,12 @@ nb::object OutputOf(const char* op, PythonCall& call, bool one_token = false) {
   if (call.out.is_valid()) return nb::borrow(call.out);
   const Bound& b = call.bound;
   const ConstTensorView& x = call.in[b.output_index];
-  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  const bool as_it_lies = b.output_tensor().reading == Parameter::kInPlace;
   const int dropped = b.dropped_axis - (one_token ? 1 : 0);
-  if (b.dropped_axis >= 0 && dropped < x.rank()) sizes.erase(sizes.begin() + dropped);
-  return NewLike(op, x, sizes, b.output_tensor().reading == Parameter::kInPlace, call.o);
+  if (b.dropped_axis < 0 || dropped >= x.rank()) return NewLike(op, x, x.sizes(), as_it_lies, call.o);
+  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
+  sizes.erase(sizes.begin() + dropped);
+  return NewLike(op, x, sizes, as_it_lies, call.o);
 }
 
 // The mechanism has not checked the call yet: what cannot be known is 0.
@@ -178,7 +183,7 @@ nb::object RunBackward(const Bound& b, PyObject* args, PyObject* kwargs) {
       continue;
     }
     const bool as_it_lies = b.tensors[i].reading == Parameter::kInPlace;
-    results.append(NewLike(op, x, {x.sizes().begin(), x.sizes().end()}, as_it_lies, call.gradients[i]));
+    results.append(NewLike(op, x, x.sizes(), as_it_lies, call.gradients[i]));
   }
   if (!call.initial.empty()) {
     results.append(NewStates(op, call, true));

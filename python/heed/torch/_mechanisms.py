@@ -56,7 +56,7 @@ class _Mechanism:
         self.left_out = [x for x in self.inputs[description["required"]:] if x in self.optional]
         self.cast = [x in description["cast"] for x in self.inputs]
         self.forms = [description["axes"][x].split("|") for x in self.inputs]
-        self.ranks = [{form.count(",") + 1 for form in forms} for forms in self.forms]
+        self.ranks = [(i, forms[0].count(",") + 1) for i, forms in enumerate(self.forms) if len(forms) == 1]
         self.output, self.as_it_lies = self.inputs.index(description["output"]), description["as_it_lies"]
         kept = description["output_axes"].split(", ")
         self.dropped = [i for i, axis in enumerate(self.forms[self.output][0].split(", ")) if axis not in kept]
@@ -103,9 +103,11 @@ class _Mechanism:
 
     def check_ranks(self, arguments: tuple[Any, ...]) -> None:
         """Of tensors that have one form; of the others the kernel says what they may be."""
-        for name, x, ranks, forms in zip(self.inputs, arguments, self.ranks, self.forms):
-            if x is not None and x.dim() not in ranks and len(forms) == 1:
-                raise InvalidArgument(f"{self.name}: {name} has shape {list(x.shape)}, expected [{forms[0]}]")
+        for i, rank in self.ranks:
+            x = arguments[i]
+            if x is not None and x.dim() != rank:
+                name, form = self.inputs[i], self.forms[i][0]
+                raise InvalidArgument(f"{self.name}: {name} has shape {list(x.shape)}, expected [{form}]")
 
     def new_output(self, like: Tensor) -> Tensor:
         if self.as_it_lies:
@@ -114,20 +116,17 @@ class _Mechanism:
             return like.new_empty([size for i, size in enumerate(like.shape) if i not in self.dropped])
         return like.new_empty(like.shape)
 
-    def size(self, at: tuple[Any, ...], arguments: tuple[Any, ...], sequences: int) -> int:
-        """Of an axis of a state: `at` says where it is."""
-        tensor, place, others, of_batch, features = at
-        if of_batch:
-            return sequences
-        if place < 0:
-            return others
-        size = arguments[tensor].shape[place]
-        return self.features(int(size)) if features else max(size + others, 0)
+    def shape_of(self, state: _State, arguments: tuple[Any, ...], sequences: int) -> list[int]:
+        """The sizes of a state, each of which stands in a tensor."""
+        shape = []
+        for tensor, place, others, of_batch, features in state.places:
+            size = sequences if of_batch else arguments[tensor].shape[place] if place >= 0 else 0
+            shape.append(self.features(int(size)) if features else max(size + others, 0))
+        return shape
 
-    def results(self, *arguments: Any) -> Any:
+    def new_results(self, arguments: tuple[Any, ...]) -> Any:
         """New tensors for o and the final states; states that a call does not have are empty."""
         self.check_ranks(arguments)
-        arguments = self.complete(arguments)
         like = arguments[self.output]
         sequences = _dispatch.num_sequences(self.name, like.shape[0], arguments[self.bounds])
         o = self.new_output(like)
@@ -135,18 +134,20 @@ class _Mechanism:
             return o
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         settings = {} if self.always else dict(zip(self.settings, arguments[len(self.inputs):]))
-        shapes = (
-            [self.size(at, arguments, sequences) for at in x.places] if self.always or x.exists(settings) else (0,)
-            for x in self.states
-        )
-        return o, *(like.new_empty(shape, dtype=dtype) for shape in shapes)
+        shapes = [
+            self.shape_of(x, arguments, sequences) if self.always or x.exists(settings) else (0,) for x in self.states
+        ]
+        return o, *[like.new_empty(shape, dtype=dtype) for shape in shapes]
+
+    def results(self, *arguments: Any) -> Any:
+        return self.new_results(self.complete(arguments))
 
     def forward(self, *arguments: Any) -> Any:
         arguments = self.complete(arguments)
-        results = self.results(*arguments)
+        results = self.new_results(arguments)
         o, *states = results if self.states else (results,)
-        wanted = (x if x.dim() > 1 else None for x in states)
-        self.forward_kernel(*(x.detach() if isinstance(x, Tensor) else x for x in arguments), o, *wanted)
+        wanted = [x if x.dim() > 1 else None for x in states]
+        self.forward_kernel(*[x.detach() if isinstance(x, Tensor) else x for x in arguments], o, *wanted)
         return results
 
     def new_gradients(self, needed: list[bool], arguments: tuple[Any, ...]) -> list[Tensor | None]:
@@ -212,7 +213,7 @@ class _Mechanism:
             raise _dispatch.unexpected(self.name, next(iter(options)), (*self.inputs, *self.options, *of_states))
         return result
 
-    def __call__(self, *tensors: Any, **options: Any) -> Any:
+    def call(self, tensors: Sequence[Any], options: dict[str, Any]) -> Any:
         """The function of heed.torch: heed's own signature, without out."""
         if len(tensors) > self.positional:
             raise TypeError(f"{self.name}() takes {self.positional} positional arguments but {len(tensors)} were given")
@@ -245,8 +246,8 @@ def _public(mechanism: _Mechanism) -> Any:
     function_of_arrays = getattr(heed, mechanism.name)
 
     @functools.wraps(function_of_arrays, assigned=("__name__", "__qualname__"))
-    def function(*inputs: Any, **options: Any) -> Any:
-        return mechanism(*inputs, **options)
+    def function(*tensors: Any, **options: Any) -> Any:
+        return mechanism.call(tensors, options)
 
     function.__module__ = "heed.torch"
     function.__doc__ = _signatures.text_on_tensors(function_of_arrays)
