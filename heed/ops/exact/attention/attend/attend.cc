@@ -254,7 +254,7 @@ void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q,
   Call call = AttendCall(kOp, cache, q, options, out, tree, Use::kForward);
   if (cache.rotary != nullptr) return AttendRotated(ctx, cache, q, options, out);
   SumLogDecays(kOp, ctx, &call.p);
-  softmax::Choose(kOp, ctx, call.p).run(ctx, call.p);
+  softmax::Choose(kOp, ctx, call.p).forward(ctx, call.p);
 }
 
 Explanation ExplainAttend(const Context& ctx, const KVView& cache, const ConstTensorView& q,
