@@ -21,19 +21,25 @@
 //
 // One that defines HEED_MATRIX_TILES, for AVX3_SPR, which every CPU with matrix tiles has,
 // and for AVX2, where the same is emulated for tests (simd/tiles.h).
+//
+// HEED_ONLY_TARGETS are the targets that such a file is for: the baseline, of which Highway cannot
+// be rid, has no code there.
 #ifndef HEED_CORE_TARGETS_H_
 #define HEED_CORE_TARGETS_H_
 
 #ifdef HEED_BF16_PAIRS
+#define HEED_ONLY_TARGETS HWY_AVX3_ZEN4
 #define HWY_DISABLED_TARGETS                                                 \
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_SPR | \
    HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #elif defined(HEED_BYTE_PRODUCTS)
 #define HWY_WANT_AVX3_DL
+#define HEED_ONLY_TARGETS HWY_AVX3_DL
 #define HWY_DISABLED_TARGETS                                                   \
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX2 | HWY_AVX3 | HWY_AVX3_ZEN4 | HWY_AVX3_SPR | \
    HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #elif defined(HEED_MATRIX_TILES)
+#define HEED_ONLY_TARGETS (HWY_AVX3_SPR | HWY_AVX2)
 #define HWY_DISABLED_TARGETS                                                  \
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL | HWY_AVX3_ZEN4 | HWY_SVE | \
    HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)

@@ -111,7 +111,7 @@ HWY_INLINE void DotByteTile(D d, RowsInHand<int8_t>& rows, size_t begin, size_t 
   }
 }
 
-// The same for all rows: x as ToDigits() left it, rows_j times *factors[j].
+// Does so for all rows: x as ToDigits() left it, rows_j times *factors[j].
 template <int R, class D>
 HWY_NOINLINE void DotByteRows(D d, const StoredRows<int8_t>& rows, size_t depth,
                               const int32_t* HWY_RESTRICT digits,

@@ -20,7 +20,7 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// As MatrixTiles. Results are flushed by the environment, which every task of a Context
+// Does as MatrixTiles. Results are flushed by the environment, which every task of a Context
 // sets; inputs are flushed here.
 struct EmulatedTiles {
   struct Session {
@@ -29,14 +29,12 @@ struct EmulatedTiles {
 
   template <int kTile>
   static void Zero() {
-    std::memset(tiles_[kTile], 0, sizeof(tiles_[kTile]));
+    ZeroTile(kTile);
   }
 
   template <int kTile>
   static void Load(const void* from, ptrdiff_t stride) {
-    for (int row = 0; row < kTileRows; ++row) {
-      std::memcpy(tiles_[kTile][row], static_cast<const char*>(from) + row * stride, 64);
-    }
+    LoadTile(kTile, from, stride);
   }
 
   template <int kTile>
@@ -46,13 +44,38 @@ struct EmulatedTiles {
 
   template <int kTile>
   static void Store(void* to, ptrdiff_t stride) {
-    for (int row = 0; row < kTileRows; ++row) {
-      std::memcpy(static_cast<char*>(to) + row * stride, tiles_[kTile][row], 64);
-    }
+    StoreTile(kTile, to, stride);
   }
 
   template <int kSum, int kA, int kB>
-  static HWY_ATTR void AddProducts() {
+  static void AddProducts() {
+    AddProductsOf(kSum, kA, kB);
+  }
+
+  template <int kSum, int kA, int kB>
+  static void AddByteProducts() {
+    AddByteProductsOf(kSum, kA, kB);
+  }
+
+ private:
+  using D = hn::CappedTag<float, kTileWords>;
+
+  // An instruction of the tile unit is a call here, so that kernels do not take long to compile.
+  static HWY_NOINLINE void ZeroTile(int tile) { std::memset(tiles_[tile], 0, sizeof(tiles_[tile])); }
+
+  static HWY_NOINLINE void LoadTile(int tile, const void* from, ptrdiff_t stride) {
+    for (int row = 0; row < kTileRows; ++row) {
+      std::memcpy(tiles_[tile][row], static_cast<const char*>(from) + row * stride, 64);
+    }
+  }
+
+  static HWY_NOINLINE void StoreTile(int tile, void* to, ptrdiff_t stride) {
+    for (int row = 0; row < kTileRows; ++row) {
+      std::memcpy(static_cast<char*>(to) + row * stride, tiles_[tile][row], 64);
+    }
+  }
+
+  static HWY_NOINLINE HWY_ATTR void AddProductsOf(int to, int of, int by) {
     const D d;
     const hn::RebindToUnsigned<D> words;
     constexpr size_t N = hn::MaxLanes(D());
@@ -60,37 +83,33 @@ struct EmulatedTiles {
       for (size_t n = 0; n < kTileWords; n += N) {
         auto even = hn::Zero(d), odd = hn::Zero(d);
         for (int k = 0; k < kTileRows; ++k) {
-          const auto a = hn::Set(words, tiles_[kA][m][k]);
-          const auto b = hn::LoadU(words, tiles_[kB][k] + n);
+          const auto a = hn::Set(words, tiles_[of][m][k]);
+          const auto b = hn::LoadU(words, tiles_[by][k] + n);
           even = hn::MulAdd(Lower(a), Lower(b), even);
           odd = hn::MulAdd(Upper(a), Upper(b), odd);
         }
-        float* sum = reinterpret_cast<float*>(tiles_[kSum][m]) + n;
+        float* sum = reinterpret_cast<float*>(tiles_[to][m]) + n;
         hn::StoreU(hn::Add(hn::LoadU(d, sum), hn::Add(even, odd)), d, sum);
       }
     }
   }
 
-  template <int kSum, int kA, int kB>
-  static void AddByteProducts() {
+  static HWY_NOINLINE void AddByteProductsOf(int to, int of, int by) {
     for (int m = 0; m < kTileRows; ++m) {
       for (int k = 0; k < kTileRows; ++k) {
-        const uint32_t a = tiles_[kA][m][k];
+        const uint32_t a = tiles_[of][m][k];
         for (int n = 0; n < kTileWords; ++n) {
-          const uint32_t b = tiles_[kB][k][n];
+          const uint32_t b = tiles_[by][k][n];
           uint32_t sum = 0;
           for (int byte = 0; byte < 32; byte += 8) {
             sum += static_cast<uint32_t>(static_cast<int8_t>(a >> byte) *
                                          static_cast<int8_t>(b >> byte));
           }
-          tiles_[kSum][m][n] += sum;
+          tiles_[to][m][n] += sum;
         }
       }
     }
   }
-
- private:
-  using D = hn::CappedTag<float, kTileWords>;
 
   template <class Words>
   static HWY_INLINE hn::Vec<D> Lower(Words words) {

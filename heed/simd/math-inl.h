@@ -124,7 +124,7 @@ HWY_INLINE V Exp2(D d, V x) {
 }
 
 // 2^x where a factor that all weights have in common does not matter: not exactly 1 at 0.
-// Of degree 3 for weights that are rounded to bf16, 7.5e-5, or 5, 7.5e-8; the fraction is
+// The degree is 3 for weights that are rounded to bf16, 7.5e-5, or 5, 7.5e-8; the fraction is
 // taken in [0, 1), because scalef takes the floor of its exponent by itself.
 template <int kDegree, class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp2Weight(D d, V x) {

@@ -155,7 +155,7 @@ HWY_INLINE void SumPairRowTile(D d, RowsInHand<BF16>& rows, size_t count, size_t
   }
 }
 
-// The same for all `columns`; rows of `out` are whole vectors.
+// Does so for all `columns`; rows of `out` are whole vectors.
 template <int R, bool kSkipMasked, class D>
 HWY_NOINLINE void SumPairRows(D d, const StoredRows<BF16>& rows, size_t columns,
                               const uint32_t* HWY_RESTRICT weights, bool clear,

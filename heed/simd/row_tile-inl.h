@@ -96,7 +96,7 @@ struct RowCursor {
 };
 
 // Rows of int8 are read so fast that memory would have nothing to do between the products.
-// Of four lines of them, three are asked for as others are read; the lines of a quarter of
+// Three of four lines of them are asked for as others are read; the lines of a quarter of
 // the rows are left for that time.
 template <class S>
 inline constexpr bool kLeavesLines = std::is_same_v<S, int8_t>;
@@ -166,7 +166,7 @@ class RowsInHand : public LinesAhead<S> {
 
   HWY_INLINE const S* operator[](size_t j) const { return rows_[j]; }
 
-  // As many lines as vectors of N rows are.
+  // Asks for as many lines as vectors of N rows are.
   template <class D>
   HWY_INLINE void AskForVectors(D) {
     constexpr size_t N = hn::MaxLanes(D());
@@ -376,7 +376,7 @@ HWY_INLINE void SumTile(D d, RowsInHand<S>& rows, size_t count, size_t column, s
   }
 }
 
-// The same for all `columns`; rows of `out` are whole vectors.
+// Does so for all `columns`; rows of `out` are whole vectors.
 template <int R, bool kSkipMasked, class D, class S, class T = hn::TFromD<D>>
 HWY_NOINLINE void SumRows(D d, const StoredRows<S>& rows, size_t columns,
                           const T* HWY_RESTRICT weights, bool clear,

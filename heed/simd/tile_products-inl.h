@@ -138,6 +138,15 @@ HWY_INLINE void SplitIntoPieces(D d, V x, hn::Vec<hn::Rebind<uint16_t, D>>* HWY_
   }
 }
 
+// What comes between products is inlined, many times over, where a unit multiplies meanwhile. Where that is emulated,
+// for tests, it is called, so that kernels do not take long to compile.
+#undef HEED_BETWEEN_PRODUCTS
+#if HWY_TARGET == HWY_AVX3_SPR
+#define HEED_BETWEEN_PRODUCTS HWY_INLINE
+#else
+#define HEED_BETWEEN_PRODUCTS HWY_NOINLINE
+#endif
+
 // Rows of tiles: where the tile (row, step, piece) begins, and how its rows follow each
 // other.
 struct TileFactor {

@@ -81,7 +81,7 @@ struct MatrixTiles {
                  : "memory");
   }
 
-  // The same, of what is not read again soon and need not stay in L1.
+  // Loads what is not read again soon and need not stay in L1.
   template <int kTile>
   static inline __attribute__((always_inline)) void LoadOnce(const void* from, ptrdiff_t stride) {
     asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2"

@@ -40,9 +40,10 @@
 #include "heed/core/turn.h"
 #include "heed/engines/recurrence/backward_buffers-inl.h"
 #include "heed/engines/recurrence/block-inl.h"
+#include "heed/engines/recurrence/chunk_states.h"
 #include "heed/engines/recurrence/gradients-inl.h"
 #include "heed/engines/recurrence/head_gradients-inl.h"
-#include "heed/engines/recurrence/passes.h"
+#include "heed/engines/recurrence/kernels.h"
 #include "heed/engines/recurrence/problem.h"
 #include "heed/engines/recurrence/rows-inl.h"
 #include "heed/engines/recurrence/shared_gradients-inl.h"
@@ -296,7 +297,7 @@ class BackwardHead : HeadGradients<T> {
     this->StoreValueGradients(first, n);
   }
 
-  // Of a gate of columns: d_o and v as the tiles take them, and w_tj with its decays.
+  // Computes, for a gate of columns, d_o and v as the tiles take them, and w_tj with its decays.
   HWY_ATTR void ValueTables(int64_t first, size_t n) {
     reader_.ValueDecays(first, n, value_row_);
     BlockTables<Form::kKey>(d_, b_.d_o, b_.v, b_.rows.value_decay, b_.rows.value_decay, n,
@@ -314,7 +315,7 @@ class BackwardHead : HeadGradients<T> {
     });
   }
 
-  // As DecayGradients() by value: sums of o .* d_o - v .* dv over later tokens.
+  // Does as DecayGradients() by value: sums of o .* d_o - v .* dv over later tokens.
   HWY_ATTR void ValueDecayGradients(int64_t first, size_t n) {
     const T* o = b_.outputs + static_cast<size_t>(first) * value_row_;
     T* to = b_.value_read;  // has been used
@@ -463,7 +464,7 @@ class BackwardHead : HeadGradients<T> {
               [](auto v, size_t, size_t) HWY_ATTR { return v; });
   }
 
-  // The same by units of columns, to be summed when all parts are there.
+  // Does so by units of columns, to be summed when all parts are there.
   HWY_ATTR void ScalarDecayGradients(int64_t first, size_t n) {
     if (g_.d_log_decay.data == nullptr) return;
     constexpr auto kUnit = static_cast<size_t>(kPartColumns);
@@ -542,18 +543,17 @@ int64_t PartColumns(const Problem& p, const TaskQueue& queue) {
 template <class T>
 BackwardBytes BackwardWorkspace(int64_t threads, const Problem& p, const ChunkStates& states) {
   const TaskQueue queue(p, threads, Separable(p));
-  return {BackwardBuffers<T>::Bytes(p, PartColumns<T>(p, queue)) + states.bytes,
-          SharedBuffers<T>(p, queue).Bytes(p)};
+  const int64_t bytes = BackwardBuffers<T>::Bytes(p, PartColumns<T>(p, queue));
+  return {bytes + (states.bytes != nullptr ? states.bytes(p) : 0), SharedBuffers<T>(p, queue).Bytes(p)};
 }
 
 template <class T>
-void Backward(Context& ctx, const Problem& p, const Gradients& g,
-              const ChunkStates& states = {}) {
+void Backward(Context& ctx, const Problem& p, const Gradients& g, const ChunkStates& states) {
   const TaskQueue queue(p, ctx.num_threads(), Separable(p));
   const int64_t columns = PartColumns<T>(p, queue);
   SharedBuffers<T> shared(p, queue);
   const int64_t bytes = BackwardBuffers<T>::Bytes(p, columns);
-  ctx.ReserveScratch(static_cast<size_t>(bytes + states.bytes));
+  ctx.ReserveScratch(static_cast<size_t>(BackwardWorkspace<T>(ctx.num_threads(), p, states).per_thread));
   ctx.ReserveShared(static_cast<size_t>(shared.Bytes(p)));
   shared.Init(p, ctx.Shared());
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
@@ -578,13 +578,17 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g,
   });
   if (g.d_projection.data != nullptr) StoreProjectionGradient(p, g, shared.d_projection);
   StoreConstants(p, shared, shared.d_bonus, g.d_bonus);
-  if (p.gate == Gate::kKey && p.constant_decay) {
-    StoreConstants(p, shared, shared.d_decay, g.d_log_decay);
-  }
+  if (p.gate == Gate::kKey && p.constant_decay) StoreConstants(p, shared, shared.d_decay, g.d_log_decay);
   if (p.gate != Gate::kScalar || g.d_log_decay.data == nullptr) return;
-  ctx.ParallelFor(p.value_heads, [&](int64_t head, int) HWY_ATTR {
-    SumDecayGradients(p, g, shared, head);
-  });
+  ctx.ParallelFor(p.value_heads, [&](int64_t head, int) HWY_ATTR { SumDecayGradients(p, g, shared, head); });
+}
+
+template <class T, ChunkStates (*kStates)(const Context&) = &NoChunkStates>
+Passes BackwardPasses() {
+  return {.backward = [](Context& ctx, const Problem& p, const Gradients& g) { Backward<T>(ctx, p, g, kStates(ctx)); },
+          .backward_workspace = [](const Context& ctx, const Problem& p, const Gradients&) {
+            return BackwardWorkspace<T>(ctx.num_threads(), p, kStates(ctx));
+          }};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

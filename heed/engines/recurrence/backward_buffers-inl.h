@@ -42,7 +42,7 @@ struct BackwardBuffers {
   T *dq, *dk;       // [kBlock][row]
   T* d_decay;       // the same
   T* d_bonus;       // [row]
-  // Of gates of columns: d_o decayed from the beginnings of tiles, o of all tokens and the
+  // Gates of columns need d_o decayed from the beginnings of tiles, o of all tokens and the
   // state that it is read from, <S, D> by column.
   T *value_read, *outputs, *state, *value_suffix;
   T* denominators;  // [kBlock]
@@ -50,7 +50,7 @@ struct BackwardBuffers {
   T *d_state, *d_transposed;    // D [K][V], D^T [V or V + 1][K]
   T *borders, *borders_z;       // S^T [V][K] and z [K] before each block
   T* borders_m;                 // and m, of running maxima
-  // Of random features: W packed, the gradient of W, [kBlock][padded key_size] and [kBlock].
+  // Random features need W packed, the gradient of W, [kBlock][padded key_size] and [kBlock].
   T *projection, *d_projection, *d_raw, *feature_sums;
   int64_t border_size, border_z_size;
 
@@ -118,13 +118,13 @@ struct SharedBuffers {
   // Where several value heads share a key head: sums over them, by token and key head.
   T *dq = nullptr, *dk = nullptr;
   Turn* turns = nullptr;  // by block, key head and part, of dq and of dk
-  // Of scalar gates: the sums of q .* dq - k .* dk over kPartColumns columns, by value
+  // Scalar gates need the sums of q .* dq - k .* dk over kPartColumns columns, by value
   // head, these and token.
   T* decay_parts = nullptr;
   // Gradients of what has no axis of tokens, by sequence, value head and key channel: of
   // the bonus, and of decays that are constant.
   double *d_bonus = nullptr, *d_decay = nullptr;
-  // Of random features: the gradient of the projection, [M, K], added to in turn.
+  // The gradient of the projection of random features, [M, K], is added to in turn.
   double* d_projection = nullptr;
   Turn* projection_turn = nullptr;
 

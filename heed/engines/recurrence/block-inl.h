@@ -298,7 +298,7 @@ HWY_INLINE void ExpDecays(D d, T* log_decay, size_t n, size_t row, T* less_one) 
   }
 }
 
-// The same of one number per token, for a block that ends with zeros.
+// This takes one number per token, for a block that ends with zeros.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void ExpScalarDecays(D d, T* log_decay, size_t n, size_t row, T* less_one) {
   constexpr size_t N = hn::MaxLanes(D());
@@ -405,7 +405,7 @@ HWY_INLINE void TileTables(D d, const T* q, const T* k, const T* decay, const T*
   }
 }
 
-// Of these tables, those that the state alone needs: the same bits.
+// These are the tables that the state alone needs, to the same bits.
 template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void TileKeyTables(D d, const T* k, const T* decay, size_t row, T* write,
                               T* tile_decay) {

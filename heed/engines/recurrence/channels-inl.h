@@ -28,7 +28,7 @@
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
 #include "heed/engines/recurrence/block-inl.h"
-#include "heed/engines/recurrence/passes.h"
+#include "heed/engines/recurrence/kernels.h"
 #include "heed/engines/recurrence/problem.h"
 #include "heed/engines/recurrence/tasks.h"
 #include "heed/simd/convert-inl.h"
@@ -41,7 +41,7 @@ namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/
 
-// Of a task, so that chains of tokens overlap.
+// A task has so many vectors, so that chains of tokens overlap.
 inline constexpr int kChannelVectors = hs::kVectorRegisters == 32 ? 4 : 2;
 
 // Channels per task.
@@ -339,7 +339,7 @@ class ChannelTask {
       if (b_.max[i] < kNothing) b_.max[i] = kNothing;
     }
   }
-  // Of this sequence, by channel; `absent` beyond them.
+  // Loads the numbers of this sequence by channel; `absent` stands beyond them.
   void LoadNumbers(const States& states, T absent, T* to) const {
     std::fill_n(to, kWidth, absent);
     if (states.data == nullptr) return;

@@ -41,7 +41,7 @@
 #include "heed/engines/recurrence/delta_rows-inl.h"
 #include "heed/engines/recurrence/delta_token-inl.h"
 #include "heed/engines/recurrence/gradients-inl.h"
-#include "heed/engines/recurrence/passes.h"
+#include "heed/engines/recurrence/kernels.h"
 #include "heed/engines/recurrence/problem.h"
 #include "heed/engines/recurrence/tasks.h"
 #include "heed/simd/transpose-inl.h"
@@ -504,6 +504,16 @@ void DeltaBackward(Context& ctx, const Problem& p, const Gradients& g) {
                          shared)
         .Compute();
   });
+}
+
+template <class T>
+Passes DeltaPasses() {
+  return {.forward = &DeltaForward<T>,
+          .workspace = [](const Context&, const Problem& p) { return DeltaForwardBytes<T>(p); },
+          .step = &DeltaStep<T>,
+          .backward = &DeltaBackward<T>,
+          .backward_workspace = [](const Context&, const Problem& p,
+                                   const Gradients&) { return DeltaBackwardBytes<T>(p); }};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -1,63 +1,39 @@
 // Delta rules with states of f32: bf16 and f16 tensors are widened.
 #include "heed/core/targets.h"
-#include "heed/core/dispatch.h"
-#include "heed/engines/recurrence/passes.h"
+// After targets.h:
+#include "heed/engines/recurrence/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/recurrence/delta_f32.cc"  // this file
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/highway.h"
-#include "heed/engines/recurrence/delta-inl.h"
+// After foreach_target.h:
+#include "heed/engines/export_passes.h"
 #include "heed/engines/recurrence/delta_backward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 
-void DeltaRunF32(Context& ctx, const Problem& problem) { DeltaForward<float>(ctx, problem); }
+Passes DeltaF32() { return DeltaPasses<float>(); }
 
-void DeltaRunStepF32(Context& ctx, const Problem& problem) { DeltaStep<float>(ctx, problem); }
-
-int64_t DeltaBytesF32(const Problem& problem) { return DeltaForwardBytes<float>(problem); }
-
-void DeltaBackRunF32(Context& ctx, const Problem& problem, const Gradients& gradients) {
-  DeltaBackward<float>(ctx, problem, gradients);
-}
-
-BackwardBytes DeltaBackBytesF32(const Problem& problem) {
-  return DeltaBackwardBytes<float>(problem);
-}
-
+// NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::recurrence::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace heed::recurrence {
 
-HWY_EXPORT(DeltaRunF32);
-HWY_EXPORT(DeltaRunStepF32);
-HWY_EXPORT(DeltaBytesF32);
-HWY_EXPORT(DeltaBackRunF32);
-HWY_EXPORT(DeltaBackBytesF32);
+HEED_EXPORT(Passes, DeltaF32)
 
-void DeltaForwardF32(Context& ctx, const Problem& problem) {
-  HWY_DISPATCH_TABLE(DeltaRunF32)[TargetIndex(ctx.allowed_targets())](ctx, problem);
-}
-
-void DeltaStepF32(Context& ctx, const Problem& problem) {
-  HWY_DISPATCH_TABLE(DeltaRunStepF32)[TargetIndex(ctx.allowed_targets())](ctx, problem);
-}
-
-int64_t DeltaForwardBytesF32(const Context& ctx, const Problem& problem) {
-  return HWY_DISPATCH_TABLE(DeltaBytesF32)[TargetIndex(ctx.allowed_targets())](problem);
-}
-
-void DeltaBackwardF32(Context& ctx, const Problem& problem, const Gradients& gradients) {
-  HWY_DISPATCH_TABLE(DeltaBackRunF32)[TargetIndex(ctx.allowed_targets())](ctx, problem, gradients);
-}
-
-BackwardBytes DeltaBackwardBytesF32(const Context& ctx, const Problem& problem) {
-  return HWY_DISPATCH_TABLE(DeltaBackBytesF32)[TargetIndex(ctx.allowed_targets())](problem);
-}
+const Kernel kDeltaF32 = {
+    .name = "delta_f32",
+    .why = "a delta rule token by token, each one pass over strips of the state, 16-bit tensors widened",
+    .declines = [](const Context&, const Problem& p) {
+      const std::string reason = engine::DeclinesAllButF32(p.dtype);
+      return reason.empty() && p.delta == Delta::kNone ? "computes delta rules" : reason;
+    },
+    .forward_passes = &DeltaF32,
+    .backward_passes = &DeltaF32,
+};
 
 }  // namespace heed::recurrence
 #endif  // HWY_ONCE

@@ -71,7 +71,7 @@ class DeltaReader {
         row_(Padded<T>(p.key_size)), value_row_(Padded<T>(p.value_size)),
         writes_(static_cast<size_t>(p.writes)), rows_(rows) {}
 
-  // Of n tokens, as all that follows.
+  // Loads the queries of n tokens, and all that follows does so too.
   HWY_NOINLINE HWY_ATTR void Queries(int64_t first, size_t n) const {
     LoadTokens(p_.q, key_head_, first, n, keys_, p_.writes - 1, rows_.q, row_);
     const auto scale = hn::Set(d_, static_cast<T>(p_.scale));
@@ -142,7 +142,7 @@ class DeltaReader {
     return prefetch;
   }
 
-  // Of write t, for rows, or for lanes from `column` on.
+  // The decay of write t, for rows, or for lanes from `column` on.
   const T* DecayOf(size_t t, size_t column = 0) const {
     return p_.gate == Gate::kScalar ? rows_.decay + t * kDeltaStrip * N
                                     : rows_.decay + t * row_ + column;

@@ -67,7 +67,7 @@ class RowSums {
   static constexpr size_t N = hn::MaxLanes(D());
 
   void Put(D d, size_t r, V sum) { hn::Store(sum, d, sums_ + r % N * N); }
-  // Of the last `count` rows, which begin at a multiple of N, to to[0] and on.
+  // Adds those of the last `count` rows, which begin at a multiple of N, to to[0] and on.
   HWY_ATTR void AddTo(D d, size_t count, T* to) const {
     V v[N];
     HWY_UNROLL(16)
@@ -221,7 +221,7 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
   }
 }
 
-// The same with the kind at run time.
+// This takes the kind at run time.
 template <unsigned kDoes, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
 HWY_INLINE void PassToken(D d, Decays kind, const Token<T>& x, size_t num_rows, size_t stride,
                           T* state) {

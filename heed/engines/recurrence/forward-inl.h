@@ -253,7 +253,7 @@ class ForwardHead {
 };
 
 template <class T>
-int64_t ForwardBytes(const Problem& p) {
+int64_t ForwardWorkspace(const Context& /*ctx*/, const Problem& p) {
   return ForwardBuffers<T>::Bytes(p);
 }
 

@@ -1,26 +1,22 @@
-// The recurrence forward, whole and one token, for f32. A file of its own so that dtypes
-// compile side by side.
+// The recurrence forward, whole and one token, for f32. A file of its own so that dtypes compile side by side.
 #include "heed/core/targets.h"
 // After targets.h:
-#include "heed/core/dispatch.h"
-#include "heed/engines/recurrence/passes.h"
+#include "heed/engines/recurrence/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/recurrence/forward_f32.cc"  // this file
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/highway.h"
-// After highway.h:
+// After foreach_target.h:
+#include "heed/engines/export_passes.h"
 #include "heed/engines/recurrence/forward-inl.h"
 #include "heed/engines/recurrence/step-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 
-void RunF32(Context& ctx, const Problem& problem) { Forward<float>(ctx, problem); }
-
-void RunStepF32(Context& ctx, const Problem& problem) { Step<float>(ctx, problem); }
-
-int64_t BytesF32(const Problem& problem) { return ForwardBytes<float>(problem); }
+Passes ForwardF32() {
+  return {.forward = &Forward<float>, .workspace = &ForwardWorkspace<float>, .step = &Step<float>};
+}
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::recurrence::HWY_NAMESPACE
@@ -29,21 +25,18 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace heed::recurrence {
 
-HWY_EXPORT(RunF32);
-HWY_EXPORT(RunStepF32);
-HWY_EXPORT(BytesF32);
+HEED_EXPORT(Passes, ForwardF32)
 
-void ForwardF32(Context& ctx, const Problem& problem) {
-  HWY_DISPATCH_TABLE(RunF32)[TargetIndex(ctx.allowed_targets())](ctx, problem);
-}
-
-void StepF32(Context& ctx, const Problem& problem) {
-  HWY_DISPATCH_TABLE(RunStepF32)[TargetIndex(ctx.allowed_targets())](ctx, problem);
-}
-
-int64_t ForwardBytesF32(const Context& ctx, const Problem& problem) {
-  return HWY_DISPATCH_TABLE(BytesF32)[TargetIndex(ctx.allowed_targets())](problem);
-}
+const Kernel kRecurrenceF32 = {
+    .name = "recurrence_f32",
+    .why = "the recurrence itself, four tokens on strips of the state in registers, 16-bit tensors widened",
+    .declines = [](const Context&, const Problem& p) {
+      const std::string reason = engine::DeclinesAllButF32(p.dtype);
+      return reason.empty() ? DeclinesOtherStates(p) : reason;
+    },
+    .forward_passes = &ForwardF32,
+    .backward_passes = &BackwardF32,
+};
 
 }  // namespace heed::recurrence
 #endif  // HWY_ONCE

@@ -1,26 +1,22 @@
-// The recurrence forward, whole and one token, for f64. A file of its own so that dtypes
-// compile side by side.
+// The recurrence forward, whole and one token, for f64. A file of its own so that dtypes compile side by side.
 #include "heed/core/targets.h"
 // After targets.h:
-#include "heed/core/dispatch.h"
-#include "heed/engines/recurrence/passes.h"
+#include "heed/engines/recurrence/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/recurrence/forward_f64.cc"  // this file
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/highway.h"
-// After highway.h:
+// After foreach_target.h:
+#include "heed/engines/export_passes.h"
 #include "heed/engines/recurrence/forward-inl.h"
 #include "heed/engines/recurrence/step-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 
-void RunF64(Context& ctx, const Problem& problem) { Forward<double>(ctx, problem); }
-
-void RunStepF64(Context& ctx, const Problem& problem) { Step<double>(ctx, problem); }
-
-int64_t BytesF64(const Problem& problem) { return ForwardBytes<double>(problem); }
+Passes ForwardF64() {
+  return {.forward = &Forward<double>, .workspace = &ForwardWorkspace<double>, .step = &Step<double>};
+}
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::recurrence::HWY_NAMESPACE
@@ -29,21 +25,18 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace heed::recurrence {
 
-HWY_EXPORT(RunF64);
-HWY_EXPORT(RunStepF64);
-HWY_EXPORT(BytesF64);
+HEED_EXPORT(Passes, ForwardF64)
 
-void ForwardF64(Context& ctx, const Problem& problem) {
-  HWY_DISPATCH_TABLE(RunF64)[TargetIndex(ctx.allowed_targets())](ctx, problem);
-}
-
-void StepF64(Context& ctx, const Problem& problem) {
-  HWY_DISPATCH_TABLE(RunStepF64)[TargetIndex(ctx.allowed_targets())](ctx, problem);
-}
-
-int64_t ForwardBytesF64(const Context& ctx, const Problem& problem) {
-  return HWY_DISPATCH_TABLE(BytesF64)[TargetIndex(ctx.allowed_targets())](problem);
-}
+const Kernel kRecurrenceF64 = {
+    .name = "recurrence_f64",
+    .why = "the recurrence itself, four tokens on strips of the state in registers",
+    .declines = [](const Context&, const Problem& p) {
+      const std::string reason = engine::DeclinesAllButF64(p.dtype);
+      return reason.empty() ? DeclinesOtherStates(p) : reason;
+    },
+    .forward_passes = &ForwardF64,
+    .backward_passes = &BackwardF64,
+};
 
 }  // namespace heed::recurrence
 #endif  // HWY_ONCE

@@ -2,15 +2,15 @@
 #define HEED_MATRIX_TILES
 #include "heed/core/targets.h"
 // After targets.h:
-#include "heed/core/dispatch.h"
-#include "heed/engines/recurrence/passes.h"
+#include "heed/engines/recurrence/chunk_states.h"
+#include "heed/engines/recurrence/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/recurrence/forward_tiles.cc"  // this file
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/highway.h"
-#if HWY_TARGET == HWY_AVX3_SPR || HWY_TARGET == HWY_AVX2
-// After highway.h:
+// After foreach_target.h:
+#include "heed/engines/export_passes.h"
+#if HWY_TARGET & HEED_ONLY_TARGETS
 #include "heed/engines/recurrence/tile_chunks-inl.h"
 #include "heed/simd/emulated_tiles-inl.h"
 
@@ -19,56 +19,59 @@ namespace heed::recurrence::HWY_NAMESPACE {
 
 using Unit = hs::TilesOfTarget;
 
-void RunTiles(Context& ctx, const Problem& problem) { ForwardInChunks<Unit>(ctx, problem); }
+Passes ForwardTiles() { return ForwardPasses<Unit>(); }
 
-int64_t BytesTiles(const Problem& problem) { return ChunkBuffers::Bytes(problem); }
-
-ChunkStates States(const Problem& problem) {
-  return {ChunkBuffers::Bytes(problem), &StatesOfChunks<Unit>};
-}
+ChunkStates StatesInTiles() { return {&ChunkBuffers::Bytes, &StatesOfChunks<Unit>}; }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::recurrence::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-#endif  // HWY_TARGET == HWY_AVX3_SPR || HWY_TARGET == HWY_AVX2
+#endif  // HWY_TARGET & HEED_ONLY_TARGETS
 
 #if HWY_ONCE
 namespace heed::recurrence {
 
-// What is exact in bf16, and decays that a pair of tokens shares over all channels.
-bool TakesTiles(const Problem& p) {
+HEED_EXPORT(Passes, ForwardTiles)
+HEED_EXPORT(ChunkStates, StatesInTiles)
+
+namespace {
+
+// Smaller states stay in registers while tokens pass: packing would cost more than it saves.
+// What is emulated for tests takes all.
+constexpr int64_t kSmallestInTiles = 64 * 64;
+
+// It takes what is exact in bf16, and decays that a pair of tokens shares over all channels.
+std::string Declines(const Context& ctx, const Problem& p) {
+  if (p.dtype != DType::kBF16) return engine::ComputesNot("bf16", p.dtype);
+  if (const std::string reason = DeclinesOtherStates(p); !reason.empty()) return reason;
   const bool identity = p.feature == Feature::kIdentity && p.key_feature == Feature::kIdentity;
-  return p.dtype == DType::kBF16 && p.delta == Delta::kNone && !p.channels && identity && p.causal && p.gate != Gate::kKey &&
-         !p.has_value_decay && !p.has_bonus && !p.normalize && p.key_mask.data == nullptr;
+  if (!identity || p.normalize) return "computes no feature maps and no normalisers";
+  if (!p.causal || p.key_mask.data != nullptr) return "computes causal calls without a key mask";
+  if (p.gate == Gate::kKey || p.has_value_decay) return "computes one decay per head at most";
+  if (p.has_bonus) return "computes no bonus";
+  if (ForwardTiles(ctx).forward == nullptr) return "needs matrix tiles";
+  const bool emulated = TilesOf(ctx.allowed_targets()) == TileUnit::kEmulated;
+  if (emulated || p.key_size * p.value_size >= kSmallestInTiles) return "";
+  return "gains from states of 64 x 64 on, not " + std::to_string(p.key_size) + " x " + std::to_string(p.value_size);
 }
 
-#if (HWY_TARGETS & HWY_AVX3_SPR) && (HWY_TARGETS & HWY_AVX2)
-
-bool HasForwardTiles() { return true; }
-
-void ForwardTiles(Context& ctx, const Problem& problem) {
-  if (TilesOf(ctx.allowed_targets()) == TileUnit::kEmulated) return N_AVX2::RunTiles(ctx, problem);
-  N_AVX3_SPR::RunTiles(ctx, problem);
+// Steps are those of recurrence_f32.
+Passes ForwardAndSteps(const Context& ctx) {
+  Passes passes = ForwardTiles(ctx);
+  passes.step = kRecurrenceF32.forward_passes(ctx).step;
+  return passes;
 }
 
-int64_t ForwardBytesTiles(const Context& ctx, const Problem& problem) {
-  return TilesOf(ctx.allowed_targets()) == TileUnit::kEmulated ? N_AVX2::BytesTiles(problem)
-                                                               : N_AVX3_SPR::BytesTiles(problem);
-}
+}  // namespace
 
-ChunkStates StatesInTiles(const Context& ctx, const Problem& problem) {
-  return TilesOf(ctx.allowed_targets()) == TileUnit::kEmulated ? N_AVX2::States(problem)
-                                                               : N_AVX3_SPR::States(problem);
-}
-
-#else  // never called
-
-bool HasForwardTiles() { return false; }
-void ForwardTiles(Context&, const Problem&) {}
-int64_t ForwardBytesTiles(const Context&, const Problem&) { return 0; }
-ChunkStates StatesInTiles(const Context&, const Problem&) { return {}; }
-
-#endif  // HWY_TARGETS & HWY_AVX3_SPR
+const Kernel kTiles = {
+    .name = "recurrence_tiles",
+    .why = "chunks of 64 tokens in matrix tiles, states and pairs as sums of three bf16; steps and gradients as "
+           "recurrence_f32",
+    .declines = &Declines,
+    .forward_passes = &ForwardAndSteps,
+    .backward_passes = &BackwardTiles,
+};
 
 }  // namespace heed::recurrence
 #endif  // HWY_ONCE

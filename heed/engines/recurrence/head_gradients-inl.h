@@ -142,7 +142,7 @@ class HeadGradients {
     }
   }
 
-  // Of random features, the gradient t of W y in place of that of phi: value heads may have
+  // Puts the gradient t of W y in place of that of phi, of random features: value heads may have
   // maxima of their own, and with them features.
   HWY_ATTR void ToProducts(Of of, size_t n) {
     const T* features = of == kQueries ? b_.rows.q : b_.rows.k;

@@ -1,33 +1,30 @@
-// The kernels of the recurrence engine, best first: one list that dispatch, Explain and
-// Workspace read.
+// The kernels of the recurrence engine, best first: one list that dispatch, Explain and Workspace read.
 #ifndef HEED_ENGINES_RECURRENCE_KERNELS_H_
 #define HEED_ENGINES_RECURRENCE_KERNELS_H_
 
-#include <cstdint>
 #include <string>
 
 #include "heed/core/context.h"
-#include "heed/engines/recurrence/passes.h"
+#include "heed/engines/kernel_list.h"
 #include "heed/engines/recurrence/problem.h"
 
 namespace heed::recurrence {
 
-struct Kernel {
-  const char* name;
-  bool (*takes)(const Context& ctx, const Problem& problem);
-  const char* computes;  // what it takes, for errors
-  const char* why;  // when it is chosen
+using engine::BackwardBytes;
+using Passes = engine::Passes<Problem, Gradients>;
+using Kernel = engine::Kernel<Problem, Gradients>;
 
-  void (*forward)(Context& ctx, const Problem& problem);
-  int64_t (*workspace)(const Context& ctx, const Problem& problem);  // per thread
-  void (*step)(Context& ctx, const Problem& problem);
-  void (*backward)(Context& ctx, const Problem& problem, const Gradients& gradients);
-  BackwardBytes (*backward_workspace)(const Context& ctx, const Problem& problem);
-};
-
-// The first kernel that takes the problem. Throws Unsupported, with every kernel's
-// reason, if none does.
+// The first kernel that takes the problem. Throws Unsupported, with every kernel's reason, if none does.
 const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem);
+
+// Each kernel is in the file of its forward pass.
+extern const Kernel kTiles, kRecurrenceF32, kRecurrenceF64, kDeltaF32, kDeltaF64, kChannels;
+Passes BackwardTiles(const Context& ctx);
+Passes BackwardF32(const Context& ctx);
+Passes BackwardF64(const Context& ctx);
+
+// Why kernels of S_t = G_t .* S_{t-1} + k_t v_t^T decline a problem of another form; empty if it is of theirs.
+std::string DeclinesOtherStates(const Problem& problem);
 
 }  // namespace heed::recurrence
 

@@ -32,7 +32,7 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 // stand in registers.
 inline constexpr int kMaxStrip = hs::kVectorRegisters == 32 ? 2 : 1;
 
-// Of the state as it stands in the tile. Where both decay, that of keys comes first, so
+// Which way the state decays as it stands in the tile. Where both decay, keys come first, so
 // that a state and its transpose have the same bits.
 enum class Decay { kNone, kRows, kLanes, kRowsLanes, kLanesRows };
 

@@ -36,7 +36,7 @@ struct BlockRows {
   T* decay;    // [kBlock][row] or [kBlock]
   T* tile_decay;  // [tiles][row], as tables take it
   T* bonus;       // [row]
-  // Of a gate of columns: b, its products over tiles, and v decayed to the ends of tiles.
+  // A gate of columns has b, its products over tiles, and v decayed to the ends of tiles.
   T *value_decay, *value_tile_decay, *value_write;
   // [row], of Feature::kSoftmaxOfTokens; `max` is one number m where there is a running one.
   T *max, *inverse_sum;
@@ -108,7 +108,7 @@ class RowReader {
     *StateAt<T>(p_.final_m, s_.state, value_head_) = *rows_.max;
   }
   T* max() const { return rows_.max; }
-  // Of a block of keys, as Denominators() takes them.
+  // The decays of z in a block of keys, as Denominators() takes them.
   const T* NormalizerDecays() const {
     return p_.exp_gates ? rows_.normalizer_decay : p_.gate == Gate::kNone ? nullptr : rows_.decay;
   }
@@ -126,7 +126,7 @@ class RowReader {
     }
   }
 
-  // And decays.
+  // Loads keys, and their decays.
   HWY_NOINLINE HWY_ATTR void Keys(int64_t first, size_t n) const {
     if (IsRandom(p_.feature)) {
       return Random(p_.k, true, p_.key_scale(), first, n, rows_.k);

@@ -257,11 +257,6 @@ HWY_NOINLINE HWY_ATTR void StepHead(const Problem& p, const Task& task,
             });
 }
 
-template <class T>
-int64_t StepBytes(const Problem& p) {
-  return StepBuffers<T>::Bytes(p);
-}
-
 // `final` is the state: read and written, contiguous in values or in keys.
 template <class T>
 void Step(Context& ctx, const Problem& p) {

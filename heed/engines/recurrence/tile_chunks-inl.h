@@ -30,7 +30,8 @@
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
 #include "heed/engines/recurrence/block-inl.h"
-#include "heed/engines/recurrence/passes.h"
+#include "heed/engines/recurrence/chunk_states.h"
+#include "heed/engines/recurrence/kernels.h"
 #include "heed/engines/recurrence/problem.h"
 #include "heed/engines/recurrence/rows-inl.h"
 #include "heed/engines/recurrence/tasks.h"
@@ -563,6 +564,12 @@ void ForwardInChunks(Context& ctx, const Problem& p) {
     const auto& buffers = *static_cast<const ChunkBuffers*>(ctx.Scratch(worker));
     ChunkedHead<Tiles>(p, queue.At(index), buffers).Compute();
   });
+}
+
+template <class Tiles>
+Passes ForwardPasses() {
+  return {.forward = &ForwardInChunks<Tiles>,
+          .workspace = [](const Context&, const Problem& p) { return ChunkBuffers::Bytes(p); }};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -24,7 +24,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
-// Of one strip of one sequence: rows of its width.
+// The sums of one strip of one sequence: rows of its width.
 template <class T>
 struct ConstantSums {
   T* chunk;
@@ -50,7 +50,7 @@ struct ConstantSums {
   }
 };
 
-// Of all channels and sequences: [rows][channels].
+// The sums of all channels and sequences: [rows][channels].
 struct SharedSums {
   double* sums;
   Turn* turns;  // of each strip, over sequences

@@ -21,7 +21,7 @@
 #include "heed/engines/scan/fourier.h"
 #include "heed/engines/scan/mode_rows-inl.h"
 #include "heed/engines/scan/rows-inl.h"
-#include "heed/engines/scan/passes.h"
+#include "heed/engines/scan/kernels.h"
 #include "heed/engines/scan/problem.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -50,7 +50,7 @@ struct RowShape {
     if (n > 0) inputs = (inputs + n - 1) / n * n;
   }
   size_t blocks() const { return n > 0 ? inputs / n : 0; }
-  // Of taps, or of their spectrum.
+  // Elements of taps, or of their spectrum.
   size_t prepared() const { return n > 0 ? 2 * n : taps; }
 };
 
@@ -62,7 +62,7 @@ struct ConvolutionBuffers {
   T *rows, *taps;
   T *scratch;           // a spectrum
   ModeTaps<T> modes;    // where they make the taps
-  // Of the backward pass.
+  // The backward pass alone has these.
   T *d_rows, *of_inputs, *of_gradients, *sum;
   double *dtaps, *dskip;
 
@@ -305,7 +305,7 @@ class RowStrip {
   T SkipOf(int64_t channel, size_t c) const {
     return SkipAt<T>(p_, channel + static_cast<int64_t>(c));
   }
-  // Of block i, before the next one's outputs take the place of its inputs.
+  // Adds D x to block i, before the next one's outputs take the place of its inputs.
   HWY_ATTR void AddSkip(T skip, const RowShape<T>& shape, size_t i, T* row) const {
     if (p_.skip.data == nullptr) return;
     const hn::ScalableTag<T> d;

@@ -27,7 +27,7 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Of one channel: real parts, then imaginary, `width` of each; zero beyond the modes.
+// The modes of one channel: real parts, then imaginary, `width` of each; zero beyond the modes.
 struct ChannelModes {
   double *a, *b, *c, *z;
   double dt;
@@ -161,7 +161,7 @@ inline Complex64 MeanSlope(Complex64 z, Complex64 power, Complex64 mean) {
   return sum;
 }
 
-// Of those of a and b, one mode's share of that of log_dt, and those of log_A_real and A_imag.
+// What follows from the gradients of a and b: one mode's share of that of log_dt, and those of log_A_real and A_imag.
 struct RateGradients {
   double log_dt, log_A_real, A_imag;
 };

@@ -26,7 +26,7 @@
 #include "heed/engines/scan/constant_sums-inl.h"
 #include "heed/engines/scan/decay-inl.h"
 #include "heed/engines/scan/panel-inl.h"
-#include "heed/engines/scan/passes.h"
+#include "heed/engines/scan/kernels.h"
 #include "heed/engines/scan/problem.h"
 #include "heed/engines/scan/tasks.h"
 #include "heed/simd/activation-inl.h"
@@ -163,7 +163,7 @@ class ElementwiseStrip {
   struct Token {
     Decay<V> decay;  // a
     V written;       // b
-    // Of gates: of r and i; the root, and 1 - a^2 that it is of.
+    // Gates have sigmoids of r and i, the root, and 1 - a^2 that it is of.
     hs::SigmoidPair<V> recurrence, input;
     V root, square, a;
   };

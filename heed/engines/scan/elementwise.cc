@@ -1,43 +1,48 @@
 // The rules of one state per channel, with states of f32, bf16 and f16 tensors widened, and of f64.
 #include "heed/core/targets.h"
 // After targets.h:
-#include "heed/core/dispatch.h"
-#include "heed/engines/scan/passes.h"
+#include "heed/engines/scan/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/scan/elementwise.cc"  // this file
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/highway.h"
-// After highway.h:
+// After foreach_target.h:
+#include "heed/engines/export_passes.h"
 #include "heed/engines/scan/elementwise-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
-// f(T(), rule) with the type that is computed in.
+// f.operator()<T, rule>() with the type that is computed in.
 template <class F>
 auto WithRule(const Problem& p, const F& f) {
-  const auto of = [&](auto zero) {
-    return p.rule == Rule::kDecay ? f(zero, std::integral_constant<Rule, Rule::kDecay>())
-                                  : f(zero, std::integral_constant<Rule, Rule::kGates>());
+  const auto of = [&]<class T>() {
+    return p.rule == Rule::kDecay ? f.template operator()<T, Rule::kDecay>() : f.template operator()<T, Rule::kGates>();
   };
-  return p.dtype == DType::kF64 ? of(double{}) : of(float{});
+  return p.dtype == DType::kF64 ? of.template operator()<double>() : of.template operator()<float>();
 }
 
-void ElementwiseRuns(Context& ctx, const Problem& p) {
-  WithRule(p, [&](auto zero, auto rule) { ElementwiseRun<decltype(zero), rule>(ctx, p); });
+void ElementwiseForward(Context& ctx, const Problem& p) {
+  WithRule(p, [&]<class T, Rule kRule>() { ElementwiseRun<T, kRule>(ctx, p); });
 }
 
-int64_t ElementwiseNeeds(const Problem& p) {
-  return WithRule(p, [&](auto zero, auto) { return ElementwiseBytes<decltype(zero)>(p); });
+int64_t ElementwiseWorkspace(const Context&, const Problem& p) {
+  return WithRule(p, [&]<class T, Rule>() { return ElementwiseBytes<T>(p); });
 }
 
-void ElementwiseBackRuns(Context& ctx, const Problem& p, const Gradients& g) {
-  WithRule(p, [&](auto zero, auto rule) { ElementwiseBackRun<decltype(zero), rule>(ctx, p, g); });
+void ElementwiseBackward(Context& ctx, const Problem& p, const Gradients& g) {
+  WithRule(p, [&]<class T, Rule kRule>() { ElementwiseBackRun<T, kRule>(ctx, p, g); });
 }
 
-BackwardBytes ElementwiseBackNeeds(const Problem& p) {
-  return WithRule(p, [&](auto zero, auto) { return ElementwiseBackBytes<decltype(zero)>(p); });
+BackwardBytes ElementwiseBackwardWorkspace(const Context&, const Problem& p, const Gradients&) {
+  return WithRule(p, [&]<class T, Rule>() { return ElementwiseBackBytes<T>(p); });
+}
+
+Passes Elementwise() {
+  return {.forward = &ElementwiseForward,
+          .workspace = &ElementwiseWorkspace,
+          .backward = &ElementwiseBackward,
+          .backward_workspace = &ElementwiseBackwardWorkspace};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -47,27 +52,19 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace heed::scan {
 
-HWY_EXPORT(ElementwiseRuns);
-HWY_EXPORT(ElementwiseNeeds);
-HWY_EXPORT(ElementwiseBackRuns);
-HWY_EXPORT(ElementwiseBackNeeds);
+HEED_EXPORT(Passes, Elementwise)
 
-void ElementwiseForward(Context& ctx, const Problem& problem) {
-  HWY_DISPATCH_TABLE(ElementwiseRuns)[TargetIndex(ctx.allowed_targets())](ctx, problem);
-}
-
-int64_t ElementwiseForwardBytes(const Context& ctx, const Problem& problem) {
-  return HWY_DISPATCH_TABLE(ElementwiseNeeds)[TargetIndex(ctx.allowed_targets())](problem);
-}
-
-void ElementwiseBackward(Context& ctx, const Problem& problem, const Gradients& gradients) {
-  HWY_DISPATCH_TABLE(ElementwiseBackRuns)
-  [TargetIndex(ctx.allowed_targets())](ctx, problem, gradients);
-}
-
-BackwardBytes ElementwiseBackwardBytes(const Context& ctx, const Problem& problem) {
-  return HWY_DISPATCH_TABLE(ElementwiseBackNeeds)[TargetIndex(ctx.allowed_targets())](problem);
-}
+const Kernel kElementwise = {
+    .name = "elementwise",
+    .why = "channels in lanes, 16-bit tensors widened; tiles of 16 tokens are transposed where tokens are contiguous",
+    .declines = [](const Context&, const Problem& p) -> std::string {
+      const std::string reason = engine::DeclinesAllButFloats(p.dtype);
+      if (!reason.empty()) return reason;
+      return p.rule == Rule::kDecay || p.rule == Rule::kGates ? "" : "computes one state per channel";
+    },
+    .forward_passes = &Elementwise,
+    .backward_passes = &Elementwise,
+};
 
 }  // namespace heed::scan
 #endif  // HWY_ONCE

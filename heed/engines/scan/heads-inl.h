@@ -129,7 +129,7 @@ struct HeadBuffers {
   size_t pitch = 0, lead = 0, tail = 0;
   T *q, *k, *v, *taps;  // keys behind the tail, and before as many tokens of nothing
   T* o;
-  // Of the backward pass.
+  // The backward pass alone has these.
   T *keys, *dq, *dkeys, *dv;  // k' and its gradients
   T* back;                    // those from their end; then the gradients of k
   double *dtaps, *dskip;
@@ -139,7 +139,7 @@ struct HeadBuffers {
     const size_t rows = ChannelsAtOnce(p) * static_cast<size_t>(p.head_channels);
     tail = num_taps - 1;
     lead = RoundedUp<T>(num_taps);
-    // Of tokens, a lead before them and a tail behind; vectors of outputs may lie beyond.
+    // Tokens have a lead before them and a tail behind; vectors of outputs may lie beyond.
     pitch = RoundedUp<T>(static_cast<size_t>(MostTokens(p)) + tail) + lead +
             (kRowVectors + 1) * Lanes<T>();
     const auto next = [&](auto*& buffer, size_t elements) {

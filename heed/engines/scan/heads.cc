@@ -1,29 +1,37 @@
 // Products of heads through state spaces, in f32, to which 16-bit tensors are widened, and in f64.
 #include "heed/core/targets.h"
 // After targets.h:
-#include "heed/core/dispatch.h"
-#include "heed/engines/scan/passes.h"
+#include "heed/engines/scan/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/scan/heads.cc"  // this file
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/highway.h"
-// After highway.h:
+// After foreach_target.h:
+#include "heed/engines/export_passes.h"
 #include "heed/engines/scan/heads-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
-void HeadsRuns(Context& ctx, const Problem& p) {
+void HeadsForward(Context& ctx, const Problem& p) {
   WithCompute(p, [&](auto zero) { HeadsRun<decltype(zero)>(ctx, p); });
 }
 
-void HeadsBackRuns(Context& ctx, const Problem& p, const Gradients& g) {
+void HeadsBackward(Context& ctx, const Problem& p, const Gradients& g) {
   WithCompute(p, [&](auto zero) { HeadsBackRun<decltype(zero)>(ctx, p, g); });
 }
 
-int64_t HeadsNeeds(const Problem& p, bool backward) {
+int64_t HeadsBytes(const Problem& p, bool backward) {
   return WithCompute(p, [&](auto zero) { return HeadsNeed<decltype(zero)>(p, backward); });
+}
+
+Passes Heads() {
+  return {.forward = &HeadsForward,
+          .workspace = [](const Context&, const Problem& p) { return HeadsBytes(p, false); },
+          .backward = &HeadsBackward,
+          .backward_workspace = [](const Context&, const Problem& p, const Gradients&) -> BackwardBytes {
+            return {HeadsBytes(p, true), 0};
+          }};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -33,25 +41,37 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace heed::scan {
 
-HWY_EXPORT(HeadsRuns);
-HWY_EXPORT(HeadsBackRuns);
-HWY_EXPORT(HeadsNeeds);
+HEED_EXPORT(Passes, Heads)
 
-void HeadsForward(Context& ctx, const Problem& problem) {
-  HWY_DISPATCH_TABLE(HeadsRuns)[TargetIndex(ctx.allowed_targets())](ctx, problem);
+namespace {
+
+std::string Declines(const Context&, const Problem& p) {
+  const std::string reason = engine::DeclinesAllButFloats(p.dtype);
+  return reason.empty() && p.rule != Rule::kHeads ? "computes state spaces of products of heads" : reason;
 }
 
-void HeadsBackward(Context& ctx, const Problem& problem, const Gradients& gradients) {
-  HWY_DISPATCH_TABLE(HeadsBackRuns)[TargetIndex(ctx.allowed_targets())](ctx, problem, gradients);
-}
+}  // namespace
 
-int64_t HeadsForwardBytes(const Context& ctx, const Problem& problem) {
-  return HWY_DISPATCH_TABLE(HeadsNeeds)[TargetIndex(ctx.allowed_targets())](problem, false);
-}
+const Kernel kHeadsConvolution = {
+    .name = "heads_convolution",
+    .why = "products of a head's channels, one pair after another, convolved with what its modes answer to one input of "
+           "1; 16-bit tensors widened, rows transposed where channels are contiguous",
+    .declines = [](const Context& ctx, const Problem& p) {
+      const std::string reason = Declines(ctx, p);
+      return reason.empty() && !p.has_taps ? "computes modes that are made into taps" : reason;
+    },
+    .forward_passes = &Heads,
+    .backward_passes = &Heads,
+};
 
-BackwardBytes HeadsBackwardBytes(const Context& ctx, const Problem& problem) {
-  return {HWY_DISPATCH_TABLE(HeadsNeeds)[TargetIndex(ctx.allowed_targets())](problem, true), 0};
-}
+const Kernel kHeads = {
+    .name = "heads",
+    .why = "products of a head's channels, one pair after another, by chunks of 16 tokens and tables of its modes; "
+           "16-bit tensors widened, rows transposed where channels are contiguous",
+    .declines = &Declines,
+    .forward_passes = &Heads,
+    .backward_passes = &Heads,
+};
 
 }  // namespace heed::scan
 #endif  // HWY_ONCE

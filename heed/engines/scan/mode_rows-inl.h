@@ -16,7 +16,7 @@
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
 #include "heed/engines/scan/modes-inl.h"
-#include "heed/engines/scan/passes.h"
+#include "heed/engines/scan/kernels.h"
 #include "heed/engines/scan/problem.h"
 #include "heed/engines/scan/rows-inl.h"
 #include "heed/engines/scan/tasks.h"

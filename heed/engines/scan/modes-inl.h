@@ -52,7 +52,7 @@ struct ModeTables {
   T* taps;                   // 16 zeros, then K
   T* reads;                  // Re and -Im of 2 c a^(i+1): [modes, 2, 16]
   T* powers;                 // a^l: [16, 2, width]
-  // Of the backward pass.
+  // The backward pass alone has these.
   T* taps_back;              // K from its end, then 16 zeros
   T* writes;                 // Re and -Im of b a^(15-i): [modes, 2, 16]
   T* slopes;                 // l a^(l-1): [17, 2, width]
@@ -331,7 +331,7 @@ HWY_NOINLINE HWY_ATTR void ModesForward(const ModeTables<T>& t, T skip, size_t t
 // What a thread adds up for one channel: in the compute type over 128 tokens, then in f64.
 template <class T>
 struct ModeSums {
-  // Of chunks: P X, P U', X V', P U, X V. Of single tokens: what belongs to a, b and c.
+  // Chunks have P X, P U', X V', P U and X V; single tokens what belongs to a, b and c.
   enum Row : size_t { kPX, kPSlope, kXSlope, kPU, kXV, kOfA, kOfB, kOfC, kRows };
   T* sums;  // [kRows, 2, width]
   double* totals;

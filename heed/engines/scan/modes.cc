@@ -1,30 +1,37 @@
 // State spaces from token to token, in f32, to which 16-bit tensors are widened, and in f64.
 #include "heed/core/targets.h"
 // After targets.h:
-#include "heed/core/dispatch.h"
-#include "heed/engines/scan/passes.h"
+#include "heed/engines/scan/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/scan/modes.cc"  // this file
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/highway.h"
-// After highway.h:
+// After foreach_target.h:
+#include "heed/engines/export_passes.h"
 #include "heed/engines/scan/mode_rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
-void ModesRuns(Context& ctx, const Problem& p) {
+void ModesForward(Context& ctx, const Problem& p) {
   WithCompute(p, [&](auto zero) { ModesRun<decltype(zero)>(ctx, p); });
 }
 
-void ModesBackRuns(Context& ctx, const Problem& p, const Gradients& g) {
+void ModesBackward(Context& ctx, const Problem& p, const Gradients& g) {
   WithCompute(p, [&](auto zero) { ModesBackRun<decltype(zero)>(ctx, p, g); });
 }
 
-int64_t ModesNeeds(const Problem& p, bool backward) {
-  return WithCompute(
-      p, [&](auto zero) { return RowBytes<ModeBuffers<decltype(zero)>>(p, backward); });
+int64_t ModesBytes(const Problem& p, bool backward) {
+  return WithCompute(p, [&](auto zero) { return RowBytes<ModeBuffers<decltype(zero)>>(p, backward); });
+}
+
+Passes Modes() {
+  return {.forward = &ModesForward,
+          .workspace = [](const Context&, const Problem& p) { return ModesBytes(p, false); },
+          .backward = &ModesBackward,
+          .backward_workspace = [](const Context&, const Problem& p, const Gradients&) -> BackwardBytes {
+            return {ModesBytes(p, true), 0};
+          }};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
@@ -34,25 +41,19 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace heed::scan {
 
-HWY_EXPORT(ModesRuns);
-HWY_EXPORT(ModesBackRuns);
-HWY_EXPORT(ModesNeeds);
+HEED_EXPORT(Passes, Modes)
 
-void ModesForward(Context& ctx, const Problem& problem) {
-  HWY_DISPATCH_TABLE(ModesRuns)[TargetIndex(ctx.allowed_targets())](ctx, problem);
-}
-
-void ModesBackward(Context& ctx, const Problem& problem, const Gradients& gradients) {
-  HWY_DISPATCH_TABLE(ModesBackRuns)[TargetIndex(ctx.allowed_targets())](ctx, problem, gradients);
-}
-
-int64_t ModesForwardBytes(const Context& ctx, const Problem& problem) {
-  return HWY_DISPATCH_TABLE(ModesNeeds)[TargetIndex(ctx.allowed_targets())](problem, false);
-}
-
-BackwardBytes ModesBackwardBytes(const Context& ctx, const Problem& problem) {
-  return {HWY_DISPATCH_TABLE(ModesNeeds)[TargetIndex(ctx.allowed_targets())](problem, true), 0};
-}
+const Kernel kModes = {
+    .name = "modes",
+    .why = "chunks of 16 tokens by tables of a channel's modes, tokens and modes in lanes; 16-bit tensors widened, "
+           "rows transposed where channels are contiguous",
+    .declines = [](const Context&, const Problem& p) {
+      const std::string reason = engine::DeclinesAllButFloats(p.dtype);
+      return reason.empty() && p.rule != Rule::kModes ? "computes state spaces" : reason;
+    },
+    .forward_passes = &Modes,
+    .backward_passes = &Modes,
+};
 
 }  // namespace heed::scan
 #endif  // HWY_ONCE

@@ -212,7 +212,7 @@ HWY_INLINE void ClearPanel(T* to, size_t width, size_t rows, size_t columns) {
 class NextLines {
  public:
   NextLines() = default;
-  // Of a piece as the next tile will load it; of nothing where there is none.
+  // The lines of a piece as the next tile will load it; none where there is none.
   NextLines(const Piece& piece, size_t lanes) {
     if (piece.data == nullptr) return;
     const auto size = static_cast<int64_t>(SizeOf(piece.dtype));

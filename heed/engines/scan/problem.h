@@ -89,7 +89,7 @@ struct Problem {
 
   Numbers skip;  // D, of kSelective, kTaps, kModes and kHeads; absent: left out
 
-  // Of kSelective. Absent bias and gate (z) are left out.
+  // kSelective has these. Absent bias and gate (z) are left out.
   Tokens delta, gate;
   Numbers A, bias;
   Weights B, C;
@@ -97,22 +97,22 @@ struct Problem {
 
   Tokens log_decay;  // of kDecay; what is positive counts as 0
 
-  // Of kGates.
+  // kGates has these.
   Tokens input_gate, recurrence_gate;
   Numbers lambda;
   double c = 0;
 
-  // Of kTaps: a state's place is that of a tap.
+  // kTaps has these: a state's place is that of a tap.
   Numbers taps;
   int64_t num_taps = 0;
 
-  // Of kModes, whose number is that of states: the step exp(log_dt) per channel, rates
+  // kModes, whose number is that of states, has the step exp(log_dt) per channel, rates
   // -exp(log_A_real) + i A_imag, and C.
   Numbers log_dt, log_A_real, A_imag, C_modes;
   bool bilinear = false;  // else zero-order hold
   bool has_taps = false;  // made of them, num_taps, are convolved with: there are no states
 
-  // Of kHeads, whose queries are x: tensors over tokens, channels of a head and heads, which are groups.
+  // kHeads, whose queries are x, has tensors over tokens, channels of a head and heads, which are groups.
   // At least one tap per channel of any head. Tails are the tokens that taps look back to from the first,
   // and from the first after the last.
   Tokens key, value, initial_tail, final_tail;

@@ -28,7 +28,7 @@
 #include "heed/core/context.h"
 #include "heed/engines/scan/decay-inl.h"
 #include "heed/engines/scan/panel-inl.h"
-#include "heed/engines/scan/passes.h"
+#include "heed/engines/scan/kernels.h"
 #include "heed/engines/scan/problem.h"
 #include "heed/engines/scan/tasks.h"
 #include "heed/simd/activation-inl.h"
@@ -254,7 +254,7 @@ class SelectiveStrip {
     T* HWY_RESTRICT ys = tile_.y + v * N;
     const T *HWY_RESTRICT rowB = tile_.B, *HWY_RESTRICT rowC = tile_.C;
     T* HWY_RESTRICT trace = trace_.kept;
-    // Of tokens, a row for each; of constants, always the same.
+    // Tokens have a row each; constants have always the same.
     const bool C_is_constant = kConstants && p_.C.constants.data != nullptr;
     const size_t sums_per_token = C_is_constant ? 0 : states_ * N;
     const size_t sums_per_state = C_is_constant ? kWidth : N;

@@ -29,7 +29,7 @@
 #include "heed/core/turn.h"
 #include "heed/engines/scan/constant_sums-inl.h"
 #include "heed/engines/scan/panel-inl.h"
-#include "heed/engines/scan/passes.h"
+#include "heed/engines/scan/kernels.h"
 #include "heed/engines/scan/problem.h"
 #include "heed/engines/scan/selective-inl.h"
 #include "heed/engines/scan/tasks.h"
@@ -238,7 +238,7 @@ class SelectiveBackwardStrip : public SelectiveStrip<T> {
     T *HWY_RESTRICT dxs = back_.dx + v * N, *HWY_RESTRICT dss = back_.ds + v * N;
     const T *HWY_RESTRICT rowB = tile_.B + tokens * row_, *HWY_RESTRICT rowC = tile_.C + tokens * row_;
     const T* HWY_RESTRICT trace = trace_.kept + tokens * 3 * kManyStates * N;
-    // Of tokens, a row for each; of constants, always the same.
+    // Tokens have a row each; constants have always the same.
     const bool B_is_constant = kConstants && p_.B.constants.data != nullptr;
     const size_t sums_per_token = B_is_constant ? 0 : states_ * N;
     const size_t sums_per_state = B_is_constant ? kWidth : N;
@@ -385,6 +385,15 @@ void SelectiveBackward(Context& ctx, const Problem& p, const Gradients& g) {
   shared.sums.Store(rows.C, p.states, g.dC.constants);
   shared.sums.Store(rows.skip, 1, g.dskip);
   shared.sums.Store(rows.bias, 1, g.dbias);
+}
+
+template <class T>
+Passes SelectivePasses() {
+  return {.forward = &SelectiveForward<T>,
+          .workspace = [](const Context&, const Problem& p) { return SelectiveForwardBytes<T>(p); },
+          .backward = &SelectiveBackward<T>,
+          .backward_workspace = [](const Context&, const Problem& p,
+                                   const Gradients&) { return SelectiveBackwardBytes<T>(p); }};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

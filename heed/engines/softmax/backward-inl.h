@@ -50,6 +50,7 @@
 #include "heed/engines/softmax/decay_gradients-inl.h"
 #include "heed/engines/softmax/gradient_buffers-inl.h"
 #include "heed/engines/softmax/gradient_rows-inl.h"
+#include "heed/engines/softmax/kernels.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/math-inl.h"
@@ -274,7 +275,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     return b_.d_logits + (this->At(run, origin) - w_.logits);
   }
 
-  // Of a run: g Z P in place of S, dS in place of dP. Masked pairs become -0 in
+  // Puts g Z P of a run in place of its S, dS in place of dP. Masked pairs become -0 in
   // both, and no other dS does.
   template <bool kDropout>
   HWY_INLINE void Differentiate(const Run& run, int64_t origin) {
@@ -504,7 +505,7 @@ Plan BackwardPlan(const Problem& p) {
 }
 
 template <class P>
-BackwardBytes BytesOfBackward(const Problem& p, const Gradients& g) {
+BackwardBytes BackwardWorkspace(const Context& /*ctx*/, const Problem& p, const Gradients& g) {
   using T = typename P::Operands::Compute;
   const Plan plan = BackwardPlan<P>(p);
   const RowIndex index(p, plan.lanes, P::kFuseHeads);
@@ -551,6 +552,11 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
     }
   });
   shared.Finish(ctx, p, g);
+}
+
+template <class P>
+Passes BackwardPasses() {
+  return {.backward = &Backward<P>, .backward_workspace = &BackwardWorkspace<P>};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

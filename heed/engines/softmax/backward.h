@@ -1,5 +1,4 @@
-// The backward pass: what it reads and writes beside a Problem, in which order
-// threads take its tasks, and entry points per dtype.
+// The backward pass: what it reads and writes beside a Problem, and in which order threads take its tasks.
 #ifndef HEED_ENGINES_SOFTMAX_BACKWARD_H_
 #define HEED_ENGINES_SOFTMAX_BACKWARD_H_
 
@@ -71,24 +70,6 @@ struct RowIndex {
 
   std::vector<int64_t> first_row, first_turn;  // by sequence, and the total
 };
-
-// As for the forward pass: F32 computes bf16 and f16 too, BF16Pairs needs a CPU for it.
-struct BackwardBytes {
-  int64_t per_thread = 0, shared = 0;
-};
-
-void BackwardF32(Context& ctx, const Problem& problem, const Gradients& gradients);
-void BackwardF64(Context& ctx, const Problem& problem, const Gradients& gradients);
-void BackwardBF16Pairs(Context& ctx, const Problem& problem, const Gradients& gradients);
-void BackwardTiles(Context& ctx, const Problem& problem, const Gradients& gradients);
-BackwardBytes BackwardWorkspaceF32(const Context& ctx, const Problem& problem,
-                                   const Gradients& gradients);
-BackwardBytes BackwardWorkspaceF64(const Context& ctx, const Problem& problem,
-                                   const Gradients& gradients);
-BackwardBytes BackwardWorkspaceBF16Pairs(const Context& ctx, const Problem& problem,
-                                         const Gradients& gradients);
-BackwardBytes BackwardWorkspaceTiles(const Context& ctx, const Problem& problem,
-                                     const Gradients& gradients);
 
 }  // namespace heed::softmax
 

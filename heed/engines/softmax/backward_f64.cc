@@ -1,27 +1,20 @@
-// The backward kernel for f64. A file of its own so that dtypes compile side by side.
+// The backward passes for f64. A file of its own so that dtypes compile side by side.
 #include "heed/core/targets.h"
 // After targets.h:
-#include "heed/core/dispatch.h"
-#include "heed/engines/softmax/backward.h"
+#include "heed/engines/softmax/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/softmax/backward_f64.cc"  // this file
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/highway.h"
-// After highway.h:
+// After foreach_target.h:
+#include "heed/engines/export_passes.h"
 #include "heed/engines/softmax/backward-inl.h"
 #include "heed/engines/softmax/vector_gradients-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-void RunF64(Context& ctx, const Problem& problem, const Gradients& gradients) {
-  Backward<VectorGradients<FmaGradients<double>>>(ctx, problem, gradients);
-}
-
-BackwardBytes BytesF64(const Problem& problem, const Gradients& gradients) {
-  return BytesOfBackward<VectorGradients<FmaGradients<double>>>(problem, gradients);
-}
+Passes BackwardF64() { return BackwardPasses<VectorGradients<FmaGradients<double>>>(); }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE
@@ -30,17 +23,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace heed::softmax {
 
-HWY_EXPORT(RunF64);
-HWY_EXPORT(BytesF64);
-
-void BackwardF64(Context& ctx, const Problem& problem, const Gradients& gradients) {
-  HWY_DISPATCH_TABLE(RunF64)[TargetIndex(ctx.allowed_targets())](ctx, problem, gradients);
-}
-
-BackwardBytes BackwardWorkspaceF64(const Context& ctx, const Problem& problem,
-                                   const Gradients& gradients) {
-  return HWY_DISPATCH_TABLE(BytesF64)[TargetIndex(ctx.allowed_targets())](problem, gradients);
-}
+HEED_EXPORT(Passes, BackwardF64)
 
 }  // namespace heed::softmax
 #endif  // HWY_ONCE

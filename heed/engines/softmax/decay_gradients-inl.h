@@ -87,7 +87,7 @@ class DecayGradients {
     }
   }
 
-  // The same of a whole tile before all rows, which are of one head: sums of dS by key, N numbers
+  // Adds those of a whole tile before all rows, which are of one head: sums of dS by key, N numbers
   // of each to be added up, and by row.
   HWY_INLINE void AddPlain(const T* key_sums, const V* row_sums, size_t num_rows) {
     T* to = of_keys_ + decays_.First(0) + decays_.TileEnd() - kTile + 1;

@@ -108,7 +108,7 @@ class Decays {
     }
     if (!before_rows_) {
       for (size_t lane = 0; lane < num_rows_; ++lane) {
-        if (own_[lane] < last) of_row_[lane] = 0;  // AddNear() has all of F
+        if (own_[lane] < last) of_row_[lane] = 0;  // AddByRow() has all of F
       }
     }
     if (!one_head_) return;
@@ -129,22 +129,11 @@ class Decays {
   // The part of the rows of vector c.
   HWY_INLINE V OfRow(size_t c) const { return hn::Load(d_, of_row_ + c * N); }
 
-  // That of a key.
-  HWY_INLINE V OfKey(const Problem& p, int64_t key, size_t c) const {
-    if (HWY_LIKELY(one_head_)) return hn::Set(d_, of_key_[key - grid_]);
-    HWY_ALIGN T of_key[N];
-    const int64_t i = key - grid_;
-    for (size_t k = 0; k < N; ++k) {
-      const size_t lane = c * N + k;
-      of_key[k] = 0;
-      if (lane >= num_rows_) continue;
-      const double in_tile = p.decays.in_tile[first_[lane] + begin_ + i];
-      of_key[k] =
-          static_cast<T>((in_tile + (i < kTile - kTileKeys ? more_[lane] : 0)) * unit_);
-    }
-    return hn::Load(d_, of_key);
-  }
-  // Those of the tile's keys, where all rows are of one head.
+  // Whether all rows are of one head, to which keys have the same part.
+  bool OfOneHead() const { return one_head_; }
+  // The part of a key, of one head.
+  HWY_INLINE V OfKey(int64_t key) const { return hn::Set(d_, of_key_[key - grid_]); }
+  // Those of the tile's keys.
   const T* OfKeys() const { return of_key_; }
 
   // x + the part of the key. Where F is -inf it is a mask and wins over NaN and infinities, as a
@@ -157,7 +146,41 @@ class Decays {
     return hn::IfThenElse(hn::Eq(hn::Add(of_key, OfRow(c)), none), none, sum);
   }
 
-  // The same in a tile in which some rows stand: theirs is all of F, summed up from where they are.
+  // Adds the part of keys to logits in memory, where it is not the same to all rows. It is called, not inlined: it
+  // would be most of a kernel's code.
+  template <int kVectors, bool kFlagMasked>
+  HWY_NOINLINE void AddByRow(const Problem& p, const Run& run, int64_t origin, T* HWY_RESTRICT s,
+                             V* HWY_RESTRICT max) const {
+    if (!before_rows_) return AddNear<kVectors, kFlagMasked>(p, run, origin, s, max);
+    Rewrite<W, kVectors>(d_, run, origin, s, max, [&](V x, int64_t key, int c) HWY_ATTR {
+      const size_t vector = run.c0 + static_cast<size_t>(c);
+      return Added<kFlagMasked>(x, OfKeyByRow(p, key, vector), vector);
+    });
+  }
+
+  // What a gradient needs to know of a lane: where its sums begin, and the row's position and a
+  // tile's end, counted from the first valid key.
+  int64_t First(size_t lane) const { return first_[lane]; }
+  double Own(size_t lane) const { return own_[lane]; }
+  int64_t TileEnd() const { return begin_ + kTile; }
+
+ private:
+  // The part of a key, by row of vector c.
+  HWY_NOINLINE V OfKeyByRow(const Problem& p, int64_t key, size_t c) const {
+    HWY_ALIGN T of_key[N];
+    const int64_t i = key - grid_;
+    for (size_t k = 0; k < N; ++k) {
+      const size_t lane = c * N + k;
+      of_key[k] = 0;
+      if (lane >= num_rows_) continue;
+      const double in_tile = p.decays.in_tile[first_[lane] + begin_ + i];
+      of_key[k] =
+          static_cast<T>((in_tile + (i < kTile - kTileKeys ? more_[lane] : 0)) * unit_);
+    }
+    return hn::Load(d_, of_key);
+  }
+
+  // AddByRow() for a tile in which some rows stand: theirs is all of F, summed up from where they are.
   template <int kVectors, bool kFlagMasked>
   HWY_INLINE void AddNear(const Problem& p, const Run& run, int64_t origin, T* HWY_RESTRICT s,
                           V* HWY_RESTRICT max) const {
@@ -196,7 +219,8 @@ class Decays {
       for (int c = 0; c < kVectors; ++c) {
         const size_t vector = run.c0 + static_cast<size_t>(c);
         const V forgotten =
-            hn::IfThenElse(hn::Ge(from_begin[c], last), OfKey(p, key, vector),
+            hn::IfThenElse(hn::Ge(from_begin[c], last),
+                           one_head_ ? OfKey(key) : OfKeyByRow(p, key, vector),
                            hn::Load(d_, near + vector * N));
         T* HWY_RESTRICT to = row + static_cast<size_t>(c) * N;
         const V x = Added<kFlagMasked>(hn::Load(d_, to), forgotten, vector);
@@ -206,13 +230,6 @@ class Decays {
     }
   }
 
-  // What a gradient needs to know of a lane: where its sums begin, and the row's position and a
-  // tile's end, counted from the first valid key.
-  int64_t First(size_t lane) const { return first_[lane]; }
-  double Own(size_t lane) const { return own_[lane]; }
-  int64_t TileEnd() const { return begin_ + kTile; }
-
- private:
   // The log decays of a key, of rows that stand at it or after it.
   void OfRows(const Problem& p, int64_t key, double* HWY_RESTRICT decays) const {
     const auto at = static_cast<double>(key - grid_ + begin_);

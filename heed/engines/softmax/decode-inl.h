@@ -22,8 +22,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "heed/engines/softmax/tasks-inl.h"
 #include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/kernels.h"
+#include "heed/engines/softmax/tasks-inl.h"
 #include "heed/simd/row_tile-inl.h"
 #include "hwy/highway.h"
 #ifdef HEED_BYTE_PRODUCTS
@@ -145,7 +146,7 @@ struct QuantizedOperands : FmaOperands<float> {
   static constexpr size_t kRows = kDecodeRows;
   static constexpr bool kQuantized = true;
 
-  // Of the last quarter of the next keys, and the first of their values.
+  // The products leave the last quarter of the next keys, and the first of their values.
   template <class H>
   static HWY_INLINE LinesBetween Between(const Problem& p, const H& head, const Tile& tile) {
     const int64_t next = std::min(tile.until - tile.keys.end, tile.keys.end - tile.keys.begin);
@@ -223,7 +224,7 @@ struct QuantizedOperands : FmaOperands<float> {
 };
 
 #if defined(HEED_BYTE_PRODUCTS) || defined(HEED_MATRIX_TILES)
-// The same with queries in fixed point and integer products of keys, in tiles or vectors.
+// These have queries in fixed point and integer products of keys, in tiles or vectors.
 struct ByteOperands : QuantizedOperands {
   using Query = int32_t;
   static constexpr size_t kLanes = hn::MaxLanes(D());
@@ -400,6 +401,18 @@ void Decode(Context& ctx, const Problem& p) {
   const Plan plan = DecodePlan<O>(p);
   ReserveWorkspaces<O>(ctx, plan);
   RunBlocks<O, 1, RowOutputs<O>>(ctx, p, plan);
+}
+
+template <class O>
+int64_t DecodeWorkspace(const Context& ctx, const Problem& p) {
+  return ScratchBytes<O>(p, DecodePlan<O>(p), ctx.num_threads());
+}
+
+template <class O>
+Passes DecodePasses() {
+  return {.forward = &Decode<O>,
+          .workspace = &DecodeWorkspace<O>,
+          .lanes = [](const Problem&) { return DecodeRows<O>(); }};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -3,58 +3,42 @@
 #include "heed/core/targets.h"
 // After targets.h:
 #include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/softmax/decode_bf16_pairs.cc"  // this file
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/highway.h"
-#if HWY_TARGET == HWY_AVX3_ZEN4
-// After highway.h:
+// After foreach_target.h:
+#include "heed/engines/export_passes.h"
+#if HWY_TARGET & HEED_ONLY_TARGETS
 #include "heed/engines/softmax/decode-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-void RunBF16Pairs(Context& ctx, const Problem& problem) {
-  Decode<PairDecodeOperands>(ctx, problem);
-}
-
-int64_t ScratchBF16Pairs(const Problem& problem, int num_threads) {
-  using O = PairDecodeOperands;
-  return ScratchBytes<O>(problem, DecodePlan<O>(problem), num_threads);
-}
-
-int64_t RowsBF16Pairs() { return DecodeRows<PairDecodeOperands>(); }
+Passes DecodePairs() { return DecodePasses<PairDecodeOperands>(); }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-#endif  // HWY_TARGET == HWY_AVX3_ZEN4
+#endif  // HWY_TARGET & HEED_ONLY_TARGETS
 
 #if HWY_ONCE
 namespace heed::softmax {
 
-#if HWY_TARGETS & HWY_AVX3_ZEN4
+HEED_EXPORT(Passes, DecodePairs)
 
-void DecodeBF16Pairs(Context& ctx, const Problem& problem) {
-  N_AVX3_ZEN4::RunBF16Pairs(ctx, problem);
-}
-
-int64_t DecodeWorkspaceBF16Pairs(const Context& ctx, const Problem& problem) {
-  return N_AVX3_ZEN4::ScratchBF16Pairs(problem, ctx.num_threads());
-}
-
-int64_t DecodeRowsBF16Pairs(const Context&, const Problem&) {
-  return N_AVX3_ZEN4::RowsBF16Pairs();
-}
-
-#else  // never called
-
-void DecodeBF16Pairs(Context&, const Problem&) {}
-int64_t DecodeWorkspaceBF16Pairs(const Context&, const Problem&) { return 0; }
-int64_t DecodeRowsBF16Pairs(const Context&, const Problem&) { return 0; }
-
-#endif  // HWY_TARGETS & HWY_AVX3_ZEN4
+const Kernel kDecodePairs = {{
+    .name = "softmax_decode_pairs_bf16",
+    .why = "up to 8 query rows per key head, one pass over the keys and values as they are stored, bf16 dot products "
+           "of pairs",
+    .declines = [](const Context& ctx, const Problem& p) {
+      const std::string reason = DeclinesPairs(DecodePairs(ctx), p);
+      return reason.empty() ? DeclinesRows(p, DecodePairs(ctx).lanes(p)) : reason;
+    },
+    .forward_passes = &DecodePairs,
+    .target = &PairTarget,
+}, kPairGrid};
 
 }  // namespace heed::softmax
 #endif  // HWY_ONCE

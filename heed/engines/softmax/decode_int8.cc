@@ -1,27 +1,19 @@
-// The decode kernel for int8 rows of keys and values. A file of its own so that dtypes compile side by side.
+// The decode kernel for int8 rows of keys and values.
 #include "heed/core/targets.h"
 // After targets.h:
-#include "heed/core/dispatch.h"
-#include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/softmax/decode_int8.cc"  // this file
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/highway.h"
-// After highway.h:
+// After foreach_target.h:
+#include "heed/engines/export_passes.h"
 #include "heed/engines/softmax/decode-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-void RunDecodeInt8(Context& ctx, const Problem& problem) { Decode<QuantizedOperands>(ctx, problem); }
-
-int64_t ScratchDecodeInt8(const Problem& problem, int num_threads) {
-  using O = QuantizedOperands;
-  return ScratchBytes<O>(problem, DecodePlan<O>(problem), num_threads);
-}
-
-int64_t RowsDecodeInt8(const Problem&) { return DecodeRows<QuantizedOperands>(); }
+Passes DecodeInt8() { return DecodePasses<QuantizedOperands>(); }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE
@@ -30,22 +22,15 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace heed::softmax {
 
-HWY_EXPORT(RunDecodeInt8);
-HWY_EXPORT(ScratchDecodeInt8);
-HWY_EXPORT(RowsDecodeInt8);
+HEED_EXPORT(Passes, DecodeInt8)
 
-void DecodeInt8(Context& ctx, const Problem& problem) {
-  HWY_DISPATCH_TABLE(RunDecodeInt8)[TargetIndex(ctx.allowed_targets())](ctx, problem);
-}
-
-int64_t DecodeWorkspaceInt8(const Context& ctx, const Problem& problem) {
-  return HWY_DISPATCH_TABLE(ScratchDecodeInt8)[TargetIndex(ctx.allowed_targets())](
-      problem, ctx.num_threads());
-}
-
-int64_t DecodeRowsInt8(const Context& ctx, const Problem& problem) {
-  return HWY_DISPATCH_TABLE(RowsDecodeInt8)[TargetIndex(ctx.allowed_targets())](problem);
-}
+const Kernel kDecodeInt8 = {{
+    .name = "softmax_decode_int8",
+    .why = "8 query rows per key head at once, keys and values widened as they are read, a factor per row of logits "
+           "and weights",
+    .declines = [](const Context&, const Problem& p) { return DeclinesAllButInt8(p); },
+    .forward_passes = &DecodeInt8,
+}};
 
 }  // namespace heed::softmax
 #endif  // HWY_ONCE

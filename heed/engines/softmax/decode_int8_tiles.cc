@@ -2,67 +2,47 @@
 #define HEED_MATRIX_TILES
 #include "heed/core/targets.h"
 // After targets.h:
-#include "heed/core/dispatch.h"
 #include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/softmax/decode_int8_tiles.cc"  // this file
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/highway.h"
-#if HWY_TARGET == HWY_AVX3_SPR || HWY_TARGET == HWY_AVX2
-// After highway.h:
+// After foreach_target.h:
+#include "heed/engines/export_passes.h"
+#if HWY_TARGET & HEED_ONLY_TARGETS
 #include "heed/engines/softmax/decode-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-void RunInt8Tiles(Context& ctx, const Problem& problem) { Decode<ByteOperands>(ctx, problem); }
-
-int64_t ScratchInt8Tiles(const Problem& problem, int num_threads) {
-  return ScratchBytes<ByteOperands>(problem, DecodePlan<ByteOperands>(problem), num_threads);
-}
-
-int64_t RowsInt8Tiles() { return DecodeRows<ByteOperands>(); }
+Passes DecodeInt8Tiles() { return DecodePasses<ByteOperands>(); }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-#endif  // HWY_TARGET == HWY_AVX3_SPR || HWY_TARGET == HWY_AVX2
+#endif  // HWY_TARGET & HEED_ONLY_TARGETS
 
 #if HWY_ONCE
 namespace heed::softmax {
 
-#if (HWY_TARGETS & HWY_AVX3_SPR) && (HWY_TARGETS & HWY_AVX2)
+HEED_EXPORT(Passes, DecodeInt8Tiles)
 
-namespace {
-
-bool Emulated(const Context& ctx) {
-  return TilesOf(ctx.allowed_targets()) == TileUnit::kEmulated;
-}
-
-}  // namespace
-
-void DecodeInt8Tiles(Context& ctx, const Problem& problem) {
-  if (Emulated(ctx)) return N_AVX2::RunInt8Tiles(ctx, problem);
-  N_AVX3_SPR::RunInt8Tiles(ctx, problem);
-}
-
-int64_t DecodeWorkspaceInt8Tiles(const Context& ctx, const Problem& problem) {
-  if (Emulated(ctx)) return N_AVX2::ScratchInt8Tiles(problem, ctx.num_threads());
-  return N_AVX3_SPR::ScratchInt8Tiles(problem, ctx.num_threads());
-}
-
-int64_t DecodeRowsInt8Tiles(const Context& ctx, const Problem&) {
-  return Emulated(ctx) ? N_AVX2::RowsInt8Tiles() : N_AVX3_SPR::RowsInt8Tiles();
-}
-
-#else  // never called
-
-void DecodeInt8Tiles(Context&, const Problem&) {}
-int64_t DecodeWorkspaceInt8Tiles(const Context&, const Problem&) { return 0; }
-int64_t DecodeRowsInt8Tiles(const Context&, const Problem&) { return 0; }
-
-#endif  // HWY_TARGETS & HWY_AVX3_SPR
+const Kernel kDecodeInt8Tiles = {{
+    .name = "softmax_decode_int8_tiles",
+    .why = "16 query rows per key head at once, queries and weights in fixed point, integer products in matrix tiles, "
+           "a factor per row of logits and weights",
+    .declines = [](const Context& ctx, const Problem& p) -> std::string {
+      const std::string reason = DeclinesDigits(p);
+      if (!reason.empty()) return reason;
+      if (p.group() < kFewestTileHeads) {
+        return "gains from " + std::to_string(kFewestTileHeads) + " query heads per key head on";
+      }
+      return DeclinesWithoutTiles(DecodeInt8Tiles(ctx));
+    },
+    .forward_passes = &DecodeInt8Tiles,
+    .target = &MatrixTarget,
+}};
 
 }  // namespace heed::softmax
 #endif  // HWY_ONCE

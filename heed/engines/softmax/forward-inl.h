@@ -31,18 +31,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <type_traits>
 #include <utility>
 
-#include "heed/core/context.h"
-#include "heed/engines/softmax/block-inl.h"
-#include "heed/engines/softmax/matrix_block-inl.h"
 #include "heed/engines/softmax/forward.h"
 #include "heed/engines/softmax/outputs-inl.h"
 #include "heed/engines/softmax/problem.h"
+#include "heed/engines/softmax/segment_pass-inl.h"
 #include "heed/engines/softmax/segments-inl.h"
 #include "heed/simd/convert-inl.h"
-#include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
 // After highway.h:
 #include "hwy/contrib/math/math-inl.h"
@@ -58,23 +54,15 @@ struct Owner {
   size_t lane;
 };
 
-template <class O, int C>
-using BlockOf = std::conditional_t<O::kMatrixTiles, MatrixBlock<O, C>, Block<O, C>>;
-
 // One block of rows, from queries to outputs.
 template <class O, int C, class Outputs = LaneOutputs<O, C>>
-class ForwardBlock : protected BlockOf<O, C> {
-  using Base = BlockOf<O, C>;
+class ForwardBlock : protected SegmentPass<O, C, Outputs> {
+  using Base = SegmentPass<O, C, Outputs>;
   static constexpr int64_t kSegment = O::kGrid.segment;
 
  public:
+  using Base::Base;
   using Base::Join;
-
-  ForwardBlock(const Problem& problem, const Sequence& sequence, const BlockGrid& grid,
-               int64_t key_head, int64_t block, Workspace<O>& workspace, const Head<O>& head)
-      : Base(problem, sequence, grid, key_head, block, workspace, head),
-        layout_(static_cast<size_t>(problem.value_depth), num_rows_),
-        outputs_(workspace.outputs), totals_(workspace.totals) {}
 
   HWY_ATTR void Compute() {
     Accumulate();
@@ -93,7 +81,7 @@ class ForwardBlock : protected BlockOf<O, C> {
     }
     if (this->SeesAny()) {
       this->Prepare();
-      Pass</*kFlagMasked=*/false>([&](int64_t segment, const V* m, const V* l) HWY_ATTR {
+      this->template Pass</*kFlagMasked=*/false>([&](int64_t segment, const V* m, const V* l) HWY_ATTR {
         Keep(states.At(index, segment), m, l);
       });
     }
@@ -102,7 +90,7 @@ class ForwardBlock : protected BlockOf<O, C> {
     if (any_tile_ && MaskedLeaked()) {
       this->FindKeys();
       this->Prepare();
-      PassAndMerge</*kFlagMasked=*/true>();
+      PassAgain();
     }
     if (!any_tile_) ClearTotals();
     Finish();
@@ -129,7 +117,7 @@ class ForwardBlock : protected BlockOf<O, C> {
         }
       }
     };
-    Pass</*kFlagMasked=*/false>([&](int64_t segment, const V* m, const V* l) HWY_ATTR {
+    this->template Pass</*kFlagMasked=*/false>([&](int64_t segment, const V* m, const V* l) HWY_ATTR {
       skip_to(segment);
       Store(m, l, max_, sum_);
       for (size_t lane = 0; lane < num_rows_; ++lane) {
@@ -148,7 +136,8 @@ class ForwardBlock : protected BlockOf<O, C> {
   using typename Base::T;
   using typename Base::V;
   using Base::d_, Base::N, Base::W, Base::p_, Base::s_, Base::grid_, Base::block_,
-      Base::key_head_, Base::num_rows_, Base::lanes_, Base::w_, Base::head_;
+      Base::key_head_, Base::num_rows_, Base::lanes_, Base::w_, Base::head_, Base::layout_, Base::outputs_, Base::totals_,
+      Base::any_tile_;
 
   // Un-normalised outputs, maxima and sums over all keys.
   HWY_INLINE void Accumulate() {
@@ -158,7 +147,7 @@ class ForwardBlock : protected BlockOf<O, C> {
     // A weight of 0 cannot hide a value of NaN or infinity, nor a bias of -inf such
     // a logit. If one came through, do it again with masked pairs told apart; all
     // other bits stay.
-    if (any_tile_ && MaskedLeaked()) PassAndMerge</*kFlagMasked=*/true>();
+    if (any_tile_ && MaskedLeaked()) PassAgain();
     if (!any_tile_) ClearTotals();
   }
 
@@ -200,65 +189,13 @@ class ForwardBlock : protected BlockOf<O, C> {
     return {border(piece), border(piece + 1)};
   }
 
-  // finish(segment, m, l) after the last tile of each, its outputs being in outputs_.
-  template <bool kFlagMasked, class F>
-  HWY_INLINE void Pass(const F& finish_segment) {
-    V m[C], l[C];  // of the segment
-    const auto finish = [&](int64_t segment, V* max, const V* sum) HWY_ATTR {
-      if (this->raw_) {
-        const V unit = hn::Set(d_, static_cast<T>(this->factor_.of_logits));
-        for (int c = 0; c < C; ++c) max[c] = hn::Mul(max[c], unit);
-      }
-      finish_segment(segment, max, sum);
-    };
-    outputs_ = w_.outputs;
-    totals_ = w_.totals;
-    any_tile_ = false;
-    int64_t segment = -1;
-    bool first_tile = true;
-    Interval piped;  // tiles that are left to be computed together
-    const auto flush = [&]() HWY_ATTR {
-      if constexpr (O::kMatrixTiles) this->WholeTiles(piped, m, l, outputs_);
-      piped = {};
-    };
-    this->ForTiles([&](const Tile& tile) HWY_ATTR {
-      bool pipes = false;
-      if constexpr (O::kMatrixTiles && !kFlagMasked) {
-        pipes = tile.segment == segment && this->CanPipe(tile);
-      }
-      if (pipes && (piped.empty() || piped.end == tile.keys.begin)) {
-        piped = {piped.empty() ? tile.keys.begin : piped.begin, tile.keys.end};
-        return;
-      }
-      flush();
-      if (tile.segment != segment) {
-        if (segment >= 0) finish(segment, m, l);
-        segment = tile.segment;
-        first_tile = true;
-        for (int c = 0; c < C; ++c) {
-          m[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
-          l[c] = hn::Zero(d_);
-        }
-      }
-      if constexpr (O::kMatrixTiles) {
-        this->template OneTile<kFlagMasked>(tile, first_tile, m, l, outputs_);
-      } else {
-        RescaledTile<kFlagMasked>(tile, first_tile, m, l);
-      }
-      first_tile = false;
-      any_tile_ = true;
-    });
-    flush();
-    if (any_tile_) finish(segment, m, l);
-  }
-
   // All visited tiles, into totals_: un-normalised outputs, maxima, sums. The first
   // segment is taken as it is, which is what merging it into an empty total gives, bit for
   // bit.
   template <bool kFlagMasked>
   HWY_INLINE void PassAndMerge() {
     bool first = true;
-    Pass<kFlagMasked>([&](int64_t, const V* m, const V* l) HWY_ATTR {
+    this->template Pass<kFlagMasked>([&](int64_t, const V* m, const V* l) HWY_ATTR {
       if (first) {
         std::swap(outputs_, totals_);
         Store(m, l, max_, sum_);
@@ -268,6 +205,8 @@ class ForwardBlock : protected BlockOf<O, C> {
       first = false;
     });
   }
+
+  HWY_NOINLINE void PassAgain() { PassAndMerge</*kFlagMasked=*/true>(); }
 
   HWY_INLINE void Store(const V* m, const V* l, T* max, T* sum) const {
     for (int c = 0; c < C; ++c) {
@@ -320,107 +259,6 @@ class ForwardBlock : protected BlockOf<O, C> {
                 d_, sum_ + at);
     }
     layout_.Merge(keep, add, outputs, totals_);
-  }
-
-  template <bool kFlagMasked>
-  HWY_NOINLINE void RescaledTile(const Tile& tile, bool first, V* m, V* l) {
-    Run runs[2 * C + 1];
-    const int num_runs = this->SplitTile(tile, runs);
-    const int64_t origin = tile.keys.begin;
-    V max[C];
-    for (int c = 0; c < C; ++c) {
-      max[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
-    }
-    this->BeginLogits(tile);
-    for (int r = 0; r < num_runs; ++r) {
-      this->template Logits<kFlagMasked>(runs[r], tile, max);
-    }
-
-    V shift[C], rescale[C];
-    for (int c = 0; c < C; ++c) {
-      const auto vector = static_cast<size_t>(c);
-      max[c] = hn::Max(this->WithRow(max[c], vector), m[c]);
-      shift[c] = this->Shift(max[c]);
-      rescale[c] = Weight(d_, hn::Sub(m[c], shift[c]));
-      shift[c] = this->WithoutRow(shift[c], vector);
-      m[c] = max[c];
-      l[c] = hn::Mul(l[c], rescale[c]);
-    }
-    for (int r = 0; r < num_runs; ++r) {
-      Weights<kFlagMasked>(runs[r], origin, shift, l);
-    }
-
-    // Where a tile falls apart, the outputs are rescaled beforehand, once.
-    const bool whole = num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C;
-    if (!whole) {
-      const V one = hn::Set(d_, T{1});
-      auto same = hn::Eq(rescale[0], one);
-      for (int c = 1; c < C; ++c) same = hn::And(same, hn::Eq(rescale[c], one));
-      if (first || !hn::AllTrue(d_, same)) layout_.Scale(first, rescale, outputs_);
-      for (int c = 0; c < C; ++c) rescale[c] = one;
-    }
-    if (head_.values_at == Place::kTile) {
-      O::CopyValues(head_.value_source, tile.keys.begin, tile.keys.end,
-                    p_.value_depth, w_.values);
-      head_.values.first = tile.keys.begin;
-    }
-    for (int r = 0; r < num_runs; ++r) {
-      Values<kFlagMasked>(runs[r], origin, whole && first, rescale);
-    }
-  }
-
-  // P of a run from its S, in the same place: the operands of the second product,
-  // kKeyStep keys to a row.
-  template <bool kFlagMasked>
-  HWY_INLINE void Weights(const Run& run, int64_t origin, const V* shift, V* l) {
-    T* s = this->At(run, origin);
-    T* p = WeightsAt(run, origin);
-    const size_t num_keys = static_cast<size_t>(run.end - run.begin);
-    this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
-      constexpr int kVectors = vectors.value;
-      const auto put = [&](const V* weights, size_t j, int c) HWY_ATTR {
-        if constexpr (O::kQuantized) this->between_.Ask();
-        O::PutWeights(weights, p + j / O::kKeyStep * W + static_cast<size_t>(c) * N);
-      };
-      if (p_.dropout == 0) {
-        Exponentials<W, kVectors, O::kKeyStep, kFlagMasked>(
-            d_, num_keys, s, shift + run.c0, l + run.c0, put);
-        return;
-      }
-      Exponentials<W, kVectors, 1, kFlagMasked>(
-          d_, num_keys, s, shift + run.c0, l + run.c0,
-          [&](const V* weights, size_t j, int c) HWY_ATTR {
-            hn::Store(weights[0], d_, s + j * W + static_cast<size_t>(c) * N);
-          });
-      ApplyDropout<W>(d_, run, origin, p_, lanes_, w_.logits);
-      if constexpr (O::kKeyStep == 2) {
-        for (size_t j = 0; j < num_keys; j += 2) {
-          for (int c = 0; c < kVectors; ++c) {
-            const T* at = s + j * W + static_cast<size_t>(c) * N;
-            const V weights[2] = {
-                hn::Load(d_, at),
-                j + 1 < num_keys ? hn::Load(d_, at + W) : hn::Zero(d_)};
-            put(weights, j, c);
-          }
-        }
-      }
-    });
-  }
-
-  T* WeightsAt(const Run& run, int64_t origin) const {
-    return w_.logits +
-           static_cast<size_t>((run.begin - origin) / O::kKeyStep) * W + run.c0 * N;
-  }
-
-  template <bool kFlagMasked>
-  HWY_INLINE void Values(const Run& run, int64_t origin, bool first,
-                         const V* rescale) {
-    T* p = WeightsAt(run, origin);
-    this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
-      layout_.template AddValues<vectors.value, kFlagMasked>(
-          p, head_, run.begin, run.end, this->keys_until_, first, rescale + run.c0,
-          outputs_ + run.c0 * N);
-    });
   }
 
   // True if something that masks should have hidden may have come through: an
@@ -478,10 +316,6 @@ class ForwardBlock : protected BlockOf<O, C> {
     });
   }
 
-  const Outputs layout_;
-  T* outputs_;  // of the current segment
-  T* totals_;   // of all segments so far
-  bool any_tile_ = false;
   HWY_ALIGN T max_[W], sum_[W];
 };
 

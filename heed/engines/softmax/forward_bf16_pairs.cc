@@ -2,62 +2,40 @@
 #define HEED_BF16_PAIRS
 #include "heed/core/targets.h"
 // After targets.h:
-#include "heed/core/error.h"
 #include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/engines/softmax/forward_bf16_pairs.cc"  // this file
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-#include "hwy/highway.h"
-#if HWY_TARGET == HWY_AVX3_ZEN4
-// After highway.h:
+// After foreach_target.h:
+#include "heed/engines/export_passes.h"
+#if HWY_TARGET & HEED_ONLY_TARGETS
 #include "heed/engines/softmax/tasks-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-void RunPairs(Context& ctx, const Problem& problem) {
-  Forward<PairOperands>(ctx, problem);
-}
-
-int64_t ScratchPairs(const Problem& problem, int num_threads) {
-  return ScratchBytes<PairOperands>(problem, MakePlan<PairOperands>(problem), num_threads);
-}
-
-int64_t LanesPairs(const Problem& problem) { return NumLanes<PairOperands>(problem); }
+Passes ForwardPairs() { return ForwardPasses<PairOperands>(); }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-#endif  // HWY_TARGET == HWY_AVX3_ZEN4
+#endif  // HWY_TARGET & HEED_ONLY_TARGETS
 
 #if HWY_ONCE
 namespace heed::softmax {
 
-#if HWY_TARGETS & HWY_AVX3_ZEN4
+HEED_EXPORT(Passes, ForwardPairs)
 
-bool HasForwardBF16Pairs() { return true; }
-
-void ForwardBF16Pairs(Context& ctx, const Problem& problem) {
-  N_AVX3_ZEN4::RunPairs(ctx, problem);
-}
-
-int64_t ForwardWorkspaceBF16Pairs(const Context& ctx, const Problem& problem) {
-  return N_AVX3_ZEN4::ScratchPairs(problem, ctx.num_threads());
-}
-
-int64_t ForwardLanesBF16Pairs(const Context&, const Problem& problem) {
-  return N_AVX3_ZEN4::LanesPairs(problem);
-}
-
-#else  // never called
-
-bool HasForwardBF16Pairs() { return false; }
-void ForwardBF16Pairs(Context&, const Problem&) {}
-int64_t ForwardWorkspaceBF16Pairs(const Context&, const Problem&) { return 0; }
-int64_t ForwardLanesBF16Pairs(const Context&, const Problem&) { return 0; }
-
-#endif  // HWY_TARGETS & HWY_AVX3_ZEN4
+const Kernel kPairs = {{
+    .name = "softmax_pairs_bf16",
+    .why = "bf16 dot products of pairs, query rows in lanes, online softmax over tiles of 128 keys",
+    .declines = [](const Context& ctx, const Problem& p) { return DeclinesPairs(ForwardPairs(ctx), p); },
+    .forward_passes = &ForwardPairs,
+    .backward_passes = &BackwardPairs,
+    .target = &PairTarget,
+}, kPairGrid};
 
 }  // namespace heed::softmax
 #endif  // HWY_ONCE

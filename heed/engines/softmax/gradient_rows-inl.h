@@ -75,7 +75,7 @@ HWY_INLINE bool CopyRows(DType dtype, const void* const* rows, size_t num_rows,
   return hn::AllTrue(d, hn::Eq(marks, hn::Zero(d)));
 }
 
-// The same for consecutive tokens.
+// Does so for consecutive tokens.
 template <class T>
 HWY_INLINE bool CopyTokens(const SourceRows& from, const Interval& tokens, int64_t depth,
                            T* to) {
@@ -144,7 +144,7 @@ struct SharedGradients {
   T* dq_sums;    // by row, where the caller's dq is not of T
   T *bias_rows, *alibi_rows;  // by row: sums over keys
   double* sink_rows;          // by row: what it adds to dsinks
-  // Of log decays s, sums of dS over the pairs j < s <= p: by s, of keys in its own tile; by tile
+  // A log decay s gets the sums of dS over the pairs j < s <= p: they are kept by s, of keys in its own tile; by tile
   // of keys, of rows behind it, which count for all s from there to the row; and by row.
   T* decay_keys;
   WideSum *decay_tiles, *decay_rows;

@@ -1,5 +1,4 @@
-// The kernels of the softmax engine, best first: one list that dispatch,
-// Explain and Workspace read.
+// The kernels of the softmax engine, best first: one list that dispatch, Explain and Workspace read.
 #ifndef HEED_ENGINES_SOFTMAX_KERNELS_H_
 #define HEED_ENGINES_SOFTMAX_KERNELS_H_
 
@@ -7,40 +6,44 @@
 #include <string>
 
 #include "heed/core/context.h"
+#include "heed/engines/kernel_list.h"
 #include "heed/engines/softmax/backward.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
 
 namespace heed::softmax {
 
-struct Kernel {
-  const char* name;
-  // Empty if the kernel can run the problem, else why it cannot.
-  std::string (*declines)(const Context& ctx, const Problem& problem);
-  // Scratch bytes per thread, with its share of what threads share.
-  int64_t (*workspace)(const Context& ctx, const Problem& problem);
-  // Rows that one block computes together.
-  int64_t (*lanes)(const Context& ctx, const Problem& problem);
-  KeyGrid grid;  // which shows in the pairs visited
-  // The SIMD target, or the matrix unit, that it would use.
-  std::string (*target)(const Context& ctx);
-  // Writes every row of every sequence. The problem has been checked.
-  void (*run)(Context& ctx, const Problem& problem);
-  bool invariant;   // the bits do not depend on how queries are split
-  const char* why;  // when it is chosen
+using engine::BackwardBytes;
+using engine::Pass;
+using Passes = engine::Passes<Problem, Gradients>;
 
-  // The backward pass, or null.
-  void (*backward)(Context& ctx, const Problem& problem, const Gradients& gradients);
-  BackwardBytes (*backward_workspace)(const Context& ctx, const Problem& problem,
-                                      const Gradients& gradients);
+struct Kernel : engine::Kernel<Problem, Gradients> {
+  KeyGrid grid = {};      // which shows in the pairs visited
+  bool invariant = true;  // the bits do not depend on how queries are split
 };
 
-enum class Pass { kForward, kBackward };
+// The first kernel that takes the problem. Throws Unsupported, with every kernel's reason, if none does.
+const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem, Pass pass = Pass::kForward);
 
-// The first kernel that takes the problem. Throws Unsupported, with every
-// kernel's reason, if none does.
-const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem,
-                     Pass pass = Pass::kForward);
+// Each kernel is in the file of its forward pass; passes that two kernels or another file need are here by themselves.
+extern const Kernel kTiles, kDecodeInt8Tiles, kDecodeInt8Bytes, kDecodeInt8, kDecodePairs, kPairs, kDecodeF32,
+    kDecodeF64, kLanesF32, kLanesF64;
+Passes BackwardTiles(const Context& ctx);
+Passes BackwardPairs(const Context& ctx);
+Passes BackwardF32(const Context& ctx);
+Passes BackwardF64(const Context& ctx);
+
+// Why several of them decline a problem, given the passes that they have on this CPU; empty if they do not.
+std::string DeclinesF32(const Context& ctx, const Problem& problem);
+std::string DeclinesF64(const Context& ctx, const Problem& problem);
+std::string DeclinesPairs(const Passes& passes, const Problem& problem);
+std::string DeclinesAllButInt8(const Problem& problem);
+std::string DeclinesDigits(const Problem& problem);  // which products of bytes add up
+std::string DeclinesRows(const Problem& problem, int64_t most);  // of decoding
+std::string DeclinesWithoutTiles(const Passes& passes);
+
+std::string PairTarget(const Context& ctx);
+std::string MatrixTarget(const Context& ctx);
 
 }  // namespace heed::softmax
 

@@ -27,9 +27,9 @@ Problem Small(DType dtype) {
 }
 
 TEST(KernelsTest, EveryDTypeButF64GetsMatrixTilesWhereTheseAre) {
-  if (!HasForwardTiles()) GTEST_SKIP() << "built without matrix tiles";
   const EmulateTiles tiles;
   Context ctx(1);
+  if (kTiles.forward_passes(ctx).forward == nullptr) GTEST_SKIP() << "built without matrix tiles";
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     Problem p = Small(dtype);
     EXPECT_EQ(Choose("op", ctx, p).name, std::string("softmax_tiles"));
@@ -104,7 +104,7 @@ TEST(KernelsTest, FewRowsOfAKeyHeadAreDecoded) {
     return std::string(Choose("op", ctx, p).name);
   };
   const int64_t most =
-      std::min<int64_t>(kDecodeRows, DecodeRowsF32(ctx, Small(DType::kF32)));
+      std::min<int64_t>(kDecodeRows, kDecodeF32.lanes(ctx, Small(DType::kF32)));
   EXPECT_EQ(chosen(1, 1), "softmax_decode_f32");
   EXPECT_EQ(chosen(1, most), "softmax_decode_f32");
   EXPECT_EQ(chosen(most, 1), "softmax_decode_f32");

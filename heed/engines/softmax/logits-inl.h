@@ -159,69 +159,76 @@ struct Alibi {
   V slope[C], base[C];
 };
 
-// x = f(x, value of the pair) for the pairs of a broadcast tensor.
-template <size_t W, int C, class D, class T, class V = hn::Vec<D>, class Load,
-          class F>
-HWY_INLINE void RewriteByPairs(D d, const Run& run, int64_t origin,
-                               const void* const* HWY_RESTRICT rows,
-                               const Load& load, T* HWY_RESTRICT s,
-                               V* HWY_RESTRICT max, const F& f) {
-  constexpr size_t N = hn::MaxLanes(D());
+// x = F()(x, value of the pair) for the keys [begin, end) of one vector of lanes, `stride` elements from key to key,
+// with the rows of a broadcast tensor that these lanes read; the maximum of what is written. It is compiled once for
+// blocks of all widths.
+template <class F, class D, class T, class V = hn::Vec<D>, class Load>
+HWY_NOINLINE V RewriteByPairs(D d, int64_t begin, int64_t end, const void* const* HWY_RESTRICT rows, const Load& load,
+                              size_t stride, T* HWY_RESTRICT s) {
+  const V none = hn::Set(d, -std::numeric_limits<T>::infinity());
+  V m[4] = {none, none, none, none};  // one chain would be as slow as its latency
+  ForPairs(d, rows, begin, end, load, [&](int64_t j, V value, size_t i) HWY_ATTR {
+    T* HWY_RESTRICT at = s + static_cast<size_t>(j - begin) * stride;
+    const V x = F()(d, hn::Load(d, at), value);
+    hn::Store(x, d, at);
+    m[i % 4] = hn::Max(x, m[i % 4]);
+  });
+  return hn::Max(hn::Max(m[0], m[1]), hn::Max(m[2], m[3]));
+}
+
+// Does so for the C vectors of a run.
+template <class F, size_t W, int C, class D, class T, class V = hn::Vec<D>, class Load>
+HWY_INLINE void RewriteRunByPairs(D d, const Run& run, int64_t origin, const void* const* rows, const Load& load, T* s,
+                                  V* max) {
   for (int c = 0; c < C; ++c) {
-    const size_t lane = (run.c0 + static_cast<size_t>(c)) * N;
-    const V none = hn::Set(d, -std::numeric_limits<T>::infinity());
-    V m[4] = {none, none, none, none};  // one chain would be as slow as its latency
-    ForPairs(d, rows + lane, run.begin, run.end, load,
-             [&](int64_t j, V value, size_t i) HWY_ATTR {
-               T* HWY_RESTRICT at = s + static_cast<size_t>(j - origin) * W + lane;
-               const V x = f(hn::Load(d, at), value);
-               hn::Store(x, d, at);
-               m[i % 4] = hn::Max(x, m[i % 4]);
-             });
-    max[c] = hn::Max(hn::Max(m[0], m[1]), hn::Max(m[2], m[3]));
+    const size_t lane = (run.c0 + static_cast<size_t>(c)) * hn::MaxLanes(D());
+    max[c] = RewriteByPairs<F>(d, run.begin, run.end, rows + lane, load, W,
+                               s + static_cast<size_t>(run.begin - origin) * W + lane);
   }
 }
 
-// Adds the bias. Where it is -inf it is a mask and wins over whatever the logit
+// Adds a bias. Where it is -inf it is a mask and wins over whatever the logit
 // is, NaN and infinity included; that costs a tenth of the time of plain attention
 // and is left to the pass that flags masked pairs.
+template <bool kFlagMasked>
+struct AddBias {
+  template <class D, class V = hn::Vec<D>>
+  HWY_INLINE V operator()(D d, V x, V b) const {
+    const V sum = hn::Add(x, b);
+    if constexpr (!kFlagMasked) return sum;
+    return hn::IfThenElse(hn::Eq(b, hn::Set(d, -std::numeric_limits<hn::TFromD<D>>::infinity())), b, sum);
+  }
+};
+
 template <size_t W, int C, bool kFlagMasked, class D, class T = hn::TFromD<D>,
           class V = hn::Vec<D>>
 HWY_NOINLINE void ApplyBias(D d, const Run& run, int64_t origin, const Pairs& bias,
                           const Lanes<T, W>& lanes, T* HWY_RESTRICT s,
                           V* HWY_RESTRICT max) {
-  const V minus_inf = hn::Set(d, -std::numeric_limits<T>::infinity());
-  const auto add = [&](V x, V b) HWY_ATTR {
-    const V sum = hn::Add(x, b);
-    if constexpr (kFlagMasked) {
-      return hn::IfThenElse(hn::Eq(b, minus_inf), b, sum);
-    } else {
-      return sum;
-    }
-  };
+  using F = AddBias<kFlagMasked>;
   if (bias.key_stride == 1 && ContiguousPairs<D>::Loads(bias.dtype)) {
-    RewriteByPairs<W, C>(d, run, origin, lanes.bias,
-                         ContiguousPairs<D>{bias.dtype}, s, max, add);
+    RewriteRunByPairs<F, W, C>(d, run, origin, lanes.bias, ContiguousPairs<D>{bias.dtype}, s, max);
   } else {
-    RewriteByPairs<W, C>(d, run, origin, lanes.bias,
-                         AnyPairs<D>{bias.dtype, bias.key_stride}, s, max, add);
+    RewriteRunByPairs<F, W, C>(d, run, origin, lanes.bias, AnyPairs<D>{bias.dtype, bias.key_stride}, s, max);
   }
 }
+
+struct DropMasked {
+  template <class D, class V = hn::Vec<D>>
+  HWY_INLINE V operator()(D d, V x, V keep) const {
+    const V minus_inf = hn::Set(d, -std::numeric_limits<hn::TFromD<D>>::infinity());
+    return hn::IfThenElse(hn::Eq(keep, hn::Zero(d)), minus_inf, x);
+  }
+};
 
 template <size_t W, int C, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_NOINLINE void ApplyMask(D d, const Run& run, int64_t origin, const Pairs& mask,
                           const Lanes<T, W>& lanes, T* HWY_RESTRICT s,
                           V* HWY_RESTRICT max) {
-  const V minus_inf = hn::Set(d, -std::numeric_limits<T>::infinity());
-  const auto drop = [&](V x, V keep) HWY_ATTR {
-    return hn::IfThenElse(hn::Eq(keep, hn::Zero(d)), minus_inf, x);
-  };
   if (mask.key_stride == 1) {
-    RewriteByPairs<W, C>(d, run, origin, lanes.mask, ContiguousMask<D>(), s, max,
-                         drop);
+    RewriteRunByPairs<DropMasked, W, C>(d, run, origin, lanes.mask, ContiguousMask<D>(), s, max);
   } else {
-    RewriteByPairs<W, C>(d, run, origin, lanes.mask,
-                         AnyPairs<D>{DType::kBool, mask.key_stride}, s, max, drop);
+    RewriteRunByPairs<DropMasked, W, C>(d, run, origin, lanes.mask, AnyPairs<D>{DType::kBool, mask.key_stride}, s, max);
   }
 }
 

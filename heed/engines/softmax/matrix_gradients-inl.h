@@ -177,7 +177,7 @@ class MatrixGradients {
     HWY_ALIGN float key_sums[O::kGrid.tile * N];     // by key, N numbers to be added up
   };
 
-  // The same of keys, whole steps of them, of which every pair is kept and finite, from the
+  // Adds those of keys, whole steps of them, of which every pair is kept and finite, from the
   // factors of their logits and of dP: products of some while P and dS of those before are
   // computed. `logits` and `d_logits` have room for two units of 32 keys. `tiles` is null, or
   // tiles.Begin(key) sets tiles.terms for the tile of this key, and tiles.End() takes its sums.
@@ -308,7 +308,7 @@ class MatrixGradients {
     }
     // The first or the second of a pair.
     template <int kSecond>
-    HWY_INLINE void Key() {
+    HEED_BETWEEN_PRODUCTS void Key() {
       V p[C], ds[C];
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) {

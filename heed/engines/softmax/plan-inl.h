@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "heed/core/carver.h"
+#include "heed/engines/softmax/forward.h"
 #include "heed/engines/softmax/operands-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
@@ -44,6 +45,12 @@ struct Plan {
   int64_t queries = 0, logits = 0, weights = 0, outputs = 0, spare = 0, keys = 0, values = 0;
 };
 
+// Whether all blocks have as many vectors as a block can have. Problems with fewer rows than a vector are decoded where
+// vectors have no more lanes than decoding takes rows; narrow blocks would be compiled for a few sizes between.
+template <class O>
+inline constexpr bool kOneWidth =
+    O::kLaneVectors == O::kMostVectors || hn::MaxLanes(hn::ScalableTag<typename O::Compute>()) <= kDecodeRows;
+
 // `vectors` is C, or 0 for as many as there are rows to fill them.
 template <class O>
 Plan MakePlan(const Problem& p, int vectors = 0) {
@@ -65,6 +72,7 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
   while (plan.vectors < O::kMostVectors && plan.vectors * N < lanes_wanted) {
     plan.vectors *= 2;
   }
+  if (kOneWidth<O>) plan.vectors = O::kMostVectors;
   if (vectors != 0) plan.vectors = vectors;
   plan.vectors = std::max(plan.vectors, O::kLaneVectors);
   plan.lanes = plan.rows = plan.vectors * N;

@@ -31,7 +31,7 @@ struct Sequence {
   int64_t query_end = 0;   // rows at or beyond see nothing
   int64_t prefix_end = 0;  // keys below stay visible under `causal`
   int64_t sink_end = 0;    // keys below stay visible under `window`
-  // Of a cache in pages: where each begins, read for visible keys alone.
+  // Where each page of a cache in pages begins; those of visible keys alone are read.
   const std::byte* const* pages = nullptr;
   // Keys from `tail_begin` on, a border of segments, need not follow each other: key j is token tail[j - tail_begin],
   // in pages or behind first_k. The backward pass has none.

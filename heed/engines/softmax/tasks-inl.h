@@ -15,6 +15,7 @@
 #include "heed/core/context.h"
 #include "heed/engines/softmax/forward-inl.h"
 #include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/kernels.h"
 #include "heed/engines/softmax/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/segments-inl.h"
@@ -183,7 +184,7 @@ void Forward(Context& ctx, const Problem& p) {
   const int64_t num_blocks = O::kMatrixTiles ? BlockQueue(p, plan.rows).size() : 0;
   const BlockGroups<O> groups(p, plan, num_blocks, ctx.num_threads());
   ReserveWorkspaces<O>(ctx, plan, groups.Bytes(p, plan));
-  if constexpr (O::kLaneVectors == O::kMostVectors) {
+  if constexpr (kOneWidth<O>) {
     RunBlocks<O, O::kMostVectors>(ctx, p, plan);
   } else {
     switch (plan.vectors) {
@@ -195,8 +196,18 @@ void Forward(Context& ctx, const Problem& p) {
 }
 
 template <class O>
+int64_t ForwardWorkspace(const Context& ctx, const Problem& p) {
+  return ScratchBytes<O>(p, MakePlan<O>(p), ctx.num_threads());
+}
+
+template <class O>
 int64_t NumLanes(const Problem& p) {
   return MakePlan<O>(p).lanes;
+}
+
+template <class O>
+Passes ForwardPasses() {
+  return {.forward = &Forward<O>, .workspace = &ForwardWorkspace<O>, .lanes = &NumLanes<O>};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

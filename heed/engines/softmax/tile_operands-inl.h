@@ -420,7 +420,7 @@ struct TileOperands {
     for (int c = 0; c < C; ++c) sum[c] = l[c];
   }
 
-  // The same in two parts, for what comes between them: weights in the place of s, then
+  // This does it in two parts, for what comes between them: weights in the place of s, then
   // their pieces.
   template <size_t W, int C, bool kFlagMasked>
   static HWY_INLINE void WeighInPlace(size_t num_keys, float* s, const V* HWY_RESTRICT shift,

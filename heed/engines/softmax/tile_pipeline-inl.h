@@ -136,7 +136,7 @@ class TilePipeline {
       if constexpr (kOfKeys) of_key += 2;
       --left;
     }
-    // Of the first or the second key.
+    // Weighs a pair with its first or its second key.
     template <int kKey>
     HWY_INLINE V Weight(int c) const {
       const typename O::D d;
@@ -144,9 +144,9 @@ class TilePipeline {
       if constexpr (kOfKeys) x = hn::Add(x, hn::Set(d, of_key[kKey]));
       return O::Weight(x, shift[c], factor);
     }
-    // Of the first or the second tile of lanes.
+    // Does so for the first or the second tile of lanes.
     template <int kHalf>
-    HWY_INLINE void Half() {
+    HEED_BETWEEN_PRODUCTS void Half() {
       ForVectors<kHalf>([&](auto c) HWY_ATTR HEED_INLINE_LAMBDA {
         const V first = Weight<0>(c.value), second = Weight<1>(c.value);
         sum[c.value] = hn::Add(sum[c.value], hn::Add(first, second));

@@ -1,6 +1,6 @@
 // Which keys a query sees, and which tiles a block of queries therefore visits.
 //
-// Of the mask terms, all but segments and the boolean mask are intervals in the
+// All mask terms but segments and the boolean mask are intervals in the
 // key index, so that a row sees at most two runs of keys: those that a window's
 // sink tokens keep, and the rest. A block of rows visits the tiles that the union
 // of its rows' runs touches, clipped to it; a tile inside every row's run is

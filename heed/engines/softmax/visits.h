@@ -29,7 +29,7 @@ struct Visits {
   std::vector<Visit> visits;
   std::vector<uint64_t> words;
 
-  // Of the block that has this row.
+  // The visits of the block that has this row.
   std::span<const Visit> Of(int64_t b, int64_t head, int64_t row) const {
     const int64_t list = (batch == 1 ? 0 : b) * heads + (heads == 1 ? 0 : head);
     const auto at = static_cast<size_t>(list * (blocks + 1) + row / kRows);

@@ -305,6 +305,16 @@ void RunPooled(Context& ctx, const Problem& p, const GivenLse& lse, const Pool& 
   });
 }
 
+template <class O>
+int64_t WeightsScratch(const Problem& p, const Pool* pool) {
+  return Workspace<O>::Bytes(WeightsPlan<O>(p)) + (pool == nullptr ? 0 : PoolBytes<O>(p, *pool));
+}
+
+template <class O>
+WeightsPasses PassesOfWeights() {
+  return {&RunRows<O>, &RunPooled<O>, &WeightsScratch<O>};
+}
+
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -1,4 +1,4 @@
-// Attention weights: the kernels of the problem's dtype.
+// Attention weights, by the passes for the problem's dtype.
 #include "heed/engines/softmax/weights.h"
 
 #include "heed/engines/softmax/weights_internal.h"
@@ -6,7 +6,7 @@
 namespace heed::softmax {
 namespace {
 
-WeightsKernels KernelsFor(const Context& ctx, const Problem& problem) {
+WeightsPasses PassesFor(const Context& ctx, const Problem& problem) {
   return problem.dtype == DType::kF64 ? WeightsF64(ctx) : WeightsF32(ctx);
 }
 
@@ -15,21 +15,21 @@ WeightsKernels KernelsFor(const Context& ctx, const Problem& problem) {
 void RowWeights(Context& ctx, const Problem& problem, const GivenLse& lse,
                 std::span<const int64_t> queries, std::span<const int64_t> heads,
                 const WeightsOut& out) {
-  KernelsFor(ctx, problem).rows(ctx, {&problem, lse, queries, heads, out});
+  PassesFor(ctx, problem).rows(ctx, problem, lse, queries, heads, out);
 }
 
 void PooledWeights(Context& ctx, const Problem& problem, const GivenLse& lse,
                    const Pool& pool, const WeightsOut& out) {
-  KernelsFor(ctx, problem).pooled(ctx, {&problem, lse, pool, out});
+  PassesFor(ctx, problem).pooled(ctx, problem, lse, pool, out);
 }
 
 int64_t RowWeightsScratch(const Context& ctx, const Problem& problem) {
-  return KernelsFor(ctx, problem).scratch(problem, nullptr);
+  return PassesFor(ctx, problem).scratch(problem, nullptr);
 }
 
 int64_t PooledWeightsScratch(const Context& ctx, const Problem& problem,
                              const Pool& pool) {
-  return KernelsFor(ctx, problem).scratch(problem, &pool);
+  return PassesFor(ctx, problem).scratch(problem, &pool);
 }
 
 }  // namespace heed::softmax

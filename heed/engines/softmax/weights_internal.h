@@ -9,28 +9,15 @@
 
 namespace heed::softmax {
 
-struct RowsCall {
-  const Problem* problem;
-  GivenLse lse;
-  std::span<const int64_t> queries, heads;
-  WeightsOut out;
-};
-
-struct PooledCall {
-  const Problem* problem;
-  GivenLse lse;
-  Pool pool;
-  WeightsOut out;
-};
-
-struct WeightsKernels {
-  void (*rows)(Context& ctx, const RowsCall& call);
-  void (*pooled)(Context& ctx, const PooledCall& call);
+struct WeightsPasses {
+  void (*rows)(Context& ctx, const Problem& problem, const GivenLse& lse, std::span<const int64_t> queries,
+               std::span<const int64_t> heads, const WeightsOut& out);
+  void (*pooled)(Context& ctx, const Problem& problem, const GivenLse& lse, const Pool& pool, const WeightsOut& out);
   int64_t (*scratch)(const Problem& problem, const Pool* pool);  // null: of rows
 };
 
-WeightsKernels WeightsF32(const Context& ctx);
-WeightsKernels WeightsF64(const Context& ctx);
+WeightsPasses WeightsF32(const Context& ctx);
+WeightsPasses WeightsF64(const Context& ctx);
 
 }  // namespace heed::softmax
 

@@ -355,7 +355,7 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
     p.final = Call::StatesOf(out.final);
     p.final_tail = Call::TailOf(out.final_tail);
     ChooseMethod(definition, in.initial.present() || out.final.present(), p);
-    scan::Choose(op, p).forward(ctx, p);
+    scan::Choose(op, ctx, p).forward(ctx, p);
   }
   ClearOthers(call, out.o, definition.tensors[0].axes);
 }
@@ -405,7 +405,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
     definition.place_gradients(call, out, g);
     ChooseMethod(definition,
                  in.initial.present() || in.d_final.present() || out.dinitial.present(), p);
-    scan::Choose(op, p).backward(ctx, p, g);
+    scan::Choose(op, ctx, p).backward(ctx, p, g);
   }
   for (const Tensor& tensor : definition.tensors) {
     const TensorView& t = out.*tensor.gradient;
@@ -450,7 +450,7 @@ void Step(const char* op, Context& ctx, const Definition& definition, const Step
   p.o = call.TokensOf(out);
   p.initial = p.final = Call::StatesOf(state.state);
   p.initial_tail = p.final_tail = Call::TailOf(state.tail);
-  scan::Choose(op, p).forward(ctx, p);
+  scan::Choose(op, ctx, p).forward(ctx, p);
 }
 
 double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tokens,
@@ -477,7 +477,7 @@ int64_t Workspace(const char* op, const Context& ctx, const Definition& definiti
   int64_t most = 0;
   for (const bool states : {false, true}) {  // which nothing here says
     ChooseMethod(definition, states, call.problem);
-    const scan::Kernel& kernel = scan::Choose(op, call.problem);
+    const scan::Kernel& kernel = scan::Choose(op, ctx, call.problem);
     most = std::max(most, kernel.workspace(ctx, call.problem) * ctx.num_threads());
   }
   return most;
@@ -492,7 +492,7 @@ int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& 
   int64_t most = 0;
   for (const bool states : {false, true}) {
     ChooseMethod(definition, states, call.problem);
-    const auto bytes = scan::Choose(op, call.problem).backward_workspace(ctx, call.problem);
+    const auto bytes = scan::Choose(op, ctx, call.problem).backward_workspace(ctx, call.problem);
     most = std::max(most, bytes.per_thread * ctx.num_threads() + bytes.shared);
   }
   return most;
@@ -509,7 +509,7 @@ Explanation Explain(const char* op, const Context& ctx, const Definition& defini
     e.workspace_bytes = definition.kernels->workspace(ctx, definition, call, in, false);
   } else {
     ChooseMethod(definition, in.initial.present(), call.problem);
-    const scan::Kernel& kernel = scan::Choose(op, p);
+    const scan::Kernel& kernel = scan::Choose(op, ctx, p);
     e.kernel = kernel.name;
     e.why = kernel.why;
     e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();

@@ -357,7 +357,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
     for (int64_t r = 0; r < plan.Rounds(group); ++r) {
       const Round round = RoundOf(c, plan, memory, group, r * plan.round, false);
       LoadTokens(ctx, c.wide, round.parts, q, memory.q);
-      kernel.run(ctx, round.problem);
+      kernel.forward(ctx, round.problem);
       StoreTokens(ctx, c.wide, round.parts, memory.o, o);
     }
   }
@@ -406,7 +406,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
       LoadTokens(ctx, c.wide, round.parts, d_o, memory.d_o);
       if (keys) g.dk = KeysOf(r == 0 ? memory.d_keys : memory.round_d_keys);
       if (values) g.dv = KeysOf(r == 0 ? memory.d_values : memory.round_d_values);
-      kernel.run(ctx, round.problem);
+      kernel.forward(ctx, round.problem);
       kernel.backward(ctx, round.problem, g);
       if (out.dq.present()) {
         StoreTokens(ctx, c.wide, round.parts, memory.dq, TokensOf(out.dq));

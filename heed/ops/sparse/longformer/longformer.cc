@@ -199,14 +199,14 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
 
   const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, all);
   if (!c.own) {
-    kernel.run(ctx, all);
+    kernel.forward(ctx, all);
   } else {
     OfTokens tokens(c, all, in, false);
     const softmax::Kernel& kernel_of_tokens = softmax::Choose(kOp, ctx, tokens.problem);
     tokens.Allocate();
     tokens.rows.Gather(RowsOf(c, in.qg), tokens.memory.q, all.dtype, all.depth);
-    kernel.run(ctx, all);
-    kernel_of_tokens.run(ctx, tokens.problem);
+    kernel.forward(ctx, all);
+    kernel_of_tokens.forward(ctx, tokens.problem);
     tokens.rows.PutBack(tokens.memory.o, all.o, all.dtype, all.value_depth);
     if (out.lse.present()) tokens.rows.PutBack(tokens.memory.lse, all.lse, LseDType(all.dtype), 1);
   }

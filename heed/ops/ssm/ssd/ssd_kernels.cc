@@ -89,7 +89,7 @@ HWY_ATTR void TimeSteps(const Elements& e, const mechanism::TokenRange& range,
   }
 }
 
-// Of one token and head: dz, and dy in place of y.
+// Computes, for one token and head, dz, and dy in place of y.
 template <class T>
 HWY_ATTR void GateGradients(const Elements& e, int64_t b, int64_t token, int64_t head) {
   const hn::ScalableTag<T> d;

@@ -25,7 +25,7 @@ struct Elements {
   TensorView delta, log_decay;  // [B, T, H]
   TensorView skip;              // [H, P], or absent
 
-  // Of the backward pass.
+  // The backward pass alone has these.
   ConstTensorView d_o;
   TensorView y;            // with z: y, then dy in its place
   TensorView dv;           // [B, T, H, P]

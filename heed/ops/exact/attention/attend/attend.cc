@@ -244,7 +244,7 @@ void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q,
   RefuseSlowPairs(kOp, ctx, call.p);
   if (cache.rotary != nullptr) return AttendRotated(ctx, cache, q, options, out);
   SumLogDecays(kOp, ctx, &call.p);
-  softmax::Choose(kOp, ctx, call.p).run(ctx, call.p);
+  softmax::Choose(kOp, ctx, call.p).forward(ctx, call.p);
 }
 
 Explanation ExplainAttend(const Context& ctx, const KVView& cache, const ConstTensorView& q,

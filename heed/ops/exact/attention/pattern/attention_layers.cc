@@ -97,7 +97,7 @@ void MergeRow(const Problem& p, const Answers<T>& answers, int64_t batch, int64_
 }
 
 void RunPieces(const char* op, Context& ctx, const std::vector<Piece>& pieces) {
-  for (const auto& [problem, gradients] : pieces) softmax::Choose(op, ctx, problem).run(ctx, problem);
+  for (const auto& [problem, gradients] : pieces) softmax::Choose(op, ctx, problem).forward(ctx, problem);
 }
 
 void RunBackwardPieces(const char* op, Context& ctx, const std::vector<Piece>& pieces) {
@@ -168,7 +168,7 @@ void Run(const char* op, Context& ctx, const Options& options, Problem* whole) {
   const std::vector<Layer> layers = LayersOf(*whole, options);
   if (layers[0].kind == Layer::kTiles) {  // alone; nothing is copied
     PlacePattern(op, options.pattern, /*to_lengths=*/false, whole);
-    softmax::Choose(op, ctx, *whole).run(ctx, *whole);
+    softmax::Choose(op, ctx, *whole).forward(ctx, *whole);
   } else if (layers.size() == 1) {
     RunPieces(op, ctx, PiecesOf(op, *whole, options, layers[0]));
   } else if (whole->dtype == DType::kF64) {

@@ -1,0 +1,268 @@
+// The query rows of a block, one per lane: which keys they see, what the passes over a tile need to know of them, and the
+// tiles of which they see a pair.
+//
+// Compiled once per SIMD target, operand type and number of vectors.
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_ROWS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_ROWS_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_BLOCK_ROWS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "heed/engines/softmax/decays-inl.h"
+#include "heed/engines/softmax/head-inl.h"
+#include "heed/engines/softmax/kept_tile-inl.h"
+#include "heed/engines/softmax/logits-inl.h"
+#include "heed/engines/softmax/operands-inl.h"
+#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/problem.h"
+#include "heed/engines/softmax/visit.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class O, int C>
+class BlockRows {
+ public:
+  BlockRows(const Problem& problem, const Sequence& sequence, const BlockGrid& grid,
+        int64_t key_head, int64_t block, Workspace<O>& workspace,
+        const Head<O>& head)
+      : p_(problem), s_(sequence), grid_(grid), key_head_(key_head),
+        block_(block), head_(head), w_(workspace),
+        num_rows_(static_cast<size_t>(grid.NumRows(block))) {}
+
+  // The queries are those of several sequences, one after the other, as many of each.
+  void Join(const Sequence* members, int64_t queries_each) {
+    members_ = members;
+    queries_each_ = queries_each;
+  }
+
+ protected:
+  using T = typename O::Compute;
+  using D = hn::ScalableTag<T>;
+  using V = hn::Vec<D>;
+  static constexpr size_t N = hn::MaxLanes(D());
+  static constexpr size_t W = C * N;
+
+  // The keys that each row sees.
+  HWY_INLINE void FindKeys() {
+    for (size_t lane = 0; lane < num_rows_; ++lane) {
+      BlockGrid::Row& row = rows_[lane] = grid_.At(block_, static_cast<int64_t>(lane));
+      of_[lane] = &s_;
+      if (members_ != nullptr) {
+        of_[lane] = members_ + row.query / queries_each_;
+        row.query %= queries_each_;
+      }
+      runs_[lane] = VisibleKeys(p_, *of_[lane], row.query);
+    }
+  }
+
+  // Leaves out all other keys.
+  HWY_INLINE void KeepKeys(const Interval& keys) {
+    for (size_t lane = 0; lane < num_rows_; ++lane) {
+      for (Interval* run : {&runs_[lane].first, &runs_[lane].second}) {
+        *run = {std::max(run->begin, keys.begin), std::min(run->end, keys.end)};
+      }
+    }
+  }
+
+  HWY_INLINE bool SeesAny() const {
+    for (size_t lane = 0; lane < num_rows_; ++lane) {
+      if (runs_[lane].size() > 0) return true;
+    }
+    return false;
+  }
+
+  // Everything else that does not depend on the tile.
+  HWY_INLINE void Prepare() {
+    const void* q[W];
+    SetLanes(q);
+    PackQueries(p_.dtype, q);
+  }
+
+  // What the passes over a tile need to know of each lane, and where its query is.
+  HWY_NOINLINE void SetLanes(const void** q) {
+    const bool dropout = p_.dropout > 0;
+    for (size_t lane = 0; lane < W; ++lane) {
+      const bool present = lane < num_rows_;
+      const BlockGrid::Row row = present ? rows_[lane] : BlockGrid::Row{0, 0};
+      const Sequence& s = present ? *of_[lane] : s_;
+      const int64_t head = key_head_ * grid_.heads + row.head;
+      if (present) {
+        q[lane] = static_cast<const char*>(p_.q.data) +
+                  (s.batch * p_.q.batch_stride +
+                   (s.first_q + row.query) * p_.q.token_stride +
+                   head * p_.q.head_stride) *
+                      static_cast<int64_t>(SizeOf(p_.dtype));
+      }
+      const KeyRuns runs = present ? runs_[lane] : KeyRuns();
+      using TI = typename Lanes<T, W>::TI;
+      lanes_.first_begin[lane] = static_cast<TI>(runs.first.begin);
+      lanes_.first_end[lane] = static_cast<TI>(runs.first.end);
+      lanes_.second_begin[lane] = static_cast<TI>(runs.second.begin);
+      lanes_.second_end[lane] = static_cast<TI>(runs.second.end);
+      const int64_t position = s.start + row.query;
+      lanes_.position[lane] = position;
+      if (dropout) {
+        lanes_.position_low[lane] = static_cast<uint32_t>(position);
+        lanes_.head_row[lane] =
+            static_cast<uint32_t>(s.batch * p_.query_heads + head);
+      }
+      if (!p_.slopes.empty()) {
+        lanes_.slope[lane] = static_cast<T>(
+            p_.slopes[static_cast<size_t>(s.batch * p_.slopes_stride + head)]);
+      }
+      if (!p_.segments_q.empty()) {
+        const int32_t id = p_.segments_q[static_cast<size_t>(
+            s.batch * p_.segments_q_stride + s.first_q + row.query)];
+        lanes_.segment[lane] = static_cast<TI>(id < 0 ? -1 : id);
+      }
+      if (p_.forgets && present) decays_.SetLane(p_, s, lane, head, position);
+      lanes_.bias[lane] = PairRow(p_.bias, SizeOf(p_.bias.dtype), s, head, row.query);
+      lanes_.mask[lane] = PairRow(p_.mask, 1, s, head, row.query);
+    }
+    if (p_.forgets) decays_.EndLanes();
+    // What each vector of lanes can see, to leave out vectors that see nothing
+    // of a tile's keys.
+    for (size_t c = 0; c < C; ++c) {
+      Interval& hull = hull_[c] = {};
+      for (size_t lane = c * N; lane < std::min(num_rows_, (c + 1) * N); ++lane) {
+        for (const Interval& run : {runs_[lane].first, runs_[lane].second}) {
+          if (run.empty()) continue;
+          hull = hull.empty() ? run
+                              : Interval{std::min(hull.begin, run.begin),
+                                         std::max(hull.end, run.end)};
+        }
+      }
+    }
+  }
+
+  // The queries, which these rows are, into lanes.
+  HWY_NOINLINE void PackQueries(DType dtype, const void* const* rows) {
+    const double factor = p_.softcap > 0 && SoftcapRidesOnQueries(p_.softcap)
+                              ? p_.scale * SoftcapFactor(p_.softcap)
+                              : p_.scale;
+    factor_ = O::Split(factor);
+    const auto depth = static_cast<size_t>(p_.depth);
+    if constexpr (O::kMatrixTiles) {
+      queries_finite_ = O::PackQueries(dtype, rows, num_rows_, depth, factor_.of_queries, W,
+                                       w_.queries);
+    } else {
+      O::PackQueries(dtype, rows, num_rows_, depth, factor_.of_queries, W, w_.queries);
+    }
+    raw_ = O::kMatrixTiles && factor_.of_logits > 0 && p_.softcap == 0 && p_.slopes.empty() &&
+           p_.bias.data == nullptr;
+    // What is forgotten joins them in their unit, unless it would not fit.
+    if (p_.forgets) raw_ = raw_ && factor_.of_logits > 0x1p-32 && factor_.of_logits < 0x1p32;
+  }
+
+  // f(tile) for each tile of which some pair is kept, ascending.
+  template <class F>
+  HWY_INLINE void ForTiles(const F& f) {
+    const bool by_data = p_.mask.data != nullptr || !p_.segments_q.empty();
+    TileVisits visits(s_, {runs_, num_rows_}, O::kGrid);
+    if (p_.has_pattern) BeginKept(s_.key_begin);
+    while (true) {
+      if (p_.has_pattern) visits.SkipTo(kept_.lists.Next(visits.at()));
+      Tile tile;
+      if (!visits.Next(&tile)) break;
+      Cover cover = Cover::kAll, kept = Cover::kAll;
+      if (by_data) cover = CoverOf(p_, s_, grid_, block_, key_head_, tile.keys);
+      if (p_.has_pattern) kept = kept_.Find(tile.keys);
+      if (cover == Cover::kNone || kept == Cover::kNone) continue;
+      masked_ = cover == Cover::kSome;
+      partly_kept_ = kept == Cover::kSome;
+      partial_ = masked_ || partly_kept_;
+      keys_until_ = tile.until;
+      if constexpr (O::kQuantized) between_ = O::Between(p_, head_, tile);
+      if (head_.keys_at == Place::kTile) {
+        CopyKeys<O>(head_.key_source, tile.keys, p_.depth, w_);
+        head_.keys.first = tile.keys.begin;
+      }
+      f(tile);
+    }
+  }
+
+  // Whether a pattern keeps any of these keys, as far as can be told by tiles; before anything else is known of the
+  // block, as most answers are no.
+  HWY_INLINE bool MayKeep(const Interval& keys) const {
+    if (s_.kept == nullptr) return true;
+    for (int64_t lane = 0; lane < static_cast<int64_t>(num_rows_);) {
+      const BlockGrid::Row row = grid_.At(block_, lane);
+      if (s_.kept->KeepsAny(s_.kept_batch, key_head_ * grid_.heads + row.head, row.query, keys.begin, keys.end)) {
+        return true;
+      }
+      lane += std::min(Visits::kRows - row.query % Visits::kRows, grid_.num_queries - row.query);
+    }
+    return false;
+  }
+
+  // How many of the groups of keys before this key MayKeep() holds for and `visits` contains.
+  HWY_INLINE int64_t KeptGroupsBefore(int64_t end, const GroupVisits& visits, int64_t group_keys) {
+    int64_t count = 0;
+    BeginKept(s_.key_begin);
+    for (int64_t key = kept_.lists.Next(s_.key_begin); key < end;) {
+      const int64_t group = (key - s_.key_begin) / group_keys;
+      count += visits.Contains(group) ? 1 : 0;
+      key = kept_.lists.Next(s_.key_begin + (group + 1) * group_keys);
+    }
+    return count;
+  }
+
+  // Looks for tiles from that of this key on.
+  HWY_INLINE void BeginKept(int64_t key) {
+    kept_.lists.Begin(num_rows_, key, [&](size_t lane) {
+      const BlockGrid::Row& row = rows_[lane];
+      return typename KeptKeys<W>::Row{of_[lane]->kept, of_[lane]->kept_batch,
+                                       key_head_ * grid_.heads + row.head, row.query};
+    });
+  }
+
+  static const void* PairRow(const Pairs& pairs, size_t element, const Sequence& s,
+                             int64_t head, int64_t query) {
+    if (pairs.data == nullptr) return nullptr;
+    return static_cast<const char*>(pairs.data) +
+           (s.batch * pairs.batch_stride + head * pairs.head_stride +
+            (s.first_q + query) * pairs.query_stride) *
+               static_cast<int64_t>(element);
+  }
+
+  static constexpr D d_{};
+  const Problem& p_;
+  const Sequence& s_;
+  const BlockGrid& grid_;
+  const int64_t key_head_, block_;
+  Head<O> head_;
+  Workspace<O>& w_;
+  const size_t num_rows_;
+  Lanes<T, W> lanes_;
+  Decays<O, C> decays_;
+  BlockGrid::Row rows_[W];
+  const Sequence* of_[W];  // that each row is of
+  KeyRuns runs_[W];
+  int64_t keys_until_ = 0;  // keys from the current tile on that some row may see
+  LinesBetween between_;    // of O::kQuantized
+  // Where tiles are multiplied and nothing comes between that and the masks, logits stay as
+  // they are: factor_.of_logits meets them in the exponent.
+  bool raw_ = false;
+  bool queries_finite_ = true;
+  bool partial_ = false;  // the mask, segments or a pattern cut into the current tile
+  LogitFactor factor_;
+  const Sequence* members_ = nullptr;  // of which the rows are, if not of s_
+  int64_t queries_each_ = 0;
+  Interval hull_[C];
+  bool masked_ = false, partly_kept_ = false;  // what it is that cuts
+  KeptTile<T, C, N, O::kGrid.tile> kept_;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_ROWS_INL_H_

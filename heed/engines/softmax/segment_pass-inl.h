@@ -1,0 +1,213 @@
+// The pass of a block of rows over the tiles that it visits: logits, weights and outputs of each, segment by segment.
+//
+// Compiled once per SIMD target, operand type and number of vectors.
+#if defined(HEED_ENGINES_SOFTMAX_SEGMENT_PASS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_SEGMENT_PASS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_SEGMENT_PASS_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_SEGMENT_PASS_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "heed/engines/softmax/block-inl.h"
+#include "heed/engines/softmax/logits-inl.h"
+#include "heed/engines/softmax/matrix_block-inl.h"
+#include "heed/engines/softmax/problem.h"
+#include "heed/engines/softmax/visit.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <class O, int C>
+using BlockOf = std::conditional_t<O::kMatrixTiles, MatrixBlock<O, C>, Block<O, C>>;
+
+template <class O, int C, class Outputs>
+class SegmentPass : protected BlockOf<O, C> {
+  using Base = BlockOf<O, C>;
+
+ public:
+  using Base::Join;
+
+  SegmentPass(const Problem& problem, const Sequence& sequence, const BlockGrid& grid, int64_t key_head, int64_t block,
+              Workspace<O>& workspace, const Head<O>& head)
+      : Base(problem, sequence, grid, key_head, block, workspace, head),
+        layout_(static_cast<size_t>(problem.value_depth), num_rows_),
+        outputs_(workspace.outputs), totals_(workspace.totals) {}
+
+ protected:
+  using typename Base::T;
+  using typename Base::V;
+  using Base::d_, Base::N, Base::W, Base::p_, Base::num_rows_, Base::lanes_, Base::w_, Base::head_;
+
+  // finish(segment, m, l) after the last tile of each, its outputs being in outputs_.
+  template <bool kFlagMasked, class F>
+  HWY_INLINE void Pass(const F& finish_segment) {
+    V m[C], l[C];  // of the segment
+    const auto finish = [&](int64_t segment, V* max, const V* sum) HWY_ATTR {
+      if (this->raw_) {
+        const V unit = hn::Set(d_, static_cast<T>(this->factor_.of_logits));
+        for (int c = 0; c < C; ++c) max[c] = hn::Mul(max[c], unit);
+      }
+      finish_segment(segment, max, sum);
+    };
+    outputs_ = w_.outputs;
+    totals_ = w_.totals;
+    any_tile_ = false;
+    int64_t segment = -1;
+    bool first_tile = true;
+    Interval piped;  // tiles that are left to be computed together
+    const auto flush = [&]() HWY_ATTR {
+      if constexpr (O::kMatrixTiles) this->WholeTiles(piped, m, l, outputs_);
+      piped = {};
+    };
+    this->ForTiles([&](const Tile& tile) HWY_ATTR {
+      bool pipes = false;
+      if constexpr (O::kMatrixTiles && !kFlagMasked) {
+        pipes = tile.segment == segment && this->CanPipe(tile);
+      }
+      if (pipes && (piped.empty() || piped.end == tile.keys.begin)) {
+        piped = {piped.empty() ? tile.keys.begin : piped.begin, tile.keys.end};
+        return;
+      }
+      flush();
+      if (tile.segment != segment) {
+        if (segment >= 0) finish(segment, m, l);
+        segment = tile.segment;
+        first_tile = true;
+        for (int c = 0; c < C; ++c) {
+          m[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
+          l[c] = hn::Zero(d_);
+        }
+      }
+      if constexpr (O::kMatrixTiles) {
+        this->template OneTile<kFlagMasked>(tile, first_tile, m, l, outputs_);
+      } else {
+        RescaledTile<kFlagMasked>(tile, first_tile, m, l);
+      }
+      first_tile = false;
+      any_tile_ = true;
+    });
+    flush();
+    if (any_tile_) finish(segment, m, l);
+  }
+
+ private:
+  template <bool kFlagMasked>
+  HWY_NOINLINE void RescaledTile(const Tile& tile, bool first, V* m, V* l) {
+    Run runs[2 * C + 1];
+    const int num_runs = this->SplitTile(tile, runs);
+    const int64_t origin = tile.keys.begin;
+    V max[C];
+    for (int c = 0; c < C; ++c) {
+      max[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
+    }
+    this->BeginLogits(tile);
+    for (int r = 0; r < num_runs; ++r) {
+      this->template Logits<kFlagMasked>(runs[r], tile, max);
+    }
+
+    V shift[C], rescale[C];
+    for (int c = 0; c < C; ++c) {
+      const auto vector = static_cast<size_t>(c);
+      max[c] = hn::Max(this->WithRow(max[c], vector), m[c]);
+      shift[c] = this->Shift(max[c]);
+      rescale[c] = Weight(d_, hn::Sub(m[c], shift[c]));
+      shift[c] = this->WithoutRow(shift[c], vector);
+      m[c] = max[c];
+      l[c] = hn::Mul(l[c], rescale[c]);
+    }
+    for (int r = 0; r < num_runs; ++r) {
+      Weights<kFlagMasked>(runs[r], origin, shift, l);
+    }
+
+    // Where a tile falls apart, the outputs are rescaled beforehand, once.
+    const bool whole = num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C;
+    if (!whole) {
+      const V one = hn::Set(d_, T{1});
+      auto same = hn::Eq(rescale[0], one);
+      for (int c = 1; c < C; ++c) same = hn::And(same, hn::Eq(rescale[c], one));
+      if (first || !hn::AllTrue(d_, same)) layout_.Scale(first, rescale, outputs_);
+      for (int c = 0; c < C; ++c) rescale[c] = one;
+    }
+    if (head_.values_at == Place::kTile) {
+      O::CopyValues(head_.value_source, tile.keys.begin, tile.keys.end,
+                    p_.value_depth, w_.values);
+      head_.values.first = tile.keys.begin;
+    }
+    for (int r = 0; r < num_runs; ++r) {
+      Values<kFlagMasked>(runs[r], origin, whole && first, rescale);
+    }
+  }
+
+  // P of a run from its S, in the same place: the operands of the second product,
+  // kKeyStep keys to a row.
+  template <bool kFlagMasked>
+  HWY_INLINE void Weights(const Run& run, int64_t origin, const V* shift, V* l) {
+    T* s = this->At(run, origin);
+    T* p = WeightsAt(run, origin);
+    const size_t num_keys = static_cast<size_t>(run.end - run.begin);
+    this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
+      constexpr int kVectors = vectors.value;
+      const auto put = [&](const V* weights, size_t j, int c) HWY_ATTR {
+        if constexpr (O::kQuantized) this->between_.Ask();
+        O::PutWeights(weights, p + j / O::kKeyStep * W + static_cast<size_t>(c) * N);
+      };
+      if (p_.dropout == 0) {
+        Exponentials<W, kVectors, O::kKeyStep, kFlagMasked>(
+            d_, num_keys, s, shift + run.c0, l + run.c0, put);
+        return;
+      }
+      Exponentials<W, kVectors, 1, kFlagMasked>(
+          d_, num_keys, s, shift + run.c0, l + run.c0,
+          [&](const V* weights, size_t j, int c) HWY_ATTR {
+            hn::Store(weights[0], d_, s + j * W + static_cast<size_t>(c) * N);
+          });
+      ApplyDropout<W>(d_, run, origin, p_, lanes_, w_.logits);
+      if constexpr (O::kKeyStep == 2) {
+        for (size_t j = 0; j < num_keys; j += 2) {
+          for (int c = 0; c < kVectors; ++c) {
+            const T* at = s + j * W + static_cast<size_t>(c) * N;
+            const V weights[2] = {
+                hn::Load(d_, at),
+                j + 1 < num_keys ? hn::Load(d_, at + W) : hn::Zero(d_)};
+            put(weights, j, c);
+          }
+        }
+      }
+    });
+  }
+
+  T* WeightsAt(const Run& run, int64_t origin) const {
+    return w_.logits +
+           static_cast<size_t>((run.begin - origin) / O::kKeyStep) * W + run.c0 * N;
+  }
+
+  template <bool kFlagMasked>
+  HWY_INLINE void Values(const Run& run, int64_t origin, bool first,
+                         const V* rescale) {
+    T* p = WeightsAt(run, origin);
+    this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
+      layout_.template AddValues<vectors.value, kFlagMasked>(
+          p, head_, run.begin, run.end, this->keys_until_, first, rescale + run.c0,
+          outputs_ + run.c0 * N);
+    });
+  }
+
+ protected:
+  const Outputs layout_;
+  T* outputs_;  // of the current segment
+  T* totals_;   // of all segments so far
+  bool any_tile_ = false;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_SEGMENT_PASS_INL_H_
