@@ -81,7 +81,7 @@ struct BlockGroups {
                          num_blocks / (kTasksPerThread * num_threads)});
       blocks = std::max(blocks, kFewestBlocks);
       const bool copied = plan.keys_at == Place::kHead && plan.values_at == Place::kHead;
-      const bool sees_few = p.windowed() || p.chunk > 0;
+      const bool sees_few = p.windowed() || p.chunk > 0 || p.has_pattern;
       wanted = copied && !sees_few && SegmentStates<O>(p, plan, 1, of_piece).pieces() > 1;
     }
   }
