@@ -28,8 +28,8 @@ struct Call {
       : m(&mechanism) {
     const Definition& d = mechanism.definition;
     const DType state = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-    const AxisSizes axes_of = {B, T, H, H * group, K, V, 0, 2};
-    const Shape v = OutputShape(d, axes_of);
+    AxisSizes axes_of = {.B = B, .T = T, .N = 2, .G = H * group, .H = H, .K = K, .V = V, .M = 0};
+    const Shape v = ShapeOf(OutputAxes(d), axes_of);
     const auto fill = [&](const Shape& sizes, DType type) {
       return Buffer(type, sizes).FillNormal(++seed);
     };
@@ -50,8 +50,10 @@ struct Call {
       });
       inputs.push_back({tensor.name, decay});
     }
-    const StateShapes states(d, axes_of, recurrence::FeatureSize(d.feature, K), sequences);
-    const Shape &S = states.S, &z = states.z;
+    axes_of.B = sequences;
+    axes_of.F = recurrence::FeatureSize(d.feature, K);
+    const auto shape_of_state = [&](size_t i) -> Shape { return ShapeOf(StateTensors(d)[i].axes, axes_of); };
+    const Shape S = shape_of_state(0), z = shape_of_state(1), m_shape = shape_of_state(2);
     if (d.causal && d.normalize) inputs.push_back({"initial_z", fill(z, state)});
     if (d.causal) inputs.push_back({"initial_state", fill(S, state)});
     d_o = fill(v, dtype);
@@ -63,8 +65,8 @@ struct Call {
       final_z = Buffer(state, z);
     }
     if (HasMaximum(d)) {
-      initial_m = fill(states.m, state);
-      final_m = Buffer(state, states.m);
+      initial_m = fill(m_shape, state);
+      final_m = Buffer(state, m_shape);
     }
     for (const auto& [name, input] : inputs) {
       gradients.push_back(Buffer(input.view().dtype(), input.view().sizes()));

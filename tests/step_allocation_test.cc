@@ -66,7 +66,8 @@ TEST_P(StepAllocation, OfMechanismsOnTheRecurrenceEngine) {
     if (op.recurrent == nullptr || !op.recurrent->step) continue;
     const recurrent::Mechanism& m = *op.recurrent;
     const recurrent::Definition& d = m.definition;
-    const recurrent::AxisSizes of_axes = {B, 1, H, HV, K, V, 0, 2};
+    const recurrent::AxisSizes of_axes = {.B = B, .T = 1, .N = 2, .G = HV, .H = H, .K = K, .V = V, .M = 0,
+                                          .F = recurrence::FeatureSize(d.feature, K)};
     recurrent::StepInputs in;
     for (const recurrent::Tensor& t : recurrent::Tensors(d)) {
       const recurrent::Axes axes = recurrent::ShapeOf(t.axes, of_axes);
@@ -78,12 +79,11 @@ TEST_P(StepAllocation, OfMechanismsOnTheRecurrenceEngine) {
                        ? Decay(sizes)
                        : Tensor(sizes, constant ? state_ : dtype_);
     }
-    const recurrent::StateShapes shapes(d, of_axes, recurrence::FeatureSize(d.feature, K), B);
     recurrent::State state;
-    state.S = Tensor(shapes.S, state_);
-    if (d.normalize) state.z = Tensor(shapes.z, state_);
-    if (recurrent::HasMaximum(d)) state.m = Tensor(shapes.m, state_);
-    std::vector<int64_t> of_o = recurrent::OutputShape(d, of_axes);
+    for (const recurrent::StateTensor& s : recurrent::StateTensors(d)) {
+      if (s.exists) state.*s.written = Tensor(recurrent::ShapeOf(s.axes, of_axes), state_);
+    }
+    std::vector<int64_t> of_o = recurrent::ShapeOf(recurrent::OutputAxes(d), of_axes);
     of_o.erase(of_o.begin() + 1);
     const TensorView o = Tensor(of_o, dtype_);
     for (const int threads : {1, 2}) {

@@ -91,10 +91,10 @@ using TensorMap = std::map<std::string, ConstTensorView>;
 
 // A call on tensors of somebody else, with every option but `scale` at its default.
 struct TensorCall {
-  std::vector<OutputSpec> outputs;  // o, and what the mechanism remembers of these tokens
-  std::function<void(Context&, std::span<const TensorView> outputs)> run;
+  std::vector<OutputSpec> outputs = {};  // o, and what the mechanism remembers of these tokens
+  std::function<void(Context&, std::span<const TensorView> outputs)> run = {};
   bool causal = true;  // no token sees those behind it
-  std::string kernel, target, why;
+  std::string kernel = {}, target = {}, why = {};
   double flops = 0;
   int64_t workspace_bytes = 0;
 };
@@ -117,20 +117,20 @@ struct ImpliedWeights {
 
 // One mechanism.
 struct OpEntry {
-  std::string name;    // folder, namespace, CLI and Python name
-  std::string family;  // "exact", "sparse", "linear", "gated", "ssm"
-  std::vector<std::string> passes;  // of "forward", "backward", "step"
-  std::vector<DType> dtypes;        // that have kernels
-  std::vector<std::string> variants;
-  std::string flops, bytes, state;  // formulas as text, in the letters of Sizes
+  std::string name = {};    // folder, namespace, CLI and Python name
+  std::string family = {};  // "exact", "sparse", "linear", "gated", "ssm"
+  std::vector<std::string> passes = {};  // of "forward", "backward", "step"
+  std::vector<DType> dtypes = {};        // that have kernels
+  std::vector<std::string> variants = {};
+  std::string flops = {}, bytes = {}, state = {};  // formulas as text, in the letters of Sizes
 
   // N(0, 1) inputs, [B, T, H, D] contiguous, aligned, no option beyond the
   // variant's: cheap to build at any size. Throws InvalidArgument.
-  Case (*make_case)(const CaseRequest& request) = nullptr;
+  std::function<Case(const CaseRequest& request)> make_case = {};
 
   // A small problem with random sizes, layouts and options: a function of the
   // seed alone. Its buffers begin or end at inaccessible pages.
-  Case (*random_case)(DType dtype, uint64_t seed) = nullptr;
+  std::function<Case(DType dtype, uint64_t seed)> random_case = {};
 
   // Of mechanisms on the recurrence engine, for the tests of what they share; else null.
   const recurrent::Mechanism* recurrent = nullptr;
@@ -139,8 +139,9 @@ struct OpEntry {
   // optional or not, and all of them alive until the call is gone. Throws as the mechanism's
   // Forward. Null where neither verb has it.
   std::vector<InputSpec> inputs = {};
-  TensorCall (*call)(const Context& ctx, const TensorMap& tensors,
-                     std::optional<double> scale) = nullptr;
+  std::function<TensorCall(const Context& ctx, const TensorMap& tensors,
+                           std::optional<double> scale)>
+      call = {};
 
   // What `heed view` draws beside exact attention; null where there are no such weights.
   ImpliedWeights (*weights)(int64_t head, int64_t channels) = nullptr;

@@ -1,6 +1,8 @@
 // Checks of the tensors of a part.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <span>
 #include <string>
 
 #include "heed/core/error.h"
@@ -44,6 +46,38 @@ void CheckFloat(const char* op, const char* name, const ConstTensorView& t) {
     Fail(op, name, std::string("has dtype ") + Name(t.dtype()),
          "f64, f32, bf16 or f16");
   }
+}
+
+DType StateDType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+
+void CheckTensor(const char* op, const char* name, const ConstTensorView& t, const Axes& shape,
+                 DType dtype, bool data) {
+  if (!t.present()) Fail(op, name, "is absent", "a tensor");
+  if (t.dtype() != dtype) {
+    Fail(op, name, std::string("has dtype ") + Name(t.dtype()), Name(dtype));
+  }
+  const std::span<const int64_t> sizes = shape;
+  if (!std::equal(t.sizes().begin(), t.sizes().end(), sizes.begin(), sizes.end())) {
+    Fail(op, name, "has shape " + t.ShapeString(), ShapeString(sizes));
+  }
+  if (data || t.data() != nullptr) CheckReadable(op, name, t);
+}
+
+void CheckNotPositive(const char* op, const char* name, const ConstTensorView& t) {
+  for (int64_t i = 0; i < t.num_elements(); ++i) {
+    int64_t rest = i, at = 0;
+    for (int axis = t.rank() - 1; axis >= 0; --axis) {
+      at += rest % t.size(axis) * t.stride(axis);
+      rest /= t.size(axis);
+    }
+    const double value = LoadAsDouble(t.dtype(), t.data(), at);
+    if (!(value <= 0)) Fail(op, name, "has an element " + Text(value), "<= 0 everywhere");
+  }
+}
+
+double Bytes(const ConstTensorView& t) {
+  if (!t.present()) return 0;
+  return static_cast<double>(t.num_elements()) * static_cast<double>(SizeOf(t.dtype()));
 }
 
 void CheckContiguousRows(const char* op, const char* name,

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "heed/core/tensor.h"
+#include "heed/ops/mechanism/table_internal.h"
 
 namespace heed::mechanism {
 
@@ -23,6 +24,19 @@ void CheckReadable(const char* op, const char* name, const ConstTensorView& t);
 
 // The same for a float dtype.
 void CheckFloat(const char* op, const char* name, const ConstTensorView& t);
+
+// f64, or f32: of states, and what is computed in.
+DType StateDType(DType dtype);
+
+// Of a tensor that is there, of this dtype and shape. With `data` false, pointers may be null.
+void CheckTensor(const char* op, const char* name, const ConstTensorView& t, const Axes& shape,
+                 DType dtype, bool data);
+
+// No value above 0, nor NaN.
+void CheckNotPositive(const char* op, const char* name, const ConstTensorView& t);
+
+// What a tensor has; 0 of one that is absent.
+double Bytes(const ConstTensorView& t);
 
 // The last axis has stride 1.
 void CheckContiguousRows(const char* op, const char* name,
@@ -41,6 +55,12 @@ class Apart {
   void Reads(const char* name, const ConstTensorView& t);
   // Writable, apart from all before, which it joins.
   void Writes(const char* op, const char* name, const TensorView& t);
+  // The same of one that is there, of this shape and dtype.
+  void Writes(const char* op, const char* name, const TensorView& t, const Axes& shape,
+              DType dtype) {
+    CheckTensor(op, name, t, shape, dtype, true);
+    Writes(op, name, t);
+  }
 
  private:
   struct Named {

@@ -54,7 +54,7 @@ void WithIndex(const ConstTensorView& t, bool has_channel, const Place& place, s
 template <class F>
 void ForEachHead(const Inputs& in, const Options& options, const F& f) {
   const int64_t H = in.q.size(2), HV = ValueHeads(in);
-  const auto ranges = Ranges("reference", in.q, options);
+  const auto ranges = mechanism::RangesOf("reference", "q", in.q, options);
   for (size_t i = 0; i < ranges.size(); ++i) {
     for (int64_t h = 0; h < HV; ++h) {
       Place place = {static_cast<int64_t>(i), ranges[i].batch, h, h / (HV / H), {}};

@@ -1,5 +1,6 @@
 // Calls of recurrent mechanisms: checked, mapped onto the recurrence engine, run.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -18,31 +19,20 @@
 namespace heed::recurrent {
 namespace {
 
+using mechanism::Apart;
+using mechanism::CheckTensor;
 using mechanism::Fail;
 using recurrence::Gate;
 using recurrence::Problem;
-
-void CheckShape(const char* op, const char* name, const ConstTensorView& t,
-                const Axes& shape) {
-  const std::span<const int64_t> sizes = shape;
-  if (!std::equal(t.sizes().begin(), t.sizes().end(), sizes.begin(), sizes.end())) {
-    Fail(op, name, "has shape " + t.ShapeString(), ShapeString(sizes));
-  }
-}
-
-void CheckDType(const char* op, const char* name, const ConstTensorView& t, DType dtype) {
-  if (t.dtype() != dtype) {
-    Fail(op, name, std::string("has dtype ") + Name(t.dtype()), Name(dtype));
-  }
-}
 
 // Everything about a call that has been checked.
 struct Call {
   Problem problem;
   std::vector<TokenRange> ranges;
   AxisSizes sizes;
-  Axes o_shape, S_shape, z_shape, m_shape;
-  bool has_z, has_m;  // of its states
+  Axes o_shape;
+  std::array<StateTensor, 3> states;
+  std::array<Axes, 3> state_shapes;
   bool reverse, value_first;
   DType o_dtype, dv_dtype;  // d_o has that of o
 
@@ -106,35 +96,44 @@ recurrence::States StatesOf(const Call& call, const ConstTensorView& t) {
           t.rank() == 4 ? t.stride(3) : 0};
 }
 
-void CheckDecays(const char* op, const char* name, const ConstTensorView& t) {
-  const int64_t count = t.num_elements();
-  for (int64_t i = 0; i < count; ++i) {
-    int64_t rest = i, at = 0;
-    for (int axis = t.rank() - 1; axis >= 0; --axis) {
-      at += rest % t.size(axis) * t.stride(axis);
-      rest /= t.size(axis);
+// What errors call the parts of a state, in memory of their own: a step allocates nothing.
+class StateNames {
+ public:
+  StateNames(const Definition& definition, const char* state) {
+    for (size_t i = 0; i < 3; ++i) {
+      std::snprintf(names_[i], sizeof(names_[i]), "%s%s", state, definition.state_names[i]);
     }
-    const double value = LoadAsDouble(t.dtype(), t.data(), at);
-    if (!(value <= 0)) {
-      Fail(op, name, "has an element " + mechanism::Text(value), "<= 0 everywhere");
-    }
+  }
+  const char* operator[](size_t i) const { return names_[i]; }
+
+ private:
+  char names_[3][32];
+};
+
+const ConstTensorView& ViewOf(const StateTensor& s, const ConstState& of) { return of.*s.read; }
+const TensorView& ViewOf(const StateTensor& s, const State& of) { return of.*s.written; }
+
+// f(name, view, shape) for the states that are given; of what a call does not have none may be.
+template <class States, class F>
+void ForStates(const char* op, const Call& call, const Definition& definition, const char* what,
+               const char* verb, const States& given, const F& f) {
+  const StateNames names(definition, what);
+  for (size_t i = 0; i < 3; ++i) {
+    const auto& t = ViewOf(call.states[i], given);
+    if (!t.present()) continue;
+    if (!call.states[i].exists) Fail(op, names[i], verb, "none: this call has no such state");
+    f(names[i], t, call.state_shapes[i]);
   }
 }
-
-// What errors call the parts of a state, in memory of their own: a step allocates nothing.
-struct StateNames {
-  char S[32], z[32], m[32];
-  StateNames(const Definition& definition, const char* state) {
-    char* const names[] = {S, z, m};
-    for (size_t i = 0; i < 3; ++i) {
-      std::snprintf(names[i], sizeof(S), "%s%s", state, definition.state_names[i]);
-    }
-  }
-};
 
 void CheckCall(const char* op, const Context* checks, const Definition& definition,
                const Inputs& in, const Options& options, bool data, Call& call) {
   call.Reset();
+  for (const double eps : {definition.eps, definition.feature_eps}) {
+    if (!(eps >= 0) || std::isinf(eps)) {
+      Fail(op, "eps", "is " + mechanism::Text(eps), "a finite number >= 0");
+    }
+  }
   Problem& p = call.problem;
   const char *query_name = definition.query_name, *value_name = definition.value_name;
   if (!in.q.present()) Fail(op, query_name, "is absent", "a tensor");
@@ -169,7 +168,8 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
     Fail(op, "projection", "has shape " + W.ShapeString(),
          "[M, K = " + std::to_string(K) + "], M >= 1");
   }
-  call.sizes = {B, T, H, HV, K, V, random && W.present() ? W.size(0) : 0, p.writes};
+  call.sizes = {.B = B, .T = T, .N = p.writes, .G = HV, .H = H, .K = K, .V = V,
+                .M = random && W.present() ? W.size(0) : 0};
   call.o_shape = channels ? Axes{B, T, HV} : Axes{B, T, HV, V};
   if (K < 1) Fail(op, query_name, "has shape " + in.q.ShapeString(), "K >= 1");
   if (V < 1) Fail(op, value_name, "has shape " + in.v.ShapeString(), "V >= 1");
@@ -185,12 +185,12 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
     if (!t.present() && tensor.optional) continue;
     const bool own = (tensor.type == Tensor::kAnyFloat && IsFloat(t.dtype())) ||
                      (tensor.type != Tensor::kSame && t.dtype() == StateDType(p.dtype));
-    CheckInput(op, tensor.name, t, ShapeOf(tensor.axes, call.sizes),
-               own ? t.dtype() : p.dtype, data);
+    CheckTensor(op, tensor.name, t, ShapeOf(tensor.axes, call.sizes), own ? t.dtype() : p.dtype,
+                data);
     if (tensor.contiguous_rows()) mechanism::CheckContiguousRows(op, tensor.name, t);
     if (tensor.values == Tensor::kDecays && given && checks != nullptr &&
         checks->checks() && t.data() != nullptr) {
-      CheckDecays(op, tensor.name, t);
+      mechanism::CheckNotPositive(op, tensor.name, t);
     }
   }
   for (const Tensor& tensor : Tensors::NotOf(definition)) {
@@ -202,7 +202,8 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   if (random) {
     p.projection = MatrixOf(W);
     p.projection_rows = W.size(0);
-    p.feature_eps = definition.feature_eps;
+    const bool is_floored = definition.feature == recurrence::Feature::kRandomExp && !definition.causal;
+    p.feature_eps = is_floored ? definition.feature_eps : 0;
   }
   p.key_size = K;
   p.value_size = V;
@@ -229,7 +230,7 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   p.has_value_decay = in.log_decay_v.present();
   p.has_bonus = definition.bonus;
 
-  Ranges(op, in.q, options, data, call.ranges);
+  mechanism::Ranges(op, query_name, in.q, 1, options, data, call.ranges);
   const auto sequences = static_cast<int64_t>(call.ranges.size());
   for (int64_t i = 0; i < sequences; ++i) {
     const TokenRange& range = call.ranges[static_cast<size_t>(i)];
@@ -237,14 +238,11 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
     p.sequences.push_back({range.batch, i, options.reverse ? 1 - range.end : range.begin,
                            range.end - range.begin});
   }
-  const int64_t F = p.features();
-  call.S_shape = {sequences, HV, F, V};
-  if (call.value_first) std::swap(call.S_shape[2], call.S_shape[3]);
-  call.z_shape = {sequences, HV, F};
-  call.m_shape = {sequences, HV};
-  if (channels) call.S_shape = call.z_shape = call.m_shape;
-  call.has_z = p.causal && p.normalize;
-  call.has_m = HasMaximum(definition);
+  call.states = StateTensors(definition);
+  AxisSizes of_states = call.sizes;
+  of_states.B = sequences;
+  of_states.F = p.features();
+  for (size_t i = 0; i < 3; ++i) call.state_shapes[i] = ShapeOf(call.states[i].axes, of_states);
   p.exp_gates = definition.exp_gates;
   p.channels = channels;
   if (p.running_max()) p.gate = Gate::kScalar;
@@ -272,18 +270,13 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
     const ConstTensorView& skip = around->skip;
     if (skip.present()) p.skip = {skip.data(), skip.dtype(), 0, 0, skip.stride(0)};
   }
-  const auto state = [&](const char* name, const ConstTensorView& t, bool exists,
-                         const Axes& shape) {
-    if (!t.present()) return;
-    if (!exists) Fail(op, name, "is given", "none: this call has no such state");
-    CheckInput(op, name, t, shape, StateDType(p.dtype), data);
-  };
-  const StateNames names(definition, "initial_state");
-  state(names.S, in.initial.S, p.causal, call.S_shape);
-  state(names.z, in.initial.z, call.has_z, call.z_shape);
-  state(names.m, in.initial.m, call.has_m, call.m_shape);
+  ForStates(op, call, definition, "initial_state", "is given", in.initial,
+            [&](const char* name, const ConstTensorView& t, const Axes& shape) {
+              CheckTensor(op, name, t, shape, StateDType(p.dtype), data);
+            });
   if (p.running_max() && in.initial.S.present() && !in.initial.m.present()) {
-    Fail(op, names.m, "is absent", "a tensor, which the others are relative to");
+    Fail(op, StateNames(definition, "initial_state")[2], "is absent",
+         "a tensor, which the others are relative to");
   }
   p.initial = StatesOf(call, in.initial.S);
   p.initial_z = StatesOf(call, in.initial.z);
@@ -297,33 +290,27 @@ Call CheckedCall(const char* op, const Context* checks, const Definition& defini
   return call;
 }
 
-// Checks outputs: shape, dtype, and memory apart from all inputs and each other.
-class Outlets {
- public:
-  Outlets(const char* op, const Definition& definition, const Inputs& in,
-          const Options& options)
-      : op_(op) {
-    for (const Tensor& tensor : Tensors(definition)) Reads(tensor.name, in.*tensor.input);
-    const StateNames names(definition, "initial_state");
-    Reads(names.S, in.initial.S);
-    Reads(names.z, in.initial.z);
-    Reads(names.m, in.initial.m);
-    Reads("lengths", options.lengths);
-    Reads("starts", options.starts);
-    Reads("cu_seqlens", options.cu_seqlens);
-  }
-  void Reads(const char* name, const ConstTensorView& t) { tensors_.Reads(name, t); }
-  void Check(const char* name, const TensorView& t, const Axes& shape, DType dtype,
-             bool contiguous_rows) {
-    CheckInput(op_, name, t, shape, dtype, true);
-    if (contiguous_rows) mechanism::CheckContiguousRows(op_, name, t);
-    tensors_.Writes(op_, name, t);
-  }
+// All that is read, so that what is written lies elsewhere.
+Apart Readers(const Definition& definition, const Inputs& in, const Options& options) {
+  Apart apart;
+  for (const Tensor& tensor : Tensors(definition)) apart.Reads(tensor.name, in.*tensor.input);
+  const StateNames names(definition, "initial_state");
+  apart.Reads(names[0], in.initial.S);
+  apart.Reads(names[1], in.initial.z);
+  apart.Reads(names[2], in.initial.m);
+  apart.Reads("lengths", options.lengths);
+  apart.Reads("starts", options.starts);
+  apart.Reads("cu_seqlens", options.cu_seqlens);
+  return apart;
+}
 
- private:
-  const char* op_;
-  mechanism::Apart tensors_;
-};
+// Rows of o, and of steps' states, are written in place.
+void CheckRows(const char* op, const char* name, const TensorView& t, const Axes& shape,
+               DType dtype, Apart& apart) {
+  CheckTensor(op, name, t, shape, dtype, true);
+  mechanism::CheckContiguousRows(op, name, t);
+  apart.Writes(op, name, t);
+}
 
 void Prepare(const Definition& definition) {
   if (definition.surroundings != nullptr && definition.surroundings->prepare) {
@@ -331,43 +318,19 @@ void Prepare(const Definition& definition) {
   }
 }
 
-double Bytes(const ConstTensorView& t) {
-  return t.present() ? static_cast<double>(t.num_elements()) *
-                           static_cast<double>(SizeOf(t.dtype()))
-                     : 0;
-}
-
 }  // namespace
-
-void CheckInput(const char* op, const char* name, const ConstTensorView& t,
-                const Axes& shape, DType dtype, bool data) {
-  if (!t.present()) Fail(op, name, "is absent", "a tensor");
-  CheckDType(op, name, t, dtype);
-  CheckShape(op, name, t, shape);
-  if (data || t.data() != nullptr) mechanism::CheckReadable(op, name, t);
-}
-
-DType StateDType(DType dtype) {
-  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-}
 
 void Forward(const char* op, Context& ctx, const Definition& definition, const Inputs& in,
              const Options& options, const Outputs& out) {
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   Call call = CheckedCall(op, &ctx, definition, in, options, true);
   Problem& p = call.problem;
-  Outlets outlets(op, definition, in, options);
-  outlets.Check("o", out.o, call.o_shape, call.o_dtype, true);
-  const auto state = [&](const char* name, const TensorView& t, bool exists,
-                         const Axes& shape) {
-    if (!t.present()) return;
-    if (!exists) Fail(op, name, "is asked for", "none: this call has no such state");
-    outlets.Check(name, t, shape, StateDType(p.dtype), false);
-  };
-  const StateNames names(definition, "final_state");
-  state(names.S, out.final.S, p.causal, call.S_shape);
-  state(names.z, out.final.z, call.has_z, call.z_shape);
-  state(names.m, out.final.m, call.has_m, call.m_shape);
+  Apart apart = Readers(definition, in, options);
+  CheckRows(op, "o", out.o, call.o_shape, call.o_dtype, apart);
+  ForStates(op, call, definition, "final_state", "is asked for", out.final,
+            [&](const char* name, const TensorView& t, const Axes& shape) {
+              apart.Writes(op, name, t, shape, StateDType(p.dtype));
+            });
   p.o = RowsOf(call, out.o);
   p.final = StatesOf(call, out.final.S);
   p.final_z = StatesOf(call, out.final.z);
@@ -375,7 +338,7 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
   const auto& kernel = recurrence::Choose(op, ctx, p);
   Prepare(definition);
   kernel.forward(ctx, p);
-  ClearOthers(call.ranges, out.o);
+  mechanism::ClearOthers(call.ranges, out.o);
 }
 
 void Backward(const char* op, Context& ctx, const Definition& definition,
@@ -384,36 +347,36 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   Call call = CheckedCall(op, &ctx, definition, in, options, true);
   Problem& p = call.problem;
   recurrence::Gradients g;
-  CheckInput(op, "d_o", in.d_o, call.o_shape, call.o_dtype, true);
+  CheckTensor(op, "d_o", in.d_o, call.o_shape, call.o_dtype, true);
   mechanism::CheckContiguousRows(op, "d_o", in.d_o);
   g.d_o = RowsOf(call, in.d_o);
-  Outlets outlets(op, definition, in, options);
-  outlets.Reads("d_o", in.d_o);
-  const auto arriving = [&](const char* name, const ConstTensorView& t, bool exists,
-                            const Axes& shape) {
-    if (!t.present()) return recurrence::States();
-    if (!exists) Fail(op, name, "is given", "none: this call has no such state");
-    CheckInput(op, name, t, shape, StateDType(p.dtype), true);
-    outlets.Reads(name, t);
-    return StatesOf(call, t);
-  };
-  const StateNames names(definition, "d_state"), initial_names(definition, "dinitial_state");
-  g.d_final = arriving(names.S, in.d_final.S, p.causal, call.S_shape);
-  g.d_final_z = arriving(names.z, in.d_final.z, call.has_z, call.z_shape);
-
-  if (in.d_final.m.present()) Fail(op, names.m, "is given", "none: it is a constant");
-  if (out.dinitial.m.present()) {
-    Fail(op, initial_names.m, "is asked for", "none: it is a constant");
+  Apart apart = Readers(definition, in, options);
+  apart.Reads("d_o", in.d_o);
+  if (in.d_final.m.present()) {
+    Fail(op, StateNames(definition, "d_state")[2], "is given", "none: it is a constant");
   }
+  if (out.dinitial.m.present()) {
+    Fail(op, StateNames(definition, "dinitial_state")[2], "is asked for", "none: it is a constant");
+  }
+  ForStates(op, call, definition, "d_state", "is given", in.d_final,
+            [&](const char* name, const ConstTensorView& t, const Axes& shape) {
+              CheckTensor(op, name, t, shape, StateDType(p.dtype), true);
+              apart.Reads(name, t);
+            });
+  g.d_final = StatesOf(call, in.d_final.S);
+  g.d_final_z = StatesOf(call, in.d_final.z);
   for (const Tensor& tensor : Tensors(definition)) {
     const TensorView& t = out.*tensor.gradient;
     if (!t.present()) continue;
     const std::string name = std::string("d") + tensor.name;
     const ConstTensorView& input = in.*tensor.input;
     if (!input.present()) Fail(op, name.c_str(), "is asked for", "none: there is no such input");
-    outlets.Check(name.c_str(), t, ShapeOf(tensor.axes, call.sizes),
-                  tensor.input == &Inputs::v ? call.dv_dtype : input.dtype(),
-                  tensor.contiguous_rows() || t.rank() == 2);
+    const DType dtype = tensor.input == &Inputs::v ? call.dv_dtype : input.dtype();
+    CheckTensor(op, name.c_str(), t, ShapeOf(tensor.axes, call.sizes), dtype, true);
+    if (tensor.contiguous_rows() || t.rank() == 2) {
+      mechanism::CheckContiguousRows(op, name.c_str(), t);
+    }
+    apart.Writes(op, name.c_str(), t);
   }
   for (const Tensor& tensor : Tensors::NotOf(definition)) {
     if (!(out.*tensor.gradient).present()) continue;
@@ -434,20 +397,17 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   g.d_erase = RowsOf(call, out.derase);
   g.d_write = RowsOf(call, out.dwrite);
   if (out.dprojection.present()) g.d_projection = MatrixOf(out.dprojection);
-  const auto initial = [&](const char* name, const TensorView& t, bool exists,
-                           const Axes& shape) {
-    if (!t.present()) return recurrence::States();
-    if (!exists) Fail(op, name, "is asked for", "none: this call has no such state");
-    outlets.Check(name, t, shape, StateDType(p.dtype), false);
-    return StatesOf(call, t);
-  };
-  g.d_initial = initial(initial_names.S, out.dinitial.S, p.causal, call.S_shape);
-  g.d_initial_z = initial(initial_names.z, out.dinitial.z, call.has_z, call.z_shape);
+  ForStates(op, call, definition, "dinitial_state", "is asked for", out.dinitial,
+            [&](const char* name, const TensorView& t, const Axes& shape) {
+              apart.Writes(op, name, t, shape, StateDType(p.dtype));
+            });
+  g.d_initial = StatesOf(call, out.dinitial.S);
+  g.d_initial_z = StatesOf(call, out.dinitial.z);
   const auto& kernel = recurrence::Choose(op, ctx, p);
   Prepare(definition);
   kernel.backward(ctx, p, g);
   for (const Tensor& tensor : Tensors(definition)) {
-    if (tensor.over_tokens()) ClearOthers(call.ranges, out.*tensor.gradient);
+    if (tensor.over_tokens()) mechanism::ClearOthers(call.ranges, out.*tensor.gradient);
   }
 }
 
@@ -455,35 +415,37 @@ void Step(const char* op, Context& ctx, const Definition& definition,
           const StepInputs& in, const Options& options, const State& state,
           const TensorView& o) {
   const os::ScopedFloatControl float_control;
+  if (!definition.causal) Fail(op, "causal", "is false", "true: one token at a time");
   Inputs whole;
   for (const Tensor& tensor : Tensors(definition)) {
     const ConstTensorView& t = in.*tensor.step;
-    whole.*tensor.input = tensor.over_tokens() ? OneToken(op, tensor.name, t) : t;
+    whole.*tensor.input = tensor.over_tokens() ? mechanism::OneToken(op, tensor.name, t) : t;
   }
   Options scale;  // all that a token can be asked for
   scale.scale = options.scale;
   thread_local Call call;  // whose memory the next step finds again
   CheckCall(op, &ctx, definition, whole, scale, true, call);
   Problem& p = call.problem;
-  Outlets outlets(op, definition, whole, scale);
-  const auto in_place = [&](const char* name, const TensorView& t, const Axes& shape) {
-    if (!t.present()) Fail(op, name, "is absent", "a tensor");
-    outlets.Check(name, t, shape, StateDType(p.dtype), true);
-    return StatesOf(call, t);
-  };
+  Apart apart = Readers(definition, whole, scale);
   const StateNames names(definition, "state");
-  p.final = in_place(names.S, state.S, call.S_shape);
-  if (p.normalize) p.final_z = in_place(names.z, state.z, call.z_shape);
-  if (call.has_m) p.initial_m = p.final_m = in_place(names.m, state.m, call.m_shape);
+  for (size_t i = 0; i < 3; ++i) {
+    const TensorView& t = ViewOf(call.states[i], state);
+    if (!call.states[i].exists) continue;
+    if (!t.present()) Fail(op, names[i], "is absent", "a tensor");
+    CheckRows(op, names[i], t, call.state_shapes[i], StateDType(p.dtype), apart);
+  }
+  p.final = StatesOf(call, state.S);
+  if (call.states[1].exists) p.final_z = StatesOf(call, state.z);
+  if (call.states[2].exists) p.initial_m = p.final_m = StatesOf(call, state.m);
   if (p.channels) {
     p.initial = p.final;
     p.initial_z = p.final_z;
   }
-  const ConstTensorView out = OneToken(op, "o", o);
+  const ConstTensorView out = mechanism::OneToken(op, "o", o);
   if (!out.present()) Fail(op, "o", "is absent", "a tensor");
   const TensorView writable(const_cast<void*>(out.data()), out.dtype(), out.sizes(),
                             out.strides(), out.device());
-  outlets.Check("o", writable, call.o_shape, p.dtype, true);
+  CheckRows(op, "o", writable, call.o_shape, p.dtype, apart);
   p.o = RowsOf(call, out);
   const auto& kernel = recurrence::Choose(op, ctx, p);
   Prepare(definition);
@@ -519,6 +481,7 @@ Explanation Explain(const char* op, const Context& ctx, const Definition& defini
   e.kernel = kernel.name;
   e.target = TargetName(ctx.allowed_targets());
   e.why = kernel.why;
+  e.bytes = 0;
   const double products = p.channels                                   ? kFlopsOfChannels
                           : p.delta == recurrence::Delta::kNone        ? 4
                           : p.delta == recurrence::Delta::kAfterDecay ? 6
@@ -527,8 +490,8 @@ Explanation Explain(const char* op, const Context& ctx, const Definition& defini
             static_cast<double>(p.features()) * static_cast<double>(p.value_size);
   e.flops += 4 * tokens * static_cast<double>(p.value_heads) *
              static_cast<double>(p.projection_rows) * static_cast<double>(p.key_size);
-  e.bytes = Bytes(in.v) + Bytes(in.initial.S) + Bytes(in.initial.z);  // o and states
-  for (const Tensor& tensor : Tensors(definition)) e.bytes += Bytes(in.*tensor.input);
+  for (const ConstTensorView* t : {&in.v, &in.initial.S, &in.initial.z}) e.bytes += mechanism::Bytes(*t);  // o, states
+  for (const Tensor& tensor : Tensors(definition)) e.bytes += mechanism::Bytes(in.*tensor.input);
   e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();
   return e;
 }

@@ -1,82 +1,99 @@
-// Problems of recurrent mechanisms: what their cases are made of.
+// Cases of recurrent mechanisms from their definitions.
 #ifndef HEED_OPS_MECHANISM_RECURRENT_CASE_H_
 #define HEED_OPS_MECHANISM_RECURRENT_CASE_H_
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
+#include "heed/ops/mechanism/delta_reference_internal.h"
+#include "heed/ops/mechanism/problem_case.h"
 #include "heed/ops/mechanism/recurrent.h"
 #include "heed/ops/mechanism/recurrent_internal.h"
 #include "heed/ops/mechanism/recurrent_reference_internal.h"
 
 namespace heed::recurrent {
 
+struct Api {
+  using Tensor = recurrent::Tensor;
+  using Inputs = recurrent::Inputs;
+  using BackwardInputs = recurrent::BackwardInputs;
+  using StepInputs = recurrent::StepInputs;
+  using StepState = recurrent::State;
+  using Outputs = recurrent::Outputs;
+  using Gradients = recurrent::Gradients;
+  using Explanation = recurrent::Explanation;
+};
+template <class Own>
+using Functions = mechanism::Functions<Api, Own>;
+
 // One mechanism, with options of its own bound.
 struct Mechanism {
   std::string name;
   Definition definition;
+  // For tests of what all of them share.
   std::function<void(Context&, const Inputs&, const Options&, const Outputs&)> forward;
   std::function<void(Context&, const BackwardInputs&, const Options&, const Gradients&)>
       backward;
-  std::function<void(const Inputs&, const Options&, const Outputs&)> reference;
-  std::function<void(const BackwardInputs&, const Options&, const Gradients&)>
-      backward_reference;
   std::function<void(Context&, const StepInputs&, const Options&, const State&,
                      const TensorView&)>
       step;
-  std::function<ReferenceMath(const Inputs&, const Options&)> math = {};
-  std::string options = {};  // for titles
-
-  // Null where the definition says it all.
-  std::function<Explanation(const Context&, const Inputs&, const Options&)> explain = {};
-  // Of mechanisms whose mathematics is not that of `math`: the allowed error of each output.
-  std::function<void(const Inputs&, const Options&, const Outputs& expected,
-                     const Outputs& tolerance)>
-      tolerance = {};
-  std::function<void(const BackwardInputs&, const Options&, const Gradients& expected,
-                     const Gradients& tolerance)>
-      backward_tolerance = {};
+  mechanism::Mechanism of_problems;
 };
 
-// One whose functions take options of its own kind: with these.
+// What a definition says of problems.
+mechanism::Structs<Api> StructsOf(const Definition& definition);
+void Describe(const Definition& definition, mechanism::Mechanism& m);
+
+// One whose functions take options of its own kind: with these. Without `math`, its tolerances are
+// among the functions or those of delta rules; its Explain is the definition's unless it is too.
 template <class Own>
-struct OwnFunctions {
-  void (*forward)(Context&, const Inputs&, const Own&, const Outputs&);
-  void (*backward)(Context&, const BackwardInputs&, const Own&, const Gradients&);
-  void (*reference)(const Inputs&, const Own&, const Outputs&);
-  void (*backward_reference)(const BackwardInputs&, const Own&, const Gradients&);
-  void (*step)(Context&, const StepInputs&, const Own&, const State&, const TensorView&);
-  ReferenceMath (*math)(const Inputs&, const Own&);
-};
-template <class Own>
-Mechanism Bound(const char* name, const Definition& definition, const Own& own,
-                const OwnFunctions<Own>& f) {
+Mechanism Bound(const std::string& name, const Definition& definition, const Own& own,
+                Functions<Own> f,
+                std::type_identity_t<ReferenceMath (*)(const Inputs&, const Own&)> math = nullptr,
+                const std::string& options = "") {
+  if (math != nullptr) {
+    f.tolerance = [=](const Inputs& in, const Own& with, const Outputs& expected,
+                      const Outputs& tolerance) {
+      Tolerance(in, with, math(in, with), expected, tolerance);
+    };
+    f.backward_tolerance = [=](const BackwardInputs& in, const Own& with,
+                               const Gradients& expected, const Gradients& tolerance) {
+      BackwardTolerance(in, with, math(in, with), expected, tolerance);
+    };
+  } else if (!f.tolerance) {
+    f.tolerance = [=](const Inputs& in, const Own& with, const Outputs& expected,
+                      const Outputs& tolerance) {
+      DeltaTolerance(definition, in, with, expected, tolerance);
+    };
+    f.backward_tolerance = [=](const BackwardInputs& in, const Own& with,
+                               const Gradients& expected, const Gradients& tolerance) {
+      DeltaBackwardTolerance(definition, in, with, expected, tolerance);
+    };
+  }
+  if (!f.explain) {
+    f.explain = [=](const Context& ctx, const Inputs& in, const Own& with) {
+      return Explain(name.c_str(), ctx, definition, in, with);
+    };
+  }
   Mechanism m;
   m.name = name;
   m.definition = definition;
-  m.forward = [=](Context& ctx, const Inputs& in, const Options& options,
-                  const Outputs& out) { f.forward(ctx, in, With(own, options), out); };
-  m.backward = [=](Context& ctx, const BackwardInputs& in, const Options& options,
-                   const Gradients& out) { f.backward(ctx, in, With(own, options), out); };
-  m.reference = [=](const Inputs& in, const Options& options, const Outputs& out) {
-    f.reference(in, With(own, options), out);
+  m.forward = [=](Context& ctx, const Inputs& in, const Options& common, const Outputs& out) {
+    f.forward(ctx, in, With(own, common), out);
   };
-  m.backward_reference = [=](const BackwardInputs& in, const Options& options,
-                             const Gradients& out) {
-    f.backward_reference(in, With(own, options), out);
-  };
-  m.step = [=](Context& ctx, const StepInputs& in, const Options& options,
-               const State& state, const TensorView& o) {
-    f.step(ctx, in, With(own, options), state, o);
-  };
-  m.math = [=](const Inputs& in, const Options& options) {
-    return f.math(in, With(own, options));
-  };
+  m.backward = [=](Context& ctx, const BackwardInputs& in, const Options& common,
+                   const Gradients& out) { f.backward(ctx, in, With(own, common), out); };
+  m.step = [=](Context& ctx, const StepInputs& in, const Options& common, const State& state,
+               const TensorView& o) { f.step(ctx, in, With(own, common), state, o); };
+  m.of_problems.name = name;
+  m.of_problems.options = options;
+  Describe(definition, m.of_problems);
+  mechanism::Bind(StructsOf(definition), own, f, m.of_problems);
   return m;
 }
 
@@ -88,113 +105,30 @@ inline const std::vector<std::string> kVariants = {"state", "lengths=62", "rever
 inline const std::vector<std::string> kGatedVariants = {"state",  "lengths=62", "reverse",
                                                         "strong", "vanishing",  "faint"};
 
-// Sizes, layouts and sequences of random problems; remembers the memory of what it makes.
-class RandomParts {
- public:
-  RandomParts(DType dtype, uint64_t seed)
-      : dtype_(dtype), random_(seed), seed_(seed * 64) {}
-
-  int64_t Integer(int64_t low, int64_t high) { return random_.Integer(low, high); }
-  int64_t Tokens();    // 0 to 131, around the borders of blocks
-  int64_t Channels();  // 1 to 65, around those of vectors
-
-  // Any order of axes but that of sequences, gaps between them, at either guard; the last axis is
-  // contiguous with `rows`, or of four axes or more.
-  Buffer Make(DType dtype, const std::vector<int64_t>& sizes, bool rows = false);
-  TensorView Normal(const std::vector<int64_t>& sizes);       // N(0, 1)
-  TensorView NormalState(const std::vector<int64_t>& sizes);  // row-major, wide
-  ConstTensorView Ints(const std::vector<int64_t>& values);
-  TensorView Keep(const Buffer& buffer) {
-    memory_.push_back(buffer);
-    return buffer.view();
-  }
-  // Lengths and starts, or with `packed` cu_seqlens, and the direction; returns the
-  // number of sequences.
-  int64_t Sequences(int64_t B, int64_t T, bool packed, Options& options);
-
-  Random& random() { return random_; }
-  uint64_t NextSeed() { return ++seed_; }
-  const std::vector<Buffer>& memory() const { return memory_; }
-
- private:
-  DType dtype_;
-  Random random_;
-  uint64_t seed_;
-  std::vector<Buffer> memory_;
-};
-
-// A view of one token without its axis of tokens, [B, 1, H, ...] as [B, H, ...].
-template <class View>
-View WithoutTokens(const View& t) {
-  if (!t.present() || t.rank() < 3) return t;
-  std::vector<int64_t> sizes(t.sizes().begin(), t.sizes().end());
-  std::vector<int64_t> strides(t.strides().begin(), t.strides().end());
-  sizes.erase(sizes.begin() + 1);
-  strides.erase(strides.begin() + 1);
-  return View(t.data(), t.dtype(), sizes, strides);
-}
-
-// [B, T, HV, V], or of channels [B, T, C]; and S, z and m of so many sequences.
-std::vector<int64_t> OutputShape(const Definition& d, const AxisSizes& sizes);
-struct StateShapes {
-  std::vector<int64_t> S, z, m;
-  StateShapes(const Definition& d, const AxisSizes& sizes, int64_t features, int64_t sequences);
-};
-
 // Fills a tensor that is no decay; `keys` are those of the call, or absent.
-const Buffer& FillValues(const Tensor& tensor, const Buffer& buffer, uint64_t seed,
+const Buffer& FillValues(const mechanism::Row& row, const Buffer& buffer, uint64_t seed,
                          const ConstTensorView& keys);
 
-// Element by element; zeros from a view that is absent.
-void CopyElements(const ConstTensorView& from, const TensorView& to);
+// Decays of ordinary strength, unless words of the variant say otherwise.
+Case MakeCase(const mechanism::Mechanism& m, const Definition& definition,
+              const CaseRequest& request);
+Case RandomCase(const mechanism::Mechanism& m, const Definition& definition, DType dtype,
+                uint64_t seed);
 
-// N(0, 1) rows of any size, decays of ordinary strength.
-Case MakeCase(const Mechanism& mechanism, const CaseRequest& request);
-
-// Random sizes, layouts, options and strengths of decays; forward and backward.
-Case RandomCase(const Mechanism& mechanism, DType dtype, uint64_t seed);
-
-// OpEntry's `inputs` and `call`.
-std::vector<InputSpec> InputsOf(const Definition& definition);
-TensorCall CallOn(const Mechanism& mechanism, const Context& ctx, const TensorMap& tensors,
-                  std::optional<double> scale);
-
-// The entry of a gated mechanism without options of its own; `bytes` as in OpEntry.
-template <const Mechanism& (*kMechanism)()>
-OpEntry GatedEntry(const char* bytes) {
-  return {.name = kMechanism().name,
-          .family = "gated",
-          .passes = {"forward", "backward", "step"},
-          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = kGatedVariants,
-          .flops = "4 D Dv per token and value head, backward 12 D Dv",
-          .bytes = bytes,
-          .state = "B Hq D Dv 4",
-          .make_case = [](const CaseRequest& request) {
-            return MakeCase(kMechanism(), request);
-          },
-          .random_case = [](DType dtype, uint64_t seed) {
-            return RandomCase(kMechanism(), dtype, seed);
-          },
-          .recurrent = &kMechanism(),
-          .inputs = InputsOf(kMechanism().definition),
-          .call = [](const Context& ctx, const TensorMap& tensors,
-                     std::optional<double> scale) {
-            return CallOn(kMechanism(), ctx, tensors, scale);
-          }};
+inline Case MakeCase(const Mechanism& m, const CaseRequest& request) {
+  return MakeCase(m.of_problems, m.definition, request);
+}
+inline Case RandomCase(const Mechanism& m, DType dtype, uint64_t seed) {
+  return RandomCase(m.of_problems, m.definition, dtype, seed);
 }
 
-// The entry of a delta rule.
-template <const Mechanism& (*kMechanism)()>
-OpEntry DeltaEntry() {
-  OpEntry entry = GatedEntry<kMechanism>("B Tq (3 Hkv D + Hq D + 2 Hq Dv) size");
-  entry.family = "delta";
-  if (kMechanism().definition.decay == DecayShape::kNone) entry.variants = kVariants;
-  entry.flops = kMechanism().definition.delta == recurrence::Delta::kAfterDecay
-                    ? "6 D Dv per token and value head, backward 18 D Dv"
-                    : "8 D Dv per token and value head, backward 22 D Dv";
-  return entry;
-}
+// The entry of a mechanism without options of its own, which lives as long as the program.
+OpEntry EntryOf(const Mechanism& m, OpEntry said);
+OpEntry GatedEntry(const Mechanism& m, const char* bytes);
+OpEntry DeltaEntry(const Mechanism& m);
+
+// What the entries of linear mechanisms have in common; make_case and random_case bind options.
+OpEntry LinearEntry(const Mechanism& plain, const std::vector<std::string>& more_variants);
 
 }  // namespace heed::recurrent
 

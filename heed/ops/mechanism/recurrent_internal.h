@@ -2,29 +2,30 @@
 #ifndef HEED_OPS_MECHANISM_RECURRENT_INTERNAL_H_
 #define HEED_OPS_MECHANISM_RECURRENT_INTERNAL_H_
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <optional>
-#include <span>
 #include <string_view>
 #include <vector>
 
 #include "heed/core/context.h"
 #include "heed/engines/recurrence/problem.h"
+#include "heed/ops/mechanism/check_internal.h"
 #include "heed/ops/mechanism/recurrent.h"
+#include "heed/ops/mechanism/table_internal.h"
+#include "heed/ops/mechanism/tokens_internal.h"
 
 namespace heed::recurrent {
 
-// A mechanism's own options with those of a call that every mechanism has.
-template <class Own>
-Own With(Own own, const Options& common) {
-  static_cast<Options&>(own) = common;
-  return own;
-}
+using mechanism::Axes;
+using mechanism::AxisSizes;
+using mechanism::ShapeOf;
+using mechanism::StateDType;
+using mechanism::TokenRange;
+using mechanism::With;
+using StepState = State;
 
 enum class DecayShape {
   kNone,
@@ -59,7 +60,7 @@ struct Definition {
   bool root_scale = false;  // the default scale is K^-1/2, else 1
   recurrence::Feature feature = recurrence::Feature::kIdentity;
   std::optional<recurrence::Feature> key_feature = {};  // the same unless given
-  double feature_eps = 0;  // of random ones
+  double feature_eps = 0;  // of random exponentials, where it is not causal
   bool causal = true;  // without it no states
   bool normalize = false;
   double eps = 0;
@@ -80,34 +81,9 @@ struct Definition {
   const Surroundings* surroundings = nullptr;
 };
 
-// A tensor that a mechanism takes: what checks, outputs, cases, tests and bindings know of it.
-struct Tensor {
-  enum Type {
-    kSame,      // q's dtype
-    kWide,      // that, or the dtype of states
-    kAnyFloat,  // constants
-  };
-  // Of random problems. Keys of delta rules are unit vectors, what reads and what writes nearly
-  // the same, so that states stay what they are. Open gates are 3 and more before a sigmoid.
-  enum Values { kNormal, kDecays, kFractions, kUnit, kNearlyKeys, kNegativeKeys, kOpenGates };
-
-  const char* name = nullptr;
-  // A letter each: B, T, N writes, H key heads, G value heads, K, V, M, and C channels.
-  const char* axes = "";
-  ConstTensorView Inputs::*input = nullptr;
-  ConstTensorView StepInputs::*step = nullptr;
-  TensorView Gradients::*gradient = nullptr;
-  Type type = kSame;
-  Values values = kNormal;
-  bool optional = false;
-
-  bool over_tokens() const { return axes[0] == 'B'; }
-  // Rows are read in place, not copied one by one.
-  bool contiguous_rows() const {
-    const char last = axes[std::string_view(axes).size() - 1];
-    return (last == 'K' || last == 'V' || (last == 'C' && over_tokens())) && (over_tokens() || values != kDecays);
-  }
-};
+// A letter of axes each: B, T, N writes, H key heads, G value heads, K, V, M, and C channels that
+// are heads; of states F features.
+using Tensor = mechanism::Tensor<Inputs, StepInputs, Gradients>;
 
 // Those of a mechanism, q first, without memory of its own.
 class Tensors {
@@ -126,12 +102,6 @@ class Tensors {
   size_t count_ = 0;
 };
 
-// What the letters of axes stand for in a call.
-struct AxisSizes {
-  int64_t B = 0, T = 0, H = 0, G = 0, K = 0, V = 0, M = 0, N = 1;
-  int64_t operator[](char letter) const;
-};
-
 // Of values [B, T, ..., HV, V], or of channels.
 inline int64_t ValueHeads(const Inputs& in) { return in.v.size(in.v.rank() - (in.v.rank() > 3 ? 2 : 1)); }
 inline int64_t ValueSize(const Inputs& in) { return in.v.rank() > 3 ? in.v.size(in.v.rank() - 1) : 1; }
@@ -142,15 +112,27 @@ inline bool HasMaximum(const Definition& d) {
   return d.causal && (recurrence::IsRandom(d.feature) || d.exp_gates || d.channels);
 }
 
-// Rows of the state: channels of phi(q).
-inline int64_t FeaturesOf(const Definition& definition, const Inputs& in) {
+// Rows of the state: channels of phi(q), of which W has M rows.
+inline int64_t FeaturesOf(const Definition& definition, const AxisSizes& sizes) {
   return recurrence::IsRandom(definition.feature)
-             ? in.projection.size(0)
-             : recurrence::FeatureSize(definition.feature, KeySize(in));
+             ? sizes.M
+             : recurrence::FeatureSize(definition.feature, sizes.K);
 }
 
-// f64, or f32: of states, and what is computed in.
-DType StateDType(DType dtype);
+// A state that mechanisms may have: S, z and m.
+struct StateTensor {
+  const char* suffix;  // of its name among outputs, "state_z"
+  const char* axes;
+  ConstTensorView ConstState::*read;
+  TensorView State::*written;
+  bool exists;
+};
+std::array<StateTensor, 3> StateTensors(const Definition& definition);
+
+// Axes of o.
+inline const char* OutputAxes(const Definition& definition) {
+  return definition.channels ? "BTC" : "BTGV";
+}
 
 // Each checks all arguments before anything is written and throws InvalidArgument with
 // `op`, the argument, what it got and what it expected.
@@ -172,52 +154,6 @@ int64_t BackwardWorkspace(const char* op, const Context& ctx,
                           const Options& options);
 Explanation Explain(const char* op, const Context& ctx, const Definition& definition,
                     const Inputs& in, const Options& options);
-
-// The sequences of a call, in tokens of its tensors. Without data, lengths and starts that
-// have none count as given for all tokens, and cu_seqlens as of sequences of one length.
-struct TokenRange {
-  int64_t batch, begin, end;
-};
-std::vector<TokenRange> Ranges(const char* op, const ConstTensorView& q,
-                               const Options& options, bool data = true);
-void Ranges(const char* op, const ConstTensorView& q, const Options& options, bool data,
-            std::vector<TokenRange>& ranges);  // in the memory that is there
-
-// Sizes or strides, on the stack: a step allocates nothing.
-class Axes {
- public:
-  Axes() = default;
-  Axes(std::initializer_list<int64_t> sizes) : Axes(std::span(sizes.begin(), sizes.end())) {}
-  Axes(std::span<const int64_t> sizes) : rank_(sizes.size()) {  // NOLINT: the same numbers
-    std::copy(sizes.begin(), sizes.end(), sizes_.begin());
-  }
-  int64_t& operator[](size_t axis) { return sizes_[axis]; }
-  void Append(int64_t size) { sizes_[rank_++] = size; }
-  operator std::span<const int64_t>() const {  // NOLINT: the same numbers
-    return {sizes_.data(), rank_};
-  }
-  operator std::vector<int64_t>() const {  // NOLINT: the same numbers
-    return {sizes_.data(), sizes_.data() + rank_};
-  }
-
- private:
-  std::array<int64_t, kMaxRank> sizes_{};
-  size_t rank_ = 0;
-};
-
-// The shape of a tensor with these axes.
-Axes ShapeOf(const char* axes, const AxisSizes& sizes);
-
-// Of a tensor that is read: throws InvalidArgument unless it is there and readable, of
-// this shape and dtype. With `data` false, pointers may be null.
-void CheckInput(const char* op, const char* name, const ConstTensorView& t,
-                const Axes& shape, DType dtype, bool data);
-
-// [B, H, D] as [B, 1, H, D], and so on.
-ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView& t);
-
-// Zeros in [B, T, H, ...] for tokens that no sequence has.
-void ClearOthers(const std::vector<TokenRange>& ranges, const TensorView& t);
 
 }  // namespace heed::recurrent
 

@@ -1,7 +1,6 @@
-// Which tensors a recurrent mechanism takes: the one table of them.
+// Which tensors a recurrent mechanism takes, and which states it has: the one table of them.
 #include <string_view>
 
-#include "heed/core/error.h"
 #include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::recurrent {
@@ -126,26 +125,11 @@ const Tensor* Tensors::Any(std::string_view name) {
   return nullptr;
 }
 
-int64_t AxisSizes::operator[](char letter) const {
-  switch (letter) {
-    case 'B': return B;
-    case 'T': return T;
-    case 'H': return H;
-    case 'G': return G;
-    case 'K': return K;
-    case 'V': return V;
-    case 'M': return M;
-    case 'N': return N;
-    case 'C': return G;
-    default: throw InternalError(std::string("recurrent: no axis ") + letter);
-  }
-}
-
-Axes ShapeOf(const char* axes, const AxisSizes& sizes) {
-  int64_t shape[5];
-  const size_t rank = std::string_view(axes).size();
-  for (size_t i = 0; i < rank; ++i) shape[i] = sizes[axes[i]];
-  return {std::span<const int64_t>(shape, rank)};
+std::array<StateTensor, 3> StateTensors(const Definition& d) {
+  const char* const S = d.channels ? "BC" : d.value_first ? "BGVF" : "BGFV";
+  return {{{"", S, &ConstState::S, &State::S, d.causal},
+           {"_z", d.channels ? "BC" : "BGF", &ConstState::z, &State::z, d.causal && d.normalize},
+           {"_m", d.channels ? "BC" : "BG", &ConstState::m, &State::m, HasMaximum(d)}}};
 }
 
 }  // namespace heed::recurrent

@@ -1,5 +1,6 @@
 // Calls of mechanisms on the scan engine: checked, mapped onto the engine, run.
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdlib>
 #include <span>
@@ -20,8 +21,8 @@
 namespace heed::scanning {
 namespace {
 
+using mechanism::CheckTensor;
 using mechanism::Fail;
-using recurrent::Axes;
 
 // Everything that some mechanism takes.
 constexpr Tensor kAll[] = {
@@ -100,35 +101,7 @@ std::string Described(std::string_view axes) {
   return text;
 }
 
-// With `data` false, pointers may be null.
-void CheckTensor(const char* op, const char* name, const ConstTensorView& t, const Axes& shape,
-                 DType dtype, bool data) {
-  if (!t.present()) Fail(op, name, "is absent", "a tensor");
-  if (t.dtype() != dtype) {
-    Fail(op, name, std::string("has dtype ") + Name(t.dtype()), Name(dtype));
-  }
-  if (!std::ranges::equal(t.sizes(), std::span<const int64_t>(shape))) {
-    Fail(op, name, "has shape " + t.ShapeString(), ShapeString(shape));
-  }
-  if (data || t.data() != nullptr) mechanism::CheckReadable(op, name, t);
-}
-
-// Values that decay nothing, or NaN, where the Context looks at values.
-void CheckValues(const char* op, const Tensor& tensor, const ConstTensorView& t) {
-  for (int64_t i = 0; i < t.num_elements(); ++i) {
-    int64_t rest = i, at = 0;
-    for (int axis = t.rank() - 1; axis >= 0; --axis) {
-      at += rest % t.size(axis) * t.stride(axis);
-      rest /= t.size(axis);
-    }
-    const double value = LoadAsDouble(t.dtype(), t.data(), at);
-    if (!(value <= 0)) {
-      Fail(op, tensor.name, "has an element " + mechanism::Text(value), "<= 0 everywhere");
-    }
-  }
-}
-
-bool IsOverTokens(const std::string& axes) { return axes.find('T') != std::string::npos; }
+bool IsOverTokens(std::string_view axes) { return axes.find('T') != std::string::npos; }
 
 // Neither tokens nor columns are contiguous: elements are gathered one by one.
 void RefuseToGather(const char* op, const char* name, const Context* ctx, const ConstTensorView& t,
@@ -142,6 +115,14 @@ void RefuseToGather(const char* op, const char* name, const Context* ctx, const 
   throw Unsupported(std::string(op) + ": " + name +
                     ": neither tokens nor channels are contiguous, so that they would be gathered "
                     "one by one, which a strict Context forbids");
+}
+
+int TokenAxis(std::string_view axes) { return static_cast<int>(axes.find('T')); }
+
+// Zeros for tokens that no sequence has, and for those of no channels, which no task takes.
+void ClearOthers(const Call& call, const TensorView& t, std::string_view axes) {
+  const std::vector<mechanism::TokenRange> none;
+  mechanism::ClearOthers(call.sizes.D == 0 ? none : call.ranges, t, TokenAxis(axes));
 }
 
 // All that is read, so that what is written lies elsewhere.
@@ -158,23 +139,11 @@ mechanism::Apart Readers(const Definition& definition, const Inputs& in, const O
   return apart;
 }
 
-void CheckOutput(const char* op, const char* name, const TensorView& t, const Axes& shape,
-                 DType dtype, mechanism::Apart& apart) {
-  CheckTensor(op, name, t, shape, dtype, true);
-  apart.Writes(op, name, t);
-}
-
-double Bytes(const ConstTensorView& t) {
-  return t.present() ? static_cast<double>(t.num_elements()) *
-                           static_cast<double>(SizeOf(t.dtype()))
-                     : 0;
-}
-
 // [B, D] as [B, D, 1], or [B, 1, D]; constants as they are. What may be [B, N] or [D, N] is what its
 // first axis says, of `batch` sequences and as many channels.
 ConstTensorView OneToken(const char* op, const Tensor& tensor, const ConstTensorView& t,
                          int64_t batch, int64_t channels) {
-  if (!t.present()) return t;
+  if (!t.present() || !tensor.over_tokens()) return t;
   const std::string axes = AxesOf(tensor, t.rank() + 1), constant = AxesOf(tensor, t.rank());
   const bool may_be_token = IsOverTokens(axes);
   if (!constant.empty() && !IsOverTokens(constant)) {
@@ -211,39 +180,6 @@ States Definition::states() const {
   return states;
 }
 
-int64_t& AxisSizes::operator[](char letter) {
-  switch (letter) {
-    case 'B': return B;
-    case 'D': return D;
-    case 'T': return T;
-    case 'N': return N;
-    case 'G': return G;
-    case 'L': return L;
-    case 'H': return H;
-    case 'd': return d;
-    case 'W': return W;
-    case 'w': return w;
-    case '2': return two;
-    default: throw InternalError(std::string("scanning: no axis ") + letter);
-  }
-}
-
-std::string AxesOf(const Tensor& tensor, int rank) {
-  const std::string all = std::string(tensor.axes) + "|";
-  for (size_t begin = 0, end; (end = all.find('|', begin)) != std::string::npos; begin = end + 1) {
-    if (static_cast<int>(end - begin) == rank) return all.substr(begin, end - begin);
-  }
-  return "";
-}
-
-Axes ShapeOf(const std::string& axes, const AxisSizes& sizes) {
-  Axes shape;
-  for (const char letter : axes) shape.Append(sizes[letter]);
-  return shape;
-}
-
-DType StateDType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
-
 void Call::Reset() {
   std::vector<scan::Sequence> sequences = std::move(problem.sequences);
   sequences.clear();
@@ -255,6 +191,9 @@ void Call::Reset() {
 void Call::Check(const char* op, const Context* checks, const Definition& definition,
                  const Inputs& in, const Options& options, bool data) {
   Reset();
+  if (definition.rule == scan::Rule::kGates && (!(definition.c > 0) || std::isinf(definition.c))) {
+    Fail(op, "c", "is " + mechanism::Text(definition.c), "a positive number");
+  }
   reverse_ = options.reverse;
   const Tensor& first = definition.tensors[0];
   const ConstTensorView& scanned = in.*first.input;
@@ -270,8 +209,9 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
     if (!t.present() && tensor.optional) continue;
     if (!t.present()) Fail(op, tensor.name, "is absent", "a tensor");
     const std::string axes = AxesOf(tensor, t.rank());
+    const char* const taps = std::string_view(tensor.axes).find('W') == std::string_view::npos ? "" : " with W >= 1";
     if (axes.empty()) {
-      Fail(op, tensor.name, "has shape " + t.ShapeString(), Described(tensor.axes));
+      Fail(op, tensor.name, "has shape " + t.ShapeString(), Described(tensor.axes) + taps);
     }
     if (axes == "BNT" && sizes.G < 0) sizes.G = 1;
     for (size_t i = 0; i < axes.size(); ++i) {  // what is new
@@ -280,7 +220,7 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
     if (sizes.H >= 0 && sizes.d >= 0) sizes.D = sizes.H * sizes.d;
     sizes.w = sizes.W - 1;
     if (sizes.W == 0) {
-      Fail(op, tensor.name, "has shape " + t.ShapeString(), Described(tensor.axes) + " with W >= 1");
+      Fail(op, tensor.name, "has shape " + t.ShapeString(), Described(tensor.axes) + taps);
     }
     if ((axes == "BNT" && sizes.G != 1) || sizes.G == 0 || sizes.N == 0 ||
         (sizes.G > 0 && sizes.D % sizes.G != 0)) {
@@ -292,12 +232,13 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
       Fail(op, tensor.name, "has shape " + t.ShapeString(),
            Described(tensor.axes) + " with L <= T = " + std::to_string(sizes.T));
     }
-    const bool own = IsOverTokens(axes) ? t.dtype() == StateDType(dtype) : IsFloat(t.dtype());
+    const bool wide = IsOverTokens(axes) || tensor.type == Tensor::kWide;
+    const bool own = wide ? t.dtype() == StateDType(dtype) : IsFloat(t.dtype());
     CheckTensor(op, tensor.name, t, ShapeOf(axes, sizes), own ? t.dtype() : dtype, data);
-    RefuseToGather(op, tensor.name, checks, t, axes);
+    if (definition.kernels == nullptr) RefuseToGather(op, tensor.name, checks, t, axes);
     const bool decays = tensor.values == Tensor::kDecays || tensor.values == Tensor::kRates;
     if (decays && checks != nullptr && checks->checks() && t.data() != nullptr) {
-      CheckValues(op, tensor, t);
+      mechanism::CheckNotPositive(op, tensor.name, t);
     }
   }
   for (const Tensor& tensor : kAll) {
@@ -308,11 +249,7 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
   if (sizes.N < 0) sizes.N = 1;
   if (sizes.G < 0) sizes.G = 1;
 
-  if (options.cu_seqlens.present() && sizes.B != 1) {
-    Fail(op, first.name, "has shape " + scanned.ShapeString(),
-         "a leading axis of 1 with cu_seqlens");
-  }
-  Ranges(op, sizes.B, sizes.T, options, data, ranges);
+  mechanism::Ranges(op, first.name, scanned, TokenAxis(first.axes), options, data, ranges);
   shape = ShapeOf(first.axes, sizes);
   AxisSizes of_states = sizes;
   of_states.B = static_cast<int64_t>(ranges.size());
@@ -338,6 +275,7 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
                                  reverse_ ? 1 - ranges[i].end : ranges[i].begin,
                                  ranges[i].end - ranges[i].begin});
   }
+  if (definition.place == nullptr) return;
   definition.place(*this, in, problem);
   problem.initial = StatesOf(in.initial);
   problem.initial_tail = TailOf(in.initial_tail);
@@ -405,16 +343,20 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
   Call call(op, &ctx, definition, in, options, true);
   scan::Problem& p = call.problem;
   mechanism::Apart apart = Readers(definition, in, options);
-  CheckOutput(op, "o", out.o, call.shape, p.dtype, apart);
+  apart.Writes(op, "o", out.o, call.shape, p.dtype);
   ForStates(op, call, definition, "final_state", "is asked for", out, &StateTensor::final,
             [&](const std::string& name, const TensorView& t, const Axes& shape) {
-              CheckOutput(op, name.c_str(), t, shape, StateDType(p.dtype), apart);
+              apart.Writes(op, name.c_str(), t, shape, StateDType(p.dtype));
             });
-  p.o = call.TokensOf(out.o);
-  p.final = Call::StatesOf(out.final);
-  p.final_tail = Call::TailOf(out.final_tail);
-  ChooseMethod(definition, in.initial.present() || out.final.present(), p);
-  scan::Choose(op, p).forward(ctx, p);
+  if (definition.kernels != nullptr) {
+    definition.kernels->forward(op, ctx, definition, call, in, out);
+  } else {
+    p.o = call.TokensOf(out.o);
+    p.final = Call::StatesOf(out.final);
+    p.final_tail = Call::TailOf(out.final_tail);
+    ChooseMethod(definition, in.initial.present() || out.final.present(), p);
+    scan::Choose(op, p).forward(ctx, p);
+  }
   ClearOthers(call, out.o, definition.tensors[0].axes);
 }
 
@@ -425,7 +367,9 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   scan::Problem& p = call.problem;
   mechanism::Apart apart = Readers(definition, in, options);
   CheckTensor(op, "d_o", in.d_o, call.shape, p.dtype, true);
-  RefuseToGather(op, "d_o", &ctx, in.d_o, definition.tensors[0].axes);
+  if (definition.kernels == nullptr) {
+    RefuseToGather(op, "d_o", &ctx, in.d_o, definition.tensors[0].axes);
+  }
   apart.Reads("d_o", in.d_o);
   ForStates(op, call, definition, "d_state", "is given", in, &StateTensor::d_final,
             [&](const std::string& name, const ConstTensorView& t, const Axes& shape) {
@@ -438,8 +382,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
     const std::string name = std::string("d") + tensor.name;
     const ConstTensorView& input = in.*tensor.input;
     if (!input.present()) Fail(op, name.c_str(), "is asked for", "none: there is no such input");
-    CheckOutput(op, name.c_str(), t, input.sizes(),
-                input.dtype(), apart);
+    apart.Writes(op, name.c_str(), t, input.sizes(), input.dtype());
   }
   for (const Tensor& tensor : kAll) {
     if (Takes(definition, tensor) || !(out.*tensor.gradient).present()) continue;
@@ -448,18 +391,22 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   }
   ForStates(op, call, definition, "dinitial_state", "is asked for", out, &StateTensor::dinitial,
             [&](const std::string& name, const TensorView& t, const Axes& shape) {
-              CheckOutput(op, name.c_str(), t, shape, StateDType(p.dtype), apart);
+              apart.Writes(op, name.c_str(), t, shape, StateDType(p.dtype));
             });
-  scan::Gradients g;
-  g.d_o = call.TokensOf(in.d_o);
-  g.d_final = Call::StatesOf(in.d_final);
-  g.dinitial = Call::StatesOf(out.dinitial);
-  g.d_final_tail = Call::TailOf(in.d_final_tail);
-  g.dinitial_tail = Call::TailOf(out.dinitial_tail);
-  definition.place_gradients(call, out, g);
-  ChooseMethod(definition,
-               in.initial.present() || in.d_final.present() || out.dinitial.present(), p);
-  scan::Choose(op, p).backward(ctx, p, g);
+  if (definition.kernels != nullptr) {
+    definition.kernels->backward(op, ctx, definition, call, in, out);
+  } else {
+    scan::Gradients g;
+    g.d_o = call.TokensOf(in.d_o);
+    g.d_final = Call::StatesOf(in.d_final);
+    g.dinitial = Call::StatesOf(out.dinitial);
+    g.d_final_tail = Call::TailOf(in.d_final_tail);
+    g.dinitial_tail = Call::TailOf(out.dinitial_tail);
+    definition.place_gradients(call, out, g);
+    ChooseMethod(definition,
+                 in.initial.present() || in.d_final.present() || out.dinitial.present(), p);
+    scan::Choose(op, p).backward(ctx, p, g);
+  }
   for (const Tensor& tensor : definition.tensors) {
     const TensorView& t = out.*tensor.gradient;
     const std::string axes = AxesOf(tensor, t.rank());
@@ -468,7 +415,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
 }
 
 void Step(const char* op, Context& ctx, const Definition& definition, const StepInputs& in,
-          const StepState& state, const TensorView& o) {
+          const Options&, const StepState& state, const TensorView& o) {
   const os::ScopedFloatControl float_control;
   Inputs whole;
   const Tensor& first = definition.tensors[0];
@@ -488,16 +435,18 @@ void Step(const char* op, Context& ctx, const Definition& definition, const Step
   }
   ForStates(op, call, definition, "state", "is given", state, &StateTensor::step,
             [&](const std::string& name, const TensorView& t, const Axes& shape) {
-              CheckOutput(op, name.c_str(), t, shape, StateDType(p.dtype), apart);
+              apart.Writes(op, name.c_str(), t, shape, StateDType(p.dtype));
             });
   Tensor of_o = first;
   of_o.name = "o";
   if (!o.present()) Fail(op, "o", "is absent", "a tensor");
   const ConstTensorView out = OneToken(op, of_o, o, batch, channels);
-  CheckOutput(op, "o",
-              {const_cast<void*>(out.data()), out.dtype(), out.sizes(), out.strides(),
-               out.device()},
-              call.shape, p.dtype, apart);
+  apart.Writes(op, "o",
+               {const_cast<void*>(out.data()), out.dtype(), out.sizes(), out.strides(), out.device()},
+               call.shape, p.dtype);
+  if (definition.kernels != nullptr) {
+    return definition.kernels->step(ctx, definition, call, whole, state.state, out);
+  }
   p.o = call.TokensOf(out);
   p.initial = p.final = Call::StatesOf(state.state);
   p.initial_tail = p.final_tail = Call::TailOf(state.tail);
@@ -507,6 +456,9 @@ void Step(const char* op, Context& ctx, const Definition& definition, const Step
 double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tokens,
                bool backward) {
   const auto channels = static_cast<double>(sizes.D);
+  if (definition.kernels != nullptr) {
+    return (backward ? 3 : 1) * definition.flops * channels * static_cast<double>(sizes.W * tokens);
+  }
   if (definition.rule == scan::Rule::kTaps) {
     return channels * scan::Operations(sizes.L, tokens, backward);
   }
@@ -519,6 +471,9 @@ double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tok
 int64_t Workspace(const char* op, const Context& ctx, const Definition& definition,
                   const Inputs& in, const Options& options) {
   Call call(op, nullptr, definition, in, options, false);
+  if (definition.kernels != nullptr) {
+    return definition.kernels->workspace(ctx, definition, call, in, false);
+  }
   int64_t most = 0;
   for (const bool states : {false, true}) {  // which nothing here says
     ChooseMethod(definition, states, call.problem);
@@ -531,6 +486,9 @@ int64_t Workspace(const char* op, const Context& ctx, const Definition& definiti
 int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& definition,
                           const Inputs& in, const Options& options) {
   Call call(op, nullptr, definition, in, options, false);
+  if (definition.kernels != nullptr) {
+    return definition.kernels->workspace(ctx, definition, call, in, true);
+  }
   int64_t most = 0;
   for (const bool states : {false, true}) {
     ChooseMethod(definition, states, call.problem);
@@ -543,21 +501,26 @@ int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& 
 Explanation Explain(const char* op, const Context& ctx, const Definition& definition,
                     const Inputs& in, const Options& options) {
   Call call(op, nullptr, definition, in, options, false);
-  ChooseMethod(definition, in.initial.present(), call.problem);
   const scan::Problem& p = call.problem;
-  const scan::Kernel& kernel = scan::Choose(op, p);
   Explanation e;
-  e.kernel = kernel.name;
   e.target = TargetName(ctx.allowed_targets());
-  e.why = kernel.why;
+  if (definition.kernels != nullptr) {
+    definition.kernels->explain(in, e);
+    e.workspace_bytes = definition.kernels->workspace(ctx, definition, call, in, false);
+  } else {
+    ChooseMethod(definition, in.initial.present(), call.problem);
+    const scan::Kernel& kernel = scan::Choose(op, p);
+    e.kernel = kernel.name;
+    e.why = kernel.why;
+    e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();
+  }
   e.flops = 0;
   for (const scan::Sequence& s : p.sequences) {
     e.flops += FlopsOf(definition, call.sizes, s.count, false);
   }
-  e.bytes = Bytes(in.*definition.tensors[0].input);  // o
-  for (const StateTensor& state : definition.states()) e.bytes += Bytes(in.*state.initial);
-  for (const Tensor& tensor : definition.tensors) e.bytes += Bytes(in.*tensor.input);
-  e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();
+  e.bytes = mechanism::Bytes(in.*definition.tensors[0].input);  // o
+  for (const StateTensor& state : definition.states()) e.bytes += mechanism::Bytes(in.*state.initial);
+  for (const Tensor& tensor : definition.tensors) e.bytes += mechanism::Bytes(in.*tensor.input);
   return e;
 }
 

@@ -11,33 +11,22 @@
 
 #include "heed/core/context.h"
 #include "heed/engines/scan/problem.h"
-#include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
 #include "heed/ops/mechanism/scanning.h"
+#include "heed/ops/mechanism/table_internal.h"
+#include "heed/ops/mechanism/tokens_internal.h"
 
 namespace heed::scanning {
 
-// A mechanism's own options with those of a call that every mechanism has.
-template <class Own>
-Own With(Own own, const Options& common) {
-  static_cast<Options&>(own) = common;
-  return own;
-}
+using mechanism::Axes;
+using mechanism::AxisSizes;
+using mechanism::ShapeOf;
+using mechanism::StateDType;
+using mechanism::With;
 
-// A tensor that a mechanism takes: what checks, outputs, cases, tests and bindings know of it.
-struct Tensor {
-  // Of random problems. Steps, and what is added to them, are positive unless a softplus makes them
-  // so.
-  enum Values { kNormal, kSteps, kStepBiases, kLogSteps, kRates, kDecays };
-
-  const char* name = nullptr;
-  // Its axes in the letters of scanning.h, and what else they may be, each shorter than the one
-  // before: "BGNT|BNT|DN".
-  const char* axes = "";
-  ConstTensorView StepInputs::*input = nullptr;
-  TensorView Gradients::*gradient = nullptr;
-  Values values = kNormal;
-  bool optional = false;
-};
+// Its axes in the letters of scanning.h. Over tokens it has the dtype of the first or that of
+// states, else any, unless it says otherwise.
+using Tensor = mechanism::Tensor<StepInputs, StepInputs, Gradients>;
 
 // A state that a mechanism has, and where calls have it.
 struct StateTensor {
@@ -64,19 +53,34 @@ class States {
   size_t size_ = 0;
 };
 
-// A mechanism. What it is called with is placed in the engine's Problem by functions of its own.
+// What computes a mechanism that the scan engine does not.
 class Call;
+struct Definition;
+struct Kernels {
+  void (*forward)(const char* op, Context& ctx, const Definition& definition, const Call& call,
+                  const Inputs& in, const Outputs& out);
+  void (*backward)(const char* op, Context& ctx, const Definition& definition, const Call& call,
+                   const BackwardInputs& in, const Gradients& out);
+  void (*step)(Context& ctx, const Definition& definition, const Call& call, const Inputs& in,
+               const TensorView& state, const ConstTensorView& o);
+  int64_t (*workspace)(const Context& ctx, const Definition& definition, const Call& call,
+                       const Inputs& in, bool backward);
+  void (*explain)(const Inputs& in, Explanation& e);  // sets kernel and why
+};
+
+// A mechanism. What it is called with is placed in the engine's Problem by functions of its own.
 struct Definition {
   std::span<const Tensor> tensors;  // the first is what is scanned
   const char* state_axes = "BD";  // empty: it has no state
   const char* tail_axes = "";     // empty: it has none
   scan::Rule rule = scan::Rule::kDecay;
-  double flops = 0;  // per token, channel and state; of taps nothing
+  double flops = 0;  // per token, channel and state, or tap of a kernel's own; of rows of taps nothing
   void (*place)(const Call& call, const StepInputs& in, scan::Problem& problem) = nullptr;
   void (*place_gradients)(const Call& call, const Gradients& out,
                           scan::Gradients& gradients) = nullptr;
+  const Kernels* kernels = nullptr;  // null: the engine's
   // Options of one mechanism alone.
-  bool softplus = false;
+  bool softplus = false, silu = false;
   double c = 0;
   bool bilinear = false;
   scan::Method method = scan::Method::kAuto;
@@ -85,19 +89,10 @@ struct Definition {
   States states() const;
 };
 
-// What letters of axes stand for in a call; -1: nothing has said so yet.
-struct AxisSizes {
-  int64_t B = -1, D = -1, T = -1, N = -1, G = -1, L = -1;
-  int64_t H = -1, d = -1, W = -1;
-  int64_t w = -1;   // W - 1
-  int64_t two = 2;  // real and imaginary parts
-  int64_t& operator[](char letter);
-  int64_t operator[](char letter) const { return const_cast<AxisSizes&>(*this)[letter]; }
-};
-
 // The axes that a tensor of this rank has; empty: it has none of that rank.
-std::string AxesOf(const Tensor& tensor, int rank);
-recurrent::Axes ShapeOf(const std::string& axes, const AxisSizes& sizes);
+inline std::string AxesOf(const Tensor& tensor, int rank) {
+  return std::string(mechanism::AxesOfRank(tensor.axes, rank));
+}
 
 // Everything about a call that has been checked.
 class Call {
@@ -120,11 +115,13 @@ class Call {
   static scan::Numbers StatesOf(const ConstTensorView& t);
   static scan::Tokens TailOf(const ConstTensorView& t);
 
+  bool reverse() const { return reverse_; }
+
   scan::Problem problem;
   AxisSizes sizes;
-  std::vector<recurrent::TokenRange> ranges;
-  recurrent::Axes shape;                        // of o
-  std::array<recurrent::Axes, 2> state_shapes;  // as the definition's states
+  std::vector<mechanism::TokenRange> ranges;
+  Axes shape;                        // of o
+  std::array<Axes, 2> state_shapes;  // as the definition's states
 
  private:
   void Reset();
@@ -133,8 +130,6 @@ class Call {
   bool reverse_ = false;
 };
 
-DType StateDType(DType dtype);  // f64, or f32
-
 // Each checks all arguments before anything is written and throws InvalidArgument with
 // `op`, the argument, what it got and what it expected.
 void Forward(const char* op, Context& ctx, const Definition& definition, const Inputs& in,
@@ -142,9 +137,9 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
 void Backward(const char* op, Context& ctx, const Definition& definition,
               const BackwardInputs& in, const Options& options, const Gradients& out);
 
-// One token: `state` is updated in place.
+// One token: `state` is updated in place. No option is about it.
 void Step(const char* op, Context& ctx, const Definition& definition, const StepInputs& in,
-          const StepState& state, const TensorView& o);
+          const Options& options, const StepState& state, const TensorView& o);
 
 // Bytes that the passes reserve in `ctx`, for all its threads.
 int64_t Workspace(const char* op, const Context& ctx, const Definition& definition,
@@ -156,13 +151,6 @@ Explanation Explain(const char* op, const Context& ctx, const Definition& defini
 
 // Operations on one sequence of so many tokens.
 double FlopsOf(const Definition& definition, const AxisSizes& sizes, int64_t tokens, bool backward);
-
-// The sequences of a call, in tokens of [B, T], in the memory of `ranges`.
-void Ranges(const char* op, int64_t B, int64_t T, const Options& options, bool data,
-            std::vector<recurrent::TokenRange>& ranges);
-
-// Zeros for tokens that no sequence has, and for those of no channels, which no task takes.
-void ClearOthers(const Call& call, const TensorView& t, const std::string& axes);
 
 }  // namespace heed::scanning
 

@@ -9,8 +9,7 @@ namespace heed::scanning {
 
 std::vector<ReferencePlace> PlacesOf(int64_t B, int64_t T, int64_t D, const Options& options) {
   std::vector<ReferencePlace> places;
-  std::vector<recurrent::TokenRange> ranges;
-  Ranges("reference", B, T, options, true, ranges);
+  const auto ranges = mechanism::RangesOf("reference", "x", {nullptr, DType::kF32, {B, T}}, options);
   for (size_t i = 0; i < ranges.size(); ++i) {
     ReferencePlace place = {static_cast<int64_t>(i), ranges[i].batch, 0, {}};
     for (int64_t t = ranges[i].begin; t < ranges[i].end; ++t) place.tokens.push_back(t);

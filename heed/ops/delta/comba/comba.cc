@@ -3,31 +3,14 @@
 
 namespace heed::comba {
 
-void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::Forward("comba::Forward", ctx, kDefinition, in, options, out);
+recurrent::Definition DefinitionOf(const Options&) {
+  return {.decay = recurrent::DecayShape::kToken,
+          .root_scale = true,
+          .delta = recurrence::Delta::kAfterDecay,
+          .beta = true,
+          .read_key = true};
 }
 
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
-  recurrent::Backward("comba::Backward", ctx, kDefinition, in, options, out);
-}
-
-void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state,
-          const TensorView& o) {
-  recurrent::Step("comba::Step", ctx, kDefinition, in, options, state, o);
-}
-
-int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return recurrent::Workspace("comba::Workspace", ctx, kDefinition, in, options);
-}
-
-int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return recurrent::BackwardWorkspace("comba::BackwardWorkspace", ctx, kDefinition, in,
-                                      options);
-}
-
-Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
-  return recurrent::Explain("comba::Explain", ctx, kDefinition, in, options);
-}
+HEED_DEFINE_RECURRENT(recurrent, comba)
 
 }  // namespace heed::comba

@@ -7,12 +7,7 @@
 
 namespace heed::comba {
 
-inline constexpr recurrent::Definition kDefinition = {.decay = recurrent::DecayShape::kToken,
-                                               .root_scale = true,
-                                               .delta = recurrence::Delta::kAfterDecay,
-                                               .beta = true,
-                                               .read_key = true};
-inline recurrent::Definition DefinitionOf(const Options&) { return kDefinition; }
+recurrent::Definition DefinitionOf(const Options& options);
 
 }  // namespace heed::comba
 

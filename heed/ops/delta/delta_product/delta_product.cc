@@ -3,31 +3,14 @@
 
 namespace heed::delta_product {
 
-void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::Forward("delta_product::Forward", ctx, kDefinition, in, options, out);
+recurrent::Definition DefinitionOf(const Options&) {
+  return {.decay = recurrent::DecayShape::kToken,
+          .root_scale = true,
+          .delta = recurrence::Delta::kAfterDecay,
+          .beta = true,
+          .several_writes = true};
 }
 
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
-  recurrent::Backward("delta_product::Backward", ctx, kDefinition, in, options, out);
-}
-
-void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state,
-          const TensorView& o) {
-  recurrent::Step("delta_product::Step", ctx, kDefinition, in, options, state, o);
-}
-
-int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return recurrent::Workspace("delta_product::Workspace", ctx, kDefinition, in, options);
-}
-
-int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return recurrent::BackwardWorkspace("delta_product::BackwardWorkspace", ctx, kDefinition, in,
-                                      options);
-}
-
-Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
-  return recurrent::Explain("delta_product::Explain", ctx, kDefinition, in, options);
-}
+HEED_DEFINE_RECURRENT(recurrent, delta_product)
 
 }  // namespace heed::delta_product

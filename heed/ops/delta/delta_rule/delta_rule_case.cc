@@ -3,16 +3,12 @@
 #include "heed/ops/mechanism/recurrent_case.h"
 
 namespace heed::delta_rule {
-namespace {
 
-const recurrent::Mechanism& Mechanism() {
-  static const recurrent::Mechanism mechanism = {
-      "delta_rule", kDefinition, &Forward, &Backward, &Reference, &BackwardReference, &Step, {}, ""};
-  return mechanism;
+OpEntry Entry() {
+  static const recurrent::Mechanism mechanism = recurrent::Bound<Options>(
+      "delta_rule", DefinitionOf({}), {},
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step});
+  return recurrent::DeltaEntry(mechanism);
 }
-
-}  // namespace
-
-OpEntry Entry() { return recurrent::DeltaEntry<&Mechanism>(); }
 
 }  // namespace heed::delta_rule

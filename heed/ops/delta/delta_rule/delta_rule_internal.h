@@ -7,10 +7,7 @@
 
 namespace heed::delta_rule {
 
-inline constexpr recurrent::Definition kDefinition = {.root_scale = true,
-                                               .delta = recurrence::Delta::kAfterDecay,
-                                               .beta = true};
-inline recurrent::Definition DefinitionOf(const Options&) { return kDefinition; }
+recurrent::Definition DefinitionOf(const Options& options);
 
 }  // namespace heed::delta_rule
 

@@ -3,31 +3,13 @@
 
 namespace heed::gated_delta_rule {
 
-void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::Forward("gated_delta_rule::Forward", ctx, kDefinition, in, options, out);
+recurrent::Definition DefinitionOf(const Options&) {
+  return {.decay = recurrent::DecayShape::kToken,
+          .root_scale = true,
+          .delta = recurrence::Delta::kAfterDecay,
+          .beta = true};
 }
 
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
-  recurrent::Backward("gated_delta_rule::Backward", ctx, kDefinition, in, options, out);
-}
-
-void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state,
-          const TensorView& o) {
-  recurrent::Step("gated_delta_rule::Step", ctx, kDefinition, in, options, state, o);
-}
-
-int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return recurrent::Workspace("gated_delta_rule::Workspace", ctx, kDefinition, in, options);
-}
-
-int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return recurrent::BackwardWorkspace("gated_delta_rule::BackwardWorkspace", ctx, kDefinition, in,
-                                      options);
-}
-
-Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
-  return recurrent::Explain("gated_delta_rule::Explain", ctx, kDefinition, in, options);
-}
+HEED_DEFINE_RECURRENT(recurrent, gated_delta_rule)
 
 }  // namespace heed::gated_delta_rule

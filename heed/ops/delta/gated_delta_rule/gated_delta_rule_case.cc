@@ -3,16 +3,12 @@
 #include "heed/ops/mechanism/recurrent_case.h"
 
 namespace heed::gated_delta_rule {
-namespace {
 
-const recurrent::Mechanism& Mechanism() {
-  static const recurrent::Mechanism mechanism = {
-      "gated_delta_rule", kDefinition, &Forward, &Backward, &Reference, &BackwardReference, &Step, {}, ""};
-  return mechanism;
+OpEntry Entry() {
+  static const recurrent::Mechanism mechanism = recurrent::Bound<Options>(
+      "gated_delta_rule", DefinitionOf({}), {},
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step});
+  return recurrent::DeltaEntry(mechanism);
 }
-
-}  // namespace
-
-OpEntry Entry() { return recurrent::DeltaEntry<&Mechanism>(); }
 
 }  // namespace heed::gated_delta_rule

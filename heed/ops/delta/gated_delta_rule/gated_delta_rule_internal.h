@@ -7,11 +7,7 @@
 
 namespace heed::gated_delta_rule {
 
-inline constexpr recurrent::Definition kDefinition = {.decay = recurrent::DecayShape::kToken,
-                                               .root_scale = true,
-                                               .delta = recurrence::Delta::kAfterDecay,
-                                               .beta = true};
-inline recurrent::Definition DefinitionOf(const Options&) { return kDefinition; }
+recurrent::Definition DefinitionOf(const Options& options);
 
 }  // namespace heed::gated_delta_rule
 

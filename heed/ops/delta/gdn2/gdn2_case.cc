@@ -3,16 +3,12 @@
 #include "heed/ops/mechanism/recurrent_case.h"
 
 namespace heed::gdn2 {
-namespace {
 
-const recurrent::Mechanism& Mechanism() {
-  static const recurrent::Mechanism mechanism = {
-      "gdn2", kDefinition, &Forward, &Backward, &Reference, &BackwardReference, &Step, {}, ""};
-  return mechanism;
+OpEntry Entry() {
+  static const recurrent::Mechanism mechanism = recurrent::Bound<Options>(
+      "gdn2", DefinitionOf({}), {},
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step});
+  return recurrent::DeltaEntry(mechanism);
 }
-
-}  // namespace
-
-OpEntry Entry() { return recurrent::DeltaEntry<&Mechanism>(); }
 
 }  // namespace heed::gdn2

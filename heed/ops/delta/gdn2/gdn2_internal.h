@@ -7,11 +7,7 @@
 
 namespace heed::gdn2 {
 
-inline constexpr recurrent::Definition kDefinition = {.decay = recurrent::DecayShape::kKey,
-                                               .root_scale = true,
-                                               .delta = recurrence::Delta::kAfterDecay,
-                                               .erase_and_write = true};
-inline recurrent::Definition DefinitionOf(const Options&) { return kDefinition; }
+recurrent::Definition DefinitionOf(const Options& options);
 
 }  // namespace heed::gdn2
 

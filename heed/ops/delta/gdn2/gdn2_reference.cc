@@ -5,12 +5,12 @@
 namespace heed::gdn2 {
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::DeltaReference(kDefinition, in, options, out);
+  recurrent::DeltaReference(DefinitionOf(options), in, options, out);
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options,
                        const Gradients& out) {
-  recurrent::DeltaBackwardReference(kDefinition, in, options, out);
+  recurrent::DeltaBackwardReference(DefinitionOf(options), in, options, out);
 }
 
 }  // namespace heed::gdn2

@@ -3,16 +3,12 @@
 #include "heed/ops/mechanism/recurrent_case.h"
 
 namespace heed::kda {
-namespace {
 
-const recurrent::Mechanism& Mechanism() {
-  static const recurrent::Mechanism mechanism = {
-      "kda", kDefinition, &Forward, &Backward, &Reference, &BackwardReference, &Step, {}, ""};
-  return mechanism;
+OpEntry Entry() {
+  static const recurrent::Mechanism mechanism = recurrent::Bound<Options>(
+      "kda", DefinitionOf({}), {},
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step});
+  return recurrent::DeltaEntry(mechanism);
 }
-
-}  // namespace
-
-OpEntry Entry() { return recurrent::DeltaEntry<&Mechanism>(); }
 
 }  // namespace heed::kda

@@ -7,11 +7,7 @@
 
 namespace heed::kda {
 
-inline constexpr recurrent::Definition kDefinition = {.decay = recurrent::DecayShape::kKey,
-                                               .root_scale = true,
-                                               .delta = recurrence::Delta::kAfterDecay,
-                                               .beta = true};
-inline recurrent::Definition DefinitionOf(const Options&) { return kDefinition; }
+recurrent::Definition DefinitionOf(const Options& options);
 
 }  // namespace heed::kda
 

@@ -3,31 +3,12 @@
 
 namespace heed::rwkv7 {
 
-void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
-  recurrent::Forward("rwkv7::Forward", ctx, kDefinition, in, options, out);
+recurrent::Definition DefinitionOf(const Options&) {
+  return {.decay = recurrent::DecayShape::kKey,
+          .delta = recurrence::Delta::kBeforeDecay,
+          .query_name = "r"};
 }
 
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
-  recurrent::Backward("rwkv7::Backward", ctx, kDefinition, in, options, out);
-}
-
-void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state,
-          const TensorView& o) {
-  recurrent::Step("rwkv7::Step", ctx, kDefinition, in, options, state, o);
-}
-
-int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return recurrent::Workspace("rwkv7::Workspace", ctx, kDefinition, in, options);
-}
-
-int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return recurrent::BackwardWorkspace("rwkv7::BackwardWorkspace", ctx, kDefinition, in,
-                                      options);
-}
-
-Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
-  return recurrent::Explain("rwkv7::Explain", ctx, kDefinition, in, options);
-}
+HEED_DEFINE_RECURRENT(recurrent, rwkv7)
 
 }  // namespace heed::rwkv7

@@ -3,16 +3,12 @@
 #include "heed/ops/mechanism/recurrent_case.h"
 
 namespace heed::rwkv7 {
-namespace {
 
-const recurrent::Mechanism& Mechanism() {
-  static const recurrent::Mechanism mechanism = {
-      "rwkv7", kDefinition, &Forward, &Backward, &Reference, &BackwardReference, &Step, {}, ""};
-  return mechanism;
+OpEntry Entry() {
+  static const recurrent::Mechanism mechanism = recurrent::Bound<Options>(
+      "rwkv7", DefinitionOf({}), {},
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step});
+  return recurrent::DeltaEntry(mechanism);
 }
-
-}  // namespace
-
-OpEntry Entry() { return recurrent::DeltaEntry<&Mechanism>(); }
 
 }  // namespace heed::rwkv7

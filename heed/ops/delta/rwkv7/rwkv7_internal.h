@@ -7,10 +7,7 @@
 
 namespace heed::rwkv7 {
 
-inline constexpr recurrent::Definition kDefinition = {.decay = recurrent::DecayShape::kKey,
-                                               .delta = recurrence::Delta::kBeforeDecay,
-                                               .query_name = "r"};
-inline recurrent::Definition DefinitionOf(const Options&) { return kDefinition; }
+recurrent::Definition DefinitionOf(const Options& options);
 
 }  // namespace heed::rwkv7
 

@@ -1,6 +1,4 @@
 // HGRN on the scan engine.
-#include "heed/ops/gated/hgrn/hgrn.h"
-
 #include "heed/ops/gated/hgrn/hgrn_internal.h"
 
 namespace heed::hgrn {
@@ -35,31 +33,6 @@ scanning::Definition DefinitionOf(const Options&) {
           .place_gradients = &PlaceGradients};
 }
 
-void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
-  scanning::Forward("hgrn::Forward", ctx, DefinitionOf(options), in, options, out);
-}
-
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
-  scanning::Backward("hgrn::Backward", ctx, DefinitionOf(options), in, options, out);
-}
-
-void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
-          const TensorView& o) {
-  scanning::Step("hgrn::Step", ctx, DefinitionOf(options), in, state, o);
-}
-
-int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return scanning::Workspace("hgrn::Workspace", ctx, DefinitionOf(options), in, options);
-}
-
-int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return scanning::BackwardWorkspace("hgrn::BackwardWorkspace", ctx, DefinitionOf(options), in,
-                                     options);
-}
-
-Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
-  return scanning::Explain("hgrn::Explain", ctx, DefinitionOf(options), in, options);
-}
+HEED_DEFINE_RECURRENT(scanning, hgrn)
 
 }  // namespace heed::hgrn

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 
 #include "heed/ops/gated/hgrn/hgrn_internal.h"
 #include "heed/ops/gated/hgrn/hgrn_reference_internal.h"
@@ -37,9 +36,9 @@ Doubles ErrorsOf(const ReferenceChannel& c, double u) {
   return errors;
 }
 
-void Tolerance(const Inputs& in, const Options& options, const Outputs& tolerance) {
+void Tolerance(const Inputs& in, const Options& options, const Outputs&, const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.x.dtype());
-  const Epsilon state = EpsilonOf(scanning::StateDType(in.x.dtype()));
+  const Epsilon state = EpsilonOf(mechanism::StateDType(in.x.dtype()));
   mechanism::Clear(tolerance.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Doubles errors = ErrorsOf(c, e.unit);
@@ -56,7 +55,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& toleranc
 void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients&,
                        const Gradients& tolerance) {
   const double u = EpsilonOf(in.x.dtype()).unit;
-  const Epsilon state = EpsilonOf(scanning::StateDType(in.x.dtype()));
+  const Epsilon state = EpsilonOf(mechanism::StateDType(in.x.dtype()));
   for (const TensorView* t : {&tolerance.dx, &tolerance.dlog_decay}) mechanism::Clear(*t);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Doubles of_h = ErrorsOf(c, u);
@@ -79,39 +78,23 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
 }
 
 scanning::Mechanism MechanismOf() {
-  return scanning::Bound<Options>("hgrn", DefinitionOf({}), {},
-                                  {&Forward, &Backward, &Reference, &BackwardReference, &Step,
-                                   &Tolerance, &BackwardTolerance});
-}
-
-// D = Hq D channels, T = Tq tokens.
-Case MakeCase(const CaseRequest& request) {
-  return scanning::MakeCase(MechanismOf(), request, {});
-}
-
-Case RandomCase(DType dtype, uint64_t seed) {
-  return scanning::RandomCase(MechanismOf(), dtype, seed);
-}
-
-TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
-  return scanning::CallOn(MechanismOf(), ctx, tensors, scale);
+  return scanning::Bound<Options>(
+      "hgrn", DefinitionOf({}), {},
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance,
+       &BackwardTolerance});
 }
 
 }  // namespace
 
+// D = Hq D channels, T = Tq tokens.
 OpEntry Entry() {
-  return {.name = "hgrn",
-          .family = "gated",
-          .passes = {"forward", "backward", "step"},
-          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = scanning::kVariants,
-          .flops = "2 per token and channel, backward 6; Hq D channels",
-          .bytes = "3 B Tq Hq D size",
-          .state = "B Hq D 4",
-          .make_case = &MakeCase,
-          .random_case = &RandomCase,
-          .inputs = scanning::InputsOf(DefinitionOf({})),
-          .call = &CallOn};
+  return scanning::EntryOf(
+      MechanismOf(),
+      {.family = "gated",
+       .variants = scanning::kVariants,
+       .flops = "2 per token and channel, backward 6; Hq D channels",
+       .bytes = "3 B Tq Hq D size",
+       .state = "B Hq D 4"});
 }
 
 }  // namespace heed::hgrn

@@ -1,55 +1,11 @@
 // mLSTM on the recurrence engine: a gate of all of S, and keys, relative to a running maximum.
-#include <cmath>
-
 #include "heed/ops/gated/mlstm/mlstm_internal.h"
-#include "heed/ops/mechanism/check_internal.h"
 
 namespace heed::mlstm {
-namespace {
-
-recurrent::Definition Checked(const char* op, const Options& options) {
-  if (!(options.eps >= 0) || std::isinf(options.eps)) {
-    mechanism::Fail(op, "eps", "is " + mechanism::Text(options.eps), "a finite number >= 0");
-  }
-  return DefinitionOf(options);
-}
-
-}  // namespace
-
 recurrent::Definition DefinitionOf(const Options& options) {
   return {.root_scale = true, .normalize = true, .eps = options.eps, .exp_gates = true};
 }
 
-void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
-  constexpr char kOp[] = "mlstm::Forward";
-  recurrent::Forward(kOp, ctx, Checked(kOp, options), in, options, out);
-}
-
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
-  constexpr char kOp[] = "mlstm::Backward";
-  recurrent::Backward(kOp, ctx, Checked(kOp, options), in, options, out);
-}
-
-void Step(Context& ctx, const StepInputs& in, const Options& options, const State& state,
-          const TensorView& o) {
-  constexpr char kOp[] = "mlstm::Step";
-  recurrent::Step(kOp, ctx, Checked(kOp, options), in, options, state, o);
-}
-
-int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
-  constexpr char kOp[] = "mlstm::Workspace";
-  return recurrent::Workspace(kOp, ctx, Checked(kOp, options), in, options);
-}
-
-int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
-  constexpr char kOp[] = "mlstm::BackwardWorkspace";
-  return recurrent::BackwardWorkspace(kOp, ctx, Checked(kOp, options), in, options);
-}
-
-Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
-  constexpr char kOp[] = "mlstm::Explain";
-  return recurrent::Explain(kOp, ctx, Checked(kOp, options), in, options);
-}
+HEED_DEFINE_RECURRENT(recurrent, mlstm)
 
 }  // namespace heed::mlstm

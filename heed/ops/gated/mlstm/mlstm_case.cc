@@ -8,28 +8,24 @@
 namespace heed::mlstm {
 namespace {
 
-recurrent::Mechanism Bound(const Options& own) {
+recurrent::Mechanism MechanismOf(const Options& own) {
   return recurrent::Bound<Options>(
       "mlstm", DefinitionOf(own), own,
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Math});
-}
-
-const recurrent::Mechanism& Mechanism() {
-  static const recurrent::Mechanism mechanism = Bound(Options());
-  return mechanism;
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math);
 }
 
 Case RandomCase(DType dtype, uint64_t seed) {
   Random random(seed, 1);
   Options options;
   if (random.Chance(0.3)) options.eps = random.Uniform(0, 0.5);
-  return recurrent::RandomCase(Bound(options), dtype, seed);
+  return recurrent::RandomCase(MechanismOf(options), dtype, seed);
 }
 
 }  // namespace
 
 OpEntry Entry() {
-  OpEntry entry = recurrent::GatedEntry<&Mechanism>("B Tq (2 Hkv D + 2 Hq Dv + 2 Hq) size");
+  static const recurrent::Mechanism mechanism = MechanismOf({});
+  OpEntry entry = recurrent::GatedEntry(mechanism, "B Tq (2 Hkv D + 2 Hq Dv + 2 Hq) size");
   entry.state = "B Hq (D (Dv + 1) + 1) 4";
   // Where nothing is forgotten, a denominator is a sum of both signs, however many its terms.
   std::erase_if(entry.variants, [](const std::string& variant) {

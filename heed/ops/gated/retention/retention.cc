@@ -1,16 +1,11 @@
 // Retention on the recurrence engine: one constant gate per head.
-#include "heed/ops/gated/retention/retention.h"
+#include "heed/ops/gated/retention/retention_internal.h"
 
 #include <cmath>
 #include <vector>
 
-#include "heed/ops/mechanism/recurrent_internal.h"
-
 namespace heed::retention {
 namespace {
-
-constexpr recurrent::Definition kDefinition = {.decay = recurrent::DecayShape::kHead,
-                                               .root_scale = true};
 
 void SetLogDecays(int64_t heads, std::vector<double>& decays) {
   decays.clear();
@@ -44,7 +39,9 @@ In WithDecays(In in, Decays& decays) {
 
 }  // namespace
 
-recurrent::Definition DefinitionOf(const Options&) { return kDefinition; }
+recurrent::Definition DefinitionOf(const Options&) {
+  return {.decay = recurrent::DecayShape::kHead, .root_scale = true};
+}
 
 std::vector<double> LogDecays(int64_t heads) {
   std::vector<double> decays;
@@ -54,39 +51,39 @@ std::vector<double> LogDecays(int64_t heads) {
 
 void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
   Decays decays;
-  recurrent::Forward("retention::Forward", ctx, kDefinition, WithDecays(in, decays),
+  recurrent::Forward("retention::Forward", ctx, DefinitionOf(options), WithDecays(in, decays),
                      options, out);
 }
 
 void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
               const Gradients& out) {
   Decays decays;
-  recurrent::Backward("retention::Backward", ctx, kDefinition, WithDecays(in, decays),
+  recurrent::Backward("retention::Backward", ctx, DefinitionOf(options), WithDecays(in, decays),
                       options, out);
 }
 
 void Step(Context& ctx, const StepInputs& in, const Options& options,
           const State& state, const TensorView& o) {
   thread_local Decays decays;  // whose memory the next step finds again
-  recurrent::Step("retention::Step", ctx, kDefinition, WithDecays(in, decays), options,
+  recurrent::Step("retention::Step", ctx, DefinitionOf(options), WithDecays(in, decays), options,
                   state, o);
 }
 
 int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
   Decays decays;
-  return recurrent::Workspace("retention::Workspace", ctx, kDefinition,
+  return recurrent::Workspace("retention::Workspace", ctx, DefinitionOf(options),
                               WithDecays(in, decays), options);
 }
 
 int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
   Decays decays;
-  return recurrent::BackwardWorkspace("retention::BackwardWorkspace", ctx, kDefinition,
+  return recurrent::BackwardWorkspace("retention::BackwardWorkspace", ctx, DefinitionOf(options),
                                       WithDecays(in, decays), options);
 }
 
 Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
   Decays decays;
-  return recurrent::Explain("retention::Explain", ctx, kDefinition,
+  return recurrent::Explain("retention::Explain", ctx, DefinitionOf(options),
                             WithDecays(in, decays), options);
 }
 

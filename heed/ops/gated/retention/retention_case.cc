@@ -1,31 +1,22 @@
 // Retention in the harness.
 #include <cmath>
 
-#include "heed/ops/gated/retention/retention.h"
+#include "heed/ops/gated/retention/retention_internal.h"
 #include "heed/ops/mechanism/recurrent_case.h"
 
 namespace heed::retention {
-namespace {
-
-const recurrent::Mechanism& Mechanism() {
-  static const recurrent::Mechanism mechanism = {
-      "retention",
-      {.decay = recurrent::DecayShape::kHead},
-      &Forward,
-      &Backward,
-      &Reference,
-      &BackwardReference,
-      &Step,
-      &recurrent::OrdinaryMath,
-      "",
-      &Explain};
-  return mechanism;
-}
-
-}  // namespace
 
 OpEntry Entry() {
-  OpEntry entry = recurrent::GatedEntry<&Mechanism>("B Tq (2 Hkv D + 2 Hq Dv) size");
+  static const recurrent::Mechanism mechanism = recurrent::Bound<Options>(
+      "retention", DefinitionOf({}), {},
+      {.forward = &Forward,
+       .backward = &Backward,
+       .reference = &Reference,
+       .backward_reference = &BackwardReference,
+       .step = &Step,
+       .explain = &Explain},
+      &recurrent::OrdinaryMath);
+  OpEntry entry = recurrent::GatedEntry(mechanism, "B Tq (2 Hkv D + 2 Hq Dv) size");
   entry.inputs.back().optional = true;  // decays may be left out
   entry.weights = [](int64_t head, int64_t channels) {
     return ImpliedWeights{.form = "identity",

@@ -1,10 +1,5 @@
 // RG-LRU on the scan engine.
-#include "heed/ops/gated/rg_lru/rg_lru.h"
-
-#include <cmath>
-
 #include "heed/ops/gated/rg_lru/rg_lru_internal.h"
-#include "heed/ops/mechanism/check_internal.h"
 
 namespace heed::rg_lru {
 namespace {
@@ -34,12 +29,6 @@ void PlaceGradients(const scanning::Call& call, const Gradients& out, scan::Grad
   g.dlambda = call.NumbersOf(out.da);
 }
 
-void CheckOptions(const char* op, const Options& options) {
-  if (!(options.c > 0) || std::isinf(options.c)) {
-    mechanism::Fail(op, "c", "is " + mechanism::Text(options.c), "a positive number");
-  }
-}
-
 }  // namespace
 
 scanning::Definition DefinitionOf(const Options& options) {
@@ -52,35 +41,6 @@ scanning::Definition DefinitionOf(const Options& options) {
           .c = options.c};
 }
 
-void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
-  CheckOptions("rg_lru::Forward", options);
-  scanning::Forward("rg_lru::Forward", ctx, DefinitionOf(options), in, options, out);
-}
-
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
-  CheckOptions("rg_lru::Backward", options);
-  scanning::Backward("rg_lru::Backward", ctx, DefinitionOf(options), in, options, out);
-}
-
-void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
-          const TensorView& o) {
-  CheckOptions("rg_lru::Step", options);
-  scanning::Step("rg_lru::Step", ctx, DefinitionOf(options), in, state, o);
-}
-
-int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return scanning::Workspace("rg_lru::Workspace", ctx, DefinitionOf(options), in, options);
-}
-
-int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return scanning::BackwardWorkspace("rg_lru::BackwardWorkspace", ctx, DefinitionOf(options), in,
-                                     options);
-}
-
-Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
-  CheckOptions("rg_lru::Explain", options);
-  return scanning::Explain("rg_lru::Explain", ctx, DefinitionOf(options), in, options);
-}
+HEED_DEFINE_RECURRENT(scanning, rg_lru)
 
 }  // namespace heed::rg_lru

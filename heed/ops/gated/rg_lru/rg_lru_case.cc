@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "heed/ops/gated/rg_lru/rg_lru_internal.h"
@@ -60,9 +59,9 @@ Doubles StateErrorsOf(const ReferenceChannel& c, double u) {
   return errors;
 }
 
-void Tolerance(const Inputs& in, const Options& options, const Outputs& tolerance) {
+void Tolerance(const Inputs& in, const Options& options, const Outputs&, const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.x.dtype());
-  const Epsilon state = EpsilonOf(scanning::StateDType(in.x.dtype()));
+  const Epsilon state = EpsilonOf(mechanism::StateDType(in.x.dtype()));
   mechanism::Clear(tolerance.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Doubles errors = StateErrorsOf(c, e.unit);
@@ -80,7 +79,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
                        const Gradients& expected, const Gradients& tolerance) {
   const Epsilon own = EpsilonOf(in.x.dtype());
   const double u = own.unit;
-  const Epsilon state = EpsilonOf(scanning::StateDType(in.x.dtype()));
+  const Epsilon state = EpsilonOf(mechanism::StateDType(in.x.dtype()));
   for (const TensorView* t : {&tolerance.dx, &tolerance.dinput_gate, &tolerance.drecurrence_gate,
                               &tolerance.da}) {
     mechanism::Clear(*t);
@@ -129,15 +128,11 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
 }
 
 scanning::Mechanism MechanismOf(const Options& options) {
-  return scanning::Bound<Options>("rg_lru", DefinitionOf(options), options,
-                                  {&Forward, &Backward, &Reference, &BackwardReference, &Step,
-                                   &Tolerance, &BackwardTolerance},
-                                  options.c == Options().c ? "" : " c=" + std::to_string(options.c));
-}
-
-// D = Hq D channels, T = Tq tokens.
-Case MakeCase(const CaseRequest& request) {
-  return scanning::MakeCase(MechanismOf({}), request, {});
+  return scanning::Bound<Options>(
+      "rg_lru", DefinitionOf(options), options,
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance,
+       &BackwardTolerance},
+      options.c == Options().c ? "" : " c=" + std::to_string(options.c));
 }
 
 Case RandomCase(DType dtype, uint64_t seed) {
@@ -147,25 +142,18 @@ Case RandomCase(DType dtype, uint64_t seed) {
   return scanning::RandomCase(MechanismOf(options), dtype, seed);
 }
 
-TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
-  return scanning::CallOn(MechanismOf({}), ctx, tensors, scale);
-}
-
 }  // namespace
 
+// D = Hq D channels, T = Tq tokens.
 OpEntry Entry() {
-  return {.name = "rg_lru",
-          .family = "gated",
-          .passes = {"forward", "backward", "step"},
-          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = {"state", "lengths=62", "reverse", "strided"},
-          .flops = "30 per token and channel, backward 90; Hq D channels",
-          .bytes = "4 B Tq Hq D size",
-          .state = "B Hq D 4",
-          .make_case = &MakeCase,
-          .random_case = &RandomCase,
-          .inputs = scanning::InputsOf(DefinitionOf({})),
-          .call = &CallOn};
+  return scanning::EntryOf(
+      MechanismOf({}),
+      {.family = "gated",
+       .variants = {"state", "lengths=62", "reverse", "strided"},
+       .flops = "30 per token and channel, backward 90; Hq D channels",
+       .bytes = "4 B Tq Hq D size",
+       .state = "B Hq D 4",
+       .random_case = &RandomCase});
 }
 
 }  // namespace heed::rg_lru

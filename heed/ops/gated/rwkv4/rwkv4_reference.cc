@@ -38,7 +38,7 @@ struct Channel {
 
 template <class F>
 void ForEachChannel(const recurrent::Inputs& in, const recurrent::Options& options, const F& f) {
-  const auto ranges = recurrent::Ranges("reference", in.q, options);
+  const auto ranges = mechanism::RangesOf("reference", "q", in.q, options);
   for (size_t i = 0; i < ranges.size(); ++i) {
     for (int64_t channel = 0; channel < in.q.size(2); ++channel) {
       Channel c;

@@ -1,12 +1,11 @@
 // Efficient attention on the recurrence engine: sums over all tokens, with a softmax over
 // channels for queries and one over tokens for keys.
-#include "heed/ops/linear/efficient_attention/efficient_attention.h"
+#include "heed/ops/linear/efficient_attention/efficient_attention_internal.h"
 
 #include <string>
 #include <vector>
 
 #include "heed/ops/mechanism/check_internal.h"
-#include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::efficient_attention {
 namespace {
@@ -21,20 +20,11 @@ recurrent::Surroundings Checked(const char* op, const Inputs& in, const Options&
   recurrent::Surroundings around;
   if (!mask.present()) return around;
   if (in.q.present() && in.q.rank() == 4) {
-    recurrent::CheckInput(op, "kv_mask", mask, {in.q.size(0), in.q.size(1)}, DType::kBool,
-                          data);
+    mechanism::CheckTensor(op, "kv_mask", mask, {in.q.size(0), in.q.size(1)}, DType::kBool,
+                           data);
     around.key_mask = mask;
   }
   return around;
-}
-
-// With surroundings that live as long as the call.
-recurrent::Definition With(const recurrent::Surroundings& around) {
-  return {.root_scale = true,
-          .feature = Feature::kSoftmax,
-          .key_feature = Feature::kSoftmaxOfTokens,
-          .causal = false,
-          .surroundings = &around};
 }
 
 void CheckApart(const char* op, const char* name, const TensorView& t,
@@ -45,11 +35,19 @@ void CheckApart(const char* op, const char* name, const TensorView& t,
 
 }  // namespace
 
+recurrent::Definition DefinitionOf(const recurrent::Surroundings* around) {
+  return {.root_scale = true,
+          .feature = Feature::kSoftmax,
+          .key_feature = Feature::kSoftmaxOfTokens,
+          .causal = false,
+          .surroundings = around};
+}
+
 void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
   constexpr char kOp[] = "efficient_attention::Forward";
   const recurrent::Surroundings around = Checked(kOp, in, options, true);
   CheckApart(kOp, "o", out.o, options);
-  recurrent::Forward(kOp, ctx, With(around), in, options, out);
+  recurrent::Forward(kOp, ctx, DefinitionOf(&around), in, options, out);
 }
 
 void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
@@ -59,25 +57,25 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   CheckApart(kOp, "dq", out.dq, options);
   CheckApart(kOp, "dk", out.dk, options);
   CheckApart(kOp, "dv", out.dv, options);
-  recurrent::Backward(kOp, ctx, With(around), in, options, out);
+  recurrent::Backward(kOp, ctx, DefinitionOf(&around), in, options, out);
 }
 
 int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
   constexpr char kOp[] = "efficient_attention::Workspace";
   const recurrent::Surroundings around = Checked(kOp, in, options, false);
-  return recurrent::Workspace(kOp, ctx, With(around), in, options);
+  return recurrent::Workspace(kOp, ctx, DefinitionOf(&around), in, options);
 }
 
 int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
   constexpr char kOp[] = "efficient_attention::BackwardWorkspace";
   const recurrent::Surroundings around = Checked(kOp, in, options, false);
-  return recurrent::BackwardWorkspace(kOp, ctx, With(around), in, options);
+  return recurrent::BackwardWorkspace(kOp, ctx, DefinitionOf(&around), in, options);
 }
 
 Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
   constexpr char kOp[] = "efficient_attention::Explain";
   const recurrent::Surroundings around = Checked(kOp, in, options, false);
-  return recurrent::Explain(kOp, ctx, With(around), in, options);
+  return recurrent::Explain(kOp, ctx, DefinitionOf(&around), in, options);
 }
 
 }  // namespace heed::efficient_attention

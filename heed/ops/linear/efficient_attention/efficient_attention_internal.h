@@ -3,8 +3,12 @@
 #define HEED_OPS_LINEAR_EFFICIENT_ATTENTION_EFFICIENT_ATTENTION_INTERNAL_H_
 
 #include "heed/ops/linear/efficient_attention/efficient_attention.h"
+#include "heed/ops/mechanism/recurrent_internal.h"
 
 namespace heed::efficient_attention {
+
+// With surroundings that live as long as the call.
+recurrent::Definition DefinitionOf(const recurrent::Surroundings* around);
 
 // The allowed error of each output; efficient_attention_reference.cc says why.
 void Tolerance(const Inputs& in, const Options& options, const Outputs& expected,

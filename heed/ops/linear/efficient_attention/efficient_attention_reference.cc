@@ -33,12 +33,12 @@ struct Plain {
   Tensor q, k, v;
   recurrent::Options options;
   recurrent::ReferenceMath math;
-  std::vector<recurrent::TokenRange> ranges;
+  std::vector<mechanism::TokenRange> ranges;
   double softmax_error = 0;  // relative, of q and k
 
   Plain(const Inputs& given, const Options& call)
       : in(given), q(Shape(in.q)), k(Shape(in.k)), v(Shape(in.v)), options(call),
-        ranges(recurrent::Ranges("reference", in.q, call)) {
+        ranges(mechanism::RangesOf("reference", "q", in.q, call)) {
     const double u = in.q.dtype() == DType::kF64 ? 0x1p-53 : 0x1p-24;
     const auto counts = [&](int64_t b, int64_t t) {
       return !call.kv_mask.present() ||

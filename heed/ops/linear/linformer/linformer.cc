@@ -24,19 +24,17 @@
 #include "heed/engines/softmax/kernels.h"
 #include "heed/ops/linear/linformer/linformer_internal.h"
 #include "heed/ops/mechanism/check_internal.h"
-#include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/ops/mechanism/tokens_internal.h"
 
 namespace heed::linformer {
 namespace {
 
 using mechanism::Fail;
 
-using Shape = std::vector<int64_t>;
+using mechanism::Axes;
 
 constexpr int64_t kBudgetBytes = int64_t{4} << 20;
 constexpr int64_t kMinRound = 64, kMaxRound = 4096;  // tokens
-
-DType WideType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
 Tokens TokensOf(const ConstTensorView& t) {
   return {const_cast<void*>(t.data()), t.dtype(), t.stride(0), t.stride(1), t.stride(2),
@@ -53,7 +51,8 @@ struct Call {
   DType dtype, wide;
   int64_t B, T, H, HV, K, V, R;
   double scale;
-  std::vector<Part> parts;
+  std::vector<mechanism::TokenRange> ranges;
+  std::vector<Part> parts;  // of those that have tokens
   int64_t columns = 0;  // that belong to tokens
 
   int64_t group() const { return H == 0 ? 1 : HV / H; }
@@ -73,17 +72,6 @@ void CheckDType(const char* op, const char* name, const ConstTensorView& t, DTyp
        Name(a) + std::string(a == b ? "" : std::string(" or ") + Name(b)));
 }
 
-// Of a tensor that is read. Without `data`, pointers may be null.
-void CheckRead(const char* op, const char* name, const ConstTensorView& t, const Shape& shape,
-               DType dtype, bool data) {
-  if (!t.present()) Fail(op, name, "is absent", "a tensor");
-  CheckDType(op, name, t, dtype, dtype);
-  if (!std::equal(t.sizes().begin(), t.sizes().end(), shape.begin(), shape.end())) {
-    Fail(op, name, "has shape " + t.ShapeString(), ShapeString(shape));
-  }
-  if (data || t.data() != nullptr) mechanism::CheckReadable(op, name, t);
-}
-
 Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool data) {
   for (const auto& [name, t] : {std::pair{"q", in.q}, {"v", in.v}}) {
     if (!t.present()) Fail(op, name, "is absent", "a tensor");
@@ -96,13 +84,13 @@ Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool 
   }
   Call c;
   c.dtype = in.q.dtype();
-  c.wide = WideType(c.dtype);
+  c.wide = mechanism::StateDType(c.dtype);
   c.B = in.q.size(0), c.T = in.q.size(1), c.H = in.q.size(2), c.K = in.q.size(3);
   c.HV = in.v.size(2), c.V = in.v.size(3);
-  const Shape q = {c.B, c.T, c.H, c.K};
+  const Axes q = {c.B, c.T, c.H, c.K};
   for (const auto& [name, t, shape] : {std::tuple{"q", in.q, q}, {"k", in.k, q},
-                                       {"v", in.v, Shape{c.B, c.T, c.HV, c.V}}}) {
-    CheckRead(op, name, t, shape, c.dtype, data);
+                                       {"v", in.v, Axes{c.B, c.T, c.HV, c.V}}}) {
+    mechanism::CheckTensor(op, name, t, shape, c.dtype, data);
     mechanism::CheckContiguousRows(op, name, t);
   }
   if (c.K < 1) Fail(op, "q", "has shape " + in.q.ShapeString(), "K >= 1");
@@ -118,13 +106,10 @@ Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool 
     Fail(op, "scale", "is " + mechanism::Text(c.scale), "a finite number");
   }
 
-  recurrent::Options tokens;
-  tokens.lengths = options.lengths;
-  tokens.starts = options.starts;
-  tokens.cu_seqlens = options.cu_seqlens;
   const bool packed = options.cu_seqlens.present();
   int64_t longest = packed ? 0 : c.T;
-  for (const auto& range : recurrent::Ranges(op, in.q, tokens, data)) {
+  c.ranges = mechanism::RangesOf(op, "q", in.q, options, 1, data);
+  for (const mechanism::TokenRange& range : c.ranges) {
     const int64_t count = range.end - range.begin;
     if (packed) longest = std::max(longest, count);
     if (count == 0) continue;
@@ -149,50 +134,21 @@ Call CheckedCall(const char* op, const Inputs& in, const Options& options, bool 
   return c;
 }
 
-struct Named {
-  const char* name;
-  ConstTensorView view;
-};
-
-std::vector<Named> Reads(const Inputs& in, const Options& options) {
-  return {{"q", in.q},           {"k", in.k},           {"v", in.v},
-          {"e", in.e},           {"f", in.f},           {"lengths", options.lengths},
-          {"starts", options.starts}, {"cu_seqlens", options.cu_seqlens}};
+mechanism::Apart Reads(const Inputs& in, const Options& options) {
+  mechanism::Apart apart;
+  for (const Tensor& row : kTensors) apart.Reads(row.name, in.*row.input);
+  apart.Reads("lengths", options.lengths);
+  apart.Reads("starts", options.starts);
+  apart.Reads("cu_seqlens", options.cu_seqlens);
+  return apart;
 }
 
 // Of a tensor that is written; afterwards nothing else may overlap it.
 void CheckWrite(const char* op, const char* name, const TensorView& t,
-                const ConstTensorView& like, bool rows, std::vector<Named>& others) {
-  CheckRead(op, name, t, {like.sizes().begin(), like.sizes().end()}, like.dtype(), true);
-  if (rows) mechanism::CheckContiguousRows(op, name, t);
-  for (const Named& other : others) {
-    if (other.view.present()) mechanism::CheckWritable(op, name, t, other.name, other.view);
-  }
-  others.push_back({name, t});
-}
-
-// Zeros for tokens that no sequence has.
-void ClearOthers(const Call& call, const TensorView& t) {
-  if (!t.present()) return;
-  const auto size = static_cast<int64_t>(SizeOf(t.dtype()));
-  const auto clear = [&](int64_t b, int64_t begin, int64_t end) {
-    for (int64_t token = begin; token < end; ++token) {
-      for (int64_t h = 0; h < t.size(2); ++h) {
-        std::memset(static_cast<char*>(t.data()) +
-                        size * (b * t.stride(0) + token * t.stride(1) + h * t.stride(2)),
-                    0, static_cast<size_t>(size * t.size(3)));
-      }
-    }
-  };
-  for (int64_t b = 0; b < call.B; ++b) {
-    int64_t after = 0;  // of the parts so far: ascending
-    for (const Part& p : call.parts) {
-      if (p.batch != b) continue;
-      clear(b, after, p.first);
-      after = p.first + p.count;
-    }
-    clear(b, after, call.T);
-  }
+                const ConstTensorView& like, mechanism::Apart& apart) {
+  mechanism::CheckTensor(op, name, t, like.sizes(), like.dtype(), true);
+  if (like.rank() == 4) mechanism::CheckContiguousRows(op, name, t);
+  apart.Writes(op, name, t);
 }
 
 // Which sequences are computed together: several that fit into a round, or one of several
@@ -358,10 +314,6 @@ int64_t ForwardBytes(const char* op, const Context& ctx, const Call& c) {
   return memory.bytes() + scratch * ctx.num_threads();
 }
 
-double Bytes(const ConstTensorView& t) {
-  return static_cast<double>(t.num_elements()) * static_cast<double>(SizeOf(t.dtype()));
-}
-
 template <class T>
 void AddTo(Context& ctx, const Wide& from, const Wide& to) {
   constexpr int64_t kBlock = 1 << 14;
@@ -390,8 +342,8 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   constexpr char kOp[] = "linformer::Forward";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   const Call c = CheckedCall(kOp, in, options, true);
-  auto others = Reads(in, options);
-  CheckWrite(kOp, "o", out.o, in.v, true, others);
+  mechanism::Apart apart = Reads(in, options);
+  CheckWrite(kOp, "o", out.o, in.v, apart);
   const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, NoTokens(c));
   const Plan plan(c);
   Memory memory(c, plan, false);
@@ -409,7 +361,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
       StoreTokens(ctx, c.wide, round.parts, memory.o, o);
     }
   }
-  ClearOthers(c, out.o);
+  mechanism::ClearOthers(c.ranges, out.o);
 }
 
 void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
@@ -417,19 +369,14 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   constexpr char kOp[] = "linformer::Backward";
   const os::ScopedFloatControl float_control;
   const Call c = CheckedCall(kOp, in, options, true);
-  CheckRead(kOp, "d_o", in.d_o, {c.B, c.T, c.HV, c.V}, c.dtype, true);
+  mechanism::CheckTensor(kOp, "d_o", in.d_o, {c.B, c.T, c.HV, c.V}, c.dtype, true);
   mechanism::CheckContiguousRows(kOp, "d_o", in.d_o);
-  auto others = Reads(in, options);
-  others.push_back({"d_o", in.d_o});
-  const auto written = [&](const char* name, const TensorView& t,
-                           const ConstTensorView& like) {
-    if (t.present()) CheckWrite(kOp, name, t, like, like.rank() == 4, others);
-  };
-  written("dq", out.dq, in.q);
-  written("dk", out.dk, in.k);
-  written("dv", out.dv, in.v);
-  written("de", out.de, in.e);
-  written("df", out.df, in.f);
+  mechanism::Apart apart = Reads(in, options);
+  apart.Reads("d_o", in.d_o);
+  for (const Tensor& row : kTensors) {
+    const TensorView& t = out.*row.gradient;
+    if (t.present()) CheckWrite(kOp, (std::string("d") + row.name).c_str(), t, in.*row.input, apart);
+  }
 
   const softmax::Kernel& kernel =
       softmax::Choose(kOp, ctx, NoTokens(c), softmax::Pass::kBackward);
@@ -480,7 +427,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
       AddOuterSums(ctx, c.wide, group, memory.d_values, v, c.R, memory.stride, memory.df);
     }
   }
-  for (const TensorView* t : {&out.dq, &out.dk, &out.dv}) ClearOthers(c, *t);
+  for (const TensorView* t : {&out.dq, &out.dk, &out.dv}) mechanism::ClearOthers(c.ranges, *t);
   if (out.de.present()) StoreSums(c, memory.de, memory.stride, out.de);
   if (out.df.present()) StoreSums(c, memory.df, memory.stride, out.df);
 }
@@ -524,7 +471,8 @@ Explanation Explain(const Context& ctx, const Inputs& in, const Options& options
   x.why = std::string("k and v projected to R tokens by products in registers, then ") +
           kernel.why;
   x.flops = 4 * tokens * static_cast<double>(c.R) * (product(c.H, c.K) + product(c.HV, c.V));
-  x.bytes = Bytes(in.q) + Bytes(in.k) + 2 * Bytes(in.v) + Bytes(in.e) + Bytes(in.f);
+  x.bytes = mechanism::Bytes(in.v);  // o
+  for (const Tensor& row : kTensors) x.bytes += mechanism::Bytes(in.*row.input);
   x.workspace_bytes = ForwardBytes(kOp, ctx, c);
   x.visited_pairs = tokens * product(c.R, c.H);
   return x;

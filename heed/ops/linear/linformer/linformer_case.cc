@@ -1,47 +1,26 @@
 // Linformer in the harness: problems, and how close a kernel must come.
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
-#include <map>
-#include <memory>
-#include <optional>
-#include <span>
+#include <cstdint>
+#include <iterator>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "heed/core/error.h"
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
 #include "heed/ops/linear/linformer/linformer.h"
+#include "heed/ops/linear/linformer/linformer_internal.h"
+#include "heed/ops/mechanism/problem_case.h"
+#include "heed/ops/mechanism/reference_tensor_internal.h"
 
 namespace heed::linformer {
 namespace {
 
-using Shape = std::vector<int64_t>;
+using mechanism::Add;
+using mechanism::At;
+using mechanism::Row;
+using mechanism::Shape;
 using Doubles = std::vector<double>;
-
-struct Problem {
-  BackwardInputs in;
-  Options options;
-  bool forward = true;
-  std::vector<OutputSpec> outputs;  // o, or gradients
-  std::vector<Buffer> memory;
-  std::string note;
-
-  TensorView Keep(const Buffer& buffer) {
-    memory.push_back(buffer);
-    return buffer.view();
-  }
-};
-
-Gradients ToGradients(const Problem& p, std::span<const TensorView> views) {
-  Gradients out;
-  const std::map<std::string, TensorView*> places = {
-      {"dq", &out.dq}, {"dk", &out.dk}, {"dv", &out.dv}, {"de", &out.de}, {"df", &out.df}};
-  for (size_t i = 0; i < views.size(); ++i) *places.at(p.outputs[i].name) = views[i];
-  return out;
-}
 
 // Rounding, to first order. u is 2^-24 or 2^-53; a chain of n roundings is a random walk six
 // deviations of u / sqrt(3) wide, 3.5 u sqrt(n); `base` is the exponential, the reductions
@@ -76,30 +55,6 @@ Epsilon EpsilonOf(DType dtype) {
     e.subnormal = 0x1p-25;
   }
   return e;
-}
-
-int64_t Offset(const ConstTensorView& t, std::initializer_list<int64_t> index) {
-  int64_t at = 0;
-  int axis = 0;
-  for (const int64_t i : index) at += i * t.stride(axis++);
-  return at;
-}
-
-double At(const ConstTensorView& t, std::initializer_list<int64_t> index) {
-  return LoadAsDouble(t.dtype(), t.data(), Offset(t, index));
-}
-
-// A tolerance is f64.
-void Add(const TensorView& t, std::initializer_list<int64_t> index, double value) {
-  if (t.present()) t.as<double>()[Offset(t, index)] += value;
-}
-
-void Clear(const TensorView& t) {
-  Shape index(static_cast<size_t>(t.rank()));
-  if (!t.present() || t.num_elements() == 0) return;
-  do {
-    SetElement(t, index, 0);
-  } while (NextIndex(t.sizes(), index));
 }
 
 // [R][size] of one head: a projection, and the sums of its terms' magnitudes.
@@ -237,254 +192,145 @@ void AddRounding(const TensorView& tolerance, const TensorView& expected, DType 
   } while (NextIndex(tolerance.sizes(), index));
 }
 
-std::string Title(const Problem& p) {
-  std::string text = std::string("linformer ") + Name(p.in.q.dtype());
-  for (const auto& [name, view] :
-       {std::pair{"q", p.in.q}, {"k", p.in.k}, {"v", p.in.v}, {"e", p.in.e}, {"f", p.in.f},
-        {"lengths", p.options.lengths}, {"starts", p.options.starts},
-        {"cu_seqlens", p.options.cu_seqlens}}) {
-    if (!view.present()) continue;
-    text += std::string(" ") + name + view.ShapeString() + "/" + ShapeString(view.strides());
-  }
-  if (p.options.scale) text += " scale=" + std::to_string(*p.options.scale);
-  return text + " " + p.note;
+// Clears what AddErrors adds to, and afterwards rounds it.
+void Tolerance(const Inputs& in, const Options& options, const Outputs& expected,
+               const Outputs& tolerance) {
+  BackwardInputs whole;
+  static_cast<Inputs&>(whole) = in;
+  mechanism::Clear(tolerance.o);
+  AddErrors(whole, options, tolerance.o, {});
+  AddRounding(tolerance.o, expected.o, in.q.dtype());
 }
 
-Case ToCase(const Problem& problem) {
-  const auto p = std::make_shared<const Problem>(problem);
-  Case c;
-  c.title = Title(problem);
-  c.pass = p->forward ? "forward" : "backward";
-  c.outputs = p->outputs;
-  c.run = [p](Context& ctx, std::span<const TensorView> views) {
-    if (p->forward) return Forward(ctx, p->in, p->options, {views[0]});
-    Backward(ctx, p->in, p->options, ToGradients(*p, views));
-  };
-  c.reference = [p](std::span<const TensorView> expected,
-                    std::span<const TensorView> tolerance) {
-    if (p->forward) {
-      Reference(p->in, p->options, {expected[0]});
-    } else {
-      BackwardReference(p->in, p->options, ToGradients(*p, expected));
-    }
-    if (tolerance.empty()) return;
-    for (const TensorView& t : tolerance) Clear(t);
-    AddErrors(p->in, p->options, p->forward ? tolerance[0] : TensorView(),
-              p->forward ? Gradients() : ToGradients(*p, tolerance));
-    for (size_t i = 0; i < tolerance.size(); ++i) {
-      AddRounding(tolerance[i], expected[i], p->outputs[i].dtype);
-    }
-  };
-  for (const ConstTensorView& view : {p->in.q, p->in.k, p->in.v, p->in.e, p->in.f}) {
-    c.bytes += static_cast<double>(view.num_elements()) *
-               static_cast<double>(SizeOf(view.dtype()));
+void BackwardTolerance(const BackwardInputs& in, const Options& options,
+                       const Gradients& expected, const Gradients& tolerance) {
+  for (const Tensor& row : kTensors) mechanism::Clear(tolerance.*row.gradient);
+  AddErrors(in, options, {}, tolerance);
+  for (const Tensor& row : kTensors) {
+    AddRounding(tolerance.*row.gradient, expected.*row.gradient, (in.*row.input).dtype());
   }
-  for (const OutputSpec& spec : c.outputs) {
-    double bytes = static_cast<double>(SizeOf(spec.dtype));
-    for (const int64_t size : spec.sizes) bytes *= static_cast<double>(size);
-    c.bytes += bytes;
-  }
-  return c;
 }
 
-void Describe(Problem& p) {
-  const auto like = [&](const char* name, const ConstTensorView& t) {
-    p.outputs.push_back({name, t.dtype(), {t.sizes().begin(), t.sizes().end()}, {}});
-  };
-  if (p.forward) return like("o", p.in.v);
-  like("dq", p.in.q);
-  like("dk", p.in.k);
-  like("dv", p.in.v);
-  like("de", p.in.e);
-  like("df", p.in.f);
-}
-
-// T = Tq tokens, H = Hkv and HV = Hq heads, and Tk projected tokens, at most 256: those of
-// the paper.
-Case MakeCase(const CaseRequest& request) {
-  const Sizes& s = request.sizes;
-  if (request.pass != "forward" && request.pass != "backward") {
-    throw InvalidArgument("linformer: pass is " + request.pass +
-                          ", expected forward or backward");
-  }
-  Problem p;
-  p.forward = request.pass == "forward";
-  p.note = request.variant;
-  uint64_t seed = request.seed * 16;
-  const auto tensor = [&](const Shape& sizes, double deviation) {
-    return p.Keep(
-        Buffer(request.dtype, sizes, Placement::kAligned).FillNormal(++seed, deviation));
-  };
-  const int64_t R = std::min<int64_t>(s.Tk, 256);
-  const double mean = 1 / std::sqrt(static_cast<double>(std::max<int64_t>(s.Tq, 1)));
-  p.in.q = tensor({s.B, s.Tq, s.Hkv, s.D}, 1);
-  p.in.k = tensor({s.B, s.Tq, s.Hkv, s.D}, 1);
-  p.in.v = tensor({s.B, s.Tq, s.Hq, s.Dv}, 1);
-  p.in.e = tensor({R, s.Tq}, mean);
-  p.in.f = tensor({R, s.Tq}, mean);
-  if (!p.forward) p.in.d_o = tensor({s.B, s.Tq, s.Hq, s.Dv}, 1);
-  auto tokens = static_cast<double>(s.Tq);
-  if (request.variant.rfind("lengths", 0) == 0) {
-    const double percent =
-        request.variant.size() > 8 ? std::stod(request.variant.substr(8)) : 62;
-    tokens = std::floor(tokens * percent / 100);
-    p.options.lengths = p.Keep(Buffer(DType::kI64, {s.B}).FillConstant(tokens));
-  } else if (!request.variant.empty()) {
-    throw InvalidArgument("linformer: variant is " + request.variant +
-                          ", expected one of Entry().variants");
-  }
-  Describe(p);
-  Case c = ToCase(p);
-  const auto keys = static_cast<double>(s.Hkv * s.D), values = static_cast<double>(s.Hq * s.Dv);
-  const double per_row = p.forward ? 4 * (keys + values)
-                                   : 8 * (keys + values) + 6 * keys + 4 * values;
-  c.flops = static_cast<double>(s.B * R) * tokens * per_row;
-  return c;
-}
-
-// Random sizes, layouts and options.
-class Generator {
- public:
-  Generator(DType dtype, uint64_t seed) : dtype_(dtype), random_(seed, 2), seed_(seed * 64) {
-    p_.note = "seed=" + std::to_string(seed);
-  }
-
-  Problem Make() {
-    p_.forward = random_.Chance(0.5);
-    const bool packed = random_.Chance(0.25);
-    const int64_t B = packed ? 1 : random_.Chance(0.03) ? 0 : Integer(1, 3);
-    const int64_t T = Tokens(), H = Integer(1, 2);
-    const int64_t HV = H * random_.Pick<int64_t>({1, 1, 2, 3});
-    const int64_t K = Channels(), V = Channels();
-    const int64_t R = random_.Chance(0.8) ? Integer(1, 20)
-                                          : random_.Pick<int64_t>({63, 64, 65, 130});
-    int64_t longest = T;
-    if (packed) {
-      Shape bounds = {0};
-      for (int64_t n = Integer(0, 4); n > 0; --n) bounds.push_back(Integer(0, T));
-      std::sort(bounds.begin(), bounds.end());
-      longest = 0;
-      for (size_t i = 1; i < bounds.size(); ++i) {
-        longest = std::max(longest, bounds[i] - bounds[i - 1]);
-      }
-      p_.options.cu_seqlens = Ints(bounds);
-    } else {
-      if (random_.Chance(0.3)) p_.options.lengths = Ints(Bounds(B, T));
-      if (random_.Chance(0.3)) p_.options.starts = Ints(Bounds(B, T));
-    }
-    const double strength = std::exp(random_.Uniform(-3, 1));
-    p_.in.q = Tensor({B, T, H, K}, strength);
-    p_.in.k = Tensor({B, T, H, K}, 1);
-    p_.in.v = Tensor({B, T, HV, V}, 1);
-    p_.in.d_o = Tensor({B, T, HV, V}, 1);
-    p_.in.e = Weights(R, longest);
-    p_.in.f = Weights(R, longest);
-    if (random_.Chance(0.3)) p_.options.scale = random_.Uniform(-1, 1);
-    Describe(p_);
-    for (size_t i = p_.outputs.size(); !p_.forward && i-- > 0;) {
-      if (p_.outputs.size() > 1 && random_.Chance(0.2)) {
-        p_.outputs.erase(p_.outputs.begin() + static_cast<int64_t>(i));
-      }
-    }
-    return p_;
-  }
-
- private:
-  int64_t Integer(int64_t low, int64_t high) { return random_.Integer(low, high); }
-  int64_t Tokens() {
-    if (random_.Chance(0.04)) return 0;
-    if (random_.Chance(0.7)) return Integer(1, 20);
-    return random_.Pick<int64_t>({63, 64, 65, 127, 128, 129, 200});
-  }
-  int64_t Channels() {
-    if (random_.Chance(0.7)) return Integer(1, 18);
-    return random_.Pick<int64_t>({31, 32, 33, 40, 64});
-  }
-  Shape Bounds(int64_t B, int64_t T) {
-    Shape bounds;
-    for (int64_t b = 0; b < B; ++b) bounds.push_back(Integer(0, T));
-    return bounds;
-  }
-  ConstTensorView Ints(const Shape& values) {
-    const Buffer buffer(random_.Chance(0.5) ? DType::kI32 : DType::kI64,
-                        {static_cast<int64_t>(values.size())});
-    for (size_t i = 0; i < values.size(); ++i) {
-      buffer.Set({static_cast<int64_t>(i)}, static_cast<double>(values[i]));
-    }
-    return p_.Keep(buffer);
-  }
-  // `order` has the axes from the innermost outwards; gaps between rows, at either guard.
-  ConstTensorView Fill(DType dtype, const Shape& sizes, const std::vector<size_t>& order,
-                       double deviation) {
-    Shape strides(sizes.size(), 1);
-    int64_t next = 1;
-    for (const size_t axis : order) {
-      strides[axis] = next;
-      next = next * std::max<int64_t>(sizes[axis], 1) + Integer(0, 3);
-    }
-    const Placement placement =
-        random_.Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard;
-    return p_.Keep(Buffer(dtype, sizes, strides, placement, Integer(0, 9))
-                       .FillNormal(++seed_, deviation));
-  }
-  ConstTensorView Tensor(const Shape& sizes, double deviation) {
-    const std::vector<size_t> order = random_.Chance(0.5) ? std::vector<size_t>{3, 2, 1, 0}
-                                                          : std::vector<size_t>{3, 1, 2, 0};
-    return Fill(dtype_, sizes, order, deviation);
-  }
-  ConstTensorView Weights(int64_t R, int64_t columns) {
-    const DType wide = dtype_ == DType::kF64 ? DType::kF64 : DType::kF32;
-    const Shape sizes = {R, columns + (random_.Chance(0.4) ? Integer(1, 9) : 0)};
-    return Fill(random_.Chance(0.5) ? wide : dtype_, sizes,
-                random_.Chance(0.6) ? std::vector<size_t>{1, 0} : std::vector<size_t>{0, 1},
-                1 / std::sqrt(static_cast<double>(std::max<int64_t>(columns, 1))));
-  }
-
-  Problem p_;
-  DType dtype_;
-  Random random_;
-  uint64_t seed_;
+struct Api {
+  using Tensor = linformer::Tensor;
+  using Inputs = linformer::Inputs;
+  using BackwardInputs = linformer::BackwardInputs;
+  using StepInputs = linformer::Inputs;
+  using StepState = linformer::Outputs;  // there is none
+  using Outputs = linformer::Outputs;
+  using Gradients = linformer::Gradients;
+  using Explanation = linformer::Explanation;
 };
 
-Case RandomCase(DType dtype, uint64_t seed) { return ToCase(Generator(dtype, seed).Make()); }
-
-TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
-  const auto p = std::make_shared<Problem>();
-  p->in.q = tensors.at("q");
-  p->in.k = tensors.at("k");
-  p->in.v = tensors.at("v");
-  p->in.e = tensors.at("e");
-  p->in.f = tensors.at("f");
-  p->options.scale = scale;
-  const Explanation plan = Explain(ctx, p->in, p->options);  // checks everything first
-  Describe(*p);
-  return {.outputs = p->outputs,
-          .run = [p](Context& run_ctx, std::span<const TensorView> views) {
-            Forward(run_ctx, p->in, p->options, {views[0]});
-          },
-          .causal = false,
-          .kernel = plan.kernel,
-          .target = plan.target,
-          .why = plan.why,
-          .flops = plan.flops,
-          .workspace_bytes = plan.workspace_bytes};
+mechanism::Mechanism MakeMechanism() {
+  const mechanism::Structs<Api> structs = {
+      .tensors = {std::begin(kTensors), std::end(kTensors)}, .states = {}, .o_axes = "BTGV"};
+  mechanism::Mechanism m;
+  m.name = "linformer";
+  m.causal = m.has_direction = false;
+  mechanism::Bind<Api, Options>(structs, {},
+                                {.forward = &Forward,
+                                 .backward = &Backward,
+                                 .reference = &Reference,
+                                 .backward_reference = &BackwardReference,
+                                 .tolerance = &Tolerance,
+                                 .backward_tolerance = &BackwardTolerance,
+                                 .explain = &Explain},
+                                m);
+  return m;
 }
+
+class Maker : public mechanism::Maker {
+ public:
+  using mechanism::Maker::Maker;
+
+ private:
+  void DrawSizes() override {
+    sizes_.H = Integer(1, 2);
+    sizes_.G = sizes_.H * random_.Pick<int64_t>({1, 1, 2, 3});
+    sizes_.K = Channels();
+    sizes_.V = Channels();
+    sizes_.M = Chance(0.8) ? Integer(1, 20) : random_.Pick<int64_t>({63, 64, 65, 130});
+    sizes_.L = sizes_.T + (Chance(0.4) ? Integer(1, 9) : 0);
+    strength_ = std::exp(random_.Uniform(-3, 1));
+  }
+  ConstTensorView DrawInput(const Row& row) override {
+    const bool weights = row.type == mechanism::kWide;
+    const Buffer buffer = weights ? Weights(row) : AnyLayout(dtype_, ShapeOf(row.axes), true);
+    return Keep(buffer.FillNormal(NextSeed(), weights             ? Mean(sizes_.T)
+                                              : p_.inputs.empty() ? strength_
+                                                                  : 1));
+  }
+  void DrawOptions() override {
+    // Columns need reach no further than the longest of packed sequences.
+    const ConstTensorView& bounds = p_.options.cu_seqlens;
+    if (bounds.present()) {
+      int64_t longest = 0;
+      for (int64_t i = 1; i < bounds.size(0); ++i) {
+        longest = std::max(longest, static_cast<int64_t>(GetElement(bounds, Shape{i}) -
+                                                         GetElement(bounds, Shape{i - 1})));
+      }
+      for (const size_t i : {3, 4}) p_.inputs[i] = p_.inputs[i].Slice(1, 0, longest);
+    }
+    if (Chance(0.3)) p_.options.scale = random_.Uniform(-1, 1);
+  }
+  // Rows or columns contiguous, gaps between them.
+  Buffer Weights(const Row& row) {
+    const Shape sizes = ShapeOf(row.axes);
+    const int64_t gap = Integer(0, 3);
+    const Shape strides = Chance(0.6) ? Shape{std::max<int64_t>(sizes[1], 1) + gap, 1}
+                                      : Shape{1, sizes[0] + gap};
+    const int64_t begin = Integer(0, 9);
+    return Buffer(Chance(0.5) ? wide() : dtype_, sizes, strides, AnyGuard(), begin);
+  }
+  static double Mean(int64_t tokens) {
+    return 1 / std::sqrt(static_cast<double>(std::max<int64_t>(tokens, 1)));
+  }
+
+  // T = Tq tokens, H = Hkv and HV = Hq heads, and Tk projected tokens, at most 256: those of
+  // the paper.
+  void SetSizes(const Sizes& s) override {
+    sizes_.H = s.Hkv;
+    sizes_.G = s.Hq;
+    sizes_.K = s.D;
+    sizes_.V = s.Dv;
+    sizes_.M = std::min<int64_t>(s.Tk, 256);
+    sizes_.L = s.Tq;
+  }
+  ConstTensorView MakeInput(const Row& row) override {
+    const double deviation = row.type == mechanism::kWide ? Mean(sizes_.T) : 1;
+    return Keep(Buffer(dtype_, ShapeOf(row.axes), Placement::kAligned)
+                    .FillNormal(NextSeed(), deviation));
+  }
+  double Flops(int64_t tokens, bool backward) override {
+    const auto keys = static_cast<double>(sizes_.H * sizes_.K);
+    const auto values = static_cast<double>(sizes_.G * sizes_.V);
+    const double per_row = backward ? 8 * (keys + values) + 6 * keys + 4 * values
+                                    : 4 * (keys + values);
+    return static_cast<double>(sizes_.B * sizes_.M * tokens) * per_row;
+  }
+
+  double strength_ = 1;
+};
 
 }  // namespace
 
 OpEntry Entry() {
-  return {.name = "linformer",
-          .family = "linear",
-          .passes = {"forward", "backward"},
-          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = {"lengths=62"},
-          .flops = "4 R (Hkv D + Hq Dv) per token, R = min(Tk, 256), backward 14 R Hkv D + 12 R Hq Dv",
-          .bytes = "(B Tq (2 Hkv D + 2 Hq Dv) + 2 R Tq) size",
-          .state = "none: K~ and V~ need every token",
-          .make_case = &MakeCase,
-          .random_case = &RandomCase,
-          .inputs = {{"q", "BTHK"}, {"k", "BTHK"}, {"v", "BTHV"}, {"e", "RC"}, {"f", "RC"}},
-          .call = &CallOn};
+  OpEntry entry = mechanism::EntryOf(
+      {.family = "linear",
+       .variants = {"lengths=62"},
+       .flops = "4 R (Hkv D + Hq Dv) per token, R = min(Tk, 256), backward 14 R Hkv D + 12 R Hq Dv",
+       .bytes = "(B Tq (2 Hkv D + 2 Hq Dv) + 2 R Tq) size",
+       .state = "none: K~ and V~ need every token",
+       .make_case = [](const CaseRequest& request) {
+         return Maker(MakeMechanism(), request.dtype, request.seed).MakeCase(request);
+       },
+       .random_case = [](DType dtype, uint64_t seed) {
+         return Maker(MakeMechanism(), dtype, seed).RandomCase();
+       }},
+      MakeMechanism());
+  entry.inputs = {{"q", "BTHK"}, {"k", "BTHK"}, {"v", "BTHV"}, {"e", "RC"}, {"f", "RC"}};
+  return entry;
 }
 
 }  // namespace heed::linformer

@@ -1,5 +1,5 @@
-// Products between a call's tensors and its projected keys and values: what linformer.cc
-// runs beside the softmax engine.
+// The table of Linformer, and products between a call's tensors and its projected keys and values:
+// what linformer.cc runs beside the softmax engine.
 #ifndef HEED_OPS_LINEAR_LINFORMER_LINFORMER_INTERNAL_H_
 #define HEED_OPS_LINEAR_LINFORMER_LINFORMER_INTERNAL_H_
 
@@ -8,8 +8,20 @@
 
 #include "heed/core/context.h"
 #include "heed/core/dtype.h"
+#include "heed/ops/linear/linformer/linformer.h"
+#include "heed/ops/mechanism/table_internal.h"
 
 namespace heed::linformer {
+
+// Its table: G heads of v, M projected tokens, L columns.
+using Tensor = mechanism::Tensor<Inputs, Inputs, Gradients>;
+inline constexpr Tensor kTensors[] = {
+    {.name = "q", .axes = "BTHK", .input = &Inputs::q, .gradient = &Gradients::dq},
+    {.name = "k", .axes = "BTHK", .input = &Inputs::k, .gradient = &Gradients::dk},
+    {.name = "v", .axes = "BTGV", .input = &Inputs::v, .gradient = &Gradients::dv},
+    {.name = "e", .axes = "ML", .input = &Inputs::e, .gradient = &Gradients::de, .type = Tensor::kWide},
+    {.name = "f", .axes = "ML", .input = &Inputs::f, .gradient = &Gradients::df, .type = Tensor::kWide},
+};
 
 // A tensor of the call over tokens and heads, strides in elements.
 struct Tokens {

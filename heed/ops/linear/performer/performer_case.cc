@@ -1,31 +1,27 @@
 // Performer in the harness: both kernels, with and without causality.
 #include <string>
 
-#include "heed/ops/linear/performer/performer.h"
 #include "heed/ops/linear/performer/performer_internal.h"
 #include "heed/ops/mechanism/recurrent_case.h"
 
 namespace heed::performer {
 namespace {
 
-recurrent::Mechanism Bound(const Options& own) {
-  recurrent::Mechanism m = recurrent::Bound<Options>(
+recurrent::Mechanism MechanismOf(const Options& own) {
+  return recurrent::Bound<Options>(
       "performer", DefinitionOf(own), own,
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Math});
-  if (own.kernel == Kernel::kRelu) m.options += " relu";
-  if (own.causal) m.options += " causal";
-  return m;
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step}, &Math,
+      std::string(own.kernel == Kernel::kRelu ? " relu" : "") + (own.causal ? " causal" : ""));
 }
 
 Case MakeCase(const CaseRequest& request) {
-  const std::string words = "+" + request.variant + "+";
+  const mechanism::Words words(request.variant);
   Options options;
   // Only the causal form has states, a direction and steps.
-  options.causal = request.pass == "step" || words.find("+causal+") != std::string::npos ||
-                   words.find("+state+") != std::string::npos ||
-                   words.find("+reverse+") != std::string::npos;
-  if (words.find("+relu+") != std::string::npos) options.kernel = Kernel::kRelu;
-  return recurrent::MakeCase(Bound(options), request);
+  options.causal = request.pass == "step" || words.Has("causal") || words.Has("state") ||
+                   words.Has("reverse");
+  if (words.Has("relu")) options.kernel = Kernel::kRelu;
+  return recurrent::MakeCase(MechanismOf(options), request);
 }
 
 Case RandomCase(DType dtype, uint64_t seed) {
@@ -34,29 +30,19 @@ Case RandomCase(DType dtype, uint64_t seed) {
   options.causal = random.Chance(0.6);
   if (random.Chance(0.3)) options.kernel = Kernel::kRelu;
   if (random.Chance(0.3)) options.eps = random.Uniform(1e-6, 0.1);
-  return recurrent::RandomCase(Bound(options), dtype, seed);
+  return recurrent::RandomCase(MechanismOf(options), dtype, seed);
 }
 
 }  // namespace
 
 OpEntry Entry() {
-  std::vector<std::string> variants = recurrent::kVariants;
-  variants.insert(variants.end(), {"causal", "relu", "causal+relu"});
-  return {.name = "performer",
-          .family = "linear",
-          .passes = {"forward", "backward", "step"},
-          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = variants,
-          .flops = "4 M (D + Dv) per token and value head, backward 12 M (D + Dv)",
-          .bytes = "B Tq (2 Hkv D + 2 Hq Dv) size",
-          .state = "B Hq (M (Dv + 1) + 1) 4",
-          .make_case = &MakeCase,
-          .random_case = &RandomCase,
-          .inputs = recurrent::InputsOf(DefinitionOf({})),
-          .call = [](const Context& ctx, const TensorMap& tensors,
-                     std::optional<double> scale) {
-            return recurrent::CallOn(Bound(Options()), ctx, tensors, scale);
-          }};
+  OpEntry entry =
+      recurrent::LinearEntry(MechanismOf(Options()), {"causal", "relu", "causal+relu"});
+  entry.flops = "4 M (D + Dv) per token and value head, backward 12 M (D + Dv)";
+  entry.state = "B Hq (M (Dv + 1) + 1) 4";
+  entry.make_case = &MakeCase;
+  entry.random_case = &RandomCase;
+  return entry;
 }
 
 }  // namespace heed::performer

@@ -1,4 +1,4 @@
-// What the kernels of the causal convolution compute: pointers, strides and sizes, all
+// The causal convolution: its table, and what its kernels compute, pointers, strides and sizes, all
 // checked.
 #ifndef HEED_OPS_SSM_CAUSAL_CONV1D_CAUSAL_CONV1D_INTERNAL_H_
 #define HEED_OPS_SSM_CAUSAL_CONV1D_CAUSAL_CONV1D_INTERNAL_H_
@@ -7,10 +7,22 @@
 #include <vector>
 
 #include "heed/core/context.h"
-#include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/ops/mechanism/scanning_internal.h"
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d.h"
 
 namespace heed::causal_conv1d {
+
+// Its table, in the letters of its header; states are [B, D, w], w = W - 1.
+using Tensor = mechanism::Tensor<Inputs, StepInputs, Gradients>;
+inline constexpr Tensor kTensors[] = {
+    {.name = "x", .axes = "BDT", .input = &Inputs::x, .step = &StepInputs::x,
+     .gradient = &Gradients::dx},
+    {.name = "weight", .axes = "DW", .input = &Inputs::weight, .step = &StepInputs::weight,
+     .gradient = &Gradients::dweight, .type = Tensor::kWide},
+    {.name = "bias", .axes = "D", .input = &Inputs::bias, .step = &StepInputs::bias,
+     .gradient = &Gradients::dbias, .type = Tensor::kWide, .optional = true},
+};
+scanning::Definition DefinitionOf(const Options& options);
 
 // The tokens of one sequence in the order in which they are taken: `first`, first + 1, ...
 // In a call that runs backwards token strides are negative, and `first` counts from the
@@ -64,10 +76,6 @@ int64_t BackwardBytes(const Context& ctx, const Problem& p);
 // One token: p.final is the state, read and written; p.sequences has nothing but counts
 // of 1.
 void StepCpu(Context& ctx, const Problem& p);
-
-// The sequences of a call, in tokens of its tensors.
-std::vector<recurrent::TokenRange> RangesOf(const char* op, const ConstTensorView& x,
-                                            const Options& options, bool data = true);
 
 }  // namespace heed::causal_conv1d
 

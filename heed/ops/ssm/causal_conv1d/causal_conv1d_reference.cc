@@ -3,44 +3,16 @@
 #include <cmath>
 #include <cstddef>
 
-#include "heed/ops/ssm/causal_conv1d/causal_conv1d_internal.h"
+#include "heed/ops/mechanism/reference_tensor_internal.h"
+#include "heed/ops/mechanism/tokens_internal.h"
 #include "heed/ops/ssm/causal_conv1d/causal_conv1d_reference_internal.h"
 
 namespace heed::causal_conv1d {
-namespace {
 
-int64_t OffsetOf(const ConstTensorView& t, std::initializer_list<int64_t> index) {
-  int64_t at = 0;
-  int axis = 0;
-  for (const int64_t i : index) at += i * t.stride(axis++);
-  return at;
-}
-
-}  // namespace
-
-double ElementAt(const ConstTensorView& t, std::initializer_list<int64_t> index) {
-  return LoadAsDouble(t.dtype(), t.data(), OffsetOf(t, index));
-}
-
-void StoreElement(const TensorView& t, std::initializer_list<int64_t> index, double value) {
-  StoreDouble(t.dtype(), t.data(), OffsetOf(t, index), value);
-}
-
-void AddElement(const TensorView& t, std::initializer_list<int64_t> index, double value) {
-  StoreElement(t, index, ElementAt(t, index) + value);
-}
-
-void ClearElements(const TensorView& t) {
-  if (!t.present()) return;
-  for (int64_t i = 0; i < t.num_elements(); ++i) {
-    int64_t rest = i, at = 0;
-    for (int axis = t.rank() - 1; axis >= 0; --axis) {
-      at += rest % t.size(axis) * t.stride(axis);
-      rest /= t.size(axis);
-    }
-    StoreDouble(t.dtype(), t.data(), at, 0);
-  }
-}
+using mechanism::Add;
+using mechanism::At;
+using mechanism::Clear;
+using mechanism::Put;
 
 double Silu(double p) { return p / (1 + std::exp(-p)); }
 
@@ -60,7 +32,7 @@ double ReferenceChannel::Preactivation(int64_t t) const {
 void ForEachChannel(const Inputs& in, const Options& options,
                     const std::function<void(const ReferenceChannel&)>& f) {
   const int64_t W = in.weight.size(1);
-  const auto ranges = RangesOf("reference", in.x, options);
+  const auto ranges = mechanism::RangesOf("reference", "x", in.x, options, 2);
   for (size_t n = 0; n < ranges.size(); ++n) {
     for (int64_t channel = 0; channel < in.x.size(1); ++channel) {
       ReferenceChannel c;
@@ -72,11 +44,11 @@ void ForEachChannel(const Inputs& in, const Options& options,
       if (options.reverse) std::reverse(c.tokens.begin(), c.tokens.end());
       for (int64_t i = 0; i < W - 1; ++i) {
         c.inputs.push_back(
-            in.initial.present() ? ElementAt(in.initial, {c.sequence, channel, i}) : 0);
+            in.initial.present() ? At(in.initial, {c.sequence, channel, i}) : 0);
       }
-      for (const int64_t t : c.tokens) c.inputs.push_back(ElementAt(in.x, {c.batch, channel, t}));
-      for (int64_t j = 0; j < W; ++j) c.weight.push_back(ElementAt(in.weight, {channel, j}));
-      if (in.bias.present()) c.bias = ElementAt(in.bias, {channel});
+      for (const int64_t t : c.tokens) c.inputs.push_back(At(in.x, {c.batch, channel, t}));
+      for (int64_t j = 0; j < W; ++j) c.weight.push_back(At(in.weight, {channel, j}));
+      if (in.bias.present()) c.bias = At(in.bias, {channel});
       f(c);
     }
   }
@@ -84,35 +56,35 @@ void ForEachChannel(const Inputs& in, const Options& options,
 
 Doubles GradientsOfO(const BackwardInputs& in, const ReferenceChannel& c) {
   Doubles d_o;
-  for (const int64_t t : c.tokens) d_o.push_back(ElementAt(in.d_o, {c.batch, c.channel, t}));
+  for (const int64_t t : c.tokens) d_o.push_back(At(in.d_o, {c.batch, c.channel, t}));
   return d_o;
 }
 
 Doubles GradientsOfFinal(const BackwardInputs& in, const ReferenceChannel& c) {
   Doubles d_final(static_cast<size_t>(c.W() - 1), 0.0);
   for (size_t i = 0; in.d_final.present() && i < d_final.size(); ++i) {
-    d_final[i] = ElementAt(in.d_final, {c.sequence, c.channel, static_cast<int64_t>(i)});
+    d_final[i] = At(in.d_final, {c.sequence, c.channel, static_cast<int64_t>(i)});
   }
   return d_final;
 }
 
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
-  ClearElements(out.o);
+  Clear(out.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     for (int64_t t = 0; t < c.T(); ++t) {
       const double p = c.Preactivation(t);
-      StoreElement(out.o, {c.batch, c.channel, c.tokens[static_cast<size_t>(t)]},
+      Put(out.o, {c.batch, c.channel, c.tokens[static_cast<size_t>(t)]},
                    c.silu ? Silu(p) : p);
     }
-    for (int64_t i = 0; out.final.present() && i < c.W() - 1; ++i) {
-      StoreElement(out.final, {c.sequence, c.channel, i}, c.Input(c.T() - (c.W() - 1) + i));
+    for (int64_t i = 0; i < c.W() - 1; ++i) {
+      Put(out.final, {c.sequence, c.channel, i}, c.Input(c.T() - (c.W() - 1) + i));
     }
   });
 }
 
 void BackwardReference(const BackwardInputs& in, const Options& options,
                        const Gradients& out) {
-  for (const TensorView* t : {&out.dx, &out.dweight, &out.dbias}) ClearElements(*t);
+  for (const TensorView* t : {&out.dx, &out.dweight, &out.dbias}) Clear(*t);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Doubles d_o = GradientsOfO(in, c), d_final = GradientsOfFinal(in, c);
     const int64_t W = c.W(), T = c.T();
@@ -125,17 +97,15 @@ void BackwardReference(const BackwardInputs& in, const Options& options,
       const double dp = d_o[static_cast<size_t>(t)] * slope;
       for (int64_t j = 0; j < W; ++j) {
         d_inputs[static_cast<size_t>(t + j)] += c.weight[static_cast<size_t>(j)] * dp;
-        if (out.dweight.present()) {
-          AddElement(out.dweight, {c.channel, j}, dp * c.Input(t - (W - 1) + j));
-        }
+        Add(out.dweight, {c.channel, j}, dp * c.Input(t - (W - 1) + j));
       }
-      if (out.dbias.present()) AddElement(out.dbias, {c.channel}, dp);
+      Add(out.dbias, {c.channel}, dp);
     }
-    for (int64_t i = 0; out.dinitial.present() && i < W - 1; ++i) {
-      StoreElement(out.dinitial, {c.sequence, c.channel, i}, d_inputs[static_cast<size_t>(i)]);
+    for (int64_t i = 0; i < W - 1; ++i) {
+      Put(out.dinitial, {c.sequence, c.channel, i}, d_inputs[static_cast<size_t>(i)]);
     }
-    for (int64_t t = 0; out.dx.present() && t < T; ++t) {
-      StoreElement(out.dx, {c.batch, c.channel, c.tokens[static_cast<size_t>(t)]},
+    for (int64_t t = 0; t < T; ++t) {
+      Put(out.dx, {c.batch, c.channel, c.tokens[static_cast<size_t>(t)]},
                    d_inputs[static_cast<size_t>(W - 1 + t)]);
     }
   });

@@ -36,12 +36,6 @@ Doubles GradientsOfFinal(const BackwardInputs& in, const ReferenceChannel& c);
 double Silu(double p);
 double SiluSlope(double p);
 
-// Elements of views by index.
-double ElementAt(const ConstTensorView& t, std::initializer_list<int64_t> index);
-void StoreElement(const TensorView& t, std::initializer_list<int64_t> index, double value);
-void AddElement(const TensorView& t, std::initializer_list<int64_t> index, double value);
-void ClearElements(const TensorView& t);
-
 }  // namespace heed::causal_conv1d
 
 #endif  // HEED_OPS_SSM_CAUSAL_CONV1D_CAUSAL_CONV1D_REFERENCE_INTERNAL_H_

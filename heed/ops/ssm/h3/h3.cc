@@ -1,6 +1,4 @@
 // H3 on the scan engine.
-#include "heed/ops/ssm/h3/h3.h"
-
 #include "heed/ops/ssm/h3/h3_internal.h"
 
 namespace heed::h3 {
@@ -68,31 +66,6 @@ scanning::Definition DefinitionOf(const Options& options) {
                                                              : scan::Method::kAuto};
 }
 
-void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
-  scanning::Forward("h3::Forward", ctx, DefinitionOf(options), in, options, out);
-}
-
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
-  scanning::Backward("h3::Backward", ctx, DefinitionOf(options), in, options, out);
-}
-
-void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
-          const TensorView& o) {
-  scanning::Step("h3::Step", ctx, DefinitionOf(options), in, state, o);
-}
-
-int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return scanning::Workspace("h3::Workspace", ctx, DefinitionOf(options), in, options);
-}
-
-int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return scanning::BackwardWorkspace("h3::BackwardWorkspace", ctx, DefinitionOf(options), in,
-                                     options);
-}
-
-Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
-  return scanning::Explain("h3::Explain", ctx, DefinitionOf(options), in, options);
-}
+HEED_DEFINE_RECURRENT(scanning, h3)
 
 }  // namespace heed::h3

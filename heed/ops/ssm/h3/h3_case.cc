@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -110,9 +109,9 @@ void PutToken(const TensorView& to, const ReferenceHead& head, size_t t, size_t 
            static_cast<int64_t>(channel)}, error);
 }
 
-void Tolerance(const Inputs& in, const Options& options, const Outputs& tolerance) {
+void Tolerance(const Inputs& in, const Options& options, const Outputs&, const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
-  const Epsilon state = EpsilonOf(scanning::StateDType(in.q.dtype()));
+  const Epsilon state = EpsilonOf(mechanism::StateDType(in.q.dtype()));
   const bool has_taps = HasTaps(in, options, in.initial.present() || tolerance.final.present());
   mechanism::Clear(tolerance.o);
   ForEachHead(in, options, [&](const ReferenceHead& head) {
@@ -142,7 +141,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& toleranc
 void KeyTolerance(const Inputs& in, const ReferenceHead& head, size_t i, const Sums& dkeys,
                   const Doubles& of_tail, const Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
-  const Epsilon state = EpsilonOf(scanning::StateDType(in.q.dtype()));
+  const Epsilon state = EpsilonOf(mechanism::StateDType(in.q.dtype()));
   const double u = e.unit;
   const size_t tail = head.tail(), T = head.T();
   const Doubles sizes = TapSizes(in, head, i);
@@ -174,7 +173,7 @@ void KeyTolerance(const Inputs& in, const ReferenceHead& head, size_t i, const S
 void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
                        const Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.q.dtype());
-  const Epsilon state = EpsilonOf(scanning::StateDType(in.q.dtype()));
+  const Epsilon state = EpsilonOf(mechanism::StateDType(in.q.dtype()));
   const double u = e.unit;
   const bool is_f64 = in.q.dtype() == DType::kF64;
   const bool has_taps = HasTaps(
@@ -249,7 +248,8 @@ scanning::Mechanism MechanismOf(const Options& options) {
   const char* const methods[] = {"", " recurrent", " convolution"};
   return scanning::Bound<Options>(
       "h3", DefinitionOf(options), options,
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance, &BackwardTolerance},
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance,
+       &BackwardTolerance},
       methods[static_cast<int>(options.method)]);
 }
 
@@ -258,16 +258,11 @@ Case MakeCase(const CaseRequest& request) {
   Options options;
   scanning::Choice choice;
   choice.states = 32;
-  const std::string words = "+" + request.variant + "+";
-  const auto has = [&](const std::string& word) {
-    return words.find("+" + word + "+") != std::string::npos;
-  };
-  if (has("convolution")) options.method = Method::kConvolution;
-  if (const size_t at = words.find("+modes="); at != std::string::npos) {
-    choice.states = std::stoll(words.substr(at + 7));
-  }
-  if (has("taps=1")) choice.shifts = 1;
-  if (has("heads=1")) choice.head_channels = 1;
+  const mechanism::Words words(request.variant);
+  if (words.Has("convolution")) options.method = Method::kConvolution;
+  if (const auto number = words.Number("modes")) choice.states = static_cast<int64_t>(*number);
+  if (words.Has("taps=1")) choice.shifts = 1;
+  if (words.Has("heads=1")) choice.head_channels = 1;
   return scanning::MakeCase(MechanismOf(options), request, choice);
 }
 
@@ -277,27 +272,20 @@ Case RandomCase(DType dtype, uint64_t seed) {
   return scanning::RandomCase(MechanismOf(options), dtype, seed);
 }
 
-TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
-  return scanning::CallOn(MechanismOf({}), ctx, tensors, scale);
-}
-
 }  // namespace
 
 OpEntry Entry() {
   std::vector<std::string> variants = scanning::kVariants;
   variants.insert(variants.end(), {"convolution", "modes=5", "taps=1", "heads=1"});
-  return {.name = "h3",
-          .family = "ssm",
-          .passes = {"forward", "backward", "step"},
-          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = variants,
-          .flops = "8 N d per token and channel, backward 24 N d; Hq D channels, heads of d <= 8, N = 32",
-          .bytes = "4 B Tq Hq D size",
-          .state = "B Hq D (d N 8 + 12)",
-          .make_case = &MakeCase,
-          .random_case = &RandomCase,
-          .inputs = scanning::InputsOf(DefinitionOf({})),
-          .call = &CallOn};
+  return scanning::EntryOf(
+      MechanismOf({}),
+      {.family = "ssm",
+       .variants = variants,
+       .flops = "8 N d per token and channel, backward 24 N d; Hq D channels, heads of d <= 8, N = 32",
+       .bytes = "4 B Tq Hq D size",
+       .state = "B Hq D (d N 8 + 12)",
+       .make_case = &MakeCase,
+       .random_case = &RandomCase});
 }
 
 }  // namespace heed::h3

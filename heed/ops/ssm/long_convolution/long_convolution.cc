@@ -1,6 +1,4 @@
 // The long convolution on the scan engine.
-#include "heed/ops/ssm/long_convolution/long_convolution.h"
-
 #include "heed/ops/ssm/long_convolution/long_convolution_internal.h"
 
 namespace heed::long_convolution {
@@ -38,27 +36,6 @@ scanning::Definition DefinitionOf(const Options&) {
           .place_gradients = &PlaceGradients};
 }
 
-void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
-  scanning::Forward("long_convolution::Forward", ctx, DefinitionOf(options), in, options, out);
-}
-
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
-  scanning::Backward("long_convolution::Backward", ctx, DefinitionOf(options), in, options, out);
-}
-
-int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return scanning::Workspace("long_convolution::Workspace", ctx, DefinitionOf(options), in,
-                             options);
-}
-
-int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return scanning::BackwardWorkspace("long_convolution::BackwardWorkspace", ctx,
-                                     DefinitionOf(options), in, options);
-}
-
-Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
-  return scanning::Explain("long_convolution::Explain", ctx, DefinitionOf(options), in, options);
-}
+HEED_DEFINE_PASSES(scanning, long_convolution)
 
 }  // namespace heed::long_convolution

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,7 +20,7 @@ using scanning::Epsilon;
 using scanning::EpsilonOf;
 using scanning::Stored;
 
-void Tolerance(const Inputs& in, const Options& options, const Outputs& tolerance) {
+void Tolerance(const Inputs& in, const Options& options, const Outputs&, const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.u.dtype());
   mechanism::Clear(tolerance.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
@@ -62,44 +61,31 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
 }
 
 scanning::Mechanism MechanismOf() {
-  return scanning::Bound<Options>("long_convolution", DefinitionOf({}), {},
-                                  {&Forward, &Backward, &Reference, &BackwardReference, nullptr,
-                                   &Tolerance, &BackwardTolerance});
+  return scanning::Bound<Options>(
+      "long_convolution", DefinitionOf({}), {},
+      {&Forward, &Backward, &Reference, &BackwardReference, nullptr, &Tolerance,
+       &BackwardTolerance});
 }
 
 // D = Hq D channels, T = Tq tokens and taps.
 Case MakeCase(const CaseRequest& request) {
   scanning::Choice choice;
-  const std::string words = "+" + request.variant + "+";
-  if (const size_t at = words.find("+taps="); at != std::string::npos) {
-    choice.taps = std::stoll(words.substr(at + 6));
-  }
+  const mechanism::Words words(request.variant);
+  if (const auto number = words.Number("taps")) choice.taps = static_cast<int64_t>(*number);
   return scanning::MakeCase(MechanismOf(), request, choice);
-}
-
-Case RandomCase(DType dtype, uint64_t seed) {
-  return scanning::RandomCase(MechanismOf(), dtype, seed);
-}
-
-TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
-  return scanning::CallOn(MechanismOf(), ctx, tensors, scale);
 }
 
 }  // namespace
 
 OpEntry Entry() {
-  return {.name = "long_convolution",
-          .family = "ssm",
-          .passes = {"forward", "backward"},
-          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = {"taps=7", "taps=100", "lengths=62", "reverse", "strided"},
-          .flops = "15 (log2 Tq + 2) per token and channel, backward 25 (log2 Tq + 2); Hq D channels",
-          .bytes = "(2 B + 1) Tq Hq D size",
-          .state = "none",
-          .make_case = &MakeCase,
-          .random_case = &RandomCase,
-          .inputs = scanning::InputsOf(DefinitionOf({})),
-          .call = &CallOn};
+  return scanning::EntryOf(
+      MechanismOf(),
+      {.family = "ssm",
+       .variants = {"taps=7", "taps=100", "lengths=62", "reverse", "strided"},
+       .flops = "15 (log2 Tq + 2) per token and channel, backward 25 (log2 Tq + 2); Hq D channels",
+       .bytes = "(2 B + 1) Tq Hq D size",
+       .state = "none",
+       .make_case = &MakeCase});
 }
 
 }  // namespace heed::long_convolution

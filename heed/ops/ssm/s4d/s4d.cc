@@ -94,20 +94,6 @@ scanning::Definition DefinitionOf(const Options& options) {
                                                              : scan::Method::kAuto};
 }
 
-void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
-  scanning::Forward("s4d::Forward", ctx, DefinitionOf(options), in, options, out);
-}
-
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
-  scanning::Backward("s4d::Backward", ctx, DefinitionOf(options), in, options, out);
-}
-
-void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
-          const TensorView& o) {
-  scanning::Step("s4d::Step", ctx, DefinitionOf(options), in, state, o);
-}
-
 void Kernel(Context& ctx, const Inputs& in, const Options& options, const TensorView& kernel) {
   constexpr const char* kOp = "s4d::Kernel";
   const Impulse impulse(kOp, "kernel", in, kernel);
@@ -127,17 +113,6 @@ void KernelBackward(Context& ctx, const Inputs& in, const ConstTensorView& dkern
   scanning::Backward(kOp, ctx, DefinitionOf(OfKernel(options)), of, {}, out);
 }
 
-int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return scanning::Workspace("s4d::Workspace", ctx, DefinitionOf(options), in, options);
-}
-
-int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return scanning::BackwardWorkspace("s4d::BackwardWorkspace", ctx, DefinitionOf(options), in,
-                                     options);
-}
-
-Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
-  return scanning::Explain("s4d::Explain", ctx, DefinitionOf(options), in, options);
-}
+HEED_DEFINE_RECURRENT(scanning, s4d)
 
 }  // namespace heed::s4d

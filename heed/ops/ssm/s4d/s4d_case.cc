@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,9 +27,9 @@ bool HasTaps(const Inputs& in, const Options& options, bool states) {
                                options.method == Method::kConvolution, states);
 }
 
-void Tolerance(const Inputs& in, const Options& options, const Outputs& tolerance) {
+void Tolerance(const Inputs& in, const Options& options, const Outputs&, const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.u.dtype());
-  const Epsilon state = EpsilonOf(scanning::StateDType(in.u.dtype()));
+  const Epsilon state = EpsilonOf(mechanism::StateDType(in.u.dtype()));
   const bool has_taps = HasTaps(in, options, in.initial.present() || tolerance.final.present());
   mechanism::Clear(tolerance.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
@@ -53,7 +52,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& toleranc
 void BackwardTolerance(const BackwardInputs& in, const Options& options, const Gradients& expected,
                        const Gradients& tolerance) {
   const Epsilon e = EpsilonOf(in.u.dtype());
-  const Epsilon state = EpsilonOf(scanning::StateDType(in.u.dtype()));
+  const Epsilon state = EpsilonOf(mechanism::StateDType(in.u.dtype()));
   const double u = e.unit;
   const bool is_f64 = in.u.dtype() == DType::kF64;
   const bool has_taps = HasTaps(
@@ -104,7 +103,8 @@ scanning::Mechanism MechanismOf(const Options& options) {
   const char* const methods[] = {"", " recurrent", " convolution"};
   return scanning::Bound<Options>(
       "s4d", DefinitionOf(options), options,
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance, &BackwardTolerance},
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance,
+       &BackwardTolerance},
       std::string(methods[static_cast<int>(options.method)]) +
           (options.discretization == Discretization::kBilinear ? " bilinear" : ""));
 }
@@ -114,15 +114,10 @@ Case MakeCase(const CaseRequest& request) {
   Options options;
   scanning::Choice choice;
   choice.states = 32;
-  const std::string words = "+" + request.variant + "+";
-  const auto has = [&](const std::string& word) {
-    return words.find("+" + word + "+") != std::string::npos;
-  };
-  if (has("convolution")) options.method = Method::kConvolution;
-  if (has("bilinear")) options.discretization = Discretization::kBilinear;
-  if (const size_t at = words.find("+modes="); at != std::string::npos) {
-    choice.states = std::stoll(words.substr(at + 7));
-  }
+  const mechanism::Words words(request.variant);
+  if (words.Has("convolution")) options.method = Method::kConvolution;
+  if (words.Has("bilinear")) options.discretization = Discretization::kBilinear;
+  if (const auto number = words.Number("modes")) choice.states = static_cast<int64_t>(*number);
   return scanning::MakeCase(MechanismOf(options), request, choice);
 }
 
@@ -133,27 +128,20 @@ Case RandomCase(DType dtype, uint64_t seed) {
   return scanning::RandomCase(MechanismOf(options), dtype, seed);
 }
 
-TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
-  return scanning::CallOn(MechanismOf({}), ctx, tensors, scale);
-}
-
 }  // namespace
 
 OpEntry Entry() {
   std::vector<std::string> variants = scanning::kVariants;
   variants.insert(variants.end(), {"convolution", "bilinear", "modes=5"});
-  return {.name = "s4d",
-          .family = "ssm",
-          .passes = {"forward", "backward", "step"},
-          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = variants,
-          .flops = "8 N per token and channel, backward 24 N; Hq D channels, N = 32",
-          .bytes = "2 B Tq Hq D size",
-          .state = "B Hq D N 8",
-          .make_case = &MakeCase,
-          .random_case = &RandomCase,
-          .inputs = scanning::InputsOf(DefinitionOf({})),
-          .call = &CallOn};
+  return scanning::EntryOf(
+      MechanismOf({}),
+      {.family = "ssm",
+       .variants = variants,
+       .flops = "8 N per token and channel, backward 24 N; Hq D channels, N = 32",
+       .bytes = "2 B Tq Hq D size",
+       .state = "B Hq D N 8",
+       .make_case = &MakeCase,
+       .random_case = &RandomCase});
 }
 
 }  // namespace heed::s4d

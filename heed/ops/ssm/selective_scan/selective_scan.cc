@@ -1,6 +1,4 @@
 // The selective scan on the scan engine.
-#include "heed/ops/ssm/selective_scan/selective_scan.h"
-
 #include "heed/ops/ssm/selective_scan/selective_scan_internal.h"
 
 namespace heed::selective_scan {
@@ -57,31 +55,6 @@ scanning::Definition DefinitionOf(const Options& options) {
           .softplus = options.delta_softplus};
 }
 
-void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
-  scanning::Forward("selective_scan::Forward", ctx, DefinitionOf(options), in, options, out);
-}
-
-void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
-              const Gradients& out) {
-  scanning::Backward("selective_scan::Backward", ctx, DefinitionOf(options), in, options, out);
-}
-
-void Step(Context& ctx, const StepInputs& in, const Options& options, const StepState& state,
-          const TensorView& o) {
-  scanning::Step("selective_scan::Step", ctx, DefinitionOf(options), in, state, o);
-}
-
-int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return scanning::Workspace("selective_scan::Workspace", ctx, DefinitionOf(options), in, options);
-}
-
-int64_t BackwardWorkspace(const Context& ctx, const Inputs& in, const Options& options) {
-  return scanning::BackwardWorkspace("selective_scan::BackwardWorkspace", ctx,
-                                     DefinitionOf(options), in, options);
-}
-
-Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
-  return scanning::Explain("selective_scan::Explain", ctx, DefinitionOf(options), in, options);
-}
+HEED_DEFINE_RECURRENT(scanning, selective_scan)
 
 }  // namespace heed::selective_scan

@@ -68,7 +68,7 @@ ChannelErrors ErrorsOf(const ReferenceChannel& c, double u) {
   return e;
 }
 
-void Tolerance(const Inputs& in, const Options& options, const Outputs& tolerance) {
+void Tolerance(const Inputs& in, const Options& options, const Outputs&, const Outputs& tolerance) {
   const Epsilon e = EpsilonOf(in.u.dtype());
   mechanism::Clear(tolerance.o);
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
@@ -82,7 +82,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& toleranc
       mechanism::Put(tolerance.o, {c.place.batch, c.place.channel, c.place.tokens[t]},
                  Stored(c.o[t], error, e));
     }
-    const Epsilon state = EpsilonOf(scanning::StateDType(in.u.dtype()));
+    const Epsilon state = EpsilonOf(mechanism::StateDType(in.u.dtype()));
     for (int64_t n = 0; n < c.N; ++n) {
       const auto i = static_cast<size_t>(n);
       mechanism::Put(tolerance.final, {c.place.sequence, c.place.channel, n},
@@ -170,7 +170,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
       AddAt(tolerance.ddelta_bias, {d},
             of_ddelta + of_tokens * std::abs(g.ddelta[t]) + e.least);
     }
-    const Epsilon state = EpsilonOf(scanning::StateDType(in.u.dtype()));
+    const Epsilon state = EpsilonOf(mechanism::StateDType(in.u.dtype()));
     for (size_t n = 0; n < N; ++n) {
       mechanism::Put(tolerance.dinitial, {c.place.sequence, d, static_cast<int64_t>(n)},
                  c.u.empty() ? 0 : 1.01 * of_p[n] + state.least);
@@ -184,10 +184,11 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
 }
 
 scanning::Mechanism MechanismOf(const Options& options) {
-  return scanning::Bound<Options>("selective_scan", DefinitionOf(options), options,
-                                  {&Forward, &Backward, &Reference, &BackwardReference, &Step,
-                                   &Tolerance, &BackwardTolerance},
-                                  options.delta_softplus ? " softplus" : "");
+  return scanning::Bound<Options>(
+      "selective_scan", DefinitionOf(options), options,
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance,
+       &BackwardTolerance},
+      options.delta_softplus ? " softplus" : "");
 }
 
 // D = Hq D channels, T = Tq tokens, N = 16 states.
@@ -196,19 +197,14 @@ Case MakeCase(const CaseRequest& request) {
   scanning::Choice choice;
   choice.absent = {"z", "delta_bias"};
   choice.groups = 0;
-  const std::string words = "+" + request.variant + "+";
-  const auto has = [&](const std::string& word) {
-    return words.find("+" + word + "+") != std::string::npos;
-  };
-  if (has("mamba")) {  // as its block calls it
+  const mechanism::Words words(request.variant);
+  if (words.Has("mamba")) {  // as its block calls it
     options.delta_softplus = true;
     choice.absent.clear();
   }
-  if (has("groups")) choice.groups = 2;
-  if (has("constant")) choice.constant = {"B", "C"};
-  if (const size_t at = words.find("+states="); at != std::string::npos) {
-    choice.states = std::stoll(words.substr(at + 8));
-  }
+  if (words.Has("groups")) choice.groups = 2;
+  if (words.Has("constant")) choice.constant = {"B", "C"};
+  if (const auto number = words.Number("states")) choice.states = static_cast<int64_t>(*number);
   return scanning::MakeCase(MechanismOf(options), request, choice);
 }
 
@@ -218,27 +214,20 @@ Case RandomCase(DType dtype, uint64_t seed) {
   return scanning::RandomCase(MechanismOf(options), dtype, seed);
 }
 
-TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
-  return scanning::CallOn(MechanismOf({}), ctx, tensors, scale);
-}
-
 }  // namespace
 
 OpEntry Entry() {
   std::vector<std::string> variants = scanning::kVariants;
   variants.insert(variants.end(), {"mamba", "groups", "constant", "states=5"});
-  return {.name = "selective_scan",
-          .family = "ssm",
-          .passes = {"forward", "backward", "step"},
-          .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = variants,
-          .flops = "7 N per token and channel, backward 21 N; Hq D channels, N = 16",
-          .bytes = "B Tq (3 Hq D + 2 N) size",
-          .state = "B Hq D N 4",
-          .make_case = &MakeCase,
-          .random_case = &RandomCase,
-          .inputs = scanning::InputsOf(DefinitionOf({})),
-          .call = &CallOn};
+  return scanning::EntryOf(
+      MechanismOf({}),
+      {.family = "ssm",
+       .variants = variants,
+       .flops = "7 N per token and channel, backward 21 N; Hq D channels, N = 16",
+       .bytes = "B Tq (3 Hq D + 2 N) size",
+       .state = "B Hq D N 4",
+       .make_case = &MakeCase,
+       .random_case = &RandomCase});
 }
 
 }  // namespace heed::selective_scan

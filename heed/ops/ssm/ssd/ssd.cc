@@ -5,13 +5,14 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
-#include <utility>
+#include <string_view>
 #include <vector>
 
 #include "heed/core/carver.h"
 #include "heed/core/os.h"
 #include "heed/ops/mechanism/check_internal.h"
 #include "heed/ops/mechanism/recurrent_internal.h"
+#include "heed/ops/ssm/ssd/ssd_internal.h"
 #include "heed/ops/ssm/ssd/ssd_kernels_internal.h"
 
 namespace heed::ssd {
@@ -19,9 +20,9 @@ namespace {
 
 using mechanism::Fail;
 using recurrent::Definition;
-using recurrent::StateDType;
+using mechanism::StateDType;
 
-using recurrent::Axes;
+using mechanism::Axes;
 
 // Constants of heads, read in f64; each `copies` times where it is one per head.
 void Read(const ConstTensorView& t, int64_t copies, std::vector<double>& values) {
@@ -42,30 +43,23 @@ void CheckOwn(const char* op, const Inputs& in, const Options& options, bool dat
   if (in.x.rank() != 4) {
     Fail(op, "x", "has shape " + in.x.ShapeString(), "rank 4: [B, T, H, P]");
   }
-  const int64_t B = in.x.size(0), T = in.x.size(1), H = in.x.size(2), P = in.x.size(3);
+  const mechanism::AxisSizes sizes = {
+      .B = in.x.size(0), .T = in.x.size(1), .H = in.x.size(2), .P = in.x.size(3)};
   const DType dtype = in.x.dtype();
-  const auto any_float = [&](const char* name, const ConstTensorView& t) {
-    if (!IsFloat(t.dtype())) {
-      Fail(op, name, std::string("has dtype ") + Name(t.dtype()), "a float dtype");
+  for (const Tensor& row : kTensors) {
+    const ConstTensorView& t = in.*row.input;
+    const bool of_recurrence = row.input == &Inputs::x || row.input == &Inputs::B || row.input == &Inputs::C;
+    if (of_recurrence || (row.optional && !t.present())) continue;
+    const bool constant = row.type == Tensor::kAnyFloat && t.present();
+    if (constant && !IsFloat(t.dtype())) {
+      Fail(op, row.name, std::string("has dtype ") + Name(t.dtype()), "a float dtype");
     }
-    return t.dtype();
-  };
-  const DType wide = StateDType(dtype);
-  recurrent::CheckInput(op, "dt", in.dt, {B, T, H},
-                        in.dt.present() && in.dt.dtype() == wide ? wide : dtype, data);
-  recurrent::CheckInput(op, "A", in.A, {H},
-                        in.A.present() ? any_float("A", in.A) : dtype, data);
-  if (in.D.present()) {
-    recurrent::CheckInput(op, "D", in.D, in.D.rank() == 2 ? Axes{H, P} : Axes{H},
-                          any_float("D", in.D), data);
-  }
-  if (in.z.present()) {
-    recurrent::CheckInput(op, "z", in.z, {B, T, H, P}, dtype, data);
-    mechanism::CheckContiguousRows(op, "z", in.z);
-  }
-  if (in.dt_bias.present()) {
-    recurrent::CheckInput(op, "dt_bias", in.dt_bias, {H}, any_float("dt_bias", in.dt_bias),
-                          data);
+    const bool own = constant || (row.type == Tensor::kWide && t.present() && t.dtype() == StateDType(dtype));
+    std::string_view axes = mechanism::AxesOfRank(row.axes, t.rank());
+    if (axes.empty()) axes = std::string_view(row.axes).substr(std::string_view(row.axes).rfind('|') + 1);
+    mechanism::CheckTensor(op, row.name, t, mechanism::ShapeOf(axes, sizes), own ? t.dtype() : dtype,
+                           data);
+    if (row.input == &Inputs::z) mechanism::CheckContiguousRows(op, row.name, t);
   }
   if (!(options.dt_min >= 0) || std::isinf(options.dt_min)) {
     Fail(op, "dt_limit", "begins with " + mechanism::Text(options.dt_min), "a number >= 0");
@@ -78,13 +72,11 @@ void CheckOwn(const char* op, const Inputs& in, const Options& options, bool dat
 
 mechanism::Apart Reads(const Inputs& in, const Options& options) {
   mechanism::Apart tensors;
-  for (const auto& [name, view] :
-       {std::pair{"x", &in.x}, {"dt", &in.dt}, {"A", &in.A}, {"B", &in.B}, {"C", &in.C},
-        {"D", &in.D}, {"z", &in.z}, {"dt_bias", &in.dt_bias},
-        {"initial_state", &in.initial}, {"lengths", &options.lengths},
-        {"starts", &options.starts}, {"cu_seqlens", &options.cu_seqlens}}) {
-    tensors.Reads(name, *view);
-  }
+  for (const Tensor& row : kTensors) tensors.Reads(row.name, in.*row.input);
+  tensors.Reads("initial_state", in.initial);
+  tensors.Reads("lengths", options.lengths);
+  tensors.Reads("starts", options.starts);
+  tensors.Reads("cu_seqlens", options.cu_seqlens);
   return tensors;
 }
 
@@ -184,7 +176,7 @@ void Stage(Context& ctx, Plan& plan, bool backward) {
 void PrepareTimeSteps(const char* op, Context& ctx, const Elements& e) {
   ComputeTimeSteps(ctx, e);
   if (!ctx.checks()) return;
-  for (const recurrent::TokenRange& range : e.ranges) {
+  for (const mechanism::TokenRange& range : e.ranges) {
     for (int64_t t = range.begin; t < range.end; ++t) {
       for (int64_t h = 0; h < e.heads; ++h) {
         const TensorView& g = e.log_decay;
@@ -209,7 +201,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   auto others = Reads(in, options);
   others.Writes(kOp, "o", out.o);
   others.Writes(kOp, "final_state", out.final);
-  plan.e.ranges = recurrent::Ranges(kOp, in.x, options);
+  plan.e.ranges = mechanism::RangesOf(kOp, "x", in.x, options);
   Stage(ctx, plan, false);
   plan.around.output_gate = in.z;
   plan.around.prepare = [&] { PrepareTimeSteps(kOp, ctx, plan.e); };
@@ -222,32 +214,25 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   const os::ScopedFloatControl float_control;  // for constants and sums
   Plan plan = PlanOf(kOp, in, options, true);
   Elements& e = plan.e;
-  recurrent::CheckInput(kOp, "d_o", in.d_o, in.x.sizes(),
+  mechanism::CheckTensor(kOp, "d_o", in.d_o, in.x.sizes(),
                         in.x.dtype(), true);
   mechanism::CheckContiguousRows(kOp, "d_o", in.d_o);
   auto others = Reads(in, options);
   others.Reads("d_o", in.d_o);
   others.Reads("d_state", in.d_final);
-  // Of those outputs that the recurrence does not know: shapes and dtypes too.
-  const auto like = [&](const char* name, const TensorView& t, const ConstTensorView& of) {
-    if (!t.present()) return;
-    if (!of.present()) Fail(kOp, name, "is asked for", "none: there is no such input");
-    recurrent::CheckInput(kOp, name, t, of.sizes(), of.dtype(),
-                          true);
-    if (t.rank() == 4) mechanism::CheckContiguousRows(kOp, name, t);
-    others.Writes(kOp, name, t);
-  };
-  like("dx", out.dx, in.x);
-  like("ddt", out.ddt, in.dt);
-  like("dA", out.dA, in.A);
-  like("dD", out.dD, in.D);
-  like("dz", out.dz, in.z);
-  like("ddt_bias", out.ddt_bias, in.dt_bias);
-  others.Writes(kOp, "dB", out.dB);
-  others.Writes(kOp, "dC", out.dC);
+  for (const Tensor& row : kTensors) {
+    const TensorView& t = out.*row.gradient;
+    const ConstTensorView& of = in.*row.input;
+    const std::string name = std::string("d") + row.name;
+    if (!t.present()) continue;
+    if (!of.present()) Fail(kOp, name.c_str(), "is asked for", "none: there is no such input");
+    mechanism::CheckTensor(kOp, name.c_str(), t, of.sizes(), of.dtype(), true);
+    if (t.rank() == 4) mechanism::CheckContiguousRows(kOp, name.c_str(), t);
+    others.Writes(kOp, name.c_str(), t);
+  }
   others.Writes(kOp, "dinitial_state", out.dinitial);
 
-  e.ranges = recurrent::Ranges(kOp, in.x, options);
+  e.ranges = mechanism::RangesOf(kOp, "x", in.x, options);
   e.d_o = in.d_o;
   e.out = out;
   Stage(ctx, plan, true);
@@ -275,7 +260,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   recurrent::Backward(kOp, ctx, With(backward), whole, options, gradients);
   FinishGradients(ctx, e);
   for (const TensorView* t : {&out.dx, &out.ddt, &out.dz}) {
-    recurrent::ClearOthers(e.ranges, *t);
+    mechanism::ClearOthers(e.ranges, *t);
   }
 }
 
@@ -287,11 +272,9 @@ void Step(Context& ctx, const Inputs& in, const Options& options, const TensorVi
     Fail(kOp, "initial_state", "is given", "none: the state is updated in place");
   }
   Inputs whole = in;  // of one token
-  whole.x = recurrent::OneToken(kOp, "x", in.x);
-  whole.dt = recurrent::OneToken(kOp, "dt", in.dt);
-  whole.B = recurrent::OneToken(kOp, "B", in.B);
-  whole.C = recurrent::OneToken(kOp, "C", in.C);
-  whole.z = recurrent::OneToken(kOp, "z", in.z);
+  for (const Tensor& row : kTensors) {
+    if (row.over_tokens()) whole.*row.input = mechanism::OneToken(kOp, row.name, in.*row.input);
+  }
   Options of_token = options;
   of_token.lengths = of_token.starts = of_token.cu_seqlens = {};
   thread_local Plan plan;  // whose memory the next step finds again
@@ -300,7 +283,7 @@ void Step(Context& ctx, const Inputs& in, const Options& options, const TensorVi
   auto others = Reads(in, of_token);
   others.Writes(kOp, "state", state);
   others.Writes(kOp, "o", o);
-  recurrent::Ranges(kOp, whole.x, of_token, true, plan.e.ranges);
+  mechanism::Ranges(kOp, "x", whole.x, 1, of_token, true, plan.e.ranges);
   Stage(ctx, plan, false);
   plan.around.output_gate = whole.z;
   plan.around.prepare = [&] { PrepareTimeSteps(kOp, ctx, plan.e); };

@@ -62,7 +62,7 @@ HWY_INLINE V Sigmoid(D d, V x) {
 }
 
 template <class T>
-HWY_ATTR void TimeSteps(const Elements& e, const recurrent::TokenRange& range,
+HWY_ATTR void TimeSteps(const Elements& e, const mechanism::TokenRange& range,
                         int64_t head) {
   const hn::ScalableTag<T> d;
   const auto h = static_cast<size_t>(head);
@@ -128,7 +128,7 @@ struct Sums {
 };
 
 template <class T>
-HWY_ATTR void Finish(const Elements& e, const recurrent::TokenRange& range, int64_t head,
+HWY_ATTR void Finish(const Elements& e, const mechanism::TokenRange& range, int64_t head,
                      T* d_sum, Sums& sums) {
   const hn::ScalableTag<T> d;
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
@@ -258,7 +258,7 @@ void TimeStepsOf(Context& ctx, const Elements& e) {
 template <class T>
 void GateGradientsOf(Context& ctx, const Elements& e) {
   constexpr int64_t kTokens = 16;  // of a task
-  for (const recurrent::TokenRange& range : e.ranges) {
+  for (const mechanism::TokenRange& range : e.ranges) {
     const int64_t tasks = (range.end - range.begin + kTokens - 1) / kTokens;
     ctx.ParallelFor(tasks, [&](int64_t task, int) HWY_ATTR {
       const int64_t begin = range.begin + task * kTokens;

@@ -19,7 +19,7 @@ struct Elements {
   double dt_min, dt_max;
   int64_t heads, channels;
   DType compute;
-  std::vector<recurrent::TokenRange> ranges;
+  std::vector<mechanism::TokenRange> ranges;
   std::vector<double> A, bias, D;  // [H], [H], [H, P] or empty
 
   TensorView delta, log_decay;  // [B, T, H]

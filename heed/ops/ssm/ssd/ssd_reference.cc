@@ -23,7 +23,7 @@ using mechanism::Add;
 using mechanism::At;
 using mechanism::Clear;
 using mechanism::Put;
-using Tensor = mechanism::ReferenceTensor;
+using mechanism::ReferenceTensor;
 
 template <class View>
 View Transposed(const View& t) {
@@ -37,13 +37,13 @@ double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 // The tensors of the recurrence, and what lies around it.
 struct Plain {
   const Inputs& in;
-  Tensor delta, slope, log_decay, v;  // slope: of delta by dt
-  Tensor undecided;  // 1 where rounding decides whether a time step is clamped
+  ReferenceTensor delta, slope, log_decay, v;  // slope: of delta by dt
+  ReferenceTensor undecided;  // 1 where rounding decides whether a time step is clamped
   std::vector<float> wide[2];         // 16-bit C and B, so that nothing more is rounded
   recurrent::BackwardInputs inputs;
   recurrent::Options options;
   recurrent::ReferenceMath math;
-  std::vector<recurrent::TokenRange> ranges;
+  std::vector<mechanism::TokenRange> ranges;
   double delta_error = 0;  // relative
 
   Plain(const Inputs& given, const Options& call)
@@ -51,7 +51,7 @@ struct Plain {
         log_decay(delta),
         v({in.x.size(0), in.x.size(1), in.x.size(2), in.x.size(3)}), undecided(delta),
         options(call),
-        ranges(recurrent::Ranges("reference", in.x, call)) {
+        ranges(mechanism::RangesOf("reference", "x", in.x, call)) {
     const double u = in.x.dtype() == DType::kF64 ? 0x1p-53 : 0x1p-24;
     double largest = 0;
     ForEach([&](int64_t b, int64_t t, int64_t h) {
@@ -111,8 +111,8 @@ struct Plain {
   }
 
   // Of y: the recurrence alone, and how far off it may be.
-  Tensor Y(Tensor* tolerance) {
-    Tensor y(v.sizes);
+  ReferenceTensor Y(ReferenceTensor* tolerance) {
+    ReferenceTensor y(v.sizes);
     recurrent::Reference(inputs, options, math, {y.view(), {}});
     if (tolerance != nullptr) {
       recurrent::Tolerance(inputs, options, math, {y.view(), {}}, {tolerance->view(), {}});
@@ -147,7 +147,7 @@ constexpr double kSum = 48;  // units of the sum of magnitudes
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   Plain plain(in, options);
   Clear(out.o);
-  Tensor y(plain.v.sizes);
+  ReferenceTensor y(plain.v.sizes);
   recurrent::Reference(plain.inputs, plain.options, plain.math,
                        {y.view(), {Transposed(out.final), {}}});
   plain.ForEach([&](int64_t b, int64_t t, int64_t h) {
@@ -168,7 +168,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs& expected
   const auto e = recurrent::EpsilonOf(in.x.dtype());
   const double u = Unit(in);
   Clear(tolerance.o);
-  Tensor y(plain.v.sizes), y_error(plain.v.sizes);
+  ReferenceTensor y(plain.v.sizes), y_error(plain.v.sizes);
   recurrent::Reference(plain.inputs, plain.options, plain.math, {y.view(), {}});
   recurrent::Tolerance(plain.inputs, plain.options, plain.math,
                        {y.view(), {Transposed(expected.final), {}}},
@@ -197,8 +197,8 @@ void RunBackward(const BackwardInputs& in, const Options& options, const Gradien
   const auto e = recurrent::EpsilonOf(in.x.dtype());
   const double u = Unit(in);
   const bool errors = tolerance != nullptr;
-  Tensor y_error(plain.v.sizes), dy(plain.v.sizes);
-  Tensor y = in.z.present() ? plain.Y(errors ? &y_error : nullptr) : Tensor(plain.v.sizes);
+  ReferenceTensor y_error(plain.v.sizes), dy(plain.v.sizes);
+  ReferenceTensor y = in.z.present() ? plain.Y(errors ? &y_error : nullptr) : ReferenceTensor(plain.v.sizes);
   plain.ForEach([&](int64_t b, int64_t t, int64_t h) {
     for (int64_t p = 0; p < in.x.size(3); ++p) {
       double factor = 1;
@@ -213,7 +213,7 @@ void RunBackward(const BackwardInputs& in, const Options& options, const Gradien
   plain.inputs.d_final.S = Transposed(in.d_final);
   if (in.z.present()) plain.math.value_error += 8 * u;  // of dy
 
-  Tensor dv(plain.v.sizes), dg(plain.delta.sizes), dv_error(dv), dg_error(dg);
+  ReferenceTensor dv(plain.v.sizes), dg(plain.delta.sizes), dv_error(dv), dg_error(dg);
   recurrent::Gradients gradients;
   gradients.dq = out.dC;
   gradients.dk = out.dB;

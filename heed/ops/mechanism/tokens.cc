@@ -1,17 +1,17 @@
-// Which tokens of a call count.
+// Which tokens of a call count, and zeros for the others.
+#include "heed/ops/mechanism/tokens_internal.h"
+
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "heed/core/os.h"
 #include "heed/ops/mechanism/check_internal.h"
-#include "heed/ops/mechanism/recurrent_internal.h"
 
-namespace heed::recurrent {
+namespace heed::mechanism {
 namespace {
-
-using mechanism::Fail;
 
 // Empty if it is absent, or described without its data.
 std::vector<int64_t> Integers(const char* op, const char* name, const ConstTensorView& t,
@@ -37,6 +37,35 @@ std::string At(const char* name, size_t i) {
   return std::string(name) + "[" + std::to_string(i) + "]";
 }
 
+// Zeros for tokens [begin, end) of sequence b, the smallest strides inside.
+void Clear(const TensorView& t, int token, int64_t b, int64_t begin, int64_t end) {
+  std::vector<int> order;
+  for (int axis = 1; axis < t.rank(); ++axis) order.push_back(axis);
+  std::sort(order.begin(), order.end(), [&](int x, int y) {
+    return std::abs(t.stride(x)) > std::abs(t.stride(y));
+  });
+  const auto count = [&](int axis) { return axis == token ? end - begin : t.size(axis); };
+  const auto size = static_cast<int64_t>(SizeOf(t.dtype()));
+  const int inner = order.back();
+  order.pop_back();
+  int64_t rows = 1;
+  for (const int axis : order) rows *= count(axis);
+  for (int64_t row = 0; row < rows; ++row) {
+    int64_t at = b * t.stride(0) + begin * t.stride(token), rest = row;
+    for (size_t i = order.size(); i-- > 0; rest /= count(order[i])) {
+      at += rest % count(order[i]) * t.stride(order[i]);
+    }
+    char* to = t.as<char>() + at * size;
+    if (t.stride(inner) == 1) {
+      std::memset(to, 0, static_cast<size_t>(count(inner) * size));
+      continue;
+    }
+    for (int64_t i = 0; i < count(inner); ++i) {
+      std::memset(to + i * t.stride(inner) * size, 0, static_cast<size_t>(size));
+    }
+  }
+}
+
 }  // namespace
 
 ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView& t) {
@@ -52,48 +81,22 @@ ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView
   return {t.data(), t.dtype(), sizes, strides, t.device()};
 }
 
-void ClearOthers(const std::vector<TokenRange>& ranges, const TensorView& t) {
-  if (!t.present() || t.rank() < 3 || t.num_elements() == 0) return;
-  // What a token has: rows of contiguous elements, or single ones.
-  const int last = t.rank() - 1;
-  const bool has_rows = last >= 2 && t.stride(last) == 1;
-  const int axes = has_rows ? last : t.rank();
-  const size_t row = SizeOf(t.dtype()) * (has_rows ? static_cast<size_t>(t.size(last)) : 1);
-  int64_t rows = 1;
-  for (int axis = 2; axis < axes; ++axis) rows *= t.size(axis);
-  const auto clear = [&](int64_t b, int64_t begin, int64_t end) {
-    for (int64_t token = begin; token < end; ++token) {
-      for (int64_t i = 0; i < rows; ++i) {
-        int64_t at = b * t.stride(0) + token * t.stride(1), rest = i;
-        for (int axis = axes - 1; axis >= 2; rest /= t.size(axis--)) {
-          at += rest % t.size(axis) * t.stride(axis);
-        }
-        std::memset(static_cast<char*>(t.data()) + at * static_cast<int64_t>(SizeOf(t.dtype())), 0,
-                    row);
-      }
-    }
-  };
+void ClearOthers(const std::vector<TokenRange>& ranges, const TensorView& t, int token_axis) {
+  if (!t.present() || t.num_elements() == 0) return;
   for (int64_t b = 0; b < t.size(0); ++b) {
     int64_t after = 0;  // of the ranges so far: ascending
     for (const TokenRange& range : ranges) {
       if (range.batch != b) continue;
-      clear(b, after, range.begin);
-      after = range.end;
+      if (after < range.begin) Clear(t, token_axis, b, after, range.begin);
+      after = std::max(after, range.end);
     }
-    clear(b, after, t.size(1));
+    if (after < t.size(token_axis)) Clear(t, token_axis, b, after, t.size(token_axis));
   }
 }
 
-std::vector<TokenRange> Ranges(const char* op, const ConstTensorView& q,
-                               const Options& options, bool data) {
-  std::vector<TokenRange> ranges;
-  Ranges(op, q, options, data, ranges);
-  return ranges;
-}
-
-void Ranges(const char* op, const ConstTensorView& q, const Options& options, bool data,
-            std::vector<TokenRange>& ranges) {
-  const int64_t B = q.size(0), T = q.size(1);
+void Ranges(const char* op, const char* name, const ConstTensorView& t, int token_axis,
+            const Sequences& options, bool data, std::vector<TokenRange>& ranges) {
+  const int64_t B = t.size(0), T = t.size(token_axis);
   ranges.clear();
   if (options.cu_seqlens.present()) {
     if (options.lengths.present() || options.starts.present()) {
@@ -101,7 +104,7 @@ void Ranges(const char* op, const ConstTensorView& q, const Options& options, bo
            "none beside cu_seqlens");
     }
     if (B != 1) {
-      Fail(op, "q", "has shape " + q.ShapeString(), "a leading axis of 1 with cu_seqlens");
+      Fail(op, name, "has shape " + t.ShapeString(), "a leading axis of 1 with cu_seqlens");
     }
     auto bounds = Integers(op, "cu_seqlens", options.cu_seqlens, -1, data);
     if (const int64_t count = options.cu_seqlens.size(0); bounds.empty() && count > 0) {
@@ -138,4 +141,4 @@ void Ranges(const char* op, const ConstTensorView& q, const Options& options, bo
   }
 }
 
-}  // namespace heed::recurrent
+}  // namespace heed::mechanism

@@ -1,0 +1,48 @@
+// Which tokens of a call count.
+#ifndef HEED_OPS_MECHANISM_TOKENS_INTERNAL_H_
+#define HEED_OPS_MECHANISM_TOKENS_INTERNAL_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "heed/core/tensor.h"
+
+namespace heed::mechanism {
+
+// Those of one sequence.
+struct TokenRange {
+  int64_t batch, begin, end;
+};
+
+// What the options of a call say of them.
+struct Sequences {
+  template <class Options>
+  Sequences(const Options& options)  // NOLINT: those of its options
+      : lengths(options.lengths), starts(options.starts), cu_seqlens(options.cu_seqlens) {}
+
+  const ConstTensorView &lengths, &starts, &cu_seqlens;
+};
+
+// The sequences of a call, in tokens of its tensors, of which `t` is one: B is its first axis, T the
+// `token_axis`. Without data, lengths and starts that have none count as given for all tokens, and
+// cu_seqlens as of sequences of one length. In the memory of `ranges`.
+void Ranges(const char* op, const char* name, const ConstTensorView& t, int token_axis,
+            const Sequences& sequences, bool data, std::vector<TokenRange>& ranges);
+
+inline std::vector<TokenRange> RangesOf(const char* op, const char* name, const ConstTensorView& t,
+                                        const Sequences& sequences, int token_axis = 1,
+                                        bool data = true) {
+  std::vector<TokenRange> ranges;
+  Ranges(op, name, t, token_axis, sequences, data, ranges);
+  return ranges;
+}
+
+// [B, H, D] as [B, 1, H, D], and so on.
+ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView& t);
+
+// Zeros for tokens that no sequence has.
+void ClearOthers(const std::vector<TokenRange>& ranges, const TensorView& t, int token_axis = 1);
+
+}  // namespace heed::mechanism
+
+#endif  // HEED_OPS_MECHANISM_TOKENS_INTERNAL_H_
