@@ -9,26 +9,6 @@
 namespace heed::recurrent {
 namespace {
 
-using binding::Parameter;
-
-std::string Spelled(std::string_view letters) {
-  return binding::SpelledAxes(letters, {{'G', "HV"}, {'N', "n"}});
-}
-
-Parameter ParameterOf(const Tensor& tensor) {
-  const std::string_view axes = tensor.axes;
-  Parameter parameter = {.name = tensor.name, .axes = Spelled(axes)};
-  // One number per row has no rows.
-  if (axes.back() == 'G' || tensor.input == &Inputs::log_decay) parameter.reading = Parameter::kNumbers;
-  if (tensor.values == Tensor::kFractions) parameter.values = Parameter::kFractions;
-  if (tensor.values == Tensor::kDecays) parameter.values = Parameter::kDecays;
-  parameter.optional = tensor.optional;
-  parameter.cast = tensor.type == Tensor::kSame;
-  if (tensor.input == &Inputs::q) parameter.said_of = "q";
-  if (tensor.input == &Inputs::v) parameter.said_of = "v";
-  return parameter;
-}
-
 // S, z or m, by the place of its member.
 template <auto kConst, auto kMember>
 binding::StatePlace<Structs> PlaceOf(const char* name, const std::string& axes) {
@@ -47,9 +27,11 @@ binding::Table<Structs> TableOf(const Definition& definition, binding::Binding& 
   d.causal = true;  // which the call says
   binding.output = d.value_name;
   binding.output_axes = d.channels ? "B, T, C" : "B, T, HV, V";
-  binding::Table<Structs> table;
-  for (const Tensor& tensor : Tensors(d)) {
-    table.tensors.push_back({ParameterOf(tensor), tensor.input, tensor.step, tensor.gradient});
+  binding::Table<Structs> table = {binding::PlacesOf<Structs>(Tensors(d), {{'G', "HV"}, {'N', "n"}})};
+  for (auto& [parameter, input, step, gradient] : table.tensors) {
+    if (step == &StepInputs::log_decay) parameter.reading = binding::Parameter::kNumbers;  // whatever it decays
+    if (step == &StepInputs::q) parameter.said_of = "q";
+    if (step == &StepInputs::v) parameter.said_of = "v";
   }
   std::string rows = recurrence::IsRandom(d.feature) ? "M" : "K";
   if (rows == "K" && recurrence::FeatureSize(d.feature, 3) != 3) {

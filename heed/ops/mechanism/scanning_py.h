@@ -22,6 +22,9 @@ struct Structs {
   using Explanation = scanning::Explanation;
 };
 
+// Scans read tensors with any strides. Autocast takes those over tokens, which have more than two axes.
+void ReadInPlace(binding::Parameter& parameter);
+
 binding::Table<Structs> TableOf(const Definition& definition);
 
 template <class Options>

@@ -1,7 +1,6 @@
 // heed.linformer and heed.linformer_backward.
-#include "heed/ops/linear/linformer/linformer.h"
-
 #include "docstrings/linformer.h"
+#include "heed/ops/linear/linformer/linformer_internal.h"
 #include "heed/ops/mechanism/binding_py.h"
 
 namespace heed::linformer {
@@ -20,20 +19,13 @@ struct Structs {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  using binding::Parameter;
-  const auto tensor = [](const char* name, const char* axes, Parameter::Reading reading,
-                         ConstTensorView Inputs::*input, TensorView Gradients::*gradient) {
-    return binding::TensorPlace<Structs>{
-        {.name = name, .axes = axes, .reading = reading, .cast = true}, input, input, gradient};
-  };
-  binding::Bind<Structs, Options>(
-      m, {.name = "linformer", .docs = doc::kDocs, .output = "v"},
-      {{tensor("q", "B, T, H, K", Parameter::kRows, &Inputs::q, &Gradients::dq),
-        tensor("k", "B, T, H, K", Parameter::kRows, &Inputs::k, &Gradients::dk),
-        tensor("v", "B, T, HV, V", Parameter::kRows, &Inputs::v, &Gradients::dv),
-        tensor("e", "R, C", Parameter::kInPlace, &Inputs::e, &Gradients::de),
-        tensor("f", "R, C", Parameter::kInPlace, &Inputs::f, &Gradients::df)}},
-      {&Forward, &Backward, nullptr, &Explain});
+  auto tensors = binding::PlacesOf<Structs>(kTensors, {{'G', "HV"}, {'M', "R"}, {'L', "C"}});
+  for (auto& [parameter, input, step, gradient] : tensors) {
+    parameter.cast = true;
+    if (input == &Inputs::e || input == &Inputs::f) parameter.reading = binding::Parameter::kInPlace;
+  }
+  binding::Bind<Structs, Options>(m, {.name = "linformer", .docs = doc::kDocs, .output = "v"}, {tensors},
+                                  {&Forward, &Backward, nullptr, &Explain});
 }
 
 }  // namespace heed::linformer
