@@ -55,7 +55,7 @@ class Apart {
   void Reads(const char* name, const ConstTensorView& t);
   // Writable, apart from all before, which it joins.
   void Writes(const char* op, const char* name, const TensorView& t);
-  // The same of one that is there, of this shape and dtype.
+  // Checks before that it is there, of this shape and dtype.
   void Writes(const char* op, const char* name, const TensorView& t, const Axes& shape,
               DType dtype) {
     CheckTensor(op, name, t, shape, dtype, true);

@@ -98,8 +98,21 @@ View WithoutTokens(std::string_view axes, const View& t) {
   return View(t.data(), t.dtype(), sizes, strides);
 }
 
-// A state and where the structs of `Api` have it, which names them: Tensor, Inputs, BackwardInputs,
-// StepInputs, StepState, Outputs, Gradients and Explanation.
+// The structs of a mechanism's calls, and the rows of its table.
+template <class OfTable, class In, class BackwardIn, class StepIn, class State, class Out,
+          class Gradient, class Explained>
+struct ApiOf {
+  using Tensor = OfTable;
+  using Inputs = In;
+  using BackwardInputs = BackwardIn;
+  using StepInputs = StepIn;
+  using StepState = State;
+  using Outputs = Out;
+  using Gradients = Gradient;
+  using Explanation = Explained;
+};
+
+// A state, and where the structs of a mechanism's calls have it.
 template <class Api>
 struct State {
   StateRow row;
@@ -109,6 +122,17 @@ struct State {
   std::function<TensorView&(typename Api::Gradients&)> dinitial;
   std::function<TensorView&(typename Api::StepState&)> step;
 };
+
+// The one state of a mechanism that calls it `initial`, `final` and so on.
+template <class Api>
+State<Api> OneState(const char* axes) {
+  return {.row = {.name = "state", .gradient = "dinitial_state", .axes = axes},
+          .initial = [](auto& in) -> ConstTensorView& { return in.initial; },
+          .d_final = [](auto& in) -> ConstTensorView& { return in.d_final; },
+          .final = [](auto& out) -> TensorView& { return out.final; },
+          .dinitial = [](auto& out) -> TensorView& { return out.dinitial; },
+          .step = [](TensorView& state) -> TensorView& { return state; }};
+}
 
 // The functions of a mechanism, which take options of its own kind.
 template <class Api, class Own>
@@ -258,11 +282,11 @@ class Maker {
 
   // Random sizes, layouts and options; forward and backward, or a step.
   Case RandomCase();
-  // N(0, 1) rows of any size, aligned.
+  // What a request says, in aligned memory.
   Case MakeCase(const CaseRequest& request);
 
  protected:
-  // Of random problems, in this order. B and T are there already; an input may be absent.
+  // Random problems are drawn in this order. B and T are there already; an input may be absent.
   virtual void DrawSizes() = 0;
   virtual ConstTensorView DrawInput(const Row& row) = 0;
   virtual ConstTensorView DrawOutputGradient(const Shape& sizes) { return Normal(sizes); }
@@ -270,7 +294,7 @@ class Maker {
   virtual void DrawStates(const std::vector<Shape>& shapes);
   virtual Shape DrawStrides() { return {}; }  // of outputs; empty: row-major
 
-  // Of requested ones, likewise.
+  // What is requested is made in this order.
   virtual void SetSizes(const Sizes& sizes) = 0;
   virtual ConstTensorView MakeInput(const Row& row) = 0;
   virtual Shape Strides() { return {}; }

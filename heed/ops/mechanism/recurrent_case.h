@@ -18,16 +18,8 @@
 
 namespace heed::recurrent {
 
-struct Api {
-  using Tensor = recurrent::Tensor;
-  using Inputs = recurrent::Inputs;
-  using BackwardInputs = recurrent::BackwardInputs;
-  using StepInputs = recurrent::StepInputs;
-  using StepState = recurrent::State;
-  using Outputs = recurrent::Outputs;
-  using Gradients = recurrent::Gradients;
-  using Explanation = recurrent::Explanation;
-};
+using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, State, Outputs, Gradients,
+                             Explanation>;
 template <class Own>
 using Functions = mechanism::Functions<Api, Own>;
 

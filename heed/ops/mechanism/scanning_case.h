@@ -16,16 +16,8 @@
 
 namespace heed::scanning {
 
-struct Api {
-  using Tensor = scanning::Tensor;
-  using Inputs = scanning::Inputs;
-  using BackwardInputs = scanning::BackwardInputs;
-  using StepInputs = scanning::StepInputs;
-  using StepState = scanning::StepState;
-  using Outputs = scanning::Outputs;
-  using Gradients = scanning::Gradients;
-  using Explanation = scanning::Explanation;
-};
+using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, StepState, Outputs,
+                             Gradients, Explanation>;
 template <class Own>
 using Functions = mechanism::Functions<Api, Own>;
 

@@ -141,7 +141,7 @@ Own With(Own own, const Common& common) {
     return framework::Explain(#mechanism "::Explain", ctx, DefinitionOf(options), in, options);     \
   }
 
-// The same of one that has states, with its Step.
+// Defines Step too, of a mechanism that has states.
 #define HEED_DEFINE_RECURRENT(framework, mechanism)                                                 \
   HEED_DEFINE_PASSES(framework, mechanism)                                                          \
   void Step(Context& ctx, const StepInputs& in, const Options& options,                             \

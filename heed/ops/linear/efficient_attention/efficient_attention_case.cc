@@ -18,12 +18,9 @@ struct Masked : BackwardInputs {
   }
 };
 
-struct Api : recurrent::Api {
-  using Inputs = Masked;
-  using BackwardInputs = Masked;
-  using StepInputs = Masked;
-  using Tensor = mechanism::Tensor<Masked, Masked, recurrent::Gradients>;
-};
+using Tensor = mechanism::Tensor<Masked, Masked, Gradients>;
+using Api = mechanism::ApiOf<Tensor, Masked, Masked, Masked, recurrent::State, Outputs, Gradients,
+                             Explanation>;
 
 mechanism::Mechanism Mechanism() {
   mechanism::Structs<Api> structs;

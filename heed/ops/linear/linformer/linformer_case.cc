@@ -211,16 +211,9 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
   }
 }
 
-struct Api {
-  using Tensor = linformer::Tensor;
-  using Inputs = linformer::Inputs;
-  using BackwardInputs = linformer::BackwardInputs;
-  using StepInputs = linformer::Inputs;
-  using StepState = linformer::Outputs;  // there is none
-  using Outputs = linformer::Outputs;
-  using Gradients = linformer::Gradients;
-  using Explanation = linformer::Explanation;
-};
+// Without states, and so without steps.
+using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, Inputs, Outputs, Outputs, Gradients,
+                             Explanation>;
 
 mechanism::Mechanism MakeMechanism() {
   const mechanism::Structs<Api> structs = {

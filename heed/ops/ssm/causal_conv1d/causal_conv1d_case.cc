@@ -130,28 +130,14 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
   round(tolerance.dbias, expected.dbias, in.bias.dtype());
 }
 
-struct Api {
-  using Tensor = causal_conv1d::Tensor;
-  using Inputs = causal_conv1d::Inputs;
-  using BackwardInputs = causal_conv1d::BackwardInputs;
-  using StepInputs = causal_conv1d::StepInputs;
-  using StepState = TensorView;
-  using Outputs = causal_conv1d::Outputs;
-  using Gradients = causal_conv1d::Gradients;
-  using Explanation = causal_conv1d::Explanation;
-};
+using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, TensorView, Outputs,
+                             Gradients, Explanation>;
 
 scanning::Mechanism MechanismOf(const Options& own) {
   mechanism::Structs<Api> structs;
   structs.tensors.assign(std::begin(kTensors), std::end(kTensors));
   structs.o_axes = kTensors[0].axes;
-  structs.states = {
-      {.row = {.name = "state", .gradient = "dinitial_state", .axes = "BDw"},
-       .initial = [](Inputs& in) -> ConstTensorView& { return in.initial; },
-       .d_final = [](BackwardInputs& in) -> ConstTensorView& { return in.d_final; },
-       .final = [](Outputs& out) -> TensorView& { return out.final; },
-       .dinitial = [](Gradients& out) -> TensorView& { return out.dinitial; },
-       .step = [](TensorView& state) -> TensorView& { return state; }}};
+  structs.states = {mechanism::OneState<Api>("BDw")};
   scanning::Mechanism m = {DefinitionOf(own), {}};
   m.of_problems.name = "causal_conv1d";
   m.of_problems.options = own.activation == Activation::kSilu ? " silu" : "";

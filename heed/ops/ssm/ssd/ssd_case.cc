@@ -15,28 +15,14 @@ using mechanism::FillEach;
 using mechanism::Row;
 using mechanism::Shape;
 
-struct Api {
-  using Tensor = ssd::Tensor;
-  using Inputs = ssd::Inputs;
-  using BackwardInputs = ssd::BackwardInputs;
-  using StepInputs = ssd::Inputs;
-  using StepState = TensorView;
-  using Outputs = ssd::Outputs;
-  using Gradients = ssd::Gradients;
-  using Explanation = ssd::Explanation;
-};
+using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, Inputs, TensorView, Outputs, Gradients,
+                             Explanation>;
 
 mechanism::Mechanism MechanismOf(const Options& own) {
   mechanism::Structs<Api> structs;
   structs.tensors.assign(std::begin(kTensors), std::end(kTensors));
   structs.o_axes = kTensors[0].axes;
-  structs.states = {
-      {.row = {.name = "state", .gradient = "dinitial_state", .axes = "BHPN"},
-       .initial = [](Inputs& in) -> ConstTensorView& { return in.initial; },
-       .d_final = [](BackwardInputs& in) -> ConstTensorView& { return in.d_final; },
-       .final = [](Outputs& out) -> TensorView& { return out.final; },
-       .dinitial = [](Gradients& out) -> TensorView& { return out.dinitial; },
-       .step = [](TensorView& state) -> TensorView& { return state; }}};
+  structs.states = {mechanism::OneState<Api>("BHPN")};
   mechanism::Mechanism m;
   m.name = "ssd";
   m.options = own.dt_softplus ? " softplus" : "";
