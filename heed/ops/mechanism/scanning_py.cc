@@ -12,8 +12,8 @@ void ReadInPlace(binding::Parameter& parameter) {
   parameter.cast = std::ranges::count(first, ',') > 1;
 }
 
-binding::Table<Structs> TableOf(const Definition& definition) {
-  binding::Table<Structs> table = {binding::PlacesOf<Structs>(definition.tensors)};
+binding::Table<Api> TableOf(const Definition& definition) {
+  binding::Table<Api> table = {binding::PlacesOf<Api>(definition.tensors)};
   for (auto& tensor : table.tensors) ReadInPlace(tensor.parameter);
   for (const StateTensor& state : definition.states()) {
     const std::string axes = binding::SpelledAxes(state.axes, {{'w', "W - 1"}});

@@ -4,28 +4,15 @@
 #include "heed/ops/mechanism/binding_py.h"
 
 namespace heed::linformer {
-namespace {
-
-struct Structs {
-  using Inputs = linformer::Inputs;
-  using BackwardInputs = linformer::BackwardInputs;
-  using StepInputs = linformer::Inputs;
-  using Outputs = linformer::Outputs;
-  using Gradients = linformer::Gradients;
-  using StepState = TensorView;
-  using Explanation = linformer::Explanation;
-};
-
-}  // namespace
 
 void Bind(nanobind::module_& m) {
-  auto tensors = binding::PlacesOf<Structs>(kTensors, {{'G', "HV"}, {'M', "R"}, {'L', "C"}});
+  auto tensors = binding::PlacesOf<Api>(kTensors, {{'G', "HV"}, {'M', "R"}, {'L', "C"}});
   for (auto& [parameter, input, step, gradient] : tensors) {
     parameter.cast = true;
     if (input == &Inputs::e || input == &Inputs::f) parameter.reading = binding::Parameter::kInPlace;
   }
-  binding::Bind<Structs, Options>(m, {.name = "linformer", .docs = doc::kDocs, .output = "v"}, {tensors},
-                                  {&Forward, &Backward, nullptr, &Explain});
+  binding::Bind<Api, Options>(m, {.name = "linformer", .docs = doc::kDocs, .output = "v"}, {tensors},
+                              {&Forward, &Backward, nullptr, &Explain});
 }
 
 }  // namespace heed::linformer

@@ -8,16 +8,6 @@
 namespace heed::causal_conv1d {
 namespace {
 
-struct Structs {
-  using Inputs = causal_conv1d::Inputs;
-  using BackwardInputs = causal_conv1d::BackwardInputs;
-  using StepInputs = causal_conv1d::StepInputs;
-  using Outputs = causal_conv1d::Outputs;
-  using Gradients = causal_conv1d::Gradients;
-  using StepState = TensorView;
-  using Explanation = causal_conv1d::Explanation;
-};
-
 Options Own(const binding::Settings& settings) {
   Options own;
   const bool silu = !settings.Get<std::string>("activation").empty();
@@ -28,9 +18,9 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  auto tensors = binding::PlacesOf<Structs>(kTensors);
+  auto tensors = binding::PlacesOf<Api>(kTensors);
   for (auto& tensor : tensors) scanning::ReadInPlace(tensor.parameter);
-  binding::Bind<Structs, Options>(
+  binding::Bind<Api, Options>(
       m,
       {.name = "causal_conv1d",
        .inputs = "x weight bias state dstate",

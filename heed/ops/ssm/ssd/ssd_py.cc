@@ -8,16 +8,6 @@
 namespace heed::ssd {
 namespace {
 
-struct Structs {
-  using Inputs = ssd::Inputs;
-  using BackwardInputs = ssd::BackwardInputs;
-  using StepInputs = ssd::Inputs;
-  using Outputs = ssd::Outputs;
-  using Gradients = ssd::Gradients;
-  using StepState = TensorView;
-  using Explanation = ssd::Explanation;
-};
-
 Options Own(const binding::Settings& settings) {
   Options own;
   own.dt_softplus = settings.Get<bool>("dt_softplus");
@@ -28,14 +18,14 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  binding::Bind<Structs, Options>(
+  binding::Bind<Api, Options>(
       m,
       {.name = "ssd",
        .inputs = "x dt A B C * D z dt_bias",
        .settings = {{"dt_softplus", false}, {"dt_limit", binding::Range(Options().dt_min, Options().dt_max)}},
        .docs = doc::kDocs,
        .in_python = {{"dt_limit", "(dt_min, dt_max): the limits of delta"}}},
-      {.tensors = binding::PlacesOf<Structs>(kTensors),
+      {.tensors = binding::PlacesOf<Api>(kTensors),
        .states = {{.parameter = {.name = "S", .axes = "B, H, P, N"},
                    .initial = &Inputs::initial,
                    .d_final = &BackwardInputs::d_final,
