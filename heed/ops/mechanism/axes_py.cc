@@ -1,7 +1,6 @@
-// Axes of tensors in the words of messages and texts: "B, G, N, T|D, N".
+// Tables of tensors in the words of messages and texts: "B, G, N, T|D, N" of axes.
 #include <algorithm>
 #include <cstddef>
-#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -11,7 +10,7 @@
 
 namespace heed::binding {
 
-std::string SpelledAxes(std::string_view letters, std::initializer_list<std::pair<char, const char*>> names) {
+std::string SpelledAxes(std::string_view letters, AxisNames names) {
   std::string axes;
   for (const char letter : letters) {
     if (!axes.empty() && letter != '|' && axes.back() != '|') axes += ", ";
@@ -19,6 +18,26 @@ std::string SpelledAxes(std::string_view letters, std::initializer_list<std::pai
     axes += named == names.end() ? std::string(1, letter) : named->second;
   }
   return axes;
+}
+
+Parameter ParameterOf(const char* name, const char* axes, mechanism::Type type, mechanism::Values values,
+                      bool optional, AxisNames names) {
+  Parameter parameter = {.name = name, .axes = SpelledAxes(axes, names)};
+  const char last = std::string_view(axes).back();
+  if (last == 'G' || last == 'H') parameter.reading = Parameter::kNumbers;
+  if (values == mechanism::kMask) parameter.reading = Parameter::kMask;
+  switch (values) {
+    case mechanism::kDecays: parameter.values = Parameter::kDecays; break;
+    case mechanism::kRates: parameter.values = Parameter::kRates; break;
+    case mechanism::kFractions:
+    case mechanism::kSteps:
+    case mechanism::kStepBiases:
+    case mechanism::kLogSteps: parameter.values = Parameter::kFractions; break;
+    default: break;
+  }
+  parameter.optional = optional;
+  parameter.cast = type == mechanism::kSame;
+  return parameter;
 }
 
 std::string_view FormOf(std::string_view axes, int rank) {

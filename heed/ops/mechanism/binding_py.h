@@ -19,6 +19,7 @@
 
 #include "heed/core/context.h"
 #include "heed/core/tensor.h"
+#include "heed/ops/mechanism/table_internal.h"
 #include "python/docstring.h"
 
 namespace heed::binding {
@@ -228,8 +229,22 @@ class Adapter final : public Functions {
   Passes<T, Options> passes_;
 };
 
-// "BTGK" as "B, T, HV, K", with these names instead of letters; forms stay apart.
-std::string SpelledAxes(std::string_view letters, std::initializer_list<std::pair<char, const char*>> names);
+// What the row of a table says in Python, where letters of axes have these names. Rows are read as such, or lists
+// of numbers where the last axis is one of heads.
+using AxisNames = std::initializer_list<std::pair<char, const char*>>;
+std::string SpelledAxes(std::string_view letters, AxisNames names);
+Parameter ParameterOf(const char* name, const char* axes, mechanism::Type type, mechanism::Values values,
+                      bool optional, AxisNames names);
+
+template <class T, class Rows>
+std::vector<TensorPlace<T>> PlacesOf(const Rows& rows, AxisNames names = {}) {
+  std::vector<TensorPlace<T>> places;
+  for (const auto& row : rows) {
+    places.push_back({ParameterOf(row.name, row.axes, row.type, row.values, row.optional, names), row.input,
+                      row.of_step(), row.gradient});
+  }
+  return places;
+}
 
 // The places of `tensors`, which are a table's, in the order of Python; says which are keywords.
 std::vector<size_t> PythonOrder(std::string_view inputs, std::vector<Parameter>& tensors);

@@ -98,20 +98,6 @@ View WithoutTokens(std::string_view axes, const View& t) {
   return View(t.data(), t.dtype(), sizes, strides);
 }
 
-// The structs of a mechanism's calls, and the rows of its table.
-template <class OfTable, class In, class BackwardIn, class StepIn, class State, class Out,
-          class Gradient, class Explained>
-struct ApiOf {
-  using Tensor = OfTable;
-  using Inputs = In;
-  using BackwardInputs = BackwardIn;
-  using StepInputs = StepIn;
-  using StepState = State;
-  using Outputs = Out;
-  using Gradients = Gradient;
-  using Explanation = Explained;
-};
-
 // A state, and where the structs of a mechanism's calls have it.
 template <class Api>
 struct State {

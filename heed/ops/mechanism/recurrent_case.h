@@ -18,8 +18,6 @@
 
 namespace heed::recurrent {
 
-using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, State, Outputs, Gradients,
-                             Explanation>;
 template <class Own>
 using Functions = mechanism::Functions<Api, Own>;
 

@@ -84,6 +84,8 @@ struct Definition {
 // A letter of axes each: B, T, N writes, H key heads, G value heads, K, V, M, and C channels that
 // are heads; of states F features.
 using Tensor = mechanism::Tensor<Inputs, StepInputs, Gradients>;
+using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, State, Outputs, Gradients,
+                             Explanation>;
 
 // Those of a mechanism, q first, without memory of its own.
 class Tensors {

@@ -2,72 +2,48 @@
 #include "heed/ops/mechanism/recurrent_py.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <string>
 #include <string_view>
 
 namespace heed::recurrent {
-namespace {
 
-using binding::Parameter;
-
-std::string Spelled(std::string_view letters) {
-  return binding::SpelledAxes(letters, {{'G', "HV"}, {'N', "n"}});
-}
-
-Parameter ParameterOf(const Tensor& tensor) {
-  const std::string_view axes = tensor.axes;
-  Parameter parameter = {.name = tensor.name, .axes = Spelled(axes)};
-  // One number per row has no rows.
-  if (axes.back() == 'G' || tensor.input == &Inputs::log_decay) parameter.reading = Parameter::kNumbers;
-  if (tensor.values == Tensor::kFractions) parameter.values = Parameter::kFractions;
-  if (tensor.values == Tensor::kDecays) parameter.values = Parameter::kDecays;
-  parameter.optional = tensor.optional;
-  parameter.cast = tensor.type == Tensor::kSame;
-  if (tensor.input == &Inputs::q) parameter.said_of = "q";
-  if (tensor.input == &Inputs::v) parameter.said_of = "v";
-  return parameter;
-}
-
-// S, z or m, by the place of its member.
-template <auto kConst, auto kMember>
-binding::StatePlace<Structs> PlaceOf(const char* name, const std::string& axes) {
-  return {.parameter = {.name = name[0] == '.' ? name + 1 : "S", .axes = axes},
-          .initial = [](BackwardInputs& in) -> ConstTensorView& { return in.initial.*kConst; },
-          .d_final = [](BackwardInputs& in) -> ConstTensorView& { return in.d_final.*kConst; },
-          .final = [](Outputs& out) -> TensorView& { return out.final.*kMember; },
-          .dinitial = [](Gradients& out) -> TensorView& { return out.dinitial.*kMember; },
-          .step = kMember};
-}
-
-}  // namespace
-
-binding::Table<Structs> TableOf(const Definition& definition, binding::Binding& binding) {
+binding::Table<Api> TableOf(const Definition& definition, binding::Binding& binding) {
   Definition d = definition;
   d.causal = true;  // which the call says
-  binding.output = d.value_name;
-  binding.output_axes = d.channels ? "B, T, C" : "B, T, HV, V";
-  binding::Table<Structs> table;
-  for (const Tensor& tensor : Tensors(d)) {
-    table.tensors.push_back({ParameterOf(tensor), tensor.input, tensor.step, tensor.gradient});
-  }
-  std::string rows = recurrence::IsRandom(d.feature) ? "M" : "K";
-  if (rows == "K" && recurrence::FeatureSize(d.feature, 3) != 3) {
-    rows = "F";
+  const char* features = "K";
+  if (recurrence::IsRandom(d.feature)) {
+    features = "M";
+  } else if (recurrence::FeatureSize(d.feature, 3) != 3) {
+    features = "F";
     binding.features = [feature = d.feature](int64_t K) { return recurrence::FeatureSize(feature, K); };
   }
-  const std::string S = d.value_first ? "B, HV, V, " + rows : "B, HV, " + rows + ", V";
-  const auto axes = [&](const std::string& of_heads) { return d.channels ? "B, C" : of_heads; };
-  table.states.push_back(PlaceOf<&ConstState::S, &State::S>(d.state_names[0], axes(S)));
-  if (d.normalize) {
-    table.states.push_back(PlaceOf<&ConstState::z, &State::z>(d.state_names[1], axes("B, HV, " + rows)));
-    const bool chosen = std::ranges::any_of(
-        binding.settings, [](const auto& spec) { return std::string_view(spec.name) == "normalize"; });
-    if (chosen) table.states.back().parameter.setting = "normalize";
+  const binding::AxisNames names = {{'G', "HV"}, {'N', "n"}, {'F', features}};
+  binding.output = d.value_name;
+  binding.output_axes = binding::SpelledAxes(OutputAxes(d), names);
+  binding::Table<Api> table = {binding::PlacesOf<Api>(Tensors(d), names)};
+  for (auto& [parameter, input, step, gradient] : table.tensors) {
+    if (step == &StepInputs::log_decay) parameter.reading = binding::Parameter::kNumbers;  // whatever it decays
+    if (step == &StepInputs::q) parameter.said_of = "q";
+    if (step == &StepInputs::v) parameter.said_of = "v";
   }
-  if (HasMaximum(d)) {
-    table.states.push_back(PlaceOf<&ConstState::m, &State::m>(d.state_names[2], axes("B, HV")));
-    table.states.back().parameter.has_gradient = false;
+  const bool normalize_is_chosen = std::ranges::any_of(
+      binding.settings, [](const auto& spec) { return std::string_view(spec.name) == "normalize"; });
+  const char* const* name = d.state_names;  // behind a point
+  for (const auto& [suffix, axes, read, written, exists] : StateTensors(d)) {
+    const std::string_view own = *name++;
+    if (!exists) continue;
+    binding::StateParameter parameter = {.name = std::string(own.empty() ? "S" : own.substr(1)),
+                                         .axes = binding::SpelledAxes(axes, names)};
+    parameter.has_gradient = read != &ConstState::m;
+    if (read == &ConstState::z && normalize_is_chosen) parameter.setting = "normalize";
+    table.states.push_back(
+        {.parameter = parameter,
+         .initial = [r = read](BackwardInputs& in) -> ConstTensorView& { return in.initial.*r; },
+         .d_final = [r = read](BackwardInputs& in) -> ConstTensorView& { return in.d_final.*r; },
+         .final = [w = written](Outputs& out) -> TensorView& { return out.final.*w; },
+         .dinitial = [w = written](Gradients& out) -> TensorView& { return out.dinitial.*w; },
+         .step = written});
   }
   return table;
 }

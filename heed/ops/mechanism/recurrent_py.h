@@ -12,23 +12,13 @@
 
 namespace heed::recurrent {
 
-struct Structs {
-  using Inputs = recurrent::Inputs;
-  using BackwardInputs = recurrent::BackwardInputs;
-  using StepInputs = recurrent::StepInputs;
-  using Outputs = recurrent::Outputs;
-  using Gradients = recurrent::Gradients;
-  using StepState = State;
-  using Explanation = recurrent::Explanation;
-};
-
 // The table of a definition; says in `binding` what o and states are like.
-binding::Table<Structs> TableOf(const Definition& definition, binding::Binding& binding);
+binding::Table<Api> TableOf(const Definition& definition, binding::Binding& binding);
 
 template <class Options>
 void Bind(nanobind::module_& m, binding::Binding binding, const Definition& definition,
-          const binding::Passes<Structs, Options>& passes) {
-  const binding::Table<Structs> table = TableOf(definition, binding);
+          const binding::Passes<Api, Options>& passes) {
+  const binding::Table<Api> table = TableOf(definition, binding);
   binding::Bind(m, std::move(binding), table, passes);
 }
 

@@ -16,8 +16,6 @@
 
 namespace heed::scanning {
 
-using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, StepState, Outputs,
-                             Gradients, Explanation>;
 template <class Own>
 using Functions = mechanism::Functions<Api, Own>;
 

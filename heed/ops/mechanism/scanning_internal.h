@@ -27,6 +27,8 @@ using mechanism::With;
 // Its axes in the letters of scanning.h. Over tokens it has the dtype of the first or that of
 // states, else any, unless it says otherwise.
 using Tensor = mechanism::Tensor<StepInputs, StepInputs, Gradients>;
+using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, StepState, Outputs,
+                             Gradients, Explanation>;
 
 // A state that a mechanism has, and where calls have it.
 struct StateTensor {

@@ -3,37 +3,21 @@
 
 #include <algorithm>
 #include <string>
-#include <string_view>
 
 namespace heed::scanning {
-namespace {
 
-using binding::Parameter;
+void ReadInPlace(binding::Parameter& parameter) {
+  const std::string first = parameter.axes.substr(0, parameter.axes.find('|'));
+  parameter.reading = binding::Parameter::kInPlace;
+  parameter.cast = std::ranges::count(first, ',') > 1;
+}
 
-std::string Spelled(const char* letters) { return binding::SpelledAxes(letters, {{'w', "W - 1"}}); }
-
-}  // namespace
-
-binding::Table<Structs> TableOf(const Definition& definition) {
-  binding::Table<Structs> table;
-  for (const Tensor& tensor : definition.tensors) {
-    const std::string_view axes = tensor.axes;
-    table.tensors.push_back(
-        {.parameter = {.name = tensor.name,
-                       .axes = Spelled(tensor.axes),
-                       .reading = Parameter::kInPlace,
-                       .values = tensor.values == Tensor::kNormal   ? Parameter::kNormal
-                                 : tensor.values == Tensor::kRates  ? Parameter::kRates
-                                 : tensor.values == Tensor::kDecays ? Parameter::kDecays
-                                                                    : Parameter::kFractions,
-                       .optional = tensor.optional,
-                       .cast = std::min(axes.find('|'), axes.size()) > 2},
-         .input = tensor.input,
-         .step = tensor.input,
-         .gradient = tensor.gradient});
-  }
+binding::Table<Api> TableOf(const Definition& definition) {
+  binding::Table<Api> table = {binding::PlacesOf<Api>(definition.tensors)};
+  for (auto& tensor : table.tensors) ReadInPlace(tensor.parameter);
   for (const StateTensor& state : definition.states()) {
-    table.states.push_back({.parameter = {.name = state.name, .axes = Spelled(state.axes)},
+    const std::string axes = binding::SpelledAxes(state.axes, {{'w', "W - 1"}});
+    table.states.push_back({.parameter = {.name = state.name, .axes = axes},
                             .initial = state.initial,
                             .d_final = state.d_final,
                             .final = state.final,

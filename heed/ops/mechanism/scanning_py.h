@@ -12,21 +12,14 @@
 
 namespace heed::scanning {
 
-struct Structs {
-  using Inputs = scanning::Inputs;
-  using BackwardInputs = scanning::BackwardInputs;
-  using StepInputs = scanning::StepInputs;
-  using Outputs = scanning::Outputs;
-  using Gradients = scanning::Gradients;
-  using StepState = scanning::StepState;
-  using Explanation = scanning::Explanation;
-};
+// Scans read tensors with any strides. Autocast takes those over tokens, which have more than two axes.
+void ReadInPlace(binding::Parameter& parameter);
 
-binding::Table<Structs> TableOf(const Definition& definition);
+binding::Table<Api> TableOf(const Definition& definition);
 
 template <class Options>
 void Bind(nanobind::module_& m, binding::Binding binding, const Definition& definition,
-          const binding::Passes<Structs, Options>& passes) {
+          const binding::Passes<Api, Options>& passes) {
   binding.states_together = true;
   binding::Bind(m, std::move(binding), TableOf(definition), passes);
 }

@@ -107,6 +107,20 @@ struct Tensor {
   }
 };
 
+// The structs of a mechanism's calls, and the rows of its table.
+template <class OfTable, class In, class BackwardIn, class StepIn, class State, class Out,
+          class Gradient, class Explained>
+struct ApiOf {
+  using Tensor = OfTable;
+  using Inputs = In;
+  using BackwardInputs = BackwardIn;
+  using StepInputs = StepIn;
+  using StepState = State;
+  using Outputs = Out;
+  using Gradients = Gradient;
+  using Explanation = Explained;
+};
+
 // A mechanism's own options with those of a call that every mechanism has.
 template <class Own, class Common>
 Own With(Own own, const Common& common) {

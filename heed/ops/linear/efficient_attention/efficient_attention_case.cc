@@ -1,5 +1,6 @@
 // Efficient attention in the harness, with and without masks.
 #include <cstdint>
+#include <iterator>
 #include <string>
 
 #include "heed/ops/linear/efficient_attention/efficient_attention_internal.h"
@@ -8,28 +9,10 @@
 namespace heed::efficient_attention {
 namespace {
 
-// The mask is an input of problems.
-struct Masked : BackwardInputs {
-  ConstTensorView kv_mask = {};
-
-  Options With(Options options) const {
-    options.kv_mask = kv_mask;
-    return options;
-  }
-};
-
-using Tensor = mechanism::Tensor<Masked, Masked, Gradients>;
-using Api = mechanism::ApiOf<Tensor, Masked, Masked, Masked, recurrent::State, Outputs, Gradients,
-                             Explanation>;
-
 mechanism::Mechanism Mechanism() {
   mechanism::Structs<Api> structs;
   const recurrent::Definition definition = DefinitionOf(nullptr);
-  for (const recurrent::Tensor& t : recurrent::Tensors(definition)) {
-    structs.tensors.push_back({.name = t.name, .axes = t.axes, .input = t.input, .gradient = t.gradient});
-  }
-  structs.tensors.push_back({.name = "kv_mask", .axes = "BT", .input = &Masked::kv_mask,
-                             .values = mechanism::kMask, .optional = true});
+  structs.tensors.assign(std::begin(kTensors), std::end(kTensors));
   structs.o_axes = recurrent::OutputAxes(definition);
   const mechanism::Functions<Api, Options> functions = {
       .forward = [](Context& ctx, const Masked& in, const Options& options, const Outputs& out) {

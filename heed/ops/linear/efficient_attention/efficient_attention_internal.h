@@ -7,6 +7,26 @@
 
 namespace heed::efficient_attention {
 
+// The mask, which is an option, is a tensor of its table.
+struct Masked : BackwardInputs {
+  ConstTensorView kv_mask = {};
+
+  Options With(Options options) const {
+    options.kv_mask = kv_mask;
+    return options;
+  }
+};
+using MaskedTensor = mechanism::Tensor<Masked, Masked, Gradients>;
+using Api = mechanism::ApiOf<MaskedTensor, Masked, Masked, Masked, recurrent::State, Outputs,
+                             Gradients, Explanation>;
+inline constexpr MaskedTensor kTensors[] = {
+    {.name = "q", .axes = "BTHK", .input = &Masked::q, .gradient = &Gradients::dq},
+    {.name = "k", .axes = "BTHK", .input = &Masked::k, .gradient = &Gradients::dk},
+    {.name = "v", .axes = "BTGV", .input = &Masked::v, .gradient = &Gradients::dv},
+    {.name = "kv_mask", .axes = "BT", .input = &Masked::kv_mask, .values = mechanism::kMask,
+     .optional = true},
+};
+
 // With surroundings that live as long as the call.
 recurrent::Definition DefinitionOf(const recurrent::Surroundings* around);
 

@@ -212,9 +212,6 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
 }
 
 // Without states, and so without steps.
-using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, Inputs, Outputs, Outputs, Gradients,
-                             Explanation>;
-
 mechanism::Mechanism MakeMechanism() {
   const mechanism::Structs<Api> structs = {
       .tensors = {std::begin(kTensors), std::end(kTensors)}, .states = {}, .o_axes = "BTGV"};

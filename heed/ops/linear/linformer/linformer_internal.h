@@ -15,6 +15,8 @@ namespace heed::linformer {
 
 // Its table: G heads of v, M projected tokens, L columns.
 using Tensor = mechanism::Tensor<Inputs, Inputs, Gradients>;
+using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, Inputs, Outputs, Outputs, Gradients,
+                             Explanation>;
 inline constexpr Tensor kTensors[] = {
     {.name = "q", .axes = "BTHK", .input = &Inputs::q, .gradient = &Gradients::dq},
     {.name = "k", .axes = "BTHK", .input = &Inputs::k, .gradient = &Gradients::dk},

@@ -130,9 +130,6 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
   round(tolerance.dbias, expected.dbias, in.bias.dtype());
 }
 
-using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, TensorView, Outputs,
-                             Gradients, Explanation>;
-
 scanning::Mechanism MechanismOf(const Options& own) {
   mechanism::Structs<Api> structs;
   structs.tensors.assign(std::begin(kTensors), std::end(kTensors));

@@ -14,6 +14,8 @@ namespace heed::causal_conv1d {
 
 // Its table, in the letters of its header; states are [B, D, w], w = W - 1.
 using Tensor = mechanism::Tensor<Inputs, StepInputs, Gradients>;
+using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, StepInputs, TensorView, Outputs,
+                             Gradients, Explanation>;
 inline constexpr Tensor kTensors[] = {
     {.name = "x", .axes = "BDT", .input = &Inputs::x, .step = &StepInputs::x,
      .gradient = &Gradients::dx},

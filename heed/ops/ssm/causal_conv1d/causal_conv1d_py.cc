@@ -1,23 +1,12 @@
 // heed.causal_conv1d, heed.causal_conv1d_backward and heed.causal_conv1d_step.
-#include "heed/ops/ssm/causal_conv1d/causal_conv1d.h"
-
 #include <string>
 
 #include "docstrings/causal_conv1d.h"
-#include "heed/ops/mechanism/binding_py.h"
+#include "heed/ops/mechanism/scanning_py.h"
+#include "heed/ops/ssm/causal_conv1d/causal_conv1d_internal.h"
 
 namespace heed::causal_conv1d {
 namespace {
-
-struct Structs {
-  using Inputs = causal_conv1d::Inputs;
-  using BackwardInputs = causal_conv1d::BackwardInputs;
-  using StepInputs = causal_conv1d::StepInputs;
-  using Outputs = causal_conv1d::Outputs;
-  using Gradients = causal_conv1d::Gradients;
-  using StepState = TensorView;
-  using Explanation = causal_conv1d::Explanation;
-};
 
 Options Own(const binding::Settings& settings) {
   Options own;
@@ -29,8 +18,9 @@ Options Own(const binding::Settings& settings) {
 }  // namespace
 
 void Bind(nanobind::module_& m) {
-  constexpr auto kInPlace = binding::Parameter::kInPlace;
-  binding::Bind<Structs, Options>(
+  auto tensors = binding::PlacesOf<Api>(kTensors);
+  for (auto& tensor : tensors) scanning::ReadInPlace(tensor.parameter);
+  binding::Bind<Api, Options>(
       m,
       {.name = "causal_conv1d",
        .inputs = "x weight bias state dstate",
@@ -40,12 +30,7 @@ void Bind(nanobind::module_& m) {
                      {"initial_state", "[B, D, W - 1]: the inputs before the first token, oldest first; f32, or "
                                        "f64 beside f64; absent: zeros"}},
        .states_together = true},
-      {.tensors = {{{.name = "x", .axes = "B, D, T", .reading = kInPlace, .cast = true},
-                    &Inputs::x, &StepInputs::x, &Gradients::dx},
-                   {{.name = "weight", .axes = "D, W", .reading = kInPlace},
-                    &Inputs::weight, &StepInputs::weight, &Gradients::dweight},
-                   {{.name = "bias", .axes = "D", .reading = kInPlace, .optional = true},
-                    &Inputs::bias, &StepInputs::bias, &Gradients::dbias}},
+      {.tensors = tensors,
        .states = {{.parameter = {.name = "inputs", .axes = "B, D, W - 1"},
                    .initial = &Inputs::initial,
                    .d_final = &BackwardInputs::d_final,

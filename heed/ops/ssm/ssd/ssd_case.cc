@@ -15,9 +15,6 @@ using mechanism::FillEach;
 using mechanism::Row;
 using mechanism::Shape;
 
-using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, Inputs, TensorView, Outputs, Gradients,
-                             Explanation>;
-
 mechanism::Mechanism MechanismOf(const Options& own) {
   mechanism::Structs<Api> structs;
   structs.tensors.assign(std::begin(kTensors), std::end(kTensors));

@@ -9,6 +9,8 @@ namespace heed::ssd {
 
 // Its axes in the letters of ssd.h.
 using Tensor = mechanism::Tensor<Inputs, Inputs, Gradients>;
+using Api = mechanism::ApiOf<Tensor, Inputs, BackwardInputs, Inputs, TensorView, Outputs, Gradients,
+                             Explanation>;
 inline constexpr Tensor kTensors[] = {
     {.name = "x", .axes = "BTHP", .input = &Inputs::x, .gradient = &Gradients::dx},
     {.name = "dt", .axes = "BTH", .input = &Inputs::dt, .gradient = &Gradients::ddt,
