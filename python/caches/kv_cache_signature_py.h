@@ -96,11 +96,9 @@ inline constexpr char kLatentInitSignature[] =
     "page: int | None = 64, dtype: FloatName = 'f32') -> None";
 
 inline constexpr char kAppendSignature[] =
-    "def append(self, k: Array, v: Array, lengths: Ints "
-    "| None = None, *, log_decay: Array | None = None) -> None";
+    "def append(self, k: Array, v: Array, lengths: Ints | None = None, *, log_decay: Array | None = None) -> None";
 inline constexpr char kRingAppendSignature[] =
-    "def append(self, k: Array, v: Array, lengths: Ints "
-    "| None = None) -> None";
+    "def append(self, k: Array, v: Array, lengths: Ints | None = None) -> None";
 inline constexpr char kLatentAppendSignature[] =
     "def append(self, rows: Array, lengths: Ints | None = None) -> None";
 
@@ -130,8 +128,7 @@ inline constexpr char kImportSignature[] =
     "rotary: CacheRotary | None = None) -> KVCache";
 
 inline constexpr char kBoundSignature[] =
-    "def quantization_bound(self, q: Array, *, causal: bool = True, "
-    "**options) -> tuple[float, float]";
+    "def quantization_bound(self, q: Array, *, causal: bool = True, **options) -> tuple[float, float]";
 
 inline constexpr char kLengthsSignature[] = "def lengths(self) -> Result";
 inline constexpr char kAppendedSignature[] = "def appended(self) -> Result";
