@@ -45,11 +45,11 @@ struct Plan {
   int64_t queries = 0, logits = 0, weights = 0, outputs = 0, spare = 0, keys = 0, values = 0;
 };
 
-// Whether all blocks have as many vectors as a block can have. Problems with fewer rows than a vector are decoded where
-// vectors have no more lanes than decoding takes rows; narrow blocks would be compiled for a few sizes between.
+// Vectors of the narrowest blocks. Where a vector has no more lanes than decoding takes rows, blocks of one would never
+// run: so few rows are decoded. No wider one can go: full tiles are computed in all lanes of a block.
 template <class O>
-inline constexpr bool kOneWidth =
-    O::kLaneVectors == O::kMostVectors || hn::MaxLanes(hn::ScalableTag<typename O::Compute>()) <= kDecodeRows;
+inline constexpr int kFewestVectors =
+    HWY_MAX(O::kLaneVectors, hn::MaxLanes(hn::ScalableTag<typename O::Compute>()) <= kDecodeRows ? 2 : 1);
 
 // `vectors` is C, or 0 for as many as there are rows to fill them.
 template <class O>
@@ -69,10 +69,10 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
     in_order = in_order && s.tail == nullptr;
   }
   Plan plan;
+  plan.vectors = kFewestVectors<O>;
   while (plan.vectors < O::kMostVectors && plan.vectors * N < lanes_wanted) {
     plan.vectors *= 2;
   }
-  if (kOneWidth<O>) plan.vectors = O::kMostVectors;
   if (vectors != 0) plan.vectors = vectors;
   plan.vectors = std::max(plan.vectors, O::kLaneVectors);
   plan.lanes = plan.rows = plan.vectors * N;

@@ -184,15 +184,13 @@ void Forward(Context& ctx, const Problem& p) {
   const int64_t num_blocks = O::kMatrixTiles ? BlockQueue(p, plan.rows).size() : 0;
   const BlockGroups<O> groups(p, plan, num_blocks, ctx.num_threads());
   ReserveWorkspaces<O>(ctx, plan, groups.Bytes(p, plan));
-  if constexpr (kOneWidth<O>) {
-    RunBlocks<O, O::kMostVectors>(ctx, p, plan);
-  } else {
-    switch (plan.vectors) {
-      case 1: return RunBlocks<O, 1>(ctx, p, plan);
-      case 2: return RunBlocks<O, 2>(ctx, p, plan);
-      default: return RunBlocks<O, kMaxVectors>(ctx, p, plan);
-    }
+  if constexpr (kFewestVectors<O> == 1) {
+    if (plan.vectors == 1) return RunBlocks<O, 1>(ctx, p, plan);
   }
+  if constexpr (kFewestVectors<O> <= 2 && O::kMostVectors > 2) {
+    if (plan.vectors == 2) return RunBlocks<O, 2>(ctx, p, plan);
+  }
+  RunBlocks<O, O::kMostVectors>(ctx, p, plan);
 }
 
 template <class O>
