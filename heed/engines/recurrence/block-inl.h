@@ -69,12 +69,34 @@ HWY_INLINE S* RowAt(const Rows& rows, const Sequence& s, int64_t head, int64_t t
          (s.first + token) * rows.token_stride + head * rows.head_stride;
 }
 
+// One number of a token, in elements of `rows`.
+inline int64_t NumberAt(const Rows& rows, const Sequence& s, int64_t head, int64_t token) {
+  return s.batch * rows.batch_stride + (s.first + token) * rows.token_stride +
+         head * rows.head_stride;
+}
+
+// Does what LoadRows does for constants, which may be f64 beside f32 and f32 or less beside f64.
+template <class T>
+HWY_NOINLINE void ConvertRows(const Rows& rows, const Sequence& s, int64_t head, int64_t first, size_t n,
+                              size_t size, T* HWY_RESTRICT to, size_t row, size_t every) {
+  for (size_t t = 0; t < n; ++t, to += every * row) {
+    const int64_t from = NumberAt(rows, s, head, first + static_cast<int64_t>(t));
+    for (size_t i = 0; i < row; ++i) {
+      const auto at = from + static_cast<int64_t>(i);
+      to[i] = i < size ? static_cast<T>(LoadAsDouble(rows.dtype, rows.data, at)) : T{0};
+    }
+  }
+}
+
 // Tokens [first, first + n), widened, zeros from `size` to `row`; `every` row of `to`.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void LoadRows(D d, const Rows& rows, const Sequence& s, int64_t head,
                          int64_t first, size_t n, size_t size, T* HWY_RESTRICT to,
                          size_t row, size_t every = 1) {
   constexpr size_t N = hn::MaxLanes(D());
+  if (std::is_same_v<T, double> != (rows.dtype == DType::kF64)) {
+    return ConvertRows(rows, s, head, first, n, size, to, row, every);
+  }
   hs::WithStorage<T>(rows.dtype, [&](auto stored) HWY_ATTR {
     for (size_t t = 0; t < n; ++t, to += every * row) {
       const auto* from =
@@ -117,11 +139,6 @@ HWY_INLINE void StoreRows(D d, const T* HWY_RESTRICT from, size_t row, const Row
   });
 }
 
-// One number of a token, in elements of `rows`.
-inline int64_t NumberAt(const Rows& rows, const Sequence& s, int64_t head, int64_t token) {
-  return s.batch * rows.batch_stride + (s.first + token) * rows.token_stride +
-         head * rows.head_stride;
-}
 inline void StoreNumber(const Rows& rows, const Sequence& s, int64_t head, int64_t token,
                         double number) {
   StoreDouble(rows.dtype, const_cast<void*>(rows.data), NumberAt(rows, s, head, token), number);

@@ -67,8 +67,9 @@ class Maker : public mechanism::Maker {
     if (row.optional && !Chance(0.4)) return {};
     if (row.values == mechanism::kMask) return Mask(row, Chance(0.1) ? 0 : 0.7);
     const bool own = row.type != mechanism::kSame && (!HoldsSums(row) || Chance(0.5));
-    const Buffer buffer =
-        AnyLayout(own ? wide() : dtype_, ShapeOf(row.axes), row.contiguous_rows);
+    const bool any = row.type == mechanism::kAnyFloat && Chance(0.3);
+    const DType dtype = any ? random_.Pick({DType::kF64, DType::kF32, DType::kBF16}) : own ? wide() : dtype_;
+    const Buffer buffer = AnyLayout(dtype, ShapeOf(row.axes), row.contiguous_rows);
     if (row.values == mechanism::kOpenGates) {
       const uint64_t seed = NextSeed();
       return Keep(FillGates(buffer, seed, Chance(0.2) ? 0.02 : 0));
