@@ -138,7 +138,7 @@ def main():
     body = [on_tensors.visit(node) for node in body if getattr(node, "name", None) in shown]
     written = {node.name for node in body}
     own = [f"from {modules[name]} import {name} as {name}" for name in names if name not in written]
-    heads += ast.parse("\n".join(["import heed", "import torch", "from torch import Tensor", *own])).body
+    heads += ast.parse("\n".join(["import heed", "import torch", "from heed import Pattern", "from torch import Tensor", *own])).body
     every = ast.parse(f"__all__ = {sorted({*names, *written})}").body
     doc = ast.Expr(ast.Constant(text))
     torch.write_text(ast.unparse(ast.fix_missing_locations(ast.Module([doc, *heads, *imports(body, types), *every, *body], []))) + "\n")
