@@ -34,14 +34,25 @@ struct Passes {
 
 inline std::string SimdTarget(const Context& ctx) { return TargetName(ctx.allowed_targets()); }
 
-template <class Problem, class Gradients>
+// Why a kernel declines a problem, in static words: a step, for which several may, allocates nothing.
+struct Reason {
+  const char* words = "";          // none: it takes the problem
+  const char* not_this = nullptr;  // what the problem has instead
+  bool empty() const { return *words == 0; }
+  operator std::string() const {
+    return words + (not_this == nullptr ? std::string() : std::string(", not ") + not_this);
+  }
+};
+
+// `Why` is a Reason, or a string where reasons have numbers.
+template <class Problem, class Gradients, class Why = Reason>
 struct Kernel {
   using PassesFor = Passes<Problem, Gradients> (*)(const Context& ctx);
 
   const char* name;
   const char* why;  // it is chosen
   // Why it cannot run the problem; empty if it can.
-  std::string (*declines)(const Context& ctx, const Problem& problem);
+  Why (*declines)(const Context& ctx, const Problem& problem);
   PassesFor forward_passes;
   PassesFor backward_passes = nullptr;
   // The SIMD target, or the matrix unit, that it would use.
@@ -63,26 +74,32 @@ enum class Pass { kForward, kBackward };
 template <class Kernel, size_t kCount, class Problem>
 const Kernel& Choose(const Kernel* const (&kernels)[kCount], const char* op, const Context& ctx, const Problem& problem,
                      Pass pass = Pass::kForward) {
+  const auto has_pass = [&](const Kernel* kernel) {
+    return pass == Pass::kForward || kernel->backward_passes != nullptr;
+  };
+  for (const Kernel* kernel : kernels) {
+    if (has_pass(kernel) && kernel->declines(ctx, problem).empty()) return *kernel;
+  }
   std::string reasons;
   for (const Kernel* kernel : kernels) {
-    const bool has_pass = pass == Pass::kForward || kernel->backward_passes != nullptr;
-    const std::string reason = has_pass ? kernel->declines(ctx, problem) : "has no backward pass";
-    if (reason.empty()) return *kernel;
+    const std::string reason = has_pass(kernel) ? std::string(kernel->declines(ctx, problem)) : "has no backward pass";
     reasons += std::string(reasons.empty() ? "" : "; ") + kernel->name + " " + reason;
   }
   throw Unsupported(std::string(op) + ": no kernel for this problem: " + reasons);
 }
 
 // Why kernels for some dtypes decline this one; empty if they do not.
-inline std::string ComputesNot(const char* what, DType dtype) {
-  return std::string("computes ") + what + ", not " + Name(dtype);
+inline Reason DeclinesAllButF64(DType dtype) {
+  return dtype == DType::kF64 ? Reason() : Reason{"computes f64", Name(dtype)};
 }
-inline std::string DeclinesAllButF64(DType dtype) { return dtype == DType::kF64 ? "" : ComputesNot("f64", dtype); }
-inline std::string DeclinesAllButF32(DType dtype) {  // and what is widened to it
-  return IsFloat(dtype) && dtype != DType::kF64 ? "" : ComputesNot("f32, bf16 and f16", dtype);
+inline Reason DeclinesAllButF32(DType dtype) {  // and what is widened to it
+  return IsFloat(dtype) && dtype != DType::kF64 ? Reason() : Reason{"computes f32, bf16 and f16", Name(dtype)};
 }
-inline std::string DeclinesAllButFloats(DType dtype) {
-  return IsFloat(dtype) ? "" : ComputesNot("f64, f32, bf16 and f16", dtype);
+inline Reason DeclinesAllButBF16(DType dtype) {
+  return dtype == DType::kBF16 ? Reason() : Reason{"computes bf16", Name(dtype)};
+}
+inline Reason DeclinesAllButFloats(DType dtype) {
+  return IsFloat(dtype) ? Reason() : Reason{"computes f64, f32, bf16 and f16", Name(dtype)};
 }
 
 }  // namespace heed::engine

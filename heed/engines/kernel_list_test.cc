@@ -31,6 +31,11 @@ scan::Problem Scan(DType dtype, scan::Rule rule) {
   return p;
 }
 
+template <class Kernel, class Problem>
+std::string Why(const Kernel& kernel, const Context& ctx, const Problem& p) {
+  return kernel.declines(ctx, p);
+}
+
 TEST(KernelListTest, EveryKernelSaysWhyItDeclinesADType) {
   const Context ctx(1);
   EXPECT_THAT([&] { recurrence::Choose("the::Op", ctx, Recurrence(DType::kI32)); },
@@ -52,20 +57,20 @@ TEST(KernelListTest, ARecurrenceGetsTheKernelOfItsForm) {
   };
   recurrence::Problem p = Recurrence(DType::kBF16);
   EXPECT_EQ(chosen(p), "recurrence_f32");
-  EXPECT_EQ(recurrence::kDeltaF32.declines(ctx, p), "computes delta rules");
-  EXPECT_EQ(recurrence::kChannels.declines(ctx, p), "computes means per channel");
-  EXPECT_EQ(recurrence::kTiles.declines(ctx, p), "needs matrix tiles");
+  EXPECT_EQ(Why(recurrence::kDeltaF32, ctx, p), "computes delta rules");
+  EXPECT_EQ(Why(recurrence::kChannels, ctx, p), "computes means per channel");
+  EXPECT_EQ(Why(recurrence::kTiles, ctx, p), "needs matrix tiles");
   p.normalize = true;
-  EXPECT_EQ(recurrence::kTiles.declines(ctx, p), "computes no feature maps and no normalisers");
+  EXPECT_EQ(Why(recurrence::kTiles, ctx, p), "computes no feature maps and no normalisers");
   p = Recurrence(DType::kF64);
   EXPECT_EQ(chosen(p), "recurrence_f64");
   p.delta = recurrence::Delta::kAfterDecay;
   EXPECT_EQ(chosen(p), "delta_f64");
-  EXPECT_EQ(recurrence::kRecurrenceF64.declines(ctx, p), "computes no delta rules");
+  EXPECT_EQ(Why(recurrence::kRecurrenceF64, ctx, p), "computes no delta rules");
   p.delta = recurrence::Delta::kNone;
   p.channels = true;
   EXPECT_EQ(chosen(p), "recurrence_channels");
-  EXPECT_EQ(recurrence::kRecurrenceF64.declines(ctx, p), "computes no means per channel");
+  EXPECT_EQ(Why(recurrence::kRecurrenceF64, ctx, p), "computes no means per channel");
 }
 
 TEST(KernelListTest, AScanGetsTheKernelOfItsRule) {
@@ -82,8 +87,8 @@ TEST(KernelListTest, AScanGetsTheKernelOfItsRule) {
     p.has_taps = true;
     EXPECT_EQ(chosen(p), rule == scan::Rule::kModes ? "convolution_direct" : "heads_convolution");
   }
-  EXPECT_EQ(scan::kSelectiveF32.declines(ctx, Scan(DType::kF32, scan::Rule::kTaps)), "computes selective scans");
-  EXPECT_EQ(scan::kConvolutionFourier.declines(ctx, Scan(DType::kF32, scan::Rule::kTaps)),
+  EXPECT_EQ(Why(scan::kSelectiveF32, ctx, Scan(DType::kF32, scan::Rule::kTaps)), "computes selective scans");
+  EXPECT_EQ(Why(scan::kConvolutionFourier, ctx, Scan(DType::kF32, scan::Rule::kTaps)),
             "gains from longer sequences and more taps");
 }
 

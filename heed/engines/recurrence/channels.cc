@@ -56,8 +56,8 @@ const Kernel kChannels = {
     .name = "recurrence_channels",
     .why = "a mean per channel, channels in lanes, 16-bit tensors widened",
     .declines = [](const Context&, const Problem& p) {
-      const std::string reason = engine::DeclinesAllButFloats(p.dtype);
-      return reason.empty() && !p.channels ? "computes means per channel" : reason;
+      const Reason reason = engine::DeclinesAllButFloats(p.dtype);
+      return reason.empty() && !p.channels ? Reason{"computes means per channel"} : reason;
     },
     .forward_passes = &Channels,
     .backward_passes = &Channels,

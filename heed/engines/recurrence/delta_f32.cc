@@ -28,8 +28,8 @@ const Kernel kDeltaF32 = {
     .name = "delta_f32",
     .why = "a delta rule token by token, each one pass over strips of the state, 16-bit tensors widened",
     .declines = [](const Context&, const Problem& p) {
-      const std::string reason = engine::DeclinesAllButF32(p.dtype);
-      return reason.empty() && p.delta == Delta::kNone ? "computes delta rules" : reason;
+      const Reason reason = engine::DeclinesAllButF32(p.dtype);
+      return reason.empty() && p.delta == Delta::kNone ? Reason{"computes delta rules"} : reason;
     },
     .forward_passes = &DeltaF32,
     .backward_passes = &DeltaF32,

@@ -28,8 +28,8 @@ const Kernel kDeltaF64 = {
     .name = "delta_f64",
     .why = "a delta rule token by token, each one pass over strips of the state",
     .declines = [](const Context&, const Problem& p) {
-      const std::string reason = engine::DeclinesAllButF64(p.dtype);
-      return reason.empty() && p.delta == Delta::kNone ? "computes delta rules" : reason;
+      const Reason reason = engine::DeclinesAllButF64(p.dtype);
+      return reason.empty() && p.delta == Delta::kNone ? Reason{"computes delta rules"} : reason;
     },
     .forward_passes = &DeltaF64,
     .backward_passes = &DeltaF64,

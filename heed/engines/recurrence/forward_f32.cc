@@ -31,7 +31,7 @@ const Kernel kRecurrenceF32 = {
     .name = "recurrence_f32",
     .why = "the recurrence itself, four tokens on strips of the state in registers, 16-bit tensors widened",
     .declines = [](const Context&, const Problem& p) {
-      const std::string reason = engine::DeclinesAllButF32(p.dtype);
+      const Reason reason = engine::DeclinesAllButF32(p.dtype);
       return reason.empty() ? DeclinesOtherStates(p) : reason;
     },
     .forward_passes = &ForwardF32,

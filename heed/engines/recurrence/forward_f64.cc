@@ -31,7 +31,7 @@ const Kernel kRecurrenceF64 = {
     .name = "recurrence_f64",
     .why = "the recurrence itself, four tokens on strips of the state in registers",
     .declines = [](const Context&, const Problem& p) {
-      const std::string reason = engine::DeclinesAllButF64(p.dtype);
+      const Reason reason = engine::DeclinesAllButF64(p.dtype);
       return reason.empty() ? DeclinesOtherStates(p) : reason;
     },
     .forward_passes = &ForwardF64,

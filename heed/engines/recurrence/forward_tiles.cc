@@ -41,18 +41,18 @@ namespace {
 constexpr int64_t kSmallestInTiles = 64 * 64;
 
 // It takes what is exact in bf16, and decays that a pair of tokens shares over all channels.
-std::string Declines(const Context& ctx, const Problem& p) {
-  if (p.dtype != DType::kBF16) return engine::ComputesNot("bf16", p.dtype);
-  if (const std::string reason = DeclinesOtherStates(p); !reason.empty()) return reason;
+Reason Declines(const Context& ctx, const Problem& p) {
+  if (p.dtype != DType::kBF16) return engine::DeclinesAllButBF16(p.dtype);
+  if (const Reason reason = DeclinesOtherStates(p); !reason.empty()) return reason;
   const bool identity = p.feature == Feature::kIdentity && p.key_feature == Feature::kIdentity;
-  if (!identity || p.normalize) return "computes no feature maps and no normalisers";
-  if (!p.causal || p.key_mask.data != nullptr) return "computes causal calls without a key mask";
-  if (p.gate == Gate::kKey || p.has_value_decay) return "computes one decay per head at most";
-  if (p.has_bonus) return "computes no bonus";
-  if (ForwardTiles(ctx).forward == nullptr) return "needs matrix tiles";
+  if (!identity || p.normalize) return {"computes no feature maps and no normalisers"};
+  if (!p.causal || p.key_mask.data != nullptr) return {"computes causal calls without a key mask"};
+  if (p.gate == Gate::kKey || p.has_value_decay) return {"computes one decay per head at most"};
+  if (p.has_bonus) return {"computes no bonus"};
+  if (ForwardTiles(ctx).forward == nullptr) return {"needs matrix tiles"};
   const bool emulated = TilesOf(ctx.allowed_targets()) == TileUnit::kEmulated;
-  if (emulated || p.key_size * p.value_size >= kSmallestInTiles) return "";
-  return "gains from states of 64 x 64 on, not " + std::to_string(p.key_size) + " x " + std::to_string(p.value_size);
+  if (emulated || p.key_size * p.value_size >= kSmallestInTiles) return {};
+  return {"gains from states of 64 x 64 on"};
 }
 
 // Steps are those of recurrence_f32.

@@ -1,13 +1,11 @@
 // The list of kernels and the choice from it.
 #include "heed/engines/recurrence/kernels.h"
 
-#include <string>
-
 namespace heed::recurrence {
 
-std::string DeclinesOtherStates(const Problem& problem) {
-  if (problem.delta != Delta::kNone) return "computes no delta rules";
-  return problem.channels ? "computes no means per channel" : "";
+Reason DeclinesOtherStates(const Problem& problem) {
+  if (problem.delta != Delta::kNone) return {"computes no delta rules"};
+  return {problem.channels ? "computes no means per channel" : ""};
 }
 
 const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem) {

@@ -2,8 +2,6 @@
 #ifndef HEED_ENGINES_RECURRENCE_KERNELS_H_
 #define HEED_ENGINES_RECURRENCE_KERNELS_H_
 
-#include <string>
-
 #include "heed/core/context.h"
 #include "heed/engines/kernel_list.h"
 #include "heed/engines/recurrence/problem.h"
@@ -11,6 +9,7 @@
 namespace heed::recurrence {
 
 using engine::BackwardBytes;
+using engine::Reason;
 using Passes = engine::Passes<Problem, Gradients>;
 using Kernel = engine::Kernel<Problem, Gradients>;
 
@@ -24,7 +23,7 @@ Passes BackwardF32(const Context& ctx);
 Passes BackwardF64(const Context& ctx);
 
 // Why kernels of S_t = G_t .* S_{t-1} + k_t v_t^T decline a problem of another form; empty if it is of theirs.
-std::string DeclinesOtherStates(const Problem& problem);
+Reason DeclinesOtherStates(const Problem& problem);
 
 }  // namespace heed::recurrence
 

@@ -48,10 +48,10 @@ HEED_EXPORT(Passes, Convolution)
 
 namespace {
 
-std::string Declines(const Context&, const Problem& p) {
-  const std::string reason = engine::DeclinesAllButFloats(p.dtype);
+Reason Declines(const Context&, const Problem& p) {
+  const Reason reason = engine::DeclinesAllButFloats(p.dtype);
   const bool has_taps = p.rule == Rule::kTaps || (p.rule == Rule::kModes && p.has_taps);
-  return reason.empty() && !has_taps ? "computes convolutions with taps" : reason;
+  return reason.empty() && !has_taps ? Reason{"computes convolutions with taps"} : reason;
 }
 
 }  // namespace
@@ -61,10 +61,10 @@ const Kernel kConvolutionFourier = {
     .why = "by Fourier transforms, of blocks of the least power of two that has all taps, as there are too many to add "
            "up; 16-bit tensors widened, rows transposed where channels are contiguous",
     .declines = [](const Context& ctx, const Problem& p) {
-      const std::string reason = Declines(ctx, p);
+      const Reason reason = Declines(ctx, p);
       const bool transformed = std::ranges::any_of(
           p.sequences, [&](const Sequence& s) { return TransformLength(p.num_taps, s.count) > 0; });
-      return reason.empty() && !transformed ? "gains from longer sequences and more taps" : reason;
+      return reason.empty() && !transformed ? Reason{"gains from longer sequences and more taps"} : reason;
     },
     .forward_passes = &Convolution,
     .backward_passes = &Convolution,

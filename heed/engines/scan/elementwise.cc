@@ -57,10 +57,10 @@ HEED_EXPORT(Passes, Elementwise)
 const Kernel kElementwise = {
     .name = "elementwise",
     .why = "channels in lanes, 16-bit tensors widened; tiles of 16 tokens are transposed where tokens are contiguous",
-    .declines = [](const Context&, const Problem& p) -> std::string {
-      const std::string reason = engine::DeclinesAllButFloats(p.dtype);
-      if (!reason.empty()) return reason;
-      return p.rule == Rule::kDecay || p.rule == Rule::kGates ? "" : "computes one state per channel";
+    .declines = [](const Context&, const Problem& p) {
+      const Reason reason = engine::DeclinesAllButFloats(p.dtype);
+      const bool has_rule = p.rule == Rule::kDecay || p.rule == Rule::kGates;
+      return reason.empty() && !has_rule ? Reason{"computes one state per channel"} : reason;
     },
     .forward_passes = &Elementwise,
     .backward_passes = &Elementwise,

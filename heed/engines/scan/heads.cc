@@ -45,9 +45,9 @@ HEED_EXPORT(Passes, Heads)
 
 namespace {
 
-std::string Declines(const Context&, const Problem& p) {
-  const std::string reason = engine::DeclinesAllButFloats(p.dtype);
-  return reason.empty() && p.rule != Rule::kHeads ? "computes state spaces of products of heads" : reason;
+Reason Declines(const Context&, const Problem& p) {
+  const Reason reason = engine::DeclinesAllButFloats(p.dtype);
+  return reason.empty() && p.rule != Rule::kHeads ? Reason{"computes state spaces of products of heads"} : reason;
 }
 
 }  // namespace
@@ -57,8 +57,8 @@ const Kernel kHeadsConvolution = {
     .why = "products of a head's channels, one pair after another, convolved with what its modes answer to one input of "
            "1; 16-bit tensors widened, rows transposed where channels are contiguous",
     .declines = [](const Context& ctx, const Problem& p) {
-      const std::string reason = Declines(ctx, p);
-      return reason.empty() && !p.has_taps ? "computes modes that are made into taps" : reason;
+      const Reason reason = Declines(ctx, p);
+      return reason.empty() && !p.has_taps ? Reason{"computes modes that are made into taps"} : reason;
     },
     .forward_passes = &Heads,
     .backward_passes = &Heads,

@@ -10,6 +10,7 @@ namespace heed::scan {
 
 // One token of each sequence is a step: the final states may be the initial ones.
 using engine::BackwardBytes;
+using engine::Reason;
 using Passes = engine::Passes<Problem, Gradients>;
 using Kernel = engine::Kernel<Problem, Gradients>;
 

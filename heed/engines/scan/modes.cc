@@ -48,8 +48,8 @@ const Kernel kModes = {
     .why = "chunks of 16 tokens by tables of a channel's modes, tokens and modes in lanes; 16-bit tensors widened, "
            "rows transposed where channels are contiguous",
     .declines = [](const Context&, const Problem& p) {
-      const std::string reason = engine::DeclinesAllButFloats(p.dtype);
-      return reason.empty() && p.rule != Rule::kModes ? "computes state spaces" : reason;
+      const Reason reason = engine::DeclinesAllButFloats(p.dtype);
+      return reason.empty() && p.rule != Rule::kModes ? Reason{"computes state spaces"} : reason;
     },
     .forward_passes = &Modes,
     .backward_passes = &Modes,

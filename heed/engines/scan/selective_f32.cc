@@ -29,8 +29,8 @@ const Kernel kSelectiveF32 = {
     .why = "channels in lanes, 16 states of each in registers, 16-bit tensors widened; tiles of 16 tokens are "
            "transposed where tokens are contiguous",
     .declines = [](const Context&, const Problem& p) {
-      const std::string reason = engine::DeclinesAllButF32(p.dtype);
-      return reason.empty() && p.rule != Rule::kSelective ? "computes selective scans" : reason;
+      const Reason reason = engine::DeclinesAllButF32(p.dtype);
+      return reason.empty() && p.rule != Rule::kSelective ? Reason{"computes selective scans"} : reason;
     },
     .forward_passes = &SelectiveF32,
     .backward_passes = &SelectiveF32,

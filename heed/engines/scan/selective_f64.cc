@@ -29,8 +29,8 @@ const Kernel kSelectiveF64 = {
     .why = "channels in lanes, 16 states of each in registers; tiles of 16 tokens are "
            "transposed where tokens are contiguous",
     .declines = [](const Context&, const Problem& p) {
-      const std::string reason = engine::DeclinesAllButF64(p.dtype);
-      return reason.empty() && p.rule != Rule::kSelective ? "computes selective scans" : reason;
+      const Reason reason = engine::DeclinesAllButF64(p.dtype);
+      return reason.empty() && p.rule != Rule::kSelective ? Reason{"computes selective scans"} : reason;
     },
     .forward_passes = &SelectiveF64,
     .backward_passes = &SelectiveF64,

@@ -12,11 +12,12 @@ namespace heed::softmax {
 std::string DeclinesF64(const Context&, const Problem& problem) { return engine::DeclinesAllButF64(problem.dtype); }
 
 std::string DeclinesF32(const Context&, const Problem& problem) {
-  return problem.quantized ? "computes no int8 keys" : engine::DeclinesAllButF32(problem.dtype);
+  if (problem.quantized) return "computes no int8 keys";
+  return engine::DeclinesAllButF32(problem.dtype);
 }
 
 std::string DeclinesPairs(const Passes& passes, const Problem& problem) {
-  if (problem.dtype != DType::kBF16) return engine::ComputesNot("bf16", problem.dtype);
+  if (problem.dtype != DType::kBF16) return engine::DeclinesAllButBF16(problem.dtype);
   if (problem.quantized) return "computes no int8 keys";
   return passes.forward != nullptr ? "" : "needs a CPU whose bf16 dot product is faster than its FMA";
 }

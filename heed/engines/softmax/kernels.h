@@ -17,7 +17,7 @@ using engine::BackwardBytes;
 using engine::Pass;
 using Passes = engine::Passes<Problem, Gradients>;
 
-struct Kernel : engine::Kernel<Problem, Gradients> {
+struct Kernel : engine::Kernel<Problem, Gradients, std::string> {
   KeyGrid grid = {};      // which shows in the pairs visited
   bool invariant = true;  // the bits do not depend on how queries are split
 };
