@@ -157,7 +157,7 @@ std::string ToString(const attention::Options& options) {
   if (text.empty() && !options.pattern.present()) text = " full";
   if (options.softcap > 0)
     text += Format(" softcap {:.6g}", options.softcap);
-  if (options.pattern.present()) text += " " + Brief(options.pattern);
+  if (options.pattern.present()) text += Format(" {}", Brief(options.pattern));
   return text.substr(1);
 }
 
