@@ -276,6 +276,15 @@ Epsilon EpsilonOf(DType dtype) {
   return e;
 }
 
+Epsilon StoredIn(DType dtype, DType computed) {
+  Epsilon e = EpsilonOf(dtype);
+  if (dtype == DType::kF32 && computed == DType::kF64) {
+    e.output = 1.01 * 0x1p-24;
+    e.subnormal = 0x1p-150;
+  }
+  return e;
+}
+
 double DecayAt(const ConstTensorView& log_decay, int64_t b, int64_t t, int64_t head,
                int64_t channel) {
   if (log_decay.rank() == 1) return At(log_decay, {head});
@@ -562,7 +571,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
     AddGradients(in, math, place, head, g, of_decay, of_value_decay, &sums, relative, tolerance);
   });
   const auto round = [&](const TensorView& t, const TensorView& value, DType dtype) {
-    const Epsilon of = EpsilonOf(dtype);
+    const Epsilon of = StoredIn(dtype, in.q.dtype());
     for (int64_t i = 0; t.present() && i < t.num_elements(); ++i) {
       double* at = t.as<double>() + i;  // both as the harness makes them
       *at += std::abs(value.as<double>()[i]) * of.output + of.subnormal;

@@ -61,6 +61,8 @@ struct Epsilon {
   double output, subnormal, underflow;
 };
 Epsilon EpsilonOf(DType dtype);
+// The rounding of what is computed beside one dtype and stored in another, as gradients of constants are.
+Epsilon StoredIn(DType dtype, DType computed);
 
 // An element of [HV], [HV, K], [B, T, HV] or [B, T, HV, K].
 double DecayAt(const ConstTensorView& log_decay, int64_t b, int64_t t, int64_t head,

@@ -17,6 +17,7 @@ using mechanism::Doubles;
 using mechanism::Put;
 using recurrent::Epsilon;
 using recurrent::EpsilonOf;
+using recurrent::StoredIn;
 
 constexpr double kNothing = -1e38f;  // an f32 in every dtype
 
@@ -241,7 +242,7 @@ void BackwardTolerance(const recurrent::BackwardInputs& in, const recurrent::Opt
     const auto constant = [&](const ConstTensorView& input, const TensorView& value, double size,
                               const TensorView& to) {
       if (!to.present()) return;
-      const Epsilon of = EpsilonOf(input.dtype());
+      const Epsilon of = StoredIn(input.dtype(), in.q.dtype());
       const double rounding = std::abs(At(value, {c.channel})) * of.output + of.subnormal;
       Add(to, {c.channel}, relative * size + rounding + e.underflow);
     };

@@ -50,7 +50,7 @@ class Maker : public mechanism::Maker {
   ConstTensorView DrawInput(const Row& row) override {
     if (row.optional && Chance(0.5)) return {};
     using enum mechanism::Values;
-    const std::string_view axes = row.name == "D" ? (Chance(0.5) ? "HP" : "H") : row.axes;
+    const std::string axes = row.name == "D" ? (Chance(0.5) ? "HP" : "H") : row.axes;
     if (row.over_tokens() && row.values == kNormal) return Normal(ShapeOf(axes));
     if (row.values == kSteps) {
       const double center = random_.Uniform(-6, 1);
