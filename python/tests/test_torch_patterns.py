@@ -42,8 +42,8 @@ def test_a_pattern_that_dies_before_the_backward_pass_is_kept_for_it():
         gradients = torch.autograd.grad(loss, (q, k, v))
         mask = torch.from_numpy(P.keys(index).mask(24, 24, heads=4, batch=2))
         expected = torch.autograd.grad(heed.torch.attention(q, k, v, mask=mask).square().sum(), (q, k, v))
-        for a, b in zip(gradients, expected, strict=True):
-            assert torch.equal(a, b)
+        for a, b in zip(gradients, expected, strict=True):  # rows of listed keys have sums of their own
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 @each
