@@ -59,6 +59,22 @@ TensorView Every(const TensorView& t, int64_t first, int64_t step) {
   return TensorView(data, t.dtype(), sizes, strides);
 }
 
+// Options that such paths know besides the pattern, in six variants.
+void ChooseOptions(Problem& p, const Sizes& size, int variant) {
+  const auto ints = [&](int64_t value) {
+    return KeepInts(p, std::vector<int64_t>(static_cast<size_t>(size.B), value));
+  };
+  p.options.causal = variant % 2 == 0;
+  if (variant == 1) p.options.align = Align::kTopLeft;
+  if (variant >= 2) p.options.sinks = KeepFloats(p, std::vector<double>(static_cast<size_t>(size.Hq), 0.3));
+  if (variant == 3) p.options.query_starts = ints(-11);
+  if (variant < 4) return;
+  p.options.softcap = 4;
+  p.options.key_starts = ints(size.Tk / 4);
+  p.options.key_lengths = ints(size.Tk - size.Tk / 5);
+  p.options.query_lengths = ints(size.Tq - size.Tq / 3);
+}
+
 class PatternPaths : public testing::TestWithParam<DType> {
  protected:
   Context ctx_{2};
@@ -103,16 +119,7 @@ TEST_P(PatternPaths, ResiduesAgreeWithTheReferenceForwardAndBackward) {
       for (int variant = 0; variant < 6; ++variant, ++seed) {
         Problem p = MakeProblem(GetParam(), size, seed);
         p.options.pattern = pattern;
-        p.options.causal = variant % 2 == 0;
-        if (variant == 1) p.options.align = Align::kTopLeft;
-        if (variant >= 2) p.options.sinks = KeepFloats(p, std::vector<double>(static_cast<size_t>(size.Hq), 0.3));
-        if (variant == 3) p.options.query_starts = KeepInts(p, std::vector<int64_t>(static_cast<size_t>(size.B), -11));
-        if (variant >= 4) {
-          p.options.softcap = 4;
-          p.options.key_starts = KeepInts(p, std::vector<int64_t>(static_cast<size_t>(size.B), size.Tk / 4));
-          p.options.key_lengths = KeepInts(p, std::vector<int64_t>(static_cast<size_t>(size.B), size.Tk - size.Tk / 5));
-          p.options.query_lengths = KeepInts(p, std::vector<int64_t>(static_cast<size_t>(size.B), size.Tq - size.Tq / 3));
-        }
+        ChooseOptions(p, size, variant);
         ASSERT_TRUE(IsByResidue(ctx_, p));
         const Comparison forward = Compare(MakeCase(p), ctx_);
         EXPECT_TRUE(forward.ok) << Title(p) << ": " << forward.message;
@@ -173,15 +180,7 @@ TEST_P(PatternPaths, ListedKeysAgreeWithTheReferenceForwardAndBackward) {
       for (int variant = 0; variant < 6; ++variant, ++seed) {
         Problem p = MakeProblem(GetParam(), size, seed);
         p.options.pattern = RandomKeys(p, count, variant % 3 == 0, seed);
-        p.options.causal = variant % 2 == 0;
-        if (variant == 1) p.options.align = Align::kTopLeft;
-        if (variant >= 2) p.options.sinks = KeepFloats(p, std::vector<double>(static_cast<size_t>(size.Hq), 0.3));
-        if (variant >= 4) {
-          p.options.softcap = 4;
-          p.options.key_starts = KeepInts(p, std::vector<int64_t>(static_cast<size_t>(size.B), size.Tk / 4));
-          p.options.key_lengths = KeepInts(p, std::vector<int64_t>(static_cast<size_t>(size.B), size.Tk - size.Tk / 5));
-          p.options.query_lengths = KeepInts(p, std::vector<int64_t>(static_cast<size_t>(size.B), size.Tq - size.Tq / 3));
-        }
+        ChooseOptions(p, size, variant);
         ASSERT_TRUE(IsByRow(ctx_, p));
         const Comparison forward = Compare(MakeCase(p), ctx_);
         EXPECT_TRUE(forward.ok) << Title(p) << ": " << forward.message;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "heed/core/carver.h"
@@ -23,18 +24,20 @@ using softmax::Rows;
 using softmax::Sequence;
 
 constexpr int64_t kMostPairs = 8192, kMostRows = 1024;  // at a time, but at least one row
-constexpr int64_t kKeysOfTask = 256;
+constexpr int64_t kTasksOfHead = 16;
 
 // Consecutive rows whose keys are copied together.
 struct Share {
   size_t first = 0, count = 0;
 };
 
-std::vector<Share> SharesOf(const Problem& rows) {
+using Sequences = std::span<const Sequence>;
+
+std::vector<Share> SharesOf(Sequences rows) {
   std::vector<Share> shares;
   int64_t pairs = 0;
-  for (size_t i = 0; i < rows.sequences.size(); ++i) {
-    const int64_t own = rows.sequences[i].num_keys;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const int64_t own = rows[i].num_keys;
     const bool full = !shares.empty() && (pairs + own > kMostPairs || shares.back().count == kMostRows);
     if (shares.empty() || full) {
       shares.push_back({i, 0});
@@ -53,9 +56,9 @@ struct Memory {
   Rows keys, values;        // copies
   Rows of_keys, of_values;  // their gradients
 
-  int64_t LayOut(const Problem& whole, const Problem& rows, const softmax::Gradients& g, void* base) {
+  int64_t LayOut(const Problem& whole, const Problem& rows, Sequences listed, const softmax::Gradients& g, void* base) {
     int64_t most = kMostPairs;
-    for (const Sequence& s : rows.sequences) most = std::max(most, s.num_keys);
+    for (const Sequence& s : listed) most = std::max(most, s.num_keys);
     const Extent all = KeysOf(whole), copied = {1, most};
     const auto bytes = static_cast<int64_t>(SizeOf(whole.dtype));
     Carver carver(base);
@@ -81,16 +84,15 @@ struct Memory {
   }
 };
 
-// The engine's problem and gradients of a share.
+// The engine's problem and gradients of a share, from a problem without sequences.
 template <class T>
-Piece PieceOf(const Problem& rows, const softmax::Gradients& gradients, const Share& share, const Memory<T>& memory) {
+Piece PieceOf(const Problem& rows, const softmax::Gradients& gradients, Sequences share, const Memory<T>& memory) {
   Piece piece = {rows, gradients};
   Problem& p = piece.problem;
   p.k = memory.keys;
   p.v = memory.values;
   p.invariant = false;  // copies lie as any kernel wants them
-  p.sequences.assign(rows.sequences.begin() + static_cast<std::ptrdiff_t>(share.first),
-                     rows.sequences.begin() + static_cast<std::ptrdiff_t>(share.first + share.count));
+  p.sequences.assign(share.begin(), share.end());
   int64_t pairs = 0;
   for (Sequence& s : p.sequences) {
     s.first_k = pairs;
@@ -108,20 +110,19 @@ Piece PieceOf(const Problem& rows, const softmax::Gradients& gradients, const Sh
 template <class T>
 class RowsBackward {
  public:
-  RowsBackward(const char* op, Context& ctx, const Problem& whole, const Problem& rows,
+  RowsBackward(const char* op, Context& ctx, const Problem& whole, const Problem& rows, Sequences listed,
                const softmax::Gradients& gradients)
-      : op_(op), ctx_(ctx), whole_(whole), rows_(rows), g_(gradients) {}
+      : op_(op), ctx_(ctx), whole_(whole), rows_(rows), listed_(listed), g_(gradients), keys_(KeysOf(whole)) {}
 
   void Run() {
     Memory<T> unplaced;
-    ctx_.ReserveTables(static_cast<size_t>(unplaced.LayOut(whole_, rows_, g_, nullptr)));
-    memory_.LayOut(whole_, rows_, g_, ctx_.Tables());
-    const Extent keys = KeysOf(whole_);
-    Clear(memory_.dk, keys, whole_.depth);
-    Clear(memory_.dv, keys, whole_.value_depth);
-    for (const Share& share : SharesOf(rows_)) {
-      const auto [problem, gradients] = PieceOf(rows_, g_, share, memory_);
-      const auto listed = std::span(rows_.sequences).subspan(share.first, share.count);
+    ctx_.ReserveTables(static_cast<size_t>(unplaced.LayOut(whole_, rows_, listed_, g_, nullptr)));
+    memory_.LayOut(whole_, rows_, listed_, g_, ctx_.Tables());
+    Clear(memory_.dk, whole_.depth);
+    Clear(memory_.dv, whole_.value_depth);
+    for (const Share& share : SharesOf(listed_)) {
+      const Sequences listed = listed_.subspan(share.first, share.count);
+      const auto [problem, gradients] = PieceOf(rows_, g_, listed, memory_);
       Copy(listed, problem.sequences);
       softmax::Choose(op_, ctx_, problem, softmax::Pass::kBackward).backward(ctx_, problem, gradients);
       AddUp(listed, problem.sequences);
@@ -132,12 +133,10 @@ class RowsBackward {
   }
 
  private:
-  void Clear(const Rows& sums, const Extent& extent, int64_t depth) {
+  void Clear(const Rows& sums, int64_t depth) {
     if (sums.data == nullptr) return;
-    std::fill_n(At<T>(sums, 0, 0, 0), extent.batches * extent.tokens * rows_.key_heads * depth, T{0});
+    std::fill_n(At<T>(sums, 0, 0, 0), keys_.batches * keys_.tokens * rows_.key_heads * depth, T{0});
   }
-
-  using Sequences = std::span<const Sequence>;
 
   // Copies the keys and values that rows list to where `copied` has them.
   void Copy(Sequences listed, Sequences copied) {
@@ -165,15 +164,15 @@ class RowsBackward {
   }
 
   void AddUp(Sequences listed, Sequences copied) {
-    const int64_t ranges = (KeysOf(whole_).tokens + kKeysOfTask - 1) / kKeysOfTask;
-    ctx_.ParallelFor(ranges * rows_.key_heads, [&](int64_t task, int) {
-      const int64_t begin = task / rows_.key_heads * kKeysOfTask, head = task % rows_.key_heads;
+    const int64_t keys_of_task = (keys_.tokens + kTasksOfHead - 1) / kTasksOfHead;
+    ctx_.ParallelFor(kTasksOfHead * rows_.key_heads, [&](int64_t task, int) {
+      const int64_t begin = task / rows_.key_heads * keys_of_task, head = task % rows_.key_heads;
       for (size_t i = 0; i < listed.size(); ++i) {
         const Sequence& s = listed[i];
         const auto keys = std::span(s.tail, static_cast<size_t>(s.num_keys));
         // Tokens of a packed call count from its beginning.
         const auto first = std::ranges::lower_bound(keys, begin - s.first_k);
-        const auto last = std::ranges::lower_bound(keys, begin + kKeysOfTask - s.first_k);
+        const auto last = std::ranges::lower_bound(keys, begin + keys_of_task - s.first_k);
         for (auto key = first; key != last; ++key) {
           const int64_t copy = copied[i].first_k + (key - keys.begin()), token = s.first_k + *key;
           Add(memory_.of_keys, copy, memory_.dk, s.batch, token, head, whole_.depth);
@@ -206,19 +205,21 @@ class RowsBackward {
 
   const char* op_;
   Context& ctx_;
-  const Problem &whole_, &rows_;
+  const Problem &whole_, &rows_;  // the rows' without sequences
+  Sequences listed_;
   const softmax::Gradients& g_;
+  Extent keys_;
   Memory<T> memory_;
 };
 
 template <class T>
-int64_t BytesOf(const char* op, const Context& ctx, const Problem& whole, const Problem& rows,
+int64_t BytesOf(const char* op, const Context& ctx, const Problem& whole, const Problem& rows, Sequences listed,
                 const softmax::Gradients& gradients) {
   Memory<T> memory;
-  const int64_t kept = memory.LayOut(whole, rows, gradients, nullptr);
+  const int64_t kept = memory.LayOut(whole, rows, listed, gradients, nullptr);
   int64_t most = 0;
-  for (const Share& share : SharesOf(rows)) {
-    Piece piece = PieceOf(rows, gradients, share, memory);
+  for (const Share& share : SharesOf(listed)) {
+    Piece piece = PieceOf(rows, gradients, listed.subspan(share.first, share.count), memory);
     softmax::Gradients& g = piece.gradients;  // the tables are not there yet
     g.dq = gradients.dq;
     g.dk = gradients.dk;
@@ -234,11 +235,12 @@ int64_t BytesOf(const char* op, const Context& ctx, const Problem& whole, const 
 
 void RunBackwardOfRows(const char* op, Context& ctx, const Pattern& pattern, const softmax::Gradients& gradients,
                        const Problem& whole) {
-  for (const auto& [rows, own] : ProblemsOfRows(whole, pattern, gradients)) {
+  for (auto& [rows, own] : ProblemsOfRows(whole, pattern, gradients)) {
+    const std::vector<Sequence> listed = std::exchange(rows.sequences, {});
     if (rows.dtype == DType::kF64) {
-      RowsBackward<double>(op, ctx, whole, rows, own).Run();
+      RowsBackward<double>(op, ctx, whole, rows, listed, own).Run();
     } else {
-      RowsBackward<float>(op, ctx, whole, rows, own).Run();
+      RowsBackward<float>(op, ctx, whole, rows, listed, own).Run();
     }
   }
 }
@@ -246,9 +248,10 @@ void RunBackwardOfRows(const char* op, Context& ctx, const Pattern& pattern, con
 int64_t BackwardBytesOfRows(const char* op, const Context& ctx, const Pattern& pattern, const softmax::Gradients& gradients,
                             const Problem& whole) {
   int64_t most = 0;
-  for (const auto& [rows, own] : ProblemsOfRows(whole, pattern, gradients)) {
-    most = std::max(most, rows.dtype == DType::kF64 ? BytesOf<double>(op, ctx, whole, rows, own)
-                                                    : BytesOf<float>(op, ctx, whole, rows, own));
+  for (auto& [rows, own] : ProblemsOfRows(whole, pattern, gradients)) {
+    const std::vector<Sequence> listed = std::exchange(rows.sequences, {});
+    most = std::max(most, rows.dtype == DType::kF64 ? BytesOf<double>(op, ctx, whole, rows, listed, own)
+                                                    : BytesOf<float>(op, ctx, whole, rows, listed, own));
   }
   return most;
 }
