@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Pattern", "atrous", "bigbird", "blocks", "csr", "dilated", "fixed", "global_tokens", "keys", "longformer", "neighborhood",
-    "parse", "per_head", "random_blocks", "sliding_window", "streaming", "strided",
+    "parse", "per_head", "random_blocks", "row_blocks", "sliding_window", "streaming", "strided",
 ]
 
 
@@ -168,6 +168,16 @@ def csr(row_ptr: Ints | Sequence[Sequence[int]], columns: Ints, block: int | tup
       block: rows and columns of a block, 1 or more: an int, or a pair
     """
     return _pattern("csr", row_ptr, columns, block)
+
+
+def row_blocks(index: Array | Sequence[object], block: int = 64) -> Pattern:
+    """The blocks of keys of each row of the call, not of a position: what selectors return.
+
+    Args:
+      index: int [B, Tq, n] or [B, Tq, Hp, n]; Hp is the key heads or the query heads; -1 is absent, none comes twice
+      block: keys in a block, 1 or more
+    """
+    return _pattern("row_blocks", index, block)
 
 
 def keys(index: Array | Sequence[object]) -> Pattern:

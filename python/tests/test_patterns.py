@@ -21,6 +21,7 @@ PATTERNS = {
     "neighborhood": P.neighborhood(7),
     "blocks": P.blocks(RNG.random((HQ, 13, 13)) < 0.3, (16, 17)),
     "csr": P.csr([0, 2, 3, 3, 4], [0, 3, 1, 2], 50),
+    "row_blocks": P.row_blocks(INDEX % 7 + 7 * np.arange(5), 6),
     "keys": P.keys(INDEX),
     "per_head": P.per_head([P.atrous(i + 2) for i in range(HQ)]),
     "union": (P.sliding_window(8) | P.global_tokens([3])) & P.atrous(2) | P.neighborhood(3),

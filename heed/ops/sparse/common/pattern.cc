@@ -396,6 +396,9 @@ Pattern Csr(const ConstTensorView& row_ptr, const ConstTensorView& columns, int6
   return Build("csr", {Copied("csr", "row_ptr", row_ptr, false), Copied("csr", "columns", columns, false),
                        Table{{2}, {rows, columns_of_block}}});
 }
+Pattern RowBlocks(const ConstTensorView& index, int64_t block) {
+  return Build("row_blocks", {Copied("row_blocks", "index", index, false), block});
+}
 Pattern Keys(const ConstTensorView& index) { return Build("keys", {Copied("keys", "index", index, false)}); }
 Pattern PerHead(const std::vector<Pattern>& heads) { return Build("per_head", {heads}); }
 

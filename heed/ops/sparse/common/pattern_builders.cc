@@ -102,10 +102,10 @@ NodePtr MakeCsr(const std::vector<Value>& v) {
   return node;
 }
 
-NodePtr MakeKeys(const std::vector<Value>& v) {
-  const Table& index = TableOf(v[0]);
-  CheckRank("keys", "index", index, 3, 4, "[B, Tq, n] or [B, Tq, Hkv, n]");
-  if (index.rank() == 4 && index.size(2) == 0) Refuse("keys", "index has no heads, expected Hkv >= 1");
+// Lists by row of the call, of keys or of blocks of them.
+NodePtr MakeLists(const char* builder, const char* one, const char* shapes, const Table& index, int64_t block) {
+  CheckRank(builder, "index", index, 3, 4, shapes);
+  if (index.rank() == 4 && index.size(2) == 0) Refuse(builder, "index has no heads, expected Hkv >= 1");
   const int64_t n = index.size(-1);
   std::vector<int64_t> row;
   for (size_t at = 0; n > 0 && at < index.values.size(); at += static_cast<size_t>(n)) {
@@ -113,9 +113,23 @@ NodePtr MakeKeys(const std::vector<Value>& v) {
                index.values.begin() + static_cast<std::ptrdiff_t>(at) + n);
     std::ranges::sort(row);
     const auto twice = std::ranges::adjacent_find(row, [](int64_t a, int64_t b) { return a == b && a >= 0; });
-    if (twice != row.end()) Refuse("keys", "index has key " + std::to_string(*twice) + " twice, expected it once");
+    if (twice != row.end()) {
+      Refuse(builder, std::string("index has ") + one + " " + std::to_string(*twice) + " twice, expected it once");
+    }
+    if (!row.empty() && row.back() >= kFar / block) {
+      Refuse(builder, std::string("index has ") + one + " " + std::to_string(row.back()) + ", expected one below " +
+                          std::to_string(kFar / block));
+    }
   }
-  return std::make_shared<KeysNode>(index);
+  return std::make_shared<RowBlocksNode>(index, block);
+}
+
+NodePtr MakeKeys(const std::vector<Value>& v) {
+  return MakeLists("keys", "key", "[B, Tq, n] or [B, Tq, Hkv, n]", TableOf(v[0]), 1);
+}
+
+NodePtr MakeRowBlocks(const std::vector<Value>& v) {
+  return MakeLists("row_blocks", "block", "[B, Tq, n] or [B, Tq, Hp, n]", TableOf(v[0]), Size(v[1]));
 }
 
 const Builder kBuilders[] = {
@@ -162,6 +176,7 @@ const Builder kBuilders[] = {
     {"blocks", {{"keep", Parameter::kBools}, {"block", Parameter::kBlock, 64}}, &MakeBlocks},
     {"csr", {{"row_ptr", Parameter::kInts}, {"columns", Parameter::kInts}, {"block", Parameter::kBlock, 64}},
      &MakeCsr},
+    {"row_blocks", {{"index", Parameter::kInts}, {"block", Parameter::kCount, 64}}, &MakeRowBlocks},
     {"keys", {{"index", Parameter::kInts}}, &MakeKeys},
     {"per_head", {{"heads", Parameter::kPatterns}},
      [](const std::vector<Value>& v) -> NodePtr {

@@ -28,7 +28,7 @@ class Random {
       const Pattern a = Any(depth - 1), b = Any(depth - 1);
       return Below(2) == 0 ? a | b : a & b;
     }
-    switch (Below(depth > 0 ? 16 : 15)) {
+    switch (Below(depth > 0 ? 17 : 16)) {
       case 0: return SlidingWindow(Size(), Size());
       case 1: return Dilated(Size(), 1 + Size());
       case 2: return Atrous(1 + Size());
@@ -47,6 +47,7 @@ class Random {
       case 12: return AnyCsr();
       case 13: return call_.Tq < 0 ? Atrous(2) : AnyKeys();
       case 14: return call_.Tq < 0 ? Atrous(2) : AnyBlockMask();
+      case 15: return call_.Tq < 0 ? Atrous(2) : AnyRowBlocks();
       default: {
         std::vector<Pattern> heads;
         for (int64_t h = 0; h < call_.query_heads; ++h) heads.push_back(Any(depth - 1));
@@ -97,18 +98,26 @@ class Random {
     const int64_t n = static_cast<int64_t>(columns.size());
     return Csr(View(ints_, {heads, nq + 1}), View(columns, {n}), 1 + Size(), 1 + Size());
   }
+  // Numbers below `most` for each row, none twice.
+  ConstTensorView Lists(int64_t heads, int64_t n, int64_t most) {
+    std::vector<int64_t> shape = {call_.batches, call_.Tq, n};
+    if (heads > 1 || Below(2) == 0) shape.insert(shape.begin() + 2, heads);
+    ints_.clear();
+    for (int64_t row = 0; row < call_.batches * call_.Tq * heads; ++row) {
+      std::set<int64_t> own;
+      while (static_cast<int64_t>(own.size()) < n) own.insert(Below(most + 1) - 1);
+      ints_.insert(ints_.end(), own.rbegin(), own.rend());
+    }
+    return View(ints_, shape);
+  }
   Pattern AnyKeys() {
     const int64_t n = Below(5);
-    const bool by_head = Below(2) == 0;
-    std::vector<int64_t> shape = {call_.batches, call_.Tq, n};
-    if (by_head) shape.insert(shape.begin() + 2, call_.key_heads);
-    ints_.clear();
-    for (int64_t row = 0; row < call_.batches * call_.Tq * (by_head ? call_.key_heads : 1); ++row) {
-      std::set<int64_t> keys;
-      while (static_cast<int64_t>(keys.size()) < n) keys.insert(Below(330) - 1);
-      ints_.insert(ints_.end(), keys.rbegin(), keys.rend());
-    }
-    return Keys(View(ints_, shape));
+    return Keys(Lists(Below(2) == 0 ? 1 : call_.key_heads, n, 330));
+  }
+  Pattern AnyRowBlocks() {
+    const int64_t n = Below(5), block = Below(2) == 0 ? 64 : 1 + Below(150);
+    const int64_t heads = call_.key_heads == 0 ? 1 : AnyHeads();
+    return RowBlocks(Lists(heads, n, 4 + 300 / block), block);
   }
   Pattern AnyBlockMask() {
     const int64_t rows = 1 + Size(), keys = 1 + Size(), words = (keys + 63) / 64;

@@ -96,7 +96,9 @@ class Node {
   virtual void Words(const Place& place, const RowRange& rows, int64_t begin,
                      uint64_t* words) const = 0;
 
-  // Of a node that lists the keys of each row of the call: those of this row in [begin, end), ascending.
+  // Of a node that lists blocks of keys for each row of the call: keys in a block, else 0; and the blocks of this row that
+  // have some of the keys [begin, end), ascending.
+  virtual int64_t listed_block() const { return 0; }
   virtual std::span<const int64_t> Listed(const Place& /*place*/, int64_t /*row*/, int64_t /*begin*/,
                                           int64_t /*end*/) const {
     return {};

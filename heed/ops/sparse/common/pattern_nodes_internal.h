@@ -360,59 +360,63 @@ class RandomNode : public BlocksNode {
   bool big_bird_;
 };
 
-// Keys by row of the call.
-class KeysNode : public Node {
+// Blocks of keys by row of the call; blocks of one key are keys.
+class RowBlocksNode : public Node {
  public:
-  explicit KeysNode(const Table& index)
+  RowBlocksNode(const Table& index, int64_t block)
       : batches_(index.size(0)), rows_(index.size(1)), heads_(index.rank() == 4 ? index.size(2) : 0),
-        count_(index.size(-1)), keys_(index.values) {
-    for (size_t at = 0; count_ > 0 && at < keys_.size(); at += static_cast<size_t>(count_)) {
-      std::sort(keys_.begin() + static_cast<std::ptrdiff_t>(at),
-                keys_.begin() + static_cast<std::ptrdiff_t>(at) + count_);
+        count_(index.size(-1)), block_(block), blocks_(index.values) {
+    for (size_t at = 0; count_ > 0 && at < blocks_.size(); at += static_cast<size_t>(count_)) {
+      std::sort(blocks_.begin() + static_cast<std::ptrdiff_t>(at),
+                blocks_.begin() + static_cast<std::ptrdiff_t>(at) + count_);
     }
   }
 
   void Check(const char* op, const PatternCall& call) const override {
-    if (batches_ == call.batches && rows_ == call.Tq && (heads_ == 0 || heads_ == call.key_heads)) {
-      return;
-    }
+    const bool heads_fit = heads_ == 0 || heads_ == call.key_heads || (builder != "keys" && heads_ == call.query_heads);
+    if (batches_ == call.batches && rows_ == call.Tq && heads_fit) return;
     const auto shape = [](int64_t b, int64_t t, int64_t h) {
       return "[" + std::to_string(b) + "," + std::to_string(t) + (h > 0 ? "," + std::to_string(h) : "") + ",n]";
     };
-    throw InvalidArgument(std::string(op) + ": pattern has keys of shape " +
-                          shape(batches_, rows_, heads_) + ", expected " +
-                          shape(call.batches, call.Tq, 0) + " or " +
+    std::string expected = shape(call.batches, call.Tq, 0);
+    if (builder != "keys" && call.query_heads != call.key_heads) expected += ", " + shape(call.batches, call.Tq, call.query_heads);
+    throw InvalidArgument(std::string(op) + ": pattern has " + (builder == "keys" ? "keys" : "row blocks") + " of shape " +
+                          shape(batches_, rows_, heads_) + ", expected " + expected + " or " +
                           shape(call.batches, call.Tq, call.key_heads));
   }
   bool by_head() const override { return heads_ > 1; }
   bool by_batch() const override { return true; }
+  int64_t listed_block() const override { return block_; }
 
   void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const override {
     for (int64_t i = 0; i < rows.count; ++i) {
-      for (const int64_t j : Listed(place, rows.row + i, 0, place.Tk)) tiles.AddKeys(j, j + 1);
+      for (const int64_t block : Listed(place, rows.row + i, 0, place.Tk)) tiles.AddKeys(block * block_, (block + 1) * block_);
     }
   }
   void Words(const Place& place, const RowRange& rows, int64_t begin,
              uint64_t* words) const override {
     for (int64_t i = 0; i < rows.count; ++i) {
       words[i] = 0;
-      for (const int64_t j : Listed(place, rows.row + i, begin, begin + kTile)) {
-        words[i] |= uint64_t{1} << (j - begin);
+      for (const int64_t block : Listed(place, rows.row + i, begin, begin + kTile)) {
+        words[i] |= Bits(block * block_, (block + 1) * block_, begin);
       }
     }
   }
 
   std::span<const int64_t> Listed(const Place& place, int64_t row, int64_t begin, int64_t end) const override {
     const int64_t heads = std::max<int64_t>(heads_, 1);
-    const int64_t head = heads == 1 ? 0 : place.head / (place.query_heads / heads);
+    const int64_t head = heads == 1                    ? 0
+                         : heads == place.query_heads ? place.head
+                                                      : place.head / (place.query_heads / heads);
     const auto at = static_cast<size_t>(((place.batch * rows_ + row) * heads + head) * count_);
-    const auto own = std::span(keys_).subspan(at, static_cast<size_t>(count_));
-    return {std::ranges::lower_bound(own, begin), std::ranges::lower_bound(own, end)};
+    const auto own = std::span(blocks_).subspan(at, static_cast<size_t>(count_));
+    // -1 is absent; blocks that reach into [begin, end) begin behind begin - block.
+    return {std::ranges::lower_bound(own, begin / block_), std::ranges::lower_bound(own, (end + block_ - 1) / block_)};
   }
 
  private:
-  int64_t batches_, rows_, heads_, count_;  // heads 0: no such axis
-  std::vector<int64_t> keys_;               // of each row ascending
+  int64_t batches_, rows_, heads_, count_, block_;  // heads 0: no such axis
+  std::vector<int64_t> blocks_;                     // of each row ascending
 };
 
 class PerHeadNode : public Node {

@@ -94,13 +94,12 @@ bool CsrKeeps(const Pair& pair, const Table& row_ptr, const Table& columns, cons
   return false;
 }
 
-bool KeysKeep(const Pair& pair, const Table& index) {
+bool ListsKeep(const Pair& pair, const Table& index, int64_t block) {
   for (int64_t i = 0; i < index.shape.back(); ++i) {
     std::vector<int64_t> at = {pair.batch, pair.row, i};
-    if (index.rank() == 4) {
-      at.insert(at.begin() + 2, pair.head / (pair.call.query_heads / pair.call.key_heads));
-    }
-    if (ElementOf(index, at) == pair.j) return true;
+    if (index.rank() == 4) at.insert(at.begin() + 2, HeadOf(pair, index.shape[2]));
+    const int64_t listed = ElementOf(index, at);
+    if (listed >= 0 && listed * block <= pair.j && pair.j < (listed + 1) * block) return true;
   }
   return false;
 }
@@ -148,7 +147,8 @@ bool Keeps(const Node& node, const Pair& pair) {
   if (name == "blocks") return BlocksKeep(pair, table(0), table(1));
   if (name == "block_mask") return BlockMaskKeeps(pair, node);
   if (name == "csr") return CsrKeeps(pair, table(0), table(1), table(2));
-  return KeysKeep(pair, table(0));
+  if (name == "row_blocks") return ListsKeep(pair, table(0), size(1));
+  return ListsKeep(pair, table(0), 1);
 }
 
 }  // namespace

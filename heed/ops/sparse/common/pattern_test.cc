@@ -250,6 +250,10 @@ TEST(PatternTest, ArgumentsThatMeanNothingAreRefused) {
       {[&] { Csr(View(falling, {3}), View(one, {1})); }, "csr: row_ptr goes from 0 to 2 at 0"},
       {[&] { Csr(View(ptr, {2}), View(pair, {2})); }, "csr: columns has 3 behind 3 in row 0"},
       {[&] { Keys(View(pair, {1, 1, 2})); }, "keys: index has key 3 twice, expected it once"},
+      {[&] { RowBlocks(View(pair, {1, 1, 2})); }, "row_blocks: index has block 3 twice, expected it once"},
+      {[&] { RowBlocks(View(pair, {2})); }, "row_blocks: index has shape [2], expected [B, Tq, n] or [B, Tq, Hp, n]"},
+      {[&] { RowBlocks(View(pair, {1, 2, 1}), 0); }, "row_blocks: block is 0, expected"},
+      {[&] { RowBlocks(View(pair, {1, 2, 1}), int64_t{1} << 60); }, "row_blocks: index has block 3, expected one below 2"},
       {[&] { Keys(View(pair, {2})); }, "keys: index has shape [2], expected [B, Tq, n]"},
       {[] { PerHead({Pattern()}); }, "per_head: heads is no list of patterns"},
       {[] { Atrous(2) | Pattern(); }, "one side of | is absent"}};
@@ -323,6 +327,7 @@ TEST(PatternTest, PatternsThatDoNotFitACallAreRefused) {
       {GlobalTokens(View(index, {3, 4})), "pattern has global tokens of 3 batch entries, expected 2"},
       {Blocks(View(keep, {3, 1, 1})), "pattern has blocks of 3 heads, expected 1, 2 or 4"},
       {Blocks(View(keep, {3, 1, 1, 1})), "pattern has blocks of 3 batch entries, expected 2"},
+      {RowBlocks(View(index, {3, 4, 1})), "pattern has row blocks of shape [3,4,n], expected [2,4,n]"},
       {Keys(View(index, {3, 4, 1})), "pattern has keys of shape [3,4,n], expected [2,4,n] or [2,4,2,n]"},
       {PerHead({Atrous(2)}), "pattern has 1 heads, expected 4 as q"}};
   for (const auto& [pattern, text] : cases) {
