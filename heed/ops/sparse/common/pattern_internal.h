@@ -144,6 +144,10 @@ std::vector<std::vector<int64_t>> AscendingTokens(const Table& tokens);
 // The rows that are no global tokens, whole. No expression says it.
 Pattern OtherRows(const Table& tokens);
 
+// Columns and diagonals of each head: pairs with 0 <= j <= p where j is one of `columns`, or p - j one of `slashes`. Both are
+// [B, Hq, n], rows ascend, -1 is absent. What select::VerticalSlash returns; no expression says it.
+Pattern VerticalSlash(Table columns, Table slashes);
+
 // The union of two, or what they have in common.
 std::shared_ptr<Node> Pair(bool is_union, const Pattern& a, const Pattern& b);
 
