@@ -11,6 +11,7 @@
 
 #include "docstrings/kv_cache.h"
 #include "heed/ops/exact/attention/attend/attend_py.h"
+#include "heed/ops/sparse/certified_attention/certified_attention_py.h"
 #include "python/caches/kv_cache_py.h"
 #include "python/caches/kv_cache_signature_py.h"
 
@@ -234,7 +235,7 @@ void BindKVCache(nb::module_& m) {
                             "Tables may be lists. The new cache's sizes and dtype are those of the "
                             "arrays.")
                       .c_str());
-  attention::DefineAttend(c, kAttendSignature, kAttendLseSignature);
+  certified_attention::DefineAttend(c);
   m.def("_append_torch", &Append<true>);
   BindForks<KVCache>(c, kForkSignature, doc::kKVCacheFork);
 }

@@ -98,12 +98,23 @@ void CheckCache(const char* op, const KVView& cache, const ConstTensorView& q) {
   }
 }
 
+void RefuseWhatTheCacheKnows(const char* op, const Options& options) {
+  const auto refuse = [&](const char* name, bool given) {
+    if (given) mechanism::Fail(op, name, "is given", "none: the cache knows it");
+  };
+  refuse("align", options.align != attention::Align::kBottomRight);
+  refuse("query_starts", options.query_starts.present());
+  refuse("key_lengths", options.key_lengths.present());
+  refuse("query_lengths", options.query_lengths.present());
+}
+
 }  // namespace
 
 void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q, const Options& options, const Outputs& out) {
   constexpr char kOp[] = "certified_attention::Attend";
   const os::ScopedFloatControl float_control;
   CheckCache(kOp, cache, q);
+  RefuseWhatTheCacheKnows(kOp, options);
   CheckCall(kOp, {q, {}, {}}, options, out, {cache.batch, q.size(1), cache.heads, cache.value_dim, LongestOf(cache)});
   KVView plain = cache;
   ConstTensorView turned = q;
@@ -133,9 +144,7 @@ void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q, const O
     if (const Selection::Count count = selection.CountOf(b, h); count.visible > 0) memory_of(b, h).Saw(count);
   });
 
-  attention::Options exact;
-  exact.scale = options.scale;
-  exact.causal = options.causal;
+  attention::Options exact = ExactOptions(options);
   if (selection.drops()) exact.pattern = PatternOf(cache, selection, q.size(1));
   const Lse lse(out, cache.batch, q.size(2), q.size(1));
   attention::Attend(ctx, plain, turned, exact, {out.o, lse.view()});

@@ -33,20 +33,53 @@ namespace heed::certified_attention {
 // By what keys are bounded. kAuto is kSketch that gives up where little can be left out.
 enum class Level { kAuto, kSketch };
 
+// Sizes: B sequences, Tq queries, Tk keys, Hq query heads, Hkv key and value heads (Hq a multiple of it; head h reads key
+// head h / (Hq / Hkv)), D, Dv >= 1. One dtype for all three: f32, bf16 or f16. The last axis is contiguous; the others have
+// any strides, zero included.
+struct Inputs {
+  ConstTensorView q;  // [B, Tq, Hq, D]: queries
+  ConstTensorView k;  // [B, Tk, Hkv, D]: keys
+  ConstTensorView v;  // [B, Tk, Hkv, Dv]: values
+};
+
+// Everything can be left out. Integer tensors are i32 or i64.
 struct Options {
   double epsilon = 0.02;       // most that a row may do without, in [0, 1); 0 is dense attention, bit for bit
   Level level = Level::kAuto;
   std::optional<double> scale = {};  // factor of the logits, any finite value; default 1 / sqrt(D)
   bool causal = false;          // a query sees no key after its position
+  attention::Align align = attention::Align::kBottomRight;  // where query 0 stands: at Tk - Tq, or at 0
+  ConstTensorView query_starts = {};   // [B] i64: position of query 0, before `align`
+  ConstTensorView key_lengths = {};    // [B]: keys at or beyond it are not seen
+  ConstTensorView query_lengths = {};  // [B]: rows at or beyond it see nothing
 };
 
-// bound and what follows it may be absent. N is the number of blocks of 64 keys, the last one included.
+// bound and what follows it may be absent. N is the number of blocks of 64 keys, a last one that is not full included.
 struct Outputs {
   TensorView o;      // [B, Tq, Hq, Dv] in q's dtype
   TensorView bound;  // [B, Hq, Tq] f32
   TensorView lse;    // [B, Hq, Tq] f32: over the keys of S alone
   TensorView kept;   // [B, Hkv, Tq, N] bool: S
 };
+
+// Computes o, and what else is present. Rows whose positions have the same quotient by 64, and the query heads of a key head, share
+// S, the union of what they need; each row has a bound of its own.
+//
+// The sketch of the keys is made for the call. Its logits cost as much as those of dense attention, though their products are of
+// bytes: this pays where values are wide or S is read again, not by the number of products. A cache keeps its sketch.
+//
+// kAuto. The last rows of each sequence and key head and those in the middle are chosen for first; where these keep more than 70 % of the
+// visible blocks, the head is dense (bound 0).
+//
+// Edges, reproducibility and precision are those of attention with a pattern, and with epsilon 0 without one. A row that sees no key has o = 0, lse = -inf and bound 0. A key with NaN or infinity is never left out: the row's o
+// and lse are NaN as in dense attention, and so is its bound, unless nothing is left out. There is no backward pass: a choice has no gradient.
+//
+// Throws InvalidArgument as attention does, for an epsilon outside [0, 1), and for f64. On throw nothing has been written.
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
+
+// Computes o and lse over the keys of the blocks that are marked in `kept`, [B, Hkv, Tq, N] bool, and in place of the bound
+// tau itself: written for reading, scalar, one thread, all in double. Outputs may have dtype f64.
+HEED_API void Reference(const Inputs& in, const Options& options, const ConstTensorView& kept, const Outputs& out);
 
 // Attention over a cache that has a sketch, as attention::Attend() computes it, over S. The query heads of a key head
 // share S, the union of what they need, because its rows are read once for all of them.
@@ -66,8 +99,10 @@ struct Outputs {
 //
 // Cost. The sketch is read once per 4 rows of a key head, D + 8 bytes per key, then the rows of S.
 //
-// Throws InvalidArgument as attention::Attend() does, for an epsilon outside [0, 1), and for a cache without a sketch or with
-// rotary. On throw nothing has been written.
+// Options. Those that say where rows are (align, query_starts, key_lengths, query_lengths) the cache knows, and refuses.
+//
+// Throws InvalidArgument as attention::Attend() does, for an epsilon outside [0, 1), and for a cache without a sketch. On
+// throw nothing has been written.
 HEED_API void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q, const Options& options,
                      const Outputs& out);
 

@@ -16,6 +16,18 @@
 
 namespace heed::certified_attention {
 
+// The options of attention that are left, without a pattern.
+inline attention::Options ExactOptions(const Options& options) {
+  attention::Options exact;
+  exact.scale = options.scale;
+  exact.causal = options.causal;
+  exact.align = options.align;
+  exact.query_starts = options.query_starts;
+  exact.key_lengths = options.key_lengths;
+  exact.query_lengths = options.query_lengths;
+  return exact;
+}
+
 inline double ScaleOf(const Options& options, int64_t dim) {
   return options.scale.value_or(1 / std::sqrt(static_cast<double>(dim)));
 }
@@ -29,7 +41,7 @@ struct Sizes {
 };
 
 // Checks epsilon, level, scale and everything that is written. Throws InvalidArgument.
-void CheckCall(const char* op, const attention::Inputs& in, const Options& options, const Outputs& out,
+void CheckCall(const char* op, const Inputs& in, const Options& options, const Outputs& out,
                const Sizes& sizes);
 
 // Memory for an lse that nobody asked for, or the one that somebody did: a NaN in it is one of the bound.
