@@ -18,13 +18,13 @@ TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from typing import Literal
 
-    from heed._core import Pattern
+    from heed._core import KVCache, Pattern
     from heed._typing import Align, Array, Ints
 
 __all__ = ["cumulative", "indexer", "top_blocks", "vertical_slash"]
 
 
-def top_blocks(q: Array, k: Array, *, count: int, block: int = 64, score: Literal["mean", "box"] = "mean", causal: bool = True,
+def top_blocks(q: Array, k: Array | KVCache, *, count: int, block: int = 64, score: Literal["mean", "box"] = "mean", causal: bool = True,
                sinks: int = 0, local: int = 1, share: Literal["group", "head"] = "group", align: Align = "bottom_right",
                key_lengths: Ints | None = None, key_starts: Ints | None = None, threads: int | None = None) -> Pattern:
     """The `count` best blocks of keys of each row, its own among them: MoBA (arXiv:2502.13189) as it stands, Quest
@@ -32,7 +32,8 @@ def top_blocks(q: Array, k: Array, *, count: int, block: int = 64, score: Litera
 
     Args:
       q: [B, Tq, Hq, D]
-      k: [B, Tk, Hkv, D]; blocks without a valid key are no blocks, and scores know valid keys alone
+      k: [B, Tk, Hkv, D], or a KVCache made with sketch="int8", whose last tokens q is of: its statistics are read instead of its
+        keys, and block is a multiple of 64; blocks without a valid key are no blocks, and scores know valid keys alone
       count: blocks that a row keeps, 1 or more; its own counts and is always kept
       block: keys of a block, 1 or more
       score: 'mean', <q, mean of the keys>, or 'box', a bound of all <q, k>: sum_d max(q_d min k_d, q_d max k_d)
@@ -60,7 +61,7 @@ def top_blocks(q: Array, k: Array, *, count: int, block: int = 64, score: Litera
                        threads)
 
 
-def cumulative(q: Array, k: Array, *, mass: float = 0.95, block: int = 64, causal: bool = True, sinks: int = 0, local: int = 1,
+def cumulative(q: Array, k: Array | KVCache, *, mass: float = 0.95, block: int = 64, causal: bool = True, sinks: int = 0, local: int = 1,
                share: Literal["group", "head"] = "group", align: Align = "bottom_right", key_lengths: Ints | None = None,
                key_starts: Ints | None = None, threads: int | None = None) -> Pattern:
     """The fewest blocks that hold a share `mass` of each row's pooled softmax, the one that crosses it included: the softmax of
@@ -68,7 +69,8 @@ def cumulative(q: Array, k: Array, *, mass: float = 0.95, block: int = 64, causa
 
     Args:
       q: [B, Tq, Hq, D]
-      k: [B, Tk, Hkv, D]; blocks without a valid key are no blocks, and scores know valid keys alone
+      k: [B, Tk, Hkv, D], or a KVCache made with sketch="int8", whose last tokens q is of: its statistics are read instead of its
+        keys, and block is a multiple of 64; blocks without a valid key are no blocks, and scores know valid keys alone
       mass: above 0, 1 at most
       block: keys of a block, 1 or more
       causal: whether a row chooses among the blocks before its own; else among all

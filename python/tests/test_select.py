@@ -122,6 +122,30 @@ def test_a_row_at_a_time_chooses_as_all_at_once():
     assert np.array_equal(step.mask(1, TK, heads=HQ, key_heads=HK, batch=B)[:, :, 0], whole.mask(TQ, TK, heads=HQ, key_heads=HK, batch=B)[:, :, -1])
 
 
+@pytest.mark.parametrize("package", [heed, heed.torch])
+def test_caches_choose_by_their_statistics(package):
+    x = {key: torch.tensor(value) if package is heed.torch else value for key, value in inputs().items()}
+    cache = package.KVCache(B, HK, D, 24, sketch="int8")
+    cache.append(x["k"][:, :-3], x["v"][:, :-3])
+    cache.append(x["k"][:, -3:], x["v"][:, -3:])
+    q = x["q"][:, -3:]
+    for select, options in ((S.top_blocks, {"count": 2}), (S.top_blocks, {"count": 2, "score": "box", "share": "head"}),
+                            (S.cumulative, {"mass": 0.6})):
+        chosen, plain = select(q, cache, **options), select(q, x["k"], **options)
+        where = dict(heads=HQ, key_heads=HK, batch=B)
+        assert np.array_equal(chosen.mask(3, TK, **where), plain.mask(3, TK, **where))
+        expected = package.attention(q, x["k"], x["v"], causal=True, pattern=plain)
+        np.testing.assert_allclose(np.asarray(cache.attend(q, pattern=chosen)), np.asarray(expected), atol=3e-6)
+    without = package.KVCache(B, HK, D, 24)
+    without.append(x["k"], x["v"])
+    with pytest.raises(heed.InvalidArgument, match="top_blocks: k has no sketch, expected a cache that was made with one"):
+        S.top_blocks(q, without, count=2)
+    with pytest.raises(heed.InvalidArgument, match="top_blocks: block is 16, expected a multiple of the 64"):
+        S.top_blocks(q, cache, count=2, block=16)
+    with pytest.raises(heed.InvalidArgument, match="top_blocks: align is given, expected none: the cache knows it"):
+        S.top_blocks(q, cache, count=2, align=[0, 0])
+
+
 @pytest.mark.parametrize("change, message", [
     ({"count": 0}, "top_blocks: count is 0, expected 1 or more"),
     ({"count": 2.0}, "top_blocks: count is 2.0, expected an int"),

@@ -15,6 +15,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
+#include <type_traits>
 
 #include "heed/core/context.h"
 #include "heed/engines/softmax/problem.h"
@@ -56,6 +58,47 @@ HWY_NOINLINE void TimesPanel(const T* a, int64_t rows, int64_t depth, const T* p
     });
   });
 }
+
+// Channels of some keys: of a block its mean, which is summed up in double and rounded once, as a cache does, and its ends, in
+// which a NaN stays.
+template <class T>
+struct Keys {
+  using D = hn::ScalableTag<T>;
+  using DD = hn::ScalableTag<double>;
+  static constexpr bool kWidens = sizeof(T) < sizeof(double);
+
+  hn::Vec<D> smallest, largest;
+  hn::Vec<DD> sums[2];  // of lower and upper lanes
+
+  HWY_INLINE Keys() {
+    smallest = hn::Set(D(), std::numeric_limits<T>::infinity());
+    largest = hn::Neg(smallest);
+    sums[0] = sums[1] = hn::Zero(DD());
+  }
+
+  HWY_INLINE void Add(hn::Vec<D> x) { AddMany(x, x, x, 1); }
+
+  HWY_INLINE void AddMany(hn::Vec<D> mean, hn::Vec<D> min, hn::Vec<D> max, int64_t count) {
+    smallest = hn::IfThenElse(hn::Or(hn::Lt(min, smallest), hn::IsNaN(min)), min, smallest);
+    largest = hn::IfThenElse(hn::Or(hn::Gt(max, largest), hn::IsNaN(max)), max, largest);
+    const auto n = hn::Set(DD(), static_cast<double>(count));
+    if constexpr (kWidens) {
+      sums[0] = hn::MulAdd(hn::PromoteLowerTo(DD(), mean), n, sums[0]);
+      sums[1] = hn::MulAdd(hn::PromoteUpperTo(DD(), mean), n, sums[1]);
+    } else {
+      sums[0] = hn::MulAdd(mean, n, sums[0]);
+    }
+  }
+  HWY_INLINE hn::Vec<D> Mean(int64_t count) const {
+    const auto n = hn::Set(DD(), static_cast<double>(count));
+    if constexpr (kWidens) {
+      const hn::Half<D> half;
+      return hn::Combine(D(), hn::DemoteTo(half, hn::Div(sums[1], n)), hn::DemoteTo(half, hn::Div(sums[0], n)));
+    } else {
+      return hn::Div(sums[0], n);
+    }
+  }
+};
 
 // What is known of the blocks of each sequence and key head.
 template <class T>
@@ -109,21 +152,23 @@ class Described {
     constexpr int64_t N = hn::MaxLanes(d);
     for (int64_t e = 0; e < depth; e += N) {
       const auto n = static_cast<size_t>(std::min(N, depth - e));
-      const auto key = [&](int64_t j) HWY_ATTR { return LoadFirst(d, RowAt<S>(c_.problem.k, b, j, head) + e, n); };
-      auto first = key(begin);
-      if (!c_.box) {
-        for (int64_t j = begin + 1; j < end; ++j) first = hn::Add(first, key(j));
-        Scatter(hn::Div(first, hn::Set(d, static_cast<T>(end - begin))), n, to + e * kPanel);
-        continue;
+      Keys<T> keys;
+      for (int64_t j = begin; j < end;) {
+        const std::byte* known = end - j < SketchBlocks::kTokens ? nullptr : c_.Known(b, j, head);
+        if (known == nullptr) {
+          keys.Add(LoadFirst(d, c_.Key<S>(b, j, head) + e, n));
+          ++j;
+          continue;
+        }
+        const auto floats = [&](int64_t offset) HWY_ATTR {
+          return LoadFirst(d, reinterpret_cast<const KnownFloat*>(known + offset) + e, n);
+        };
+        const SketchBlocks& of = c_.cache->sketch;
+        keys.AddMany(floats(of.mean), floats(of.min), floats(of.max), SketchBlocks::kTokens);
+        j += SketchBlocks::kTokens;
       }
-      auto largest = first, smallest = first;
-      for (int64_t j = begin + 1; j < end; ++j) {  // a NaN stays
-        const auto x = key(j);
-        largest = hn::IfThenElse(hn::Or(hn::Gt(x, largest), hn::IsNaN(x)), x, largest);
-        smallest = hn::IfThenElse(hn::Or(hn::Lt(x, smallest), hn::IsNaN(x)), x, smallest);
-      }
-      Scatter(largest, n, to + e * kPanel);
-      Scatter(smallest, n, to + (depth + e) * kPanel);
+      Scatter(c_.box ? keys.largest : keys.Mean(end - begin), n, to + e * kPanel);
+      if (c_.box) Scatter(keys.smallest, n, to + (depth + e) * kPanel);
     }
   }
 
@@ -134,6 +179,9 @@ class Described {
     hn::Store(x, d, lanes);
     for (size_t i = 0; i < n; ++i) to[i * kPanel] = lanes[i];
   }
+
+  // What caches write; none has keys of f64.
+  using KnownFloat = std::conditional_t<sizeof(T) == sizeof(float), float, T>;
 
   const BlockCall& c_;
   int64_t panels_, panel_size_;

@@ -24,6 +24,7 @@
 #include "heed/core/tensor.h"
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/sparse/common/pattern.h"
+#include "heed/state/kv_view.h"
 
 namespace heed::select {
 
@@ -61,12 +62,17 @@ struct TopBlocksOptions : BlockOptions {
 //
 //   q  [B, Tq, Hq, D], k  [B, Tk, Hkv, D]: one dtype, f64, f32, bf16 or f16, any strides but of the last axis.
 //
-// Cost: one pass over k, 2 D flops per row and block (4 D of boxes), and about 2 ns for each of these to choose. Memory: D floats
+// Cost: one pass over k, 2 D flops per row and block (4 D of boxes), and about 1 ns for each of these to choose. Memory: D floats
 // per block (2 D), and per thread 64 rows of scores.
 //
 // Source: Lu et al., "MoBA: mixture of block attention for long-context LLMs", arXiv:2502.13189; Tang et al., "Quest:
 // query-aware sparsity for efficient long-context LLM inference", arXiv:2406.10774.
 HEED_API Pattern TopBlocks(Context& ctx, const ConstTensorView& q, const ConstTensorView& k, const TopBlocksOptions& options);
+
+// The same for queries of the tokens that a cache with a sketch was given last, for attention::Attend() with them: row i stands at
+// the length before, plus i. Blocks are multiples of 64 keys, of whose statistics the cache reads a few numbers instead of the keys;
+// choices in blocks of 64 are those of a tensor of the same keys. The cache knows positions and lengths, which are no options.
+HEED_API Pattern TopBlocks(Context& ctx, const ConstTensorView& q, const KVView& cache, const TopBlocksOptions& options);
 
 struct CumulativeOptions : BlockOptions {
   double mass = 0.95;  // in (0, 1]
@@ -79,6 +85,9 @@ struct CumulativeOptions : BlockOptions {
 //
 // Source: Lai et al., "FlexPrefill", arXiv:2502.20766, without the choice of a pattern by head.
 HEED_API Pattern Cumulative(Context& ctx, const ConstTensorView& q, const ConstTensorView& k, const CumulativeOptions& options);
+
+// The same of a cache with a sketch, as TopBlocks().
+HEED_API Pattern Cumulative(Context& ctx, const ConstTensorView& q, const KVView& cache, const CumulativeOptions& options);
 
 struct VerticalSlashOptions {
   int64_t verticals = 1000;  // columns that each head keeps

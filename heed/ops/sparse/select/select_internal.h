@@ -3,12 +3,14 @@
 #define HEED_OPS_SPARSE_SELECT_SELECT_INTERNAL_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "heed/core/context.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/ops/sparse/select/select.h"
+#include "heed/state/kv_view.h"
 
 namespace heed::select {
 
@@ -18,7 +20,8 @@ inline int64_t Panels(int64_t n) { return (n + kPanel - 1) / kPanel; }
 
 // A call that chooses blocks. Those of a sequence count from the first that has a valid key.
 struct BlockCall {
-  softmax::Problem problem;  // of q and k; its sequences say where rows stand, and which keys are valid
+  softmax::Problem problem;       // of q and k; its sequences say where rows stand, and which keys are valid
+  const KVView* cache = nullptr;  // which has the keys, or null: the problem has
   int64_t Tq = 0, block = 64, sinks = 0, local = 1;
   bool causal = true, by_head = false, box = false;
   int64_t count = 0;  // of TopBlocks
@@ -28,6 +31,21 @@ struct BlockCall {
 
   int64_t heads() const { return by_head ? problem.query_heads : problem.key_heads; }
   int64_t heads_per_choice() const { return by_head ? 1 : problem.group(); }
+  template <class S>
+  const S* Key(int64_t b, int64_t token, int64_t head) const {
+    if (cache == nullptr) {
+      const softmax::Rows& k = problem.k;
+      return static_cast<const S*>(k.data) + b * k.batch_stride + token * k.token_stride + head * k.head_stride;
+    }
+    const std::byte* page = cache->pages[b][token / cache->page_tokens];
+    const PageRows& k = cache->key;
+    return reinterpret_cast<const S*>(page + k.begin + head * k.head_stride + token % cache->page_tokens * k.token_stride);
+  }
+  // What a cache has computed of the keys [token, token + 64), or null.
+  const std::byte* Known(int64_t b, int64_t token, int64_t head) const {
+    if (cache == nullptr || token % SketchBlocks::kTokens != 0) return nullptr;
+    return cache->sketch.At(cache->pages[b][token / cache->page_tokens], head, token % cache->page_tokens);
+  }
   int64_t features() const { return box ? 2 * problem.depth : problem.depth; }
 };
 
@@ -77,6 +95,8 @@ inline Passes PassesFor(const Context& ctx, DType dtype) { return dtype == DType
 // Each checks the arguments of a call and poses it. Throws InvalidArgument.
 BlockCall Checked(const char* op, const ConstTensorView& q, const ConstTensorView& k, const TopBlocksOptions& options);
 BlockCall Checked(const char* op, const ConstTensorView& q, const ConstTensorView& k, const CumulativeOptions& options);
+BlockCall Checked(const char* op, const ConstTensorView& q, const KVView& cache, const TopBlocksOptions& options);
+BlockCall Checked(const char* op, const ConstTensorView& q, const KVView& cache, const CumulativeOptions& options);
 softmax::Problem Checked(const char* op, const ConstTensorView& q, const ConstTensorView& k, const VerticalSlashOptions& options);
 IndexerCall Checked(const char* op, const ConstTensorView& q, const ConstTensorView& k, const ConstTensorView& weights,
                     const IndexerOptions& options);

@@ -6,10 +6,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <shared_mutex>
 #include <span>
 #include <string>
 
 #include "python/arguments.h"
+#include "python/caches/kv_cache_py.h"
 #include "python/runtime.h"
 #include "python/tensor_caster.h"
 #include "python/torch_host.h"
@@ -20,7 +22,7 @@ namespace {
 namespace nb = nanobind;
 using namespace python;  // NOLINT: the binding's own vocabulary
 
-constexpr Renamed kRenamed[] = {{"query_starts", "align"}};
+constexpr Renamed kRenamed[] = {{"query_starts", "align"}, {"cache", "k"}};
 constexpr Renamed kIndexerRenamed[] = {{"q", "q_index"}, {"k", "k_index"}};
 
 // Reads the arguments of one call, in the order of the functions of heed.select, and computes on PyTorch's threads where its
@@ -29,11 +31,12 @@ class Reader {
  public:
   Reader(const char* op, const nb::args& args) : op_(op), args_(args) { arrays_.AllowTorch(); }
 
-  ConstTensorView Array(const char* name) {
-    const Argument a = Next(name);
-    ArrayLayout layout;
-    of_torch_ = of_torch_ || ImportTorch(a, layout);
-    return arrays_.Read(a, Kind::kFloat);
+  ConstTensorView Array(const char* name) { return Read(Next(name)); }
+
+  // Keys, or a cache that has them.
+  void ReadKeys() {
+    const Argument a = Next("k");
+    if (!nb::try_cast(a.value, cache_) || cache_ == nullptr) keys_ = Read(a);
   }
   int64_t Int(const char* name) { return ToInt(Next(name), INT64_MIN, INT64_MAX); }
   double Number(const char* name) { return ToFinite(Next(name)); }
@@ -53,6 +56,16 @@ class Reader {
     o.key_starts = Ints("key_starts");
   }
 
+  // Reads the last argument, and calls f(context, keys), where keys are a tensor or the view of a cache.
+  template <class F>
+  Pattern RunOnKeys(const F& f) {
+    return Run([&](Context& ctx) {
+      if (cache_ == nullptr) return f(ctx, keys_);
+      const std::shared_lock lock(cache_->mutex);
+      return f(ctx, cache_->base().view());
+    });
+  }
+
   // Reads the last argument, and calls f(context).
   template <class F>
   Pattern Run(const F& f, std::span<const Renamed> names = kRenamed) {
@@ -65,6 +78,12 @@ class Reader {
   }
 
  private:
+  ConstTensorView Read(const Argument& a) {
+    ArrayLayout layout;
+    of_torch_ = of_torch_ || ImportTorch(a, layout);
+    return arrays_.Read(a, Kind::kFloat);
+  }
+
   Argument Next(const char* name) { return {op_, name, args_[at_++]}; }
 
   ConstTensorView Ints(const char* name) {
@@ -89,26 +108,30 @@ class Reader {
   const nb::args& args_;
   size_t at_ = 0;
   Arrays arrays_;
+  ConstTensorView keys_;
+  const CacheOwner* cache_ = nullptr;
   bool of_torch_ = false;
 };
 
 Pattern SelectTopBlocks(const nb::args& args) {
   Reader reader("top_blocks", args);
   TopBlocksOptions options;
-  const ConstTensorView q = reader.Array("q"), k = reader.Array("k");
+  const ConstTensorView q = reader.Array("q");
+  reader.ReadKeys();
   options.count = reader.Int("count");
   options.score = reader.IsSecond("score", "mean", "box") ? Score::kBox : Score::kMean;
   reader.ReadBlocks(options);
-  return reader.Run([&](Context& ctx) { return TopBlocks(ctx, q, k, options); });
+  return reader.RunOnKeys([&](Context& ctx, const auto& keys) { return TopBlocks(ctx, q, keys, options); });
 }
 
 Pattern SelectCumulative(const nb::args& args) {
   Reader reader("cumulative", args);
   CumulativeOptions options;
-  const ConstTensorView q = reader.Array("q"), k = reader.Array("k");
+  const ConstTensorView q = reader.Array("q");
+  reader.ReadKeys();
   options.mass = reader.Number("mass");
   reader.ReadBlocks(options);
-  return reader.Run([&](Context& ctx) { return Cumulative(ctx, q, k, options); });
+  return reader.RunOnKeys([&](Context& ctx, const auto& keys) { return Cumulative(ctx, q, keys, options); });
 }
 
 Pattern SelectVerticalSlash(const nb::args& args) {
