@@ -115,6 +115,10 @@ TEST(CertifiedAttend, NoBoundLies) {
           ok = ok && (std::isfinite(s[static_cast<size_t>(j)]) || is_kept(block));
         }
       }
+      ok = ok && is_kept(0) && is_kept((visible - 1) / 64);
+      bool query_is_number = true;
+      for (int64_t e = 0; e < o.dim; ++e) query_is_number = query_is_number && !std::isnan(call.q.Get({b, i, h, e}));
+      if (!query_is_number) ok = ok && !drops && bound == 0;
       if (!std::isnan(mass)) ok = ok && bound >= mass && bound <= options.epsilon && (drops ? bound > 0 : bound == 0);
       // A NaN makes the row and the bound NaN, unless nothing was left out.
       if (std::isnan(mass)) ok = ok && (drops ? std::isnan(bound) : bound == 0);

@@ -206,9 +206,16 @@ constexpr char kSignature[] =
     "def certified_attention(q: Array, k: Array, v: Array, *, epsilon: float = 0.02, "
     "level: typing.Literal['auto', 'sketch'] = 'auto', **options) -> ";
 
-constexpr char kAttendKeywords[] =
-    "def attend(self, q: Array, *, causal: bool = True, tree: Ints | None = None, epsilon: float | None = None, "
-    "level: typing.Literal['auto', 'sketch'] = 'auto', ";
+
+// attend's signature, in which **options stands for those of attention.
+std::string Unspelled(bool bound, bool lse) {
+  constexpr char kNo[] = "typing.Literal[False] = False", kYes[] = "typing.Literal[True]";
+  std::string result = "Result";
+  if (bound || lse) result = std::string("tuple[Result, Result") + (bound && lse ? ", Result]" : "]");
+  return std::string("def attend(self, q: Array, *, causal: bool = True, tree: Ints | None = None, return_lse: ") +
+         (lse ? kYes : kNo) + ", epsilon: float | None = None, level: typing.Literal['auto', 'sketch'] = 'auto', return_bound: " +
+         (bound ? kYes : kNo) + ", **options) -> " + result;
+}
 
 }  // namespace
 
@@ -234,16 +241,10 @@ void AttendOnTorch(const CacheOwner& cache, const nb::args& args, const nb::kwar
   Run(op.c_str(), TorchContext(call.num_threads), cache, call, {call.out_view, call.out_bound, call.out_lse, {}});
 }
 
-const char* AttendSignature(bool bound, bool lse) {
-  constexpr char kNo[] = "typing.Literal[False] = False", kYes[] = "typing.Literal[True]";
-  std::string result = "Result";
-  if (bound || lse) result = std::string("tuple[Result, Result") + (bound && lse ? ", Result]" : "]");
-  return attention::SpelledForCache(std::string(kAttendKeywords) + "return_bound: " + (bound ? kYes : kNo) + ", return_lse: " +
-                                    (lse ? kYes : kNo) + ", **options) -> " + result);
-}
+const char* AttendSignature(bool bound, bool lse) { return attention::SpelledForCache(Unspelled(bound, lse)); }
 
 std::string AttendText() {
-  return Docstring(std::string(attention::doc::kAttend) + "\n\nWith epsilon:\n\n" + doc::kAttend, AttendSignature(false, false),
+  return Docstring(std::string(attention::doc::kAttend) + "\n\nWith epsilon:\n\n" + doc::kAttend, Unspelled(false, false),
                    {kAttendSaid, kAttendArguments},
                    std::string(kAttendInPython) + "\nThe bound stands between the two with return_bound=True.");
 }

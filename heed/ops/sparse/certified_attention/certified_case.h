@@ -75,7 +75,7 @@ inline void FillQueries(Random& random, const ConstTensorView& k, const Buffer& 
           if (along >= 0) x = GetElement(k, std::vector<int64_t>{b, along, h / group, e});
           q.Set({b, i, h, e}, std::isfinite(x) ? std::clamp(size * x, -1e4, 1e4) : size);
         }
-        if (random.Chance(0.05)) q.Set({b, i, h, random.Integer(0, v.size(3) - 1)}, 1e3);
+        if (random.Chance(0.05)) q.Set({b, i, h, random.Integer(0, v.size(3) - 1)}, random.Pick({1e3, 1e3, 1e3, std::nan("")}));
       }
     }
   }
