@@ -77,7 +77,9 @@ Sums Scored(const Context& ctx, const Problem& p, bool leveled) {
 // f(ctx) on every target.
 template <class F>
 void OnTargets(const F& f) {
-  for (const std::string& target : AvailableTargets(DType::kF32)) {
+  std::vector<std::string> targets = AvailableTargets(DType::kF32);
+  targets.push_back("tiles");  // where CPUs multiply bytes, a kernel of their own
+  for (const std::string& target : targets) {
     SCOPED_TRACE(target);
     Context ctx(1);
     ctx.set_isa(target);

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/ops/exact/attention/attend/attend.h"
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
@@ -96,8 +95,7 @@ TEST(CertifiedAttend, NoBoundLies) {
     options.causal = random.Chance(0.7);
     if (random.Chance(0.3)) options.scale = random.Pick({-0.3, 0.0, 1.0, 3.0});
     Context ctx(1);
-    const std::vector<std::string> targets = AvailableTargets(o.dtype);
-    ctx.set_isa(targets[seed % targets.size()]);
+    ctx.set_isa(TargetOf(o.dtype, seed));
     const Result r = Certified(ctx, call, options);
     const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(o.dim)));
     const int64_t tokens = call.k.view().size(1);

@@ -9,7 +9,6 @@
 #include <tuple>
 #include <vector>
 
-#include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
 #include "heed/ops/sparse/certified_attention/certified_case.h"
@@ -76,8 +75,7 @@ TEST(CertifiedAttention, BoundsHoldAndResultsAreThoseOfTheReference) {
     if (random.Chance(0.3)) o.query_lengths = Call::List(call.query_lengths);
     if (random.Chance(0.2)) o.scale = random.Pick({-0.5, 0.0, 1.0});
     Context ctx(1 + static_cast<int>(seed % 3));
-    const std::vector<std::string> targets = AvailableTargets(dtype);
-    ctx.set_isa(targets[seed % targets.size()]);
+    ctx.set_isa(TargetOf(dtype, seed));
     const Result r = Certified(ctx, call), truth(call.inputs(), /*wide=*/true);
     Reference(call.inputs(), o, r.kept.view(), truth.outputs());
     const double rounding = dtype == DType::kF32 ? 1e-5 : dtype == DType::kBF16 ? 3e-2 : 4e-3;

@@ -6,8 +6,10 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
+#include "heed/core/dispatch.h"
 #include "heed/harness/buffer.h"
 
 namespace heed::certified_attention {
@@ -79,6 +81,13 @@ inline void FillQueries(Random& random, const ConstTensorView& k, const Buffer& 
       }
     }
   }
+}
+
+// Of every kernel there is one: where CPUs multiply bytes, the best sketch has a kernel of its own.
+inline std::string TargetOf(DType dtype, uint64_t seed) {
+  std::vector<std::string> targets = AvailableTargets(dtype);
+  targets.push_back("tiles");
+  return targets[seed / 7 % targets.size()];
 }
 
 // The logits of a row in double, [visible keys].
