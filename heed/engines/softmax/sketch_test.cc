@@ -176,6 +176,14 @@ TEST(SketchKernel, WhatIsNotFiniteIsNotKnown) {
   }
 }
 
+TEST(SketchKernel, AScaleThatF32CannotHoldIsNotKnown) {
+  Problem p(8, 1, 1);
+  p.scale = 1e-43;
+  p.keys.FillNormal(1, 3e37);
+  p.queries.FillNormal(2, 1e5);  // logits of about 1
+  OnTargets([&](const Context& ctx) { EXPECT_EQ(Scored(ctx, p, true).upper[0], std::numeric_limits<float>::infinity()); });
+}
+
 TEST(SketchKernel, ARowDoesNotDependOnItsNeighbours) {
   Problem p(20, 3, 4);
   p.keys.FillNormal(3);
