@@ -35,6 +35,17 @@ def new_cache(k, v, **options):
     return cache
 
 
+def test_boxes_are_a_level_too(rng):
+    k = np.repeat(4 * rng.standard_normal((16, 1, 8)), 128, 0)[None].astype(np.float32)   # runs of equal keys
+    v = rng.standard_normal(k.shape, dtype=np.float32)
+    q = k[:, 700:701]
+    cache = new_cache(k, v)
+    for o, bound in (cache.attend(q, epsilon=0.05, level="box", return_bound=True),
+                     heed.certified_attention(q, k, v, epsilon=0.05, level="box")):
+        assert (0 < bound).all() and (bound <= 0.05).all()
+        assert np.abs(o - cache.attend(q)).max() <= 2 * bound.max() * np.abs(v).max() + 1e-6
+
+
 @pytest.mark.parametrize("epsilon", [0.001, 0.02, 0.3])
 def test_a_cache_leaves_out_at_most_what_it_says(rng, epsilon):
     q, k, v = topics(rng, 4096)
@@ -139,8 +150,8 @@ def test_what_is_refused(rng):
         expect("certified_attention: epsilon is ", heed.certified_attention, q, k, v, epsilon=epsilon)
     for epsilon in (float("nan"), "x", [0.1]):
         expect("attend: epsilon is ", cache.attend, q, epsilon=epsilon)
-    expect("level is 'box', expected 'auto' or 'sketch'", cache.attend, q, epsilon=0.1, level="box")
-    expect("level is 'box', expected 'auto' or 'sketch'", heed.certified_attention, q, k, v, level="box")
+    expect("level is 'skip', expected 'auto', 'sketch' or 'box'", cache.attend, q, epsilon=0.1, level="skip")
+    expect("level is 'skip', expected 'auto', 'sketch' or 'box'", heed.certified_attention, q, k, v, level="skip")
     expect("level is 'sketch', expected its default without epsilon", cache.attend, q, level="sketch")
     expect("softcap is given, expected none", cache.attend, q, epsilon=0.1, softcap=3.0)
     expect("tree is given, expected none", cache.attend, q, epsilon=0.1, tree=[-1])

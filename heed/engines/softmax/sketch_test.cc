@@ -153,6 +153,37 @@ TEST(SketchKernel, IntervalsAreReachedByKeysThatAreOffByHalfAStep) {
   }
 }
 
+TEST(SketchKernel, BoxesHoldTheTruthAndAreReachedByEqualKeys) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    Random random(seed);
+    Problem p(random.Pick<int64_t>({1, 3, 16, 64, 300}), 1, 1);
+    p.scale = random.Pick({0.1, -0.5, 1.0});
+    const double spread = random.Pick({0.0, 0.01, 1.0});
+    for (int64_t e = 0; e < p.dim; ++e) {
+      const double center = 3 * random.Normal();
+      p.queries.Set({0, e}, random.Normal());
+      for (int64_t j = 0; j < kKeys; ++j) p.keys.Set({j, e}, center + spread * random.Normal());
+    }
+    const SketchBlocks layout = SketchLayout(p.dim);
+    const Buffer memory(DType::kF32, {layout.block_stride / 4}, Placement::kAligned);
+    auto* const block = memory.as<std::byte>();
+    SketchWriter(DType::kF32, p.dim).WriteStatistics(p.keys.as<std::byte>(), p.dim * 4, block);
+    std::vector<float> scaled;
+    for (int64_t e = 0; e < p.dim; ++e) scaled.push_back(static_cast<float>(p.scale * p.queries.Get({0, e})));
+    OnTargets([&](const Context& ctx) {
+      float logit, upper, lower;
+      const std::byte* const blocks[] = {block};
+      SketchPassesFor(ctx).box({scaled.data(), p.dim}, blocks, 0, 1, {layout.min, layout.max, layout.mean}, {&logit, &upper, &lower});
+      const double truth = Truth(p, 0, 0, static_cast<double>(logit));
+      EXPECT_GE(static_cast<double>(upper), truth);
+      EXPECT_LE(static_cast<double>(lower) * (1 - kSketchError), truth);
+      if (spread == 0) {
+        EXPECT_LE(static_cast<double>(upper), 1.1 * static_cast<double>(lower));
+      }
+    });
+  }
+}
+
 TEST(SketchKernel, WhatIsNotFiniteIsNotKnown) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (const float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN()}) {

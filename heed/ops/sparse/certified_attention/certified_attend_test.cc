@@ -90,7 +90,7 @@ TEST(CertifiedAttend, NoBoundLies) {
     const int64_t group = random.Pick<int64_t>({1, 2, 3, 5}), count = random.Pick<int64_t>({1, 4, 20});
     Call call(kind, random, o, random.Integer(std::max<int64_t>(count, 100), 2000), count, group);
     Options options;
-    options.level = Level::kSketch;
+    options.level = random.Pick({Level::kSketch, Level::kSketch, Level::kSketch, Level::kBox});
     options.epsilon = random.Pick({0.0005, 0.02, 0.1, 0.5, 0.999});
     options.causal = random.Chance(0.7);
     if (random.Chance(0.3)) options.scale = random.Pick({-0.3, 0.0, 1.0, 3.0});

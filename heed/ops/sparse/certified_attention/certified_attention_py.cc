@@ -64,10 +64,10 @@ void ReadInput(attention::Call& call, const Argument& a) {
 }
 void ReadEpsilon(attention::Call& call, const Argument& a) { Own(call).own.epsilon = ToFinite(a); }
 void ReadLevel(attention::Call& call, const Argument& a) {
-  constexpr char kExpected[] = "'auto' or 'sketch'";
+  constexpr char kExpected[] = "'auto', 'sketch' or 'box'";
   const std::string name = ToString(a, kExpected);
-  if (name != "auto" && name != "sketch") Fail(a, kExpected);
-  Own(call).own.level = name == "auto" ? Level::kAuto : Level::kSketch;
+  if (name != "auto" && name != "sketch" && name != "box") Fail(a, kExpected);
+  Own(call).own.level = name == "auto" ? Level::kAuto : name == "box" ? Level::kBox : Level::kSketch;
 }
 
 using K = attention::Inputs;
@@ -179,12 +179,13 @@ void Run(const char* op, Context& ctx, const CacheOwner& cache, const Call& call
 
 constexpr Said kSaid[] = {
     {"align", "where query 0 stands: 'bottom_right', at Tk - Tq; 'top_left', at 0; or positions [B]"},
-    {"level", "'sketch', or 'auto', which is that where it pays and else dense"},
+    {"level", "'sketch'; 'auto', which is that where it pays and else dense; or 'box', bounds from the range of each channel"},
 };
 constexpr Said kAttendSaid[] = {
     {"epsilon", "None, or the most that a row may do without, from 0 on and below 1: blocks of keys are left out whose sketch "
                 "proves that they weigh no more. Needs a cache with sketch='int8', and takes no options but scale and causal"},
-    {"level", "with epsilon: 'sketch', or 'auto', which leaves heads alone for a while that kept more than 70 % of their blocks"},
+    {"level", "with epsilon: 'sketch'; 'auto', which leaves heads alone for a while that kept more than 70 % of their blocks; or 'box', "
+              "bounds from the range of each channel"},
     {"return_bound", "with epsilon: whether the bound of what each row does without is returned too, [batch, Hq, T]"},
 };
 
@@ -204,7 +205,7 @@ Example:
 
 constexpr char kSignature[] =
     "def certified_attention(q: Array, k: Array, v: Array, *, epsilon: float = 0.02, "
-    "level: typing.Literal['auto', 'sketch'] = 'auto', **options) -> ";
+    "level: typing.Literal['auto', 'sketch', 'box'] = 'auto', **options) -> ";
 
 
 // attend's signature, in which **options stands for those of attention.
@@ -213,7 +214,7 @@ std::string Unspelled(bool bound, bool lse) {
   std::string result = "Result";
   if (bound || lse) result = std::string("tuple[Result, Result") + (bound && lse ? ", Result]" : "]");
   return std::string("def attend(self, q: Array, *, causal: bool = True, tree: Ints | None = None, return_lse: ") +
-         (lse ? kYes : kNo) + ", epsilon: float | None = None, level: typing.Literal['auto', 'sketch'] = 'auto', return_bound: " +
+         (lse ? kYes : kNo) + ", epsilon: float | None = None, level: typing.Literal['auto', 'sketch', 'box'] = 'auto', return_bound: " +
          (bound ? kYes : kNo) + ", **options) -> " + result;
 }
 

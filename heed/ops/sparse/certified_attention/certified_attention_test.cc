@@ -62,7 +62,7 @@ TEST(CertifiedAttention, BoundsHoldAndResultsAreThoseOfTheReference) {
               random.Pick<int64_t>({4, 16, 33}));
     Options& o = call.options;
     o.epsilon = random.Pick({0.01, 0.1, 0.6});
-    o.level = random.Pick({Level::kSketch, Level::kSketch, Level::kAuto});
+    o.level = random.Pick({Level::kSketch, Level::kSketch, Level::kAuto, Level::kBox});
     o.causal = random.Chance(0.6);
     if (random.Chance(0.3)) o.align = attention::Align::kTopLeft;
     for (int64_t b = 0; b < batch; ++b) {
