@@ -89,7 +89,8 @@ class SketchBlock {
     HWY_UNROLL(4)
     for (size_t u = 0; u < U; ++u) {
       const size_t first = (v + u) * N;
-      const V step = hn::LoadU(d, PartOf(block, parts_.step) + first), error = hn::LoadU(d, PartOf(block, parts_.error) + first);
+      const V step = hn::LoadU(d, PartOf(block, parts_.step) + first);
+      const V error = hn::LoadU(d, PartOf(block, parts_.error) + first);
       hwy::Prefetch(PartOf(next, parts_.step) + first);
       hwy::Prefetch(PartOf(next, parts_.error) + first);
       HWY_UNROLL(4)
@@ -159,7 +160,7 @@ inline void ScoreBoxes(const BoxQuery& row, const std::byte* const* blocks, int6
                        const BoxParts& parts, const SketchMasses& masses) {
   const hn::ScalableTag<float> d;
   const size_t N = hn::Lanes(d), depth = static_cast<size_t>(row.depth);
-  // Each product and each of at most depth + 8 sums, with those of the query and of the mean, is off by 2^-24 of what it adds up.
+  // Products, at most depth + 8 sums, the query and the mean are each off by 2^-24 of what they add up.
   const float rounding = static_cast<float>(row.depth + 16) * 0x1p-23f;
   for (int64_t i = begin; i < end; ++i) {
     const auto at = [&](int64_t part) { return reinterpret_cast<const float*>(blocks[i - begin] + part); };

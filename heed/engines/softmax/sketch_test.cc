@@ -28,7 +28,8 @@ struct Problem {
   std::vector<int64_t> visible;
 
   Problem(int64_t d, int64_t n, int64_t r)
-      : keys(DType::kF32, {n * kKeys, d}), queries(DType::kF32, {r, d}), dim(d), blocks(n), rows(r), visible(static_cast<size_t>(r), n * kKeys) {}
+      : keys(DType::kF32, {n * kKeys, d}), queries(DType::kF32, {r, d}), dim(d), blocks(n), rows(r),
+        visible(static_cast<size_t>(r), n * kKeys) {}
 
   double Logit(int64_t r, int64_t j) const {
     double sum = 0;
@@ -173,7 +174,8 @@ TEST(SketchKernel, BoxesHoldTheTruthAndAreReachedByEqualKeys) {
     OnTargets([&](const Context& ctx) {
       float logit, upper, lower;
       const std::byte* const blocks[] = {block};
-      SketchPassesFor(ctx).box({scaled.data(), p.dim}, blocks, 0, 1, {layout.min, layout.max, layout.mean}, {&logit, &upper, &lower});
+      SketchPassesFor(ctx).box({scaled.data(), p.dim}, blocks, 0, 1, {layout.min, layout.max, layout.mean},
+                               {&logit, &upper, &lower});
       const double truth = Truth(p, 0, 0, static_cast<double>(logit));
       EXPECT_GE(static_cast<double>(upper), truth);
       EXPECT_LE(static_cast<double>(lower) * (1 - kSketchError), truth);

@@ -43,7 +43,8 @@ class SketchOfKeys {
         SketchWriter& writer = writers[static_cast<size_t>(worker)];
         writer.WriteRow(k.as<std::byte>() + at * size, j - first, At(b, h, block));
         if (!keys.by_boxes || j - first != kSketchKeys - 1) continue;
-        writer.WriteStatistics(k.as<std::byte>() + (at - (j - first) * k.stride(1)) * size, k.stride(1) * size, At(b, h, block));
+        const std::byte* const keys_of_block = k.as<std::byte>() + (at - (j - first) * k.stride(1)) * size;
+        writer.WriteStatistics(keys_of_block, k.stride(1) * size, At(b, h, block));
       }
     });
     keys.parts = {layout_.step, layout_.error};

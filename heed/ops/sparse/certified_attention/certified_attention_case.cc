@@ -1,6 +1,6 @@
-// Certified attention in the harness. What is left out depends on the CPU, so the reference is dense attention: o may differ from
-// it by what attention may miss and by what an epsilon of the mass moves, and a bound lies between 0 and epsilon. Whether
-// bounds hold is certified_attend_test.cc's.
+// Certified attention in the harness. What is left out depends on the CPU, so the reference is dense attention: o may
+// differ from it by what attention may miss and by what an epsilon of the mass moves, and a bound lies between 0 and
+// epsilon. Whether bounds hold is what certified_attend_test.cc asks.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -62,7 +62,8 @@ Case ToCase(Problem problem) {
   const auto p = std::make_shared<const Problem>(problem);
   const ConstTensorView &q = p->dense.in.q, &k = p->dense.in.k, &v = p->dense.in.v;
   Case c = attention::MakeCase(p->dense);
-  c.title = "certified_attention epsilon=" + std::to_string(p->epsilon) + (p->level == Level::kAuto ? " auto " : " sketch ") + c.title;
+  c.title = "certified_attention epsilon=" + std::to_string(p->epsilon) +
+            (p->level == Level::kAuto ? " auto " : p->level == Level::kBox ? " box " : " sketch ") + c.title;
   const auto dense = c.reference;
   c.outputs.push_back({"bound", DType::kF32, p->dense.LseSizes(), {}});
   c.reference = [p, dense, v](std::span<const TensorView> expected, std::span<const TensorView> tolerance) {
@@ -137,7 +138,7 @@ Case RandomCase(DType dtype, uint64_t seed) {
   const int64_t Tq = std::min(Tk, random.Chance(0.5) ? random.Integer(1, 4) : random.Integer(1, 80));
   const int64_t D = random.Integer(1, 40), Dv = random.Integer(1, 20);
   p.step = random.Chance(0.5);
-  p.level = random.Pick({Level::kAuto, Level::kSketch});
+  p.level = random.Pick({Level::kAuto, Level::kSketch, Level::kBox});
   p.epsilon = random.Pick({0.0, 0.02, 0.2, 0.9});
   const auto tensor = [&](int64_t tokens, int64_t heads, int64_t channels) {
     Shape strides = {tokens * heads * channels, heads * channels, channels, 1};
