@@ -81,9 +81,10 @@ TEST(SelectCacheTest, ChoicesAreThoseOfTheSameKeysInATensor) {
         for (const Score score : {Score::kMean, Score::kBox}) {
           for (const bool padded : {false, true}) {
             TopBlocksOptions options;
-            options.count = 3;
+            options.count = 2;
             options.causal = causal;
             options.score = score;
+            options.share = Share::kHead;
             options.block = score == Score::kBox ? 128 : 64;  // of more keys means are rounded twice
             if (padded) options.key_starts = starts.view();
             const patterns::Table a = TableOf(TopBlocks(ctx, x.q.view(), x.cache.view(), options));
