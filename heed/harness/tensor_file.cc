@@ -498,6 +498,10 @@ std::vector<int64_t> HeadsToRead(const NamedTensors& set, std::span<const InputS
                "a divisor of " + std::to_string(most) + " heads");
     }
   }
+  for (const InputSpec& spec : inputs) {
+    if (choice.empty() || AxisOf(spec, 'G') < 0) continue;
+    throw InvalidArgument(set.file + ": --heads is " + choice + ", expected none: heads that share " + spec.name + " decide together");
+  }
   if (!choice.empty()) return ChooseHeads(set.file, choice, most);
   std::vector<int64_t> heads;
   for (int64_t h = 0; fewer && h < most; ++h) heads.push_back(h);

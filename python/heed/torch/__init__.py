@@ -21,6 +21,7 @@ from heed.torch._functions import (
 from heed.torch._longformer import longformer
 from heed.torch._mechanisms import functions as _of_mechanisms
 from heed.torch._multihead import MultiheadAttention
+from heed.torch._nsa import nsa
 from heed.torch._sdpa import replace_sdpa, scaled_dot_product_attention
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "load_cache",
     "longformer",
     "merge_attention",
+    "nsa",
     "orthogonal_features",
     "pattern_from_block_mask",
     "replace_sdpa",

@@ -264,12 +264,6 @@ void Bind(nb::module_& m) {
         Docstring(doc::kBackward, backward, {kSaid, doc::kNsaFields}, kBackwardInPython).c_str());
   m.def("_torch_nsa", &RunTorch);
   m.def("_torch_nsa_backward", &RunTorchBackward);
-  m.def("_nsa_columns", [](int64_t block, int64_t count, int64_t tokens) {
-    Options options;
-    options.block = block;
-    options.count = count;
-    return Columns(options, tokens);
-  });
   RegisterExplain(kOp, &RunExplain);
 }
 

@@ -60,7 +60,7 @@ Margin ChooseRow(const std::vector<double>& importance, int64_t own, int64_t col
   for (const int64_t b : others) {
     if (std::ssize(kept) == columns) {
       const double least = of(kept.back());
-      if (columns > 3) margin.distance = least == of(b) ? 0 : (least - of(b)) / std::abs(least);
+      if (columns > 3) margin = {least == of(b) ? 0 : (least - of(b)) / std::abs(least), least};
       break;
     }
     kept.push_back(b);

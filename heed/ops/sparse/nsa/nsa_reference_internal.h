@@ -16,6 +16,7 @@ namespace heed::nsa {
 // What the choice of blocks of a row and a key head hangs on.
 struct Margin {
   double distance = 1;  // of the least importance that is chosen from the greatest that is not, as a share of it
+  double least = 1;      // that is chosen
   double magnitude = 0;  // the largest sum_d |scale q_d k_d| of its heads and windows
 };
 
