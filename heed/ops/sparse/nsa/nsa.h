@@ -52,16 +52,14 @@ struct Options {
   std::optional<double> scale;  // factor of the logits, any finite value; default 1 / sqrt(D)
 };
 
-// The last three are what Backward reads; all of them are asked for, or none. A branch without keys has o = 0 and lse = -inf.
+// A branch without keys has o = 0 and lse = -inf.
 struct Outputs {
   TensorView o;         // [B, Tq, Hq, Dv] in q's dtype
+  // What Backward reads, all of it or nothing.
   TensorView branches;  // [3, B, Tq, Hq, Dv] in q's dtype: what is added up, without gates
   TensorView lse;       // [3, B, Hq, Tq]: the log-sum-exp of each; f64 for f64, else f32
   TensorView blocks;    // [B, Tq, Hkv, Columns()] i32: the blocks that are selected, ascending, then -1
 };
-
-// How many blocks a row selects at most: count, or three, but no more than Tk tokens have.
-HEED_API int64_t Columns(const Options& options, int64_t Tk);
 
 // Computes o, and the others where they are present.
 //
@@ -118,6 +116,9 @@ using attention::Explanation;  // its flops and visited_pairs count all branches
 
 // What Forward would do, the first blocks being chosen. The inputs' pointers may be null where only shapes are known.
 HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
+
+// How many blocks a row selects at most: count, or three, but no more than Tk tokens have.
+HEED_API int64_t Columns(const Options& options, int64_t Tk);
 
 }  // namespace heed::nsa
 
