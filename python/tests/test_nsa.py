@@ -186,7 +186,7 @@ def test_from_a_file(tmp_path):
     assert row["max_error"] > 1e-3
     command = [HEED, "run", "nsa", file, "--heads", "0"]
     message = subprocess.run(command, capture_output=True, text=True, check=False).stderr
-    assert "--heads is 0, expected none: heads that share k decide together" in message
+    assert "--heads is 0, expected all heads, which share k" in message
     listed = json.loads(subprocess.run([HEED, "list", "--json"], capture_output=True, check=True, text=True).stdout)
     assert [x["passes"] for x in listed if x["name"] == "nsa"] == [["forward", "backward"]]
 
@@ -208,7 +208,7 @@ def test_in_torch():
         np.testing.assert_array_equal(leaf.grad.numpy(), expected)
     small = [torch.from_numpy(x).requires_grad_() for x in inputs(B=1, Tq=9, Tk=12, H=2, Hkv=1, D=3, Dv=2)]
     assert torch.autograd.gradcheck(lambda *x: heed.torch.nsa(*x, block=2, count=4, window=3), small)
-    torch.library.opcheck(torch.ops.heed.nsa.default, (*small, None, None, 2, None, 4, 3, None, None))
+    torch.library.opcheck(torch.ops.heed.nsa.default, (*small, None, None, 2, None, 4, 3, None, None, None))
     with pytest.raises(heed.InvalidArgument, match="nsa: compressed is of type"):
         heed.torch.nsa(*small, compressed=3)
     with pytest.raises(heed.InvalidArgument, match="nsa: block is 0"):

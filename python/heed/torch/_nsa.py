@@ -15,8 +15,8 @@ from heed.torch import _dispatch
 
 _INPUTS = ("q", "k", "v", "gates", "k_cmp", "v_cmp")
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor gates, Tensor? k_cmp, Tensor? v_cmp"
-_OPTIONS = "int block, int? stride, int count, int window, int? length, float? scale"
-_NAMES = ("block", "stride", "count", "window", "length", "scale")
+_OPTIONS = "int block, int? stride, int count, int window, int? length, float? scale, int? threads"
+_NAMES = ("block", "stride", "count", "window", "length", "scale", "threads")
 
 
 def _results(q, k, v, gates, block, count):
@@ -38,13 +38,13 @@ def _results(q, k, v, gates, block, count):
     )
 
 
-def _forward(q, k, v, gates, k_cmp, v_cmp, block, stride, count, window, length, scale):
+def _forward(q, k, v, gates, k_cmp, v_cmp, block, stride, count, window, length, scale, threads):
     results = _results(q, k, v, gates, block, count)
-    _core._torch_nsa(q, k, v, gates, k_cmp, v_cmp, *results, block, stride, count, window, length, scale)
+    _core._torch_nsa(q, k, v, gates, k_cmp, v_cmp, *results, block, stride, count, window, length, scale, threads)
     return results
 
 
-def _fake(q, k, v, gates, k_cmp, v_cmp, block, stride, count, window, length, scale):
+def _fake(q, k, v, gates, k_cmp, v_cmp, block, stride, count, *others):
     return _results(q, k, v, gates, block, count)
 
 
@@ -119,6 +119,7 @@ def nsa(
     compressed: Sequence[Tensor] | None = None,
     length: int | None = None,
     scale: float | None = None,
+    threads: int | None = None,
 ) -> Tensor:
     _dispatch.check_tensors("nsa", q=q, k=k, v=v, gates=gates)
     if compressed is not None and not (isinstance(compressed, Sequence) and len(compressed) == 2):
@@ -127,7 +128,7 @@ def nsa(
     if compressed is not None:
         _dispatch.check_tensors("nsa", **{"compressed[0]": k_cmp, "compressed[1]": v_cmp})
     try:
-        return _operator(q, k, v, gates, k_cmp, v_cmp, block, stride, count, window, length, scale)[0]
+        return _operator(q, k, v, gates, k_cmp, v_cmp, block, stride, count, window, length, scale, threads)[0]
     except (RuntimeError, TypeError) as error:  # what PyTorch says of a wrong type becomes an InvalidArgument
         message = str(error)
         if not message.startswith("heed::nsa() "):
@@ -140,4 +141,4 @@ nsa.__doc__ = _signatures.text_on_tensors(heed.nsa) + """
 
 In PyTorch. Gradients reach q, k, v, gates and compressed; there is no second derivative, and none of choices. Under autocast
 inputs and results take its dtype. The operator is torch.ops.heed.nsa."""
-nsa.__signature__ = _signatures.of_tensors(heed.nsa, without=("out", "threads"))
+nsa.__signature__ = _signatures.of_tensors(heed.nsa, without=("out",))

@@ -181,7 +181,7 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
 }
 
 void RunTorch(const nb::args& args) {
-  static const Words words = Joined({kInputs, kTorchCompressed, kTorchResults, kOptions});
+  static const Words words = Joined({kInputs, kTorchCompressed, kTorchResults, kOptions, kThreads});
   Call call;
   call.arrays.AllowTorch();
   Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
@@ -191,7 +191,7 @@ void RunTorch(const nb::args& args) {
 }
 
 void RunTorchBackward(const nb::args& args) {
-  static const Words words = Joined({kTorchIncoming, kInputs, kTorchCompressed, kTorchSaved, kTorchGradients, kOptions});
+  static const Words words = Joined({kTorchIncoming, kInputs, kTorchCompressed, kTorchSaved, kTorchGradients, kOptions, kThreads});
   Call call;
   call.arrays.AllowTorch();
   Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
