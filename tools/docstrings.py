@@ -278,7 +278,8 @@ def main():
     lines += [f"inline constexpr heed::python::Said {table}[] = {{", *(fields or ['    {"", ""},']), "};"]
     if "Forward" in header.found:
         step = "kStep" if "Step" in header.found else '""'
-        lines.append(f"inline constexpr heed::python::Docs kDocs = {{kForward, kBackward, {step}, {table}}};")
+        backward = "kBackward" if "Backward" in header.found else '""'
+        lines.append(f"inline constexpr heed::python::Docs kDocs = {{kForward, {backward}, {step}, {table}}};")
     lines += [f"}}  // namespace {header.namespace}::doc", ""]
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text("\n".join(lines), encoding="ascii")

@@ -28,6 +28,7 @@ PagesOptions ToPages(const KVCache::Options& o) {
   options.quantized = o.quantize == Quantize::kInt8;
   options.rotary = o.rotary;
   options.log_decay_heads = o.log_decay_heads;
+  options.sketch = o.sketch == Sketch::kInt8;
   return options;
 }
 
@@ -96,7 +97,7 @@ KVCache::Options KVCache::options() const {
   const PagesOptions& o = pages_->options();
   return {o.batch, o.heads, o.dim,   o.value_dim,
           o.capacity, o.page, o.dtype, o.quantized ? Quantize::kInt8 : Quantize::kNone,
-          o.rotary, o.log_decay_heads};
+          o.rotary, o.log_decay_heads, o.sketch ? Sketch::kInt8 : Sketch::kNone};
 }
 
 void KVCache::Append(const ConstTensorView& k, const ConstTensorView& v,

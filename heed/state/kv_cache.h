@@ -17,6 +17,7 @@
 namespace heed {
 
 enum class Quantize { kNone, kInt8 };
+enum class Sketch { kNone, kInt8 };
 
 // B sequences, T tokens, H heads of keys, D channels of keys, Dv of values.
 class HEED_API KVCache : public KVCacheBase {
@@ -43,6 +44,12 @@ class HEED_API KVCache : public KVCacheBase {
     // Forgetting attention: query heads, a multiple of H, whose log decays Append() takes and
     // attention::Attend() adds up; 0: none.
     int64_t log_decay_heads = 0;
+
+    // kInt8: beside the keys, as they are stored, int8 rows with a bound of their error, and of every 64 tokens from the
+    // first on min, max and mean of each channel, when all are there: SketchBlocks in kv_view.h. Attention that leaves out
+    // keys and proves how little they weigh reads it (certified_attention.h), and so do selectors. Not with f64, kInt8
+    // rows or log decays; pages of a multiple of 64 tokens, or 0.
+    Sketch sketch = Sketch::kNone;
   };
 
   // An empty cache, which takes no page yet. Throws InvalidArgument for an option outside

@@ -12,7 +12,9 @@
 //
 //   unit = page max(dim, value_dim) size     (quantised: rounded up to 4, and 4 page more)
 //
-// bytes, rounded up to 64. A page occupies 2 heads unit bytes, that of a latent cache unit
+// bytes, rounded up to 64. With a sketch a page has, of each key head, for every 64 tokens 64 (D + 8) + 12 D bytes, D
+// rounded up to 4 and all to 64; that of as many heads as fit into a unit, at least one, takes a unit more, and units
+// have at least the size of one. Else a page occupies 2 heads unit bytes, that of a latent cache unit
 // bytes. A sequence of n tokens holds ceil(n / page) pages and 8 bytes for each in a table,
 // 12 with the table's room to grow; a page has 16 more beside its slab.
 //
@@ -95,7 +97,7 @@ class HEED_API KVCacheBase {
   // "positions" of a ring that turns by its own places, and "rotary" F64 [13], NaN where
   // absent: base, dim, truncate, factor, original_max_position_embeddings,
   // max_position_embeddings, attention_factor, beta_fast, beta_slow, mscale, mscale_all_dim,
-  // low_freq_factor, high_freq_factor. Needs as much memory again as the rows.
+  // low_freq_factor, high_freq_factor. Of a sketch the metadata alone: it is made again of the keys. Needs as much memory again as the rows.
   //
   // Throws FileError if writing fails, and InvalidArgument for a ring whose sequences have
   // had more than 2^30 tokens together: nobody could load it.

@@ -26,6 +26,30 @@ struct PageRows {
   int64_t begin = 0, head_stride = 0, token_stride = 0;
 };
 
+// What a cache with a sketch keeps of its keys, as they are stored, in blocks of 64 tokens, of which none lies in two
+// pages. A block of a head is one piece of memory:
+//
+//   bytes  u8  [dim / 4, rounded up][64][4]   128 + n, where n = key / step is rounded and -127 <= n <= 127
+//   step   f32 [64]                           of each token, as a quantised cache has it
+//   error  f32 [64]                           at least the Euclidean norm of key - step n
+//   min, max, mean  f32 [dim] each            of the 64 keys; indeterminate until all are there
+//
+// Of a key with NaN or infinity all n are 0, and step and error are infinite. min and max are exact, mean is rounded once;
+// a NaN makes all three NaN in its channel.
+struct SketchBlocks {
+  static constexpr int64_t kTokens = 64;
+
+  bool present = false;
+  int64_t begin = 0, lane_stride = 0, lane_heads = 1, head_stride = 0, block_stride = 0;  // in a page, bytes
+  int64_t step = 0, error = 0, min = 0, max = 0, mean = 0;                                // in a block, bytes
+
+  // Where the block of the token that comes `in_page`-th in a page begins.
+  const std::byte* At(const std::byte* page, int64_t head, int64_t in_page) const {
+    return page + begin + head / lane_heads * lane_stride + head % lane_heads * head_stride +
+           in_page / kTokens * block_stride;
+  }
+};
+
 struct KVView {
   DType dtype = DType::kF32;  // of the rows; of queries, where the rows are quantised
   int64_t batch = 0, heads = 0, dim = 0, value_dim = 0;
@@ -45,6 +69,12 @@ struct KVView {
   const std::byte* const* const* pages = nullptr;  // [batch]
   std::span<const int64_t> lengths;                // rows of each sequence, [batch]
   std::span<const int64_t> appended;               // of these, by the last Append()
+
+  SketchBlocks sketch;
+
+  // What certified attention remembers of each sequence and head, [batch, heads]: certified_attention.h. It may change
+  // while a cache is looked at.
+  uint8_t* certified_memory = nullptr;
 
   // Tokens that are the same rows in all sequences: attention reads them once for all.
   int64_t shared_prefix = 0;

@@ -25,6 +25,19 @@ const char* ClassName(CacheKind kind) {
 
 [[noreturn]] void Fail(const std::string& what) { throw InvalidArgument(what); }
 
+// A quantised cache has nothing that is cheaper to read than its rows, and decays would have to enter every bound.
+void CheckSketch(const std::string& name, const PagesOptions& o) {
+  constexpr int64_t kMostChannels = 65536;  // sums of products of bytes are in 32 bits
+  const auto expect = [&](bool holds, const std::string& got, const std::string& expected) {
+    if (!holds) Fail(name + ": " + got + ", expected " + expected + " with a sketch");
+  };
+  expect(o.dtype != DType::kF64, "dtype is f64", "f32, bf16 or f16");
+  expect(!o.quantized, "quantize is int8", "none");
+  expect(o.log_decay_heads == 0, "log_decay_heads is " + std::to_string(o.log_decay_heads), "none");
+  expect(o.page % SketchBlocks::kTokens == 0, "page is " + std::to_string(o.page), "a multiple of 64, or 0");
+  expect(o.dim <= kMostChannels, "dim is " + std::to_string(o.dim), "at most " + std::to_string(kMostChannels));
+}
+
 void CheckOptions(const PagesOptions& o) {
   const std::string name = ClassName(o.kind);
   const auto at_least = [&](const char* option, int64_t value, int64_t least) {
@@ -57,6 +70,7 @@ void CheckOptions(const PagesOptions& o) {
     Fail(name + ": log_decay_heads is " + std::to_string(o.log_decay_heads) +
          ", expected a multiple of heads, " + std::to_string(o.heads) + ", or 0 for none");
   }
+  if (o.sketch) CheckSketch(name, o);
   if (o.rotary) CheckCacheRotary(name, *o.rotary, o.dim);
   if (o.turned_in_cache && !o.rotary) {
     Fail(name + ": positions is kCache without rotary, expected rotary: nothing else has "
@@ -123,12 +137,24 @@ PageLayout MakeLayout(const PagesOptions& o) {
   unit(o.dim, &layout.key, &layout.key_scale, &layout.log_decay);
   if (!latent) unit(o.value_dim, &layout.value, &layout.value_scale, nullptr);
   shape.lanes = latent ? 1 : 2 * o.heads;
+  // Sketches have lanes of their own, so that those of keys and values stay runs: of as many heads each as fit.
+  SketchBlocks& sketch = layout.sketch;
+  if (o.sketch) {
+    sketch = SketchLayout(o.dim);
+    sketch.head_stride = Product(o, "a sketch of a page", {(layout.tokens - 1) / SketchBlocks::kTokens + 1,
+                                                           sketch.block_stride});
+    shape.unit_bytes = std::max(shape.unit_bytes, sketch.head_stride);
+    sketch.lane_heads = std::min(o.heads, shape.unit_bytes / sketch.head_stride);
+    shape.lanes += (o.heads - 1) / sketch.lane_heads + 1;
+  }
   const int64_t page_bytes = Product(o, "a page", {shape.lanes, shape.unit_bytes});
   shape.slab_pages = SlabPages(o, layout.tokens, page_bytes);
 
   const int64_t lane = shape.lane_bytes();
   layout.key.head_stride = layout.value.head_stride = layout.log_decay.head_stride = lane;
   layout.value.begin = o.heads * lane;
+  sketch.begin = 2 * o.heads * lane;
+  sketch.lane_stride = lane;
   if (o.quantized) {
     layout.key_scale.head_stride = layout.value_scale.head_stride = lane;
     layout.value_scale.begin += o.heads * lane;
@@ -160,6 +186,7 @@ Pages::Pages(const PagesOptions& options, std::shared_ptr<PagePool> pool,
   lengths_.resize(B);
   appended_.resize(B);
   first_kept_.resize(B);
+  if (options.sketch) certified_memory_.resize(B * static_cast<size_t>(options.heads));
 }
 
 Pages::~Pages() {
@@ -185,6 +212,8 @@ KVView Pages::view() const {
   view.value_scale = layout_.value_scale;
   view.log_decay_heads = options_.log_decay_heads;
   view.log_decay = layout_.log_decay;
+  view.sketch = layout_.sketch;
+  view.certified_memory = certified_memory_.data();
   view.pages = rows_.data();
   view.lengths = lengths_;
   view.appended = appended_;
@@ -289,6 +318,10 @@ void Pages::TakeSequences(const Pages& from, std::span<const int64_t> indices) {
     lengths_[b] = from.lengths_[i];
     appended_[b] = from.appended_[i];
     first_kept_[b] = from.first_kept_[i];
+    if (!options_.sketch) continue;
+    const auto heads = static_cast<ptrdiff_t>(options_.heads), of = static_cast<ptrdiff_t>(i) * heads;
+    std::copy_n(from.certified_memory_.begin() + of, heads,
+                certified_memory_.begin() + static_cast<ptrdiff_t>(b) * heads);
   }
   shared_prefix_ = from.shared_prefix_;
 }
@@ -312,6 +345,7 @@ void Pages::Reorder(std::span<const int64_t> indices) {
   lengths_.swap(next.lengths_);
   appended_.swap(next.appended_);
   first_kept_.swap(next.first_kept_);
+  certified_memory_.swap(next.certified_memory_);
 }
 
 std::unique_ptr<Pages> Pages::Fork() const {

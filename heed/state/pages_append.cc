@@ -51,6 +51,14 @@ void CopyTokens(const Pages& pages, const std::byte* from, int64_t tokens,
     part(layout.value_scale);
   }
   if (pages.options().log_decay_heads > 0) part(layout.log_decay);
+  if (layout.sketch.present) {
+    const SketchBlocks& sketch = layout.sketch;
+    const int64_t blocks = CeilDivide(tokens, SketchBlocks::kTokens);
+    for (int64_t h = 0; h < pages.options().heads; ++h) {
+      const int64_t at = sketch.At(from, h, 0) - from;
+      std::memcpy(to + at, from + at, static_cast<size_t>(blocks * sketch.block_stride));
+    }
+  }
 }
 
 void CheckRows(const std::string& op, const char* name, const ConstTensorView& rows,
@@ -174,6 +182,7 @@ Appending::Appending(Pages& pages, const std::string& op, std::span<const int64_
   if (options.quantized) {
     scratch_.resize(static_cast<size_t>(std::max(options.dim, options.value_dim)));
   }
+  if (options.sketch) sketch_.emplace(options.dtype, options.dim);
   if (pages.rotation_ != nullptr) {
     turn_.emplace(*pages.rotation_);
     gathered_.resize(static_cast<size_t>(options.heads * options.dim) *
@@ -229,6 +238,27 @@ void Appending::Write(int64_t b, int64_t token, const ConstTensorView& k,
   }
   if (v.present()) Copy("v", b, token, v, layout.value, layout.value_scale);
   if (log_decay.present()) CopyLogDecays(b, token, log_decay);
+  Sketch(b, token, token + k.size(0));
+}
+
+// Of the stored keys, turned ones as they are: what attention multiplies.
+void Appending::Sketch(int64_t b, int64_t begin, int64_t end) {
+  if (!sketch_) return;
+  const os::ScopedFloatControl control;
+  const PageLayout& layout = pages_.layout();
+  constexpr int64_t kTokens = SketchBlocks::kTokens;
+  for (int64_t t = begin; t < end; ++t) {
+    std::byte* const page = Page(b, t);
+    const int64_t in_page = t % layout.tokens, in_block = in_page % kTokens;
+    for (int64_t h = 0; h < pages_.options().heads; ++h) {
+      const std::byte* const key = page + layout.key.begin + h * layout.key.head_stride +
+                                   in_page * layout.key.token_stride;
+      std::byte* const block = page + (layout.sketch.At(page, h, in_page) - page);
+      sketch_->WriteRow(key, in_block, block);
+      if (in_block != kTokens - 1) continue;
+      sketch_->WriteStatistics(key - in_block * layout.key.token_stride, layout.key.token_stride, block);
+    }
+  }
 }
 
 void Appending::CopyLogDecays(int64_t b, int64_t token, const ConstTensorView& log_decay) {

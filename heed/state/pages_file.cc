@@ -16,6 +16,7 @@ namespace heed {
 namespace {
 
 constexpr char kLogDecayHeads[] = "log_decay_heads";
+constexpr char kSketch[] = "sketch", kSketchOfBytes[] = "int8";
 constexpr char kPositionsKey[] = "positions", kTurnedInCache[] = "cache";
 constexpr char kKindKey[] = "heed_cache", kVersionKey[] = "version", kVersion[] = "1";
 constexpr std::pair<const char*, CacheKind> kKinds[] = {
@@ -211,13 +212,19 @@ class Reader {
       o.turned_in_cache = true;
     }
     if (file_.metadata().contains(kLogDecayHeads)) o.log_decay_heads = Number(kLogDecayHeads);
+    if (const auto it = file_.metadata().find(kSketch); it != file_.metadata().end()) {
+      if (it->second != kSketchOfBytes) {
+        Fail("metadata 'sketch' is " + Quote(it->second) + ", expected " + kSketchOfBytes);
+      }
+      o.sketch = true;
+    }
     // What the constructors of the classes do not let anybody ask for.
     const PagesOptions plain;
     const bool ring = o.kind == CacheKind::kRing, latent = o.kind == CacheKind::kLatent;
     if ((ring && (o.capacity != plain.capacity || o.page != plain.page)) ||
         (!ring && (o.window != 0 || o.sink_tokens != 0)) ||
         (latent && (o.heads != 1 || o.value_dim > o.dim)) ||
-        (o.kind != CacheKind::kKV && (o.quantized || o.log_decay_heads != 0)) || (latent && o.rotary) ||
+        (o.kind != CacheKind::kKV && (o.quantized || o.log_decay_heads != 0 || o.sketch)) || (latent && o.rotary) ||
         (!ring && o.turned_in_cache)) {
       Fail(std::string("metadata has options that a cache of kind ") + NameOf(o.kind) +
            " cannot have, expected those of a saved one");
@@ -400,6 +407,8 @@ void SavePages(const Pages& pages, const std::string& path) {
       {"shared_prefix", std::to_string(pages.shared_prefix())}};
   for (const auto& [name, member] : kNumbers) metadata[name] = std::to_string(o.*member);
   if (o.log_decay_heads != 0) metadata[kLogDecayHeads] = std::to_string(o.log_decay_heads);
+  // The sketch itself is made again of the keys: what a bound stands on is not taken from a file.
+  if (o.sketch) metadata[kSketch] = kSketchOfBytes;
   Writer writer(pages);
   RotaryInFile rotary;
   if (o.rotary) {
@@ -475,12 +484,14 @@ std::unique_ptr<Pages> LoadPages(const std::string& path, CacheKind kind,
     Pages first(one);
     Appending appending(first, "Load", std::vector{prefix});
     rows.Read("prefix", prefix_run, 0, appending);
+    appending.Sketch(0, 0, prefix);
     appending.Commit();
     pages = first.Share(options.batch);
   }
   Appending appending(*pages, "Load", counts, lists.first_kept);
   for (size_t b = 0; b < runs.size(); ++b) {
     rows.Read(std::to_string(b), runs[b], static_cast<int64_t>(b), appending);
+    appending.Sketch(static_cast<int64_t>(b), prefix, lists.lengths[b]);
   }
   appending.Commit();
   pages->SetAppended(lists.appended);

@@ -15,6 +15,7 @@
 #include "heed/state/cache_rotary_internal.h"
 #include "heed/state/kv_cache_base.h"
 #include "heed/state/page_pool_internal.h"
+#include "heed/state/sketch_internal.h"
 
 namespace heed {
 
@@ -31,6 +32,7 @@ struct PagesOptions {
   std::optional<CacheRotary> rotary = {};
   bool turned_in_cache = false;  // of a ring: at every Attend(), not by Append()
   int64_t log_decay_heads = 0;
+  bool sketch = false;
 
   DType log_decay_dtype() const { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 };
@@ -38,6 +40,7 @@ struct PagesOptions {
 struct PageLayout {
   int64_t tokens = 0;
   PageRows key, value, key_scale, value_scale, log_decay;
+  SketchBlocks sketch;
   PageShape shape;
 };
 
@@ -109,6 +112,7 @@ class Pages {
   std::vector<const std::byte* const*> rows_;  // tables_[b].data()
   std::vector<int64_t> lengths_, appended_, first_kept_;
   int64_t shared_prefix_ = 0;
+  mutable std::vector<uint8_t> certified_memory_;  // [batch, heads] of a cache with a sketch
 };
 
 // Rows on their way into a cache. The constructor takes all memory, Write() fills it, and
@@ -130,6 +134,9 @@ class Appending {
   // Throws InvalidArgument for rows that cannot be quantised, naming the token.
   void Write(int64_t b, int64_t token, const ConstTensorView& k, const ConstTensorView& v,
              const ConstTensorView& log_decay = {});
+
+  // Makes the sketch of rows [begin, end), which are in their pages; of a cache without one nothing. Write() does so.
+  void Sketch(int64_t b, int64_t begin, int64_t end);
 
   void Commit() noexcept;
 
@@ -158,6 +165,7 @@ class Appending {
   std::vector<float> scratch_;  // of one row
   std::optional<KeyRotation::Worker> turn_;
   std::vector<std::byte> gathered_, turned_;  // keys of one token
+  std::optional<SketchWriter> sketch_;
 };
 
 // Save() and Load() of all caches; `max_bytes` as KVCache's.

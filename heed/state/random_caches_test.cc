@@ -9,6 +9,7 @@
 #include "heed/core/error.h"
 #include "heed/io/file_testing_internal.h"
 #include "heed/state/cache_model_case.h"
+#include "heed/state/sketch_case.h"
 
 namespace heed {
 namespace {
@@ -29,6 +30,7 @@ KVCache::Options RandomOptions(Random& r, const KVCache*) {
   if (r.Chance(0.2)) o.page = 0, o.capacity = r.Integer(1, 90);
   o.dtype = r.Pick({DType::kF32, DType::kF64, DType::kBF16, DType::kF16});
   if (o.dtype != DType::kF64 && r.Chance(0.4)) o.quantize = Quantize::kInt8;
+  if (o.dtype != DType::kF64 && o.quantize == Quantize::kNone && o.page % 64 == 0) o.sketch = Sketch::kInt8;
   return o;
 }
 
@@ -163,6 +165,7 @@ class RandomCachesTest : public FileTest {
   void Check() {
     for (const Live& live : all_) {
       ASSERT_EQ(Difference(live.cache.view(), live.model), "");
+      if (live.cache.view().sketch.present) ASSERT_EQ(SketchDifference(live.cache.view()), "");
       if constexpr (!std::is_same_v<Cache, RingKVCache>) {
         ASSERT_EQ(live.cache.shared_prefix(), live.model.shared_prefix);
       }

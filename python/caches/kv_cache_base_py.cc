@@ -12,6 +12,7 @@
 #include "docstrings/kv_cache_base.h"
 #include "heed/core/error.h"
 #include "heed/ops/exact/attention/attend/attend_py.h"
+#include "heed/ops/sparse/certified_attention/certified_attention_py.h"
 #include "heed/ops/mechanism/check_internal.h"
 #include "heed/state/kv_cache.h"
 #include "python/caches/kv_cache_py.h"
@@ -191,7 +192,7 @@ void BindKVCacheBase(nb::module_& m) {
       .def("save", &Save, "path"_a.none(), nb::sig(kSaveSignature),
            Docstring(doc::kKVCacheBaseSave, kSaveSignature, {kCacheArguments}).c_str())
       .def("__reduce__", &RefusePickle, nb::sig("def __reduce__(self) -> typing.NoReturn"));
-  m.def("_attend_torch", &attention::AttendOnTorch);
+  m.def("_attend_torch", &certified_attention::AttendOnTorch);
   m.def("load_cache", &LoadCache, "path"_a.none(), nb::kw_only(),
         "max_bytes"_a = nb::none(), nb::sig(kLoadSignature),
         Docstring(std::string("The cache in a file that save() of any cache has written, as an "

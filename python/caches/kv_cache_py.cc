@@ -11,6 +11,7 @@
 
 #include "docstrings/kv_cache.h"
 #include "heed/ops/exact/attention/attend/attend_py.h"
+#include "heed/ops/sparse/certified_attention/certified_attention_py.h"
 #include "python/caches/kv_cache_py.h"
 #include "python/caches/kv_cache_signature_py.h"
 
@@ -37,6 +38,12 @@ void ReadQuantize(KVCache::Options& options, const Argument& a) {
   options.quantize = Quantize::kInt8;
 }
 
+void ReadSketch(KVCache::Options& options, const Argument& a) {
+  constexpr char kExpected[] = "None or 'int8'";
+  if (ToString(a, kExpected) != "int8") Fail(a, kExpected);
+  options.sketch = Sketch::kInt8;
+}
+
 using Options = KVCache::Options;
 constexpr Keyword<Options> kOptions[] = {
     {"batch", false, &ReadSize<Options, &Options::batch>},
@@ -49,6 +56,7 @@ constexpr Keyword<Options> kOptions[] = {
     {"quantize", true, &ReadQuantize},
     {"rotary", true, &LeaveRotary<Options>},
     {"log_decay_heads", true, &ReadSize<Options, &Options::log_decay_heads>},
+    {"sketch", true, &ReadSketch},
 };
 
 void Init(Owner<KVCache>* self, const nb::args& args, const nb::kwargs& kwargs) {
@@ -109,6 +117,7 @@ constexpr Keyword<ImportCall> kImport[] = {
      }},
     {"page", false, [](ImportCall& c, const Argument& a) { ReadPage(c.options, a); }},
     {"quantize", true, [](ImportCall& c, const Argument& a) { ReadQuantize(c.options, a); }},
+    {"sketch", true, [](ImportCall& c, const Argument& a) { ReadSketch(c.options, a); }},
     {"rotary", true, &LeaveRotary<ImportCall>},
 };
 
@@ -158,6 +167,7 @@ nb::str Repr(nb::handle self) {
   const Options options = nb::cast<const Owner<KVCache>&>(self).cache.options();
   if (options.rotary) shown.push_back("rotary");
   if (options.log_decay_heads > 0) shown.push_back("log_decay_heads");
+  if (options.sketch != Sketch::kNone) shown.push_back("sketch");
   return CacheRepr(self, shown);
 }
 
@@ -200,6 +210,13 @@ void BindKVCache(nb::module_& m) {
           [](const Owner<KVCache>& self) { return Unless(0, self.cache.options().log_decay_heads); },
           nb::sig("def log_decay_heads(self) -> int | None"), kLogDecayHeadsDoc)
       .def_prop_ro(
+          "sketch",
+          [](const Owner<KVCache>& self) {
+            const bool none = self.cache.options().sketch == Sketch::kNone;
+            return none ? nb::none() : nb::object(nb::str("int8"));
+          },
+          nb::sig("def sketch(self) -> str | None"), kSketchDoc)
+      .def_prop_ro(
           "shared_prefix",
           [](const Owner<KVCache>& self) {
             return Looking(self, [&] { return self.cache.shared_prefix(); });
@@ -218,7 +235,7 @@ void BindKVCache(nb::module_& m) {
                             "Tables may be lists. The new cache's sizes and dtype are those of the "
                             "arrays.")
                       .c_str());
-  attention::DefineAttend(c, kAttendSignature, kAttendLseSignature);
+  certified_attention::DefineAttend(c);
   m.def("_append_torch", &Append<true>);
   BindForks<KVCache>(c, kForkSignature, doc::kKVCacheFork);
 }

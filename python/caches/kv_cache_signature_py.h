@@ -24,6 +24,8 @@ inline constexpr Said kCacheArguments[] = {
                "they stand"},
     {"log_decay_heads", "query heads of forgetting attention, a multiple of heads, whose log decays "
                         "append takes; None: no forgetting"},
+    {"sketch", "None, or 'int8': beside the keys a byte per channel, bounds of their errors and statistics of every 64 "
+               "tokens, which attend(epsilon=...) needs; not with f64, quantize or log_decay_heads"},
     {"window", "tokens that a row sees, itself included"},
     {"sink_tokens", "first tokens, which are always kept"},
     {"positions", "by what rows are turned: 'absolute', or 'cache', where they are in the ring"},
@@ -73,6 +75,8 @@ inline constexpr char kCapacityDoc[] =
     "Tokens that a sequence may have; None: as many as there is memory for.";
 inline constexpr char kLogDecayHeadsDoc[] =
     "Query heads whose log decays are kept, for forgetting attention; None: none are.";
+inline constexpr char kSketchDoc[] =
+    "'int8' where bounds of keys are kept, which attend(epsilon=...) needs; else None.";
 inline constexpr char kPageDoc[] = "Tokens of a page; None: each sequence is one piece.";
 
 inline constexpr char kRotaryDoc[] =
@@ -84,7 +88,8 @@ inline constexpr char kInitSignature[] =
     "dtype: FloatName = 'f32', "
     "quantize: typing.Literal['int8'] | None = None, "
     "rotary: CacheRotary | None = None, "
-    "log_decay_heads: int | None = None) -> None";
+    "log_decay_heads: int | None = None, "
+    "sketch: typing.Literal['int8'] | None = None) -> None";
 inline constexpr char kRingInitSignature[] =
     "def __init__(self, batch: int, heads: int, dim: int, value_dim: int | None = None, *, "
     "window: int, sink_tokens: int = 0, "
@@ -125,6 +130,7 @@ inline constexpr char kImportSignature[] =
     "indices: Ints, last_page_len: Ints, *, heads_first: bool = False, "
     "capacity: int | None = None, page: int | None = 64, "
     "quantize: typing.Literal['int8'] | None = None, "
+    "sketch: typing.Literal['int8'] | None = None, "
     "rotary: CacheRotary | None = None) -> KVCache";
 
 inline constexpr char kBoundSignature[] =

@@ -6,7 +6,7 @@ on the CPU and have DLPack or the buffer protocol, in the layout [B, T, H, D].
 help(heed.attention) has the mathematics, shapes and errors.
 """
 
-from heed import _core, patterns
+from heed import _core, patterns, select
 from heed._core import *  # noqa: F403
 from heed._core import InvalidArgument, Unsupported
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __version__: str = vars(_core)["__version__"]
 __all__ = [name for name in dir(_core) if not name.startswith("_")]
-__all__ += ["__version__", "patterns"]
+__all__ += ["__version__", "patterns", "select"]
 
 
 class _Signature:

@@ -1,4 +1,4 @@
-// Weights of blocks of rows, tile by tile, handed to whoever stores or pools them.
+// Weights of blocks of rows, tile by tile, handed to whoever stores, pools or sums them.
 //
 // Compiled once per SIMD target and dtype. Two passes over the visited tiles: one
 // for the statistics, without values, unless the caller knows them, and one for
@@ -306,13 +306,50 @@ void RunPooled(Context& ctx, const Problem& p, const GivenLse& lse, const Pool& 
 }
 
 template <class O>
+void RunSums(Context& ctx, const Problem& p, int64_t first_query, int64_t num_queries, const SumsOut& out) {
+  const Plan plan = Reserve<O>(ctx, p, 0);
+  using T = typename O::Compute;
+  using D = hn::ScalableTag<T>;
+  const D d;
+  constexpr int64_t N = hn::MaxLanes(d), W = kMaxVectors * N;
+  static_assert(W <= kSumsMargin);
+  const int64_t H = p.query_heads;
+  ctx.ParallelFor(std::ssize(p.sequences) * H, [&](int64_t task, int worker) HWY_ATTR {
+    const Sequence& s = p.sequences[static_cast<size_t>(task / H)];
+    T* by_key = static_cast<T*>(out.by_key) + task * out.stride;
+    T* by_distance = static_cast<T*>(out.by_distance) + task * out.stride;
+    for (int64_t first = first_query; first < first_query + num_queries; first += W) {
+      const int64_t count = std::min(W, first_query + num_queries - first);
+      int64_t queries[W];
+      for (int64_t lane = 0; lane < count; ++lane) queries[lane] = first + lane;
+      Workspace<O>& w = *static_cast<Workspace<O>*>(ctx.Scratch(worker));
+      WithBlock(p, plan, task / H, task % H, {queries, static_cast<size_t>(count)}, w, [&](auto& block) HWY_ATTR {
+        block.ForTiles(GivenLse(), [&](const Tile& tile, const T* weights) HWY_ATTR {
+          for (int64_t j = tile.keys.begin; j < tile.keys.end; ++j, weights += W) {
+            T* distances = by_distance + (s.start + first - j);  // of the first lane; others are further
+            auto sum = hn::Zero(d);
+            for (int64_t lane = 0; lane < count; lane += N) {
+              auto x = hn::Load(d, weights + lane);
+              if (count - lane < N) x = hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(count - lane)), x);
+              sum = hn::Add(sum, x);
+              hn::StoreU(hn::Add(hn::LoadU(d, distances + lane), x), d, distances + lane);
+            }
+            by_key[j] += hn::ReduceSum(d, sum);
+          }
+        });
+      });
+    }
+  });
+}
+
+template <class O>
 int64_t WeightsScratch(const Problem& p, const Pool* pool) {
   return Workspace<O>::Bytes(WeightsPlan<O>(p)) + (pool == nullptr ? 0 : PoolBytes<O>(p, *pool));
 }
 
 template <class O>
 WeightsPasses PassesOfWeights() {
-  return {&RunRows<O>, &RunPooled<O>, &WeightsScratch<O>};
+  return {&RunRows<O>, &RunPooled<O>, &RunSums<O>, &WeightsScratch<O>};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

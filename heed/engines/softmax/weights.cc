@@ -23,6 +23,10 @@ void PooledWeights(Context& ctx, const Problem& problem, const GivenLse& lse,
   PassesFor(ctx, problem).pooled(ctx, problem, lse, pool, out);
 }
 
+void SumWeights(Context& ctx, const Problem& problem, int64_t first_query, int64_t num_queries, const SumsOut& out) {
+  PassesFor(ctx, problem).sums(ctx, problem, first_query, num_queries, out);
+}
+
 int64_t RowWeightsScratch(const Context& ctx, const Problem& problem) {
   return PassesFor(ctx, problem).scratch(problem, nullptr);
 }

@@ -42,6 +42,16 @@ struct Pool {
 void PooledWeights(Context& ctx, const Problem& problem, const GivenLse& lse,
                    const Pool& pool, const WeightsOut& out);
 
+// Sums of P over some queries that follow one another, for each query head: by key, and by how far before its query a key
+// is, which a causal problem never has below 0. Elements stand apart by 1, heads by `stride`, batch entries by Hq heads; f64 for
+// problems in f64, else f32. kSumsMargin distances before the first and behind the largest are written too.
+inline constexpr int64_t kSumsMargin = 64;
+struct SumsOut {
+  void *by_key = nullptr, *by_distance = nullptr;
+  int64_t stride = 0;
+};
+void SumWeights(Context& ctx, const Problem& problem, int64_t first_query, int64_t num_queries, const SumsOut& out);
+
 // Bytes of scratch that they reserve per thread.
 int64_t RowWeightsScratch(const Context& ctx, const Problem& problem);
 int64_t PooledWeightsScratch(const Context& ctx, const Problem& problem,

@@ -13,6 +13,7 @@ struct WeightsPasses {
   void (*rows)(Context& ctx, const Problem& problem, const GivenLse& lse, std::span<const int64_t> queries,
                std::span<const int64_t> heads, const WeightsOut& out);
   void (*pooled)(Context& ctx, const Problem& problem, const GivenLse& lse, const Pool& pool, const WeightsOut& out);
+  void (*sums)(Context& ctx, const Problem& problem, int64_t first_query, int64_t num_queries, const SumsOut& out);
   int64_t (*scratch)(const Problem& problem, const Pool* pool);  // null: of rows
 };
 

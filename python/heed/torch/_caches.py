@@ -26,7 +26,7 @@ def _call(function: Any, cache: Any, operation: str, tensors: dict[str, Any], op
                     f"{operation}: {name} requires a gradient, expected a detached tensor or torch.no_grad(): "
                     "what is computed on a cache has none"
                 )
-    given = {name: _dispatch.bare(operation, name, x, written=name in ("out", "lse")) for name, x in given.items()}
+    given = {name: _dispatch.bare(operation, name, x, written=name in ("out", "lse", "bound")) for name, x in given.items()}
     try:
         function(cache, **given)
     except InvalidArgument:
@@ -91,8 +91,9 @@ def _on_tensors(cls: Any) -> Any:
         else:
             _call(_core._append_torch, self, f"{name}.append", {"rows": rows}, {"lengths": lengths})
 
-    def attend(self: Any, q: Tensor, *, return_lse: bool = False, out: Tensor | None = None, **options: Any) -> Any:
-        q, lse = _under_autocast(q), None
+    def attend(self: Any, q: Tensor, *, return_lse: bool = False, return_bound: bool = False, out: Tensor | None = None,
+               **options: Any) -> Any:
+        q, lse, bound = _under_autocast(q), None, None
         if _is_compiling():
             o, lse = _cache_operators.attend(self._handle, q, self._width, options)
             o = o if out is None else out.copy_(o)
@@ -107,8 +108,14 @@ def _on_tensors(cls: Any) -> Any:
                 out = q.new_empty((batch, rows, heads, self.value_dim))
             if return_lse:
                 lse = q.new_empty((batch, heads, rows), dtype=q.dtype if q.dtype == torch.float64 else torch.float32)
-        _call(_core._attend_torch, self, f"{name}.attend", {"q": q, "out": out, "lse": lse}, options)
-        return (out, lse) if return_lse else out
+            if return_bound:
+                bound = q.new_empty((batch, heads, rows), dtype=torch.float32)
+        given = {"q": q, "out": out, "lse": lse}
+        if return_bound is not False:
+            given |= {"bound": bound} if options.get("epsilon") is not None else {"return_bound": return_bound}
+        _call(_core._attend_torch, self, f"{name}.attend", given, options)
+        results = (out, *(x for x, asked in ((bound, return_bound), (lse, return_lse)) if asked))
+        return results if len(results) > 1 else out
 
     rows = append_latent if base is heed.LatentKVCache else append
     methods = {"__init__": __init__, "fork": fork, "append": rows, "attend": attend}

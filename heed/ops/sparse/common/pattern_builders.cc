@@ -106,22 +106,27 @@ NodePtr MakeCsr(const std::vector<Value>& v) {
 NodePtr MakeLists(const char* builder, const char* one, const char* shapes, const Table& index, int64_t block) {
   CheckRank(builder, "index", index, 3, 4, shapes);
   if (index.rank() == 4 && index.size(2) == 0) Refuse(builder, "index has no heads, expected Hkv >= 1");
-  const int64_t n = index.size(-1);
-  std::vector<int64_t> row;
-  for (size_t at = 0; n > 0 && at < index.values.size(); at += static_cast<size_t>(n)) {
-    row.assign(index.values.begin() + static_cast<std::ptrdiff_t>(at),
-               index.values.begin() + static_cast<std::ptrdiff_t>(at) + n);
-    std::ranges::sort(row);
-    const auto twice = std::ranges::adjacent_find(row, [](int64_t a, int64_t b) { return a == b && a >= 0; });
-    if (twice != row.end()) {
-      Refuse(builder, std::string("index has ") + one + " " + std::to_string(*twice) + " twice, expected it once");
+  const auto n = static_cast<size_t>(index.size(-1));
+  bool all_ascend = true;
+  std::vector<int64_t> sorted;
+  for (size_t at = 0; n > 0 && at < index.values.size(); at += n) {
+    std::span<const int64_t> row = std::span(index.values).subspan(at, n);
+    if (std::ranges::adjacent_find(row, [](int64_t a, int64_t b) { return a >= b && a >= 0; }) != row.end()) {
+      all_ascend = false;
+      sorted.assign(row.begin(), row.end());
+      std::ranges::sort(sorted);
+      row = sorted;
+      const auto twice = std::ranges::adjacent_find(row, [](int64_t a, int64_t b) { return a == b && a >= 0; });
+      if (twice != row.end()) {
+        Refuse(builder, std::string("index has ") + one + " " + std::to_string(*twice) + " twice, expected it once");
+      }
     }
-    if (!row.empty() && row.back() >= kFar / block) {
+    if (row.back() >= kFar / block) {
       Refuse(builder, std::string("index has ") + one + " " + std::to_string(row.back()) + ", expected one below " +
                           std::to_string(kFar / block));
     }
   }
-  return std::make_shared<RowBlocksNode>(index, block);
+  return std::make_shared<RowBlocksNode>(index, block, all_ascend);
 }
 
 NodePtr MakeKeys(const std::vector<Value>& v) {
@@ -221,6 +226,17 @@ Pattern CompleteWindows(int64_t length, int64_t stride) {
                                     });
                                   }};
   return Build(builder, {length, stride});
+}
+
+Pattern VerticalSlash(Table columns, Table slashes) {
+  static const Builder builder = {"vertical_slash", {{"columns", Parameter::kInts}, {"slashes", Parameter::kInts}},
+                                  [](const std::vector<Value>& v) -> NodePtr {
+                                    return std::make_shared<VerticalSlashNode>(TableOf(v[0]), TableOf(v[1]));
+                                  }};
+  std::vector<Value> values;
+  values.emplace_back(std::move(columns));
+  values.emplace_back(std::move(slashes));
+  return Build(builder, std::move(values));
 }
 
 std::shared_ptr<Node> Pair(bool is_union, const Pattern& a, const Pattern& b) {

@@ -153,6 +153,10 @@ inline int64_t NumCompleteWindows(int64_t p, int64_t length, int64_t stride) {
   return p + 1 < length ? 0 : (p + 1 - length) / stride + 1;
 }
 
+// Columns and diagonals of each head: pairs with 0 <= j <= p where j is one of `columns`, or p - j one of `slashes`. Both are
+// [B, Hq, n], rows ascend, -1 is absent. What select::VerticalSlash returns; no expression says it.
+Pattern VerticalSlash(Table columns, Table slashes);
+
 // The union of two, or what they have in common.
 std::shared_ptr<Node> Pair(bool is_union, const Pattern& a, const Pattern& b);
 

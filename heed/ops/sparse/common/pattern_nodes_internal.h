@@ -363,13 +363,13 @@ class RandomNode : public BlocksNode {
 // Blocks of keys by row of the call; blocks of one key are keys.
 class RowBlocksNode : public Node {
  public:
-  RowBlocksNode(const Table& index, int64_t block)
+  // `ascends` of each row: then the table among the node's values serves.
+  RowBlocksNode(const Table& index, int64_t block, bool ascends)
       : batches_(index.size(0)), rows_(index.size(1)), heads_(index.rank() == 4 ? index.size(2) : 0),
-        count_(index.size(-1)), block_(block), blocks_(index.values) {
-    for (size_t at = 0; count_ > 0 && at < blocks_.size(); at += static_cast<size_t>(count_)) {
-      std::sort(blocks_.begin() + static_cast<std::ptrdiff_t>(at),
-                blocks_.begin() + static_cast<std::ptrdiff_t>(at) + count_);
-    }
+        count_(index.size(-1)), block_(block) {
+    if (ascends) return;
+    sorted_ = index.values;
+    for (auto at = sorted_.begin(); at != sorted_.end(); at += count_) std::sort(at, at + count_);
   }
 
   void Check(const char* op, const PatternCall& call) const override {
@@ -409,14 +409,90 @@ class RowBlocksNode : public Node {
                          : heads == place.query_heads ? place.head
                                                       : place.head / (place.query_heads / heads);
     const auto at = static_cast<size_t>(((place.batch * rows_ + row) * heads + head) * count_);
-    const auto own = std::span(blocks_).subspan(at, static_cast<size_t>(count_));
+    const std::vector<int64_t>& all = sorted_.empty() ? std::get<Table>(values[0]).values : sorted_;
+    const auto own = std::span(all).subspan(at, static_cast<size_t>(count_));
     // -1 is absent; blocks that reach into [begin, end) begin behind begin - block.
     return {std::ranges::lower_bound(own, begin / block_), std::ranges::lower_bound(own, (end + block_ - 1) / block_)};
   }
 
  private:
   int64_t batches_, rows_, heads_, count_, block_;  // heads 0: no such axis
-  std::vector<int64_t> blocks_;                     // of each row ascending
+  std::vector<int64_t> sorted_;
+};
+
+// Columns and diagonals of each head, up to a row's position.
+class VerticalSlashNode : public Node {
+ public:
+  VerticalSlashNode(const Table& columns, const Table& slashes) : batches_(columns.size(0)), heads_(columns.size(1)) {
+    for (int64_t list = 0; list < batches_ * heads_; ++list) {
+      columns_.push_back(SetOf(columns, list));
+      slashes_.push_back(SetOf(slashes, list));
+    }
+  }
+
+  void Check(const char* op, const PatternCall& call) const override {
+    if (batches_ == call.batches && heads_ == call.query_heads) return;
+    throw InvalidArgument(std::string(op) + ": pattern has columns and slashes of " + std::to_string(batches_) +
+                          " batch entries and " + std::to_string(heads_) + " heads, expected " +
+                          std::to_string(call.batches) + " and " + std::to_string(call.query_heads));
+  }
+  bool by_head() const override { return true; }
+  bool by_batch() const override { return true; }
+
+  void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const override {
+    const std::vector<uint64_t>&columns = Of(columns_, place), &slashes = Of(slashes_, place);
+    for (int64_t word = 0; word < std::ssize(columns) && word * kTile <= rows.last(); ++word) {
+      if (columns[static_cast<size_t>(word)] != 0) tiles.AddKeys(word * kTile, (word + 1) * kTile);
+    }
+    for (int64_t word = std::ssize(slashes) - 1; word >= 0; --word) {  // keys ascend
+      if (slashes[static_cast<size_t>(word)] == 0) continue;
+      tiles.AddKeys(rows.position - word * kTile - (kTile - 1), rows.last() - word * kTile + 1);
+    }
+  }
+  void Words(const Place& place, const RowRange& rows, int64_t begin, uint64_t* words) const override {
+    const std::vector<uint64_t>&columns = Of(columns_, place), &slashes = Of(slashes_, place);
+    const uint64_t all = WordAt(columns, begin / kTile);
+    for (int64_t i = 0; i < rows.count; ++i) {
+      // Slashes from `least` on, which is that of the tile's last key, turned around.
+      const int64_t p = rows.position + i, least = p - begin - (kTile - 1), shift = Modulo(least, kTile);
+      const int64_t word = FloorDivide(least, kTile);
+      uint64_t bits = WordAt(slashes, word) >> shift;
+      if (shift != 0) bits |= WordAt(slashes, word + 1) << (kTile - shift);
+      words[i] = (all & Bits(0, p + 1, begin)) | Reversed(bits);
+    }
+  }
+
+ private:
+  using Set = std::vector<uint64_t>;  // a bit for each number
+
+  static Set SetOf(const Table& table, int64_t list) {
+    Set set;
+    for (int64_t i = 0; i < table.size(2); ++i) {
+      const int64_t number = table.values[static_cast<size_t>(list * table.size(2) + i)];
+      if (number < 0) continue;
+      const auto word = static_cast<size_t>(number / kTile);
+      if (word >= set.size()) set.resize(word + 1);
+      set[word] |= uint64_t{1} << (number % kTile);
+    }
+    return set;
+  }
+  const Set& Of(const std::vector<Set>& sets, const Place& place) const {
+    return sets[static_cast<size_t>(place.batch * heads_ + place.head)];
+  }
+  static uint64_t WordAt(const Set& set, int64_t word) {
+    return word < 0 || word >= std::ssize(set) ? 0 : set[static_cast<size_t>(word)];
+  }
+  static uint64_t Reversed(uint64_t x) {
+    x = (x >> 1 & 0x5555555555555555) | (x & 0x5555555555555555) << 1;
+    x = (x >> 2 & 0x3333333333333333) | (x & 0x3333333333333333) << 2;
+    x = (x >> 4 & 0x0F0F0F0F0F0F0F0F) | (x & 0x0F0F0F0F0F0F0F0F) << 4;
+    x = (x >> 8 & 0x00FF00FF00FF00FF) | (x & 0x00FF00FF00FF00FF) << 8;
+    x = (x >> 16 & 0x0000FFFF0000FFFF) | (x & 0x0000FFFF0000FFFF) << 16;
+    return x >> 32 | x << 32;
+  }
+
+  int64_t batches_, heads_;
+  std::vector<Set> columns_, slashes_;
 };
 
 class PerHeadNode : public Node {

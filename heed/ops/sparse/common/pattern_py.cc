@@ -92,11 +92,16 @@ Pattern Parse(nb::handle expression) {
 
 // Where the rows of mask() and density() stand.
 PatternCall CallOf(const char* op, nb::handle Tq, nb::handle Tk, nb::handle heads, nb::handle batch,
-                   nb::handle align) {
+                   nb::handle align, nb::handle key_heads) {
   PatternCall call;
   call.Tq = ToInt({op, "Tq", Tq}, 0, kMostSizes);
   call.Tk = ToInt({op, "Tk", Tk}, 0, kMostSizes);
   call.query_heads = call.key_heads = ToInt({op, "heads", heads}, 0, kMostSizes);
+  if (!key_heads.is_none()) {
+    const Argument a = {op, "key_heads", key_heads};
+    call.key_heads = ToInt(a, 1, kMostSizes);
+    if (call.query_heads % call.key_heads != 0) Fail(a, "one that divides heads, " + std::to_string(call.query_heads));
+  }
   const int64_t entries = ToInt({op, "batch", batch}, 0, kMostSizes);
   const Argument a = {op, "align", align};
   if (!PyUnicode_Check(align.ptr())) {
@@ -114,8 +119,8 @@ PatternCall CallOf(const char* op, nb::handle Tq, nb::handle Tk, nb::handle head
 }
 
 nb::object MaskArray(const Pattern& pattern, nb::handle Tq, nb::handle Tk, nb::handle heads,
-                     nb::handle batch, nb::handle causal, nb::handle align) {
-  const PatternCall call = CallOf("mask", Tq, Tk, heads, batch, align);
+                     nb::handle batch, nb::handle causal, nb::handle align, nb::handle key_heads) {
+  const PatternCall call = CallOf("mask", Tq, Tk, heads, batch, align, key_heads);
   const bool is_causal = ToBool({"mask", "causal", causal});
   const int64_t sizes[] = {static_cast<int64_t>(call.starts.size()), call.query_heads, call.Tq, call.Tk};
   NewArray keep("mask", DType::kBool, sizes);
@@ -124,8 +129,8 @@ nb::object MaskArray(const Pattern& pattern, nb::handle Tq, nb::handle Tk, nb::h
 }
 
 double DensityOf(const Pattern& pattern, nb::handle Tq, nb::handle Tk, nb::handle heads,
-                 nb::handle batch, nb::handle causal, nb::handle align) {
-  const PatternCall call = CallOf("density", Tq, Tk, heads, batch, align);
+                 nb::handle batch, nb::handle causal, nb::handle align, nb::handle key_heads) {
+  const PatternCall call = CallOf("density", Tq, Tk, heads, batch, align, key_heads);
   return Density(pattern, call, ToBool({"density", "causal", causal}));
 }
 
@@ -167,10 +172,11 @@ constexpr char kMaskText[] =
     "Args:\n"
     "  `Tq`: rows\n"
     "  `Tk`: keys\n"
-    "  `heads`: query heads, as many as key heads\n"
+    "  `heads`: query heads\n"
     "  `batch`: batch entries\n"
     "  `causal`: whether keys after a row's position are left out\n"
-    "  `align`: where row 0 stands: 'bottom_right' (at Tk - Tq), 'top_left' (at 0), or an int array [batch]\n\n"
+    "  `align`: where row 0 stands: 'bottom_right' (at Tk - Tq), 'top_left' (at 0), or an int array [batch]\n"
+    "  `key_heads`: those that keys have, for patterns by these; None: as many as query heads\n\n"
     "Returns a new NumPy array [batch, heads, Tq, Tk], bool.\n\n"
     "Example:\n\n"
     "  >>> import heed\n"
@@ -182,10 +188,11 @@ constexpr char kDensityText[] =
     "Args:\n"
     "  `Tq`: rows\n"
     "  `Tk`: keys\n"
-    "  `heads`: query heads, as many as key heads\n"
+    "  `heads`: query heads\n"
     "  `batch`: batch entries\n"
     "  `causal`: whether keys after a row's position are left out, of both\n"
-    "  `align`: where row 0 stands: 'bottom_right' (at Tk - Tq), 'top_left' (at 0), or an int array [batch]\n\n"
+    "  `align`: where row 0 stands: 'bottom_right' (at Tk - Tq), 'top_left' (at 0), or an int array [batch]\n"
+    "  `key_heads`: those that keys have, for patterns by these; None: as many as query heads\n\n"
     "Example:\n\n"
     "  >>> import heed\n"
     "  >>> heed.patterns.atrous(2).density(4, 4)\n"
@@ -217,14 +224,14 @@ void BindPatterns(nb::module_& m) {
       .def("__hash__", [](const Pattern& p) { return std::hash<std::string>()(p.node()->key); })
       .def("__repr__", &Pattern::ToString)
       .def("mask", &MaskArray, "Tq"_a, "Tk"_a, "heads"_a = 1, "batch"_a = 1, "causal"_a = false,
-           "align"_a = "bottom_right",
+           "align"_a = "bottom_right", "key_heads"_a = nb::none(),
            nb::sig("def mask(self, Tq: int, Tk: int, heads: int = 1, batch: int = 1, causal: bool = False, "
-                   "align: Align = 'bottom_right') -> numpy.typing.NDArray[numpy.bool_]"),
+                   "align: Align = 'bottom_right', key_heads: int | None = None) -> numpy.typing.NDArray[numpy.bool_]"),
            kMaskText)
       .def("density", &DensityOf, "Tq"_a, "Tk"_a, "heads"_a = 1, "batch"_a = 1, "causal"_a = false,
-           "align"_a = "bottom_right",
+           "align"_a = "bottom_right", "key_heads"_a = nb::none(),
            nb::sig("def density(self, Tq: int, Tk: int, heads: int = 1, batch: int = 1, causal: bool = False, "
-                   "align: Align = 'bottom_right') -> float"),
+                   "align: Align = 'bottom_right', key_heads: int | None = None) -> float"),
            kDensityText);
   m.def("_pattern", &Make);
   m.def("_block_mask", &MakeBlockMask);

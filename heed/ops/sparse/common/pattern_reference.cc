@@ -104,6 +104,17 @@ bool ListsKeep(const Pair& pair, const Table& index, int64_t block) {
   return false;
 }
 
+bool VerticalSlashKeeps(const Pair& pair, const Table& columns, const Table& slashes) {
+  if (pair.j > pair.p) return false;
+  const auto has = [&](const Table& table, int64_t number) {
+    for (int64_t i = 0; i < table.shape[2]; ++i) {
+      if (ElementOf(table, {pair.batch, pair.head, i}) == number) return true;
+    }
+    return false;
+  };
+  return has(columns, pair.j) || has(slashes, pair.p - pair.j);
+}
+
 bool BlockMaskKeeps(const Pair& pair, const Node& node) {
   const auto table = [&](size_t i) -> const Table& { return std::get<Table>(node.values[i]); };
   const Table &row_ptr = table(0), &columns = table(1), &block = table(4);
@@ -147,6 +158,7 @@ bool Keeps(const Node& node, const Pair& pair) {
   if (name == "blocks") return BlocksKeep(pair, table(0), table(1));
   if (name == "block_mask") return BlockMaskKeeps(pair, node);
   if (name == "csr") return CsrKeeps(pair, table(0), table(1), table(2));
+  if (name == "vertical_slash") return VerticalSlashKeeps(pair, table(0), table(1));
   if (name == "row_blocks") return ListsKeep(pair, table(0), size(1));
   return ListsKeep(pair, table(0), 1);
 }

@@ -6,14 +6,14 @@
 #include "heed/core/targets.h"
 // After targets.h:
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <span>
 
 #include "heed/core/carver.h"
 #include "heed/core/dispatch.h"
 #include "heed/ops/sparse/common/pattern_internal.h"
+#include "heed/ops/sparse/common/top_blocks_internal.h"
 #include "heed/ops/sparse/nsa/nsa_internal.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -21,6 +21,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h:
+#include "heed/ops/sparse/common/top_blocks-inl.h"
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/math-inl.h"
 #include "heed/simd/tile-inl.h"
@@ -51,8 +52,8 @@ struct Scratch {
     carver.Next(keys, (s.D + 15) / 16 * 16 * kKeys);
     carver.Next(products, rows * s.group() * kKeys);
     carver.Next(probabilities, rows * row);
-    carver.Next(importances, s.Tk / s.block + 1);
-    carver.Next(best, s.columns);
+    carver.Next(importances, patterns::ScoreRoom(s.Tk / s.block + 1));
+    carver.Next(best, patterns::ScoreRoom(std::max(s.Tk / s.block + 1, s.columns)));
     bytes = carver.bytes();
   }
 };
@@ -68,25 +69,7 @@ T Importance(const Shape& s, const T* probabilities, int64_t visible, int64_t b)
     const int64_t common = std::min(w * s.stride + s.length, end) - std::max(w * s.stride, begin);
     sum += static_cast<T>(common) * probabilities[w];
   }
-  return std::isnan(sum) ? -std::numeric_limits<T>::infinity() : sum;
-}
-
-// The `count` greatest of values[begin, end), ascending; of equal ones the lower.
-template <class T>
-void Greatest(const T* values, int64_t begin, int64_t end, int64_t count, int32_t* best) {
-  const auto above = [values](int32_t a, int32_t b) { return values[a] > values[b] || (values[a] == values[b] && a < b); };
-  int64_t found = 0;
-  for (auto i = static_cast<int32_t>(begin); i < end; ++i) {  // the least of a heap comes first
-    if (found == count && !(values[i] > values[best[0]])) continue;
-    if (found == count) {
-      std::pop_heap(best, best + found, above);
-      best[found - 1] = i;
-    } else {
-      best[found++] = i;
-    }
-    std::push_heap(best, best + found, above);
-  }
-  std::sort(best, best + found);
+  return sum;
 }
 
 }  // namespace heed::nsa
@@ -205,10 +188,9 @@ class Chooser {
     if (wanted > 0) {
       const int64_t own = position / s_.block;
       const int64_t visible = patterns::NumCompleteWindows(position, s_.length, s_.stride);
-      for (int64_t block = 1; block < own - 1; ++block) w.importances[block] = Importance(s_, probabilities, visible, block);
-      Greatest(w.importances, 1, own - 1, wanted, all + 1);  // between the first one and the last two
-      all[s_.columns - 2] = static_cast<int32_t>(own - 1);
-      all[s_.columns - 1] = static_cast<int32_t>(own);
+      const int64_t always[] = {0, own - 1, own};
+      for (int64_t block = 0; block <= own; ++block) w.importances[block] = Importance(s_, probabilities, visible, block);
+      patterns::HWY_NAMESPACE::ChooseTop(w.importances, own + 1, wanted, std::span(always), all);
     }
     int32_t* const to = blocks_.as<int32_t>() + b * blocks_.stride(0) + row * blocks_.stride(1) + head * blocks_.stride(2);
     for (int64_t n = 0; n < s_.columns; ++n) to[n * blocks_.stride(3)] = all[n];

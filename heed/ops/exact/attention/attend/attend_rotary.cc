@@ -213,6 +213,10 @@ void AttendRotated(Context& ctx, const KVView& cache, const ConstTensorView& q,
   Attend(ctx, WithoutRotary(cache), s.q, options, out);
 }
 
+ConstTensorView TurnedQueries(Context& ctx, const KVView& cache, const ConstTensorView& q) {
+  return TurnQueries(ctx, cache, q).q;
+}
+
 Bound RotatedBound(const KVView& cache, const ConstTensorView& q, const Options& options) {
   Context ctx(1);
   return QuantizationBound(ctx, WithoutRotary(cache), TurnQueries(ctx, cache, q).q, options);

@@ -25,6 +25,10 @@ void CheckRotary(const Check& check, const KVView& cache, const Options& options
 void AttendRotated(Context& ctx, const KVView& cache, const ConstTensorView& q,
                    const Options& options, const Outputs& out);
 
+// The queries of a call on such a cache as they meet its keys, in ctx.Staging(). Of a ring that turns by its own places
+// there are none: its keys have to be turned too.
+ConstTensorView TurnedQueries(Context& ctx, const KVView& cache, const ConstTensorView& q);
+
 // QuantizationBound() for such a cache, of the queries as they meet the keys.
 Bound RotatedBound(const KVView& cache, const ConstTensorView& q, const Options& options);
 

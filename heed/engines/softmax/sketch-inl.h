@@ -1,0 +1,188 @@
+// The kernel of sketch.h: keys in lanes, bytes read in the order in which they lie, integer products alone.
+//
+// Compiled once per SIMD target. A block is one piece of memory, 72 bytes per key of 64 channels: memory is the bound,
+// where CPUs multiply bytes. The lines of the next block are asked for between the products of this one.
+#if defined(HEED_ENGINES_SOFTMAX_SKETCH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_SKETCH_INL_H_
+#undef HEED_ENGINES_SOFTMAX_SKETCH_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_SKETCH_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "heed/engines/softmax/sketch.h"
+#include "heed/simd/math-inl.h"
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/
+
+class SketchBlock {
+  using D = hn::CappedTag<float, kSketchKeys>;
+  using DI = hn::RebindToSigned<D>;
+  using V = hn::Vec<D>;
+  using VI = hn::Vec<DI>;
+  static constexpr size_t N = hn::MaxLanes(D());
+  static constexpr size_t kVectors = kSketchKeys / N;
+  static constexpr float kRounding = 0x1p-20f;
+
+ public:
+  SketchBlock(const SketchQueries& rows, const SketchParts& parts) : rows_(rows), parts_(parts) {}
+
+  template <int R>
+  HWY_INLINE void Score(const std::byte* block, const std::byte* next, int64_t index, const SketchMasses* masses) const {
+    constexpr size_t U = R == 1 ? 4 : R == 2 ? 2 : 1;  // vectors of keys at once, for eight chains of sums
+    static_assert(kVectors % U == 0);
+    HWY_ALIGN float high[R][kSketchKeys], low[R][kSketchKeys];
+    const D d;
+    V most[R];
+    for (int r = 0; r < R; ++r) most[r] = hn::Set(d, -std::numeric_limits<float>::infinity());
+    for (size_t v = 0; v < kVectors; v += U) Logits<R, U>(block, next, index, v, most, high, low);
+    for (int r = 0; r < R; ++r) Sum(hn::ReduceMax(d, most[r]), high[r], low[r], index, masses[r]);
+  }
+
+ private:
+  template <int R, size_t U>
+  HWY_INLINE void Logits(const std::byte* block, const std::byte* next, int64_t index, size_t v, V* most,
+                         float (*HWY_RESTRICT high)[kSketchKeys], float (*HWY_RESTRICT low)[kSketchKeys]) const {
+    const D d;
+    const DI di;
+    const hn::Repartition<uint8_t, D> bytes;
+    const hn::Repartition<int8_t, D> signed_bytes;
+    VI sum[R][U][2];
+    HWY_UNROLL(4)
+    for (int r = 0; r < R; ++r) {
+      HWY_UNROLL(4)
+      for (size_t u = 0; u < U; ++u) {
+        sum[r][u][0] = hn::Set(di, rows_.starts[r][0]);
+        sum[r][u][1] = hn::Set(di, rows_.starts[r][1]);
+      }
+    }
+    const auto* HWY_RESTRICT at = reinterpret_cast<const uint8_t*>(block) + v * N * 4;
+    const auto* HWY_RESTRICT ahead = reinterpret_cast<const char*>(next) + v * N * 4;
+    const int32_t* HWY_RESTRICT word = rows_.words;
+    for (int64_t quad = 0; quad < rows_.quads; ++quad) {
+      HWY_UNROLL(4)
+      for (size_t u = 0; u < U; ++u) {
+        const auto key = hn::LoadU(bytes, at + u * N * 4);
+        HWY_UNROLL(4)
+        for (int r = 0; r < R; ++r) {
+          HWY_UNROLL(2)
+          for (int k = 0; k < 2; ++k) {
+            sum[r][u][k] = hn::SumOfMulQuadAccumulate(
+                di, key, hn::BitCast(signed_bytes, hn::Set(di, word[2 * r + k])), sum[r][u][k]);
+          }
+        }
+      }
+      for (size_t line = 0; line < U * N * 4; line += 64) hwy::Prefetch(ahead + line);
+      at += kSketchKeys * 4;
+      ahead += kSketchKeys * 4;
+      word += 2 * R;
+    }
+    HWY_UNROLL(4)
+    for (size_t u = 0; u < U; ++u) {
+      const size_t first = (v + u) * N;
+      const V step = hn::LoadU(d, PartOf(block, parts_.step) + first), error = hn::LoadU(d, PartOf(block, parts_.error) + first);
+      hwy::Prefetch(PartOf(next, parts_.step) + first);
+      hwy::Prefetch(PartOf(next, parts_.error) + first);
+      HWY_UNROLL(4)
+      for (int r = 0; r < R; ++r) {
+        const V product = hn::MulAdd(hn::ConvertTo(d, sum[r][u][0]), hn::Set(d, 256.0f), hn::ConvertTo(d, sum[r][u][1]));
+        const V s = hn::Mul(product, hn::Mul(hn::Set(d, rows_.factor[r]), step));
+        V delta = hn::Min(hn::Mul(hn::Set(d, rows_.by_step[r]), step), hn::Mul(hn::Set(d, rows_.by_error[r]), error));
+        delta = hn::MulAdd(hn::Set(d, rows_.by_query[r]), step, delta);
+        delta = hn::MulAdd(hn::Abs(s), hn::Set(d, kRounding), delta);
+        // Keys that the row does not see weigh nothing.
+        const int64_t left = std::clamp<int64_t>(rows_.visible[r] - index * kSketchKeys - static_cast<int64_t>(first), 0,
+                                                 static_cast<int64_t>(N));
+        const auto sees = hn::FirstN(d, static_cast<size_t>(left));
+        const V none = hn::Set(d, -std::numeric_limits<float>::infinity());
+        const V upper = hn::IfThenElse(sees, hn::Add(s, delta), none);
+        hn::Store(upper, d, high[r] + first);
+        hn::Store(hn::IfThenElse(sees, hn::Sub(s, delta), none), d, low[r] + first);
+        most[r] = hn::Max(most[r], upper);
+      }
+    }
+  }
+
+  HWY_INLINE void Sum(float most, const float* HWY_RESTRICT high, const float* HWY_RESTRICT low, int64_t index,
+                      const SketchMasses& masses) const {
+    const D d;
+    // Of a block without a visible key, -infinity less this is -infinity still. A NaN is among the logits whatever `most` is.
+    const bool none = most == -std::numeric_limits<float>::infinity();
+    const V shift = hn::Set(d, none ? 0.0f : most);
+    V upper = hn::Zero(d), lower = hn::Zero(d);
+    for (size_t i = 0; i < kSketchKeys; i += N) {
+      upper = hn::Add(upper, hs::Exp(d, hn::Sub(hn::Load(d, high + i), shift)));
+      lower = hn::Add(lower, hs::Exp(d, hn::Sub(hn::Load(d, low + i), shift)));
+    }
+    masses.logit[index] = most;
+    masses.upper[index] = hn::ReduceSum(d, upper);
+    masses.lower[index] = hn::ReduceSum(d, lower);
+  }
+
+  static HWY_INLINE const float* PartOf(const std::byte* block, int64_t at) {
+    return reinterpret_cast<const float*>(block + at);
+  }
+
+  const SketchQueries& rows_;
+  const SketchParts& parts_;
+};
+
+template <int R>
+void ScoreRows(const SketchQueries& rows, const std::byte* const* blocks, int64_t begin, int64_t end,
+               const SketchParts& parts, const SketchMasses* masses) {
+  const SketchBlock block(rows, parts);
+  for (int64_t i = begin; i < end; ++i) {
+    block.Score<R>(blocks[i - begin], blocks[std::min(i + 1, end - 1) - begin], i, masses);
+  }
+}
+
+inline void ScoreSketch(const SketchQueries& rows, const std::byte* const* blocks, int64_t begin, int64_t end,
+                        const SketchParts& parts, const SketchMasses* masses) {
+  switch (rows.num_rows) {
+    case 1: return ScoreRows<1>(rows, blocks, begin, end, parts, masses);
+    case 2: return ScoreRows<2>(rows, blocks, begin, end, parts, masses);
+    case 3: return ScoreRows<3>(rows, blocks, begin, end, parts, masses);
+    default: return ScoreRows<4>(rows, blocks, begin, end, parts, masses);
+  }
+}
+
+inline float LevelSketch(const SketchMasses& masses, int64_t n) {
+  using D = hn::ScalableTag<float>;
+  const D d;
+  const size_t N = hn::Lanes(d), count = static_cast<size_t>(n);
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  float most = -kInfinity;
+  for (size_t i = 0; i < count; ++i) {
+    if (masses.logit[i] > most && masses.logit[i] < kInfinity) most = masses.logit[i];
+  }
+  const auto shift = hn::Set(d, most == -kInfinity ? 0.0f : most);
+  for (size_t i = 0; i < count; i += N) {
+    const size_t left = std::min(N, count - i);
+    const auto factor = hs::Exp(d, hn::Sub(hn::LoadN(d, masses.logit + i, left), shift));
+    auto upper = hn::Mul(hn::LoadN(d, masses.upper + i, left), factor);
+    auto lower = hn::Mul(hn::LoadN(d, masses.lower + i, left), factor);
+    const auto known = hn::And(hn::IsFinite(upper), hn::IsFinite(lower));
+    upper = hn::IfThenElse(known, upper, hn::Set(d, kInfinity));
+    lower = hn::IfThenElseZero(known, lower);
+    hn::StoreN(upper, d, masses.upper + i, left);
+    hn::StoreN(lower, d, masses.lower + i, left);
+  }
+  return most;
+}
+
+inline SketchPasses Sketch() { return {.score = &ScoreSketch, .level = &LevelSketch}; }
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_SKETCH_INL_H_

@@ -1,0 +1,69 @@
+// Bounds of softmax weights from a sketch of keys (state/kv_view.h: SketchBlocks): what certified attention chooses by.
+//
+// With k^ = step n, the sketched key, and q^ = unit m, the query in 16-bit fixed point, the logit of key j lies in
+// s^ +- delta, where
+//
+//   s^    = scale unit step <m, n>                            the integer <m, n> is exact
+//   delta = |scale| (min(|q|_1 step / 2, |q|_2 error) + |q - q^|_inf step |n|_1)
+//
+// and |n|_1 <= 127 D. Per query row and block of 64 keys the kernel returns the sums of e^(s^ + delta) and e^(s^ - delta)
+// over the visible keys. What it rounds itself is in them already: logits are widened by 2^-20 |s^|, and the sums have a
+// relative error below kSketchError.
+#ifndef HEED_ENGINES_SOFTMAX_SKETCH_H_
+#define HEED_ENGINES_SOFTMAX_SKETCH_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "heed/core/context.h"
+#include "heed/core/dtype.h"
+
+namespace heed::softmax {
+
+inline constexpr int64_t kSketchKeys = 64;
+inline constexpr int kSketchRows = 4;      // most of one call
+inline constexpr double kSketchError = 2e-5;
+
+// Query rows in fixed point: of each four channels and row two words of four bytes, the high digits and the low ones.
+struct SketchQueries {
+  int num_rows = 0;  // 1 to kSketchRows
+  int64_t quads = 0;
+  int32_t* words = nullptr;  // [quads][num_rows][2]
+  int32_t starts[kSketchRows][2];                          // -128 times the sum of the digits: bytes are 128 + n
+  float factor[kSketchRows];                               // scale unit
+  float by_step[kSketchRows], by_error[kSketchRows], by_query[kSketchRows];  // what delta is made of
+  int64_t visible[kSketchRows];                            // the row sees keys [0, visible)
+
+  static int64_t NumWords(int64_t depth, int64_t rows) { return (depth + 3) / 4 * rows * 2; }
+};
+
+// Fills row r; `words` has room. With NaN or infinity in q, or where f32 can say nothing of it, all its logits are NaN.
+void PackSketchQuery(DType dtype, const void* q, int64_t depth, double scale, int64_t visible, int r, SketchQueries* rows);
+
+// Where a block's parts are, in bytes from where it begins: bytes of keys come first.
+struct SketchParts {
+  int64_t step = 0, error = 0;
+};
+
+// Of each row and block: a logit and, relative to its exponential, the two sums. A block with a key of which nothing is
+// known has NaNs or infinities; one without a visible key has -infinity and zeros.
+struct SketchMasses {
+  float *logit = nullptr, *upper = nullptr, *lower = nullptr;
+};
+
+struct SketchPasses {
+  // Blocks [begin, end), block i with keys [64 i, 64 i + 64) and at blocks[i - begin], into masses[row], at i.
+  void (*score)(const SketchQueries& rows, const std::byte* const* blocks, int64_t begin, int64_t end,
+                const SketchParts& parts, const SketchMasses* masses) = nullptr;
+
+  // Brings the sums of n blocks to one logit, that of the largest, which it returns: -infinity where nothing is
+  // visible. A block of which nothing is known gets an infinite upper sum and a lower one of 0.
+  float (*level)(const SketchMasses& masses, int64_t n) = nullptr;
+};
+
+// The best one that `ctx` allows.
+SketchPasses SketchPassesFor(const Context& ctx);
+
+}  // namespace heed::softmax
+
+#endif  // HEED_ENGINES_SOFTMAX_SKETCH_H_

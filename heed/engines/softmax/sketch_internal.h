@@ -1,0 +1,14 @@
+// The passes of sketch.h for CPUs that multiply bytes: none where these are missing.
+#ifndef HEED_ENGINES_SOFTMAX_SKETCH_INTERNAL_H_
+#define HEED_ENGINES_SOFTMAX_SKETCH_INTERNAL_H_
+
+#include "heed/core/context.h"
+#include "heed/engines/softmax/sketch.h"
+
+namespace heed::softmax {
+
+SketchPasses SketchOfBytes(const Context& ctx);
+
+}  // namespace heed::softmax
+
+#endif  // HEED_ENGINES_SOFTMAX_SKETCH_INTERNAL_H_

@@ -1,0 +1,156 @@
+// Certified attention over a cache: blocks from its sketch, then attention over them.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "heed/core/os.h"
+#include "heed/ops/exact/attention/attend/attend.h"
+#include "heed/ops/exact/attention/attend/attend_rotary_internal.h"
+#include "heed/ops/sparse/certified_attention/certified_attention.h"
+#include "heed/ops/sparse/certified_attention/certified_internal.h"
+#include "heed/ops/sparse/certified_attention/certified_selection_internal.h"
+#include "heed/ops/sparse/common/pattern.h"
+
+namespace heed::certified_attention {
+namespace {
+
+// Up to so many blocks, two of which are always kept, there is nothing to gain.
+constexpr int64_t kFewBlocks = 3;
+
+// What kAuto remembers of a head, in one byte: misses in a row, then dense calls.
+class Memory {
+ public:
+  explicit Memory(uint8_t* byte) : byte_(*byte) {}
+
+  // Whether this call is dense. It then counts as one.
+  bool TakeDense() {
+    const uint8_t now = byte_.load(std::memory_order_relaxed);
+    if (now < kMisses) return false;
+    const int next = now + 1;
+    byte_.store(static_cast<uint8_t>(next < kMisses + kDenseCalls ? next : kMisses - 1), std::memory_order_relaxed);
+    return true;
+  }
+  void Saw(const Selection::Count& count) {
+    const bool paid = static_cast<double>(count.kept) <= kMostKept * static_cast<double>(count.visible);
+    const uint8_t now = byte_.load(std::memory_order_relaxed);
+    byte_.store(paid ? uint8_t{0} : static_cast<uint8_t>(std::min<int>(now + 1, kMisses)), std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr uint8_t kMisses = 2, kDenseCalls = 30;
+  static constexpr double kMostKept = 0.7;
+  std::atomic_ref<uint8_t> byte_;
+};
+
+SketchedKeys KeysOf(const KVView& cache) {
+  SketchedKeys keys;
+  keys.heads = cache.heads;
+  for (size_t b = 0; b < static_cast<size_t>(cache.batch); ++b) {
+    keys.sequences.push_back({cache.lengths[b], cache.lengths[b] - cache.appended[b], cache.appended[b]});
+  }
+  keys.parts = {cache.sketch.step, cache.sketch.error};
+  keys.block = [&cache](int64_t b, int64_t h, int64_t block) {
+    const int64_t token = block * softmax::kSketchKeys;
+    return cache.sketch.At(cache.pages[b][token / cache.page_tokens], h, token % cache.page_tokens);
+  };
+  return keys;
+}
+
+// The chosen blocks of every row.
+Pattern PatternOf(const KVView& cache, const Selection& selection, int64_t rows) {
+  const int64_t blocks = selection.blocks(), num_lists = cache.batch * rows * cache.heads;
+  const auto list = [&](int64_t at) {
+    return selection.Kept(at / cache.heads / rows, at % cache.heads, at / cache.heads % rows);
+  };
+  int64_t most = 0;
+  for (int64_t at = 0; at < num_lists; ++at) most = std::max(most, std::count(list(at), list(at) + blocks, 1));
+  std::vector<int32_t> index(static_cast<size_t>(num_lists * most), -1);
+  for (int64_t at = 0; at < num_lists; ++at) {
+    int32_t* to = index.data() + at * most;
+    for (int64_t i = 0; i < blocks; ++i) {
+      if (list(at)[i] != 0) *to++ = static_cast<int32_t>(i);
+    }
+  }
+  return patterns::RowBlocks({index.data(), DType::kI32, {cache.batch, rows, cache.heads, most}}, softmax::kSketchKeys);
+}
+
+void CheckCache(const char* op, const KVView& cache, const ConstTensorView& q) {
+  using mechanism::Fail;
+  if (!cache.sketch.present) Fail(op, "cache", "has no sketch", "one that was made with a sketch");
+  mechanism::CheckReadable(op, "q", q);
+  if (q.dtype() != cache.dtype) {
+    Fail(op, "q", std::string("has dtype ") + Name(q.dtype()), std::string(Name(cache.dtype)) + " as the cache");
+  }
+  if (q.rank() != 4 || q.size(0) != cache.batch || q.size(3) != cache.dim || q.size(2) % cache.heads != 0) {
+    Fail(op, "q", "has shape " + q.ShapeString(),
+         "[" + std::to_string(cache.batch) + ",T,H," + std::to_string(cache.dim) + "], H a multiple of " +
+             std::to_string(cache.heads));
+  }
+  mechanism::CheckContiguousRows(op, "q", q);
+  const int64_t most = cache.appended.empty() ? 0 : *std::ranges::max_element(cache.appended);
+  if (cache.batch > 0 && q.size(1) > most) {
+    Fail(op, "q", "has " + std::to_string(q.size(1)) + (q.size(1) == 1 ? " query" : " queries"),
+         "at most " + std::to_string(most) + ", the tokens that a sequence was given last");
+  }
+}
+
+void RefuseWhatTheCacheKnows(const char* op, const Options& options) {
+  const auto refuse = [&](const char* name, bool given) {
+    if (given) mechanism::Fail(op, name, "is given", "none: the cache knows it");
+  };
+  refuse("align", options.align != attention::Align::kBottomRight);
+  refuse("query_starts", options.query_starts.present());
+  refuse("key_lengths", options.key_lengths.present());
+  refuse("query_lengths", options.query_lengths.present());
+}
+
+}  // namespace
+
+void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q, const Options& options, const Outputs& out) {
+  constexpr char kOp[] = "certified_attention::Attend";
+  const os::ScopedFloatControl float_control;
+  CheckCache(kOp, cache, q);
+  RefuseWhatTheCacheKnows(kOp, options);
+  CheckCall(kOp, {q, {}, {}}, options, out, {cache.batch, q.size(1), cache.heads, cache.value_dim, LongestOf(cache)});
+  KVView plain = cache;
+  ConstTensorView turned = q;
+  if (cache.rotary != nullptr) {
+    turned = attention::TurnedQueries(ctx, cache, q);
+    plain.rotary = nullptr;
+  }
+  const SketchedKeys keys = KeysOf(plain);
+  Selection selection(keys, turned, ScaleOf(options, cache.dim), options.causal, options.epsilon, /*rows_share=*/false);
+  const auto memory_of = [&](int64_t b, int64_t h) { return Memory(cache.certified_memory + b * cache.heads + h); };
+  const auto for_heads = [&](const auto& f) {
+    for (int64_t b = 0; b < cache.batch; ++b) {
+      for (int64_t h = 0; h < cache.heads; ++h) f(b, h);
+    }
+  };
+  const bool remembers = options.level == Level::kAuto && options.epsilon >= kLeastEpsilon;
+  std::vector<char> looked(static_cast<size_t>(cache.batch * cache.heads));
+  for_heads([&](int64_t b, int64_t h) {
+    const bool few = BlocksOf(cache.lengths[static_cast<size_t>(b)]) <= kFewBlocks || q.size(1) == 0;
+    const bool dense = options.epsilon < kLeastEpsilon || few || (remembers && memory_of(b, h).TakeDense());
+    if (dense) selection.SetDense(b, h);
+    looked[static_cast<size_t>(b * cache.heads + h)] = dense ? 0 : 1;
+  });
+  selection.Choose(ctx);
+  for_heads([&](int64_t b, int64_t h) {
+    if (!remembers || looked[static_cast<size_t>(b * cache.heads + h)] == 0) return;
+    if (const Selection::Count count = selection.CountOf(b, h); count.visible > 0) memory_of(b, h).Saw(count);
+  });
+
+  attention::Options exact = ExactOptions(options);
+  if (selection.drops()) exact.pattern = PatternOf(cache, selection, q.size(1));
+  const Lse lse(out, cache.batch, q.size(2), q.size(1));
+  attention::Attend(ctx, plain, turned, exact, {out.o, lse.view()});
+  WriteBounds(selection, lse.view(), out);
+  if (!out.kept.present()) return;
+  WriteKept(selection, cache.batch, cache.heads, q.size(1), out.kept);
+}
+
+}  // namespace heed::certified_attention

@@ -1,0 +1,111 @@
+// Certified attention: keys that weigh little are left out, and a bound says how little they weigh.
+//
+//   S      blocks of 64 keys, chosen per row or rows of a group so that what is left out weighs at most epsilon
+//   o      softmax attention over the keys of S
+//   bound  >= tau = sum over j not in S of e^{s_j} / sum over all j of e^{s_j}
+//
+// tau is the share of the row's attention that o does without. It moves o by tau times the distance between o and the mean
+// of the values left out, at most 2 tau max |v|. The bound holds for every input: nothing is estimated.
+//
+// Of a key k an int8 sketch k^ is known, and a bound of its error. So the logit lies in s^ +- delta (softmax/sketch.h), and
+// with T the sum of e^{s^ + delta} over what is left out, and J that of e^{s^ - delta} over S,
+//
+//   tau <= T / (J + T) = bound <= epsilon.
+//
+// S begins with the first block and the last one that the row sees, and takes others in falling order of their upper sums,
+// ties to the lower index, until that holds. Where it does not hold before, S is everything: bound 0.
+//
+// Derivation, rounding, and what is not promised: README.md.
+#ifndef HEED_OPS_SPARSE_CERTIFIED_ATTENTION_CERTIFIED_ATTENTION_H_
+#define HEED_OPS_SPARSE_CERTIFIED_ATTENTION_CERTIFIED_ATTENTION_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "heed/core/context.h"
+#include "heed/core/export.h"
+#include "heed/core/tensor.h"
+#include "heed/ops/exact/attention/attention.h"
+#include "heed/state/kv_view.h"
+
+namespace heed::certified_attention {
+
+// By what keys are bounded. kAuto is kSketch that gives up where little can be left out.
+enum class Level { kAuto, kSketch };
+
+// Sizes: B sequences, Tq queries, Tk keys, Hq query heads, Hkv key and value heads (Hq a multiple of it; head h reads key
+// head h / (Hq / Hkv)), D, Dv >= 1. One dtype for all three: f32, bf16 or f16. The last axis is contiguous; the others have
+// any strides, zero included.
+struct Inputs {
+  ConstTensorView q;  // [B, Tq, Hq, D]: queries
+  ConstTensorView k;  // [B, Tk, Hkv, D]: keys
+  ConstTensorView v;  // [B, Tk, Hkv, Dv]: values
+};
+
+// Everything can be left out. Integer tensors are i32 or i64.
+struct Options {
+  double epsilon = 0.02;       // most that a row may do without, in [0, 1); 0 is dense attention, bit for bit
+  Level level = Level::kAuto;
+  std::optional<double> scale = {};  // factor of the logits, any finite value; default 1 / sqrt(D)
+  bool causal = false;          // a query sees no key after its position
+  attention::Align align = attention::Align::kBottomRight;  // where query 0 stands: at Tk - Tq, or at 0
+  ConstTensorView query_starts = {};   // [B] i64: position of query 0, before `align`
+  ConstTensorView key_lengths = {};    // [B]: keys at or beyond it are not seen
+  ConstTensorView query_lengths = {};  // [B]: rows at or beyond it see nothing
+};
+
+// bound and what follows it may be absent. N is the number of blocks of 64 keys, a last one that is not full included.
+struct Outputs {
+  TensorView o;      // [B, Tq, Hq, Dv] in q's dtype
+  TensorView bound;  // [B, Hq, Tq] f32
+  TensorView lse;    // [B, Hq, Tq] f32: over the keys of S alone
+  TensorView kept;   // [B, Hkv, Tq, N] bool: S
+};
+
+// Computes o, and what else is present. Rows whose positions have the same quotient by 64, and the query heads of a key head, share
+// S, the union of what they need; each row has a bound of its own.
+//
+// The sketch of the keys is made for the call. Its logits cost as much as those of dense attention, though their products are of
+// bytes: this pays where values are wide or S is read again, not by the number of products. A cache keeps its sketch.
+//
+// kAuto. The last rows of each sequence and key head and those in the middle are chosen for first; where these keep more than 70 % of the
+// visible blocks, the head is dense (bound 0).
+//
+// Edges, reproducibility and precision are those of attention with a pattern, and with epsilon 0 without one. A row that sees no key has o = 0, lse = -inf and bound 0. A key with NaN or infinity is never left out: the row's o
+// and lse are NaN as in dense attention, and so is its bound, unless nothing is left out. There is no backward pass: a choice has no gradient.
+//
+// Throws InvalidArgument as attention does, for an epsilon outside [0, 1), and for f64. On throw nothing has been written.
+HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
+
+// Computes o and lse over the keys of the blocks that are marked in `kept`, [B, Hkv, Tq, N] bool, and in place of the bound
+// tau itself: written for reading, scalar, one thread, all in double. Outputs may have dtype f64.
+HEED_API void Reference(const Inputs& in, const Options& options, const ConstTensorView& kept, const Outputs& out);
+
+// Attention over a cache that has a sketch, as attention::Attend() computes it, over S. The query heads of a key head
+// share S, the union of what they need, because its rows are read once for all of them.
+//
+// A row that sees no key, or stands beyond the appended tokens, has o = 0, lse = -inf and bound 0. A key with NaN or
+// infinity is never left out: the row's o and lse are NaN as in dense attention, and so is its bound. A query with NaN or
+// infinity sees all, with bound 0.
+//
+// kAuto. A cache remembers of each sequence and key head whether the last calls at this level paid: after two calls in a row in which
+// more than 70 % of the visible blocks were kept, 30 calls are dense (bound 0) without a look at the sketch; then one call
+// tries again. So the same calls on equal caches give the same bits, but a call depends on those before it; forks and
+// Reorder() take what is remembered with them, a loaded cache begins anew. Calls in which a row sees three blocks at most are
+// dense and not remembered. At the level kSketch nothing is remembered or looked up.
+//
+// Reproducibility. Bits of o and lse are those of attention::Attend() with the pattern row_blocks of S. S and bound depend
+// on the row's query, its group's and the keys alone, and on the SIMD target.
+//
+// Cost. The sketch is read once per 4 rows of a key head, D + 8 bytes per key, then the rows of S.
+//
+// Options. Those that say where rows are (align, query_starts, key_lengths, query_lengths) the cache knows, and refuses.
+//
+// Throws InvalidArgument as attention::Attend() does, for an epsilon outside [0, 1), and for a cache without a sketch. On
+// throw nothing has been written.
+HEED_API void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q, const Options& options,
+                     const Outputs& out);
+
+}  // namespace heed::certified_attention
+
+#endif  // HEED_OPS_SPARSE_CERTIFIED_ATTENTION_CERTIFIED_ATTENTION_H_

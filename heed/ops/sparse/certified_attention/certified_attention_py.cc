@@ -1,0 +1,262 @@
+// heed.certified_attention, and attend(epsilon=...) of caches.
+#include "heed/ops/sparse/certified_attention/certified_attention_py.h"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "docstrings/certified_attention.h"
+#include "heed/ops/exact/attention/attend/attend_py.h"
+#include "heed/ops/exact/attention/attention_options_py.h"
+#include "heed/ops/sparse/certified_attention/certified_attention.h"
+#include "python/arguments.h"
+#include "python/docstring.h"
+#include "python/layout.h"
+#include "python/numpy_array.h"
+#include "python/runtime.h"
+#include "python/tensor_caster.h"
+#include "python/torch_host.h"
+
+namespace heed::certified_attention {
+namespace {
+
+namespace nb = nanobind;
+using namespace python;  // NOLINT: the binding's own vocabulary
+
+using attention::Joined;
+using attention::Keywords;
+using attention::OptionArgument;
+
+constexpr char kOp[] = "certified_attention";
+constexpr Renamed kRenamed[] = {{"o", "out"}, {"query_starts", "align"}};
+constexpr const char *kEpsilon = "epsilon", *kLevel = "level", *kReturnBound = "return_bound", *kTree = "tree";
+
+// Options that attention has too are read as it reads them, and so are results.
+struct Call : attention::Call {
+  Options own;
+  bool return_bound = true;
+  TensorView out_bound;  // PyTorch's
+
+  Options all_options() const {
+    Options all = own;
+    all.scale = options.scale;
+    all.causal = options.causal;
+    all.align = options.align;
+    all.query_starts = options.query_starts;
+    all.key_lengths = options.key_lengths;
+    all.query_lengths = options.query_lengths;
+    return all;
+  }
+};
+
+Call& Own(attention::Call& call) { return static_cast<Call&>(call); }
+
+template <ConstTensorView attention::Inputs::*kField>
+void ReadInput(attention::Call& call, const Argument& a) {
+  call.in.*kField = call.arrays.Read(a, Kind::kFloat);
+}
+void ReadEpsilon(attention::Call& call, const Argument& a) { Own(call).own.epsilon = ToFinite(a); }
+void ReadLevel(attention::Call& call, const Argument& a) {
+  constexpr char kExpected[] = "'auto' or 'sketch'";
+  const std::string name = ToString(a, kExpected);
+  if (name != "auto" && name != "sketch") Fail(a, kExpected);
+  Own(call).own.level = name == "auto" ? Level::kAuto : Level::kSketch;
+}
+
+using K = attention::Inputs;
+constexpr Keyword<attention::Call> kInputs[] = {
+    {"q", false, &ReadInput<&K::q>}, {"k", false, &ReadInput<&K::k>}, {"v", false, &ReadInput<&K::v>}};
+constexpr Keyword<attention::Call> kCertificate[] = {{kEpsilon, false, &ReadEpsilon}, {kLevel, false, &ReadLevel}};
+constexpr Keyword<attention::Call> kBoundOfCache[] = {
+    {kReturnBound, false, [](attention::Call& c, const Argument& a) { Own(c).return_bound = ToBool(a); }}};
+constexpr Keyword<attention::Call> kTorchBound[] = {
+    {"lse", true, [](attention::Call& c, const Argument& a) { c.out_lse = c.arrays.Write(a, Kind::kFloat); }},
+    {"bound", true, [](attention::Call& c, const Argument& a) { Own(c).out_bound = c.arrays.Write(a, Kind::kFloat); }}};
+
+bool IsTaken(const attention::OptionRow& row) {
+  const auto is = [&](auto field) { return row.field == attention::OptionField(field); };
+  using O = attention::Options;
+  return is(&O::scale) || is(&O::causal) || is(&O::align) || is(&O::query_starts) || is(&O::key_lengths) ||
+         is(&O::query_lengths);
+}
+bool IsTakenByCache(const attention::OptionRow& row) { return IsTaken(row) && row.not_on_cache == nullptr; }
+
+Keywords OptionsThat(attention::Takes takes) {
+  Keywords keywords;
+  for (const OptionArgument& x : attention::OptionKeywords()) {
+    if (takes(*x.row)) keywords.push_back(x.keyword);
+  }
+  return keywords;
+}
+
+// The other options of attention would have to enter every bound.
+void RefuseOthers(const char* op, attention::Takes takes, const nb::kwargs& kwargs) {
+  const auto refuse = [&](const char* name) {
+    if (kwargs.contains(name) && !nb::object(kwargs[name]).is_none()) {
+      Fail(op, name, "is given", "none: bounds are known without it alone");
+    }
+  };
+  for (const OptionArgument& x : attention::OptionKeywords()) {
+    if (!takes(*x.row)) refuse(x.keyword.name);
+  }
+  refuse(kTree);
+}
+
+nb::object Float32(const char* op, const ConstTensorView& q, TensorView* view) {
+  NewArray array(op, DType::kF32, std::vector<int64_t>{q.size(0), q.size(2), q.size(1)});
+  *view = array.view;
+  return std::move(array.array);
+}
+
+void CheckQueries(const char* op, const ConstTensorView& q, const std::string& shape) {
+  if (!q.present()) FailMissing(op, "q");
+  if (q.rank() != 4) Fail(op, "q", "has shape " + q.ShapeString(), shape);
+}
+
+nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
+  static const Keywords keywords = Joined({kInputs, kCertificate, OptionsThat(&IsTaken), attention::ResultKeywords(),
+                                           attention::ThreadsKeyword()});
+  RefuseOthers(kOp, &IsTaken, kwargs);
+  Call call;
+  Read<attention::Call>(kOp, keywords, std::size(kInputs), args.ptr(), kwargs.ptr(), call);
+  attention::CheckForResults(kOp, call);
+  if (call.in.q.dtype() == DType::kF64) Fail(kOp, "q", "has dtype f64", "f32, bf16 or f16");
+  WarnOfHeadsBeforeTokens(kOp, call.in.q, call.in.k, call.in.v);
+  const attention::Results results = attention::NewResults(kOp, call, call.in.q, call.in.v.size(3));
+  Outputs out = {results.views.o, {}, results.views.lse, {}};
+  const nb::object bound = Float32(kOp, call.in.q, &out.bound);
+  Context& ctx = ThreadContext(call.num_threads);
+  Compute(kOp, kRenamed, [&] { Forward(ctx, {call.in.q, call.in.k, call.in.v}, call.all_options(), out); });
+  return call.return_lse ? nb::object(nb::make_tuple(results.o, bound, results.lse)) : nb::object(nb::make_tuple(results.o, bound));
+}
+
+// Without an epsilon, the keywords that are left to attention.
+std::optional<nb::kwargs> WithoutEpsilon(const char* op, const nb::kwargs& kwargs) {
+  const auto given = [&](const char* name) {
+    return kwargs.contains(name) && !nb::object(kwargs[name]).is_none();
+  };
+  if (given(kEpsilon)) return std::nullopt;
+  const auto refuse = [&](const char* name) {
+    Fail({op, name, kwargs[name]}, "its default without epsilon, on which it depends");
+  };
+  if (given(kLevel) && !nb::object(kwargs[kLevel]).equal(nb::str("auto"))) refuse(kLevel);
+  if (given(kReturnBound) && !nb::object(kwargs[kReturnBound]).is(nb::bool_(false))) refuse(kReturnBound);
+  if (!kwargs.contains(kEpsilon) && !kwargs.contains(kLevel) && !kwargs.contains(kReturnBound)) return kwargs;
+  nb::dict rest;
+  for (const auto& [key, value] : kwargs) {
+    if (!key.equal(nb::str(kEpsilon)) && !key.equal(nb::str(kLevel)) && !key.equal(nb::str(kReturnBound))) rest[key] = value;
+  }
+  return nb::borrow<nb::kwargs>(rest);
+}
+
+void ReadAttend(const char* op, const CacheOwner& cache, bool for_torch, const nb::args& args, const nb::kwargs& kwargs,
+                Call& call) {
+  RefuseOthers(op, &IsTakenByCache, kwargs);
+  call.options.causal = true;
+  call.return_bound = false;
+  if (for_torch) call.arrays.AllowTorch();
+  const Keywords keywords =
+      Joined({std::span(kInputs).first(1), kCertificate, kBoundOfCache, OptionsThat(&IsTakenByCache),
+              attention::ResultKeywords(), attention::ThreadsKeyword(), std::span(kTorchBound).first(for_torch ? 2 : 0)});
+  Read<attention::Call>(op, keywords, 1, args.ptr(), kwargs.ptr(), call);
+  CheckQueries(op, call.in.q,
+               "[" + std::to_string(cache.batch) + ",T,H," + std::to_string(cache.dim) + "]");
+}
+
+void Run(const char* op, Context& ctx, const CacheOwner& cache, const Call& call, const Outputs& out) {
+  Compute(op, kRenamed, [&] {
+    const std::shared_lock lock(cache.mutex);
+    Attend(ctx, cache.base().view(), call.in.q, call.all_options(), out);
+  });
+}
+
+constexpr Said kSaid[] = {
+    {"align", "where query 0 stands: 'bottom_right', at Tk - Tq; 'top_left', at 0; or positions [B]"},
+    {"level", "'sketch', or 'auto', which is that where it pays and else dense"},
+};
+constexpr Said kAttendSaid[] = {
+    {"epsilon", "None, or the most that a row may do without, from 0 on and below 1: blocks of keys are left out whose sketch "
+                "proves that they weigh no more. Needs a cache with sketch='int8', and takes no options but scale and causal"},
+    {"level", "with epsilon: 'sketch', or 'auto', which leaves heads alone for a while that kept more than 70 % of their blocks"},
+    {"return_bound", "with epsilon: whether the bound of what each row does without is returned too, [batch, Hq, T]"},
+};
+
+constexpr char kInPython[] = R"(
+Returns (o, bound), or (o, bound, lse) with return_lse=True, as NumPy arrays; bound is float32. Vectors of ints may be lists.
+
+Example:
+
+  >>> import heed, numpy as np
+  >>> rng = np.random.default_rng(0)
+  >>> k, v = rng.standard_normal((2, 1, 1000, 1, 16), np.float32)
+  >>> q = 4 * k[:, 400:401]
+  >>> o, bound = heed.certified_attention(q, k, v, epsilon=0.05, level='sketch')
+  >>> error = np.abs(o - heed.attention(q, k, v)).max()
+  >>> bool(error <= 2 * bound.max() * np.abs(v).max()), bool(0 < bound.max() <= 0.05)
+  (True, True))";
+
+constexpr char kSignature[] =
+    "def certified_attention(q: Array, k: Array, v: Array, *, epsilon: float = 0.02, "
+    "level: typing.Literal['auto', 'sketch'] = 'auto', **options) -> ";
+
+constexpr char kAttendKeywords[] =
+    "def attend(self, q: Array, *, causal: bool = True, tree: Ints | None = None, epsilon: float | None = None, "
+    "level: typing.Literal['auto', 'sketch'] = 'auto', ";
+
+}  // namespace
+
+nb::object AttendOn(const CacheOwner& cache, const nb::args& args, const nb::kwargs& kwargs) {
+  const std::string name = cache.Op("attend");
+  const char* const op = name.c_str();
+  if (const auto rest = WithoutEpsilon(op, kwargs)) return attention::AttendOn(cache, args, *rest);
+  Call call;
+  ReadAttend(op, cache, false, args, kwargs, call);
+  const attention::Results results = attention::NewResults(op, call, call.in.q, cache.value_dim);
+  Outputs out = {results.views.o, {}, results.views.lse, {}};
+  const nb::object bound = call.return_bound ? Float32(op, call.in.q, &out.bound) : nb::none();
+  Run(op, ThreadContext(call.num_threads), cache, call, out);
+  if (!call.return_bound) return results.Returned();
+  return call.return_lse ? nb::object(nb::make_tuple(results.o, bound, results.lse)) : nb::object(nb::make_tuple(results.o, bound));
+}
+
+void AttendOnTorch(const CacheOwner& cache, const nb::args& args, const nb::kwargs& kwargs) {
+  const std::string op = cache.Op("attend");
+  if (const auto rest = WithoutEpsilon(op.c_str(), kwargs)) return attention::AttendOnTorch(cache, args, *rest);
+  Call call;
+  ReadAttend(op.c_str(), cache, true, args, kwargs, call);
+  Run(op.c_str(), TorchContext(call.num_threads), cache, call, {call.out_view, call.out_bound, call.out_lse, {}});
+}
+
+const char* AttendSignature(bool bound, bool lse) {
+  constexpr char kNo[] = "typing.Literal[False] = False", kYes[] = "typing.Literal[True]";
+  std::string result = "Result";
+  if (bound || lse) result = std::string("tuple[Result, Result") + (bound && lse ? ", Result]" : "]");
+  return attention::SpelledForCache(std::string(kAttendKeywords) + "return_bound: " + (bound ? kYes : kNo) + ", return_lse: " +
+                                    (lse ? kYes : kNo) + ", **options) -> " + result);
+}
+
+std::string AttendText() {
+  return Docstring(std::string(attention::doc::kAttend) + "\n\nWith epsilon:\n\n" + doc::kAttend, AttendSignature(false, false),
+                   {kAttendSaid, kAttendArguments},
+                   std::string(kAttendInPython) + "\nThe bound stands between the two with return_bound=True.");
+}
+
+void Bind(nb::module_& m) {
+  const auto signature = [](const std::string& return_lse, const std::string& result) {
+    return attention::Spelled(kSignature + result, &IsTaken, "return_lse: " + return_lse + ", " + attention::kOutAndThreads);
+  };
+  const char* const forward = signature("typing.Literal[False] = False", "tuple[Result, Result]");
+  const char* const with_lse = signature("typing.Literal[True]", "tuple[Result, Result, Result]");
+  const std::string text = Docstring(doc::kForward, forward, {kSaid, doc::kCertifiedAttentionFields}, kInPython);
+  m.def(kOp, &RunForward, nb::sig(forward), text.c_str());
+  m.def(kOp, &RunForward, nb::sig(with_lse), text.c_str());
+}
+
+}  // namespace heed::certified_attention

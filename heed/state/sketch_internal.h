@@ -1,0 +1,39 @@
+// A sketch of keys: int8 rows with a bound of their error, and statistics of every 64 of them.
+#ifndef HEED_STATE_SKETCH_INTERNAL_H_
+#define HEED_STATE_SKETCH_INTERNAL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "heed/core/dtype.h"
+#include "heed/state/kv_view.h"
+
+namespace heed {
+
+// Where things lie in a block of keys of `dim` channels, and what it occupies: `block_stride`, a multiple of 64.
+SketchBlocks SketchLayout(int64_t dim);
+
+// Writes blocks of keys of `dim` channels, f32, bf16 or f16. The caller has ScopedFloatControl.
+class SketchWriter {
+ public:
+  SketchWriter(DType dtype, int64_t dim);
+
+  // The row of a key in its block.
+  void WriteRow(const std::byte* key, int64_t in_block, std::byte* block);
+
+  // min, max and mean of 64 keys, `token_stride` bytes from one to the next.
+  void WriteStatistics(const std::byte* keys, int64_t token_stride, std::byte* block);
+
+ private:
+  DType dtype_;
+  int64_t dim_;
+  SketchBlocks layout_;
+  std::vector<float> row_;
+  std::vector<int8_t> quantized_;
+  std::vector<double> sums_;
+};
+
+}  // namespace heed
+
+#endif  // HEED_STATE_SKETCH_INTERNAL_H_
