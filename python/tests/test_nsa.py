@@ -233,3 +233,89 @@ def test_compiled_and_under_autocast():
         o = heed.torch.nsa(q, k, v, gates, **options)
     assert o.dtype == torch.bfloat16
     assert torch.equal(o, heed.torch.nsa(*(x.bfloat16() for x in (q, k, v, gates)), **options))
+
+
+class TestCache:
+    """heed.NSACache: token by token what heed.nsa is over the whole."""
+
+    OPTIONS = {"block": 4, "stride": 2, "length": 6, "count": 4, "window": 7}
+
+    def test_token_by_token_and_in_chunks(self):
+        for dtype, atol in ((np.float64, 1e-14), (np.float32, 2e-6)):
+            q, k, v, gates = inputs(dtype=dtype)
+            whole = heed.nsa(q, k, v, gates, **self.OPTIONS)
+            for sizes in ([1] * 40, [7, 1, 20, 12], [40]):
+                cache, t = heed.NSACache(2, 2, 6, 5, dtype="f64" if dtype == np.float64 else "f32", page=16, **self.OPTIONS), 0
+                for n in sizes:
+                    rows = slice(t, t + n)
+                    cache.append(k[:, rows], v[:, rows])
+                    np.testing.assert_allclose(cache.attend(q[:, rows], gates[:, rows]), whole[:, rows], rtol=0, atol=atol)
+                    t += n
+                assert cache.lengths.tolist() == [40, 40] and cache.appended.tolist() == [sizes[-1]] * 2
+
+    def test_windows_of_a_model(self):
+        q, k, v, gates = inputs()
+        c = RNG.standard_normal((2, 18, 2, 6)), RNG.standard_normal((2, 18, 2, 5))
+        whole = heed.nsa(q, k, v, gates, compressed=c, **self.OPTIONS)
+        cache, done = heed.NSACache(2, 2, 6, 5, dtype="f64", **self.OPTIONS), 0
+        for begin, end in ((0, 11), (11, 12), (12, 40)):
+            now = max(0, (end - 6) // 2 + 1)
+            cache.append(k[:, begin:end], v[:, begin:end], compressed=[x[:, done:now] for x in c])
+            o = cache.attend(q[:, begin:end], gates[:, begin:end])
+            np.testing.assert_allclose(o, whole[:, begin:end], rtol=0, atol=1e-14)
+            done = now
+        with pytest.raises(heed.InvalidArgument, match=r"^NSACache.append: compressed\[0\] has shape \[2,0,2,6\], expected \[2,n,2,6\] with n = 1"):
+            cache.append(k[:, :2], v[:, :2], compressed=[x[:, :0] for x in c])
+        assert cache.lengths.tolist() == [40, 40]
+
+    def test_sequences_of_different_lengths(self):
+        q, k, v, gates = inputs(B=3)
+        ends, new = (40, 23, 3), (5, 0, 3)
+        cache = heed.NSACache(3, 2, 6, 5, dtype="f64", **self.OPTIONS)
+        cache.append(k, v, [end - n for end, n in zip(ends, new)])
+        rows = [np.stack([np.resize(x[b, end - n:end] if n else x[b, :1], (5, *x.shape[2:])) for b, (end, n) in enumerate(zip(ends, new))])
+                for x in (q, k, v, gates)]
+        cache.append(rows[1], rows[2], new)
+        o = cache.attend(rows[0], rows[3], scale=0.3)
+        for b, (end, n) in enumerate(zip(ends, new)):
+            assert not o[b, n:].any()
+            alone = [x[b:b + 1, :end] for x in (q, k, v, gates)]
+            np.testing.assert_allclose(o[b, :n], heed.nsa(*alone, scale=0.3, **self.OPTIONS)[0, end - n:], rtol=0, atol=1e-14)
+
+    def test_forks_and_trimmed_caches_go_their_own_ways(self):
+        q, k, v, gates = inputs(B=1)
+        cache = heed.NSACache(1, 2, 6, 5, dtype="f64", **self.OPTIONS)
+        cache.append(k[:, :30], v[:, :30])
+        fork, nbytes = cache.fork(), cache.nbytes
+        assert nbytes > 0 and type(fork) is heed.NSACache
+        fork.append(-k[:, 30:], -v[:, 30:])
+        cache.append(k[:, 30:39], v[:, 30:39])
+        fork.trim([30])
+        for each in (fork, cache):
+            new = slice(int(each.lengths[0]), None)
+            each.append(k[:, new], v[:, new])
+            o = each.attend(q[:, new], gates[:, new])
+            np.testing.assert_allclose(o, heed.nsa(q, k, v, gates, **self.OPTIONS)[:, new], rtol=0, atol=1e-14)
+
+    def test_errors(self):
+        q, k, v, gates = inputs(dtype=np.float32)
+        cache = heed.NSACache(2, 2, 6, 5, capacity=50)
+        cache.append(k[:, :9], v[:, :9])
+        for call, message in [
+            (lambda: heed.NSACache(2, 2, 0), "NSACache: dim is 0, expected an int"),
+            (lambda: heed.NSACache(2, 2, 6, block=0), "NSACache: block is 0, expected an int"),
+            (lambda: heed.NSACache(2, 2, 6, page=None), "NSACache: page is None without a capacity"),
+            (lambda: cache.append(k, v[..., :4]), r"NSACache.append: v has shape \[2,40,2,4\]"),
+            (lambda: cache.append(np.resize(k, (2, 42, 2, 6)), np.resize(v, (2, 42, 2, 5))), "NSACache.append: "),
+            (lambda: cache.append(k, v, compressed=3), "NSACache.append: compressed is 3, expected a pair"),
+            (lambda: cache.attend(q, gates), "NSACache.attend: q has 40 tokens, expected at most the 9 that were appended"),
+            (lambda: cache.attend(q[:, :9, :3], gates[:, :9, :3]), r"NSACache.attend: q has shape \[2,9,3,6\], expected \[2,T,H,6\] with H a multiple of 2"),
+            (lambda: cache.attend(q[:, :9], gates[:, :8]), r"NSACache.attend: gates has shape \[2,8,4,3\], expected \[2,9,4,3\]"),
+            (lambda: cache.attend(q[:, :9].astype(np.float64), gates[:, :9]), "NSACache.attend: q has dtype f64, expected f32"),
+            (lambda: cache.attend(q[:, :9], gates[:, :9], scale=float("inf")), "NSACache.attend: scale is inf"),
+            (lambda: cache.trim([10, 9]), "NSACache.trim: lengths"),
+        ]:
+            with pytest.raises(heed.InvalidArgument, match="^" + message):
+                call()
+        assert cache.lengths.tolist() == [9, 9]
+        assert repr(cache) == "<heed.NSACache: batch=2, heads=2, dim=6, value_dim=5, dtype='f32', lengths=[9, 9]>"

@@ -87,12 +87,16 @@ mechanism::Apart Reads(const BackwardInputs& in) {
   return apart;
 }
 
-Call CheckedCall(const char* op, const Inputs& in, const Options& options, const TensorView& o, Use use) {
+void CheckOptions(const char* op, const Options& options) {
   CheckCount(op, "block", options.block, 1);
   CheckCount(op, "stride", options.stride, 0);
   CheckCount(op, "count", options.count, 1);
   CheckCount(op, "window", options.window, 1);
   CheckCount(op, "length", options.length, 0);
+}
+
+Call CheckedCall(const char* op, const Inputs& in, const Options& options, const TensorView& o, Use use) {
+  CheckOptions(op, options);
   attention::Options causal;
   causal.scale = options.scale;
   causal.causal = true;
@@ -116,6 +120,7 @@ Call CheckedCall(const char* op, const Inputs& in, const Options& options, const
   s.columns = Columns(options, s.Tk);
   s.windows = patterns::NumCompleteWindows(s.Tk - 1, s.length, s.stride);
   s.starts.assign(static_cast<size_t>(s.B), s.Tk - s.Tq);
+  s.rows.assign(static_cast<size_t>(s.B), s.Tq);
   const bool data = use != Use::kExplain;
   const DType dtype = in.q.dtype();
   mechanism::CheckTensor(op, "gates", in.gates, {s.B, s.Tq, s.Hq, kBranches}, dtype, data);

@@ -159,6 +159,10 @@ class Chooser {
     for (int64_t i = 0; i < rows; ++i) Choose(b, head, first + i, position + i, w.probabilities + i * w.row, w);
   }
 
+  void SelectNothing(int64_t b, int64_t head, int64_t row) const {
+    Store(b, head, row, [](int64_t) { return -1; });
+  }
+
  private:
   int64_t Wanted(int64_t position, const Scratch<T>& w) const { return FixedBlocks(s_, position, w.best); }
 
@@ -192,8 +196,13 @@ class Chooser {
       for (int64_t block = 0; block <= own; ++block) w.importances[block] = Importance(s_, probabilities, visible, block);
       patterns::HWY_NAMESPACE::ChooseTop(w.importances, own + 1, wanted, std::span(always), all);
     }
+    Store(b, head, row, [&](int64_t n) { return all[n]; });
+  }
+
+  template <class F>
+  void Store(int64_t b, int64_t head, int64_t row, const F& block) const {
     int32_t* const to = blocks_.as<int32_t>() + b * blocks_.stride(0) + row * blocks_.stride(1) + head * blocks_.stride(2);
-    for (int64_t n = 0; n < s_.columns; ++n) to[n * blocks_.stride(3)] = all[n];
+    for (int64_t n = 0; n < s_.columns; ++n) to[n * blocks_.stride(3)] = block(n);
   }
 
   const Shape& s_;
@@ -212,7 +221,9 @@ void ChooseT(Context& ctx, const Shape& s, double scale, const ConstTensorView& 
     const Scratch<T> w(ctx.Scratch(worker), s);
     const int64_t first = (parts - 1 - task / (s.B * s.Hkv)) * rows;  // the long ones come first
     const int64_t b = task / s.Hkv % s.B, head = task % s.Hkv;
-    chooser.Run(b, head, first, std::min(rows, s.Tq - first), w);
+    const int64_t end = std::min(first + rows, s.Tq), own_end = std::min(s.rows[static_cast<size_t>(b)], end);
+    if (first < own_end) chooser.Run(b, head, first, own_end - first, w);
+    for (int64_t i = std::max(first, own_end); i < end; ++i) chooser.SelectNothing(b, head, i);
   });
 }
 

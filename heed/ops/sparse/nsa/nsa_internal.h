@@ -27,6 +27,7 @@ struct Shape {
   int64_t columns = 0;  // blocks that a row selects at most
   int64_t windows = 0;  // that are complete in Tk tokens
   std::vector<int64_t> starts;  // position of row 0 of each sequence
+  std::vector<int64_t> rows;    // of each sequence; what the call has beyond them selects nothing
   int64_t group() const { return Hkv == 0 ? 1 : Hq / Hkv; }
 };
 
@@ -35,6 +36,9 @@ struct Call {
   attention::Options options[kBranches];  // of the selected branch without its pattern; views of shape.starts
   bool means = false;                     // k_cmp and v_cmp are not given
 };
+
+// Throws InvalidArgument for a size out of range.
+void CheckOptions(const char* op, const Options& options);
 
 // Checks the inputs and, of Forward and its reference, o. Throws InvalidArgument.
 Call CheckedCall(const char* op, const Inputs& in, const Options& options, const TensorView& o, attention::Use use);
