@@ -174,7 +174,7 @@ def row_blocks(index: Array | Sequence[object], block: int = 64) -> Pattern:
     """The blocks of keys of each row of the call, not of a position: what selectors return.
 
     Args:
-      index: int [B, Tq, n] or [B, Tq, Hp, n]; Hp is the key heads or the query heads; -1 is absent, none comes twice
+      index: int [B, Tq, n] or [B, Tq, Hp, n]; Hp is 1, the key heads or the query heads; -1 is absent
       block: keys in a block, 1 or more
     """
     return _pattern("row_blocks", index, block)

@@ -119,6 +119,19 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     EndTurn(turn);
   }
 
+  // One tile of the group's, for rows that keep it; dq[lane] is what the keys before have added to a row's, and goes on.
+  HWY_NOINLINE HWY_ATTR void ComputeTile(int64_t begin, const uint64_t (*words)[O::kGrid.tile / Visits::kKeys], T* const* dq) {
+    this->FindKeys();
+    this->KeepKeys({begin, begin + O::kGrid.tile});
+    if (!this->SeesAny()) return;
+    PrepareGradients();
+    const int64_t row = P::Row(p_.depth);
+    for (size_t lane = 0; lane < num_rows_; ++lane) std::copy_n(dq[lane], row, group_.products.Dq(lane));
+    this->ForTile(begin, words, [&](const Tile& tile) HWY_ATTR { OneTile(tile); });
+    group_.products.EndBlock();
+    for (size_t lane = 0; lane < num_rows_; ++lane) std::copy_n(group_.products.Dq(lane), row, dq[lane]);
+  }
+
  private:
   static constexpr int C = P::kVectors;
 
@@ -425,26 +438,14 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   }
 
   HWY_INLINE void AddRowSums() {
-    const V scale = hn::Set(d_, static_cast<T>(p_.scale));
-    const auto depth = static_cast<size_t>(p_.depth);
     for (size_t lane = 0; lane < num_rows_; ++lane) {
       const int64_t row = row_index_[lane];
       if (shared_.wants.bias_rows) shared_.bias_rows[row] += bias_sums_[lane];
       if (shared_.wants.alibi) shared_.alibi_rows[row] += alibi_sums_[lane];
       if (shared_.wants.decays) shared_.decay_rows[row].Add(decay_gradients_.OfRow(lane));
       if (!shared_.wants.dq) continue;
-      const T* from = group_.products.Dq(lane);
-      T* to = shared_.DqRow(p_, g_, group_.sequence, Head(lane), rows_[lane].query);
-      size_t e = 0;
-      for (; e + N <= depth; e += N) {
-        hn::StoreU(hn::MulAdd(hn::Load(d_, from + e), scale, hn::LoadU(d_, to + e)), d_,
-                   to + e);
-      }
-      if (e < depth) {
-        hn::StoreN(hn::MulAdd(hn::Load(d_, from + e), scale,
-                              hn::LoadN(d_, to + e, depth - e)),
-                   d_, to + e, depth - e);
-      }
+      AddScaledRow(static_cast<T>(p_.scale), group_.products.Dq(lane), p_.depth,
+                   shared_.DqRow(p_, g_, group_.sequence, Head(lane), rows_[lane].query));
     }
   }
 
@@ -462,102 +463,6 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   bool large_shift_ = false;
   DecayGradients<O, C> decay_gradients_{this->decays_, shared_.decay_keys, shared_.decay_tiles};
 };
-
-// One group of keys of one head.
-template <class P, class O = typename P::Operands>
-HWY_INLINE void GroupGradients(const Problem& p, const Gradients& g, const Plan& plan,
-                               const SharedGradients<typename O::Compute>& shared,
-                               int64_t sequence, int64_t key_head, int64_t index,
-                               GradientBuffers<P>& b) {
-  using T = typename O::Compute;
-  const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
-  const int64_t begin = s.key_begin + index * P::kGroupKeys;
-  const Interval keys = {begin, std::min(begin + P::kGroupKeys, s.key_end)};
-  const auto rows = [&](const Rows& of, DType dtype) {
-    return SourceOf(of, dtype, s.batch, s.first_k, key_head);
-  };
-  Group<P> group = {keys, index, sequence,
-                    P(p, shared.wants, keys, rows(p.k, p.dtype), rows(p.v, p.dtype), b.products)};
-  Head<O> head;
-  head.key_source = rows(p.k, p.dtype);
-  head.keys_at = head.values_at = Place::kHead;
-  head.keys = group.products.Keys();
-  if constexpr (O::kMatrixTiles) b.block.keys_finite = group.products.KeysAreFinite();
-
-  const BlockGrid grid(p, s, plan.lanes, P::kFuseHeads);
-  for (int64_t block = grid.blocks; block-- > 0;) {
-    BackwardBlock<P>(p, s, grid, key_head, block, head, g, shared, group, b).Compute();
-  }
-  group.products.EndGroup();
-  const auto store = [&](const Rows& to, const T* from, int64_t depth, double factor) HWY_ATTR {
-    if (to.data == nullptr) return;
-    StoreTokens<T>(rows(to, SharedGradients<T>::StoredAs(p, g)), keys, depth, static_cast<T>(factor), from, P::Row(depth));
-  };
-  store(g.dk, b.products.dk, p.depth, p.scale);
-  store(g.dv, b.products.dv, p.value_depth, 1);
-}
-
-template <class P>
-Plan BackwardPlan(const Problem& p) {
-  Plan plan = MakePlan<typename P::Operands>(p, P::kVectors);
-  plan.outputs = plan.spare = plan.weights = plan.keys = plan.values = 0;
-  return plan;
-}
-
-template <class P>
-BackwardBytes BackwardWorkspace(const Context& /*ctx*/, const Problem& p, const Gradients& g) {
-  using T = typename P::Operands::Compute;
-  const Plan plan = BackwardPlan<P>(p);
-  const RowIndex index(p, plan.lanes, P::kFuseHeads);
-  SharedGradients<T> shared(p, g, index);
-  return {GradientBuffers<P>::Bytes(p, plan), shared.LayOut(p, g, nullptr)};
-}
-
-template <class P>
-void Backward(Context& ctx, const Problem& p, const Gradients& g) {
-  using O = typename P::Operands;
-  using T = typename O::Compute;
-  const Plan plan = BackwardPlan<P>(p);
-  const RowIndex index(p, plan.lanes, P::kFuseHeads);
-  SharedGradients<T> shared(p, g, index);
-  ctx.ReserveShared(static_cast<size_t>(shared.LayOut(p, g, nullptr)));
-  shared.LayOut(p, g, ctx.Shared());
-  ctx.ReserveScratch(static_cast<size_t>(GradientBuffers<P>::Bytes(p, plan)));
-  for (int worker = 0; worker < ctx.num_threads(); ++worker) {
-    static_cast<GradientBuffers<P>*>(ctx.Scratch(worker))->Init(p, plan);
-  }
-  shared.Begin(ctx, p, g);
-  if (!shared.wants.any) return shared.Finish(ctx, p, g);
-  const GroupQueue queue(p, g, P::kGroupKeys);
-  const auto sequences = static_cast<int64_t>(p.sequences.size());
-  // The one that a task names, or all of them.
-  const auto range = [](int64_t one, int64_t count) {
-    return one == GroupQueue::kAll ? Interval{0, count}
-                                   : Interval{one, std::min(one + 1, count)};
-  };
-  ctx.ParallelFor(queue.size(), [&](int64_t task_index, int worker) HWY_ATTR {
-    [[maybe_unused]] const SessionOf<O> session;
-    auto& buffers = *static_cast<GradientBuffers<P>*>(ctx.Scratch(worker));
-    const GroupQueue::Task task = queue.At(task_index);
-    const Interval some = range(task.sequence, sequences);
-    for (int64_t s = some.begin; s < some.end; ++s) {
-      const Interval heads = range(task.key_head, p.key_heads);
-      const Interval groups =
-          range(task.group, NumGroups(p.sequences[static_cast<size_t>(s)], P::kGroupKeys));
-      for (int64_t h = heads.begin; h < heads.end; ++h) {
-        for (int64_t group = groups.begin; group < groups.end; ++group) {
-          GroupGradients<P>(p, g, plan, shared, s, h, group, buffers);
-        }
-      }
-    }
-  });
-  shared.Finish(ctx, p, g);
-}
-
-template <class P>
-Passes BackwardPasses() {
-  return {.backward = &Backward<P>, .backward_workspace = &BackwardWorkspace<P>};
-}
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE

@@ -10,7 +10,7 @@
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS
-#include "heed/engines/softmax/backward-inl.h"
+#include "heed/engines/softmax/backward_tasks-inl.h"
 #include "heed/engines/softmax/vector_gradients-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -10,7 +10,7 @@
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS
-#include "heed/engines/softmax/backward-inl.h"
+#include "heed/engines/softmax/backward_tasks-inl.h"
 #include "heed/engines/softmax/matrix_gradients-inl.h"
 #include "heed/simd/emulated_tiles-inl.h"
 

@@ -165,28 +165,40 @@ class BlockRows {
   // f(tile) for each tile of which some pair is kept, ascending.
   template <class F>
   HWY_INLINE void ForTiles(const F& f) {
-    const bool by_data = p_.mask.data != nullptr || !p_.segments_q.empty();
     TileVisits visits(s_, {runs_, num_rows_}, O::kGrid);
     if (p_.has_pattern) BeginKept(s_.key_begin);
     while (true) {
       if (p_.has_pattern) visits.SkipTo(kept_.lists.Next(visits.at()));
       Tile tile;
       if (!visits.Next(&tile)) break;
-      Cover cover = Cover::kAll, kept = Cover::kAll;
-      if (by_data) cover = CoverOf(p_, s_, grid_, block_, key_head_, tile.keys);
-      if (p_.has_pattern) kept = kept_.Find(tile.keys);
-      if (cover == Cover::kNone || kept == Cover::kNone) continue;
-      masked_ = cover == Cover::kSome;
-      partly_kept_ = kept == Cover::kSome;
-      partial_ = masked_ || partly_kept_;
-      keys_until_ = tile.until;
-      if constexpr (O::kQuantized) between_ = O::Between(p_, head_, tile);
-      if (head_.keys_at == Place::kTile) {
-        CopyKeys<O>(head_.key_source, tile.keys, p_.depth, w_);
-        head_.keys.first = tile.keys.begin;
-      }
-      f(tile);
+      if (BeginTile(tile, p_.has_pattern ? kept_.Find(tile.keys) : Cover::kAll)) f(tile);
     }
+  }
+
+  // f(tile) for the tile at this border of the grid, of which each row keeps what its words say, if some pair is kept.
+  template <class F>
+  HWY_INLINE void ForTile(int64_t begin, const uint64_t (*words)[O::kGrid.tile / Visits::kKeys], const F& f) {
+    KeepKeys({begin, begin + O::kGrid.tile});
+    TileVisits visits(s_, {runs_, num_rows_}, O::kGrid);
+    Tile tile;
+    if (visits.Next(&tile) && BeginTile(tile, kept_.FindWords(tile.keys, begin, words, num_rows_))) f(tile);
+  }
+
+  // What is to be known of a tile, of which a pattern keeps so much; whether any of it is kept.
+  HWY_INLINE bool BeginTile(const Tile& tile, Cover kept) {
+    const bool by_data = p_.mask.data != nullptr || !p_.segments_q.empty();
+    const Cover cover = by_data ? CoverOf(p_, s_, grid_, block_, key_head_, tile.keys) : Cover::kAll;
+    if (cover == Cover::kNone || kept == Cover::kNone) return false;
+    masked_ = cover == Cover::kSome;
+    partly_kept_ = kept == Cover::kSome;
+    partial_ = masked_ || partly_kept_;
+    keys_until_ = tile.until;
+    if constexpr (O::kQuantized) between_ = O::Between(p_, head_, tile);
+    if (head_.keys_at == Place::kTile) {
+      CopyKeys<O>(head_.key_source, tile.keys, p_.depth, w_);
+      head_.keys.first = tile.keys.begin;
+    }
+    return true;
   }
 
   // Whether a pattern keeps any of these keys, as far as can be told by tiles; before anything else is known of the

@@ -162,13 +162,20 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
         hn::IfThenElse(hn::Eq(sum, hn::Zero(d_)), none, natural));
   }
 
- private:
+  HWY_INLINE void Store(const V* m, const V* l, T* max, T* sum) const {
+    for (int c = 0; c < C; ++c) {
+      hn::Store(m[c], d_, max + static_cast<size_t>(c) * N);
+      hn::Store(l[c], d_, sum + static_cast<size_t>(c) * N);
+    }
+  }
+
   void ClearTotals() {
     layout_.Clear(totals_);
     std::fill(sum_, sum_ + W, T{0});
     std::fill(max_, max_ + W, T{0});
   }
 
+ private:
   // Whole segments of the keys that the block's rows see between them, about as many in
   // each piece.
   Interval Piece(int64_t piece, int64_t pieces) const {
@@ -207,13 +214,6 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
   }
 
   HWY_NOINLINE void PassAgain() { PassAndMerge</*kFlagMasked=*/true>(); }
-
-  HWY_INLINE void Store(const V* m, const V* l, T* max, T* sum) const {
-    for (int c = 0; c < C; ++c) {
-      hn::Store(m[c], d_, max + static_cast<size_t>(c) * N);
-      hn::Store(l[c], d_, sum + static_cast<size_t>(c) * N);
-    }
-  }
 
   HWY_INLINE void Keep(const typename SegmentStates<O>::State& state, const V* m,
                        const V* l) const {
@@ -261,6 +261,7 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
     layout_.Merge(keep, add, outputs, totals_);
   }
 
+ protected:
   // True if something that masks should have hidden may have come through: an
   // output that is not finite although the sum is, or with a bias or log decays, which
   // may mask a NaN among the logits, a sum that is not.

@@ -110,6 +110,20 @@ HWY_INLINE void StoreTokens(const SourceRows& to, const Interval& tokens, int64_
   });
 }
 
+// to += factor from.
+template <class T>
+HWY_INLINE void AddScaledRow(T factor, const T* from, int64_t depth, T* to) {
+  const hn::ScalableTag<T> d;
+  ForVectors<T>(depth, [&](int64_t e, size_t n) HWY_ATTR {
+    const auto x = hn::Load(d, from + e), scale = hn::Set(d, factor);
+    if (n == hn::MaxLanes(d)) {
+      hn::StoreU(hn::MulAdd(x, scale, hn::LoadU(d, to + e)), d, to + e);
+    } else {
+      hn::StoreN(hn::MulAdd(x, scale, hn::LoadN(d, to + e, n)), d, to + e, n);
+    }
+  });
+}
+
 inline void FillTokens(const SourceRows& to, const Interval& tokens, int64_t depth) {
   const size_t bytes = static_cast<size_t>(depth) * SizeOf(to.dtype);
   for (int64_t t = tokens.begin; t < tokens.end; ++t) {

@@ -36,6 +36,30 @@ struct KeptTile {
     bool whole = true;
     for (int64_t key = keys.begin; whole && key < keys.end; key += Visits::kKeys) whole = lists.KeepsAll(key);
     if (whole) return Cover::kAll;
+    return Read(keys, [&](int64_t key, const auto& put) { lists.Words(key, put); });
+  }
+
+  // The same of the first rows, each of whose words has bits of the keys from `begin` on.
+  HWY_INLINE Cover FindWords(const Interval& keys, int64_t begin, const uint64_t (*words)[kWords], size_t num_rows) {
+    bool whole = true;
+    for (size_t lane = 0; lane < num_rows; ++lane) {
+      for (const uint64_t word : words[lane]) whole = whole && ~word == 0;
+    }
+    if (whole) return Cover::kAll;
+    return Read(keys, [&](int64_t key, const auto& put) {
+      const auto word = static_cast<size_t>((key - begin) / Visits::kKeys);
+      const int64_t shift = (key - begin) % Visits::kKeys;
+      for (size_t lane = 0; lane < num_rows; ++lane) {
+        uint64_t bits = words[lane][word] >> shift;
+        if (shift > 0 && word + 1 < kWords) bits |= words[lane][word + 1] << (Visits::kKeys - shift);
+        put(lane, bits);
+      }
+    });
+  }
+
+  // Keeps what read(key, put) puts, put(lane, bits) of 64 keys from this one on.
+  template <class F>
+  HWY_INLINE Cover Read(const Interval& keys, const F& read) {
     uint64_t some = 0, missing = 0;
     for (int64_t key = keys.begin; key < keys.end; key += Visits::kKeys) {
       const int64_t beyond = std::max<int64_t>(key + Visits::kKeys - keys.end, 0);
@@ -43,7 +67,7 @@ struct KeptTile {
       const auto word = static_cast<size_t>((key - keys.begin) / Visits::kKeys);
       for (size_t c = 0; c < C; ++c) of_[c][word] = {0, valid};
       TU* at = bits[(key - keys.begin) / kBits];
-      lists.Words(key, [&](size_t lane, uint64_t row) {
+      read(key, [&](size_t lane, uint64_t row) {
         Vector& of = of_[lane / N][word];
         of.some |= row & valid;
         of.all &= row;

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "heed/core/carver.h"
+#include "heed/core/context.h"
 #include "heed/engines/softmax/forward.h"
 #include "heed/engines/softmax/operands-inl.h"
 #include "heed/engines/softmax/problem.h"
@@ -151,6 +152,18 @@ struct Workspace {
     return carver.bytes();
   }
 };
+
+template <class O>
+Workspace<O>& WorkspaceOf(Context& ctx, int worker) {
+  return *static_cast<Workspace<O>*>(ctx.Scratch(worker));
+}
+
+// Scratch of every thread: a workspace, and `more_bytes` behind.
+template <class O>
+void ReserveWorkspaces(Context& ctx, const Plan& plan, int64_t more_bytes = 0) {
+  ctx.ReserveScratch(static_cast<size_t>(Workspace<O>::Bytes(plan) + more_bytes));
+  for (int worker = 0; worker < ctx.num_threads(); ++worker) WorkspaceOf<O>(ctx, worker).Init(plan);
+}
 
 inline SourceRows SourceOf(const Rows& rows, DType dtype, int64_t batch,
                            int64_t token, int64_t head) {

@@ -41,6 +41,7 @@ struct Sequence {
   int64_t first_decay = 0;  // where the sums of its log decays begin
   const Visits* kept = nullptr;  // what a pattern keeps, by the sequence's queries; null: everything
   int64_t kept_batch = 0;        // in it
+  const TileRows* tile_rows = nullptr;  // the same by tiles, instead; its first key is at a border of tiles of 64
 };
 
 // Sequences [first, first + count), each with as many queries, whose keys below `end`, a
@@ -103,6 +104,7 @@ struct Problem {
   Pairs bias, mask;                 // data null: none
   bool has_pattern = false;         // of some sequence
   std::vector<std::shared_ptr<const Visits>> kept;  // what sequences point to
+  std::vector<std::shared_ptr<const TileRows>> tile_rows;
   std::vector<int32_t> segments_q;  // by token, [batch * Tq]; empty: none
   std::vector<int32_t> segments_k;
   int64_t segments_q_stride = 0, segments_k_stride = 0;  // per batch
@@ -119,6 +121,7 @@ struct Problem {
   uint32_t key_low = 0, key_high = 0, dropout_offset = 0;
 
   int64_t group() const { return query_heads / key_heads; }
+  bool gathers() const { return !tile_rows.empty(); }
   bool windowed() const {
     return window_left != kUnlimited || window_right != kUnlimited;
   }

@@ -89,6 +89,31 @@ HWY_INLINE void LanesToRows(D d, const T* HWY_RESTRICT from, size_t stride,
   }
 }
 
+// rows[lane][e] = from[e][lane] as it is, in rows of whole vectors.
+template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE void LanesToWholeRows(D d, const T* HWY_RESTRICT from, size_t stride, size_t depth,
+                                 T* const* HWY_RESTRICT rows, size_t num_rows) {
+  constexpr size_t N = hn::MaxLanes(D());
+  for (size_t lane = 0; lane < num_rows; lane += N) {
+    const size_t present = std::min(N, num_rows - lane);
+    for (size_t e = 0; e < depth; e += N) {
+      const T* HWY_RESTRICT at = from + e * stride + lane;
+      V v[N];
+      if (present == N && e + N <= depth) {  // in registers
+        HWY_UNROLL(32)
+        for (size_t i = 0; i < N; ++i) v[i] = hn::Load(d, at + i * stride);
+        hs::Transpose(d, v);
+        HWY_UNROLL(32)
+        for (size_t i = 0; i < N; ++i) hn::Store(v[i], d, rows[lane + i] + e);
+        continue;
+      }
+      for (size_t i = 0; i < N; ++i) v[i] = e + i < depth ? hn::Load(d, at + i * stride) : hn::Zero(d);
+      hs::Transpose(d, v);
+      for (size_t i = 0; i < present; ++i) hn::Store(v[i], d, rows[lane + i] + e);
+    }
+  }
+}
+
 // Elements [j, j + n) of a row of a (batch, head, query, key) tensor, n <= N.
 // What is contiguous and of the kernel's own type, or widened to it, is loaded.
 template <class D>

@@ -97,7 +97,6 @@ class SegmentPass : protected BlockOf<O, C> {
     if (any_tile_) finish(segment, m, l);
   }
 
- private:
   template <bool kFlagMasked>
   HWY_NOINLINE void RescaledTile(const Tile& tile, bool first, V* m, V* l) {
     Run runs[2 * C + 1];
@@ -145,6 +144,7 @@ class SegmentPass : protected BlockOf<O, C> {
     }
   }
 
+ private:
   // P of a run from its S, in the same place: the operands of the second product,
   // kKeyStep keys to a row.
   template <bool kFlagMasked>

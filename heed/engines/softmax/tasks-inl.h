@@ -15,6 +15,7 @@
 #include "heed/core/context.h"
 #include "heed/engines/softmax/forward-inl.h"
 #include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/gathered-inl.h"
 #include "heed/engines/softmax/kernels.h"
 #include "heed/engines/softmax/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
@@ -23,11 +24,6 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
-
-template <class O>
-Workspace<O>& WorkspaceOf(Context& ctx, int worker) {
-  return *static_cast<Workspace<O>*>(ctx.Scratch(worker));
-}
 
 // Keys that sequences share: each segment of them once, for the queries of all.
 template <class O, int C, class Outputs>
@@ -170,16 +166,15 @@ int64_t ScratchBytes(const Problem& p, const Plan& plan, int num_threads) {
          BlockGroups<O>(p, plan, queue.size(), num_threads).Bytes(p, plan);
 }
 
+// Whether rows can be gathered: where they are in lanes, and keys where they are.
 template <class O>
-void ReserveWorkspaces(Context& ctx, const Plan& plan, int64_t more_bytes = 0) {
-  ctx.ReserveScratch(static_cast<size_t>(Workspace<O>::Bytes(plan) + more_bytes));
-  for (int worker = 0; worker < ctx.num_threads(); ++worker) {
-    WorkspaceOf<O>(ctx, worker).Init(plan);
-  }
-}
+inline constexpr bool kGathers = !O::kMatrixTiles && !O::kKeysInLanes && !O::kQuantized;
 
 template <class O>
 void Forward(Context& ctx, const Problem& p) {
+  if constexpr (kGathers<O>) {
+    if (p.gathers()) return RunGathered<O>(ctx, p);
+  }
   const Plan plan = MakePlan<O>(p);
   const int64_t num_blocks = O::kMatrixTiles ? BlockQueue(p, plan.rows).size() : 0;
   const BlockGroups<O> groups(p, plan, num_blocks, ctx.num_threads());
@@ -195,6 +190,12 @@ void Forward(Context& ctx, const Problem& p) {
 
 template <class O>
 int64_t ForwardWorkspace(const Context& ctx, const Problem& p) {
+  if constexpr (kGathers<O>) {
+    if (p.gathers()) {
+      const GatheredPlan<O> cut(p, ctx.num_threads());
+      return Workspace<O>::Bytes(cut.plan) + cut.Bytes(p);
+    }
+  }
   return ScratchBytes<O>(p, MakePlan<O>(p), ctx.num_threads());
 }
 

@@ -136,7 +136,7 @@ class VectorGradients {
   HWY_INLINE void EndBlock() {}
   HWY_INLINE void EndGroup() {}
 
-  const T* Dq(size_t lane) const { return b_.dq + static_cast<int64_t>(lane) * row_; }
+  T* Dq(size_t lane) const { return b_.dq + static_cast<int64_t>(lane) * row_; }
 
  private:
   template <bool kSkipMasked>

@@ -115,15 +115,13 @@ BlockGrid::BlockGrid(const Problem& problem, const Sequence& sequence,
                  : heads * ((num_queries + lanes - 1) / lanes);
 }
 
-BlockGrid::BlockGrid(const Problem& problem, int64_t head_in_group,
-                     std::span<const int64_t> queries)
+BlockGrid::BlockGrid(const Problem& problem, std::span<const Row> rows)
     : blocks(1),
-      lanes(static_cast<int64_t>(queries.size())),
+      lanes(static_cast<int64_t>(rows.size())),
       num_queries(lanes),
       heads(problem.group()),
       fused(false),
-      chosen(queries),
-      chosen_head(head_in_group) {}
+      chosen(rows) {}
 
 int64_t BlockGrid::NumRows(int64_t block) const {
   if (!chosen.empty()) return lanes;
@@ -191,6 +189,24 @@ int64_t NumKept(const Sequence& s, int64_t head, int64_t query, const Interval& 
   return count;
 }
 
+// f(bits of keys that are kept and seen) for each row that keeps some of a tile, and sees some of it.
+template <class F>
+void ForTileRows(const Problem& p, const Sequence& s, const F& f) {
+  for (int64_t head = 0; head < p.query_heads; ++head) {
+    for (int64_t tile = 0; tile < s.tile_rows->tiles; ++tile) {
+      for (const TileRows::Entry& entry : s.tile_rows->Of(s.kept_batch, head, p.query_heads, tile)) {
+        const Interval keys = {tile * Visits::kKeys, (tile + 1) * Visits::kKeys};
+        const KeyRuns runs = VisibleKeys(p, s, entry.row);
+        uint64_t seen = 0;
+        for (const Interval& run : {Intersect(keys, runs.first), Intersect(keys, runs.second)}) {
+          if (!run.empty()) seen |= ~uint64_t{0} >> (Visits::kKeys - run.size()) << (run.begin - keys.begin);
+        }
+        if (seen != 0) f(s.tile_rows->WordOf(entry) & seen);
+      }
+    }
+  }
+}
+
 bool KeepsAny(const Sequence& s, const BlockGrid& grid, int64_t block, int64_t key_head,
               const Interval& keys) {
   for (int64_t lane = 0; lane < grid.NumRows(block); ++lane) {
@@ -207,6 +223,10 @@ double VisitedPairs(const Problem& p, int64_t lanes, const KeyGrid& key_grid) {
   double pairs = 0;
   std::vector<KeyRuns> rows;
   for (const Sequence& s : p.sequences) {
+    if (s.tile_rows != nullptr) {
+      ForTileRows(p, s, [&](uint64_t) { pairs += static_cast<double>(Visits::kKeys); });
+      continue;
+    }
     const BlockGrid grid(p, s, lanes);
     // Without data to look at, the heads that share queries have equal tiles.
     const int64_t turns = by_data || grid.fused ? 1 : grid.heads;
@@ -240,6 +260,10 @@ double KeptPairs(const Problem& p) {
   const bool by_pair = p.mask.data != nullptr || !p.segments_q.empty();
   double pairs = 0;
   for (const Sequence& s : p.sequences) {
+    if (s.tile_rows != nullptr) {
+      ForTileRows(p, s, [&](uint64_t kept) { pairs += std::popcount(kept); });
+      continue;
+    }
     for (int64_t i = 0; i < s.num_queries; ++i) {
       const KeyRuns runs = VisibleKeys(p, s, i);
       if (!by_pair && s.kept == nullptr) {

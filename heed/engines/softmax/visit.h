@@ -133,27 +133,25 @@ struct BlockGrid {
   BlockGrid(const Problem& problem, const Sequence& sequence, int64_t lanes,
             bool fuse_heads = true);
 
-  // One block: these queries of one head of a group.
-  BlockGrid(const Problem& problem, int64_t head_in_group,
-            std::span<const int64_t> queries);
+  struct Row {
+    int64_t head;  // inside the group
+    int64_t query;
+  };
+  // One block: these rows, at least one.
+  BlockGrid(const Problem& problem, std::span<const Row> rows);
 
   int64_t blocks;       // per key head
   int64_t lanes;        // rows of one block at most
   int64_t num_queries;
   int64_t heads;        // of one group
   bool fused;
-  std::span<const int64_t> chosen;  // the queries of the one block, or none
-  int64_t chosen_head = 0;
+  std::span<const Row> chosen;  // the rows of the one block, or none
 
-  struct Row {
-    int64_t head;  // inside the group
-    int64_t query;
-  };
   int64_t NumRows(int64_t block) const;
   // Not fused, the heads of a group take turns on the same queries, so that they
   // meet the same keys in the cache.
   Row At(int64_t block, int64_t lane) const {
-    if (!chosen.empty()) return {chosen_head, chosen[static_cast<size_t>(lane)]};
+    if (!chosen.empty()) return chosen[static_cast<size_t>(lane)];
     if (fused) {
       const int64_t row = block * lanes + lane;
       return {row / num_queries, row % num_queries};

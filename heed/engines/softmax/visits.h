@@ -51,6 +51,30 @@ struct Visits {
   }
 };
 
+// The same by tiles: which rows keep some of each, for patterns of which rows next to each other keep different tiles. Rows of
+// a tile are computed together, wherever they stand.
+struct TileRows {
+  int64_t batch = 1, heads = 1;  // 1: the same for all; else heads that a head's own number falls on
+  int64_t tiles = 0;
+  std::vector<int64_t> begins;  // [batch, heads, tiles + 1]
+  struct Entry {
+    int32_t row;
+    int32_t word;  // index of the bits of its keys; -1: it keeps all
+  };
+  std::vector<Entry> entries;  // of a tile ascending
+  std::vector<uint64_t> words;
+
+  std::span<const Entry> Of(int64_t b, int64_t head, int64_t query_heads, int64_t tile) const {
+    if (tile < 0 || tile >= tiles) return {};
+    const int64_t list = (batch == 1 ? 0 : b) * heads + (heads == 1 ? 0 : head / (query_heads / heads));
+    const auto at = static_cast<size_t>(list * (tiles + 1) + tile);
+    return std::span(entries).subspan(static_cast<size_t>(begins[at]), static_cast<size_t>(begins[at + 1] - begins[at]));
+  }
+  uint64_t WordOf(const Entry& entry) const {
+    return entry.word < 0 ? ~uint64_t{0} : words[static_cast<size_t>(entry.word)];
+  }
+};
+
 // The lists of up to kMost rows, walked tile by tile.
 template <size_t kMost>
 class KeptKeys {

@@ -139,7 +139,9 @@ HWY_INLINE void WithBlock(const Problem& p, const Plan& plan, int64_t sequence,
                           Workspace<O>& w, const F& f) {
   const int64_t key_head = query_head / p.group();
   const Head<O> head = HeadOf(p, plan, sequence, key_head, w);
-  const BlockGrid grid(p, query_head % p.group(), queries);
+  BlockGrid::Row rows[kMaxVectors * hn::MaxLanes(hn::ScalableTag<typename O::Compute>())];
+  for (size_t i = 0; i < queries.size(); ++i) rows[i] = {query_head % p.group(), queries[i]};
+  const BlockGrid grid(p, {rows, queries.size()});
   WeightsBlock<O, kMaxVectors> block(p, p.sequences[static_cast<size_t>(sequence)], grid,
                            key_head, 0, w, head);
   f(block);

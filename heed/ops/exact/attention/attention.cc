@@ -87,7 +87,8 @@ Explanation Explain(const Context& ctx, const Inputs& in,
   for (const Layer& layer : layers) {
     for (Piece& piece : PiecesOf(kOp, p, options, layer)) pieces.push_back(std::move(piece));
   }
-  const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, by_row && !pieces.empty() ? pieces[0].problem : p);
+  const bool own_kernel = !pieces.empty() && (by_row || pieces[0].problem.gathers());
+  const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, own_kernel ? pieces[0].problem : p);
   const double rows = static_cast<double>(in.q.num_elements()) /
                       static_cast<double>(p.depth);
   Explanation e = {};
@@ -95,6 +96,7 @@ Explanation Explain(const Context& ctx, const Inputs& in,
   e.target = kernel.target(ctx);
   e.why = Why(kernel, p);
   if (by_residue) e.why += "; positions that the pattern keeps apart, by residue, are dense problems";
+  if (!pieces.empty() && pieces[0].problem.gathers()) e.why += "; rows that keep a tile are taken together, wherever they stand";
   if (by_row) e.why += "; each row is a problem of its own, of the keys that the pattern lists for it";
   for (const Piece& piece : pieces) {
     e.flops += 2 * static_cast<double>(p.depth + p.value_depth) * softmax::KeptPairs(piece.problem);

@@ -52,6 +52,9 @@ void CheckPattern(const char* op, const Pattern& pattern, softmax::Problem* prob
 // InvalidArgument if it does not fit.
 void PlacePattern(const char* op, const Pattern& pattern, bool to_lengths, softmax::Problem* problem);
 
+// Lists the rows that keep each tile instead, if the pattern lists blocks for each row and that pays.
+void PlaceTileRows(const char* op, const Pattern& pattern, softmax::Problem* problem);
+
 // One of the ways in which a call looks at its pattern's pairs; those of different layers are different pairs.
 struct Layer {
   enum Kind {
@@ -59,6 +62,7 @@ struct Layer {
     kWindow,    // p - left <= j <= p + right
     kResidues,  // j = p + step c, shift - left <= c <= shift + right
     kRows,      // those listed for each row
+    kTileRows,  // of blocks listed for each row: rows that keep a tile together
   } kind;
   int64_t step = 1, shift = 0, left = 0, right = 0;
 };

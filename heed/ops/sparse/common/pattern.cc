@@ -1,4 +1,4 @@
-// Patterns as values: builders' arguments, expressions, and the lists of tiles that they come to.
+// Patterns as values: the arguments of builders, expressions, masks.
 #include "heed/ops/sparse/common/pattern.h"
 
 #include <algorithm>
@@ -6,9 +6,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <list>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,8 +20,6 @@
 namespace heed {
 namespace patterns {
 namespace {
-
-using softmax::Visits;
 
 constexpr int64_t kLargest = int64_t{1} << 61;  // of a size
 
@@ -160,89 +156,6 @@ Pattern Combined(const char* sign, const Pattern& a, const Pattern& b) {
   return Pattern(node);
 }
 
-// --- lists of tiles ----------------------------------------------------------------------------
-
-Visits CompileAll(const Node& node, const PatternCall& call) {
-  const bool same_starts = std::ranges::all_of(call.starts, [&](int64_t x) { return x == call.starts[0]; });
-  const auto entries = static_cast<int64_t>(call.starts.size());
-  Visits visits;
-  visits.batch = entries > 0 && same_starts && !node.by_batch() ? 1 : entries;
-  visits.heads = node.by_head() ? call.query_heads : 1;
-  visits.blocks = (call.Tq + kBlockRows - 1) / kBlockRows;
-  Drawn drawn;
-  for (int64_t b = 0; b < visits.batch; ++b) {
-    for (int64_t head = 0; head < visits.heads; ++head) {
-      const Place place = {call.batch + b, head, call.query_heads, call.key_heads, call.Tk, &drawn};
-      for (int64_t row = 0; row < call.Tq; row += kBlockRows) {
-        visits.begins.push_back(static_cast<int64_t>(visits.visits.size()));
-        const RowRange rows = {row, call.starts[static_cast<size_t>(b)] + row,
-                               std::min(kBlockRows, call.Tq - row)};
-        TileSet tiles(call.Tk);
-        node.Tiles(place, rows, tiles);
-        for (const TileSet::Range& range : tiles.Ranges()) {
-          for (int64_t tile = range.begin; tile < range.end; ++tile) {
-            const int64_t begin = tile * kTile, end = std::min(begin + kTile, call.Tk);
-            const Share share = node.ShareOf(place, rows, begin, end);
-            if (share == Share::kNone) continue;
-            uint64_t words[kBlockRows] = {}, some = 0, missing = 0;
-            if (share == Share::kSome) {
-              const uint64_t valid = ~uint64_t{0} >> (begin + kTile - end);
-              node.Words(place, rows, begin, words);
-              for (int64_t i = 0; i < rows.count; ++i) {
-                some |= words[i] &= valid;
-                missing |= words[i] ^ valid;
-              }
-              if (some == 0) continue;
-            }
-            const auto at = static_cast<int64_t>(visits.words.size());
-            visits.visits.push_back({tile, missing == 0 ? -1 : at});
-            if (missing != 0) visits.words.insert(visits.words.end(), words, words + kBlockRows);
-          }
-        }
-      }
-      visits.begins.push_back(static_cast<int64_t>(visits.visits.size()));
-    }
-  }
-  return visits;
-}
-
-// What was compiled lately, newest first. Never waits: whoever finds it in use compiles alone, as does a child of
-// fork() whose parent was inside.
-class Recent {
- public:
-  std::shared_ptr<const Visits> Find(const std::string& key) {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) return nullptr;
-    for (auto at = entries_.begin(); at != entries_.end(); ++at) {
-      if (at->key != key) continue;
-      entries_.splice(entries_.begin(), entries_, at);
-      return at->visits;
-    }
-    return nullptr;
-  }
-  void Add(const std::string& key, std::shared_ptr<const Visits> visits) {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock.owns_lock() || visits->bytes() > kMostBytes) return;
-    bytes_ += visits->bytes();
-    entries_.push_front({key, std::move(visits)});
-    while (entries_.size() > kMost || bytes_ > kMostBytes) {
-      bytes_ -= entries_.back().visits->bytes();
-      entries_.pop_back();
-    }
-  }
-
- private:
-  static constexpr size_t kMost = 32;
-  static constexpr int64_t kMostBytes = int64_t{64} << 20;
-  struct Entry {
-    std::string key;
-    std::shared_ptr<const Visits> visits;
-  };
-  std::mutex mutex_;
-  std::list<Entry> entries_;
-  int64_t bytes_ = 0;
-};
-
 }  // namespace
 
 std::string OwnKey(const std::string& text) {
@@ -354,19 +267,6 @@ void CheckPattern(const char* op, const Pattern& pattern, const PatternCall& cal
   PatternCall whole = call;
   if (whole.batches < 0) whole.batches = static_cast<int64_t>(call.starts.size());
   pattern.node()->Check(op, whole);
-}
-
-std::shared_ptr<const Visits> Compile(const Pattern& pattern, const PatternCall& call) {
-  static Recent& recent = *new Recent;  // threads may outlive static objects
-  std::string key = pattern.node()->key;
-  for (const int64_t x : {call.Tq, call.Tk, call.query_heads, call.key_heads, call.batch}) {
-    key += " " + std::to_string(x);
-  }
-  for (const int64_t start : call.starts) key += " " + std::to_string(start);
-  if (auto found = recent.Find(key)) return found;
-  auto visits = std::make_shared<const Visits>(CompileAll(*pattern.node(), call));
-  recent.Add(key, visits);
-  return visits;
 }
 
 Pattern SlidingWindow(int64_t left, int64_t right) { return Build("sliding_window", {left, right}); }

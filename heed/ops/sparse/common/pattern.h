@@ -107,8 +107,8 @@ inline Pattern Csr(const ConstTensorView& row_ptr, const ConstTensorView& column
   return Csr(row_ptr, columns, block, block);
 }
 
-// index[b][i][h]: the blocks of keys of row i of the call, not of a position: [B, Tq, n] or [B, Tq, Hp, n] with Hp of key heads
-// or query heads; -1 is absent, none comes twice. What selectors return. Alone, attention takes rows that keep a block together,
+// index[b][i][h]: the blocks of keys of row i of the call, not of a position: [B, Tq, n] or [B, Tq, Hp, n] with Hp of 1, key
+// heads or query heads; -1 is absent, none comes twice. What selectors return. Alone, attention takes rows that keep a block together,
 // wherever they stand, and costs what they keep.
 HEED_API Pattern RowBlocks(const ConstTensorView& index, int64_t block = 64);
 

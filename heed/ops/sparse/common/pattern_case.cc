@@ -1,6 +1,7 @@
 // Random patterns that fit a call.
 #include "heed/ops/sparse/common/pattern_case.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -98,12 +99,12 @@ class Random {
     const int64_t n = static_cast<int64_t>(columns.size());
     return Csr(View(ints_, {heads, nq + 1}), View(columns, {n}), 1 + Size(), 1 + Size());
   }
-  // Numbers below `most` for each row, none twice.
+  // Numbers below `most` for each row, none twice; 0 heads: no such axis.
   ConstTensorView Lists(int64_t heads, int64_t n, int64_t most) {
     std::vector<int64_t> shape = {call_.batches, call_.Tq, n};
-    if (heads > 1 || Below(2) == 0) shape.insert(shape.begin() + 2, heads);
+    if (heads > 0) shape.insert(shape.begin() + 2, heads);
     ints_.clear();
-    for (int64_t row = 0; row < call_.batches * call_.Tq * heads; ++row) {
+    for (int64_t row = 0; row < call_.batches * call_.Tq * std::max<int64_t>(heads, 1); ++row) {
       std::set<int64_t> own;
       while (static_cast<int64_t>(own.size()) < n) own.insert(Below(most + 1) - 1);
       ints_.insert(ints_.end(), own.rbegin(), own.rend());
@@ -112,11 +113,11 @@ class Random {
   }
   Pattern AnyKeys() {
     const int64_t n = Below(5);
-    return Keys(Lists(Below(2) == 0 ? 1 : call_.key_heads, n, 330));
+    return Keys(Lists(Below(2) == 0 ? 0 : call_.key_heads, n, 330));
   }
   Pattern AnyRowBlocks() {
     const int64_t n = Below(5), block = Below(2) == 0 ? 64 : 1 + Below(150);
-    const int64_t heads = call_.key_heads == 0 ? 1 : AnyHeads();
+    const int64_t heads = Below(2) == 0 ? 0 : AnyHeads();
     return RowBlocks(Lists(heads, n, 4 + 300 / block), block);
   }
   Pattern AnyBlockMask() {

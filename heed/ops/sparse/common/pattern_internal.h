@@ -99,6 +99,7 @@ class Node {
   // Of a node that lists blocks of keys for each row of the call: keys in a block, else 0; and the blocks of this row that
   // have some of the keys [begin, end), ascending.
   virtual int64_t listed_block() const { return 0; }
+  virtual int64_t listed_heads() const { return 1; }  // 1, key heads or query heads: for which it has lists
   virtual std::span<const int64_t> Listed(const Place& /*place*/, int64_t /*row*/, int64_t /*begin*/,
                                           int64_t /*end*/) const {
     return {};
@@ -170,6 +171,10 @@ void CheckPattern(const char* op, const Pattern& pattern, const PatternCall& cal
 // The tiles that rows of the call visit, by blocks of 64 rows. Lists that were compiled lately are found
 // again, from any thread.
 std::shared_ptr<const softmax::Visits> Compile(const Pattern& pattern, const PatternCall& call);
+
+// Lists the rows of each tile instead, for a pattern of blocks listed by row; null where rows next to each other keep the same
+// tiles, so that it would not pay.
+std::shared_ptr<const softmax::TileRows> CompileTileRows(const Pattern& pattern, const PatternCall& call);
 
 // Whether a pair is kept, from the definitions: for tests. `row` is of the call.
 bool Keeps(const Pattern& pattern, const PatternCall& call, int64_t batch, int64_t head, int64_t row,

@@ -373,13 +373,16 @@ class RowBlocksNode : public Node {
   }
 
   void Check(const char* op, const PatternCall& call) const override {
-    const bool heads_fit = heads_ == 0 || heads_ == call.key_heads || (builder != "keys" && heads_ == call.query_heads);
+    const bool heads_fit = heads_ == 0 || heads_ == call.key_heads ||
+                           (builder != "keys" && (heads_ == 1 || heads_ == call.query_heads));
     if (batches_ == call.batches && rows_ == call.Tq && heads_fit) return;
     const auto shape = [](int64_t b, int64_t t, int64_t h) {
       return "[" + std::to_string(b) + "," + std::to_string(t) + (h > 0 ? "," + std::to_string(h) : "") + ",n]";
     };
     std::string expected = shape(call.batches, call.Tq, 0);
-    if (builder != "keys" && call.query_heads != call.key_heads) expected += ", " + shape(call.batches, call.Tq, call.query_heads);
+    if (builder != "keys" && call.query_heads != call.key_heads) {
+      expected += ", " + shape(call.batches, call.Tq, call.query_heads);
+    }
     throw InvalidArgument(std::string(op) + ": pattern has " + (builder == "keys" ? "keys" : "row blocks") + " of shape " +
                           shape(batches_, rows_, heads_) + ", expected " + expected + " or " +
                           shape(call.batches, call.Tq, call.key_heads));
@@ -387,6 +390,7 @@ class RowBlocksNode : public Node {
   bool by_head() const override { return heads_ > 1; }
   bool by_batch() const override { return true; }
   int64_t listed_block() const override { return block_; }
+  int64_t listed_heads() const override { return std::max<int64_t>(heads_, 1); }
 
   void Tiles(const Place& place, const RowRange& rows, TileSet& tiles) const override {
     for (int64_t i = 0; i < rows.count; ++i) {

@@ -31,6 +31,8 @@ struct BlockCall {
 
   int64_t heads() const { return by_head ? problem.query_heads : problem.key_heads; }
   int64_t heads_per_choice() const { return by_head ? 1 : problem.group(); }
+  int64_t features() const { return box ? 2 * problem.depth : problem.depth; }
+
   template <class S>
   const S* Key(int64_t b, int64_t token, int64_t head) const {
     if (cache == nullptr) {
@@ -46,7 +48,6 @@ struct BlockCall {
     if (cache == nullptr || token % SketchBlocks::kTokens != 0) return nullptr;
     return cache->sketch.At(cache->pages[b][token / cache->page_tokens], head, token % cache->page_tokens);
   }
-  int64_t features() const { return box ? 2 * problem.depth : problem.depth; }
 };
 
 // The blocks [0, count) that a row may keep, where it stands among all, and whether the block there is one of them.
@@ -80,8 +81,8 @@ struct IndexerCall {
   bool causal = true;
 };
 
-// What each computes, and bytes of scratch that it reserves per thread, and shared ones. An index has the blocks or keys of
-// each row, `width` at most, ascending, behind as many -1 as there are fewer.
+// What each SIMD target computes. An index has the blocks or keys of each row, `width` at most, ascending, behind as many -1
+// as there are fewer.
 struct Passes {
   void (*top_blocks)(Context& ctx, const BlockCall& call, int64_t width, int64_t* index);
   // For each row and head `words` of bits, one for each block.

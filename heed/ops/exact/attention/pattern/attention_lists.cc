@@ -5,6 +5,7 @@
 // not follow each other; kernels read them where they are, and the cost is that of the pairs.
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -113,6 +114,34 @@ void PlacePattern(const char* op, const Pattern& pattern, bool to_lengths, Probl
     }
     p->has_pattern = true;
   });
+}
+
+void PlaceTileRows(const char* op, const Pattern& pattern, Problem* p) {
+  // Fewer rows would not fill blocks; and lists count tiles from key 0, as kernels do from the first valid one.
+  constexpr int64_t kFewestRows = 2 * patterns::kBlockRows;
+  const bool fits = std::ranges::all_of(p->sequences, [&](const Sequence& s) {
+    return s.num_queries * p->group() >= kFewestRows && s.key_begin % patterns::kTile == 0;
+  });
+  p->invariant = true;  // takes kernels of one order of sums, whichever way pays
+  std::vector<std::shared_ptr<const softmax::TileRows>> lists;
+  bool pays = fits;
+  if (fits) {
+    ForPatternCalls(/*to_lengths=*/false, p, [&](const PatternCall& call, std::span<Sequence> sequences) {
+      patterns::CheckPattern(op, pattern, call);
+      lists.push_back(patterns::CompileTileRows(pattern, call));
+      pays = pays && lists.back() != nullptr;
+      for (Sequence& s : sequences) {
+        s.tile_rows = lists.back().get();
+        s.kept_batch = std::ssize(sequences) > 1 ? s.batch : 0;
+      }
+    });
+  }
+  if (pays) {
+    p->tile_rows = std::move(lists);
+    return;
+  }
+  for (Sequence& s : p->sequences) s.tile_rows = nullptr;
+  PlacePattern(op, pattern, /*to_lengths=*/false, p);
 }
 
 std::vector<Piece> ProblemsOfRows(Problem whole, const Pattern& pattern, const softmax::Gradients& gradients) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -26,19 +27,23 @@ bool IsByRow(Context& ctx, const Problem& p) {
   return Explain(ctx, p.in, p.options).why.find("each row is a problem of its own") != std::string::npos;
 }
 
-// `count` keys of each row, or fewer, in any order, by key head or for all of them.
-Pattern RandomKeys(const Problem& p, int64_t count, bool by_head, uint64_t seed) {
-  const int64_t B = p.in.q.size(0), Tq = p.in.q.size(1), Tk = p.in.k.size(1), H = by_head ? p.in.k.size(2) : 1;
+bool IsByTile(Context& ctx, const Problem& p) {
+  return Explain(ctx, p.in, p.options).why.find("wherever they stand") != std::string::npos;
+}
+
+// `count` of the numbers below `most` for each row, or fewer, in any order, for so many heads; 0: no such axis.
+Buffer RandomLists(const Problem& p, int64_t count, int64_t most, int64_t heads, uint64_t seed) {
+  const int64_t B = p.in.q.size(0), Tq = p.in.q.size(1), H = std::max<int64_t>(heads, 1);
   std::vector<int64_t> shape = {B, Tq, count};
-  if (by_head) shape.insert(shape.begin() + 2, H);
-  const Buffer index(DType::kI64, shape);
+  if (heads > 0) shape.insert(shape.begin() + 2, heads);
+  Buffer index(DType::kI64, shape);
   Random random(seed);
-  std::vector<int64_t> all(static_cast<size_t>(std::max(Tk, count)));
-  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i) < Tk ? static_cast<int64_t>(i) : -1;
+  std::vector<int64_t> all(static_cast<size_t>(std::max(most, count)));
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i) < most ? static_cast<int64_t>(i) : -1;
   std::vector<int64_t> at(shape.size());
   for (int64_t row = 0; row < B * Tq * H; ++row) {
     at = {row / (Tq * H), row / H % Tq};
-    if (by_head) at.push_back(row % H);
+    if (heads > 0) at.push_back(row % H);
     at.push_back(0);
     for (int64_t i = 0; i < count; ++i) {
       std::swap(all[static_cast<size_t>(i)], all[static_cast<size_t>(random.Integer(i, std::ssize(all) - 1))]);
@@ -46,7 +51,17 @@ Pattern RandomKeys(const Problem& p, int64_t count, bool by_head, uint64_t seed)
       SetElement(index.view(), at, random.Chance(.1) ? -1 : static_cast<double>(all[static_cast<size_t>(i)]));
     }
   }
-  return patterns::Keys(index.view());
+  return index;
+}
+
+Pattern RandomKeys(const Problem& p, int64_t count, bool by_head, uint64_t seed) {
+  const int64_t Tk = p.in.k.size(1);
+  return patterns::Keys(RandomLists(p, count, Tk, by_head ? p.in.k.size(2) : 0, seed).view());
+}
+
+Pattern RandomRowBlocks(const Problem& p, int64_t count, int64_t block, int64_t heads, uint64_t seed) {
+  const int64_t blocks = (p.in.k.size(1) + block - 1) / block;
+  return patterns::RowBlocks(RandomLists(p, count, blocks, heads, seed).view(), block);
 }
 
 // Every step-th token, from one on.
@@ -233,6 +248,57 @@ TEST_P(PatternPaths, BlocksHaveTheBitsOfTheirMask) {
   }
 }
 
+// Whatever shares lanes: heads of a group or none, odd numbers of rows, tiles kept in part, and values that are not finite
+// where no row looks.
+TEST_P(PatternPaths, RowBlocksHaveTheBitsOfTheirTiles) {
+  const Sizes sizes[] = {{.B = 2, .Tq = 300, .Tk = 300, .Hq = 4, .Hkv = 2, .D = 24, .Dv = 20},
+                         {.B = 1, .Tq = 203, .Tk = 1200, .Hq = 1, .Hkv = 1, .D = 16, .Dv = 16},
+                         {.B = 1, .Tq = 211, .Tk = 700, .Hq = 3, .Hkv = 1, .D = 8, .Dv = 40},
+                         {.B = 2, .Tq = 41, .Tk = 640, .Hq = 8, .Hkv = 2, .D = 12, .Dv = 8}};
+  uint64_t seed = 1;
+  for (const Sizes& size : sizes) {
+    for (const int64_t block : {64, 16, 100, 128}) {
+      for (int variant = 0; variant < 6; ++variant, ++seed) {
+        Problem p = MakeProblem(GetParam(), size, seed);
+        const int64_t heads[] = {0, 1, size.Hkv, size.Hq};
+        p.options.pattern = RandomRowBlocks(p, 2, block, heads[seed % 4], seed);
+        ChooseOptions(p, size, variant);
+        if (variant == 4) p.options.key_starts = KeepInts(p, std::vector<int64_t>(static_cast<size_t>(size.B), 128));
+        p.options.invariant = true;
+        if (variant == 5) {
+          TensorView v(const_cast<void*>(p.in.v.data()), p.in.v.dtype(), p.in.v.sizes(), p.in.v.strides());
+          SetElement(v, std::vector<int64_t>{0, size.Tk / 2, 0, 1}, std::numeric_limits<double>::infinity());
+        }
+        ASSERT_EQ(IsByTile(ctx_, p), size.Tk / 4 % 64 == 0 || variant != 5) << Title(p);
+        Problem tiles = p;
+        tiles.options.pattern = p.options.pattern & patterns::SlidingWindow(1 << 20, 1 << 20);
+        ASSERT_FALSE(IsByTile(ctx_, tiles));
+        EXPECT_EQ(Difference(RunForward(ctx_, p), RunForward(ctx_, tiles)), "") << Title(p);
+        EXPECT_EQ(Difference(RunBackward(ctx_, WithGradients(p, seed)), RunBackward(ctx_, WithGradients(tiles, seed))), "")
+            << Title(p);
+        if (variant == 5) continue;
+        const Comparison forward = Compare(MakeCase(p), ctx_);
+        EXPECT_TRUE(forward.ok) << Title(p) << ": " << forward.message;
+      }
+    }
+  }
+}
+
+TEST_P(PatternPaths, BitsOfRowBlocksDoNotDependOnThreadsOrStrides) {
+  Context one(1), many(5);
+  Problem p = MakeProblem(GetParam(), {.B = 1, .Tq = 1500, .Tk = 1500, .Hq = 2, .Hkv = 1, .D = 16, .Dv = 24});
+  p.options.causal = true;
+  p.options.pattern = RandomRowBlocks(p, 3, 64, 0, 3);
+  ASSERT_TRUE(IsByTile(ctx_, p));
+  const Result all = RunForward(one, p);
+  EXPECT_EQ(Difference(all, RunForward(many, p)), "");
+  EXPECT_EQ(Difference(all, RunForward(ctx_, Restrided(p, 5))), "");
+  const Problem trained = WithGradients(p, 7);
+  const auto gradients = RunBackward(one, trained);
+  EXPECT_EQ(Difference(gradients, RunBackward(many, trained)), "");
+  EXPECT_EQ(Difference(gradients, RunBackward(ctx_, trained)), "");
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, PatternPaths, testing::Values(DType::kF64, DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& info) { return std::string(Name(info.param)); });
 
@@ -246,6 +312,11 @@ TEST(PatternPathsTest, CostIsThatOfWhatIsKept) {
     EXPECT_LE(e.visited_pairs, share * e.flops / (2 * 16)) << pattern.ToString();
     EXPECT_FALSE(e.invariant);
   }
+  p.options.pattern = RandomRowBlocks(p, 4, 64, 0, 1);
+  const Explanation blocks = Explain(ctx, p.in, p.options);
+  EXPECT_LE(blocks.flops, 2 * 16 * 4 * 64 * 4096);
+  EXPECT_LE(blocks.visited_pairs, 1.01 * blocks.flops / (2 * 16));
+  EXPECT_TRUE(blocks.invariant);
   p.options.pattern = RandomKeys(p, 32, false, 1);
   const Explanation e = Explain(ctx, p.in, p.options);
   EXPECT_LE(e.flops, 2 * 16 * 32 * 4096);

@@ -145,9 +145,13 @@ Piece ResiduesOfSequence(const Problem& whole, const softmax::Gradients& gradien
 
 std::vector<Layer> LayersOf(const Problem& p, const Options& options) {
   const Layer tiles = {Layer::kTiles};
-  if (!options.pattern.present() || NeedsTiles(options) || p.sequences.empty()) return {tiles};
+  if (!options.pattern.present() || p.sequences.empty()) return {tiles};
   const patterns::Node& node = *options.pattern.node();
+  Options others = options;
+  if (node.builder == "row_blocks") others.invariant = false;  // by tile or not, bits are the same
+  if (NeedsTiles(others)) return {tiles};
   if (node.builder == "keys") return {{Layer::kRows}};
+  if (node.builder == "row_blocks") return {{Layer::kTileRows}};
   if (const auto alone = ResiduesOf(node)) {
     return {{Layer::kResidues, alone->step, 0, alone->reach, alone->reach}};
   }
@@ -176,6 +180,9 @@ std::vector<Piece> PiecesOf(const char* op, Problem whole, const Options& option
       whole.window_left = layer.left;
       whole.window_right = layer.right;
       for (Sequence& s : whole.sequences) s.sink_end = s.key_begin;
+      break;
+    case Layer::kTileRows:
+      PlaceTileRows(op, options.pattern, &whole);
       break;
     case Layer::kRows:
       return ProblemsOfRows(std::move(whole), options.pattern, gradients);
