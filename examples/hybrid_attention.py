@@ -1,6 +1,6 @@
-# Hybrids of exact and linear attention on PyTorch tensors, as small functions with gradients: LoLCATs, whose two parts share a
-# denominator, Based, whose layers alternate, and Infini-attention, which gates a memory against its own segment. Run, it shows what
-# each makes of one sequence.
+# Hybrids of exact and linear attention on PyTorch tensors, as small functions with gradients: LoLCATs, whose two parts
+# share a denominator, Based, whose layers alternate, and Infini-attention, which gates a memory against its own segment.
+# Run, it shows what each makes of one sequence.
 import torch
 import torch.nn.functional as F
 
@@ -13,8 +13,8 @@ def older(x, window):
 
 
 def linear_parts(phi_q, phi_k, v, window):
-    """Numerator and denominator of linear attention over everything older than the window; a column of ones beside the values sums
-    what they are weighted with."""
+    """Numerator and denominator of linear attention over everything older than the window; a column of ones beside the
+    values sums what they are weighted with."""
     ones = torch.ones_like(v[..., :1])
     both = heed.linear_attention(
         phi_q, older(phi_k, window), older(torch.cat([v, ones], -1), window), feature_map="identity", normalize=False
@@ -38,8 +38,9 @@ def hedgehog(x, weight):
 
 
 def lolcats(q, k, v, weight_q, weight_k, gate, *, window=64):
-    """Softmax over the last `window` keys and softmax features for all older ones, one denominator; gate [H] in (0, 1) multiplies the
-    exact part. The largest logit of the window is part of the definition: exp(s - m) stands beside features that know no m."""
+    """Softmax over the last `window` keys and softmax features for all older ones, one denominator; gate [H] in (0, 1)
+    multiplies the exact part. The largest logit of the window is part of the definition: exp(s - m) stands beside
+    features that know no m."""
     scale = q.shape[-1] ** -0.5
     o, lse = heed.attention(q, k, v, causal=True, window=(window - 1, 0), scale=scale, return_lse=True)
     num, den = linear_parts(hedgehog(q, weight_q), hedgehog(k, weight_k), v, window)
@@ -47,8 +48,8 @@ def lolcats(q, k, v, weight_q, weight_k, gate, *, window=64):
 
 
 def based(layers, window=64):
-    """Layers alternate: those of even number are linear attention by the Taylor series of exp, the others a window of softmax. `layers`
-    has q, k and v of each."""
+    """Layers alternate: those of even number are linear attention by the Taylor series of exp, the others a window of
+    softmax. `layers` has q, k and v of each."""
     return [
         heed.based(q, k, v) if i % 2 == 0 else heed.attention(q, k, v, causal=True, window=(window - 1, 0))
         for i, (q, k, v) in enumerate(layers)
@@ -56,8 +57,8 @@ def based(layers, window=64):
 
 
 def infini_attention(q, k, v, beta, *, segment=2048):
-    """Softmax within segments, and what linear attention remembers of all segments before; beta [H] gates the two outputs. q and k
-    of the memory should not be rotated."""
+    """Softmax within segments, and what linear attention remembers of all segments before; beta [H] gates the two
+    outputs. q and k of the memory should not be rotated."""
     own = heed.attention(q, k, v, causal=True, chunk=segment)
     phi_q, phi_k = F.elu(q) + 1, F.elu(k) + 1
     v1 = torch.cat([v, torch.ones_like(v[..., :1])], -1)

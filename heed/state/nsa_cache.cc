@@ -61,15 +61,19 @@ void NSACache::Reserve(int64_t windows) {
   room_ = room;
 }
 
-void NSACache::Compress(int64_t sequence, int64_t window, int64_t given, const ConstTensorView& k_cmp, const ConstTensorView& v_cmp) {
+void NSACache::Compress(int64_t sequence, int64_t window, int64_t given, const ConstTensorView& k_cmp,
+                        const ConstTensorView& v_cmp) {
   const KVView view = tokens_.view();
   const DType dtype = options_.dtype;
-  for (const auto& [rows, from, channels, to] : {std::tuple{&view.key, &k_cmp, options_.dim, &k_}, {&view.value, &v_cmp, options_.value_dim, &v_}}) {
+  for (const auto& [rows, from, channels, to] :
+       {std::tuple{&view.key, &k_cmp, options_.dim, &k_}, {&view.value, &v_cmp, options_.value_dim, &v_}}) {
     for (int64_t h = 0; h < options_.heads; ++h) {
       for (int64_t e = 0; e < channels; ++e) {
         double value = 0;
         if (from->present()) {
-          value = LoadAsDouble(dtype, from->data(), sequence * from->stride(0) + given * from->stride(1) + h * from->stride(2) + e * from->stride(3));
+          value = LoadAsDouble(
+              dtype, from->data(),
+              sequence * from->stride(0) + given * from->stride(1) + h * from->stride(2) + e * from->stride(3));
         } else {
           for (int64_t t = window * options_.stride; t < window * options_.stride + options_.length; ++t) {
             value += LoadAsDouble(dtype, RowOf(view, *rows, sequence, t, h), e);
@@ -93,24 +97,30 @@ void NSACache::Append(const ConstTensorView& k, const ConstTensorView& v, std::s
     most = std::max(most, NumWindows(before[b] + added));
     completed = std::max(completed, NumWindows(before[b] + added) - NumWindows(before[b]));
   }
-  if (k_cmp.present() != v_cmp.present()) Fail(std::string("::Append: ") + (k_cmp.present() ? "v_cmp" : "k_cmp"), "is absent", "both or none");
-  for (const auto& [name, t, channels] : {std::tuple{"k_cmp", &k_cmp, options_.dim}, {"v_cmp", &v_cmp, options_.value_dim}}) {
+  if (k_cmp.present() != v_cmp.present())
+    Fail(std::string("::Append: ") + (k_cmp.present() ? "v_cmp" : "k_cmp"), "is absent", "both or none");
+  for (const auto& [name, t, channels] :
+       {std::tuple{"k_cmp", &k_cmp, options_.dim}, {"v_cmp", &v_cmp, options_.value_dim}}) {
     if (!t->present()) continue;
     const std::string argument = std::string("::Append: ") + name;
-    if (t->dtype() != options_.dtype) Fail(argument, std::string("has dtype ") + Name(t->dtype()), Name(options_.dtype));
-    const bool fits = t->rank() == 4 && t->size(0) == options_.batch && t->size(2) == options_.heads && t->size(3) == channels;
+    if (t->dtype() != options_.dtype)
+      Fail(argument, std::string("has dtype ") + Name(t->dtype()), Name(options_.dtype));
+    const bool fits =
+        t->rank() == 4 && t->size(0) == options_.batch && t->size(2) == options_.heads && t->size(3) == channels;
     if (!fits || t->size(1) < completed) {
       Fail(argument, "has shape " + t->ShapeString(),
-           "[" + std::to_string(options_.batch) + ",n," + std::to_string(options_.heads) + "," + std::to_string(channels) +
-               "] with n = " + std::to_string(completed) + " or more windows");
+           "[" + std::to_string(options_.batch) + ",n," + std::to_string(options_.heads) + "," +
+               std::to_string(channels) + "] with n = " + std::to_string(completed) + " or more windows");
     }
-    if (t->device().type != DeviceType::kCpu || (t->num_elements() > 0 && t->data() == nullptr)) Fail(argument, "has no data", "memory on the CPU");
+    if (t->device().type != DeviceType::kCpu || (t->num_elements() > 0 && t->data() == nullptr))
+      Fail(argument, "has no data", "memory on the CPU");
   }
   const int64_t capacity = options_.capacity;
   Reserve(capacity > 0 ? std::min(most, NumWindows(capacity)) : most);
   tokens_.Append(k, v, lengths);
   for (int64_t b = 0; b < options_.batch; ++b) {
-    const int64_t old = NumWindows(before[static_cast<size_t>(b)]), now = NumWindows(this->lengths()[static_cast<size_t>(b)]);
+    const int64_t old = NumWindows(before[static_cast<size_t>(b)]),
+                  now = NumWindows(this->lengths()[static_cast<size_t>(b)]);
     for (int64_t w = old; w < now; ++w) Compress(b, w, w - old, k_cmp, v_cmp);
   }
 }

@@ -1,5 +1,5 @@
-// NSACache: what native sparse attention keeps of sequences that grow token by token: a cache of keys and values, and what stands for
-// each window of them.
+// NSACache: what native sparse attention keeps of sequences that grow token by token: a cache of keys and values, and
+// what stands for each window of them.
 #ifndef HEED_STATE_NSA_CACHE_H_
 #define HEED_STATE_NSA_CACHE_H_
 
@@ -19,7 +19,8 @@ namespace heed {
 // What attention sees of such a cache, until it changes.
 struct NSAView {
   KVView tokens;
-  ConstTensorView k_cmp, v_cmp;  // [B, N, H, D] and [B, N, H, Dv], N the windows of the longest sequence; others have fewer
+  ConstTensorView k_cmp;  // [B, N, H, D], N the windows of the longest sequence; others have fewer
+  ConstTensorView v_cmp;  // [B, N, H, Dv]
   int64_t length = 0, stride = 0;
 };
 
@@ -27,14 +28,14 @@ struct NSAView {
 class HEED_API NSACache {
  public:
   struct Options {
-    int64_t batch = 1;      // B, at least 1
-    int64_t heads = 1;      // H, at least 1
-    int64_t dim = 1;        // D, at least 1
-    int64_t value_dim = 0;  // Dv; 0 is dim
-    int64_t length = 64;    // tokens of a window, at least 1
-    int64_t stride = 64;    // tokens between the beginnings of two windows, at least 1
-    int64_t capacity = -1;  // tokens per sequence, at least 1; -1: grows without bound
-    int64_t page = 64;      // tokens; 0: contiguous, one page of `capacity` per sequence
+    int64_t batch = 1;          // B, at least 1
+    int64_t heads = 1;          // H, at least 1
+    int64_t dim = 1;            // D, at least 1
+    int64_t value_dim = 0;      // Dv; 0 is dim
+    int64_t length = 64;        // tokens of a window, at least 1
+    int64_t stride = 64;        // tokens between the beginnings of two windows, at least 1
+    int64_t capacity = -1;      // tokens per sequence, at least 1; -1: grows without bound
+    int64_t page = 64;          // tokens; 0: contiguous, one page of `capacity` per sequence
     DType dtype = DType::kF32;  // f64, f32, bf16 or f16
   };
 
@@ -43,13 +44,14 @@ class HEED_API NSACache {
 
   const Options& options() const { return options_; }
 
-  // Adds rows [0, lengths[b]) of k[b] and v[b] to sequence b, all T where `lengths` is empty, and one row for each window that is
-  // complete then: the mean of its keys and of its values, rounded to the dtype, or the next row of k_cmp and v_cmp.
+  // Adds rows [0, lengths[b]) of k[b] and v[b] to sequence b, all T where `lengths` is empty, and one row for each
+  // window that is complete then: the mean of its keys and of its values, rounded to the dtype, or the next row of
+  // k_cmp and v_cmp.
   //
   //   k      [B, T, H, D]   dtype of the cache, any strides
   //   v      [B, T, H, Dv]  likewise
-  //   k_cmp  [B, n, H, D]   dtype of the cache, any strides, n at least the windows that any sequence completes now; with
-  //   v_cmp  [B, n, H, Dv]  it or absent with it
+  //   k_cmp  [B, n, H, D]   likewise, n at least the windows that any sequence completes now; may be absent
+  //   v_cmp  [B, n, H, Dv]  likewise, with k_cmp
   //
   // O(rows appended), and length tokens for each mean. Throws as KVCache::Append does; on throw the cache is as it was.
   void Append(const ConstTensorView& k, const ConstTensorView& v, std::span<const int64_t> lengths = {},
@@ -78,11 +80,12 @@ class HEED_API NSACache {
   }
   // Room for so many windows of each sequence. Rows that are there stay.
   void Reserve(int64_t windows);
-  void Compress(int64_t sequence, int64_t window, int64_t given, const ConstTensorView& k_cmp, const ConstTensorView& v_cmp);
+  void Compress(int64_t sequence, int64_t window, int64_t given, const ConstTensorView& k_cmp,
+                const ConstTensorView& v_cmp);
 
   Options options_;
   KVCache tokens_;
-  int64_t room_ = 0;                  // windows of each sequence
+  int64_t room_ = 0;              // windows of each sequence
   std::vector<std::byte> k_, v_;  // [B, room, H, D] and [B, room, H, Dv]
 };
 

@@ -29,7 +29,8 @@ using namespace nanobind::literals;
 constexpr char kName[] = "NSACache";
 constexpr Renamed kRenamed[] = {{"o", "out"}, {"k_cmp", "compressed[0]"}, {"v_cmp", "compressed[1]"}};
 
-// The cache, what its rows select, and its lock: calls that change the cache take turns, those that only look run together.
+// The cache, what its rows select, and its lock: calls that change the cache take turns, those that only look run
+// together.
 struct NSAOwner {
   NSACache cache;
   nsa::Options options;
@@ -69,7 +70,8 @@ void Init(NSAOwner* self, const nb::args& args, const nb::kwargs& kwargs) {
   InitCall call;
   call.cache.batch = call.cache.heads = call.cache.dim = -1;
   Read<InitCall>(kName, kInit, 4, args.ptr(), kwargs.ptr(), call);
-  for (const auto& [name, value] : {std::pair{"batch", call.cache.batch}, {"heads", call.cache.heads}, {"dim", call.cache.dim}}) {
+  for (const auto& [name, value] :
+       {std::pair{"batch", call.cache.batch}, {"heads", call.cache.heads}, {"dim", call.cache.dim}}) {
     if (value == -1) FailMissing(kName, name);
   }
   CheckPage(kName, call.cache);
@@ -92,8 +94,10 @@ void ReadRowsOf(RowsCall& call, const Argument& a) {
   call.*kField = call.arrays.ReadInPlace(a, Kind::kFloat);
 }
 void ReadCompressed(RowsCall& call, const Argument& a) {
-  if (!PySequence_Check(a.value.ptr()) || PySequence_Size(a.value.ptr()) != 2) Fail(a, "a pair (k_cmp, v_cmp), or None");
-  const nb::object first = nb::steal(PySequence_GetItem(a.value.ptr(), 0)), second = nb::steal(PySequence_GetItem(a.value.ptr(), 1));
+  if (!PySequence_Check(a.value.ptr()) || PySequence_Size(a.value.ptr()) != 2)
+    Fail(a, "a pair (k_cmp, v_cmp), or None");
+  const nb::object first = nb::steal(PySequence_GetItem(a.value.ptr(), 0)),
+                   second = nb::steal(PySequence_GetItem(a.value.ptr(), 1));
   if (!first.is_valid() || !second.is_valid()) throw nb::python_error();
   call.k_cmp = call.arrays.ReadInPlace({a.operation, "compressed[0]", first}, Kind::kFloat);
   call.v_cmp = call.arrays.ReadInPlace({a.operation, "compressed[1]", second}, Kind::kFloat);
@@ -101,7 +105,8 @@ void ReadCompressed(RowsCall& call, const Argument& a) {
 constexpr Keyword<RowsCall> kRows[] = {
     {"k", false, &ReadRowsOf<&RowsCall::k>},
     {"v", false, &ReadRowsOf<&RowsCall::v>},
-    {"lengths", true, [](RowsCall& call, const Argument& a) { call.lengths = ReadPerSequence(call.arrays, a, call.batch); }},
+    {"lengths", true,
+     [](RowsCall& call, const Argument& a) { call.lengths = ReadPerSequence(call.arrays, a, call.batch); }},
     {"compressed", true, &ReadCompressed},
 };
 
@@ -131,7 +136,8 @@ constexpr Keyword<AttendCall> kAttend[] = {
     {"gates", false, [](AttendCall& c, const Argument& a) { c.gates = c.arrays.Read(a, Kind::kFloat); }},
     {"scale", true, [](AttendCall& c, const Argument& a) { c.options.scale = ToFinite(a); }},
     {"out", true, [](AttendCall& c, const Argument& a) { c.out = a.value, c.o = c.arrays.Write(a, Kind::kFloat); }},
-    {"threads", true, [](AttendCall& c, const Argument& a) { c.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads)); }},
+    {"threads", true,
+     [](AttendCall& c, const Argument& a) { c.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads)); }},
 };
 
 nb::object Attend(const NSAOwner& self, const nb::args& args, const nb::kwargs& kwargs) {
@@ -144,8 +150,9 @@ nb::object Attend(const NSAOwner& self, const nb::args& args, const nb::kwargs& 
   if (call.q.rank() != 4) Fail(kOp, "q", "has shape " + call.q.ShapeString(), "[batch, T, Hq, dim]");
   nb::object o = nb::borrow(call.out);
   if (!o.is_valid()) {
-    NewArray array(kOp, self.cache.options().dtype,
-                   std::vector<int64_t>{call.q.size(0), call.q.size(1), call.q.size(2), self.cache.options().value_dim});
+    NewArray array(
+        kOp, self.cache.options().dtype,
+        std::vector<int64_t>{call.q.size(0), call.q.size(1), call.q.size(2), self.cache.options().value_dim});
     call.o = array.view;
     o = std::move(array.array);
   }
@@ -201,11 +208,12 @@ int64_t NumBytes(const NSAOwner& self) {
 
 nb::str Repr(const NSAOwner& self) {
   std::string lengths;
-  for (const int64_t length : Copied(self, &NSACache::lengths)) lengths += (lengths.empty() ? "" : ", ") + std::to_string(length);
+  for (const int64_t length : Copied(self, &NSACache::lengths))
+    lengths += (lengths.empty() ? "" : ", ") + std::to_string(length);
   const NSACache::Options& o = self.cache.options();
   const std::string text = "<heed.NSACache: batch=" + std::to_string(o.batch) + ", heads=" + std::to_string(o.heads) +
-                           ", dim=" + std::to_string(o.dim) + ", value_dim=" + std::to_string(o.value_dim) + ", dtype='" + Name(o.dtype) +
-                           "', lengths=[" + lengths + "]>";
+                           ", dim=" + std::to_string(o.dim) + ", value_dim=" + std::to_string(o.value_dim) +
+                           ", dtype='" + Name(o.dtype) + "', lengths=[" + lengths + "]>";
   return nb::str(text.c_str());
 }
 
@@ -215,10 +223,14 @@ constexpr Said kSaid[] = {
     {"count", "blocks that a row attends to; the three that are never left out count"},
     {"length", "tokens of a window that is compressed; None: block"},
     {"window", "last tokens that a row sees, itself included"},
-    {"compressed", "(k_cmp, v_cmp), [batch, n, heads, dim] and [batch, n, heads, value_dim]: what stands for the n windows that are now "
-                   "complete; None: their means"},
+    {"compressed",
+     "(k_cmp, v_cmp), [batch, n, heads, dim] and [batch, n, heads, value_dim]: what stands for the n windows that are "
+     "now "
+     "complete; None: their means"},
     {"gates", "[batch, T, Hq, 3]: of compressed, selected and windowed, multiplied as they are"},
 };
+
+constexpr Said kTrimmed[] = {{"lengths", "[batch]: tokens that each sequence keeps"}};
 
 constexpr char kInPython[] = R"(
 Threads of Python may share a cache: calls that change it wait for each other.
@@ -238,13 +250,17 @@ Example:
   True)";
 
 constexpr char kNSAInit[] =
-    "def __init__(self, batch: int, heads: int, dim: int, value_dim: int | None = None, *, block: int = 64, stride: int | None = None, "
-    "count: int = 16, window: int = 512, length: int | None = None, capacity: int | None = None, page: int | None = 64, "
+    "def __init__(self, batch: int, heads: int, dim: int, value_dim: int | None = None, *, block: int = 64, stride: "
+    "int | None = None, "
+    "count: int = 16, window: int = 512, length: int | None = None, capacity: int | None = None, page: int | None = "
+    "64, "
     "dtype: FloatName = 'f32') -> None";
 constexpr char kNSAAppend[] =
-    "def append(self, k: Array, v: Array, lengths: Ints | None = None, *, compressed: tuple[Array, Array] | None = None) -> None";
+    "def append(self, k: Array, v: Array, lengths: Ints | None = None, *, compressed: tuple[Array, Array] | None = "
+    "None) -> None";
 constexpr char kNSAAttend[] =
-    "def attend(self, q: Array, gates: Array, *, scale: float | None = None, out: OutArray | None = None, threads: int | None = None) "
+    "def attend(self, q: Array, gates: Array, *, scale: float | None = None, out: OutArray | None = None, threads: int "
+    "| None = None) "
     "-> Result";
 
 }  // namespace
@@ -258,13 +274,16 @@ void BindNSACache(nb::module_& m) {
            Docstring(doc::kNSACacheAppend, kNSAAppend, {kSaid, kCacheArguments}).c_str())
       .def("attend", &Attend, nb::sig(kNSAAttend),
            Docstring(nsa::doc::kAttend, kNSAAttend, {kSaid, kAttendArguments}, "Returns o, a NumPy array.").c_str())
-      .def_prop_ro("lengths", [](const NSAOwner& self) { return Array("NSACache.lengths", Copied(self, &NSACache::lengths)); },
-                   nb::sig(kLengthsSignature), "Tokens of each sequence, i64 [batch]: a copy.")
-      .def_prop_ro("appended", [](const NSAOwner& self) { return Array("NSACache.appended", Copied(self, &NSACache::appended)); },
-                   nb::sig(kAppendedSignature),
-                   "Tokens of these that the last append added, i64 [batch]: a copy.")
+      .def_prop_ro(
+          "lengths", [](const NSAOwner& self) { return Array("NSACache.lengths", Copied(self, &NSACache::lengths)); },
+          nb::sig(kLengthsSignature), "Tokens of each sequence, i64 [batch]: a copy.")
+      .def_prop_ro(
+          "appended",
+          [](const NSAOwner& self) { return Array("NSACache.appended", Copied(self, &NSACache::appended)); },
+          nb::sig(kAppendedSignature), "Tokens of these that the last append added, i64 [batch]: a copy.")
       .def_prop_ro("nbytes", &NumBytes, doc::kNSACacheNbytes)
-      .def("trim", &Trim, "lengths"_a.none(), nb::sig(kTrimSignature), doc::kNSACacheTrim)
+      .def("trim", &Trim, "lengths"_a.none(), nb::sig(kTrimSignature),
+           Docstring(doc::kNSACacheTrim, kTrimSignature, {kTrimmed}).c_str())
       .def("fork", &ForkNSA, nb::sig(kForkSignature), doc::kNSACacheFork);
 }
 

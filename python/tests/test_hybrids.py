@@ -22,7 +22,8 @@ def same(ours, theirs, inputs):
     """Values and all gradients of a random functional."""
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
     do = normal(*ours.shape, seed=9).detach()
-    for a, b in zip(torch.autograd.grad((ours * do).sum(), inputs), torch.autograd.grad((theirs * do).sum(), inputs), strict=True):
+    found = (torch.autograd.grad((o * do).sum(), inputs) for o in (ours, theirs))
+    for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 
@@ -64,7 +65,8 @@ def test_infini_attention(T, segment):
     ours = hybrids.infini_attention(q, k, v, beta, segment=segment)
     i, j = torch.arange(T)[:, None], torch.arange(T)
     own = logits_of(q, k).masked_fill((j > i) | (j // segment != i // segment), -torch.inf).softmax(-1)
-    phi = torch.einsum("bihf,bjhf->bhij", torch.nn.functional.elu(q) + 1, torch.nn.functional.elu(k) + 1) * (j // segment < i // segment)
+    phi_q, phi_k = (torch.nn.functional.elu(x) + 1 for x in (q, k))
+    phi = torch.einsum("bihf,bjhf->bhij", phi_q, phi_k) * (j // segment < i // segment)
     memory = phi / phi.sum(-1, keepdim=True).clamp_min(1e-12)
     share = beta.sigmoid()[:, None, None]
     same(ours, torch.einsum("bhij,bjhd->bihd", share * memory + (1 - share) * own, v), (q, k, v, beta))

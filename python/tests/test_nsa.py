@@ -85,14 +85,16 @@ def test_it_is_the_definition(options, given, Tq):
     if given:
         stride = options.get("stride") or options["block"]
         windows = max(0, (40 - (options.get("length") or options["block"])) // stride + 1)
-        options = {**options, "compressed": (RNG.standard_normal((2, windows, 2, 6)), RNG.standard_normal((2, windows, 2, 5)))}
-    np.testing.assert_allclose(heed.nsa(q, k, v, gates, **options), naive(q, k, v, gates, **options), rtol=0, atol=1e-13)
+        options = {**options, "compressed": [RNG.standard_normal((2, windows, 2, channels)) for channels in (6, 5)]}
+    expected = naive(q, k, v, gates, **options)
+    np.testing.assert_allclose(heed.nsa(q, k, v, gates, **options), expected, rtol=0, atol=1e-13)
 
 
 def test_the_importance_of_windows_that_overlap_is_the_papers():
     """length 32, stride 16, block 64: weights 1, 2, 2, 2, 1 of five windows."""
     p = np.arange(1.0, 12)[None, None, None]
-    assert importances(p, 64, 32, 16, 3)[0, 0, 0].tolist() == [1 * 2 + 2 * 2 + 3 * 2 + 4, 4 + 5 * 2 + 6 * 2 + 7 * 2 + 8, 8 + 9 * 2 + 10 * 2 + 11 * 2]
+    assert importances(p, 64, 32, 16, 3)[0, 0, 0].tolist() == [
+        1 * 2 + 2 * 2 + 3 * 2 + 4, 4 + 5 * 2 + 6 * 2 + 7 * 2 + 8, 8 + 9 * 2 + 10 * 2 + 11 * 2]
     q, k, v, gates = inputs(B=1, Tq=512, Tk=512)
     options = {"length": 32, "stride": 16, "count": 5, "window": 64}
     np.testing.assert_allclose(heed.nsa(q, k, v, gates, **options), naive(q, k, v, gates, **options), rtol=0, atol=1e-13)
@@ -166,7 +168,8 @@ def test_errors():
         (lambda: heed.nsa(q, k, v, gates, compressed=3), r"nsa: compressed is 3, expected a pair \(k_cmp, v_cmp\), or None"),
         (lambda: heed.nsa(q, k, v, gates, block=4, compressed=(c[:, :9], c[:, :9])),
          r"nsa: compressed\[0\] has shape \[2,9,2,6\], expected \[2,N,2,6\] with N = 10 or more windows"),
-        (lambda: heed.nsa(q, k, v, gates, block=4, compressed=(c, c)), r"nsa: compressed\[1\] has shape \[2,10,2,6\], expected \[2,N,2,5\]"),
+        (lambda: heed.nsa(q, k, v, gates, block=4, compressed=(c, c)),
+         r"nsa: compressed\[1\] has shape \[2,10,2,6\], expected \[2,N,2,5\]"),
         (lambda: heed.nsa(q, k, v, gates, out=np.zeros((2, 40, 4, 4))), r"nsa: out has shape \[2,40,4,4\]"),
         (lambda: heed.nsa_backward(q, q, k, v, gates), r"nsa_backward: do has shape \[2,40,4,6\], expected \[2,40,4,5\]"),
     ]:
@@ -264,7 +267,8 @@ class TestCache:
             o = cache.attend(q[:, begin:end], gates[:, begin:end])
             np.testing.assert_allclose(o, whole[:, begin:end], rtol=0, atol=1e-14)
             done = now
-        with pytest.raises(heed.InvalidArgument, match=r"^NSACache.append: compressed\[0\] has shape \[2,0,2,6\], expected \[2,n,2,6\] with n = 1"):
+        message = r"^NSACache.append: compressed\[0\] has shape \[2,0,2,6\], expected \[2,n,2,6\] with n = 1"
+        with pytest.raises(heed.InvalidArgument, match=message):
             cache.append(k[:, :2], v[:, :2], compressed=[x[:, :0] for x in c])
         assert cache.lengths.tolist() == [40, 40]
 
@@ -273,8 +277,10 @@ class TestCache:
         ends, new = (40, 23, 3), (5, 0, 3)
         cache = heed.NSACache(3, 2, 6, 5, dtype="f64", **self.OPTIONS)
         cache.append(k, v, [end - n for end, n in zip(ends, new)])
-        rows = [np.stack([np.resize(x[b, end - n:end] if n else x[b, :1], (5, *x.shape[2:])) for b, (end, n) in enumerate(zip(ends, new))])
-                for x in (q, k, v, gates)]
+        rows = [np.zeros((3, 5, *x.shape[2:])) for x in (q, k, v, gates)]
+        for to, x in zip(rows, (q, k, v, gates)):
+            for b, (end, n) in enumerate(zip(ends, new)):
+                to[b, :n] = x[b, end - n:end]
         cache.append(rows[1], rows[2], new)
         o = cache.attend(rows[0], rows[3], scale=0.3)
         for b, (end, n) in enumerate(zip(ends, new)):
@@ -306,12 +312,14 @@ class TestCache:
             (lambda: heed.NSACache(2, 2, 6, block=0), "NSACache: block is 0, expected an int"),
             (lambda: heed.NSACache(2, 2, 6, page=None), "NSACache: page is None without a capacity"),
             (lambda: cache.append(k, v[..., :4]), r"NSACache.append: v has shape \[2,40,2,4\]"),
-            (lambda: cache.append(np.resize(k, (2, 42, 2, 6)), np.resize(v, (2, 42, 2, 5))), "NSACache.append: "),
+            (lambda: cache.append(np.zeros((2, 42, 2, 6), "f"), np.zeros((2, 42, 2, 5), "f")), "NSACache.append: "),
             (lambda: cache.append(k, v, compressed=3), "NSACache.append: compressed is 3, expected a pair"),
-            (lambda: cache.attend(q, gates), "NSACache.attend: q has 40 tokens, expected at most the 9 that were appended"),
-            (lambda: cache.attend(q[:, :9, :3], gates[:, :9, :3]), r"NSACache.attend: q has shape \[2,9,3,6\], expected \[2,T,H,6\] with H a multiple of 2"),
-            (lambda: cache.attend(q[:, :9], gates[:, :8]), r"NSACache.attend: gates has shape \[2,8,4,3\], expected \[2,9,4,3\]"),
-            (lambda: cache.attend(q[:, :9].astype(np.float64), gates[:, :9]), "NSACache.attend: q has dtype f64, expected f32"),
+            (lambda: cache.attend(q, gates), "NSACache.attend: q has 40 tokens, expected at most the 9 that were"),
+            (lambda: cache.attend(q[:, :9, :3], gates[:, :9, :3]),
+             r"NSACache.attend: q has shape \[2,9,3,6\], expected \[2,T,H,6\] with H a multiple of 2"),
+            (lambda: cache.attend(q[:, :9], gates[:, :8]),
+             r"NSACache.attend: gates has shape \[2,8,4,3\], expected \[2,9,4,3\]"),
+            (lambda: cache.attend(np.float64(q[:, :9]), gates[:, :9]), "NSACache.attend: q has dtype f64, expected f32"),
             (lambda: cache.attend(q[:, :9], gates[:, :9], scale=float("inf")), "NSACache.attend: scale is inf"),
             (lambda: cache.trim([10, 9]), "NSACache.trim: lengths"),
         ]:

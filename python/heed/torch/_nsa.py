@@ -123,7 +123,8 @@ def nsa(
 ) -> Tensor:
     _dispatch.check_tensors("nsa", q=q, k=k, v=v, gates=gates)
     if compressed is not None and not (isinstance(compressed, Sequence) and len(compressed) == 2):
-        raise InvalidArgument(f"nsa: compressed is of type {type(compressed).__name__}, expected a pair (k_cmp, v_cmp), or None")
+        kind = type(compressed).__name__
+        raise InvalidArgument(f"nsa: compressed is of type {kind}, expected a pair (k_cmp, v_cmp), or None")
     k_cmp, v_cmp = (None, None) if compressed is None else compressed
     if compressed is not None:
         _dispatch.check_tensors("nsa", **{"compressed[0]": k_cmp, "compressed[1]": v_cmp})

@@ -18,11 +18,13 @@ using mechanism::CheckTensor;
 using mechanism::Fail;
 
 // Of any float dtype, but f64 beside f64 and nothing else where `as_o` says so.
-void CheckInput(const char* op, const char* name, const ConstTensorView& t, const mechanism::Axes& shape, DType dtype, bool as_o) {
+void CheckInput(const char* op, const char* name, const ConstTensorView& t, const mechanism::Axes& shape, DType dtype,
+                bool as_o) {
   mechanism::CheckFloat(op, name, t);
   CheckTensor(op, name, t, shape, t.dtype(), true);
   if (as_o && (t.dtype() == DType::kF64) != (dtype == DType::kF64)) {
-    Fail(op, name, std::string("has dtype ") + Name(t.dtype()), dtype == DType::kF64 ? "f64 as o" : "f32, bf16 or f16 beside " + std::string(Name(dtype)));
+    Fail(op, name, std::string("has dtype ") + Name(t.dtype()),
+         dtype == DType::kF64 ? "f64 as o" : "f32, bf16 or f16 beside " + std::string(Name(dtype)));
   }
 }
 
@@ -38,14 +40,15 @@ mechanism::Apart CheckedInputs(const char* op, const Inputs& in) {
   CheckInput(op, "den", in.den, {B, T, H}, dtype, false);
   if (in.gate.present()) CheckInput(op, "gate", in.gate, {H}, dtype, false);
   mechanism::Apart apart;
-  for (const auto& [name, view] : {std::pair{"o", in.o}, {"lse", in.lse}, {"num", in.num}, {"den", in.den}, {"gate", in.gate}}) {
+  for (const auto& [name, view] :
+       {std::pair{"o", in.o}, {"lse", in.lse}, {"num", in.num}, {"den", in.den}, {"gate", in.gate}}) {
     apart.Reads(name, view);
   }
   return apart;
 }
 
-void CheckOutput(const char* op, const char* name, const TensorView& t, const ConstTensorView& like, bool rows, bool wide,
-                 mechanism::Apart& apart) {
+void CheckOutput(const char* op, const char* name, const TensorView& t, const ConstTensorView& like, bool rows,
+                 bool wide, mechanism::Apart& apart) {
   apart.Writes(op, name, t, like.sizes(), wide && t.dtype() == DType::kF64 ? DType::kF64 : like.dtype());
   if (rows) mechanism::CheckContiguousRows(op, name, t);
 }
@@ -62,9 +65,11 @@ void CheckBackward(const char* op, const BackwardInputs& in, const Gradients& ou
   CheckTensor(op, "d_o", in.d_o, in.o.sizes(), in.o.dtype(), true);
   mechanism::CheckContiguousRows(op, "d_o", in.d_o);
   apart.Reads("d_o", in.d_o);
-  for (const auto& [name, view, of, rows] :
-       {std::tuple{"dexact", out.dexact, in.o, true}, {"dlse", out.dlse, in.lse, false}, {"dnum", out.dnum, in.num, true},
-        {"dden", out.dden, in.den, false}, {"dgate", out.dgate, in.gate, false}}) {
+  for (const auto& [name, view, of, rows] : {std::tuple{"dexact", out.dexact, in.o, true},
+                                             {"dlse", out.dlse, in.lse, false},
+                                             {"dnum", out.dnum, in.num, true},
+                                             {"dden", out.dden, in.den, false},
+                                             {"dgate", out.dgate, in.gate, false}}) {
     if (!view.present()) continue;
     if (!of.present()) Fail(op, name, "is asked for", "gate with it");
     CheckOutput(op, name, view, of, rows, wide, apart);

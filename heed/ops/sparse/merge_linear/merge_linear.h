@@ -2,8 +2,9 @@
 //
 //   o = (g exp(lse) o_exact + num) / (g exp(lse) + den)
 //
-// The exact part comes with its log-sum-exp, as attention returns it; the linear one with its numerator sum phi(q) phi(k) v
-// and its denominator sum phi(q) phi(k), which one call of linear attention has if a column of ones stands beside the values.
+// The exact part comes with its log-sum-exp, as attention returns it; the linear one with its numerator sum phi(q)
+// phi(k) v and its denominator sum phi(q) phi(k), which one call of linear attention has if a column of ones stands
+// beside the values.
 //
 // Source: Zhang et al., "LoLCATs: on low-rank linearizing of large language models", arXiv:2410.10254.
 #ifndef HEED_OPS_SPARSE_MERGE_LINEAR_MERGE_LINEAR_H_
@@ -15,8 +16,8 @@
 
 namespace heed::merge_linear {
 
-// Sizes: B sequences, T rows, H heads, Dv channels. Any strides, but the last axis of o and num is contiguous. Either o, lse and num are f64
-// or none of them is; otherwise float dtypes may differ.
+// Sizes: B sequences, T rows, H heads, Dv channels. Any strides, but the last axis of o and num is contiguous. Either
+// o, lse and num are f64 or none of them is; otherwise float dtypes may differ.
 struct Inputs {
   ConstTensorView o;     // [B, T, H, Dv]: of the exact part
   ConstTensorView lse;   // [B, H, T]: its log-sum-exp, natural logarithm; -inf: there is no exact part
@@ -27,14 +28,14 @@ struct Inputs {
 
 // Computes `out`, [B, T, H, Dv] in o's dtype.
 //
-// Edges. Any size may be 0. A row that has neither part is 0, and so is one whose denominator comes to 0 by signs. No lse overflows: both
-// weights are divided by the larger one. What o holds where lse = -inf is not read.
+// Edges. Any size may be 0. A row that has neither part is 0, and so is one whose denominator comes to 0 by signs. No
+// lse overflows: both weights are divided by the larger one. What o holds where lse = -inf is not read.
 //
-// Precision. Weights of rows are computed in f64, sums in f32 (f64) and rounded once. The bits do not depend on threads, batch
-// neighbours or strides.
+// Precision. Weights of rows are computed in f64, sums in f32 (f64) and rounded once. The bits do not depend on
+// threads, batch neighbours or strides.
 //
-// Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the above or if an output overlaps an input; on
-// throw, nothing has been written.
+// Throws InvalidArgument if a rank, shape, dtype, device or stride disagrees with the above or if an output overlaps an
+// input; on throw, nothing has been written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const TensorView& out);
 
 // Computes what Forward does, written for reading: scalar, one thread, in double. `out` may have dtype f64.

@@ -11,7 +11,8 @@ namespace heed::merge_linear {
 void CheckForward(const char* op, const Inputs& in, const TensorView& out, bool wide);
 void CheckBackward(const char* op, const BackwardInputs& in, const Gradients& out, bool wide);
 
-// Computes a call that has been checked: merge_linear_rows.cc. What `gate_terms`, [B, T, H] f64, gets are the terms of dgate.
+// Computes a call that has been checked: merge_linear_rows.cc. What `gate_terms`, [B, T, H] f64, gets are the terms of
+// dgate.
 void MergeRows(Context& ctx, const Inputs& in, const TensorView& out);
 void MergeRowsBackward(Context& ctx, const BackwardInputs& in, const Gradients& out, double* gate_terms);
 

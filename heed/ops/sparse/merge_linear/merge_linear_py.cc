@@ -52,7 +52,8 @@ constexpr Keyword<Call> kInputs[] = {
     {"num", false, &ReadRows<&BackwardInputs::num>},
     {"den", false, &ReadTensor<&BackwardInputs::den>},
     {"gate", true, [](Call& call, const Argument& a) { call.in.gate = call.arrays.ReadList(a, Kind::kFloat); }}};
-constexpr Keyword<Call> kTorchResult[] = {{"out", false, [](Call& call, const Argument& a) { call.out = call.arrays.Write(a, Kind::kFloat); }}};
+constexpr Keyword<Call> kTorchResult[] = {
+    {"out", false, [](Call& call, const Argument& a) { call.out = call.arrays.Write(a, Kind::kFloat); }}};
 constexpr Keyword<Call> kTorchGradients[] = {{"dexact", true, &WriteGradient<&Gradients::dexact>},
                                              {"dlse", true, &WriteGradient<&Gradients::dlse>},
                                              {"dnum", true, &WriteGradient<&Gradients::dnum>},
@@ -65,9 +66,11 @@ Words Joined(std::initializer_list<std::span<const Keyword<Call>>> parts) {
   return all;
 }
 
-void ReadCall(const char* op, const Words& words, size_t num_positional, const nb::args& args, const nb::kwargs& kwargs, Call& call) {
+void ReadCall(const char* op, const Words& words, size_t num_positional, const nb::args& args, const nb::kwargs& kwargs,
+              Call& call) {
   Read<Call>(op, words, num_positional, args.ptr(), kwargs.ptr(), call);
-  for (const auto& [name, x] : {std::pair{"o", call.in.o}, {"lse", call.in.lse}, {"num", call.in.num}, {"den", call.in.den}}) {
+  for (const auto& [name, x] :
+       {std::pair{"o", call.in.o}, {"lse", call.in.lse}, {"num", call.in.num}, {"den", call.in.den}}) {
     if (!x.present()) FailMissing(op, name);
   }
 }
@@ -94,7 +97,8 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
     return std::move(array.array);
   };
   Gradients g;
-  const nb::object dexact = like(call.in.o, g.dexact), dlse = like(call.in.lse, g.dlse), dnum = like(call.in.num, g.dnum);
+  const nb::object dexact = like(call.in.o, g.dexact), dlse = like(call.in.lse, g.dlse),
+                   dnum = like(call.in.num, g.dnum);
   const nb::object dden = like(call.in.den, g.dden), dgate = like(call.in.gate, g.dgate);
   Context& ctx = ThreadContext(0);
   Compute(kBackwardOp, kBackwardRenamed, [&] { Backward(ctx, call.in, g); });
@@ -151,14 +155,20 @@ constexpr Said kSaid[] = {{"do", "the gradient of the result, in its shape and d
 }  // namespace
 
 void Bind(nb::module_& m) {
-  static const char forward[] = "def merge_linear(o: Array, lse: Array, num: Array, den: Array, *, gate: Floats | None = None) -> Result";
-  static const char backward[] = "def merge_linear_backward(do: Array, o: Array, lse: Array, num: Array, den: Array, *, "
-                                 "gate: Floats | None = None) -> MergeLinearGradients";
-  m.def(kOp, &RunForward, nb::sig(forward), Docstring(doc::kForward, forward, {kSaid, doc::kMergeLinearFields}, kInPython).c_str());
-  const nb::object gradients = NamedTupleType(m, "MergeLinearGradients", "dexact dlse dnum dden dgate", GradientsDoc(kBackwardOp));
-  m.def(kBackwardOp,
-        [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },
-        nb::sig(backward), Docstring(doc::kBackward, backward, {kSaid, doc::kMergeLinearFields}, kBackwardInPython).c_str());
+  static const char forward[] =
+      "def merge_linear(o: Array, lse: Array, num: Array, den: Array, *, gate: Floats | None = None) -> Result";
+  static const char backward[] =
+      "def merge_linear_backward(do: Array, o: Array, lse: Array, num: Array, den: Array, *, "
+      "gate: Floats | None = None) -> MergeLinearGradients";
+  m.def(kOp, &RunForward, nb::sig(forward),
+        Docstring(doc::kForward, forward, {kSaid, doc::kMergeLinearFields}, kInPython).c_str());
+  const nb::object gradients =
+      NamedTupleType(m, "MergeLinearGradients", "dexact dlse dnum dden dgate", GradientsDoc(kBackwardOp));
+  m.def(
+      kBackwardOp,
+      [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },
+      nb::sig(backward),
+      Docstring(doc::kBackward, backward, {kSaid, doc::kMergeLinearFields}, kBackwardInPython).c_str());
   m.def("_torch_merge_linear", &RunTorch);
   m.def("_torch_merge_linear_backward", &RunTorchBackward);
 }

@@ -12,7 +12,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/ops/sparse/merge_linear/merge_linear_rows.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                                 // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h:
 #include "heed/simd/convert-inl.h"
@@ -132,7 +132,8 @@ void MergeRowsBackwardImpl(Context& ctx, const BackwardInputs& in, const Gradien
         const auto n = static_cast<size_t>(std::min(N, channels - e));
         const auto arriving = hs::LoadWideN(d, RowOf<S>(in.d_o, b, i, h) + e, n);
         if (w.has_exact) with_o = hn::MulAdd(arriving, hs::LoadWideN(d, RowOf<S>(in.o, b, i, h) + e, n), with_o);
-        if (w.linear != 0) with_num = hn::MulAdd(arriving, hs::LoadWideN(d, RowOf<R>(in.num, b, i, h) + e, n), with_num);
+        if (w.linear != 0)
+          with_num = hn::MulAdd(arriving, hs::LoadWideN(d, RowOf<R>(in.num, b, i, h) + e, n), with_num);
         const auto of_exact = w.has_exact ? hn::Mul(exact, arriving) : hn::Zero(d);
         const auto of_linear = w.linear != 0 ? hn::Mul(linear, arriving) : hn::Zero(d);
         if (out.dexact.present()) hs::StoreRounded(d, of_exact, RowOf<S>(out.dexact, b, i, h) + e, n);

@@ -31,15 +31,25 @@ struct Fixture {
   Buffer o, lse, num, den, gate, d_o;
   Buffer out, dexact, dlse, dnum, dden, dgate;
 
-  explicit Fixture(int64_t rows, int64_t channels, DType of_o = DType::kF32, DType of_num = DType::kF32) : T(rows), D(channels) {
+  explicit Fixture(int64_t rows, int64_t channels, DType of_o = DType::kF32, DType of_num = DType::kF32)
+      : T(rows), D(channels) {
     const bool wide = of_o == DType::kF64;
     const DType scalar = wide ? DType::kF64 : DType::kF32;
     const std::vector<int64_t> tensor = {2, T, 3, D}, row = {2, T, 3}, of_lse = {2, 3, T}, heads = {3};
     uint64_t seed = 0;
-    for (const auto& [buffer, dtype, sizes] : std::vector<std::tuple<Buffer*, DType, std::vector<int64_t>>>{
-             {&o, of_o, tensor}, {&lse, scalar, of_lse}, {&num, of_num, tensor}, {&den, scalar, row}, {&gate, scalar, heads},
-             {&d_o, of_o, tensor}, {&out, of_o, tensor}, {&dexact, of_o, tensor}, {&dlse, scalar, of_lse}, {&dnum, of_num, tensor},
-             {&dden, scalar, row}, {&dgate, scalar, heads}}) {
+    for (const auto& [buffer, dtype, sizes] :
+         std::vector<std::tuple<Buffer*, DType, std::vector<int64_t>>>{{&o, of_o, tensor},
+                                                                       {&lse, scalar, of_lse},
+                                                                       {&num, of_num, tensor},
+                                                                       {&den, scalar, row},
+                                                                       {&gate, scalar, heads},
+                                                                       {&d_o, of_o, tensor},
+                                                                       {&out, of_o, tensor},
+                                                                       {&dexact, of_o, tensor},
+                                                                       {&dlse, scalar, of_lse},
+                                                                       {&dnum, of_num, tensor},
+                                                                       {&dden, scalar, row},
+                                                                       {&dgate, scalar, heads}}) {
       *buffer = Buffer(dtype, sizes);
       buffer->FillNormal(++seed);
     }
@@ -82,8 +92,12 @@ std::vector<double> Values(const ConstTensorView& t) {
 // The largest error of each result, as a share of the largest value.
 void ExpectNear(const Fixture& f, double tolerance) {
   Fixture expected(f.T, f.D, DType::kF64, DType::kF64);
-  for (const auto& [from, to] : {std::pair{f.out, &expected.out}, {f.dexact, &expected.dexact}, {f.dlse, &expected.dlse},
-                                 {f.dnum, &expected.dnum}, {f.dden, &expected.dden}, {f.dgate, &expected.dgate}}) {
+  for (const auto& [from, to] : {std::pair{f.out, &expected.out},
+                                 {f.dexact, &expected.dexact},
+                                 {f.dlse, &expected.dlse},
+                                 {f.dnum, &expected.dnum},
+                                 {f.dden, &expected.dden},
+                                 {f.dgate, &expected.dgate}}) {
     *to = Buffer(DType::kF64, from.view().sizes());
   }
   Reference(f.inputs(), expected.out.view());
@@ -105,9 +119,11 @@ TEST(MergeLinearTest, AgreesWithTheReference) {
     Context ctx(2);
     ctx.set_isa(target);
     for (const int64_t channels : {1, 7, 64, 65}) {
-      for (const auto& [of_o, of_num, tolerance] :
-           {std::tuple{DType::kF64, DType::kF64, 1e-13}, {DType::kF32, DType::kF32, 2e-6}, {DType::kBF16, DType::kF32, 5e-3},
-            {DType::kF32, DType::kBF16, 5e-3}, {DType::kF16, DType::kF16, 1e-3}}) {
+      for (const auto& [of_o, of_num, tolerance] : {std::tuple{DType::kF64, DType::kF64, 1e-13},
+                                                    {DType::kF32, DType::kF32, 2e-6},
+                                                    {DType::kBF16, DType::kF32, 5e-3},
+                                                    {DType::kF32, DType::kBF16, 5e-3},
+                                                    {DType::kF16, DType::kF16, 1e-3}}) {
         const Fixture f(9, channels, of_o, of_num);
         f.Run(ctx);
         SCOPED_TRACE(target + " " + Name(of_o) + " " + Name(of_num) + " " + std::to_string(channels));
@@ -125,9 +141,11 @@ TEST(MergeLinearTest, WithFeaturesThatAreExponentialsItIsAttentionOverTheUnion) 
   Context ctx(1);
   attention::Forward(ctx, {q.view(), k.view(), v.view()}, {}, {whole.view(), {}});
   const auto part = [&](int64_t begin, int64_t end, const Buffer& o, const Buffer& lse) {
-    attention::Forward(ctx, {q.view(), k.view().Slice(1, begin, end), v.view().Slice(1, begin, end)}, {}, {o.view(), lse.view()});
+    attention::Forward(ctx, {q.view(), k.view().Slice(1, begin, end), v.view().Slice(1, begin, end)}, {},
+                       {o.view(), lse.view()});
   };
-  const Buffer o(dtype, {1, 5, 2, 8}), lse(dtype, {1, 2, 5}), num(dtype, {1, 5, 2, 8}), of_num(dtype, {1, 2, 5}), den(dtype, {1, 5, 2});
+  const Buffer o(dtype, {1, 5, 2, 8}), lse(dtype, {1, 2, 5}), num(dtype, {1, 5, 2, 8}), of_num(dtype, {1, 2, 5}),
+      den(dtype, {1, 5, 2});
   part(0, 4, o, lse);
   part(4, 12, num, of_num);
   for (int64_t i = 0; i < 5; ++i) {
@@ -222,7 +240,8 @@ TEST(MergeLinearTest, ErrorsNameTheArgumentAndWriteNothing) {
   forward([&](Inputs& in) { in.num = f.out.view(); }, "out overlaps num");
   BackwardInputs in = f.backward_inputs();
   in.gate = {};
-  EXPECT_THAT([&] { Backward(ctx, in, f.gradients()); }, ThrowsMessage<InvalidArgument>(HasSubstr("dgate is asked for, expected gate with it")));
+  EXPECT_THAT([&] { Backward(ctx, in, f.gradients()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("dgate is asked for, expected gate with it")));
 }
 
 }  // namespace

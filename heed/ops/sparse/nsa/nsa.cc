@@ -24,11 +24,11 @@ void CheckCount(const char* op, const char* name, int64_t value, int64_t least) 
 }
 
 // Of means, or of what is given for them.
-void CheckCompressed(const char* op, const char* name, const ConstTensorView& t, const Shape& s, int64_t windows, int64_t channels,
-                     DType dtype, bool data) {
+void CheckCompressed(const char* op, const char* name, const ConstTensorView& t, const Shape& s, int64_t windows,
+                     int64_t channels, DType dtype, bool data) {
   if (!t.present()) Fail(op, name, "is absent", "k_cmp and v_cmp, or none of them");
-  const std::string expected = "[" + std::to_string(s.B) + ",N," + std::to_string(s.Hkv) + "," + std::to_string(channels) +
-                               "] with N = " + std::to_string(windows) + " or more windows";
+  const std::string expected = "[" + std::to_string(s.B) + ",N," + std::to_string(s.Hkv) + "," +
+                               std::to_string(channels) + "] with N = " + std::to_string(windows) + " or more windows";
   const bool fits = t.rank() == 4 && t.size(0) == s.B && t.size(2) == s.Hkv && t.size(3) == channels;
   if (!fits || t.size(1) < windows) Fail(op, name, "has shape " + t.ShapeString(), expected);
   mechanism::CheckTensor(op, name, t, t.sizes(), dtype, data);
@@ -79,9 +79,16 @@ int64_t Columns(const Options& options, int64_t Tk) {
 
 mechanism::Apart Reads(const BackwardInputs& in) {
   mechanism::Apart apart;
-  for (const auto& [name, view] :
-       {std::pair{"q", in.q}, {"k", in.k}, {"v", in.v}, {"gates", in.gates}, {"k_cmp", in.k_cmp}, {"v_cmp", in.v_cmp},
-        {"branches", in.branches}, {"lse", in.lse}, {"blocks", in.blocks}, {"d_o", in.d_o}}) {
+  for (const auto& [name, view] : {std::pair{"q", in.q},
+                                   {"k", in.k},
+                                   {"v", in.v},
+                                   {"gates", in.gates},
+                                   {"k_cmp", in.k_cmp},
+                                   {"v_cmp", in.v_cmp},
+                                   {"branches", in.branches},
+                                   {"lse", in.lse},
+                                   {"blocks", in.blocks},
+                                   {"d_o", in.d_o}}) {
     apart.Reads(name, view);
   }
   return apart;
@@ -112,7 +119,8 @@ Call CheckedCall(const char* op, const Inputs& in, const Options& options, const
   s.D = in.q.size(3);
   s.Dv = in.v.size(3);
   if (s.Tq > s.Tk) {
-    Fail(op, "q", "has " + std::to_string(s.Tq) + " tokens", "at most the " + std::to_string(s.Tk) + " of k, whose last ones they are");
+    Fail(op, "q", "has " + std::to_string(s.Tq) + " tokens",
+         "at most the " + std::to_string(s.Tk) + " of k, whose last ones they are");
   }
   s.stride = options.stride == 0 ? options.block : options.stride;
   s.length = options.length == 0 ? options.block : options.length;
@@ -145,7 +153,8 @@ Call CheckedCall(const char* op, const Inputs& in, const Options& options, const
   return c;
 }
 
-attention::Inputs BranchInputs(const Inputs& in, const ConstTensorView& k_cmp, const ConstTensorView& v_cmp, int64_t branch) {
+attention::Inputs BranchInputs(const Inputs& in, const ConstTensorView& k_cmp, const ConstTensorView& v_cmp,
+                               int64_t branch) {
   if (branch == kCompressed) return {in.q, k_cmp, v_cmp};
   return {in.q, in.k, in.v};
 }
@@ -231,7 +240,8 @@ struct Described {
   TensorView k_cmp, v_cmp;  // without memory
   int64_t own_bytes;
 
-  Described(const char* op, const Inputs& in, const Options& options) : call(CheckedCall(op, in, options, {}, Use::kExplain)) {
+  Described(const char* op, const Inputs& in, const Options& options)
+      : call(CheckedCall(op, in, options, {}, Use::kExplain)) {
     Room room(call, in, {});
     k_cmp = room.k_cmp;
     v_cmp = room.v_cmp;

@@ -18,17 +18,21 @@ namespace {
 using mechanism::Fail;
 
 // Checks all arguments, and says what is chosen among. Throws InvalidArgument.
-Shape CheckedShape(const char* op, const NSAView& cache, const ConstTensorView& q, const ConstTensorView& gates, const Options& options,
-                   const TensorView& o) {
+Shape CheckedShape(const char* op, const NSAView& cache, const ConstTensorView& q, const ConstTensorView& gates,
+                   const Options& options, const TensorView& o) {
   CheckOptions(op, options);
-  for (const auto& [name, given, own] : {std::tuple{"length", options.length, cache.length}, {"stride", options.stride, cache.stride}}) {
-    if (given != 0 && given != own) Fail(op, name, "is " + std::to_string(given), std::to_string(own) + " as in the cache");
+  for (const auto& [name, given, own] :
+       {std::tuple{"length", options.length, cache.length}, {"stride", options.stride, cache.stride}}) {
+    if (given != 0 && given != own)
+      Fail(op, name, "is " + std::to_string(given), std::to_string(own) + " as in the cache");
   }
-  if (options.scale && !std::isfinite(*options.scale)) Fail(op, "scale", "is " + mechanism::Text(*options.scale), "a finite number");
+  if (options.scale && !std::isfinite(*options.scale))
+    Fail(op, "scale", "is " + mechanism::Text(*options.scale), "a finite number");
   const KVView& tokens = cache.tokens;
-  const bool fits = q.rank() == 4 && q.size(0) == tokens.batch && q.size(2) % tokens.heads == 0 && q.size(3) == tokens.dim;
-  const std::string expected = "[" + std::to_string(tokens.batch) + ",T,H," + std::to_string(tokens.dim) + "] with H a multiple of " +
-                               std::to_string(tokens.heads);
+  const bool fits =
+      q.rank() == 4 && q.size(0) == tokens.batch && q.size(2) % tokens.heads == 0 && q.size(3) == tokens.dim;
+  const std::string expected = "[" + std::to_string(tokens.batch) + ",T,H," + std::to_string(tokens.dim) +
+                               "] with H a multiple of " + std::to_string(tokens.heads);
   if (!fits) Fail(op, "q", q.present() ? "has shape " + q.ShapeString() : "is absent", expected);
   mechanism::CheckTensor(op, "q", q, q.sizes(), tokens.dtype, true);
   Shape s;
@@ -53,7 +57,9 @@ Shape CheckedShape(const char* op, const NSAView& cache, const ConstTensorView& 
     s.starts.push_back(tokens.lengths[at] - tokens.appended[at]);
     s.rows.push_back(std::min(s.Tq, tokens.appended[at]));
   }
-  if (s.Tq > most) Fail(op, "q", "has " + std::to_string(s.Tq) + " tokens", "at most the " + std::to_string(most) + " that were appended");
+  if (s.Tq > most)
+    Fail(op, "q", "has " + std::to_string(s.Tq) + " tokens",
+         "at most the " + std::to_string(most) + " that were appended");
   s.length = cache.length;
   s.stride = cache.stride;
   s.block = std::min(options.block, std::max<int64_t>(s.Tk, 1));
@@ -64,8 +70,8 @@ Shape CheckedShape(const char* op, const NSAView& cache, const ConstTensorView& 
 
 }  // namespace
 
-void Attend(Context& ctx, const NSAView& cache, const ConstTensorView& q, const ConstTensorView& gates, const Options& options,
-            const TensorView& o) {
+void Attend(Context& ctx, const NSAView& cache, const ConstTensorView& q, const ConstTensorView& gates,
+            const Options& options, const TensorView& o) {
   const Shape s = CheckedShape("nsa::Attend", cache, q, gates, options, o);
   const DType dtype = q.dtype();
   TensorView branches, lse, blocks;

@@ -16,14 +16,15 @@ namespace heed::nsa {
 //   gates  [B, Tq, Hq, 3]
 //   o      [B, Tq, Hq, Dv]
 //
-// Row i of sequence b stands at position lengths[b] - appended[b] + i: append the keys of the new tokens first, then attend with
-// their queries. Rows at or beyond appended[b] are 0, but some sequence must have been given Tq rows. Of the options, length and
-// stride must be those of the cache, or 0.
+// Row i of sequence b stands at position lengths[b] - appended[b] + i: append the keys of the new tokens first, then
+// attend with their queries. Rows at or beyond appended[b] are 0, but some sequence must have been given Tq rows. Of
+// the options, length and stride must be those of the cache, or 0.
 //
-// Results are those of Forward() over the whole to rounding, and choices are the same ones. Cost: that of Forward() for these
-// rows alone; the compressed keys are read twice. Throws InvalidArgument as Forward() does; nothing has been written then.
-HEED_API void Attend(Context& ctx, const NSAView& cache, const ConstTensorView& q, const ConstTensorView& gates, const Options& options,
-                     const TensorView& o);
+// Results are those of Forward() over the whole to rounding, and choices are the same ones. Cost: that of Forward() for
+// these rows alone; the compressed keys are read twice. Throws InvalidArgument as Forward() does; nothing has been
+// written then.
+HEED_API void Attend(Context& ctx, const NSAView& cache, const ConstTensorView& q, const ConstTensorView& gates,
+                     const Options& options, const TensorView& o);
 
 }  // namespace heed::nsa
 

@@ -32,9 +32,12 @@ struct Fixture {
     options.count = 5;
     options.window = 9;
     uint64_t seed = 0;
-    for (const auto& [buffer, sizes] : std::vector<std::pair<Buffer*, std::vector<int64_t>>>{
-             {&q, {1, kTokens, 4, 8}}, {&k, {1, kTokens, 2, 8}}, {&v, {1, kTokens, 2, 12}}, {&gates, {1, kTokens, 4, 3}},
-             {&whole, {1, kTokens, 4, 12}}}) {
+    for (const auto& [buffer, sizes] :
+         std::vector<std::pair<Buffer*, std::vector<int64_t>>>{{&q, {1, kTokens, 4, 8}},
+                                                               {&k, {1, kTokens, 2, 8}},
+                                                               {&v, {1, kTokens, 2, 12}},
+                                                               {&gates, {1, kTokens, 4, 3}},
+                                                               {&whole, {1, kTokens, 4, 12}}}) {
       *buffer = Buffer(dtype, sizes);
       buffer->FillNormal(++seed);
     }
@@ -67,12 +70,14 @@ TEST(NsaAttendTest, TokenByTokenAndInChunksItIsForward) {
         const int64_t end = std::min(begin + chunk, kTokens);
         f.Append(cache, begin, end);
         const Buffer o(dtype, {1, end - begin, 4, 12});
-        Attend(ctx, cache.view(), f.q.view().Slice(1, begin, end), f.gates.view().Slice(1, begin, end), f.options, o.view());
+        Attend(ctx, cache.view(), f.q.view().Slice(1, begin, end), f.gates.view().Slice(1, begin, end), f.options,
+               o.view());
         for (int64_t t = begin; t < end; ++t) {
           for (int64_t h = 0; h < 4; ++h) {
             for (int64_t e = 0; e < 12; ++e) {
               const double expected = f.whole.Get({0, t, h, e});
-              ASSERT_NEAR(o.Get({0, t - begin, h, e}), expected, tolerance * (1 + std::abs(expected))) << Name(dtype) << chunk << " " << t;
+              ASSERT_NEAR(o.Get({0, t - begin, h, e}), expected, tolerance * (1 + std::abs(expected)))
+                  << Name(dtype) << chunk << " " << t;
             }
           }
         }
@@ -92,7 +97,8 @@ TEST(NsaAttendTest, WindowsOfACacheAreTheMeansOfForward) {
     Context ctx(1);
     const Buffer given(dtype, {1, kTokens, 4, 12});
     Forward(ctx, {f.q.view(), f.k.view(), f.v.view(), f.gates.view(), {}, {}}, f.options, {f.whole.view(), {}, {}, {}});
-    Forward(ctx, {f.q.view(), f.k.view(), f.v.view(), f.gates.view(), view.k_cmp, view.v_cmp}, f.options, {given.view(), {}, {}, {}});
+    Forward(ctx, {f.q.view(), f.k.view(), f.v.view(), f.gates.view(), view.k_cmp, view.v_cmp}, f.options,
+            {given.view(), {}, {}, {}});
     EXPECT_TRUE(SameBits(f.whole.view(), given.view())) << Name(dtype);
   }
 }
@@ -102,7 +108,8 @@ TEST(NsaAttendTest, WhatIsRefusedChangesNothing) {
   NSACache cache = f.NewCache();
   f.Append(cache, 0, 20);
   const Buffer wrong(DType::kF32, {1, 3, 2, 8});
-  EXPECT_THAT([&] { cache.Append(wrong.view(), wrong.view()); }, ThrowsMessage<InvalidArgument>(HasSubstr("v has shape [1,3,2,8]")));
+  EXPECT_THAT([&] { cache.Append(wrong.view(), wrong.view()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("v has shape [1,3,2,8]")));
   EXPECT_THAT([&] { cache.Append(f.k.view().Slice(1, 20, 30), f.v.view().Slice(1, 20, 30), {}, wrong.view(), {}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("NSACache::Append: v_cmp is absent, expected both or none")));
   EXPECT_EQ(cache.lengths()[0], 20);
@@ -111,11 +118,15 @@ TEST(NsaAttendTest, WhatIsRefusedChangesNothing) {
   const Buffer o(DType::kF32, {1, 2, 4, 12});
   Options options = f.options;
   options.stride = 3;
-  EXPECT_THAT([&] { Attend(ctx, cache.view(), f.q.view().Slice(1, 18, 20), f.gates.view().Slice(1, 18, 20), options, o.view()); },
-              ThrowsMessage<InvalidArgument>(HasSubstr("nsa::Attend: stride is 3, expected 2 as in the cache")));
+  EXPECT_THAT(
+      [&] {
+        Attend(ctx, cache.view(), f.q.view().Slice(1, 18, 20), f.gates.view().Slice(1, 18, 20), options, o.view());
+      },
+      ThrowsMessage<InvalidArgument>(HasSubstr("nsa::Attend: stride is 3, expected 2 as in the cache")));
   NSACache::Options bad;
   bad.length = 0;
-  EXPECT_THAT([&] { NSACache{bad}; }, ThrowsMessage<InvalidArgument>(HasSubstr("NSACache: length is 0, expected 1 or more")));
+  EXPECT_THAT([&] { NSACache{bad}; },
+              ThrowsMessage<InvalidArgument>(HasSubstr("NSACache: length is 0, expected 1 or more")));
 }
 
 }  // namespace

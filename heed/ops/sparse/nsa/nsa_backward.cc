@@ -32,10 +32,12 @@ Call CheckedBackward(const char* op, const BackwardInputs& in, const Options& op
     mechanism::CheckContiguousRows(op, "d_o", in.d_o);
   }
   mechanism::Apart apart = Reads(in);
-  for (const auto& [name, view, of, input] :
-       {std::tuple{"dq", out.dq, "q", in.q}, {"dk", out.dk, "k", in.k}, {"dv", out.dv, "v", in.v},
-        {"dgates", out.dgates, "gates", in.gates}, {"dk_cmp", out.dk_cmp, "k_cmp", in.k_cmp},
-        {"dv_cmp", out.dv_cmp, "v_cmp", in.v_cmp}}) {
+  for (const auto& [name, view, of, input] : {std::tuple{"dq", out.dq, "q", in.q},
+                                              {"dk", out.dk, "k", in.k},
+                                              {"dv", out.dv, "v", in.v},
+                                              {"dgates", out.dgates, "gates", in.gates},
+                                              {"dk_cmp", out.dk_cmp, "k_cmp", in.k_cmp},
+                                              {"dv_cmp", out.dv_cmp, "v_cmp", in.v_cmp}}) {
     if (!view.present()) continue;
     if (!input.present()) Fail(op, name, "is asked for", std::string(of) + " with it");
     const bool wide = use == Use::kReference && view.dtype() == DType::kF64;
@@ -46,8 +48,8 @@ Call CheckedBackward(const char* op, const BackwardInputs& in, const Options& op
   return c;
 }
 
-// What branches other than the last write, which writes to what is returned; and what arrives at one of them. Those that are not
-// needed are absent.
+// What branches other than the last write, which writes to what is returned; and what arrives at one of them. Those
+// that are not needed are absent.
 struct Room {
   TensorView k_cmp, v_cmp, gated;
   TensorView dq[2], dk, dv;  // of the compressed and selected branches, of the selected one
@@ -116,8 +118,10 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options, co
     attention::Backward(ctx, {of.q, of.k, of.v, o, Of(in.lse, branch), room.gated, {}}, c.options[branch], g);
   }
   if (out.dq.present()) AddTo(ctx, s, out.dq, std::vector<ConstTensorView>{room.dq[0], room.dq[1]}, {});
-  if (out.dk.present()) AddTo(ctx, s, out.dk, std::vector<ConstTensorView>{room.dk}, c.means ? room.dk_cmp : TensorView());
-  if (out.dv.present()) AddTo(ctx, s, out.dv, std::vector<ConstTensorView>{room.dv}, c.means ? room.dv_cmp : TensorView());
+  if (out.dk.present())
+    AddTo(ctx, s, out.dk, std::vector<ConstTensorView>{room.dk}, c.means ? room.dk_cmp : TensorView());
+  if (out.dv.present())
+    AddTo(ctx, s, out.dv, std::vector<ConstTensorView>{room.dv}, c.means ? room.dv_cmp : TensorView());
 }
 
 int64_t BackwardWorkspace(const Context& ctx, const BackwardInputs& in, const Options& options, const Gradients& out) {
@@ -131,7 +135,8 @@ int64_t BackwardWorkspace(const Context& ctx, const BackwardInputs& in, const Op
     const attention::Gradients g = room.GradientsOf(out, branch);
     if (!Room::IsWanted(g)) continue;
     const attention::Inputs of = BranchInputs(in, k_cmp, v_cmp, branch);
-    scratch = std::max(scratch, attention::BackwardWorkspace(ctx, {of.q, of.k, of.v, {}, {}, {}, {}}, c.options[branch], g));
+    scratch =
+        std::max(scratch, attention::BackwardWorkspace(ctx, {of.q, of.k, of.v, {}, {}, {}, {}}, c.options[branch], g));
   }
   return scratch + room.memory.bytes();
 }

@@ -1,5 +1,6 @@
-// nsa in the harness: its entry, plain problems of any size, and how close a kernel must come to the reference: what attention
-// may miss in each of three calls, times the gates. Where rounding may decide between two blocks, a row may be anything.
+// nsa in the harness: its entry, plain problems of any size, and how close a kernel must come to the reference: what
+// attention may miss in each of three calls, times the gates. Where rounding may decide between two blocks, a row may
+// be anything.
 #include "heed/ops/sparse/nsa/nsa_case.h"
 
 #include <algorithm>
@@ -25,11 +26,18 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 std::string Title(const Problem& p) {
   const Options& o = p.options;
   std::string text = std::string("nsa ") + Name(p.in.q.dtype());
-  for (const auto& [name, value] : {std::pair{"block", o.block}, {"stride", o.stride}, {"count", o.count}, {"window", o.window},
+  for (const auto& [name, value] : {std::pair{"block", o.block},
+                                    {"stride", o.stride},
+                                    {"count", o.count},
+                                    {"window", o.window},
                                     {"length", o.length}}) {
     text += std::string(" ") + name + "=" + std::to_string(value);
   }
-  for (const auto& [name, view] : {std::pair{"q", p.in.q}, {"k", p.in.k}, {"v", p.in.v}, {"gates", p.in.gates}, {"k_cmp", p.in.k_cmp},
+  for (const auto& [name, view] : {std::pair{"q", p.in.q},
+                                   {"k", p.in.k},
+                                   {"v", p.in.v},
+                                   {"gates", p.in.gates},
+                                   {"k_cmp", p.in.k_cmp},
                                    {"v_cmp", p.in.v_cmp}}) {
     if (view) text += std::string(" ") + name + view.ShapeString() + "/" + ShapeString(view.strides());
   }
@@ -43,10 +51,14 @@ struct Rounding {
 };
 Rounding RoundingOf(DType dtype) {
   switch (dtype) {
-    case DType::kF64: return {0x1p-53, 0, 0x1p-49};
-    case DType::kBF16: return {1.01 * 0x1p-8, 0x1p-126, 0x1p-20};
-    case DType::kF16: return {1.01 * 0x1p-11, 0x1p-25, 0x1p-20};
-    default: return {0x1p-24, 0x1p-126, 0x1p-20};
+    case DType::kF64:
+      return {0x1p-53, 0, 0x1p-49};
+    case DType::kBF16:
+      return {1.01 * 0x1p-8, 0x1p-126, 0x1p-20};
+    case DType::kF16:
+      return {1.01 * 0x1p-11, 0x1p-25, 0x1p-20};
+    default:
+      return {0x1p-24, 0x1p-126, 0x1p-20};
   }
 }
 
@@ -77,14 +89,16 @@ BranchResult ResultOf(Parts& parts, int c, bool backward) {
 
 class Tolerance {
  public:
-  Tolerance(const Problem& p, std::span<const TensorView> views) : p_(p), views_(views), parts_(PartsOf(p.in, p.options)) {
+  Tolerance(const Problem& p, std::span<const TensorView> views)
+      : p_(p), views_(views), parts_(PartsOf(p.in, p.options)) {
     for (int c = 0; c < 3; ++c) branch_[c] = ResultOf(parts_, c, !p.gradients.empty());
     const std::vector<OutputSpec>& gradients = p.gradients;
     OfResults();
     for (size_t i = 0; i < gradients.size(); ++i) OfGradient(gradients[i].name, views[p.results.size() + i]);
     for (size_t row = 0; row < parts_.margins.size(); ++row) {
       const Margin& margin = parts_.margins[row];
-      const auto [rounding, underflow] = p.in.q.dtype() == DType::kF64 ? std::pair{1e-12, 1e-290} : std::pair{1e-5, 1e-30};
+      const auto [rounding, underflow] =
+          p.in.q.dtype() == DType::kF64 ? std::pair{1e-12, 1e-290} : std::pair{1e-5, 1e-30};
       const bool is_close = margin.distance <= rounding * (1 + margin.magnitude) || margin.least < underflow;
       if (is_close) AllowAll(static_cast<int64_t>(row));
     }
@@ -115,7 +129,8 @@ class Tolerance {
   }
 
   // What one token adds to a gradient by branch c, or by its means.
-  void Add(int c, const char* name, std::initializer_list<int64_t> at, double share, double& value, double& terms, double& missed) const {
+  void Add(int c, const char* name, std::initializer_list<int64_t> at, double share, double& value, double& terms,
+           double& missed) const {
     const double x = share * ElementAt(branch_[c].expected.at(name), at);
     value += x;
     terms += std::abs(x);
@@ -128,7 +143,8 @@ class Tolerance {
       double value = 0, terms = 0, missed = 0;
       if (name == "dgates") {
         for (int64_t d = 0; d < p_.in.d_o.size(3); ++d) {
-          const double arriving = ElementAt(p_.in.d_o, {b, t, h, d}), x = ElementAt(branch_[e].expected.at("o"), {b, t, h, d});
+          const double arriving = ElementAt(p_.in.d_o, {b, t, h, d}),
+                       x = ElementAt(branch_[e].expected.at("o"), {b, t, h, d});
           value += arriving * x;
           terms += std::abs(arriving * x);
           missed += std::abs(arriving) * ElementAt(branch_[e].allowed.at("o"), {b, t, h, d});
@@ -142,7 +158,8 @@ class Tolerance {
         const int64_t windows = parts_.means ? branch_[0].expected.at(name).size(1) : 0;
         for (int64_t w = 0; w < windows; ++w) {
           const bool is_inside = w * parts_.stride <= t && t < w * parts_.stride + parts_.length;
-          if (is_inside) Add(0, name.c_str(), {b, w, h, e}, 1 / static_cast<double>(parts_.length), value, terms, missed);
+          if (is_inside)
+            Add(0, name.c_str(), {b, w, h, e}, 1 / static_cast<double>(parts_.length), value, terms, missed);
         }
       }
       SetElementAt(view, {b, t, h, e}, missed + Sum(r, value, terms));
@@ -203,14 +220,18 @@ Case ToCase(const Problem& problem) {
     if (!p->gradients.empty()) backward(ctx, views);
   };
   if (p->gradients.empty()) {
-    c.timed = [p](Context& ctx, std::span<const TensorView> views) { Forward(ctx, p->in, p->options, {views[0], {}, {}, {}}); };
+    c.timed = [p](Context& ctx, std::span<const TensorView> views) {
+      Forward(ctx, p->in, p->options, {views[0], {}, {}, {}});
+    };
   } else {
     c.timed = backward;
   }
   c.reference = [p](std::span<const TensorView> expected, std::span<const TensorView> tolerance) {
     const Buffer blocks(DType::kI32, expected[3].sizes());
     Reference(p->in, p->options, {expected[0], expected[1], expected[2], blocks.view()});
-    ForElements(expected[3], [&](int64_t a, int64_t b, int64_t d, int64_t e) { SetElementAt(expected[3], {a, b, d, e}, blocks.Get({a, b, d, e})); });
+    ForElements(expected[3], [&](int64_t a, int64_t b, int64_t d, int64_t e) {
+      SetElementAt(expected[3], {a, b, d, e}, blocks.Get({a, b, d, e}));
+    });
     if (!p->gradients.empty()) BackwardReference(p->in, p->options, ToGradients(p->gradients, expected.subspan(4)));
     if (!tolerance.empty()) Tolerance(*p, tolerance);
   };
@@ -227,7 +248,8 @@ Case ToCase(const Problem& problem) {
 
 // The number after "word=", or nothing.
 std::optional<int64_t> Number(std::string_view variant, std::string_view word) {
-  if (!variant.starts_with(word) || variant.size() <= word.size() + 1 || variant[word.size()] != '=') return std::nullopt;
+  if (!variant.starts_with(word) || variant.size() <= word.size() + 1 || variant[word.size()] != '=')
+    return std::nullopt;
   return std::stoll(std::string(variant.substr(word.size() + 1)));
 }
 
@@ -247,8 +269,11 @@ Case MakeCase(const CaseRequest& request) {
     begin = end + 1;
     bool known = word == "compressed";
     given = given || known;
-    for (const auto& [name, field] : {std::pair{"block", &Options::block}, {"stride", &Options::stride}, {"count", &Options::count},
-                                      {"window", &Options::window}, {"length", &Options::length}}) {
+    for (const auto& [name, field] : {std::pair{"block", &Options::block},
+                                      {"stride", &Options::stride},
+                                      {"count", &Options::count},
+                                      {"window", &Options::window},
+                                      {"length", &Options::length}}) {
       const std::optional<int64_t> value = Number(word, name);
       known = known || value;
       if (value) o.*field = *value;
@@ -282,7 +307,8 @@ Case MakeCase(const CaseRequest& request) {
   }
   const auto rows = static_cast<double>(s.B * s.Hq), D = static_cast<double>(s.D), Dv = static_cast<double>(s.Dv);
   c.pairs = rows * (compressed + others);
-  c.flops = request.pass == "backward" ? 2 * c.pairs * (3 * D + 2 * Dv) : 2 * (c.pairs * (D + Dv) + rows * compressed * D);
+  c.flops =
+      request.pass == "backward" ? 2 * c.pairs * (3 * D + 2 * Dv) : 2 * (c.pairs * (D + Dv) + rows * compressed * D);
   return c;
 }
 
@@ -291,23 +317,27 @@ Case RandomCase(DType dtype, uint64_t seed) { return ToCase(RandomProblem(dtype,
 // What `heed run` does with a file that has gates.
 TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
   const auto p = std::make_shared<Problem>();
-  for (const auto& [name, view] : {std::pair{"q", &p->in.q}, {"k", &p->in.k}, {"v", &p->in.v}, {"gates", &p->in.gates},
-                                   {"k_cmp", &p->in.k_cmp}, {"v_cmp", &p->in.v_cmp}}) {
+  for (const auto& [name, view] : {std::pair{"q", &p->in.q},
+                                   {"k", &p->in.k},
+                                   {"v", &p->in.v},
+                                   {"gates", &p->in.gates},
+                                   {"k_cmp", &p->in.k_cmp},
+                                   {"v_cmp", &p->in.v_cmp}}) {
     if (const auto found = tensors.find(name); found != tensors.end()) *view = found->second;
   }
   p->options.scale = scale;
   const Explanation plan = Explain(ctx, p->in, p->options);  // checks everything first
   Describe(*p);
-  return {.outputs = {p->results[0]},
-          .run = [p](Context& run_ctx, std::span<const TensorView> views) {
-            Forward(run_ctx, p->in, p->options, {views[0], {}, {}, {}});
-          },
-          .causal = true,
-          .kernel = plan.kernel,
-          .target = plan.target,
-          .why = plan.why,
-          .flops = plan.flops,
-          .workspace_bytes = plan.workspace_bytes};
+  return {
+      .outputs = {p->results[0]},
+      .run = [p](Context& run_ctx,
+                 std::span<const TensorView> views) { Forward(run_ctx, p->in, p->options, {views[0], {}, {}, {}}); },
+      .causal = true,
+      .kernel = plan.kernel,
+      .target = plan.target,
+      .why = plan.why,
+      .flops = plan.flops,
+      .workspace_bytes = plan.workspace_bytes};
 }
 
 }  // namespace
@@ -321,8 +351,12 @@ void Describe(Problem& p) {
                {"blocks", DType::kI32, {B, Tq, Hkv, Columns(p.options, p.in.k.size(1))}, {}}};
   p.gradients.clear();
   if (!p.in.d_o) return;
-  for (const auto& [name, of] : {std::pair{"dq", p.in.q}, {"dk", p.in.k}, {"dv", p.in.v}, {"dgates", p.in.gates},
-                                 {"dk_cmp", p.in.k_cmp}, {"dv_cmp", p.in.v_cmp}}) {
+  for (const auto& [name, of] : {std::pair{"dq", p.in.q},
+                                 {"dk", p.in.k},
+                                 {"dv", p.in.v},
+                                 {"dgates", p.in.gates},
+                                 {"dk_cmp", p.in.k_cmp},
+                                 {"dv_cmp", p.in.v_cmp}}) {
     if (of) p.gradients.push_back({name, of.dtype(), {of.sizes().begin(), of.sizes().end()}, {}});
   }
 }
@@ -331,8 +365,9 @@ Outputs ToOutputs(std::span<const TensorView> views) { return {views[0], views[1
 
 Gradients ToGradients(std::span<const OutputSpec> specs, std::span<const TensorView> views) {
   Gradients out;
-  const std::map<std::string, TensorView*> places = {{"dq", &out.dq},         {"dk", &out.dk},         {"dv", &out.dv},
-                                                     {"dgates", &out.dgates}, {"dk_cmp", &out.dk_cmp}, {"dv_cmp", &out.dv_cmp}};
+  const std::map<std::string, TensorView*> places = {{"dq", &out.dq},         {"dk", &out.dk},
+                                                     {"dv", &out.dv},         {"dgates", &out.dgates},
+                                                     {"dk_cmp", &out.dk_cmp}, {"dv_cmp", &out.dv_cmp}};
   for (size_t i = 0; i < views.size(); ++i) *places.at(specs[i].name) = views[i];
   return out;
 }
@@ -343,13 +378,19 @@ OpEntry Entry() {
           .passes = {"forward", "backward"},
           .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
           .variants = {"block=16", "stride=8", "length=32", "count=4", "window=64", "compressed"},
-          .flops = "2 (D + Dv) per kept pair and 2 D per compressed one, backward 2 (3 D + 2 Dv) per kept pair; "
-                   "B Hq T (T / (2 stride) + count block + window) pairs",
+          .flops =
+              "2 (D + Dv) per kept pair and 2 D per compressed one, backward 2 (3 D + 2 Dv) per kept pair; "
+              "B Hq T (T / (2 stride) + count block + window) pairs",
           .bytes = "(B T Hq (D + Dv + 3) + B T Hkv (D + Dv)) size",
           .state = "B Hkv (T + T / stride) (D + Dv) size",
           .make_case = &MakeCase,
           .random_case = &RandomCase,
-          .inputs = {{"q", "BTHK"}, {"k", "BTGK"}, {"v", "BTGV"}, {"gates", "BTHE"}, {"k_cmp", "BNGK", true}, {"v_cmp", "BNGV", true}},
+          .inputs = {{"q", "BTHK"},
+                     {"k", "BTGK"},
+                     {"v", "BTGV"},
+                     {"gates", "BTHE"},
+                     {"k_cmp", "BNGK", true},
+                     {"v_cmp", "BNGV", true}},
           .call = &CallOn};
 }
 

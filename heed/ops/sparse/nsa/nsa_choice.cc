@@ -1,8 +1,9 @@
-// Which blocks each row selects: probabilities of compressed keys, 64 rows of a key head at a time, summed to importances of blocks,
-// of which the greatest are kept.
+// Which blocks each row selects: probabilities of compressed keys, 64 rows of a key head at a time, summed to
+// importances of blocks, of which the greatest are kept.
 //
-// Rows are broadcast and compressed keys stand in lanes, transposed once per 64 rows: 2 D flops and one exponential for a pair are
-// the bound. Each probability is one chain of its own, so that a choice depends neither on how many rows there are nor where.
+// Rows are broadcast and compressed keys stand in lanes, transposed once per 64 rows: 2 D flops and one exponential for
+// a pair are the bound. Each probability is one chain of its own, so that a choice depends neither on how many rows
+// there are nor where.
 #include "heed/core/targets.h"
 // After targets.h:
 #include <algorithm>
@@ -18,7 +19,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/ops/sparse/nsa/nsa_choice.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                                 // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h:
 #include "heed/ops/sparse/common/top_blocks-inl.h"
@@ -98,8 +99,8 @@ HWY_NOINLINE void Multiply(D d, const T* queries, const T* keys, int64_t depth, 
 
 // Queries of rows [first, first + rows) and of all heads of a group, scaled.
 template <class D, class S, class T = hn::TFromD<D>>
-HWY_INLINE void PackQueries(D d, S, const Shape& s, T scale, const ConstTensorView& q, int64_t b, int64_t head, int64_t first,
-                            int64_t rows, T* to) {
+HWY_INLINE void PackQueries(D d, S, const Shape& s, T scale, const ConstTensorView& q, int64_t b, int64_t head,
+                            int64_t first, int64_t rows, T* to) {
   constexpr int64_t N = hn::MaxLanes(D());
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t g = 0; g < s.group(); ++g, to += s.D) {
@@ -114,8 +115,8 @@ HWY_INLINE void PackQueries(D d, S, const Shape& s, T scale, const ConstTensorVi
 
 // Up to kKeys compressed keys from `first` on, by channel; zeros behind the last.
 template <class D, class S, class T = hn::TFromD<D>>
-HWY_INLINE void PackKeys(D d, S, const Shape& s, const ConstTensorView& k, int64_t b, int64_t head, int64_t first, int64_t count,
-                         T* to) {
+HWY_INLINE void PackKeys(D d, S, const Shape& s, const ConstTensorView& k, int64_t b, int64_t head, int64_t first,
+                         int64_t count, T* to) {
   constexpr int64_t N = hn::MaxLanes(D());
   const S* from = k.as<S>() + b * k.stride(0) + first * k.stride(1) + head * k.stride(2);
   for (int64_t key = 0; key < kKeys; key += N) {
@@ -145,8 +146,8 @@ HWY_INLINE void AddProbabilities(D d, const T* HWY_RESTRICT logits, T lse, int64
 template <class T>
 class Chooser {
  public:
-  Chooser(const Shape& s, double scale, const ConstTensorView& q, const ConstTensorView& k_cmp, const ConstTensorView& lse,
-          const TensorView& blocks)
+  Chooser(const Shape& s, double scale, const ConstTensorView& q, const ConstTensorView& k_cmp,
+          const ConstTensorView& lse, const TensorView& blocks)
       : s_(s), scale_(static_cast<T>(scale)), q_(q), k_(k_cmp), lse_(lse), blocks_(blocks) {}
 
   // Of rows [first, first + rows) of a key head.
@@ -179,21 +180,25 @@ class Chooser {
         const int64_t position = s_.starts[static_cast<size_t>(b)] + first + i;
         const int64_t count = std::min(patterns::NumCompleteWindows(position, s_.length, s_.stride) - tile, kKeys);
         for (int64_t g = 0; g < s_.group(); ++g) {
-          const T lse = lse_.as<T>()[b * lse_.stride(0) + (head * s_.group() + g) * lse_.stride(1) + (first + i) * lse_.stride(2)];
-          AddProbabilities(d, w.products + (i * s_.group() + g) * kKeys, lse, count, w.probabilities + i * w.row + tile);
+          const T lse = lse_.as<T>()[b * lse_.stride(0) + (head * s_.group() + g) * lse_.stride(1) +
+                                     (first + i) * lse_.stride(2)];
+          AddProbabilities(d, w.products + (i * s_.group() + g) * kKeys, lse, count,
+                           w.probabilities + i * w.row + tile);
         }
       }
     }
   }
 
-  void Choose(int64_t b, int64_t head, int64_t row, int64_t position, const T* probabilities, const Scratch<T>& w) const {
+  void Choose(int64_t b, int64_t head, int64_t row, int64_t position, const T* probabilities,
+              const Scratch<T>& w) const {
     int32_t* const all = w.best;
     const int64_t wanted = FixedBlocks(s_, position, all);
     if (wanted > 0) {
       const int64_t own = position / s_.block;
       const int64_t visible = patterns::NumCompleteWindows(position, s_.length, s_.stride);
       const int64_t always[] = {0, own - 1, own};
-      for (int64_t block = 0; block <= own; ++block) w.importances[block] = Importance(s_, probabilities, visible, block);
+      for (int64_t block = 0; block <= own; ++block)
+        w.importances[block] = Importance(s_, probabilities, visible, block);
       patterns::HWY_NAMESPACE::ChooseTop(w.importances, own + 1, wanted, std::span(always), all);
     }
     Store(b, head, row, [&](int64_t n) { return all[n]; });
@@ -201,7 +206,8 @@ class Chooser {
 
   template <class F>
   void Store(int64_t b, int64_t head, int64_t row, const F& block) const {
-    int32_t* const to = blocks_.as<int32_t>() + b * blocks_.stride(0) + row * blocks_.stride(1) + head * blocks_.stride(2);
+    int32_t* const to =
+        blocks_.as<int32_t>() + b * blocks_.stride(0) + row * blocks_.stride(1) + head * blocks_.stride(2);
     for (int64_t n = 0; n < s_.columns; ++n) to[n * blocks_.stride(3)] = block(n);
   }
 

@@ -1,4 +1,5 @@
-// Shared by the files of nsa: a call that has been checked as three calls of attention, and what is computed between them.
+// Shared by the files of nsa: a call that has been checked as three calls of attention, and what is computed between
+// them.
 #ifndef HEED_OPS_SPARSE_NSA_NSA_INTERNAL_H_
 #define HEED_OPS_SPARSE_NSA_NSA_INTERNAL_H_
 
@@ -24,8 +25,8 @@ enum Branch { kCompressed, kSelected, kWindowed, kBranches };
 struct Shape {
   int64_t B = 0, Tq = 0, Tk = 0, Hq = 0, Hkv = 0, D = 0, Dv = 0;
   int64_t block = 0, stride = 0, length = 0;
-  int64_t columns = 0;  // blocks that a row selects at most
-  int64_t windows = 0;  // that are complete in Tk tokens
+  int64_t columns = 0;          // blocks that a row selects at most
+  int64_t windows = 0;          // that are complete in Tk tokens
   std::vector<int64_t> starts;  // position of row 0 of each sequence
   std::vector<int64_t> rows;    // of each sequence; what the call has beyond them selects nothing
   int64_t group() const { return Hkv == 0 ? 1 : Hq / Hkv; }
@@ -50,7 +51,8 @@ void CheckBackwardReference(const char* op, const BackwardInputs& in, const Opti
 mechanism::Apart Reads(const BackwardInputs& in);
 
 // q beside the keys and values of a branch, compressed ones where they are needed.
-attention::Inputs BranchInputs(const Inputs& in, const ConstTensorView& k_cmp, const ConstTensorView& v_cmp, int64_t branch);
+attention::Inputs BranchInputs(const Inputs& in, const ConstTensorView& k_cmp, const ConstTensorView& v_cmp,
+                               int64_t branch);
 
 // Branch c of branches or of lse.
 TensorView Of(const TensorView& all, int64_t branch);
@@ -76,8 +78,8 @@ Pattern Selected(const Shape& s, const ConstTensorView& blocks);
 // Blocks that are chosen where all importances are alike.
 Pattern FirstBlocks(const Shape& s);
 
-// Everything of a row that is not left to importances: all blocks if they are few, else three of them. Returns how many are to be
-// chosen among blocks [1, own - 1); the others stand in `row` [columns], then -1.
+// Everything of a row that is not left to importances: all blocks if they are few, else three of them. Returns how many
+// are to be chosen among blocks [1, own - 1); the others stand in `row` [columns], then -1.
 int64_t FixedBlocks(const Shape& s, int64_t position, int32_t* row);
 
 // Chooses blocks, [B, Tq, Hkv, columns] i32, by the probabilities of compressed keys: nsa_choice.cc. lse is that of

@@ -31,7 +31,8 @@ using namespace python;  // NOLINT: the binding's own vocabulary
 constexpr char kOp[] = "nsa", kBackwardOp[] = "nsa_backward";
 constexpr Renamed kRenamed[] = {{"o", "out"}, {"k_cmp", "compressed[0]"}, {"v_cmp", "compressed[1]"}};
 constexpr Renamed kBackwardRenamed[] = {{"d_o", "do"}, {"k_cmp", "compressed[0]"}, {"v_cmp", "compressed[1]"}};
-constexpr Renamed kTorchRenamed[] = {{"d_o", "the gradient of o"}, {"k_cmp", "compressed[0]"}, {"v_cmp", "compressed[1]"}};
+constexpr Renamed kTorchRenamed[] = {
+    {"d_o", "the gradient of o"}, {"k_cmp", "compressed[0]"}, {"v_cmp", "compressed[1]"}};
 
 // What one call was given.
 struct Call {
@@ -81,7 +82,8 @@ void ReadThreads(Call& call, const Argument& a) { call.num_threads = static_cast
 void ReadCompressed(Call& call, const Argument& a) {
   constexpr char kExpected[] = "a pair (k_cmp, v_cmp), or None";
   if (!PySequence_Check(a.value.ptr()) || PySequence_Size(a.value.ptr()) != 2) Fail(a, kExpected);
-  const nb::object first = nb::steal(PySequence_GetItem(a.value.ptr(), 0)), second = nb::steal(PySequence_GetItem(a.value.ptr(), 1));
+  const nb::object first = nb::steal(PySequence_GetItem(a.value.ptr(), 0)),
+                   second = nb::steal(PySequence_GetItem(a.value.ptr(), 1));
   if (!first.is_valid() || !second.is_valid()) throw nb::python_error();
   call.in.k_cmp = call.arrays.Read({a.operation, "compressed[0]", first}, Kind::kFloat);
   call.in.v_cmp = call.arrays.Read({a.operation, "compressed[1]", second}, Kind::kFloat);
@@ -92,9 +94,10 @@ constexpr Word kInputs[] = {{"q", false, &ReadTensor<&BackwardInputs::q>},
                             {"v", false, &ReadTensor<&BackwardInputs::v>},
                             {"gates", false, &ReadTensor<&BackwardInputs::gates>}};
 constexpr Word kCompressed[] = {{"compressed", true, &ReadCompressed}};
-constexpr Word kOptions[] = {{"block", false, &ReadCount<&Options::block, 1>},   {"stride", true, &ReadCount<&Options::stride, 1>},
-                             {"count", false, &ReadCount<&Options::count, 1>},   {"window", false, &ReadCount<&Options::window, 1>},
-                             {"length", true, &ReadCount<&Options::length, 1>}, {"scale", true, &ReadScale}};
+constexpr Word kOptions[] = {
+    {"block", false, &ReadCount<&Options::block, 1>},  {"stride", true, &ReadCount<&Options::stride, 1>},
+    {"count", false, &ReadCount<&Options::count, 1>},  {"window", false, &ReadCount<&Options::window, 1>},
+    {"length", true, &ReadCount<&Options::length, 1>}, {"scale", true, &ReadScale}};
 constexpr Word kOut[] = {{"out", true, &ReadOut}};
 constexpr Word kThreads[] = {{"threads", true, &ReadThreads}};
 constexpr Word kGradientOfO[] = {{"do", false, &ReadTensor<&BackwardInputs::d_o>}};
@@ -119,8 +122,10 @@ constexpr Word kTorchGradients[] = {
 void ReadCall(const char* op, const Words& words, size_t num_positional, PyObject* args, PyObject* kwargs, Call& call) {
   Read<Call>(op, words, num_positional, args, kwargs, call);
   const BackwardInputs& in = call.in;
-  for (const auto& [name, x, shape] : {std::tuple{"q", in.q, "[B, Tq, Hq, D]"}, {"k", in.k, "[B, Tk, Hkv, D]"},
-                                       {"v", in.v, "[B, Tk, Hkv, Dv]"}, {"gates", in.gates, "[B, Tq, Hq, 3]"}}) {
+  for (const auto& [name, x, shape] : {std::tuple{"q", in.q, "[B, Tq, Hq, D]"},
+                                       {"k", in.k, "[B, Tk, Hkv, D]"},
+                                       {"v", in.v, "[B, Tk, Hkv, Dv]"},
+                                       {"gates", in.gates, "[B, Tq, Hq, 3]"}}) {
     if (!x.present()) FailMissing(op, name);
     if (x.rank() != 4) Fail(op, name, "has shape " + x.ShapeString(), shape);
   }
@@ -158,7 +163,8 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
     return std::move(array.array);
   };
   Gradients g;
-  const nb::object dq = like(in.q, g.dq), dk = like(in.k, g.dk), dv = like(in.v, g.dv), dgates = like(in.gates, g.dgates);
+  const nb::object dq = like(in.q, g.dq), dk = like(in.k, g.dk), dv = like(in.v, g.dv),
+                   dgates = like(in.gates, g.dgates);
   nb::object compressed = nb::none();
   if (in.k_cmp.present()) {
     const nb::object dk_cmp = like(in.k_cmp, g.dk_cmp), dv_cmp = like(in.v_cmp, g.dv_cmp);
@@ -167,7 +173,8 @@ nb::object RunBackward(const nb::object& type, const nb::args& args, const nb::k
   const int64_t B = in.q.size(0), Tq = in.q.size(1), Hq = in.q.size(2);
   const int64_t columns = Columns(call.options, in.k.size(1));
   const auto room = [](DType dtype, const std::vector<int64_t>& sizes) { return NewArray(kBackwardOp, dtype, sizes); };
-  const NewArray o = room(in.q.dtype(), {B, Tq, Hq, in.v.size(3)}), branches = room(in.q.dtype(), {3, B, Tq, Hq, in.v.size(3)});
+  const NewArray o = room(in.q.dtype(), {B, Tq, Hq, in.v.size(3)}),
+                 branches = room(in.q.dtype(), {3, B, Tq, Hq, in.v.size(3)});
   const NewArray lse = room(in.q.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, {3, B, Hq, Tq});
   const NewArray blocks = room(DType::kI32, {B, Tq, in.k.size(2), columns});
   Compute(kBackwardOp, kBackwardRenamed, [&] {
@@ -191,7 +198,8 @@ void RunTorch(const nb::args& args) {
 }
 
 void RunTorchBackward(const nb::args& args) {
-  static const Words words = Joined({kTorchIncoming, kInputs, kTorchCompressed, kTorchSaved, kTorchGradients, kOptions, kThreads});
+  static const Words words =
+      Joined({kTorchIncoming, kInputs, kTorchCompressed, kTorchSaved, kTorchGradients, kOptions, kThreads});
   Call call;
   call.arrays.AllowTorch();
   Read<Call>(kOp, words, words.size(), args.ptr(), nullptr, call);
@@ -215,8 +223,9 @@ nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
 constexpr Said kSaid[] = {
     {"stride", "tokens between the beginnings of two windows; None: block"},
     {"length", "tokens of a window that is compressed; None: block"},
-    {"compressed", "(k_cmp, v_cmp), [B, N, Hkv, D] and [B, N, Hkv, Dv]: what stands for the keys and values of each window; None: "
-                   "their means"},
+    {"compressed",
+     "(k_cmp, v_cmp), [B, N, Hkv, D] and [B, N, Hkv, Dv]: what stands for the keys and values of each window; None: "
+     "their means"},
 };
 
 constexpr char kInPython[] = R"(
@@ -254,14 +263,19 @@ constexpr char kSignatureOfOptions[] =
 
 void Bind(nb::module_& m) {
   const std::string inputs = std::string("q: Array, k: Array, v: Array, gates: Array, *, ") + kSignatureOfOptions;
-  static const std::string forward = "def nsa(" + inputs + "out: OutArray | None = None, threads: int | None = None) -> Result";
-  static const std::string backward = "def nsa_backward(do: Array, " + inputs + "threads: int | None = None) -> NSAGradients";
-  m.def(kOp, &RunForward, nb::sig(forward.c_str()), Docstring(doc::kForward, forward, {kSaid, doc::kNsaFields}, kInPython).c_str());
-  const nb::object gradients = NamedTupleType(m, "NSAGradients", "dq dk dv dgates dcompressed", GradientsDoc(kBackwardOp));
-  m.def(kBackwardOp,
-        [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },
-        nb::sig(backward.c_str()),
-        Docstring(doc::kBackward, backward, {kSaid, doc::kNsaFields}, kBackwardInPython).c_str());
+  static const std::string forward =
+      "def nsa(" + inputs + "out: OutArray | None = None, threads: int | None = None) -> Result";
+  static const std::string backward =
+      "def nsa_backward(do: Array, " + inputs + "threads: int | None = None) -> NSAGradients";
+  m.def(kOp, &RunForward, nb::sig(forward.c_str()),
+        Docstring(doc::kForward, forward, {kSaid, doc::kNsaFields}, kInPython).c_str());
+  const nb::object gradients =
+      NamedTupleType(m, "NSAGradients", "dq dk dv dgates dcompressed", GradientsDoc(kBackwardOp));
+  m.def(
+      kBackwardOp,
+      [gradients](const nb::args& args, const nb::kwargs& kwargs) { return RunBackward(gradients, args, kwargs); },
+      nb::sig(backward.c_str()),
+      Docstring(doc::kBackward, backward, {kSaid, doc::kNsaFields}, kBackwardInPython).c_str());
   m.def("_torch_nsa", &RunTorch);
   m.def("_torch_nsa_backward", &RunTorchBackward);
   RegisterExplain(kOp, &RunExplain);

@@ -1,4 +1,5 @@
-// nsa::Reference and BackwardReference: three references of attention in double, under masks that say what each branch sees.
+// nsa::Reference and BackwardReference: three references of attention in double, under masks that say what each branch
+// sees.
 //
 // It shares no code with nsa.cc but the checks, and is to be read beside the header.
 #include "heed/ops/sparse/nsa/nsa_reference_internal.h"
@@ -97,7 +98,8 @@ void Choose(const BackwardInputs& in, const Options& options, Parts& parts) {
             magnitude = std::max(magnitude, sum);
           }
           for (int64_t t = w * parts.stride; p != 0 && t < w * parts.stride + parts.length; ++t) {
-            if (t / options.block <= own) importance[static_cast<size_t>(t / options.block)] += p / static_cast<double>(parts.stride);
+            if (t / options.block <= own)
+              importance[static_cast<size_t>(t / options.block)] += p / static_cast<double>(parts.stride);
           }
         }
         std::vector<int64_t> row(static_cast<size_t>(columns), -1);
@@ -162,7 +164,8 @@ Parts PartsOf(const BackwardInputs& in, const Options& options) {
   parts.options[1].mask = MaskOf(parts, {B, Hq, Tq, Tk}, [&](int64_t b, int64_t h, int64_t i, int64_t j) {
     bool is_listed = false;
     for (int64_t n = 0; n < parts.blocks.size(3); ++n) {
-      is_listed = is_listed || parts.blocks.as<int32_t>()[OffsetAt(parts.blocks, {b, i, h / group, n})] == j / options.block;
+      is_listed =
+          is_listed || parts.blocks.as<int32_t>()[OffsetAt(parts.blocks, {b, i, h / group, n})] == j / options.block;
     }
     return is_listed && j <= start + i;
   });
@@ -194,7 +197,8 @@ void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   });
   if (!out.blocks.present()) return;
   ForElements(out.blocks, [&](int64_t b, int64_t i, int64_t h, int64_t n) {
-    out.blocks.as<int32_t>()[OffsetAt(out.blocks, {b, i, h, n})] = parts.blocks.as<int32_t>()[OffsetAt(parts.blocks, {b, i, h, n})];
+    out.blocks.as<int32_t>()[OffsetAt(out.blocks, {b, i, h, n})] =
+        parts.blocks.as<int32_t>()[OffsetAt(parts.blocks, {b, i, h, n})];
   });
 }
 
@@ -210,7 +214,9 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const G
   };
   const auto store = [](const ConstTensorView& from, const TensorView& to) {
     if (!to.present()) return;
-    ForElements(from, [&](int64_t a, int64_t b, int64_t c, int64_t d) { SetElementAt(to, {a, b, c, d}, ElementAt(from, {a, b, c, d})); });
+    ForElements(from, [&](int64_t a, int64_t b, int64_t c, int64_t d) {
+      SetElementAt(to, {a, b, c, d}, ElementAt(from, {a, b, c, d}));
+    });
   };
   for (int c = 0; c < 3; ++c) {
     const attention::BackwardInputs& of = parts.in[c];

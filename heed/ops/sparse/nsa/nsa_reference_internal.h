@@ -15,7 +15,7 @@ namespace heed::nsa {
 
 // What the choice of blocks of a row and a key head hangs on.
 struct Margin {
-  double distance = 1;  // of the least importance that is chosen from the greatest that is not, as a share of it
+  double distance = 1;   // of the least importance that is chosen from the greatest that is not, as a share of it
   double least = 1;      // that is chosen
   double magnitude = 0;  // the largest sum_d |scale q_d k_d| of its heads and windows
 };
@@ -23,8 +23,8 @@ struct Margin {
 struct Parts {
   attention::BackwardInputs in[3];  // of the compressed, selected and windowed branch; o and lse are absent
   attention::Options options[3];
-  ConstTensorView blocks;        // i32, as Outputs has it
-  std::vector<Margin> margins;   // [B, Tq, Hkv]
+  ConstTensorView blocks;       // i32, as Outputs has it
+  std::vector<Margin> margins;  // [B, Tq, Hkv]
   bool means = false;
   int64_t length = 0, stride = 0;
   std::deque<std::vector<double>> memory;  // of what the others look at

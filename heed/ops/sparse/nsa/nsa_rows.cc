@@ -12,7 +12,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "heed/ops/sparse/nsa/nsa_rows.cc"  // this file
-#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/foreach_target.h"                               // IWYU pragma: keep
 #include "hwy/highway.h"
 // After highway.h:
 #include "heed/simd/convert-inl.h"
@@ -147,7 +147,8 @@ void AddToImpl(Context& ctx, const Shape& s, const TensorView& to, std::span<con
       ForVectors(d, to.size(3), [&](int64_t e, size_t n) HWY_ATTR {
         S* const at = RowOf<S>(to, b, t, h) + e;
         auto sum = hs::LoadWideN(d, at, n);
-        for (const ConstTensorView& other : others) sum = hn::Add(sum, hs::LoadWideN(d, RowOf<S>(other, b, t, h) + e, n));
+        for (const ConstTensorView& other : others)
+          sum = hn::Add(sum, hs::LoadWideN(d, RowOf<S>(other, b, t, h) + e, n));
         auto arriving = hn::Zero(d);
         for (int64_t w = first; w < end; ++w) {
           arriving = hn::Add(arriving, hs::LoadWideN(d, RowOf<S>(d_means, b, w, h) + e, n));

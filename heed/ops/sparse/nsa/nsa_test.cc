@@ -1,5 +1,5 @@
-// Properties of nsa that comparison with its reference cannot show. Agreement with the reference on every SIMD target, dtype and
-// size is tests/conformance_test.cc, and of random options tests/random_options_test.cc.
+// Properties of nsa that comparison with its reference cannot show. Agreement with the reference on every SIMD target,
+// dtype and size is tests/conformance_test.cc, and of random options tests/random_options_test.cc.
 #include "heed/ops/sparse/nsa/nsa.h"
 
 #include <gmock/gmock.h>
@@ -36,7 +36,8 @@ struct Fixture {
   Buffer o, branches, lse, blocks, dq, dk, dv, dgates, dk_cmp, dv_cmp;
   bool given = false;  // k_cmp and v_cmp
 
-  Fixture(int64_t batch, int64_t rows, int64_t keys, DType type = DType::kF32) : B(batch), Tq(rows), Tk(keys), dtype(type) {
+  Fixture(int64_t batch, int64_t rows, int64_t keys, DType type = DType::kF32)
+      : B(batch), Tq(rows), Tk(keys), dtype(type) {
     options.block = 8;
     options.count = 5;
     options.window = 10;
@@ -44,11 +45,22 @@ struct Fixture {
     options.stride = 4;
     const int64_t N = windows();
     uint64_t seed = 0;
-    for (const auto& [buffer, sizes] : std::vector<std::pair<Buffer*, std::vector<int64_t>>>{
-             {&q, {B, Tq, 4, 24}}, {&k, {B, Tk, 2, 24}}, {&v, {B, Tk, 2, 16}}, {&gates, {B, Tq, 4, 3}}, {&k_cmp, {B, N, 2, 24}},
-             {&v_cmp, {B, N, 2, 16}}, {&d_o, {B, Tq, 4, 16}}, {&o, {B, Tq, 4, 16}}, {&branches, {3, B, Tq, 4, 16}},
-             {&dq, {B, Tq, 4, 24}}, {&dk, {B, Tk, 2, 24}}, {&dv, {B, Tk, 2, 16}}, {&dgates, {B, Tq, 4, 3}},
-             {&dk_cmp, {B, N, 2, 24}}, {&dv_cmp, {B, N, 2, 16}}}) {
+    for (const auto& [buffer, sizes] :
+         std::vector<std::pair<Buffer*, std::vector<int64_t>>>{{&q, {B, Tq, 4, 24}},
+                                                               {&k, {B, Tk, 2, 24}},
+                                                               {&v, {B, Tk, 2, 16}},
+                                                               {&gates, {B, Tq, 4, 3}},
+                                                               {&k_cmp, {B, N, 2, 24}},
+                                                               {&v_cmp, {B, N, 2, 16}},
+                                                               {&d_o, {B, Tq, 4, 16}},
+                                                               {&o, {B, Tq, 4, 16}},
+                                                               {&branches, {3, B, Tq, 4, 16}},
+                                                               {&dq, {B, Tq, 4, 24}},
+                                                               {&dk, {B, Tk, 2, 24}},
+                                                               {&dv, {B, Tk, 2, 16}},
+                                                               {&dgates, {B, Tq, 4, 3}},
+                                                               {&dk_cmp, {B, N, 2, 24}},
+                                                               {&dv_cmp, {B, N, 2, 16}}}) {
       *buffer = Buffer(dtype, sizes);
       buffer->FillNormal(++seed);
     }
@@ -240,7 +252,8 @@ TEST(NsaTest, BitsDoNotDependOnBatchNeighboursOrStrides) {
       while (NextIndex(from.sizes(), index));
       return to;
     };
-    const Buffer q = strided(both.q), k = strided(both.k), v = strided(both.v), gates = strided(both.gates), d_o = strided(both.d_o);
+    const Buffer q = strided(both.q), k = strided(both.k), v = strided(both.v), gates = strided(both.gates),
+                 d_o = strided(both.d_o);
     Context ctx(1);
     BackwardInputs in = one.backward_inputs();
     in.q = q.view(), in.k = k.view(), in.v = v.view(), in.gates = gates.view(), in.d_o = d_o.view();
@@ -248,7 +261,8 @@ TEST(NsaTest, BitsDoNotDependOnBatchNeighboursOrStrides) {
     Backward(ctx, in, one.options, one.gradients());
     EXPECT_EQ(Values(one.o.view()), Values(row(both.o)));
     EXPECT_EQ(Values(one.blocks.view()), Values(row(both.blocks)));
-    for (const auto& [a, of] : {std::pair{one.dq, both.dq}, {one.dk, both.dk}, {one.dv, both.dv}, {one.dgates, both.dgates}}) {
+    for (const auto& [a, of] :
+         {std::pair{one.dq, both.dq}, {one.dk, both.dk}, {one.dv, both.dv}, {one.dgates, both.dgates}}) {
       EXPECT_EQ(Values(a.view()), Values(row(of)));
     }
   }
@@ -266,7 +280,8 @@ TEST(NsaTest, LastRowsAloneHaveTheBitsOfAllOnVectors) {
       in.q = in.q.Slice(1, 150 - rows, 150);
       in.gates = in.gates.Slice(1, 150 - rows, 150);
       Forward(ctx, in, last.options, last.outputs());
-      EXPECT_EQ(Values(last.blocks.view()), Values(whole.blocks.view().Slice(1, 150 - rows, 150))) << Name(dtype) << rows;
+      EXPECT_EQ(Values(last.blocks.view()), Values(whole.blocks.view().Slice(1, 150 - rows, 150)))
+          << Name(dtype) << rows;
       EXPECT_EQ(Values(last.o.view()), Values(whole.o.view().Slice(1, 150 - rows, 150))) << Name(dtype) << rows;
     }
   }
@@ -342,17 +357,21 @@ TEST(NsaTest, ErrorsNameTheArgumentAndWriteNothing) {
   forward([](auto&, Options& o, auto&) { o.stride = -1; }, "nsa::Forward: stride is -1, expected 0 or more");
   forward([](auto&, Options& o, auto&) { o.scale = kNaN; }, "nsa::Forward: scale is nan");
   forward([](Inputs& in, auto&, auto&) { in.gates = {}; }, "nsa::Forward: gates is absent");
-  forward([](Inputs& in, auto&, auto&) { in.gates = in.gates.Slice(3, 0, 2); }, "gates has shape [1,30,4,2], expected [1,30,4,3]");
+  forward([](Inputs& in, auto&, auto&) { in.gates = in.gates.Slice(3, 0, 2); },
+          "gates has shape [1,30,4,2], expected [1,30,4,3]");
   forward([](Inputs& in, auto&, auto&) { in.k = in.k.Slice(1, 0, 29), in.v = in.v.Slice(1, 0, 29); },
           "nsa::Forward: q has 30 tokens, expected at most the 29 of k");
-  forward([&](Inputs& in, auto&, auto&) { in.k_cmp = f.k_cmp.view(); }, "v_cmp is absent, expected k_cmp and v_cmp, or none of them");
+  forward([&](Inputs& in, auto&, auto&) { in.k_cmp = f.k_cmp.view(); },
+          "v_cmp is absent, expected k_cmp and v_cmp, or none of them");
   forward([&](Inputs& in, auto&, auto&) { in.k_cmp = f.k_cmp.view().Slice(1, 0, 5), in.v_cmp = f.v_cmp.view(); },
           "k_cmp has shape [1,5,2,24], expected [1,N,2,24] with N = 6 or more windows");
   forward([&](Inputs& in, auto&, Outputs& out) { out.branches = {}, (void)in; }, "nsa::Forward: branches is absent");
-  forward([&](auto&, auto&, Outputs& out) { out.blocks = out.blocks.Slice(3, 0, 2); }, "nsa::Forward: blocks has shape");
+  forward([&](auto&, auto&, Outputs& out) { out.blocks = out.blocks.Slice(3, 0, 2); },
+          "nsa::Forward: blocks has shape");
 
   f.Run();
-  const auto backward = [&](const std::function<void(BackwardInputs&, Gradients&)>& change, const std::string& message) {
+  const auto backward = [&](const std::function<void(BackwardInputs&, Gradients&)>& change,
+                            const std::string& message) {
     BackwardInputs in = f.backward_inputs();
     Gradients g = f.gradients();
     change(in, g);
