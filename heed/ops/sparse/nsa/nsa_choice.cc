@@ -59,12 +59,12 @@ struct Scratch {
   }
 };
 
-// The sum of probabilities of windows that end at p or before, times the tokens that each shares with block b.
+// The sum of probabilities of windows, each times the tokens that it shares with block b.
 template <class T>
-T Importance(const Shape& s, const T* probabilities, int64_t visible, int64_t b) {
+T Importance(const Shape& s, const T* probabilities, int64_t b) {
   const int64_t begin = b * s.block, end = begin + s.block;
   const int64_t first = begin < s.length ? 0 : (begin - s.length) / s.stride + 1;
-  const int64_t last = std::min((end - 1) / s.stride, visible - 1);
+  const int64_t last = std::min((end - 1) / s.stride, s.windows - 1);
   T sum = 0;
   for (int64_t w = first; w <= last; ++w) {
     const int64_t common = std::min(w * s.stride + s.length, end) - std::max(w * s.stride, begin);
@@ -167,7 +167,7 @@ class Chooser {
  private:
   int64_t Wanted(int64_t position, const Scratch<T>& w) const { return FixedBlocks(s_, position, w.best); }
 
-  // Probabilities of these rows, over the heads of the group.
+  // Probabilities of these rows, summed over the heads of the group; 0 of windows that a row does not see.
   template <class S>
   void Sum(S stored, int64_t b, int64_t head, int64_t first, int64_t rows, int64_t visible, const Scratch<T>& w) const {
     const hn::ScalableTag<T> d;
@@ -195,10 +195,8 @@ class Chooser {
     const int64_t wanted = FixedBlocks(s_, position, all);
     if (wanted > 0) {
       const int64_t own = position / s_.block;
-      const int64_t visible = patterns::NumCompleteWindows(position, s_.length, s_.stride);
       const int64_t always[] = {0, own - 1, own};
-      for (int64_t block = 0; block <= own; ++block)
-        w.importances[block] = Importance(s_, probabilities, visible, block);
+      for (int64_t block = 0; block <= own; ++block) w.importances[block] = Importance(s_, probabilities, block);
       patterns::HWY_NAMESPACE::ChooseTop(w.importances, own + 1, wanted, std::span(always), all);
     }
     Store(b, head, row, [&](int64_t n) { return all[n]; });
