@@ -229,8 +229,9 @@ CompareRow RowOf(Context& ctx, const OpEntry& op, DType dtype, const MechanismCa
 std::vector<InputSpec> SpecsBesideQkv(const OpEntry& op) {
   std::vector<InputSpec> specs = {{"q", "BTHK"}, {"k", "BTHK"}, {"v", "BTHV"}};
   for (InputSpec spec : op.inputs) {
-    const bool there = spec.name == "q" || spec.name == "k" || spec.name == "v";
-    if (there || spec.optional) continue;
+    const auto there = std::ranges::find(specs, spec.name, &InputSpec::name);
+    if (there != specs.end() && spec.axes.find('G') != std::string::npos) there->axes = spec.axes;
+    if (there != specs.end() || spec.optional) continue;
     spec.optional = true;
     specs.push_back(spec);
   }

@@ -31,6 +31,7 @@ namespace python {
 
 void BindOrthogonalFeatures(nb::module_& m);  // heed/ops/linear/performer/orthogonal_features_py.cc
 void BindPatterns(nb::module_& m);            // heed/ops/sparse/common/pattern_py.cc
+void BindNSACache(nb::module_& m);            // python/caches/nsa_cache_py.cc
 
 namespace {
 
@@ -110,6 +111,7 @@ NB_MODULE(_core_of_any_interpreter, m) {
   heed::python::BindKVCache(m);
   heed::python::BindRingKVCache(m);
   heed::python::BindLatentKVCache(m);
+  heed::python::BindNSACache(m);
 }
 
 // nanobind knows the types of one interpreter: those of a second would replace the first's.

@@ -80,7 +80,8 @@ struct CaseRequest {
 };
 
 // One argument of a mechanism as `heed run` finds it in a file: its name in Python, and a
-// letter for each axis, "BTHK". A file may leave out B.
+// letter for each axis, "BTHK". A file may leave out B. Where H is fewer heads than the first
+// argument has, each serves several; G are key heads that stay what they are.
 struct InputSpec {
   std::string name, axes;
   bool optional = false;

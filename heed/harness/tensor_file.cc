@@ -376,9 +376,7 @@ TensorSet Finish(const Names& files, const TensorChoice& choice, TensorSet set, 
   if (!choice.heads.empty()) {
     heads = ChooseHeads(set.file, choice.heads, set.q.size(2));
   }
-  const int64_t group =
-      set.k.size(2) == 0 ? 1
-                         : std::max<int64_t>(set.q.size(2) / set.k.size(2), 1);
+  const int64_t group = set.k.size(2) == 0 ? 1 : std::max<int64_t>(set.q.size(2) / set.k.size(2), 1);
   set.q = Prepare(set.q, set.dtype, heads, 1, set);
   set.k = Prepare(set.k, set.dtype, heads, group, set);
   set.v = Prepare(set.v, set.dtype, heads, group, set);
@@ -498,6 +496,8 @@ std::vector<int64_t> HeadsToRead(const NamedTensors& set, std::span<const InputS
                "a divisor of " + std::to_string(most) + " heads");
     }
   }
+  const bool share = std::ranges::any_of(inputs, [](const InputSpec& spec) { return AxisOf(spec, 'G') >= 0; });
+  if (share && !choice.empty()) throw InvalidArgument(set.file + ": --heads is " + choice + ", expected all heads, which share k");
   if (!choice.empty()) return ChooseHeads(set.file, choice, most);
   std::vector<int64_t> heads;
   for (int64_t h = 0; fewer && h < most; ++h) heads.push_back(h);

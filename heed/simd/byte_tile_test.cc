@@ -105,7 +105,7 @@ void Sums(const Operands& x, bool clear, ptrdiff_t out_row) {
 HWY_AFTER_NAMESPACE();
 #endif  // HWY_TARGET
 
-#if HWY_ONCE && (HWY_TARGETS & HWY_AVX3_DL) && (HWY_TARGETS & HWY_AVX3_SPR)
+#if HWY_ONCE && (HWY_TARGETS & HWY_AVX2) && (HWY_TARGETS & HWY_AVX3_DL) && (HWY_TARGETS & HWY_AVX3_SPR)
 namespace heed::byte_tile_test {
 namespace {
 

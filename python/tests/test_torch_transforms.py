@@ -50,12 +50,16 @@ def case(name):
         "linformer": (heed.torch.linformer, [normal(2, 6, 1, 4), k, v, normal(3, 6), normal(3, 6, seed=4)]),
         "longformer": (lambda *x: heed.torch.longformer(*x, window=2, tokens=[1]),
                        [normal(2, 6, 2, 4), k, v, normal(2, 6, 2, 4, seed=4), normal(2, 6, 1, 4, seed=5), normal(2, 6, 1, 3, seed=6)]),
+        "merge_linear": (lambda o, lse, num, den, gate: heed.torch.merge_linear(o, lse, num, den.exp(), gate=gate.exp()),
+                         [q, normal(2, 2, 5), normal(2, 5, 2, 4, seed=5), normal(2, 5, 2), normal(2)]),
+        "nsa": (lambda *x: heed.torch.nsa(*x[:4], compressed=x[4:], block=2, count=4, window=2),
+                [normal(2, 9, 2, 4), normal(2, 9, 1, 4), normal(2, 9, 1, 3), normal(2, 9, 2, 3), normal(2, 4, 1, 4), normal(2, 4, 1, 3)]),
         "rotary": (lambda x: heed.torch.rotary(x, positions, interleaved=True), [q]),
         "t5_bias": (lambda x: heed.torch.t5_bias(x, 4, 6, bidirectional=True), [normal(8, 2)]),
     }[name]
 
 
-OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "causal_conv1d", "linformer", "longformer", "rotary", "t5_bias"]
+OPERATORS = [*NAMES, *scans.DESCRIPTIONS, "attention", "causal_conv1d", "linformer", "longformer", "merge_linear", "nsa", "rotary", "t5_bias"]
 LINEAR = ["rotary", "t5_bias"]  # whose derivative of forward mode is the operator itself
 
 

@@ -20,7 +20,9 @@ from heed.torch._functions import (
 )
 from heed.torch._longformer import longformer
 from heed.torch._mechanisms import functions as _of_mechanisms
+from heed.torch._merge_linear import merge_linear
 from heed.torch._multihead import MultiheadAttention
+from heed.torch._nsa import nsa
 from heed.torch._sdpa import replace_sdpa, scaled_dot_product_attention
 
 __all__ = [
@@ -35,6 +37,8 @@ __all__ = [
     "load_cache",
     "longformer",
     "merge_attention",
+    "merge_linear",
+    "nsa",
     "orthogonal_features",
     "pattern_from_block_mask",
     "replace_sdpa",

@@ -149,7 +149,8 @@ pattern_key._dynamo_marked_constant = True  # as torch.compiler.assume_constant_
 
 
 def _recorded(
-    operator: Any, kernel: Any, public: str, gradients: Any, tangents: Any, keeps_results: bool, unread: Sequence[int]
+    operator: Any, kernel: Any, public: str, gradients: Any, tangents: Any, keeps_results: bool, unread: Sequence[int],
+    constant: Sequence[int],
 ) -> Any:
     # One level of torch.func at a time, as operators written in C++ do: hence not torch.autograd.Function itself.
     class Recorded(torch.autograd.function._SingleLevelFunction):
@@ -159,6 +160,8 @@ def _recorded(
                 results = _below_autograd(operator, kernel, keyset, arguments)
             if isinstance(results, list):
                 results = tuple(results)
+            if constant:
+                ctx.mark_non_differentiable(*(results[i] for i in constant))
             kept = (*arguments, *results) if keeps_results else arguments
             tensors = [x if isinstance(x, Tensor) and i not in unread else None for i, x in enumerate(kept)]
             ctx.save_for_backward(*tensors)
@@ -220,6 +223,7 @@ def define(
     tangents: Callable[..., Any] | None = None,
     keeps_results: bool = False,
     unread: Sequence[int] = (),
+    constant: Sequence[int] = (),
     vmap: Callable[..., Any] | None = None,
     names: Sequence[str] | None = None,
 ) -> Any:
@@ -227,14 +231,14 @@ def define(
 
     `gradients(needed, of_results, *arguments)` gives those that are needed, by the index of the argument; arguments that the
     caller left away are missing, those at `unread` are None if they are tensors, and with `keeps_results` the results follow.
-    Without it there is none. `tangents(of_arguments, *arguments)` is the derivative of forward mode. `names` are what messages
-    call the arguments.
+    The results at `constant` are none that a gradient arrives at. Without `gradients` there is none.
+    `tangents(of_arguments, *arguments)` is the derivative of forward mode. `names` are what messages call the arguments.
     """
     library.define(f"{name}{signature}")
     operator = getattr(torch.ops.heed, name).default
     names = names or [argument.name for argument in operator._schema.arguments]
     public = name.removesuffix("_backward")
-    recorded = _recorded(operator, kernel, public, gradients, tangents, keeps_results, unread)
+    recorded = _recorded(operator, kernel, public, gradients, tangents, keeps_results, unread, constant)
     returns_list = signature.endswith("-> Tensor[]")
 
     def autograd(keyset, *arguments):

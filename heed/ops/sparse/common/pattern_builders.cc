@@ -217,6 +217,17 @@ Pattern OtherRows(const Table& tokens) {
   return Build(builder, {tokens});
 }
 
+Pattern CompleteWindows(int64_t length, int64_t stride) {
+  static const Builder builder = {"complete_windows", {{"length", Parameter::kCount}, {"stride", Parameter::kCount}},
+                                  [](const std::vector<Value>& v) {
+                                    const int64_t of = Size(v[0]), every = Size(v[1]);
+                                    return MakeRun([=](int64_t p, int64_t) {
+                                      return Run{0, NumCompleteWindows(p, of, every)};
+                                    });
+                                  }};
+  return Build(builder, {length, stride});
+}
+
 Pattern VerticalSlash(Table columns, Table slashes) {
   static const Builder builder = {"vertical_slash", {{"columns", Parameter::kInts}, {"slashes", Parameter::kInts}},
                                   [](const std::vector<Value>& v) -> NodePtr {

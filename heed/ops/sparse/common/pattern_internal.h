@@ -145,6 +145,15 @@ std::vector<std::vector<int64_t>> AscendingTokens(const Table& tokens);
 // The rows that are no global tokens, whole. No expression says it.
 Pattern OtherRows(const Table& tokens);
 
+// Of keys that stand for windows of `length` tokens, one every `stride` tokens from 0 on: those whose window ends at p or before.
+// No expression says it.
+Pattern CompleteWindows(int64_t length, int64_t stride);
+
+// How many windows end at p or before.
+inline int64_t NumCompleteWindows(int64_t p, int64_t length, int64_t stride) {
+  return p + 1 < length ? 0 : (p + 1 - length) / stride + 1;
+}
+
 // Columns and diagonals of each head: pairs with 0 <= j <= p where j is one of `columns`, or p - j one of `slashes`. Both are
 // [B, Hq, n], rows ascend, -1 is absent. What select::VerticalSlash returns; no expression says it.
 Pattern VerticalSlash(Table columns, Table slashes);
