@@ -161,11 +161,11 @@ def prefill(options, name, layers, causal):
         rows.append(dict(data=name, selector=selector, setting=setting, kept=kept, dropped=dropped, oracle=oracle, error=error,
                          bound=None, time=time_ratio(options, layers, sparse, dense)))
     for epsilon in (0.01, 0.02, 0.1, 0.3):
-        def certified(q, k, v, epsilon=epsilon, **more):
-            return heed.certified_attention(q, k, v, epsilon=epsilon, level="sketch", causal=causal, threads=options.threads, **more)
+        def certified(q, k, v, epsilon=epsilon):
+            return heed.certified_attention(q, k, v, epsilon=epsilon, level="sketch", causal=causal, threads=options.threads)
 
-        def kept_of(q, k, v):
-            *_, blocks = certified(q, k, v, return_kept=True)
+        def kept_of(q, k, v, epsilon=epsilon):
+            blocks = heed._core._certified_kept(q, k, v, epsilon, "sketch", causal)
             return blocks[0].repeat(BLOCK, -1)[..., :T].repeat(H // blocks.shape[1], 0)
 
         kept, dropped, oracle, error = shares(layers, causal, kept_of)
@@ -190,10 +190,10 @@ def decode(options, layers):
                 cache.append(k[:, t : t + 1], v[:, t : t + 1])
                 row = q[:, t : t + 1]
 
-                def certified(row=row, **more):
-                    return cache.attend(row, epsilon=epsilon, level="sketch", return_bound=True, threads=options.threads, **more)
+                def certified(row=row):
+                    return cache.attend(row, epsilon=epsilon, level="sketch", return_bound=True, threads=options.threads)
 
-                o, bound, kept = certified(return_kept=True)
+                (o, bound), kept = certified(), heed._core._certified_kept_of_cache(cache, row, epsilon, "sketch")
                 for h in range(H):
                     p, seen = weights_of(row[0, :, h], k[0, : t + 1, h], True)
                     keep = kept[0, h].repeat(BLOCK, -1)[:, : t + 1]

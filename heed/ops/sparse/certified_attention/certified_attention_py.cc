@@ -225,6 +225,37 @@ std::string Unspelled(bool bound, bool lse) {
          (bound ? kYes : kNo) + ", **options) -> " + result;
 }
 
+// The blocks of 64 keys that a row keeps, bool [B, Hkv, Tq, N], for benchmarks and tests: of keys, or of a cache.
+nb::object KeptOf(nb::handle q, nb::handle k, nb::handle v, double epsilon, nb::handle level, bool causal) {
+  Call call;
+  call.own.epsilon = epsilon;
+  ReadLevel(call, {kOp, kLevel, level});
+  call.options.causal = causal;
+  call.in = {call.arrays.Read({kOp, "q", q}, Kind::kFloat), call.arrays.Read({kOp, "k", k}, Kind::kFloat),
+             call.arrays.Read({kOp, "v", v}, Kind::kFloat)};
+  const int64_t B = call.in.q.size(0), Tq = call.in.q.size(1), Tk = call.in.k.size(1);
+  const int64_t sizes[] = {B, call.in.k.size(2), Tq, (Tk + 63) / 64}, o_sizes[] = {B, Tq, call.in.q.size(2), call.in.v.size(3)};
+  NewArray kept(kOp, DType::kBool, sizes), o(kOp, call.in.q.dtype(), o_sizes);
+  Compute(kOp, kRenamed, [&] {
+    Forward(ThreadContext(call.num_threads), {call.in.q, call.in.k, call.in.v}, call.all_options(), {o.view, {}, {}, kept.view});
+  });
+  return kept.array;
+}
+nb::object KeptOfCache(const CacheOwner& cache, nb::handle q, double epsilon, nb::handle level) {
+  Call call;
+  call.own.epsilon = epsilon;
+  ReadLevel(call, {kOp, kLevel, level});
+  call.options.causal = true;
+  call.in.q = call.arrays.Read({kOp, "q", q}, Kind::kFloat);
+  int64_t most = 0;
+  for (const int64_t length : cache.base().lengths()) most = std::max(most, length);
+  const int64_t B = call.in.q.size(0), Tq = call.in.q.size(1);
+  const int64_t sizes[] = {B, cache.heads, Tq, (most + 63) / 64}, o_sizes[] = {B, Tq, call.in.q.size(2), cache.value_dim};
+  NewArray kept(kOp, DType::kBool, sizes), o(kOp, call.in.q.dtype(), o_sizes);
+  Run(kOp, ThreadContext(call.num_threads), cache, call, {o.view, {}, {}, kept.view});
+  return kept.array;
+}
+
 }  // namespace
 
 nb::object AttendOn(const CacheOwner& cache, const nb::args& args, const nb::kwargs& kwargs) {
@@ -266,6 +297,8 @@ void Bind(nb::module_& m) {
   const std::string text = Docstring(doc::kForward, forward, {kSaid, doc::kCertifiedAttentionFields}, kInPython);
   m.def(kOp, &RunForward, nb::sig(forward), text.c_str());
   m.def(kOp, &RunForward, nb::sig(with_lse), text.c_str());
+  m.def("_certified_kept", &KeptOf);
+  m.def("_certified_kept_of_cache", &KeptOfCache);
 }
 
 }  // namespace heed::certified_attention
