@@ -89,7 +89,8 @@ SketchMasses Selection::MassesOf(const Context& ctx, int64_t slot, int64_t row) 
 
 void Selection::Choose(Context& ctx, int64_t begin, int64_t end) {
   const int64_t heads = std::ssize(keys_.sequences) * keys_.heads;
-  if (heads == 0 || blocks_ == 0 || begin >= end) return;
+  const bool all_dense = std::ranges::all_of(dense_, [](uint8_t dense) { return dense != 0; });
+  if (all_dense || blocks_ == 0 || begin >= end) return;
   const softmax::SketchPasses passes = softmax::SketchPassesFor(ctx);
   passes_ = &passes;
   const int64_t of_set = group_ * most_rows_ * 3 * blocks_ * static_cast<int64_t>(sizeof(float));
