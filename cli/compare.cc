@@ -4,10 +4,12 @@
 // that can be assumed where it has none, suffices for.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/attention_call.h"
@@ -20,6 +22,7 @@
 #include "cli/print.h"
 #include "cli/verbs.h"
 #include "heed/core/error.h"
+#include "heed/ops/sparse/select/select.h"
 
 namespace heed::cli {
 namespace {
@@ -27,7 +30,8 @@ namespace {
 constexpr char kFooter[] =
     "Errors are against exact attention in float64 without --window and --pattern,\n"
     "which attention has in a row of its own, causal where a row is: the root mean\n"
-    "square relative to that of o, and the largest difference of an element. Visited\n"
+    "square relative to that of o, and the largest difference of an element. Rows of\n"
+    "a selector choose their pairs by content, which their times include. Visited\n"
     "is the share of all pairs of a query and a key that attention computes. State is\n"
     "what the next token needs of these: keys and values, or a recurrence's state.\n"
     "Other mechanisms run with their default options; decays and projections that the\n"
@@ -39,6 +43,7 @@ constexpr char kFooter[] =
 constexpr double kMaxReferenceFlops = 4e9;
 
 constexpr int64_t kWindows[] = {64, 128, 256};  // keys that a query sees
+constexpr int64_t kFewestToChoose = 128;
 
 struct CompareOptions {
   std::string mechanisms, html;
@@ -48,24 +53,66 @@ struct CompareOptions {
   MathOptions math;
 };
 
+// Attention with these options, and a pattern that is chosen for the tensors at hand, if anything chooses one.
+struct Variant {
+  attention::Options options;
+  std::string selector = {};
+  std::function<Pattern(Context&, const TensorSet&)> choose = {};
+};
+
+// What heed.select chooses where attention has no other restriction: an eighth of the blocks by two scores, nine tenths
+// of the mass, and under a causal mask columns and diagonals.
+std::vector<Variant> Selectors(const attention::Options& full, int64_t Tk) {
+  std::vector<Variant> variants;
+  const auto add = [&](const std::string& text, const auto& choose) {
+    variants.push_back({full, text, choose});
+  };
+  select::TopBlocksOptions top;
+  top.causal = full.causal;
+  top.block = Tk < 1024 ? 16 : 64;
+  top.count = std::max<int64_t>(Tk / top.block / 8, 1);
+  for (const auto& [score, name] : {std::pair{select::Score::kMean, "mean"}, {select::Score::kBox, "box"}}) {
+    top.score = score;
+    add(Format("top_blocks({}, {}, {})", top.count, top.block, name),
+        [top](Context& ctx, const TensorSet& set) { return select::TopBlocks(ctx, set.q, set.k, top); });
+  }
+  select::CumulativeOptions cumulative;
+  cumulative.causal = full.causal;
+  cumulative.block = top.block;
+  cumulative.mass = .9;
+  add(Format("cumulative(0.9, {})", top.block), [cumulative](Context& ctx, const TensorSet& set) {
+    return select::Cumulative(ctx, set.q, set.k, cumulative);
+  });
+  if (!full.causal) return variants;
+  select::VerticalSlashOptions slash;
+  slash.verticals = slash.sinks = Tk / 32;
+  slash.slashes = slash.local = Tk / 16;
+  add(Format("vertical_slash({}, {})", slash.verticals, slash.slashes), [slash](Context& ctx, const TensorSet& set) {
+    return select::VerticalSlash(ctx, set.q, set.k, slash);
+  });
+  return variants;
+}
+
 // Exact attention as the reference sees it, and its restrictions: the window and
-// the pattern that were typed, else some windows that are narrower than the keys.
-std::vector<attention::Options> Variants(const attention::Options& full,
-                                         const attention::Options& typed,
-                                         bool is_restricted, int64_t Tk) {
-  std::vector<attention::Options> variants = {full};
+// the pattern that were typed, else some windows that are narrower than the keys and what content chooses.
+std::vector<Variant> Variants(const attention::Options& full, const attention::Options& typed, bool is_restricted,
+                              const TensorSet& set) {
+  const int64_t Tk = set.k.size(1);
+  std::vector<Variant> variants = {{full}};
   if (is_restricted) {
-    variants.push_back(typed);
+    variants.push_back({typed});
     return variants;
   }
   if (full.window.left >= 0 || full.window.right >= 0) return variants;
   for (const int64_t keys : kWindows) {
     if (keys >= Tk) break;
-    variants.push_back(full);
-    variants.back().window = full.causal
-                                 ? attention::Window{keys - 1, 0}
-                                 : attention::Window{keys / 2, keys / 2};
+    attention::Options narrow = full;
+    narrow.window = full.causal ? attention::Window{keys - 1, 0} : attention::Window{keys / 2, keys / 2};
+    variants.push_back({narrow});
   }
+  // Smaller files have fewer keys than there is anything to choose among; queries that are no tokens of the keys have no block.
+  if (Tk < kFewestToChoose || set.q.size(1) != Tk) return variants;
+  for (Variant& variant : Selectors(full, Tk)) variants.push_back(std::move(variant));
   return variants;
 }
 
@@ -144,17 +191,21 @@ bool Has(const OpEntry& op, DType dtype) {
   return std::find(op.dtypes.begin(), op.dtypes.end(), dtype) != op.dtypes.end();
 }
 
-void AddAttention(Context& ctx, Comparison& c, const attention::Options& variant,
-                  Countdown& countdown, CompareReport& report) {
-  const Reference& reference = c.For(ctx, variant.causal);
-  const bool exact = variant.window.left < 0 && variant.window.right < 0 && !variant.pattern.present();
+void AddAttention(Context& ctx, Comparison& c, const Variant& variant, Countdown& countdown, CompareReport& report) {
+  attention::Options options = variant.options;
+  const Reference& reference = c.For(ctx, options.causal);
+  const bool exact = options.window.left < 0 && options.window.right < 0 && !options.pattern.present() && !variant.choose;
   for (const DType dtype : report.dtypes) {
-    countdown.Next("attention " + ToString(variant) + " " + Name(dtype));
     const TensorSet& set = c.sets.at(dtype);
-    const AttentionCall call(set, variant, dtype);
-    const double seconds = MedianSeconds(ctx, [&] { call.Forward(ctx); });
-    report.rows.push_back({"attention", variant, {}, dtype, seconds, call.Workspace(ctx),
-                           KeyValueBytes(set, variant),
+    countdown.Next("attention " + (variant.choose ? variant.selector : ToString(options)) + " " + Name(dtype));
+    if (variant.choose) options.pattern = Named(set.file, [&] { return variant.choose(ctx, set); });
+    const AttentionCall call(set, options, dtype);
+    const double seconds = MedianSeconds(ctx, [&] {
+      if (variant.choose) variant.choose(ctx, set);  // which takes time too
+      call.Forward(ctx);
+    });
+    report.rows.push_back({"attention", options, variant.selector, {}, dtype, seconds, call.Workspace(ctx),
+                           KeyValueBytes(set, options),
                            MeasureError(call.o(), reference.expected.o()),
                            call.Explain(ctx).visited_pairs, AllPairs(set)});
     // Beside itself its error would be 0.
@@ -169,7 +220,7 @@ CompareRow RowOf(Context& ctx, const OpEntry& op, DType dtype, const MechanismCa
   const double seconds = MedianSeconds(ctx, [&] { call.Forward(ctx); });
   attention::Options options;
   options.causal = call.plan().causal;
-  return {op.name, options, {}, dtype, seconds, call.plan().workspace_bytes,
+  return {op.name, options, {}, {}, dtype, seconds, call.plan().workspace_bytes,
           call.StateBytes(), MeasureError(o, expected)};
 }
 
@@ -278,17 +329,16 @@ CompareReport CompareQkv(Context& ctx, const CompareOptions& options,
   report.file = wide.file;
   report.layer = wide.layer;
 
-  std::vector<attention::Options> variants =
-      Variants(c.full, c.typed, options.math.HasWindow() || options.math.HasPattern(), wide.k.size(1));
+  std::vector<Variant> variants = Variants(c.full, c.typed, options.math.HasWindow() || options.math.HasPattern(), wide);
   if (chosen.size() > 1 && !c.full.causal) {  // what causal mechanisms stand beside
-    attention::Options causal = c.full;
-    causal.causal = true;
+    Variant causal = {c.full};
+    causal.options.causal = true;
     variants.insert(variants.begin() + 1, causal);
   }
   Countdown countdown((variants.size() + chosen.size()) * report.dtypes.size());
   for (const OpEntry& op : chosen) {
     if (op.name == "attention") {
-      for (const attention::Options& variant : variants) {
+      for (const Variant& variant : variants) {
         AddAttention(ctx, c, variant, countdown, report);
       }
     } else if (op.call != nullptr) {

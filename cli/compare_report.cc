@@ -17,8 +17,17 @@ namespace {
 // The rows that differ in their dtype alone.
 using Group = std::span<const CompareRow>;
 
+// A pattern that was chosen has no expression to read: its selector stands for it.
+attention::Options Typed(const CompareRow& row) {
+  attention::Options options = row.options;
+  if (!row.selector.empty()) options.pattern = {};
+  return options;
+}
+
 std::string OptionsOf(const CompareRow& row) {
-  return ToString(row.options) + (row.assumed.empty() ? "" : ", assumed");
+  std::string text = ToString(Typed(row));
+  if (!row.selector.empty()) text = (text == "full" ? "" : text + " ") + row.selector;
+  return text + (row.assumed.empty() ? "" : ", assumed");
 }
 
 std::vector<Group> GroupsOf(const CompareReport& report) {
@@ -195,7 +204,8 @@ Json ToJson(const CompareReport& report) {
   Json rows = Json::array(), skipped = Json::array();
   for (const CompareRow& row : report.rows) {
     rows.push_back({{"mechanism", row.mechanism},
-                    {"options", ToJson(row.options)},
+                    {"options", ToJson(Typed(row))},
+                    {"selector", row.selector},
                     {"assumed", row.assumed},
                     {"dtype", Name(row.dtype)},
                     {"seconds", row.seconds},

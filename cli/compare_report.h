@@ -19,6 +19,7 @@ namespace heed::cli {
 struct CompareRow {
   std::string mechanism;
   attention::Options options;      // of the others, whether they are causal
+  std::string selector;            // what chose the pattern, if anything did
   std::vector<std::string> assumed;  // inputs that the file does not have
   DType dtype;
   double seconds;

@@ -72,8 +72,8 @@ struct KVView {
 
   SketchBlocks sketch;
 
-  // What certified attention remembers of each sequence and head, [batch, heads]: certified_attention.h. It may change
-  // while a cache is looked at.
+  // What certified attention remembers of each sequence and head, [batch, heads]: certified_attention.h. It is there as soon as
+  // rows are, and may change while a cache is looked at.
   uint8_t* certified_memory = nullptr;
 
   // Tokens that are the same rows in all sequences: attention reads them once for all.

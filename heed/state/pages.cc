@@ -186,7 +186,6 @@ Pages::Pages(const PagesOptions& options, std::shared_ptr<PagePool> pool,
   lengths_.resize(B);
   appended_.resize(B);
   first_kept_.resize(B);
-  if (options.sketch) certified_memory_.resize(B * static_cast<size_t>(options.heads));
 }
 
 Pages::~Pages() {
@@ -318,10 +317,10 @@ void Pages::TakeSequences(const Pages& from, std::span<const int64_t> indices) {
     lengths_[b] = from.lengths_[i];
     appended_[b] = from.appended_[i];
     first_kept_[b] = from.first_kept_[i];
-    if (!options_.sketch) continue;
-    const auto heads = static_cast<ptrdiff_t>(options_.heads), of = static_cast<ptrdiff_t>(i) * heads;
-    std::copy_n(from.certified_memory_.begin() + of, heads,
-                certified_memory_.begin() + static_cast<ptrdiff_t>(b) * heads);
+    if (from.certified_memory_.empty()) continue;
+    const auto heads = static_cast<size_t>(options_.heads);
+    certified_memory_.resize(indices.size() * heads);
+    std::copy_n(from.certified_memory_.data() + i * heads, heads, certified_memory_.data() + b * heads);
   }
   shared_prefix_ = from.shared_prefix_;
 }

@@ -182,7 +182,10 @@ Appending::Appending(Pages& pages, const std::string& op, std::span<const int64_
   if (options.quantized) {
     scratch_.resize(static_cast<size_t>(std::max(options.dim, options.value_dim)));
   }
-  if (options.sketch) sketch_.emplace(options.dtype, options.dim);
+  if (options.sketch && std::ranges::any_of(counts, [](int64_t n) { return n > 0; })) {
+    sketch_.emplace(options.dtype, options.dim);
+    pages.certified_memory_.resize(counts.size() * static_cast<size_t>(options.heads));  // what bounds heads are rows
+  }
   if (pages.rotation_ != nullptr) {
     turn_.emplace(*pages.rotation_);
     gathered_.resize(static_cast<size_t>(options.heads * options.dim) *

@@ -112,7 +112,7 @@ class Pages {
   std::vector<const std::byte* const*> rows_;  // tables_[b].data()
   std::vector<int64_t> lengths_, appended_, first_kept_;
   int64_t shared_prefix_ = 0;
-  mutable std::vector<uint8_t> certified_memory_;  // [batch, heads] of a cache with a sketch
+  mutable std::vector<uint8_t> certified_memory_;  // [batch, heads] once a cache with a sketch has rows
 };
 
 // Rows on their way into a cache. The constructor takes all memory, Write() fills it, and

@@ -165,7 +165,9 @@ class RandomCachesTest : public FileTest {
   void Check() {
     for (const Live& live : all_) {
       ASSERT_EQ(Difference(live.cache.view(), live.model), "");
-      if (live.cache.view().sketch.present) ASSERT_EQ(SketchDifference(live.cache.view()), "");
+      if (live.cache.view().sketch.present) {
+        ASSERT_EQ(SketchDifference(live.cache.view()), "");
+      }
       if constexpr (!std::is_same_v<Cache, RingKVCache>) {
         ASSERT_EQ(live.cache.shared_prefix(), live.model.shared_prefix);
       }

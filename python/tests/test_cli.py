@@ -375,7 +375,7 @@ def test_bad_metadata(tmp_path, name, value):
 
 # compare.
 
-FIELDS = ["mechanism", "options", "assumed", "dtype", "seconds", "visited_pairs", "workspace_bytes", "state_bytes", "max_error", "relative_error"]
+FIELDS = ["mechanism", "options", "selector", "assumed", "dtype", "seconds", "visited_pairs", "workspace_bytes", "state_bytes", "max_error", "relative_error"]
 
 
 def test_compare_on_the_shipped_tensors():
@@ -389,7 +389,7 @@ def test_compare_on_the_shipped_tensors():
     exact = [row for row in compare["rows"] if row["mechanism"] == "attention"]
     causal = {row["dtype"]: row for row in exact if "causal" in row["options"]}
     assert list(causal) == ["f64", "f32", "bf16", "f16"] and causal["f64"]["max_error"] < 1e-13
-    full = {row["dtype"]: row for row in exact if not set(row["options"]) & {"window", "causal"}}
+    full = {row["dtype"]: row for row in exact if not set(row["options"]) & {"window", "causal"} and not row["selector"]}
     assert list(full) == ["f64", "f32", "bf16", "f16"]
     assert full["f32"]["relative_error"] < full["f16"]["relative_error"] < full["bf16"]["relative_error"] < 1e-2
     assert full["f64"]["max_error"] < 1e-13 and full["f64"]["relative_error"] < 1e-14
@@ -399,6 +399,29 @@ def test_compare_on_the_shipped_tensors():
                if "window" in row["options"] and row["dtype"] == "f32"}
     assert list(windows) == [(32, 32), (64, 64), (128, 128)]
     assert all(error > 1e-4 for error in windows.values())
+    chosen = {row["selector"]: row for row in exact if row["selector"] and row["dtype"] == "f64"}
+    assert list(chosen) == ["top_blocks(2, 16, mean)", "top_blocks(2, 16, box)", "cumulative(0.9, 16)"]
+    assert all(row["options"].keys() <= {"scale"} and row["max_error"] > 1e-4 for row in chosen.values())
+
+
+def test_compare_rows_of_selectors_are_attention_with_what_they_choose(tmp_path):
+    select = pytest.importorskip("heed").select
+    file = save(tmp_path / "x.safetensors", qkv(T=300))
+    rows = document("compare", file, "--causal", "-m", "attention", "--dtype", "f64")["rows"]
+    given, _ = load(file)
+    q, k, v = (given[name].astype(np.float64) for name in "qkv")
+    expected = attention(q, k, v, causal=True)
+    top = {"count": 2, "block": 16}
+    patterns = [select.top_blocks(q, k, **top), select.top_blocks(q, k, **top, score="box"), select.cumulative(q, k, mass=0.9, block=16),
+                select.vertical_slash(q, k, verticals=9, slashes=18, sinks=9, local=18)]
+    chosen = [row for row in rows if row["selector"]]
+    assert [row["selector"] for row in chosen] == ["top_blocks(2, 16, mean)", "top_blocks(2, 16, box)", "cumulative(0.9, 16)",
+                                                   "vertical_slash(9, 18)"]
+    for row, pattern in zip(chosen, patterns, strict=True):
+        assert row["options"]["causal"] and row["visited_pairs"] <= rows[0]["visited_pairs"]
+        kept = pattern.mask(300, 300, heads=4, key_heads=2)
+        sparse = attention(q, k, v, causal=True, pattern=lambda i, j, kept=kept: kept)
+        assert row["max_error"] == pytest.approx(abs(sparse - expected).max(), rel=1e-9)
 
 
 def test_compare_windows_are_narrower_than_the_keys(file):
@@ -407,7 +430,7 @@ def test_compare_windows_are_narrower_than_the_keys(file):
 
 def test_compare_causal_and_window(tmp_path):
     file = save(tmp_path / "x.safetensors", qkv(T=150))
-    rows = document("compare", file, "--causal", "-m", "attention")["rows"]
+    rows = [row for row in document("compare", file, "--causal", "-m", "attention")["rows"] if not row["selector"]]
     assert [row["options"].get("window") for row in rows[::4]] == [None, [63, 0], [127, 0]]
     assert all(row["options"]["causal"] for row in rows)
     kept = [min(150, row["options"].get("window", [149])[0] + 1) for row in rows if row["dtype"] == "f32"]

@@ -39,8 +39,8 @@ def stubbed(name):
 def test_public_names():
     for name in ("attention", "attention_backward", "AttentionGradients", "attention_weights", "attention_map",
                  "merge_attention", "explain", "alibi_slopes", "rotary", "sinusoidal", "t5_bias", "t5_bias_backward",
-                 "linformer", "linformer_backward", "longformer", "longformer_backward", "merge_linear", "merge_linear_backward",
-                 "nsa", "nsa_backward", "orthogonal_features",
+                 "linformer", "linformer_backward", "longformer", "longformer_backward", "certified_attention",
+                 "merge_linear", "merge_linear_backward", "nsa", "nsa_backward", "NSACache", "orthogonal_features",
                  "KVCacheBase", "KVCache", "RingKVCache", "LatentKVCache", "load_cache",
                  "set_num_threads", "get_num_threads", "set_checks", "set_strict", "InvalidArgument", "Unsupported",
                  "FileError", "__version__"):
@@ -127,7 +127,7 @@ def test_stub_has_the_signature():
 
 CACHE_SIGNATURES = {
     ("KVCache", "__init__"): "self batch heads dim value_dim=None * capacity=None page=64 dtype='f32' quantize=None "
-    "rotary=None log_decay_heads=None",
+    "rotary=None log_decay_heads=None sketch=None",
     ("RingKVCache", "__init__"): "self batch heads dim value_dim=None * window sink_tokens=0 dtype='f32' rotary=None "
     "positions='absolute'",
     ("LatentKVCache", "__init__"): "self batch latent rope * capacity=None page=64 dtype='f32'",
@@ -174,10 +174,11 @@ def test_every_function_has_the_options_as_attention_has_them():
     known = {"causal", "align", "key_lengths", "query_lengths", "dropout", "seed", "dropout_offset", "log_decay", "scale"} | of_packed
     classes = {node.name: node for node in stub().body if isinstance(node, ast.ClassDef)}
     for name in ("KVCache", "RingKVCache", "LatentKVCache"):
+        bounds = {"epsilon", "level", "return_bound"} if name == "KVCache" else set()
         for method in classes[name].body:
             if getattr(method, "name", "") in ("attend", "quantization_bound"):
                 taken = keywords_of(method)
-                assert {key: kind for key, kind in taken.items() if key not in {"causal", "tree", "scale", *results}} == {
+                assert {key: kind for key, kind in taken.items() if key not in {"causal", "tree", "scale", *bounds, *results}} == {
                     key: kind for key, kind in options.items() if key not in known}, name
                 if method.name == "attend":
                     first = ["scale", "causal", "tree", "return_lse"] if name == "LatentKVCache" else ["causal", "tree", "return_lse"]

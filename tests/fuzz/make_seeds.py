@@ -96,7 +96,7 @@ def options():
 
 
 def saved_cache(kind, *, batch=1, heads=1, dim=1, value_dim=1, capacity=-1, page=64, window=0, sink_tokens=0, lengths=(2,),
-                quantize="none", prefix=0, rotary=False, kept=None):
+                quantize="none", prefix=0, rotary=False, sketch=False, kept=None):
     """As KVCache::Save() and its like write one; `kept` are the rows of each sequence in the file."""
     names = ["rows"] if kind == "latent" else ["k", "v"]
     widths = dict(zip(("k", "v", "rows"), (dim, value_dim, dim)))
@@ -107,6 +107,8 @@ def saved_cache(kind, *, batch=1, heads=1, dim=1, value_dim=1, capacity=-1, page
         metadata[name] = str(locals()[name])
     if kind == "ring":
         tensors["first_kept"] = ("I64", [batch], struct.pack(f"<{batch}q", *[max(0, n - window) for n in lengths]))
+    if sketch:
+        metadata["sketch"] = "int8"
     if rotary:
         metadata |= {"rotary_pairs": "half_split", "rotary_type": "linear"}
         nan = float("nan")
@@ -134,7 +136,9 @@ SAVED_CACHES = {
     "ring": saved_cache("ring", window=2, sink_tokens=1, lengths=(9,), kept=(3,)),
     "latent": saved_cache("latent", dim=3, value_dim=2),
     "rotary": saved_cache("kv", dim=2, rotary=True),
+    "sketch": saved_cache("kv", batch=2, heads=2, dim=2, lengths=(3, 2), prefix=2, sketch=True),
     "empty": saved_cache("kv", heads=1 << 40, lengths=(0,)),
+    "empty_sketch": saved_cache("kv", heads=1 << 40, lengths=(0,), sketch=True),
 }
 
 WORDS = {
@@ -148,7 +152,7 @@ WORDS = {
 }
 WORDS["tensor_file"] = WORDS["safetensors"] + ["layers.0.q", ".k", ".v", "window", "scale", "causal", "softcap", "-1,0"]
 
-WORDS["saved_cache"] = WORDS["safetensors"] + ["heed_cache", "shared_prefix", "capacity", "window", "ring", "latent", "int8"]
+WORDS["saved_cache"] = WORDS["safetensors"] + ["heed_cache", "shared_prefix", "capacity", "window", "ring", "latent", "int8", "sketch"]
 
 
 def main():

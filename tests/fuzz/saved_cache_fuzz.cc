@@ -12,6 +12,7 @@
 #include "heed/core/os.h"
 #include "heed/harness/buffer.h"
 #include "heed/ops/exact/attention/attend/attend.h"
+#include "heed/ops/sparse/certified_attention/certified_attention.h"
 #include "heed/state/kv_cache.h"
 #include "heed/state/latent_kv_cache.h"
 #include "heed/state/ring_kv_cache.h"
@@ -72,6 +73,10 @@ void Use(const Cache& cache) {
   options.scale = 0.5;
   Context ctx(1);
   attention::Attend(ctx, view, q.view(), options, {o.view(), {}});
+  if (!view.sketch.present) return;
+  certified_attention::Options certified;
+  certified.epsilon = 0.5;
+  certified_attention::Attend(ctx, view, q.view(), certified, {o.view(), {}, {}, {}});
 }
 
 template <class Cache>

@@ -88,18 +88,20 @@ class BlockRows {
 
   // What the passes over a tile need to know of each lane, and where its query is.
   HWY_NOINLINE void SetLanes(const void** q) {
-    const bool dropout = p_.dropout > 0;
+    // What is asked once need not be asked of every row.
+    const bool dropout = p_.dropout > 0, slopes = !p_.slopes.empty(), segments = !p_.segments_q.empty();
+    const bool biased = p_.bias.data != nullptr, masked = p_.mask.data != nullptr, forgets = p_.forgets;
+    const auto* const queries = static_cast<const char*>(p_.q.data);
+    const Rows rows = p_.q;
+    const auto element = static_cast<int64_t>(SizeOf(p_.dtype));
     for (size_t lane = 0; lane < W; ++lane) {
       const bool present = lane < num_rows_;
       const BlockGrid::Row row = present ? rows_[lane] : BlockGrid::Row{0, 0};
       const Sequence& s = present ? *of_[lane] : s_;
       const int64_t head = key_head_ * grid_.heads + row.head;
       if (present) {
-        q[lane] = static_cast<const char*>(p_.q.data) +
-                  (s.batch * p_.q.batch_stride +
-                   (s.first_q + row.query) * p_.q.token_stride +
-                   head * p_.q.head_stride) *
-                      static_cast<int64_t>(SizeOf(p_.dtype));
+        q[lane] = queries + (s.batch * rows.batch_stride + (s.first_q + row.query) * rows.token_stride +
+                             head * rows.head_stride) * element;
       }
       const KeyRuns runs = present ? runs_[lane] : KeyRuns();
       using TI = typename Lanes<T, W>::TI;
@@ -114,20 +116,20 @@ class BlockRows {
         lanes_.head_row[lane] =
             static_cast<uint32_t>(s.batch * p_.query_heads + head);
       }
-      if (!p_.slopes.empty()) {
+      if (slopes) {
         lanes_.slope[lane] = static_cast<T>(
             p_.slopes[static_cast<size_t>(s.batch * p_.slopes_stride + head)]);
       }
-      if (!p_.segments_q.empty()) {
+      if (segments) {
         const int32_t id = p_.segments_q[static_cast<size_t>(
             s.batch * p_.segments_q_stride + s.first_q + row.query)];
         lanes_.segment[lane] = static_cast<TI>(id < 0 ? -1 : id);
       }
-      if (p_.forgets && present) decays_.SetLane(p_, s, lane, head, position);
-      lanes_.bias[lane] = PairRow(p_.bias, SizeOf(p_.bias.dtype), s, head, row.query);
-      lanes_.mask[lane] = PairRow(p_.mask, 1, s, head, row.query);
+      if (forgets && present) decays_.SetLane(p_, s, lane, head, position);
+      lanes_.bias[lane] = biased ? PairRow(p_.bias, SizeOf(p_.bias.dtype), s, head, row.query) : nullptr;
+      lanes_.mask[lane] = masked ? PairRow(p_.mask, 1, s, head, row.query) : nullptr;
     }
-    if (p_.forgets) decays_.EndLanes();
+    if (forgets) decays_.EndLanes();
     // What each vector of lanes can see, to leave out vectors that see nothing
     // of a tile's keys.
     for (size_t c = 0; c < C; ++c) {
@@ -238,7 +240,6 @@ class BlockRows {
 
   static const void* PairRow(const Pairs& pairs, size_t element, const Sequence& s,
                              int64_t head, int64_t query) {
-    if (pairs.data == nullptr) return nullptr;
     return static_cast<const char*>(pairs.data) +
            (s.batch * pairs.batch_stride + head * pairs.head_stride +
             (s.first_q + query) * pairs.query_stride) *

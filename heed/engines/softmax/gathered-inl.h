@@ -42,9 +42,10 @@ struct PanelStates {
     T max[2], sum[2];    // by part
     int32_t segment;     // that it is in; -1: none yet
     bool has_total;
+    bool swapped;        // its parts' outputs have changed places
   };
   Row* rows;             // by slot
-  T* outputs[2];         // by part and slot, in rows
+  T* outputs[2];         // by place and slot, in rows
   int64_t stride;        // of these
   GatheredRow<kWords>* gathered;
 
@@ -52,7 +53,9 @@ struct PanelStates {
     return 2 * p.value_depth * static_cast<int64_t>(sizeof(T)) + static_cast<int64_t>(sizeof(Row));
   }
 
-  T* Outputs(Part part, int64_t slot) const { return outputs[part] + slot * stride; }
+  T* Outputs(Part part, int64_t slot) const {
+    return outputs[(part == kTotal) != rows[slot].swapped ? 1 : 0] + slot * stride;
+  }
 
   void Clear(Part part, int64_t slot, T max) const {
     rows[slot].max[part] = max;
@@ -173,7 +176,7 @@ class GatheredBlock : ForwardBlock<O, C> {
     auto& row = states.rows[slot];
     row.max[States::kTotal] = row.max[States::kSegment];
     row.sum[States::kTotal] = row.sum[States::kSegment];
-    std::copy_n(states.Outputs(States::kSegment, slot), states.stride, states.Outputs(States::kTotal, slot));
+    row.swapped = !row.swapped;
     row.has_total = true;
   }
 
@@ -225,7 +228,7 @@ HWY_NOINLINE bool RunPanel(const Problem& p, const Plan& plan, const Panel& pane
     for (int64_t lane = 0; lane < grid.NumRows(block); ++lane, ++row) {
       row->runs = VisibleKeys(p, s, grid.At(block, lane).query);
       row->segment = -1;
-      row->has_total = false;
+      row->has_total = row->swapped = false;
     }
   }
   for (int64_t begin = s.key_begin; begin < s.key_end; begin += kTile) {

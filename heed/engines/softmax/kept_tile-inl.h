@@ -50,9 +50,9 @@ struct KeptTile {
       const auto word = static_cast<size_t>((key - begin) / Visits::kKeys);
       const int64_t shift = (key - begin) % Visits::kKeys;
       for (size_t lane = 0; lane < num_rows; ++lane) {
-        uint64_t bits = words[lane][word] >> shift;
-        if (shift > 0 && word + 1 < kWords) bits |= words[lane][word + 1] << (Visits::kKeys - shift);
-        put(lane, bits);
+        uint64_t own = words[lane][word] >> shift;
+        if (shift > 0 && word + 1 < kWords) own |= words[lane][word + 1] << (Visits::kKeys - shift);
+        put(lane, own);
       }
     });
   }

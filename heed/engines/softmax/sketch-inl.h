@@ -89,7 +89,8 @@ class SketchBlock {
     HWY_UNROLL(4)
     for (size_t u = 0; u < U; ++u) {
       const size_t first = (v + u) * N;
-      const V step = hn::LoadU(d, PartOf(block, parts_.step) + first), error = hn::LoadU(d, PartOf(block, parts_.error) + first);
+      const V step = hn::LoadU(d, PartOf(block, parts_.step) + first);
+      const V error = hn::LoadU(d, PartOf(block, parts_.error) + first);
       hwy::Prefetch(PartOf(next, parts_.step) + first);
       hwy::Prefetch(PartOf(next, parts_.error) + first);
       HWY_UNROLL(4)
@@ -155,6 +156,32 @@ inline void ScoreSketch(const SketchQueries& rows, const std::byte* const* block
   }
 }
 
+inline void ScoreBoxes(const BoxQuery& row, const std::byte* const* blocks, int64_t begin, int64_t end,
+                       const BoxParts& parts, const SketchMasses& masses) {
+  const hn::ScalableTag<float> d;
+  const size_t N = hn::Lanes(d), depth = static_cast<size_t>(row.depth);
+  // Products, at most depth + 8 sums, the query and the mean are each off by 2^-24 of what they add up.
+  const float rounding = static_cast<float>(row.depth + 16) * 0x1p-23f;
+  for (int64_t i = begin; i < end; ++i) {
+    const auto at = [&](int64_t part) { return reinterpret_cast<const float*>(blocks[i - begin] + part); };
+    const float *const min = at(parts.min), *const max = at(parts.max), *const mean = at(parts.mean);
+    auto high = hn::Zero(d), middle = hn::Zero(d), size = hn::Zero(d);
+    for (size_t e = 0; e < depth; e += N) {
+      const size_t n = std::min(N, depth - e);
+      const auto q = hn::LoadN(d, row.scaled + e, n), low = hn::LoadN(d, min + e, n), up = hn::LoadN(d, max + e, n);
+      high = hn::Add(high, hn::Max(hn::Mul(q, low), hn::Mul(q, up)));
+      middle = hn::MulAdd(q, hn::LoadN(d, mean + e, n), middle);
+      size = hn::MulAdd(hn::Abs(q), hn::Max(hn::Abs(low), hn::Abs(up)), size);
+    }
+    const float widened = rounding * hn::ReduceSum(d, size);
+    const float most = hn::ReduceSum(d, high) + widened, of_mean = hn::ReduceSum(d, middle) - widened;
+    constexpr auto kKeys = static_cast<float>(kSketchKeys);
+    masses.logit[i] = most;
+    masses.upper[i] = most - most == 0 ? kKeys : std::numeric_limits<float>::infinity();
+    masses.lower[i] = kKeys * hn::GetLane(hs::Exp(d, hn::Set(d, of_mean - most)));
+  }
+}
+
 inline float LevelSketch(const SketchMasses& masses, int64_t n) {
   using D = hn::ScalableTag<float>;
   const D d;
@@ -179,7 +206,7 @@ inline float LevelSketch(const SketchMasses& masses, int64_t n) {
   return most;
 }
 
-inline SketchPasses Sketch() { return {.score = &ScoreSketch, .level = &LevelSketch}; }
+inline SketchPasses Sketch() { return {.box = &ScoreBoxes, .score = &ScoreSketch, .level = &LevelSketch}; }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::softmax::HWY_NAMESPACE

@@ -1,4 +1,5 @@
-// Bounds of softmax weights from a sketch of keys (state/kv_view.h: SketchBlocks): what certified attention chooses by.
+// Bounds of softmax weights from a sketch of keys or their boxes (state/kv_view.h: SketchBlocks): what certified attention
+// chooses by.
 //
 // With k^ = step n, the sketched key, and q^ = unit m, the query in 16-bit fixed point, the logit of key j lies in
 // s^ +- delta, where
@@ -45,6 +46,17 @@ struct SketchParts {
   int64_t step = 0, error = 0;
 };
 
+// One query row for bounds from boxes: its channels times the scale, rounded. With NaN or infinity nothing is known.
+struct BoxQuery {
+  const float* scaled = nullptr;
+  int64_t depth = 0;
+};
+
+// Where min, max and mean of a block's 64 keys are.
+struct BoxParts {
+  int64_t min = 0, max = 0, mean = 0;
+};
+
 // Of each row and block: a logit and, relative to its exponential, the two sums. A block with a key of which nothing is
 // known has NaNs or infinities; one without a visible key has -infinity and zeros.
 struct SketchMasses {
@@ -52,6 +64,11 @@ struct SketchMasses {
 };
 
 struct SketchPasses {
+  // Blocks [begin, end) of 64 visible keys each, at blocks[i - begin]. No logit is above sum max(q min, q max), and by
+  // Jensen's inequality the sum of exponentials is at least 64 times that of the mean; both widened by what f32 rounds.
+  void (*box)(const BoxQuery& row, const std::byte* const* blocks, int64_t begin, int64_t end, const BoxParts& parts,
+              const SketchMasses& masses) = nullptr;
+
   // Blocks [begin, end), block i with keys [64 i, 64 i + 64) and at blocks[i - begin], into masses[row], at i.
   void (*score)(const SketchQueries& rows, const std::byte* const* blocks, int64_t begin, int64_t end,
                 const SketchParts& parts, const SketchMasses* masses) = nullptr;

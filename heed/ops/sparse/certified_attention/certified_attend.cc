@@ -46,13 +46,15 @@ class Memory {
   std::atomic_ref<uint8_t> byte_;
 };
 
-SketchedKeys KeysOf(const KVView& cache) {
+SketchedKeys KeysOf(const KVView& cache, Level level) {
   SketchedKeys keys;
   keys.heads = cache.heads;
   for (size_t b = 0; b < static_cast<size_t>(cache.batch); ++b) {
     keys.sequences.push_back({cache.lengths[b], cache.lengths[b] - cache.appended[b], cache.appended[b]});
   }
   keys.parts = {cache.sketch.step, cache.sketch.error};
+  keys.by_boxes = level == Level::kBox;
+  keys.boxes = {cache.sketch.min, cache.sketch.max, cache.sketch.mean};
   keys.block = [&cache](int64_t b, int64_t h, int64_t block) {
     const int64_t token = block * softmax::kSketchKeys;
     return cache.sketch.At(cache.pages[b][token / cache.page_tokens], h, token % cache.page_tokens);
@@ -122,7 +124,7 @@ void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q, const O
     turned = attention::TurnedQueries(ctx, cache, q);
     plain.rotary = nullptr;
   }
-  const SketchedKeys keys = KeysOf(plain);
+  const SketchedKeys keys = KeysOf(plain, options.level);
   Selection selection(keys, turned, ScaleOf(options, cache.dim), options.causal, options.epsilon, /*rows_share=*/false);
   const auto memory_of = [&](int64_t b, int64_t h) { return Memory(cache.certified_memory + b * cache.heads + h); };
   const auto for_heads = [&](const auto& f) {

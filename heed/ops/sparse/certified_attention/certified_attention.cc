@@ -28,7 +28,7 @@ using softmax::kSketchKeys;
 // Blocks of the sketch of all keys, [B, Hkv, N], in ctx's staging memory.
 class SketchOfKeys {
  public:
-  SketchOfKeys(Context& ctx, const ConstTensorView& k, const SketchedKeys& keys)
+  SketchOfKeys(Context& ctx, const ConstTensorView& k, SketchedKeys& keys)
       : heads_(k.size(2)), blocks_(BlocksOf(k.size(1))), layout_(SketchLayout(k.size(3))) {
     const int64_t batch = k.size(0), size = static_cast<int64_t>(SizeOf(k.dtype()));
     ctx.ReserveStaging(static_cast<size_t>(batch * heads_ * blocks_ * layout_.block_stride));
@@ -40,15 +40,23 @@ class SketchOfKeys {
       const int64_t end = std::min(first + kSketchKeys, keys.sequences[static_cast<size_t>(b)].keys);
       for (int64_t j = first; j < end; ++j) {
         const int64_t at = b * k.stride(0) + j * k.stride(1) + h * k.stride(2);
-        writers[static_cast<size_t>(worker)].WriteRow(k.as<std::byte>() + at * size, j - first, At(b, h, block));
+        SketchWriter& writer = writers[static_cast<size_t>(worker)];
+        writer.WriteRow(k.as<std::byte>() + at * size, j - first, At(b, h, block));
+        if (!keys.by_boxes || j - first != kSketchKeys - 1) continue;
+        const std::byte* const keys_of_block = k.as<std::byte>() + (at - (j - first) * k.stride(1)) * size;
+        writer.WriteStatistics(keys_of_block, k.stride(1) * size, At(b, h, block));
       }
     });
+    keys.parts = {layout_.step, layout_.error};
+    keys.boxes = {layout_.min, layout_.max, layout_.mean};
+    keys.block = [this](int64_t b, int64_t h, int64_t block) { return At(b, h, block); };
   }
+  SketchOfKeys(const SketchOfKeys&) = delete;
+  SketchOfKeys& operator=(const SketchOfKeys&) = delete;
 
   std::byte* At(int64_t b, int64_t h, int64_t block) const {
     return memory_ + ((b * heads_ + h) * blocks_ + block) * layout_.block_stride;
   }
-  softmax::SketchParts parts() const { return {layout_.step, layout_.error}; }
 
  private:
   int64_t heads_, blocks_;
@@ -128,9 +136,8 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   if (options.epsilon < kLeastEpsilon) {
     for (int64_t i = 0; i < batch * heads; ++i) selection.SetDense(i / heads, i % heads);
   } else if (batch > 0 && rows > 0) {
+    keys.by_boxes = options.level == Level::kBox;
     const SketchOfKeys sketch(ctx, in.k, keys);
-    keys.parts = sketch.parts();
-    keys.block = [&](int64_t b, int64_t h, int64_t block) { return sketch.At(b, h, block); };
     if (options.level == Level::kAuto) GiveUp(ctx, batch, heads, selection);
     selection.Choose(ctx);
     if (selection.drops()) exact.pattern = PatternOf(keys, selection, rows);

@@ -30,8 +30,10 @@
 
 namespace heed::certified_attention {
 
-// By what keys are bounded. kAuto is kSketch that gives up where little can be left out.
-enum class Level { kAuto, kSketch };
+// By what keys are bounded. kAuto is kSketch that gives up where little can be left out. kBox takes the least and the
+// greatest value of each channel in every 64 keys in place of their sketches: a sixth of the reading, and bounds that say
+// next to nothing unless keys that follow each other are alike in every channel.
+enum class Level { kAuto, kSketch, kBox };
 
 // Sizes: B sequences, Tq queries, Tk keys, Hq query heads, Hkv key and value heads (Hq a multiple of it; head h reads key
 // head h / (Hq / Hkv)), D, Dv >= 1. One dtype for all three: f32, bf16 or f16. The last axis is contiguous; the others have
@@ -44,10 +46,11 @@ struct Inputs {
 
 // Everything can be left out. Integer tensors are i32 or i64.
 struct Options {
-  double epsilon = 0.02;       // most that a row may do without, in [0, 1); 0 is dense attention, bit for bit
+  double epsilon = 0.02;  // most that a row may do without, in [0, 1); 0 is dense attention, bit for bit
   Level level = Level::kAuto;
+
   std::optional<double> scale = {};  // factor of the logits, any finite value; default 1 / sqrt(D)
-  bool causal = false;          // a query sees no key after its position
+  bool causal = false;               // a query sees no key after its position
   attention::Align align = attention::Align::kBottomRight;  // where query 0 stands: at Tk - Tq, or at 0
   ConstTensorView query_starts = {};   // [B] i64: position of query 0, before `align`
   ConstTensorView key_lengths = {};    // [B]: keys at or beyond it are not seen
@@ -62,17 +65,21 @@ struct Outputs {
   TensorView kept;   // [B, Hkv, Tq, N] bool: S
 };
 
-// Computes o, and what else is present. Rows whose positions have the same quotient by 64, and the query heads of a key head, share
-// S, the union of what they need; each row has a bound of its own.
+// Computes o, and what else is present. Rows whose positions have the same quotient by 64 share S, the union of what they
+// need, and so do the query heads of a key head; each row has a bound of its own.
 //
-// The sketch of the keys is made for the call. Its logits cost as much as those of dense attention, though their products are of
-// bytes: this pays where values are wide or S is read again, not by the number of products. A cache keeps its sketch.
+// kAuto. Rows of the last 64 positions and of 64 in the middle are chosen for first. A key head that keeps more than 70 %
+// of their visible blocks is dense (bound 0).
 //
-// kAuto. The last rows of each sequence and key head and those in the middle are chosen for first; where these keep more than 70 % of the
-// visible blocks, the head is dense (bound 0).
+// Edges. A row that sees no key has o = 0, lse = -inf and bound 0. A key with NaN or infinity is never left out: the
+// row's o and lse are NaN as in dense attention, and so is its bound, unless nothing is left out. A query with NaN or
+// infinity sees all, with bound 0. There is no backward pass: a choice has no gradient.
 //
-// Edges, reproducibility and precision are those of attention with a pattern, and with epsilon 0 without one. A row that sees no key has o = 0, lse = -inf and bound 0. A key with NaN or infinity is never left out: the row's o
-// and lse are NaN as in dense attention, and so is its bound, unless nothing is left out. There is no backward pass: a choice has no gradient.
+// Reproducibility and precision are those of attention with a pattern, and with epsilon 0 without one. S and bounds depend on
+// the queries that share S and on the keys alone, and on the SIMD target.
+//
+// Cost. The sketch is made for the call, and bounds take two exponentials per pair, so that it is no faster than dense
+// attention: what it gives is the bound. Memory beyond attention's: the sketch, and up to 32 MiB.
 //
 // Throws InvalidArgument as attention does, for an epsilon outside [0, 1), and for f64. On throw nothing has been written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
@@ -88,16 +95,17 @@ HEED_API void Reference(const Inputs& in, const Options& options, const ConstTen
 // infinity is never left out: the row's o and lse are NaN as in dense attention, and so is its bound. A query with NaN or
 // infinity sees all, with bound 0.
 //
-// kAuto. A cache remembers of each sequence and key head whether the last calls at this level paid: after two calls in a row in which
-// more than 70 % of the visible blocks were kept, 30 calls are dense (bound 0) without a look at the sketch; then one call
-// tries again. So the same calls on equal caches give the same bits, but a call depends on those before it; forks and
-// Reorder() take what is remembered with them, a loaded cache begins anew. Calls in which a row sees three blocks at most are
-// dense and not remembered. At the level kSketch nothing is remembered or looked up.
+// kAuto. A cache remembers of each sequence and key head whether calls at this level paid: after two in a row in which more
+// than 70 % of the visible blocks were kept, 30 calls are dense (bound 0) without a look at the sketch, then one tries
+// again. So the same calls on equal caches give the same bits, but a call depends on those before it. Forks and Reorder()
+// take along what is remembered; a loaded cache begins anew. Sequences of three blocks at most are dense, which is not
+// remembered. At the other levels nothing is remembered or looked up.
 //
 // Reproducibility. Bits of o and lse are those of attention::Attend() with the pattern row_blocks of S. S and bound depend
-// on the row's query, its group's and the keys alone, and on the SIMD target.
+// on the row's query, those of its group, and the keys alone, and on the SIMD target.
 //
-// Cost. The sketch is read once per 4 rows of a key head, D + 8 bytes per key, then the rows of S.
+// Cost. The sketch is read once per 4 rows of a key head, D + 8 bytes per key, or the boxes once per row, 12 D bytes per
+// 64 keys; then the rows of S.
 //
 // Options. Those that say where rows are (align, query_starts, key_lengths, query_lengths) the cache knows, and refuses.
 //

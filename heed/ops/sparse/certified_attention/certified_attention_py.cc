@@ -64,10 +64,10 @@ void ReadInput(attention::Call& call, const Argument& a) {
 }
 void ReadEpsilon(attention::Call& call, const Argument& a) { Own(call).own.epsilon = ToFinite(a); }
 void ReadLevel(attention::Call& call, const Argument& a) {
-  constexpr char kExpected[] = "'auto' or 'sketch'";
+  constexpr char kExpected[] = "'auto', 'sketch' or 'box'";
   const std::string name = ToString(a, kExpected);
-  if (name != "auto" && name != "sketch") Fail(a, kExpected);
-  Own(call).own.level = name == "auto" ? Level::kAuto : Level::kSketch;
+  if (name != "auto" && name != "sketch" && name != "box") Fail(a, kExpected);
+  Own(call).own.level = name == "auto" ? Level::kAuto : name == "box" ? Level::kBox : Level::kSketch;
 }
 
 using K = attention::Inputs;
@@ -120,6 +120,12 @@ void CheckQueries(const char* op, const ConstTensorView& q, const std::string& s
   if (q.rank() != 4) Fail(op, "q", "has shape " + q.ShapeString(), shape);
 }
 
+// (o, bound), or (o, bound, lse).
+nb::object Returned(const Call& call, const attention::Results& results, const nb::object& bound) {
+  if (!call.return_lse) return nb::make_tuple(results.o, bound);
+  return nb::make_tuple(results.o, bound, results.lse);
+}
+
 nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   static const Keywords keywords = Joined({kInputs, kCertificate, OptionsThat(&IsTaken), attention::ResultKeywords(),
                                            attention::ThreadsKeyword()});
@@ -134,7 +140,7 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   const nb::object bound = Float32(kOp, call.in.q, &out.bound);
   Context& ctx = ThreadContext(call.num_threads);
   Compute(kOp, kRenamed, [&] { Forward(ctx, {call.in.q, call.in.k, call.in.v}, call.all_options(), out); });
-  return call.return_lse ? nb::object(nb::make_tuple(results.o, bound, results.lse)) : nb::object(nb::make_tuple(results.o, bound));
+  return Returned(call, results, bound);
 }
 
 // Without an epsilon, the keywords that are left to attention.
@@ -151,7 +157,8 @@ std::optional<nb::kwargs> WithoutEpsilon(const char* op, const nb::kwargs& kwarg
   if (!kwargs.contains(kEpsilon) && !kwargs.contains(kLevel) && !kwargs.contains(kReturnBound)) return kwargs;
   nb::dict rest;
   for (const auto& [key, value] : kwargs) {
-    if (!key.equal(nb::str(kEpsilon)) && !key.equal(nb::str(kLevel)) && !key.equal(nb::str(kReturnBound))) rest[key] = value;
+    const auto is = [&](const char* name) { return key.equal(nb::str(name)); };
+    if (!is(kEpsilon) && !is(kLevel) && !is(kReturnBound)) rest[key] = value;
   }
   return nb::borrow<nb::kwargs>(rest);
 }
@@ -179,12 +186,13 @@ void Run(const char* op, Context& ctx, const CacheOwner& cache, const Call& call
 
 constexpr Said kSaid[] = {
     {"align", "where query 0 stands: 'bottom_right', at Tk - Tq; 'top_left', at 0; or positions [B]"},
-    {"level", "'sketch', or 'auto', which is that where it pays and else dense"},
+    {"level", "'sketch'; 'auto', which is that where it pays and else dense; or 'box', bounds from the range of each channel"},
 };
 constexpr Said kAttendSaid[] = {
     {"epsilon", "None, or the most that a row may do without, from 0 on and below 1: blocks of keys are left out whose sketch "
                 "proves that they weigh no more. Needs a cache with sketch='int8', and takes no options but scale and causal"},
-    {"level", "with epsilon: 'sketch', or 'auto', which leaves heads alone for a while that kept more than 70 % of their blocks"},
+    {"level", "with epsilon: 'sketch'; 'auto', which leaves heads alone for a while that kept more than 70 % of their "
+              "blocks; or 'box', bounds from the range of each channel"},
     {"return_bound", "with epsilon: whether the bound of what each row does without is returned too, [batch, Hq, T]"},
 };
 
@@ -204,11 +212,18 @@ Example:
 
 constexpr char kSignature[] =
     "def certified_attention(q: Array, k: Array, v: Array, *, epsilon: float = 0.02, "
-    "level: typing.Literal['auto', 'sketch'] = 'auto', **options) -> ";
+    "level: typing.Literal['auto', 'sketch', 'box'] = 'auto', **options) -> ";
 
-constexpr char kAttendKeywords[] =
-    "def attend(self, q: Array, *, causal: bool = True, tree: Ints | None = None, epsilon: float | None = None, "
-    "level: typing.Literal['auto', 'sketch'] = 'auto', ";
+
+// attend's signature, in which **options stands for those of attention.
+std::string Unspelled(bool bound, bool lse) {
+  constexpr char kNo[] = "typing.Literal[False] = False", kYes[] = "typing.Literal[True]";
+  std::string result = "Result";
+  if (bound || lse) result = std::string("tuple[Result, Result") + (bound && lse ? ", Result]" : "]");
+  return std::string("def attend(self, q: Array, *, causal: bool = True, tree: Ints | None = None, return_lse: ") +
+         (lse ? kYes : kNo) + ", epsilon: float | None = None, level: typing.Literal['auto', 'sketch', 'box'] = 'auto', " + "return_bound: " +
+         (bound ? kYes : kNo) + ", **options) -> " + result;
+}
 
 }  // namespace
 
@@ -223,7 +238,7 @@ nb::object AttendOn(const CacheOwner& cache, const nb::args& args, const nb::kwa
   const nb::object bound = call.return_bound ? Float32(op, call.in.q, &out.bound) : nb::none();
   Run(op, ThreadContext(call.num_threads), cache, call, out);
   if (!call.return_bound) return results.Returned();
-  return call.return_lse ? nb::object(nb::make_tuple(results.o, bound, results.lse)) : nb::object(nb::make_tuple(results.o, bound));
+  return Returned(call, results, bound);
 }
 
 void AttendOnTorch(const CacheOwner& cache, const nb::args& args, const nb::kwargs& kwargs) {
@@ -234,16 +249,10 @@ void AttendOnTorch(const CacheOwner& cache, const nb::args& args, const nb::kwar
   Run(op.c_str(), TorchContext(call.num_threads), cache, call, {call.out_view, call.out_bound, call.out_lse, {}});
 }
 
-const char* AttendSignature(bool bound, bool lse) {
-  constexpr char kNo[] = "typing.Literal[False] = False", kYes[] = "typing.Literal[True]";
-  std::string result = "Result";
-  if (bound || lse) result = std::string("tuple[Result, Result") + (bound && lse ? ", Result]" : "]");
-  return attention::SpelledForCache(std::string(kAttendKeywords) + "return_bound: " + (bound ? kYes : kNo) + ", return_lse: " +
-                                    (lse ? kYes : kNo) + ", **options) -> " + result);
-}
+const char* AttendSignature(bool bound, bool lse) { return attention::SpelledForCache(Unspelled(bound, lse)); }
 
 std::string AttendText() {
-  return Docstring(std::string(attention::doc::kAttend) + "\n\nWith epsilon:\n\n" + doc::kAttend, AttendSignature(false, false),
+  return Docstring(std::string(attention::doc::kAttend) + "\n\nWith epsilon:\n\n" + doc::kAttend, Unspelled(false, false),
                    {kAttendSaid, kAttendArguments},
                    std::string(kAttendInPython) + "\nThe bound stands between the two with return_bound=True.");
 }

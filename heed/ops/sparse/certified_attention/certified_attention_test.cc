@@ -9,7 +9,6 @@
 #include <tuple>
 #include <vector>
 
-#include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
 #include "heed/ops/sparse/certified_attention/certified_case.h"
@@ -53,17 +52,19 @@ Result Certified(Context& ctx, const Call& call) {
 }
 
 TEST(CertifiedAttention, BoundsHoldAndResultsAreThoseOfTheReference) {
-  int64_t dropping = 0, rows = 0;
-  for (uint64_t seed = 1; seed <= 60; ++seed) {
+  int64_t dropping = 0;  // calls
+  for (uint64_t seed = 1; seed <= 250; ++seed) {
     SCOPED_TRACE(seed);
     Random random(seed);
     const DType dtype = random.Pick({DType::kF32, DType::kBF16, DType::kF16});
-    const int64_t batch = random.Integer(1, 2), Tq = random.Integer(1, 150), Tk = random.Integer(1, 700);
+    const int64_t batch = random.Integer(1, 2), Tk = random.Integer(1, 900);
+    const int64_t Tq = random.Chance(0.6) ? random.Integer(1, 6) : random.Integer(1, 150);
     Call call(kAllKeys[seed % std::size(kAllKeys)], random, dtype, batch, Tq, Tk, random.Integer(1, 2), random.Integer(1, 2),
               random.Pick<int64_t>({4, 16, 33}));
+    if (random.Chance(0.7)) call.q.FillNormal(seed, 3);  // one row of zeros is enough for all to keep everything
     Options& o = call.options;
     o.epsilon = random.Pick({0.01, 0.1, 0.6});
-    o.level = random.Pick({Level::kSketch, Level::kSketch, Level::kAuto});
+    o.level = random.Pick({Level::kSketch, Level::kSketch, Level::kAuto, Level::kBox});
     o.causal = random.Chance(0.6);
     if (random.Chance(0.3)) o.align = attention::Align::kTopLeft;
     for (int64_t b = 0; b < batch; ++b) {
@@ -76,17 +77,16 @@ TEST(CertifiedAttention, BoundsHoldAndResultsAreThoseOfTheReference) {
     if (random.Chance(0.3)) o.query_lengths = Call::List(call.query_lengths);
     if (random.Chance(0.2)) o.scale = random.Pick({-0.5, 0.0, 1.0});
     Context ctx(1 + static_cast<int>(seed % 3));
-    const std::vector<std::string> targets = AvailableTargets(dtype);
-    ctx.set_isa(targets[seed % targets.size()]);
+    ctx.set_isa(TargetOf(dtype, seed));
     const Result r = Certified(ctx, call), truth(call.inputs(), /*wide=*/true);
     Reference(call.inputs(), o, r.kept.view(), truth.outputs());
+    bool drops = false;
     const double rounding = dtype == DType::kF32 ? 1e-5 : dtype == DType::kBF16 ? 3e-2 : 4e-3;
     for (int64_t b = 0; b < batch; ++b) {
       for (int64_t h = 0; h < call.q.view().size(2); ++h) {
         for (int64_t i = 0; i < Tq; ++i) {
           const double bound = r.bound.Get({b, h, i}), mass = truth.bound.Get({b, h, i}), lse = truth.lse.Get({b, h, i});
-          ++rows;
-          dropping += bound != 0 ? 1 : 0;
+          drops = drops || bound != 0;
           if (std::isnan(mass)) {
             ASSERT_TRUE(bound == 0 || std::isnan(bound));
             continue;
@@ -107,8 +107,9 @@ TEST(CertifiedAttention, BoundsHoldAndResultsAreThoseOfTheReference) {
         }
       }
     }
+    dropping += drops ? 1 : 0;
   }
-  EXPECT_GT(dropping, rows / 20);  // of short sequences, whose rows share what they keep
+  EXPECT_GT(dropping, 30);
 }
 
 TEST(CertifiedAttention, AnEpsilonOfZeroIsDenseBitForBit) {

@@ -6,13 +6,17 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
+#include "heed/core/dispatch.h"
 #include "heed/harness/buffer.h"
 
 namespace heed::certified_attention {
 
-enum class Keys { kNormal, kClustered, kLowRank, kInTime, kOneHuge, kNotFinite, kEqual, kOutlierChannel, kNeedle, kTiny };
+enum class Keys {
+  kNormal, kClustered, kLowRank, kInTime, kOneHuge, kNotFinite, kEqual, kOutlierChannel, kNeedle, kTiny
+};
 inline constexpr Keys kAllKeys[] = {Keys::kNormal,    Keys::kClustered, Keys::kLowRank,        Keys::kInTime, Keys::kOneHuge,
                                     Keys::kNotFinite, Keys::kEqual,     Keys::kOutlierChannel, Keys::kNeedle, Keys::kTiny};
 
@@ -75,10 +79,18 @@ inline void FillQueries(Random& random, const ConstTensorView& k, const Buffer& 
           if (along >= 0) x = GetElement(k, std::vector<int64_t>{b, along, h / group, e});
           q.Set({b, i, h, e}, std::isfinite(x) ? std::clamp(size * x, -1e4, 1e4) : size);
         }
-        if (random.Chance(0.05)) q.Set({b, i, h, random.Integer(0, v.size(3) - 1)}, 1e3);
+        const double odd = random.Pick({1e3, 1e3, 1e3, std::nan("")});
+        if (random.Chance(0.05)) q.Set({b, i, h, random.Integer(0, v.size(3) - 1)}, odd);
       }
     }
   }
+}
+
+// Of every kernel there is one: where CPUs multiply bytes, the best sketch has a kernel of its own.
+inline std::string TargetOf(DType dtype, uint64_t seed) {
+  std::vector<std::string> targets = AvailableTargets(dtype);
+  targets.push_back("tiles");
+  return targets[seed / 7 % targets.size()];
 }
 
 // The logits of a row in double, [visible keys].
@@ -90,7 +102,9 @@ inline std::vector<double> LogitsOf(const ConstTensorView& q, const ConstTensorV
   for (int64_t j = 0; j < visible; ++j) {
     const int64_t at = b * k.stride(0) + j * k.stride(1) + key_head * k.stride(2);
     double sum = 0;
-    for (int64_t e = 0; e < D; ++e) sum += row[static_cast<size_t>(e)] * LoadAsDouble(k.dtype(), k.data(), at + e * k.stride(3));
+    for (int64_t e = 0; e < D; ++e) {
+      sum += row[static_cast<size_t>(e)] * LoadAsDouble(k.dtype(), k.data(), at + e * k.stride(3));
+    }
     s[static_cast<size_t>(j)] = scale * sum;
   }
   return s;

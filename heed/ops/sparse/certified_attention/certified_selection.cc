@@ -2,6 +2,8 @@
 #include "heed/ops/sparse/certified_attention/certified_selection_internal.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 namespace heed::certified_attention {
 
@@ -94,7 +96,8 @@ void Selection::Choose(Context& ctx, int64_t begin, int64_t end) {
   const int64_t slots = std::clamp<int64_t>(kMostBytes / of_set, 1, heads * (end - begin));
   ctx.ReserveShared(static_cast<size_t>(slots * of_set));
   const int64_t words = SketchQueries::NumWords(q_.size(3), kSketchRows) * static_cast<int64_t>(sizeof(int32_t));
-  ctx.ReserveScratch(static_cast<size_t>(std::max(words, Chooser::Bytes(blocks_))));
+  const int64_t scaled = q_.size(3) * static_cast<int64_t>(sizeof(float));
+  ctx.ReserveScratch(static_cast<size_t>(std::max({words, scaled, Chooser::Bytes(blocks_)})));
   const int64_t ranges = (blocks_ + kRange - 1) / kRange;
   const auto at = [&](int64_t i, const auto& f) {  // set, then head, then sequence, so that late sets are spread
     const int64_t head = i % heads;
@@ -125,6 +128,10 @@ void Selection::Score(Context& ctx, int64_t b, int64_t h, int64_t set, int64_t r
   if (begin >= end) return;
   const std::byte* blocks[kRange];
   for (int64_t i = begin; i < end; ++i) blocks[i - begin] = keys_.block(b, h, i);
+  if (keys_.by_boxes) {
+    ScoreBoxes(ctx, b, h, set, begin, {blocks, static_cast<size_t>(end - begin)}, slot, worker);
+    return;
+  }
   // Row r of a set: query head r / count of the group, query r % count of the set.
   for (int64_t r = 0; r < group_ * count;) {
     SketchQueries queries;
@@ -133,12 +140,40 @@ void Selection::Score(Context& ctx, int64_t b, int64_t h, int64_t set, int64_t r
     queries.words = static_cast<int32_t*>(ctx.Scratch(worker));
     for (int lane = 0; lane < queries.num_rows; ++lane, ++r) {
       const int64_t head = h * group_ + r / count, i = rows.begin + r % count;
-      const int64_t element = b * q_.stride(0) + i * q_.stride(1) + head * q_.stride(2);
-      const std::byte* const q = q_.as<std::byte>() + element * static_cast<int64_t>(SizeOf(q_.dtype()));
-      softmax::PackSketchQuery(q_.dtype(), q, q_.size(3), scale_, Visible(b, i), lane, &queries);
+      softmax::PackSketchQuery(q_.dtype(), QueryAt(b, i, head), q_.size(3), scale_, Visible(b, i), lane, &queries);
       masses[lane] = MassesOf(ctx, slot, r);
     }
     passes_->score(queries, blocks, begin, end, keys_.parts, masses);
+  }
+}
+
+const std::byte* Selection::QueryAt(int64_t b, int64_t i, int64_t head) const {
+  const int64_t element = b * q_.stride(0) + i * q_.stride(1) + head * q_.stride(2);
+  return q_.as<std::byte>() + element * static_cast<int64_t>(SizeOf(q_.dtype()));
+}
+
+void Selection::ScoreBoxes(Context& ctx, int64_t b, int64_t h, int64_t set, int64_t begin,
+                           std::span<const std::byte* const> blocks, int64_t slot, int worker) const {
+  const Rows rows = RowsOf(b, set);
+  const int64_t count = rows.end - rows.begin, end = begin + std::ssize(blocks), depth = q_.size(3);
+  for (int64_t r = 0; r < group_ * count; ++r) {
+    const int64_t i = rows.begin + r % count, last = BlocksOf(Visible(b, i)) - 1;
+    const std::byte* const q = QueryAt(b, i, h * group_ + r / count);
+    const SketchMasses masses = MassesOf(ctx, slot, r);
+    auto* const scaled = static_cast<float*>(ctx.Scratch(worker));
+    for (int64_t e = 0; e < depth; ++e) {
+      const double x = scale_ * LoadAsDouble(q_.dtype(), q, e);
+      // What f32 would flush could still meet a key of 10^38.
+      const bool lost = x != 0 && std::abs(x) < 0x1p-100;
+      scaled[e] = lost ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(x);
+    }
+    passes_->box({scaled, depth}, blocks.data(), begin, std::min(end, last), keys_.boxes, masses);
+    if (last < begin || last >= end) continue;
+    SketchQueries queries;
+    queries.num_rows = 1;
+    queries.words = static_cast<int32_t*>(ctx.Scratch(worker));
+    softmax::PackSketchQuery(q_.dtype(), q, depth, scale_, Visible(b, i), 0, &queries);
+    passes_->score(queries, blocks.data() + (last - begin), last, last + 1, keys_.parts, &masses);
   }
 }
 

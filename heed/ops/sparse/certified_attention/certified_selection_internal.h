@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "heed/core/context.h"
@@ -22,6 +23,8 @@ struct SketchedKeys {
   int64_t heads = 0;
   std::vector<Sequence> sequences;
   softmax::SketchParts parts;
+  bool by_boxes = false;  // of whole blocks; a row's last one is bounded by its sketch
+  softmax::BoxParts boxes;
   std::function<const std::byte*(int64_t b, int64_t head, int64_t block)> block;
 };
 
@@ -68,6 +71,9 @@ class Selection {
   }
   softmax::SketchMasses MassesOf(const Context& ctx, int64_t slot, int64_t row) const;
   void Score(Context& ctx, int64_t b, int64_t h, int64_t set, int64_t range, int64_t slot, int worker) const;
+  void ScoreBoxes(Context& ctx, int64_t b, int64_t h, int64_t set, int64_t begin, std::span<const std::byte* const> blocks,
+                  int64_t slot, int worker) const;
+  const std::byte* QueryAt(int64_t b, int64_t i, int64_t head) const;
   void ChooseSet(Context& ctx, int64_t b, int64_t h, int64_t set, int64_t slot, int worker);
 
   const SketchedKeys& keys_;

@@ -199,14 +199,13 @@ void Features(const BlockCall& c, int64_t b, int64_t head, int64_t heads, int64_
     for (int64_t r = 0; r < rows; ++r, to += c.features()) {
       for (int64_t e = 0; e < depth; e += N) {
         const auto n = static_cast<size_t>(std::min(N, depth - e));
-        auto sum = zero, positive = zero, negative = zero;
+        auto sum = zero, negative = zero;  // of boxes, what is positive, and what is not
         for (int64_t h = head; h < head + heads; ++h) {
           const auto x = LoadFirst(d, RowAt<decltype(stored)>(c.problem.q, b, row + r, h) + e, n);
-          sum = hn::Add(sum, x);
-          positive = hn::Add(positive, hn::IfThenZeroElse(hn::Lt(x, zero), x));
-          negative = hn::Add(negative, hn::IfThenZeroElse(hn::Gt(x, zero), x));
+          sum = hn::Add(sum, c.box ? hn::IfThenZeroElse(hn::Lt(x, zero), x) : x);
+          if (c.box) negative = hn::Add(negative, hn::IfThenZeroElse(hn::Gt(x, zero), x));
         }
-        hs::StoreRounded(d, c.box ? positive : sum, to + e, n);
+        hs::StoreRounded(d, sum, to + e, n);
         if (c.box) hs::StoreRounded(d, negative, to + depth + e, n);
       }
     }

@@ -1,0 +1,188 @@
+// Certified attention in the harness. What is left out depends on the CPU, so the reference is dense attention: o may
+// differ from it by what attention may miss and by what an epsilon of the mass moves, and a bound lies between 0 and
+// epsilon. Whether bounds hold is what certified_attend_test.cc asks.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "heed/core/error.h"
+#include "heed/ops/exact/attention/cases/attention_case.h"
+#include "heed/ops/sparse/certified_attention/certified_attention.h"
+#include "heed/ops/sparse/certified_attention/certified_case.h"
+#include "heed/state/kv_cache.h"
+
+namespace heed::certified_attention {
+namespace {
+
+using Shape = std::vector<int64_t>;
+
+// A dense problem, and how it is to be computed.
+struct Problem {
+  attention::Problem dense;
+  double epsilon = 0.02;
+  Level level = Level::kAuto;
+  bool step = false;
+
+  Options options() const {
+    const attention::Options& o = dense.options;
+    return {epsilon, level, o.scale, o.causal, o.align, o.query_starts, o.key_lengths, o.query_lengths};
+  }
+};
+
+// f(element) in place of each.
+template <class F>
+void Change(const TensorView& t, const F& f) {
+  if (t.num_elements() == 0) return;
+  Shape index(t.sizes().size());
+  do SetElement(t, index, f(GetElement(t, index)));
+  while (NextIndex(t.sizes(), index));
+}
+void Add(const TensorView& t, double more) {
+  Change(t, [&](double x) { return x + more; });
+}
+void Fill(const TensorView& t, double with) {
+  Change(t, [&](double) { return with; });
+}
+
+double Largest(const ConstTensorView& t) {
+  double most = 0;
+  Shape index(t.sizes().size());
+  if (t.num_elements() == 0) return 0;
+  do most = std::max(most, std::abs(GetElement(t, index)));
+  while (NextIndex(t.sizes(), index));
+  return most;
+}
+
+Case ToCase(Problem problem) {
+  attention::DescribeOutputs(problem.dense);
+  const auto p = std::make_shared<const Problem>(problem);
+  const ConstTensorView &q = p->dense.in.q, &k = p->dense.in.k, &v = p->dense.in.v;
+  Case c = attention::MakeCase(p->dense);
+  c.title = "certified_attention epsilon=" + std::to_string(p->epsilon) +
+            (p->level == Level::kAuto ? " auto " : p->level == Level::kBox ? " box " : " sketch ") + c.title;
+  const auto dense = c.reference;
+  c.outputs.push_back({"bound", DType::kF32, p->dense.LseSizes(), {}});
+  c.reference = [p, dense, v](std::span<const TensorView> expected, std::span<const TensorView> tolerance) {
+    dense(expected.first(2), tolerance.empty() ? tolerance : tolerance.first(2));
+    Fill(expected[2], p->epsilon / 2);
+    if (tolerance.empty()) return;
+    Add(tolerance[0], 2 * p->epsilon * Largest(v));
+    Add(tolerance[1], -std::log1p(-p->epsilon));
+    Fill(tolerance[2], p->epsilon / 2);
+  };
+  c.run = [p](Context& ctx, std::span<const TensorView> views) {
+    Forward(ctx, {p->dense.in.q, p->dense.in.k, p->dense.in.v}, p->options(), {views[0], views[2], views[1], {}});
+  };
+  if (!p->step) return c;
+  c.pass = "step";
+  const int64_t Tk = k.size(1), added = std::min(q.size(1), Tk);
+  const auto cache = std::make_shared<KVCache>(KVCache::Options{.batch = q.size(0), .heads = k.size(2), .dim = k.size(3),
+                                                                .value_dim = v.size(3), .dtype = q.dtype(),
+                                                                .sketch = Sketch::kInt8});
+  cache->Append(k.Slice(1, 0, Tk - added), v.Slice(1, 0, Tk - added));
+  cache->Append(k.Slice(1, Tk - added, Tk), v.Slice(1, Tk - added, Tk));
+  c.run = [p, cache](Context& ctx, std::span<const TensorView> views) {
+    Attend(ctx, cache->view(), p->dense.in.q, p->options(), {views[0], views[2], views[1], {}});
+  };
+  return c;
+}
+
+Case MakeCase(const CaseRequest& request) {
+  Problem p;
+  p.step = request.pass == "step";
+  if (!p.step && request.pass != "forward") {
+    throw InvalidArgument("certified_attention: pass is " + request.pass + ", expected forward or step");
+  }
+  const Sizes& s = request.sizes;
+  uint64_t seed = request.seed * 16;
+  const auto tensor = [&](int64_t tokens, int64_t heads, int64_t channels) {
+    p.dense.memory.push_back(Buffer(request.dtype, {s.B, tokens, heads, channels}, Placement::kAligned).FillNormal(++seed));
+    return ConstTensorView(p.dense.memory.back().view());
+  };
+  p.dense.in.q = tensor(p.step ? 1 : s.Tq, s.Hq, s.D);
+  p.dense.in.k = tensor(s.Tk, s.Hkv, s.D);
+  p.dense.in.v = tensor(s.Tk, s.Hkv, s.Dv);
+  p.dense.options.causal = p.step;
+  constexpr std::string_view kEpsilon = "epsilon=";
+  for (size_t begin = 0; begin < request.variant.size();) {
+    const size_t end = std::min(request.variant.find('+', begin), request.variant.size());
+    const std::string word = request.variant.substr(begin, end - begin);
+    begin = end + 1;
+    if (word == "causal") {
+      p.dense.options.causal = true;
+    } else if (word == "sketch") {
+      p.level = Level::kSketch;
+    } else if (word.starts_with(kEpsilon)) {
+      p.epsilon = std::stod(word.substr(kEpsilon.size()));
+    } else {
+      throw InvalidArgument("certified_attention: variant is " + word + ", expected one of Entry().variants");
+    }
+  }
+  Case c = ToCase(p);
+  const auto keys = static_cast<double>(s.Tk), rows = static_cast<double>(p.dense.in.q.size(1));
+  const bool causal = p.dense.options.causal && rows > 0;
+  c.pairs = static_cast<double>(s.B * s.Hq) * rows * std::max(keys - (causal ? (rows - 1) / 2 : 0), 0.0);
+  c.flops = 2 * c.pairs * static_cast<double>(s.D + s.Dv);
+  return c;
+}
+
+Case RandomCase(DType dtype, uint64_t seed) {
+  Random random(seed, 5);
+  Problem p;
+  const int64_t B = random.Integer(1, 2), Hkv = random.Integer(1, 2), Hq = Hkv * random.Pick<int64_t>({1, 1, 2, 5});
+  const int64_t Tk = random.Chance(0.5) ? random.Integer(1, 200) : random.Integer(200, 700);
+  const int64_t Tq = std::min(Tk, random.Chance(0.5) ? random.Integer(1, 4) : random.Integer(1, 80));
+  const int64_t D = random.Integer(1, 40), Dv = random.Integer(1, 20);
+  p.step = random.Chance(0.5);
+  p.level = random.Pick({Level::kAuto, Level::kSketch, Level::kBox});
+  p.epsilon = random.Pick({0.0, 0.02, 0.2, 0.9});
+  const auto tensor = [&](int64_t tokens, int64_t heads, int64_t channels) {
+    Shape strides = {tokens * heads * channels, heads * channels, channels, 1};
+    if (random.Chance(0.3)) strides = {tokens * heads * channels, channels, tokens * channels, 1};
+    const Placement placement = random.Pick({Placement::kAfterGuard, Placement::kBeforeGuard});
+    p.dense.memory.push_back(Buffer(dtype, Shape{B, tokens, heads, channels}, strides, placement, random.Integer(0, 5)));
+    return p.dense.memory.back();
+  };
+  const Buffer q = tensor(Tq, Hq, D), k = tensor(Tk, Hkv, D), v = tensor(Tk, Hkv, Dv);
+  // No huge keys, of which a kernel's logits are off by more than the reference allows, and none that are no numbers.
+  FillKeys(random.Pick({Keys::kNormal, Keys::kClustered, Keys::kLowRank, Keys::kInTime, Keys::kEqual, Keys::kTiny}), random, k);
+  q.FillNormal(seed + 1, random.Pick({0.3, 1.0, 2.0}));
+  v.FillNormal(seed + 2);
+  p.dense.in = {q.view(), k.view(), v.view()};
+  attention::Options& o = p.dense.options;
+  o.causal = random.Chance(0.6);
+  if (random.Chance(0.3)) o.scale = random.Pick({-0.2, 0.0, 0.5});
+  const auto list = [&](int64_t low, int64_t high) {
+    const Buffer x(DType::kI64, {B});
+    for (int64_t b = 0; b < B; ++b) x.Set({b}, static_cast<double>(random.Integer(low, high)));
+    p.dense.memory.push_back(x);
+    return ConstTensorView(x.view());
+  };
+  if (!p.step && random.Chance(0.3)) o.key_lengths = list(0, Tk);
+  if (!p.step && random.Chance(0.3)) o.query_lengths = list(0, Tq);
+  if (!p.step && random.Chance(0.3)) o.query_starts = list(-20, Tk);
+  if (!p.step && random.Chance(0.3)) o.align = attention::Align::kTopLeft;
+  p.dense.note = "seed=" + std::to_string(seed);
+  return ToCase(p);
+}
+
+}  // namespace
+
+OpEntry Entry() {
+  return {.name = "certified_attention",
+          .family = "sparse",
+          .passes = {"forward", "step"},
+          .dtypes = {DType::kF32, DType::kBF16, DType::kF16},
+          .variants = {"causal", "epsilon=0.02", "sketch"},
+          .flops = "2 (D + Dv) per kept pair, and of all pairs 4 D of bytes",
+          .bytes = "step: B Tk Hkv (D + 8), and of kept keys (D + Dv) size",
+          .state = "a cache of keys and values with a sketch",
+          .make_case = &MakeCase,
+          .random_case = &RandomCase};
+}
+
+}  // namespace heed::certified_attention

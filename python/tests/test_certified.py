@@ -1,0 +1,165 @@
+# heed.certified_attention, and attend(epsilon=...) of caches with a sketch: bounds against float64, and what is refused.
+import numpy as np
+import pytest
+import torch
+
+import heed
+import heed.torch
+
+
+def topics(rng, tokens, heads=2, dim=32, count=8):
+    """Keys in runs near one of `count` centres, values, and queries near one of them."""
+    centres = rng.standard_normal((count, dim))
+    of = np.arange(tokens) // 128 % count
+    k = 2 * centres[of][None, :, None] + 0.3 * rng.standard_normal((1, tokens, heads, dim))
+    v = rng.standard_normal((1, tokens, heads, dim))
+    q = centres[rng.integers(0, count, (1, 1, 2 * heads))] + 0.1 * rng.standard_normal((1, 1, 2 * heads, dim))
+    return q.astype(np.float32), k.astype(np.float32), v.astype(np.float32)
+
+
+def dense64(q, k, v):
+    """Attention in float64, [B, T, H, Dv], and its weights."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    group = q.shape[2] // k.shape[2]
+    k, v = np.repeat(k, group, 2), np.repeat(v, group, 2)
+    s = np.einsum("bihd,bjhd->bhij", q, k) / np.sqrt(q.shape[-1])
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    return np.einsum("bhij,bjhd->bihd", p, v), p
+
+
+def new_cache(k, v, **options):
+    cache = heed.KVCache(1, k.shape[2], k.shape[3], sketch="int8", **options)
+    cache.append(k[:, :-1], v[:, :-1])
+    cache.append(k[:, -1:], v[:, -1:])
+    return cache
+
+
+def test_boxes_are_a_level_too(rng):
+    k = np.repeat(4 * rng.standard_normal((16, 1, 8)), 128, 0)[None].astype(np.float32)   # runs of equal keys
+    v = rng.standard_normal(k.shape, dtype=np.float32)
+    q = k[:, 700:701]
+    cache = new_cache(k, v)
+    for o, bound in (cache.attend(q, epsilon=0.05, level="box", return_bound=True),
+                     heed.certified_attention(q, k, v, epsilon=0.05, level="box")):
+        assert (0 < bound).all() and (bound <= 0.05).all()
+        assert np.abs(o - cache.attend(q)).max() <= 2 * bound.max() * np.abs(v).max() + 1e-6
+
+
+@pytest.mark.parametrize("epsilon", [0.001, 0.02, 0.3])
+def test_a_cache_leaves_out_at_most_what_it_says(rng, epsilon):
+    q, k, v = topics(rng, 4096)
+    cache = new_cache(k, v)
+    o, bound, lse = cache.attend(q, epsilon=epsilon, return_bound=True, return_lse=True)
+    assert (o.shape, bound.shape, lse.shape, bound.dtype) == ((1, 1, 4, 32), (1, 4, 1), (1, 4, 1), np.float32)
+    assert (bound > 0).all() and (bound <= epsilon).all()
+    whole, whole_lse = cache.attend(q, return_lse=True)
+    mass = 1 - np.exp(lse.astype(np.float64) - whole_lse)
+    assert (mass <= bound + 1e-5).all()
+    error = np.abs(o - dense64(q, k, v)[0]).max(-1)
+    assert (error.transpose(0, 2, 1) <= 2 * bound * np.abs(v).max() + 1e-5).all()
+    np.testing.assert_array_equal(cache.attend(q, epsilon=epsilon), o)
+    for got, expected in zip(cache.attend(q, epsilon=epsilon, return_lse=True), (o, lse)):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_epsilon_0_and_none_are_dense_attention(rng):
+    q, k, v = topics(rng, 1000)
+    cache = new_cache(k, v)
+    dense = cache.attend(q)
+    o, bound = cache.attend(q, epsilon=0, return_bound=True)
+    np.testing.assert_array_equal(o, dense)
+    assert (bound == 0).all()
+    np.testing.assert_array_equal(cache.attend(q, epsilon=None, level="auto", return_bound=False), dense)
+    o, bound, lse = heed.certified_attention(q, k, v, epsilon=0.0, causal=True, return_lse=True)
+    np.testing.assert_array_equal(o, heed.attention(q, k, v, causal=True))
+    assert (bound == 0).all()
+
+
+def test_given_keys(rng):
+    q, k, v = topics(rng, 2000)
+    q = np.repeat(q, 70, 1)
+    for level in ("auto", "sketch"):
+        o, bound = heed.certified_attention(q, k, v, epsilon=0.05, level=level, causal=True, threads=1)
+        assert bound.shape == (1, 4, 70) and (bound <= 0.05).all() and (bound > 0).any()
+        error = np.abs(o - heed.attention(q, k, v, causal=True)).max(-1).transpose(0, 2, 1)
+        assert (error <= 2 * bound * np.abs(v).max() + 1e-5).all()
+
+
+def test_forks_trims_and_files_keep_the_sketch(rng, tmp_path):
+    q, k, v = topics(rng, 1500)
+    cache = new_cache(k, v)
+    assert cache.sketch == "int8" and "sketch='int8'" in repr(cache) and heed.KVCache(1, 1, 4).sketch is None
+    options = {"epsilon": 0.1, "level": "sketch", "return_bound": True}
+    expected = cache.attend(q, **options)
+    fork = cache.fork()
+    fork.trim([1200])
+    fork.append(k[:, 1200:-1], v[:, 1200:-1])
+    fork.append(k[:, -1:], v[:, -1:])
+    cache.save(tmp_path / "x.safetensors")
+    loaded = heed.load_cache(tmp_path / "x.safetensors")
+    assert loaded.sketch == "int8" and loaded.nbytes == cache.nbytes > new_bytes(k, v)
+    for other in (fork, loaded, heed.KVCache.share(cache, 1)):
+        for got, wanted in zip(other.attend(q, **options), expected):
+            np.testing.assert_array_equal(got, wanted)
+
+
+def new_bytes(k, v):
+    cache = heed.KVCache(1, k.shape[2], k.shape[3])
+    cache.append(k, v)
+    return cache.nbytes
+
+
+def test_a_nan_key_is_never_left_out(rng):
+    q, k, v = topics(rng, 1500)
+    k[0, 700, 1, 3] = np.nan
+    cache = new_cache(k, v)
+    o, bound = cache.attend(q, epsilon=0.1, level="sketch", return_bound=True)
+    assert np.isnan(o[0, 0, 2:]).all() and np.isnan(bound[0, 2:]).all()  # of the key head that has it
+    assert np.isfinite(o[0, 0, :2]).all() and (bound[0, :2] <= 0.1).all()
+
+
+def test_tensors(rng):
+    q, k, v = topics(rng, 1500)
+    arrays = new_cache(k, v)
+    expected = arrays.attend(q, epsilon=0.1, return_bound=True, return_lse=True)
+    cache = heed.torch.KVCache(1, 2, 32, sketch="int8")
+    q, k, v = map(torch.from_numpy, (q, k, v))
+    cache.append(k[:, :-1], v[:, :-1])
+    cache.append(k[:, -1:], v[:, -1:])
+    for got, wanted in zip(cache.attend(q, epsilon=0.1, return_bound=True, return_lse=True), expected):
+        np.testing.assert_array_equal(got.numpy(), wanted)
+    np.testing.assert_array_equal(cache.attend(q, epsilon=0.1).numpy(), expected[0])
+    with pytest.raises(heed.InvalidArgument, match="return_bound is True, expected its default without epsilon"):
+        cache.attend(q, return_bound=True)
+
+
+def test_what_is_refused(rng):
+    q, k, v = topics(rng, 300)
+    cache = new_cache(k, v)
+    bare = heed.KVCache(1, 2, 32)
+    bare.append(k, v)
+
+    def expect(message, function, *arguments, **options):
+        with pytest.raises(heed.InvalidArgument, match=message):
+            function(*arguments, **options)
+
+    expect("KVCache.attend: cache has no sketch", bare.attend, q, epsilon=0.1)
+    for epsilon in (-0.1, 1, 1.5):
+        expect("attend: epsilon is ", cache.attend, q, epsilon=epsilon)
+        expect("certified_attention: epsilon is ", heed.certified_attention, q, k, v, epsilon=epsilon)
+    for epsilon in (float("nan"), "x", [0.1]):
+        expect("attend: epsilon is ", cache.attend, q, epsilon=epsilon)
+    expect("level is 'skip', expected 'auto', 'sketch' or 'box'", cache.attend, q, epsilon=0.1, level="skip")
+    expect("level is 'skip', expected 'auto', 'sketch' or 'box'", heed.certified_attention, q, k, v, level="skip")
+    expect("level is 'sketch', expected its default without epsilon", cache.attend, q, level="sketch")
+    expect("softcap is given, expected none", cache.attend, q, epsilon=0.1, softcap=3.0)
+    expect("tree is given, expected none", cache.attend, q, epsilon=0.1, tree=[-1])
+    expect("window is given, expected none", heed.certified_attention, q, k, v, window=(3, 0))
+    expect("q has dtype f64", heed.certified_attention, *(x.astype(np.float64) for x in (q, k, v)))
+    expect("sketch is 'x', expected None or 'int8'", heed.KVCache, 1, 1, 4, sketch="x")
+    expect("page is 16, expected a multiple of 64", heed.KVCache, 1, 1, 4, sketch="int8", page=16)
+    with pytest.raises(TypeError, match="missing required argument: 'q'"):
+        cache.attend(epsilon=0.1)
+    with pytest.raises(TypeError, match="epsilon"):
+        heed.RingKVCache(1, 1, 4, window=3).attend(np.zeros((1, 0, 1, 4), np.float32), epsilon=0.1)
