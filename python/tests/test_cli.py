@@ -411,9 +411,8 @@ def test_compare_rows_of_selectors_are_attention_with_what_they_choose(tmp_path)
     given, _ = load(file)
     q, k, v = (given[name].astype(np.float64) for name in "qkv")
     expected = attention(q, k, v, causal=True)
-    top = {"count": 2, "block": 16}
-    patterns = [select.top_blocks(q, k, **top), select.top_blocks(q, k, **top, score="box"), select.cumulative(q, k, mass=0.9, block=16),
-                select.vertical_slash(q, k, verticals=9, slashes=18, sinks=9, local=18)]
+    patterns = [select.top_blocks(q, k, count=2, block=16, score=score) for score in ("mean", "box")] + [
+        select.cumulative(q, k, mass=0.9, block=16), select.vertical_slash(q, k, verticals=9, slashes=18, sinks=9, local=18)]
     chosen = [row for row in rows if row["selector"]]
     assert [row["selector"][:10] for row in chosen] == ["top_blocks", "top_blocks", "cumulative", "vertical_s"]
     for row, pattern in zip(chosen, patterns, strict=True):
