@@ -241,7 +241,7 @@ def main():
     rows += decode(options, layers_of(model, options.context))
     table(rows)
     if options.json:
-        options.json.write_text(json.dumps({"cpu": common.cpu_name(), "rows": rows}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"cpu": common.cpu_name(), "rows": rows}, indent=1, default=float) + "\n")
 
 
 if __name__ == "__main__":

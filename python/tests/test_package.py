@@ -40,7 +40,7 @@ def test_public_names():
     for name in ("attention", "attention_backward", "AttentionGradients", "attention_weights", "attention_map",
                  "merge_attention", "explain", "alibi_slopes", "rotary", "sinusoidal", "t5_bias", "t5_bias_backward",
                  "linformer", "linformer_backward", "longformer", "longformer_backward", "merge_linear", "merge_linear_backward",
-                 "nsa", "nsa_backward", "certified_attention", "orthogonal_features",
+                 "nsa", "nsa_backward", "NSACache", "certified_attention", "orthogonal_features",
                  "KVCacheBase", "KVCache", "RingKVCache", "LatentKVCache", "load_cache",
                  "set_num_threads", "get_num_threads", "set_checks", "set_strict", "InvalidArgument", "Unsupported",
                  "FileError", "__version__"):
