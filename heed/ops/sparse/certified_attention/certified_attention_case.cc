@@ -170,6 +170,31 @@ Case RandomCase(DType dtype, uint64_t seed) {
   return ToCase(p);
 }
 
+// What `heed run` does with a file: every option at its default.
+TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
+  attention::Problem dense;
+  dense.in = {tensors.at("q"), tensors.at("k"), tensors.at("v")};
+  dense.options.scale = scale;
+  const attention::Explanation plan = attention::Explain(ctx, dense.in, dense.options);  // checks everything first
+  const Inputs in = {dense.in.q, dense.in.k, dense.in.v};
+  if (in.q.dtype() == DType::kF64) {
+    throw InvalidArgument("certified_attention: q has dtype f64, expected f32, bf16 or f16");
+  }
+  attention::DescribeOutputs(dense);
+  Options options;
+  options.scale = scale;
+  return {.outputs = {dense.o},
+          .run = [in, options](Context& run_ctx, std::span<const TensorView> views) {
+            Forward(run_ctx, in, options, {views[0], {}, {}, {}});
+          },
+          .causal = false,
+          .kernel = plan.kernel,
+          .target = plan.target,
+          .why = "attention over the blocks that a sketch of the keys does not rule out",
+          .flops = plan.flops,
+          .workspace_bytes = plan.workspace_bytes};
+}
+
 }  // namespace
 
 OpEntry Entry() {
@@ -182,7 +207,9 @@ OpEntry Entry() {
           .bytes = "step: B Tk Hkv (D + 8), and of kept keys (D + Dv) size",
           .state = "a cache of keys and values with a sketch",
           .make_case = &MakeCase,
-          .random_case = &RandomCase};
+          .random_case = &RandomCase,
+          .inputs = {{"q", "BTHK"}, {"k", "BTGK"}, {"v", "BTGV"}},
+          .call = &CallOn};
 }
 
 }  // namespace heed::certified_attention
