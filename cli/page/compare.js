@@ -6,7 +6,7 @@ const table = $("table"), body = table.tBodies[0], head = table.tHead.rows[1];
 function makeGroups() {
   const groups = [];
   for (const row of data.rows) {
-    const name = [row.mechanism, JSON.stringify(row.options), row.assumed.join()].join(" "), last = groups.at(-1);
+    const name = [row.mechanism, JSON.stringify(row.options), row.selector, row.assumed.join()].join(" "), last = groups.at(-1);
     if (last?.key === name) last.rows.push(row);
     else groups.push({ key: name, name: row.mechanism, rows: [row], index: groups.length });
   }

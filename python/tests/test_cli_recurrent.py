@@ -336,7 +336,7 @@ def test_compare_chosen_mechanisms(tmp_path):
 
 def test_compare_of_fewer_queries_than_keys_leaves_recurrences_out(tmp_path):
     file = save(tmp_path / "x.safetensors", qkv(Tk=31))
-    assert {row["mechanism"] for row in document("compare", file)["rows"]} == {"attention"}
+    assert {row["mechanism"] for row in document("compare", file)["rows"]} == {"attention", "certified_attention"}
     assert re.search(r"^left out: .*retention.*: k has shape \[1,31,4,8\], expected \[1,19,4,8\]$", program("compare", file).stdout, re.M)
     assert "k has shape [1,31,4,8], expected [1,19,4,8]" in refused(1, "compare", file, "-m", "retention")
 

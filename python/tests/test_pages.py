@@ -257,7 +257,7 @@ def test_the_compare_page_leads_with_error_against_time(browser, shipped_compari
     # Both axes are logarithmic and each point stands where its numbers say: one line through all, of each band of errors.
     by_name = {}
     for row in rows:
-        by_name.setdefault((row["mechanism"], str(row["options"])), []).append(row)
+        by_name.setdefault((row["mechanism"], str(row["options"]), row["selector"]), []).append(row)
     bands = {True: [], False: []}
     for group in by_name.values():
         bands[max(row["relative_error"] for row in group) < 0.02] += group
@@ -325,7 +325,7 @@ def test_the_table_of_the_compare_page_sorts(browser, shipped_comparison):
     browser.open(page)
     click = "document.querySelectorAll('#table th button')[arguments[0]].click()"
     cells = "return [...document.querySelectorAll('#table tbody tr')].map((r) => r.cells[arguments[0]].textContent)"
-    groups = {(row["mechanism"], str(row["options"])) for row in rows}
+    groups = {(row["mechanism"], str(row["options"]), row["selector"]) for row in rows}
     assert len(browser.js(cells, 0)) == len(groups)
     browser.js(click, 7)
     errors = [float(x) for x in browser.js(cells, 7)]
