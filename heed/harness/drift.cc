@@ -44,8 +44,8 @@ std::vector<std::string> DriftVariants(const OpEntry& op) {
   const auto has = [](const std::vector<std::string>& words, const char* word) {
     return std::find(words.begin(), words.end(), word) != words.end();
   };
-  // Exact attention remembers keys, not sums.
-  if (!has(op.passes, "step") || op.family == "exact") return {};
+  // Attention remembers keys, not sums.
+  if (!has(op.passes, "step") || op.family == "exact" || op.family == "sparse") return {};
   std::vector<std::string> variants = {has(op.variants, "causal") ? "causal" : ""};
   for (const char* word : {"strong", "vanishing", "faint"}) {
     if (has(op.variants, word)) variants.emplace_back(word);
