@@ -177,7 +177,8 @@ constexpr size_t Group() {
 
 // y = skip x + sum_j x_j taps[. - j] + Re(sum over modes of table rows and z), of the tokens of G chunks: from
 // taps shifted by one per token and from states, or gradients of states, z: [G, 2, width]. Tokens before
-// j, or of gradients after it, see nothing of x_j, even if it is NaN.
+// j, or of gradients after it, see nothing of x_j, even if it is NaN. skip x comes last: it may be far
+// larger than the sums, which would be rounded at its size at every term.
 template <size_t G, bool kGradient, class T>
 HWY_INLINE void ChunkOutputs(const ModeTables<T>& t, const T* HWY_RESTRICT x, T skip,
                              const T* taps, const T* HWY_RESTRICT table,
@@ -187,11 +188,7 @@ HWY_INLINE void ChunkOutputs(const ModeTables<T>& t, const T* HWY_RESTRICT x, T 
   using Vec = hn::Vec<ChunkTag<T>>;
   Vec first[G][V], second[G][V];
   for (size_t g = 0; g < G; ++g) {
-    for (size_t v = 0; v < V; ++v) {
-      const Vec own = hn::Mul(hn::Set(d, skip), hn::LoadU(d, x + g * kChunk + v * N));
-      first[g][v] = skip == 0 ? hn::Zero(d) : own;  // infinity times nothing is nothing
-      second[g][v] = hn::Zero(d);
-    }
+    for (size_t v = 0; v < V; ++v) first[g][v] = second[g][v] = hn::Zero(d);
   }
   for (size_t j = 0; j < kChunk; ++j) {
     for (size_t v = 0; v < V; ++v) {
@@ -217,7 +214,9 @@ HWY_INLINE void ChunkOutputs(const ModeTables<T>& t, const T* HWY_RESTRICT x, T 
   }
   for (size_t g = 0; g < G; ++g) {
     for (size_t v = 0; v < V; ++v) {
-      hn::StoreU(hn::Add(first[g][v], second[g][v]), d, y + g * kChunk + v * N);
+      const Vec sum = hn::Add(first[g][v], second[g][v]);
+      const Vec own = hn::MulAdd(hn::Set(d, skip), hn::LoadU(d, x + g * kChunk + v * N), sum);
+      hn::StoreU(skip == 0 ? sum : own, d, y + g * kChunk + v * N);  // infinity times nothing is nothing
     }
   }
 }

@@ -109,8 +109,8 @@ Doubles OutputErrors(const ReferenceRow& c, const Inexact& x, bool back, const M
   Doubles errors(x.values.size());
   const double chain = (2 * static_cast<double>(c.N()) + 26) * u;
   for (size_t t = 0; t < errors.size(); ++t) {
-    // Eight products are added to D x, and three sums.
-    errors[t] = std::abs(c.D) * (x.errors[t] + 14 * u * std::abs(x.values[t]));
+    // D x is a product, and added last.
+    errors[t] = std::abs(c.D) * (x.errors[t] + 2 * u * std::abs(x.values[t]));
     for (size_t n = 0; n < c.N(); ++n) {
       const ReferenceMode& m = c.modes[n];
       const double read = back ? std::abs(m.b) : 2 * std::abs(m.C);
