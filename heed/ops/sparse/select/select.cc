@@ -130,7 +130,7 @@ BlockCall CheckedBlocks(const char* op, const ConstTensorView& q, const KVView& 
   return c;
 }
 
-// Of keys in a tensor or a cache.
+// Keys are a tensor or a cache.
 template <class Keys>
 BlockCall CheckedTop(const char* op, const ConstTensorView& q, const Keys& keys, const TopBlocksOptions& options) {
   CheckSize(op, "count", options.count, 1);
