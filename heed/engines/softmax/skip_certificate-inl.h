@@ -68,6 +68,7 @@ class SkipCertificate {
     epsilon_[lane] = static_cast<float>(epsilon * std::max(1 - 4 * rounding_[lane], 0.0));
     per_key_[lane] = static_cast<float>(1 / static_cast<double>(std::max<int64_t>(keys, 1)));
     last_[lane] = static_cast<int32_t>(last);
+    most_ = std::max(most_, last);
     last_best_[lane] = std::numeric_limits<float>::lowest();
     last_known_[lane] = 0;
   }
@@ -88,6 +89,9 @@ class SkipCertificate {
     last_best_[lane] = max;
     last_known_[lane] = weight * static_cast<float>(1 - gamma);
   }
+
+  // Whether any row sees keys behind the tile that begins here.
+  bool AnyGoesOnAfter(int64_t begin) const { return begin < most_; }
 
   // A tile that begins at `begin`, `end` keys from where those of the sequence do to its end, with keys of this norm: the
   // rows from `lane` on that leave it out.
@@ -144,6 +148,7 @@ class SkipCertificate {
   HWY_ALIGN float best_[W], known_[W], left_[W];
   HWY_ALIGN int32_t last_[W];
   double rounding_[W];
+  int64_t most_ = -1;  // of last_
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

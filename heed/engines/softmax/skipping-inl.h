@@ -7,7 +7,7 @@
 //
 // A block's keys stay with one thread, because what may be left out depends on all keys before. What is saved is at most the
 // second product; what is added is two exponentials per row and tile, the last tile's logits once more, and a pass over the
-// keys of each tile for their norm.
+// keys of each head for the norms of its tiles.
 #if defined(HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_
 #undef HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_
@@ -22,6 +22,7 @@
 #include <limits>
 #include <utility>
 
+#include "heed/core/carver.h"
 #include "heed/core/context.h"
 #include "heed/engines/softmax/decode-inl.h"
 #include "heed/engines/softmax/forward-inl.h"
@@ -37,6 +38,30 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
+// Norms of the tiles of the head that a thread is at, where some block has asked for them.
+struct TileNorms {
+  int64_t sequence, key_head;
+  float* of_tile;  // below 0: nobody has
+
+  static int64_t MostTiles(const Problem& p, int64_t tile) {
+    int64_t most = 0;
+    for (const Sequence& s : p.sequences) most = std::max(most, (s.key_end - s.key_begin + tile - 1) / tile);
+    return most;
+  }
+  static int64_t Bytes(const Problem& p, int64_t tile) { return TileNorms().LayOut(p, tile, nullptr); }
+  int64_t LayOut(const Problem& p, int64_t tile, char* base) {
+    Carver carver(base, sizeof(TileNorms));
+    carver.Next(of_tile, MostTiles(p, tile));
+    return carver.bytes();
+  }
+  void Begin(const Problem& p, int64_t tile, int64_t of_sequence, int64_t of_head) {
+    if (sequence == of_sequence && key_head == of_head) return;
+    std::fill_n(of_tile, MostTiles(p, tile), -1.0f);
+    sequence = of_sequence;
+    key_head = of_head;
+  }
+};
+
 template <class O, int C, class Outputs>
 class SkippingBlock : ForwardBlock<O, C, Outputs> {
   using Base = ForwardBlock<O, C, Outputs>;
@@ -49,8 +74,8 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
 
  public:
   SkippingBlock(const Problem& problem, const Sequence& sequence, const BlockGrid& grid, int64_t key_head, int64_t block,
-                Workspace<O>& workspace, const Head<O>& head, const Skips& skips)
-      : Base(problem, sequence, grid, key_head, block, workspace, head), skips_(skips) {}
+                Workspace<O>& workspace, const Head<O>& head, const Skips& skips, float* norms)
+      : Base(problem, sequence, grid, key_head, block, workspace, head), skips_(skips), norms_(norms) {}
 
   HWY_ATTR void Compute() {
     const void* q[W];
@@ -167,7 +192,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     WeighTile<kFlagMasked>(tile, runs, num_runs, rescale, max, shift, sum, weight);
 
     const V one = hn::Set(d_, T{1});
-    const float norm = NormOf(tile.keys);
+    const float norm = NormOf(tile);
     M out[C];
     bool adds[C], any = false, all = true;
     for (int c = 0; c < C; ++c) {
@@ -290,8 +315,14 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     });
   }
 
-  // A bound of the norms of these keys: that of all of them.
-  HWY_NOINLINE float NormOf(const Interval& keys) const {
+  // A bound of the norms of a tile's keys, infinite if no row sees any behind: then all that see them keep them.
+  HWY_INLINE float NormOf(const Tile& tile) const {
+    if (!certificate_.AnyGoesOnAfter(tile.grid)) return std::numeric_limits<float>::infinity();
+    float& norm = norms_[(tile.grid - s_.key_begin) / kTile];
+    if (!(norm >= 0)) norm = FindNorm(tile.keys);
+    return norm;
+  }
+  HWY_NOINLINE float FindNorm(const Interval& keys) const {
     const auto depth = static_cast<size_t>(p_.depth);
     V sums[4];
     for (V& sum : sums) sum = hn::Zero(d_);
@@ -355,13 +386,23 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
   }
 
   const Skips& skips_;
+  float* const norms_;  // of the head's tiles
   SkipCertificate<W> certificate_;
   V of_tile_[C];  // the largest logits of the tile at hand
 };
 
 template <class O, int C, class Outputs>
 void RunSkipping(Context& ctx, const Problem& p, const Plan& plan, const Skips& skips) {
-  ReserveWorkspaces<O>(ctx, plan);
+  constexpr int64_t kTile = O::kGrid.tile;
+  ReserveWorkspaces<O>(ctx, plan, TileNorms::Bytes(p, kTile));
+  const auto norms_of = [&](int worker) -> TileNorms& {
+    return *reinterpret_cast<TileNorms*>(static_cast<char*>(ctx.Scratch(worker)) + Workspace<O>::Bytes(plan));
+  };
+  for (int worker = 0; worker < ctx.num_threads(); ++worker) {
+    TileNorms& norms = norms_of(worker);
+    norms.sequence = norms.key_head = -1;
+    norms.LayOut(p, kTile, reinterpret_cast<char*>(&norms));
+  }
   const BlockQueue queue(p, plan.rows);
   ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
     const BlockQueue::Task task = queue.At(index);
@@ -369,7 +410,9 @@ void RunSkipping(Context& ctx, const Problem& p, const Plan& plan, const Skips& 
     Workspace<O>& w = WorkspaceOf<O>(ctx, worker);
     const Head<O> head = HeadOf(p, plan, task.sequence, task.key_head, w);
     const BlockGrid grid(p, s, plan.rows);
-    SkippingBlock<O, C, Outputs>(p, s, grid, task.key_head, task.block, w, head, skips).Compute();
+    TileNorms& norms = norms_of(worker);
+    norms.Begin(p, kTile, task.sequence, task.key_head);
+    SkippingBlock<O, C, Outputs>(p, s, grid, task.key_head, task.block, w, head, skips, norms.of_tile).Compute();
   });
 }
 
@@ -390,7 +433,7 @@ void RunLanes(Context& ctx, const Problem& p, const Skips& skips) {
 template <class O>
 SkippingPasses LanePasses() {
   return {.forward = &RunLanes<O>,
-          .workspace = [](const Problem& p) { return Workspace<O>::Bytes(MakePlan<O>(p)); },
+          .workspace = [](const Problem& p) { return Workspace<O>::Bytes(MakePlan<O>(p)) + TileNorms::Bytes(p, O::kGrid.tile); },
           .lanes = [](const Problem& p) { return MakePlan<O>(p).lanes; }};
 }
 
@@ -401,7 +444,7 @@ SkippingPasses RowPasses() {
               [](Context& ctx, const Problem& p, const Skips& skips) {
                 RunSkipping<O, 1, RowOutputs<O>>(ctx, p, DecodePlan<O>(p), skips);
               },
-          .workspace = [](const Problem& p) { return Workspace<O>::Bytes(DecodePlan<O>(p)); },
+          .workspace = [](const Problem& p) { return Workspace<O>::Bytes(DecodePlan<O>(p)) + TileNorms::Bytes(p, O::kGrid.tile); },
           .lanes = [](const Problem&) { return DecodeRows<O>(); }};
 }
 

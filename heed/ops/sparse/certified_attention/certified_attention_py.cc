@@ -150,6 +150,21 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   return Returned(call, results, bound);
 }
 
+nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
+  static const Keywords keywords = Joined({kInputs, kCertificate, OptionsThat(&IsTaken), attention::ResultKeywords()});
+  if (kwargs != nullptr) RefuseOthers(kOp, &IsTaken, nb::borrow<nb::kwargs>(kwargs));
+  Call call;
+  call.describe = true;
+  call.arrays.AllowShapes(dtype);
+  Read<attention::Call>(kOp, keywords, std::size(kInputs), nullptr, kwargs, call);
+  attention::CheckForResults(kOp, call);
+  const Context& ctx = ThreadContext(num_threads);
+  Explanation x;
+  Compute(kOp, kRenamed, [&] { x = Explain(ctx, {call.in.q, call.in.k, call.in.v}, call.all_options()); });
+  return Described(x.kernel, x.target, x.why, x.flops, x.bytes, x.workspace_bytes, x.visited_pairs, x.invariant,
+                   call.arrays.copied());
+}
+
 // Without an epsilon, the keywords that are left to attention.
 std::optional<nb::kwargs> WithoutEpsilon(const char* op, const nb::kwargs& kwargs) {
   const auto given = [&](const char* name) {
@@ -309,6 +324,7 @@ void Bind(nb::module_& m) {
   const std::string text = Docstring(doc::kForward, forward, {kSaid, doc::kCertifiedAttentionFields}, kInPython);
   m.def(kOp, &RunForward, nb::sig(forward), text.c_str());
   m.def(kOp, &RunForward, nb::sig(with_lse), text.c_str());
+  RegisterExplain(kOp, &RunExplain);
   m.def("_certified_kept", &KeptOf);
   m.def("_certified_kept_of_cache", &KeptOfCache);
 }
