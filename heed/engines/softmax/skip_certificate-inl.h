@@ -90,6 +90,12 @@ class SkipCertificate {
     last_known_[lane] = weight * static_cast<float>(1 - gamma);
   }
 
+  // The rows from `lane` on that see keys of the tile that begins here.
+  HWY_INLINE M Sees(size_t lane, int64_t begin) const {
+    const hn::RebindToSigned<D> di;
+    return hn::RebindMask(D(), hn::Ge(hn::Load(di, last_ + lane), hn::Set(di, static_cast<int32_t>(begin))));
+  }
+
   // Whether any row sees keys behind the tile that begins here.
   bool AnyGoesOnAfter(int64_t begin) const { return begin < most_; }
 

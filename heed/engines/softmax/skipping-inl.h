@@ -101,15 +101,18 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
       double squares = 0;
       hs::WithStorage<T>(p_.dtype, [&](auto stored) HWY_ATTR {
         using S = decltype(stored);
-        squares = hn::ReduceSum(d_, AddSquares(d_, static_cast<const S*>(q[lane]), static_cast<size_t>(p_.depth), hn::Zero(d_)));
+        const auto* row = static_cast<const S*>(q[lane]);
+        squares = hn::ReduceSum(d_, AddSquares(d_, row, static_cast<size_t>(p_.depth), hn::Zero(d_)));
       });
       const int64_t tiles = (keys + kTile - 1) / kTile;
-      certificate_.SetRow(lane, skips_.epsilon, p_.scale, squares, p_.depth, keys, tiles, s_.key_begin + (tiles - 1) * kTile);
+      const int64_t last = s_.key_begin + (tiles - 1) * kTile;
+      certificate_.SetRow(lane, skips_.epsilon, p_.scale, squares, p_.depth, keys, tiles, keys == 0 ? -1 : last);
     }
   }
 
   int64_t KeysOfRow(size_t lane) const {
-    return std::max<int64_t>(std::max(this->runs_[lane].first.end, this->runs_[lane].second.end) - s_.key_begin, 0);
+    const Interval& run = this->runs_[lane].second;
+    return run.empty() ? 0 : run.end - s_.key_begin;
   }
 
   // The tile in which the keys of each row end, weighed.
@@ -117,7 +120,8 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     const void* q[W];
     for (size_t lane = 0; lane < num_rows_; ++lane) {
       const int64_t keys = KeysOfRow(lane), begin = s_.key_begin + (keys - 1) / kTile * kTile;
-      for (Interval* run : {&this->runs_[lane].first, &this->runs_[lane].second}) run->begin = std::max(run->begin, begin);
+      Interval& run = this->runs_[lane].second;
+      run.begin = std::max(run.begin, begin);
     }
     this->SetLanes(q);
     this->ForTiles([&](const Tile& tile) HWY_ATTR {
@@ -198,9 +202,10 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     for (int c = 0; c < C; ++c) {
       const size_t lane = static_cast<size_t>(c) * N;
       out[c] = certificate_.Weigh(lane, tile.grid, tile.grid + kTile - s_.key_begin, norm, of_tile_[c], shift[c], weight[c]);
-      adds[c] = lane < num_rows_ && !hn::AllFalse(d_, hn::AndNot(out[c], hn::FirstN(d_, num_rows_ - lane)));
+      const M sees = certificate_.Sees(lane, tile.grid);
+      adds[c] = !hn::AllFalse(d_, hn::AndNot(out[c], sees));
       any = any || adds[c];
-      all = all && (adds[c] || lane >= num_rows_);
+      all = all && (adds[c] || hn::AllFalse(d_, sees));
     }
     if (skips_.kept.data != nullptr) WriteKept(tile, out);
     if (!any) return false;
@@ -210,24 +215,27 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
       rescale[c] = hn::IfThenElse(out[c], one, rescale[c]);
       if (adds[c] && !hn::AllFalse(d_, out[c])) Mask(runs, num_runs, origin, static_cast<size_t>(c), out[c]);
     }
-    // Where not everything is added, the outputs are rescaled beforehand, once.
-    const bool whole = all && num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C;
-    if (!whole) {
-      auto same = hn::Eq(rescale[0], one);
-      for (int c = 1; c < C; ++c) same = hn::And(same, hn::Eq(rescale[c], one));
-      if (first || !hn::AllTrue(d_, same)) layout_.Scale(first, rescale, outputs_);
-      for (int c = 0; c < C; ++c) rescale[c] = one;
-    }
     if (head_.values_at == Place::kTile) {
       O::CopyValues(head_.value_source, tile.keys.begin, tile.keys.end, p_.value_depth, w_.values);
       head_.values.first = tile.keys.begin;
     }
+    if (all && num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C) {
+      this->template Values<kFlagMasked>(runs[0], origin, first, rescale);
+      return true;
+    }
+    // Where not everything is added, the outputs are rescaled beforehand, once.
+    auto same = hn::Eq(rescale[0], one);
+    for (int c = 1; c < C; ++c) same = hn::And(same, hn::Eq(rescale[c], one));
+    if (first || !hn::AllTrue(d_, same)) layout_.Scale(first, rescale, outputs_);
+    for (int c = 0; c < C; ++c) rescale[c] = one;
     for (int r = 0; r < num_runs; ++r) {
-      for (size_t c0 = runs[r].c0; c0 < runs[r].c1;) {
+      for (size_t c0 = runs[r].c0; c0 < runs[r].c1; ++c0) {
         size_t c1 = c0;
         while (c1 < runs[r].c1 && adds[c1]) ++c1;
-        if (c1 > c0) AddValues<kFlagMasked>(runs[r], c0, c1, origin, whole && first, rescale);
-        c0 = std::max(c1, c0 + 1);
+        if (c1 == c0) continue;
+        const Run part = {runs[r].begin, runs[r].end, c0, c1};
+        this->template Values<kFlagMasked>(part, origin, /*first=*/false, rescale);
+        c0 = c1;
       }
     }
     return true;
@@ -236,7 +244,8 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
   // Logits and weights of a tile. `max` and `sum`, if there is a `rescale` for what was before, begin with what is known so
   // far and take the tile in; `weight` is the tile's own part of the sum.
   template <bool kFlagMasked>
-  HWY_INLINE void WeighTile(const Tile& tile, const Run* runs, int num_runs, V* rescale, V* max, V* shift, V* sum, V* weight) {
+  HWY_INLINE void WeighTile(const Tile& tile, const Run* runs, int num_runs, V* rescale, V* max, V* shift, V* sum,
+                            V* weight) {
     const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
     for (int c = 0; c < C; ++c) of_tile_[c] = none;
     this->BeginLogits(tile);
@@ -288,14 +297,6 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
         hn::Store(hn::IfThenElse(out, hn::Load(d_, masked), hn::Load(d_, p)), d_, p);
       }
     }
-  }
-
-  // The values of a run for some of its vectors.
-  template <bool kFlagMasked>
-  HWY_INLINE void AddValues(Run run, size_t c0, size_t c1, int64_t origin, bool first, const V* rescale) {
-    run.c0 = c0;
-    run.c1 = c1;
-    this->template Values<kFlagMasked>(run, origin, first, rescale);
   }
 
   // f(where the keys of an interval are, as S).
@@ -416,6 +417,11 @@ void RunSkipping(Context& ctx, const Problem& p, const Plan& plan, const Skips& 
   });
 }
 
+template <class O>
+int64_t SkippingBytes(const Problem& p, const Plan& plan) {
+  return Workspace<O>::Bytes(plan) + TileNorms::Bytes(p, O::kGrid.tile);
+}
+
 // Rows in lanes, in as many vectors as Forward() takes.
 template <class O>
 void RunLanes(Context& ctx, const Problem& p, const Skips& skips) {
@@ -433,7 +439,7 @@ void RunLanes(Context& ctx, const Problem& p, const Skips& skips) {
 template <class O>
 SkippingPasses LanePasses() {
   return {.forward = &RunLanes<O>,
-          .workspace = [](const Problem& p) { return Workspace<O>::Bytes(MakePlan<O>(p)) + TileNorms::Bytes(p, O::kGrid.tile); },
+          .workspace = [](const Problem& p) { return SkippingBytes<O>(p, MakePlan<O>(p)); },
           .lanes = [](const Problem& p) { return MakePlan<O>(p).lanes; }};
 }
 
@@ -444,7 +450,7 @@ SkippingPasses RowPasses() {
               [](Context& ctx, const Problem& p, const Skips& skips) {
                 RunSkipping<O, 1, RowOutputs<O>>(ctx, p, DecodePlan<O>(p), skips);
               },
-          .workspace = [](const Problem& p) { return Workspace<O>::Bytes(DecodePlan<O>(p)) + TileNorms::Bytes(p, O::kGrid.tile); },
+          .workspace = [](const Problem& p) { return SkippingBytes<O>(p, DecodePlan<O>(p)); },
           .lanes = [](const Problem&) { return DecodeRows<O>(); }};
 }
 

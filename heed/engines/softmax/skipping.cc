@@ -26,7 +26,8 @@ Chosen Choose(const Context& ctx, const Problem& p) {
   const SkippingPasses decode = by_pairs ? pairs : SkippingDecodeF32(ctx);
   const KeyGrid grid = by_pairs ? kPairGrid : KeyGrid();
   const auto target = by_pairs ? &PairTarget : &engine::SimdTarget;
-  if (rows <= decode.lanes(p)) return {by_pairs ? "skipping_decode_pairs_bf16" : "skipping_decode_f32", target, decode, grid};
+  const char* const few = by_pairs ? "skipping_decode_pairs_bf16" : "skipping_decode_f32";
+  if (rows <= decode.lanes(p)) return {few, target, decode, grid};
   if (by_pairs) return {"skipping_pairs_bf16", target, SkippingPairs(ctx), grid};
   return {"skipping_lanes_f32", target, SkippingF32(ctx), grid};
 }
@@ -37,7 +38,8 @@ void ForwardSkipping(Context& ctx, const Problem& p, const Skips& skips) { Choos
 
 SkippingPlan PlanSkipping(const Context& ctx, const Problem& p) {
   const Chosen chosen = Choose(ctx, p);
-  return {chosen.name, chosen.target(ctx), chosen.passes.workspace(p) * ctx.num_threads(), chosen.passes.lanes(p), chosen.grid};
+  const SkippingPasses& passes = chosen.passes;
+  return {chosen.name, chosen.target(ctx), passes.workspace(p) * ctx.num_threads(), passes.lanes(p), chosen.grid};
 }
 
 }  // namespace heed::softmax

@@ -81,11 +81,12 @@ Pattern PatternOf(const KVView& cache, const Selection& selection, int64_t rows)
   return patterns::RowBlocks({index.data(), DType::kI32, {cache.batch, rows, cache.heads, most}}, softmax::kSketchKeys);
 }
 
-// What is no problem for a sketch, which such caches do not have.
+// Such caches have no sketch, so that the other levels meet none.
 void CheckSkips(const char* op, const KVView& cache) {
   using mechanism::Fail;
   if (cache.dtype == DType::kF64) Fail(op, "cache", "has dtype f64", "f32, bf16 or f16 at level skip");
   if (cache.quantized) Fail(op, "cache", "keeps int8 rows", "rows of f32, bf16 or f16 at level skip");
+  if (!cache.first_kept.empty()) Fail(op, "cache", "is a ring", "one that keeps all keys at level skip");
   if (cache.log_decay_heads > 0) Fail(op, "cache", "keeps log decays", "none at level skip");
 }
 

@@ -3,6 +3,7 @@
 // epsilon. Whether bounds hold is what certified_attend_test.cc asks.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -180,13 +181,14 @@ Case RandomCase(DType dtype, uint64_t seed) {
   return ToCase(p);
 }
 
-// What `heed run` does with a file: every option at its default.
-TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
+// What `heed run` does with a file: every option at its default, the level too unless it is given.
+TensorCall CallAt(Level level, const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
   attention::Problem dense;
   dense.in = {tensors.at("q"), tensors.at("k"), tensors.at("v")};
   dense.options.scale = scale;
   const Inputs in = {dense.in.q, dense.in.k, dense.in.v};
   Options options;
+  options.level = level;
   options.scale = scale;
   const Explanation plan = Explain(ctx, in, options);  // checks everything first
   attention::DescribeOutputs(dense);
@@ -216,7 +218,8 @@ OpEntry Entry() {
           .make_case = &MakeCase,
           .random_case = &RandomCase,
           .inputs = {{"q", "BTHK"}, {"k", "BTGK"}, {"v", "BTGV"}},
-          .call = &CallOn};
+          .call = std::bind_front(&CallAt, Level::kAuto),
+          .settings = {{"level=skip", std::bind_front(&CallAt, Level::kSkip)}}};
 }
 
 }  // namespace heed::certified_attention

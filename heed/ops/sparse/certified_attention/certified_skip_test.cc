@@ -16,6 +16,7 @@
 #include "heed/ops/sparse/certified_attention/certified_case.h"
 #include "heed/ops/sparse/common/pattern.h"
 #include "heed/state/kv_cache.h"
+#include "heed/state/ring_kv_cache.h"
 
 namespace heed::certified_attention {
 namespace {
@@ -209,6 +210,31 @@ TEST(CertifiedSkip, TheEndOfTheKeysIsWeighedFirst) {
   for (int64_t block = 0; block < 32; ++block) EXPECT_EQ(r.kept.Get({0, 0, 0, block}) != 0, block >= 29) << block;
 }
 
+// Rows that see nothing, vectors of them between others.
+TEST(CertifiedSkip, RowsThatSeeNothingAreZeros) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Context ctx(1);
+    Call call(8, dtype, 1, 44, 672, 1, 2, 16);
+    const int64_t rows = 9;
+    call.options.query_lengths = ConstTensorView(&rows, DType::kI64, {1});
+    const Result r = Certified(ctx, call.inputs(), call.options);
+    for (int64_t i = 0; i < 44; ++i) EXPECT_EQ(r.o.Get({0, i, 0, 0}) == 0 && r.o.Get({0, i, 1, 3}) == 0, i >= rows) << i;
+  }
+}
+
+// Ragged sequences: rows that nobody appended keep nothing.
+TEST(CertifiedSkip, RowsBeyondASequencesOwnSeeNothing) {
+  Context ctx(2);
+  const Call call(7, DType::kF32, 1, 2, 400, 1, 1, 8);
+  Options options = call.options;
+  const int64_t rows = 1;
+  options.query_lengths = ConstTensorView(&rows, DType::kI64, {1});
+  const Result r = Certified(ctx, call.inputs(), options);
+  EXPECT_TRUE(std::isinf(r.lse.Get({0, 0, 1})) && !std::isinf(r.lse.Get({0, 0, 0})));
+  EXPECT_EQ(r.bound.Get({0, 0, 1}), 0);
+  for (int64_t block = 0; block < 7; ++block) EXPECT_EQ(r.kept.Get({0, 0, 1, block}), 0);
+}
+
 TEST(CertifiedSkip, CachesThatItCannotReadAreRefused) {
   Context ctx(1);
   const Call call(5, DType::kF32, 1, 2, 100, 1, 1, 8);
@@ -221,6 +247,16 @@ TEST(CertifiedSkip, CachesThatItCannotReadAreRefused) {
     EXPECT_TRUE(std::ranges::all_of(r.o.bytes(), [](uint8_t x) { return x == 0xFF; }));
   };
   expect({.heads = 1, .dim = 8, .value_dim = 20, .quantize = Quantize::kInt8}, "cache keeps int8 rows, expected rows of f32, bf16 or f16");
+  RingKVCache ring({.heads = 1, .dim = 8, .value_dim = 20, .window = 200});
+  ring.Append(call.k.view(), call.v.view());
+  EXPECT_THAT([&] { Attend(ctx, ring.view(), call.q.view(), {.level = Level::kSkip, .causal = true}, r.outputs()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("cache is a ring, expected one that keeps all keys at level skip")));
+  KVCache forgetting({.heads = 1, .dim = 8, .value_dim = 20, .log_decay_heads = 1});
+  const Buffer decay(DType::kF32, {1, 100, 1});
+  for (int64_t t = 0; t < 100; ++t) decay.Set({0, t, 0}, 0);
+  forgetting.Append(call.k.view(), call.v.view(), {}, decay.view());
+  EXPECT_THAT([&] { Attend(ctx, forgetting.view(), call.q.view(), {.level = Level::kSkip, .causal = true}, r.outputs()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("cache keeps log decays, expected none at level skip")));
   const Buffer kept(DType::kBool, {1, 1, 3, 2});
   KVCache cache({.heads = 1, .dim = 8, .value_dim = 20});
   cache.Append(call.k.view(), call.v.view());
