@@ -4,15 +4,16 @@
 over all keys, trained here on windows of 2048 bytes of the book, on what it has not seen. For each selector and setting, means over
 layers, heads and rows, in float64 from the definition: `kept`, the share of visible keys; `dropped`, the share of a row's attention that it
 does without; `oracle`, the share of visible keys in the fewest blocks of 64 that hold as much of each row; `error`, rms of the output's
-difference relative to the output; `bound`, where there is a certificate; `time` of choice and attention over that of dense attention, medians of turns.
-Then decoding: one query at a time, from caches of as many keys as the model has read; and, of made-up keys, what `auto` costs where nothing can
-be dropped.
+difference relative to the output; `bound`, where there is a certificate (at level skip all keys are read, and `kept` are values); `time` of choice
+and attention over that of dense attention, medians of turns. Then decoding: one query at a time, from caches of as many keys as the model has
+read; and, of made-up keys, what `auto` costs where nothing can be dropped.
 
 Usage: dynamic_attention.py [--model FILE] [--steps 600] [--tokens 2048] [--context 32768] [--threads 1] [--rounds 5] [--json FILE]
 The model is trained and written to FILE where that is not there.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -161,25 +162,29 @@ def prefill(options, name, layers, causal):
         kept, dropped, oracle, error = shares(layers, causal, lambda q, k, v: choose(q, k).mask(T, T, heads=H, causal=causal)[0])
         rows.append(dict(data=name, selector=selector, setting=setting, kept=kept, dropped=dropped, oracle=oracle, error=error,
                          bound=None, time=time_ratio(options, layers, sparse, dense)))
-    for epsilon in (0.01, 0.02, 0.1, 0.3):
-        def certified(q, k, v, epsilon=epsilon):
-            return heed.certified_attention(q, k, v, epsilon=epsilon, level="sketch", causal=causal, threads=options.threads)
+    for level, epsilon in itertools.product(("sketch", "skip"), (0.01, 0.02, 0.1, 0.3)):
+        def certified(q, k, v, level=level, epsilon=epsilon):
+            return heed.certified_attention(q, k, v, epsilon=epsilon, level=level, causal=causal, threads=options.threads)
 
-        def kept_of(q, k, v, epsilon=epsilon):
-            blocks = heed._core._certified_kept(q, k, v, epsilon, "sketch", causal)
+        def kept_of(q, k, v, level=level, epsilon=epsilon):
+            blocks = heed._core._certified_kept(q, k, v, epsilon, level, causal)
             return blocks[0].repeat(BLOCK, -1)[..., :T].repeat(H // blocks.shape[1], 0)
 
         kept, dropped, oracle, error = shares(layers, causal, kept_of)
         bound = np.mean([certified(q, k, v)[1].mean() for q, k, v in layers])
-        rows.append(dict(data=name, selector="certified_attention", setting=f"epsilon {epsilon}", kept=kept, dropped=dropped,
-                         oracle=oracle, error=error, bound=bound, time=time_ratio(options, layers, certified, dense)))
+        rows.append(dict(data=name, selector=certified_name("certified_attention", level), setting=f"epsilon {epsilon}", kept=kept,
+                         dropped=dropped, oracle=oracle, error=error, bound=bound, time=time_ratio(options, layers, certified, dense)))
     return rows
+
+
+def certified_name(name, level):
+    return name if level == "sketch" else f"{name}, level {level}"
 
 
 def decode(options, layers):
     """One query at a time, the newest of a cache; means over the last positions of each layer."""
     rows, positions = [], 8
-    for epsilon in (0.01, 0.02, 0.1):
+    for level, epsilon in itertools.product(("sketch", "skip"), (0.01, 0.02, 0.1)):
         found, ratios = [], []
         for q, k, v in layers:
             T, H, D = q.shape[1:]
@@ -192,9 +197,9 @@ def decode(options, layers):
                 row = q[:, t : t + 1]
 
                 def certified(row=row):
-                    return cache.attend(row, epsilon=epsilon, level="sketch", return_bound=True, threads=options.threads)
+                    return cache.attend(row, epsilon=epsilon, level=level, return_bound=True, threads=options.threads)
 
-                (o, bound), kept = certified(), heed._core._certified_kept_of_cache(cache, row, epsilon, "sketch")
+                (o, bound), kept = certified(), heed._core._certified_kept_of_cache(cache, row, epsilon, level)
                 for h in range(H):
                     p, seen = weights_of(row[0, :, h], k[0, : t + 1, h], True)
                     keep = kept[0, h].repeat(BLOCK, -1)[:, : t + 1]
@@ -212,8 +217,9 @@ def decode(options, layers):
                         times.append(time.perf_counter() - began)
                     ratios.append(times[0] / times[1])
         kept, dropped, oracle, error, bound, least = np.mean(found, 0)
-        rows.append(dict(data=f"byte model, a cache of {layers[0][0].shape[1]}", selector="attend", setting=f"epsilon {epsilon}", kept=kept,
-                         dropped=dropped, oracle=oracle, error=error, bound=bound, least=least, time=statistics.median(ratios)))
+        rows.append(dict(data=f"byte model, a cache of {layers[0][0].shape[1]}", selector=certified_name("attend", level),
+                         setting=f"epsilon {epsilon}", kept=kept, dropped=dropped, oracle=oracle, error=error, bound=bound, least=least,
+                         time=statistics.median(ratios)))
     return rows
 
 

@@ -64,10 +64,17 @@ void ReadInput(attention::Call& call, const Argument& a) {
 }
 void ReadEpsilon(attention::Call& call, const Argument& a) { Own(call).own.epsilon = ToFinite(a); }
 void ReadLevel(attention::Call& call, const Argument& a) {
-  constexpr char kExpected[] = "'auto', 'sketch' or 'box'";
+  constexpr char kExpected[] = "'auto', 'sketch', 'box' or 'skip'";
+  constexpr std::pair<std::string_view, Level> kLevels[] = {
+      {"auto", Level::kAuto}, {"sketch", Level::kSketch}, {"box", Level::kBox}, {"skip", Level::kSkip}};
   const std::string name = ToString(a, kExpected);
-  if (name != "auto" && name != "sketch" && name != "box") Fail(a, kExpected);
-  Own(call).own.level = name == "auto" ? Level::kAuto : name == "box" ? Level::kBox : Level::kSketch;
+  for (const auto& [of, level] : kLevels) {
+    if (of == name) {
+      Own(call).own.level = level;
+      return;
+    }
+  }
+  Fail(a, kExpected);
 }
 
 using K = attention::Inputs;
@@ -143,6 +150,21 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   return Returned(call, results, bound);
 }
 
+nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
+  static const Keywords keywords = Joined({kInputs, kCertificate, OptionsThat(&IsTaken), attention::ResultKeywords()});
+  if (kwargs != nullptr) RefuseOthers(kOp, &IsTaken, nb::borrow<nb::kwargs>(kwargs));
+  Call call;
+  call.describe = true;
+  call.arrays.AllowShapes(dtype);
+  Read<attention::Call>(kOp, keywords, std::size(kInputs), nullptr, kwargs, call);
+  attention::CheckForResults(kOp, call);
+  const Context& ctx = ThreadContext(num_threads);
+  Explanation x;
+  Compute(kOp, kRenamed, [&] { x = Explain(ctx, {call.in.q, call.in.k, call.in.v}, call.all_options()); });
+  return Described(x.kernel, x.target, x.why, x.flops, x.bytes, x.workspace_bytes, x.visited_pairs, x.invariant,
+                   call.arrays.copied());
+}
+
 // Without an epsilon, the keywords that are left to attention.
 std::optional<nb::kwargs> WithoutEpsilon(const char* op, const nb::kwargs& kwargs) {
   const auto given = [&](const char* name) {
@@ -186,13 +208,16 @@ void Run(const char* op, Context& ctx, const CacheOwner& cache, const Call& call
 
 constexpr Said kSaid[] = {
     {"align", "where query 0 stands: 'bottom_right', at Tk - Tq; 'top_left', at 0; or positions [B]"},
-    {"level", "'sketch'; 'auto', which is that where it pays and else dense; or 'box', bounds from the range of each channel"},
+    {"level", "'sketch'; 'auto', which is that where it pays and else dense; 'box', bounds from the range of each channel; or "
+              "'skip', which multiplies all keys and does without values alone, each row and head by itself"},
 };
 constexpr Said kAttendSaid[] = {
     {"epsilon", "None, or the most that a row may do without, from 0 on and below 1: blocks of keys are left out whose sketch "
-                "proves that they weigh no more. Needs a cache with sketch='int8', and takes no options but scale and causal"},
+                "proves that they weigh no more. Needs a cache with sketch='int8', unless level is 'skip', and takes no options but "
+                "scale and causal"},
     {"level", "with epsilon: 'sketch'; 'auto', which leaves heads alone for a while that kept more than 70 % of their "
-              "blocks; or 'box', bounds from the range of each channel"},
+              "blocks; 'box', bounds from the range of each channel; or 'skip', which multiplies all keys and does without values "
+              "alone"},
     {"return_bound", "with epsilon: whether the bound of what each row does without is returned too, [batch, Hq, T]"},
 };
 
@@ -212,8 +237,7 @@ Example:
 
 constexpr char kSignature[] =
     "def certified_attention(q: Array, k: Array, v: Array, *, epsilon: float = 0.02, "
-    "level: typing.Literal['auto', 'sketch', 'box'] = 'auto', **options) -> ";
-
+    "level: typing.Literal['auto', 'sketch', 'box', 'skip'] = 'auto', **options) -> ";
 
 // attend's signature, in which **options stands for those of attention.
 std::string Unspelled(bool bound, bool lse) {
@@ -221,11 +245,12 @@ std::string Unspelled(bool bound, bool lse) {
   std::string result = "Result";
   if (bound || lse) result = std::string("tuple[Result, Result") + (bound && lse ? ", Result]" : "]");
   return std::string("def attend(self, q: Array, *, causal: bool = True, tree: Ints | None = None, return_lse: ") +
-         (lse ? kYes : kNo) + ", epsilon: float | None = None, level: typing.Literal['auto', 'sketch', 'box'] = 'auto', " + "return_bound: " +
+         (lse ? kYes : kNo) + ", epsilon: float | None = None, level: typing.Literal['auto', 'sketch', 'box', 'skip'] = 'auto', return_bound: " +
          (bound ? kYes : kNo) + ", **options) -> " + result;
 }
 
-// The blocks of 64 keys that a row keeps, bool [B, Hkv, Tq, N], for benchmarks and tests: of keys, or of a cache.
+// The blocks of 64 keys that a row keeps, bool [B, Hkv, Tq, N], or by query head at level skip, for benchmarks and tests: of
+// keys, or of a cache.
 nb::object KeptOf(nb::handle q, nb::handle k, nb::handle v, double epsilon, nb::handle level, bool causal) {
   Call call;
   call.own.epsilon = epsilon;
@@ -234,7 +259,8 @@ nb::object KeptOf(nb::handle q, nb::handle k, nb::handle v, double epsilon, nb::
   call.in = {call.arrays.Read({kOp, "q", q}, Kind::kFloat), call.arrays.Read({kOp, "k", k}, Kind::kFloat),
              call.arrays.Read({kOp, "v", v}, Kind::kFloat)};
   const int64_t B = call.in.q.size(0), Tq = call.in.q.size(1), Tk = call.in.k.size(1);
-  const int64_t sizes[] = {B, call.in.k.size(2), Tq, (Tk + 63) / 64}, o_sizes[] = {B, Tq, call.in.q.size(2), call.in.v.size(3)};
+  const int64_t heads = call.own.level == Level::kSkip ? call.in.q.size(2) : call.in.k.size(2);
+  const int64_t sizes[] = {B, heads, Tq, (Tk + 63) / 64}, o_sizes[] = {B, Tq, call.in.q.size(2), call.in.v.size(3)};
   NewArray kept(kOp, DType::kBool, sizes), o(kOp, call.in.q.dtype(), o_sizes);
   Compute(kOp, kRenamed, [&] {
     Forward(ThreadContext(call.num_threads), {call.in.q, call.in.k, call.in.v}, call.all_options(), {o.view, {}, {}, kept.view});
@@ -250,7 +276,8 @@ nb::object KeptOfCache(const CacheOwner& cache, nb::handle q, double epsilon, nb
   int64_t most = 0;
   for (const int64_t length : cache.base().lengths()) most = std::max(most, length);
   const int64_t B = call.in.q.size(0), Tq = call.in.q.size(1);
-  const int64_t sizes[] = {B, cache.heads, Tq, (most + 63) / 64}, o_sizes[] = {B, Tq, call.in.q.size(2), cache.value_dim};
+  const int64_t heads = call.own.level == Level::kSkip ? call.in.q.size(2) : cache.heads;
+  const int64_t sizes[] = {B, heads, Tq, (most + 63) / 64}, o_sizes[] = {B, Tq, call.in.q.size(2), cache.value_dim};
   NewArray kept(kOp, DType::kBool, sizes), o(kOp, call.in.q.dtype(), o_sizes);
   Run(kOp, ThreadContext(call.num_threads), cache, call, {o.view, {}, {}, kept.view});
   return kept.array;
@@ -297,6 +324,7 @@ void Bind(nb::module_& m) {
   const std::string text = Docstring(doc::kForward, forward, {kSaid, doc::kCertifiedAttentionFields}, kInPython);
   m.def(kOp, &RunForward, nb::sig(forward), text.c_str());
   m.def(kOp, &RunForward, nb::sig(with_lse), text.c_str());
+  RegisterExplain(kOp, &RunExplain);
   m.def("_certified_kept", &KeptOf);
   m.def("_certified_kept_of_cache", &KeptOfCache);
 }
