@@ -32,9 +32,9 @@ _FIRST_WORDS = re.compile(r"(\w+): (\w+)(.*)", re.DOTALL)
 
 
 def in_words_of(function: str, names: Mapping[str, str], error: Exception) -> Exception:
-    """heed's error as this function's: `names` are its arguments by heed's."""
+    """heed's error as this function's: `names` are its arguments by heed's. Its own errors stay as they are."""
     match = _FIRST_WORDS.fullmatch(str(error))
-    if match is None:
+    if match is None or match[1] == function:
         return error
     _, word, rest = match.groups()
     return type(error)(f"{function}: {names.get(word, word)}{rest}")
