@@ -189,20 +189,32 @@ def test_flash_attn_with_kvcache(options, place, new, rotary):
         assert torch.equal(flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, **arguments), o)
 
 
-def test_a_cache_says_what_it_cannot_do():
+def test_a_cache_says_what_it_cannot_do_and_stays():
     call = flash_attn.flash_attn_with_kvcache
-    q, cache = torch.randn(1, 1, 2, 4), torch.randn(1, 8, 2, 4)
+    q, cache = torch.randn(2, 1, 2, 4), torch.randn(2, 8, 2, 4)
+    new, table = {"k": q, "v": q}, torch.tensor([[0, 1], [1, 0]])
     for options, message in (
             ({"k": q}, "v is None, expected a tensor beside k"),
-            ({"k": q, "v": q, "cache_seqlens": 8}, r"cache_seqlens is \[8\] before 1 new tokens, expected at least 0 and room for 8"),
-            ({"rotary_cos": torch.ones(9, 2)}, "rotary_cos is given, expected it with rotary_sin, k and v"),
-            ({"alibi_slopes": torch.ones(3)}, "flash_attn_with_kvcache: alibi_slopes has shape"),
-            ({"k": q.requires_grad_(), "v": q}, "k requires a gradient")):
+            ({**new, "cache_seqlens": 8}, r"cache_seqlens is \[8, 8\] before 1 new tokens, expected at least 0 and room for 8"),
+            ({**new, "cache_seqlens": torch.tensor([3])}, r"cache_seqlens has shape \[1\], expected \[2\]"),
+            ({"rotary_cos": torch.ones(9, 2)}, "rotary_cos or rotary_sin is given alone, expected both, and k and v"),
+            ({**new, "rotary_cos": torch.ones(7, 2), "rotary_sin": torch.ones(7, 2)}, r"rotary_cos has shape \[7, 2\], expected at least 8 rows"),
+            ({**new, "v": q[:, :, :1]}, r"v has shape \[2, 1, 1, 4\], expected \[2, 1, 2, 4\]"),
+            ({**new, "cache_seqlens": 3, "alibi_slopes": torch.ones(3)}, "flash_attn_with_kvcache: alibi_slopes has shape"),
+            ({**new, "cache_seqlens": 3, "cache_leftpad": torch.tensor([9, 0])}, "flash_attn_with_kvcache: cache_leftpad"),
+            ({**new, "cache_seqlens": 9, "block_table": table - 1}, r"block_table is .*, expected pages from 0 to 1 for lengths of \[10, 10\]"),
+            ({**new, "block_table": table[0]}, "block_table has shape"),
+            ({"cache_batch_idx": torch.tensor([0, 2])}, r"cache_batch_idx is \[0, 2\], expected from 0 to 1"),
+            ({"k": q.clone().requires_grad_(), "v": q}, "k requires a gradient")):
         before = cache.clone()
         with pytest.raises(heed.InvalidArgument, match=message):
-            call(q.detach(), cache, cache, **options)
+            call(q, cache, cache, **options)
         assert torch.equal(cache, before)
-    torch.testing.assert_close(call(q.detach(), cache, cache, cache_seqlens=5), call(q.detach(), cache[:, :5], cache[:, :5]))
+    torch.testing.assert_close(call(q, cache, cache, cache_seqlens=5), call(q, cache[:, :5], cache[:, :5]))
+    torch.testing.assert_close(call(q, cache, cache, cache_seqlens=8, block_table=torch.tensor([[0, -1], [1, 9]])), call(q, cache, cache))
+    with pytest.raises(heed.InvalidArgument, match="flash_attn_varlen_func: block_table is .*, expected pages from 0 to 1"):
+        bounds = torch.tensor([0, 1, 2]), torch.tensor([0, 9, 10])
+        flash_attn.flash_attn_varlen_func(q[:, 0], cache, cache, *bounds, 1, 9, block_table=table - 1)
 
 
 # --- softmax attention of fla -----------------------------------------------------------------------------------------------
