@@ -121,11 +121,11 @@ def test_errors_have_the_words_of_the_function():
             (lambda: fla.chunk_gla("q", k, v, g), "chunk_gla: q is of type str, expected a tensor"),
             (lambda: fla.fused_recurrent_gla(q, k, v, gk=g, gv=g[:, :3]), "fused_recurrent_gla: gv has shape"),
             (lambda: fla.chunk_gla(q, k, v, g, initial_state=torch.zeros(1, 2, 3, 4)), "chunk_gla: initial_state has shape"),
-            (lambda: fla.chunk_gla(q, k, v, g, cu_seqlens=[0, 4]), "chunk_gla: cu_seqlens"),
+            (lambda: fla.chunk_gla(q, k, v, g, cu_seqlens=[0, 9]), "chunk_gla: cu_seqlens"),
             (lambda: fla.chunk_rwkv6(q, k, v, g, torch.zeros(3, 4)), "chunk_rwkv6: u has shape"),
             (lambda: fla.chunk_rwkv7(q, g[:, :4], k, v, q, k), "chunk_rwkv7: w has shape"),
             (lambda: fla.chunk_gdn2(q, k, v, g, g[..., :2], v), "chunk_gdn2: b has shape"),
-            (lambda: fla.chunk_gated_delta_product(q, k, v, None, beta, 2), r"chunk_gated_delta_product: k has shape \[1, 5, 2, 4\], expected 10 rows"),
+            (lambda: fla.chunk_gated_delta_product(q, k, v, None, beta, 2), r"chunk_gated_delta_product: k has shape \[1, 5, 2, 4\], expected 5 \* 2 rows"),
             (lambda: fla.chunk_simple_gla(q, k, v, g_gamma=torch.zeros(3)), "chunk_simple_gla: g_gamma has shape"),
             (lambda: fla.parallel_attn(q, k, v, g), "parallel_attn: g has shape"),
             (lambda: fla.parallel_attn(q, k, v, sink_bias=torch.zeros(3)), "parallel_attn: sink_bias has shape"),
@@ -133,7 +133,7 @@ def test_errors_have_the_words_of_the_function():
             (lambda: flash_attn.flash_attn_func(q, k, v, dropout_p=1.5), "flash_attn_func: dropout_p is 1.5"),
             (lambda: flash_attn.flash_attn_func(q, k[:, :, :, :3], v), "flash_attn_func: k has shape"),
             (lambda: flash_attn.flash_attn_qkvpacked_func(q), r"flash_attn_qkvpacked_func: qkv has shape \[1, 5, 2, 4\], expected \[..., 3, H, D\]"),
-            (lambda: mamba_ssm.selective_scan_fn(q[0], k[0], -g[0, 0, :, :3], v[0], v[0]), "selective_scan_fn: A has shape"),
+            (lambda: mamba_ssm.selective_scan_fn(q[0], k[0], g[0, 0, :, :2], v[0], v[0], torch.zeros(3)), "selective_scan_fn: D has shape"),
             (lambda: causal_conv1d.causal_conv1d_fn(q[0], k[0, 0]), "causal_conv1d_fn: weight has shape")):
         with pytest.raises(heed.InvalidArgument, match=message):
             call()

@@ -154,11 +154,11 @@ def _comba(a: Arguments) -> Any:
 
 
 def _product(a: Arguments) -> Any:
-    """n delta steps per token stand one behind the other in T * n rows."""
+    """The n delta steps of a token stand one behind the other in T * n rows."""
     (q, k, v), g, beta, n = _qkv(a), a.pop("g"), a.pop("beta"), a.pop("num_householder")
     for key, x in (("k", k), ("v", v), ("beta", beta)):
         if x.dim() < 3 or x.shape[1] != q.shape[1] * n:
-            raise InvalidArgument(f"delta_product: {key} has shape {list(x.shape)}, expected {q.shape[1]} * {n} rows")
+            raise InvalidArgument(f"chunk_gated_delta_product: {key} has shape {list(x.shape)}, expected {q.shape[1]} * {n} rows")
     k, v, beta = (x.unflatten(1, (q.shape[1], n)) for x in (k, v, beta))
     return "delta_product", "q k v g beta", (q, k, v, g, beta), {}
 

@@ -46,11 +46,13 @@ class _Finder(importlib.abc.MetaPathFinder):
         if place and not isinstance(getattr(parent, "__loader__", None), _Loader):
             return None  # the library is there, and has no such module
         door = importlib.import_module(f"heed.compat.{library}")
-        inside = {name for name, at in door.PLACES.items() if not place or f"{at}.".startswith(f"{place}.")}
+        prefix = place and f"{place}."
+        inside = {name: f"{at}.".removeprefix(prefix) for name, at in door.PLACES.items() if f"{at}.".startswith(prefix)}
         if not inside:
             return None
-        loader = _Loader({name: getattr(door, name) for name in inside}, door.__version__)
-        return importlib.machinery.ModuleSpec(fullname, loader, origin=door.__name__, is_package=True)
+        # A package has what its modules have, but for a function with the name of its module.
+        names = {name: getattr(door, name) for name, rest in inside.items() if not rest.startswith(f"{name}.")}
+        return importlib.machinery.ModuleSpec(fullname, _Loader(names, door.__version__), origin=door.__name__, is_package=True)
 
 
 if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
