@@ -134,7 +134,7 @@ def test_errors_have_the_words_of_the_function():
             (lambda: flash_attn.flash_attn_func(q, k[:, :, :, :3], v), "flash_attn_func: k has shape"),
             (lambda: flash_attn.flash_attn_qkvpacked_func(q), r"flash_attn_qkvpacked_func: qkv has shape \[1, 5, 2, 4\], expected \[..., 3, H, D\]"),
             (lambda: mamba_ssm.selective_scan_fn(q[0], k[0], g[0, 0, :, :2], v[0], v[0], torch.zeros(3)), "selective_scan_fn: D has shape"),
-            (lambda: causal_conv1d.causal_conv1d_fn(q[0], k[0, 0]), "causal_conv1d_fn: weight has shape")):
+            (lambda: causal_conv1d.causal_conv1d_fn(q[0], k[0, 0, :1]), "causal_conv1d_fn: weight has shape")):
         with pytest.raises(heed.InvalidArgument, match=message):
             call()
 
