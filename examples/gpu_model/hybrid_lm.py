@@ -28,7 +28,11 @@ class Attention(nn.Module):
         self.qkv, self.out = nn.Linear(width, 2 * width, bias=False), nn.Linear(width, width, bias=False)
 
     def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (2 * self.heads, self.dim)).split((self.heads, self.heads // 2, self.heads // 2), dim=2)
+        q, k, v = (
+            self.qkv(x)
+            .unflatten(-1, (2 * self.heads, self.dim))
+            .split((self.heads, self.heads // 2, self.heads // 2), dim=2)
+        )
         o = flash_attn_func(q, k, v, causal=True, window_size=(63, 0))
         return self.out(o.flatten(2))
 
@@ -39,7 +43,11 @@ class GatedDeltaNet(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
-        self.qkv, self.conv, self.out = nn.Linear(width, 3 * width, bias=False), ShortConvolution(3 * width), nn.Linear(width, width)
+        self.qkv, self.conv, self.out = (
+            nn.Linear(width, 3 * width, bias=False),
+            ShortConvolution(3 * width),
+            nn.Linear(width, width),
+        )
         self.gates = nn.Linear(width, 2 * heads)
 
     def forward(self, x):
@@ -55,7 +63,11 @@ class Mamba2(nn.Module):
     def __init__(self, width, heads, state=16):
         super().__init__()
         self.heads, self.state, self.sizes = heads, state, (width, width + 2 * state, heads)
-        self.proj, self.conv, self.out = nn.Linear(width, sum(self.sizes)), ShortConvolution(width + 2 * state), nn.Linear(width, width)
+        self.proj, self.conv, self.out = (
+            nn.Linear(width, sum(self.sizes)),
+            ShortConvolution(width + 2 * state),
+            nn.Linear(width, width),
+        )
         self.A_log, self.D = nn.Parameter(torch.zeros(heads)), nn.Parameter(torch.ones(heads))
         self.dt_bias = nn.Parameter(torch.zeros(heads))
 
@@ -63,8 +75,18 @@ class Mamba2(nn.Module):
         z, xBC, dt = self.proj(x).split(self.sizes, dim=-1)
         y, B, C = self.conv(xBC).split((self.sizes[0], self.state, self.state), dim=-1)
         y, z = (t.unflatten(-1, (self.heads, -1)) for t in (y, z))
-        o = mamba_chunk_scan_combined(y, dt, -self.A_log.exp(), B.unsqueeze(2), C.unsqueeze(2), chunk_size=256, D=self.D, z=z,
-                                      dt_bias=self.dt_bias, dt_softplus=True)
+        o = mamba_chunk_scan_combined(
+            y,
+            dt,
+            -self.A_log.exp(),
+            B.unsqueeze(2),
+            C.unsqueeze(2),
+            chunk_size=256,
+            D=self.D,
+            z=z,
+            dt_bias=self.dt_bias,
+            dt_softplus=True,
+        )
         return self.out(o.flatten(2))
 
 

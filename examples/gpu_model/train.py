@@ -1,4 +1,4 @@
-# The model of hybrid_lm.py, which imports libraries for GPUs, trained on a CPU: one import more. Its text is its own source.
+# Trains the model of hybrid_lm.py, which imports libraries for GPUs, on a CPU: one import more. Its text is its source.
 import sys
 from pathlib import Path
 

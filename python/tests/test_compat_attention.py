@@ -47,7 +47,7 @@ def check(result, expected, leaves, tolerance=1e-10):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
 
 
-# --- flash_attn -----------------------------------------------------------------------------------------------------------
+# --- flash_attn -------------------------------------------------------------------------------------------------------
 
 ALIBI = torch.tensor([0.5, 0.25, 0.1, 0.0], dtype=torch.float64)
 OPTIONS = [
@@ -123,7 +123,7 @@ def test_flash_attn_drops_and_repeats():
         flash_attn.flash_attn_func(q, v, v, dropout_p=0.4, return_attn_probs=True)
 
 
-# --- flash_attn_with_kvcache ------------------------------------------------------------------------------------------------
+# --- flash_attn_with_kvcache ------------------------------------------------------------------------------------------
 
 
 def turned(x, positions, cos, sin, interleaved):
@@ -217,7 +217,7 @@ def test_a_cache_says_what_it_cannot_do_and_stays():
         flash_attn.flash_attn_varlen_func(q[:, 0], cache, cache, *bounds, 1, 9, block_table=table - 1)
 
 
-# --- softmax attention of fla -----------------------------------------------------------------------------------------------
+# --- softmax attention of fla -----------------------------------------------------------------------------------------
 
 
 def decay_bias(g):
@@ -342,7 +342,7 @@ def test_parallel_moba(topk):
     check(fla.parallel_moba(q, k, v, torch.tensor(bounds, dtype=torch.int32), 21, chunk, topk), torch.cat(rows, 1), (q, k, v))
 
 
-# --- Based, RWKV-4 ----------------------------------------------------------------------------------------------------------
+# --- Based, RWKV-4 ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["parallel_based", "fused_chunk_based"])

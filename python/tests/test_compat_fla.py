@@ -1,5 +1,6 @@
 # The recurrences of heed.compat.fla against loops over tokens in float64: rows, states, gradients, packing, direction.
 import inspect
+import itertools
 
 import pytest
 
@@ -12,7 +13,7 @@ from heed.compat import fla  # noqa: E402
 SIZES = {"B": 2, "T": 7, "H": 2, "K": 4, "V": 3, "D": 5, "N": 14}  # N: rows of two delta steps per token
 
 
-# --- one token of each mechanism: state and inputs of a token to its row before scaling, and the state after it ----------
+# --- one token of each mechanism: state and inputs of a token to its row before scaling, and the state after it -------
 # States are [B, H, K, V], the inputs of a token [B, H, ...].
 
 
@@ -158,7 +159,7 @@ class Case:
         """Rows and last states."""
         scale = self.scale if scale is None else scale
         rows = SIZES["T"]
-        spans = list(zip(packed, packed[1:])) if packed else [(0, rows)]
+        spans = list(itertools.pairwise(packed)) if packed else [(0, rows)]
         outs, states = [], []
         for i, (begin, end) in enumerate(spans):
             S = initial[i:i + 1] if packed else initial
@@ -251,7 +252,7 @@ def test_states_with_values_first(label):
         close(again[1], state)
 
 
-# --- normalised linear attention ----------------------------------------------------------------------------------------
+# --- normalised linear attention --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["chunk_linear_attn", "fused_chunk_linear_attn", "fused_recurrent_linear_attn"])
@@ -275,7 +276,7 @@ def test_normalised(name, initial):
         close(rows, o)
 
 
-# --- what kernels of the library do on the way in -----------------------------------------------------------------------
+# --- what kernels of the library do on the way in ---------------------------------------------------------------------
 
 
 def unit(x):
@@ -345,7 +346,7 @@ def test_gates_before_their_activation(label, bound, has_rate):
         assert fla.fused_gdn_gate(given["g"], A).dtype == torch.float32
 
 
-# --- dtypes, fewer key heads, other people's references -----------------------------------------------------------------
+# --- dtypes, fewer key heads, other people's references ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -27,7 +27,7 @@ def check(results, expected, leaves):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9, msg=lambda text, i=i: f"gradient {i}: {text}")
 
 
-# --- causal_conv1d --------------------------------------------------------------------------------------------------------
+# --- causal_conv1d ----------------------------------------------------------------------------------------------------
 
 
 def convolved(x, weight, bias, before, activation):
@@ -125,7 +125,7 @@ def test_causal_conv1d_varlen_states():
     assert torch.equal(causal_conv1d_varlen_states(x, torch.tensor([0, 2, 8, 9]), 4), states)
 
 
-# --- Mamba-1 ----------------------------------------------------------------------------------------------------------------
+# --- Mamba-1 ----------------------------------------------------------------------------------------------------------
 
 
 def scanned(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, state=None):
@@ -233,7 +233,7 @@ def test_selective_state_update_refuses():
         selective_state_update(state, x, x, A.to(torch.complex64), B, B)
 
 
-# --- Mamba-2 ----------------------------------------------------------------------------------------------------------------
+# --- Mamba-2 ----------------------------------------------------------------------------------------------------------
 
 
 def dual(x, dt, A, B, C, D=None, z=None, dt_bias=None, state=None, dt_softplus=False, dt_limit=(0.0, INF)):
@@ -298,7 +298,7 @@ def test_mamba_chunk_scan_combined_gives_the_states_of_packed_sequences():
     options = {"initial_states": initial, "seq_idx": index, "cu_seqlens": bounds, "dt_softplus": True, "return_varlen_states": True}
     expected = torch.cat([o for o, _ in parts], 1), states
     check(mamba_chunk_scan_combined(chunk_size=4, **given, **options), expected, [*given.values(), initial])
-    o, final, varlen = mamba_chunk_scan_combined(chunk_size=4, **given, **options, return_final_states=True)
+    _, final, varlen = mamba_chunk_scan_combined(chunk_size=4, **given, **options, return_final_states=True)
     torch.testing.assert_close(final, states[-1:])
     torch.testing.assert_close(varlen, states)
     with pytest.raises(heed.InvalidArgument, match="seq_idx is None, expected a tensor where return_varlen_states is True"):
@@ -346,7 +346,7 @@ def test_mamba_split_conv1d_scan_combined(norm, before, cut):
         mamba_split_conv1d_scan_combined(whole, conv, conv_bias, bias, A, D, 4)
 
 
-# --- layers of Transformers, which compute the same without a kernel ----------------------------------------------------------
+# --- layers of Transformers, which compute the same without a kernel --------------------------------------------------
 
 
 @torch.no_grad()

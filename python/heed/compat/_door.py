@@ -1,9 +1,10 @@
 # How heed.compat makes a function of another library: its signature as text, a preparation, heed's function behind.
 """Functions with the signatures of others.
 
-A signature is a text such as "q, k, v, scale=None": names, order and defaults are the original's; behind "*" stand keywords
-that it takes without listing them. A preparation takes out of the arguments what it understands and gives the call to make.
-What it leaves must be at its default, or without effect here: nothing is ignored that would change a result.
+A signature is a text such as "q, k, v, scale=None": names, order and defaults are the original's; behind "*" stand
+keywords that it takes without listing them. A preparation takes out of the arguments what it understands and gives the
+call to make. What it leaves must be at its default, or without effect here: nothing is ignored that would change a
+result.
 """
 
 from __future__ import annotations
@@ -20,10 +21,22 @@ from heed import InvalidArgument, Unsupported, _signatures
 from heed.torch import _dispatch
 
 # How a GPU computes: tiles, recomputation, copies of lists on the host, order of sums.
-WITHOUT_EFFECT = frozenset({
-    "checkpoint_lvl", "chunk_indices", "chunk_size", "cu_seqlens_cpu", "deterministic", "disable_recompute", "max_seqlen",
-    "max_seqlen_k", "max_seqlen_q", "num_splits", "safe_gate", "state_dtype",
-})
+WITHOUT_EFFECT = frozenset(
+    {
+        "checkpoint_lvl",
+        "chunk_indices",
+        "chunk_size",
+        "cu_seqlens_cpu",
+        "deterministic",
+        "disable_recompute",
+        "max_seqlen",
+        "max_seqlen_k",
+        "max_seqlen_q",
+        "num_splits",
+        "safe_gate",
+        "state_dtype",
+    }
+)
 
 Arguments = dict[str, Any]
 Preparation = Callable[[Arguments], Callable[[], Any]]

@@ -19,13 +19,26 @@ from heed.torch import _dispatch
 
 # Where the library has each.
 PLACES = {
-    "attn_decoding_one_step": "attn.decoding", "fused_chunk_based": "based.fused_chunk",
-    "fused_recurrent_rwkv4": "rwkv4.fused_recurrent", "parallel_attn": "attn.parallel", "parallel_based": "based.parallel",
-    "parallel_forgetting_attn": "forgetting_attn.parallel", "parallel_moba": "moba.parallel", "parallel_nsa": "nsa.parallel",
+    "attn_decoding_one_step": "attn.decoding",
+    "fused_chunk_based": "based.fused_chunk",
+    "fused_recurrent_rwkv4": "rwkv4.fused_recurrent",
+    "parallel_attn": "attn.parallel",
+    "parallel_based": "based.parallel",
+    "parallel_forgetting_attn": "forgetting_attn.parallel",
+    "parallel_moba": "moba.parallel",
+    "parallel_nsa": "nsa.parallel",
 }
 
-_in_their_words = speaking(log_decay="g", sinks="sink_bias", cu_seqlens_q="cu_seqlens", window="window_size", u="u",
-                           block="block_size", count="block_counts", gates="g_cmp, g_slc or g_swa")
+_in_their_words = speaking(
+    log_decay="g",
+    sinks="sink_bias",
+    cu_seqlens_q="cu_seqlens",
+    window="window_size",
+    u="u",
+    block="block_size",
+    count="block_counts",
+    gates="g_cmp, g_slc or g_swa",
+)
 
 
 def _bounds(cu_seqlens: Any) -> list[int]:
@@ -33,13 +46,25 @@ def _bounds(cu_seqlens: Any) -> list[int]:
 
 
 @_in_their_words
-def parallel_attn(q, k, v, g=None, scale=None, window_size=None, cu_seqlens=None, chunk_indices=None, *, sink_bias=None,
-                  head_first=False):
-    """Causal attention with grouped queries. g [B, T, HQ] are log forget gates, sink_bias [HQ] a logit more for each head."""
+def parallel_attn(
+    q,
+    k,
+    v,
+    g=None,
+    scale=None,
+    window_size=None,
+    cu_seqlens=None,
+    chunk_indices=None,
+    *,
+    sink_bias=None,
+    head_first=False,
+):
+    """Causal attention with grouped queries; g [B, T, HQ] are log forget gates, sink_bias [HQ] a logit per head."""
     refuse("parallel_attn", "head_first", head_first, False)
     window = None if window_size is None else (window_size - 1, 0)
-    return heed.torch.attention(q, k, v, scale=scale, causal=True, window=window, log_decay=g, sinks=sink_bias,
-                                cu_seqlens_q=cu_seqlens)
+    return heed.torch.attention(
+        q, k, v, scale=scale, causal=True, window=window, log_decay=g, sinks=sink_bias, cu_seqlens_q=cu_seqlens
+    )
 
 
 def parallel_forgetting_attn(q, k, v, g, scale=None, window_size=None, cu_seqlens=None, *, head_first=False):
@@ -56,12 +81,19 @@ def attn_decoding_one_step(q, k, v, g=None, scale=None, cu_seqlens=None, do_gate
     if g is not None and do_gate_scale:
         g = g * (k.shape[-1] ** -0.5 if scale is None else scale)
     return heed.torch.attention(
-        q, k, v, scale=scale, causal=True, log_decay=g, sinks=sink_bias, cu_seqlens_q=list(range(len(cu_seqlens))),
+        q,
+        k,
+        v,
+        scale=scale,
+        causal=True,
+        log_decay=g,
+        sinks=sink_bias,
+        cu_seqlens_q=list(range(len(cu_seqlens))),
         cu_seqlens_k=cu_seqlens,
     )
 
 
-# --- sparse attention ---------------------------------------------------------------------------------------------------
+# --- sparse attention -------------------------------------------------------------------------------------------------
 
 
 def _of_each(cu_seqlens: Any, tensors: Any, compute: Callable[..., Tensor]) -> Tensor:
@@ -73,7 +105,7 @@ def _of_each(cu_seqlens: Any, tensors: Any, compute: Callable[..., Tensor]) -> T
 
 
 def _keys_of_blocks(index: Tensor, counts: Any, block: int, keys: int) -> Tensor:
-    """The keys of the first `counts` of chosen blocks [B, T, H, S]; -1, twice the same, and what is no key count as none."""
+    """The keys of the first `counts` blocks in [B, T, H, S]; -1, repeated blocks and what is no key count as none."""
     if isinstance(counts, Tensor):
         index = index.masked_fill(torch.arange(index.shape[-1]) >= counts.unsqueeze(-1), -1)
     index = index.sort(-1).values
@@ -83,13 +115,27 @@ def _keys_of_blocks(index: Tensor, counts: Any, block: int, keys: int) -> Tensor
 
 
 @_in_their_words
-def parallel_nsa(q, k, v, g_cmp=None, g_slc=None, g_swa=None, block_indices=None, block_counts=16, block_size=64,
-                 window_size=0, scale=None, cu_seqlens=None):
-    """Native sparse attention; gates [B, T, HQ]. Keys are compressed to means of blocks; the window keeps the default scale."""
+def parallel_nsa(
+    q,
+    k,
+    v,
+    g_cmp=None,
+    g_slc=None,
+    g_swa=None,
+    block_indices=None,
+    block_counts=16,
+    block_size=64,
+    window_size=0,
+    scale=None,
+    cu_seqlens=None,
+):
+    """Native sparse attention, gates [B, T, HQ]; compressed keys are means, and the window has the default scale."""
     _dispatch.check_tensors("parallel_nsa", q=q, k=k, v=v)
     if isinstance(cu_seqlens, tuple):
         if _bounds(cu_seqlens[0]) != _bounds(cu_seqlens[1]):
-            raise Unsupported("parallel_nsa: cu_seqlens differs for queries and keys, expected the same: heed has nothing else")
+            raise Unsupported(
+                "parallel_nsa: cu_seqlens differs for queries and keys, expected the same: heed has nothing else"
+            )
         cu_seqlens = cu_seqlens[0]
     if block_indices is None and (g_cmp is None or isinstance(block_counts, Tensor)):
         given, expected = ("g_cmp is None", "a gate") if g_cmp is None else ("block_counts is a Tensor", "one int")
@@ -119,7 +165,7 @@ def parallel_nsa(q, k, v, g_cmp=None, g_slc=None, g_swa=None, block_indices=None
 
 @_in_their_words
 def parallel_moba(q, k, v, cu_seqlens, max_seqlen, chunk_size, topk):
-    """A mixture of blocks: each row and head sees its own chunk, up to itself, and the topk - 1 whole ones that suit it best."""
+    """A mixture of blocks: a row of a head sees its own chunk, up to itself, and the topk - 1 that suit it best."""
     _dispatch.check_tensors("parallel_moba", q=q, k=k, v=v)
 
     def compute(q, k, v):
@@ -129,7 +175,7 @@ def parallel_moba(q, k, v, cu_seqlens, max_seqlen, chunk_size, topk):
     return _of_each(cu_seqlens, (q, k, v), compute)
 
 
-# --- others -------------------------------------------------------------------------------------------------------------
+# --- others -----------------------------------------------------------------------------------------------------------
 
 
 @_in_their_words
@@ -146,7 +192,7 @@ def fused_chunk_based(q, k, v, scale=None, use_norm=True, *, head_first=False):
 
 @_in_their_words
 def fused_recurrent_rwkv4(w, u, k, v, state):
-    """RWKV-4; w is before -exp, state [B, 3, 1, C] the numerator, the denominator and their exponent, and so is the second result."""
+    """RWKV-4; w is before -exp. The state [B, 3, 1, C] is numerator, denominator and their exponent, first and last."""
     _dispatch.check_tensors("fused_recurrent_rwkv4", w=w, u=u, k=k, v=v, state=state)
     wide = torch.float64 if k.dtype == torch.float64 else torch.float32
     num, den, exponent = (x.squeeze(1) for x in state.to(wide).unbind(1))

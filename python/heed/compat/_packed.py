@@ -24,7 +24,7 @@ class Sequences:
         self.shape = (batch, tokens)
 
     def pack(self, x: Tensor, axis: int) -> Tensor:
-        """[B, ..., T, ...] with tokens at `axis` as [1, ..., B * T, ...]; a view where tokens lie behind one another."""
+        """[B, ..., T, ...] with T at `axis` as [1, ..., B * T, ...]; a view where tokens lie behind one another."""
         return x.movedim(axis, 1).flatten(0, 1).unsqueeze(0).movedim(1, axis)
 
     def unpack(self, x: Tensor, axis: int) -> Tensor:

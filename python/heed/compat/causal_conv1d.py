@@ -1,5 +1,5 @@
 # heed.compat.causal_conv1d: the functions of causal-conv1d on heed.
-"""The functions of `causal_conv1d`, as of version 1.6.1: x [B, D, T], weight [D, W], states of the last inputs, oldest first."""
+"""The functions of `causal_conv1d`, as of version 1.6.1: x [B, D, T], weight [D, W], last inputs oldest first."""
 
 from __future__ import annotations
 
@@ -18,9 +18,17 @@ _in_their_words = speaking(state="initial_states", initial_state="initial_states
 
 
 @_in_their_words
-def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None, return_final_states=False,
-                     final_states_out=None, activation=None):
-    """A short depthwise causal convolution. Where seq_idx [B, T] changes, a sequence begins; where it is negative, o is 0."""
+def causal_conv1d_fn(
+    x,
+    weight,
+    bias=None,
+    seq_idx=None,
+    initial_states=None,
+    return_final_states=False,
+    final_states_out=None,
+    activation=None,
+):
+    """A short depthwise causal convolution. Where seq_idx [B, T] changes a sequence begins; below 0 it is padding."""
     name = "causal_conv1d_fn"
     _dispatch.check_tensors(name, x=x, weight=weight)
     x, dtype = x.to(weight.dtype), x.dtype
@@ -29,7 +37,9 @@ def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None, re
             given = "return_final_states" if initial_states is None else "initial_states"
             raise InvalidArgument(f"{name}: {given} is given beside seq_idx, expected one of them")
         sequences = _packed.Sequences(name, seq_idx, x.shape[0], x.shape[-1])
-        o = heed.torch.causal_conv1d(sequences.pack(x, 2), weight, bias, activation=activation, cu_seqlens=sequences.bounds)
+        o = heed.torch.causal_conv1d(
+            sequences.pack(x, 2), weight, bias, activation=activation, cu_seqlens=sequences.bounds
+        )
         return (sequences.unpack(o, 2) * (seq_idx >= 0).unsqueeze(1)).to(dtype)
     if initial_states is not None:
         initial_states = initial_states.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
@@ -43,10 +53,13 @@ def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None, re
 
 
 @_in_their_words
-def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None):
-    """The next tokens, x [B, D] or [B, D, T], after the last inputs, conv_state [B, D, S] with S >= W - 1, which change in place.
+def causal_conv1d_update(
+    x, conv_state, weight, bias=None, activation=None, cache_seqlens=None, conv_state_indices=None
+):
+    """The next tokens, x [B, D] or [B, D, T], after the last inputs, conv_state [B, D, S] with S >= W - 1.
 
-    With cache_seqlens [B] conv_state is a ring: token t of a sequence lies at t mod S. No gradient passes.
+    conv_state changes in place. With cache_seqlens [B] it is a ring: token t of a sequence lies at t mod S. No gradient
+    passes.
     """
     name = "causal_conv1d_update"
     _dispatch.check_tensors(name, x=x, conv_state=conv_state, weight=weight)
@@ -60,7 +73,8 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
     chosen = states if real is None else states[conv_state_indices.clamp(min=0).long()]
     if chosen.shape[:2] != rows.shape[:2] or size < before:
         raise InvalidArgument(
-            f"{name}: conv_state has shape {list(states.shape)}, expected [{rows.shape[0]}, {rows.shape[1]}, S], S at least {before}"
+            f"{name}: conv_state has shape {list(states.shape)}, expected "
+            f"[{rows.shape[0]}, {rows.shape[1]}, S], S at least {before}"
         )
     if cache_seqlens is None:
         last = chosen[..., size - before :]
@@ -68,7 +82,9 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
         at = cache_seqlens.long()[:, None]
         last = chosen.gather(2, _columns(at + torch.arange(-before, 0), size, rows))
     wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    o = heed.torch.causal_conv1d(rows.to(weight.dtype), weight, bias, activation=activation, initial_state=last.to(wide))
+    o = heed.torch.causal_conv1d(
+        rows.to(weight.dtype), weight, bias, activation=activation, initial_state=last.to(wide)
+    )
     if cache_seqlens is None:
         chosen = torch.cat((chosen, rows.to(chosen.dtype)), -1)[..., rows.shape[-1] :]
     else:
@@ -90,7 +106,7 @@ def _columns(places: Tensor, size: int, rows: Tensor) -> Tensor:
 
 
 def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -> Tensor:
-    """The last state_len inputs of packed sequences, x [T_total, D] to [B, D, state_len], zeros before a sequence's first."""
+    """The last state_len inputs of packed sequences: x [T_total, D] to [B, D, state_len], zeros before the first."""
     ends = cu_seqlens[1:].long()
     at = ends[:, None] + torch.arange(-state_len, 0)
     inside = at >= cu_seqlens[:-1, None]

@@ -1,9 +1,9 @@
 # heed.compat.fla: the operators of flash-linear-attention on heed.
-"""Functions of `fla.ops`, as of version 0.5.2: [B, T, H, D], states [N, H, K, V] in float32, `cu_seqlens` beside a batch of 1.
+"""Functions of `fla.ops`, as of version 0.5.2: [B, T, H, D], states [N, H, K, V], `cu_seqlens` beside a batch of 1.
 
-Each gives what the original gives, `(o, final_state)` where it has states. There is one kernel for chunk_*, fused_chunk_*,
-fused_recurrent_* and parallel_* here. float32 and float64 are taken by all; states of another dtype become float32. Of functions
-for which heed has no mechanism the name exists, and a call raises heed.Unsupported.
+Each gives what the original gives, `(o, final_state)` where it has states. There is one kernel for chunk_*,
+fused_chunk_*, fused_recurrent_* and parallel_* here. All take float32 and float64; states of another dtype become
+float32. Of functions for which heed has no mechanism the name exists, and a call raises heed.Unsupported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from heed.torch import _dispatch
 __version__ = "0.5.2"  # whose functions these are
 
 
-# --- what several functions ask for beside their recurrence ------------------------------------------------------------
+# --- what several functions ask for beside their recurrence -----------------------------------------------------------
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def fused_gdn_gate(g, A_log, dt_bias=None, output_dtype=torch.float32):
 
 
 def fused_kda_gate(g, A_log=None, dt_bias=None, lower_bound=None, output_dtype=torch.float32):
-    """Log decays [..., H, K], A_log with H and dt_bias with H * K numbers; lower_bound sigmoid(exp(A_log) g) with a bound."""
+    """Log decays [..., H, K]; A_log has H, dt_bias H * K numbers. With a bound: lower_bound sigmoid(exp(A_log) g)."""
     g = g.to(_wide(g))
     g = g if dt_bias is None else g + dt_bias.reshape(g.shape[-2:])
     rate = 1.0 if A_log is None else A_log.to(g.dtype).exp().reshape(-1, 1)
@@ -84,8 +84,8 @@ def _states(a: Arguments, like: Tensor) -> Any:
     return initial, turn
 
 
-# --- which mechanism a call means ---------------------------------------------------------------------------------------
-# Each takes its inputs out of the arguments and gives heed's function, the names of its inputs, the inputs and more options.
+# --- which mechanism a call means -------------------------------------------------------------------------------------
+# Each takes its inputs out of the arguments and gives heed's function, the names of its inputs, the inputs and options.
 
 _UNGATED = {"feature_map": "identity", "normalize": False}
 
@@ -126,7 +126,12 @@ def _normalised(a: Arguments) -> Any:
     if normalize and initial is not None:
         S, z = initial if isinstance(initial, (tuple, list)) else (initial, None)
         a["initial_state"] = S, torch.zeros_like(S[..., 0]) if z is None else z.squeeze(1)
-    return "linear_attention", "q k v", (q, k, v), {**_UNGATED, "normalize": normalize, "eps": 1e-10 if normalize else 1e-6}
+    return (
+        "linear_attention",
+        "q k v",
+        (q, k, v),
+        {**_UNGATED, "normalize": normalize, "eps": 1e-10 if normalize else 1e-6},
+    )
 
 
 def _ones(beta: Tensor | None, v: Tensor) -> Tensor:
@@ -158,7 +163,9 @@ def _product(a: Arguments) -> Any:
     (q, k, v), g, beta, n = _qkv(a), a.pop("g"), a.pop("beta"), a.pop("num_householder")
     for key, x in (("k", k), ("v", v), ("beta", beta)):
         if x.dim() < 3 or x.shape[1] != q.shape[1] * n:
-            raise InvalidArgument(f"chunk_gated_delta_product: {key} has shape {list(x.shape)}, expected {q.shape[1]} * {n} rows")
+            raise InvalidArgument(
+                f"chunk_gated_delta_product: {key} has shape {list(x.shape)}, expected {q.shape[1]} * {n} rows"
+            )
     k, v, beta = (x.unflatten(1, (q.shape[1], n)) for x in (k, v, beta))
     return "delta_product", "q k v g beta", (q, k, v, g, beta), {}
 
@@ -173,8 +180,8 @@ def _rwkv7_of_layer(a: Arguments) -> Any:
     return "rwkv7", "r w k v kk a", (a.pop("r"), a.pop("w"), a.pop("k"), a.pop("v"), -kk, kk * rate), {}
 
 
-# --- the table ----------------------------------------------------------------------------------------------------------
-# name: (module under fla.ops, signature, heed's function with the arguments that are its inputs, or which one a call means).
+# --- the table --------------------------------------------------------------------------------------------------------
+# name: (module under fla.ops, signature, heed's function of the arguments that are its inputs, or which one is meant).
 # fused_chunk_gla and fused_chunk_delta_rule are as they were before the library dropped them.
 
 _STATES = "scale=None, initial_state=None, output_final_state=False"
@@ -183,14 +190,20 @@ _UNLISTED = "*, chunk_size=None, head_first=False"
 _TURNED = "*, transpose_state_layout=False"
 _OF_GATE = "use_gate_in_kernel=False, A_log=None, dt_bias=None"
 _FUSED_STATES = "scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False"
-_DPLR = (f"scale=None, initial_state=None, output_final_state=False, {_PACKED}, safe_gate=False, chunk_size=None, "
-         "disable_recompute=False, cp_context=None, lower_bound=None, *, head_first=False")
-_CHUNK_GDN = (f"q, k, v, g, beta, {_FUSED_STATES}, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, "
-              f"state_v_first=False, {_PACKED}, chunk_indices=None, cp_context=None, *, {_OF_GATE}, chunk_size=64, "
-              "head_first=False, transpose_state_layout=False")
-_RECURRENT_GDN = (f"q, k, v, g=None, gk=None, gv=None, beta=None, {_FUSED_STATES}, {_OF_GATE}, "
-                  "use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, "
-                  "*, transpose_state_layout=False")
+_DPLR = (
+    f"scale=None, initial_state=None, output_final_state=False, {_PACKED}, safe_gate=False, chunk_size=None, "
+    "disable_recompute=False, cp_context=None, lower_bound=None, *, head_first=False"
+)
+_CHUNK_GDN = (
+    f"q, k, v, g, beta, {_FUSED_STATES}, use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, "
+    f"state_v_first=False, {_PACKED}, chunk_indices=None, cp_context=None, *, {_OF_GATE}, chunk_size=64, "
+    "head_first=False, transpose_state_layout=False"
+)
+_RECURRENT_GDN = (
+    f"q, k, v, g=None, gk=None, gv=None, beta=None, {_FUSED_STATES}, {_OF_GATE}, "
+    "use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, "
+    "*, transpose_state_layout=False"
+)
 
 _TABLE: dict[str, tuple[str, str, str | Callable[[Arguments], Any]]] = {
     "chunk_gla": ("gla.chunk", f"q, k, v, g, {_STATES}, state_v_first=False, {_PACKED}", "gla(q k v g)"),
@@ -198,122 +211,204 @@ _TABLE: dict[str, tuple[str, str, str | Callable[[Arguments], Any]]] = {
     "fused_recurrent_gla": (
         "gla.fused_recurrent",
         f"q, k, v, gk=None, gv=None, {_STATES}, reverse=False, state_v_first=False, cu_seqlens=None, {_TURNED}",
-        _gates_of_both_sides),
+        _gates_of_both_sides,
+    ),
     "chunk_simple_gla": (
         "simple_gla.chunk",
-        f"q, k, v, g=None, g_gamma=None, {_STATES}, state_v_first=False, {_PACKED}, {_UNLISTED}", _scalar_gates),
+        f"q, k, v, g=None, g_gamma=None, {_STATES}, state_v_first=False, {_PACKED}, {_UNLISTED}",
+        _scalar_gates,
+    ),
     "fused_chunk_simple_gla": (
-        "simple_gla.fused_chunk", f"q, k, v, g=None, g_gamma=None, {_STATES}, cu_seqlens=None", _scalar_gates),
+        "simple_gla.fused_chunk",
+        f"q, k, v, g=None, g_gamma=None, {_STATES}, cu_seqlens=None",
+        _scalar_gates,
+    ),
     "fused_recurrent_simple_gla": (
         "simple_gla.fused_recurrent",
         f"q, k, v, g=None, g_gamma=None, {_STATES}, reverse=False, state_v_first=False, cu_seqlens=None, {_TURNED}",
-        _scalar_gates),
+        _scalar_gates,
+    ),
     "parallel_simple_gla": (
-        "simple_gla.parallel", f"q, k, v, g=None, scale=None, output_attentions=False, {_PACKED}, *, head_first=False",
-        _scalar_gates),
+        "simple_gla.parallel",
+        f"q, k, v, g=None, scale=None, output_attentions=False, {_PACKED}, *, head_first=False",
+        _scalar_gates,
+    ),
     "chunk_retention": ("retention.chunk", f"q, k, v, {_STATES}, cu_seqlens=None, {_UNLISTED}", "retention(q k v)"),
     "fused_chunk_retention": (
-        "retention.fused_chunk", f"q, k, v, {_STATES}, cu_seqlens=None, {_UNLISTED}", "retention(q k v)"),
+        "retention.fused_chunk",
+        f"q, k, v, {_STATES}, cu_seqlens=None, {_UNLISTED}",
+        "retention(q k v)",
+    ),
     "fused_recurrent_retention": (
-        "retention.fused_recurrent", f"q, k, v, {_STATES}, reverse=False, state_v_first=False, cu_seqlens=None, {_TURNED}",
-        "retention(q k v)"),
+        "retention.fused_recurrent",
+        f"q, k, v, {_STATES}, reverse=False, state_v_first=False, cu_seqlens=None, {_TURNED}",
+        "retention(q k v)",
+    ),
     "parallel_retention": (
-        "retention.parallel", "q, k, v, scale=None, output_attentions=False, cu_seqlens=None, *, head_first=False",
-        "retention(q k v)"),
+        "retention.parallel",
+        "q, k, v, scale=None, output_attentions=False, cu_seqlens=None, *, head_first=False",
+        "retention(q k v)",
+    ),
     "chunk_lightning_attn": (
-        "lightning_attn.chunk", f"q, k, v, layer_idx, num_layers, {_STATES}, cu_seqlens=None, {_UNLISTED}", _ladder),
+        "lightning_attn.chunk",
+        f"q, k, v, layer_idx, num_layers, {_STATES}, cu_seqlens=None, {_UNLISTED}",
+        _ladder,
+    ),
     "fused_recurrent_lightning_attn": (
         "lightning_attn.fused_recurrent",
-        f"q, k, v, layer_idx, num_layers, {_STATES}, reverse=False, cu_seqlens=None, *, head_first=False", _ladder),
+        f"q, k, v, layer_idx, num_layers, {_STATES}, reverse=False, cu_seqlens=None, *, head_first=False",
+        _ladder,
+    ),
     "chunk_linear_attn": ("linear_attn.chunk", f"q, k, v, {_STATES}, normalize=True, cu_seqlens=None", _normalised),
     "fused_chunk_linear_attn": (
-        "linear_attn.fused_chunk", f"q, k, v, {_STATES}, normalize=True, cu_seqlens=None", _normalised),
+        "linear_attn.fused_chunk",
+        f"q, k, v, {_STATES}, normalize=True, cu_seqlens=None",
+        _normalised,
+    ),
     "fused_recurrent_linear_attn": (
-        "linear_attn.fused_recurrent", f"q, k, v, {_STATES}, reverse=False, normalize=False, cu_seqlens=None", _normalised),
-    "chunk_delta_rule": ("delta_rule.chunk", f"q, k, v, beta, {_FUSED_STATES}, {_PACKED}, {_UNLISTED}", "delta_rule(q k v beta)"),
-    "fused_chunk_delta_rule": ("delta_rule.fused_chunk", f"q, k, v, beta, {_STATES}, *, head_first=False", "delta_rule(q k v beta)"),
+        "linear_attn.fused_recurrent",
+        f"q, k, v, {_STATES}, reverse=False, normalize=False, cu_seqlens=None",
+        _normalised,
+    ),
+    "chunk_delta_rule": (
+        "delta_rule.chunk",
+        f"q, k, v, beta, {_FUSED_STATES}, {_PACKED}, {_UNLISTED}",
+        "delta_rule(q k v beta)",
+    ),
+    "fused_chunk_delta_rule": (
+        "delta_rule.fused_chunk",
+        f"q, k, v, beta, {_STATES}, *, head_first=False",
+        "delta_rule(q k v beta)",
+    ),
     "fused_recurrent_delta_rule": (
-        "delta_rule.fused_recurrent", f"q, k, v, beta=None, {_FUSED_STATES}, cu_seqlens=None", _delta),
+        "delta_rule.fused_recurrent",
+        f"q, k, v, beta=None, {_FUSED_STATES}, cu_seqlens=None",
+        _delta,
+    ),
     "parallel_delta_rule": (
-        "delta_rule.parallel", "q, k, v, beta, scale=None, output_attentions=False, *, head_first=False",
-        "delta_rule(q k v beta)"),
+        "delta_rule.parallel",
+        "q, k, v, beta, scale=None, output_attentions=False, *, head_first=False",
+        "delta_rule(q k v beta)",
+    ),
     "chunk_gated_delta_rule": ("gated_delta_rule.chunk", _CHUNK_GDN, "gated_delta_rule(q k v g beta)"),
     "chunk_gdn": ("gated_delta_rule.chunk", _CHUNK_GDN, "gated_delta_rule(q k v g beta)"),
     "fused_recurrent_gated_delta_rule": ("gated_delta_rule.fused_recurrent", _RECURRENT_GDN, _gated_delta),
     "fused_recurrent_gdn": ("gated_delta_rule.fused_recurrent", _RECURRENT_GDN, _gated_delta),
     "chunk_kda": (
         "kda.chunk",
-        f"q, k, v, g, beta, {_FUSED_STATES}, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, "
-        "allow_neg_eigval=False, safe_gate=False, lower_bound=None, disable_recompute=False, "
-        f"return_intermediate_states=False, state_v_first=False, {_PACKED}, cp_context=None, *, A_log=None, dt_bias=None, "
-        "chunk_size=64, transpose_state_layout=False",
-        "kda(q k v g beta)"),
+        (f"q, k, v, g, beta, {_FUSED_STATES}, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, "
+         "allow_neg_eigval=False, safe_gate=False, lower_bound=None, disable_recompute=False, "
+         f"return_intermediate_states=False, state_v_first=False, {_PACKED}, cp_context=None, *, A_log=None, "
+         "dt_bias=None, chunk_size=64, transpose_state_layout=False"),
+        "kda(q k v g beta)",
+    ),
     "fused_recurrent_kda": (
         "kda.fused_recurrent",
-        f"q, k, v, g, beta, A_log=None, dt_bias=None, {_FUSED_STATES}, use_gate_in_kernel=False, "
-        "use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, lower_bound=None, state_v_first=False, cu_seqlens=None, "
-        f"{_TURNED}",
-        "kda(q k v g beta)"),
+        (f"q, k, v, g, beta, A_log=None, dt_bias=None, {_FUSED_STATES}, use_gate_in_kernel=False, "
+         "use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, lower_bound=None, state_v_first=False, "
+         f"cu_seqlens=None, {_TURNED}"),
+        "kda(q k v g beta)",
+    ),
     "chunk_gdn2": (
         "gdn2.chunk",
-        f"q, k, v, g, b, w, {_FUSED_STATES}, use_gate_in_kernel=False, {_PACKED}, safe_gate=False, lower_bound=None, "
-        "disable_recompute=False, return_intermediate_states=False, state_v_first=False, *, A_log=None, dt_bias=None, "
-        "chunk_size=64, transpose_state_layout=False",
-        "gdn2(q k v g b w)"),
+        (f"q, k, v, g, b, w, {_FUSED_STATES}, use_gate_in_kernel=False, {_PACKED}, safe_gate=False, lower_bound=None, "
+         "disable_recompute=False, return_intermediate_states=False, state_v_first=False, *, A_log=None, dt_bias=None, "
+         "chunk_size=64, transpose_state_layout=False"),
+        "gdn2(q k v g b w)",
+    ),
     "fused_recurrent_gdn2": (
         "gdn2.fused_recurrent",
-        f"q, k, v, g, b, w, A_log=None, dt_bias=None, {_FUSED_STATES}, use_gate_in_kernel=False, lower_bound=None, "
-        f"state_v_first=False, cu_seqlens=None, {_TURNED}",
-        "gdn2(q k v g b w)"),
+        (f"q, k, v, g, b, w, A_log=None, dt_bias=None, {_FUSED_STATES}, use_gate_in_kernel=False, lower_bound=None, "
+         f"state_v_first=False, cu_seqlens=None, {_TURNED}"),
+        "gdn2(q k v g b w)",
+    ),
     "chunk_comba": ("comba.chunk", f"q, k, v, p, g, beta=None, {_FUSED_STATES}, {_PACKED}", _comba),
     "fused_recurrent_comba": (
-        "comba.fused_recurrent", f"q, k, p, v, g, beta=None, {_FUSED_STATES}, cu_seqlens=None", _comba),
+        "comba.fused_recurrent",
+        f"q, k, p, v, g, beta=None, {_FUSED_STATES}, cu_seqlens=None",
+        _comba,
+    ),
     "chunk_gated_delta_product": (
-        "gated_delta_product.chunk", f"q, k, v, g, beta, num_householder, {_FUSED_STATES}, {_PACKED}", _product),
-    "chunk_dplr_delta_rule": ("generalized_delta_rule.dplr.chunk", f"q, k, v, a, b, gk, {_DPLR}", "rwkv7(q gk k v a b)"),
+        "gated_delta_product.chunk",
+        f"q, k, v, g, beta, num_householder, {_FUSED_STATES}, {_PACKED}",
+        _product,
+    ),
+    "chunk_dplr_delta_rule": (
+        "generalized_delta_rule.dplr.chunk",
+        f"q, k, v, a, b, gk, {_DPLR}",
+        "rwkv7(q gk k v a b)",
+    ),
     "fused_recurrent_dplr_delta_rule": (
-        "generalized_delta_rule.dplr.fused_recurrent", f"q, k, v, a, b, gk, {_STATES}, reverse=False, cu_seqlens=None",
-        "rwkv7(q gk k v a b)"),
+        "generalized_delta_rule.dplr.fused_recurrent",
+        f"q, k, v, a, b, gk, {_STATES}, reverse=False, cu_seqlens=None",
+        "rwkv7(q gk k v a b)",
+    ),
     "chunk_iplr_delta_rule": (
-        "generalized_delta_rule.iplr.chunk", f"q, k, v, a, b, {_STATES}, {_PACKED}, {_UNLISTED}", _identity_plus_low_rank),
+        "generalized_delta_rule.iplr.chunk",
+        f"q, k, v, a, b, {_STATES}, {_PACKED}, {_UNLISTED}",
+        _identity_plus_low_rank,
+    ),
     "fused_recurrent_iplr_delta_rule": (
-        "generalized_delta_rule.iplr.fused_recurrent", f"q, k, v, a, b, {_STATES}, cu_seqlens=None",
-        _identity_plus_low_rank),
+        "generalized_delta_rule.iplr.fused_recurrent",
+        f"q, k, v, a, b, {_STATES}, cu_seqlens=None",
+        _identity_plus_low_rank,
+    ),
     "chunk_rwkv6": ("rwkv6.chunk", f"r, k, v, w, u, {_STATES}, {_PACKED}, {_UNLISTED}", "rwkv6(r k v w u)"),
     "fused_recurrent_rwkv6": (
-        "rwkv6.fused_recurrent", f"r, k, v, w, u, {_STATES}, reverse=False, cu_seqlens=None, *, head_first=False",
-        "rwkv6(r k v w u)"),
-    "chunk_rwkv7": ("rwkv7.chunk", f"r, w, k, v, a, b, {_DPLR}".replace("scale=None", "scale=1.0"), "rwkv7(r w k v a b)"),
+        "rwkv6.fused_recurrent",
+        f"r, k, v, w, u, {_STATES}, reverse=False, cu_seqlens=None, *, head_first=False",
+        "rwkv6(r k v w u)",
+    ),
+    "chunk_rwkv7": (
+        "rwkv7.chunk",
+        f"r, w, k, v, a, b, {_DPLR}".replace("scale=None", "scale=1.0"),
+        "rwkv7(r w k v a b)",
+    ),
     "fused_recurrent_rwkv7": (
         "rwkv7.fused_recurrent",
         "r, w, k, v, a, b, scale=None, initial_state=None, output_final_state=True, cu_seqlens=None, *, head_first=False",
-        "rwkv7(r w k v a b)"),
+        "rwkv7(r w k v a b)",
+    ),
     "fused_mul_recurrent_rwkv7": (
         "rwkv7.fused_recurrent",
-        "r, w, k, v, kk, a, scale=1.0, initial_state=None, output_final_state=False, reverse=False, cu_seqlens=None, "
-        "*, head_first=False",
-        _rwkv7_of_layer),
+        ("r, w, k, v, kk, a, scale=1.0, initial_state=None, output_final_state=False, reverse=False, cu_seqlens=None, "
+         "*, head_first=False"),
+        _rwkv7_of_layer,
+    ),
     "chunk_hgrn": ("hgrn.chunk", "x, g, initial_state=None, output_final_state=False", "hgrn(x g)"),
     "fused_recurrent_hgrn": (
-        "hgrn.fused_recurrent", "x, g, initial_state=None, output_final_state=False, cu_seqlens=None", "hgrn(x g)"),
+        "hgrn.fused_recurrent",
+        "x, g, initial_state=None, output_final_state=False, cu_seqlens=None",
+        "hgrn(x g)",
+    ),
 }
 
 # Functions of fla.ops that heed has no mechanism for.
 _LACKING = {
-    "chunk_abc": "abc.chunk", "chunk_gated_oja_rule": "gated_oja_rule.chunk", "chunk_gsa": "gsa.chunk",
-    "chunk_log_linear_attn": "log_linear_attn.chunk", "chunk_mesa_net": "mesa_net.chunk",
-    "chunk_precond_gated_delta_rule": "precond_gated_delta_rule.chunk", "chunk_precond_kda": "precond_kda.chunk",
-    "chunk_titans_linear": "titans.naive", "chunk_ttt_linear": "ttt.chunk", "fused_attnres": "attnres.fused",
-    "fused_chunk_ttt_linear": "ttt.fused_chunk", "fused_recurrent_gated_oja_rule": "gated_oja_rule.fused_recurrent",
+    "chunk_abc": "abc.chunk",
+    "chunk_gated_oja_rule": "gated_oja_rule.chunk",
+    "chunk_gsa": "gsa.chunk",
+    "chunk_log_linear_attn": "log_linear_attn.chunk",
+    "chunk_mesa_net": "mesa_net.chunk",
+    "chunk_precond_gated_delta_rule": "precond_gated_delta_rule.chunk",
+    "chunk_precond_kda": "precond_kda.chunk",
+    "chunk_titans_linear": "titans.naive",
+    "chunk_ttt_linear": "ttt.chunk",
+    "fused_attnres": "attnres.fused",
+    "fused_chunk_ttt_linear": "ttt.fused_chunk",
+    "fused_recurrent_gated_oja_rule": "gated_oja_rule.fused_recurrent",
     "fused_recurrent_gsa": "gsa.fused_recurrent",
     "fused_recurrent_precond_gated_delta_rule": "precond_gated_delta_rule.fused_recurrent",
-    "fused_recurrent_precond_kda": "precond_kda.fused_recurrent", "parallel_parallax": "parallax.parallel",
-    "parallel_path_attn": "path_attn.parallel", "parallel_rebased": "rebased.parallel",
-    "parallel_wall_attn": "wall_attn.parallel", "parallel_wall_attn_decode": "wall_attn.decode",
+    "fused_recurrent_precond_kda": "precond_kda.fused_recurrent",
+    "parallel_parallax": "parallax.parallel",
+    "parallel_path_attn": "path_attn.parallel",
+    "parallel_rebased": "rebased.parallel",
+    "parallel_wall_attn": "wall_attn.parallel",
+    "parallel_wall_attn_decode": "wall_attn.decode",
 }
 
 
-# --- functions from the table -------------------------------------------------------------------------------------------
+# --- functions from the table -----------------------------------------------------------------------------------------
 
 
 def _prepare(name: str, mechanism: Any, keeps_state: bool, a: Arguments) -> Callable[[], Any]:
@@ -332,8 +427,12 @@ def _prepare(name: str, mechanism: Any, keeps_state: bool, a: Arguments) -> Call
         scale = a.pop("scale")
         options = {**options, "scale": rows.shape[-1] ** -0.5 if scale is None else scale}
     wanted = a.pop("output_final_state", False)
-    options = {**options, "initial_state": initial, "return_state": wanted,
-               **{key: a.pop(key) for key in ("reverse", "cu_seqlens") if key in a}}
+    options = {
+        **options,
+        "initial_state": initial,
+        "return_state": wanted,
+        **{key: a.pop(key) for key in ("reverse", "cu_seqlens") if key in a},
+    }
 
     def call() -> Any:
         try:
@@ -381,7 +480,8 @@ for _name in _LACKING:
 for _name in PLACES:
     globals()[_name].__module__ = __name__
 
-__all__ = sorted(PLACES)
+__all__: list[str] = []
+__all__ += sorted(PLACES)
 
 
 def __getattr__(name: str) -> Any:

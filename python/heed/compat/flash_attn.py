@@ -1,8 +1,8 @@
 # heed.compat.flash_attn: the functions of flash-attn on heed.
-"""The functions of `flash_attn`, as of version 2.8.4: [B, T, H, D], packed [T_total, H, D], causal from the bottom right.
+"""The functions of `flash_attn`, as of version 2.8.4: [B, T, H, D] or [T_total, H, D], causal from the bottom right.
 
-A log-sum-exp of a row without a key is -inf, with ALiBi it is that of the full bias, and it has a gradient. `return_attn_probs`
-with dropout is refused: the matrix of probabilities exists nowhere.
+A log-sum-exp of a row without a key is -inf, with ALiBi it is that of the full bias, and it has a gradient.
+`return_attn_probs` with dropout is refused: the matrix of probabilities exists nowhere.
 """
 
 from __future__ import annotations
@@ -26,16 +26,21 @@ def _options(a: Arguments) -> dict[str, Any]:
     left, right = a.pop("window_size")
     softcap = a.pop("softcap")
     return {
-        "scale": a.pop("softmax_scale"), "causal": a.pop("causal"), "alibi": a.pop("alibi_slopes"),
-        "window": None if left < 0 and right < 0 else (max(left, -1), max(right, -1)), "softcap": softcap if softcap > 0 else None,
+        "scale": a.pop("softmax_scale"),
+        "causal": a.pop("causal"),
+        "alibi": a.pop("alibi_slopes"),
+        "window": None if left < 0 and right < 0 else (max(left, -1), max(right, -1)),
+        "softcap": softcap if softcap > 0 else None,
     }
 
 
 def _rows_of_pages(name: str, table: Tensor, lengths: list[int], pages: int, page: int) -> Tensor:
     """Where the tokens of packed sequences lie in pages that stand one behind the other."""
     if table.dim() != 2 or table.shape[0] != len(lengths) or max(lengths, default=0) > table.shape[1] * page:
-        raise InvalidArgument(f"{name}: block_table has shape {list(table.shape)}, expected [{len(lengths)}, pages of {page} keys] "
-                              f"for lengths of {lengths}")
+        raise InvalidArgument(
+            f"{name}: block_table has shape {list(table.shape)}, expected [{len(lengths)}, pages of {page} keys] "
+            f"for lengths of {lengths}"
+        )
     at = [torch.arange(n) for n in lengths]
     used = [table[b, t // page].long() for b, t in enumerate(at)]
     if any(bool(((x < 0) | (x >= pages)).any()) for x in used):
@@ -62,8 +67,14 @@ def _prepare(name: str, a: Arguments) -> Any:
             inputs.append(x)
     options, dropout, wants_more = _options(a), a.pop("dropout_p"), a.pop("return_attn_probs")
     if wants_more and dropout > 0:
-        raise Unsupported(f"{name}: return_attn_probs is True with dropout_p, expected False: heed keeps no probabilities")
-    for key, of_heed in (("cu_seqlens", "cu_seqlens_q"), ("cu_seqlens_q", "cu_seqlens_q"), ("cu_seqlens_k", "cu_seqlens_k")):
+        raise Unsupported(
+            f"{name}: return_attn_probs is True with dropout_p, expected False: heed keeps no probabilities"
+        )
+    for key, of_heed in (
+        ("cu_seqlens", "cu_seqlens_q"),
+        ("cu_seqlens_q", "cu_seqlens_q"),
+        ("cu_seqlens_k", "cu_seqlens_k"),
+    ):
         if key in a:
             options[of_heed] = a.pop(key)
     table = a.pop("block_table", None)
@@ -82,8 +93,10 @@ def _prepare(name: str, a: Arguments) -> Any:
     return call
 
 
-_OPTIONS = ("dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, "
-            "deterministic=False, return_attn_probs=False")
+_OPTIONS = (
+    "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, "
+    "deterministic=False, return_attn_probs=False"
+)
 _BOUNDS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
 _TABLE = {
     "flash_attn_func": f"q, k, v, {_OPTIONS}",
@@ -96,11 +109,15 @@ _TABLE = {
 
 
 def _from_table(name: str, signature: str) -> Any:
-    return door(name, signature, lambda a: _prepare(name, a),
-                f"{name} of flash_attn on the CPU, by heed.torch.attention. See heed.compat.flash_attn.")
+    return door(
+        name,
+        signature,
+        lambda a: _prepare(name, a),
+        f"{name} of flash_attn on the CPU, by heed.torch.attention. See heed.compat.flash_attn.",
+    )
 
 
-# --- a cache in the caller's memory -------------------------------------------------------------------------------------
+# --- a cache in the caller's memory -----------------------------------------------------------------------------------
 
 
 def _turned(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -122,17 +139,21 @@ def _expect(name: str, **shapes: tuple[Tensor | None, list[int]]) -> None:
 
 
 class _Places:
-    """Where the rows of each sequence lie in the caller's caches: in a sequence of its own, one that is chosen, or pages."""
+    """Where the rows of each sequence lie in the caller's caches: in one of its own, one that is chosen, or pages."""
 
     def __init__(self, name: str, B: int, cache: Tensor, chosen: Tensor | None, table: Tensor | None):
         self.name, self.size, self.table, self.chosen = name, cache.shape[1], table, chosen
         if table is not None and chosen is not None:
             raise Unsupported(f"{name}: cache_batch_idx is given beside block_table, expected one of them")
         if table is not None and (table.dim() != 2 or table.shape[0] != B):
-            raise InvalidArgument(f"{name}: block_table has shape {list(table.shape)}, expected [{B}, pages of a sequence]")
+            raise InvalidArgument(
+                f"{name}: block_table has shape {list(table.shape)}, expected [{B}, pages of a sequence]"
+            )
         _expect(name, cache_batch_idx=(chosen, [B]))
         if chosen is not None and bool(((chosen < 0) | (chosen >= cache.shape[0])).any()):
-            raise InvalidArgument(f"{name}: cache_batch_idx is {chosen.tolist()}, expected from 0 to {cache.shape[0] - 1}")
+            raise InvalidArgument(
+                f"{name}: cache_batch_idx is {chosen.tolist()}, expected from 0 to {cache.shape[0] - 1}"
+            )
         if table is None and chosen is None and cache.shape[0] != B:
             raise InvalidArgument(f"{name}: k_cache has shape {list(cache.shape)}, expected {B} sequences as q")
         self.room = self.size if table is None else table.shape[1] * self.size
@@ -144,8 +165,10 @@ class _Places:
             return
         holds = torch.arange(self.table.shape[1]) * self.size < lengths[:, None]
         if bool((holds & ((self.table < 0) | (self.table >= pages))).any()):
-            raise InvalidArgument(f"{self.name}: block_table is {self.table.tolist()}, expected pages from 0 to {pages - 1} "
-                                  f"for lengths of {lengths.tolist()}")
+            raise InvalidArgument(
+                f"{self.name}: block_table is {self.table.tolist()}, expected pages from 0 to {pages - 1} "
+                f"for lengths of {lengths.tolist()}"
+            )
         self.table = torch.where(holds, self.table, 0).long()
 
     def of_rows(self, at: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,13 +186,30 @@ class _Places:
 
 @speaking(**_NAMES, key_lengths="cache_seqlens", key_starts="cache_leftpad", k="k_cache", v="v_cache")
 def flash_attn_with_kvcache(
-    q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, cache_batch_idx=None,
-    cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
-    rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False,
+    q,
+    k_cache,
+    v_cache,
+    k=None,
+    v=None,
+    rotary_cos=None,
+    rotary_sin=None,
+    cache_seqlens=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
+    block_table=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    rotary_interleaved=True,
+    alibi_slopes=None,
+    num_splits=0,
+    return_softmax_lse=False,
 ):
-    """Attention of q [B, T, H, D] with a cache of keys and values, in pages or not, to which k and v are appended in place.
+    """Attention of q [B, T, H, D] with keys and values in a cache, of pages or not, to which k and v are appended.
 
-    No gradient passes. Pages, and sequences chosen by cache_batch_idx, are gathered for the call.
+    The caches change in place. No gradient passes. Pages, and sequences chosen by cache_batch_idx, are gathered for the
+    call.
     """
     name = "flash_attn_with_kvcache"
     given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}
@@ -185,15 +225,23 @@ def flash_attn_with_kvcache(
         raise InvalidArgument(f"{name}: rotary_cos or rotary_sin is given alone, expected both, and k and v")
     B, T = q.shape[:2]
     new = 0 if k is None else k.shape[1]
-    _expect(name, k=(k, [B, new, *k_cache.shape[2:]]), v=(v, [B, new, *v_cache.shape[2:]]), cache_leftpad=(cache_leftpad, [B]))
+    _expect(
+        name,
+        k=(k, [B, new, *k_cache.shape[2:]]),
+        v=(v, [B, new, *v_cache.shape[2:]]),
+        cache_leftpad=(cache_leftpad, [B]),
+    )
     places = _Places(name, B, k_cache, cache_batch_idx, block_table)
-    before = torch.as_tensor(places.room - new if cache_seqlens is None else cache_seqlens, dtype=torch.int64, device="cpu")
+    before = torch.as_tensor(
+        places.room - new if cache_seqlens is None else cache_seqlens, dtype=torch.int64, device="cpu"
+    )
     before = before.expand(B) if before.dim() == 0 else before
     _expect(name, cache_seqlens=(before, [B]))
     lengths = before + new
     if bool(((before < 0) | (lengths > places.room)).any()):
         raise InvalidArgument(
-            f"{name}: cache_seqlens is {before.tolist()} before {new} new tokens, expected at least 0 and room for {places.room}"
+            f"{name}: cache_seqlens is {before.tolist()} before {new} new tokens, expected at least 0 and room for "
+            f"{places.room}"
         )
     places.check_pages(lengths, k_cache.shape[0])
 
@@ -201,22 +249,42 @@ def flash_attn_with_kvcache(
     if rotary_cos is not None:
         rows = max(int(lengths.max()), int(before.max()) + T)
         for key, table in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
-            if table.dim() != 2 or table.shape[0] < rows or 2 * table.shape[1] > q.shape[-1] or table.shape != rotary_cos.shape:
-                raise InvalidArgument(f"{name}: {key} has shape {list(table.shape)}, expected at least {rows} rows, at most "
-                                      f"{q.shape[-1] // 2} columns, and the same as the other")
+            if (
+                table.dim() != 2
+                or table.shape[0] < rows
+                or 2 * table.shape[1] > q.shape[-1]
+                or table.shape != rotary_cos.shape
+            ):
+                raise InvalidArgument(
+                    f"{name}: {key} has shape {list(table.shape)}, expected at least {rows} rows, at most "
+                    f"{q.shape[-1] // 2} columns, and the same as the other"
+                )
         k = _turned(k, at, rotary_cos, rotary_sin, rotary_interleaved)
         local = causal or tuple(window_size) != (-1, -1)
         q = _turned(q, before[:, None] + torch.arange(T) * int(local), rotary_cos, rotary_sin, rotary_interleaved)
-    options = _options({"softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap,
-                        "alibi_slopes": alibi_slopes})
+    options = _options(
+        {
+            "softmax_scale": softmax_scale,
+            "causal": causal,
+            "window_size": window_size,
+            "softcap": softcap,
+            "alibi_slopes": alibi_slopes,
+        }
+    )
     where = places.of_rows(at)
     replaced = [(cache, cache[where], x.to(cache.dtype)) for cache, x in ((k_cache, k), (v_cache, v)) if x is not None]
     for cache, _, x in replaced:
         cache[where] = x
     try:
         o, lse = heed.torch.attention(
-            q, places.gathered(k_cache), places.gathered(v_cache), **options, align=lengths - T, key_lengths=lengths,
-            key_starts=cache_leftpad, return_lse=True,
+            q,
+            places.gathered(k_cache),
+            places.gathered(v_cache),
+            **options,
+            align=lengths - T,
+            key_lengths=lengths,
+            key_starts=cache_leftpad,
+            return_lse=True,
         )
     except Exception:
         for cache, x, _ in replaced:  # a call that fails has changed nothing
@@ -230,7 +298,8 @@ def flash_attn_with_kvcache(
 for _name, _signature in _TABLE.items():
     globals()[_name] = _from_table(_name, _signature)
 
-__all__ = sorted([*_TABLE, "flash_attn_with_kvcache"])
+__all__: list[str] = []
+__all__ += sorted([*_TABLE, "flash_attn_with_kvcache"])
 PLACES = dict.fromkeys(__all__, "flash_attn_interface")  # where the library has each
 for _name in __all__:
     globals()[_name].__module__ = __name__

@@ -3,9 +3,10 @@
 
     import heed.compat.install
 
-From then on `from fla.ops.gla import chunk_gla`, `from mamba_ssm.ops.selective_scan_interface import selective_scan_fn`, `import
-causal_conv1d`, `from flash_attn import flash_attn_func` and their like give the functions of heed.compat, wherever Python does not
-find the library itself: one that is installed stays what it is. Modules that hold no such function are not there.
+From then on `from fla.ops.gla import chunk_gla`, `import causal_conv1d`, `from flash_attn import flash_attn_func`,
+`from mamba_ssm.ops.selective_scan_interface import selective_scan_fn` and their like give the functions of heed.compat,
+wherever Python does not find the library itself: one that is installed stays what it is. Modules that hold no such
+function are not there.
 """
 
 from __future__ import annotations
@@ -47,12 +48,16 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None  # the library is there, and has no such module
         door = importlib.import_module(f"heed.compat.{library}")
         prefix = place and f"{place}."
-        inside = {name: f"{at}.".removeprefix(prefix) for name, at in door.PLACES.items() if f"{at}.".startswith(prefix)}
+        inside = {
+            name: f"{at}.".removeprefix(prefix) for name, at in door.PLACES.items() if f"{at}.".startswith(prefix)
+        }
         if not inside:
             return None
         # A package has what its modules have, but for a function with the name of its module.
         names = {name: getattr(door, name) for name, rest in inside.items() if not rest.startswith(f"{name}.")}
-        return importlib.machinery.ModuleSpec(fullname, _Loader(names, door.__version__), origin=door.__name__, is_package=True)
+        return importlib.machinery.ModuleSpec(
+            fullname, _Loader(names, door.__version__), origin=door.__name__, is_package=True
+        )
 
 
 if not any(isinstance(finder, _Finder) for finder in sys.meta_path):

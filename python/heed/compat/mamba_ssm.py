@@ -1,5 +1,5 @@
 # heed.compat.mamba_ssm: the functions of mamba-ssm on heed.
-"""The functions of `mamba_ssm.ops`, as of version 2.3.2: Mamba-1 with [B, D, T], Mamba-2 with [B, T, H, P], states as there.
+"""The functions of `mamba_ssm.ops`, as of version 2.3.2: Mamba-1 with [B, D, T], Mamba-2 with [B, T, H, P].
 
 Last states have a gradient, and dt_limit holds wherever it is given. A complex A is refused.
 """
@@ -36,23 +36,43 @@ def _check_real(function: str, A: Tensor) -> None:
         raise Unsupported(f"{function}: A has dtype {A.dtype}, expected real numbers: heed has nothing else")
 
 
-# --- Mamba-1 ------------------------------------------------------------------------------------------------------------
+# --- Mamba-1 ----------------------------------------------------------------------------------------------------------
 
 
 @_in_their_words
-def selective_scan_fn(u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False):
+def selective_scan_fn(
+    u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False
+):
     """The selective scan of u, delta, z [B, D, T]; B and C per token and group, per token, or constant."""
     _dispatch.check_tensors("selective_scan_fn", u=u, A=A)
     _check_real("selective_scan_fn", A)
-    return heed.torch.selective_scan(u, delta, A, B, C, D, z, delta_bias=delta_bias, delta_softplus=delta_softplus,
-                                     return_state=return_last_state)
+    return heed.torch.selective_scan(
+        u, delta, A, B, C, D, z, delta_bias=delta_bias, delta_softplus=delta_softplus, return_state=return_last_state
+    )
 
 
 @_in_their_words
 def mamba_inner_fn(
-    xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight, out_proj_bias, A, B=None, C=None, D=None,
-    delta_bias=None, B_proj_bias=None, C_proj_bias=None, delta_softplus=True, checkpoint_lvl=1, b_rms_weight=None,
-    c_rms_weight=None, dt_rms_weight=None, b_c_dt_rms_eps=1e-6,
+    xz,
+    conv1d_weight,
+    conv1d_bias,
+    x_proj_weight,
+    delta_proj_weight,
+    out_proj_weight,
+    out_proj_bias,
+    A,
+    B=None,
+    C=None,
+    D=None,
+    delta_bias=None,
+    B_proj_bias=None,
+    C_proj_bias=None,
+    delta_softplus=True,
+    checkpoint_lvl=1,
+    b_rms_weight=None,
+    c_rms_weight=None,
+    dt_rms_weight=None,
+    b_c_dt_rms_eps=1e-6,
 ):
     """A Mamba-1 block between its projections: convolution, selective scan, gate, output projection; xz [B, 2 D, T]."""
     _dispatch.check_tensors("mamba_inner_fn", xz=xz, A=A)
@@ -74,13 +94,20 @@ def mamba_inner_fn(
     delta = normal(F.linear(of_tokens[..., :rank], delta_proj_weight), dt_rms_weight).transpose(1, 2)
     width = of_tokens.shape[-1]
     y = heed.torch.selective_scan(
-        x, delta, A, rows(B, rank, B_proj_bias, b_rms_weight), rows(C, width - N, C_proj_bias, c_rms_weight), D, z,
-        delta_bias=delta_bias, delta_softplus=delta_softplus,
+        x,
+        delta,
+        A,
+        rows(B, rank, B_proj_bias, b_rms_weight),
+        rows(C, width - N, C_proj_bias, c_rms_weight),
+        D,
+        z,
+        delta_bias=delta_bias,
+        delta_softplus=delta_softplus,
     )
     return F.linear(y.transpose(1, 2), out_proj_weight, out_proj_bias)
 
 
-# --- one token of either ------------------------------------------------------------------------------------------------
+# --- one token of either ----------------------------------------------------------------------------------------------
 
 
 def _check_shapes(function: str, **of: tuple[Tensor | None, Sequence[int]]) -> None:
@@ -90,16 +117,20 @@ def _check_shapes(function: str, **of: tuple[Tensor | None, Sequence[int]]) -> N
 
 
 @_in_their_words
-def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None):
-    """One token: state [B, D, N] or [B, H, P, N] changes in place; x, dt, z and parameters have its axes. No gradient passes.
+def selective_state_update(
+    state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False, state_batch_indices=None
+):
+    """One token: state [B, D, N] or [B, H, P, N] changes in place; x, dt, z and parameters have its axes.
 
-    A, D, dt and dt_bias may differ within a head; where they do not, as expanded tensors, nothing is copied but them.
+    No gradient passes. A, D, dt and dt_bias may differ within a head.
     """
     name = "selective_state_update"
     given = {"state": state, "x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias}
     _dispatch.check_tensors(name, **{key: y for key, y in given.items() if y is not None})
     _check_real(name, A)
-    state, x, dt, A, B, C, D, z, dt_bias = (_dispatch.bare(name, key, y, written=key == "state") for key, y in given.items())
+    state, x, dt, A, B, C, D, z, dt_bias = (
+        _dispatch.bare(name, key, y, written=key == "state") for key, y in given.items()
+    )
     if state.dim() not in (3, 4):
         raise InvalidArgument(f"{name}: state has shape {list(state.shape)}, expected [B, D, N] or [B, H, P, N]")
     channels, N = tuple(state.shape[1:-1]), state.shape[-1]
@@ -107,8 +138,16 @@ def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, 
     if state_batch_indices is None and state.shape[0] != rows:
         raise InvalidArgument(f"{name}: state has shape {list(state.shape)}, expected {rows} sequences as x")
     of_token, of_channel = (rows, *channels), channels
-    _check_shapes(name, x=(x, of_token), dt=(dt, of_token), A=(A, (*channels, N)), D=(D, of_channel), z=(z, of_token),
-                  dt_bias=(dt_bias, of_channel), state_batch_indices=(state_batch_indices, (rows,)))
+    _check_shapes(
+        name,
+        x=(x, of_token),
+        dt=(dt, of_token),
+        A=(A, (*channels, N)),
+        D=(D, of_channel),
+        z=(z, of_token),
+        dt_bias=(dt_bias, of_channel),
+        state_batch_indices=(state_batch_indices, (rows,)),
+    )
     if state_batch_indices is None:
         chosen, own = state, state.dtype in (torch.float32, torch.float64) and state.is_contiguous()
     else:
@@ -122,8 +161,16 @@ def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, 
         return y if y is None else y.flatten(axis, axis + len(channels) - 1)
 
     o = heed.torch.selective_scan_step(
-        per_channel(x, 1), per_channel(dt, 1).to(x.dtype), per_channel(A, 0), B, C, flat, per_channel(D, 0), per_channel(z, 1),
-        delta_bias=per_channel(dt_bias, 0), delta_softplus=dt_softplus,
+        per_channel(x, 1),
+        per_channel(dt, 1).to(x.dtype),
+        per_channel(A, 0),
+        B,
+        C,
+        flat,
+        per_channel(D, 0),
+        per_channel(z, 1),
+        delta_bias=per_channel(dt_bias, 0),
+        delta_softplus=dt_softplus,
     )
     if state_batch_indices is not None:
         state[state_batch_indices.long()] = flat.reshape(chosen.shape).to(state.dtype)
@@ -134,18 +181,33 @@ def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, 
     return o.reshape(x.shape)
 
 
-# --- Mamba-2 ------------------------------------------------------------------------------------------------------------
+# --- Mamba-2 ----------------------------------------------------------------------------------------------------------
 
 
 @_in_their_words
 def mamba_chunk_scan_combined(
-    x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None, cu_seqlens=None,
-    dt_softplus=False, dt_limit=_INFINITE, return_final_states=False, return_varlen_states=False, state_dtype=None,
+    x,
+    dt,
+    A,
+    B,
+    C,
+    chunk_size,
+    D=None,
+    z=None,
+    dt_bias=None,
+    initial_states=None,
+    seq_idx=None,
+    cu_seqlens=None,
+    dt_softplus=False,
+    dt_limit=_INFINITE,
+    return_final_states=False,
+    return_varlen_states=False,
+    state_dtype=None,
 ):
     """State space duality of Mamba-2. Where seq_idx [B, T] changes, a sequence begins with a state of zeros.
 
-    initial_states [B, H, P, N] are those of the first sequences whose index is 0. return_varlen_states takes the bounds of the
-    sequences, cu_seqlens, with a batch of 1, and adds their last states.
+    initial_states [B, H, P, N] are those of the first sequences whose index is 0. return_varlen_states takes the bounds
+    of the sequences, cu_seqlens, with a batch of 1, and adds their last states.
     """
     name = "mamba_chunk_scan_combined"
     _dispatch.check_tensors(name, x=x, dt=dt, A=A, B=B, C=C)
@@ -163,8 +225,10 @@ def mamba_chunk_scan_combined(
     if return_varlen_states:
         bounds = torch.as_tensor(cu_seqlens).long()
         if x.shape[0] != 1 or bounds.unique().tolist() != sequences.bounds.tolist():
-            raise InvalidArgument(f"{name}: cu_seqlens is {bounds.tolist()}, expected the bounds that seq_idx has: "
-                                  f"{sequences.bounds.tolist()} of a batch of 1")
+            raise InvalidArgument(
+                f"{name}: cu_seqlens is {bounds.tolist()}, expected the bounds that seq_idx has: "
+                f"{sequences.bounds.tolist()} of a batch of 1"
+            )
     places = torch.searchsorted(bounds, sequences.bounds[1:]) - 1  # of the sequences that have tokens
     if initial is not None:
         _check_shapes(name, initial_states=(initial_states, (*x.shape[:1], *x.shape[2:], B.shape[-1])))
@@ -172,7 +236,9 @@ def mamba_chunk_scan_combined(
         initial = initial.new_zeros(len(bounds) - 1, *initial.shape[1:]).index_copy(0, places[sequences.first], begins)
     packed = (None if y is None else sequences.pack(y, 1) for y in (x, dt, B, C, z))
     x, dt, B, C, z = packed
-    o, states = heed.torch.ssd(x, dt, A, B, C, z=z, **options, initial_state=initial, cu_seqlens=bounds, return_state=True)
+    o, states = heed.torch.ssd(
+        x, dt, A, B, C, z=z, **options, initial_state=initial, cu_seqlens=bounds, return_state=True
+    )
     results = [sequences.unpack(o, 1)]
     if return_final_states:
         results.append(states[places[sequences.last]])
@@ -183,11 +249,28 @@ def mamba_chunk_scan_combined(
 
 @_in_their_words
 def mamba_split_conv1d_scan_combined(
-    zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, chunk_size, initial_states=None, seq_idx=None, dt_limit=_INFINITE,
-    return_final_states=False, activation="silu", rmsnorm_weight=None, rmsnorm_eps=1e-6, outproj_weight=None, outproj_bias=None,
-    headdim=None, ngroups=1, norm_before_gate=True, state_dtype=None,
+    zxbcdt,
+    conv1d_weight,
+    conv1d_bias,
+    dt_bias,
+    A,
+    D,
+    chunk_size,
+    initial_states=None,
+    seq_idx=None,
+    dt_limit=_INFINITE,
+    return_final_states=False,
+    activation="silu",
+    rmsnorm_weight=None,
+    rmsnorm_eps=1e-6,
+    outproj_weight=None,
+    outproj_bias=None,
+    headdim=None,
+    ngroups=1,
+    norm_before_gate=True,
+    state_dtype=None,
 ):
-    """A Mamba-2 block after its input projection, zxbcdt [B, T, z + x + B + C + dt]: convolution, scan, gate, norm, projection."""
+    """A Mamba-2 block after its input projection, zxbcdt [B, T, z + x + B + C + dt], up to its output projection."""
     name = "mamba_split_conv1d_scan_combined"
     _dispatch.check_tensors(name, zxbcdt=zxbcdt, conv1d_weight=conv1d_weight, A=A, D=D)
     H, P = (D.shape[0], headdim) if D.dim() == 1 else D.shape
@@ -196,16 +279,31 @@ def mamba_split_conv1d_scan_combined(
     width, wide = H * P, conv1d_weight.shape[0]
     N = (wide - width) // ngroups // 2
     if zxbcdt.shape[-1] != width + wide + H:
-        raise Unsupported(f"{name}: zxbcdt has shape {list(zxbcdt.shape)}, expected [B, T, {width + wide + H}]: "
-                          "heed has no gated part beside the state space")
+        raise Unsupported(
+            f"{name}: zxbcdt has shape {list(zxbcdt.shape)}, expected [B, T, {width + wide + H}]: "
+            "heed has no gated part beside the state space"
+        )
     z, xBC, dt = zxbcdt.split((width, wide, H), dim=-1)
-    xBC = causal_conv1d_fn(xBC.transpose(1, 2), conv1d_weight, conv1d_bias, seq_idx, activation=activation).transpose(1, 2)
+    xBC = causal_conv1d_fn(xBC.transpose(1, 2), conv1d_weight, conv1d_bias, seq_idx, activation=activation).transpose(
+        1, 2
+    )
     x, B, C = xBC.split((width, ngroups * N, ngroups * N), dim=-1)
     heads = z.unflatten(-1, (H, P))
     result = mamba_chunk_scan_combined(
-        x.unflatten(-1, (H, P)), dt, A, B.unflatten(-1, (ngroups, N)), C.unflatten(-1, (ngroups, N)), chunk_size, D=D,
-        z=heads if rmsnorm_weight is None else None, dt_bias=dt_bias, initial_states=initial_states, seq_idx=seq_idx,
-        dt_softplus=True, dt_limit=dt_limit, return_final_states=True,
+        x.unflatten(-1, (H, P)),
+        dt,
+        A,
+        B.unflatten(-1, (ngroups, N)),
+        C.unflatten(-1, (ngroups, N)),
+        chunk_size,
+        D=D,
+        z=heads if rmsnorm_weight is None else None,
+        dt_bias=dt_bias,
+        initial_states=initial_states,
+        seq_idx=seq_idx,
+        dt_softplus=True,
+        dt_limit=dt_limit,
+        return_final_states=True,
     )
     o, final = result
     o = o.flatten(2)
@@ -226,7 +324,8 @@ PLACES = {  # where the library has each
     "selective_scan_fn": "ops.selective_scan_interface",
     "selective_state_update": "ops.triton.selective_state_update",
 }
-__all__ = sorted(PLACES)
+__all__: list[str] = []
+__all__ += sorted(PLACES)
 
 
 def __getattr__(name: str) -> Any:
