@@ -83,15 +83,15 @@ def test_causal_conv1d_update(size, rows, dtype):
     state = normal(3, 5, size, seed=3).to(dtype)
     expected, _ = convolved(tokens.double(), weight, bias, state[..., size - 3:].double(), "silu")
     after = torch.cat((state, tokens), 2)[..., -size:]
-    indices = torch.tensor([4, -1, 0], dtype=torch.int32)  # the second is padding
+    indices = torch.tensor([4, 0, -1], dtype=torch.int32)  # the third is padding
     pool = torch.zeros(6, 5, size, dtype=dtype)
-    pool[[4, 1, 0]] = state
+    pool[[4, 0, 1]] = state
     chosen = causal_conv1d_update(x, pool, weight, bias, "silu", conv_state_indices=indices)
     o = causal_conv1d_update(x, state, weight, bias, "silu")
     assert o.shape == x.shape and o.dtype == dtype and torch.equal(state, after)
     torch.testing.assert_close(o.double().reshape(expected.shape), expected, rtol=1e-10 if dtype == torch.float64 else 2e-2, atol=1e-2 * (dtype != torch.float64))
-    assert torch.equal(chosen[[0, 2]], o[[0, 2]]) and (chosen[1] == 0).all()
-    assert torch.equal(pool[[4, 0]], after[[0, 2]]) and (pool[[2, 3, 5]] == 0).all() and not torch.equal(pool[1], after[1])
+    assert torch.equal(chosen[:2], o[:2]) and (chosen[2] == 0).all()
+    assert torch.equal(pool[[4, 0]], after[:2]) and (pool[[2, 3, 5]] == 0).all() and not torch.equal(pool[1], after[2])
 
 
 @torch.no_grad()
