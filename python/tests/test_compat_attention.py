@@ -325,6 +325,14 @@ def test_parallel_nsa(kind, packed):
     check(result, torch.cat(outs, 1), [x for x in (q, k, v, g_cmp, g_slc, g_swa) if x is not None])
 
 
+def test_parallel_nsa_in_16_bits_with_gates_of_32():
+    q, k, v, g = normal(1, 9, 4, 8), normal(1, 9, 2, 8, seed=1), normal(1, 9, 2, 8, seed=2), torch.rand(1, 9, 4)
+    expected = fla.parallel_nsa(q, k, v, g.double(), g.double(), g.double(), block_size=4, window_size=3)
+    o = fla.parallel_nsa(*(x.bfloat16() for x in (q, k, v)), g, g, g, block_size=4, window_size=3)
+    assert o.dtype == torch.bfloat16
+    torch.testing.assert_close(o.double(), expected, rtol=0.1, atol=0.1)
+
+
 @pytest.mark.parametrize("topk", [1, 3, 9])
 def test_parallel_moba(topk):
     bounds, chunk = [0, 21, 24, 40], 5

@@ -349,7 +349,7 @@ def test_gates_before_their_activation(label, bound, has_rate):
 # --- dtypes, fewer key heads, other people's references ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("label", labels("output_final_state"))
 def test_dtypes(label, dtype):
     case = Case(label)

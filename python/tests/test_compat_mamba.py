@@ -63,6 +63,8 @@ def test_causal_conv1d_fn_begins_again_where_the_index_changes():
         parts = [convolved(x[b:b + 1, :, i:j], weight, bias, torch.zeros(1, 5, 3).double(), "silu")[0] for i, j in spans]
         rows.append(torch.cat(parts, 2) * (index[b] >= 0))
     check([causal_conv1d_fn(x, weight, bias, index, activation="silu")], [torch.cat(rows)], (x, weight, bias))
+    unread = torch.where(index.unsqueeze(1) < 0, torch.nan, x)
+    torch.testing.assert_close(causal_conv1d_fn(unread, weight, bias, index, activation="silu"), torch.cat(rows))
     for name, value in (("initial_states", x[..., :3]), ("return_final_states", True)):
         with pytest.raises(heed.InvalidArgument, match=f"causal_conv1d_fn: {name} is given beside seq_idx"):
             causal_conv1d_fn(x, weight, seq_idx=index, **{name: value})
@@ -92,6 +94,17 @@ def test_causal_conv1d_update(size, rows, dtype):
     torch.testing.assert_close(o.double().reshape(expected.shape), expected, rtol=1e-10 if dtype == torch.float64 else 2e-2, atol=1e-2 * (dtype != torch.float64))
     assert torch.equal(chosen[:2], o[:2]) and (chosen[2] == 0).all()
     assert torch.equal(pool[[4, 0]], after[:2]) and (pool[[2, 3, 5]] == 0).all() and not torch.equal(pool[1], after[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("of_weights", [torch.bfloat16, torch.float32, torch.float64])
+def test_parameters_of_another_dtype(dtype, of_weights):
+    x, weight, bias = normal(2, 5, 9).to(dtype), normal(5, 4, seed=1).to(of_weights), normal(5, seed=2).to(of_weights)
+    o, states = causal_conv1d_fn(x, weight, bias, activation="silu", return_final_states=True)
+    expected, last = convolved(x.double(), weight.double(), bias.double(), torch.zeros(2, 5, 3).double(), "silu")
+    assert o.dtype == states.dtype == dtype
+    torch.testing.assert_close(o.double(), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2 if dtype == torch.bfloat16 else 1e-6)
+    torch.testing.assert_close(states.double(), last)
 
 
 @torch.no_grad()

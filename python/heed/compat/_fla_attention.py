@@ -151,7 +151,7 @@ def parallel_nsa(
             o = heed.torch.attention(q, k, v, scale=scale, causal=True, pattern=pattern) * one.unsqueeze(-1)
             one = torch.zeros_like(one)
         if g_cmp is not None:
-            gates = torch.stack((g_cmp, one.to(g_cmp.dtype), torch.zeros_like(g_cmp)), -1)
+            gates = torch.stack((g_cmp, one.to(g_cmp.dtype), torch.zeros_like(g_cmp)), -1).to(q.dtype)
             count = 1 if indices is not None else counts
             o = o + heed.torch.nsa(q, k, v, gates, block=block_size, count=count, window=1, scale=scale)
         if window_size > 0:

@@ -17,6 +17,15 @@ __version__ = "1.6.1"  # whose functions these are
 _in_their_words = speaking(state="initial_states", initial_state="initial_states", cu_seqlens="seq_idx")
 
 
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _beside(x: Tensor, *parameters: Tensor | None) -> list[Tensor | None]:
+    """Parameters in x's dtype or float32, which is what heed reads; none loses a digit beside 16 bits or float32."""
+    return [y if y is None or y.dtype == x.dtype else y.to(_wide(x)) for y in parameters]
+
+
 @_in_their_words
 def causal_conv1d_fn(
     x,
@@ -31,7 +40,7 @@ def causal_conv1d_fn(
     """A short depthwise causal convolution. Where seq_idx [B, T] changes a sequence begins; below 0 it is padding."""
     name = "causal_conv1d_fn"
     _dispatch.check_tensors(name, x=x, weight=weight)
-    x, dtype = x.to(weight.dtype), x.dtype
+    weight, bias = _beside(x, weight, bias)
     if seq_idx is not None:
         if initial_states is not None or return_final_states:
             given = "return_final_states" if initial_states is None else "initial_states"
@@ -40,16 +49,16 @@ def causal_conv1d_fn(
         o = heed.torch.causal_conv1d(
             sequences.pack(x, 2), weight, bias, activation=activation, cu_seqlens=sequences.bounds
         )
-        return (sequences.unpack(o, 2) * (seq_idx >= 0).unsqueeze(1)).to(dtype)
+        return sequences.unpack(o, 2).masked_fill((seq_idx < 0).unsqueeze(1), 0)
     if initial_states is not None:
-        initial_states = initial_states.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+        initial_states = initial_states.to(_wide(x))
     o, states = heed.torch.causal_conv1d(
         x, weight, bias, activation=activation, initial_state=initial_states, return_state=True
     )
     if not return_final_states:
-        return o.to(dtype)
-    states = states.to(dtype)
-    return o.to(dtype), states if final_states_out is None else final_states_out.copy_(states)
+        return o
+    states = states.to(x.dtype)
+    return o, states if final_states_out is None else final_states_out.copy_(states)
 
 
 @_in_their_words
@@ -81,10 +90,8 @@ def causal_conv1d_update(
     else:
         at = cache_seqlens.long()[:, None]
         last = chosen.gather(2, _columns(at + torch.arange(-before, 0), size, rows))
-    wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    o = heed.torch.causal_conv1d(
-        rows.to(weight.dtype), weight, bias, activation=activation, initial_state=last.to(wide)
-    )
+    weight, bias = _beside(rows, weight, bias)
+    o = heed.torch.causal_conv1d(rows, weight, bias, activation=activation, initial_state=last.to(_wide(rows)))
     if cache_seqlens is None:
         chosen = torch.cat((chosen, rows.to(chosen.dtype)), -1)[..., rows.shape[-1] :]
     else:
@@ -95,9 +102,8 @@ def causal_conv1d_update(
         states.copy_(chosen)
     else:
         states[conv_state_indices[real].long()] = chosen[real]
-        o = o * real[:, None, None]
+        o = o.masked_fill(~real[:, None, None], 0)
     _dispatch.wrote(conv_state)
-    o = o.to(x.dtype)
     return o.squeeze(-1) if one else o
 
 

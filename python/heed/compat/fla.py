@@ -187,7 +187,7 @@ def _rwkv7_of_layer(a: Arguments) -> Any:
 _STATES = "scale=None, initial_state=None, output_final_state=False"
 _PACKED = "cu_seqlens=None, cu_seqlens_cpu=None"
 _UNLISTED = "*, chunk_size=None, head_first=False"
-_TURNED = "*, transpose_state_layout=False"
+_TURNED = "*, head_first=False, transpose_state_layout=False"
 _OF_GATE = "use_gate_in_kernel=False, A_log=None, dt_bias=None"
 _FUSED_STATES = "scale=None, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False"
 _DPLR = (
@@ -202,7 +202,7 @@ _CHUNK_GDN = (
 _RECURRENT_GDN = (
     f"q, k, v, g=None, gk=None, gv=None, beta=None, {_FUSED_STATES}, {_OF_GATE}, "
     "use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False, state_v_first=False, cu_seqlens=None, "
-    "*, transpose_state_layout=False"
+    "*, head_first=False, transpose_state_layout=False"
 )
 
 _TABLE: dict[str, tuple[str, str, str | Callable[[Arguments], Any]]] = {
@@ -299,7 +299,7 @@ _TABLE: dict[str, tuple[str, str, str | Callable[[Arguments], Any]]] = {
         (f"q, k, v, g, beta, {_FUSED_STATES}, use_gate_in_kernel=False, use_beta_sigmoid_in_kernel=False, "
          "allow_neg_eigval=False, safe_gate=False, lower_bound=None, disable_recompute=False, "
          f"return_intermediate_states=False, state_v_first=False, {_PACKED}, cp_context=None, *, A_log=None, "
-         "dt_bias=None, chunk_size=64, transpose_state_layout=False"),
+         "dt_bias=None, chunk_size=64, head_first=False, transpose_state_layout=False"),
         "kda(q k v g beta)",
     ),
     "fused_recurrent_kda": (
@@ -313,7 +313,7 @@ _TABLE: dict[str, tuple[str, str, str | Callable[[Arguments], Any]]] = {
         "gdn2.chunk",
         (f"q, k, v, g, b, w, {_FUSED_STATES}, use_gate_in_kernel=False, {_PACKED}, safe_gate=False, lower_bound=None, "
          "disable_recompute=False, return_intermediate_states=False, state_v_first=False, *, A_log=None, dt_bias=None, "
-         "chunk_size=64, transpose_state_layout=False"),
+         "chunk_size=64, head_first=False, transpose_state_layout=False"),
         "gdn2(q k v g b w)",
     ),
     "fused_recurrent_gdn2": (
