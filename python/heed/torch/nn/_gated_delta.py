@@ -57,8 +57,8 @@ class GatedDeltaNet(Layer):
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
         channels, taps = self.conv1d.weight.shape[0], self.conv1d.weight.shape[2]
-        return State(batch, conv=torch.zeros(batch, channels, taps - 1),
-                     S=torch.zeros(batch, self.num_value_heads, self.key_head_dim, self.value_head_dim))
+        return State(batch, {"conv": torch.zeros(batch, channels, taps - 1),
+                             "S": torch.zeros(batch, self.num_value_heads, self.key_head_dim, self.value_head_dim)})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
         lengths = self._check(x, state, State, lengths)

@@ -99,7 +99,7 @@ class GatedLinearAttention(Layer):
         empty = torch.zeros(batch, 0, self.hidden_size, dtype=self.o_proj.weight.dtype)
         with torch.no_grad():
             _, carried = getattr(heed.torch, self.recurrence)(**self._arguments(empty), **self.options, return_state=True)
-        return State(batch, **self._named(carried))
+        return State(batch, self._named(carried))
 
     def _named(self, carried: Any) -> dict[str, Tensor]:
         return carried._asdict() if hasattr(carried, "_asdict") else {"S": carried}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import heed.torch
-from heed.torch.nn._layer import Layer, check_multiple, check_sizes, of_config, rotary_of_config
+from heed.torch.nn._layer import Layer, RMSNorm, attended, check_multiple, check_sizes, of_config, rotary_of_config
 
 
 class GroupedQueryAttention(Layer):
@@ -51,7 +51,7 @@ class GroupedQueryAttention(Layer):
         self.v_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=bias, **factory)
         self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=bias if out_bias is None else out_bias, **factory)
         if qk_norm:
-            self.q_norm, self.k_norm = (nn.RMSNorm(head_dim, eps=eps, **factory) for _ in range(2))
+            self.q_norm, self.k_norm = (RMSNorm(head_dim, eps=eps, **factory) for _ in range(2))
 
     @classmethod
     def from_config(cls, config: Any, layer: int = 0, **options: Any) -> GroupedQueryAttention:
@@ -87,7 +87,7 @@ class GroupedQueryAttention(Layer):
         options = {**self.masks, "scale": self.scale, **options}
         if state is not None:
             state.append(k, v, lengths)
-            o = state.attend(q, **options)
+            o = attended(state, q, lengths, options)
         else:
             at = torch.arange(x.shape[1]) if positions is None else positions
             q, k = (heed.torch.rotary(rows, at, **self.rotary) for rows in (q, k))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import heed.torch
-from heed.torch.nn._layer import Layer, check_sizes, of_config, rotary_of_config
+from heed.torch.nn._layer import Layer, RMSNorm, attended, check_sizes, of_config, rotary_of_config
 
 
 class LatentAttention(Layer):
@@ -52,10 +52,10 @@ class LatentAttention(Layer):
             self.q_proj = nn.Linear(hidden_size, width, bias=False, **factory)
         else:
             self.q_a_proj = nn.Linear(hidden_size, q_lora_rank, bias=bias, **factory)
-            self.q_a_layernorm = nn.RMSNorm(q_lora_rank, eps=eps, **factory)
+            self.q_a_layernorm = RMSNorm(q_lora_rank, eps=eps, **factory)
             self.q_b_proj = nn.Linear(q_lora_rank, width, bias=False, **factory)
         self.kv_a_proj_with_mqa = nn.Linear(hidden_size, kv_lora_rank + qk_rope_head_dim, bias=bias, **factory)
-        self.kv_a_layernorm = nn.RMSNorm(kv_lora_rank, eps=eps, **factory)
+        self.kv_a_layernorm = RMSNorm(kv_lora_rank, eps=eps, **factory)
         self.kv_b_proj = nn.Linear(kv_lora_rank, num_heads * (qk_nope_head_dim + v_head_dim), bias=False, **factory)
         self.o_proj = nn.Linear(num_heads * v_head_dim, hidden_size, bias=bias, **factory)
 
@@ -80,11 +80,11 @@ class LatentAttention(Layer):
         q, k = torch.cat([q_n, q_r], -1), torch.cat([k_n, k_r.expand(-1, -1, self.num_heads, -1)], -1)
         return heed.torch.attention(q, k, v, causal=True, scale=self.scale, **options)
 
-    def _absorbed(self, q_n: Tensor, q_r: Tensor, state: heed.torch.LatentKVCache, options: dict[str, Any]) -> Tensor:
+    def _absorbed(self, q_n: Tensor, q_r: Tensor, state: Any, lengths: Tensor | None, options: dict[str, Any]) -> Tensor:
         """Attention over the latents of a cache."""
         to_k, to_v = self.kv_b_proj.weight.unflatten(0, (self.num_heads, -1)).split((self.parts[0], self.v_head_dim), 1)
         q = torch.cat([torch.einsum("bthn,hnr->bthr", q_n, to_k), q_r], -1)
-        return torch.einsum("bthr,hvr->bthv", state.attend(q, scale=self.scale, **options), to_v)
+        return torch.einsum("bthr,hvr->bthv", attended(state, q, lengths, {"scale": self.scale, **options}), to_v)
 
     def forward(self, x: Tensor, state: heed.torch.LatentKVCache | None = None, *, lengths: Any = None, positions: Any = None,
                 **options: Any) -> Tensor:
@@ -102,7 +102,7 @@ class LatentAttention(Layer):
         if state is not None:
             state.append(torch.cat([latent, k_r[:, :, 0]], -1), lengths)
         if before is not None and (x.shape[1] == 1 or bool(before.any())):
-            o = self._absorbed(q_n, q_r, state, options)  # type: ignore[arg-type]
+            o = self._absorbed(q_n, q_r, state, lengths, options)
         else:  # a whole sequence, for which making keys costs less than attention to latents
             options = {"dropout": self.dropout if self.training else 0.0, **options}
             o = self._expanded(q_n, q_r, latent, k_r, {"key_lengths": lengths, "query_lengths": lengths, **options})

@@ -17,7 +17,7 @@ from heed import InvalidArgument
 class State:
     """What a recurrent layer keeps of the tokens so far: `lengths` [B], how many, and tensors by name, the batch first."""
 
-    def __init__(self, batch: int, **tensors: Tensor) -> None:
+    def __init__(self, batch: int, tensors: dict[str, Tensor]) -> None:
         self.lengths = torch.zeros(batch, dtype=torch.int64)
         self.tensors = tensors
 
@@ -53,7 +53,7 @@ class State:
         self.lengths = self.lengths[at]
 
     def _of(self, tensors: dict[str, Tensor], lengths: Tensor) -> State:
-        other = State(lengths.shape[0], **tensors)
+        other = State(lengths.shape[0], tensors)
         other.lengths = lengths
         return other
 
@@ -150,6 +150,34 @@ def unit(x: Tensor) -> Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
+def rms_norm(x: Tensor, eps: float) -> Tensor:
+    """x / rms(x) over the last axis, without a tensor of squares, which torch's own makes."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+    return x * torch.rsqrt(norm * norm / x.shape[-1] + eps).to(x.dtype)
+
+
+class RMSNorm(nn.Module):
+    """weight x / rms(x), over the last axis."""
+
+    def __init__(self, size: int, *, eps: float, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size, device=device, dtype=dtype)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.eps) * self.weight
+
+
+def attended(state: Any, q: Tensor, lengths: Tensor | None, options: dict[str, Any]) -> Tensor:
+    """Attention of rows over a cache; rows beyond the longest sequence of the call are 0, and the cache does not see them."""
+    most = q.shape[1] if lengths is None else int(lengths.max()) if len(lengths) else 0
+    if most == q.shape[1]:
+        return state.attend(q, **options)
+    o = q.new_zeros((*q.shape[:3], state.value_dim))
+    if most:
+        o[:, :most] = state.attend(q[:, :most], **options)
+    return o
+
+
 def is_step(x: Tensor, lengths: Tensor | None) -> bool:
     """Whether this is one token of each sequence, which steps of heed take; those have no gradients."""
     return x.shape[1] == 1 and lengths is None and not torch.is_grad_enabled()
@@ -189,10 +217,7 @@ class GatedRMSNorm(nn.Module):
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         if self.gate_first:
             x = x * F.silu(gate)
-        if self.group == x.shape[-1]:
-            y = F.rms_norm(x, (self.group,), self.weight, self.eps)
-        else:
-            y = self.weight * F.rms_norm(x.unflatten(-1, (-1, self.group)), (self.group,), None, self.eps).flatten(-2)
+        y = rms_norm(x.unflatten(-1, (-1, self.group)), self.eps).flatten(-2) * self.weight
         return y if self.gate_first else y * F.silu(gate)
 
 
@@ -218,7 +243,7 @@ class Residual(Layer):
             raise InvalidArgument(f"Residual: names is {names!r}, expected two different identifiers")
         self.hidden_size, self.order, self.names = layer.hidden_size, order, tuple(names)
         self.add_module(names[0], layer)
-        kind = nn.RMSNorm if norm == "rms" else nn.LayerNorm
+        kind = RMSNorm if norm == "rms" else nn.LayerNorm
         self.add_module(names[1], kind(self.hidden_size, eps=eps, device=device, dtype=dtype))
 
     def new_state(self, batch: int, **options: Any) -> Any:

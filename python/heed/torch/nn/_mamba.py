@@ -56,7 +56,7 @@ class Mamba(Layer):
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
         inner, taps = self.conv1d.weight.shape[0], self.conv1d.weight.shape[2]
-        return State(batch, conv=torch.zeros(batch, inner, taps - 1), ssm=torch.zeros(batch, inner, self.sizes[1]))
+        return State(batch, {"conv": torch.zeros(batch, inner, taps - 1), "ssm": torch.zeros(batch, inner, self.sizes[1])})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
         lengths = self._check(x, state, State, lengths)

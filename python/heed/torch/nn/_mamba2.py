@@ -58,8 +58,8 @@ class Mamba2(Layer):
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
         channels, taps = self.conv1d.weight.shape[0], self.conv1d.weight.shape[2]
-        return State(batch, conv=torch.zeros(batch, channels, taps - 1),
-                     ssm=torch.zeros(batch, self.num_heads, self.head_dim, self.state_size))
+        return State(batch, {"conv": torch.zeros(batch, channels, taps - 1),
+                             "ssm": torch.zeros(batch, self.num_heads, self.head_dim, self.state_size)})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
         lengths = self._check(x, state, State, lengths)

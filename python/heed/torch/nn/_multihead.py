@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import heed.torch
 from heed import InvalidArgument
-from heed.torch.nn._layer import Layer, State, check_choice, check_multiple, check_rows, check_sizes, of_config
+from heed.torch.nn._layer import Layer, State, attended, check_choice, check_multiple, check_rows, check_sizes, of_config
 
 # What modules call queries, keys, values, output and norm.
 _NAMES = {
@@ -84,7 +84,7 @@ class MultiheadAttention(Layer):
         if self.memory_size is not None:
             shape, like = (batch, 0, self.num_heads, self.head_dim), self.get_submodule(_NAMES[self.names][0]).weight
             empty = torch.empty(shape, dtype=like.dtype)
-            return State(batch, k=empty, v=empty, key_lengths=torch.zeros(batch, dtype=torch.int64))
+            return State(batch, {"k": empty, "v": empty, "key_lengths": torch.zeros(batch, dtype=torch.int64)})
         if not self.causal:
             return super().new_state(batch)
         weight = self.get_submodule(_NAMES[self.names][0]).weight
@@ -101,7 +101,7 @@ class MultiheadAttention(Layer):
             k, v = (self._heads(path, x if memory is None else memory) for path in (of_k, of_v))
         if isinstance(state, heed.torch.KVCache):
             state.append(self._heads(of_k, x), self._heads(of_v, x), lengths)
-            return state.attend(q, scale=self.scale, **options)
+            return attended(state, q, lengths, {"scale": self.scale, **options})
         if state is not None:  # of a memory
             if memory is not None:
                 rows = torch.full((len(k),), k.shape[1]) if memory_lengths is None else torch.as_tensor(memory_lengths)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import heed.torch
 from heed import InvalidArgument
-from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_step
+from heed.torch.nn._layer import Layer, State, check_multiple, check_sizes, is_step, rms_norm
 
 
 class MultiScaleRetention(Layer):
@@ -46,7 +46,7 @@ class MultiScaleRetention(Layer):
         self.out_proj = nn.Linear(value_factor * hidden_size, hidden_size, bias=bias, **factory)
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
-        return State(batch, S=torch.zeros(batch, self.num_heads, self.key_dim, self.out_proj.in_features // self.num_heads))
+        return State(batch, {"S": torch.zeros(batch, self.num_heads, self.key_dim, self.out_proj.in_features // self.num_heads)})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
         lengths = self._check(x, state, State, lengths)
@@ -63,5 +63,5 @@ class MultiScaleRetention(Layer):
                 q, k, v, log_decay=self.log_decay, lengths=lengths, initial_state=state.S, return_state=True)
         if state is not None:
             state.lengths += x.shape[1] if lengths is None else lengths
-        o = F.rms_norm(o, (o.shape[-1],), None, self.eps).flatten(2)
+        o = rms_norm(o, self.eps).flatten(2)
         return self.out_proj(F.silu(self.g_proj(x)) * o)

@@ -48,7 +48,8 @@ class Rwkv4(Layer):
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
         num, den, most = (torch.full((batch, len(self.time_decay)), x) for x in (0.0, 0.0, float("-inf")))
-        return State(batch, shift=torch.zeros(batch, self.hidden_size, dtype=self.output.weight.dtype), num=num, den=den, max=most)
+        shift = torch.zeros(batch, self.hidden_size, dtype=self.output.weight.dtype)
+        return State(batch, {"shift": shift, "num": num, "den": den, "max": most})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
         lengths = self._check(x, state, State, lengths)

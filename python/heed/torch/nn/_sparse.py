@@ -56,7 +56,7 @@ class LongformerAttention(Layer):
             names += ["query_global", "key_global", "value_global"]
             count = global_tokens.sum(1, keepdim=True)
             most = int(count.max())
-            tokens = global_tokens.to(torch.int8).argsort(1, descending=True, stable=True)[:, :most]
+            tokens = global_tokens.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
             tokens = tokens.where(torch.arange(most) < count, -1)
         heads = [self._modules[name](x).unflatten(-1, (self.num_heads, -1)) for name in names]  # type: ignore[misc]
         o = heed.torch.longformer(*heads, window=self.window, tokens=tokens, key_lengths=lengths, query_lengths=lengths,
@@ -81,19 +81,20 @@ def counted_patterns(times: np.ndarray, block: int) -> list[tuple[heed.Pattern, 
     return [(patterns.blocks(times == n, block), math.log(n)) for n in np.unique(times[times > 0])]
 
 
-def merged(o: list[Tensor], lse: list[Tensor]) -> Tensor:
-    """One softmax over the keys of all parts; those without keys have an lse of -inf and count for nothing."""
-    if len(o) == 1:
-        return o[0]
-    every = torch.stack(lse)
-    weights = torch.softmax(every.clamp(min=torch.finfo(every.dtype).min), 0).transpose(2, 3)[..., None]
-    return sum(w * x for w, x in zip(weights, o)).to(o[0].dtype)
-
-
 def attend_counted(q: Tensor, k: Tensor, v: Tensor, parts: list[tuple[heed.Pattern, float]], **options: Any) -> Tensor:
-    """Attention in which some pairs count more than once."""
-    o, lse = zip(*(heed.torch.attention(q, k, v, pattern=pattern, return_lse=True, **options) for pattern, _ in parts))
-    return merged(list(o), [x + log for x, (_, log) in zip(lse, parts)])
+    """Attention in which some pairs count more than once: one softmax over all parts, from their logs of sums. A part without
+    keys has one of -inf and counts for nothing."""
+    o = of_all = None
+    for pattern, log in parts:
+        part, lse = heed.torch.attention(q, k, v, pattern=pattern, return_lse=True, **options)
+        lse = (lse + log).clamp(min=torch.finfo(lse.dtype).min)
+        if o is None:
+            o, of_all = part, lse
+            continue
+        share = torch.sigmoid(lse - of_all).transpose(1, 2)[..., None]
+        o = torch.lerp(o.to(share.dtype), part.to(share.dtype), share).to(q.dtype)
+        of_all = torch.logaddexp(of_all, lse)
+    return o  # type: ignore[return-value]
 
 
 class BigBirdAttention(Layer):
