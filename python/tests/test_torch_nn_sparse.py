@@ -93,7 +93,7 @@ def test_bigbird_as_the_paper_has_it():
     (lambda: longformer()[0](rows(2, 8, 32), global_tokens=torch.zeros(2, 7, dtype=torch.bool)),
      r"LongformerAttention: global_tokens is torch.bool \[2, 7\], expected bool \[2, 8\]"),
     (lambda: longformer()[0].new_state(2), "LongformerAttention.new_state: the layer looks ahead"),
-    (lambda: longformer()[0].step(rows(2, 32), 1), "LongformerAttention: state is of type int"),
+    (lambda: longformer()[0].step(rows(2, 32), 1), "LongformerAttention: state is of type int, expected None: the layer looks ahead"),
     (lambda: layers.BigBirdAttention(32, 4, random="none"), "BigBirdAttention: random is 'none', expected one of 'original', 'paper'"),
     (lambda: bigbird()[0](rows(2, 30, 32)), "BigBirdAttention: x has 30 tokens, expected a multiple of block, 4, of at least 12"),
     (lambda: bigbird()[0](rows(2, 8, 32)), "BigBirdAttention: x has 8 tokens, expected"),

@@ -58,7 +58,8 @@ def check_steps(layer, x, tolerance=5e-6, **options):
         parts = [layer(x[:, :6], state, **options)]
         parts += [layer.step(x[:, t], state, **options)[:, None] for t in (6, 7)]
         fork, copied = state.fork(), copy.deepcopy(state)
-        parts.append(layer(x[:, 8:], state, **options))
+        parts.append(layer.step(x[:, 8], state, **options)[:, None])
+        parts.append(layer(x[:, 9:], state, **options))
         assert relative(torch.cat(parts, 1), whole) <= tolerance
         assert state.lengths.tolist() == [x.shape[1]] * len(x) and state.nbytes > 0 and state.batch == len(x)
         for other in (fork, copied):

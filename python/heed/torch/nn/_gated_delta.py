@@ -76,7 +76,8 @@ class GatedDeltaNet(Layer):
         elif is_step(x, lengths):
             o = heed.torch.gated_delta_rule_step(*(rows[:, 0] for rows in inputs), state.S)[:, None]
         else:
-            o, state.tensors["S"] = heed.torch.gated_delta_rule(*inputs, lengths=lengths, initial_state=state.S, return_state=True)
+            o, state.tensors["S"] = heed.torch.gated_delta_rule(
+                *inputs, lengths=lengths, initial_state=state.S, return_state=True)
         if state is not None:
             state.lengths += x.shape[1] if lengths is None else lengths
         return self.out_proj(self.norm(o, z.unflatten(-1, (group, V)).flatten(2, 3)).flatten(2))

@@ -110,7 +110,8 @@ class GatedLinearAttention(Layer):
         if self.recurrence in _UNIT_KEYS:
             given["k"] = unit(given["k"])
         for name, gate in gates.items():
-            value = getattr(self, name) if gate.constant else self._modules[f"{name}_proj"](x).unflatten(-1, (self.num_heads, -1))  # type: ignore[misc]
+            project = self._modules.get(f"{name}_proj")
+            value = getattr(self, name) if project is None else project(x).unflatten(-1, (self.num_heads, -1))
             value = value if gate.map is None else gate.map(value)
             given[name] = value.squeeze(-1) if gate.size == "1" else value
         if "share" in given:

@@ -59,9 +59,9 @@ class GroupedQueryAttention(Layer):
         hidden_size, heads = of_config(cls.__name__, config, "hidden_size", "num_attention_heads")
         family, types = getattr(config, "model_type", ""), getattr(config, "layer_types", None)
         windowed = types is None or types[layer] == "sliding_attention"
-        biased = getattr(config, "attention_bias", False)
         own = {
-            "head_dim": getattr(config, "head_dim", None), "bias": biased, "window": getattr(config, "sliding_window", None) if windowed else None,
+            "head_dim": getattr(config, "head_dim", None), "bias": getattr(config, "attention_bias", False),
+            "window": getattr(config, "sliding_window", None) if windowed else None,
             "dropout": getattr(config, "attention_dropout", 0.0), "eps": getattr(config, "rms_norm_eps", 1e-6),
             **rotary_of_config(config),
         }

@@ -65,7 +65,8 @@ class H3(Layer):
             if is_step(x, lengths):
                 o = heed.torch.h3_step(q[:, 0], k[:, 0], v[:, 0], *constants, carried, self.D, **more)[:, None]
             else:
-                o, carried = heed.torch.h3(q, k, v, *constants, self.D, lengths=lengths, initial_state=carried, return_state=True, **more)
+                o, carried = heed.torch.h3(
+                    q, k, v, *constants, self.D, lengths=lengths, initial_state=carried, return_state=True, **more)
             state.tensors.update(zip(("tail", "S"), carried))
             state.lengths += x.shape[1] if lengths is None else lengths
         return self.out_proj(o.flatten(2))

@@ -71,7 +71,8 @@ class LatentAttention(Layer):
 
     def new_state(self, batch: int, **options: Any) -> heed.torch.LatentKVCache:
         """options: those of heed.torch.LatentKVCache."""
-        return heed.torch.LatentKVCache(batch, self.kv_lora_rank, self.parts[1], **{"dtype": self.kv_b_proj.weight.dtype, **options})
+        options = {"dtype": self.kv_b_proj.weight.dtype, **options}
+        return heed.torch.LatentKVCache(batch, self.kv_lora_rank, self.parts[1], **options)
 
     def _expanded(self, q_n: Tensor, q_r: Tensor, latent: Tensor, k_r: Tensor, options: dict[str, Any]) -> Tensor:
         """Attention over keys and values that are made."""

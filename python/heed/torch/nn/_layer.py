@@ -48,7 +48,8 @@ class State:
         """indices [batch]: for each sequence the one that it becomes."""
         at = torch.as_tensor(indices)
         if at.shape != self.lengths.shape or at.is_floating_point() or not bool(((at >= 0) & (at < self.batch)).all()):
-            raise InvalidArgument(f"State.reorder: indices is {indices!r}, expected [{self.batch}] ints from 0 to {self.batch - 1}")
+            expected = f"[{self.batch}] ints from 0 to {self.batch - 1}"
+            raise InvalidArgument(f"State.reorder: indices is {indices!r}, expected {expected}")
         self.tensors = {name: x[at] for name, x in self.tensors.items()}
         self.lengths = self.lengths[at]
 
@@ -90,11 +91,13 @@ class Layer(nn.Module):
         check_rows(name, "x", x, self.hidden_size)
         if state is not None:
             if not isinstance(state, kind):
-                raise InvalidArgument(f"{name}: state is of type {type(state).__name__}, expected a {kind.__name__} of new_state")
+                expected = f"a {kind.__name__} of new_state" if kind is not type(None) else "None: the layer looks ahead"
+                raise InvalidArgument(f"{name}: state is of type {type(state).__name__}, expected {expected}")
             if state.batch != x.shape[0]:
                 raise InvalidArgument(f"{name}: state is of {state.batch} sequences, expected {x.shape[0]} as x")
             if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self.parameters())):
-                raise InvalidArgument(f"{name}: state is given where gradients are on, expected torch.no_grad(): with a state there are none")
+                expected = "torch.no_grad(): with a state there are none"
+                raise InvalidArgument(f"{name}: state is given where gradients are on, expected {expected}")
         if lengths is None:
             return None
         n = torch.as_tensor(lengths)

@@ -50,7 +50,8 @@ class Mamba(Layer):
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Mamba:
         """Of a MambaConfig."""
-        names = ("intermediate_size", "state_size", "conv_kernel", "time_step_rank", "time_step_min", "time_step_max", "time_step_floor")
+        names = ("intermediate_size", "state_size", "conv_kernel", "time_step_rank", "time_step_min", "time_step_max",
+                 "time_step_floor")
         hidden_size, bias, conv_bias, *values = of_config(cls.__name__, config, "hidden_size", "use_bias", "use_conv_bias", *names)
         return cls(hidden_size, **{**dict(zip(names, values)), "bias": bias, "conv_bias": conv_bias, **options})
 
@@ -67,7 +68,8 @@ class Mamba(Layer):
         A = -torch.exp(self.A_log.float())
         more = {"delta_bias": self.dt_proj.bias, "delta_softplus": True}
         if state is not None and is_step(x, lengths):
-            y = heed.torch.selective_scan_step(u[:, 0], dt[:, 0], A, B[:, 0, None], C[:, 0, None], state.ssm, self.D, z[:, 0], **more)[:, None]
+            u, dt, z, B, C = u[:, 0], dt[:, 0], z[:, 0], B[:, 0, None], C[:, 0, None]
+            y = heed.torch.selective_scan_step(u, dt, A, B, C, state.ssm, self.D, z, **more)[:, None]
         else:
             sequences = [rows.transpose(1, 2) for rows in (u, dt, B, C, z)]
             more |= {"lengths": lengths}

@@ -54,7 +54,8 @@ class Mamba2(Layer):
         names = ("state_size", "n_groups", "conv_kernel", "time_step_limit", "time_step_min", "time_step_max", "time_step_floor")
         hidden_size, heads, dim, bias, conv_bias, eps, *values = of_config(
             cls.__name__, config, "hidden_size", "num_heads", "head_dim", "use_bias", "use_conv_bias", "layer_norm_epsilon", *names)
-        return cls(hidden_size, heads, dim, **{**dict(zip(names, values)), "bias": bias, "conv_bias": conv_bias, "eps": eps, **options})
+        own = {**dict(zip(names, values)), "bias": bias, "conv_bias": conv_bias, "eps": eps}
+        return cls(hidden_size, heads, dim, **{**own, **options})
 
     def new_state(self, batch: int) -> State:  # type: ignore[override]
         channels, taps = self.conv1d.weight.shape[0], self.conv1d.weight.shape[2]
@@ -76,7 +77,8 @@ class Mamba2(Layer):
         elif is_step(x, lengths):
             y = heed.torch.ssd_step(u[:, 0], d[:, 0], A, B[:, 0], C[:, 0], state.ssm, **more)[:, None]
         else:
-            y, state.tensors["ssm"] = heed.torch.ssd(u, d, A, B, C, lengths=lengths, initial_state=state.ssm, return_state=True, **more)
+            y, state.tensors["ssm"] = heed.torch.ssd(
+                u, d, A, B, C, lengths=lengths, initial_state=state.ssm, return_state=True, **more)
         if state is not None:
             state.lengths += x.shape[1] if lengths is None else lengths
         return self.out_proj(self.norm(y.flatten(2), z))

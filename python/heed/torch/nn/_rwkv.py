@@ -24,7 +24,8 @@ class Rwkv4(Layer):
     State: shift [B, hidden_size], the last token, and num, den, max [B, attention_hidden_size], float32.
     """
 
-    def __init__(self, hidden_size: int, *, attention_hidden_size: int | None = None, device: Any = None, dtype: Any = None) -> None:
+    def __init__(self, hidden_size: int, *, attention_hidden_size: int | None = None, device: Any = None,
+                 dtype: Any = None) -> None:
         super().__init__()
         factory = {"device": device, "dtype": dtype}
         inner = hidden_size if attention_hidden_size is None else attention_hidden_size

@@ -128,7 +128,7 @@ class BigBirdAttention(Layer):
 
     def forward(self, x: Tensor, state: None = None, *, lengths: Any = None, **options: Any) -> Tensor:
         lengths = self._check(x, state, type(None), lengths)
-        q, k, v = (self._modules[name](x).unflatten(-1, (self.num_heads, -1)) for name in ("query", "key", "value"))  # type: ignore[misc]
+        q, k, v = (project(x).unflatten(-1, (self.num_heads, -1)) for project in (self.query, self.key, self.value))
         if self.random == "paper":
             parts = [(patterns.bigbird(self.block, self.num_random, self.seed), 0.0)]
         else:
