@@ -167,8 +167,8 @@ def prefill(options, name, layers, causal):
             return heed.certified_attention(q, k, v, epsilon=epsilon, level=level, causal=causal, threads=options.threads)
 
         def kept_of(q, k, v, level=level, epsilon=epsilon):
-            blocks = heed._core._certified_kept(q, k, v, epsilon, level, causal)
-            return blocks[0].repeat(BLOCK, -1)[..., :T].repeat(H // blocks.shape[1], 0)
+            chosen = heed.select.certified(q, k, epsilon=epsilon, level=level, causal=causal)
+            return chosen.mask(T, T, heads=H, key_heads=k.shape[2], causal=causal)[0]
 
         kept, dropped, oracle, error = shares(layers, causal, kept_of)
         bound = np.mean([certified(q, k, v)[1].mean() for q, k, v in layers])
@@ -199,10 +199,12 @@ def decode(options, layers):
                 def certified(row=row):
                     return cache.attend(row, epsilon=epsilon, level=level, return_bound=True, threads=options.threads)
 
-                (o, bound), kept = certified(), heed._core._certified_kept_of_cache(cache, row, epsilon, level)
+                o, bound = certified()
+                chosen = heed.select.certified(row, cache, epsilon=epsilon, level=level)
+                kept = chosen.mask(1, t + 1, heads=H, key_heads=H, causal=True)
                 for h in range(H):
                     p, seen = weights_of(row[0, :, h], k[0, : t + 1, h], True)
-                    keep = kept[0, h].repeat(BLOCK, -1)[:, : t + 1]
+                    keep = kept[0, h]
                     dropped = 1 - (p * keep).sum(-1)
                     dense = p @ v[0, : t + 1, h]
                     error = np.sqrt(((o[0, :, h] - dense) ** 2).mean() / (dense**2).mean())

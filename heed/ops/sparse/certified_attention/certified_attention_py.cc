@@ -2,7 +2,10 @@
 #include "heed/ops/sparse/certified_attention/certified_attention_py.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <shared_mutex>
 #include <span>
@@ -13,9 +16,11 @@
 #include <vector>
 
 #include "docstrings/certified_attention.h"
+#include "heed/engines/softmax/sketch.h"
 #include "heed/ops/exact/attention/attend/attend_py.h"
 #include "heed/ops/exact/attention/attention_options_py.h"
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
+#include "heed/ops/sparse/common/pattern.h"
 #include "python/arguments.h"
 #include "python/docstring.h"
 #include "python/layout.h"
@@ -249,38 +254,70 @@ std::string Unspelled(bool bound, bool lse) {
          (bound ? kYes : kNo) + ", **options) -> " + result;
 }
 
-// The blocks of 64 keys that a row keeps, bool [B, Hkv, Tq, N], or by query head at level skip, for benchmarks and tests: of
-// keys, or of a cache.
-nb::object KeptOf(nb::handle q, nb::handle k, nb::handle v, double epsilon, nb::handle level, bool causal) {
-  Call call;
-  call.own.epsilon = epsilon;
-  ReadLevel(call, {kOp, kLevel, level});
-  call.options.causal = causal;
-  call.in = {call.arrays.Read({kOp, "q", q}, Kind::kFloat), call.arrays.Read({kOp, "k", k}, Kind::kFloat),
-             call.arrays.Read({kOp, "v", v}, Kind::kFloat)};
-  const int64_t B = call.in.q.size(0), Tq = call.in.q.size(1), Tk = call.in.k.size(1);
-  const int64_t heads = call.own.level == Level::kSkip ? call.in.q.size(2) : call.in.k.size(2);
-  const int64_t sizes[] = {B, heads, Tq, (Tk + 63) / 64}, o_sizes[] = {B, Tq, call.in.q.size(2), call.in.v.size(3)};
-  NewArray kept(kOp, DType::kBool, sizes), o(kOp, call.in.q.dtype(), o_sizes);
-  Compute(kOp, kRenamed, [&] {
-    Forward(ThreadContext(call.num_threads), {call.in.q, call.in.k, call.in.v}, call.all_options(), {o.view, {}, {}, kept.view});
-  });
-  return kept.array;
-}
-nb::object KeptOfCache(const CacheOwner& cache, nb::handle q, double epsilon, nb::handle level) {
-  Call call;
-  call.own.epsilon = epsilon;
-  ReadLevel(call, {kOp, kLevel, level});
-  call.options.causal = true;
-  call.in.q = call.arrays.Read({kOp, "q", q}, Kind::kFloat);
+// What run(outputs) chooses, as the blocks of each row. It computes attention over them too, which nobody looks at.
+template <class Run>
+Pattern Chosen(const ConstTensorView& q, int64_t heads, int64_t keys, int64_t value_dim, const Run& run) {
+  const int64_t B = q.size(0), T = q.size(1), N = (keys + softmax::kSketchKeys - 1) / softmax::kSketchKeys;
+  const int64_t num_lists = B * T * heads;
+  const auto marks = std::make_unique<bool[]>(static_cast<size_t>(num_lists * N));
+  std::vector<std::byte> o(static_cast<size_t>(B * T * q.size(2) * value_dim) * SizeOf(q.dtype()));
+  run(Outputs{{o.data(), q.dtype(), {B, T, q.size(2), value_dim}},
+              {},
+              {},
+              {marks.get(), DType::kBool, {B, heads, T, N}, {T * heads * N, N, heads * N, 1}}});
   int64_t most = 0;
-  for (const int64_t length : cache.base().lengths()) most = std::max(most, length);
-  const int64_t B = call.in.q.size(0), Tq = call.in.q.size(1);
-  const int64_t heads = call.own.level == Level::kSkip ? call.in.q.size(2) : cache.heads;
-  const int64_t sizes[] = {B, heads, Tq, (most + 63) / 64}, o_sizes[] = {B, Tq, call.in.q.size(2), cache.value_dim};
-  NewArray kept(kOp, DType::kBool, sizes), o(kOp, call.in.q.dtype(), o_sizes);
-  Run(kOp, ThreadContext(call.num_threads), cache, call, {o.view, {}, {}, kept.view});
-  return kept.array;
+  const auto list = [&](int64_t at) { return std::span(marks.get() + at * N, static_cast<size_t>(N)); };
+  for (int64_t at = 0; at < num_lists; ++at) most = std::max<int64_t>(most, std::ranges::count(list(at), true));
+  std::vector<int32_t> index(static_cast<size_t>(num_lists * most), -1);
+  for (int64_t at = 0; at < num_lists; ++at) {
+    int32_t* to = index.data() + at * most;
+    for (int64_t block = 0; block < N; ++block) {
+      if (list(at)[static_cast<size_t>(block)]) *to++ = static_cast<int32_t>(block);
+    }
+  }
+  return patterns::RowBlocks({index.data(), DType::kI32, {B, T, heads, most}}, softmax::kSketchKeys);
+}
+
+// heed.select.certified: of keys or of a cache, which come first; the rest are keywords.
+Pattern Select(const nb::args& args, const nb::kwargs& kwargs) {
+  constexpr char kSelector[] = "certified";
+  constexpr Renamed kNames[] = {{"query_starts", "align"}, {"cache", "k"}};
+  static const Keywords keywords =
+      Joined({std::span(kInputs).first(1), kCertificate, OptionsThat(&IsTaken), attention::ThreadsKeyword()});
+  Call call;
+  call.arrays.AllowTorch();
+  Read<attention::Call>(kSelector, keywords, 0, nb::tuple().ptr(), kwargs.ptr(), call);
+  const ConstTensorView& q = call.in.q;
+  CheckQueries(kSelector, q, "[B,Tq,Hq,D]");
+  const nb::object keys = args[0];
+  const CacheOwner* cache = nullptr;
+  if (!nb::try_cast(keys, cache)) cache = nullptr;
+  if (cache == nullptr) {
+    call.in.k = call.arrays.Read({kSelector, "k", keys}, Kind::kFloat);
+    if (call.in.k.rank() != 4) Fail(kSelector, "k", "has shape " + call.in.k.ShapeString(), "[B,Tk,Hkv,D]");
+  }
+  ArrayLayout layout;
+  const bool of_torch = ImportTorch({kSelector, "q", kwargs["q"]}, layout);
+  Context& ctx = of_torch ? TorchContext(call.num_threads) : ThreadContext(call.num_threads);
+  // Rows of the heads of a key head decide together, but for values alone.
+  const auto lists = [&](int64_t key_heads) { return call.own.level == Level::kSkip ? q.size(2) : key_heads; };
+  Pattern pattern;
+  Compute(kSelector, kNames, [&] {
+    if (cache != nullptr) {
+      const std::shared_lock lock(cache->mutex);
+      const KVView view = cache->base().view();
+      const int64_t longest = view.lengths.empty() ? 0 : *std::ranges::max_element(view.lengths);
+      pattern = Chosen(q, lists(view.heads), longest, view.value_dim,
+                       [&](const Outputs& out) { Attend(ctx, view, q, call.all_options(), out); });
+      return;
+    }
+    constexpr double kZero = 0;  // in every dtype: values have no say
+    const ConstTensorView& k = call.in.k;
+    const ConstTensorView v(&kZero, k.dtype(), {k.size(0), k.size(1), k.size(2), 1}, {0, 0, 0, 1});
+    pattern = Chosen(q, lists(k.size(2)), k.size(1), 1,
+                     [&](const Outputs& out) { Forward(ctx, {q, k, v}, call.all_options(), out); });
+  });
+  return pattern;
 }
 
 }  // namespace
@@ -324,9 +361,7 @@ void Bind(nb::module_& m) {
   const std::string text = Docstring(doc::kForward, forward, {kSaid, doc::kCertifiedAttentionFields}, kInPython);
   m.def(kOp, &RunForward, nb::sig(forward), text.c_str());
   m.def(kOp, &RunForward, nb::sig(with_lse), text.c_str());
-  RegisterExplain(kOp, &RunExplain);
-  m.def("_certified_kept", &KeptOf);
-  m.def("_certified_kept_of_cache", &KeptOfCache);
+  m.def("_certified", &Select);
 }
 
 }  // namespace heed::certified_attention
