@@ -1,0 +1,140 @@
+// The layers that tests go through.
+#include "heed/layers/grouped_query_attention.h"
+#include "heed/layers/layer_case.h"
+#include "heed/layers/mamba.h"
+#include "heed/layers/mamba2.h"
+#include "heed/layers/mlp.h"
+#include "heed/layers/multi_head_attention.h"
+#include "heed/layers/residual.h"
+#include "heed/layers/rwkv4.h"
+
+namespace heed::layers {
+namespace {
+
+// A layer with its norm and what goes past it.
+template <class L>
+LayerCase ResidualOf(std::string name, const Residual::Config& config, const typename L::Config& layer) {
+  LayerCase of;
+  of.name = std::move(name);
+  Residual::Of<L>(config, layer, Weights::Listing(&of.weights));
+  of.make = [=](const Weights& weights) -> std::unique_ptr<Layer> { return Residual::Of<L>(config, layer, weights); };
+  of.reference = [=](const Weights& weights, const ConstTensorView& x, const Call& call, const TensorView& y) {
+    Residual::Reference(config, weights, x, [&](const Weights& own, const ConstTensorView& in, const TensorView& out) {
+      L::Reference(layer, own, in, call, out);
+    }, y);
+  };
+  return of;
+}
+
+void AddAttention(std::vector<LayerCase>& cases) {
+  MultiHeadAttention::Config bert;
+  bert.width = 36;
+  bert.heads = 3;
+  bert.names = MultiHeadAttention::Bert();
+  Residual::Config post;
+  post.norm = {36, NormKind::kLayer, 1e-12};
+  post.norm_name = "attention.output.LayerNorm";
+  post.layer_name = "attention";
+  post.post = true;
+  cases.push_back(ResidualOf<MultiHeadAttention>("bert_attention", post, bert));
+  cases.back().has_state = false;
+
+  MultiHeadAttention::Config gpt2;
+  gpt2.width = 40;
+  gpt2.heads = 5;
+  gpt2.causal = true;
+  gpt2.names = MultiHeadAttention::Gpt2();
+  const Residual::Config pre = {{40, NormKind::kLayer, 1e-5}, "ln_1", "attn", false};
+  cases.push_back(ResidualOf<MultiHeadAttention>("gpt2_attention", pre, gpt2));
+
+  MultiHeadAttention::Config bart;
+  bart.width = 24;
+  bart.heads = 2;
+  bart.head_dim = 20;
+  bart.causal = true;
+  bart.key_bias = false;
+  cases.push_back(CaseOf<MultiHeadAttention>("bart_attention", bart));
+  bart.causal = false;
+  bart.memory_width = 28;
+  cases.push_back(CaseOf<MultiHeadAttention>("cross_attention", bart));
+  cases.back().memory_width = 28;
+  cases.back().packs = false;
+
+  GroupedQueryAttention::Config llama;
+  llama.width = 48;
+  llama.heads = 4;
+  llama.kv_heads = 2;
+  llama.rotary = CacheRotary{RotaryPairs::kHalfSplit, {.base = 10000}};
+  const Residual::Config rms = {{48, NormKind::kRms, 1e-6}, "input_layernorm", "self_attn", false};
+  cases.push_back(ResidualOf<GroupedQueryAttention>("llama_attention", rms, llama));
+  GroupedQueryAttention::Config mistral = llama;
+  mistral.window = 4;
+  cases.push_back(CaseOf<GroupedQueryAttention>("mistral_attention", mistral));
+  GroupedQueryAttention::Config qwen2 = llama;
+  qwen2.bias = true;
+  cases.push_back(CaseOf<GroupedQueryAttention>("qwen2_attention", qwen2));
+  GroupedQueryAttention::Config qwen3 = llama;
+  qwen3.qk_norm = true;
+  qwen3.head_dim = 10;
+  cases.push_back(CaseOf<GroupedQueryAttention>("qwen3_attention", qwen3));
+}
+
+void AddMlps(std::vector<LayerCase>& cases) {
+  Mlp::Config gated;
+  gated.width = 21;
+  gated.inner = 70;
+  cases.push_back(CaseOf<Mlp>("llama_mlp", gated));
+  Mlp::Config gpt2 = {20, 33, Activation::kGeluTanh, true, Mlp::Gpt2()};
+  const Residual::Config pre = {{20, NormKind::kLayer, 1e-5}, "ln_2", "mlp", false};
+  cases.push_back(ResidualOf<Mlp>("gpt2_mlp", pre, gpt2));
+  cases.push_back(CaseOf<Mlp>("bert_mlp", {20, 33, Activation::kGelu, true, Mlp::Bert()}));
+}
+
+void AddRecurrent(std::vector<LayerCase>& cases) {
+  Mamba::Config mamba;
+  mamba.width = 19;
+  mamba.inner = 34;
+  mamba.state = 5;
+  const Residual::Config rms = {{19, NormKind::kRms, 1e-5}, "norm", "mixer", false};
+  cases.push_back(ResidualOf<Mamba>("mamba", rms, mamba));
+  mamba.bias = true;
+  mamba.conv_bias = false;
+  mamba.step_rank = 3;
+  mamba.conv = 2;
+  cases.push_back(CaseOf<Mamba>("mamba_with_bias", mamba));
+
+  Mamba2::Config mamba2;
+  mamba2.width = 22;
+  mamba2.heads = 4;
+  mamba2.head_dim = 7;
+  mamba2.groups = 2;
+  mamba2.state = 9;
+  cases.push_back(CaseOf<Mamba2>("mamba2", mamba2));
+  mamba2.step_min = .1;
+  mamba2.step_max = .5;
+  mamba2.groups = 1;
+  mamba2.bias = true;
+  cases.push_back(CaseOf<Mamba2>("mamba2_with_limits", mamba2));
+
+  Rwkv4TimeMixing::Config time;
+  time.width = 26;
+  time.inner = 30;
+  const Residual::Config layer = {{26, NormKind::kLayer, 1e-5}, "ln1", "attention", false};
+  cases.push_back(ResidualOf<Rwkv4TimeMixing>("rwkv4_time_mixing", layer, time));
+  Rwkv4ChannelMixing::Config channel;
+  channel.width = 26;
+  channel.inner = 41;
+  cases.push_back(CaseOf<Rwkv4ChannelMixing>("rwkv4_channel_mixing", channel));
+}
+
+}  // namespace
+
+std::vector<LayerCase> LayerCases() {
+  std::vector<LayerCase> cases;
+  AddAttention(cases);
+  AddMlps(cases);
+  AddRecurrent(cases);
+  return cases;
+}
+
+}  // namespace heed::layers
