@@ -1,5 +1,7 @@
 // The layers that tests go through.
+#include "heed/layers/gated_delta_net.h"
 #include "heed/layers/grouped_query_attention.h"
+#include "heed/layers/latent_attention.h"
 #include "heed/layers/layer_case.h"
 #include "heed/layers/mamba.h"
 #include "heed/layers/mamba2.h"
@@ -79,6 +81,23 @@ void AddAttention(std::vector<LayerCase>& cases) {
   cases.push_back(CaseOf<GroupedQueryAttention>("qwen3_attention", qwen3));
 }
 
+void AddLatentAttention(std::vector<LayerCase>& cases) {
+  LatentAttention::Config config;
+  config.width = 30;
+  config.heads = 3;
+  config.latent = 17;
+  config.nope = 10;
+  config.rope = 6;
+  config.value = 13;
+  config.query_rank = 11;
+  cases.push_back(CaseOf<LatentAttention>("deepseek_attention", config));
+  config.query_rank = 0;
+  config.bias = true;
+  config.scale = .4;
+  config.pairs = RotaryPairs::kHalfSplit;
+  cases.push_back(CaseOf<LatentAttention>("deepseek_lite_attention", config));
+}
+
 void AddMlps(std::vector<LayerCase>& cases) {
   Mlp::Config gated;
   gated.width = 21;
@@ -116,6 +135,14 @@ void AddRecurrent(std::vector<LayerCase>& cases) {
   mamba2.bias = true;
   cases.push_back(CaseOf<Mamba2>("mamba2_with_limits", mamba2));
 
+  GatedDeltaNet::Config delta;
+  delta.width = 23;
+  delta.key_heads = 2;
+  delta.value_heads = 6;
+  delta.key_dim = 8;
+  delta.value_dim = 11;
+  cases.push_back(CaseOf<GatedDeltaNet>("gated_delta_net", delta));
+
   Rwkv4TimeMixing::Config time;
   time.width = 26;
   time.inner = 30;
@@ -132,6 +159,7 @@ void AddRecurrent(std::vector<LayerCase>& cases) {
 std::vector<LayerCase> LayerCases() {
   std::vector<LayerCase> cases;
   AddAttention(cases);
+  AddLatentAttention(cases);
   AddMlps(cases);
   AddRecurrent(cases);
   return cases;

@@ -109,38 +109,69 @@ int64_t Linear::nbytes() const {
   return (outputs_ + kPanel - 1) / kPanel * kPanel * words * 4;
 }
 
+struct LinearAccess {
+  // Rows [0, rows) of x times panels [first, first + panels).
+  static PanelProduct Product(const Linear& linear, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride,
+                              int64_t first, int64_t panels) {
+    PanelProduct p;
+    p.weights = linear.panels_.get();
+    p.bias = linear.bias_.empty() ? nullptr : linear.bias_.data();
+    p.inputs = static_cast<size_t>(linear.inputs_);
+    p.outputs = static_cast<size_t>(linear.outputs_);
+    p.x = x;
+    p.x_stride = static_cast<ptrdiff_t>(x_stride);
+    p.y = y;
+    p.y_stride = static_cast<ptrdiff_t>(y_stride);
+    p.rows = static_cast<size_t>(rows);
+    p.first = static_cast<size_t>(first);
+    p.panels = static_cast<size_t>(panels);
+    return p;
+  }
+};
+
+namespace {
+
+// A block of rows stays in the second cache level while panels meet it.
+constexpr int64_t kRowBlock = 192, kFewRows = 6;
+
+auto KernelFor(const Context& ctx, DType dtype) {
+  const PanelKernels kernels = PanelKernelsFor(ctx);
+  return dtype == DType::kBF16 ? kernels.bf16 : kernels.f32;
+}
+
+}  // namespace
+
 void Linear::Rows(Context& ctx, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride) const {
   if (rows == 0) return;
-  const PanelKernels kernels = PanelKernelsFor(ctx);
-  const auto kernel = dtype_ == DType::kBF16 ? kernels.bf16 : kernels.f32;
+  const auto kernel = KernelFor(ctx, dtype_);
   const int64_t panels = (outputs_ + kPanel - 1) / kPanel;
-  // A task is a block of rows, which stay in the second cache level, and some panels that read them. Of a few rows it is
-  // enough weights to be worth handing out.
-  constexpr int64_t kRows = 192, kTaskBytes = 128 << 10;
-  const int64_t panel_bytes = nbytes() / panels;
-  int64_t row_block = std::min(rows, kRows), group = 4;
-  if (rows <= 6) group = std::clamp<int64_t>(kTaskBytes / panel_bytes, 1, panels);
+  // A task is a block of rows and some panels that meet it; of a few rows, as many weights as are worth handing out.
+  constexpr int64_t kTaskBytes = 128 << 10;
+  int64_t row_block = std::min(rows, kRowBlock), group = 4;
+  if (rows <= kFewRows) group = std::clamp<int64_t>(kTaskBytes / (nbytes() / panels), 1, panels);
   const auto tasks = [&] { return (rows + row_block - 1) / row_block * ((panels + group - 1) / group); };
-  if (rows > 6 && ctx.num_threads() > 1) {
+  if (rows > kFewRows && ctx.num_threads() > 1) {
     while (group > 1 && tasks() < 4 * ctx.num_threads()) group /= 2;
     while (row_block > 48 && tasks() < 4 * ctx.num_threads()) row_block /= 2;
   }
   const int64_t groups = (panels + group - 1) / group;
   ctx.ParallelFor(tasks(), [&](int64_t task, int) {
     const int64_t row = task / groups * row_block, first = task % groups * group;
-    PanelProduct p;
-    p.weights = panels_.get();
-    p.bias = bias_.empty() ? nullptr : bias_.data();
-    p.inputs = static_cast<size_t>(inputs_);
-    p.outputs = static_cast<size_t>(outputs_);
-    p.x = x + row * x_stride;
-    p.x_stride = static_cast<ptrdiff_t>(x_stride);
-    p.y = y + row * y_stride;
-    p.y_stride = static_cast<ptrdiff_t>(y_stride);
-    p.rows = static_cast<size_t>(std::min(row_block, rows - row));
-    p.first = static_cast<size_t>(first);
-    p.panels = static_cast<size_t>(std::min(group, panels - first));
-    kernel(p);
+    kernel(LinearAccess::Product(*this, x + row * x_stride, x_stride, std::min(row_block, rows - row), y + row * y_stride, y_stride,
+                                 first, std::min(group, panels - first)));
+  });
+}
+
+void MultiplyHeads(Context& ctx, std::span<const Linear> heads, const OfHeads<const float>& x, int64_t rows,
+                   const OfHeads<float>& y) {
+  if (heads.empty() || rows == 0) return;
+  const auto kernel = KernelFor(ctx, heads.front().dtype());
+  const int64_t panels = (heads.front().outputs() + kPanel - 1) / kPanel, count = std::ssize(heads);
+  ctx.ParallelFor((rows + kRowBlock - 1) / kRowBlock * count, [&](int64_t task, int) {
+    const int64_t row = task / count * kRowBlock, head = task % count;
+    kernel(LinearAccess::Product(heads[static_cast<size_t>(head)], x.data + row * x.row_stride + head * x.head_stride, x.row_stride,
+                                 std::min(kRowBlock, rows - row), y.data + row * y.row_stride + head * y.head_stride, y.row_stride, 0,
+                                 panels));
   });
 }
 

@@ -55,6 +55,8 @@ class HEED_API Linear {
                         const TensorView& y);
 
  private:
+  friend struct LinearAccess;  // for products of several matrices
+
   int64_t inputs_ = 0, outputs_ = 0;
   DType dtype_ = DType::kF32;
   std::shared_ptr<const void> panels_;

@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "heed/core/context.h"
+#include "heed/layers/linear.h"
 
 namespace heed::layers {
 
@@ -32,6 +34,17 @@ struct PanelKernels {
 
 // For the best SIMD target that `ctx` allows.
 PanelKernels PanelKernelsFor(const Context& ctx);
+
+// Rows of several heads: row r of head h is at data + r row_stride + h head_stride.
+template <class T>
+struct OfHeads {
+  T* data;
+  int64_t row_stride, head_stride;
+};
+
+// For each head y = x W^T with its own matrix, all of one shape, as Linear::Rows computes it.
+void MultiplyHeads(Context& ctx, std::span<const Linear> heads, const OfHeads<const float>& x, int64_t rows,
+                   const OfHeads<float>& y);
 
 }  // namespace heed::layers
 

@@ -7,7 +7,6 @@
 #include "heed/layers/reference_internal.h"
 #include "heed/layers/rwkv4.h"
 #include "heed/ops/gated/rwkv4/rwkv4.h"
-#include "heed/ops/ssm/causal_conv1d/causal_conv1d.h"
 #include "heed/ops/ssm/selective_scan/selective_scan.h"
 #include "heed/ops/ssm/ssd/ssd.h"
 
@@ -20,22 +19,6 @@ namespace {
 
 double MinusExp(double x) { return -std::exp(x); }
 
-// silu(conv(x)) of x [B, T, C].
-Array Convolved(const Array& x, const Weights& weights, int64_t taps, bool bias, const Call& call) {
-  const int64_t channels = x.last();
-  const Array weight = Tensor(weights, "conv1d.weight", {channels, 1, taps}).Reshaped({channels, taps});
-  Array of_bias({channels});
-  if (bias) of_bias = Tensor(weights, "conv1d.bias", {channels});
-  causal_conv1d::Options options;
-  options.activation = causal_conv1d::Activation::kSilu;
-  options.lengths = call.lengths;
-  options.cu_seqlens = call.cu_seqlens;
-  const Array in = x.Swapped();
-  Array out(in.sizes);
-  causal_conv1d::Reference({in.view(), weight.view(), of_bias.view(), {}}, options, {out.view(), {}});
-  return out.Swapped();
-}
-
 }  // namespace
 
 void Mamba::Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const Call& call,
@@ -43,7 +26,7 @@ void Mamba::Reference(const Config& config, const Weights& weights, const ConstT
   const int64_t inner = config.inner == 0 ? 2 * config.width : config.inner, N = config.state;
   const int64_t rank = config.step_rank == 0 ? (config.width + 15) / 16 : config.step_rank;
   const Array projected = Product(Array(x), weights, {"in_proj", 2 * inner, config.bias});
-  const Array u = Convolved(projected.Channels(0, inner), weights, config.conv, config.conv_bias, call);
+  const Array u = Convolved(projected.Channels(0, inner), weights, "conv1d", config.conv, config.conv_bias, call);
   const Array selected = Product(u, weights, {"x_proj", rank + 2 * N, false});
   const Array delta = Product(selected.Channels(0, rank), weights, {"dt_proj", inner, true}).Swapped();
   const Array A = Map(Tensor(weights, "A_log", {inner, N}), MinusExp), D = Tensor(weights, "D", {inner});
@@ -74,7 +57,7 @@ void Mamba2::Reference(const Config& config, const Weights& weights, const Const
   const int64_t inner = H * P, mixed = inner + 2 * G * N;
   const Array projected = Product(Array(x), weights, {"in_proj", inner + mixed + H, config.bias});
   const Array z = projected.Channels(0, inner), dt = projected.Channels(inner + mixed, inner + mixed + H);
-  const Array convolved = Convolved(projected.Channels(inner, inner + mixed), weights, config.conv, config.conv_bias, call);
+  const Array convolved = Convolved(projected.Channels(inner, inner + mixed), weights, "conv1d", config.conv, config.conv_bias, call);
   const Array written = convolved.Channels(0, inner, {H, P}), B = convolved.Channels(inner, inner + G * N, {G, N}),
               C = convolved.Channels(inner + G * N, mixed, {G, N});
   const Array A = Map(Tensor(weights, "A_log", {H}), MinusExp), D = Tensor(weights, "D", {H}), bias = Tensor(weights, "dt_bias", {H});

@@ -6,6 +6,7 @@
 #include "heed/layers/norm.h"
 #include "heed/layers/reference_internal.h"
 #include "heed/layers/residual.h"
+#include "heed/ops/ssm/causal_conv1d/causal_conv1d.h"
 
 namespace heed::layers {
 namespace reference {
@@ -128,6 +129,21 @@ std::vector<int64_t> Positions(int64_t B, int64_t T, const Call& call) {
     for (int64_t t = begin; t < end; ++t) positions[static_cast<size_t>(t)] = t - begin;
   }
   return positions;
+}
+
+Array Convolved(const Array& x, const Weights& weights, const std::string& name, int64_t taps, bool bias, const Call& call) {
+  const int64_t channels = x.last();
+  const Array weight = Tensor(weights, name + ".weight", {channels, 1, taps}).Reshaped({channels, taps});
+  Array of_bias({channels});
+  if (bias) of_bias = Tensor(weights, name + ".bias", {channels});
+  causal_conv1d::Options options;
+  options.activation = causal_conv1d::Activation::kSilu;
+  options.lengths = call.lengths;
+  options.cu_seqlens = call.cu_seqlens;
+  const Array in = x.Swapped();
+  Array out(in.sizes);
+  causal_conv1d::Reference({in.view(), weight.view(), of_bias.view(), {}}, options, {out.view(), {}});
+  return out.Swapped();
 }
 
 Array Shifted(const Array& x, const Call& call) {
