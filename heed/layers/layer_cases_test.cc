@@ -3,6 +3,7 @@
 #include "heed/layers/grouped_query_attention.h"
 #include "heed/layers/latent_attention.h"
 #include "heed/layers/layer_case.h"
+#include "heed/layers/linear_attention.h"
 #include "heed/layers/mamba.h"
 #include "heed/layers/mamba2.h"
 #include "heed/layers/mlp.h"
@@ -142,6 +143,20 @@ void AddRecurrent(std::vector<LayerCase>& cases) {
   delta.key_dim = 8;
   delta.value_dim = 11;
   cases.push_back(CaseOf<GatedDeltaNet>("gated_delta_net", delta));
+
+  for (const char* mechanism :
+       {"linear_attention", "retention", "simple_gla", "gla", "delta_rule", "gated_delta_rule"}) {
+    LinearAttention::Config linear;
+    linear.mechanism = mechanism;
+    linear.width = 24;
+    linear.heads = 3;
+    linear.value_dim = 11;
+    linear.gate_rank = 5;
+    if (linear.mechanism == "retention") linear.rotary = RotaryOptions();
+    if (linear.mechanism == "delta_rule") linear.conv = 4;
+    if (linear.mechanism == "gla") linear.gate = false;
+    cases.push_back(CaseOf<LinearAttention>(mechanism, linear));
+  }
 
   Rwkv4TimeMixing::Config time;
   time.width = 26;

@@ -69,9 +69,10 @@ struct MixRows {
   size_t rows = 0, size = 0;
 };
 
-// y = factor .* softplus(x + bias)
+// y = factor .* softplus(slope x + bias)
 struct DecayRows {
   In x;
+  float slope = 1;
   const float* bias = nullptr;    // [size]
   const float* factor = nullptr;  // [size]
   Out y;

@@ -184,11 +184,12 @@ void Mix(const MixRows& c, size_t begin, size_t end) {
 }
 
 void Decay(const DecayRows& c, size_t begin, size_t end) {
+  const V slope = hn::Set(D(), c.slope);
   for (size_t row = begin; row < end; ++row) {
     const float* x = c.x.Row(row);
     float* y = c.y.Row(row);
     ForVectors(c.size, [&](size_t i, size_t n) HWY_ATTR {
-      const V step = hs::Softplus(D(), hn::Add(LoadSome(x + i, n), LoadSome(c.bias + i, n)));
+      const V step = hs::Softplus(D(), hn::MulAdd(slope, LoadSome(x + i, n), LoadSome(c.bias + i, n)));
       StoreSome(hn::Mul(LoadSome(c.factor + i, n), step), y + i, n);
     });
   }

@@ -154,6 +154,7 @@ TEST(RowsTest, MixedAndDecayingRowsAreTheirFormulas) {
     }
     DecayRows decay;
     decay.x = mix.x;
+    decay.slope = -2;
     decay.bias = of.as<float>();
     decay.factor = factor.as<float>();
     decay.y = mix.y;
@@ -162,7 +163,7 @@ TEST(RowsTest, MixedAndDecayingRowsAreTheirFormulas) {
     layers::Run(ctx, decay);
     for (int64_t r = 0; r < 3; ++r) {
       for (int64_t i = 0; i < 19; ++i) {
-        EXPECT_NEAR(y.Get({r, i}), factor.Get({i}) * std::log1p(std::exp(x.Get({r, i}) + of.Get({i}))), 1e-5);
+        EXPECT_NEAR(y.Get({r, i}), factor.Get({i}) * std::log1p(std::exp(-2 * x.Get({r, i}) + of.Get({i}))), 1e-5);
       }
     }
   });

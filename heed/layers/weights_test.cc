@@ -11,6 +11,7 @@
 #include "heed/harness/buffer.h"
 #include "heed/layers/embedding.h"
 #include "heed/layers/grouped_query_attention.h"
+#include "heed/layers/linear_attention.h"
 #include "heed/layers/mamba2.h"
 #include "heed/layers/multi_head_attention.h"
 
@@ -81,6 +82,10 @@ TEST(WeightsTest, ConfigurationsThatContradictThemselvesAreRefused) {
   mamba.step_min = 2;
   mamba.step_max = 1;
   EXPECT_THAT([&] { WeightsOf<Mamba2>(mamba); }, Says("config.step_min is 2"));
+  LinearAttention::Config linear;
+  linear.width = linear.heads = 4;
+  linear.mechanism = "attention";
+  EXPECT_THAT([&] { WeightsOf<LinearAttention>(linear); }, Says("config.mechanism is 'attention', expected one of 'linear_attention', "));
 }
 
 TEST(EmbeddingTest, RowsAreThoseOfTheTable) {
