@@ -34,6 +34,7 @@ void MultiHeadAttention::Reference(const Config& config, const Weights& weights,
   }
   attention::Options options;
   options.causal = config.causal;
+  options.pattern = config.pattern;
   options.align = attention::Align::kTopLeft;
   options.scale = config.scale;
   options.mask = call.mask;

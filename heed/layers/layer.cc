@@ -99,6 +99,7 @@ void Layer::Forward(Context& ctx, const ConstTensorView& x, const Call& call, St
   } else if (call.memory_lengths) {
     Fail(op, "memory_lengths", "is given without memory", "both");
   }
+  if (call.global_tokens && !takes_global_tokens()) Fail(op, "global_tokens", "is given", "none: this is not Longformer's attention");
   if (state != nullptr) {
     if (state->layer() != name_) Fail(op, "state", "is of " + state->layer(), "a state that this layer has made");
     if (state->batch() != B) Fail(op, "state", "has a batch of " + std::to_string(state->batch()), std::to_string(B));

@@ -22,6 +22,7 @@ struct Call {
   ConstTensorView memory;          // [B, S, memory width] f32: what cross attention looks at
   ConstTensorView memory_lengths;  // [B], 0 to S
   ConstTensorView mask;            // bool, broadcastable to [B, heads, T, T or S], true = keep; without a state
+  ConstTensorView global_tokens;   // [n] or, by sequence, [B, n]: Longformer's; -1 is absent
 };
 
 struct StateOptions {
@@ -64,6 +65,8 @@ class HEED_API Layer {
 
   // Forward() after its checks, for layers that contain others. The state's lengths are advanced by whoever calls it.
   virtual void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const = 0;
+
+  virtual bool takes_global_tokens() const { return false; }
 
   // What of `call` a layer refuses beyond what all do. Throws InvalidArgument.
   virtual void Check(const Tokens& tokens, const State* state) const;

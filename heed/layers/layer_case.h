@@ -57,7 +57,8 @@ struct LayerCase {
   std::function<std::unique_ptr<Layer>(const Weights&)> make;
   std::function<void(const Weights&, const ConstTensorView& x, const Call&, const TensorView& y)> reference;
   bool has_state = true;
-  bool packs = true;
+  bool packs = true, pads = true;
+  bool global_tokens = false;
   int64_t memory_width = 0;  // of cross attention
 };
 

@@ -1,9 +1,11 @@
 // The layers that tests go through.
 #include "heed/layers/gated_delta_net.h"
 #include "heed/layers/grouped_query_attention.h"
+#include "heed/layers/h3.h"
 #include "heed/layers/latent_attention.h"
 #include "heed/layers/layer_case.h"
 #include "heed/layers/linear_attention.h"
+#include "heed/layers/longformer_attention.h"
 #include "heed/layers/mamba.h"
 #include "heed/layers/mamba2.h"
 #include "heed/layers/mlp.h"
@@ -41,6 +43,16 @@ void AddAttention(std::vector<LayerCase>& cases) {
   post.post = true;
   cases.push_back(ResidualOf<MultiHeadAttention>("bert_attention", post, bert));
   cases.back().has_state = false;
+
+  MultiHeadAttention::Config bigbird = bert;
+  bigbird.pattern = patterns::BigBird(2, 1, 7);
+  cases.push_back(ResidualOf<MultiHeadAttention>("bigbird_attention", post, bigbird));
+  cases.back().has_state = cases.back().pads = false;  // the last block is one that all see: padding would be it
+  cases.push_back(ResidualOf<LongformerAttention>("longformer_attention", post, {36, 3, 4}));
+  cases.back().has_state = false;
+  cases.push_back(cases.back());
+  cases.back().name = "longformer_attention_with_tokens";
+  cases.back().global_tokens = true;
 
   MultiHeadAttention::Config gpt2;
   gpt2.width = 40;
@@ -156,6 +168,14 @@ void AddRecurrent(std::vector<LayerCase>& cases) {
     if (linear.mechanism == "delta_rule") linear.conv = 4;
     if (linear.mechanism == "gla") linear.gate = false;
     cases.push_back(CaseOf<LinearAttention>(mechanism, linear));
+  }
+
+  for (const int64_t heads : {6, 18}) {
+    H3::Config h3;
+    h3.width = 18;
+    h3.heads = heads;
+    h3.modes = 3;
+    cases.push_back(CaseOf<H3>("h3_of_" + std::to_string(heads) + "_heads", h3));
   }
 
   Rwkv4TimeMixing::Config time;

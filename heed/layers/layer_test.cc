@@ -45,6 +45,7 @@ class LayerTest : public testing::TestWithParam<LayerCase> {
       memory_ = Random({batch, kMemory, of().memory_width}, 77);
       call.memory = memory_.view();
     }
+    if (of().global_tokens) call.global_tokens = Lengths(global_tokens_);
     return call;
   }
 
@@ -62,6 +63,7 @@ class LayerTest : public testing::TestWithParam<LayerCase> {
   RandomWeights f32_{GetParam().weights, DType::kF32, 3};
   std::unique_ptr<Layer> layer_ = GetParam().make(f32_.weights());
   Buffer memory_;
+  const std::vector<int64_t> global_tokens_ = {5, 0, -1, 5};
 };
 
 TEST_P(LayerTest, AgreesWithItsReference) {
@@ -107,6 +109,7 @@ TEST_P(LayerTest, AnySplitIntoCallsAndStepsGivesTheWhole) {
 }
 
 TEST_P(LayerTest, ASequenceHasItsBitsAloneAndInAPaddedBatch) {
+  if (!of().pads) GTEST_SKIP();
   const int64_t width = layer_->width();
   const std::vector<int64_t> lengths = {kT, 6, 0};
   const Buffer x = Random({3, kT, width}, 1);
@@ -124,6 +127,7 @@ TEST_P(LayerTest, ASequenceHasItsBitsAloneAndInAPaddedBatch) {
   for (int64_t b = 0; b < 2; ++b) {
     const int64_t length = lengths[static_cast<size_t>(b)];
     Call alone;
+    alone.global_tokens = call.global_tokens;
     if (call.memory) alone.memory = call.memory.Slice(0, b, b + 1);
     Context ctx(1);
     const Buffer expected(DType::kF32, {1, length, width});
@@ -147,13 +151,13 @@ TEST_P(LayerTest, PackedSequencesAreSequences) {
   const int64_t width = layer_->width();
   const Buffer x = Random({1, kT, width}, 1);
   const std::vector<int64_t> bounds = {0, 4, 4, 11};
-  Call call;
+  Call call = Begin(1);
   call.cu_seqlens = Lengths(bounds);
   const Buffer y = Result(*layer_, x, call);
   const Buffer expected(DType::kF64, x.view().sizes());
   of().reference(f32_.weights(), x.view(), call, expected.view());
   EXPECT_LT(Error(y.view().Slice(1, 0, 11), expected.view().Slice(1, 0, 11)), 5e-6);
-  const Buffer second = Result(*layer_, x.As(TensorView(x.as<float>() + 4 * width, DType::kF32, {1, 7, width})), {});
+  const Buffer second = Result(*layer_, x.As(TensorView(x.as<float>() + 4 * width, DType::kF32, {1, 7, width})), Begin(1));
   EXPECT_TRUE(SameBits(y.view().Slice(1, 4, 11), second.view()));
 }
 
@@ -235,6 +239,9 @@ TEST_P(LayerTest, WrongArgumentsAreNamedBeforeAnythingIsWritten) {
   call = plain;
   call.cu_seqlens = Lengths(bounds);
   refuses(call, nullptr, name + "cu_seqlens is given with a batch of 2", x.view(), y.view());
+  call = plain;
+  call.global_tokens = x.view();
+  refuses(call, nullptr, name + "global_tokens", x.view(), y.view());
   State other("layers::Other", 2);
   refuses(plain, &other, name + "state is of layers::Other", x.view(), y.view());
   if (of().memory_width == 0) {

@@ -30,8 +30,8 @@ constexpr size_t N = hn::MaxLanes(D());
 
 // Inputs of a block: its weights, 64 KiB of f32, are read by each tile of rows from the second cache level at the latest.
 constexpr size_t kBlock = 256;
-// Bytes of weights that are asked for ahead where each is read once.
-constexpr size_t kAhead = 4096;
+// Bytes of weights that are asked for ahead, by the first rows that meet them.
+constexpr size_t kAhead = 8192;
 
 constexpr int kMostRows = hs::kVectorRegisters == 32 ? 6 : 4;
 
@@ -174,7 +174,11 @@ void Multiply(const PanelProduct& p) {
     const size_t depth = std::min(kBlock, p.inputs - begin);
     for (size_t panel = p.first; panel < p.first + p.panels; ++panel) {
       hs::ForTiles<kMostRows>(0, p.rows, [&](auto rows, size_t row) HWY_ATTR {
-        MultiplyRows<rows.value, false, S>(p, row, panel, begin, depth);
+        if (row == 0) {
+          MultiplyRows<rows.value, true, S>(p, row, panel, begin, depth);
+        } else {
+          MultiplyRows<rows.value, false, S>(p, row, panel, begin, depth);
+        }
       });
     }
   }

@@ -28,6 +28,7 @@ MultiHeadAttention::MultiHeadAttention(const Config& config, const Weights& weig
   const int64_t inner = config.heads * config_.head_dim;
   const LinearName key = {names.key, inner, config.bias && config.key_bias}, value = {names.value, inner, config.bias};
   if (cross()) {
+    if (config.pattern.present()) Fail(name().c_str(), "config.pattern", "is given", "none: it says which tokens of one sequence see each other");
     if (!names.fused.empty()) Fail(name().c_str(), "config.names.fused", "is given", "none: cross attention has matrices of its own");
     in_ = weights.Matrix({names.query, inner, config.bias}, width(), names.transposed);
     memory_ = weights.Matrix(std::vector<LinearName>{key, value}, config.memory_width, names.transposed);
@@ -85,6 +86,7 @@ void MultiHeadAttention::ComputeSelf(Context& ctx, const Tokens& tokens, const f
                         v = Heads(first + 2 * inner, tokens, heads, dim, 3 * inner);
   attention::Options options;
   options.causal = config_.causal;
+  options.pattern = config_.pattern;
   options.scale = config_.scale;
   if (state != nullptr) {
     state->keys->Append(k, v, tokens.counts);

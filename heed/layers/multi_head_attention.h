@@ -2,7 +2,8 @@
 // causal or not, masked.
 //
 // Source: Vaswani et al., "Attention is all you need", arXiv:1706.03762. With Residual around it, it is the attention of BERT and
-// MiniLM (post norm) and of GPT-2 (pre norm).
+// MiniLM (post norm) and of GPT-2 (pre norm), with
+// a pattern that of BigBird.
 #ifndef HEED_LAYERS_MULTI_HEAD_ATTENTION_H_
 #define HEED_LAYERS_MULTI_HEAD_ATTENTION_H_
 
@@ -13,6 +14,7 @@
 #include "heed/layers/layer.h"
 #include "heed/layers/linear.h"
 #include "heed/layers/weights.h"
+#include "heed/ops/sparse/common/pattern.h"
 
 namespace heed::layers {
 
@@ -33,6 +35,7 @@ class HEED_API MultiHeadAttention : public Layer {
     bool causal = false;
     bool bias = true, key_bias = true;   // of all projections; of keys, if there are others: Whisper has none
     std::optional<double> scale = {};    // default 1 / sqrt(head_dim)
+    Pattern pattern = {};                // which keys a token looks at: patterns::BigBird() and others; of self attention
     Names names = {};
   };
 

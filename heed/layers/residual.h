@@ -34,6 +34,7 @@ class HEED_API Residual : public Layer {
   }
 
   State MakeState(const StateOptions& options = {}) const override { return layer_->MakeState(options); }
+  bool takes_global_tokens() const override { return layer_->takes_global_tokens(); }
   void Check(const Tokens& tokens, const State* state) const override { layer_->Check(tokens, state); }
   void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const override;
 
