@@ -1,10 +1,10 @@
 // The layers that tests go through.
 #include "heed/layers/gated_delta_net.h"
 #include "heed/layers/grouped_query_attention.h"
-#include "heed/layers/h3.h"
+#include "heed/layers/h3_layer.h"
 #include "heed/layers/latent_attention.h"
 #include "heed/layers/layer_case.h"
-#include "heed/layers/linear_attention.h"
+#include "heed/layers/linear_attention_layer.h"
 #include "heed/layers/longformer_attention.h"
 #include "heed/layers/mamba.h"
 #include "heed/layers/mamba2.h"

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <vector>
 
-#include "heed/layers/linear_attention.h"
+#include "heed/layers/linear_attention_layer.h"
 #include "heed/layers/recurrence_internal.h"
 #include "heed/layers/reference_internal.h"
 

@@ -1,7 +1,7 @@
 // References of LongformerAttention and H3.
 #include <vector>
 
-#include "heed/layers/h3.h"
+#include "heed/layers/h3_layer.h"
 #include "heed/layers/longformer_attention.h"
 #include "heed/layers/reference_internal.h"
 #include "heed/ops/sparse/longformer/longformer.h"

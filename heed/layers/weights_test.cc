@@ -11,7 +11,7 @@
 #include "heed/harness/buffer.h"
 #include "heed/layers/embedding.h"
 #include "heed/layers/grouped_query_attention.h"
-#include "heed/layers/linear_attention.h"
+#include "heed/layers/linear_attention_layer.h"
 #include "heed/layers/mamba2.h"
 #include "heed/layers/multi_head_attention.h"
 

@@ -13,8 +13,8 @@
 //   "gated_delta_rule"  beta, and log_decay = -exp(A_log) softplus(a_proj(x) + dt_bias)  silu, norm 1
 //
 // Names are those of the layers of flash-linear-attention.
-#ifndef HEED_LAYERS_LINEAR_ATTENTION_H_
-#define HEED_LAYERS_LINEAR_ATTENTION_H_
+#ifndef HEED_LAYERS_LINEAR_ATTENTION_LAYER_H_
+#define HEED_LAYERS_LINEAR_ATTENTION_LAYER_H_
 
 #include <cstdint>
 #include <optional>
@@ -70,4 +70,4 @@ class HEED_API LinearAttention : public Layer {
 
 }  // namespace heed::layers
 
-#endif  // HEED_LAYERS_LINEAR_ATTENTION_H_
+#endif  // HEED_LAYERS_LINEAR_ATTENTION_LAYER_H_

@@ -1,5 +1,5 @@
 // LinearAttention: projections, gates and norms around a recurrence.
-#include "heed/layers/linear_attention.h"
+#include "heed/layers/linear_attention_layer.h"
 
 #include "heed/core/error.h"
 #include "heed/layers/arena_internal.h"

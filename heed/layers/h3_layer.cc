@@ -1,5 +1,5 @@
 // H3: projections around its state spaces.
-#include "heed/layers/h3.h"
+#include "heed/layers/h3_layer.h"
 
 #include "heed/core/error.h"
 #include "heed/layers/arena_internal.h"

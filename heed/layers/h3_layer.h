@@ -3,8 +3,8 @@
 //   y = out_proj(h3(q_proj(x), k_proj(x), v_proj(x)))
 //
 // Source: Fu, Dao et al., arXiv:2212.14052. Transformers has no such layer: tensors have the names of the operator's.
-#ifndef HEED_LAYERS_H3_H_
-#define HEED_LAYERS_H3_H_
+#ifndef HEED_LAYERS_H3_LAYER_H_
+#define HEED_LAYERS_H3_LAYER_H_
 
 #include <cstdint>
 #include <vector>
@@ -45,4 +45,4 @@ class HEED_API H3 : public Layer {
 
 }  // namespace heed::layers
 
-#endif  // HEED_LAYERS_H3_H_
+#endif  // HEED_LAYERS_H3_LAYER_H_
