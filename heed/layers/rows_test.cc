@@ -204,6 +204,7 @@ TEST(FrameTest, FramesNestAndTheirMemoryServesTheNextOne) {
       more[0] = more[(1 << 20) - 1] = 2;
     }
     EXPECT_EQ(first[99], 1);
+    EXPECT_GE(outer.Floats(100), first + 100);
   }
   float* again = nullptr;
   {
