@@ -11,7 +11,7 @@
 #include "heed/layers/mlp.h"
 #include "heed/layers/multi_head_attention.h"
 #include "heed/layers/residual.h"
-#include "heed/layers/rwkv4.h"
+#include "heed/layers/rwkv4_layer.h"
 
 namespace heed::layers {
 namespace {

@@ -5,7 +5,7 @@
 #include "heed/layers/mamba.h"
 #include "heed/layers/mamba2.h"
 #include "heed/layers/reference_internal.h"
-#include "heed/layers/rwkv4.h"
+#include "heed/layers/rwkv4_layer.h"
 #include "heed/ops/gated/rwkv4/rwkv4.h"
 #include "heed/ops/ssm/selective_scan/selective_scan.h"
 #include "heed/ops/ssm/ssd/ssd.h"

@@ -1,5 +1,5 @@
 // RWKV-4: token shift and projections around its recurrence.
-#include "heed/layers/rwkv4.h"
+#include "heed/layers/rwkv4_layer.h"
 
 #include <algorithm>
 

@@ -7,8 +7,8 @@
 // Source: Peng et al., arXiv:2305.13048. Names are those of Transformers' RwkvSelfAttention and RwkvFeedForward, which halve the
 // weights of later layers and the rows between them: a matter of whole models. With Residual and layer norms before them they are its
 // block.
-#ifndef HEED_LAYERS_RWKV4_H_
-#define HEED_LAYERS_RWKV4_H_
+#ifndef HEED_LAYERS_RWKV4_LAYER_H_
+#define HEED_LAYERS_RWKV4_LAYER_H_
 
 #include <cstdint>
 #include <vector>
@@ -71,4 +71,4 @@ class HEED_API Rwkv4ChannelMixing : public Layer {
 
 }  // namespace heed::layers
 
-#endif  // HEED_LAYERS_RWKV4_H_
+#endif  // HEED_LAYERS_RWKV4_LAYER_H_
