@@ -119,7 +119,8 @@ void AddMlps(std::vector<LayerCase>& cases) {
   Mlp::Config gpt2 = {20, 33, Activation::kGeluTanh, true, Mlp::Gpt2()};
   const Residual::Config pre = {{20, NormKind::kLayer, 1e-5}, "ln_2", "mlp", false};
   cases.push_back(ResidualOf<Mlp>("gpt2_mlp", pre, gpt2));
-  cases.push_back(CaseOf<Mlp>("bert_mlp", {20, 33, Activation::kGelu, true, Mlp::Bert()}));
+  const Residual::Config post = {{20, NormKind::kLayer, 1e-12}, "output.LayerNorm", "", true};
+  cases.push_back(ResidualOf<Mlp>("bert_mlp", post, {20, 33, Activation::kGelu, true, Mlp::Bert()}));
 }
 
 void AddRecurrent(std::vector<LayerCase>& cases) {

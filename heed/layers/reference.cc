@@ -199,7 +199,7 @@ void Residual::Reference(const Config& config, const Weights& weights, const Con
   const Array rows(x);
   Array normed(rows.sizes), out(rows.sizes);
   const std::vector<int64_t> flat = {rows.rows(), rows.last()};
-  const Weights of_norm = weights.At(config.norm_name + "."), of_layer = weights.At(config.layer_name + ".");
+  const Weights of_norm = weights.At(config.norm_name + "."), of_layer = OfLayer(config, weights);
   if (config.post) {
     layer(of_layer, x, out.view());
     const Array sum = Plus(out, rows).Reshaped(flat);
