@@ -2,5 +2,5 @@
 file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/benchmarks/*.cc)
 if(sources)
   add_executable(bench_ops ${sources} ${PROJECT_SOURCE_DIR}/cli/format.cc)
-  target_link_libraries(bench_ops PRIVATE heed_harness benchmark::benchmark fmt::fmt-header-only)
+  target_link_libraries(bench_ops PRIVATE heed_harness heed_bench_libraries benchmark::benchmark fmt::fmt-header-only)
 endif()

@@ -1,0 +1,162 @@
+// GatedDeltaNet: projections around a convolution and a delta rule.
+#include "heed/layers/gated_delta_net.h"
+
+#include "heed/core/error.h"
+#include "heed/layers/arena_internal.h"
+#include "heed/layers/convolve_internal.h"
+#include "heed/layers/rows_internal.h"
+#include "heed/ops/delta/gated_delta_rule/gated_delta_rule.h"
+#include "heed/ops/mechanism/check_internal.h"
+
+namespace heed::layers {
+namespace {
+
+GatedDeltaNet::Config Completed(GatedDeltaNet::Config config) {
+  const std::string layer = "layers::GatedDeltaNet";
+  CheckConfig(layer, "width", config.width);
+  CheckConfig(layer, "key_heads", config.key_heads);
+  CheckConfig(layer, "value_heads", config.value_heads, 0);
+  CheckConfig(layer, "key_dim", config.key_dim);
+  CheckConfig(layer, "value_dim", config.value_dim);
+  CheckConfig(layer, "conv", config.conv);
+  if (config.value_heads == 0) config.value_heads = config.key_heads;
+  if (config.value_heads % config.key_heads != 0) {
+    mechanism::Fail(layer.c_str(), "config.key_heads", "is " + std::to_string(config.key_heads),
+                    "a divisor of value_heads, " + std::to_string(config.value_heads));
+  }
+  return config;
+}
+
+// Rows of one kind of a matrix that has a group of rows per head, this kind at `begin` of each group.
+void AddKind(std::vector<LinearPart>& parts, const ConstTensorView& weight, int64_t heads, int64_t group, int64_t begin,
+             int64_t count) {
+  for (int64_t head = 0; head < heads; ++head) {
+    LinearPart part;
+    part.weight = weight.Slice(0, head * group + begin, head * group + begin + count);
+    parts.push_back(part);
+  }
+}
+
+}  // namespace
+
+GatedDeltaNet::GatedDeltaNet(const Config& config, const Weights& weights)
+    : Layer("layers::GatedDeltaNet", config.width), config_(Completed(config)) {
+  const int64_t H = config_.key_heads, HV = config_.value_heads, K = config_.key_dim, V = config_.value_dim;
+  const int64_t keys = H * K, values = HV * V, shared = HV / H;
+  const int64_t first[] = {2 * keys + 2 * values, width()}, second[] = {2 * HV, width()};
+  const ConstTensorView qkvz = weights.Tensor("in_proj_qkvz.weight", first), ba = weights.Tensor("in_proj_ba.weight", second);
+  if (qkvz) {
+    std::vector<LinearPart> parts;
+    const int64_t group = 2 * K + 2 * shared * V;
+    AddKind(parts, qkvz, H, group, 0, K);
+    AddKind(parts, qkvz, H, group, K, K);
+    AddKind(parts, qkvz, H, group, 2 * K, shared * V);
+    AddKind(parts, qkvz, H, group, 2 * K + shared * V, shared * V);
+    AddKind(parts, ba, H, 2 * shared, 0, shared);
+    AddKind(parts, ba, H, 2 * shared, shared, shared);
+    in_ = Linear(parts);
+  }
+  conv_ = weights.Floats("conv1d.weight", {2 * keys + values, 1, config_.conv});
+  step_bias_ = weights.Floats("dt_bias", {HV});
+  rates_ = Rates(weights.Floats("A_log", {HV}));
+  norm_ = weights.Floats("norm.weight", {V});
+  out_ = weights.Matrix({"out_proj", width(), false}, values);
+}
+
+State GatedDeltaNet::MakeState(const StateOptions& options) const {
+  const int64_t mixed = 2 * config_.key_heads * config_.key_dim + config_.value_heads * config_.value_dim;
+  State state(name(), options.batch);
+  state.Add("conv", {options.batch, mixed, config_.conv - 1});
+  state.Add("S", {options.batch, config_.value_heads, config_.key_dim, config_.value_dim});
+  return state;
+}
+
+void GatedDeltaNet::Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const {
+  const int64_t rows = tokens.rows(), B = tokens.B, T = tokens.T;
+  const int64_t H = config_.key_heads, HV = config_.value_heads, K = config_.key_dim, V = config_.value_dim;
+  const int64_t keys = H * K, values = HV * V, mixed = 2 * keys + values, all = mixed + values + 2 * HV;
+  Frame frame;
+  float* projected = frame.Floats(rows * all);
+  in_.Rows(ctx, x, width(), rows, projected, all);
+  float* z = projected + mixed;
+  float* beta = z + values;
+  float* decay = beta + HV;
+  float* q = frame.Floats(rows * mixed);
+  Convolve(ctx, tokens, conv_, {}, mixed, config_.conv, projected, all, state == nullptr ? nullptr : &state->tensor(0), q, mixed);
+
+  ScaleRows unit;  // of queries and keys, which lie side by side
+  unit.scaling = Scaling::kUnit;
+  unit.x = {q, mixed};
+  unit.y = {q, mixed};
+  unit.eps = 1e-6;
+  unit.rows = static_cast<size_t>(rows);
+  unit.heads = static_cast<size_t>(2 * H);
+  unit.size = static_cast<size_t>(K);
+  Run(ctx, unit);
+  ActivateRows fraction;
+  fraction.activation = Activation::kSigmoid;
+  fraction.x = {beta, all};
+  fraction.y = {beta, all};
+  fraction.rows = static_cast<size_t>(rows);
+  fraction.size = static_cast<size_t>(HV);
+  Run(ctx, fraction);
+  DecayRows forget;
+  forget.x = {decay, all};
+  forget.y = {decay, all};
+  forget.bias = step_bias_.data();
+  forget.factor = rates_.data();
+  forget.rows = static_cast<size_t>(rows);
+  forget.size = static_cast<size_t>(HV);
+  Run(ctx, forget);
+
+  float* o = frame.Floats(rows * values);
+  if (state != nullptr && T == 1 && !tokens.call.lengths) {
+    const auto heads = [&](const float* data, int64_t count, int64_t size) {
+      return ConstTensorView(data, DType::kF32, {B, count, size}, {mixed, size, int64_t{1}});
+    };
+    gated_delta_rule::StepInputs in;
+    in.q = heads(q, H, K);
+    in.k = heads(q + keys, H, K);
+    in.v = heads(q + 2 * keys, HV, V);
+    in.log_decay = ConstTensorView(decay, DType::kF32, {B, HV}, {all, int64_t{1}});
+    in.beta = ConstTensorView(beta, DType::kF32, {B, HV}, {all, int64_t{1}});
+    gated_delta_rule::Step(ctx, in, {}, {state->tensor(1).view(), {}}, TensorView(o, DType::kF32, {B, HV, V}));
+  } else {
+    const auto heads = [&](const float* data, int64_t count, int64_t size) {
+      return ConstTensorView(data, DType::kF32, {B, T, count, size}, {T * mixed, mixed, size, int64_t{1}});
+    };
+    gated_delta_rule::Inputs in;
+    in.q = heads(q, H, K);
+    in.k = heads(q + keys, H, K);
+    in.v = heads(q + 2 * keys, HV, V);
+    in.log_decay = ConstTensorView(decay, DType::kF32, {B, T, HV}, {T * all, all, int64_t{1}});
+    in.beta = ConstTensorView(beta, DType::kF32, {B, T, HV}, {T * all, all, int64_t{1}});
+    gated_delta_rule::Options options;
+    options.lengths = tokens.call.lengths;
+    options.cu_seqlens = tokens.call.cu_seqlens;
+    gated_delta_rule::Outputs out;
+    out.o = TensorView(o, DType::kF32, {B, T, HV, V});
+    StateTensor after;
+    if (state != nullptr) {
+      after = state->tensor(1);
+      in.initial.S = state->tensor(1).view();
+      out.final.S = after.view();
+    }
+    gated_delta_rule::Forward(ctx, in, options, out);
+    if (state != nullptr) state->tensor(1).values.swap(after.values);
+  }
+
+  ScaleRows norm;
+  norm.x = {o, values};
+  norm.y = {o, values};
+  norm.gate = {z, all};
+  norm.weight = norm_.data();
+  norm.eps = config_.norm_eps;
+  norm.rows = static_cast<size_t>(rows);
+  norm.heads = static_cast<size_t>(HV);
+  norm.size = static_cast<size_t>(V);
+  Run(ctx, norm);
+  out_.Rows(ctx, o, values, rows, y, width());
+}
+
+}  // namespace heed::layers

@@ -1,0 +1,131 @@
+// GroupedQueryAttention: projections, norms and rotary positions around attention or a cache.
+#include "heed/layers/grouped_query_attention.h"
+
+#include <algorithm>
+
+#include "heed/core/error.h"
+#include "heed/layers/arena_internal.h"
+#include "heed/layers/attend_internal.h"
+#include "heed/layers/positions_internal.h"
+#include "heed/layers/rows_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
+
+namespace heed::layers {
+namespace {
+
+using mechanism::Fail;
+using Config = GroupedQueryAttention::Config;
+
+// With the defaults that depend on other fields.
+Config Completed(Config config) {
+  const std::string layer = "layers::GroupedQueryAttention";
+  CheckConfig(layer, "width", config.width);
+  CheckConfig(layer, "heads", config.heads);
+  CheckConfig(layer, "kv_heads", config.kv_heads, 0);
+  CheckConfig(layer, "head_dim", config.head_dim, 0);
+  CheckConfig(layer, "window", config.window, 0);
+  if (config.kv_heads == 0) config.kv_heads = config.heads;
+  if (config.heads % config.kv_heads != 0) {
+    Fail(layer.c_str(), "config.kv_heads", "is " + std::to_string(config.kv_heads), "a divisor of heads, " + std::to_string(config.heads));
+  }
+  if (config.head_dim == 0) {
+    if (config.width % config.heads != 0) {
+      Fail(layer.c_str(), "config.heads", "is " + std::to_string(config.heads), "a divisor of width, " + std::to_string(config.width));
+    }
+    config.head_dim = config.width / config.heads;
+  }
+  return config;
+}
+
+attention::Options OptionsOf(const Config& config) {
+  attention::Options options;
+  options.causal = true;
+  options.scale = config.scale;
+  if (config.window > 0) options.window.left = config.window - 1;
+  return options;
+}
+
+}  // namespace
+
+GroupedQueryAttention::GroupedQueryAttention(const Config& config, const Weights& weights)
+    : Layer("layers::GroupedQueryAttention", config.width), config_(Completed(config)) {
+  const int64_t queries = config_.heads * config_.head_dim, keys = config_.kv_heads * config_.head_dim;
+  in_ = weights.Matrix(std::vector<LinearName>{{"q_proj", queries, config.bias}, {"k_proj", keys, config.bias}, {"v_proj", keys, config.bias}},
+                       width());
+  if (config.qk_norm) {
+    query_norm_ = weights.Floats("q_norm.weight", {config_.head_dim});
+    key_norm_ = weights.Floats("k_norm.weight", {config_.head_dim});
+  }
+  out_ = weights.Matrix({"o_proj", width(), config.output_bias}, queries);
+}
+
+State GroupedQueryAttention::MakeState(const StateOptions& options) const {
+  State state(name(), options.batch);
+  KVCache::Options cache;
+  cache.batch = options.batch;
+  cache.heads = config_.kv_heads;
+  cache.dim = config_.head_dim;
+  cache.capacity = options.capacity;
+  cache.page = options.page;
+  cache.rotary = config_.rotary;
+  state.keys.emplace(cache);
+  return state;
+}
+
+void GroupedQueryAttention::Check(const Tokens& tokens, const State* state) const {
+  const std::string op = name() + "::Forward";
+  if (tokens.call.memory) Fail(op.c_str(), "memory", "is given", "none: this is no cross attention");
+  if (tokens.call.mask && state != nullptr) Fail(op.c_str(), "mask", "is given with a state", "one of the two");
+}
+
+void GroupedQueryAttention::Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const {
+  const int64_t dim = config_.head_dim, rows = tokens.rows();
+  const int64_t queries = config_.heads * dim, keys = config_.kv_heads * dim, all = queries + 2 * keys;
+  Frame frame;
+  float* q = frame.Floats(rows * all);
+  float* k = q + queries;
+  in_.Rows(ctx, x, width(), rows, q, all);
+  if (config_.qk_norm) {
+    ScaleRows call;
+    call.x = call.y = {q, all};
+    call.weight = query_norm_.data();
+    call.eps = config_.norm_eps;
+    call.rows = static_cast<size_t>(rows);
+    call.heads = static_cast<size_t>(config_.heads);
+    call.size = static_cast<size_t>(dim);
+    call.y = {q, all};
+    Run(ctx, call);
+    call.x = {k, all};
+    call.y = {k, all};
+    call.weight = key_norm_.data();
+    call.heads = static_cast<size_t>(config_.kv_heads);
+    Run(ctx, call);
+  }
+  float* o = frame.Floats(rows * queries);
+  const TensorView out = Heads(o, tokens, config_.heads, dim, queries);
+  attention::Options options = OptionsOf(config_);
+  TensorView of_queries = Heads(q, tokens, config_.heads, dim, all), of_keys = Heads(k, tokens, config_.kv_heads, dim, all);
+  const ConstTensorView values = Heads(k + keys, tokens, config_.kv_heads, dim, all);
+  if (state != nullptr) {
+    state->keys->Append(of_keys, values, tokens.counts);
+    AttendRows(ctx, state->keys->view(), Longest(tokens), of_queries, options, out);
+  } else {
+    if (config_.rotary) {
+      const ConstTensorView positions = Positions(frame, tokens, nullptr);
+      const auto turn = [&](TensorView& heads, int64_t count) {
+        const TensorView turned = Heads(frame.Floats(rows * count * dim), tokens, count, dim, count * dim);
+        Rotary(ctx, heads, positions, config_.rotary->pairs, config_.rotary->options, turned);
+        heads = turned;
+      };
+      turn(of_queries, config_.heads);
+      turn(of_keys, config_.kv_heads);
+    }
+    ApplyCall(tokens, options);
+    options.key_lengths = tokens.call.lengths;
+    options.align = attention::Align::kTopLeft;
+    attention::Forward(ctx, {of_queries, of_keys, values}, options, {.o = out, .lse = {}});
+  }
+  out_.Rows(ctx, o, queries, rows, y, width());
+}
+
+}  // namespace heed::layers

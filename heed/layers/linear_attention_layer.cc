@@ -1,0 +1,218 @@
+// LinearAttention: projections, gates and norms around a recurrence.
+#include "heed/layers/linear_attention_layer.h"
+
+#include "heed/core/error.h"
+#include "heed/layers/arena_internal.h"
+#include "heed/layers/convolve_internal.h"
+#include "heed/layers/positions_internal.h"
+#include "heed/layers/recurrence_internal.h"
+#include "heed/layers/rows_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
+
+namespace heed::layers {
+namespace {
+
+using Config = LinearAttention::Config;
+
+Config Completed(Config config) {
+  const std::string layer = "layers::LinearAttention";
+  CheckConfig(layer, "width", config.width);
+  CheckConfig(layer, "heads", config.heads);
+  CheckConfig(layer, "key_dim", config.key_dim, 0);
+  CheckConfig(layer, "value_dim", config.value_dim, 0);
+  CheckConfig(layer, "conv", config.conv, 0);
+  CheckConfig(layer, "gate_rank", config.gate_rank);
+  if ((config.key_dim == 0 || config.value_dim == 0) && config.width % config.heads != 0) {
+    mechanism::Fail(layer.c_str(), "config.heads", "is " + std::to_string(config.heads), "a divisor of width, " + std::to_string(config.width));
+  }
+  if (!(config.gate_divisor > 0)) {
+    mechanism::Fail(layer.c_str(), "config.gate_divisor", "is " + std::to_string(config.gate_divisor), "a positive number");
+  }
+  if (config.key_dim == 0) config.key_dim = config.width / config.heads;
+  if (config.value_dim == 0) config.value_dim = config.width / config.heads;
+  return config;
+}
+
+// Channels of a row that gates come from: of decays and of beta.
+int64_t DecayChannels(const Recurrence& of, const Config& config) {
+  return of.decay == Recurrence::kNone ? 0 : of.decay == Recurrence::kKey ? config.gate_rank : config.heads;
+}
+
+}  // namespace
+
+LinearAttention::LinearAttention(const Config& config, const Weights& weights)
+    : Layer("layers::LinearAttention", config.width),
+      config_(Completed(config)),
+      recurrence_(&RecurrenceNamed(name(), config.mechanism)) {
+  const int64_t heads = config_.heads, keys = heads * config_.key_dim, values = heads * config_.value_dim;
+  std::vector<LinearName> first = {{"q_proj", keys, false}, {"k_proj", keys, false}, {"v_proj", values, false}};
+  if (config.gate) first.push_back({"g_proj", values, false});
+  if (recurrence_->decay == Recurrence::kHead) first.push_back({"gk_proj", heads, true});
+  if (recurrence_->decay == Recurrence::kKey) first.push_back({"gk_proj.0", config_.gate_rank, false});
+  if (recurrence_->decay == Recurrence::kStep) first.push_back({"a_proj", heads, false});
+  if (recurrence_->beta) first.push_back({"b_proj", heads, false});
+  in_ = weights.Matrix(first, width());
+  const int64_t gates = recurrence_->decay == Recurrence::kKey ? keys : heads;
+  if (recurrence_->decay == Recurrence::kKey) gate_ = weights.Matrix({"gk_proj.1", keys, true}, config_.gate_rank);
+  if (recurrence_->decay == Recurrence::kStep) {
+    factor_ = Rates(weights.Floats("A_log", {heads}));
+    bias_ = weights.Floats("dt_bias", {heads});
+  } else if (recurrence_->decay != Recurrence::kNone) {  // log(sigmoid(x)) = -softplus(-x)
+    factor_.assign(static_cast<size_t>(gates), static_cast<float>(-1 / config_.gate_divisor));
+    bias_.assign(static_cast<size_t>(gates), 0.f);
+  }
+  for (const auto& [kind, channels] : {std::pair<const char*, int64_t>{"q", keys}, {"k", keys}, {"v", values}}) {
+    if (config_.conv == 0) break;
+    const std::vector<float> taps = weights.Floats(std::string(kind) + "_conv1d.weight", {channels, 1, config_.conv});
+    conv_.insert(conv_.end(), taps.begin(), taps.end());
+  }
+  norm_ = weights.Floats(config_.norm + ".weight", {config_.value_dim});
+  out_ = weights.Matrix({"o_proj", width(), false}, values);
+}
+
+State LinearAttention::MakeState(const StateOptions& options) const {
+  const int64_t B = options.batch, H = config_.heads, K = config_.key_dim, V = config_.value_dim;
+  State state(name(), B);
+  state.Add("S", {B, H, K, V});
+  if (recurrence_->normalised) state.Add("z", {B, H, K});
+  if (config_.conv != 0) state.Add("conv", {B, H * (2 * K + V), config_.conv - 1});
+  return state;
+}
+
+void LinearAttention::Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const {
+  const int64_t rows = tokens.rows(), B = tokens.B, T = tokens.T, H = config_.heads, K = config_.key_dim, V = config_.value_dim;
+  const int64_t keys = H * K, values = H * V, mixed = 2 * keys + values, all = in_.outputs();
+  const Recurrence& of = *recurrence_;
+  Frame frame;
+  float* projected = frame.Floats(rows * all);
+  in_.Rows(ctx, x, width(), rows, projected, all);
+  float* decay = projected + mixed + (config_.gate ? values : 0);
+  float* beta = decay + DecayChannels(of, config_);
+
+  float* q = projected;
+  int64_t stride = all;  // between rows of q, k and v
+  ActivateRows activate;
+  activate.rows = static_cast<size_t>(rows);
+  if (config_.conv != 0) {
+    q = frame.Floats(rows * mixed);
+    stride = mixed;
+    Convolve(ctx, tokens, conv_, {}, mixed, config_.conv, projected, all,
+             state == nullptr ? nullptr : &state->tensor(of.normalised ? 2 : 1), q, mixed);
+  } else if (of.beta) {
+    activate.activation = Activation::kSilu;
+    activate.x = {q, stride};
+    activate.y = {q, stride};
+    activate.size = static_cast<size_t>(mixed);
+    Run(ctx, activate);
+  }
+  ScaleRows scale;
+  scale.rows = static_cast<size_t>(rows);
+  if (of.beta) {
+    scale.scaling = Scaling::kUnit;
+    scale.x = {q, stride};
+    scale.y = {q, stride};
+    scale.eps = 1e-6;
+    scale.heads = static_cast<size_t>(2 * H);
+    scale.size = static_cast<size_t>(K);
+    Run(ctx, scale);
+    activate.activation = Activation::kSigmoid;
+    activate.x = {beta, all};
+    activate.y = {beta, all};
+    activate.size = static_cast<size_t>(H);
+    Run(ctx, activate);
+  }
+  int64_t decay_stride = all;
+  if (of.decay == Recurrence::kKey) {
+    float* low = decay;
+    decay = frame.Floats(rows * keys);
+    gate_.Rows(ctx, low, all, rows, decay, keys);
+    decay_stride = keys;
+  }
+  if (of.decay != Recurrence::kNone) {
+    DecayRows forget;
+    forget.x = {decay, decay_stride};
+    forget.y = {decay, decay_stride};
+    forget.slope = of.decay == Recurrence::kStep ? 1.f : -1.f;
+    forget.bias = bias_.data();
+    forget.factor = factor_.data();
+    forget.rows = static_cast<size_t>(rows);
+    forget.size = factor_.size();
+    Run(ctx, forget);
+  }
+
+  const auto heads = [&](const float* data, int64_t size, int64_t row) {
+    return ConstTensorView(data, DType::kF32, {B, T, H, size}, {T * row, row, size, int64_t{1}});
+  };
+  const auto gates = [&](const float* data, int64_t row) {
+    return ConstTensorView(data, DType::kF32, {B, T, H}, {T * row, row, int64_t{1}});
+  };
+  recurrent::Inputs in;
+  in.q = heads(q, K, stride);
+  in.k = heads(q + keys, K, stride);
+  in.v = heads(q + 2 * keys, V, stride);
+  if (of.decay == Recurrence::kKey) in.log_decay = heads(decay, K, keys);
+  if (of.decay == Recurrence::kHead || of.decay == Recurrence::kStep) in.log_decay = gates(decay, all);
+  if (of.beta) in.beta = gates(beta, all);
+  if (config_.rotary) {
+    const ConstTensorView positions = Positions(frame, tokens, state);
+    for (ConstTensorView* part : {&in.q, &in.k}) {
+      const TensorView turned(frame.Floats(rows * keys), DType::kF32, {B, T, H, K});
+      Rotary(ctx, *part, positions, RotaryPairs::kHalfSplit, *config_.rotary, turned);
+      *part = turned;
+    }
+  }
+  float* o = frame.Floats(rows * values);
+  const TensorView out(o, DType::kF32, {B, T, H, V});
+  if (state != nullptr && T == 1 && !tokens.call.lengths) {
+    const auto now = [](const ConstTensorView& t) {  // without the axis of tokens
+      if (!t) return t;
+      std::vector<int64_t> sizes(t.sizes().begin(), t.sizes().end()), strides(t.strides().begin(), t.strides().end());
+      sizes.erase(sizes.begin() + 1);
+      strides.erase(strides.begin() + 1);
+      return ConstTensorView(t.data(), t.dtype(), sizes, strides);
+    };
+    recurrent::StepInputs step;
+    step.q = now(in.q);
+    step.k = now(in.k);
+    step.v = now(in.v);
+    step.log_decay = now(in.log_decay);
+    step.beta = now(in.beta);
+    recurrent::State memory;
+    memory.S = state->tensor(0).view();
+    if (of.normalised) memory.z = state->tensor(1).view();
+    of.step(ctx, step, memory, TensorView(o, DType::kF32, {B, H, V}));
+  } else {
+    recurrent::Options options;
+    options.lengths = tokens.call.lengths;
+    options.cu_seqlens = tokens.call.cu_seqlens;
+    recurrent::Outputs outputs;
+    outputs.o = out;
+    StateTensor S, z;
+    if (state != nullptr) {
+      S = state->tensor(0);
+      in.initial.S = state->tensor(0).view();
+      outputs.final.S = S.view();
+      if (of.normalised) {
+        z = state->tensor(1);
+        in.initial.z = state->tensor(1).view();
+        outputs.final.z = z.view();
+      }
+    }
+    of.forward(ctx, in, options, outputs);
+    if (state != nullptr) state->tensor(0).values.swap(S.values);
+    if (state != nullptr && of.normalised) state->tensor(1).values.swap(z.values);
+  }
+  ScaleRows norm;
+  norm.x = {o, values};
+  norm.y = {o, values};
+  if (config_.gate) norm.gate = {projected + mixed, all};
+  norm.weight = norm_.data();
+  norm.eps = config_.norm_eps;
+  norm.rows = static_cast<size_t>(rows);
+  norm.heads = static_cast<size_t>(H);
+  norm.size = static_cast<size_t>(V);
+  Run(ctx, norm);
+  out_.Rows(ctx, o, values, rows, y, width());
+}
+
+}  // namespace heed::layers

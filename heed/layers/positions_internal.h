@@ -1,0 +1,27 @@
+// Where the tokens of a call stand in their sequences.
+#ifndef HEED_LAYERS_POSITIONS_INTERNAL_H_
+#define HEED_LAYERS_POSITIONS_INTERNAL_H_
+
+#include <cstdint>
+
+#include "heed/layers/arena_internal.h"
+#include "heed/layers/layer.h"
+
+namespace heed::layers {
+
+// [B, T] i64, valid as long as the frame: from 0 on, or from what a state has seen, and again from 0 in each packed sequence.
+inline ConstTensorView Positions(Frame& frame, const Tokens& tokens, const State* state) {
+  int64_t* positions = frame.Integers(tokens.rows());
+  for (int64_t b = 0; b < tokens.B; ++b) {
+    const int64_t begin = state == nullptr ? 0 : state->lengths()[static_cast<size_t>(b)];
+    for (int64_t t = 0; t < tokens.T; ++t) positions[b * tokens.T + t] = begin + t;
+  }
+  for (size_t i = 0; i + 1 < tokens.packed.size(); ++i) {
+    for (int64_t t = tokens.packed[i]; t < tokens.packed[i + 1]; ++t) positions[t] = t - tokens.packed[i];
+  }
+  return ConstTensorView(positions, DType::kI64, {tokens.B, tokens.T});
+}
+
+}  // namespace heed::layers
+
+#endif  // HEED_LAYERS_POSITIONS_INTERNAL_H_
