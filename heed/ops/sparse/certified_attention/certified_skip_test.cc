@@ -235,6 +235,21 @@ TEST(CertifiedSkip, RowsBeyondASequencesOwnSeeNothing) {
   for (int64_t block = 0; block < 7; ++block) EXPECT_EQ(r.kept.Get({0, 0, 1, block}), 0);
 }
 
+// A tile that would take most of epsilon comes before many that together take no more, and is not what it is spent on.
+TEST(CertifiedSkip, ABudgetIsSpentEvenly) {
+  Context ctx(1);
+  const Buffer q(DType::kF32, {1, 1, 1, 1}), k(DType::kF32, {1, 2048, 1, 1}), v(DType::kF32, {1, 2048, 1, 1});
+  v.FillNormal(1);
+  q.Set({0, 0, 0, 0}, 1);
+  for (int64_t t = 0; t < 2048; ++t) {
+    const double mass = t / 64 == 31 ? 0.967 : t / 64 == 1 ? 0.015 : 0.0006;
+    k.Set({0, t, 0, 0}, std::log(mass / 64));
+  }
+  const Result r = Certified(ctx, {q.view(), k.view(), v.view()}, {.epsilon = 0.02, .level = Level::kSkip, .scale = 1});
+  for (int64_t block = 0; block < 32; ++block) EXPECT_EQ(r.kept.Get({0, 0, 0, block}) != 0, block == 1 || block == 31) << block;
+  EXPECT_NEAR(r.bound.Get({0, 0, 0}), 0.018, 0.0005);
+}
+
 TEST(CertifiedSkip, CachesThatItCannotReadAreRefused) {
   Context ctx(1);
   const Call call(5, DType::kF32, 1, 2, 100, 1, 1, 8);
