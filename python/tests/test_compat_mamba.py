@@ -387,3 +387,12 @@ def test_a_mamba2_layer_of_transformers():
         rmsnorm_weight=mixer.norm.weight, rmsnorm_eps=mixer.norm.variance_epsilon, outproj_weight=mixer.out_proj.weight,
         outproj_bias=mixer.out_proj.bias, headdim=8, ngroups=1, norm_before_gate=False)
     torch.testing.assert_close(o, mixer(x), rtol=1e-4, atol=1e-5)
+
+
+def test_steps_in_inference_mode():
+    with torch.inference_mode():
+        state, rows = torch.zeros(2, 6, 3), torch.ones(2, 6)
+        selective_state_update(state, rows, rows, -torch.ones(6, 3), torch.ones(2, 3), torch.ones(2, 3))
+        inputs = torch.zeros(2, 6, 4)
+        causal_conv1d_update(rows, inputs, torch.ones(6, 4))
+        assert (state == 1).all() and inputs.sum(0)[:, -1].eq(2).all()
