@@ -118,21 +118,21 @@ def indexer(q_index: Array, k_index: Array, weights: Array, *, count: int = 2048
     return _indexer(_plain(q_index), _plain(k_index), _plain(weights), count, causal, threads)
 
 
-def certified(q: Array, k: Array | KVCache, *, epsilon: float = 0.02, level: Literal["sketch", "auto", "box"] = "sketch",
+def certified(q: Array, k: Array | KVCache, *, epsilon: float = 0.02, level: Literal["sketch", "auto", "box", "skip"] = "sketch",
               causal: bool = True, scale: float | None = None, align: Align = "bottom_right", key_lengths: Ints | None = None,
               query_lengths: Ints | None = None, threads: int | None = None) -> Pattern:
     """The blocks of 64 keys outside of which provably at most a share epsilon of each row's attention lies: what
     heed.certified_attention and attend(epsilon=...) of a cache attend to.
 
     The query heads of a key head share their blocks, and of keys that are given rows whose positions have the same quotient by
-    64 do. The first block and the last one that a row sees are among them. Costs what certified attention costs.
+    64 do; at level 'skip' each row and query head has its own. Costs what certified attention costs.
 
     Args:
       q: [B, Tq, Hq, D], not float64
-      k: [B, Tk, Hkv, D], or a KVCache made with sketch="int8", whose last tokens q is of
+      k: [B, Tk, Hkv, D], or a KVCache, made with sketch="int8" unless level is 'skip', whose last tokens q is of
       epsilon: the most that a row may do without, from 0 on and below 1
       level: 'sketch'; 'auto', which keeps every block of heads where little could be left out: with a cache, a call counts as
-        one of attend's; or 'box', bounds from the range of each channel
+        one of attend's; 'box', bounds from the range of each channel; or 'skip', the weights themselves
       causal: whether a row sees no key after its position; attention with the pattern is told so too
       scale: factor of the logits; None: D^-1/2. Attention with the pattern takes the same
       align: where row 0 stands: 'bottom_right' (at Tk - Tq), 'top_left' (at 0), or an int array [B]; a cache knows it
