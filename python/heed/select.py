@@ -125,15 +125,14 @@ def certified(q: Array, k: Array | KVCache, *, epsilon: float = 0.02, level: Lit
     heed.certified_attention and attend(epsilon=...) of a cache attend to.
 
     The query heads of a key head share their blocks, and of keys that are given rows whose positions have the same quotient by
-    64 do. The first block and the last one that a row sees are among them. Costs what certified attention costs.
+    64 do; at level 'skip' each row and query head has its own. Costs what certified attention costs.
 
     Args:
       q: [B, Tq, Hq, D], not float64
-      k: [B, Tk, Hkv, D], or a KVCache made with sketch="int8", whose last tokens q is of; at level 'skip' any KVCache
+      k: [B, Tk, Hkv, D], or a KVCache, made with sketch="int8" unless level is 'skip', whose last tokens q is of
       epsilon: the most that a row may do without, from 0 on and below 1
       level: 'sketch'; 'auto', which keeps every block of heads where little could be left out: with a cache, a call counts as
-        one of attend's; 'box', bounds from the range of each channel; or 'skip', the blocks whose values count, for each query
-        head, found from all logits
+        one of attend's; 'box', bounds from the range of each channel; or 'skip', the weights themselves
       causal: whether a row sees no key after its position; attention with the pattern is told so too
       scale: factor of the logits; None: D^-1/2. Attention with the pattern takes the same
       align: where row 0 stands: 'bottom_right' (at Tk - Tq), 'top_left' (at 0), or an int array [B]; a cache knows it

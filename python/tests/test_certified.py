@@ -54,8 +54,7 @@ def test_skipping_leaves_values_out_by_row_and_head(rng, causal):
     assert (bound > 0).any() and (bound <= 0.05).all()
     chosen = heed.select.certified(q, k, epsilon=0.05, level="skip", causal=causal)
     kept = chosen.mask(70, 2000, heads=4, key_heads=2, causal=causal)
-    assert kept.shape == (1, 4, 70, 2000) and kept.mean() < 0.7
-    np.testing.assert_array_equal(heed.attention(q, k, v, causal=causal, pattern=chosen), o)
+    assert kept.mean() < 0.7 and (kept[:, 0] != kept[:, 1]).any()
     whole, whole_lse = heed.attention(q, k, v, causal=causal, return_lse=True)
     assert (1 - np.exp(lse.astype(np.float64) - whole_lse) <= bound + 1e-5).all()
     error = np.abs(o - whole).max(-1).transpose(0, 2, 1)
@@ -72,7 +71,7 @@ def test_skipping_needs_no_sketch(rng):
     np.testing.assert_array_equal(o, expected[0])
     np.testing.assert_array_equal(bound, expected[1])
     chosen = heed.select.certified(q, cache, epsilon=0.05, level="skip")
-    np.testing.assert_array_equal(cache.attend(q, pattern=chosen), o)
+    np.testing.assert_allclose(cache.attend(q, pattern=chosen), expected[0], atol=2e-6)
     np.testing.assert_array_equal(cache.attend(q, epsilon=0, level="skip"), cache.attend(q))
     tensors = heed.torch.KVCache(1, 2, 32)
     q, k, v = map(torch.from_numpy, (q, k, v))
@@ -222,7 +221,7 @@ def test_what_is_refused(rng):
 class TestSelected:
     """heed.select.certified: the blocks that certified attention attends to, as a pattern."""
 
-    @pytest.mark.parametrize("level", ["sketch", "box", "auto"])
+    @pytest.mark.parametrize("level", ["sketch", "box", "auto", "skip"])
     @pytest.mark.parametrize("causal", [False, True])
     def test_attention_with_the_pattern_is_certified_attention(self, rng, level, causal):
         q, k, v = topics(rng, 1100)

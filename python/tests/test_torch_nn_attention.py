@@ -196,6 +196,11 @@ def _fed(layer, x):
     return state
 
 
+@torch.no_grad()
+def _given_positions(layer, x):
+    return layer(x, layer.new_state(2), positions=torch.arange(5))
+
+
 SMALL = {"kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
 
 
@@ -234,6 +239,8 @@ def test_errors_of_calls():
             (lambda: layer(x, lengths=[1.5, 1]), "GroupedQueryAttention: lengths is"),
             (lambda: layer(x, state), r"GroupedQueryAttention: state is given where gradients are on, expected torch.no_grad\(\)"),
             (lambda: layer(x[:1], state), "GroupedQueryAttention: state is of 2 sequences, expected 1 as x"),
+            (lambda: _given_positions(layer, x), "GroupedQueryAttention: positions is given beside a state, expected none"),
+            (lambda: _given_positions(layers.LatentAttention(32, 4, **SMALL), x), "LatentAttention: positions is given beside a state"),
             (lambda: layer(x, 3), "GroupedQueryAttention: state is of type int, expected a KVCache of new_state"),
             (lambda: layer.step(x, state), r"GroupedQueryAttention.step: x has shape \[2, 5, 32\], expected \[B, 32\]"),
             (lambda: layer.step(x[:, 0], None), "GroupedQueryAttention.step: state is None, expected what new_state gives")):

@@ -109,6 +109,23 @@ def test_transformers_is_not_needed():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layer", [
+    layers.MultiheadAttention(16, 2, causal=True), layers.GroupedQueryAttention(16, 2, 1, qk_norm=True),
+    layers.LatentAttention(16, 2, kv_lora_rank=4, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4), layers.Mamba(16),
+    layers.Mamba2(16, 4, 8, state_size=8), layers.GatedDeltaNet(16, 2, 2, key_head_dim=4, value_head_dim=4), layers.Rwkv4(16),
+    layers.MultiScaleRetention(16, 2), layers.H3(16), layers.GatedLinearAttention(16, 2, "kda"),
+], ids=lambda layer: type(layer).__name__)
+def test_layers_compile_without_a_break_of_the_graph(layer):
+    torch._dynamo.reset()
+    compiled, x = torch.compile(layer, backend="aot_eager", fullgraph=True), rows(2, 7, 16)
+    y, expected = compiled(x), layer(x)
+    assert torch.equal(y, expected)
+    ours, theirs = (torch.autograd.grad(z.square().sum(), list(layer.parameters())) for z in (y, expected))
+    assert all(relative(a, b) <= 1e-5 for a, b in zip(ours, theirs) if b.abs().max() > 1e-4)
+    torch._dynamo.reset()
+
+
 def test_every_layer_says_its_equation_shapes_source_and_state():
     for name in layers.__all__:
         thing = getattr(layers, name)

@@ -255,16 +255,18 @@ std::string Unspelled(bool bound, bool lse) {
 }
 
 // What run(outputs) chooses, as the blocks of each row. It computes attention over them too, which nobody looks at.
+// Query heads choose for themselves at level skip, else key heads do.
 template <class Run>
-Pattern Chosen(const ConstTensorView& q, int64_t heads, int64_t keys, int64_t value_dim, const Run& run) {
+Pattern Chosen(const Call& call, int64_t key_heads, int64_t keys, int64_t value_dim, const Run& run) {
+  const ConstTensorView& q = call.in.q;
   const int64_t B = q.size(0), T = q.size(1), N = (keys + softmax::kSketchKeys - 1) / softmax::kSketchKeys;
-  const int64_t num_lists = B * T * heads;
+  const int64_t H = call.own.level == Level::kSkip ? q.size(2) : key_heads, num_lists = B * T * H;
   const auto marks = std::make_unique<bool[]>(static_cast<size_t>(num_lists * N));
   std::vector<std::byte> o(static_cast<size_t>(B * T * q.size(2) * value_dim) * SizeOf(q.dtype()));
   run(Outputs{{o.data(), q.dtype(), {B, T, q.size(2), value_dim}},
               {},
               {},
-              {marks.get(), DType::kBool, {B, heads, T, N}, {T * heads * N, N, heads * N, 1}}});
+              {marks.get(), DType::kBool, {B, H, T, N}, {T * H * N, N, H * N, 1}}});
   int64_t most = 0;
   const auto list = [&](int64_t at) { return std::span(marks.get() + at * N, static_cast<size_t>(N)); };
   for (int64_t at = 0; at < num_lists; ++at) most = std::max<int64_t>(most, std::ranges::count(list(at), true));
@@ -275,7 +277,7 @@ Pattern Chosen(const ConstTensorView& q, int64_t heads, int64_t keys, int64_t va
       if (list(at)[static_cast<size_t>(block)]) *to++ = static_cast<int32_t>(block);
     }
   }
-  return patterns::RowBlocks({index.data(), DType::kI32, {B, T, heads, most}}, softmax::kSketchKeys);
+  return patterns::RowBlocks({index.data(), DType::kI32, {B, T, H, most}}, softmax::kSketchKeys);
 }
 
 // heed.select.certified: of keys or of a cache, which come first; the rest are keywords.
@@ -299,22 +301,20 @@ Pattern Select(const nb::args& args, const nb::kwargs& kwargs) {
   ArrayLayout layout;
   const bool of_torch = ImportTorch({kSelector, "q", kwargs["q"]}, layout);
   Context& ctx = of_torch ? TorchContext(call.num_threads) : ThreadContext(call.num_threads);
-  // Rows of the heads of a key head decide together, but for values alone.
-  const auto lists = [&](int64_t key_heads) { return call.own.level == Level::kSkip ? q.size(2) : key_heads; };
   Pattern pattern;
   Compute(kSelector, kNames, [&] {
     if (cache != nullptr) {
       const std::shared_lock lock(cache->mutex);
       const KVView view = cache->base().view();
       const int64_t longest = view.lengths.empty() ? 0 : *std::ranges::max_element(view.lengths);
-      pattern = Chosen(q, lists(view.heads), longest, view.value_dim,
+      pattern = Chosen(call, view.heads, longest, view.value_dim,
                        [&](const Outputs& out) { Attend(ctx, view, q, call.all_options(), out); });
       return;
     }
     constexpr double kZero = 0;  // in every dtype: values have no say
     const ConstTensorView& k = call.in.k;
     const ConstTensorView v(&kZero, k.dtype(), {k.size(0), k.size(1), k.size(2), 1}, {0, 0, 0, 1});
-    pattern = Chosen(q, lists(k.size(2)), k.size(1), 1,
+    pattern = Chosen(call, k.size(2), k.size(1), 1,
                      [&](const Outputs& out) { Forward(ctx, {q, k, v}, call.all_options(), out); });
   });
   return pattern;
@@ -362,6 +362,7 @@ void Bind(nb::module_& m) {
   m.def(kOp, &RunForward, nb::sig(forward), text.c_str());
   m.def(kOp, &RunForward, nb::sig(with_lse), text.c_str());
   m.def("_certified", &Select);
+  RegisterExplain(kOp, &RunExplain);
 }
 
 }  // namespace heed::certified_attention

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import heed.torch
-from heed.torch.nn._layer import Layer, RMSNorm, attended, check_multiple, check_sizes, of_config, rotary_of_config
+from heed.torch.nn._layer import Layer, RMSNorm, attended, check_multiple, check_positions, check_sizes, of_config, rotary_of_config
 
 
 class GroupedQueryAttention(Layer):
@@ -81,6 +81,7 @@ class GroupedQueryAttention(Layer):
                 **options: Any) -> Tensor:
         """positions: int [T] or [B, T], where tokens stand for the rotary encoding; without a state, default 0, 1, ..."""
         lengths = self._check(x, state, heed.torch.KVCache, lengths)
+        check_positions("GroupedQueryAttention", positions, state)
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj))
         if "q_norm" in self._modules:
             q, k = self.q_norm(q), self.k_norm(k)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import heed.torch
-from heed.torch.nn._layer import Layer, RMSNorm, attended, check_sizes, of_config, rotary_of_config
+from heed.torch.nn._layer import Layer, RMSNorm, attended, check_positions, check_sizes, of_config, rotary_of_config
 
 
 class LatentAttention(Layer):
@@ -74,16 +74,17 @@ class LatentAttention(Layer):
         options = {"dtype": self.kv_b_proj.weight.dtype, **options}
         return heed.torch.LatentKVCache(batch, self.kv_lora_rank, self.parts[1], **options)
 
-    def _expanded(self, q_n: Tensor, q_r: Tensor, latent: Tensor, k_r: Tensor, options: dict[str, Any]) -> Tensor:
+    def _expanded(self, q: Tensor, latent: Tensor, k_r: Tensor, options: dict[str, Any]) -> Tensor:
         """Attention over keys and values that are made."""
         kv = self.kv_b_proj(latent).unflatten(-1, (self.num_heads, -1))
         k_n, v = kv.split((self.parts[0], self.v_head_dim), -1)
-        q, k = torch.cat([q_n, q_r], -1), torch.cat([k_n, k_r.expand(-1, -1, self.num_heads, -1)], -1)
+        k = torch.cat([k_n, k_r.expand(-1, -1, self.num_heads, -1)], -1)
         return heed.torch.attention(q, k, v, causal=True, scale=self.scale, **options)
 
-    def _absorbed(self, q_n: Tensor, q_r: Tensor, state: Any, lengths: Tensor | None, options: dict[str, Any]) -> Tensor:
+    def _absorbed(self, q: Tensor, state: Any, lengths: Tensor | None, options: dict[str, Any]) -> Tensor:
         """Attention over the latents of a cache."""
         to_k, to_v = self.kv_b_proj.weight.unflatten(0, (self.num_heads, -1)).split((self.parts[0], self.v_head_dim), 1)
+        q_n, q_r = q.split(self.parts, -1)
         q = torch.cat([torch.einsum("bthn,hnr->bthr", q_n, to_k), q_r], -1)
         return torch.einsum("bthr,hvr->bthv", attended(state, q, lengths, {"scale": self.scale, **options}), to_v)
 
@@ -91,20 +92,22 @@ class LatentAttention(Layer):
                 **options: Any) -> Tensor:
         """positions: int [T] or [B, T], where tokens stand for the rotary encoding; without a state, default 0, 1, ..."""
         lengths = self._check(x, state, heed.torch.LatentKVCache, lengths)
+        check_positions("LatentAttention", positions, state)
         q = self.q_proj(x) if self.q_lora_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
-        q_n, q_r = q.unflatten(-1, (self.num_heads, -1)).split(self.parts, -1)
+        q = q.unflatten(-1, (self.num_heads, -1))
         latent, k_r = self.kv_a_proj_with_mqa(x).split((self.kv_lora_rank, self.parts[1]), -1)
         latent = self.kv_a_layernorm(latent)
         at = torch.arange(x.shape[1]) if positions is None else positions
         before = None if state is None else state.lengths
         if before is not None and bool(before.any()):
             at = before[:, None] + torch.arange(x.shape[1])
-        q_r, k_r = (heed.torch.rotary(rows, at, **self.rotary) for rows in (q_r, k_r[:, :, None]))
+        q_r, k_r = (heed.torch.rotary(rows, at, **self.rotary) for rows in (q[..., self.parts[0]:], k_r[:, :, None]))
+        q[..., self.parts[0]:] = q_r  # in place: nobody else has these rows
         if state is not None:
             state.append(torch.cat([latent, k_r[:, :, 0]], -1), lengths)
         if before is not None and (x.shape[1] == 1 or bool(before.any())):
-            o = self._absorbed(q_n, q_r, state, lengths, options)
+            o = self._absorbed(q, state, lengths, options)
         else:  # a whole sequence, for which making keys costs less than attention to latents
             options = {"dropout": self.dropout if self.training else 0.0, **options}
-            o = self._expanded(q_n, q_r, latent, k_r, {"key_lengths": lengths, "query_lengths": lengths, **options})
+            o = self._expanded(q, latent, k_r, {"key_lengths": lengths, "query_lengths": lengths, **options})
         return self.o_proj(o.flatten(2))

@@ -114,6 +114,11 @@ def check_rows(name: str, argument: str, x: Any, width: int) -> None:
         raise InvalidArgument(f"{name}: {argument} has shape {list(x.shape)}, expected [B, T, {width}]")
 
 
+def check_positions(name: str, positions: Any, state: Any) -> None:
+    if positions is not None and state is not None:
+        raise InvalidArgument(f"{name}: positions is given beside a state, expected none: the state knows where tokens stand")
+
+
 def check_sizes(name: str, **sizes: Any) -> None:
     """Throws InvalidArgument for the first that is not an int of at least 1."""
     for key, size in sizes.items():
