@@ -24,9 +24,12 @@ LayerCase ResidualOf(std::string name, const Residual::Config& config, const typ
   Residual::Of<L>(config, layer, Weights::Listing(&of.weights));
   of.make = [=](const Weights& weights) -> std::unique_ptr<Layer> { return Residual::Of<L>(config, layer, weights); };
   of.reference = [=](const Weights& weights, const ConstTensorView& x, const Call& call, const TensorView& y) {
-    Residual::Reference(config, weights, x, [&](const Weights& own, const ConstTensorView& in, const TensorView& out) {
-      L::Reference(layer, own, in, call, out);
-    }, y);
+    Residual::Reference(
+        config, weights, x,
+        [&](const Weights& own, const ConstTensorView& in, const TensorView& out) {
+          L::Reference(layer, own, in, call, out);
+        },
+        y);
   };
   return of;
 }

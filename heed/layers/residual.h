@@ -44,8 +44,8 @@ class HEED_API Residual : public Layer {
 
   // `layer` computes the layer's own reference.
   using LayerReference = std::function<void(const Weights& weights, const ConstTensorView& x, const TensorView& y)>;
-  static void Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const LayerReference& layer,
-                        const TensorView& y);
+  static void Reference(const Config& config, const Weights& weights, const ConstTensorView& x,
+                        const LayerReference& layer, const TensorView& y);
 
  private:
   Config config_;
