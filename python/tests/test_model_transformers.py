@@ -4,11 +4,12 @@
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_program import document, heed, needs_program, refused
+from cli_program import HEED, document, heed, needs_program, refused
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -144,6 +145,16 @@ def test_draws_depend_on_the_seed_alone(folder):
     greedy = document("generate", folder("mamba"), "--prompt-ids", "1,2,3", "--tokens", 20)["tokens"]
     assert draw(7, "--top-k", 1) == greedy and draw(7, "--top-p", 1e-6) == greedy
     assert heed("generate", folder("mamba"), "--prompt-ids", "1,2,3", "--tokens", 20).stdout == ",".join(map(str, greedy[0])) + "\n"
+
+
+def test_the_example_in_cpp_prints_the_same_tokens(folder):
+    example = HEED.parent / "example_generate_tokens"
+    if not example.exists():
+        pytest.skip("examples are not built")
+    done = subprocess.run([example, folder("gpt2"), "1", "2", "3"], check=True, capture_output=True, text=True)
+    assert [int(line) for line in done.stdout.split()] == document("generate", folder("gpt2"), "--prompt-ids", "1,2,3", "--tokens", 16)["tokens"][0]
+    wrong = subprocess.run([example, folder("gpt2"), "100"], check=False, capture_output=True, text=True)
+    assert wrong.returncode == 1 and wrong.stderr.count("\n") == 1 and "ids has an element 100" in wrong.stderr
 
 
 def test_hidden_states_of_bert_are_those_of_transformers(tmp_path):
