@@ -14,13 +14,11 @@ Example: compare_recurrent.py 'gla/.*/jax'
 """
 
 import argparse
-import re
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import compare_torch as common  # noqa: E402
+import turns  # noqa: E402
 
 TOLERANCE = 1e-4  # relative, of sums over thousands of tokens in float32, on both sides
 CHUNK = 64
@@ -524,9 +522,7 @@ def measure(torch, heed, line, options):
     error = difference(ours(), result)
     if not error <= TOLERANCE:
         raise SystemExit(f"{name}: not timed: results differ by {error:.1e}, expected at most {TOLERANCE:.0e}")
-    row = common.timed(name, ours, theirs, threads, options.rounds, error, error, time.process_time)
-    row = {key.replace("torch", "peer"): value for key, value in row.items() if not key.endswith("_error")}
-    return {**row, "difference": error, "goal": GOALS.get((mechanism, kind, peer))}
+    return turns.timed_beside_peer(name, ours, theirs, threads, options.rounds, error, GOALS.get((mechanism, kind, peer)))
 
 
 def versions():
@@ -542,25 +538,18 @@ def versions():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("filter", nargs="?", default=".", help="regular expression of the lines to measure")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
-    parser.add_argument("--threads", default="1", help="thread counts")
-    parser.add_argument("--rounds", type=int, default=5, help="samples of each side")
+    turns.add_arguments(parser, rounds=5)
     parser.add_argument("--tokens", type=int, default=2048, help="tokens of each problem")
     options = parser.parse_args()
-    try:
-        threads = [int(word) for word in options.threads.split(",")]
-        chosen = [line for line in lines(threads) if re.search(options.filter, line[0])]
-    except (ValueError, re.error) as error:
-        parser.error(str(error))
+    chosen = turns.chosen_lines(parser, options, lines)
     try:
         import torch
     except ImportError:
         print("compare_recurrent.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python", file=sys.stderr)
         return 1
     import heed
-    installed = {"cpu": common.cpu_name(), "heed": heed.__version__, **versions()}
-    common.report(installed, "float32", 40, (measure(torch, heed, line, options) for line in chosen), options)
+    installed = {"cpu": turns.cpu_name(), "heed": heed.__version__, **versions()}
+    turns.report(installed, "float32", 40, (measure(torch, heed, line, options) for line in chosen), options)
     return 0
 
 

@@ -12,13 +12,11 @@ Example: compare_select.py 'moba/d64/forward' --tokens 4096
 """
 
 import argparse
-import re
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import compare_torch as common  # noqa: E402
+import turns  # noqa: E402
 
 BLOCK = 64
 TOLERANCE = 1e-4  # of relative differences
@@ -96,26 +94,17 @@ def measure(torch, line, options):
     with torch.set_grad_enabled(kind == "train"):
         ours, theirs, mine, expected = problem(torch, options, peer, d, kind)
         error = compare(name, [x.detach() for x in mine()], [x.detach() for x in expected()])
-        row = common.timed(name, ours, theirs, threads, options.rounds, error, error, time.process_time)
-    row = {key.replace("torch", "peer"): value for key, value in row.items() if not key.endswith("_error")}
-    return {**row, "difference": error, "goal": GOALS[peer] if d == 64 else None}
+        return turns.timed_beside_peer(name, ours, theirs, threads, options.rounds, error, GOALS[peer] if d == 64 else None)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("filter", nargs="?", default=".", help="regular expression of the lines to measure")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
-    parser.add_argument("--threads", default="1", help="thread counts")
-    parser.add_argument("--rounds", type=int, default=5, help="samples of each side")
+    turns.add_arguments(parser, rounds=5)
     parser.add_argument("--tokens", type=int, default=8192, help="tokens; the peer's scores take their square")
     parser.add_argument("--heads", type=int, default=1, help="heads of q, k and v")
     parser.add_argument("--count", type=int, default=8, help="blocks of 64 keys that a row keeps")
     options = parser.parse_args()
-    try:
-        threads = [int(word) for word in options.threads.split(",")]
-        chosen = [line for line in lines(threads) if re.search(options.filter, line[0])]
-    except (ValueError, re.error) as error:
-        parser.error(str(error))
+    chosen = turns.chosen_lines(parser, options, lines)
     if min(options.tokens, options.heads, options.count) < 1:
         parser.error("--tokens, --heads and --count are 1 or more")
     try:
@@ -124,9 +113,9 @@ def main():
         print("compare_select.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python", file=sys.stderr)
         return 1
     import heed
-    installed = {"cpu": common.cpu_name(), "heed": heed.__version__, "torch": torch.__version__}
+    installed = {"cpu": turns.cpu_name(), "heed": heed.__version__, "torch": torch.__version__}
     title = f"{options.tokens} tokens, {options.count} blocks of {BLOCK} keys to a row"
-    common.report(installed, title, 32, (measure(torch, line, options) for line in chosen), options)
+    turns.report(installed, title, 32, (measure(torch, line, options) for line in chosen), options)
     return 0
 
 

@@ -16,13 +16,11 @@ Example: compare_sparse.py 'flex/window/d64/float32' --tokens 2048
 
 import argparse
 import copy
-import re
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import compare_torch as common  # noqa: E402
+import turns  # noqa: E402
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # of relative differences
 HEADS = {64: 4, 128: 2}
@@ -213,25 +211,16 @@ def measure(torch, line, options):
         if not error <= tolerance:
             raise SystemExit(f"{name}: not timed: results differ by {error:.1e}, expected at most {tolerance:.0e}")
         del result
-        row = common.timed(name, ours, theirs, threads, options.rounds, error, error, time.process_time)
-    row = {key.replace("torch", "peer"): value for key, value in row.items() if not key.endswith("_error")}
-    return {**row, "difference": error, "goal": goal}
+        return turns.timed_beside_peer(name, ours, theirs, threads, options.rounds, error, goal)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("filter", nargs="?", default=".", help="regular expression of the lines to measure")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
-    parser.add_argument("--threads", default="1", help="thread counts")
-    parser.add_argument("--rounds", type=int, default=5, help="samples of each side")
+    turns.add_arguments(parser, rounds=5)
     parser.add_argument("--tokens", type=int, default=8192, help="tokens, of layers half as many: a multiple of 2048")
     parser.add_argument("--heads", type=int, default=None, help="heads of `flex`; 4 of 64 channels, 2 of 128")
     options = parser.parse_args()
-    try:
-        threads = [int(word) for word in options.threads.split(",")]
-        chosen = [line for line in lines(threads) if re.search(options.filter, line[0])]
-    except (ValueError, re.error) as error:
-        parser.error(str(error))
+    chosen = turns.chosen_lines(parser, options, lines)
     if options.tokens < 2048 or options.tokens % 2048:
         parser.error(f"--tokens is {options.tokens}, expected a multiple of 2048")
     try:
@@ -241,13 +230,13 @@ def main():
         print("compare_sparse.py: PyTorch is not installed here: run scripts/setup, then .venv/bin/python", file=sys.stderr)
         return 1
     import heed
-    installed = {"cpu": common.cpu_name(), "heed": heed.__version__, "torch": torch.__version__}
+    installed = {"cpu": turns.cpu_name(), "heed": heed.__version__, "torch": torch.__version__}
     try:
         import transformers
         installed["transformers"] = transformers.__version__
     except ImportError:
         installed["transformers"] = None
-    common.report(installed, f"{options.tokens} tokens", 48, (measure(torch, line, options) for line in chosen), options)
+    turns.report(installed, f"{options.tokens} tokens", 48, (measure(torch, line, options) for line in chosen), options)
     return 0
 
 

@@ -18,11 +18,11 @@ Example: compare_torch.py 'N2048/d64/.*threads:1'
 import argparse
 import json
 import os
-import re
-import resource
-import statistics
 import sys
-import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from turns import add_arguments, chosen_lines, cpu_name, timed  # noqa: E402
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning pool of one side would slow the other
 
@@ -30,7 +30,6 @@ TORCH = "2.13.0"
 LENGTHS = {128: 16, 512: 8, 1000: 4, 2048: 4, 8192: 2}  # tokens: heads
 CHANNELS = (64, 80, 128)
 KINDS = ("full", "causal", "padding62", "gqa14on2")
-SHORT_SECONDS, LONG_SECONDS = 0.01, 0.3  # twice as many samples, and at most three
 TOLERANCE = 2e-5  # of float32 on N(0, 1) inputs; both stay well below
 
 
@@ -162,30 +161,6 @@ def expected(torch, q, k, v, mask, causal, rows):
     return s.masked_fill(~keep, -float("inf")).softmax(-1) @ v
 
 
-def sample(call, threads, clock=time.thread_time):
-    """(seconds, clean) of one call; those of one thread by `clock`."""
-    if threads == 1:
-        start = clock()
-        call()
-        return clock() - start, True
-    switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-    start = time.perf_counter()
-    call()
-    seconds = time.perf_counter() - start
-    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == switches
-
-
-def clean_sample(call, threads, clock, tries=12):
-    """Seconds of a clean call, or None after so many tries."""
-    for attempt in range(tries):
-        if attempt:
-            time.sleep(0.03)
-        seconds, clean = sample(call, threads, clock)
-        if clean:
-            return seconds
-    return None
-
-
 def measure(torch, heed, line, rounds):
     """A dict of one line."""
     name, n, d, kind, threads = line
@@ -212,43 +187,7 @@ def measure(torch, heed, line, rounds):
     return timed(name, ours, theirs, threads, rounds, *errors)
 
 
-def timed(name, ours, theirs, threads, rounds, our_error, their_error, clock=time.thread_time):
-    """Both in turns: a dict of one line."""
-    seconds = max(sample(call, threads, clock)[0] for call in (ours, theirs))
-    if seconds > LONG_SECONDS:
-        rounds = min(rounds, 3)
-    elif seconds < SHORT_SECONDS:
-        rounds = 2 * rounds + 1
-    pairs, rejected = [], 0
-    for _ in range(rounds):
-        a, b = (clean_sample(call, threads, clock) for call in (ours, theirs))
-        if a is None or b is None:
-            rejected += 1
-        else:
-            pairs.append((a, b))
-    ratios = sorted(b / a for a, b in pairs)
-    middle = len(ratios) // 2
-    return {
-        "name": name, "samples": len(pairs), "rejected": rejected,
-        "heed_seconds": statistics.median(a for a, _ in pairs) if pairs else None,
-        "torch_seconds": statistics.median(b for _, b in pairs) if pairs else None,
-        "ratio": statistics.median(ratios) if pairs else None,
-        "q1": statistics.median(ratios[:middle] or ratios) if pairs else None,
-        "q3": statistics.median(ratios[middle:]) if pairs else None,
-        "heed_error": our_error, "torch_error": their_error}
-
-
 RUNS = {"train": measure_training, "decode": measure_decoding}  # by how a line's name begins
-
-
-def cpu_name():
-    """The CPU as the system calls it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            facts = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)$", file.read(), re.MULTILINE))
-        return f"{facts['model name']} (family {facts['cpu family']} model {facts['model']})"
-    except (OSError, KeyError):
-        return "unknown CPU"
 
 
 def show(row):
@@ -261,43 +200,11 @@ def show(row):
             f"{row['ratio']:>6.2f}x  {row['q1']:.2f} - {row['q3']:.2f}  {row['samples']:>2} {verdict}")
 
 
-def show_with_goal(row, width):
-    """One line of text of a row that has a goal, or none, or is left out: peers other than PyTorch."""
-    name = f"{row['name']:<{width}}"
-    if "skipped" in row:
-        return f"{name} left out: {row['skipped']}"
-    if row["ratio"] is None:
-        return f"{name} noisy"
-    goal = f">= {row['goal']}" if row["goal"] else ""
-    verdict = "" if not row["goal"] else "ok" if row["ratio"] >= row["goal"] else "MISSED"
-    return (f"{name} {1e3 * row['heed_seconds']:>9.2f} ms {1e3 * row['peer_seconds']:>9.2f} ms {row['ratio']:>7.2f}x  "
-            f"{row['q1']:.2f} - {row['q3']:.2f}  {goal:>5} {verdict}")
-
-
-def report(installed, title, width, rows, options):
-    """Rows as they come, as text or as one JSON document at the end; `installed` has the CPU and versions by name."""
-    if options.json:
-        print(json.dumps({**installed, "tokens": options.tokens, "lines": list(rows)}, indent=2))
-        return
-    print(", ".join(f"{name} {version}" if name != "cpu" else version for name, version in installed.items()))
-    print(f"{title:<{width}} {'heed':>12} {'peer':>12} {'ratio':>8}  quartiles    goal", flush=True)
-    for row in rows:
-        print(show_with_goal(row, width), flush=True)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("filter", nargs="?", default=".", help="regular expression of the lines to measure")
-    parser.add_argument("--json", action="store_true", help="one JSON document")
-    parser.add_argument("--threads", default="1,2" if len(os.sched_getaffinity(0)) > 1 else "1", help="thread counts")
-    parser.add_argument("--rounds", type=int, default=7, help="samples of each side")
+    add_arguments(parser, rounds=7, threads="1,2" if len(os.sched_getaffinity(0)) > 1 else "1")
     options = parser.parse_args()
-    try:
-        threads = [int(word) for word in options.threads.split(",")]
-        chosen = [line for line in lines(threads) + train_lines(threads) + decode_lines(threads)
-                  if re.search(options.filter, line[0])]
-    except (ValueError, re.error) as error:
-        parser.error(str(error))
+    chosen = chosen_lines(parser, options, lambda threads: lines(threads) + train_lines(threads) + decode_lines(threads))
     try:
         import torch
     except ImportError:

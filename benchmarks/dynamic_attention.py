@@ -4,14 +4,16 @@
 over all keys, trained here on windows of 2048 bytes of the book, on what it has not seen. For each selector and setting, means over
 layers, heads and rows, in float64 from the definition: `kept`, the share of visible keys; `dropped`, the share of a row's attention that it
 does without; `oracle`, the share of visible keys in the fewest blocks of 64 that hold as much of each row; `error`, rms of the output's
-difference relative to the output; `bound`, where there is a certificate; `time` of choice and attention over that of dense attention, medians of turns.
-A second table is decoding: one query at a time, from caches of as many keys as the model has read.
+difference relative to the output; `bound`, where there is a certificate (at level skip all keys are read, and `kept` are values); `time` of choice
+and attention over that of dense attention, medians of turns. Then decoding: one query at a time, from caches of as many keys as the model has
+read; and, of made-up keys, what `auto` costs where nothing can be dropped.
 
 Usage: dynamic_attention.py [--model FILE] [--steps 600] [--tokens 2048] [--context 32768] [--threads 1] [--rounds 5] [--json FILE]
 The model is trained and written to FILE where that is not there.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -28,7 +30,7 @@ import heed.torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "examples/byte_lm"), str(Path(__file__).parent)]
 import byte_lm  # noqa: E402
-import compare_torch as common  # noqa: E402
+import turns  # noqa: E402
 import train  # noqa: E402
 
 BLOCK = 64
@@ -160,25 +162,29 @@ def prefill(options, name, layers, causal):
         kept, dropped, oracle, error = shares(layers, causal, lambda q, k, v: choose(q, k).mask(T, T, heads=H, causal=causal)[0])
         rows.append(dict(data=name, selector=selector, setting=setting, kept=kept, dropped=dropped, oracle=oracle, error=error,
                          bound=None, time=time_ratio(options, layers, sparse, dense)))
-    for epsilon in (0.01, 0.02, 0.1, 0.3):
-        def certified(q, k, v, epsilon=epsilon):
-            return heed.certified_attention(q, k, v, epsilon=epsilon, level="sketch", causal=causal, threads=options.threads)
+    for level, epsilon in itertools.product(("sketch", "skip"), (0.01, 0.02, 0.1, 0.3)):
+        def certified(q, k, v, level=level, epsilon=epsilon):
+            return heed.certified_attention(q, k, v, epsilon=epsilon, level=level, causal=causal, threads=options.threads)
 
-        def kept_of(q, k, v, epsilon=epsilon):
-            blocks = heed._core._certified_kept(q, k, v, epsilon, "sketch", causal)
-            return blocks[0].repeat(BLOCK, -1)[..., :T].repeat(H // blocks.shape[1], 0)
+        def kept_of(q, k, v, level=level, epsilon=epsilon):
+            chosen = heed.select.certified(q, k, epsilon=epsilon, level=level, causal=causal)
+            return chosen.mask(T, T, heads=H, key_heads=k.shape[2], causal=causal)[0]
 
         kept, dropped, oracle, error = shares(layers, causal, kept_of)
         bound = np.mean([certified(q, k, v)[1].mean() for q, k, v in layers])
-        rows.append(dict(data=name, selector="certified_attention", setting=f"epsilon {epsilon}", kept=kept, dropped=dropped,
-                         oracle=oracle, error=error, bound=bound, time=time_ratio(options, layers, certified, dense)))
+        rows.append(dict(data=name, selector=certified_name("certified_attention", level), setting=f"epsilon {epsilon}", kept=kept,
+                         dropped=dropped, oracle=oracle, error=error, bound=bound, time=time_ratio(options, layers, certified, dense)))
     return rows
+
+
+def certified_name(name, level):
+    return name if level == "sketch" else f"{name}, level {level}"
 
 
 def decode(options, layers):
     """One query at a time, the newest of a cache; means over the last positions of each layer."""
     rows, positions = [], 8
-    for epsilon in (0.01, 0.02, 0.1):
+    for level, epsilon in itertools.product(("sketch", "skip"), (0.01, 0.02, 0.1)):
         found, ratios = [], []
         for q, k, v in layers:
             T, H, D = q.shape[1:]
@@ -191,12 +197,13 @@ def decode(options, layers):
                 row = q[:, t : t + 1]
 
                 def certified(row=row):
-                    return cache.attend(row, epsilon=epsilon, level="sketch", return_bound=True, threads=options.threads)
+                    return cache.attend(row, epsilon=epsilon, level=level, return_bound=True, threads=options.threads)
 
-                (o, bound), kept = certified(), heed._core._certified_kept_of_cache(cache, row, epsilon, "sketch")
+                o, bound = certified()
+                kept = heed.select.certified(row, cache, epsilon=epsilon, level=level).mask(1, t + 1, heads=H, key_heads=H, causal=True)
                 for h in range(H):
                     p, seen = weights_of(row[0, :, h], k[0, : t + 1, h], True)
-                    keep = kept[0, h].repeat(BLOCK, -1)[:, : t + 1]
+                    keep = kept[0, h]
                     dropped = 1 - (p * keep).sum(-1)
                     dense = p @ v[0, : t + 1, h]
                     error = np.sqrt(((o[0, :, h] - dense) ** 2).mean() / (dense**2).mean())
@@ -211,9 +218,39 @@ def decode(options, layers):
                         times.append(time.perf_counter() - began)
                     ratios.append(times[0] / times[1])
         kept, dropped, oracle, error, bound, least = np.mean(found, 0)
-        rows.append(dict(data=f"byte model, a cache of {layers[0][0].shape[1]}", selector="attend", setting=f"epsilon {epsilon}", kept=kept,
-                         dropped=dropped, oracle=oracle, error=error, bound=bound, least=least, time=statistics.median(ratios)))
+        rows.append(dict(data=f"byte model, a cache of {layers[0][0].shape[1]}", selector=certified_name("attend", level),
+                         setting=f"epsilon {epsilon}", kept=kept, dropped=dropped, oracle=oracle, error=error, bound=bound, least=least,
+                         time=statistics.median(ratios)))
     return rows
+
+
+def nothing_to_drop(options):
+    """Decoding where all keys matter alike, so that nothing can be dropped, and from clusters, where nearly everything can."""
+    random, (T, H) = np.random.default_rng(0), (options.context, 8)
+    rows = []
+    for D in (64, 128):
+        def normal(*shape, D=D):
+            return random.standard_normal((*shape, D), np.float32)
+
+        topics = normal(32, 1)
+        clustered = (2 * np.repeat(topics, -(-T // 32), 0)[:T] + 0.3 * normal(T, H))[None]
+        for name, q, k in (("keys alike", normal(1, 1, H), normal(1, T, H)),
+                           ("32 clusters", np.repeat(topics[None, 7:8], H, 2), clustered)):
+            cache = heed.KVCache(1, H, D, sketch="int8")
+            cache.append(k[:, :-1], v := normal(1, T - 1, H))
+            cache.append(k[:, -1:], v[:, -1:])
+            ratios = []
+            for _ in range(2 + options.rounds):  # auto learns in two calls
+                times = []
+                for certified in ({"epsilon": 0.02, "level": "auto"}, {}):
+                    began = time.perf_counter()
+                    cache.attend(q, threads=options.threads, **certified)
+                    times.append(time.perf_counter() - began)
+                ratios.append(times[0] / times[1])
+            rows.append((f"{name}, {H} heads of {D} channels", statistics.median(ratios[:2]), statistics.median(ratios[2:])))
+    print(f"| a cache of {T}, level auto | first two calls | later |\n|---|---|---|")
+    for name, first, later in rows:
+        print(f"| {name} | {first:.2f} | {later:.2f} |", flush=True)
 
 
 def table(rows):
@@ -234,14 +271,15 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    print(f"{common.cpu_name()}, {options.threads} threads")
+    print(f"{turns.cpu_name()}, {options.threads} threads")
     model = byte_model(options.model, options.steps, options.tokens)
     rows = prefill(options, "MiniLM", minilm_layers(), causal=False)
     rows += prefill(options, "byte model", layers_of(model, options.tokens), causal=True)
     rows += decode(options, layers_of(model, options.context))
     table(rows)
+    nothing_to_drop(options)
     if options.json:
-        options.json.write_text(json.dumps({"cpu": common.cpu_name(), "rows": rows}, indent=1, default=float) + "\n")
+        options.json.write_text(json.dumps({"cpu": turns.cpu_name(), "rows": rows}, indent=1, default=float) + "\n")
 
 
 if __name__ == "__main__":

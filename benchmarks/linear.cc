@@ -1,10 +1,11 @@
-// Products of rows with a matrix of weights, beside the CPU's roofline and beside libraries that this build has found: OpenBLAS
-// and oneDNN, which are measured here and used nowhere else.
+// Products of rows with a matrix of weights, beside the CPU's roofline and beside libraries that this build has found:
+// OpenBLAS and oneDNN, which are measured here and used nowhere else.
 //
 //   bench_ops --benchmark_filter=^linear/
 //
-// One thread, weights of another copy of the matrix in each call where they would stay in the caches. `roof` is the time that
-// flops at the CPU's peak or weights at the speed of its memory take, the longer of the two, over the time that was taken.
+// One thread, weights of another copy of the matrix in each call where they would stay in the caches. `roof` is the
+// time that flops at the CPU's peak or weights at the speed of its memory take, the longer of the two, over the time
+// that was taken.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -32,8 +33,9 @@ struct Problem {
   int64_t rows, inputs, outputs;
 };
 
-constexpr Problem kProblems[] = {{1, 384, 1536},  {64, 384, 1536},   {1024, 384, 1536}, {1, 512, 512},      {1024, 512, 512},
-                                 {1, 4096, 4096}, {4, 4096, 4096}, {16, 4096, 4096}, {128, 4096, 4096}, {1024, 4096, 4096}};
+constexpr Problem kProblems[] = {{1, 384, 1536},    {64, 384, 1536},   {1024, 384, 1536}, {1, 512, 512},
+                                 {1024, 512, 512},  {1, 4096, 4096},   {4, 4096, 4096},   {16, 4096, 4096},
+                                 {128, 4096, 4096}, {1024, 4096, 4096}};
 
 // Multiplies x by copy i of the weights.
 using Multiply = std::function<void(size_t copy, const float* x, float* y)>;
@@ -74,9 +76,10 @@ void Own(benchmark::State& state, const Problem& p, DType dtype) {
   std::vector<layers::Linear> copies;
   for (size_t i = 0; i < Copies(p, dtype); ++i) copies.emplace_back(w.view());
   Context ctx(1);
-  Measure(state, p, dtype, copies.size(), [&](size_t copy, const float* x, float* y) {
-    copies[copy].Rows(ctx, x, p.inputs, p.rows, y, p.outputs);
-  }, w.view());
+  Measure(
+      state, p, dtype, copies.size(),
+      [&](size_t copy, const float* x, float* y) { copies[copy].Rows(ctx, x, p.inputs, p.rows, y, p.outputs); },
+      w.view());
 }
 
 #if defined(HEED_BENCH_OPENBLAS) || defined(HEED_BENCH_DNNL)
@@ -87,9 +90,9 @@ void Library(benchmark::State& state, const Problem& p, const Sgemm& sgemm) {
   for (size_t i = 0; i < Copies(p, DType::kF32); ++i) {
     copies.push_back(Buffer(DType::kF32, {p.outputs, p.inputs}, Placement::kAligned).FillNormal(2));
   }
-  Measure(state, p, DType::kF32, copies.size(), [&](size_t copy, const float* x, float* y) {
-    sgemm(x, copies[copy].as<float>(), y);
-  }, copies[0].view());
+  Measure(
+      state, p, DType::kF32, copies.size(),
+      [&](size_t copy, const float* x, float* y) { sgemm(x, copies[copy].as<float>(), y); }, copies[0].view());
 }
 #endif
 

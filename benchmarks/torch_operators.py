@@ -20,7 +20,8 @@ import time
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a spinning pool of one side would slow the other
 
-import compare_torch as common  # noqa: E402
+import compare_torch  # noqa: E402
+import turns  # noqa: E402
 
 SHAPES = ((1, 8, 512, 64), (1, 8, 2048, 64), (1, 4, 8192, 128), (32, 12, 128, 64), (8, 12, 512, 64), (1, 14, 1000, 80))
 # Largest difference between the sides, relative to the largest value: both sum in float32 and round once or twice.
@@ -81,7 +82,7 @@ def measure(torch, heed, line, rounds):
     errors = [float((a.double() - b.double()).abs().max() / b.double().abs().max()) for a, b in zip(ours(), theirs())]
     if not max(errors) <= TOLERANCE[dtype]:
         raise SystemExit(f"{name}: not timed: the sides differ by {max(errors):.1e}, expected at most {TOLERANCE[dtype]:.0e}")
-    return common.timed(name, ours, theirs, threads, rounds, max(errors), max(errors))
+    return turns.timed(name, ours, theirs, threads, rounds, max(errors), max(errors))
 
 
 def call_costs(torch, heed, rounds):
@@ -130,7 +131,7 @@ def main():
 
     chosen = [x for x in lines([int(word) for word in options.threads.split(",")]) if re.search(options.filter, x[0])]
     if not options.json:
-        print(f"{common.cpu_name()}, heed {heed.__version__}, PyTorch {torch.__version__}", flush=True)
+        print(f"{turns.cpu_name()}, heed {heed.__version__}, PyTorch {torch.__version__}", flush=True)
     calls = call_costs(torch, heed, options.rounds) if re.search(options.filter, "call/") else []
     for row in calls if not options.json else ():
         print(f"{row['name']:<56} {row['heed_microseconds']:6.1f} us, PyTorch {row['torch_microseconds']:6.1f} us, "
@@ -139,9 +140,9 @@ def main():
     for line in chosen:
         rows.append(measure(torch, heed, line, options.rounds))
         if not options.json:
-            print(common.show(rows[-1]), flush=True)
+            print(compare_torch.show(rows[-1]), flush=True)
     if options.json:
-        versions = {"cpu": common.cpu_name(), "heed": heed.__version__, "torch": torch.__version__}
+        versions = {"cpu": turns.cpu_name(), "heed": heed.__version__, "torch": torch.__version__}
         print(json.dumps({**versions, "calls": calls, "lines": rows}, indent=2))
     elif rows:
         timed = [row for row in rows if row["ratio"] is not None]

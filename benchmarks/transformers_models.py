@@ -19,7 +19,7 @@ import time
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import compare_torch as common  # noqa: E402
+import turns  # noqa: E402
 
 SIZES = dict(hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=4,
              vocab_size=1024, attention_dropout=0.0)
@@ -110,7 +110,7 @@ def main():
     import heed
 
     torch.set_num_threads(options.threads)
-    versions = {"cpu": common.cpu_name(), "heed": heed.__version__, "torch": torch.__version__,
+    versions = {"cpu": turns.cpu_name(), "heed": heed.__version__, "torch": torch.__version__,
                 "transformers": transformers.__version__, "threads": options.threads}
     if not options.json:
         print(", ".join(f"{key} {value}" for key, value in versions.items()), flush=True)

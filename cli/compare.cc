@@ -249,11 +249,11 @@ std::string Enumerate(const std::vector<std::string>& names) {
 
 // Throws FileError where the mechanism does not fit these tensors.
 void AddMechanism(Context& ctx, Comparison& c, const OpEntry& op, Countdown& countdown,
-                  CompareReport& report) {
+                  CompareReport& report, const std::string& setting = "") {
   std::vector<CompareRow> rows;
   for (const DType dtype : report.dtypes) {
     if (!Has(op, dtype)) continue;
-    countdown.Next(op.name + " " + Name(dtype));
+    countdown.Next(op.name + " " + setting + (setting.empty() ? "" : " ") + Name(dtype));
     NamedTensors set = In(c.options.tensors, dtype).Load(SpecsBesideQkv(op));
     std::vector<std::string> assumed;
     const std::vector<std::string> missing = Complete(ctx, op, set, assumed);
@@ -265,6 +265,7 @@ void AddMechanism(Context& ctx, Comparison& c, const OpEntry& op, Countdown& cou
     rows.push_back(RowOf(ctx, op, dtype, call, call.Outputs(set.batched)[0].tensor,
                          reference.expected.o()));
     rows.back().assumed = assumed;
+    rows.back().selector = setting;
   }
   report.rows.insert(report.rows.end(), rows.begin(), rows.end());
 }
@@ -335,7 +336,9 @@ CompareReport CompareQkv(Context& ctx, const CompareOptions& options,
     causal.options.causal = true;
     variants.insert(variants.begin() + 1, causal);
   }
-  Countdown countdown((variants.size() + chosen.size()) * report.dtypes.size());
+  size_t lines = variants.size() + chosen.size();
+  for (const OpEntry& op : chosen) lines += op.settings.size();
+  Countdown countdown(lines * report.dtypes.size());
   for (const OpEntry& op : chosen) {
     if (op.name == "attention") {
       for (const Variant& variant : variants) {
@@ -344,6 +347,11 @@ CompareReport CompareQkv(Context& ctx, const CompareOptions& options,
     } else if (op.call != nullptr) {
       TryToAdd(options, op, wide.file, report,
                [&] { AddMechanism(ctx, c, op, countdown, report); });
+      for (const auto& [setting, call] : op.settings) {
+        OpEntry other = op;
+        other.call = call;
+        TryToAdd(options, other, wide.file, report, [&] { AddMechanism(ctx, c, other, countdown, report, setting); });
+      }
     }
   }
   report.reference = c.For(ctx, c.full.causal).text +

@@ -25,7 +25,7 @@
 #include "heed/layers/multi_head_attention.h"
 #include "heed/layers/norm.h"
 #include "heed/layers/residual.h"
-#include "heed/layers/rwkv4.h"
+#include "heed/layers/rwkv4_layer.h"
 #include "heed/layers/state.h"
 #include "heed/layers/weights.h"
 #include "heed/model/model.h"

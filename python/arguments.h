@@ -33,7 +33,7 @@ struct Argument {
 [[noreturn]] void Fail(const char* operation, const char* name,
                        const std::string& got, const std::string& expected);
 
-// The same with "is <value>", the value printed if it is short.
+// Fails with "is <value>", the value printed if it is short.
 [[noreturn]] void Fail(const Argument& argument, const std::string& expected);
 
 // Each throws InvalidArgument for a wrong type or value. A bool is not a

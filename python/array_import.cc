@@ -53,7 +53,7 @@ void ParseFormat(const char* format, int64_t item_bytes, DType& dtype,
     unknown = std::string("big-endian '") + format + "'";
 }
 
-// The same for DLPack.
+// DLPack's name of a type becomes ours.
 void ParseDlType(DLDataType type, DType& dtype, std::string& unknown) {
   const auto is = [&](uint8_t code, uint8_t bits) {
     return type.code == code && type.bits == bits && type.lanes == 1;

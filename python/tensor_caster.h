@@ -41,19 +41,19 @@ class Arrays {
   // arrays of ml_dtypes.bfloat16, which have neither.
   ConstTensorView Read(const Argument& argument, Kind kind);
 
-  // The same; a last axis of stride 0 stays, which a broadcast mask has.
+  // Reads with a last axis of stride 0 as it is, which a broadcast mask has.
   ConstTensorView ReadBroadcast(const Argument& argument, Kind kind);
 
-  // The same, with whatever strides.
+  // Reads with whatever strides there are.
   ConstTensorView ReadInPlace(const Argument& argument, Kind kind);
 
-  // The same as Read; a list or tuple of numbers too.
+  // Reads a list or tuple of numbers too.
   ConstTensorView ReadList(const Argument& argument, Kind kind);
 
   // A vector of positions as i64, from any ints.
   ConstTensorView ReadPositions(const Argument& argument);
 
-  // The same, to write to: never a copy.
+  // A tensor to write to: never a copy.
   TensorView Write(const Argument& argument, Kind kind);
 
   // Names of the arguments that were copied.

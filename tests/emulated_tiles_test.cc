@@ -51,5 +51,19 @@ TEST(EmulatedTiles, LargeChunksAgreeWithTheReferenceEmulatedOrNot) {
   }
 }
 
+// Several units of keys, as a pipeline of tiles takes them.
+TEST(EmulatedTiles, PipelinesForgetWhatDecaysSay) {
+  const EmulateTiles tiles;
+  const OpEntry attention = FindOp("attention");
+  for (const char* pass : {"forward", "backward"}) {
+    for (const int64_t D : {64, 128}) {
+      Context ctx(2);
+      const Case c = attention.make_case({{1, 300, 300, 2, 2, D, D}, DType::kBF16, 7, pass, "causal+log_decay=0.05"});
+      const Comparison result = Compare(c, ctx);
+      EXPECT_TRUE(result.ok) << D << " " << pass << ": " << result.message;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace heed

@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv/bin/python"
 PYTHON = VENV if VENV.exists() else Path(sys.executable)
 COPIED = ("CMakeLists.txt", "cli", "cmake", "data", "heed", "heed.pc.in", "python", "tests", "tools")
-TIMEOUT_SECONDS = 300  # of one test program; a mutant that hangs is noticed too
+TIMEOUT_SECONDS = 300  # of the tests that a mutant names; one that hangs is noticed too
+TIMEOUT_OF_ALL_SECONDS = 1800  # of all tests of one program
 NOT_HERE = "-" + ":".join((
     "CostTest.AWindowCostsWhatAWindowContains",  # measures time
     # These need matrix tiles, which the one target of this build does not have.
@@ -174,7 +175,7 @@ class Bench:
         targets = ["_core" if target == "pytest" else target for target in targets]
         self._run(["cmake", "--build", self.build, "-j", self.jobs, "--target", *targets])
 
-    def killer(self, program, test_filter):
+    def killer(self, program, test_filter, timeout=TIMEOUT_SECONDS):
         """What fails in a program, or None. A filter that names no test is an error."""
         if program == "pytest":
             return self.failure_in_python(test_filter)
@@ -183,11 +184,11 @@ class Bench:
         with subprocess.Popen(command, cwd=self.tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               text=True, errors="replace", start_new_session=True) as process:
             try:
-                output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+                output, _ = process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
-                return f"{program}: no end after {TIMEOUT_SECONDS} s"
+                return f"{program}: no end after {timeout} s"
         if failed := re.search(r"^\[  FAILED  \] ([^\s,]+)", output, re.M):
             return f"{program}: {failed.group(1)}"
         if process.returncode != 0:
@@ -219,7 +220,7 @@ class Bench:
 
     def everything(self):
         for program in self.programs:
-            if killer := self.killer(program, NOT_HERE):
+            if killer := self.killer(program, NOT_HERE, TIMEOUT_OF_ALL_SECONDS):
                 return killer
         return None
 
@@ -264,11 +265,15 @@ def main():
     if args.list:
         return 0
     begin = time.monotonic()
-    python = sorted({test.partition("::")[0] for mutant in mutants for test in mutant.tests if test.startswith("pytest:")})
-    bench = Bench(args.dir, args.jobs, with_python=bool(python))
-    bench.compile(*bench.programs, *(["pytest"] if python else []))
-    killers = (bench.everything(), *(bench.killer(*test.partition(":")[::2]) for test in python))
-    if killer := next(filter(None, killers), None):
+    named = {test.partition("::")[0] if test.startswith("pytest:") else test
+             for mutant in mutants for test in mutant.tests}
+    has_python = any(test.startswith("pytest:") for test in named)
+    bench = Bench(args.dir, args.jobs, with_python=has_python)
+    bench.compile(*bench.programs, *(["pytest"] if has_python else []))
+    # All tests are for all mutants: of a few, those that they name.
+    killers = (bench.killer(*test.partition(":")[::2]) for test in sorted(named))
+    killer = next(filter(None, killers), None) or (None if args.only else bench.everything())
+    if killer:
         raise MutantError(f"the tree fails without a mutant: {killer}")
     snapshot = Snapshot(bench.build, args.dir / "clean")
     print(f"{len(mutants)} mutants; the tree passes after {time.monotonic() - begin:.0f} s", flush=True)

@@ -17,10 +17,12 @@ STYLE = """
   .ground { fill: #ffffff } .ink { fill: #1f2328 } .faint { fill: #59636e } .line { stroke: #d1d9e0 } .one { stroke: #59636e }
   .mark { fill: none; stroke-width: 1.6 } text { font: 13px system-ui, sans-serif } .path { fill: none; stroke-width: 1.2 }
   .c0 { stroke: #0969da } .c1 { stroke: #1a7f37 } .c2 { stroke: #bc4c00 } .c3 { stroke: #8250df } .c4 { stroke: #59636e } .c5 { stroke: #cf222e }
+  .c6 { stroke: #9a6700 }
   .oracle { stroke-dasharray: 2 3 }
   @media (prefers-color-scheme: dark) {
     .ground { fill: #0d1117 } .ink { fill: #f0f6fc } .faint { fill: #9198a1 } .line { stroke: #3d444d } .one { stroke: #9198a1 }
     .c0 { stroke: #58a6ff } .c1 { stroke: #3fb950 } .c2 { stroke: #f0883e } .c3 { stroke: #bc8cff } .c4 { stroke: #9198a1 } .c5 { stroke: #ff7b72 }
+    .c6 { stroke: #d29922 }
   }
 """
 
@@ -61,7 +63,7 @@ def level(dropped):
 
 
 def write(name, title, across, panels, selectors, more):
-    width, height = LEFT + len(panels) * (WIDTH + GAP), TOP + HEIGHT + 96
+    width, height = LEFT + len(panels) * (WIDTH + GAP), TOP + HEIGHT + 56 + 20 * math.ceil(len(selectors) / 3)
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-labelledby="title">',
              f'<title id="title">{html.escape(title)}</title>', f"<style>{STYLE}</style>",
              f'<rect class="ground" width="{width}" height="{height}" rx="6"/>', text(16, 26, title), text(16, 46, more, "faint")]

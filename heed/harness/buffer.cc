@@ -177,6 +177,15 @@ bool NextIndex(std::span<const int64_t> sizes, std::span<int64_t> index) {
   return false;
 }
 
+std::vector<double> Elements(const ConstTensorView& view) {
+  std::vector<double> values;
+  if (view.num_elements() == 0) return values;
+  std::vector<int64_t> index(view.sizes().size());
+  do values.push_back(GetElement(view, index));
+  while (NextIndex(view.sizes(), index));
+  return values;
+}
+
 bool SameBits(const ConstTensorView& a, const ConstTensorView& b) {
   if (a.dtype() != b.dtype() ||
       !std::equal(a.sizes().begin(), a.sizes().end(), b.sizes().begin(),

@@ -105,6 +105,9 @@ double GetElement(const ConstTensorView& view, std::span<const int64_t> index);
 void SetElement(const TensorView& view, std::span<const int64_t> index,
                 double value);
 
+// All elements, row-major.
+std::vector<double> Elements(const ConstTensorView& view);
+
 // The index after `index` in row-major order; false after the last. Start from
 // zeros, and only if num_elements() > 0.
 bool NextIndex(std::span<const int64_t> sizes, std::span<int64_t> index);

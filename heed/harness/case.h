@@ -140,9 +140,10 @@ struct OpEntry {
   // optional or not, and all of them alive until the call is gone. Throws as the mechanism's
   // Forward. Null where neither verb has it.
   std::vector<InputSpec> inputs = {};
-  std::function<TensorCall(const Context& ctx, const TensorMap& tensors,
-                           std::optional<double> scale)>
-      call = {};
+  using CallOn = std::function<TensorCall(const Context& ctx, const TensorMap& tensors, std::optional<double> scale)>;
+  CallOn call = {};
+  // Settings beside the defaults that have lines of their own in `heed compare`, by what is different.
+  std::map<std::string, CallOn> settings = {};
 
   // What `heed view` draws beside exact attention; null where there are no such weights.
   ImpliedWeights (*weights)(int64_t head, int64_t channels) = nullptr;

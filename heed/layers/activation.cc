@@ -11,12 +11,16 @@
 namespace heed::layers {
 namespace {
 
-constexpr std::pair<std::string_view, Activation> kNames[] = {
-    {"gelu", Activation::kGelu},           {"gelu_new", Activation::kGeluTanh},
-    {"gelu_pytorch_tanh", Activation::kGeluTanh}, {"gelu_fast", Activation::kGeluTanh},
-    {"silu", Activation::kSilu},           {"swish", Activation::kSilu},
-    {"relu", Activation::kRelu},           {"relu2", Activation::kSquaredRelu},
-    {"sigmoid", Activation::kSigmoid},     {"linear", Activation::kNone}};
+constexpr std::pair<std::string_view, Activation> kNames[] = {{"gelu", Activation::kGelu},
+                                                              {"gelu_new", Activation::kGeluTanh},
+                                                              {"gelu_pytorch_tanh", Activation::kGeluTanh},
+                                                              {"gelu_fast", Activation::kGeluTanh},
+                                                              {"silu", Activation::kSilu},
+                                                              {"swish", Activation::kSilu},
+                                                              {"relu", Activation::kRelu},
+                                                              {"relu2", Activation::kSquaredRelu},
+                                                              {"sigmoid", Activation::kSigmoid},
+                                                              {"linear", Activation::kNone}};
 
 }  // namespace
 
@@ -31,14 +35,20 @@ Activation ActivationFromName(std::string_view name) {
 
 double ActivationReference(Activation activation, double x) {
   switch (activation) {
-    case Activation::kNone: return x;
-    case Activation::kGelu: return x * 0.5 * std::erfc(-x / std::sqrt(2.0));
+    case Activation::kNone:
+      return x;
+    case Activation::kGelu:
+      return x * 0.5 * std::erfc(-x / std::sqrt(2.0));
     case Activation::kGeluTanh:
       return 0.5 * x * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
-    case Activation::kSilu: return x / (1 + std::exp(-x));
-    case Activation::kRelu: return std::max(x, 0.0);
-    case Activation::kSquaredRelu: return std::max(x, 0.0) * std::max(x, 0.0);
-    case Activation::kSigmoid: return 1 / (1 + std::exp(-x));
+    case Activation::kSilu:
+      return x / (1 + std::exp(-x));
+    case Activation::kRelu:
+      return std::max(x, 0.0);
+    case Activation::kSquaredRelu:
+      return std::max(x, 0.0) * std::max(x, 0.0);
+    case Activation::kSigmoid:
+      return 1 / (1 + std::exp(-x));
   }
   return x;
 }

@@ -18,8 +18,8 @@ enum class Activation {
   kSigmoid,      // 1 / (1 + e^-x)
 };
 
-// That which a configuration of Transformers calls so: "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "silu", "swish",
-// "relu", "relu2", "sigmoid", "linear". Throws InvalidArgument that lists them for anything else.
+// That which a configuration of Transformers calls so: "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "silu",
+// "swish", "relu", "relu2", "sigmoid", "linear". Throws InvalidArgument that lists them for anything else.
 HEED_API Activation ActivationFromName(std::string_view name);
 
 // Of one number, in double: what tests compare with.

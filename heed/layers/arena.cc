@@ -62,7 +62,8 @@ void* Frame::Bytes(int64_t count) {
   constexpr size_t kLine = 128, kLeast = 1 << 16;
   Stack& stack = OfThisThread();
   const size_t size = (static_cast<size_t>(std::max<int64_t>(count, 1)) + kLine - 1) / kLine * kLine;
-  if (stack.chunks.empty() || stack.chunks.back().size - stack.chunks.back().used < size) stack.Add(std::max(size, kLeast));
+  if (stack.chunks.empty() || stack.chunks.back().size - stack.chunks.back().used < size)
+    stack.Add(std::max(size, kLeast));
   Chunk& chunk = stack.chunks.back();
   void* memory = chunk.memory + chunk.used;
   chunk.used += size;

@@ -1,5 +1,6 @@
-// Memory for what layers compute on the way, one stack per thread: a call's frame ends, and its memory serves the next call.
-// Whoever calls layers in turn allocates nothing but in the first calls; a thread keeps what its largest call took.
+// Memory for what layers compute on the way, one stack per thread: a call's frame ends, and its memory serves the next
+// call. Whoever calls layers in turn allocates nothing but in the first calls; a thread keeps what its largest call
+// took.
 #ifndef HEED_LAYERS_ARENA_INTERNAL_H_
 #define HEED_LAYERS_ARENA_INTERNAL_H_
 

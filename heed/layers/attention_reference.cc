@@ -10,8 +10,8 @@ namespace heed::layers {
 
 using reference::Array;
 
-void MultiHeadAttention::Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const Call& call,
-                                   const TensorView& y) {
+void MultiHeadAttention::Reference(const Config& config, const Weights& weights, const ConstTensorView& x,
+                                   const Call& call, const TensorView& y) {
   const Names& names = config.names;
   const int64_t heads = config.heads, dim = config.head_dim == 0 ? config.width / heads : config.head_dim;
   const Array rows(x), other = call.memory ? Array(call.memory) : rows;
@@ -46,8 +46,8 @@ void MultiHeadAttention::Reference(const Config& config, const Weights& weights,
   Product(flat, weights, {names.output, config.width, config.bias}, names.transposed).Store(y);
 }
 
-void GroupedQueryAttention::Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const Call& call,
-                                      const TensorView& y) {
+void GroupedQueryAttention::Reference(const Config& config, const Weights& weights, const ConstTensorView& x,
+                                      const Call& call, const TensorView& y) {
   const int64_t heads = config.heads, kv_heads = config.kv_heads == 0 ? heads : config.kv_heads;
   const int64_t dim = config.head_dim == 0 ? config.width / heads : config.head_dim;
   const Array rows(x);
@@ -58,7 +58,8 @@ void GroupedQueryAttention::Reference(const Config& config, const Weights& weigh
   };
   const auto turned = [&](const std::string& name, int64_t count) {
     Array heads_of = project(name, count);
-    if (config.qk_norm) heads_of = RmsNorm(heads_of, reference::Tensor(weights, name + "_norm.weight", {dim}), config.norm_eps);
+    if (config.qk_norm)
+      heads_of = RmsNorm(heads_of, reference::Tensor(weights, name + "_norm.weight", {dim}), config.norm_eps);
     if (!config.rotary) return heads_of;
     Array result(heads_of.sizes);
     RotaryReference(heads_of.view(), ConstTensorView(positions.data(), DType::kI64, {B, T}), config.rotary->pairs,

@@ -18,10 +18,11 @@ inline TensorView Channels(float* data, const Tokens& tokens, int64_t channels, 
   return TensorView(data, DType::kF32, {tokens.B, channels, tokens.T}, {tokens.T * stride, 1, stride});
 }
 
-// y = silu(conv(x)) of rows that are x_stride and y_stride apart. `state` [B, C, taps - 1] is read and written; null: none.
-inline void Convolve(Context& ctx, const Tokens& tokens, const std::vector<float>& weight, const std::vector<float>& bias,
-                     int64_t channels, int64_t taps, const float* x, int64_t x_stride, StateTensor* state, float* y,
-                     int64_t y_stride) {
+// y = silu(conv(x)) of rows that are x_stride and y_stride apart. `state` [B, C, taps - 1] is read and written; null:
+// none.
+inline void Convolve(Context& ctx, const Tokens& tokens, const std::vector<float>& weight,
+                     const std::vector<float>& bias, int64_t channels, int64_t taps, const float* x, int64_t x_stride,
+                     StateTensor* state, float* y, int64_t y_stride) {
   causal_conv1d::Options options;
   options.activation = causal_conv1d::Activation::kSilu;
   const ConstTensorView w(weight.data(), DType::kF32, {channels, taps});

@@ -15,7 +15,8 @@ using reference::Tensor;
 
 void GatedDeltaNet::Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const Call& call,
                               const TensorView& y) {
-  const int64_t H = config.key_heads, HV = config.value_heads == 0 ? H : config.value_heads, K = config.key_dim, V = config.value_dim;
+  const int64_t H = config.key_heads, HV = config.value_heads == 0 ? H : config.value_heads, K = config.key_dim,
+                V = config.value_dim;
   const int64_t keys = H * K, values = HV * V, shared = HV / H;
   const Array rows(x);
   const int64_t B = rows.sizes[0], T = rows.sizes[1], group = 2 * K + 2 * shared * V;
@@ -72,8 +73,8 @@ void GatedDeltaNet::Reference(const Config& config, const Weights& weights, cons
   Product(gated.Reshaped({B, T, values}), weights, {"out_proj", config.width, false}).Store(y);
 }
 
-void LatentAttention::Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const Call& call,
-                                const TensorView& y) {
+void LatentAttention::Reference(const Config& config, const Weights& weights, const ConstTensorView& x,
+                                const Call& call, const TensorView& y) {
   const int64_t H = config.heads, nope = config.nope, rope = config.rope, value = config.value, latent = config.latent;
   const Array rows(x);
   const int64_t B = rows.sizes[0], T = rows.sizes[1];
@@ -82,19 +83,24 @@ void LatentAttention::Reference(const Config& config, const Weights& weights, co
     q = RmsNorm(Product(rows, weights, {"q_a_proj", config.query_rank, config.bias}),
                 Tensor(weights, "q_a_layernorm.weight", {config.query_rank}), config.norm_eps);
   }
-  q = Product(q, weights, {config.query_rank == 0 ? "q_proj" : "q_b_proj", H * (nope + rope), false}).Reshaped({B, T, H, nope + rope});
+  q = Product(q, weights, {config.query_rank == 0 ? "q_proj" : "q_b_proj", H * (nope + rope), false})
+          .Reshaped({B, T, H, nope + rope});
   const Array both = Product(rows, weights, {"kv_a_proj_with_mqa", latent + rope, config.bias});
-  const Array c = RmsNorm(both.Channels(0, latent), Tensor(weights, "kv_a_layernorm.weight", {latent}), config.norm_eps);
+  const Array c =
+      RmsNorm(both.Channels(0, latent), Tensor(weights, "kv_a_layernorm.weight", {latent}), config.norm_eps);
   const std::vector<int64_t> positions = reference::Positions(B, T, call);
   const auto turned = [&](const Array& part) {
     Array result(part.sizes);
     RotaryOptions options = config.rotary;
     options.dim.reset();
-    RotaryReference(part.view(), ConstTensorView(positions.data(), DType::kI64, {B, T}), config.pairs, options, result.view());
+    RotaryReference(part.view(), ConstTensorView(positions.data(), DType::kI64, {B, T}), config.pairs, options,
+                    result.view());
     return result;
   };
-  const Array q_r = turned(q.Channels(nope, nope + rope)), k_r = turned(both.Channels(latent, latent + rope, {1, rope}));
-  const Array expanded = Product(c, weights, {"kv_b_proj", H * (nope + value), false}).Reshaped({B, T, H, nope + value});
+  const Array q_r = turned(q.Channels(nope, nope + rope)),
+              k_r = turned(both.Channels(latent, latent + rope, {1, rope}));
+  const Array expanded =
+      Product(c, weights, {"kv_b_proj", H * (nope + value), false}).Reshaped({B, T, H, nope + value});
   const Array v = expanded.Channels(nope, nope + value);
   Array k(q.sizes);
   for (int64_t r = 0; r < B * T * H; ++r) {

@@ -40,7 +40,8 @@ Embedding::Embedding(const Config& config, const Weights& weights) : config_(con
     T* to = rows->data();
     for (int64_t row = 0; row < config.count; ++row) {
       for (int64_t i = 0; i < config.width; ++i) {
-        StoreDouble(dtype_, to++, 0, LoadAsDouble(table.dtype(), table.data(), row * table.stride(0) + i * table.stride(1)));
+        StoreDouble(dtype_, to++, 0,
+                    LoadAsDouble(table.dtype(), table.data(), row * table.stride(0) + i * table.stride(1)));
       }
     }
     table_ = std::shared_ptr<const void>(rows, rows->data());
@@ -55,7 +56,8 @@ Embedding::Embedding(const Config& config, const Weights& weights) : config_(con
 void Embedding::Forward(Context& ctx, const ConstTensorView& ids, const TensorView& y, bool add) const {
   constexpr const char* op = "layers::Embedding::Forward";
   mechanism::CheckReadable(op, "ids", ids);
-  if (ids.dtype() != DType::kI32 && ids.dtype() != DType::kI64) Fail(op, "ids", std::string("has dtype ") + Name(ids.dtype()), "i32 or i64");
+  if (ids.dtype() != DType::kI32 && ids.dtype() != DType::kI64)
+    Fail(op, "ids", std::string("has dtype ") + Name(ids.dtype()), "i32 or i64");
   if (ids.rank() != 1) Fail(op, "ids", "has shape " + ids.ShapeString(), "one axis");
   const int64_t rows = ids.size(0), width = config_.width;
   mechanism::CheckTensor(op, "y", y, {rows, width}, DType::kF32, true);

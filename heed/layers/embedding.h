@@ -23,8 +23,9 @@ class HEED_API Embedding {
 
   const Config& config() const { return config_; }
 
-  // y[i] = row ids[i] of the table, or y[i] plus it where `add`: ids [rows], i32 or i64, y [rows, width] f32, row-major. Throws
-  // InvalidArgument for an id outside [0, count) and for other shapes and dtypes, before anything is written.
+  // y[i] = row ids[i] of the table, or y[i] plus it where `add`: ids [rows], i32 or i64, y [rows, width] f32,
+  // row-major. Throws InvalidArgument for an id outside [0, count) and for other shapes and dtypes, before anything is
+  // written.
   void Forward(Context& ctx, const ConstTensorView& ids, const TensorView& y, bool add = false) const;
 
  private:

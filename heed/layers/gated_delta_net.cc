@@ -1,12 +1,10 @@
 // GatedDeltaNet: projections around a convolution and a delta rule.
 #include "heed/layers/gated_delta_net.h"
 
-#include "heed/core/error.h"
 #include "heed/layers/arena_internal.h"
 #include "heed/layers/convolve_internal.h"
 #include "heed/layers/rows_internal.h"
 #include "heed/ops/delta/gated_delta_rule/gated_delta_rule.h"
-#include "heed/ops/mechanism/check_internal.h"
 
 namespace heed::layers {
 namespace {
@@ -20,10 +18,7 @@ GatedDeltaNet::Config Completed(GatedDeltaNet::Config config) {
   CheckConfig(layer, "value_dim", config.value_dim);
   CheckConfig(layer, "conv", config.conv);
   if (config.value_heads == 0) config.value_heads = config.key_heads;
-  if (config.value_heads % config.key_heads != 0) {
-    mechanism::Fail(layer.c_str(), "config.key_heads", "is " + std::to_string(config.key_heads),
-                    "a divisor of value_heads, " + std::to_string(config.value_heads));
-  }
+  CheckDivisor(layer, "key_heads", config.key_heads, "value_heads", config.value_heads);
   return config;
 }
 
@@ -44,7 +39,8 @@ GatedDeltaNet::GatedDeltaNet(const Config& config, const Weights& weights)
   const int64_t H = config_.key_heads, HV = config_.value_heads, K = config_.key_dim, V = config_.value_dim;
   const int64_t keys = H * K, values = HV * V, shared = HV / H;
   const int64_t first[] = {2 * keys + 2 * values, width()}, second[] = {2 * HV, width()};
-  const ConstTensorView qkvz = weights.Tensor("in_proj_qkvz.weight", first), ba = weights.Tensor("in_proj_ba.weight", second);
+  const ConstTensorView qkvz = weights.Tensor("in_proj_qkvz.weight", first),
+                        ba = weights.Tensor("in_proj_ba.weight", second);
   if (qkvz) {
     std::vector<LinearPart> parts;
     const int64_t group = 2 * K + 2 * shared * V;
@@ -82,7 +78,8 @@ void GatedDeltaNet::Compute(Context& ctx, const Tokens& tokens, const float* x, 
   float* beta = z + values;
   float* decay = beta + HV;
   float* q = frame.Floats(rows * mixed);
-  Convolve(ctx, tokens, conv_, {}, mixed, config_.conv, projected, all, state == nullptr ? nullptr : &state->tensor(0), q, mixed);
+  Convolve(ctx, tokens, conv_, {}, mixed, config_.conv, projected, all, state == nullptr ? nullptr : &state->tensor(0),
+           q, mixed);
 
   ScaleRows unit;  // of queries and keys, which lie side by side
   unit.scaling = Scaling::kUnit;

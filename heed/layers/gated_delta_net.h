@@ -1,12 +1,12 @@
-// GatedDeltaNet: a short convolution and the gated delta rule, between projections, with a gated RMS norm of each head: the linear
-// attention of Qwen3-Next.
+// GatedDeltaNet: a short convolution and the gated delta rule, between projections, with a gated RMS norm of each head:
+// the linear attention of Qwen3-Next.
 //
 //   (q, k, v, z, b, a) = in_proj(x);  (q, k, v) = silu(conv(q, k, v));  q, k of norm 1
 //   log_decay = -exp(A_log) softplus(a + dt_bias),  beta = sigmoid(b)
 //   y = out_proj(rms(gated_delta_rule(q, k, v, log_decay, beta)) .* silu(z))
 //
-// Source: Yang, Kautz, Hatamizadeh, arXiv:2412.06464. Names and their order of rows, which goes by key head, are those of
-// Transformers' Qwen3NextGatedDeltaNet.
+// Source: Yang, Kautz, Hatamizadeh, arXiv:2412.06464. Names and their order of rows, which goes by key head, are those
+// of Transformers' Qwen3NextGatedDeltaNet.
 #ifndef HEED_LAYERS_GATED_DELTA_NET_H_
 #define HEED_LAYERS_GATED_DELTA_NET_H_
 
@@ -29,12 +29,13 @@ class HEED_API GatedDeltaNet : public Layer {
     double norm_eps = 1e-6;
   };
 
-  // Takes, with keys = key_heads key_dim and values = value_heads value_dim, in_proj_qkvz.weight [2 keys + 2 values, width],
-  // in_proj_ba.weight [2 value_heads, width], conv1d.weight [2 keys + values, 1, conv], dt_bias and A_log [value_heads], norm.weight
-  // [value_dim], out_proj.weight [width, values].
+  // Takes, with keys = key_heads key_dim and values = value_heads value_dim, in_proj_qkvz.weight [2 keys + 2 values,
+  // width], in_proj_ba.weight [2 value_heads, width], conv1d.weight [2 keys + values, 1, conv], dt_bias and A_log
+  // [value_heads], norm.weight [value_dim], out_proj.weight [width, values].
   GatedDeltaNet(const Config& config, const Weights& weights);
 
-  // "conv" [B, 2 keys + values, conv - 1], the last inputs of the convolution, and "S" [B, value_heads, key_dim, value_dim].
+  // "conv" [B, 2 keys + values, conv - 1], the last inputs of the convolution, and "S" [B, value_heads, key_dim,
+  // value_dim].
   State MakeState(const StateOptions& options = {}) const override;
   void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const override;
 

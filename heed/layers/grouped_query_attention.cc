@@ -25,13 +25,9 @@ Config Completed(Config config) {
   CheckConfig(layer, "head_dim", config.head_dim, 0);
   CheckConfig(layer, "window", config.window, 0);
   if (config.kv_heads == 0) config.kv_heads = config.heads;
-  if (config.heads % config.kv_heads != 0) {
-    Fail(layer.c_str(), "config.kv_heads", "is " + std::to_string(config.kv_heads), "a divisor of heads, " + std::to_string(config.heads));
-  }
+  CheckDivisor(layer, "kv_heads", config.kv_heads, "heads", config.heads);
   if (config.head_dim == 0) {
-    if (config.width % config.heads != 0) {
-      Fail(layer.c_str(), "config.heads", "is " + std::to_string(config.heads), "a divisor of width, " + std::to_string(config.width));
-    }
+    CheckDivisor(layer, "heads", config.heads, "width", config.width);
     config.head_dim = config.width / config.heads;
   }
   return config;
@@ -50,8 +46,9 @@ attention::Options OptionsOf(const Config& config) {
 GroupedQueryAttention::GroupedQueryAttention(const Config& config, const Weights& weights)
     : Layer("layers::GroupedQueryAttention", config.width), config_(Completed(config)) {
   const int64_t queries = config_.heads * config_.head_dim, keys = config_.kv_heads * config_.head_dim;
-  in_ = weights.Matrix(std::vector<LinearName>{{"q_proj", queries, config.bias}, {"k_proj", keys, config.bias}, {"v_proj", keys, config.bias}},
-                       width());
+  const bool bias = config.bias;
+  in_ = weights.Matrix(
+      std::vector<LinearName>{{"q_proj", queries, bias}, {"k_proj", keys, bias}, {"v_proj", keys, bias}}, width());
   if (config.qk_norm) {
     query_norm_ = weights.Floats("q_norm.weight", {config_.head_dim});
     key_norm_ = weights.Floats("k_norm.weight", {config_.head_dim});
@@ -104,7 +101,8 @@ void GroupedQueryAttention::Compute(Context& ctx, const Tokens& tokens, const fl
   float* o = frame.Floats(rows * queries);
   const TensorView out = Heads(o, tokens, config_.heads, dim, queries);
   attention::Options options = OptionsOf(config_);
-  TensorView of_queries = Heads(q, tokens, config_.heads, dim, all), of_keys = Heads(k, tokens, config_.kv_heads, dim, all);
+  TensorView of_queries = Heads(q, tokens, config_.heads, dim, all),
+             of_keys = Heads(k, tokens, config_.kv_heads, dim, all);
   const ConstTensorView values = Heads(k + keys, tokens, config_.kv_heads, dim, all);
   if (state != nullptr) {
     state->keys->Append(of_keys, values, tokens.counts);

@@ -1,8 +1,8 @@
-// GroupedQueryAttention: causal attention whose key heads serve several query heads, with rotary positions: Llama, Mistral (a
-// window), Qwen2 (biases), Qwen3 (norms of queries and keys).
+// GroupedQueryAttention: causal attention whose key heads serve several query heads, with rotary positions: Llama,
+// Mistral (a window), Qwen2 (biases), Qwen3 (norms of queries and keys).
 //
-// Source: Ainslie et al., arXiv:2305.13245; Su et al., arXiv:2104.09864. With Residual and an RMS norm before it, it is the
-// attention of a decoder block.
+// Source: Ainslie et al., arXiv:2305.13245; Su et al., arXiv:2104.09864. With Residual and an RMS norm before it, it is
+// the attention of a decoder block.
 #ifndef HEED_LAYERS_GROUPED_QUERY_ATTENTION_H_
 #define HEED_LAYERS_GROUPED_QUERY_ATTENTION_H_
 
@@ -23,17 +23,18 @@ class HEED_API GroupedQueryAttention : public Layer {
     int64_t width = 0, heads = 0;
     int64_t kv_heads = 0;  // divides heads; 0: heads
     int64_t head_dim = 0;  // 0: width / heads
-    bool bias = false;         // of queries, keys and values
+    bool bias = false;     // of queries, keys and values
     bool output_bias = false;
-    bool qk_norm = false;      // RMS norms of each head's queries and keys, before they are turned
-    double norm_eps = 1e-6;    // of these
+    bool qk_norm = false;                    // RMS norms of each head's queries and keys, before they are turned
+    double norm_eps = 1e-6;                  // of these
     std::optional<CacheRotary> rotary = {};  // Llama's: kHalfSplit with base rope_theta
-    int64_t window = 0;        // tokens that a token sees, itself included; 0: all before it
-    std::optional<double> scale = {};  // default 1 / sqrt(head_dim)
+    int64_t window = 0;                      // tokens that a token sees, itself included; 0: all before it
+    std::optional<double> scale = {};        // default 1 / sqrt(head_dim)
   };
 
-  // Takes q_proj.weight [heads head_dim, width], k_proj.weight and v_proj.weight [kv_heads head_dim, width], o_proj.weight
-  // [width, heads head_dim], biases where there are some, and with qk_norm q_norm.weight and k_norm.weight [head_dim].
+  // Takes q_proj.weight [heads head_dim, width], k_proj.weight and v_proj.weight [kv_heads head_dim, width],
+  // o_proj.weight [width, heads head_dim], biases where there are some, and with qk_norm q_norm.weight and
+  // k_norm.weight [head_dim].
   GroupedQueryAttention(const Config& config, const Weights& weights);
 
   // A cache of keys, turned, and values.

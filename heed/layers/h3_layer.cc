@@ -1,10 +1,8 @@
 // H3: projections around its state spaces.
 #include "heed/layers/h3_layer.h"
 
-#include "heed/core/error.h"
 #include "heed/layers/arena_internal.h"
 #include "heed/layers/attend_internal.h"
-#include "heed/ops/mechanism/check_internal.h"
 #include "heed/ops/ssm/h3/h3.h"
 
 namespace heed::layers {
@@ -15,9 +13,7 @@ H3::H3(const Config& config, const Weights& weights) : Layer("layers::H3", confi
   CheckConfig(name(), "shift", config.shift);
   if (config.heads == 0) config_.heads = width();
   const int64_t heads = config_.heads, modes = config.modes;
-  if (width() % heads != 0) {
-    mechanism::Fail(name().c_str(), "config.heads", "is " + std::to_string(heads), "a divisor of width, " + std::to_string(width()));
-  }
+  CheckDivisor(name(), "heads", heads, "width", width());
   const auto named = [&](const char* kind) { return LinearName{kind, width(), config.bias}; };
   in_ = weights.Matrix(std::vector{named("q_proj"), named("k_proj"), named("v_proj")}, width());
   shift_ = weights.Floats("shift", {width(), config.shift});
@@ -60,7 +56,8 @@ void H3::Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, S
     in.q = now(projected);
     in.k = now(projected + width());
     in.v = now(projected + 2 * width());
-    h3::Step(ctx, in, {}, {state->tensor(0).view(), state->tensor(1).view()}, TensorView(o, DType::kF32, {B, heads, d}));
+    h3::Step(ctx, in, {}, {state->tensor(0).view(), state->tensor(1).view()},
+             TensorView(o, DType::kF32, {B, heads, d}));
   } else {
     in.q = Heads(projected, tokens, heads, d, all);
     in.k = Heads(projected + width(), tokens, heads, d, all);

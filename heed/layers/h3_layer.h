@@ -19,14 +19,14 @@ class HEED_API H3 : public Layer {
  public:
   struct Config {
     int64_t width = 0;
-    int64_t heads = 0;    // divides width; 0: width, all products elementwise
-    int64_t modes = 32;   // complex states of a pair of channels
-    int64_t shift = 4;    // taps of keys
-    bool bias = true;     // of the projections
+    int64_t heads = 0;   // divides width; 0: width, all products elementwise
+    int64_t modes = 32;  // complex states of a pair of channels
+    int64_t shift = 4;   // taps of keys
+    bool bias = true;    // of the projections
   };
 
-  // Takes q_proj, k_proj, v_proj and out_proj, each .weight [width, width] and .bias [width], shift [width, shift], shift_D [width],
-  // log_dt [heads], log_A_real and A_imag [heads, modes], C [heads, modes, 2], D [heads].
+  // Takes q_proj, k_proj, v_proj and out_proj, each .weight [width, width] and .bias [width], shift [width, shift],
+  // shift_D [width], log_dt [heads], log_A_real and A_imag [heads, modes], C [heads, modes, 2], D [heads].
   H3(const Config& config, const Weights& weights);
 
   // "S" [B, heads, d, d, modes, 2] and "tail" [B, shift - 1, heads, d], with d = width / heads.

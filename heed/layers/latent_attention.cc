@@ -25,7 +25,8 @@ LatentAttention::LatentAttention(const Config& config, const Weights& weights)
   CheckConfig(name(), "rope", config.rope);
   CheckConfig(name(), "value", config.value);
   if (config.rope % 2 != 0) Fail(name().c_str(), "config.rope", "is " + std::to_string(config.rope), "an even number");
-  const int64_t heads = config.heads, query = config.nope + config.rope, latent = config.latent, pair = config.nope + config.value;
+  const int64_t heads = config.heads, query = config.nope + config.rope, latent = config.latent,
+                pair = config.nope + config.value;
   scale_ = config.scale.value_or(1 / std::sqrt(static_cast<double>(query)));
   if (config.query_rank == 0) {
     q_b_ = weights.Matrix({"q_proj", heads * query, false}, width());
@@ -71,7 +72,8 @@ void LatentAttention::Check(const Tokens& tokens, const State* state) const {
 // `turned` [B, T, heads, rope] takes the place of what q has there.
 void LatentAttention::AttendExpanded(Context& ctx, const Tokens& tokens, float* q, const ConstTensorView& turned,
                                      const float* latents, float* o) const {
-  const int64_t rows = tokens.rows(), heads = config_.heads, nope = config_.nope, rope = config_.rope, value = config_.value;
+  const int64_t rows = tokens.rows(), heads = config_.heads, nope = config_.nope, rope = config_.rope,
+                value = config_.value;
   const int64_t query = nope + rope, pair = nope + value, row = config_.latent + rope;
   Frame frame;
   float* both = frame.Floats(rows * heads * pair);
@@ -94,13 +96,15 @@ void LatentAttention::AttendExpanded(Context& ctx, const Tokens& tokens, float* 
   options.align = attention::Align::kTopLeft;
   const ConstTensorView values(both + nope, DType::kF32, {tokens.B, tokens.T, heads, value},
                                {tokens.T * heads * pair, heads * pair, pair, int64_t{1}});
-  attention::Forward(ctx, {Heads(q, tokens, heads, query, heads * query), Heads(k, tokens, heads, query, heads * query), values},
-                     options, {.o = Heads(o, tokens, heads, value, heads * value), .lse = {}});
+  attention::Forward(
+      ctx, {Heads(q, tokens, heads, query, heads * query), Heads(k, tokens, heads, query, heads * query), values},
+      options, {.o = Heads(o, tokens, heads, value, heads * value), .lse = {}});
 }
 
 void LatentAttention::AttendAbsorbed(Context& ctx, const Tokens& tokens, const float* q, const ConstTensorView& turned,
                                      const State& state, float* o) const {
-  const int64_t rows = tokens.rows(), heads = config_.heads, rope = config_.rope, latent = config_.latent, row = latent + rope;
+  const int64_t rows = tokens.rows(), heads = config_.heads, rope = config_.rope, latent = config_.latent,
+                row = latent + rope;
   const int64_t query = config_.nope + rope;
   Frame frame;
   float* among = frame.Floats(rows * heads * row);  // queries among latents
@@ -121,7 +125,8 @@ void LatentAttention::AttendAbsorbed(Context& ctx, const Tokens& tokens, const f
 }
 
 void LatentAttention::Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const {
-  const int64_t rows = tokens.rows(), heads = config_.heads, rope = config_.rope, latent = config_.latent, row = latent + rope;
+  const int64_t rows = tokens.rows(), heads = config_.heads, rope = config_.rope, latent = config_.latent,
+                row = latent + rope;
   const int64_t query = config_.nope + rope;
   Frame frame;
   ScaleRows norm;
@@ -152,14 +157,17 @@ void LatentAttention::Compute(Context& ctx, const Tokens& tokens, const float* x
   RotaryOptions rotary = config_.rotary;
   rotary.dim.reset();
   const auto part = [&](float* data, int64_t count, int64_t stride, int64_t from) {
-    return TensorView(data, DType::kF32, {tokens.B, tokens.T, count, rope}, {tokens.T * stride, stride, from, int64_t{1}});
+    return TensorView(data, DType::kF32, {tokens.B, tokens.T, count, rope},
+                      {tokens.T * stride, stride, from, int64_t{1}});
   };
   Rotary(ctx, part(raw + latent, 1, row, row), positions, config_.pairs, rotary, part(latents + latent, 1, row, row));
   const TensorView turned = part(frame.Floats(rows * heads * rope), heads, heads * rope, rope);
   Rotary(ctx, part(q + config_.nope, heads, heads * query, query), positions, config_.pairs, rotary, turned);
 
-  const bool begins = state == nullptr || std::ranges::all_of(state->lengths(), [](int64_t length) { return length == 0; });
-  if (state != nullptr) state->latents->Append(ConstTensorView(latents, DType::kF32, {tokens.B, tokens.T, row}), tokens.counts);
+  const bool begins =
+      state == nullptr || std::ranges::all_of(state->lengths(), [](int64_t length) { return length == 0; });
+  if (state != nullptr)
+    state->latents->Append(ConstTensorView(latents, DType::kF32, {tokens.B, tokens.T, row}), tokens.counts);
   float* o = frame.Floats(rows * heads * config_.value);
   if (begins) {
     AttendExpanded(ctx, tokens, q, turned, latents, o);

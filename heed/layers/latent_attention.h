@@ -1,12 +1,12 @@
-// LatentAttention: multi-head latent attention of DeepSeek-V2 and V3. A token is kept as one row for all heads: a latent c and a key
-// k_r that carries its position.
+// LatentAttention: multi-head latent attention of DeepSeek-V2 and V3. A token is kept as one row for all heads: a
+// latent c and a key k_r that carries its position.
 //
 //   q = q_b(rms(q_a(x))), or q_proj(x), per head (q_n, q_r);  (c, k_r) = kv_a(x),  c = rms(c)
 //   (k_n, v) = kv_b(c) per head;  logits scale (<q_n, k_n> + <R q_r, R k_r>)
 //
-// With kv_b = (U, V) per head, <q_n, U c> = <U^T q_n, c>: over a cache queries meet latents as they are, outputs are sums of latents,
-// and V is applied to these (absorbed). Calls that begin their sequences make keys and values of all tokens instead, which is fewer
-// flops; both agree to rounding.
+// With kv_b = (U, V) per head, <q_n, U c> = <U^T q_n, c>: over a cache queries meet latents as they are, outputs are
+// sums of latents, and V is applied to these (absorbed). Calls that begin their sequences make keys and values of all
+// tokens instead, which is fewer flops; both agree to rounding.
 //
 // Source: DeepSeek-AI, arXiv:2405.04434. Names are those of Transformers' DeepseekV3Attention.
 #ifndef HEED_LAYERS_LATENT_ATTENTION_H_
@@ -28,8 +28,8 @@ class HEED_API LatentAttention : public Layer {
  public:
   struct Config {
     int64_t width = 0, heads = 0;
-    int64_t query_rank = 0;  // q_lora_rank; 0: queries come from x, by q_proj
-    int64_t latent = 512;    // kv_lora_rank
+    int64_t query_rank = 0;                      // q_lora_rank; 0: queries come from x, by q_proj
+    int64_t latent = 512;                        // kv_lora_rank
     int64_t nope = 128, rope = 64, value = 128;  // channels of a head: without and with position, of values
     RotaryPairs pairs = RotaryPairs::kInterleaved;
     RotaryOptions rotary = {};         // dim is rope
@@ -38,9 +38,10 @@ class HEED_API LatentAttention : public Layer {
     bool bias = false;  // of q_a_proj, kv_a_proj_with_mqa and o_proj
   };
 
-  // Takes q_proj.weight [heads (nope + rope), width], or q_a_proj.weight [query_rank, width], q_a_layernorm.weight [query_rank] and
-  // q_b_proj.weight [heads (nope + rope), query_rank]; kv_a_proj_with_mqa.weight [latent + rope, width], kv_a_layernorm.weight
-  // [latent], kv_b_proj.weight [heads (nope + value), latent], o_proj.weight [width, heads value], and biases where there are some.
+  // Takes q_proj.weight [heads (nope + rope), width], or q_a_proj.weight [query_rank, width], q_a_layernorm.weight
+  // [query_rank] and q_b_proj.weight [heads (nope + rope), query_rank]; kv_a_proj_with_mqa.weight [latent + rope,
+  // width], kv_a_layernorm.weight [latent], kv_b_proj.weight [heads (nope + value), latent], o_proj.weight [width,
+  // heads value], and biases where there are some.
   LatentAttention(const Config& config, const Weights& weights);
 
   // A cache of rows (c, R k_r).
@@ -53,8 +54,10 @@ class HEED_API LatentAttention : public Layer {
                         const TensorView& y);
 
  private:
-  void AttendExpanded(Context& ctx, const Tokens& tokens, float* q, const ConstTensorView& turned, const float* latents, float* o) const;
-  void AttendAbsorbed(Context& ctx, const Tokens& tokens, const float* q, const ConstTensorView& turned, const State& state, float* o) const;
+  void AttendExpanded(Context& ctx, const Tokens& tokens, float* q, const ConstTensorView& turned, const float* latents,
+                      float* o) const;
+  void AttendAbsorbed(Context& ctx, const Tokens& tokens, const float* q, const ConstTensorView& turned,
+                      const State& state, float* o) const;
 
   Config config_;
   double scale_;

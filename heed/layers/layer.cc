@@ -27,7 +27,8 @@ void CheckRows(const char* op, const char* name, const ConstTensorView& t, const
 
 void CheckIntegers(const char* op, const char* name, const ConstTensorView& t) {
   mechanism::CheckReadable(op, name, t);
-  if (t.dtype() != DType::kI32 && t.dtype() != DType::kI64) Fail(op, name, std::string("has dtype ") + Name(t.dtype()), "i32 or i64");
+  if (t.dtype() != DType::kI32 && t.dtype() != DType::kI64)
+    Fail(op, name, std::string("has dtype ") + Name(t.dtype()), "i32 or i64");
   if (t.rank() != 1) Fail(op, name, "has shape " + t.ShapeString(), "one axis");
 }
 
@@ -49,7 +50,8 @@ void CheckLengths(const char* op, const char* name, const ConstTensorView& t, in
 void CheckPacked(const char* op, const ConstTensorView& t, int64_t batch, int64_t tokens) {
   CheckIntegers(op, "cu_seqlens", t);
   if (batch != 1) Fail(op, "cu_seqlens", "is given with a batch of " + std::to_string(batch), "a batch of 1");
-  if (t.size(0) < 1 || Integer(t, 0) != 0) Fail(op, "cu_seqlens", "does not begin with 0", "0 and the end of each sequence");
+  if (t.size(0) < 1 || Integer(t, 0) != 0)
+    Fail(op, "cu_seqlens", "does not begin with 0", "0 and the end of each sequence");
   for (int64_t i = 1; i < t.size(0); ++i) {
     if (Integer(t, i) < Integer(t, i - 1) || Integer(t, i) > tokens) {
       Fail(op, "cu_seqlens", "has an element " + std::to_string(Integer(t, i)),
@@ -63,16 +65,26 @@ void CheckPacked(const char* op, const ConstTensorView& t, int64_t batch, int64_
 void CheckConfig(const std::string& layer, const char* field, int64_t value, int64_t least) {
   constexpr int64_t kMost = int64_t{1} << 31;
   if (value < least || value > kMost) {
-    throw InvalidArgument(layer + ": config." + field + " is " + std::to_string(value) + ", expected " + std::to_string(least) +
-                          " to " + std::to_string(kMost));
+    throw InvalidArgument(layer + ": config." + field + " is " + std::to_string(value) + ", expected " +
+                          std::to_string(least) + " to " + std::to_string(kMost));
   }
 }
 
-Layer::Layer(std::string name, int64_t width) : name_(std::move(name)), width_(width) { CheckConfig(name_, "width", width); }
+void CheckDivisor(const std::string& layer, const char* field, int64_t value, const char* of, int64_t total) {
+  if (total % value != 0) {
+    throw InvalidArgument(layer + ": config." + field + " is " + std::to_string(value) + ", expected a divisor of " +
+                          of + ", " + std::to_string(total));
+  }
+}
+
+Layer::Layer(std::string name, int64_t width) : name_(std::move(name)), width_(width) {
+  CheckConfig(name_, "width", width);
+}
 
 void Layer::Check(const Tokens& tokens, const State*) const {
   const std::string op = name_ + "::Forward";
-  if (tokens.call.memory || tokens.call.memory_lengths) Fail(op.c_str(), "memory", "is given", "none: this is no cross attention");
+  if (tokens.call.memory || tokens.call.memory_lengths)
+    Fail(op.c_str(), "memory", "is given", "none: this is no cross attention");
   if (tokens.call.mask) Fail(op.c_str(), "mask", "is given", "none: this is no attention");
 }
 
@@ -99,7 +111,8 @@ void Layer::Forward(Context& ctx, const ConstTensorView& x, const Call& call, St
   } else if (call.memory_lengths) {
     Fail(op, "memory_lengths", "is given without memory", "both");
   }
-  if (call.global_tokens && !takes_global_tokens()) Fail(op, "global_tokens", "is given", "none: this is not Longformer's attention");
+  if (call.global_tokens && !takes_global_tokens())
+    Fail(op, "global_tokens", "is given", "none: this is not Longformer's attention");
   if (state != nullptr) {
     if (state->layer() != name_) Fail(op, "state", "is of " + state->layer(), "a state that this layer has made");
     if (state->batch() != B) Fail(op, "state", "has a batch of " + std::to_string(state->batch()), std::to_string(B));
@@ -128,8 +141,12 @@ void Layer::Step(Context& ctx, const ConstTensorView& x, State& state, const Ten
   const std::string name = name_ + "::Step";
   if (x.rank() != 2) Fail(name.c_str(), "x", "has shape " + x.ShapeString(), "[B, " + std::to_string(width_) + "]");
   if (y.rank() != 2) Fail(name.c_str(), "y", "has shape " + y.ShapeString(), "[B, " + std::to_string(width_) + "]");
-  Forward(ctx, ConstTensorView(x.data(), x.dtype(), {x.size(0), 1, x.size(1)}, {x.stride(0), x.stride(0), x.stride(1)}, x.device()),
-          {}, &state, TensorView(y.data(), y.dtype(), {y.size(0), 1, y.size(1)}, {y.stride(0), y.stride(0), y.stride(1)}, y.device()));
+  Forward(
+      ctx,
+      ConstTensorView(x.data(), x.dtype(), {x.size(0), 1, x.size(1)}, {x.stride(0), x.stride(0), x.stride(1)},
+                      x.device()),
+      {}, &state,
+      TensorView(y.data(), y.dtype(), {y.size(0), 1, y.size(1)}, {y.stride(0), y.stride(0), y.stride(1)}, y.device()));
 }
 
 }  // namespace heed::layers

@@ -47,15 +47,17 @@ class HEED_API Layer {
   const std::string& name() const { return name_; }  // "layers::Mamba"
   int64_t width() const { return width_; }
 
-  // An empty state. Throws InvalidArgument for a batch below 1, for options that a cache refuses, and by layers that have no
-  // state.
+  // An empty state. Throws InvalidArgument for a batch below 1, for options that a cache refuses, and by layers that
+  // have no state.
   virtual State MakeState(const StateOptions& options = {}) const = 0;
 
-  // y = the layer's outputs for x. Both are f32 [B, T, width], row-major, and share no memory. With a state the tokens follow
-  // those that it has seen, and it goes on from them; without one each sequence begins. Rows of y beyond lengths hold anything.
+  // y = the layer's outputs for x. Both are f32 [B, T, width], row-major, and share no memory. With a state the tokens
+  // follow those that it has seen, and it goes on from them; without one each sequence begins. Rows of y beyond lengths
+  // hold anything.
   //
-  // Edges. B and T may be 0. Precision. f32; what sums are in and how they are taken is said of each operation. Bits of a
-  // sequence depend neither on threads nor on the sequences beside it. A sequence split into calls and steps agrees to rounding.
+  // Edges. B and T may be 0. Precision. f32; what sums are in and how they are taken is said of each operation. Bits of
+  // a sequence depend neither on threads nor on the sequences beside it. A sequence split into calls and steps agrees
+  // to rounding.
   //
   // Throws InvalidArgument that names the argument, before anything is written.
   void Forward(Context& ctx, const ConstTensorView& x, const Call& call, State* state, const TensorView& y) const;
@@ -81,6 +83,9 @@ class HEED_API Layer {
 
 // Throws InvalidArgument "layers::Mamba: config.heads is 0, expected at least 1".
 HEED_API void CheckConfig(const std::string& layer, const char* field, int64_t value, int64_t least = 1);
+
+// Throws it "config.heads is 5, expected a divisor of width, 12".
+HEED_API void CheckDivisor(const std::string& layer, const char* field, int64_t value, const char* of, int64_t total);
 
 }  // namespace heed::layers
 

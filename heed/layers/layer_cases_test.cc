@@ -11,7 +11,7 @@
 #include "heed/layers/mlp.h"
 #include "heed/layers/multi_head_attention.h"
 #include "heed/layers/residual.h"
-#include "heed/layers/rwkv4.h"
+#include "heed/layers/rwkv4_layer.h"
 
 namespace heed::layers {
 namespace {
@@ -24,9 +24,12 @@ LayerCase ResidualOf(std::string name, const Residual::Config& config, const typ
   Residual::Of<L>(config, layer, Weights::Listing(&of.weights));
   of.make = [=](const Weights& weights) -> std::unique_ptr<Layer> { return Residual::Of<L>(config, layer, weights); };
   of.reference = [=](const Weights& weights, const ConstTensorView& x, const Call& call, const TensorView& y) {
-    Residual::Reference(config, weights, x, [&](const Weights& own, const ConstTensorView& in, const TensorView& out) {
-      L::Reference(layer, own, in, call, out);
-    }, y);
+    Residual::Reference(
+        config, weights, x,
+        [&](const Weights& own, const ConstTensorView& in, const TensorView& out) {
+          L::Reference(layer, own, in, call, out);
+        },
+        y);
   };
   return of;
 }
@@ -119,7 +122,8 @@ void AddMlps(std::vector<LayerCase>& cases) {
   Mlp::Config gpt2 = {20, 33, Activation::kGeluTanh, true, Mlp::Gpt2()};
   const Residual::Config pre = {{20, NormKind::kLayer, 1e-5}, "ln_2", "mlp", false};
   cases.push_back(ResidualOf<Mlp>("gpt2_mlp", pre, gpt2));
-  cases.push_back(CaseOf<Mlp>("bert_mlp", {20, 33, Activation::kGelu, true, Mlp::Bert()}));
+  const Residual::Config post = {{20, NormKind::kLayer, 1e-12}, "output.LayerNorm", "", true};
+  cases.push_back(ResidualOf<Mlp>("bert_mlp", post, {20, 33, Activation::kGelu, true, Mlp::Bert()}));
 }
 
 void AddRecurrent(std::vector<LayerCase>& cases) {

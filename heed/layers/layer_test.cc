@@ -36,7 +36,9 @@ class LayerTest : public testing::TestWithParam<LayerCase> {
  protected:
   const LayerCase& of() const { return GetParam(); }
 
-  static Buffer Random(std::vector<int64_t> sizes, uint64_t seed) { return Buffer(DType::kF32, sizes).FillNormal(seed); }
+  static Buffer Random(std::vector<int64_t> sizes, uint64_t seed) {
+    return Buffer(DType::kF32, sizes).FillNormal(seed);
+  }
 
   // A call that looks at what cross attention needs.
   Call Begin(int64_t batch) {
@@ -141,7 +143,8 @@ TEST_P(LayerTest, ASequenceHasItsBitsAloneAndInAPaddedBatch) {
     State again = layer_->MakeState({.batch = 3});
     Result(*layer_, x, call, &again);
     state = std::move(again);
-    const Buffer single = Result(*layer_, next.As(TensorView(next.as<float>() + b * width, DType::kF32, {1, 1, width})), {}, &own);
+    const Buffer single =
+        Result(*layer_, next.As(TensorView(next.as<float>() + b * width, DType::kF32, {1, 1, width})), {}, &own);
     EXPECT_LT(Error(both.view().Slice(0, b, b + 1), single.view()), 1e-6) << b;
   }
 }
@@ -157,13 +160,15 @@ TEST_P(LayerTest, PackedSequencesAreSequences) {
   const Buffer expected(DType::kF64, x.view().sizes());
   of().reference(f32_.weights(), x.view(), call, expected.view());
   EXPECT_LT(Error(y.view().Slice(1, 0, 11), expected.view().Slice(1, 0, 11)), 5e-6);
-  const Buffer second = Result(*layer_, x.As(TensorView(x.as<float>() + 4 * width, DType::kF32, {1, 7, width})), Begin(1));
+  const Buffer second =
+      Result(*layer_, x.As(TensorView(x.as<float>() + 4 * width, DType::kF32, {1, 7, width})), Begin(1));
   EXPECT_TRUE(SameBits(y.view().Slice(1, 4, 11), second.view()));
 }
 
 TEST_P(LayerTest, ThreadsDoNotShowInTheBits) {
   const Buffer x = Random({2, kT, layer_->width()}, 1);
-  EXPECT_TRUE(SameBits(Result(*layer_, x, Begin(2), nullptr, 1).view(), Result(*layer_, x, Begin(2), nullptr, 3).view()));
+  EXPECT_TRUE(
+      SameBits(Result(*layer_, x, Begin(2), nullptr, 1).view(), Result(*layer_, x, Begin(2), nullptr, 3).view()));
 }
 
 TEST_P(LayerTest, StatesAreReorderedAndForked) {
@@ -192,15 +197,18 @@ TEST_P(LayerTest, AMissingOrMisshapenTensorIsNamed) {
     RandomWeights random(of().weights, DType::kF32, 5);
     random.Remove(tensor.name);
     EXPECT_THAT([&] { of().make(random.weights()); },
-                ThrowsMessage<InvalidArgument>(HasSubstr(tensor.name + " is missing, expected a tensor of shape " + ShapeString(tensor.sizes))));
+                ThrowsMessage<InvalidArgument>(
+                    HasSubstr(tensor.name + " is missing, expected a tensor of shape " + ShapeString(tensor.sizes))));
     std::vector<int64_t> sizes = tensor.sizes;
     ++sizes.back();
     random.Replace(tensor.name, Buffer(DType::kF32, sizes));
     EXPECT_THAT([&] { of().make(random.weights()); },
-                ThrowsMessage<InvalidArgument>(HasSubstr(tensor.name + " has shape " + ShapeString(sizes) + ", expected " + ShapeString(tensor.sizes))));
+                ThrowsMessage<InvalidArgument>(HasSubstr(tensor.name + " has shape " + ShapeString(sizes) +
+                                                         ", expected " + ShapeString(tensor.sizes))));
     random.Replace(tensor.name, Buffer(DType::kI32, tensor.sizes));
-    EXPECT_THAT([&] { of().make(random.weights()); },
-                ThrowsMessage<InvalidArgument>(HasSubstr(tensor.name + " has dtype i32, expected f64, f32, bf16 or f16")));
+    EXPECT_THAT(
+        [&] { of().make(random.weights()); },
+        ThrowsMessage<InvalidArgument>(HasSubstr(tensor.name + " has dtype i32, expected f64, f32, bf16 or f16")));
   }
 }
 
@@ -217,19 +225,24 @@ TEST_P(LayerTest, EmptyCallsLeaveTheStateAlone) {
 TEST_P(LayerTest, WrongArgumentsAreNamedBeforeAnythingIsWritten) {
   const int64_t width = layer_->width();
   Context ctx(1);
-  const Buffer x = Random({2, kT, width}, 1), y(DType::kF32, x.view().sizes()), untouched(DType::kF32, x.view().sizes());
-  const auto refuses = [&](const Call& call, State* state, const std::string& what, const ConstTensorView& in, const TensorView& out) {
-    EXPECT_THAT([&] { layer_->Forward(ctx, in, call, state, out); }, ThrowsMessage<InvalidArgument>(HasSubstr(what))) << what;
+  const Buffer x = Random({2, kT, width}, 1), y(DType::kF32, x.view().sizes()),
+               untouched(DType::kF32, x.view().sizes());
+  const auto refuses = [&](const Call& call, State* state, const std::string& what, const ConstTensorView& in,
+                           const TensorView& out) {
+    EXPECT_THAT([&] { layer_->Forward(ctx, in, call, state, out); }, ThrowsMessage<InvalidArgument>(HasSubstr(what)))
+        << what;
     EXPECT_TRUE(SameBits(y.view(), untouched.view()));
   };
   const Call plain = Begin(2);
   const std::string name = layer_->name() + "::Forward: ";
-  refuses(plain, nullptr, name + "x has shape", ConstTensorView(x.view().data(), DType::kF32, {2 * kT, width}), y.view());
+  refuses(plain, nullptr, name + "x has shape", ConstTensorView(x.view().data(), DType::kF32, {2 * kT, width}),
+          y.view());
   refuses(plain, nullptr, name + "x has shape", Random({2, kT, width + 1}, 1).view(), y.view());
   refuses(plain, nullptr, name + "x has dtype f64", Buffer(DType::kF64, x.view().sizes()).view(), y.view());
   refuses(plain, nullptr, name + "y has shape", x.view(), Buffer(DType::kF32, {2, kT - 1, width}).view());
   refuses(plain, nullptr, name + "y", x.view(), x.view());
-  refuses(plain, nullptr, name + "x has stride", x.view().Slice(1, 0, kT - 1), y.As(TensorView(y.view().data(), DType::kF32, {2, kT - 1, width})).view());
+  refuses(plain, nullptr, name + "x has stride", x.view().Slice(1, 0, kT - 1),
+          y.As(TensorView(y.view().data(), DType::kF32, {2, kT - 1, width})).view());
   Call call = plain;
   const std::vector<int64_t> too_long = {kT + 1, 1}, three = {1, 1, 1}, bounds = {0, 3};
   call.lengths = Lengths(too_long);
@@ -258,7 +271,8 @@ TEST_P(LayerTest, WrongArgumentsAreNamedBeforeAnythingIsWritten) {
   }
   State three_of_them = layer_->MakeState({.batch = 3});
   refuses(plain, &three_of_them, name + "state has a batch of 3, expected 2", x.view(), y.view());
-  EXPECT_THAT([&] { layer_->MakeState({.batch = 0}); }, ThrowsMessage<InvalidArgument>(HasSubstr("batch is 0, expected at least 1")));
+  EXPECT_THAT([&] { layer_->MakeState({.batch = 0}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("batch is 0, expected at least 1")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Layers, LayerTest, testing::ValuesIn(LayerCases()),

@@ -26,7 +26,8 @@ void CheckPart(const LinearPart& part, int64_t inputs) {
     Fail(kOp, "weight", "has shape " + w.ShapeString(), "[outputs, inputs], both at least 1");
   }
   const int64_t own = w.size(part.transposed ? 0 : 1), rows = w.size(part.transposed ? 1 : 0);
-  if (own != inputs) Fail(kOp, "weight", "has " + std::to_string(own) + " inputs", std::to_string(inputs) + " as the first part");
+  if (own != inputs)
+    Fail(kOp, "weight", "has " + std::to_string(own) + " inputs", std::to_string(inputs) + " as the first part");
   if (!part.bias) return;
   mechanism::CheckFloat(kOp, "bias", part.bias);
   if (part.bias.rank() != 1 || part.bias.size(0) != rows) {
@@ -44,8 +45,8 @@ float Element(const ConstTensorView& t, int64_t at) {
   return t.dtype() == DType::kF32 ? t.as<float>()[at] : static_cast<float>(LoadAsDouble(t.dtype(), t.data(), at));
 }
 
-// Outputs [begin, begin + count) into a zeroed panel, 16 inputs at a time, so that what is written stays near. A word is an f32, or
-// two bf16 of two inputs.
+// Outputs [begin, begin + count) into a zeroed panel, 16 inputs at a time, so that what is written stays near. A word
+// is an f32, or two bf16 of two inputs.
 void Pack(const LinearPart& part, int64_t begin, int64_t count, int64_t inputs, bool pairs, uint32_t* to) {
   constexpr int64_t kStep = 16;
   for (int64_t e0 = 0; e0 < inputs; e0 += kStep) {
@@ -111,8 +112,8 @@ int64_t Linear::nbytes() const {
 
 struct LinearAccess {
   // Rows [0, rows) of x times panels [first, first + panels).
-  static PanelProduct Product(const Linear& linear, const float* x, int64_t x_stride, int64_t rows, float* y, int64_t y_stride,
-                              int64_t first, int64_t panels) {
+  static PanelProduct Product(const Linear& linear, const float* x, int64_t x_stride, int64_t rows, float* y,
+                              int64_t y_stride, int64_t first, int64_t panels) {
     PanelProduct p;
     p.weights = linear.panels_.get();
     p.bias = linear.bias_.empty() ? nullptr : linear.bias_.data();
@@ -157,8 +158,8 @@ void Linear::Rows(Context& ctx, const float* x, int64_t x_stride, int64_t rows, 
   const int64_t groups = (panels + group - 1) / group;
   ctx.ParallelFor(tasks(), [&](int64_t task, int) {
     const int64_t row = task / groups * row_block, first = task % groups * group;
-    kernel(LinearAccess::Product(*this, x + row * x_stride, x_stride, std::min(row_block, rows - row), y + row * y_stride, y_stride,
-                                 first, std::min(group, panels - first)));
+    kernel(LinearAccess::Product(*this, x + row * x_stride, x_stride, std::min(row_block, rows - row),
+                                 y + row * y_stride, y_stride, first, std::min(group, panels - first)));
   });
 }
 
@@ -169,9 +170,9 @@ void MultiplyHeads(Context& ctx, std::span<const Linear> heads, const OfHeads<co
   const int64_t panels = (heads.front().outputs() + kPanel - 1) / kPanel, count = std::ssize(heads);
   ctx.ParallelFor((rows + kRowBlock - 1) / kRowBlock * count, [&](int64_t task, int) {
     const int64_t row = task / count * kRowBlock, head = task % count;
-    kernel(LinearAccess::Product(heads[static_cast<size_t>(head)], x.data + row * x.row_stride + head * x.head_stride, x.row_stride,
-                                 std::min(kRowBlock, rows - row), y.data + row * y.row_stride + head * y.head_stride, y.row_stride, 0,
-                                 panels));
+    kernel(LinearAccess::Product(heads[static_cast<size_t>(head)], x.data + row * x.row_stride + head * x.head_stride,
+                                 x.row_stride, std::min(kRowBlock, rows - row),
+                                 y.data + row * y.row_stride + head * y.head_stride, y.row_stride, 0, panels));
   });
 }
 

@@ -5,8 +5,8 @@
 // Each output is one chain of fused products in f32, inputs ascending, to which the bias is added. Bits of a row depend
 // neither on threads nor on the rows that are computed with it: prefill and decode agree to the bit.
 //
-// Cost. 2 inputs outputs flops per row, bound by arithmetic; of a few rows one pass over the weights, bound by memory. bf16
-// halves that pass and takes the same time where arithmetic is the bound. Weights are padded to 64 outputs.
+// Cost. 2 inputs outputs flops per row, bound by arithmetic; of a few rows one pass over the weights, bound by memory.
+// bf16 halves that pass and takes the same time where arithmetic is the bound. Weights are padded to 64 outputs.
 #ifndef HEED_LAYERS_LINEAR_H_
 #define HEED_LAYERS_LINEAR_H_
 
@@ -23,7 +23,7 @@ namespace heed::layers {
 
 // Outputs [begin, begin + rows) of a matrix of several parts: the rows of one weight and its bias.
 struct LinearPart {
-  ConstTensorView weight;  // [rows, inputs], or [inputs, rows] where `transposed`
+  ConstTensorView weight;     // [rows, inputs], or [inputs, rows] where `transposed`
   ConstTensorView bias = {};  // [rows], any float dtype; absent: 0
   bool transposed = false;
 };
@@ -32,8 +32,8 @@ class HEED_API Linear {
  public:
   Linear() = default;  // absent
 
-  // Copies. Parts that are all bf16 stay so; f32, f16 and f64 are kept in f32. Strides are free. Throws InvalidArgument for
-  // other dtypes and ranks, for no part, for parts of different inputs, a bias of another size, and sizes below 1.
+  // Copies. Parts that are all bf16 stay so; f32, f16 and f64 are kept in f32. Strides are free. Throws InvalidArgument
+  // for other dtypes and ranks, for no part, for parts of different inputs, a bias of another size, and sizes below 1.
   explicit Linear(std::span<const LinearPart> parts);
   explicit Linear(const ConstTensorView& weight, const ConstTensorView& bias = {});
 

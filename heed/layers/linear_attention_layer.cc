@@ -22,11 +22,10 @@ Config Completed(Config config) {
   CheckConfig(layer, "value_dim", config.value_dim, 0);
   CheckConfig(layer, "conv", config.conv, 0);
   CheckConfig(layer, "gate_rank", config.gate_rank);
-  if ((config.key_dim == 0 || config.value_dim == 0) && config.width % config.heads != 0) {
-    mechanism::Fail(layer.c_str(), "config.heads", "is " + std::to_string(config.heads), "a divisor of width, " + std::to_string(config.width));
-  }
+  if (config.key_dim == 0 || config.value_dim == 0) CheckDivisor(layer, "heads", config.heads, "width", config.width);
   if (!(config.gate_divisor > 0)) {
-    mechanism::Fail(layer.c_str(), "config.gate_divisor", "is " + std::to_string(config.gate_divisor), "a positive number");
+    mechanism::Fail(layer.c_str(), "config.gate_divisor", "is " + std::to_string(config.gate_divisor),
+                    "a positive number");
   }
   if (config.key_dim == 0) config.key_dim = config.width / config.heads;
   if (config.value_dim == 0) config.value_dim = config.width / config.heads;
@@ -80,7 +79,8 @@ State LinearAttention::MakeState(const StateOptions& options) const {
 }
 
 void LinearAttention::Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const {
-  const int64_t rows = tokens.rows(), B = tokens.B, T = tokens.T, H = config_.heads, K = config_.key_dim, V = config_.value_dim;
+  const int64_t rows = tokens.rows(), B = tokens.B, T = tokens.T, H = config_.heads, K = config_.key_dim,
+                V = config_.value_dim;
   const int64_t keys = H * K, values = H * V, mixed = 2 * keys + values, all = in_.outputs();
   const Recurrence& of = *recurrence_;
   Frame frame;

@@ -1,5 +1,5 @@
-// LinearAttention: a recurrence by its name, between projections, with a norm of each head and a gate: RetNet, gated linear
-// attention, DeltaNet and their relatives.
+// LinearAttention: a recurrence by its name, between projections, with a norm of each head and a gate: RetNet, gated
+// linear attention, DeltaNet and their relatives.
 //
 //   (q, k, v, g) = projections of x;  optionally (q, k, v) = silu(conv(q, k, v)), and q, k turned by rotary positions
 //   y = o_proj(rms(recurrence(q, k, v, ...)) .* silu(g))
@@ -35,25 +35,25 @@ class HEED_API LinearAttention : public Layer {
   struct Config {
     std::string mechanism = "retention";
     int64_t width = 0, heads = 0;
-    int64_t key_dim = 0, value_dim = 0;  // of a head; 0: width / heads
-    int64_t conv = 0;                    // taps of the convolution; 0: none
+    int64_t key_dim = 0, value_dim = 0;        // of a head; 0: width / heads
+    int64_t conv = 0;                          // taps of the convolution; 0: none
     std::optional<RotaryOptions> rotary = {};  // half split, of queries and keys
-    bool gate = true;                    // g_proj
+    bool gate = true;                          // g_proj
     double norm_eps = 1e-5;
-    std::string norm = "g_norm";         // names its weight
-    int64_t gate_rank = 16;              // of "gla": channels between gk_proj.0 and gk_proj.1
+    std::string norm = "g_norm";  // names its weight
+    int64_t gate_rank = 16;       // of "gla": channels between gk_proj.0 and gk_proj.1
     double gate_divisor = 16;
   };
 
-  // Takes q_proj.weight and k_proj.weight [heads key_dim, width], v_proj.weight and, with a gate, g_proj.weight [heads value_dim,
-  // width], o_proj.weight [width, heads value_dim], g_norm.weight [value_dim]; with conv q_conv1d.weight, k_conv1d.weight and
-  // v_conv1d.weight [channels, 1, conv]; gk_proj.weight [heads, width] and its bias, or gk_proj.0.weight [gate_rank, width] and
-  // gk_proj.1.weight [heads key_dim, gate_rank] and its bias; b_proj.weight and a_proj.weight [heads, width], A_log and dt_bias
-  // [heads].
+  // Takes q_proj.weight and k_proj.weight [heads key_dim, width], v_proj.weight and, with a gate, g_proj.weight [heads
+  // value_dim, width], o_proj.weight [width, heads value_dim], g_norm.weight [value_dim]; with conv q_conv1d.weight,
+  // k_conv1d.weight and v_conv1d.weight [channels, 1, conv]; gk_proj.weight [heads, width] and its bias, or
+  // gk_proj.0.weight [gate_rank, width] and gk_proj.1.weight [heads key_dim, gate_rank] and its bias; b_proj.weight and
+  // a_proj.weight [heads, width], A_log and dt_bias [heads].
   LinearAttention(const Config& config, const Weights& weights);
 
-  // "S" [B, heads, key_dim, value_dim], "z" [B, heads, key_dim] where outputs are normalised, and with conv "conv" [B, channels,
-  // conv - 1].
+  // "S" [B, heads, key_dim, value_dim], "z" [B, heads, key_dim] where outputs are normalised, and with conv "conv" [B,
+  // channels, conv - 1].
   State MakeState(const StateOptions& options = {}) const override;
   void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const override;
 

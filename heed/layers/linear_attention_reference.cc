@@ -11,8 +11,8 @@ namespace heed::layers {
 using reference::Array;
 using reference::Tensor;
 
-void LinearAttention::Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const Call& call,
-                                const TensorView& y) {
+void LinearAttention::Reference(const Config& config, const Weights& weights, const ConstTensorView& x,
+                                const Call& call, const TensorView& y) {
   const Recurrence& of = RecurrenceNamed("layers::LinearAttention", config.mechanism);
   const int64_t H = config.heads, K = config.key_dim == 0 ? config.width / H : config.key_dim,
                 V = config.value_dim == 0 ? config.width / H : config.value_dim;
@@ -40,20 +40,22 @@ void LinearAttention::Reference(const Config& config, const Weights& weights, co
     if (!config.rotary) continue;
     Array turned(part->sizes);
     const std::vector<int64_t> positions = reference::Positions(B, T, call);
-    RotaryReference(part->view(), ConstTensorView(positions.data(), DType::kI64, {B, T}), RotaryPairs::kHalfSplit, *config.rotary,
-                    turned.view());
+    RotaryReference(part->view(), ConstTensorView(positions.data(), DType::kI64, {B, T}), RotaryPairs::kHalfSplit,
+                    *config.rotary, turned.view());
     *part = turned;
   }
   Array decay, beta;
   if (of.decay == Recurrence::kHead) decay = Product(rows, weights, {"gk_proj", H, true});
   if (of.decay == Recurrence::kKey) {
-    decay = Product(Product(rows, weights, {"gk_proj.0", config.gate_rank, false}), weights, {"gk_proj.1", H * K, true});
+    decay =
+        Product(Product(rows, weights, {"gk_proj.0", config.gate_rank, false}), weights, {"gk_proj.1", H * K, true});
     decay = decay.Reshaped({B, T, H, K});
   }
   if (of.decay == Recurrence::kStep) {
     decay = Product(rows, weights, {"a_proj", H, false});
     const Array rate = Tensor(weights, "A_log", {H}), bias = Tensor(weights, "dt_bias", {H});
-    for (int64_t i = 0; i < std::ssize(decay.values); ++i) decay[i] = -std::exp(rate[i % H]) * std::log1p(std::exp(decay[i] + bias[i % H]));
+    for (int64_t i = 0; i < std::ssize(decay.values); ++i)
+      decay[i] = -std::exp(rate[i % H]) * std::log1p(std::exp(decay[i] + bias[i % H]));
   } else if (of.decay != Recurrence::kNone) {
     decay = Map(decay, [&](double value) { return std::log(sigmoid(value)) / config.gate_divisor; });
   }

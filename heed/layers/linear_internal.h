@@ -11,8 +11,8 @@
 
 namespace heed::layers {
 
-// A panel is the weights of 64 outputs: f32 [inputs][64], or of bf16 words of two inputs each, u32 [ceil(inputs / 2)][64], the
-// even one in the lower half. What lies beyond the outputs or inputs is 0.
+// A panel is the weights of 64 outputs: f32 [inputs][64], or of bf16 words of two inputs each, u32 [ceil(inputs /
+// 2)][64], the even one in the lower half. What lies beyond the outputs or inputs is 0.
 inline constexpr int64_t kPanel = 64;
 
 // Rows [0, rows) of y = x W^T + b, columns of panels [first, first + panels). Strides count elements.

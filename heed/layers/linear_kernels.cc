@@ -1,8 +1,9 @@
 // Products of rows with panels of weights, compiled once per SIMD target.
 //
-// Outputs stand in lanes: weights stream past as they are packed, elements of x are broadcast. A tile of R rows and C vectors keeps
-// R C sums in registers, R C fused products for R + C loads; one row alone is bound by reading the weights. Each sum is one chain,
-// inputs ascending, whatever R, C and the blocks of inputs are: between blocks it waits in y, in f32 as it is.
+// Outputs stand in lanes: weights stream past as they are packed, elements of x are broadcast. A tile of R rows and C
+// vectors keeps R C sums in registers, R C fused products for R + C loads; one row alone is bound by reading the
+// weights. Each sum is one chain, inputs ascending, whatever R, C and the blocks of inputs are: between blocks it waits
+// in y, in f32 as it is.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -28,7 +29,8 @@ using D = hn::CappedTag<float, kPanel>;
 using V = hn::Vec<D>;
 constexpr size_t N = hn::MaxLanes(D());
 
-// Inputs of a block: its weights, 64 KiB of f32, are read by each tile of rows from the second cache level at the latest.
+// Inputs of a block: its weights, 64 KiB of f32, are read by each tile of rows from the second cache level at the
+// latest.
 constexpr size_t kBlock = 256;
 // Bytes of weights that are asked for ahead, by the first rows that meet them.
 constexpr size_t kAhead = 8192;
@@ -49,10 +51,10 @@ struct Tile {
   ptrdiff_t x_stride;
   float* y;
   ptrdiff_t y_stride;
-  size_t depth;        // inputs of this block
-  size_t columns;      // outputs from the tile's first on, those beyond a whole tile included
-  const float* bias;   // of the tile's outputs after the last block; else null
-  bool first;          // block
+  size_t depth;       // inputs of this block
+  size_t columns;     // outputs from the tile's first on, those beyond a whole tile included
+  const float* bias;  // of the tile's outputs after the last block; else null
+  bool first;         // block
 };
 
 // w: the tile's first column of a panel, at the block's first input.
@@ -69,10 +71,10 @@ HWY_INLINE void MultiplyTile(const Tile& t, const S* HWY_RESTRICT w) {
     for (int c = 0; c < C; ++c) {
       const size_t at = static_cast<size_t>(c) * N;
       const float* from = t.y + r * t.y_stride + at;
-      acc[r][c] = t.first            ? hn::Zero(d)
-                  : whole            ? hn::LoadU(d, from)
-                  : at >= t.columns  ? hn::Zero(d)
-                                     : hn::LoadN(d, from, t.columns - at);
+      acc[r][c] = t.first           ? hn::Zero(d)
+                  : whole           ? hn::LoadU(d, from)
+                  : at >= t.columns ? hn::Zero(d)
+                                    : hn::LoadN(d, from, t.columns - at);
     }
   }
   const float* HWY_RESTRICT x = t.x;
@@ -112,7 +114,8 @@ HWY_INLINE void MultiplyTile(const Tile& t, const S* HWY_RESTRICT w) {
       if (!both) return;
       HWY_UNROLL(8)
       for (int c = 0; c < C; ++c) {
-        lanes[c] = hn::BitCast(d, hn::And(hn::Load(words, w + static_cast<size_t>(c) * N), hn::Set(words, 0xFFFF0000u)));
+        lanes[c] =
+            hn::BitCast(d, hn::And(hn::Load(words, w + static_cast<size_t>(c) * N), hn::Set(words, 0xFFFF0000u)));
       }
       add(e + 1, lanes);
     };

@@ -43,8 +43,10 @@ TEST(LinearTest, AgreesWithItsReferenceOnEveryTarget) {
       Linear::Reference(x.view(), w.view(), bias ? b.view() : TensorView(), expected.view());
       for (int64_t r = 0; r < rows; ++r) {
         for (int64_t o = 0; o < outputs; ++o) {
-          ASSERT_NEAR(y.Get({r, o}), expected.Get({r, o}), 2e-6 * std::sqrt(static_cast<double>(inputs)) * (1 + std::abs(expected.Get({r, o}))))
-              << target << " " << Name(dtype) << " " << rows << " " << inputs << " " << outputs << " at " << r << ", " << o;
+          ASSERT_NEAR(y.Get({r, o}), expected.Get({r, o}),
+                      2e-6 * std::sqrt(static_cast<double>(inputs)) * (1 + std::abs(expected.Get({r, o}))))
+              << target << " " << Name(dtype) << " " << rows << " " << inputs << " " << outputs << " at " << r << ", "
+              << o;
         }
       }
     }
@@ -59,7 +61,8 @@ TEST(LinearTest, BitsOfARowDependNeitherOnItsNeighboursNorOnThreads) {
     const Buffer whole = Multiply(one, linear, x);
     EXPECT_TRUE(SameBits(Multiply(three, linear, x).view(), whole.view()));
     for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 1}, {1, 3}, {3, 8}, {8, 20}, {20, 391}}) {
-      const Buffer part = Multiply(three, linear, x.As(TensorView(x.as<float>() + begin * 519, DType::kF32, {end - begin, 519})));
+      const Buffer part =
+          Multiply(three, linear, x.As(TensorView(x.as<float>() + begin * 519, DType::kF32, {end - begin, 519})));
       EXPECT_TRUE(SameBits(part.view(), whole.view().Slice(0, begin, end))) << begin;
     }
   }
@@ -102,17 +105,21 @@ TEST(LinearTest, WrongWeightsAndArgumentsAreNamed) {
   const auto says = [](const std::string& what) { return ThrowsMessage<InvalidArgument>(HasSubstr(what)); };
   EXPECT_THAT([&] { Linear(Buffer(DType::kI32, {3, 4}).view()); }, says("layers::Linear: weight has dtype i32"));
   EXPECT_THAT([&] { Linear(Buffer(DType::kF32, {3}).view()); }, says("layers::Linear: weight has shape [3]"));
-  EXPECT_THAT([&] { Linear(w.view(), Buffer(DType::kF32, {4}).view()); }, says("layers::Linear: bias has shape [4], expected [3]"));
+  EXPECT_THAT([&] { Linear(w.view(), Buffer(DType::kF32, {4}).view()); },
+              says("layers::Linear: bias has shape [4], expected [3]"));
   EXPECT_THAT([&] { Linear(std::array{LinearPart{w.view(), {}, false}, LinearPart{other.view(), {}, false}}); },
               says("layers::Linear: weight has 5 inputs, expected 4 as the first part"));
   EXPECT_THAT([&] { Linear(std::span<const LinearPart>()); }, says("layers::Linear: parts is empty"));
   const Linear linear(w.view());
   Context ctx(1);
   const Buffer x = Buffer(DType::kF32, {2, 4}).FillNormal(1), y(DType::kF32, {2, 3});
-  const auto call = [&](const ConstTensorView& in, const TensorView& out) { return [&, in, out] { linear.Forward(ctx, in, out); }; };
+  const auto call = [&](const ConstTensorView& in, const TensorView& out) {
+    return [&, in, out] { linear.Forward(ctx, in, out); };
+  };
   EXPECT_THAT(call(other.view(), y.view()), says("layers::Linear::Forward: x has shape [3,5], expected [3,4]"));
   EXPECT_THAT(call(x.view(), x.view().Slice(1, 0, 3)), says("layers::Linear::Forward: y"));
-  EXPECT_THAT(call(x.view(), Buffer(DType::kF32, {2, 4}).view()), says("layers::Linear::Forward: y has shape [2,4], expected [2,3]"));
+  EXPECT_THAT(call(x.view(), Buffer(DType::kF32, {2, 4}).view()),
+              says("layers::Linear::Forward: y has shape [2,4], expected [2,3]"));
   EXPECT_THAT([&] { Linear().Forward(ctx, x.view(), y.view()); }, says("there are no weights"));
   EXPECT_TRUE(std::isnan(y.Get({0, 0})));
 }

@@ -24,7 +24,8 @@ std::vector<int64_t> GlobalRows(const Tokens& tokens) {
   const int64_t count = global.size(global.rank() - 1), step = global.stride(global.rank() - 1);
   const auto add = [&](int64_t b, int64_t begin, int64_t length) {
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t at = LoadAsInt64(global.dtype(), global.data(), (by_sequence ? b * global.stride(0) : 0) + i * step);
+      const int64_t at =
+          LoadAsInt64(global.dtype(), global.data(), (by_sequence ? b * global.stride(0) : 0) + i * step);
       if (at >= 0 && at < length) rows.push_back(begin + at);
     }
   };
@@ -46,9 +47,7 @@ LongformerAttention::LongformerAttention(const Config& config, const Weights& we
     : Layer("layers::LongformerAttention", config.width), config_(config) {
   CheckConfig(name(), "heads", config.heads);
   CheckConfig(name(), "window", config.window, 0);
-  if (config.width % config.heads != 0) {
-    Fail(name().c_str(), "config.heads", "is " + std::to_string(config.heads), "a divisor of width, " + std::to_string(config.width));
-  }
+  CheckDivisor(name(), "heads", config.heads, "width", width());
   const auto named = [&](const std::string& kind) { return LinearName{kind, width(), true}; };
   in_ = weights.Matrix(std::vector{named("self.query"), named("self.key"), named("self.value")}, width());
   query_ = weights.Matrix(named("self.query_global"), width());
@@ -93,7 +92,8 @@ void LongformerAttention::Compute(Context& ctx, const Tokens& tokens, const floa
   if (count != 0) {
     options.tokens = tokens.call.global_tokens;
     float *gathered = frame.Floats(count * width), *few = frame.Floats(count * width);
-    for (int64_t i = 0; i < count; ++i) std::copy_n(x + global[static_cast<size_t>(i)] * width, width, gathered + i * width);
+    for (int64_t i = 0; i < count; ++i)
+      std::copy_n(x + global[static_cast<size_t>(i)] * width, width, gathered + i * width);
     query_.Rows(ctx, gathered, width, count, few, width);
     float* q = frame.Floats(rows * width);  // other rows are not read
     for (int64_t i = 0; i < count; ++i) std::copy_n(few + i * width, width, q + global[static_cast<size_t>(i)] * width);

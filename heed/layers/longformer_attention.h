@@ -1,7 +1,8 @@
-// LongformerAttention: a window for all tokens, and global tokens with projections of their own, which see and are seen by all.
+// LongformerAttention: a window for all tokens, and global tokens with projections of their own, which see and are seen
+// by all.
 //
-// Source: Beltagy, Peters, Cohan, arXiv:2004.05150. Names are those of Transformers' LongformerAttention; with Residual and a layer
-// norm behind it, it is its block. BigBird's attention is MultiHeadAttention with patterns::BigBird().
+// Source: Beltagy, Peters, Cohan, arXiv:2004.05150. Names are those of Transformers' LongformerAttention; with Residual
+// and a layer norm behind it, it is its block. BigBird's attention is MultiHeadAttention with patterns::BigBird().
 #ifndef HEED_LAYERS_LONGFORMER_ATTENTION_H_
 #define HEED_LAYERS_LONGFORMER_ATTENTION_H_
 
@@ -20,8 +21,8 @@ class HEED_API LongformerAttention : public Layer {
     int64_t window = 512;          // half of it before a token, half behind it
   };
 
-  // Takes self.query, self.key, self.value, self.query_global, self.key_global, self.value_global and output.dense, each .weight
-  // [width, width] and .bias [width].
+  // Takes self.query, self.key, self.value, self.query_global, self.key_global, self.value_global and output.dense,
+  // each .weight [width, width] and .bias [width].
   LongformerAttention(const Config& config, const Weights& weights);
 
   // Throws InvalidArgument: what comes later changes what has been.

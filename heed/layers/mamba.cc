@@ -58,8 +58,8 @@ void Mamba::Compute(Context& ctx, const Tokens& tokens, const float* x, float* y
   float* projected = frame.Floats(rows * 2 * inner);  // u, z
   in_.Rows(ctx, x, width(), rows, projected, 2 * inner);
   float* u = frame.Floats(rows * inner);
-  Convolve(ctx, tokens, conv_, conv_bias_, inner, config_.conv, projected, 2 * inner, state == nullptr ? nullptr : &state->tensor(0),
-           u, inner);
+  Convolve(ctx, tokens, conv_, conv_bias_, inner, config_.conv, projected, 2 * inner,
+           state == nullptr ? nullptr : &state->tensor(0), u, inner);
   float* selected = frame.Floats(rows * picked);  // d, B, C
   x_.Rows(ctx, u, inner, rows, selected, picked);
   float* delta = frame.Floats(rows * inner);

@@ -16,12 +16,10 @@ Mamba2::Mamba2(const Config& config, const Weights& weights) : Layer("layers::Ma
   CheckConfig(name(), "groups", config.groups);
   CheckConfig(name(), "state", config.state);
   CheckConfig(name(), "conv", config.conv);
-  if (config.heads % config.groups != 0) {
-    mechanism::Fail(name().c_str(), "config.groups", "is " + std::to_string(config.groups),
-                    "a divisor of heads, " + std::to_string(config.heads));
-  }
+  CheckDivisor(name(), "groups", config.groups, "heads", config.heads);
   if (!(config.step_min >= 0 && config.step_max >= config.step_min)) {
-    mechanism::Fail(name().c_str(), "config.step_min", "is " + std::to_string(config.step_min), "0 to step_max, " + std::to_string(config.step_max));
+    mechanism::Fail(name().c_str(), "config.step_min", "is " + std::to_string(config.step_min),
+                    "0 to step_max, " + std::to_string(config.step_max));
   }
   inner_ = config.heads * config.head_dim;
   mixed_ = inner_ + 2 * config.groups * config.state;
@@ -44,7 +42,8 @@ State Mamba2::MakeState(const StateOptions& options) const {
 
 void Mamba2::Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const {
   const int64_t rows = tokens.rows(), B = tokens.B, T = tokens.T;
-  const int64_t H = config_.heads, P = config_.head_dim, G = config_.groups, N = config_.state, all = inner_ + mixed_ + H;
+  const int64_t H = config_.heads, P = config_.head_dim, G = config_.groups, N = config_.state,
+                all = inner_ + mixed_ + H;
   Frame frame;
   float* projected = frame.Floats(rows * all);  // z, x' B C, dt
   in_.Rows(ctx, x, width(), rows, projected, all);

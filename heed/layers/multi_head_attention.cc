@@ -19,21 +19,22 @@ MultiHeadAttention::MultiHeadAttention(const Config& config, const Weights& weig
   CheckConfig(name(), "head_dim", config.head_dim, 0);
   CheckConfig(name(), "memory_width", config.memory_width, 0);
   if (config.head_dim == 0) {
-    if (config.width % config.heads != 0) {
-      Fail(name().c_str(), "config.heads", "is " + std::to_string(config.heads), "a divisor of width, " + std::to_string(config.width));
-    }
+    CheckDivisor(name(), "heads", config.heads, "width", config.width);
     config_.head_dim = config.width / config.heads;
   }
   const Names& names = config.names;
   const int64_t inner = config.heads * config_.head_dim;
   const LinearName key = {names.key, inner, config.bias && config.key_bias}, value = {names.value, inner, config.bias};
   if (cross()) {
-    if (config.pattern.present()) Fail(name().c_str(), "config.pattern", "is given", "none: it says which tokens of one sequence see each other");
-    if (!names.fused.empty()) Fail(name().c_str(), "config.names.fused", "is given", "none: cross attention has matrices of its own");
+    if (config.pattern.present())
+      Fail(name().c_str(), "config.pattern", "is given", "none: it says which tokens of one sequence see each other");
+    if (!names.fused.empty())
+      Fail(name().c_str(), "config.names.fused", "is given", "none: cross attention has matrices of its own");
     in_ = weights.Matrix({names.query, inner, config.bias}, width(), names.transposed);
     memory_ = weights.Matrix(std::vector<LinearName>{key, value}, config.memory_width, names.transposed);
   } else if (names.fused.empty()) {
-    in_ = weights.Matrix(std::vector<LinearName>{{names.query, inner, config.bias}, key, value}, width(), names.transposed);
+    in_ = weights.Matrix(std::vector<LinearName>{{names.query, inner, config.bias}, key, value}, width(),
+                         names.transposed);
   } else {
     in_ = weights.Matrix({names.fused, 3 * inner, config.bias}, width(), names.transposed);
   }
@@ -41,7 +42,8 @@ MultiHeadAttention::MultiHeadAttention(const Config& config, const Weights& weig
 }
 
 State MultiHeadAttention::MakeState(const StateOptions& options) const {
-  if (!cross() && !config_.causal) Fail((name() + "::MakeState").c_str(), "config.causal", "is false", "true: other layers see what comes later");
+  if (!cross() && !config_.causal)
+    Fail((name() + "::MakeState").c_str(), "config.causal", "is false", "true: other layers see what comes later");
   State state(name(), options.batch);
   KVCache::Options cache;
   cache.batch = options.batch;
@@ -82,7 +84,8 @@ void MultiHeadAttention::ComputeSelf(Context& ctx, const Tokens& tokens, const f
   float* projected = frame.Floats(tokens.rows() * 3 * inner);
   in_.Rows(ctx, x, width(), tokens.rows(), projected, 3 * inner);
   const float* first = projected;
-  const ConstTensorView q = Heads(first, tokens, heads, dim, 3 * inner), k = Heads(first + inner, tokens, heads, dim, 3 * inner),
+  const ConstTensorView q = Heads(first, tokens, heads, dim, 3 * inner),
+                        k = Heads(first + inner, tokens, heads, dim, 3 * inner),
                         v = Heads(first + 2 * inner, tokens, heads, dim, 3 * inner);
   attention::Options options;
   options.causal = config_.causal;
@@ -98,7 +101,8 @@ void MultiHeadAttention::ComputeSelf(Context& ctx, const Tokens& tokens, const f
   attention::Forward(ctx, {q, k, v}, options, {.o = Heads(o, tokens, heads, dim, inner), .lse = {}});
 }
 
-void MultiHeadAttention::ComputeCross(Context& ctx, const Tokens& tokens, const float* x, float* o, State* state) const {
+void MultiHeadAttention::ComputeCross(Context& ctx, const Tokens& tokens, const float* x, float* o,
+                                      State* state) const {
   const int64_t heads = config_.heads, dim = config_.head_dim, inner = heads * dim;
   Frame frame;
   float* projected = frame.Floats(tokens.rows() * inner);

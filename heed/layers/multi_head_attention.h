@@ -1,9 +1,8 @@
-// MultiHeadAttention: projections of queries, keys and values, exact attention, and a projection of its outputs. Self or cross,
-// causal or not, masked.
+// MultiHeadAttention: projections of queries, keys and values, exact attention, and a projection of its outputs. Self
+// or cross, causal or not, masked.
 //
-// Source: Vaswani et al., "Attention is all you need", arXiv:1706.03762. With Residual around it, it is the attention of BERT and
-// MiniLM (post norm) and of GPT-2 (pre norm), with
-// a pattern that of BigBird.
+// Source: Vaswani et al., "Attention is all you need", arXiv:1706.03762. With Residual around it, it is the attention
+// of BERT and MiniLM (post norm) and of GPT-2 (pre norm), with a pattern that of BigBird.
 #ifndef HEED_LAYERS_MULTI_HEAD_ATTENTION_H_
 #define HEED_LAYERS_MULTI_HEAD_ATTENTION_H_
 
@@ -33,9 +32,9 @@ class HEED_API MultiHeadAttention : public Layer {
     int64_t head_dim = 0;      // 0: width / heads
     int64_t memory_width = 0;  // of cross attention: channels of call.memory; 0: self attention
     bool causal = false;
-    bool bias = true, key_bias = true;   // of all projections; of keys, if there are others: Whisper has none
-    std::optional<double> scale = {};    // default 1 / sqrt(head_dim)
-    Pattern pattern = {};                // which keys a token looks at: patterns::BigBird() and others; of self attention
+    bool bias = true, key_bias = true;  // of all projections; of keys, if there are others: Whisper has none
+    std::optional<double> scale = {};   // default 1 / sqrt(head_dim)
+    Pattern pattern = {};  // which keys a token looks at: patterns::BigBird() and others; of self attention
     Names names = {};
   };
 
@@ -43,8 +42,8 @@ class HEED_API MultiHeadAttention : public Layer {
   // output.weight [width, heads head_dim], and their biases; fused.weight has the first three one below the other.
   MultiHeadAttention(const Config& config, const Weights& weights);
 
-  // A cache of keys and values: of self attention, which must be causal then, of the tokens so far; of cross attention of
-  // call.memory, which the first call brings and later ones leave out.
+  // A cache of keys and values: of self attention, which must be causal then, of the tokens so far; of cross attention
+  // of call.memory, which the first call brings and later ones leave out.
   State MakeState(const StateOptions& options = {}) const override;
   void Check(const Tokens& tokens, const State* state) const override;
   void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const override;

@@ -9,7 +9,8 @@
 
 namespace heed::layers {
 
-// [B, T] i64, valid as long as the frame: from 0 on, or from what a state has seen, and again from 0 in each packed sequence.
+// [B, T] i64, valid as long as the frame: from 0 on, or from what a state has seen, and again from 0 in each packed
+// sequence.
 inline ConstTensorView Positions(Frame& frame, const Tokens& tokens, const State* state) {
   int64_t* positions = frame.Integers(tokens.rows());
   for (int64_t b = 0; b < tokens.B; ++b) {

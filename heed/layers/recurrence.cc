@@ -13,15 +13,15 @@ namespace heed::layers {
 namespace {
 
 // Passes of a mechanism with its own default options.
-#define HEED_PASSES(op)                                                                                              \
-  [](Context& ctx, const recurrent::Inputs& in, const recurrent::Options& options, const recurrent::Outputs& out) {  \
-    op::Forward(ctx, in, mechanism::With(op::Options(), options), out);                                              \
-  },                                                                                                                 \
-      [](Context& ctx, const recurrent::StepInputs& in, const recurrent::State& state, const TensorView& o) {        \
-        op::Step(ctx, in, op::Options(), state, o);                                                                  \
-      },                                                                                                             \
-      [](const recurrent::Inputs& in, const recurrent::Options& options, const recurrent::Outputs& out) {            \
-        op::Reference(in, mechanism::With(op::Options(), options), out);                                             \
+#define HEED_PASSES(op)                                                                                             \
+  [](Context& ctx, const recurrent::Inputs& in, const recurrent::Options& options, const recurrent::Outputs& out) { \
+    op::Forward(ctx, in, mechanism::With(op::Options(), options), out);                                             \
+  },                                                                                                                \
+      [](Context& ctx, const recurrent::StepInputs& in, const recurrent::State& state, const TensorView& o) {       \
+        op::Step(ctx, in, op::Options(), state, o);                                                                 \
+      },                                                                                                            \
+      [](const recurrent::Inputs& in, const recurrent::Options& options, const recurrent::Outputs& out) {           \
+        op::Reference(in, mechanism::With(op::Options(), options), out);                                            \
       }
 
 constexpr Recurrence kRecurrences[] = {

@@ -5,7 +5,7 @@
 #include "heed/layers/mamba.h"
 #include "heed/layers/mamba2.h"
 #include "heed/layers/reference_internal.h"
-#include "heed/layers/rwkv4.h"
+#include "heed/layers/rwkv4_layer.h"
 #include "heed/ops/gated/rwkv4/rwkv4.h"
 #include "heed/ops/ssm/selective_scan/selective_scan.h"
 #include "heed/ops/ssm/ssd/ssd.h"
@@ -57,10 +57,12 @@ void Mamba2::Reference(const Config& config, const Weights& weights, const Const
   const int64_t inner = H * P, mixed = inner + 2 * G * N;
   const Array projected = Product(Array(x), weights, {"in_proj", inner + mixed + H, config.bias});
   const Array z = projected.Channels(0, inner), dt = projected.Channels(inner + mixed, inner + mixed + H);
-  const Array convolved = Convolved(projected.Channels(inner, inner + mixed), weights, "conv1d", config.conv, config.conv_bias, call);
+  const Array convolved =
+      Convolved(projected.Channels(inner, inner + mixed), weights, "conv1d", config.conv, config.conv_bias, call);
   const Array written = convolved.Channels(0, inner, {H, P}), B = convolved.Channels(inner, inner + G * N, {G, N}),
               C = convolved.Channels(inner + G * N, mixed, {G, N});
-  const Array A = Map(Tensor(weights, "A_log", {H}), MinusExp), D = Tensor(weights, "D", {H}), bias = Tensor(weights, "dt_bias", {H});
+  const Array A = Map(Tensor(weights, "A_log", {H}), MinusExp), D = Tensor(weights, "D", {H}),
+              bias = Tensor(weights, "dt_bias", {H});
   ssd::Options options;
   options.dt_softplus = true;
   options.dt_min = config.step_min;
@@ -79,7 +81,8 @@ void Mamba2::Reference(const Config& config, const Weights& weights, const Const
   ssd::Outputs out;
   out.o = o.view();
   ssd::Reference(in, options, out);
-  const Array gated = Times(o.Reshaped(z.sizes), Map(z, [](double v) { return ActivationReference(Activation::kSilu, v); }));
+  const Array gated =
+      Times(o.Reshaped(z.sizes), Map(z, [](double v) { return ActivationReference(Activation::kSilu, v); }));
   const int64_t group = inner / G;
   Array normed = RmsNorm(gated, Array({group}, 1), config.norm_eps);
   const Array weight = Tensor(weights, "norm.weight", {inner});
@@ -94,7 +97,8 @@ Array Mixed(const Array& x, const Call& call, const Weights& weights, const std:
   const int64_t width = x.last();
   const Array mix = Tensor(weights, "time_mix_" + name, {1, 1, width}), before = Shifted(x, call);
   Array mixed = x;
-  for (int64_t i = 0; i < std::ssize(x.values); ++i) mixed[i] = mix[i % width] * x[i] + (1 - mix[i % width]) * before[i];
+  for (int64_t i = 0; i < std::ssize(x.values); ++i)
+    mixed[i] = mix[i % width] * x[i] + (1 - mix[i % width]) * before[i];
   return Product(mixed, weights, {name, outputs, false});
 }
 
@@ -102,12 +106,13 @@ double Sigmoid(double x) { return ActivationReference(Activation::kSigmoid, x); 
 
 }  // namespace
 
-void Rwkv4TimeMixing::Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const Call& call,
-                                const TensorView& y) {
+void Rwkv4TimeMixing::Reference(const Config& config, const Weights& weights, const ConstTensorView& x,
+                                const Call& call, const TensorView& y) {
   const int64_t inner = config.inner == 0 ? config.width : config.inner;
   const Array rows(x), k = Mixed(rows, call, weights, "key", inner), v = Mixed(rows, call, weights, "value", inner);
   const Array r = Map(Mixed(rows, call, weights, "receptance", inner), Sigmoid);
-  const Array decay = Map(Tensor(weights, "time_decay", {inner}), MinusExp), bonus = Tensor(weights, "time_first", {inner});
+  const Array decay = Map(Tensor(weights, "time_decay", {inner}), MinusExp),
+              bonus = Tensor(weights, "time_first", {inner});
   rwkv4::Inputs in;
   in.k = k.view();
   in.v = v.view();
@@ -123,8 +128,8 @@ void Rwkv4TimeMixing::Reference(const Config& config, const Weights& weights, co
   Product(Times(r, o), weights, {"output", config.width, false}).Store(y);
 }
 
-void Rwkv4ChannelMixing::Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const Call& call,
-                                   const TensorView& y) {
+void Rwkv4ChannelMixing::Reference(const Config& config, const Weights& weights, const ConstTensorView& x,
+                                   const Call& call, const TensorView& y) {
   const int64_t inner = config.inner == 0 ? 4 * config.width : config.inner;
   const Array rows(x), r = Map(Mixed(rows, call, weights, "receptance", config.width), Sigmoid);
   const Array k = Map(Mixed(rows, call, weights, "key", inner),

@@ -20,7 +20,8 @@ int64_t Count(const std::vector<int64_t>& sizes) {
 
 }  // namespace
 
-Array::Array(std::vector<int64_t> of, double value) : sizes(std::move(of)), values(static_cast<size_t>(Count(sizes)), value) {}
+Array::Array(std::vector<int64_t> of, double value)
+    : sizes(std::move(of)), values(static_cast<size_t>(Count(sizes)), value) {}
 
 Array::Array(const ConstTensorView& view) : Array(std::vector<int64_t>(view.sizes().begin(), view.sizes().end())) {
   for (int64_t i = 0; i < std::ssize(values); ++i) {
@@ -88,7 +89,8 @@ Array Product(const Array& x, const Weights& weights, const LinearName& name, bo
   for (int64_t row = 0; row < x.rows(); ++row) {
     for (int64_t i = 0; i < outputs; ++i) {
       double sum = b[i];
-      for (int64_t e = 0; e < inputs; ++e) sum += x[row * inputs + e] * w[transposed ? e * outputs + i : i * inputs + e];
+      for (int64_t e = 0; e < inputs; ++e)
+        sum += x[row * inputs + e] * w[transposed ? e * outputs + i : i * inputs + e];
       y[row * outputs + i] = sum;
     }
   }
@@ -101,7 +103,8 @@ Array RmsNorm(const Array& x, const Array& weight, double eps) {
   for (int64_t begin = 0; begin < std::ssize(x.values); begin += size) {
     double squares = 0;
     for (int64_t i = 0; i < size; ++i) squares += x[begin + i] * x[begin + i];
-    for (int64_t i = 0; i < size; ++i) y[begin + i] = x[begin + i] / std::sqrt(squares / static_cast<double>(size) + eps) * weight[i];
+    for (int64_t i = 0; i < size; ++i)
+      y[begin + i] = x[begin + i] / std::sqrt(squares / static_cast<double>(size) + eps) * weight[i];
   }
   return y;
 }
@@ -131,7 +134,8 @@ std::vector<int64_t> Positions(int64_t B, int64_t T, const Call& call) {
   return positions;
 }
 
-Array Convolved(const Array& x, const Weights& weights, const std::string& name, int64_t taps, bool bias, const Call& call) {
+Array Convolved(const Array& x, const Weights& weights, const std::string& name, int64_t taps, bool bias,
+                const Call& call) {
   const int64_t channels = x.last();
   const Array weight = Tensor(weights, name + ".weight", {channels, 1, taps}).Reshaped({channels, taps});
   Array of_bias({channels});
@@ -151,7 +155,8 @@ Array Shifted(const Array& x, const Call& call) {
   const std::vector<int64_t> positions = Positions(B, T, call);
   Array shifted(x.sizes);
   for (int64_t row = 0; row < B * T; ++row) {
-    for (int64_t c = 0; c < C && positions[static_cast<size_t>(row)] > 0; ++c) shifted[row * C + c] = x[(row - 1) * C + c];
+    for (int64_t c = 0; c < C && positions[static_cast<size_t>(row)] > 0; ++c)
+      shifted[row * C + c] = x[(row - 1) * C + c];
   }
   return shifted;
 }
@@ -181,7 +186,8 @@ void Norm::Reference(const Config& config, const Weights& weights, const ConstTe
   rows.Store(y);
 }
 
-void Mlp::Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const Call&, const TensorView& y) {
+void Mlp::Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const Call&,
+                    const TensorView& y) {
   const Names& names = config.names;
   const Array rows(x);
   const auto activate = [&](double value) { return ActivationReference(config.activation, value); };
@@ -194,12 +200,12 @@ void Mlp::Reference(const Config& config, const Weights& weights, const ConstTen
   Product(up, weights, {names.down, config.width, config.bias}, names.transposed).Store(y);
 }
 
-void Residual::Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const LayerReference& layer,
-                         const TensorView& y) {
+void Residual::Reference(const Config& config, const Weights& weights, const ConstTensorView& x,
+                         const LayerReference& layer, const TensorView& y) {
   const Array rows(x);
   Array normed(rows.sizes), out(rows.sizes);
   const std::vector<int64_t> flat = {rows.rows(), rows.last()};
-  const Weights of_norm = weights.At(config.norm_name + "."), of_layer = weights.At(config.layer_name + ".");
+  const Weights of_norm = weights.At(config.norm_name + "."), of_layer = OfLayer(config, weights);
   if (config.post) {
     layer(of_layer, x, out.view());
     const Array sum = Plus(out, rows).Reshaped(flat);

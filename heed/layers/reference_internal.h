@@ -51,7 +51,8 @@ Array Times(Array a, const Array& b);
 Array Plus(Array a, const Array& b);
 
 // silu(conv(x)) of x [B, T, C], whose weights are name.weight [C, 1, taps] and name.bias.
-Array Convolved(const Array& x, const Weights& weights, const std::string& name, int64_t taps, bool bias, const Call& call);
+Array Convolved(const Array& x, const Weights& weights, const std::string& name, int64_t taps, bool bias,
+                const Call& call);
 
 // The token before each of [B, T, C], zeros before the first of a sequence.
 Array Shifted(const Array& x, const Call& call);

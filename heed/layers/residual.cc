@@ -15,8 +15,8 @@ Residual::Residual(const Config& config, const Weights& weights, std::unique_ptr
       norm_(config.norm, weights.At(config.norm_name + ".")),
       layer_(std::move(layer)) {
   if (config.norm.width != width()) {
-    throw InvalidArgument("layers::Residual: config.norm.width is " + std::to_string(config.norm.width) + ", expected " +
-                          std::to_string(width()) + " as the layer's");
+    throw InvalidArgument("layers::Residual: config.norm.width is " + std::to_string(config.norm.width) +
+                          ", expected " + std::to_string(width()) + " as the layer's");
   }
 }
 

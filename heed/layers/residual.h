@@ -20,17 +20,21 @@ class HEED_API Residual : public Layer {
   struct Config {
     Norm::Config norm;
     std::string norm_name;   // "input_layernorm", for "input_layernorm.weight"
-    std::string layer_name;  // "self_attn": what the layer's names begin with
+    std::string layer_name;  // "self_attn": what the layer's names begin with; empty: nothing, as in BERT's Mlp
     bool post = false;
   };
 
-  // A layer that has been made of weights.At(config.layer_name + ".") already.
+  // A layer that has been made of OfLayer(config, weights) already.
   Residual(const Config& config, const Weights& weights, std::unique_ptr<const Layer> layer);
+
+  static Weights OfLayer(const Config& config, const Weights& weights) {
+    return config.layer_name.empty() ? weights : weights.At(config.layer_name + ".");
+  }
 
   // Makes the layer too.
   template <class L>
   static std::unique_ptr<Residual> Of(const Config& config, const typename L::Config& layer, const Weights& weights) {
-    return std::make_unique<Residual>(config, weights, std::make_unique<const L>(layer, weights.At(config.layer_name + ".")));
+    return std::make_unique<Residual>(config, weights, std::make_unique<const L>(layer, OfLayer(config, weights)));
   }
 
   State MakeState(const StateOptions& options = {}) const override { return layer_->MakeState(options); }
@@ -40,8 +44,8 @@ class HEED_API Residual : public Layer {
 
   // `layer` computes the layer's own reference.
   using LayerReference = std::function<void(const Weights& weights, const ConstTensorView& x, const TensorView& y)>;
-  static void Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const LayerReference& layer,
-                        const TensorView& y);
+  static void Reference(const Config& config, const Weights& weights, const ConstTensorView& x,
+                        const LayerReference& layer, const TensorView& y);
 
  private:
   Config config_;

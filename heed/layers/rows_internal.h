@@ -30,13 +30,13 @@ enum class Scaling {
   kUnit,   // x / sqrt(sum of squares + eps)
 };
 
-// y = scaled(x) .* weight + bias of each head, a run of `size` elements of a row; with a gate times silu(gate), of what is
-// scaled where `gate_first`, else of the result.
+// y = scaled(x) .* weight + bias of each head, a run of `size` elements of a row; with a gate times silu(gate), of what
+// is scaled where `gate_first`, else of the result.
 struct ScaleRows {
   Scaling scaling = Scaling::kRms;
   In x;
   Out y;
-  In gate;                       // null: none
+  In gate;  // null: none
   bool gate_first = false;
   const float* weight = nullptr;  // [size], or [heads, size] with weight_per_head; null: 1
   const float* bias = nullptr;    // likewise; null: 0

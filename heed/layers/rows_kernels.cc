@@ -1,5 +1,5 @@
-// Norms, activations and sums of rows, compiled once per SIMD target. All are bound by memory, or by the exponential of an
-// activation.
+// Norms, activations and sums of rows, compiled once per SIMD target. All are bound by memory, or by the exponential of
+// an activation.
 #include <cmath>
 #include <cstddef>
 
@@ -22,12 +22,12 @@ namespace hs = heed::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 
-// The normal distribution's share beyond |x|: e^{-x^2 / 2} times a polynomial in 1 / (1 + 0.29 |x|), of which the relative
-// error is 2.1e-8.
+// The normal distribution's share beyond |x|: e^{-x^2 / 2} times a polynomial in 1 / (1 + 0.29 |x|), of which the
+// relative error is 2.1e-8.
 HWY_INLINE V NormalTail(D d, V x) {
   const V size = hn::Abs(x), one = hn::Set(d, 1.f);
   const V t = hs::FastDivide(d, one, hn::MulAdd(hn::Set(d, .29f), size, one));
-  constexpr float kCoefficients[] = {.0406950967f,  -.199771796f, .321206421f, -.169520695f, .199276927f,
+  constexpr float kCoefficients[] = {.0406950967f, -.199771796f, .321206421f, -.169520695f,  .199276927f,
                                      .0705344763f, .122616431f,  .114926361f, 3.67716668e-5f};
   V p = hn::Set(d, kCoefficients[0]);
   HWY_UNROLL(8)
@@ -88,7 +88,8 @@ HWY_INLINE float SumOf(const float* x, size_t size, const F& f) {
   return hn::ReduceSum(d, hn::Add(even, odd));
 }
 
-void ScaleOneHead(const ScaleRows& c, const float* x, const float* gate, const float* weight, const float* bias, float* y) {
+void ScaleOneHead(const ScaleRows& c, const float* x, const float* gate, const float* weight, const float* bias,
+                  float* y) {
   const D d;
   if (gate != nullptr && c.gate_first) {
     ForVectors(c.size, [&](size_t i, size_t n) HWY_ATTR {
@@ -122,8 +123,8 @@ void Scale(const ScaleRows& c, size_t begin, size_t end) {
     for (size_t head = 0; head < c.heads; ++head) {
       const size_t at = head * c.size, of_weight = c.weight_per_head ? at : 0;
       ScaleOneHead(c, c.x.Row(row) + at, c.gate.data == nullptr ? nullptr : c.gate.Row(row) + at,
-                   c.weight == nullptr ? nullptr : c.weight + of_weight, c.bias == nullptr ? nullptr : c.bias + of_weight,
-                   c.y.Row(row) + at);
+                   c.weight == nullptr ? nullptr : c.weight + of_weight,
+                   c.bias == nullptr ? nullptr : c.bias + of_weight, c.y.Row(row) + at);
     }
   }
 }
@@ -150,14 +151,20 @@ void Activate(const ActivateRows& c, size_t begin, size_t end) {
   // NaN stays NaN.
   const auto relu = [&](V x) HWY_ATTR { return hn::IfThenElse(hn::Lt(x, zero), zero, x); };
   switch (c.activation) {
-    case Activation::kNone: return ActivateWith(c, begin, end, [](V x) HWY_ATTR { return x; });
-    case Activation::kGelu: return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return Gelu(d, x); });
-    case Activation::kGeluTanh: return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return GeluTanh(d, x); });
-    case Activation::kSilu: return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return hs::Silu(d, x); });
-    case Activation::kRelu: return ActivateWith(c, begin, end, relu);
+    case Activation::kNone:
+      return ActivateWith(c, begin, end, [](V x) HWY_ATTR { return x; });
+    case Activation::kGelu:
+      return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return Gelu(d, x); });
+    case Activation::kGeluTanh:
+      return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return GeluTanh(d, x); });
+    case Activation::kSilu:
+      return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return hs::Silu(d, x); });
+    case Activation::kRelu:
+      return ActivateWith(c, begin, end, relu);
     case Activation::kSquaredRelu:
       return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return hn::Mul(relu(x), relu(x)); });
-    case Activation::kSigmoid: return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return hs::Sigmoids(d, x).s; });
+    case Activation::kSigmoid:
+      return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return hs::Sigmoids(d, x).s; });
   }
 }
 
@@ -165,9 +172,8 @@ void Add(const AddRows& c, size_t begin, size_t end) {
   for (size_t row = begin; row < end; ++row) {
     const float *a = c.a.Row(row), *b = c.b.Row(row);
     float* y = c.y.Row(row);
-    ForVectors(c.size, [&](size_t i, size_t n) HWY_ATTR {
-      StoreSome(hn::Add(LoadSome(a + i, n), LoadSome(b + i, n)), y + i, n);
-    });
+    ForVectors(c.size, [&](size_t i, size_t n)
+                           HWY_ATTR { StoreSome(hn::Add(LoadSome(a + i, n), LoadSome(b + i, n)), y + i, n); });
   }
 }
 

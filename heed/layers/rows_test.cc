@@ -75,7 +75,8 @@ TEST(ActivationTest, NamesAreThoseOfTransformers) {
   EXPECT_EQ(ActivationFromName("gelu_new"), Activation::kGeluTanh);
   EXPECT_EQ(ActivationFromName("gelu"), Activation::kGelu);
   EXPECT_EQ(ActivationFromName("silu"), Activation::kSilu);
-  EXPECT_THAT([] { ActivationFromName("sine"); }, ThrowsMessage<InvalidArgument>(HasSubstr("name is 'sine', expected one of 'gelu', ")));
+  EXPECT_THAT([] { ActivationFromName("sine"); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("name is 'sine', expected one of 'gelu', ")));
 }
 
 TEST(RowsTest, ScaledRowsAreTheirFormulas) {
@@ -89,8 +90,8 @@ TEST(RowsTest, ScaledRowsAreTheirFormulas) {
           for (float& value : values) value = static_cast<float>(1 + random.Normal());
           return values;
         };
-        const std::vector<float> x = normals(rows * stride), gate = normals(rows * stride), weight = normals(heads * size),
-                                 bias = normals(heads * size);
+        const std::vector<float> x = normals(rows * stride), gate = normals(rows * stride),
+                                 weight = normals(heads * size), bias = normals(heads * size);
         std::vector<float> y(rows * stride, -7);
         ScaleRows call;
         call.scaling = scaling;
@@ -138,7 +139,8 @@ TEST(RowsTest, MixedAndDecayingRowsAreTheirFormulas) {
   OnEveryTarget([](Context& ctx) {
     const size_t rows = 3, size = 19;
     const Buffer x = Buffer(DType::kF32, {3, 19}).FillNormal(1), before = Buffer(DType::kF32, {3, 19}).FillNormal(2),
-                 of = Buffer(DType::kF32, {19}).FillNormal(3), factor = Buffer(DType::kF32, {19}).FillNormal(4), y(DType::kF32, {3, 19});
+                 of = Buffer(DType::kF32, {19}).FillNormal(3), factor = Buffer(DType::kF32, {19}).FillNormal(4),
+                 y(DType::kF32, {3, 19});
     MixRows mix;
     mix.x = {x.as<float>(), 19};
     mix.before = {before.as<float>(), 19};
@@ -177,7 +179,8 @@ TEST(NormTest, AgreesWithItsReferenceInPlaceToo) {
     });
     const Norm::Config config = {45, kind, 1e-5};
     const Norm norm(config, weights);
-    const Buffer x = Buffer(DType::kF32, {7, 45}).FillNormal(3), expected(DType::kF64, {7, 45}), y(DType::kF32, {7, 45});
+    const Buffer x = Buffer(DType::kF32, {7, 45}).FillNormal(3), expected(DType::kF64, {7, 45}),
+                 y(DType::kF32, {7, 45});
     Norm::Reference(config, weights, x.view(), expected.view());
     Context ctx(2);
     norm.Forward(ctx, x.view(), y.view());
@@ -186,8 +189,9 @@ TEST(NormTest, AgreesWithItsReferenceInPlaceToo) {
     }
     norm.Forward(ctx, x.view(), x.view());
     EXPECT_TRUE(SameBits(x.view(), y.view()));
-    EXPECT_THAT([&] { norm.Forward(ctx, Buffer(DType::kF32, {7, 44}).view(), y.view()); },
-                ThrowsMessage<InvalidArgument>(HasSubstr("layers::Norm::Forward: x has shape [7,44], expected [7,45]")));
+    EXPECT_THAT(
+        [&] { norm.Forward(ctx, Buffer(DType::kF32, {7, 44}).view(), y.view()); },
+        ThrowsMessage<InvalidArgument>(HasSubstr("layers::Norm::Forward: x has shape [7,44], expected [7,45]")));
     EXPECT_THAT([&] { Norm({45, kind, -1}, weights); }, ThrowsMessage<InvalidArgument>(HasSubstr("config.eps is -1")));
   }
 }

@@ -12,8 +12,8 @@ namespace heed::layers {
 using reference::Array;
 using reference::Tensor;
 
-void LongformerAttention::Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const Call& call,
-                                    const TensorView& y) {
+void LongformerAttention::Reference(const Config& config, const Weights& weights, const ConstTensorView& x,
+                                    const Call& call, const TensorView& y) {
   const Array rows(x);
   const int64_t width = config.width, heads = config.heads, dim = width / heads, B = rows.sizes[0], T = rows.sizes[1];
   const auto project = [&](const std::string& kind) {
@@ -32,9 +32,11 @@ void LongformerAttention::Reference(const Config& config, const Weights& weights
   Product(o.Reshaped({B, T, width}), weights, {"output.dense", width, true}).Store(y);
 }
 
-void H3::Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const Call& call, const TensorView& y) {
+void H3::Reference(const Config& config, const Weights& weights, const ConstTensorView& x, const Call& call,
+                   const TensorView& y) {
   const Array rows(x);
-  const int64_t width = config.width, heads = config.heads == 0 ? width : config.heads, d = width / heads, modes = config.modes;
+  const int64_t width = config.width, heads = config.heads == 0 ? width : config.heads, d = width / heads,
+                modes = config.modes;
   const int64_t B = rows.sizes[0], T = rows.sizes[1];
   const auto project = [&](const std::string& kind) {
     return Product(rows, weights, {kind + "_proj", width, config.bias}).Reshaped({B, T, heads, d});

@@ -25,8 +25,8 @@ void State::Advance(std::span<const int64_t> tokens) {
 
 void State::Reorder(std::span<const int64_t> indices) {
   if (std::ssize(indices) != batch_) {
-    throw InvalidArgument("layers::State::Reorder: there are " + std::to_string(indices.size()) + " indices, expected " +
-                          std::to_string(batch_));
+    throw InvalidArgument("layers::State::Reorder: there are " + std::to_string(indices.size()) +
+                          " indices, expected " + std::to_string(batch_));
   }
   for (const int64_t index : indices) {
     if (index < 0 || index >= batch_) {

@@ -24,8 +24,8 @@ struct StateTensor {
   TensorView view() { return TensorView(values.data(), DType::kF32, sizes); }
 };
 
-// Layers make theirs with MakeState(), advance it in Forward() and Step(), and take none of another layer. Recurrences have
-// tensors of one size whatever the length, attention has a cache that grows.
+// Layers make theirs with MakeState(), advance it in Forward() and Step(), and take none of another layer. Recurrences
+// have tensors of one size whatever the length, attention has a cache that grows.
 class HEED_API State {
  public:
   // Of a layer that calls itself so.
@@ -37,8 +37,8 @@ class HEED_API State {
   // Tokens of each sequence so far, [batch].
   std::span<const int64_t> lengths() const { return lengths_; }
 
-  // Sequence b becomes what sequence indices[b] was. Throws InvalidArgument unless there is one index per sequence, in [0,
-  // batch).
+  // Sequence b becomes what sequence indices[b] was. Throws InvalidArgument unless there is one index per sequence, in
+  // [0, batch).
   void Reorder(std::span<const int64_t> indices);
 
   // A state with equal content. Pages of caches are shared until one of the two writes.

@@ -1,7 +1,7 @@
 // Weights: the tensors of a model by their names, and what a layer takes of them.
 //
-// A layer's constructor asks for each tensor that it has by name and shape. WeightsOf<Layer>(config) is the table of these:
-// what the constructor asks for, without a file.
+// A layer's constructor asks for each tensor that it has by name and shape. WeightsOf<Layer>(config) is the table of
+// these: what the constructor asks for, without a file.
 #ifndef HEED_LAYERS_WEIGHTS_H_
 #define HEED_LAYERS_WEIGHTS_H_
 
@@ -53,8 +53,8 @@ class HEED_API Weights {
 
   bool Contains(std::string_view name) const;
 
-  // A tensor of this shape in f64, f32, bf16 or f16. Throws InvalidArgument that says the whole name, what is there and what was
-  // expected. Absent where weights are listed.
+  // A tensor of this shape in f64, f32, bf16 or f16. Throws InvalidArgument that says the whole name, what is there and
+  // what was expected. Absent where weights are listed.
   ConstTensorView Tensor(std::string_view name, std::span<const int64_t> sizes) const;
 
   // Its elements, row-major, rounded to f32. Zeros where weights are listed.
@@ -63,7 +63,8 @@ class HEED_API Weights {
     return Floats(name, std::span(sizes.begin(), sizes.end()));
   }
 
-  // Matrices one below the other, as one. Each is [outputs, inputs], or [inputs, outputs] where `transposed`, as GPT-2 has it.
+  // Matrices one below the other, as one. Each is [outputs, inputs], or [inputs, outputs] where `transposed`, as GPT-2
+  // has it.
   Linear Matrix(std::span<const LinearName> names, int64_t inputs, bool transposed = false) const;
   Linear Matrix(const LinearName& name, int64_t inputs, bool transposed = false) const {
     return Matrix(std::span(&name, 1), inputs, transposed);

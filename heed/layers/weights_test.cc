@@ -50,10 +50,11 @@ TEST(WeightsTest, TheTableOfALayerIsWhatItTakes) {
   config.bias = true;
   config.qk_norm = true;
   std::vector<std::string> names;
-  for (const WeightName& tensor : WeightsOf<GroupedQueryAttention>(config)) names.push_back(tensor.name + " " + ShapeString(tensor.sizes));
-  EXPECT_THAT(names, testing::ElementsAre("q_proj.weight [8,8]", "q_proj.bias [8]", "k_proj.weight [4,8]", "k_proj.bias [4]",
-                                          "v_proj.weight [4,8]", "v_proj.bias [4]", "q_norm.weight [2]", "k_norm.weight [2]",
-                                          "o_proj.weight [8,8]"));
+  for (const WeightName& tensor : WeightsOf<GroupedQueryAttention>(config))
+    names.push_back(tensor.name + " " + ShapeString(tensor.sizes));
+  EXPECT_THAT(names, testing::ElementsAre("q_proj.weight [8,8]", "q_proj.bias [8]", "k_proj.weight [4,8]",
+                                          "k_proj.bias [4]", "v_proj.weight [4,8]", "v_proj.bias [4]",
+                                          "q_norm.weight [2]", "k_norm.weight [2]", "o_proj.weight [8,8]"));
 }
 
 TEST(WeightsTest, ConfigurationsThatContradictThemselvesAreRefused) {
@@ -61,10 +62,12 @@ TEST(WeightsTest, ConfigurationsThatContradictThemselvesAreRefused) {
   grouped.width = 12;
   grouped.heads = 4;
   grouped.kv_heads = 3;
-  EXPECT_THAT([&] { WeightsOf<GroupedQueryAttention>(grouped); }, Says("layers::GroupedQueryAttention: config.kv_heads is 3, expected a divisor of heads, 4"));
+  EXPECT_THAT([&] { WeightsOf<GroupedQueryAttention>(grouped); },
+              Says("layers::GroupedQueryAttention: config.kv_heads is 3, expected a divisor of heads, 4"));
   grouped.heads = 5;
   grouped.kv_heads = 5;
-  EXPECT_THAT([&] { WeightsOf<GroupedQueryAttention>(grouped); }, Says("config.heads is 5, expected a divisor of width, 12"));
+  EXPECT_THAT([&] { WeightsOf<GroupedQueryAttention>(grouped); },
+              Says("config.heads is 5, expected a divisor of width, 12"));
   grouped.heads = 0;
   EXPECT_THAT([&] { WeightsOf<GroupedQueryAttention>(grouped); }, Says("config.heads is 0, expected 1 to 2147483648"));
   MultiHeadAttention::Config attention;
@@ -77,7 +80,8 @@ TEST(WeightsTest, ConfigurationsThatContradictThemselvesAreRefused) {
   mamba.width = 4;
   mamba.heads = 3;
   mamba.groups = 2;
-  EXPECT_THAT([&] { WeightsOf<Mamba2>(mamba); }, Says("layers::Mamba2: config.groups is 2, expected a divisor of heads, 3"));
+  EXPECT_THAT([&] { WeightsOf<Mamba2>(mamba); },
+              Says("layers::Mamba2: config.groups is 2, expected a divisor of heads, 3"));
   mamba.groups = 1;
   mamba.step_min = 2;
   mamba.step_max = 1;
@@ -85,13 +89,15 @@ TEST(WeightsTest, ConfigurationsThatContradictThemselvesAreRefused) {
   LinearAttention::Config linear;
   linear.width = linear.heads = 4;
   linear.mechanism = "attention";
-  EXPECT_THAT([&] { WeightsOf<LinearAttention>(linear); }, Says("config.mechanism is 'attention', expected one of 'linear_attention', "));
+  EXPECT_THAT([&] { WeightsOf<LinearAttention>(linear); },
+              Says("config.mechanism is 'attention', expected one of 'linear_attention', "));
 }
 
 TEST(EmbeddingTest, RowsAreThoseOfTheTable) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     const Buffer table = Buffer(dtype, {5, 7}).FillNormal(1), y(DType::kF32, {3, 7});
-    const Weights weights([&](const std::string& name) { return name == "weight" ? ConstTensorView(table.view()) : ConstTensorView(); });
+    const Weights weights(
+        [&](const std::string& name) { return name == "weight" ? ConstTensorView(table.view()) : ConstTensorView(); });
     const Embedding embedding({5, 7}, weights);
     const std::vector<int64_t> ids = {4, 0, 4};
     const std::vector<int32_t> few = {1, 2, 3}, bad = {1, 5, 0};

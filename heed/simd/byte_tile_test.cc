@@ -133,7 +133,7 @@ class ByteTileTest : public testing::TestWithParam<Unit> {
   const Unit& unit = GetParam();
 };
 
-// Of tiles alone: vectors weigh bytes in f32 (row_tile_test.cc).
+// Only tiles have these: vectors weigh bytes in f32 (row_tile_test.cc).
 class ByteTileSumsTest : public ByteTileTest {};
 
 std::string NameOf(const testing::TestParamInfo<Unit>& value) {

@@ -123,7 +123,7 @@ Kernels<T> KernelsFor(const std::string& target) {
   }
 }
 
-// The same bits; any NaN equals any NaN.
+// Whether two have the same bits; any NaN equals any NaN.
 template <class T>
 bool Same(T a, T b) {
   return (std::isnan(a) && std::isnan(b)) || std::memcmp(&a, &b, sizeof(T)) == 0;

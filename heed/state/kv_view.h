@@ -34,7 +34,7 @@ struct PageRows {
 //   error  f32 [64]                           at least the Euclidean norm of key - step n
 //   min, max, mean  f32 [dim] each            of the 64 keys; indeterminate until all are there
 //
-// Of a key with NaN or infinity all n are 0, and step and error are infinite. min and max are exact, mean is rounded once;
+// A key with NaN or infinity has n of 0, and step and error that are infinite. min and max are exact, mean is rounded once;
 // a NaN makes all three NaN in its channel.
 struct SketchBlocks {
   static constexpr int64_t kTokens = 64;

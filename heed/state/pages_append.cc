@@ -244,7 +244,7 @@ void Appending::Write(int64_t b, int64_t token, const ConstTensorView& k,
   Sketch(b, token, token + k.size(0));
 }
 
-// Of the stored keys, turned ones as they are: what attention multiplies.
+// The sketch is of the stored keys, turned ones as they are: what attention multiplies.
 void Appending::Sketch(int64_t b, int64_t begin, int64_t end) {
   if (!sketch_) return;
   const os::ScopedFloatControl control;

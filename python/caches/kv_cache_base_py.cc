@@ -147,6 +147,10 @@ std::string ToPath(const Argument& argument) {
 }
 
 nb::str CacheRepr(nb::handle self, std::span<const char* const> attributes) {
+  return CacheRepr(self, attributes, LengthsOf(nb::cast<const CacheOwner&>(self)));
+}
+
+nb::str CacheRepr(nb::handle self, std::span<const char* const> attributes, std::span<const int64_t> lengths) {
   const nb::handle type = self.type();
   std::string text = "<" + nb::cast<std::string>(type.attr("__module__")) + "." +
                      nb::cast<std::string>(type.attr("__qualname__")) + ":";
@@ -154,7 +158,6 @@ nb::str CacheRepr(nb::handle self, std::span<const char* const> attributes) {
     text += std::string(" ") + name + "=" +
             nb::cast<std::string>(nb::repr(nb::getattr(self, name))) + ",";
   }
-  const std::vector<int64_t> lengths = LengthsOf(nb::cast<const CacheOwner&>(self));
   text += " lengths=[";
   for (size_t i = 0; i < lengths.size(); ++i) {
     if (i != 0) text += ", ";

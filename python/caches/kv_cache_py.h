@@ -100,6 +100,7 @@ std::string ToPath(const Argument& argument);
 
 // "<heed.KVCache: batch=2, dtype='f32', lengths=[3, 5]>" with these attributes.
 nanobind::str CacheRepr(nanobind::handle self, std::span<const char* const> attributes);
+nanobind::str CacheRepr(nanobind::handle self, std::span<const char* const> attributes, std::span<const int64_t> lengths);
 
 // What options of caches have in common. -1 is one that was not given.
 template <class Options, int64_t Options::*kField>
@@ -137,14 +138,17 @@ void CheckPage(const char* class_name, const Options& options) {
 }
 
 // What all caches can do that make others from themselves.
+// Throws InvalidArgument unless `type` is the cache's class, or one that extends it.
+inline void CheckSubclass(const char* class_name, nanobind::handle type, nanobind::handle of) {
+  if (!PyType_Check(type.ptr()) || !PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(type.ptr()),
+                                                     reinterpret_cast<PyTypeObject*>(of.ptr()))) {
+    Fail({class_name, "type", type}, "a subclass of the cache's");
+  }
+}
+
 template <class Cache>
 nanobind::object ForkAs(const Owner<Cache>& self, nanobind::handle type) {
-  if (!PyType_Check(type.ptr()) ||
-      !PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(type.ptr()),
-                        reinterpret_cast<PyTypeObject*>(
-                            nanobind::type<Owner<Cache>>().ptr()))) {
-    Fail({self.name, "type", type}, "a subclass of the cache's");
-  }
+  CheckSubclass(self.name, type, nanobind::type<Owner<Cache>>());
   return NewCache(type, self.name, Looking(self, [&] { return self.cache.Fork(); }));
 }
 

@@ -20,6 +20,7 @@
 #include "python/caches/kv_cache_signature_py.h"
 #include "python/docstring.h"
 #include "python/numpy_array.h"
+#include "python/torch_host.h"
 
 namespace heed::python {
 namespace {
@@ -110,9 +111,11 @@ constexpr Keyword<RowsCall> kRows[] = {
     {"compressed", true, &ReadCompressed},
 };
 
+template <bool kOfTorch>
 void Append(NSAOwner& self, const nb::args& args, const nb::kwargs& kwargs) {
   constexpr char kOp[] = "NSACache.append";
   RowsCall call;
+  if (kOfTorch) call.arrays.AllowTorch();
   call.batch = self.cache.options().batch;
   Read<RowsCall>(kOp, kRows, 3, args.ptr(), kwargs.ptr(), call);
   if (!call.k.present()) FailMissing(kOp, "k");
@@ -140,28 +143,44 @@ constexpr Keyword<AttendCall> kAttend[] = {
      [](AttendCall& c, const Argument& a) { c.num_threads = static_cast<int>(ToInt(a, 1, kMaxThreads)); }},
 };
 
-nb::object Attend(const NSAOwner& self, const nb::args& args, const nb::kwargs& kwargs) {
-  constexpr char kOp[] = "NSACache.attend";
-  AttendCall call;
+constexpr char kAttendOp[] = "NSACache.attend";
+
+void ReadAttend(const NSAOwner& self, const nb::args& args, const nb::kwargs& kwargs, AttendCall& call) {
   call.options = self.options;
-  Read<AttendCall>(kOp, kAttend, 2, args.ptr(), kwargs.ptr(), call);
-  if (!call.q.present()) FailMissing(kOp, "q");
-  if (!call.gates.present()) FailMissing(kOp, "gates");
-  if (call.q.rank() != 4) Fail(kOp, "q", "has shape " + call.q.ShapeString(), "[batch, T, Hq, dim]");
+  Read<AttendCall>(kAttendOp, kAttend, 2, args.ptr(), kwargs.ptr(), call);
+  if (!call.q.present()) FailMissing(kAttendOp, "q");
+  if (!call.gates.present()) FailMissing(kAttendOp, "gates");
+  if (call.q.rank() != 4) Fail(kAttendOp, "q", "has shape " + call.q.ShapeString(), "[batch, T, Hq, dim]");
+}
+
+void Run(Context& ctx, const NSAOwner& self, const AttendCall& call) {
+  Compute(kAttendOp, kRenamed, [&] {
+    const std::shared_lock lock(self.mutex);
+    nsa::Attend(ctx, self.cache.view(), call.q, call.gates, call.options, call.o);
+  });
+}
+
+nb::object Attend(const NSAOwner& self, const nb::args& args, const nb::kwargs& kwargs) {
+  AttendCall call;
+  ReadAttend(self, args, kwargs, call);
   nb::object o = nb::borrow(call.out);
   if (!o.is_valid()) {
     NewArray array(
-        kOp, self.cache.options().dtype,
+        kAttendOp, self.cache.options().dtype,
         std::vector<int64_t>{call.q.size(0), call.q.size(1), call.q.size(2), self.cache.options().value_dim});
     call.o = array.view;
     o = std::move(array.array);
   }
-  Context& ctx = ThreadContext(call.num_threads);
-  Compute(kOp, kRenamed, [&] {
-    const std::shared_lock lock(self.mutex);
-    nsa::Attend(ctx, self.cache.view(), call.q, call.gates, call.options, call.o);
-  });
+  Run(ThreadContext(call.num_threads), self, call);
   return o;
+}
+
+// The result goes to the tensor `out`.
+void AttendOnTorch(const NSAOwner& self, const nb::args& args, const nb::kwargs& kwargs) {
+  AttendCall call;
+  call.arrays.AllowTorch();
+  ReadAttend(self, args, kwargs, call);
+  Run(TorchContext(call.num_threads), self, call);
 }
 
 nb::object Array(const char* op, std::span<const int64_t> values) {
@@ -187,18 +206,20 @@ void Trim(NSAOwner& self, nb::handle lengths) {
   });
 }
 
-nb::object ForkNSA(nb::handle_t<NSAOwner> handle) {
-  const NSAOwner& self = nb::cast<const NSAOwner&>(handle);
+nb::object ForkNSAAs(const NSAOwner& self, nb::handle type) {
+  CheckSubclass(kName, type, nb::type<NSAOwner>());
   const auto forked = [&] {
     const GilReleased released;
     const std::shared_lock lock(self.mutex);
     return self.cache.Fork();
   };
-  nb::object fork = nb::inst_alloc(handle.type());
+  nb::object fork = nb::inst_alloc(type);
   new (nb::inst_ptr<NSAOwner>(fork)) NSAOwner(forked(), self.options);
   nb::inst_mark_ready(fork);
   return fork;
 }
+nb::object ForkNSA(nb::handle_t<NSAOwner> self) { return ForkNSAAs(nb::cast<const NSAOwner&>(self), self.type()); }
+nb::object DeepCopyNSA(nb::handle_t<NSAOwner> self, nb::handle) { return ForkNSA(self); }
 
 int64_t NumBytes(const NSAOwner& self) {
   const GilReleased released;
@@ -206,15 +227,15 @@ int64_t NumBytes(const NSAOwner& self) {
   return self.cache.nbytes();
 }
 
-nb::str Repr(const NSAOwner& self) {
-  std::string lengths;
-  for (const int64_t length : Copied(self, &NSACache::lengths))
-    lengths += (lengths.empty() ? "" : ", ") + std::to_string(length);
-  const NSACache::Options& o = self.cache.options();
-  const std::string text = "<heed.NSACache: batch=" + std::to_string(o.batch) + ", heads=" + std::to_string(o.heads) +
-                           ", dim=" + std::to_string(o.dim) + ", value_dim=" + std::to_string(o.value_dim) +
-                           ", dtype='" + Name(o.dtype) + "', lengths=[" + lengths + "]>";
-  return nb::str(text.c_str());
+nb::str Repr(nb::handle self) {
+  static constexpr const char* kShown[] = {"batch", "heads", "dim", "value_dim", "dtype"};
+  return CacheRepr(self, kShown, Copied(nb::cast<const NSAOwner&>(self), &NSACache::lengths));
+}
+
+// A property: one of the sizes.
+template <int64_t NSACache::Options::*kField>
+int64_t Size(const NSAOwner& self) {
+  return self.cache.options().*kField;
 }
 
 constexpr Said kSaid[] = {
@@ -270,7 +291,13 @@ void BindNSACache(nb::module_& m) {
   nb::class_<NSAOwner>(m, kName, Docstring(doc::kNSACache, kNSAInit, {kSaid, kCacheArguments}, kInPython).c_str())
       .def("__init__", &Init, nb::sig(kNSAInit))
       .def("__repr__", &Repr)
-      .def("append", &Append, nb::sig(kNSAAppend),
+      .def_prop_ro("batch", &Size<&NSACache::Options::batch>, "Sequences.")
+      .def_prop_ro("heads", &Size<&NSACache::Options::heads>, "Heads of keys and values.")
+      .def_prop_ro("dim", &Size<&NSACache::Options::dim>, "Channels of a key.")
+      .def_prop_ro("value_dim", &Size<&NSACache::Options::value_dim>, "Channels of a value.")
+      .def_prop_ro("dtype", [](const NSAOwner& self) { return Name(self.cache.options().dtype); },
+                   "'f64', 'f32', 'bf16' or 'f16': of rows given, and of queries.")
+      .def("append", &Append<false>, nb::sig(kNSAAppend),
            Docstring(doc::kNSACacheAppend, kNSAAppend, {kSaid, kCacheArguments}).c_str())
       .def("attend", &Attend, nb::sig(kNSAAttend),
            Docstring(nsa::doc::kAttend, kNSAAttend, {kSaid, kAttendArguments}, "Returns o, a NumPy array.").c_str())
@@ -284,7 +311,12 @@ void BindNSACache(nb::module_& m) {
       .def_prop_ro("nbytes", &NumBytes, doc::kNSACacheNbytes)
       .def("trim", &Trim, "lengths"_a.none(), nb::sig(kTrimSignature),
            Docstring(doc::kNSACacheTrim, kTrimSignature, {kTrimmed}).c_str())
-      .def("fork", &ForkNSA, nb::sig(kForkSignature), doc::kNSACacheFork);
+      .def("fork", &ForkNSA, nb::sig(kForkSignature), doc::kNSACacheFork)
+      .def("__copy__", &ForkNSA)
+      .def("__deepcopy__", &DeepCopyNSA)
+      .def("_fork_as", &ForkNSAAs);
+  m.def("_append_torch", &Append<true>);
+  m.def("_attend_torch", &AttendOnTorch);
 }
 
 }  // namespace heed::python

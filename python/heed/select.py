@@ -12,7 +12,7 @@ tensors of PyTorch are read as they are, and training goes through attention wit
 
 from __future__ import annotations
 
-from heed._core import _cumulative, _indexer, _top_blocks, _vertical_slash
+from heed._core import _certified, _cumulative, _indexer, _top_blocks, _vertical_slash
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from heed._core import KVCache, Pattern
     from heed._typing import Align, Array, Ints
 
-__all__ = ["cumulative", "indexer", "top_blocks", "vertical_slash"]
+__all__ = ["certified", "cumulative", "indexer", "top_blocks", "vertical_slash"]
 
 
 def top_blocks(q: Array, k: Array | KVCache, *, count: int, block: int = 64, score: Literal["mean", "box"] = "mean", causal: bool = True,
@@ -116,6 +116,46 @@ def indexer(q_index: Array, k_index: Array, weights: Array, *, count: int = 2048
       threads: how many; None: heed.set_num_threads, or as many as the process may use
     """
     return _indexer(_plain(q_index), _plain(k_index), _plain(weights), count, causal, threads)
+
+
+def certified(q: Array, k: Array | KVCache, *, epsilon: float = 0.02, level: Literal["sketch", "auto", "box", "skip"] = "sketch",
+              causal: bool = True, scale: float | None = None, align: Align = "bottom_right", key_lengths: Ints | None = None,
+              query_lengths: Ints | None = None, threads: int | None = None) -> Pattern:
+    """The blocks of 64 keys outside of which provably at most a share epsilon of each row's attention lies: what
+    heed.certified_attention and attend(epsilon=...) of a cache attend to.
+
+    The query heads of a key head share their blocks, and of keys that are given rows whose positions have the same quotient by
+    64 do; at level 'skip' each row and query head has its own. Costs what certified attention costs.
+
+    Args:
+      q: [B, Tq, Hq, D], not float64
+      k: [B, Tk, Hkv, D], or a KVCache, made with sketch="int8" unless level is 'skip', whose last tokens q is of
+      epsilon: the most that a row may do without, from 0 on and below 1
+      level: 'sketch'; 'auto', which keeps every block of heads where little could be left out: with a cache, a call counts as
+        one of attend's; 'box', bounds from the range of each channel; or 'skip', the weights themselves
+      causal: whether a row sees no key after its position; attention with the pattern is told so too
+      scale: factor of the logits; None: D^-1/2. Attention with the pattern takes the same
+      align: where row 0 stands: 'bottom_right' (at Tk - Tq), 'top_left' (at 0), or an int array [B]; a cache knows it
+      key_lengths: [B]: keys at or beyond it are not seen; a cache knows it
+      query_lengths: [B]: rows at or beyond it see nothing; a cache knows it
+      threads: how many; None: heed.set_num_threads, or as many as the process may use
+
+    Example:
+
+      >>> import heed, numpy as np
+      >>> rng = np.random.default_rng(0)
+      >>> k = np.repeat(4 * rng.standard_normal((8, 1, 16)), 128, 0)[None].astype(np.float32)   # topics of 128 keys
+      >>> q = k[:, 300:301]
+      >>> p = heed.select.certified(q, k, causal=False)
+      >>> p
+      row_blocks(index=[[[[0, 4, 5, 15]]]], block=64)
+      >>> o, _ = heed.certified_attention(q, k, k, level='sketch')
+      >>> bool(np.allclose(heed.attention(q, k, k, pattern=p), o, atol=1e-6))
+      True
+    """
+    return _certified(_plain(k), q=_plain(q), epsilon=epsilon, level=level,
+                      causal=causal, scale=scale, align=align, key_lengths=key_lengths, query_lengths=query_lengths,
+                      threads=threads)
 
 
 def _plain(x: Array) -> Array:

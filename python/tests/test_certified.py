@@ -1,4 +1,4 @@
-# heed.certified_attention, and attend(epsilon=...) of caches with a sketch: bounds against float64, and what is refused.
+# heed.certified_attention, and attend(epsilon=...) of caches: bounds against float64, and what is refused.
 import numpy as np
 import pytest
 import torch
@@ -44,6 +44,59 @@ def test_boxes_are_a_level_too(rng):
                      heed.certified_attention(q, k, v, epsilon=0.05, level="box")):
         assert (0 < bound).all() and (bound <= 0.05).all()
         assert np.abs(o - cache.attend(q)).max() <= 2 * bound.max() * np.abs(v).max() + 1e-6
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_skipping_leaves_values_out_by_row_and_head(rng, causal):
+    q, k, v = topics(rng, 2000)
+    q = np.repeat(q, 70, 1)
+    o, bound, lse = heed.certified_attention(q, k, v, epsilon=0.05, level="skip", causal=causal, return_lse=True)
+    assert (bound > 0).any() and (bound <= 0.05).all()
+    chosen = heed.select.certified(q, k, epsilon=0.05, level="skip", causal=causal)
+    kept = chosen.mask(70, 2000, heads=4, key_heads=2, causal=causal)
+    assert kept.mean() < 0.7 and (kept[:, 0] != kept[:, 1]).any()
+    whole, whole_lse = heed.attention(q, k, v, causal=causal, return_lse=True)
+    assert (1 - np.exp(lse.astype(np.float64) - whole_lse) <= bound + 1e-5).all()
+    error = np.abs(o - whole).max(-1).transpose(0, 2, 1)
+    assert (error <= 2 * bound * np.abs(v).max() + 1e-5).all()
+
+
+def test_skipping_needs_no_sketch(rng):
+    q, k, v = topics(rng, 2000)
+    cache = heed.KVCache(1, 2, 32)
+    cache.append(k[:, :-1], v[:, :-1])
+    cache.append(k[:, -1:], v[:, -1:])
+    o, bound = cache.attend(q, epsilon=0.05, level="skip", return_bound=True)
+    expected = heed.certified_attention(q, k, v, epsilon=0.05, level="skip", causal=True)
+    np.testing.assert_array_equal(o, expected[0])
+    np.testing.assert_array_equal(bound, expected[1])
+    chosen = heed.select.certified(q, cache, epsilon=0.05, level="skip")
+    np.testing.assert_allclose(cache.attend(q, pattern=chosen), expected[0], atol=2e-6)
+    np.testing.assert_array_equal(cache.attend(q, epsilon=0, level="skip"), cache.attend(q))
+    tensors = heed.torch.KVCache(1, 2, 32)
+    q, k, v = map(torch.from_numpy, (q, k, v))
+    tensors.append(k[:, :-1], v[:, :-1])
+    tensors.append(k[:, -1:], v[:, -1:])
+    np.testing.assert_array_equal(tensors.attend(q, epsilon=0.05, level="skip").numpy(), expected[0])
+    quantized = heed.KVCache(1, 2, 32, quantize="int8")
+    quantized.append(k.numpy(), v.numpy())
+    with pytest.raises(heed.InvalidArgument, match="attend: cache keeps int8 rows, expected rows of f32, bf16 or f16 at level skip"):
+        quantized.attend(q.numpy(), epsilon=0.05, level="skip")
+
+
+def test_explain():
+    shapes = {"q": (1, 4096, 4, 64), "k": (1, 4096, 2, 64), "v": (1, 4096, 2, 64)}
+    dense = heed.explain("attention", **shapes, causal=True)
+    skip = heed.explain("certified_attention", **shapes, causal=True, level="skip", epsilon=0.01)
+    sketch = heed.explain("certified_attention", **shapes, causal=True)
+    assert skip["kernel"].startswith("skipping_") and "values of tiles" in skip["why"]
+    assert skip["flops"] == sketch["flops"] == dense["flops"]
+    assert "a sketch of the keys" in sketch["why"] and sketch["workspace_bytes"] > dense["workspace_bytes"]
+    assert heed.explain("certified_attention", **shapes, causal=True, epsilon=0)["kernel"] == dense["kernel"]
+    row = heed.explain("certified_attention", q=(1, 1, 4, 64), k=shapes["k"], v=shapes["v"], level="skip", dtype="bf16")
+    assert row["kernel"].startswith("skipping_decode_")
+    with pytest.raises(heed.InvalidArgument, match="certified_attention: window is given"):
+        heed.explain("certified_attention", **shapes, window=5)
 
 
 @pytest.mark.parametrize("epsilon", [0.001, 0.02, 0.3])
@@ -150,8 +203,8 @@ def test_what_is_refused(rng):
         expect("certified_attention: epsilon is ", heed.certified_attention, q, k, v, epsilon=epsilon)
     for epsilon in (float("nan"), "x", [0.1]):
         expect("attend: epsilon is ", cache.attend, q, epsilon=epsilon)
-    expect("level is 'skip', expected 'auto', 'sketch' or 'box'", cache.attend, q, epsilon=0.1, level="skip")
-    expect("level is 'skip', expected 'auto', 'sketch' or 'box'", heed.certified_attention, q, k, v, level="skip")
+    expect("level is 'ball', expected 'auto', 'sketch', 'box' or 'skip'", cache.attend, q, epsilon=0.1, level="ball")
+    expect("level is 'ball', expected 'auto', 'sketch', 'box' or 'skip'", heed.certified_attention, q, k, v, level="ball")
     expect("level is 'sketch', expected its default without epsilon", cache.attend, q, level="sketch")
     expect("softcap is given, expected none", cache.attend, q, epsilon=0.1, softcap=3.0)
     expect("tree is given, expected none", cache.attend, q, epsilon=0.1, tree=[-1])
@@ -163,3 +216,71 @@ def test_what_is_refused(rng):
         cache.attend(epsilon=0.1)
     with pytest.raises(TypeError, match="epsilon"):
         heed.RingKVCache(1, 1, 4, window=3).attend(np.zeros((1, 0, 1, 4), np.float32), epsilon=0.1)
+
+
+class TestSelected:
+    """heed.select.certified: the blocks that certified attention attends to, as a pattern."""
+
+    @pytest.mark.parametrize("level", ["sketch", "box", "auto", "skip"])
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_attention_with_the_pattern_is_certified_attention(self, rng, level, causal):
+        q, k, v = topics(rng, 1100)
+        q = np.concatenate([q] * 70, 1) + 0.05 * rng.standard_normal((1, 70, 4, 32), np.float32)
+        options = {"causal": causal, "scale": 0.3, "key_lengths": [1050]}
+        p = heed.select.certified(q, k, epsilon=0.1, level=level, **options)
+        o, bound = heed.certified_attention(q, k, v, epsilon=0.1, level=level, **options)
+        kept = p.mask(70, 1100, heads=4, key_heads=2, causal=causal)
+        assert kept.mean() < 0.9 or level == "box"
+        np.testing.assert_allclose(heed.attention(q, k, v, pattern=p, **options), o, atol=2e-6)
+        dropped = 1 - (dense64(q * np.float32(0.3 * 32**0.5), k[:, :1050], v[:, :1050])[1] * kept[..., :1050]).sum(-1)
+        if not causal:
+            assert (dropped <= bound + 1e-6).all()
+
+    def test_of_a_cache_it_has_the_bits_of_attend(self, rng):
+        q, k, v = topics(rng, 4096)
+        cache = new_cache(k, v)
+        p = heed.select.certified(q, cache, epsilon=0.1)
+        assert 0 < p.mask(1, 4096, heads=4, key_heads=2, causal=True).mean() < 0.5
+        np.testing.assert_array_equal(cache.attend(q, pattern=p), cache.attend(q, epsilon=0.1, level="sketch"))
+        of_keys = heed.select.certified(q, k, epsilon=0.1).mask(1, 4096, heads=4, key_heads=2, causal=True)
+        np.testing.assert_array_equal(of_keys, p.mask(1, 4096, heads=4, key_heads=2, causal=True))
+
+    def test_lengths_and_positions(self, rng):
+        q, k, v = topics(rng, 640)
+        q, k, v = (np.concatenate([x, x[:, ::-1]]) for x in (np.concatenate([q] * 65, 1), k, v))
+        for options in ({"align": "top_left"}, {"align": np.array([575, 500])}, {"query_lengths": [64, 3], "key_lengths": [640, 100]}):
+            p = heed.select.certified(q, k, epsilon=0.2, **options)
+            o, _ = heed.certified_attention(q, k, v, epsilon=0.2, level="sketch", causal=True, **options)
+            np.testing.assert_allclose(heed.attention(q, k, v, causal=True, pattern=p, **options), o, atol=2e-6)
+
+    def test_tensors_and_edges(self, rng):
+        q, k, v = map(torch.from_numpy, topics(rng, 512))
+        p = heed.select.certified(q.requires_grad_(), k.requires_grad_(), epsilon=0.1, threads=1)
+        expected = heed.certified_attention(q.detach(), k.detach(), v, epsilon=0.1, level="sketch", causal=True)[0]
+        o = heed.torch.attention(q, k, v, causal=True, pattern=p)
+        np.testing.assert_allclose(o.detach(), expected, atol=2e-6)
+        o.sum().backward()
+        everything = heed.select.certified(q, k, epsilon=0).mask(1, 512, heads=4, key_heads=2, causal=True)
+        assert everything.all() and q.grad.abs().sum() > 0
+        assert heed.select.certified(q[:, :0], k).mask(0, 512, heads=4, key_heads=2).shape == (1, 4, 0, 512)
+        assert not heed.select.certified(q[:0], k[:0]).mask(1, 512, heads=4, key_heads=2, batch=0).size
+
+    def test_errors(self, rng):
+        q, k, v = topics(rng, 128)
+        cache, plain = new_cache(k, v), heed.KVCache(1, 2, 32)
+        plain.append(k, v)
+        for call, message in (
+                (lambda: heed.select.certified(q, k, epsilon=1), "certified: epsilon is 1, expected a number from 0 on and below 1"),
+                (lambda: heed.select.certified(q, k, level="all"), "certified: level is 'all', expected"),
+                (lambda: heed.select.certified(q[0], k), r"certified: q has shape \[1,4,32\], expected \[B,Tq,Hq,D\]"),
+                (lambda: heed.select.certified(q, k[0]), r"certified: k has shape \[128,2,32\], expected \[B,Tk,Hkv,D\]"),
+                (lambda: heed.select.certified(q, k[..., :16]), "certified: k has shape"),
+                (lambda: heed.select.certified(q.astype(np.float64), k.astype(np.float64)), "certified: q has dtype f64"),
+                (lambda: heed.select.certified(q, plain), "certified: k has no sketch"),
+                (lambda: heed.select.certified(q, cache, key_lengths=[3]), "certified: key_lengths is given, expected none"),
+                (lambda: heed.select.certified(None, k), "certified: q"),
+                (lambda: heed.select.certified(q, None), "certified: k"),
+                (lambda: heed.select.certified(q, k, align="left"), "certified: align is 'left'"),
+                (lambda: heed.select.certified(q, k, threads=0), "certified: threads is 0")):
+            with pytest.raises(heed.InvalidArgument, match="^" + message):
+                call()

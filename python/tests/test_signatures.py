@@ -16,13 +16,14 @@ import pytest
 import heed
 import heed.capture
 import heed.torch
+import heed.torch.nn
 import heed.transformers
 import torch
 from heed import _core, _typing
 from mechanisms import DESCRIPTIONS, arguments
 from type_checker import check_types
 
-MODULES = (heed, heed.torch, heed.transformers, heed.capture)
+MODULES = (heed, heed.torch, heed.torch.nn, heed.transformers, heed.capture)
 FOLDER = pathlib.Path(heed.__file__).parent
 
 
@@ -146,6 +147,7 @@ def test_stubs_have_the_same_functions_and_parameters(module, path):
 ON_TENSORS = '''
 import torch
 import heed.torch
+import heed.torch.nn
 from torch import Tensor
 
 q = torch.zeros(1, 4, 2, 8)
@@ -178,6 +180,10 @@ n: Tensor = cache.fork().lengths
 d: torch.dtype = cache.dtype
 x: Tensor = heed.torch.scaled_dot_product_attention(q, q, q)
 module = heed.torch.MultiheadAttention(8, 2)
+layer = heed.torch.nn.Mamba(8, state_size=4)
+held: heed.torch.nn.State = layer.new_state(2)
+y: Tensor = layer.step(q[:, 0, 0], held)
+heed.torch.nn.Mamba(8, state_siz=4)  # wrong: call-arg
 heed.torch.gal  # wrong: attr-defined
 '''
 

@@ -204,3 +204,94 @@ def test_docstrings():
     assert "In PyTorch." in heed.torch.KVCache.__doc__ and "In Python." not in heed.torch.KVCache.__doc__
     assert "as tensors; o is `out`" in heed.torch.KVCache.attend.__doc__
     assert heed.torch.load_cache.__doc__ in heed.load_cache.__doc__
+
+
+class TestNSA:
+    """heed.torch.NSACache: heed's, on tensors."""
+
+    OPTIONS = {"block": 4, "stride": 2, "length": 6, "count": 4, "window": 7}
+
+    def inputs(self, dtype=torch.float32):
+        return *(rows(2, 30, heads, dim, dtype=dtype) for heads, dim in ((4, 6), (2, 6), (2, 5))), rows(2, 30, 4, 3, dtype=dtype)
+
+    @pytest.mark.parametrize("dtype", DTYPES.values())
+    def test_token_by_token_it_has_the_bits_of_heed(self, dtype):
+        name = next(key for key, x in DTYPES.items() if x is dtype)
+        cache = heed.torch.NSACache(2, 2, 6, 5, dtype=dtype, **self.OPTIONS)
+        plain = heed.NSACache(2, 2, 6, 5, dtype=name, **self.OPTIONS)
+        q, k, v, gates = self.inputs(dtype)
+        for begin, end in ((0, 17), (17, 18), (18, 30)):
+            now = slice(begin, end)
+            cache.append(k[:, now], v[:, now])
+            plain.append(k[:, now], v[:, now])
+            o = cache.attend(q[:, now], gates[:, now], threads=1)
+            as_given = torch.empty_like(o)
+            plain.attend(q[:, now], gates[:, now], out=as_given)
+            assert torch.equal(o, as_given) and o.dtype is dtype
+        whole = heed.torch.nsa(q.float(), k.float(), v.float(), gates.float(), **self.OPTIONS)[:, now]
+        tolerance = {"rtol": 0, "atol": 2e-6} if dtype in (torch.float32, torch.float64) else {"rtol": 0.1, "atol": 0.1}
+        torch.testing.assert_close(o.float(), whole, **tolerance)
+        assert cache.lengths.tolist() == [30, 30] and cache.appended.tolist() == [12, 12] and cache.dtype is dtype
+
+    def test_windows_of_a_model_forks_and_copies(self):
+        q, k, v, gates = self.inputs()
+        windows = rows(2, 13, 2, 6), rows(2, 13, 2, 5)
+        cache = heed.torch.NSACache(2, 2, 6, 5, **self.OPTIONS)
+        cache.append(k[:, :29], v[:, :29], compressed=[x[:, :12] for x in windows])
+        forks = [cache.fork(), copy.copy(cache), copy.deepcopy(cache)]
+        whole = heed.torch.nsa(q, k, v, gates, compressed=windows, **self.OPTIONS)[:, 29:]
+        for fork in forks:
+            assert type(fork) is heed.torch.NSACache and repr(fork).startswith("<heed.torch.NSACache: batch=2, heads=2, dim=6")
+            fork.append(k[:, 29:], v[:, 29:], compressed=[x[:, 12:] for x in windows])
+            torch.testing.assert_close(fork.attend(q[:, 29:], gates[:, 29:]), whole, rtol=0, atol=2e-6)
+        assert cache.lengths.tolist() == [29, 29]
+        assert type(copy.copy(heed.NSACache(1, 1, 4))) is heed.NSACache
+
+    @pytest.mark.filterwarnings("ignore")
+    @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+    def test_a_compiled_function_decodes(self, backend):
+        torch._dynamo.reset()
+
+        def turn(cache, q, k, v, gates, windows=None):
+            cache.append(k, v, None, compressed=windows)
+            o = cache.attend(q, gates, scale=0.3)
+            return o + cache.attend(q, 2 * gates, out=torch.empty_like(o))
+
+        compiled = torch.compile(turn, backend=backend, fullgraph=True)
+        for windows in (None, (rows(2, 13, 2, 6), rows(2, 13, 2, 5))):
+            cache, plain = (heed.torch.NSACache(2, 2, 6, 5, **self.OPTIONS) for _ in range(2))
+            x = self.inputs()
+            assert torch.equal(compiled(cache, *x, windows), turn(plain, *x, windows))
+            assert torch.equal(cache.lengths, plain.lengths)
+        torch._dynamo.reset()
+        q, gates = x[0].requires_grad_(), x[3]
+        with pytest.raises(heed.InvalidArgument, match="q requires a gradient"):
+            torch.ops.heed.nsa_cache_attend(cache._handle, q, gates, 5)
+        torch.library.opcheck(torch.ops.heed.nsa_cache_attend.default, (cache._handle, q.detach(), gates, 5))
+
+    def test_autocast(self):
+        cache = heed.torch.NSACache(2, 2, 6, 5, dtype=torch.bfloat16, **self.OPTIONS)
+        q, k, v, gates = self.inputs()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cache.append(k, v)
+            o = cache.attend(q, gates)
+        assert o.dtype == torch.bfloat16 and torch.equal(o, cache.attend(q.bfloat16(), gates.bfloat16()))
+
+    def test_errors(self):
+        cache, (q, k, v, gates) = heed.torch.NSACache(2, 2, 6, 5), self.inputs()
+        wants = v.clone().requires_grad_()
+        cache.append(k, v)
+        for call, message in (
+                (lambda: cache.append(k, wants), "NSACache.append: v requires a gradient"),
+                (lambda: cache.append(k, v, compressed=(k, wants)), "NSACache.append: compressed requires a gradient"),
+                (lambda: cache.append(k, v, compressed=k[0]), "NSACache.append: compressed"),
+                (lambda: cache.attend(q.requires_grad_(), gates), "NSACache.attend: q requires a gradient"),
+                (lambda: cache.attend(q.detach(), gates.numpy()), "NSACache.attend: gates is of type ndarray, expected a tensor"),
+                (lambda: cache.attend(q.detach().double(), gates), "NSACache.attend: q has dtype f64, expected f32"),
+                (lambda: cache.attend(q.detach()[0], gates), r"NSACache.attend: q has shape \[30,4,6\]"),
+                (lambda: cache.attend(q.detach(), gates.to("meta")), "NSACache.attend: gates is a strided tensor on meta"),
+                (lambda: cache.attend(q.detach(), gates, out=torch.empty(2, 30, 4, 6)), "NSACache.attend: out has shape"),
+                (lambda: heed.torch.NSACache(2, 2, 6, dtype=torch.int8), "NSACache: dtype is torch.int8, expected a float dtype")):
+            with pytest.raises(heed.InvalidArgument, match=f"^{message}"):
+                call()
+        assert cache.lengths.tolist() == [30, 30]

@@ -91,7 +91,7 @@ enum class Feature {
   kSoftmax,      // over the channels
   kSoftmaxOfTokens,  // over the tokens that count, of keys alone and not causal
   kTaylor,       // of y = x sqrt(scale): [1, y, y_i^2 / sqrt(2), y_i y_j (i < j)]
-  // Of y = x sqrt(scale) and the M rows w_j of `projection`. With m_t the largest w_j . y
+  // These take y = x sqrt(scale) and the M rows w_j of `projection`. m_t is the largest w_j . y
   // of a query, or of all keys so far; not causal, of all keys:
   kRandomExp,   // (exp(w_j . y - |y|^2 / 2 - m_t) + feature_eps) / sqrt(M)
   kRandomRelu,  // max(w_j . y, 0) + 1e-3

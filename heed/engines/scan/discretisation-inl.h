@@ -107,8 +107,8 @@ HWY_NOINLINE HWY_ATTR inline void Discretise(const Problem& p, int64_t channel, 
   for (size_t n = 0; n < modes; ++n) {
     of.z[n] = NumberAt(p.log_A_real, channel, n);
     of.z[of.width + n] = of.dt * NumberAt(p.A_imag, channel, n);
-    of.c[n] = NumberAt(p.C_modes, channel, n, 0);
-    of.c[of.width + n] = NumberAt(p.C_modes, channel, n, 1);
+    of.c[n] = NumberAt(p.C.constants, channel, n, 0);
+    of.c[of.width + n] = NumberAt(p.C.constants, channel, n, 1);
   }
   const auto dt = hn::Set(d, of.dt);
   for (size_t n = 0; n < modes; n += hn::Lanes(d)) {

@@ -544,8 +544,8 @@ void StoreModeGradients(const Problem& p, const Gradients& g, int64_t channel,
     of_log_dt += rates.log_dt;
     store(g.dlog_A_real, n, 0, rates.log_A_real);
     store(g.dA_imag, n, 0, rates.A_imag);
-    store(g.dC_modes, n, 0, of_c.re);
-    store(g.dC_modes, n, 1, -of_c.im);
+    store(g.dC.constants, n, 0, of_c.re);
+    store(g.dC.constants, n, 1, -of_c.im);
   }
   store(g.dlog_dt, 0, 0, of_log_dt);
 }

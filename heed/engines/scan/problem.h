@@ -89,10 +89,11 @@ struct Problem {
 
   Numbers skip;  // D, of kSelective, kTaps, kModes and kHeads; absent: left out
 
+  Weights B, C;  // of kSelective; C also of kModes and kHeads
+
   // kSelective has these. Absent bias and gate (z) are left out.
   Tokens delta, gate;
   Numbers A, bias;
-  Weights B, C;
   bool softplus = false;
 
   Tokens log_decay;  // of kDecay; what is positive counts as 0
@@ -107,8 +108,8 @@ struct Problem {
   int64_t num_taps = 0;
 
   // kModes, whose number is that of states, has the step exp(log_dt) per channel, rates
-  // -exp(log_A_real) + i A_imag, and C.
-  Numbers log_dt, log_A_real, A_imag, C_modes;
+  // -exp(log_A_real) + i A_imag, and C's constants.
+  Numbers log_dt, log_A_real, A_imag;
   bool bilinear = false;  // else zero-order hold
   bool has_taps = false;  // made of them, num_taps, are convolved with: there are no states
 
@@ -131,7 +132,7 @@ struct Gradients {
 
   Tokens dx, ddelta, dgate, dlog_decay, dinput_gate, drecurrence_gate;
   Numbers dA, dbias, dskip, dlambda, dtaps;
-  Numbers dlog_dt, dlog_A_real, dA_imag, dC_modes;
+  Numbers dlog_dt, dlog_A_real, dA_imag;
   Weights dB, dC;
   Tokens dkey, dvalue, d_final_tail, dinitial_tail;
   Numbers dkey_taps, dkey_skip;

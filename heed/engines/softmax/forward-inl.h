@@ -243,6 +243,7 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
     }
   }
 
+ protected:
   // A segment's state into the totals.
   HWY_INLINE void Merge(const V* m, const V* l, const T* outputs) {
     V keep[C], add[C];
@@ -261,7 +262,6 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
     layout_.Merge(keep, add, outputs, totals_);
   }
 
- protected:
   // True if something that masks should have hidden may have come through: an
   // output that is not finite although the sum is, or with a bias or log decays, which
   // may mask a NaN among the logits, a sum that is not.

@@ -24,7 +24,7 @@ struct Panel {
 // The panels of a problem, of `rows` rows or somewhat more each.
 std::vector<Panel> PanelsOf(const Problem& problem, int64_t lanes, bool fuse_heads, int64_t rows);
 
-// Of the largest one.
+// The rows of the largest panel.
 int64_t MostRows(std::span<const Panel> panels, int64_t lanes);
 
 // How many rows a panel should have: many enough for tiles to fill blocks, few enough for every thread to have some and for
@@ -40,7 +40,7 @@ struct GatheredRow {
 };
 
 // Puts the rows of a panel that keep some of the keys [begin, begin + 64 kWords) into `to`, in the order of the grid; how many.
-// Of `kTogether` queries of a head, counted from the first, all come where one does.
+// `kTogether` queries of a head, counted from the first, come together: all of them where one keeps the tile.
 template <size_t kWords, int64_t kTogether = 1>
 size_t Gather(const Problem& p, const BlockGrid& grid, const Panel& panel, int64_t begin, GatheredRow<kWords>* to) {
   const Sequence& s = p.sequences[static_cast<size_t>(panel.sequence)];

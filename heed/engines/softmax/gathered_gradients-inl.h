@@ -65,7 +65,7 @@ struct GatheredWalk {
     most_rows = MostRows(panels, plan.lanes);
   }
 
-  // Of a thread, beside its buffers.
+  // What a thread needs beside its buffers.
   int64_t Bytes(const Problem& p) const { return most_rows == 0 ? 0 : Buffers().LayOut(p, most_rows, nullptr); }
 
   // Adds what the rows of a key head give to a group; own buffers are at `memory`.

@@ -39,7 +39,7 @@ struct KeptTile {
     return Read(keys, [&](int64_t key, const auto& put) { lists.Words(key, put); });
   }
 
-  // The same of the first rows, each of whose words has bits of the keys from `begin` on.
+  // Finds what the first rows keep from words of each, whose bits are the keys from `begin` on.
   HWY_INLINE Cover FindWords(const Interval& keys, int64_t begin, const uint64_t (*words)[kWords], size_t num_rows) {
     bool whole = true;
     for (size_t lane = 0; lane < num_rows; ++lane) {

@@ -183,6 +183,7 @@ class SegmentPass : protected BlockOf<O, C> {
     });
   }
 
+ protected:
   T* WeightsAt(const Run& run, int64_t origin) const {
     return w_.logits +
            static_cast<size_t>((run.begin - origin) / O::kKeyStep) * W + run.c0 * N;
@@ -199,7 +200,6 @@ class SegmentPass : protected BlockOf<O, C> {
     });
   }
 
- protected:
   const Outputs layout_;
   T* outputs_;  // of the current segment
   T* totals_;   // of all segments so far

@@ -116,7 +116,7 @@ class SketchBlock {
   HWY_INLINE void Sum(float most, const float* HWY_RESTRICT high, const float* HWY_RESTRICT low, int64_t index,
                       const SketchMasses& masses) const {
     const D d;
-    // Of a block without a visible key, -infinity less this is -infinity still. A NaN is among the logits whatever `most` is.
+    // A block without a visible key has logits of -infinity, which less a shift of 0 stay so. A NaN is among the logits whatever `most` is.
     const bool none = most == -std::numeric_limits<float>::infinity();
     const V shift = hn::Set(d, none ? 0.0f : most);
     V upper = hn::Zero(d), lower = hn::Zero(d);

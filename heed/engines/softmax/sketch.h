@@ -57,7 +57,7 @@ struct BoxParts {
   int64_t min = 0, max = 0, mean = 0;
 };
 
-// Of each row and block: a logit and, relative to its exponential, the two sums. A block with a key of which nothing is
+// Each row and block has a logit and, relative to its exponential, the two sums. A block with a key of which nothing is
 // known has NaNs or infinities; one without a visible key has -infinity and zeros.
 struct SketchMasses {
   float *logit = nullptr, *upper = nullptr, *lower = nullptr;

@@ -51,7 +51,7 @@ struct Visits {
   }
 };
 
-// The same by tiles: which rows keep some of each, for patterns of which rows next to each other keep different tiles. Rows of
+// Says for each tile which rows keep some of it, for patterns of which rows next to each other keep different tiles. Rows of
 // a tile are computed together, wherever they stand.
 struct TileRows {
   int64_t batch = 1, heads = 1;  // 1: the same for all; else heads that a head's own number falls on

@@ -78,7 +78,7 @@ struct Bound : Binding {
 // A word whose default is none of the choices.
 bool MayBeNone(const SettingSpec& spec);
 
-// Of axes "B, G, N, T|D, N": those of this rank, or none; the place of one in a form, or -1; all of a form.
+// Axes are forms, "B, G, N, T|D, N". The form of a rank, or none; the place of an axis in a form, or -1; all axes of a form.
 std::string_view FormOf(std::string_view axes, int rank);
 int PlaceOf(std::string_view axis, std::string_view form);
 std::vector<std::string_view> AxesIn(std::string_view form);

@@ -22,13 +22,13 @@ std::string Text(double value);
 // Present, on the CPU, aligned, with data where there are elements.
 void CheckReadable(const char* op, const char* name, const ConstTensorView& t);
 
-// The same for a float dtype.
+// Throws unless the dtype is a float.
 void CheckFloat(const char* op, const char* name, const ConstTensorView& t);
 
 // f64, or f32: of states, and what is computed in.
 DType StateDType(DType dtype);
 
-// Of a tensor that is there, of this dtype and shape. With `data` false, pointers may be null.
+// Throws unless the tensor is there and has this dtype and shape. With `data` false, pointers may be null.
 void CheckTensor(const char* op, const char* name, const ConstTensorView& t, const Axes& shape,
                  DType dtype, bool data);
 

@@ -325,7 +325,7 @@ double Norm(const double* x, size_t size) {
   return std::sqrt(sum);
 }
 
-// Of all columns of [K][V].
+// The norm of each column of a state [K][V].
 Doubles ColumnNorms(const Doubles& state, size_t V) {
   Doubles norms(V, 0.0);
   for (size_t i = 0; i < state.size(); i += V) {

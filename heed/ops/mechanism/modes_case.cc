@@ -123,7 +123,7 @@ Doubles OutputErrors(const ReferenceRow& c, const Inexact& x, bool back, const M
   return errors;
 }
 
-// Of the taps, and its own.
+// The convolution adds its own errors to those of the taps.
 Doubles ConvolvedErrors(const ReferenceRow& c, const Inexact& x, bool back, int64_t most, double u) {
   const size_t T = x.values.size();
   const Inexact taps = TapsOf(c, T, u);

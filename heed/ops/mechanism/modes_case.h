@@ -31,16 +31,16 @@ struct ModeWalk {
 };
 using ModeWalks = std::vector<ModeWalk>;
 
-// Of states, and of their gradients from the last token on. u: the unit roundoff.
+// The walks of states, and of their gradients from the last token on. u: the unit roundoff.
 ModeWalks StateWalks(const ReferenceRow& row, const Inexact& inputs, double u);
 ModeWalks GradientWalks(const ReferenceRow& row, const Inexact& dy_from_end, const Complexes& last,
                         double u);
 
-// Of the last state, and of the gradient of that before the first token.
+// How far the last state may be off, and the gradient of that before the first token.
 double StateError(const ModeWalk& walk);
 double InitialGradientError(const ReferenceMode& mode, const ModeWalk& walk, double u);
 
-// Of outputs, or of gradients of inputs (`back`), from token to token; x in the order of the walks.
+// How far outputs may be off, or gradients of inputs (`back`), from token to token; x in the order of the walks.
 Doubles OutputErrors(const ReferenceRow& row, const Inexact& x, bool back, const ModeWalks& walks,
                      double u);
 // As a convolution of at most `most` taps.

@@ -39,7 +39,7 @@ ReferenceRow ModesOf(const Inputs& in, bool bilinear, int64_t channel);
 void Walk(ReferenceRow& row);
 // l of the tokens, [T + 1][N]: l[t] is that of the state after token t, l[T] that of the last state.
 std::vector<Complexes> GradientsOf(const ReferenceRow& row, const Doubles& dy, const Complexes& last);
-// Of the state before the first token.
+// The gradients of the state before the first token.
 Complexes InitialGradients(const ReferenceRow& row, const std::vector<Complexes>& l);
 // Adds to dlog_dt, dlog_A_real, dA_imag, dC and dD.
 void AddParameterGradients(const ReferenceRow& row, const Doubles& dy,

@@ -128,7 +128,7 @@ Case ToCase(const Mechanism& mechanism, const Problem& problem) {
 std::vector<InputSpec> InputsOf(const Mechanism& m) {
   std::vector<InputSpec> inputs;
   for (const Row& row : m.tensors) {
-    // Of several forms the one per token without groups, which every checkpoint has.
+    // Files have the form per token without groups, as every checkpoint does.
     const bool several = row.axes.find('|') != std::string::npos;
     inputs.push_back({row.name, several ? std::string(AxesOfRank(row.axes, 3)) : row.axes,
                       row.optional, row.type != kSame});

@@ -117,7 +117,7 @@ ReferenceHeadGradients RunBackwardReference(const ReferenceHead& h, const Double
       const State &before = states[t - begin], &after = states[t - begin + 1];
       const double product = Product(h, t, after);
       const double inverse = Inverse(h, t, Denominator(h, t, product));
-      // Of the numerator and the denominator of o_t.
+      // The gradients of the numerator and the denominator of o_t.
       Doubles d_n(h.V);
       double d_denominator = 0;
       for (size_t j = 0; j < h.V; ++j) {

@@ -24,7 +24,7 @@ struct ConstState {
   ConstTensorView m = {};  // [B, HV], the running maximum that S and z are relative to
 };
 
-// The same, written.
+// A state that is written.
 struct State {
   TensorView S;
   TensorView z;

@@ -35,17 +35,17 @@ enum class DecayShape {
   kKey,      // [B, T, HV, K]
 };
 
-// Of constants, without axes of sequences and tokens.
+// Whether decays are constants, without axes of sequences and tokens.
 inline bool IsConstant(DecayShape shape) {
   return shape == DecayShape::kHead || shape == DecayShape::kHeadKey;
 }
 
-// Of a mean per channel, of each token: sums, products and two exponentials of 20.
+// A mean per channel takes these for each token: sums, products and two exponentials of 20.
 inline constexpr double kFlopsOfChannels = 60;
 
 // What a mechanism computes around its recurrence.
 struct Surroundings {
-  // Of the engine's Problem, in the compute type: [B, T, HV], [HV, V], and in q's dtype
+  // They go into the engine's Problem, in the compute type: [B, T, HV], [HV, V], and in q's dtype
   // [B, T, HV, V].
   ConstTensorView value_factors, skip, output_gate;
   ConstTensorView key_mask;  // [B, T] bool
@@ -104,7 +104,7 @@ class Tensors {
   size_t count_ = 0;
 };
 
-// Of values [B, T, ..., HV, V], or of channels.
+// Values are [B, T, ..., HV, V], or channels.
 inline int64_t ValueHeads(const Inputs& in) { return in.v.size(in.v.rank() - (in.v.rank() > 3 ? 2 : 1)); }
 inline int64_t ValueSize(const Inputs& in) { return in.v.rank() > 3 ? in.v.size(in.v.rank() - 1) : 1; }
 inline int64_t KeySize(const Inputs& in) { return in.q.rank() > 3 ? in.q.size(3) : 1; }

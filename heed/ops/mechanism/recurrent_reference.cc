@@ -545,7 +545,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
         if (math.complement_keys) of_decay[at] += g.k[at] * head.a[at];
       }
     }
-    // Of columns the same: a sum of o d_o - v dv and <S, D>.
+    // Decays of columns have a sum of o d_o - v dv and <S, D>.
     Doubles of_value_decay(sums.b.size(), 0.0);
     Doubles of_o;
     if (!head.b.empty()) {

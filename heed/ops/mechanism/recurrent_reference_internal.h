@@ -25,10 +25,10 @@ struct ReferenceMath {
   // phi(x), and its transposed derivative at x times dy; empty: the identity.
   std::function<Doubles(const Doubles& x)> feature;
   std::function<Doubles(const Doubles& x, const Doubles& dy)> feature_backward;
-  // Of keys, where theirs is another; empty: the same.
+  // Keys have a feature of their own, or, where this is empty, that of queries.
   std::function<Doubles(const Doubles& x)> key_feature;
   std::function<Doubles(const Doubles& x, const Doubles& dy)> key_feature_backward;
-  // Of features with a projection: what a token adds to its gradient, how far features may
+  // Features with a projection have these: what a token adds to its gradient, how far features may
   // be off, and what that and errors of dy, beside its magnitudes, do to the gradients.
   std::function<Doubles(const Doubles& x, const Doubles& dy, bool of_key)> d_projection;
   std::function<Doubles(const Doubles& x, bool of_key)> feature_deviation;
@@ -43,7 +43,7 @@ struct ReferenceMath {
   // The logarithm of the decay of a token's channel; empty: none.
   std::function<double(int64_t b, int64_t t, int64_t head, int64_t channel)> log_decay;
   bool complement_keys = false;  // k = 1 - exp(log_decay)
-  // Of gates that are exponentials, by token in the order in which they are taken: factors of
+  // Gates that are exponentials have, by token in the order in which they are taken, factors of
   // keys, floors of denominators and what is added to them, and the derivatives of log decays by
   // their gates. Empty: none.
   Doubles key_factors, floors, epsilons, forget_slopes;
@@ -71,7 +71,7 @@ double DecayAt(const ConstTensorView& log_decay, int64_t b, int64_t t, int64_t h
 // log_decay as given, the scale K^-1/2 unless given; nothing else.
 ReferenceMath OrdinaryMath(const Inputs& in, const Options& options);
 
-// The same with the scale 1, of mechanisms with a bonus: u is read from the inputs.
+// Mechanisms with a bonus have the scale 1, and u is read from the inputs.
 ReferenceMath BonusMath(const Inputs& in, const Options& options);
 
 // Checks nothing: arguments are a kernel's that has. Outputs may be f64.

@@ -72,7 +72,7 @@ constexpr Row kRows[] = {
      [](const Definition& d) { return d.exp_gates; }},
 };
 
-// Of tokens that write several times.
+// The axes of a tensor whose tokens write several times.
 const char* AxesOfWrites(const Tensor& tensor) {
   if (tensor.input == &Inputs::k) return "BTNHK";
   if (tensor.input == &Inputs::v) return "BTNGV";

@@ -61,7 +61,7 @@ struct ReferenceTensor {
   }
 };
 
-// The same numbers in the dtype that they are computed in, f64 or f32: what a rounding
+// A tensor's numbers in the dtype that they are computed in, f64 or f32: what a rounding
 // error is measured against.
 struct RoundedTensor {
   std::vector<float> values;

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "heed/core/dispatch.h"
@@ -24,32 +25,77 @@ namespace {
 using mechanism::CheckTensor;
 using mechanism::Fail;
 
-// Everything that some mechanism takes.
-constexpr Tensor kAll[] = {
-    {.name = "u", .input = &Inputs::u, .gradient = &Gradients::du},
-    {.name = "delta", .input = &Inputs::delta, .gradient = &Gradients::ddelta},
-    {.name = "A", .input = &Inputs::A, .gradient = &Gradients::dA},
-    {.name = "B", .input = &Inputs::B, .gradient = &Gradients::dB},
-    {.name = "C", .input = &Inputs::C, .gradient = &Gradients::dC},
-    {.name = "D", .input = &Inputs::D, .gradient = &Gradients::dD},
-    {.name = "z", .input = &Inputs::z, .gradient = &Gradients::dz},
-    {.name = "delta_bias", .input = &Inputs::delta_bias, .gradient = &Gradients::ddelta_bias},
-    {.name = "x", .input = &Inputs::x, .gradient = &Gradients::dx},
-    {.name = "input_gate", .input = &Inputs::input_gate, .gradient = &Gradients::dinput_gate},
-    {.name = "recurrence_gate", .input = &Inputs::recurrence_gate,
-     .gradient = &Gradients::drecurrence_gate},
-    {.name = "a", .input = &Inputs::a, .gradient = &Gradients::da},
-    {.name = "log_decay", .input = &Inputs::log_decay, .gradient = &Gradients::dlog_decay},
-    {.name = "log_dt", .input = &Inputs::log_dt, .gradient = &Gradients::dlog_dt},
-    {.name = "log_A_real", .input = &Inputs::log_A_real, .gradient = &Gradients::dlog_A_real},
-    {.name = "A_imag", .input = &Inputs::A_imag, .gradient = &Gradients::dA_imag},
-    {.name = "kernel", .input = &Inputs::kernel, .gradient = &Gradients::dkernel},
-    {.name = "q", .input = &Inputs::q, .gradient = &Gradients::dq},
-    {.name = "k", .input = &Inputs::k, .gradient = &Gradients::dk},
-    {.name = "v", .input = &Inputs::v, .gradient = &Gradients::dv},
-    {.name = "shift", .input = &Inputs::shift, .gradient = &Gradients::dshift},
-    {.name = "shift_D", .input = &Inputs::shift_D, .gradient = &Gradients::dshift_D},
+// Where the engine has a tensor, by its form there: tokens, numbers of channels, or weights, which are either.
+template <class Owner>
+using Place = std::variant<scan::Tokens Owner::*, scan::Numbers Owner::*, scan::Weights Owner::*>;
+
+// Everything that some mechanism takes, and what it is to the engine.
+struct Taken {
+  const char* name;
+  ConstTensorView StepInputs::*input;
+  TensorView Gradients::*gradient;
+  Place<scan::Problem> place;
+  Place<scan::Gradients> gradient_place;
 };
+constexpr Taken kAll[] = {
+    {"u", &Inputs::u, &Gradients::du, &scan::Problem::x, &scan::Gradients::dx},
+    {"delta", &Inputs::delta, &Gradients::ddelta, &scan::Problem::delta, &scan::Gradients::ddelta},
+    {"A", &Inputs::A, &Gradients::dA, &scan::Problem::A, &scan::Gradients::dA},
+    {"B", &Inputs::B, &Gradients::dB, &scan::Problem::B, &scan::Gradients::dB},
+    {"C", &Inputs::C, &Gradients::dC, &scan::Problem::C, &scan::Gradients::dC},
+    {"D", &Inputs::D, &Gradients::dD, &scan::Problem::skip, &scan::Gradients::dskip},
+    {"z", &Inputs::z, &Gradients::dz, &scan::Problem::gate, &scan::Gradients::dgate},
+    {"delta_bias", &Inputs::delta_bias, &Gradients::ddelta_bias, &scan::Problem::bias,
+     &scan::Gradients::dbias},
+    {"x", &Inputs::x, &Gradients::dx, &scan::Problem::x, &scan::Gradients::dx},
+    {"input_gate", &Inputs::input_gate, &Gradients::dinput_gate, &scan::Problem::input_gate,
+     &scan::Gradients::dinput_gate},
+    {"recurrence_gate", &Inputs::recurrence_gate, &Gradients::drecurrence_gate, &scan::Problem::recurrence_gate,
+     &scan::Gradients::drecurrence_gate},
+    {"a", &Inputs::a, &Gradients::da, &scan::Problem::lambda, &scan::Gradients::dlambda},
+    {"log_decay", &Inputs::log_decay, &Gradients::dlog_decay, &scan::Problem::log_decay,
+     &scan::Gradients::dlog_decay},
+    {"log_dt", &Inputs::log_dt, &Gradients::dlog_dt, &scan::Problem::log_dt,
+     &scan::Gradients::dlog_dt},
+    {"log_A_real", &Inputs::log_A_real, &Gradients::dlog_A_real, &scan::Problem::log_A_real,
+     &scan::Gradients::dlog_A_real},
+    {"A_imag", &Inputs::A_imag, &Gradients::dA_imag, &scan::Problem::A_imag,
+     &scan::Gradients::dA_imag},
+    {"kernel", &Inputs::kernel, &Gradients::dkernel, &scan::Problem::taps, &scan::Gradients::dtaps},
+    {"q", &Inputs::q, &Gradients::dq, &scan::Problem::x, &scan::Gradients::dx},
+    {"k", &Inputs::k, &Gradients::dk, &scan::Problem::key, &scan::Gradients::dkey},
+    {"v", &Inputs::v, &Gradients::dv, &scan::Problem::value, &scan::Gradients::dvalue},
+    {"shift", &Inputs::shift, &Gradients::dshift, &scan::Problem::key_taps,
+     &scan::Gradients::dkey_taps},
+    {"shift_D", &Inputs::shift_D, &Gradients::dshift_D, &scan::Problem::key_skip,
+     &scan::Gradients::dkey_skip},
+};
+
+template <class Owner>
+void PlaceTensor(const Call& call, const Tensor& tensor, const ConstTensorView& t, const Place<Owner>& place, Owner& in) {
+  if (const auto* tokens = std::get_if<scan::Tokens Owner::*>(&place)) {
+    in.**tokens = call.TokensOf(t);
+  } else if (const auto* numbers = std::get_if<scan::Numbers Owner::*>(&place)) {
+    in.**numbers = call.NumbersOf(t);
+  } else {
+    scan::Weights& weights = in.*std::get<scan::Weights Owner::*>(place);
+    weights = {};
+    if (!t.present()) return;
+    if (mechanism::AxesOfRank(tensor.axes, t.rank())[0] == 'B') {
+      weights.tokens = call.TokensOf(t);
+    } else {
+      weights.constants = call.NumbersOf(t);
+    }
+  }
+}
+
+// f(tensor, taken) for what a mechanism takes.
+template <class F>
+void ForTaken(const Definition& definition, const F& f) {
+  for (const Tensor& tensor : definition.tensors) {
+    f(tensor, *std::ranges::find(kAll, tensor.input, &Taken::input));
+  }
+}
 
 constexpr StateTensor kState = {"S", "", &Inputs::initial, &Outputs::final,
                                 &BackwardInputs::d_final, &Gradients::dinitial, &StepState::state};
@@ -80,9 +126,9 @@ void ForStates(const char* op, const Call& call, const Definition& definition, c
   }
 }
 
-bool Takes(const Definition& definition, const Tensor& tensor) {
+bool Takes(const Definition& definition, const Taken& taken) {
   return std::ranges::any_of(definition.tensors,
-                             [&](const Tensor& own) { return own.input == tensor.input; });
+                             [&](const Tensor& own) { return own.input == taken.input; });
 }
 
 // "[B, G, N, T], [B, N, T] or [D, N]".
@@ -241,10 +287,8 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
       mechanism::CheckNotPositive(op, tensor.name, t);
     }
   }
-  for (const Tensor& tensor : kAll) {
-    if (!Takes(definition, tensor) && (in.*tensor.input).present()) {
-      Fail(op, tensor.name, "is given", "none");
-    }
+  for (const Taken& taken : kAll) {
+    if (!Takes(definition, taken) && (in.*taken.input).present()) Fail(op, taken.name, "is given", "none");
   }
   if (sizes.N < 0) sizes.N = 1;
   if (sizes.G < 0) sizes.G = 1;
@@ -262,7 +306,10 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
 
   problem.dtype = dtype;
   problem.rule = definition.rule;
-  problem.channels = sizes.D;
+  const bool heads = definition.rule == scan::Rule::kHeads;
+  problem.channels = heads ? sizes.H : sizes.D;
+  problem.head_channels = heads ? sizes.d : 0;
+  problem.num_key_taps = heads ? sizes.W : 0;
   problem.states = sizes.N;
   problem.num_taps = std::max<int64_t>(sizes.L, 0);
   problem.groups = sizes.G;
@@ -275,8 +322,10 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
                                  reverse_ ? 1 - ranges[i].end : ranges[i].begin,
                                  ranges[i].end - ranges[i].begin});
   }
-  if (definition.place == nullptr) return;
-  definition.place(*this, in, problem);
+  if (definition.kernels != nullptr) return;
+  ForTaken(definition, [&](const Tensor& tensor, const Taken& taken) {
+    PlaceTensor(*this, tensor, in.*taken.input, taken.place, problem);
+  });
   problem.initial = StatesOf(in.initial);
   problem.initial_tail = TailOf(in.initial_tail);
 }
@@ -306,13 +355,6 @@ scan::Numbers Call::NumbersOf(const ConstTensorView& t) const {
   if (!t.present()) return {};
   return {t.data(), t.dtype(), 0, t.stride(0), t.rank() > 1 ? t.stride(1) : 0,
           t.rank() > 2 ? t.stride(2) : 0};
-}
-
-scan::Weights Call::WeightsOf(const ConstTensorView& t) const {
-  scan::Weights weights;
-  if (t.present() && t.rank() == 2) weights.constants = NumbersOf(t);
-  if (t.present() && t.rank() > 2) weights.tokens = TokensOf(t);
-  return weights;
 }
 
 scan::Numbers Call::StatesOf(const ConstTensorView& t) {
@@ -384,9 +426,9 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
     if (!input.present()) Fail(op, name.c_str(), "is asked for", "none: there is no such input");
     apart.Writes(op, name.c_str(), t, input.sizes(), input.dtype());
   }
-  for (const Tensor& tensor : kAll) {
-    if (Takes(definition, tensor) || !(out.*tensor.gradient).present()) continue;
-    Fail(op, (std::string("d") + tensor.name).c_str(), "is asked for",
+  for (const Taken& taken : kAll) {
+    if (Takes(definition, taken) || !(out.*taken.gradient).present()) continue;
+    Fail(op, (std::string("d") + taken.name).c_str(), "is asked for",
          "none: there is no such input");
   }
   ForStates(op, call, definition, "dinitial_state", "is asked for", out, &StateTensor::dinitial,
@@ -402,7 +444,9 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
     g.dinitial = Call::StatesOf(out.dinitial);
     g.d_final_tail = Call::TailOf(in.d_final_tail);
     g.dinitial_tail = Call::TailOf(out.dinitial_tail);
-    definition.place_gradients(call, out, g);
+    ForTaken(definition, [&](const Tensor& tensor, const Taken& taken) {
+      PlaceTensor(call, tensor, ConstTensorView(out.*taken.gradient), taken.gradient_place, g);
+    });
     ChooseMethod(definition,
                  in.initial.present() || in.d_final.present() || out.dinitial.present(), p);
     scan::Choose(op, ctx, p).backward(ctx, p, g);

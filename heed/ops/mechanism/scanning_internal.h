@@ -70,16 +70,13 @@ struct Kernels {
   void (*explain)(const Inputs& in, Explanation& e);  // sets kernel and why
 };
 
-// A mechanism. What it is called with is placed in the engine's Problem by functions of its own.
+// A mechanism.
 struct Definition {
   std::span<const Tensor> tensors;  // the first is what is scanned
   const char* state_axes = "BD";  // empty: it has no state
   const char* tail_axes = "";     // empty: it has none
   scan::Rule rule = scan::Rule::kDecay;
   double flops = 0;  // per token, channel and state, or tap of a kernel's own; of rows of taps nothing
-  void (*place)(const Call& call, const StepInputs& in, scan::Problem& problem) = nullptr;
-  void (*place_gradients)(const Call& call, const Gradients& out,
-                          scan::Gradients& gradients) = nullptr;
   const Kernels* kernels = nullptr;  // null: the engine's
   // Options of one mechanism alone.
   bool softplus = false, silu = false;
@@ -112,7 +109,6 @@ class Call {
   // How the engine sees a tensor, by its axes.
   scan::Tokens TokensOf(const ConstTensorView& t) const;
   scan::Numbers NumbersOf(const ConstTensorView& t) const;
-  scan::Weights WeightsOf(const ConstTensorView& t) const;
   // [B, D, N, 2]; axes that are missing have a stride of 0. Or [B, H, d, d, N, 2].
   static scan::Numbers StatesOf(const ConstTensorView& t);
   static scan::Tokens TailOf(const ConstTensorView& t);

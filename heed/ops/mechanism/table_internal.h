@@ -55,7 +55,7 @@ struct AxisSizes {
 
 Axes ShapeOf(std::string_view axes, const AxisSizes& sizes);
 
-// Of axes that may be several, "BGNT|BNT|DN", those of this rank; empty: there are none.
+// Axes may be several, "BGNT|BNT|DN": those of this rank; empty: there are none.
 std::string_view AxesOfRank(std::string_view axes, int rank);
 
 // Which dtypes a tensor may have.

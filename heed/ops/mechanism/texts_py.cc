@@ -47,7 +47,7 @@ class Example {
     for (size_t i = 0; i < b.tensors.size(); ++i) {
       const Parameter& tensor = b.tensors[i];
       if (tensor.optional && (tensor.keyword || i >= b.num_required)) continue;
-      // Of several forms constants, or that without groups.
+      // Several forms are told by that of constants, or by that without groups.
       std::string_view form;
       for (const int rank : {3, 2, 1, 4, 5}) {
         if (form.empty()) form = FormOf(tensor.axes, rank);

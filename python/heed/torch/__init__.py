@@ -6,7 +6,7 @@ The functions of the package heed by the same names, with torch tensors in and o
 
 from heed.torch._attention import attention
 from heed.torch._block_mask import pattern_from_block_mask
-from heed.torch._caches import KVCache, LatentKVCache, RingKVCache, load_cache
+from heed.torch._caches import KVCache, LatentKVCache, NSACache, RingKVCache, load_cache
 from heed.torch._functions import (
     alibi_slopes,
     attention_map,
@@ -29,6 +29,7 @@ __all__ = [
     "KVCache",
     "LatentKVCache",
     "MultiheadAttention",
+    "NSACache",
     "RingKVCache",
     "alibi_slopes",
     "attention",

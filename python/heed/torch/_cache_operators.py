@@ -30,10 +30,12 @@ for _option in _operators.attention_options.table:
 
 _library = _dispatch.library
 _library.define("cache_append(Tensor(a!) handle, Tensor k, Tensor? v=None, Tensor? lengths=None, "
-                "Tensor? log_decay=None) -> ()")
+                "Tensor? log_decay=None, Tensor? k_cmp=None, Tensor? v_cmp=None) -> ()")
 _library.define(
     f"cache_attend(Tensor(a!) handle, Tensor q, int width, {', '.join(_OPTIONS.values())}) -> (Tensor o, Tensor lse)"
 )
+_library.define("nsa_cache_attend(Tensor(a!) handle, Tensor q, Tensor gates, int width, float? scale=None, "
+                "int? threads=None) -> Tensor")
 
 
 def new_handle(cache: Any) -> Tensor:
@@ -48,10 +50,12 @@ def _cache(handle: Tensor) -> Any:
 
 
 def _append(handle: Tensor, k: Tensor, v: Tensor | None = None, lengths: Tensor | None = None,
-            log_decay: Tensor | None = None) -> None:
-    rows = {"rows": k} if v is None else {"k": k, "v": v}
+            log_decay: Tensor | None = None, k_cmp: Tensor | None = None, v_cmp: Tensor | None = None) -> None:
+    rows: dict[str, Any] = {"rows": k} if v is None else {"k": k, "v": v}
     if log_decay is not None:
         rows["log_decay"] = log_decay
+    if k_cmp is not None:
+        rows["compressed"] = k_cmp, v_cmp
     _core._append_torch(_cache(handle), **rows, lengths=lengths)
 
 
@@ -75,13 +79,27 @@ def _attend(handle: Tensor, q: Tensor, width: int, *options: Any) -> tuple[Tenso
     return o, lse
 
 
+def _nsa_result(handle: Tensor, q: Tensor, gates: Tensor, width: int, *options: Any) -> Tensor:
+    if q.dim() != 4:
+        raise InvalidArgument(f"attend: q has shape {list(q.shape)}, expected [B, T, H, D]")
+    return q.new_empty((*q.shape[:3], width))
+
+
+def _nsa_attend(handle: Tensor, q: Tensor, gates: Tensor, width: int, scale: float | None = None,
+                threads: int | None = None) -> Tensor:
+    o = _nsa_result(handle, q, gates, width)
+    _core._attend_torch(_cache(handle), q=q, gates=gates, out=o, scale=scale, threads=threads)
+    return o
+
+
 def _tensor(value: Any) -> Tensor | None:
     return value if value is None or isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
-def append(handle: Tensor, k: Tensor, v: Tensor | None, lengths: Any, log_decay: Tensor | None = None) -> None:
+def append(handle: Tensor, k: Tensor, v: Tensor | None, lengths: Any, log_decay: Tensor | None = None,
+           compressed: tuple[Tensor, Tensor] | None = None) -> None:
     """What a compiled function does where another calls the cache."""
-    torch.ops.heed.cache_append(handle, k, v, _tensor(lengths), log_decay)
+    torch.ops.heed.cache_append(handle, k, v, _tensor(lengths), log_decay, *(compressed or ()))
 
 
 def attend(handle: Tensor, q: Tensor, width: int, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -112,15 +130,15 @@ def _no_gradient(kernel: Any, operation: str, names: tuple[str, ...]) -> Any:
 
 
 def _register() -> None:
-    append_names, attend_names = ("handle", "k", "v", "lengths", "log_decay"), ("handle", "q", "width", *_OPTIONS)
-    for name, cpu, fake, names in (("append", _append, lambda *arguments: None, append_names),
-                                   ("attend", _attend, _results, attend_names)):
-        operator = getattr(torch.ops.heed, f"cache_{name}").default
-        _library.impl(f"cache_{name}", cpu, "CPU")
-        _library.impl(f"cache_{name}", _no_gradient(operator, name, names), "Autograd", with_keyset=True)
-        _library.impl(f"cache_{name}", lambda *given, of=(name, names): _dispatch.refuse(of[1], given, of[0]),
+    for name, cpu, fake in (("cache_append", _append, lambda *arguments: None), ("cache_attend", _attend, _results),
+                            ("nsa_cache_attend", _nsa_attend, _nsa_result)):
+        operator, method = getattr(torch.ops.heed, name).default, name.rpartition("_")[2]
+        names = tuple(argument.name for argument in operator._schema.arguments)
+        _library.impl(name, cpu, "CPU")
+        _library.impl(name, _no_gradient(operator, method, names), "Autograd", with_keyset=True)
+        _library.impl(name, lambda *given, of=(method, names): _dispatch.refuse(of[1], given, of[0]),
                       "CompositeExplicitAutograd")
-        torch.library.register_fake(f"heed::cache_{name}", fake, lib=_library)
+        torch.library.register_fake(f"heed::{name}", fake, lib=_library)
 
 
 _register()

@@ -1,5 +1,5 @@
 # heed.torch's caches of keys and values: heed's own, on tensors.
-"""KVCache, RingKVCache, LatentKVCache and load_cache with torch tensors in and out."""
+"""KVCache, RingKVCache, LatentKVCache, NSACache and load_cache with torch tensors in and out."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ def _call(function: Any, cache: Any, operation: str, tensors: dict[str, Any], op
 
 def _under_autocast(x: Any) -> Any:
     """Rows and queries in the dtype that autocast asks for."""
-    if torch.is_autocast_enabled("cpu") and isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64:
-        return x.to(torch.get_autocast_dtype("cpu"))
-    return x
+    return _dispatch.to_autocast(x) if torch.is_autocast_enabled("cpu") else x
 
 
 def _dtype_name(operation: str, dtype: Any) -> Any:
@@ -66,7 +64,7 @@ def _adopted(cache: Any, cls: Any) -> Any:
 
 
 def _on_tensors(cls: Any) -> Any:
-    """Gives a subclass of a cache of heed its methods on tensors."""
+    """Gives a subclass of a cache of heed its methods on tensors; what it defines itself stays."""
     base = cls.__mro__[1]
     name = base.__name__
 
@@ -120,6 +118,7 @@ def _on_tensors(cls: Any) -> Any:
     rows = append_latent if base is heed.LatentKVCache else append
     methods = {"__init__": __init__, "fork": fork, "append": rows, "attend": attend}
     for of, method in methods.items():
+        method = vars(cls).get(of, method)
         method.__name__, method.__doc__ = of, _signatures.text_on_tensors(base if of == "__init__" else getattr(base, of))
         method.__qualname__ = f"{name}.{of}"
         method.__signature__ = _signatures.of_tensors(getattr(base, of))
@@ -168,6 +167,31 @@ class LatentKVCache(heed.LatentKVCache):
     @staticmethod
     def share(prefix_cache: heed.LatentKVCache, batch: int) -> LatentKVCache:
         return _adopted(heed.LatentKVCache.share(prefix_cache, batch), LatentKVCache)
+
+
+@_on_tensors
+class NSACache(heed.NSACache):
+    def append(self, k: Tensor, v: Tensor, lengths: Any = None, *, compressed: Any = None) -> None:
+        k, v = _under_autocast(k), _under_autocast(v)
+        if isinstance(compressed, (tuple, list)):
+            compressed = tuple(map(_under_autocast, compressed))
+        if _is_compiling():
+            _cache_operators.append(self._handle, k, v, lengths, compressed=compressed)
+        else:
+            _call(_core._append_torch, self, "NSACache.append", {"k": k, "v": v}, {"lengths": lengths, "compressed": compressed})
+
+    def attend(self, q: Tensor, gates: Tensor, *, scale: float | None = None, out: Tensor | None = None,
+               threads: int | None = None) -> Tensor:
+        q, gates = _under_autocast(q), _under_autocast(gates)
+        if _is_compiling():
+            o = torch.ops.heed.nsa_cache_attend(self._handle, q, gates, self._width, scale, threads)
+            return o if out is None else out.copy_(o)
+        _dispatch.check_tensors("NSACache.attend", q=q, gates=gates)
+        if out is None and q.dim() == 4:  # else the call below says what is wrong
+            out = q.new_empty((*q.shape[:3], self.value_dim))
+        _call(_core._attend_torch, self, "NSACache.attend", {"q": q, "gates": gates, "out": out},
+              {"scale": scale, "threads": threads})
+        return out
 
 
 _CLASSES = {cls.__mro__[1]: cls for cls in (KVCache, RingKVCache, LatentKVCache)}

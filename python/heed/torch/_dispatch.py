@@ -201,7 +201,7 @@ def over_slices(operator: Any, fake: Any, info: Any, in_dims: Sequence[Any], arg
         return [cut(x, dim) if of else x for x, dim, of in zip(arguments, in_dims, mapped)]
 
     calls = [operator(*slices(lambda x, dim: x.select(dim, i))) for i in range(info.batch_size)]
-    # Of no slices, one that has no numbers says the shapes.
+    # Where there are no slices, one that has no numbers says the shapes.
     one = calls[0] if calls else fake(*slices(lambda x, dim: x.new_empty(x.movedim(dim, 0).shape[1:])))
     if isinstance(one, Tensor):
         return _stacked(calls, one), 0
@@ -211,6 +211,18 @@ def over_slices(operator: Any, fake: Any, info: Any, in_dims: Sequence[Any], arg
 
 def _stacked(tensors: list[Tensor], like: Tensor) -> Tensor:
     return torch.stack(tensors) if tensors else like.new_empty((0, *like.shape))
+
+
+def to_autocast(x: Any) -> Any:
+    """A tensor in the dtype that autocast asks for, unless it is of integers or float64; anything else as it is."""
+    is_cast = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 and x.device.type == "cpu"
+    return x.to(torch.get_autocast_dtype("cpu")) if is_cast else x
+
+
+def _autocast(operator: Any, arguments: tuple[Any, ...], num_cast: int) -> Any:
+    cast = map(to_autocast, arguments[:num_cast])
+    with _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(_C.DispatchKey.AutocastCPU)):
+        return operator(*cast, *arguments[num_cast:])
 
 
 def define(
@@ -225,6 +237,7 @@ def define(
     unread: Sequence[int] = (),
     constant: Sequence[int] = (),
     vmap: Callable[..., Any] | None = None,
+    num_cast: int = 0,
     names: Sequence[str] | None = None,
 ) -> Any:
     """Makes the operator `heed::<name>` with this signature, "(arguments) -> results".
@@ -232,6 +245,7 @@ def define(
     `gradients(needed, of_results, *arguments)` gives those that are needed, by the index of the argument; arguments that the
     caller left away are missing, those at `unread` are None if they are tensors, and with `keeps_results` the results follow.
     The results at `constant` are none that a gradient arrives at. Without `gradients` there is none.
+    Under autocast the first `num_cast` arguments take its dtype.
     `tangents(of_arguments, *arguments)` is the derivative of forward mode. `names` are what messages call the arguments.
     """
     library.define(f"{name}{signature}")
@@ -251,6 +265,8 @@ def define(
     library.impl(name, lambda *given: refuse(names, given, public), "CompositeExplicitAutograd")
     library.impl(name, autograd, "Autograd", with_keyset=True)
     torch.library.register_fake(f"heed::{name}", fake, lib=library)
+    if num_cast:
+        library.impl(name, lambda *given: _autocast(operator, given, num_cast), "AutocastCPU")
     rule = vmap or (lambda info, in_dims, *arguments: over_slices(operator, fake, info, in_dims, arguments))
     torch.library.register_vmap(f"heed::{name}", rule, lib=library)
     return operator

@@ -7,7 +7,7 @@ import functools
 from typing import Any
 
 import torch
-from torch import Tensor, _C
+from torch import Tensor
 
 import heed
 from heed import InvalidArgument, Unsupported, _core, _signatures
@@ -87,20 +87,8 @@ _operator = _dispatch.define(
     _fake,
     gradients=_differentiate,
     keeps_results=True,
+    num_cast=6,
 )
-
-
-def _autocast(*arguments):
-    dtype = torch.get_autocast_dtype("cpu")
-    inputs = (
-        x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
-        for x in arguments[:6]
-    )
-    with _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(_C.DispatchKey.AutocastCPU)):
-        return _operator(*inputs, *arguments[6:])
-
-
-_dispatch.library.impl("longformer", _autocast, "AutocastCPU")
 
 
 @functools.wraps(heed.longformer, assigned=("__name__",))

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, _C
+from torch import Tensor
 
 import heed
 from heed import InvalidArgument, _core, _signatures
@@ -89,20 +89,8 @@ _operator = _dispatch.define(
     keeps_results=True,
     unread=(len(_INPUTS) + len(_NAMES),),  # o
     constant=(1, 2, 3),
+    num_cast=6,
 )
-
-
-def _autocast(*arguments):
-    dtype = torch.get_autocast_dtype("cpu")
-    inputs = (
-        x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
-        for x in arguments[:6]
-    )
-    with _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(_C.DispatchKey.AutocastCPU)):
-        return _operator(*inputs, *arguments[6:])
-
-
-_dispatch.library.impl("nsa", _autocast, "AutocastCPU")
 
 
 @functools.wraps(heed.nsa, assigned=("__name__",))

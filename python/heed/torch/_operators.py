@@ -6,7 +6,7 @@ import os
 import pathlib
 
 import torch
-from torch import Tensor, _C
+from torch import Tensor
 
 from heed import InvalidArgument, _core
 from heed.torch import _dispatch
@@ -119,17 +119,7 @@ def _differentiate(needed, of_results, q, k, v, *options_and_results):
     return dict(zip((i for i, want in zip(at, wanted) if want), found))
 
 
-# --- autocast and vmap ------------------------------------------------------------------------------------------------
-
-
-def _attention_autocast(q, k, v, *options):
-    dtype = torch.get_autocast_dtype("cpu")
-    with _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(_C.DispatchKey.AutocastCPU)):
-        return _attention(*(x.to(dtype) if _is_cast(x) else x for x in (q, k, v)), *options)
-
-
-def _is_cast(x):
-    return x.is_floating_point() and x.dtype != torch.float64 and x.device.type == "cpu"
+# --- vmap -------------------------------------------------------------------------------------------------------------
 
 
 def _attention_vmap(info, in_dims, *arguments):
@@ -162,5 +152,5 @@ _attention = _dispatch.define(
     gradients=_differentiate,
     keeps_results=True,
     vmap=_attention_vmap,
+    num_cast=3,
 )
-_dispatch.library.impl("attention", _attention_autocast, "AutocastCPU")

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 import heed.torch
+from heed.torch.nn._layer import unit
+
 
 class Declined(NamedTuple):
     """What a function returns that does not compute what it was given."""
@@ -143,14 +145,10 @@ def _rg_lru(self, activations, position_ids):
     return o
 
 
-def _unit(x: Tensor) -> Tensor:
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
-
-
 def _delta(name: str, query, key, value, g, beta, initial_state, output_final_state, normalised, one_token=False):
     q, k = query.float(), key.float()
     if normalised:
-        q, k = _unit(q), _unit(k)
+        q, k = unit(q), unit(k)
     if one_token and q.shape[1] == 1 and initial_state is not None and not torch.is_grad_enabled():
         state = initial_state.float().clone()  # originals leave it alone
         step = getattr(heed.torch, f"{name}_step")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor
 
 import heed.torch
 from heed import patterns
+from heed.torch.nn._sparse import attend_counted, counted_patterns
 from heed.transformers._layers import Declined, Method
 
 
@@ -100,17 +100,8 @@ def _bigbird_parts(self, tokens: int) -> list[tuple[heed.Pattern, float]]:
         np.add.at(times, (np.arange(len(drawn))[:, None, None], inner[:, None], drawn), 1)
         if len(_parts) >= 64:
             _parts.clear()
-        _parts[key] = [(patterns.blocks(times == n, self.block_size), math.log(n)) for n in np.unique(times[times > 0])]
+        _parts[key] = counted_patterns(times, self.block_size)
     return _parts[key]
-
-
-def _merged(o: list[Tensor], lse: list[Tensor]) -> Tensor:
-    """One softmax over the keys of all parts; those without keys have an lse of -inf and count for nothing."""
-    if len(o) == 1:
-        return o[0]
-    every = torch.stack(lse)
-    weights = torch.softmax(every.clamp(min=torch.finfo(every.dtype).min), 0).transpose(2, 3)[..., None]
-    return sum(w * x for w, x in zip(weights, o)).to(o[0].dtype)
 
 
 def _bigbird(as_the_paper: bool, self, hidden_states, band_mask, from_mask, to_mask, options):
@@ -127,9 +118,7 @@ def _bigbird(as_the_paper: bool, self, hidden_states, band_mask, from_mask, to_m
     else:
         parts = _bigbird_parts(self, hidden_states.shape[1])
     keys = _keys(to_mask[:, 0, 0] != 0)
-    o, lse = zip(*(heed.torch.attention(q, k, v, pattern=pattern, return_lse=True, **keys) for pattern, _ in parts))
-    merged = _merged(o, [x + log for x, (_, log) in zip(lse, parts)])
-    return (merged * from_mask.transpose(1, 2)).flatten(2), None
+    return (attend_counted(q, k, v, parts, **keys) * from_mask.transpose(1, 2)).flatten(2), None
 
 
 def _bigbird_original(self, hidden_states, band_mask=None, from_mask=None, to_mask=None, from_blocked_mask=None,

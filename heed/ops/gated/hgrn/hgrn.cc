@@ -12,25 +12,13 @@ constexpr Tensor kTensors[] = {
      .gradient = &Gradients::dlog_decay, .values = Tensor::kDecays},
 };
 
-void Place(const scanning::Call& call, const StepInputs& in, scan::Problem& p) {
-  p.x = call.TokensOf(in.x);
-  p.log_decay = call.TokensOf(in.log_decay);
-}
-
-void PlaceGradients(const scanning::Call& call, const Gradients& out, scan::Gradients& g) {
-  g.dx = call.TokensOf(out.dx);
-  g.dlog_decay = call.TokensOf(out.dlog_decay);
-}
-
 }  // namespace
 
 scanning::Definition DefinitionOf(const Options&) {
   return {.tensors = kTensors,
           .state_axes = "BD",
           .rule = scan::Rule::kDecay,
-          .flops = 2,
-          .place = &Place,
-          .place_gradients = &PlaceGradients};
+          .flops = 2};
 }
 
 HEED_DEFINE_RECURRENT(scanning, hgrn)

@@ -25,7 +25,7 @@ double DecayError(double g, double u) {
   return (std::isinf(x) ? 0 : 3 * u * x) + 6 * u * std::min(x, 1.0) + 2 * u;
 }
 
-// Of h before and after tokens.
+// How far h may be off before and after each token.
 Doubles ErrorsOf(const ReferenceChannel& c, double u) {
   Doubles errors = {0.0};
   for (size_t t = 0; t < c.T(); ++t) {

@@ -15,20 +15,6 @@ constexpr Tensor kTensors[] = {
     {.name = "a", .axes = "D", .input = &Inputs::a, .gradient = &Gradients::da},
 };
 
-void Place(const scanning::Call& call, const StepInputs& in, scan::Problem& p) {
-  p.x = call.TokensOf(in.x);
-  p.input_gate = call.TokensOf(in.input_gate);
-  p.recurrence_gate = call.TokensOf(in.recurrence_gate);
-  p.lambda = call.NumbersOf(in.a);
-}
-
-void PlaceGradients(const scanning::Call& call, const Gradients& out, scan::Gradients& g) {
-  g.dx = call.TokensOf(out.dx);
-  g.dinput_gate = call.TokensOf(out.dinput_gate);
-  g.drecurrence_gate = call.TokensOf(out.drecurrence_gate);
-  g.dlambda = call.NumbersOf(out.da);
-}
-
 }  // namespace
 
 scanning::Definition DefinitionOf(const Options& options) {
@@ -36,8 +22,6 @@ scanning::Definition DefinitionOf(const Options& options) {
           .state_axes = "BD",
           .rule = scan::Rule::kGates,
           .flops = 30,
-          .place = &Place,
-          .place_gradients = &PlaceGradients,
           .c = options.c};
 }
 

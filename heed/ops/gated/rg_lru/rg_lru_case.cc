@@ -48,7 +48,7 @@ TokenErrors ErrorsOf(const ReferenceChannel& c, size_t t, double u) {
   return e;
 }
 
-// Of h before and after tokens.
+// How far h may be off before and after each token.
 Doubles StateErrorsOf(const ReferenceChannel& c, double u) {
   Doubles errors = {0.0};
   for (size_t t = 0; t < c.T(); ++t) {

@@ -67,7 +67,7 @@ void ForEachChannel(const recurrent::Inputs& in, const recurrent::Options& optio
   }
 }
 
-// Of each token: the sums before it, relative to exp(common), and its output.
+// Each token has the sums before it, relative to exp(common), and its output.
 struct Pass {
   Doubles num, den, o;
   double last_num = 0, last_den = 0;

@@ -8,7 +8,7 @@ namespace {
 
 using mechanism::Doubles;
 
-// Of a positive scale.
+// The scale is positive.
 Doubles Features(const Doubles& x, double scale) {
   const double c = std::sqrt(scale);
   Doubles y = {1};

@@ -181,7 +181,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
   const mechanism::RoundedTensor q(plain.q, in.q.dtype());
   sums.q = q.view;
   sums.d_o = in.d_o;
-  // Of the gradients of both softmaxes, and how far those are off.
+  // The gradients of both softmaxes, and how far they are off, become those of q and k.
   Tensor dq(plain.q.sizes), dk(plain.k.sizes), dq_error(dq), dk_error(dk);
   recurrent::Gradients gradients, errors;
   gradients.dq = dq.view();

@@ -143,7 +143,7 @@ mechanism::Apart Reads(const Inputs& in, const Options& options) {
   return apart;
 }
 
-// Of a tensor that is written; afterwards nothing else may overlap it.
+// Checks a tensor that is written; afterwards nothing else may overlap it.
 void CheckWrite(const char* op, const char* name, const TensorView& t,
                 const ConstTensorView& like, mechanism::Apart& apart) {
   mechanism::CheckTensor(op, name, t, like.sizes(), like.dtype(), true);

@@ -52,7 +52,7 @@ struct Wide {
   void* data = nullptr;
   int64_t part_stride = 0, head_stride = 0, row_stride = 0;
   int64_t group = 1, size = 0;
-  // Of head `head` of part `part`, row 0.
+  // The offset of row 0 of a head of a part.
   int64_t At(int64_t part, int64_t head) const {
     return part * part_stride + head / group * head_stride + head % group * size;
   }

@@ -278,7 +278,7 @@ TEST(LinformerTest, WorkspaceIsWithinItsBound) {
       const Inputs in = {view({2, T, H, K}), view({2, T, H, K}), view({2, T, H, V}),
                          view({R, T}), view({R, T})};
       const double M = std::max(4.0 * 1024 * 1024, 4.0 * H * (K + V) * R);
-      // Of attention, by its own formulas: a block of 64 rows, or 256 keys, per thread.
+      // Attention takes by its own formulas a block of 64 rows, or 256 keys, per thread.
       const double attention = threads * 4.0 * (64 * (K + 64 + 2 * V) + R * (K + V));
       EXPECT_LE(Workspace(ctx, in, {}), 2 * M + attention + 65536 * threads);
       const double own = threads * 4.0 * (16384 + 384 * (K + 15));

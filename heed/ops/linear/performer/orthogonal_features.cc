@@ -24,7 +24,7 @@ constexpr uint32_t kDirections = 1u << 31, kNorms = kDirections + 1;
 // The C library's logarithms and sines differ in the last bit between versions and CPUs. Of
 // series of these lengths, what is left out is below 1e-17.
 
-// Of x in (0, 1]. log(2^n f) = n log 2 + 2 atanh((f - 1) / (f + 1)), f in [0.7, 1.42).
+// x is in (0, 1]. log(2^n f) = n log 2 + 2 atanh((f - 1) / (f + 1)), f in [0.7, 1.42).
 double Log(double x) {
   const auto bits = std::bit_cast<uint64_t>(x);
   int n = static_cast<int>(bits >> 52) - 1022;

@@ -90,7 +90,7 @@ TEST(OrthogonalFeaturesTest, SquaredNormsAreChiSquared) {
     squares += (n - kD) * (n - kD);
   }
   EXPECT_NEAR(sum / kM, kD, 6 * std::sqrt(2.0 * kD / kM));
-  // Of (x - d)^2 the variance is 8 d (d + 6) - ... < 12 d^2 + 48 d.
+  // The variance of (x - d)^2 is 8 d (d + 6) - ... < 12 d^2 + 48 d.
   EXPECT_NEAR(squares / kM, 2 * kD, 6 * std::sqrt((12.0 * kD * kD + 48 * kD) / kM));
 }
 

@@ -36,7 +36,7 @@ class Maps {
     root_ = std::sqrt(static_cast<double>(W_.size()));
   }
 
-  // Of the keys of a head: their largest product with W, and how far it may be off.
+  // Finds the largest product of a head's keys with W, and how far it may be off.
   void LookAtKeys(const ReferencePlace& place) {
     tokens_ = static_cast<double>(place.tokens.size());
     if (relu_) return;

@@ -9,6 +9,7 @@
 
 #include "heed/core/os.h"
 #include "heed/ops/exact/attention/attend/attend.h"
+#include "heed/ops/exact/attention/attend/attend_internal.h"
 #include "heed/ops/exact/attention/attend/attend_rotary_internal.h"
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
 #include "heed/ops/sparse/certified_attention/certified_internal.h"
@@ -80,24 +81,13 @@ Pattern PatternOf(const KVView& cache, const Selection& selection, int64_t rows)
   return patterns::RowBlocks({index.data(), DType::kI32, {cache.batch, rows, cache.heads, most}}, softmax::kSketchKeys);
 }
 
-void CheckCache(const char* op, const KVView& cache, const ConstTensorView& q) {
+// Such caches have no sketch, so that the other levels meet none.
+void CheckSkips(const char* op, const KVView& cache) {
   using mechanism::Fail;
-  if (!cache.sketch.present) Fail(op, "cache", "has no sketch", "one that was made with a sketch");
-  mechanism::CheckReadable(op, "q", q);
-  if (q.dtype() != cache.dtype) {
-    Fail(op, "q", std::string("has dtype ") + Name(q.dtype()), std::string(Name(cache.dtype)) + " as the cache");
-  }
-  if (q.rank() != 4 || q.size(0) != cache.batch || q.size(3) != cache.dim || q.size(2) % cache.heads != 0) {
-    Fail(op, "q", "has shape " + q.ShapeString(),
-         "[" + std::to_string(cache.batch) + ",T,H," + std::to_string(cache.dim) + "], H a multiple of " +
-             std::to_string(cache.heads));
-  }
-  mechanism::CheckContiguousRows(op, "q", q);
-  const int64_t most = cache.appended.empty() ? 0 : *std::ranges::max_element(cache.appended);
-  if (cache.batch > 0 && q.size(1) > most) {
-    Fail(op, "q", "has " + std::to_string(q.size(1)) + (q.size(1) == 1 ? " query" : " queries"),
-         "at most " + std::to_string(most) + ", the tokens that a sequence was given last");
-  }
+  if (cache.dtype == DType::kF64) Fail(op, "cache", "has dtype f64", "f32, bf16 or f16 at level skip");
+  if (cache.quantized) Fail(op, "cache", "keeps int8 rows", "rows of f32, bf16 or f16 at level skip");
+  if (!cache.first_kept.empty()) Fail(op, "cache", "is a ring", "one that keeps all keys at level skip");
+  if (cache.log_decay_heads > 0) Fail(op, "cache", "keeps log decays", "none at level skip");
 }
 
 void RefuseWhatTheCacheKnows(const char* op, const Options& options) {
@@ -115,7 +105,13 @@ void RefuseWhatTheCacheKnows(const char* op, const Options& options) {
 void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q, const Options& options, const Outputs& out) {
   constexpr char kOp[] = "certified_attention::Attend";
   const os::ScopedFloatControl float_control;
-  CheckCache(kOp, cache, q);
+  const bool skips = options.level == Level::kSkip;
+  if (skips) {
+    CheckSkips(kOp, cache);
+  } else {
+    attention::CheckSketch(kOp, cache);
+  }
+  attention::CheckCacheQueries(kOp, cache, q);
   RefuseWhatTheCacheKnows(kOp, options);
   CheckCall(kOp, {q, {}, {}}, options, out, {cache.batch, q.size(1), cache.heads, cache.value_dim, LongestOf(cache)});
   KVView plain = cache;
@@ -123,6 +119,10 @@ void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q, const O
   if (cache.rotary != nullptr) {
     turned = attention::TurnedQueries(ctx, cache, q);
     plain.rotary = nullptr;
+  }
+  if (skips && options.epsilon >= kLeastEpsilon) {
+    Skip(ctx, attention::AttendProblem(kOp, plain, turned, ExactOptions(options), {out.o, out.lse}), options.epsilon, out);
+    return;
   }
   const SketchedKeys keys = KeysOf(plain, options.level);
   Selection selection(keys, turned, ScaleOf(options, cache.dim), options.causal, options.epsilon, /*rows_share=*/false);
@@ -152,7 +152,7 @@ void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q, const O
   attention::Attend(ctx, plain, turned, exact, {out.o, lse.view()});
   WriteBounds(selection, lse.view(), out);
   if (!out.kept.present()) return;
-  WriteKept(selection, cache.batch, cache.heads, q.size(1), out.kept);
+  WriteKept(selection, cache.heads, out.kept);
 }
 
 }  // namespace heed::certified_attention

@@ -48,16 +48,16 @@ struct Call {
 struct Result {
   Buffer o, bound, lse, kept;
 
-  Result(const KVView& cache, const ConstTensorView& q)
+  Result(const KVView& cache, const ConstTensorView& q, Level level = Level::kSketch)
       : o(q.dtype(), {q.size(0), q.size(1), q.size(2), cache.value_dim}), bound(DType::kF32, {q.size(0), q.size(2), q.size(1)}),
         lse(DType::kF32, {q.size(0), q.size(2), q.size(1)}),
-        kept(DType::kBool, {q.size(0), cache.heads, q.size(1), (*std::ranges::max_element(cache.lengths) + 63) / 64}) {}
+        kept(DType::kBool, {q.size(0), level == Level::kSkip ? q.size(2) : cache.heads, q.size(1), (*std::ranges::max_element(cache.lengths) + 63) / 64}) {}
   Outputs outputs() const { return {o.view(), bound.view(), lse.view(), kept.view()}; }
   bool Kept(int64_t b, int64_t h, int64_t i, int64_t block) const { return kept.Get({b, h, i, block}) != 0; }
 };
 
 Result Certified(Context& ctx, const Call& call, const Options& options) {
-  const Result r(call.cache.view(), call.q.view());
+  const Result r(call.cache.view(), call.q.view(), options.level);
   Attend(ctx, call.cache.view(), call.q.view(), options, r.outputs());
   return r;
 }
@@ -86,11 +86,11 @@ TEST(CertifiedAttend, NoBoundLies) {
     o.page = random.Pick<int64_t>({64, 128, 0});
     o.capacity = 3000;
     o.dtype = random.Pick({DType::kF32, DType::kF32, DType::kBF16, DType::kF16});
-    o.sketch = Sketch::kInt8;
+    Options options;
+    options.level = random.Pick({Level::kSketch, Level::kSketch, Level::kSkip, Level::kSkip, Level::kBox});
+    if (options.level != Level::kSkip) o.sketch = Sketch::kInt8;
     const int64_t group = random.Pick<int64_t>({1, 2, 3, 5}), count = random.Pick<int64_t>({1, 4, 20});
     Call call(kind, random, o, random.Integer(std::max<int64_t>(count, 100), 2000), count, group);
-    Options options;
-    options.level = random.Pick({Level::kSketch, Level::kSketch, Level::kSketch, Level::kBox});
     options.epsilon = random.Pick({0.0005, 0.02, 0.1, 0.5, 0.999});
     options.causal = random.Chance(0.7);
     if (random.Chance(0.3)) options.scale = random.Pick({-0.3, 0.0, 1.0, 3.0});
@@ -103,7 +103,8 @@ TEST(CertifiedAttend, NoBoundLies) {
       ++seen;
       const int64_t visible = options.causal ? tokens - count + i + 1 : tokens;
       const std::vector<double> s = LogitsOf(call.q.view(), call.k.view(), b, i, h, visible, scale);
-      const auto is_kept = [&](int64_t block) { return r.Kept(b, h / group, i, block); };
+      const bool skips = options.level == Level::kSkip;
+      const auto is_kept = [&](int64_t block) { return r.Kept(b, skips ? h : h / group, i, block); };
       const double mass = DroppedMass(s, is_kept), bound = r.bound.Get({b, h, i});
       bool drops = false, ok = true;
       for (int64_t block = 0; block * 64 < visible; ++block) drops = drops || !is_kept(block);
@@ -113,7 +114,7 @@ TEST(CertifiedAttend, NoBoundLies) {
           ok = ok && (std::isfinite(s[static_cast<size_t>(j)]) || is_kept(block));
         }
       }
-      ok = ok && is_kept(0) && is_kept((visible - 1) / 64);
+      ok = ok && (skips || is_kept(0)) && is_kept((visible - 1) / 64);
       bool query_is_number = true;
       for (int64_t e = 0; e < o.dim; ++e) query_is_number = query_is_number && !std::isnan(call.q.Get({b, i, h, e}));
       if (!query_is_number) ok = ok && !drops && bound == 0;
@@ -202,7 +203,7 @@ TEST(CertifiedAttend, AnEpsilonOfZeroIsDenseBitForBit) {
   Context ctx(2);
   const KVCache::Options o = {.batch = 2, .heads = 2, .dim = 16, .value_dim = 16, .sketch = Sketch::kInt8};
   Call call(Keys::kLowRank, random, o, 900, 2, 2);
-  for (const Level level : {Level::kAuto, Level::kSketch}) {
+  for (const Level level : {Level::kAuto, Level::kSketch, Level::kSkip}) {
     const Options options = {.epsilon = 0, .level = level, .causal = true};
     const Result r = Certified(ctx, call, options);
     const Result dense(call.cache.view(), call.q.view());
@@ -330,7 +331,7 @@ TEST(CertifiedAttend, BadInputNamesTheArgumentAndWritesNothing) {
   };
   const Outputs out = r.outputs();
   const ConstTensorView q = call.q.view();
-  expect(bare, q, {}, out, "cache has no sketch, expected one that was made with a sketch");
+  expect(bare, q, {}, out, "cache has no sketch, expected a cache that was made with one");
   for (const double epsilon : {-0.1, 1.0, 2.0, std::nan("")}) {
     expect(call.cache, q, {.epsilon = epsilon}, out, "epsilon is ");
   }

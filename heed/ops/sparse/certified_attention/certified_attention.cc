@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "heed/core/os.h"
+#include "heed/engines/softmax/skipping.h"
+#include "heed/engines/softmax/visit.h"
 #include "heed/ops/exact/attention/attention_internal.h"
 #include "heed/ops/sparse/certified_attention/certified_internal.h"
 #include "heed/ops/sparse/common/pattern.h"
@@ -112,7 +114,68 @@ void GiveUp(Context& ctx, int64_t batch, int64_t heads, Selection& selection) {
   }
 }
 
+void CheckNumbers(const char* op, const Options& options) {
+  using mechanism::Fail;
+  if (!(options.epsilon >= 0 && options.epsilon < 1)) {
+    Fail(op, "epsilon", "is " + mechanism::Text(options.epsilon), "a number from 0 on and below 1");
+  }
+  if (options.scale && !std::isfinite(*options.scale)) {
+    Fail(op, "scale", "is " + mechanism::Text(*options.scale), "a finite number");
+  }
+}
+
+// What attention itself takes.
+void CheckInputs(const char* op, const ConstTensorView& q, const Options& options) {
+  using mechanism::Fail;
+  if (q.rank() != 4) Fail(op, "q", "has shape " + q.ShapeString(), "[B,T,H,D]");
+  if (q.dtype() == DType::kF64) Fail(op, "q", "has dtype f64", "f32, bf16 or f16");
+  CheckNumbers(op, options);
+}
+
 }  // namespace
+
+void Skip(Context& ctx, const softmax::Problem& p, double epsilon, const Outputs& out) {
+  softmax::Skips skips;
+  skips.epsilon = epsilon;
+  if (const TensorView& t = out.bound; t.present()) skips.bound = {t.data(), t.stride(0), t.stride(2), t.stride(1)};
+  if (const TensorView& t = out.kept; t.present()) {
+    skips.kept = {t.data(), DType::kBool, t.stride(0), t.stride(1), t.stride(2), t.stride(3)};
+    for (int64_t b = 0; b < t.size(0); ++b) {
+      for (int64_t h = 0; h < t.size(1); ++h) {
+        for (int64_t i = 0; i < t.size(2); ++i) {
+          for (int64_t j = 0; j < t.size(3); ++j) {
+            *(t.as<bool>() + b * t.stride(0) + h * t.stride(1) + i * t.stride(2) + j * t.stride(3)) = false;
+          }
+        }
+      }
+    }
+  }
+  softmax::ForwardSkipping(ctx, p, skips);
+}
+
+Explanation Explain(const Context& ctx, const Inputs& in, const Options& options) {
+  constexpr char kOp[] = "certified_attention::Explain";
+  const attention::Inputs inputs = {in.q, in.k, in.v};
+  const softmax::Problem p = attention::CheckedProblem(kOp, inputs, ExactOptions(options), {}, attention::Use::kExplain);
+  CheckInputs(kOp, in.q, options);
+  Explanation e = attention::Explain(ctx, inputs, ExactOptions(options));
+  if (options.epsilon < kLeastEpsilon) return e;
+  if (options.level != Level::kSkip) {
+    e.why += options.level == Level::kBox ? ", over the blocks that boxes around the keys do not rule out"
+                                          : ", over the blocks that a sketch of the keys does not rule out";
+    const int64_t blocks = in.k.size(0) * in.k.size(2) * BlocksOf(in.k.size(1));
+    e.workspace_bytes += blocks * SketchLayout(in.k.size(3)).block_stride;
+    return e;
+  }
+  const softmax::SkippingPlan plan = softmax::PlanSkipping(ctx, p);
+  e.kernel = plan.kernel;
+  e.target = plan.target;
+  e.why = "all logits, and the values of tiles of " + std::to_string(plan.grid.tile) + " keys that weigh enough";
+  e.workspace_bytes = plan.workspace_bytes;
+  e.visited_pairs = softmax::VisitedPairs(p, plan.lanes, plan.grid);
+  e.invariant = true;
+  return e;
+}
 
 void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out) {
   constexpr char kOp[] = "certified_attention::Forward";
@@ -121,10 +184,10 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   const attention::Inputs inputs = {in.q, in.k, in.v};
   const softmax::Problem p =
       attention::CheckedProblem(kOp, inputs, exact, {out.o, out.lse}, attention::Use::kForward);
-  if (in.q.rank() != 4) mechanism::Fail(kOp, "q", "has shape " + in.q.ShapeString(), "[B,T,H,D]");
-  if (in.q.dtype() == DType::kF64) mechanism::Fail(kOp, "q", "has dtype f64", "f32, bf16 or f16");
+  CheckInputs(kOp, in.q, options);
   const int64_t batch = in.q.size(0), rows = in.q.size(1), heads = in.k.size(2);
   CheckCall(kOp, in, options, out, {batch, rows, heads, in.v.size(3), in.k.size(1)});
+  if (options.level == Level::kSkip && options.epsilon >= kLeastEpsilon) return Skip(ctx, p, options.epsilon, out);
   SketchedKeys keys = KeysOf(p, batch);
   if (!options.causal) {  // where rows stand says nothing then, but patterns have no positions below 0
     for (SketchedKeys::Sequence& s : keys.sequences) s.start = 0;
@@ -144,18 +207,12 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   }
   attention::Forward(ctx, inputs, exact, {out.o, lse.view()});
   WriteBounds(selection, lse.view(), out);
-  if (out.kept.present()) WriteKept(selection, batch, heads, rows, out.kept);
+  if (out.kept.present()) WriteKept(selection, heads, out.kept);
 }
 
 void CheckCall(const char* op, const Inputs& in, const Options& options, const Outputs& out,
                const Sizes& sizes) {
-  using mechanism::Fail;
-  if (!(options.epsilon >= 0 && options.epsilon < 1)) {
-    Fail(op, "epsilon", "is " + mechanism::Text(options.epsilon), "a number from 0 on and below 1");
-  }
-  if (options.scale && !std::isfinite(*options.scale)) {
-    Fail(op, "scale", "is " + mechanism::Text(*options.scale), "a finite number");
-  }
+  CheckNumbers(op, options);
   const ConstTensorView& q = in.q;
   const int64_t heads = q.size(2);
   mechanism::Apart apart;
@@ -168,7 +225,8 @@ void CheckCall(const char* op, const Inputs& in, const Options& options, const O
   if (out.bound.present()) rows("bound", out.bound, {sizes.batch, heads, sizes.rows}, DType::kF32);
   if (out.lse.present()) rows("lse", out.lse, {sizes.batch, heads, sizes.rows}, DType::kF32);
   if (out.kept.present()) {
-    rows("kept", out.kept, {sizes.batch, sizes.key_heads, sizes.rows, BlocksOf(sizes.keys)}, DType::kBool);
+    const int64_t kept_heads = options.level == Level::kSkip ? heads : sizes.key_heads;
+    rows("kept", out.kept, {sizes.batch, kept_heads, sizes.rows, BlocksOf(sizes.keys)}, DType::kBool);
   }
 }
 
@@ -184,11 +242,11 @@ void WriteBounds(const Selection& selection, const TensorView& lse, const Output
   }
 }
 
-void WriteKept(const Selection& selection, int64_t batch, int64_t heads, int64_t rows, const TensorView& kept) {
-  for (int64_t b = 0; b < batch; ++b) {
-    for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t i = 0; i < rows; ++i) {
-        const uint8_t* const from = selection.Kept(b, h, selection.SetOf(b, i));
+void WriteKept(const Selection& selection, int64_t key_heads, const TensorView& kept) {
+  for (int64_t b = 0; b < kept.size(0); ++b) {
+    for (int64_t h = 0; h < kept.size(1); ++h) {
+      for (int64_t i = 0; i < kept.size(2); ++i) {
+        const uint8_t* const from = selection.Kept(b, h * key_heads / kept.size(1), selection.SetOf(b, i));
         for (int64_t j = 0; j < selection.blocks(); ++j) {
           *(kept.as<bool>() + b * kept.stride(0) + h * kept.stride(1) + i * kept.stride(2) + j * kept.stride(3)) =
               from[j] != 0;

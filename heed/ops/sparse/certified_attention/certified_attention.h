@@ -15,6 +15,13 @@
 // S begins with the first block and the last one that the row sees, and takes others in falling order of their upper sums,
 // ties to the lower index, until that holds. Where it does not hold before, S is everything: bound 0.
 //
+// At level kSkip nothing is known of keys before, and each row and query head has an S of its own. All logits are computed,
+// and of keys outside S values alone are not read. A row takes its tiles of 64 keys in order (128 where pairs of bf16 are
+// multiplied), W being the sum of e^s over the tile in which its keys end and over all tiles up to the one at hand, this one
+// included, and leaves it out, unless it is the last one, if all that has been left out, it included, is at most
+//
+//   epsilon W (keys up to here) / (keys of the row).
+//
 // Derivation, rounding, and what is not promised: README.md.
 #ifndef HEED_OPS_SPARSE_CERTIFIED_ATTENTION_CERTIFIED_ATTENTION_H_
 #define HEED_OPS_SPARSE_CERTIFIED_ATTENTION_CERTIFIED_ATTENTION_H_
@@ -32,8 +39,8 @@ namespace heed::certified_attention {
 
 // By what keys are bounded. kAuto is kSketch that gives up where little can be left out. kBox takes the least and the
 // greatest value of each channel in every 64 keys in place of their sketches: a sixth of the reading, and bounds that say
-// next to nothing unless keys that follow each other are alike in every channel.
-enum class Level { kAuto, kSketch, kBox };
+// next to nothing unless keys that follow each other are alike in every channel. kSkip multiplies the keys themselves.
+enum class Level { kAuto, kSketch, kBox, kSkip };
 
 // Sizes: B sequences, Tq queries, Tk keys, Hq query heads, Hkv key and value heads (Hq a multiple of it; head h reads key
 // head h / (Hq / Hkv)), D, Dv >= 1. One dtype for all three: f32, bf16 or f16. The last axis is contiguous; the others have
@@ -62,11 +69,11 @@ struct Outputs {
   TensorView o;      // [B, Tq, Hq, Dv] in q's dtype
   TensorView bound;  // [B, Hq, Tq] f32
   TensorView lse;    // [B, Hq, Tq] f32: over the keys of S alone
-  TensorView kept;   // [B, Hkv, Tq, N] bool: S
+  TensorView kept;   // [B, Hkv, Tq, N] bool: S. At level kSkip [B, Hq, Tq, N]
 };
 
 // Computes o, and what else is present. Rows whose positions have the same quotient by 64 share S, the union of what they
-// need, and so do the query heads of a key head; each row has a bound of its own.
+// need, and so do the query heads of a key head, but for level kSkip; each row has a bound of its own.
 //
 // kAuto. Rows of the last 64 positions and of 64 in the middle are chosen for first. A key head that keeps more than 70 %
 // of their visible blocks is dense (bound 0).
@@ -76,20 +83,27 @@ struct Outputs {
 // infinity sees all, with bound 0. There is no backward pass: a choice has no gradient.
 //
 // Reproducibility and precision are those of attention with a pattern, and with epsilon 0 without one. S and bounds depend on
-// the queries that share S and on the keys alone, and on the SIMD target.
+// the queries that share S and on the keys alone, and on the SIMD target. At level kSkip no matrix tiles are used.
 //
 // Cost. The sketch is made for the call, and bounds take two exponentials per pair, so that it is no faster than dense
-// attention: what it gives is the bound. Memory beyond attention's: the sketch, and up to 32 MiB.
+// attention: what it gives is the bound. Memory beyond attention's: the sketch, and up to 32 MiB. Level kSkip has the first
+// half of dense attention's products, a few percent for its bounds, and the second half where any of the rows that are
+// computed together (16 with AVX-512, 8 with AVX2) keeps a tile.
 //
 // Throws InvalidArgument as attention does, for an epsilon outside [0, 1), and for f64. On throw nothing has been written.
 HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options, const Outputs& out);
 
-// Computes o and lse over the keys of the blocks that are marked in `kept`, [B, Hkv, Tq, N] bool, and in place of the bound
-// tau itself: written for reading, scalar, one thread, all in double. Outputs may have dtype f64.
+// What Forward would run. What can be left out depends on data, so pairs and flops are those of dense attention.
+using Explanation = attention::Explanation;
+HEED_API Explanation Explain(const Context& ctx, const Inputs& in, const Options& options);
+
+// Computes o and lse over the keys of the blocks that are marked in `kept`, of Outputs' shape, and in place of the bound tau
+// itself: written for reading, scalar, one thread, all in double. Outputs may have dtype f64.
 HEED_API void Reference(const Inputs& in, const Options& options, const ConstTensorView& kept, const Outputs& out);
 
 // Attention over a cache that has a sketch, as attention::Attend() computes it, over S. The query heads of a key head
-// share S, the union of what they need, because its rows are read once for all of them.
+// share S, the union of what they need, because its rows are read once for all of them. Level kSkip needs no sketch, and
+// takes caches of f32, bf16 and f16 without log decays.
 //
 // A row that sees no key, or stands beyond the appended tokens, has o = 0, lse = -inf and bound 0. A key with NaN or
 // infinity is never left out: the row's o and lse are NaN as in dense attention, and so is its bound. A query with NaN or
@@ -102,15 +116,17 @@ HEED_API void Reference(const Inputs& in, const Options& options, const ConstTen
 // remembered. At the other levels nothing is remembered or looked up.
 //
 // Reproducibility. Bits of o and lse are those of attention::Attend() with the pattern row_blocks of S. S and bound depend
-// on the row's query, those of its group, and the keys alone, and on the SIMD target.
+// on the row's query, those of its group, and the keys alone, and on the SIMD target. At level kSkip they are those of
+// Forward() too, unless that takes matrix tiles.
 //
 // Cost. The sketch is read once per 4 rows of a key head, D + 8 bytes per key, or the boxes once per row, 12 D bytes per
-// 64 keys; then the rows of S.
+// 64 keys; then the rows of S. At level kSkip all keys are read, and values where any query of a key head keeps a tile; the
+// keys of a head are not shared out among threads.
 //
 // Options. Those that say where rows are (align, query_starts, key_lengths, query_lengths) the cache knows, and refuses.
 //
-// Throws InvalidArgument as attention::Attend() does, for an epsilon outside [0, 1), and for a cache without a sketch. On
-// throw nothing has been written.
+// Throws InvalidArgument as attention::Attend() does, for an epsilon outside [0, 1), and for a cache without a sketch at
+// other levels than kSkip. On throw nothing has been written.
 HEED_API void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q, const Options& options,
                      const Outputs& out);
 

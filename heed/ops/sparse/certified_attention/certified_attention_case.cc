@@ -3,6 +3,7 @@
 // epsilon. Whether bounds hold is what certified_attend_test.cc asks.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -57,13 +58,23 @@ double Largest(const ConstTensorView& t) {
   return most;
 }
 
+std::string NameOf(Level level) {
+  switch (level) {
+    case Level::kAuto: return "auto";
+    case Level::kSketch: return "sketch";
+    case Level::kBox: return "box";
+    case Level::kSkip: return "skip";
+  }
+  return "";
+}
+
 Case ToCase(Problem problem) {
   attention::DescribeOutputs(problem.dense);
   const auto p = std::make_shared<const Problem>(problem);
   const ConstTensorView &q = p->dense.in.q, &k = p->dense.in.k, &v = p->dense.in.v;
   Case c = attention::MakeCase(p->dense);
   c.title = "certified_attention epsilon=" + std::to_string(p->epsilon) +
-            (p->level == Level::kAuto ? " auto " : p->level == Level::kBox ? " box " : " sketch ") + c.title;
+            " " + NameOf(p->level) + " " + c.title;
   const auto dense = c.reference;
   c.outputs.push_back({"bound", DType::kF32, p->dense.LseSizes(), {}});
   c.reference = [p, dense, v](std::span<const TensorView> expected, std::span<const TensorView> tolerance) {
@@ -82,7 +93,7 @@ Case ToCase(Problem problem) {
   const int64_t Tk = k.size(1), added = std::min(q.size(1), Tk);
   const auto cache = std::make_shared<KVCache>(KVCache::Options{.batch = q.size(0), .heads = k.size(2), .dim = k.size(3),
                                                                 .value_dim = v.size(3), .dtype = q.dtype(),
-                                                                .sketch = Sketch::kInt8});
+                                                                .sketch = p->level == Level::kSkip ? Sketch::kNone : Sketch::kInt8});
   cache->Append(k.Slice(1, 0, Tk - added), v.Slice(1, 0, Tk - added));
   cache->Append(k.Slice(1, Tk - added, Tk), v.Slice(1, Tk - added, Tk));
   c.run = [p, cache](Context& ctx, std::span<const TensorView> views) {
@@ -114,8 +125,8 @@ Case MakeCase(const CaseRequest& request) {
     begin = end + 1;
     if (word == "causal") {
       p.dense.options.causal = true;
-    } else if (word == "sketch") {
-      p.level = Level::kSketch;
+    } else if (word == "sketch" || word == "skip") {
+      p.level = word == "skip" ? Level::kSkip : Level::kSketch;
     } else if (word.starts_with(kEpsilon)) {
       p.epsilon = std::stod(word.substr(kEpsilon.size()));
     } else {
@@ -138,7 +149,7 @@ Case RandomCase(DType dtype, uint64_t seed) {
   const int64_t Tq = std::min(Tk, random.Chance(0.5) ? random.Integer(1, 4) : random.Integer(1, 80));
   const int64_t D = random.Integer(1, 40), Dv = random.Integer(1, 20);
   p.step = random.Chance(0.5);
-  p.level = random.Pick({Level::kAuto, Level::kSketch, Level::kBox});
+  p.level = random.Pick({Level::kAuto, Level::kSketch, Level::kBox, Level::kSkip});
   p.epsilon = random.Pick({0.0, 0.02, 0.2, 0.9});
   const auto tensor = [&](int64_t tokens, int64_t heads, int64_t channels) {
     Shape strides = {tokens * heads * channels, heads * channels, channels, 1};
@@ -170,19 +181,17 @@ Case RandomCase(DType dtype, uint64_t seed) {
   return ToCase(p);
 }
 
-// What `heed run` does with a file: every option at its default.
-TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
+// What `heed run` does with a file: every option at its default, the level too unless it is given.
+TensorCall CallAt(Level level, const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
   attention::Problem dense;
   dense.in = {tensors.at("q"), tensors.at("k"), tensors.at("v")};
   dense.options.scale = scale;
-  const attention::Explanation plan = attention::Explain(ctx, dense.in, dense.options);  // checks everything first
   const Inputs in = {dense.in.q, dense.in.k, dense.in.v};
-  if (in.q.dtype() == DType::kF64) {
-    throw InvalidArgument("certified_attention: q has dtype f64, expected f32, bf16 or f16");
-  }
-  attention::DescribeOutputs(dense);
   Options options;
+  options.level = level;
   options.scale = scale;
+  const Explanation plan = Explain(ctx, in, options);  // checks everything first
+  attention::DescribeOutputs(dense);
   return {.outputs = {dense.o},
           .run = [in, options](Context& run_ctx, std::span<const TensorView> views) {
             Forward(run_ctx, in, options, {views[0], {}, {}, {}});
@@ -190,7 +199,7 @@ TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<do
           .causal = false,
           .kernel = plan.kernel,
           .target = plan.target,
-          .why = "attention over the blocks that a sketch of the keys does not rule out",
+          .why = plan.why,
           .flops = plan.flops,
           .workspace_bytes = plan.workspace_bytes};
 }
@@ -202,14 +211,15 @@ OpEntry Entry() {
           .family = "sparse",
           .passes = {"forward", "step"},
           .dtypes = {DType::kF32, DType::kBF16, DType::kF16},
-          .variants = {"causal", "epsilon=0.02", "sketch"},
+          .variants = {"causal", "epsilon=0.02", "sketch", "skip"},
           .flops = "2 (D + Dv) per kept pair, and of all pairs 4 D of bytes",
           .bytes = "step: B Tk Hkv (D + 8), and of kept keys (D + Dv) size",
           .state = "a cache of keys and values with a sketch",
           .make_case = &MakeCase,
           .random_case = &RandomCase,
           .inputs = {{"q", "BTHK"}, {"k", "BTGK"}, {"v", "BTGV"}},
-          .call = &CallOn};
+          .call = std::bind_front(&CallAt, Level::kAuto),
+          .settings = {{"level=skip", std::bind_front(&CallAt, Level::kSkip)}}};
 }
 
 }  // namespace heed::certified_attention

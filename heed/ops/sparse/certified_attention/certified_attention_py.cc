@@ -2,7 +2,10 @@
 #include "heed/ops/sparse/certified_attention/certified_attention_py.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <shared_mutex>
 #include <span>
@@ -13,9 +16,11 @@
 #include <vector>
 
 #include "docstrings/certified_attention.h"
+#include "heed/engines/softmax/sketch.h"
 #include "heed/ops/exact/attention/attend/attend_py.h"
 #include "heed/ops/exact/attention/attention_options_py.h"
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
+#include "heed/ops/sparse/common/pattern.h"
 #include "python/arguments.h"
 #include "python/docstring.h"
 #include "python/layout.h"
@@ -64,10 +69,17 @@ void ReadInput(attention::Call& call, const Argument& a) {
 }
 void ReadEpsilon(attention::Call& call, const Argument& a) { Own(call).own.epsilon = ToFinite(a); }
 void ReadLevel(attention::Call& call, const Argument& a) {
-  constexpr char kExpected[] = "'auto', 'sketch' or 'box'";
+  constexpr char kExpected[] = "'auto', 'sketch', 'box' or 'skip'";
+  constexpr std::pair<std::string_view, Level> kLevels[] = {
+      {"auto", Level::kAuto}, {"sketch", Level::kSketch}, {"box", Level::kBox}, {"skip", Level::kSkip}};
   const std::string name = ToString(a, kExpected);
-  if (name != "auto" && name != "sketch" && name != "box") Fail(a, kExpected);
-  Own(call).own.level = name == "auto" ? Level::kAuto : name == "box" ? Level::kBox : Level::kSketch;
+  for (const auto& [of, level] : kLevels) {
+    if (of == name) {
+      Own(call).own.level = level;
+      return;
+    }
+  }
+  Fail(a, kExpected);
 }
 
 using K = attention::Inputs;
@@ -143,6 +155,21 @@ nb::object RunForward(const nb::args& args, const nb::kwargs& kwargs) {
   return Returned(call, results, bound);
 }
 
+nb::dict RunExplain(DType dtype, int num_threads, PyObject* kwargs) {
+  static const Keywords keywords = Joined({kInputs, kCertificate, OptionsThat(&IsTaken), attention::ResultKeywords()});
+  if (kwargs != nullptr) RefuseOthers(kOp, &IsTaken, nb::borrow<nb::kwargs>(kwargs));
+  Call call;
+  call.describe = true;
+  call.arrays.AllowShapes(dtype);
+  Read<attention::Call>(kOp, keywords, std::size(kInputs), nullptr, kwargs, call);
+  attention::CheckForResults(kOp, call);
+  const Context& ctx = ThreadContext(num_threads);
+  Explanation x;
+  Compute(kOp, kRenamed, [&] { x = Explain(ctx, {call.in.q, call.in.k, call.in.v}, call.all_options()); });
+  return Described(x.kernel, x.target, x.why, x.flops, x.bytes, x.workspace_bytes, x.visited_pairs, x.invariant,
+                   call.arrays.copied());
+}
+
 // Without an epsilon, the keywords that are left to attention.
 std::optional<nb::kwargs> WithoutEpsilon(const char* op, const nb::kwargs& kwargs) {
   const auto given = [&](const char* name) {
@@ -186,13 +213,16 @@ void Run(const char* op, Context& ctx, const CacheOwner& cache, const Call& call
 
 constexpr Said kSaid[] = {
     {"align", "where query 0 stands: 'bottom_right', at Tk - Tq; 'top_left', at 0; or positions [B]"},
-    {"level", "'sketch'; 'auto', which is that where it pays and else dense; or 'box', bounds from the range of each channel"},
+    {"level", "'sketch'; 'auto', which is that where it pays and else dense; 'box', bounds from the range of each channel; or "
+              "'skip', which multiplies all keys and does without values alone, each row and head by itself"},
 };
 constexpr Said kAttendSaid[] = {
     {"epsilon", "None, or the most that a row may do without, from 0 on and below 1: blocks of keys are left out whose sketch "
-                "proves that they weigh no more. Needs a cache with sketch='int8', and takes no options but scale and causal"},
+                "proves that they weigh no more. Needs a cache with sketch='int8', unless level is 'skip', and takes no options but "
+                "scale and causal"},
     {"level", "with epsilon: 'sketch'; 'auto', which leaves heads alone for a while that kept more than 70 % of their "
-              "blocks; or 'box', bounds from the range of each channel"},
+              "blocks; 'box', bounds from the range of each channel; or 'skip', which multiplies all keys and does without values "
+              "alone"},
     {"return_bound", "with epsilon: whether the bound of what each row does without is returned too, [batch, Hq, T]"},
 };
 
@@ -212,8 +242,7 @@ Example:
 
 constexpr char kSignature[] =
     "def certified_attention(q: Array, k: Array, v: Array, *, epsilon: float = 0.02, "
-    "level: typing.Literal['auto', 'sketch', 'box'] = 'auto', **options) -> ";
-
+    "level: typing.Literal['auto', 'sketch', 'box', 'skip'] = 'auto', **options) -> ";
 
 // attend's signature, in which **options stands for those of attention.
 std::string Unspelled(bool bound, bool lse) {
@@ -221,39 +250,74 @@ std::string Unspelled(bool bound, bool lse) {
   std::string result = "Result";
   if (bound || lse) result = std::string("tuple[Result, Result") + (bound && lse ? ", Result]" : "]");
   return std::string("def attend(self, q: Array, *, causal: bool = True, tree: Ints | None = None, return_lse: ") +
-         (lse ? kYes : kNo) + ", epsilon: float | None = None, level: typing.Literal['auto', 'sketch', 'box'] = 'auto', " + "return_bound: " +
+         (lse ? kYes : kNo) + ", epsilon: float | None = None, level: typing.Literal['auto', 'sketch', 'box', 'skip'] = 'auto', return_bound: " +
          (bound ? kYes : kNo) + ", **options) -> " + result;
 }
 
-// The blocks of 64 keys that a row keeps, bool [B, Hkv, Tq, N], for benchmarks and tests: of keys, or of a cache.
-nb::object KeptOf(nb::handle q, nb::handle k, nb::handle v, double epsilon, nb::handle level, bool causal) {
-  Call call;
-  call.own.epsilon = epsilon;
-  ReadLevel(call, {kOp, kLevel, level});
-  call.options.causal = causal;
-  call.in = {call.arrays.Read({kOp, "q", q}, Kind::kFloat), call.arrays.Read({kOp, "k", k}, Kind::kFloat),
-             call.arrays.Read({kOp, "v", v}, Kind::kFloat)};
-  const int64_t B = call.in.q.size(0), Tq = call.in.q.size(1), Tk = call.in.k.size(1);
-  const int64_t sizes[] = {B, call.in.k.size(2), Tq, (Tk + 63) / 64}, o_sizes[] = {B, Tq, call.in.q.size(2), call.in.v.size(3)};
-  NewArray kept(kOp, DType::kBool, sizes), o(kOp, call.in.q.dtype(), o_sizes);
-  Compute(kOp, kRenamed, [&] {
-    Forward(ThreadContext(call.num_threads), {call.in.q, call.in.k, call.in.v}, call.all_options(), {o.view, {}, {}, kept.view});
-  });
-  return kept.array;
-}
-nb::object KeptOfCache(const CacheOwner& cache, nb::handle q, double epsilon, nb::handle level) {
-  Call call;
-  call.own.epsilon = epsilon;
-  ReadLevel(call, {kOp, kLevel, level});
-  call.options.causal = true;
-  call.in.q = call.arrays.Read({kOp, "q", q}, Kind::kFloat);
+// What run(outputs) chooses, as the blocks of each row. It computes attention over them too, which nobody looks at.
+// Query heads choose for themselves at level skip, else key heads do.
+template <class Run>
+Pattern Chosen(const Call& call, int64_t key_heads, int64_t keys, int64_t value_dim, const Run& run) {
+  const ConstTensorView& q = call.in.q;
+  const int64_t B = q.size(0), T = q.size(1), N = (keys + softmax::kSketchKeys - 1) / softmax::kSketchKeys;
+  const int64_t H = call.own.level == Level::kSkip ? q.size(2) : key_heads, num_lists = B * T * H;
+  const auto marks = std::make_unique<bool[]>(static_cast<size_t>(num_lists * N));
+  std::vector<std::byte> o(static_cast<size_t>(B * T * q.size(2) * value_dim) * SizeOf(q.dtype()));
+  run(Outputs{{o.data(), q.dtype(), {B, T, q.size(2), value_dim}},
+              {},
+              {},
+              {marks.get(), DType::kBool, {B, H, T, N}, {T * H * N, N, H * N, 1}}});
   int64_t most = 0;
-  for (const int64_t length : cache.base().lengths()) most = std::max(most, length);
-  const int64_t B = call.in.q.size(0), Tq = call.in.q.size(1);
-  const int64_t sizes[] = {B, cache.heads, Tq, (most + 63) / 64}, o_sizes[] = {B, Tq, call.in.q.size(2), cache.value_dim};
-  NewArray kept(kOp, DType::kBool, sizes), o(kOp, call.in.q.dtype(), o_sizes);
-  Run(kOp, ThreadContext(call.num_threads), cache, call, {o.view, {}, {}, kept.view});
-  return kept.array;
+  const auto list = [&](int64_t at) { return std::span(marks.get() + at * N, static_cast<size_t>(N)); };
+  for (int64_t at = 0; at < num_lists; ++at) most = std::max<int64_t>(most, std::ranges::count(list(at), true));
+  std::vector<int32_t> index(static_cast<size_t>(num_lists * most), -1);
+  for (int64_t at = 0; at < num_lists; ++at) {
+    int32_t* to = index.data() + at * most;
+    for (int64_t block = 0; block < N; ++block) {
+      if (list(at)[static_cast<size_t>(block)]) *to++ = static_cast<int32_t>(block);
+    }
+  }
+  return patterns::RowBlocks({index.data(), DType::kI32, {B, T, H, most}}, softmax::kSketchKeys);
+}
+
+// heed.select.certified: of keys or of a cache, which come first; the rest are keywords.
+Pattern Select(const nb::args& args, const nb::kwargs& kwargs) {
+  constexpr char kSelector[] = "certified";
+  constexpr Renamed kNames[] = {{"query_starts", "align"}, {"cache", "k"}};
+  static const Keywords keywords =
+      Joined({std::span(kInputs).first(1), kCertificate, OptionsThat(&IsTaken), attention::ThreadsKeyword()});
+  Call call;
+  call.arrays.AllowTorch();
+  Read<attention::Call>(kSelector, keywords, 0, nb::tuple().ptr(), kwargs.ptr(), call);
+  const ConstTensorView& q = call.in.q;
+  CheckQueries(kSelector, q, "[B,Tq,Hq,D]");
+  const nb::object keys = args[0];
+  const CacheOwner* cache = nullptr;
+  if (!nb::try_cast(keys, cache)) cache = nullptr;
+  if (cache == nullptr) {
+    call.in.k = call.arrays.Read({kSelector, "k", keys}, Kind::kFloat);
+    if (call.in.k.rank() != 4) Fail(kSelector, "k", "has shape " + call.in.k.ShapeString(), "[B,Tk,Hkv,D]");
+  }
+  ArrayLayout layout;
+  const bool of_torch = ImportTorch({kSelector, "q", kwargs["q"]}, layout);
+  Context& ctx = of_torch ? TorchContext(call.num_threads) : ThreadContext(call.num_threads);
+  Pattern pattern;
+  Compute(kSelector, kNames, [&] {
+    if (cache != nullptr) {
+      const std::shared_lock lock(cache->mutex);
+      const KVView view = cache->base().view();
+      const int64_t longest = view.lengths.empty() ? 0 : *std::ranges::max_element(view.lengths);
+      pattern = Chosen(call, view.heads, longest, view.value_dim,
+                       [&](const Outputs& out) { Attend(ctx, view, q, call.all_options(), out); });
+      return;
+    }
+    constexpr double kZero = 0;  // in every dtype: values have no say
+    const ConstTensorView& k = call.in.k;
+    const ConstTensorView v(&kZero, k.dtype(), {k.size(0), k.size(1), k.size(2), 1}, {0, 0, 0, 1});
+    pattern = Chosen(call, k.size(2), k.size(1), 1,
+                     [&](const Outputs& out) { Forward(ctx, {q, k, v}, call.all_options(), out); });
+  });
+  return pattern;
 }
 
 }  // namespace
@@ -297,8 +361,8 @@ void Bind(nb::module_& m) {
   const std::string text = Docstring(doc::kForward, forward, {kSaid, doc::kCertifiedAttentionFields}, kInPython);
   m.def(kOp, &RunForward, nb::sig(forward), text.c_str());
   m.def(kOp, &RunForward, nb::sig(with_lse), text.c_str());
-  m.def("_certified_kept", &KeptOf);
-  m.def("_certified_kept_of_cache", &KeptOfCache);
+  m.def("_certified", &Select);
+  RegisterExplain(kOp, &RunExplain);
 }
 
 }  // namespace heed::certified_attention

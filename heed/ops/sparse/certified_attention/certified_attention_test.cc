@@ -37,16 +37,16 @@ struct Call {
 struct Result {
   Buffer o, bound, lse, kept;
 
-  explicit Result(const Inputs& in, bool wide = false)
+  explicit Result(const Inputs& in, bool wide = false, Level level = Level::kSketch)
       : o(wide ? DType::kF64 : in.q.dtype(), {in.q.size(0), in.q.size(1), in.q.size(2), in.v.size(3)}),
         bound(wide ? DType::kF64 : DType::kF32, {in.q.size(0), in.q.size(2), in.q.size(1)}),
         lse(wide ? DType::kF64 : DType::kF32, {in.q.size(0), in.q.size(2), in.q.size(1)}),
-        kept(DType::kBool, {in.q.size(0), in.k.size(2), in.q.size(1), (in.k.size(1) + 63) / 64}) {}
+        kept(DType::kBool, {in.q.size(0), (level == Level::kSkip ? in.q : in.k).size(2), in.q.size(1), (in.k.size(1) + 63) / 64}) {}
   Outputs outputs() const { return {o.view(), bound.view(), lse.view(), kept.view()}; }
 };
 
 Result Certified(Context& ctx, const Call& call) {
-  const Result r(call.inputs());
+  const Result r(call.inputs(), /*wide=*/false, call.options.level);
   Forward(ctx, call.inputs(), call.options, r.outputs());
   return r;
 }
@@ -64,7 +64,7 @@ TEST(CertifiedAttention, BoundsHoldAndResultsAreThoseOfTheReference) {
     if (random.Chance(0.7)) call.q.FillNormal(seed, 3);  // one row of zeros is enough for all to keep everything
     Options& o = call.options;
     o.epsilon = random.Pick({0.01, 0.1, 0.6});
-    o.level = random.Pick({Level::kSketch, Level::kSketch, Level::kAuto, Level::kBox});
+    o.level = random.Pick({Level::kSketch, Level::kSkip, Level::kSkip, Level::kAuto, Level::kBox});
     o.causal = random.Chance(0.6);
     if (random.Chance(0.3)) o.align = attention::Align::kTopLeft;
     for (int64_t b = 0; b < batch; ++b) {
@@ -78,7 +78,7 @@ TEST(CertifiedAttention, BoundsHoldAndResultsAreThoseOfTheReference) {
     if (random.Chance(0.2)) o.scale = random.Pick({-0.5, 0.0, 1.0});
     Context ctx(1 + static_cast<int>(seed % 3));
     ctx.set_isa(TargetOf(dtype, seed));
-    const Result r = Certified(ctx, call), truth(call.inputs(), /*wide=*/true);
+    const Result r = Certified(ctx, call), truth(call.inputs(), /*wide=*/true, o.level);
     Reference(call.inputs(), o, r.kept.view(), truth.outputs());
     bool drops = false;
     const double rounding = dtype == DType::kF32 ? 1e-5 : dtype == DType::kBF16 ? 3e-2 : 4e-3;
@@ -118,10 +118,15 @@ TEST(CertifiedAttention, AnEpsilonOfZeroIsDenseBitForBit) {
   Call call(Keys::kLowRank, random, DType::kF32, 2, 100, 500, 2, 2, 16);
   call.options = {.epsilon = 0, .causal = true};
   const Result r = Certified(ctx, call), dense(call.inputs());
+  call.options.level = Level::kSkip;
+  const Result skip = Certified(ctx, call);
   attention::Options exact;
   exact.causal = true;
   attention::Forward(ctx, {call.q.view(), call.k.view(), call.v.view()}, exact, {dense.o.view(), dense.lse.view()});
   EXPECT_TRUE(SameBits(r.o.view(), dense.o.view()) && SameBits(r.lse.view(), dense.lse.view()));
+  EXPECT_TRUE(SameBits(skip.o.view(), dense.o.view()) && SameBits(skip.lse.view(), dense.lse.view()));
+  EXPECT_EQ(skip.kept.Get({1, 3, 99, 7}), 1);
+  EXPECT_EQ(skip.kept.Get({1, 3, 0, 7}), 0);
   for (int64_t row = 0; row < 800; ++row) EXPECT_EQ(r.bound.Get({row / 400, row / 100 % 4, row % 100}), 0);
 }
 

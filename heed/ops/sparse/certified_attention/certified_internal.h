@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "heed/core/context.h"
 #include "heed/core/tensor.h"
+#include "heed/engines/softmax/problem.h"
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/mechanism/check_internal.h"
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
@@ -63,7 +65,10 @@ class Lse {
 };
 
 void WriteBounds(const Selection& selection, const TensorView& lse, const Outputs& out);
-void WriteKept(const Selection& selection, int64_t batch, int64_t heads, int64_t rows, const TensorView& kept);
+void WriteKept(const Selection& selection, int64_t key_heads, const TensorView& kept);
+
+// Attention that leaves out values as it meets them: level skip.
+void Skip(Context& ctx, const softmax::Problem& problem, double epsilon, const Outputs& out);
 
 }  // namespace heed::certified_attention
 

@@ -33,7 +33,8 @@ void Reference(const Inputs& in, const Options& options, const ConstTensorView& 
   }
   const int64_t B = in.q.size(0), Tq = in.q.size(1), Hq = in.q.size(2), D = in.q.size(3), Tk = in.k.size(1);
   const int64_t Dv = in.v.size(3), group = Hq / in.k.size(2);
-  const mechanism::Axes marks = {B, in.k.size(2), Tq, (Tk + 63) / 64};
+  const int64_t kept_heads = options.level == Level::kSkip ? Hq : in.k.size(2);
+  const mechanism::Axes marks = {B, kept_heads, Tq, (Tk + 63) / 64};
   mechanism::CheckTensor(kOp, "kept", kept, marks, DType::kBool, true);
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(D)));
   for (int64_t b = 0; b < B; ++b) {
@@ -51,15 +52,17 @@ void Reference(const Inputs& in, const Options& options, const ConstTensorView& 
           double& logit = s[static_cast<size_t>(j)] = scale * sum;
           most = std::isnan(logit) || logit > most ? logit : most;
         }
-        double of_all = 0, of_kept = 0;
+        double of_kept = 0, of_others = 0;
         std::vector<double> o(static_cast<size_t>(Dv));
         for (int64_t j = 0; j < std::ssize(s); ++j) {
           const double logit = s[static_cast<size_t>(j)];
           if (logit == -kInfinity) continue;
           const double weight = std::exp(logit - most);
-          of_all += weight;
-          const int64_t mark = b * kept.stride(0) + h / group * kept.stride(1) + i * kept.stride(2) + j / 64 * kept.stride(3);
-          if (!kept.as<bool>()[mark]) continue;
+          const int64_t mark = b * kept.stride(0) + h * kept_heads / Hq * kept.stride(1) + i * kept.stride(2) + j / 64 * kept.stride(3);
+          if (!kept.as<bool>()[mark]) {
+            of_others += weight;
+            continue;
+          }
           of_kept += weight;
           for (int64_t e = 0; e < Dv; ++e) o[static_cast<size_t>(e)] += weight * At(in.v, b, j, h / group, e);
         }
@@ -70,7 +73,7 @@ void Reference(const Inputs& in, const Options& options, const ConstTensorView& 
           StoreDouble(t.dtype(), t.data(), b * t.stride(0) + i * t.stride(1) + h * t.stride(2) + e * t.stride(3),
                       sees ? o[static_cast<size_t>(e)] / of_kept : 0);
         }
-        Put(out.bound, b, h, i, of_all != 0 ? (of_all - of_kept) / of_all : 0);
+        Put(out.bound, b, h, i, of_kept + of_others != 0 ? of_others / (of_kept + of_others) : 0);
         Put(out.lse, b, h, i, sees ? most + std::log(of_kept) : -kInfinity);
       }
     }

@@ -96,7 +96,7 @@ class Node {
   virtual void Words(const Place& place, const RowRange& rows, int64_t begin,
                      uint64_t* words) const = 0;
 
-  // Of a node that lists blocks of keys for each row of the call: keys in a block, else 0; and the blocks of this row that
+  // A node that lists blocks of keys for each row of the call says how many keys a block has, else 0; and the blocks of a row that
   // have some of the keys [begin, end), ascending.
   virtual int64_t listed_block() const { return 0; }
   virtual int64_t listed_heads() const { return 1; }  // 1, key heads or query heads: for which it has lists
@@ -145,7 +145,7 @@ std::vector<std::vector<int64_t>> AscendingTokens(const Table& tokens);
 // The rows that are no global tokens, whole. No expression says it.
 Pattern OtherRows(const Table& tokens);
 
-// Of keys that stand for windows of `length` tokens, one every `stride` tokens from 0 on: those whose window ends at p or before.
+// Keys stand for windows of `length` tokens, one every `stride` tokens from 0 on; kept are those whose window ends at p or before.
 // No expression says it.
 Pattern CompleteWindows(int64_t length, int64_t stride);
 

@@ -7,11 +7,11 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <utility>
 
-#include "heed/core/error.h"
 #include "heed/ops/exact/attention/cases/attention_case.h"
+#include "heed/ops/mechanism/check_internal.h"
+#include "heed/ops/mechanism/problem_case.h"
 #include "heed/ops/sparse/longformer/longformer_reference_internal.h"
 
 namespace heed::longformer {
@@ -19,9 +19,7 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
-double Bytes(const ConstTensorView& t) {
-  return static_cast<double>(t.num_elements()) * static_cast<double>(SizeOf(t.dtype()));
-}
+const std::vector<std::string> kVariants = {"window=512", "tokens=16", "shared", "lengths=62", "softcap=30", "dropout=0.1", "invariant"};
 
 std::string Title(const Problem& p) {
   const Options& o = p.options;
@@ -35,7 +33,7 @@ std::string Title(const Problem& p) {
        {std::pair{"q", p.in.q}, {"k", p.in.k}, {"v", p.in.v}, {"qg", p.in.qg}, {"kg", p.in.kg}, {"vg", p.in.vg},
         {"tokens", o.tokens}, {"key_lengths", o.key_lengths}, {"key_starts", o.key_starts},
         {"query_lengths", o.query_lengths}, {"cu_seqlens_q", o.cu_seqlens_q}}) {
-    if (view) text += std::string(" ") + name + view.ShapeString() + "/" + ShapeString(view.strides());
+    text += sparse::Described(name, view);
   }
   if (p.in.d_lse) text += " d_lse";
   if (o.scale) text += " scale=" + std::to_string(*o.scale);
@@ -147,30 +145,17 @@ Case ToCase(const Problem& problem) {
     if (!p->gradients.empty()) BackwardReference(p->in, p->options, ToGradients(p->gradients, expected.subspan(2)));
     if (!tolerance.empty()) StoreTolerance(*p, tolerance);
   };
-  for (const ConstTensorView& view : {p->in.q, p->in.k, p->in.v, p->in.kg, p->in.vg, p->in.d_o}) c.bytes += Bytes(view);
-  for (const OutputSpec& spec : c.outputs) {
-    double bytes = static_cast<double>(SizeOf(spec.dtype));
-    for (const int64_t size : spec.sizes) bytes *= static_cast<double>(size);
-    c.bytes += bytes;
+  for (const ConstTensorView& view : {p->in.q, p->in.k, p->in.v, p->in.kg, p->in.vg, p->in.d_o}) {
+    c.bytes += mechanism::Bytes(view);
   }
+  c.bytes += sparse::BytesOf(c.outputs);
   return c;
-}
-
-// The number after "word=", or nothing.
-std::optional<double> Number(std::string_view variant, std::string_view word, double missing) {
-  if (variant.substr(0, word.size()) != word) return std::nullopt;
-  variant.remove_prefix(word.size());
-  if (variant.empty()) return missing;
-  if (variant[0] != '=') return std::nullopt;
-  return std::stod(std::string(variant.substr(1)));
 }
 
 // T = Tq tokens, of which two are global, spread evenly, with projections of their own.
 Case MakeCase(const CaseRequest& request) {
   const Sizes& s = request.sizes;
-  if (request.pass != "forward" && request.pass != "backward") {
-    throw InvalidArgument("longformer: pass is " + request.pass + ", expected forward or backward");
-  }
+  sparse::CheckRequest("longformer", request, kVariants);
   Problem p;
   p.note = request.variant;
   uint64_t seed = request.seed * 16;
@@ -182,37 +167,25 @@ Case MakeCase(const CaseRequest& request) {
   p.in.v = tensor(s.Hkv, s.Dv);
   Options& o = p.options;
   o.window = 64;
-  bool shared = false;
-  auto tokens = int64_t{2};
-  for (size_t begin = 0; begin < request.variant.size();) {
-    const size_t end = std::min(request.variant.find('+', begin), request.variant.size());
-    const std::string_view word = std::string_view(request.variant).substr(begin, end - begin);
-    begin = end + 1;
-    if (const auto x = Number(word, "window", 512)) {
-      o.window = static_cast<int64_t>(*x);
-    } else if (const auto n = Number(word, "tokens", 16)) {
-      tokens = static_cast<int64_t>(*n);
-    } else if (word == "shared") {
-      shared = true;
-    } else if (const auto percent = Number(word, "lengths", 62)) {
-      const double keys = std::floor(static_cast<double>(s.Tq) * *percent / 100);
-      o.key_lengths = p.Keep(Buffer(DType::kI64, {s.B}).FillConstant(keys));
-    } else if (const auto cap = Number(word, "softcap", 30)) {
-      o.softcap = *cap;
-    } else if (const auto share = Number(word, "dropout", 0.1)) {
-      o.dropout = *share;
-      o.seed = request.seed;
-    } else if (word == "invariant") {
-      o.invariant = true;
-    } else {
-      throw InvalidArgument("longformer: variant is " + std::string(word) + ", expected one of Entry().variants");
-    }
-  }
+  const mechanism::Words words(request.variant);
+  const auto number = [&](const char* word, double otherwise, const auto& set) {
+    if (const auto value = words.Number(word, otherwise)) set(*value);
+  };
+  int64_t tokens = 2;
+  number("window", 512, [&](double window) { o.window = static_cast<int64_t>(window); });
+  number("tokens", 16, [&](double count) { tokens = static_cast<int64_t>(count); });
+  number("softcap", 30, [&](double cap) { o.softcap = cap; });
+  number("dropout", 0.1, [&](double share) { o.dropout = share, o.seed = request.seed; });
+  number("lengths", 62, [&](double percent) {
+    const double keys = std::floor(static_cast<double>(s.Tq) * percent / 100);
+    o.key_lengths = p.Keep(Buffer(DType::kI64, {s.B}).FillConstant(keys));
+  });
+  o.invariant = words.Has("invariant");
   tokens = std::min(tokens, s.Tq);
   const Buffer global(DType::kI64, {tokens});
   for (int64_t i = 0; i < tokens; ++i) global.Set({i}, static_cast<double>(i * s.Tq / tokens));
   o.tokens = p.Keep(global);
-  if (!shared) {
+  if (!words.Has("shared")) {
     p.in.qg = tensor(s.Hq, s.D);
     p.in.kg = tensor(s.Hkv, s.D);
     p.in.vg = tensor(s.Hkv, s.Dv);
@@ -245,16 +218,9 @@ TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<do
   p->options.scale = scale;
   const Explanation plan = Explain(ctx, p->in, p->options);  // checks everything first
   Describe(*p);
-  return {.outputs = {p->results[0]},
-          .run = [p](Context& run_ctx, std::span<const TensorView> views) {
-            Forward(run_ctx, p->in, p->options, {views[0], {}});
-          },
-          .causal = false,
-          .kernel = plan.kernel,
-          .target = plan.target,
-          .why = plan.why,
-          .flops = plan.flops,
-          .workspace_bytes = plan.workspace_bytes};
+  return sparse::CallOf(plan, p->results[0], false, [p](Context& run_ctx, const TensorView& out) {
+    Forward(run_ctx, p->in, p->options, {out, {}});
+  });
 }
 
 }  // namespace
@@ -269,7 +235,7 @@ void Describe(Problem& p) {
   if (!p.in.d_o) return;
   for (const auto& [name, of] : {std::pair{"dq", p.in.q}, {"dk", p.in.k}, {"dv", p.in.v}, {"dqg", p.in.qg},
                                  {"dkg", p.in.kg}, {"dvg", p.in.vg}}) {
-    if (of) p.gradients.push_back({name, of.dtype(), {of.sizes().begin(), of.sizes().end()}, {}});
+    if (of) p.gradients.push_back(sparse::LikeTensor(name, of));
   }
 }
 
@@ -286,7 +252,7 @@ OpEntry Entry() {
           .family = "sparse",
           .passes = {"forward", "backward"},
           .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = {"window=512", "tokens=16", "shared", "lengths=62", "softcap=30", "dropout=0.1", "invariant"},
+          .variants = kVariants,
           .flops = "2 (D + Dv) per kept pair, backward 2 (3 D + 2 Dv); B Hq (T (window + 1) + 2 n T) pairs for n tokens",
           .bytes = "(B T Hq (D + Dv) + 2 B T Hkv (D + Dv)) size + lse",
           .state = "none: tokens see all keys",

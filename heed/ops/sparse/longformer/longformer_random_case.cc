@@ -12,9 +12,9 @@ using Shape = std::vector<int64_t>;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-class Generator {
+class Generator : sparse::Draw {
  public:
-  Generator(DType dtype, uint64_t seed) : dtype_(dtype), random_(seed, 3), seed_(seed * 64) {
+  Generator(DType dtype, uint64_t seed) : Draw(dtype, seed, 3) {
     p_.note = "seed=" + std::to_string(seed);
   }
 
@@ -24,16 +24,16 @@ class Generator {
     B_ = Chance(0.03) ? 0 : Integer(1, 3);
     T_ = Chance(0.03)   ? 0
          : Chance(0.6)  ? Integer(1, 30)
-         : Chance(0.92) ? random_.Pick<int64_t>({63, 64, 65, 100, 129})
+         : Chance(0.92) ? random().Pick<int64_t>({63, 64, 65, 100, 129})
                         : Integer(500, 600);
     Hkv_ = T_ > 400 ? 1 : Integer(1, 2);
-    Hq_ = Hkv_ * (T_ > 400 ? 1 : random_.Pick<int64_t>({1, 1, 2, 3}));
+    Hq_ = Hkv_ * (T_ > 400 ? 1 : random().Pick<int64_t>({1, 1, 2, 3}));
     D_ = Channels();
     Dv_ = Chance(0.5) ? D_ : Channels();
     own_ = Chance(0.75);
     if (packed_) Pack();
     ChooseTokens();
-    const double deviation = random_.Pick({1.0, 1.0, 4.0});
+    const double deviation = random().Pick({1.0, 1.0, 4.0});
     p_.in.q = Tensor(Hq_, D_, deviation);
     p_.in.k = Tensor(Hkv_, D_, 1);
     p_.in.v = Tensor(Hkv_, Dv_, 1);
@@ -47,23 +47,16 @@ class Generator {
     Describe(p_);
     if (p_.in.d_o && Chance(0.3)) {
       const OutputSpec& lse = p_.results[1];
-      p_.in.d_lse = p_.Keep(Buffer(lse.dtype, lse.sizes).FillNormal(++seed_));
+      p_.in.d_lse = p_.Keep(Buffer(lse.dtype, lse.sizes).FillNormal(NextSeed()));
     }
     if (own_ && Chance(0.3)) PoisonDiscarded();
-    if (Chance(0.2)) {  // not all of them
-      const bool any = std::erase_if(p_.gradients, [&](const OutputSpec&) { return Chance(0.5); }) > 0;
-      if (any && p_.gradients.empty()) p_.in.d_o = {};
-    }
+    if (p_.in.d_o && DropsAll(p_.gradients)) p_.in.d_o = {};
     return p_;
   }
 
  private:
-  bool Chance(double probability) { return random_.Chance(probability); }
-  int64_t Integer(int64_t low, int64_t high) { return random_.Integer(low, high); }
-  int64_t Channels() { return Chance(0.7) ? Integer(1, 20) : random_.Pick<int64_t>({31, 32, 33, 64}); }
-
   ConstTensorView Ints(const Shape& values, const Shape& shape) {
-    const Buffer buffer(random_.Pick({DType::kI32, DType::kI64}), shape);
+    const Buffer buffer(random().Pick({DType::kI32, DType::kI64}), shape);
     Shape index(shape.size());
     for (const int64_t value : values) {
       SetElement(buffer.view(), index, static_cast<double>(value));
@@ -100,17 +93,7 @@ class Generator {
   ConstTensorView Tensor(int64_t heads, int64_t channels, double deviation) {
     Shape sizes = {T_, heads, channels};
     if (rank4_) sizes.insert(sizes.begin(), packed_ ? 1 : B_);
-    std::vector<size_t> order;  // from the innermost axis outwards
-    for (size_t axis = sizes.size(); axis-- > 0;) order.push_back(axis);
-    if (Chance(0.4)) std::swap(order[1], order[2]);
-    Shape strides(sizes.size());
-    int64_t next = 1;
-    for (const size_t axis : order) {
-      strides[axis] = next;
-      next = next * std::max<int64_t>(sizes[axis], 1) + (Chance(0.3) ? Integer(1, 3) : 0);
-    }
-    const Placement placement = Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard;
-    return p_.Keep(Buffer(dtype_, sizes, strides, placement, Integer(0, 5)).FillNormal(++seed_, deviation));
+    return p_.Keep(Draw::Tensor(sizes, deviation));
   }
 
   void ChooseOptions() {
@@ -120,12 +103,12 @@ class Generator {
       if (Chance(0.25)) o.key_starts = PerSequence(0, Chance(0.7) ? T_ / 2 : T_);
       if (Chance(0.2)) o.query_lengths = PerSequence(0, T_);
     }
-    if (Chance(0.3)) o.scale = random_.Pick({1.0, -0.3, 0.0, 0.5});
-    if (Chance(0.15)) o.softcap = random_.Pick({1.0, 5.0, 30.0});
+    if (Chance(0.3)) o.scale = random().Pick({1.0, -0.3, 0.0, 0.5});
+    if (Chance(0.15)) o.softcap = random().Pick({1.0, 5.0, 30.0});
     if (Chance(0.2)) {
-      o.dropout = random_.Pick({0.1, 0.5, 0.9});
-      o.seed = random_.Word();
-      o.dropout_offset = Chance(0.5) ? 0 : random_.Word();
+      o.dropout = random().Pick({0.1, 0.5, 0.9});
+      o.seed = random().Word();
+      o.dropout_offset = Chance(0.5) ? 0 : random().Word();
     }
     o.invariant = Chance(0.2);
   }
@@ -147,7 +130,7 @@ class Generator {
       const int64_t end = packed_ ? bounds_[static_cast<size_t>(s) + 1] : T_;
       for (int64_t t = first; t < end; ++t) {
         const ConstTensorView& discarded = IsToken(s, t - first) ? p_.in.q : p_.in.qg;
-        const TensorView to(const_cast<void*>(discarded.data()), dtype_, discarded.sizes(), discarded.strides());
+        const TensorView to(const_cast<void*>(discarded.data()), dtype(), discarded.sizes(), discarded.strides());
         const int64_t at[] = {packed_ ? 0 : s, t, Integer(0, Hq_ - 1), Integer(0, D_ - 1)};
         SetElement(to, std::span(at).last(static_cast<size_t>(to.rank())), kNaN);
       }
@@ -156,9 +139,6 @@ class Generator {
   }
 
   Problem p_;
-  DType dtype_;
-  Random random_;
-  uint64_t seed_;
   bool packed_ = false, rank4_ = true, own_ = true;
   int64_t B_ = 1, T_ = 1, Hkv_ = 1, Hq_ = 1, D_ = 1, Dv_ = 1;
   Shape bounds_;

@@ -82,16 +82,6 @@ struct Fixture {
   std::vector<Buffer> results() const { return {o, lse, dq, dk, dv, dqg, dkg, dvg}; }
 };
 
-// All elements.
-std::vector<double> Values(const ConstTensorView& t) {
-  std::vector<double> values;
-  std::vector<int64_t> index(t.sizes().size());
-  if (t.num_elements() == 0) return values;
-  do values.push_back(GetElement(t, index));
-  while (NextIndex(t.sizes(), index));
-  return values;
-}
-
 void FillRow(const Buffer& buffer, int64_t b, int64_t t, double value) {
   for (int64_t h = 0; h < buffer.view().size(2); ++h) {
     for (int64_t d = 0; d < buffer.view().size(3); ++d) buffer.Set({b, t, h, d}, value);
@@ -162,7 +152,7 @@ TEST(LongformerTest, EachProjectionHasItsOwnGradient) {
   g.Run();
   EXPECT_TRUE(SameBits(f.dk.view(), g.dk.view()) && SameBits(f.dv.view(), g.dv.view()));
   for (const Buffer& gradient : {g.dqg, g.dkg, g.dvg}) {
-    EXPECT_TRUE(std::ranges::all_of(Values(gradient.view()), [](double x) { return x == 0; }));
+    EXPECT_TRUE(std::ranges::all_of(Elements(gradient.view()), [](double x) { return x == 0; }));
   }
 }
 
@@ -197,7 +187,7 @@ TEST(LongformerTest, PaddedTokensSeeAndAreNotSeen) {
   }
   f.Run();
   for (const Buffer& result : f.results()) {
-    for (const double x : Values(result.view())) ASSERT_FALSE(std::isnan(x));
+    for (const double x : Elements(result.view())) ASSERT_FALSE(std::isnan(x));
   }
   EXPECT_NE(f.o.Get({0, 50, 0, 0}), 0);                         // a row that sees 40 keys
   EXPECT_EQ(f.lse.Get({0, 0, 55}), -HUGE_VAL);                   // none of whose window is left
@@ -224,13 +214,13 @@ TEST(LongformerTest, TokensOfEachSequence) {
     const Outputs out = one.outputs();
     Context ctx(1);
     Forward(ctx, {row(both.q), row(both.k), row(both.v), row(both.qg), row(both.kg), row(both.vg)}, one.options, out);
-    EXPECT_EQ(Values(out.o), Values(row(both.o)));
-    EXPECT_EQ(Values(out.lse), Values(row(both.lse)));
+    EXPECT_EQ(Elements(out.o), Elements(row(both.o)));
+    EXPECT_EQ(Elements(out.lse), Elements(row(both.lse)));
     BackwardInputs in;
     static_cast<Inputs&>(in) = {row(both.q), row(both.k), row(both.v), row(both.qg), row(both.kg), row(both.vg)};
     in.o = out.o, in.lse = out.lse, in.d_o = row(both.d_o);
     Backward(ctx, in, one.options, one.gradients());
-    for (size_t i = 2; i < 8; ++i) EXPECT_EQ(Values(one.results()[i].view()), Values(row(both.results()[i]))) << i;
+    for (size_t i = 2; i < 8; ++i) EXPECT_EQ(Elements(one.results()[i].view()), Elements(row(both.results()[i]))) << i;
   }
 }
 
@@ -251,11 +241,11 @@ TEST(LongformerTest, PackedIsEachSequenceAlone) {
     static_cast<Inputs&>(in) = {part(packed.q), part(packed.k), part(packed.v), part(packed.qg), part(packed.kg),
                                 part(packed.vg)};
     Forward(ctx, in, one.options, one.outputs());
-    EXPECT_EQ(Values(one.o.view()), Values(part(packed.o)));
-    EXPECT_EQ(Values(one.lse.view()), Values(lse.view().Slice(1, begin, end)));
+    EXPECT_EQ(Elements(one.o.view()), Elements(part(packed.o)));
+    EXPECT_EQ(Elements(one.lse.view()), Elements(lse.view().Slice(1, begin, end)));
     in.o = one.o.view(), in.lse = one.lse.view(), in.d_o = part(packed.d_o);
     Backward(ctx, in, one.options, one.gradients());
-    for (size_t i = 2; i < 8; ++i) EXPECT_EQ(Values(one.results()[i].view()), Values(part(packed.results()[i]))) << i;
+    for (size_t i = 2; i < 8; ++i) EXPECT_EQ(Elements(one.results()[i].view()), Elements(part(packed.results()[i]))) << i;
   }
   EXPECT_EQ(lse.Get({0, 195}), -HUGE_VAL);
   for (const Buffer& result : {packed.o, packed.dq, packed.dk, packed.dv, packed.dqg, packed.dkg, packed.dvg}) {
@@ -278,7 +268,7 @@ TEST(LongformerTest, WithoutTokensItIsAWindow) {
     for (int64_t d = 0; d < 16; ++d) EXPECT_EQ(f.o.Get({0, t, 3, d}), f.v.Get({0, t, 1, d}));
   }
   for (const Buffer& gradient : {f.dqg, f.dkg, f.dvg}) {
-    EXPECT_TRUE(std::ranges::all_of(Values(gradient.view()), [](double x) { return x == 0; }));
+    EXPECT_TRUE(std::ranges::all_of(Elements(gradient.view()), [](double x) { return x == 0; }));
   }
   Fixture wide(1, 80, Ints({})), odd(1, 80, Ints({}));
   odd.options.window = 11;
@@ -298,7 +288,7 @@ TEST(LongformerTest, NothingMayBeEmpty) {
   all.tokens = Ints(every);
   all.options.tokens = all.tokens.view();
   all.Run();
-  EXPECT_TRUE(std::ranges::all_of(Values(all.dk.view()), [](double x) { return x == 0; }));
+  EXPECT_TRUE(std::ranges::all_of(Elements(all.dk.view()), [](double x) { return x == 0; }));
   EXPECT_NE(all.dkg.Get({0, 0, 0, 0}), 0);
 }
 
@@ -330,7 +320,7 @@ TEST(LongformerTest, DropoutOfTokensIsTheirOwn) {
   Context ctx(1);
   const Buffer o(DType::kF32, {1, 1, 4, 16});
   attention::Forward(ctx, {f.qg.view().Slice(1, 1, 2), f.kg.view(), f.vg.view()}, options, {o.view(), {}});
-  EXPECT_EQ(Values(o.view()), Values(f.o.view().Slice(1, 1, 2)));
+  EXPECT_EQ(Elements(o.view()), Elements(f.o.view().Slice(1, 1, 2)));
 }
 
 TEST(LongformerTest, CostIsOfTheWindowAndTheTokens) {

@@ -17,7 +17,7 @@ namespace {
 using mechanism::CheckTensor;
 using mechanism::Fail;
 
-// Of any float dtype, but f64 beside f64 and nothing else where `as_o` says so.
+// An input has any float dtype, but f64 beside f64 and nothing else where `as_o` says so.
 void CheckInput(const char* op, const char* name, const ConstTensorView& t, const mechanism::Axes& shape, DType dtype,
                 bool as_o) {
   mechanism::CheckFloat(op, name, t);

@@ -80,15 +80,6 @@ struct Fixture {
   std::vector<Buffer> results() const { return {out, dexact, dlse, dnum, dden, dgate}; }
 };
 
-std::vector<double> Values(const ConstTensorView& t) {
-  std::vector<double> values;
-  std::vector<int64_t> index(t.sizes().size());
-  if (t.num_elements() == 0) return values;
-  do values.push_back(GetElement(t, index));
-  while (NextIndex(t.sizes(), index));
-  return values;
-}
-
 // The largest error of each result, as a share of the largest value.
 void ExpectNear(const Fixture& f, double tolerance) {
   Fixture expected(f.T, f.D, DType::kF64, DType::kF64);
@@ -103,7 +94,7 @@ void ExpectNear(const Fixture& f, double tolerance) {
   Reference(f.inputs(), expected.out.view());
   BackwardReference(f.backward_inputs(), expected.gradients());
   for (size_t i = 0; i < 6; ++i) {
-    const std::vector<double> got = Values(f.results()[i].view()), want = Values(expected.results()[i].view());
+    const std::vector<double> got = Elements(f.results()[i].view()), want = Elements(expected.results()[i].view());
     double largest = 1, error = 0;
     for (size_t n = 0; n < got.size(); ++n) {
       largest = std::max(largest, std::abs(want[n]));
@@ -157,7 +148,7 @@ TEST(MergeLinearTest, WithFeaturesThatAreExponentialsItIsAttentionOverTheUnion) 
   }
   const Buffer out(dtype, {1, 5, 2, 8});
   Forward(ctx, {o.view(), lse.view(), num.view(), den.view(), {}}, out.view());
-  const std::vector<double> got = Values(out.view()), want = Values(whole.view());
+  const std::vector<double> got = Elements(out.view()), want = Elements(whole.view());
   for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-14);
 }
 
@@ -200,7 +191,7 @@ TEST(MergeLinearTest, ARowWithoutPartsIsZeroAndHasNoGradient) {
   f.den.FillConstant(0);
   f.Run();
   for (const Buffer& result : f.results()) {
-    for (const double x : Values(result.view())) EXPECT_EQ(x, 0);
+    for (const double x : Elements(result.view())) EXPECT_EQ(x, 0);
   }
 }
 

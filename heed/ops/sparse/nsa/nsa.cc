@@ -23,7 +23,7 @@ void CheckCount(const char* op, const char* name, int64_t value, int64_t least) 
   if (value < least) Fail(op, name, "is " + std::to_string(value), std::to_string(least) + " or more");
 }
 
-// Of means, or of what is given for them.
+// Checks what is given in place of means.
 void CheckCompressed(const char* op, const char* name, const ConstTensorView& t, const Shape& s, int64_t windows,
                      int64_t channels, DType dtype, bool data) {
   if (!t.present()) Fail(op, name, "is absent", "k_cmp and v_cmp, or none of them");

@@ -9,12 +9,11 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <utility>
 
-#include "heed/core/error.h"
 #include "heed/ops/exact/attention/cases/attention_case.h"
 #include "heed/ops/mechanism/check_internal.h"
+#include "heed/ops/mechanism/problem_case.h"
 #include "heed/ops/sparse/nsa/nsa_internal.h"
 #include "heed/ops/sparse/nsa/nsa_reference_internal.h"
 
@@ -22,6 +21,8 @@ namespace heed::nsa {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+const std::vector<std::string> kVariants = {"block=16", "stride=8", "length=32", "count=4", "window=64", "compressed"};
 
 std::string Title(const Problem& p) {
   const Options& o = p.options;
@@ -39,7 +40,7 @@ std::string Title(const Problem& p) {
                                    {"gates", p.in.gates},
                                    {"k_cmp", p.in.k_cmp},
                                    {"v_cmp", p.in.v_cmp}}) {
-    if (view) text += std::string(" ") + name + view.ShapeString() + "/" + ShapeString(view.strides());
+    text += sparse::Described(name, view);
   }
   if (o.scale) text += " scale=" + std::to_string(*o.scale);
   return text + " " + p.note;
@@ -238,47 +239,24 @@ Case ToCase(const Problem& problem) {
   for (const ConstTensorView& view : {p->in.q, p->in.k, p->in.v, p->in.gates, p->in.k_cmp, p->in.v_cmp, p->in.d_o}) {
     c.bytes += mechanism::Bytes(view);
   }
-  for (const OutputSpec& spec : c.outputs) {
-    double bytes = static_cast<double>(SizeOf(spec.dtype));
-    for (const int64_t size : spec.sizes) bytes *= static_cast<double>(size);
-    c.bytes += bytes;
-  }
+  c.bytes += sparse::BytesOf(c.outputs);
   return c;
-}
-
-// The number after "word=", or nothing.
-std::optional<int64_t> Number(std::string_view variant, std::string_view word) {
-  if (!variant.starts_with(word) || variant.size() <= word.size() + 1 || variant[word.size()] != '=')
-    return std::nullopt;
-  return std::stoll(std::string(variant.substr(word.size() + 1)));
 }
 
 // Tk tokens, the last of which, Tq at most, are rows.
 Case MakeCase(const CaseRequest& request) {
   const Sizes& s = request.sizes;
-  if (request.pass != "forward" && request.pass != "backward") {
-    throw InvalidArgument("nsa: pass is " + request.pass + ", expected forward or backward");
-  }
+  sparse::CheckRequest("nsa", request, kVariants);
   Problem p;
   p.note = request.variant;
   Options& o = p.options;
-  bool given = false;
-  for (size_t begin = 0; begin < request.variant.size();) {
-    const size_t end = std::min(request.variant.find('+', begin), request.variant.size());
-    const std::string_view word = std::string_view(request.variant).substr(begin, end - begin);
-    begin = end + 1;
-    bool known = word == "compressed";
-    given = given || known;
-    for (const auto& [name, field] : {std::pair{"block", &Options::block},
-                                      {"stride", &Options::stride},
-                                      {"count", &Options::count},
-                                      {"window", &Options::window},
-                                      {"length", &Options::length}}) {
-      const std::optional<int64_t> value = Number(word, name);
-      known = known || value;
-      if (value) o.*field = *value;
-    }
-    if (!known) throw InvalidArgument("nsa: variant is " + std::string(word) + ", expected one of Entry().variants");
+  const mechanism::Words words(request.variant);
+  for (const auto& [name, field] : {std::pair{"block", &Options::block},
+                                    {"stride", &Options::stride},
+                                    {"count", &Options::count},
+                                    {"window", &Options::window},
+                                    {"length", &Options::length}}) {
+    if (const auto value = words.Number(name)) o.*field = static_cast<int64_t>(*value);
   }
   uint64_t seed = request.seed * 16;
   const int64_t Tq = std::min(s.Tq, s.Tk);
@@ -291,7 +269,7 @@ Case MakeCase(const CaseRequest& request) {
   p.in.gates = tensor(Tq, s.Hq, 3);
   const int64_t length = o.length == 0 ? o.block : o.length, stride = o.stride == 0 ? o.block : o.stride;
   const auto windows = [&](int64_t tokens) { return tokens < length ? 0 : (tokens - length) / stride + 1; };
-  if (given) {
+  if (words.Has("compressed")) {
     p.in.k_cmp = tensor(windows(s.Tk), s.Hkv, s.D);
     p.in.v_cmp = tensor(windows(s.Tk), s.Hkv, s.Dv);
   }
@@ -328,16 +306,9 @@ TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<do
   p->options.scale = scale;
   const Explanation plan = Explain(ctx, p->in, p->options);  // checks everything first
   Describe(*p);
-  return {
-      .outputs = {p->results[0]},
-      .run = [p](Context& run_ctx,
-                 std::span<const TensorView> views) { Forward(run_ctx, p->in, p->options, {views[0], {}, {}, {}}); },
-      .causal = true,
-      .kernel = plan.kernel,
-      .target = plan.target,
-      .why = plan.why,
-      .flops = plan.flops,
-      .workspace_bytes = plan.workspace_bytes};
+  return sparse::CallOf(plan, p->results[0], true, [p](Context& run_ctx, const TensorView& out) {
+    Forward(run_ctx, p->in, p->options, {out, {}, {}, {}});
+  });
 }
 
 }  // namespace
@@ -357,7 +328,7 @@ void Describe(Problem& p) {
                                  {"dgates", p.in.gates},
                                  {"dk_cmp", p.in.k_cmp},
                                  {"dv_cmp", p.in.v_cmp}}) {
-    if (of) p.gradients.push_back({name, of.dtype(), {of.sizes().begin(), of.sizes().end()}, {}});
+    if (of) p.gradients.push_back(sparse::LikeTensor(name, of));
   }
 }
 
@@ -377,7 +348,7 @@ OpEntry Entry() {
           .family = "sparse",
           .passes = {"forward", "backward"},
           .dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16},
-          .variants = {"block=16", "stride=8", "length=32", "count=4", "window=64", "compressed"},
+          .variants = kVariants,
           .flops =
               "2 (D + Dv) per kept pair and 2 D per compressed one, backward 2 (3 D + 2 Dv) per kept pair; "
               "B Hq T (T / (2 stride) + count block + window) pairs",

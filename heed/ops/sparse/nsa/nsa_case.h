@@ -4,29 +4,15 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "heed/harness/buffer.h"
 #include "heed/harness/case.h"
+#include "heed/ops/sparse/common/sparse_case.h"
 #include "heed/ops/sparse/nsa/nsa.h"
 
 namespace heed::nsa {
 
-// Arguments of one call. Copies share memory.
-struct Problem {
-  BackwardInputs in;  // what Forward returned is that of a run
-  Options options;
-  std::vector<OutputSpec> results;    // of Outputs, in its order
-  std::vector<OutputSpec> gradients;  // that are asked for; empty: a forward pass
-  std::vector<Buffer> memory;
-  std::string note;  // joins the title
-
-  TensorView Keep(const Buffer& buffer) {
-    memory.push_back(buffer);
-    return buffer.view();
-  }
-};
+using Problem = sparse::Problem<BackwardInputs, Options>;
 
 // Row-major results, and, with d_o, every gradient.
 void Describe(Problem& problem);

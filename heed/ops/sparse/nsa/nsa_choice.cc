@@ -150,7 +150,7 @@ class Chooser {
           const ConstTensorView& lse, const TensorView& blocks)
       : s_(s), scale_(static_cast<T>(scale)), q_(q), k_(k_cmp), lse_(lse), blocks_(blocks) {}
 
-  // Of rows [first, first + rows) of a key head.
+  // Chooses for rows [first, first + rows) of a key head.
   void Run(int64_t b, int64_t head, int64_t first, int64_t rows, const Scratch<T>& w) const {
     const int64_t position = s_.starts[static_cast<size_t>(b)] + first;
     if (Wanted(position + rows - 1, w) > 0) {  // no row before wants more

@@ -7,11 +7,9 @@
 namespace heed::nsa {
 namespace {
 
-using Shape = std::vector<int64_t>;
-
-class Generator {
+class Generator : sparse::Draw {
  public:
-  Generator(DType dtype, uint64_t seed) : dtype_(dtype), random_(seed, 4), seed_(seed * 64) {
+  Generator(DType dtype, uint64_t seed) : Draw(dtype, seed, 4) {
     p_.note = "seed=" + std::to_string(seed);
   }
 
@@ -20,10 +18,10 @@ class Generator {
     Tk_ = Chance(0.03) ? 0 : Chance(0.7) ? Integer(1, 50) : Chance(0.9) ? Integer(60, 140) : Integer(250, 330);
     Tq_ = Chance(0.6) ? Tk_ : Integer(0, Tk_);
     Hkv_ = Tk_ > 200 ? 1 : Integer(1, 2);
-    Hq_ = Hkv_ * random_.Pick<int64_t>({1, 1, 2, 3});
+    Hq_ = Hkv_ * random().Pick<int64_t>({1, 1, 2, 3});
     const int64_t D = Channels(), Dv = Chance(0.5) ? D : Channels();
     ChooseOptions();
-    p_.in.q = Tensor(Tq_, Hq_, D, random_.Pick({1.0, 1.0, 4.0}));
+    p_.in.q = Tensor(Tq_, Hq_, D, random().Pick({1.0, 1.0, 4.0}));
     p_.in.k = Tensor(Tk_, Hkv_, D, 1);
     p_.in.v = Tensor(Tk_, Hkv_, Dv, 1);
     p_.in.gates = Tensor(Tq_, Hq_, 3, 1);
@@ -37,48 +35,28 @@ class Generator {
     }
     if (Chance(0.5)) p_.in.d_o = Tensor(Tq_, Hq_, Dv, 1);
     Describe(p_);
-    if (Chance(0.2)) {  // not all of them
-      const bool any = std::erase_if(p_.gradients, [&](const OutputSpec&) { return Chance(0.5); }) > 0;
-      if (any && p_.gradients.empty()) p_.in.d_o = {};
-    }
+    if (p_.in.d_o && DropsAll(p_.gradients)) p_.in.d_o = {};
     return p_;
   }
 
  private:
-  bool Chance(double probability) { return random_.Chance(probability); }
-  int64_t Integer(int64_t low, int64_t high) { return random_.Integer(low, high); }
-  int64_t Channels() { return Chance(0.7) ? Integer(1, 20) : random_.Pick<int64_t>({31, 32, 33, 64}); }
-
   void ChooseOptions() {
     Options& o = p_.options;
-    o.block = Chance(0.6) ? Integer(1, 8) : Chance(0.9) ? random_.Pick<int64_t>({16, 24, 64}) : Integer(65, 400);
+    o.block = Chance(0.6) ? Integer(1, 8) : Chance(0.9) ? random().Pick<int64_t>({16, 24, 64}) : Integer(65, 400);
     o.count = Chance(0.7) ? Integer(3, 7) : Integer(1, 30);
     o.window = Chance(0.6) ? Integer(1, 12) : Integer(1, 400);
     if (Chance(0.5)) {
       o.stride = Chance(0.7) ? Integer(1, o.block) : Integer(1, 2 * o.block);
       o.length = Chance(0.6) ? o.stride * Integer(1, 3) : Integer(1, 3 * o.block);
     }
-    if (Chance(0.3)) o.scale = random_.Pick({1.0, -0.3, 0.0, 0.5});
+    if (Chance(0.3)) o.scale = random().Pick({1.0, -0.3, 0.0, 0.5});
   }
 
   ConstTensorView Tensor(int64_t tokens, int64_t heads, int64_t channels, double deviation) {
-    const Shape sizes = {B_, tokens, heads, channels};
-    std::vector<size_t> order = {3, 2, 1, 0};  // from the innermost axis outwards
-    if (Chance(0.4)) std::swap(order[1], order[2]);
-    Shape strides(4);
-    int64_t next = 1;
-    for (const size_t axis : order) {
-      strides[axis] = next;
-      next = next * std::max<int64_t>(sizes[axis], 1) + (Chance(0.3) ? Integer(1, 3) : 0);
-    }
-    const Placement placement = Chance(0.5) ? Placement::kAfterGuard : Placement::kBeforeGuard;
-    return p_.Keep(Buffer(dtype_, sizes, strides, placement, Integer(0, 5)).FillNormal(++seed_, deviation));
+    return p_.Keep(Draw::Tensor({B_, tokens, heads, channels}, deviation));
   }
 
   Problem p_;
-  DType dtype_;
-  Random random_;
-  uint64_t seed_;
   int64_t B_ = 1, Tq_ = 1, Tk_ = 1, Hkv_ = 1, Hq_ = 1;
 };
 

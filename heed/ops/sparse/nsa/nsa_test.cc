@@ -105,16 +105,6 @@ struct Fixture {
   }
 };
 
-// All elements of rows [begin, end) of an axis.
-std::vector<double> Values(const ConstTensorView& t) {
-  std::vector<double> values;
-  std::vector<int64_t> index(t.sizes().size());
-  if (t.num_elements() == 0) return values;
-  do values.push_back(GetElement(t, index));
-  while (NextIndex(t.sizes(), index));
-  return values;
-}
-
 void SetRow(const Buffer& buffer, int64_t b, int64_t t, double value) {
   for (int64_t h = 0; h < buffer.view().size(2); ++h) {
     for (int64_t e = 0; e < buffer.view().size(3); ++e) buffer.Set({b, t, h, e}, value);
@@ -132,8 +122,8 @@ TEST(NsaTest, AllBlocksAreDenseCausalAttention) {
     const Buffer o(dtype, {2, 90, 4, 16}), lse(f.lse.view().dtype(), {2, 4, 90});
     Context ctx(1);
     attention::Forward(ctx, {f.q.view(), f.k.view(), f.v.view()}, causal, {o.view(), lse.view()});
-    EXPECT_EQ(Values(f.branches.view().Slice(0, 1, 2)), Values(o.view())) << Name(dtype);
-    EXPECT_EQ(Values(f.lse.view().Slice(0, 1, 2)), Values(lse.view())) << Name(dtype);
+    EXPECT_EQ(Elements(f.branches.view().Slice(0, 1, 2)), Elements(o.view())) << Name(dtype);
+    EXPECT_EQ(Elements(f.lse.view().Slice(0, 1, 2)), Elements(lse.view())) << Name(dtype);
   }
 }
 
@@ -259,11 +249,11 @@ TEST(NsaTest, BitsDoNotDependOnBatchNeighboursOrStrides) {
     in.q = q.view(), in.k = k.view(), in.v = v.view(), in.gates = gates.view(), in.d_o = d_o.view();
     Forward(ctx, in, one.options, one.outputs());
     Backward(ctx, in, one.options, one.gradients());
-    EXPECT_EQ(Values(one.o.view()), Values(row(both.o)));
-    EXPECT_EQ(Values(one.blocks.view()), Values(row(both.blocks)));
+    EXPECT_EQ(Elements(one.o.view()), Elements(row(both.o)));
+    EXPECT_EQ(Elements(one.blocks.view()), Elements(row(both.blocks)));
     for (const auto& [a, of] :
          {std::pair{one.dq, both.dq}, {one.dk, both.dk}, {one.dv, both.dv}, {one.dgates, both.dgates}}) {
-      EXPECT_EQ(Values(a.view()), Values(row(of)));
+      EXPECT_EQ(Elements(a.view()), Elements(row(of)));
     }
   }
 }
@@ -280,9 +270,9 @@ TEST(NsaTest, LastRowsAloneHaveTheBitsOfAllOnVectors) {
       in.q = in.q.Slice(1, 150 - rows, 150);
       in.gates = in.gates.Slice(1, 150 - rows, 150);
       Forward(ctx, in, last.options, last.outputs());
-      EXPECT_EQ(Values(last.blocks.view()), Values(whole.blocks.view().Slice(1, 150 - rows, 150)))
+      EXPECT_EQ(Elements(last.blocks.view()), Elements(whole.blocks.view().Slice(1, 150 - rows, 150)))
           << Name(dtype) << rows;
-      EXPECT_EQ(Values(last.o.view()), Values(whole.o.view().Slice(1, 150 - rows, 150))) << Name(dtype) << rows;
+      EXPECT_EQ(Elements(last.o.view()), Elements(whole.o.view().Slice(1, 150 - rows, 150))) << Name(dtype) << rows;
     }
   }
 }
@@ -292,9 +282,9 @@ TEST(NsaTest, ATokenInfluencesNoRowBeforeIt) {
   for (const Buffer& buffer : {dirty.q, dirty.k, dirty.v}) SetRow(buffer, 0, 60, kNaN);
   clean.Run();
   dirty.Run();
-  EXPECT_EQ(Values(clean.o.view().Slice(1, 0, 60)), Values(dirty.o.view().Slice(1, 0, 60)));
+  EXPECT_EQ(Elements(clean.o.view().Slice(1, 0, 60)), Elements(dirty.o.view().Slice(1, 0, 60)));
   EXPECT_TRUE(std::isnan(dirty.o.Get({0, 60, 0, 0})));
-  EXPECT_EQ(Values(clean.dgates.view().Slice(1, 0, 60)), Values(dirty.dgates.view().Slice(1, 0, 60)));
+  EXPECT_EQ(Elements(clean.dgates.view().Slice(1, 0, 60)), Elements(dirty.dgates.view().Slice(1, 0, 60)));
 }
 
 TEST(NsaTest, BeforeTheFirstWindowTheCompressedBranchIsZero) {
@@ -314,7 +304,7 @@ TEST(NsaTest, AGateOfZeroKeepsItsBranchFromTheGradients) {
   }
   f.Run();
   for (const Buffer& gradient : {f.dk_cmp, f.dv_cmp}) {
-    EXPECT_TRUE(std::ranges::all_of(Values(gradient.view()), [](double x) { return x == 0; }));
+    EXPECT_TRUE(std::ranges::all_of(Elements(gradient.view()), [](double x) { return x == 0; }));
   }
   EXPECT_NE(f.dgates.Get({0, 30, 1, 0}), 0);
 }
@@ -324,7 +314,7 @@ TEST(NsaTest, EmptySizesAreAllowed) {
     const Fixture f(B, Tq, Tk);
     f.Run();
     for (const Buffer& result : f.results()) {
-      for (const double x : Values(result.view())) ASSERT_FALSE(std::isnan(x));
+      for (const double x : Elements(result.view())) ASSERT_FALSE(std::isnan(x));
     }
   }
 }

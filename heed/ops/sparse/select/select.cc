@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "heed/core/error.h"
+#include "heed/ops/exact/attention/attend/attend_internal.h"
 #include "heed/ops/exact/attention/attend/attend_rotary_internal.h"
 #include "heed/ops/exact/attention/attention_check_internal.h"
 #include "heed/ops/exact/attention/attention_internal.h"
@@ -78,7 +79,7 @@ BlockCall CheckedBlocks(const char* op, const ConstTensorView& q, const ConstTen
 // Rows stand where the last append put them; what the cache knows of itself is no option.
 BlockCall CheckedBlocks(const char* op, const ConstTensorView& q, const KVView& cache, const BlockOptions& options) {
   CheckSizes(op, options);
-  if (!cache.sketch.present) Fail(op, "cache", "has no sketch", "a cache that was made with one");
+  attention::CheckSketch(op, cache);
   if (options.block % SketchBlocks::kTokens != 0) {
     Fail(op, "block", "is " + std::to_string(options.block), "a multiple of the 64 keys that a sketch has statistics of");
   }
@@ -88,21 +89,7 @@ BlockCall CheckedBlocks(const char* op, const ConstTensorView& q, const KVView& 
   refuse("align", options.align != attention::Align::kBottomRight);
   refuse("query_starts", options.query_starts.present());
   refuse("key_lengths", options.key_lengths.present());
-  mechanism::CheckFloat(op, "q", q);
-  if (q.dtype() != cache.dtype) {
-    Fail(op, "q", std::string("has dtype ") + Name(q.dtype()), std::string(Name(cache.dtype)) + " as the cache");
-  }
-  if (q.rank() != 4 || q.size(0) != cache.batch || q.size(3) != cache.dim || q.size(2) % cache.heads != 0) {
-    Fail(op, "q", "has shape " + q.ShapeString(),
-         "[" + std::to_string(cache.batch) + ",T,H," + std::to_string(cache.dim) + "], H a multiple of " +
-             std::to_string(cache.heads));
-  }
-  mechanism::CheckContiguousRows(op, "q", q);
-  const int64_t most = cache.appended.empty() ? 0 : *std::ranges::max_element(cache.appended);
-  if (cache.batch > 0 && q.size(1) > most) {
-    Fail(op, "q", "has " + std::to_string(q.size(1)) + (q.size(1) == 1 ? " query" : " queries"),
-         "at most " + std::to_string(most) + ", the tokens that a sequence was given last");
-  }
+  attention::CheckCacheQueries(op, cache, q);
   const attention::Check check(op, attention::Use::kInputs);
   const std::vector<int64_t> starts = check.Integers("key_starts", options.key_starts, {cache.batch});
 
@@ -130,7 +117,7 @@ BlockCall CheckedBlocks(const char* op, const ConstTensorView& q, const KVView& 
   return c;
 }
 
-// Of keys in a tensor or a cache.
+// Keys are a tensor or a cache.
 template <class Keys>
 BlockCall CheckedTop(const char* op, const ConstTensorView& q, const Keys& keys, const TopBlocksOptions& options) {
   CheckSize(op, "count", options.count, 1);

@@ -69,7 +69,7 @@ struct TopBlocksOptions : BlockOptions {
 // query-aware sparsity for efficient long-context LLM inference", arXiv:2406.10774.
 HEED_API Pattern TopBlocks(Context& ctx, const ConstTensorView& q, const ConstTensorView& k, const TopBlocksOptions& options);
 
-// The same for queries of the tokens that a cache with a sketch was given last, for attention::Attend() with them: row i stands at
+// Chooses for queries of the tokens that a cache with a sketch was given last, for attention::Attend() with them: row i stands at
 // the length before, plus i. Blocks are multiples of 64 keys, of whose statistics the cache reads a few numbers instead of the keys;
 // choices in blocks of 64 are those of a tensor of the same keys. The cache knows positions and lengths, which are no options.
 HEED_API Pattern TopBlocks(Context& ctx, const ConstTensorView& q, const KVView& cache, const TopBlocksOptions& options);
@@ -86,7 +86,7 @@ struct CumulativeOptions : BlockOptions {
 // Source: Lai et al., "FlexPrefill", arXiv:2502.20766, without the choice of a pattern by head.
 HEED_API Pattern Cumulative(Context& ctx, const ConstTensorView& q, const ConstTensorView& k, const CumulativeOptions& options);
 
-// The same of a cache with a sketch, as TopBlocks().
+// Chooses from a cache with a sketch, as TopBlocks() does.
 HEED_API Pattern Cumulative(Context& ctx, const ConstTensorView& q, const KVView& cache, const CumulativeOptions& options);
 
 struct VerticalSlashOptions {

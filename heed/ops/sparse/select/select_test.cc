@@ -282,7 +282,7 @@ TEST(SelectTest, ThreadsBatchStridesAndCallsChangeNoChoice) {
   const Buffer q(DType::kBF16, {2, 300, 4, 40}), k(DType::kBF16, {2, 300, 2, 40});
   q.FillNormal(1);
   k.FillNormal(2);
-  // The same numbers, heads before tokens.
+  // These have the same numbers, heads before tokens.
   const Buffer strided_q(DType::kBF16, std::vector<int64_t>{2, 300, 4, 40}, std::vector<int64_t>{300 * 200, 50, 300 * 50, 1},
                          Placement::kAfterGuard);
   std::vector<int64_t> index(4);

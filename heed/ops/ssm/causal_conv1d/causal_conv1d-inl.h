@@ -55,7 +55,7 @@ HWY_INLINE S* At(const Grid& g, const Channels& c, int64_t token) {
          c.channel * g.channel + (c.s.first + token) * g.token;
 }
 
-// Of a state.
+// Where a channel's i-th number of a state is.
 template <class T>
 HWY_INLINE T* StateAt(const Grid& g, const Channels& c, int64_t channel, int64_t i) {
   return static_cast<T*>(const_cast<void*>(g.data)) + c.s.state * g.batch +

@@ -22,35 +22,6 @@ constexpr Tensor kTensors[] = {
      .optional = true},
 };
 
-void Place(const scanning::Call& call, const StepInputs& in, scan::Problem& p) {
-  p.channels = call.sizes.H;
-  p.head_channels = call.sizes.d;
-  p.num_key_taps = call.sizes.W;
-  p.x = call.TokensOf(in.q);
-  p.key = call.TokensOf(in.k);
-  p.value = call.TokensOf(in.v);
-  p.key_taps = call.NumbersOf(in.shift);
-  p.key_skip = call.NumbersOf(in.shift_D);
-  p.log_dt = call.NumbersOf(in.log_dt);
-  p.log_A_real = call.NumbersOf(in.log_A_real);
-  p.A_imag = call.NumbersOf(in.A_imag);
-  p.C_modes = call.NumbersOf(in.C);
-  p.skip = call.NumbersOf(in.D);
-}
-
-void PlaceGradients(const scanning::Call& call, const Gradients& out, scan::Gradients& g) {
-  g.dx = call.TokensOf(out.dq);
-  g.dkey = call.TokensOf(out.dk);
-  g.dvalue = call.TokensOf(out.dv);
-  g.dkey_taps = call.NumbersOf(out.dshift);
-  g.dkey_skip = call.NumbersOf(out.dshift_D);
-  g.dlog_dt = call.NumbersOf(out.dlog_dt);
-  g.dlog_A_real = call.NumbersOf(out.dlog_A_real);
-  g.dA_imag = call.NumbersOf(out.dA_imag);
-  g.dC_modes = call.NumbersOf(out.dC);
-  g.dskip = call.NumbersOf(out.dD);
-}
-
 }  // namespace
 
 scanning::Definition DefinitionOf(const Options& options) {
@@ -59,8 +30,6 @@ scanning::Definition DefinitionOf(const Options& options) {
           .tail_axes = "BwHd",
           .rule = scan::Rule::kHeads,
           .flops = 8,
-          .place = &Place,
-          .place_gradients = &PlaceGradients,
           .method = options.method == Method::kRecurrent     ? scan::Method::kRecurrent
                     : options.method == Method::kConvolution ? scan::Method::kConvolution
                                                              : scan::Method::kAuto};

@@ -86,7 +86,7 @@ class Sums {
   double chain_;
 };
 
-// Of y, of one row of inputs.
+// How far y of one row of inputs may be off.
 Doubles RowErrors(const ReferenceRow& row, const Inexact& x, bool has_taps, int64_t most, double u) {
   return has_taps ? ConvolvedErrors(row, x, false, most, u)
                   : OutputErrors(row, x, false, StateWalks(row, x, u), u);

@@ -23,24 +23,6 @@ constexpr Tensor kTensors[] = {
     {.name = "D", .axes = "D", .input = &Inputs::D, .gradient = &Gradients::dD, .optional = true},
 };
 
-void Place(const scanning::Call& call, const StepInputs& in, scan::Problem& p) {
-  p.x = call.TokensOf(in.u);
-  p.log_dt = call.NumbersOf(in.log_dt);
-  p.log_A_real = call.NumbersOf(in.log_A_real);
-  p.A_imag = call.NumbersOf(in.A_imag);
-  p.C_modes = call.NumbersOf(in.C);
-  p.skip = call.NumbersOf(in.D);
-}
-
-void PlaceGradients(const scanning::Call& call, const Gradients& out, scan::Gradients& g) {
-  g.dx = call.TokensOf(out.du);
-  g.dlog_dt = call.NumbersOf(out.dlog_dt);
-  g.dlog_A_real = call.NumbersOf(out.dlog_A_real);
-  g.dA_imag = call.NumbersOf(out.dA_imag);
-  g.dC_modes = call.NumbersOf(out.dC);
-  g.dskip = call.NumbersOf(out.dD);
-}
-
 // One input of 1, the same for all channels, in the dtype and length of a kernel.
 struct Impulse {
   std::vector<char> memory;
@@ -86,8 +68,6 @@ scanning::Definition DefinitionOf(const Options& options) {
           .state_axes = "BDN2",
           .rule = scan::Rule::kModes,
           .flops = 8,
-          .place = &Place,
-          .place_gradients = &PlaceGradients,
           .bilinear = options.discretization == Discretization::kBilinear,
           .method = options.method == Method::kRecurrent     ? scan::Method::kRecurrent
                     : options.method == Method::kConvolution ? scan::Method::kConvolution

@@ -21,28 +21,6 @@ constexpr Tensor kTensors[] = {
      .gradient = &Gradients::ddelta_bias, .values = Tensor::kStepBiases, .optional = true},
 };
 
-void Place(const scanning::Call& call, const StepInputs& in, scan::Problem& p) {
-  p.x = call.TokensOf(in.u);
-  p.delta = call.TokensOf(in.delta);
-  p.gate = call.TokensOf(in.z);
-  p.A = call.NumbersOf(in.A);
-  p.bias = call.NumbersOf(in.delta_bias);
-  p.skip = call.NumbersOf(in.D);
-  p.B = call.WeightsOf(in.B);
-  p.C = call.WeightsOf(in.C);
-}
-
-void PlaceGradients(const scanning::Call& call, const Gradients& out, scan::Gradients& g) {
-  g.dx = call.TokensOf(out.du);
-  g.ddelta = call.TokensOf(out.ddelta);
-  g.dgate = call.TokensOf(out.dz);
-  g.dA = call.NumbersOf(out.dA);
-  g.dbias = call.NumbersOf(out.ddelta_bias);
-  g.dskip = call.NumbersOf(out.dD);
-  g.dB = call.WeightsOf(out.dB);
-  g.dC = call.WeightsOf(out.dC);
-}
-
 }  // namespace
 
 scanning::Definition DefinitionOf(const Options& options) {
@@ -50,8 +28,6 @@ scanning::Definition DefinitionOf(const Options& options) {
           .state_axes = "BDN",
           .rule = scan::Rule::kSelective,
           .flops = 7,
-          .place = &Place,
-          .place_gradients = &PlaceGradients,
           .softplus = options.delta_softplus};
 }
 

@@ -110,7 +110,7 @@ struct Plain {
     return in.D.rank() == 2 ? At(in.D, {h, p}) : At(in.D, {h});
   }
 
-  // Of y: the recurrence alone, and how far off it may be.
+  // y, which is the recurrence alone, and how far off it may be.
   ReferenceTensor Y(ReferenceTensor* tolerance) {
     ReferenceTensor y(v.sizes);
     recurrent::Reference(inputs, options, math, {y.view(), {}});

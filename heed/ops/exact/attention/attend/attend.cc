@@ -15,10 +15,12 @@
 #include "heed/engines/softmax/decays.h"
 #include "heed/engines/softmax/kernels.h"
 #include "heed/engines/softmax/visit.h"
+#include "heed/ops/exact/attention/attend/attend_internal.h"
 #include "heed/ops/exact/attention/attend/attend_rotary_internal.h"
 #include "heed/ops/exact/attention/attention_check_internal.h"
 #include "heed/ops/exact/attention/attention_internal.h"
 #include "heed/ops/exact/attention/attention_options_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
 
 namespace heed::attention {
 namespace {
@@ -235,6 +237,33 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q,
 }
 
 }  // namespace
+
+Problem AttendProblem(const char* op, const KVView& cache, const ConstTensorView& q, const Options& options,
+                      const Outputs& out) {
+  return AttendCall(op, cache, q, options, out, {}, Use::kForward).p;
+}
+
+void CheckSketch(const char* op, const KVView& cache) {
+  if (!cache.sketch.present) mechanism::Fail(op, "cache", "has no sketch", "a cache that was made with one");
+}
+
+void CheckCacheQueries(const char* op, const KVView& cache, const ConstTensorView& q) {
+  using mechanism::Fail;
+  mechanism::CheckFloat(op, "q", q);
+  if (q.dtype() != cache.dtype) {
+    Fail(op, "q", std::string("has dtype ") + Name(q.dtype()), std::string(Name(cache.dtype)) + " as the cache");
+  }
+  if (q.rank() != 4 || q.size(0) != cache.batch || q.size(3) != cache.dim || q.size(2) % cache.heads != 0) {
+    Fail(op, "q", "has shape " + q.ShapeString(),
+         "[" + Text(cache.batch) + ",T,H," + Text(cache.dim) + "], H a multiple of " + Text(cache.heads));
+  }
+  mechanism::CheckContiguousRows(op, "q", q);
+  const int64_t most = cache.appended.empty() ? 0 : *std::ranges::max_element(cache.appended);
+  if (cache.batch > 0 && q.size(1) > most) {
+    Fail(op, "q", "has " + Text(q.size(1)) + (q.size(1) == 1 ? " query" : " queries"),
+         "at most " + Text(most) + ", the tokens that a sequence was given last");
+  }
+}
 
 void Attend(Context& ctx, const KVView& cache, const ConstTensorView& q,
             const Options& options, const Outputs& out, std::span<const int64_t> tree) {

@@ -1,5 +1,5 @@
 // RWKV-4: token shift and projections around its recurrence.
-#include "heed/layers/rwkv4.h"
+#include "heed/layers/rwkv4_layer.h"
 
 #include <algorithm>
 
@@ -34,8 +34,8 @@ const float* Before(Frame& frame, const Tokens& tokens, const float* x, int64_t 
 }
 
 // product(mix .* x + (1 - mix) .* before)
-float* Mixed(Context& ctx, Frame& frame, const Tokens& tokens, const float* x, const float* before, const std::vector<float>& mix,
-             float* mixed, const Linear& product) {
+float* Mixed(Context& ctx, Frame& frame, const Tokens& tokens, const float* x, const float* before,
+             const std::vector<float>& mix, float* mixed, const Linear& product) {
   const int64_t width = product.inputs();
   MixRows call;
   call.x = {x, width};
@@ -50,7 +50,8 @@ float* Mixed(Context& ctx, Frame& frame, const Tokens& tokens, const float* x, c
   return y;
 }
 
-void Activated(Context& ctx, Activation activation, const float* x, const float* factor, int64_t rows, int64_t size, float* y) {
+void Activated(Context& ctx, Activation activation, const float* x, const float* factor, int64_t rows, int64_t size,
+               float* y) {
   ActivateRows call;
   call.activation = activation;
   call.x = {x, size};

@@ -4,11 +4,11 @@
 //   time     y = output(sigmoid(receptance(x_r)) .* rwkv4(key(x_k), value(x_v)))
 //   channel  y = sigmoid(receptance(x_r)) .* value(relu(key(x_k))^2)
 //
-// Source: Peng et al., arXiv:2305.13048. Names are those of Transformers' RwkvSelfAttention and RwkvFeedForward, which halve the
-// weights of later layers and the rows between them: a matter of whole models. With Residual and layer norms before them they are its
-// block.
-#ifndef HEED_LAYERS_RWKV4_H_
-#define HEED_LAYERS_RWKV4_H_
+// Source: Peng et al., arXiv:2305.13048. Names are those of Transformers' RwkvSelfAttention and RwkvFeedForward, which
+// halve the weights of later layers and the rows between them: a matter of whole models. With Residual and layer norms
+// before them they are its block.
+#ifndef HEED_LAYERS_RWKV4_LAYER_H_
+#define HEED_LAYERS_RWKV4_LAYER_H_
 
 #include <cstdint>
 #include <vector>
@@ -26,8 +26,8 @@ class HEED_API Rwkv4TimeMixing : public Layer {
     int64_t inner = 0;  // channels of the recurrence; 0: width
   };
 
-  // Takes time_decay and time_first [inner], time_mix_key, time_mix_value and time_mix_receptance [1, 1, width], key.weight,
-  // value.weight and receptance.weight [inner, width], output.weight [width, inner].
+  // Takes time_decay and time_first [inner], time_mix_key, time_mix_value and time_mix_receptance [1, 1, width],
+  // key.weight, value.weight and receptance.weight [inner, width], output.weight [width, inner].
   Rwkv4TimeMixing(const Config& config, const Weights& weights);
 
   // "shift" [B, width], the last token's x, and "num", "den" and "max" [B, inner].
@@ -51,8 +51,8 @@ class HEED_API Rwkv4ChannelMixing : public Layer {
     int64_t inner = 0;  // 0: 4 width
   };
 
-  // Takes time_mix_key and time_mix_receptance [1, 1, width], key.weight [inner, width], receptance.weight [width, width],
-  // value.weight [width, inner].
+  // Takes time_mix_key and time_mix_receptance [1, 1, width], key.weight [inner, width], receptance.weight [width,
+  // width], value.weight [width, inner].
   Rwkv4ChannelMixing(const Config& config, const Weights& weights);
 
   // "shift" [B, width], the last token's x.
@@ -71,4 +71,4 @@ class HEED_API Rwkv4ChannelMixing : public Layer {
 
 }  // namespace heed::layers
 
-#endif  // HEED_LAYERS_RWKV4_H_
+#endif  // HEED_LAYERS_RWKV4_LAYER_H_

@@ -1,0 +1,461 @@
+// Attention forward that leaves out the values of tiles which weigh next to nothing.
+//
+// Compiled once per SIMD target and dtype. The pass of forward-inl.h over each block of rows, with a question after a tile's
+// weights: which rows do without it? They stay as they were, maximum, sum and outputs, as if the pattern of a call had not
+// listed the tile: the bits are those. Vectors of which every row does without are left out of the second product, and the
+// tile's values are not read where all are.
+//
+// A block's keys stay with one thread, because what may be left out depends on all keys before. What is saved is at most the
+// second product; what is added is two exponentials per row and tile, the last tile's logits once more, and a pass over the
+// keys of each head for the norms of its tiles.
+#if defined(HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_
+#undef HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+#include "heed/core/carver.h"
+#include "heed/core/context.h"
+#include "heed/engines/softmax/decode-inl.h"
+#include "heed/engines/softmax/forward-inl.h"
+#include "heed/engines/softmax/forward.h"
+#include "heed/engines/softmax/plan-inl.h"
+#include "heed/engines/softmax/problem.h"
+#include "heed/engines/softmax/skip_certificate-inl.h"
+#include "heed/engines/softmax/skipping_internal.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
+
+// Norms of the tiles of the head that a thread is at, where some block has asked for them.
+struct TileNorms {
+  int64_t sequence, key_head;
+  float* of_tile;  // below 0: nobody has
+
+  static int64_t MostTiles(const Problem& p, int64_t tile) {
+    int64_t most = 0;
+    for (const Sequence& s : p.sequences) most = std::max(most, (s.key_end - s.key_begin + tile - 1) / tile);
+    return most;
+  }
+  static int64_t Bytes(const Problem& p, int64_t tile) { return TileNorms().LayOut(p, tile, nullptr); }
+  int64_t LayOut(const Problem& p, int64_t tile, char* base) {
+    Carver carver(base, sizeof(TileNorms));
+    carver.Next(of_tile, MostTiles(p, tile));
+    return carver.bytes();
+  }
+  void Begin(const Problem& p, int64_t tile, int64_t of_sequence, int64_t of_head) {
+    if (sequence == of_sequence && key_head == of_head) return;
+    std::fill_n(of_tile, MostTiles(p, tile), -1.0f);
+    sequence = of_sequence;
+    key_head = of_head;
+  }
+};
+
+template <class O, int C, class Outputs>
+class SkippingBlock : ForwardBlock<O, C, Outputs> {
+  using Base = ForwardBlock<O, C, Outputs>;
+  using typename Base::T;
+  using typename Base::V;
+  using Base::d_, Base::N, Base::W, Base::p_, Base::s_, Base::grid_, Base::block_, Base::key_head_, Base::num_rows_,
+      Base::w_, Base::head_, Base::layout_, Base::outputs_, Base::totals_, Base::any_tile_, Base::max_, Base::sum_;
+  using M = hn::Mask<hn::ScalableTag<T>>;
+  static constexpr int64_t kTile = O::kGrid.tile;
+
+ public:
+  SkippingBlock(const Problem& problem, const Sequence& sequence, const BlockGrid& grid, int64_t key_head, int64_t block,
+                Workspace<O>& workspace, const Head<O>& head, const Skips& skips, float* norms)
+      : Base(problem, sequence, grid, key_head, block, workspace, head), skips_(skips), norms_(norms) {}
+
+  HWY_ATTR void Compute() {
+    const void* q[W];
+    this->FindKeys();
+    this->SetLanes(q);
+    this->PackQueries(p_.dtype, q);
+    BeginRows(q);
+    WeighLastTiles();
+    PassAndMerge</*kFlagMasked=*/false>();
+    // As in ForwardBlock: what hides a value that is not finite has to say so. Nobody leaves out anything else then.
+    if (any_tile_ && this->MaskedLeaked()) PassAgain();
+    if (!any_tile_) this->ClearTotals();
+    this->Finish();
+    WriteBounds();
+  }
+
+ private:
+  // The rows' part of what is known of their weights.
+  void BeginRows(const void* const* q) {
+    for (size_t lane = 0; lane < W; ++lane) certificate_.SetNoRow(lane);
+    for (size_t lane = 0; lane < num_rows_; ++lane) {
+      const int64_t keys = KeysOfRow(lane);
+      double squares = 0;
+      hs::WithStorage<T>(p_.dtype, [&](auto stored) HWY_ATTR {
+        using S = decltype(stored);
+        const auto* row = static_cast<const S*>(q[lane]);
+        squares = hn::ReduceSum(d_, AddSquares(d_, row, static_cast<size_t>(p_.depth), hn::Zero(d_)));
+      });
+      const int64_t tiles = (keys + kTile - 1) / kTile;
+      const int64_t last = s_.key_begin + (tiles - 1) * kTile;
+      certificate_.SetRow(lane, skips_.epsilon, p_.scale, squares, p_.depth, keys, tiles, keys == 0 ? -1 : last);
+    }
+  }
+
+  int64_t KeysOfRow(size_t lane) const {
+    const Interval& run = this->runs_[lane].second;
+    return run.empty() ? 0 : run.end - s_.key_begin;
+  }
+
+  // The tile in which the keys of each row end, weighed.
+  HWY_NOINLINE void WeighLastTiles() {
+    const void* q[W];
+    for (size_t lane = 0; lane < num_rows_; ++lane) {
+      const int64_t keys = KeysOfRow(lane), begin = s_.key_begin + (keys - 1) / kTile * kTile;
+      Interval& run = this->runs_[lane].second;
+      run.begin = std::max(run.begin, begin);
+    }
+    this->SetLanes(q);
+    this->ForTiles([&](const Tile& tile) HWY_ATTR {
+      V max[C], shift[C], sum[C], weight[C];
+      Run runs[2 * C + 1];
+      const int num_runs = this->SplitTile(tile, runs);
+      WeighTile<false>(tile, runs, num_runs, nullptr, max, shift, sum, weight);
+      HWY_ALIGN T largest[W], weights[W], squares[kTile];
+      for (int c = 0; c < C; ++c) {
+        hn::Store(max[c], d_, largest + static_cast<size_t>(c) * N);
+        hn::Store(weight[c], d_, weights + static_cast<size_t>(c) * N);
+      }
+      // Others may see more keys of the tile.
+      SquaresUpTo(tile.keys, squares);
+      for (size_t lane = 0; lane < num_rows_; ++lane) {
+        const Interval& run = this->runs_[lane].second;
+        const int64_t last = run.end - 1 - tile.keys.begin;
+        if (run.empty() || last < 0 || last >= tile.keys.size()) continue;
+        certificate_.WeighLast(lane, largest[lane], weights[lane], squares[last]);
+      }
+    });
+    this->FindKeys();
+    this->SetLanes(q);
+  }
+
+  // All tiles, into totals_. A segment of which no row keeps anything changes nothing.
+  template <bool kFlagMasked>
+  HWY_INLINE void PassAndMerge() {
+    V m[C], l[C];  // of the segment
+    certificate_.Begin();
+    outputs_ = w_.outputs;
+    totals_ = w_.totals;
+    any_tile_ = false;
+    int64_t segment = -1;
+    bool first_tile = true;
+    const auto finish = [&]() HWY_ATTR {
+      if (first_tile) return;
+      if (any_tile_) {
+        this->Merge(m, l, outputs_);
+      } else {
+        std::swap(outputs_, totals_);
+        this->Store(m, l, max_, sum_);
+      }
+      any_tile_ = true;
+    };
+    this->ForTiles([&](const Tile& tile) HWY_ATTR {
+      if (tile.segment != segment) {
+        finish();
+        segment = tile.segment;
+        first_tile = true;
+        for (int c = 0; c < C; ++c) {
+          m[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
+          l[c] = hn::Zero(d_);
+        }
+      }
+      if (AddTile<kFlagMasked>(tile, first_tile, m, l)) first_tile = false;
+    });
+    finish();
+  }
+
+  HWY_NOINLINE void PassAgain() { PassAndMerge</*kFlagMasked=*/true>(); }
+
+  // A tile into the state of its segment, for the rows that do not leave it out; false if none is left.
+  template <bool kFlagMasked>
+  HWY_NOINLINE bool AddTile(const Tile& tile, bool first, V* m, V* l) {
+    V max[C], shift[C], sum[C], weight[C];
+    Run runs[2 * C + 1];
+    const int num_runs = this->SplitTile(tile, runs);
+    const int64_t origin = tile.keys.begin;
+    V rescale[C];
+    for (int c = 0; c < C; ++c) max[c] = m[c], sum[c] = l[c];
+    WeighTile<kFlagMasked>(tile, runs, num_runs, rescale, max, shift, sum, weight);
+
+    const V one = hn::Set(d_, T{1});
+    const float norm = NormOf(tile);
+    M out[C];
+    bool adds[C], any = false, all = true;
+    for (int c = 0; c < C; ++c) {
+      const size_t lane = static_cast<size_t>(c) * N;
+      out[c] = certificate_.Weigh(lane, tile.grid, tile.grid + kTile - s_.key_begin, norm, of_tile_[c], shift[c], weight[c]);
+      const M sees = certificate_.Sees(lane, tile.grid);
+      adds[c] = !hn::AllFalse(d_, hn::AndNot(out[c], sees));
+      any = any || adds[c];
+      all = all && (adds[c] || hn::AllFalse(d_, sees));
+    }
+    if (skips_.kept.data != nullptr) WriteKept(tile, out);
+    if (!any) return false;
+    for (int c = 0; c < C; ++c) {
+      m[c] = hn::IfThenElse(out[c], m[c], max[c]);
+      l[c] = hn::IfThenElse(out[c], l[c], sum[c]);
+      rescale[c] = hn::IfThenElse(out[c], one, rescale[c]);
+      if (adds[c] && !hn::AllFalse(d_, out[c])) Mask(runs, num_runs, origin, static_cast<size_t>(c), out[c]);
+    }
+    if (head_.values_at == Place::kTile) {
+      O::CopyValues(head_.value_source, tile.keys.begin, tile.keys.end, p_.value_depth, w_.values);
+      head_.values.first = tile.keys.begin;
+    }
+    if (all && num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C) {
+      this->template Values<kFlagMasked>(runs[0], origin, first, rescale);
+      return true;
+    }
+    // Where not everything is added, the outputs are rescaled beforehand, once.
+    auto same = hn::Eq(rescale[0], one);
+    for (int c = 1; c < C; ++c) same = hn::And(same, hn::Eq(rescale[c], one));
+    if (first || !hn::AllTrue(d_, same)) layout_.Scale(first, rescale, outputs_);
+    for (int c = 0; c < C; ++c) rescale[c] = one;
+    for (int r = 0; r < num_runs; ++r) {
+      for (size_t c0 = runs[r].c0; c0 < runs[r].c1; ++c0) {
+        size_t c1 = c0;
+        while (c1 < runs[r].c1 && adds[c1]) ++c1;
+        if (c1 == c0) continue;
+        const Run part = {runs[r].begin, runs[r].end, c0, c1};
+        this->template Values<kFlagMasked>(part, origin, /*first=*/false, rescale);
+        c0 = c1;
+      }
+    }
+    return true;
+  }
+
+  // Logits and weights of a tile. `max` and `sum`, if there is a `rescale` for what was before, begin with what is known so
+  // far and take the tile in; `weight` is the tile's own part of the sum.
+  template <bool kFlagMasked>
+  HWY_INLINE void WeighTile(const Tile& tile, const Run* runs, int num_runs, V* rescale, V* max, V* shift, V* sum,
+                            V* weight) {
+    const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
+    for (int c = 0; c < C; ++c) of_tile_[c] = none;
+    this->BeginLogits(tile);
+    for (int r = 0; r < num_runs; ++r) this->template Logits<kFlagMasked>(runs[r], tile, of_tile_);
+    for (int c = 0; c < C; ++c) {
+      const V old = rescale == nullptr ? none : max[c];
+      max[c] = hn::Max(of_tile_[c], old);
+      shift[c] = this->Shift(max[c]);
+      weight[c] = hn::Zero(d_);
+      if (rescale == nullptr) {
+        sum[c] = hn::Zero(d_);
+      } else {
+        rescale[c] = Weight(d_, hn::Sub(old, shift[c]));
+        sum[c] = hn::Mul(sum[c], rescale[c]);
+      }
+    }
+    for (int r = 0; r < num_runs; ++r) Weights<kFlagMasked>(runs[r], tile.keys.begin, shift, sum, weight);
+  }
+
+  template <bool kFlagMasked>
+  HWY_INLINE void Weights(const Run& run, int64_t origin, const V* shift, V* sum, V* weight) {
+    const T* s = this->At(run, origin);
+    T* p = this->WeightsAt(run, origin);
+    this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
+      constexpr int kVectors = vectors.value;
+      V own[kVectors];
+      for (int c = 0; c < kVectors; ++c) own[c] = weight[run.c0 + static_cast<size_t>(c)];
+      Exponentials<W, kVectors, O::kKeyStep, kFlagMasked>(
+          d_, static_cast<size_t>(run.end - run.begin), s, shift + run.c0, sum + run.c0,
+          [&](const V* weights, size_t j, int c) HWY_ATTR {
+            for (int i = 0; i < O::kKeyStep; ++i) own[c] = hn::Add(own[c], weights[i]);
+            O::PutWeights(weights, p + j / O::kKeyStep * W + static_cast<size_t>(c) * N);
+          });
+      for (int c = 0; c < kVectors; ++c) weight[run.c0 + static_cast<size_t>(c)] = own[c];
+    });
+  }
+
+  // The weights of a vector's rows that leave a tile out, as if it were masked.
+  HWY_NOINLINE void Mask(const Run* runs, int num_runs, int64_t origin, size_t c, M out) const {
+    const V nothing[2] = {hn::Set(d_, T{-0.0}), hn::Set(d_, T{-0.0})};
+    HWY_ALIGN T masked[N];
+    O::PutWeights(nothing, masked);
+    for (int r = 0; r < num_runs; ++r) {
+      if (c < runs[r].c0 || c >= runs[r].c1) continue;
+      Run own = runs[r];
+      own.c0 = c;
+      T* p = this->WeightsAt(own, origin);
+      for (int64_t j = own.begin; j < own.end; j += O::kKeyStep, p += W) {
+        hn::Store(hn::IfThenElse(out, hn::Load(d_, masked), hn::Load(d_, p)), d_, p);
+      }
+    }
+  }
+
+  // f(where the keys of an interval are, as S).
+  template <class F>
+  HWY_INLINE void WithKeys(const Interval& keys, const F& f) const {
+    hs::WithStorage<T>(head_.key_source.dtype, [&](auto stored) HWY_ATTR {
+      using S = decltype(stored);
+      const auto rows = Stored<S>(head_.key_source, keys.begin, keys.end, 0);
+      const S* at[hs::kMostRows];
+      auto cursor = rows.cursor;
+      if (cursor.chosen != nullptr) {
+        cursor.TakeChosen(rows.count, at);
+      } else {
+        cursor.Take(rows.count, at);
+      }
+      f(at, rows.count);
+    });
+  }
+
+  // A bound of the norms of a tile's keys, infinite if no row sees any behind: then all that see them keep them.
+  HWY_INLINE float NormOf(const Tile& tile) const {
+    if (!certificate_.AnyGoesOnAfter(tile.grid)) return std::numeric_limits<float>::infinity();
+    float& norm = norms_[(tile.grid - s_.key_begin) / kTile];
+    if (!(norm >= 0)) norm = FindNorm(tile.keys);
+    return norm;
+  }
+  HWY_NOINLINE float FindNorm(const Interval& keys) const {
+    const auto depth = static_cast<size_t>(p_.depth);
+    V sums[4];
+    for (V& sum : sums) sum = hn::Zero(d_);
+    WithKeys(keys, [&](const auto* at, size_t count) HWY_ATTR {
+      size_t j = 0;
+      for (; j + 4 <= count; j += 4) {
+        HWY_UNROLL(4)
+        for (size_t i = 0; i < 4; ++i) sums[i] = AddSquares(d_, at[j + i], depth, sums[i]);
+      }
+      for (; j < count; ++j) sums[0] = AddSquares(d_, at[j], depth, sums[0]);
+    });
+    const V sum = hn::Add(hn::Add(sums[0], sums[1]), hn::Add(sums[2], sums[3]));
+    return static_cast<float>(1.001 * NormAbove(static_cast<double>(hn::ReduceSum(d_, sum))));
+  }
+
+  // Sums of squares of the first one, two, three, ... of these keys.
+  HWY_NOINLINE void SquaresUpTo(const Interval& keys, T* squares) const {
+    WithKeys(keys, [&](const auto* at, size_t count) HWY_ATTR {
+      T sum = 0;
+      for (size_t j = 0; j < count; ++j) {
+        sum += hn::ReduceSum(d_, AddSquares(d_, at[j], static_cast<size_t>(p_.depth), hn::Zero(d_)));
+        squares[j] = sum;
+      }
+    });
+  }
+
+  // f(row, batch, query head) of the block's rows.
+  template <class F>
+  void ForRows(const F& f) const {
+    for (size_t lane = 0; lane < num_rows_; ++lane) {
+      const BlockGrid::Row row = grid_.At(block_, static_cast<int64_t>(lane));
+      f(lane, row.query, key_head_ * grid_.heads + row.head);
+    }
+  }
+
+  HWY_NOINLINE void WriteKept(const Tile& tile, const M* out) const {
+    HWY_ALIGN T left_out[W];
+    for (int c = 0; c < C; ++c) {
+      hn::Store(hn::IfThenElseZero(out[c], hn::Set(d_, T{1})), d_, left_out + static_cast<size_t>(c) * N);
+    }
+    const Pairs& kept = skips_.kept;
+    ForRows([&](size_t lane, int64_t query, int64_t head) {
+      auto* const blocks = static_cast<bool*>(const_cast<void*>(kept.data)) + s_.batch * kept.batch_stride +
+                           head * kept.head_stride + (s_.first_q + query) * kept.query_stride;
+      const int64_t end = std::min(tile.grid + kTile - s_.key_begin, KeysOfRow(lane));
+      for (int64_t key = tile.grid - s_.key_begin; key < end; key += kTileKeys) {
+        blocks[key / kTileKeys * kept.key_stride] = left_out[lane] == 0;
+      }
+    });
+  }
+
+  void WriteBounds() const {
+    if (skips_.bound.data == nullptr) return;
+    const Rows& bound = skips_.bound;
+    ForRows([&](size_t lane, int64_t query, int64_t head) {
+      const float left_out = certificate_.BoundOf(lane);
+      static_cast<float*>(const_cast<void*>(bound.data))[s_.batch * bound.batch_stride + head * bound.head_stride +
+                                                         (s_.first_q + query) * bound.token_stride] =
+          left_out > 0 && std::isnan(sum_[lane]) ? sum_[lane] : left_out;
+    });
+  }
+
+  const Skips& skips_;
+  float* const norms_;  // of the head's tiles
+  SkipCertificate<W> certificate_;
+  V of_tile_[C];  // the largest logits of the tile at hand
+};
+
+template <class O, int C, class Outputs>
+void RunSkipping(Context& ctx, const Problem& p, const Plan& plan, const Skips& skips) {
+  constexpr int64_t kTile = O::kGrid.tile;
+  ReserveWorkspaces<O>(ctx, plan, TileNorms::Bytes(p, kTile));
+  const auto norms_of = [&](int worker) -> TileNorms& {
+    return *reinterpret_cast<TileNorms*>(static_cast<char*>(ctx.Scratch(worker)) + Workspace<O>::Bytes(plan));
+  };
+  for (int worker = 0; worker < ctx.num_threads(); ++worker) {
+    TileNorms& norms = norms_of(worker);
+    norms.sequence = norms.key_head = -1;
+    norms.LayOut(p, kTile, reinterpret_cast<char*>(&norms));
+  }
+  const BlockQueue queue(p, plan.rows);
+  ctx.ParallelFor(queue.size(), [&](int64_t index, int worker) HWY_ATTR {
+    const BlockQueue::Task task = queue.At(index);
+    const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
+    Workspace<O>& w = WorkspaceOf<O>(ctx, worker);
+    const Head<O> head = HeadOf(p, plan, task.sequence, task.key_head, w);
+    const BlockGrid grid(p, s, plan.rows);
+    TileNorms& norms = norms_of(worker);
+    norms.Begin(p, kTile, task.sequence, task.key_head);
+    SkippingBlock<O, C, Outputs>(p, s, grid, task.key_head, task.block, w, head, skips, norms.of_tile).Compute();
+  });
+}
+
+template <class O>
+int64_t SkippingBytes(const Problem& p, const Plan& plan) {
+  return Workspace<O>::Bytes(plan) + TileNorms::Bytes(p, O::kGrid.tile);
+}
+
+// Rows in lanes, in as many vectors as Forward() takes.
+template <class O>
+void RunLanes(Context& ctx, const Problem& p, const Skips& skips) {
+  const Plan plan = MakePlan<O>(p);
+  if constexpr (kFewestVectors<O> == 1) {
+    if (plan.vectors == 1) return RunSkipping<O, 1, LaneOutputs<O, 1>>(ctx, p, plan, skips);
+  }
+  if constexpr (kFewestVectors<O> <= 2 && O::kMostVectors > 2) {
+    if (plan.vectors == 2) return RunSkipping<O, 2, LaneOutputs<O, 2>>(ctx, p, plan, skips);
+  }
+  constexpr int C = O::kMostVectors;
+  RunSkipping<O, C, LaneOutputs<O, C>>(ctx, p, plan, skips);
+}
+
+template <class O>
+SkippingPasses LanePasses() {
+  return {.forward = &RunLanes<O>,
+          .workspace = [](const Problem& p) { return SkippingBytes<O>(p, MakePlan<O>(p)); },
+          .lanes = [](const Problem& p) { return MakePlan<O>(p).lanes; }};
+}
+
+// As many rows as decoding takes.
+template <class O>
+SkippingPasses RowPasses() {
+  return {.forward =
+              [](Context& ctx, const Problem& p, const Skips& skips) {
+                RunSkipping<O, 1, RowOutputs<O>>(ctx, p, DecodePlan<O>(p), skips);
+              },
+          .workspace = [](const Problem& p) { return SkippingBytes<O>(p, DecodePlan<O>(p)); },
+          .lanes = [](const Problem&) { return DecodeRows<O>(); }};
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HEED_ENGINES_SOFTMAX_SKIPPING_INL_H_

@@ -1,0 +1,28 @@
+// Attention that leaves values out, for f32, which 16-bit tensors are widened to: many rows at once.
+#include "heed/core/targets.h"
+// After targets.h:
+#include "heed/engines/softmax/skipping_internal.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "heed/engines/softmax/skipping_f32.cc"  // this file
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.h:
+#include "heed/engines/export_passes.h"
+#include "heed/engines/softmax/skipping-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+
+SkippingPasses SkippingF32() { return LanePasses<FmaOperands<float>>(); }
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace heed::softmax {
+
+HEED_EXPORT(SkippingPasses, SkippingF32)
+
+}  // namespace heed::softmax
+#endif  // HWY_ONCE

@@ -1,0 +1,25 @@
+// What the files of one kind of products each offer to skipping.cc.
+#ifndef HEED_ENGINES_SOFTMAX_SKIPPING_INTERNAL_H_
+#define HEED_ENGINES_SOFTMAX_SKIPPING_INTERNAL_H_
+
+#include <cstdint>
+
+#include "heed/engines/softmax/skipping.h"
+
+namespace heed::softmax {
+
+// Of one way to compute rows; null where a CPU has none.
+struct SkippingPasses {
+  void (*forward)(Context& ctx, const Problem& problem, const Skips& skips) = nullptr;
+  int64_t (*workspace)(const Problem& problem) = nullptr;  // bytes per thread
+  int64_t (*lanes)(const Problem& problem) = nullptr;
+};
+
+SkippingPasses SkippingF32(const Context& ctx);
+SkippingPasses SkippingDecodeF32(const Context& ctx);
+SkippingPasses SkippingPairs(const Context& ctx);
+SkippingPasses SkippingDecodePairs(const Context& ctx);
+
+}  // namespace heed::softmax
+
+#endif  // HEED_ENGINES_SOFTMAX_SKIPPING_INTERNAL_H_

@@ -1,0 +1,43 @@
+// A property of the gated delta rule that comparison with its reference over short sequences cannot show.
+#include "heed/ops/delta/gated_delta_rule/gated_delta_rule.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "heed/harness/buffer.h"
+
+namespace heed::gated_delta_rule {
+namespace {
+
+// A decay below a rounding of 1 moves the value where decay and writes balance, by a hundred times what roundings of that
+// many steps do: each step must round what decays together with what is written.
+TEST(GatedDeltaRuleTest, DecaysBelowARoundingOf1AreNotLostOverManySteps) {
+  constexpr double kDecay = -1e-8, kBeta = 1e-4, kValue = 1.25;
+  const auto filled = [](std::vector<int64_t> sizes, double value) {
+    return Buffer(DType::kF32, sizes).FillConstant(value);
+  };
+  Buffer k = filled({1, 1, 8}, 0);
+  k.Set({0, 0, 3}, 1);
+  const Buffer v = filled({1, 1, 8}, kValue), log_decay = filled({1, 1}, kDecay), beta = filled({1, 1}, kBeta);
+  const Buffer S = filled({1, 1, 8, 8}, 1), o = filled({1, 1, 8}, 0);
+  StepInputs in;
+  in.q = in.k = k.view();
+  in.v = v.view();
+  in.log_decay = log_decay.view();
+  in.beta = beta.view();
+  Context ctx(1);
+  double expected = 1;
+  const double stored = GetElement(beta.view(), std::vector<int64_t>{0, 0});
+  for (int t = 0; t < 60000; ++t) {
+    Step(ctx, in, {}, {S.view(), {}}, o.view());
+    expected *= std::exp(kDecay);
+    expected += stored * (kValue - expected);
+  }
+  EXPECT_NEAR(S.Get({0, 0, 3, 5}), expected, 2e-5 * expected);
+  EXPECT_GT(std::abs(kValue - expected), 1e-4 * expected);  // else nothing would be seen
+}
+
+}  // namespace
+}  // namespace heed::gated_delta_rule

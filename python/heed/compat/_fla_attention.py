@@ -1,0 +1,204 @@
+# The functions of fla.ops that are softmax attention, or whose arguments are like no other's.
+"""parallel_attn and its relatives, native sparse attention, mixtures of blocks, Based, RWKV-4."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import heed.patterns
+import heed.select
+import heed.torch
+from heed import InvalidArgument, Unsupported
+from heed.compat._door import refuse, speaking
+from heed.torch import _dispatch
+
+# Where the library has each.
+PLACES = {
+    "attn_decoding_one_step": "attn.decoding",
+    "fused_chunk_based": "based.fused_chunk",
+    "fused_recurrent_rwkv4": "rwkv4.fused_recurrent",
+    "parallel_attn": "attn.parallel",
+    "parallel_based": "based.parallel",
+    "parallel_forgetting_attn": "forgetting_attn.parallel",
+    "parallel_moba": "moba.parallel",
+    "parallel_nsa": "nsa.parallel",
+}
+
+_in_their_words = speaking(
+    log_decay="g",
+    sinks="sink_bias",
+    cu_seqlens_q="cu_seqlens",
+    window="window_size",
+    u="u",
+    block="block_size",
+    count="block_counts",
+    gates="g_cmp, g_slc or g_swa",
+)
+
+
+def _bounds(cu_seqlens: Any) -> list[int]:
+    return [int(x) for x in cu_seqlens]
+
+
+@_in_their_words
+def parallel_attn(
+    q,
+    k,
+    v,
+    g=None,
+    scale=None,
+    window_size=None,
+    cu_seqlens=None,
+    chunk_indices=None,
+    *,
+    sink_bias=None,
+    head_first=False,
+):
+    """Causal attention with grouped queries; g [B, T, HQ] are log forget gates, sink_bias [HQ] a logit per head."""
+    refuse("parallel_attn", "head_first", head_first, False)
+    window = None if window_size is None else (window_size - 1, 0)
+    return heed.torch.attention(
+        q, k, v, scale=scale, causal=True, window=window, log_decay=g, sinks=sink_bias, cu_seqlens_q=cu_seqlens
+    )
+
+
+def parallel_forgetting_attn(q, k, v, g, scale=None, window_size=None, cu_seqlens=None, *, head_first=False):
+    """Forgetting attention: parallel_attn with gates."""
+    return parallel_attn(q, k, v, g, scale, window_size, cu_seqlens, head_first=head_first)
+
+
+@_in_their_words
+def attn_decoding_one_step(q, k, v, g=None, scale=None, cu_seqlens=None, do_gate_scale=False, *, sink_bias=None):
+    """One query per packed sequence of keys, q [1, N, HQ, D]."""
+    _dispatch.check_tensors("attn_decoding_one_step", q=q, k=k)
+    if cu_seqlens is None:
+        raise InvalidArgument("attn_decoding_one_step: cu_seqlens is None, expected the bounds of the sequences of k")
+    if g is not None and do_gate_scale:
+        g = g * (k.shape[-1] ** -0.5 if scale is None else scale)
+    return heed.torch.attention(
+        q,
+        k,
+        v,
+        scale=scale,
+        causal=True,
+        log_decay=g,
+        sinks=sink_bias,
+        cu_seqlens_q=list(range(len(cu_seqlens))),
+        cu_seqlens_k=cu_seqlens,
+    )
+
+
+# --- sparse attention -------------------------------------------------------------------------------------------------
+
+
+def _of_each(cu_seqlens: Any, tensors: Any, compute: Callable[..., Tensor]) -> Tensor:
+    """`compute` on packed sequences one after the other, or on a batch."""
+    if cu_seqlens is None:
+        return compute(*tensors)
+    spans = [slice(begin, end) for begin, end in itertools.pairwise(_bounds(cu_seqlens))]
+    return torch.cat([compute(*(x if x is None else x[:, span] for x in tensors)) for span in spans], 1)
+
+
+def _keys_of_blocks(index: Tensor, counts: Any, block: int, keys: int) -> Tensor:
+    """The keys of the first `counts` blocks in [B, T, H, S]; -1, repeated blocks and what is no key count as none."""
+    if isinstance(counts, Tensor):
+        index = index.masked_fill(torch.arange(index.shape[-1]) >= counts.unsqueeze(-1), -1)
+    index = index.sort(-1).values
+    index[..., 1:][index[..., 1:] == index[..., :-1]] = -1
+    rows = (index.unsqueeze(-1) * block + torch.arange(block)).masked_fill((index < 0).unsqueeze(-1), -1).flatten(-2)
+    return rows.masked_fill(rows >= keys, -1)
+
+
+@_in_their_words
+def parallel_nsa(
+    q,
+    k,
+    v,
+    g_cmp=None,
+    g_slc=None,
+    g_swa=None,
+    block_indices=None,
+    block_counts=16,
+    block_size=64,
+    window_size=0,
+    scale=None,
+    cu_seqlens=None,
+):
+    """Native sparse attention, gates [B, T, HQ]; compressed keys are means, and the window has the default scale."""
+    _dispatch.check_tensors("parallel_nsa", q=q, k=k, v=v)
+    if isinstance(cu_seqlens, tuple):
+        if _bounds(cu_seqlens[0]) != _bounds(cu_seqlens[1]):
+            raise Unsupported(
+                "parallel_nsa: cu_seqlens differs for queries and keys, expected the same: heed has nothing else"
+            )
+        cu_seqlens = cu_seqlens[0]
+    if block_indices is None and (g_cmp is None or isinstance(block_counts, Tensor)):
+        given, expected = ("g_cmp is None", "a gate") if g_cmp is None else ("block_counts is a Tensor", "one int")
+        raise Unsupported(f"parallel_nsa: {given}, expected {expected} where no block_indices are given")
+    if window_size > 0 and g_swa is None:
+        raise InvalidArgument("parallel_nsa: g_swa is None, expected a gate where window_size is not 0")
+
+    def compute(q, k, v, g_cmp, g_slc, g_swa, indices, counts):
+        o = 0
+        one = torch.ones(q.shape[:3], dtype=q.dtype) if g_slc is None else g_slc
+        if indices is not None:
+            pattern = heed.patterns.keys(_keys_of_blocks(indices, counts, block_size, k.shape[1]))
+            o = heed.torch.attention(q, k, v, scale=scale, causal=True, pattern=pattern) * one.unsqueeze(-1)
+            one = torch.zeros_like(one)
+        if g_cmp is not None:
+            gates = torch.stack((g_cmp, one.to(g_cmp.dtype), torch.zeros_like(g_cmp)), -1).to(q.dtype)
+            count = 1 if indices is not None else counts
+            o = o + heed.torch.nsa(q, k, v, gates, block=block_size, count=count, window=1, scale=scale)
+        if window_size > 0:
+            o = o + heed.torch.attention(q, k, v, causal=True, window=(window_size - 1, 0)) * g_swa.unsqueeze(-1)
+        return o.to(q.dtype)
+
+    of_rows = isinstance(block_counts, Tensor)
+    tensors = (q, k, v, g_cmp, g_slc, g_swa, block_indices, block_counts if of_rows else None)
+    return _of_each(cu_seqlens, tensors, lambda *x: compute(*x[:-1], x[-1] if of_rows else block_counts))
+
+
+@_in_their_words
+def parallel_moba(q, k, v, cu_seqlens, max_seqlen, chunk_size, topk):
+    """A mixture of blocks: a row of a head sees its own chunk, up to itself, and the topk - 1 that suit it best."""
+    _dispatch.check_tensors("parallel_moba", q=q, k=k, v=v)
+
+    def compute(q, k, v):
+        pattern = heed.select.top_blocks(q.detach(), k.detach(), count=max(topk, 1), block=chunk_size, share="head")
+        return heed.torch.attention(q, k, v, causal=True, pattern=pattern)
+
+    return _of_each(cu_seqlens, (q, k, v), compute)
+
+
+# --- others -----------------------------------------------------------------------------------------------------------
+
+
+@_in_their_words
+def parallel_based(q, k, v, scale=None, use_norm=True, *, head_first=False):
+    """The second-order Taylor map of exp, causal."""
+    refuse("parallel_based", "head_first", head_first, False)
+    return heed.torch.based(q, k, v, scale=scale, normalize=use_norm, eps=1e-6)
+
+
+def fused_chunk_based(q, k, v, scale=None, use_norm=True, *, head_first=False):
+    """As parallel_based."""
+    return parallel_based(q, k, v, scale, use_norm, head_first=head_first)
+
+
+@_in_their_words
+def fused_recurrent_rwkv4(w, u, k, v, state):
+    """RWKV-4; w is before -exp. The state [B, 3, 1, C] is numerator, denominator and their exponent, first and last."""
+    _dispatch.check_tensors("fused_recurrent_rwkv4", w=w, u=u, k=k, v=v, state=state)
+    wide = torch.float64 if k.dtype == torch.float64 else torch.float32
+    num, den, exponent = (x.squeeze(1) for x in state.to(wide).unbind(1))
+    fixed = exponent.detach()  # heed's has no gradient: it reaches the exponent as a factor of the others that is 1
+    one = torch.exp(exponent - fixed)
+    o, final = heed.torch.rwkv4(
+        k, v, -torch.exp(w.to(wide)), u, initial_state=(num * one, den * one, fixed), return_state=True
+    )
+    return o, torch.stack(tuple(final), 1).unsqueeze(2)

@@ -1,0 +1,76 @@
+# heed.torch.nn.Rwkv4: the time mixing of RWKV-4, with its token shift.
+"""Rwkv4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import heed.torch
+from heed.torch.nn._layer import Layer, State, check_sizes, is_step, of_config
+
+
+class Rwkv4(Layer):
+    """Time mixing of RWKV-4: each token is mixed with the one before it, then heed.rwkv4.
+
+        x^a_t = m_a x_t + (1 - m_a) x_{t-1}        a: k, v, r; before the first token stand zeros
+        y = (sigmoid(x^r W_r) rwkv4(x^k W_k, x^v W_v; decay -exp(time_decay), bonus time_first)) W_o
+
+    x, y [B, T, hidden_size], between them attention_hidden_size channels. Parameters are those of Transformers'
+    RwkvSelfAttention. Source: Peng et al., arXiv:2305.13048.
+
+    State: shift [B, hidden_size], the last token, and num, den, max [B, attention_hidden_size], float32.
+    """
+
+    def __init__(self, hidden_size: int, *, attention_hidden_size: int | None = None, device: Any = None,
+                 dtype: Any = None) -> None:
+        super().__init__()
+        factory = {"device": device, "dtype": dtype}
+        inner = hidden_size if attention_hidden_size is None else attention_hidden_size
+        check_sizes("Rwkv4", hidden_size=hidden_size, attention_hidden_size=inner)
+        self.hidden_size = hidden_size
+        ratio = torch.arange(inner, **factory) / max(inner - 1, 1)
+        self.time_decay = nn.Parameter(-5 + 8 * ratio**1.3)
+        self.time_first = nn.Parameter(torch.full((inner,), 0.3, **factory).log())
+        ramp = (torch.arange(hidden_size, **factory) / hidden_size)[None, None]
+        self.time_mix_key, self.time_mix_value = nn.Parameter(ramp.clone()), nn.Parameter(ramp.clone())
+        self.time_mix_receptance = nn.Parameter(ramp**0.5)
+        for name in ("key", "value", "receptance"):
+            self.add_module(name, nn.Linear(hidden_size, inner, bias=False, **factory))
+        self.output = nn.Linear(inner, hidden_size, bias=False, **factory)
+
+    @classmethod
+    def from_config(cls, config: Any, **options: Any) -> Rwkv4:
+        """Of an RwkvConfig."""
+        hidden_size, inner = of_config(cls.__name__, config, "hidden_size", "attention_hidden_size")
+        return cls(hidden_size, **{"attention_hidden_size": inner, **options})
+
+    def new_state(self, batch: int) -> State:  # type: ignore[override]
+        num, den, most = (torch.full((batch, len(self.time_decay)), x) for x in (0.0, 0.0, float("-inf")))
+        shift = torch.zeros(batch, self.hidden_size, dtype=self.output.weight.dtype)
+        return State(batch, {"shift": shift, "num": num, "den": den, "max": most})
+
+    def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
+        lengths = self._check(x, state, State, lengths)
+        first = torch.zeros_like(x[:, :1]) if state is None else state.shift[:, None]
+        before = torch.cat([first, x[:, :-1]], 1)
+        mixes = (self.time_mix_key, self.time_mix_value, self.time_mix_receptance)
+        k, v, r = (torch.lerp(before, x, mix) for mix in mixes)
+        k, v, r = self.key(k), self.value(v), self.receptance(r)
+        decay, bonus = -torch.exp(self.time_decay.float()), self.time_first.float()
+        if state is None:
+            o = heed.torch.rwkv4(k, v, decay, bonus, lengths=lengths)
+        else:
+            carried = (state.num, state.den, state.max)
+            if is_step(x, lengths):
+                o = heed.torch.rwkv4_step(k[:, 0], v[:, 0], decay, bonus, carried)[:, None]
+            else:
+                o, carried = heed.torch.rwkv4(k, v, decay, bonus, initial_state=carried, return_state=True, lengths=lengths)
+            state.tensors.update(zip(("num", "den", "max"), carried))
+            counts = torch.full((len(x),), x.shape[1]) if lengths is None else lengths
+            every = torch.cat([first, x], 1)  # the token that is last now, be it the one from before
+            state.tensors["shift"] = every[torch.arange(len(x)), counts]
+            state.lengths += counts
+        return self.output(torch.sigmoid(r) * o)
