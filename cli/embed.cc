@@ -17,7 +17,8 @@ namespace {
 
 constexpr char kFooter[] =
     "F is a text file: one sequence per line, token ids apart by commas or blanks. FOLDER is as Transformers or\n"
-    "sentence-transformers saves it; modules.json there says whether a vector is the mean of the tokens' hidden states or the\n"
+    "sentence-transformers saves it; modules.json there says whether a vector is the mean of the tokens' hidden states "
+    "or the\n"
     "first of them, and whether it has unit length. Without -o vectors are printed, one per line.\n\n"
     "Example:\n  heed embed FOLDER --ids sentences.txt -o embeddings.npy";
 
@@ -48,7 +49,8 @@ void Embed(const EmbedCall& call) {
     for (int64_t begin = 0; begin < count; begin += batch) {
       countdown.Next("sequences");
       Sequences some;
-      for (int64_t i = begin; i < std::min(count, begin + batch); ++i) some.push_back(sequences[order[static_cast<size_t>(i)]]);
+      for (int64_t i = begin; i < std::min(count, begin + batch); ++i)
+        some.push_back(sequences[order[static_cast<size_t>(i)]]);
       const Padded padded(some);
       std::vector<float> of(some.size() * static_cast<size_t>(width));
       const auto start = std::chrono::steady_clock::now();
@@ -65,11 +67,17 @@ void Embed(const EmbedCall& call) {
     output = WriteOut(call.out, "embeddings", ConstTensorView(vectors.data(), DType::kF32, {count, width}));
   } else if (call.json) {
     rows = Json::array();
-    for (int64_t b = 0; b < count; ++b) rows.push_back(std::vector<float>(vectors.begin() + b * width, vectors.begin() + (b + 1) * width));
+    for (int64_t b = 0; b < count; ++b)
+      rows.push_back(std::vector<float>(vectors.begin() + b * width, vectors.begin() + (b + 1) * width));
   }
   if (call.json) {
-    return PrintJson(Json{{"folder", call.folder}, {"family", model.family()}, {"sequences", count}, {"width", width}, {"seconds", seconds},
-                          {"embeddings", rows}, {"output", output}});
+    return PrintJson(Json{{"folder", call.folder},
+                          {"family", model.family()},
+                          {"sequences", count},
+                          {"width", width},
+                          {"seconds", seconds},
+                          {"embeddings", rows},
+                          {"output", output}});
   }
   std::string text;
   if (call.out.empty()) {

@@ -16,8 +16,10 @@ namespace heed::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "FOLDER is as Transformers saves it: config.json and model.safetensors, or shards and their index. Families: llama,\n"
-    "mistral, qwen2, qwen3, gpt2, mamba, mamba2, rwkv. One line per prompt: the ids of the tokens behind it. The likeliest\n"
+    "FOLDER is as Transformers saves it: config.json and model.safetensors, or shards and their index. Families: "
+    "llama,\n"
+    "mistral, qwen2, qwen3, gpt2, mamba, mamba2, rwkv. One line per prompt: the ids of the tokens behind it. The "
+    "likeliest\n"
     "token is taken unless there is a temperature. A sequence ends with the eos_token_id of config.json.\n\n"
     "Example:\n  heed generate FOLDER --prompt-ids 1,2,3 --tokens 16";
 
@@ -50,7 +52,8 @@ Json WriteLogits(Context& ctx, const Model& model, const Sequences& prompts, con
   const TensorView y(logits.data(), DType::kF32, {B, T, row});
   model.Forward(ctx, padded.ids, padded.lengths, nullptr, y);
   for (int64_t b = 0; b < B; ++b) {
-    std::fill(logits.begin() + (b * T + padded.counts[static_cast<size_t>(b)]) * row, logits.begin() + (b + 1) * T * row, 0.f);
+    std::fill(logits.begin() + (b * T + padded.counts[static_cast<size_t>(b)]) * row,
+              logits.begin() + (b + 1) * T * row, 0.f);
   }
   return WriteOut(out, "logits", y);
 }
@@ -64,7 +67,8 @@ void Generate(const GenerateCall& call) {
   Progress("reading " + call.folder);
   const Model model = Model::Open(call.folder);
   if (!model.causal() || !model.has_head()) {
-    throw InvalidArgument(call.folder + ": is a " + model.family() + " without a language model's head, expected one that generates");
+    throw InvalidArgument(call.folder + ": is a " + model.family() +
+                          " without a language model's head, expected one that generates");
   }
   int64_t count = 0;
   options.on_tokens = [&](std::span<const int64_t>) {
@@ -78,7 +82,12 @@ void Generate(const GenerateCall& call) {
   Progress("");
   const Json logits = call.logits.empty() ? Json(nullptr) : WriteLogits(ctx, model, prompts, call.logits);
   if (call.json) {
-    return PrintJson(Json{{"folder", call.folder}, {"family", model.family()}, {"prompts", prompts}, {"tokens", made}, {"seconds", seconds}, {"logits", logits}});
+    return PrintJson(Json{{"folder", call.folder},
+                          {"family", model.family()},
+                          {"prompts", prompts},
+                          {"tokens", made},
+                          {"seconds", seconds},
+                          {"logits", logits}});
   }
   std::string text;
   for (const auto& tokens : made) text += Format("{}\n", fmt::join(tokens, ","));

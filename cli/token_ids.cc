@@ -39,7 +39,8 @@ Sequences ParseIds(const std::string& option, const std::string& text) {
   for (const std::string_view sequence : Split(text, ";")) {
     std::vector<int64_t>& ids = sequences.emplace_back();
     for (const std::string_view part : Split(sequence, ",")) {
-      if (!Parse(part, ids.emplace_back()) || ids.back() < 0) BadOption(option, text, "token ids such as 1,2,3, with ';' between sequences");
+      if (!Parse(part, ids.emplace_back()) || ids.back() < 0)
+        BadOption(option, text, "token ids such as 1,2,3, with ';' between sequences");
     }
   }
   return sequences;
@@ -55,10 +56,12 @@ Sequences ReadIds(const std::string& path) {
     for (const std::string_view part : Split(line, ", \t\r")) {
       if (part.empty()) continue;
       if (!Parse(part, ids.emplace_back()) || ids.back() < 0) {
-        throw FileError(path + ": line " + std::to_string(sequences.size()) + " has no token ids, expected numbers apart by commas or blanks");
+        throw FileError(path + ": line " + std::to_string(sequences.size()) +
+                        " has no token ids, expected numbers apart by commas or blanks");
       }
     }
-    if (ids.empty()) throw FileError(path + ": line " + std::to_string(sequences.size()) + " is empty, expected token ids");
+    if (ids.empty())
+      throw FileError(path + ": line " + std::to_string(sequences.size()) + " is empty, expected token ids");
   }
   return sequences;
 }
@@ -77,17 +80,20 @@ Padded::Padded(const Sequences& sequences) {
   lengths = ConstTensorView(counts.data(), DType::kI64, {B});
 }
 
-int64_t ParseInteger(const std::string& option, const std::string& text, int64_t least, int64_t most, int64_t fallback) {
+int64_t ParseInteger(const std::string& option, const std::string& text, int64_t least, int64_t most,
+                     int64_t fallback) {
   if (text.empty()) return fallback;
   int64_t value = 0;
-  if (!Parse(text, value) || value < least || value > most) BadOption(option, text, std::to_string(least) + " to " + std::to_string(most));
+  if (!Parse(text, value) || value < least || value > most)
+    BadOption(option, text, std::to_string(least) + " to " + std::to_string(most));
   return value;
 }
 
 double ParseReal(const std::string& option, const std::string& text, double least, double most, double fallback) {
   if (text.empty()) return fallback;
   double value = 0;
-  if (!Parse(text, value) || !(value >= least && value <= most)) BadOption(option, text, Format("{} to {}", least, most));
+  if (!Parse(text, value) || !(value >= least && value <= most))
+    BadOption(option, text, Format("{} to {}", least, most));
   return value;
 }
 
@@ -105,7 +111,9 @@ Json WriteOut(const std::string& out, const std::string& name, const ConstTensor
   }
   Json shape = Json::array();
   for (const int64_t size : x.sizes()) shape.push_back(size);
-  return {{"shape", shape}, {"dtype", Name(x.dtype())}, {"path", out},
+  return {{"shape", shape},
+          {"dtype", Name(x.dtype())},
+          {"path", out},
           {"sha256", Sha256({x.as<uint8_t>(), static_cast<size_t>(x.num_elements()) * SizeOf(x.dtype())})}};
 }
 

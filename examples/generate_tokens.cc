@@ -17,7 +17,9 @@ int main(int argc, char** argv) {
     for (int i = 2; i < argc; ++i) prompt.push_back(std::atoll(argv[i]));
     heed::GenerateOptions options;
     options.tokens = 16;
-    options.on_tokens = [](std::span<const int64_t> tokens) { return std::printf("%lld\n", static_cast<long long>(tokens[0])) > 0; };
+    options.on_tokens = [](std::span<const int64_t> tokens) {
+      return std::printf("%lld\n", static_cast<long long>(tokens[0])) > 0;
+    };
     heed::Context ctx;
     model.Generate(ctx, {prompt}, options);
   } catch (const std::exception& error) {  // one line: what is wrong, what was expected

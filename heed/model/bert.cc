@@ -13,7 +13,8 @@ using layers::MultiHeadAttention;
 
 Plan PlanBert(const Fields& config) {
   if (config.Bool("is_decoder", false)) config.Fail("is_decoder", "false");
-  if (config.Text("position_embedding_type", "absolute") != "absolute") config.Fail("position_embedding_type", "absolute");
+  if (config.Text("position_embedding_type", "absolute") != "absolute")
+    config.Fail("position_embedding_type", "absolute");
   Plan plan;
   plan.vocabulary = config.Integer("vocab_size", 1, kMostSize);
   plan.width = config.Integer("hidden_size", 1, kMostSize);
@@ -25,8 +26,10 @@ Plan PlanBert(const Fields& config) {
   plan.type_count = config.Integer("type_vocab_size", 1, kMostSize, 2);
   plan.causal = false;
   plan.head.clear();
-  plan.ignored = {"pooler.dense.weight", "pooler.dense.bias", "embeddings.position_ids"};  // hidden states do not pass the pooler
-  const layers::Norm::Config norm = {plan.width, layers::NormKind::kLayer, config.Number("layer_norm_eps", 0, 1, 1e-12)};
+  plan.ignored = {"pooler.dense.weight", "pooler.dense.bias",
+                  "embeddings.position_ids"};  // hidden states do not pass the pooler
+  const layers::Norm::Config norm = {plan.width, layers::NormKind::kLayer,
+                                     config.Number("layer_norm_eps", 0, 1, 1e-12)};
   plan.embedding_norm = {"embeddings.LayerNorm", norm};
   MultiHeadAttention::Config attention;
   attention.width = plan.width;
@@ -37,7 +40,8 @@ Plan PlanBert(const Fields& config) {
   const int64_t count = config.Integer("num_hidden_layers", 1, kMostLayers);
   for (int64_t i = 0; i < count; ++i) {
     const std::string at = "encoder.layer." + std::to_string(i) + ".";
-    plan.blocks.push_back(BlockOf<MultiHeadAttention>(at, "attention.", {norm, "attention.output.LayerNorm", "", true}, attention));
+    plan.blocks.push_back(
+        BlockOf<MultiHeadAttention>(at, "attention.", {norm, "attention.output.LayerNorm", "", true}, attention));
     plan.blocks.push_back(BlockOf<Mlp>(at, "", {norm, "output.LayerNorm", "", true}, mlp));
   }
   return plan;

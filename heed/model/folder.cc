@@ -32,11 +32,16 @@ bool AllFinite(const void* data, int64_t count, T exponent) {
 bool AllFinite(const ConstTensorView& x) {
   const int64_t count = x.num_elements();
   switch (x.dtype()) {
-    case DType::kF64: return AllFinite<uint64_t>(x.data(), count, 0x7ff0000000000000);
-    case DType::kF32: return AllFinite<uint32_t>(x.data(), count, 0x7f800000);
-    case DType::kBF16: return AllFinite<uint16_t>(x.data(), count, 0x7f80);
-    case DType::kF16: return AllFinite<uint16_t>(x.data(), count, 0x7c00);
-    default: return true;
+    case DType::kF64:
+      return AllFinite<uint64_t>(x.data(), count, 0x7ff0000000000000);
+    case DType::kF32:
+      return AllFinite<uint32_t>(x.data(), count, 0x7f800000);
+    case DType::kBF16:
+      return AllFinite<uint16_t>(x.data(), count, 0x7f80);
+    case DType::kF16:
+      return AllFinite<uint16_t>(x.data(), count, 0x7c00);
+    default:
+      return true;
   }
 }
 
@@ -46,9 +51,12 @@ std::string LastWord(const std::string& type) { return type.substr(type.rfind('.
 Pooling ReadPooling(const Fields& fields) {
   std::string mode = fields.Text("pooling_mode", "");
   if (mode.empty()) {
-    for (const auto& [key, name] : {std::pair<const char*, const char*>{"pooling_mode_cls_token", "cls"}, {"pooling_mode_mean_tokens", "mean"},
-                                    {"pooling_mode_max_tokens", "max"}, {"pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"},
-                                    {"pooling_mode_weightedmean_tokens", "weightedmean"}, {"pooling_mode_lasttoken", "lasttoken"}}) {
+    for (const auto& [key, name] : {std::pair<const char*, const char*>{"pooling_mode_cls_token", "cls"},
+                                    {"pooling_mode_mean_tokens", "mean"},
+                                    {"pooling_mode_max_tokens", "max"},
+                                    {"pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"},
+                                    {"pooling_mode_weightedmean_tokens", "weightedmean"},
+                                    {"pooling_mode_lasttoken", "lasttoken"}}) {
       if (fields.Bool(key, false)) mode += (mode.empty() ? "" : "+") + std::string(name);
     }
   }
@@ -64,7 +72,8 @@ std::map<std::string, std::string> ReadIndex(const std::string& path, std::strin
   const Fields map = index.Object("weight_map");
   std::map<std::string, std::string> shards;
   for (const auto& [name, shard] : index.Find("weight_map")->items()) {
-    if (!shard.is_string()) throw FileError(path + ": the shard of tensor " + Quote(name) + " is no text, expected a file's name");
+    if (!shard.is_string())
+      throw FileError(path + ": the shard of tensor " + Quote(name) + " is no text, expected a file's name");
     const std::string file = shard.get<std::string>();
     CheckName(path, "the shard of tensor " + Quote(name), file);
     shards[name] = file;
@@ -112,11 +121,13 @@ void Folder::ReadModules() {
     if (type == "Transformer" && i == 0) {
       where_ = folder;
     } else if (type == "Pooling" && i == 1) {
-      embedding_.pooling = ReadPooling(Fields(folder + "/config.json", ReadJson(folder + "/config.json", kMostConfigBytes)));
+      embedding_.pooling =
+          ReadPooling(Fields(folder + "/config.json", ReadJson(folder + "/config.json", kMostConfigBytes)));
     } else if (type == "Normalize" && i == 2) {
       embedding_.unit = true;
     } else {
-      throw Unsupported(path + ": module " + std::to_string(i) + " is " + Quote(type) + ", expected Transformer, Pooling and Normalize in turn");
+      throw Unsupported(path + ": module " + std::to_string(i) + " is " + Quote(type) +
+                        ", expected Transformer, Pooling and Normalize in turn");
     }
   }
 }
@@ -127,17 +138,23 @@ void Folder::OpenFiles() {
     files_.push_back(std::make_unique<SafetensorsFile>(path));
     names_.push_back(path);
     for (const std::string& name : files_.back()->names()) {
-      if (!owner_.emplace(name, files_.size() - 1).second) throw FileError(path + ": tensor " + Quote(name) + " is in another shard too, expected it once");
+      if (!owner_.emplace(name, files_.size() - 1).second)
+        throw FileError(path + ": tensor " + Quote(name) + " is in another shard too, expected it once");
     }
   };
   if (IsFile(one)) return add(one);
-  if (!IsFile(index)) throw FileError(where_ + ": has neither model.safetensors nor model.safetensors.index.json, expected one");
+  if (!IsFile(index))
+    throw FileError(where_ + ": has neither model.safetensors nor model.safetensors.index.json, expected one");
   const os::MappedFile file(index);
-  if (std::cmp_greater(file.num_bytes(), kMostIndexBytes)) throw FileError(index + ": has " + std::to_string(file.num_bytes()) + " bytes, expected at most " + std::to_string(kMostIndexBytes));
+  if (std::cmp_greater(file.num_bytes(), kMostIndexBytes))
+    throw FileError(index + ": has " + std::to_string(file.num_bytes()) + " bytes, expected at most " +
+                    std::to_string(kMostIndexBytes));
   const auto shard_of = ReadIndex(index, {reinterpret_cast<const char*>(file.data()), file.num_bytes()});
   std::set<std::string> shards;
   for (const auto& [name, shard] : shard_of) shards.insert(shard);
-  if (shards.size() > kMostShards) throw FileError(index + ": names " + std::to_string(shards.size()) + " shards, expected at most " + std::to_string(kMostShards));
+  if (shards.size() > kMostShards)
+    throw FileError(index + ": names " + std::to_string(shards.size()) + " shards, expected at most " +
+                    std::to_string(kMostShards));
   for (const std::string& shard : shards) add(where_ + "/" + shard);
   for (const auto& [name, shard] : shard_of) {
     const auto found = owner_.find(name);
@@ -155,7 +172,9 @@ ConstTensorView Folder::Find(const std::string& name) {
     return ConstTensorView(product->second.data(), tensor.dtype(), tensor.sizes());
   }
   if (!taken_.insert(name).second) return tensor;
-  if (!AllFinite(tensor)) throw FileError(names_[found->second] + ": tensor " + Quote(name) + " has NaN or infinities, expected finite weights");
+  if (!AllFinite(tensor))
+    throw FileError(names_[found->second] + ": tensor " + Quote(name) +
+                    " has NaN or infinities, expected finite weights");
   const double factor = plan_.factor && name.starts_with(prefix_) ? plan_.factor(name.substr(prefix_.size())) : 1;
   if (factor == 1 || !IsFloat(tensor.dtype())) return tensor;
   std::vector<std::byte>& memory = multiplied_[name];
@@ -176,7 +195,8 @@ void Folder::CheckAllTaken() const {
     if (tied_ && name == plan_.head + ".weight") continue;
     const auto ends = [&, &name = name](const std::string& end) { return name.ends_with(end); };
     if (std::ranges::any_of(plan_.ignored, ends)) continue;
-    throw FileError(names_[file] + ": tensor " + Quote(name) + " is none of this " + family_->type + "'s, expected those that config.json implies");
+    throw FileError(names_[file] + ": tensor " + Quote(name) + " is none of this " + family_->type +
+                    "'s, expected those that config.json implies");
   }
 }
 

@@ -23,12 +23,14 @@ void CheckOptions(const GenerateOptions& options) {
     Fail(kGenerate, "temperature", "is " + std::to_string(options.temperature), "a finite number, at least 0");
   }
   if (options.top_k < 0) Fail(kGenerate, "top_k", "is " + std::to_string(options.top_k), "at least 0");
-  if (!(options.top_p > 0 && options.top_p <= 1)) Fail(kGenerate, "top_p", "is " + std::to_string(options.top_p), "above 0, at most 1");
+  if (!(options.top_p > 0 && options.top_p <= 1))
+    Fail(kGenerate, "top_p", "is " + std::to_string(options.top_p), "above 0, at most 1");
 }
 
 // In [0, 1), of 53 bits.
 double Uniform(uint64_t seed, int64_t sequence, int64_t place) {
-  const auto words = Philox({static_cast<uint32_t>(place), static_cast<uint32_t>(static_cast<uint64_t>(place) >> 32), static_cast<uint32_t>(sequence), 0},
+  const auto words = Philox({static_cast<uint32_t>(place), static_cast<uint32_t>(static_cast<uint64_t>(place) >> 32),
+                             static_cast<uint32_t>(sequence), 0},
                             {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   return std::ldexp(static_cast<double>((uint64_t{words[0]} << 21) ^ (words[1] >> 11)), -53);
 }
@@ -49,7 +51,8 @@ int64_t Choose(std::span<const float> logits, const GenerateOptions& options, do
   std::vector<double> weights(kept);
   double sum = 0;
   for (size_t i = 0; i < kept; ++i) {
-    sum += weights[i] = std::exp((static_cast<double>(logits[static_cast<size_t>(order[i])]) - *best) / options.temperature);
+    sum += weights[i] =
+        std::exp((static_cast<double>(logits[static_cast<size_t>(order[i])]) - *best) / options.temperature);
   }
   if (options.top_p < 1) {
     double within = 0;
@@ -71,13 +74,16 @@ int64_t Choose(std::span<const float> logits, const GenerateOptions& options, do
 std::vector<std::vector<int64_t>> Model::Generate(Context& ctx, const std::vector<std::vector<int64_t>>& prompts,
                                                   const GenerateOptions& options, ModelState* state) const {
   CheckOptions(options);
-  if (!causal() || !has_head()) throw InvalidArgument(std::string(kGenerate) + ": the model has no head of a language model, expected one, as LlamaForCausalLM");
+  if (!causal() || !has_head())
+    throw InvalidArgument(std::string(kGenerate) +
+                          ": the model has no head of a language model, expected one, as LlamaForCausalLM");
   const int64_t B = std::ssize(prompts);
   std::vector<std::vector<int64_t>> given = prompts, made(prompts.size());
   if (B == 0) return made;
   std::optional<ModelState> own;
   if (state == nullptr) state = &own.emplace(MakeState({.batch = B}));
-  if (state->batch() != B) Fail(kGenerate, "state", "has a batch of " + std::to_string(state->batch()), std::to_string(B));
+  if (state->batch() != B)
+    Fail(kGenerate, "state", "has a batch of " + std::to_string(state->batch()), std::to_string(B));
   int64_t longest = 0;
   std::vector<int64_t> lengths;
   for (size_t b = 0; b < given.size(); ++b) {
@@ -88,13 +94,17 @@ std::vector<std::vector<int64_t>> Model::Generate(Context& ctx, const std::vecto
   }
   std::vector<int64_t> ids(static_cast<size_t>(B * longest), 0);
   for (int64_t b = 0; b < B; ++b) std::ranges::copy(given[static_cast<size_t>(b)], ids.begin() + b * longest);
-  Batch batch = Check(kGenerate, ConstTensorView(ids.data(), DType::kI64, {B, longest}), ConstTensorView(lengths.data(), DType::kI64, {B}), state);
+  Batch batch = Check(kGenerate, ConstTensorView(ids.data(), DType::kI64, {B, longest}),
+                      ConstTensorView(lengths.data(), DType::kI64, {B}), state);
   // All that is to come must fit too: nothing is begun that cannot end.
   for (int64_t b = 0; b < B; ++b) {
-    const int64_t most = std::min(most_positions() > 0 ? most_positions() : INT64_MAX, state->capacity_ < 0 ? INT64_MAX : state->capacity_);
+    const int64_t most = std::min(most_positions() > 0 ? most_positions() : INT64_MAX,
+                                  state->capacity_ < 0 ? INT64_MAX : state->capacity_);
     const int64_t before = state->lengths_[static_cast<size_t>(b)] + lengths[static_cast<size_t>(b)];
     if (options.tokens > 0 && options.tokens - 1 > most - before) {
-      Fail(kGenerate, "tokens", "is " + std::to_string(options.tokens) + " behind " + std::to_string(before) + " others", "at most " + std::to_string(most) + " together");
+      Fail(kGenerate, "tokens",
+           "is " + std::to_string(options.tokens) + " behind " + std::to_string(before) + " others",
+           "at most " + std::to_string(most) + " together");
     }
   }
   const std::span<const int64_t> end = options.end ? std::span<const int64_t>(*options.end) : end_tokens();
@@ -116,8 +126,11 @@ std::vector<std::vector<int64_t>> Model::Generate(Context& ctx, const std::vecto
     bool all_ended = true;
     for (size_t b = 0; b < made.size(); ++b) {
       if (next[b] < 0) continue;
-      const std::span<const float> of(logits.data() + static_cast<int64_t>(b) * vocabulary(), static_cast<size_t>(vocabulary()));
-      next[b] = Choose(of, options, options.temperature == 0 ? 0 : Uniform(options.seed, static_cast<int64_t>(b), state->lengths_[b]));
+      const std::span<const float> of(logits.data() + static_cast<int64_t>(b) * vocabulary(),
+                                      static_cast<size_t>(vocabulary()));
+      next[b] =
+          Choose(of, options,
+                 options.temperature == 0 ? 0 : Uniform(options.seed, static_cast<int64_t>(b), state->lengths_[b]));
       made[b].push_back(next[b]);
       state->pending_[b] = next[b];
     }
@@ -171,7 +184,8 @@ void Model::Embed(Context& ctx, const ConstTensorView& ids, const ConstTensorVie
       for (const double value : sum) squares += value * value;
       divisor = std::max(std::sqrt(squares), 1e-12);
     }
-    for (int64_t c = 0; c < width(); ++c) y.as<float>()[b * y.stride(0) + c] = static_cast<float>(sum[static_cast<size_t>(c)] / divisor);
+    for (int64_t c = 0; c < width(); ++c)
+      y.as<float>()[b * y.stride(0) + c] = static_cast<float>(sum[static_cast<size_t>(c)] / divisor);
   }
 }
 

@@ -21,7 +21,8 @@ Plan PlanGpt2(const Fields& config) {
   plan.most_positions = config.Integer("n_positions", 1, kMostSize, 1024);
   plan.tied = true;
   plan.ignored = {".attn.bias", ".attn.masked_bias"};
-  const layers::Norm::Config norm = {plan.width, layers::NormKind::kLayer, config.Number("layer_norm_epsilon", 0, 1, 1e-5)};
+  const layers::Norm::Config norm = {plan.width, layers::NormKind::kLayer,
+                                     config.Number("layer_norm_epsilon", 0, 1, 1e-5)};
   plan.final_norm = {"ln_f", norm};
   if (config.Bool("add_cross_attention", false)) config.Fail("add_cross_attention", "false");
   MultiHeadAttention::Config attention;
@@ -34,7 +35,8 @@ Plan PlanGpt2(const Fields& config) {
                           : 1;
   const bool by_layer = config.Bool("scale_attn_by_inverse_layer_idx", false);
   const Mlp::Config mlp = {plan.width, config.Integer("n_inner", 1, kMostSize, 4 * plan.width),
-                           layers::ActivationFromName(config.Text("activation_function", "gelu_new")), true, Mlp::Gpt2()};
+                           layers::ActivationFromName(config.Text("activation_function", "gelu_new")), true,
+                           Mlp::Gpt2()};
   const int64_t count = config.Integer("n_layer", 1, kMostLayers);
   for (int64_t i = 0; i < count; ++i) {
     const std::string at = "h." + std::to_string(i) + ".";

@@ -47,7 +47,9 @@ json ParseJson(const std::string& path, std::string_view text) {
   try {
     document = json::parse(WithoutInfinity(text), [&](int depth, json::parse_event_t, json&) {
       deep = deep || depth > kMostDepth;
-      if (deep) throw FileError(path + ": is nested deeper than " + std::to_string(kMostDepth) + " levels, expected a model's JSON");
+      if (deep)
+        throw FileError(path + ": is nested deeper than " + std::to_string(kMostDepth) +
+                        " levels, expected a model's JSON");
       return true;
     });
   } catch (const json::exception&) {
@@ -59,13 +61,15 @@ json ParseJson(const std::string& path, std::string_view text) {
 json ReadJson(const std::string& path, int64_t most_bytes) {
   const os::MappedFile file(path);
   if (std::cmp_greater(file.num_bytes(), most_bytes)) {
-    throw FileError(path + ": has " + std::to_string(file.num_bytes()) + " bytes, expected at most " + std::to_string(most_bytes));
+    throw FileError(path + ": has " + std::to_string(file.num_bytes()) + " bytes, expected at most " +
+                    std::to_string(most_bytes));
   }
   return ParseJson(path, {reinterpret_cast<const char*>(file.data()), file.num_bytes()});
 }
 
 void CheckName(const std::string& path, const std::string& what, const std::string& name) {
-  if (name.empty() || name == "." || name == ".." || name.size() > 255 || name.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos) {
+  if (name.empty() || name == "." || name == ".." || name.size() > 255 ||
+      name.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos) {
     throw FileError(path + ": " + what + " is " + Quote(name) + ", expected a name inside of the folder");
   }
 }
@@ -83,7 +87,8 @@ bool Fields::Has(const char* name) const { return Find(name) != nullptr; }
 
 void Fields::Fail(const char* name, const std::string& expected) const {
   const json* value = Find(name);
-  const std::string got = value == nullptr ? "is absent" : "is " + Quote(value->dump(-1, ' ', true, json::error_handler_t::replace));
+  const std::string got =
+      value == nullptr ? "is absent" : "is " + Quote(value->dump(-1, ' ', true, json::error_handler_t::replace));
   throw FileError(path_ + ": '" + name + "' " + got + ", expected " + expected);
 }
 
@@ -97,7 +102,8 @@ int64_t Fields::Integer(const char* name, int64_t least, int64_t most, std::opti
   if (fallback && !Has(name)) return *fallback;
   const std::string expected = "an integer, " + std::to_string(least) + " to " + std::to_string(most);
   const json& value = Get(name, expected);
-  if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))) {
+  if (!value.is_number_integer() ||
+      (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))) {
     Fail(name, expected);
   }
   const int64_t number = value.get<int64_t>();
@@ -165,7 +171,8 @@ std::vector<int64_t> Fields::Integers(const char* name) const {
   if (value == nullptr) return numbers;
   const json list = value->is_array() ? *value : json::array({*value});
   for (const json& number : list) {
-    if (!number.is_number_unsigned() || number.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) Fail(name, "integers of at least 0");
+    if (!number.is_number_unsigned() || number.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
+      Fail(name, "integers of at least 0");
     numbers.push_back(number.get<int64_t>());
   }
   return numbers;

@@ -13,8 +13,8 @@
 
 namespace heed::model {
 
-// Throws FileError, "PATH: got, expected", for a file that is larger, deeper than 64 levels or no JSON. What Python writes
-// for an infinite number is {"__float__": "Infinity"} here, as Transformers 5 writes it.
+// Throws FileError, "PATH: got, expected", for a file that is larger, deeper than 64 levels or no JSON. What Python
+// writes for an infinite number is {"__float__": "Infinity"} here, as Transformers 5 writes it.
 nlohmann::json ReadJson(const std::string& path, int64_t most_bytes);
 nlohmann::json ParseJson(const std::string& path, std::string_view text);
 

@@ -37,10 +37,12 @@ CacheRotary RotaryOf(const Fields& config) {
   const auto read = [&](const char* name, std::optional<double>& value) {
     if (fields.Has(name)) value = fields.Number(name, -kMost, kMost);
   };
-  scaling.max_position_embeddings = static_cast<double>(config.Integer("max_position_embeddings", 1, int64_t{1} << 31, 2048));
+  scaling.max_position_embeddings =
+      static_cast<double>(config.Integer("max_position_embeddings", 1, int64_t{1} << 31, 2048));
   read("factor", scaling.factor);
   switch (scaling.rope_type) {
-    case RopeType::kLinear: break;
+    case RopeType::kLinear:
+      break;
     case RopeType::kLlama3:
       read("original_max_position_embeddings", scaling.original_max_position_embeddings);
       read("low_freq_factor", scaling.low_freq_factor);
@@ -55,7 +57,8 @@ CacheRotary RotaryOf(const Fields& config) {
       read("mscale_all_dim", scaling.mscale_all_dim);
       if (fields.Has("truncate")) scaling.truncate = fields.Bool("truncate");
       break;
-    default: throw Unsupported(config.path() + ": 'rope_type' is \"" + type + "\", expected default, linear, yarn or llama3");
+    default:
+      throw Unsupported(config.path() + ": 'rope_type' is \"" + type + "\", expected default, linear, yarn or llama3");
   }
   return rotary;
 }
@@ -94,7 +97,8 @@ Plan PlanOf(const Fields& config, const Traits& traits) {
   for (int64_t i = 0; i < count; ++i) {
     const std::string at = "layers." + std::to_string(i) + ".";
     attention.window = traits.window(i);
-    plan.blocks.push_back(BlockOf<GroupedQueryAttention>(at, "self_attn.", {norm, "input_layernorm", "", false}, attention));
+    plan.blocks.push_back(
+        BlockOf<GroupedQueryAttention>(at, "self_attn.", {norm, "input_layernorm", "", false}, attention));
     plan.blocks.push_back(BlockOf<Mlp>(at, "mlp.", {norm, "post_attention_layernorm", "", false}, mlp));
   }
   return plan;
@@ -103,10 +107,12 @@ Plan PlanOf(const Fields& config, const Traits& traits) {
 // `layer_types` says which layers have the window; before it, those from `max_window_layers` on.
 std::function<int64_t(int64_t)> QwenWindow(const Fields& config) {
   if (!config.Bool("use_sliding_window", false)) return [](int64_t) { return 0; };
-  const int64_t window = config.Integer("sliding_window", 1, int64_t{1} << 31, 4096), count = config.Integer("num_hidden_layers", 1, kMostLayers);
+  const int64_t window = config.Integer("sliding_window", 1, int64_t{1} << 31, 4096),
+                count = config.Integer("num_hidden_layers", 1, kMostLayers);
   const int64_t first = config.Integer("max_window_layers", 0, int64_t{1} << 31, 28);
   const std::vector<std::string> types = config.Texts("layer_types");
-  if (!types.empty() && std::ssize(types) != count) config.Fail("layer_types", "one for each of the " + std::to_string(count) + " layers");
+  if (!types.empty() && std::ssize(types) != count)
+    config.Fail("layer_types", "one for each of the " + std::to_string(count) + " layers");
   std::set<int64_t> windowed;
   for (int64_t i = 0; i < count; ++i) {
     if (types.empty()) {
@@ -114,7 +120,8 @@ std::function<int64_t(int64_t)> QwenWindow(const Fields& config) {
       continue;
     }
     const std::string& type = types[static_cast<size_t>(i)];
-    if (type != "full_attention" && type != "sliding_attention") config.Fail("layer_types", "full_attention and sliding_attention");
+    if (type != "full_attention" && type != "sliding_attention")
+      config.Fail("layer_types", "full_attention and sliding_attention");
     if (type == "sliding_attention") windowed.insert(i);
   }
   return [=](int64_t layer) { return windowed.contains(layer) ? window : 0; };

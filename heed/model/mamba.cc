@@ -17,9 +17,11 @@ Plan PlanOf(const Fields& config, typename L::Config layer) {
   plan.width = config.Integer("hidden_size", 1, kMostSize);
   plan.prefix = "backbone.";
   plan.tokens = "embeddings";
-  const layers::Norm::Config norm = {plan.width, layers::NormKind::kRms, config.Number("layer_norm_epsilon", 0, 1, 1e-5)};
+  const layers::Norm::Config norm = {plan.width, layers::NormKind::kRms,
+                                     config.Number("layer_norm_epsilon", 0, 1, 1e-5)};
   plan.final_norm = {"norm_f", norm};
-  if (const std::string act = config.Text("hidden_act", "silu"); act != "silu" && act != "swish") config.Fail("hidden_act", "silu");
+  if (const std::string act = config.Text("hidden_act", "silu"); act != "silu" && act != "swish")
+    config.Fail("hidden_act", "silu");
   layer.width = plan.width;
   layer.state = config.Integer("state_size", 1, kMostSize, layer.state);
   layer.conv = config.Integer("conv_kernel", 1, kMostSize, 4);
@@ -34,8 +36,10 @@ Plan PlanOf(const Fields& config, typename L::Config layer) {
 
 // expand, which need be no integer, times the width.
 int64_t Expanded(const Fields& config) {
-  const double inner = config.Number("expand", 0, 1024, 2) * static_cast<double>(config.Integer("hidden_size", 1, kMostSize));
-  if (inner < 1 || inner > static_cast<double>(kMostSize)) config.Fail("expand", "channels, 1 to " + std::to_string(kMostSize));
+  const double inner =
+      config.Number("expand", 0, 1024, 2) * static_cast<double>(config.Integer("hidden_size", 1, kMostSize));
+  if (inner < 1 || inner > static_cast<double>(kMostSize))
+    config.Fail("expand", "channels, 1 to " + std::to_string(kMostSize));
   return static_cast<int64_t>(inner);
 }
 
@@ -45,7 +49,8 @@ Plan PlanMamba(const Fields& config) {
   layers::Mamba::Config layer;
   layer.inner = config.Integer("intermediate_size", 1, kMostSize, Expanded(config));
   const nlohmann::json* rank = config.Find("time_step_rank");
-  if (rank != nullptr && !(rank->is_string() && rank->get_ref<const std::string&>() == "auto")) layer.step_rank = config.Integer("time_step_rank", 1, kMostSize);
+  if (rank != nullptr && !(rank->is_string() && rank->get_ref<const std::string&>() == "auto"))
+    layer.step_rank = config.Integer("time_step_rank", 1, kMostSize);
   Plan plan = PlanOf<layers::Mamba>(config, layer);
   plan.tied = true;
   return plan;
@@ -57,11 +62,13 @@ Plan PlanMamba2(const Fields& config) {
   layer.head_dim = config.Integer("head_dim", 1, kMostSize, 64);
   layer.groups = config.Integer("n_groups", 1, kMostSize, 8);
   if (layer.heads * layer.head_dim != Expanded(config)) {
-    config.Fail("num_heads", "times head_dim, " + std::to_string(layer.head_dim) + ", the " + std::to_string(Expanded(config)) + " channels of expand");
+    config.Fail("num_heads", "times head_dim, " + std::to_string(layer.head_dim) + ", the " +
+                                 std::to_string(Expanded(config)) + " channels of expand");
   }
   layer.norm_eps = config.Number("layer_norm_epsilon", 0, 1, 1e-5);
   if (const std::vector<double> limit = config.Numbers("time_step_limit"); !limit.empty()) {
-    if (limit.size() != 2 || !(limit[0] >= 0 && limit[0] <= limit[1])) config.Fail("time_step_limit", "two numbers, the first at least 0 and no larger");
+    if (limit.size() != 2 || !(limit[0] >= 0 && limit[0] <= limit[1]))
+      config.Fail("time_step_limit", "two numbers, the first at least 0 and no larger");
     layer.step_min = limit[0];
     layer.step_max = limit[1];
   }

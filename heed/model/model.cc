@@ -29,7 +29,8 @@ void CheckRowMajor(const char* op, const TensorView& y, const mechanism::Axes& s
   int64_t stride = 1;
   for (int axis = y.rank() - 1; axis >= 0; --axis) {
     if (y.size(axis) > 1 && y.stride(axis) != stride && y.num_elements() != 0) {
-      Fail(op, "y", "has stride " + std::to_string(y.stride(axis)) + " in axis " + std::to_string(axis), std::to_string(stride) + ": row-major");
+      Fail(op, "y", "has stride " + std::to_string(y.stride(axis)) + " in axis " + std::to_string(axis),
+           std::to_string(stride) + ": row-major");
     }
     stride *= y.size(axis);
   }
@@ -38,9 +39,13 @@ void CheckRowMajor(const char* op, const TensorView& y, const mechanism::Axes& s
 }  // namespace
 
 void ModelState::Reorder(std::span<const int64_t> indices) {
-  if (std::ssize(indices) != batch()) Fail("ModelState::Reorder", "indices", "has " + std::to_string(indices.size()) + " of them", std::to_string(batch()));
+  if (std::ssize(indices) != batch())
+    Fail("ModelState::Reorder", "indices", "has " + std::to_string(indices.size()) + " of them",
+         std::to_string(batch()));
   for (const int64_t index : indices) {
-    if (index < 0 || index >= batch()) Fail("ModelState::Reorder", "indices", "has an element " + std::to_string(index), "0 to " + std::to_string(batch() - 1));
+    if (index < 0 || index >= batch())
+      Fail("ModelState::Reorder", "indices", "has an element " + std::to_string(index),
+           "0 to " + std::to_string(batch() - 1));
   }
   for (layers::State& layer : layers_) layer.Reorder(indices);
   const std::vector<int64_t> lengths = lengths_, pending = pending_;
@@ -83,7 +88,8 @@ Model Model::Open(const std::string& path) {
     const layers::Weights body = folder.body();
     impl->tokens.emplace(layers::Embedding::Config{plan.vocabulary, plan.width}, body.At(plan.tokens + "."));
     if (!plan.positions.empty()) {
-      impl->positions.emplace(layers::Embedding::Config{plan.most_positions, plan.width}, body.At(plan.positions + "."));
+      impl->positions.emplace(layers::Embedding::Config{plan.most_positions, plan.width},
+                              body.At(plan.positions + "."));
     }
     if (!plan.types.empty()) {
       impl->type = body.Floats(plan.types + ".weight", {plan.type_count, plan.width});
@@ -113,7 +119,9 @@ int64_t Model::most_positions() const { return impl_->most_positions; }
 std::span<const int64_t> Model::end_tokens() const { return impl_->end; }
 
 ModelState Model::MakeState(const layers::StateOptions& options) const {
-  if (!causal()) throw InvalidArgument("Model::MakeState: the model is a " + family() + ", expected one that is causal: others see what comes later");
+  if (!causal())
+    throw InvalidArgument("Model::MakeState: the model is a " + family() +
+                          ", expected one that is causal: others see what comes later");
   ModelState state;
   state.model_ = impl_;
   state.capacity_ = options.capacity;
@@ -123,10 +131,12 @@ ModelState Model::MakeState(const layers::StateOptions& options) const {
   return state;
 }
 
-Model::Batch Model::Check(const char* op, const ConstTensorView& ids, const ConstTensorView& lengths, const ModelState* state) const {
+Model::Batch Model::Check(const char* op, const ConstTensorView& ids, const ConstTensorView& lengths,
+                          const ModelState* state) const {
   const auto integers = [&](const char* name, const ConstTensorView& t) {
     mechanism::CheckReadable(op, name, t);
-    if (t.dtype() != DType::kI32 && t.dtype() != DType::kI64) Fail(op, name, std::string("has dtype ") + Name(t.dtype()), "i32 or i64");
+    if (t.dtype() != DType::kI32 && t.dtype() != DType::kI64)
+      Fail(op, name, std::string("has dtype ") + Name(t.dtype()), "i32 or i64");
   };
   integers("ids", ids);
   if (ids.rank() != 2) Fail(op, "ids", "has shape " + ids.ShapeString(), "[B, T]");
@@ -135,10 +145,12 @@ Model::Batch Model::Check(const char* op, const ConstTensorView& ids, const Cons
   batch.lengths.assign(static_cast<size_t>(B), T);
   if (lengths) {
     integers("lengths", lengths);
-    if (lengths.rank() != 1 || lengths.size(0) != B) Fail(op, "lengths", "has shape " + lengths.ShapeString(), "[" + std::to_string(B) + "]");
+    if (lengths.rank() != 1 || lengths.size(0) != B)
+      Fail(op, "lengths", "has shape " + lengths.ShapeString(), "[" + std::to_string(B) + "]");
     for (int64_t b = 0; b < B; ++b) {
       const int64_t length = LoadAsInt64(lengths.dtype(), lengths.data(), b * lengths.stride(0));
-      if (length < 0 || length > T) Fail(op, "lengths", "has an element " + std::to_string(length), "0 to " + std::to_string(T));
+      if (length < 0 || length > T)
+        Fail(op, "lengths", "has an element " + std::to_string(length), "0 to " + std::to_string(T));
       batch.lengths[static_cast<size_t>(b)] = length;
       batch.padded = batch.padded || length != T;
     }
@@ -150,15 +162,20 @@ Model::Batch Model::Check(const char* op, const ConstTensorView& ids, const Cons
   batch.ids.assign(static_cast<size_t>(B * T), 0);
   if (most_positions() > 0) batch.places.assign(static_cast<size_t>(B * T), 0);
   for (int64_t b = 0; b < B; ++b) {
-    const int64_t length = batch.lengths[static_cast<size_t>(b)], before = state == nullptr ? 0 : state->lengths_[static_cast<size_t>(b)];
-    for (const int64_t most : {most_positions() > 0 ? most_positions() : INT64_MAX, state == nullptr || state->capacity_ < 0 ? INT64_MAX : state->capacity_}) {
+    const int64_t length = batch.lengths[static_cast<size_t>(b)],
+                  before = state == nullptr ? 0 : state->lengths_[static_cast<size_t>(b)];
+    for (const int64_t most : {most_positions() > 0 ? most_positions() : INT64_MAX,
+                               state == nullptr || state->capacity_ < 0 ? INT64_MAX : state->capacity_}) {
       if (length > most - before) {
-        Fail(op, "ids", "would make sequence " + std::to_string(b) + " " + std::to_string(before + length) + " tokens long", "at most " + std::to_string(most));
+        Fail(op, "ids",
+             "would make sequence " + std::to_string(b) + " " + std::to_string(before + length) + " tokens long",
+             "at most " + std::to_string(most));
       }
     }
     for (int64_t t = 0; t < length; ++t) {
       const int64_t id = LoadAsInt64(ids.dtype(), ids.data(), b * ids.stride(0) + t * ids.stride(1));
-      if (id < 0 || id >= vocabulary()) Fail(op, "ids", "has an element " + std::to_string(id), "0 to " + std::to_string(vocabulary() - 1));
+      if (id < 0 || id >= vocabulary())
+        Fail(op, "ids", "has an element " + std::to_string(id), "0 to " + std::to_string(vocabulary() - 1));
       batch.ids[static_cast<size_t>(b * T + t)] = id;
       if (most_positions() > 0) batch.places[static_cast<size_t>(b * T + t)] = before + t;
     }
@@ -172,7 +189,8 @@ void Model::Hidden(Context& ctx, const Batch& batch, ModelState* state, float* x
   if (rows == 0) return;
   const TensorView flat(x, DType::kF32, {rows, width});
   impl_->tokens->Forward(ctx, ConstTensorView(batch.ids.data(), DType::kI64, {rows}), flat);
-  if (impl_->positions) impl_->positions->Forward(ctx, ConstTensorView(batch.places.data(), DType::kI64, {rows}), flat, true);
+  if (impl_->positions)
+    impl_->positions->Forward(ctx, ConstTensorView(batch.places.data(), DType::kI64, {rows}), flat, true);
   if (!impl_->type.empty()) {
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t c = 0; c < width; ++c) x[row * width + c] += impl_->type[static_cast<size_t>(c)];
@@ -201,7 +219,8 @@ void Model::Hidden(Context& ctx, const Batch& batch, ModelState* state, float* x
   for (size_t b = 0; b < state->lengths_.size(); ++b) state->lengths_[b] += batch.lengths[b];
 }
 
-void Model::Forward(Context& ctx, const ConstTensorView& ids, const ConstTensorView& lengths, ModelState* state, const TensorView& y) const {
+void Model::Forward(Context& ctx, const ConstTensorView& ids, const ConstTensorView& lengths, ModelState* state,
+                    const TensorView& y) const {
   constexpr const char* op = "Model::Forward";
   const Batch batch = Check(op, ids, lengths, state);
   CheckRowMajor(op, y, {batch.B, batch.T, outputs()}, DType::kF32);
@@ -220,11 +239,13 @@ void Model::Forward(Context& ctx, const ConstTensorView& ids, const ConstTensorV
 void Model::Step(Context& ctx, const ConstTensorView& ids, ModelState& state, const TensorView& y) const {
   if (ids.rank() != 1) Fail("Model::Step", "ids", "has shape " + ids.ShapeString(), "[B]");
   if (y.rank() != 2) Fail("Model::Step", "y", "has shape " + y.ShapeString(), "[B, " + std::to_string(outputs()) + "]");
-  Forward(ctx, ConstTensorView(ids.data(), ids.dtype(), {ids.size(0), 1}, {ids.stride(0), 1}, ids.device()), {}, &state,
-          TensorView(y.data(), y.dtype(), {y.size(0), 1, y.size(1)}, {y.stride(0), y.stride(0), y.stride(1)}, y.device()));
+  Forward(
+      ctx, ConstTensorView(ids.data(), ids.dtype(), {ids.size(0), 1}, {ids.stride(0), 1}, ids.device()), {}, &state,
+      TensorView(y.data(), y.dtype(), {y.size(0), 1, y.size(1)}, {y.stride(0), y.stride(0), y.stride(1)}, y.device()));
 }
 
-void Model::Reference(const std::string& path, const ConstTensorView& ids, const ConstTensorView& lengths, const TensorView& y) {
+void Model::Reference(const std::string& path, const ConstTensorView& ids, const ConstTensorView& lengths,
+                      const TensorView& y) {
   model::Folder folder(path);
   const model::Plan& plan = folder.plan();
   std::optional<layers::Weights> head;
@@ -233,7 +254,8 @@ void Model::Reference(const std::string& path, const ConstTensorView& ids, const
   call.lengths = lengths;
   std::vector<int64_t> copies(static_cast<size_t>(ids.num_elements()));
   for (int64_t i = 0; i < ids.num_elements(); ++i) {
-    copies[static_cast<size_t>(i)] = LoadAsInt64(ids.dtype(), ids.data(), i / ids.size(1) * ids.stride(0) + i % ids.size(1) * ids.stride(1));
+    copies[static_cast<size_t>(i)] =
+        LoadAsInt64(ids.dtype(), ids.data(), i / ids.size(1) * ids.stride(0) + i % ids.size(1) * ids.stride(1));
   }
   model::Reference(plan, folder.body(), head, ConstTensorView(copies.data(), DType::kI64, ids.sizes()), call, y);
 }

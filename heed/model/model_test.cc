@@ -1,4 +1,5 @@
-// Whole models of tiny random folders: the references in double, splits and steps, padding, batches, states, generation, errors.
+// Whole models of tiny random folders: the references in double, splits and steps, padding, batches, states,
+// generation, errors.
 #include "heed/model/model.h"
 
 #include <gmock/gmock.h>
@@ -35,7 +36,8 @@ std::ostream& operator<<(std::ostream& out, const Tiny& tiny) { return out << ti
 
 std::vector<Tiny> Tinies() {
   const std::string sizes = R"("vocab_size": 23, "hidden_size": 20, "num_hidden_layers": 3)";
-  const std::string decoder = sizes + R"(, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 26)";
+  const std::string decoder =
+      sizes + R"(, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 26)";
   return {
       {"llama", decoder},
       {"mistral", decoder + R"(, "sliding_window": 4)"},
@@ -44,7 +46,9 @@ std::vector<Tiny> Tinies() {
       {"gpt2", R"("vocab_size": 23, "n_embd": 20, "n_layer": 2, "n_head": 2, "n_positions": 19)"},
       {"bert", sizes + R"(, "num_attention_heads": 2, "intermediate_size": 26, "max_position_embeddings": 17)"},
       {"mamba", sizes + R"(, "state_size": 5)"},
-      {"mamba2", sizes + R"(, "state_size": 5, "num_heads": 4, "head_dim": 10, "n_groups": 2, "time_step_limit": [0.0, Infinity])"},
+      {"mamba2",
+       sizes +
+           R"(, "state_size": 5, "num_heads": 4, "head_dim": 10, "n_groups": 2, "time_step_limit": [0.0, Infinity])"},
       {"rwkv", sizes + R"(, "rescale_every": 1)"},
   };
 }
@@ -57,7 +61,8 @@ class TinyFolder {
     const model::Fields type("config", nlohmann::json{{"model_type", tiny.family}});
     const model::Family& family = model::FamilyOf(type);
     const std::string architecture = *family.headed != 0 ? family.headed : family.plain;
-    config_ = "{\"model_type\": \"" + tiny.family + "\", \"architectures\": [\"" + architecture + "\"], " + tiny.config + "}";
+    config_ =
+        "{\"model_type\": \"" + tiny.family + "\", \"architectures\": [\"" + architecture + "\"], " + tiny.config + "}";
     WriteConfig(config_);
     // The names that the plan's layers ask for, under the prefix, and what stands around the layers.
     const model::Fields fields(path_, model::ParseJson(path_, config_));
@@ -74,9 +79,11 @@ class TinyFolder {
       if (norm) layers::Norm(norm->config, listing.At(norm->name + "."));
     }
     for (const model::Block& block : plan.blocks) block.make(listing);
-    if (*family.headed != 0 && !fields.Bool("tie_word_embeddings", plan.tied)) names.push_back({plan.head + ".weight", {plan.vocabulary, plan.width}});
+    if (*family.headed != 0 && !fields.Bool("tie_word_embeddings", plan.tied))
+      names.push_back({plan.head + ".weight", {plan.vocabulary, plan.width}});
     const layers::RandomWeights random(names, dtype, seed);
-    for (const layers::WeightName& name : names) tensors_.emplace(name.name, random.weights().Tensor(name.name, name.sizes));
+    for (const layers::WeightName& name : names)
+      tensors_.emplace(name.name, random.weights().Tensor(name.name, name.sizes));
     for (auto& [name, tensor] : tensors_) {
       kept_.push_back(Buffer(tensor.dtype(), tensor.sizes()));
       for (int64_t i = 0; i < tensor.num_elements(); ++i) {
@@ -101,7 +108,8 @@ class TinyFolder {
  private:
   static std::string Name(const Tiny& tiny) {
     static int count = 0;
-    return testing::TempDir() + "heed_" + std::to_string(os::ProcessId()) + "_" + tiny.family + "_" + std::to_string(count++);
+    return testing::TempDir() + "heed_" + std::to_string(os::ProcessId()) + "_" + tiny.family + "_" +
+           std::to_string(count++);
   }
 
   std::string path_, config_;
@@ -116,7 +124,9 @@ std::vector<int64_t> RandomIds(int64_t count, uint64_t seed) {
   return ids;
 }
 
-ConstTensorView View(const std::vector<int64_t>& list, std::vector<int64_t> sizes) { return ConstTensorView(list.data(), DType::kI64, sizes); }
+ConstTensorView View(const std::vector<int64_t>& list, std::vector<int64_t> sizes) {
+  return ConstTensorView(list.data(), DType::kI64, sizes);
+}
 ConstTensorView View(const std::vector<int64_t>& list) { return View(list, {std::ssize(list)}); }
 
 double Error(const ConstTensorView& got, const ConstTensorView& expected) {
@@ -134,7 +144,8 @@ class ModelTest : public testing::TestWithParam<Tiny> {
  protected:
   static constexpr int64_t kT = 11;
 
-  Buffer Result(const std::vector<int64_t>& ids, int64_t B, const ConstTensorView& lengths = {}, ModelState* state = nullptr, int threads = 2) const {
+  Buffer Result(const std::vector<int64_t>& ids, int64_t B, const ConstTensorView& lengths = {},
+                ModelState* state = nullptr, int threads = 2) const {
     Context ctx(threads);
     const int64_t T = std::ssize(ids) / B;
     const Buffer y(DType::kF32, {B, T, model_.outputs()});
@@ -172,7 +183,8 @@ TEST_P(ModelTest, AnySplitIntoCallsAndStepsGivesTheWhole) {
     const ConstTensorView part = View(ids, {2, kT}).Slice(1, begin, begin + count);
     const Buffer y(DType::kF32, {2, count, model_.outputs()});
     if (count == 1) {
-      model_.Step(ctx, ConstTensorView(ids.data() + begin, DType::kI64, {2}, {kT}), state, y.As(TensorView(y.view().data(), DType::kF32, {2, model_.outputs()})).view());
+      model_.Step(ctx, ConstTensorView(ids.data() + begin, DType::kI64, {2}, {kT}), state,
+                  y.As(TensorView(y.view().data(), DType::kF32, {2, model_.outputs()})).view());
     } else {
       model_.Forward(ctx, part, {}, &state, y.view());
     }
@@ -185,13 +197,15 @@ TEST_P(ModelTest, ASequenceHasItsBitsAloneAndPaddedAndOnAnyThreads) {
   std::vector<int64_t> ids = RandomIds(3 * kT, 4);
   const std::vector<int64_t> lengths = {kT, 3, 7};
   for (int64_t b = 0; b < 3; ++b) {
-    for (int64_t t = lengths[static_cast<size_t>(b)]; t < kT; ++t) ids[static_cast<size_t>(b * kT + t)] = -7;  // is not read
+    for (int64_t t = lengths[static_cast<size_t>(b)]; t < kT; ++t)
+      ids[static_cast<size_t>(b * kT + t)] = -7;  // is not read
   }
   const Buffer together = Result(ids, 3, View(lengths), nullptr, 3);
   for (int64_t b = 0; b < 3; ++b) {
     const int64_t count = lengths[static_cast<size_t>(b)];
     const std::vector<int64_t> own(ids.begin() + b * kT, ids.begin() + b * kT + count);
-    EXPECT_TRUE(SameBits(together.view().Slice(0, b, b + 1).Slice(1, 0, count), Result(own, 1, {}, nullptr, 1).view())) << b;
+    EXPECT_TRUE(SameBits(together.view().Slice(0, b, b + 1).Slice(1, 0, count), Result(own, 1, {}, nullptr, 1).view()))
+        << b;
   }
 }
 
@@ -206,8 +220,13 @@ TEST_P(ModelTest, StatesForkAndReorder) {
   const Buffer second = Result(same, 2, {}, &fork);
   for (int64_t b = 0; b < 2; ++b) EXPECT_TRUE(SameBits(second.view().Slice(0, b, b + 1), first.view().Slice(0, 1, 2)));
   EXPECT_GT(state.nbytes(), 0);
-  EXPECT_THAT([&] { state.Reorder(std::vector<int64_t>{0}); }, ThrowsMessage<InvalidArgument>(HasSubstr("indices has 1 of them, expected 2")));
-  EXPECT_THAT([&] { state.Reorder(std::vector<int64_t>{0, 2}); }, ThrowsMessage<InvalidArgument>(HasSubstr("an element 2, expected 0 to 1")));
+  EXPECT_THAT([&] { state.Reorder(std::vector<int64_t>{0}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("indices has 1 of them, expected 2")));
+  EXPECT_THAT(
+      [&] {
+        state.Reorder(std::vector<int64_t>{0, 2});
+      },
+      ThrowsMessage<InvalidArgument>(HasSubstr("an element 2, expected 0 to 1")));
 }
 
 TEST_P(ModelTest, GreedyTokensAreTheLikeliestOfWholeCalls) {
@@ -240,7 +259,11 @@ TEST_P(ModelTest, GenerationGoesOnFromAState) {
     part.tokens = 4;
     auto made = model_.Generate(ctx, {{1, 2, 3}, {7, 8}}, part, &state);
     EXPECT_THAT(state.pending(), testing::ElementsAre(made[0].back(), made[1].back()));
-    EXPECT_THAT([&] { Result({1, 1}, 2, {}, &state); }, ThrowsMessage<InvalidArgument>(HasSubstr("state has a token of Generate() pending")));
+    EXPECT_THAT(
+        [&] {
+          Result({1, 1}, 2, {}, &state);
+        },
+        ThrowsMessage<InvalidArgument>(HasSubstr("state has a token of Generate() pending")));
     part.tokens = 5;
     const auto more = model_.Generate(ctx, {{}, {}}, part, &state);
     for (size_t b = 0; b < 2; ++b) {
@@ -254,8 +277,10 @@ TEST_P(ModelTest, WrongArgumentsAreNamed) {
   const std::vector<int64_t> ids = {1, 2, 3, 4}, wrong = {1, kVocabulary}, long_lengths = {3, 1};
   Context ctx(1);
   const Buffer y(DType::kF32, {2, 2, model_.outputs()}), untouched(DType::kF32, {2, 2, model_.outputs()});
-  const auto refuses = [&](const ConstTensorView& in, const ConstTensorView& lengths, ModelState* state, const TensorView& out, const std::string& what) {
-    EXPECT_THAT([&] { model_.Forward(ctx, in, lengths, state, out); }, ThrowsMessage<InvalidArgument>(HasSubstr(what))) << what;
+  const auto refuses = [&](const ConstTensorView& in, const ConstTensorView& lengths, ModelState* state,
+                           const TensorView& out, const std::string& what) {
+    EXPECT_THAT([&] { model_.Forward(ctx, in, lengths, state, out); }, ThrowsMessage<InvalidArgument>(HasSubstr(what)))
+        << what;
     EXPECT_TRUE(SameBits(y.view(), untouched.view()));
   };
   const ConstTensorView good = View(ids, {2, 2});
@@ -267,14 +292,18 @@ TEST_P(ModelTest, WrongArgumentsAreNamed) {
   refuses(good, {}, nullptr, y.view().Slice(1, 0, 1), "y has shape");
   const Buffer vectors(DType::kF32, {2, model_.width()});
   const std::vector<int64_t> empty = {0, 1};
-  EXPECT_THAT([&] { model_.Embed(ctx, good, View(empty), vectors.view()); }, ThrowsMessage<InvalidArgument>(HasSubstr("lengths has an element 0, expected at least 1")));
+  EXPECT_THAT([&] { model_.Embed(ctx, good, View(empty), vectors.view()); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("lengths has an element 0, expected at least 1")));
   if (model_.most_positions() > 0) {
     const std::vector<int64_t> many = RandomIds(model_.most_positions() + 1, 1);
-    EXPECT_THAT([&] { Result(many, 1); }, ThrowsMessage<InvalidArgument>(HasSubstr("would make sequence 0 " + std::to_string(many.size()) + " tokens long")));
+    EXPECT_THAT([&] { Result(many, 1); },
+                ThrowsMessage<InvalidArgument>(
+                    HasSubstr("would make sequence 0 " + std::to_string(many.size()) + " tokens long")));
   }
   if (!model_.causal()) {
     EXPECT_THAT([&] { model_.MakeState(); }, ThrowsMessage<InvalidArgument>(HasSubstr("expected one that is causal")));
-    EXPECT_THAT([&] { model_.Generate(ctx, {{1}}); }, ThrowsMessage<InvalidArgument>(HasSubstr("has no head of a language model")));
+    EXPECT_THAT([&] { model_.Generate(ctx, {{1}}); },
+                ThrowsMessage<InvalidArgument>(HasSubstr("has no head of a language model")));
     return;
   }
   ModelState three = model_.MakeState({.batch = 3}), full = model_.MakeState({.batch = 2, .capacity = 1});
@@ -289,14 +318,21 @@ TEST_P(ModelTest, WrongArgumentsAreNamed) {
   refuses_options({.temperature = NAN}, "temperature is nan");
   refuses_options({.top_k = -1}, "top_k is -1");
   refuses_options({.top_p = 0}, "top_p is 0");
-  EXPECT_THAT([&] { model_.Generate(ctx, {{1}, {}}); }, ThrowsMessage<InvalidArgument>(HasSubstr("prompts has an empty one")));
-  EXPECT_THAT([&] { model_.Generate(ctx, {{kVocabulary}}); }, ThrowsMessage<InvalidArgument>(HasSubstr("ids has an element 23")));
+  EXPECT_THAT(
+      [&] {
+        model_.Generate(ctx, {{1}, {}});
+      },
+      ThrowsMessage<InvalidArgument>(HasSubstr("prompts has an empty one")));
+  EXPECT_THAT([&] { model_.Generate(ctx, {{kVocabulary}}); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("ids has an element 23")));
 }
 
 TEST_P(ModelTest, EveryMissingOrForeignTensorIsNamed) {
   const auto refuses = [&](const std::string& what) {
     folder_.WriteTensors();
-    EXPECT_THAT([&] { Model::Open(folder_.path()); }, ThrowsMessage<FileError>(testing::AllOf(HasSubstr(folder_.path()), HasSubstr(what)))) << what;
+    EXPECT_THAT([&] { Model::Open(folder_.path()); },
+                ThrowsMessage<FileError>(testing::AllOf(HasSubstr(folder_.path()), HasSubstr(what))))
+        << what;
   };
   const auto good = folder_.tensors();
   for (const auto& [name, tensor] : good) {
@@ -312,7 +348,8 @@ TEST_P(ModelTest, EveryMissingOrForeignTensorIsNamed) {
   refuses("tensor 'more' is none of this " + GetParam().family + "'s");
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, ModelTest, testing::ValuesIn(Tinies()), [](const auto& of) { return of.param.family; });
+INSTANTIATE_TEST_SUITE_P(Families, ModelTest, testing::ValuesIn(Tinies()),
+                         [](const auto& of) { return of.param.family; });
 
 TEST(ModelGenerateTest, DrawsFollowTheSoftmaxWithinTopKAndTopP) {
   const TinyFolder folder({"gpt2", R"("vocab_size": 23, "n_embd": 20, "n_layer": 1, "n_head": 2, "n_positions": 19)"});
@@ -340,7 +377,8 @@ TEST(ModelGenerateTest, DrawsFollowTheSoftmaxWithinTopKAndTopP) {
     for (int64_t i = 0; i < kept; ++i) sum -= likely[static_cast<size_t>(i)].first;
     for (int64_t i = 0; i < kVocabulary; ++i) {
       const double p = i < kept ? -likely[static_cast<size_t>(i)].first / sum : 0;
-      EXPECT_NEAR(count[likely[static_cast<size_t>(i)].second] / double{kDraws}, p, 5 * std::sqrt(p * (1 - p) / kDraws));
+      EXPECT_NEAR(count[likely[static_cast<size_t>(i)].second] / double{kDraws}, p,
+                  5 * std::sqrt(p * (1 - p) / kDraws));
     }
   }
   double all = 0;
@@ -372,7 +410,8 @@ TEST(ModelGenerateTest, EndsStopsAndTellsWhatItDoes) {
   EXPECT_EQ(told, made);
   for (size_t b = 0; b < 2; ++b) {
     std::vector<int64_t> expected = free[b];
-    if (const auto end = std::ranges::find(expected, free[0][2]); end != expected.end()) expected.erase(end + 1, expected.end());
+    if (const auto end = std::ranges::find(expected, free[0][2]); end != expected.end())
+      expected.erase(end + 1, expected.end());
     EXPECT_EQ(made[b], expected);
   }
   options.end.reset();

@@ -1,4 +1,5 @@
-// Plan: what a configuration says that a model is made of. One function per family writes it; models and references read it.
+// Plan: what a configuration says that a model is made of. One function per family writes it; models and references
+// read it.
 #ifndef HEED_MODEL_PLAN_INTERNAL_H_
 #define HEED_MODEL_PLAN_INTERNAL_H_
 
@@ -22,7 +23,8 @@ namespace heed::model {
 struct Block {
   // Both take the weights under the model's prefix.
   std::function<std::unique_ptr<const layers::Layer>(const layers::Weights&)> make;
-  std::function<void(const layers::Weights&, const ConstTensorView& x, const layers::Call&, const TensorView& y)> reference;
+  std::function<void(const layers::Weights&, const ConstTensorView& x, const layers::Call&, const TensorView& y)>
+      reference;
   double factor = 1;  // by which its outputs are multiplied
 };
 
@@ -35,11 +37,15 @@ Block BlockOf(const std::string& at, const std::string& inner, const layers::Res
     const layers::Weights own = weights.At(at);
     return std::make_unique<layers::Residual>(residual, own, std::make_unique<const L>(config, own.At(inner)));
   };
-  block.reference = [=](const layers::Weights& weights, const ConstTensorView& x, const layers::Call& call, const TensorView& y) {
+  block.reference = [=](const layers::Weights& weights, const ConstTensorView& x, const layers::Call& call,
+                        const TensorView& y) {
     const layers::Weights own = weights.At(at);
-    layers::Residual::Reference(residual, own, x, [&](const layers::Weights&, const ConstTensorView& in, const TensorView& out) {
-      L::Reference(config, own.At(inner), in, call, out);
-    }, y);
+    layers::Residual::Reference(
+        residual, own, x,
+        [&](const layers::Weights&, const ConstTensorView& in, const TensorView& out) {
+          L::Reference(config, own.At(inner), in, call, out);
+        },
+        y);
   };
   return block;
 }
@@ -51,17 +57,17 @@ struct NamedNorm {
 
 struct Plan {
   int64_t vocabulary = 0, width = 0;
-  std::string prefix;       // of all names but the head's, where a file has it: "model."
-  std::string tokens;       // tables [count, width] of embeddings: "embed_tokens"
-  std::string positions;    // learned ones; empty: none
+  std::string prefix;     // of all names but the head's, where a file has it: "model."
+  std::string tokens;     // tables [count, width] of embeddings: "embed_tokens"
+  std::string positions;  // learned ones; empty: none
   int64_t most_positions = 0;
-  std::string types;        // of BERT's token types, whose first is that of every token; empty: none
+  std::string types;  // of BERT's token types, whose first is that of every token; empty: none
   int64_t type_count = 0;
   std::optional<NamedNorm> embedding_norm, final_norm;
   std::vector<Block> blocks;
-  bool causal = true;       // else there are no states
+  bool causal = true;  // else there are no states
   std::string head = "lm_head";
-  bool tied = false;        // unless the configuration says so: the head is the table of tokens
+  bool tied = false;                      // unless the configuration says so: the head is the table of tokens
   std::vector<std::string> ignored = {};  // ends of names that files may have besides
   std::function<double(const std::string& name)> factor = {};  // by which a tensor is multiplied
 };
@@ -92,8 +98,9 @@ const Family& FamilyOf(const Fields& config);
 // The most that a size in a configuration may be, and the most layers.
 inline constexpr int64_t kMostSize = int64_t{1} << 24, kMostLayers = 4096;
 
-// What a model computes, in double, from its plan and the weights themselves, those under the prefix: final hidden states, or
-// logits where there is a head, whose matrix `head` finds as "weight". ids [B, T] i64, row-major, y [B, T, width or vocabulary].
+// What a model computes, in double, from its plan and the weights themselves, those under the prefix: final hidden
+// states, or logits where there is a head, whose matrix `head` finds as "weight". ids [B, T] i64, row-major, y [B, T,
+// width or vocabulary].
 void Reference(const Plan& plan, const layers::Weights& weights, const std::optional<layers::Weights>& head,
                const ConstTensorView& ids, const layers::Call& call, const TensorView& y);
 

@@ -49,7 +49,8 @@ void Reference(const Plan& plan, const layers::Weights& weights, const std::opti
   Array logits({B, T, plan.vocabulary});
   for (int64_t row = 0; row < B * T; ++row) {
     for (int64_t i = 0; i < plan.vocabulary; ++i) {
-      for (int64_t c = 0; c < width; ++c) logits[row * plan.vocabulary + i] += x[row * width + c] * matrix[i * width + c];
+      for (int64_t c = 0; c < width; ++c)
+        logits[row * plan.vocabulary + i] += x[row * width + c] * matrix[i * width + c];
     }
   }
   logits.Store(y);

@@ -259,7 +259,7 @@ def test_wrong_tensors(copy):
         return refuse(copy)
 
     assert f"{name} is missing, expected a tensor of shape [48,32]" in with_tensors({k: x for k, x in good.items() if k != name})
-    assert f"tensor 'model.more' is none of this llama's" in with_tensors(good | {"model.more": torch.zeros(1)})
+    assert "tensor 'model.more' is none of this llama's" in with_tensors(good | {"model.more": torch.zeros(1)})
     for value in (float("nan"), float("inf")):
         for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
             wrong = good[name].clone().to(dtype)
@@ -291,7 +291,7 @@ def test_wrong_shards(tmp_path):
     for outside in ("../" + tmp_path.name + "/" + shards[0], str(tmp_path / shards[0]), "..", "", "a\\b", "a\0b"):
         assert "expected a name inside of the folder" in with_map({name: outside})
     assert "absent.safetensors" in with_map({name: "absent.safetensors"})
-    assert f"has no tensor 'elsewhere', expected it as the index says" in with_map({"elsewhere": shards[0]})
+    assert "has no tensor 'elsewhere', expected it as the index says" in with_map({"elsewhere": shards[0]})
     assert "is no text" in with_map({name: 7})
     path.write_text(json.dumps({"weight_map": {}}))
     assert "'weight_map' is empty" in refuse(tmp_path)
