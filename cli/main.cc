@@ -44,6 +44,8 @@ int Main(int argc, char** argv) {
   AddView(app);
   AddVerify(app);
   AddBench(app);
+  AddGenerate(app);
+  AddEmbed(app);
   AddCompletion(app);
   app.parse_complete_callback(&CheckEnvironment);  // before the verb runs
   try {

@@ -15,6 +15,8 @@ void AddCompare(CLI::App& app);
 void AddView(CLI::App& app);
 void AddVerify(CLI::App& app);
 void AddBench(CLI::App& app);
+void AddGenerate(CLI::App& app);
+void AddEmbed(CLI::App& app);
 void AddCompletion(CLI::App& app);
 
 }  // namespace heed::cli

@@ -5,6 +5,7 @@ file(GLOB_RECURSE sources CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/heed/io/*.cc
   ${PROJECT_SOURCE_DIR}/heed/engines/*.cc
   ${PROJECT_SOURCE_DIR}/heed/layers/*.cc
+  ${PROJECT_SOURCE_DIR}/heed/model/*.cc
   ${PROJECT_SOURCE_DIR}/heed/state/*.cc
   ${PROJECT_SOURCE_DIR}/heed/ops/mechanism/*.cc
   ${PROJECT_SOURCE_DIR}/heed/ops/positions/*.cc
@@ -24,6 +25,7 @@ file(GLOB public_headers CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/heed/heed.h
   ${PROJECT_SOURCE_DIR}/heed/io/*.h
   ${PROJECT_SOURCE_DIR}/heed/layers/*.h
+  ${PROJECT_SOURCE_DIR}/heed/model/*.h
   ${PROJECT_SOURCE_DIR}/heed/state/*.h
   ${PROJECT_SOURCE_DIR}/heed/ops/mechanism/*.h
   ${PROJECT_SOURCE_DIR}/heed/ops/positions/*.h

@@ -28,6 +28,7 @@
 #include "heed/layers/rwkv4_layer.h"
 #include "heed/layers/state.h"
 #include "heed/layers/weights.h"
+#include "heed/model/model.h"
 #include "heed/ops/mechanisms.h"
 #include "heed/ops/positions/alibi.h"
 #include "heed/ops/linear/performer/orthogonal_features.h"

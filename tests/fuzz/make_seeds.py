@@ -141,6 +141,20 @@ SAVED_CACHES = {
     "empty_sketch": saved_cache("kv", heads=1 << 40, lengths=(0,), sketch=True),
 }
 
+SIZES = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+MODEL_FOLDERS = {name: json.dumps(config).encode() for name, config in {
+    "llama": {"model_type": "llama", **SIZES, "rope_parameters": YARN, "eos_token_id": [1, 2]},
+    "qwen2": {"model_type": "qwen2", **SIZES, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
+    "qwen3": {"model_type": "qwen3", **SIZES, "head_dim": 4, "attention_bias": True, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "gpt2": {"model_type": "gpt2", "vocab_size": 9, "n_embd": 8, "n_layer": 2, "n_head": 2, "scale_attn_by_inverse_layer_idx": True},
+    "bert": {"model_type": "bert", **SIZES, "hidden_act": "gelu"},
+    "mamba": {"model_type": "mamba", **SIZES, "time_step_rank": "auto", "expand": 2},
+    "mamba2": {"model_type": "mamba2", **SIZES, "num_heads": 2, "head_dim": 8, "n_groups": 1, "time_step_limit": [0.0, float("inf")]},
+    "rwkv": {"model_type": "rwkv", **SIZES, "rescale_every": 1, "attention_hidden_size": None},
+    "index": {"metadata": {"total_size": 8}, "weight_map": {"a.weight": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}},
+}.items()}
+
 WORDS = {
     "safetensors": ["__metadata__", '"dtype":"', '"shape":[', '"data_offsets":[', "F32", "BF16", "BOOL", "F4", "]},\"", "\\\\u0000"],
     "npy": ["'descr': ", "'fortran_order': ", "'shape': (", "True", "False", "'<f4'", "'|b1'", "'<i8'", ",), }", "\\x93NUMPY"],
@@ -154,11 +168,14 @@ WORDS["tensor_file"] = WORDS["safetensors"] + ["layers.0.q", ".k", ".v", "window
 
 WORDS["saved_cache"] = WORDS["safetensors"] + ["heed_cache", "shared_prefix", "capacity", "window", "ring", "latent", "int8", "sketch"]
 
+WORDS["model_folder"] = ['"model_type":', '"weight_map":', '"hidden_size":', '"num_hidden_layers":', '"rope_parameters":{', "null", "true", "Infinity",
+                         "16777216", "9223372036854775807", "1e308", "../", '"__float__"', "[[[[", '{"a":']
+
 
 def main():
     folder = Path(sys.argv[1])
     all_seeds = {"safetensors": SAFETENSORS, "npy": NPY, "command_line": COMMAND_LINES, "attention_options": options(),
-                 "saved_cache": SAVED_CACHES, "pattern": PATTERNS,
+                 "saved_cache": SAVED_CACHES, "pattern": PATTERNS, "model_folder": MODEL_FOLDERS,
                  "tensor_file": {name: b"\0\0\0" + content for name, content in TENSOR_FILES.items()}}
     for target, seeds in all_seeds.items():
         (folder / target).mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,203 @@
+// Folder: config.json, modules.json and the index of shards; tensors as they are asked for.
+#include "heed/model/folder_internal.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "heed/core/error.h"
+#include "heed/core/os.h"
+#include "heed/io/bytes_internal.h"
+
+namespace heed::model {
+namespace {
+
+constexpr size_t kMostShards = 4096;
+
+bool IsFile(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(path, ignored);
+}
+
+template <class T>
+bool AllFinite(const void* data, int64_t count, T exponent) {
+  const auto* words = static_cast<const T*>(data);
+  bool finite = true;
+  for (int64_t i = 0; i < count; ++i) finite &= (words[i] & exponent) != exponent;
+  return finite;
+}
+
+// Of a row-major tensor: no exponent has all of its bits set.
+bool AllFinite(const ConstTensorView& x) {
+  const int64_t count = x.num_elements();
+  switch (x.dtype()) {
+    case DType::kF64:
+      return AllFinite<uint64_t>(x.data(), count, 0x7ff0000000000000);
+    case DType::kF32:
+      return AllFinite<uint32_t>(x.data(), count, 0x7f800000);
+    case DType::kBF16:
+      return AllFinite<uint16_t>(x.data(), count, 0x7f80);
+    case DType::kF16:
+      return AllFinite<uint16_t>(x.data(), count, 0x7c00);
+    default:
+      return true;
+  }
+}
+
+// The last word of "sentence_transformers.models.Pooling".
+std::string LastWord(const std::string& type) { return type.substr(type.rfind('.') + 1); }
+
+Pooling ReadPooling(const Fields& fields) {
+  std::string mode = fields.Text("pooling_mode", "");
+  if (mode.empty()) {
+    for (const auto& [key, name] : {std::pair<const char*, const char*>{"pooling_mode_cls_token", "cls"},
+                                    {"pooling_mode_mean_tokens", "mean"},
+                                    {"pooling_mode_max_tokens", "max"},
+                                    {"pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"},
+                                    {"pooling_mode_weightedmean_tokens", "weightedmean"},
+                                    {"pooling_mode_lasttoken", "lasttoken"}}) {
+      if (fields.Bool(key, false)) mode += (mode.empty() ? "" : "+") + std::string(name);
+    }
+  }
+  if (mode == "mean") return Pooling::kMean;
+  if (mode == "cls") return Pooling::kFirst;
+  throw Unsupported(fields.path() + ": the pooling is " + Quote(mode) + ", expected mean or cls");
+}
+
+}  // namespace
+
+std::map<std::string, std::string> ReadIndex(const std::string& path, std::string_view text) {
+  const Fields index(path, ParseJson(path, text));
+  const Fields map = index.Object("weight_map");
+  std::map<std::string, std::string> shards;
+  for (const auto& [name, shard] : index.Find("weight_map")->items()) {
+    if (!shard.is_string())
+      throw FileError(path + ": the shard of tensor " + Quote(name) + " is no text, expected a file's name");
+    const std::string file = shard.get<std::string>();
+    CheckName(path, "the shard of tensor " + Quote(name), file);
+    shards[name] = file;
+  }
+  if (shards.empty()) throw FileError(path + ": 'weight_map' is empty, expected tensors");
+  return shards;
+}
+
+Folder::Folder(const std::string& path) : path_(path), where_(path) {
+  ReadModules();
+  const std::string config_path = where_ + "/config.json";
+  const Fields config(config_path, ReadJson(config_path, kMostConfigBytes));
+  family_ = &FamilyOf(config);
+  try {
+    plan_ = family_->plan(config);
+  } catch (const InvalidArgument& error) {  // of an activation's name
+    throw FileError(config_path + ": " + error.what());
+  }
+  const std::vector<std::string> architectures = config.Texts("architectures");
+  const std::string architecture = architectures.empty() ? family_->plain : architectures[0];
+  headed_ = *family_->headed != 0 && architecture == family_->headed;
+  if (!headed_ && architecture != family_->plain) {
+    throw Unsupported(config_path + ": 'architectures' has " + Quote(architecture) + ", expected " +
+                      (*family_->headed != 0 ? std::string(family_->headed) + " or " : "") + family_->plain);
+  }
+  tied_ = headed_ && config.Bool("tie_word_embeddings", plan_.tied);
+  end_ = config.Integers("eos_token_id");
+  OpenFiles();
+  const auto first = owner_.lower_bound(plan_.prefix);  // of those with the prefix, if there are some
+  if (first != owner_.end() && first->first.starts_with(plan_.prefix)) prefix_ = plan_.prefix;
+}
+
+void Folder::Fail(const std::string& what) const { throw FileError(where_ + ": " + what); }
+
+void Folder::ReadModules() {
+  const std::string path = path_ + "/modules.json";
+  if (!IsFile(path)) return;
+  const nlohmann::json modules = ReadJson(path, kMostConfigBytes);
+  if (!modules.is_array() || modules.empty()) throw FileError(path + ": holds no list, expected one of modules");
+  for (size_t i = 0; i < modules.size(); ++i) {
+    const Fields module(path, modules[i]);
+    const std::string type = LastWord(module.Text("type")), inside = module.Text("path", "");
+    if (!inside.empty()) CheckName(path, "'path'", inside);
+    const std::string folder = inside.empty() ? path_ : path_ + "/" + inside;
+    if (type == "Transformer" && i == 0) {
+      where_ = folder;
+    } else if (type == "Pooling" && i == 1) {
+      embedding_.pooling =
+          ReadPooling(Fields(folder + "/config.json", ReadJson(folder + "/config.json", kMostConfigBytes)));
+    } else if (type == "Normalize" && i == 2) {
+      embedding_.unit = true;
+    } else {
+      throw Unsupported(path + ": module " + std::to_string(i) + " is " + Quote(type) +
+                        ", expected Transformer, Pooling and Normalize in turn");
+    }
+  }
+}
+
+void Folder::OpenFiles() {
+  const std::string one = where_ + "/model.safetensors", index = one + ".index.json";
+  const auto add = [&](const std::string& path) {
+    files_.push_back(std::make_unique<SafetensorsFile>(path));
+    names_.push_back(path);
+    for (const std::string& name : files_.back()->names()) {
+      if (!owner_.emplace(name, files_.size() - 1).second)
+        throw FileError(path + ": tensor " + Quote(name) + " is in another shard too, expected it once");
+    }
+  };
+  if (IsFile(one)) return add(one);
+  if (!IsFile(index))
+    throw FileError(where_ + ": has neither model.safetensors nor model.safetensors.index.json, expected one");
+  const os::MappedFile file(index);
+  if (std::cmp_greater(file.num_bytes(), kMostIndexBytes))
+    throw FileError(index + ": has " + std::to_string(file.num_bytes()) + " bytes, expected at most " +
+                    std::to_string(kMostIndexBytes));
+  const auto shard_of = ReadIndex(index, {reinterpret_cast<const char*>(file.data()), file.num_bytes()});
+  std::set<std::string> shards;
+  for (const auto& [name, shard] : shard_of) shards.insert(shard);
+  if (shards.size() > kMostShards)
+    throw FileError(index + ": names " + std::to_string(shards.size()) + " shards, expected at most " +
+                    std::to_string(kMostShards));
+  for (const std::string& shard : shards) add(where_ + "/" + shard);
+  for (const auto& [name, shard] : shard_of) {
+    const auto found = owner_.find(name);
+    if (found == owner_.end() || names_[found->second] != where_ + "/" + shard) {
+      throw FileError(where_ + "/" + shard + ": has no tensor " + Quote(name) + ", expected it as the index says");
+    }
+  }
+}
+
+ConstTensorView Folder::Find(const std::string& name) {
+  const auto found = owner_.find(name);
+  if (found == owner_.end()) return {};
+  const ConstTensorView tensor = files_[found->second]->tensor(name);
+  if (const auto product = multiplied_.find(name); product != multiplied_.end()) {
+    return ConstTensorView(product->second.data(), tensor.dtype(), tensor.sizes());
+  }
+  if (!taken_.insert(name).second) return tensor;
+  if (!AllFinite(tensor))
+    throw FileError(names_[found->second] + ": tensor " + Quote(name) +
+                    " has NaN or infinities, expected finite weights");
+  const double factor = plan_.factor && name.starts_with(prefix_) ? plan_.factor(name.substr(prefix_.size())) : 1;
+  if (factor == 1 || !IsFloat(tensor.dtype())) return tensor;
+  std::vector<std::byte>& memory = multiplied_[name];
+  memory.resize(static_cast<size_t>(tensor.num_elements()) * SizeOf(tensor.dtype()));
+  for (int64_t i = 0; i < tensor.num_elements(); ++i) {
+    StoreDouble(tensor.dtype(), memory.data(), i, factor * LoadAsDouble(tensor.dtype(), tensor.data(), i));
+  }
+  return ConstTensorView(memory.data(), tensor.dtype(), tensor.sizes());
+}
+
+layers::Weights Folder::weights() {
+  return layers::Weights([this](const std::string& name) { return Find(name); });
+}
+
+void Folder::CheckAllTaken() const {
+  for (const auto& [name, file] : owner_) {
+    if (taken_.contains(name)) continue;
+    if (tied_ && name == plan_.head + ".weight") continue;
+    const auto ends = [&, &name = name](const std::string& end) { return name.ends_with(end); };
+    if (std::ranges::any_of(plan_.ignored, ends)) continue;
+    throw FileError(names_[file] + ": tensor " + Quote(name) + " is none of this " + family_->type +
+                    "'s, expected those that config.json implies");
+  }
+}
+
+}  // namespace heed::model

@@ -1,0 +1,80 @@
+// Folder: the files of a model, open.
+#ifndef HEED_MODEL_FOLDER_INTERNAL_H_
+#define HEED_MODEL_FOLDER_INTERNAL_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "heed/core/tensor.h"
+#include "heed/io/safetensors.h"
+#include "heed/layers/weights.h"
+#include "heed/model/json_internal.h"
+#include "heed/model/plan_internal.h"
+
+namespace heed::model {
+
+inline constexpr int64_t kMostConfigBytes = int64_t{1} << 24, kMostIndexBytes = int64_t{1} << 26;
+
+enum class Pooling { kMean, kFirst };
+
+// How one vector comes of a sequence.
+struct Embedding {
+  Pooling pooling = Pooling::kMean;
+  bool unit = false;
+};
+
+// {tensor: shard}, of the text of model.safetensors.index.json. Throws FileError.
+std::map<std::string, std::string> ReadIndex(const std::string& path, std::string_view text);
+
+class Folder {
+ public:
+  // Reads configurations and the headers of tensors. Throws FileError, and Unsupported for what is not known.
+  explicit Folder(const std::string& path);
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  const Family& family() const { return *family_; }
+  const Plan& plan() const { return plan_; }
+  bool headed() const { return headed_; }
+  // Of weights(): what the head's begin with, which is the table of tokens where it is tied.
+  std::string head() const { return tied_ ? prefix_ + plan_.tokens : plan_.head; }
+  const std::vector<int64_t>& end_tokens() const { return end_; }
+  const Embedding& embedding() const { return embedding_; }
+
+  // All tensors, each checked when it is asked for: finite, and multiplied as the plan says. This must outlive them.
+  layers::Weights weights();
+  // Those that plan() names.
+  layers::Weights body() { return weights().At(prefix_); }
+
+  // Throws FileError for the first tensor that nobody has asked for and that the plan does not ignore.
+  void CheckAllTaken() const;
+
+  // "PATH: what", for what a constructor of a layer throws.
+  [[noreturn]] void Fail(const std::string& what) const;
+
+ private:
+  void OpenFiles();
+  void ReadModules();
+  ConstTensorView Find(const std::string& name);
+
+  std::string path_, where_;  // where_: the folder of the model itself, which modules.json may put elsewhere
+  const Family* family_ = nullptr;
+  Plan plan_;
+  bool headed_ = false, tied_ = false;
+  std::string prefix_;
+  std::vector<int64_t> end_;
+  Embedding embedding_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::vector<std::string> names_;                    // of files
+  std::map<std::string, size_t, std::less<>> owner_;  // of tensors: the file that has them
+  std::set<std::string> taken_;
+  std::map<std::string, std::vector<std::byte>> multiplied_;
+};
+
+}  // namespace heed::model
+
+#endif  // HEED_MODEL_FOLDER_INTERNAL_H_

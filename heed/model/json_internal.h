@@ -1,0 +1,53 @@
+// JSON files of a model's folder: read within bounds, and their fields, each checked when it is asked for.
+#ifndef HEED_MODEL_JSON_INTERNAL_H_
+#define HEED_MODEL_JSON_INTERNAL_H_
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace heed::model {
+
+// Throws FileError, "PATH: got, expected", for a file that is larger, deeper than 64 levels or no JSON. What Python
+// writes for an infinite number is {"__float__": "Infinity"} here, as Transformers 5 writes it.
+nlohmann::json ReadJson(const std::string& path, int64_t most_bytes);
+nlohmann::json ParseJson(const std::string& path, std::string_view text);
+
+// The name of a file or folder inside of another: nothing that leads out of it. Throws FileError "PATH: WHAT is ...".
+void CheckName(const std::string& path, const std::string& what, const std::string& name);
+
+// The fields of one object of a file. null is absent, a missing fallback makes a field required. Throws FileError.
+class Fields {
+ public:
+  Fields(std::string path, nlohmann::json object);
+
+  const std::string& path() const { return path_; }
+  bool Has(const char* name) const;
+  int64_t Integer(const char* name, int64_t least, int64_t most, std::optional<int64_t> fallback = {}) const;
+  double Number(const char* name, double least, double most, std::optional<double> fallback = {}) const;
+  bool Bool(const char* name, std::optional<bool> fallback = {}) const;
+  std::string Text(const char* name, std::optional<std::string> fallback = {}) const;
+  Fields Object(const char* name) const;
+  std::vector<std::string> Texts(const char* name) const;  // of a list; empty: absent
+  std::vector<double> Numbers(const char* name) const;     // likewise, infinite ones too
+  std::vector<int64_t> Integers(const char* name) const;   // of a list or of one; at least 0
+  const nlohmann::json* Find(const char* name) const;      // null: absent
+
+  // "PATH: 'hidden_act' is "tanh", expected ..."
+  [[noreturn]] void Fail(const char* name, const std::string& expected) const;
+
+ private:
+  const nlohmann::json& Get(const char* name, const std::string& expected) const;
+
+  std::string path_;
+  nlohmann::json object_;
+};
+
+}  // namespace heed::model
+
+#endif  // HEED_MODEL_JSON_INTERNAL_H_

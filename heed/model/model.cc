@@ -1,0 +1,263 @@
+// Model: made of a folder; one call from tokens to logits.
+#include "heed/model/model.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "heed/core/error.h"
+#include "heed/layers/arena_internal.h"
+#include "heed/model/model_internal.h"
+#include "heed/ops/mechanism/check_internal.h"
+
+namespace heed {
+namespace {
+
+using mechanism::Fail;
+
+// Whoever makes layers of files says which folder they are in.
+template <class F>
+auto InFolder(const model::Folder& folder, const F& f) {
+  try {
+    return f();
+  } catch (const InvalidArgument& error) {
+    folder.Fail(error.what());
+  }
+}
+
+void CheckRowMajor(const char* op, const TensorView& y, const mechanism::Axes& shape, DType dtype) {
+  mechanism::CheckTensor(op, "y", y, shape, dtype, true);
+  int64_t stride = 1;
+  for (int axis = y.rank() - 1; axis >= 0; --axis) {
+    if (y.size(axis) > 1 && y.stride(axis) != stride && y.num_elements() != 0) {
+      Fail(op, "y", "has stride " + std::to_string(y.stride(axis)) + " in axis " + std::to_string(axis),
+           std::to_string(stride) + ": row-major");
+    }
+    stride *= y.size(axis);
+  }
+}
+
+}  // namespace
+
+void ModelState::Reorder(std::span<const int64_t> indices) {
+  if (std::ssize(indices) != batch())
+    Fail("ModelState::Reorder", "indices", "has " + std::to_string(indices.size()) + " of them",
+         std::to_string(batch()));
+  for (const int64_t index : indices) {
+    if (index < 0 || index >= batch())
+      Fail("ModelState::Reorder", "indices", "has an element " + std::to_string(index),
+           "0 to " + std::to_string(batch() - 1));
+  }
+  for (layers::State& layer : layers_) layer.Reorder(indices);
+  const std::vector<int64_t> lengths = lengths_, pending = pending_;
+  for (size_t b = 0; b < indices.size(); ++b) {
+    lengths_[b] = lengths[static_cast<size_t>(indices[b])];
+    pending_[b] = pending[static_cast<size_t>(indices[b])];
+  }
+}
+
+ModelState ModelState::Fork() const {
+  ModelState fork;
+  fork.model_ = model_;
+  fork.capacity_ = capacity_;
+  fork.lengths_ = lengths_;
+  fork.pending_ = pending_;
+  for (const layers::State& layer : layers_) fork.layers_.push_back(layer.Fork());
+  return fork;
+}
+
+int64_t ModelState::nbytes() const {
+  int64_t bytes = 0;
+  for (const layers::State& layer : layers_) bytes += layer.nbytes();
+  return bytes;
+}
+
+Model::Model(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+
+Model Model::Open(const std::string& path) {
+  model::Folder folder(path);
+  const model::Plan& plan = folder.plan();
+  return InFolder(folder, [&] {
+    auto impl = std::make_shared<Impl>();
+    impl->family = folder.family().type;
+    impl->vocabulary = plan.vocabulary;
+    impl->width = plan.width;
+    impl->most_positions = plan.most_positions;
+    impl->causal = plan.causal;
+    impl->end = folder.end_tokens();
+    impl->embedding = folder.embedding();
+    const layers::Weights body = folder.body();
+    impl->tokens.emplace(layers::Embedding::Config{plan.vocabulary, plan.width}, body.At(plan.tokens + "."));
+    if (!plan.positions.empty()) {
+      impl->positions.emplace(layers::Embedding::Config{plan.most_positions, plan.width},
+                              body.At(plan.positions + "."));
+    }
+    if (!plan.types.empty()) {
+      impl->type = body.Floats(plan.types + ".weight", {plan.type_count, plan.width});
+      impl->type.resize(static_cast<size_t>(plan.width));
+    }
+    const auto norm = [&](const std::optional<model::NamedNorm>& of, std::optional<layers::Norm>& to) {
+      if (of) to.emplace(of->config, body.At(of->name + "."));
+    };
+    norm(plan.embedding_norm, impl->embedding_norm);
+    for (const model::Block& block : plan.blocks) {
+      impl->layers.push_back(block.make(body));
+      impl->factors.push_back(static_cast<float>(block.factor));
+    }
+    norm(plan.final_norm, impl->final_norm);
+    if (folder.headed()) impl->head = folder.weights().Matrix({folder.head(), plan.vocabulary, false}, plan.width);
+    folder.CheckAllTaken();
+    return Model(std::move(impl));
+  });
+}
+
+const std::string& Model::family() const { return impl_->family; }
+int64_t Model::vocabulary() const { return impl_->vocabulary; }
+int64_t Model::width() const { return impl_->width; }
+bool Model::causal() const { return impl_->causal; }
+bool Model::has_head() const { return impl_->head.present(); }
+int64_t Model::most_positions() const { return impl_->most_positions; }
+std::span<const int64_t> Model::end_tokens() const { return impl_->end; }
+
+ModelState Model::MakeState(const layers::StateOptions& options) const {
+  if (!causal())
+    throw InvalidArgument("Model::MakeState: the model is a " + family() +
+                          ", expected one that is causal: others see what comes later");
+  ModelState state;
+  state.model_ = impl_;
+  state.capacity_ = options.capacity;
+  for (const auto& layer : impl_->layers) state.layers_.push_back(layer->MakeState(options));
+  state.lengths_.assign(static_cast<size_t>(options.batch), 0);
+  state.pending_.assign(static_cast<size_t>(options.batch), -1);
+  return state;
+}
+
+Model::Batch Model::Check(const char* op, const ConstTensorView& ids, const ConstTensorView& lengths,
+                          const ModelState* state) const {
+  const auto integers = [&](const char* name, const ConstTensorView& t) {
+    mechanism::CheckReadable(op, name, t);
+    if (t.dtype() != DType::kI32 && t.dtype() != DType::kI64)
+      Fail(op, name, std::string("has dtype ") + Name(t.dtype()), "i32 or i64");
+  };
+  integers("ids", ids);
+  if (ids.rank() != 2) Fail(op, "ids", "has shape " + ids.ShapeString(), "[B, T]");
+  Batch batch;
+  const int64_t B = batch.B = ids.size(0), T = batch.T = ids.size(1);
+  batch.lengths.assign(static_cast<size_t>(B), T);
+  if (lengths) {
+    integers("lengths", lengths);
+    if (lengths.rank() != 1 || lengths.size(0) != B)
+      Fail(op, "lengths", "has shape " + lengths.ShapeString(), "[" + std::to_string(B) + "]");
+    for (int64_t b = 0; b < B; ++b) {
+      const int64_t length = LoadAsInt64(lengths.dtype(), lengths.data(), b * lengths.stride(0));
+      if (length < 0 || length > T)
+        Fail(op, "lengths", "has an element " + std::to_string(length), "0 to " + std::to_string(T));
+      batch.lengths[static_cast<size_t>(b)] = length;
+      batch.padded = batch.padded || length != T;
+    }
+  }
+  if (state != nullptr) {
+    if (state->model_ != impl_) Fail(op, "state", "is of another model", "one that this model has made");
+    if (state->batch() != B) Fail(op, "state", "has a batch of " + std::to_string(state->batch()), std::to_string(B));
+  }
+  batch.ids.assign(static_cast<size_t>(B * T), 0);
+  if (most_positions() > 0) batch.places.assign(static_cast<size_t>(B * T), 0);
+  for (int64_t b = 0; b < B; ++b) {
+    const int64_t length = batch.lengths[static_cast<size_t>(b)],
+                  before = state == nullptr ? 0 : state->lengths_[static_cast<size_t>(b)];
+    for (const int64_t most : {most_positions() > 0 ? most_positions() : INT64_MAX,
+                               state == nullptr || state->capacity_ < 0 ? INT64_MAX : state->capacity_}) {
+      if (length > most - before) {
+        Fail(op, "ids",
+             "would make sequence " + std::to_string(b) + " " + std::to_string(before + length) + " tokens long",
+             "at most " + std::to_string(most));
+      }
+    }
+    for (int64_t t = 0; t < length; ++t) {
+      const int64_t id = LoadAsInt64(ids.dtype(), ids.data(), b * ids.stride(0) + t * ids.stride(1));
+      if (id < 0 || id >= vocabulary())
+        Fail(op, "ids", "has an element " + std::to_string(id), "0 to " + std::to_string(vocabulary() - 1));
+      batch.ids[static_cast<size_t>(b * T + t)] = id;
+      if (most_positions() > 0) batch.places[static_cast<size_t>(b * T + t)] = before + t;
+    }
+  }
+  return batch;
+}
+
+// x = hidden states [B, T, width] behind the last norm.
+void Model::Hidden(Context& ctx, const Batch& batch, ModelState* state, float* x) const {
+  const int64_t rows = batch.B * batch.T, width = impl_->width;
+  if (rows == 0) return;
+  const TensorView flat(x, DType::kF32, {rows, width});
+  impl_->tokens->Forward(ctx, ConstTensorView(batch.ids.data(), DType::kI64, {rows}), flat);
+  if (impl_->positions)
+    impl_->positions->Forward(ctx, ConstTensorView(batch.places.data(), DType::kI64, {rows}), flat, true);
+  if (!impl_->type.empty()) {
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t c = 0; c < width; ++c) x[row * width + c] += impl_->type[static_cast<size_t>(c)];
+    }
+  }
+  if (impl_->embedding_norm) impl_->embedding_norm->Rows(ctx, x, rows, x);
+  layers::Frame frame;
+  float *from = x, *to = frame.Floats(rows * width);
+  layers::Call call;
+  if (batch.padded) call.lengths = ConstTensorView(batch.lengths.data(), DType::kI64, {batch.B});
+  for (size_t i = 0; i < impl_->layers.size(); ++i) {
+    const TensorView out(to, DType::kF32, {batch.B, batch.T, width});
+    impl_->layers[i]->Forward(ctx, ConstTensorView(from, DType::kF32, {batch.B, batch.T, width}), call,
+                              state == nullptr ? nullptr : &state->layers_[i], out);
+    if (const float factor = impl_->factors[i]; factor != 1) {
+      for (int64_t e = 0; e < rows * width; ++e) to[e] *= factor;
+    }
+    std::swap(from, to);
+  }
+  if (impl_->final_norm) {
+    impl_->final_norm->Rows(ctx, from, rows, x);
+  } else if (from != x) {
+    std::copy_n(from, rows * width, x);
+  }
+  if (state == nullptr) return;
+  for (size_t b = 0; b < state->lengths_.size(); ++b) state->lengths_[b] += batch.lengths[b];
+}
+
+void Model::Forward(Context& ctx, const ConstTensorView& ids, const ConstTensorView& lengths, ModelState* state,
+                    const TensorView& y) const {
+  constexpr const char* op = "Model::Forward";
+  const Batch batch = Check(op, ids, lengths, state);
+  CheckRowMajor(op, y, {batch.B, batch.T, outputs()}, DType::kF32);
+  mechanism::CheckWritable(op, "y", y, "ids", ids);
+  if (state != nullptr && std::ranges::any_of(state->pending_, [](int64_t id) { return id >= 0; })) {
+    Fail(op, "state", "has a token of Generate() pending", "a state that has seen all of its tokens");
+  }
+  if (!has_head()) return Hidden(ctx, batch, state, y.as<float>());
+  layers::Frame frame;
+  const int64_t rows = batch.B * batch.T;
+  float* x = frame.Floats(rows * width());
+  Hidden(ctx, batch, state, x);
+  impl_->head.Rows(ctx, x, width(), rows, y.as<float>(), outputs());
+}
+
+void Model::Step(Context& ctx, const ConstTensorView& ids, ModelState& state, const TensorView& y) const {
+  if (ids.rank() != 1) Fail("Model::Step", "ids", "has shape " + ids.ShapeString(), "[B]");
+  if (y.rank() != 2) Fail("Model::Step", "y", "has shape " + y.ShapeString(), "[B, " + std::to_string(outputs()) + "]");
+  Forward(
+      ctx, ConstTensorView(ids.data(), ids.dtype(), {ids.size(0), 1}, {ids.stride(0), 1}, ids.device()), {}, &state,
+      TensorView(y.data(), y.dtype(), {y.size(0), 1, y.size(1)}, {y.stride(0), y.stride(0), y.stride(1)}, y.device()));
+}
+
+void Model::Reference(const std::string& path, const ConstTensorView& ids, const ConstTensorView& lengths,
+                      const TensorView& y) {
+  model::Folder folder(path);
+  const model::Plan& plan = folder.plan();
+  std::optional<layers::Weights> head;
+  if (folder.headed()) head = folder.weights().At(folder.head() + ".");
+  layers::Call call;
+  call.lengths = lengths;
+  std::vector<int64_t> copies(static_cast<size_t>(ids.num_elements()));
+  for (int64_t i = 0; i < ids.num_elements(); ++i) {
+    copies[static_cast<size_t>(i)] =
+        LoadAsInt64(ids.dtype(), ids.data(), i / ids.size(1) * ids.stride(0) + i % ids.size(1) * ids.stride(1));
+  }
+  model::Reference(plan, folder.body(), head, ConstTensorView(copies.data(), DType::kI64, ids.sizes()), call, y);
+}
+
+}  // namespace heed

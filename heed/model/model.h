@@ -1,0 +1,135 @@
+// Model: a whole model from a folder as Transformers saves it: config.json and safetensors files, in shards or not.
+//
+//   const heed::Model model = heed::Model::Open("folder");
+//   heed::Context ctx;
+//   const auto tokens = model.Generate(ctx, {{1, 2, 3}}, {.tokens = 16});
+//
+// Families, by `model_type`: llama, mistral, qwen2, qwen3, gpt2, bert (MiniLM and other sentence encoders with it),
+// mamba, mamba2, rwkv. Tokens are numbers: a tokenizer is the caller's.
+#ifndef HEED_MODEL_MODEL_H_
+#define HEED_MODEL_MODEL_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "heed/core/context.h"
+#include "heed/core/export.h"
+#include "heed/core/tensor.h"
+#include "heed/layers/layer.h"
+
+namespace heed {
+
+// What a model remembers of the tokens that it has seen: of a batch of sequences, one layers::State per layer. It is
+// used by one thread at a time, and outlives the model that made it.
+class HEED_API ModelState {
+ public:
+  int64_t batch() const { return static_cast<int64_t>(pending_.size()); }
+
+  // Tokens of each sequence so far, [batch].
+  std::span<const int64_t> lengths() const { return lengths_; }
+
+  // The token of each sequence that Generate() gave last and that has not been seen yet, [batch]; -1: none. The next
+  // Generate() begins with it.
+  std::span<const int64_t> pending() const { return pending_; }
+
+  // Sequence b becomes what sequence indices[b] was. Throws InvalidArgument as layers::State::Reorder().
+  void Reorder(std::span<const int64_t> indices);
+
+  // A state with equal content; pages of caches are shared until one of the two writes.
+  ModelState Fork() const;
+
+  int64_t nbytes() const;
+
+ private:
+  friend class Model;
+  ModelState() = default;
+
+  std::shared_ptr<const void> model_;
+  int64_t capacity_ = -1;
+  std::vector<int64_t> lengths_, pending_;
+  std::vector<layers::State> layers_;
+};
+
+struct GenerateOptions {
+  int64_t tokens = 32;     // of each sequence, at most; at least 0
+  double temperature = 0;  // 0: the likeliest token, the first of equals
+  int64_t top_k = 0;       // draws among the k likeliest; 0: all
+  double top_p = 1;        // draws among the likeliest that together have this probability, 0 < top_p <= 1, after top_k
+  uint64_t seed = 0;       // of Philox: a draw depends on it, the sequence's number and the token's place in it
+  std::optional<std::vector<int64_t>> end =
+      {};  // tokens that end a sequence; default: the configuration's eos_token_id
+
+  // Receives each sequence's next token, [batch], -1 where it has ended; false stops.
+  std::function<bool(std::span<const int64_t> tokens)> on_tokens = {};
+};
+
+class HEED_API Model {
+ public:
+  // Throws FileError, "PATH: got, expected", for files that are missing, hostile or contradict each other: fields and
+  // tensors that are missing, tensors that no layer takes, of other shapes, with NaN or infinities, shards outside of
+  // the folder. Throws Unsupported for families and options that are not known. Weights are copied: the files may go.
+  static Model Open(const std::string& folder);
+
+  const std::string& family() const;  // "llama"
+  int64_t vocabulary() const;
+  int64_t width() const;
+  bool causal() const;    // has states
+  bool has_head() const;  // gives logits, else hidden states
+  int64_t outputs() const { return has_head() ? vocabulary() : width(); }
+  int64_t most_positions() const;               // of learned ones; 0: no bound
+  std::span<const int64_t> end_tokens() const;  // eos_token_id
+
+  // An empty state. Throws InvalidArgument for encoders and as layers::Layer::MakeState().
+  ModelState MakeState(const layers::StateOptions& options = {}) const;
+
+  // y = logits, or hidden states behind the last norm where there is no head.
+  //
+  //   ids      [B, T]  i32 or i64, in [0, vocabulary()); those beyond lengths are not read
+  //   lengths  [B]     tokens of each sequence; absent: T
+  //   state            goes on from the tokens that it has seen; null: each sequence begins
+  //   y        [B, T, outputs()]  f32, row-major; rows beyond lengths hold anything
+  //
+  // Bits of a sequence depend neither on threads nor on the sequences beside it. Throws InvalidArgument that names the
+  // argument, before anything is written; what else throws (std::bad_alloc) leaves the state undefined.
+  void Forward(Context& ctx, const ConstTensorView& ids, const ConstTensorView& lengths, ModelState* state,
+               const TensorView& y) const;
+
+  // One token of each sequence: ids [B], y [B, outputs()].
+  void Step(Context& ctx, const ConstTensorView& ids, ModelState& state, const TensorView& y) const;
+
+  // The tokens that follow each prompt, one sequence of the batch each. An end token is the last of its sequence. A
+  // prompt has at least one token, unless `state` has one pending. Throws InvalidArgument for wrong prompts and
+  // options.
+  std::vector<std::vector<int64_t>> Generate(Context& ctx, const std::vector<std::vector<int64_t>>& prompts,
+                                             const GenerateOptions& options = {}, ModelState* state = nullptr) const;
+
+  // y [B, width()] f32: one vector per sequence, as modules.json of sentence-transformers says: the mean of its tokens'
+  // hidden states, or the first, of unit length or not. Without modules.json the mean as it is. Sequences have at least
+  // one token.
+  void Embed(Context& ctx, const ConstTensorView& ids, const ConstTensorView& lengths, const TensorView& y) const;
+
+  // What Forward() computes without a state, by the layers' references from the files themselves, in double: for tests.
+  // y is f64.
+  static void Reference(const std::string& folder, const ConstTensorView& ids, const ConstTensorView& lengths,
+                        const TensorView& y);
+
+ private:
+  struct Impl;
+  struct Batch;
+
+  explicit Model(std::shared_ptr<const Impl> impl);
+  Batch Check(const char* op, const ConstTensorView& ids, const ConstTensorView& lengths,
+              const ModelState* state) const;
+  void Hidden(Context& ctx, const Batch& batch, ModelState* state, float* x) const;
+
+  std::shared_ptr<const Impl> impl_;
+};
+
+}  // namespace heed
+
+#endif  // HEED_MODEL_MODEL_H_

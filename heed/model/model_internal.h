@@ -1,0 +1,44 @@
+// What a Model holds, for the files that define its members.
+#ifndef HEED_MODEL_MODEL_INTERNAL_H_
+#define HEED_MODEL_MODEL_INTERNAL_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "heed/layers/embedding.h"
+#include "heed/layers/linear.h"
+#include "heed/layers/norm.h"
+#include "heed/model/folder_internal.h"
+#include "heed/model/model.h"
+
+namespace heed {
+
+struct Model::Impl {
+  std::string family;
+  int64_t vocabulary = 0, width = 0, most_positions = 0;
+  bool causal = true;
+  std::vector<int64_t> end;
+  model::Embedding embedding;
+  std::optional<layers::Embedding> tokens, positions;
+  std::vector<float> type;  // added to every row; empty: none
+  std::optional<layers::Norm> embedding_norm, final_norm;
+  std::vector<std::unique_ptr<const layers::Layer>> layers;
+  std::vector<float> factors;  // of what each layer gives
+  layers::Linear head;
+};
+
+// The tokens of a call, checked.
+struct Model::Batch {
+  int64_t B = 0, T = 0;
+  std::vector<int64_t> ids;      // [B, T], 0 at padding
+  std::vector<int64_t> lengths;  // [B]
+  std::vector<int64_t> places;   // [B, T]: where each token stands in its sequence, where positions are learned
+  bool padded = false;           // lengths differ from T
+};
+
+}  // namespace heed
+
+#endif  // HEED_MODEL_MODEL_INTERNAL_H_
