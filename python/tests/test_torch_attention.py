@@ -389,6 +389,8 @@ def test_meta_and_fake_tensors():
         attention(torch.zeros(2, 5, 4, 8), torch.zeros(2, 6, 2, 8), v)
     with pytest.raises(heed.InvalidArgument, match="attention: v has dtype torch.float32"):
         attention(q, k, v.float())
+    with pytest.raises(heed.InvalidArgument, match="retention: k is on cpu, expected meta as q"):
+        heed.torch.retention(q, torch.zeros(q.shape, dtype=q.dtype), v)
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode():

@@ -255,6 +255,17 @@ def define(
     recorded = _recorded(operator, kernel, public, gradients, tangents, keeps_results, unread, constant)
     returns_list = signature.endswith("-> Tensor[]")
 
+    def meta(*arguments):
+        first, device = None, None
+        for of, x in zip(names, arguments):
+            if not isinstance(x, Tensor):
+                continue
+            if first is None:
+                first, device = of, x.device
+            elif x.device != device:
+                raise InvalidArgument(f"{public}: {of} is on {x.device}, expected {device} as {first}")
+        return fake(*arguments)
+
     def autograd(keyset, *arguments):
         if _needs_gradient(arguments):
             results = _apply(recorded, keyset, arguments)
@@ -264,7 +275,7 @@ def define(
     library.impl(name, kernel, "CPU")
     library.impl(name, lambda *given: refuse(names, given, public), "CompositeExplicitAutograd")
     library.impl(name, autograd, "Autograd", with_keyset=True)
-    torch.library.register_fake(f"heed::{name}", fake, lib=library)
+    torch.library.register_fake(f"heed::{name}", meta, lib=library)
     if num_cast:
         library.impl(name, lambda *given: _autocast(operator, given, num_cast), "AutocastCPU")
     rule = vmap or (lambda info, in_dims, *arguments: over_slices(operator, fake, info, in_dims, arguments))

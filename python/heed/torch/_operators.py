@@ -73,9 +73,6 @@ def _attention_cpu(q, k, v, *options):
 
 
 def _attention_meta(q, k, v, *options):
-    for name, x in zip(_FORWARD, (q, k, v, *options)):
-        if isinstance(x, Tensor) and x.device != q.device:
-            raise InvalidArgument(f"attention: {name} is on {x.device}, expected {q.device} as q")
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype:
             raise InvalidArgument(f"attention: {name} has dtype {x.dtype}, expected {q.dtype} as q")
