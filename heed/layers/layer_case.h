@@ -2,7 +2,9 @@
 #ifndef HEED_LAYERS_LAYER_CASE_H_
 #define HEED_LAYERS_LAYER_CASE_H_
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -16,6 +18,18 @@
 #include "heed/layers/weights.h"
 
 namespace heed::layers {
+
+// The largest difference, relative to the largest number of what is expected.
+inline double Error(const ConstTensorView& got, const ConstTensorView& expected) {
+  double worst = 0, largest = 1e-30;
+  std::vector<int64_t> index(static_cast<size_t>(got.rank()), 0);
+  do {
+    const double a = GetElement(got, index), b = GetElement(expected, index);
+    largest = std::max(largest, std::abs(b));
+    worst = std::isnan(a) ? INFINITY : std::max(worst, std::abs(a - b));
+  } while (NextIndex(got.sizes(), index));
+  return worst / largest;
+}
 
 // Tensors of these names and shapes, of sizes that keep what flows through a layer at about 1.
 class RandomWeights {

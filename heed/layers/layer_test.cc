@@ -20,18 +20,6 @@ using testing::ThrowsMessage;
 
 constexpr int64_t kT = 13, kMemory = 9;
 
-// The largest difference, relative to the largest number of what is expected.
-double Error(const ConstTensorView& got, const ConstTensorView& expected) {
-  double worst = 0, largest = 1e-30;
-  std::vector<int64_t> index(static_cast<size_t>(got.rank()), 0);
-  do {
-    const double a = GetElement(got, index), b = GetElement(expected, index);
-    largest = std::max(largest, std::abs(b));
-    worst = std::isnan(a) ? INFINITY : std::max(worst, std::abs(a - b));
-  } while (NextIndex(got.sizes(), index));
-  return worst / largest;
-}
-
 class LayerTest : public testing::TestWithParam<LayerCase> {
  protected:
   const LayerCase& of() const { return GetParam(); }
@@ -68,6 +56,17 @@ class LayerTest : public testing::TestWithParam<LayerCase> {
   const std::vector<int64_t> global_tokens_ = {5, 0, -1, 5};
 };
 
+// Layers that have what a test is about.
+class LayerWithStateTest : public LayerTest {};
+class LayerWithPaddingTest : public LayerTest {};
+class LayerWithPackingTest : public LayerTest {};
+
+std::vector<LayerCase> CasesWith(bool LayerCase::*member) {
+  std::vector<LayerCase> cases = LayerCases();
+  std::erase_if(cases, [&](const LayerCase& of) { return !(of.*member); });
+  return cases;
+}
+
 TEST_P(LayerTest, AgreesWithItsReference) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const RandomWeights random(of().weights, dtype, 5);
@@ -79,8 +78,7 @@ TEST_P(LayerTest, AgreesWithItsReference) {
   }
 }
 
-TEST_P(LayerTest, AnySplitIntoCallsAndStepsGivesTheWhole) {
-  if (!of().has_state) GTEST_SKIP();
+TEST_P(LayerWithStateTest, AnySplitIntoCallsAndStepsGivesTheWhole) {
   const int64_t width = layer_->width();
   const Buffer x = Random({2, kT, width}, 1), whole = Result(*layer_, x, Begin(2));
   for (const std::vector<int64_t>& bounds : {std::vector<int64_t>{0, 5, 6, 7, 11, kT}, {0, 1, 2, 3, kT}}) {
@@ -110,8 +108,7 @@ TEST_P(LayerTest, AnySplitIntoCallsAndStepsGivesTheWhole) {
   }
 }
 
-TEST_P(LayerTest, ASequenceHasItsBitsAloneAndInAPaddedBatch) {
-  if (!of().pads) GTEST_SKIP();
+TEST_P(LayerWithPaddingTest, ASequenceHasItsBitsAloneAndInAPaddedBatch) {
   const int64_t width = layer_->width();
   const std::vector<int64_t> lengths = {kT, 6, 0};
   const Buffer x = Random({3, kT, width}, 1);
@@ -149,8 +146,7 @@ TEST_P(LayerTest, ASequenceHasItsBitsAloneAndInAPaddedBatch) {
   }
 }
 
-TEST_P(LayerTest, PackedSequencesAreSequences) {
-  if (!of().packs) GTEST_SKIP();
+TEST_P(LayerWithPackingTest, PackedSequencesAreSequences) {
   const int64_t width = layer_->width();
   const Buffer x = Random({1, kT, width}, 1);
   const std::vector<int64_t> bounds = {0, 4, 4, 11};
@@ -171,8 +167,7 @@ TEST_P(LayerTest, ThreadsDoNotShowInTheBits) {
       SameBits(Result(*layer_, x, Begin(2), nullptr, 1).view(), Result(*layer_, x, Begin(2), nullptr, 3).view()));
 }
 
-TEST_P(LayerTest, StatesAreReorderedAndForked) {
-  if (!of().has_state) GTEST_SKIP();
+TEST_P(LayerWithStateTest, StatesAreReorderedAndForked) {
   const int64_t width = layer_->width();
   const Buffer x = Random({2, kT, width}, 1), next = Random({2, 1, width}, 2);
   State state = layer_->MakeState({.batch = 2});
@@ -275,8 +270,12 @@ TEST_P(LayerTest, WrongArgumentsAreNamedBeforeAnythingIsWritten) {
               ThrowsMessage<InvalidArgument>(HasSubstr("batch is 0, expected at least 1")));
 }
 
-INSTANTIATE_TEST_SUITE_P(Layers, LayerTest, testing::ValuesIn(LayerCases()),
-                         [](const auto& of) { return of.param.name; });
+std::string NameOf(const testing::TestParamInfo<LayerCase>& of) { return of.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Layers, LayerTest, testing::ValuesIn(LayerCases()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Layers, LayerWithStateTest, testing::ValuesIn(CasesWith(&LayerCase::has_state)), NameOf);
+INSTANTIATE_TEST_SUITE_P(Layers, LayerWithPaddingTest, testing::ValuesIn(CasesWith(&LayerCase::pads)), NameOf);
+INSTANTIATE_TEST_SUITE_P(Layers, LayerWithPackingTest, testing::ValuesIn(CasesWith(&LayerCase::packs)), NameOf);
 
 }  // namespace
 }  // namespace heed::layers

@@ -26,6 +26,8 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
+using layers::Error;
+
 constexpr int64_t kVocabulary = 23;
 
 struct Tiny {
@@ -128,17 +130,6 @@ ConstTensorView View(const std::vector<int64_t>& list, std::vector<int64_t> size
   return ConstTensorView(list.data(), DType::kI64, sizes);
 }
 ConstTensorView View(const std::vector<int64_t>& list) { return View(list, {std::ssize(list)}); }
-
-double Error(const ConstTensorView& got, const ConstTensorView& expected) {
-  double worst = 0, largest = 1e-30;
-  std::vector<int64_t> index(static_cast<size_t>(got.rank()), 0);
-  do {
-    const double a = GetElement(got, index), b = GetElement(expected, index);
-    largest = std::max(largest, std::abs(b));
-    worst = std::isnan(a) ? INFINITY : std::max(worst, std::abs(a - b));
-  } while (NextIndex(got.sizes(), index));
-  return worst / largest;
-}
 
 class ModelTest : public testing::TestWithParam<Tiny> {
  protected:
