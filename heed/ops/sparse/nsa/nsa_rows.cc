@@ -63,7 +63,7 @@ HWY_INLINE void ForVectors(D, int64_t size, const F& f) {
 }
 
 template <class S>
-HWY_INLINE double ToDouble(S x) {
+HWY_INLINE double AsDouble(S x) {
   return LoadAsDouble(DTypeOf<S>::value, &x, 0);
 }
 
@@ -109,7 +109,7 @@ void AddGatedImpl(Context& ctx, const ConstTensorView& branches, const ConstTens
       ForVectors(d, o.size(3), [&](int64_t e, size_t n) HWY_ATTR {
         auto sum = hn::Zero(d);
         for (int64_t c = 0; c < kBranches; ++c) {
-          const auto g = hn::Set(d, static_cast<hn::TFromD<decltype(d)>>(ToDouble(gate[c])));
+          const auto g = hn::Set(d, static_cast<hn::TFromD<decltype(d)>>(AsDouble(gate[c])));
           sum = hn::MulAdd(g, hs::LoadWideN(d, RowOf<S>(of[c], b, i, h) + e, n), sum);
         }
         hs::StoreRounded(d, sum, RowOf<S>(o, b, i, h) + e, n);
@@ -124,7 +124,7 @@ void GateGradientsImpl(Context& ctx, int64_t c, const ConstTensorView& d_o, cons
     using S = decltype(stored);
     ForRows(ctx, d_o, [&](int64_t b, int64_t i, int64_t h) HWY_ATTR {
       const S* const arriving = RowOf<S>(d_o, b, i, h);
-      const auto g = hn::Set(d, static_cast<hn::TFromD<decltype(d)>>(ToDouble(RowOf<S>(gates, b, i, h)[c])));
+      const auto g = hn::Set(d, static_cast<hn::TFromD<decltype(d)>>(AsDouble(RowOf<S>(gates, b, i, h)[c])));
       auto dot = hn::Zero(d);
       ForVectors(d, d_o.size(3), [&](int64_t e, size_t n) HWY_ATTR {
         const auto x = hs::LoadWideN(d, arriving + e, n);
