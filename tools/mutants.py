@@ -181,8 +181,9 @@ class Bench:
             return self.failure_in_python(test_filter)
         command = [str(self.build / "bin" / program), f"--gtest_filter={test_filter}", "--gtest_brief=1",
                    "--gtest_fail_fast", "--gtest_catch_exceptions=1"]
-        with subprocess.Popen(command, cwd=self.tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True, errors="replace", start_new_session=True) as process:
+        seeds = {"HEED_TEST_SEEDS": "2000"}  # more than scripts/test has
+        with subprocess.Popen(command, cwd=self.tree, env={**seeds, **os.environ}, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True) as process:
             try:
                 output, _ = process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
