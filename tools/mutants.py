@@ -172,7 +172,8 @@ class Bench:
             raise CompileError(f"{command[0]} failed:\n" + "\n".join(errors[:10]))
 
     def compile(self, *targets):
-        targets = ["_core" if target == "pytest" else target for target in targets]
+        names = {"pytest": ["_core", "heed_cli"]}
+        targets = [name for target in targets for name in names.get(target, [target])]
         self._run(["cmake", "--build", self.build, "-j", self.jobs, "--target", *targets])
 
     def killer(self, program, test_filter, timeout=TIMEOUT_SECONDS):
@@ -205,9 +206,10 @@ class Bench:
         shutil.copytree(self.tree / "python/heed", package / "heed")
         for module in self.build.glob("_core*.so"):
             shutil.copy(module, package / "heed")
+        here = {"PYTHONPATH": str(package), "HEED_BIN": str(self.build / "bin/heed")}
         try:
             done = subprocess.run([PYTHON, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", file],
-                                  cwd=self.tree / "python/tests", env={**os.environ, "PYTHONPATH": str(package)},
+                                  cwd=self.tree / "python/tests", env={**os.environ, **here},
                                   capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             return f"pytest: no end after {TIMEOUT_SECONDS} s"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import heed
-from cli_program import HEED, document, load, save
+from cli_program import HEED, document, load, needs_program, save
 
 P = heed.patterns
 RNG = np.random.default_rng(0)
@@ -175,6 +175,7 @@ def test_options_of_attention_that_it_lacks_are_refused_by_name():
             heed.longformer(q, k, v, window=4, tokens=[0], **{name: True})
 
 
+@needs_program
 def test_from_files(tmp_path):
     names = ("q", "k", "v", "qg", "kg", "vg")
     given = inputs(B=1, T=700, H=2, Hkv=2, dtype=np.float32)
