@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import heed
-from cli_program import HEED, document, load, save
+from cli_program import HEED, document, load, needs_program, save
 
 RNG = np.random.default_rng(0)
 
@@ -179,6 +179,7 @@ def test_errors():
         heed.nsa(q, k, v)
 
 
+@needs_program
 def test_from_a_file(tmp_path):
     given = inputs(B=1, Tq=1300, Tk=1300, dtype=np.float32)
     file, out = tmp_path / "x.safetensors", tmp_path / "o.safetensors"
