@@ -26,6 +26,7 @@
 #include "heed/layers/norm.h"
 #include "heed/layers/residual.h"
 #include "heed/layers/rwkv4_layer.h"
+#include "heed/layers/rwkv6_layer.h"
 #include "heed/layers/state.h"
 #include "heed/layers/weights.h"
 #include "heed/model/model.h"

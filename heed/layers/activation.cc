@@ -20,6 +20,7 @@ constexpr std::pair<std::string_view, Activation> kNames[] = {{"gelu", Activatio
                                                               {"relu", Activation::kRelu},
                                                               {"relu2", Activation::kSquaredRelu},
                                                               {"sigmoid", Activation::kSigmoid},
+                                                              {"tanh", Activation::kTanh},
                                                               {"linear", Activation::kNone}};
 
 }  // namespace
@@ -49,6 +50,10 @@ double ActivationReference(Activation activation, double x) {
       return std::max(x, 0.0) * std::max(x, 0.0);
     case Activation::kSigmoid:
       return 1 / (1 + std::exp(-x));
+    case Activation::kTanh:
+      return std::tanh(x);
+    case Activation::kMinusExp:
+      return -std::exp(x);
   }
   return x;
 }

@@ -16,10 +16,12 @@ enum class Activation {
   kRelu,         // max(x, 0)
   kSquaredRelu,  // max(x, 0)^2
   kSigmoid,      // 1 / (1 + e^-x)
+  kTanh,         // tanh(x)
+  kMinusExp,     // -e^x: a log decay, of layers alone
 };
 
 // That which a configuration of Transformers calls so: "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "silu",
-// "swish", "relu", "relu2", "sigmoid", "linear". Throws InvalidArgument that lists them for anything else.
+// "swish", "relu", "relu2", "sigmoid", "tanh", "linear". Throws InvalidArgument that lists them for anything else.
 HEED_API Activation ActivationFromName(std::string_view name);
 
 // Of one number, in double: what tests compare with.

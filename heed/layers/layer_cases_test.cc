@@ -12,6 +12,7 @@
 #include "heed/layers/multi_head_attention.h"
 #include "heed/layers/residual.h"
 #include "heed/layers/rwkv4_layer.h"
+#include "heed/layers/rwkv6_layer.h"
 
 namespace heed::layers {
 namespace {
@@ -191,6 +192,10 @@ void AddRecurrent(std::vector<LayerCase>& cases) {
   channel.width = 26;
   channel.inner = 41;
   cases.push_back(CaseOf<Rwkv4ChannelMixing>("rwkv4_channel_mixing", channel));
+
+  const Rwkv6TimeMixing::Config finch = {26, 33, 11, 7, 9, 64e-5};
+  cases.push_back(ResidualOf<Rwkv6TimeMixing>("rwkv6_time_mixing", layer, finch));
+  cases.push_back(CaseOf<Rwkv6ChannelMixing>("rwkv6_channel_mixing", {26, 41}));
 }
 
 }  // namespace

@@ -1,12 +1,10 @@
-// References of Mamba, Mamba2 and RWKV-4.
+// References of Mamba and Mamba2.
 #include <cmath>
 #include <vector>
 
 #include "heed/layers/mamba.h"
 #include "heed/layers/mamba2.h"
 #include "heed/layers/reference_internal.h"
-#include "heed/layers/rwkv4_layer.h"
-#include "heed/ops/gated/rwkv4/rwkv4.h"
 #include "heed/ops/ssm/selective_scan/selective_scan.h"
 #include "heed/ops/ssm/ssd/ssd.h"
 
@@ -88,53 +86,6 @@ void Mamba2::Reference(const Config& config, const Weights& weights, const Const
   const Array weight = Tensor(weights, "norm.weight", {inner});
   for (int64_t i = 0; i < std::ssize(normed.values); ++i) normed[i] *= weight[i % inner];
   Product(normed, weights, {"out_proj", config.width, config.bias}).Store(y);
-}
-
-namespace {
-
-// product(mix .* x + (1 - mix) .* before).
-Array Mixed(const Array& x, const Call& call, const Weights& weights, const std::string& name, int64_t outputs) {
-  const int64_t width = x.last();
-  const Array mix = Tensor(weights, "time_mix_" + name, {1, 1, width}), before = Shifted(x, call);
-  Array mixed = x;
-  for (int64_t i = 0; i < std::ssize(x.values); ++i)
-    mixed[i] = mix[i % width] * x[i] + (1 - mix[i % width]) * before[i];
-  return Product(mixed, weights, {name, outputs, false});
-}
-
-double Sigmoid(double x) { return ActivationReference(Activation::kSigmoid, x); }
-
-}  // namespace
-
-void Rwkv4TimeMixing::Reference(const Config& config, const Weights& weights, const ConstTensorView& x,
-                                const Call& call, const TensorView& y) {
-  const int64_t inner = config.inner == 0 ? config.width : config.inner;
-  const Array rows(x), k = Mixed(rows, call, weights, "key", inner), v = Mixed(rows, call, weights, "value", inner);
-  const Array r = Map(Mixed(rows, call, weights, "receptance", inner), Sigmoid);
-  const Array decay = Map(Tensor(weights, "time_decay", {inner}), MinusExp),
-              bonus = Tensor(weights, "time_first", {inner});
-  rwkv4::Inputs in;
-  in.k = k.view();
-  in.v = v.view();
-  in.log_decay = decay.view();
-  in.u = bonus.view();
-  rwkv4::Options options;
-  options.lengths = call.lengths;
-  options.cu_seqlens = call.cu_seqlens;
-  Array o(k.sizes);
-  rwkv4::Outputs out;
-  out.o = o.view();
-  rwkv4::Reference(in, options, out);
-  Product(Times(r, o), weights, {"output", config.width, false}).Store(y);
-}
-
-void Rwkv4ChannelMixing::Reference(const Config& config, const Weights& weights, const ConstTensorView& x,
-                                   const Call& call, const TensorView& y) {
-  const int64_t inner = config.inner == 0 ? 4 * config.width : config.inner;
-  const Array rows(x), r = Map(Mixed(rows, call, weights, "receptance", config.width), Sigmoid);
-  const Array k = Map(Mixed(rows, call, weights, "key", inner),
-                      [](double value) { return ActivationReference(Activation::kSquaredRelu, value); });
-  Times(r, Product(k, weights, {"value", config.width, false})).Store(y);
 }
 
 }  // namespace heed::layers

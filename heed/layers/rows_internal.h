@@ -64,7 +64,7 @@ struct AddRows {
 // y = mix .* x + (1 - mix) .* before
 struct MixRows {
   In x, before;
-  const float* mix = nullptr;  // [size]
+  In mix;  // with a stride of 0 that of every row
   Out y;
   size_t rows = 0, size = 0;
 };

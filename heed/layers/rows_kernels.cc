@@ -165,6 +165,10 @@ void Activate(const ActivateRows& c, size_t begin, size_t end) {
       return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return hn::Mul(relu(x), relu(x)); });
     case Activation::kSigmoid:
       return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return hs::Sigmoids(d, x).s; });
+    case Activation::kTanh:
+      return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return hs::Tanh(d, x); });
+    case Activation::kMinusExp:
+      return ActivateWith(c, begin, end, [&](V x) HWY_ATTR { return hn::Neg(hs::Exp(d, x)); });
   }
 }
 
@@ -180,10 +184,10 @@ void Add(const AddRows& c, size_t begin, size_t end) {
 void Mix(const MixRows& c, size_t begin, size_t end) {
   const V one = hn::Set(D(), 1.f);
   for (size_t row = begin; row < end; ++row) {
-    const float *x = c.x.Row(row), *before = c.before.Row(row);
+    const float *x = c.x.Row(row), *before = c.before.Row(row), *of_row = c.mix.Row(row);
     float* y = c.y.Row(row);
     ForVectors(c.size, [&](size_t i, size_t n) HWY_ATTR {
-      const V mix = LoadSome(c.mix + i, n);
+      const V mix = LoadSome(of_row + i, n);
       StoreSome(hn::MulAdd(mix, LoadSome(x + i, n), hn::Mul(hn::Sub(one, mix), LoadSome(before + i, n))), y + i, n);
     });
   }

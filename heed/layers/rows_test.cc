@@ -33,7 +33,7 @@ TEST(ActivationTest, EachIsItsFormula) {
   std::vector<float> x = {0, -0.f, 1e-30f, -1e-30f, 100, -100, 1e30f, -1e30f};
   for (float v = -14; v < 14; v += .0137f) x.push_back(v);
   OnEveryTarget([&](Context& ctx) {
-    for (int i = 0; i <= static_cast<int>(Activation::kSigmoid); ++i) {
+    for (int i = 0; i <= static_cast<int>(Activation::kMinusExp); ++i) {
       std::vector<float> y(x.size());
       ActivateRows call;
       call.activation = static_cast<Activation>(i);
@@ -44,7 +44,7 @@ TEST(ActivationTest, EachIsItsFormula) {
       layers::Run(ctx, call);
       for (size_t j = 0; j < x.size(); ++j) {
         const double expected = ActivationReference(call.activation, x[j]);
-        if (std::abs(expected) > 3e38) continue;  // squares overflow
+        if (std::abs(expected) > 3e38) continue;  // squares and exponentials overflow
         // gelu_tanh of -x is a difference of nearly equal numbers in its formula, and exact here.
         const double floor = call.activation == Activation::kGeluTanh ? 1e-13 : 1e-35;
         EXPECT_NEAR(y[j], expected, 2e-5 * std::abs(expected) + floor) << i << " at " << x[j];
@@ -57,7 +57,7 @@ TEST(ActivationTest, EachIsItsFormula) {
 TEST(ActivationTest, NaNStaysNaN) {
   const std::vector<float> x = {NAN, 1, NAN};
   OnEveryTarget([&](Context& ctx) {
-    for (int i = 0; i <= static_cast<int>(Activation::kSigmoid); ++i) {
+    for (int i = 0; i <= static_cast<int>(Activation::kMinusExp); ++i) {
       std::vector<float> y(3);
       ActivateRows call;
       call.activation = static_cast<Activation>(i);
@@ -139,12 +139,12 @@ TEST(RowsTest, MixedAndDecayingRowsAreTheirFormulas) {
   OnEveryTarget([](Context& ctx) {
     const size_t rows = 3, size = 19;
     const Buffer x = Buffer(DType::kF32, {3, 19}).FillNormal(1), before = Buffer(DType::kF32, {3, 19}).FillNormal(2),
-                 of = Buffer(DType::kF32, {19}).FillNormal(3), factor = Buffer(DType::kF32, {19}).FillNormal(4),
-                 y(DType::kF32, {3, 19});
+                 own = Buffer(DType::kF32, {3, 19}).FillNormal(5), of = Buffer(DType::kF32, {19}).FillNormal(3),
+                 factor = Buffer(DType::kF32, {19}).FillNormal(4), y(DType::kF32, {3, 19});
     MixRows mix;
     mix.x = {x.as<float>(), 19};
     mix.before = {before.as<float>(), 19};
-    mix.mix = of.as<float>();
+    mix.mix = {of.as<float>(), 0};
     mix.y = {y.as<float>(), 19};
     mix.rows = rows;
     mix.size = size;
@@ -152,6 +152,13 @@ TEST(RowsTest, MixedAndDecayingRowsAreTheirFormulas) {
     for (int64_t r = 0; r < 3; ++r) {
       for (int64_t i = 0; i < 19; ++i) {
         EXPECT_NEAR(y.Get({r, i}), of.Get({i}) * x.Get({r, i}) + (1 - of.Get({i})) * before.Get({r, i}), 1e-6);
+      }
+    }
+    mix.mix = {own.as<float>(), 19};
+    layers::Run(ctx, mix);
+    for (int64_t r = 0; r < 3; ++r) {
+      for (int64_t i = 0; i < 19; ++i) {
+        EXPECT_NEAR(y.Get({r, i}), own.Get({r, i}) * x.Get({r, i}) + (1 - own.Get({r, i})) * before.Get({r, i}), 1e-6);
       }
     }
     DecayRows decay;

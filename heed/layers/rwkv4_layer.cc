@@ -1,65 +1,22 @@
 // RWKV-4: token shift and projections around its recurrence.
 #include "heed/layers/rwkv4_layer.h"
 
-#include <algorithm>
-
 #include "heed/layers/arena_internal.h"
 #include "heed/layers/convolve_internal.h"
-#include "heed/layers/rows_internal.h"
+#include "heed/layers/token_shift_internal.h"
 #include "heed/ops/gated/rwkv4/rwkv4.h"
 
 namespace heed::layers {
 namespace {
 
-// The row before each of x [B, T, width]: of the first the state's, which becomes the last row of each sequence.
-const float* Before(Frame& frame, const Tokens& tokens, const float* x, int64_t width, StateTensor* state) {
-  float* before = frame.Floats(tokens.rows() * width);
-  for (int64_t b = 0; b < tokens.B; ++b) {
-    const float* from = x + b * tokens.T * width;
-    float* to = before + b * tokens.T * width;
-    float* last = state == nullptr ? nullptr : state->values.data() + b * width;
-    if (last == nullptr) {
-      std::fill_n(to, width, 0.f);
-    } else {
-      std::copy_n(last, width, to);
-    }
-    std::copy_n(from, (tokens.T - 1) * width, to + width);
-    const int64_t count = tokens.counts[static_cast<size_t>(b)];
-    if (last != nullptr && count > 0) std::copy_n(from + (count - 1) * width, width, last);
-  }
-  for (const int64_t begin : tokens.packed) {
-    if (begin < tokens.T) std::fill_n(before + begin * width, width, 0.f);
-  }
-  return before;
-}
-
 // product(mix .* x + (1 - mix) .* before)
 float* Mixed(Context& ctx, Frame& frame, const Tokens& tokens, const float* x, const float* before,
              const std::vector<float>& mix, float* mixed, const Linear& product) {
   const int64_t width = product.inputs();
-  MixRows call;
-  call.x = {x, width};
-  call.before = {before, width};
-  call.mix = mix.data();
-  call.y = {mixed, width};
-  call.rows = static_cast<size_t>(tokens.rows());
-  call.size = static_cast<size_t>(width);
-  Run(ctx, call);
+  Mix(ctx, {mix.data(), 0}, x, before, tokens.rows(), width, mixed);
   float* y = frame.Floats(tokens.rows() * product.outputs());
   product.Rows(ctx, mixed, width, tokens.rows(), y, product.outputs());
   return y;
-}
-
-void Activated(Context& ctx, Activation activation, const float* x, const float* factor, int64_t rows, int64_t size,
-               float* y) {
-  ActivateRows call;
-  call.activation = activation;
-  call.x = {x, size};
-  call.factor = {factor, size};
-  call.y = {y, size};
-  call.rows = static_cast<size_t>(rows);
-  call.size = static_cast<size_t>(size);
-  Run(ctx, call);
 }
 
 }  // namespace
@@ -127,7 +84,7 @@ void Rwkv4TimeMixing::Compute(Context& ctx, const Tokens& tokens, const float* x
     rwkv4::Forward(ctx, in, options, out);
     for (int i = 0; i < 3 && state != nullptr; ++i) state->tensor(i + 1).values.swap(after[i].values);
   }
-  Activated(ctx, Activation::kSigmoid, r, o, rows, inner, o);
+  Activate(ctx, Activation::kSigmoid, r, o, rows, inner, o);
   out_.Rows(ctx, o, inner, rows, y, width());
 }
 
@@ -155,9 +112,9 @@ void Rwkv4ChannelMixing::Compute(Context& ctx, const Tokens& tokens, const float
   float* mixed = frame.Floats(rows * width());
   float* k = Mixed(ctx, frame, tokens, x, before, mix_key_, mixed, key_);
   const float* r = Mixed(ctx, frame, tokens, x, before, mix_receptance_, mixed, receptance_);
-  Activated(ctx, Activation::kSquaredRelu, k, nullptr, rows, inner, k);
+  Activate(ctx, Activation::kSquaredRelu, k, nullptr, rows, inner, k);
   value_.Rows(ctx, k, inner, rows, y, width());
-  Activated(ctx, Activation::kSigmoid, r, y, rows, width(), y);
+  Activate(ctx, Activation::kSigmoid, r, y, rows, width(), y);
 }
 
 }  // namespace heed::layers
