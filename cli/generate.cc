@@ -18,9 +18,11 @@ namespace {
 constexpr char kFooter[] =
     "FOLDER is as Transformers saves it: config.json and model.safetensors, or shards and their index. Families: "
     "llama,\n"
-    "mistral, qwen2, qwen3, gpt2, mamba, mamba2, rwkv. One line per prompt: the ids of the tokens behind it. The "
-    "likeliest\n"
-    "token is taken unless there is a temperature. A sequence ends with the eos_token_id of config.json.\n\n"
+    "mistral, qwen2, qwen3, gpt2, mamba, mamba2, rwkv, rwkv6. One line per prompt: the ids of the tokens behind it. "
+    "The\n"
+    "likeliest token is taken unless there is a temperature. A sequence ends with the eos_token_id of config.json. "
+    "Models\n"
+    "that fill in masked tokens (bert, roberta, xlm-roberta, distilbert) have logits too: --tokens 0 --logits OUT.\n\n"
     "Example:\n  heed generate FOLDER --prompt-ids 1,2,3 --tokens 16";
 
 struct GenerateCall {
@@ -66,10 +68,12 @@ void Generate(const GenerateCall& call) {
   call.machine.Apply(ctx);
   Progress("reading " + call.folder);
   const Model model = Model::Open(call.folder);
-  if (!model.causal() || !model.has_head()) {
+  if (!model.has_head())
     throw InvalidArgument(call.folder + ": is a " + model.family() +
                           " without a language model's head, expected one that generates");
-  }
+  if (!model.causal() && options.tokens > 0)
+    throw InvalidArgument(call.folder + ": is a " + model.family() +
+                          ", which continues no text, expected --tokens 0 with it");
   int64_t count = 0;
   options.on_tokens = [&](std::span<const int64_t>) {
     Progress(Format("{} of {} tokens", ++count, options.tokens));
@@ -77,7 +81,7 @@ void Generate(const GenerateCall& call) {
   };
   Progress("prompt");
   const auto start = std::chrono::steady_clock::now();
-  const Sequences made = model.Generate(ctx, prompts, options);
+  const Sequences made = options.tokens > 0 ? model.Generate(ctx, prompts, options) : Sequences(prompts.size());
   const double seconds = SecondsSince(start);
   Progress("");
   const Json logits = call.logits.empty() ? Json(nullptr) : WriteLogits(ctx, model, prompts, call.logits);

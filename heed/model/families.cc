@@ -14,10 +14,14 @@ constexpr Family kFamilies[] = {
     {"qwen2", "Qwen2ForCausalLM", "Qwen2Model", &PlanQwen2},
     {"qwen3", "Qwen3ForCausalLM", "Qwen3Model", &PlanQwen3},
     {"gpt2", "GPT2LMHeadModel", "GPT2Model", &PlanGpt2},
-    {"bert", "", "BertModel", &PlanBert},
+    {"bert", "BertForMaskedLM", "BertModel", &PlanBert},
+    {"roberta", "RobertaForMaskedLM", "RobertaModel", &PlanRoberta},
+    {"xlm-roberta", "XLMRobertaForMaskedLM", "XLMRobertaModel", &PlanRoberta},
+    {"distilbert", "DistilBertForMaskedLM", "DistilBertModel", &PlanDistilbert},
     {"mamba", "MambaForCausalLM", "MambaModel", &PlanMamba},
     {"mamba2", "Mamba2ForCausalLM", "Mamba2Model", &PlanMamba2},
     {"rwkv", "RwkvForCausalLM", "RwkvModel", &PlanRwkv},
+    {"rwkv6", "Rwkv6ForCausalLM", "Rwkv6Model", &PlanRwkv6},
 };
 
 }  // namespace

@@ -87,23 +87,39 @@ Folder::Folder(const std::string& path) : path_(path), where_(path) {
   const std::string config_path = where_ + "/config.json";
   const Fields config(config_path, ReadJson(config_path, kMostConfigBytes));
   family_ = &FamilyOf(config);
+  const std::vector<std::string> architectures = config.Texts("architectures");
+  const std::string architecture = architectures.empty() ? family_->plain : architectures[0];
+  headed_ = architecture == family_->headed;
+  if (!headed_ && architecture != family_->plain) {
+    throw Unsupported(config_path + ": 'architectures' has " + Quote(architecture) + ", expected " + family_->headed +
+                      " or " + family_->plain);
+  }
   try {
     plan_ = family_->plan(config);
   } catch (const InvalidArgument& error) {  // of an activation's name
     throw FileError(config_path + ": " + error.what());
-  }
-  const std::vector<std::string> architectures = config.Texts("architectures");
-  const std::string architecture = architectures.empty() ? family_->plain : architectures[0];
-  headed_ = *family_->headed != 0 && architecture == family_->headed;
-  if (!headed_ && architecture != family_->plain) {
-    throw Unsupported(config_path + ": 'architectures' has " + Quote(architecture) + ", expected " +
-                      (*family_->headed != 0 ? std::string(family_->headed) + " or " : "") + family_->plain);
   }
   tied_ = headed_ && config.Bool("tie_word_embeddings", plan_.tied);
   end_ = config.Integers("eos_token_id");
   OpenFiles();
   const auto first = owner_.lower_bound(plan_.prefix);  // of those with the prefix, if there are some
   if (first != owner_.end() && first->first.starts_with(plan_.prefix)) prefix_ = plan_.prefix;
+}
+
+std::optional<HeadNames> Folder::head() const {
+  if (!headed_) return {};
+  if (tied_) return HeadNames{prefix_ + plan_.tokens + ".weight", plan_.head_bias};
+  const std::string own = plan_.head + ".bias";
+  return HeadNames{plan_.head + ".weight", plan_.head_bias.empty() || !owner_.contains(own) ? plan_.head_bias : own};
+}
+
+Folder::Owners::const_iterator Folder::Owner(const std::string& name) const {
+  auto found = owner_.find(name);
+  for (const auto& [end, old] : plan_.renamed) {
+    if (found != owner_.end() || !name.ends_with(end)) continue;
+    found = owner_.find(name.substr(0, name.size() - end.size()) + old);
+  }
+  return found;
 }
 
 void Folder::Fail(const std::string& what) const { throw FileError(where_ + ": " + what); }
@@ -164,9 +180,10 @@ void Folder::OpenFiles() {
   }
 }
 
-ConstTensorView Folder::Find(const std::string& name) {
-  const auto found = owner_.find(name);
+ConstTensorView Folder::Find(const std::string& asked) {
+  const auto found = Owner(asked);
   if (found == owner_.end()) return {};
+  const std::string& name = found->first;
   const ConstTensorView tensor = files_[found->second]->tensor(name);
   if (const auto product = multiplied_.find(name); product != multiplied_.end()) {
     return ConstTensorView(product->second.data(), tensor.dtype(), tensor.sizes());
@@ -192,7 +209,10 @@ layers::Weights Folder::weights() {
 void Folder::CheckAllTaken() const {
   for (const auto& [name, file] : owner_) {
     if (taken_.contains(name)) continue;
-    if (tied_ && name == plan_.head + ".weight") continue;
+    // Of a tied head files may have copies.
+    if (tied_ && (name == plan_.head + ".weight" || (name == plan_.head + ".bias" && !plan_.head_bias.empty())))
+      continue;
+    if (headed_ && name == plan_.head_bias) continue;
     const auto ends = [&, &name = name](const std::string& end) { return name.ends_with(end); };
     if (std::ranges::any_of(plan_.ignored, ends)) continue;
     throw FileError(names_[file] + ": tensor " + Quote(name) + " is none of this " + family_->type +

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -39,9 +40,8 @@ class Folder {
 
   const Family& family() const { return *family_; }
   const Plan& plan() const { return plan_; }
-  bool headed() const { return headed_; }
-  // Of weights(): what the head's begin with, which is the table of tokens where it is tied.
-  std::string head() const { return tied_ ? prefix_ + plan_.tokens : plan_.head; }
+  // Of weights(): the table of tokens is the head where it is tied. Absent where there is none.
+  std::optional<HeadNames> head() const;
   const std::vector<int64_t>& end_tokens() const { return end_; }
   const Embedding& embedding() const { return embedding_; }
 
@@ -57,9 +57,13 @@ class Folder {
   [[noreturn]] void Fail(const std::string& what) const;
 
  private:
+  using Owners = std::map<std::string, size_t, std::less<>>;
+
   void OpenFiles();
+  // A tensor by its name, or by the one that old files have for it.
+  Owners::const_iterator Owner(const std::string& name) const;
   void ReadModules();
-  ConstTensorView Find(const std::string& name);
+  ConstTensorView Find(const std::string& asked);
 
   std::string path_, where_;  // where_: the folder of the model itself, which modules.json may put elsewhere
   const Family* family_ = nullptr;
@@ -69,8 +73,8 @@ class Folder {
   std::vector<int64_t> end_;
   Embedding embedding_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::vector<std::string> names_;                    // of files
-  std::map<std::string, size_t, std::less<>> owner_;  // of tensors: the file that has them
+  std::vector<std::string> names_;  // of files
+  Owners owner_;                    // of tensors: the file that has them
   std::set<std::string> taken_;
   std::map<std::string, std::vector<std::byte>> multiplied_;
 };

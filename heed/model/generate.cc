@@ -75,8 +75,8 @@ std::vector<std::vector<int64_t>> Model::Generate(Context& ctx, const std::vecto
                                                   const GenerateOptions& options, ModelState* state) const {
   CheckOptions(options);
   if (!causal() || !has_head())
-    throw InvalidArgument(std::string(kGenerate) +
-                          ": the model has no head of a language model, expected one, as LlamaForCausalLM");
+    throw InvalidArgument(std::string(kGenerate) + ": the model is a " + family() +
+                          " that continues no text, expected a causal one with a head, as LlamaForCausalLM");
   const int64_t B = std::ssize(prompts);
   std::vector<std::vector<int64_t>> given = prompts, made(prompts.size());
   if (B == 0) return made;
@@ -122,7 +122,7 @@ std::vector<std::vector<int64_t>> Model::Generate(Context& ctx, const std::vecto
     }
     if (step == 0) std::ranges::fill(state->pending_, -1);
     if (step == options.tokens) return made;
-    impl_->head.Rows(ctx, last.data(), width(), B, logits.data(), vocabulary());
+    Logits(ctx, last.data(), B, logits.data());
     bool all_ended = true;
     for (size_t b = 0; b < made.size(); ++b) {
       if (next[b] < 0) continue;

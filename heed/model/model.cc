@@ -6,6 +6,7 @@
 
 #include "heed/core/error.h"
 #include "heed/layers/arena_internal.h"
+#include "heed/layers/rows_internal.h"
 #include "heed/model/model_internal.h"
 #include "heed/ops/mechanism/check_internal.h"
 
@@ -81,7 +82,8 @@ Model Model::Open(const std::string& path) {
     impl->family = folder.family().type;
     impl->vocabulary = plan.vocabulary;
     impl->width = plan.width;
-    impl->most_positions = plan.most_positions;
+    impl->padding = plan.padding;
+    impl->most_positions = plan.most_positions - (plan.padding ? *plan.padding + 1 : 0);
     impl->causal = plan.causal;
     impl->end = folder.end_tokens();
     impl->embedding = folder.embedding();
@@ -104,7 +106,18 @@ Model Model::Open(const std::string& path) {
       impl->factors.push_back(static_cast<float>(block.factor));
     }
     norm(plan.final_norm, impl->final_norm);
-    if (folder.headed()) impl->head = folder.weights().Matrix({folder.head(), plan.vocabulary, false}, plan.width);
+    if (const std::optional<model::HeadNames> head = folder.head()) {
+      const layers::Weights all = folder.weights();
+      if (plan.transform) {
+        impl->dense = all.Matrix({plan.transform->dense, plan.width, true}, plan.width);
+        impl->activation = plan.transform->activation;
+        impl->head_norm.emplace(plan.transform->norm.config, all.At(plan.transform->norm.name + "."));
+      }
+      const int64_t sizes[] = {plan.vocabulary, plan.width};
+      const ConstTensorView matrix = all.Tensor(head->weight, sizes);
+      impl->head =
+          layers::Linear(matrix, head->bias.empty() ? ConstTensorView() : all.Tensor(head->bias, std::span(sizes, 1)));
+    }
     folder.CheckAllTaken();
     return Model(std::move(impl));
   });
@@ -172,12 +185,16 @@ Model::Batch Model::Check(const char* op, const ConstTensorView& ids, const Cons
              "at most " + std::to_string(most));
       }
     }
+    int64_t counted = 0;  // tokens that are no padding
     for (int64_t t = 0; t < length; ++t) {
       const int64_t id = LoadAsInt64(ids.dtype(), ids.data(), b * ids.stride(0) + t * ids.stride(1));
       if (id < 0 || id >= vocabulary())
         Fail(op, "ids", "has an element " + std::to_string(id), "0 to " + std::to_string(vocabulary() - 1));
       batch.ids[static_cast<size_t>(b * T + t)] = id;
-      if (most_positions() > 0) batch.places[static_cast<size_t>(b * T + t)] = before + t;
+      if (most_positions() == 0) continue;
+      int64_t& place = batch.places[static_cast<size_t>(b * T + t)];
+      place = before + t;
+      if (impl_->padding) place = id == *impl_->padding ? id : *impl_->padding + ++counted;
     }
   }
   return batch;
@@ -219,6 +236,25 @@ void Model::Hidden(Context& ctx, const Batch& batch, ModelState* state, float* x
   for (size_t b = 0; b < state->lengths_.size(); ++b) state->lengths_[b] += batch.lengths[b];
 }
 
+// y = logits [rows, vocabulary] of hidden states x [rows, width].
+void Model::Logits(Context& ctx, const float* x, int64_t rows, float* y) const {
+  layers::Frame frame;
+  if (impl_->dense.present()) {
+    float* transformed = frame.Floats(rows * width());
+    impl_->dense.Rows(ctx, x, width(), rows, transformed, width());
+    layers::ActivateRows activate;
+    activate.activation = impl_->activation;
+    activate.x = {transformed, width()};
+    activate.y = {transformed, width()};
+    activate.rows = static_cast<size_t>(rows);
+    activate.size = static_cast<size_t>(width());
+    layers::Run(ctx, activate);
+    impl_->head_norm->Rows(ctx, transformed, rows, transformed);
+    x = transformed;
+  }
+  impl_->head.Rows(ctx, x, width(), rows, y, vocabulary());
+}
+
 void Model::Forward(Context& ctx, const ConstTensorView& ids, const ConstTensorView& lengths, ModelState* state,
                     const TensorView& y) const {
   constexpr const char* op = "Model::Forward";
@@ -233,7 +269,7 @@ void Model::Forward(Context& ctx, const ConstTensorView& ids, const ConstTensorV
   const int64_t rows = batch.B * batch.T;
   float* x = frame.Floats(rows * width());
   Hidden(ctx, batch, state, x);
-  impl_->head.Rows(ctx, x, width(), rows, y.as<float>(), outputs());
+  Logits(ctx, x, rows, y.as<float>());
 }
 
 void Model::Step(Context& ctx, const ConstTensorView& ids, ModelState& state, const TensorView& y) const {
@@ -248,8 +284,6 @@ void Model::Reference(const std::string& path, const ConstTensorView& ids, const
                       const TensorView& y) {
   model::Folder folder(path);
   const model::Plan& plan = folder.plan();
-  std::optional<layers::Weights> head;
-  if (folder.headed()) head = folder.weights().At(folder.head() + ".");
   layers::Call call;
   call.lengths = lengths;
   std::vector<int64_t> copies(static_cast<size_t>(ids.num_elements()));
@@ -257,7 +291,8 @@ void Model::Reference(const std::string& path, const ConstTensorView& ids, const
     copies[static_cast<size_t>(i)] =
         LoadAsInt64(ids.dtype(), ids.data(), i / ids.size(1) * ids.stride(0) + i % ids.size(1) * ids.stride(1));
   }
-  model::Reference(plan, folder.body(), head, ConstTensorView(copies.data(), DType::kI64, ids.sizes()), call, y);
+  model::Reference(plan, folder.weights(), folder.body(), folder.head(),
+                   ConstTensorView(copies.data(), DType::kI64, ids.sizes()), call, y);
 }
 
 }  // namespace heed

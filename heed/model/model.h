@@ -5,7 +5,7 @@
 //   const auto tokens = model.Generate(ctx, {{1, 2, 3}}, {.tokens = 16});
 //
 // Families, by `model_type`: llama, mistral, qwen2, qwen3, gpt2, bert (MiniLM and other sentence encoders with it),
-// mamba, mamba2, rwkv. Tokens are numbers: a tokenizer is the caller's.
+// roberta, xlm-roberta, distilbert, mamba, mamba2, rwkv, rwkv6. Tokens are numbers: a tokenizer is the caller's.
 #ifndef HEED_MODEL_MODEL_H_
 #define HEED_MODEL_MODEL_H_
 
@@ -87,7 +87,8 @@ class HEED_API Model {
   // An empty state. Throws InvalidArgument for encoders and as layers::Layer::MakeState().
   ModelState MakeState(const layers::StateOptions& options = {}) const;
 
-  // y = logits, or hidden states behind the last norm where there is no head.
+  // y = logits, or hidden states behind the last norm where there is no head. Those of a model that fills in masked
+  // tokens, as BertForMaskedLM, are of the token itself, those of a causal one of the token behind it.
   //
   //   ids      [B, T]  i32 or i64, in [0, vocabulary()); those beyond lengths are not read
   //   lengths  [B]     tokens of each sequence; absent: T
@@ -104,7 +105,7 @@ class HEED_API Model {
 
   // The tokens that follow each prompt, one sequence of the batch each. An end token is the last of its sequence. A
   // prompt has at least one token, unless `state` has one pending. Throws InvalidArgument for wrong prompts and
-  // options.
+  // options, and by models that are not causal or have no head.
   std::vector<std::vector<int64_t>> Generate(Context& ctx, const std::vector<std::vector<int64_t>>& prompts,
                                              const GenerateOptions& options = {}, ModelState* state = nullptr) const;
 
@@ -126,6 +127,7 @@ class HEED_API Model {
   Batch Check(const char* op, const ConstTensorView& ids, const ConstTensorView& lengths,
               const ModelState* state) const;
   void Hidden(Context& ctx, const Batch& batch, ModelState* state, float* x) const;
+  void Logits(Context& ctx, const float* x, int64_t rows, float* y) const;
 
   std::shared_ptr<const Impl> impl_;
 };

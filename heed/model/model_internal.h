@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "heed/layers/activation.h"
 #include "heed/layers/embedding.h"
 #include "heed/layers/linear.h"
 #include "heed/layers/norm.h"
@@ -26,7 +27,13 @@ struct Model::Impl {
   std::vector<float> type;  // added to every row; empty: none
   std::optional<layers::Norm> embedding_norm, final_norm;
   std::vector<std::unique_ptr<const layers::Layer>> layers;
-  std::vector<float> factors;  // of what each layer gives
+  std::vector<float> factors;      // of what each layer gives
+  std::optional<int64_t> padding;  // of learned positions: Plan::padding
+
+  // What masked models have before the head: norm(activation(dense(x))).
+  layers::Linear dense;
+  layers::Activation activation = layers::Activation::kNone;
+  std::optional<layers::Norm> head_norm;
   layers::Linear head;
 };
 

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -32,26 +33,41 @@ constexpr int64_t kVocabulary = 23;
 
 struct Tiny {
   std::string family, config;  // what config.json has besides model_type and architectures
+  bool headed = true;
+
+  std::string name() const {
+    std::string name = family + (headed ? "" : "_without_head");
+    std::ranges::replace(name, '-', '_');
+    return name;
+  }
 };
 
-std::ostream& operator<<(std::ostream& out, const Tiny& tiny) { return out << tiny.family; }
+std::ostream& operator<<(std::ostream& out, const Tiny& tiny) { return out << tiny.name(); }
 
 std::vector<Tiny> Tinies() {
   const std::string sizes = R"("vocab_size": 23, "hidden_size": 20, "num_hidden_layers": 3)";
   const std::string decoder =
       sizes + R"(, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 26)";
+  const std::string encoder =
+      R"(, "num_attention_heads": 2, "intermediate_size": 26, "max_position_embeddings": 17, "type_vocab_size": 1)";
   return {
       {"llama", decoder},
       {"mistral", decoder + R"(, "sliding_window": 4)"},
       {"qwen2", decoder + R"(, "use_sliding_window": true, "sliding_window": 3, "max_window_layers": 1)"},
       {"qwen3", decoder + R"(, "head_dim": 12, "tie_word_embeddings": true)"},
       {"gpt2", R"("vocab_size": 23, "n_embd": 20, "n_layer": 2, "n_head": 2, "n_positions": 19)"},
-      {"bert", sizes + R"(, "num_attention_heads": 2, "intermediate_size": 26, "max_position_embeddings": 17)"},
+      {"bert", sizes + encoder},
+      {"bert", sizes + encoder, false},
+      {"roberta", sizes + encoder + R"(, "pad_token_id": 2)"},
+      {"xlm-roberta", sizes + encoder + R"(, "tie_word_embeddings": false)"},
+      {"distilbert",
+       R"("vocab_size": 23, "dim": 20, "n_layers": 2, "n_heads": 2, "hidden_dim": 26, "max_position_embeddings": 17)"},
       {"mamba", sizes + R"(, "state_size": 5)"},
       {"mamba2",
        sizes +
            R"(, "state_size": 5, "num_heads": 4, "head_dim": 10, "n_groups": 2, "time_step_limit": [0.0, Infinity])"},
       {"rwkv", sizes + R"(, "rescale_every": 1)"},
+      {"rwkv6", sizes + R"(, "head_size": 5, "head_size_divisor": 4)"},
   };
 }
 
@@ -62,9 +78,8 @@ class TinyFolder {
     std::filesystem::create_directories(path_);
     const model::Fields type("config", nlohmann::json{{"model_type", tiny.family}});
     const model::Family& family = model::FamilyOf(type);
-    const std::string architecture = *family.headed != 0 ? family.headed : family.plain;
-    config_ =
-        "{\"model_type\": \"" + tiny.family + "\", \"architectures\": [\"" + architecture + "\"], " + tiny.config + "}";
+    config_ = "{\"model_type\": \"" + tiny.family + "\", \"architectures\": [\"" +
+              (tiny.headed ? family.headed : family.plain) + "\"], " + tiny.config + "}";
     WriteConfig(config_);
     // The names that the plan's layers ask for, under the prefix, and what stands around the layers.
     const model::Fields fields(path_, model::ParseJson(path_, config_));
@@ -81,8 +96,16 @@ class TinyFolder {
       if (norm) layers::Norm(norm->config, listing.At(norm->name + "."));
     }
     for (const model::Block& block : plan.blocks) block.make(listing);
-    if (*family.headed != 0 && !fields.Bool("tie_word_embeddings", plan.tied))
-      names.push_back({plan.head + ".weight", {plan.vocabulary, plan.width}});
+    if (tiny.headed) {
+      const layers::Weights whole = layers::Weights::Listing(&names);
+      if (plan.transform) {
+        whole.Matrix({plan.transform->dense, plan.width, true}, plan.width);
+        layers::Norm(plan.transform->norm.config, whole.At(plan.transform->norm.name + "."));
+      }
+      if (!plan.head_bias.empty()) whole.Floats(plan.head_bias, {plan.vocabulary});
+      if (!fields.Bool("tie_word_embeddings", plan.tied))
+        whole.Floats(plan.head + ".weight", {plan.vocabulary, plan.width});
+    }
     const layers::RandomWeights random(names, dtype, seed);
     for (const layers::WeightName& name : names)
       tensors_.emplace(name.name, random.weights().Tensor(name.name, name.sizes));
@@ -221,7 +244,7 @@ TEST_P(ModelTest, StatesForkAndReorder) {
 }
 
 TEST_P(ModelTest, GreedyTokensAreTheLikeliestOfWholeCalls) {
-  if (!model_.has_head()) return;
+  if (!model_.causal()) return;
   Context ctx(2);
   const std::vector<std::vector<int64_t>> prompts = {{1, 2, 3, 4}, {9}};
   const auto made = model_.Generate(ctx, prompts, {.tokens = 6});
@@ -240,7 +263,7 @@ TEST_P(ModelTest, GreedyTokensAreTheLikeliestOfWholeCalls) {
 }
 
 TEST_P(ModelTest, GenerationGoesOnFromAState) {
-  if (!model_.has_head()) return;
+  if (!model_.causal()) return;
   Context ctx(1);
   for (const double temperature : {0., 1.5}) {
     const GenerateOptions all = {.tokens = 9, .temperature = temperature, .seed = 3};
@@ -294,7 +317,7 @@ TEST_P(ModelTest, WrongArgumentsAreNamed) {
   if (!model_.causal()) {
     EXPECT_THAT([&] { model_.MakeState(); }, ThrowsMessage<InvalidArgument>(HasSubstr("expected one that is causal")));
     EXPECT_THAT([&] { model_.Generate(ctx, {{1}}); },
-                ThrowsMessage<InvalidArgument>(HasSubstr("has no head of a language model")));
+                ThrowsMessage<InvalidArgument>(HasSubstr("continues no text, expected a causal one with a head")));
     return;
   }
   ModelState three = model_.MakeState({.batch = 3}), full = model_.MakeState({.batch = 2, .capacity = 1});
@@ -340,7 +363,50 @@ TEST_P(ModelTest, EveryMissingOrForeignTensorIsNamed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, ModelTest, testing::ValuesIn(Tinies()),
-                         [](const auto& of) { return of.param.family; });
+                         [](const auto& of) { return of.param.name(); });
+
+// Names that files of 2018 have for the weights of BERT's norms, and the two ways in which a bias may be the head's.
+TEST(MaskedModelTest, OldNamesAndBothBiasesOfAHeadAreRead) {
+  const std::vector<int64_t> ids = RandomIds(7, 2);
+  const auto logits = [&](const TinyFolder& folder) {
+    Context ctx(1);
+    const Buffer y(DType::kF32, {1, 7, kVocabulary});
+    Model::Open(folder.path()).Forward(ctx, View(ids, {1, 7}), {}, nullptr, y.view());
+    return y;
+  };
+  const auto of_family = [](const char* family) {
+    const auto tinies = Tinies();
+    return *std::ranges::find(tinies, family, &Tiny::family);
+  };
+  const TinyFolder now(of_family("bert"));
+  TinyFolder old(of_family("bert"));
+  auto& tensors = old.tensors();
+  using Names = std::pair<std::string, std::string>;
+  for (const auto& [end, before] :
+       {Names{"LayerNorm.weight", "LayerNorm.gamma"}, Names{"LayerNorm.bias", "LayerNorm.beta"}}) {
+    const auto named = tensors;
+    for (const auto& [name, tensor] : named) {
+      if (!name.ends_with(end)) continue;
+      tensors.erase(name);
+      tensors[name.substr(0, name.size() - end.size()) + before] = tensor;
+    }
+  }
+  EXPECT_FALSE(tensors.contains("bert.embeddings.LayerNorm.weight"));
+  const Buffer other = Buffer(DType::kF32, {kVocabulary}).FillNormal(9);
+  tensors["cls.predictions.decoder.bias"] = other.view();  // a copy, of which a tied head takes no notice
+  old.WriteTensors();
+  EXPECT_TRUE(SameBits(logits(old).view(), logits(now).view()));
+
+  const TinyFolder without(of_family("xlm-roberta"));
+  TinyFolder own(of_family("xlm-roberta"));
+  const ConstTensorView shared = own.tensors().at("lm_head.bias");
+  own.tensors()["lm_head.decoder.bias"] = other.view();
+  own.WriteTensors();
+  const Buffer changed = logits(own), before = logits(without);
+  for (int64_t i = 0; i < kVocabulary; ++i) {
+    EXPECT_NEAR(changed.Get({0, 3, i}) - before.Get({0, 3, i}), other.Get({i}) - shared.as<float>()[i], 1e-5);
+  }
+}
 
 TEST(ModelGenerateTest, DrawsFollowTheSoftmaxWithinTopKAndTopP) {
   const TinyFolder folder({"gpt2", R"("vocab_size": 23, "n_embd": 20, "n_layer": 1, "n_head": 2, "n_positions": 19)"});

@@ -9,8 +9,10 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "heed/layers/activation.h"
 #include "heed/layers/layer.h"
 #include "heed/layers/norm.h"
 #include "heed/layers/residual.h"
@@ -55,21 +57,39 @@ struct NamedNorm {
   layers::Norm::Config config;
 };
 
+// What a model that fills in masked tokens has before its head: norm(activation(dense(x))). Names are whole ones,
+// without the model's prefix.
+struct HeadTransform {
+  std::string dense;
+  layers::Activation activation = layers::Activation::kGelu;
+  NamedNorm norm;
+};
+
+// A head's matrix [vocabulary, width], and what is added to its products; empty: nothing. Whole names.
+struct HeadNames {
+  std::string weight, bias;
+};
+
 struct Plan {
   int64_t vocabulary = 0, width = 0;
-  std::string prefix;     // of all names but the head's, where a file has it: "model."
-  std::string tokens;     // tables [count, width] of embeddings: "embed_tokens"
-  std::string positions;  // learned ones; empty: none
-  int64_t most_positions = 0;
+  std::string prefix;          // of all names but the head's, where a file has it: "model."
+  std::string tokens;          // tables [count, width] of embeddings: "embed_tokens"
+  std::string positions;       // learned ones; empty: none
+  int64_t most_positions = 0;  // rows of that table
+  // RoBERTa's: tokens stand at the positions behind this token's number, and the token itself stands at its number.
+  std::optional<int64_t> padding = {};
   std::string types;  // of BERT's token types, whose first is that of every token; empty: none
   int64_t type_count = 0;
   std::optional<NamedNorm> embedding_norm, final_norm;
   std::vector<Block> blocks;
   bool causal = true;  // else there are no states
   std::string head = "lm_head";
-  bool tied = false;                      // unless the configuration says so: the head is the table of tokens
-  std::vector<std::string> ignored = {};  // ends of names that files may have besides
-  std::function<double(const std::string& name)> factor = {};  // by which a tensor is multiplied
+  bool tied = false;      // unless the configuration says so: the head is the table of tokens
+  std::string head_bias;  // of a tied head, and of one that has none of its own; empty: none
+  std::optional<HeadTransform> transform = {};
+  std::vector<std::pair<std::string, std::string>> renamed = {};  // ends of names, and how old files call them
+  std::vector<std::string> ignored = {};                          // ends of names that files may have besides
+  std::function<double(const std::string& name)> factor = {};     // by which a tensor is multiplied
 };
 
 // A row of the table: adding a family is one file and one row.
@@ -86,9 +106,12 @@ Plan PlanQwen2(const Fields& config);
 Plan PlanQwen3(const Fields& config);
 Plan PlanGpt2(const Fields& config);
 Plan PlanBert(const Fields& config);
+Plan PlanRoberta(const Fields& config);
+Plan PlanDistilbert(const Fields& config);
 Plan PlanMamba(const Fields& config);
 Plan PlanMamba2(const Fields& config);
 Plan PlanRwkv(const Fields& config);
+Plan PlanRwkv6(const Fields& config);
 
 std::span<const Family> Families();
 
@@ -98,11 +121,11 @@ const Family& FamilyOf(const Fields& config);
 // The most that a size in a configuration may be, and the most layers.
 inline constexpr int64_t kMostSize = int64_t{1} << 24, kMostLayers = 4096;
 
-// What a model computes, in double, from its plan and the weights themselves, those under the prefix: final hidden
-// states, or logits where there is a head, whose matrix `head` finds as "weight". ids [B, T] i64, row-major, y [B, T,
-// width or vocabulary].
-void Reference(const Plan& plan, const layers::Weights& weights, const std::optional<layers::Weights>& head,
-               const ConstTensorView& ids, const layers::Call& call, const TensorView& y);
+// What a model computes, in double, from its plan and the weights themselves, `body` those under the prefix: final
+// hidden states, or logits where there is a head. ids [B, T] i64, row-major, y [B, T, width or vocabulary].
+void Reference(const Plan& plan, const layers::Weights& weights, const layers::Weights& body,
+               const std::optional<HeadNames>& head, const ConstTensorView& ids, const layers::Call& call,
+               const TensorView& y);
 
 }  // namespace heed::model
 

@@ -1,28 +1,42 @@
-// RWKV-4. From block to block what passes the layers is halved every `rescale_every` of them, and so are the weights
-// that add to it: Transformers does so where it infers, and norms make the same of both, but for their eps.
+// RWKV-4 and RWKV-6. From block to block of the first what passes the layers is halved every `rescale_every` of them,
+// and so are the weights that add to it: Transformers does so where it infers, and norms make the same of both, but for
+// their eps. The second is halved where weights have 16 bits alone, lest they overflow: here they are f32 by then.
 #include <cmath>
 #include <map>
 #include <string>
 
 #include "heed/layers/rwkv4_layer.h"
+#include "heed/layers/rwkv6_layer.h"
 #include "heed/model/plan_internal.h"
 
 namespace heed::model {
 
 using layers::Rwkv4ChannelMixing;
 using layers::Rwkv4TimeMixing;
+using layers::Rwkv6ChannelMixing;
+using layers::Rwkv6TimeMixing;
 
-Plan PlanRwkv(const Fields& config) {
+namespace {
+
+// What stands around the blocks; `norm` is that of each block's layers.
+Plan Around(const Fields& config, layers::Norm::Config* norm) {
   Plan plan;
   plan.vocabulary = config.Integer("vocab_size", 1, kMostSize);
   plan.width = config.Integer("hidden_size", 1, kMostSize);
   plan.prefix = "rwkv.";
   plan.tokens = "embeddings";
   plan.head = "head";
-  const layers::Norm::Config norm = {plan.width, layers::NormKind::kLayer,
-                                     config.Number("layer_norm_epsilon", 0, 1, 1e-5)};
-  plan.embedding_norm = {"blocks.0.pre_ln", norm};
-  plan.final_norm = {"ln_out", norm};
+  *norm = {plan.width, layers::NormKind::kLayer, config.Number("layer_norm_epsilon", 0, 1, 1e-5)};
+  plan.embedding_norm = {"blocks.0.pre_ln", *norm};
+  plan.final_norm = {"ln_out", {plan.width, layers::NormKind::kLayer, 1e-5}};  // whatever the others have
+  return plan;
+}
+
+}  // namespace
+
+Plan PlanRwkv(const Fields& config) {
+  layers::Norm::Config norm;
+  Plan plan = Around(config, &norm);
   const Rwkv4TimeMixing::Config time = {plan.width, config.Integer("attention_hidden_size", 1, kMostSize, plan.width)};
   const Rwkv4ChannelMixing::Config channel = {plan.width,
                                               config.Integer("intermediate_size", 1, kMostSize, 4 * plan.width)};
@@ -45,6 +59,28 @@ Plan PlanRwkv(const Fields& config) {
     const auto found = factors.find(name);
     return found == factors.end() ? 1. : found->second;
   };
+  return plan;
+}
+
+Plan PlanRwkv6(const Fields& config) {
+  layers::Norm::Config norm;
+  Plan plan = Around(config, &norm);
+  const bool large = plan.width == 4096;  // the published models' ranks depend on this alone
+  const double divisor = config.Number("head_size_divisor", 0, 1e6, 8);
+  Rwkv6TimeMixing::Config time;
+  time.width = plan.width;
+  time.inner = config.Integer("attention_hidden_size", 1, kMostSize, plan.width);
+  time.head_dim = config.Integer("head_size", 1, kMostSize, 64);
+  time.mix_rank = large ? 64 : 32;
+  time.decay_rank = large ? 128 : 64;
+  time.norm_eps = 1e-5 * divisor * divisor;
+  const Rwkv6ChannelMixing::Config channel = {plan.width, config.Integer("intermediate_size", 1, kMostSize, 0)};
+  const int64_t count = config.Integer("num_hidden_layers", 1, kMostLayers);
+  for (int64_t i = 0; i < count; ++i) {
+    const std::string at = "blocks." + std::to_string(i) + ".";
+    plan.blocks.push_back(BlockOf<Rwkv6TimeMixing>(at, "attention.", {norm, "ln1", "", false}, time));
+    plan.blocks.push_back(BlockOf<Rwkv6ChannelMixing>(at, "feed_forward.", {norm, "ln2", "", false}, channel));
+  }
   return plan;
 }
 

@@ -15,6 +15,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
+import rwkv6_model  # noqa: E402
+
 pytestmark = needs_program
 
 VOCABULARY = 99
@@ -43,14 +45,24 @@ MODELS = {
     "mamba2_limited": ("Mamba2ForCausalLM", {**RECURRENT, "state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1,
                                              "time_step_limit": (0.1, 0.4), "use_bias": True}),
     "rwkv": ("RwkvForCausalLM", {**RECURRENT, "num_hidden_layers": 5, "rescale_every": 2, "context_length": 64}),
-    "rwkv_plain": ("RwkvForCausalLM", {**RECURRENT, "attention_hidden_size": 32, "rescale_every": 0, "context_length": 64}),
+    "rwkv_plain": ("RwkvForCausalLM", {**RECURRENT, "attention_hidden_size": 32, "rescale_every": 0, "context_length": 64,
+                                         "layer_norm_epsilon": 0.1}),
+}
+MASKED = {
+    "bert": ("BertForMaskedLM", SIZES),
+    "bert_untied": ("BertForMaskedLM", {**SIZES, "tie_word_embeddings": False, "hidden_act": "relu", "type_vocab_size": 3}),
+    "roberta": ("RobertaForMaskedLM", {**SIZES, "pad_token_id": 1, "type_vocab_size": 1, "layer_norm_eps": 1e-5}),
+    "roberta_untied": ("RobertaForMaskedLM", {**SIZES, "pad_token_id": 8, "tie_word_embeddings": False}),
+    "xlm-roberta": ("XLMRobertaForMaskedLM", {**SIZES, "pad_token_id": 1}),
+    "distilbert": ("DistilBertForMaskedLM", {"vocab_size": VOCABULARY, "dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4,
+                                             "max_position_embeddings": 64, "pad_token_id": 0}),
 }
 PROMPT = [5, 17, 3, 98, 0, 41, 41, 8, 77, 23, 60]
 
 
 def save(name, folder, **how):
     """A model of random weights that are no symmetric start, in its folder."""
-    model_class, options = MODELS[name]
+    model_class, options = (MODELS | MASKED)[name]
     model_class = getattr(transformers, model_class)
     torch.manual_seed(len(name))
     model = model_class(model_class.config_class(**options)).eval()
@@ -106,6 +118,52 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(folder, tmp_path, na
                 assert last[token] > last.max() - 1e-4 * np.abs(last).max()
                 sequence.append(token)
     assert done["family"] == name.split("_")[0] and len(done["tokens"][0]) == 8 and done["prompts"] == [PROMPT, short]
+
+
+def test_rwkv6_is_that_of_its_equations(tmp_path):
+    config = {"vocab_size": VOCABULARY, "hidden_size": 48, "num_hidden_layers": 3, "head_size": 8, "head_size_divisor": 5,
+              "intermediate_size": None, "attention_hidden_size": None, "layer_norm_epsilon": 0.01, "rescale_every": 1}
+    model = rwkv6_model.randomise(rwkv6_model.Model(config), 1)
+    for dtype in (torch.float32, torch.bfloat16):
+        if dtype == torch.bfloat16:
+            model = model.to(dtype).float()
+        model.save(tmp_path / "m", dtype)
+        done = document("generate", tmp_path / "m", "--prompt-ids", f"{','.join(map(str, PROMPT))};7,8", "--tokens", 8, "--logits",
+                        tmp_path / "logits.npy")
+        logits = np.load(tmp_path / "logits.npy")
+        with torch.no_grad():
+            for row, prompt in enumerate([PROMPT, [7, 8]]):
+                assert error(logits[row, :len(prompt)], model(torch.tensor([prompt]))[0].numpy()) < 1e-4
+                sequence = list(prompt)
+                for token in done["tokens"][row]:
+                    last = model(torch.tensor([sequence]))[0, -1].numpy()
+                    assert last[token] > last.max() - 1e-4 * np.abs(last).max()
+                    sequence.append(token)
+        assert done["family"] == "rwkv6"
+    # flash-linear-attention's model of the same model_type has other names for everything.
+    of_fla = json.loads((tmp_path / "m/config.json").read_text()) | {"architectures": ["RWKV6ForCausalLM"], "num_heads": 4, "proj_low_rank_dim": 32}
+    (tmp_path / "m/config.json").write_text(json.dumps(of_fla))
+    assert "'architectures' has 'RWKV6ForCausalLM', expected Rwkv6ForCausalLM or Rwkv6Model" in refuse(tmp_path / "m")
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_logits_of_masked_models_are_those_of_transformers(tmp_path, name):
+    model = save(name, tmp_path / "m")
+    with_padding = [9, 8, 1, 33, 1, 1, 50, 8]  # which moves the positions of RoBERTa
+    out = tmp_path / "logits.npy"
+    args = ["generate", tmp_path / "m", "--prompt-ids", ";".join(",".join(map(str, ids)) for ids in (PROMPT, with_padding))]
+    done = document(*args, "--tokens", 0, "--logits", out)
+    assert done["family"] == name.split("_")[0] and done["tokens"] == [[], []]
+    logits = np.load(out)
+    with torch.no_grad():
+        for row, ids in enumerate([PROMPT, with_padding]):
+            assert error(logits[row, :len(ids)], model(torch.tensor([ids])).logits[0].numpy()) < 1e-4
+    assert "which continues no text, expected --tokens 0 with it" in refused(1, *args)
+    (tmp_path / "ids.txt").write_text("3 4 5\n")
+    embedding = np.array(document("embed", tmp_path / "m", "--ids", tmp_path / "ids.txt")["embeddings"])[0]
+    with torch.no_grad():
+        hidden = model.base_model(torch.tensor([[3, 4, 5]])).last_hidden_state[0].mean(0).numpy()
+    assert error(embedding, hidden) < 1e-5
 
 
 def test_shards_are_read_as_one_file(folder, tmp_path):
@@ -217,7 +275,8 @@ def copy(folder, tmp_path):
 
 
 @pytest.mark.parametrize("change, expected", [
-    ({"model_type": "gemma3"}, "'model_type' is 'gemma3', expected one of llama, mistral, qwen2, qwen3, gpt2, bert, mamba, mamba2, rwkv"),
+    ({"model_type": "gemma3"}, "'model_type' is 'gemma3', expected one of llama, mistral, qwen2, qwen3, gpt2, bert, roberta, xlm-roberta, distilbert, mamba, mamba2, "
+     "rwkv, rwkv6"),
     ({"model_type": None}, "'model_type' is absent, expected a text"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "'architectures' has 'LlamaForSequenceClassification', expected LlamaForCausalLM or LlamaModel"),
     ({"hidden_size": 0}, "'hidden_size' is '0', expected an integer, 1 to"),
