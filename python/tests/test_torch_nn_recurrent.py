@@ -1,6 +1,7 @@
 # heed.torch.nn: recurrent layers beside Transformers' modules or plain compositions: weights, outputs, gradients, states.
 import copy
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 from transformers.models.rwkv.modeling_rwkv import RwkvSelfAttention  # noqa: E402
 
 import heed  # noqa: E402
+import rwkv6_model  # noqa: E402
 import heed.torch.nn as layers  # noqa: E402
 
 from torch_nn_checks import check_same, check_steps, loaded, randomise, relative, rows  # noqa: E402
@@ -49,6 +51,18 @@ def test_mixers_as_transformers_have_them(name):
         check_same(layer, lambda x: plain_rwkv4(original, x), original, rows(2, 23, 32))
     else:  # gradients of decays are differences of sums that are larger, in float32
         check_same(layer, original, original, rows(2, 23, 32), of_weights=5e-5)
+
+
+def test_rwkv6_as_its_equations_have_it():
+    original = rwkv6_model.randomise(rwkv6_model.TimeMixing(32, 24, 6, 5, 7, 64e-5), 2)
+    layer = loaded(layers.Rwkv6(32, attention_hidden_size=24, head_size=6, mix_rank=5, decay_rank=7), original)
+    check_same(layer, original, original, rows(2, 23, 32), of_weights=5e-5)
+    check_steps(layer, rows(2, 23, 32))
+    config = SimpleNamespace(hidden_size=64, head_size=16, head_size_divisor=3)
+    published = layers.Rwkv6.from_config(config)
+    assert published.ln_x.eps == 1e-5 * 9 and published.time_maa_w2.shape == (5, 32, 64) and published.time_faaaa.shape == (4, 16)
+    loaded(published, rwkv6_model.TimeMixing(64, 64, 16, 32, 64, 9e-5))
+    assert layers.Rwkv6.from_config(SimpleNamespace(hidden_size=4096, head_size=64, head_size_divisor=8), device="meta").time_decay_w1.shape == (4096, 128)
 
 
 def plain_rwkv4(module, x):
@@ -169,6 +183,7 @@ def test_settings_of_the_recurrence():
 @pytest.mark.parametrize("layer", [
     layers.Mamba(32, dtype=torch.bfloat16), layers.Mamba2(32, 4, 8, state_size=8, dtype=torch.bfloat16),
     layers.GatedDeltaNet(32, 2, 4, key_head_dim=8, value_head_dim=8, dtype=torch.bfloat16), layers.Rwkv4(32, dtype=torch.bfloat16),
+    layers.Rwkv6(32, head_size=8, dtype=torch.bfloat16),
     layers.MultiScaleRetention(32, 4, dtype=torch.bfloat16), layers.GatedLinearAttention(32, 4, dtype=torch.bfloat16),
 ], ids=lambda layer: type(layer).__name__)
 def test_sixteen_bits_and_double(layer):

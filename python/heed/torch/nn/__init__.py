@@ -31,6 +31,7 @@ from heed.torch.nn._mamba2 import Mamba2
 from heed.torch.nn._multihead import MultiheadAttention
 from heed.torch.nn._retention import MultiScaleRetention
 from heed.torch.nn._rwkv import Rwkv4
+from heed.torch.nn._rwkv6 import Rwkv6
 from heed.torch.nn._sparse import BigBirdAttention, LongformerAttention
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "MultiheadAttention",
     "Residual",
     "Rwkv4",
+    "Rwkv6",
     "State",
 ]
 
