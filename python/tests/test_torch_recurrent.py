@@ -191,3 +191,28 @@ def test_gradcheck_without_states():
     assert torch.autograd.gradcheck(function, tuple(values.values()), atol=1e-6, rtol=1e-4)
     with pytest.raises(TypeError, match="return_state"):
         heed.torch.efficient_attention(*values.values(), return_state=True)
+
+
+def test_rwkv4_s_initial_maximum_has_the_gradient_of_a_free_argument():
+    def random(*shape, seed):
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+    tokens = [random(2, 5, 3, seed=i) for i in (1, 2)]
+    channels = [-random(3, seed=3).abs(), random(3, seed=4)]
+    states = [random(2, 3, seed=5), random(2, 3, seed=6).abs() + 0.5, random(2, 3, seed=7)]
+    values = [x.requires_grad_() for x in (*tokens, *channels, *states)]
+
+    def call(k, v, w, u, *initial):
+        """Outputs, and the sums that the last state stands for, which the next call would go on from."""
+        o, (num, den, exponent) = heed.torch.rwkv4(k, v, w, u, initial_state=initial, return_state=True)
+        return o, num * torch.exp(exponent), den * torch.exp(exponent)
+
+    assert torch.autograd.gradcheck(call, values)
+    o, last = heed.torch.rwkv4(*values[:4], initial_state=values[4:], return_state=True)
+    plain = heed.torch.rwkv4(*values[:4], initial_state=[x.detach() for x in values[4:]])
+    assert torch.equal(o, plain)  # to the bit
+    # Before any token there is nothing to lose.
+    nothing = [torch.zeros(2, 3), torch.zeros(2, 3), torch.full((2, 3), -torch.inf)]
+    nothing = [x.double().requires_grad_() for x in nothing]
+    heed.torch.rwkv4(*values[:4], initial_state=nothing).sum().backward()
+    assert all(bool(torch.isfinite(x.grad).all()) for x in nothing) and not nothing[2].grad.any()

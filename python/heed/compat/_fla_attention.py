@@ -195,10 +195,6 @@ def fused_recurrent_rwkv4(w, u, k, v, state):
     """RWKV-4; w is before -exp. The state [B, 3, 1, C] is numerator, denominator and their exponent, first and last."""
     _dispatch.check_tensors("fused_recurrent_rwkv4", w=w, u=u, k=k, v=v, state=state)
     wide = torch.float64 if k.dtype == torch.float64 else torch.float32
-    num, den, exponent = (x.squeeze(1) for x in state.to(wide).unbind(1))
-    fixed = exponent.detach()  # heed's has no gradient: it reaches the exponent as a factor of the others that is 1
-    one = torch.exp(exponent - fixed)
-    o, final = heed.torch.rwkv4(
-        k, v, -torch.exp(w.to(wide)), u, initial_state=(num * one, den * one, fixed), return_state=True
-    )
+    initial = tuple(x.squeeze(1) for x in state.to(wide).unbind(1))
+    o, final = heed.torch.rwkv4(k, v, -torch.exp(w.to(wide)), u, initial_state=initial, return_state=True)
     return o, torch.stack(tuple(final), 1).unsqueeze(2)

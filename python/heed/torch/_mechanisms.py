@@ -46,6 +46,16 @@ class _State:
         return settings.get("causal", True) and settings.get(self.setting, True)
 
 
+def _through_the_sums(num: Any, den: Any, exponent: Any) -> tuple[Any, Any, Any]:
+    """States whose sums stand for num exp(exponent) and den exp(exponent), of which operators take the last for a constant:
+    its gradient, num dnum + den dden, reaches it as that of a factor of both that is 1."""
+    if not isinstance(exponent, Tensor) or not exponent.requires_grad or num is None or den is None:
+        return num, den, exponent
+    fixed = exponent.detach()
+    one = torch.exp(torch.where(torch.isfinite(fixed), exponent - fixed, 0))
+    return num * one, den * one, fixed
+
+
 class _Mechanism:
     """One mechanism: its operators, and what they need to know of shapes."""
 
@@ -207,7 +217,11 @@ class _Mechanism:
             value = options.pop(key, default)
             if key in _LISTS:
                 value = _dispatch.numbers(self.name, key, value, torch.int64)
-            result += self.initial_states(value) if key == "initial_state" else (value,)
+            if key == "initial_state":
+                states = self.initial_states(value)
+                result += _through_the_sums(*states) if self.name == "rwkv4" else states
+            else:
+                result.append(value)
         if options:
             of_states = ["return_state"] if self.states else []
             raise _dispatch.unexpected(self.name, next(iter(options)), (*self.inputs, *self.options, *of_states))

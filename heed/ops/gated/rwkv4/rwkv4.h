@@ -98,7 +98,9 @@ HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes gradients of a sum over <d_o, o> and <d_final, final>, of which max counts as a
-// constant, as it cancels. With the weights of o_t, A_t of the state before and B_t of the token,
+// constant, as it cancels in whatever is computed of num exp(max) and den exp(max). As one of three
+// free arguments the initial max has the gradient num dnum + den dden, which heed.torch gives it.
+// With the weights of o_t, A_t of the state before and B_t of the token,
 // relative to the larger one, d_t = A_t den_{t-1} + B_t, e_t = d_o_t / d_t, and E_t, F_t of the step:
 //
 //   dv_t = B_t e_t + F_t dnum_t,  dk_t = B_t e_t (v_t - o_t) + F_t (v_t dnum_t + dden_t)
