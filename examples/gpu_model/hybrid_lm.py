@@ -2,21 +2,11 @@
 import torch
 import torch.nn.functional as F
 from causal_conv1d import causal_conv1d_fn
+from fla.modules import FusedRMSNormGated, RMSNorm, ShortConvolution
 from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 from flash_attn import flash_attn_func
 from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 from torch import nn
-
-
-class ShortConvolution(nn.Module):
-    """A depthwise convolution over the last four tokens of [B, T, D]."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(width, 4) / 2), nn.Parameter(torch.zeros(width))
-
-    def forward(self, x):
-        return causal_conv1d_fn(x.transpose(1, 2), self.weight, self.bias, activation="silu").transpose(1, 2)
 
 
 class Attention(nn.Module):
@@ -45,16 +35,21 @@ class GatedDeltaNet(nn.Module):
         self.heads = heads
         self.qkv, self.conv, self.out = (
             nn.Linear(width, 3 * width, bias=False),
-            ShortConvolution(3 * width),
+            ShortConvolution(3 * width, 4),
             nn.Linear(width, width),
         )
-        self.gates = nn.Linear(width, 2 * heads)
+        self.gates, self.z, self.norm = (
+            nn.Linear(width, 2 * heads),
+            nn.Linear(width, width),
+            FusedRMSNormGated(width // heads),
+        )
 
     def forward(self, x):
-        q, k, v = (y.unflatten(-1, (self.heads, -1)) for y in self.conv(self.qkv(x)).chunk(3, dim=-1))
+        y, _ = self.conv(self.qkv(x))
+        q, k, v, z = (t.unflatten(-1, (self.heads, -1)) for t in (*y.chunk(3, dim=-1), self.z(x)))
         g, beta = self.gates(x).chunk(2, dim=-1)
         o, _ = chunk_gated_delta_rule(q, k, v, g=F.logsigmoid(g + 3), beta=beta.sigmoid(), use_qk_l2norm_in_kernel=True)
-        return self.out(o.flatten(2))
+        return self.out(self.norm(o, z).flatten(2))
 
 
 class Mamba2(nn.Module):
@@ -65,7 +60,7 @@ class Mamba2(nn.Module):
         self.heads, self.state, self.sizes = heads, state, (width, width + 2 * state, heads)
         self.proj, self.conv, self.out = (
             nn.Linear(width, sum(self.sizes)),
-            ShortConvolution(width + 2 * state),
+            nn.Conv1d(width + 2 * state, width + 2 * state, 4, groups=width + 2 * state),
             nn.Linear(width, width),
         )
         self.A_log, self.D = nn.Parameter(torch.zeros(heads)), nn.Parameter(torch.ones(heads))
@@ -73,7 +68,9 @@ class Mamba2(nn.Module):
 
     def forward(self, x):
         z, xBC, dt = self.proj(x).split(self.sizes, dim=-1)
-        y, B, C = self.conv(xBC).split((self.sizes[0], self.state, self.state), dim=-1)
+        weight, bias = self.conv.weight.squeeze(1), self.conv.bias
+        xBC = causal_conv1d_fn(xBC.transpose(1, 2), weight, bias, activation="silu").transpose(1, 2)
+        y, B, C = xBC.split((self.sizes[0], self.state, self.state), dim=-1)
         y, z = (t.unflatten(-1, (self.heads, -1)) for t in (y, z))
         o = mamba_chunk_scan_combined(
             y,
@@ -95,7 +92,7 @@ class HybridLM(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.layers = nn.ModuleList([Mamba2(width, heads), GatedDeltaNet(width, heads), Attention(width, heads)])
-        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(4))
+        self.norms = nn.ModuleList(RMSNorm(width) for _ in range(4))
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens):

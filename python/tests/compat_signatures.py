@@ -1,5 +1,6 @@
-# Signatures of the functions that heed.compat stands in for, as these libraries have them: names, order, defaults.
-"""Versions: fla 0.5.2, mamba_ssm 2.3.2, causal_conv1d 1.6.1, flash_attn 2.8.4. What goes on in a further line is indented."""
+# Signatures of the functions and modules that heed.compat stands in for, as these libraries have them.
+"""Names, order and defaults. A module's is that of its constructor, and its methods' follow. Versions: fla 0.5.2, mamba_ssm 2.3.2, causal_conv1d 1.6.1, flash_attn 2.8.4. What goes on in a
+further line is indented."""
 
 import re
 
@@ -149,9 +150,147 @@ flash_attn.flash_attn_interface.flash_attn_with_kvcache(q, k_cache, v_cache, k=N
     rotary_sin=None, cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, block_table=None,
     softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None,
     num_splits=0, return_softmax_lse=False)
+fla.modules.layernorm.layer_norm(x, weight, bias, residual=None, eps=1e-05, prenorm=False, residual_in_fp32=False,
+    is_rms_norm=False)
+fla.modules.layernorm.group_norm(x, weight, bias, residual=None, eps=1e-05, prenorm=False, residual_in_fp32=False,
+    is_rms_norm=False, num_groups=1)
+fla.modules.layernorm.rms_norm(x, weight, bias, residual=None, eps=1e-05, prenorm=False, residual_in_fp32=False)
+fla.modules.layernorm.layer_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, residual=None,
+    eps=1e-05, prenorm=False, residual_in_fp32=False, is_rms_norm=False, num_groups=1)
+fla.modules.layernorm.rms_norm_linear(x, norm_weight, norm_bias, linear_weight, linear_bias, residual=None, eps=1e-05,
+    prenorm=False, residual_in_fp32=False)
+fla.modules.layernorm.LayerNorm(hidden_size, elementwise_affine=True, bias=False, eps=1e-05, device=None, dtype=None)
+fla.modules.layernorm.LayerNorm.forward(x, residual=None, prenorm=False, residual_in_fp32=False)
+fla.modules.layernorm.GroupNorm(num_groups, hidden_size, elementwise_affine=True, bias=False, eps=1e-05,
+    is_rms_norm=False, device=None, dtype=None)
+fla.modules.layernorm.GroupNorm.forward(x, residual=None, prenorm=False, residual_in_fp32=False)
+fla.modules.layernorm.RMSNorm(hidden_size, elementwise_affine=True, bias=False, eps=1e-05, device=None, dtype=None)
+fla.modules.layernorm.RMSNorm.forward(x, residual=None, prenorm=False, residual_in_fp32=False)
+fla.modules.layernorm.LayerNormLinear(hidden_size, elementwise_affine=True, bias=False, eps=1e-05, device=None,
+    dtype=None)
+fla.modules.layernorm.LayerNormLinear.forward(x, weight, bias, residual=None, prenorm=False, residual_in_fp32=False)
+fla.modules.layernorm.GroupNormLinear(num_groups, hidden_size, elementwise_affine=True, bias=False, eps=1e-05,
+    is_rms_norm=False, device=None, dtype=None)
+fla.modules.layernorm.GroupNormLinear.forward(x, weight, bias, residual=None, prenorm=False, residual_in_fp32=False)
+fla.modules.layernorm.RMSNormLinear(hidden_size, elementwise_affine=True, bias=False, eps=1e-05, device=None,
+    dtype=None)
+fla.modules.layernorm.RMSNormLinear.forward(x, weight, bias, residual=None, prenorm=False, residual_in_fp32=False)
+fla.modules.fused_norm_gate.layer_norm_gated(x, g, weight, bias, activation='swish', residual=None, prenorm=False,
+    residual_in_fp32=False, eps=1e-06)
+fla.modules.fused_norm_gate.rms_norm_gated(x, g, weight, bias, activation='swish', residual=None, prenorm=False,
+    residual_in_fp32=False, eps=1e-06)
+fla.modules.fused_norm_gate.layer_norm_swish_gate_linear(x, g, norm_weight, norm_bias, linear_weight, linear_bias,
+    residual=None, prenorm=False, residual_in_fp32=False, eps=1e-06)
+fla.modules.fused_norm_gate.rms_norm_swish_gate_linear(x, g, norm_weight, norm_bias, linear_weight, linear_bias,
+    residual=None, prenorm=False, residual_in_fp32=False, eps=1e-06)
+fla.modules.fused_norm_gate.FusedLayerNormGated(hidden_size, elementwise_affine=True, bias=False, activation='swish',
+    eps=1e-05, device=None, dtype=None)
+fla.modules.fused_norm_gate.FusedLayerNormGated.forward(x, g, residual=None, prenorm=False, residual_in_fp32=False)
+fla.modules.fused_norm_gate.FusedRMSNormGated(hidden_size, elementwise_affine=True, eps=1e-05, activation='swish',
+    device=None, dtype=None)
+fla.modules.fused_norm_gate.FusedRMSNormGated.forward(x, g, residual=None, prenorm=False, residual_in_fp32=False)
+fla.modules.fused_norm_gate.FusedLayerNormSwishGate(hidden_size, elementwise_affine=True, bias=False, eps=1e-05,
+    device=None, dtype=None)
+fla.modules.fused_norm_gate.FusedRMSNormSwishGate(hidden_size, elementwise_affine=True, eps=1e-05, device=None,
+    dtype=None)
+fla.modules.fused_norm_gate.FusedLayerNormSwishGateLinear(hidden_size, elementwise_affine=True, eps=1e-05,
+    device=None, dtype=None)
+fla.modules.fused_norm_gate.FusedRMSNormSwishGateLinear(hidden_size, elementwise_affine=True, eps=1e-05, device=None,
+    dtype=None)
+fla.modules.convolution.ShortConvolution(hidden_size, kernel_size, bias=False, activation='silu', backend='triton',
+    device=None, dtype=None, **kwargs)
+fla.modules.convolution.ShortConvolution.forward(x, residual=None, mask=None, cache=None, output_final_state=False,
+    cu_seqlens=None, chunk_indices=None, **kwargs)
+fla.modules.convolution.ShortConvolution.step(x, residual, cache, output_final_state=False, cu_seqlens=None)
+fla.modules.convolution.causal_conv1d(x, weight=None, bias=None, residual=None, initial_state=None,
+    output_final_state=False, activation=None, backend='triton', cu_seqlens=None, cu_seqlens_cpu=None,
+    chunk_indices=None, cp_context=None, **kwargs)
+fla.modules.convolution.causal_conv1d_update(x, cache, residual=None, weight=None, bias=None, activation=None)
+fla.modules.l2norm.l2norm(x, eps=1e-06, output_dtype=None)
+fla.modules.l2norm.L2Norm(eps=1e-06, output_dtype=None)
+fla.modules.l2norm.L2Norm.forward(x)
+fla.modules.mlp.GatedMLP(hidden_size, hidden_ratio=None, intermediate_size=None, hidden_act='swish', fuse_swiglu=True,
+    powglu_power=3.0)
+fla.modules.mlp.GatedMLP.forward(x, **kwargs)
+fla.modules.rotary.rotary_embedding(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0, cu_seqlens=None,
+    chunk_indices=None)
+fla.modules.rotary.RotaryEmbedding(dim, base=10000.0, scale_base=None, interleaved=False, pos_idx_in_fp32=True,
+    device=None)
+fla.modules.rotary.RotaryEmbedding.forward(q, k, seqlen_offset=0, cu_seqlens=None, max_seqlen=None,
+    chunk_indices=None)
+fla.modules.token_shift.token_shift(x, cu_seqlens=None, cache=None, output_cache=False, chunk_indices=None)
+fla.modules.activations.logsigmoid(x, temperature=1.0)
+fla.modules.activations.swiglu_linear(x, y, weight, bias)
+fla.modules.fused_cross_entropy.cross_entropy_loss(logits, target, label_smoothing=0.0, logit_scale=1.0,
+    lse_square_scale=0.0, logit_softcapping=None, ignore_index=-100, inplace_backward=False, process_group=None)
+fla.modules.fused_cross_entropy.FusedCrossEntropyLoss(ignore_index=-100, reduction='mean', label_smoothing=0.0,
+    logit_scale=1.0, lse_square_scale=0.0, logit_softcapping=None, inplace_backward=False, process_group=None,
+    return_z_loss=False)
+fla.modules.fused_cross_entropy.FusedCrossEntropyLoss.forward(input, target)
+fla.modules.fused_linear_cross_entropy.fused_linear_cross_entropy_loss(x, target, weight, bias=None,
+    ignore_index=-100, label_smoothing=0.0, logit_scale=1.0, logit_softcapping=None, num_chunks=8, reduction='mean',
+    use_l2warp=False, l2_penalty_factor=0.0001, accumulate_grad_in_fp32=True)
+fla.modules.fused_linear_cross_entropy.FusedLinearCrossEntropyLoss(ignore_index=-100, label_smoothing=0.0,
+    logit_scale=1.0, logit_softcapping=None, num_chunks=8, reduction='mean', use_l2warp=False,
+    l2_penalty_factor=0.0001, accumulate_grad_in_fp32=True)
+fla.modules.fused_linear_cross_entropy.FusedLinearCrossEntropyLoss.forward(x, target, weight, bias=None)
+fla.layers.utils.get_unpad_data(attention_mask)
+fla.layers.utils.unpad_input(q, states, attention_mask, q_len, keepdim=False)
+fla.layers.utils.pad_input(hidden_states, indices, batch_size, seq_len)
+fla.ops.utils.index.prepare_lens(cu_seqlens)
+fla.ops.utils.index.prepare_lens_from_mask(mask)
+fla.ops.utils.index.prepare_cu_seqlens_from_lens(lens, dtype=torch.int32)
+fla.ops.utils.index.prepare_cu_seqlens_from_mask(mask, dtype=torch.int32)
+fla.ops.utils.index.prepare_position_ids(cu_seqlens, cu_seqlens_cpu=None)
+fla.ops.utils.index.prepare_sequence_ids(cu_seqlens, cu_seqlens_cpu=None)
+fla.ops.utils.index.prepare_token_indices(cu_seqlens, cu_seqlens_cpu=None)
+mamba_ssm.ops.triton.layernorm_gated.layernorm_fn(x, weight, bias, z=None, eps=1e-06, group_size=None,
+    norm_before_gate=True, is_rms_norm=False)
+mamba_ssm.ops.triton.layernorm_gated.rmsnorm_fn(x, weight, bias, z=None, eps=1e-06, group_size=None,
+    norm_before_gate=True)
+mamba_ssm.ops.triton.layernorm_gated.LayerNorm(hidden_size, eps=1e-05, group_size=None, norm_before_gate=True,
+    device=None, dtype=None)
+mamba_ssm.ops.triton.layernorm_gated.LayerNorm.forward(x, z=None)
+mamba_ssm.ops.triton.layernorm_gated.RMSNorm(hidden_size, eps=1e-05, group_size=None, norm_before_gate=True,
+    device=None, dtype=None)
+mamba_ssm.ops.triton.layernorm_gated.RMSNorm.forward(x, z=None)
+mamba_ssm.ops.triton.layer_norm.layer_norm_fn(x, weight, bias, residual=None, x1=None, weight1=None, bias1=None,
+    eps=1e-06, dropout_p=0.0, rowscale=None, prenorm=False, residual_in_fp32=False, is_rms_norm=False,
+    return_dropout_mask=False)
+mamba_ssm.ops.triton.layer_norm.rms_norm_fn(x, weight, bias, residual=None, x1=None, weight1=None, bias1=None,
+    eps=1e-06, dropout_p=0.0, rowscale=None, prenorm=False, residual_in_fp32=False, return_dropout_mask=False)
+mamba_ssm.ops.triton.layer_norm.RMSNorm(hidden_size, eps=1e-05, dropout_p=0.0, device=None, dtype=None)
+mamba_ssm.ops.triton.layer_norm.RMSNorm.forward(x, residual=None, prenorm=False, residual_in_fp32=False)
+mamba_ssm.modules.mamba_simple.Mamba(d_model, d_state=16, d_conv=4, expand=2, dt_rank='auto', dt_min=0.001,
+    dt_max=0.1, dt_init='random', dt_scale=1.0, dt_init_floor=0.0001, conv_bias=True, bias=False, use_fast_path=True,
+    layer_idx=None, device=None, dtype=None)
+mamba_ssm.modules.mamba_simple.Mamba.forward(hidden_states, inference_params=None)
+mamba_ssm.modules.mamba_simple.Mamba.step(hidden_states, conv_state, ssm_state)
+mamba_ssm.modules.mamba2.Mamba2(d_model, d_state=128, d_conv=4, conv_init=None, expand=2, headdim=64, d_ssm=None,
+    ngroups=1, A_init_range=(1, 16), D_has_hdim=False, rmsnorm=True, norm_before_gate=False, dt_min=0.001, dt_max=0.1,
+    dt_init_floor=0.0001, dt_limit=(0.0, inf), bias=False, conv_bias=True, chunk_size=256,
+    use_mem_eff_path=True, layer_idx=None, process_group=None, sequence_parallel=True, device=None, dtype=None)
+mamba_ssm.modules.mamba2.Mamba2.forward(u, seqlen=None, seq_idx=None, cu_seqlens=None, inference_params=None)
+mamba_ssm.modules.mamba2.Mamba2.step(hidden_states, conv_state, ssm_state)
+flash_attn.bert_padding.unpad_input(hidden_states, attention_mask, unused_mask=None)
+flash_attn.bert_padding.unpad_input_for_concatenated_sequences(hidden_states, attention_mask_in_length)
+flash_attn.bert_padding.pad_input(hidden_states, indices, batch, seqlen)
+flash_attn.layers.rotary.apply_rotary_emb(x, cos, sin, interleaved=False, inplace=False, seqlen_offsets=0,
+    cu_seqlens=None, max_seqlen=None)
+fla.modules.activations.bias_gelu_impl(x, bias)
+fla.modules.activations.fast_gelu_impl(x)
+fla.modules.activations.sigmoid(x)
+fla.modules.activations.sqrelu(x)
+fla.modules.activations.swiglu(x, y)
+fla.modules.activations.swish(x)
+fla.layers.utils.index_first_axis(x, indices)
+fla.layers.utils.index_put_first_axis(x, indices, first_axis_dim)
+flash_attn.bert_padding.index_first_axis(input, indices)
+flash_attn.bert_padding.index_first_axis_residual(input, indices)
+flash_attn.bert_padding.index_put_first_axis(values, indices, first_axis_dim)
 """
 
-# {path of the function: text of its parameters}
+# {path of the function, class or method: text of its parameters}
 SIGNATURES = {
     path: " ".join(parameters.split())
     for path, parameters in re.findall(r"^([\w.]+)\((.*?)\)$(?=\n\S|\n?\Z)", _TEXT, re.DOTALL | re.MULTILINE)

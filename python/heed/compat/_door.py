@@ -23,18 +23,26 @@ from heed.torch import _dispatch
 # How a GPU computes: tiles, recomputation, copies of lists on the host, order of sums.
 WITHOUT_EFFECT = frozenset(
     {
+        "accumulate_grad_in_fp32",
+        "backend",
         "checkpoint_lvl",
         "chunk_indices",
         "chunk_size",
         "cu_seqlens_cpu",
         "deterministic",
         "disable_recompute",
+        "fuse_swiglu",
+        "inplace_backward",
         "max_seqlen",
         "max_seqlen_k",
         "max_seqlen_q",
+        "num_chunks",
         "num_splits",
         "safe_gate",
+        "sequence_parallel",
         "state_dtype",
+        "use_fast_path",
+        "use_mem_eff_path",
     }
 )
 
@@ -107,4 +115,15 @@ def door(name: str, signature: str, prepare: Preparation, doc: str) -> Any:
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
     function.__signature__ = inspect.Signature(list(parameters.values()))
+    return function
+
+
+def lacking(name: str) -> Any:
+    """A function or class of another library that can be imported, and refuses every call."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        raise Unsupported(f"{name}: heed does not have this mechanism")
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = "heed does not have this mechanism: a call raises heed.Unsupported."
     return function

@@ -1,5 +1,7 @@
-# heed.compat.fla: the operators of flash-linear-attention on heed.
+# heed.compat.fla: the operators of flash-linear-attention on heed, and the modules that model files import with them.
 """Functions of `fla.ops`, as of version 0.5.2: [B, T, H, D], states [N, H, K, V], `cu_seqlens` beside a batch of 1.
+
+Norms, short convolutions, rotary positions and losses of `fla.modules` and the padding of `fla.layers.utils` are here too.
 
 Each gives what the original gives, `(o, final_state)` where it has states. There is one kernel for chunk_*,
 fused_chunk_*, fused_recurrent_* and parallel_* here. All take float32 and float64; states of another dtype become
@@ -18,8 +20,8 @@ from torch import Tensor
 
 import heed.torch
 from heed import InvalidArgument, Unsupported, _core
-from heed.compat import _fla_attention
-from heed.compat._door import Arguments, door, in_words_of
+from heed.compat import _fla_attention, _fla_modules, _fla_norms, _fla_padding
+from heed.compat._door import Arguments, door, in_words_of, lacking
 from heed.torch import _dispatch
 
 __version__ = "0.5.2"  # whose functions these are
@@ -407,6 +409,15 @@ _LACKING = {
     "parallel_wall_attn_decode": "wall_attn.decode",
 }
 
+_LACKING_MODULES = {
+    "BitLinear": "modules.fused_bitlinear",
+    "FusedBitLinear": "modules.fused_bitlinear",
+    "FusedKLDivLoss": "modules.fused_kl_div",
+    "ImplicitLongConvolution": "modules.convolution",
+    "LongConvolution": "modules.convolution",
+    "TokenShift": "modules.token_shift",
+}
+
 
 # --- functions from the table -----------------------------------------------------------------------------------------
 
@@ -452,33 +463,26 @@ def _prepare(name: str, mechanism: Any, keeps_state: bool, a: Arguments) -> Call
     return call
 
 
-def _lacking(name: str) -> Any:
-    def function(*args: Any, **kwargs: Any) -> Any:
-        raise Unsupported(f"{name}: heed does not have this mechanism")
-
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = "heed does not have this mechanism: a call raises heed.Unsupported."
-    return function
-
-
 def _from_table(name: str, signature: str, mechanism: Any) -> Any:
     prepare = functools.partial(_prepare, name, mechanism, "output_final_state" in signature)
     runs = mechanism if isinstance(mechanism, str) else f"what heed.torch has for `{mechanism.__name__.strip('_')}`"
     return door(name, signature, prepare, f"{name} of fla.ops on the CPU, by heed: {runs}. See heed.compat.fla.")
 
 
-PLACES = {name: place for name, (place, _, _) in _TABLE.items()} | _fla_attention.PLACES | _LACKING
-PLACES |= {"fused_gdn_gate": "gated_delta_rule.gate", "fused_kda_gate": "kda.gate"}
-PLACES = {name: f"ops.{place}" for name, place in PLACES.items()}  # where the library has each
+_OPERATORS = {name: place for name, (place, _, _) in _TABLE.items()} | _fla_attention.PLACES | _LACKING
+_OPERATORS |= {"fused_gdn_gate": "gated_delta_rule.gate", "fused_kda_gate": "kda.gate"}
+PLACES: dict[str, str | tuple[str, ...]] = {name: f"ops.{place}" for name, place in _OPERATORS.items()}
+PLACES |= _fla_norms.PLACES | _fla_modules.PLACES | _fla_padding.PLACES | _LACKING_MODULES  # where the library has each
 
 for _name, (_, _signature, _mechanism) in _TABLE.items():
     globals()[_name] = _from_table(_name, _signature, _mechanism)
-for _name in _fla_attention.PLACES:
-    globals()[_name] = getattr(_fla_attention, _name)
-for _name in _LACKING:
-    globals()[_name] = _lacking(_name)
+for _of in (_fla_attention, _fla_norms, _fla_modules, _fla_padding):
+    globals().update({_name: getattr(_of, _name) for _name in _of.PLACES})
+for _name in _LACKING | _LACKING_MODULES:
+    globals()[_name] = lacking(_name)
 for _name in PLACES:
-    globals()[_name].__module__ = __name__
+    if callable(globals()[_name]):
+        globals()[_name].__module__ = __name__
 
 __all__: list[str] = []
 __all__ += sorted(PLACES)

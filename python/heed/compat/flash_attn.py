@@ -1,6 +1,8 @@
 # heed.compat.flash_attn: the functions of flash-attn on heed.
 """The functions of `flash_attn`, as of version 2.8.4: [B, T, H, D] or [T_total, H, D], causal from the bottom right.
 
+Those of `flash_attn.bert_padding` and `apply_rotary_emb` are here too.
+
 A log-sum-exp of a row without a key is -inf, with ALiBi it is that of the full bias, and it has a gradient.
 `return_attn_probs` with dropout is refused: the matrix of probabilities exists nowhere.
 """
@@ -14,7 +16,9 @@ from torch import Tensor
 
 import heed.torch
 from heed import InvalidArgument, Unsupported
-from heed.compat._door import Arguments, door, in_words_of, speaking
+from heed.compat import _padding
+from heed.compat._door import Arguments, door, in_words_of, lacking, speaking
+from heed.compat._rotary import apply_rotary_emb, check_tables, turned
 from heed.torch import _dispatch
 
 __version__ = "2.8.4"  # whose functions these are
@@ -118,17 +122,6 @@ def _from_table(name: str, signature: str) -> Any:
 
 
 # --- a cache in the caller's memory -----------------------------------------------------------------------------------
-
-
-def _turned(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """x [B, T, H, D] with its first 2 * width channels turned by the angles of these positions [B, T]."""
-    c, s = (table[positions].unsqueeze(2).to(torch.float32) for table in (cos, sin))
-    width = cos.shape[-1]
-    y = x[..., : 2 * width].float()
-    first, second = (y[..., 0::2], y[..., 1::2]) if interleaved else (y[..., :width], y[..., width:])
-    pair = (first * c - second * s, first * s + second * c)
-    turned = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
-    return torch.cat((turned.to(x.dtype), x[..., 2 * width :]), -1)
 
 
 def _expect(name: str, **shapes: tuple[Tensor | None, list[int]]) -> None:
@@ -248,20 +241,10 @@ def flash_attn_with_kvcache(
     at = before[:, None] + torch.arange(new)
     if rotary_cos is not None:
         rows = max(int(lengths.max()), int(before.max()) + T)
-        for key, table in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
-            if (
-                table.dim() != 2
-                or table.shape[0] < rows
-                or 2 * table.shape[1] > q.shape[-1]
-                or table.shape != rotary_cos.shape
-            ):
-                raise InvalidArgument(
-                    f"{name}: {key} has shape {list(table.shape)}, expected at least {rows} rows, at most "
-                    f"{q.shape[-1] // 2} columns, and the same as the other"
-                )
-        k = _turned(k, at, rotary_cos, rotary_sin, rotary_interleaved)
+        check_tables(name, rotary_cos, rotary_sin, rows, q.shape[-1], "rotary_")
+        k = turned(k, at, rotary_cos, rotary_sin, rotary_interleaved)
         local = causal or tuple(window_size) != (-1, -1)
-        q = _turned(q, before[:, None] + torch.arange(T) * int(local), rotary_cos, rotary_sin, rotary_interleaved)
+        q = turned(q, before[:, None] + torch.arange(T) * int(local), rotary_cos, rotary_sin, rotary_interleaved)
     options = _options(
         {
             "softmax_scale": softmax_scale,
@@ -298,9 +281,22 @@ def flash_attn_with_kvcache(
 for _name, _signature in _TABLE.items():
     globals()[_name] = _from_table(_name, _signature)
 
+_LACKING = {
+    "RotaryEmbedding": "layers.rotary",
+    "apply_rotary_emb_kv_": "layers.rotary",
+    "apply_rotary_emb_qkv_": "layers.rotary",
+}
+PLACES: dict[str, str | tuple[str, ...]] = {  # where the library has each
+    **dict.fromkeys((*_TABLE, "flash_attn_with_kvcache"), "flash_attn_interface"),
+    **_padding.PLACES,
+    **_LACKING,
+    "apply_rotary_emb": ("layers.rotary", "layers.rotary:apply_rotary_emb_func"),
+}
+globals().update({_name: getattr(_padding, _name) for _name in _padding.PLACES})
+for _name in _LACKING:
+    globals()[_name] = lacking(_name)
 __all__: list[str] = []
-__all__ += sorted([*_TABLE, "flash_attn_with_kvcache"])
-PLACES = dict.fromkeys(__all__, "flash_attn_interface")  # where the library has each
+__all__ += sorted(PLACES)
 for _name in __all__:
     globals()[_name].__module__ = __name__
 

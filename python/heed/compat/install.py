@@ -15,11 +15,19 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 LIBRARIES = ("causal_conv1d", "flash_attn", "fla", "mamba_ssm")
+
+
+def _places(door: ModuleType) -> Iterator[tuple[str, str, str]]:
+    """Each name of a door, a module that has it, and what it is called there."""
+    for name, places in door.PLACES.items():
+        for at in (places,) if isinstance(places, str) else places:
+            module, _, own = at.partition(":")
+            yield name, module, own or name
 
 
 class _Loader(importlib.abc.Loader):
@@ -47,14 +55,18 @@ class _Finder(importlib.abc.MetaPathFinder):
         if place and not isinstance(getattr(parent, "__loader__", None), _Loader):
             return None  # the library is there, and has no such module
         door = importlib.import_module(f"heed.compat.{library}")
-        prefix = place and f"{place}."
-        inside = {
-            name: f"{at}.".removeprefix(prefix) for name, at in door.PLACES.items() if f"{at}.".startswith(prefix)
-        }
-        if not inside:
+        prefix, names, exists = place and f"{place}.", {}, False
+        for name, at, own in _places(door):
+            rest = f"{at}.".removeprefix(prefix)
+            if not f"{at}.".startswith(prefix):
+                continue
+            exists = True
+            # A package has what its modules have, but for a function with the name of its module, and for what the door
+            # calls otherwise than that module does.
+            if not rest.startswith(f"{name}.") and (own == name or not rest):
+                names[own] = getattr(door, name)
+        if not exists:
             return None
-        # A package has what its modules have, but for a function with the name of its module.
-        names = {name: getattr(door, name) for name, rest in inside.items() if not rest.startswith(f"{name}.")}
         return importlib.machinery.ModuleSpec(
             fullname, _Loader(names, door.__version__), origin=door.__name__, is_package=True
         )
