@@ -7,9 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
+from torch_nn_checks import relative  # noqa: E402
+
 import heed  # noqa: E402
 from heed.compat import fla, flash_attn, mamba_ssm  # noqa: E402
-from torch_nn_checks import relative  # noqa: E402
 
 
 def normal(*shape, seed=0, grad=True):

@@ -275,8 +275,8 @@ def copy(folder, tmp_path):
 
 
 @pytest.mark.parametrize("change, expected", [
-    ({"model_type": "gemma3"}, "'model_type' is 'gemma3', expected one of llama, mistral, qwen2, qwen3, gpt2, bert, roberta, xlm-roberta, distilbert, mamba, mamba2, "
-     "rwkv, rwkv6"),
+    ({"model_type": "gemma3"}, ("'model_type' is 'gemma3', expected one of llama, mistral, qwen2, qwen3, gpt2, bert, roberta, xlm-roberta, distilbert, mamba, "
+                                "mamba2, rwkv, rwkv6")),
     ({"model_type": None}, "'model_type' is absent, expected a text"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "'architectures' has 'LlamaForSequenceClassification', expected LlamaForCausalLM or LlamaModel"),
     ({"hidden_size": 0}, "'hidden_size' is '0', expected an integer, 1 to"),

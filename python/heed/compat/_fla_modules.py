@@ -6,8 +6,6 @@ Short convolutions run on heed, the rest is PyTorch. State dicts are the origina
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

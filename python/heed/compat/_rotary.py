@@ -64,3 +64,6 @@ def apply_rotary_emb(
 ):
     """x [B, T, H, D], or packed [T_total, H, D] with cu_seqlens, turned by tables [rows, width] in its first 2 * width channels."""
     return apply("apply_rotary_emb", x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens)
+
+
+PLACES = {"apply_rotary_emb": ("layers.rotary", "layers.rotary:apply_rotary_emb_func")}

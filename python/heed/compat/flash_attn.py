@@ -16,9 +16,9 @@ from torch import Tensor
 
 import heed.torch
 from heed import InvalidArgument, Unsupported
-from heed.compat import _padding
+from heed.compat import _padding, _rotary
 from heed.compat._door import Arguments, door, in_words_of, lacking, speaking
-from heed.compat._rotary import apply_rotary_emb, check_tables, turned
+from heed.compat._rotary import check_tables, turned
 from heed.torch import _dispatch
 
 __version__ = "2.8.4"  # whose functions these are
@@ -289,10 +289,11 @@ _LACKING = {
 PLACES: dict[str, str | tuple[str, ...]] = {  # where the library has each
     **dict.fromkeys((*_TABLE, "flash_attn_with_kvcache"), "flash_attn_interface"),
     **_padding.PLACES,
+    **_rotary.PLACES,
     **_LACKING,
-    "apply_rotary_emb": ("layers.rotary", "layers.rotary:apply_rotary_emb_func"),
 }
-globals().update({_name: getattr(_padding, _name) for _name in _padding.PLACES})
+for _of in (_padding, _rotary):
+    globals().update({_name: getattr(_of, _name) for _name in _of.PLACES})
 for _name in _LACKING:
     globals()[_name] = lacking(_name)
 __all__: list[str] = []

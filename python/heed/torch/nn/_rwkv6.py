@@ -40,7 +40,10 @@ class Rwkv6(Layer):
         ramp = (torch.arange(hidden_size, **factory) / hidden_size)[None, None]
         for letter in "xwkvrg":
             self.register_parameter(f"time_maa_{letter}", nn.Parameter(1 - ramp))
-        small = lambda *sizes: nn.Parameter(torch.empty(*sizes, **factory).uniform_(-1e-4, 1e-4))  # noqa: E731
+
+        def small(*sizes: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(*sizes, **factory).uniform_(-1e-4, 1e-4))
+
         self.time_maa_w1, self.time_maa_w2 = small(hidden_size, 5 * mix_rank), small(5, mix_rank, hidden_size)
         ratio = torch.arange(inner, **factory) / max(inner - 1, 1)
         self.time_decay = nn.Parameter((-6 + 5 * ratio**0.7)[None, None])
