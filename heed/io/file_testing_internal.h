@@ -10,13 +10,16 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <random>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "heed/core/os.h"
 #include "heed/core/tensor.h"
+#include "heed/io/safetensors.h"
 
 namespace heed {
 
@@ -70,6 +73,36 @@ inline std::string RowMajorBytes(const ConstTensorView& view) {
   }
   return bytes;
 }
+
+// A safetensors file taken apart, of which a test spoils one thing.
+struct FileParts {
+  std::map<std::string, std::string> metadata;
+  std::map<std::string, std::pair<ConstTensorView, std::string>> tensors;
+
+  explicit FileParts(const std::string& path) {
+    const SafetensorsFile file(path);
+    metadata = file.metadata();
+    for (const std::string& name : file.names()) {
+      tensors[name] = {file.tensor(name), RowMajorBytes(file.tensor(name))};
+    }
+  }
+  void Write(const std::string& path) const {
+    std::vector<NamedTensor> list;
+    for (auto& [name, tensor] : tensors) {
+      const auto& [view, bytes] = tensor;
+      list.push_back({name, {bytes.data(), view.dtype(), view.sizes()}});
+    }
+    WriteSafetensors(path, list, metadata);
+  }
+  void Set(const std::string& name, size_t i, int64_t value) {
+    std::memcpy(tensors[name].second.data() + i * 8, &value, 8);
+  }
+  void Reshape(const std::string& name, DType dtype, const std::vector<int64_t>& sizes) {
+    auto& [view, bytes] = tensors[name];
+    view = ConstTensorView(nullptr, dtype, sizes);
+    bytes.resize(static_cast<size_t>(view.num_elements()) * SizeOf(dtype));
+  }
+};
 
 // Elements of any dtype, each with bytes of its own; bools are 0 and 1.
 inline std::vector<uint8_t> SomeElements(DType dtype, int64_t count) {

@@ -74,7 +74,7 @@ void CheckCacheRotary(const std::string& name, const CacheRotary& rotary, int64_
   }
   if (rotary.options.inverse) fail("inverse is true, expected false");
   const RopeType type = rotary.options.scaling.rope_type;
-  if (type == RopeType::kDynamic || type == RopeType::kLongrope) {
+  if (DependsOnLength(type)) {
     fail("scaling.rope_type is " + NameOf(type) +
          ", expected one that does not depend on the length: keys in the cache would not "
          "fit those that come later");

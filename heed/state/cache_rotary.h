@@ -15,6 +15,8 @@ struct CacheRotary {
   // dynamic or longrope: their frequencies change with the length, and keys that are in the
   // cache would not fit those that come later.
   RotaryOptions options = {};
+
+  bool operator==(const CacheRotary&) const = default;
 };
 
 }  // namespace heed

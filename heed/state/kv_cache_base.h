@@ -54,6 +54,7 @@ enum class CacheKind { kKV, kRing, kLatent };
 HEED_API CacheKind KindOfSavedCache(const std::string& path);
 
 class Pages;
+struct SavedCache;
 
 class HEED_API KVCacheBase {
  public:
@@ -97,14 +98,15 @@ class HEED_API KVCacheBase {
   // "positions" of a ring that turns by its own places, and "rotary" F64 [13], NaN where
   // absent: base, dim, truncate, factor, original_max_position_embeddings,
   // max_position_embeddings, attention_factor, beta_fast, beta_slow, mscale, mscale_all_dim,
-  // low_freq_factor, high_freq_factor. Of a sketch there is metadata alone: Load() makes it again of the keys. Needs as much
-  // memory again as the rows.
+  // low_freq_factor, high_freq_factor. Of a sketch there is metadata alone: Load() makes it again of the keys. Needs as
+  // much memory again as the rows.
   //
   // Throws FileError if writing fails, and InvalidArgument for a ring whose sequences have
   // had more than 2^30 tokens together: nobody could load it.
   void Save(const std::string& path) const;
 
  protected:
+  friend struct SavedCache;
   explicit KVCacheBase(std::unique_ptr<Pages> pages);
   ~KVCacheBase();
 

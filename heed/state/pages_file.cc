@@ -1,16 +1,19 @@
 // Caches in files. What a file says is checked against itself and against a limit before
 // memory is taken for it.
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "heed/core/error.h"
 #include "heed/io/bytes_internal.h"
-#include "heed/io/safetensors.h"
+#include "heed/io/sections_internal.h"
 #include "heed/state/pages_internal.h"
+#include "heed/state/saved_cache_internal.h"
 
 namespace heed {
 namespace {
@@ -24,7 +27,6 @@ constexpr std::pair<const char*, CacheKind> kKinds[] = {
 
 // A ring's table grows with tokens that no file holds.
 constexpr int64_t kMostRingTokens = int64_t{1} << 30;
-constexpr int64_t kDefaultMaxBytes = int64_t{1} << 36;
 
 const char* NameOf(CacheKind kind) {
   for (const auto& [name, known] : kKinds) {
@@ -98,170 +100,81 @@ Pages::Runs OwnRuns(const Pages& pages, int64_t b) {
   return runs;
 }
 
-class Writer {
- public:
-  explicit Writer(const Pages& pages) : pages_(pages) {}
-
-  void Add(const std::string& name, std::span<const int64_t> list) {
-    Add(name, DType::kI64, list.data(), static_cast<int64_t>(list.size()));
-  }
-  void Add(const std::string& name, DType dtype, const void* list, int64_t size) {
-    tensors_.push_back({name, {list, dtype, {size}}});
-  }
-
-  void AddRows(const Part& part, const std::string& name, int64_t b,
-               const Pages::Runs& runs) {
-    const PagesOptions& o = pages_.options();
-    const int64_t row_bytes = part.file_row_bytes();
-    const size_t num_bytes =
-        static_cast<size_t>(runs.num_tokens() * o.heads * row_bytes);
-    AlignedBytes memory(os::AllocateAligned(num_bytes));
-    std::byte* to = static_cast<std::byte*>(memory.get());
-    std::memset(to, 0, num_bytes);
-    for (const auto& [begin, end] : runs.run) {
-      for (int64_t t = begin; t < end; ++t) {
-        const std::byte* const row = pages_.Page(b, t) + part.rows.begin +
-                                     t % pages_.layout().tokens * part.rows.token_stride;
-        for (int64_t h = 0; h < o.heads; ++h, to += row_bytes) {
-          std::memcpy(to, row + h * part.rows.head_stride,
-                      static_cast<size_t>(part.row_bytes));
-        }
+void AddRows(const SectionWriter& to, const Part& part, const std::string& name, const Pages& pages, int64_t b,
+             const Pages::Runs& runs) {
+  const PagesOptions& o = pages.options();
+  const int64_t row_bytes = part.file_row_bytes();
+  std::byte* row_to = to.Make(name, part.dtype, SizesOf(part, o, runs.num_tokens()));
+  for (const auto& [begin, end] : runs.run) {
+    for (int64_t t = begin; t < end; ++t) {
+      const std::byte* const row =
+          pages.Page(b, t) + part.rows.begin + t % pages.layout().tokens * part.rows.token_stride;
+      for (int64_t h = 0; h < o.heads; ++h, row_to += row_bytes) {
+        std::memcpy(row_to, row + h * part.rows.head_stride, static_cast<size_t>(part.row_bytes));
       }
     }
-    const auto sizes = SizesOf(part, o, runs.num_tokens());
-    tensors_.push_back({name, {memory.get(), part.dtype, std::span(sizes)}});
-    memory_.push_back(std::move(memory));
   }
+}
 
-  void Write(const std::string& path, const std::map<std::string, std::string>& metadata) {
-    WriteSafetensors(path, tensors_, metadata);
+CacheKind KindOf(const SectionReader& reader) {
+  const std::string& text = reader.Text(kKindKey, "that of a saved cache");
+  for (const auto& [name, kind] : kKinds) {
+    if (text == name) return kind;
   }
+  reader.Fail(reader.Key("heed_cache") + " is " + Quote(text) + ", expected kv, ring or latent");
+}
 
- private:
-  const Pages& pages_;
-  std::vector<NamedTensor> tensors_;
-  std::vector<AlignedBytes> memory_;
-};
-
-class Reader {
- public:
-  explicit Reader(const std::string& path) : path_(path), file_(path) {}
-
-  [[noreturn]] void Fail(const std::string& what) const {
-    throw FileError(path_ + ": " + what);
+PagesOptions OptionsOf(const SectionReader& reader) {
+  PagesOptions o;
+  o.kind = KindOf(reader);
+  if (const std::string& version = reader.Text(kVersionKey, kVersion); version != kVersion) {
+    reader.Fail(reader.Key("version") + " is " + Quote(version) + ", expected " + kVersion);
   }
-
-  const std::string& Text(const std::string& key, const char* expected) const {
-    const auto it = file_.metadata().find(key);
-    if (it == file_.metadata().end()) {
-      Fail("metadata has no '" + key + "', expected " + expected);
-    }
-    return it->second;
+  for (const auto& [name, member] : kNumbers) o.*member = reader.Number(name);
+  const std::string& quantize = reader.Text("quantize", "none or int8");
+  if (quantize != "none" && quantize != "int8") {
+    reader.Fail(reader.Key("quantize") + " is " + Quote(quantize) + ", expected none or int8");
   }
-
-  int64_t Number(const std::string& key) const {
-    const std::string& text = Text(key, "a number");
-    int64_t value = 0;
-    const char* const end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, value);
-    if (error != std::errc() || stop != end) {
-      Fail("metadata '" + key + "' is " + Quote(text) + ", expected a number");
-    }
-    return value;
+  o.quantized = quantize == "int8";
+  const std::string& dtype = reader.Text("dtype", "f64, f32, bf16 or f16");
+  try {
+    o.dtype = DTypeFromName(dtype);
+  } catch (const InvalidArgument&) {
+    reader.Fail(reader.Key("dtype") + " is " + Quote(dtype) + ", expected f64, f32, bf16 or f16");
   }
-
-  CacheKind Kind() const {
-    const std::string& text = Text(kKindKey, "that of a saved cache");
-    for (const auto& [name, kind] : kKinds) {
-      if (text == name) return kind;
-    }
-    Fail("metadata 'heed_cache' is " + Quote(text) + ", expected kv, ring or latent");
-  }
-
-  PagesOptions Options() const {
-    PagesOptions o;
-    o.kind = Kind();
-    if (const std::string& version = Text(kVersionKey, kVersion); version != kVersion) {
-      Fail("metadata 'version' is " + Quote(version) + ", expected " + kVersion);
-    }
-    for (const auto& [name, member] : kNumbers) o.*member = Number(name);
-    const std::string& quantize = Text("quantize", "none or int8");
-    if (quantize != "none" && quantize != "int8") {
-      Fail("metadata 'quantize' is " + Quote(quantize) + ", expected none or int8");
-    }
-    o.quantized = quantize == "int8";
-    const std::string& dtype = Text("dtype", "f64, f32, bf16 or f16");
+  if (HasRotary(reader.metadata())) {
+    const ConstTensorView numbers = reader.Tensor("rotary", DType::kF64, std::vector{kRotaryNumbers});
     try {
-      o.dtype = DTypeFromName(dtype);
-    } catch (const InvalidArgument&) {
-      Fail("metadata 'dtype' is " + Quote(dtype) + ", expected f64, f32, bf16 or f16");
+      o.rotary = ReadRotary(reader.metadata(), numbers.as<double>());
+    } catch (const InvalidArgument& error) {
+      reader.Fail(error.what());
     }
-    if (HasRotary(file_.metadata())) {
-      const ConstTensorView numbers =
-          Tensor("rotary", DType::kF64, std::vector{kRotaryNumbers});
-      try {
-        o.rotary = ReadRotary(file_.metadata(), numbers.as<double>());
-      } catch (const InvalidArgument& error) {
-        Fail(error.what());
-      }
-    }
-    if (const auto it = file_.metadata().find(kPositionsKey); it != file_.metadata().end()) {
-      if (it->second != kTurnedInCache) {
-        Fail("metadata 'positions' is " + Quote(it->second) + ", expected " + kTurnedInCache);
-      }
-      o.turned_in_cache = true;
-    }
-    if (file_.metadata().contains(kLogDecayHeads)) o.log_decay_heads = Number(kLogDecayHeads);
-    if (const auto it = file_.metadata().find(kSketch); it != file_.metadata().end()) {
-      if (it->second != kSketchOfBytes) {
-        Fail("metadata 'sketch' is " + Quote(it->second) + ", expected " + kSketchOfBytes);
-      }
-      o.sketch = true;
-    }
-    // What the constructors of the classes do not let anybody ask for.
-    const PagesOptions plain;
-    const bool ring = o.kind == CacheKind::kRing, latent = o.kind == CacheKind::kLatent;
-    if ((ring && (o.capacity != plain.capacity || o.page != plain.page)) ||
-        (!ring && (o.window != 0 || o.sink_tokens != 0)) ||
-        (latent && (o.heads != 1 || o.value_dim > o.dim)) ||
-        (o.kind != CacheKind::kKV && (o.quantized || o.log_decay_heads != 0 || o.sketch)) || (latent && o.rotary) ||
-        (!ring && o.turned_in_cache)) {
-      Fail(std::string("metadata has options that a cache of kind ") + NameOf(o.kind) +
-           " cannot have, expected those of a saved one");
-    }
-    return o;
   }
-
-  ConstTensorView Tensor(const std::string& name, DType dtype,
-                         std::span<const int64_t> sizes) const {
-    const ConstTensorView tensor = file_.tensor(name);
-    if (tensor.dtype() != dtype) {
-      Fail("tensor '" + name + "' has dtype " + heed::Name(tensor.dtype()) +
-           ", expected " + heed::Name(dtype));
+  if (const auto it = reader.metadata().find(kPositionsKey); it != reader.metadata().end()) {
+    if (it->second != kTurnedInCache) {
+      reader.Fail(reader.Key("positions") + " is " + Quote(it->second) + ", expected " + kTurnedInCache);
     }
-    if (!std::ranges::equal(tensor.sizes(), sizes)) {
-      Fail("tensor '" + name + "' has shape " + tensor.ShapeString() + ", expected " +
-           ShapeString(sizes));
+    o.turned_in_cache = true;
+  }
+  if (reader.metadata().contains(kLogDecayHeads)) o.log_decay_heads = reader.Number(kLogDecayHeads);
+  if (const auto it = reader.metadata().find(kSketch); it != reader.metadata().end()) {
+    if (it->second != kSketchOfBytes) {
+      reader.Fail(reader.Key("sketch") + " is " + Quote(it->second) + ", expected " + kSketchOfBytes);
     }
-    return tensor;
+    o.sketch = true;
   }
-
-  std::vector<int64_t> Integers(const std::string& name, int64_t batch) const {
-    const ConstTensorView list = Tensor(name, DType::kI64, std::vector{batch});
-    return {list.as<int64_t>(), list.as<int64_t>() + batch};
+  // What the constructors of the classes do not let anybody ask for.
+  const PagesOptions plain;
+  const bool ring = o.kind == CacheKind::kRing, latent = o.kind == CacheKind::kLatent;
+  if ((ring && (o.capacity != plain.capacity || o.page != plain.page)) ||
+      (!ring && (o.window != 0 || o.sink_tokens != 0)) || (latent && (o.heads != 1 || o.value_dim > o.dim)) ||
+      (o.kind != CacheKind::kKV && (o.quantized || o.log_decay_heads != 0 || o.sketch)) || (latent && o.rotary) ||
+      (!ring && o.turned_in_cache)) {
+    reader.Fail(std::string("metadata has options that a cache of kind ") + NameOf(o.kind) +
+                " cannot have, expected those of a saved one");
   }
-
-  // The limit that the caller has not set.
-  int64_t DefaultMaxBytes() const {
-    int64_t sum = 0;  // below 2^63: the file has them
-    for (const auto& entry : file_.entries()) sum += entry.num_bytes;
-    return std::max(kDefaultMaxBytes, sum < (int64_t{1} << 59) ? 8 * sum : sum);
-  }
-
- private:
-  const std::string path_;
-  const SafetensorsFile file_;
-};
+  return o;
+}
 
 // Lengths and the like as a file gives them.
 struct Lists {
@@ -269,7 +182,7 @@ struct Lists {
   int64_t shared_prefix = 0;
 };
 
-Lists ReadLists(const Reader& reader, const PagesOptions& o) {
+Lists ReadLists(const SectionReader& reader, const PagesOptions& o) {
   const bool ring = o.kind == CacheKind::kRing;
   Lists lists;
   lists.lengths = reader.Integers("lengths", o.batch);
@@ -277,7 +190,7 @@ Lists ReadLists(const Reader& reader, const PagesOptions& o) {
   if (ring) lists.first_kept = reader.Integers("first_kept", o.batch);
   lists.shared_prefix = reader.Number("shared_prefix");
   if (lists.shared_prefix < 0 || (ring && lists.shared_prefix != 0)) {
-    reader.Fail("metadata 'shared_prefix' is " + std::to_string(lists.shared_prefix) +
+    reader.Fail(reader.Key("shared_prefix") + " is " + std::to_string(lists.shared_prefix) +
                 (ring ? ", expected 0 in a ring" : ", expected at least 0"));
   }
   int64_t ring_tokens = 0;
@@ -307,11 +220,8 @@ Lists ReadLists(const Reader& reader, const PagesOptions& o) {
 // Reads tensors of rows into caches like the one given, while they are being filled.
 class RowReader {
  public:
-  RowReader(const Reader& reader, const Pages& pages)
-      : reader_(reader),
-        options_(pages.options()),
-        tokens_(pages.layout().tokens),
-        parts_(PartsOf(pages)) {}
+  RowReader(const SectionReader& reader, const Pages& pages)
+      : reader_(reader), options_(pages.options()), tokens_(pages.layout().tokens), parts_(PartsOf(pages)) {}
 
   // Rows of `runs` are in the tensors of this suffix: shapes and dtypes.
   void Check(const std::string& suffix, const Pages::Runs& runs) const {
@@ -351,25 +261,24 @@ class RowReader {
     if (part.width != 0) {
       if (part.dtype != DType::kI32) return;
       if (bytes.find('\x80') == std::string_view::npos) return;
-      reader_.Fail("tensor '" + part.name + "." + suffix +
-                   "' has -128, expected -127 to 127");
+      reader_.Fail(reader_.Name(part.name + "." + suffix) + " has -128, expected -127 to 127");
     }
     float scale;
     std::memcpy(&scale, row, sizeof(scale));
     if (std::isnormal(scale) && scale > 0) return;
-    reader_.Fail("tensor '" + part.name + "." + suffix + "' has the scale " +
-                 std::to_string(scale) + ", expected finite ones of at least 2^-126");
+    reader_.Fail(reader_.Name(part.name + "." + suffix) + " has the scale " + std::to_string(scale) +
+                 ", expected finite ones of at least 2^-126");
   }
 
-  const Reader& reader_;
+  const SectionReader& reader_;
   const PagesOptions options_;
   const int64_t tokens_;
   const std::vector<Part> parts_;
 };
 
 // What all pages and tables will occupy is within the limit.
-void CheckBytes(const Reader& reader, const Pages& pages, const Lists& lists,
-                std::span<const Pages::Runs> runs, int64_t max_bytes) {
+void CheckBytes(const SectionReader& reader, const Pages& pages, const Lists& lists, std::span<const Pages::Runs> runs,
+                int64_t max_bytes) {
   const int64_t tokens = pages.layout().tokens;
   int64_t sum = 0;
   const auto add = [&](int64_t count, int64_t size) {
@@ -393,66 +302,46 @@ void CheckBytes(const Reader& reader, const Pages& pages, const Lists& lists,
   }
 }
 
-}  // namespace
-
-CacheKind KindOfSavedCache(const std::string& path) { return Reader(path).Kind(); }
-
-void SavePages(const Pages& pages, const std::string& path) {
+void WritePages(const Pages& pages, const SectionWriter& to) {
   const PagesOptions& o = pages.options();
-  std::map<std::string, std::string> metadata = {
-      {kKindKey, NameOf(o.kind)},
-      {kVersionKey, kVersion},
-      {"dtype", Name(o.dtype)},
-      {"quantize", o.quantized ? "int8" : "none"},
-      {"shared_prefix", std::to_string(pages.shared_prefix())}};
-  for (const auto& [name, member] : kNumbers) metadata[name] = std::to_string(o.*member);
-  if (o.log_decay_heads != 0) metadata[kLogDecayHeads] = std::to_string(o.log_decay_heads);
+  to.Set(kKindKey, NameOf(o.kind));
+  to.Set(kVersionKey, kVersion);
+  to.Set("dtype", Name(o.dtype));
+  to.Set("quantize", o.quantized ? "int8" : "none");
+  to.Set("shared_prefix", pages.shared_prefix());
+  for (const auto& [name, member] : kNumbers) to.Set(name, o.*member);
+  if (o.log_decay_heads != 0) to.Set(kLogDecayHeads, o.log_decay_heads);
   // The sketch itself is made again of the keys: what a bound stands on is not taken from a file.
-  if (o.sketch) metadata[kSketch] = kSketchOfBytes;
-  Writer writer(pages);
-  RotaryInFile rotary;
+  if (o.sketch) to.Set(kSketch, kSketchOfBytes);
   if (o.rotary) {
-    rotary = WriteRotary(*o.rotary);
-    metadata.merge(rotary.metadata);
-    writer.Add("rotary", DType::kF64, rotary.numbers.data(), kRotaryNumbers);
+    const RotaryInFile rotary = WriteRotary(*o.rotary);
+    for (const auto& [key, value] : rotary.metadata) to.Set(key, value);
+    std::memcpy(to.Make("rotary", DType::kF64, std::vector{kRotaryNumbers}), rotary.numbers.data(),
+                rotary.numbers.size() * sizeof(double));
   }
-  if (o.turned_in_cache) metadata[kPositionsKey] = kTurnedInCache;
-  writer.Add("lengths", pages.lengths());
-  writer.Add("appended", pages.appended());
-  std::vector<int64_t> first_kept;
+  if (o.turned_in_cache) to.Set(kPositionsKey, kTurnedInCache);
+  to.Add("lengths", pages.lengths());
+  to.Add("appended", pages.appended());
   if (o.kind == CacheKind::kRing) {
+    auto* first_kept = reinterpret_cast<int64_t*>(to.Make("first_kept", DType::kI64, std::vector{o.batch}));
     int64_t sum = 0;
     for (int64_t b = 0; b < o.batch; ++b) {
-      first_kept.push_back(pages.first_kept(b));
+      first_kept[b] = pages.first_kept(b);
       sum += pages.lengths()[static_cast<size_t>(b)];
       if (sum > kMostRingTokens) {
-        throw InvalidArgument(pages.Op("Save") + ": the sequences have more than " +
-                              std::to_string(kMostRingTokens) +
+        throw InvalidArgument(pages.Op("Save") + ": the sequences have more than " + std::to_string(kMostRingTokens) +
                               " tokens, expected at most that");
       }
     }
-    writer.Add("first_kept", first_kept);
   }
   for (const Part& part : PartsOf(pages)) {
     const int64_t prefix = pages.shared_prefix();
-    if (prefix != 0) {
-      writer.AddRows(part, part.name + ".prefix", 0, {{{0, prefix}, {0, 0}}});
-    }
-    for (int64_t b = 0; b < o.batch; ++b) {
-      writer.AddRows(part, NameOf(part, b), b, OwnRuns(pages, b));
-    }
+    if (prefix != 0) AddRows(to, part, part.name + ".prefix", pages, 0, {{{0, prefix}, {0, 0}}});
+    for (int64_t b = 0; b < o.batch; ++b) AddRows(to, part, NameOf(part, b), pages, b, OwnRuns(pages, b));
   }
-  writer.Write(path, metadata);
 }
 
-std::unique_ptr<Pages> LoadPages(const std::string& path, CacheKind kind,
-                                 int64_t max_bytes) {
-  const Reader reader(path);
-  const PagesOptions options = reader.Options();
-  if (options.kind != kind) {
-    reader.Fail(std::string("metadata 'heed_cache' is ") + NameOf(options.kind) +
-                ", expected " + NameOf(kind));
-  }
+std::unique_ptr<Pages> ReadPages(const SectionReader& reader, const PagesOptions& options, int64_t max_bytes) {
   reader.Integers("lengths", options.batch);  // bounds what the next step takes
   std::unique_ptr<Pages> pages;
   try {
@@ -462,7 +351,7 @@ std::unique_ptr<Pages> LoadPages(const std::string& path, CacheKind kind,
   }
   const Lists lists = ReadLists(reader, options);
   const int64_t prefix = lists.shared_prefix;
-  const bool ring = kind == CacheKind::kRing;
+  const bool ring = options.kind == CacheKind::kRing;
   const Pages::Runs prefix_run = {{{0, prefix}, {0, 0}}};
   std::vector<Pages::Runs> runs;
   std::vector<int64_t> counts;
@@ -475,8 +364,7 @@ std::unique_ptr<Pages> LoadPages(const std::string& path, CacheKind kind,
     counts.push_back(length - prefix);
     rows.Check(std::to_string(b), runs.back());
   }
-  CheckBytes(reader, *pages, lists, runs,
-             max_bytes < 0 ? reader.DefaultMaxBytes() : max_bytes);
+  CheckBytes(reader, *pages, lists, runs, max_bytes);
 
   if (prefix != 0) {
     PagesOptions one = options;
@@ -496,6 +384,46 @@ std::unique_ptr<Pages> LoadPages(const std::string& path, CacheKind kind,
   appending.Commit();
   pages->SetAppended(lists.appended);
   return pages;
+}
+
+}  // namespace
+
+CacheKind KindOfSavedCache(const std::string& path) { return KindOf(SectionReader(path)); }
+
+void SavePages(const Pages& pages, const std::string& path) {
+  const SectionWriter writer;
+  WritePages(pages, writer);
+  writer.Write(path);
+}
+
+std::unique_ptr<Pages> LoadPages(const std::string& path, CacheKind kind, int64_t max_bytes) {
+  const SectionReader reader(path);
+  const PagesOptions options = OptionsOf(reader);
+  if (options.kind != kind) {
+    reader.Fail(reader.Key(kKindKey) + " is " + NameOf(options.kind) + ", expected " + NameOf(kind));
+  }
+  return ReadPages(reader, options, max_bytes < 0 ? reader.DefaultMaxBytes() : max_bytes);
+}
+
+void SavedCache::Write(const KVCacheBase& cache, const SectionWriter& to) { WritePages(*cache.pages_, to); }
+
+void SavedCache::Read(const SectionReader& from, int64_t max_bytes, KVCacheBase& cache) {
+  const PagesOptions options = OptionsOf(from), &expected = cache.pages_->options();
+  for (const auto& [name, member] : kNumbers) {
+    if (options.*member == expected.*member) continue;
+    from.Fail(from.Key(name) + " is " + std::to_string(options.*member) + ", expected " +
+              std::to_string(expected.*member));
+  }
+  if (options != expected) {
+    from.Fail(from.Key(kKindKey) + " is beside options of another cache, expected kind, dtype, rotary encoding and " +
+              "the like of this one");
+  }
+  const int64_t page = cache.pages_->pool().footprint();
+  if (page > max_bytes) {
+    from.Fail("a page has " + std::to_string(page) + " bytes, expected at most max_bytes, " +
+              std::to_string(max_bytes));
+  }
+  cache.pages_ = ReadPages(from, options, max_bytes);
 }
 
 }  // namespace heed

@@ -35,6 +35,7 @@ struct PagesOptions {
   bool sketch = false;
 
   DType log_decay_dtype() const { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+  bool operator==(const PagesOptions&) const = default;
 };
 
 struct PageLayout {

@@ -26,6 +26,7 @@ using testing::StartsWith;
 using testing::ThrowsMessage;
 
 using List = std::vector<int64_t>;
+using Parts = FileParts;
 
 KVCache::Options KVOptions(Quantize quantize) {
   return {.batch = 3,
@@ -164,36 +165,6 @@ TEST_F(SavedCacheTest, ACacheThatCannotBeWrittenIsAFileError) {
   EXPECT_THROW(KVCache::Load(Path("none")), FileError);
   EXPECT_THROW(KindOfSavedCache(Path("none")), FileError);
 }
-
-// A saved cache taken apart, of which a test spoils one thing.
-struct Parts {
-  std::map<std::string, std::string> metadata;
-  std::map<std::string, std::pair<ConstTensorView, std::string>> tensors;
-
-  explicit Parts(const std::string& path) {
-    const SafetensorsFile file(path);
-    metadata = file.metadata();
-    for (const std::string& name : file.names()) {
-      tensors[name] = {file.tensor(name), RowMajorBytes(file.tensor(name))};
-    }
-  }
-  void Write(const std::string& path) {
-    std::vector<NamedTensor> list;
-    for (auto& [name, tensor] : tensors) {
-      const auto& [view, bytes] = tensor;
-      list.push_back({name, {bytes.data(), view.dtype(), view.sizes()}});
-    }
-    WriteSafetensors(path, list, metadata);
-  }
-  void Set(const std::string& name, size_t i, int64_t value) {
-    std::memcpy(tensors[name].second.data() + i * 8, &value, 8);
-  }
-  void Reshape(const std::string& name, DType dtype, const List& sizes) {
-    auto& [view, bytes] = tensors[name];
-    view = ConstTensorView(nullptr, dtype, sizes);
-    bytes.resize(static_cast<size_t>(view.num_elements()) * SizeOf(dtype));
-  }
-};
 
 TEST_F(SavedCacheTest, WhatIsNotASavedKVCacheIsAFileError) {
   for (const Quantize quantize : {Quantize::kNone, Quantize::kInt8}) {

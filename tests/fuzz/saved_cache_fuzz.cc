@@ -1,15 +1,10 @@
 // Any bytes as a saved cache: a FileError of one line, or a cache to which queries attend, and
 // which a file of its own gives back.
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "heed/core/error.h"
-#include "heed/core/os.h"
 #include "heed/harness/buffer.h"
 #include "heed/ops/exact/attention/attend/attend.h"
 #include "heed/ops/sparse/certified_attention/certified_attention.h"
@@ -17,39 +12,13 @@
 #include "heed/state/latent_kv_cache.h"
 #include "heed/state/ring_kv_cache.h"
 #include "tests/fuzz/input.h"
+#include "tests/fuzz/scratch.h"
 #include "tests/fuzz/tensors.h"
 
 namespace heed::fuzz {
 namespace {
 
 constexpr int64_t kMaxBytes = int64_t{1} << 20, kMaxElements = int64_t{1} << 12;
-
-// A file that is written again for each input, and gone at the end.
-class Scratch {
- public:
-  explicit Scratch(const char* name)
-      : path_((std::filesystem::temp_directory_path() /
-               ("heed_fuzz_" + std::to_string(os::ProcessId()) + name))
-                  .string()) {}
-  ~Scratch() { std::filesystem::remove(path_); }
-
-  const std::string& path() const { return path_; }
-
-  // As another file: some systems wait for the disk when one is cut short.
-  void Write(std::span<const uint8_t> bytes) const {
-    std::filesystem::remove(path_);
-    std::ofstream(path_, std::ios::binary)
-        .write(reinterpret_cast<const char*>(bytes.data()),
-               static_cast<std::streamsize>(bytes.size()));
-  }
-  std::string Read() const {
-    std::ifstream file(path_, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-
- private:
-  const std::string path_;
-};
 
 attention::Options OptionsFor(const RingKVCache& cache) {
   attention::Options options;

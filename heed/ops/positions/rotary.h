@@ -34,6 +34,8 @@ struct RotaryOptions {
   std::optional<int64_t> dim = {};  // rotated elements: even, 2 to D; default D
   RotaryScaling scaling = {};
   bool inverse = false;             // by minus the angle, still times f
+
+  bool operator==(const RotaryOptions&) const = default;
 };
 
 // y = the rows of x [B, T, H, D] or [T, H, D], rotated.

@@ -228,6 +228,8 @@ void ApplyLongrope(const RotaryScaling& s, int64_t length,
 
 }  // namespace
 
+bool DependsOnLength(RopeType type) { return type == RopeType::kDynamic || type == RopeType::kLongrope; }
+
 RopeType RopeTypeFromName(std::string_view name) {
   const auto found = std::find(std::begin(kNames), std::end(kNames), name);
   if (found == std::end(kNames)) {

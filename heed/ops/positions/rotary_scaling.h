@@ -69,6 +69,8 @@ struct RotaryScaling {
   std::optional<double> high_freq_factor = {};  // llama3
   std::vector<double> short_factor = {};        // longrope: d/2 numbers
   std::vector<double> long_factor = {};         // longrope: d/2 numbers
+
+  bool operator==(const RotaryScaling&) const = default;
 };
 
 struct RotaryFrequencies {
@@ -79,9 +81,12 @@ struct RotaryFrequencies {
 // The frequencies of `dim` rotated elements, even and at least 2, in a sequence
 // of `length` positions, which dynamic and longrope ask for. Throws
 // InvalidArgument for a field that is missing, out of range or not of the type.
-HEED_API RotaryFrequencies ScaledRotaryFrequencies(int64_t dim, double base,
-                                                   const RotaryScaling& scaling,
+HEED_API RotaryFrequencies ScaledRotaryFrequencies(int64_t dim, double base, const RotaryScaling& scaling,
                                                    int64_t length);
+
+// Whether frequencies change with the length of a sequence: those of dynamic and longrope. Keys that were turned while
+// it was shorter do not fit those that come later.
+HEED_API bool DependsOnLength(RopeType type);
 
 // "default", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope". Throws
 // InvalidArgument for anything else.
