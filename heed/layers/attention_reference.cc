@@ -1,4 +1,5 @@
 // References of the layers of attention.
+#include <numeric>
 #include <vector>
 
 #include "heed/layers/grouped_query_attention.h"
@@ -9,6 +10,32 @@
 namespace heed::layers {
 
 using reference::Array;
+
+namespace {
+
+// Each sequence of a call by itself, from 0 on: some scalings look at its length.
+Array TurnedBySequence(const Array& x, const CacheRotary& rotary, const Call& call) {
+  const int64_t B = x.sizes[0], T = x.sizes[1], row = x.sizes[2] * x.sizes[3];
+  Array turned(x.sizes);
+  const auto turn = [&](int64_t begin, int64_t end) {  // rows of B T
+    std::vector<int64_t> positions(static_cast<size_t>(end - begin));
+    std::iota(positions.begin(), positions.end(), 0);
+    const std::vector<int64_t> sizes = {1, end - begin, x.sizes[2], x.sizes[3]};
+    RotaryReference(ConstTensorView(x.values.data() + begin * row, DType::kF64, sizes),
+                    ConstTensorView(positions.data(), DType::kI64, {end - begin}), rotary.pairs, rotary.options,
+                    TensorView(turned.values.data() + begin * row, DType::kF64, sizes));
+  };
+  const auto integer = [](const ConstTensorView& t, int64_t i) {
+    return LoadAsInt64(t.dtype(), t.data(), i * t.stride(0));
+  };
+  for (int64_t b = 0; b < B && !call.cu_seqlens; ++b)
+    turn(b * T, b * T + (call.lengths ? integer(call.lengths, b) : T));
+  for (int64_t i = 0; call.cu_seqlens && i + 1 < call.cu_seqlens.size(0); ++i)
+    turn(integer(call.cu_seqlens, i), integer(call.cu_seqlens, i + 1));
+  return turned;
+}
+
+}  // namespace
 
 void MultiHeadAttention::Reference(const Config& config, const Weights& weights, const ConstTensorView& x,
                                    const Call& call, const TensorView& y) {
@@ -52,7 +79,6 @@ void GroupedQueryAttention::Reference(const Config& config, const Weights& weigh
   const int64_t dim = config.head_dim == 0 ? config.width / heads : config.head_dim;
   const Array rows(x);
   const int64_t B = rows.sizes[0], T = rows.sizes[1];
-  const std::vector<int64_t> positions = reference::Positions(B, T, call);
   const auto project = [&](const std::string& name, int64_t count) {
     return Product(rows, weights, {name + "_proj", count * dim, config.bias}).Channels(0, count * dim, {count, dim});
   };
@@ -60,11 +86,7 @@ void GroupedQueryAttention::Reference(const Config& config, const Weights& weigh
     Array heads_of = project(name, count);
     if (config.qk_norm)
       heads_of = RmsNorm(heads_of, reference::Tensor(weights, name + "_norm.weight", {dim}), config.norm_eps);
-    if (!config.rotary) return heads_of;
-    Array result(heads_of.sizes);
-    RotaryReference(heads_of.view(), ConstTensorView(positions.data(), DType::kI64, {B, T}), config.rotary->pairs,
-                    config.rotary->options, result.view());
-    return result;
+    return config.rotary ? TurnedBySequence(heads_of, *config.rotary, call) : heads_of;
   };
   const Array q = turned("q", heads), k = turned("k", kv_heads), v = project("v", kv_heads);
   attention::Options options;

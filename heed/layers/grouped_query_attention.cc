@@ -54,6 +54,30 @@ GroupedQueryAttention::GroupedQueryAttention(const Config& config, const Weights
     key_norm_ = weights.Floats("k_norm.weight", {config_.head_dim});
   }
   out_ = weights.Matrix({"o_proj", width(), config.output_bias}, queries);
+  if (config.rotary) {
+    const RotaryOptions& turn = config.rotary->options;
+    ScaledRotaryFrequencies(turn.dim.value_or(config_.head_dim), turn.base, turn.scaling, 0);  // refuses what is wrong
+  }
+}
+
+bool GroupedQueryAttention::CacheTurns() const {
+  return config_.rotary && !DependsOnLength(config_.rotary->options.scaling.rope_type);
+}
+
+TensorView GroupedQueryAttention::Turned(Context& ctx, Frame& frame, const Tokens& tokens,
+                                         const ConstTensorView& positions, const ConstTensorView& heads) const {
+  const int64_t count = heads.size(2), dim = heads.size(3);
+  const TensorView turned = Heads(frame.Floats(tokens.rows() * count * dim), tokens, count, dim, count * dim);
+  const auto turn = [&](int64_t begin, int64_t end) {
+    Rotary(ctx, heads.Slice(1, begin, end), positions.Slice(1, begin, end), config_.rotary->pairs,
+           config_.rotary->options, turned.Slice(1, begin, end));
+  };
+  if (tokens.packed.empty() || CacheTurns()) {
+    turn(0, tokens.T);
+  } else {  // sequences in one row have each a length
+    for (size_t i = 0; i + 1 < tokens.packed.size(); ++i) turn(tokens.packed[i], tokens.packed[i + 1]);
+  }
+  return turned;
 }
 
 State GroupedQueryAttention::MakeState(const StateOptions& options) const {
@@ -64,7 +88,7 @@ State GroupedQueryAttention::MakeState(const StateOptions& options) const {
   cache.dim = config_.head_dim;
   cache.capacity = options.capacity;
   cache.page = options.page;
-  cache.rotary = config_.rotary;
+  if (CacheTurns()) cache.rotary = config_.rotary;
   state.keys.emplace(cache);
   return state;
 }
@@ -104,20 +128,15 @@ void GroupedQueryAttention::Compute(Context& ctx, const Tokens& tokens, const fl
   TensorView of_queries = Heads(q, tokens, config_.heads, dim, all),
              of_keys = Heads(k, tokens, config_.kv_heads, dim, all);
   const ConstTensorView values = Heads(k + keys, tokens, config_.kv_heads, dim, all);
+  if (config_.rotary && !(state != nullptr && CacheTurns())) {
+    const ConstTensorView positions = Positions(frame, tokens, state);
+    of_queries = Turned(ctx, frame, tokens, positions, of_queries);
+    of_keys = Turned(ctx, frame, tokens, positions, of_keys);
+  }
   if (state != nullptr) {
     state->keys->Append(of_keys, values, tokens.counts);
     AttendRows(ctx, state->keys->view(), Longest(tokens), of_queries, options, out);
   } else {
-    if (config_.rotary) {
-      const ConstTensorView positions = Positions(frame, tokens, nullptr);
-      const auto turn = [&](TensorView& heads, int64_t count) {
-        const TensorView turned = Heads(frame.Floats(rows * count * dim), tokens, count, dim, count * dim);
-        Rotary(ctx, heads, positions, config_.rotary->pairs, config_.rotary->options, turned);
-        heads = turned;
-      };
-      turn(of_queries, config_.heads);
-      turn(of_keys, config_.kv_heads);
-    }
     ApplyCall(tokens, options);
     options.key_lengths = tokens.call.lengths;
     options.align = attention::Align::kTopLeft;

@@ -17,6 +17,8 @@
 
 namespace heed::layers {
 
+class Frame;
+
 class HEED_API GroupedQueryAttention : public Layer {
  public:
   struct Config {
@@ -25,11 +27,14 @@ class HEED_API GroupedQueryAttention : public Layer {
     int64_t head_dim = 0;  // 0: width / heads
     bool bias = false;     // of queries, keys and values
     bool output_bias = false;
-    bool qk_norm = false;                    // RMS norms of each head's queries and keys, before they are turned
-    double norm_eps = 1e-6;                  // of these
-    std::optional<CacheRotary> rotary = {};  // Llama's: kHalfSplit with base rope_theta
-    int64_t window = 0;                      // tokens that a token sees, itself included; 0: all before it
-    std::optional<double> scale = {};        // default 1 / sqrt(head_dim)
+    bool qk_norm = false;    // RMS norms of each head's queries and keys, before they are turned
+    double norm_eps = 1e-6;  // of these
+    // Llama's: kHalfSplit with base rope_theta. Types that look at a sequence's length turn the tokens of a call by
+    // that which the sequence has behind them; what is in the cache stays as it was turned. So does Transformers. As
+    // soon as a sequence is longer than the original length, the result depends on how it was split into calls.
+    std::optional<CacheRotary> rotary = {};
+    int64_t window = 0;                // tokens that a token sees, itself included; 0: all before it
+    std::optional<double> scale = {};  // default 1 / sqrt(head_dim)
   };
 
   // Takes q_proj.weight [heads head_dim, width], k_proj.weight and v_proj.weight [kv_heads head_dim, width],
@@ -37,7 +42,7 @@ class HEED_API GroupedQueryAttention : public Layer {
   // k_norm.weight [head_dim].
   GroupedQueryAttention(const Config& config, const Weights& weights);
 
-  // A cache of keys, turned, and values.
+  // A cache of keys, which are turned, and values.
   State MakeState(const StateOptions& options = {}) const override;
   void Check(const Tokens& tokens, const State* state) const override;
   void Compute(Context& ctx, const Tokens& tokens, const float* x, float* y, State* state) const override;
@@ -47,6 +52,10 @@ class HEED_API GroupedQueryAttention : public Layer {
                         const TensorView& y);
 
  private:
+  bool CacheTurns() const;  // keys, as it takes them
+  TensorView Turned(Context& ctx, Frame& frame, const Tokens& tokens, const ConstTensorView& positions,
+                    const ConstTensorView& heads) const;
+
   Config config_;
   Linear in_, out_;
   std::vector<float> query_norm_, key_norm_;

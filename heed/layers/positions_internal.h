@@ -2,6 +2,7 @@
 #ifndef HEED_LAYERS_POSITIONS_INTERNAL_H_
 #define HEED_LAYERS_POSITIONS_INTERNAL_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "heed/layers/arena_internal.h"
@@ -10,12 +11,13 @@
 namespace heed::layers {
 
 // [B, T] i64, valid as long as the frame: from 0 on, or from what a state has seen, and again from 0 in each packed
-// sequence.
+// sequence. Padding stands where the last token does, so that no row goes beyond its sequence's length.
 inline ConstTensorView Positions(Frame& frame, const Tokens& tokens, const State* state) {
   int64_t* positions = frame.Integers(tokens.rows());
   for (int64_t b = 0; b < tokens.B; ++b) {
     const int64_t begin = state == nullptr ? 0 : state->lengths()[static_cast<size_t>(b)];
-    for (int64_t t = 0; t < tokens.T; ++t) positions[b * tokens.T + t] = begin + t;
+    const int64_t last = std::max<int64_t>(tokens.counts[static_cast<size_t>(b)] - 1, 0);
+    for (int64_t t = 0; t < tokens.T; ++t) positions[b * tokens.T + t] = begin + std::min(t, last);
   }
   for (size_t i = 0; i + 1 < tokens.packed.size(); ++i) {
     for (int64_t t = tokens.packed[i]; t < tokens.packed[i + 1]; ++t) positions[t] = t - tokens.packed[i];

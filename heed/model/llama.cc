@@ -14,6 +14,8 @@ using layers::GroupedQueryAttention;
 using layers::Mlp;
 
 constexpr double kMost = 1e12;
+constexpr char kRopeTypes[] = "default, linear, dynamic, yarn, llama3 or longrope";
+constexpr char kOriginal[] = "original_max_position_embeddings";
 
 // `rope_parameters` of Transformers 5, else `rope_theta` and `rope_scaling`.
 CacheRotary RotaryOf(const Fields& config) {
@@ -31,7 +33,7 @@ CacheRotary RotaryOf(const Fields& config) {
   try {
     scaling.rope_type = RopeTypeFromName(type);
   } catch (const InvalidArgument&) {
-    fields.Fail("rope_type", "default, linear, yarn or llama3");
+    fields.Fail("rope_type", kRopeTypes);
   }
   if (scaling.rope_type == RopeType::kDefault) return rotary;
   const auto read = [&](const char* name, std::optional<double>& value) {
@@ -40,16 +42,19 @@ CacheRotary RotaryOf(const Fields& config) {
   scaling.max_position_embeddings =
       static_cast<double>(config.Integer("max_position_embeddings", 1, int64_t{1} << 31, 2048));
   read("factor", scaling.factor);
+  if (scaling.rope_type != RopeType::kDynamic) {  // which Transformers stretches from max_position_embeddings on
+    scaling.original_max_position_embeddings =
+        (config.Has(kOriginal) ? config : fields).Number(kOriginal, 1, kMost, scaling.max_position_embeddings);
+  }
   switch (scaling.rope_type) {
     case RopeType::kLinear:
+    case RopeType::kDynamic:
       break;
     case RopeType::kLlama3:
-      read("original_max_position_embeddings", scaling.original_max_position_embeddings);
       read("low_freq_factor", scaling.low_freq_factor);
       read("high_freq_factor", scaling.high_freq_factor);
       break;
     case RopeType::kYarn:
-      read("original_max_position_embeddings", scaling.original_max_position_embeddings);
       read("attention_factor", scaling.attention_factor);
       read("beta_fast", scaling.beta_fast);
       read("beta_slow", scaling.beta_slow);
@@ -57,8 +62,13 @@ CacheRotary RotaryOf(const Fields& config) {
       read("mscale_all_dim", scaling.mscale_all_dim);
       if (fields.Has("truncate")) scaling.truncate = fields.Bool("truncate");
       break;
+    case RopeType::kLongrope:
+      read("attention_factor", scaling.attention_factor);
+      scaling.short_factor = fields.Numbers("short_factor");
+      scaling.long_factor = fields.Numbers("long_factor");
+      break;
     default:
-      throw Unsupported(config.path() + ": 'rope_type' is \"" + type + "\", expected default, linear, yarn or llama3");
+      throw Unsupported(config.path() + ": 'rope_type' is \"" + type + "\", expected " + kRopeTypes);
   }
   return rotary;
 }
