@@ -12,6 +12,7 @@
 #include "heed/layers/activation.h"
 #include "heed/layers/embedding.h"
 #include "heed/layers/gated_delta_net.h"
+#include "heed/layers/gated_mixing.h"
 #include "heed/layers/grouped_query_attention.h"
 #include "heed/layers/h3_layer.h"
 #include "heed/layers/latent_attention.h"

@@ -3,8 +3,8 @@
 
 #include "heed/layers/arena_internal.h"
 #include "heed/layers/convolve_internal.h"
+#include "heed/layers/recurrence_internal.h"
 #include "heed/layers/rows_internal.h"
-#include "heed/ops/delta/gated_delta_rule/gated_delta_rule.h"
 
 namespace heed::layers {
 namespace {
@@ -107,41 +107,17 @@ void GatedDeltaNet::Compute(Context& ctx, const Tokens& tokens, const float* x, 
   Run(ctx, forget);
 
   float* o = frame.Floats(rows * values);
-  if (state != nullptr && T == 1 && !tokens.call.lengths) {
-    const auto heads = [&](const float* data, int64_t count, int64_t size) {
-      return ConstTensorView(data, DType::kF32, {B, count, size}, {mixed, size, int64_t{1}});
-    };
-    gated_delta_rule::StepInputs in;
-    in.q = heads(q, H, K);
-    in.k = heads(q + keys, H, K);
-    in.v = heads(q + 2 * keys, HV, V);
-    in.log_decay = ConstTensorView(decay, DType::kF32, {B, HV}, {all, int64_t{1}});
-    in.beta = ConstTensorView(beta, DType::kF32, {B, HV}, {all, int64_t{1}});
-    gated_delta_rule::Step(ctx, in, {}, {state->tensor(1).view(), {}}, TensorView(o, DType::kF32, {B, HV, V}));
-  } else {
-    const auto heads = [&](const float* data, int64_t count, int64_t size) {
-      return ConstTensorView(data, DType::kF32, {B, T, count, size}, {T * mixed, mixed, size, int64_t{1}});
-    };
-    gated_delta_rule::Inputs in;
-    in.q = heads(q, H, K);
-    in.k = heads(q + keys, H, K);
-    in.v = heads(q + 2 * keys, HV, V);
-    in.log_decay = ConstTensorView(decay, DType::kF32, {B, T, HV}, {T * all, all, int64_t{1}});
-    in.beta = ConstTensorView(beta, DType::kF32, {B, T, HV}, {T * all, all, int64_t{1}});
-    gated_delta_rule::Options options;
-    options.lengths = tokens.call.lengths;
-    options.cu_seqlens = tokens.call.cu_seqlens;
-    gated_delta_rule::Outputs out;
-    out.o = TensorView(o, DType::kF32, {B, T, HV, V});
-    StateTensor after;
-    if (state != nullptr) {
-      after = state->tensor(1);
-      in.initial.S = state->tensor(1).view();
-      out.final.S = after.view();
-    }
-    gated_delta_rule::Forward(ctx, in, options, out);
-    if (state != nullptr) state->tensor(1).values.swap(after.values);
-  }
+  const auto heads = [&](const float* data, int64_t count, int64_t size) {
+    return ConstTensorView(data, DType::kF32, {B, T, count, size}, {T * mixed, mixed, size, int64_t{1}});
+  };
+  recurrent::Inputs in;
+  in.q = heads(q, H, K);
+  in.k = heads(q + keys, H, K);
+  in.v = heads(q + 2 * keys, HV, V);
+  in.log_decay = ConstTensorView(decay, DType::kF32, {B, T, HV}, {T * all, all, int64_t{1}});
+  in.beta = ConstTensorView(beta, DType::kF32, {B, T, HV}, {T * all, all, int64_t{1}});
+  RunRecurrence(ctx, RecurrenceNamed("gated_delta_rule"), tokens, in, state, TensorView(o, DType::kF32, {B, T, HV, V}),
+                1);
 
   ScaleRows norm;
   norm.x = {o, values};

@@ -1,5 +1,6 @@
 // The layers that tests go through.
 #include "heed/layers/gated_delta_net.h"
+#include "heed/layers/gated_mixing.h"
 #include "heed/layers/grouped_query_attention.h"
 #include "heed/layers/h3_layer.h"
 #include "heed/layers/latent_attention.h"
@@ -173,6 +174,18 @@ void AddRecurrent(std::vector<LayerCase>& cases) {
     if (linear.mechanism == "delta_rule") linear.conv = 4;
     if (linear.mechanism == "gla") linear.gate = false;
     cases.push_back(CaseOf<LinearAttention>(mechanism, linear));
+  }
+
+  for (const char* mechanism : {"none", "attention", "linear_attention", "based", "retention", "lightning",
+                                "simple_gla", "gla", "hgrn2", "mlstm", "rwkv6", "gated_delta_rule", "kda", "rwkv7"}) {
+    GatedMixing::Config mixing;
+    mixing.mechanism = mechanism;
+    mixing.width = 24;
+    mixing.heads = 3;
+    mixing.key_dim = 6;
+    mixing.value_dim = 11;
+    if (mixing.mechanism == "attention") mixing.window = 4;
+    cases.push_back(CaseOf<GatedMixing>(std::string("mixing_of_") + mechanism, mixing));
   }
 
   for (const int64_t heads : {6, 18}) {

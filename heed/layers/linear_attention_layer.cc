@@ -33,8 +33,8 @@ Config Completed(Config config) {
 }
 
 // Channels of a row that gates come from: of decays and of beta.
-int64_t DecayChannels(const Recurrence& of, const Config& config) {
-  return of.decay == Recurrence::kNone ? 0 : of.decay == Recurrence::kKey ? config.gate_rank : config.heads;
+int64_t DecayChannels(const LinearMechanism& of, const Config& config) {
+  return of.decay == LinearMechanism::kNone ? 0 : of.decay == LinearMechanism::kKey ? config.gate_rank : config.heads;
 }
 
 }  // namespace
@@ -42,21 +42,21 @@ int64_t DecayChannels(const Recurrence& of, const Config& config) {
 LinearAttention::LinearAttention(const Config& config, const Weights& weights)
     : Layer("layers::LinearAttention", config.width),
       config_(Completed(config)),
-      recurrence_(&RecurrenceNamed(name(), config.mechanism)) {
+      mechanism_(&LinearMechanismNamed(name(), config.mechanism)) {
   const int64_t heads = config_.heads, keys = heads * config_.key_dim, values = heads * config_.value_dim;
   std::vector<LinearName> first = {{"q_proj", keys, false}, {"k_proj", keys, false}, {"v_proj", values, false}};
   if (config.gate) first.push_back({"g_proj", values, false});
-  if (recurrence_->decay == Recurrence::kHead) first.push_back({"gk_proj", heads, true});
-  if (recurrence_->decay == Recurrence::kKey) first.push_back({"gk_proj.0", config_.gate_rank, false});
-  if (recurrence_->decay == Recurrence::kStep) first.push_back({"a_proj", heads, false});
-  if (recurrence_->beta) first.push_back({"b_proj", heads, false});
+  if (mechanism_->decay == LinearMechanism::kHead) first.push_back({"gk_proj", heads, true});
+  if (mechanism_->decay == LinearMechanism::kKey) first.push_back({"gk_proj.0", config_.gate_rank, false});
+  if (mechanism_->decay == LinearMechanism::kStep) first.push_back({"a_proj", heads, false});
+  if (mechanism_->beta) first.push_back({"b_proj", heads, false});
   in_ = weights.Matrix(first, width());
-  const int64_t gates = recurrence_->decay == Recurrence::kKey ? keys : heads;
-  if (recurrence_->decay == Recurrence::kKey) gate_ = weights.Matrix({"gk_proj.1", keys, true}, config_.gate_rank);
-  if (recurrence_->decay == Recurrence::kStep) {
+  const int64_t gates = mechanism_->decay == LinearMechanism::kKey ? keys : heads;
+  if (mechanism_->decay == LinearMechanism::kKey) gate_ = weights.Matrix({"gk_proj.1", keys, true}, config_.gate_rank);
+  if (mechanism_->decay == LinearMechanism::kStep) {
     factor_ = Rates(weights.Floats("A_log", {heads}));
     bias_ = weights.Floats("dt_bias", {heads});
-  } else if (recurrence_->decay != Recurrence::kNone) {  // log(sigmoid(x)) = -softplus(-x)
+  } else if (mechanism_->decay != LinearMechanism::kNone) {  // log(sigmoid(x)) = -softplus(-x)
     factor_.assign(static_cast<size_t>(gates), static_cast<float>(-1 / config_.gate_divisor));
     bias_.assign(static_cast<size_t>(gates), 0.f);
   }
@@ -72,8 +72,7 @@ LinearAttention::LinearAttention(const Config& config, const Weights& weights)
 State LinearAttention::MakeState(const StateOptions& options) const {
   const int64_t B = options.batch, H = config_.heads, K = config_.key_dim, V = config_.value_dim;
   State state(name(), B);
-  state.Add("S", {B, H, K, V});
-  if (recurrence_->normalised) state.Add("z", {B, H, K});
+  AddRecurrence(mechanism_->passes(), H, K, V, state);
   if (config_.conv != 0) state.Add("conv", {B, H * (2 * K + V), config_.conv - 1});
   return state;
 }
@@ -82,7 +81,7 @@ void LinearAttention::Compute(Context& ctx, const Tokens& tokens, const float* x
   const int64_t rows = tokens.rows(), B = tokens.B, T = tokens.T, H = config_.heads, K = config_.key_dim,
                 V = config_.value_dim;
   const int64_t keys = H * K, values = H * V, mixed = 2 * keys + values, all = in_.outputs();
-  const Recurrence& of = *recurrence_;
+  const LinearMechanism& of = *mechanism_;
   Frame frame;
   float* projected = frame.Floats(rows * all);
   in_.Rows(ctx, x, width(), rows, projected, all);
@@ -97,7 +96,7 @@ void LinearAttention::Compute(Context& ctx, const Tokens& tokens, const float* x
     q = frame.Floats(rows * mixed);
     stride = mixed;
     Convolve(ctx, tokens, conv_, {}, mixed, config_.conv, projected, all,
-             state == nullptr ? nullptr : &state->tensor(of.normalised ? 2 : 1), q, mixed);
+             state == nullptr ? nullptr : &state->tensor(TensorsOf(of.passes())), q, mixed);
   } else if (of.beta) {
     activate.activation = Activation::kSilu;
     activate.x = {q, stride};
@@ -122,17 +121,17 @@ void LinearAttention::Compute(Context& ctx, const Tokens& tokens, const float* x
     Run(ctx, activate);
   }
   int64_t decay_stride = all;
-  if (of.decay == Recurrence::kKey) {
+  if (of.decay == LinearMechanism::kKey) {
     float* low = decay;
     decay = frame.Floats(rows * keys);
     gate_.Rows(ctx, low, all, rows, decay, keys);
     decay_stride = keys;
   }
-  if (of.decay != Recurrence::kNone) {
+  if (of.decay != LinearMechanism::kNone) {
     DecayRows forget;
     forget.x = {decay, decay_stride};
     forget.y = {decay, decay_stride};
-    forget.slope = of.decay == Recurrence::kStep ? 1.f : -1.f;
+    forget.slope = of.decay == LinearMechanism::kStep ? 1.f : -1.f;
     forget.bias = bias_.data();
     forget.factor = factor_.data();
     forget.rows = static_cast<size_t>(rows);
@@ -150,8 +149,8 @@ void LinearAttention::Compute(Context& ctx, const Tokens& tokens, const float* x
   in.q = heads(q, K, stride);
   in.k = heads(q + keys, K, stride);
   in.v = heads(q + 2 * keys, V, stride);
-  if (of.decay == Recurrence::kKey) in.log_decay = heads(decay, K, keys);
-  if (of.decay == Recurrence::kHead || of.decay == Recurrence::kStep) in.log_decay = gates(decay, all);
+  if (of.decay == LinearMechanism::kKey) in.log_decay = heads(decay, K, keys);
+  if (of.decay == LinearMechanism::kHead || of.decay == LinearMechanism::kStep) in.log_decay = gates(decay, all);
   if (of.beta) in.beta = gates(beta, all);
   if (config_.rotary) {
     const ConstTensorView positions = Positions(frame, tokens, state);
@@ -162,46 +161,7 @@ void LinearAttention::Compute(Context& ctx, const Tokens& tokens, const float* x
     }
   }
   float* o = frame.Floats(rows * values);
-  const TensorView out(o, DType::kF32, {B, T, H, V});
-  if (state != nullptr && T == 1 && !tokens.call.lengths) {
-    const auto now = [](const ConstTensorView& t) {  // without the axis of tokens
-      if (!t) return t;
-      std::vector<int64_t> sizes(t.sizes().begin(), t.sizes().end()), strides(t.strides().begin(), t.strides().end());
-      sizes.erase(sizes.begin() + 1);
-      strides.erase(strides.begin() + 1);
-      return ConstTensorView(t.data(), t.dtype(), sizes, strides);
-    };
-    recurrent::StepInputs step;
-    step.q = now(in.q);
-    step.k = now(in.k);
-    step.v = now(in.v);
-    step.log_decay = now(in.log_decay);
-    step.beta = now(in.beta);
-    recurrent::State memory;
-    memory.S = state->tensor(0).view();
-    if (of.normalised) memory.z = state->tensor(1).view();
-    of.step(ctx, step, memory, TensorView(o, DType::kF32, {B, H, V}));
-  } else {
-    recurrent::Options options;
-    options.lengths = tokens.call.lengths;
-    options.cu_seqlens = tokens.call.cu_seqlens;
-    recurrent::Outputs outputs;
-    outputs.o = out;
-    StateTensor S, z;
-    if (state != nullptr) {
-      S = state->tensor(0);
-      in.initial.S = state->tensor(0).view();
-      outputs.final.S = S.view();
-      if (of.normalised) {
-        z = state->tensor(1);
-        in.initial.z = state->tensor(1).view();
-        outputs.final.z = z.view();
-      }
-    }
-    of.forward(ctx, in, options, outputs);
-    if (state != nullptr) state->tensor(0).values.swap(S.values);
-    if (state != nullptr && of.normalised) state->tensor(1).values.swap(z.values);
-  }
+  RunRecurrence(ctx, of.passes(), tokens, in, state, TensorView(o, DType::kF32, {B, T, H, V}));
   ScaleRows norm;
   norm.x = {o, values};
   norm.y = {o, values};

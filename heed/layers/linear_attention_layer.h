@@ -28,7 +28,7 @@
 
 namespace heed::layers {
 
-struct Recurrence;  // a row of the table above
+struct LinearMechanism;  // a row of the table above
 
 class HEED_API LinearAttention : public Layer {
  public:
@@ -63,7 +63,7 @@ class HEED_API LinearAttention : public Layer {
 
  private:
   Config config_;
-  const Recurrence* recurrence_;
+  const LinearMechanism* mechanism_;
   Linear in_, gate_, out_;  // q, k, v, g, what gates come from; gk_proj.1
   std::vector<float> conv_, norm_, factor_, bias_;
 };

@@ -13,7 +13,7 @@ using reference::Tensor;
 
 void LinearAttention::Reference(const Config& config, const Weights& weights, const ConstTensorView& x,
                                 const Call& call, const TensorView& y) {
-  const Recurrence& of = RecurrenceNamed("layers::LinearAttention", config.mechanism);
+  const LinearMechanism& of = LinearMechanismNamed("layers::LinearAttention", config.mechanism);
   const int64_t H = config.heads, K = config.key_dim == 0 ? config.width / H : config.key_dim,
                 V = config.value_dim == 0 ? config.width / H : config.value_dim;
   const Array rows(x);
@@ -45,18 +45,18 @@ void LinearAttention::Reference(const Config& config, const Weights& weights, co
     *part = turned;
   }
   Array decay, beta;
-  if (of.decay == Recurrence::kHead) decay = Product(rows, weights, {"gk_proj", H, true});
-  if (of.decay == Recurrence::kKey) {
+  if (of.decay == LinearMechanism::kHead) decay = Product(rows, weights, {"gk_proj", H, true});
+  if (of.decay == LinearMechanism::kKey) {
     decay =
         Product(Product(rows, weights, {"gk_proj.0", config.gate_rank, false}), weights, {"gk_proj.1", H * K, true});
     decay = decay.Reshaped({B, T, H, K});
   }
-  if (of.decay == Recurrence::kStep) {
+  if (of.decay == LinearMechanism::kStep) {
     decay = Product(rows, weights, {"a_proj", H, false});
     const Array rate = Tensor(weights, "A_log", {H}), bias = Tensor(weights, "dt_bias", {H});
     for (int64_t i = 0; i < std::ssize(decay.values); ++i)
       decay[i] = -std::exp(rate[i % H]) * std::log1p(std::exp(decay[i] + bias[i % H]));
-  } else if (of.decay != Recurrence::kNone) {
+  } else if (of.decay != LinearMechanism::kNone) {
     decay = Map(decay, [&](double value) { return std::log(sigmoid(value)) / config.gate_divisor; });
   }
   if (of.beta) beta = Map(Product(rows, weights, {"b_proj", H, false}), sigmoid);
@@ -64,7 +64,7 @@ void LinearAttention::Reference(const Config& config, const Weights& weights, co
   in.q = q.view();
   in.k = k.view();
   in.v = v.view();
-  if (of.decay != Recurrence::kNone) in.log_decay = decay.view();
+  if (of.decay != LinearMechanism::kNone) in.log_decay = decay.view();
   if (of.beta) in.beta = beta.view();
   recurrent::Options options;
   options.lengths = call.lengths;
@@ -72,7 +72,7 @@ void LinearAttention::Reference(const Config& config, const Weights& weights, co
   Array o(v.sizes);
   recurrent::Outputs out;
   out.o = o.view();
-  of.reference(in, options, out);
+  of.passes().reference(in, options, out);
   Array normed = RmsNorm(o, Tensor(weights, config.norm + ".weight", {V}), config.norm_eps);
   if (config.gate) normed = Times(normed, Map(Product(rows, weights, {"g_proj", H * V, false}), silu));
   Product(normed.Reshaped({B, T, H * V}), weights, {"o_proj", config.width, false}).Store(y);

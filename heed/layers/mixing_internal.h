@@ -1,0 +1,48 @@
+// The table of GatedMixing: what each mechanism takes.
+#ifndef HEED_LAYERS_MIXING_INTERNAL_H_
+#define HEED_LAYERS_MIXING_INTERNAL_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "heed/core/tensor.h"
+#include "heed/ops/mechanism/recurrent.h"
+
+namespace heed::layers {
+
+// What becomes of the numbers of an argument. All but the first come with a bias.
+enum class ArgumentMap { kNone, kBiased, kLogSigmoid, kSigmoid };
+
+struct MixingArgument {
+  enum Size { kKey, kValue, kHead };  // numbers per head
+
+  std::string_view name;
+  Size size;
+  ArgumentMap map = ArgumentMap::kNone;
+  bool constant = false;                              // the bias alone
+  bool turned = false;                                // by rotary positions
+  bool unit = false;                                  // of norm 1
+  ConstTensorView recurrent::Inputs::* to = nullptr;  // null: RWKV-7's share, which no mechanism takes as it is
+
+  bool has_bias() const { return constant || map != ArgumentMap::kNone; }
+  int64_t PerHead(int64_t key_dim, int64_t value_dim) const {
+    return size == kKey ? key_dim : size == kValue ? value_dim : 1;
+  }
+};
+
+struct MixingMechanism {
+  std::string_view name;  // of a recurrence, "attention" or "none"
+  std::vector<MixingArgument> arguments;
+
+  bool is_attention() const { return name == "attention"; }
+  bool is_recurrence() const { return !is_attention() && name != "none"; }
+};
+
+// Throws InvalidArgument that lists the names for any other.
+const MixingMechanism& MixingMechanismNamed(const std::string& layer, std::string_view name);
+
+}  // namespace heed::layers
+
+#endif  // HEED_LAYERS_MIXING_INTERNAL_H_
