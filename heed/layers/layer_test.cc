@@ -6,11 +6,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "heed/core/error.h"
+#include "heed/core/os.h"
 #include "heed/layers/layer_case.h"
+#include "heed/layers/saved_state_internal.h"
 
 namespace heed::layers {
 namespace {
@@ -56,12 +59,22 @@ class LayerTest : public testing::TestWithParam<LayerCase> {
   const std::vector<int64_t> global_tokens_ = {5, 0, -1, 5};
 };
 
+// Whether a file has the tensors of so many sequences.
+bool CheckSavedTensorsOf(const SectionReader& from, const State& one, int64_t batch) {
+  try {
+    CheckSavedTensors(from, one, batch);
+    return true;
+  } catch (const FileError&) {
+    return false;
+  }
+}
+
 // Layers that have what a test is about.
 class LayerWithStateTest : public LayerTest {};
 class LayerWithPaddingTest : public LayerTest {};
 class LayerWithPackingTest : public LayerTest {};
 
-std::vector<LayerCase> CasesWith(bool LayerCase::*member) {
+std::vector<LayerCase> CasesWith(bool LayerCase::* member) {
   std::vector<LayerCase> cases = LayerCases();
   std::erase_if(cases, [&](const LayerCase& of) { return !(of.*member); });
   return cases;
@@ -185,6 +198,35 @@ TEST_P(LayerWithStateTest, StatesAreReorderedAndForked) {
   EXPECT_GE(state.nbytes(), 0);
   EXPECT_THAT([&] { state.Reorder(std::vector<int64_t>{0, 2}); },
               ThrowsMessage<InvalidArgument>(HasSubstr("an index is 2, expected 0 to 1")));
+}
+
+TEST_P(LayerWithStateTest, StatesComeBackFromFiles) {
+  const int64_t width = layer_->width();
+  const std::string path =
+      testing::TempDir() + "heed_" + std::to_string(os::ProcessId()) + "_" + of().name + ".safetensors";
+  State state = layer_->MakeState({.batch = 2, .page = 4});
+  Call call = Begin(2);
+  const std::vector<int64_t> lengths = {kT, 6};
+  if (of().pads) call.lengths = Lengths(lengths);
+  Result(*layer_, Random({2, kT, width}, 1), call, &state);
+  const SectionWriter file;
+  WriteState(state, file.At("a."));
+  WriteState(state, file.At("b."));
+  file.Write(path);
+  State loaded = layer_->MakeState({.batch = 2, .page = 4});
+  {
+    const SectionReader saved(path);
+    CheckSavedTensors(saved.At("b."), layer_->MakeState(), 2);
+    EXPECT_EQ(CheckSavedTensorsOf(saved.At("b."), layer_->MakeState(), 3), state.tensors().empty());
+    ReadState(saved.At("b."), state.lengths(), 1 << 30, loaded);
+  }
+  std::filesystem::remove(path);
+  EXPECT_TRUE(std::ranges::equal(loaded.lengths(), state.lengths()));
+  EXPECT_EQ(loaded.nbytes(), state.nbytes());
+  for (const int64_t count : {1, 3}) {
+    const Buffer next = Random({2, count, width}, 2);
+    EXPECT_TRUE(SameBits(Result(*layer_, next, {}, &loaded).view(), Result(*layer_, next, {}, &state).view())) << count;
+  }
 }
 
 TEST_P(LayerTest, AMissingOrMisshapenTensorIsNamed) {

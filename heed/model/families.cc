@@ -22,6 +22,7 @@ constexpr Family kFamilies[] = {
     {"mamba2", "Mamba2ForCausalLM", "Mamba2Model", &PlanMamba2},
     {"rwkv", "RwkvForCausalLM", "RwkvModel", &PlanRwkv},
     {"rwkv6", "Rwkv6ForCausalLM", "Rwkv6Model", &PlanRwkv6},
+    {"heed_byte_lm", "ByteModel", "ByteModel", &PlanByteLm},
 };
 
 }  // namespace

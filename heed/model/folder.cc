@@ -86,6 +86,7 @@ Folder::Folder(const std::string& path) : path_(path), where_(path) {
   ReadModules();
   const std::string config_path = where_ + "/config.json";
   const Fields config(config_path, ReadJson(config_path, kMostConfigBytes));
+  configuration_ = config.Dump();
   family_ = &FamilyOf(config);
   const std::vector<std::string> architectures = config.Texts("architectures");
   const std::string architecture = architectures.empty() ? family_->plain : architectures[0];
@@ -200,6 +201,27 @@ ConstTensorView Folder::Find(const std::string& asked) {
     StoreDouble(tensor.dtype(), memory.data(), i, factor * LoadAsDouble(tensor.dtype(), tensor.data(), i));
   }
   return ConstTensorView(memory.data(), tensor.dtype(), tensor.sizes());
+}
+
+std::string Folder::Fingerprint() const {
+  constexpr size_t kMostBytes = 1024;  // of a tensor
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  const auto add = [&](const void* data, size_t num_bytes) {
+    for (size_t i = 0; i < num_bytes; ++i) {
+      hash = (hash ^ static_cast<const uint8_t*>(data)[i]) * 0x100000001b3;
+    }
+  };
+  const auto add_text = [&](const std::string& text) { add(text.c_str(), text.size() + 1); };
+  add_text(configuration_);
+  for (const std::string& name : taken_) {
+    const ConstTensorView tensor = files_[owner_.find(name)->second]->tensor(name);
+    add_text(name + " " + Name(tensor.dtype()) + tensor.ShapeString());
+    add(tensor.data(), std::min(kMostBytes, static_cast<size_t>(tensor.num_elements()) * SizeOf(tensor.dtype())));
+  }
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (int shift = 60; shift >= 0; shift -= 4) text += kDigits[hash >> shift & 15];
+  return text;
 }
 
 layers::Weights Folder::weights() {

@@ -45,6 +45,10 @@ class Folder {
   const std::vector<int64_t>& end_tokens() const { return end_; }
   const Embedding& embedding() const { return embedding_; }
 
+  // A number in hexadecimal that tells models apart: of the configuration, and of name, dtype, shape and beginning of
+  // each tensor that has been asked for.
+  std::string Fingerprint() const;
+
   // All tensors, each checked when it is asked for: finite, and multiplied as the plan says. This must outlive them.
   layers::Weights weights();
   // Those that plan() names.
@@ -65,6 +69,7 @@ class Folder {
   void ReadModules();
   ConstTensorView Find(const std::string& asked);
 
+  std::string configuration_;
   std::string path_, where_;  // where_: the folder of the model itself, which modules.json may put elsewhere
   const Family* family_ = nullptr;
   Plan plan_;

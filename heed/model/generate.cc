@@ -1,6 +1,7 @@
 // Model::Generate and Model::Embed: what callers do with logits and hidden states.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -43,8 +44,12 @@ int64_t Choose(std::span<const float> logits, const GenerateOptions& options, do
   std::iota(order.begin(), order.end(), 0);
   size_t kept = logits.size();
   if (options.top_k > 0) kept = std::min(kept, static_cast<size_t>(options.top_k));
+  const auto logit = [&](int64_t id) {  // NaN, which a state of a file may lead to, below all others
+    const float x = logits[static_cast<size_t>(id)];
+    return std::isnan(x) ? -std::numeric_limits<float>::infinity() : x;
+  };
   const auto likelier = [&](int64_t a, int64_t b) {
-    const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+    const float x = logit(a), y = logit(b);
     return x > y || (x == y && a < b);
   };
   std::partial_sort(order.begin(), order.begin() + static_cast<int64_t>(kept), order.end(), likelier);
@@ -58,7 +63,7 @@ int64_t Choose(std::span<const float> logits, const GenerateOptions& options, do
     double within = 0;
     size_t count = 0;
     while (count < kept && within < options.top_p * sum) within += weights[count++];
-    kept = count;
+    kept = std::max<size_t>(1, count);  // none of logits that are no numbers
     sum = within;
   }
   double left = uniform * sum;
@@ -149,12 +154,6 @@ std::vector<std::vector<int64_t>> Model::Generate(Context& ctx, const std::vecto
       if (next[b] < 0) continue;
       batch.ids[b] = next[b];
       state->pending_[b] = -1;
-    }
-    if (most_positions() > 0) {
-      batch.places.assign(made.size(), 0);
-      for (size_t b = 0; b < made.size(); ++b) {
-        if (next[b] >= 0) batch.places[b] = state->lengths_[b];
-      }
     }
   }
 }

@@ -85,6 +85,8 @@ const json* Fields::Find(const char* name) const {
 
 bool Fields::Has(const char* name) const { return Find(name) != nullptr; }
 
+std::string Fields::Dump() const { return object_.dump(-1, ' ', true, json::error_handler_t::replace); }
+
 void Fields::Fail(const char* name, const std::string& expected) const {
   const json* value = Find(name);
   const std::string got =

@@ -37,6 +37,7 @@ class Fields {
   std::vector<double> Numbers(const char* name) const;     // likewise, infinite ones too
   std::vector<int64_t> Integers(const char* name) const;   // of a list or of one; at least 0
   const nlohmann::json* Find(const char* name) const;      // null: absent
+  std::string Dump() const;                                // all of them, in one order
 
   // "PATH: 'hidden_act' is "tanh", expected ..."
   [[noreturn]] void Fail(const char* name, const std::string& expected) const;

@@ -49,10 +49,9 @@ void ModelState::Reorder(std::span<const int64_t> indices) {
            "0 to " + std::to_string(batch() - 1));
   }
   for (layers::State& layer : layers_) layer.Reorder(indices);
-  const std::vector<int64_t> lengths = lengths_, pending = pending_;
-  for (size_t b = 0; b < indices.size(); ++b) {
-    lengths_[b] = lengths[static_cast<size_t>(indices[b])];
-    pending_[b] = pending[static_cast<size_t>(indices[b])];
+  for (std::vector<int64_t>* list : {&lengths_, &pending_, &last_}) {
+    const std::vector<int64_t> of = *list;
+    for (size_t b = 0; b < indices.size(); ++b) (*list)[b] = of[static_cast<size_t>(indices[b])];
   }
 }
 
@@ -60,8 +59,10 @@ ModelState ModelState::Fork() const {
   ModelState fork;
   fork.model_ = model_;
   fork.capacity_ = capacity_;
+  fork.page_ = page_;
   fork.lengths_ = lengths_;
   fork.pending_ = pending_;
+  fork.last_ = last_;
   for (const layers::State& layer : layers_) fork.layers_.push_back(layer.Fork());
   return fork;
 }
@@ -88,11 +89,12 @@ Model Model::Open(const std::string& path) {
     impl->end = folder.end_tokens();
     impl->embedding = folder.embedding();
     const layers::Weights body = folder.body();
-    impl->tokens.emplace(layers::Embedding::Config{plan.vocabulary, plan.width}, body.At(plan.tokens + "."));
-    if (!plan.positions.empty()) {
-      impl->positions.emplace(layers::Embedding::Config{plan.most_positions, plan.width},
-                              body.At(plan.positions + "."));
-    }
+    const auto table = [&](const std::string& name, int64_t count, std::optional<layers::Embedding>& to) {
+      if (!name.empty()) to.emplace(layers::Embedding::Config{count, plan.width}, body.At(name + "."));
+    };
+    table(plan.tokens, plan.vocabulary, impl->tokens);
+    table(plan.before, plan.vocabulary, impl->before);
+    table(plan.positions, plan.most_positions, impl->positions);
     if (!plan.types.empty()) {
       impl->type = body.Floats(plan.types + ".weight", {plan.type_count, plan.width});
       impl->type.resize(static_cast<size_t>(plan.width));
@@ -119,6 +121,7 @@ Model Model::Open(const std::string& path) {
           layers::Linear(matrix, head->bias.empty() ? ConstTensorView() : all.Tensor(head->bias, std::span(sizes, 1)));
     }
     folder.CheckAllTaken();
+    impl->fingerprint = folder.Fingerprint();
     return Model(std::move(impl));
   });
 }
@@ -138,9 +141,11 @@ ModelState Model::MakeState(const layers::StateOptions& options) const {
   ModelState state;
   state.model_ = impl_;
   state.capacity_ = options.capacity;
+  state.page_ = options.page;
   for (const auto& layer : impl_->layers) state.layers_.push_back(layer->MakeState(options));
   state.lengths_.assign(static_cast<size_t>(options.batch), 0);
   state.pending_.assign(static_cast<size_t>(options.batch), -1);
+  state.last_ = state.pending_;
   return state;
 }
 
@@ -173,7 +178,6 @@ Model::Batch Model::Check(const char* op, const ConstTensorView& ids, const Cons
     if (state->batch() != B) Fail(op, "state", "has a batch of " + std::to_string(state->batch()), std::to_string(B));
   }
   batch.ids.assign(static_cast<size_t>(B * T), 0);
-  if (most_positions() > 0) batch.places.assign(static_cast<size_t>(B * T), 0);
   for (int64_t b = 0; b < B; ++b) {
     const int64_t length = batch.lengths[static_cast<size_t>(b)],
                   before = state == nullptr ? 0 : state->lengths_[static_cast<size_t>(b)];
@@ -185,16 +189,11 @@ Model::Batch Model::Check(const char* op, const ConstTensorView& ids, const Cons
              "at most " + std::to_string(most));
       }
     }
-    int64_t counted = 0;  // tokens that are no padding
     for (int64_t t = 0; t < length; ++t) {
       const int64_t id = LoadAsInt64(ids.dtype(), ids.data(), b * ids.stride(0) + t * ids.stride(1));
       if (id < 0 || id >= vocabulary())
         Fail(op, "ids", "has an element " + std::to_string(id), "0 to " + std::to_string(vocabulary() - 1));
       batch.ids[static_cast<size_t>(b * T + t)] = id;
-      if (most_positions() == 0) continue;
-      int64_t& place = batch.places[static_cast<size_t>(b * T + t)];
-      place = before + t;
-      if (impl_->padding) place = id == *impl_->padding ? id : *impl_->padding + ++counted;
     }
   }
   return batch;
@@ -202,19 +201,45 @@ Model::Batch Model::Check(const char* op, const ConstTensorView& ids, const Cons
 
 // x = hidden states [B, T, width] behind the last norm.
 void Model::Hidden(Context& ctx, const Batch& batch, ModelState* state, float* x) const {
-  const int64_t rows = batch.B * batch.T, width = impl_->width;
+  const int64_t B = batch.B, T = batch.T, rows = B * T, width = impl_->width;
   if (rows == 0) return;
-  const TensorView flat(x, DType::kF32, {rows, width});
-  impl_->tokens->Forward(ctx, ConstTensorView(batch.ids.data(), DType::kI64, {rows}), flat);
-  if (impl_->positions)
-    impl_->positions->Forward(ctx, ConstTensorView(batch.places.data(), DType::kI64, {rows}), flat, true);
+  const auto seen = [&](int64_t b) { return state == nullptr ? 0 : state->lengths_[static_cast<size_t>(b)]; };
+  const auto embed = [&](const std::optional<layers::Embedding>& table, const int64_t* ids, int64_t begin,
+                         int64_t count, bool add) {
+    table->Forward(ctx, ConstTensorView(ids + begin, DType::kI64, {count}),
+                   TensorView(x + begin * width, DType::kF32, {count, width}), add);
+  };
+  layers::Frame frame;
+  embed(impl_->tokens, batch.ids.data(), 0, rows, false);
+  if (impl_->before) {
+    int64_t* before = frame.Integers(rows);
+    for (int64_t b = 0; b < B; ++b) {
+      const int64_t none = seen(b) == 0 ? 1 : 0;  // before a sequence's first
+      if (none == 0) before[b * T] = state->last_[static_cast<size_t>(b)];
+      std::copy_n(batch.ids.data() + b * T, T - 1, before + b * T + 1);
+      embed(impl_->before, before, b * T + none, T - none, true);
+    }
+  }
+  if (impl_->positions) {
+    int64_t* places = frame.Integers(rows);
+    for (int64_t b = 0; b < B; ++b) {
+      int64_t counted = 0;  // tokens that are no padding
+      for (int64_t t = 0; t < T; ++t) {
+        int64_t& place = places[b * T + t] = 0;
+        if (t >= batch.lengths[static_cast<size_t>(b)]) continue;
+        const int64_t id = batch.ids[static_cast<size_t>(b * T + t)];
+        place = seen(b) + t;
+        if (impl_->padding) place = id == *impl_->padding ? id : *impl_->padding + ++counted;
+      }
+    }
+    embed(impl_->positions, places, 0, rows, true);
+  }
   if (!impl_->type.empty()) {
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t c = 0; c < width; ++c) x[row * width + c] += impl_->type[static_cast<size_t>(c)];
     }
   }
   if (impl_->embedding_norm) impl_->embedding_norm->Rows(ctx, x, rows, x);
-  layers::Frame frame;
   float *from = x, *to = frame.Floats(rows * width);
   layers::Call call;
   if (batch.padded) call.lengths = ConstTensorView(batch.lengths.data(), DType::kI64, {batch.B});
@@ -233,7 +258,11 @@ void Model::Hidden(Context& ctx, const Batch& batch, ModelState* state, float* x
     std::copy_n(from, rows * width, x);
   }
   if (state == nullptr) return;
-  for (size_t b = 0; b < state->lengths_.size(); ++b) state->lengths_[b] += batch.lengths[b];
+  for (size_t b = 0; b < state->lengths_.size(); ++b) {
+    const int64_t length = batch.lengths[b];
+    state->lengths_[b] += length;
+    if (length > 0) state->last_[b] = batch.ids[b * static_cast<size_t>(T) + static_cast<size_t>(length) - 1];
+  }
 }
 
 // y = logits [rows, vocabulary] of hidden states x [rows, width].

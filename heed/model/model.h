@@ -5,7 +5,8 @@
 //   const auto tokens = model.Generate(ctx, {{1, 2, 3}}, {.tokens = 16});
 //
 // Families, by `model_type`: llama, mistral, qwen2, qwen3, gpt2, bert (MiniLM and other sentence encoders with it),
-// roberta, xlm-roberta, distilbert, mamba, mamba2, rwkv, rwkv6. Tokens are numbers: a tokenizer is the caller's.
+// roberta, xlm-roberta, distilbert, mamba, mamba2, rwkv, rwkv6, heed_byte_lm (examples/byte_lm). Tokens are numbers: a
+// tokenizer is the caller's.
 #ifndef HEED_MODEL_MODEL_H_
 #define HEED_MODEL_MODEL_H_
 
@@ -45,13 +46,22 @@ class HEED_API ModelState {
 
   int64_t nbytes() const;
 
+  // Writes a safetensors file that Model::LoadState() of the same model reads. Metadata: `heed_state`, the family;
+  // `version`; `model`, a number in hexadecimal that configuration and weights give; `vocabulary`, `width`, `layers`,
+  // `batch`, `capacity`, `page`. `lengths`, `pending` and `last`, the token that was seen last or -1, are I64 [batch].
+  // Of layer i a tensor "layers.i.NAME" F32 [batch, ...] is there for each that layers::State has, and keys and values
+  // as KVCacheBase::Save() writes them, under "layers.i.keys.". Needs as much memory again as the rows of caches.
+  //
+  // Throws FileError if writing fails: the file appears when it is complete, or not at all.
+  void Save(const std::string& path) const;
+
  private:
   friend class Model;
   ModelState() = default;
 
   std::shared_ptr<const void> model_;
-  int64_t capacity_ = -1;
-  std::vector<int64_t> lengths_, pending_;
+  int64_t capacity_ = -1, page_ = 64;
+  std::vector<int64_t> lengths_, pending_, last_;
   std::vector<layers::State> layers_;
 };
 
@@ -87,6 +97,16 @@ class HEED_API Model {
   // An empty state. Throws InvalidArgument for encoders and as layers::Layer::MakeState().
   ModelState MakeState(const layers::StateOptions& options = {}) const;
 
+  // Reads what ModelState::Save() wrote: batch, capacity, lengths, pending tokens, and the bits of every layer's state,
+  // so that what follows has the bits that it would have had without the break. Pages that forks shared are no longer
+  // shared.
+  //
+  // Throws FileError, "PATH: got, expected", for a state of another model, told by family, sizes, configuration and
+  // the beginning of each tensor, and for anything else, however hostile: also if it would occupy more than
+  // `max_bytes`, by default 64 GiB or 8 times the file's tensors, whichever is more. Throws InvalidArgument for
+  // encoders.
+  ModelState LoadState(const std::string& path, int64_t max_bytes = -1) const;
+
   // y = logits, or hidden states behind the last norm where there is no head. Those of a model that fills in masked
   // tokens, as BertForMaskedLM, are of the token itself, those of a causal one of the token behind it.
   //
@@ -120,6 +140,7 @@ class HEED_API Model {
                         const TensorView& y);
 
  private:
+  friend class ModelState;
   struct Impl;
   struct Batch;
 

@@ -18,12 +18,12 @@
 namespace heed {
 
 struct Model::Impl {
-  std::string family;
+  std::string family, fingerprint;
   int64_t vocabulary = 0, width = 0, most_positions = 0;
   bool causal = true;
   std::vector<int64_t> end;
   model::Embedding embedding;
-  std::optional<layers::Embedding> tokens, positions;
+  std::optional<layers::Embedding> tokens, before, positions;
   std::vector<float> type;  // added to every row; empty: none
   std::optional<layers::Norm> embedding_norm, final_norm;
   std::vector<std::unique_ptr<const layers::Layer>> layers;
@@ -42,7 +42,6 @@ struct Model::Batch {
   int64_t B = 0, T = 0;
   std::vector<int64_t> ids;      // [B, T], 0 at padding
   std::vector<int64_t> lengths;  // [B]
-  std::vector<int64_t> places;   // [B, T]: where each token stands in its sequence, where positions are learned
   bool padded = false;           // lengths differ from T
 };
 

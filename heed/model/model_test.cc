@@ -7,19 +7,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "heed/core/error.h"
-#include "heed/core/os.h"
 #include "heed/harness/buffer.h"
-#include "heed/io/safetensors.h"
 #include "heed/layers/layer_case.h"
-#include "heed/model/plan_internal.h"
+#include "heed/model/model_case.h"
 
 namespace heed {
 namespace {
@@ -28,131 +23,6 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 
 using layers::Error;
-
-constexpr int64_t kVocabulary = 23;
-
-struct Tiny {
-  std::string family, config;  // what config.json has besides model_type and architectures
-  bool headed = true;
-
-  std::string name() const {
-    std::string name = family + (headed ? "" : "_without_head");
-    std::ranges::replace(name, '-', '_');
-    return name;
-  }
-};
-
-std::ostream& operator<<(std::ostream& out, const Tiny& tiny) { return out << tiny.name(); }
-
-std::vector<Tiny> Tinies() {
-  const std::string sizes = R"("vocab_size": 23, "hidden_size": 20, "num_hidden_layers": 3)";
-  const std::string decoder =
-      sizes + R"(, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 26)";
-  const std::string encoder =
-      R"(, "num_attention_heads": 2, "intermediate_size": 26, "max_position_embeddings": 17, "type_vocab_size": 1)";
-  return {
-      {"llama", decoder},
-      {"mistral", decoder + R"(, "sliding_window": 4)"},
-      {"qwen2", decoder + R"(, "use_sliding_window": true, "sliding_window": 3, "max_window_layers": 1)"},
-      {"qwen3", decoder + R"(, "head_dim": 12, "tie_word_embeddings": true)"},
-      {"gpt2", R"("vocab_size": 23, "n_embd": 20, "n_layer": 2, "n_head": 2, "n_positions": 19)"},
-      {"bert", sizes + encoder},
-      {"bert", sizes + encoder, false},
-      {"roberta", sizes + encoder + R"(, "pad_token_id": 2)"},
-      {"xlm-roberta", sizes + encoder + R"(, "tie_word_embeddings": false)"},
-      {"distilbert",
-       R"("vocab_size": 23, "dim": 20, "n_layers": 2, "n_heads": 2, "hidden_dim": 26, "max_position_embeddings": 17)"},
-      {"mamba", sizes + R"(, "state_size": 5)"},
-      {"mamba2",
-       sizes +
-           R"(, "state_size": 5, "num_heads": 4, "head_dim": 10, "n_groups": 2, "time_step_limit": [0.0, Infinity])"},
-      {"rwkv", sizes + R"(, "rescale_every": 1)"},
-      {"rwkv6", sizes + R"(, "head_size": 5, "head_size_divisor": 4)"},
-  };
-}
-
-// A folder that goes with it.
-class TinyFolder {
- public:
-  explicit TinyFolder(const Tiny& tiny, DType dtype = DType::kF32, uint64_t seed = 5) : path_(Name(tiny)) {
-    std::filesystem::create_directories(path_);
-    const model::Fields type("config", nlohmann::json{{"model_type", tiny.family}});
-    const model::Family& family = model::FamilyOf(type);
-    config_ = "{\"model_type\": \"" + tiny.family + "\", \"architectures\": [\"" +
-              (tiny.headed ? family.headed : family.plain) + "\"], " + tiny.config + "}";
-    WriteConfig(config_);
-    // The names that the plan's layers ask for, under the prefix, and what stands around the layers.
-    const model::Fields fields(path_, model::ParseJson(path_, config_));
-    const model::Plan plan = family.plan(fields);
-    std::vector<layers::WeightName> names;
-    const layers::Weights listing = layers::Weights::Listing(&names).At(plan.prefix);
-    const auto table = [&](const std::string& name, int64_t rows) {
-      if (!name.empty()) listing.Floats(name + ".weight", {rows, plan.width});
-    };
-    table(plan.tokens, plan.vocabulary);
-    table(plan.positions, plan.most_positions);
-    table(plan.types, plan.type_count);
-    for (const auto& norm : {plan.embedding_norm, plan.final_norm}) {
-      if (norm) layers::Norm(norm->config, listing.At(norm->name + "."));
-    }
-    for (const model::Block& block : plan.blocks) block.make(listing);
-    if (tiny.headed) {
-      const layers::Weights whole = layers::Weights::Listing(&names);
-      if (plan.transform) {
-        whole.Matrix({plan.transform->dense, plan.width, true}, plan.width);
-        layers::Norm(plan.transform->norm.config, whole.At(plan.transform->norm.name + "."));
-      }
-      if (!plan.head_bias.empty()) whole.Floats(plan.head_bias, {plan.vocabulary});
-      if (!fields.Bool("tie_word_embeddings", plan.tied))
-        whole.Floats(plan.head + ".weight", {plan.vocabulary, plan.width});
-    }
-    const layers::RandomWeights random(names, dtype, seed);
-    for (const layers::WeightName& name : names)
-      tensors_.emplace(name.name, random.weights().Tensor(name.name, name.sizes));
-    for (auto& [name, tensor] : tensors_) {
-      kept_.push_back(Buffer(tensor.dtype(), tensor.sizes()));
-      for (int64_t i = 0; i < tensor.num_elements(); ++i) {
-        StoreDouble(tensor.dtype(), kept_.back().view().data(), i, LoadAsDouble(tensor.dtype(), tensor.data(), i));
-      }
-      tensor = kept_.back().view();
-    }
-    WriteTensors();
-  }
-  ~TinyFolder() { std::filesystem::remove_all(path_); }
-
-  const std::string& path() const { return path_; }
-  const std::string& config() const { return config_; }
-  void WriteConfig(const std::string& text) const { std::ofstream(path_ + "/config.json") << text; }
-  void WriteTensors() const {
-    std::vector<NamedTensor> list;
-    for (const auto& [name, tensor] : tensors_) list.push_back({name, tensor});
-    WriteSafetensors(path_ + "/model.safetensors", list);
-  }
-  std::map<std::string, ConstTensorView>& tensors() { return tensors_; }
-
- private:
-  static std::string Name(const Tiny& tiny) {
-    static int count = 0;
-    return testing::TempDir() + "heed_" + std::to_string(os::ProcessId()) + "_" + tiny.family + "_" +
-           std::to_string(count++);
-  }
-
-  std::string path_, config_;
-  std::map<std::string, ConstTensorView> tensors_;
-  std::vector<Buffer> kept_;
-};
-
-std::vector<int64_t> RandomIds(int64_t count, uint64_t seed) {
-  Random random(seed);
-  std::vector<int64_t> ids;
-  for (int64_t i = 0; i < count; ++i) ids.push_back(random.Integer(0, kVocabulary - 1));
-  return ids;
-}
-
-ConstTensorView View(const std::vector<int64_t>& list, std::vector<int64_t> sizes) {
-  return ConstTensorView(list.data(), DType::kI64, sizes);
-}
-ConstTensorView View(const std::vector<int64_t>& list) { return View(list, {std::ssize(list)}); }
 
 class ModelTest : public testing::TestWithParam<Tiny> {
  protected:
@@ -444,6 +314,28 @@ TEST(ModelGenerateTest, DrawsFollowTheSoftmaxWithinTopKAndTopP) {
   auto count = counts({.tokens = 1, .temperature = 2, .top_p = two - 1e-6});
   EXPECT_EQ(count.size(), 2u);
   EXPECT_EQ(counts({.tokens = 1, .temperature = 2, .top_p = two + 1e-6}).size(), 3u);
+}
+
+TEST(ModelGenerateTest, LogitsThatAreNoNumbersGiveTokensAllTheSame) {
+  // A head whose products overflow: finite weights, logits of infinities and NaN.
+  TinyFolder folder({"gpt2", R"("vocab_size": 23, "n_embd": 20, "n_layer": 1, "n_head": 2, "n_positions": 19,
+                                "tie_word_embeddings": false)"});
+  const Buffer huge = Buffer(DType::kF32, {kVocabulary, 20}).FillNormal(3, 1e38);
+  for (int64_t i = 0; i < 20 * kVocabulary; ++i) huge.as<float>()[i] = std::clamp(huge.as<float>()[i], -3e38f, 3e38f);
+  folder.tensors()["lm_head.weight"] = huge.view();
+  folder.WriteTensors();
+  const Model model = Model::Open(folder.path());
+  Context ctx(1);
+  const Buffer y(DType::kF32, {1, 1, kVocabulary});
+  const std::vector<int64_t> ids = {3};
+  model.Forward(ctx, View(ids, {1, 1}), {}, nullptr, y.view());
+  EXPECT_TRUE(std::any_of(y.as<float>(), y.as<float>() + kVocabulary, [](float x) { return !std::isfinite(x); }));
+  for (const GenerateOptions& options : {GenerateOptions{.tokens = 9}, GenerateOptions{.tokens = 9, .temperature = 1},
+                                         GenerateOptions{.tokens = 9, .temperature = 1, .top_p = .5},
+                                         GenerateOptions{.tokens = 9, .temperature = 1, .top_k = 3, .top_p = .5}}) {
+    const std::vector<std::vector<int64_t>> made = model.Generate(ctx, {{3}}, options);
+    for (const int64_t token : made[0]) EXPECT_TRUE(token >= 0 && token < kVocabulary);
+  }
 }
 
 TEST(ModelGenerateTest, EndsStopsAndTellsWhatItDoes) {

@@ -74,6 +74,7 @@ struct Plan {
   int64_t vocabulary = 0, width = 0;
   std::string prefix;          // of all names but the head's, where a file has it: "model."
   std::string tokens;          // tables [count, width] of embeddings: "embed_tokens"
+  std::string before;          // of the token before each, added to its own; empty: none
   std::string positions;       // learned ones; empty: none
   int64_t most_positions = 0;  // rows of that table
   // RoBERTa's: tokens stand at the positions behind this token's number, and the token itself stands at its number.
@@ -112,6 +113,7 @@ Plan PlanMamba(const Fields& config);
 Plan PlanMamba2(const Fields& config);
 Plan PlanRwkv(const Fields& config);
 Plan PlanRwkv6(const Fields& config);
+Plan PlanByteLm(const Fields& config);
 
 std::span<const Family> Families();
 

@@ -34,6 +34,13 @@ void Reference(const Plan& plan, const layers::Weights& weights, const layers::W
       for (int64_t c = 0; c < width; ++c) x[(b * T + t) * width + c] = tokens[ids.as<int64_t>()[b * T + t] * width + c];
     }
   }
+  if (!plan.before.empty()) {
+    const Array before = table(plan.before, plan.vocabulary);
+    for (int64_t i = 0; i < B * T * width; ++i) {
+      const int64_t row = i / width;
+      if (row % T != 0) x[i] += before[ids.as<int64_t>()[row - 1] * width + i % width];
+    }
+  }
   // Adds the row of the table that row_of(b, t) says.
   const auto add = [&](const Array& rows, const auto& row_of) {
     for (int64_t i = 0; i < B * T * width; ++i) x[i] += rows[row_of(i / width / T, i / width % T) * width + i % width];

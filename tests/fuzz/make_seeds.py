@@ -4,6 +4,7 @@
 Usage: make_seeds.py FOLDER. Makes FOLDER/<target>/<name>, and FOLDER/<target>.dict for libFuzzer where words help.
 """
 import json
+import math
 import random
 import struct
 import sys
@@ -95,9 +96,9 @@ def options():
 
 
 
-def saved_cache(kind, *, batch=1, heads=1, dim=1, value_dim=1, capacity=-1, page=64, window=0, sink_tokens=0, lengths=(2,),
-                quantize="none", prefix=0, rotary=False, sketch=False, kept=None):
-    """As KVCache::Save() and its like write one; `kept` are the rows of each sequence in the file."""
+def cache_parts(kind, *, batch=1, heads=1, dim=1, value_dim=1, capacity=-1, page=64, window=0, sink_tokens=0, lengths=(2,),
+                quantize="none", prefix=0, rotary=None, sketch=False, kept=None):
+    """Tensors and metadata as KVCache::Save() and its like write them; `kept` are the rows of each sequence in the file."""
     names = ["rows"] if kind == "latent" else ["k", "v"]
     widths = dict(zip(("k", "v", "rows"), (dim, value_dim, dim)))
     tensors = {"lengths": ("I64", [batch], struct.pack(f"<{batch}q", *lengths)),
@@ -110,9 +111,9 @@ def saved_cache(kind, *, batch=1, heads=1, dim=1, value_dim=1, capacity=-1, page
     if sketch:
         metadata["sketch"] = "int8"
     if rotary:
-        metadata |= {"rotary_pairs": "half_split", "rotary_type": "linear"}
         nan = float("nan")
-        tensors["rotary"] = ("F64", [13], struct.pack("<13d", 1e4, nan, nan, 2.0, *[nan] * 9))
+        metadata |= {"rotary_pairs": "half_split", "rotary_type": rotary}
+        tensors["rotary"] = ("F64", [13], struct.pack("<13d", 1e4, nan, nan, nan if rotary == "default" else 2.0, *[nan] * 9))
     parts = [("prefix", prefix)] if prefix else []
     parts += [(str(b), (kept or lengths)[b] - prefix) for b in range(batch)]
     for name in names:
@@ -125,6 +126,26 @@ def saved_cache(kind, *, batch=1, heads=1, dim=1, value_dim=1, capacity=-1, page
                 tensors[f"{name}_scale.{suffix}"] = ("F32", sizes, struct.pack("<f", 0.5) * count)
             else:
                 tensors[f"{name}.{suffix}"] = ("F32", [*sizes, widths[name]], struct.pack("<f", 1) * count * widths[name])
+    return tensors, metadata
+
+
+def saved_cache(kind, **options):
+    return safetensors(*cache_parts(kind, **options))
+
+
+def saved_state(family, states, *, width, layers, lengths, pending=-1, caches=(), capacity=-1, page=64):
+    """The state of a model of 5 tokens as ModelState::Save() writes it: `states` are shapes, `caches` are cache_parts()."""
+    batch = len(lengths)
+    metadata = {"heed_state": family, "version": "1", "model": "0" * 16, "vocabulary": "5", "width": str(width), "layers": str(layers),
+                "batch": str(batch), "capacity": str(capacity), "page": str(page)}
+    tensors = {"lengths": ("I64", [batch], struct.pack(f"<{batch}q", *lengths)),
+               "pending": ("I64", [batch], struct.pack(f"<{batch}q", *[pending] * batch)),
+               "last": ("I64", [batch], struct.pack(f"<{batch}q", *[3 if n else -1 for n in lengths]))}
+    for name, shape in states.items():
+        tensors[name] = ("F32", [batch, *shape], struct.pack("<f", 0.5) * (batch * math.prod(shape)))
+    for prefix, (of_cache, facts) in caches:
+        tensors |= {prefix + name: tensor for name, tensor in of_cache.items()}
+        metadata |= {prefix + name: fact for name, fact in facts.items()}
     return safetensors(tensors, metadata)
 
 
@@ -135,10 +156,25 @@ SAVED_CACHES = {
     "shared": saved_cache("kv", batch=2, page=4, lengths=(3, 4), prefix=2),
     "ring": saved_cache("ring", window=2, sink_tokens=1, lengths=(9,), kept=(3,)),
     "latent": saved_cache("latent", dim=3, value_dim=2),
-    "rotary": saved_cache("kv", dim=2, rotary=True),
+    "rotary": saved_cache("kv", dim=2, rotary="linear"),
     "sketch": saved_cache("kv", batch=2, heads=2, dim=2, lengths=(3, 2), prefix=2, sketch=True),
     "empty": saved_cache("kv", heads=1 << 40, lengths=(0,)),
     "empty_sketch": saved_cache("kv", heads=1 << 40, lengths=(0,), sketch=True),
+}
+
+def llama_state(lengths, **options):
+    keys = cache_parts("kv", batch=len(lengths), dim=4, value_dim=4, lengths=lengths, rotary="default", **options)
+    return saved_state("llama", {}, width=4, layers=2, lengths=lengths, caches=[("layers.0.keys.", keys)], **options)
+
+
+SAVED_STATES = {
+    "llama": llama_state((2, 1)),
+    "llama_empty": llama_state((0,), page=0, capacity=3),
+    "mamba": saved_state("mamba", {"layers.0.conv": (4, 3), "layers.0.scan": (4, 2)}, width=2, layers=1, lengths=(3,)),
+    "byte_lm": saved_state("heed_byte_lm", {"layers.0.S": (1, 1, 2), "layers.0.z": (1, 1), "layers.0.m": (1,)}, width=2, layers=2,
+                           lengths=(1, 0)),
+    "pending": saved_state("heed_byte_lm", {"layers.0.S": (1, 1, 2), "layers.0.z": (1, 1), "layers.0.m": (1,)}, width=2, layers=2,
+                           lengths=(7,), pending=4),
 }
 
 SIZES = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
@@ -152,6 +188,10 @@ MODEL_FOLDERS = {name: json.dumps(config).encode() for name, config in {
     "mamba": {"model_type": "mamba", **SIZES, "time_step_rank": "auto", "expand": 2},
     "mamba2": {"model_type": "mamba2", **SIZES, "num_heads": 2, "head_dim": 8, "n_groups": 1, "time_step_limit": [0.0, float("inf")]},
     "rwkv": {"model_type": "rwkv", **SIZES, "rescale_every": 1, "attention_hidden_size": None},
+    "byte_lm": {"model_type": "heed_byte_lm", **SIZES, "mechanism": "retention", "key_dim": 4, "sliding_window": 256},
+    "dynamic": {"model_type": "mistral", **SIZES, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 64},
+    "longrope": {"model_type": "llama", **SIZES, "rope_parameters": {"rope_type": "longrope", "short_factor": [1, 1.5], "long_factor": [2, 4]},
+                 "max_position_embeddings": 64, "original_max_position_embeddings": 16},
     "index": {"metadata": {"total_size": 8}, "weight_map": {"a.weight": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}},
 }.items()}
 
@@ -168,6 +208,8 @@ WORDS["tensor_file"] = WORDS["safetensors"] + ["layers.0.q", ".k", ".v", "window
 
 WORDS["saved_cache"] = WORDS["safetensors"] + ["heed_cache", "shared_prefix", "capacity", "window", "ring", "latent", "int8", "sketch"]
 
+WORDS["saved_state"] = WORDS["saved_cache"] + ["heed_state", "layers.0.", "keys.", "pending", "last", "lengths", "llama", "mamba", "heed_byte_lm"]
+
 WORDS["model_folder"] = ['"model_type":', '"weight_map":', '"hidden_size":', '"num_hidden_layers":', '"rope_parameters":{', "null", "true", "Infinity",
                          "16777216", "9223372036854775807", "1e308", "../", '"__float__"', "[[[[", '{"a":']
 
@@ -175,7 +217,7 @@ WORDS["model_folder"] = ['"model_type":', '"weight_map":', '"hidden_size":', '"n
 def main():
     folder = Path(sys.argv[1])
     all_seeds = {"safetensors": SAFETENSORS, "npy": NPY, "command_line": COMMAND_LINES, "attention_options": options(),
-                 "saved_cache": SAVED_CACHES, "pattern": PATTERNS, "model_folder": MODEL_FOLDERS,
+                 "saved_cache": SAVED_CACHES, "saved_state": SAVED_STATES, "pattern": PATTERNS, "model_folder": MODEL_FOLDERS,
                  "tensor_file": {name: b"\0\0\0" + content for name, content in TENSOR_FILES.items()}}
     for target, seeds in all_seeds.items():
         (folder / target).mkdir(parents=True, exist_ok=True)
