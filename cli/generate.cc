@@ -1,16 +1,19 @@
 // heed generate: the tokens that a language model of a folder puts behind a prompt.
 #include <chrono>
+#include <filesystem>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "cli/format.h"
+#include "cli/model_call.h"
 #include "cli/options.h"
 #include "cli/print.h"
 #include "cli/token_ids.h"
 #include "cli/verbs.h"
 #include "heed/core/error.h"
-#include "heed/model/model.h"
 
 namespace heed::cli {
 namespace {
@@ -18,17 +21,23 @@ namespace {
 constexpr char kFooter[] =
     "FOLDER is as Transformers saves it: config.json and model.safetensors, or shards and their index. Families: "
     "llama,\n"
-    "mistral, qwen2, qwen3, gpt2, mamba, mamba2, rwkv, rwkv6. One line per prompt: the ids of the tokens behind it. "
-    "The\n"
-    "likeliest token is taken unless there is a temperature. A sequence ends with the eos_token_id of config.json. "
-    "Models\n"
-    "that fill in masked tokens (bert, roberta, xlm-roberta, distilbert) have logits too: --tokens 0 --logits OUT.\n\n"
-    "Example:\n  heed generate FOLDER --prompt-ids 1,2,3 --tokens 16";
+    "mistral, qwen2, qwen3, gpt2, mamba, mamba2, rwkv, rwkv6, heed_byte_lm. One line per prompt: the ids of the tokens "
+    "behind it.\n"
+    "The likeliest token is taken unless there is a temperature. A sequence ends with the eos_token_id of "
+    "config.json.\n"
+    "Models that fill in masked tokens (bert, roberta, xlm-roberta, distilbert) have logits too: --tokens 0 --logits "
+    "OUT.\n\n"
+    "With --cache what the model has seen is kept in F, a safetensors file. If F is there, prompts go behind that, one "
+    "for\n"
+    "each sequence in it; one may be empty, and without --prompt-ids all are. Two runs make the tokens that one "
+    "would.\n\n"
+    "Example:\n  heed generate FOLDER --prompt-ids 1,2,3 --tokens 16\n"
+    "  heed generate FOLDER --prompt-ids 1,2,3 --tokens 16 --cache chat.safetensors\n"
+    "  heed generate FOLDER --tokens 16 --cache chat.safetensors";
 
-struct GenerateCall {
-  std::string folder, prompts, tokens, temperature, top_k, top_p, seed, logits;
-  bool ignore_end = false, json = false;
-  MachineOptions machine;
+struct GenerateCall : ModelCall {
+  std::string prompts, tokens, temperature, top_k, top_p, seed, logits, cache;
+  bool ignore_end = false;
 };
 
 GenerateOptions Parse(const GenerateCall& call) {
@@ -40,10 +49,6 @@ GenerateOptions Parse(const GenerateCall& call) {
   options.seed = static_cast<uint64_t>(ParseInteger("--seed", call.seed, 0, INT64_MAX, 0));
   if (call.ignore_end) options.end.emplace();
   return options;
-}
-
-double SecondsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 // Of every token of the prompts: [B, T, vocabulary], zeros beyond their ends.
@@ -60,20 +65,45 @@ Json WriteLogits(Context& ctx, const Model& model, const Sequences& prompts, con
   return WriteOut(out, "logits", y);
 }
 
+// What --prompt-ids says; empty where a cache goes on without it.
+Sequences ParsePrompts(const GenerateCall& call, bool resumed) {
+  if (!call.prompts.empty()) return ParseIds("--prompt-ids", call.prompts, resumed);
+  if (resumed) return {};
+  throw UsageError("--prompt-ids is missing, expected token ids" +
+                   (call.cache.empty() ? "" : ": there is no file " + call.cache + " to go on from"));
+}
+
+// The state that generation goes on from and leaves behind, where there is a cache; `prompts` of one that goes on
+// without.
+std::optional<ModelState> StateOf(const GenerateCall& call, const Model& model, bool resumed, Sequences& prompts) {
+  if (call.cache.empty()) return std::nullopt;
+  if (!resumed) return model.MakeState({.batch = std::ssize(prompts)});
+  ModelState state = model.LoadState(call.cache);
+  if (call.prompts.empty()) prompts.resize(static_cast<size_t>(state.batch()));
+  if (std::ssize(prompts) != state.batch()) {
+    throw InvalidArgument(call.cache + ": has " + std::to_string(state.batch()) + " sequences, expected " +
+                          std::to_string(prompts.size()) + ", one for each prompt");
+  }
+  return state;
+}
+
 void Generate(const GenerateCall& call) {
   GenerateOptions options = Parse(call);
-  const Sequences prompts = ParseIds("--prompt-ids", call.prompts);
+  std::error_code none;
+  const bool resumed = !call.cache.empty() && std::filesystem::exists(call.cache, none);
+  Sequences prompts = ParsePrompts(call, resumed);
   CheckOut("--logits", call.logits);
+  if (!call.logits.empty() && !call.cache.empty()) throw UsageError("both --logits and --cache, expected one of them");
   Context ctx(call.machine.Threads());
   call.machine.Apply(ctx);
-  Progress("reading " + call.folder);
-  const Model model = Model::Open(call.folder);
+  const Model model = call.Open();
   if (!model.has_head())
     throw InvalidArgument(call.folder + ": is a " + model.family() +
                           " without a language model's head, expected one that generates");
   if (!model.causal() && options.tokens > 0)
     throw InvalidArgument(call.folder + ": is a " + model.family() +
                           ", which continues no text, expected --tokens 0 with it");
+  std::optional<ModelState> state = StateOf(call, model, resumed, prompts);
   int64_t count = 0;
   options.on_tokens = [&](std::span<const int64_t>) {
     Progress(Format("{} of {} tokens", ++count, options.tokens));
@@ -81,21 +111,19 @@ void Generate(const GenerateCall& call) {
   };
   Progress("prompt");
   const auto start = std::chrono::steady_clock::now();
-  const Sequences made = options.tokens > 0 ? model.Generate(ctx, prompts, options) : Sequences(prompts.size());
-  const double seconds = SecondsSince(start);
+  Sequences made(prompts.size());
+  if (options.tokens > 0 || state) made = model.Generate(ctx, prompts, options, state ? &*state : nullptr);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   Progress("");
-  const Json logits = call.logits.empty() ? Json(nullptr) : WriteLogits(ctx, model, prompts, call.logits);
-  if (call.json) {
-    return PrintJson(Json{{"folder", call.folder},
-                          {"family", model.family()},
-                          {"prompts", prompts},
-                          {"tokens", made},
-                          {"seconds", seconds},
-                          {"logits", logits}});
+  Json own = {{"prompts", prompts}, {"tokens", made}, {"logits", nullptr}, {"cache", nullptr}};
+  if (!call.logits.empty()) own["logits"] = WriteLogits(ctx, model, prompts, call.logits);
+  if (state) {
+    state->Save(call.cache);
+    const std::span<const int64_t> lengths = state->lengths();
+    own["cache"] = {
+        {"path", call.cache}, {"resumed", resumed}, {"lengths", std::vector<int64_t>(lengths.begin(), lengths.end())}};
   }
-  std::string text;
-  for (const auto& tokens : made) text += Format("{}\n", fmt::join(tokens, ","));
-  Print(text);
+  call.Print(model, seconds, own, Lines(made, ","));
 }
 
 }  // namespace
@@ -103,8 +131,8 @@ void Generate(const GenerateCall& call) {
 void AddGenerate(CLI::App& app) {
   CLI::App& verb = AddVerb(app, "generate", "tokens that a language model of a folder puts behind a prompt", kFooter);
   const auto call = std::make_shared<GenerateCall>();
-  AddText(verb, "FOLDER", call->folder, "a model as Transformers saves it", "", Need::kRequired);
-  AddText(verb, "--prompt-ids", call->prompts, "token ids; ';' between prompts", "1,2,3", Need::kRequired);
+  call->RegisterFolder(verb);
+  AddText(verb, "--prompt-ids", call->prompts, "token ids; ';' between prompts", "1,2,3");
   AddText(verb, "--tokens", call->tokens, "of each sequence, at most; default 32", "N");
   AddText(verb, "--temperature", call->temperature, "draws tokens; 0 takes the likeliest", "X");
   AddText(verb, "--top-k", call->top_k, "draws among the K likeliest", "K");
@@ -112,8 +140,8 @@ void AddGenerate(CLI::App& app) {
   AddText(verb, "--seed", call->seed, "of draws; default 0", "N");
   AddFlag(verb, "--ignore-end", call->ignore_end, "go on behind a token that ends a sequence");
   AddText(verb, "--logits", call->logits, "writes the logits of the prompts' tokens (.safetensors or .npy)", "OUT");
-  call->machine.Register(verb);
-  AddFlag(verb, "--json", call->json, "one JSON document");
+  AddText(verb, "--cache", call->cache, "goes on from the state in this file if it is there, and writes it", "F");
+  call->RegisterRest(verb);
   OnChosen(verb, [call] { Generate(*call); });
 }
 

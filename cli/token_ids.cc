@@ -34,10 +34,11 @@ std::vector<std::string_view> Split(std::string_view text, std::string_view at) 
 
 }  // namespace
 
-Sequences ParseIds(const std::string& option, const std::string& text) {
+Sequences ParseIds(const std::string& option, const std::string& text, bool empty_allowed) {
   Sequences sequences;
   for (const std::string_view sequence : Split(text, ";")) {
     std::vector<int64_t>& ids = sequences.emplace_back();
+    if (sequence.empty() && empty_allowed) continue;
     for (const std::string_view part : Split(sequence, ",")) {
       if (!Parse(part, ids.emplace_back()) || ids.back() < 0)
         BadOption(option, text, "token ids such as 1,2,3, with ';' between sequences");

@@ -14,8 +14,8 @@ namespace heed::cli {
 
 using Sequences = std::vector<std::vector<int64_t>>;
 
-// "1,2,3;4,5": sequences of ids, none empty. Throws UsageError.
-Sequences ParseIds(const std::string& option, const std::string& text);
+// "1,2,3;4,5": sequences of ids, none empty unless that is allowed. Throws UsageError.
+Sequences ParseIds(const std::string& option, const std::string& text, bool empty_allowed);
 
 // A text file of one sequence per line, ids apart by commas or blanks. Throws FileError.
 Sequences ReadIds(const std::string& path);

@@ -18,7 +18,7 @@ VERBS = {"list": [], "info": [], "run": ["attention"], "compare": [], "view": ["
 
 needs_program = pytest.mark.skipif(not HEED.exists(), reason=f"no program at {HEED}")
 
-DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I32": np.int32}
+DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I32": np.int32, "I64": np.int64}
 
 
 def heed(*args, env=None, **kwargs):

@@ -276,7 +276,7 @@ def copy(folder, tmp_path):
 
 @pytest.mark.parametrize("change, expected", [
     ({"model_type": "gemma3"}, ("'model_type' is 'gemma3', expected one of llama, mistral, qwen2, qwen3, gpt2, bert, roberta, xlm-roberta, distilbert, mamba, "
-                                "mamba2, rwkv, rwkv6")),
+                                "mamba2, rwkv, rwkv6, heed_byte_lm")),
     ({"model_type": None}, "'model_type' is absent, expected a text"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "'architectures' has 'LlamaForSequenceClassification', expected LlamaForCausalLM or LlamaModel"),
     ({"hidden_size": 0}, "'hidden_size' is '0', expected an integer, 1 to"),
@@ -287,8 +287,8 @@ def copy(folder, tmp_path):
     ({"num_attention_heads": 3}, "expected"), ({"num_key_value_heads": 3}, "kv_heads is 3, expected a divisor of heads, 4"),
     ({"attention_bias": True}, "self_attn.q_proj.bias is missing"), ({"attention_bias": 1}, "'attention_bias' is '1', expected true or false"),
     ({"hidden_act": "tanhshrink"}, "tanhshrink"), ({"rms_norm_eps": -1}, "'rms_norm_eps' is '-1', expected a number"),
-    ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "expected default, linear, yarn or llama3"),
-    ({"rope_parameters": {"rope_type": "spiral"}}, "expected default, linear, yarn or llama3"), ({"rope_parameters": 7}, "'rope_parameters' is '7', expected an object"),
+    ({"rope_parameters": {"rope_type": "ntk", "rope_theta": 1e4}}, "expected default, linear, dynamic, yarn, llama3 or longrope"),
+    ({"rope_parameters": {"rope_type": "spiral"}}, "expected default, linear, dynamic, yarn, llama3 or longrope"), ({"rope_parameters": 7}, "'rope_parameters' is '7', expected an object"),
     ({"tie_word_embeddings": "yes"}, "expected true or false"), ({"eos_token_id": -3}, "'eos_token_id' is '-3'"),
 ])
 def test_wrong_configurations(copy, change, expected):
