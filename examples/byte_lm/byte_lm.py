@@ -8,7 +8,9 @@
 Without a mechanism ("none") all that is known is two bytes, as in the table of counts that train.py compares with.
 """
 
+import json
 import math
+import pathlib
 from typing import Any, Callable, NamedTuple
 
 import torch
@@ -254,6 +256,18 @@ class ByteModel(nn.Module):
         """One file with everything that generate.cc needs. Sizes are those of its tensors."""
         metadata = {"mechanism": self.mechanism, "heads": str(self.heads), "window": str(WINDOW)}
         save_file(self.state_dict(), path, metadata)
+
+    def save_folder(self, path: str) -> None:
+        """That file as model.safetensors, and config.json beside it: what heed::Model opens, and `heed generate`."""
+        width = len(self.norm.weight)
+        config = {"model_type": "heed_byte_lm", "architectures": ["ByteModel"], "mechanism": self.mechanism, "vocab_size": 256,
+                  "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": len(self.layers),
+                  "num_attention_heads": self.heads, "key_dim": MECHANISMS[self.mechanism].key, "sliding_window": WINDOW,
+                  "rms_norm_eps": EPS, "eos_token_id": None}
+        folder = pathlib.Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.save(str(folder / "model.safetensors"))
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def load(path: str) -> ByteModel:

@@ -2,8 +2,8 @@
 """Printed are bits per byte on the first nine tenths of the book, which are learned from, and on the last, which is not.
 The bar is a table: how often which byte followed which two (CountModel).
 
-    python examples/byte_lm/train.py --mechanism gla --out model.safetensors
-    build/release/bin/example_byte_lm model.safetensors --prompt "Alice was"
+    python examples/byte_lm/train.py --mechanism gla --out gla
+    build/release/bin/example_byte_lm gla/model.safetensors --prompt "Alice was"
 """
 
 import argparse
@@ -109,7 +109,7 @@ def main():
     parser.add_argument("--mechanism", choices=MECHANISMS, default="gla")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", help="write the model to this .safetensors file")
+    parser.add_argument("--out", help="write the model to this folder: model.safetensors and config.json")
     options = parser.parse_args()
 
     text = BOOK.read_bytes()
@@ -121,7 +121,7 @@ def main():
     print(f"{options.mechanism}: {size} weights, {end} bytes to learn from; the bar is {bar:.3f} bits/byte", flush=True)
     bits = train(model, text, end, options.steps)
     if options.out:
-        model.save(options.out)
+        model.save_folder(options.out)
     sample, speed = write(model, b"Alice was ", 400)
     print(f"\n{sample.decode('ascii', 'replace')}\n\n{speed:.0f} bytes/s, one at a time")
     print(f"{options.mechanism}: held out {bits:.3f} bits/byte, counts of three bytes {bar:.3f}: "

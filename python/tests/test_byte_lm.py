@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_program import HEED, load, save
+from cli_program import HEED, document, load, refused, save
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
@@ -73,6 +73,40 @@ def test_logits_of_all_bytes_at_once_of_one_by_one_and_of_cpp(mechanism, tmp_pat
         assert torch.allclose(model(bytes_[None, :70])[0], whole[:70], atol=1e-4)
 
 
+SCANS = {"selective_scan", "s4d", "h3", "rg_lru", "ssd"}
+
+
+@needs_program
+@pytest.mark.parametrize("mechanism", sorted(set(byte_lm.MECHANISMS) - SCANS))
+def test_logits_of_a_folder_that_heed_opens(mechanism, tmp_path, one_thread):
+    model = small_model(mechanism, tmp_path / "model.safetensors")
+    model.save_folder(tmp_path / "m")
+    prompt = list(TEXT[9000 : 9000 + (byte_lm.WINDOW + 40 if mechanism == "attention" else 150)])
+    with torch.no_grad():
+        whole = model(torch.tensor([prompt]))[0].numpy()
+    done = document("generate", tmp_path / "m", "--prompt-ids", ",".join(map(str, prompt)), "--tokens", 12, "--logits", tmp_path / "l.npy")
+    logits = np.load(tmp_path / "l.npy")[0]
+    assert done["family"] == "heed_byte_lm" and np.abs(whole).max() > 2
+    assert np.abs(logits - whole).max() < 1e-4 * np.abs(whole).max()
+    # Bytes that are written one by one are the likeliest of Python's whole texts.
+    with torch.no_grad():
+        all_logits = model(torch.tensor([prompt + done["tokens"][0]]))[0, len(prompt) - 1 : -1].numpy()
+    for row, byte in zip(all_logits, done["tokens"][0]):
+        assert row[byte] > row.max() - 1e-4 * np.abs(row).max()
+    # With a break between them.
+    cache = tmp_path / "cache.safetensors"
+    first = document("generate", tmp_path / "m", "--prompt-ids", ",".join(map(str, prompt)), "--tokens", 5, "--cache", cache)
+    then = document("generate", tmp_path / "m", "--tokens", 7, "--cache", cache)
+    assert first["tokens"][0] + then["tokens"][0] == done["tokens"][0]
+
+
+@needs_program
+@pytest.mark.parametrize("mechanism", sorted(SCANS))
+def test_scans_are_no_layers_of_a_model(mechanism, tmp_path):
+    byte_lm.ByteModel(mechanism, layers=1, width=16, heads=2).save_folder(tmp_path)
+    assert f"config.mechanism is '{mechanism}', expected one of" in refused(1, "generate", tmp_path, "--prompt-ids", "1")
+
+
 def test_counts_are_probabilities():
     counts = train.CountModel(b"abracadabra")
     for before in (b"", b"a", b"br", b"zz", b"ra", b"dab"):
@@ -100,9 +134,9 @@ def test_a_mechanism_beats_counting_and_no_mechanism_does_not():
 
 @needs_program
 def test_training_writes_a_file_from_which_the_program_writes_text(tmp_path):
-    path = tmp_path / "model.safetensors"
+    path = tmp_path / "m/model.safetensors"
     quiet = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run([sys.executable, FOLDER / "train.py", "--mechanism", "simple_gla", "--steps", "3", "--out", path],
+    done = subprocess.run([sys.executable, FOLDER / "train.py", "--mechanism", "simple_gla", "--steps", "3", "--out", path.parent],
                           capture_output=True, text=True, timeout=300, check=False, env=quiet)
     assert done.returncode == 1, done.stderr  # three steps are not enough, and it says so
     bits = [float(x) for x in re.findall(r"^step +\d+ .* held out (\S+) bits/byte +\d+ bytes/s", done.stdout, re.M)]
@@ -114,6 +148,7 @@ def test_training_writes_a_file_from_which_the_program_writes_text(tmp_path):
     assert first.returncode == 0 and len(first.stdout) == 3 + 50 + 1 and first.stdout.startswith(b"Why")
     assert re.fullmatch(rb"\d+ bytes/s, one at a time\n", first.stderr)
     assert first.stdout == again.stdout != other.stdout
+    assert len(document("generate", path.parent, "--prompt-ids", "87,104,121", "--tokens", 9)["tokens"][0]) == 9
 
 
 @needs_program
