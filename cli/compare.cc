@@ -18,11 +18,11 @@
 #include "cli/format.h"
 #include "cli/mechanism_call.h"
 #include "cli/options.h"
-#include "cli/page.h"
 #include "cli/print.h"
 #include "cli/verbs.h"
 #include "heed/core/error.h"
 #include "heed/ops/sparse/select/select.h"
+#include "heed/pages/page.h"
 
 namespace heed::cli {
 namespace {
@@ -401,7 +401,7 @@ void Compare(const CompareOptions& options) {
     report.dtypes = {ParseDType(options.tensors.dtype)};
   }
   const bool qkv = options.tensors.Hold({{"q", "BTHK"}, {"k", "BTHK"}, {"v", "BTHV"}});
-  if (!options.html.empty()) CheckWritable(options.html);
+  if (!options.html.empty()) pages::CheckWritable(options.html);
   report = qkv ? CompareQkv(ctx, options, chosen, std::move(report))
                : CompareAlone(ctx, options, chosen, std::move(report));
   if (!options.html.empty()) WritePage(options.html, report);

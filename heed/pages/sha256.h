@@ -1,19 +1,19 @@
 // SHA-256, so that two runs can be compared by one line of text.
 //
 // Source: FIPS 180-4, "Secure Hash Standard", sections 4.1.2, 4.2.2, 5 and 6.2.
-#ifndef CLI_SHA256_H_
-#define CLI_SHA256_H_
+#ifndef HEED_PAGES_SHA256_H_
+#define HEED_PAGES_SHA256_H_
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 
-namespace heed::cli {
+namespace heed::pages {
 
 // 64 lowercase hexadecimal digits.
 std::string Sha256(std::span<const uint8_t> bytes);
 
-}  // namespace heed::cli
+}  // namespace heed::pages
 
-#endif  // CLI_SHA256_H_
+#endif  // HEED_PAGES_SHA256_H_

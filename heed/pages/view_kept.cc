@@ -1,15 +1,14 @@
 // What a pattern keeps, as cells of the page's maps.
-#include "cli/view_kept.h"
+#include "heed/pages/view_kept.h"
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <vector>
 
-#include "cli/attention_call.h"
 #include "heed/ops/sparse/common/pattern_internal.h"
 
-namespace heed::cli {
+namespace heed::pages {
 namespace {
 
 struct Range {
@@ -33,7 +32,7 @@ using Counts = std::vector<int64_t>;  // of pairs, by cell
 
 // The cells of a map, and which of them a pair falls into.
 struct Grid {
-  int64_t rows, columns, Tq, Tk;
+  int64_t rows, columns, Tq, Tk, start;  // position of query 0
 
   size_t size() const { return static_cast<size_t>(rows * columns); }
   bool exact() const { return rows == Tq && columns == Tk; }
@@ -53,7 +52,7 @@ struct Grid {
 Counts CountSeen(const Grid& grid, const attention::Options& options) {
   Counts counts(grid.size());
   for (int64_t row = 0; row < grid.Tq; ++row) {
-    const Range seen = Seen(options, grid.Tk - grid.Tq + row, grid.Tk);
+    const Range seen = Seen(options, grid.start + row, grid.Tk);
     grid.ForCells(row, seen.begin, seen.end,
                   [&](size_t cell, int64_t begin, int64_t end) { counts[cell] += end - begin; });
   }
@@ -64,7 +63,7 @@ Counts CountKept(const Grid& grid, const attention::Options& options, const soft
                  int64_t head) {
   Counts counts(grid.size());
   for (int64_t row = 0; row < grid.Tq; ++row) {
-    const Range seen = Seen(options, grid.Tk - grid.Tq + row, grid.Tk);
+    const Range seen = Seen(options, grid.start + row, grid.Tk);
     for (const softmax::Visit& visit : visits.Of(0, head, row)) {
       const int64_t first = visit.tile * patterns::kTile;
       const uint64_t word = visits.WordOf(visit, row);
@@ -101,21 +100,18 @@ double Sum(const Counts& counts) {
 
 // The sum of weights is a ratio of two sums of exponentials. All sequences are computed, as a pattern
 // may have a set for each.
-Json AttentionShares(Context& ctx, const TensorSet& tensors, const attention::Options& options,
-                     const Pattern& pattern) {
+Json AttentionShares(Context& ctx, const ViewLayer& layer, const attention::Options& options, const Pattern& pattern) {
   attention::Options sparse = options;
   sparse.pattern = pattern;
-  const AttentionCall all(tensors, options, tensors.dtype), kept(tensors, sparse, tensors.dtype);
-  all.Forward(ctx);
-  kept.Forward(ctx);
-  const int64_t heads = tensors.q.size(2), Tq = tensors.q.size(1);
+  const Buffer all = LogSumExp(ctx, layer.q, layer.k, options), kept = LogSumExp(ctx, layer.q, layer.k, sparse);
+  const int64_t heads = layer.q.size(2), Tq = layer.q.size(1);
   Json shares = Json::array();
   for (int64_t head = 0; head < heads; ++head) {
     double sum = 0, rows = 0;
     for (int64_t i = head * Tq; i < (head + 1) * Tq; ++i) {
-      const double whole = LoadAsDouble(all.lse().dtype(), all.lse().data(), i);
+      const double whole = LoadAsDouble(all.view().dtype(), all.view().data(), i);
       if (std::isinf(whole) && whole < 0) continue;  // the row sees nothing
-      sum += std::exp(LoadAsDouble(kept.lse().dtype(), kept.lse().data(), i) - whole);
+      sum += std::exp(LoadAsDouble(kept.view().dtype(), kept.view().data(), i) - whole);
       ++rows;
     }
     shares.push_back(sum / rows);
@@ -125,11 +121,12 @@ Json AttentionShares(Context& ctx, const TensorSet& tensors, const attention::Op
 
 }  // namespace
 
-KeptSet KeptCells(Context& ctx, const TensorSet& tensors, const attention::Options& options,
-                  const Pattern& pattern, int64_t rows, int64_t columns) {
-  const int64_t Tq = tensors.q.size(1), Tk = tensors.k.size(1), heads = tensors.q.size(2);
-  const Grid grid = {rows, columns, Tq, Tk};
-  const PatternCall call = {Tq, Tk, heads, tensors.k.size(2), {Tk - Tq}, 0, tensors.q.size(0)};
+KeptSet KeptCells(Context& ctx, const ViewLayer& layer, const attention::Options& options, const Pattern& pattern,
+                  int64_t rows, int64_t columns) {
+  const int64_t Tq = layer.q.size(1), Tk = layer.k.size(1), heads = layer.q.size(2);
+  const std::vector<int64_t> starts = Starts(layer);
+  const Grid grid = {rows, columns, Tq, Tk, starts[0]};
+  const PatternCall call = {Tq, Tk, heads, layer.k.size(2), {starts[0]}, 0, layer.q.size(0)};
   const auto visits = patterns::Compile(pattern, call);
   const Counts seen = CountSeen(grid, options);
   std::vector<uint8_t> bytes;
@@ -143,8 +140,8 @@ KeptSet KeptCells(Context& ctx, const TensorSet& tensors, const attention::Optio
   return {{{"bits", grid.exact() ? 1 : 8},
            {"heads", visits->heads},
            {"pairs", pairs},
-           {"attention", AttentionShares(ctx, tensors, options, pattern)}},
+           {"attention", AttentionShares(ctx, layer, options, pattern)}},
           bytes};
 }
 
-}  // namespace heed::cli
+}  // namespace heed::pages

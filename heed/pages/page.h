@@ -1,10 +1,10 @@
 // Pages: one HTML file each that needs no other file and no network.
 //
-// A page is a template of cli/page/ with its style, its script and its data put
+// A page is a template of heed/pages/web/ with its style, its script and its data put
 // in. What comes from a user's file is data: it is never code, whatever it
 // holds, and the page's own policy runs no script but ours.
-#ifndef CLI_PAGE_H_
-#define CLI_PAGE_H_
+#ifndef HEED_PAGES_PAGE_H_
+#define HEED_PAGES_PAGE_H_
 
 #include <cstdint>
 #include <span>
@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "cli/print.h"
+#include "heed/pages/json.h"
 
-namespace heed::cli {
+namespace heed::pages {
 
 struct Page {
   std::string_view name;                     // of the template, "view.html"
@@ -45,6 +45,6 @@ void CheckWritable(const std::string& path);
 // The file appears complete or not at all. Throws FileError.
 void WriteText(const std::string& path, std::string_view text);
 
-}  // namespace heed::cli
+}  // namespace heed::pages
 
-#endif  // CLI_PAGE_H_
+#endif  // HEED_PAGES_PAGE_H_

@@ -1,11 +1,11 @@
 // SHA-256, plainly: a few hundred MB/s are enough for a fingerprint.
-#include "cli/sha256.h"
+#include "heed/pages/sha256.h"
 
 #include <array>
 #include <bit>
 #include <cstring>
 
-namespace heed::cli {
+namespace heed::pages {
 namespace {
 
 constexpr std::array<uint32_t, 64> kRound = {
@@ -81,4 +81,4 @@ std::string Sha256(std::span<const uint8_t> bytes) {
   return hex;
 }
 
-}  // namespace heed::cli
+}  // namespace heed::pages

@@ -1,12 +1,12 @@
 // Pages: templates, escaping, the policy.
-#include "cli/page.h"
+#include "heed/pages/page.h"
 
-#include "cli/embedded_file.h"
-#include "cli/sha256.h"
+#include "heed/pages/embedded_file.h"
+#include "heed/pages/sha256.h"
 #include "heed/core/error.h"
 #include "heed/io/atomic_file_internal.h"
 
-namespace heed::cli {
+namespace heed::pages {
 namespace {
 
 std::string_view FileOf(std::string_view name) {
@@ -174,4 +174,4 @@ void WriteText(const std::string& path, std::string_view text) {
   file.Commit();
 }
 
-}  // namespace heed::cli
+}  // namespace heed::pages

@@ -1,5 +1,5 @@
-// What a pattern keeps on the page of `heed view`, beside the pattern's own mask and attention's weights.
-#include "cli/view_kept.h"
+// What a pattern keeps on the page of attention, beside the pattern's own mask and attention's weights.
+#include "heed/pages/view_kept.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include "heed/harness/buffer.h"
 #include "heed/ops/exact/attention/weights/attention_weights.h"
 
-namespace heed::cli {
+namespace heed::pages {
 namespace {
 
 constexpr int64_t kB = 2, kTq = 150, kTk = 170, kHq = 4, kHkv = 2, kD = 8;
@@ -18,10 +18,8 @@ constexpr int64_t kB = 2, kTq = 150, kTk = 170, kHq = 4, kHkv = 2, kD = 8;
 class KeptCellsTest : public testing::Test {
  protected:
   KeptCellsTest() {
-    set_.q = q_.FillNormal(1).view();
-    set_.k = k_.FillNormal(2).view();
-    set_.v = v_.FillNormal(3).view();
-    set_.dtype = DType::kF64;
+    layer_.q = q_.FillNormal(1).view();
+    layer_.k = k_.FillNormal(2).view();
     options_.causal = true;
     options_.window = {100, -1};
   }
@@ -61,14 +59,14 @@ class KeptCellsTest : public testing::Test {
   }
 
   Context ctx_{1};
-  Buffer q_{DType::kF64, {kB, kTq, kHq, kD}}, k_{DType::kF64, {kB, kTk, kHkv, kD}}, v_{DType::kF64, {kB, kTk, kHkv, 3}};
-  TensorSet set_;
+  Buffer q_{DType::kF64, {kB, kTq, kHq, kD}}, k_{DType::kF64, {kB, kTk, kHkv, kD}};
+  ViewLayer layer_;
   attention::Options options_;
 };
 
 TEST_F(KeptCellsTest, SmallMapsHaveABitForEachPairOfEachHead) {
   const Pattern pattern = Pattern::Parse("per_head([atrous(3), neighborhood(9), streaming(2, 70), bigbird(16, 1)])");
-  const KeptSet kept = KeptCells(ctx_, set_, options_, pattern, kTq, kTk);
+  const KeptSet kept = KeptCells(ctx_, layer_, options_, pattern, kTq, kTk);
   const std::vector<uint8_t> expected = MaskOf(pattern);
   EXPECT_EQ(kept.header["bits"], 1);
   ASSERT_EQ(kept.header["heads"], kHq);
@@ -87,7 +85,7 @@ TEST_F(KeptCellsTest, SmallMapsHaveABitForEachPairOfEachHead) {
 }
 
 TEST_F(KeptCellsTest, HeadsThatKeepTheSameShareTheirCells) {
-  const KeptSet kept = KeptCells(ctx_, set_, options_, Pattern::Parse("atrous(2)"), kTq, kTk);
+  const KeptSet kept = KeptCells(ctx_, layer_, options_, Pattern::Parse("atrous(2)"), kTq, kTk);
   EXPECT_EQ(kept.header["heads"], 1);
   EXPECT_EQ(std::ssize(kept.cells), (kTq * kTk + 7) / 8);
   EXPECT_EQ(kept.header["pairs"].size(), kHq);
@@ -97,7 +95,7 @@ TEST_F(KeptCellsTest, LargeMapsHaveTheShareOfWhatAttentionSeesInACell) {
   constexpr int64_t kRows = 7, kColumns = 11;
   // All of some cells, a few pairs of others, and one pair of a cell that is nearly all dropped.
   const Pattern pattern = Pattern::Parse("atrous(70) & sliding_window(90, 90) | streaming(0, 30)");
-  const KeptSet kept = KeptCells(ctx_, set_, options_, pattern, kRows, kColumns);
+  const KeptSet kept = KeptCells(ctx_, layer_, options_, pattern, kRows, kColumns);
   EXPECT_EQ(kept.header["bits"], 8);
   const Pooled pooled = Pool(pattern, kRows, kColumns);
   ASSERT_EQ(std::ssize(kept.cells), kRows * kColumns);
@@ -114,9 +112,9 @@ TEST_F(KeptCellsTest, LargeMapsHaveTheShareOfWhatAttentionSeesInACell) {
 TEST_F(KeptCellsTest, TheAttentionKeptIsThatOnKeptPairsWhateverTheSequence) {
   // A set for each sequence: the first one's counts.
   const Pattern pattern = Pattern::Parse("global_tokens([[3, 40], [7, -1]]) | sliding_window(12)");
-  const KeptSet kept = KeptCells(ctx_, set_, options_, pattern, kTq, kTk);
+  const KeptSet kept = KeptCells(ctx_, layer_, options_, pattern, kTq, kTk);
   const Buffer weights(DType::kF64, {kB, kHq, kTq, kTk});
-  attention::Weights(ctx_, {set_.q, set_.k, {}}, options_, {}, weights.view());
+  attention::Weights(ctx_, {layer_.q, layer_.k, {}}, options_, {}, weights.view());
   const std::vector<uint8_t> keep = MaskOf(pattern);
   for (int64_t head = 0; head < kHq; ++head) {
     double sum = 0;
@@ -128,7 +126,7 @@ TEST_F(KeptCellsTest, TheAttentionKeptIsThatOnKeptPairsWhateverTheSequence) {
 }
 
 TEST_F(KeptCellsTest, ARowThatSeesNothingHasNoShare) {
-  TensorSet longer = set_;
+  ViewLayer longer = layer_;
   const Buffer q(DType::kF64, {kB, kTk + 5, kHq, kD});
   longer.q = q.FillNormal(4).view();  // its first five rows stand before every key
   const KeptSet kept = KeptCells(ctx_, longer, options_, Pattern::Parse("sliding_window(1000, 1000)"), kTk + 5, kTk);
@@ -137,4 +135,4 @@ TEST_F(KeptCellsTest, ARowThatSeesNothingHasNoShare) {
 }
 
 }  // namespace
-}  // namespace heed::cli
+}  // namespace heed::pages

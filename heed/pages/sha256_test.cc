@@ -1,11 +1,11 @@
 // SHA-256 against published answers.
-#include "cli/sha256.h"
+#include "heed/pages/sha256.h"
 
 #include <string>
 
 #include "gtest/gtest.h"
 
-namespace heed::cli {
+namespace heed::pages {
 namespace {
 
 std::string Hash(const std::string& text) {
@@ -43,4 +43,4 @@ TEST(Sha256Test, PadsEveryLength) {
 }
 
 }  // namespace
-}  // namespace heed::cli
+}  // namespace heed::pages

@@ -1,5 +1,5 @@
 // Tests of pages: escaping, base64, templates whose slots cannot be forged.
-#include "cli/page.h"
+#include "heed/pages/page.h"
 
 #include <span>
 #include <string>
@@ -9,7 +9,7 @@
 
 #include "heed/core/error.h"
 
-namespace heed::cli {
+namespace heed::pages {
 namespace {
 
 using testing::HasSubstr;
@@ -79,4 +79,4 @@ TEST(PageTest, AMissingFileIsOurFault) {
 }
 
 }  // namespace
-}  // namespace heed::cli
+}  // namespace heed::pages
