@@ -139,7 +139,8 @@ class Composer {
   Composer(Context& ctx, const ViewSubject& subject, int64_t size) : ctx_(ctx), subject_(subject), size_(size) {
     page_.name = "view.html";
     page_.styles = {"base.css", "view.css"};
-    page_.scripts = {"base.js", "color.js", "math.js", "labels.js", "map.js", "panel.js", "implied.js", "view.js"};
+    page_.scripts = {"base.js", "color.js", "math.js", "labels.js", "map.js", "panel.js", "implied.js",
+                     "find.js", "heads.js", "save.js", "view.js"};
     page_.title = subject.title;
     page_.data = {{"version", HEED_VERSION}, {"layers", Json::array()}};
     if (!subject.file.empty()) page_.data["file"] = subject.file;

@@ -10,6 +10,15 @@ function element(tag, text = "", attributes = {}) {
   return node;
 }
 
+// The same of SVG; its namespace comes without an address in a page that needs no network.
+const SVG = new DOMParser().parseFromString("<svg></svg>", "text/html").body.firstChild.namespaceURI;
+function shape(tag, attributes = {}, text = "") {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  if (text !== "") node.textContent = text;
+  return node;
+}
+
 const data = JSON.parse($("data").textContent);
 
 // Three significant digits, two of what is small, without an exponent where that is short.

@@ -100,8 +100,8 @@ class ImpliedView {
   }
 
   paint() {
-    const { layer, rowMax, max, scale, norm } = this.what, { map } = this;
-    this.heat.show({ layer, map, values: map.data, rowMax, max, scale, norm });
+    const { layer, rowMax, max, scale, norm, marks } = this.what, { map } = this;
+    this.heat.show({ layer, map, values: map.data, rowMax, max, scale, norm, marks });
     $("distance").textContent = percent(this.distance);
     $("implied").dataset.painted = "true";
     this.heat.setCursor(this.pair);
@@ -112,6 +112,10 @@ class ImpliedView {
     if (!this.heat.what || $("implied-section").hidden) return;
     Object.assign(this.heat, { zoom, x, y });
     this.heat.draw();
+  }
+
+  mark(marks) {
+    if (this.heat.what) this.heat.what.marks = marks;
   }
 
   layout() {

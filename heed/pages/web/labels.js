@@ -2,16 +2,18 @@
 
 const SHOWN = { "\n": "\u21b5", "\r": "\u240d", "\t": "\u21e5", " ": "\u2423" };
 
+// A text whose invisible characters, and those that no XML may hold, are spelled.
+const visible = (text) => text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\u010a\ufffe\uffff]/gu, (c) => {
+  if (c === "\u200d") return c;  // joins emoji
+  if (c === "\u010a") return "\u21b5";  // GPT's line break
+  return SHOWN[c] ?? `\\u{${c.codePointAt(0).toString(16)}}`;
+});
+
 // A token on its own: on an axis, in a list, in a sentence.
 function plain(token) {
-  const word = /^[\u0120\u2581]/u.test(token) && [...token].length > 1 ? token.slice(1) : token;  // a leading space of GPT, of sentencepiece
-  const visible = word.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\u010a]/gu, (c) => {
-    if (c === "\u200d") return c;  // joins emoji
-    if (c === "\u010a") return "\u21b5";  // GPT's line break
-    return SHOWN[c] ?? `\\u{${c.codePointAt(0).toString(16)}}`;
-  });
-  if (visible === "") return "(empty)";
-  return visible.trim() === "" ? "\u2423".repeat([...visible].length) : visible;
+  const word = visible(/^[\u0120\u2581]/u.test(token) && [...token].length > 1 ? token.slice(1) : token);  // a leading space of GPT, of sentencepiece
+  if (word === "") return "(empty)";
+  return word.trim() === "" ? "\u2423".repeat([...word].length) : word;
 }
 
 const position = (first, end) => (end - first === 1 ? whole(first) : `${whole(first)}\u2013${whole(end - 1)}`);

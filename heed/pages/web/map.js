@@ -18,6 +18,9 @@ function axisTicks(layer, first, n, total, cell, label) {
 
 const SHADE = 0.5;  // of what a pattern does not keep: the share of the shade in its color
 
+const edges = (n, from, count, total) => Int32Array.from({ length: n + 1 },
+  (_, p) => Math.min(total, Math.max(0, Math.floor(from + p * count / n + 1e-9))));
+
 class HeatMap {
   // `drawn` is called after every picture.
   constructor(stage, base, overlay, drawn = () => {}) {
@@ -25,8 +28,8 @@ class HeatMap {
     this.widths = new Map();
   }
 
-  // What to draw: { map, values, layer, scale, norm, kept }; `values` is map.data or map.strongest.data. Cells of which
-  // `kept`, if there is one, has less than 255 are shaded.
+  // What to draw: { map, values, layer, scale, norm, kept, marks }; `values` is map.data or map.strongest.data. Cells of
+  // which `kept`, if there is one, has less than 255 are shaded; `marks` are { rows, columns }, sets of what was searched for.
   show(what) {
     const resized = !this.what || what.map.rows !== this.what.map.rows || what.map.cols !== this.what.map.cols;
     this.what = what;
@@ -139,18 +142,43 @@ class HeatMap {
     this.drawn();
   }
 
-  // Device pixels, each the strongest of the shares that it covers.
+  // The color of rows [i0, i1) and columns [j0, j1) as ImageData has it: that of the strongest of the shares there.
+  painter() {
+    const { map, values, scale, kept } = this.what, { cols } = map;
+    const masked = packedColor(cssColor("--masked")), undefinedColor = packedColor(cssColor("--muted"));
+    const dropped = packedColor(cssColor("--dropped"));
+    return (i0, i1, j0, j1) => {
+      let best = -1, bad = false, sum = 0, seen = 0;
+      for (let i = i0; i < i1; ++i) {
+        const end = Math.min(j1, map.high[i]), row = i * cols;
+        for (let j = Math.max(j0, map.low[i]); j < end; ++j) {
+          const value = values[row + j];
+          if (value > best) best = value;
+          else if (value !== value) bad = true;
+          if (kept) {
+            sum += kept[row + j];
+            ++seen;
+          }
+        }
+      }
+      const color = bad ? undefinedColor : best < 0 ? masked : ramp.packed[toneIndex(best, this.strongest(i0), scale)];
+      return seen > 0 && sum < 255 * seen ? mixed(color, dropped, SHADE * (1 - sum / (255 * seen))) : color;
+    };
+  }
+
+  // Where n boxes of equal size along an axis begin and end in the part that is shown, in cells.
+  columnEdges(n) { return edges(n, this.x, this.what.map.cols / this.zoom, this.what.map.cols); }
+  rowEdges(n) { return edges(n, this.y, this.what.map.rows / this.zoom, this.what.map.rows); }
+
+  // Device pixels.
   drawShares(context) {
-    const { map, values, scale, kept } = this.what, { rows, cols } = map;
+    const { rows, cols } = this.what.map, paint = this.painter();
     const x0 = Math.round(this.left * this.ratio), y0 = Math.round(this.top * this.ratio);
     const w = Math.max(1, Math.round(this.plotWidth * this.ratio)), h = Math.max(1, Math.round(this.plotHeight * this.ratio));
     const image = context.createImageData(w, h), pixels = new Uint32Array(image.data.buffer);
-    const edges = (n, from, count, total) => Int32Array.from({ length: n + 1 },
-      (_, p) => Math.min(total, Math.max(0, Math.floor(from + p * count / n + 1e-9))));
-    const columns = edges(w, this.x, cols / this.zoom, cols), lines = edges(h, this.y, rows / this.zoom, rows);
-    const masked = packedColor(cssColor("--masked")), undefinedColor = packedColor(cssColor("--muted"));
+    const columns = this.columnEdges(w), lines = this.rowEdges(h);
     const gap = this.cellWidth * this.ratio >= 12 && this.cellHeight * this.ratio >= 12;
-    const line = packedColor(cssColor("--card")), dropped = packedColor(cssColor("--dropped"));
+    const line = packedColor(cssColor("--card"));
     let previous = -1;
     for (let y = 0; y < h; ++y) {
       const i0 = Math.min(rows - 1, lines[y]), i1 = Math.max(i0 + 1, lines[y + 1]);
@@ -160,28 +188,13 @@ class HeatMap {
         continue;
       }
       previous = i1 === i0 + 1 ? i0 : -1;
-      const reference = this.strongest(i0);
       for (let x = 0; x < w; ++x) {
         if (edge || (gap && x > 0 && columns[x] !== columns[x - 1])) {
           pixels[at + x] = line;
           continue;
         }
         const j0 = Math.min(cols - 1, columns[x]), j1 = Math.max(j0 + 1, columns[x + 1]);
-        let best = -1, bad = false, sum = 0, seen = 0;
-        for (let i = i0; i < i1; ++i) {
-          const end = Math.min(j1, map.high[i]), row = i * cols;
-          for (let j = Math.max(j0, map.low[i]); j < end; ++j) {
-            const value = values[row + j];
-            if (value > best) best = value;
-            else if (value !== value) bad = true;
-            if (kept) {
-              sum += kept[row + j];
-              ++seen;
-            }
-          }
-        }
-        const color = bad ? undefinedColor : best < 0 ? masked : ramp.packed[toneIndex(best, reference, scale)];
-        pixels[at + x] = seen > 0 && sum < 255 * seen ? mixed(color, dropped, SHADE * (1 - sum / (255 * seen))) : color;
+        pixels[at + x] = paint(i0, i1, j0, j1);
       }
     }
     context.putImageData(image, x0, y0);
@@ -202,7 +215,9 @@ class HeatMap {
     context.clip();
     for (let q = Math.floor(this.y); q < Math.min(map.rows, this.y + map.rows / this.zoom); ++q) {
       for (let k = Math.max(map.low[q], Math.floor(this.x)); k < Math.min(map.high[q], this.x + map.cols / this.zoom); ++k) {
-        const value = values[q * map.cols + k], index = toneIndex(value, this.strongest(q), scale);
+        const value = values[q * map.cols + k];
+        if (value < 0) continue;
+        const index = toneIndex(value, this.strongest(q), scale);
         context.fillStyle = ramp.isLightText(index) ? "#fff" : "#1f1c25";
         context.fillText(value < 0.0005 ? "0" : digits(100 * value).slice(0, 4).replace(/\.$/, ""), ...this.centre(q, k));
       }
@@ -268,6 +283,7 @@ class HeatMap {
     const context = this.overlay.getContext("2d");
     context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     context.clearRect(0, 0, this.width, this.height);
+    this.drawMarks(context);
     if (!this.cursor) return;
     const { q, k } = this.cursor, [x, y] = this.centre(q, k), { layer } = this.what;
     const inX = x > this.left - this.cellWidth / 2 && x < this.left + this.plotWidth + this.cellWidth / 2;
@@ -323,6 +339,50 @@ class HeatMap {
       context.translate(boxX, this.top - 2);
       context.rotate(-Math.PI / 2);
       box(colLabel(layer, k), this.top - 2);
+      context.restore();
+    }
+  }
+
+  // Rows and columns that were searched for: bands over the map, and their labels as long as these do not touch.
+  drawMarks(context) {
+    const { marks, layer } = this.what;
+    if (!marks) return;
+    const { left, top, plotWidth, plotHeight } = this, accent = cssColor("--accent"), card = cssColor("--card");
+    const bands = (chosen, at, size, from, length) => [...chosen].map((index) => [index, at(index), Math.max(size, 2)])
+      .filter(([, middle, thick]) => middle + thick / 2 > from && middle - thick / 2 < from + length);
+    const rows = bands(marks.rows, (q) => this.centre(q, 0)[1], this.cellHeight, top, plotHeight);
+    const columns = bands(marks.columns, (k) => this.centre(0, k)[0], this.cellWidth, left, plotWidth);
+    context.save();
+    context.beginPath();
+    context.rect(left, top, plotWidth, plotHeight);
+    context.clip();
+    context.fillStyle = accent;
+    context.globalAlpha = 0.22;
+    for (const [, y, thick] of rows) context.fillRect(left, y - thick / 2, plotWidth, thick);
+    for (const [, x, thick] of columns) context.fillRect(x - thick / 2, top, thick, plotHeight);
+    context.restore();
+    context.font = `600 ${this.font}`;
+    context.textBaseline = "middle";
+    const apart = (list) => {  // those whose labels do not touch the one before
+      let before = -Infinity;
+      return list.filter(([, middle]) => middle - before >= 13 && ((before = middle), true));
+    };
+    const near = (labels, places) => labels.filter((at) => places.some(([, place]) => Math.abs(at - place) < 13));
+    const [named, seen] = [apart(rows), apart(columns)];
+    context.fillStyle = card;  // over labels that a found one would touch
+    for (const at of near(this.labelsLeft, named)) context.fillRect(0, at - 8, left - 2, 16);
+    for (const at of near(this.labelsTop, seen)) context.fillRect(at - 8, 0, 16, top - 2);
+    context.fillStyle = accent;
+    context.textAlign = "right";
+    for (const [q, y] of named) {
+      context.fillText(this.fit(context, rowLabel(layer, q), left - 10), left - 6, y);
+    }
+    context.textAlign = "left";
+    for (const [k, x] of seen) {
+      context.save();
+      context.translate(x, top - 6);
+      context.rotate(-Math.PI / 2);
+      context.fillText(this.fit(context, colLabel(layer, k), top - 10), 0, 0);
       context.restore();
     }
   }

@@ -1,14 +1,16 @@
 // The attention itself: numbers out of the page's data, one head's map at a time.
 //
 // A map is { rows, cols, data, low, high, rowMax, max }: shares of attention, row-major; row i sees columns low[i] up to
-// but not including high[i]. In a page of small tensors rows are queries and columns keys, in one of pooled maps both are
-// ranges of them.
+// but not including high[i], and of these no share below 0, which stands for a pair that is masked. Rows are queries and
+// columns keys, but ranges of them in a page of pooled maps.
 
-const pooled = data.layers[0].bins !== undefined;
+const holdsMaps = data.layers[0].bins !== undefined;  // else q and k
+const pooled = data.layers.some(({ bins, queries, keys }) => holdsMaps && (bins[0] < queries || bins[1] < keys));
 
-// The bytes of a data element, which is dropped.
+// The bytes of a data element, which is dropped; null if there is none.
 function takeBytes(id) {
   const node = $(id);
+  if (node === null) return null;
   const text = node.textContent;
   node.remove();
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
@@ -36,15 +38,23 @@ function halves(bytes, begin, count) {
   return out;
 }
 
-const keptBytes = new Map();  // what a pattern keeps, by id: layers may share it
+const setBytes = new Map();  // sets of cells, by id: layers may share them
+
+// Cells of head h of a set, { id, heads, bits }: a bit or a byte each.
+function cellsOf({ id, heads, bits = 1 }, h, n) {
+  if (!setBytes.has(id)) setBytes.set(id, takeBytes(id));
+  const bytes = setBytes.get(id), head = heads === 1 ? 0 : h;
+  if (bits === 8) return bytes.subarray(head * n, (head + 1) * n);
+  const begin = head * Math.ceil(n / 8);
+  return Uint8Array.from({ length: n }, (_, i) => (bytes[begin + (i >> 3)] >> (i & 7) & 1 ? 255 : 0));
+}
 
 class Layer {
   constructor(header, index) {
     Object.assign(this, header);
     this.index = index;
     this.tokens = header.tokens !== undefined ? header.tokens : data.tokens;
-    [this.rows, this.cols] = pooled ? header.bins : [header.queries, header.keys];
-    this.start = this.keys - this.queries;  // position of query 0
+    [this.rows, this.cols] = holdsMaps ? header.bins : [header.queries, header.keys];
     this.low = new Int32Array(this.rows);
     this.high = new Int32Array(this.rows);
     for (let i = 0; i < this.rows; ++i) {
@@ -53,7 +63,7 @@ class Layer {
       this.low[i] = pooled ? Math.floor(low * this.cols / this.keys) : low;
       this.high[i] = high <= low ? this.low[i] : pooled ? Math.floor((high - 1) * this.cols / this.keys) + 1 : high;
     }
-    this.masks = this.low.some((x) => x > 0) || this.high.some((x) => x < this.cols);
+    this.masks = this.seen !== undefined || this.low.some((x) => x > 0) || this.high.some((x) => x < this.cols);
   }
 
   // Keys [low, high) that query i may look at.
@@ -72,18 +82,12 @@ class Layer {
 
   // For each cell of head h, the share of its pairs that the pattern keeps, 0 to 255; null without a pattern.
   keptCells(h) {
-    if (!this.kept) return null;
-    const { id, heads, bits } = this.kept, n = this.rows * this.cols, head = heads === 1 ? 0 : h;
-    if (!keptBytes.has(id)) keptBytes.set(id, takeBytes(id));
-    const bytes = keptBytes.get(id);
-    if (bits === 8) return bytes.subarray(head * n, (head + 1) * n);
-    const begin = head * Math.ceil(n / 8);
-    return Uint8Array.from({ length: n }, (_, i) => (bytes[begin + (i >> 3)] >> (i & 7) & 1 ? 255 : 0));
+    return this.kept ? cellsOf(this.kept, h, this.rows * this.cols) : null;
   }
 
   // The map of head h, computed a few rows at a time: yields between them.
   *compute(h) {
-    return pooled ? this.unpack(h) : yield* this.multiply(h);
+    return holdsMaps ? this.unpack(h) : yield* this.multiply(h);
   }
 
   *multiply(h) {
@@ -116,15 +120,16 @@ class Layer {
   unpack(h) {
     const { rows, cols } = this, n = rows * cols;
     this.bytes ??= { mean: takeBytes(`mean${this.index}`), max: takeBytes(`max${this.index}`) };
-    const out = halves(this.bytes.mean, h * n, n), strongest = halves(this.bytes.max, h * n, n);
-    for (let j = 0; j < cols; ++j) {
-      const [first, end] = this.colRange(j), keys = (end - first) * this.meanFactors[h];
-      for (let i = 0; i < rows; ++i) {
-        out[i * cols + j] *= keys;
-        strongest[i * cols + j] *= this.maxFactors[h];
-      }
-    }
-    return Object.assign(this.finish(out), { strongest: this.finish(strongest) });
+    const seen = this.seen ? cellsOf(this.seen, h, n) : null;
+    const values = (bytes, factor) => {
+      const shares = halves(bytes, h * n, n);
+      for (let i = 0; i < n; ++i) shares[i] = seen && seen[i] === 0 ? -1 : shares[i] * factor(i % cols);
+      return this.finish(shares);
+    };
+    const keys = (j) => { const [first, end] = this.colRange(j); return end - first; };
+    const map = values(this.bytes.mean, (j) => keys(j) * this.meanFactors[h]);
+    map.strongest = this.bytes.max ? values(this.bytes.max, () => this.maxFactors[h]) : map;
+    return map;
   }
 
   finish(values) {
@@ -180,42 +185,50 @@ function shrink(map, n) {
   return { rows, cols, data: small, max: map.max };
 }
 
-// What a head does on average over its rows.
+// What a head does on average over its rows: shares of its attention; `entropy` in bits; `distance`, how many tokens away
+// what it looks at is.
 function summarize(layer, map) {
   const { rows, cols, data: p, low, high } = map;
+  const middle = ([first, end]) => (first + end - 1) / 2;
+  const places = Float64Array.from({ length: cols }, (_, j) => middle(layer.colRange(j)));
   const total = { self: 0, previous: 0, next: 0, first: 0, last: 0, same: 0 };
   const columns = new Float64Array(cols);
-  let entropy = 0, spread = 0, seen = 0, used = 0;
+  let entropy = 0, spread = 0, distance = 0, seen = 0, used = 0;
   for (let i = 0; i < rows; ++i) {
-    if (high[i] <= low[i]) continue;
-    const own = pooled ? Math.floor(i * cols / rows) : i + layer.start;
+    const place = middle(layer.rowRange(i)) + layer.start;
+    const own = pooled ? Math.floor(place * cols / layer.keys) : place;
     const label = pooled || !layer.tokens ? null : layer.tokens[own];
-    let h = 0, ok = true, same = 0;
+    let h = 0, ok = true, same = 0, far = 0, allowed = 0;
     for (let j = low[i]; j < high[i]; ++j) {
       const x = p[i * cols + j];
+      if (x < 0) continue;
       if (!(x >= 0)) ok = false;
-      if (x > 0) h -= x * Math.log(x);
+      if (x > 0) h -= x * Math.log2(x);
       if (label !== null && j !== own && layer.tokens[j] === label) same += x;
+      far += x * Math.abs(places[j] - place);
+      ++allowed;
     }
-    if (!ok) continue;
-    const at = (j) => (j >= low[i] && j < high[i] ? p[i * cols + j] : 0);
+    if (!ok || allowed === 0) continue;
+    const at = (j) => (j >= low[i] && j < high[i] ? Math.max(0, p[i * cols + j]) : 0);
     total.self += at(own);
     total.previous += at(own - 1);
     total.next += at(own + 1);
     total.first += at(0);
     total.last += at(cols - 1);
     total.same += same;
-    for (let j = low[i]; j < high[i]; ++j) columns[j] += p[i * cols + j];
+    for (let j = low[i]; j < high[i]; ++j) columns[j] += at(j);
     entropy += h;
-    spread += Math.exp(h);
-    seen += high[i] - low[i];
+    spread += 2 ** h;
+    distance += far;
+    seen += allowed;
     ++used;
   }
   if (used === 0) return null;
   for (const name of Object.keys(total)) total[name] /= used;
   let favorite = 0;
   for (let j = 0; j < cols; ++j) if (columns[j] > columns[favorite]) favorite = j;
-  return { ...total, favorite, favoriteShare: columns[favorite] / used, entropy: entropy / used, spread: spread / used, seen: seen / used };
+  return { ...total, favorite, favoriteShare: columns[favorite] / used, entropy: entropy / used, spread: spread / used,
+    distance: distance / used, seen: seen / used };
 }
 
 const HABITS = pooled

@@ -7,10 +7,10 @@ function ranked(what, { q, k }, across) {
   const { map, values } = what, list = [];
   if (across) {
     for (let i = 0; i < map.rows; ++i) {
-      if (k >= map.low[i] && k < map.high[i]) list.push({ at: i, value: values[i * map.cols + k] });
+      if (isVisible(map, { q: i, k })) list.push({ at: i, value: values[i * map.cols + k] });
     }
   } else {
-    for (let j = map.low[q]; j < map.high[q]; ++j) list.push({ at: j, value: values[q * map.cols + j] });
+    for (let j = map.low[q]; j < map.high[q]; ++j) if (isVisible(map, { q, k: j })) list.push({ at: j, value: values[q * map.cols + j] });
   }
   const size = ({ value }) => (Number.isNaN(value) ? -1 : value);
   return list.sort((a, b) => size(b) - size(a));
@@ -19,7 +19,7 @@ function ranked(what, { q, k }, across) {
 // A token in quotes, as it may be a comma; positions go without.
 const quoted = ({ tokens }, words) => (tokens ? ["\u201c", element("b", words), "\u201d"] : [element("b", words)]);
 
-const isVisible = (map, { q, k }) => k >= map.low[q] && k < map.high[q];
+const isVisible = (map, { q, k }) => k >= map.low[q] && k < map.high[q] && !(map.data[q * map.cols + k] < 0);
 
 // What is to be said of a pair that the pattern does not keep, or of a cell of which it does not keep all; else nothing.
 function loss({ map, kept }, { q, k }) {
@@ -150,7 +150,7 @@ class RunningText {
   }
 
   fill(what, pair, across) {
-    const { layer, map, values, scale } = what;
+    const { layer, map, values, scale, marks } = what;
     const hidden = pooled || !layer.tokens;
     $("text-section").hidden = hidden;
     if (hidden) return;
@@ -179,7 +179,8 @@ class RunningText {
       const index = Math.round(0.86 * toneIndex(value, strongest, scale === "log" ? "log" : "linear"));
       span.style.backgroundColor = index > 2 ? css(ramp.rgb[index]) : "";
       span.style.color = value < 0 || Number.isNaN(value) ? "var(--muted)" : index <= 2 ? "" : ramp.isLightText(index) ? "#fff" : "#1f1c25";
-      span.className = position === (across ? pair.k : own) ? "reader" : "";
+      span.classList.toggle("reader", position === (across ? pair.k : own));
+      span.classList.toggle("found", marks?.columns.has(position) ?? false);
       span.title = value < 0 ? "" : percent(value);
     });
   }

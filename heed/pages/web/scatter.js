@@ -1,15 +1,6 @@
 // Error against time, both logarithmic. Errors lie in two bands: what rounds exact attention and what computes something else
 // are ten decades apart, and nothing is between; so each band has an axis of its own, above each other.
 
-// The namespace, without an address in a page that needs no network.
-const SVG = new DOMParser().parseFromString("<svg></svg>", "text/html").body.firstChild.namespaceURI;
-function shape(tag, attributes = {}, text = "") {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  if (text !== "") node.textContent = text;
-  return node;
-}
-
 // A sign of its own for each dtype, for those who do not see the colors: paths of radius about 1.
 const SIGNS = {
   f64: "M-.9-.9H.9V.9H-.9Z", f32: "M-1 0A1 1 0 1 1 1 0A1 1 0 1 1-1 0Z", bf16: "M0-1.25L1.25 0L0 1.25L-1.25 0Z",

@@ -1,13 +1,15 @@
-// The page of `heed view`: what is chosen, and what keys, mouse and fingers do to it.
+// The page of attention: what is chosen, and what keys, mouse and fingers do to it.
 
-const state = { layer: 0, head: 0, q: 0, k: 0, scale: "sqrt", norm: "map", measure: "mean", pattern: "shade", across: false };
+const state = { layer: 0, head: 0, q: 0, k: 0, scale: "sqrt", norm: "map", measure: "mean", pattern: "shade", across: false,
+  find: "", order: "layer", reverse: false, only: "" };
 let hover = null;  // a pair that is pointed at; the chosen one returns when it goes
 let what = null;   // what the map shows
 const implied = new ImpliedView((pair) => { hover = pair; showPair(true); }, choose);
 const overlay = $("overlay");
 const heat = new HeatMap($("stage"), $("heat"), overlay, () => implied.follow(heat));
-const summaries = layers.map(() => []);
-const thumbs = [];
+const grid = new HeadGrid(chooseHead);
+const search = new Search(() => state.across, (text) => { state.find = text; mark(); showPair(); link(); },
+  (index) => choose(state.across ? { q: state.q, k: index } : { q: index, k: state.k }));
 
 const layer = () => layers[state.layer];
 const clampTo = (value, n) => Math.min(n - 1, Math.max(0, value));
@@ -21,8 +23,8 @@ function showHead() {
   state.k = clampTo(state.k, map.cols);
   const shown = state.measure === "max" && map.strongest ? map.strongest : map;
   what = { layer: current, map, values: shown.data, rowMax: shown.rowMax, max: shown.max, scale: state.scale, norm: state.norm, measure: state.measure,
-    kept: state.pattern === "shade" ? current.keptCells(state.head) : null };
-  const summary = summaries[state.layer][state.head] ??= summarize(current, map);
+    kept: state.pattern === "shade" ? current.keptCells(state.head) : null, marks: search.look(current, state.find) };
+  const thumb = grid.find(state.layer, state.head), summary = thumb.summary ??= summarize(current, map);
   const head = current.heads[state.head];
   $("map-title").textContent = `Layer ${layerName(current)}, head ${head}`;
   $("map-tag").textContent = habit(summary);
@@ -35,12 +37,14 @@ function showHead() {
   implied.show(what, state.head);
   fillLegend(what);
   fillKept(current, state.head);
-  for (const thumb of thumbs) {
-    const chosen = thumb.layer === state.layer && thumb.head === state.head;
-    thumb.button.setAttribute("aria-pressed", chosen);
-    thumb.button.tabIndex = chosen ? 0 : -1;
-  }
+  grid.mark(state.layer, state.head);
   showPair();
+}
+
+// Marks what is searched for, in this map and in the one below.
+function mark() {
+  what.marks = search.look(layer(), state.find);
+  implied.mark(what.marks);
 }
 
 // The pair that is pointed at, else the chosen one. While the mouse moves, what surrounds the map follows once per frame.
@@ -69,6 +73,9 @@ function announce() {
 let writingHash = 0;
 function changed() {
   announce();
+  link();
+}
+function link() {
   clearTimeout(writingHash);
   writingHash = setTimeout(writeHash, 120);
 }
@@ -92,24 +99,31 @@ function chooseHead(layerIndex, head) {
   changed();
 }
 
-// The next head of all, from one layer into the next.
+// The next of the heads that are shown, in their order.
 function stepHead(by) {
-  const head = state.head + by;
-  if (head < 0 && state.layer > 0) chooseHead(state.layer - 1, layers[state.layer - 1].heads.length - 1);
-  else if (head >= layer().heads.length && state.layer + 1 < layers.length) chooseHead(state.layer + 1, 0);
-  else chooseHead(state.layer, head);
+  const next = grid.step(by);
+  chooseHead(next.layer, next.head);
+}
+
+function arrange() {
+  grid.arrange(state);
+  grid.mark(state.layer, state.head);
 }
 
 // --- the link --------------------------------------------------------------------------------------------------------------
 
 const HASH = { layer: "layer", head: "head", q: "row", k: "column" };
 
+// A page in a frame of a notebook has no address of its own.
+const linked = location.protocol !== "about:";
+
 function writeHash() {
+  if (!linked) return;
   const parts = Object.entries(HASH).map(([key, name]) => `${name}=${state[key]}`);
-  for (const [key, usual] of [["scale", "sqrt"], ["norm", "map"], ["measure", "mean"], ["pattern", "shade"]]) {
-    if (state[key] !== usual) parts.push(`${key}=${state[key]}`);
+  for (const [key, usual] of [["scale", "sqrt"], ["norm", "map"], ["measure", "mean"], ["pattern", "shade"], ["order", "layer"], ["find", ""], ["only", ""]]) {
+    if (state[key] !== usual) parts.push(`${key}=${encodeURIComponent(state[key])}`);
   }
-  if (state.across) parts.push("across=1");
+  for (const key of ["across", "reverse"]) if (state[key]) parts.push(`${key}=1`);
   history.replaceState(null, "", `#${parts.join("&")}`);
 }
 
@@ -123,9 +137,12 @@ function readHash() {
   state.head = clampTo(number("head", state.head), layer().heads.length);
   state.q = clampTo(number("row", state.q), layer().rows);
   state.k = clampTo(number("column", state.k), layer().cols);
-  for (const key of ["scale", "norm", "measure", "pattern"]) {
+  for (const key of ["scale", "norm", "measure", "pattern", "order"]) {
     if ([...$(key).options].some((option) => option.value === given.get(key))) $(key).value = state[key] = given.get(key);
   }
+  state.find = given.get("find") ?? "";
+  state.only = $("only").value = given.get("only") ?? "";
+  state.reverse = given.get("reverse") === "1";
   setDirection(given.get("across") === "1");
 }
 
@@ -133,6 +150,14 @@ function readHash() {
 
 function fillHeadPicker() {
   $("head").replaceChildren(...layer().heads.map((name, i) => element("option", name, { value: i })));
+}
+
+// The head that follows the hidden one is shown in its place.
+function hideHead() {
+  const next = grid.hide();
+  if (!next) return;
+  arrange();
+  chooseHead(next.layer, next.head);
 }
 
 function setDirection(across) {
@@ -159,15 +184,9 @@ function afterZoom() {
   $("zoom-reset").textContent = `${heat.zoom < 9.95 ? Number(heat.zoom.toFixed(1)) : heat.zoom.toFixed(0)}\u00d7`;
 }
 
-function savePicture() {
-  const title = `Layer ${layerName(layer())}, head ${layer().heads[state.head]}: ${habit(summaries[state.layer][state.head])}`;
-  heat.toBlob(title, (blob) => {
-    const url = URL.createObjectURL(blob);
-    const link = element("a", "", { href: url, download: `attention-layer${layerName(layer())}-head${layer().heads[state.head]}.png` });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(url), 10000);
-  });
-}
+// What saved maps are called.
+const headTitle = () => `Layer ${visible(layerName(layer()))}, head ${layer().heads[state.head]}: ${habit(grid.chosen.summary)}`;
+const fileName = () => `attention-layer${layerName(layer())}-head${layer().heads[state.head]}`;
 
 function wireControls() {
   $("layer").replaceChildren(...layers.map((each, i) => element("option", layerName(each), { value: i })));
@@ -178,99 +197,31 @@ function wireControls() {
     $(key).addEventListener("change", () => {
       state[key] = $(key).value;
       showHead();
-      paintThumbs();
+      grid.paintAll();
       changed();
     });
   }
+  $("order").addEventListener("change", () => { state.order = $("order").value; arrange(); link(); });
+  $("reverse").addEventListener("click", () => { state.reverse = !state.reverse; arrange(); link(); });
+  $("only").addEventListener("input", () => { state.only = $("only").value; arrange(); link(); });
+  $("hide-head").addEventListener("click", hideHead);
+  $("all-heads").addEventListener("click", () => {
+    grid.hidden.clear();
+    state.only = $("only").value = "";
+    arrange();
+    link();
+  });
   $("measure-label").hidden = !pooled;
   $("pattern-label").hidden = !data.pattern;
   $("layer").parentNode.hidden = layers.length === 1;
-  $("looks-at").addEventListener("click", () => { setDirection(false); showPair(); changed(); });
-  $("looked-at").addEventListener("click", () => { setDirection(true); showPair(); changed(); });
+  for (const [id, across] of [["looks-at", false], ["looked-at", true]]) {
+    $(id).addEventListener("click", () => { setDirection(across); mark(); showPair(); changed(); });
+  }
   $("zoom-in").addEventListener("click", () => zoomed(1.6));
   $("zoom-out").addEventListener("click", () => zoomed(1 / 1.6));
   $("zoom-reset").addEventListener("click", () => zoomed(0));
-  $("save").addEventListener("click", savePicture);
+  wireSaving(heat, headTitle, fileName);
   $("help-open").addEventListener("click", () => $("help").showModal());
-}
-
-// --- all heads -------------------------------------------------------------------------------------------------------------
-
-const THUMB = 64;  // pixels of a thumbnail
-
-function makeThumbs() {
-  const most = Math.max(...layers.map((each) => each.heads.length));
-  const box = $("thumbs");
-  box.style.gridTemplateColumns = `max-content repeat(${most}, minmax(14px, ${most < 6 ? "92px" : "1fr"}))`;
-  box.append(element("span", "", { class: "axis" }));
-  for (let h = 0; h < most; ++h) {
-    const names = new Set(layers.filter((each) => h < each.heads.length).map((each) => each.heads[h]));
-    box.append(element("span", names.size === 1 ? [...names][0] : "", { class: "axis", "aria-hidden": "true" }));
-  }
-  layers.forEach((each, l) => {
-    box.append(element("span", layerName(each), { class: "axis layer", "aria-hidden": "true" }));
-    for (let h = 0; h < most; ++h) {
-      if (h >= each.heads.length) {
-        box.append(element("span"));
-        continue;
-      }
-      const name = `Layer ${layerName(each)}, head ${each.heads[h]}`;
-      const button = element("button", "", { type: "button", class: "thumb", "aria-pressed": "false", "aria-label": name, title: name, tabindex: "-1" });
-      const canvas = element("canvas", "", { width: "1", height: "1" });
-      button.append(canvas);
-      button.addEventListener("click", () => chooseHead(l, h));
-      box.append(button);
-      thumbs.push({ layer: l, head: h, button, canvas, name, small: null });
-    }
-  });
-  box.addEventListener("keydown", (event) => {
-    const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
-    const move = moves[event.key];
-    if (!move || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    event.stopPropagation();
-    chooseHead(state.layer + move[0], state.head + move[1]);
-    thumbs.find((thumb) => thumb.layer === state.layer && thumb.head === state.head).button.focus();
-  });
-}
-
-function paintThumb({ canvas, small }) {
-  if (!small) return;
-  canvas.width = small.cols;
-  canvas.height = small.rows;
-  const context = canvas.getContext("2d"), image = context.createImageData(small.cols, small.rows);
-  const pixels = new Uint32Array(image.data.buffer), masked = packedColor(cssColor("--masked"));
-  for (let i = 0; i < small.rows; ++i) {
-    const line = small.data.subarray(i * small.cols, (i + 1) * small.cols);
-    const reference = state.norm === "row" ? Math.max(...line) : small.max;
-    for (let j = 0; j < small.cols; ++j) {
-      pixels[i * small.cols + j] = line[j] < 0 ? masked : ramp.packed[toneIndex(line[j], reference, state.scale)];
-    }
-  }
-  context.putImageData(image, 0, 0);
-}
-const paintThumbs = () => thumbs.forEach(paintThumb);
-
-// All thumbnails, a few milliseconds at a time, so that the page answers meanwhile.
-function* computeThumbs() {
-  for (const thumb of thumbs) {
-    const each = layers[thumb.layer], map = recent.get(`${thumb.layer} ${thumb.head}`) ?? (yield* each.compute(thumb.head));
-    thumb.small = shrink(map, THUMB);
-    const summary = summaries[thumb.layer][thumb.head] ??= summarize(each, map);
-    thumb.button.title = `${thumb.name}: ${habit(summary)}`;
-    thumb.button.setAttribute("aria-label", thumb.button.title);
-    paintThumb(thumb);
-    yield;
-  }
-}
-
-function inSlices(steps, finished) {
-  const slice = () => {
-    const end = performance.now() + 12;
-    while (performance.now() < end) if (steps.next().done) return finished();
-    setTimeout(slice);
-  };
-  setTimeout(slice);
 }
 
 // --- mouse and fingers -----------------------------------------------------------------------------------------------------
@@ -377,6 +328,7 @@ function onKey(event) {
   const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
   const anywhere = {
     "?": () => $("help").showModal(),
+    "/": () => $("find").focus(), "x": hideHead,
     "[": () => stepHead(-1), "]": () => stepHead(1),
     "{": () => chooseHead(state.layer - 1, state.head), "}": () => chooseHead(state.layer + 1, state.head),
     "+": () => zoomed(1.6), "=": () => zoomed(1.6), "-": () => zoomed(1 / 1.6), "0": () => zoomed(0), "Escape": () => zoomed(0),
@@ -435,10 +387,13 @@ function describePage() {
   const stretch = digits(first.keys / first.cols);
   const tokens = first.queries === first.keys ? count(first.keys, "token") : `${count(first.queries, "query")}, ${count(first.keys, "key")}`;
   $("subtitle").textContent = [data.model, data.file, count(layers.length, "layer"), count(most, "head"), tokens].filter(Boolean).join(" \u00b7 ");
-  $("how").textContent = pooled
-    ? `Too many tokens to draw one by one: each row is a stretch of about ${stretch} tokens, each column a stretch that it looks at. The stronger the color, the larger the share of its attention that goes there; a row adds up to 100\u2009%.`
-    : `Each row is a token, each column a token that it looks at. The stronger the color, the larger the share of its attention that goes there; a row adds up to 100\u2009%.`;
-  const own = pooled ? "Pooled maps, computed by heed from the tensors." : "Computed in this page from q and k, rounded to 16-bit floats.";
+  const things = pooled
+    ? `Too many tokens to draw one by one: each row is a stretch of about ${stretch} tokens, each column a stretch that it looks at.`
+    : "Each row is a token, each column a token that it looks at.";
+  const sum = layers.some((each) => each.sinks) ? "what a row lacks of 100\u2009% goes to a sink, which is no token" : "a row adds up to 100\u2009%";
+  $("how").textContent = `${things} The stronger the color, the larger the share of its attention that goes there; ${sum}.`;
+  const own = pooled ? "Pooled maps, computed by heed from the tensors." : holdsMaps
+    ? "Computed by heed from the tensors, rounded to 16-bit floats." : "Computed in this page from q and k, rounded to 16-bit floats.";
   const options = [...new Set(layers.map((each) => each.options))].join("; ");
   $("notes").replaceChildren(...[`${own} Written by heed ${data.version}.`, [`Attention: ${options}`, ...data.notes].join("; ") + "."]
     .map((note) => element("li", note)));
@@ -447,29 +402,32 @@ function describePage() {
 describePage();
 wireControls();
 wirePointer();
-makeThumbs();
 document.addEventListener("keydown", onKey);
 ramp = makeRamp(isDark());
 interestingHead();
 readHash();
 if (!new URLSearchParams(location.hash.slice(1)).has("row")) interestingPair();
+arrange();
 showHead();
 afterZoom();
-addEventListener("hashchange", () => { readHash(); hover = null; showHead(); });
+addEventListener("hashchange", () => { readHash(); hover = null; arrange(); showHead(); });
 followTheme(() => {
   ramp = makeRamp(isDark());
   showHead();
-  paintThumbs();
+  grid.paintAll();
 });
 new ResizeObserver(() => {
   heat.layout();
   implied.layout();
 }).observe($("stage"));
-inSlices(computeThumbs(), () => { document.documentElement.dataset.ready = "true"; });
+inSlices(grid.compute(), () => {
+  arrange();  // now that all is known that heads are sorted and named by
+  document.documentElement.dataset.ready = "true";
+});
 
 // For tests and for the curious: the page's own numbers.
 window.heed = {
-  state, layers,
+  state, layers, grid, ramp: (dark) => makeRamp(dark).rgb, found: () => what.marks,
   probability: (l, h, q, k) => mapOf(layers[l], h).data[q * layers[l].cols + k],
   centre: (q, k) => heat.centre(q, k),
   impliedCentre: (q, k) => implied.heat.centre(q, k),
