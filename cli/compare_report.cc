@@ -218,8 +218,9 @@ Json ToJson(const CompareReport& report) {
   for (const auto& [mechanism, reason] : report.skipped) {
     skipped.push_back({{"mechanism", mechanism}, {"reason", reason}});
   }
-  return {{"file", report.file},   {"layer", report.layer}, {"reference", report.reference},
-          {"rows", rows},          {"assumed", Assumed(report)}, {"skipped", skipped}};
+  return {{"file", report.file},           {"layer", report.layer}, {"tokens", report.tokens},
+          {"reference", report.reference}, {"rows", rows},          {"assumed", Assumed(report)},
+          {"skipped", skipped}};
 }
 
 void WritePage(const std::string& path, const CompareReport& report) {
