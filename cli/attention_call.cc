@@ -6,7 +6,6 @@
 #include <limits>
 #include <vector>
 
-#include "cli/format.h"
 #include "heed/harness/timing.h"
 
 namespace heed::cli {
@@ -131,11 +130,6 @@ OutputError AttentionCall::SpotCheck(int64_t num_rows) const {
   return sum.Result();
 }
 
-std::string Brief(const Pattern& pattern, size_t most) {
-  const std::string text = pattern.ToString();
-  return text.size() <= most ? text : text.substr(0, most) + "...";
-}
-
 Json ToJson(const attention::Options& options) {
   Json json = Json::object();
   if (options.causal) json["causal"] = true;
@@ -146,19 +140,6 @@ Json ToJson(const attention::Options& options) {
   if (options.softcap > 0) json["softcap"] = options.softcap;
   if (options.pattern.present()) json["pattern"] = options.pattern.ToString();
   return json;
-}
-
-std::string ToString(const attention::Options& options) {
-  std::string text = options.causal ? " causal" : "";
-  if (options.window.left >= 0 || options.window.right >= 0) {
-    text +=
-        Format(" window {},{}", options.window.left, options.window.right);
-  }
-  if (text.empty() && !options.pattern.present()) text = " full";
-  if (options.softcap > 0)
-    text += Format(" softcap {:.6g}", options.softcap);
-  if (options.pattern.present()) text += Format(" {}", Brief(options.pattern));
-  return text.substr(1);
 }
 
 }  // namespace heed::cli

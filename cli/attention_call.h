@@ -11,6 +11,7 @@
 #include "heed/core/context.h"
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
+#include "heed/harness/options_text.h"
 #include "heed/harness/tensor_file.h"
 #include "heed/ops/exact/attention/attention.h"
 
@@ -73,14 +74,8 @@ double MedianSeconds(const Context& ctx, const std::function<void()>& call);
 OutputError MeasureError(const ConstTensorView& o,
                          const ConstTensorView& expected);
 
-// A pattern's expression for people: what is longer is cut.
-std::string Brief(const Pattern& pattern, size_t most = 60);
-
 // Options that differ from the default, {"causal": true, "window": [127, 0]}.
 Json ToJson(const attention::Options& options);
-
-// Those options in one line, "causal window 127,0"; a pattern is its expression; "full" stands for none.
-std::string ToString(const attention::Options& options);
 
 }  // namespace heed::cli
 

@@ -18,11 +18,11 @@
 #include "cli/format.h"
 #include "cli/mechanism_call.h"
 #include "cli/options.h"
-#include "cli/page.h"
 #include "cli/print.h"
 #include "cli/verbs.h"
 #include "heed/core/error.h"
 #include "heed/ops/sparse/select/select.h"
+#include "heed/pages/page.h"
 
 namespace heed::cli {
 namespace {
@@ -329,6 +329,7 @@ CompareReport CompareQkv(Context& ctx, const CompareOptions& options,
   report.problem = ProblemOf(ctx, wide, {{"q", wide.q}, {"k", wide.k}, {"v", wide.v}});
   report.file = wide.file;
   report.layer = wide.layer;
+  report.tokens = wide.k.size(1);
 
   std::vector<Variant> variants = Variants(c.full, c.typed, options.math.HasWindow() || options.math.HasPattern(), wide);
   if (chosen.size() > 1 && !c.full.causal) {  // what causal mechanisms stand beside
@@ -359,6 +360,16 @@ CompareReport CompareQkv(Context& ctx, const CompareOptions& options,
   return report;
 }
 
+// Tokens of the first input that has some.
+int64_t TokensOf(const OpEntry& op, const NamedTensors& set) {
+  for (const InputSpec& spec : op.inputs) {
+    const size_t axis = spec.axes.find('T');
+    const auto tensor = set.tensors.find(spec.name);
+    if (axis != spec.axes.npos && tensor != set.tensors.end()) return tensor->second.size(static_cast<int>(axis));
+  }
+  return 0;
+}
+
 CompareReport CompareAlone(Context& ctx, const CompareOptions& options,
                            const std::vector<OpEntry>& chosen, CompareReport report) {
   report.reference = "each mechanism itself in float64, as the file has no q, k and v";
@@ -378,6 +389,7 @@ CompareReport CompareAlone(Context& ctx, const CompareOptions& options,
     report.problem = ProblemOf(ctx, set, tensors);
     report.file = set.file;
     report.layer = set.layer;
+    report.tokens = TokensOf(op, set);
     TryToAdd(options, op, set.file, report,
              [&] { AddAlone(ctx, options.tensors, op, countdown, report); });
   }
@@ -401,7 +413,7 @@ void Compare(const CompareOptions& options) {
     report.dtypes = {ParseDType(options.tensors.dtype)};
   }
   const bool qkv = options.tensors.Hold({{"q", "BTHK"}, {"k", "BTHK"}, {"v", "BTHV"}});
-  if (!options.html.empty()) CheckWritable(options.html);
+  if (!options.html.empty()) pages::CheckWritable(options.html);
   report = qkv ? CompareQkv(ctx, options, chosen, std::move(report))
                : CompareAlone(ctx, options, chosen, std::move(report));
   if (!options.html.empty()) WritePage(options.html, report);

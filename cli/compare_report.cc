@@ -9,7 +9,7 @@
 
 #include "cli/assumed_tensors.h"
 #include "cli/format.h"
-#include "cli/page.h"
+#include "heed/pages/page.h"
 
 namespace heed::cli {
 namespace {
@@ -143,7 +143,7 @@ std::vector<std::string> Remarks(const CompareReport& report) {
 
 std::string HtmlCell(const char* tag, const std::string& attributes,
                      const std::string& text) {
-  return Format("<{0}{1}>{2}</{0}>", tag, attributes, EscapeHtml(text));
+  return Format("<{0}{1}>{2}</{0}>", tag, attributes, pages::EscapeHtml(text));
 }
 
 // Two rows of headers: what is measured, in which dtype.
@@ -218,12 +218,13 @@ Json ToJson(const CompareReport& report) {
   for (const auto& [mechanism, reason] : report.skipped) {
     skipped.push_back({{"mechanism", mechanism}, {"reason", reason}});
   }
-  return {{"file", report.file},   {"layer", report.layer}, {"reference", report.reference},
-          {"rows", rows},          {"assumed", Assumed(report)}, {"skipped", skipped}};
+  return {{"file", report.file},           {"layer", report.layer}, {"tokens", report.tokens},
+          {"reference", report.reference}, {"rows", rows},          {"assumed", Assumed(report)},
+          {"skipped", skipped}};
 }
 
 void WritePage(const std::string& path, const CompareReport& report) {
-  Page page;
+  pages::Page page;
   page.name = "compare.html";
   page.styles = {"base.css", "compare.css"};
   page.scripts = {"base.js", "scatter.js", "compare.js"};
@@ -238,7 +239,7 @@ void WritePage(const std::string& path, const CompareReport& report) {
   for (const std::string& remark : Remarks(report)) notes.push_back(remark);
   for (const std::string& note : notes) page.body += HtmlCell("li", "", note);
   page.body += "</ul>\n";
-  WriteText(path, ComposePage(page));
+  pages::WriteText(path, pages::ComposePage(page));
 }
 
 }  // namespace heed::cli

@@ -30,6 +30,7 @@ struct CompareRow {
 
 struct CompareReport {
   std::string file, layer;
+  int64_t tokens = 0;              // keys of a sequence
   std::string problem;             // dtype, shapes, threads
   std::vector<std::string> notes;  // facts of the file
   std::string reference;           // what errors are against

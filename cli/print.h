@@ -8,11 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "nlohmann/json.hpp"
+#include "heed/pages/json.h"
 
 namespace heed::cli {
-
-using Json = nlohmann::ordered_json;
 
 // Columns as wide as their widest cell, two spaces apart. A column whose name
 // begins with '<' is aligned left, any other right.

@@ -10,12 +10,12 @@
 #include "cli/mechanism_call.h"
 #include "cli/options.h"
 #include "cli/print.h"
-#include "cli/sha256.h"
 #include "cli/verbs.h"
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
 #include "heed/io/npy.h"
 #include "heed/io/safetensors.h"
+#include "heed/pages/sha256.h"
 
 namespace heed::cli {
 namespace {
@@ -112,8 +112,7 @@ void Report(const RunOptions& options, const Context& ctx,
   const LayerOfFile& set = outcome.set;
   const ConstTensorView& o = outcome.outputs[0].tensor;
   const std::string sha256 =
-      Sha256({o.as<uint8_t>(),
-              static_cast<size_t>(o.num_elements()) * SizeOf(o.dtype())});
+      pages::Sha256({o.as<uint8_t>(), static_cast<size_t>(o.num_elements()) * SizeOf(o.dtype())});
   const Json non_finite = NonFinite(outcome.inputs);
   if (!options.out.empty()) Write(options, outcome);
 

@@ -7,11 +7,11 @@
 
 #include "cli/format.h"
 #include "cli/options.h"
-#include "cli/sha256.h"
 #include "heed/core/error.h"
 #include "heed/core/os.h"
 #include "heed/io/npy.h"
 #include "heed/io/safetensors.h"
+#include "heed/pages/sha256.h"
 
 namespace heed::cli {
 namespace {
@@ -115,7 +115,7 @@ Json WriteOut(const std::string& out, const std::string& name, const ConstTensor
   return {{"shape", shape},
           {"dtype", Name(x.dtype())},
           {"path", out},
-          {"sha256", Sha256({x.as<uint8_t>(), static_cast<size_t>(x.num_elements()) * SizeOf(x.dtype())})}};
+          {"sha256", pages::Sha256({x.as<uint8_t>(), static_cast<size_t>(x.num_elements()) * SizeOf(x.dtype())})}};
 }
 
 }  // namespace heed::cli

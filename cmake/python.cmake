@@ -27,7 +27,7 @@ if(sources)
     set_target_properties(nanobind-static PROPERTIES SYSTEM ON)  # its warnings are not ours
   endif()
   target_include_directories(_core PRIVATE ${PROJECT_BINARY_DIR})
-  target_link_libraries(_core PRIVATE heed_internal)
+  target_link_libraries(_core PRIVATE heed_pages)
   if(UNIX AND NOT APPLE)
     set(map ${CMAKE_CURRENT_LIST_DIR}/module.map)
     target_link_options(_core PRIVATE LINKER:--version-script=${map})

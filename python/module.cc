@@ -18,6 +18,7 @@
 #include "python/positions.h"
 #include "python/runtime.h"
 #include "python/torch_host.h"
+#include "python/view.h"
 
 namespace nb = nanobind;
 using namespace nanobind::literals;
@@ -112,6 +113,7 @@ NB_MODULE(_core_of_any_interpreter, m) {
   heed::python::BindRingKVCache(m);
   heed::python::BindLatentKVCache(m);
   heed::python::BindNSACache(m);
+  heed::python::BindView(m);
 }
 
 // nanobind knows the types of one interpreter: those of a second would replace the first's.

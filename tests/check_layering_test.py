@@ -49,7 +49,8 @@ class CheckLayeringTest(unittest.TestCase):
                            ("heed/ops/mechanism/a.cc", "heed/ops/ssm/b/b.h"), ("heed/ops/positions/a.cc", "heed/ops/ssm/b/b.h"),
                            ("heed/state/a.cc", "heed/ops/exact/a/a.h"), ("heed/ops/ssm/common/a.cc", "heed/ops/ssm/b/b.h"),
                            ("heed/ops/ssm/b/b.cc", "heed/layers/a.h"), ("heed/layers/a.cc", "heed/harness/case.h"),
-                           ("heed/ops/ssm/b/b.cc", "heed/harness/case.h"), ("heed/harness/a.cc", "cli/a.h"),
+                           ("heed/ops/ssm/b/b.cc", "heed/harness/case.h"), ("heed/harness/a.cc", "heed/pages/a.h"),
+                           ("heed/pages/a.cc", "cli/a.h"),
                            ("heed/ops/ssm/b/b_case.cc", "tests/a.h")):
             with self.subTest(path=path, name=name):
                 self.assert_one({path: c(f'#include "{name}"')}, f"includes {name} of rank")

@@ -10,13 +10,14 @@ from pathlib import Path
 FOLDERS = ("heed", "cli", "python", "tests", "benchmarks", "examples", "tools")
 MAX_LINES = 600
 
+TOP = 8  # what stands on all of the library
 # First match wins. A suffix outranks the folder it stands in.
 RANKS = [(re.compile(pattern), rank) for pattern, rank in (
-    (r".*_(test|py)\.\w+$", 7), (r".*_case\.\w+$", 6),
+    (r".*_(test|py)\.\w+$", TOP), (r".*_case\.\w+$", 6),
     (r"heed/core/", 0), (r"heed/(simd|io|cuda)/", 1),
     (r"heed/(engines|ops/mechanism|ops/positions|ops/\w+/common)/", 2), (r"heed/state/", 3), (r"heed/ops/\w+/\w+/", 4),
     (r"heed/(layers|model|distributed)/", 5), (r"heed/heed\.h$", 5), (r"heed/harness/", 6),
-    (r"(tests|cli|python|benchmarks|examples)/", 7))]
+    (r"heed/pages/", 7), (r"(tests|cli|python|benchmarks|examples)/", TOP))]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.M)
 OP = re.compile(r"heed/ops/(?!mechanism/|positions/)(\w+/(?!common/)\w+)/")
@@ -78,7 +79,7 @@ def check_includes(path, text, code):
             yield line, f"an operation includes another: {name}"
         if path.startswith("heed/") and not is_test and OS_HEADER.fullmatch(name) and not path.startswith("heed/core/os."):
             yield line, f"operating system header <{name}> outside heed/core/os.*"
-        if path.startswith("heed/") and rank != 7 and re.match(r"nanobind/|pybind11/|Python\.h", name):
+        if path.startswith("heed/") and rank != TOP and re.match(r"nanobind/|pybind11/|Python\.h", name):
             yield line, f"{name}: only *_py.cc knows Python"
         foreign = not STANDARD_HEADER.fullmatch(name) if quote == "<" else not name.startswith("heed/")
         if public and foreign:
@@ -87,7 +88,7 @@ def check_includes(path, text, code):
 
 def check_bans(path, code):
     """The library never prints, never ends the process."""
-    if not path.startswith("heed/") or rank_of(path) == 7:
+    if not path.startswith("heed/") or rank_of(path) == TOP:
         return
     for pattern, what in BANNED:
         for match in pattern.finditer(code):
@@ -96,7 +97,7 @@ def check_bans(path, code):
 
 def environment_reads(path, text, code):
     """(line, variable) of each getenv in the library."""
-    if path.startswith("heed/") and rank_of(path) != 7:
+    if path.startswith("heed/") and rank_of(path) != TOP:
         for match in re.finditer(r"\bgetenv\s*\(", code):
             argument = re.match(r'\s*"([^"]*)"', text[match.end():])
             yield line_of(code, match.start()), argument.group(1) if argument else "?"

@@ -7,28 +7,14 @@ Usage: selection_chart.py. Pictures have a background of their own and follow th
 import html
 import json
 import math
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from svg_chart import ROOT, chart, palette, text
+
 DATA, IMAGES = ROOT / "benchmarks/results/dynamic.json", ROOT / "docs/images"
 LEFT, TOP, WIDTH, HEIGHT, GAP = 64, 84, 300, 260, 76  # pixels of a panel
 LEAST = 1e-4  # of what is dropped, at the lower end
-STYLE = """
-  .ground { fill: #ffffff } .ink { fill: #1f2328 } .faint { fill: #59636e } .line { stroke: #d1d9e0 } .one { stroke: #59636e }
-  .mark { fill: none; stroke-width: 1.6 } text { font: 13px system-ui, sans-serif } .path { fill: none; stroke-width: 1.2 }
-  .c0 { stroke: #0969da } .c1 { stroke: #1a7f37 } .c2 { stroke: #bc4c00 } .c3 { stroke: #8250df } .c4 { stroke: #59636e } .c5 { stroke: #cf222e }
-  .c6 { stroke: #9a6700 }
-  .oracle { stroke-dasharray: 2 3 }
-  @media (prefers-color-scheme: dark) {
-    .ground { fill: #0d1117 } .ink { fill: #f0f6fc } .faint { fill: #9198a1 } .line { stroke: #3d444d } .one { stroke: #9198a1 }
-    .c0 { stroke: #58a6ff } .c1 { stroke: #3fb950 } .c2 { stroke: #f0883e } .c3 { stroke: #bc8cff } .c4 { stroke: #9198a1 } .c5 { stroke: #ff7b72 }
-    .c6 { stroke: #d29922 }
-  }
-"""
-
-
-def text(x, y, said, kind="ink", anchor="start"):
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(said)}</text>'
+RULES = {**{f".c{i}": ("stroke", colors) for i, colors in enumerate(palette.SERIES)}, ".cdense": ("stroke", palette.FAINT)}
+LINES = "<style>.mark { fill: none; stroke-width: 1.6 } .path { fill: none; stroke-width: 1.2 } .oracle { stroke-dasharray: 2 3 }</style>"
 
 
 class Panel:
@@ -64,16 +50,14 @@ def level(dropped):
 
 def write(name, title, across, panels, selectors, more):
     width, height = LEFT + len(panels) * (WIDTH + GAP), TOP + HEIGHT + 56 + 20 * math.ceil(len(selectors) / 3)
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-labelledby="title">',
-             f'<title id="title">{html.escape(title)}</title>', f"<style>{STYLE}</style>",
-             f'<rect class="ground" width="{width}" height="{height}" rx="6"/>', text(16, 26, title), text(16, 46, more, "faint")]
+    parts = [LINES, text(16, 26, title), text(16, 46, more, "faint")]
     for panel in panels:
         parts += panel.parts
     parts.append(text(LEFT, TOP + HEIGHT + 40, across, "faint"))
     for i, selector in enumerate(selectors):
         x, y = LEFT + i % 3 * 230, TOP + HEIGHT + 62 + i // 3 * 20
         parts += [f'<circle class="mark c{i}" cx="{x}" cy="{y - 4}" r="4.5"/>', text(x + 12, y, selector)]
-    (IMAGES / name).write_text("\n".join(parts + ["</svg>"]) + "\n")
+    (IMAGES / name).write_text(chart(width, height, title, RULES, parts))
 
 
 def main():
@@ -85,7 +69,7 @@ def main():
     for i, name in enumerate(sets):
         drops = Panel(i, name, [(level(10**-e), f"{10.0**-e:g}") for e in range(5)])
         takes = Panel(i, name, [(t / math.ceil(most), f"{t}") for t in range(math.ceil(most) + 1)])
-        takes.line(4, [(0, 1 / math.ceil(most)), (1, 1 / math.ceil(most))], "oracle")
+        takes.line("dense", [(0, 1 / math.ceil(most)), (1, 1 / math.ceil(most))], "oracle")
         for kind, selector in enumerate(selectors):
             own = sorted((row for row in rows if (row["data"], row["selector"]) == (name, selector)), key=lambda row: row["kept"])
             if not own:

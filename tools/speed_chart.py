@@ -8,18 +8,12 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from svg_chart import ROOT, chart, palette, text
+
 PAGE, CHART = ROOT / "docs/performance.md", ROOT / "docs/images/speed.svg"
 TABLE = re.compile(r"<!-- drawn by tools/speed_chart.py -->\n((?:\|.*\n)+)")
 LEFT, TOP, UNIT, ROW, BAR = 190, 74, 128, 46, 12  # pixels; UNIT is one time as fast
-STYLE = """
-  .ground { fill: #ffffff } .ink { fill: #1f2328 } .faint { fill: #59636e } .line { stroke: #d1d9e0 } .one { stroke: #59636e }
-  .bar0 { fill: #0969da } .bar1 { fill: #bc4c00 } text { font: 13px system-ui, sans-serif }
-  @media (prefers-color-scheme: dark) {
-    .ground { fill: #0d1117 } .ink { fill: #f0f6fc } .faint { fill: #9198a1 } .line { stroke: #3d444d } .one { stroke: #9198a1 }
-    .bar0 { fill: #58a6ff } .bar1 { fill: #f0883e }
-  }
-"""
+RULES = {f".bar{i}": ("fill", palette.SERIES[i]) for i in range(2)}
 
 
 def read(page):
@@ -40,19 +34,13 @@ def bar(i, begin, end, y, more=""):
     return f'<rect class="bar{i}" x="{LEFT + UNIT * begin:g}" y="{y}" width="{UNIT * (end - begin):g}" height="{BAR}"{more}/>'
 
 
-def text(x, y, said, kind="ink", anchor="start"):
-    return f'<text class="{kind}" x="{x}" y="{y}" text-anchor="{anchor}">{said}</text>'
-
-
 def draw(calls, passes):
     most = max(high for _, cells in passes for _, high in cells)
     ticks = range(int(most) + 2)
     width, bottom = LEFT + UNIT * ticks[-1] + 40, TOP + ROW * len(calls)
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + 34}" role="img" aria-labelledby="title">',
-             '<title id="title">Times as fast as PyTorch\'s scaled_dot_product_attention: ' + "; ".join(
-                 f"{name}: " + ", ".join(f"{call} {words(ends)}" for call, ends in zip(calls, cells)) for name, cells in passes) + "</title>",
-             f"<style>{STYLE}</style>", f'<rect class="ground" width="{width}" height="{bottom + 34}" rx="6"/>',
-             text(16, 26, "Times as fast as PyTorch's scaled_dot_product_attention, called from PyTorch")]
+    title = "Times as fast as PyTorch's scaled_dot_product_attention: " + "; ".join(
+        f"{name}: " + ", ".join(f"{call} {words(ends)}" for call, ends in zip(calls, cells)) for name, cells in passes)
+    parts = [text(16, 26, "Times as fast as PyTorch's scaled_dot_product_attention, called from PyTorch")]
     for i, (name, _) in enumerate(passes):
         parts += [f'<rect class="bar{i}" x="{16 + 110 * i}" y="40" width="{BAR}" height="{BAR}" rx="2"/>', text(34 + 110 * i, 51, name, "faint")]
     for tick in ticks:
@@ -66,8 +54,8 @@ def draw(calls, passes):
             low, high = cells[row]
             at = y + 4 + (BAR + 4) * i
             parts += [bar(i, 0, low, at), bar(i, low, high, at, ' opacity=".45"'),
-                      text(f"{LEFT + UNIT * high + 6:g}", at + 11, words((low, high)), "faint")]
-    return "\n".join([*parts, "</svg>"]) + "\n"
+                      text(LEFT + UNIT * high + 6, at + 11, words((low, high)), "faint")]
+    return chart(width, bottom + 34, title, RULES, parts)
 
 
 def main():

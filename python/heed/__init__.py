@@ -65,3 +65,4 @@ for _class in (*vars(_core).values(),):
             _class.__signature__ = _ClassSignature(_class, "def __init__(*args)")
 _core.KVCacheBase.__signature__ = _ClassSignature(_core.KVCacheBase, "def __init__()")
 _core.Pattern.__signature__ = _ClassSignature(_core.Pattern, "def __init__()")
+_core.View.__signature__ = _ClassSignature(_core.View, "def __init__()")

@@ -100,6 +100,20 @@ class Browser:
     def chord(self, modifier, key):
         ActionChains(self.driver, duration=0).key_down(modifier).send_keys(key).key_up(modifier).perform()
 
+    def downloads(self, folder):
+        """Where files that a page saves go."""
+        self.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
+
+    def saved(self, folder, name):
+        """The bytes of a file of this name once it is there whole, which is then removed."""
+        end, path = time.monotonic() + SECONDS_TO_READY, Path(folder) / name
+        while not path.exists() or list(Path(folder).glob("*.crdownload")):
+            assert time.monotonic() < end, f"no {name} but {[x.name for x in Path(folder).iterdir()]}"
+            time.sleep(0.02)
+        data = path.read_bytes()
+        path.unlink()
+        return data
+
     def console(self):
         """What the console said since the last call."""
         return self.driver.get_log("browser")
@@ -164,6 +178,21 @@ def readout(browser):
         const { query, key, value } = document.getElementById('readout').dataset;
         return { pair: [+query, +key], value: +value, text: document.getElementById('value').textContent,
                  tip: document.getElementById('tip').hidden ? null : document.getElementById('tip-value').textContent };""")
+
+
+def choose(browser, name, value):
+    browser.js("const select = document.getElementById(arguments[0]); select.value = arguments[1];"
+               "select.dispatchEvent(new Event('change'))", name, value)
+
+
+def write(browser, name, text):
+    """Into a field, as if typed."""
+    browser.js("const field = document.getElementById(arguments[0]); field.value = arguments[1];"
+               "field.dispatchEvent(new Event('input'))", name, text)
+
+
+def click(browser, name):
+    browser.js("document.getElementById(arguments[0]).click()", name)
 
 
 def number(text):

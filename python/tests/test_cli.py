@@ -378,8 +378,8 @@ FIELDS = ["mechanism", "options", "selector", "assumed", "dtype", "seconds", "vi
 
 def test_compare_on_the_shipped_tensors():
     compare = document("compare", SHIPPED, "--layer", "layers.3")
-    assert list(compare) == ["file", "layer", "reference", "rows", "assumed", "skipped"]
-    assert compare["file"] == str(SHIPPED) and compare["layer"] == "layers.3" and "float64" in compare["reference"]
+    assert list(compare) == ["file", "layer", "tokens", "reference", "rows", "assumed", "skipped"]
+    assert compare["file"] == str(SHIPPED) and compare["layer"] == "layers.3" and "float64" in compare["reference"] and compare["tokens"] == 371
     for row in compare["rows"]:
         assert list(row) == FIELDS
         assert row["seconds"] > 0 and row["workspace_bytes"] > 0

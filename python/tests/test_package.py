@@ -41,7 +41,7 @@ def test_public_names():
                  "merge_attention", "explain", "alibi_slopes", "rotary", "sinusoidal", "t5_bias", "t5_bias_backward",
                  "linformer", "linformer_backward", "longformer", "longformer_backward", "merge_linear", "merge_linear_backward",
                  "nsa", "nsa_backward", "NSACache", "certified_attention", "orthogonal_features",
-                 "KVCacheBase", "KVCache", "RingKVCache", "LatentKVCache", "load_cache",
+                 "KVCacheBase", "KVCache", "RingKVCache", "LatentKVCache", "load_cache", "view", "View",
                  "set_num_threads", "get_num_threads", "set_checks", "set_strict", "InvalidArgument", "Unsupported",
                  "FileError", "__version__"):
         assert name in heed.__all__ and hasattr(heed, name)
@@ -166,7 +166,7 @@ def test_every_function_has_the_options_as_attention_has_them():
     of_packed = {"cu_seqlens_q", "cu_seqlens_k"}
     for name, own, missing in (("attention_backward", {"dlse", "need_dbias"}, set()),
                                ("attention_weights", {"lse", "rows", "heads"}, of_packed),
-                               ("attention_map", {"size", "reduce"}, of_packed)):
+                               ("attention_map", {"size", "reduce"}, of_packed), ("view", {"tokens"}, of_packed)):
         taken = keywords_of(stubbed(name)[0])
         assert {key: kind for key, kind in taken.items() if key not in own} == {
             key: kind for key, kind in options.items() if key not in missing}, name

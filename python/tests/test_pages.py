@@ -38,15 +38,15 @@ def test_every_head_has_a_thumbnail(browser, shipped):
 def test_the_keyboard_suffices(browser, shipped):
     browser.open(shipped, "#layer=0&head=0")
     seen = []
-    for _ in range(40):
+    for _ in range(50):
         browser.type(Keys.TAB)
         seen.append(browser.js("const a = document.activeElement; return a.id || a.className"))
         assert browser.js("return getComputedStyle(document.activeElement).outlineStyle") != "none", seen
         if seen[-1] == "thumb":
             break
-    assert [name for name in seen if name] [:13] == [
-        "theme", "save", "help-open", "zoom-out", "zoom-reset", "zoom-in", "layer", "head", "scale", "norm", "overlay",
-        "looks-at", "looked-at"]
+    assert [name for name in seen if name] [:16] == [
+        "theme", "save-png", "save-svg", "save-csv", "help-open", "zoom-out", "zoom-reset", "zoom-in", "layer", "head", "scale",
+        "norm", "find", "overlay", "looks-at", "looked-at"]
     assert seen[-1] == "thumb"
     browser.type(Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
     assert browser.text("map-title") == "Layer 1, head 1"

@@ -15,6 +15,7 @@ import pytest
 
 import heed
 import heed.capture
+import heed.plot
 import heed.torch
 import heed.torch.nn
 import heed.transformers
@@ -23,7 +24,7 @@ from heed import _core, _typing
 from mechanisms import DESCRIPTIONS, arguments
 from type_checker import check_types
 
-MODULES = (heed, heed.torch, heed.torch.nn, heed.transformers, heed.capture)
+MODULES = (heed, heed.torch, heed.torch.nn, heed.transformers, heed.capture, heed.plot)
 FOLDER = pathlib.Path(heed.__file__).parent
 
 
@@ -51,7 +52,7 @@ PUBLIC = public()
 def test_everything_public_has_a_signature(name):
     signature = inspect.signature(PUBLIC[name])
     assert [p for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD] == [] or name in (
-        "heed.explain", "heed.torch.MultiheadAttention")
+        "heed.explain", "heed.torch.MultiheadAttention", "heed.plot.attention_map", "heed.plot.explained_costs")
     if "heed.capture" not in name and not issubclass(type(PUBLIC[name]), type):
         assert signature.return_annotation is not inspect.Signature.empty
 
@@ -59,7 +60,7 @@ def test_everything_public_has_a_signature(name):
 def test_nothing_is_left_out():
     for name in ("heed.gla", "heed.gla_step", "heed.torch.gla", "heed.torch.gla_step", "heed.KVCache.attend", "heed.KVCache.share",
                  "heed.torch.KVCache.attend", "heed.GlaGradients", "heed.LinearAttentionState", "heed.InvalidArgument",
-                 "heed.capture.capture", "heed.transformers.register"):
+                 "heed.capture.capture", "heed.transformers.register", "heed.view", "heed.View.save", "heed.plot.cost_curves"):
         assert name in PUBLIC
 
 

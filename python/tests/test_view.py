@@ -5,7 +5,7 @@ import re
 import heed as library
 import numpy as np
 import pytest
-from browser import needs_browser, number, places, point_at, readout, shown_map
+from browser import choose, needs_browser, number, places, point_at, readout, shown_map
 from cli_program import SHIPPED, document, heed, load, needs_program, qkv, random, refused, save
 
 pytestmark = needs_program
@@ -401,11 +401,6 @@ def kept_cells(browser, layer, head):
     """What the page shades, 255 where all is kept."""
     shape = browser.js("return [heed.layers[arguments[0]].rows, heed.layers[arguments[0]].cols]", layer)
     return np.array(browser.js("return [...heed.layers[arguments[0]].keptCells(arguments[1])]", layer, head)).reshape(shape)
-
-
-def choose(browser, name, value):
-    browser.js("const select = document.getElementById(arguments[0]); select.value = arguments[1];"
-               "select.dispatchEvent(new Event('change'))", name, value)
 
 
 def test_the_density_is_printed(tmp_path):

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cli/options.h"
-#include "cli/view_data.h"
+#include "cli/token_labels.h"
 #include "heed/core/error.h"
 #include "heed/harness/tensor_file.h"
 #include "tests/fuzz/input.h"

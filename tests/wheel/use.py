@@ -43,6 +43,9 @@ def main():
     expected = np.einsum("bhij,bjhd->bihd", p / p.sum(-1, keepdims=True), v)
     np.testing.assert_allclose(heed.attention(q, k, v, causal=True), expected, rtol=0, atol=1e-13)
 
+    # The page of the module is that of the program, in the wheel alone.
+    assert heed.view(q, k, tokens=["token"] * 33).html.startswith("<!DOCTYPE html>")
+
     # Nothing that only a build needs.
     files = [str(file) for file in importlib.metadata.files("heed")]
     assert not [name for name in files if name.endswith((".h", ".a", ".cmake", ".cc"))], files

@@ -68,6 +68,7 @@ constexpr Keyword<Call> kWeightsKeywords[] = {
     {"size", false,
      [](Call& c, const Argument& a) { std::tie(c.map_rows, c.map_columns) = ToPair(a, "rows", "columns", 1); }},
     {"reduce", false, &ReadReduce},
+    {"tokens", true, [](Call& c, const Argument& a) { c.tokens = a.value; }},
 };
 
 // What attention_backward takes beside q, k, v and the options of attention: its first
@@ -196,6 +197,14 @@ void ReadWeightsCall(const char* operation, std::span<const char* const> more, P
     if (std::ranges::find(more, std::string_view(keyword.name)) != more.end()) keywords.push_back(keyword);
   }
   Read<Call>(operation, keywords, 2, args, kwargs, call);
+  for (const auto& [name, x, shape] :
+       {std::tuple{"q", call.in.q, "[B, T, Hq, D]"}, {"k", call.in.k, "[B, T, Hkv, D]"}}) {
+    if (!x.present()) FailMissing(operation, name);
+    if (x.rank() != 4) Fail(operation, name, "has shape " + x.ShapeString(), shape);
+    if (!IsFloat(x.dtype())) {
+      Fail(operation, name, std::string("has dtype ") + Name(x.dtype()), "f64, f32, bf16 or f16");
+    }
+  }
 }
 
 void ReadBackwardCall(const char* operation, PyObject* args, PyObject* kwargs, Call& call) {

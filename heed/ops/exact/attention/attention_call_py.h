@@ -44,6 +44,8 @@ struct Call {
   Gradients gradients;
   bool heads_first = false;
 
+  nanobind::handle tokens;  // view
+
   // attention_weights and attention_map
   ConstTensorView rows, heads;
   int64_t map_rows = 64, map_columns = 64;
@@ -83,7 +85,7 @@ void ReadCall(const char* operation, PyObject* args, PyObject* kwargs,
               Call& call);
 
 // Reads the call of a function of q and k alone that takes `more` keywords of these: lse,
-// rows, heads, size, reduce.
+// rows, heads, size, reduce, tokens. Throws too if q or k is missing or has another rank or dtype.
 void ReadWeightsCall(const char* operation, std::span<const char* const> more,
                      PyObject* args, PyObject* kwargs, Call& call);
 

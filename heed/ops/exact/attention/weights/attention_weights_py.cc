@@ -66,18 +66,6 @@ constexpr char kMapSignature[] =
     "reduce: typing.Literal['mean', 'max'] = 'mean', "
     "**options) -> numpy.typing.NDArray[numpy.float32]";
 
-void Check(const char* op, const Call& call) {
-  for (const auto& [name, x, shape] :
-       {std::tuple{"q", call.in.q, "[B, T, Hq, D]"}, {"k", call.in.k, "[B, T, Hkv, D]"}}) {
-    if (!x.present()) FailMissing(op, name);
-    if (x.rank() != 4) Fail(op, name, "has shape " + x.ShapeString(), shape);
-    if (!IsFloat(x.dtype())) {
-      Fail(op, name, std::string("has dtype ") + Name(x.dtype()),
-           "f64, f32, bf16 or f16");
-    }
-  }
-}
-
 // An array of the dtype that is computed, f32 in the end.
 template <class F>
 nb::object Filled(const char* op, const Call& call, const std::vector<int64_t>& sizes,
@@ -95,7 +83,6 @@ nb::object AttentionWeights(const nb::args& args, const nb::kwargs& kwargs) {
   constexpr const char* kMore[] = {"lse", "rows", "heads"};
   Call call;
   ReadWeightsCall(kOp, kMore, args.ptr(), kwargs.ptr(), call);
-  Check(kOp, call);
   const ConstTensorView& q = call.in.q;
   const WeightsInputs in = {q, call.in.k, call.lse};
   const WeightsSelection selection = {call.rows, call.heads};
@@ -115,7 +102,6 @@ nb::object AttentionMap(const nb::args& args, const nb::kwargs& kwargs) {
   constexpr const char* kMore[] = {"size", "reduce"};
   Call call;
   ReadWeightsCall(kOp, kMore, args.ptr(), kwargs.ptr(), call);
-  Check(kOp, call);
   const ConstTensorView& q = call.in.q;
   return Filled(kOp, call,
                 {q.size(0), q.size(2), std::min(call.map_rows, q.size(1)),

@@ -1,0 +1,19 @@
+// The tokens of a file of tensors, as labels of pictures.
+#ifndef CLI_TOKEN_LABELS_H_
+#define CLI_TOKEN_LABELS_H_
+
+#include <string>
+#include <vector>
+
+#include "cli/print.h"
+#include "heed/harness/tensor_file.h"
+
+namespace heed::cli {
+
+// Labels of a layer's keys: the metadata key `tokens`. Null where the file has no tokens or not one per key; then
+// `notes` says so. Throws FileError if they are not a JSON list of strings.
+Json TokenLabels(const TensorSet& tensors, std::vector<std::string>& notes);
+
+}  // namespace heed::cli
+
+#endif  // CLI_TOKEN_LABELS_H_

@@ -1,0 +1,205 @@
+// All heads as thumbnails: which are shown, in which order, and the way from one to the next.
+
+const THUMB = 64;  // pixels of a thumbnail
+
+// What heads can be sorted by, the largest first: of a head, { layer, head, summary }, a number and how it is written.
+// Structure is known at once, the others when a head's map has been computed.
+const ORDERS = {
+  layer: null,
+  structure: [({ layer, head }) => layers[layer].structure[head], (x) => `${digits(x)} bits`],
+  entropy: [({ summary }) => summary?.entropy, (x) => `${digits(x)} bits`],
+  distance: [({ summary }) => summary?.distance, (x) => `${digits(x)} away`],
+  first: [({ summary }) => summary?.first, percent],
+};
+
+// Whether a head is among those that a text names: numbers and ranges "0-3, 7", with a layer "2.7", "4.*", or words of its
+// habit, such as "previous". Nothing names all.
+function isNamed(text, layer, name, words) {
+  const terms = text.toLowerCase().split(",").map((term) => term.trim()).filter((term) => term !== "");
+  const within = (part, label) => {
+    const [from, to] = part.split("-").map(Number), n = Number(label);
+    return part === "*" || part === label.toLowerCase() || (n >= from && n <= (to ?? from));
+  };
+  const numbers = /^(?:(\d+(?:-\d+)?|\*)\.)?(\d+(?:-\d+)?|\*)$/;
+  return terms.length === 0 || terms.some((term) => {
+    const match = numbers.exec(term);
+    return match ? within(match[1] ?? "*", layer) && within(match[2], name) : words.toLowerCase().includes(term);
+  });
+}
+
+class HeadGrid {
+  // `choose` is called with the layer and the head of a thumbnail.
+  constructor(choose) {
+    this.box = $("thumbs");
+    this.hidden = new Set();
+    this.thumbs = layers.flatMap((each, layer) => each.heads.map((name, head) => this.make(layer, head, name, choose)));
+    this.box.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const next = this.neighbor(event.key);
+      if (next === undefined) return;
+      event.preventDefault();
+      event.stopPropagation();
+      if (!next) return;
+      choose(next.layer, next.head);
+      next.button.focus();
+    });
+  }
+
+  make(layer, head, name, choose) {
+    const title = `Layer ${layerName(layers[layer])}, head ${name}`;
+    const button = element("button", "", { type: "button", class: "thumb", "aria-pressed": "false", tabindex: "-1" });
+    const canvas = element("canvas", "", { width: "1", height: "1" });
+    button.append(canvas);
+    button.addEventListener("click", () => choose(layer, head));
+    const thumb = { layer, head, name, title, button, canvas, caption: element("span", "", { class: "caption", "aria-hidden": "true" }) };
+    this.say(thumb);
+    return thumb;
+  }
+
+  // What is known of a head, in words and in its place.
+  say(thumb) {
+    const value = this.value(thumb);
+    const parts = [thumb.summary === undefined ? "" : habit(thumb.summary), value === undefined ? "" : ORDERS[this.order][1](value)].filter((x) => x !== "");
+    const title = [thumb.title, ...parts.slice(0, 1)].join(": ") + parts.slice(1).map((x) => `; ${x}`).join("");
+    thumb.button.title = title;
+    thumb.button.setAttribute("aria-label", title);
+    thumb.caption.replaceChildren(element("b", `${layers.length > 1 ? `${layerName(layers[thumb.layer])}.` : ""}${thumb.name}`),
+      value === undefined ? "" : ` ${ORDERS[this.order][1](value)}`);
+  }
+
+  value(thumb) {
+    const value = ORDERS[this.order ?? "layer"]?.[0](thumb);
+    return Number.isFinite(value) ? value : undefined;
+  }
+
+  // Shows the heads that `only` names and that are not hidden, in an order; what has no value comes last.
+  arrange({ order, reverse, only }) {
+    Object.assign(this, { order });
+    this.shown = this.thumbs.filter((thumb) => !this.hidden.has(thumb) && isNamed(only, layerName(layers[thumb.layer]), thumb.name,
+      thumb.button.title));
+    if (ORDERS[order]) {
+      const value = (thumb) => this.value(thumb) ?? (reverse ? Infinity : -Infinity);
+      this.shown.sort((a, b) => (reverse ? value(a) - value(b) : value(b) - value(a)) || 0);
+    }
+    this.thumbs.forEach((thumb) => this.say(thumb));
+    this.lay();
+    const all = this.thumbs.length, n = this.shown.length;
+    $("shown-heads").textContent = n === all ? "" : n === 0 ? "no head has this name" : `${whole(n)} of ${whole(all)} heads`;
+    $("all-heads").disabled = n === all;
+    $("reverse").disabled = !ORDERS[order];
+    $("reverse").setAttribute("aria-pressed", reverse);
+  }
+
+  // Layers are rows where that is the order, else heads follow each other with what they are sorted by.
+  lay() {
+    const { box, shown } = this, sorted = ORDERS[this.order] !== null;
+    box.classList.toggle("sorted", sorted);
+    if (sorted) {
+      box.style.gridTemplateColumns = "";
+      box.replaceChildren(...shown.map((thumb) => {
+        const cell = element("span", "", { class: "cell" });
+        cell.append(thumb.button, thumb.caption);
+        return cell;
+      }));
+      return;
+    }
+    const columns = [...new Set(shown.map(({ head }) => head))].sort((a, b) => a - b);
+    const rows = [...new Set(shown.map(({ layer }) => layer))];
+    box.style.gridTemplateColumns = `max-content repeat(${columns.length}, minmax(14px, ${columns.length < 6 ? "92px" : "1fr"}))`;
+    const axis = (text, more = "") => element("span", text, { class: `axis${more}`, "aria-hidden": "true" });
+    box.replaceChildren(axis(""), ...columns.map((head) => {
+      const names = new Set(layers.filter((each) => head < each.heads.length).map((each) => each.heads[head]));
+      return axis(names.size === 1 ? [...names][0] : "");
+    }));
+    for (const layer of rows) {
+      box.append(axis(layerName(layers[layer]), " layer"));
+      for (const head of columns) {
+        box.append(shown.find((thumb) => thumb.layer === layer && thumb.head === head)?.button ?? element("span"));
+      }
+    }
+  }
+
+  find(layer, head) { return this.thumbs.find((thumb) => thumb.layer === layer && thumb.head === head); }
+
+  // Marks the chosen head, which is where the Tab key enters; if it is not shown, that is the first one.
+  mark(layer, head) {
+    this.chosen = this.find(layer, head);
+    const entry = this.shown.includes(this.chosen) ? this.chosen : this.shown[0];
+    for (const thumb of this.thumbs) {
+      thumb.button.setAttribute("aria-pressed", thumb === this.chosen);
+      thumb.button.tabIndex = thumb === entry ? 0 : -1;
+    }
+    $("hide-head").disabled = !this.shown.includes(this.chosen) || this.shown.length === 1;
+  }
+
+  // The head so many places further among those that are shown; from one that is not, the nearest behind it or before it.
+  step(by) {
+    const { shown, thumbs, chosen } = this, at = shown.indexOf(chosen);
+    if (at >= 0) return shown[at + by] ?? chosen;
+    const place = thumbs.indexOf(chosen);
+    return (by > 0 ? thumbs.slice(place) : thumbs.slice(0, place).reverse()).find((thumb) => shown.includes(thumb)) ?? chosen;
+  }
+
+  // Where an arrow key leads: undefined for other keys, null if nowhere.
+  neighbor(key) {
+    const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }, move = moves[key];
+    if (!move) return undefined;
+    const { shown, chosen } = this;
+    if (!shown.includes(chosen)) return shown[0] ?? null;
+    if (ORDERS[this.order]) {
+      const across = getComputedStyle(this.box).gridTemplateColumns.split(" ").length;
+      return shown[shown.indexOf(chosen) + move[1] + move[0] * across] ?? null;
+    }
+    const ahead = shown.filter(({ layer, head }) => (move[0] === 0 ? layer === chosen.layer && (head - chosen.head) * move[1] > 0
+      : head === chosen.head && (layer - chosen.layer) * move[0] > 0));
+    return (move[0] + move[1] > 0 ? ahead[0] : ahead.at(-1)) ?? null;
+  }
+
+  // Hides the chosen head, and says which one follows it.
+  hide() {
+    const { shown, chosen } = this, at = shown.indexOf(chosen);
+    if (at < 0 || shown.length === 1) return null;
+    this.hidden.add(chosen);
+    return shown[at + 1] ?? shown[at - 1];
+  }
+
+  paint(thumb) {
+    const { canvas, small } = thumb;
+    if (!small) return;
+    canvas.width = small.cols;
+    canvas.height = small.rows;
+    const context = canvas.getContext("2d"), image = context.createImageData(small.cols, small.rows);
+    const pixels = new Uint32Array(image.data.buffer), masked = packedColor(cssColor("--masked"));
+    for (let i = 0; i < small.rows; ++i) {
+      const line = small.data.subarray(i * small.cols, (i + 1) * small.cols);
+      const reference = state.norm === "row" ? Math.max(...line) : small.max;
+      for (let j = 0; j < small.cols; ++j) {
+        pixels[i * small.cols + j] = line[j] < 0 ? masked : ramp.packed[toneIndex(line[j], reference, state.scale)];
+      }
+    }
+    context.putImageData(image, 0, 0);
+  }
+
+  paintAll() { this.thumbs.forEach((thumb) => this.paint(thumb)); }
+
+  // All thumbnails, a few milliseconds at a time, so that the page answers meanwhile.
+  *compute() {
+    for (const thumb of this.thumbs) {
+      const each = layers[thumb.layer], map = recent.get(`${thumb.layer} ${thumb.head}`) ?? (yield* each.compute(thumb.head));
+      thumb.small = shrink(map, THUMB);
+      thumb.summary ??= summarize(each, map);
+      this.say(thumb);
+      this.paint(thumb);
+      yield;
+    }
+  }
+}
+
+function inSlices(steps, finished) {
+  const slice = () => {
+    const end = performance.now() + 12;
+    while (performance.now() < end) if (steps.next().done) return finished();
+    setTimeout(slice);
+  };
+  setTimeout(slice);
+}
