@@ -85,7 +85,7 @@ def fields_of(code, enums=()):
             above = f"{above} {line[2:].strip()}".strip()
         elif line.startswith("//") and fields:
             fields[-1][1] += " " + line[2:].strip()
-        elif line:
+        elif line and "operator==" not in line:
             raise ValueError(f"not a field: {line}")
     return fields
 
