@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Draws docs/images/length.svg and tasks.svg from benchmarks/results: what a sequence's length costs, and what the three tasks came to.
+
+Usage: task_charts.py [FOLDER]. length.json is written by benchmarks/length.py; language.json, image.json and speech.json by the
+train.py of examples/byte_lm, digits and speech. What has not been measured is not drawn.
+"""
+import json
+import math
+import sys
+from pathlib import Path
+
+from charts import LEFT, Panel, begin, picture, stroke, text
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, IMAGES = ROOT / "benchmarks/results", ROOT / "docs/images"
+
+# The mechanisms that are drawn, each with its colour and line; the tables have all.
+DRAWN = {
+    "attention, written out": (5, "oracle"), "attention": (5, ""), "attention, window": (2, ""), "attention, bigbird": (2, "oracle"),
+    "performer": (1, "oracle"), "linear_attention": (1, ""), "gla": (0, ""), "gated_delta_rule": (0, "oracle"),
+    "selective_scan": (3, ""), "s4d": (3, "oracle"), "long_convolution": (6, ""), "rg_lru": (6, "oracle")}
+
+
+def axis(values, least=None):
+    """The decades from the least to the largest of values, as ends and as ticks."""
+    low = math.floor(math.log10(min(values) if least is None else max(least, min(values))))
+    high = math.ceil(math.log10(max(values)))
+    high = max(high, low + 1)
+    return low, high, [((e - low) / (high - low), e) for e in range(low, high + 1)]
+
+
+def seconds(e):
+    return f"{10.0**e:g} s" if e >= 0 else f"{10.0 ** (e + 3):g} ms" if e >= -3 else f"{10.0 ** (e + 6):g} us"
+
+
+def megabytes(e):
+    return f"{10.0 ** (e - 3):g} GB" if e >= 3 else f"{10.0**e:g} MB"
+
+
+def length_chart(measured):
+    """Panels of forward, training, and memory of training, on logarithmic axes."""
+    rows = [row for row in measured["rows"] if row["mechanism"] in DRAWN]
+    tokens = sorted({n for row in rows for n in row["tokens"]})
+    first, octaves = math.log2(tokens[0]), max(1, math.log2(tokens[-1] / tokens[0]))
+    across = [((math.log2(n) - first) / octaves, f"{n // 1024}k") for n in tokens]
+    panels = []
+    for index, (title, what, quantity, said) in enumerate((
+            ("time, forward", "forward", "seconds", seconds), ("time, forward and backward", "training", "seconds", seconds),
+            ("memory, forward and backward", "training", "megabytes", megabytes))):
+        own = [row for row in rows if row["pass"] == what]
+        least = 0.1 if quantity == "megabytes" else None
+        low, high, ticks = axis([x for row in own for x in row[quantity]], least)
+        panel = Panel(index, title, [(share, said(e)) for share, e in ticks], across)
+        for row in own:
+            points = [((math.log2(n) - first) / octaves, (math.log10(max(x, 10**low)) - low) / (high - low))
+                      for n, x in zip(row["tokens"], row[quantity])]
+            kind, more = DRAWN[row["mechanism"]]
+            panel.line(kind, points, more)
+            for (x, y), n, value in zip(points, row["tokens"], row[quantity]):
+                panel.mark(kind, x, y, f"{row['mechanism']}, {n} tokens: {value:.3g} {'s' if quantity == 'seconds' else 'MB'}", 2)
+        panels.append(panel)
+    legend = [(stroke(*DRAWN[name]), name) for name in DRAWN if any(row["mechanism"] == name for row in rows)]
+    return picture("One head of 64 channels as sequences grow", "tokens", panels, legend,
+                   f"float32, {measured['threads']} threads; {measured['cpu']}", per_row=5)
+
+
+# Of each task: file, title, what is drawn of a row, the ends of its axis and its ticks, and the bar to beat of a document.
+def _percent(x):
+    return f"{x:.0%}"
+
+
+TASKS = (
+    ("language", "Language: bits per byte of a book, less is better", lambda row: row["bits"], 2, lambda x: f"{x:.2f}",
+     lambda document: {"counts of three bytes": document["bar"]}),
+    ("image", "Image: digits that are right", lambda row: row["right"], 1, _percent, lambda document: document["baselines"]),
+    ("speech", "Speech: words of unheard voices that are right", lambda row: row["right"], 1, _percent, lambda document: document["baselines"]),
+)
+NAMES, QUALITY, TIMES, ROW = 190, 420, 300, 20  # pixels
+
+
+def tasks_chart(documents):
+    """A line for each mechanism of each task: how good, beside the bars to beat, and how long the training took."""
+    sections = [(task, documents[task[0]]) for task in TASKS if task[0] in documents]
+    height = 70 + sum(74 + ROW * len(document["rows"]) for _, document in sections)
+    width = LEFT + NAMES + QUALITY + 60 + TIMES + 70
+    where = sorted({f"{row['cpu']}, {row['threads']} threads" for _, document in sections for row in document["rows"] if row["cpu"]})
+    parts = begin("Three tasks, many mechanisms", "; ".join(where) or "times have not been measured", width, height)
+    top = 84
+    for (_, title, value, digits, said, bars), document in sections:
+        rows = sorted(document["rows"], key=lambda row: -value(row) if "bits" in row else value(row))
+        bars = bars(document)
+        values = [value(row) for row in rows] + list(bars.values())
+        step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5) if (max(values) - min(values)) / s <= 7)
+        low, high = step * math.floor(min(values) / step), step * math.ceil(max(values) / step + 1e-9)
+        x0, bottom = LEFT + NAMES, top + ROW * len(rows)
+
+        def x(v):
+            return x0 + QUALITY * (v - low) / (high - low)
+
+        parts.append(text(16, top - 14, title))
+        for i in range(round((high - low) / step) + 1):
+            tick = low + i * step
+            parts += [f'<path class="line" d="M{x(tick):.1f} {top}V{bottom}"/>', text(x(tick), bottom + 16, said(tick), "faint", "middle")]
+        for name, bar in bars.items():
+            parts.append(f'<path class="path c5 oracle" d="M{x(bar):.1f} {top - 4}V{bottom}"><title>{name}: {bar:.3f}</title></path>')
+        parts.append(text(x0 + QUALITY, bottom + 34, "dotted: " + ", ".join(bars), "faint", "end"))
+        slowest = max((row["train_seconds"] or 0 for row in rows), default=0)
+        t0 = x0 + QUALITY + 60
+        if slowest:
+            parts.append(text(t0, top - 14, "training, seconds"))
+        for i, row in enumerate(rows):
+            y = top + ROW * i + 10
+            shown = f"{row['bits']:.3f}" if "bits" in row else f"{row['right']:.1%}"
+            parts += [text(x0 - 14, y + 4, row["mechanism"], anchor="end"),
+                      f'<circle class="mark c0" cx="{x(value(row)):.1f}" cy="{y}" r="4.5"><title>{row["mechanism"]}: {shown}</title></circle>']
+            if row["train_seconds"]:
+                end = TIMES * row["train_seconds"] / slowest
+                parts += [f'<path class="path c1" d="M{t0} {y}h{end:.1f}" style="stroke-width: 6"/>',
+                          text(t0 + end + 6, y + 4, f"{row['train_seconds']:.0f}", "faint")]
+        top = bottom + 74
+    return "\n".join(parts + ["</svg>"]) + "\n"
+
+
+def main():
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES
+    documents = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    if "length" in documents:
+        (folder / "length.svg").write_text(length_chart(documents["length"]))
+    if any(task[0] in documents for task in TASKS):
+        (folder / "tasks.svg").write_text(tasks_chart(documents))
+
+
+if __name__ == "__main__":
+    main()
