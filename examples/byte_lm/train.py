@@ -24,7 +24,7 @@ import results
 import training
 
 BOOK = pathlib.Path(__file__).resolve().parents[2] / "data/alice_in_wonderland.txt"
-LENGTH, BATCH, STEPS, RATE = 256, 16, 600, 4e-3
+LENGTH, BATCH, STEPS, RATE = 256, 16, 400, 4e-3
 
 
 class CountModel:

@@ -1,4 +1,4 @@
-// Handwritten digits of 8 x 8 pixels, read pixel by pixel by a model that train.py has written.
+// Handwritten digits of 8 x 8 pixels, read as 16 patches by a model that train.py has written.
 //
 //   example_digits FILE IMAGES.npy [--logits OUT.npy]      IMAGES: f32 [N, 64], from 0 to 1
 //
@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int64_t kPixels = 64;
+constexpr int64_t kPixels = 64, kPatches = 16;
 
 void Attention(heed::Context& ctx, const Arguments& in, const heed::TensorView& o) {
   heed::attention::Forward(ctx, {Batch(in.at("q")), Batch(in.at("k")), Batch(in.at("v"))}, {},
@@ -15,7 +15,7 @@ void Attention(heed::Context& ctx, const Arguments& in, const heed::TensorView& 
 }
 
 void BigBird(heed::Context& ctx, const Arguments& in, const heed::TensorView& o) {
-  static const heed::Pattern pattern = heed::patterns::BigBird(/*block=*/4, /*random=*/2);
+  static const heed::Pattern pattern = heed::patterns::BigBird(/*block=*/1, /*random=*/2);
   heed::attention::Options options;
   options.pattern = pattern;
   heed::attention::Forward(ctx, {Batch(in.at("q")), Batch(in.at("k")), Batch(in.at("v"))}, options,
@@ -34,12 +34,17 @@ void Linformer(heed::Context& ctx, const Arguments& in, const heed::TensorView& 
       {Batch(o)});
 }
 
-// A pixel is its value and its place.
-Task::Stem Pixels(const ModelFile& file, int64_t width) {
-  const Linear value(file, "stem.value", width, 1, true);
-  const Vector places = file.Read("stem.places", {kPixels, width});
+// A patch is its 2 x 2 values and its place.
+Task::Stem Patches(const ModelFile& file, int64_t width) {
+  const Linear values(file, "stem.values", width, 4, true);
+  const Vector places = file.Read("stem.places", {kPatches, width});
   return [=](heed::Context& ctx, std::span<const float> image) {
-    Vector x = value(ctx, Vector(image.begin(), image.end()));
+    Vector patches;
+    for (size_t i = 0; i < kPatches; ++i) {
+      const float* const corner = image.data() + 16 * (i / 4) + 2 * (i % 4);
+      patches.insert(patches.end(), {corner[0], corner[1], corner[8], corner[9]});
+    }
+    Vector x = values(ctx, patches);
     Add(x, places);
     return x;
   };
@@ -57,7 +62,7 @@ int main(int argc, char** argv) {
   const Input ranks{.size = Per::kRanks, .constant = true};
   return Classify({"example_digits",
                    kPixels,
-                   kPixels,
+                   kPatches,
                    {{"none", {{{"v", kOfValue}}, Nothing}},
                     {"attention", {qkv, Attention}},
                     {"bigbird", {qkv, BigBird}},
@@ -65,6 +70,6 @@ int main(int argc, char** argv) {
                     {"linformer", {qkv_and({{"e", ranks}, {"f", ranks}}), Linformer}},
                     {"selective_scan", {InputsOfSelectiveScan(), SelectiveScan}},
                     {"s4d", {InputsOfS4d(), S4d}}},
-                   Pixels},
+                   Patches},
                   argc, argv);
 }

@@ -1,13 +1,13 @@
 // Spoken words from raw samples, by a model that train.py has written.
 //
-//   example_speech FILE SOUNDS.npy [--logits OUT.npy]      SOUNDS: f32 [N, 8000], 1 s at 8 kHz
+//   example_speech FILE SOUNDS.npy [--logits OUT.npy]      SOUNDS: f32 [N, 6400], .8 s at 8 kHz
 //
 // The layer is ../tasks/layer.h; what is particular to a mechanism is its line below.
 #include "../tasks/classifier.h"
 
 namespace {
 
-constexpr int64_t kSamples = 8000, kFrame = 80, kHop = 20, kTokens = kSamples / kHop;
+constexpr int64_t kSamples = 6400, kFrame = 80, kHop = 20, kTokens = kSamples / kHop;
 
 void WindowedAttention(heed::Context& ctx, const Arguments& in, const heed::TensorView& o) {
   heed::attention::Options options;
