@@ -130,62 +130,74 @@ def length_chart(measured):
                    f"float32, {measured['threads']} threads; {measured['cpu']}", per_row=5)
 
 
-# Of each task: file, title, what is drawn of a row, the ends of its axis and its ticks, and the bar to beat of a document.
 def _percent(x):
     return f"{x:.0%}"
 
 
+def _right(x):
+    return f"{x:.1%}"
+
+
+def _baselines(document):
+    return document["baselines"]
+
+
+# Of each task: its file, its title, what is drawn of a row, how that is said of a row and of a tick, and the bars to beat.
 TASKS = (
-    ("language", "Language: bits per byte of a book, less is better", lambda row: row["bits"], 2, lambda x: f"{x:.2f}",
+    ("language", "Language: bits per byte of a book, less is better", lambda row: row["bits"], "{:.3f}".format, "{:.2f}".format,
      lambda document: {"counts of three bytes": document["bar"]}),
-    ("image", "Image: digits that are right", lambda row: row["right"], 1, _percent, lambda document: document["baselines"]),
-    ("speech", "Speech: words of unheard voices that are right", lambda row: row["right"], 1, _percent, lambda document: document["baselines"]),
+    ("image", "Image: digits that are right", lambda row: row["right"], _right, _percent, _baselines),
+    ("speech", "Speech: words of unheard voices that are right", lambda row: row["right"], _right, _percent, _baselines),
 )
 NAMES_OF_TASKS = [task[0] for task in TASKS]
 NAMES, QUALITY, TIMES, ROW = 190, 420, 300, 20  # pixels
 
 
+def section(task, document, top):
+    """The lines of one task below each other from `top` on, and where the next one begins."""
+    _, title, value, digits, said, bars = task
+    rows = sorted(document["rows"], key=lambda row: -value(row) if "bits" in row else value(row))
+    values = [value(row) for row in rows] + list(bars(document).values())
+    step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1) if (max(values) - min(values)) / s <= 7)
+    low, high = math.floor(min(values) / step), max(math.ceil(max(values) / step), math.floor(min(values) / step) + 1)
+    x0, bottom = LEFT + NAMES, top + ROW * len(rows)
+    t0 = x0 + QUALITY + 60
+    slowest = max(row["train_seconds"] or 0 for row in rows)
+
+    def x(v):
+        return x0 + QUALITY * (v / step - low) / (high - low)
+
+    parts = [text(16, top - 14, title), text(x0 + QUALITY, bottom + 34, "dotted: " + ", ".join(bars(document)), "faint", "end")]
+    for tick in range(low, high + 1):
+        at = x(tick * step)
+        parts += [f'<path class="line" d="M{at:.1f} {top}V{bottom}"/>', text(at, bottom + 16, said(tick * step), "faint", "middle")]
+    for name, bar in bars(document).items():
+        parts.append(f'<path class="path c5 oracle" d="M{x(bar):.1f} {top - 4}V{bottom}"><title>{name}: {bar:.3f}</title></path>')
+    if slowest:
+        parts.append(text(t0, top - 14, "training, seconds"))
+    for i, row in enumerate(rows):
+        y = top + ROW * i + 10
+        shown = f"{row['mechanism']}: {digits(value(row))}"
+        parts += [text(x0 - 14, y + 4, row["mechanism"], anchor="end"),
+                  f'<circle class="mark c0" cx="{x(value(row)):.1f}" cy="{y}" r="4.5"><title>{shown}</title></circle>']
+        if row["train_seconds"]:
+            end = TIMES * row["train_seconds"] / slowest
+            parts += [f'<path class="path c1" d="M{t0} {y}h{end:.1f}" style="stroke-width: 6"/>',
+                      text(t0 + end + 6, y + 4, f"{row['train_seconds']:.0f}", "faint")]
+    return parts, bottom + 74
+
+
 def tasks_chart(documents):
     """A line for each mechanism of each task: how good, beside the bars to beat, and how long the training took."""
-    sections = [(task, documents[task[0]]) for task in TASKS if task[0] in documents]
-    height = 70 + sum(74 + ROW * len(document["rows"]) for _, document in sections)
-    width = LEFT + NAMES + QUALITY + 60 + TIMES + 70
-    where = sorted({f"{row['cpu']}, {row['threads']} threads" for _, document in sections for row in document["rows"] if row["cpu"]})
-    parts = begin("Three tasks, many mechanisms", "; ".join(where) or "times have not been measured", width, height)
-    top = 84
-    for (_, title, value, digits, said, bars), document in sections:
-        rows = sorted(document["rows"], key=lambda row: -value(row) if "bits" in row else value(row))
-        bars = bars(document)
-        values = [value(row) for row in rows] + list(bars.values())
-        step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5) if (max(values) - min(values)) / s <= 7)
-        low, high = step * math.floor(min(values) / step), step * math.ceil(max(values) / step + 1e-9)
-        x0, bottom = LEFT + NAMES, top + ROW * len(rows)
-
-        def x(v):
-            return x0 + QUALITY * (v - low) / (high - low)
-
-        parts.append(text(16, top - 14, title))
-        for i in range(round((high - low) / step) + 1):
-            tick = low + i * step
-            parts += [f'<path class="line" d="M{x(tick):.1f} {top}V{bottom}"/>', text(x(tick), bottom + 16, said(tick), "faint", "middle")]
-        for name, bar in bars.items():
-            parts.append(f'<path class="path c5 oracle" d="M{x(bar):.1f} {top - 4}V{bottom}"><title>{name}: {bar:.3f}</title></path>')
-        parts.append(text(x0 + QUALITY, bottom + 34, "dotted: " + ", ".join(bars), "faint", "end"))
-        slowest = max((row["train_seconds"] or 0 for row in rows), default=0)
-        t0 = x0 + QUALITY + 60
-        if slowest:
-            parts.append(text(t0, top - 14, "training, seconds"))
-        for i, row in enumerate(rows):
-            y = top + ROW * i + 10
-            shown = f"{row['bits']:.3f}" if "bits" in row else f"{row['right']:.1%}"
-            parts += [text(x0 - 14, y + 4, row["mechanism"], anchor="end"),
-                      f'<circle class="mark c0" cx="{x(value(row)):.1f}" cy="{y}" r="4.5"><title>{row["mechanism"]}: {shown}</title></circle>']
-            if row["train_seconds"]:
-                end = TIMES * row["train_seconds"] / slowest
-                parts += [f'<path class="path c1" d="M{t0} {y}h{end:.1f}" style="stroke-width: 6"/>',
-                          text(t0 + end + 6, y + 4, f"{row['train_seconds']:.0f}", "faint")]
-        top = bottom + 74
-    return "\n".join(parts + ["</svg>"]) + "\n"
+    drawn, top = [], 84
+    for task in TASKS:
+        if task[0] in documents:
+            parts, top = section(task, documents[task[0]], top)
+            drawn += parts
+    where = sorted({f"{row['cpu']}, {row['threads']} threads" for name in NAMES_OF_TASKS for row in documents.get(name, {"rows": []})["rows"]
+                    if row["cpu"]})
+    parts = begin("Three tasks, many mechanisms", "; ".join(where) or "times have not been measured", LEFT + NAMES + QUALITY + TIMES + 130, top - 20)
+    return "\n".join([*parts, *drawn, "</svg>"]) + "\n"
 
 
 def main():
