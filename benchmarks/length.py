@@ -79,7 +79,7 @@ def cases() -> dict[str, Case]:
         "attention, window": Case("sparse", qkv, of(ht.attention, causal=True, window=(WINDOW - 1, 0))),
         "attention, bigbird": Case("sparse", qkv, of(ht.attention, pattern=heed.patterns.bigbird())),
         "linformer": Case("linear", lambda n: qkv(n) | {x: torch.randn(RANKS, n) * n**-0.5 for x in "ef"}, of(ht.linformer)),
-        "performer": Case("linear", lambda n: qkv(n) | {"projection": ht.orthogonal_features(FEATURES, CHANNELS, seed=0)},
+        "performer": Case("linear", lambda n: qkv(n) | {"projection": ht.orthogonal_features(FEATURES, CHANNELS, seed=0).float()},
                           of(ht.performer, causal=True)),
         "linear_attention": Case("linear", qkv, of(ht.linear_attention)),
         "retention": Case("gated", qkv, of(ht.retention)),
