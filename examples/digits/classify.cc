@@ -25,7 +25,9 @@ void BigBird(heed::Context& ctx, const Arguments& in, const heed::TensorView& o)
 void Performer(heed::Context& ctx, const Arguments& in, const heed::TensorView& o) {
   heed::performer::Inputs inputs = {Batch(in.at("q")), Batch(in.at("k")), Batch(in.at("v"))};
   inputs.projection = in.at("projection");
-  heed::performer::Forward(ctx, inputs, {}, {Batch(o), {}});
+  heed::performer::Options options;
+  options.kernel = heed::performer::Kernel::kRelu;
+  heed::performer::Forward(ctx, inputs, options, {Batch(o), {}});
 }
 
 void Linformer(heed::Context& ctx, const Arguments& in, const heed::TensorView& o) {

@@ -33,7 +33,7 @@ MECHANISMS = {
     "none": Mechanism({"v": VALUE}),
     "attention": Mechanism(QKV, key=16),
     "bigbird": Mechanism(QKV, {"pattern": heed.patterns.bigbird(block=1, random=2)}, key=16, function="attention"),
-    "performer": Mechanism(QKV | {"projection": DIRECTIONS}, key=16, rows=FEATURES),
+    "performer": Mechanism(QKV | {"projection": DIRECTIONS}, {"kernel": "relu"}, key=16, rows=FEATURES),
     "linformer": Mechanism(QKV | {"e": PROJECTED, "f": PROJECTED}, key=16, rows=RANKS),
     "selective_scan": SELECTIVE_SCAN,
     "s4d": S4D,
@@ -73,4 +73,4 @@ def baselines(data: Data) -> dict[str, float]:
 
 
 TASK = Task(name="digits", result="image", labels=tuple("0123456789"), tokens=PATCHES, mechanisms=MECHANISMS, stem=Patches, load=load,
-            augment=shifted, baselines=baselines, layers=2, width=64, heads=4, dropout=0.1, steps=1500, batch=64, rate=4e-3)
+            augment=shifted, baselines=baselines, layers=2, width=64, heads=4, dropout=0.1, steps=2200, batch=64, rate=4e-3)

@@ -122,7 +122,7 @@ def synthesised(folder: Path = MODELS / "speech") -> tuple[np.ndarray, np.ndarra
     check_voices(program)
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.split("Data at")[0].strip()
     wanted = all_spoken(VOICES + HELD_OUT)
-    key = hashlib.sha256(repr((version, wanted, SAMPLES, RATE)).encode()).hexdigest()[:12]
+    key = hashlib.sha256(repr((version, WORDS, wanted, SAMPLES, RATE)).encode()).hexdigest()[:12]
     kept = folder / f"words-{key}.npy"
     if not kept.exists():
         print(f"{version}: {len(wanted)} words to say, kept in {kept}", flush=True)
@@ -168,7 +168,7 @@ def spectrum(samples: np.ndarray) -> np.ndarray:
 
 def baselines(data: Data) -> dict[str, float]:
     linear_model, pipeline, preprocessing = (need(f"sklearn.{name}", "scikit-learn") for name in ("linear_model", "pipeline", "preprocessing"))
-    model: Any = pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.LogisticRegression(max_iter=200))
+    model: Any = pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.LogisticRegression(C=0.1, max_iter=2000))
     learned = heard(torch.from_numpy(data.train_x), torch.Generator().manual_seed(1)).numpy()
     model.fit(spectrum(learned), data.train_y)
     return {"chance": 1 / len(WORDS), "logistic regression on the mean spectrum": float(model.score(spectrum(data.test_x), data.test_y))}
