@@ -9,7 +9,7 @@ foreach(source IN LISTS sources)
   endif()
 endforeach()
 
-# Programs of a folder share its headers: generate.cc is the one that has the folder's name. They read what its Python part has
+# Programs of a folder share its headers: generate.cc or classify.cc is the one that has the folder's name. They read what its Python part has
 # written; python/tests runs both, and a *_test.cc beside them is a test.
 file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/examples/*/*.cc)
 foreach(source IN LISTS sources)
@@ -18,7 +18,7 @@ foreach(source IN LISTS sources)
   cmake_path(GET source STEM stem)
   if(NOT stem MATCHES "_test$")
     set(name example_${folder}_${stem})
-    if(stem STREQUAL "generate")
+    if(stem MATCHES "^(generate|classify)$")
       set(name example_${folder})
     endif()
     add_executable(${name} ${source})

@@ -33,6 +33,8 @@ missing_packages() {
     packages="$packages libgtest-dev libgmock-dev libbenchmark-dev"
     # The pages are tested in a browser. Elsewhere it has other names, and its tests are skipped where it is missing.
     ! grep -q '^ID=debian' /etc/os-release || packages="$packages chromium chromium-driver fonts-liberation"
+    # It says the words of examples/speech.
+    ! grep -q '^ID=debian' /etc/os-release || packages="$packages espeak-ng"
     have pkg-config || have pkgconf || echo pkg-config
     has_python || echo python3 python3-venv python3-dev
   fi

@@ -30,7 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv/bin/python"
 PYTHON = VENV if VENV.exists() else Path(sys.executable)
-COPIED = ("CMakeLists.txt", "cli", "cmake", "data", "heed", "heed.pc.in", "python", "tests", "tools")
+COPIED = ("CMakeLists.txt", "benchmarks", "cli", "cmake", "data", "docs", "examples", "heed", "heed.pc.in", "python", "tests", "tools")
 TIMEOUT_SECONDS = 300  # of the tests that a mutant names; one that hangs is noticed too
 TIMEOUT_OF_ALL_SECONDS = 1800  # of all tests of one program
 NOT_HERE = "-" + ":".join((

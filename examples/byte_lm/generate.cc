@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "command.h"
+#include "../tasks/command.h"
 #include "heed/heed.h"
 #include "mechanisms.h"
 #include "model.h"

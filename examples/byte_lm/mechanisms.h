@@ -3,41 +3,14 @@
 #define HEED_EXAMPLES_BYTE_LM_MECHANISMS_H_
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
-#include <vector>
 
+#include "../tasks/layer.h"
 #include "heed/heed.h"
-
-using Vector = std::vector<float>;
-using Sizes = std::vector<int64_t>;
-
-inline heed::TensorView View(Vector& x, const Sizes& sizes) {
-  return heed::TensorView(x.data(), heed::DType::kF32, sizes);
-}
-
-// H, K, V, and how many keys attention keeps.
-struct Shape {
-  int64_t heads, key, value, window;
-};
-
-// What a mechanism is given, by name: [1, H, K], [1, H, V] or [1, H], constants without
-// the 1, and with what each channel has in a row.
-using Arguments = std::map<std::string, heed::TensorView>;
-
-// Absent where the mechanism does not take it.
-inline heed::TensorView Get(const Arguments& in, const std::string& name) {
-  const auto found = in.find(name);
-  return found == in.end() ? heed::TensorView() : found->second;
-}
-
-// One byte through a mechanism, whose memory this owns. o is [1, H, V].
-using Mix = std::function<void(heed::Context&, const Arguments&, const heed::TensorView& o)>;
 
 inline int64_t SameFeatures(int64_t K) { return K; }
 inline int64_t TaylorFeatures(int64_t K) { return 1 + K + K * (K + 1) / 2; }
@@ -146,11 +119,6 @@ inline Mix Ssd(const Shape& n) {
   };
 }
 
-// A view of the memory of `x` with other sizes.
-inline heed::TensorView As(const heed::TensorView& x, const Sizes& sizes) {
-  return x.present() ? heed::TensorView(x.data(), x.dtype(), sizes) : x;
-}
-
 // Scans: their channels are those of all heads in a row.
 struct Channels {
   explicit Channels(const Shape& n) : D(n.heads * n.value) {
@@ -239,54 +207,16 @@ inline Mix RgLru(const Shape& n) {
   };
 }
 
-inline Mix Nothing(const Shape&) {
-  return [](heed::Context&, const Arguments& in, const heed::TensorView& o) {
-    const heed::TensorView v = in.at("v");
-    std::copy_n(v.as<float>(), v.num_elements(), o.as<float>());
-  };
-}
-
-inline float LogSigmoid(float x) {
-  return std::min(x, 0.0f) - std::log1p(std::exp(-std::fabs(x)));
-}
-
-inline float Softplus(float x) {
-  return std::max(x, 0.0f) + std::log1p(std::exp(-std::fabs(x)));
-}
-
-inline float Same(float x) { return x; }
-
-inline float Sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
-
-inline float Rate(float x) { return -std::exp(-x); }
-
-inline float Negative(float x) { return -x; }
-
-inline float StepSize(float x) { return Softplus(-x); }
-
-inline float Share(float x) { return x / 6; }
-
-// So many numbers per head: K, V, 1, K pairs; for each channel of a value 4, K, or K pairs.
-enum class Per { kKey, kValue, kHead, kKeyPairs, kFilter, kRates, kPairs };
-
-// An argument: projected from what the layer sees, or constant. A map comes with a bias.
-struct Input {
-  Per size;
-  float (*map)(float) = nullptr;
-  bool constant = false;
-  bool rotary = false;
-  bool unit = false;
-};
+inline Mix None(const Shape&) { return Nothing; }
 
 struct Mechanism {
-  std::map<std::string, Input> inputs;
+  Inputs inputs;
   Mix (*make)(const Shape&);
 };
 
 // The table of byte_lm.py.
 inline const std::map<std::string, Mechanism>& Mechanisms() {
-  using Inputs = std::map<std::string, Input>;
-  const Input key{Per::kKey}, value{Per::kValue}, turned{.size = Per::kKey, .rotary = true};
+  const Input key = kOfKey, value = kOfValue, turned = kTurned;
   const Input constant{Per::kHead, LogSigmoid, true}, by_head{Per::kHead, LogSigmoid};
   const Input by_key{Per::kKey, LogSigmoid}, unit{.size = Per::kKey, .unit = true};
   const Inputs turned_qkv = {{"q", turned}, {"k", turned}, {"v", value}};
@@ -301,7 +231,7 @@ inline const std::map<std::string, Mechanism>& Mechanisms() {
                   {"log_decay", log_decay}};
   };
   static const std::map<std::string, Mechanism> mechanisms = {
-      {"none", {{{"v", value}}, Nothing}},
+      {"none", {{{"v", value}}, None}},
       {"attention", {turned_qkv, Attention}},
       {"linear_attention",
        {turned_qkv, Recurrent<heed::linear_attention::Step, heed::linear_attention::Options>}},
@@ -327,21 +257,8 @@ inline const std::map<std::string, Mechanism>& Mechanisms() {
       {"rwkv7",
        {{{"r", key}, {"log_decay", by_key}, {"k", unit}, {"v", value}, {"share", {Per::kKey, Sigmoid}}},
         Rwkv7}},
-      {"selective_scan",
-       {{{"u", value},
-         {"filter", {Per::kFilter, Share, true}},
-         {"delta", {Per::kValue, StepSize}},
-         {"A", {Per::kRates, Rate, true}},
-         {"B", key},
-         {"C", key}},
-        SelectiveScan}},
-      {"s4d",
-       {{{"u", value},
-         {"log_dt", {Per::kValue, Negative, true}},
-         {"log_A_real", {.size = Per::kRates, .constant = true}},
-         {"A_imag", {Per::kRates, Same, true}},
-         {"C", {Per::kPairs, Same, true}}},
-        S4d}},
+      {"selective_scan", {InputsOfSelectiveScan(), SelectiveScan}},
+      {"s4d", {InputsOfS4d(), S4d}},
       {"h3",
        {{{"q", value},
          {"k", value},

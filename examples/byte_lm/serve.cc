@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "command.h"
+#include "../tasks/command.h"
 #include "heed/heed.h"
 #include "model.h"
 #include "serve.h"

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "command.h"
+#include "../tasks/command.h"
 #include "heed/heed.h"
 #include "model.h"
 

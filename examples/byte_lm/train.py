@@ -4,21 +4,27 @@ The bar is a table: how often which byte followed which two (CountModel).
 
     python examples/byte_lm/train.py --mechanism gla --out gla
     build/release/bin/example_byte_lm gla/model.safetensors --prompt "Alice was"
+    python examples/byte_lm/train.py --all
 """
 
 import argparse
 import math
 import pathlib
+import re
+import subprocess
 import time
 from collections import Counter
 
 import torch
 import torch.nn.functional as F
 
-from byte_lm import MECHANISMS, ByteModel
+from byte_lm import MECHANISMS, WINDOW, ByteModel  # first: it says where the next ones are
+
+import results
+import training
 
 BOOK = pathlib.Path(__file__).resolve().parents[2] / "data/alice_in_wonderland.txt"
-LENGTH, BATCH, STEPS, RATE = 256, 16, 600, 4e-3
+LENGTH, BATCH, STEPS, RATE = 256, 16, 400, 4e-3
 
 
 class CountModel:
@@ -53,44 +59,31 @@ def loss_of(model, batch):
     return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 
-@torch.no_grad()
 def bits_of(model, windows):
     """Per byte, the model knowing only what stands before it in its window."""
-    model.eval()
     total = sum(loss_of(model, part).item() * len(part) for part in windows.split(16))
-    model.train()
     return total / len(windows) / math.log(2)
 
 
 def train(model, text, end, steps, batch=BATCH):
     """Learns from text[:end]; gives bits per byte on the rest."""
+    return fitted(model, text, end, steps, batch)[0]
+
+
+def fitted(model, text, end, steps, batch=BATCH):
+    """The same, the seconds that learning took, and bytes per second."""
     book = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     windows = book[end:].unfold(0, LENGTH + 1, LENGTH)
-    matrices = [p for p in model.parameters() if p.dim() == 2]
-    others = [p for p in model.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0}], RATE)
-    warm = max(1, steps // 20)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda i: min((i + 1) / warm, 0.55 + 0.45 * math.cos(math.pi * i / steps)))
-    seen, since, learning, began = [], 0, 0.0, time.perf_counter()
-    for step in range(1, steps + 1):
-        now = time.perf_counter()
+
+    def draw():
         starts = torch.randint(end - LENGTH, (batch,))
-        loss = loss_of(model, torch.stack([book[s : s + LENGTH + 1] for s in starts]))
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        seen.append(loss.item())
-        learning += time.perf_counter() - now
-        since += batch * LENGTH
-        if step % 50 == 0 or step in (1, steps):
-            bits = bits_of(model, windows)
-            print(f"step {step:4}  train {sum(seen) / len(seen) / math.log(2):.3f}  held out {bits:.3f} bits/byte  "
-                  f"{since / learning:.0f} bytes/s  {time.perf_counter() - began:.0f} s", flush=True)
-            seen, since, learning = [], 0, 0.0
-    return bits
+        return loss_of(model, torch.stack([book[s : s + LENGTH + 1] for s in starts])), batch * LENGTH
+
+    def evaluate():
+        bits = bits_of(model, windows)
+        return bits, f"held out {bits:.3f} bits/byte"
+
+    return training.fit(model, steps, RATE, draw, evaluate, unit="bytes", nats_to=1 / math.log(2))
 
 
 def write(model, prompt, count, temperature=0.7):
@@ -104,17 +97,52 @@ def write(model, prompt, count, temperature=0.7):
     return bytes(text), (len(text) - 1) / (time.perf_counter() - began)
 
 
+def state_bytes(model):
+    """Bytes that a text of WINDOW bytes leaves in memory: what its continuation needs."""
+    state = model.start()
+    for byte in BOOK.read_bytes()[:WINDOW]:
+        model.step(torch.tensor([byte]), state)
+
+    def size(x):
+        return x.nbytes if isinstance(x, torch.Tensor) else sum(map(size, x))
+
+    return size(state["layers"])
+
+
+def bytes_per_second(path):
+    """Of the C++ program as it writes a text, one byte after the other, on one thread: the best of three."""
+    command = [training.program("example_byte_lm"), path, "--bytes", "2000"]
+    said = [subprocess.run(command, capture_output=True, check=True).stderr.decode() for _ in range(3)]
+    return max(float(re.fullmatch(r"(\d+) bytes/s, one at a time\n", line)[1]) for line in said)
+
+
+def row_of(mechanism, text, end, options, out):
+    """Trains, writes the model, and lets C++ use it."""
+    torch.manual_seed(options.seed)
+    model = ByteModel(mechanism)
+    weights = sum(p.numel() for p in model.parameters())
+    print(f"{mechanism}: {weights} weights, {end} bytes to learn from", flush=True)
+    bits, seconds, speed = fitted(model, text, end, options.steps)
+    model.save(out)
+    written = bytes_per_second(out)
+    print(f"{mechanism}: held out {bits:.3f} bits/byte, {written:.0f} bytes/s in C++\n", flush=True)
+    return results.row(mechanism, not options.untimed, {"bits": bits, "weights": weights, "state_bytes": state_bytes(model.eval())},
+                       {"train_seconds": seconds, "train_per_second": speed, "cpp_per_second": written})
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mechanism", choices=MECHANISMS, default="gla")
+    results.add_arguments(parser, MECHANISMS, "language", "write the model to this folder: model.safetensors and config.json")
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", help="write the model to this folder: model.safetensors and config.json")
     options = parser.parse_args()
 
     text = BOOK.read_bytes()
     end = len(text) * 9 // 10
     bar = CountModel(text[:end]).bits(text, end)
+    if options.all:
+        training.program("example_byte_lm")
+        head = {"bar": bar, "train": end, "held_out": len(text) - end, "tokens": LENGTH, "steps": options.steps}
+        return results.run_all(options, "language", head, MECHANISMS, lambda mechanism, out: row_of(mechanism, text, end, options, out))
     torch.manual_seed(options.seed)
     model = ByteModel(options.mechanism)
     size = sum(p.numel() for p in model.parameters())

@@ -1,4 +1,5 @@
 # The example byte_lm: every mechanism gives the same logits at once, byte by byte, and in C++; training beats counting.
+import argparse
 import json
 import os
 import re
@@ -149,6 +150,28 @@ def test_training_writes_a_file_from_which_the_program_writes_text(tmp_path):
     assert re.fullmatch(rb"\d+ bytes/s, one at a time\n", first.stderr)
     assert first.stdout == again.stdout != other.stdout
     assert len(document("generate", path.parent, "--prompt-ids", "87,104,121", "--tokens", 9)["tokens"][0]) == 9
+
+
+def test_the_state_is_what_the_next_byte_needs(one_thread):
+    def bytes_of(mechanism):
+        return train.state_bytes(byte_lm.ByteModel(mechanism, layers=2, width=48, heads=3).eval())
+
+    assert bytes_of("none") == 0
+    assert bytes_of("attention") == 2 * 4 * 3 * byte_lm.WINDOW * (32 + 16)  # keys and values of the window
+    assert bytes_of("gla") == 2 * 4 * 3 * 32 * 16
+    assert bytes_of("selective_scan") == 2 * 4 * 48 * (16 + 3)  # and the tail of the convolution
+
+
+@needs_program
+def test_a_row_of_the_table_has_what_training_and_cpp_came_to(tmp_path):
+    options = argparse.Namespace(seed=0, steps=2, untimed=False)
+    row = train.row_of("simple_gla", TEXT[:40000], 39000, options, tmp_path / "model.safetensors")
+    assert row["mechanism"] == "simple_gla" and 4 < row["bits"] < 9 and row["state_bytes"] == 3 * 4 * 4 * 32 * 32
+    assert row["weights"] == sum(x.size for x in load(tmp_path / "model.safetensors")[0].values())
+    assert min(row["train_seconds"], row["train_per_second"], row["cpp_per_second"], row["threads"]) > 0 and row["cpu"]
+    times = ("train_seconds", "train_per_second", "cpp_per_second", "cpu", "threads")
+    untimed = train.row_of("simple_gla", TEXT[:40000], 39000, argparse.Namespace(seed=0, steps=2, untimed=True), tmp_path / "m.safetensors")
+    assert {untimed[key] for key in times} == {None} and untimed["bits"] == pytest.approx(row["bits"], abs=0.01)
 
 
 @needs_program

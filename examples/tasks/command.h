@@ -1,6 +1,6 @@
-// What the programs of this folder have in common as programs: options, and errors of one line.
-#ifndef HEED_EXAMPLES_BYTE_LM_COMMAND_H_
-#define HEED_EXAMPLES_BYTE_LM_COMMAND_H_
+// What the programs of these examples have in common as programs: options, and errors of one line.
+#ifndef HEED_EXAMPLES_TASKS_COMMAND_H_
+#define HEED_EXAMPLES_TASKS_COMMAND_H_
 
 #include <charconv>
 #include <cstddef>
@@ -26,33 +26,32 @@ inline int64_t Parse(const std::string& what, std::string_view text, int64_t sma
   return value;
 }
 
-// PROGRAM FILE [--option VALUE]..., with --prompt among the options.
+// PROGRAM FILE... [--option VALUE]..., with so many files. A --prompt must not be empty.
 class Command {
  public:
   // `values` has all options and their defaults.
   Command(std::span<char* const> arguments, std::map<std::string, std::string> values,
-          const char* usage)
-      : values_(std::move(values)) {
-    bool good = arguments.size() >= 2 && arguments.size() % 2 == 0;
-    for (size_t i = 2; good && i < arguments.size(); i += 2) {
+          const char* usage, size_t files = 1)
+      : arguments_(arguments), values_(std::move(values)) {
+    bool good = arguments.size() > files && (arguments.size() - files) % 2 == 1;
+    for (size_t i = 1 + files; good && i < arguments.size(); i += 2) {
       good = values_.contains(arguments[i]);
       values_[arguments[i]] = arguments[i + 1];
     }
     if (!good) throw std::runtime_error(std::string("expected ") + usage);
-    file_ = arguments[1];
-    if (Text("--prompt").empty()) {
+    if (values_.contains("--prompt") && Text("--prompt").empty()) {
       throw std::runtime_error("--prompt is empty, expected a byte or more");
     }
   }
 
-  const std::string& file() const { return file_; }
+  std::string file(size_t i = 0) const { return arguments_[1 + i]; }
   const std::string& Text(const char* option) const { return values_.at(option); }
   int64_t Integer(const char* option, int64_t smallest, int64_t largest) const {
     return Parse(option, Text(option), smallest, largest);
   }
 
  private:
-  std::string file_;
+  std::span<char* const> arguments_;
   std::map<std::string, std::string> values_;
 };
 
@@ -68,4 +67,4 @@ int Main(const char* program, int argc, char** argv, const Run& run) {
   }
 }
 
-#endif  // HEED_EXAMPLES_BYTE_LM_COMMAND_H_
+#endif  // HEED_EXAMPLES_TASKS_COMMAND_H_

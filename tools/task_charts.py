@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""Draws docs/images/length.svg and tasks.svg from benchmarks/results: what a sequence's length costs, and what the three tasks came to.
+
+Usage: task_charts.py [FOLDER]. length.json is written by benchmarks/length.py; language.json, image.json and speech.json by the
+train.py of examples/byte_lm, digits and speech. What has not been measured is not drawn.
+"""
+import html
+import json
+import math
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, IMAGES = ROOT / "benchmarks/results", ROOT / "docs/images"
+LEFT, TOP, WIDTH, HEIGHT, GAP = 64, 84, 300, 260, 76  # pixels of a panel
+STYLE = """
+  .ground { fill: #ffffff } .ink { fill: #1f2328 } .faint { fill: #59636e } .line { stroke: #d1d9e0 } .one { stroke: #59636e }
+  .mark { fill: none; stroke-width: 1.6 } text { font: 13px system-ui, sans-serif } .path { fill: none; stroke-width: 1.2 }
+  .c0 { stroke: #0969da } .c1 { stroke: #1a7f37 } .c2 { stroke: #bc4c00 } .c3 { stroke: #8250df } .c4 { stroke: #59636e } .c5 { stroke: #cf222e }
+  .c6 { stroke: #9a6700 }
+  .oracle { stroke-dasharray: 2 3 }
+  @media (prefers-color-scheme: dark) {
+    .ground { fill: #0d1117 } .ink { fill: #f0f6fc } .faint { fill: #9198a1 } .line { stroke: #3d444d } .one { stroke: #9198a1 }
+    .c0 { stroke: #58a6ff } .c1 { stroke: #3fb950 } .c2 { stroke: #f0883e } .c3 { stroke: #bc8cff } .c4 { stroke: #9198a1 } .c5 { stroke: #ff7b72 }
+    .c6 { stroke: #d29922 }
+  }
+"""
+
+# The mechanisms that are drawn, each with its colour and line; the tables have all.
+DRAWN = {
+    "attention, written out": (5, "oracle"), "attention": (5, ""), "attention, window": (2, ""), "attention, bigbird": (2, "oracle"),
+    "performer": (1, "oracle"), "linear_attention": (1, ""), "gla": (0, ""), "gated_delta_rule": (0, "oracle"),
+    "selective_scan": (3, ""), "s4d": (3, "oracle"), "long_convolution": (6, ""), "rg_lru": (6, "oracle")}
+
+
+def text(x, y, said, kind="ink", anchor="start"):
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(said)}</text>'
+
+
+class Panel:
+    """One set of axes: x and y are shares of the width and, from below, of the height. Ticks are (share, what is said there)."""
+
+    def __init__(self, index, title, ticks, across):
+        self.x0 = LEFT + index * (WIDTH + GAP)
+        self.parts = [text(self.x0, TOP - 12, title)]
+        for share, said in across:
+            x = self.x(share)
+            self.parts += [f'<path class="line" d="M{x:.1f} {TOP}v{HEIGHT}"/>', text(x, TOP + HEIGHT + 18, said, "faint", "middle")]
+        for y, said in ticks:
+            self.parts += [f'<path class="line" d="M{self.x0} {self.y(y):.1f}h{WIDTH}"/>', text(self.x0 - 8, self.y(y) + 4, said, "faint", "end")]
+
+    def x(self, share):
+        return self.x0 + WIDTH * share
+
+    def y(self, share):
+        return TOP + HEIGHT * (1 - share)
+
+    def line(self, kind, points, more=""):
+        path = "M" + "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
+        self.parts.append(f'<path class="path c{kind} {more}" d="{path}"/>')
+
+    def mark(self, kind, x, y, title, radius=4.5):
+        self.parts.append(f'<circle class="mark c{kind}" cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="{radius}"><title>{html.escape(title)}</title></circle>')
+
+
+def begin(title, more, width, height):
+    """The parts of a picture of this size, its title and a line below."""
+    return [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-labelledby="title">',
+            f'<title id="title">{html.escape(title)}</title>', f"<style>{STYLE}</style>",
+            f'<rect class="ground" width="{width}" height="{height}" rx="6"/>', text(16, 26, title), text(16, 46, more, "faint")]
+
+
+def picture(title, across, panels, legend, more, per_row=3):
+    """Panels beside each other; legend is [(what a mark looks like at x, y; what it is)]."""
+    width, height = LEFT + len(panels) * (WIDTH + GAP), TOP + HEIGHT + 56 + 20 * math.ceil(len(legend) / per_row)
+    parts = begin(title, more, width, height)
+    for panel in panels:
+        parts += panel.parts
+    parts.append(text(LEFT, TOP + HEIGHT + 40, across, "faint"))
+    for i, (sample, said) in enumerate(legend):
+        x, y = LEFT + i % per_row * 230, TOP + HEIGHT + 62 + i // per_row * 20
+        parts += [sample(x, y - 4), text(x + 12, y, said)]
+    return "\n".join(parts + ["</svg>"]) + "\n"
+
+
+def stroke(kind, more=""):
+    return lambda x, y: f'<path class="path c{kind} {more}" d="M{x - 14} {y}h20"/>'
+
+
+def axis(values, least=None):
+    """The decades from the least to the largest of values, as ends and as ticks."""
+    low = math.floor(math.log10(min(values) if least is None else max(least, min(values))))
+    high = math.ceil(math.log10(max(values)))
+    high = max(high, low + 1)
+    return low, high, [((e - low) / (high - low), e) for e in range(low, high + 1)]
+
+
+def seconds(e):
+    return f"{10.0**e:g} s" if e >= 0 else f"{10.0 ** (e + 3):g} ms" if e >= -3 else f"{10.0 ** (e + 6):g} us"
+
+
+def megabytes(e):
+    return f"{10.0 ** (e - 3):g} GB" if e >= 3 else f"{10.0**e:g} MB"
+
+
+def length_chart(measured):
+    """Panels of forward, training, and memory of training, on logarithmic axes."""
+    rows = [row for row in measured["rows"] if row["mechanism"] in DRAWN]
+    tokens = sorted({n for row in rows for n in row["tokens"]})
+    first, octaves = math.log2(tokens[0]), max(1, math.log2(tokens[-1] / tokens[0]))
+    across = [((math.log2(n) - first) / octaves, f"{n // 1024}k") for n in tokens]
+    panels = []
+    for index, (title, what, quantity, said) in enumerate((
+            ("time, forward", "forward", "seconds", seconds), ("time, forward and backward", "training", "seconds", seconds),
+            ("memory, forward and backward", "training", "megabytes", megabytes))):
+        own = [row for row in rows if row["pass"] == what]
+        least = 0.1 if quantity == "megabytes" else None
+        low, high, ticks = axis([x for row in own for x in row[quantity]], least)
+        panel = Panel(index, title, [(share, said(e)) for share, e in ticks], across)
+        for row in own:
+            points = [((math.log2(n) - first) / octaves, (math.log10(max(x, 10**low)) - low) / (high - low))
+                      for n, x in zip(row["tokens"], row[quantity])]
+            kind, more = DRAWN[row["mechanism"]]
+            panel.line(kind, points, more)
+            for (x, y), n, value in zip(points, row["tokens"], row[quantity]):
+                panel.mark(kind, x, y, f"{row['mechanism']}, {n} tokens: {value:.3g} {'s' if quantity == 'seconds' else 'MB'}", 2)
+        panels.append(panel)
+    legend = [(stroke(*DRAWN[name]), name) for name in DRAWN if any(row["mechanism"] == name for row in rows)]
+    return picture("One head of 64 channels as sequences grow", "tokens", panels, legend,
+                   f"float32, {measured['threads']} threads; {measured['cpu']}", per_row=5)
+
+
+def _percent(x):
+    return f"{x:.0%}"
+
+
+def _right(x):
+    return f"{x:.1%}"
+
+
+def _baselines(document):
+    return document["baselines"]
+
+
+# Of each task: its file, its title, what is drawn of a row, how that is said of a row and of a tick, and the bars to beat.
+TASKS = (
+    ("language", "Language: bits per byte of a book, less is better", lambda row: row["bits"], "{:.3f}".format, "{:.2f}".format,
+     lambda document: {"counts of three bytes": document["bar"]}),
+    ("image", "Image: digits that are right", lambda row: row["right"], _right, _percent, _baselines),
+    ("speech", "Speech: words of unheard voices that are right", lambda row: row["right"], _right, _percent, _baselines),
+)
+NAMES_OF_TASKS = [task[0] for task in TASKS]
+NAMES, QUALITY, TIMES, ROW = 190, 420, 300, 20  # pixels
+
+
+def section(task, document, top):
+    """The lines of one task below each other from `top` on, and where the next one begins."""
+    _, title, value, digits, said, bars = task
+    rows = sorted(document["rows"], key=lambda row: -value(row) if "bits" in row else value(row))
+    values = [value(row) for row in rows] + list(bars(document).values())
+    step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1) if (max(values) - min(values)) / s <= 7)
+    low, high = math.floor(min(values) / step), max(math.ceil(max(values) / step), math.floor(min(values) / step) + 1)
+    x0, bottom = LEFT + NAMES, top + ROW * len(rows)
+    t0 = x0 + QUALITY + 60
+    slowest = max(row["train_seconds"] or 0 for row in rows)
+
+    def x(v):
+        return x0 + QUALITY * (v / step - low) / (high - low)
+
+    parts = [text(16, top - 14, title), text(x0 + QUALITY, bottom + 34, "dotted: " + ", ".join(bars(document)), "faint", "end")]
+    for tick in range(low, high + 1):
+        at = x(tick * step)
+        parts += [f'<path class="line" d="M{at:.1f} {top}V{bottom}"/>', text(at, bottom + 16, said(tick * step), "faint", "middle")]
+    for name, bar in bars(document).items():
+        parts.append(f'<path class="path c5 oracle" d="M{x(bar):.1f} {top - 4}V{bottom}"><title>{name}: {bar:.3f}</title></path>')
+    if slowest:
+        parts.append(text(t0, top - 14, "training, seconds"))
+    for i, row in enumerate(rows):
+        y = top + ROW * i + 10
+        shown = f"{row['mechanism']}: {digits(value(row))}"
+        parts += [text(x0 - 14, y + 4, row["mechanism"], anchor="end"),
+                  f'<circle class="mark c0" cx="{x(value(row)):.1f}" cy="{y}" r="4.5"><title>{shown}</title></circle>']
+        if row["train_seconds"]:
+            end = TIMES * row["train_seconds"] / slowest
+            parts += [f'<path class="path c1" d="M{t0} {y}h{end:.1f}" style="stroke-width: 6"/>',
+                      text(t0 + end + 6, y + 4, f"{row['train_seconds']:.0f}", "faint")]
+    return parts, bottom + 74
+
+
+def tasks_chart(documents):
+    """A line for each mechanism of each task: how good, beside the bars to beat, and how long the training took."""
+    drawn, top = [], 84
+    for task in TASKS:
+        if task[0] in documents:
+            parts, top = section(task, documents[task[0]], top)
+            drawn += parts
+    where = sorted({f"{row['cpu']}, {row['threads']} threads" for name in NAMES_OF_TASKS for row in documents.get(name, {"rows": []})["rows"]
+                    if row["cpu"]})
+    parts = begin("Three tasks, many mechanisms", "; ".join(where) or "times have not been measured", LEFT + NAMES + QUALITY + TIMES + 130, top - 20)
+    return "\n".join([*parts, *drawn, "</svg>"]) + "\n"
+
+
+def main():
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES
+    documents = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    if "length" in documents:
+        (folder / "length.svg").write_text(length_chart(documents["length"]))
+    if any(name in documents for name in NAMES_OF_TASKS):
+        (folder / "tasks.svg").write_text(tasks_chart(documents))
+
+
+if __name__ == "__main__":
+    main()
