@@ -231,6 +231,8 @@ def test_states():
     (lambda: layers.Mamba2(32, 3, 8, n_groups=2), "Mamba2: num_heads is 3, expected a multiple of n_groups, 2"),
     (lambda: layers.GatedDeltaNet(32, 2, 3, key_head_dim=4, value_head_dim=4), "GatedDeltaNet: num_value_heads is 3, expected a multiple of num_key_heads"),
     (lambda: layers.Rwkv4(True), "Rwkv4: hidden_size is True, expected an int"),
+    (lambda: layers.Rwkv6(36, head_size=8), "Rwkv6: attention_hidden_size is 36, expected a multiple of head_size, 8"),
+    (lambda: layers.Rwkv6.from_config(SimpleNamespace(hidden_size=64)), "Rwkv6.from_config: config is a SimpleNamespace without head_size"),
     (lambda: layers.MultiScaleRetention(36, 4, log_decay=[0.0]), r"MultiScaleRetention: hidden_size is 36, expected a multiple of 2 num_heads, 8"),
     (lambda: layers.MultiScaleRetention(32, 4, log_decay=[0.0]), r"MultiScaleRetention: log_decay has shape \[1\], expected \[4\]"),
     (lambda: layers.H3(32, head_dim=5), "H3: hidden_size is 32, expected a multiple of head_dim, 5"),
