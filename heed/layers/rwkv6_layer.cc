@@ -3,9 +3,9 @@
 
 #include "heed/core/error.h"
 #include "heed/layers/arena_internal.h"
+#include "heed/layers/recurrence_internal.h"
 #include "heed/layers/rows_internal.h"
 #include "heed/layers/token_shift_internal.h"
-#include "heed/ops/gated/rwkv6/rwkv6.h"
 
 namespace heed::layers {
 namespace {
@@ -105,36 +105,14 @@ void Rwkv6TimeMixing::Compute(Context& ctx, const Tokens& tokens, const float* x
   Activate(ctx, Activation::kMinusExp, decay, nullptr, rows, inner, decay);
 
   float* o = frame.Floats(rows * inner);
-  const ConstTensorView bonus(bonus_.data(), DType::kF32, {H, K});
-  if (state != nullptr && T == 1 && !tokens.call.lengths) {
-    rwkv6::StepInputs in;
-    in.q = ConstTensorView(r, DType::kF32, {B, H, K});
-    in.k = ConstTensorView(k, DType::kF32, {B, H, K});
-    in.v = ConstTensorView(v, DType::kF32, {B, H, K});
-    in.log_decay = ConstTensorView(decay, DType::kF32, {B, H, K});
-    in.u = bonus;
-    rwkv6::Step(ctx, in, {}, {state->tensor(1).view(), {}, {}}, TensorView(o, DType::kF32, {B, H, K}));
-  } else {
-    rwkv6::Inputs in;
-    in.q = ConstTensorView(r, DType::kF32, {B, T, H, K});
-    in.k = ConstTensorView(k, DType::kF32, {B, T, H, K});
-    in.v = ConstTensorView(v, DType::kF32, {B, T, H, K});
-    in.log_decay = ConstTensorView(decay, DType::kF32, {B, T, H, K});
-    in.u = bonus;
-    rwkv6::Options options;
-    options.lengths = tokens.call.lengths;
-    options.cu_seqlens = tokens.call.cu_seqlens;
-    rwkv6::Outputs out;
-    out.o = TensorView(o, DType::kF32, {B, T, H, K});
-    StateTensor after;
-    if (state != nullptr) {
-      after = state->tensor(1);
-      in.initial.S = state->tensor(1).view();
-      out.final.S = after.view();
-    }
-    rwkv6::Forward(ctx, in, options, out);
-    if (state != nullptr) state->tensor(1).values.swap(after.values);
-  }
+  const auto heads = [&](const float* data) { return ConstTensorView(data, DType::kF32, {B, T, H, K}); };
+  recurrent::Inputs in;
+  in.q = heads(r);
+  in.k = heads(k);
+  in.v = heads(v);
+  in.log_decay = heads(decay);
+  in.u = ConstTensorView(bonus_.data(), DType::kF32, {H, K});
+  RunRecurrence(ctx, RecurrenceNamed("rwkv6"), tokens, in, state, TensorView(o, DType::kF32, {B, T, H, K}), 1);
 
   ScaleRows norm;
   norm.scaling = Scaling::kLayer;

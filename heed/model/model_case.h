@@ -130,8 +130,8 @@ class TinyFolder {
  private:
   static std::string Name(const Tiny& tiny) {
     static int count = 0;
-    return (std::filesystem::temp_directory_path() / ("heed_" + std::to_string(os::ProcessId()) + "_" + tiny.name() +
-                                                      "_" + std::to_string(count++)))
+    return (std::filesystem::temp_directory_path() /
+            ("heed_" + std::to_string(os::ProcessId()) + "_" + tiny.name() + "_" + std::to_string(count++)))
         .string();
   }
 
