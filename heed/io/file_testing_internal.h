@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -28,8 +29,9 @@ class FileTest : public testing::Test {
  protected:
   FileTest() {
     const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = testing::TempDir() + "heed_" + std::to_string(os::ProcessId()) +
-              "_" + info->name();
+    std::string name = info->name();
+    std::ranges::replace(name, '/', '_');  // before a parameter
+    folder_ = testing::TempDir() + "heed_" + std::to_string(os::ProcessId()) + "_" + name;
     std::filesystem::create_directories(folder_);
   }
   ~FileTest() override { std::filesystem::remove_all(folder_); }
