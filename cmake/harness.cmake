@@ -10,4 +10,11 @@ heed_write_list(${PROJECT_BINARY_DIR}/all_ops.cc case heed/harness/case.h "OpEnt
 if(sources OR cases)
   add_library(heed_harness STATIC EXCLUDE_FROM_ALL ${sources} ${cases} ${PROJECT_BINARY_DIR}/all_ops.cc)
   target_link_libraries(heed_harness PUBLIC heed_internal)
+  target_precompile_headers(heed_harness PRIVATE ${HEED_STANDARD_HEADERS})
+  # Cases draw numbers and make tables; what is timed of them is the library.
+  set(light ${sources} ${cases})
+  list(FILTER light INCLUDE REGEX "_case\\.cc$")
+  set_source_files_properties(${light} PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
+  set_source_files_properties(${PROJECT_SOURCE_DIR}/heed/harness/probe.cc ${PROJECT_SOURCE_DIR}/heed/harness/probe_pairs.cc
+    PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endif()

@@ -66,18 +66,29 @@ target_link_libraries(heed_internal INTERFACE
 
 # Products of tiles and vectors are interleaved by hand; GCC's generic scheduler undoes a sixth of that. No instruction
 # set follows from this flag.
+set(tile_kernels softmax/forward_tiles.cc softmax/backward_tiles.cc recurrence/forward_tiles.cc)
 include(CheckCXXCompilerFlag)
 check_cxx_compiler_flag(-mtune=sapphirerapids HEED_HAS_TUNE_SAPPHIRERAPIDS)
+list(TRANSFORM tile_kernels PREPEND ${PROJECT_SOURCE_DIR}/heed/engines/)
 if(HEED_HAS_TUNE_SAPPHIRERAPIDS)
-  set_source_files_properties(${PROJECT_SOURCE_DIR}/heed/engines/softmax/forward_tiles.cc
-    ${PROJECT_SOURCE_DIR}/heed/engines/softmax/backward_tiles.cc
-    ${PROJECT_SOURCE_DIR}/heed/engines/recurrence/forward_tiles.cc PROPERTIES
-    COMPILE_OPTIONS -mtune=sapphirerapids)
+  set_source_files_properties(${tile_kernels} PROPERTIES COMPILE_OPTIONS -mtune=sapphirerapids)
 endif()
 
 # What is emulated there in place of matrix tiles takes compilers a quarter of an hour each under sanitizers. The
 # emulation's memory is its operands', which the other kernels read under them.
 if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=[^ ]*(address|thread)")
-  set_property(SOURCE ${PROJECT_SOURCE_DIR}/heed/engines/softmax/forward_tiles.cc
-    ${PROJECT_SOURCE_DIR}/heed/engines/softmax/backward_tiles.cc APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all)
+  list(FILTER tile_kernels INCLUDE REGEX "/softmax/")
+  set_property(SOURCE ${tile_kernels} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=all)
 endif()
+
+# Kernels do without precompiled headers, which would gain them little: compiler caches find them whatever the build folder.
+function(heed_precompile_library)
+  get_target_property(sources heed_objects SOURCES)
+  foreach(source IN LISTS sources)
+    file(STRINGS ${source} of_targets REGEX "hwy/foreach_target\\.h" LIMIT_COUNT 1)
+    if(of_targets)
+      set_source_files_properties(${source} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+    endif()
+  endforeach()
+  target_precompile_headers(heed_objects PRIVATE ${HEED_STANDARD_HEADERS})
+endfunction()

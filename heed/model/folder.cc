@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
 #include "heed/core/error.h"
 #include "heed/core/os.h"
 #include "heed/io/bytes_internal.h"

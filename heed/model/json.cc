@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
 #include "heed/core/error.h"
 #include "heed/core/os.h"
 #include "heed/io/bytes_internal.h"
@@ -74,18 +76,18 @@ void CheckName(const std::string& path, const std::string& what, const std::stri
   }
 }
 
-Fields::Fields(std::string path, json object) : path_(std::move(path)), object_(std::move(object)) {
-  if (!object_.is_object()) throw FileError(path_ + ": holds no object, expected one");
+Fields::Fields(std::string path, json object) : path_(std::move(path)), object_(std::make_shared<json>(std::move(object))) {
+  if (!object_->is_object()) throw FileError(path_ + ": holds no object, expected one");
 }
 
 const json* Fields::Find(const char* name) const {
-  const auto found = object_.find(name);
-  return found == object_.end() || found->is_null() ? nullptr : &*found;
+  const auto found = object_->find(name);
+  return found == object_->end() || found->is_null() ? nullptr : &*found;
 }
 
 bool Fields::Has(const char* name) const { return Find(name) != nullptr; }
 
-std::string Fields::Dump() const { return object_.dump(-1, ' ', true, json::error_handler_t::replace); }
+std::string Fields::Dump() const { return object_->dump(-1, ' ', true, json::error_handler_t::replace); }
 
 void Fields::Fail(const char* name, const std::string& expected) const {
   const json* value = Find(name);

@@ -3,13 +3,14 @@
 #define HEED_MODEL_JSON_INTERNAL_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>  // families of models ask by name, and do without the rest
 
 namespace heed::model {
 
@@ -46,7 +47,7 @@ class Fields {
   const nlohmann::json& Get(const char* name, const std::string& expected) const;
 
   std::string path_;
-  nlohmann::json object_;
+  std::shared_ptr<const nlohmann::json> object_;
 };
 
 }  // namespace heed::model

@@ -2,6 +2,8 @@
 #include <cmath>
 #include <string>
 
+#include <nlohmann/json.hpp>
+
 #include "heed/layers/mamba.h"
 #include "heed/layers/mamba2.h"
 #include "heed/model/plan_internal.h"

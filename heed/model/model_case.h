@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "heed/core/os.h"
 #include "heed/harness/buffer.h"
 #include "heed/io/safetensors.h"

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
 #include "heed/layers/layer_case.h"

@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include <nlohmann/json.hpp>
+
 #include "heed/core/error.h"
 #include "heed/model/folder_internal.h"
 #include "heed/model/json_internal.h"
