@@ -4,43 +4,14 @@ what selectors keep beside what they drop, and beside their time.
 
 Usage: selection_chart.py. Pictures have a background of their own and follow the reader's preference for light or dark.
 """
-import html
 import json
 import math
 
-from svg_chart import ROOT, chart, palette, text
+from svg_chart import GAP, HEIGHT, LEFT, LINES, ROOT, SERIES, TOP, WIDTH, Panel, chart, palette, text
 
 DATA, IMAGES = ROOT / "benchmarks/results/dynamic.json", ROOT / "docs/images"
-LEFT, TOP, WIDTH, HEIGHT, GAP = 64, 84, 300, 260, 76  # pixels of a panel
 LEAST = 1e-4  # of what is dropped, at the lower end
-RULES = {**{f".c{i}": ("stroke", colors) for i, colors in enumerate(palette.SERIES)}, ".cdense": ("stroke", palette.FAINT)}
-LINES = "<style>.mark { fill: none; stroke-width: 1.6 } .path { fill: none; stroke-width: 1.2 } .oracle { stroke-dasharray: 2 3 }</style>"
-
-
-class Panel:
-    """One set of tensors: x from 0 to 1, y given as a share of the height from below."""
-
-    def __init__(self, index, title, ticks):
-        self.x0 = LEFT + index * (WIDTH + GAP)
-        self.parts = [text(self.x0, TOP - 12, title)]
-        for share in (0, 0.25, 0.5, 0.75, 1):
-            x = self.x(share)
-            self.parts += [f'<path class="line" d="M{x:.1f} {TOP}v{HEIGHT}"/>', text(x, TOP + HEIGHT + 18, f"{share:g}", "faint", "middle")]
-        for y, said in ticks:
-            self.parts += [f'<path class="line" d="M{self.x0} {self.y(y):.1f}h{WIDTH}"/>', text(self.x0 - 8, self.y(y) + 4, said, "faint", "end")]
-
-    def x(self, share):
-        return self.x0 + WIDTH * share
-
-    def y(self, share):
-        return TOP + HEIGHT * (1 - share)
-
-    def line(self, kind, points, more=""):
-        path = "M" + "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
-        self.parts.append(f'<path class="path c{kind} {more}" d="{path}"/>')
-
-    def mark(self, kind, x, y, title):
-        self.parts.append(f'<circle class="mark c{kind}" cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="4.5"><title>{html.escape(title)}</title></circle>')
+RULES = {**SERIES, ".cdense": ("stroke", palette.FAINT)}
 
 
 def level(dropped):

@@ -9,6 +9,12 @@ _spec = importlib.util.spec_from_file_location("_palette", ROOT / "python/heed/_
 palette = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(palette)
 
+# Of panels with lines and marks.
+LEFT, TOP, WIDTH, HEIGHT, GAP = 64, 84, 300, 260, 76  # pixels
+QUARTERS = [(share, f"{share:g}") for share in (0, 0.25, 0.5, 0.75, 1)]
+SERIES = {f".c{i}": ("stroke", colors) for i, colors in enumerate(palette.SERIES)}
+LINES = "<style>.mark { fill: none; stroke-width: 1.6 } .path { fill: none; stroke-width: 1.2 } .oracle { stroke-dasharray: 2 3 }</style>"
+
 
 def style(rules):
     """A style element of {selector: (property, (on light, on dark))} and of what all charts have."""
@@ -28,3 +34,29 @@ def chart(width, height, title, rules, parts):
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-labelledby="title">',
         f'<title id="title">{html.escape(title)}</title>', style(rules), f'<rect class="ground" width="{width}" height="{height}" rx="6"/>',
         *parts, "</svg>"]) + "\n"
+
+
+class Panel:
+    """Axes beside those before: x and y are shares of the width and, from below, of the height, ticks (share, what is said there)."""
+
+    def __init__(self, index, title, ticks, across=QUARTERS):
+        self.x0 = LEFT + index * (WIDTH + GAP)
+        self.parts = [text(self.x0, TOP - 12, title)]
+        for share, said in across:
+            x = self.x(share)
+            self.parts += [f'<path class="line" d="M{x:.1f} {TOP}v{HEIGHT}"/>', text(x, TOP + HEIGHT + 18, said, "faint", "middle")]
+        for y, said in ticks:
+            self.parts += [f'<path class="line" d="M{self.x0} {self.y(y):.1f}h{WIDTH}"/>', text(self.x0 - 8, self.y(y) + 4, said, "faint", "end")]
+
+    def x(self, share):
+        return self.x0 + WIDTH * share
+
+    def y(self, share):
+        return TOP + HEIGHT * (1 - share)
+
+    def line(self, kind, points, more=""):
+        path = "M" + "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
+        self.parts.append(f'<path class="path c{kind} {more}" d="{path}"/>')
+
+    def mark(self, kind, x, y, title, radius=4.5):
+        self.parts.append(f'<circle class="mark c{kind}" cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="{radius}"><title>{html.escape(title)}</title></circle>')

@@ -4,87 +4,25 @@
 Usage: task_charts.py [FOLDER]. length.json is written by benchmarks/length.py; language.json, image.json and speech.json by the
 train.py of examples/byte_lm, digits and speech. What has not been measured is not drawn.
 """
-import html
 import json
 import math
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from svg_chart import GAP, HEIGHT, LEFT, LINES, ROOT, SERIES, TOP, WIDTH, Panel, chart, text
+
 RESULTS, IMAGES = ROOT / "benchmarks/results", ROOT / "docs/images"
-LEFT, TOP, WIDTH, HEIGHT, GAP = 64, 84, 300, 260, 76  # pixels of a panel
-STYLE = """
-  .ground { fill: #ffffff } .ink { fill: #1f2328 } .faint { fill: #59636e } .line { stroke: #d1d9e0 } .one { stroke: #59636e }
-  .mark { fill: none; stroke-width: 1.6 } text { font: 13px system-ui, sans-serif } .path { fill: none; stroke-width: 1.2 }
-  .c0 { stroke: #0969da } .c1 { stroke: #1a7f37 } .c2 { stroke: #bc4c00 } .c3 { stroke: #8250df } .c4 { stroke: #59636e } .c5 { stroke: #cf222e }
-  .c6 { stroke: #9a6700 }
-  .oracle { stroke-dasharray: 2 3 }
-  @media (prefers-color-scheme: dark) {
-    .ground { fill: #0d1117 } .ink { fill: #f0f6fc } .faint { fill: #9198a1 } .line { stroke: #3d444d } .one { stroke: #9198a1 }
-    .c0 { stroke: #58a6ff } .c1 { stroke: #3fb950 } .c2 { stroke: #f0883e } .c3 { stroke: #bc8cff } .c4 { stroke: #9198a1 } .c5 { stroke: #ff7b72 }
-    .c6 { stroke: #d29922 }
-  }
-"""
 
 # The mechanisms that are drawn, each with its colour and line; the tables have all.
 DRAWN = {
-    "attention, written out": (5, "oracle"), "attention": (5, ""), "attention, window": (2, ""), "attention, bigbird": (2, "oracle"),
-    "performer": (1, "oracle"), "linear_attention": (1, ""), "gla": (0, ""), "gated_delta_rule": (0, "oracle"),
-    "selective_scan": (3, ""), "s4d": (3, "oracle"), "long_convolution": (6, ""), "rg_lru": (6, "oracle")}
+    "attention, written out": (6, "oracle"), "attention": (6, ""), "attention, window": (1, ""), "attention, bigbird": (1, "oracle"),
+    "performer": (2, "oracle"), "linear_attention": (2, ""), "gla": (0, ""), "gated_delta_rule": (0, "oracle"),
+    "selective_scan": (3, ""), "s4d": (3, "oracle"), "long_convolution": (5, ""), "rg_lru": (5, "oracle")}
 
 
-def text(x, y, said, kind="ink", anchor="start"):
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(said)}</text>'
-
-
-class Panel:
-    """One set of axes: x and y are shares of the width and, from below, of the height. Ticks are (share, what is said there)."""
-
-    def __init__(self, index, title, ticks, across):
-        self.x0 = LEFT + index * (WIDTH + GAP)
-        self.parts = [text(self.x0, TOP - 12, title)]
-        for share, said in across:
-            x = self.x(share)
-            self.parts += [f'<path class="line" d="M{x:.1f} {TOP}v{HEIGHT}"/>', text(x, TOP + HEIGHT + 18, said, "faint", "middle")]
-        for y, said in ticks:
-            self.parts += [f'<path class="line" d="M{self.x0} {self.y(y):.1f}h{WIDTH}"/>', text(self.x0 - 8, self.y(y) + 4, said, "faint", "end")]
-
-    def x(self, share):
-        return self.x0 + WIDTH * share
-
-    def y(self, share):
-        return TOP + HEIGHT * (1 - share)
-
-    def line(self, kind, points, more=""):
-        path = "M" + "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
-        self.parts.append(f'<path class="path c{kind} {more}" d="{path}"/>')
-
-    def mark(self, kind, x, y, title, radius=4.5):
-        self.parts.append(f'<circle class="mark c{kind}" cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="{radius}"><title>{html.escape(title)}</title></circle>')
-
-
-def begin(title, more, width, height):
-    """The parts of a picture of this size, its title and a line below."""
-    return [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-labelledby="title">',
-            f'<title id="title">{html.escape(title)}</title>', f"<style>{STYLE}</style>",
-            f'<rect class="ground" width="{width}" height="{height}" rx="6"/>', text(16, 26, title), text(16, 46, more, "faint")]
-
-
-def picture(title, across, panels, legend, more, per_row=3):
-    """Panels beside each other; legend is [(what a mark looks like at x, y; what it is)]."""
-    width, height = LEFT + len(panels) * (WIDTH + GAP), TOP + HEIGHT + 56 + 20 * math.ceil(len(legend) / per_row)
-    parts = begin(title, more, width, height)
-    for panel in panels:
-        parts += panel.parts
-    parts.append(text(LEFT, TOP + HEIGHT + 40, across, "faint"))
-    for i, (sample, said) in enumerate(legend):
-        x, y = LEFT + i % per_row * 230, TOP + HEIGHT + 62 + i // per_row * 20
-        parts += [sample(x, y - 4), text(x + 12, y, said)]
-    return "\n".join(parts + ["</svg>"]) + "\n"
-
-
-def stroke(kind, more=""):
-    return lambda x, y: f'<path class="path c{kind} {more}" d="M{x - 14} {y}h20"/>'
+def heading(title, more):
+    """The parts that a picture begins with: its title and a line below."""
+    return [LINES, text(16, 26, title), text(16, 46, more, "faint")]
 
 
 def axis(values, least=None):
@@ -125,9 +63,18 @@ def length_chart(measured):
             for (x, y), n, value in zip(points, row["tokens"], row[quantity]):
                 panel.mark(kind, x, y, f"{row['mechanism']}, {n} tokens: {value:.3g} {'s' if quantity == 'seconds' else 'MB'}", 2)
         panels.append(panel)
-    legend = [(stroke(*DRAWN[name]), name) for name in DRAWN if any(row["mechanism"] == name for row in rows)]
-    return picture("One head of 64 channels as sequences grow", "tokens", panels, legend,
-                   f"float32, {measured['threads']} threads; {measured['cpu']}", per_row=5)
+    title = "One head of 64 channels as sequences grow"
+    parts = heading(title, f"float32, {measured['threads']} threads; {measured['cpu']}")
+    for panel in panels:
+        parts += panel.parts
+    parts.append(text(LEFT, TOP + HEIGHT + 40, "tokens", "faint"))
+    legend = [name for name in DRAWN if any(row["mechanism"] == name for row in rows)]
+    for i, name in enumerate(legend):
+        x, y = LEFT + i % 5 * 230, TOP + HEIGHT + 62 + i // 5 * 20
+        kind, more = DRAWN[name]
+        parts += [f'<path class="path c{kind} {more}" d="M{x - 14} {y - 4}h20"/>', text(x + 12, y, name)]
+    height = TOP + HEIGHT + 56 + 20 * math.ceil(len(legend) / 5)
+    return chart(LEFT + len(panels) * (WIDTH + GAP), height, title, SERIES, parts)
 
 
 def _percent(x):
@@ -172,7 +119,7 @@ def section(task, document, top):
         at = x(tick * step)
         parts += [f'<path class="line" d="M{at:.1f} {top}V{bottom}"/>', text(at, bottom + 16, said(tick * step), "faint", "middle")]
     for name, bar in bars(document).items():
-        parts.append(f'<path class="path c5 oracle" d="M{x(bar):.1f} {top - 4}V{bottom}"><title>{name}: {bar:.3f}</title></path>')
+        parts.append(f'<path class="path c6 oracle" d="M{x(bar):.1f} {top - 4}V{bottom}"><title>{name}: {bar:.3f}</title></path>')
     if slowest:
         parts.append(text(t0, top - 14, "training, seconds"))
     for i, row in enumerate(rows):
@@ -196,8 +143,9 @@ def tasks_chart(documents):
             drawn += parts
     where = sorted({f"{row['cpu']}, {row['threads']} threads" for name in NAMES_OF_TASKS for row in documents.get(name, {"rows": []})["rows"]
                     if row["cpu"]})
-    parts = begin("Three tasks, many mechanisms", "; ".join(where) or "times have not been measured", LEFT + NAMES + QUALITY + TIMES + 130, top - 20)
-    return "\n".join([*parts, *drawn, "</svg>"]) + "\n"
+    title = "Three tasks, many mechanisms"
+    parts = heading(title, "; ".join(where) or "times have not been measured") + drawn
+    return chart(LEFT + NAMES + QUALITY + TIMES + 130, top - 20, title, SERIES, parts)
 
 
 def main():
