@@ -259,6 +259,11 @@ heed.KVCache(1, 2, 8, dtype="float32")  # wrong: arg-type
 ring.save("path")
 loaded = heed.load_cache("path", max_bytes=2**30)
 pages: int | None = loaded.page if isinstance(loaded, heed.KVCache) else None
+page: str = heed.view(q, q, tokens=["a", "b", "c", "d"], causal=True, window=(3, 0)).html
+heed.view(q, q, token=["a", "b", "c", "d"])  # wrong: call-arg
+shown: heed.View = heed.view(q, q)
+shown.height = 500
+shown.save("page.html")
 heed.attentoin  # wrong: attr-defined
 '''
 

@@ -128,7 +128,7 @@ def test_too_many_heads_for_one_page():
 
 @pytest.fixture
 def notebook(browser, tmp_path):
-    """Opens a page that shows a view as notebooks do, and is then inside the view's frame."""
+    """Opens a page that shows a view as notebooks do, and is then inside the view's frame, whose errors no console has."""
 
     def show(view):
         page = tmp_path / "notebook.html"
@@ -136,9 +136,14 @@ def notebook(browser, tmp_path):
         browser.open(page, ready=False)
         browser.driver.switch_to.frame(browser.driver.find_element("tag name", "iframe"))
         browser.wait("return document.documentElement.dataset.ready === 'true'")
+        browser.js("window.errors = []; addEventListener('error', (event) => errors.push(event.message))")
 
     yield show
     browser.driver.switch_to.default_content()
+    browser.driver.switch_to.frame(browser.driver.find_element("tag name", "iframe"))
+    errors = browser.js("return window.errors")
+    browser.driver.switch_to.default_content()
+    assert errors == []
 
 
 @needs_browser
@@ -161,7 +166,7 @@ def test_the_page_works_inside_a_notebook(browser, notebook, tmp_path):
     entropy = -(p * np.log2(np.where(p > 0, p, 1))).sum(-1).mean(-1)
     assert browser.js("return heed.grid.shown.map(({ head }) => head)") == np.argsort(-entropy).tolist()
     browser.js("return new Promise((done) => setTimeout(done, 300))")  # a link would be written by now
-    assert browser.js("return location.href") == "about:srcdoc"
+    assert browser.js("return [location.href, window.errors]") == ["about:srcdoc", []]
     choose(browser, "head", 2)
     click(browser, "save-csv")
     rows = list(csv.reader(io.StringIO(browser.saved(tmp_path, "attention-layer0-head2.csv").decode(), newline="")))
@@ -200,6 +205,7 @@ OPTIONS = {
     "segments": {"segments": np.repeat([[0, 1, -1, 2]], [5, 6, 3, 5], axis=1)}, "alibi": {"alibi": [0.5, 0.25, 0.1, 0.0], "causal": True},
     "sinks": {"sinks": [0.3, -1.0, 2.0, 0.0]}, "chunk": {"chunk": 5, "causal": True}, "prefix": {"prefix": [6], "causal": True},
     "sink tokens": {"sink_tokens": 2, "window": (3, 0), "causal": True},
+    "bias that leaves nothing": {"bias": np.where(GENERATOR.random((19, 19)) < 0.3, -500, 0).astype(np.float32), "key_lengths": [15]},
     "log_decay": {"log_decay": -np.abs(GENERATOR.standard_normal((1, 19, 4))).astype(np.float32), "causal": True},
     "all": {"mask": GENERATOR.random((19, 19)) < 0.8, "bias": GENERATOR.standard_normal((19, 19)).astype(np.float32), "softcap": 3.0,
             "scale": 0.7, "sinks": [0.3, -1.0, 2.0, 0.0], "window": (9, 2), "align": [1]},
