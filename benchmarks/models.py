@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -186,12 +185,7 @@ def main():
                 if not equal:
                     raise SystemExit(f"{name}: not timed: the sides differ: {got}")
                 pairs = [(ours()[0], theirs()[0]) for _ in range(options.rounds)]
-                ratios = sorted(b / a for a, b in pairs)
-                middle = len(ratios) // 2
-                rows.append({"name": name, "heed_seconds": statistics.median(a for a, _ in pairs),
-                             "peer_seconds": statistics.median(b for _, b in pairs), "ratio": statistics.median(ratios),
-                             "q1": statistics.median(ratios[:middle] or ratios), "q3": statistics.median(ratios[middle:]),
-                             "goal": GOALS.get(name)})
+                rows.append({"name": name, **turns.summary(pairs), "goal": GOALS.get(name)})
                 if not options.json:
                     print(turns.show_with_goal(rows[-1], 26), flush=True)
     if options.json:

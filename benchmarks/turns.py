@@ -46,16 +46,19 @@ def timed(name, ours, theirs, threads, rounds, our_error, their_error, clock=tim
             rejected += 1
         else:
             pairs.append((a, b))
+    return {"name": name, "samples": len(pairs), "rejected": rejected, **summary(pairs, "torch_seconds"),
+            "heed_error": our_error, "torch_error": their_error}
+
+
+def summary(pairs, other="peer_seconds"):
+    """Medians of (heed's, the other's) seconds, and of their ratio with its quartiles; None where there are no pairs."""
+    if not pairs:
+        return dict.fromkeys(("heed_seconds", other, "ratio", "q1", "q3"))
     ratios = sorted(b / a for a, b in pairs)
     middle = len(ratios) // 2
-    return {
-        "name": name, "samples": len(pairs), "rejected": rejected,
-        "heed_seconds": statistics.median(a for a, _ in pairs) if pairs else None,
-        "torch_seconds": statistics.median(b for _, b in pairs) if pairs else None,
-        "ratio": statistics.median(ratios) if pairs else None,
-        "q1": statistics.median(ratios[:middle] or ratios) if pairs else None,
-        "q3": statistics.median(ratios[middle:]) if pairs else None,
-        "heed_error": our_error, "torch_error": their_error}
+    return {"heed_seconds": statistics.median(a for a, _ in pairs), other: statistics.median(b for _, b in pairs),
+            "ratio": statistics.median(ratios), "q1": statistics.median(ratios[:middle] or ratios),
+            "q3": statistics.median(ratios[middle:])}
 
 
 def timed_beside_peer(name, ours, theirs, threads, rounds, difference, goal):

@@ -73,7 +73,21 @@ def number(x: float | None, digits: int = 0, scale: float = 1) -> str:
     return UNTIMED if x is None else f"{scale * x:,.{digits}f}"
 
 
-COLUMNS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
+Columns = dict[str, Callable[[dict[str, Any]], str]]
+
+
+def classified(what: str, cpp: str, digits: int, scale: float) -> Columns:
+    """Columns of a task that tells classes of `what` apart; `cpp` names the time of one in C++."""
+    return {
+        "right": lambda r: f"{r['right']:.1%}",
+        "weights": lambda r: number(r["weights"]),
+        "training, s": lambda r: number(r["train_seconds"]),
+        f"{what}/s learned": lambda r: number(r["train_per_second"]),
+        cpp: lambda r: number(r["cpp_microseconds"], digits, scale),
+    }
+
+
+COLUMNS: dict[str, Columns] = {
     "language": {
         "bits per byte": lambda r: f"{r['bits']:.3f}",
         "state, bytes": lambda r: number(r["state_bytes"]),
@@ -82,20 +96,8 @@ COLUMNS: dict[str, dict[str, Callable[[dict[str, Any]], str]]] = {
         "bytes/s learned": lambda r: number(r["train_per_second"]),
         "bytes/s written in C++": lambda r: number(r["cpp_per_second"]),
     },
-    "image": {
-        "right": lambda r: f"{r['right']:.1%}",
-        "weights": lambda r: number(r["weights"]),
-        "training, s": lambda r: number(r["train_seconds"]),
-        "images/s learned": lambda r: number(r["train_per_second"]),
-        "us per image in C++": lambda r: number(r["cpp_microseconds"]),
-    },
-    "speech": {
-        "right": lambda r: f"{r['right']:.1%}",
-        "weights": lambda r: number(r["weights"]),
-        "training, s": lambda r: number(r["train_seconds"]),
-        "words/s learned": lambda r: number(r["train_per_second"]),
-        "ms per word in C++": lambda r: number(r["cpp_microseconds"], 2, 1e-3),
-    },
+    "image": classified("images", "us per image in C++", 0, 1),
+    "speech": classified("words", "ms per word in C++", 2, 1e-3),
 }
 
 

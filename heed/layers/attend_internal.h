@@ -37,6 +37,19 @@ inline int64_t Longest(const Tokens& tokens) {
   return tokens.counts.empty() ? 0 : *std::ranges::max_element(tokens.counts);
 }
 
+// Attention of a call's tokens over themselves, and over what its state has seen, whose cache takes k and v.
+inline void AttendSelf(Context& ctx, const Tokens& tokens, State* state, const ConstTensorView& q, const ConstTensorView& k,
+                       const ConstTensorView& v, attention::Options options, const TensorView& o) {
+  if (state != nullptr) {
+    state->keys->Append(k, v, tokens.counts);
+    return AttendRows(ctx, state->keys->view(), Longest(tokens), q, options, o);
+  }
+  ApplyCall(tokens, options);
+  options.key_lengths = tokens.call.lengths;
+  options.align = attention::Align::kTopLeft;
+  attention::Forward(ctx, {q, k, v}, options, {.o = o, .lse = {}});
+}
+
 }  // namespace heed::layers
 
 #endif  // HEED_LAYERS_ATTEND_INTERNAL_H_

@@ -192,15 +192,7 @@ void GatedMixing::Compute(Context& ctx, const Tokens& tokens, const float* x, fl
     attention::Options options;
     options.causal = true;
     if (config_.window > 0) options.window.left = config_.window - 1;
-    if (state != nullptr) {
-      state->keys->Append(in.k, in.v, tokens.counts);
-      AttendRows(ctx, state->keys->view(), Longest(tokens), in.q, options, out);
-    } else {
-      ApplyCall(tokens, options);
-      options.key_lengths = tokens.call.lengths;
-      options.align = attention::Align::kTopLeft;
-      attention::Forward(ctx, {in.q, in.k, in.v}, options, {.o = out, .lse = {}});
-    }
+    AttendSelf(ctx, tokens, state, in.q, in.k, in.v, options, out);
   }
   norm.gate = {next, all};
   norm.eps = config_.norm_eps;

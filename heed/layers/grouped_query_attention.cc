@@ -124,7 +124,6 @@ void GroupedQueryAttention::Compute(Context& ctx, const Tokens& tokens, const fl
   }
   float* o = frame.Floats(rows * queries);
   const TensorView out = Heads(o, tokens, config_.heads, dim, queries);
-  attention::Options options = OptionsOf(config_);
   TensorView of_queries = Heads(q, tokens, config_.heads, dim, all),
              of_keys = Heads(k, tokens, config_.kv_heads, dim, all);
   const ConstTensorView values = Heads(k + keys, tokens, config_.kv_heads, dim, all);
@@ -133,15 +132,7 @@ void GroupedQueryAttention::Compute(Context& ctx, const Tokens& tokens, const fl
     of_queries = Turned(ctx, frame, tokens, positions, of_queries);
     of_keys = Turned(ctx, frame, tokens, positions, of_keys);
   }
-  if (state != nullptr) {
-    state->keys->Append(of_keys, values, tokens.counts);
-    AttendRows(ctx, state->keys->view(), Longest(tokens), of_queries, options, out);
-  } else {
-    ApplyCall(tokens, options);
-    options.key_lengths = tokens.call.lengths;
-    options.align = attention::Align::kTopLeft;
-    attention::Forward(ctx, {of_queries, of_keys, values}, options, {.o = out, .lse = {}});
-  }
+  AttendSelf(ctx, tokens, state, of_queries, of_keys, values, OptionsOf(config_), out);
   out_.Rows(ctx, o, queries, rows, y, width());
 }
 

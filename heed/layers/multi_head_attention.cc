@@ -91,14 +91,7 @@ void MultiHeadAttention::ComputeSelf(Context& ctx, const Tokens& tokens, const f
   options.causal = config_.causal;
   options.pattern = config_.pattern;
   options.scale = config_.scale;
-  if (state != nullptr) {
-    state->keys->Append(k, v, tokens.counts);
-    return AttendRows(ctx, state->keys->view(), Longest(tokens), q, options, Heads(o, tokens, heads, dim, inner));
-  }
-  ApplyCall(tokens, options);
-  options.key_lengths = tokens.call.lengths;
-  options.align = attention::Align::kTopLeft;
-  attention::Forward(ctx, {q, k, v}, options, {.o = Heads(o, tokens, heads, dim, inner), .lse = {}});
+  AttendSelf(ctx, tokens, state, q, k, v, options, Heads(o, tokens, heads, dim, inner));
 }
 
 void MultiHeadAttention::ComputeCross(Context& ctx, const Tokens& tokens, const float* x, float* o,

@@ -32,13 +32,13 @@ class TimeMixing(nn.Module):
         rank = self.time_maa_w2.shape[1]
         S = x.new_zeros(len(x), heads, size, size)  # [B, H, K, V]
         rows, before = [], torch.zeros_like(x[:, 0])
-        for now in x.unbind(1):
-            difference = before - now
-            hidden = torch.tanh((now + difference * self.time_maa_x[0, 0]) @ self.time_maa_w1)
+        for token in x.unbind(1):
+            difference = before - token
+            hidden = torch.tanh((token + difference * self.time_maa_x[0, 0]) @ self.time_maa_w1)
             mixed = {}
             for i, letter in enumerate(LETTERS):
                 share = getattr(self, f"time_maa_{letter}")[0, 0] + hidden[:, i * rank:(i + 1) * rank] @ self.time_maa_w2[i]
-                mixed[letter] = now + difference * share
+                mixed[letter] = token + difference * share
             decay = self.time_decay[0, 0] + torch.tanh(mixed["w"] @ self.time_decay_w1) @ self.time_decay_w2
             fade = torch.exp(-torch.exp(decay)).view(-1, heads, size, 1)
             r, k, v = (getattr(self, name)(mixed[name[0]]).view(-1, heads, size) for name in ("receptance", "key", "value"))
@@ -46,7 +46,7 @@ class TimeMixing(nn.Module):
             o = torch.einsum("bhk,bhkv->bhv", r, S + self.time_faaaa[..., None] * written)
             S = fade * S + written
             rows.append(self.output(self.ln_x(o.flatten(1)) * F.silu(self.gate(mixed["g"]))))
-            before = now
+            before = token
         return torch.stack(rows, 1)
 
 

@@ -172,12 +172,8 @@ class GroupNormLinear(GroupNorm):
         return self._of(x, residual, prenorm, residual_in_fp32, linear=(weight, bias))
 
 
-class FusedLayerNormGated(_Norm):
-    """Layer norm of x + residual, times the activation of g."""
-
-    def __init__(
-        self, hidden_size, elementwise_affine=True, bias=False, activation="swish", eps=1e-5, device=None, dtype=None
-    ):
+class _GatedNorm(_Norm):
+    def __init__(self, hidden_size, elementwise_affine, bias, activation, eps, device, dtype):
         check_gate(type(self).__name__, activation)
         super().__init__(hidden_size, elementwise_affine, bias, eps, device, dtype)
         self.activation = activation
@@ -186,18 +182,22 @@ class FusedLayerNormGated(_Norm):
         return self._of(x, residual, prenorm, residual_in_fp32, gate=g, activation=self.activation)
 
 
-class FusedRMSNormGated(_Norm):
+class FusedLayerNormGated(_GatedNorm):
+    """Layer norm of x + residual, times the activation of g."""
+
+    def __init__(
+        self, hidden_size, elementwise_affine=True, bias=False, activation="swish", eps=1e-5, device=None, dtype=None
+    ):
+        super().__init__(hidden_size, elementwise_affine, bias, activation, eps, device, dtype)
+
+
+class FusedRMSNormGated(_GatedNorm):
     """RMS norm of x + residual, times the activation of g."""
 
     rms = True
 
     def __init__(self, hidden_size, elementwise_affine=True, eps=1e-5, activation="swish", device=None, dtype=None):
-        check_gate(type(self).__name__, activation)
-        super().__init__(hidden_size, elementwise_affine, False, eps, device, dtype)
-        self.activation = activation
-
-    def forward(self, x, g, residual=None, prenorm=False, residual_in_fp32=False):
-        return self._of(x, residual, prenorm, residual_in_fp32, gate=g, activation=self.activation)
+        super().__init__(hidden_size, elementwise_affine, False, activation, eps, device, dtype)
 
 
 class FusedLayerNormSwishGate(FusedLayerNormGated):
