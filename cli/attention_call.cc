@@ -2,8 +2,6 @@
 #include "cli/attention_call.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <vector>
 
 #include "heed/harness/timing.h"
@@ -13,35 +11,6 @@ namespace {
 
 constexpr int kRepeats = 7;
 constexpr double kEnoughSeconds = 1.0;
-
-// Differences over any number of pairs of row-major tensors.
-class ErrorSum {
- public:
-  void Add(const ConstTensorView& o, const ConstTensorView& expected) {
-    for (int64_t i = 0, n = o.num_elements(); i < n; ++i) {
-      const double x = LoadAsDouble(o.dtype(), o.data(), i);
-      const double y = LoadAsDouble(expected.dtype(), expected.data(), i);
-      const bool same = x == y || (std::isnan(x) && std::isnan(y));
-      const double difference = same ? 0 : std::abs(x - y);
-      if (!std::isfinite(difference)) comparable_ = false;
-      max_ = std::max(max_, difference);
-      squares_ += difference * difference;
-      if (std::isfinite(y)) norm_ += y * y;
-    }
-  }
-
-  OutputError Result() const {
-    if (!comparable_) {
-      const double nan = std::numeric_limits<double>::quiet_NaN();
-      return {nan, nan};
-    }
-    return {max_, squares_ == 0 ? 0 : std::sqrt(squares_ / norm_)};
-  }
-
- private:
-  bool comparable_ = true;
-  double max_ = 0, squares_ = 0, norm_ = 0;
-};
 
 }  // namespace
 
@@ -102,17 +71,10 @@ double MedianSeconds(const Context& ctx, const std::function<void()>& call) {
   return Summarize(seconds).median;
 }
 
-OutputError MeasureError(const ConstTensorView& o,
-                         const ConstTensorView& expected) {
-  ErrorSum sum;
-  sum.Add(o, expected);
-  return sum.Result();
-}
-
 OutputError AttentionCall::SpotCheck(int64_t num_rows) const {
   const int64_t B = in_.q.size(0), Tq = in_.q.size(1), Tk = in_.k.size(1);
   const int64_t n = std::min(num_rows, Tq);
-  ErrorSum sum;
+  OutputErrorSum sum;
   for (const int64_t begin : {int64_t{0}, (Tq - n) / 2, Tq - n}) {
     const std::vector<int64_t> starts(static_cast<size_t>(B), Tk - Tq + begin);
     attention::Inputs in = in_;

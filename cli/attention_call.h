@@ -12,16 +12,11 @@
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
 #include "heed/harness/options_text.h"
+#include "heed/harness/output_error.h"
 #include "heed/harness/tensor_file.h"
 #include "heed/ops/exact/attention/attention.h"
 
 namespace heed::cli {
-
-// |o - expected|: the largest, and the root of the sum of squares over that of
-// `expected`. NaN where one of them alone is NaN or infinite.
-struct OutputError {
-  double max = 0, relative = 0;
-};
 
 class AttentionCall {
  public:
@@ -71,8 +66,6 @@ auto Named(const std::string& file, F&& f) {
 // call longer than that counts at once.
 double MedianSeconds(const Context& ctx, const std::function<void()>& call);
 
-OutputError MeasureError(const ConstTensorView& o,
-                         const ConstTensorView& expected);
 
 // Options that differ from the default, {"causal": true, "window": [127, 0]}.
 Json ToJson(const attention::Options& options);

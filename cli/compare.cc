@@ -14,13 +14,13 @@
 
 #include "cli/attention_call.h"
 #include "cli/compare_report.h"
-#include "cli/assumed_tensors.h"
 #include "cli/format.h"
 #include "cli/mechanism_call.h"
 #include "cli/options.h"
 #include "cli/print.h"
 #include "cli/verbs.h"
 #include "heed/core/error.h"
+#include "heed/harness/assumed_tensors.h"
 #include "heed/ops/sparse/select/select.h"
 #include "heed/pages/page.h"
 
@@ -222,20 +222,6 @@ CompareRow RowOf(Context& ctx, const OpEntry& op, DType dtype, const MechanismCa
   options.causal = call.plan().causal;
   return {op.name, options, {}, {}, dtype, seconds, call.plan().workspace_bytes,
           call.StateBytes(), MeasureError(o, expected)};
-}
-
-// q, k and v, and what else the mechanism needs if the file has it: the options
-// of a mechanism stay at their defaults.
-std::vector<InputSpec> SpecsBesideQkv(const OpEntry& op) {
-  std::vector<InputSpec> specs = {{"q", "BTHK"}, {"k", "BTHK"}, {"v", "BTHV"}};
-  for (InputSpec spec : op.inputs) {
-    const auto there = std::ranges::find(specs, spec.name, &InputSpec::name);
-    if (there != specs.end() && spec.axes.find('G') != std::string::npos) there->axes = spec.axes;
-    if (there != specs.end() || spec.optional) continue;
-    spec.optional = true;
-    specs.push_back(spec);
-  }
-  return specs;
 }
 
 // "i and log_decay".

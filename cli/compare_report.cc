@@ -7,8 +7,8 @@
 #include <map>
 #include <span>
 
-#include "cli/assumed_tensors.h"
 #include "cli/format.h"
+#include "heed/harness/assumed_tensors.h"
 #include "heed/pages/page.h"
 
 namespace heed::cli {
@@ -227,7 +227,7 @@ void WritePage(const std::string& path, const CompareReport& report) {
   pages::Page page;
   page.name = "compare.html";
   page.styles = {"base.css", "compare.css"};
-  page.scripts = {"base.js", "scatter.js", "compare.js"};
+  page.scripts = {"base.js", "scatter.js", "sort.js", "compare.js"};
   page.title = report.file;
   page.data = ToJson(report);
   page.body = HtmlCell("p", " class=\"sub\"", Where(report)) +

@@ -41,6 +41,7 @@ int Main(int argc, char** argv) {
   AddInfo(app);
   AddRun(app);
   AddCompare(app);
+  AddAdvise(app);
   AddView(app);
   AddVerify(app);
   AddBench(app);

@@ -266,9 +266,10 @@ TensorSet TensorOptions::Load() const {
   }
 }
 
-NamedTensors TensorOptions::Load(const std::vector<InputSpec>& inputs) const {
+NamedTensors TensorOptions::Load(const std::vector<InputSpec>& inputs, std::optional<int64_t> tokens) const {
   CheckPaths();
-  const TensorChoice choice = Choice();
+  TensorChoice choice = Choice();
+  choice.tokens = tokens;
   try {
     return LoadNamed({file, q, k, v}, inputs, choice);
   } catch (const InvalidArgument& e) {

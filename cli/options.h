@@ -45,7 +45,7 @@ struct TensorOptions {
   void Register(CLI::App& verb, const std::string& default_layer = "the first");
   // Throws UsageError for what the user chose, FileError for the file.
   TensorSet Load() const;
-  NamedTensors Load(const std::vector<InputSpec>& inputs) const;
+  NamedTensors Load(const std::vector<InputSpec>& inputs, std::optional<int64_t> tokens = {}) const;
   bool Hold(const std::vector<InputSpec>& inputs) const;
   // Throws UsageError if `path`, the value of `option`, is one of the inputs.
   void CheckNotInput(const std::string& option, const std::string& path) const;

@@ -12,6 +12,7 @@ void AddList(CLI::App& app);
 void AddInfo(CLI::App& app);
 void AddRun(CLI::App& app);
 void AddCompare(CLI::App& app);
+void AddAdvise(CLI::App& app);
 void AddView(CLI::App& app);
 void AddVerify(CLI::App& app);
 void AddBench(CLI::App& app);

@@ -4,7 +4,7 @@ list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
 list(FILTER sources EXCLUDE REGEX "/main\\.cc$")
 if(sources)
   add_library(heed_cli_parts STATIC EXCLUDE_FROM_ALL ${sources})
-  target_link_libraries(heed_cli_parts PUBLIC heed_pages CLI11::CLI11 fmt::fmt-header-only)
+  target_link_libraries(heed_cli_parts PUBLIC heed_advise heed_pages CLI11::CLI11 fmt::fmt-header-only)
   target_precompile_headers(heed_cli_parts PRIVATE ${HEED_STANDARD_HEADERS} <fmt/format.h> <nlohmann/json.hpp>)
   target_compile_options(heed_cli_parts PRIVATE $<$<CONFIG:Release>:-O1>)  # it reads and prints; the library computes
 endif()

@@ -27,7 +27,7 @@ if(sources)
     set_target_properties(nanobind-static PROPERTIES SYSTEM ON)  # its warnings are not ours
   endif()
   target_include_directories(_core PRIVATE ${PROJECT_BINARY_DIR})
-  target_link_libraries(_core PRIVATE heed_pages)
+  target_link_libraries(_core PRIVATE heed_advise heed_pages)
   target_precompile_headers(_core PRIVATE ${HEED_STANDARD_HEADERS} <nanobind/nanobind.h> <nanobind/stl/string.h>)
   if(UNIX AND NOT APPLE)
     set(map ${CMAKE_CURRENT_LIST_DIR}/module.map)

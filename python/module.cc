@@ -11,6 +11,7 @@
 #include "docstrings/alibi.h"
 #include "heed/core/error.h"
 #include "heed/ops/positions/alibi.h"
+#include "python/advise.h"
 #include "python/caches/kv_cache_py.h"
 #include "python/arguments.h"
 #include "python/docstring.h"
@@ -114,6 +115,7 @@ NB_MODULE(_core_of_any_interpreter, m) {
   heed::python::BindLatentKVCache(m);
   heed::python::BindNSACache(m);
   heed::python::BindView(m);
+  heed::python::BindAdvise(m);
 }
 
 // nanobind knows the types of one interpreter: those of a second would replace the first's.

@@ -16,7 +16,7 @@ RANKS = [(re.compile(pattern), rank) for pattern, rank in (
     (r".*_(test|py)\.\w+$", TOP), (r".*_case\.\w+$", 6),
     (r"heed/core/", 0), (r"heed/(simd|io|cuda)/", 1),
     (r"heed/(engines|ops/mechanism|ops/positions|ops/\w+/common)/", 2), (r"heed/state/", 3), (r"heed/ops/\w+/\w+/", 4),
-    (r"heed/(layers|model|distributed)/", 5), (r"heed/heed\.h$", 5), (r"heed/harness/", 6),
+    (r"heed/(layers|model|distributed)/", 5), (r"heed/heed\.h$", 5), (r"heed/(harness|advise)/", 6),
     (r"heed/pages/", 7), (r"(tests|cli|python|benchmarks|examples)/", TOP))]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]', re.M)

@@ -96,8 +96,8 @@ struct TensorCall {
   std::function<void(Context&, std::span<const TensorView> outputs)> run = {};
   bool causal = true;  // no token sees those behind it
   std::string kernel = {}, target = {}, why = {};
-  double flops = 0;
-  int64_t workspace_bytes = 0;
+  double flops = 0;  // of the forward pass
+  int64_t workspace_bytes = 0;  // of the pass that reserves most
 };
 
 // The weights w_ts with which a mechanism, at its defaults, sums values, where q and k of a
@@ -136,12 +136,20 @@ struct OpEntry {
   // Mechanisms on the recurrence engine set it, for the tests of what they share; others leave it null.
   const recurrent::Mechanism* recurrent = nullptr;
 
-  // What `heed run` and `heed compare` call: tensors by the names of `inputs`, those that are
+  // What `heed run`, `heed compare` and `heed advise` call: tensors by the names of `inputs`, those that are
   // optional or not, and all of them alive until the call is gone. Throws as the mechanism's
-  // Forward. Null where neither verb has it.
+  // Forward. Pointers may be null where a call is only planned. Null where no verb has it.
   std::vector<InputSpec> inputs = {};
   using CallOn = std::function<TensorCall(const Context& ctx, const TensorMap& tensors, std::optional<double> scale)>;
   CallOn call = {};
+  std::string keywords = {};  // what `call` says besides in Python, ", window=512"
+  // The forward pass and the gradients of all tensors in one call, for the gradient "d_o" of o among the
+  // tensors; gradients are the last of the outputs. Null where there is no backward pass.
+  CallOn train = {};
+  // One token, T = 1 in all tensors, of which `run` advances the states that are among the outputs and must
+  // hold those of the tokens before. Throws InvalidArgument where a call with default options has none. Null
+  // where there is no step.
+  CallOn step = {};
   // Settings beside the defaults that have lines of their own in `heed compare`, by what is different.
   std::map<std::string, CallOn> settings = {};
 

@@ -27,6 +27,7 @@ struct TensorChoice {
   std::string layer;           // name or index; empty is the first
   std::string heads;           // indices of query heads "0,3"; empty is all
   std::optional<DType> dtype;  // default: f32 for 16-bit files, else the file's
+  std::optional<int64_t> tokens = {};  // of named tensors the first so many; default: all
 };
 
 // What is known of a layer besides its tensors.
@@ -67,6 +68,10 @@ TensorSet LoadTensors(const TensorPaths& paths, const TensorChoice& choice);
 NamedTensors LoadNamed(const TensorPaths& paths,
                        std::span<const InputSpec> inputs,
                        const TensorChoice& choice);
+
+// The same of tensors in memory, by name, which outlive the result; `name` stands in messages where a path does.
+NamedTensors NamedOf(const std::string& name, const TensorMap& given, std::span<const InputSpec> inputs,
+                     const TensorChoice& choice);
 
 // Whether LoadNamed would find all that are not optional, of whatever shape, in some layer.
 // Throws FileError for what is not a file of tensors.

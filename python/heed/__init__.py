@@ -7,6 +7,7 @@ help(heed.attention) has the mathematics, shapes and errors.
 """
 
 from heed import _core, patterns, select
+from heed._advise import Advice, Candidate, advise
 from heed._core import *  # noqa: F403
 from heed._core import InvalidArgument, Unsupported
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 __version__: str = vars(_core)["__version__"]
 __all__ = [name for name in dir(_core) if not name.startswith("_")]
-__all__ += ["__version__", "patterns", "select"]
+__all__ += ["__version__", "Advice", "Candidate", "advise", "patterns", "select"]
 
 
 class _Signature:

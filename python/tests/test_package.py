@@ -41,7 +41,7 @@ def test_public_names():
                  "merge_attention", "explain", "alibi_slopes", "rotary", "sinusoidal", "t5_bias", "t5_bias_backward",
                  "linformer", "linformer_backward", "longformer", "longformer_backward", "merge_linear", "merge_linear_backward",
                  "nsa", "nsa_backward", "NSACache", "certified_attention", "orthogonal_features",
-                 "KVCacheBase", "KVCache", "RingKVCache", "LatentKVCache", "load_cache", "view", "View",
+                 "KVCacheBase", "KVCache", "RingKVCache", "LatentKVCache", "load_cache", "view", "View", "advise", "Advice", "Candidate",
                  "set_num_threads", "get_num_threads", "set_checks", "set_strict", "InvalidArgument", "Unsupported",
                  "FileError", "__version__"):
         assert name in heed.__all__ and hasattr(heed, name)
@@ -236,6 +236,11 @@ heed.set_num_threads(None)
 heed.set_checks(True)
 threads = heed.get_num_threads() + 1
 version = heed.__version__.upper()
+advice = heed.advise(q, q, q, length=128, error=0.1, purpose="decode", tensors={"beta": q}, dtypes=["f32"])
+best: heed.Candidate = advice[0]
+took: float = best.seconds + advice.length
+heed.advise((1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4)).left_out.items()
+heed.advise(q, q, q, purpose="inference")  # wrong: arg-type
 try:
     heed.attention(q, q, q, windw=(3, 0))  # wrong: call-overload
 except heed.InvalidArgument as error:

@@ -195,6 +195,12 @@ MODEL_FOLDERS = {name: json.dumps(config).encode() for name, config in {
     "index": {"metadata": {"total_size": 8}, "weight_map": {"a.weight": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}},
 }.items()}
 
+FITS = [{"work": work, "dtype": dtype, "threads": threads, "seconds": {"call": 3e-6, unit: 1.25e-11}}
+        for work, dtype, threads, unit in (("attention prefill", "f32", 2, "flop"), ("gla decode", "bf16", 1, "state_byte"))]
+COST_MODELS = {name: json.dumps({"heed_cost_model": 1, "cpu": "CPU", "version": "0.1.0", "target": "AVX2", "threads": 2, "seconds": 83.25,
+                                 "errors": errors, "fits": fits}).encode()
+               for name, errors, fits in (("whole", [0.05, 0.125], FITS), ("empty", [], []))}
+
 WORDS = {
     "safetensors": ["__metadata__", '"dtype":"', '"shape":[', '"data_offsets":[', "F32", "BF16", "BOOL", "F4", "]},\"", "\\\\u0000"],
     "npy": ["'descr': ", "'fortran_order': ", "'shape': (", "True", "False", "'<f4'", "'|b1'", "'<i8'", ",), }", "\\x93NUMPY"],
@@ -213,11 +219,15 @@ WORDS["saved_state"] = WORDS["saved_cache"] + ["heed_state", "layers.0.", "keys.
 WORDS["model_folder"] = ['"model_type":', '"weight_map":', '"hidden_size":', '"num_hidden_layers":', '"rope_parameters":{', "null", "true", "Infinity",
                          "16777216", "9223372036854775807", "1e308", "../", '"__float__"', "[[[[", '{"a":']
 
+WORDS["cost_model"] = ['"heed_cost_model":', '"cpu":', '"threads":', '"seconds":{', '"errors":[', '"fits":[{', '"work":', '"dtype":"bf16"', "null",
+                       "true", "1e308", "-1", "9223372036854775807", "Infinity", "[[[[", '{"a":']
+
 
 def main():
     folder = Path(sys.argv[1])
     all_seeds = {"safetensors": SAFETENSORS, "npy": NPY, "command_line": COMMAND_LINES, "attention_options": options(),
                  "saved_cache": SAVED_CACHES, "saved_state": SAVED_STATES, "pattern": PATTERNS, "model_folder": MODEL_FOLDERS,
+                 "cost_model": COST_MODELS,
                  "tensor_file": {name: b"\0\0\0" + content for name, content in TENSOR_FILES.items()}}
     for target, seeds in all_seeds.items():
         (folder / target).mkdir(parents=True, exist_ok=True)

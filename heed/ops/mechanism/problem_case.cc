@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -136,7 +137,10 @@ std::vector<InputSpec> InputsOf(const Mechanism& m) {
   return inputs;
 }
 
-TensorCall CallOn(const Mechanism& m, const Context& ctx, const TensorMap& tensors,
+// What a call on tensors of others computes of them.
+enum class Use { kForward, kTrain, kStep };
+
+TensorCall CallOn(const Mechanism& m, Use use, const Context& ctx, const TensorMap& tensors,
                   std::optional<double> scale) {
   if (scale && !m.has_scale) {
     throw InvalidArgument(m.name + ": scale is given, expected none: it has no such option");
@@ -149,12 +153,23 @@ TensorCall CallOn(const Mechanism& m, const Context& ctx, const TensorMap& tenso
   for (const Row& row : m.tensors) p->inputs.push_back(find(row.name));
   for (const StateRow& state : m.states) p->initial.push_back(find("initial_" + state.name));
   p->d_final.resize(m.states.size());
+  p->d_o = find("d_o");
   p->options.scale = scale;
   TensorCall call = m.explain(ctx, *p);  // checks everything first
-  Describe(m, p->inputs[0].size(0), true, false, {}, *p);
+  if (use == Use::kStep && !m.causal) {
+    throw InvalidArgument(m.name + ": causal is false, expected true: one token at a time");
+  }
+  Describe(m, p->inputs[0].size(0), true, use == Use::kTrain, {}, *p);
   call.outputs = p->outputs;
-  call.run = [m, p](Context& run_ctx, Views views) { m.forward(run_ctx, *p, views); };
   call.causal = m.causal;
+  call.run = [m, p, use](Context& run_ctx, Views views) {
+    if (use == Use::kStep) return m.step(run_ctx, *p, views);
+    m.forward(run_ctx, *p, views);
+    if (use == Use::kTrain) m.backward(run_ctx, *p, views);
+  };
+  if (use == Use::kTrain) {
+    call.workspace_bytes = std::max(call.workspace_bytes, m.backward_workspace(ctx, *p));
+  }
   return call;
 }
 
@@ -352,9 +367,9 @@ OpEntry EntryOf(OpEntry entry, const Mechanism& plain) {
   if (plain.step) entry.passes.emplace_back("step");
   entry.dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16};
   entry.inputs = InputsOf(plain);
-  entry.call = [plain](const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
-    return CallOn(plain, ctx, tensors, scale);
-  };
+  entry.call = std::bind_front(&CallOn, plain, Use::kForward);
+  entry.train = std::bind_front(&CallOn, plain, Use::kTrain);
+  if (plain.step) entry.step = std::bind_front(&CallOn, plain, Use::kStep);
   return entry;
 }
 

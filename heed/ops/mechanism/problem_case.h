@@ -80,6 +80,7 @@ struct Mechanism {
   std::function<void(const Problem&, Views expected, Views tolerance)> reference,
       backward_reference;
   std::function<TensorCall(const Context&, const Problem&)> explain;  // of a forward pass
+  std::function<int64_t(const Context&, const Problem&)> backward_workspace;
 };
 
 // A view of one token without its axis of tokens. Where that leaves [B, N], which of as many
@@ -142,6 +143,7 @@ struct Functions {
                      const Gradients& tolerance)>
       backward_tolerance = {};
   std::function<typename Api::Explanation(const Context&, const Inputs&, const Own&)> explain = {};
+  std::function<int64_t(const Context&, const Inputs&, const Own&)> backward_workspace = {};
 };
 
 // The structs of a mechanism's calls, filled from problems.
@@ -228,6 +230,9 @@ void Bind(const Structs<Api>& structs, const Own& own, const Functions<Api, Own>
     const auto plan = f.explain(ctx, structs.InputsOf(p), with(p));
     return TensorCall{.kernel = plan.kernel, .target = plan.target, .why = plan.why,
                       .flops = plan.flops, .workspace_bytes = plan.workspace_bytes};
+  };
+  m.backward_workspace = [=](const Context& ctx, const Problem& p) {
+    return f.backward_workspace(ctx, structs.InputsOf(p), with(p));
   };
   if (!f.step) return;
   m.step = [=](Context& ctx, const Problem& p, Views out) {

@@ -70,6 +70,11 @@ Mechanism Bound(const std::string& name, const Definition& definition, const Own
       return Explain(name.c_str(), ctx, definition, in, with);
     };
   }
+  if (!f.backward_workspace) {
+    f.backward_workspace = [=](const Context& ctx, const Inputs& in, const Own& with) {
+      return BackwardWorkspace(name.c_str(), ctx, definition, in, with);
+    };
+  }
   Mechanism m;
   m.name = name;
   m.definition = definition;

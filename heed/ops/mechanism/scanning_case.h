@@ -36,6 +36,9 @@ Mechanism Bound(const std::string& name, const Definition& definition, const Own
   f.explain = [=](const Context& ctx, const Inputs& in, const Own& with) {
     return Explain(name.c_str(), ctx, definition, in, with);
   };
+  f.backward_workspace = [=](const Context& ctx, const Inputs& in, const Own& with) {
+    return BackwardWorkspace(name.c_str(), ctx, definition, in, with);
+  };
   Mechanism m;
   m.definition = definition;
   m.of_problems.name = name;

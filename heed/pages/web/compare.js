@@ -22,33 +22,7 @@ const scatter = new Scatter($("picture"), groups, [...new Set(data.rows.map((row
   for (const each of groups) each.tr.classList.toggle("marked", each === group);
 });
 
-// A number or a text to sort by; what is undefined comes last.
-function sortKey({ tr }, column) {
-  const cell = tr.cells[column];
-  if (cell.dataset.value === undefined) return cell.textContent;
-  const value = Number(cell.dataset.value);
-  return Number.isNaN(value) ? Infinity : value;
-}
-
-function sortBy(column, descending) {
-  const order = (a, b) => {
-    const x = sortKey(a, column), y = sortKey(b, column);
-    const sign = typeof x === "string" ? x.localeCompare(y, "en", { numeric: true }) : x === y ? 0 : x - y;
-    return (descending ? -sign : sign) || a.index - b.index;
-  };
-  body.append(...[...groups].sort(order).map(({ tr }) => tr));
-  [...head.cells].forEach((th, i) => {
-    if (i === column) th.setAttribute("aria-sort", descending ? "descending" : "ascending");
-    else th.removeAttribute("aria-sort");
-  });
-}
-
-[...head.cells].forEach((th, i) => {
-  const button = element("button", th.textContent, { type: "button" });
-  button.addEventListener("click", () => sortBy(i, th.getAttribute("aria-sort") === "ascending"));
-  th.replaceChildren(button);
-  th.scope = "col";
-});
+makeSortable(body, head, groups);
 for (const group of groups) {
   group.tr.addEventListener("pointerenter", () => scatter.markGroup(group));
   group.tr.addEventListener("pointerleave", () => scatter.markGroup(null));

@@ -27,7 +27,7 @@ function logAxis(values, from, to) {
       if (log >= a && log <= b && n % every === 0) ticks.push(x);
     }
   }
-  return { at, ticks };
+  return { at, ticks, has: (x) => Math.log10(x) >= a && Math.log10(x) <= b };
 }
 
 // Finds each label a place beside its line, the nearest where nothing is yet: [{ left, right, y, width, min, max }], the ends
@@ -52,10 +52,15 @@ function placeLabels(labels, top, bottom, obstacles) {
   }
 }
 
+// What the tip says of a row.
+const costsOf = (row) => [["time", seconds(row.seconds)], ["rms error", errorText(row.relative_error)],
+  ["max error", errorText(row.max_error)], ["workspace", bytes(row.workspace_bytes)], ["state", bytes(row.state_bytes)]];
+
 class Scatter {
-  // `groups`: [{ name, options, rows: [row of the data], tr }]; `mark` is called with a group or null.
-  constructor(section, groups, dtypes, mark) {
-    Object.assign(this, { groups, dtypes, mark, shown: new Set(dtypes) });
+  // `groups`: [{ name, options, rows: [row of the data] }]; `mark` is called with a group or null, and the row that is pointed
+  // at. Rows with `frontier` are joined by a line, those with `within: false` are pale; `most` is an error to draw a line at.
+  constructor(section, groups, dtypes, mark, { describe = costsOf, how = "", most = null } = {}) {
+    Object.assign(this, { groups, dtypes, mark, describe, most, shown: new Set(dtypes) });
     const buttons = element("div", "", { class: "dtypes", role: "group", "aria-label": "Dtypes shown" });
     for (const dtype of dtypes) {
       const button = element("button", "", { type: "button", "aria-pressed": "true" });
@@ -65,16 +70,20 @@ class Scatter {
       button.addEventListener("click", () => this.toggle(dtype, button));
       buttons.append(button);
     }
-    this.plot = element("div", "", { class: "plot" });
+    this.plot = element("div", "", { class: "plot", tabindex: "0", role: "group",
+      "aria-label": "Error against time: left and right arrow go from point to point" });
+    this.live = element("p", "", { class: "hidden", "aria-live": "polite" });
     this.tip = element("div", "", { class: "tip" });
     this.tip.hidden = true;
     section.append(element("h2", "Error against time"),
-      element("p", "Left is faster, down is closer. A line joins the dtypes of one mechanism; point at a sign for its numbers.", { class: "how" }),
-      buttons, this.plot);
+      element("p", `Left is faster, down is closer. A line joins the dtypes of one mechanism; point at a sign, or go with the arrow keys, for its numbers. ${how}`.trim(), { class: "how" }),
+      buttons, this.plot, this.live);
     section.hidden = false;
     new ResizeObserver(() => this.draw()).observe(this.plot);
     this.plot.addEventListener("pointermove", (event) => this.point(event));
     this.plot.addEventListener("pointerleave", () => this.choose(null));
+    this.plot.addEventListener("keydown", (event) => this.press(event));
+    this.plot.addEventListener("blur", () => this.choose(null));
   }
 
   toggle(dtype, button) {
@@ -132,12 +141,26 @@ class Scatter {
         shape("text", { x: left - 8, y: y.at(tick) + 4, "text-anchor": "end" }, tick >= 0.01 && tick < 1e4 ? `${Number(tick.toPrecision(1))}` : power(Math.round(Math.log10(tick)))));
     }
     for (const tick of x.ticks) svg.append(shape("line", { class: "grid", x1: x.at(tick), x2: x.at(tick), y1: top, y2: bottom }));
+    if (this.most !== null && y.has(this.most)) {
+      const at = y.at(this.most);
+      svg.append(shape("line", { class: "limit", x1: left, x2: right, y1: at, y2: at }),
+        shape("text", { class: "limit", x: right - 4, y: at - 4, "text-anchor": "end" }, `error budget ${digits(this.most)}`));
+    }
+    const frontier = list.flatMap(({ rows }) => rows.filter((row) => row.frontier)).sort((a, b) => a.seconds - b.seconds);
+    if (frontier.length > 0) {
+      const steps = frontier.map((row, i) => (i === 0 ? `M${x.at(row.seconds)} ${y.at(row.relative_error)}` : `H${x.at(row.seconds)}V${y.at(row.relative_error)}`));
+      svg.append(shape("path", { class: "frontier", d: steps.join("") }));
+    }
     const labels = [], obstacles = [];
     for (const { group, rows } of list) {
       const points = rows.map((row) => ({ row, group, x: x.at(row.seconds), y: y.at(row.relative_error) }));
       const node = shape("g", { class: "series" });
       node.append(shape("path", { class: "thread", d: `M${points.map((p) => `${p.x} ${p.y}`).join("L")}` }),
-        ...points.map((p) => sign(p.row.dtype, p.x, p.y, 5)));
+        ...points.map((p) => {
+          const mark = sign(p.row.dtype, p.x, p.y, p.row.frontier ? 6.5 : 5);
+          mark.classList.toggle("outside", p.row.within === false);
+          return mark;
+        }));
       svg.append(node);
       group.node = node;
       this.points.push(...points);
@@ -171,19 +194,30 @@ class Scatter {
     this.choose(best);
   }
 
+  // Goes to the next point by time; the first key goes to the leftmost.
+  press(event) {
+    const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity }[event.key];
+    if (event.key === "Escape") return this.choose(null);
+    if (by === undefined || !(this.points?.length > 0)) return;
+    event.preventDefault();
+    const ordered = [...this.points].sort((a, b) => a.x - b.x || b.y - a.y);
+    const at = ordered.indexOf(this.chosen), last = ordered.length - 1;
+    this.choose(ordered[at < 0 ? (by === Infinity ? last : 0) : Math.min(Math.max(at + by, 0), last)]);
+    this.live.textContent = this.tip.textContent;
+  }
+
   // Shows the numbers of a point, and which series it belongs to.
   choose(point) {
+    this.chosen = point;
     this.tip.hidden = !point;
     for (const group of this.groups) {
       group.node?.classList.toggle("faint", point !== null && group !== point.group);
       group.node?.classList.toggle("marked", point !== null && group === point.group);
     }
-    this.mark(point?.group ?? null);
+    this.mark(point?.group ?? null, point?.row ?? null);
     if (!point) return;
     const { row, group } = point, list = element("dl");
-    const lines = [["time", seconds(row.seconds)], ["rms error", errorText(row.relative_error)], ["max error", errorText(row.max_error)],
-      ["workspace", bytes(row.workspace_bytes)], ["state", bytes(row.state_bytes)]];
-    for (const [name, value] of lines) list.append(element("dt", name), element("dd", value));
+    for (const [name, value] of this.describe(row)) list.append(element("dt", name), element("dd", value));
     this.tip.replaceChildren(element("b", `${group.name} ${group.options}`), `in ${row.dtype}`, list);
     const right = point.x + 16 + this.tip.offsetWidth <= this.width;
     const y = Math.max(0, Math.min(point.y - 20, this.plot.clientHeight - this.tip.offsetHeight));

@@ -14,7 +14,8 @@ OpEntry Entry() {
        .reference = &Reference,
        .backward_reference = &BackwardReference,
        .step = &Step,
-       .explain = &Explain},
+       .explain = &Explain,
+       .backward_workspace = &BackwardWorkspace},
       &recurrent::OrdinaryMath);
   OpEntry entry = recurrent::GatedEntry(mechanism, "B Tq (2 Hkv D + 2 Hq Dv) size");
   entry.inputs.back().optional = true;  // decays may be left out

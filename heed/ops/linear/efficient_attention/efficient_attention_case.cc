@@ -37,6 +37,9 @@ mechanism::Mechanism Mechanism() {
       },
       .explain = [](const Context& ctx, const Masked& in, const Options& options) {
         return Explain(ctx, in, in.With(options));
+      },
+      .backward_workspace = [](const Context& ctx, const Masked& in, const Options& options) {
+        return BackwardWorkspace(ctx, in, in.With(options));
       }};
   mechanism::Mechanism m;
   m.name = "efficient_attention";

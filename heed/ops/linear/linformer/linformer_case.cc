@@ -225,7 +225,8 @@ mechanism::Mechanism MakeMechanism() {
                                  .backward_reference = &BackwardReference,
                                  .tolerance = &Tolerance,
                                  .backward_tolerance = &BackwardTolerance,
-                                 .explain = &Explain},
+                                 .explain = &Explain,
+                                 .backward_workspace = &BackwardWorkspace},
                                 m);
   return m;
 }

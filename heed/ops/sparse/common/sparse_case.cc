@@ -48,6 +48,12 @@ double BytesOf(std::span<const OutputSpec> outputs) {
   return sum;
 }
 
+std::vector<TensorView> ViewsOf(std::span<const OutputSpec> outputs) {
+  std::vector<TensorView> views;
+  for (const OutputSpec& output : outputs) views.emplace_back(nullptr, output.dtype, output.sizes);
+  return views;
+}
+
 void CheckRequest(const char* mechanism, const CaseRequest& request, const std::vector<std::string>& variants) {
   const std::string& variant = request.variant;
   if (request.pass != "forward" && request.pass != "backward") {

@@ -79,6 +79,18 @@ TensorCall CallOf(const Explanation& plan, const OutputSpec& o, bool causal,
           .workspace_bytes = plan.workspace_bytes};
 }
 
+// The views that outputs will have, without memory.
+std::vector<TensorView> ViewsOf(std::span<const OutputSpec> outputs);
+
+// Both passes in one call: `both` has the results and the gradients, and runs what writes them.
+template <class Explanation>
+TensorCall TrainingOf(const Explanation& plan, const Case& both, bool causal) {
+  TensorCall call = CallOf(plan, both.outputs[0], causal, {});
+  call.outputs = both.outputs;
+  call.run = both.run;
+  return call;
+}
+
 }  // namespace heed::sparse
 
 #endif  // HEED_OPS_SPARSE_COMMON_SPARSE_CASE_H_

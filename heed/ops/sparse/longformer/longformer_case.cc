@@ -204,23 +204,42 @@ Case MakeCase(const CaseRequest& request) {
 
 Case RandomCase(DType dtype, uint64_t seed) { return ToCase(RandomProblem(dtype, seed)); }
 
-// What `heed run` does with a file: the Longformer's own window, and the first token.
-TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
+// What verbs do with a file: the Longformer's own window, and the first token.
+std::shared_ptr<Problem> ProblemOn(const TensorMap& tensors, std::optional<double> scale) {
   const auto p = std::make_shared<Problem>();
+  const auto find = [&](const char* name) {
+    const auto found = tensors.find(name);
+    return found == tensors.end() ? ConstTensorView() : found->second;
+  };
   p->in.q = tensors.at("q");
   p->in.k = tensors.at("k");
   p->in.v = tensors.at("v");
-  for (const auto& [name, view] : {std::pair{"qg", &p->in.qg}, {"kg", &p->in.kg}, {"vg", &p->in.vg}}) {
-    if (const auto found = tensors.find(name); found != tensors.end()) *view = found->second;
-  }
+  p->in.qg = find("qg");
+  p->in.kg = find("kg");
+  p->in.vg = find("vg");
+  p->in.d_o = find("d_o");
   p->options.window = 512;
   p->options.tokens = p->Keep(Buffer(DType::kI64, {1}).FillConstant(0));
   p->options.scale = scale;
+  return p;
+}
+
+TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
+  const auto p = ProblemOn(tensors, scale);
   const Explanation plan = Explain(ctx, p->in, p->options);  // checks everything first
   Describe(*p);
   return sparse::CallOf(plan, p->results[0], false, [p](Context& run_ctx, const TensorView& out) {
     Forward(run_ctx, p->in, p->options, {out, {}});
   });
+}
+
+TensorCall TrainOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
+  const auto p = ProblemOn(tensors, scale);
+  Explanation plan = Explain(ctx, p->in, p->options);
+  Describe(*p);
+  const Gradients planned = ToGradients(p->gradients, sparse::ViewsOf(p->gradients));
+  plan.workspace_bytes = std::max(plan.workspace_bytes, BackwardWorkspace(ctx, p->in, p->options, planned));
+  return sparse::TrainingOf(plan, ToCase(*p), false);
 }
 
 }  // namespace
@@ -260,7 +279,9 @@ OpEntry Entry() {
           .random_case = &RandomCase,
           .inputs = {{"q", "BTHK"}, {"k", "BTHK"}, {"v", "BTHV"}, {"qg", "BTHK", true}, {"kg", "BTHK", true},
                      {"vg", "BTHV", true}},
-          .call = &CallOn};
+          .call = &CallOn,
+          .keywords = ", window=512, tokens=[0]",
+          .train = &TrainOn};
 }
 
 }  // namespace heed::longformer

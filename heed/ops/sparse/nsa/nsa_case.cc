@@ -292,23 +292,38 @@ Case MakeCase(const CaseRequest& request) {
 
 Case RandomCase(DType dtype, uint64_t seed) { return ToCase(RandomProblem(dtype, seed)); }
 
-// What `heed run` does with a file that has gates.
-TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
+// What verbs do with a file that has gates.
+std::shared_ptr<Problem> ProblemOn(const TensorMap& tensors, std::optional<double> scale) {
   const auto p = std::make_shared<Problem>();
   for (const auto& [name, view] : {std::pair{"q", &p->in.q},
                                    {"k", &p->in.k},
                                    {"v", &p->in.v},
                                    {"gates", &p->in.gates},
                                    {"k_cmp", &p->in.k_cmp},
-                                   {"v_cmp", &p->in.v_cmp}}) {
+                                   {"v_cmp", &p->in.v_cmp},
+                                   {"d_o", &p->in.d_o}}) {
     if (const auto found = tensors.find(name); found != tensors.end()) *view = found->second;
   }
   p->options.scale = scale;
+  return p;
+}
+
+TensorCall CallOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
+  const auto p = ProblemOn(tensors, scale);
   const Explanation plan = Explain(ctx, p->in, p->options);  // checks everything first
   Describe(*p);
   return sparse::CallOf(plan, p->results[0], true, [p](Context& run_ctx, const TensorView& out) {
     Forward(run_ctx, p->in, p->options, {out, {}, {}, {}});
   });
+}
+
+TensorCall TrainOn(const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
+  const auto p = ProblemOn(tensors, scale);
+  Explanation plan = Explain(ctx, p->in, p->options);
+  Describe(*p);
+  const Gradients planned = ToGradients(p->gradients, sparse::ViewsOf(p->gradients));
+  plan.workspace_bytes = std::max(plan.workspace_bytes, BackwardWorkspace(ctx, p->in, p->options, planned));
+  return sparse::TrainingOf(plan, ToCase(*p), true);
 }
 
 }  // namespace
@@ -362,7 +377,8 @@ OpEntry Entry() {
                      {"gates", "BTHE"},
                      {"k_cmp", "BNGK", true},
                      {"v_cmp", "BNGV", true}},
-          .call = &CallOn};
+          .call = &CallOn,
+          .train = &TrainOn};
 }
 
 }  // namespace heed::nsa

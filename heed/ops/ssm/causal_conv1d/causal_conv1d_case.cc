@@ -141,7 +141,7 @@ scanning::Mechanism MechanismOf(const Options& own) {
   scanning::Describe(m.definition, m.of_problems);
   mechanism::Bind<Api, Options>(structs, own,
                                 {&Forward, &Backward, &Reference, &BackwardReference, &Step,
-                                 &Tolerance, &BackwardTolerance, &Explain},
+                                 &Tolerance, &BackwardTolerance, &Explain, &BackwardWorkspace},
                                 m.of_problems);
   return m;
 }

@@ -25,7 +25,7 @@ mechanism::Mechanism MechanismOf(const Options& own) {
   m.options = own.dt_softplus ? " softplus" : "";
   mechanism::Bind<Api, Options>(structs, own,
                                 {&Forward, &Backward, &Reference, &BackwardReference, &Step,
-                                 &Tolerance, &BackwardTolerance, &Explain},
+                                 &Tolerance, &BackwardTolerance, &Explain, &BackwardWorkspace},
                                 m);
   return m;
 }

@@ -1,5 +1,5 @@
 // Gates and projections for files that have none.
-#include "cli/assumed_tensors.h"
+#include "heed/harness/assumed_tensors.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,20 +10,10 @@
 #include "heed/harness/buffer.h"
 #include "heed/ops/linear/performer/orthogonal_features.h"
 
-namespace heed::cli {
+namespace heed {
 namespace {
 
 constexpr uint64_t kSeed = 1;
-
-// The size that each letter of axes stands for. q, k and v do not have all of them: Linformer's
-// rows R are a quarter of the tokens and at most 256, Performer's features M four per channel.
-std::map<char, int64_t> AxisSizes(const NamedTensors& set) {
-  const ConstTensorView &q = set.tensors.at("q"), &v = set.tensors.at("v");
-  const int64_t T = set.tensors.at("k").size(1);
-  return {{'B', q.size(0)}, {'T', T},           {'H', q.size(2)},
-          {'K', q.size(3)}, {'V', v.size(3)},   {'C', T},
-          {'M', 4 * q.size(3)}, {'R', std::clamp<int64_t>((T + 3) / 4, 1, 256)}};
-}
 
 double LogSigmoid(double x) {
   return x < 0 ? x - std::log1p(std::exp(x)) : -std::log1p(std::exp(-x));
@@ -53,7 +43,9 @@ void Fill(Context& ctx, const std::string& name, const Buffer& x) {
 }
 
 ConstTensorView Assume(Context& ctx, const InputSpec& spec, NamedTensors& set) {
-  const std::map<char, int64_t> letters = AxisSizes(set);
+  const ConstTensorView &q = set.tensors.at("q"), &k = set.tensors.at("k"), &v = set.tensors.at("v");
+  const std::map<char, int64_t> letters =
+      AssumedAxes({q.size(0), q.size(1), k.size(1), q.size(2), k.size(2), q.size(3), v.size(3)});
   std::vector<int64_t> sizes;
   for (const char letter : spec.axes) sizes.push_back(letters.at(letter));
   const Buffer exact(DType::kF64, sizes, Placement::kAligned);
@@ -78,6 +70,29 @@ std::string WhatIsAssumed(const std::string& name) {
   return "";
 }
 
+std::map<char, int64_t> AssumedAxes(const Sizes& s) {
+  return {{'B', s.B}, {'T', s.Tk},    {'H', s.Hq}, {'G', s.Hkv},
+          {'K', s.D}, {'V', s.Dv},    {'C', s.Tk}, {'M', 4 * s.D}, {'E', 3},
+          {'R', std::clamp<int64_t>((s.Tk + 3) / 4, 1, 256)}};
+}
+
+bool TakesQkv(const OpEntry& op) {
+  const auto has = [&](const char* name) { return std::ranges::count(op.inputs, name, &InputSpec::name) > 0; };
+  return (has("q") || has("r")) && has("k") && has("v");
+}
+
+std::vector<InputSpec> SpecsBesideQkv(const OpEntry& op) {
+  std::vector<InputSpec> specs = {{"q", "BTHK"}, {"k", "BTHK"}, {"v", "BTHV"}};
+  for (InputSpec spec : op.inputs) {
+    const auto there = std::ranges::find(specs, spec.name, &InputSpec::name);
+    if (there != specs.end() && spec.axes.find('G') != std::string::npos) there->axes = spec.axes;
+    if (there != specs.end() || spec.optional) continue;
+    spec.optional = true;
+    specs.push_back(spec);
+  }
+  return specs;
+}
+
 std::vector<std::string> Complete(Context& ctx, const OpEntry& op, NamedTensors& set,
                                   std::vector<std::string>& assumed) {
   set.tensors.try_emplace("r", set.tensors.at("q"));
@@ -97,4 +112,4 @@ std::vector<std::string> Complete(Context& ctx, const OpEntry& op, NamedTensors&
   return {};
 }
 
-}  // namespace heed::cli
+}  // namespace heed

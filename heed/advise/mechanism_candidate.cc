@@ -1,0 +1,223 @@
+// Any other mechanism, as its entry in the harness calls it: a whole pass, training, or one token behind a state.
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "heed/advise/candidates_internal.h"
+#include "heed/core/error.h"
+#include "heed/harness/assumed_tensors.h"
+
+namespace heed::advise {
+namespace {
+
+double BytesOf(const ConstTensorView& x) { return static_cast<double>(x.num_elements()) * SizeIn(x.dtype()); }
+
+double BytesOf(const OutputSpec& spec) {
+  double bytes = SizeIn(spec.dtype);
+  for (const int64_t size : spec.sizes) bytes *= static_cast<double>(size);
+  return bytes;
+}
+
+// Where tensors are that nothing is read of: with a null pointer, engines would plan for those that are absent.
+alignas(64) constexpr std::byte kNowhere[64] = {};
+
+// How many times as many channels vectors have as they are filled with.
+constexpr int64_t kLanes = 16;  // of f32; where vectors are shorter, the flops that are not padded fit
+double Padded(int64_t channels) {
+  return static_cast<double>((channels + kLanes - 1) / kLanes * kLanes) / static_cast<double>(channels);
+}
+
+bool IsState(const OutputSpec& spec) { return spec.name.starts_with("state"); }
+
+// Outputs of a call, with their memory.
+struct Outputs {
+  std::vector<Buffer> memory;
+  std::vector<TensorView> views;
+
+  explicit Outputs(const TensorCall& call) {
+    for (const OutputSpec& spec : call.outputs) Add(Buffer(spec.dtype, spec.sizes, Placement::kAligned));
+  }
+  void Add(const Buffer& buffer) {
+    memory.push_back(buffer);
+    views.push_back(buffer.view());
+  }
+};
+
+class Mechanism : public Candidate {
+ public:
+  Mechanism(const Question& question, const OpEntry& op, const TensorMap& given)
+      : purpose_(question.purpose), scale_(question.exact.scale), op_(op) {
+    mechanism = op.name;
+    is_softmax = op.family == "sparse";
+    options = "default";
+    for (const auto& [name, tensor] : given) given_[name] = {tensor.sizes().begin(), tensor.sizes().end()};
+    std::string arguments;
+    for (const InputSpec& spec : op.inputs) {
+      if (spec.optional && !given.contains(spec.name)) continue;
+      arguments += (arguments.empty() ? "" : ", ") + spec.name;
+    }
+    python = "heed." + op.name + "(" + arguments + op.keywords + ")";
+    if (purpose_ == Purpose::kDecode) python = "heed." + op.name + "_step(" + arguments + ", state)";
+  }
+
+  bool PlansCausal(const Sizes& sizes) const {
+    const Context ctx(1);
+    return CallOf(ctx, ShapesOf(sizes)).causal;
+  }
+
+  std::vector<Part> Parts(const Context& ctx, const Sizes& s, double) const override {
+    const TensorMap shapes = ShapesOf(s);
+    const TensorCall plan = CallOf(ctx, shapes);
+    Load load = {{"row", Rows(OfCall(s))}, {"flop", plan.flops}, {"padded_flop", Padded(s.D) * Padded(s.Dv) * plan.flops}};
+    // Rows that end within a vector are copied first, and strips of a state are two vectors wide.
+    if (s.D % kLanes != 0 || s.Dv % kLanes != 0) load["ragged"] = load["row"] * static_cast<double>(s.D + s.Dv);
+    if (s.Dv % (2 * kLanes) != 0) load["odd_flop"] = plan.flops;
+    for (const auto& [name, x] : shapes) load["byte"] += BytesOf(x);
+    double states = 0;
+    for (const OutputSpec& spec : plan.outputs) (IsState(spec) ? states : load["byte"]) += BytesOf(spec);
+    // A pass writes its states once; a step reads and writes those that the last one left in some cache.
+    purpose_ == Purpose::kDecode ? AddBytes(states, load) : void(load["state_byte"] = states);
+    if (shapes.contains("projection")) load["feature"] = load["row"] * static_cast<double>(shapes.at("projection").size(0));
+    return {{{mechanism + " " + Name(purpose_), dtype, threads}, load}};
+  }
+
+  Memory MemoryAt(const Context& ctx, const Sizes& s, double) const override {
+    const TensorMap shapes = ShapesOf(s);
+    const TensorCall plan = CallOf(ctx, shapes);
+    Memory memory;
+    memory.workspace = static_cast<double>(plan.workspace_bytes);
+    for (const auto& [name, x] : shapes) memory.arguments += BytesOf(x);
+    for (const OutputSpec& spec : plan.outputs) (IsState(spec) ? memory.state : memory.arguments) += BytesOf(spec);
+    const bool remembers = std::ranges::any_of(plan.outputs, IsState);
+    if (!remembers && purpose_ == Purpose::kPrefill) memory.state = KeyValueBytes(s, dtype, s.Tk);  // tokens see all keys
+    return memory;
+  }
+
+  Call On(Context& ctx, const TensorMap& tensors) const override {
+    if (purpose_ == Purpose::kDecode) return Decode(ctx, tensors);
+    TensorMap all = tensors;
+    Call call;
+    if (purpose_ == Purpose::kTraining) {
+      const attention::Inputs in = InputsOf(tensors);
+      const std::vector<int64_t> sizes = {in.q.size(0), in.q.size(1), in.q.size(2), in.v.size(3)};
+      const auto d_o = Keep(call, std::make_shared<Buffer>(OrdinaryNumbers(dtype, sizes)));
+      all["d_o"] = d_o->view();
+    }
+    const TensorCall plan = CallOf(ctx, all);
+    const auto outputs = Keep(call, std::make_shared<Outputs>(plan));
+    call.o = outputs->views[0];
+    call.stages.emplace_back([outputs, run = plan.run](Context& run_ctx) { run(run_ctx, outputs->views); });
+    return call;
+  }
+
+ private:
+  // A call of decoding is of one token.
+  Sizes OfCall(Sizes s) const {
+    if (purpose_ == Purpose::kDecode) s.Tq = s.Tk = 1;
+    return s;
+  }
+
+  TensorCall CallOf(const Context& ctx, const TensorMap& tensors) const {
+    const OpEntry::CallOn& call = purpose_ == Purpose::kPrefill ? op_.call : purpose_ == Purpose::kTraining ? op_.train : op_.step;
+    try {
+      return call(ctx, tensors, scale_);
+    } catch (const InvalidArgument&) {
+      if (!scale_) throw;  // some have none: they are called as they are
+    }
+    return call(ctx, tensors, std::nullopt);
+  }
+
+  // Views of everything that the call takes, without its memory.
+  TensorMap ShapesOf(const Sizes& sizes) const {
+    const Sizes s = OfCall(sizes);
+    TensorMap shapes;
+    for (const InputSpec& spec : op_.inputs) {
+      const auto found = given_.find(spec.name);
+      if (spec.optional && found == given_.end()) continue;
+      std::map<char, int64_t> letters = AssumedAxes(s);
+      if (found != given_.end()) {  // other sizes than those of the problem
+        for (size_t axis = 0; axis < spec.axes.size(); ++axis) {
+          const char letter = spec.axes[axis];
+          if (letter != 'B' && letter != 'T' && letter != 'C') letters[letter] = found->second[axis];
+        }
+      }
+      std::vector<int64_t> shape;
+      for (const char letter : spec.axes) {
+        if (!letters.contains(letter)) {
+          throw InvalidArgument(mechanism + ": takes a " + spec.name + " of more axes than q, k and v say sizes of");
+        }
+        shape.push_back(letters.at(letter));
+      }
+      const bool widen = spec.wide && SizeOf(dtype) == 2;
+      shapes[spec.name] = ConstTensorView(kNowhere, widen ? DType::kF32 : dtype, shape);
+    }
+    if (purpose_ == Purpose::kTraining) shapes["d_o"] = ConstTensorView(kNowhere, dtype, {s.B, s.Tq, s.Hq, s.Dv});
+    return shapes;
+  }
+
+  // Tokens [begin, end) of everything that has tokens.
+  TensorMap TokensOf(const TensorMap& tensors, int64_t begin, int64_t end) const {
+    TensorMap cut = tensors;
+    for (const InputSpec& spec : op_.inputs) {
+      const size_t axis = spec.axes.find_first_of("TC");
+      const auto found = cut.find(spec.name);
+      if (axis == std::string::npos || found == cut.end()) continue;
+      found->second = found->second.Slice(static_cast<int>(axis), begin, end);
+    }
+    return cut;
+  }
+
+  // The last tokens one by one, behind the state that a whole pass leaves of those before them.
+  Call Decode(Context& ctx, const TensorMap& tensors) const {
+    Call call;
+    const attention::Inputs in = InputsOf(tensors);
+    const int64_t T = in.q.size(1), rows = std::min(T, kDecodedRows);
+    const TensorMap before = TokensOf(tensors, 0, T - rows);
+    TensorCall whole = op_.call(ctx, before, {});
+    const auto states = Keep(call, std::make_shared<Outputs>(whole));
+    const auto begin = [states, run = whole.run](Context& run_ctx) { run(run_ctx, states->views); };
+    const Buffer o(dtype, {in.q.size(0), rows, in.q.size(2), in.v.size(3)}, Placement::kAligned);
+    call.o = o.view();
+    const auto step = [self = *this, states, o, tensors, T, rows](Context& run_ctx, int64_t row) {
+      const TensorCall one = self.CallOf(run_ctx, self.TokensOf(tensors, T - rows + row, T - rows + row + 1));
+      std::vector<TensorView> views = states->views;
+      views[0] = o.view().Slice(1, row, row + 1);
+      one.run(run_ctx, views);
+    };
+    call.compute = [begin, step, rows](Context& run_ctx) {
+      begin(run_ctx);
+      for (int64_t row = 0; row < rows; ++row) step(run_ctx, row);
+    };
+    const TensorCall last = CallOf(ctx, TokensOf(tensors, T - 1, T));
+    const Buffer again(dtype, {in.q.size(0), 1, in.q.size(2), in.v.size(3)}, Placement::kAligned);
+    call.stages.emplace_back([states, again, run = last.run](Context& run_ctx) {
+      std::vector<TensorView> views = states->views;
+      views[0] = again.view();
+      run(run_ctx, views);
+    });
+    return call;
+  }
+
+  Purpose purpose_;
+  std::optional<double> scale_;
+  OpEntry op_;
+  std::map<std::string, std::vector<int64_t>> given_;  // shapes
+};
+
+}  // namespace
+
+std::unique_ptr<Candidate> MechanismCandidate(const Question& question, const OpEntry& op, const TensorMap& given, DType dtype) {
+  const bool has = question.purpose == Purpose::kPrefill    ? op.call != nullptr
+                   : question.purpose == Purpose::kTraining ? op.train != nullptr
+                                                            : op.step != nullptr;
+  if (!has || !std::ranges::count(op.dtypes, dtype)) return nullptr;
+  auto candidate = std::make_unique<Mechanism>(question, op, given);
+  candidate->dtype = dtype;
+  candidate->threads = question.threads;
+  candidate->is_causal = question.purpose == Purpose::kDecode || candidate->PlansCausal(question.sizes);
+  return candidate;
+}
+
+}  // namespace heed::advise
