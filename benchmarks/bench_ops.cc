@@ -5,7 +5,7 @@
 //   bench_ops [--benchmark_filter=REGEX] [--benchmark_format=json] ...
 //
 // The filters "gates", "recurrence", "scans", "patterns" (the gates of these), "decode",
-// "crossover" and "drift" mean these tables alone, "." or none everything, any
+// "crossover", "drift" and "cpp_layers" mean these tables alone, "." or none everything, any
 // other the matching benchmarks without tables.
 #include <unistd.h>
 
@@ -27,6 +27,7 @@
 #include "benchmarks/decode.h"
 #include "benchmarks/drift.h"
 #include "benchmarks/gates.h"
+#include "benchmarks/layers.h"
 #include "heed/core/dispatch.h"
 #include "heed/core/os.h"
 #include "heed/harness/case.h"
@@ -166,6 +167,11 @@ Report DecodeReport() {
           {{"decode", nlohmann::ordered_json::parse(GateJson(results))}}};
 }
 
+Report LayersReport() {
+  const std::vector<GateResult> results = MeasureLayers(&Progress);
+  return {GateTable(results), {{"cpp_layers", nlohmann::ordered_json::parse(GateJson(results))}}};
+}
+
 constexpr struct {
   std::string_view filter;
   Report (*measure)();
@@ -175,7 +181,8 @@ constexpr struct {
                {"patterns", &Patterns},
                {"crossover", &CrossoverReport},
                {"drift", &DriftReport},
-               {"decode", &DecodeReport}};
+               {"decode", &DecodeReport},
+               {"cpp_layers", &LayersReport}};
 
 int Main(int argc, char** argv) {
   const std::string filter = Flag(argc, argv, "--benchmark_filter");

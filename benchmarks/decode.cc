@@ -27,7 +27,6 @@ namespace {
 
 constexpr int64_t kHeads = 8, kDim = 128, kChunk = 1024;
 constexpr int64_t kBytes = int64_t{256} << 20;  // of K and V
-constexpr int kRounds = 15;
 
 double Goal(double zen4, double intel) {
   switch (ThisCpu()) {
@@ -216,25 +215,6 @@ class Latent {
   attention::Options options_;
 };
 
-GateResult Gate(const std::string& name, double goal, bool at_least,
-                const std::function<double(bool*)>& ratio) {
-  std::vector<double> ratios;
-  int rejected = 0;
-  for (int round = 0; round < kRounds; ++round) {
-    bool clean = true;
-    const double r = ratio(&clean);
-    if (clean) {
-      ratios.push_back(r);
-    } else {
-      ++rejected;
-    }
-  }
-  const Quartiles q = Summarize(ratios);
-  const bool reached = at_least ? q.median >= goal : q.median <= goal;
-  return {name, goal, at_least, q.q1, q.median, q.q3, static_cast<int>(ratios.size()), rejected,
-          std::isnan(goal) || ratios.size() < 5 || reached};
-}
-
 template <class Subject>
 double Seconds(Subject& step, Context& ctx, bool* clean) {
   const Sample sample = TimeClean(ctx.num_threads(), [&] { step.Run(ctx); });
@@ -272,7 +252,7 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
     Verify(c.dtype, 0, c.group, ctx, c.quantize);
     Step step(c.dtype, int8 ? Tokens(int64_t{1}) : Tokens(c.dtype), 0, c.group, c.quantize);
     std::vector<double> reads;
-    results.push_back(Gate(name, Goal(c.zen4, c.intel), true, [&](bool* clean) {
+    results.push_back(MeasureRatio(name, Goal(c.zen4, c.intel), true, [&](bool* clean) {
       const double read = step.ReadSeconds(ctx);
       reads.push_back(step.Bytes() / read);
       return read / Seconds(step, ctx, clean);
@@ -285,7 +265,7 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
     progress(name);
     Verify(DType::kF32, page, 1, ctx);
     Step paged(DType::kF32, Tokens(DType::kF32), page, 1);
-    results.push_back(Gate(name, 1.05, false, [&](bool* clean) {
+    results.push_back(MeasureRatio(name, 1.05, false, [&](bool* clean) {
       return Seconds(paged, ctx, clean) / Seconds(contiguous, ctx, clean);
     }));
   }
@@ -293,7 +273,7 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
     const std::string name = "f32 8 query heads per key head / 1";
     progress(name);
     Step eight(DType::kF32, Tokens(DType::kF32), 0, 8);
-    results.push_back(Gate(name, 1.25, false, [&](bool* clean) {
+    results.push_back(MeasureRatio(name, 1.25, false, [&](bool* clean) {
       return Seconds(eight, ctx, clean) / Seconds(contiguous, ctx, clean);
     }));
   }
@@ -301,7 +281,7 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
     const std::string name = "fork of 32768 tokens in pages of 64, microseconds";
     progress(name);
     Step paged(DType::kF32, 32768, 64, 1);
-    results.push_back(Gate(name, 50, false, [&](bool* clean) {
+    results.push_back(MeasureRatio(name, 50, false, [&](bool* clean) {
       const Sample s = TimeClean(1, [&] { const KVCache fork = paged.cache().Fork(); });
       *clean = s.clean;
       return s.seconds * 1e6;
@@ -322,7 +302,7 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
       *clean = *clean && s.clean;
       return s.seconds;
     };
-    results.push_back(Gate(name, 1.25, false, [&](bool* clean) {
+    results.push_back(MeasureRatio(name, 1.25, false, [&](bool* clean) {
       *clean = true;
       const double few = append(one.cache(), clean);
       return append(other.cache(), clean) / few;
@@ -337,7 +317,7 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
     if (!SameBits(shared.o().view(), apart.o().view())) {
       throw std::runtime_error("decode: sharing changes bits");
     }
-    results.push_back(Gate(name, 4, true, [&](bool* clean) {
+    results.push_back(MeasureRatio(name, 4, true, [&](bool* clean) {
       return Seconds(apart, ctx, clean) / Seconds(shared, ctx, clean);
     }));
   }
@@ -349,7 +329,7 @@ std::vector<GateResult> MeasureDecode(void (*progress)(const std::string&)) {
                                     "absorbed, time (bytes {:.1f})",
                                     heads, expanded.Bytes() / absorbed.Bytes());
     progress(name);
-    results.push_back(Gate(name, kNone, true, [&](bool* clean) {
+    results.push_back(MeasureRatio(name, kNone, true, [&](bool* clean) {
       return Seconds(expanded, one, clean) / Seconds(absorbed, one, clean);
     }));
   }

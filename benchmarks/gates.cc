@@ -198,6 +198,24 @@ std::vector<GateResult> MeasureGates(const std::vector<Line>& lines,
   return results;
 }
 
+GateResult MeasureRatio(const std::string& name, double goal, bool at_least, const std::function<double(bool*)>& ratio) {
+  std::vector<double> ratios;
+  int rejected = 0;
+  for (int round = 0; round < kShortRounds; ++round) {
+    bool clean = true;
+    const double r = ratio(&clean);
+    if (clean) {
+      ratios.push_back(r);
+    } else {
+      ++rejected;
+    }
+  }
+  const Quartiles q = Summarize(ratios);
+  const bool reached = at_least ? q.median >= goal : q.median <= goal;
+  return {name, goal, at_least, q.q1, q.median, q.q3, static_cast<int>(ratios.size()), rejected,
+          std::isnan(goal) || ratios.size() < kEnoughSamples || reached};
+}
+
 std::string GateTable(const std::vector<GateResult>& results) {
   std::string text = Format(
       "forward, f32 unless said, on {}\n{}, target {}, multiply-add {:.0f} GFLOP/s\n"

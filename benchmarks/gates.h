@@ -3,6 +3,7 @@
 #define BENCHMARKS_GATES_H_
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -76,6 +77,9 @@ struct GateResult {
 // result is wrong. `progress` is called before each line.
 std::vector<GateResult> MeasureGates(const std::vector<Line>& lines,
                                      void (*progress)(const std::string&));
+
+// A ratio that is no line: measured 15 times, of which those count that leave *clean true.
+GateResult MeasureRatio(const std::string& name, double goal, bool at_least, const std::function<double(bool* clean)>& ratio);
 
 // Aligned table with CPU and goals.
 std::string GateTable(const std::vector<GateResult>& results);
