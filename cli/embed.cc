@@ -1,7 +1,7 @@
 // heed embed: one vector per sequence of token ids, of a model of a folder.
+#include <algorithm>
 #include <chrono>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -32,39 +32,30 @@ void Embed(const EmbedCall& call) {
   if (call.out == call.ids) BadOption("-o", call.out, "another file than the input");
   Context ctx(call.machine.Threads());
   call.machine.Apply(ctx);
-  Sequences sequences = ReadIds(call.ids);
+  const Sequences sequences = ReadIds(call.ids);
   const Model model = call.Open();
-  // Sequences of like lengths go together: less padding.
-  std::vector<size_t> order(sequences.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::ranges::stable_sort(order, {}, [&](size_t i) { return sequences[i].size(); });
   const int64_t count = std::ssize(sequences), width = model.width();
-  std::vector<std::vector<float>> rows(sequences.size());
+  std::vector<float> all(static_cast<size_t>(count * width));
   double seconds = 0;
   {
     Countdown countdown(static_cast<size_t>((count + batch - 1) / batch));
     for (int64_t begin = 0; begin < count; begin += batch) {
       countdown.Next("sequences");
-      Sequences some;
-      for (int64_t i = begin; i < std::min(count, begin + batch); ++i)
-        some.push_back(sequences[order[static_cast<size_t>(i)]]);
-      const Padded padded(some);
-      std::vector<float> of(some.size() * static_cast<size_t>(width));
+      const int64_t end = std::min(count, begin + batch);
+      const Padded padded(Sequences(sequences.begin() + begin, sequences.begin() + end));
       const auto start = std::chrono::steady_clock::now();
-      model.Embed(ctx, padded.ids, padded.lengths, TensorView(of.data(), DType::kF32, {std::ssize(some), width}));
+      model.Embed(ctx, padded.ids, padded.lengths,
+                  TensorView(all.data() + begin * width, DType::kF32, {end - begin, width}));
       seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-      for (int64_t i = 0; i < std::ssize(some); ++i) {
-        rows[order[static_cast<size_t>(begin + i)]].assign(of.begin() + i * width, of.begin() + (i + 1) * width);
-      }
     }
   }
   Json own = {{"sequences", count}, {"width", width}, {"embeddings", nullptr}, {"output", nullptr}};
   if (call.out.empty()) {
+    std::vector<std::vector<float>> rows;
+    for (auto row = all.begin(); row != all.end(); row += width) rows.emplace_back(row, row + width);
     if (call.json) own["embeddings"] = rows;
     return call.Print(model, seconds, own, call.json ? "" : Lines(rows, " "));
   }
-  std::vector<float> all;
-  for (const std::vector<float>& row : rows) all.insert(all.end(), row.begin(), row.end());
   own["output"] = WriteOut(call.out, "embeddings", ConstTensorView(all.data(), DType::kF32, {count, width}));
   call.Print(model, seconds, own,
              Format("{} vectors of {} numbers in {}, {}\n", count, width, call.out, Seconds(seconds)));

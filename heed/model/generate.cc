@@ -118,11 +118,11 @@ std::vector<std::vector<int64_t>> Model::Generate(Context& ctx, const std::vecto
   for (int64_t step = 0;; ++step) {
     {
       layers::Frame frame;
-      float* x = frame.Floats(batch.B * batch.T * width());
+      float* x = frame.Floats(batch.rows() * width());
       Hidden(ctx, batch, state, x);
       for (int64_t b = 0; b < B; ++b) {
-        const int64_t row = std::max<int64_t>(0, batch.lengths[static_cast<size_t>(b)] - 1);
-        std::copy_n(x + (b * batch.T + row) * width(), width(), last.begin() + b * width());
+        const int64_t row = batch.begin(b) + std::max<int64_t>(0, batch.length(b) - 1);
+        std::copy_n(x + row * width(), width(), last.begin() + b * width());
       }
     }
     if (step == 0) std::ranges::fill(state->pending_, -1);
@@ -147,7 +147,7 @@ std::vector<std::vector<int64_t>> Model::Generate(Context& ctx, const std::vecto
     if (!go_on || all_ended || step + 1 == options.tokens) return made;
     batch.T = 1;
     batch.padded = false;
-    batch.ids.assign(made.size(), 0);
+    batch.Lay();
     for (size_t b = 0; b < made.size(); ++b) {
       batch.lengths[b] = next[b] < 0 ? 0 : 1;
       batch.padded = batch.padded || next[b] < 0;
@@ -168,14 +168,14 @@ void Model::Embed(Context& ctx, const ConstTensorView& ids, const ConstTensorVie
     if (length < 1) Fail(op, "lengths", "has an element 0", "at least 1");
   }
   layers::Frame frame;
-  float* x = frame.Floats(batch.B * batch.T * width());
+  float* x = frame.Floats(batch.rows() * width());
   Hidden(ctx, batch, nullptr, x);
   std::vector<double> sum(static_cast<size_t>(width()));
   for (int64_t b = 0; b < batch.B; ++b) {
-    const int64_t count = impl_->embedding.pooling == model::Pooling::kMean ? batch.lengths[static_cast<size_t>(b)] : 1;
+    const int64_t count = impl_->embedding.pooling == model::Pooling::kMean ? batch.length(b) : 1;
     std::ranges::fill(sum, 0);
     for (int64_t t = 0; t < count; ++t) {
-      for (int64_t c = 0; c < width(); ++c) sum[static_cast<size_t>(c)] += x[(b * batch.T + t) * width() + c];
+      for (int64_t c = 0; c < width(); ++c) sum[static_cast<size_t>(c)] += x[(batch.begin(b) + t) * width() + c];
     }
     double divisor = static_cast<double>(count);
     if (impl_->embedding.unit) {

@@ -2,7 +2,9 @@
 #include "heed/model/model.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
+#include <vector>
 
 #include "heed/core/error.h"
 #include "heed/layers/arena_internal.h"
@@ -177,9 +179,10 @@ Model::Batch Model::Check(const char* op, const ConstTensorView& ids, const Cons
     if (state->model_ != impl_) Fail(op, "state", "is of another model", "one that this model has made");
     if (state->batch() != B) Fail(op, "state", "has a batch of " + std::to_string(state->batch()), std::to_string(B));
   }
-  batch.ids.assign(static_cast<size_t>(B * T), 0);
+  batch.packed = batch.padded && state == nullptr;
+  batch.Lay();
   for (int64_t b = 0; b < B; ++b) {
-    const int64_t length = batch.lengths[static_cast<size_t>(b)],
+    const int64_t length = batch.length(b),
                   before = state == nullptr ? 0 : state->lengths_[static_cast<size_t>(b)];
     for (const int64_t most : {most_positions() > 0 ? most_positions() : INT64_MAX,
                                state == nullptr || state->capacity_ < 0 ? INT64_MAX : state->capacity_}) {
@@ -193,15 +196,15 @@ Model::Batch Model::Check(const char* op, const ConstTensorView& ids, const Cons
       const int64_t id = LoadAsInt64(ids.dtype(), ids.data(), b * ids.stride(0) + t * ids.stride(1));
       if (id < 0 || id >= vocabulary())
         Fail(op, "ids", "has an element " + std::to_string(id), "0 to " + std::to_string(vocabulary() - 1));
-      batch.ids[static_cast<size_t>(b * T + t)] = id;
+      batch.ids[static_cast<size_t>(batch.begin(b) + t)] = id;
     }
   }
   return batch;
 }
 
-// x = hidden states [B, T, width] behind the last norm.
+// x = hidden states [rows, width] behind the last norm.
 void Model::Hidden(Context& ctx, const Batch& batch, ModelState* state, float* x) const {
-  const int64_t B = batch.B, T = batch.T, rows = B * T, width = impl_->width;
+  const int64_t B = batch.B, rows = batch.rows(), width = impl_->width;
   if (rows == 0) return;
   const auto seen = [&](int64_t b) { return state == nullptr ? 0 : state->lengths_[static_cast<size_t>(b)]; };
   const auto embed = [&](const std::optional<layers::Embedding>& table, const int64_t* ids, int64_t begin,
@@ -214,21 +217,22 @@ void Model::Hidden(Context& ctx, const Batch& batch, ModelState* state, float* x
   if (impl_->before) {
     int64_t* before = frame.Integers(rows);
     for (int64_t b = 0; b < B; ++b) {
+      const int64_t begin = batch.begin(b), count = batch.begin(b + 1) - begin;
       const int64_t none = seen(b) == 0 ? 1 : 0;  // before a sequence's first
-      if (none == 0) before[b * T] = state->last_[static_cast<size_t>(b)];
-      std::copy_n(batch.ids.data() + b * T, T - 1, before + b * T + 1);
-      embed(impl_->before, before, b * T + none, T - none, true);
+      if (count <= none) continue;
+      if (none == 0) before[begin] = state->last_[static_cast<size_t>(b)];
+      std::copy_n(batch.ids.data() + begin, count - 1, before + begin + 1);
+      embed(impl_->before, before, begin + none, count - none, true);
     }
   }
   if (impl_->positions) {
     int64_t* places = frame.Integers(rows);
+    std::fill_n(places, rows, 0);
     for (int64_t b = 0; b < B; ++b) {
       int64_t counted = 0;  // tokens that are no padding
-      for (int64_t t = 0; t < T; ++t) {
-        int64_t& place = places[b * T + t] = 0;
-        if (t >= batch.lengths[static_cast<size_t>(b)]) continue;
-        const int64_t id = batch.ids[static_cast<size_t>(b * T + t)];
-        place = seen(b) + t;
+      for (int64_t t = 0; t < batch.length(b); ++t) {
+        const int64_t row = batch.begin(b) + t, id = batch.ids[static_cast<size_t>(row)];
+        int64_t& place = places[row] = seen(b) + t;
         if (impl_->padding) place = id == *impl_->padding ? id : *impl_->padding + ++counted;
       }
     }
@@ -242,10 +246,16 @@ void Model::Hidden(Context& ctx, const Batch& batch, ModelState* state, float* x
   if (impl_->embedding_norm) impl_->embedding_norm->Rows(ctx, x, rows, x);
   float *from = x, *to = frame.Floats(rows * width);
   layers::Call call;
-  if (batch.padded) call.lengths = ConstTensorView(batch.lengths.data(), DType::kI64, {batch.B});
+  std::vector<int64_t> shape = {B, batch.T, width};
+  if (batch.packed) {
+    call.cu_seqlens = ConstTensorView(batch.begins.data(), DType::kI64, {B + 1});
+    shape = {1, rows, width};
+  } else if (batch.padded) {
+    call.lengths = ConstTensorView(batch.lengths.data(), DType::kI64, {B});
+  }
   for (size_t i = 0; i < impl_->layers.size(); ++i) {
-    const TensorView out(to, DType::kF32, {batch.B, batch.T, width});
-    impl_->layers[i]->Forward(ctx, ConstTensorView(from, DType::kF32, {batch.B, batch.T, width}), call,
+    const TensorView out(to, DType::kF32, shape);
+    impl_->layers[i]->Forward(ctx, ConstTensorView(from, DType::kF32, shape), call,
                               state == nullptr ? nullptr : &state->layers_[i], out);
     if (const float factor = impl_->factors[i]; factor != 1) {
       for (int64_t e = 0; e < rows * width; ++e) to[e] *= factor;
@@ -258,10 +268,11 @@ void Model::Hidden(Context& ctx, const Batch& batch, ModelState* state, float* x
     std::copy_n(from, rows * width, x);
   }
   if (state == nullptr) return;
-  for (size_t b = 0; b < state->lengths_.size(); ++b) {
-    const int64_t length = batch.lengths[b];
-    state->lengths_[b] += length;
-    if (length > 0) state->last_[b] = batch.ids[b * static_cast<size_t>(T) + static_cast<size_t>(length) - 1];
+  for (int64_t b = 0; b < B; ++b) {
+    const int64_t length = batch.length(b);
+    state->lengths_[static_cast<size_t>(b)] += length;
+    if (length == 0) continue;
+    state->last_[static_cast<size_t>(b)] = batch.ids[static_cast<size_t>(batch.begin(b) + length - 1)];
   }
 }
 
@@ -293,12 +304,20 @@ void Model::Forward(Context& ctx, const ConstTensorView& ids, const ConstTensorV
   if (state != nullptr && std::ranges::any_of(state->pending_, [](int64_t id) { return id >= 0; })) {
     Fail(op, "state", "has a token of Generate() pending", "a state that has seen all of its tokens");
   }
-  if (!has_head()) return Hidden(ctx, batch, state, y.as<float>());
-  layers::Frame frame;
-  const int64_t rows = batch.B * batch.T;
-  float* x = frame.Floats(rows * width());
-  Hidden(ctx, batch, state, x);
-  Logits(ctx, x, rows, y.as<float>());
+  const int64_t size = outputs();
+  auto* const out = y.as<float>();
+  if (has_head()) {
+    layers::Frame frame;
+    float* x = frame.Floats(batch.rows() * width());
+    Hidden(ctx, batch, state, x);
+    Logits(ctx, x, batch.rows(), out);
+  } else {
+    Hidden(ctx, batch, state, out);
+  }
+  // Packed rows to where they belong, which is never before where they are.
+  for (int64_t b = batch.B - 1; b >= 0 && batch.packed; --b) {
+    std::memmove(out + b * batch.T * size, out + batch.begin(b) * size, static_cast<size_t>(batch.length(b) * size) * sizeof(float));
+  }
 }
 
 void Model::Step(Context& ctx, const ConstTensorView& ids, ModelState& state, const TensorView& y) const {

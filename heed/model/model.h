@@ -111,7 +111,7 @@ class HEED_API Model {
   // tokens, as BertForMaskedLM, are of the token itself, those of a causal one of the token behind it.
   //
   //   ids      [B, T]  i32 or i64, in [0, vocabulary()); those beyond lengths are not read
-  //   lengths  [B]     tokens of each sequence; absent: T
+  //   lengths  [B]     tokens of each sequence; absent: T. Without a state nobody computes padding
   //   state            goes on from the tokens that it has seen; null: each sequence begins
   //   y        [B, T, outputs()]  f32, row-major; rows beyond lengths hold anything
   //

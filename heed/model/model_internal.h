@@ -40,9 +40,22 @@ struct Model::Impl {
 // The tokens of a call, checked.
 struct Model::Batch {
   int64_t B = 0, T = 0;
-  std::vector<int64_t> ids;      // [B, T], 0 at padding
   std::vector<int64_t> lengths;  // [B]
-  bool padded = false;           // lengths differ from T
+  bool padded = false;           // some differ from T
+  bool packed = false;           // then nobody computes padding: sequences are rows one after another
+  std::vector<int64_t> begins;   // [B + 1]: the first row of each sequence, and the number of rows
+  std::vector<int64_t> ids;      // of rows, 0 at padding
+
+  int64_t rows() const { return begins.back(); }
+  int64_t begin(int64_t b) const { return begins[static_cast<size_t>(b)]; }
+  int64_t length(int64_t b) const { return lengths[static_cast<size_t>(b)]; }
+
+  // Sets begins, and ids to 0.
+  void Lay() {
+    begins.assign(1, 0);
+    for (int64_t b = 0; b < B; ++b) begins.push_back(begins.back() + (packed ? length(b) : T));
+    ids.assign(static_cast<size_t>(rows()), 0);
+  }
 };
 
 }  // namespace heed
