@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(code, *path, program=()):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "OMP_WAIT_POLICY": "passive"}
+    found = os.pathsep.join([*map(str, path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": found, "OMP_WAIT_POLICY": "passive"}
     command = [sys.executable, *program] if program else [sys.executable, "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
     assert result.returncode == 0, result.stderr
