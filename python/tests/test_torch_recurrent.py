@@ -193,26 +193,50 @@ def test_gradcheck_without_states():
         heed.torch.efficient_attention(*values.values(), return_state=True)
 
 
-def test_rwkv4_s_initial_maximum_has_the_gradient_of_a_free_argument():
-    def random(*shape, seed):
-        return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def random(*shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
-    tokens = [random(2, 5, 3, seed=i) for i in (1, 2)]
-    channels = [-random(3, seed=3).abs(), random(3, seed=4)]
-    states = [random(2, 3, seed=5), random(2, 3, seed=6).abs() + 0.5, random(2, 3, seed=7)]
-    values = [x.requires_grad_() for x in (*tokens, *channels, *states)]
 
-    def call(k, v, w, u, *initial):
+# A mechanism whose last state is the exponent of the others: its inputs, those states, its options.
+RELATIVE = {
+    "rwkv4": lambda: ([random(2, 5, 3, seed=1), random(2, 5, 3, seed=2), -random(3, seed=3).abs(), random(3, seed=4)],
+                      [random(2, 3, seed=5), random(2, 3, seed=6).abs() + 0.5, random(2, 3, seed=7)], {}),
+    "performer": lambda: ([random(2, 5, 3, 4, seed=i) for i in (1, 2, 3)] + [random(6, 4, seed=4)],
+                          [random(2, 3, 6, 4, seed=5), random(2, 3, 6, seed=6).abs() + 0.5, random(2, 3, seed=7)], {"causal": True}),
+    "mlstm": lambda: ([random(2, 5, 3, 4, seed=i) for i in (1, 2, 3)] + [random(2, 5, 3, seed=i) for i in (4, 8)],
+                      [random(2, 3, 4, 4, seed=5), random(2, 3, 4, seed=6), random(2, 3, seed=7)], {"eps": 0.0}),
+}
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_an_initial_maximum_has_the_gradient_of_a_free_argument(name):
+    inputs, states, options = RELATIVE[name]()
+    values = [x.requires_grad_() for x in (*inputs, *states)]
+    function = getattr(heed.torch, name)
+
+    def call(*tensors):
         """Outputs, and the sums that the last state stands for, which the next call would go on from."""
-        o, (num, den, exponent) = heed.torch.rwkv4(k, v, w, u, initial_state=initial, return_state=True)
-        return o, num * torch.exp(exponent), den * torch.exp(exponent)
+        *given, a, b, c = tensors
+        o, (*sums, exponent) = function(*given, **options, initial_state=(a, b, c), return_state=True)
+        factor = torch.exp(exponent)
+        return o, *(x * factor[(..., *[None] * (x.dim() - factor.dim()))] for x in sums)
 
     assert torch.autograd.gradcheck(call, values)
-    o = heed.torch.rwkv4(*values[:4], initial_state=values[4:])
-    plain = heed.torch.rwkv4(*values[:4], initial_state=[x.detach() for x in values[4:]])
+    o = function(*values[:-3], **options, initial_state=values[-3:])
+    plain = function(*values[:-3], **options, initial_state=[x.detach() for x in values[-3:]])
     assert torch.equal(o, plain)  # to the bit
-    # Before any token there is nothing to lose.
+
+
+def test_before_any_token_a_maximum_has_no_gradient():
+    inputs, states, _ = RELATIVE["rwkv4"]()
     nothing = [torch.zeros(2, 3), torch.zeros(2, 3), torch.full((2, 3), -torch.inf)]
     nothing = [x.double().requires_grad_() for x in nothing]
-    heed.torch.rwkv4(*values[:4], initial_state=nothing).sum().backward()
+    heed.torch.rwkv4(*inputs, initial_state=nothing).sum().backward()
     assert all(bool(torch.isfinite(x.grad).all()) for x in nothing) and not nothing[2].grad.any()
+
+
+def test_performers_without_a_maximum_have_no_gradient_of_it():
+    inputs, states, _ = RELATIVE["performer"]()
+    exponent = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    o = heed.torch.performer(*inputs, causal=True, kernel="relu", initial_state=(states[0].requires_grad_(), states[1], exponent))
+    assert torch.autograd.grad(o.sum(), exponent, allow_unused=True) == (None,)

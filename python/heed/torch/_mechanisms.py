@@ -46,14 +46,15 @@ class _State:
         return settings.get("causal", True) and settings.get(self.setting, True)
 
 
-def _through_the_sums(num: Any, den: Any, exponent: Any) -> tuple[Any, Any, Any]:
-    """States whose sums stand for num exp(exponent) and den exp(exponent), of which operators take the last for a constant:
-    its gradient, num dnum + den dden, reaches it as that of a factor of both that is 1."""
-    if not isinstance(exponent, Tensor) or not exponent.requires_grad or num is None or den is None:
-        return num, den, exponent
+def _through_the_sums(*states: Any) -> tuple[Any, ...]:
+    """States of which all but the last stand for themselves times its exponential, and of which operators take the last for a
+    constant: its gradient, the sum of all x dx, reaches it as that of a factor of the others that is 1."""
+    *sums, exponent = states
+    if not isinstance(exponent, Tensor) or not exponent.requires_grad or any(x is None for x in sums):
+        return states
     fixed = exponent.detach()
     one = torch.exp(torch.where(torch.isfinite(fixed), exponent - fixed, 0))
-    return num * one, den * one, fixed
+    return *(x * one[(..., *[None] * (x.dim() - one.dim()))] for x in sums), fixed
 
 
 class _Mechanism:
@@ -72,6 +73,7 @@ class _Mechanism:
         self.dropped = [i for i, axis in enumerate(self.forms[self.output][0].split(", ")) if axis not in kept]
         self.settings, self.features = description["settings"], description["features"]
         self.states = [_State(i, *state) for i, state in enumerate(description["states"])]
+        self.has_exponent = any(not state.has_gradient for state in self.states)
         self.always = not any(state.setting for state in self.states) and "causal" not in self.settings
         self.states_together, self.state_type = description["states_together"], description["state_type"]
         self.forward_kernel = getattr(_core, f"_torch_{name}")
@@ -213,13 +215,14 @@ class _Mechanism:
     def rest(self, options: dict[str, Any]) -> list[Any]:
         """All that an operator takes behind its tensors."""
         result = []
+        is_relative = self.has_exponent and options.get("kernel") != "relu"  # that kernel of Performers has no maximum
         for key, default in self.options.items():
             value = options.pop(key, default)
             if key in _LISTS:
                 value = _dispatch.numbers(self.name, key, value, torch.int64)
             if key == "initial_state":
                 states = self.initial_states(value)
-                result += _through_the_sums(*states) if self.name == "rwkv4" else states
+                result += _through_the_sums(*states) if is_relative else states
             else:
                 result.append(value)
         if options:

@@ -64,7 +64,8 @@ HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes gradients of a sum over <d_o, o> and <d_final, final>, of which m counts as a constant,
-// as it cancels. With d_t the denominator, n_t = scale z_t . q_t, e_t = d_o_t / d_t, and
+// as it cancels. As a free argument the initial m has the gradient <S, dS> + <z, dz>, which
+// heed.torch gives it. With d_t the denominator, n_t = scale z_t . q_t, e_t = d_o_t / d_t, and
 // y_t = -sign(n_t) <e_t, o_t> where |n_t| > exp(-m_t), else 0:
 //
 //   D_t  = scale q_t e_t^T + a_{t+1} D_{t+1},  dz_t = scale y_t q_t + a_{t+1} dz_{t+1}

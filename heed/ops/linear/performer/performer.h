@@ -82,7 +82,8 @@ HEED_API void Forward(Context& ctx, const Inputs& in, const Options& options,
 HEED_API void Reference(const Inputs& in, const Options& options, const Outputs& out);
 
 // Computes gradients of a sum over <d_o, o> and <d_final, final>; maxima, and so m, count as
-// constants. With dphi as of linear attention and t_j = dphi_j (phi_j - M^-1/2 eps), or for
+// constants. As a free argument the initial m has the gradient <S, dS> + <z, dz>, which
+// heed.torch gives it. With dphi as of linear attention and t_j = dphi_j (phi_j - M^-1/2 eps), or for
 // kRelu dphi_j where w_j . y > 0:
 //
 //   dx = sqrt(scale) (W^T t - (sum_j t_j) y)          x: q or k; kRelu without the second term
