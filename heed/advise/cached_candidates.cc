@@ -185,12 +185,7 @@ class Cached : public Candidate {
 void AddCached(const Question& question, Candidates& candidates) {
   const auto add = [&](const Kind& kind, DType dtype, int threads) {
     auto candidate = std::make_unique<Cached>(question, kind);
-    candidate->dtype = dtype;
-    candidate->threads = threads;
-    if (threads != question.threads) {
-      candidate->options += ", one thread";
-      candidate->python.insert(candidate->python.size() - 1, ", threads=1");
-    }
+    SetKind(question, dtype, threads, *candidate);
     candidates.push_back(std::move(candidate));
   };
   const attention::Options& exact = question.exact;

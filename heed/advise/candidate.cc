@@ -157,6 +157,14 @@ std::string OptionsPython(const attention::Options& options) {
   return text;
 }
 
+void SetKind(const Question& question, DType dtype, int threads, Candidate& candidate) {
+  candidate.dtype = dtype;
+  candidate.threads = threads;
+  if (threads == question.threads) return;
+  candidate.options += ", one thread";
+  candidate.python.insert(candidate.python.size() - 1, ", threads=1");
+}
+
 Candidates AttentionCandidates(const Question& question) {
   Candidates candidates;
   if (question.purpose == Purpose::kDecode) {

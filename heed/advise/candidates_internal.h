@@ -65,6 +65,9 @@ std::string OptionsPython(const attention::Options& options);
 // The shortest text that reads as this number.
 std::string NumberText(double value);
 
+// Its dtype and threads, which are said where they are fewer than those of the question.
+void SetKind(const Question& question, DType dtype, int threads, Candidate& candidate);
+
 void AddWhole(const Question& question, Candidates& candidates);
 void AddSelected(const Question& question, Candidates& candidates);
 void AddCertified(const Question& question, Candidates& candidates);

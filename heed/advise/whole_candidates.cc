@@ -52,12 +52,7 @@ class Whole : public Candidate {
 void AddWhole(const Question& question, Candidates& candidates) {
   const auto add = [&](const attention::Options& with, DType dtype, int threads) {
     auto candidate = std::make_unique<Whole>(question.purpose, with);
-    candidate->dtype = dtype;
-    candidate->threads = threads;
-    if (threads != question.threads) {
-      candidate->options += ", one thread";
-      candidate->python.insert(candidate->python.size() - 1, ", threads=1");
-    }
+    SetKind(question, dtype, threads, *candidate);
     candidates.push_back(std::move(candidate));
   };
   const attention::Options& exact = question.exact;
