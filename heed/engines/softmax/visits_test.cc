@@ -1,0 +1,47 @@
+// KeptKeys by itself: rows of several lists, whose tiles and words are different ones.
+#include "heed/engines/softmax/visits.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+
+#include "gtest/gtest.h"
+
+namespace heed::softmax {
+namespace {
+
+// Two blocks of 64 rows: the first keeps all of tile 0, the second keeps of tile 2 the key whose bit is the row's.
+Visits TwoBlocks() {
+  Visits visits;
+  visits.blocks = 2;
+  visits.begins = {0, 1, 2};
+  visits.visits = {{0, -1}, {2, 0}};
+  for (int64_t row = 0; row < Visits::kRows; ++row) visits.words.push_back(uint64_t{1} << row);
+  return visits;
+}
+
+TEST(KeptKeysTest, RowsThatReachIntoTheNextBlockHaveItsTiles) {
+  const Visits visits = TwoBlocks();
+  KeptKeys<8> kept;
+  constexpr int64_t kFirst = 60;
+  kept.Begin(8, 0, [&](size_t lane) { return KeptKeys<8>::Row{&visits, 0, 0, kFirst + static_cast<int64_t>(lane)}; });
+  const auto words = [&](int64_t key) {
+    std::map<size_t, uint64_t> found;
+    kept.Words(key, [&](size_t lane, uint64_t bits) { found[lane] = bits; });
+    return found;
+  };
+  EXPECT_EQ(kept.Next(0), 0);
+  EXPECT_FALSE(kept.KeepsAll(0));
+  std::map<size_t, uint64_t> first, third;
+  for (size_t lane = 0; lane < 8; ++lane) {
+    const bool is_in_the_second = lane >= 4;
+    first[lane] = is_in_the_second ? 0 : ~uint64_t{0};
+    third[lane] = is_in_the_second ? uint64_t{1} << (lane - 4) : 0;
+  }
+  EXPECT_EQ(words(0), first);
+  EXPECT_EQ(kept.Next(64), 2 * Visits::kKeys);
+  EXPECT_EQ(words(2 * Visits::kKeys), third);
+}
+
+}  // namespace
+}  // namespace heed::softmax
