@@ -23,6 +23,12 @@ double BytesOf(const OutputSpec& spec) {
 // Where tensors are that nothing is read of: with a null pointer, engines would plan for those that are absent.
 alignas(64) constexpr std::byte kNowhere[64] = {};
 
+// What a call would take, without its numbers. Constants, which plans do read, are zeros.
+struct Shapes {
+  TensorMap tensors;
+  std::vector<std::vector<std::byte>> memory;  // of constants
+};
+
 // How many times as many channels vectors have as they are filled with.
 constexpr int64_t kLanes = 16;  // of f32; where vectors are shorter, the flops that are not padded fit
 double Padded(int64_t channels) {
@@ -64,11 +70,12 @@ class Mechanism : public Candidate {
 
   bool PlansCausal(const Sizes& sizes) const {
     const Context ctx(1);
-    return CallOf(ctx, ShapesOf(sizes)).causal;
+    return CallOf(ctx, ShapesOf(sizes).tensors).causal;
   }
 
   std::vector<Part> Parts(const Context& ctx, const Sizes& s, double) const override {
-    const TensorMap shapes = ShapesOf(s);
+    const Shapes all = ShapesOf(s);
+    const TensorMap& shapes = all.tensors;
     const TensorCall plan = CallOf(ctx, shapes);
     Load load = {{"row", Rows(OfCall(s))}, {"flop", plan.flops}, {"padded_flop", Padded(s.D) * Padded(s.Dv) * plan.flops}};
     // Rows that end within a vector are copied first, and strips of a state are two vectors wide.
@@ -84,11 +91,11 @@ class Mechanism : public Candidate {
   }
 
   Memory MemoryAt(const Context& ctx, const Sizes& s, double) const override {
-    const TensorMap shapes = ShapesOf(s);
-    const TensorCall plan = CallOf(ctx, shapes);
+    const Shapes shapes = ShapesOf(s);
+    const TensorCall plan = CallOf(ctx, shapes.tensors);
     Memory memory;
     memory.workspace = static_cast<double>(plan.workspace_bytes);
-    for (const auto& [name, x] : shapes) memory.arguments += BytesOf(x);
+    for (const auto& [name, x] : shapes.tensors) memory.arguments += BytesOf(x);
     for (const OutputSpec& spec : plan.outputs) (IsState(spec) ? memory.state : memory.arguments) += BytesOf(spec);
     const bool remembers = std::ranges::any_of(plan.outputs, IsState);
     if (!remembers && purpose_ == Purpose::kPrefill) memory.state = KeyValueBytes(s, dtype, s.Tk);  // tokens see all keys
@@ -129,10 +136,9 @@ class Mechanism : public Candidate {
     return call(ctx, tensors, std::nullopt);
   }
 
-  // Views of everything that the call takes, without its memory.
-  TensorMap ShapesOf(const Sizes& sizes) const {
+  Shapes ShapesOf(const Sizes& sizes) const {
     const Sizes s = OfCall(sizes);
-    TensorMap shapes;
+    Shapes shapes;
     for (const InputSpec& spec : op_.inputs) {
       const auto found = given_.find(spec.name);
       if (spec.optional && found == given_.end()) continue;
@@ -151,9 +157,12 @@ class Mechanism : public Candidate {
         shape.push_back(letters.at(letter));
       }
       const bool widen = spec.wide && SizeOf(dtype) == 2;
-      shapes[spec.name] = ConstTensorView(kNowhere, widen ? DType::kF32 : dtype, shape);
+      ConstTensorView& x = shapes.tensors[spec.name] = ConstTensorView(kNowhere, widen ? DType::kF32 : dtype, shape);
+      if (spec.axes.find_first_of("TC") != std::string::npos) continue;
+      shapes.memory.emplace_back(static_cast<size_t>(BytesOf(x)));
+      x = ConstTensorView(shapes.memory.back().data(), x.dtype(), shape);
     }
-    if (purpose_ == Purpose::kTraining) shapes["d_o"] = ConstTensorView(kNowhere, dtype, {s.B, s.Tq, s.Hq, s.Dv});
+    if (purpose_ == Purpose::kTraining) shapes.tensors["d_o"] = ConstTensorView(kNowhere, dtype, {s.B, s.Tq, s.Hq, s.Dv});
     return shapes;
   }
 

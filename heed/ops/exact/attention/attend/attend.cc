@@ -224,7 +224,12 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q,
   }
   p.page_tokens = cache.page_tokens;
   p.pages_gone = !cache.first_kept.empty();
-  for (softmax::Sequence& s : p.sequences) s.pages = cache.pages[s.batch];
+  // An empty sequence may have no table: without one its keys would not count as paged, and lie nowhere.
+  static constexpr const std::byte* kNoPages[] = {nullptr};
+  for (softmax::Sequence& s : p.sequences) {
+    const std::byte* const* const pages = cache.pages[s.batch];
+    s.pages = pages == nullptr ? kNoPages : pages;
+  }
   if (!tree.empty()) {
     PlantTree(check, tree, &call);
   } else if (!p.sequences.empty()) {
