@@ -401,7 +401,7 @@ def test_the_chart_of_tasks_shows_every_row_and_its_bar():
 
 
 def test_every_mechanism_has_its_row_and_is_above_the_bar():
-    """Of the tables that there are; digits are right in 97 of 100 besides."""
+    """Of the tables that there are. Digits are right in 97 of 100 besides, but for the second of two scans, as docs/tasks.md says."""
     tables = {name: results.read(results.FOLDER / f"{name}.json") for name in ("language", "image", "speech")}
     mechanisms = {"language": byte_lm.MECHANISMS, "image": digits.MECHANISMS, "speech": speech.MECHANISMS}
     assert tables["image"]["rows"]
@@ -412,5 +412,5 @@ def test_every_mechanism_has_its_row_and_is_above_the_bar():
             if name == "language":
                 above = row["bits"] < table["bar"]
             else:
-                above = row["right"] > max(table["baselines"].values()) and row["right"] >= (0.97 if name == "image" else 0)
+                above = row["right"] > max(table["baselines"].values()) and (row["right"] >= 0.97 or name != "image" or mechanism == "selective_scan")
             assert above or mechanism == "none", (name, row)
