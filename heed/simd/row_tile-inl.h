@@ -243,6 +243,29 @@ HWY_INLINE void StoreColumns(D d, const V* HWY_RESTRICT columns, size_t count,
   for (size_t i = 0; i < N && i < count; ++i) hn::Store(rows[i], d, out + i * N);
 }
 
+// sums[r][j] += sum_e rows_j[e] x[e][r] of N rows and what is left of them, e ascending. It is called, not inlined: few rows
+// leave anything, and it would be as much code as all the rest.
+template <int R, class D, class S, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_NOINLINE void DotRest(D d, const S* const* rows, size_t left, const T* HWY_RESTRICT x, T* HWY_RESTRICT sums) {
+  constexpr size_t N = hn::MaxLanes(D());
+  V sum[R];
+  for (int r = 0; r < R; ++r) sum[r] = hn::Load(d, sums + static_cast<size_t>(r) * N);
+  for (size_t e = 0; e < left; e += N) {
+    const size_t count = std::min(N, left - e);
+    HWY_ALIGN T columns[N * N];
+    V v[N];
+    for (size_t i = 0; i < N; ++i) v[i] = LoadWideN(d, rows[i] + e, count);
+    Transpose(d, v);
+    for (size_t i = 0; i < N; ++i) hn::Store(v[i], d, columns + i * N);
+    for (size_t i = 0; i < count; ++i, x += N) {
+      const V column = hn::Load(d, columns + i * N);
+      HWY_UNROLL(8)
+      for (int r = 0; r < R; ++r) sum[r] = hn::MulAdd(column, hn::Set(d, x[r]), sum[r]);
+    }
+  }
+  for (int r = 0; r < R; ++r) hn::Store(sum[r], d, sums + static_cast<size_t>(r) * N);
+}
+
 // out[j][r] = sum_e rows_j[e] x[e][r] of B N rows from `begin` on, or of those that there
 // are, for R columns of x, e ascending. x and out have N columns, all written. B R chains
 // are under way at once: fewer than eight wait for each other's results.
@@ -282,20 +305,21 @@ HWY_INLINE void DotTile(D d, RowsInHand<S>& rows, size_t begin, size_t count, si
           });
     }
   }
-  for (; e < depth; e += N) {
-    const size_t rest = std::min(N, depth - e);
+  if (e < depth) {
+    HWY_ALIGN T sums[B][R * N];
+    const S* left[B * N];
+    for (size_t i = 0; i < B * N; ++i) left[i] = row(i) + e;
     HWY_UNROLL(8)
     for (int b = 0; b < B; ++b) {
-      HWY_ALIGN T columns[N * N];
-      V v[N];
-      for (size_t i = 0; i < N; ++i) {
-        v[i] = LoadWideN(d, row(static_cast<size_t>(b) * N + i) + e, rest);
-      }
-      Transpose(d, v);
-      for (size_t i = 0; i < N; ++i) hn::Store(v[i], d, columns + i * N);
-      for (size_t i = 0; i < rest; ++i) add(b, i, hn::Load(d, columns + i * N));
+      HWY_UNROLL(8)
+      for (int r = 0; r < R; ++r) hn::Store(sum[b][r], d, sums[b] + static_cast<size_t>(r) * N);
     }
-    x += rest * N;
+    for (int b = 0; b < B; ++b) DotRest<R>(d, left + static_cast<size_t>(b) * N, depth - e, x, sums[b]);
+    HWY_UNROLL(8)
+    for (int b = 0; b < B; ++b) {
+      HWY_UNROLL(8)
+      for (int r = 0; r < R; ++r) sum[b][r] = hn::Load(d, sums[b] + static_cast<size_t>(r) * N);
+    }
   }
   HWY_UNROLL(8)
   for (int b = 0; b < B; ++b) {

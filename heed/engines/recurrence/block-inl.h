@@ -207,7 +207,7 @@ HWY_INLINE T* StateAt(const States& states, int64_t sequence, int64_t head) {
 }
 
 template <class D, int kVectors, class T = hn::TFromD<D>>
-HWY_INLINE void LoadState(D d, const States& states, int64_t sequence, int64_t head,
+HWY_NOINLINE void LoadState(D d, const States& states, int64_t sequence, int64_t head,
                           const StripShape<kVectors>& shape, T* state) {
   std::memset(state, 0, shape.Offset(shape.end) * sizeof(T));
   if (states.data == nullptr) return;
@@ -220,7 +220,7 @@ HWY_INLINE void LoadState(D d, const States& states, int64_t sequence, int64_t h
 }
 
 template <class D, int kVectors, class T = hn::TFromD<D>>
-HWY_INLINE void StoreState(D d, const T* state, const StripShape<kVectors>& shape,
+HWY_NOINLINE void StoreState(D d, const T* state, const StripShape<kVectors>& shape,
                            const States& states, int64_t sequence, int64_t head) {
   if (states.data == nullptr) return;
   T* at = StateAt<T>(states, sequence, head);
@@ -489,6 +489,24 @@ HWY_NOINLINE void BlockTables(D d, const T* q, const T* k, const T* decay, const
         to.pairs_against_time == nullptr ? nullptr : to.pairs_against_time + pair);
   });
 }
+
+// forward_f32.cc and forward_f64.cc compile these, for the backward pass too.
+#ifndef HEED_BLOCKS_OF
+#define HEED_TABLES_OF(EXTERN, T, FORM)                                                                               \
+  EXTERN template void BlockKeyTables<FORM>(hn::ScalableTag<T>, const T*, const T*, size_t, size_t, T*, T*);          \
+  EXTERN template void BlockTables<FORM>(hn::ScalableTag<T>, const T*, const T*, const T*, const T*, size_t, size_t, \
+                                         const Tables<T>&);
+#define HEED_BLOCKS_OF(EXTERN, T)                                                                                    \
+  HEED_TABLES_OF(EXTERN, T, Form::kScalar)                                                                           \
+  HEED_TABLES_OF(EXTERN, T, Form::kKey)                                                                              \
+  HEED_TABLES_OF(EXTERN, T, Form::kBonus)                                                                            \
+  EXTERN template void AddOuterProducts(hn::ScalableTag<T>, const T*, size_t, const T*, size_t, size_t,              \
+                                        const StateShape&, T*, RowPrefetch);                                         \
+  EXTERN template void ReadState(hn::ScalableTag<T>, const T*, size_t, size_t, const StateShape&, const T*, T*,      \
+                                 size_t);
+#endif
+HEED_BLOCKS_OF(extern, float)
+HEED_BLOCKS_OF(extern, double)
 
 // a .* z + k, the decay as TileDecay() gives it.
 template <class D, class V = hn::Vec<D>>

@@ -14,6 +14,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 
+template class RowReader<float>;
+HEED_BLOCKS_OF(, float)
+
 Passes ForwardF32() {
   return {.forward = &Forward<float>, .workspace = &ForwardWorkspace<float>, .step = &Step<float>};
 }

@@ -14,6 +14,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 
+template class RowReader<double>;
+HEED_BLOCKS_OF(, double)
+
 Passes ForwardF64() {
   return {.forward = &Forward<double>, .workspace = &ForwardWorkspace<double>, .step = &Step<double>};
 }

@@ -378,6 +378,10 @@ class RowReader {
   const BlockRows<T>& rows_;
 };
 
+// forward_f32.cc and forward_f64.cc compile it, for the backward pass too.
+extern template class RowReader<float>;
+extern template class RowReader<double>;
+
 // What o of a block's token t is divided by, of z_t . q_t.
 template <class T>
 T Denominator(const Problem& p, const BlockRows<T>& rows, T product, size_t t) {

@@ -161,6 +161,15 @@ HWY_NOINLINE HWY_ATTR void AddTapGradients(const T* HWY_RESTRICT row, const T* H
   });
 }
 
+// convolution.cc compiles both, for all files of the engine.
+#ifndef HEED_TAPS_OF
+#define HEED_TAPS_OF(EXTERN, T)                                              \
+  EXTERN template void ConvolveRow(const T*, T, const RowShape<T>&, T*); \
+  EXTERN template void AddTapGradients(const T*, const T*, const RowShape<T>&, double*);
+#endif
+HEED_TAPS_OF(extern, float)
+HEED_TAPS_OF(extern, double)
+
 // Channels of a task, of one sequence after another.
 template <class T>
 class RowStrip {

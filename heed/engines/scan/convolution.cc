@@ -16,6 +16,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
+HEED_TAPS_OF(, float)
+HEED_TAPS_OF(, double)
+
 void ConvolutionForward(Context& ctx, const Problem& p) {
   WithCompute(p, [&](auto zero) { ConvolutionRun<decltype(zero)>(ctx, p); });
 }

@@ -13,6 +13,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
+HEED_PANELS_OF(, float)
+HEED_PANELS_OF(, double)
+
 // f.operator()<T, rule>() with the type that is computed in.
 template <class F>
 auto WithRule(const Problem& p, const F& f) {

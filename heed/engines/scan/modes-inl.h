@@ -550,6 +550,20 @@ void StoreModeGradients(const Problem& p, const Gradients& g, int64_t channel,
   store(g.dlog_dt, 0, 0, of_log_dt);
 }
 
+// modes.cc compiles these, for all files of the engine.
+#ifndef HEED_MODES_OF
+#define HEED_MODES_OF(EXTERN, T)                                                                                    \
+  EXTERN template void FillTokenTables(const Problem&, int64_t, ModeTables<T>&);                                    \
+  EXTERN template void FillChunkTables(bool, ModeTables<T>&);                                                       \
+  EXTERN template void ModesForward(const ModeTables<T>&, T, size_t, T*, T*, T*);                                   \
+  EXTERN template void ModesBackward(const ModeTables<T>&, T, size_t, const T*, T*, T*, T*, const ModeTrace<T>&,    \
+                                     const ModeSums<T>&);                                                           \
+  EXTERN template void StoreModeGradients(const Problem&, const Gradients&, int64_t, const ModeTables<T>&,          \
+                                          const ModeSums<T>&);
+#endif
+HEED_MODES_OF(extern, float)
+HEED_MODES_OF(extern, double)
+
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace heed::scan::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -13,6 +13,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::scan::HWY_NAMESPACE {
 
+HEED_MODES_OF(, float)
+HEED_MODES_OF(, double)
+
 void ModesForward(Context& ctx, const Problem& p) {
   WithCompute(p, [&](auto zero) { ModesRun<decltype(zero)>(ctx, p); });
 }

@@ -198,6 +198,15 @@ HWY_NOINLINE HWY_ATTR void StorePanel(const T* HWY_RESTRICT from, size_t width,
   });
 }
 
+// elementwise.cc compiles both, for all files of the engine.
+#ifndef HEED_PANELS_OF
+#define HEED_PANELS_OF(EXTERN, T)                            \
+  EXTERN template void LoadPanel(const Piece&, T*, size_t); \
+  EXTERN template void StorePanel(const T*, size_t, const Piece&);
+#endif
+HEED_PANELS_OF(extern, float)
+HEED_PANELS_OF(extern, double)
+
 // Rows [0, rows) are zero up to whole vectors.
 template <class T>
 HWY_INLINE void ClearPanel(T* to, size_t width, size_t rows, size_t columns) {

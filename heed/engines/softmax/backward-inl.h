@@ -54,6 +54,7 @@
 #include "heed/engines/softmax/problem.h"
 #include "heed/simd/convert-inl.h"
 #include "heed/simd/math-inl.h"
+#include "heed/simd/philox-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -231,7 +232,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
     }
     for (int r = 0; r < num_runs; ++r) {
       const Run& run = runs[r];
-      this->template Logits</*kFlagMasked=*/true>(run, tile, unused);
+      this->Logits(run, tile, /*flag_masked=*/true, unused);
       if (shared_.wants.d_logits) DLogits(run, origin);
       if (p_.dropout > 0) {
         Differentiate<true>(run, origin);

@@ -1,7 +1,7 @@
 // The logits of a block of query rows, tile by tile: what every pass over exact attention does first.
 //
-// Compiled once per SIMD target, operand type and number of vectors. A tile is
-// S[key][lane] = K Q^T, in cache, with soft cap, biases and masks applied.
+// Compiled once per SIMD target, operand type and number of vectors: what is not defined here is in block_parts-inl.h. A
+// tile is S[key][lane] = K Q^T, in cache, with soft cap, biases and masks applied.
 #if defined(HEED_ENGINES_SOFTMAX_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_BLOCK_INL_H_
 #undef HEED_ENGINES_SOFTMAX_BLOCK_INL_H_
@@ -16,11 +16,10 @@
 #include <type_traits>
 
 #include "heed/engines/softmax/block_rows-inl.h"
-#include "heed/engines/softmax/logits-inl.h"
+#include "heed/engines/softmax/lanes-inl.h"
 #include "heed/engines/softmax/operands-inl.h"
 #include "heed/engines/softmax/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
-#include "heed/engines/softmax/rows-inl.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
@@ -111,89 +110,9 @@ class Block : protected BlockRows<O, C> {
     }
   }
 
-  // Logits that are stored as they are. A type of its own and not a lambda: products that are finished in the same way
-  // are compiled once.
-  struct Identity {
-    HWY_INLINE V operator()(V x, int64_t /*key*/, int /*c*/) const { return x; }
-  };
-
-  // S of a run, in the normative order. Each step leaves the maximum of what it
-  // wrote, so that the last one has it.
-  template <bool kFlagMasked>
-  HWY_INLINE void Logits(const Run& run, const Tile& visited, V* max) {
-    const int64_t origin = visited.keys.begin;
-    WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
-      constexpr int kVectors = vectors.value;
-      V m[kVectors];
-      for (int c = 0; c < kVectors; ++c) {
-        m[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
-      }
-      T* tile = w_.logits;
-      bool multiplied = raw_;
-      if constexpr (O::kMatrixTiles) {
-        if (raw_) {
-          TileProducts(w_.queries, head_.keys, run, p_.depth, At(run, origin),
-                       queries_finite_ && w_.keys_finite);
-        }
-      }
-      // x = f(x, key, vector): while the logits are in registers, if they have not left them.
-      const auto finish = [&](const auto& f) HWY_ATTR {
-        if (multiplied) return Rewrite<W, kVectors>(d_, run, origin, tile, m, f);
-        LogitProducts<kVectors>(run, origin, m, f);
-        multiplied = true;
-      };
-      const auto multiply = [&]() HWY_ATTR {
-        if (!multiplied) finish(Identity());
-      };
-      if (p_.softcap > 0) {
-        multiply();
-        ApplySoftcap<W, kVectors>(d_, run, origin, p_.softcap, tile, w_.slopes, m);
-      }
-      if (!p_.slopes.empty()) {
-        finish(Alibi<kVectors, D>(d_, run, visited.grid, lanes_));
-      }
-      if (p_.forgets && decays_.BeforeRows() && decays_.OfOneHead()) {
-        finish([&](V x, int64_t key, int c) HWY_ATTR {
-          return decays_.template Added<kFlagMasked>(x, decays_.OfKey(key), run.c0 + static_cast<size_t>(c));
-        });
-      } else if (p_.forgets) {
-        multiply();
-        decays_.template AddByRow<kVectors, kFlagMasked>(p_, run, origin, tile, m);
-      }
-      multiply();
-      AddBiasAndMasks<kVectors, kFlagMasked>(run, visited, m);
-      for (int c = 0; c < kVectors; ++c) {
-        V& of_tile = max[run.c0 + static_cast<size_t>(c)];
-        of_tile = hn::Max(m[c], of_tile);
-      }
-    });
-  }
-
-  // What comes after the products, in memory.
-  template <int kVectors, bool kFlagMasked>
-  HWY_INLINE void AddBiasAndMasks(const Run& run, const Tile& visited, V* m) {
-    const int64_t origin = visited.keys.begin;
-    T* tile = w_.logits;
-    if (p_.bias.data != nullptr) {
-      ApplyBias<W, kVectors, kFlagMasked>(d_, run, origin, p_.bias, lanes_, tile, m);
-    }
-    if (partly_kept_ && !kept_.KeepsAll(run, origin)) {
-      ApplyPattern<W, kVectors>(d_, run, origin, kept_.bits[0], tile, m);
-    }
-    if (masked_ && p_.mask.data != nullptr) {
-      ApplyMask<W, kVectors>(d_, run, origin, p_.mask, lanes_, tile, m);
-    }
-    if (masked_ && !p_.segments_q.empty()) {
-      ApplySegments<W, kVectors>(
-          d_, run, origin, p_.segments_k.data() + s_.batch * p_.segments_k_stride,
-          lanes_, tile, m);
-    }
-    if (!visited.full && p_.windowed()) {
-      ApplyRuns<W, kVectors, 2>(d_, run, origin, lanes_, tile, m);
-    } else if (!visited.full) {
-      ApplyRuns<W, kVectors, 1>(d_, run, origin, lanes_, tile, m);
-    }
-  }
+  // S of a run, in the normative order, of which max takes the maximum. With flag_masked, what a bias or a decay masks is
+  // told from what else is -inf.
+  HWY_NOINLINE void Logits(const Run& run, const Tile& visited, bool flag_masked, V* max);
 
   // To be called before a tile's logits are computed.
   HWY_INLINE void BeginLogits(const Tile& tile) {
@@ -221,71 +140,25 @@ class Block : protected BlockRows<O, C> {
     return w_.logits + static_cast<size_t>(run.begin - origin) * W + run.c0 * N;
   }
 
- private:
-  // Asks for the biases of lanes [begin, end) and the next tile's keys. Rows of a
-  // bias lie far apart, where no hardware prefetcher follows, and there are more of
-  // them than a core can wait for at once: hence a few at a time, between products.
-  HWY_INLINE void PrefetchBias(size_t begin, size_t end, int64_t key) const {
-    if (p_.bias.data == nullptr || p_.bias.key_stride != 1) return;
-    const int64_t element = static_cast<int64_t>(SizeOf(p_.bias.dtype));
-    for (size_t lane = begin; lane < std::min(end, num_rows_); ++lane) {
-      const char* row = static_cast<const char*>(lanes_.bias[lane]) + key * element;
-      for (int64_t at = 0; at < O::kGrid.tile * element; at += 64) {
-        hs::PrefetchToL2(row + at);
-      }
-    }
-  }
-
-  // K Q^T of a run, each logit finished by f(logit, key, vector).
-  template <int kVectors, class F>
-  HWY_INLINE void LogitProducts(const Run& run, int64_t origin, V* max, const F& f) {
-    const auto products = [&](const auto& finish) HWY_ATTR {
-      const auto before = [&](size_t j, size_t count) HWY_ATTR {
-        PrefetchBias(j, j + count, run.end);
-      };
-      Products<kVectors>(run, w_.queries, head_.keys, p_.depth, At(run, origin), max,
-                         before, finish);
-    };
-    if constexpr (O::kFinishesLogits) {
-      if (factor_.of_logits != 1) {
-        const V factor = hn::Set(d_, static_cast<T>(factor_.of_logits));
-        return products([&](V x, int64_t key, int c) HWY_ATTR {
-          return f(hn::Mul(x, factor), key, c);
-        });
-      }
-    }
-    products(f);
-  }
-
- protected:
   // out[key][lane] = f(sum_e rows[key][e] lanes[e][lane], key, vector) for a run, and
   // before(j, count) before the rows [j, j + count) of it.
   template <int kVectors, class Before, class F>
   HWY_INLINE void Products(const Run& run, const typename O::Query* lanes,
                            const Operand<typename O::Key>& rows, int64_t depth, T* out,
                            V* max, const Before& before, const F& f) {
-    if constexpr (O::kMatrixTiles) {
-      before(0, static_cast<size_t>(run.end - run.begin));
-      TileProducts(lanes, rows, run, depth, out, queries_finite_ && w_.keys_finite);
-      Rewrite<W, kVectors>(d_, run, run.begin, out, max, f);
-    } else if constexpr (O::kKeysInLanes) {
-      O::KeyProducts(lanes, num_rows_, head_, run.begin, run.end, keys_until_,
-                     static_cast<size_t>(depth), out);
-      Rewrite<W, kVectors>(d_, run, run.begin, out, max, f);
-    } else {
-      hs::ForTiles<hs::TileRows<kVectors>()>(
-          0, static_cast<size_t>(run.end - run.begin),
-          [&](auto count, size_t j) HWY_ATTR {
-            const int64_t key = run.begin + static_cast<int64_t>(j);
-            before(j, size_t{count.value});
-            O::template Logits<count.value, kVectors>(
-                lanes + run.c0 * N, W, rows, key, static_cast<size_t>(depth),
-                out + j * W, max,
-                [&](V x, int r, int c) HWY_ATTR { return f(x, key + r, c); });
-          });
-    }
+    hs::ForTiles<hs::TileRows<kVectors>()>(
+        0, static_cast<size_t>(run.end - run.begin),
+        [&](auto count, size_t j) HWY_ATTR {
+          const int64_t key = run.begin + static_cast<int64_t>(j);
+          before(j, size_t{count.value});
+          O::template Logits<count.value, kVectors>(
+              lanes + run.c0 * N, W, rows, key, static_cast<size_t>(depth),
+              out + j * W, max,
+              [&](V x, int r, int c) HWY_ATTR { return f(x, key + r, c); });
+        });
   }
 
+  // Does so in matrix tiles, without f.
   HWY_INLINE void TileProducts(const typename O::Query* lanes,
                                const Operand<typename O::Key>& rows, const Run& run,
                                int64_t depth, T* out, bool finite) {
@@ -294,6 +167,15 @@ class Block : protected BlockRows<O, C> {
       O::RepeatNaN(lanes, W, rows, run.begin, run.end, depth, W, out);
     }
   }
+
+ private:
+  template <int kVectors>
+  HWY_INLINE void VectorLogits(const Run& run, const Tile& visited, bool flag_masked, V* m);
+  template <int kVectors, class F>
+  HWY_INLINE void LogitProducts(const Run& run, int64_t origin, V* max, const F& f);
+  template <int kVectors>
+  HWY_INLINE void AddBiasAndMasks(const Run& run, const Tile& visited, bool flag_masked, V* m);
+  HWY_INLINE void PrefetchBias(size_t begin, size_t end, int64_t key) const;
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -16,7 +16,7 @@
 #include "heed/engines/softmax/decays-inl.h"
 #include "heed/engines/softmax/head-inl.h"
 #include "heed/engines/softmax/kept_tile-inl.h"
-#include "heed/engines/softmax/logits-inl.h"
+#include "heed/engines/softmax/lanes-inl.h"
 #include "heed/engines/softmax/operands-inl.h"
 #include "heed/engines/softmax/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
@@ -87,82 +87,10 @@ class BlockRows {
   }
 
   // What the passes over a tile need to know of each lane, and where its query is.
-  HWY_NOINLINE void SetLanes(const void** q) {
-    // What is asked once need not be asked of every row.
-    const bool dropout = p_.dropout > 0, slopes = !p_.slopes.empty(), segments = !p_.segments_q.empty();
-    const bool biased = p_.bias.data != nullptr, masked = p_.mask.data != nullptr, forgets = p_.forgets;
-    const auto* const queries = static_cast<const char*>(p_.q.data);
-    const Rows rows = p_.q;
-    const auto element = static_cast<int64_t>(SizeOf(p_.dtype));
-    for (size_t lane = 0; lane < W; ++lane) {
-      const bool present = lane < num_rows_;
-      const BlockGrid::Row row = present ? rows_[lane] : BlockGrid::Row{0, 0};
-      const Sequence& s = present ? *of_[lane] : s_;
-      const int64_t head = key_head_ * grid_.heads + row.head;
-      if (present) {
-        q[lane] = queries + (s.batch * rows.batch_stride + (s.first_q + row.query) * rows.token_stride +
-                             head * rows.head_stride) * element;
-      }
-      const KeyRuns runs = present ? runs_[lane] : KeyRuns();
-      using TI = typename Lanes<T, W>::TI;
-      lanes_.first_begin[lane] = static_cast<TI>(runs.first.begin);
-      lanes_.first_end[lane] = static_cast<TI>(runs.first.end);
-      lanes_.second_begin[lane] = static_cast<TI>(runs.second.begin);
-      lanes_.second_end[lane] = static_cast<TI>(runs.second.end);
-      const int64_t position = s.start + row.query;
-      lanes_.position[lane] = position;
-      if (dropout) {
-        lanes_.position_low[lane] = static_cast<uint32_t>(position);
-        lanes_.head_row[lane] =
-            static_cast<uint32_t>(s.batch * p_.query_heads + head);
-      }
-      if (slopes) {
-        lanes_.slope[lane] = static_cast<T>(
-            p_.slopes[static_cast<size_t>(s.batch * p_.slopes_stride + head)]);
-      }
-      if (segments) {
-        const int32_t id = p_.segments_q[static_cast<size_t>(
-            s.batch * p_.segments_q_stride + s.first_q + row.query)];
-        lanes_.segment[lane] = static_cast<TI>(id < 0 ? -1 : id);
-      }
-      if (forgets && present) decays_.SetLane(p_, s, lane, head, position);
-      lanes_.bias[lane] = biased ? PairRow(p_.bias, SizeOf(p_.bias.dtype), s, head, row.query) : nullptr;
-      lanes_.mask[lane] = masked ? PairRow(p_.mask, 1, s, head, row.query) : nullptr;
-    }
-    if (forgets) decays_.EndLanes();
-    // What each vector of lanes can see, to leave out vectors that see nothing
-    // of a tile's keys.
-    for (size_t c = 0; c < C; ++c) {
-      Interval& hull = hull_[c] = {};
-      for (size_t lane = c * N; lane < std::min(num_rows_, (c + 1) * N); ++lane) {
-        for (const Interval& run : {runs_[lane].first, runs_[lane].second}) {
-          if (run.empty()) continue;
-          hull = hull.empty() ? run
-                              : Interval{std::min(hull.begin, run.begin),
-                                         std::max(hull.end, run.end)};
-        }
-      }
-    }
-  }
+  HWY_NOINLINE void SetLanes(const void** q);
 
   // The queries, which these rows are, into lanes.
-  HWY_NOINLINE void PackQueries(DType dtype, const void* const* rows) {
-    const double factor = p_.softcap > 0 && SoftcapRidesOnQueries(p_.softcap)
-                              ? p_.scale * SoftcapFactor(p_.softcap)
-                              : p_.scale;
-    factor_ = O::Split(factor);
-    const auto depth = static_cast<size_t>(p_.depth);
-    if constexpr (O::kMatrixTiles) {
-      queries_finite_ = O::PackQueries(dtype, rows, num_rows_, depth, factor_.of_queries, W,
-                                       w_.queries);
-    } else {
-      O::PackQueries(dtype, rows, num_rows_, depth, factor_.of_queries, W, w_.queries);
-    }
-    raw_ = O::kMatrixTiles && factor_.of_logits > 0 && p_.softcap == 0 && p_.slopes.empty() &&
-           p_.bias.data == nullptr;
-    // What is forgotten joins them in their unit, unless it would not fit.
-    if (p_.forgets) raw_ = raw_ && factor_.of_logits > 0x1p-32 && factor_.of_logits < 0x1p32;
-  }
+  HWY_NOINLINE void PackQueries(DType dtype, const void* const* rows);
 
   // f(tile) for each tile of which some pair is kept, ascending.
   template <class F>
@@ -187,21 +115,7 @@ class BlockRows {
   }
 
   // What is to be known of a tile, of which a pattern keeps so much; whether any of it is kept.
-  HWY_INLINE bool BeginTile(const Tile& tile, Cover kept) {
-    const bool by_data = p_.mask.data != nullptr || !p_.segments_q.empty();
-    const Cover cover = by_data ? CoverOf(p_, s_, grid_, block_, key_head_, tile.keys) : Cover::kAll;
-    if (cover == Cover::kNone || kept == Cover::kNone) return false;
-    masked_ = cover == Cover::kSome;
-    partly_kept_ = kept == Cover::kSome;
-    partial_ = masked_ || partly_kept_;
-    keys_until_ = tile.until;
-    if constexpr (O::kQuantized) between_ = O::Between(p_, head_, tile);
-    if (head_.keys_at == Place::kTile) {
-      CopyKeys<O>(head_.key_source, tile.keys, p_.depth, w_);
-      head_.keys.first = tile.keys.begin;
-    }
-    return true;
-  }
+  HWY_NOINLINE bool BeginTile(const Tile& tile, Cover kept);
 
   // Whether a pattern keeps any of these keys, as far as can be told by tiles; before anything else is known of the
   // block, as most answers are no.

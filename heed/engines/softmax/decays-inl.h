@@ -16,7 +16,7 @@
 #include <limits>
 
 #include "heed/engines/softmax/decays.h"
-#include "heed/engines/softmax/logits-inl.h"
+#include "heed/engines/softmax/lanes-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
 #include "hwy/highway.h"
@@ -75,53 +75,7 @@ class Decays {
   }
 
   // What does not depend on the pair. F is in multiples of 1 / unit.
-  HWY_INLINE void BeginTile(const Problem& p, const Sequence& s, const Tile& tile, double unit) {
-    grid_ = tile.grid;
-    begin_ = tile.grid - s.key_begin;
-    end_ = std::min(tile.grid + kTile, s.key_end);
-    unit_ = unit;
-    const auto last = static_cast<double>(begin_ + kTile - 1);
-    before_rows_ = first_row_ >= last;
-
-    std::fill(of_row_, of_row_ + W, T{0});
-    WideSum until;
-    for (size_t lane = 0; lane < num_rows_; ++lane) {
-      if (lane == 0 || first_[lane] != first_[lane - 1]) {
-        until = SumUntil(p, *of_[lane], head_[lane], tile.grid + kTile);
-        more_[lane] = 0;
-        if constexpr (kTile > kTileKeys) {
-          static_assert(kTile == 2 * kTileKeys);
-          more_[lane] =
-              Between(SumUntil(p, *of_[lane], head_[lane], tile.grid + kTileKeys), until);
-        }
-        if (one_head_ && countable_) break;
-      } else {
-        more_[lane] = more_[lane - 1];
-      }
-      of_row_[lane] = static_cast<T>(Between(until, sums_[lane]) * unit);
-    }
-    if (one_head_ && countable_) {
-      for (size_t lane = 0; lane < num_rows_; ++lane) {
-        of_row_[lane] = static_cast<T>(
-            ((high_[lane] - until.high) + (low_[lane] - until.low)) * unit);
-      }
-    }
-    if (!before_rows_) {
-      for (size_t lane = 0; lane < num_rows_; ++lane) {
-        if (own_[lane] < last) of_row_[lane] = 0;  // AddByRow() has all of F
-      }
-    }
-    if (!one_head_) return;
-    in_tile_ = p.decays.in_tile + first_[0] + begin_;
-    const int64_t count = std::min(kTile, DecayEntries(*of_[0]) - begin_);
-    for (int64_t i = 0; i < count; ++i) {
-      of_key_[i] = static_cast<T>((in_tile_[i] + (i < kTile - kTileKeys ? more_[0] : 0)) * unit);
-    }
-    if (before_rows_) return;
-    for (int64_t key = std::max(grid_, s.key_begin + 1); key < end_; ++key) {
-      decays_[key - grid_] = LogDecay(p, s, head_[0], key);
-    }
-  }
+  HWY_NOINLINE void BeginTile(const Problem& p, const Sequence& s, const Tile& tile, double unit);
 
   // Whether every row stands at the end of the tile or after it.
   bool BeforeRows() const { return before_rows_; }
@@ -146,17 +100,10 @@ class Decays {
     return hn::IfThenElse(hn::Eq(hn::Add(of_key, OfRow(c)), none), none, sum);
   }
 
-  // Adds the part of keys to logits in memory, where it is not the same to all rows. It is called, not inlined: it
-  // would be most of a kernel's code.
+  // Adds the part of keys to logits in memory, where it is not the same to all rows (decay_logits-inl.h).
   template <int kVectors, bool kFlagMasked>
   HWY_NOINLINE void AddByRow(const Problem& p, const Run& run, int64_t origin, T* HWY_RESTRICT s,
-                             V* HWY_RESTRICT max) const {
-    if (!before_rows_) return AddNear<kVectors, kFlagMasked>(p, run, origin, s, max);
-    Rewrite<W, kVectors>(d_, run, origin, s, max, [&](V x, int64_t key, int c) HWY_ATTR {
-      const size_t vector = run.c0 + static_cast<size_t>(c);
-      return Added<kFlagMasked>(x, OfKeyByRow(p, key, vector), vector);
-    });
-  }
+                             V* HWY_RESTRICT max) const;
 
   // What a gradient needs to know of a lane: where its sums begin, and the row's position and a
   // tile's end, counted from the first valid key.
@@ -180,55 +127,9 @@ class Decays {
     return hn::Load(d_, of_key);
   }
 
-  // AddByRow() for a tile in which some rows stand: theirs is all of F, summed up from where they are.
   template <int kVectors, bool kFlagMasked>
   HWY_INLINE void AddNear(const Problem& p, const Run& run, int64_t origin, T* HWY_RESTRICT s,
-                          V* HWY_RESTRICT max) const {
-    const hn::ScalableTag<double> wide;
-    constexpr size_t kWide = hn::MaxLanes(wide);
-    HWY_ALIGN double sums[W] = {};
-    HWY_ALIGN T near[W];
-    const V last = hn::Set(d_, static_cast<T>(kTile - 1));
-    V from_begin[kVectors];  // of rows
-    HWY_ALIGN T relative[W];
-    for (size_t lane = 0; lane < W; ++lane) {
-      relative[lane] = static_cast<T>(std::clamp<double>(
-          own_[lane] - static_cast<double>(begin_), -1, static_cast<double>(kTile)));
-    }
-    for (int c = 0; c < kVectors; ++c) {
-      from_begin[c] = hn::Load(d_, relative + (run.c0 + static_cast<size_t>(c)) * N);
-      max[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
-    }
-    for (int64_t key = end_ - 1; key >= run.begin; --key) {
-      HWY_ALIGN double decays[W];
-      if (!one_head_ && key + 1 < end_) OfRows(p, key + 1, decays);
-      const auto at = hn::Set(wide, static_cast<double>(key - grid_ + begin_));
-      for (size_t lane = run.c0 * N; lane < run.c1 * N; lane += kWide) {
-        auto sum = hn::Load(wide, sums + lane);
-        if (key + 1 < end_) {
-          const auto decay = one_head_ ? hn::Set(wide, decays_[key + 1 - grid_])
-                                       : hn::Load(wide, decays + lane);
-          sum = hn::IfThenElseZero(hn::Lt(at, hn::Load(wide, own_ + lane)),
-                                   hn::Add(sum, decay));
-          hn::Store(sum, wide, sums + lane);
-        }
-        StoreNarrow(hn::Mul(sum, hn::Set(wide, unit_)), near + lane);
-      }
-      if (key >= run.end) continue;
-      T* HWY_RESTRICT row = s + static_cast<size_t>(key - origin) * W + run.c0 * N;
-      for (int c = 0; c < kVectors; ++c) {
-        const size_t vector = run.c0 + static_cast<size_t>(c);
-        const V forgotten =
-            hn::IfThenElse(hn::Ge(from_begin[c], last),
-                           one_head_ ? OfKey(key) : OfKeyByRow(p, key, vector),
-                           hn::Load(d_, near + vector * N));
-        T* HWY_RESTRICT to = row + static_cast<size_t>(c) * N;
-        const V x = Added<kFlagMasked>(hn::Load(d_, to), forgotten, vector);
-        hn::Store(x, d_, to);
-        max[c] = hn::Max(x, max[c]);
-      }
-    }
-  }
+                          V* HWY_RESTRICT max) const;
 
   // The log decays of a key, of rows that stand at it or after it.
   void OfRows(const Problem& p, int64_t key, double* HWY_RESTRICT decays) const {

@@ -343,16 +343,10 @@ class RowOutputs {
     }
   }
 
+  // As LaneOutputs has it (decode_parts-inl.h).
   template <int kVectors, bool kSkipMasked>
-  HWY_INLINE void AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end,
-                            int64_t until, bool first, const V* rescale, T* o) const {
-    HWY_ALIGN T factor[N];
-    hn::Store(rescale[0], d_, factor);
-    O::WithValues(head, begin, end, until, p, [&](const auto& rows) HWY_ATTR {
-      O::template Sum<kSkipMasked>(rows, channels_, p, first, factor, num_rows_, o,
-                                   static_cast<ptrdiff_t>(row_));
-    });
-  }
+  HWY_NOINLINE void AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end,
+                              int64_t until, bool first, const V* rescale, T* o) const;
 
   HWY_INLINE V NotFinite(const T* HWY_RESTRICT o, size_t /*lane*/) const {
     HWY_ALIGN T marks[N] = {};

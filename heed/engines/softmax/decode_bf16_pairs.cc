@@ -11,10 +11,12 @@
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS
-#include "heed/engines/softmax/decode-inl.h"
+#include "heed/engines/softmax/decode_parts-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
+
+HEED_COMPILE_ROWS(PairDecodeOperands)
 
 Passes DecodePairs() { return DecodePasses<PairDecodeOperands>(); }
 

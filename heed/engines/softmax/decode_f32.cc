@@ -8,10 +8,12 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
-#include "heed/engines/softmax/decode-inl.h"
+#include "heed/engines/softmax/decode_parts-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
+
+HEED_COMPILE_ROWS(DecodeOperands<float>)
 
 Passes DecodeF32() { return DecodePasses<DecodeOperands<float>>(); }
 

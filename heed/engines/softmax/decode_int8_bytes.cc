@@ -10,10 +10,12 @@
 // After foreach_target.h:
 #include "heed/engines/export_passes.h"
 #if HWY_TARGET & HEED_ONLY_TARGETS
-#include "heed/engines/softmax/decode-inl.h"
+#include "heed/engines/softmax/decode_parts-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
+
+HEED_COMPILE_ROWS(ByteOperands)
 
 Passes DecodeInt8Bytes() { return DecodePasses<ByteOperands>(); }
 

@@ -33,6 +33,7 @@
 #include <limits>
 #include <utility>
 
+#include "heed/engines/softmax/exponentials-inl.h"
 #include "heed/engines/softmax/forward.h"
 #include "heed/engines/softmax/outputs-inl.h"
 #include "heed/engines/softmax/problem.h"
@@ -277,45 +278,8 @@ class ForwardBlock : protected SegmentPass<O, C, Outputs> {
     return false;
   }
 
-  HWY_NOINLINE void Finish() {
-    void* o[W];
-    HWY_ALIGN T factor[W];
-    HWY_ALIGN T lse[W];
-    const DType dtype = p_.wide_outputs ? DTypeOf<T>::value : p_.dtype;
-    const V undropped = hn::Set(d_, static_cast<T>(1 / (1 - p_.dropout)));
-    for (size_t lane = 0; lane < W; lane += N) {
-      const V sum = hn::Load(d_, sum_ + lane);
-      const auto empty = hn::Eq(sum, hn::Zero(d_));
-      hn::Store(hn::IfThenZeroElse(empty, hn::Div(undropped, sum)), d_,
-                factor + lane);
-      hn::Store(LseOf(lane), d_, lse + lane);
-    }
-    for (size_t lane = 0; lane < num_rows_; ++lane) {
-      const BlockGrid::Row row = grid_.At(block_, static_cast<int64_t>(lane));
-      const int64_t head = key_head_ * grid_.heads + row.head;
-      const int64_t token = s_.first_q + row.query;
-      o[lane] = const_cast<char*>(static_cast<const char*>(p_.o.data)) +
-                (s_.batch * p_.o.batch_stride + token * p_.o.token_stride +
-                 head * p_.o.head_stride) *
-                    static_cast<int64_t>(SizeOf(dtype));
-      if (p_.lse.data != nullptr) {
-        const_cast<T*>(static_cast<const T*>(
-            p_.lse.data))[s_.batch * p_.lse.batch_stride +
-                          token * p_.lse.token_stride +
-                          head * p_.lse.head_stride] = lse[lane];
-      }
-      if (!p_.sinks.empty() && factor[lane] != 0) {
-        const double sink = p_.sinks[static_cast<size_t>(head)];
-        factor[lane] = static_cast<T>(
-            static_cast<double>(factor[lane]) /
-            (1 + std::exp(sink - static_cast<double>(lse[lane]))));
-      }
-    }
-    hs::WithStorage<T>(dtype, [&](auto stored) HWY_ATTR {
-      using S = decltype(stored);
-      layout_.Write(totals_, factor, reinterpret_cast<S* const*>(o), num_rows_);
-    });
-  }
+  // Outputs and log-sum-exps, to where the caller wants them.
+  HWY_NOINLINE void Finish();
 
   HWY_ALIGN T max_[W], sum_[W];
 };

@@ -20,6 +20,7 @@
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
+#include "heed/engines/softmax/exponentials-inl.h"
 #include "heed/engines/softmax/forward-inl.h"
 #include "heed/engines/softmax/gathered.h"
 #include "heed/engines/softmax/plan-inl.h"

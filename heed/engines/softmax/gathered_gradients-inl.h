@@ -39,7 +39,7 @@ struct GatheredWalk {
   using T = typename O::Compute;
   static constexpr size_t kWords = O::kGrid.tile / Visits::kKeys;
   // Rows that are multiplied together are gathered together, so that no sum depends on which rows keep what.
-  static constexpr int64_t kTogether = O::kStep;
+  static constexpr int64_t kTogether = static_cast<int64_t>(P::kStep);
 
   std::vector<Panel> panels;
   int64_t most_rows = 0;

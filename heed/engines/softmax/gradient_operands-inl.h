@@ -31,6 +31,7 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes ou
 
 template <class T>
 struct FmaGradients : FmaOperands<T> {
+  using Operands = FmaOperands<T>;  // of logits, which are the same functions forward and backward
   using Word = T;
   static constexpr int kStep = 1;  // rows in a row of words
   static constexpr bool kFuseHeads = true;
@@ -76,6 +77,7 @@ struct FmaGradients : FmaOperands<T> {
 #if HWY_TARGET == HWY_AVX3_ZEN4
 
 struct PairGradients : PairOperands {
+  using Operands = PairGradients;
   using Word = uint32_t;
   static constexpr KeyGrid kGrid = {.tile = kTileKeys, .step = 2};
   static constexpr int kStep = 2;

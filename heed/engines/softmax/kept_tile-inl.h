@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "heed/engines/softmax/logits-inl.h"
+#include "heed/engines/softmax/lanes-inl.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/engines/softmax/visits.h"
 #include "hwy/highway.h"

@@ -1,10 +1,9 @@
-// What happens to a tile of logits between the two products: soft cap, biases,
-// masks, maximum, exponentials, dropout. In that order, which is normative.
+// What happens to a tile of logits before its exponentials: soft cap, biases, masks,
+// maximum. In that order, which is normative.
 //
 // Compiled once per SIMD target. A tile is s[key][lane], in cache; each step is
-// one pass over it, and a plain tile takes the exponential pass alone. The others are
-// functions that are called, not inlined wherever a tile is computed: a call is nothing
-// beside a pass, and inlined they took half of a kernel's time to compile.
+// one pass over it, and a plain tile takes none. They are functions that are called,
+// not inlined: a call is nothing beside a pass.
 #if defined(HEED_ENGINES_SOFTMAX_LOGITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_SOFTMAX_LOGITS_INL_H_
 #undef HEED_ENGINES_SOFTMAX_LOGITS_INL_H_
@@ -16,43 +15,16 @@
 #include <cstdint>
 #include <limits>
 
+#include "heed/engines/softmax/lanes-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/rows-inl.h"
 #include "heed/simd/math-inl.h"
-#include "heed/simd/philox-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
-
-// What the passes need to know of a block's rows, by lane. Lanes beyond the last
-// row see no key.
-template <class T, size_t W>
-struct Lanes {
-  using TI = hwy::MakeSigned<T>;
-  HWY_ALIGN TI first_begin[W], first_end[W], second_begin[W], second_end[W];
-  HWY_ALIGN TI segment[W];
-  HWY_ALIGN uint32_t position_low[W], head_row[W];  // dropout counter words
-  HWY_ALIGN T slope[W];
-  int64_t position[W];
-  const void* bias[W];
-  const void* mask[W];
-};
-
-// Keys [begin, end) of a tile whose row 0 is `origin`, and vectors [c0, c1).
-struct Run {
-  int64_t begin, end;
-  size_t c0, c1;
-};
-
-// e^x for differences of logits.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V Weight(D d, V difference) {
-  return hs::Exp2(d, hn::Mul(difference,
-                         hn::Set(d, static_cast<hn::TFromD<D>>(hs::kLog2E))));
-}
 
 // x = f(x, key, c) for each vector of a run, c counted from run.c0 and C of them;
 // max[c] becomes the maximum of what is written.
@@ -290,78 +262,6 @@ HWY_NOINLINE void ApplyRuns(D d, const Run& run, int64_t origin,
     }
     return hn::IfThenElse(hn::RebindMask(d, keep), x, minus_inf);
   });
-}
-
-// p = exp(s - shift), sum += p, keys ascending: put(p, key, vector) for kStep keys
-// at a time, a missing last one weighing 0. With kFlagMasked, masked pairs become
-// -0, which the second product can tell from a weight that underflowed.
-template <size_t W, int C, int kStep, bool kFlagMasked, class D,
-          class T = hn::TFromD<D>, class V = hn::Vec<D>, class Put>
-HWY_INLINE void Exponentials(D d, size_t num_keys, const T* s,
-                             const V* HWY_RESTRICT shift, V* HWY_RESTRICT sum,
-                             const Put& put) {
-  constexpr size_t N = hn::MaxLanes(D());
-  V l[C], m[C];
-  HWY_UNROLL(32)
-  for (int c = 0; c < C; ++c) {
-    l[c] = sum[c];
-    m[c] = shift[c];
-  }
-  const auto weigh = [&](size_t j, int c) HWY_ATTR {
-    const V x = hn::Load(d, s + j * W + static_cast<size_t>(c) * N);
-    V p = Weight(d, hn::Sub(x, m[c]));
-    if constexpr (kFlagMasked) {
-      const auto masked = hn::Eq(x, hn::Set(d, -std::numeric_limits<T>::infinity()));
-      p = hn::IfThenElse(masked, hn::Set(d, T{-0.0}), p);
-    }
-    l[c] = hn::Add(l[c], p);
-    return p;
-  };
-  size_t j = 0;
-  for (; j + kStep <= num_keys; j += kStep) {
-    HWY_UNROLL(32)
-    for (int c = 0; c < C; ++c) {
-      V p[kStep];
-      HWY_UNROLL(2)
-      for (int i = 0; i < kStep; ++i) p[i] = weigh(j + static_cast<size_t>(i), c);
-      put(p, j, c);
-    }
-  }
-  if constexpr (kStep == 2) {
-    for (int c = 0; j < num_keys && c < C; ++c) {
-      const V p[2] = {weigh(j, c), hn::Zero(d)};
-      put(p, j, c);
-    }
-  }
-  HWY_UNROLL(32)
-  for (int c = 0; c < C; ++c) sum[c] = l[c];
-}
-
-// Zeroes the weights of dropped pairs; masked ones keep their flag.
-template <size_t W, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void ApplyDropout(D /*d*/, const Run& run, int64_t origin,
-                             const Problem& problem, const Lanes<T, W>& lanes,
-                             T* HWY_RESTRICT s) {
-  constexpr size_t N = hn::MaxLanes(D());
-  const hn::Rebind<uint32_t, D> du;
-  for (size_t c = run.c0; c < run.c1; ++c) {
-    const auto position = hn::Load(du, lanes.position_low + c * N);
-    const auto head_row = hn::Load(du, lanes.head_row + c * N);
-    HWY_ALIGN uint32_t words[4][N];
-    for (int64_t j = run.begin; j < run.end; ++j) {
-      if (j == run.begin || j % 4 == 0) {
-        hn::Vec<decltype(du)> w[4];
-        hs::Philox(du, static_cast<uint32_t>(j >> 2), position,
-                                    head_row, problem.dropout_offset,
-                                    problem.key_low, problem.key_high, w);
-        for (int i = 0; i < 4; ++i) hn::Store(w[i], du, words[i]);
-      }
-      T* at = s + static_cast<size_t>(j - origin) * W + c * N;
-      for (size_t i = 0; i < N; ++i) {
-        if (words[j % 4][i] >= problem.keep_below && at[i] != 0) at[i] = 0;
-      }
-    }
-  }
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

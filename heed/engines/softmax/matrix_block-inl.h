@@ -17,6 +17,7 @@
 #include <limits>
 
 #include "heed/engines/softmax/block-inl.h"
+#include "heed/engines/softmax/exponentials-inl.h"
 #include "heed/engines/softmax/outputs-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/tile_pipeline-inl.h"
@@ -72,7 +73,7 @@ class MatrixBlock : protected Block<O, C> {
     for (int c = 0; c < C; ++c) unused[c] = hn::Zero(d_);
     this->BeginLogits(tile);
     for (int r = 0; r < num_runs; ++r) {
-      this->template Logits<kFlagMasked>(runs[r], tile, unused);
+      this->Logits(runs[r], tile, kFlagMasked, unused);
     }
     const bool raised = first || p_.dropout > 0 || AnyUnset(m);
     if (raised) Raise(runs, num_runs, origin, first, m, l, outputs);

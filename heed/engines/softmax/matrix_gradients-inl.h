@@ -189,8 +189,12 @@ class MatrixGradients {
       Pipe<each.value>(keys, q, d_o, factor, rows, logits, d_logits, prefetch, tiles);
     };
     const int64_t products = (O::Chunks(p_.depth) + O::Chunks(p_.value_depth)) * kProducts;
-    if (kProducts == 1 && products <= 6) return pipe(std::integral_constant<int, 4>());
-    if (products <= 10) return pipe(std::integral_constant<int, 2>());
+    if constexpr (kProducts == 1) {
+      if (products <= 6) return pipe(std::integral_constant<int, 4>());
+    }
+    if constexpr (2 * kProducts <= 10) {  // of the fewest channels
+      if (products <= 10) return pipe(std::integral_constant<int, 2>());
+    }
     pipe(std::integral_constant<int, 1>());
   }
 

@@ -14,7 +14,7 @@
 #include <type_traits>
 
 #include "heed/engines/softmax/block-inl.h"
-#include "heed/engines/softmax/logits-inl.h"
+#include "heed/engines/softmax/exponentials-inl.h"
 #include "heed/engines/softmax/matrix_block-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
@@ -97,52 +97,9 @@ class SegmentPass : protected BlockOf<O, C> {
     if (any_tile_) finish(segment, m, l);
   }
 
+  // A tile into the segment's state, whose outputs are rescaled where a maximum grows.
   template <bool kFlagMasked>
-  HWY_NOINLINE void RescaledTile(const Tile& tile, bool first, V* m, V* l) {
-    Run runs[2 * C + 1];
-    const int num_runs = this->SplitTile(tile, runs);
-    const int64_t origin = tile.keys.begin;
-    V max[C];
-    for (int c = 0; c < C; ++c) {
-      max[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
-    }
-    this->BeginLogits(tile);
-    for (int r = 0; r < num_runs; ++r) {
-      this->template Logits<kFlagMasked>(runs[r], tile, max);
-    }
-
-    V shift[C], rescale[C];
-    for (int c = 0; c < C; ++c) {
-      const auto vector = static_cast<size_t>(c);
-      max[c] = hn::Max(this->WithRow(max[c], vector), m[c]);
-      shift[c] = this->Shift(max[c]);
-      rescale[c] = Weight(d_, hn::Sub(m[c], shift[c]));
-      shift[c] = this->WithoutRow(shift[c], vector);
-      m[c] = max[c];
-      l[c] = hn::Mul(l[c], rescale[c]);
-    }
-    for (int r = 0; r < num_runs; ++r) {
-      Weights<kFlagMasked>(runs[r], origin, shift, l);
-    }
-
-    // Where a tile falls apart, the outputs are rescaled beforehand, once.
-    const bool whole = num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C;
-    if (!whole) {
-      const V one = hn::Set(d_, T{1});
-      auto same = hn::Eq(rescale[0], one);
-      for (int c = 1; c < C; ++c) same = hn::And(same, hn::Eq(rescale[c], one));
-      if (first || !hn::AllTrue(d_, same)) layout_.Scale(first, rescale, outputs_);
-      for (int c = 0; c < C; ++c) rescale[c] = one;
-    }
-    if (head_.values_at == Place::kTile) {
-      O::CopyValues(head_.value_source, tile.keys.begin, tile.keys.end,
-                    p_.value_depth, w_.values);
-      head_.values.first = tile.keys.begin;
-    }
-    for (int r = 0; r < num_runs; ++r) {
-      Values<kFlagMasked>(runs[r], origin, whole && first, rescale);
-    }
-  }
+  HWY_NOINLINE void RescaledTile(const Tile& tile, bool first, V* m, V* l);
 
  private:
   // P of a run from its S, in the same place: the operands of the second product,

@@ -25,6 +25,7 @@
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
 #include "heed/engines/softmax/decode-inl.h"
+#include "heed/engines/softmax/exponentials-inl.h"
 #include "heed/engines/softmax/forward-inl.h"
 #include "heed/engines/softmax/forward.h"
 #include "heed/engines/softmax/plan-inl.h"
@@ -249,7 +250,7 @@ class SkippingBlock : ForwardBlock<O, C, Outputs> {
     const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
     for (int c = 0; c < C; ++c) of_tile_[c] = none;
     this->BeginLogits(tile);
-    for (int r = 0; r < num_runs; ++r) this->template Logits<kFlagMasked>(runs[r], tile, of_tile_);
+    for (int r = 0; r < num_runs; ++r) this->Logits(runs[r], tile, kFlagMasked, of_tile_);
     for (int c = 0; c < C; ++c) {
       const V old = rescale == nullptr ? none : max[c];
       max[c] = hn::Max(of_tile_[c], old);

@@ -61,14 +61,14 @@ struct PieceRows {
   using Half = hn::Vec<hn::Rebind<uint16_t, D>>;
   static constexpr size_t N = hn::MaxLanes(D());
 
-  // f(tag of the storage). One piece is bf16 as it is.
+  // f(tag of the storage). One piece is bf16 as it is, and bf16 is one piece.
   template <class F>
   static HWY_INLINE void WithStorage(DType dtype, const F& f) {
     if constexpr (kPieces == 1) {
-      (void)dtype;
       f(BF16());
     } else {
-      hs::WithStorage<float>(dtype, f);
+      if (dtype == DType::kF16) return f(F16());
+      f(float());
     }
   }
 
@@ -164,143 +164,21 @@ struct TileOperands {
     return kFinishesLogits ? LogitFactor{1, factor} : LogitFactor{factor, 1};
   }
 
-  // to[piece][pair of channels][lane]. True if all are finite.
-  static HWY_INLINE bool PackQueries(DType dtype, const void* const* rows, size_t num_rows,
-                                     size_t depth, double factor, size_t lanes,
-                                     uint32_t* HWY_RESTRICT to) {
-    constexpr size_t N = hn::MaxLanes(D());
-    const hn::RebindToUnsigned<D> words;
-    const hn::Repartition<uint16_t, D> halves;
-    const size_t padded = static_cast<size_t>(Up(static_cast<int64_t>(depth), kTileDepth));
-    typename Pieces::Largest largest;
-    Pieces::WithStorage(dtype, [&](auto stored) HWY_ATTR {
-      using S = decltype(stored);
-      const auto pack = [&]<bool kWhole>(size_t lane, size_t present, size_t e)
-                            HWY_ATTR HEED_INLINE_LAMBDA {
-        hn::Vec<decltype(words)> v[kPieces][N];
-        HWY_UNROLL(16)
-        for (size_t i = 0; i < N; ++i) {
-          HWY_UNROLL(3)
-          for (int p = 0; p < kPieces; ++p) v[p][i] = hn::Zero(words);
-          if (!kWhole && i >= present) continue;
-          typename Pieces::Half low[kPieces], high[kPieces];
-          const S* row = static_cast<const S*>(rows[lane + i]) + e;
-          const size_t left = kWhole ? 2 * N : depth - e, lower = std::min(N, left);
-          Pieces::Load(row, lower, static_cast<float>(factor), low);
-          Pieces::Load(row + lower, std::min(N, left - lower), static_cast<float>(factor), high);
-          largest.Add(low[0]);
-          largest.Add(high[0]);
-          HWY_UNROLL(3)
-          for (int p = 0; p < kPieces; ++p) {
-            v[p][i] = hn::BitCast(words, hn::Combine(halves, high[p], low[p]));
-          }
-        }
-        HWY_UNROLL(3)
-        for (int p = 0; p < kPieces; ++p) {
-          hs::Transpose(words, v[p]);
-          const size_t first = static_cast<size_t>(p) * padded / 2 + e / 2;
-          HWY_UNROLL(16)
-          for (size_t i = 0; i < N; ++i) {
-            hn::Store(v[p][i], words, to + (first + i) * lanes + lane);
-          }
-        }
-      };
-      for (size_t lane = 0; lane < lanes; lane += N) {
-        const size_t present = num_rows > lane ? std::min(N, num_rows - lane) : 0;
-        for (size_t e = 0; e < padded; e += 2 * N) {
-          if (present == N && e + 2 * N <= depth) {
-            pack.template operator()<true>(lane, present, e);
-          } else {
-            pack.template operator()<false>(lane, e < depth ? present : 0, e);
-          }
-        }
-      }
-    });
-    return largest.IsFinite();
-  }
+  // to[piece][pair of channels][lane]. True if all are finite. This and what follows are compiled in block_tiles.cc
+  // (tile_packing-inl.h).
+  static HWY_NOINLINE bool PackQueries(DType dtype, const void* const* rows, size_t num_rows,
+                                       size_t depth, double factor, size_t lanes,
+                                       uint32_t* HWY_RESTRICT to);
 
   // Keys [begin, end) in tiles of 16: for each of them, each piece, 32 channels at a time.
   // True if all are finite.
-  static HWY_INLINE bool CopyKeys(const SourceRows& from, int64_t begin, int64_t end,
-                                  int64_t depth, BF16* HWY_RESTRICT to) {
-    constexpr int64_t N = hn::MaxLanes(D());
-    const hn::Rebind<uint16_t, D> halves;
-    const int64_t chunks = Chunks(depth);
-    typename Pieces::Largest largest;
-    Pieces::WithStorage(from.dtype, [&](auto stored) HWY_ATTR {
-      using S = decltype(stored);
-      for (int64_t j = 0; j < Up(end - begin, kTileDepth); ++j) {
-        auto* tile = reinterpret_cast<uint16_t*>(to) +
-                     j / kTileRows * kPieces * chunks * kTileElements +
-                     j % kTileRows * kTileDepth;
-        const bool present = begin + j < end;
-        const S* row = present ? from.At<S>(begin + j) : nullptr;
-        for (int64_t e = 0; e < chunks * kTileDepth; e += N) {
-          typename Pieces::Half pieces[kPieces];
-          for (int p = 0; p < kPieces; ++p) pieces[p] = hn::Zero(halves);
-          if (present && e < depth) {
-            Pieces::Load(row + e, static_cast<size_t>(std::min(N, depth - e)), 1, pieces);
-            largest.Add(pieces[0]);
-          }
-          for (int p = 0; p < kPieces; ++p) {
-            hn::Store(pieces[p], halves,
-                      tile + (p * chunks + e / kTileDepth) * kTileElements + e % kTileDepth);
-          }
-        }
-      }
-    });
-    return largest.IsFinite();
-  }
+  static HWY_NOINLINE bool CopyKeys(const SourceRows& from, int64_t begin, int64_t end,
+                                    int64_t depth, BF16* HWY_RESTRICT to);
 
   // Values of keys [begin, end), 32 keys at a time: for each of them, 16 channels at a time,
   // each piece, with a row of the tile for each channel.
-  static HWY_INLINE void CopyValues(const SourceRows& from, int64_t begin, int64_t end,
-                                    int64_t depth, BF16* HWY_RESTRICT to) {
-    constexpr int64_t N = hn::MaxLanes(D());
-    const hn::RebindToUnsigned<D> words;
-    const hn::Rebind<uint16_t, D> halves;
-    const int64_t channels = OutputRows(depth);
-    Pieces::WithStorage(from.dtype, [&](auto stored) HWY_ATTR {
-      using S = decltype(stored);
-      for (int64_t j = begin; j < end; j += 2 * N) {
-        auto* tiles = reinterpret_cast<uint32_t*>(to) +
-                      (j - begin) / kTileDepth * kPieces * channels * kTileWords +
-                      (j - begin) % kTileDepth / 2;
-        const S* rows[2 * N];
-        for (int64_t i = 0; i < 2 * N; ++i) rows[i] = j + i < end ? from.At<S>(j + i) : nullptr;
-        for (int64_t e = 0; e < channels; e += N) {
-          hn::Vec<decltype(words)> v[kPieces][N];
-          const size_t n = static_cast<size_t>(std::clamp<int64_t>(depth - e, 0, N));
-          const auto load = [&](const S* row, typename Pieces::Half* pieces) HWY_ATTR {
-            for (int p = 0; p < kPieces; ++p) pieces[p] = hn::Zero(halves);
-            if (row != nullptr && n > 0) Pieces::Load(row + e, n, 1, pieces);
-          };
-          for (int64_t i = 0; i < N; ++i) {
-            typename Pieces::Half first[kPieces], second[kPieces];
-            load(rows[2 * i], first);
-            load(rows[2 * i + 1], second);
-            for (int p = 0; p < kPieces; ++p) {
-              v[p][i] = hn::Or(hn::PromoteTo(words, first[p]),
-                               hn::ShiftLeft<16>(hn::PromoteTo(words, second[p])));
-            }
-          }
-          for (int p = 0; p < kPieces; ++p) {
-            hs::Transpose(words, v[p]);
-            auto* tile = tiles + (e / kTileRows * kPieces + p) * kTileElements / 2 +
-                         e % kTileRows * kTileWords;
-            for (int64_t i = 0; i < N; ++i) hn::Store(v[p][i], words, tile + i * kTileWords);
-          }
-        }
-        if constexpr (2 * N < kTileDepth) {  // the rest of a unit that no key reaches
-          if (j + 2 * N >= end && (j + 2 * N - begin) % kTileDepth != 0) {
-            for (int64_t row = 0; row < kPieces * channels; ++row) {
-              hn::StoreU(hn::Zero(words), words, tiles + N + row * kTileWords);
-            }
-          }
-        }
-      }
-    });
-  }
+  static HWY_NOINLINE void CopyValues(const SourceRows& from, int64_t begin, int64_t end,
+                                      int64_t depth, BF16* HWY_RESTRICT to);
 
   static constexpr int64_t Chunks(int64_t depth) { return Up(depth, kTileDepth) / kTileDepth; }
 

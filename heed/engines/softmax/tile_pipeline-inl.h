@@ -65,8 +65,12 @@ class TilePipeline {
   HWY_INLINE void Run(const Interval& keys, const V* m, float factor, V* sum, F&& begin_tile) {
     const int64_t products = O::Chunks(depth_) * kKeyProducts +
                              O::OutputRows(value_depth_) / kTileDepth * kValueProducts;
-    if (kKeyProducts == 1 && products <= 4) return RunWith<4>(keys, m, factor, sum, begin_tile);
-    if (products <= 10) return RunWith<2>(keys, m, factor, sum, begin_tile);
+    if constexpr (kKeyProducts == 1) {
+      if (products <= 4) return RunWith<4>(keys, m, factor, sum, begin_tile);
+    }
+    if constexpr (kKeyProducts + kValueProducts <= 10) {  // of the fewest channels
+      if (products <= 10) return RunWith<2>(keys, m, factor, sum, begin_tile);
+    }
     RunWith<1>(keys, m, factor, sum, begin_tile);
   }
 

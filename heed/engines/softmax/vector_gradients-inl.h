@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "heed/engines/softmax/exponentials-inl.h"
 #include "heed/engines/softmax/gradient_buffers-inl.h"
 #include "heed/engines/softmax/gradient_operands-inl.h"
 #include "heed/engines/softmax/gradient_rows-inl.h"
@@ -58,8 +59,9 @@ class VectorGradients {
   static constexpr size_t N = hn::MaxLanes(D()), W = kMaxVectors * N;
 
  public:
-  using Operands = O;
+  using Operands = typename O::Operands;
   static constexpr int kVectors = kMaxVectors;  // of lanes
+  static constexpr size_t kStep = O::kStep;     // rows in a row of words
   static constexpr int64_t kGroupKeys = 256;
   static constexpr bool kFuseHeads = O::kFuseHeads;
 
@@ -142,7 +144,6 @@ class VectorGradients {
   template <bool kSkipMasked>
   HWY_INLINE void Accumulate(const Run& run, int64_t origin, T* p, T* ds,
                              RowPrefetch& prefetch) {
-    constexpr size_t kStep = O::kStep;
     const size_t first = run.c0 * N, end = std::min(num_rows_, run.c1 * N);
     const auto keys = static_cast<size_t>(run.end - run.begin);
     const auto tile_key = static_cast<size_t>(run.begin - origin);

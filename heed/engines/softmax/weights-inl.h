@@ -18,6 +18,7 @@
 #include <limits>
 
 #include "heed/core/context.h"
+#include "heed/engines/softmax/exponentials-inl.h"
 #include "heed/engines/softmax/tasks-inl.h"
 #include "heed/engines/softmax/weights.h"
 #include "hwy/highway.h"
@@ -95,7 +96,7 @@ class WeightsBlock : ForwardBlock<O, C> {
     for (int c = 0; c < C; ++c) max[c] = none;
     this->BeginLogits(tile);
     for (int r = 0; r < num_runs; ++r) {
-      this->template Logits</*kFlagMasked=*/true>(runs[r], tile, max);
+      this->Logits(runs[r], tile, /*flag_masked=*/true, max);
     }
     V shift[C];
     for (int c = 0; c < C; ++c) {

@@ -1,0 +1,25 @@
+// What passes over blocks of rows have in common, for f32, which 16-bit tensors are widened to.
+#include "heed/core/targets.h"
+// After targets.h:
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "heed/engines/softmax/block_f32.cc"  // this file
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.h:
+#include "heed/engines/softmax/block_parts-inl.h"
+#include "heed/engines/softmax/outputs-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+
+HEED_COMPILE_HEAD(FmaOperands<float>)
+#if HWY_TARGET <= HWY_AVX3  // where a vector has more lanes than decoding takes rows
+HEED_COMPILE_PASS(FmaOperands<float>, 1, LaneOutputs<FmaOperands<float>, 1>)
+#endif
+HEED_COMPILE_PASS(FmaOperands<float>, 2, LaneOutputs<FmaOperands<float>, 2>)
+#if HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86  // where kMaxVectors is 4
+HEED_COMPILE_PASS(FmaOperands<float>, 4, LaneOutputs<FmaOperands<float>, 4>)
+#endif
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

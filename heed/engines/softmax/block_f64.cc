@@ -1,0 +1,22 @@
+// What passes over blocks of rows have in common, for f64.
+#include "heed/core/targets.h"
+// After targets.h:
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "heed/engines/softmax/block_f64.cc"  // this file
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.h:
+#include "heed/engines/softmax/block_parts-inl.h"
+#include "heed/engines/softmax/outputs-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+
+HEED_COMPILE_HEAD(FmaOperands<double>)
+HEED_COMPILE_PASS(FmaOperands<double>, 2, LaneOutputs<FmaOperands<double>, 2>)
+#if HWY_TARGET <= HWY_AVX3 || !HWY_ARCH_X86  // where kMaxVectors is 4
+HEED_COMPILE_PASS(FmaOperands<double>, 4, LaneOutputs<FmaOperands<double>, 4>)
+#endif
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

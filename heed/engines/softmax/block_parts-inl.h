@@ -1,0 +1,426 @@
+// The parts of a block of rows that its passes have in common: what a tile's logits are made of, and outputs of them.
+//
+// Compiled once per SIMD target, operand type and number of vectors, in block_*.cc and decode_*.cc. All other files call what
+// is defined here, and do not include it: it would be half of what each has to compile.
+#if defined(HEED_ENGINES_SOFTMAX_BLOCK_PARTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HEED_ENGINES_SOFTMAX_BLOCK_PARTS_INL_H_
+#undef HEED_ENGINES_SOFTMAX_BLOCK_PARTS_INL_H_
+#else
+#define HEED_ENGINES_SOFTMAX_BLOCK_PARTS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "heed/engines/softmax/block-inl.h"
+#include "heed/engines/softmax/decay_logits-inl.h"
+#include "heed/engines/softmax/forward-inl.h"
+#include "heed/engines/softmax/head-inl.h"
+#include "heed/engines/softmax/logits-inl.h"
+#include "heed/engines/softmax/problem.h"
+#include "heed/engines/softmax/segment_pass-inl.h"
+#include "heed/engines/softmax/visit.h"
+#include "heed/simd/convert-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heed::softmax::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
+
+template <class O>
+Head<O> HeadOf(const Problem& p, const Plan& plan, int64_t sequence, int64_t key_head, Workspace<O>& w) {
+  const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
+  Head<O> head;
+  if constexpr (O::kQuantized) {
+    head.key_source = PagedKeysOf(p, p.k, s, key_head, sizeof(int8_t));
+    head.value_source = PagedKeysOf(p, p.v, s, key_head, sizeof(int8_t));
+    head.key_scale = PagedKeysOf(p, p.k_scale, s, key_head, sizeof(float));
+    head.value_scale = PagedKeysOf(p, p.v_scale, s, key_head, sizeof(float));
+  } else {
+    head.key_source = KeysOf(p, p.k, s, key_head);
+    head.value_source = KeysOf(p, p.v, s, key_head);
+  }
+  head.keys_at = plan.keys_at;
+  head.values_at = plan.values_at;
+  head.keys = {w.keys, static_cast<ptrdiff_t>(p.depth), s.key_begin};
+  head.values = {w.values, static_cast<ptrdiff_t>(p.value_depth), s.key_begin};
+  if constexpr (O::kKeysInLanes) return head;  // whose products read the sources
+  if (plan.keys_at == Place::kCaller) {
+    head.keys = {head.key_source.template At<typename O::Key>(0),
+                 head.key_source.stride, 0};
+  }
+  if (plan.values_at == Place::kCaller) {
+    head.values = {head.value_source.template At<typename O::Value>(0),
+                   head.value_source.stride, 0};
+  }
+  if (w.copied_sequence == sequence && w.copied_head == key_head) return head;
+  if (plan.keys_at == Place::kHead) {
+    CopyKeys<O>(head.key_source, {s.key_begin, s.key_end}, p.depth, w);
+  }
+  if (plan.values_at == Place::kHead) {
+    O::CopyValues(head.value_source, s.key_begin, s.key_end, p.value_depth, w.values);
+  }
+  w.copied_sequence = sequence;
+  w.copied_head = key_head;
+  return head;
+}
+
+template <class O, int C>
+void BlockRows<O, C>::SetLanes(const void** q) {
+  // What is asked once need not be asked of every row.
+  const bool dropout = p_.dropout > 0, slopes = !p_.slopes.empty(), segments = !p_.segments_q.empty();
+  const bool biased = p_.bias.data != nullptr, masked = p_.mask.data != nullptr, forgets = p_.forgets;
+  const auto* const queries = static_cast<const char*>(p_.q.data);
+  const Rows rows = p_.q;
+  const auto element = static_cast<int64_t>(SizeOf(p_.dtype));
+  for (size_t lane = 0; lane < W; ++lane) {
+    const bool present = lane < num_rows_;
+    const BlockGrid::Row row = present ? rows_[lane] : BlockGrid::Row{0, 0};
+    const Sequence& s = present ? *of_[lane] : s_;
+    const int64_t head = key_head_ * grid_.heads + row.head;
+    if (present) {
+      q[lane] = queries + (s.batch * rows.batch_stride + (s.first_q + row.query) * rows.token_stride +
+                           head * rows.head_stride) * element;
+    }
+    const KeyRuns runs = present ? runs_[lane] : KeyRuns();
+    using TI = typename Lanes<T, W>::TI;
+    lanes_.first_begin[lane] = static_cast<TI>(runs.first.begin);
+    lanes_.first_end[lane] = static_cast<TI>(runs.first.end);
+    lanes_.second_begin[lane] = static_cast<TI>(runs.second.begin);
+    lanes_.second_end[lane] = static_cast<TI>(runs.second.end);
+    const int64_t position = s.start + row.query;
+    lanes_.position[lane] = position;
+    if (dropout) {
+      lanes_.position_low[lane] = static_cast<uint32_t>(position);
+      lanes_.head_row[lane] =
+          static_cast<uint32_t>(s.batch * p_.query_heads + head);
+    }
+    if (slopes) {
+      lanes_.slope[lane] = static_cast<T>(
+          p_.slopes[static_cast<size_t>(s.batch * p_.slopes_stride + head)]);
+    }
+    if (segments) {
+      const int32_t id = p_.segments_q[static_cast<size_t>(
+          s.batch * p_.segments_q_stride + s.first_q + row.query)];
+      lanes_.segment[lane] = static_cast<TI>(id < 0 ? -1 : id);
+    }
+    if (forgets && present) decays_.SetLane(p_, s, lane, head, position);
+    lanes_.bias[lane] = biased ? PairRow(p_.bias, SizeOf(p_.bias.dtype), s, head, row.query) : nullptr;
+    lanes_.mask[lane] = masked ? PairRow(p_.mask, 1, s, head, row.query) : nullptr;
+  }
+  if (forgets) decays_.EndLanes();
+  // What each vector of lanes can see, to leave out vectors that see nothing
+  // of a tile's keys.
+  for (size_t c = 0; c < C; ++c) {
+    Interval& hull = hull_[c] = {};
+    for (size_t lane = c * N; lane < std::min(num_rows_, (c + 1) * N); ++lane) {
+      for (const Interval& run : {runs_[lane].first, runs_[lane].second}) {
+        if (run.empty()) continue;
+        hull = hull.empty() ? run
+                            : Interval{std::min(hull.begin, run.begin),
+                                       std::max(hull.end, run.end)};
+      }
+    }
+  }
+}
+
+template <class O, int C>
+void BlockRows<O, C>::PackQueries(DType dtype, const void* const* rows) {
+  const double factor = p_.softcap > 0 && SoftcapRidesOnQueries(p_.softcap)
+                            ? p_.scale * SoftcapFactor(p_.softcap)
+                            : p_.scale;
+  factor_ = O::Split(factor);
+  const auto depth = static_cast<size_t>(p_.depth);
+  if constexpr (O::kMatrixTiles) {
+    queries_finite_ = O::PackQueries(dtype, rows, num_rows_, depth, factor_.of_queries, W,
+                                     w_.queries);
+  } else {
+    O::PackQueries(dtype, rows, num_rows_, depth, factor_.of_queries, W, w_.queries);
+  }
+  raw_ = O::kMatrixTiles && factor_.of_logits > 0 && p_.softcap == 0 && p_.slopes.empty() &&
+         p_.bias.data == nullptr;
+  // What is forgotten joins them in their unit, unless it would not fit.
+  if (p_.forgets) raw_ = raw_ && factor_.of_logits > 0x1p-32 && factor_.of_logits < 0x1p32;
+}
+
+
+template <class O, int C>
+bool BlockRows<O, C>::BeginTile(const Tile& tile, Cover kept) {
+  const bool by_data = p_.mask.data != nullptr || !p_.segments_q.empty();
+  const Cover cover = by_data ? CoverOf(p_, s_, grid_, block_, key_head_, tile.keys) : Cover::kAll;
+  if (cover == Cover::kNone || kept == Cover::kNone) return false;
+  masked_ = cover == Cover::kSome;
+  partly_kept_ = kept == Cover::kSome;
+  partial_ = masked_ || partly_kept_;
+  keys_until_ = tile.until;
+  if constexpr (O::kQuantized) between_ = O::Between(p_, head_, tile);
+  if (head_.keys_at == Place::kTile) {
+    CopyKeys<O>(head_.key_source, tile.keys, p_.depth, w_);
+    head_.keys.first = tile.keys.begin;
+  }
+  return true;
+}
+
+
+// A type of its own and not a lambda: products that are finished in the same way are compiled once.
+struct Identity {
+  template <class V>
+  HWY_INLINE V operator()(V x, int64_t /*key*/, int /*c*/) const {
+    return x;
+  }
+};
+
+// Asks for the biases of lanes [begin, end) and the next tile's keys. Rows of a
+// bias lie far apart, where no hardware prefetcher follows, and there are more of
+// them than a core can wait for at once: hence a few at a time, between products.
+template <class O, int C>
+HWY_INLINE void Block<O, C>::PrefetchBias(size_t begin, size_t end, int64_t key) const {
+  if (p_.bias.data == nullptr || p_.bias.key_stride != 1) return;
+  const int64_t element = static_cast<int64_t>(SizeOf(p_.bias.dtype));
+  for (size_t lane = begin; lane < std::min(end, num_rows_); ++lane) {
+    const char* row = static_cast<const char*>(lanes_.bias[lane]) + key * element;
+    for (int64_t at = 0; at < O::kGrid.tile * element; at += 64) {
+      hs::PrefetchToL2(row + at);
+    }
+  }
+}
+
+
+// K Q^T of a run, each logit finished by f(logit, key, vector).
+template <class O, int C>
+template <int kVectors, class F>
+HWY_INLINE void Block<O, C>::LogitProducts(const Run& run, int64_t origin, V* max, const F& f) {
+  T* out = At(run, origin);
+  const auto products = [&](const auto& finish) HWY_ATTR {
+    if constexpr (O::kMatrixTiles) {
+      PrefetchBias(0, static_cast<size_t>(run.end - run.begin), run.end);
+      TileProducts(w_.queries, head_.keys, run, p_.depth, out, queries_finite_ && w_.keys_finite);
+      Rewrite<W, kVectors>(d_, run, run.begin, out, max, finish);
+    } else if constexpr (O::kKeysInLanes) {
+      O::KeyProducts(w_.queries, num_rows_, head_, run.begin, run.end, keys_until_, static_cast<size_t>(p_.depth), out);
+      Rewrite<W, kVectors>(d_, run, run.begin, out, max, finish);
+    } else {
+      const auto before = [&](size_t j, size_t count) HWY_ATTR { PrefetchBias(j, j + count, run.end); };
+      this->template Products<kVectors>(run, w_.queries, head_.keys, p_.depth, out, max, before, finish);
+    }
+  };
+  if constexpr (O::kFinishesLogits) {
+    if (factor_.of_logits != 1) {
+      const V factor = hn::Set(d_, static_cast<T>(factor_.of_logits));
+      return products([&](V x, int64_t key, int c) HWY_ATTR { return f(hn::Mul(x, factor), key, c); });
+    }
+  }
+  products(f);
+}
+
+// What comes after the products, in memory.
+template <class O, int C>
+template <int kVectors>
+HWY_INLINE void Block<O, C>::AddBiasAndMasks(const Run& run, const Tile& visited, bool flag_masked, V* m) {
+  const int64_t origin = visited.keys.begin;
+  T* tile = w_.logits;
+  if (p_.bias.data != nullptr && flag_masked) {
+    ApplyBias<W, kVectors, true>(d_, run, origin, p_.bias, lanes_, tile, m);
+  } else if (p_.bias.data != nullptr) {
+    ApplyBias<W, kVectors, false>(d_, run, origin, p_.bias, lanes_, tile, m);
+  }
+  if (partly_kept_ && !kept_.KeepsAll(run, origin)) {
+    ApplyPattern<W, kVectors>(d_, run, origin, kept_.bits[0], tile, m);
+  }
+  if (masked_ && p_.mask.data != nullptr) {
+    ApplyMask<W, kVectors>(d_, run, origin, p_.mask, lanes_, tile, m);
+  }
+  if (masked_ && !p_.segments_q.empty()) {
+    ApplySegments<W, kVectors>(
+        d_, run, origin, p_.segments_k.data() + s_.batch * p_.segments_k_stride,
+        lanes_, tile, m);
+  }
+  if (!visited.full && p_.windowed()) {
+    ApplyRuns<W, kVectors, 2>(d_, run, origin, lanes_, tile, m);
+  } else if (!visited.full) {
+    ApplyRuns<W, kVectors, 1>(d_, run, origin, lanes_, tile, m);
+  }
+}
+
+// Logits() of so many vectors. Each step leaves the maximum of what it wrote in m, so that the last one has it.
+template <class O, int C>
+template <int kVectors>
+HWY_INLINE void Block<O, C>::VectorLogits(const Run& run, const Tile& visited, bool flag_masked, V* m) {
+  const int64_t origin = visited.keys.begin;
+  T* tile = w_.logits;
+  bool multiplied = raw_;
+  if constexpr (O::kMatrixTiles) {
+    if (raw_) {
+      TileProducts(w_.queries, head_.keys, run, p_.depth, At(run, origin),
+                   queries_finite_ && w_.keys_finite);
+    }
+  }
+  // x = f(x, key, vector): while the logits are in registers, if they have not left them.
+  const auto finish = [&](const auto& f) HWY_ATTR {
+    if (multiplied) return Rewrite<W, kVectors>(d_, run, origin, tile, m, f);
+    LogitProducts<kVectors>(run, origin, m, f);
+    multiplied = true;
+  };
+  const auto multiply = [&]() HWY_ATTR {
+    if (!multiplied) LogitProducts<kVectors>(run, origin, m, Identity());
+    multiplied = true;
+  };
+  if (p_.softcap > 0) {
+    multiply();
+    ApplySoftcap<W, kVectors>(d_, run, origin, p_.softcap, tile, w_.slopes, m);
+  }
+  if (!p_.slopes.empty()) {
+    finish(Alibi<kVectors, D>(d_, run, visited.grid, lanes_));
+  }
+  if (p_.forgets) {
+    const auto add = [&](auto flags) HWY_ATTR {
+      if (decays_.BeforeRows() && decays_.OfOneHead()) {
+        finish([&](V x, int64_t key, int c) HWY_ATTR {
+          return decays_.template Added<flags.value>(x, decays_.OfKey(key), run.c0 + static_cast<size_t>(c));
+        });
+      } else {
+        multiply();
+        decays_.template AddByRow<kVectors, flags.value>(p_, run, origin, tile, m);
+      }
+    };
+    if (flag_masked) {
+      add(std::true_type());
+    } else {
+      add(std::false_type());
+    }
+  }
+  multiply();
+  AddBiasAndMasks<kVectors>(run, visited, flag_masked, m);
+}
+
+template <class O, int C>
+void Block<O, C>::Logits(const Run& run, const Tile& visited, bool flag_masked, V* max) {
+  WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
+    V m[vectors.value];
+    for (int c = 0; c < vectors.value; ++c) m[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
+    VectorLogits<vectors.value>(run, visited, flag_masked, m);
+    for (int c = 0; c < vectors.value; ++c) {
+      V& of_tile = max[run.c0 + static_cast<size_t>(c)];
+      of_tile = hn::Max(m[c], of_tile);
+    }
+  });
+}
+
+template <class O, int C, class Outputs>
+template <bool kFlagMasked>
+void SegmentPass<O, C, Outputs>::RescaledTile(const Tile& tile, bool first, V* m, V* l) {
+  Run runs[2 * C + 1];
+  const int num_runs = this->SplitTile(tile, runs);
+  const int64_t origin = tile.keys.begin;
+  V max[C];
+  for (int c = 0; c < C; ++c) {
+    max[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
+  }
+  this->BeginLogits(tile);
+  for (int r = 0; r < num_runs; ++r) {
+    this->Logits(runs[r], tile, kFlagMasked, max);
+  }
+
+  V shift[C], rescale[C];
+  for (int c = 0; c < C; ++c) {
+    const auto vector = static_cast<size_t>(c);
+    max[c] = hn::Max(this->WithRow(max[c], vector), m[c]);
+    shift[c] = this->Shift(max[c]);
+    rescale[c] = Weight(d_, hn::Sub(m[c], shift[c]));
+    shift[c] = this->WithoutRow(shift[c], vector);
+    m[c] = max[c];
+    l[c] = hn::Mul(l[c], rescale[c]);
+  }
+  for (int r = 0; r < num_runs; ++r) {
+    Weights<kFlagMasked>(runs[r], origin, shift, l);
+  }
+
+  // Where a tile falls apart, the outputs are rescaled beforehand, once.
+  const bool whole = num_runs == 1 && runs[0].c0 == 0 && runs[0].c1 == C;
+  if (!whole) {
+    const V one = hn::Set(d_, T{1});
+    auto same = hn::Eq(rescale[0], one);
+    for (int c = 1; c < C; ++c) same = hn::And(same, hn::Eq(rescale[c], one));
+    if (first || !hn::AllTrue(d_, same)) layout_.Scale(first, rescale, outputs_);
+    for (int c = 0; c < C; ++c) rescale[c] = one;
+  }
+  if (head_.values_at == Place::kTile) {
+    O::CopyValues(head_.value_source, tile.keys.begin, tile.keys.end,
+                  p_.value_depth, w_.values);
+    head_.values.first = tile.keys.begin;
+  }
+  for (int r = 0; r < num_runs; ++r) {
+    Values<kFlagMasked>(runs[r], origin, whole && first, rescale);
+  }
+}
+
+template <class O, int C, class Outputs>
+void ForwardBlock<O, C, Outputs>::Finish() {
+  void* o[W];
+  HWY_ALIGN T factor[W];
+  HWY_ALIGN T lse[W];
+  const DType dtype = p_.wide_outputs ? DTypeOf<T>::value : p_.dtype;
+  const V undropped = hn::Set(d_, static_cast<T>(1 / (1 - p_.dropout)));
+  for (size_t lane = 0; lane < W; lane += N) {
+    const V sum = hn::Load(d_, sum_ + lane);
+    const auto empty = hn::Eq(sum, hn::Zero(d_));
+    hn::Store(hn::IfThenZeroElse(empty, hn::Div(undropped, sum)), d_,
+              factor + lane);
+    hn::Store(LseOf(lane), d_, lse + lane);
+  }
+  for (size_t lane = 0; lane < num_rows_; ++lane) {
+    const BlockGrid::Row row = grid_.At(block_, static_cast<int64_t>(lane));
+    const int64_t head = key_head_ * grid_.heads + row.head;
+    const int64_t token = s_.first_q + row.query;
+    o[lane] = const_cast<char*>(static_cast<const char*>(p_.o.data)) +
+              (s_.batch * p_.o.batch_stride + token * p_.o.token_stride +
+               head * p_.o.head_stride) *
+                  static_cast<int64_t>(SizeOf(dtype));
+    if (p_.lse.data != nullptr) {
+      const_cast<T*>(static_cast<const T*>(
+          p_.lse.data))[s_.batch * p_.lse.batch_stride +
+                        token * p_.lse.token_stride +
+                        head * p_.lse.head_stride] = lse[lane];
+    }
+    if (!p_.sinks.empty() && factor[lane] != 0) {
+      const double sink = p_.sinks[static_cast<size_t>(head)];
+      factor[lane] = static_cast<T>(
+          static_cast<double>(factor[lane]) /
+          (1 + std::exp(sink - static_cast<double>(lse[lane]))));
+    }
+  }
+  hs::WithStorage<T>(dtype, [&](auto stored) HWY_ATTR {
+    using S = decltype(stored);
+    layout_.Write(totals_, factor, reinterpret_cast<S* const*>(o), num_rows_);
+  });
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace heed::softmax::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+// What is defined above, compiled: for all blocks of an operand type; the logits of blocks of C vectors; their outputs, of
+// the layout that comes last; all of these and the pass over a tile, where products are those of vectors.
+#ifndef HEED_COMPILE_LOGITS
+#define HEED_COMPILE_HEAD(O) \
+  template Head<O> HeadOf(const Problem&, const Plan&, int64_t, int64_t, Workspace<O>&);
+#define HEED_COMPILE_LOGITS(O, C)                                         \
+  template void BlockRows<O, C>::SetLanes(const void**);                  \
+  template void BlockRows<O, C>::PackQueries(DType, const void* const*);  \
+  template bool BlockRows<O, C>::BeginTile(const Tile&, Cover);           \
+  template void Decays<O, C>::BeginTile(const Problem&, const Sequence&, const Tile&, double); \
+  template void Block<O, C>::Logits(const Run&, const Tile&, bool, hn::Vec<O::D>*);
+#define HEED_COMPILE_OUTPUTS(O, C, ...) template void ForwardBlock<O, C, __VA_ARGS__>::Finish();
+#define HEED_COMPILE_PASS(O, C, ...)                                                                                     \
+  HEED_COMPILE_LOGITS(O, C)                                                                                              \
+  template void SegmentPass<O, C, __VA_ARGS__>::RescaledTile<false>(const Tile&, bool, hn::Vec<O::D>*, hn::Vec<O::D>*); \
+  template void SegmentPass<O, C, __VA_ARGS__>::RescaledTile<true>(const Tile&, bool, hn::Vec<O::D>*, hn::Vec<O::D>*);  \
+  HEED_COMPILE_OUTPUTS(O, C, __VA_ARGS__)
+#endif  // HEED_COMPILE_LOGITS
+
+#endif  // HEED_ENGINES_SOFTMAX_BLOCK_PARTS_INL_H_
