@@ -167,8 +167,10 @@ void ReserveWorkspaces(Context& ctx, const Plan& plan, int64_t more_bytes = 0) {
 
 inline SourceRows SourceOf(const Rows& rows, DType dtype, int64_t batch,
                            int64_t token, int64_t head) {
-  const int64_t first = batch * rows.batch_stride + token * rows.token_stride +
-                        head * rows.head_stride;
+  // A tensor without elements may have no address, and then nothing may be added to it.
+  const int64_t first = rows.data == nullptr ? 0
+                                             : batch * rows.batch_stride + token * rows.token_stride +
+                                                   head * rows.head_stride;
   return {static_cast<const char*>(rows.data) +
               first * static_cast<int64_t>(SizeOf(dtype)),
           static_cast<ptrdiff_t>(rows.token_stride), dtype};

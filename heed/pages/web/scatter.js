@@ -79,6 +79,7 @@ class Scatter {
       element("p", `Left is faster, down is closer. A line joins the dtypes of one mechanism; point at a sign, or go with the arrow keys, for its numbers. ${how}`.trim(), { class: "how" }),
       buttons, this.plot, this.live);
     section.hidden = false;
+    this.draw();  // an observer's first call may come after the page has said that it is ready
     new ResizeObserver(() => this.draw()).observe(this.plot);
     this.plot.addEventListener("pointermove", (event) => this.point(event));
     this.plot.addEventListener("pointerleave", () => this.choose(null));

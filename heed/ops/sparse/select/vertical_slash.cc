@@ -45,9 +45,9 @@ Pattern Chosen(Context& ctx, const softmax::Problem& p, const VerticalSlashOptio
   const int64_t Tq = p.sequences.empty() ? 0 : p.sequences[0].num_queries;
   const int64_t Tk = p.sequences.empty() ? 0 : p.sequences[0].num_keys;
   const int64_t B = std::ssize(p.sequences), H = p.query_heads, last = std::min(options.last, Tq);
-  // Rows of sums have room for vectors, and those of distances margins.
+  // Rows of sums have room for vectors, and those of distances margins. There is one at least, which has an address.
   const int64_t stride = patterns::ScoreRoom(Tk) + 2 * softmax::kSumsMargin;
-  std::vector<T> keys(static_cast<size_t>(B * H * stride)), distances(keys.size());
+  std::vector<T> keys(static_cast<size_t>(std::max<int64_t>(B * H, 1) * stride)), distances(keys.size());
   softmax::SumWeights(ctx, p, Tq - last, last, {keys.data(), distances.data() + softmax::kSumsMargin, stride});
 
   const auto table = [&](int64_t wanted, int64_t forced) {
