@@ -25,7 +25,7 @@ class RandomOptions : public testing::TestWithParam<OpEntry> {};
 
 TEST_P(RandomOptions, AgreeWithTheReference) {
   const OpEntry& op = GetParam();
-  const int64_t seeds = FromEnvironment("HEED_TEST_SEEDS", 300);
+  const int64_t seeds = FromEnvironment("HEED_TEST_SEEDS", 600);
   const int64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1);
 
   struct Worst {

@@ -1,10 +1,8 @@
 # Real weights on heed, and the examples that train: a sentence encoder, a decoder from nothing.
-import math
 import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -45,10 +43,10 @@ def test_a_real_sentence_encoder(side):
     assert cosines.min() > 0.999999 and not torch.equal(ours, eager)
 
 
-def run(name, *args):
+def run(name):
     # Threads that spin while they wait would take the CPUs of whatever else the machine does.
     quiet = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-    return subprocess.run([sys.executable, ROOT / "examples" / name, *args], capture_output=True, text=True, timeout=900, env=quiet)
+    return subprocess.run([sys.executable, ROOT / "examples" / name], capture_output=True, text=True, timeout=900, env=quiet)
 
 
 def test_fine_tuning_gives_the_losses_of_pytorch():
@@ -59,11 +57,7 @@ def test_fine_tuning_gives_the_losses_of_pytorch():
 
 
 def test_a_decoder_trained_from_nothing():
-    """In 100 of its 170 steps: better than any model that sees the byte before and no other, even one fitted to what is held out."""
-    book = (ROOT / "data/alice_in_wonderland.txt").read_bytes()
-    pairs, bytes_before = Counter(zip(book, book[1:])), Counter(book[:-1])
-    one_byte = sum(n * math.log2(bytes_before[first] / n) for (first, _), n in pairs.items()) / (len(book) - 1)
-    done = run("byte_model.py", "--steps", "100")
+    done = run("byte_model.py")
+    assert done.returncode == 0, done.stdout + done.stderr
     bits = [float(b) for b in re.findall(r"^step +\d+  (\S+) bits/byte", done.stdout, re.M)]
-    held_out, goal = map(float, re.search(r"^held out: (\S+) bits/byte, goal (\S+): NOT reached$", done.stdout, re.M).groups())
-    assert done.returncode == 1 and bits[0] > 7.5 and goal < held_out < one_byte - 0.2, (one_byte, done.stdout, done.stderr)
+    assert bits[0] > 7.5 and bits[-1] < 2.9 and done.stdout.endswith("reached\n")
