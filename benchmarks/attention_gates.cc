@@ -48,6 +48,12 @@ void AddBackward(std::vector<Line>& lines) {
                     intel, 1.85, lines);
     }
   }
+  // Many short sequences, whose rows come from memory.
+  Side many = {128, 12, 12, 64, "causal"};
+  many.B = 32;
+  lines.push_back(OfPeak("B 32 H 12 N 128 d 64 causal", many, .55, kNone));
+  many.pass = "backward";
+  lines.push_back(OfPeak("f32 backward B 32 H 12 N 128 d 64 causal", many, .55, kNone));
   lines.push_back(OfPeak("f32 backward window 512, N 8192 d 64",
                          backward(8192, 2, 64, "window=512"), .65, .55));
 }

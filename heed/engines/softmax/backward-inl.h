@@ -43,6 +43,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "heed/core/context.h"
 #include "heed/engines/softmax/backward.h"
@@ -68,7 +69,14 @@ struct Group {
   Interval keys;
   int64_t index, sequence;
   P products;
+  std::optional<GroupQueue::Task> next = {};  // what this thread is likely to compute then
 };
+
+template <class P>
+Interval KeysOfGroup(const Sequence& s, int64_t group) {
+  const int64_t begin = s.key_begin + group * P::kGroupKeys;
+  return {begin, std::min(begin + P::kGroupKeys, s.key_end)};
+}
 
 template <class P>
 class BackwardBlock : Block<typename P::Operands, P::kVectors> {
@@ -86,18 +94,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
                 const Gradients& gradients, const SharedGradients<T>& shared,
                 Group<P>& group, GradientBuffers<P>& buffers)
       : Base(p, s, grid, key_head, block, buffers.block, head), g_(gradients),
-        shared_(shared), group_(group), b_(buffers), prefetch_(grid, block - 1) {
-    const auto tensor = [&](RowPrefetch::Tensor& t, const Rows& rows, int64_t depth, DType dtype) {
-      const auto size = static_cast<int64_t>(SizeOf(dtype));
-      t = {SourceOf(rows, dtype, s.batch, s.first_q, key_head * grid.heads).data,
-           rows.head_stride * size, rows.token_stride * size, depth * size};
-    };
-    tensor(prefetch_.tensors[0], p.q, p.depth, p.dtype);
-    tensor(prefetch_.tensors[1], g_.d_o, p.value_depth, p.dtype);
-    if (shared.dq_sums == nullptr && shared.wants.dq) {
-      tensor(prefetch_.tensors[2], g_.dq, p.depth, DTypeOf<T>::value);
-    }
-  }
+        shared_(shared), group_(group), b_(buffers) {}
 
   HWY_NOINLINE HWY_ATTR void Compute() {
     if (!this->MayKeep(group_.keys)) return;
@@ -109,6 +106,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
                                      : this->KeptGroupsBefore(group_.keys.begin, visits, P::kGroupKeys);
     this->KeepKeys(group_.keys);
     PrepareGradients();
+    LookAhead();
     EachTile();
     group_.products.EndBlock();
     if (!shared_.wants.any_row_sum) return;
@@ -135,6 +133,47 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
 
  private:
   static constexpr int C = P::kVectors;
+
+  // What is read and written soon: the rows of the next block; and with the last blocks of a group, as many keys each, where
+  // its gradients go and what the next group begins with.
+  HWY_INLINE void LookAhead() {
+    RowPrefetch& ahead = b_.block.ahead;
+    ahead.Clear();
+    if (block_ > 0) AddRows(s_, key_head_, grid_, block_ - 1, ahead);
+    if constexpr (O::kMatrixTiles) return ahead.Spread(std::numeric_limits<int64_t>::max());
+    const int64_t last = std::min<int64_t>(grid_.blocks, kLastBlocks);
+    if (block_ < last) {
+      const auto share = [&](const Interval& all) {
+        return Interval{all.begin + all.size() * (last - 1 - block_) / last, all.begin + all.size() * (last - block_) / last};
+      };
+      AddKeys(g_.dk, g_.dv, SharedGradients<T>::StoredAs(p_, g_), s_, key_head_, share(group_.keys), ahead);
+      if (group_.next && group_.next->sequence != GroupQueue::kAll && group_.next->key_head != GroupQueue::kAll) {
+        const GroupQueue::Task& next = *group_.next;
+        const Sequence& s = p_.sequences[static_cast<size_t>(next.sequence)];
+        AddKeys(p_.k, p_.v, p_.dtype, s, next.key_head, share(KeysOfGroup<P>(s, next.group)), ahead);
+        const BlockGrid grid(p_, s, grid_.lanes, P::kFuseHeads);
+        for (int64_t block = grid.blocks - 1; block >= 0; --block) {
+          const bool wanted = shared_.terms_by_group ? block % last == block_ : block_ == 0 && block == grid.blocks - 1;
+          if (!wanted) continue;
+          AddRows(s, next.key_head, grid, block, ahead);
+          if (shared_.terms_by_group) ahead.Add(p_.o, p_.dtype, p_.value_depth, s, next.key_head, grid, block);
+        }
+      }
+    }
+    ahead.Spread(kProducts * this->SeenKeys() / hs::TileRows<C>());
+  }
+  static constexpr int64_t kLastBlocks = 4, kProducts = 5;
+
+  HWY_INLINE void AddRows(const Sequence& s, int64_t key_head, const BlockGrid& grid, int64_t block, RowPrefetch& ahead) const {
+    ahead.Add(p_.q, p_.dtype, p_.depth, s, key_head, grid, block);
+    ahead.Add(g_.d_o, p_.dtype, p_.value_depth, s, key_head, grid, block);
+    if (shared_.dq_sums == nullptr) ahead.Add(g_.dq, DTypeOf<T>::value, p_.depth, s, key_head, grid, block);
+  }
+  HWY_INLINE void AddKeys(const Rows& k, const Rows& v, DType dtype, const Sequence& s, int64_t key_head, const Interval& keys,
+                          RowPrefetch& ahead) const {
+    ahead.Add(k, dtype, p_.depth, s, s.first_k, key_head, keys);
+    ahead.Add(v, dtype, p_.value_depth, s, s.first_k, key_head, keys);
+  }
 
   HWY_INLINE void PrepareGradients() {
     const void *q[W], *d_o[W];
@@ -198,7 +237,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
         if (plain.empty()) return;
         const auto add = [&](auto&& tiles) HWY_ATTR {
           group_.products.AddPlain(plain, w_.queries, b_.d_o, exponent_,
-                                   {shift_, delta_, gain_}, w_.logits, b_.d_logits, prefetch_,
+                                   {shift_, delta_, gain_}, w_.logits, b_.d_logits, b_.block.ahead,
                                    tiles);
         };
         if (p_.forgets) {
@@ -248,7 +287,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
       if (p_.softcap > 0 && (shared_.wants.dq || shared_.wants.dk)) {
         ApplySlopes(run, origin);
       }
-      group_.products.Add(run, origin, w_.logits, b_.d_logits, prefetch_);
+      group_.products.Add(run, origin, w_.logits, b_.d_logits, b_.block.ahead);
     }
   }
 
@@ -264,7 +303,7 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
         for (int c = 0; c < vectors.value; ++c) max[c] = hn::Zero(d_);
         this->template Products<vectors.value>(
             run, b_.d_o, values, p_.value_depth, GradientAt(run, origin), max,
-            [&](size_t, size_t) HWY_ATTR { prefetch_.Some(); },
+            [&](size_t, size_t) HWY_ATTR { b_.block.ahead.Some(); },
             [](V x, int64_t, int) HWY_ATTR { return x; });
       });
     }
@@ -454,7 +493,6 @@ class BackwardBlock : Block<typename P::Operands, P::kVectors> {
   const SharedGradients<T>& shared_;
   Group<P>& group_;
   GradientBuffers<P>& b_;
-  RowPrefetch prefetch_;
   bool d_logits_finite_ = true;  // what dP is a product of, where tiles are multiplied
   T exponent_ = 0;               // times a logit
   int64_t row_index_[W];

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 
 #include "heed/core/context.h"
@@ -32,16 +33,20 @@ template <class P, class F, class O = typename P::Operands>
 HWY_INLINE void GroupGradients(const Problem& p, const Gradients& g,
                                const SharedGradients<typename O::Compute>& shared,
                                int64_t sequence, int64_t key_head, int64_t index,
-                               GradientBuffers<P>& b, const F& walk) {
+                               const std::optional<GroupQueue::Task>& next, GradientBuffers<P>& b, const F& walk) {
   using T = typename O::Compute;
   const Sequence& s = p.sequences[static_cast<size_t>(sequence)];
-  const int64_t begin = s.key_begin + index * P::kGroupKeys;
-  const Interval keys = {begin, std::min(begin + P::kGroupKeys, s.key_end)};
+  const Interval keys = KeysOfGroup<P>(s, index);
   const auto rows = [&](const Rows& of, DType dtype) {
     return SourceOf(of, dtype, s.batch, s.first_k, key_head);
   };
   Group<P> group = {keys, index, sequence,
-                    P(p, shared.wants, keys, rows(p.k, p.dtype), rows(p.v, p.dtype), b.products)};
+                    P(p, shared.wants, keys, rows(p.k, p.dtype), rows(p.v, p.dtype), b.products), next};
+  if (shared.terms_by_group) {
+    for (int64_t head = key_head * p.group(); head < (key_head + 1) * p.group(); ++head) {
+      for (int64_t i = 0; i < s.num_queries; ++i) shared.BeginRow(p, g, sequence, head, i);
+    }
+  }
   Head<O> head;
   head.key_source = rows(p.k, p.dtype);
   head.keys_at = head.values_at = Place::kHead;
@@ -109,6 +114,9 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
   for (int worker = 0; worker < ctx.num_threads(); ++worker) {
     static_cast<GradientBuffers<P>*>(ctx.Scratch(worker))->Init(p, plan);
   }
+  shared.terms_by_group = shared.wants.any && !p.gathers() &&
+                          std::all_of(p.sequences.begin(), p.sequences.end(),
+                                      [](const Sequence& s) { return NumGroups(s, P::kGroupKeys) == 1; });
   shared.Begin(ctx, p, g);
   if (!shared.wants.any) return shared.Finish(ctx, p, g);
   const GroupQueue queue(p, g, P::kGroupKeys);
@@ -122,6 +130,8 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
     [[maybe_unused]] const SessionOf<O> session;
     auto& buffers = *static_cast<GradientBuffers<P>*>(ctx.Scratch(worker));
     const GroupQueue::Task task = queue.At(task_index);
+    std::optional<GroupQueue::Task> next;
+    if (task_index + ctx.num_threads() < queue.size()) next = queue.At(task_index + ctx.num_threads());
     const Interval some = range(task.sequence, sequences);
     for (int64_t s = some.begin; s < some.end; ++s) {
       const Interval heads = range(task.key_head, p.key_heads);
@@ -129,7 +139,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
           range(task.group, NumGroups(p.sequences[static_cast<size_t>(s)], P::kGroupKeys));
       for (int64_t h = heads.begin; h < heads.end; ++h) {
         for (int64_t group = groups.begin; group < groups.end; ++group) {
-          GroupGradients<P>(p, g, shared, s, h, group, buffers, [&](Group<P>& keys, const Head<O>& head) HWY_ATTR {
+          GroupGradients<P>(p, g, shared, s, h, group, next, buffers, [&](Group<P>& keys, const Head<O>& head) HWY_ATTR {
             if constexpr (!O::kMatrixTiles) {
               if (p.gathers()) {
                 return gathered(p, g, plan, shared, h, head, keys, buffers, reinterpret_cast<char*>(&buffers) + bytes);

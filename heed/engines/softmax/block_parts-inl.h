@@ -205,7 +205,10 @@ HWY_INLINE void Block<O, C>::LogitProducts(const Run& run, int64_t origin, V* ma
       O::KeyProducts(w_.queries, num_rows_, head_, run.begin, run.end, keys_until_, static_cast<size_t>(p_.depth), out);
       Rewrite<W, kVectors>(d_, run, run.begin, out, max, finish);
     } else {
-      const auto before = [&](size_t j, size_t count) HWY_ATTR { PrefetchBias(j, j + count, run.end); };
+      const auto before = [&](size_t j, size_t count) HWY_ATTR {
+        PrefetchBias(j, j + count, run.end);
+        w_.ahead.Some();
+      };
       this->template Products<kVectors>(run, w_.queries, head_.keys, p_.depth, out, max, before, finish);
     }
   };

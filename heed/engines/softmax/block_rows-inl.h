@@ -21,11 +21,13 @@
 #include "heed/engines/softmax/plan-inl.h"
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/visit.h"
+#include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = heed::HWY_NAMESPACE;  // simd/
 
 template <class O, int C>
 class BlockRows {
@@ -79,11 +81,21 @@ class BlockRows {
     return false;
   }
 
+  // How many keys are between the first and the last that some row sees, once SetLanes() is done.
+  HWY_INLINE int64_t SeenKeys() const {
+    Interval seen;
+    for (const Interval& hull : hull_) {
+      if (!hull.empty()) seen = seen.empty() ? hull : Interval{std::min(seen.begin, hull.begin), std::max(seen.end, hull.end)};
+    }
+    return seen.size();
+  }
+
   // Everything else that does not depend on the tile.
   HWY_INLINE void Prepare() {
     const void* q[W];
     SetLanes(q);
     PackQueries(p_.dtype, q);
+    w_.ahead.Spread((SeenKeys() + SeenKeys() * p_.value_depth / kTileKeys) / hs::TileRows<C>());
   }
 
   // What the passes over a tile need to know of each lane, and where its query is.

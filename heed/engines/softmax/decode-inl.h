@@ -346,7 +346,7 @@ class RowOutputs {
   // As LaneOutputs has it (decode_parts-inl.h).
   template <int kVectors, bool kSkipMasked>
   HWY_NOINLINE void AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end,
-                              int64_t until, bool first, const V* rescale, T* o) const;
+                              int64_t until, bool first, const V* rescale, T* o, RowPrefetch& ahead) const;
 
   HWY_INLINE V NotFinite(const T* HWY_RESTRICT o, size_t /*lane*/) const {
     HWY_ALIGN T marks[N] = {};

@@ -22,7 +22,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class O>
 template <int kVectors, bool kSkipMasked>
 void RowOutputs<O>::AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end, int64_t until, bool first,
-                              const V* rescale, T* o) const {
+                              const V* rescale, T* o, RowPrefetch& /*ahead*/) const {
   HWY_ALIGN T factor[N];
   hn::Store(rescale[0], d_, factor);
   O::WithValues(head, begin, end, until, p, [&](const auto& rows) HWY_ATTR {
@@ -38,7 +38,7 @@ HWY_AFTER_NAMESPACE();
 #ifndef HEED_COMPILE_ROWS
 #define HEED_COMPILE_VALUES(O, SKIPS)                                                                              \
   template void RowOutputs<O>::AddValues<1, SKIPS>(O::Compute*, const Head<O>&, int64_t, int64_t, int64_t, bool, \
-                                                   const hn::Vec<O::D>*, O::Compute*) const;
+                                                   const hn::Vec<O::D>*, O::Compute*, RowPrefetch&) const;
 #define HEED_COMPILE_ROWS(O)             \
   HEED_COMPILE_HEAD(O)                   \
   HEED_COMPILE_PASS(O, 1, RowOutputs<O>) \

@@ -45,6 +45,10 @@ BlockQueue::Task BlockQueue::At(int64_t index) const {
           blocks_[place] - 1 - rest % blocks_[place]};
 }
 
+int64_t BlockQueue::most_blocks() const {
+  return blocks_.empty() ? 0 : *std::max_element(blocks_.begin(), blocks_.end());
+}
+
 int64_t BlockQueue::IndexOf(const Task& task) const {
   const auto place = static_cast<size_t>(places_[static_cast<size_t>(task.sequence)]);
   return begins_[place] + task.key_head * blocks_[place] + blocks_[place] - 1 - task.block;

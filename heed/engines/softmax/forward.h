@@ -43,6 +43,7 @@ class BlockQueue {
   };
   int64_t size() const { return begins_.back(); }
   Task At(int64_t index) const;
+  int64_t most_blocks() const;  // of a key head
   int64_t IndexOf(const Task& task) const;
 
  private:

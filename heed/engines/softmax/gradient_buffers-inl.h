@@ -1,4 +1,4 @@
-// What one thread of the backward pass works in, and how rows come near in time.
+// What one thread of the backward pass works in.
 //
 // Compiled once per SIMD target and dtype.
 #if defined(HEED_ENGINES_SOFTMAX_GRADIENT_BUFFERS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -16,12 +16,10 @@
 #include "heed/engines/softmax/problem.h"
 #include "heed/engines/softmax/rows-inl.h"
 #include "heed/engines/softmax/visit.h"
-#include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
-namespace hs = heed::HWY_NAMESPACE;  // simd/
 
 // One thread's buffers. P multiplies: VectorGradients or MatrixGradients.
 template <class P>
@@ -42,6 +40,7 @@ struct GradientBuffers {
     LayOut(p, plan, this);
     block.copied_sequence = block.copied_head = -1;
     block.slopes = p.softcap > 0 ? slopes : nullptr;
+    block.ahead.Clear();
   }
 
  private:
@@ -55,46 +54,6 @@ struct GradientBuffers {
     products.LayOut(carver, p, plan);
     return carver.bytes();
   }
-};
-
-// Asks for the rows that the next block reads, a few lines at a time between register
-// tiles: they lie far apart, where no hardware prefetcher follows, and a core drops
-// what it is asked for while it waits for too much.
-class RowPrefetch {
- public:
-  static constexpr int kTensors = 3, kLines = 3;
-  struct Tensor {
-    const char* data = nullptr;  // row (head 0 of the group, query 0)
-    int64_t head_stride = 0, query_stride = 0, bytes = 0;
-  };
-  Tensor tensors[kTensors];
-
-  RowPrefetch(const BlockGrid& grid, int64_t block)
-      : grid_(grid), block_(block), rows_(block < 0 ? 0 : grid.NumRows(block)) {}
-
-  HWY_INLINE void Some() {
-    for (int i = 0; i < kLines; ++i) {
-      if (left_ <= 0 && !NextRow()) return;
-      hs::PrefetchToL2(at_);
-      at_ += 64;
-      left_ -= 64;
-    }
-  }
-
- private:
-  bool NextRow() {
-    if (next_ == kTensors * rows_) return false;
-    const Tensor& tensor = tensors[next_ % kTensors];
-    const BlockGrid::Row row = grid_.At(block_, next_ / kTensors);
-    at_ = tensor.data + row.head * tensor.head_stride + row.query * tensor.query_stride;
-    left_ = tensor.bytes;
-    ++next_;
-    return left_ > 0 || NextRow();
-  }
-
-  const BlockGrid& grid_;
-  int64_t block_, rows_, next_ = 0, left_ = 0;
-  const char* at_ = nullptr;
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -163,6 +163,7 @@ struct SharedGradients {
   T* decay_keys;
   WideSum *decay_tiles, *decay_rows;
   Turn* turns;                // by block
+  bool terms_by_group = false;  // each head has one group of keys, which begins with the terms of its rows
   T* dbias_sums;              // as dbias, where that is not of T
   struct {
     T* data;
@@ -240,18 +241,9 @@ struct SharedGradients {
       std::fill(decay_tiles + first / kTileKeys, decay_tiles + (first + count) / kTileKeys,
                 WideSum());
     });
-    ForRows(ctx, p, [&](int64_t sequence, int64_t head, int64_t i) HWY_ATTR {
-      hs::WithStorage<T>(p.dtype, [&](auto stored) HWY_ATTR {
-        TermsOfRow<decltype(stored)>(p, g, sequence, head, i);
-      });
-      const int64_t row = index->Row(p, sequence, head, i);
-      if (wants.bias_rows) bias_rows[row] = 0;
-      if (wants.alibi) alibi_rows[row] = 0;
-      if (wants.decays) decay_rows[row] = {};
-      if (!wants.dq) return;
-      T* dq = DqRow(p, g, sequence, head, i);
-      std::fill(dq, dq + p.depth, T{0});
-    });
+    if (!terms_by_group) {
+      ForRows(ctx, p, [&](int64_t sequence, int64_t head, int64_t i) HWY_ATTR { BeginRow(p, g, sequence, head, i); });
+    }
     // Keys that no group has.
     ctx.ParallelFor(sequences * p.key_heads, [&](int64_t task, int) {
       const Sequence& s = p.sequences[static_cast<size_t>(task / p.key_heads)];
@@ -264,6 +256,20 @@ struct SharedGradients {
         FillTokens(to, {s.key_end, s.num_keys}, depth);
       }
     });
+  }
+
+  // Terms of a row, and zeros where something is added to it.
+  HWY_INLINE void BeginRow(const Problem& p, const Gradients& g, int64_t sequence, int64_t head, int64_t i) const {
+    hs::WithStorage<T>(p.dtype, [&](auto stored) HWY_ATTR {
+      TermsOfRow<decltype(stored)>(p, g, sequence, head, i);
+    });
+    const int64_t row = index->Row(p, sequence, head, i);
+    if (wants.bias_rows) bias_rows[row] = 0;
+    if (wants.alibi) alibi_rows[row] = 0;
+    if (wants.decays) decay_rows[row] = {};
+    if (!wants.dq) return;
+    T* dq = DqRow(p, g, sequence, head, i);
+    std::fill(dq, dq + p.depth, T{0});
   }
 
   // Sums over rows, sequences and heads, and what is rounded at last.

@@ -74,8 +74,9 @@ class LaneOutputs {
   // to which p and o point; from 0 if `first`. Keys up to `until` come next.
   template <int kVectors, bool kSkipMasked>
   HWY_INLINE void AddValues(T* p, const Head<O>& head, int64_t begin, int64_t end,
-                            int64_t /*until*/, bool first, const V* rescale, T* o) const {
+                            int64_t /*until*/, bool first, const V* rescale, T* o, RowPrefetch& ahead) const {
     hs::ForTiles<hs::TileRows<kVectors>()>(0, channels_, [&](auto rows, size_t e) HWY_ATTR {
+      ahead.Some();
       O::template Outputs<rows.value, kVectors, kSkipMasked>(
           p, W, head.values, begin, end - begin, e, first, rescale, o + e * W);
     });

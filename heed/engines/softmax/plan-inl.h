@@ -17,6 +17,7 @@
 #include "heed/engines/softmax/forward.h"
 #include "heed/engines/softmax/operands-inl.h"
 #include "heed/engines/softmax/problem.h"
+#include "heed/engines/softmax/row_prefetch-inl.h"
 #include "heed/engines/softmax/visit.h"
 #include "heed/simd/tile-inl.h"
 #include "hwy/highway.h"
@@ -57,7 +58,7 @@ template <class O>
 Plan MakePlan(const Problem& p, int vectors = 0) {
   using T = typename O::Compute;
   constexpr int64_t N = hn::MaxLanes(hn::ScalableTag<T>());
-  constexpr int64_t kMinCopyRows = 64, kMinAnyCopyRows = 1024;
+  constexpr int64_t kMinCopyRows = 64, kMinKeyCopyRows = 256, kMinAnyCopyRows = 1024;
   constexpr int64_t kMaxCopyBytes = int64_t{64} << 20;
   int64_t lanes_wanted = 0, rows = 0, max_keys = 0;
   bool in_order = p.page_tokens == 0;  // rows of keys are a stride apart
@@ -81,19 +82,19 @@ Plan MakePlan(const Problem& p, int vectors = 0) {
       static_cast<double>(max_keys) *
       (static_cast<double>(p.depth) * sizeof(typename O::Key) +
        static_cast<double>(p.value_depth) * sizeof(typename O::Value));
-  const bool copy = rows >= kMinCopyRows && bytes_of_head <= kMaxCopyBytes;
   const bool strided =
       p.k.token_stride != p.depth || p.v.token_stride != p.value_depth;
-  const auto place = [&](bool readable) {
+  const auto place = [&](bool readable, int64_t fewest_rows) {
     if (O::kKeysInLanes) return Place::kCaller;  // any storage, pages too
     readable = readable && in_order;
     const bool gains = strided || !readable || rows >= kMinAnyCopyRows;
+    const bool copy = rows >= (readable ? fewest_rows : kMinCopyRows) && bytes_of_head <= kMaxCopyBytes;
     if (copy && gains && !p.pages_gone) return Place::kHead;
     return readable ? Place::kCaller : Place::kTile;
   };
-  plan.keys_at = place(O::KeysInPlace(p.dtype));
+  plan.keys_at = place(O::KeysInPlace(p.dtype), kMinKeyCopyRows);
   const bool no_values = p.value_depth == 0;  // where weights are all that is asked for
-  plan.values_at = no_values ? Place::kCaller : place(O::ValuesInPlace(p.dtype));
+  plan.values_at = no_values ? Place::kCaller : place(O::ValuesInPlace(p.dtype), kMinCopyRows);
   const auto keys_held = [&](Place at) {
     if (at == Place::kCaller) return int64_t{0};
     return at == Place::kHead ? max_keys : std::min(max_keys, O::kGrid.tile);
@@ -125,6 +126,7 @@ struct Workspace {
   typename O::Value* values;
   bool keys_finite;     // of what is copied, where tiles are multiplied
   T* slopes = nullptr;  // of the soft cap, beside the logits; null: not wanted
+  RowPrefetch ahead;    // what is read after the block at hand
 
   static int64_t Bytes(const Plan& plan) {
     Workspace unused = {};
@@ -133,14 +135,14 @@ struct Workspace {
   void Init(const Plan& plan) {
     copied_sequence = copied_head = -1;
     slopes = nullptr;
+    ahead.Clear();
     LayOut(plan, reinterpret_cast<char*>(this));
   }
 
  private:
   // Buffers behind this struct, each on cache lines of its own; where they end.
   int64_t LayOut(const Plan& plan, char* base) {
-    static_assert(sizeof(Workspace) <= 128);
-    Carver carver(base, 128);
+    Carver carver(base, (sizeof(Workspace) + 127) / 128 * 128);
     carver.Next(queries, plan.queries);
     carver.Next(logits, plan.logits);
     carver.Next(weights, plan.weights);

@@ -74,13 +74,18 @@ HWY_INLINE void LanesToRows(D d, const T* HWY_RESTRICT from, size_t stride,
     for (size_t e = 0; e < depth; e += N) {
       const size_t columns = std::min(N, depth - e);
       V v[N];
-      for (size_t i = 0; i < N; ++i) {
-        v[i] = i < columns
-                   ? hn::Add(hn::Mul(hn::Load(d, from + (e + i) * stride + lane),
-                                     scale),
-                             hn::Zero(d))
-                   : hn::Zero(d);
+      const auto scaled = [&](size_t i) HWY_ATTR {
+        return hn::Add(hn::Mul(hn::Load(d, from + (e + i) * stride + lane), scale), hn::Zero(d));
+      };
+      if (present == N && columns == N) {  // in registers
+        HWY_UNROLL(32)
+        for (size_t i = 0; i < N; ++i) v[i] = scaled(i);
+        hs::Transpose(d, v);
+        HWY_UNROLL(32)
+        for (size_t i = 0; i < N; ++i) hs::StoreRounded(d, v[i], rows[lane + i] + e, N);
+        continue;
       }
+      for (size_t i = 0; i < N; ++i) v[i] = i < columns ? scaled(i) : hn::Zero(d);
       hs::Transpose(d, v);
       for (size_t i = 0; i < present; ++i) {
         hs::StoreRounded(d, v[i], rows[lane + i] + e, columns);

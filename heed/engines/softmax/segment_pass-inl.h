@@ -153,7 +153,7 @@ class SegmentPass : protected BlockOf<O, C> {
     this->WithVectors(run.c1 - run.c0, [&](auto vectors) HWY_ATTR {
       layout_.template AddValues<vectors.value, kFlagMasked>(
           p, head_, run.begin, run.end, this->keys_until_, first, rescale + run.c0,
-          outputs_ + run.c0 * N);
+          outputs_ + run.c0 * N, w_.ahead);
     });
   }
 

@@ -25,6 +25,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
+// Whether rows are in lanes and keys where they are, multiplied by vectors: such rows can be gathered, and what is read ahead
+// is asked for between register tiles.
+template <class O>
+inline constexpr bool kGathers = !O::kMatrixTiles && !O::kKeysInLanes && !O::kQuantized;
+
 // Keys that sequences share: each segment of them once, for the queries of all.
 template <class O, int C, class Outputs>
 void RunShared(Context& ctx, const Problem& p, const Plan& plan, const BlockQueue& queue,
@@ -128,6 +133,40 @@ void RunGroups(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
   });
 }
 
+// Consecutive blocks that a thread takes at once: those of a head where they are few, so that its keys are copied once, and
+// what comes next is known.
+inline int64_t BlocksPerTask(const BlockQueue& queue, int num_threads) {
+  constexpr int64_t kMostBlocks = 4;
+  const int64_t blocks = queue.most_blocks();
+  return blocks <= kMostBlocks && queue.size() >= blocks * kTasksPerThread * num_threads ? blocks : 1;
+}
+
+// What is read and written after a block of `queue` begins: its outputs, the queries of the block that follows, and its share of
+// the keys and values of the head that follows, whose block `of_next_head` is.
+template <class O>
+void LookAhead(const Problem& p, const Plan& plan, const BlockQueue& queue, int64_t index, int64_t next, int64_t of_next_head,
+               RowPrefetch& ahead) {
+  constexpr int64_t kMostBytes = int64_t{512} << 10;  // of keys and values, which are to stay in L2
+  ahead.Clear();
+  const auto grid_of = [&](const BlockQueue::Task& task) {
+    return BlockGrid(p, p.sequences[static_cast<size_t>(task.sequence)], plan.rows);
+  };
+  const auto add_block = [&](int64_t block, const Rows& rows, DType dtype, int64_t depth) {
+    const BlockQueue::Task task = queue.At(block);
+    ahead.Add(rows, dtype, depth, p.sequences[static_cast<size_t>(task.sequence)], task.key_head, grid_of(task), task.block);
+  };
+  add_block(index, p.o, p.wide_outputs ? DTypeOf<typename O::Compute>::value : p.dtype, p.value_depth);
+  if (next < queue.size()) add_block(next, p.q, p.dtype, p.depth);
+  if (of_next_head >= queue.size() || p.page_tokens > 0) return;
+  const BlockQueue::Task task = queue.At(index), then = queue.At(of_next_head);
+  const Sequence& s = p.sequences[static_cast<size_t>(then.sequence)];
+  const int64_t keys = s.key_end - s.key_begin, blocks = grid_of(task).blocks;
+  if (s.tail != nullptr || keys * (p.depth + p.value_depth) * static_cast<int64_t>(SizeOf(p.dtype)) > kMostBytes) return;
+  const Interval share = {s.key_begin + keys * task.block / blocks, s.key_begin + keys * (task.block + 1) / blocks};
+  ahead.Add(p.k, p.dtype, p.depth, s, s.first_k, then.key_head, share);
+  ahead.Add(p.v, p.dtype, p.value_depth, s, s.first_k, then.key_head, share);
+}
+
 template <class O, int C, class Outputs = LaneOutputs<O, C>>
 void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
   const BlockQueue queue(p, plan.rows);
@@ -144,16 +183,38 @@ void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
     }
   }
   const int64_t pieces = states.pieces();
-  ctx.ParallelFor(queue.size() * pieces, [&](int64_t index, int worker) HWY_ATTR {
-    const BlockQueue::Task task = queue.At(index / pieces);
+  const auto with_block = [&](int64_t index, Workspace<O>& w, const auto& use) HWY_ATTR {
+    const BlockQueue::Task task = queue.At(index);
     const Sequence& s = p.sequences[static_cast<size_t>(task.sequence)];
-    Workspace<O>& w = WorkspaceOf<O>(ctx, worker);
-    [[maybe_unused]] const SessionOf<O> session;
     const Head<O> head = HeadOf(p, plan, task.sequence, task.key_head, w);
     const BlockGrid grid(p, s, plan.rows);
     ForwardBlock<O, C, Outputs> block(p, s, grid, task.key_head, task.block, w, head);
-    if (!states.kept()) return block.Compute();
-    block.ComputePiece(states, index / pieces, index % pieces);
+    use(block, grid.blocks);
+  };
+  if (states.kept()) {
+    return ctx.ParallelFor(queue.size() * pieces, [&](int64_t index, int worker) HWY_ATTR {
+      [[maybe_unused]] const SessionOf<O> session;
+      with_block(index / pieces, WorkspaceOf<O>(ctx, worker), [&](auto& block, int64_t) HWY_ATTR {
+        block.ComputePiece(states, index / pieces, index % pieces);
+      });
+    });
+  }
+  const int64_t per_task = BlocksPerTask(queue, ctx.num_threads());
+  ctx.ParallelFor((queue.size() + per_task - 1) / per_task, [&](int64_t task, int worker) HWY_ATTR {
+    [[maybe_unused]] const SessionOf<O> session;
+    Workspace<O>& w = WorkspaceOf<O>(ctx, worker);
+    const int64_t end = std::min((task + 1) * per_task, queue.size());
+    for (int64_t index = task * per_task; index < end; ++index) {
+      with_block(index, w, [&](auto& block, int64_t blocks_of_head) HWY_ATTR {
+        if constexpr (kGathers<O>) {  // others ask for what they need themselves
+          const int64_t skipped = per_task * (ctx.num_threads() - 1);  // which other threads take
+          const int64_t next = index + 1 < end ? index + 1 : index + 1 + skipped;
+          const int64_t of_next_head = index + blocks_of_head + (per_task > 1 ? skipped : 0);
+          LookAhead<O>(p, plan, queue, index, next, of_next_head, w.ahead);
+        }
+        block.Compute();
+      });
+    }
   });
 }
 
@@ -165,10 +226,6 @@ int64_t ScratchBytes(const Problem& p, const Plan& plan, int num_threads) {
   return Workspace<O>::Bytes(plan) + (states.Bytes() + num_threads - 1) / num_threads +
          BlockGroups<O>(p, plan, queue.size(), num_threads).Bytes(p, plan);
 }
-
-// Whether rows can be gathered: where they are in lanes, and keys where they are.
-template <class O>
-inline constexpr bool kGathers = !O::kMatrixTiles && !O::kKeysInLanes && !O::kQuantized;
 
 template <class O>
 void Forward(Context& ctx, const Problem& p) {
