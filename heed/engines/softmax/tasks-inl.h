@@ -138,7 +138,8 @@ void RunGroups(Context& ctx, const Problem& p, const Plan& plan, const BlockQueu
 inline int64_t BlocksPerTask(const BlockQueue& queue, int num_threads) {
   constexpr int64_t kMostBlocks = 4;
   const int64_t blocks = queue.most_blocks();
-  return blocks <= kMostBlocks && queue.size() >= blocks * kTasksPerThread * num_threads ? blocks : 1;
+  const bool few = 0 < blocks && blocks <= kMostBlocks;
+  return few && queue.size() >= blocks * kTasksPerThread * num_threads ? blocks : 1;
 }
 
 // What is read and written after a block of `queue` begins: its outputs, the queries of the block that follows, and its share of

@@ -130,6 +130,25 @@ TEST(PatternTest, ListsAreAsLongAsWhatIsKept) {
   EXPECT_EQ(Compile(SlidingWindow(255, 0), call).get(), Compile(SlidingWindow(255), call).get());
 }
 
+// What was compiled for a call is found for the same shape, and for no other that differs in one number.
+TEST(PatternTest, ListsAreOfTheShapeOfTheirCall) {
+  const Pattern pattern = BigBird(64, 1, 5);
+  const PatternCall call = {.Tq = 320, .Tk = 640, .query_heads = 4, .key_heads = 2, .starts = {320}};
+  const auto list = Compile(pattern, call);
+  EXPECT_EQ(Compile(pattern, call), list);
+  const auto other = [&](const auto& change) {
+    PatternCall changed = call;
+    change(changed);
+    return Compile(pattern, changed);
+  };
+  EXPECT_NE(other([](PatternCall& c) { c.Tq = 256; }), list);
+  EXPECT_NE(other([](PatternCall& c) { c.Tk = 704; }), list);
+  EXPECT_NE(other([](PatternCall& c) { c.query_heads = 6; }), list);
+  EXPECT_NE(other([](PatternCall& c) { c.key_heads = 1; }), list);
+  EXPECT_NE(other([](PatternCall& c) { c.batch = 1; }), list);
+  EXPECT_NE(other([](PatternCall& c) { c.starts = {0}; }), list);
+}
+
 TEST(PatternTest, BigBirdHasFixedBlocksAndDrawsTheRestOnce) {
   for (const int64_t nb : {12, 16, 40}) {
     const PatternCall call = {.Tq = nb * 64, .Tk = nb * 64, .query_heads = 3, .starts = {0}};
