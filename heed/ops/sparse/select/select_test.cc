@@ -359,6 +359,34 @@ TEST(SelectTest, PaddingIsNoBlockAndChangesNoChoice) {
 
 // --- as others define it -----------------------------------------------------------------------
 
+// A block that would be everybody's first choice, and with one NaN among its keys is nobody's.
+TEST(SelectTest, ABlockWithANaNComesLast) {
+  const int64_t T = 320, block = 32, best = 3, D = 5;
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    for (const Score score : {Score::kMean, Score::kBox}) {
+      for (uint64_t target = 0; target < AvailableTargets().size(); ++target) {
+        const Buffer q(dtype, {1, T, 1, D}), k(dtype, {1, T, 1, D});
+        for (int64_t i = 0; i < T; ++i) {
+          for (int64_t d = 0; d < D; ++d) {
+            q.Set({0, i, 0, d}, 1);
+            k.Set({0, i, 0, d}, i / block == best ? 5 : 1);
+          }
+        }
+        TopBlocksOptions options;
+        options.count = 3;
+        options.block = block;
+        options.score = score;
+        Context ctx(1);
+        SetTarget(ctx, target);
+        const auto last_row = [&] { return RowOf(TableOf(TopBlocks(ctx, q.view(), k.view(), options)), 0, T - 1, 0); };
+        EXPECT_TRUE(last_row().contains(best));
+        k.Set({0, best * block + 7, 0, D - 1}, std::nan(""));
+        EXPECT_FALSE(last_row().contains(best));
+      }
+    }
+  }
+}
+
 // MoBA: the gate is q by the mean of a chunk, minus infinity from the own chunk on, plus infinity at it; the k best.
 TEST(SelectTest, MobaIsASetting) {
   const int64_t T = 130, chunk = 16, top = 3, D = 8;
