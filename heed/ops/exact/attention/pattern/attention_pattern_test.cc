@@ -248,6 +248,14 @@ TEST_P(PatternPaths, BlocksHaveTheBitsOfTheirMask) {
   }
 }
 
+// Groups of keys add to the gradient of a row in turns. Who counts a group that the row skips would wait for it for ever.
+TEST_P(PatternPaths, GroupsOfKeysBetweenThoseThatARowKeepsHoldNobodyUp) {
+  Problem p = MakeProblem(GetParam(), {.B = 1, .Tq = 1100, .Tk = 1100, .Hq = 1, .Hkv = 1, .D = 8, .Dv = 8});
+  p.options.pattern = patterns::Streaming(3, 70);
+  const Comparison backward = Compare(MakeBackwardCase(WithGradients(p, 7), false), ctx_);
+  EXPECT_TRUE(backward.ok) << backward.message;
+}
+
 // Whatever shares lanes: heads of a group or none, odd numbers of rows, tiles kept in part, and values that are not finite
 // where no row looks.
 TEST_P(PatternPaths, RowBlocksHaveTheBitsOfTheirTiles) {
