@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -128,6 +129,19 @@ TEST_P(Tiles, TheLargestValuesStayFinite) {
   const Result r = RunForward(ctx_, p), expected = RunReference(p);
   for (int64_t i = 0; i < 40; ++i) {
     EXPECT_NEAR(r.o.Get({0, i, 0, 7}) / expected.o.Get({0, i, 0, 7}), 1, 1e-5);
+  }
+}
+
+// A row whose biases all are the most negative number has an lse of that size, which times log2(e) is beyond f32.
+TEST_P(Tiles, RowsOfTheMostNegativeBiasHaveFiniteGradients) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Problem p = Long(dtype);
+    const Buffer bias(DType::kF32, {40, kTk});
+    bias.FillNormal(3);
+    for (int64_t j = 0; j < kTk; ++j) bias.Set({5, j}, -std::numeric_limits<float>::max());
+    p.options.bias = Keep(p, bias);
+    const Comparison result = Compare(MakeBackwardCase(WithGradients(p, 7), false), ctx_);
+    EXPECT_TRUE(result.ok) << Name(dtype) << ": " << result.message;
   }
 }
 
