@@ -36,7 +36,7 @@ class RowPrefetch {
 
   // These tokens of a head of a tensor.
   void Add(const Rows& rows, DType dtype, int64_t depth, const Sequence& s, int64_t first, int64_t head, const Interval& tokens) {
-    if (rows.data == nullptr || tokens.empty() || num_tensors_ == kMostTensors) return;
+    if (rows.data == nullptr || depth == 0 || tokens.empty() || num_tensors_ == kMostTensors) return;
     const auto size = static_cast<int64_t>(SizeOf(dtype));
     const int64_t row = s.batch * rows.batch_stride + (first + tokens.begin) * rows.token_stride + head * rows.head_stride;
     tensors_[num_tensors_++] = {static_cast<const char*>(rows.data) + row * size, rows.token_stride * size, depth * size,
