@@ -101,14 +101,22 @@ HWY_INLINE V Exp2Fraction(D d, V r) {
   }
 }
 
-// Clamps to exponents that over- or underflow for certain, keeping NaN: where an
-// operand is NaN, x86 returns the second.
+// x within [-limit, limit], keeping NaN: where an operand is NaN, x86 returns the second.
+template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
+HWY_INLINE V WithinLimit(D d, V x, T limit) {
+  const V clamped = hn::Min(hn::Set(d, limit), hn::Max(hn::Set(d, -limit), x));
+#if HWY_ARCH_X86
+  return clamped;
+#else
+  return hn::IfThenElse(hn::IsNaN(x), x, clamped);
+#endif
+}
+
+// Clamps to exponents that over- or underflow for certain.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V ClampExponent(D d, V x) {
   using T = hn::TFromD<D>;
-  constexpr T kLimit = sizeof(T) == 4 ? T{160} : T{1100};
-  const V clamped = hn::Min(hn::Set(d, kLimit), hn::Max(hn::Set(d, -kLimit), x));
-  return hn::IfThenElse(hn::IsNaN(x), x, clamped);
+  return WithinLimit(d, x, sizeof(T) == 4 ? T{160} : T{1100});
 }
 
 // 2^x.
@@ -162,9 +170,7 @@ HWY_INLINE V Exp(D d, V x) {
   constexpr double kLow = sizeof(T) == 4 ? 1.925963033500e-8 : 2.0355273740931e-17;
   const V high = hn::Set(d, static_cast<T>(kHighExact));
   const V low = hn::Set(d, static_cast<T>(kLow));
-  constexpr T kLimit = sizeof(T) == 4 ? T{120} : T{800};
-  const V clamped = hn::Min(hn::Set(d, kLimit), hn::Max(hn::Set(d, -kLimit), x));
-  x = hn::IfThenElse(hn::IsNaN(x), x, clamped);
+  x = WithinLimit(d, x, sizeof(T) == 4 ? T{120} : T{800});
   const V n = hn::Round(hn::Mul(x, high));
 #if HWY_NATIVE_FMA
   const V r = hn::MulAdd(x, low, hn::MulSub(x, high, n));

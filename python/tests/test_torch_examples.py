@@ -43,10 +43,10 @@ def test_a_real_sentence_encoder(side):
     assert cosines.min() > 0.999999 and not torch.equal(ours, eager)
 
 
-def run(name):
+def run(name, *arguments):
     # Threads that spin while they wait would take the CPUs of whatever else the machine does.
     quiet = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-    return subprocess.run([sys.executable, ROOT / "examples" / name], capture_output=True, text=True, timeout=900, env=quiet)
+    return subprocess.run([sys.executable, ROOT / "examples" / name, *arguments], capture_output=True, text=True, timeout=900, env=quiet)
 
 
 def test_fine_tuning_gives_the_losses_of_pytorch():
@@ -56,8 +56,8 @@ def test_fine_tuning_gives_the_losses_of_pytorch():
     assert len(losses) == 6 and losses[-1][0] < losses[0][0] and all(abs(a - b) < 1e-4 for a, b in losses)
 
 
-def test_a_decoder_trained_from_nothing():
-    done = run("byte_model.py")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_a_decoder_trained_from_nothing():  # a third of the way; scripts/test --deep goes all of it
+    done = run("byte_model.py", "--steps", "60")
     bits = [float(b) for b in re.findall(r"^step +\d+  (\S+) bits/byte", done.stdout, re.M)]
-    assert bits[0] > 7.5 and bits[-1] < 2.9 and done.stdout.endswith("reached\n")
+    assert bits[0] > 7.5 and bits[-1] < 4.2, done.stdout + done.stderr
+    assert done.returncode == 1 and done.stdout.endswith("NOT reached\n")

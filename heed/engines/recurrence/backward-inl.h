@@ -34,6 +34,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "heed/core/carver.h"
 #include "heed/core/context.h"
@@ -288,7 +289,7 @@ class BackwardHead : HeadGradients<T> {
       y.out_stride = static_cast<ptrdiff_t>(g_.dv.token_stride);
     }
     y.row_decay = b_.rows.tile_decay;
-    y.lane_decay = b_.rows.value_tile_decay;
+    if (p_.has_value_decay) y.lane_decay = b_.rows.value_tile_decay;
     y.pairs = b_.pairs_against_time;
     Run<Decay::kRows>(y, n, true, by_value_, b_.d_state, prefetch);
     if (p_.has_value_decay) ValuePairGradients(n);
@@ -337,17 +338,17 @@ class BackwardHead : HeadGradients<T> {
   template <Decay kDecay>
   HWY_INLINE void Run(const Product<T>& x, size_t n, bool against_time,
                       const StateShape& shape, T* state, RowPrefetch& prefetch) {
+    const auto strips = [&](auto decay) HWY_ATTR {
+      Strips<decay.value>(d_, x, n, against_time, shape.rows, shape.begin, shape.end, state, prefetch);
+    };
     if (p_.has_value_decay) {
-      constexpr Decay kBoth =
-          kDecay == Decay::kLanes ? Decay::kLanesRows : Decay::kRowsLanes;
-      Strips<kBoth>(d_, x, n, against_time, shape.rows, shape.begin, shape.end, state,
-                    prefetch);
-    } else if (gated_) {
-      Strips<kDecay>(d_, x, n, against_time, shape.rows, shape.begin, shape.end, state,
-                     prefetch);
+      strips(std::integral_constant<Decay, kDecay == Decay::kLanes ? Decay::kLanesRows : Decay::kRowsLanes>());
+    } else if (!gated_) {
+      strips(std::integral_constant<Decay, Decay::kNone>());
+    } else if (scalar_) {
+      strips(std::integral_constant<Decay, Decay::kLanes>());
     } else {
-      Strips<Decay::kNone>(d_, x, n, against_time, shape.rows, shape.begin, shape.end,
-                           state, prefetch);
+      strips(std::integral_constant<Decay, kDecay>());
     }
   }
 

@@ -158,6 +158,9 @@ class ForwardHead {
       x.pairs = b_.pairs;
       if (p_.has_value_decay) {
         ValueGatedProduct(first, n, x, prefetch);
+      } else if (p_.gate == Gate::kScalar) {  // one decay of all rows is one of all lanes
+        Strips<Decay::kLanes>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end,
+                              b_.state, prefetch);
       } else {
         Strips<Decay::kRows>(d_, x, n, false, shape_.rows, shape_.begin, shape_.end,
                              b_.state, prefetch);

@@ -97,6 +97,12 @@ enum class Feature {
   kRandomRelu,  // max(w_j . y, 0) + 1e-3
 };
 
+// Whether each channel is mapped by itself.
+inline bool IsElementwise(Feature feature) {
+  return feature == Feature::kIdentity || feature == Feature::kElu1 || feature == Feature::kRelu ||
+         feature == Feature::kReluSquared || feature == Feature::kExp;
+}
+
 inline bool IsRandom(Feature feature) {
   return feature == Feature::kRandomExp || feature == Feature::kRandomRelu;
 }

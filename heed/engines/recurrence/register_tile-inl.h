@@ -32,8 +32,8 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 // stand in registers.
 inline constexpr int kMaxStrip = hs::kVectorRegisters == 32 ? 2 : 1;
 
-// Which way the state decays as it stands in the tile. Where both decay, keys come first, so
-// that a state and its transpose have the same bits.
+// Which way the state decays as it stands in the tile: one decay of all rows is one of all lanes.
+// Where both decay, keys come first, so that a state and its transpose have the same bits.
 enum class Decay { kNone, kRows, kLanes, kRowsLanes, kLanesRows };
 
 // A decay E - 1 between this and 0 is slow: hundreds of tiles are remembered.
@@ -43,6 +43,13 @@ inline constexpr T kSlow = T{-1} / 64;
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE hn::Mask<D> IsSlow(D d, V decay) {
   return hn::And(hn::Lt(decay, hn::Zero(d)), hn::Gt(decay, hn::Set(d, kSlow<hn::TFromD<D>>)));
+}
+
+// The same of one number, as integers: comparing floats would take turns from the products.
+template <class T>
+HWY_INLINE bool IsSlow(T decay) {
+  using TI = hwy::SignedFromSize<sizeof(T)>;
+  return hwy::BitCastScalar<TI>(decay) < hwy::BitCastScalar<TI>(kSlow<T>);  // below 0, more is nearer to it
 }
 
 // Asks for rows that the next block reads or writes: they lie far apart, where no hardware
@@ -106,8 +113,8 @@ struct Product {
   T* out;
   ptrdiff_t out_stride;
   // Per tile of kTileTokens: the decays E over it of rows and of lanes, each as E, or as
-  // E - 1 < 0 (TileDecay()), and under Decay::kRows the products of its tokens with each
-  // other, [TB][TB] in the order of processing.
+  // E - 1 < 0 (TileDecay()), and the products of its tokens with each other, [TB][TB] in the
+  // order of processing, or null. Decay::kLanes without a decay of lanes takes the first of the rows.
   const T *row_decay = nullptr, *lane_decay = nullptr;  // strides are those above
   const T* pairs = nullptr;
 };
@@ -120,7 +127,7 @@ struct Product {
 // bits. Gated, with decays folded into a and b so that all tokens read the state at the
 // beginning of the tile:
 //
-//   out_t = sum_r a_t[r] S[r]  [+ sum_{j <= t} pairs_tj w_j  under Decay::kRows]
+//   out_t = sum_r a_t[r] S[r]  [+ sum_{j <= t} pairs_tj w_j  under Decay::kRows and kLanes]
 //   S[r]  = decay S[r] + sum_t b_t[r] w_t
 //
 // which is 9 operations per state element and four tokens, against 12 with the gate of
@@ -143,7 +150,9 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
   bool any_slow = false;
   HWY_UNROLL(16)
   for (int c = 0; c < C; ++c) {
-    decay[c] = kByLane ? hn::Load(d, x.lane_decay + c * N) : hn::Zero(d);
+    decay[c] = !kByLane                  ? hn::Zero(d)
+               : x.lane_decay == nullptr ? hn::Set(d, *x.row_decay)
+                                         : hn::Load(d, x.lane_decay + c * N);
     less_one[c] = hn::Lt(decay[c], hn::Zero(d));
     slow[c] = IsSlow(d, decay[c]);
     rounded[c] = hn::AndNot(slow[c], less_one[c]);
@@ -157,21 +166,22 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
   const auto one_row = [&](size_t r) HWY_ATTR {
     const T* HWY_RESTRICT read = kRead ? x.read + r : nullptr;
     const T* HWY_RESTRICT write = x.write + r;
-    V s[C];
+    V s[C], before[C];
     HWY_UNROLL(16)
-    for (int c = 0; c < C; ++c) s[c] = hn::Load(d, state + c * N);
-    const auto read_out = [&](int t) HWY_ATTR {
-      const V a = hn::Set(d, read[t * row]);
-      HWY_UNROLL(16)
-      for (int c = 0; c < C; ++c) sum[t][c] = hn::MulAdd(a, s[c], sum[t][c]);
-    };
+    for (int c = 0; c < C; ++c) before[c] = s[c] = hn::Load(d, state + c * N);
+    // Gated, all tokens read the state before: so few of the chain of writes that is S are next
+    // to each other.
     const auto write_all = [&]() HWY_ATTR {
+      const V* seen = kGated ? before : s;
       HWY_UNROLL(16)
       for (int t = 0; t < TB; ++t) {
         const V b = hn::Set(d, write[t * row]);
         HWY_UNROLL(16)
         for (int c = 0; c < C; ++c) s[c] = hn::MulAdd(b, lanes[t][c], s[c]);
-        if constexpr (!kGated && kRead) read_out(t);
+        if constexpr (!kRead) continue;
+        const V a = hn::Set(d, read[t * row]);
+        HWY_UNROLL(16)
+        for (int c = 0; c < C; ++c) sum[t][c] = hn::MulAdd(a, seen[c], sum[t][c]);
       }
     };
     const auto decay_lanes = [&](const hn::Mask<D>* near) HWY_ATTR {
@@ -180,41 +190,40 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
         s[c] = hn::MulAdd(decay[c], s[c], hn::IfThenElseZero(near[c], s[c]));
       }
     };
-    const auto decay_row = [&](bool near) HWY_ATTR {
+    // Whether E or E - 1 stands there is said by a mask: a branch would be guessed wrong for one
+    // row of two where each has its own decay, which took a third of the time.
+    const auto decay_row = [&]() HWY_ATTR {
       const V of_row = hn::Set(d, x.row_decay[r]);
+      const V near = hn::BitCast(d, hn::BroadcastSignBit(hn::BitCast(hn::RebindToSigned<D>(), of_row)));
       HWY_UNROLL(16)
-      for (int c = 0; c < C; ++c) {
-        s[c] = near ? hn::MulAdd(of_row, s[c], s[c]) : hn::Mul(of_row, s[c]);
-      }
+      for (int c = 0; c < C; ++c) s[c] = hn::MulAdd(of_row, s[c], hn::And(near, s[c]));
     };
-    if constexpr (kGated) {
-      HWY_UNROLL(16)
-      for (int t = 0; kRead && t < TB; ++t) read_out(t);
-    }
     if constexpr (kDecay == Decay::kLanesRows) decay_lanes(less_one);
-    if constexpr (kDecay == Decay::kRowsLanes) decay_row(x.row_decay[r] < 0);
+    if constexpr (kDecay == Decay::kRowsLanes) decay_row();
     if constexpr (!kGated) {
       write_all();
-    } else if (kLanesLast ? any_slow : x.row_decay[r] < 0 && x.row_decay[r] > kSlow<T>) {
-      V before[C];
+    } else if (kLanesLast ? any_slow : IsSlow(x.row_decay[r])) {
+      V rest[C];
       HWY_UNROLL(16)
-      for (int c = 0; c < C; ++c) before[c] = s[c];
+      for (int c = 0; c < C; ++c) rest[c] = s[c];
       if constexpr (kLanesLast) {
         decay_lanes(rounded);
       } else {
-        decay_row(false);
+        const V of_row = hn::Set(d, x.row_decay[r]);
+        HWY_UNROLL(16)
+        for (int c = 0; c < C; ++c) s[c] = hn::Mul(of_row, s[c]);
       }
       write_all();
       HWY_UNROLL(16)
       for (int c = 0; c < C; ++c) {
-        s[c] = kLanesLast ? hn::MaskedAddOr(s[c], slow[c], before[c], s[c])
-                          : hn::Add(before[c], s[c]);
+        s[c] = kLanesLast ? hn::MaskedAddOr(s[c], slow[c], rest[c], s[c])
+                          : hn::Add(rest[c], s[c]);
       }
     } else {
       if constexpr (kLanesLast) {
         decay_lanes(less_one);
       } else {
-        decay_row(x.row_decay[r] < 0);
+        decay_row();
       }
       write_all();
     }
@@ -234,7 +243,7 @@ HWY_INLINE void StateTile(D d, const Product<T>& x, ptrdiff_t step, size_t num_r
   if constexpr (!kRead) return;
   HWY_UNROLL(16)
   for (int t = 0; t < TB; ++t) {
-    if constexpr (kDecay == Decay::kRows) {
+    if ((kDecay == Decay::kRows || kDecay == Decay::kLanes) && x.pairs != nullptr) {
       HWY_UNROLL(16)
       for (int j = 0; j <= t; ++j) {
         const V pair = hn::Set(d, x.pairs[t * TB + j]);
@@ -270,7 +279,7 @@ HWY_NOINLINE void StripOfBlock(D d, Product<T> x, size_t num_tokens, bool agains
     if (at.lane_decay != nullptr) {
       at.lane_decay += static_cast<ptrdiff_t>(tile) * x.lane_stride;
     }
-    if constexpr (kDecay == Decay::kRows) at.pairs += tile * kTile * kTile;
+    if (at.pairs != nullptr) at.pairs += tile * kTile * kTile;
     const ptrdiff_t step = against_time ? -1 : 1;
     switch (count) {
       case 1: StateTile<kDecay, kRead, 1, C>(d, at, step, num_rows, state, prefetch); break;

@@ -278,6 +278,9 @@ class RowReader {
     if (feature != Feature::kTaylor) {
       LoadRows(d, from, s_, key_head_, first, n, size_, to, row_);
       if (feature == Feature::kIdentity) return;
+      if (IsElementwise(feature) && size_ == row_) {  // one long row, as nothing has to stay 0
+        return MapFeatures(d, feature, to, inner, n * row_, n * row_, to);
+      }
       for (size_t t = 0; t < n; ++t) {
         T* x = to + t * row_;
         if (feature != Feature::kSoftmaxOfTokens) {

@@ -28,7 +28,7 @@ namespace heed::softmax::HWY_NAMESPACE {
 // Whether rows are in lanes and keys where they are, multiplied by vectors: such rows can be gathered, and what is read ahead
 // is asked for between register tiles.
 template <class O>
-inline constexpr bool kGathers = !O::kMatrixTiles && !O::kKeysInLanes && !O::kQuantized;
+inline constexpr bool kRowsInLanes = !O::kMatrixTiles && !O::kKeysInLanes && !O::kQuantized;
 
 // Keys that sequences share: each segment of them once, for the queries of all.
 template <class O, int C, class Outputs>
@@ -207,7 +207,7 @@ void RunBlocks(Context& ctx, const Problem& p, const Plan& plan) {
     const int64_t end = std::min((task + 1) * per_task, queue.size());
     for (int64_t index = task * per_task; index < end; ++index) {
       with_block(index, w, [&](auto& block, int64_t blocks_of_head) HWY_ATTR {
-        if constexpr (kGathers<O>) {  // others ask for what they need themselves
+        if constexpr (kRowsInLanes<O>) {  // others ask for what they need themselves
           const int64_t skipped = per_task * (ctx.num_threads() - 1);  // which other threads take
           const int64_t next = index + 1 < end ? index + 1 : index + 1 + skipped;
           const int64_t of_next_head = index + blocks_of_head + (per_task > 1 ? skipped : 0);
@@ -230,7 +230,7 @@ int64_t ScratchBytes(const Problem& p, const Plan& plan, int num_threads) {
 
 template <class O>
 void Forward(Context& ctx, const Problem& p) {
-  if constexpr (kGathers<O>) {
+  if constexpr (kRowsInLanes<O>) {
     if (p.gathers()) return RunGathered<O>(ctx, p);
   }
   const Plan plan = MakePlan<O>(p);
@@ -248,7 +248,7 @@ void Forward(Context& ctx, const Problem& p) {
 
 template <class O>
 int64_t ForwardWorkspace(const Context& ctx, const Problem& p) {
-  if constexpr (kGathers<O>) {
+  if constexpr (kRowsInLanes<O>) {
     if (p.gathers()) {
       const GatheredPlan<O> cut(p, ctx.num_threads());
       return Workspace<O>::Bytes(cut.plan) + cut.Bytes(p);
