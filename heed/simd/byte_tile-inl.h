@@ -66,31 +66,32 @@ HWY_INLINE void DotByteTile(D d, RowsInHand<int8_t>& rows, size_t begin, size_t 
     HWY_UNROLL(4)
     for (int b = 0; b < B; ++b) {
       rows.AskForVectors(d);
-      V v[N];
-      HWY_UNROLL(32)
-      for (size_t i = 0; i < N; ++i) {
-        const int8_t* at = row(static_cast<size_t>(b) * N + i) + e;
-        const auto stored =
-            rest == kBytes ? hn::LoadU(signed_bytes, at) : hn::LoadN(signed_bytes, at, rest);
-        v[i] = hn::BitCast(d, hn::Xor(hn::BitCast(bytes, stored), sign));
-      }
-      Transpose(d, v);
+      const auto at = [&](size_t i) HWY_ATTR { return row(static_cast<size_t>(b) * N + i) + e; };
       const int32_t* HWY_RESTRICT word = digits + e / 4 * kDigits * N;
-      HWY_UNROLL(32)
-      for (size_t i = 0; i < N; ++i) {
-        if (4 * i >= rest) break;
+      const auto add = [&](size_t i, V column) HWY_ATTR {
+        const auto unsigned_bytes = hn::Xor(hn::BitCast(bytes, column), sign);
         HWY_UNROLL(8)
         for (int r = 0; r < R; ++r) {
           HWY_UNROLL(3)
           for (int k = 0; k < kDigits; ++k) {
-            const size_t at = (i * kDigits + static_cast<size_t>(k)) * N;
+            const size_t digit = (i * kDigits + static_cast<size_t>(k)) * N;
             sum[b][r][k] = hn::SumOfMulQuadAccumulate(
-                di, hn::BitCast(bytes, v[i]),
-                hn::BitCast(signed_bytes, hn::Set(di, word[at + static_cast<size_t>(r)])),
+                di, unsigned_bytes,
+                hn::BitCast(signed_bytes, hn::Set(di, word[digit + static_cast<size_t>(r)])),
                 sum[b][r][k]);
           }
         }
+      };
+      if (rest == kBytes) {
+        ForWordColumns<(R > 4)>(d, at, add);
+        continue;
       }
+      V v[N];
+      HWY_UNROLL(32)
+      for (size_t i = 0; i < N; ++i) v[i] = hn::BitCast(d, hn::LoadN(signed_bytes, at(i), rest));
+      Transpose(d, v);
+      HWY_UNROLL(32)
+      for (size_t i = 0; i < N && 4 * i < rest; ++i) add(i, v[i]);
     }
   }
   const auto* HWY_RESTRICT units = reinterpret_cast<const float*>(starts + kDigits * N);

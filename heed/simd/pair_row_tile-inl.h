@@ -51,23 +51,24 @@ HWY_INLINE void DotPairRowTile(D d, RowsInHand<BF16>& rows, size_t begin, size_t
     HWY_UNROLL(8)
     for (int b = 0; b < B; ++b) {
       rows.AskForVectors(d);
-      V v[N];
-      HWY_UNROLL(32)
-      for (size_t i = 0; i < N; ++i) {
-        const uint16_t* at = row(static_cast<size_t>(b) * N + i) + e;
-        v[i] = hn::BitCast(d, rest == kStep ? hn::LoadU(halves, at)
-                                            : hn::LoadN(halves, at, rest));
-      }
-      Transpose(d, v);
-      HWY_UNROLL(32)
-      for (size_t i = 0; i < N; ++i) {
-        if (2 * i >= rest) break;
+      const auto at = [&](size_t i) HWY_ATTR { return row(static_cast<size_t>(b) * N + i) + e; };
+      const auto add = [&](size_t i, V column) HWY_ATTR {
         HWY_UNROLL(8)
         for (int r = 0; r < R; ++r) {
-          sum[b][r] = DotPairs(d, hn::BitCast(words, v[i]),
+          sum[b][r] = DotPairs(d, hn::BitCast(words, column),
                                hn::Set(words, x[i * N + static_cast<size_t>(r)]), sum[b][r]);
         }
+      };
+      if (rest == kStep) {
+        ForWordColumns<(R > 4)>(d, at, add);
+        continue;
       }
+      V v[N];
+      HWY_UNROLL(32)
+      for (size_t i = 0; i < N; ++i) v[i] = hn::BitCast(d, hn::LoadN(halves, at(i), rest));
+      Transpose(d, v);
+      HWY_UNROLL(32)
+      for (size_t i = 0; i < N && 2 * i < rest; ++i) add(i, v[i]);
     }
   }
   HWY_UNROLL(8)

@@ -185,41 +185,90 @@ constexpr size_t kColumns = hn::MaxLanes(D()) * (std::is_same_v<S, BF16>     ? 2
                                                  : std::is_same_v<S, int8_t> ? 4
                                                                              : 1);
 
-// f(column, vector), widened, for kColumns of N rows, row(j) being where row j begins.
-template <class D, class S, class Row, class F, class V = hn::Vec<D>>
+// Block b of 128 bits of the vector is that of row 4 b + i: what is put into its place as it is loaded needs no
+// shuffle, which transposes have too many of.
+template <class D, class Row>
+HWY_INLINE hn::Vec<D> LoadBlocks(D d, const Row& row, size_t i) {
+  constexpr size_t kBlocks = hn::MaxLanes(D()) / 4;
+  const hn::Repartition<uint8_t, D> bytes;
+  const hn::CappedTag<uint8_t, 16> of_block;
+  const auto block = [&](size_t b) HWY_ATTR {
+    return hn::LoadU(of_block, reinterpret_cast<const uint8_t*>(row(4 * b + i)));
+  };
+  if constexpr (kBlocks == 1) {
+    return hn::BitCast(d, block(0));
+  } else if constexpr (kBlocks == 2) {
+    return hn::BitCast(d, hn::Combine(bytes, block(1), block(0)));
+  } else {
+    static_assert(kBlocks == 4);
+    const hn::Half<decltype(bytes)> half;
+    return hn::BitCast(d, hn::Combine(bytes, hn::Combine(half, block(3), block(2)), hn::Combine(half, block(1), block(0))));
+  }
+}
+
+// v[i] becomes column i of four, of words, row(j) being where they begin in row j of N.
+template <class D, class Row, class V = hn::Vec<D>>
+HWY_INLINE void LoadFourColumns(D d, const Row& row, V* HWY_RESTRICT v) {
+  const hn::Repartition<double, D> wide;
+  const V a = LoadBlocks(d, row, 0), b = LoadBlocks(d, row, 1);
+  const V c = LoadBlocks(d, row, 2), e = LoadBlocks(d, row, 3);
+  const auto ab0 = hn::BitCast(wide, hn::InterleaveLower(d, a, b));
+  const auto ab1 = hn::BitCast(wide, hn::InterleaveUpper(d, a, b));
+  const auto ce0 = hn::BitCast(wide, hn::InterleaveLower(d, c, e));
+  const auto ce1 = hn::BitCast(wide, hn::InterleaveUpper(d, c, e));
+  v[0] = hn::BitCast(d, hn::InterleaveLower(wide, ab0, ce0));
+  v[1] = hn::BitCast(d, hn::InterleaveUpper(wide, ab0, ce0));
+  v[2] = hn::BitCast(d, hn::InterleaveLower(wide, ab1, ce1));
+  v[3] = hn::BitCast(d, hn::InterleaveUpper(wide, ab1, ce1));
+}
+
+// f(i, column i) of N rows of N words of 32 bits, row(j) being where row j begins: of four columns after the other, or
+// once all of them are there. Measured: for one to four products of a column the former is 6 to 10 % faster, for
+// eight the latter 15 %.
+template <bool kAllAtOnce, class D, class Row, class F, class V = hn::Vec<D>>
+HWY_INLINE void ForWordColumns(D d, const Row& row, const F& f) {
+  constexpr size_t N = hn::MaxLanes(D()), kFour = 16 / sizeof(*row(0));
+  V v[N];
+  HWY_UNROLL(4)
+  for (size_t i = 0; i < N; i += 4) {
+    LoadFourColumns(d, [&](size_t j) HWY_ATTR { return row(j) + i / 4 * kFour; }, v + i);
+    HWY_UNROLL(4)
+    for (size_t k = i; !kAllAtOnce && k < i + 4; ++k) f(k, v[k]);
+  }
+  HWY_UNROLL(32)
+  for (size_t i = 0; kAllAtOnce && i < N; ++i) f(i, v[i]);
+}
+
+// f(column, vector), widened, for kColumns of N rows, row(j) being where row j begins; R products of each follow.
+template <int R, class D, class S, class Row, class F, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void ForColumns(D d, const Row& row, const F& f) {
   constexpr size_t N = hn::MaxLanes(D());
   const hn::RebindToUnsigned<D> words;
-  const hn::Repartition<uint16_t, D> halves;
-  const hn::Repartition<int8_t, D> bytes;
   const hn::RebindToSigned<D> integers;
-  V v[N];
-  HWY_UNROLL(32)
-  for (size_t i = 0; i < N; ++i) {
+  const auto widened = [&](size_t i, V v) HWY_ATTR {
     if constexpr (std::is_same_v<S, BF16>) {
-      v[i] = hn::BitCast(d, hn::LoadU(halves, reinterpret_cast<const uint16_t*>(row(i))));
-    } else if constexpr (std::is_same_v<S, int8_t>) {
-      v[i] = hn::BitCast(d, hn::LoadU(bytes, row(i)));
-    } else {
-      v[i] = LoadWide(d, row(i));
-    }
-  }
-  Transpose(d, v);
-  HWY_UNROLL(32)
-  for (size_t i = 0; i < N; ++i) {
-    if constexpr (std::is_same_v<S, BF16>) {
-      const auto both = hn::BitCast(words, v[i]);
+      const auto both = hn::BitCast(words, v);
       f(2 * i, hn::BitCast(d, hn::ShiftLeft<16>(both)));
       f(2 * i + 1, hn::BitCast(d, hn::And(both, hn::Set(words, 0xFFFF0000u))));
     } else if constexpr (std::is_same_v<S, int8_t>) {
-      const auto all = hn::BitCast(integers, v[i]);
+      const auto all = hn::BitCast(integers, v);
       f(4 * i, hn::ConvertTo(d, hn::ShiftRight<24>(hn::ShiftLeft<24>(all))));
       f(4 * i + 1, hn::ConvertTo(d, hn::ShiftRight<24>(hn::ShiftLeft<16>(all))));
       f(4 * i + 2, hn::ConvertTo(d, hn::ShiftRight<24>(hn::ShiftLeft<8>(all))));
       f(4 * i + 3, hn::ConvertTo(d, hn::ShiftRight<24>(all)));
     } else {
-      f(i, v[i]);
+      f(i, v);
     }
+  };
+  if constexpr (sizeof(T) == 4 && N >= 4 && (std::is_same_v<S, T> || kColumns<D, S> > N)) {
+    ForWordColumns<(R > 4)>(d, row, widened);
+  } else {
+    V v[N];
+    HWY_UNROLL(32)
+    for (size_t i = 0; i < N; ++i) v[i] = LoadWide(d, row(i));
+    Transpose(d, v);
+    HWY_UNROLL(32)
+    for (size_t i = 0; i < N; ++i) widened(i, v[i]);
   }
 }
 
@@ -298,7 +347,7 @@ HWY_INLINE void DotTile(D d, RowsInHand<S>& rows, size_t begin, size_t count, si
     HWY_UNROLL(8)
     for (int b = 0; b < B; ++b) {
       rows.AskForVectors(d);
-      ForColumns<D, S>(
+      ForColumns<R, D, S>(
           d, [&](size_t i) HWY_ATTR { return row(static_cast<size_t>(b) * N + i) + e; },
           [&](size_t i, V column) HWY_ATTR {
             add(b, i, column);

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "heed/engines/softmax/block-inl.h"
 #include "heed/engines/softmax/decay_logits-inl.h"
@@ -319,8 +320,40 @@ template <bool kFlagMasked>
 void SegmentPass<O, C, Outputs>::RescaledTile(const Tile& tile, bool first, V* m, V* l) {
   Run runs[2 * C + 1];
   const int num_runs = this->SplitTile(tile, runs);
-  const int64_t origin = tile.keys.begin;
   V max[C];
+  TileLogits<kFlagMasked>(tile, runs, num_runs, max);
+  AddTile<kFlagMasked>(tile, runs, num_runs, max, first, m, l);
+}
+
+template <class O, int C, class Outputs>
+void SegmentPass<O, C, Outputs>::StreamedTiles(const Tile& tiles, bool first, V* m, V* l) {
+  constexpr int64_t kTile = O::kGrid.tile;
+  V max[O::kGrid.segment / kTile][C];
+  T* const logits = w_.logits;
+  const auto for_tiles = [&](const auto& f) HWY_ATTR {
+    Tile tile = tiles;
+    for (int64_t i = 0; tile.keys.begin < tiles.keys.end; ++i, tile.grid += kTile) {
+      tile.keys.end = std::min(tile.grid + kTile, tiles.keys.end);
+      w_.logits = logits + static_cast<size_t>(i * kTile) * W;
+      f(tile, Run{tile.keys.begin, tile.keys.end, 0, C}, max[i], i == 0);
+      tile.keys.begin = tile.keys.end;
+    }
+    w_.logits = logits;
+  };
+  // That of the tile at hand, which is none of these, asks for keys that follow.
+  const int64_t until = std::exchange(this->keys_until_, tiles.until);
+  for_tiles([&](const Tile& tile, const Run& run, V* of_tile, bool) HWY_ATTR {
+    TileLogits<false>(tile, &run, 1, of_tile);
+  });
+  for_tiles([&](const Tile& tile, const Run& run, V* of_tile, bool is_first) HWY_ATTR {
+    AddTile<false>(tile, &run, 1, of_tile, first && is_first, m, l);
+  });
+  this->keys_until_ = until;
+}
+
+template <class O, int C, class Outputs>
+template <bool kFlagMasked>
+void SegmentPass<O, C, Outputs>::TileLogits(const Tile& tile, const Run* runs, int num_runs, V* max) {
   for (int c = 0; c < C; ++c) {
     max[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
   }
@@ -328,15 +361,21 @@ void SegmentPass<O, C, Outputs>::RescaledTile(const Tile& tile, bool first, V* m
   for (int r = 0; r < num_runs; ++r) {
     this->Logits(runs[r], tile, kFlagMasked, max);
   }
+}
 
+template <class O, int C, class Outputs>
+template <bool kFlagMasked>
+void SegmentPass<O, C, Outputs>::AddTile(const Tile& tile, const Run* runs, int num_runs, const V* of_tile, bool first,
+                                         V* m, V* l) {
+  const int64_t origin = tile.keys.begin;
   V shift[C], rescale[C];
   for (int c = 0; c < C; ++c) {
     const auto vector = static_cast<size_t>(c);
-    max[c] = hn::Max(this->WithRow(max[c], vector), m[c]);
-    shift[c] = this->Shift(max[c]);
+    const V max = hn::Max(this->WithRow(of_tile[c], vector), m[c]);
+    shift[c] = this->Shift(max);
     rescale[c] = Weight(d_, hn::Sub(m[c], shift[c]));
     shift[c] = this->WithoutRow(shift[c], vector);
-    m[c] = max[c];
+    m[c] = max;
     l[c] = hn::Mul(l[c], rescale[c]);
   }
   for (int r = 0; r < num_runs; ++r) {

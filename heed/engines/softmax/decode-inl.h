@@ -387,6 +387,7 @@ Plan DecodePlan(const Problem& p) {
   Plan plan = MakePlan<O>(p, /*vectors=*/1);
   plan.rows = DecodeRows<O>();
   plan.outputs = RowOutputs<O>::Size(p.value_depth, plan.rows);
+  if (!O::kQuantized) plan.logits *= O::kGrid.segment / O::kGrid.tile;  // StreamedTiles() keeps those of a segment
   return plan;
 }
 

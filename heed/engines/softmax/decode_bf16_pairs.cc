@@ -16,7 +16,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-HEED_COMPILE_ROWS(PairDecodeOperands)
+HEED_COMPILE_STREAMED_ROWS(PairDecodeOperands)
 
 Passes DecodePairs() { return DecodePasses<PairDecodeOperands>(); }
 

@@ -13,7 +13,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-HEED_COMPILE_ROWS(DecodeOperands<float>)
+HEED_COMPILE_STREAMED_ROWS(DecodeOperands<float>)
 
 Passes DecodeF32() { return DecodePasses<DecodeOperands<float>>(); }
 

@@ -13,7 +13,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 
-HEED_COMPILE_ROWS(DecodeOperands<double>)
+HEED_COMPILE_STREAMED_ROWS(DecodeOperands<double>)
 
 Passes DecodeF64() { return DecodePasses<DecodeOperands<double>>(); }
 

@@ -44,6 +44,9 @@ HWY_AFTER_NAMESPACE();
   HEED_COMPILE_PASS(O, 1, RowOutputs<O>) \
   HEED_COMPILE_VALUES(O, false)          \
   HEED_COMPILE_VALUES(O, true)
+#define HEED_COMPILE_STREAMED_ROWS(O) \
+  HEED_COMPILE_ROWS(O)                \
+  template void SegmentPass<O, 1, RowOutputs<O>>::StreamedTiles(const Tile&, bool, hn::Vec<O::D>*, hn::Vec<O::D>*);
 #endif  // HEED_COMPILE_ROWS
 
 #endif  // HEED_ENGINES_SOFTMAX_DECODE_PARTS_INL_H_

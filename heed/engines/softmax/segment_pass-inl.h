@@ -61,21 +61,22 @@ class SegmentPass : protected BlockOf<O, C> {
     any_tile_ = false;
     int64_t segment = -1;
     bool first_tile = true;
-    Interval piped;  // tiles that are left to be computed together
+    Tile joined;  // tiles of a segment that are left to be computed together
     const auto flush = [&]() HWY_ATTR {
-      if constexpr (O::kMatrixTiles) this->WholeTiles(piped, m, l, outputs_);
-      piped = {};
+      if (joined.keys.empty()) return;
+      if constexpr (O::kMatrixTiles) this->WholeTiles(joined.keys, m, l, outputs_);
+      if constexpr (kStreams) StreamedTiles(joined, first_tile, m, l);
+      first_tile = false;
+      any_tile_ = true;
+      joined = {};
     };
     this->ForTiles([&](const Tile& tile) HWY_ATTR {
-      bool pipes = false;
+      bool joins = false;
       if constexpr (O::kMatrixTiles && !kFlagMasked) {
-        pipes = tile.segment == segment && this->CanPipe(tile);
+        joins = tile.segment == segment && this->CanPipe(tile);
       }
-      if (pipes && (piped.empty() || piped.end == tile.keys.begin)) {
-        piped = {piped.empty() ? tile.keys.begin : piped.begin, tile.keys.end};
-        return;
-      }
-      flush();
+      if constexpr (kStreams && !kFlagMasked) joins = CanStream(tile);
+      if (!joins || tile.segment != segment || joined.keys.end != tile.keys.begin) flush();
       if (tile.segment != segment) {
         if (segment >= 0) finish(segment, m, l);
         segment = tile.segment;
@@ -84,6 +85,11 @@ class SegmentPass : protected BlockOf<O, C> {
           m[c] = hn::Set(d_, -std::numeric_limits<T>::infinity());
           l[c] = hn::Zero(d_);
         }
+      }
+      if (joins) {
+        if (joined.keys.empty()) joined = tile;
+        joined.keys.end = tile.keys.end;
+        return;
       }
       if constexpr (O::kMatrixTiles) {
         this->template OneTile<kFlagMasked>(tile, first_tile, m, l, outputs_);
@@ -102,6 +108,22 @@ class SegmentPass : protected BlockOf<O, C> {
   HWY_NOINLINE void RescaledTile(const Tile& tile, bool first, V* m, V* l);
 
  private:
+  // Memory bounds what few rows take, and it reads the keys of a segment and then its values a tenth to a fifth
+  // faster than 64 of each in turn. So the logits of all its tiles come first; the rest of each is what it was.
+  static constexpr bool kStreams = O::kKeysInLanes && !O::kQuantized;
+  bool CanStream(const Tile& tile) const {
+    return tile.full && !p_.has_pattern && p_.mask.data == nullptr && p_.segments_q.empty() && !p_.forgets;
+  }
+
+  // RescaledTile() of each tile of these keys, a segment's at most, that `tiles` begins with.
+  HWY_NOINLINE void StreamedTiles(const Tile& tiles, bool first, V* m, V* l);
+
+  // The parts of RescaledTile(): maxima of the tile's logits, and what becomes of them.
+  template <bool kFlagMasked>
+  HWY_INLINE void TileLogits(const Tile& tile, const Run* runs, int num_runs, V* max);
+  template <bool kFlagMasked>
+  HWY_NOINLINE void AddTile(const Tile& tile, const Run* runs, int num_runs, const V* of_tile, bool first, V* m, V* l);
+
   // P of a run from its S, in the same place: the operands of the second product,
   // kKeyStep keys to a row.
   template <bool kFlagMasked>
