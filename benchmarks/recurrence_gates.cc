@@ -19,11 +19,12 @@ struct Kind {
   const char* variant;
   double zen4[2], intel[2];
   double backward_zen4[2] = {.55, .55}, backward_intel[2] = {.48, .48};
+  double twelve_heads_zen4 = .60;  // of 64 channels, forward
 };
 
 constexpr Kind kKinds[] = {
-    {"linear", "linear_attention", "identity", {.72, .75}, {.67, .63}},
-    {"normalised", "linear_attention", "elu1", {.72, .75}, {.67, .63}},
+    {"linear", "linear_attention", "identity", {.72, .75}, {.67, .63}, {.55, .55}, {.48, .48}, .72},
+    {"normalised", "linear_attention", "elu1", {.72, .75}, {.67, .63}, {.55, .55}, {.48, .48}, .72},
     {"scalar gate", "simple_gla", "", {.65, .65}, {.60, .60}},
     {"vector gate", "gla", "", {.60, .60}, {.54, .54}},
     {"mlstm", "mlstm", "", {.60, .60}, {.54, .54}},
@@ -55,6 +56,10 @@ std::vector<Line> RecurrenceLines() {
         const double intel = forward ? kind.intel[i] : kind.backward_intel[i];
         const std::string name = Format("{} {} T 2048 d {}", kind.name, pass, D);
         lines.push_back(OfPeak(name, SideOf(kind, pass, 2048, 4, D), zen4, intel));
+        if (D == 64) {  // rows of a head lie 3 KiB apart
+          lines.push_back(OfPeak(name + ", 12 heads", SideOf(kind, pass, 2048, 12, D),
+                                 forward ? kind.twelve_heads_zen4 : .50, kNone));
+        }
         if (os::NumUsableCpus() < 2) continue;
         for (const int64_t heads : {4, 1}) {
           AddTwoThreads(Format("{}, {} head{}", name, heads, heads > 1 ? "s" : ""),
