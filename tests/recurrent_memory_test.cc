@@ -52,21 +52,25 @@ Formula FormulaOf(const Call& call, int64_t threads) {
   const int64_t columns = d.value_decay ? E * 64 * (2 * V + V / 4) : 0;
   const int64_t backward_columns =
       d.value_decay ? E * (blocks * 64 * V + K * V + 64 * (3 * V + V / 4)) : 0;
-  const int64_t backward_rows = (ungated ? 5 : 6 + gate) + (d.normalize ? 1 : 0);
+  const int64_t backward_rows = (ungated ? 5 : 7) + (d.normalize ? 1 : 0);
   const int64_t few = 12 << 10;
   const bool scalar = gate == 1;
   const Explanation explained = Explain("test", Context(1), d, call.Views(), call.options);
   const int64_t K32 = (q.size(3) + 31) / 32 * 32, V32 = (value_size + 31) / 32 * 32;
   const int64_t in_tiles = 4 * K32 * V32 + 576 * K32 + 128 * V32 + (62 << 10);
   const bool tiles = explained.kernel == "recurrence_tiles";
+  // Of all blocks: states and products of pairs of tokens where there is a gate, dq by channel, the normaliser.
+  const int64_t of_block = (ungated ? 0 : K * V + 256) + (by_key ? 64 * K : 0) + (d.normalize ? K + 129 : 0);
+  const int64_t states = ungated ? 3 : 2;
   Formula f = {threads * (E * (K * V + 64 * ((2 + gate) * K + 2 * V)) + columns + few),
-          threads * (E * (blocks * K * V + 2 * K * V + 64 * (backward_rows * K + 3 * V)) +
+          threads * (E * (blocks * of_block + states * K * V + 64 * (backward_rows * K + 3 * V)) +
                      backward_columns + few) +
               (HV > H ? 2 * E * B * T * H * K : 0) +
               (scalar ? E * B * T * HV * ((K + 31) / 32) : 0) + 8 * constants * B * HV * K +
               few};
   if (!tiles) return f;
-  return {threads * (in_tiles + few), f.backward + threads * in_tiles};
+  const int64_t borders = ungated ? 4 * blocks * K * V : 0;
+  return {threads * (in_tiles + few), f.backward + threads * (in_tiles + borders)};
 }
 
 int64_t BackwardBytes(const Context& ctx, const Call& call) {

@@ -37,35 +37,44 @@ template <class T>
 struct BackwardBuffers {
   BlockRows<T> rows;
   T *read, *write, *pairs, *pairs_against_time;  // of gated recurrences
-  T* value_pairs;                                             // [tiles][TB][TB]
+  T* value_pairs;   // [tiles of the sequence][TB][TB]
   T *v, *d_o, *dv;  // [kBlock][value_row]
-  T *dq, *dk;       // [kBlock][row]
+  T* dq;            // [kBlock][row], or of all tokens
+  T* dk;            // [kBlock][row]
   T* d_decay;       // the same
   T* d_bonus;       // [row]
   // Gates of columns need d_o decayed from the beginnings of tiles, o of all tokens and the
   // state that it is read from, <S, D> by column.
   T *value_read, *outputs, *state, *value_suffix;
   T* denominators;  // [kBlock]
+  T *inverses, *d_denominators;  // of all tokens: 1 / d_t, and the gradient of z . q
   T *z, *border_z, *suffix;     // [kBlock][row] of a block, [row], [row]
   T *d_state, *d_transposed;    // D [K][V], D^T [V or V + 1][K]
-  T *borders, *borders_z;       // S^T [V][K] and z [K] before each block
-  T* borders_m;                 // and m, of running maxima
+  T* borders;                   // S^T [V][K] after each block, or of the current one
+  T *borders_z, *borders_m;     // z [K] and m before each block, and after the last
   // Random features need W packed, the gradient of W, [kBlock][padded key_size] and [kBlock].
   T *projection, *d_projection, *d_raw, *feature_sums;
   int64_t border_size, border_z_size;
 
-  static int64_t Bytes(const Problem& p, int64_t columns) {
-    BackwardBuffers unused = {};
-    return unused.LayOut(p, columns, nullptr);
+  // What the gradients of decays need of all blocks: dq where decays have channels, and states, which a kernel of
+  // chunks computes all beforehand. Decays of random features have no gradient.
+  static bool KeepsQueryGradients(const Problem& p) { return p.gate == Gate::kKey; }
+  static bool KeepsBorders(const Problem& p, bool in_chunks) {
+    return in_chunks || (p.gate != Gate::kNone && !IsRandom(p.feature));
   }
-  void Init(const Problem& p, int64_t columns) { LayOut(p, columns, this); }
+
+  static int64_t Bytes(const Problem& p, int64_t columns, bool in_chunks) {
+    BackwardBuffers unused = {};
+    return unused.LayOut(p, columns, in_chunks, nullptr);
+  }
+  void Init(const Problem& p, int64_t columns, bool in_chunks) { LayOut(p, columns, in_chunks, this); }
 
   T* Border(int64_t block) const { return borders + block * border_size; }
   T* BorderZ(int64_t block) const { return borders_z + block * border_z_size; }
 
  private:
   // `columns`: the widest part of a row of keys.
-  int64_t LayOut(const Problem& p, int64_t columns, void* base) {
+  int64_t LayOut(const Problem& p, int64_t columns, bool in_chunks, void* base) {
     Carver carver(base, (sizeof(BackwardBuffers) + 127) / 128 * 128);
     const auto row = static_cast<int64_t>(Padded<T>(p.features()));
     const auto value_row = static_cast<int64_t>(ValueRow<T>(p));
@@ -73,18 +82,18 @@ struct BackwardBuffers {
     const bool gated = p.gate != Gate::kNone;
     int64_t blocks = 0;
     for (const Sequence& s : p.sequences) blocks = std::max(blocks, NumBlocks(s.count));
-    border_size = p.value_size * columns;
+    border_size = KeepsBorders(p, in_chunks) ? p.value_size * columns : 0;
     border_z_size = p.normalize ? row : 0;
     rows.LayOut(p, carver);
     carver.Next(read, gated ? block * row : 0);
     carver.Next(write, gated ? block * row : 0);
     carver.Next(pairs, gated ? block * tile : 0);
     carver.Next(pairs_against_time, gated ? block * tile : 0);
-    carver.Next(value_pairs, gated ? block * tile : 0);
+    carver.Next(value_pairs, gated ? blocks * block * tile : 0);
     carver.Next(v, block * value_row);
     carver.Next(d_o, block * value_row);
     carver.Next(dv, block * value_row);
-    carver.Next(dq, block * row);
+    carver.Next(dq, (KeepsQueryGradients(p) ? blocks : 1) * block * row);
     carver.Next(dk, block * row);
     carver.Next(d_decay, p.gate == Gate::kKey ? block * row : 0);
     carver.Next(d_bonus, p.has_bonus ? row : 0);
@@ -94,14 +103,16 @@ struct BackwardBuffers {
     carver.Next(state, by_value ? p.features() * value_row : 0);
     carver.Next(value_suffix, by_value ? value_row : 0);
     carver.Next(denominators, block);
+    carver.Next(inverses, p.normalize ? blocks * block : 0);
+    carver.Next(d_denominators, p.normalize ? blocks * block : 0);
     carver.Next(z, p.normalize ? block * row : 0);
     carver.Next(border_z, row);
     carver.Next(suffix, row);
     carver.Next(d_state, p.features() * value_row);
     carver.Next(d_transposed, (p.value_size + 1) * row);
-    carver.Next(borders, blocks * border_size);
+    carver.Next(borders, border_size != 0 ? blocks * border_size : p.value_size * columns);
     carver.Next(borders_z, (blocks + 1) * border_z_size);
-    carver.Next(borders_m, p.running_max() ? blocks : 0);
+    carver.Next(borders_m, p.running_max() ? blocks + 1 : 0);
     const bool random = IsRandom(p.feature);
     const auto raw_row = static_cast<int64_t>(Padded<T>(p.key_size));
     carver.Next(projection, random ? p.features() * raw_row : 0);

@@ -111,15 +111,13 @@ HWY_INLINE void LoadRows(D d, const Rows& rows, const Sequence& s, int64_t head,
   });
 }
 
-// Asks for the rows from token `first` on.
+// Asks for columns [begin, end) of the rows from token `first` on.
 inline void AddRows(RowPrefetch& prefetch, const Rows& rows, const Sequence& s,
-                    int64_t head, int64_t first, int64_t size) {
+                    int64_t head, int64_t first, int64_t begin, int64_t end) {
   const auto bytes = static_cast<int64_t>(SizeOf(rows.dtype));
   prefetch.Add(static_cast<const char*>(rows.data) +
-                   bytes * (s.batch * rows.batch_stride +
-                            (s.first + first) * rows.token_stride +
-                            head * rows.head_stride),
-               rows.token_stride * bytes, static_cast<size_t>(size * bytes));
+                   bytes * (NumberAt(rows, s, head, first) + begin),
+               rows.token_stride * bytes, static_cast<size_t>((end - begin) * bytes));
 }
 
 // The inverse of LoadRows, columns [begin, end) of rows of `size`; f(vector, token, column).

@@ -128,7 +128,7 @@ class DeltaReader {
     RowPrefetch prefetch;
     if (first >= s_.count) return prefetch;
     const auto add = [&](const Rows& rows, int64_t head, int64_t size) {
-      if (rows.data != nullptr) AddRows(prefetch, rows, s_, head, first, size);
+      if (rows.data != nullptr) AddRows(prefetch, rows, s_, head, first, 0, size);
     };
     add(p_.q, key_head_, p_.key_size);
     add(p_.k, key_head_, p_.key_size);

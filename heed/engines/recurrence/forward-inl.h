@@ -189,15 +189,24 @@ class ForwardHead {
     RowPrefetch prefetch;
     if (first >= s_.count) return prefetch;
     const auto add = [&](const Rows& rows, int64_t head, int64_t size) {
-      AddRows(prefetch, rows, s_, head, first, size);
+      AddRows(prefetch, rows, s_, head, first, 0, size);
+    };
+    // Others write beside these: what they have written would go back and forth.
+    const auto add_columns = [&](const Rows& rows) {
+      AddRows(prefetch, rows, s_, head_, first, static_cast<int64_t>(shape_.begin),
+              std::min(static_cast<int64_t>(shape_.end), p_.value_size));
     };
     const int64_t key_head = head_ / p_.group();
     add(p_.q, key_head, p_.key_size);
     if (!p_.complement_keys) add(p_.k, key_head, p_.key_size);
     if (p_.gate == Gate::kKey) add(p_.log_decay, head_, p_.key_size);
-    add(p_.v, head_, p_.value_size);
-    add(p_.o, head_, p_.value_size);
-    if (p_.output_gate.data != nullptr) add(p_.output_gate, head_, p_.value_size);
+    if (values_in_place_) {
+      add_columns(p_.v);
+    } else {
+      add(p_.v, head_, p_.value_size);
+    }
+    add_columns(p_.o);
+    if (p_.output_gate.data != nullptr) add_columns(p_.output_gate);
     prefetch.Begin(static_cast<size_t>(std::min(kBlockTokens, s_.count - first)),
                    NumAsks<T>(shape_));
     return prefetch;

@@ -36,7 +36,7 @@ class HeadGradients {
   HeadGradients(const Problem& p, const Gradients& g, const Task& task,
                 const BackwardBuffers<T>& buffers, const SharedBuffers<T>& shared)
       : p_(p), g_(g), s_(p.sequences[static_cast<size_t>(task.sequence)]), task_(task),
-        head_(task.head), b_(buffers), shared_(shared),
+        head_(task.head), b_(buffers), shared_(shared), dq_(buffers.dq),
         reader_(p, s_, task.head, buffers.rows), row_(Padded<T>(p.features())),
         value_row_(ValueRow<T>(p)), values_(static_cast<size_t>(p.value_size)),
         by_key_{values_ + (p.normalize ? 1 : 0), values_,
@@ -48,16 +48,18 @@ class HeadGradients {
                   FirstColumn(task.part + 1, task.parts, Padded<T>(p.value_size)),
                   values_, false} {}
 
-  // d_o / d_t in place of d_o, and in place of z . q the derivative of log d_t by it.
-  HWY_ATTR void DivideByDenominators(size_t n) {
+  // d_o / d_t in place of d_o, 1 / d_t, and in place of z . q the derivative of log d_t by it.
+  HWY_ATTR void DivideByDenominators(size_t n, T* inverses) {
     for (size_t t = 0; t < n; ++t) {
       const T product = b_.denominators[t];
-      const T inverse = 1 / Denominator(p_, b_.rows, product, t);
-      b_.denominators[t] = inverse * DenominatorSlope(p_, b_.rows, product, t);
-      T* d_o = b_.d_o + t * value_row_;
-      for (size_t i = 0; i < value_row_; i += N) {
-        hn::Store(hn::Mul(hn::Load(d_, d_o + i), hn::Set(d_, inverse)), d_, d_o + i);
-      }
+      inverses[t] = 1 / Denominator(p_, b_.rows, product, t);
+      b_.denominators[t] = inverses[t] * DenominatorSlope(p_, b_.rows, product, t);
+      ScaleRow(inverses[t], b_.d_o + t * value_row_);
+    }
+  }
+  HWY_ATTR void ScaleRow(T factor, T* row) {
+    for (size_t i = 0; i < value_row_; i += N) {
+      hn::Store(hn::Mul(hn::Load(d_, row + i), hn::Set(d_, factor)), d_, row + i);
     }
   }
 
@@ -67,7 +69,7 @@ class HeadGradients {
   HWY_ATTR void AddNormalizer(size_t n, const T* z, size_t stride) {
     for (size_t t = 0; t < n; ++t, z += stride) {
       const T* q = b_.rows.q + t * row_;
-      T* dq = b_.dq + t * row_;
+      T* dq = dq_ + t * row_;
       auto sum = hn::Zero(d_);
       for (size_t i = 0; i < row_; i += N) {
         sum = hn::MulAdd(hn::Load(d_, q + i), hn::Load(d_, dq + i), sum);
@@ -89,7 +91,7 @@ class HeadGradients {
     if (IsRandom(p_.feature)) ToProducts(of, n);
     if (p_.exp_gates && of == kKeys) ThroughInputGates(first, n);
     if (group == 1) return Finish(of, first, n);
-    T* rows = of == kQueries ? b_.dq : b_.dk;
+    T* rows = of == kQueries ? dq_ : b_.dk;
     T* sums = of == kQueries ? shared_.dq : shared_.dk;
     Turn& turn = shared_.TurnOf(p_, task_, block, of);
     WaitForTurn(turn, mine);
@@ -114,7 +116,7 @@ class HeadGradients {
     const bool queries = of == kQueries;
     const Rows& from = queries ? p_.q : p_.k;
     const Rows& to = queries ? g_.dq : g_.dk;
-    const T* rows = queries ? b_.dq : b_.dk;
+    const T* rows = queries ? dq_ : b_.dk;
     const double scale = queries ? p_.outer_scale() : 1;
     const T inner = static_cast<T>(queries ? p_.query_scale() : p_.key_scale());
     if (IsRandom(p_.feature)) return FinishRandom(of, first, n);
@@ -146,7 +148,7 @@ class HeadGradients {
   // maxima of their own, and with them features.
   HWY_ATTR void ToProducts(Of of, size_t n) {
     const T* features = of == kQueries ? b_.rows.q : b_.rows.k;
-    T* rows = of == kQueries ? b_.dq : b_.dk;
+    T* rows = of == kQueries ? dq_ : b_.dk;
     for (size_t t = 0; t < n; ++t) {
       ThroughRandomFeatures(p_, features + t * row_, rows + t * row_);
     }
@@ -175,7 +177,7 @@ class HeadGradients {
     const bool queries = of == kQueries;
     const Rows& from = queries ? p_.q : p_.k;
     const Rows& to = queries ? g_.dq : g_.dk;
-    const T* rows = queries ? b_.dq : b_.dk;
+    const T* rows = queries ? dq_ : b_.dk;
     const double scale = queries ? p_.query_scale() : p_.key_scale();
     const size_t raw_row = Padded<T>(p_.key_size);
     const bool has_norm =
@@ -212,6 +214,7 @@ class HeadGradients {
   const int64_t head_;
   const BackwardBuffers<T>& b_;
   const SharedBuffers<T>& shared_;
+  T* dq_;  // of the current block
   const RowReader<T> reader_;
   const size_t row_, value_row_, values_;
   const StateShape by_key_, by_value_;  // S^T and D^T, and D

@@ -123,7 +123,7 @@ class SumsBackwardHead : HeadGradients<T> {
       }
       b_.denominators[t] = hn::ReduceSum(d_, sum);
     }
-    this->DivideByDenominators(n);
+    this->DivideByDenominators(n, b_.inverses);
   }
 };
 

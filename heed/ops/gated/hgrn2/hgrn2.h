@@ -62,8 +62,8 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //   dg_t = sum_{s >= t} (q_s .* dq_s - k_s .* dk_s) + rowsum(S_T .* D_T) - exp(g_t) .* dk_t
 //
 // dq is summed over the value heads of a key head; di is where dv is, dk absent. Precision and reproducibility
-// as above. Cost: 14 K V flops per token and value head. States are kept at the borders
-// of blocks of 64 tokens, the rest is computed again. Throws as Forward.
+// as above. Cost: 12 K V flops per token and value head. States are kept at the borders
+// of blocks of 64 tokens, rows are read twice. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
                        const Gradients& out);
 
@@ -80,7 +80,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 // and K, V rounded up to whole vectors, at most
 //
 //   forward   threads E (K V + 64 (4 K + 2 V)) + a few KiB
-//   backward  threads E (ceil(T / 64) K V + 2 K V + 64 (8 K + 3 V)) + a few KiB
+//   backward  threads E (ceil(T / 64) (K V + 64 K + 256) + 2 K V + 64 (7 K + 3 V)) + a few KiB
 //             + [HV > H] 2 E B T H K
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,

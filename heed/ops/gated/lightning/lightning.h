@@ -61,8 +61,8 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //   dg   = sum over batch and t of sum_{s >= t} (<q_s, dq_s> - <k_s, dk_s>) + <S_T, D_T>
 //
 // dq and dk are summed over the value heads of a key head. Precision and reproducibility
-// as above. Cost: 14 K V flops per token and value head. States are kept at the borders
-// of blocks of 64 tokens, the rest is computed again. Throws as Forward.
+// as above. Cost: 12 K V flops per token and value head. States are kept at the borders
+// of blocks of 64 tokens, rows are read twice. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
                        const Gradients& out);
 
@@ -79,7 +79,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 // and K, V rounded up to whole vectors, at most
 //
 //   forward   threads E (K V + 64 (3 K + 2 V)) + a few KiB
-//   backward  threads E (ceil(T / 64) K V + 2 K V + 64 (7 K + 3 V)) + a few KiB
+//   backward  threads E (ceil(T / 64) (K V + 256) + 2 K V + 64 (7 K + 3 V)) + a few KiB
 //             + [HV > H] 2 E B T H K + E B T HV ceil(K / 32)
 //
 // For bf16 in matrix tiles (recurrence_tiles), with K and V rounded up to 32, forward takes

@@ -71,8 +71,8 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //   dk_t = phi'(k_t)^T (D_t v_t + y_t),  dv_t = D_t^T phi(k_t)
 //
 // dq and dk are summed over the value heads of a key head. Precision and reproducibility
-// as above. Cost: 14 F V flops per token and value head, 10 without causality. States are
-// kept at the borders of blocks of 64 tokens. Throws as Forward.
+// as above. Cost: 12 F V flops per token and value head, 10 without causality. Throws
+// as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
                        const Gradients& out);
 
@@ -90,7 +90,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 // and F, V rounded up to whole vectors, at most
 //
 //   forward   threads E (F V + 64 (2 F + 2 V)) + a few KiB
-//   backward  threads E (ceil(T / 64) F (V + 1) + 2 F (V + 1) + 64 (5 F + 3 V)) + a few KiB
+//   backward  threads E (ceil(T / 64) (F + 128) + 3 F (V + 1) + 64 (5 F + 3 V)) + a few KiB
 //             + [HV > H] 2 E B T H F
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,

@@ -78,8 +78,8 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //   dk_t = phi'(k_t)^T (D_t v_t + y_t),  dv_t = D_t^T phi(k_t)
 //
 // dq and dk are summed over the value heads of a key head. Precision and reproducibility
-// as above. Cost: 14 K V flops per token and value head, 10 without causality. States are
-// kept at the borders of blocks of 64 tokens. Throws as Forward.
+// as above. Cost: 12 K V flops per token and value head, 10 without causality. Throws
+// as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
                        const Gradients& out);
 
@@ -97,11 +97,11 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 // and K, V rounded up to whole vectors, at most
 //
 //   forward   threads E (K V + 64 (2 K + 2 V)) + a few KiB
-//   backward  threads E (ceil(T / 64) K (V + 1) + 2 K (V + 1) + 64 (5 K + 3 V)) + a few KiB
+//   backward  threads E (ceil(T / 64) (K + 128) + 3 K (V + 1) + 64 (5 K + 3 V)) + a few KiB
 //             + [HV > H] 2 E B T H K
 //
 // For bf16 in matrix tiles (recurrence_tiles), with K and V rounded up to 32, forward takes
-// threads (4 K V + 576 K + 128 V + 62 KiB), and backward that besides.
+// threads (4 K V + 576 K + 128 V + 62 KiB), and backward that and threads 4 ceil(T / 64) K V besides.
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);
 HEED_API int64_t BackwardWorkspace(const Context& ctx, const Inputs& in,
                                    const Options& options);

@@ -91,9 +91,8 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //
 // dq and dk are summed over the value heads of a key head, dprojection over tokens in the
 // compute type and over heads and sequences in double, in one order. Precision and
-// reproducibility as above. Cost: 14 M V flops per token and value head, 10 without
-// causality, and 16 M K for features. States are kept at the borders of blocks of 64 tokens.
-// Throws as Forward.
+// reproducibility as above. Cost: 12 M V flops per token and value head, 10 without
+// causality, and 16 M K for features. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
                        const Gradients& out);
 
@@ -112,7 +111,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 // and K, V, M rounded up to whole vectors, at most
 //
 //   forward   threads E (M V + M K + 64 (3 M + 2 V + K)) + a few KiB
-//   backward  threads E (ceil(T / 64) M (V + 2) + 2 M (V + 1) + 3 M K
+//   backward  threads E (ceil(T / 64) (M + 385) + 3 M (V + 1) + 3 M K
 //                        + 64 (8 M + 4 V + 2 K)) + a few KiB + 8 M K
 //             + [HV > H] 2 E B T H M
 HEED_API int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options);

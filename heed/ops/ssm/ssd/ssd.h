@@ -94,7 +94,7 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //   ddt = f'(dt + dt_bias) ddelta, 0 where delta is clamped,  ddt_bias = sum_t ddt
 //
 // dB and dC are summed over the heads of a group, dA, dD and ddt_bias over sequences too.
-// Precision and reproducibility as above. Cost: 14 N P flops per token and head, and with z
+// Precision and reproducibility as above. Cost: 12 N P flops per token and head, and with z
 // the forward pass again, which y takes. Throws as Forward.
 HEED_API void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
                        const Gradients& out);
@@ -114,7 +114,7 @@ HEED_API void Step(Context& ctx, const Inputs& in, const Options& options,
 // and N, P rounded up to whole vectors, at most
 //
 //   forward   threads E (N P + 64 (3 N + 3 P)) + 2 E B T H + a few KiB
-//   backward  threads E (ceil(T / 64) N P + 2 N P + 64 (9 N + 3 P)) + a few KiB
+//   backward  threads E (ceil(T / 64) (N P + 256) + 2 N P + 64 (9 N + 3 P)) + a few KiB
 //             + E B T H (P [and P more with z] + 3 + N / 32) + [H > G] 2 E B T G N
 //
 // For bf16 in matrix tiles (recurrence_tiles), with N and P rounded up to 32, forward takes
