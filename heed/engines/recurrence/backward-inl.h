@@ -193,7 +193,8 @@ class BackwardHead : GateGradients<T> {
     const int64_t first = block * kBlockTokens;
     TakeBlock(block);
     const bool for_decays = scalar_ && g_.d_log_decay.data != nullptr;
-    const bool reads_queries = p_.normalize || for_decays || IsRandom(p_.feature);
+    const bool last = block + 1 == NumBlocks(s_.count);  // its rows and tables are the first of pass two as well
+    const bool reads_queries = p_.normalize || for_decays || IsRandom(p_.feature) || last;
     if (reads_queries) reader_.Queries(first, n);
     if (p_.running_max()) b_.borders_m[block] = *reader_.max();
     reader_.Keys(first, n);
@@ -201,13 +202,15 @@ class BackwardHead : GateGradients<T> {
     LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
     RowPrefetch prefetch = LaterRows(block, reads_queries);
     if (p_.normalize) Normalize(block, n);
-    if (gated_) {
+    if (last && gated_) {
+      KeyTables(n);
+    } else if (gated_) {
       WithForm(p_, [&](auto form) HWY_ATTR {
         BlockKeyTables<form.value>(d_, b_.rows.k, b_.rows.decay, n, row_, b_.write,
                                    b_.rows.tile_decay);
       });
-      if (p_.has_value_decay) ValueTables(first, n);
     }
+    if (p_.has_value_decay) ValueTables(first, n);
     const StateShape borders = Borders();
     T* state = b_.Border(block);
     if (block > 0 && states_.compute == nullptr && b_.border_size != 0) {
@@ -239,18 +242,20 @@ class BackwardHead : GateGradients<T> {
   HWY_NOINLINE HWY_ATTR void KeyBlock(int64_t block, size_t n) {
     const int64_t first = block * kBlockTokens;
     TakeBlock(block);
-    if (p_.running_max()) *reader_.max() = b_.borders_m[block];
-    reader_.Queries(first, n);
-    reader_.Keys(first, n);
-    reader_.Values(first, n, b_.v, value_row_);
-    LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
+    if (block + 1 < NumBlocks(s_.count)) {
+      if (p_.running_max()) *reader_.max() = b_.borders_m[block];
+      reader_.Queries(first, n);
+      reader_.Keys(first, n);
+      reader_.Values(first, n, b_.v, value_row_);
+      LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
+      if (p_.normalize) DivideAgain(n);
+      if (gated_) KeyTables(n);
+      if (p_.has_value_decay) ValueTables(first, n);
+    }
     RowPrefetch prefetch = EarlierRows(block);
     if (p_.normalize) PutNormalizer(n);
-    if (gated_) {
-      KeyTables(n);
-      if (p_.has_value_decay) ValueTables(first, n);
-      if (g_.d_log_decay.data != nullptr || g_.d_log_value_decay.data != nullptr) this->BoundaryProducts(block);
-    }
+    const bool of_decays = g_.d_log_decay.data != nullptr || g_.d_log_value_decay.data != nullptr;
+    if (gated_ && of_decays) this->BoundaryProducts(block);
     const T* read = gated_ ? b_.read : b_.rows.q;
     const T* write = gated_ ? b_.write : b_.rows.k;
     const T* value_read = p_.has_value_decay ? b_.value_read : b_.d_o;
@@ -338,12 +343,13 @@ class BackwardHead : GateGradients<T> {
     std::memcpy(b_.BorderZ(block + 1), b_.z + (n - 1) * row_, row_ * sizeof(T));
     this->DivideByDenominators(n, inverses_);
   }
-  // The same again, and in the extra columns of d_o and v the gradient of z . q and 1.
+  HWY_ATTR void DivideAgain(size_t n) {
+    for (size_t t = 0; t < n; ++t) this->ScaleRow(inverses_[t], b_.d_o + t * value_row_);
+  }
+  // In the extra columns of d_o and v, the gradient of z . q and 1.
   HWY_ATTR void PutNormalizer(size_t n) {
     for (size_t t = 0; t < n; ++t) {
-      T* d_o = b_.d_o + t * value_row_;
-      this->ScaleRow(inverses_[t], d_o);
-      d_o[values_] = d_denominators_[t];
+      b_.d_o[t * value_row_ + values_] = d_denominators_[t];
       b_.v[t * value_row_ + values_] = 1;
     }
   }
@@ -360,6 +366,11 @@ class BackwardHead : GateGradients<T> {
     if (!scalar_) add(p_.log_decay, head_, p_.key_size);
     if (reads_queries) add(p_.q, key_head, p_.key_size);
     add(g_.d_o, head_, p_.value_size);
+    const size_t row = row_ * sizeof(T), state = static_cast<size_t>(b_.border_size) * sizeof(T) / kBlock;
+    if (KeepsQueryGradients()) {
+      prefetch.Add(b_.dq + static_cast<size_t>(first) * row_, static_cast<int64_t>(row), row);
+    }
+    if (state != 0) prefetch.Add(b_.Border(block), static_cast<int64_t>(state), state);
     return prefetch;
   }
 
