@@ -7,6 +7,7 @@
 
 #include "heed/core/os.h"
 #include "tests/recurrent_call.h"
+#include "tests/sanitizers.h"
 
 namespace heed::recurrent {
 namespace {
@@ -120,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(
     ParameterName);
 
 TEST_P(RecurrentMemory, MeasuredStaysWithinTheWorkspace) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if HEED_ADDRESS_SANITIZER || HEED_THREAD_SANITIZER
   GTEST_SKIP() << "sanitizers keep memory of their own";
 #endif
   const bool wide = GetParam().mechanism->definition.feature == recurrence::Feature::kTaylor;

@@ -10,7 +10,7 @@
 #include <shared_mutex>
 #include <thread>
 
-#include "tests/fork_case.h"
+#include "tests/forks.h"
 
 namespace heed {
 namespace {

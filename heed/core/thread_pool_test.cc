@@ -15,7 +15,7 @@
 
 #include "heed/core/context.h"
 #include "heed/core/os.h"
-#include "tests/fork_case.h"
+#include "tests/forks.h"
 
 namespace heed {
 namespace {

@@ -16,6 +16,7 @@
 #include "heed/harness/buffer.h"
 #include "heed/state/cache_model_case.h"
 #include "heed/state/pages_internal.h"
+#include "tests/sanitizers.h"
 
 namespace heed {
 namespace {
@@ -484,7 +485,7 @@ TEST(KVCacheTest, NoMemoryForAPageIsBadAlloc) {
   KVCache cache({.dim = 1 << 10, .capacity = int64_t{1} << 45, .page = 0});
   const Buffer row(DType::kF32, List{1, 1, 1, 1 << 10});
   row.FillConstant(1);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !HEED_ADDRESS_SANITIZER && !HEED_THREAD_SANITIZER
   EXPECT_THROW(cache.Append(row.view(), row.view()), std::bad_alloc);
 #endif
   EXPECT_THAT(cache.lengths(), ElementsAre(0));

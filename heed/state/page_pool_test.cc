@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/fork_case.h"
+#include "tests/forks.h"
 
 namespace heed {
 namespace {

@@ -34,6 +34,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <type_traits>
 
 #include "heed/core/context.h"
@@ -183,8 +184,8 @@ class BackwardHead : GateGradients<T> {
     const Tables<T> tables = {b_.read, b_.write, b_.rows.tile_decay, b_.pairs,
                               b_.pairs_against_time};
     WithForm(p_, [&](auto form) HWY_ATTR {
-      BlockTables<form.value>(d_, b_.rows.q, b_.rows.k, b_.rows.decay, b_.rows.bonus, n,
-                              row_, tables);
+      BlockTables<form.value>(d_, {{b_.rows.q, lane_row_}, {b_.rows.k, lane_row_}}, b_.rows.decay,
+                              b_.rows.bonus, n, row_, tables);
     });
   }
 
@@ -194,7 +195,7 @@ class BackwardHead : GateGradients<T> {
     TakeBlock(block);
     const bool for_decays = scalar_ && g_.d_log_decay.data != nullptr;
     const bool last = block + 1 == NumBlocks(s_.count);  // its rows and tables are the first of pass two as well
-    const bool reads_queries = p_.normalize || for_decays || IsRandom(p_.feature) || last;
+    const bool reads_queries = p_.normalize || for_decays || p_.feature != Feature::kIdentity || last;
     if (reads_queries) reader_.Queries(first, n);
     if (p_.running_max()) b_.borders_m[block] = *reader_.max();
     reader_.Keys(first, n);
@@ -313,8 +314,8 @@ class BackwardHead : GateGradients<T> {
   // Computes, for a gate of columns, d_o and v as the tiles take them, and w_tj with its decays.
   HWY_ATTR void ValueTables(int64_t first, size_t n) {
     reader_.ValueDecays(first, n, value_row_);
-    BlockTables<Form::kKey>(d_, b_.d_o, b_.v, b_.rows.value_decay, b_.rows.value_decay, n,
-                            value_row_,
+    BlockTables<Form::kKey>(d_, {{b_.d_o, value_lane_row_}, {b_.v, value_lane_row_}},
+                            b_.rows.value_decay, b_.rows.value_decay, n, value_row_,
                             {b_.value_read, b_.rows.value_write, b_.rows.value_tile_decay,
                              value_pairs_});
   }
@@ -354,18 +355,23 @@ class BackwardHead : GateGradients<T> {
     }
   }
 
-  // Rows from a block on, but for queries where they are not read.
-  HWY_ATTR RowPrefetch RowsFrom(int64_t block, bool reads_queries) const {
+  // Of the value heads of a key head the last writes dq and dk, others add to sums of them.
+  bool FinishesHere() const { return (head_ + 1) % p_.group() == 0; }
+
+  using ListOfRows = std::initializer_list<const Rows*>;
+
+  // Rows from a block on, of key heads and of value heads, and what pass one leaves for pass two.
+  HWY_ATTR RowPrefetch RowsFrom(int64_t block, ListOfRows of_keys, ListOfRows decays, ListOfRows of_values) const {
     RowPrefetch prefetch;
-    const int64_t first = block * kBlockTokens, key_head = head_ / p_.group();
-    const auto add = [&](const Rows& rows, int64_t head, int64_t size) {
-      if (rows.data != nullptr) AddRows(prefetch, rows, s_, head, first, 0, size);
+    const int64_t first = block * kBlockTokens;
+    const auto add = [&](ListOfRows list, int64_t head, int64_t size) {
+      for (const Rows* rows : list) {
+        if (rows->data != nullptr) AddRows(prefetch, *rows, s_, head, first, 0, size);
+      }
     };
-    add(p_.k, key_head, p_.key_size);
-    add(p_.v, head_, p_.value_size);
-    if (!scalar_) add(p_.log_decay, head_, p_.key_size);
-    if (reads_queries) add(p_.q, key_head, p_.key_size);
-    add(g_.d_o, head_, p_.value_size);
+    add(of_keys, head_ / p_.group(), p_.key_size);
+    if (!scalar_) add(decays, head_, p_.key_size);
+    add(of_values, head_, p_.value_size);
     const size_t row = row_ * sizeof(T), state = static_cast<size_t>(b_.border_size) * sizeof(T) / kBlock;
     if (KeepsQueryGradients()) {
       prefetch.Add(b_.dq + static_cast<size_t>(first) * row_, static_cast<int64_t>(row), row);
@@ -374,10 +380,11 @@ class BackwardHead : GateGradients<T> {
     return prefetch;
   }
 
-  // The block after, in pass one.
+  // The block after, in pass one. Stores wait for the lines that they change as loads do.
   HWY_ATTR RowPrefetch LaterRows(int64_t block, bool reads_queries) const {
     if (block + 1 >= NumBlocks(s_.count)) return {};
-    RowPrefetch prefetch = RowsFrom(block + 1, reads_queries);
+    const Rows none = {}, &q = reads_queries ? p_.q : none, &dq = FinishesHere() && !KeepsQueryGradients() ? g_.dq : none;
+    RowPrefetch prefetch = RowsFrom(block + 1, {&p_.k, &q, &dq}, {&p_.log_decay}, {&p_.v, &g_.d_o});
     prefetch.Begin(TokensOf(block + 1), NumAsks<T>(Borders()));
     return prefetch;
   }
@@ -388,7 +395,10 @@ class BackwardHead : GateGradients<T> {
     constexpr size_t kMost = size_t{512} << 10;
     const size_t elements = 3 * row_ * value_row_ + kBlock * (11 * row_ + 8 * value_row_);
     if (block == 0 || elements * sizeof(T) > kMost) return {};
-    RowPrefetch prefetch = RowsFrom(block - 1, true);
+    const Rows none = {}, &dq = FinishesHere() && KeepsQueryGradients() ? g_.dq : none;
+    const Rows& dk = FinishesHere() ? g_.dk : none;
+    RowPrefetch prefetch = RowsFrom(block - 1, {&p_.k, &p_.q, &dk, &dq}, {&p_.log_decay, &g_.d_log_decay},
+                                    {&p_.v, &g_.d_o, &g_.dv});
     prefetch.Begin(kBlock, NumAsks<T>(by_key_) + NumAsks<T>(by_value_));
     return prefetch;
   }

@@ -49,6 +49,7 @@ struct BackwardBuffers {
   T* denominators;  // [kBlock]
   T *inverses, *d_denominators;  // of all tokens: 1 / d_t, and the gradient of z . q
   T *z, *border_z, *suffix;     // [kBlock][row] of a block, [row], [row]
+  T* unmapped;                  // [kBlock][row] of x, where phi is by element
   T *d_state, *d_transposed;    // D [K][V], D^T [V or V + 1][K]
   T* borders;                   // S^T [V][K] after each block, or of the current one
   T *borders_z, *borders_m;     // z [K] and m before each block, and after the last
@@ -108,6 +109,8 @@ struct BackwardBuffers {
     carver.Next(z, p.normalize ? block * row : 0);
     carver.Next(border_z, row);
     carver.Next(suffix, row);
+    const auto maps = [](Feature feature) { return IsElementwise(feature) && feature != Feature::kIdentity; };
+    carver.Next(unmapped, maps(p.feature) || maps(p.key_feature) ? block * row : 0);
     carver.Next(d_state, p.features() * value_row);
     carver.Next(d_transposed, (p.value_size + 1) * row);
     carver.Next(borders, border_size != 0 ? blocks * border_size : p.value_size * columns);

@@ -293,20 +293,29 @@ HWY_INLINE void StoreNormalizer(const T* z, const States& states, int64_t sequen
   }
 }
 
-// a = exp(min(log decay, 0)) of n tokens, rows of `row` elements, in place, and the product
-// of a tile's minus 1 into rows of `less_one`; NaN stays.
+// Rows that are read where they are.
+template <class T>
+struct RowsAt {
+  const T* data;
+  ptrdiff_t stride;
+
+  const T* operator()(size_t t) const { return data + static_cast<ptrdiff_t>(t) * stride; }
+};
+
+// a = exp(min(log decay, 0)) of n tokens in rows of `row` elements, and the product of a tile's
+// minus 1 in rows of `less_one`; NaN stays. `decay` may be where the log decays are.
 template <class D, class T = hn::TFromD<D>>
-HWY_INLINE void ExpDecays(D d, T* log_decay, size_t n, size_t row, T* less_one) {
+HWY_INLINE void ExpDecays(D d, const RowsAt<T>& log_decay, size_t n, size_t row, T* decay, T* less_one) {
   const auto zero = hn::Zero(d);
   for (size_t begin = 0; begin < n; begin += kTile, less_one += row) {
     const size_t end = HWY_MIN(begin + kTile, n);
     for (size_t i = 0; i < row; i += hn::MaxLanes(D())) {
       auto sum = zero;
       for (size_t t = begin; t < end; ++t) {
-        auto g = hn::Load(d, log_decay + t * row + i);
+        auto g = hn::LoadU(d, log_decay(t) + i);
         g = hn::IfThenElse(hn::Gt(g, zero), zero, g);
         sum = hn::Add(sum, g);
-        hn::Store(hs::Exp(d, g), d, log_decay + t * row + i);
+        hn::Store(hs::Exp(d, g), d, decay + t * row + i);
       }
       hn::Store(hs::Expm1(d, sum), d, less_one + i);
     }
@@ -366,14 +375,22 @@ HWY_INLINE hn::Vec<D> DecayAt(D d, const T* decay, int t, size_t row, size_t i) 
   return hn::Load(d, decay + static_cast<size_t>(t) * row + i);
 }
 
-// The tables of one tile of TB tokens. `tile_decay` comes with E - 1; `bonus` is u. q and
-// read may be the same memory, k and write too.
+// Queries, to be multiplied by `scale`, and keys.
+template <class T>
+struct QueriesAndKeys {
+  RowsAt<T> q, k;
+  T scale = 1;
+};
+
+// The tables of one tile of TB tokens, the first being `begin`. `tile_decay` comes with E - 1; `bonus`
+// is u. q and read may be the same memory, k and write too.
 template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
-HWY_INLINE void TileTables(D d, const T* q, const T* k, const T* decay, const T* bonus,
+HWY_INLINE void TileTables(D d, const QueriesAndKeys<T>& rows, size_t begin, const T* decay, const T* bonus,
                            size_t row, T* read, T* write, T* tile_decay, T* pairs,
                            T* pairs_against_time) {
   constexpr bool kBefore = kForm == Form::kBonus;  // the state is read before the token
   constexpr size_t N = hn::MaxLanes(D());
+  const V scale = hn::Set(d, rows.scale);
   V sum[TB][TB];
   HWY_UNROLL(4)
   for (int t = 0; t < TB; ++t) {
@@ -387,14 +404,15 @@ HWY_INLINE void TileTables(D d, const T* q, const T* k, const T* decay, const T*
     for (int t = 0; t < TB; ++t) {
       const size_t at = static_cast<size_t>(t) * row + i;
       const V a = DecayAt<kForm>(d, decay, t, row, i);
-      const V query = hn::Load(d, q + at), before = from_begin;
+      const size_t token = begin + static_cast<size_t>(t);
+      const V query = hn::Mul(scale, hn::LoadU(d, rows.q(token) + i)), before = from_begin;
       HWY_UNROLL(4)
       for (int j = 0; j < t; ++j) {
         if constexpr (!kBefore) decayed[j] = hn::Mul(decayed[j], a);
         sum[t][j] = hn::MulAdd(query, decayed[j], sum[t][j]);
         if constexpr (kBefore) decayed[j] = hn::Mul(decayed[j], a);
       }
-      decayed[t] = hn::Load(d, k + at);
+      decayed[t] = hn::LoadU(d, rows.k(token) + i);
       V own = query;
       if constexpr (kBefore) own = hn::Mul(query, hn::Load(d, bonus + i));
       sum[t][t] = hn::MulAdd(own, decayed[t], sum[t][t]);
@@ -477,12 +495,12 @@ struct Tables {
 };
 
 template <Form kForm, class D, class T = hn::TFromD<D>>
-HWY_NOINLINE void BlockTables(D d, const T* q, const T* k, const T* decay, const T* bonus,
+HWY_NOINLINE void BlockTables(D d, const QueriesAndKeys<T>& rows, const T* decay, const T* bonus,
                               size_t n, size_t row, const Tables<T>& to) {
   ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
     const size_t at = begin * row, pair = tile * kTile * kTile;
     TileTables<tokens.value, kForm>(
-        d, q + at, k + at, decay + begin * DecayRow(kForm, row), bonus, row, to.read + at,
+        d, rows, begin, decay + begin * DecayRow(kForm, row), bonus, row, to.read + at,
         to.write + at, to.decay + tile * row, to.pairs + pair,
         to.pairs_against_time == nullptr ? nullptr : to.pairs_against_time + pair);
   });
@@ -492,8 +510,8 @@ HWY_NOINLINE void BlockTables(D d, const T* q, const T* k, const T* decay, const
 #ifndef HEED_BLOCKS_OF
 #define HEED_TABLES_OF(EXTERN, T, FORM)                                                                               \
   EXTERN template void BlockKeyTables<FORM>(hn::ScalableTag<T>, const T*, const T*, size_t, size_t, T*, T*);          \
-  EXTERN template void BlockTables<FORM>(hn::ScalableTag<T>, const T*, const T*, const T*, const T*, size_t, size_t, \
-                                         const Tables<T>&);
+  EXTERN template void BlockTables<FORM>(hn::ScalableTag<T>, const QueriesAndKeys<T>&, const T*, const T*, size_t,    \
+                                         size_t, const Tables<T>&);
 #define HEED_BLOCKS_OF(EXTERN, T)                                                                                    \
   HEED_TABLES_OF(EXTERN, T, Form::kScalar)                                                                           \
   HEED_TABLES_OF(EXTERN, T, Form::kKey)                                                                              \

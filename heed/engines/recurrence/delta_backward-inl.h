@@ -216,7 +216,8 @@ class DeltaBackwardHead {
       const size_t n = TokensOf(block) * writes_;
       TransposeState(d_, b_.state, by_value_, by_key_, b_.Border(block));
       reader_.Writes(block * p_.block_tokens(), TokensOf(block));
-      DeltaStrips<false>(d_, p_, DeltaBlock<T>{reader_, b_.rows, row_, value_row_, nullptr, b_.found}, n,
+      RowPrefetch prefetch = reader_.Prefetch((block + 1) * p_.block_tokens(), n * NumStrips<T>(by_value_));
+      DeltaStrips<false>(d_, p_, DeltaBlock<T>{reader_, b_.rows, row_, value_row_, nullptr, b_.found, &prefetch}, n,
                          by_value_, b_.state);
       std::memcpy(KeptOf(block), before_ ? b_.found : b_.rows.w, n * value_row_ * sizeof(T));
     }
@@ -233,8 +234,9 @@ class DeltaBackwardHead {
 
     const bool of_decay = g_.d_log_decay.data != nullptr;
     if (of_decay) TransposeState(d_, b_.d_state, by_value_, by_key_, b_.d_transposed);
-    AgainstTime(n, kept, written);
-    ForwardInTime(n, kept, written, b_.Border(block));
+    RowPrefetch prefetch = EarlierRows(block, n);
+    AgainstTime(n, kept, written, prefetch);
+    ForwardInTime(n, kept, written, b_.Border(block), prefetch);
     if (of_decay) {  // <S, D> at the end of the block, and what tokens inside it add
       StateProducts(d_, b_.Border(block), by_key_, b_.d_transposed, by_key_, b_.suffix);
       DecayGradients(first, tokens);
@@ -251,9 +253,20 @@ class DeltaBackwardHead {
     AddToHead(kOfKeys, g_.dk, block, 1);
   }
 
+  // The block before, which is the next: what it reads, and what it writes, as stores wait for their lines too.
+  HWY_ATTR RowPrefetch EarlierRows(int64_t block, size_t n) const {
+    const Rows none = {};
+    const bool finishes = (head_ + 1) % p_.group() == 0, by_channel = p_.gate == Gate::kKey;
+    const auto if_mine = [&](const Rows& rows) { return finishes ? &rows : &none; };
+    return reader_.Prefetch((block - 1) * p_.block_tokens(), n * (NumStrips<T>(by_value_) + NumStrips<T>(by_key_)),
+                            {{if_mine(g_.dq), if_mine(g_.dk), if_mine(g_.d_read_key), if_mine(g_.d_write_key)},
+                             {by_channel ? &g_.d_log_decay : &none, &g_.d_erase},
+                             {&g_.d_o, &g_.dv, &p_.write, &g_.d_write}});
+  }
+
   // de and dk, or dv, dx, dk and db, on D: the writes of a block, the last first; D after the
   // block becomes D before it.
-  HWY_NOINLINE HWY_ATTR void AgainstTime(size_t n, const T* kept, const T* written) {
+  HWY_NOINLINE HWY_ATTR void AgainstTime(size_t n, const T* kept, const T* written, RowPrefetch& prefetch) {
     for (DeltaSum of : {kOfKeys, kOfWriteKeys}) {
       std::memset(b_.sums[of], 0, n * row_ * sizeof(T));
     }
@@ -277,6 +290,7 @@ class DeltaBackwardHead {
           token.dot_out = b_.sums[kOfKeys] + at;
           token.dot2_lanes = kept + value_at;
           token.dot2_out = b_.sums[kOfWriteKeys] + at;
+          prefetch.Some();
           if (t + 1 == n) {
             PassToken<kWrite | kReads, Decay::kNone, vectors.value>(
                 d_, Decays::kNear, token, keys_, kWidth, strip);
@@ -303,7 +317,8 @@ class DeltaBackwardHead {
   }
 
   // dq, and -dr or da, on S^T from the border on.
-  HWY_NOINLINE HWY_ATTR void ForwardInTime(size_t n, const T* kept, const T* written, T* state) {
+  HWY_NOINLINE HWY_ATTR void ForwardInTime(size_t n, const T* kept, const T* written, T* state,
+                                           RowPrefetch& prefetch) {
     const auto run = [&](auto before, auto decay) HWY_ATTR {
       constexpr bool kBefore = before.value;
       constexpr Decay kDecay = decay.value == Decay::kNone ? Decay::kNone : Decay::kLanes;
@@ -324,6 +339,7 @@ class DeltaBackwardHead {
           token.write2_lanes = b_.rows.write_key + at;
           token.read_row = b_.d_o + value_at;
           token.read_out = b_.sums[kOfQueries] + at;
+          prefetch.Some();
           PassToken<kDoes, kDecay, vectors.value>(d_, b_.rows.kinds[t], token, by_key_.rows,
                                                   kWidth, strip);
         }

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
 #include "heed/core/carver.h"
 #include "heed/engines/recurrence/block-inl.h"
@@ -123,21 +124,25 @@ class DeltaReader {
              writes_);
   }
 
-  // Asks for the rows of the block from token `first` on in so many calls.
-  HWY_ATTR RowPrefetch Prefetch(int64_t first, size_t calls) const {
+  // Asks in so many calls for rows of the block from token `first` on, of the forward pass or, with more, of another.
+  struct MoreRows {
+    std::initializer_list<const Rows*> of_key_heads = {}, by_key = {}, by_value = {};
+  };
+  HWY_ATTR RowPrefetch Prefetch(int64_t first, size_t calls, const MoreRows& more = {}) const {
     RowPrefetch prefetch;
-    if (first >= s_.count) return prefetch;
-    const auto add = [&](const Rows& rows, int64_t head, int64_t size) {
-      if (rows.data != nullptr) AddRows(prefetch, rows, s_, head, first, 0, size);
+    if (first < 0 || first >= s_.count) return prefetch;
+    const auto add = [&](std::initializer_list<const Rows*> list, int64_t head, int64_t size) {
+      for (const Rows* rows : list) {
+        if (rows->data != nullptr) AddRows(prefetch, *rows, s_, head, first, 0, size);
+      }
     };
-    add(p_.q, key_head_, p_.key_size);
-    add(p_.k, key_head_, p_.key_size);
-    add(p_.v, head_, p_.value_size);
-    add(p_.o, head_, p_.value_size);
-    add(p_.read_key, key_head_, p_.key_size);
-    add(p_.write_key, key_head_, p_.key_size);
-    if (p_.gate == Gate::kKey) add(p_.log_decay, head_, p_.key_size);
-    add(p_.erase, head_, p_.key_size);
+    add({&p_.q, &p_.k, &p_.read_key, &p_.write_key}, key_head_, p_.key_size);
+    add({&p_.erase}, head_, p_.key_size);
+    if (p_.gate == Gate::kKey) add({&p_.log_decay}, head_, p_.key_size);
+    add({&p_.v, &p_.o}, head_, p_.value_size);
+    add(more.of_key_heads, key_head_, p_.key_size);
+    add(more.by_key, head_, p_.key_size);
+    add(more.by_value, head_, p_.value_size);
     prefetch.Begin(static_cast<size_t>(std::min(p_.block_tokens(), s_.count - first)), calls);
     return prefetch;
   }

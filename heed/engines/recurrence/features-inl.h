@@ -124,12 +124,12 @@ HWY_INLINE void MapFeatures(D d, Feature feature, const T* x, T scale, size_t si
   }
 }
 
-// dx from x, y = phi(x) and dy.
+// dx from x, y = phi(x) and dy. `scale` is of kTaylor; of a phi by element, y is phi times that, and dx too.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void MapFeaturesBackward(D d, Feature feature, const T* x, const T* y,
                                     const T* dy, T scale, size_t size, T* dx) {
   constexpr size_t N = hn::MaxLanes(D());
-  const auto zero = hn::Zero(d), one = hn::Set(d, T{1});
+  const auto zero = hn::Zero(d), one = hn::Set(d, scale);
   const auto load_y = [&](size_t i) HWY_ATTR { return hn::Load(d, y + i); };
   const auto load_x = [&](size_t i) HWY_ATTR { return hn::Load(d, x + i); };
   const auto map = [&](const auto& slope) HWY_ATTR {
@@ -151,7 +151,7 @@ HWY_INLINE void MapFeaturesBackward(D d, Feature feature, const T* x, const T* y
     case Feature::kReluSquared:
       return map([&](size_t i) HWY_ATTR {
         const auto v = load_x(i);
-        return hn::IfThenElseZero(hn::Gt(v, zero), hn::Add(v, v));
+        return hn::IfThenElseZero(hn::Gt(v, zero), hn::Mul(one, hn::Add(v, v)));
       });
     case Feature::kExp:
       return map([&](size_t i) HWY_ATTR {

@@ -126,11 +126,18 @@ class ForwardHead {
   }
 
   HWY_ATTR void CausalBlock(int64_t first, size_t n) {
-    reader_.Queries(first, n);
-    reader_.Keys(first, n);
-    if (!values_in_place_) reader_.Values(first, n, b_.v, value_row_);
     const BlockRows<T>& rows = b_.rows;
     const bool gated = p_.gate != Gate::kNone;
+    QueriesAndKeys<T> for_tables = {};
+    if (gated && !p_.normalize) {
+      for_tables = reader_.ForTables(first, n);
+    } else {
+      reader_.Queries(first, n);
+      reader_.Keys(first, n);
+      const auto row = static_cast<ptrdiff_t>(row_);
+      for_tables = {{rows.q, row}, {rows.k, row}};
+    }
+    if (!values_in_place_) reader_.Values(first, n, b_.v, value_row_);
     if (p_.normalize) {
       Denominators(d_, rows.q, rows.k, reader_.NormalizerDecays(), n, row_, b_.z, b_.z, 0,
                    b_.denominators);
@@ -152,7 +159,7 @@ class ForwardHead {
     } else {
       const Tables<T> tables = {rows.q, rows.k, rows.tile_decay, b_.pairs};
       WithForm(p_, [&](auto form) HWY_ATTR {
-        BlockTables<form.value>(d_, rows.q, rows.k, rows.decay, rows.bonus, n, row_, tables);
+        BlockTables<form.value>(d_, for_tables, rows.decay, rows.bonus, n, row_, tables);
       });
       x.row_decay = rows.tile_decay;
       x.pairs = b_.pairs;

@@ -116,7 +116,7 @@ class HeadGradients {
     const bool queries = of == kQueries;
     const Rows& from = queries ? p_.q : p_.k;
     const Rows& to = queries ? g_.dq : g_.dk;
-    const T* rows = queries ? dq_ : b_.dk;
+    T* rows = queries ? dq_ : b_.dk;
     const double scale = queries ? p_.outer_scale() : 1;
     const T inner = static_cast<T>(queries ? p_.query_scale() : p_.key_scale());
     if (IsRandom(p_.feature)) return FinishRandom(of, first, n);
@@ -134,6 +134,13 @@ class HeadGradients {
     }
     const size_t begin = feature == Feature::kTaylor ? 0 : by_key_.begin;
     const size_t end = std::min(by_key_.end, size);
+    if (IsElementwise(feature)) {
+      const T* features = queries ? b_.rows.q : b_.rows.k;
+      LoadRows(d_, from, s_, key_head, first, n, size, b_.unmapped, row_);
+      MapFeaturesBackward(d_, feature, b_.unmapped, features, rows, static_cast<T>(scale), n * row_, rows);
+      return StoreRows(d_, rows, row_, to, s_, key_head, first, n, begin, end,
+                       [](auto v, size_t, size_t) HWY_ATTR { return v; });
+    }
     for (size_t t = 0; t < n; ++t) {
       const int64_t token = first + static_cast<int64_t>(t);
       LoadRows(d_, from, s_, key_head, token, 1, size, b_.rows.raw, Padded<T>(p_.key_size));

@@ -57,11 +57,12 @@ HWY_INLINE bool IsSlow(T decay) {
 // more, so that they are spread over the rows of the tiles, a few lines each.
 class RowPrefetch {
  public:
-  static constexpr size_t kMaxTensors = 8;
+  static constexpr size_t kMaxTensors = 16;
   static constexpr size_t kAskRows = 8;  // rows of a tile between two calls of Some()
 
   // Rows of `bytes`, the first at `row`, `stride` bytes apart.
   void Add(const void* row, int64_t stride, size_t bytes) {
+    if (num_tensors_ == kMaxTensors) return;
     tensors_[num_tensors_++] = {static_cast<const char*>(row), stride, bytes};
     pieces_ += (bytes + kPieceBytes - 1) / kPieceBytes;
   }

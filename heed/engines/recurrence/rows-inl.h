@@ -113,6 +113,26 @@ class RowReader {
     return p_.exp_gates ? rows_.normalizer_decay : p_.gate == Gate::kNone ? nullptr : rows_.decay;
   }
 
+  // Queries and keys for BlockTables(), copied only where they are not as it takes them.
+  HWY_NOINLINE HWY_ATTR QueriesAndKeys<T> ForTables(int64_t first, size_t n) const {
+    const auto row = static_cast<ptrdiff_t>(row_);
+    QueriesAndKeys<T> rows = {{rows_.q, row}, {rows_.k, row}};
+    if (p_.feature == Feature::kIdentity && InPlace<T>(p_.q, p_.key_size)) {
+      rows.q = AsTheyAre(p_.q, key_head_, first);
+      rows.scale = static_cast<T>(p_.outer_scale());
+    } else {
+      Queries(first, n);
+    }
+    if (p_.key_feature == Feature::kIdentity && InPlace<T>(p_.k, p_.key_size) && !p_.exp_gates &&
+        p_.key_mask.data == nullptr && !p_.complement_keys) {
+      Decays(first, n);
+      rows.k = AsTheyAre(p_.k, key_head_, first);
+    } else {
+      Keys(first, n);
+    }
+    return rows;
+  }
+
   HWY_NOINLINE HWY_ATTR void Queries(int64_t first, size_t n) const {
     const hn::ScalableTag<T> d;
     if (IsRandom(p_.feature)) {
@@ -205,7 +225,8 @@ class RowReader {
     const hn::ScalableTag<T> d;
     LoadRows(d, p_.log_value_decay, s_, value_head_, first, n,
              static_cast<size_t>(p_.value_size), rows_.value_decay, value_row);
-    ExpDecays(d, rows_.value_decay, n, value_row, rows_.value_tile_decay);
+    ExpDecays(d, {rows_.value_decay, static_cast<ptrdiff_t>(value_row)}, n, value_row, rows_.value_decay,
+              rows_.value_tile_decay);
   }
 
   // Rows of q or k times sqrt(scale), into `raw`.
@@ -220,6 +241,10 @@ class RowReader {
   }
 
  private:
+  RowsAt<T> AsTheyAre(const Rows& rows, int64_t head, int64_t first) const {
+    return {RowAt<T>(rows, s_, head, first), static_cast<ptrdiff_t>(rows.token_stride)};
+  }
+
   T InitialMax(T absent) const {
     return p_.initial_m.data == nullptr ? absent
                                         : *StateAt<T>(p_.initial_m, s_.state, value_head_);
@@ -356,9 +381,14 @@ class RowReader {
       }
       return ExpScalarDecays(d, rows_.decay, n, row_, rows_.tile_decay);
     }
-    LoadRows(d, p_.log_decay, s_, value_head_, first, n, size_, rows_.decay, row_);
-    if (p_.complement_keys) Complements(n);
-    ExpDecays(d, rows_.decay, n, row_, rows_.tile_decay);
+    RowsAt<T> log_decay = {rows_.decay, static_cast<ptrdiff_t>(row_)};
+    if (InPlace<T>(p_.log_decay, p_.key_size) && !p_.complement_keys) {
+      log_decay = AsTheyAre(p_.log_decay, value_head_, first);
+    } else {
+      LoadRows(d, p_.log_decay, s_, value_head_, first, n, size_, rows_.decay, row_);
+      if (p_.complement_keys) Complements(n);
+    }
+    ExpDecays(d, log_decay, n, row_, rows_.decay, rows_.tile_decay);
   }
 
   // k = 1 - exp(g), without cancellation.

@@ -97,7 +97,7 @@ HEED_API void Step(Context& ctx, const StepInputs& in, const Options& options,
 // and K, V rounded up to whole vectors, at most
 //
 //   forward   threads E (K V + 64 (2 K + 2 V)) + a few KiB
-//   backward  threads E (ceil(T / 64) (K + 128) + 3 K (V + 1) + 64 (5 K + 3 V)) + a few KiB
+//   backward  threads E (ceil(T / 64) (K + 128) + 3 K (V + 1) + 64 (6 K + 3 V)) + a few KiB
 //             + [HV > H] 2 E B T H K
 //
 // For bf16 in matrix tiles (recurrence_tiles), with K and V rounded up to 32, forward takes

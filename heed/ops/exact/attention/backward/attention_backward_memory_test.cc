@@ -9,6 +9,7 @@
 #include "heed/core/dispatch.h"
 #include "heed/core/os.h"
 #include "heed/ops/exact/attention/cases/attention_variations_case.h"
+#include "tests/sanitizers.h"
 
 namespace heed::attention {
 namespace {
@@ -120,7 +121,7 @@ void MeasureMemory(DType dtype) {
 }
 
 TEST(BackwardMemory, MeasuredStaysWithinTheWorkspace) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if HEED_ADDRESS_SANITIZER || HEED_THREAD_SANITIZER
   GTEST_SKIP() << "sanitizers keep memory of their own";
 #endif
   GTEST_FLAG_SET(death_test_style, "threadsafe");

@@ -1,6 +1,6 @@
 // What tests of forked processes have in common.
-#ifndef HEED_TESTS_FORK_CASE_H_
-#define HEED_TESTS_FORK_CASE_H_
+#ifndef HEED_TESTS_FORKS_H_
+#define HEED_TESTS_FORKS_H_
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,13 +9,11 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "tests/sanitizers.h"
+
 namespace heed {
 
-#if defined(__SANITIZE_THREAD__)
-inline constexpr bool kCanFork = false;  // it refuses threads in a forked child
-#else
-inline constexpr bool kCanFork = true;
-#endif
+inline constexpr bool kCanFork = !HEED_THREAD_SANITIZER;  // it refuses threads in a forked child
 
 // The exit status of `child`, run in a fork; -1 if it was killed or hung.
 template <class F>
@@ -34,4 +32,4 @@ int StatusOfFork(F child) {
 
 }  // namespace heed
 
-#endif  // HEED_TESTS_FORK_CASE_H_
+#endif  // HEED_TESTS_FORKS_H_
