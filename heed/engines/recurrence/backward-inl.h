@@ -34,7 +34,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 #include <type_traits>
 
 #include "heed/core/context.h"
@@ -62,7 +61,8 @@ class BackwardHead : GateGradients<T> {
   using typename Base::D;
   using Base::d_, Base::N, Base::p_, Base::g_, Base::s_, Base::task_, Base::head_,
       Base::b_, Base::shared_, Base::reader_, Base::dq_, Base::value_pairs_, Base::row_,
-      Base::value_row_, Base::values_, Base::by_key_, Base::by_value_, Base::Borders;
+      Base::value_row_, Base::values_, Base::by_key_, Base::by_value_, Base::Borders,
+      Base::TokensOf;
 
  public:
   BackwardHead(const Problem& p, const Gradients& g, const Task& task,
@@ -103,10 +103,6 @@ class BackwardHead : GateGradients<T> {
                   width * sizeof(T));
     });
     StoreNormalizer(b_.border_z, g_.d_initial_z, s_.state, head_, by_key_.size);
-  }
-
-  size_t TokensOf(int64_t block) const {
-    return static_cast<size_t>(std::min(kBlockTokens, s_.count - block * kBlockTokens));
   }
 
   // S^T and z before the first block, and of a kernel of chunks S^T before each.
@@ -355,36 +351,22 @@ class BackwardHead : GateGradients<T> {
     }
   }
 
-  // Of the value heads of a key head the last writes dq and dk, others add to sums of them.
-  bool FinishesHere() const { return (head_ + 1) % p_.group() == 0; }
-
-  using ListOfRows = std::initializer_list<const Rows*>;
-
-  // Rows from a block on, of key heads and of value heads, and what pass one leaves for pass two.
-  HWY_ATTR RowPrefetch RowsFrom(int64_t block, ListOfRows of_keys, ListOfRows decays, ListOfRows of_values) const {
-    RowPrefetch prefetch;
-    const int64_t first = block * kBlockTokens;
-    const auto add = [&](ListOfRows list, int64_t head, int64_t size) {
-      for (const Rows* rows : list) {
-        if (rows->data != nullptr) AddRows(prefetch, *rows, s_, head, first, 0, size);
-      }
-    };
-    add(of_keys, head_ / p_.group(), p_.key_size);
-    if (!scalar_) add(decays, head_, p_.key_size);
-    add(of_values, head_, p_.value_size);
+  // What pass one leaves for pass two.
+  HWY_ATTR void AddKept(int64_t block, RowPrefetch& prefetch) const {
     const size_t row = row_ * sizeof(T), state = static_cast<size_t>(b_.border_size) * sizeof(T) / kBlock;
     if (KeepsQueryGradients()) {
-      prefetch.Add(b_.dq + static_cast<size_t>(first) * row_, static_cast<int64_t>(row), row);
+      prefetch.Add(b_.dq + static_cast<size_t>(block) * kBlock * row_, static_cast<int64_t>(row), row);
     }
     if (state != 0) prefetch.Add(b_.Border(block), static_cast<int64_t>(state), state);
-    return prefetch;
   }
 
-  // The block after, in pass one. Stores wait for the lines that they change as loads do.
+  // The block after, in pass one.
   HWY_ATTR RowPrefetch LaterRows(int64_t block, bool reads_queries) const {
     if (block + 1 >= NumBlocks(s_.count)) return {};
-    const Rows none = {}, &q = reads_queries ? p_.q : none, &dq = FinishesHere() && !KeepsQueryGradients() ? g_.dq : none;
-    RowPrefetch prefetch = RowsFrom(block + 1, {&p_.k, &q, &dq}, {&p_.log_decay}, {&p_.v, &g_.d_o});
+    const Rows none = {}, &q = reads_queries ? p_.q : none, &dq = KeepsQueryGradients() ? none : g_.dq;
+    const Rows& decays = scalar_ ? none : p_.log_decay;
+    RowPrefetch prefetch = this->RowsOf(block + 1, {&p_.k, &q}, {&dq}, {&decays}, {&p_.v, &g_.d_o});
+    AddKept(block + 1, prefetch);
     prefetch.Begin(TokensOf(block + 1), NumAsks<T>(Borders()));
     return prefetch;
   }
@@ -395,10 +377,11 @@ class BackwardHead : GateGradients<T> {
     constexpr size_t kMost = size_t{512} << 10;
     const size_t elements = 3 * row_ * value_row_ + kBlock * (11 * row_ + 8 * value_row_);
     if (block == 0 || elements * sizeof(T) > kMost) return {};
-    const Rows none = {}, &dq = FinishesHere() && KeepsQueryGradients() ? g_.dq : none;
-    const Rows& dk = FinishesHere() ? g_.dk : none;
-    RowPrefetch prefetch = RowsFrom(block - 1, {&p_.k, &p_.q, &dk, &dq}, {&p_.log_decay, &g_.d_log_decay},
-                                    {&p_.v, &g_.d_o, &g_.dv});
+    const Rows none = {}, &dq = KeepsQueryGradients() ? g_.dq : none;
+    const Rows &decays = scalar_ ? none : p_.log_decay, &d_decays = scalar_ ? none : g_.d_log_decay;
+    RowPrefetch prefetch = this->RowsOf(block - 1, {&p_.k, &p_.q}, {&g_.dk, &dq}, {&decays, &d_decays},
+                                        {&p_.v, &g_.d_o, &g_.dv});
+    AddKept(block - 1, prefetch);
     prefetch.Begin(kBlock, NumAsks<T>(by_key_) + NumAsks<T>(by_value_));
     return prefetch;
   }

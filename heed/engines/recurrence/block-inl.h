@@ -161,10 +161,18 @@ size_t NumStrips(const StripShape<kVectors>& shape) {
   return (shape.end - shape.begin + kWidth - 1) / kWidth;
 }
 
-// How often Strips() lets a prefetch ask for some rows in a block.
+// How often Strips() lets a prefetch ask for some rows in a block, and AddOuterProducts() and ReadState().
 template <class T>
 size_t NumAsks(const StateShape& shape) {
   return NumStrips<T>(shape) * (kBlock / kTile) * (shape.rows / RowPrefetch::kAskRows);
+}
+template <class T>
+size_t NumAsksOfSums(const StateShape& shape) {
+  return NumStrips<T>(shape) * shape.rows / hs::TileRows<kMaxStrip>();
+}
+template <class T>
+size_t NumAsksOfReads(const StateShape& shape) {
+  return NumStrips<T>(shape) * kBlock / hs::TileRows<kMaxStrip>();
 }
 
 // f(std::integral_constant<int, vectors>, first column) of each strip.
@@ -234,7 +242,7 @@ HWY_NOINLINE void StoreState(D d, const T* state, const StripShape<kVectors>& sh
 template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void AddOuterProducts(D d, const T* rows, size_t row_stride, const T* lanes,
                                    size_t lane_stride, size_t n, const StateShape& shape,
-                                   T* state, RowPrefetch prefetch = RowPrefetch()) {
+                                   T* state, RowPrefetch& prefetch) {
   constexpr size_t N = hn::MaxLanes(D());
   hs::ForTiles<kMaxStrip>(
       shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
@@ -251,17 +259,25 @@ HWY_NOINLINE void AddOuterProducts(D d, const T* rows, size_t row_stride, const 
       });
 }
 
+template <class D, class T = hn::TFromD<D>>
+HWY_INLINE void AddOuterProducts(D d, const T* rows, size_t row_stride, const T* lanes, size_t lane_stride, size_t n,
+                                 const StateShape& shape, T* state) {
+  RowPrefetch none;
+  AddOuterProducts(d, rows, row_stride, lanes, lane_stride, n, shape, state, none);
+}
+
 // out_t[c] = sum_r rows_t[r] state[r][c] of n tokens.
 template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void ReadState(D d, const T* rows, size_t row_stride, size_t n,
                             const StateShape& shape, const T* state, T* out,
-                            size_t out_stride) {
+                            size_t out_stride, RowPrefetch& prefetch) {
   constexpr size_t N = hn::MaxLanes(D());
   std::memset(out, 0, n * out_stride * sizeof(T));
   hs::ForTiles<kMaxStrip>(
       shape.begin / N, shape.end / N, [&](auto vectors, size_t c) HWY_ATTR {
         hs::ForTiles<hs::TileRows<vectors.value>()>(
             0, n, [&](auto tokens, size_t t) HWY_ATTR {
+              prefetch.Some();
               hs::AccumulateTile<tokens.value, vectors.value, false>(
                   d, rows + t * row_stride, static_cast<ptrdiff_t>(row_stride), 1,
                   state + shape.Offset(c * N),
@@ -269,6 +285,13 @@ HWY_NOINLINE void ReadState(D d, const T* rows, size_t row_stride, size_t n,
                   out + t * out_stride + c * N, static_cast<ptrdiff_t>(out_stride));
             });
       });
+}
+
+template <class D, class T = hn::TFromD<D>>
+HWY_INLINE void ReadState(D d, const T* rows, size_t row_stride, size_t n, const StateShape& shape, const T* state,
+                          T* out, size_t out_stride) {
+  RowPrefetch none;
+  ReadState(d, rows, row_stride, n, shape, state, out, out_stride, none);
 }
 
 // z: [K], padded.
@@ -517,9 +540,9 @@ HWY_NOINLINE void BlockTables(D d, const QueriesAndKeys<T>& rows, const T* decay
   HEED_TABLES_OF(EXTERN, T, Form::kKey)                                                                              \
   HEED_TABLES_OF(EXTERN, T, Form::kBonus)                                                                            \
   EXTERN template void AddOuterProducts(hn::ScalableTag<T>, const T*, size_t, const T*, size_t, size_t,              \
-                                        const StateShape&, T*, RowPrefetch);                                         \
+                                        const StateShape&, T*, RowPrefetch&);                                        \
   EXTERN template void ReadState(hn::ScalableTag<T>, const T*, size_t, size_t, const StateShape&, const T*, T*,      \
-                                 size_t);
+                                 size_t, RowPrefetch&);
 #endif
 HEED_BLOCKS_OF(extern, float)
 HEED_BLOCKS_OF(extern, double)

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 #include "heed/core/turn.h"
 #include "heed/engines/recurrence/backward_buffers-inl.h"
@@ -47,6 +48,29 @@ class HeadGradients {
                   FirstColumn(task.part, task.parts, Padded<T>(p.value_size)),
                   FirstColumn(task.part + 1, task.parts, Padded<T>(p.value_size)),
                   values_, false} {}
+
+  size_t TokensOf(int64_t block) const {
+    return static_cast<size_t>(std::min(kBlockTokens, s_.count - block * kBlockTokens));
+  }
+
+  // Rows of a block: of keys, of keys by which the last value head of a key head alone writes, as others add to sums of
+  // theirs, of channels of keys by value head, and of values. Stores wait for the lines that they change as loads do.
+  using ListOfRows = std::initializer_list<const Rows*>;
+  HWY_ATTR RowPrefetch RowsOf(int64_t block, ListOfRows keys, ListOfRows d_keys, ListOfRows by_key,
+                              ListOfRows values) const {
+    RowPrefetch prefetch;
+    const auto add = [&](ListOfRows list, int64_t head, int64_t size) {
+      for (const Rows* rows : list) {
+        if (rows->data != nullptr) AddRows(prefetch, *rows, s_, head, block * kBlockTokens, 0, size);
+      }
+    };
+    const int64_t key_head = head_ / p_.group();
+    add(keys, key_head, p_.key_size);
+    if ((head_ + 1) % p_.group() == 0) add(d_keys, key_head, p_.key_size);
+    add(by_key, head_, p_.key_size);
+    add(values, head_, p_.value_size);
+    return prefetch;
+  }
 
   // d_o / d_t in place of d_o, 1 / d_t, and in place of z . q the derivative of log d_t by it.
   HWY_ATTR void DivideByDenominators(size_t n, T* inverses) {
@@ -118,7 +142,6 @@ class HeadGradients {
     const Rows& to = queries ? g_.dq : g_.dk;
     T* rows = queries ? dq_ : b_.dk;
     const double scale = queries ? p_.outer_scale() : 1;
-    const T inner = static_cast<T>(queries ? p_.query_scale() : p_.key_scale());
     if (IsRandom(p_.feature)) return FinishRandom(of, first, n);
     if (to.data == nullptr) return;
     const int64_t key_head = head_ / p_.group();
@@ -132,22 +155,20 @@ class HeadGradients {
       return StoreRows(d_, rows, row_, to, s_, key_head, first, n, by_key_.begin,
                        std::min(by_key_.end, by_key_.size), scaled);
     }
-    const size_t begin = feature == Feature::kTaylor ? 0 : by_key_.begin;
-    const size_t end = std::min(by_key_.end, size);
+    const auto as_it_is = [](auto v, size_t, size_t) HWY_ATTR { return v; };
+    const T* features = queries ? b_.rows.q : b_.rows.k;
     if (IsElementwise(feature)) {
-      const T* features = queries ? b_.rows.q : b_.rows.k;
       LoadRows(d_, from, s_, key_head, first, n, size, b_.unmapped, row_);
       MapFeaturesBackward(d_, feature, b_.unmapped, features, rows, static_cast<T>(scale), n * row_, rows);
-      return StoreRows(d_, rows, row_, to, s_, key_head, first, n, begin, end,
-                       [](auto v, size_t, size_t) HWY_ATTR { return v; });
+      return StoreRows(d_, rows, row_, to, s_, key_head, first, n, by_key_.begin,
+                       std::min(by_key_.end, size), as_it_is);
     }
-    for (size_t t = 0; t < n; ++t) {
-      const int64_t token = first + static_cast<int64_t>(t);
-      LoadRows(d_, from, s_, key_head, token, 1, size, b_.rows.raw, Padded<T>(p_.key_size));
-      MapFeatures(d_, feature, b_.rows.raw, inner, size, row_, b_.border_z);
-      MapFeaturesBackward(d_, feature, b_.rows.raw, b_.border_z, rows + t * row_, inner,
-                          size, b_.suffix);
-      StoreRows(d_, b_.suffix, row_, to, s_, key_head, token, 1, begin, end, scaled);
+    const auto inner = static_cast<T>(feature != Feature::kTaylor ? scale
+                                      : queries                   ? p_.query_scale()
+                                                                  : p_.key_scale());
+    for (size_t t = 0; t < n; ++t, features += row_, rows += row_) {
+      MapFeaturesBackward<D, T>(d_, feature, nullptr, features, rows, inner, size, b_.suffix);
+      StoreRows(d_, b_.suffix, row_, to, s_, key_head, first + static_cast<int64_t>(t), 1, 0, size, as_it_is);
     }
   }
 

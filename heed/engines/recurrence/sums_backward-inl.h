@@ -52,7 +52,8 @@ class SumsBackwardHead : HeadGradients<T> {
     reader_.LookAtKeys();
     ForBlocks([&](int64_t block, size_t n) HWY_ATTR {
       ReadKeys(block, n);
-      AddOuterProducts(d_, b_.v, value_row_, b_.rows.k, row_, n, sums, S);
+      RowPrefetch prefetch = NextRows(block, {&p_.k}, {}, {&p_.v}, NumAsksOfSums<T>(sums));
+      AddOuterProducts(d_, b_.v, value_row_, b_.rows.k, row_, n, sums, S, prefetch);
       if (p_.normalize) AddUp(b_.rows.k, n, b_.z);
     });
     ForBlocks([&](int64_t block, size_t n) HWY_ATTR {
@@ -60,11 +61,13 @@ class SumsBackwardHead : HeadGradients<T> {
       reader_.Queries(first, n);
       LoadRows(d_, g_.d_o, s_, head_, first, n, values_, b_.d_o, value_row_);
       if (p_.normalize) Normalize(n);
-      ReadState(d_, b_.d_o, value_row_, n, sums, S, b_.dq, row_);
+      RowPrefetch prefetch =
+          NextRows(block, {&p_.q}, {&g_.dq}, {&g_.d_o},
+                   NumAsksOfReads<T>(sums) + NumAsksOfSums<T>(by_key_) + NumAsksOfSums<T>(by_value_));
+      ReadState(d_, b_.d_o, value_row_, n, sums, S, b_.dq, row_, prefetch);
       if (p_.normalize) this->AddNormalizer(n, b_.z, 0);
-      AddOuterProducts(d_, b_.d_o, value_row_, b_.rows.q, row_, n, by_key_,
-                       b_.d_transposed);
-      AddOuterProducts(d_, b_.rows.q, row_, b_.d_o, value_row_, n, by_value_, b_.d_state);
+      AddOuterProducts(d_, b_.d_o, value_row_, b_.rows.q, row_, n, by_key_, b_.d_transposed, prefetch);
+      AddOuterProducts(d_, b_.rows.q, row_, b_.d_o, value_row_, n, by_value_, b_.d_state, prefetch);
       this->AddToHead(Base::kQueries, block, n);
     });
     // Through the softmax over tokens: k .* (dk - c), c = sum_t k_t .* dk_t = rowsum(S .* D).
@@ -73,8 +76,10 @@ class SumsBackwardHead : HeadGradients<T> {
     ForBlocks([&](int64_t block, size_t n) HWY_ATTR {
       ReadKeys(block, n);
       for (size_t t = 0; t < n && p_.normalize; ++t) b_.v[t * value_row_ + values_] = 1;
-      ReadState(d_, b_.v, value_row_, n, by_key_, b_.d_transposed, b_.dk, row_);
-      ReadState(d_, b_.rows.k, row_, n, by_value_, b_.d_state, b_.dv, value_row_);
+      RowPrefetch prefetch = NextRows(block, {&p_.k}, {&g_.dk}, {&p_.v, &g_.dv},
+                                      NumAsksOfReads<T>(by_key_) + NumAsksOfReads<T>(by_value_));
+      ReadState(d_, b_.v, value_row_, n, by_key_, b_.d_transposed, b_.dk, row_, prefetch);
+      ReadState(d_, b_.rows.k, row_, n, by_value_, b_.d_state, b_.dv, value_row_, prefetch);
       if (over_tokens) ThroughSoftmax(n);
       this->AddToHead(Base::kKeys, block, n);
       if (g_.dv.data != nullptr) this->StoreValueGradients(block * kBlockTokens, n);
@@ -84,10 +89,16 @@ class SumsBackwardHead : HeadGradients<T> {
  private:
   template <class F>
   HWY_INLINE void ForBlocks(const F& f) {
-    for (int64_t block = 0; block < NumBlocks(s_.count); ++block) {
-      const int64_t first = block * kBlockTokens;
-      f(block, static_cast<size_t>(std::min(kBlockTokens, s_.count - first)));
-    }
+    for (int64_t block = 0; block < NumBlocks(s_.count); ++block) f(block, this->TokensOf(block));
+  }
+
+  // The block after, in so many calls.
+  HWY_ATTR RowPrefetch NextRows(int64_t block, typename Base::ListOfRows keys, typename Base::ListOfRows d_keys,
+                                typename Base::ListOfRows values, size_t calls) const {
+    if (block + 1 >= NumBlocks(s_.count)) return {};
+    RowPrefetch prefetch = this->RowsOf(block + 1, keys, d_keys, {}, values);
+    prefetch.Begin(this->TokensOf(block + 1), calls);
+    return prefetch;
   }
 
   HWY_ATTR void ReadKeys(int64_t block, size_t n) {
