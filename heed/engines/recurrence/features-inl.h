@@ -124,7 +124,7 @@ HWY_INLINE void MapFeatures(D d, Feature feature, const T* x, T scale, size_t si
   }
 }
 
-// dx from y = phi(x) and dy, and from x where phi is by element. `scale` is of kTaylor; else y is phi times that, and dx too.
+// dx from y = phi(x) and dy, and from x where phi is by element: then y is phi times `scale`, and dx too. Else it is of kTaylor.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void MapFeaturesBackward(D d, Feature feature, const T* x, const T* y,
                                     const T* dy, T scale, size_t size, T* dx) {
@@ -163,7 +163,7 @@ HWY_INLINE void MapFeaturesBackward(D d, Feature feature, const T* x, const T* y
       for (size_t i = 0; i < size; i += N) {
         dot = hn::MulAdd(load_y(i), hn::Load(d, dy + i), dot);
       }
-      const auto mean = hn::Set(d, scale == 0 ? scale : hn::ReduceSum(d, dot) / scale);
+      const auto mean = hn::Set(d, hn::ReduceSum(d, dot));
       return MapVectors(d, dy, size, dx, [&](auto v, size_t i) HWY_ATTR {
         return hn::Mul(load_y(i), hn::Sub(v, mean));
       });

@@ -163,12 +163,17 @@ class HeadGradients {
       return StoreRows(d_, rows, row_, to, s_, key_head, first, n, by_key_.begin,
                        std::min(by_key_.end, size), as_it_is);
     }
-    const auto inner = static_cast<T>(feature != Feature::kTaylor ? scale
-                                      : queries                   ? p_.query_scale()
-                                                                  : p_.key_scale());
+    const auto inner = static_cast<T>(queries ? p_.query_scale() : p_.key_scale());
     for (size_t t = 0; t < n; ++t, features += row_, rows += row_) {
-      MapFeaturesBackward<D, T>(d_, feature, nullptr, features, rows, inner, size, b_.suffix);
-      StoreRows(d_, b_.suffix, row_, to, s_, key_head, first + static_cast<int64_t>(t), 1, 0, size, as_it_is);
+      const int64_t token = first + static_cast<int64_t>(t);
+      const T* y = features;
+      if (scale != 1) {  // phi times the scale over the scale is not phi: of one channel, 1
+        LoadRows(d_, from, s_, key_head, token, 1, size, b_.rows.raw, Padded<T>(p_.key_size));
+        MapFeatures(d_, feature, b_.rows.raw, inner, size, row_, b_.border_z);
+        y = b_.border_z;
+      }
+      MapFeaturesBackward<D, T>(d_, feature, nullptr, y, rows, inner, size, b_.suffix);
+      StoreRows(d_, b_.suffix, row_, to, s_, key_head, token, 1, 0, size, scaled);
     }
   }
 

@@ -101,6 +101,26 @@ TEST_F(EfficientAttentionTest, LargeKeysDoNotOverflow) {
   }
 }
 
+TEST(EfficientAttention, OneChannelOfAQueryHasNoGradient) {  // its softmax is 1 whatever it is
+  constexpr int64_t T = 70;
+  const auto tensor = [](int64_t channels, uint64_t seed) {
+    return Buffer(DType::kF32, {1, T, 1, channels}).FillNormal(seed);
+  };
+  const Buffer q = tensor(1, 1), k = tensor(1, 2), v = tensor(5, 3), d_o = tensor(5, 4), dq = tensor(1, 5);
+  BackwardInputs in;
+  in.q = q.view();
+  in.k = k.view();
+  in.v = v.view();
+  in.d_o = d_o.view();
+  Options options;
+  options.scale = 0.4;
+  Gradients out;
+  out.dq = dq.view();
+  Context ctx(1);
+  Backward(ctx, in, options, out);
+  for (int64_t t = 0; t < T; ++t) ASSERT_EQ(dq.Get({0, t, 0, 0}), 0) << "token " << t;
+}
+
 TEST_F(EfficientAttentionTest, MemoryIsWhatTheFormulasSay) {
   const int64_t threads = ctx_.num_threads(), rows = 32;  // whole vectors of AVX-512
   EXPECT_LE(Workspace(ctx_, in, options),
