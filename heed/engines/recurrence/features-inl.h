@@ -124,12 +124,13 @@ HWY_INLINE void MapFeatures(D d, Feature feature, const T* x, T scale, size_t si
   }
 }
 
-// dx from y = phi(x) and dy, and from x where phi is by element: then y is phi times `scale`, and dx too. Else it is of kTaylor.
+// dx from y = phi(x) and dy, and, where phi is by element, from x. There y is `scale` phi(x), and dx has that scale too;
+// elsewhere `scale` is that of kTaylor.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void MapFeaturesBackward(D d, Feature feature, const T* x, const T* y,
                                     const T* dy, T scale, size_t size, T* dx) {
   constexpr size_t N = hn::MaxLanes(D());
-  const auto zero = hn::Zero(d), one = hn::Set(d, scale);
+  const auto zero = hn::Zero(d), whole_slope = hn::Set(d, scale);
   const auto load_y = [&](size_t i) HWY_ATTR { return hn::Load(d, y + i); };
   const auto load_x = [&](size_t i) HWY_ATTR { return hn::Load(d, x + i); };
   const auto map = [&](const auto& slope) HWY_ATTR {
@@ -139,19 +140,19 @@ HWY_INLINE void MapFeaturesBackward(D d, Feature feature, const T* x, const T* y
   };
   switch (feature) {
     case Feature::kIdentity:
-      return map([&](size_t) HWY_ATTR { return one; });
+      return map([&](size_t) HWY_ATTR { return whole_slope; });
     case Feature::kElu1:
       return map([&](size_t i) HWY_ATTR {
-        return hn::IfThenElse(hn::Gt(load_x(i), zero), one, load_y(i));
+        return hn::IfThenElse(hn::Gt(load_x(i), zero), whole_slope, load_y(i));
       });
     case Feature::kRelu:
       return map([&](size_t i) HWY_ATTR {
-        return hn::IfThenElseZero(hn::Gt(load_x(i), zero), one);
+        return hn::IfThenElseZero(hn::Gt(load_x(i), zero), whole_slope);
       });
     case Feature::kReluSquared:
       return map([&](size_t i) HWY_ATTR {
         const auto v = load_x(i);
-        return hn::IfThenElseZero(hn::Gt(v, zero), hn::Mul(one, hn::Add(v, v)));
+        return hn::IfThenElseZero(hn::Gt(v, zero), hn::Mul(whole_slope, hn::Add(v, v)));
       });
     case Feature::kExp:
       return map([&](size_t i) HWY_ATTR {

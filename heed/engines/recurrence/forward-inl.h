@@ -142,7 +142,7 @@ class ForwardHead {
       Denominators(d_, rows.q, rows.k, reader_.NormalizerDecays(), n, row_, b_.z, b_.z, 0,
                    b_.denominators);
     }
-    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), true, true, NumAsks<T>(shape_));
+    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), kKeys | kQueries, NumAsks<T>(shape_));
     const auto value_stride = static_cast<ptrdiff_t>(value_row_);
     Product<T> x = {rows.q, rows.k, row_, b_.v, value_stride, b_.o, value_stride};
     if (values_in_place_) {
@@ -191,8 +191,9 @@ class ForwardHead {
                   shape_.end, b_.o);
   }
 
-  // The rows of the next block, those with keys and those with queries, in so many calls.
-  HWY_ATTR RowPrefetch NextRows(int64_t first, bool keys, bool queries, size_t calls) const {
+  // Asks in so many calls for the rows of the next block: keys and what comes with them, queries and their outputs.
+  enum RowsOf : unsigned { kKeys = 1, kQueries = 2 };
+  HWY_ATTR RowPrefetch NextRows(int64_t first, unsigned which, size_t calls) const {
     RowPrefetch prefetch;
     if (first >= s_.count) return prefetch;
     const auto add = [&](const Rows& rows, int64_t head, int64_t size) {
@@ -204,7 +205,7 @@ class ForwardHead {
               std::min(static_cast<int64_t>(shape_.end), p_.value_size));
     };
     const int64_t key_head = head_ / p_.group();
-    if (keys) {
+    if ((which & kKeys) != 0) {
       if (!p_.complement_keys) add(p_.k, key_head, p_.key_size);
       if (p_.gate == Gate::kKey) add(p_.log_decay, head_, p_.key_size);
       if (values_in_place_) {
@@ -213,7 +214,7 @@ class ForwardHead {
         add(p_.v, head_, p_.value_size);
       }
     }
-    if (queries) {
+    if ((which & kQueries) != 0) {
       add(p_.q, key_head, p_.key_size);
       add_columns(p_.o);
       if (p_.output_gate.data != nullptr) add_columns(p_.output_gate);
@@ -225,7 +226,7 @@ class ForwardHead {
   // Without causality: first the sums over all tokens ...
   HWY_ATTR void AddBlock(int64_t first, size_t n) {
     ReadKeys(first, n);
-    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), true, false, NumAsksOfSums<T>(shape_));
+    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), kKeys, NumAsksOfSums<T>(shape_));
     AddOuterProducts(d_, b_.rows.k, row_, b_.v, value_row_, n, shape_, b_.state, prefetch);
     for (size_t t = 0; t < n && p_.normalize; ++t) {
       for (size_t i = 0; i < row_; i += N) {
@@ -246,7 +247,7 @@ class ForwardHead {
       }
       b_.denominators[t] = hn::ReduceSum(d_, sum);
     }
-    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), false, true, NumAsksOfReads<T>(shape_));
+    RowPrefetch prefetch = NextRows(first + static_cast<int64_t>(n), kQueries, NumAsksOfReads<T>(shape_));
     ReadState(d_, b_.rows.q, row_, n, shape_, b_.state, b_.o, value_row_, prefetch);
     StoreOutputs(first, n);
   }
