@@ -49,6 +49,8 @@ constexpr Sizes kSizes[] = {
     {1, 9, 70, 2, 2, 192, 256},
 };
 
+constexpr Sizes kManyHeads = {5, 1, 3, 7, 7, 72, 72};  // threads take several steps in a row
+
 constexpr const char* kVariants[] = {"", "causal", "mask", "causal+bias+bhtd"};
 constexpr Sizes kGridSizes = {1, 70, 150, 4, 2, 40, 24};
 
@@ -138,6 +140,7 @@ TEST_P(StepConformance, AwkwardSizesAgreeWithTheReference) {
       if (Knows(GetParam().op, variant)) Check(sizes, variant, "step");
     }
   }
+  Check(kManyHeads, "", "step");
   Report("steps");
 }
 

@@ -56,6 +56,7 @@ HWY_NOINLINE void DeltaTokens(D d, const DeltaBlock<T>& b, size_t n, size_t colu
   Token<T> first;
   first.read2_row = b.rows.read_state;
   first.read2_out = b.found + column;
+  first.prefetch = b.prefetch;
   PassToken<kRead2, Decay::kNone, C>(d, Decays::kNear, first, num_rows, stride, state);
   for (size_t t = 0; t < n; ++t) {
     T* written = b.rows.w + t * b.value_row + column;
@@ -78,7 +79,7 @@ HWY_NOINLINE void DeltaTokens(D d, const DeltaBlock<T>& b, size_t n, size_t colu
       x.read_row = b.rows.q + t * b.row;
       x.read_out = b.o + t * b.value_row + column;
     }
-    if (b.prefetch != nullptr) b.prefetch->Some();
+    x.prefetch = b.prefetch;
     PassToken<kWrites | kReads, kDecay, C>(d, b.rows.kinds[t], x, num_rows, stride, state);
   }
 }
@@ -147,7 +148,7 @@ HWY_NOINLINE HWY_ATTR void DeltaHead(const Problem& p, const Task& task,
     reader.Queries(first, n);
     reader.Writes(first, n);
     RowPrefetch prefetch = reader.Prefetch(first + static_cast<int64_t>(n),
-                                           n * writes * NumStrips<T>(shape));
+                                           NumAsksOfTokens<T>(shape, n * writes + 1));
     DeltaStrips<true>(d, p, DeltaBlock<T>{reader, b.rows, row, value_row, b.o, b.found, &prefetch},
                       n * writes, shape, b.state);
     StoreRows(d, b.o + (writes - 1) * value_row, writes * value_row, p.o, s, task.head, first, n,
@@ -174,9 +175,22 @@ void DeltaForward(Context& ctx, const Problem& p) {
   });
 }
 
-// One token, the state where the caller has it, but for columns that fill no vector.
+// The state of the head that a thread takes after this one of a token, where it has one. Where a strip is a part of each row,
+// no hardware follows, and the passes over one state leave memory the time to bring the next.
 template <class T>
-HWY_NOINLINE HWY_ATTR void DeltaStepHead(const Problem& p, const Task& task,
+RowPrefetch NextState(const Problem& p, const Task& task, const DeltaShape& shape) {
+  RowPrefetch prefetch;
+  if (NumStrips<T>(shape) == 1) return prefetch;
+  const T* at = StateAt<T>(p.final, p.sequences[static_cast<size_t>(task.sequence)].state, task.head);
+  prefetch.Add(at + shape.begin, p.final.key_stride * static_cast<int64_t>(sizeof(T)),
+               (std::min(shape.end, shape.size) - shape.begin) * sizeof(T));
+  prefetch.Begin(shape.rows, NumAsksOfTokens<T>(shape, static_cast<size_t>(p.writes) + 1));
+  return prefetch;
+}
+
+// One token, the state where the caller has it, but for columns that fill no vector. Task `next` follows, or null.
+template <class T>
+HWY_NOINLINE HWY_ATTR void DeltaStepHead(const Problem& p, const Task& task, const Task* next,
                                          const DeltaBuffers<T>& b) {
   const hn::ScalableTag<T> d;
   constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
@@ -186,14 +200,17 @@ HWY_NOINLINE HWY_ATTR void DeltaStepHead(const Problem& p, const Task& task,
   const auto values = static_cast<size_t>(p.value_size);
   const size_t begin = FirstColumn(task.part, task.parts, value_row);
   const size_t end = FirstColumn(task.part + 1, task.parts, value_row);
+  const DeltaShape shape = {keys, keys, begin, end, values, false};
   const DeltaReader<T> reader(p, s, task.head, b.rows);
   reader.Queries(0, 1);
   reader.Writes(0, 1);
-  const DeltaBlock<T> block = {reader, b.rows, row, value_row, b.o, b.found};
   const auto writes = static_cast<size_t>(p.writes);
   const bool in_place = p.final.value_stride == 1 || values == 1;
   const size_t whole = in_place ? std::max(begin, values / N * N) : begin;
   T* state = StateAt<T>(p.final, s.state, task.head);
+  RowPrefetch prefetch;
+  if (in_place && next != nullptr) prefetch = NextState<T>(p, *next, shape);
+  const DeltaBlock<T> block = {reader, b.rows, row, value_row, b.o, b.found, &prefetch};
   WithDelta(p, [&](auto before, auto decay) HWY_ATTR {
     hs::ForTiles<kDeltaStrip>(begin / N, std::min(whole, end) / N, [&](auto vectors, size_t c) HWY_ATTR {
       DeltaTokens<before.value, true, decay.value, vectors.value>(
@@ -218,11 +235,20 @@ void DeltaStep(Context& ctx, const Problem& p) {
     static_cast<DeltaBuffers<T>*>(ctx.Scratch(worker))->Init(p, p.writes);
   }
   const int64_t whole = static_cast<int64_t>(p.sequences.size()) * p.value_heads;
-  const int64_t parts = NumParts(whole, ctx.num_threads(), p.value_size);
-  ctx.ParallelFor(whole * parts, [&](int64_t index, int worker) HWY_ATTR {
+  const int64_t parts = NumParts(whole, ctx.num_threads(), p.value_size), size = whole * parts;
+  const auto task_at = [&](int64_t index) {
     const int64_t of = index / parts;
-    DeltaStepHead<T>(p, {of / p.value_heads, of % p.value_heads, index % parts, parts},
-                     *static_cast<const DeltaBuffers<T>*>(ctx.Scratch(worker)));
+    return Task{of / p.value_heads, of % p.value_heads, index % parts, parts};
+  };
+  // Several in a row, so that a thread knows which comes next.
+  const int64_t run = std::max<int64_t>(1, size / (8 * ctx.num_threads()));
+  ctx.ParallelFor((size + run - 1) / run, [&](int64_t index, int worker) HWY_ATTR {
+    const int64_t end = std::min((index + 1) * run, size);
+    for (int64_t i = index * run; i < end; ++i) {
+      const Task task = task_at(i), next = task_at(i + 1);
+      DeltaStepHead<T>(p, task, i + 1 < end ? &next : nullptr,
+                       *static_cast<const DeltaBuffers<T>*>(ctx.Scratch(worker)));
+    }
   });
 }
 

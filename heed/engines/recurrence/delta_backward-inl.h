@@ -216,7 +216,8 @@ class DeltaBackwardHead {
       const size_t n = TokensOf(block) * writes_;
       TransposeState(d_, b_.state, by_value_, by_key_, b_.Border(block));
       reader_.Writes(block * p_.block_tokens(), TokensOf(block));
-      RowPrefetch prefetch = reader_.Prefetch((block + 1) * p_.block_tokens(), n * NumStrips<T>(by_value_));
+      RowPrefetch prefetch =
+          reader_.Prefetch((block + 1) * p_.block_tokens(), NumAsksOfTokens<T>(by_value_, n + 1));
       DeltaStrips<false>(d_, p_, DeltaBlock<T>{reader_, b_.rows, row_, value_row_, nullptr, b_.found, &prefetch}, n,
                          by_value_, b_.state);
       std::memcpy(KeptOf(block), before_ ? b_.found : b_.rows.w, n * value_row_ * sizeof(T));

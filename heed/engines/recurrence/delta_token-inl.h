@@ -58,7 +58,15 @@ struct Token {
   T* read2_out = nullptr;
   const T *dot_lanes = nullptr, *dot2_lanes = nullptr;
   T *dot_out = nullptr, *dot2_out = nullptr;  // by row: added to
+  RowPrefetch* prefetch = nullptr;  // of what comes next: some of it after each vector's worth of rows
 };
+
+// How often tokens that pass over all strips of a state let a prefetch ask.
+template <class T>
+size_t NumAsksOfTokens(const DeltaShape& shape, size_t passes) {
+  constexpr size_t N = hn::MaxLanes(hn::ScalableTag<T>());
+  return NumStrips<T>(shape) * passes * ((shape.rows + N - 1) / N);
+}
 
 // Sums over lanes of the rows of a state, some at a time.
 template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
@@ -209,6 +217,7 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
   };
   for (size_t begin = 0; begin < num_rows; begin += N) {
     const size_t end = HWY_MIN(begin + N, num_rows);
+    if (x.prefetch != nullptr) x.prefetch->Some();
     for (size_t r = begin; r < end; ++r) one_row(r);
     if constexpr (does(kDot)) sums.AddTo(d, end - begin, x.dot_out + begin);
     if constexpr (does(kDot2)) sums2.AddTo(d, end - begin, x.dot2_out + begin);
