@@ -2,6 +2,7 @@
 # for everything in this tree, which may call functions that the shared library does not export.
 file(GLOB_RECURSE sources CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/heed/core/*.cc
+  ${PROJECT_SOURCE_DIR}/heed/cuda/*.cc
   ${PROJECT_SOURCE_DIR}/heed/io/*.cc
   ${PROJECT_SOURCE_DIR}/heed/engines/*.cc
   ${PROJECT_SOURCE_DIR}/heed/layers/*.cc

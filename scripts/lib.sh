@@ -126,10 +126,19 @@ setup_job() {
   build release heed_cli
 }
 
+# Options for a machine with CUDA: code for its own GPU or, without one, for a common one, so that it compiles at least.
+with_cuda() {
+  have nvcc && newer 12.8 "$(nvcc --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')" || return 0
+  local architecture=90
+  ! nvidia-smi -L >/dev/null 2>&1 || architecture=native
+  echo "-DHEED_WITH_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$architecture"
+}
+
 setup_everything() {
   ensure_packages everything
   ensure_highway
-  configure release -DHEED_BUILD_TESTS=ON -DHEED_BUILD_BENCHMARKS=ON
+  # shellcheck disable=SC2046
+  configure release -DHEED_BUILD_TESTS=ON -DHEED_BUILD_BENCHMARKS=ON $(with_cuda)
   build release
   ensure_venv
 }

@@ -40,6 +40,8 @@ class CheckLayeringTest(unittest.TestCase):
             "heed/ops/exact/a/a_py.cc": c('#include "nanobind/nanobind.h"'),
             "heed/ops/exact/a/part/b.cc": c('#include "heed/ops/exact/a/a.h"\n#include "heed/state/kv_view.h"'),
             "cli/main.cc": c('#include "heed/harness/case.h"\nprintf("x");'),
+            "heed/cuda/a.h": c("#include <cuda_runtime.h>"),
+            "heed/engines/scan/a.cu": c("#include <cuda_runtime.h>"),
             "tools/t.py": "#!/usr/bin/env python3\n",
         }), [])
 
@@ -54,6 +56,10 @@ class CheckLayeringTest(unittest.TestCase):
                            ("heed/ops/ssm/b/b_case.cc", "tests/a.h")):
             with self.subTest(path=path, name=name):
                 self.assert_one({path: c(f'#include "{name}"')}, f"includes {name} of rank")
+
+    def test_a_cuda_header_elsewhere(self):
+        for path in ("heed/engines/scan/a.cc", "heed/core/a.cc", "tests/a_test.cc"):
+            self.assert_one({path: c("#include <cuda_runtime.h>")}, "CUDA header <cuda_runtime.h> outside")
 
     def test_an_operation_includes_another(self):
         for path in ("heed/ops/exact/a/a.cc", "heed/ops/exact/a/a_case.cc"):

@@ -26,6 +26,8 @@ OP = re.compile(r"heed/ops/(?!mechanism/|positions/)(\w+/(?!common/)\w+)/")
 SHARED_OP, COMPOSED_OP = "exact/attention", re.compile(r"sparse/")
 COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
 OS_HEADER = re.compile(r"(sys|linux|mach|asm)/.*|(unistd|fcntl|pthread|sched|windows|cpuid|dlfcn|signal)\.h")
+CUDA_HEADER = re.compile(r"cuda\w*\.h|driver_types\.h")
+OF_CUDA = re.compile(r"heed/cuda/|tests/cuda/|.*\.cu$")
 STANDARD_HEADER = re.compile(r"[a-z_0-9]+")
 TARGET_INCLUDE = re.compile(r'^#define\s+HWY_TARGET_INCLUDE\s+"([^"]*)"', re.M)
 BANNED = (
@@ -54,7 +56,7 @@ def check_text(path, data):
         if not line.isascii():
             yield number, "not ASCII"
     first = lines[0].strip()
-    if not first.startswith(b"//" if path.endswith((".h", ".cc")) else (b"#", b'"""', b'r"""')):
+    if not first.startswith(b"//" if path.endswith((".h", ".cc", ".cu")) else (b"#", b'"""', b'r"""')):
         yield 1, "the first line is not a comment that says what the file is"
     if data.count(b"\n") > MAX_LINES:
         yield MAX_LINES + 1, f"longer than {MAX_LINES} lines"
@@ -79,6 +81,8 @@ def check_includes(path, text, code):
             yield line, f"an operation includes another: {name}"
         if path.startswith("heed/") and not is_test and OS_HEADER.fullmatch(name) and not path.startswith("heed/core/os."):
             yield line, f"operating system header <{name}> outside heed/core/os.*"
+        if CUDA_HEADER.fullmatch(name) and not OF_CUDA.match(path):
+            yield line, f"CUDA header <{name}> outside heed/cuda/ and *.cu"
         if path.startswith("heed/") and rank != TOP and re.match(r"nanobind/|pybind11/|Python\.h", name):
             yield line, f"{name}: only *_py.cc knows Python"
         foreign = not STANDARD_HEADER.fullmatch(name) if quote == "<" else not name.startswith("heed/")
@@ -109,7 +113,7 @@ def check_tree(root):
     for folder in FOLDERS:
         for file in sorted((root / folder).rglob("*")):
             path = file.relative_to(root).as_posix()
-            if file.suffix not in (".h", ".cc", ".py") or "__pycache__" in path:
+            if file.suffix not in (".h", ".cc", ".cu", ".py") or "__pycache__" in path:
                 continue
             data = file.read_bytes()
             yield from ((path, *v) for v in check_text(path, data))

@@ -59,6 +59,11 @@ class HEED_API Context {
   void set_checks(bool checks) { checks_ = checks; }
   bool checks() const { return checks_; }
 
+  // Where calls on views of a CUDA device run: a cudaStream_t of that device, or null for its default stream. They return
+  // when their work has been put into it.
+  void set_stream(void* stream) { stream_ = stream; }
+  void* stream() const { return stream_; }
+
   // Makes Scratch(worker) hold at least this many bytes for each worker, and
   // keeps it for later calls. May throw std::bad_alloc; call it before
   // ParallelFor, inside which nothing may.
@@ -111,6 +116,7 @@ class HEED_API Context {
   int64_t allowed_targets_;
   bool strict_ = false;
   bool checks_ = false;
+  void* stream_ = nullptr;
   size_t scratch_bytes_ = 0;
   std::vector<void*> scratch_;
   size_t shared_bytes_ = 0;

@@ -1,6 +1,7 @@
 // The operating system: Linux, with the POSIX subset that macOS shares.
 #include "heed/core/os.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -185,6 +186,25 @@ MappedFile::MappedFile(const std::string& path) {
 
 MappedFile::~MappedFile() {
   if (data_ != nullptr) munmap(const_cast<uint8_t*>(data_), num_bytes_);
+}
+
+void* LoadSymbol(const char* file, const char* symbol, std::string* why_not) {
+  Dl_info here;
+  void* library = nullptr;
+  if (dladdr(reinterpret_cast<void*>(&LoadSymbol), &here) != 0 && here.dli_fname != nullptr) {
+    const std::string path = here.dli_fname;
+    const size_t slash = path.rfind('/');
+    if (slash != std::string::npos) {
+      library = dlopen((path.substr(0, slash + 1) + file).c_str(), RTLD_NOW | RTLD_LOCAL);
+    }
+  }
+  if (library == nullptr) library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+  void* address = library == nullptr ? nullptr : dlsym(library, symbol);
+  if (address == nullptr) {
+    const char* reason = dlerror();
+    *why_not = reason == nullptr ? std::string(file) + " has no " + symbol : reason;
+  }
+  return address;
 }
 
 void ReplaceFile(const std::string& from, const std::string& to) {

@@ -56,6 +56,10 @@ class HEED_API MappedFile {
   size_t num_bytes_ = 0;
 };
 
+// The address of a symbol of a shared library, which is loaded and stays: of the file of this name beside the one that
+// holds this function, else where the system's loader finds it. Null, and why, if there is none.
+HEED_API void* LoadSymbol(const char* file, const char* symbol, std::string* why_not);
+
 // Moves a finished temporary file onto its name. Throws FileError.
 HEED_API void ReplaceFile(const std::string& from, const std::string& to);
 

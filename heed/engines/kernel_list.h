@@ -10,6 +10,7 @@
 #include "heed/core/dispatch.h"
 #include "heed/core/dtype.h"
 #include "heed/core/error.h"
+#include "heed/core/tensor.h"
 
 namespace heed::engine {
 
@@ -57,6 +58,7 @@ struct Kernel {
   PassesFor backward_passes = nullptr;
   // The SIMD target, or the matrix unit, that it would use.
   std::string (*target)(const Context& ctx) = &SimdTarget;
+  DeviceType device = DeviceType::kCpu;  // where it runs
 
   void forward(Context& ctx, const Problem& p) const { forward_passes(ctx).forward(ctx, p); }
   void step(Context& ctx, const Problem& p) const { forward_passes(ctx).step(ctx, p); }
@@ -70,6 +72,13 @@ struct Kernel {
 
 enum class Pass { kForward, kBackward };
 
+// Where a problem's views are: those of engines without kernels for other devices do not say.
+template <class Problem>
+DeviceType DeviceOf(const Problem& problem) {
+  if constexpr (requires { problem.device; }) return problem.device.type;
+  return DeviceType::kCpu;
+}
+
 // The first of these kernels that takes the problem. Throws Unsupported, with every kernel's reason, if none does.
 template <class Kernel, size_t kCount, class Problem>
 const Kernel& Choose(const Kernel* const (&kernels)[kCount], const char* op, const Context& ctx, const Problem& problem,
@@ -77,11 +86,13 @@ const Kernel& Choose(const Kernel* const (&kernels)[kCount], const char* op, con
   const auto has_pass = [&](const Kernel* kernel) {
     return pass == Pass::kForward || kernel->backward_passes != nullptr;
   };
+  const auto runs_there = [&](const Kernel* kernel) { return kernel->device == DeviceOf(problem); };
   for (const Kernel* kernel : kernels) {
-    if (has_pass(kernel) && kernel->declines(ctx, problem).empty()) return *kernel;
+    if (has_pass(kernel) && runs_there(kernel) && kernel->declines(ctx, problem).empty()) return *kernel;
   }
   std::string reasons;
   for (const Kernel* kernel : kernels) {
+    if (!runs_there(kernel)) continue;
     const std::string reason = has_pass(kernel) ? std::string(kernel->declines(ctx, problem)) : "has no backward pass";
     reasons += std::string(reasons.empty() ? "" : "; ") + kernel->name + " " + reason;
   }

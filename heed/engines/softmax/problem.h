@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "heed/core/dtype.h"
+#include "heed/core/tensor.h"
+#include "heed/engines/softmax/key_runs.h"
 #include "heed/engines/softmax/visits.h"
 #include "heed/engines/softmax/wide_sum.h"
 
@@ -73,10 +75,9 @@ struct DecayTables {
   int64_t entries = 0;                  // of in_tile
 };
 
-inline constexpr int64_t kUnlimited = INT64_MAX;
-
 struct Problem {
   DType dtype = DType::kF32;
+  Device device;  // where q, k, v, o, lse, bias and mask are
   int64_t query_heads = 0, key_heads = 0;
   int64_t depth = 0, value_depth = 0;  // D and Dv
   std::vector<Sequence> sequences;

@@ -7,14 +7,6 @@
 namespace heed::softmax {
 namespace {
 
-int64_t FloorDivide(int64_t a, int64_t b) {
-  return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
-}
-
-Interval Intersect(const Interval& a, const Interval& b) {
-  return {std::max(a.begin, b.begin), std::min(a.end, b.end)};
-}
-
 void Unite(Interval* all, const Interval& one) {
   if (one.empty()) return;
   *all = all->empty() ? one
@@ -24,35 +16,7 @@ void Unite(Interval* all, const Interval& one) {
 
 }  // namespace
 
-KeyRuns VisibleKeys(const Problem& p, const Sequence& s, int64_t query) {
-  if (query >= s.query_end) return {};
-  const int64_t position = s.start + query;
-  Interval all = {s.key_begin, s.key_end};
-  if (p.causal) {
-    all = Intersect(all, {s.key_begin, std::max(position + 1, s.prefix_end)});
-  }
-  if (p.chunk > 0) {
-    const int64_t index = FloorDivide(position - s.key_begin, p.chunk);
-    // Chunks before the first or beyond the last key hold none; testing the
-    // index first keeps the products inside int64.
-    if (index < 0 || index > (s.num_keys - s.key_begin) / p.chunk) return {};
-    const int64_t begin = s.key_begin + index * p.chunk;
-    all = Intersect(all, {begin, begin + std::min(p.chunk, s.num_keys)});
-  }
-  if (all.empty()) return {};
-  if (!p.windowed()) return {{}, all};
-  const Interval window = {
-      p.window_left == kUnlimited ? 0 : position - p.window_left,
-      p.window_right == kUnlimited ? s.num_keys : position + p.window_right + 1};
-  const Interval sinks = Intersect(all, {s.key_begin, s.sink_end});
-  const Interval rest = Intersect(all, window);
-  if (sinks.empty()) return {{}, rest};
-  if (rest.empty()) return {sinks, {}};
-  if (rest.begin <= sinks.end) {  // they meet: one run
-    return {{}, {sinks.begin, std::max(sinks.end, rest.end)}};
-  }
-  return {sinks, rest};
-}
+KeyRuns VisibleKeys(const Problem& p, const Sequence& s, int64_t query) { return KeyRunsOf(p, s, query); }
 
 TileVisits::TileVisits(const Sequence& s, std::span<const KeyRuns> rows,
                        const KeyGrid& grid)

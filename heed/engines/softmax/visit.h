@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <span>
 
+#include "heed/engines/softmax/key_runs.h"
 #include "heed/engines/softmax/problem.h"
 
 namespace heed::softmax {
@@ -33,22 +34,7 @@ struct KeyGrid {
   int64_t segment = kSegmentKeys;
 };
 
-struct Interval {
-  int64_t begin = 0, end = 0;
-  bool empty() const { return begin >= end; }
-  int64_t size() const { return empty() ? 0 : end - begin; }
-  bool Contains(const Interval& other) const {
-    return begin <= other.begin && other.end <= end;
-  }
-  friend bool operator==(const Interval&, const Interval&) = default;
-};
-
-// The keys one row sees: two disjoint runs, ascending, the first often empty.
-struct KeyRuns {
-  Interval first, second;
-  int64_t size() const { return first.size() + second.size(); }
-};
-
+// The keys one row sees.
 KeyRuns VisibleKeys(const Problem& problem, const Sequence& sequence,
                     int64_t query);
 

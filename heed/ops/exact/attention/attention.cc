@@ -44,6 +44,21 @@ void FillSurplusRows(const softmax::Problem& p, const Inputs& in,
 
 namespace {
 
+// Where q is, if attention may be computed there.
+Device DeviceOf(const Inputs& in) {
+  return in.q.device().type == DeviceType::kCuda ? in.q.device() : Device();
+}
+
+// A kernel of a device writes surplus rows as rows that see nothing.
+void AddSurplusRows(const Inputs& in, softmax::Problem* p) {
+  softmax::Sequence surplus;
+  for (const softmax::Sequence& s : p->sequences) {
+    surplus.first_q = std::max(surplus.first_q, s.first_q + s.num_queries);
+  }
+  surplus.num_queries = in.q.size(in.q.rank() - 3) - surplus.first_q;
+  p->sequences.push_back(surplus);
+}
+
 double NumBytes(const ConstTensorView& t) {
   return static_cast<double>(t.num_elements()) *
          static_cast<double>(SizeOf(t.dtype()));
@@ -64,7 +79,12 @@ void Forward(Context& ctx, const Inputs& in, const Options& options,
              const Outputs& out) {
   constexpr char kOp[] = "attention::Forward";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
-  softmax::Problem p = CheckedProblem(kOp, in, options, out, Use::kForward);
+  softmax::Problem p = CheckedProblem(kOp, in, options, out, Use::kForward, DeviceOf(in));
+  if (p.device.type != DeviceType::kCpu) {
+    const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, p);
+    if (options.cu_seqlens_q.present()) AddSurplusRows(in, &p);
+    return kernel.forward(ctx, p);
+  }
   RefuseSlowPairs(kOp, ctx, p);
   SumLogDecays(kOp, ctx, &p);
   Run(kOp, ctx, options, &p);
@@ -73,14 +93,14 @@ void Forward(Context& ctx, const Inputs& in, const Options& options,
 
 int64_t Workspace(const Context& ctx, const Inputs& in, const Options& options) {
   constexpr char kOp[] = "attention::Workspace";
-  const softmax::Problem p = CheckedProblem(kOp, in, options, {}, Use::kExplain);
+  const softmax::Problem p = CheckedProblem(kOp, in, options, {}, Use::kExplain, DeviceOf(in));
   return BytesOf(kOp, ctx, p, options);
 }
 
 Explanation Explain(const Context& ctx, const Inputs& in,
                     const Options& options) {
   constexpr char kOp[] = "attention::Explain";
-  const softmax::Problem p = CheckedProblem(kOp, in, options, {}, Use::kExplain);
+  const softmax::Problem p = CheckedProblem(kOp, in, options, {}, Use::kExplain, DeviceOf(in));
   const std::vector<Layer> layers = LayersOf(p, options);
   const bool by_residue = layers.back().kind == Layer::kResidues, by_row = layers.back().kind == Layer::kRows;
   std::vector<Piece> pieces;

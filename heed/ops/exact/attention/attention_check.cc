@@ -307,6 +307,7 @@ void CheckLogDecay(const Check& check, const Options& options, const Sizes& n, P
   const ConstTensorView& t = options.log_decay;
   if (!t.present()) return;
   check.Float("log_decay", t);
+  check.OnCpu("log_decay", t);
   if (!options.causal) check.Fail("log_decay", "is given without causal", "causal with it");
   if (n.packed && t.rank() == 2) {
     check.Shape("log_decay", t, {n.Tk, n.Hq});
@@ -339,6 +340,7 @@ void CheckPairs(const Check& check, const Options& options, const Sizes& n, Prob
 void CheckHeads(const Check& check, const Options& options, const Sizes& n, Problem* p) {
   if (options.alibi.present()) {
     check.Float("alibi", options.alibi);
+    check.OnCpu("alibi", options.alibi);
     if (options.alibi.rank() == 2) {
       check.Shape("alibi", options.alibi, {std::ssize(p->sequences), n.Hq});
       p->slopes_stride = n.Hq;
@@ -349,6 +351,7 @@ void CheckHeads(const Check& check, const Options& options, const Sizes& n, Prob
   }
   if (options.sinks.present()) {
     check.Float("sinks", options.sinks);
+    check.OnCpu("sinks", options.sinks);
     check.Shape("sinks", options.sinks, {n.Hq});
     p->sinks = check.Floats(options.sinks);
   }
@@ -383,8 +386,8 @@ void CheckSegments(const Check& check, const Options& options, const Sizes& n,
 }  // namespace
 
 Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
-                       const Outputs& out, Use use) {
-  const Check check(op, use);
+                       const Outputs& out, Use use, Device device) {
+  const Check check(op, use, device);
   if (options.cu_seqlens_k.present() && !options.cu_seqlens_q.present()) {
     check.Fail("cu_seqlens_q", "is absent", "it together with cu_seqlens_k");
   }
@@ -393,6 +396,8 @@ Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
 
   Problem p;
   p.dtype = in.q.dtype();
+  p.device = device;
+  if (device.type != DeviceType::kCpu) p.has_pattern = options.pattern.present();  // no kernel there places one
   p.query_heads = n.Hq;
   p.key_heads = n.Hkv;
   p.depth = n.D;

@@ -26,9 +26,17 @@ std::string Text(T value) {
   return text;
 }
 
+// "the CPU", "cuda:0".
+inline std::string NameOf(Device device) {
+  if (device.type == DeviceType::kCpu) return "the CPU";
+  if (device.type == DeviceType::kCuda) return "cuda:" + Text(device.index);
+  return "device " + Text(static_cast<int>(device.type)) + ":" + Text(device.index);
+}
+
 class Check {
  public:
-  Check(const char* op, Use use) : op_(op), use_(use) {}
+  // `device`: where tensors are, but for those that are read while arguments are checked.
+  Check(const char* op, Use use, Device device = {}) : op_(op), use_(use), device_(device) {}
 
   [[noreturn]] void Fail(const char* name, const std::string& got,
                          const std::string& expected) const {
@@ -49,14 +57,19 @@ class Check {
     if (!same) Fail(name, "has shape " + t.ShapeString(), ShapeString(expected));
   }
 
-  // Whatever is true of every tensor: on the CPU, aligned, with data to read.
+  void On(const char* name, const ConstTensorView& t, Device device) const {
+    const bool is_cpu = device.type == DeviceType::kCpu;
+    if (is_cpu ? t.device().type == DeviceType::kCpu : t.device() == device) return;
+    Fail(name, "is on " + NameOf(t.device()), NameOf(device) + (is_cpu ? "" : " as q"));
+  }
+  void OnCpu(const char* name, const ConstTensorView& t) const { On(name, t, {}); }
+
+  // Whatever is true of every tensor: on the device, aligned, with data to read.
   void Readable(const char* name, const ConstTensorView& t) const {
-    if (t.device().type != DeviceType::kCpu) {
-      Fail(name,
-           "is on device " + Text(static_cast<int>(t.device().type)) + ":" +
-               Text(t.device().index),
-           "the CPU");
-    }
+    On(name, t, device_);
+    HasData(name, t);
+  }
+  void HasData(const char* name, const ConstTensorView& t) const {
     if (t.num_elements() == 0) return;
     if (t.data() == nullptr && use_ != Use::kExplain) {
       Fail(name, "has no data", "a pointer to " + t.ShapeString() + " elements");
@@ -101,7 +114,8 @@ class Check {
       Fail(name, std::string("has dtype ") + Name(t.dtype()), "i32 or i64");
     }
     Shape(name, t, shape);
-    Readable(name, t);
+    OnCpu(name, t);
+    HasData(name, t);
     if (t.data() == nullptr) return {};
     std::vector<int64_t> values;
     ForEach(t, [&](int64_t index) {
@@ -126,7 +140,7 @@ class Check {
     if (!IsFloat(t.dtype())) {
       Fail(name, std::string("has dtype ") + Name(t.dtype()), "a float dtype");
     }
-    Readable(name, t);
+    HasData(name, t);
   }
 
   // A tensor that broadcasts to [B, H, Tq, Tk] by numpy's rule.
@@ -164,6 +178,7 @@ class Check {
 
   const char* op_;
   Use use_;
+  Device device_;
 };
 
 // A [B, T, H, D] tensor, or a packed [T, H, D] one without its batch axis.

@@ -23,11 +23,11 @@ enum class Use {
   kInputs,     // no outputs
 };
 
-// Checks every argument and returns the problem they pose, the pattern not placed in it. Throws
-// InvalidArgument; writes nothing.
+// Checks every argument and returns the problem they pose, the pattern not placed in it. Tensors are on `device`, but for
+// log decays and what has a number per head, sequence or token: these are read here. Throws InvalidArgument; writes nothing.
 softmax::Problem CheckedProblem(const char* op, const Inputs& in,
                                 const Options& options, const Outputs& out,
-                                Use use);
+                                Use use, Device device = {});
 
 // A backward pass, and the sums that its results are rounded from.
 struct BackwardProblem {

@@ -1,0 +1,16 @@
+# libheed_cuda: kernels for NVIDIA GPUs, a library of its own that libheed loads when a view is on one. It links the CUDA
+# runtime statically and nothing of heed.
+enable_language(CUDA)
+file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/heed/cuda/*.cu ${PROJECT_SOURCE_DIR}/heed/engines/*.cu)
+add_library(heed_cuda MODULE ${sources})
+target_compile_definitions(heed_cuda PRIVATE HEED_STATIC HEED_VERSION="${PROJECT_VERSION}")
+target_include_directories(heed_cuda PRIVATE ${PROJECT_SOURCE_DIR})
+target_compile_options(heed_cuda PRIVATE --expt-relaxed-constexpr -Xptxas=-warn-spills)
+set_target_properties(heed_cuda PROPERTIES
+  PREFIX lib
+  CUDA_STANDARD 20
+  CUDA_STANDARD_REQUIRED ON
+  CUDA_RUNTIME_LIBRARY Static
+  CUDA_VISIBILITY_PRESET hidden
+  LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+install(TARGETS heed_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cuda)

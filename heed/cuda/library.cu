@@ -1,0 +1,48 @@
+// What libheed_cuda exports.
+#include <cuda_runtime.h>
+
+#include <utility>
+
+#include "heed/cuda/launch.h"
+#include "heed/cuda/library.h"
+
+namespace heed::softmax::cuda {
+extern const Launches kLaunches;
+}  // namespace heed::softmax::cuda
+
+namespace heed::cuda {
+namespace {
+
+const char* Examine(int32_t device, DeviceFacts* facts) {
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count)) return cudaGetErrorString(error);
+  if (device < 0 || device >= count) return "there is no device of this index";
+  int major, minor, shared_bytes;
+  for (const auto& [to, attribute] : {std::pair{&major, cudaDevAttrComputeCapabilityMajor},
+                                      {&minor, cudaDevAttrComputeCapabilityMinor},
+                                      {&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin}}) {
+    if (const cudaError_t error = cudaDeviceGetAttribute(to, attribute, device)) return cudaGetErrorString(error);
+  }
+  *facts = {major, minor, shared_bytes};
+  return nullptr;
+}
+
+const char* CheckStream(int32_t device, void* stream) {
+  if (stream == nullptr) return nullptr;
+  int of_stream = 0;
+  if (const cudaError_t error = cudaStreamGetDevice(static_cast<cudaStream_t>(stream), &of_stream)) {
+    return cudaGetErrorString(error);
+  }
+  return of_stream == device ? nullptr : "is of another device";
+}
+
+const Library kLibrary = {.version = HEED_VERSION,
+                          .examine = &Examine,
+                          .check_stream = &CheckStream,
+                          .softmax = &softmax::cuda::kLaunches};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const Library* heed_cuda_library() { return &kLibrary; }
+
+}  // namespace heed::cuda

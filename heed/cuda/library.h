@@ -1,0 +1,49 @@
+// libheed_cuda, which holds kernels for GPUs: loaded when the first view is on one, so that libheed needs no driver.
+//
+// Only plain structs go between the two: a host that has heed's code inside it, as the Python module has, uses the same file.
+#ifndef HEED_CUDA_LIBRARY_H_
+#define HEED_CUDA_LIBRARY_H_
+
+#include <cstdint>
+#include <string>
+
+namespace heed::softmax::cuda {
+struct Launches;
+}  // namespace heed::softmax::cuda
+
+namespace heed::cuda {
+
+// What kernels need to know of a device.
+struct DeviceFacts {
+  int32_t major = 0, minor = 0;  // compute capability
+  int64_t shared_bytes = 0;      // that a block may have
+};
+
+// Where and how a kernel is launched.
+struct Launch {
+  int32_t device = 0;
+  void* stream = nullptr;  // a CUDA stream; null: the default one
+  int32_t blocks[3] = {1, 1, 1};
+};
+
+// What libheed_cuda offers. Functions return null, or words of static storage that say what is wrong.
+struct Library {
+  const char* version;  // of the heed that it was built with
+  const char* (*examine)(int32_t device, DeviceFacts* facts);
+  const char* (*check_stream)(int32_t device, void* stream);  // "is of another device"
+  const softmax::cuda::Launches* softmax;
+};
+
+// The library; null, and why, where there is none of this version.
+const Library* Find(std::string* why_not);
+
+// Takes another library from now on; null: the one that is installed. For tests, while nothing runs.
+void Replace(const Library* library);
+
+// Beside libheed, or where the loader finds it; it exports one function, `const Library* heed_cuda_library()`.
+inline constexpr char kLibraryFile[] = "libheed_cuda.so";
+inline constexpr char kLibrarySymbol[] = "heed_cuda_library";
+
+}  // namespace heed::cuda
+
+#endif  // HEED_CUDA_LIBRARY_H_

@@ -1,0 +1,52 @@
+// What a kernel for GPUs is written against: a machine, of which there are two.
+//
+// A kernel is a function template `void Kernel(M& m, const Params& p)` that one thread runs. `GpuMachine` (gpu_machine.h)
+// is a thread of an NVIDIA GPU from compute capability 8.0 on; `EmulatedMachine` (tests/cuda) one of a grid that
+// runs on the CPU, with which kernels are tested where there is no GPU. Both offer
+//
+//   thread(), num_threads()          in its block
+//   block(axis)                      in the grid, of three axes
+//   shared()                         memory of the block, 16-byte aligned
+//   Sync()                           of all threads of the block
+//   SyncOr(flag)                     that, and whether any of them says so
+//   ShuffleXor(x, mask)              the x of the thread of the warp whose number differs by mask
+//   Shuffle(x, lane)                 that of thread `lane` of the warp
+//   CopyAsync(to, from, bytes)       16 bytes of shared memory from global memory; beyond `bytes`, 0 to 16, zeros
+//   CommitCopies()                   the copies since the last one are a group
+//   WaitCopies<kPending>()           until no more than these groups are under way
+//   LoadMatrices<kTransposed>(row, r)  four matrices of 8 x 8 elements of 16 bits from shared memory
+//   Multiply<kDType>(a, b, c)        c += a b, of 16 x 16 and 16 x 8 elements of 16 bits
+//   Pack<kDType>(low, high)          two numbers rounded to 16 bits
+//   Widen<kDType>(bits)              the number that they are
+//   Exp2(x)                          within 2 ulp, of 0 exactly 1, below -126 maybe 0
+//
+// All threads of a warp, or a block, call those that concern it together.
+//
+// Fragments are those of PTX. With g = lane / 4 and t = lane % 4, thread `lane` of a warp holds
+//
+//   a[i]   rows g + 8 (i % 2), columns 2 t + 8 (i / 2) and the next          of 16 x 16, row by column
+//   b[i]   rows 2 t + 8 i and the next, column g                             of 16 x 8
+//   c[i]   row g + 8 (i / 2), column 2 t + i % 2                             of 16 x 8
+//   r[i]   of matrix i: row g, columns 2 t and the next; transposed: rows 2 t and the next, column g
+//
+// LoadMatrices takes the address of row lane % 8 of matrix lane / 8.
+#ifndef HEED_CUDA_MACHINE_H_
+#define HEED_CUDA_MACHINE_H_
+
+#if defined(__CUDACC__)
+#define HEED_DEVICE __device__ __forceinline__
+#define HEED_HOST_DEVICE __host__ __device__ __forceinline__
+#define HEED_DEVICE_UNROLL _Pragma("unroll")
+#else
+#define HEED_DEVICE inline
+#define HEED_HOST_DEVICE inline
+#define HEED_DEVICE_UNROLL
+#endif
+
+namespace heed::cuda {
+
+inline constexpr int kWarp = 32;
+
+}  // namespace heed::cuda
+
+#endif  // HEED_CUDA_MACHINE_H_

@@ -1,0 +1,45 @@
+// The kernels that there are: by channels of keys and of values, each for bf16 and f16. Smaller rows are filled with zeros.
+#ifndef HEED_ENGINES_SOFTMAX_CUDA_FORWARD_SHAPES_H_
+#define HEED_ENGINES_SOFTMAX_CUDA_FORWARD_SHAPES_H_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "heed/core/dtype.h"
+#include "heed/cuda/library.h"
+#include "heed/engines/softmax/cuda/forward_block.h"
+#include "heed/engines/softmax/cuda/forward_params.h"
+
+namespace heed::softmax::cuda {
+
+inline constexpr int64_t kMostChannels = 256;
+
+// f(ForwardShape<...>()) of the smallest shape that rows of so many channels, at most kMostChannels, fit.
+template <class F>
+auto WithShape(int64_t depth, int64_t value_depth, const F& f) {
+  if (depth <= 64 && value_depth <= 64) return f(ForwardShape<64, 64>());
+  if (depth <= 128 && value_depth <= 128) return f(ForwardShape<128, 128>());
+  if (depth <= 192 && value_depth <= 128) return f(ForwardShape<192, 128>());
+  return f(ForwardShape<256, 256>());
+}
+
+// f(shape, dtype, whether it is general), the last two as integral constants.
+template <class F>
+auto WithKernel(DType dtype, const ForwardParams& p, const F& f) {
+  const bool general = !(p.scale > 0) || p.softcap > 0 || p.has_slopes || p.bias.data != nullptr || p.mask.data != nullptr ||
+                       p.dropout > 0;
+  return WithShape(p.depth, p.value_depth, [&](auto shape) {
+    const auto with_dtype = [&](auto of) { return general ? f(shape, of, std::true_type()) : f(shape, of, std::false_type()); };
+    if (dtype == DType::kBF16) return with_dtype(std::integral_constant<DType, DType::kBF16>());
+    return with_dtype(std::integral_constant<DType, DType::kF16>());
+  });
+}
+
+// What libheed_cuda does for this engine.
+struct Launches {
+  const char* (*forward)(const heed::cuda::Launch& launch, DType dtype, const ForwardParams& params);
+};
+
+}  // namespace heed::softmax::cuda
+
+#endif  // HEED_ENGINES_SOFTMAX_CUDA_FORWARD_SHAPES_H_

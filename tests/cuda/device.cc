@@ -1,0 +1,89 @@
+// Tensors on devices, and the emulated one.
+#include "tests/cuda/device.h"
+
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "heed/core/os.h"
+#include "heed/engines/softmax/cuda/forward_shapes.h"
+#include "tests/cuda/emulated_machine.h"
+
+namespace heed::cuda {
+namespace {
+
+namespace sc = softmax::cuda;
+
+std::atomic<uint64_t> emulated_seed = 1;
+
+const char* Examine(int32_t device, DeviceFacts* facts) {
+  if (device != 0) return "there is no device of this index";
+  *facts = {9, 0, int64_t{227} << 10};
+  return nullptr;
+}
+
+const char* CheckStream(int32_t, void* stream) { return stream == nullptr ? nullptr : "is of another device"; }
+
+const char* Forward(const Launch& launch, DType dtype, const sc::ForwardParams& params) {
+  return sc::WithKernel(dtype, params, [&](auto shape, auto of, auto general) -> const char* {
+    using Shape = decltype(shape);
+    const EmulatedGrid grid = {.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
+                               .threads = Shape::kThreads,
+                               .shared_bytes = Shape::kSharedBytes,
+                               .seed = emulated_seed};
+    RunEmulated(grid, [&](EmulatedMachine& machine) {
+      sc::ForwardBlock<EmulatedMachine, of.value, Shape::kChannels, Shape::kValueChannels, general.value>(machine, params).Run();
+    });
+    return nullptr;
+  });
+}
+
+const sc::Launches kSoftmax = {.forward = &Forward};
+const Library kEmulated = {.version = HEED_VERSION, .examine = &Examine, .check_stream = &CheckStream, .softmax = &kSoftmax};
+
+class Emulated : public TestDevice {
+ public:
+  const char* name() const override { return "emulated"; }
+  std::string WhyNot() const override { return ""; }
+  const Library* library() const override { return &kEmulated; }
+  // An access beyond either end of it faults.
+  std::shared_ptr<void> Allocate(size_t num_bytes) const override {
+    auto memory = std::make_shared<os::GuardedMemory>(num_bytes, /*at_end=*/true);
+    return {memory, memory->data()};
+  }
+  void Upload(void* to, const void* from, size_t num_bytes) const override { std::memcpy(to, from, num_bytes); }
+  void Download(void* to, const void* from, size_t num_bytes) const override { std::memcpy(to, from, num_bytes); }
+};
+
+}  // namespace
+
+const TestDevice& EmulatedDevice() {
+  static const Emulated device;
+  return device;
+}
+
+void SetEmulatedSeed(uint64_t seed) { emulated_seed = seed; }
+
+DeviceTensor::DeviceTensor(const TestDevice& device, const ConstTensorView& host) : device_(device) {
+  if (!host.present()) return;
+  const auto size = static_cast<ptrdiff_t>(SizeOf(host.dtype()));
+  ptrdiff_t above = size;  // to the end of the highest element
+  for (int axis = 0; axis < host.rank(); ++axis) {
+    const ptrdiff_t span = (host.size(axis) - 1) * host.stride(axis) * size;
+    (span < 0 ? below_ : above) += span < 0 ? -span : span;
+  }
+  if (host.num_elements() == 0) below_ = above = 0;
+  num_bytes_ = static_cast<size_t>(below_ + above);
+  const auto* from = static_cast<const char*>(host.data()) - below_;
+  const size_t shift = reinterpret_cast<uintptr_t>(from) % 16;
+  memory_ = device.Allocate((num_bytes_ + shift + 15) / 16 * 16);
+  lowest_ = static_cast<char*>(memory_.get()) + shift;
+  if (num_bytes_ > 0) device.Upload(lowest_, from, num_bytes_);
+  view_ = TensorView(lowest_ + below_, host.dtype(), host.sizes(), host.strides(), {DeviceType::kCuda, 0});
+}
+
+void DeviceTensor::Download(const TensorView& host) const {
+  if (num_bytes_ > 0) device_.Download(static_cast<char*>(host.data()) - below_, lowest_, num_bytes_);
+}
+
+}  // namespace heed::cuda

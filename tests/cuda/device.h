@@ -1,0 +1,58 @@
+// A device of tests: its memory, and the library that computes there. One is emulated and everywhere, one a GPU.
+#ifndef HEED_TESTS_CUDA_DEVICE_H_
+#define HEED_TESTS_CUDA_DEVICE_H_
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "heed/core/tensor.h"
+#include "heed/cuda/library.h"
+
+namespace heed::cuda {
+
+class TestDevice {
+ public:
+  virtual ~TestDevice() = default;
+
+  virtual const char* name() const = 0;
+  // Why there is none; empty if there is.
+  virtual std::string WhyNot() const = 0;
+  // Null: the library that is installed.
+  virtual const Library* library() const = 0;
+
+  virtual std::shared_ptr<void> Allocate(size_t num_bytes) const = 0;
+  // Both wait for what was launched before.
+  virtual void Upload(void* to, const void* from, size_t num_bytes) const = 0;
+  virtual void Download(void* to, const void* from, size_t num_bytes) const = 0;
+};
+
+// Threads of its grids take turns in an order that the seed draws.
+const TestDevice& EmulatedDevice();
+void SetEmulatedSeed(uint64_t seed);
+
+// A GPU, where tests are built with CUDA.
+const TestDevice& Gpu();
+
+// A tensor of the host on a device, with the same strides and, up to 16 bytes, the same alignment.
+class DeviceTensor {
+ public:
+  DeviceTensor(const TestDevice& device, const ConstTensorView& host);
+
+  const TensorView& view() const { return view_; }
+  // Into the memory that it was copied from, gaps included.
+  void Download(const TensorView& host) const;
+
+ private:
+  const TestDevice& device_;
+  std::shared_ptr<void> memory_;
+  ptrdiff_t below_ = 0;  // bytes from the lowest element to element 0
+  size_t num_bytes_ = 0;
+  char* lowest_ = nullptr;
+  TensorView view_;
+};
+
+}  // namespace heed::cuda
+
+#endif  // HEED_TESTS_CUDA_DEVICE_H_

@@ -1,0 +1,84 @@
+// Grids of threads on the CPU, for tests of kernels: what a GPU does together, and in which order it may.
+//
+// The threads of a block are fibers. Between two points where they wait for each other they run one after the other, in an
+// order drawn from a seed, so that a kernel that forgets to wait has other results under another seed. A copy lands when it
+// is waited for, its place being NaN until then, as all shared memory is at first, and never if it is not aligned.
+#ifndef HEED_TESTS_CUDA_EMULATED_MACHINE_H_
+#define HEED_TESTS_CUDA_EMULATED_MACHINE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+
+#include "heed/core/dtype.h"
+#include "heed/cuda/machine.h"
+
+namespace heed::cuda {
+
+struct EmulatedGrid {
+  int blocks[3] = {1, 1, 1};
+  int threads = kWarp;  // of a block, whole warps
+  size_t shared_bytes = 0;
+  uint64_t seed = 1;
+};
+
+class EmulatedBlock;
+
+class EmulatedMachine {
+ public:
+  EmulatedMachine(EmulatedBlock& block, int thread) : block_(block), thread_(thread) {}
+
+  int thread() const { return thread_; }
+  int num_threads() const;
+  int block(int axis) const;
+  char* shared() const;
+
+  void Sync();
+  bool SyncOr(bool flag);
+  float ShuffleXor(float x, int mask) { return Shuffle(x, (thread_ % kWarp) ^ mask); }
+  float Shuffle(float x, int lane);
+
+  void CopyAsync(void* to, const void* from, int bytes);
+  void CommitCopies();
+  template <int kPending>
+  void WaitCopies() {
+    WaitCopies(kPending);
+  }
+
+  template <bool kTransposed>
+  void LoadMatrices(const void* row, uint32_t (&r)[4]) {
+    LoadMatrices(kTransposed, row, r);
+  }
+  template <DType kDType>
+  void Multiply(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&c)[4]) {
+    Multiply(kDType, a, b, c);
+  }
+  template <DType kDType>
+  static uint32_t Pack(float low, float high) {
+    return Bits(kDType, low) | static_cast<uint32_t>(Bits(kDType, high)) << 16;
+  }
+  template <DType kDType>
+  static float Widen(uint16_t bits) {
+    return kDType == DType::kBF16 ? ToFloat(BF16{bits}) : ToFloat(F16{bits});
+  }
+  static float Exp2(float x);
+
+ private:
+  static uint16_t Bits(DType dtype, float x);
+  void WaitCopies(int pending);
+  void LoadMatrices(bool transposed, const void* row, uint32_t* r);
+  void Multiply(DType dtype, const uint32_t* a, const uint32_t* b, float* c);
+  // What every thread of the warp brings, by lane; valid until the next call but one.
+  const void* Exchange(const void* mine, size_t bytes);
+
+  EmulatedBlock& block_;
+  const int thread_;
+};
+
+// Runs the kernel on every thread of the grid.
+void RunEmulated(const EmulatedGrid& grid, const std::function<void(EmulatedMachine&)>& kernel);
+
+}  // namespace heed::cuda
+
+#endif  // HEED_TESTS_CUDA_EMULATED_MACHINE_H_

@@ -1,0 +1,468 @@
+// Attention on devices: kernels of GPUs agree with the references, keep a row's bits and refuse what they cannot do, on an
+// emulated device everywhere and on a GPU where there is one.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "heed/core/error.h"
+#include "heed/ops/exact/attention/attention.h"
+#include "heed/ops/exact/attention/cases/attention_case.h"
+#include "tests/cuda/device.h"
+#include "tests/sanitizers.h"
+
+namespace heed {
+namespace {
+
+using attention::Inputs;
+using attention::Options;
+using attention::Problem;
+using cuda::DeviceTensor;
+using cuda::TestDevice;
+using testing::HasSubstr;
+
+// What a call on the device left: o and lse.
+struct Results {
+  Buffer o, lse;
+};
+
+class CudaTest : public testing::TestWithParam<const TestDevice*> {
+ protected:
+  void SetUp() override {
+    if (HEED_ADDRESS_SANITIZER || HEED_THREAD_SANITIZER) GTEST_SKIP() << "fibers of the emulated device are unknown to sanitizers";
+    cuda::Replace(GetParam()->library());
+  }
+  void TearDown() override {
+    cuda::Replace(nullptr);
+    cuda::SetEmulatedSeed(1);
+  }
+
+  // Attention of the problem, computed on the device.
+  Results Run(const Problem& p) {
+    const DeviceTensor q(*GetParam(), p.in.q), k(*GetParam(), p.in.k), v(*GetParam(), p.in.v);
+    Results results = {Buffer(p.o.dtype, p.o.sizes), Buffer()};
+    const DeviceTensor o(*GetParam(), results.o.view());
+    if (!p.lse.sizes.empty()) results.lse = Buffer(p.lse.dtype, p.lse.sizes);
+    const DeviceTensor lse(*GetParam(), results.lse.view());
+    const DeviceTensor bias(*GetParam(), p.options.bias), mask(*GetParam(), p.options.mask);
+    Options options = p.options;
+    options.bias = bias.view();
+    options.mask = mask.view();
+    attention::Forward(ctx_, {q.view(), k.view(), v.view()}, options, {o.view(), lse.view()});
+    o.Download(results.o.view());
+    lse.Download(results.lse.view());
+    return results;
+  }
+
+  Context ctx_{1};
+};
+
+// A random problem with what the kernel takes of its options.
+Problem RandomProblem(DType dtype, uint64_t seed) {
+  Problem p = attention::RandomProblem(dtype, seed);
+  Options& o = p.options;
+  o.segments_q = o.segments_k = o.log_decay = {};
+  o.pattern = {};
+  if (o.bias.present() && o.bias.dtype() == DType::kF64) o.bias = {};
+  return p;
+}
+
+// Padded, with a batch of B.
+Problem Plain(DType dtype, const Sizes& n, uint64_t seed) {
+  Problem p;
+  for (const auto& [view, T, H, D, i] :
+       {std::tuple{&p.in.q, n.Tq, n.Hq, n.D, 0}, {&p.in.k, n.Tk, n.Hkv, n.D, 1}, {&p.in.v, n.Tk, n.Hkv, n.Dv, 2}}) {
+    p.memory.emplace_back(dtype, std::initializer_list<int64_t>{n.B, T, H, D}, Placement::kAligned);
+    p.memory.back().FillNormal(seed + static_cast<uint64_t>(i));
+    *view = p.memory.back().view();
+  }
+  DescribeOutputs(p);
+  return p;
+}
+
+// The problem with other values of the same size.
+Problem WithAbsoluteValues(const Problem& p) {
+  Problem absolute = p;
+  Buffer v(p.in.v.dtype(), p.in.v.sizes());
+  std::vector<int64_t> index(static_cast<size_t>(p.in.v.rank()), 0);
+  if (p.in.v.num_elements() > 0) {
+    do {
+      SetElement(v.view(), index, std::abs(GetElement(p.in.v, index)));
+    } while (NextIndex(p.in.v.sizes(), index));
+  }
+  absolute.in.v = v.view();
+  absolute.memory.push_back(v);
+  return absolute;
+}
+
+// What an attention may be off: what attention may in general, and of f16 the rounding of weights, of which the case of
+// CPUs knows nothing.
+Comparison CompareWithReference(const Problem& p, const Results& results) {
+  const Case c = attention::MakeCase(p);
+  const Expected expected = ExpectedOf(c);
+  if (p.in.q.dtype() == DType::kF16) {
+    const Expected sizes = ExpectedOf(attention::MakeCase(WithAbsoluteValues(p)));
+    const TensorView tolerance = expected.tolerance[0].view();
+    std::vector<int64_t> index(static_cast<size_t>(tolerance.rank()), 0);
+    if (tolerance.num_elements() > 0) {
+      do {
+        const double size = GetElement(sizes.values[0].view(), index);
+        SetElement(tolerance, index, GetElement(tolerance, index) + 1.01 * 0x1p-11 * size);
+      } while (NextIndex(tolerance.sizes(), index));
+    }
+  }
+  std::vector<ConstTensorView> views = {results.o.view()};
+  if (results.lse.present()) views.push_back(results.lse.view());
+  return CompareResults(c, views, expected);
+}
+
+// Problems with seeds from HEED_TEST_FIRST_SEED on, HEED_TEST_SEEDS of them.
+uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? otherwise : std::strtoull(value, nullptr, 10);
+}
+
+class CudaTestOfDTypes : public CudaTest {
+ protected:
+  void AgreesOnRandomProblems(DType dtype) {
+    Comparison closest;
+    const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 80);
+    for (uint64_t seed = first; seed < first + count; ++seed) {
+      const Problem p = RandomProblem(dtype, seed);
+      cuda::SetEmulatedSeed(seed);
+      const Comparison result = CompareWithReference(p, Run(p));
+      ASSERT_TRUE(result.ok) << Name(dtype) << " seed " << seed << ": " << result.message;
+      if (result.worst_ratio > closest.worst_ratio) closest = result;
+    }
+    std::printf("%s %s: closest to its bound: %.3g of %.3g (%.0f %%)\n", GetParam()->name(), Name(dtype), closest.error,
+                closest.tolerance, 100 * closest.worst_ratio);
+  }
+};
+
+TEST_P(CudaTestOfDTypes, RandomProblemsOfBF16AgreeWithTheReference) { AgreesOnRandomProblems(DType::kBF16); }
+TEST_P(CudaTestOfDTypes, RandomProblemsOfF16AgreeWithTheReference) { AgreesOnRandomProblems(DType::kF16); }
+
+constexpr Sizes kSizes[] = {
+    // B, Tq, Tk, Hq, Hkv, D, Dv
+    {1, 1, 1, 1, 1, 1, 1},
+    {2, 70, 130, 4, 2, 64, 64},
+    {1, 129, 129, 1, 1, 128, 128},
+    {1, 65, 63, 2, 1, 80, 40},
+    {1, 40, 70, 1, 1, 192, 128},
+    {1, 70, 100, 1, 1, 256, 256},
+    {1, 1, 300, 8, 1, 64, 64},  // one token, all heads in a block
+    {1, 3, 140, 8, 2, 128, 128},
+    {1, 130, 200, 3, 1, 33, 7},
+    {1, 20, 0, 1, 1, 16, 16},
+    {0, 5, 5, 1, 1, 16, 16},
+    {35, 2, 9, 2, 2, 16, 16},  // more sequences than a launch takes
+};
+
+TEST_P(CudaTest, AgreesWithTheReferenceAtAwkwardSizes) {
+  Options causal, window, sinks, chunks, capped, negative;
+  causal.causal = window.causal = sinks.causal = chunks.causal = true;
+  window.window = {40, 0};
+  sinks.window = {20, 0};
+  sinks.sink_tokens = 3;
+  chunks.chunk = 48;
+  capped.softcap = 1.5;
+  negative.scale = -0.3;
+  for (const Sizes& sizes : kSizes) {
+    int i = 0;
+    for (const Options& options : {Options(), causal, window, sinks, chunks, capped, negative}) {
+      Problem p = Plain(++i % 2 == 0 ? DType::kF16 : DType::kBF16, sizes, 7);
+      p.options = options;
+      const Comparison result = CompareWithReference(p, Run(p));
+      ASSERT_TRUE(result.ok) << Name(p.in.q.dtype()) << " " << sizes << " options " << i << ": " << result.message;
+    }
+  }
+}
+
+TEST_P(CudaTest, BitsDoNotDependOnTheOrderOfThreads) {
+  Problem p = Plain(DType::kBF16, {1, 130, 150, 2, 1, 128, 128}, 3);
+  p.options.causal = true;
+  const Results first = Run(p);
+  for (uint64_t seed = 2; seed < 6; ++seed) {
+    cuda::SetEmulatedSeed(seed);
+    const Results again = Run(p);
+    EXPECT_TRUE(SameBits(first.o.view(), again.o.view()));
+    EXPECT_TRUE(SameBits(first.lse.view(), again.lse.view()));
+  }
+}
+
+TEST_P(CudaTest, ARowsBitsAreItsOwn) {
+  Problem all = Plain(DType::kBF16, {3, 150, 200, 4, 2, 64, 64}, 5);
+  all.options.causal = true;
+  all.options.window = {90, 0};
+  const Results expected = Run(all);
+  for (const auto& [b, begin, end, head] : {std::tuple{0, 0, 1, 0}, {1, 7, 70, 2}, {2, 100, 150, 0}, {1, 149, 150, 2}}) {
+    // Rows of one sequence, and the heads of one key head.
+    const int64_t starts[] = {50 + begin};
+    Problem some = all;
+    const auto part = [&](const ConstTensorView& t, int64_t from, int64_t to, int64_t first_head, int64_t heads) {
+      return t.Slice(0, b, b + 1).Slice(1, from, to).Slice(2, first_head, first_head + heads);
+    };
+    some.in = {part(all.in.q, begin, end, head, 2), part(all.in.k, 0, 200, head / 2, 1), part(all.in.v, 0, 200, head / 2, 1)};
+    some.options.query_starts = ConstTensorView(starts, DType::kI64, {1});
+    DescribeOutputs(some);
+    const Results results = Run(some);
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t h = 0; h < 2; ++h) {
+        EXPECT_EQ(results.lse.Get({0, h, i - begin}), expected.lse.Get({b, head + h, i})) << b << " " << i << " " << h;
+        for (int64_t e = 0; e < 64; ++e) {
+          ASSERT_EQ(results.o.Get({0, i - begin, h, e}), expected.o.Get({b, i, head + h, e})) << b << " " << i << " " << h;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CudaTest, KeysThatARowDoesNotSeeDoNotMatterToIt) {
+  Problem p = Plain(DType::kF16, {1, 100, 100, 1, 1, 64, 64}, 9);
+  p.options.causal = true;
+  const Results expected = Run(p);
+  for (const double value : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    Problem other = Plain(DType::kF16, {1, 100, 100, 1, 1, 64, 64}, 9);
+    other.options.causal = true;
+    for (const int64_t key : {70, 71, 99}) {
+      for (int64_t e = 0; e < 64; e += 3) {
+        SetElement(other.memory[1].view(), std::vector<int64_t>{0, key, 0, e}, value);
+        SetElement(other.memory[2].view(), std::vector<int64_t>{0, key, 0, e}, value);
+      }
+    }
+    const Results results = Run(other);
+    for (int64_t i = 0; i < 100; ++i) {
+      for (int64_t e = 0; e < 64; ++e) {
+        const double got = results.o.Get({0, i, 0, e});
+        if (i < 70) {
+          ASSERT_EQ(got, expected.o.Get({0, i, 0, e})) << i;
+        } else {
+          EXPECT_FALSE(std::isfinite(got) && e % 3 == 0) << i << " " << e;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CudaTest, AValueThatIsNotFiniteReachesThoseWhoSeeItAlone) {
+  Problem p = Plain(DType::kBF16, {1, 100, 100, 1, 1, 64, 64}, 9);
+  p.options.causal = true;
+  const Results expected = Run(p);
+  for (int64_t e = 0; e < 64; e += 3) {
+    SetElement(p.memory[2].view(), std::vector<int64_t>{0, 70, 0, e}, std::numeric_limits<double>::infinity());
+  }
+  const Results results = Run(p);
+  for (int64_t i = 0; i < 100; ++i) {
+    EXPECT_EQ(results.lse.Get({0, 0, i}), expected.lse.Get({0, 0, i}));
+    for (int64_t e = 0; e < 64; ++e) {
+      const double got = results.o.Get({0, i, 0, e});
+      if (i < 70) {
+        ASSERT_EQ(got, expected.o.Get({0, i, 0, e})) << i << " " << e;
+      } else if (e % 3 == 0) {
+        EXPECT_EQ(got, std::numeric_limits<double>::infinity()) << i << " " << e;
+      } else {
+        EXPECT_NEAR(got, expected.o.Get({0, i, 0, e}), 0.05) << i << " " << e;
+      }
+    }
+  }
+}
+
+TEST_P(CudaTest, PackedSequencesHaveTheirBitsAndSurplusRowsAreEmpty) {
+  Problem packed = Plain(DType::kBF16, {1, 100, 120, 2, 1, 64, 64}, 11);
+  const int32_t q[] = {0, 30, 30, 90}, k[] = {0, 50, 60, 120};
+  packed.options.causal = true;
+  packed.options.cu_seqlens_q = ConstTensorView(q, DType::kI32, {4});
+  packed.options.cu_seqlens_k = ConstTensorView(k, DType::kI32, {4});
+  packed.lse.sizes = {2, 100};
+  const Results results = Run(packed);
+  EXPECT_TRUE(CompareWithReference(packed, results).ok);
+  for (int64_t i = 90; i < 100; ++i) {
+    EXPECT_EQ(results.o.Get({0, i, 1, 3}), 0);
+    EXPECT_EQ(results.lse.Get({1, i}), -std::numeric_limits<double>::infinity());
+  }
+}
+
+TEST_P(CudaTest, ExplainNamesTheKernel) {
+  const Problem p = Plain(DType::kBF16, {1, 64, 64, 1, 1, 64, 64}, 1);
+  const DeviceTensor q(*GetParam(), p.in.q), k(*GetParam(), p.in.k), v(*GetParam(), p.in.v);
+  const attention::Explanation e = attention::Explain(ctx_, {q.view(), k.view(), v.view()}, {});
+  EXPECT_EQ(e.kernel, "softmax_cuda");
+  EXPECT_EQ(e.target, "cuda");
+  EXPECT_EQ(e.workspace_bytes, 0);
+  EXPECT_TRUE(e.invariant);
+  EXPECT_EQ(attention::Workspace(ctx_, {q.view(), k.view(), v.view()}, {}), 0);
+}
+
+// What a call throws; it writes nothing.
+template <class Error>
+std::string Refusal(Context& ctx, const Inputs& in, const Options& options, const DeviceTensor& o, const Buffer& host) {
+  std::string what;
+  try {
+    attention::Forward(ctx, in, options, {o.view(), {}});
+    ADD_FAILURE() << "nothing is thrown";
+  } catch (const Error& error) {
+    what = error.what();
+  }
+  o.Download(host.view());
+  for (const uint8_t byte : host.bytes()) EXPECT_EQ(byte, 0xFF);
+  return what;
+}
+
+TEST_P(CudaTest, WhatItDoesNotTakeIsSaid) {
+  const TestDevice& device = *GetParam();
+  const auto refusal = [&](DType dtype, const Sizes& sizes, const Options& options) {
+    const Problem p = Plain(dtype, sizes, 1);
+    const Buffer host(dtype, p.o.sizes);
+    const DeviceTensor q(device, p.in.q), k(device, p.in.k), v(device, p.in.v), o(device, host.view());
+    return Refusal<Unsupported>(ctx_, {q.view(), k.view(), v.view()}, options, o, host);
+  };
+  constexpr Sizes kSize = {1, 4, 4, 2, 2, 16, 16};
+  EXPECT_THAT(refusal(DType::kF32, kSize, {}), HasSubstr("softmax_cuda computes bf16 and f16, not f32"));
+  EXPECT_THAT(refusal(DType::kBF16, {1, 4, 4, 1, 1, 257, 16}, {}), HasSubstr("takes up to 256 channels, not 257"));
+  EXPECT_THAT(refusal(DType::kBF16, {1, 4, 4, 1, 1, 16, 300}, {}), HasSubstr("takes up to 256 channels, not 300"));
+  const Buffer bias(DType::kF64, {4, 4}), segments(DType::kI32, {1, 4}), many(DType::kF32, {1025});
+  segments.FillConstant(0);
+  many.FillConstant(0);
+  const DeviceTensor device_bias(device, bias.view());
+  Options biased, segmented, patterned, sloped;
+  biased.bias = device_bias.view();
+  segmented.segments_q = segmented.segments_k = segments.view();
+  patterned.pattern = patterns::Strided(2);
+  sloped.alibi = many.view();
+  EXPECT_THAT(refusal(DType::kBF16, kSize, biased), HasSubstr("does not take a bias of f64"));
+  EXPECT_THAT(refusal(DType::kBF16, kSize, segmented), HasSubstr("does not take segments"));
+  EXPECT_THAT(refusal(DType::kBF16, {1, 4, 4, 1025, 1, 16, 16}, sloped), HasSubstr("up to 1024 slopes and sinks, not 1025"));
+  EXPECT_THAT(refusal(DType::kBF16, kSize, patterned), HasSubstr("does not take patterns"));
+}
+
+TEST_P(CudaTest, TensorsOfSeveralDevicesAreRefused) {
+  const TestDevice& device = *GetParam();
+  const Problem p = Plain(DType::kBF16, {1, 4, 4, 1, 1, 16, 16}, 1);
+  const Buffer host(DType::kBF16, p.o.sizes);
+  const DeviceTensor q(device, p.in.q), k(device, p.in.k), v(device, p.in.v), o(device, host.view());
+  const Inputs in = {q.view(), k.view(), v.view()};
+  const auto refusal = [&](const Inputs& inputs, const Options& options = {}) {
+    return Refusal<InvalidArgument>(ctx_, inputs, options, o, host);
+  };
+  EXPECT_THAT(refusal({q.view(), p.in.k, v.view()}), HasSubstr("k is on the CPU, expected cuda:0 as q"));
+  EXPECT_THAT(refusal({p.in.q, p.in.k, v.view()}), HasSubstr("v is on cuda:0, expected the CPU"));
+  EXPECT_THAT(refusal({p.in.q, p.in.k, p.in.v}), HasSubstr("o is on cuda:0, expected the CPU"));
+  const ConstTensorView& t = v.view();
+  const ConstTensorView elsewhere(t.data(), t.dtype(), t.sizes(), t.strides(), {DeviceType::kCuda, 1});
+  EXPECT_THAT(refusal({q.view(), k.view(), elsewhere}), HasSubstr("v is on cuda:1, expected cuda:0 as q"));
+  const ConstTensorView unknown(t.data(), t.dtype(), t.sizes(), t.strides(), {static_cast<DeviceType>(7), 2});
+  EXPECT_THAT(refusal({unknown, k.view(), v.view()}), HasSubstr("q is on device 7:2, expected the CPU"));
+  // What is read while arguments are checked is on the CPU.
+  const Buffer lengths(DType::kI64, {1}), slopes(DType::kF32, {1});
+  const DeviceTensor device_lengths(device, lengths.view()), device_slopes(device, slopes.view());
+  Options with_lengths, with_slopes, with_mask;
+  with_lengths.key_lengths = device_lengths.view();
+  with_slopes.alibi = device_slopes.view();
+  EXPECT_THAT(refusal(in, with_lengths), HasSubstr("key_lengths is on cuda:0, expected the CPU"));
+  EXPECT_THAT(refusal(in, with_slopes), HasSubstr("alibi is on cuda:0, expected the CPU"));
+  const Buffer mask(DType::kBool, {4, 4});
+  with_mask.mask = mask.view();
+  EXPECT_THAT(refusal(in, with_mask), HasSubstr("mask is on the CPU, expected cuda:0 as q"));
+  attention::BackwardInputs backward = {.q = q.view(), .k = k.view(), .v = v.view(), .o = o.view(), .lse = {}, .d_o = o.view(), .d_lse = {}};
+  EXPECT_THROW(attention::Backward(ctx_, backward, {}, {}), InvalidArgument);
+}
+
+TEST_P(CudaTest, AStreamOfAnotherDeviceIsRefused) {
+  if (GetParam() != &cuda::EmulatedDevice()) return;  // which takes every stream for one
+  const Problem p = Plain(DType::kBF16, {1, 4, 4, 1, 1, 16, 16}, 1);
+  const Buffer host(DType::kBF16, p.o.sizes);
+  const DeviceTensor q(*GetParam(), p.in.q), k(*GetParam(), p.in.k), v(*GetParam(), p.in.v), o(*GetParam(), host.view());
+  int stream = 0;
+  ctx_.set_stream(&stream);
+  EXPECT_THAT(Refusal<InvalidArgument>(ctx_, {q.view(), k.view(), v.view()}, {}, o, host),
+              HasSubstr("the Context's stream is of another device, expected one of cuda:0"));
+}
+
+TEST_P(CudaTest, ADeviceThatIsNotThereIsSaid) {
+  const Problem p = Plain(DType::kBF16, {1, 4, 4, 1, 1, 16, 16}, 1);
+  const auto moved = [&](const ConstTensorView& t) {
+    return ConstTensorView(t.data(), t.dtype(), t.sizes(), t.strides(), {DeviceType::kCuda, 99});
+  };
+  const Inputs in = {moved(p.in.q), moved(p.in.k), moved(p.in.v)};
+  try {
+    attention::Explain(ctx_, in, {});
+    ADD_FAILURE() << "nothing is thrown";
+  } catch (const Unsupported& error) {
+    EXPECT_THAT(error.what(), HasSubstr("softmax_cuda cannot run: there is no device of this index"));
+  }
+}
+
+// Those that there are here.
+std::vector<const TestDevice*> Devices() {
+  std::vector<const TestDevice*> devices = {&cuda::EmulatedDevice()};
+#if defined(HEED_WITH_CUDA)
+  if (cuda::Gpu().WhyNot().empty()) devices.push_back(&cuda::Gpu());
+#endif
+  return devices;
+}
+
+std::string NameOf(const testing::TestParamInfo<const TestDevice*>& info) { return info.param->name(); }
+
+INSTANTIATE_TEST_SUITE_P(Devices, CudaTest, testing::ValuesIn(Devices()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Devices, CudaTestOfDTypes, testing::ValuesIn(Devices()), NameOf);
+
+// A library of facts of our choosing.
+const char* OldDevice(int32_t, cuda::DeviceFacts* facts) {
+  *facts = {7, 5, 65536};
+  return nullptr;
+}
+const char* SmallDevice(int32_t, cuda::DeviceFacts* facts) {
+  *facts = {8, 6, 101376};
+  return nullptr;
+}
+const char* NoDriver(int32_t, cuda::DeviceFacts*) { return "no driver is installed"; }
+
+TEST(CudaLibraryTest, WhatIsMissingIsSaid) {
+  const auto refusal = [](const char* (*examine)(int32_t, cuda::DeviceFacts*), int64_t channels) {
+    const cuda::Library library = {.version = "0", .examine = examine, .check_stream = nullptr, .softmax = cuda::EmulatedDevice().library()->softmax};
+    cuda::Replace(&library);
+    const ConstTensorView t(nullptr, DType::kBF16, {1, 4, 1, channels}, {DeviceType::kCuda, 0});
+    std::string what;
+    try {
+      attention::Explain(Context(1), {t, t, t}, {});
+    } catch (const Unsupported& error) {
+      what = error.what();
+    }
+    cuda::Replace(nullptr);
+    return what;
+  };
+  EXPECT_THAT(refusal(&OldDevice, 64), HasSubstr("softmax_cuda needs compute capability 8.0, not 7.5"));
+  EXPECT_THAT(refusal(&SmallDevice, 256), HasSubstr("bytes of shared memory for these channels, not 101376"));
+  EXPECT_EQ(refusal(&SmallDevice, 64), "");
+  EXPECT_THAT(refusal(&NoDriver, 64), HasSubstr("softmax_cuda cannot run: no driver is installed"));
+}
+
+// The library that is installed, if there is one: it is loaded where no driver is, and says so.
+TEST(CudaLibraryTest, IsFoundOrWhyNot) {
+  std::string why_not;
+  const cuda::Library* library = cuda::Find(&why_not);
+#if defined(HEED_WITH_CUDA)
+  ASSERT_NE(library, nullptr) << why_not;
+  cuda::DeviceFacts facts;
+  const char* reason = library->examine(0, &facts);
+  if (!cuda::Gpu().WhyNot().empty()) {
+    EXPECT_EQ(std::string(reason == nullptr ? "" : reason), cuda::Gpu().WhyNot());
+  } else {
+    EXPECT_EQ(reason, nullptr);
+    EXPECT_GE(facts.major, 3);
+    EXPECT_NE(library->examine(-1, &facts), nullptr);
+  }
+#else
+  EXPECT_EQ(library, nullptr);
+  EXPECT_THAT(why_not, HasSubstr("libheed_cuda.so"));
+#endif
+}
+
+}  // namespace
+}  // namespace heed
