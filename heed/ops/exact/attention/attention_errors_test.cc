@@ -146,13 +146,13 @@ void AddTensorMistakes(std::vector<Mistake>& all) {
                    c.p.in.q = {c.p.in.q.data(), DType::kF32,
                                {2, 3, 4, 8}, Device{DeviceType::kCuda, 1}};
                  },
-                 "q is on device 2:1, expected the CPU"});
+                 "k is on the CPU, expected cuda:1 as q"});
   all.push_back({"OIsOnAnotherDevice",
                  [](Call& c) {
                    c.out.o = {c.out.o.data(), DType::kF32,
                               {2, 3, 4, 6}, Device{DeviceType::kCuda, 0}};
                  },
-                 "o is on device 2:0, expected the CPU"});
+                 "o is on cuda:0, expected the CPU"});
   all.push_back({"KHasNoData",
                  [](Call& c) { c.p.in.k = {nullptr, DType::kF32, {2, 5, 2, 8}}; },
                  "k has no data, expected a pointer to [2,5,2,8] elements"});

@@ -122,7 +122,7 @@ void AddInputMistakes(std::vector<Mistake>& all) {
           c.in.*member = {(c.in.*member).data(), DType::kF32, shape,
                           Device{DeviceType::kCuda, 0}};
         },
-        "is on device 2:0, expected the CPU");
+        "is on cuda:0, expected the CPU");
     if (input.rows) {
       add("HasStridedRows",
           [member, shape](Call& c) {
@@ -193,7 +193,7 @@ void AddGradientMistakes(std::vector<Mistake>& all) {
         [member, shape, dtype](Call& c) {
           c.out.*member = {(c.out.*member).data(), dtype, shape, Device{DeviceType::kCuda, 1}};
         },
-        "is on device 2:1, expected the CPU");
+        "is on cuda:1, expected the CPU");
     add("HasAStrideOnItsLastAxis",
         [member, shape, dtype](Call& c) {
           std::vector<int64_t> strides = {300, 60, 20, 2};
