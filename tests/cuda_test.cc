@@ -273,6 +273,17 @@ TEST_P(CudaTest, AValueThatIsNotFiniteReachesThoseWhoSeeItAlone) {
   }
 }
 
+TEST_P(CudaTest, AnInfiniteBiasMasksAnInfiniteLogit) {
+  Problem p = Plain(DType::kBF16, {1, 5, 6, 1, 1, 16, 16}, 9);
+  p.options.bias = p.memory.emplace_back(DType::kF32, std::initializer_list<int64_t>{1, 6}).FillConstant(0).view();
+  p.memory.back().Set({0, 2}, -std::numeric_limits<double>::infinity());
+  for (const double value : {1.0, std::numeric_limits<double>::infinity()}) {
+    for (int64_t e = 0; e < 16; ++e) p.memory[1].Set({0, 2, 0, e}, value);
+    const Results results = Run(p);
+    EXPECT_TRUE(CompareWithReference(p, results).ok) << value;
+  }
+}
+
 TEST_P(CudaTest, PackedSequencesHaveTheirBitsAndSurplusRowsAreEmpty) {
   Problem packed = Plain(DType::kBF16, {1, 100, 120, 2, 1, 64, 64}, 11);
   const int32_t q[] = {0, 30, 30, 90}, k[] = {0, 50, 60, 120};

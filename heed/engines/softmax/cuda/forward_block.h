@@ -62,11 +62,11 @@ class ForwardBlock {
   }
 
   HEED_DEVICE void Run() {
-    const int64_t rows = p_.fused ? int64_t{s_.num_queries} * p_.group : s_.num_queries;
-    const int64_t blocks = (rows + kRows - 1) / kRows;
+    const int rows = p_.fused ? s_.num_queries * p_.group : s_.num_queries;
+    const int blocks = (rows - 1) / kRows + (rows > 0);
     if (m_.block(0) >= blocks) return;
     first_row_ = (blocks - 1 - m_.block(0)) * kRows;  // long rows first
-    num_rows_ = static_cast<int>(rows - first_row_ < kRows ? rows - first_row_ : kRows);
+    num_rows_ = rows - first_row_ < kRows ? rows - first_row_ : kRows;
     FindKeys();
     const int64_t origin = s_.key_begin + (begin_ - s_.key_begin) / kTileKeys * kTileKeys;
     CopyQueries();
@@ -85,7 +85,11 @@ class ForwardBlock {
       Logits();
       const bool by_pair = kGeneral && (p_.bias.data != nullptr || p_.mask.data != nullptr);
       const bool full = !by_pair && common_.Contains({tile, tile + kTileKeys});
-      Weigh(tile, full);
+      if (full) {
+        Weigh<true>(tile);
+      } else {
+        Weigh<false>(tile);
+      }
       m_.template WaitCopies<0>();
       m_.Sync();
       if (next < end_) CopyKeys(next);
@@ -103,20 +107,18 @@ class ForwardBlock {
  private:
   // Row `row` of the block.
   struct Row {
-    int64_t query;
-    int head;
+    int query, head;
   };
   HEED_DEVICE Row RowAt(int row) const {
-    const int64_t at = first_row_ + row;
-    const int y = m_.block(1);
+    const int at = first_row_ + row, y = m_.block(1);
     if (!p_.fused) return {at, y};
-    return {at % s_.num_queries, y * p_.group + static_cast<int>(at / s_.num_queries)};
+    return {at % s_.num_queries, y * p_.group + at / s_.num_queries};
   }
   HEED_DEVICE int KeyHead() const { return p_.fused ? m_.block(1) : m_.block(1) / p_.group; }
 
   // Keys [begin_, end_) but for gap_ are seen by some row, common_ by all: what a row sees moves up with its query.
   HEED_DEVICE void FindKeys() {
-    int64_t first = first_row_, last = first_row_ + num_rows_ - 1;
+    int first = first_row_, last = first_row_ + num_rows_ - 1;
     if (p_.fused) {
       first = 0;
       last = s_.num_queries - 1;
@@ -124,7 +126,7 @@ class ForwardBlock {
     begin_ = end_ = 0;
     if (first >= s_.query_end) return;
     const bool all_see = last < s_.query_end;
-    if (!all_see) last = s_.query_end - 1;
+    if (!all_see) last = static_cast<int>(s_.query_end) - 1;
     const KeyRuns of_first = KeyRunsOf(p_, s_, first), of_last = KeyRunsOf(p_, s_, last);
     const auto begin_of = [](const KeyRuns& x) { return x.first.empty() ? x.second.begin : x.first.begin; };
     const auto end_of = [](const KeyRuns& x) { return x.second.empty() ? x.first.end : x.second.end; };
@@ -192,18 +194,20 @@ class ForwardBlock {
   }
 
   // P = exp(S - max) in place of S; sums, and outputs rescaled where a maximum grows.
-  HEED_DEVICE void Weigh(int64_t tile, bool full) {
+  template <bool kFull>
+  HEED_DEVICE void Weigh(int64_t tile) {
     HEED_DEVICE_UNROLL
     for (int strip = 0; strip < kStrips; ++strip) {
       HEED_DEVICE_UNROLL
-      for (int half = 0; half < 2; ++half) WeighRow(strip, half, tile, full);
+      for (int half = 0; half < 2; ++half) WeighRow<kFull>(strip, half, tile);
     }
   }
-  HEED_DEVICE void WeighRow(int strip, int half, int64_t tile, bool full) {
+  template <bool kFull>
+  HEED_DEVICE void WeighRow(int strip, int half, int64_t tile) {
     float max = max_[strip][half];
     const int row = RowOf(strip, half);
     const Row at = RowAt(row);
-    const KeyRuns runs = full || row >= num_rows_ ? KeyRuns() : KeyRunsOf(p_, s_, at.query);
+    const KeyRuns runs = kFull || row >= num_rows_ ? KeyRuns() : KeyRunsOf(p_, s_, at.query);
     const float slope = kGeneral && p_.has_slopes ? p_.slopes[s_.slopes + at.head] : 0;
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; ++j) {
@@ -216,7 +220,7 @@ class ForwardBlock {
           if (p_.softcap > 0) x = p_.softcap * tanhf(x / p_.softcap);
           if (p_.has_slopes) x -= slope * fabsf(static_cast<float>(s_.start + at.query - key));
         }
-        if (!full) x = Sees(runs, key) ? WithPair(x, at, key) : -INFINITY;
+        if (!kFull) x = Sees(runs, key) ? WithPair(x, at, key) : -INFINITY;
         max = fmaxf(max, x);
       }
     }
@@ -232,7 +236,7 @@ class ForwardBlock {
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 2; ++i) {
         float& x = logits_[strip][j][2 * half + i];
-        const bool masked = !full && x == -INFINITY;
+        const bool masked = !kFull && x == -INFINITY;
         x = masked ? -0.0f : M::Exp2((x - shift) * factor + kWeightPower);
         sum += x;
       }
@@ -255,9 +259,10 @@ class ForwardBlock {
     if (p_.bias.data != nullptr) {
       const int64_t pair = of_pair(p_.bias, s_.bias);
       const auto bits = [&] { return static_cast<const uint16_t*>(p_.bias.data)[pair]; };
-      x += p_.bias.dtype == DType::kF32    ? static_cast<const float*>(p_.bias.data)[pair]
-           : p_.bias.dtype == DType::kBF16 ? M::template Widen<DType::kBF16>(bits())
-                                           : M::template Widen<DType::kF16>(bits());
+      const float bias = p_.bias.dtype == DType::kF32    ? static_cast<const float*>(p_.bias.data)[pair]
+                         : p_.bias.dtype == DType::kBF16 ? M::template Widen<DType::kBF16>(bits())
+                                                         : M::template Widen<DType::kF16>(bits());
+      x = bias == -INFINITY ? bias : x + bias;  // a mask, whatever the logit
     }
     const bool kept = p_.mask.data == nullptr || static_cast<const uint8_t*>(p_.mask.data)[of_pair(p_.mask, s_.mask)] != 0;
     return kept ? x : -INFINITY;
@@ -400,8 +405,7 @@ class ForwardBlock {
   const typename Shape::Values values_;
   char* const not_finite_;  // [kTileKeys]
   const float unit_;        // of logits
-  int64_t first_row_ = 0;
-  int num_rows_ = 0;
+  int first_row_ = 0, num_rows_ = 0;
   int64_t begin_ = 0, end_ = 0;
   Interval gap_, common_;
   float logits_[kStrips][kKeyTiles][4];
