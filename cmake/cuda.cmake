@@ -5,7 +5,7 @@ file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/heed/cuda/*.cu
 add_library(heed_cuda MODULE ${sources})
 target_compile_definitions(heed_cuda PRIVATE HEED_STATIC HEED_VERSION="${PROJECT_VERSION}")
 target_include_directories(heed_cuda PRIVATE ${PROJECT_SOURCE_DIR})
-target_compile_options(heed_cuda PRIVATE --expt-relaxed-constexpr -Xptxas=-warn-spills)
+target_compile_options(heed_cuda PRIVATE --expt-relaxed-constexpr)
 set_target_properties(heed_cuda PROPERTIES
   PREFIX lib
   CUDA_STANDARD 20

@@ -6,6 +6,8 @@
 namespace heed::softmax::cuda {
 namespace {
 
+static_assert(sizeof(ForwardParams) <= 32764, "a launch takes no more arguments");
+
 template <DType kDType, int kDepth, int kValueDepth, bool kGeneral>
 __global__ void __launch_bounds__(ForwardShape<kDepth, kValueDepth>::kThreads)
     ForwardKernel(const __grid_constant__ ForwardParams params) {
