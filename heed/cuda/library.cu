@@ -36,9 +36,23 @@ const char* CheckStream(int32_t device, void* stream) {
   return of_stream == device ? nullptr : "is of another device";
 }
 
+const char* Allocate(int32_t device, void* stream, size_t num_bytes, void** memory) {
+  const ScopedDevice scoped(device);
+  cudaError_t error = scoped.error();
+  if (error == cudaSuccess) error = cudaMallocAsync(memory, num_bytes, static_cast<cudaStream_t>(stream));
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+void Free(int32_t device, void* stream, void* memory) {
+  const ScopedDevice scoped(device);
+  cudaFreeAsync(memory, static_cast<cudaStream_t>(stream));
+}
+
 const Library kLibrary = {.version = HEED_VERSION,
                           .examine = &Examine,
                           .check_stream = &CheckStream,
+                          .allocate = &Allocate,
+                          .free = &Free,
                           .softmax = &softmax::cuda::kLaunches};
 
 }  // namespace

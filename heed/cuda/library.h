@@ -4,6 +4,7 @@
 #ifndef HEED_CUDA_LIBRARY_H_
 #define HEED_CUDA_LIBRARY_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -31,6 +32,9 @@ struct Library {
   const char* version;  // of the heed that it was built with
   const char* (*examine)(int32_t device, DeviceFacts* facts);
   const char* (*check_stream)(int32_t device, void* stream);  // "is of another device"
+  // Memory of a device for kernels of a stream, from its pool; free() takes it back when what the stream has so far is done.
+  const char* (*allocate)(int32_t device, void* stream, size_t num_bytes, void** memory);
+  void (*free)(int32_t device, void* stream, void* memory);
   const softmax::cuda::Launches* softmax;
 };
 

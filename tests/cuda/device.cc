@@ -38,8 +38,44 @@ const char* Forward(const Launch& launch, DType dtype, const sc::ForwardParams& 
   });
 }
 
-const sc::Launches kSoftmax = {.forward = &Forward};
-const Library kEmulated = {.version = HEED_VERSION, .examine = &Examine, .check_stream = &CheckStream, .softmax = &kSoftmax};
+template <class Kernel>
+const char* RunBackward(const Launch& launch, size_t shared_bytes, const Kernel& kernel) {
+  RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
+               .threads = sc::kBackwardThreads,
+               .shared_bytes = shared_bytes,
+               .seed = emulated_seed},
+              kernel);
+  return nullptr;
+}
+
+const char* Terms(const Launch& launch, const sc::BackwardParams& params) {
+  return RunBackward(launch, 0, [&](EmulatedMachine& machine) {
+    sc::TermsBlock<EmulatedMachine, DType::kBF16>(machine, params).Run();
+  });
+}
+
+template <template <class, DType, int, int, bool> class Block>
+const char* GradientsBy(const Launch& launch, const sc::BackwardParams& params) {
+  return sc::WithBackwardKernel(params.forward, [&](auto shape, auto general) {
+    using Shape = decltype(shape);
+    return RunBackward(launch, Shape::kSharedBytes, [&](EmulatedMachine& machine) {
+      Block<EmulatedMachine, DType::kBF16, Shape::kChannels, Shape::kValueChannels, general.value>(machine, params).Run();
+    });
+  });
+}
+
+const char* Allocate(int32_t, void*, size_t num_bytes, void** memory) {
+  *memory = os::AllocateAligned(num_bytes);
+  return nullptr;
+}
+void Free(int32_t, void*, void* memory) { os::FreeAligned(memory); }
+
+const sc::Launches kSoftmax = {.forward = &Forward,
+                               .terms = &Terms,
+                               .key_gradients = &GradientsBy<sc::KeyGradientsBlock>,
+                               .query_gradients = &GradientsBy<sc::QueryGradientsBlock>};
+const Library kEmulated = {.version = HEED_VERSION, .examine = &Examine, .check_stream = &CheckStream,
+                            .allocate = &Allocate, .free = &Free, .softmax = &kSoftmax};
 
 class Emulated : public TestDevice {
  public:

@@ -149,33 +149,130 @@ int64_t Lanes(const Problem& p) {
   return cuda::WithShape(p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kRows}; });
 }
 
-void Forward(Context& ctx, const Problem& p) {
-  if (p.query_heads == 0) return;
+// The library, which takes the Context's stream.
+const heed::cuda::Library& LibraryFor(const Context& ctx, const Problem& p) {
   std::string unused;
   const heed::cuda::Library& library = *heed::cuda::Find(&unused);
   if (const char* wrong = library.check_stream(p.device.index, ctx.stream())) {
     throw InvalidArgument(std::string("softmax_cuda: the Context's stream ") + wrong + ", expected one of cuda:" +
                           std::to_string(p.device.index));
   }
-  const int64_t lanes = Lanes(p);
+  return library;
+}
+
+void ThrowIf(const char* error) {
+  if (error != nullptr) throw InternalError(std::string("softmax_cuda: ") + error);
+}
+
+// f(sequences, the most queries, the most keys that one of them has) for as many as a launch takes.
+template <class F>
+void ForLaunches(const Problem& p, const F& f) {
   for (size_t first = 0; first < p.sequences.size(); first += cuda::kMostSequences) {
     const size_t count = std::min<size_t>(cuda::kMostSequences, p.sequences.size() - first);
     const std::span sequences = std::span(p.sequences).subspan(first, count);
-    int64_t most = 0;
-    for (const Sequence& s : sequences) most = std::max(most, s.num_queries);
-    if (most == 0) continue;
+    int64_t queries = 0, keys = 0;
+    for (const Sequence& s : sequences) {
+      queries = std::max(queries, s.num_queries);
+      keys = std::max(keys, s.num_keys);
+    }
+    f(sequences, queries, keys);
+  }
+}
+
+heed::cuda::Launch LaunchOf(const Context& ctx, const Problem& p, int64_t blocks, int64_t heads, size_t sequences) {
+  return {.device = p.device.index,
+          .stream = ctx.stream(),
+          .blocks = {static_cast<int32_t>(blocks), static_cast<int32_t>(heads), static_cast<int32_t>(sequences)}};
+}
+
+int64_t Blocks(int64_t rows, int64_t lanes) { return (rows + lanes - 1) / lanes; }
+
+void Forward(Context& ctx, const Problem& p) {
+  if (p.query_heads == 0) return;
+  const heed::cuda::Library& library = LibraryFor(ctx, p);
+  ForLaunches(p, [&](std::span<const Sequence> sequences, int64_t queries, int64_t) {
+    if (queries == 0) return;
     cuda::ForwardParams params = ParamsOf(p, sequences);
-    params.fused = p.group() > 1 && most < lanes;
-    const int64_t rows = params.fused ? most * p.group() : most;
-    const heed::cuda::Launch launch = {
-        .device = p.device.index,
-        .stream = ctx.stream(),
-        .blocks = {static_cast<int32_t>((rows + lanes - 1) / lanes),
-                   static_cast<int32_t>(params.fused ? p.key_heads : p.query_heads), static_cast<int32_t>(count)}};
-    if (const char* error = library.softmax->forward(launch, p.dtype, params)) {
-      throw InternalError(std::string("softmax_cuda: ") + error);
+    params.fused = p.group() > 1 && queries < Lanes(p);
+    const int64_t rows = params.fused ? queries * p.group() : queries;
+    const int64_t heads = params.fused ? p.key_heads : p.query_heads;
+    ThrowIf(library.softmax->forward(LaunchOf(ctx, p, Blocks(rows, Lanes(p)), heads, sequences.size()), p.dtype, params));
+  });
+}
+
+// A call's memory on the device, given back in the order of the stream.
+class DeviceMemory {
+ public:
+  DeviceMemory(const heed::cuda::Library& library, const Context& ctx, const Problem& p, size_t num_bytes)
+      : library_(library), device_(p.device.index), stream_(ctx.stream()) {
+    if (const char* error = library.allocate(device_, stream_, num_bytes, &data_)) {
+      throw Unsupported("softmax_cuda: cannot have " + std::to_string(num_bytes) + " bytes of the device: " + error);
     }
   }
+  ~DeviceMemory() { library_.free(device_, stream_, data_); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  void* data() const { return data_; }
+
+ private:
+  const heed::cuda::Library& library_;
+  const int32_t device_;
+  void* const stream_;
+  void* data_ = nullptr;
+};
+
+void RefuseGradients(const Problem& p, const Gradients& g) {
+  const auto refuse = [](const std::string& why) { throw Unsupported("softmax_cuda " + why); };
+  if (p.dtype != DType::kBF16) refuse(std::string("has gradients of bf16, not ") + Name(p.dtype));
+  if (const int64_t channels = std::max(p.depth, p.value_depth); channels > cuda::kMostBackwardChannels) {
+    refuse("has gradients of up to " + std::to_string(cuda::kMostBackwardChannels) + " channels, not " + std::to_string(channels));
+  }
+  if (g.dbias.data != nullptr || g.dsinks != nullptr || g.dalibi != nullptr || g.dlog_decay.data != nullptr) {
+    refuse("has gradients of q, k and v alone");
+  }
+}
+
+void Backward(Context& ctx, const Problem& p, const Gradients& g) {
+  RefuseGradients(p, g);
+  if (p.query_heads == 0) return;
+  const heed::cuda::Library& library = LibraryFor(ctx, p);
+  int64_t rows = 0;
+  for (const Sequence& s : p.sequences) rows += s.num_queries * p.query_heads;
+  const DeviceMemory terms(library, ctx, p, std::max<size_t>(1, static_cast<size_t>(rows) * sizeof(cuda::RowTerms)));
+  const auto strides = [](const Rows& of) { return cuda::Strides{of.token_stride, of.head_stride}; };
+  const auto writable = [](const Rows& of) { return const_cast<void*>(of.data); };
+  int64_t first_row = 0;
+  ForLaunches(p, [&](std::span<const Sequence> sequences, int64_t queries, int64_t keys) {
+    cuda::BackwardParams params = {.forward = ParamsOf(p, sequences),
+                                   .d_o = g.d_o.data,
+                                   .d_lse = static_cast<const float*>(g.d_lse.data),
+                                   .dq = writable(g.dq),
+                                   .dk = writable(g.dk),
+                                   .dv = writable(g.dv),
+                                   .d_o_strides = strides(g.d_o),
+                                   .d_lse_strides = strides(g.d_lse),
+                                   .dq_strides = strides(g.dq),
+                                   .dk_strides = strides(g.dk),
+                                   .dv_strides = strides(g.dv),
+                                   .terms = static_cast<cuda::RowTerms*>(terms.data())};
+    params.forward.aligned = params.forward.aligned && IsAligned(g.d_o);
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      const Sequence& s = sequences[i];
+      const auto offset = [&](const Rows& of, int64_t first) { return s.batch * of.batch_stride + first * of.token_stride; };
+      params.gradients[i] = {offset(g.d_o, s.first_q), offset(g.d_lse, s.first_q), offset(g.dq, s.first_q),
+                             offset(g.dk, s.first_k),  offset(g.dv, s.first_k),    first_row};
+      first_row += s.num_queries * p.query_heads;
+    }
+    const auto launch = [&](int64_t blocks, int64_t heads) { return LaunchOf(ctx, p, blocks, heads, sequences.size()); };
+    if (queries > 0) ThrowIf(library.softmax->terms(launch(Blocks(queries, cuda::kTermsRows), p.query_heads), params));
+    if (keys > 0 && (g.dk.data != nullptr || g.dv.data != nullptr)) {
+      ThrowIf(library.softmax->key_gradients(launch(Blocks(keys, cuda::kBackwardTile), p.key_heads), params));
+    }
+    if (queries > 0 && g.dq.data != nullptr) {
+      ThrowIf(library.softmax->query_gradients(launch(Blocks(queries, cuda::kBackwardTile), p.query_heads), params));
+    }
+  });
 }
 
 }  // namespace
@@ -188,6 +285,10 @@ const Kernel kCuda = {{
       return Passes{.forward = &Forward,
                     .workspace = [](const Context&, const Problem&) { return int64_t{0}; },
                     .lanes = &Lanes};
+    },
+    .backward_passes = [](const Context&) {
+      return Passes{.backward = &Backward,
+                    .backward_workspace = [](const Context&, const Problem&, const Gradients&) { return BackwardBytes(); }};
     },
     .target = [](const Context&) { return std::string("cuda"); },
     .device = DeviceType::kCuda,

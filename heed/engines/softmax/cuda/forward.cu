@@ -4,6 +4,12 @@
 #include "heed/engines/softmax/cuda/forward_shapes.h"
 
 namespace heed::softmax::cuda {
+
+// backward.cu
+const char* LaunchTerms(const heed::cuda::Launch& launch, const BackwardParams& params);
+const char* LaunchKeyGradients(const heed::cuda::Launch& launch, const BackwardParams& params);
+const char* LaunchQueryGradients(const heed::cuda::Launch& launch, const BackwardParams& params);
+
 namespace {
 
 static_assert(sizeof(ForwardParams) <= 32764, "a launch takes no more arguments");
@@ -26,6 +32,7 @@ const char* Forward(const heed::cuda::Launch& launch, DType dtype, const Forward
 
 }  // namespace
 
-extern const Launches kLaunches = {.forward = &Forward};
+extern const Launches kLaunches = {
+    .forward = &Forward, .terms = &LaunchTerms, .key_gradients = &LaunchKeyGradients, .query_gradients = &LaunchQueryGradients};
 
 }  // namespace heed::softmax::cuda

@@ -18,7 +18,9 @@
 #include "heed/core/philox.h"
 #include "heed/cuda/machine.h"
 #include "heed/engines/softmax/cuda/forward_params.h"
+#include "heed/engines/softmax/cuda/pair_logits.h"
 #include "heed/engines/softmax/cuda/shared_tile.h"
+#include "heed/engines/softmax/cuda/weighted_sums.h"
 #include "heed/engines/softmax/key_runs.h"
 
 namespace heed::softmax::cuda {
@@ -49,6 +51,7 @@ class ForwardBlock {
   // Weights are multiplied by 2 to this power, lest small ones of f16 lose bits.
   static constexpr float kWeightPower = kDType == DType::kF16 ? 10 : 0;
   static constexpr int kKeyTiles = kTileKeys / 8, kChannelTiles = kValueDepth / 8;  // products' columns
+  using Sums = WarpSums<kStrips, kKeyTiles, kChannelTiles>;
 
  public:
   HEED_DEVICE ForwardBlock(M& m, const ForwardParams& p)
@@ -56,7 +59,7 @@ class ForwardBlock {
         warp_(m.thread() / heed::cuda::kWarp), queries_(m.shared()), keys_(m.shared() + Shape::Queries::kBytes),
         values_(m.shared() + Shape::Queries::kBytes + Shape::Keys::kBytes),
         not_finite_(m.shared() + Shape::Queries::kBytes + Shape::Keys::kBytes + Shape::Values::kBytes),
-        unit_(kGeneral ? 1 : p.scale) {
+        unit_(kGeneral ? 1 : p.scale), of_pairs_(p, s_) {
     HEED_DEVICE_UNROLL
     for (int strip = 0; strip < kStrips; ++strip) max_[strip][0] = max_[strip][1] = -INFINITY;
   }
@@ -67,24 +70,25 @@ class ForwardBlock {
     if (m_.block(0) >= blocks) return;
     first_row_ = (blocks - 1 - m_.block(0)) * kRows;  // long rows first
     num_rows_ = rows - first_row_ < kRows ? rows - first_row_ : kRows;
-    FindKeys();
-    const int64_t origin = s_.key_begin + (begin_ - s_.key_begin) / kTileKeys * kTileKeys;
+    keys_seen_ = p_.fused ? KeysOf(p_, s_, 0, s_.num_queries - 1) : KeysOf(p_, s_, first_row_, first_row_ + num_rows_ - 1);
+    const int64_t begin = keys_seen_.begin, end = keys_seen_.end;
+    const int64_t origin = s_.key_begin + (begin - s_.key_begin) / kTileKeys * kTileKeys;
     CopyQueries();
-    if (begin_ < end_) CopyKeys(origin);
+    if (begin < end) CopyKeys(origin);
     m_.CommitCopies();
     int64_t next;
-    for (int64_t tile = origin; tile < end_; tile = next) {
+    for (int64_t tile = origin; tile < end; tile = next) {
       next = tile + kTileKeys;
-      if (next < end_ && gap_.Contains({next, next + kTileKeys})) {
-        next += (gap_.end - next) / kTileKeys * kTileKeys;
+      if (next < end && keys_seen_.gap.Contains({next, next + kTileKeys})) {
+        next += (keys_seen_.gap.end - next) / kTileKeys * kTileKeys;
       }
       m_.template WaitCopies<0>();
       m_.Sync();
       CopyValues(tile);
       m_.CommitCopies();
       Logits();
-      const bool by_pair = kGeneral && (p_.bias.data != nullptr || p_.mask.data != nullptr);
-      const bool full = !by_pair && common_.Contains({tile, tile + kTileKeys});
+      const bool by_pair = kGeneral && of_pairs_.ByPair();
+      const bool full = !by_pair && keys_seen_.common.Contains({tile, tile + kTileKeys});
       if (full) {
         Weigh<true>(tile);
       } else {
@@ -92,12 +96,14 @@ class ForwardBlock {
       }
       m_.template WaitCopies<0>();
       m_.Sync();
-      if (next < end_) CopyKeys(next);
+      if (next < end) CopyKeys(next);
       m_.CommitCopies();
+      // O += P V.
       if (full) {
-        AddValues();
+        Sums::template Add<kDType>(m_, logits_, values_, outputs_);
       } else {
-        AddSeenValues(tile);
+        Sums::template AddSeen<kDType>(m_, logits_, values_, KeysFrom(tile), p_.value_depth,
+                                       [&](int key) { return ValueAt(tile + key); }, not_finite_, outputs_);
       }
     }
     m_.template WaitCopies<0>();
@@ -106,42 +112,12 @@ class ForwardBlock {
 
  private:
   // Row `row` of the block.
-  struct Row {
-    int query, head;
-  };
   HEED_DEVICE Row RowAt(int row) const {
     const int at = first_row_ + row, y = m_.block(1);
     if (!p_.fused) return {at, y};
     return {at % s_.num_queries, y * p_.group + at / s_.num_queries};
   }
   HEED_DEVICE int KeyHead() const { return p_.fused ? m_.block(1) : m_.block(1) / p_.group; }
-
-  // Keys [begin_, end_) but for gap_ are seen by some row, common_ by all: what a row sees moves up with its query.
-  HEED_DEVICE void FindKeys() {
-    int first = first_row_, last = first_row_ + num_rows_ - 1;
-    if (p_.fused) {
-      first = 0;
-      last = s_.num_queries - 1;
-    }
-    begin_ = end_ = 0;
-    if (first >= s_.query_end) return;
-    const bool all_see = last < s_.query_end;
-    if (!all_see) last = static_cast<int>(s_.query_end) - 1;
-    const KeyRuns of_first = KeyRunsOf(p_, s_, first), of_last = KeyRunsOf(p_, s_, last);
-    const auto begin_of = [](const KeyRuns& x) { return x.first.empty() ? x.second.begin : x.first.begin; };
-    const auto end_of = [](const KeyRuns& x) { return x.second.empty() ? x.first.end : x.second.end; };
-    // A row between them may see something where they do not.
-    begin_ = of_first.size() == 0 || of_last.size() == 0
-                 ? s_.key_begin
-                 : (begin_of(of_first) < begin_of(of_last) ? begin_of(of_first) : begin_of(of_last));
-    end_ = of_last.size() == 0 ? s_.key_end : end_of(of_last);
-    if (of_first.size() != 0 && end_of(of_first) > end_) end_ = end_of(of_first);
-    if (!of_first.first.empty() && !of_first.second.empty() && !of_last.first.empty()) {
-      gap_ = {of_last.first.end, of_first.second.begin};
-    }
-    if (all_see) common_ = Intersect(of_first.second, of_last.second);
-    if (common_.empty()) common_ = {};
-  }
 
   HEED_DEVICE void CopyQueries() {
     queries_.Copy(m_, p_.aligned, p_.depth, num_rows_, [&](int row) {
@@ -208,19 +184,16 @@ class ForwardBlock {
     const int row = RowOf(strip, half);
     const Row at = RowAt(row);
     const KeyRuns runs = kFull || row >= num_rows_ ? KeyRuns() : KeyRunsOf(p_, s_, at.query);
-    const float slope = kGeneral && p_.has_slopes ? p_.slopes[s_.slopes + at.head] : 0;
+    const float slope = kGeneral ? of_pairs_.SlopeOf(at) : 0;
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; ++j) {
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 2; ++i) {
         float& x = logits_[strip][j][2 * half + i];
         const int64_t key = tile + KeyOf(j, i);
-        if constexpr (kGeneral) {
-          x *= p_.scale;
-          if (p_.softcap > 0) x = p_.softcap * tanhf(x / p_.softcap);
-          if (p_.has_slopes) x -= slope * fabsf(static_cast<float>(s_.start + at.query - key));
-        }
-        if (!kFull) x = Sees(runs, key) ? WithPair(x, at, key) : -INFINITY;
+        if constexpr (kGeneral) x = of_pairs_.OfProduct(x, at, key, slope);
+        if (!kFull && !Sees(runs, key)) x = -INFINITY;
+        if constexpr (kGeneral && !kFull) x = x == -INFINITY ? x : of_pairs_.WithPair(x, at, key);
         max = fmaxf(max, x);
       }
     }
@@ -250,24 +223,6 @@ class ForwardBlock {
     }
   }
 
-  // A logit with what a pair has of its own.
-  HEED_DEVICE float WithPair(float x, const Row& at, int64_t key) const {
-    if constexpr (!kGeneral) return x;
-    const auto of_pair = [&](const DevicePairs& pairs, int64_t first) {
-      return first + at.head * pairs.head_stride + at.query * pairs.query_stride + key * pairs.key_stride;
-    };
-    if (p_.bias.data != nullptr) {
-      const int64_t pair = of_pair(p_.bias, s_.bias);
-      const auto bits = [&] { return static_cast<const uint16_t*>(p_.bias.data)[pair]; };
-      const float bias = p_.bias.dtype == DType::kF32    ? static_cast<const float*>(p_.bias.data)[pair]
-                         : p_.bias.dtype == DType::kBF16 ? M::template Widen<DType::kBF16>(bits())
-                                                         : M::template Widen<DType::kF16>(bits());
-      x = bias == -INFINITY ? bias : x + bias;  // a mask, whatever the logit
-    }
-    const bool kept = p_.mask.data == nullptr || static_cast<const uint8_t*>(p_.mask.data)[of_pair(p_.mask, s_.mask)] != 0;
-    return kept ? x : -INFINITY;
-  }
-
   // Weights of dropped pairs become 0; four keys share a counter, of which a thread has two.
   HEED_DEVICE void Drop(int strip, int half, int64_t tile, const Row& at) {
     HEED_DEVICE_UNROLL
@@ -285,71 +240,6 @@ class ForwardBlock {
         }
         float& weight = logits_[strip][j][2 * half + i];
         if (words[static_cast<size_t>(key & 3)] >= p_.keep_below && weight > 0) weight = 0;
-      }
-    }
-  }
-
-  // O += P V.
-  HEED_DEVICE void AddValues() {
-    HEED_DEVICE_UNROLL
-    for (int j = 0; j < kKeyTiles; j += 2) {
-      uint32_t p[kStrips][4];
-      HEED_DEVICE_UNROLL
-      for (int strip = 0; strip < kStrips; ++strip) {
-        const float *a = logits_[strip][j], *b = logits_[strip][j + 1];
-        p[strip][0] = M::template Pack<kDType>(a[0], a[1]);
-        p[strip][1] = M::template Pack<kDType>(a[2], a[3]);
-        p[strip][2] = M::template Pack<kDType>(b[0], b[1]);
-        p[strip][3] = M::template Pack<kDType>(b[2], b[3]);
-      }
-      HEED_DEVICE_UNROLL
-      for (int e = 0; e < kChannelTiles; e += 2) {
-        uint32_t v[4];
-        values_.LoadTransposed(m_, 8 * j, 8 * e, v);
-        const uint32_t low[2] = {v[0], v[1]}, high[2] = {v[2], v[3]};
-        HEED_DEVICE_UNROLL
-        for (int strip = 0; strip < kStrips; ++strip) {
-          m_.template Multiply<kDType>(p[strip], low, outputs_[strip][e]);
-          m_.template Multiply<kDType>(p[strip], high, outputs_[strip][e + 1]);
-        }
-      }
-    }
-  }
-
-  // The same of a tile that not all rows see.
-  HEED_DEVICE void AddSeenValues(int64_t tile) {
-    const bool mine = values_.template FindNotFinite<kDType>(m_, not_finite_);
-    if (!m_.SyncOr(mine)) return AddValues();
-    values_.ZeroRows(m_, not_finite_);
-    m_.Sync();
-    AddValues();
-    for (int key = 0; key < KeysFrom(tile); ++key) {
-      if (not_finite_[key] == 0) continue;
-      HEED_DEVICE_UNROLL
-      for (int strip = 0; strip < kStrips; ++strip) {
-        HEED_DEVICE_UNROLL
-        for (int half = 0; half < 2; ++half) AddValue(strip, half, tile, key);
-      }
-    }
-  }
-  HEED_DEVICE void AddValue(int strip, int half, int64_t tile, int key) {
-    float mine = 0;
-    HEED_DEVICE_UNROLL
-    for (int j = 0; j < kKeyTiles; ++j) {
-      HEED_DEVICE_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        if (8 * j + i == key - key % 8 + key % 2) mine = logits_[strip][j][2 * half + i];
-      }
-    }
-    const float weight = m_.Shuffle(mine, lane_ - lane_ % 4 + key % 8 / 2);
-    if (weight == 0 && std::signbit(weight)) return;
-    const uint16_t* v = ValueAt(tile + key);
-    HEED_DEVICE_UNROLL
-    for (int e = 0; e < kChannelTiles; ++e) {
-      HEED_DEVICE_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const int channel = ChannelOf(e, i);
-        if (channel < p_.value_depth) outputs_[strip][e][2 * half + i] += weight * M::template Widen<kDType>(v[channel]);
       }
     }
   }
@@ -392,10 +282,6 @@ class ForwardBlock {
   HEED_DEVICE int KeyOf(int j, int i) const { return 8 * j + lane_ % 4 * 2 + i; }
   HEED_DEVICE int ChannelOf(int e, int i) const { return 8 * e + lane_ % 4 * 2 + i; }
 
-  static HEED_DEVICE bool Sees(const KeyRuns& runs, int64_t key) {
-    return (runs.first.begin <= key && key < runs.first.end) || (runs.second.begin <= key && key < runs.second.end);
-  }
-
   M& m_;
   const ForwardParams& p_;
   const DeviceSequence& s_;
@@ -405,11 +291,11 @@ class ForwardBlock {
   const typename Shape::Values values_;
   char* const not_finite_;  // [kTileKeys]
   const float unit_;        // of logits
+  const PairLogits<M> of_pairs_;
   int first_row_ = 0, num_rows_ = 0;
-  int64_t begin_ = 0, end_ = 0;
-  Interval gap_, common_;
-  float logits_[kStrips][kKeyTiles][4];
-  float outputs_[kStrips][kChannelTiles][4] = {};
+  BlockKeys keys_seen_;
+  typename Sums::Weights logits_;
+  typename Sums::Sums outputs_ = {};
   float max_[kStrips][2], sum_[kStrips][2] = {};
 };
 

@@ -7,6 +7,8 @@
 
 #include "heed/core/dtype.h"
 #include "heed/cuda/library.h"
+#include "heed/engines/softmax/cuda/backward_blocks.h"
+#include "heed/engines/softmax/cuda/backward_params.h"
 #include "heed/engines/softmax/cuda/forward_block.h"
 #include "heed/engines/softmax/cuda/forward_params.h"
 
@@ -23,11 +25,15 @@ auto WithShape(int64_t depth, int64_t value_depth, const F& f) {
   return f(ForwardShape<256, 256>());
 }
 
+// Whether logits are more than a scale times a product, or weights are dropped.
+inline bool IsGeneral(const ForwardParams& p) {
+  return !(p.scale > 0) || p.softcap > 0 || p.has_slopes || p.bias.data != nullptr || p.mask.data != nullptr || p.dropout > 0;
+}
+
 // f(shape, dtype, whether it is general), the last two as integral constants.
 template <class F>
 auto WithKernel(DType dtype, const ForwardParams& p, const F& f) {
-  const bool general = !(p.scale > 0) || p.softcap > 0 || p.has_slopes || p.bias.data != nullptr || p.mask.data != nullptr ||
-                       p.dropout > 0;
+  const bool general = IsGeneral(p);
   return WithShape(p.depth, p.value_depth, [&](auto shape) {
     const auto with_dtype = [&](auto of) { return general ? f(shape, of, std::true_type()) : f(shape, of, std::false_type()); };
     if (dtype == DType::kBF16) return with_dtype(std::integral_constant<DType, DType::kBF16>());
@@ -35,9 +41,24 @@ auto WithKernel(DType dtype, const ForwardParams& p, const F& f) {
   });
 }
 
+// Of the backward kernels, which there are of bf16 and of fewer channels.
+inline constexpr int64_t kMostBackwardChannels = 128;
+template <class F>
+auto WithBackwardKernel(const ForwardParams& p, const F& f) {
+  const auto with_shape = [&](auto shape) {
+    return IsGeneral(p) ? f(shape, std::true_type()) : f(shape, std::false_type());
+  };
+  if (p.depth <= 64 && p.value_depth <= 64) return with_shape(BackwardShape<64, 64>());
+  return with_shape(BackwardShape<128, 128>());
+}
+
 // What libheed_cuda does for this engine.
 struct Launches {
   const char* (*forward)(const heed::cuda::Launch& launch, DType dtype, const ForwardParams& params);
+  // Of bf16: terms of rows first, then gradients of keys and values, and of queries.
+  const char* (*terms)(const heed::cuda::Launch& launch, const BackwardParams& params);
+  const char* (*key_gradients)(const heed::cuda::Launch& launch, const BackwardParams& params);
+  const char* (*query_gradients)(const heed::cuda::Launch& launch, const BackwardParams& params);
 };
 
 }  // namespace heed::softmax::cuda

@@ -42,22 +42,22 @@ void FillSurplusRows(const softmax::Problem& p, const Inputs& in,
   }
 }
 
-namespace {
-
-// Where q is, if attention may be computed there.
 Device DeviceOf(const Inputs& in) {
   return in.q.device().type == DeviceType::kCuda ? in.q.device() : Device();
 }
 
-// A kernel of a device writes surplus rows as rows that see nothing.
 void AddSurplusRows(const Inputs& in, softmax::Problem* p) {
   softmax::Sequence surplus;
   for (const softmax::Sequence& s : p->sequences) {
     surplus.first_q = std::max(surplus.first_q, s.first_q + s.num_queries);
+    surplus.first_k = std::max(surplus.first_k, s.first_k + s.num_keys);
   }
   surplus.num_queries = in.q.size(in.q.rank() - 3) - surplus.first_q;
+  surplus.num_keys = in.k.size(in.k.rank() - 3) - surplus.first_k;
   p->sequences.push_back(surplus);
 }
+
+namespace {
 
 double NumBytes(const ConstTensorView& t) {
   return static_cast<double>(t.num_elements()) *

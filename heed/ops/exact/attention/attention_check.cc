@@ -478,8 +478,8 @@ void SumLogDecays(const char* op, Context& ctx, Problem* p) {
 
 void CheckOutput(const char* op, const char* name, const TensorView& out,
                  std::span<const int64_t> shape, DType dtype, const Inputs& in,
-                 const Options& options) {
-  const Check check(op, Use::kInputs);
+                 const Options& options, Device device) {
+  const Check check(op, Use::kInputs, device);
   check.Present(name, out);
   if (out.dtype() != dtype) {
     check.Fail(name, std::string("has dtype ") + Name(out.dtype()), Name(dtype));

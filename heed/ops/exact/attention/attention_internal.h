@@ -116,7 +116,13 @@ void SumLogDecays(const char* op, Context& ctx, softmax::Problem* problem);
 // rows, writable, and apart from every input. Throws InvalidArgument.
 void CheckOutput(const char* op, const char* name, const TensorView& out,
                  std::span<const int64_t> shape, DType dtype, const Inputs& in,
-                 const Options& options);
+                 const Options& options, Device device = {});
+
+// Where q is, if attention may be computed there.
+Device DeviceOf(const Inputs& in);
+
+// On devices, whose kernels write rows of packed tensors that belong to no sequence as those of one that sees nothing.
+void AddSurplusRows(const Inputs& in, softmax::Problem* problem);
 
 }  // namespace heed::attention
 

@@ -68,7 +68,7 @@ void CheckGradients(const char* op, const Check& check, const Inputs& in, const 
     if (!input.present()) check.Fail(name, "is asked for", std::string(of) + " with it");
     if (use == Use::kExplain) return check.Shape(name, view, {input.sizes().begin(), input.sizes().end()});
     const bool wide = use == Use::kReference && view.dtype() == DType::kF64;
-    CheckOutput(op, name, view, input.sizes(), wide ? DType::kF64 : input.dtype(), in, options);
+    CheckOutput(op, name, view, input.sizes(), wide ? DType::kF64 : input.dtype(), in, options, input.device());
     for (const Named& other : apart) check.NoOverlap(name, view, other.name, other.view);
     apart.push_back({name, view});
   });
@@ -114,10 +114,11 @@ BackwardProblem CheckedBackward(const char* op, const BackwardInputs& in,
                                 const Options& options, const Gradients& out, Use use) {
   const Inputs forward = {in.q, in.k, in.v};
   const Use reads = use == Use::kExplain ? Use::kExplain : Use::kInputs;
-  const Check check(op, reads);
+  const Device device = use == Use::kReference ? Device() : DeviceOf(forward);
+  const Check check(op, reads, device);
   const bool packed = options.cu_seqlens_q.present();
   BackwardProblem b;
-  b.problem = CheckedProblem(op, forward, options, {}, reads);
+  b.problem = CheckedProblem(op, forward, options, {}, reads, device);
   CheckGradients(op, check, forward, options, CheckResults(check, in, packed, use), out, use);
   softmax::Gradients& g = b.gradients;
   g = GradientsIn(out, packed, &b);
@@ -192,6 +193,11 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   constexpr char kOp[] = "attention::Backward";
   const os::ScopedFloatControl float_control;  // for the scalars of the problem
   BackwardProblem b = CheckedBackward(kOp, in, options, out, Use::kForward);
+  if (b.problem.device.type != DeviceType::kCpu) {
+    const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, b.problem, softmax::Pass::kBackward);
+    if (options.cu_seqlens_q.present()) AddSurplusRows({in.q, in.k, in.v}, &b.problem);
+    return kernel.backward(ctx, b.problem, b.gradients);
+  }
   RefuseSlowPairs(kOp, ctx, b.problem);
   SumLogDecays(kOp, ctx, &b.problem);
   RunBackward(kOp, ctx, options, b.gradients, &b.problem);

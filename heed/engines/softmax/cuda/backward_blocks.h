@@ -1,0 +1,371 @@
+// Attention backward on a GPU, in three kernels: terms of each row, gradients of keys and values, gradients of queries.
+//
+//   P_ij = exp(s_ij - lse_i),  dP_ij = <d_o_i, v_j>,  dS_ij = P_ij (factor_i Z_ij dP_ij - delta_i)
+//   dv_j = sum_i factor_i Z_ij P_ij d_o_i,  dk_j = scale sum_i dS_ij q_i,  dq_i = scale sum_j dS_ij k_j
+//
+// with Z for dropout, factor_i = w_i / (1 - dropout), delta_i = w_i <d_o_i, o_i> - d_lse_i and w_i what a learned sink leaves.
+//
+// A block owns 64 keys, or 64 rows, and four warps 16 of these each. The former walks over all rows of all query heads that see
+// its keys, the latter over the keys that its rows see; P and dS come out as the operands of the next products, of keys by rows
+// in the one and of rows by keys in the other, so that nothing goes through memory and each gradient is one sum in one order.
+// That P and dS are computed twice costs two of seven products. Pairs that are masked weigh -0, as in the forward pass.
+#ifndef HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_BLOCKS_H_
+#define HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_BLOCKS_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "heed/core/dtype.h"
+#include "heed/cuda/machine.h"
+#include "heed/engines/softmax/cuda/backward_params.h"
+#include "heed/engines/softmax/cuda/forward_block.h"
+#include "heed/engines/softmax/cuda/pair_logits.h"
+#include "heed/engines/softmax/cuda/shared_tile.h"
+#include "heed/engines/softmax/cuda/weighted_sums.h"
+
+namespace heed::softmax::cuda {
+
+inline constexpr int kBackwardTile = 64;  // keys, and rows
+inline constexpr int kBackwardThreads = 128;
+inline constexpr int kTermsRows = kBackwardThreads / heed::cuda::kWarp;
+
+// Terms of rows, a warp per row.
+template <class M, DType kDType>
+class TermsBlock {
+ public:
+  HEED_DEVICE TermsBlock(M& m, const BackwardParams& p)
+      : m_(m), p_(p), f_(p.forward), s_(f_.sequences[m.block(2)]), g_(p.gradients[m.block(2)]) {}
+
+  HEED_DEVICE void Run() {
+    const int lane = m_.thread() % heed::cuda::kWarp, head = m_.block(1);
+    const int query = m_.block(0) * kTermsRows + m_.thread() / heed::cuda::kWarp;
+    float sum = 0;
+    const bool exists = query < s_.num_queries;  // all threads of a warp agree
+    if (exists) {
+      const auto row = [&](const void* data, int64_t first, const Strides& strides) {
+        return static_cast<const uint16_t*>(data) + first + query * strides.token + head * strides.head;
+      };
+      const uint16_t *o = row(f_.o, s_.o, f_.o_strides), *d_o = row(p_.d_o, g_.d_o, p_.d_o_strides);
+      for (int e = lane; e < f_.value_depth; e += heed::cuda::kWarp) {
+        sum += M::template Widen<kDType>(o[e]) * M::template Widen<kDType>(d_o[e]);
+      }
+    }
+    for (int mask = heed::cuda::kWarp / 2; mask > 0; mask /= 2) sum += m_.ShuffleXor(sum, mask);
+    if (!exists || lane != 0) return;
+    float w = 1;
+    if (f_.has_sinks) {
+      const float lse = f_.lse[s_.lse + query * f_.lse_strides.token + head * f_.lse_strides.head];
+      w = 1 / (1 + expf(f_.sinks[head] - lse));
+    }
+    float delta = w * sum;
+    if (p_.d_lse != nullptr) {
+      delta -= p_.d_lse[g_.d_lse + query * p_.d_lse_strides.token + head * p_.d_lse_strides.head];
+    }
+    p_.terms[g_.terms + int64_t{head} * s_.num_queries + query] = {w / (1 - f_.dropout), delta};
+  }
+
+ private:
+  M& m_;
+  const BackwardParams& p_;
+  const ForwardParams& f_;
+  const DeviceSequence& s_;
+  const DeviceGradients& g_;
+};
+
+// What a pass has of a row.
+struct RowState {
+  float lse = 0, slope = 0;
+  RowTerms terms = {};
+  KeyRuns runs;
+};
+
+template <int kDepth, int kValueDepth>
+struct BackwardShape {
+  static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
+  using Rows = SharedTile<kBackwardTile, kDepth>;
+  using ValueRows = SharedTile<kBackwardTile, kValueDepth>;
+  static constexpr int kSharedBytes = 2 * (Rows::kBytes + ValueRows::kBytes) + kBackwardTile;
+};
+
+// What both passes have: the tiles of keys, values, queries and d_o, and what becomes of products.
+template <class M, DType kDType, int kDepth, int kValueDepth, bool kGeneral>
+class BackwardBlock {
+ protected:
+  using Shape = BackwardShape<kDepth, kValueDepth>;
+  static constexpr int kTiles = kBackwardTile / 8;
+  using Products = float[1][kTiles][4];
+
+  HEED_DEVICE BackwardBlock(M& m, const BackwardParams& p)
+      : m_(m), p_(p), f_(p.forward), s_(f_.sequences[m.block(2)]), g_(p.gradients[m.block(2)]),
+        lane_(m.thread() % heed::cuda::kWarp), warp_(m.thread() / heed::cuda::kWarp), keys_(m.shared()),
+        queries_(m.shared() + Shape::Rows::kBytes), values_(m.shared() + 2 * Shape::Rows::kBytes),
+        d_outputs_(m.shared() + 2 * Shape::Rows::kBytes + Shape::ValueRows::kBytes),
+        marks_(m.shared() + 2 * (Shape::Rows::kBytes + Shape::ValueRows::kBytes)), of_pairs_(f_, s_) {}
+
+  HEED_DEVICE const uint16_t* KeyAt(int64_t key, int key_head) const {
+    return static_cast<const uint16_t*>(f_.k) + s_.k + key_head * f_.k_strides.head + key * f_.k_strides.token;
+  }
+  HEED_DEVICE const uint16_t* ValueAt(int64_t key, int key_head) const {
+    return static_cast<const uint16_t*>(f_.v) + s_.v + key_head * f_.v_strides.head + key * f_.v_strides.token;
+  }
+  HEED_DEVICE const uint16_t* QueryAt(int query, int head) const {
+    return static_cast<const uint16_t*>(f_.q) + s_.q + head * f_.q_strides.head + query * f_.q_strides.token;
+  }
+  HEED_DEVICE const uint16_t* OutputGradientAt(int query, int head) const {
+    return static_cast<const uint16_t*>(p_.d_o) + g_.d_o + head * p_.d_o_strides.head + query * p_.d_o_strides.token;
+  }
+
+  HEED_DEVICE void CopyKeys(int64_t first, int count, int key_head) const {
+    keys_.Copy(m_, f_.aligned, f_.depth, count, [&](int i) { return KeyAt(first + i, key_head); });
+    values_.Copy(m_, f_.aligned, f_.value_depth, count, [&](int i) { return ValueAt(first + i, key_head); });
+  }
+  HEED_DEVICE void CopyRows(int first, int count, int head) const {
+    queries_.Copy(m_, f_.aligned, f_.depth, count, [&](int i) { return QueryAt(first + i, head); });
+    d_outputs_.Copy(m_, f_.aligned, f_.value_depth, count, [&](int i) { return OutputGradientAt(first + i, head); });
+  }
+  // All that was copied is there, for all threads.
+  HEED_DEVICE void Wait() const {
+    m_.CommitCopies();
+    m_.template WaitCopies<0>();
+    m_.Sync();
+  }
+
+  // The products of this warp's 16 rows of `a` with all rows of `b`.
+  template <int kChannels, class Tile>
+  HEED_DEVICE void Multiply(const Tile& a, const Tile& b, Products& products) const {
+    HEED_DEVICE_UNROLL
+    for (int j = 0; j < kTiles; ++j) {
+      HEED_DEVICE_UNROLL
+      for (int i = 0; i < 4; ++i) products[0][j][i] = 0;
+    }
+    HEED_DEVICE_UNROLL
+    for (int e = 0; e < kChannels; e += 16) {
+      uint32_t rows[4];
+      a.LoadRows(m_, 16 * warp_, e, rows);
+      HEED_DEVICE_UNROLL
+      for (int j = 0; j < kTiles; j += 2) {
+        uint32_t columns[4];
+        b.LoadColumns(m_, 8 * j, e, columns);
+        const uint32_t low[2] = {columns[0], columns[1]}, high[2] = {columns[2], columns[3]};
+        m_.template Multiply<kDType>(rows, low, products[0][j]);
+        m_.template Multiply<kDType>(rows, high, products[0][j + 1]);
+      }
+    }
+  }
+
+  HEED_DEVICE RowState StateOf(const Row& at, bool exists, bool full) const {
+    RowState row;
+    if (!exists) return row;
+    row.lse = f_.lse[s_.lse + at.query * f_.lse_strides.token + at.head * f_.lse_strides.head];
+    row.terms = p_.terms[g_.terms + int64_t{at.head} * s_.num_queries + at.query];
+    if (!full) row.runs = KeyRunsOf(f_, s_, at.query);
+    if constexpr (kGeneral) row.slope = of_pairs_.SlopeOf(at);
+    return row;
+  }
+
+  // Of one pair: its product becomes the weight of d_o in dv, its dP becomes dS.
+  HEED_DEVICE void Weigh(const Row& at, const RowState& row, int64_t key, bool full, float& product, float& dp) const {
+    float x = product, capped = 0;
+    if constexpr (kGeneral) {
+      x = of_pairs_.OfProduct(x, at, key, row.slope, &capped);
+    } else {
+      x *= f_.scale;
+    }
+    if (!full && !Sees(row.runs, key)) x = -INFINITY;
+    if constexpr (kGeneral) {
+      if (!full && x != -INFINITY) x = of_pairs_.WithPair(x, at, key);
+    }
+    if (!full && x == -INFINITY) {
+      product = dp = -0.0f;
+      return;
+    }
+    const float p = M::Exp2((x - row.lse) * kLog2E);
+    float factor = row.terms.factor;
+    if constexpr (kGeneral) {
+      if (f_.dropout > 0 && !of_pairs_.Keeps(at, key)) factor = 0;
+    }
+    product = p * factor;
+    dp = p * (factor * dp - row.terms.delta);
+    if constexpr (kGeneral) {
+      if (f_.softcap > 0) dp *= 1 - capped * capped;
+    }
+  }
+
+  // Stores this warp's 16 rows of sums, `count` of which exist in all four warps together.
+  template <int kChannelTiles, class RowOf>
+  HEED_DEVICE void Store(const float (&sums)[1][kChannelTiles][4], float factor, int count, int channels,
+                         const RowOf& row_of) const {
+    HEED_DEVICE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = 16 * warp_ + lane_ / 4 + 8 * half;
+      if (row >= count) continue;
+      uint16_t* to = row_of(row);
+      HEED_DEVICE_UNROLL
+      for (int e = 0; e < kChannelTiles; ++e) {
+        const int channel = 8 * e + lane_ % 4 * 2;
+        const float* x = sums[0][e] + 2 * half;
+        const uint32_t pair = M::template Pack<kDType>(factor * x[0], factor * x[1]);
+        if (channel < channels) to[channel] = static_cast<uint16_t>(pair);
+        if (channel + 1 < channels) to[channel + 1] = static_cast<uint16_t>(pair >> 16);
+      }
+    }
+  }
+
+  M& m_;
+  const BackwardParams& p_;
+  const ForwardParams& f_;
+  const DeviceSequence& s_;
+  const DeviceGradients& g_;
+  const int lane_, warp_;
+  const typename Shape::Rows keys_, queries_;
+  const typename Shape::ValueRows values_, d_outputs_;
+  char* const marks_;  // [kBackwardTile]
+  const PairLogits<M> of_pairs_;
+};
+
+// dk and dv of 64 keys of a key head.
+template <class M, DType kDType, int kDepth, int kValueDepth, bool kGeneral>
+class KeyGradientsBlock : BackwardBlock<M, kDType, kDepth, kValueDepth, kGeneral> {
+  using Base = BackwardBlock<M, kDType, kDepth, kValueDepth, kGeneral>;
+  using Base::m_, Base::p_, Base::f_, Base::s_, Base::g_, Base::lane_, Base::kTiles, Base::keys_, Base::queries_,
+      Base::values_, Base::d_outputs_, Base::marks_, Base::of_pairs_;
+  using Of = WarpSums<1, kTiles, kDepth / 8>;
+  using OfValues = WarpSums<1, kTiles, kValueDepth / 8>;
+
+ public:
+  HEED_DEVICE KeyGradientsBlock(M& m, const BackwardParams& p) : Base(m, p) {}
+
+  HEED_DEVICE void Run() {
+    first_ = int64_t{m_.block(0)} * kBackwardTile;  // all keys, those beyond lengths too, which have zeros
+    if (first_ >= s_.num_keys) return;
+    count_ = static_cast<int>(s_.num_keys - first_ < kBackwardTile ? s_.num_keys - first_ : kBackwardTile);
+    const int key_head = m_.block(1);
+    this->CopyKeys(first_, count_, key_head);
+    for (int i = 0; i < f_.group; ++i) {
+      for (int row = 0; row < s_.num_queries; row += kBackwardTile) AddRows(key_head * f_.group + i, row);
+    }
+    this->Wait();
+    if (p_.dk != nullptr) {
+      this->Store(dk_, f_.scale, count_, f_.depth, [&](int i) {
+        return static_cast<uint16_t*>(p_.dk) + g_.dk + (first_ + i) * p_.dk_strides.token + key_head * p_.dk_strides.head;
+      });
+    }
+    if (p_.dv != nullptr) {
+      this->Store(dv_, 1, count_, f_.value_depth, [&](int i) {
+        return static_cast<uint16_t*>(p_.dv) + g_.dv + (first_ + i) * p_.dv_strides.token + key_head * p_.dv_strides.head;
+      });
+    }
+  }
+
+ private:
+  HEED_DEVICE void AddRows(int head, int first) {
+    const int count = s_.num_queries - first < kBackwardTile ? s_.num_queries - first : kBackwardTile;
+    const Interval keys = {first_, first_ + kBackwardTile};
+    const BlockKeys seen = KeysOf(f_, s_, first, first + count - 1);
+    if (seen.Skips(keys)) return;
+    const bool full = !(kGeneral && of_pairs_.ByPair()) && count == kBackwardTile && seen.common.Contains(keys);
+    m_.Sync();  // the rows before are done with
+    this->CopyRows(first, count, head);
+    this->Wait();
+    typename Base::Products p, ds;  // keys by rows
+    this->template Multiply<kDepth>(keys_, queries_, p);
+    this->template Multiply<kValueDepth>(values_, d_outputs_, ds);
+    HEED_DEVICE_UNROLL
+    for (int j = 0; j < kTiles; ++j) {
+      HEED_DEVICE_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int row = 8 * j + lane_ % 4 * 2 + i;
+        const Row at = {first + row, head};
+        const RowState state = this->StateOf(at, row < count, full);
+        HEED_DEVICE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const int64_t key = first_ + 16 * this->warp_ + lane_ / 4 + 8 * half;
+          this->Weigh(at, state, key, full, p[0][j][2 * half + i], ds[0][j][2 * half + i]);
+        }
+      }
+    }
+    if (full) {
+      OfValues::template Add<kDType>(m_, p, d_outputs_, dv_);
+      Of::template Add<kDType>(m_, ds, queries_, dk_);
+    } else {
+      OfValues::template AddSeen<kDType>(m_, p, d_outputs_, count, f_.value_depth,
+                                         [&](int i) { return this->OutputGradientAt(first + i, head); }, marks_, dv_);
+      Of::template AddSeen<kDType>(m_, ds, queries_, count, f_.depth, [&](int i) { return this->QueryAt(first + i, head); },
+                                   marks_, dk_);
+    }
+  }
+
+  int64_t first_ = 0;
+  int count_ = 0;
+  typename Of::Sums dk_ = {};
+  typename OfValues::Sums dv_ = {};
+};
+
+// dq of 64 rows of a query head.
+template <class M, DType kDType, int kDepth, int kValueDepth, bool kGeneral>
+class QueryGradientsBlock : BackwardBlock<M, kDType, kDepth, kValueDepth, kGeneral> {
+  using Base = BackwardBlock<M, kDType, kDepth, kValueDepth, kGeneral>;
+  using Base::m_, Base::p_, Base::f_, Base::s_, Base::g_, Base::lane_, Base::kTiles, Base::keys_, Base::queries_,
+      Base::values_, Base::d_outputs_, Base::marks_, Base::of_pairs_;
+  using Of = WarpSums<1, kTiles, kDepth / 8>;
+
+ public:
+  HEED_DEVICE QueryGradientsBlock(M& m, const BackwardParams& p) : Base(m, p) {}
+
+  HEED_DEVICE void Run() {
+    const int blocks = (s_.num_queries + kBackwardTile - 1) / kBackwardTile;
+    if (m_.block(0) >= blocks) return;
+    first_ = (blocks - 1 - m_.block(0)) * kBackwardTile;  // long rows first
+    count_ = s_.num_queries - first_ < kBackwardTile ? s_.num_queries - first_ : kBackwardTile;
+    const int head = m_.block(1);
+    this->CopyRows(first_, count_, head);
+    const BlockKeys seen = KeysOf(f_, s_, first_, first_ + count_ - 1);
+    const int64_t origin = s_.key_begin + (seen.begin - s_.key_begin) / kBackwardTile * kBackwardTile;
+    for (int64_t tile = origin; tile < seen.end; tile += kBackwardTile) {
+      const Interval keys = {tile, tile + kBackwardTile};
+      if (!seen.Skips(keys)) AddKeys(head, keys, seen);
+    }
+    this->Wait();
+    this->Store(dq_, f_.scale, count_, f_.depth, [&](int i) {
+      return static_cast<uint16_t*>(p_.dq) + g_.dq + (first_ + i) * p_.dq_strides.token + head * p_.dq_strides.head;
+    });
+  }
+
+ private:
+  HEED_DEVICE void AddKeys(int head, const Interval& keys, const BlockKeys& seen) {
+    const int count = static_cast<int>(s_.key_end < keys.end ? s_.key_end - keys.begin : kBackwardTile);
+    const bool full = !(kGeneral && of_pairs_.ByPair()) && count_ == kBackwardTile && seen.common.Contains(keys);
+    m_.Sync();  // the keys before are done with
+    this->CopyKeys(keys.begin, count, head / f_.group);
+    this->Wait();
+    typename Base::Products p, ds;  // rows by keys
+    this->template Multiply<kDepth>(queries_, keys_, p);
+    this->template Multiply<kValueDepth>(d_outputs_, values_, ds);
+    HEED_DEVICE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = 16 * this->warp_ + lane_ / 4 + 8 * half;
+      const Row at = {first_ + row, head};
+      const RowState state = this->StateOf(at, row < count_, full);
+      HEED_DEVICE_UNROLL
+      for (int j = 0; j < kTiles; ++j) {
+        HEED_DEVICE_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          this->Weigh(at, state, keys.begin + 8 * j + lane_ % 4 * 2 + i, full, p[0][j][2 * half + i], ds[0][j][2 * half + i]);
+        }
+      }
+    }
+    if (full) {
+      Of::template Add<kDType>(m_, ds, keys_, dq_);
+    } else {
+      Of::template AddSeen<kDType>(m_, ds, keys_, count, f_.depth,
+                                   [&](int i) { return this->KeyAt(keys.begin + i, head / f_.group); }, marks_, dq_);
+    }
+  }
+
+  int first_ = 0, count_ = 0;
+  typename Of::Sums dq_ = {};
+};
+
+}  // namespace heed::softmax::cuda
+
+#endif  // HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_BLOCKS_H_

@@ -1,0 +1,113 @@
+// What a pair's logit has beyond a product and a scale, and whether dropout leaves it, as all passes of a GPU see it.
+#ifndef HEED_ENGINES_SOFTMAX_CUDA_PAIR_LOGITS_H_
+#define HEED_ENGINES_SOFTMAX_CUDA_PAIR_LOGITS_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "heed/core/dtype.h"
+#include "heed/core/philox.h"
+#include "heed/cuda/machine.h"
+#include "heed/engines/softmax/cuda/forward_params.h"
+#include "heed/engines/softmax/key_runs.h"
+
+namespace heed::softmax::cuda {
+
+// A row of a sequence: a query, and its head.
+struct Row {
+  int query, head;
+};
+
+HEED_DEVICE bool Sees(const KeyRuns& runs, int64_t key) {
+  return (runs.first.begin <= key && key < runs.first.end) || (runs.second.begin <= key && key < runs.second.end);
+}
+
+// What a tile of keys means to the rows [first, last] of a sequence: keys [begin, end) but for `gap` are seen by some of them,
+// `common` by all. What a row sees moves up with its query.
+struct BlockKeys {
+  int64_t begin = 0, end = 0;
+  Interval gap, common;
+
+  HEED_DEVICE bool Skips(const Interval& keys) const {
+    return keys.end <= begin || keys.begin >= end || gap.Contains(keys);
+  }
+};
+
+HEED_DEVICE BlockKeys KeysOf(const ForwardParams& p, const DeviceSequence& s, int first, int last) {
+  BlockKeys keys;
+  if (first >= s.query_end) return keys;
+  const bool all_see = last < s.query_end;
+  if (!all_see) last = static_cast<int>(s.query_end) - 1;
+  const KeyRuns of_first = KeyRunsOf(p, s, first), of_last = KeyRunsOf(p, s, last);
+  const auto begin_of = [](const KeyRuns& x) { return x.first.empty() ? x.second.begin : x.first.begin; };
+  const auto end_of = [](const KeyRuns& x) { return x.second.empty() ? x.first.end : x.second.end; };
+  // A row between them may see something where they do not.
+  keys.begin = of_first.size() == 0 || of_last.size() == 0
+                   ? s.key_begin
+                   : (begin_of(of_first) < begin_of(of_last) ? begin_of(of_first) : begin_of(of_last));
+  keys.end = of_last.size() == 0 ? s.key_end : end_of(of_last);
+  if (of_first.size() != 0 && end_of(of_first) > keys.end) keys.end = end_of(of_first);
+  if (!of_first.first.empty() && !of_first.second.empty() && !of_last.first.empty()) {
+    keys.gap = {of_last.first.end, of_first.second.begin};
+  }
+  if (all_see) keys.common = Intersect(of_first.second, of_last.second);
+  if (keys.common.empty()) keys.common = {};
+  return keys;
+}
+
+// Of problems whose logits are more than a scale above 0 times a product, or whose weights are dropped.
+template <class M>
+class PairLogits {
+ public:
+  HEED_DEVICE PairLogits(const ForwardParams& p, const DeviceSequence& s) : p_(p), s_(s) {}
+
+  // Whether pairs have something of their own, so that no tile is whole.
+  HEED_DEVICE bool ByPair() const { return p_.bias.data != nullptr || p_.mask.data != nullptr; }
+
+  HEED_DEVICE float SlopeOf(const Row& at) const { return p_.has_slopes ? p_.slopes[s_.slopes + at.head] : 0; }
+
+  // Scaled, capped, and with ALiBi; `capped` is what the cap makes of it, over the cap.
+  HEED_DEVICE float OfProduct(float x, const Row& at, int64_t key, float slope, float* capped = nullptr) const {
+    x *= p_.scale;
+    if (p_.softcap > 0) {
+      const float t = tanhf(x / p_.softcap);
+      if (capped != nullptr) *capped = t;
+      x = p_.softcap * t;
+    }
+    if (p_.has_slopes) x -= slope * fabsf(static_cast<float>(s_.start + at.query - key));
+    return x;
+  }
+
+  // With the pair's bias and mask.
+  HEED_DEVICE float WithPair(float x, const Row& at, int64_t key) const {
+    const auto of_pair = [&](const DevicePairs& pairs, int64_t first) {
+      return first + at.head * pairs.head_stride + at.query * pairs.query_stride + key * pairs.key_stride;
+    };
+    if (p_.bias.data != nullptr) {
+      const int64_t pair = of_pair(p_.bias, s_.bias);
+      const auto bits = [&] { return static_cast<const uint16_t*>(p_.bias.data)[pair]; };
+      const float bias = p_.bias.dtype == DType::kF32    ? static_cast<const float*>(p_.bias.data)[pair]
+                         : p_.bias.dtype == DType::kBF16 ? M::template Widen<DType::kBF16>(bits())
+                                                         : M::template Widen<DType::kF16>(bits());
+      x = bias == -INFINITY ? bias : x + bias;  // a mask, whatever the logit
+    }
+    const bool kept = p_.mask.data == nullptr || static_cast<const uint8_t*>(p_.mask.data)[of_pair(p_.mask, s_.mask)] != 0;
+    return kept ? x : -INFINITY;
+  }
+
+  // Whether dropout leaves a pair: four keys share a counter.
+  HEED_DEVICE bool Keeps(const Row& at, int64_t key) const {
+    const auto words = Philox({static_cast<uint32_t>(key >> 2), static_cast<uint32_t>(s_.start + at.query),
+                               s_.first_head + static_cast<uint32_t>(at.head), p_.dropout_offset},
+                              {p_.key_low, p_.key_high});
+    return words[static_cast<size_t>(key & 3)] < p_.keep_below;
+  }
+
+ private:
+  const ForwardParams& p_;
+  const DeviceSequence& s_;
+};
+
+}  // namespace heed::softmax::cuda
+
+#endif  // HEED_ENGINES_SOFTMAX_CUDA_PAIR_LOGITS_H_

@@ -1,0 +1,99 @@
+// Sums of a tile's rows, weighted by what stands in a warp's registers: O += P V, dV += P^T dO, dK += dS^T Q, dQ += dS K.
+#ifndef HEED_ENGINES_SOFTMAX_CUDA_WEIGHTED_SUMS_H_
+#define HEED_ENGINES_SOFTMAX_CUDA_WEIGHTED_SUMS_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "heed/core/dtype.h"
+#include "heed/cuda/machine.h"
+#include "heed/engines/softmax/cuda/shared_tile.h"
+
+namespace heed::softmax::cuda {
+
+// Weights of kStrips strips of 16 by 8 kTiles rows of the tile, sums of as many by 8 kChannels channels: fragments of products.
+template <int kStrips, int kTiles, int kChannels>
+struct WarpSums {
+  using Weights = float[kStrips][kTiles][4];
+  using Sums = float[kStrips][kChannels][4];
+
+  template <DType kDType, class M, class Tile>
+  static HEED_DEVICE void Add(M& m, const Weights& weights, const Tile& tile, Sums& sums) {
+    HEED_DEVICE_UNROLL
+    for (int j = 0; j < kTiles; j += 2) {
+      uint32_t p[kStrips][4];
+      HEED_DEVICE_UNROLL
+      for (int strip = 0; strip < kStrips; ++strip) {
+        const float *a = weights[strip][j], *b = weights[strip][j + 1];
+        p[strip][0] = M::template Pack<kDType>(a[0], a[1]);
+        p[strip][1] = M::template Pack<kDType>(a[2], a[3]);
+        p[strip][2] = M::template Pack<kDType>(b[0], b[1]);
+        p[strip][3] = M::template Pack<kDType>(b[2], b[3]);
+      }
+      HEED_DEVICE_UNROLL
+      for (int e = 0; e < kChannels; e += 2) {
+        uint32_t v[4];
+        tile.LoadTransposed(m, 8 * j, 8 * e, v);
+        const uint32_t low[2] = {v[0], v[1]}, high[2] = {v[2], v[3]};
+        HEED_DEVICE_UNROLL
+        for (int strip = 0; strip < kStrips; ++strip) {
+          m.template Multiply<kDType>(p[strip], low, sums[strip][e]);
+          m.template Multiply<kDType>(p[strip], high, sums[strip][e + 1]);
+        }
+      }
+    }
+  }
+
+  // The same of a tile of which some weights are -0, those of masked pairs: they leave out rows, of `count`, even where these
+  // are not finite. All threads of the block come here; row(i) is where row i of the tile comes from, `marks` is shared memory
+  // for a number per row.
+  template <DType kDType, class M, class Tile, class RowOf>
+  static HEED_DEVICE void AddSeen(M& m, const Weights& weights, const Tile& tile, int count, int channels, const RowOf& row,
+                                  char* marks, Sums& sums) {
+    const bool mine = tile.template FindNotFinite<kDType>(m, marks);
+    if (!m.SyncOr(mine)) return Add<kDType>(m, weights, tile, sums);
+    tile.ZeroRows(m, marks);
+    m.Sync();
+    Add<kDType>(m, weights, tile, sums);
+    for (int i = 0; i < count; ++i) {
+      if (marks[i] == 0) continue;
+      HEED_DEVICE_UNROLL
+      for (int strip = 0; strip < kStrips; ++strip) {
+        HEED_DEVICE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          AddRow<kDType>(m, weights[strip], i, half, channels, row(i), sums[strip]);
+        }
+      }
+    }
+    m.Sync();  // before marks are made again
+  }
+
+ private:
+  template <DType kDType, class M>
+  static HEED_DEVICE void AddRow(M& m, const float (&weights)[kTiles][4], int i, int half, int channels,
+                                 const uint16_t* row, float (&sums)[kChannels][4]) {
+    const int lane = m.thread() % heed::cuda::kWarp;
+    float mine = 0;
+    HEED_DEVICE_UNROLL
+    for (int j = 0; j < kTiles; ++j) {
+      HEED_DEVICE_UNROLL
+      for (int k = 0; k < 2; ++k) {
+        if (8 * j + k == i - i % 8 + i % 2) mine = weights[j][2 * half + k];
+      }
+    }
+    const float weight = m.Shuffle(mine, lane - lane % 4 + i % 8 / 2);
+    if (weight == 0 && std::signbit(weight)) return;
+    HEED_DEVICE_UNROLL
+    for (int e = 0; e < kChannels; ++e) {
+      HEED_DEVICE_UNROLL
+      for (int k = 0; k < 2; ++k) {
+        const int channel = 8 * e + lane % 4 * 2 + k;
+        if (channel < channels) sums[e][2 * half + k] += weight * M::template Widen<kDType>(row[channel]);
+      }
+    }
+  }
+};
+
+}  // namespace heed::softmax::cuda
+
+#endif  // HEED_ENGINES_SOFTMAX_CUDA_WEIGHTED_SUMS_H_
