@@ -13,4 +13,8 @@ set_target_properties(heed_cuda PROPERTIES
   CUDA_RUNTIME_LIBRARY Static
   CUDA_VISIBILITY_PRESET hidden
   LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+# Programs of the build tree find it beside themselves.
+add_custom_command(TARGET heed_cuda POST_BUILD
+  COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
+  COMMAND ${CMAKE_COMMAND} -E create_symlink $<TARGET_FILE:heed_cuda> ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}/$<TARGET_FILE_NAME:heed_cuda>)
 install(TARGETS heed_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cuda)

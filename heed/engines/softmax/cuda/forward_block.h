@@ -15,7 +15,6 @@
 #include <cstdint>
 
 #include "heed/core/dtype.h"
-#include "heed/core/philox.h"
 #include "heed/cuda/machine.h"
 #include "heed/engines/softmax/cuda/forward_params.h"
 #include "heed/engines/softmax/cuda/pair_logits.h"
@@ -182,7 +181,7 @@ class ForwardBlock {
   HEED_DEVICE void WeighRow(int strip, int half, int64_t tile) {
     float max = max_[strip][half];
     const int row = RowOf(strip, half);
-    const Row at = RowAt(row);
+    const Row at = RowAt(row < num_rows_ ? row : 0);
     const KeyRuns runs = kFull || row >= num_rows_ ? KeyRuns() : KeyRunsOf(p_, s_, at.query);
     const float slope = kGeneral ? of_pairs_.SlopeOf(at) : 0;
     HEED_DEVICE_UNROLL
@@ -223,23 +222,14 @@ class ForwardBlock {
     }
   }
 
-  // Weights of dropped pairs become 0; four keys share a counter, of which a thread has two.
+  // Weights of dropped pairs become 0; those of masked ones keep their sign.
   HEED_DEVICE void Drop(int strip, int half, int64_t tile, const Row& at) {
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; ++j) {
-      const int64_t first = tile + KeyOf(j, 0);
-      const uint32_t head = s_.first_head + static_cast<uint32_t>(at.head);
-      const auto position = static_cast<uint32_t>(s_.start + at.query);
-      auto words = Philox({static_cast<uint32_t>(first >> 2), position, head, p_.dropout_offset}, {p_.key_low, p_.key_high});
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const int64_t key = first + i;
-        // Tiles count from the first valid key, counters from the first.
-        if (key % 4 == 0 && i > 0) {
-          words = Philox({static_cast<uint32_t>(key >> 2), position, head, p_.dropout_offset}, {p_.key_low, p_.key_high});
-        }
         float& weight = logits_[strip][j][2 * half + i];
-        if (words[static_cast<size_t>(key & 3)] >= p_.keep_below && weight > 0) weight = 0;
+        if (weight > 0 && !of_pairs_.Keeps(at, tile + KeyOf(j, i))) weight = 0;
       }
     }
   }

@@ -1,0 +1,104 @@
+// Attention on a device of tests, and problems for it.
+#ifndef HEED_TESTS_CUDA_ON_DEVICES_H_
+#define HEED_TESTS_CUDA_ON_DEVICES_H_
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "heed/ops/exact/attention/attention.h"
+#include "heed/ops/exact/attention/cases/attention_case.h"
+#include "tests/cuda/device.h"
+#include "tests/sanitizers.h"
+
+namespace heed {
+
+using attention::Inputs;
+using attention::Options;
+using attention::Problem;
+using cuda::DeviceTensor;
+using cuda::TestDevice;
+
+// What a call on the device left: o and lse.
+struct Results {
+  Buffer o, lse;
+};
+
+class CudaTest : public testing::TestWithParam<const TestDevice*> {
+ protected:
+  void SetUp() override {
+    if (HEED_ADDRESS_SANITIZER || HEED_THREAD_SANITIZER) GTEST_SKIP() << "fibers of the emulated device are unknown to sanitizers";
+    cuda::Replace(GetParam()->library());
+  }
+  void TearDown() override {
+    cuda::Replace(nullptr);
+    cuda::SetEmulatedSeed(1);
+  }
+
+  // Attention of the problem, computed on the device.
+  Results Run(const Problem& p) {
+    const DeviceTensor q(*GetParam(), p.in.q), k(*GetParam(), p.in.k), v(*GetParam(), p.in.v);
+    Results results = {Buffer(p.o.dtype, p.o.sizes), Buffer()};
+    const DeviceTensor o(*GetParam(), results.o.view());
+    if (!p.lse.sizes.empty()) results.lse = Buffer(p.lse.dtype, p.lse.sizes);
+    const DeviceTensor lse(*GetParam(), results.lse.view());
+    const DeviceTensor bias(*GetParam(), p.options.bias), mask(*GetParam(), p.options.mask);
+    Options options = p.options;
+    options.bias = bias.view();
+    options.mask = mask.view();
+    attention::Forward(ctx_, {q.view(), k.view(), v.view()}, options, {o.view(), lse.view()});
+    o.Download(results.o.view());
+    lse.Download(results.lse.view());
+    return results;
+  }
+
+  Context ctx_{1};
+};
+
+// A random problem with what the kernel takes of its options.
+inline Problem RandomProblem(DType dtype, uint64_t seed) {
+  Problem p = attention::RandomProblem(dtype, seed);
+  Options& o = p.options;
+  o.segments_q = o.segments_k = o.log_decay = {};
+  o.pattern = {};
+  if (o.bias.present() && o.bias.dtype() == DType::kF64) o.bias = {};
+  return p;
+}
+
+// Padded, with a batch of B.
+inline Problem Plain(DType dtype, const Sizes& n, uint64_t seed) {
+  Problem p;
+  for (const auto& [view, T, H, D, i] :
+       {std::tuple{&p.in.q, n.Tq, n.Hq, n.D, 0}, {&p.in.k, n.Tk, n.Hkv, n.D, 1}, {&p.in.v, n.Tk, n.Hkv, n.Dv, 2}}) {
+    p.memory.emplace_back(dtype, std::initializer_list<int64_t>{n.B, T, H, D}, Placement::kAligned);
+    p.memory.back().FillNormal(seed + static_cast<uint64_t>(i));
+    *view = p.memory.back().view();
+  }
+  DescribeOutputs(p);
+  return p;
+}
+
+// Problems with seeds from HEED_TEST_FIRST_SEED on, HEED_TEST_SEEDS of them.
+inline uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? otherwise : std::strtoull(value, nullptr, 10);
+}
+
+// Those that there are here.
+inline std::vector<const TestDevice*> Devices() {
+  std::vector<const TestDevice*> devices = {&cuda::EmulatedDevice()};
+#if defined(HEED_WITH_CUDA)
+  if (cuda::Gpu().WhyNot().empty()) devices.push_back(&cuda::Gpu());
+#endif
+  return devices;
+}
+
+inline std::string NameOf(const testing::TestParamInfo<const TestDevice*>& info) { return info.param->name(); }
+
+}  // namespace heed
+
+#endif  // HEED_TESTS_CUDA_ON_DEVICES_H_
