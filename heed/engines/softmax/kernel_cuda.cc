@@ -12,7 +12,8 @@
 namespace heed::softmax {
 namespace {
 
-constexpr int64_t kMostHeads = 65535;  // blocks of a grid on its second axis
+constexpr int64_t kMostHeads = 65535;            // blocks of a grid on its second axis
+constexpr int64_t kMostQueries = int64_t{1} << 30;  // which kernels count in 32 bits
 
 std::string DeclinesOption(const Problem& p) {
   const std::pair<bool, const char*> options[] = {
@@ -40,7 +41,7 @@ std::string DeclinesSizes(const Problem& p) {
     return "takes up to " + std::to_string(cuda::kMostNumbers) + " slopes and sinks, not " + std::to_string(numbers);
   }
   for (const Sequence& s : p.sequences) {
-    if (s.num_queries > INT32_MAX) return "takes up to 2^31 - 1 queries, not " + std::to_string(s.num_queries);
+    if (s.num_queries > kMostQueries) return "takes up to 2^30 queries, not " + std::to_string(s.num_queries);
   }
   return "";
 }
