@@ -39,7 +39,7 @@ endforeach()
 list(FILTER public_headers EXCLUDE REGEX "(_(internal|case|py)|-inl)\\.h$")
 target_sources(heed PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${public_headers})
 target_compile_features(heed PUBLIC cxx_std_20)
-target_link_libraries(heed PRIVATE Threads::Threads $<BUILD_INTERFACE:hwy::hwy>)
+target_link_libraries(heed PRIVATE Threads::Threads ${CMAKE_DL_LIBS} $<BUILD_INTERFACE:hwy::hwy>)
 set_target_properties(heed PROPERTIES
   LINKER_LANGUAGE CXX
   VERSION ${PROJECT_VERSION}
@@ -63,7 +63,7 @@ else()
 endif()
 target_compile_definitions(heed_internal INTERFACE HEED_STATIC HEED_VERSION="${PROJECT_VERSION}")
 target_link_libraries(heed_internal INTERFACE
-  heed_flags hwy::hwy nlohmann_json::nlohmann_json Threads::Threads)
+  heed_flags hwy::hwy nlohmann_json::nlohmann_json Threads::Threads ${CMAKE_DL_LIBS})
 
 # Products of tiles and vectors are interleaved by hand; GCC's generic scheduler undoes a sixth of that. No instruction
 # set follows from this flag.
