@@ -189,6 +189,14 @@ TEST_P(CudaBackwardTest, PackedSequencesHaveTheirGradientsAndSurplusRowsZeros) {
   EXPECT_EQ(gradients[1].Get({0, 125, 0, 3}), 0);
 }
 
+TEST_P(CudaBackwardTest, RowsBeyondTheLengthsReachNothing) {
+  Problem p = Plain(DType::kBF16, {2, 70, 130, 2, 1, 64, 64}, 9);
+  const int64_t lengths[] = {17, 66};
+  p.options.query_lengths = ConstTensorView(lengths, DType::kI64, {2});
+  AskForGradients(p, 2);
+  EXPECT_TRUE(CompareGradients(p, Gradients(p)).ok);
+}
+
 TEST_P(CudaBackwardTest, TensorsOfSeveralDevicesAreRefused) {
   const TestDevice& device = *GetParam();
   const Problem p = Plain(DType::kBF16, {1, 4, 4, 1, 1, 16, 16}, 1);

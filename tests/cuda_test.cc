@@ -197,6 +197,16 @@ TEST_P(CudaTest, AValueThatIsNotFiniteReachesThoseWhoSeeItAlone) {
   }
 }
 
+TEST_P(CudaTest, RowsBeyondTheLengthsSeeNothing) {
+  Problem p = Plain(DType::kBF16, {2, 40, 130, 2, 1, 64, 64}, 9);
+  const int64_t lengths[] = {17, 0};
+  p.options.query_lengths = ConstTensorView(lengths, DType::kI64, {2});
+  const Results results = Run(p);
+  EXPECT_TRUE(CompareWithReference(p, results).ok);
+  EXPECT_NE(results.o.Get({0, 16, 0, 0}), 0);
+  EXPECT_EQ(results.o.Get({0, 17, 0, 0}), 0);
+}
+
 TEST_P(CudaTest, AnInfiniteBiasMasksAnInfiniteLogit) {
   Problem p = Plain(DType::kBF16, {1, 5, 6, 1, 1, 16, 16}, 9);
   p.options.bias = p.memory.emplace_back(DType::kF32, std::initializer_list<int64_t>{1, 6}).FillConstant(0).view();

@@ -189,21 +189,22 @@ MappedFile::~MappedFile() {
 }
 
 void* LoadSymbol(const char* file, const char* symbol, std::string* why_not) {
+  std::string reasons;
+  const auto open = [&](const std::string& path) {
+    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) reasons += (reasons.empty() ? "" : "; ") + std::string(dlerror());
+    return library;
+  };
   Dl_info here;
   void* library = nullptr;
   if (dladdr(reinterpret_cast<void*>(&LoadSymbol), &here) != 0 && here.dli_fname != nullptr) {
     const std::string path = here.dli_fname;
     const size_t slash = path.rfind('/');
-    if (slash != std::string::npos) {
-      library = dlopen((path.substr(0, slash + 1) + file).c_str(), RTLD_NOW | RTLD_LOCAL);
-    }
+    if (slash != std::string::npos) library = open(path.substr(0, slash + 1) + file);
   }
-  if (library == nullptr) library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) library = open(file);
   void* address = library == nullptr ? nullptr : dlsym(library, symbol);
-  if (address == nullptr) {
-    const char* reason = dlerror();
-    *why_not = reason == nullptr ? std::string(file) + " has no " + symbol : reason;
-  }
+  if (address == nullptr) *why_not = library == nullptr ? reasons : std::string(file) + " has no " + symbol;
   return address;
 }
 

@@ -176,5 +176,18 @@ TEST(OsTest, PinsAThreadToACpuThatExists) {
   }).join();
 }
 
+#if defined(__linux__)
+TEST(OsTest, SymbolsOfLibrariesAreFoundOrItIsSaidWhereTheyWereLookedFor) {
+  std::string why_not;
+  EXPECT_NE(os::LoadSymbol("libm.so.6", "cos", &why_not), nullptr) << why_not;
+  EXPECT_EQ(os::LoadSymbol("libm.so.6", "no_such_symbol", &why_not), nullptr);
+  EXPECT_EQ(why_not, "libm.so.6 has no no_such_symbol");
+  EXPECT_EQ(os::LoadSymbol("libno_such_library.so", "cos", &why_not), nullptr);
+  const std::string name = "libno_such_library.so", both = name + ": cannot open";
+  EXPECT_NE(why_not.find("/" + both), std::string::npos) << why_not;   // beside the program
+  EXPECT_NE(why_not.find("; " + both), std::string::npos) << why_not;  // where the loader looks
+}
+#endif  // __linux__
+
 }  // namespace
 }  // namespace heed::os
