@@ -197,6 +197,16 @@ TEST_P(CudaBackwardTest, RowsBeyondTheLengthsReachNothing) {
   EXPECT_TRUE(CompareGradients(p, Gradients(p)).ok);
 }
 
+TEST_P(CudaBackwardTest, WhatArrivesMayBeginAnywhere) {
+  Problem p = Plain(DType::kBF16, {1, 20, 70, 2, 1, 64, 64}, 9);
+  AskForGradients(p, 2);
+  const Buffer moved(DType::kBF16, p.d_o.sizes(), p.d_o.strides(), Placement::kAligned, /*gap=*/1);
+  moved.FillNormal(77);
+  p.memory.push_back(moved);
+  p.d_o = moved.view();
+  EXPECT_TRUE(CompareGradients(p, Gradients(p)).ok);
+}
+
 TEST_P(CudaBackwardTest, TensorsOfSeveralDevicesAreRefused) {
   const TestDevice& device = *GetParam();
   const Problem p = Plain(DType::kBF16, {1, 4, 4, 1, 1, 16, 16}, 1);

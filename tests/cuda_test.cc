@@ -207,6 +207,32 @@ TEST_P(CudaTest, RowsBeyondTheLengthsSeeNothing) {
   EXPECT_EQ(results.o.Get({0, 17, 0, 0}), 0);
 }
 
+TEST_P(CudaTest, EachTensorMayBeginAnywhere) {
+  for (const int unaligned : {0, 1, 2}) {
+    Problem p = Plain(DType::kBF16, {1, 20, 70, 2, 1, 64, 64}, 9);
+    ConstTensorView* const views[] = {&p.in.q, &p.in.k, &p.in.v};
+    ConstTensorView& view = *views[unaligned];
+    const Buffer moved(DType::kBF16, view.sizes(), view.strides(), Placement::kAligned, /*gap=*/1);
+    moved.FillNormal(77);
+    p.memory.push_back(moved);
+    view = moved.view();
+    EXPECT_TRUE(CompareWithReference(p, Run(p)).ok) << unaligned;
+  }
+}
+
+TEST_P(CudaTest, EachSequenceAndHeadHasItsBiasAndMask) {
+  Problem p = Plain(DType::kBF16, {3, 20, 70, 2, 1, 64, 64}, 9);
+  const Buffer bias(DType::kF16, {3, 2, 20, 70}), mask(DType::kBool, {3, 2, 20, 70});
+  bias.FillNormal(5);
+  std::vector<int64_t> index(4, 0);
+  do {
+    SetElement(mask.view(), index, (index[0] + 2 * index[1] + index[2] + 3 * index[3]) % 5 != 0);
+  } while (NextIndex(mask.view().sizes(), index));
+  p.options.bias = bias.view();
+  p.options.mask = mask.view();
+  EXPECT_TRUE(CompareWithReference(p, Run(p)).ok);
+}
+
 TEST_P(CudaTest, AnInfiniteBiasMasksAnInfiniteLogit) {
   Problem p = Plain(DType::kBF16, {1, 5, 6, 1, 1, 16, 16}, 9);
   p.options.bias = p.memory.emplace_back(DType::kF32, std::initializer_list<int64_t>{1, 6}).FillConstant(0).view();
