@@ -207,6 +207,15 @@ TEST_P(CudaBackwardTest, WhatArrivesMayBeginAnywhere) {
   EXPECT_TRUE(CompareGradients(p, Gradients(p)).ok);
 }
 
+// A row sees one key, which is infinite, at a logit where the cap has no slope: dq is 0 times infinity.
+TEST_P(CudaBackwardTest, NoSlopeIsNoMask) {
+  Problem p = RandomProblem(DType::kBF16, 1122);
+  AskForGradients(p, 1122);
+  const std::vector<Buffer> results = Gradients(p);
+  EXPECT_TRUE(std::isnan(results[0].Get({0, 4, 0, 1})));
+  EXPECT_TRUE(CompareGradients(p, results).ok);
+}
+
 TEST_P(CudaBackwardTest, TensorsOfSeveralDevicesAreRefused) {
   const TestDevice& device = *GetParam();
   const Problem p = Plain(DType::kBF16, {1, 4, 4, 1, 1, 16, 16}, 1);

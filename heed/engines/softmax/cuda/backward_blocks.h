@@ -189,6 +189,7 @@ class BackwardBlock {
     if constexpr (kGeneral) {
       if (f_.softcap > 0) dp *= 1 - capped * capped;
     }
+    dp += 0.0f;  // -0 would pass for a masked pair's
   }
 
   // Stores this warp's 16 rows of sums, `count` of which exist in all four warps together.
