@@ -81,17 +81,11 @@ TEST_P(CudaBackwardTest, GradientsAgreeWithTheReferenceAtAwkwardSizes) {
   constexpr Sizes kGradientSizes[] = {{1, 1, 1, 1, 1, 1, 1},       {2, 70, 90, 2, 1, 64, 64}, {1, 66, 65, 2, 1, 128, 128},
                                       {1, 64, 128, 1, 1, 80, 40},  {1, 3, 140, 4, 2, 33, 7},  {1, 20, 0, 1, 1, 16, 16},
                                       {1, 0, 20, 1, 1, 16, 16},    {0, 5, 5, 1, 1, 16, 16},    {35, 2, 9, 2, 2, 16, 16}};
-  Options causal, window, sinks, chunks, capped, dropped;
-  causal.causal = window.causal = sinks.causal = chunks.causal = true;
-  window.window = {40, 0};
-  sinks.window = {20, 0};
-  sinks.sink_tokens = 3;
-  chunks.chunk = 48;
-  capped.softcap = 1.5;
-  dropped.dropout = 0.3;
+  std::vector<Options> all = MasksAndCap();
+  all.emplace_back().dropout = 0.3;
   for (const Sizes& sizes : kGradientSizes) {
     int i = 0;
-    for (const Options& options : {Options(), causal, window, sinks, chunks, capped, dropped}) {
+    for (const Options& options : all) {
       Problem p = Plain(DType::kBF16, sizes, 7);
       p.options = options;
       AskForGradients(p, 5);

@@ -89,17 +89,11 @@ constexpr Sizes kSizes[] = {
 };
 
 TEST_P(CudaTest, AgreesWithTheReferenceAtAwkwardSizes) {
-  Options causal, window, sinks, chunks, capped, negative;
-  causal.causal = window.causal = sinks.causal = chunks.causal = true;
-  window.window = {40, 0};
-  sinks.window = {20, 0};
-  sinks.sink_tokens = 3;
-  chunks.chunk = 48;
-  capped.softcap = 1.5;
-  negative.scale = -0.3;
+  std::vector<Options> all = MasksAndCap();
+  all.emplace_back().scale = -0.3;
   for (const Sizes& sizes : kSizes) {
     int i = 0;
-    for (const Options& options : {Options(), causal, window, sinks, chunks, capped, negative}) {
+    for (const Options& options : all) {
       Problem p = Plain(++i % 2 == 0 ? DType::kF16 : DType::kBF16, sizes, 7);
       p.options = options;
       const Comparison result = CompareWithReference(p, Run(p));

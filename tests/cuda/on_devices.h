@@ -69,6 +69,18 @@ inline Problem RandomProblem(DType dtype, uint64_t seed) {
   return p;
 }
 
+// Options of every kind of mask that is an interval of keys, none at all, and a soft cap.
+inline std::vector<Options> MasksAndCap() {
+  Options causal, window, sinks, chunks, capped;
+  causal.causal = window.causal = sinks.causal = chunks.causal = true;
+  window.window = {40, 0};
+  sinks.window = {20, 0};
+  sinks.sink_tokens = 3;
+  chunks.chunk = 48;
+  capped.softcap = 1.5;
+  return {Options(), causal, window, sinks, chunks, capped};
+}
+
 // Padded, with a batch of B.
 inline Problem Plain(DType dtype, const Sizes& n, uint64_t seed) {
   Problem p;
