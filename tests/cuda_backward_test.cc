@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "heed/core/error.h"
-#include "tests/cuda/on_devices.h"
+#include "tests/cuda/attention_on_devices.h"
 
 namespace heed {
 namespace {

@@ -25,6 +25,7 @@ class GpuMachine {
 
   __device__ void Sync() const { __syncthreads(); }
   __device__ bool SyncOr(bool flag) const { return __syncthreads_or(flag) != 0; }
+  __device__ bool Any(bool flag) const { return __any_sync(0xFFFFFFFFu, flag) != 0; }
   __device__ float ShuffleXor(float x, int mask) const { return __shfl_xor_sync(0xFFFFFFFFu, x, mask); }
   __device__ float Shuffle(float x, int lane) const { return __shfl_sync(0xFFFFFFFFu, x, lane); }
 

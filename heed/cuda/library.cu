@@ -9,6 +9,9 @@
 namespace heed::softmax::cuda {
 extern const Launches kLaunches;
 }  // namespace heed::softmax::cuda
+namespace heed::recurrence::cuda {
+extern const Launches kLaunches;
+}  // namespace heed::recurrence::cuda
 
 namespace heed::cuda {
 namespace {
@@ -17,13 +20,14 @@ const char* Examine(int32_t device, DeviceFacts* facts) {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count)) return cudaGetErrorString(error);
   if (device < 0 || device >= count) return "there is no device of this index";
-  int major, minor, shared_bytes;
+  int major, minor, shared_bytes, multiprocessors;
   for (const auto& [to, attribute] : {std::pair{&major, cudaDevAttrComputeCapabilityMajor},
                                       {&minor, cudaDevAttrComputeCapabilityMinor},
-                                      {&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin}}) {
+                                      {&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin},
+                                      {&multiprocessors, cudaDevAttrMultiProcessorCount}}) {
     if (const cudaError_t error = cudaDeviceGetAttribute(to, attribute, device)) return cudaGetErrorString(error);
   }
-  *facts = {major, minor, shared_bytes};
+  *facts = {major, minor, shared_bytes, multiprocessors};
   return nullptr;
 }
 
@@ -53,7 +57,8 @@ const Library kLibrary = {.version = HEED_VERSION,
                           .check_stream = &CheckStream,
                           .allocate = &Allocate,
                           .free = &Free,
-                          .softmax = &softmax::cuda::kLaunches};
+                          .softmax = &softmax::cuda::kLaunches,
+                          .recurrence = &recurrence::cuda::kLaunches};
 
 }  // namespace
 

@@ -11,6 +11,9 @@
 namespace heed::softmax::cuda {
 struct Launches;
 }  // namespace heed::softmax::cuda
+namespace heed::recurrence::cuda {
+struct Launches;
+}  // namespace heed::recurrence::cuda
 
 namespace heed::cuda {
 
@@ -18,6 +21,7 @@ namespace heed::cuda {
 struct DeviceFacts {
   int32_t major = 0, minor = 0;  // compute capability
   int64_t shared_bytes = 0;      // that a block may have
+  int32_t multiprocessors = 0;
 };
 
 // Where and how a kernel is launched.
@@ -36,6 +40,7 @@ struct Library {
   const char* (*allocate)(int32_t device, void* stream, size_t num_bytes, void** memory);
   void (*free)(int32_t device, void* stream, void* memory);
   const softmax::cuda::Launches* softmax;
+  const recurrence::cuda::Launches* recurrence;
 };
 
 // The library; null, and why, where there is none of this version.

@@ -9,6 +9,7 @@
 //   shared()                         memory of the block, 16-byte aligned
 //   Sync()                           of all threads of the block
 //   SyncOr(flag)                     that, and whether any of them says so
+//   Any(flag)                        whether any thread of the warp says so
 //   ShuffleXor(x, mask)              the x of the thread of the warp whose number differs by mask
 //   Shuffle(x, lane)                 that of thread `lane` of the warp
 //   CopyAsync(to, from, bytes)       16 bytes of shared memory from global memory; beyond `bytes`, 0 to 16, zeros
@@ -33,6 +34,10 @@
 #ifndef HEED_CUDA_MACHINE_H_
 #define HEED_CUDA_MACHINE_H_
 
+#include <cstdint>
+
+#include "heed/core/dtype.h"
+
 #if defined(__CUDACC__)
 #define HEED_DEVICE __device__ __forceinline__
 #define HEED_HOST_DEVICE __host__ __device__ __forceinline__
@@ -46,6 +51,14 @@
 namespace heed::cuda {
 
 inline constexpr int kWarp = 32;
+
+// Element `i` of a tensor of f32, bf16 or f16.
+template <class M>
+HEED_DEVICE float LoadFloat(const void* data, DType dtype, int64_t i) {
+  if (dtype == DType::kF32) return static_cast<const float*>(data)[i];
+  const uint16_t bits = static_cast<const uint16_t*>(data)[i];
+  return dtype == DType::kBF16 ? M::template Widen<DType::kBF16>(bits) : M::template Widen<DType::kF16>(bits);
+}
 
 }  // namespace heed::cuda
 

@@ -6,19 +6,22 @@
 #include <utility>
 
 #include "heed/core/os.h"
+#include "heed/engines/recurrence/cuda/launches.h"
 #include "heed/engines/softmax/cuda/forward_shapes.h"
 #include "tests/cuda/emulated_machine.h"
 
 namespace heed::cuda {
 namespace {
 
+namespace rc = recurrence::cuda;
 namespace sc = softmax::cuda;
 
 std::atomic<uint64_t> emulated_seed = 1;
+std::atomic<int32_t> emulated_multiprocessors = 2;
 
 const char* Examine(int32_t device, DeviceFacts* facts) {
   if (device != 0) return "there is no device of this index";
-  *facts = {9, 0, int64_t{227} << 10};
+  *facts = {9, 0, int64_t{227} << 10, emulated_multiprocessors};
   return nullptr;
 }
 
@@ -64,6 +67,20 @@ const char* GradientsBy(const Launch& launch, const sc::BackwardParams& params) 
   });
 }
 
+const char* RunChunks(const Launch& launch, DType dtype, bool delta, const rc::ChunkParams& params) {
+  return rc::WithKernel(dtype, delta, params, [&](auto shape, auto of, auto of_delta) -> const char* {
+    using Shape = decltype(shape);
+    RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
+                 .threads = rc::kChunkThreads,
+                 .shared_bytes = static_cast<size_t>(Shape::SharedBytes(params.read_key.data != nullptr)),
+                 .seed = emulated_seed},
+                [&](EmulatedMachine& machine) {
+                  rc::ChunkBlock<EmulatedMachine, of.value, Shape::kChannels, of_delta.value>(machine, params).Run();
+                });
+    return nullptr;
+  });
+}
+
 const char* Allocate(int32_t, void*, size_t num_bytes, void** memory) {
   *memory = os::AllocateAligned(num_bytes);
   return nullptr;
@@ -74,8 +91,10 @@ const sc::Launches kSoftmax = {.forward = &Forward,
                                .terms = &Terms,
                                .key_gradients = &GradientsBy<sc::KeyGradientsBlock>,
                                .query_gradients = &GradientsBy<sc::QueryGradientsBlock>};
+const rc::Launches kRecurrence = {.forward = &RunChunks};
 const Library kEmulated = {.version = HEED_VERSION, .examine = &Examine, .check_stream = &CheckStream,
-                            .allocate = &Allocate, .free = &Free, .softmax = &kSoftmax};
+                            .allocate = &Allocate, .free = &Free, .softmax = &kSoftmax,
+                            .recurrence = &kRecurrence};
 
 class Emulated : public TestDevice {
  public:
@@ -99,6 +118,7 @@ const TestDevice& EmulatedDevice() {
 }
 
 void SetEmulatedSeed(uint64_t seed) { emulated_seed = seed; }
+void SetEmulatedMultiprocessors(int32_t count) { emulated_multiprocessors = count; }
 
 DeviceTensor::DeviceTensor(const TestDevice& device, const ConstTensorView& host) : device_(device) {
   if (!host.present()) return;

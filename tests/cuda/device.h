@@ -31,6 +31,7 @@ class TestDevice {
 // Threads of its grids take turns in an order that the seed draws.
 const TestDevice& EmulatedDevice();
 void SetEmulatedSeed(uint64_t seed);
+void SetEmulatedMultiprocessors(int32_t count);  // 2, unless it is said
 
 // A GPU, where tests are built with CUDA.
 const TestDevice& Gpu();

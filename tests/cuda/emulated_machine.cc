@@ -152,6 +152,13 @@ const void* EmulatedMachine::Exchange(const void* mine, size_t bytes) {
   return slots;
 }
 
+bool EmulatedMachine::Any(bool flag) {
+  const auto* slots = static_cast<const unsigned char*>(Exchange(&flag, sizeof(flag)));
+  bool any = false;
+  for (size_t lane = 0; lane < kWarp; ++lane) any |= slots[lane * kExchangeBytes] != 0;
+  return any;
+}
+
 float EmulatedMachine::Shuffle(float x, int lane) {
   const auto* slots = static_cast<const unsigned char*>(Exchange(&x, sizeof(x)));
   std::memcpy(&x, slots + static_cast<size_t>(lane) * kExchangeBytes, sizeof(x));

@@ -36,6 +36,7 @@ class EmulatedMachine {
 
   void Sync();
   bool SyncOr(bool flag);
+  bool Any(bool flag);
   float ShuffleXor(float x, int mask) { return Shuffle(x, (thread_ % kWarp) ^ mask); }
   float Shuffle(float x, int lane);
 

@@ -8,10 +8,10 @@ Reason DeclinesOtherStates(const Problem& problem) {
   return {problem.channels ? "computes no means per channel" : ""};
 }
 
-const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem) {
-  static constexpr const Kernel* kKernels[] = {&kTiles,    &kRecurrenceF32, &kRecurrenceF64,
-                                               &kDeltaF32, &kDeltaF64,      &kChannels};
-  return engine::Choose(kKernels, op, ctx, problem);
+const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem, engine::Pass pass) {
+  static constexpr const Kernel* kKernels[] = {&kCuda,     &kTiles,    &kRecurrenceF32, &kRecurrenceF64,
+                                               &kDeltaF32, &kDeltaF64, &kChannels};
+  return engine::Choose(kKernels, op, ctx, problem, pass);
 }
 
 }  // namespace heed::recurrence

@@ -42,6 +42,7 @@
 #include <vector>
 
 #include "heed/core/dtype.h"
+#include "heed/core/tensor.h"
 
 namespace heed::recurrence {
 
@@ -119,9 +120,11 @@ inline constexpr int64_t kTileTokens = 4;
 
 struct Problem {
   DType dtype = DType::kF32;  // of q, k, v and o
+  Device device;              // where tensors are, but for decays that are constant
   int64_t key_heads = 0, value_heads = 0;
   int64_t key_size = 0, value_size = 0;  // of the tensors; S has FeatureSize() rows
   std::vector<Sequence> sequences;
+  std::vector<Sequence> others;  // tokens of none of them, of which o is 0: on devices alone
 
   Rows q, k, v;
   Rows o;  // written

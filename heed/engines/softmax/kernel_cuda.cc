@@ -5,13 +5,15 @@
 #include <string>
 
 #include "heed/core/error.h"
-#include "heed/cuda/library.h"
+#include "heed/cuda/calls.h"
+#include "heed/cuda/shared_tile.h"
 #include "heed/engines/softmax/cuda/forward_shapes.h"
 #include "heed/engines/softmax/kernels.h"
 
 namespace heed::softmax {
 namespace {
 
+constexpr char kName[] = "softmax_cuda";
 constexpr int64_t kMostHeads = 65535;            // blocks of a grid on its second axis
 constexpr int64_t kMostQueries = int64_t{1} << 30;  // which kernels count in 32 bits
 
@@ -50,21 +52,7 @@ int64_t SharedBytes(const Problem& p) {
   return cuda::WithShape(p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kSharedBytes}; });
 }
 
-std::string DeclinesDevice(const Problem& p) {
-  std::string why_not;
-  const heed::cuda::Library* library = heed::cuda::Find(&why_not);
-  if (library == nullptr) return "is not there: " + why_not;
-  heed::cuda::DeviceFacts facts;
-  if (const char* reason = library->examine(p.device.index, &facts)) return std::string("cannot run: ") + reason;
-  if (facts.major < 8) {
-    return "needs compute capability 8.0, not " + std::to_string(facts.major) + "." + std::to_string(facts.minor);
-  }
-  if (SharedBytes(p) > facts.shared_bytes) {
-    return "needs " + std::to_string(SharedBytes(p)) + " bytes of shared memory for these channels, not " +
-           std::to_string(facts.shared_bytes);
-  }
-  return "";
-}
+std::string DeclinesDevice(const Problem& p) { return heed::cuda::Declines(p.device, SharedBytes(p)); }
 
 std::string Declines(const Context&, const Problem& p) {
   if (p.dtype != DType::kBF16 && p.dtype != DType::kF16) return std::string("computes bf16 and f16, not ") + Name(p.dtype);
@@ -101,7 +89,7 @@ cuda::DeviceSequence OnDevice(const Problem& p, const Sequence& s) {
 bool IsAligned(const Rows& rows) {
   const auto address = reinterpret_cast<uintptr_t>(rows.data);
   const auto strides = static_cast<uintptr_t>(rows.batch_stride | rows.token_stride | rows.head_stride);
-  return (address / sizeof(uint16_t) | strides) % cuda::kPiece == 0;
+  return (address / sizeof(uint16_t) | strides) % heed::cuda::kPiece == 0;
 }
 
 cuda::ForwardParams ParamsOf(const Problem& p, std::span<const Sequence> sequences) {
@@ -150,21 +138,6 @@ int64_t Lanes(const Problem& p) {
   return cuda::WithShape(p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kRows}; });
 }
 
-// The library, which takes the Context's stream.
-const heed::cuda::Library& LibraryFor(const Context& ctx, const Problem& p) {
-  std::string unused;
-  const heed::cuda::Library& library = *heed::cuda::Find(&unused);
-  if (const char* wrong = library.check_stream(p.device.index, ctx.stream())) {
-    throw InvalidArgument(std::string("softmax_cuda: the Context's stream ") + wrong + ", expected one of cuda:" +
-                          std::to_string(p.device.index));
-  }
-  return library;
-}
-
-void ThrowIf(const char* error) {
-  if (error != nullptr) throw InternalError(std::string("softmax_cuda: ") + error);
-}
-
 // f(sequences, the most queries, the most keys that one of them has) for as many as a launch takes.
 template <class F>
 void ForLaunches(const Problem& p, const F& f) {
@@ -180,48 +153,20 @@ void ForLaunches(const Problem& p, const F& f) {
   }
 }
 
-heed::cuda::Launch LaunchOf(const Context& ctx, const Problem& p, int64_t blocks, int64_t heads, size_t sequences) {
-  return {.device = p.device.index,
-          .stream = ctx.stream(),
-          .blocks = {static_cast<int32_t>(blocks), static_cast<int32_t>(heads), static_cast<int32_t>(sequences)}};
-}
-
 int64_t Blocks(int64_t rows, int64_t lanes) { return (rows + lanes - 1) / lanes; }
 
 void Forward(Context& ctx, const Problem& p) {
   if (p.query_heads == 0) return;
-  const heed::cuda::Library& library = LibraryFor(ctx, p);
+  const heed::cuda::Call call(kName, ctx, p.device);
   ForLaunches(p, [&](std::span<const Sequence> sequences, int64_t queries, int64_t) {
     if (queries == 0) return;
     cuda::ForwardParams params = ParamsOf(p, sequences);
     params.fused = p.group() > 1 && queries < Lanes(p);
     const int64_t rows = params.fused ? queries * p.group() : queries;
     const int64_t heads = params.fused ? p.key_heads : p.query_heads;
-    ThrowIf(library.softmax->forward(LaunchOf(ctx, p, Blocks(rows, Lanes(p)), heads, sequences.size()), p.dtype, params));
+    call.Check(call.library().softmax->forward(call.Of(Blocks(rows, Lanes(p)), heads, sequences.size()), p.dtype, params));
   });
 }
-
-// A call's memory on the device, given back in the order of the stream.
-class DeviceMemory {
- public:
-  DeviceMemory(const heed::cuda::Library& library, const Context& ctx, const Problem& p, size_t num_bytes)
-      : library_(library), device_(p.device.index), stream_(ctx.stream()) {
-    if (const char* error = library.allocate(device_, stream_, num_bytes, &data_)) {
-      throw Unsupported("softmax_cuda: cannot have " + std::to_string(num_bytes) + " bytes of the device: " + error);
-    }
-  }
-  ~DeviceMemory() { library_.free(device_, stream_, data_); }
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-
-  void* data() const { return data_; }
-
- private:
-  const heed::cuda::Library& library_;
-  const int32_t device_;
-  void* const stream_;
-  void* data_ = nullptr;
-};
 
 void RefuseGradients(const Problem& p, const Gradients& g) {
   const auto refuse = [](const std::string& why) { throw Unsupported("softmax_cuda " + why); };
@@ -237,10 +182,11 @@ void RefuseGradients(const Problem& p, const Gradients& g) {
 void Backward(Context& ctx, const Problem& p, const Gradients& g) {
   RefuseGradients(p, g);
   if (p.query_heads == 0) return;
-  const heed::cuda::Library& library = LibraryFor(ctx, p);
+  const heed::cuda::Call call(kName, ctx, p.device);
+  const cuda::Launches& kernels = *call.library().softmax;
   int64_t rows = 0;
   for (const Sequence& s : p.sequences) rows += s.num_queries * p.query_heads;
-  const DeviceMemory terms(library, ctx, p, std::max<size_t>(1, static_cast<size_t>(rows) * sizeof(cuda::RowTerms)));
+  const heed::cuda::DeviceMemory terms(call, std::max<size_t>(1, static_cast<size_t>(rows) * sizeof(cuda::RowTerms)));
   const auto strides = [](const Rows& of) { return cuda::Strides{of.token_stride, of.head_stride}; };
   const auto writable = [](const Rows& of) { return const_cast<void*>(of.data); };
   int64_t first_row = 0;
@@ -265,13 +211,13 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
                              offset(g.dk, s.first_k),  offset(g.dv, s.first_k),    first_row};
       first_row += s.num_queries * p.query_heads;
     }
-    const auto launch = [&](int64_t blocks, int64_t heads) { return LaunchOf(ctx, p, blocks, heads, sequences.size()); };
-    if (queries > 0) ThrowIf(library.softmax->terms(launch(Blocks(queries, cuda::kTermsRows), p.query_heads), params));
+    const auto launch = [&](int64_t blocks, int64_t heads) { return call.Of(blocks, heads, sequences.size()); };
+    if (queries > 0) call.Check(kernels.terms(launch(Blocks(queries, cuda::kTermsRows), p.query_heads), params));
     if (keys > 0 && (g.dk.data != nullptr || g.dv.data != nullptr)) {
-      ThrowIf(library.softmax->key_gradients(launch(Blocks(keys, cuda::kBackwardTile), p.key_heads), params));
+      call.Check(kernels.key_gradients(launch(Blocks(keys, cuda::kBackwardTile), p.key_heads), params));
     }
     if (queries > 0 && g.dq.data != nullptr) {
-      ThrowIf(library.softmax->query_gradients(launch(Blocks(queries, cuda::kBackwardTile), p.query_heads), params));
+      call.Check(kernels.query_gradients(launch(Blocks(queries, cuda::kBackwardTile), p.query_heads), params));
     }
   });
 }
@@ -279,7 +225,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
 }  // namespace
 
 const Kernel kCuda = {{
-    .name = "softmax_cuda",
+    .name = kName,
     .why = "blocks of rows on a GPU, online softmax over tiles of 64 keys, products of 16 bits summed in f32",
     .declines = &Declines,
     .forward_passes = [](const Context&) {

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "heed/core/device_name.h"
 #include "heed/core/error.h"
 #include "heed/ops/mechanism/check_internal.h"
 
@@ -22,13 +23,9 @@ std::string Text(double value) {
   return buffer;
 }
 
-void CheckReadable(const char* op, const char* name, const ConstTensorView& t) {
+void CheckReadable(const char* op, const char* name, const ConstTensorView& t, Device device) {
   if (!t.present()) Fail(op, name, "is absent", "a tensor");
-  if (t.device().type != DeviceType::kCpu) {
-    Fail(op, name,
-         "is on device " + std::to_string(static_cast<int>(t.device().type)),
-         "the CPU");
-  }
+  if (t.device() != device) Fail(op, name, "is on " + NameOf(t.device()), NameOf(device));
   if (t.num_elements() == 0) return;
   if (t.data() == nullptr) {
     Fail(op, name, "has no data",
@@ -51,7 +48,7 @@ void CheckFloat(const char* op, const char* name, const ConstTensorView& t) {
 DType StateDType(DType dtype) { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
 
 void CheckTensor(const char* op, const char* name, const ConstTensorView& t, const Axes& shape,
-                 DType dtype, bool data) {
+                 DType dtype, bool data, Device device) {
   if (!t.present()) Fail(op, name, "is absent", "a tensor");
   if (t.dtype() != dtype) {
     Fail(op, name, std::string("has dtype ") + Name(t.dtype()), Name(dtype));
@@ -60,7 +57,7 @@ void CheckTensor(const char* op, const char* name, const ConstTensorView& t, con
   if (!std::equal(t.sizes().begin(), t.sizes().end(), sizes.begin(), sizes.end())) {
     Fail(op, name, "has shape " + t.ShapeString(), ShapeString(sizes));
   }
-  if (data || t.data() != nullptr) CheckReadable(op, name, t);
+  if (data || t.data() != nullptr) CheckReadable(op, name, t, device);
 }
 
 void CheckNotPositive(const char* op, const char* name, const ConstTensorView& t) {
@@ -92,8 +89,8 @@ void CheckContiguousRows(const char* op, const char* name,
 
 namespace {
 
-void CheckEachOnce(const char* op, const char* name, const TensorView& t) {
-  CheckReadable(op, name, t);
+void CheckEachOnce(const char* op, const char* name, const TensorView& t, Device device) {
+  CheckReadable(op, name, t, device);
   if (SelfOverlaps(t)) {
     Fail(op, name,
          "has strides " + ShapeString(t.strides()) + " for shape " +
@@ -113,7 +110,7 @@ void CheckApart(const char* op, const char* name, const TensorView& t,
 
 void CheckWritable(const char* op, const char* name, const TensorView& t,
                    const char* in_name, const ConstTensorView& in) {
-  CheckEachOnce(op, name, t);
+  CheckEachOnce(op, name, t, {});
   CheckApart(op, name, t, in_name, in);
 }
 
@@ -123,7 +120,7 @@ void Apart::Reads(const char* name, const ConstTensorView& t) {
 
 void Apart::Writes(const char* op, const char* name, const TensorView& t) {
   if (!t.present()) return;
-  CheckEachOnce(op, name, t);
+  CheckEachOnce(op, name, t, device_);
   for (size_t i = 0; i < count_; ++i) {
     CheckApart(op, name, t, tensors_[i].name.c_str(), tensors_[i].view);
   }

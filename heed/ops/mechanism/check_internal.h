@@ -19,8 +19,8 @@ namespace heed::mechanism {
 // "0.5", "1e+39".
 std::string Text(double value);
 
-// Present, on the CPU, aligned, with data where there are elements.
-void CheckReadable(const char* op, const char* name, const ConstTensorView& t);
+// Present, on the device, aligned, with data where there are elements.
+void CheckReadable(const char* op, const char* name, const ConstTensorView& t, Device device = {});
 
 // Throws unless the dtype is a float.
 void CheckFloat(const char* op, const char* name, const ConstTensorView& t);
@@ -30,7 +30,7 @@ DType StateDType(DType dtype);
 
 // Throws unless the tensor is there and has this dtype and shape. With `data` false, pointers may be null.
 void CheckTensor(const char* op, const char* name, const ConstTensorView& t, const Axes& shape,
-                 DType dtype, bool data);
+                 DType dtype, bool data, Device device = {});
 
 // No value above 0, nor NaN.
 void CheckNotPositive(const char* op, const char* name, const ConstTensorView& t);
@@ -42,7 +42,7 @@ double Bytes(const ConstTensorView& t);
 void CheckContiguousRows(const char* op, const char* name,
                          const ConstTensorView& t);
 
-// Readable, every element reached once, sharing no memory with `in`, which
+// Readable on the CPU, every element reached once, sharing no memory with `in`, which
 // messages call `in_name`.
 void CheckWritable(const char* op, const char* name, const TensorView& t,
                    const char* in_name, const ConstTensorView& in);
@@ -51,6 +51,8 @@ void CheckWritable(const char* op, const char* name, const TensorView& t,
 // with each other. Allocates nothing but for long names.
 class Apart {
  public:
+  // What is written is on this device.
+  explicit Apart(Device device = {}) : device_(device) {}
   // Absent ones are left out.
   void Reads(const char* name, const ConstTensorView& t);
   // Writable, apart from all before, which it joins.
@@ -58,7 +60,7 @@ class Apart {
   // Checks before that it is there, of this shape and dtype.
   void Writes(const char* op, const char* name, const TensorView& t, const Axes& shape,
               DType dtype) {
-    CheckTensor(op, name, t, shape, dtype, true);
+    CheckTensor(op, name, t, shape, dtype, true, device_);
     Writes(op, name, t);
   }
 
@@ -67,6 +69,7 @@ class Apart {
     std::string name;
     ConstTensorView view;
   };
+  Device device_;
   std::array<Named, 32> tensors_;
   size_t count_ = 0;
 };

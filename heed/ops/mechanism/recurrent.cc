@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "heed/core/device_name.h"
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/core/os.h"
@@ -49,6 +50,10 @@ struct Call {
   std::vector<double> decays_f64;  // constants of heads, whatever their dtype was
   std::vector<float> decays_f32;
 };
+
+Device DeviceOf(const Inputs& in) {
+  return in.q.device().type == DeviceType::kCuda ? in.q.device() : Device();
+}
 
 recurrence::Rows RowsOf(const Call& call, const ConstTensorView& t) {
   const int64_t step = call.reverse ? -1 : 1;
@@ -154,12 +159,16 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
                     : "rank 4: [B, T, HV, V]");
   }
   p.dtype = in.q.dtype();
+  p.device = DeviceOf(in);
   const int64_t B = in.q.size(0), T = in.q.size(1), H = in.q.size(2), K = KeySize(in);
   const int64_t HV = ValueHeads(in), V = ValueSize(in);
   p.writes = several ? in.v.size(2) : 1;
   call.reverse = options.reverse;
   call.value_first = definition.value_first;
   const Surroundings* around = definition.surroundings;
+  if (around != nullptr && p.device.type != DeviceType::kCpu) {
+    throw Unsupported(std::string(op) + ": computes on the CPU alone, not on " + NameOf(p.device));
+  }
   call.o_dtype = around != nullptr && around->wide_o ? StateDType(p.dtype) : p.dtype;
   call.dv_dtype = around != nullptr && around->wide_dv ? StateDType(p.dtype) : p.dtype;
   const ConstTensorView& W = in.projection;
@@ -185,11 +194,12 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
     if (!t.present() && tensor.optional) continue;
     const bool own = (tensor.type == Tensor::kAnyFloat && IsFloat(t.dtype())) ||
                      (tensor.type != Tensor::kSame && t.dtype() == StateDType(p.dtype));
-    CheckTensor(op, tensor.name, t, ShapeOf(tensor.axes, call.sizes), own ? t.dtype() : p.dtype,
-                data);
+    const bool on_host = tensor.values == Tensor::kDecays && !tensor.over_tokens();
+    CheckTensor(op, tensor.name, t, ShapeOf(tensor.axes, call.sizes), own ? t.dtype() : p.dtype, data,
+                on_host ? Device() : p.device);
     if (tensor.contiguous_rows()) mechanism::CheckContiguousRows(op, tensor.name, t);
     if (tensor.values == Tensor::kDecays && given && checks != nullptr &&
-        checks->checks() && t.data() != nullptr) {
+        checks->checks() && t.data() != nullptr && t.device().type == DeviceType::kCpu) {
       mechanism::CheckNotPositive(op, tensor.name, t);
     }
   }
@@ -272,7 +282,7 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   }
   ForStates(op, call, definition, "initial_state", "is given", in.initial,
             [&](const char* name, const ConstTensorView& t, const Axes& shape) {
-              CheckTensor(op, name, t, shape, StateDType(p.dtype), data);
+              CheckTensor(op, name, t, shape, StateDType(p.dtype), data, p.device);
             });
   if (p.running_max() && in.initial.S.present() && !in.initial.m.present()) {
     Fail(op, StateNames(definition, "initial_state")[2], "is absent",
@@ -292,7 +302,7 @@ Call CheckedCall(const char* op, const Context* checks, const Definition& defini
 
 // All that is read, so that what is written lies elsewhere.
 Apart Readers(const Definition& definition, const Inputs& in, const Options& options) {
-  Apart apart;
+  Apart apart(DeviceOf(in));
   for (const Tensor& tensor : Tensors(definition)) apart.Reads(tensor.name, in.*tensor.input);
   const StateNames names(definition, "initial_state");
   apart.Reads(names[0], in.initial.S);
@@ -307,9 +317,15 @@ Apart Readers(const Definition& definition, const Inputs& in, const Options& opt
 // Rows of o, and of steps' states, are written in place.
 void CheckRows(const char* op, const char* name, const TensorView& t, const Axes& shape,
                DType dtype, Apart& apart) {
-  CheckTensor(op, name, t, shape, dtype, true);
+  apart.Writes(op, name, t, shape, dtype);
   mechanism::CheckContiguousRows(op, name, t);
-  apart.Writes(op, name, t);
+}
+
+// Tokens that no sequence has.
+void AddOthers(Call& call, int64_t B, int64_t T) {
+  mechanism::ForOthers(call.ranges, B, T, [&](int64_t b, int64_t begin, int64_t end) {
+    call.problem.others.push_back({b, 0, call.reverse ? 1 - end : begin, end - begin});
+  });
 }
 
 void Prepare(const Definition& definition) {
@@ -336,6 +352,10 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
   p.final_z = StatesOf(call, out.final.z);
   p.final_m = StatesOf(call, out.final.m);
   const auto& kernel = recurrence::Choose(op, ctx, p);
+  if (p.device.type != DeviceType::kCpu) {
+    AddOthers(call, in.q.size(0), in.q.size(1));
+    return kernel.forward(ctx, p);
+  }
   Prepare(definition);
   kernel.forward(ctx, p);
   mechanism::ClearOthers(call.ranges, out.o);
@@ -347,7 +367,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   Call call = CheckedCall(op, &ctx, definition, in, options, true);
   Problem& p = call.problem;
   recurrence::Gradients g;
-  CheckTensor(op, "d_o", in.d_o, call.o_shape, call.o_dtype, true);
+  CheckTensor(op, "d_o", in.d_o, call.o_shape, call.o_dtype, true, p.device);
   mechanism::CheckContiguousRows(op, "d_o", in.d_o);
   g.d_o = RowsOf(call, in.d_o);
   Apart apart = Readers(definition, in, options);
@@ -360,7 +380,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   }
   ForStates(op, call, definition, "d_state", "is given", in.d_final,
             [&](const char* name, const ConstTensorView& t, const Axes& shape) {
-              CheckTensor(op, name, t, shape, StateDType(p.dtype), true);
+              CheckTensor(op, name, t, shape, StateDType(p.dtype), true, p.device);
               apart.Reads(name, t);
             });
   g.d_final = StatesOf(call, in.d_final.S);
@@ -372,7 +392,7 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
     const ConstTensorView& input = in.*tensor.input;
     if (!input.present()) Fail(op, name.c_str(), "is asked for", "none: there is no such input");
     const DType dtype = tensor.input == &Inputs::v ? call.dv_dtype : input.dtype();
-    CheckTensor(op, name.c_str(), t, ShapeOf(tensor.axes, call.sizes), dtype, true);
+    CheckTensor(op, name.c_str(), t, ShapeOf(tensor.axes, call.sizes), dtype, true, p.device);
     if (tensor.contiguous_rows() || t.rank() == 2) {
       mechanism::CheckContiguousRows(op, name.c_str(), t);
     }
@@ -403,9 +423,10 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
             });
   g.d_initial = StatesOf(call, out.dinitial.S);
   g.d_initial_z = StatesOf(call, out.dinitial.z);
-  const auto& kernel = recurrence::Choose(op, ctx, p);
+  const auto& kernel = recurrence::Choose(op, ctx, p, engine::Pass::kBackward);
   Prepare(definition);
   kernel.backward(ctx, p, g);
+  if (p.device.type != DeviceType::kCpu) return;
   for (const Tensor& tensor : Tensors(definition)) {
     if (tensor.over_tokens()) mechanism::ClearOthers(call.ranges, out.*tensor.gradient);
   }
@@ -464,7 +485,7 @@ int64_t BackwardWorkspace(const char* op, const Context& ctx,
                           const Options& options) {
   const Call call = CheckedCall(op, nullptr, definition, in, options, false);
   const auto bytes =
-      recurrence::Choose(op, ctx, call.problem).backward_workspace(ctx, call.problem);
+      recurrence::Choose(op, ctx, call.problem, engine::Pass::kBackward).backward_workspace(ctx, call.problem);
   return bytes.per_thread * ctx.num_threads() + bytes.shared;
 }
 
@@ -479,7 +500,7 @@ Explanation Explain(const char* op, const Context& ctx, const Definition& defini
   }
   Explanation e;
   e.kernel = kernel.name;
-  e.target = TargetName(ctx.allowed_targets());
+  e.target = kernel.target(ctx);
   e.why = kernel.why;
   e.bytes = 0;
   const double products = p.channels                                   ? kFlopsOfChannels

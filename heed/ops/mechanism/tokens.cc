@@ -83,15 +83,9 @@ ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView
 
 void ClearOthers(const std::vector<TokenRange>& ranges, const TensorView& t, int token_axis) {
   if (!t.present() || t.num_elements() == 0) return;
-  for (int64_t b = 0; b < t.size(0); ++b) {
-    int64_t after = 0;  // of the ranges so far: ascending
-    for (const TokenRange& range : ranges) {
-      if (range.batch != b) continue;
-      if (after < range.begin) Clear(t, token_axis, b, after, range.begin);
-      after = std::max(after, range.end);
-    }
-    if (after < t.size(token_axis)) Clear(t, token_axis, b, after, t.size(token_axis));
-  }
+  ForOthers(ranges, t.size(0), t.size(token_axis), [&](int64_t b, int64_t begin, int64_t end) {
+    Clear(t, token_axis, b, begin, end);
+  });
 }
 
 void Ranges(const char* op, const char* name, const ConstTensorView& t, int token_axis,

@@ -2,6 +2,7 @@
 #ifndef HEED_OPS_MECHANISM_TOKENS_INTERNAL_H_
 #define HEED_OPS_MECHANISM_TOKENS_INTERNAL_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -40,7 +41,21 @@ inline std::vector<TokenRange> RangesOf(const char* op, const char* name, const 
 // [B, H, D] as [B, 1, H, D], and so on.
 ConstTensorView OneToken(const char* op, const char* name, const ConstTensorView& t);
 
-// Zeros for tokens that no sequence has.
+// f(b, begin, end) for the tokens that no sequence has, of B times T; ranges are ascending.
+template <class F>
+void ForOthers(const std::vector<TokenRange>& ranges, int64_t B, int64_t T, const F& f) {
+  for (int64_t b = 0; b < B; ++b) {
+    int64_t after = 0;  // of the ranges so far
+    for (const TokenRange& range : ranges) {
+      if (range.batch != b) continue;
+      if (after < range.begin) f(b, after, range.begin);
+      after = std::max(after, range.end);
+    }
+    if (after < T) f(b, after, T);
+  }
+}
+
+// Zeros for them.
 void ClearOthers(const std::vector<TokenRange>& ranges, const TensorView& t, int token_axis = 1);
 
 }  // namespace heed::mechanism

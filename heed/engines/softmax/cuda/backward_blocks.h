@@ -20,7 +20,6 @@
 #include "heed/engines/softmax/cuda/backward_params.h"
 #include "heed/engines/softmax/cuda/forward_block.h"
 #include "heed/engines/softmax/cuda/pair_logits.h"
-#include "heed/engines/softmax/cuda/shared_tile.h"
 #include "heed/engines/softmax/cuda/weighted_sums.h"
 
 namespace heed::softmax::cuda {

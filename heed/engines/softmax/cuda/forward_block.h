@@ -16,13 +16,15 @@
 
 #include "heed/core/dtype.h"
 #include "heed/cuda/machine.h"
+#include "heed/cuda/shared_tile.h"
 #include "heed/engines/softmax/cuda/forward_params.h"
 #include "heed/engines/softmax/cuda/pair_logits.h"
-#include "heed/engines/softmax/cuda/shared_tile.h"
 #include "heed/engines/softmax/cuda/weighted_sums.h"
 #include "heed/engines/softmax/key_runs.h"
 
 namespace heed::softmax::cuda {
+
+using heed::cuda::SharedTile;
 
 inline constexpr int kTileKeys = 64;
 inline constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;

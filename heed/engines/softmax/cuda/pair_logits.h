@@ -85,10 +85,7 @@ class PairLogits {
     };
     if (p_.bias.data != nullptr) {
       const int64_t pair = of_pair(p_.bias, s_.bias);
-      const auto bits = [&] { return static_cast<const uint16_t*>(p_.bias.data)[pair]; };
-      const float bias = p_.bias.dtype == DType::kF32    ? static_cast<const float*>(p_.bias.data)[pair]
-                         : p_.bias.dtype == DType::kBF16 ? M::template Widen<DType::kBF16>(bits())
-                                                         : M::template Widen<DType::kF16>(bits());
+      const float bias = heed::cuda::LoadFloat<M>(p_.bias.data, p_.bias.dtype, pair);
       x = bias == -INFINITY ? bias : x + bias;  // a mask, whatever the logit
     }
     const bool kept = p_.mask.data == nullptr || static_cast<const uint8_t*>(p_.mask.data)[of_pair(p_.mask, s_.mask)] != 0;

@@ -7,7 +7,6 @@
 
 #include "heed/core/dtype.h"
 #include "heed/cuda/machine.h"
-#include "heed/engines/softmax/cuda/shared_tile.h"
 
 namespace heed::softmax::cuda {
 

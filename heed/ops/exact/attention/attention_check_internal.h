@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "heed/core/device_name.h"
 #include "heed/core/error.h"
 #include "heed/core/tensor.h"
 #include "heed/engines/softmax/problem.h"
@@ -24,13 +25,6 @@ std::string Text(T value) {
     text = buffer;
   }
   return text;
-}
-
-// "the CPU", "cuda:0".
-inline std::string NameOf(Device device) {
-  if (device.type == DeviceType::kCpu) return "the CPU";
-  if (device.type == DeviceType::kCuda) return "cuda:" + Text(device.index);
-  return "device " + Text(static_cast<int>(device.type)) + ":" + Text(device.index);
 }
 
 class Check {

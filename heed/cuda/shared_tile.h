@@ -2,15 +2,15 @@
 //
 // Sixteen bytes of a row, eight elements, are a piece. Eight rows' pieces of the same columns are what a warp reads at once,
 // so that piece i of row r stands at i xor r % 8, which puts them into different banks.
-#ifndef HEED_ENGINES_SOFTMAX_CUDA_SHARED_TILE_H_
-#define HEED_ENGINES_SOFTMAX_CUDA_SHARED_TILE_H_
+#ifndef HEED_CUDA_SHARED_TILE_H_
+#define HEED_CUDA_SHARED_TILE_H_
 
 #include <cstdint>
 
 #include "heed/core/dtype.h"
 #include "heed/cuda/machine.h"
 
-namespace heed::softmax::cuda {
+namespace heed::cuda {
 
 inline constexpr int kPiece = 8;  // elements
 
@@ -42,22 +42,39 @@ class SharedTile {
     }
   }
 
+  // Stores rows as Copy() brings them, once all threads have met.
+  template <class M, class Row>
+  HEED_DEVICE void Store(M& m, bool aligned, int columns, int rows, const Row& row) const {
+    for (int i = m.thread(); i < rows * kPieces; i += m.num_threads()) {
+      const int r = i / kPieces, column = i % kPieces * kPiece;
+      if (column >= columns) continue;
+      const uint16_t* from = At(r, column);
+      uint16_t* to = row(r) + column;
+      if (aligned && column + kPiece <= columns) {
+        *reinterpret_cast<Piece*>(to) = *reinterpret_cast<const Piece*>(from);
+        continue;
+      }
+      for (int e = 0; e < kPiece && column + e < columns; ++e) to[e] = from[e];
+    }
+  }
+  HEED_DEVICE void Put(int row, int column, uint16_t element) const { *At(row, column) = element; }
+
   // 16 rows from `row` on, of 16 columns: the first operand of a product.
   template <class M>
   HEED_DEVICE void LoadRows(M& m, int row, int column, uint32_t (&r)[4]) const {
-    const int lane = m.thread() % heed::cuda::kWarp, matrix = lane / 8;
+    const int lane = m.thread() % kWarp, matrix = lane / 8;
     m.template LoadMatrices<false>(At(row + matrix % 2 * 8 + lane % 8, column + matrix / 2 * 8), r);
   }
   // The same rows as columns: two second operands, of eight rows each.
   template <class M>
   HEED_DEVICE void LoadColumns(M& m, int row, int column, uint32_t (&r)[4]) const {
-    const int lane = m.thread() % heed::cuda::kWarp, matrix = lane / 8;
+    const int lane = m.thread() % kWarp, matrix = lane / 8;
     m.template LoadMatrices<false>(At(row + matrix / 2 * 8 + lane % 8, column + matrix % 2 * 8), r);
   }
   // Two second operands, of eight columns each, whose rows are these 16.
   template <class M>
   HEED_DEVICE void LoadTransposed(M& m, int row, int column, uint32_t (&r)[4]) const {
-    const int lane = m.thread() % heed::cuda::kWarp, matrix = lane / 8;
+    const int lane = m.thread() % kWarp, matrix = lane / 8;
     m.template LoadMatrices<true>(At(row + matrix % 2 * 8 + lane % 8, column + matrix / 2 * 8), r);
   }
 
@@ -82,6 +99,10 @@ class SharedTile {
   }
 
  private:
+  struct alignas(16) Piece {
+    uint16_t elements[kPiece];
+  };
+
   HEED_DEVICE uint16_t* At(int row, int column) const {
     const int piece = column / kPiece;
     return at_ + (row * kPieces + (piece ^ row % 8)) * kPiece + column % kPiece;
@@ -90,6 +111,6 @@ class SharedTile {
   uint16_t* const at_;
 };
 
-}  // namespace heed::softmax::cuda
+}  // namespace heed::cuda
 
-#endif  // HEED_ENGINES_SOFTMAX_CUDA_SHARED_TILE_H_
+#endif  // HEED_CUDA_SHARED_TILE_H_

@@ -1,0 +1,59 @@
+// What calls of kernels for GPUs have in common, on the side of the host.
+#ifndef HEED_CUDA_CALLS_H_
+#define HEED_CUDA_CALLS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "heed/core/context.h"
+#include "heed/core/tensor.h"
+#include "heed/cuda/library.h"
+
+namespace heed::cuda {
+
+// Why a device runs no kernel whose blocks take so many bytes of shared memory; empty if it does.
+std::string Declines(Device device, int64_t shared_bytes);
+
+// A call of a kernel that errors call by this name. It is there: Declines() said so.
+class Call {
+ public:
+  // Throws InvalidArgument if the Context's stream is of another device.
+  Call(const char* kernel, const Context& ctx, Device device);
+
+  const Library& library() const { return library_; }
+  Launch Of(int64_t blocks, int64_t heads, size_t sequences) const {
+    return {.device = device_.index,
+            .stream = stream_,
+            .blocks = {static_cast<int32_t>(blocks), static_cast<int32_t>(heads), static_cast<int32_t>(sequences)}};
+  }
+  // Throws InternalError unless a launch returned null.
+  void Check(const char* error) const;
+
+ private:
+  friend class DeviceMemory;
+  const char* const kernel_;
+  const Device device_;
+  void* const stream_;
+  const Library& library_;
+};
+
+// A call's memory on the device, given back in the order of the stream.
+class DeviceMemory {
+ public:
+  // Throws Unsupported if the device has not as much.
+  DeviceMemory(const Call& call, size_t num_bytes);
+  ~DeviceMemory() { call_.library_.free(call_.device_.index, call_.stream_, data_); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  void* data() const { return data_; }
+
+ private:
+  const Call& call_;
+  void* data_ = nullptr;
+};
+
+}  // namespace heed::cuda
+
+#endif  // HEED_CUDA_CALLS_H_

@@ -1,0 +1,88 @@
+// Numbers of f32 as sums of three of bf16, which tensor cores multiply: products of these sums are as exact as f32's.
+//
+// An operand of 16 x 16 or 16 x 8 elements is an array [piece][word] of fragments (machine.h). Tensors of bf16 are one piece,
+// those of f16 two.
+#ifndef HEED_CUDA_PIECES_H_
+#define HEED_CUDA_PIECES_H_
+
+#include <cstdint>
+
+#include "heed/core/dtype.h"
+#include "heed/cuda/machine.h"
+
+namespace heed::cuda {
+
+inline constexpr int kPieces = 3;
+
+// Word i of each piece: two numbers. What is not finite has it in the first piece alone.
+template <class M, int kCount, int kWords>
+HEED_DEVICE void Split(float low, float high, int i, uint32_t (&pieces)[kCount][kWords]) {
+  HEED_DEVICE_UNROLL
+  for (int piece = 0; piece < kCount; ++piece) {
+    const uint32_t pair = M::template Pack<DType::kBF16>(low, high);
+    pieces[piece][i] = pair;
+    if (piece + 1 == kCount) break;
+    low -= M::template Widen<DType::kBF16>(static_cast<uint16_t>(pair));
+    high -= M::template Widen<DType::kBF16>(static_cast<uint16_t>(pair >> 16));
+    low = low == low ? low : 0;
+    high = high == high ? high : 0;
+  }
+}
+
+// Of 16 x 16 numbers that stand as results of two products, of the left and the right eight columns.
+template <class M>
+HEED_DEVICE void SplitResults(const float (&left)[4], const float (&right)[4], uint32_t (&pieces)[kPieces][4]) {
+  Split<M>(left[0], left[1], 0, pieces);
+  Split<M>(left[2], left[3], 1, pieces);
+  Split<M>(right[0], right[1], 2, pieces);
+  Split<M>(right[2], right[3], 3, pieces);
+}
+
+// A tensor's elements as operands.
+template <DType kDType>
+inline constexpr int kExactPieces = kDType == DType::kBF16 ? 1 : 2;
+
+template <DType kDType, class M>
+HEED_DEVICE void ToPieces(const uint32_t (&r)[4], uint32_t (&pieces)[kExactPieces<kDType>][4]) {
+  HEED_DEVICE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (kDType == DType::kBF16) {
+      pieces[0][i] = r[i];
+    } else {
+      Split<M>(M::template Widen<kDType>(static_cast<uint16_t>(r[i])),
+               M::template Widen<kDType>(static_cast<uint16_t>(r[i] >> 16)), i, pieces);
+    }
+  }
+}
+
+// Words i and j of an operand as a second one.
+template <int kCount>
+struct SecondOperand {
+  uint32_t at[kCount][2];
+};
+template <int kCount>
+HEED_DEVICE SecondOperand<kCount> WordsOf(const uint32_t (&pieces)[kCount][4], int i, int j) {
+  SecondOperand<kCount> words;
+  HEED_DEVICE_UNROLL
+  for (int piece = 0; piece < kCount; ++piece) {
+    words.at[piece][0] = pieces[piece][i];
+    words.at[piece][1] = pieces[piece][j];
+  }
+  return words;
+}
+
+// c += a b, small products first.
+template <class M, int kA, int kB>
+HEED_DEVICE void MultiplyPieces(M& m, const uint32_t (&a)[kA][4], const uint32_t (&b)[kB][2], float (&c)[4]) {
+  HEED_DEVICE_UNROLL
+  for (int sum = kPieces - 1; sum >= 0; --sum) {
+    HEED_DEVICE_UNROLL
+    for (int i = 0; i < kA; ++i) {
+      if (i <= sum && sum - i < kB) m.template Multiply<DType::kBF16>(a[i], b[sum - i], c);
+    }
+  }
+}
+
+}  // namespace heed::cuda
+
+#endif  // HEED_CUDA_PIECES_H_

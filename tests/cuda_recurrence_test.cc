@@ -1,0 +1,385 @@
+// Recurrences on devices: kernels of GPUs agree with the references, keep a token's bits and refuse what they cannot do.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <deque>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "heed/core/error.h"
+#include "heed/harness/case.h"
+#include "heed/ops/gated/simple_gla/simple_gla.h"
+#include "heed/ops/linear/linear_attention/linear_attention_internal.h"
+#include "heed/ops/mechanism/recurrent_case.h"
+#include "tests/cuda/on_devices.h"
+
+namespace heed {
+namespace {
+
+using mechanism::Problem;
+using mechanism::Views;
+using recurrent::Inputs;
+using recurrent::Options;
+using recurrent::Outputs;
+using testing::HasSubstr;
+
+// A problem's tensors on a device, but for constants of heads, which are read while arguments are checked.
+class OnDevice {
+ public:
+  OnDevice(const TestDevice& device, const mechanism::Mechanism& m, const Problem& p, Views outputs) : problem_(p) {
+    const auto move = [&](ConstTensorView& t) { t = tensors_.emplace_back(device, t).view(); };
+    for (size_t i = 0; i < m.tensors.size(); ++i) {
+      const bool on_host = m.tensors[i].values == mechanism::kDecays && !m.tensors[i].over_tokens();
+      if (!on_host) move(problem_.inputs[i]);
+    }
+    for (ConstTensorView& t : problem_.initial) move(t);
+    for (const TensorView& t : outputs) outputs_.push_back(tensors_.emplace_back(device, t).view());
+    first_output_ = tensors_.size() - outputs.size();
+  }
+
+  const Problem& problem() const { return problem_; }
+  Views outputs() const { return outputs_; }
+  void Download(Views outputs) const {
+    for (size_t i = 0; i < outputs.size(); ++i) tensors_[first_output_ + i].Download(outputs[i]);
+  }
+
+ private:
+  Problem problem_;
+  std::deque<DeviceTensor> tensors_;
+  std::vector<TensorView> outputs_;
+  size_t first_output_ = 0;
+};
+
+// The mechanism with its forward pass and its steps on a device.
+mechanism::Mechanism Moved(const TestDevice& device, const mechanism::Mechanism& m) {
+  const auto moved = [&device, m](const auto& call) {
+    return [&device, m, call](Context& ctx, const Problem& p, Views outputs) {
+      const Views forward = outputs.first(p.num_forward);
+      const OnDevice on_device(device, m, p, forward);
+      call(ctx, on_device.problem(), on_device.outputs());
+      on_device.Download(forward);
+    };
+  };
+  mechanism::Mechanism result = m;
+  result.forward = moved(m.forward);
+  result.step = moved(m.step);
+  return result;
+}
+
+// Without feature map and normaliser.
+recurrent::Mechanism PlainLinearAttention() {
+  using namespace linear_attention;  // NOLINT
+  linear_attention::Options own;
+  own.feature_map = FeatureMap::kIdentity;
+  own.normalize = false;
+  return recurrent::Bound<linear_attention::Options>(
+      "linear_attention", DefinitionOf(own), own,
+      {&linear_attention::Forward, &linear_attention::Backward, &linear_attention::Reference,
+       &linear_attention::BackwardReference, &linear_attention::Step},
+      &linear_attention::Math, " plain");
+}
+
+// Those that the kernel takes.
+const std::vector<recurrent::Mechanism>& Mechanisms() {
+  static const std::vector<recurrent::Mechanism> mechanisms = [] {
+    std::vector<recurrent::Mechanism> list = {PlainLinearAttention()};
+    for (const char* name : {"simple_gla", "retention", "lightning", "delta_rule", "gated_delta_rule", "comba"}) {
+      list.push_back(*FindOp(name).recurrent);
+    }
+    return list;
+  }();
+  return mechanisms;
+}
+
+class CudaRecurrenceTest : public DeviceTest {
+ protected:
+  // Into `closest` if it is closer to its bound.
+  void Agrees(const Case& c, Comparison* closest) {
+    const Comparison result = Compare(c, ctx_);
+    ASSERT_TRUE(result.ok) << c.title << ": " << result.message;
+    if (result.worst_ratio > closest->worst_ratio) *closest = result;
+  }
+  void Print(const std::string& what, const Comparison& closest) const {
+    std::printf("%s %s: closest to its bound: %.3g of %.3g (%.0f %%) in %s\n", GetParam()->name(), what.c_str(), closest.error,
+                closest.tolerance, 100 * closest.worst_ratio, closest.where.c_str());
+  }
+
+  // A call of simple_gla: o and the last state of tokens [begin, end).
+  struct Results {
+    Buffer o, state;
+  };
+  Results Run(const Inputs& in, const Options& options = {}) {
+    const TestDevice& device = *GetParam();
+    const int64_t sequences = options.cu_seqlens.present() ? options.cu_seqlens.size(0) - 1 : in.q.size(0);
+    Results results = {Buffer(in.q.dtype(), {in.q.size(0), in.q.size(1), in.v.size(2), in.v.size(3)}),
+                       Buffer(DType::kF32, {sequences, in.v.size(2), in.k.size(3), in.v.size(3)})};
+    const DeviceTensor q(device, in.q), k(device, in.k), v(device, in.v), log_decay(device, in.log_decay),
+        initial(device, in.initial.S), o(device, results.o.view()), state(device, results.state.view());
+    Inputs on_device = {.q = q.view(), .k = k.view(), .v = v.view(), .log_decay = log_decay.view(), .initial = {}};
+    on_device.initial.S = initial.view();
+    recurrent::State final;
+    final.S = state.view();
+    simple_gla::Forward(ctx_, on_device, options, {o.view(), final});
+    o.Download(results.o.view());
+    state.Download(results.state.view());
+    return results;
+  }
+};
+
+TEST_P(CudaRecurrenceTest, RandomProblemsAgreeWithTheReference) {
+  const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 20);
+  for (const recurrent::Mechanism& m : Mechanisms()) {
+    const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      Comparison closest;
+      for (uint64_t seed = first; seed < first + count; ++seed) {
+        cuda::SetEmulatedSeed(seed);
+        ASSERT_NO_FATAL_FAILURE(Agrees(recurrent::RandomCase(moved, m.definition, dtype, seed), &closest));
+      }
+      Print(m.name + " " + Name(dtype), closest);
+    }
+  }
+}
+
+TEST_P(CudaRecurrenceTest, SizesAndVariantsAgreeWithTheReference) {
+  constexpr Sizes kSizes[] = {
+      // B, Tq, Tk, Hq, Hkv, D, Dv
+      {1, 1, 1, 1, 1, 1, 1}, {2, 70, 70, 4, 2, 64, 64}, {1, 150, 150, 1, 1, 128, 130}, {1, 40, 40, 2, 1, 200, 24}};
+  for (const recurrent::Mechanism& m : Mechanisms()) {
+    const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
+    Comparison closest;
+    for (const Sizes& sizes : kSizes) {
+      for (const char* variant : {"", "state", "reverse", "lengths=62", "strong", "vanishing", "faint+state"}) {
+        if (sizes.D > 64 && *variant != 0) continue;
+        const CaseRequest request = {.sizes = sizes, .dtype = DType::kBF16, .seed = 3, .variant = variant};
+        ASSERT_NO_FATAL_FAILURE(Agrees(recurrent::MakeCase(moved, m.definition, request), &closest));
+      }
+    }
+    Print(m.name, closest);
+  }
+}
+
+// Inputs with their memory.
+struct Problems {
+  Problems(DType dtype, int64_t B, int64_t T, int64_t H, int64_t K, int64_t V, uint64_t seed = 1)
+      : q(dtype, {B, T, H, K}), k(dtype, {B, T, H, K}), v(dtype, {B, T, H, V}), log_decay(DType::kF32, {B, T, H}),
+        initial(DType::kF32, {B, H, K, V}) {
+    for (Buffer* buffer : {&q, &k, &v, &log_decay, &initial}) buffer->FillNormal(++seed);
+    std::vector<int64_t> at(3, 0);
+    do {
+      SetElement(log_decay.view(), at, -0.1 * std::abs(GetElement(log_decay.view(), at)));
+    } while (NextIndex(log_decay.view().sizes(), at));
+  }
+  Inputs Views() const {
+    Inputs in = {.q = q.view(), .k = k.view(), .v = v.view(), .log_decay = log_decay.view(), .initial = {}};
+    in.initial.S = initial.view();
+    return in;
+  }
+  // Tokens [begin, end), from this state on.
+  Inputs Tokens(int64_t begin, int64_t end, const ConstTensorView& state) const {
+    Inputs in = Views();
+    for (ConstTensorView* t : {&in.q, &in.k, &in.v, &in.log_decay}) *t = t->Slice(1, begin, end);
+    in.initial.S = state;
+    return in;
+  }
+  Buffer q, k, v, log_decay, initial;
+};
+
+TEST_P(CudaRecurrenceTest, BitsDoNotDependOnSegments) {
+  const Problems p(DType::kBF16, 1, 700, 1, 24, 70);
+  cuda::SetEmulatedMultiprocessors(1);
+  const Results whole = Run(p.Views());
+  for (const int multiprocessors : {2, 100}) {
+    cuda::SetEmulatedMultiprocessors(multiprocessors);
+    const Results cut = Run(p.Views());
+    EXPECT_TRUE(SameBits(whole.o.view(), cut.o.view())) << multiprocessors;
+    EXPECT_TRUE(SameBits(whole.state.view(), cut.state.view())) << multiprocessors;
+  }
+}
+
+TEST_P(CudaRecurrenceTest, ASequenceSplitAtMultiplesOf64HasItsBits) {
+  const Problems p(DType::kBF16, 1, 150, 1, 24, 20);
+  const Results whole = Run(p.Views());
+  const Results first = Run(p.Tokens(0, 64, p.initial.view())), second = Run(p.Tokens(64, 150, first.state.view()));
+  EXPECT_TRUE(SameBits(ConstTensorView(whole.o.view()).Slice(1, 0, 64), first.o.view()));
+  EXPECT_TRUE(SameBits(ConstTensorView(whole.o.view()).Slice(1, 64, 150), second.o.view()));
+  EXPECT_TRUE(SameBits(whole.state.view(), second.state.view()));
+}
+
+TEST_P(CudaRecurrenceTest, PackedSequencesHaveTheirBitsAndOtherTokensAreZero) {
+  const Problems p(DType::kBF16, 1, 400, 2, 24, 20);
+  const int32_t bounds[] = {0, 30, 30, 370};
+  Options options;
+  options.cu_seqlens = ConstTensorView(bounds, DType::kI32, {4});
+  Inputs in = p.Views();
+  in.initial.S = {};
+  const Results packed = Run(in, options);
+  const Results alone = Run(p.Tokens(30, 370, {}));
+  EXPECT_TRUE(SameBits(ConstTensorView(packed.o.view()).Slice(1, 30, 370), alone.o.view()));
+  EXPECT_TRUE(SameBits(ConstTensorView(packed.state.view()).Slice(0, 2, 3), alone.state.view()));
+  for (int64_t t = 370; t < 400; ++t) {
+    for (int64_t e = 0; e < 20; ++e) ASSERT_EQ(packed.o.Get({0, t, 1, e}), 0) << t;
+  }
+}
+
+TEST_P(CudaRecurrenceTest, ManySequencesAreSeveralLaunches) {
+  const Problems p(DType::kBF16, 1, 150, 1, 8, 8);
+  std::vector<int32_t> bounds;
+  for (int32_t i = 0; i <= 75; ++i) bounds.push_back(2 * i);
+  Options options;
+  options.cu_seqlens = ConstTensorView(bounds.data(), DType::kI32, {76});
+  Inputs in = p.Views();
+  in.initial.S = {};
+  const Results packed = Run(in, options);
+  const Results alone = Run(p.Tokens(146, 148, {}));
+  EXPECT_TRUE(SameBits(ConstTensorView(packed.o.view()).Slice(1, 146, 148), alone.o.view()));
+  EXPECT_TRUE(SameBits(ConstTensorView(packed.state.view()).Slice(0, 73, 74), alone.state.view()));
+}
+
+TEST_P(CudaRecurrenceTest, WhatIsNotFiniteReachesNoTokenBefore) {
+  const Problems p(DType::kBF16, 1, 50, 1, 24, 20);
+  const Results before = Run(p.Views());
+  p.v.Set({0, 37, 0, 3}, std::numeric_limits<double>::infinity());
+  const Results after = Run(p.Views());
+  for (int64_t t = 0; t < 50; ++t) {
+    for (int64_t e = 0; e < 20; ++e) {
+      const double x = after.o.Get({0, t, 0, e});
+      if (t < 37 || e != 3) {
+        ASSERT_NEAR(x, before.o.Get({0, t, 0, e}), 1e-6 + 0.01 * std::abs(x)) << t << " " << e;
+      } else {
+        ASSERT_FALSE(std::isfinite(x)) << t << " " << e;
+      }
+    }
+  }
+  // A decay that is no number reaches all that follows it.
+  p.v.Set({0, 37, 0, 3}, 0);
+  p.log_decay.Set({0, 20, 0}, std::numeric_limits<double>::quiet_NaN());
+  const Results nan = Run(p.Views());
+  for (int64_t t = 0; t < 50; ++t) EXPECT_EQ(std::isnan(nan.o.Get({0, t, 0, 1})), t >= 20) << t;
+}
+
+TEST_P(CudaRecurrenceTest, DecaysThatForgetAndThatGrow) {
+  // -infinity forgets all before; what is above 0 counts as 0.
+  const Problems p(DType::kBF16, 1, 90, 1, 24, 20);
+  p.log_decay.Set({0, 70, 0}, -std::numeric_limits<double>::infinity());
+  p.log_decay.Set({0, 75, 0}, 3);
+  const Results results = Run(p.Views());
+  const Problems growing(DType::kBF16, 1, 90, 1, 24, 20);
+  growing.log_decay.Set({0, 70, 0}, -1e30);
+  growing.log_decay.Set({0, 75, 0}, 0);
+  const Results expected = Run(growing.Views());
+  EXPECT_TRUE(SameBits(results.o.view(), expected.o.view()));
+  const Results fresh = Run(p.Tokens(70, 90, {}));
+  for (int64_t t = 70; t < 90; ++t) {
+    for (int64_t e = 0; e < 20; ++e) {
+      const double x = fresh.o.Get({0, t - 70, 0, e});
+      ASSERT_NEAR(results.o.Get({0, t, 0, e}), x, 1e-3 + 0.01 * std::abs(x)) << t << " " << e;
+    }
+  }
+}
+
+TEST_P(CudaRecurrenceTest, EachTensorMayBeginAnywhere) {
+  for (const int unaligned : {0, 1, 2}) {
+    Problems p(DType::kBF16, 1, 40, 1, 64, 64);
+    const Results expected = Run(p.Views());
+    Inputs in = p.Views();
+    ConstTensorView* const views[] = {&in.q, &in.k, &in.v};
+    ConstTensorView& view = *views[unaligned];
+    const Buffer moved(DType::kBF16, view.sizes(), view.strides(), Placement::kAligned, /*gap=*/1);
+    std::vector<int64_t> at(4, 0);
+    do {
+      SetElement(moved.view(), at, GetElement(view, at));
+    } while (NextIndex(view.sizes(), at));
+    view = moved.view();
+    EXPECT_TRUE(SameBits(Run(in).o.view(), expected.o.view())) << unaligned;
+  }
+}
+
+TEST_P(CudaRecurrenceTest, ExplainNamesTheKernel) {
+  const Problems p(DType::kBF16, 1, 4, 1, 24, 20);
+  const DeviceTensor q(*GetParam(), p.q.view()), k(*GetParam(), p.k.view()), v(*GetParam(), p.v.view()),
+      log_decay(*GetParam(), p.log_decay.view());
+  const Inputs in = {.q = q.view(), .k = k.view(), .v = v.view(), .log_decay = log_decay.view(), .initial = {}};
+  const recurrent::Explanation e = simple_gla::Explain(ctx_, in, {});
+  EXPECT_EQ(e.kernel, "recurrence_cuda");
+  EXPECT_EQ(e.target, "cuda");
+  EXPECT_EQ(e.workspace_bytes, 0);
+}
+
+// What a call on a device throws.
+template <class Error, class F>
+std::string Refusal(const F& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing is thrown";
+}
+
+TEST_P(CudaRecurrenceTest, WhatItDoesNotTakeIsSaid) {
+  for (const char* name : {"linear_attention", "gla", "rwkv6", "mlstm", "rwkv7", "gdn2", "delta_product", "hgrn2", "kda"}) {
+    const recurrent::Mechanism& m = *FindOp(name).recurrent;
+    const Case c = recurrent::MakeCase(Moved(*GetParam(), m.of_problems), m.definition,
+                                       {.sizes = {1, 4, 4, 1, 1, 8, 8}, .dtype = DType::kBF16, .variant = ""});
+    EXPECT_THAT(Refusal<Unsupported>([&] { Compare(c, ctx_); }), HasSubstr("recurrence_cuda computes")) << name;
+  }
+  const auto refusal = [&](DType dtype, int64_t K) {
+    const Problems p(dtype, 1, 4, 1, K, 8);
+    return Refusal<Unsupported>([&] { Run(p.Views()); });
+  };
+  EXPECT_THAT(refusal(DType::kF32, 8), HasSubstr("recurrence_cuda computes bf16 and f16, not f32"));
+  EXPECT_THAT(refusal(DType::kBF16, 257), HasSubstr("recurrence_cuda takes up to 256 key channels"));
+}
+
+TEST_P(CudaRecurrenceTest, TensorsOfSeveralDevicesAreRefused) {
+  const TestDevice& device = *GetParam();
+  const Problems p(DType::kBF16, 1, 4, 1, 8, 8);
+  const Buffer o(DType::kBF16, {1, 4, 1, 8});
+  const DeviceTensor q(device, p.q.view()), k(device, p.k.view()), v(device, p.v.view()), log_decay(device, p.log_decay.view()),
+      initial(device, p.initial.view()), device_o(device, o.view());
+  Inputs good = {.q = q.view(), .k = k.view(), .v = v.view(), .log_decay = log_decay.view(), .initial = {}};
+  good.initial.S = initial.view();
+  const auto refusal = [&](const Inputs& in, const TensorView& to) {
+    const std::string what = Refusal<InvalidArgument>([&] { simple_gla::Forward(ctx_, in, {}, {to, {}}); });
+    device_o.Download(o.view());
+    for (const uint8_t byte : o.bytes()) EXPECT_EQ(byte, 0xFF);
+    return what;
+  };
+  EXPECT_THAT(refusal(good, o.view()), HasSubstr("o is on the CPU, expected cuda:0"));
+  const auto with = [&](ConstTensorView Inputs::*member, const Buffer& host) {
+    Inputs in = good;
+    in.*member = host.view();
+    return in;
+  };
+  EXPECT_THAT(refusal(with(&Inputs::q, p.q), device_o.view()), HasSubstr("k is on cuda:0, expected the CPU"));
+  EXPECT_THAT(refusal(with(&Inputs::k, p.k), device_o.view()), HasSubstr("k is on the CPU, expected cuda:0"));
+  EXPECT_THAT(refusal(with(&Inputs::log_decay, p.log_decay), device_o.view()),
+              HasSubstr("log_decay is on the CPU, expected cuda:0"));
+  Inputs of_host_state = good;
+  of_host_state.initial.S = p.initial.view();
+  EXPECT_THAT(refusal(of_host_state, device_o.view()), HasSubstr("initial_state is on the CPU, expected cuda:0"));
+}
+
+TEST_P(CudaRecurrenceTest, NoBackwardPassIsSaid) {
+  const Problems p(DType::kBF16, 1, 4, 1, 8, 8);
+  const DeviceTensor q(*GetParam(), p.q.view()), k(*GetParam(), p.k.view()), v(*GetParam(), p.v.view()),
+      log_decay(*GetParam(), p.log_decay.view()), dq(*GetParam(), p.q.view());
+  recurrent::BackwardInputs in;
+  in.q = q.view();
+  in.k = k.view();
+  in.v = in.d_o = v.view();
+  in.log_decay = log_decay.view();
+  recurrent::Gradients out;
+  out.dq = dq.view();
+  EXPECT_THAT(Refusal<Unsupported>([&] { simple_gla::Backward(ctx_, in, {}, out); }),
+              HasSubstr("recurrence_cuda has no backward pass"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, CudaRecurrenceTest, testing::ValuesIn(Devices()), NameOf);
+
+}  // namespace
+}  // namespace heed
