@@ -24,6 +24,11 @@ class SharedTile {
 
   HEED_DEVICE explicit SharedTile(char* at) : at_(reinterpret_cast<uint16_t*>(at)) {}
 
+  HEED_DEVICE uint16_t* At(int row, int column) const {
+    const int piece = column / kPiece;
+    return at_ + (row * kPieces + (piece ^ row % 8)) * kPiece + column % kPiece;
+  }
+
   // Begins to copy rows row(i) of `columns` elements, i below `rows`, `columns` being at most kColumns; what they do not
   // fill is 0. `aligned`: they begin at multiples of 16 bytes.
   template <class M, class Row>
@@ -58,6 +63,8 @@ class SharedTile {
     }
   }
   HEED_DEVICE void Put(int row, int column, uint16_t element) const { *At(row, column) = element; }
+  // Two, from an even column on.
+  HEED_DEVICE void PutPair(int row, int column, uint32_t pair) const { *reinterpret_cast<uint32_t*>(At(row, column)) = pair; }
 
   // 16 rows from `row` on, of 16 columns: the first operand of a product.
   template <class M>
@@ -102,11 +109,6 @@ class SharedTile {
   struct alignas(16) Piece {
     uint16_t elements[kPiece];
   };
-
-  HEED_DEVICE uint16_t* At(int row, int column) const {
-    const int piece = column / kPiece;
-    return at_ + (row * kPieces + (piece ^ row % 8)) * kPiece + column % kPiece;
-  }
 
   uint16_t* const at_;
 };

@@ -72,10 +72,10 @@ const char* RunChunks(const Launch& launch, DType dtype, bool delta, const rc::C
     using Shape = decltype(shape);
     RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
                  .threads = rc::kChunkThreads,
-                 .shared_bytes = static_cast<size_t>(Shape::SharedBytes(params.read_key.data != nullptr)),
+                 .shared_bytes = static_cast<size_t>(Shape::SharedBytes(of_delta.value, params.read_key.data != nullptr)),
                  .seed = emulated_seed},
                 [&](EmulatedMachine& machine) {
-                  rc::ChunkBlock<EmulatedMachine, of.value, Shape::kChannels, of_delta.value>(machine, params).Run();
+                  rc::ChunkBlock<EmulatedMachine, of.value, Shape::kChannels, Shape::kOfChannels, of_delta.value>(machine, params).Run();
                 });
     return nullptr;
   });

@@ -15,14 +15,15 @@ namespace {
 
 constexpr char kName[] = "recurrence_cuda";
 constexpr int64_t kMostHeads = 65535;  // blocks of a grid on its second axis
-constexpr int64_t kLeastSegment = 4 * cuda::kTileTokens;
+constexpr int64_t kSegmentUnit = 64, kLeastSegment = 256;  // tokens
 
 Reason DeclinesForm(const Problem& p) {
-  const bool identity = p.feature == Feature::kIdentity && p.key_feature == Feature::kIdentity;
   const std::pair<bool, const char*> forms[] = {
-      {!identity || p.normalize, "computes no feature maps and no normalisers"},
+      {!IsElementwise(p.feature) || !IsElementwise(p.key_feature), "computes feature maps of each channel by itself"},
+      {p.normalize, "computes no normalisers"},
       {!p.causal || p.key_mask.data != nullptr, "computes causal calls without a key mask"},
-      {p.gate == Gate::kKey || p.has_value_decay, "computes one decay per head at most"},
+      {p.has_value_decay, "computes no decays of columns"},
+      {p.gate == Gate::kKey && p.constant_decay, "computes no constant decays of channels"},
       {p.has_bonus, "computes no bonus"},
       {p.exp_gates || p.channels, "computes no running maxima"},
       {p.delta == Delta::kBeforeDecay || p.writes != 1 || p.erase.data != nullptr || p.write.data != nullptr,
@@ -38,23 +39,22 @@ Reason DeclinesForm(const Problem& p) {
   return {};
 }
 
-int64_t SharedBytes(const Problem& p) {
-  return cuda::WithShape(p.key_size, [&](auto shape) { return int64_t{shape.SharedBytes(p.read_key.data != nullptr)}; });
-}
-
-Reason Declines(const Context&, const Problem& p) {
-  if (p.dtype != DType::kBF16 && p.dtype != DType::kF16) return {"computes bf16 and f16", Name(p.dtype)};
-  if (const Reason reason = DeclinesForm(p); !reason.empty()) return reason;
-  thread_local std::string of_device;  // whose words last until the next call
-  of_device = heed::cuda::Declines(p.device, SharedBytes(p));
-  return {of_device.c_str()};
-}
-
 // Whether each row begins at a multiple of 16 bytes.
 bool IsAligned(const Rows& rows) {
   const auto address = reinterpret_cast<uintptr_t>(rows.data);
   const auto strides = static_cast<uintptr_t>(rows.batch_stride | rows.token_stride | rows.head_stride);
-  return (address / sizeof(uint16_t) | strides) % heed::cuda::kPiece == 0;
+  const size_t size = SizeOf(rows.dtype);
+  return (address / size | strides) % (heed::cuda::kPiece * sizeof(uint16_t) / size) == 0;
+}
+
+cuda::Map MapOf(Feature feature) {
+  switch (feature) {
+    case Feature::kElu1: return cuda::Map::kElu1;
+    case Feature::kRelu: return cuda::Map::kRelu;
+    case Feature::kReluSquared: return cuda::Map::kReluSquared;
+    case Feature::kExp: return cuda::Map::kExp;
+    default: return cuda::Map::kIdentity;  // others are declined
+  }
 }
 
 cuda::DeviceRows OnDevice(const Rows& rows) { return {rows.data, rows.dtype, rows.token_stride, rows.head_stride}; }
@@ -75,8 +75,8 @@ Segments SegmentsFor(const heed::cuda::Call& call, const Problem& p, int64_t par
   call.Check(call.library().examine(p.device.index, &facts));
   const int64_t blocks = parts * p.value_heads * static_cast<int64_t>(p.sequences.size());
   const int64_t wanted = 2 * facts.multiprocessors / std::max<int64_t>(blocks, 1);
-  const auto in_tiles = [](int64_t tokens) { return (tokens + cuda::kTileTokens - 1) / cuda::kTileTokens * cuda::kTileTokens; };
-  const int64_t tokens = wanted < 2 ? in_tiles(longest) : std::max(kLeastSegment, in_tiles((longest + wanted - 1) / wanted));
+  const auto in_units = [](int64_t tokens) { return (tokens + kSegmentUnit - 1) / kSegmentUnit * kSegmentUnit; };
+  const int64_t tokens = wanted < 2 ? in_units(longest) : std::max(kLeastSegment, in_units((longest + wanted - 1) / wanted));
   return {tokens, (longest + tokens - 1) / tokens};
 }
 
@@ -90,8 +90,14 @@ cuda::ChunkParams ParamsOf(const Problem& p, const States& initial) {
                               .read_key = OnDevice(p.read_key),
                               .initial = OnDevice(initial),
                               .final = OnDevice(p.final),
+                              .borders = nullptr,
+                              .segment_tokens = kSegmentUnit,
+                              .parts = 1,
+                              .to_borders = false,
                               .aligned = IsAligned(p.q) && IsAligned(p.k) && IsAligned(p.v) && IsAligned(p.o) &&
                                          IsAligned(p.read_key),
+                              .decays_aligned = IsAligned(p.log_decay),
+                              .complement_keys = p.complement_keys,
                               .group = static_cast<int32_t>(p.group()),
                               .heads = static_cast<int32_t>(p.value_heads),
                               .key_size = static_cast<int32_t>(p.key_size),
@@ -99,12 +105,29 @@ cuda::ChunkParams ParamsOf(const Problem& p, const States& initial) {
                               .scale = static_cast<float>(p.scale),
                               .decay = p.gate == Gate::kNone ? cuda::DecayKind::kNone
                                        : p.constant_decay    ? cuda::DecayKind::kConstant
-                                                             : cuda::DecayKind::kToken};
+                                       : p.gate == Gate::kKey ? cuda::DecayKind::kKey
+                                                              : cuda::DecayKind::kToken,
+                              .query_map = MapOf(p.feature),
+                              .key_map = MapOf(p.key_feature)};
   if (params.decay != cuda::DecayKind::kConstant) return params;
   for (int64_t head = 0; head < p.value_heads; ++head) {
     params.log_decays[head] = static_cast<const float*>(p.log_decay.data)[head * p.log_decay.head_stride];
   }
   return params;
+}
+
+int64_t SharedBytes(const Problem& p) {
+  return cuda::WithShape(p.key_size, cuda::IsByChannel(ParamsOf(p, p.initial)), [&](auto shape) {
+    return int64_t{shape.SharedBytes(p.delta != Delta::kNone, p.read_key.data != nullptr)};
+  });
+}
+
+Reason Declines(const Context&, const Problem& p) {
+  if (p.dtype != DType::kBF16 && p.dtype != DType::kF16) return {"computes bf16 and f16", Name(p.dtype)};
+  if (const Reason reason = DeclinesForm(p); !reason.empty()) return reason;
+  thread_local std::string of_device;  // whose words last until the next call
+  of_device = heed::cuda::Declines(p.device, SharedBytes(p));
+  return {of_device.c_str()};
 }
 
 cuda::DeviceSequence OnDevice(const Problem& p, const States& initial, const Sequence& s, bool is_zero) {

@@ -96,7 +96,7 @@ View WithoutTokens(std::string_view axes, const View& t) {
     sizes.insert(sizes.begin() + 1, 1);
     strides.insert(strides.begin() + 1, 0);
   }
-  return View(t.data(), t.dtype(), sizes, strides);
+  return View(t.data(), t.dtype(), sizes, strides, t.device());
 }
 
 // A state, and where the structs of a mechanism's calls have it.

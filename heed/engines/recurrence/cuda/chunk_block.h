@@ -9,6 +9,8 @@
 //
 //   w_t = beta_t (v_t - exp(G_t) S^T r_t) - sum_{j < t} beta_t exp(G_t - G_j) (r_t . k_j) w_j
 //
+// Where each channel decays by itself, queries and keys have their decays in them instead (channel_operands.h).
+//
 // Each of four warps has 16 columns as S^T, results of products that are operands of the next where they stand; it needs
 // nothing of the others but what the block copies for all. States and weights go into products as three pieces of bf16, so
 // that all of it is as exact as f32's, and outputs take the place of the values until a tile's are stored together.
@@ -25,40 +27,49 @@
 #include "heed/cuda/machine.h"
 #include "heed/cuda/pieces.h"
 #include "heed/cuda/shared_tile.h"
+#include "heed/engines/recurrence/cuda/channel_operands.h"
 #include "heed/engines/recurrence/cuda/params.h"
 
 namespace heed::recurrence::cuda {
 
-inline constexpr int kTileTokens = 64, kChunk = 16, kStrip = 64;
-inline constexpr int kChunkThreads = kStrip / 16 * heed::cuda::kWarp;
-
-// A log decay below counts as this, whose exponential is 0 in f32, so that differences of sums stay finite.
-inline constexpr float kForgets = -110;
-
-template <int kKeys>
+// `kByChannel`: channels decay each by itself, or are mapped.
+template <int kKeys, bool kByChannel>
 struct ChunkShape {
   static constexpr int kChannels = kKeys;
-  using KeyTile = heed::cuda::SharedTile<kTileTokens, kKeys>;
-  using ValueTile = heed::cuda::SharedTile<kTileTokens, kStrip>;
+  static constexpr bool kOfChannels = kByChannel;
+  static constexpr int kTile = kByChannel ? kChunk : 64;  // tokens that are copied together
+  using KeyTile = heed::cuda::SharedTile<kTile, kKeys>;
+  using ValueTile = heed::cuda::SharedTile<kTile, kStrip>;
+  static constexpr int kDecayBytes = kByChannel ? heed::cuda::SharedTile<kChunk, 2 * kKeys>::kBytes : 0;
+  static constexpr int kNumberBytes = 2 * kTile * static_cast<int>(sizeof(float));
+
   // Two tiles of each tensor: one is computed while the next is copied.
   static constexpr int StageBytes(bool has_read_key) {
-    return (has_read_key ? 3 : 2) * KeyTile::kBytes + ValueTile::kBytes + 2 * kTileTokens * static_cast<int>(sizeof(float));
+    return (has_read_key ? 3 : 2) * KeyTile::kBytes + ValueTile::kBytes + kDecayBytes + kNumberBytes;
   }
-  static constexpr int SharedBytes(bool has_read_key) { return 2 * StageBytes(has_read_key); }
+  static constexpr int SharedBytes(bool delta, bool has_read_key) {
+    const int operands = delta ? 3 : 2;
+    return 2 * StageBytes(has_read_key) +
+           (kByChannel ? operands * heed::cuda::kPieces * KeyTile::kBytes + kKeys * static_cast<int>(sizeof(float)) : 0);
+  }
 };
 
-template <class M, DType kDType, int kKeys, bool kDelta>
+template <class M, DType kDType, int kKeys, bool kByChannel, bool kDelta>
 class ChunkBlock {
-  using Shape = ChunkShape<kKeys>;
+  using Shape = ChunkShape<kKeys, kByChannel>;
+  using Operands = ChannelOperands<M, kDType, kKeys>;
+  static constexpr int kTile = Shape::kTile;
   static constexpr int kExact = heed::cuda::kExactPieces<kDType>;
   static constexpr int kPieces = heed::cuda::kPieces;
+  static constexpr int kOfRow = kByChannel ? kPieces : kExact;  // of queries and keys
   using Pairs = float[2][4];  // [half of the tokens][...], 16 x 16 as results of products
 
  public:
   HEED_DEVICE ChunkBlock(M& m, const ChunkParams& p)
       : m_(m), p_(p), s_(p.sequences[m.block(2)]), head_(m.block(1)), part_(m.block(0) % p.parts),
         segment_(m.block(0) / p.parts), lane_(m.thread() % heed::cuda::kWarp), warp_(m.thread() / heed::cuda::kWarp),
-        has_read_key_(kDelta && p.read_key.data != nullptr), decays_(p.decay != DecayKind::kNone) {}
+        has_read_key_(kDelta && p.read_key.data != nullptr), decays_(!kByChannel && p.decay != DecayKind::kNone),
+        operands_(m.shared() + 2 * Shape::StageBytes(has_read_key_), kDelta) {}
 
   HEED_DEVICE void Run() {
     const int64_t begin = segment_ * p_.segment_tokens;
@@ -138,18 +149,21 @@ class ChunkBlock {
     bool has_read_key;
     HEED_DEVICE typename Shape::KeyTile queries() const { return typename Shape::KeyTile(at); }
     HEED_DEVICE typename Shape::KeyTile keys() const { return typename Shape::KeyTile(at + Shape::KeyTile::kBytes); }
-    HEED_DEVICE typename Shape::KeyTile read_keys() const {
+    HEED_DEVICE typename Shape::KeyTile read_keys() const {  // the keys, unless they are others
       return typename Shape::KeyTile(at + (has_read_key ? 2 : 1) * Shape::KeyTile::kBytes);
     }
     HEED_DEVICE typename Shape::ValueTile values() const {
       return typename Shape::ValueTile(at + (has_read_key ? 3 : 2) * Shape::KeyTile::kBytes);
     }
-    // Of each token: the sum of log decays since the first of its chunk, and beta.
-    HEED_DEVICE float* sums() const { return reinterpret_cast<float*>(values_end()); }
-    HEED_DEVICE float* betas() const { return sums() + kTileTokens; }
+    HEED_DEVICE typename Operands::DecayTile log_decays() const {
+      return typename Operands::DecayTile(numbers() - Shape::kDecayBytes);
+    }
+    // Of each token: the sum of log decays since the first of its chunk, or its own where channels decay; and beta.
+    HEED_DEVICE float* sums() const { return reinterpret_cast<float*>(numbers()); }
+    HEED_DEVICE float* betas() const { return sums() + kTile; }
 
    private:
-    HEED_DEVICE char* values_end() const { return at + Shape::StageBytes(has_read_key) - 2 * kTileTokens * sizeof(float); }
+    HEED_DEVICE char* numbers() const { return at + Shape::StageBytes(has_read_key) - Shape::kNumberBytes; }
   };
   HEED_DEVICE Stage StageAt(int64_t tile) const {
     return {m_.shared() + (tile % 2 == 0 ? 0 : Shape::StageBytes(has_read_key_)), has_read_key_};
@@ -162,11 +176,18 @@ class ChunkBlock {
                 [&](int i) -> const uint16_t* { return RowAt(rows, of_sequence, key_head, first + i); });
     };
     if (!p_.to_borders) copy(stage.queries(), p_.q, s_.q);
-    copy(stage.keys(), p_.k, s_.k);
+    if (!p_.complement_keys) copy(stage.keys(), p_.k, s_.k);
     if (has_read_key_) copy(stage.read_keys(), p_.read_key, s_.read_key);
     stage.values().Copy(m_, p_.aligned, columns(), count, [&](int i) -> const uint16_t* {
       return RowAt(p_.v, s_.v, head_, first + i, part_ * kStrip);
     });
+    if (kByChannel && p_.decay == DecayKind::kKey) {
+      const int halves = p_.log_decay.dtype == DType::kF32 ? 2 : 1;
+      stage.log_decays().Copy(m_, p_.decays_aligned, halves * p_.key_size, count, [&](int i) -> const uint16_t* {
+        return static_cast<const uint16_t*>(p_.log_decay.data) +
+               halves * (s_.log_decay + (first + i) * p_.log_decay.token_stride + head_ * p_.log_decay.head_stride);
+      });
+    }
     m_.CommitCopies();
   }
 
@@ -181,18 +202,16 @@ class ChunkBlock {
       return heed::cuda::LoadFloat<M>(rows.data, rows.dtype,
                                       of_sequence + (first + m_.thread()) * rows.token_stride + head_ * rows.head_stride);
     };
-    if (decays_) {
-      const float x = p_.decay == DecayKind::kConstant ? p_.log_decays[head_] : load(p_.log_decay, s_.log_decay);
-      numbers.log_decay = x > 0 ? 0 : x < kForgets ? kForgets : x;  // NaN stays
-    }
+    if (p_.decay == DecayKind::kConstant) numbers.log_decay = LogDecay(p_.log_decays[head_]);
+    if (p_.decay == DecayKind::kToken) numbers.log_decay = LogDecay(load(p_.log_decay, s_.log_decay));
     if constexpr (kDelta) numbers.beta = p_.beta.data == nullptr ? 1 : load(p_.beta, s_.beta);
     return numbers;
   }
   HEED_DEVICE void PutNumbers(const Stage& stage, Numbers numbers) const {
-    if (m_.thread() >= kTileTokens) return;  // whole warps
+    if (m_.thread() >= kTile) return;  // whole warps, where there are sums
     float sum = numbers.log_decay;
     HEED_DEVICE_UNROLL
-    for (int distance = 1; distance < kChunk; distance *= 2) {
+    for (int distance = 1; distance < kChunk && !kByChannel; distance *= 2) {
       const float before = m_.Shuffle(sum, (lane_ - distance) & (heed::cuda::kWarp - 1));
       if (lane_ % kChunk >= distance) sum += before;
     }
@@ -202,15 +221,15 @@ class ChunkBlock {
 
   // The tokens of a segment.
   HEED_DEVICE void Walk(int64_t begin, int64_t end) {
-    const auto count_at = [&](int64_t first) { return static_cast<int>(end - first < kTileTokens ? end - first : kTileTokens); };
+    const auto count_at = [&](int64_t first) { return static_cast<int>(end - first < kTile ? end - first : kTile); };
     if (begin >= end) return;
     m_.Sync();  // all are done with another segment's
     CopyTile(StageAt(0), begin, count_at(begin));
     PutNumbers(StageAt(0), NumbersOf(begin, count_at(begin)));
     int64_t tile = 0;
-    for (int64_t first = begin; first < end; first += kTileTokens, ++tile) {
+    for (int64_t first = begin; first < end; first += kTile, ++tile) {
       const Stage stage = StageAt(tile), next = StageAt(tile + 1);
-      const int64_t after = first + kTileTokens;
+      const int64_t after = first + kTile;
       const int count = count_at(first);
       m_.template WaitCopies<0>();
       m_.Sync();
@@ -219,8 +238,10 @@ class ChunkBlock {
         CopyTile(next, after, count_at(after));
         numbers = NumbersOf(after, count_at(after));
       }
-      if (16 * warp_ < columns()) {
-        for (int row = 0; row < count; row += kChunk) Chunk(stage, row);
+      if constexpr (kByChannel) {
+        ChunkOfChannels(stage, count);
+      } else if (16 * warp_ < columns()) {
+        for (int row = 0; row < count; row += kChunk) Chunk(stage, row, 0, kChunk);
       }
       if (after < end) PutNumbers(next, numbers);
       if (p_.to_borders) continue;
@@ -230,26 +251,53 @@ class ChunkBlock {
     }
   }
 
-  // 16 tokens, from row `row` of the tile on.
-  HEED_DEVICE void Chunk(const Stage& stage, int row) {
+  // A tile of as many tokens as a chunk has.
+  HEED_DEVICE void ChunkOfChannels(const Stage& stage, int count) {
+    const typename Operands::Source source = {stage.queries(), stage.keys(), stage.read_keys(), stage.log_decays(), stage.sums()};
+    const auto compute = [&](int begin, int end) {
+      DecayChannels();
+      Chunk(stage, 0, begin, end);
+      DecayChannels();
+    };
+    const bool mine = operands_.Make(m_, p_, source, 0, count);
+    if (!m_.SyncOr(mine)) return compute(0, count);
+    for (int t = 0; t < count; ++t) {
+      m_.Sync();  // all are done with the operands before
+      operands_.Make(m_, p_, source, t, t + 1);
+      m_.Sync();
+      compute(t, t + 1);
+    }
+  }
+  HEED_DEVICE void DecayChannels() {
+    if (p_.decay == DecayKind::kNone) return;
+    HEED_DEVICE_UNROLL
+    for (int e = 0; e < kKeys / 8; ++e) {
+      const float* decays = operands_.decays() + 8 * e + lane_ % 4 * 2;
+      HEED_DEVICE_UNROLL
+      for (int i = 0; i < 4; ++i) state_[e][i] = Decayed(state_[e][i], decays[i % 2]);
+    }
+  }
+
+  // The tokens of [begin, end) among the 16 from row `row` of the tile on.
+  HEED_DEVICE void Chunk(const Stage& stage, int row, int begin, int end) {
     const float* sums = stage.sums() + row;
     const bool outputs = !p_.to_borders;
     Pairs pairs = {}, errors = {}, o = {}, found = {};
     HEED_DEVICE_UNROLL
     for (int e = 0; e < kKeys / 16; ++e) {
       if (16 * e >= p_.key_size) break;
-      uint32_t state[kPieces][4], keys[kExact][4];
+      uint32_t state[kPieces][4], keys[kOfRow][4];
       heed::cuda::SplitResults<M>(state_[2 * e], state_[2 * e + 1], state);
-      Rows(stage.keys(), row, 16 * e, keys);
+      RowsOf(stage.keys(), [&](int piece) { return operands_.keys(piece); }, row, 16 * e, keys);
       if (outputs) {
-        uint32_t queries[kExact][4];
-        Rows(stage.queries(), row, 16 * e, queries);
+        uint32_t queries[kOfRow][4];
+        RowsOf(stage.queries(), [&](int piece) { return operands_.queries(piece); }, row, 16 * e, queries);
         MultiplyRows(queries, keys, pairs);
         MultiplyRows(state, queries, o);
       }
       if constexpr (kDelta) {
-        uint32_t read_keys[kExact][4];
-        Rows(stage.read_keys(), row, 16 * e, read_keys);
+        uint32_t read_keys[kOfRow][4];
+        RowsOf(stage.read_keys(), [&](int piece) { return operands_.read_keys(piece); }, row, 16 * e, read_keys);
         MultiplyRows(read_keys, keys, errors);
         MultiplyRows(state, read_keys, found);
       }
@@ -259,9 +307,11 @@ class ChunkBlock {
     {
       uint32_t r[4];
       stage.values().LoadTransposed(m_, row, 16 * warp_, r);
-      const uint32_t turned[4] = {r[0], r[2], r[1], r[3]};
+      uint32_t turned[4] = {r[0], r[2], r[1], r[3]};
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 8; ++i) {
+        const int t = ColumnOf(i);
+        if (t < begin || t >= end) turned[i / 2] &= 0xFFFF0000u >> (i % 2 * 16);  // outputs stand there
         written[i / 4][i % 4] = M::template Widen<kDType>(static_cast<uint16_t>(turned[i / 2] >> (i % 2 * 16)));
       }
       heed::cuda::ToPieces<kDType, M>(turned, values);
@@ -273,19 +323,21 @@ class ChunkBlock {
       for (int i = 0; i < 8; ++i) {
         errors[i / 4][i % 4] *= -betas[RowOf(i)];
         const int t = ColumnOf(i);
-        written[i / 4][i % 4] = betas[t] * (written[i / 4][i % 4] - Decay(sums[t]) * found[i / 4][i % 4]);
+        float& x = written[i / 4][i % 4];
+        x = t < begin || t >= end ? 0 : betas[t] * (x - (decays_ ? Exp<M>(sums[t]) : 1) * found[i / 4][i % 4]);
       }
       AddCausally<true>(errors, written, written);
     }
     if (outputs) {
       WeighPairs(sums, pairs);
       HEED_DEVICE_UNROLL
-      for (int i = 0; i < 8; ++i) o[i / 4][i % 4] *= Decay(sums[ColumnOf(i)]);
+      for (int i = 0; i < 8; ++i) o[i / 4][i % 4] *= decays_ ? Exp<M>(sums[ColumnOf(i)]) : 1;
       AddWritten(pairs, written, values, o);
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 8; ++i) {
+        const int t = ColumnOf(i);
         const uint32_t pair = M::template Pack<kDType>(p_.scale * o[i / 4][i % 4], 0);
-        stage.values().Put(row + ColumnOf(i), 16 * warp_ + RowOf(i), static_cast<uint16_t>(pair));
+        if (t >= begin && t < end) stage.values().Put(row + t, 16 * warp_ + RowOf(i), static_cast<uint16_t>(pair));
       }
     }
     AddToState(stage, row, sums, written, values);
@@ -295,13 +347,17 @@ class ChunkBlock {
   HEED_DEVICE int RowOf(int i) const { return lane_ / 4 + i / 2 % 2 * 8; }
   HEED_DEVICE int ColumnOf(int i) const { return lane_ % 4 * 2 + i % 2 + i / 4 * 8; }
 
-  static HEED_DEVICE float Decay(float sum) { return M::Exp2(sum * 1.44269504f); }
-
-  template <class Tile>
-  HEED_DEVICE void Rows(const Tile& tile, int row, int column, uint32_t (&pieces)[kExact][4]) const {
-    uint32_t r[4];
-    tile.LoadRows(m_, row, column, r);
-    heed::cuda::ToPieces<kDType, M>(r, pieces);
+  // 16 rows of a tile, or of its operands by piece.
+  template <class Tile, class OperandOf>
+  HEED_DEVICE void RowsOf(const Tile& tile, const OperandOf& operand, int row, int column, uint32_t (&pieces)[kOfRow][4]) const {
+    if constexpr (kByChannel) {
+      HEED_DEVICE_UNROLL
+      for (int piece = 0; piece < kPieces; ++piece) operand(piece).LoadRows(m_, row, column, pieces[piece]);
+    } else {
+      uint32_t r[4];
+      tile.LoadRows(m_, row, column, r);
+      heed::cuda::ToPieces<kDType, M>(r, pieces);
+    }
   }
   // a b^T, of 16 rows each.
   template <int kA, int kB>
@@ -316,7 +372,7 @@ class ChunkBlock {
     for (int i = 0; i < 8; ++i) {
       const int t = RowOf(i), j = ColumnOf(i);
       float& x = pairs[i / 4][i % 4];
-      x = j > t ? 0 : decays_ ? x * Decay(sums[t] - sums[j]) : x;
+      x = j > t ? 0 : decays_ ? x * Exp<M>(sums[t] - sums[j]) : x;
     }
   }
 
@@ -361,41 +417,38 @@ class ChunkBlock {
   HEED_DEVICE void AddToState(const Stage& stage, int row, const float* sums, const Pairs& written,
                               const uint32_t (&values)[kExact][4]) {
     if (decays_) {
-      const float less_one = expm1f(sums[kChunk - 1]);
-      if (less_one > -0.5f) {  // not rounded as the decay itself is
-        ForTiles([&](float& x) { x += less_one * x; });
-      } else {
-        const float decay = Decay(sums[kChunk - 1]);
-        ForTiles([&](float& x) { x *= decay; });
+      const float decay = DecayOf<M>(sums[kChunk - 1]);
+      HEED_DEVICE_UNROLL
+      for (int e = 0; e < kKeys / 8; ++e) {
+        HEED_DEVICE_UNROLL
+        for (int i = 0; i < 4; ++i) state_[e][i] = Decayed(state_[e][i], decay);
       }
     }
     if (!kDelta && !decays_) return AddProducts(stage, row, values);
     Pairs decayed;
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
-      const float decay = decays_ ? Decay(sums[kChunk - 1] - sums[ColumnOf(i)]) : 1;
+      const float decay = decays_ ? Exp<M>(sums[kChunk - 1] - sums[ColumnOf(i)]) : 1;
       decayed[i / 4][i % 4] = decay * written[i / 4][i % 4];
     }
     uint32_t rows[kPieces][4];
     heed::cuda::SplitResults<M>(decayed[0], decayed[1], rows);
     AddProducts(stage, row, rows);
   }
-  template <class F>
-  HEED_DEVICE void ForTiles(const F& f) {
-    HEED_DEVICE_UNROLL
-    for (int e = 0; e < kKeys / 8; ++e) {
-      HEED_DEVICE_UNROLL
-      for (int i = 0; i < 4; ++i) f(state_[e][i]);
-    }
-  }
   template <int kCount>
   HEED_DEVICE void AddProducts(const Stage& stage, int row, const uint32_t (&rows)[kCount][4]) {
     HEED_DEVICE_UNROLL
     for (int e = 0; e < kKeys / 16; ++e) {
       if (16 * e >= p_.key_size) break;
-      uint32_t r[4], keys[kExact][4];
-      stage.keys().LoadTransposed(m_, row, 16 * e, r);
-      heed::cuda::ToPieces<kDType, M>(r, keys);
+      uint32_t keys[kOfRow][4];
+      if constexpr (kByChannel) {
+        HEED_DEVICE_UNROLL
+        for (int piece = 0; piece < kPieces; ++piece) operands_.keys(piece).LoadTransposed(m_, row, 16 * e, keys[piece]);
+      } else {
+        uint32_t r[4];
+        stage.keys().LoadTransposed(m_, row, 16 * e, r);
+        heed::cuda::ToPieces<kDType, M>(r, keys);
+      }
       heed::cuda::MultiplyPieces(m_, rows, heed::cuda::WordsOf(keys, 0, 1).at, state_[2 * e]);
       heed::cuda::MultiplyPieces(m_, rows, heed::cuda::WordsOf(keys, 2, 3).at, state_[2 * e + 1]);
     }
@@ -405,7 +458,8 @@ class ChunkBlock {
   const ChunkParams& p_;
   const DeviceSequence& s_;
   const int head_, part_, segment_, lane_, warp_;
-  const bool has_read_key_, decays_;
+  const bool has_read_key_, decays_;  // decays_: by one number per token
+  const Operands operands_;
   float state_[kKeys / 8][4] = {};  // S^T, of 16 columns
 };
 

@@ -33,7 +33,8 @@ struct DeviceSequence {
 inline constexpr int kMostSequences = 64;
 inline constexpr int kMostDecays = 1024;  // constants of heads
 
-enum class DecayKind : int32_t { kNone, kConstant, kToken };
+enum class DecayKind : int32_t { kNone, kConstant, kToken, kKey };
+enum class Map : int32_t { kIdentity, kElu1, kRelu, kReluSquared, kExp };  // phi
 
 struct ChunkParams {
   DeviceRows q, k, v, o, log_decay, beta, read_key;  // read_key: the keys, unless it is theirs
@@ -43,9 +44,12 @@ struct ChunkParams {
   int32_t parts;             // strips of columns
   bool to_borders;           // states at the ends of segments are computed, and nothing else
   bool aligned;              // rows of q, k, v, o and read keys begin at multiples of 16 bytes
+  bool decays_aligned;       // those of log decays of channels do
+  bool complement_keys;      // k = 1 - exp(log_decay), k is absent
   int32_t group, heads, key_size, value_size;
   float scale;
   DecayKind decay;
+  Map query_map, key_map;
   float log_decays[kMostDecays] = {};
   DeviceSequence sequences[kMostSequences] = {};
 };

@@ -1,0 +1,149 @@
+// Queries and keys of a chunk whose channels decay each by itself, or are mapped, as pieces in shared memory.
+//
+// With G_t the sum of a channel's log decays from the first of these tokens to token t, and H half of that of all of them,
+//
+//   q~_t = exp(G_t - H) phi(q_t),  k~_t = exp(H - G_t) phi(k_t)
+//
+// so that a query's product with a key has the decays between them, and a state that decayed by exp(H) is read by the one and
+// written by the other before it decays by exp(H) again. No exponent is above -H: where that is too much for f32, tokens are
+// taken one by one.
+#ifndef HEED_ENGINES_RECURRENCE_CUDA_CHANNEL_OPERANDS_H_
+#define HEED_ENGINES_RECURRENCE_CUDA_CHANNEL_OPERANDS_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "heed/core/dtype.h"
+#include "heed/cuda/machine.h"
+#include "heed/cuda/pieces.h"
+#include "heed/cuda/shared_tile.h"
+#include "heed/engines/recurrence/cuda/params.h"
+
+namespace heed::recurrence::cuda {
+
+inline constexpr int kChunk = 16, kStrip = 64;  // tokens; columns of a block
+inline constexpr int kChunkThreads = kStrip / 16 * heed::cuda::kWarp;
+
+// A log decay below counts as this, whose exponential is 0 in f32, so that differences of sums stay finite.
+inline constexpr float kForgets = -110;
+HEED_DEVICE float LogDecay(float x) { return x > 0 ? 0 : x < kForgets ? kForgets : x; }  // NaN stays
+
+template <class M>
+HEED_DEVICE float Exp(float x) {
+  return M::Exp2(x * 1.44269504f);
+}
+
+// What decays: 0 or less is a factor less one, which is not rounded as the factor is.
+template <class M>
+HEED_DEVICE float DecayOf(float log_decay) {
+  const float less_one = expm1f(log_decay), decay = Exp<M>(log_decay);
+  return less_one > -0.5f || decay == 0 ? less_one : decay;
+}
+HEED_DEVICE float Decayed(float x, float decay) { return decay <= 0 ? x + decay * x : x * decay; }
+
+// phi, of a query or a key.
+template <class M>
+HEED_DEVICE float Mapped(Map map, float x) {
+  switch (map) {
+    case Map::kIdentity: return x;
+    case Map::kElu1: return x > 0 ? x + 1 : Exp<M>(x);
+    case Map::kRelu: return x < 0 ? 0 : x;
+    case Map::kReluSquared: return x < 0 ? 0 : x * x;
+    case Map::kExp: return Exp<M>(x > 80 ? 80 : x);
+  }
+  return x;
+}
+
+template <class M, DType kDType, int kKeys>
+class ChannelOperands {
+ public:
+  using Tile = heed::cuda::SharedTile<kChunk, kKeys>;
+  using DecayTile = heed::cuda::SharedTile<kChunk, 2 * kKeys>;  // of f32, or in its first half of 16 bits
+
+  static constexpr int Bytes(bool has_read_keys) {
+    return (has_read_keys ? 3 : 2) * heed::cuda::kPieces * Tile::kBytes + kKeys * static_cast<int>(sizeof(float));
+  }
+
+  HEED_DEVICE ChannelOperands(char* at, bool has_read_keys) : at_(at), has_read_keys_(has_read_keys) {}
+
+  HEED_DEVICE Tile queries(int piece) const { return TileAt(piece); }
+  HEED_DEVICE Tile keys(int piece) const { return TileAt(heed::cuda::kPieces + piece); }
+  HEED_DEVICE Tile read_keys(int piece) const { return TileAt(2 * heed::cuda::kPieces + piece); }
+  // [kKeys], exp(H) as Decayed() takes it.
+  HEED_DEVICE float* decays() const {
+    return reinterpret_cast<float*>(at_ + (has_read_keys_ ? 3 : 2) * heed::cuda::kPieces * Tile::kBytes);
+  }
+
+  // What a chunk has been copied into.
+  struct Source {
+    Tile queries, keys, read_keys;
+    DecayTile log_decays;
+    const float* log_decays_of_heads;  // [kChunk], where channels share them
+  };
+
+  // Of tokens [begin, end), with zeros for others. True if a thread found them too many for these decays.
+  HEED_DEVICE bool Make(M& m, const ChunkParams& p, const Source& from, int begin, int end) const {
+    constexpr int kPairs = kKeys / 2, kOwn = kChunk * kPairs / kChunkThreads;  // channels together; tokens of a thread
+    const int channel = m.thread() % kPairs * 2, first = m.thread() / kPairs * kOwn;
+    const auto log_decay = [&](int t, int c) -> float {
+      if (t < begin || t >= end || p.decay == DecayKind::kNone) return 0;
+      if (p.decay != DecayKind::kKey) return from.log_decays_of_heads[t];
+      if (p.log_decay.dtype == DType::kF32) return LogDecay(*reinterpret_cast<const float*>(from.log_decays.At(t, 2 * c)));
+      return LogDecay(heed::cuda::LoadFloat<M>(from.log_decays.At(t, c), p.log_decay.dtype, 0));
+    };
+    float sums[kOwn][2], total[2] = {0, 0};
+    const auto add = [&](int t) {
+      for (int i = 0; i < 2; ++i) total[i] += log_decay(t, channel + i);
+    };
+    for (int t = 0; t < first; ++t) add(t);
+    HEED_DEVICE_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      add(first + i);
+      sums[i][0] = total[0];
+      sums[i][1] = total[1];
+    }
+    for (int t = first + kOwn; t < kChunk; ++t) add(t);
+    const float half[2] = {total[0] / 2, total[1] / 2};
+    if (first == 0) {
+      for (int i = 0; i < 2; ++i) decays()[channel + i] = DecayOf<M>(half[i]);
+    }
+    HEED_DEVICE_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      const int t = first + i;
+      const float later[2] = {sums[i][0] - half[0], sums[i][1] - half[1]};
+      const auto put = [&](int which, Map map, float sign, const auto& element) {
+        float x[2];
+        for (int k = 0; k < 2; ++k) {
+          const bool exists = t >= begin && t < end && channel + k < p.key_size;
+          x[k] = exists ? Mapped<M>(map, element(channel + k)) * Exp<M>(sign * later[k]) : 0;
+        }
+        uint32_t pieces[heed::cuda::kPieces][1];
+        heed::cuda::Split<M>(x[0], x[1], 0, pieces);
+        for (int piece = 0; piece < heed::cuda::kPieces; ++piece) {
+          TileAt(which * heed::cuda::kPieces + piece).PutPair(t, channel, pieces[piece][0]);
+        }
+      };
+      const auto of = [&](const Tile& tile) {
+        return [&tile, t](int c) { return M::template Widen<kDType>(*tile.At(t, c)); };
+      };
+      if (!p.to_borders) put(0, p.query_map, 1, of(from.queries));
+      if (p.complement_keys) {
+        put(1, Map::kIdentity, -1, [&](int c) { return -expm1f(log_decay(t, c)); });
+      } else {
+        put(1, p.key_map, -1, of(from.keys));
+      }
+      if (has_read_keys_) put(2, p.key_map, 1, of(from.read_keys));
+    }
+    return !(total[0] >= kForgets && total[1] >= kForgets);
+  }
+
+ private:
+  HEED_DEVICE Tile TileAt(int i) const { return Tile(at_ + i * Tile::kBytes); }
+
+  char* const at_;
+  const bool has_read_keys_;
+};
+
+}  // namespace heed::recurrence::cuda
+
+#endif  // HEED_ENGINES_RECURRENCE_CUDA_CHANNEL_OPERANDS_H_
