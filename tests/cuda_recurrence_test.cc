@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <deque>
@@ -36,6 +37,8 @@ class OnDevice {
       if (!on_host) move(problem_.inputs[i]);
     }
     for (ConstTensorView& t : problem_.initial) move(t);
+    for (ConstTensorView& t : problem_.d_final) move(t);
+    move(problem_.d_o);
     for (const TensorView& t : outputs) outputs_.push_back(tensors_.emplace_back(device, t).view());
     first_output_ = tensors_.size() - outputs.size();
   }
@@ -53,19 +56,27 @@ class OnDevice {
   size_t first_output_ = 0;
 };
 
-// The mechanism with its forward pass and its steps on a device.
+std::vector<ConstTensorView> ViewsOf(const std::vector<Buffer>& buffers) {
+  std::vector<ConstTensorView> views;
+  for (const Buffer& buffer : buffers) views.push_back(buffer.view());
+  return views;
+}
+
+bool HasGradients(const std::string& name) { return name == "linear_attention" || name == "simple_gla" || name == "gla"; }
+
+// The mechanism on a device, its gradients too if there are any.
 mechanism::Mechanism Moved(const TestDevice& device, const mechanism::Mechanism& m) {
   const auto moved = [&device, m](const auto& call) {
     return [&device, m, call](Context& ctx, const Problem& p, Views outputs) {
-      const Views forward = outputs.first(p.num_forward);
-      const OnDevice on_device(device, m, p, forward);
+      const OnDevice on_device(device, m, p, outputs);
       call(ctx, on_device.problem(), on_device.outputs());
-      on_device.Download(forward);
+      on_device.Download(outputs);
     };
   };
   mechanism::Mechanism result = m;
   result.forward = moved(m.forward);
   result.step = moved(m.step);
+  if (HasGradients(m.name)) result.backward = moved(m.backward);
   return result;
 }
 
@@ -137,34 +148,38 @@ TEST_P(CudaRecurrenceTest, RandomProblemsAgreeWithTheReference) {
   const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 20);
   for (const recurrent::Mechanism& m : Mechanisms()) {
     const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
-    for (const DType dtype : {DType::kBF16, DType::kF16}) {
-      Comparison closest;
-      for (uint64_t seed = first; seed < first + count; ++seed) {
-        cuda::SetEmulatedSeed(seed);
-        const Case c = recurrent::RandomCase(moved, m.definition, dtype, seed);
-        if (c.title.find(" log_decay_v[") != std::string::npos) continue;  // not taken yet
-        ASSERT_NO_FATAL_FAILURE(Agrees(c, &closest));
-      }
-      Print(m.name + m.of_problems.options + " " + Name(dtype), closest);
+    Comparison closest;
+    for (uint64_t seed = first; seed < first + count; ++seed) {
+      cuda::SetEmulatedSeed(seed);
+      const Case c = recurrent::RandomCase(moved, m.definition, DType::kBF16, seed);
+      const bool columns_decay = c.title.find(" log_decay_v[") != std::string::npos;
+      if (columns_decay && c.title.find(" d_o[") != std::string::npos && c.outputs.size() > 2) continue;  // has no gradients
+      ASSERT_NO_FATAL_FAILURE(Agrees(c, &closest));
     }
+    Print(m.name + m.of_problems.options, closest);
   }
 }
 
 TEST_P(CudaRecurrenceTest, SizesAndVariantsAgreeWithTheReference) {
   constexpr Sizes kSizes[] = {
       // B, Tq, Tk, Hq, Hkv, D, Dv
-      {1, 1, 1, 1, 1, 1, 1}, {2, 70, 70, 4, 2, 64, 64}, {1, 150, 150, 1, 1, 128, 130}, {1, 40, 40, 2, 1, 200, 24}};
+      {1, 70, 70, 2, 1, 33, 24}, {1, 17, 17, 1, 1, 64, 64}, {1, 34, 34, 1, 1, 128, 130}, {1, 20, 20, 2, 1, 200, 24},
+      {1, 20, 20, 2, 1, 24, 200}};
   for (const recurrent::Mechanism& m : Mechanisms()) {
     const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
     Comparison closest;
     for (const Sizes& sizes : kSizes) {
       for (const char* variant : {"", "state", "reverse", "lengths=62", "strong", "vanishing", "faint+state"}) {
-        if (sizes.D > 64 && *variant != 0) continue;
-        const CaseRequest request = {.sizes = sizes, .dtype = DType::kBF16, .seed = 3, .variant = variant};
-        ASSERT_NO_FATAL_FAILURE(Agrees(recurrent::MakeCase(moved, m.definition, request), &closest));
+        if (sizes.D != 33 && *variant != 0) continue;
+        if (sizes.D > 128 && m.definition.delta != recurrence::Delta::kNone) continue;
+        for (const std::string pass : {"forward", "backward", "step"}) {
+          if (pass == "backward" ? !HasGradients(m.name) : pass == "step" && *variant != 0) continue;
+          const CaseRequest request = {.sizes = sizes, .dtype = DType::kBF16, .seed = 3, .pass = pass, .variant = variant};
+          ASSERT_NO_FATAL_FAILURE(Agrees(recurrent::MakeCase(moved, m.definition, request), &closest));
+        }
       }
     }
-    Print(m.name, closest);
+    Print(m.name + m.of_problems.options, closest);
   }
 }
 
@@ -203,6 +218,30 @@ TEST_P(CudaRecurrenceTest, BitsDoNotDependOnSegments) {
     const Results cut = Run(p.Views());
     EXPECT_TRUE(SameBits(whole.o.view(), cut.o.view())) << multiprocessors;
     EXPECT_TRUE(SameBits(whole.state.view(), cut.state.view())) << multiprocessors;
+  }
+}
+
+TEST_P(CudaRecurrenceTest, BitsOfGradientsDoNotDependOnSegments) {
+  for (const char* name : {"simple_gla", "gla"}) {
+    const recurrent::Mechanism& m = *FindOp(name).recurrent;
+    const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
+    const Case c = recurrent::MakeCase(
+        moved, m.definition,
+        {.sizes = {1, 590, 590, 1, 1, 9, 10}, .dtype = DType::kBF16, .pass = "backward", .variant = "state"});
+    const auto run = [&](int multiprocessors) {
+      cuda::SetEmulatedMultiprocessors(multiprocessors);
+      std::vector<Buffer> buffers;
+      std::vector<TensorView> views;
+      for (const OutputSpec& output : c.outputs) views.push_back(buffers.emplace_back(output.dtype, output.sizes).view());
+      c.run(ctx_, views);
+      return buffers;
+    };
+    const std::vector<Buffer> whole = run(1), cut = run(100);
+    for (size_t i = 0; i < whole.size(); ++i) {
+      EXPECT_TRUE(SameBits(whole[i].view(), cut[i].view())) << name << " " << c.outputs[i].name;
+    }
+    const Comparison result = CompareResults(c, ViewsOf(cut));
+    EXPECT_TRUE(result.ok) << result.message;
   }
 }
 
@@ -337,8 +376,12 @@ TEST_P(CudaRecurrenceTest, WhatItDoesNotTakeIsSaid) {
     const Problems p(dtype, 1, 4, 1, K, 8);
     return Refusal<Unsupported>([&] { Run(p.Views()); });
   };
-  EXPECT_THAT(refusal(DType::kF32, 8), HasSubstr("recurrence_cuda computes bf16 and f16, not f32"));
-  EXPECT_THAT(refusal(DType::kBF16, 257), HasSubstr("recurrence_cuda takes up to 256 key channels"));
+  EXPECT_THAT(refusal(DType::kF32, 8), HasSubstr("recurrence_cuda computes bf16, not f32"));
+  EXPECT_EQ(refusal(DType::kBF16, 257), "nothing is thrown");
+  const recurrent::Mechanism& delta = *FindOp("delta_rule").recurrent;
+  const Case wide = recurrent::MakeCase(Moved(*GetParam(), delta.of_problems), delta.definition,
+                                        {.sizes = {1, 4, 4, 1, 1, 129, 8}, .dtype = DType::kBF16, .variant = ""});
+  EXPECT_THAT(Refusal<Unsupported>([&] { Compare(wide, ctx_); }), HasSubstr("computes delta rules of up to 128 key channels"));
 }
 
 TEST_P(CudaRecurrenceTest, TensorsOfSeveralDevicesAreRefused) {
@@ -370,19 +413,17 @@ TEST_P(CudaRecurrenceTest, TensorsOfSeveralDevicesAreRefused) {
   EXPECT_THAT(refusal(of_host_state, device_o.view()), HasSubstr("initial_state is on the CPU, expected cuda:0"));
 }
 
-TEST_P(CudaRecurrenceTest, NoBackwardPassIsSaid) {
-  const Problems p(DType::kBF16, 1, 4, 1, 8, 8);
-  const DeviceTensor q(*GetParam(), p.q.view()), k(*GetParam(), p.k.view()), v(*GetParam(), p.v.view()),
-      log_decay(*GetParam(), p.log_decay.view()), dq(*GetParam(), p.q.view());
-  recurrent::BackwardInputs in;
-  in.q = q.view();
-  in.k = k.view();
-  in.v = in.d_o = v.view();
-  in.log_decay = log_decay.view();
-  recurrent::Gradients out;
-  out.dq = dq.view();
-  EXPECT_THAT(Refusal<Unsupported>([&] { simple_gla::Backward(ctx_, in, {}, out); }),
-              HasSubstr("recurrence_cuda has no backward pass"));
+TEST_P(CudaRecurrenceTest, GradientsThatItHasNotAreSaid) {
+  for (const char* name : {"delta_rule", "hgrn2", "retention"}) {
+    const recurrent::Mechanism& m = *FindOp(name).recurrent;
+    mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
+    moved.backward = [&, host = m.of_problems.backward](Context& ctx, const Problem& p, Views outputs) {
+      host(ctx, OnDevice(*GetParam(), m.of_problems, p, outputs).problem(), OnDevice(*GetParam(), m.of_problems, p, outputs).outputs());
+    };
+    const Case c = recurrent::MakeCase(
+        moved, m.definition, {.sizes = {1, 4, 4, 1, 1, 8, 8}, .dtype = DType::kBF16, .pass = "backward", .variant = ""});
+    EXPECT_THAT(Refusal<Unsupported>([&] { Compare(c, ctx_); }), HasSubstr("recurrence_cuda has no gradients of")) << name;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, CudaRecurrenceTest, testing::ValuesIn(Devices()), NameOf);

@@ -35,6 +35,8 @@
 #define HEED_CUDA_MACHINE_H_
 
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "heed/core/dtype.h"
 
@@ -51,6 +53,16 @@
 namespace heed::cuda {
 
 inline constexpr int kWarp = 32;
+
+// f(0), f(1), ... as integral constants: arrays that these index stay in registers, however many they are.
+template <class F, int... kIndices>
+HEED_DEVICE void ForEachOf(const F& f, std::integer_sequence<int, kIndices...>) {
+  (f(std::integral_constant<int, kIndices>()), ...);
+}
+template <int kCount, class F>
+HEED_DEVICE void Unrolled(const F& f) {
+  ForEachOf(f, std::make_integer_sequence<int, kCount>());
+}
 
 // Element `i` of a tensor of f32, bf16 or f16.
 template <class M>

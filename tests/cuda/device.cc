@@ -67,15 +67,16 @@ const char* GradientsBy(const Launch& launch, const sc::BackwardParams& params) 
   });
 }
 
-const char* RunChunks(const Launch& launch, DType dtype, bool delta, const rc::ChunkParams& params) {
-  return rc::WithKernel(dtype, delta, params, [&](auto shape, auto of, auto of_delta) -> const char* {
+template <bool kByChannel>
+const char* RunChunksOf(const Launch& launch, bool delta, const rc::ChunkParams& params) {
+  return rc::WithKernel<kByChannel>(delta, params, [&](auto shape, auto of_delta, auto general) -> const char* {
     using Shape = decltype(shape);
     RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
                  .threads = rc::kChunkThreads,
-                 .shared_bytes = static_cast<size_t>(Shape::SharedBytes(of_delta.value, params.read_key.data != nullptr)),
+                 .shared_bytes = static_cast<size_t>(rc::SharedBytesOf<Shape>(of_delta.value, params)),
                  .seed = emulated_seed},
                 [&](EmulatedMachine& machine) {
-                  rc::ChunkBlock<EmulatedMachine, of.value, Shape::kChannels, Shape::kOfChannels, of_delta.value>(machine, params).Run();
+                  rc::ChunkBlock<EmulatedMachine, DType::kBF16, Shape::kChannels, Shape::kOfChannels, of_delta.value, general.value>(machine, params).Run();
                 });
     return nullptr;
   });
@@ -83,6 +84,7 @@ const char* RunChunks(const Launch& launch, DType dtype, bool delta, const rc::C
 
 const char* Allocate(int32_t, void*, size_t num_bytes, void** memory) {
   *memory = os::AllocateAligned(num_bytes);
+  std::memset(*memory, 0xFF, num_bytes);  // NaN
   return nullptr;
 }
 void Free(int32_t, void*, void* memory) { os::FreeAligned(memory); }
@@ -91,7 +93,28 @@ const sc::Launches kSoftmax = {.forward = &Forward,
                                .terms = &Terms,
                                .key_gradients = &GradientsBy<sc::KeyGradientsBlock>,
                                .query_gradients = &GradientsBy<sc::QueryGradientsBlock>};
-const rc::Launches kRecurrence = {.forward = &RunChunks};
+const char* RunChunks(const Launch& launch, bool delta, const rc::ChunkParams& params) {
+  return rc::IsByChannel(params) ? RunChunksOf<true>(launch, delta, params) : RunChunksOf<false>(launch, delta, params);
+}
+
+template <class Block, class Params>
+const char* RunGradients(const Launch& launch, size_t shared_bytes, const Params& params) {
+  RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
+               .threads = rc::kGradientThreads,
+               .shared_bytes = shared_bytes,
+               .seed = emulated_seed},
+              [&](EmulatedMachine& machine) { Block(machine, params).Run(); });
+  return nullptr;
+}
+const char* Gather(const Launch& launch, const rc::GatherParams& params) {
+  return RunGradients<rc::GatherBlock<EmulatedMachine>>(launch, 0, params);
+}
+const char* DecayGradients(const Launch& launch, const rc::DecayGradientParams& params) {
+  using Block = rc::DecayGradientBlock<EmulatedMachine>;
+  return RunGradients<Block>(launch, Block::kSharedBytes, params);
+}
+
+const rc::Launches kRecurrence = {.walk = &RunChunks, .gather = &Gather, .decay_gradients = &DecayGradients};
 const Library kEmulated = {.version = HEED_VERSION, .examine = &Examine, .check_stream = &CheckStream,
                             .allocate = &Allocate, .free = &Free, .softmax = &kSoftmax,
                             .recurrence = &kRecurrence};

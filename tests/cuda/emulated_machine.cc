@@ -5,8 +5,10 @@
 #include <deque>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <vector>
 
+#include "heed/core/os.h"
 #include "tests/cuda/fiber.h"
 
 namespace heed::cuda {
@@ -66,9 +68,9 @@ class EmulatedBlock {
   EmulatedBlock(const EmulatedGrid& grid, const int (&place)[3],
                 const std::function<void(EmulatedMachine&)>& kernel)
       : place_{place[0], place[1], place[2]}, kernel_(kernel), random_(grid.seed),
-        shared_(grid.shared_bytes / sizeof(Line) + 1), warps_(static_cast<size_t>(grid.threads / kWarp)),
+        shared_((grid.shared_bytes + 15) / 16 * 16, /*at_end=*/true), warps_(static_cast<size_t>(grid.threads / kWarp)),
         threads_(static_cast<size_t>(grid.threads)) {
-    std::memset(static_cast<void*>(shared_.data()), 0xFF, shared_.size() * sizeof(Line));
+    std::memset(shared_.data(), 0xFF, (grid.shared_bytes + 15) / 16 * 16);
   }
 
   void Run() {
@@ -77,6 +79,7 @@ class EmulatedBlock {
       threads_[i].fiber = std::make_unique<Fiber>([this, i] {
         EmulatedMachine machine(*this, static_cast<int>(i));
         kernel_(machine);
+        ++ended_;
       });
     }
     while (!ready_.empty()) {
@@ -86,6 +89,7 @@ class EmulatedBlock {
       ready_.pop_back();
       threads_[static_cast<size_t>(current_)].fiber->Resume();
     }
+    if (ended_ != threads_.size()) throw std::logic_error("threads of a block wait for others that do not come");
   }
 
   // Returns when all `count` threads of the meeting are here.
@@ -101,9 +105,6 @@ class EmulatedBlock {
     threads_[static_cast<size_t>(me)].fiber->Suspend();
   }
 
-  struct Line {
-    alignas(16) unsigned char bytes[16];
-  };
   struct Thread {
     std::unique_ptr<Fiber> fiber;
     std::vector<Copy> copies;               // since the last group
@@ -114,7 +115,7 @@ class EmulatedBlock {
   const int place_[3];
   const std::function<void(EmulatedMachine&)>& kernel_;
   std::mt19937_64 random_;
-  std::vector<Line> shared_;
+  os::GuardedMemory shared_;  // an access beyond it faults
   std::vector<Warp> warps_;
   std::vector<Thread> threads_;
   std::vector<int> ready_;
@@ -122,6 +123,7 @@ class EmulatedBlock {
   bool flags_[2] = {};
   int syncs_ = 0, arrived_ = 0;
   int current_ = 0;
+  size_t ended_ = 0;
 };
 
 int EmulatedMachine::num_threads() const { return static_cast<int>(block_.threads_.size()); }

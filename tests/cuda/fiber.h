@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <utility>
-#include <vector>
 
 #include <ucontext.h>
 
@@ -16,10 +16,10 @@ namespace heed::cuda {
 // A context begins it and jumps go on, which unlike contexts ask the system for nothing.
 class Fiber {
  public:
-  explicit Fiber(std::function<void()> body) : body_(std::move(body)), stack_(kStackBytes) {
+  explicit Fiber(std::function<void()> body) : body_(std::move(body)), stack_(std::make_unique_for_overwrite<char[]>(kStackBytes)) {
     getcontext(&own_);
-    own_.uc_stack.ss_sp = stack_.data();
-    own_.uc_stack.ss_size = stack_.size();
+    own_.uc_stack.ss_sp = stack_.get();
+    own_.uc_stack.ss_size = kStackBytes;
     own_.uc_link = nullptr;
     // makecontext passes on ints.
     const auto address = reinterpret_cast<uintptr_t>(this);
@@ -41,7 +41,8 @@ class Fiber {
   }
 
  private:
-  static constexpr size_t kStackBytes = size_t{64} << 10;
+  // What a thread of a GPU has in registers, here stands in its stack.
+  static constexpr size_t kStackBytes = size_t{256} << 10;
 
   static void Begin(unsigned low, unsigned high) {
     auto* fiber = reinterpret_cast<Fiber*>(static_cast<uintptr_t>(low) | static_cast<uintptr_t>(high) << 32);
@@ -50,7 +51,7 @@ class Fiber {
   }
 
   std::function<void()> body_;
-  std::vector<char> stack_;
+  std::unique_ptr<char[]> stack_;
   ucontext_t own_;
   std::jmp_buf here_, caller_;
   bool has_begun_ = false;

@@ -4,7 +4,9 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "heed/core/error.h"
 #include "heed/cuda/calls.h"
 #include "heed/cuda/shared_tile.h"
 #include "heed/engines/recurrence/cuda/launches.h"
@@ -15,14 +17,15 @@ namespace {
 
 constexpr char kName[] = "recurrence_cuda";
 constexpr int64_t kMostHeads = 65535;  // blocks of a grid on its second axis
-constexpr int64_t kSegmentUnit = 64, kLeastSegment = 256;  // tokens
+constexpr int64_t kLeastSegment = 4 * cuda::kBlock;  // tokens
+
+int64_t Blocks(int64_t size, int64_t of_each) { return (size + of_each - 1) / of_each; }
 
 Reason DeclinesForm(const Problem& p) {
   const std::pair<bool, const char*> forms[] = {
       {!IsElementwise(p.feature) || !IsElementwise(p.key_feature), "computes feature maps of each channel by itself"},
       {p.normalize, "computes no normalisers"},
       {!p.causal || p.key_mask.data != nullptr, "computes causal calls without a key mask"},
-      {p.has_value_decay, "computes no decays of columns"},
       {p.gate == Gate::kKey && p.constant_decay, "computes no constant decays of channels"},
       {p.has_bonus, "computes no bonus"},
       {p.exp_gates || p.channels, "computes no running maxima"},
@@ -30,21 +33,13 @@ Reason DeclinesForm(const Problem& p) {
        "computes delta rules of one write per token, after the decay, without factors by channel"},
       {p.value_factors.data != nullptr || p.skip.data != nullptr || p.output_gate.data != nullptr,
        "computes nothing around the recurrence"},
-      {p.key_size > cuda::kMostKeys, "takes up to 256 key channels"},
+      {p.delta != Delta::kNone && p.key_size > cuda::kMostKeys, "computes delta rules of up to 128 key channels"},
       {p.value_heads > kMostHeads, "takes up to 65535 heads"},
       {p.constant_decay && p.value_heads > cuda::kMostDecays, "takes up to 1024 constant decays"}};
   for (const auto& [given, words] : forms) {
     if (given) return {words};
   }
   return {};
-}
-
-// Whether each row begins at a multiple of 16 bytes.
-bool IsAligned(const Rows& rows) {
-  const auto address = reinterpret_cast<uintptr_t>(rows.data);
-  const auto strides = static_cast<uintptr_t>(rows.batch_stride | rows.token_stride | rows.head_stride);
-  const size_t size = SizeOf(rows.dtype);
-  return (address / size | strides) % (heed::cuda::kPiece * sizeof(uint16_t) / size) == 0;
 }
 
 cuda::Map MapOf(Feature feature) {
@@ -57,143 +52,405 @@ cuda::Map MapOf(Feature feature) {
   }
 }
 
-cuda::DeviceRows OnDevice(const Rows& rows) { return {rows.data, rows.dtype, rows.token_stride, rows.head_stride}; }
-cuda::DeviceStates OnDevice(const States& s) {
-  return {static_cast<float*>(const_cast<void*>(s.data)), s.head_stride, s.key_stride, s.value_stride};
-}
-
-// How long sequences are cut.
-struct Segments {
-  int64_t tokens, count;
+// A walk over all tokens: its tensors, and in `params` all that is none.
+struct Walk {
+  Rows q, k, v, o, log_decay, value_decay, beta, read_key;
+  States initial, final;
+  int64_t q_group = 1, k_group = 1, v_group = 1;  // value heads that share a row
+  bool against = false;                           // time
+  bool into_memory = false;                       // o is [token of all sequences][head][column], of f32
+  cuda::ChunkParams params;
 };
 
-// As many as keep the device busy, which one per head and strip of columns may not; no bit depends on it.
-Segments SegmentsFor(const heed::cuda::Call& call, const Problem& p, int64_t parts) {
-  int64_t longest = 1;
-  for (const Sequence& s : p.sequences) longest = std::max(longest, s.count);
-  heed::cuda::DeviceFacts facts;
-  call.Check(call.library().examine(p.device.index, &facts));
-  const int64_t blocks = parts * p.value_heads * static_cast<int64_t>(p.sequences.size());
-  const int64_t wanted = 2 * facts.multiprocessors / std::max<int64_t>(blocks, 1);
-  const auto in_units = [](int64_t tokens) { return (tokens + kSegmentUnit - 1) / kSegmentUnit * kSegmentUnit; };
-  const int64_t tokens = wanted < 2 ? in_units(longest) : std::max(kLeastSegment, in_units((longest + wanted - 1) / wanted));
-  return {tokens, (longest + tokens - 1) / tokens};
-}
-
-cuda::ChunkParams ParamsOf(const Problem& p, const States& initial) {
-  cuda::ChunkParams params = {.q = OnDevice(p.q),
-                              .k = OnDevice(p.k),
-                              .v = OnDevice(p.v),
-                              .o = OnDevice(p.o),
-                              .log_decay = OnDevice(p.log_decay),
-                              .beta = OnDevice(p.beta),
-                              .read_key = OnDevice(p.read_key),
-                              .initial = OnDevice(initial),
-                              .final = OnDevice(p.final),
-                              .borders = nullptr,
-                              .segment_tokens = kSegmentUnit,
-                              .parts = 1,
-                              .to_borders = false,
-                              .aligned = IsAligned(p.q) && IsAligned(p.k) && IsAligned(p.v) && IsAligned(p.o) &&
-                                         IsAligned(p.read_key),
-                              .decays_aligned = IsAligned(p.log_decay),
-                              .complement_keys = p.complement_keys,
-                              .group = static_cast<int32_t>(p.group()),
-                              .heads = static_cast<int32_t>(p.value_heads),
-                              .key_size = static_cast<int32_t>(p.key_size),
-                              .value_size = static_cast<int32_t>(p.value_size),
-                              .scale = static_cast<float>(p.scale),
-                              .decay = p.gate == Gate::kNone ? cuda::DecayKind::kNone
-                                       : p.constant_decay    ? cuda::DecayKind::kConstant
-                                       : p.gate == Gate::kKey ? cuda::DecayKind::kKey
-                                                              : cuda::DecayKind::kToken,
-                              .query_map = MapOf(p.feature),
-                              .key_map = MapOf(p.key_feature)};
-  if (params.decay != cuda::DecayKind::kConstant) return params;
+// What all walks of a problem have, and those of S that of one number per head.
+Walk WalkOf(const Problem& p) {
+  Walk w;
+  w.params = {.q = {},
+              .k = {},
+              .v = {},
+              .o = {},
+              .log_decay = {},
+              .value_decay = {},
+              .beta = {},
+              .read_key = {},
+              .initial = {},
+              .final = {},
+              .segment_tokens = cuda::kBlock,
+              .parts = 1,
+              .to_borders = false,
+              .aligned = false,
+              .decays_aligned = false,
+              .complement_keys = p.complement_keys,
+              .late = false,
+              .heads = static_cast<int32_t>(p.value_heads),
+              .key_size = static_cast<int32_t>(p.key_size),
+              .value_size = static_cast<int32_t>(p.value_size),
+              .scale = static_cast<float>(p.scale),
+              .write_scale = 1,
+              .adds = false,
+              .decay = p.gate == Gate::kNone   ? cuda::DecayKind::kNone
+                       : p.constant_decay      ? cuda::DecayKind::kConstant
+                       : p.gate == Gate::kKey  ? cuda::DecayKind::kKey
+                                               : cuda::DecayKind::kToken,
+              .query_map = MapOf(p.feature),
+              .key_map = MapOf(p.key_feature),
+              .value_map = cuda::Map::kIdentity};
+  w.log_decay = p.log_decay;
+  w.value_decay = p.log_value_decay;
+  if (w.params.decay != cuda::DecayKind::kConstant) return w;
   for (int64_t head = 0; head < p.value_heads; ++head) {
-    params.log_decays[head] = static_cast<const float*>(p.log_decay.data)[head * p.log_decay.head_stride];
+    w.params.log_decays[head] = static_cast<const float*>(p.log_decay.data)[head * p.log_decay.head_stride];
   }
-  return params;
+  w.log_decay = {};  // they are not on the device
+  return w;
 }
 
-int64_t SharedBytes(const Problem& p) {
-  return cuda::WithShape(p.key_size, cuda::IsByChannel(ParamsOf(p, p.initial)), [&](auto shape) {
-    return int64_t{shape.SharedBytes(p.delta != Delta::kNone, p.read_key.data != nullptr)};
-  });
+Walk ForwardWalk(const Problem& p, const States& initial) {
+  Walk w = WalkOf(p);
+  w.q = p.q;
+  w.k = p.k;
+  w.v = p.v;
+  w.o = p.o;
+  w.beta = p.beta;
+  w.read_key = p.read_key;
+  w.q_group = w.k_group = p.group();
+  w.initial = initial;
+  w.final = p.final;
+  return w;
+}
+
+// Of a block.
+int64_t SharedBytes(const Problem& p, Walk w) {
+  w.params.read_key.data = w.read_key.data;
+  w.params.value_decay.data = w.value_decay.data;
+  const auto bytes = [&](auto shape) {
+    return int64_t{cuda::SharedBytesOf<decltype(shape)>(p.delta != Delta::kNone, w.params)};
+  };
+  return cuda::IsByChannel(w.params) ? cuda::WithShape<true>(w.params.key_size, bytes)
+                                     : cuda::WithShape<false>(w.params.key_size, bytes);
 }
 
 Reason Declines(const Context&, const Problem& p) {
-  if (p.dtype != DType::kBF16 && p.dtype != DType::kF16) return {"computes bf16 and f16", Name(p.dtype)};
+  if (const Reason reason = engine::DeclinesAllButBF16(p.dtype); !reason.empty()) return reason;
   if (const Reason reason = DeclinesForm(p); !reason.empty()) return reason;
   thread_local std::string of_device;  // whose words last until the next call
-  of_device = heed::cuda::Declines(p.device, SharedBytes(p));
+  of_device = heed::cuda::Declines(p.device, SharedBytes(p, ForwardWalk(p, p.initial)));
   return {of_device.c_str()};
 }
 
-cuda::DeviceSequence OnDevice(const Problem& p, const States& initial, const Sequence& s, bool is_zero) {
-  const auto offset = [&](const Rows& rows) { return s.batch * rows.batch_stride + s.first * rows.token_stride; };
-  return {.q = offset(p.q),
-          .k = offset(p.k),
-          .v = offset(p.v),
-          .o = offset(p.o),
-          .log_decay = offset(p.log_decay),
-          .beta = offset(p.beta),
-          .read_key = offset(p.read_key),
-          .initial = s.state * initial.sequence_stride,
-          .final = s.state * p.final.sequence_stride,
-          .tokens = s.count,
-          .borders = 0,
-          .is_zero = is_zero};
+// Whether each row begins at a multiple of 16 bytes.
+bool IsAligned(const Rows& rows) {
+  const auto address = reinterpret_cast<uintptr_t>(rows.data);
+  const auto strides = static_cast<uintptr_t>(rows.batch_stride | rows.token_stride | rows.head_stride);
+  const size_t size = SizeOf(rows.dtype);
+  return (address / size | strides) % (heed::cuda::kPiece * sizeof(uint16_t) / size) == 0;
 }
 
-// f(sequences) for as many as a launch takes.
+cuda::DeviceRows OnDevice(const Rows& rows, int64_t group = 1, bool against = false) {
+  return {rows.data, rows.dtype, against ? -rows.token_stride : rows.token_stride, rows.head_stride,
+          static_cast<int32_t>(group)};
+}
+cuda::DeviceStates OnDevice(const States& s) {
+  return {static_cast<float*>(const_cast<void*>(s.data)), s.head_stride, s.key_stride, s.value_stride};
+}
+States Transposed(States s) {
+  std::swap(s.key_stride, s.value_stride);
+  return s;
+}
+
+// f(first, count) for as many sequences as a launch takes.
 template <class F>
-void ForLaunches(const std::vector<Sequence>& sequences, const F& f) {
-  for (size_t first = 0; first < sequences.size(); first += cuda::kMostSequences) {
-    f(std::span(sequences).subspan(first, std::min<size_t>(cuda::kMostSequences, sequences.size() - first)));
+void ForLaunches(size_t sequences, const F& f) {
+  for (size_t first = 0; first < sequences; first += cuda::kMostSequences) {
+    f(first, std::min<size_t>(cuda::kMostSequences, sequences - first));
   }
 }
 
-void Compute(Context& ctx, const Problem& p, const States& initial) {
-  if (p.value_heads == 0) return;
-  const heed::cuda::Call call(kName, ctx, p.device);
-  const int64_t parts = (p.value_size + cuda::kStrip - 1) / cuda::kStrip;
-  const Segments segments = SegmentsFor(call, p, parts);
-  cuda::ChunkParams params = ParamsOf(p, initial);
-  params.parts = static_cast<int32_t>(parts);
-  params.segment_tokens = segments.tokens;
-  const auto segments_of = [&](int64_t tokens) {
-    return std::max<int64_t>(1, (tokens + segments.tokens - 1) / segments.tokens);
-  };
-  const int64_t state = p.value_heads * p.key_size * p.value_size;
-  const auto launch = [&](std::span<const Sequence> sequences, int64_t of_each) {
-    call.Check(call.library().recurrence->forward(call.Of(parts * of_each, p.value_heads, sequences.size()), p.dtype,
-                                                  p.delta != Delta::kNone, params));
-  };
-  ForLaunches(p.sequences, [&](std::span<const Sequence> sequences) {
-    int64_t most = 1, borders = 0;
-    for (size_t i = 0; i < sequences.size(); ++i) {
-      params.sequences[i] = OnDevice(p, initial, sequences[i], false);
-      params.sequences[i].borders = borders * state;
-      most = std::max(most, segments_of(sequences[i].count));
-      borders += segments_of(sequences[i].count) - 1;
+// The launches of a call.
+class Launcher {
+ public:
+  Launcher(const Context& ctx, const Problem& p) : p_(p), call_(kName, ctx, p.device) {
+    for (const Sequence& s : p.sequences) {
+      first_tokens_.push_back(tokens_);
+      first_blocks_.push_back(blocks_);
+      tokens_ += s.count;
+      blocks_ += Blocks(s.count, cuda::kBlock);
+      longest_ = std::max(longest_, s.count);
     }
-    if (most == 1) return launch(sequences, 1);
-    const heed::cuda::DeviceMemory memory(call, static_cast<size_t>(borders * state) * sizeof(float));
+  }
+
+  const heed::cuda::Call& call() const { return call_; }
+  int64_t tokens() const { return tokens_; }  // of all sequences
+  int64_t blocks() const { return blocks_; }
+
+  // Keys of more channels than a walk takes are several walks, whose outputs are summed.
+  void Run(Walk w) const {
+    const int64_t keys = w.params.key_size, heads = p_.value_heads, columns = w.params.value_size;
+    if (keys <= cuda::kMostKeys) return RunSlice(w);
+    const Rows o = w.o;
+    const bool gathers = o.data != nullptr && !w.into_memory;
+    const heed::cuda::DeviceMemory sums(call_, static_cast<size_t>(gathers ? tokens_ * heads * columns : 0) * sizeof(float) + 1);
+    if (gathers) {
+      w.o = {sums.data(), DType::kF32, 0, heads * columns, columns};
+      w.into_memory = true;
+    }
+    for (int64_t first = 0; first < keys; first += cuda::kMostKeys) {
+      Walk slice = w;
+      const auto skip = [&](Rows& rows) {
+        if (rows.data != nullptr) rows.data = static_cast<const char*>(rows.data) + first * static_cast<int64_t>(SizeOf(rows.dtype));
+      };
+      const auto skip_states = [&](States& s) {
+        if (s.data != nullptr) s.data = static_cast<const float*>(s.data) + first * s.key_stride;
+      };
+      skip(slice.q);
+      skip(slice.k);
+      if (w.params.decay == cuda::DecayKind::kKey) skip(slice.log_decay);
+      skip_states(slice.initial);
+      skip_states(slice.final);
+      slice.params.key_size = static_cast<int32_t>(std::min(cuda::kMostKeys, keys - first));
+      if (w.params.kept != nullptr) slice.params.kept += blocks_ * heads * first * columns;
+      slice.params.adds = first > 0;
+      RunSlice(slice);
+    }
+    if (gathers) Gather(p_.sequences, static_cast<const float*>(sums.data()), {}, Feature::kIdentity, o, heads, columns);
+  }
+
+  // f(params of sequences [first, ...), how many) for launches over blocks of 64 tokens.
+  template <class Params, class F>
+  void ForGradients(const std::vector<Sequence>& sequences, const Rows& q, const Rows& k, const Rows& to, Params params,
+                    const F& f) const {
+    ForLaunches(sequences.size(), [&](size_t first, size_t count) {
+      int64_t most = 0;
+      for (size_t i = 0; i < count; ++i) {
+        const Sequence& s = sequences[first + i];
+        const auto offset = [&](const Rows& rows) { return s.batch * rows.batch_stride + s.first * rows.token_stride; };
+        const bool counts = &sequences == &p_.sequences;
+        params.sequences[i] = {offset(q), offset(k), offset(to), counts ? first_tokens_[first + i] : 0,
+                               counts ? first_blocks_[first + i] : 0, s.count};
+        most = std::max(most, Blocks(s.count, cuda::kBlock));
+      }
+      if (most > 0) f(params, most, count);
+    });
+  }
+  // Rows of a head, from f32 of value heads, or zeros.
+  void Gather(const std::vector<Sequence>& sequences, const float* from, const Rows& x, Feature feature, const Rows& to,
+              int64_t heads, int64_t size) const {
+    if (to.data == nullptr) return;
+    const cuda::GatherParams gather = {.from = from,
+                                       .x = OnDevice(x),
+                                       .to = OnDevice(to),
+                                       .map = MapOf(feature),
+                                       .value_heads = static_cast<int32_t>(p_.value_heads),
+                                       .group = static_cast<int32_t>(p_.value_heads / heads),
+                                       .size = static_cast<int32_t>(size)};
+    ForGradients(sequences, x, {}, to, gather, [&](const cuda::GatherParams& params, int64_t most, size_t count) {
+      call_.Check(call_.library().recurrence->gather(call_.Of(most, heads, count), params));
+    });
+  }
+  void Clear(const Rows& to, int64_t heads, int64_t size) const {
+    Gather(p_.others, nullptr, {}, Feature::kIdentity, to, heads, size);
+  }
+
+ private:
+  void RunSlice(Walk w) const {
+    cuda::ChunkParams& params = w.params;
+    params.q = OnDevice(w.q, w.q_group, w.against);
+    params.k = OnDevice(w.k, w.k_group, w.against);
+    params.v = OnDevice(w.v, w.v_group, w.against);
+    params.o = OnDevice(w.o, 1, w.against);
+    params.log_decay = OnDevice(w.log_decay, 1, w.against);
+    params.value_decay = OnDevice(w.value_decay, 1, w.against);
+    params.beta = OnDevice(w.beta, 1, w.against);
+    params.read_key = OnDevice(w.read_key, w.k_group, w.against);
+    params.initial = OnDevice(w.initial);
+    params.final = OnDevice(w.final);
+    params.aligned = std::ranges::all_of(std::initializer_list<Rows>{w.q, w.k, w.v, w.into_memory ? Rows() : w.o, w.read_key}, &IsAligned);
+    params.decays_aligned = IsAligned(w.log_decay) && IsAligned(w.value_decay);
+    params.parts = static_cast<int32_t>(Blocks(params.value_size, cuda::kStrip));
+    params.segment_tokens = SegmentTokens(params.parts);
+    ForLaunches(p_.sequences.size(), [&](size_t first, size_t count) { Run(w, first, count); });
+  }
+
+  // Sequences are cut into as many as keep the device busy, which one per head and strip of columns may not; no bit depends on it.
+  int64_t SegmentTokens(int64_t parts) const {
+    heed::cuda::DeviceFacts facts;
+    call_.Check(call_.library().examine(p_.device.index, &facts));
+    const int64_t blocks = std::max<int64_t>(1, parts * p_.value_heads * static_cast<int64_t>(p_.sequences.size()));
+    const int64_t wanted = std::max<int64_t>(1, 2 * facts.multiprocessors / blocks);
+    const auto in_blocks = [](int64_t tokens) { return Blocks(tokens, cuda::kBlock) * cuda::kBlock; };
+    const int64_t whole = in_blocks(longest_ + cuda::kBlock);  // the first tile of a walk against time may be short
+    return wanted == 1 ? whole : std::min(whole, std::max(kLeastSegment, in_blocks(Blocks(longest_, wanted))));
+  }
+
+  void Run(Walk& w, size_t first, size_t count) const {
+    cuda::ChunkParams& params = w.params;
+    const int64_t state = p_.value_heads * p_.key_size * p_.value_size;
+    int64_t most = 1, borders = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const Sequence& s = p_.sequences[first + i];
+      const int64_t begin = w.against ? s.count - 1 : 0;
+      const auto offset = [&](const Rows& rows) { return s.batch * rows.batch_stride + (s.first + begin) * rows.token_stride; };
+      const int64_t shift = params.products == nullptr ? 0 : (cuda::kBlock - s.count % cuda::kBlock) % cuda::kBlock;
+      const int64_t segments = std::max<int64_t>(1, Blocks(s.count + shift, params.segment_tokens));
+      params.sequences[i] = {.q = offset(w.q),
+                             .k = offset(w.k),
+                             .v = offset(w.v),
+                             .o = w.into_memory ? (first_tokens_[first + i] + begin) * w.o.token_stride : offset(w.o),
+                             .log_decay = offset(w.log_decay),
+                             .value_decay = offset(w.value_decay),
+                             .beta = offset(w.beta),
+                             .read_key = offset(w.read_key),
+                             .initial = s.state * w.initial.sequence_stride,
+                             .final = s.state * w.final.sequence_stride,
+                             .tokens = s.count,
+                             .borders = borders * state,
+                             .first_block = first_blocks_[first + i],
+                             .shift = static_cast<int32_t>(shift)};
+      most = std::max(most, segments);
+      borders += segments - 1;
+    }
+    const auto launch = [&](int64_t of_each) {
+      call_.Check(call_.library().recurrence->walk(call_.Of(params.parts * of_each, p_.value_heads, count),
+                                                   p_.delta != Delta::kNone, params));
+    };
+    if (most == 1) return launch(1);
+    const heed::cuda::DeviceMemory memory(call_, static_cast<size_t>(borders * state) * sizeof(float));
     params.borders = static_cast<float*>(memory.data());
     params.to_borders = true;
-    launch(sequences, 1);
+    launch(1);
     params.to_borders = false;
-    launch(sequences, most);
-  });
-  ForLaunches(p.others, [&](std::span<const Sequence> sequences) {
-    int64_t most = 1;
-    for (size_t i = 0; i < sequences.size(); ++i) {
-      params.sequences[i] = OnDevice(p, initial, sequences[i], true);
-      most = std::max(most, segments_of(sequences[i].count));
+    launch(most);
+  }
+
+  const Problem& p_;
+  const heed::cuda::Call call_;
+  std::vector<int64_t> first_tokens_, first_blocks_;
+  int64_t tokens_ = 0, blocks_ = 0, longest_ = 0;
+};
+
+void Compute(const Context& ctx, const Problem& p, const States& initial) {
+  if (p.value_heads == 0) return;
+  const Launcher launcher(ctx, p);
+  launcher.Run(ForwardWalk(p, initial));
+  launcher.Clear(p.o, p.value_heads, p.value_size);
+}
+
+void RefuseGradients(const Problem& p, const Gradients& g) {
+  const auto refuse = [](bool given, const char* what) {
+    if (given) throw Unsupported(std::string(kName) + " has no gradients of " + what);
+  };
+  refuse(p.delta != Delta::kNone, "delta rules");
+  refuse(p.complement_keys, "keys that are 1 - exp(log_decay)");
+  refuse(p.has_value_decay, "recurrences whose columns decay");
+  refuse(p.constant_decay && g.d_log_decay.data != nullptr, "constant decays");
+}
+
+// A walk over S^T, or D^T, whose columns are key channels.
+Walk TransposedWalk(const Problem& p) {
+  Walk w = WalkOf(p);
+  std::swap(w.params.key_size, w.params.value_size);
+  w.params.query_map = w.params.key_map = cuda::Map::kIdentity;
+  if (w.params.decay != cuda::DecayKind::kKey) return w;
+  w.params.decay = cuda::DecayKind::kNone;
+  w.value_decay = std::exchange(w.log_decay, {});
+  return w;
+}
+
+// dq_t = scale S_t d_o_t.
+Walk QueryGradients(const Problem& p, const Gradients& g) {
+  Walk w = TransposedWalk(p);
+  w.q = g.d_o;
+  w.k = p.v;
+  w.v = p.k;
+  w.v_group = p.group();
+  w.params.value_map = MapOf(p.key_feature);
+  w.initial = Transposed(p.initial);
+  return w;
+}
+// dk_t = D_t v_t.
+Walk KeyGradients(const Problem& p, const Gradients& g) {
+  Walk w = TransposedWalk(p);
+  w.q = p.v;
+  w.k = g.d_o;
+  w.v = p.q;
+  w.v_group = p.group();
+  w.params.value_map = MapOf(p.feature);
+  w.params.write_scale = std::exchange(w.params.scale, 1.0f);
+  w.initial = Transposed(g.d_final);
+  w.against = w.params.late = true;
+  return w;
+}
+// dv_t = D_t^T k_t.
+Walk ValueGradients(const Problem& p, const Gradients& g) {
+  Walk w = WalkOf(p);
+  w.q = p.k;
+  w.k = p.q;
+  w.v = g.d_o;
+  w.o = g.dv;
+  w.q_group = w.k_group = p.group();
+  std::swap(w.params.query_map, w.params.key_map);
+  w.params.write_scale = std::exchange(w.params.scale, 1.0f);
+  w.initial = g.d_final;
+  w.final = g.d_initial;
+  w.against = w.params.late = true;
+  return w;
+}
+
+void Backward(Context& ctx, const Problem& p, const Gradients& g) {
+  RefuseGradients(p, g);
+  for (const Walk& w : {QueryGradients(p, g), KeyGradients(p, g), ValueGradients(p, g)}) {
+    const std::string reason = heed::cuda::Declines(p.device, SharedBytes(p, w));
+    if (!reason.empty()) throw Unsupported(std::string(kName) + ", gradients: " + reason);
+  }
+  if (p.value_heads == 0) return;
+  const Launcher launcher(ctx, p);
+  const bool decays = g.d_log_decay.data != nullptr;
+  const int64_t heads = p.value_heads, rows = launcher.tokens() * heads * p.key_size;
+  // Into the gradient itself where it is no sum and nothing more is done to it.
+  const auto is_final = [&](Feature feature) { return !decays && p.group() == 1 && feature == Feature::kIdentity; };
+  const auto bytes = [](bool used, int64_t elements) {
+    return static_cast<size_t>(std::max<int64_t>(1, used ? elements : 0)) * sizeof(float);
+  };
+  const int64_t products = launcher.blocks() * heads * p.key_size;
+  const heed::cuda::DeviceMemory dq(launcher.call(), bytes(!is_final(p.feature), rows)),
+      dk(launcher.call(), bytes(!is_final(p.key_feature), rows)),
+      kept(launcher.call(), bytes(decays, products * p.value_size)), sums(launcher.call(), bytes(decays, products));
+  const auto run = [&](Walk w, Feature feature, const Rows& to, const heed::cuda::DeviceMemory& memory, float* of_products) {
+    if (to.data == nullptr && !decays) return;
+    w.into_memory = !is_final(feature);
+    w.o = w.into_memory ? Rows{memory.data(), DType::kF32, 0, heads * p.key_size, p.key_size} : to;
+    if (decays) {
+      w.params.kept = static_cast<float*>(kept.data());
+      w.params.products = of_products;
     }
-    launch(sequences, most);
-  });
+    launcher.Run(w);
+  };
+  run(QueryGradients(p, g), p.feature, g.dq, dq, nullptr);
+  run(KeyGradients(p, g), p.key_feature, g.dk, dk, static_cast<float*>(sums.data()));
+  const auto of = [](const heed::cuda::DeviceMemory& memory) { return static_cast<const float*>(memory.data()); };
+  if (!is_final(p.feature)) launcher.Gather(p.sequences, of(dq), p.q, p.feature, g.dq, p.key_heads, p.key_size);
+  if (!is_final(p.key_feature)) launcher.Gather(p.sequences, of(dk), p.k, p.key_feature, g.dk, p.key_heads, p.key_size);
+  if (decays) {
+    const cuda::DecayGradientParams of_decays = {.dq = of(dq),
+                                                 .dk = of(dk),
+                                                 .products = of(sums),
+                                                 .q = OnDevice(p.q, p.group()),
+                                                 .k = OnDevice(p.k, p.group()),
+                                                 .to = OnDevice(g.d_log_decay),
+                                                 .by_channel = p.gate == Gate::kKey,
+                                                 .value_heads = static_cast<int32_t>(heads),
+                                                 .key_size = static_cast<int32_t>(p.key_size)};
+    launcher.ForGradients(p.sequences, p.q, p.k, g.d_log_decay, of_decays,
+                          [&](const cuda::DecayGradientParams& params, int64_t most, size_t count) {
+                            const heed::cuda::Call& call = launcher.call();
+                            call.Check(call.library().recurrence->decay_gradients(call.Of(most, heads, count), params));
+                          });
+  }
+  if (g.dv.data != nullptr || g.d_initial.data != nullptr) launcher.Run(ValueGradients(p, g));
+  launcher.Clear(g.dq, p.key_heads, p.key_size);
+  launcher.Clear(g.dk, p.key_heads, p.key_size);
+  launcher.Clear(g.dv, heads, p.value_size);
+  if (decays) launcher.Clear(g.d_log_decay, heads, p.gate == Gate::kKey ? p.key_size : 1);
 }
 
 }  // namespace
@@ -206,6 +463,10 @@ const Kernel kCuda = {
       return Passes{.forward = [](Context& ctx, const Problem& p) { Compute(ctx, p, p.initial); },
                     .workspace = [](const Context&, const Problem&) { return int64_t{0}; },
                     .step = [](Context& ctx, const Problem& p) { Compute(ctx, p, p.final); }};
+    },
+    .backward_passes = [](const Context&) {
+      return Passes{.backward = &Backward,
+                    .backward_workspace = [](const Context&, const Problem&, const Gradients&) { return BackwardBytes(); }};
     },
     .target = [](const Context&) { return std::string("cuda"); },
     .device = DeviceType::kCuda,

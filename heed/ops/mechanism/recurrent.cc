@@ -424,9 +424,12 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   g.d_initial = StatesOf(call, out.dinitial.S);
   g.d_initial_z = StatesOf(call, out.dinitial.z);
   const auto& kernel = recurrence::Choose(op, ctx, p, engine::Pass::kBackward);
+  if (p.device.type != DeviceType::kCpu) {
+    AddOthers(call, in.q.size(0), in.q.size(1));
+    return kernel.backward(ctx, p, g);
+  }
   Prepare(definition);
   kernel.backward(ctx, p, g);
-  if (p.device.type != DeviceType::kCpu) return;
   for (const Tensor& tensor : Tensors(definition)) {
     if (tensor.over_tokens()) mechanism::ClearOthers(call.ranges, out.*tensor.gradient);
   }

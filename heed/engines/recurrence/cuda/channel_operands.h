@@ -28,15 +28,34 @@ inline constexpr int kChunkThreads = kStrip / 16 * heed::cuda::kWarp;
 inline constexpr float kForgets = -110;
 HEED_DEVICE float LogDecay(float x) { return x > 0 ? 0 : x < kForgets ? kForgets : x; }  // NaN stays
 
+// A sum of log decays in two numbers: what is between two tokens is a difference of large ones.
+struct Sum {
+  float high = 0, low = 0;
+};
+HEED_DEVICE Sum operator+(Sum a, Sum b) {
+  const float high = a.high + b.high, of_b = high - a.high;
+  return {high, (a.high - (high - of_b)) + (b.high - of_b) + (a.low + b.low)};
+}
+HEED_DEVICE Sum operator-(Sum a, Sum b) { return a + Sum{-b.high, -b.low}; }
+HEED_DEVICE Sum Half(Sum a) { return {a.high / 2, a.low / 2}; }
+
+// exp(x), as exact for large x as for small ones.
+template <class M>
+HEED_DEVICE float Exp(Sum x) {
+  constexpr float kLog2E = 1.44269502f, kRest = 1.92596299e-8f, kLn2 = 0.693147181f;
+  const float y = x.high * kLog2E, power = M::Exp2(y);
+  const float rest = fmaf(x.high, kLog2E, -y) + (x.high * kRest + x.low * kLog2E);
+  return rest == rest ? fmaf(power, rest * kLn2, power) : power;
+}
 template <class M>
 HEED_DEVICE float Exp(float x) {
-  return M::Exp2(x * 1.44269504f);
+  return Exp<M>(Sum{x, 0});
 }
 
 // What decays: 0 or less is a factor less one, which is not rounded as the factor is.
 template <class M>
-HEED_DEVICE float DecayOf(float log_decay) {
-  const float less_one = expm1f(log_decay), decay = Exp<M>(log_decay);
+HEED_DEVICE float DecayOf(Sum log_decay) {
+  const float less_one = expm1f(log_decay.high), decay = Exp<M>(log_decay);
   return less_one > -0.5f || decay == 0 ? less_one : decay;
 }
 HEED_DEVICE float Decayed(float x, float decay) { return decay <= 0 ? x + decay * x : x * decay; }
@@ -78,7 +97,9 @@ class ChannelOperands {
   struct Source {
     Tile queries, keys, read_keys;
     DecayTile log_decays;
-    const float* log_decays_of_heads;  // [kChunk], where channels share them
+    const Sum* log_decays_of_heads;  // [kChunk], where channels share them
+    bool skips_first;                  // the first token has none of its own
+    int tokens;                        // that have more than decays
   };
 
   // Of tokens [begin, end), with zeros for others. True if a thread found them too many for these decays.
@@ -87,13 +108,15 @@ class ChannelOperands {
     const int channel = m.thread() % kPairs * 2, first = m.thread() / kPairs * kOwn;
     const auto log_decay = [&](int t, int c) -> float {
       if (t < begin || t >= end || p.decay == DecayKind::kNone) return 0;
-      if (p.decay != DecayKind::kKey) return from.log_decays_of_heads[t];
+      if (p.decay != DecayKind::kKey) return from.log_decays_of_heads[t].high;
+      if (t == 0 && from.skips_first) return 0;
       if (p.log_decay.dtype == DType::kF32) return LogDecay(*reinterpret_cast<const float*>(from.log_decays.At(t, 2 * c)));
       return LogDecay(heed::cuda::LoadFloat<M>(from.log_decays.At(t, c), p.log_decay.dtype, 0));
     };
-    float sums[kOwn][2], total[2] = {0, 0};
+    Sum sums[kOwn][2], total[2];
     const auto add = [&](int t) {
-      for (int i = 0; i < 2; ++i) total[i] += log_decay(t, channel + i);
+      HEED_DEVICE_UNROLL
+      for (int i = 0; i < 2; ++i) total[i] = total[i] + Sum{log_decay(t, channel + i), 0};
     };
     for (int t = 0; t < first; ++t) add(t);
     HEED_DEVICE_UNROLL
@@ -103,22 +126,25 @@ class ChannelOperands {
       sums[i][1] = total[1];
     }
     for (int t = first + kOwn; t < kChunk; ++t) add(t);
-    const float half[2] = {total[0] / 2, total[1] / 2};
+    const Sum half[2] = {Half(total[0]), Half(total[1])};
     if (first == 0) {
+      HEED_DEVICE_UNROLL
       for (int i = 0; i < 2; ++i) decays()[channel + i] = DecayOf<M>(half[i]);
     }
     HEED_DEVICE_UNROLL
     for (int i = 0; i < kOwn; ++i) {
       const int t = first + i;
-      const float later[2] = {sums[i][0] - half[0], sums[i][1] - half[1]};
-      const auto put = [&](int which, Map map, float sign, const auto& element) {
+      const Sum later[2] = {sums[i][0] - half[0], sums[i][1] - half[1]}, sooner[2] = {half[0] - sums[i][0], half[1] - sums[i][1]};
+      const auto put = [&](int which, Map map, const Sum (&decays)[2], const auto& element) {
         float x[2];
+        HEED_DEVICE_UNROLL
         for (int k = 0; k < 2; ++k) {
-          const bool exists = t >= begin && t < end && channel + k < p.key_size;
-          x[k] = exists ? Mapped<M>(map, element(channel + k)) * Exp<M>(sign * later[k]) : 0;
+          const bool exists = t >= begin && t < end && t < from.tokens && channel + k < p.key_size;
+          x[k] = exists ? Mapped<M>(map, element(channel + k)) * Exp<M>(decays[k]) : 0;
         }
         uint32_t pieces[heed::cuda::kPieces][1];
         heed::cuda::Split<M>(x[0], x[1], 0, pieces);
+        HEED_DEVICE_UNROLL
         for (int piece = 0; piece < heed::cuda::kPieces; ++piece) {
           TileAt(which * heed::cuda::kPieces + piece).PutPair(t, channel, pieces[piece][0]);
         }
@@ -126,15 +152,15 @@ class ChannelOperands {
       const auto of = [&](const Tile& tile) {
         return [&tile, t](int c) { return M::template Widen<kDType>(*tile.At(t, c)); };
       };
-      if (!p.to_borders) put(0, p.query_map, 1, of(from.queries));
+      if (!p.to_borders && p.o.data != nullptr) put(0, p.query_map, later, of(from.queries));
       if (p.complement_keys) {
-        put(1, Map::kIdentity, -1, [&](int c) { return -expm1f(log_decay(t, c)); });
+        put(1, Map::kIdentity, sooner, [&](int c) { return -expm1f(log_decay(t, c)); });
       } else {
-        put(1, p.key_map, -1, of(from.keys));
+        put(1, p.key_map, sooner, of(from.keys));
       }
-      if (has_read_keys_) put(2, p.key_map, 1, of(from.read_keys));
+      if (has_read_keys_) put(2, p.key_map, later, of(from.read_keys));
     }
-    return !(total[0] >= kForgets && total[1] >= kForgets);
+    return !(total[0].high >= kForgets && total[1].high >= kForgets);
   }
 
  private:

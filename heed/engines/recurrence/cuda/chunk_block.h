@@ -9,7 +9,8 @@
 //
 //   w_t = beta_t (v_t - exp(G_t) S^T r_t) - sum_{j < t} beta_t exp(G_t - G_j) (r_t . k_j) w_j
 //
-// Where each channel decays by itself, queries and keys have their decays in them instead (channel_operands.h).
+// Where each channel decays by itself, queries and keys have their decays in them instead (channel_operands.h); where columns
+// do, so have what is written and what is read.
 //
 // Each of four warps has 16 columns as S^T, results of products that are operands of the next where they stand; it needs
 // nothing of the others but what the block copies for all. States and weights go into products as three pieces of bf16, so
@@ -17,6 +18,14 @@
 //
 // Long sequences are taken in segments: a pass that computes no outputs leaves the states between them. Tokens have the same
 // bits in either pass, however many segments there are.
+//
+// Gradients are such walks too. With D_t the gradient of the state that token t leaves, and g its log decay,
+//
+//   D_t  = exp(g_{t+1}) D_{t+1} + scale q_t d_o_t^T
+//   dq_t = scale S_t d_o_t,  dv_t = D_t^T k_t,  dk_t = D_t v_t
+//
+// the first is a walk over S^T with (d_o, v, k) for (q, k, v), the others walks against time, where a token's decay comes late,
+// over D with (k, q, d_o) and over D^T with (v, d_o, q).
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_CHUNK_BLOCK_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_CHUNK_BLOCK_H_
 
@@ -29,6 +38,7 @@
 #include "heed/cuda/shared_tile.h"
 #include "heed/engines/recurrence/cuda/channel_operands.h"
 #include "heed/engines/recurrence/cuda/params.h"
+#include "heed/engines/recurrence/cuda/state_block.h"
 
 namespace heed::recurrence::cuda {
 
@@ -40,113 +50,88 @@ struct ChunkShape {
   static constexpr int kTile = kByChannel ? kChunk : 64;  // tokens that are copied together
   using KeyTile = heed::cuda::SharedTile<kTile, kKeys>;
   using ValueTile = heed::cuda::SharedTile<kTile, kStrip>;
-  static constexpr int kDecayBytes = kByChannel ? heed::cuda::SharedTile<kChunk, 2 * kKeys>::kBytes : 0;
-  static constexpr int kNumberBytes = 2 * kTile * static_cast<int>(sizeof(float));
+  static constexpr int kKeyDecayBytes = kByChannel ? heed::cuda::SharedTile<kTile, 2 * kKeys>::kBytes : 0;
+  using ColumnDecayTile = heed::cuda::SharedTile<kTile, 2 * kStrip>;  // of f32, or in its first half of 16 bits
+  static constexpr int kNumberBytes = 3 * kTile * static_cast<int>(sizeof(float));
 
   // Two tiles of each tensor: one is computed while the next is copied.
-  static constexpr int StageBytes(bool has_read_key) {
-    return (has_read_key ? 3 : 2) * KeyTile::kBytes + ValueTile::kBytes + kDecayBytes + kNumberBytes;
+  static constexpr int StageBytes(bool has_read_key, bool by_column) {
+    return (has_read_key ? 3 : 2) * KeyTile::kBytes + ValueTile::kBytes + kKeyDecayBytes + kNumberBytes +
+           (by_column ? ColumnDecayTile::kBytes : 0);
   }
-  static constexpr int SharedBytes(bool delta, bool has_read_key) {
+  static constexpr int SharedBytes(bool delta, bool has_read_key, bool by_column) {
     const int operands = delta ? 3 : 2;
-    return 2 * StageBytes(has_read_key) +
+    return 2 * StageBytes(has_read_key, by_column) +
            (kByChannel ? operands * heed::cuda::kPieces * KeyTile::kBytes + kKeys * static_cast<int>(sizeof(float)) : 0);
   }
 };
 
-template <class M, DType kDType, int kKeys, bool kByChannel, bool kDelta>
-class ChunkBlock {
+// `kGeneral`: columns decay or are mapped, or a walk is one of gradients. Others have registers to spare.
+template <class M, DType kDType, int kKeys, bool kByChannel, bool kDelta, bool kGeneral>
+class ChunkBlock : StateBlock<M, kKeys> {
+  using Base = StateBlock<M, kKeys>;
+  using Base::m_, Base::p_, Base::s_, Base::head_, Base::part_, Base::segment_, Base::lane_, Base::warp_, Base::state_,
+      Base::columns, Base::RowOf, Base::ColumnOf, Base::RowAt, Base::NumberAt;
+  using typename Base::Pairs;
   using Shape = ChunkShape<kKeys, kByChannel>;
   using Operands = ChannelOperands<M, kDType, kKeys>;
   static constexpr int kTile = Shape::kTile;
   static constexpr int kExact = heed::cuda::kExactPieces<kDType>;
   static constexpr int kPieces = heed::cuda::kPieces;
   static constexpr int kOfRow = kByChannel ? kPieces : kExact;  // of queries and keys
-  using Pairs = float[2][4];  // [half of the tokens][...], 16 x 16 as results of products
 
  public:
   HEED_DEVICE ChunkBlock(M& m, const ChunkParams& p)
-      : m_(m), p_(p), s_(p.sequences[m.block(2)]), head_(m.block(1)), part_(m.block(0) % p.parts),
-        segment_(m.block(0) / p.parts), lane_(m.thread() % heed::cuda::kWarp), warp_(m.thread() / heed::cuda::kWarp),
-        has_read_key_(kDelta && p.read_key.data != nullptr), decays_(!kByChannel && p.decay != DecayKind::kNone),
-        operands_(m.shared() + 2 * Shape::StageBytes(has_read_key_), kDelta) {}
+      : Base(m, p), has_read_key_(kDelta && p.read_key.data != nullptr), by_column_(kGeneral && p.value_decay.data != nullptr),
+        decays_(!kByChannel && p.decay != DecayKind::kNone),
+        late_(kGeneral && p.late), tokens_(late_ && p.final.data != nullptr ? s_.tokens + 1 : s_.tokens),
+        shift_(kGeneral ? s_.shift : 0),
+        stage_bytes_(Shape::StageBytes(has_read_key_, by_column_)), operands_(m.shared() + 2 * stage_bytes_, kDelta) {}
 
   HEED_DEVICE void Run() {
-    const int64_t begin = segment_ * p_.segment_tokens;
-    if (s_.is_zero) return ClearOutputs(begin, End(begin));
-    if (segment_ > 0 && begin >= s_.tokens) return;
-    LoadState(segment_ == 0 ? Initial() : Border(segment_ - 1));
-    if (p_.to_borders) {
-      for (int64_t i = 0; (i + 1) * p_.segment_tokens < s_.tokens; ++i) {
-        Walk(i * p_.segment_tokens, (i + 1) * p_.segment_tokens);
-        StoreState(Border(static_cast<int>(i)));
-      }
-      return;
+    if (segment_ > 0 && BeginOf(segment_) >= tokens_) return;
+    this->LoadState(segment_ == 0 ? this->Initial() : this->Border(segment_ - 1));
+    if (kGeneral && segment_ == 0 && p_.products != nullptr && s_.tokens > 0) {
+      this->StoreProducts((s_.tokens - 1) / kBlock, [](int) { return 0.0f; });
     }
-    Walk(begin, End(begin));
-    if (End(begin) == s_.tokens && p_.final.data != nullptr) {
-      DeviceStates final = p_.final;
-      final.data += s_.final + head_ * final.head_stride;
-      StoreState(final);
+    for (int64_t segment = segment_;; ++segment) {
+      const int64_t end = BeginOf(segment + 1);
+      if (p_.to_borders && end == tokens_) return;  // no border
+      Walk(BeginOf(segment), end);
+      if (p_.to_borders) {
+        this->StoreState(this->Border(segment));
+        continue;
+      }
+      if (end == tokens_ && p_.final.data != nullptr) this->StoreState(this->Final());
+      return;
     }
   }
 
  private:
-  HEED_DEVICE int64_t End(int64_t begin) const {
-    const int64_t end = begin + p_.segment_tokens;
-    return end < s_.tokens ? end : s_.tokens;
+  // The first token of a segment, or the end of the last one.
+  HEED_DEVICE int64_t BeginOf(int64_t segment) const {
+    const int64_t begin = segment * p_.segment_tokens - shift_;
+    return begin < 0 ? 0 : begin < tokens_ ? begin : tokens_;
   }
-  HEED_DEVICE DeviceStates Initial() const {
-    DeviceStates initial = p_.initial;
-    if (initial.data != nullptr) initial.data += s_.initial + head_ * initial.head_stride;
-    return initial;
+  HEED_DEVICE int64_t TileEnd(int64_t first, int64_t end) const {
+    const int64_t tile_end = ((first + shift_) / kTile + 1) * kTile - shift_;
+    return tile_end < end ? tile_end : end;
   }
-  HEED_DEVICE DeviceStates Border(int border) const {
-    const int64_t size = int64_t{p_.key_size} * p_.value_size;
-    return {p_.borders + s_.borders + (int64_t{border} * p_.heads + head_) * size, 0, 1, p_.key_size};
-  }
-
-  // f(element, its key channel, its column) for those that exist.
-  template <class F>
-  HEED_DEVICE void ForState(const F& f) {
-    HEED_DEVICE_UNROLL
-    for (int e = 0; e < kKeys / 8; ++e) {
-      HEED_DEVICE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const int key = 8 * e + lane_ % 4 * 2 + i % 2, column = part_ * kStrip + 16 * warp_ + lane_ / 4 + i / 2 * 8;
-        if (key < p_.key_size && column < p_.value_size) f(state_[e][i], key, column);
-      }
-    }
-  }
-  HEED_DEVICE void LoadState(const DeviceStates& from) {
-    if (from.data == nullptr) return;
-    ForState([&](float& x, int key, int column) { x = from.data[key * from.key_stride + column * from.value_stride]; });
-  }
-  HEED_DEVICE void StoreState(const DeviceStates& to) {
-    ForState([&](float& x, int key, int column) { to.data[key * to.key_stride + column * to.value_stride] = x; });
-  }
-
-  HEED_DEVICE int columns() const {
-    const int left = p_.value_size - part_ * kStrip;
-    return left < kStrip ? left : kStrip;
-  }
-  // A tensor's row of a token, from its element `first` on.
-  HEED_DEVICE uint16_t* RowAt(const DeviceRows& rows, int64_t of_sequence, int head, int64_t token, int first = 0) const {
-    return static_cast<uint16_t*>(const_cast<void*>(rows.data)) + of_sequence + token * rows.token_stride +
-           head * rows.head_stride + first;
-  }
-  HEED_DEVICE void ClearOutputs(int64_t begin, int64_t end) const {
-    if (p_.to_borders) return;
-    for (int64_t i = begin * kStrip + m_.thread(); i < end * kStrip; i += m_.num_threads()) {
-      const int column = static_cast<int>(i % kStrip);
-      if (column < columns()) *RowAt(p_.o, s_.o, head_, i / kStrip, part_ * kStrip + column) = 0;
-    }
+  HEED_DEVICE bool wide_outputs() const { return kGeneral && p_.o.dtype == DType::kF32; }
+  HEED_DEVICE float write_scale() const { return kGeneral ? p_.write_scale : 1; }
+  HEED_DEVICE Map value_map() const { return kGeneral ? p_.value_map : Map::kIdentity; }
+  HEED_DEVICE bool has_outputs() const { return !p_.to_borders && (!kGeneral || p_.o.data != nullptr); }
+  // A token's own log decay, of this column.
+  HEED_DEVICE float LogDecayOf(int64_t token, int column) const {
+    if (p_.decay == DecayKind::kConstant) return LogDecay(p_.log_decays[head_]);
+    if (p_.decay == DecayKind::kToken) return LogDecay(NumberAt(p_.log_decay, s_.log_decay, token));
+    return by_column_ ? LogDecay(NumberAt(p_.value_decay, s_.value_decay, token, column)) : 0;
   }
 
   // The memory of a stage, and what a tile has there.
   struct Stage {
     char* at;
-    bool has_read_key;
+    bool has_read_key, by_column;
     HEED_DEVICE typename Shape::KeyTile queries() const { return typename Shape::KeyTile(at); }
     HEED_DEVICE typename Shape::KeyTile keys() const { return typename Shape::KeyTile(at + Shape::KeyTile::kBytes); }
     HEED_DEVICE typename Shape::KeyTile read_keys() const {  // the keys, unless they are others
@@ -156,39 +141,54 @@ class ChunkBlock {
       return typename Shape::ValueTile(at + (has_read_key ? 3 : 2) * Shape::KeyTile::kBytes);
     }
     HEED_DEVICE typename Operands::DecayTile log_decays() const {
-      return typename Operands::DecayTile(numbers() - Shape::kDecayBytes);
+      return typename Operands::DecayTile(numbers() - Shape::kKeyDecayBytes);
+    }
+    HEED_DEVICE typename Shape::ColumnDecayTile column_decays() const {
+      return typename Shape::ColumnDecayTile(numbers() + Shape::kNumberBytes);
     }
     // Of each token: the sum of log decays since the first of its chunk, or its own where channels decay; and beta.
-    HEED_DEVICE float* sums() const { return reinterpret_cast<float*>(numbers()); }
-    HEED_DEVICE float* betas() const { return sums() + kTile; }
+    HEED_DEVICE Sum* sums() const { return reinterpret_cast<Sum*>(numbers()); }
+    HEED_DEVICE float* betas() const { return reinterpret_cast<float*>(sums() + kTile); }
 
    private:
-    HEED_DEVICE char* numbers() const { return at + Shape::StageBytes(has_read_key) - Shape::kNumberBytes; }
+    HEED_DEVICE char* numbers() const { return at + Shape::StageBytes(has_read_key, false) - Shape::kNumberBytes; }
   };
   HEED_DEVICE Stage StageAt(int64_t tile) const {
-    return {m_.shared() + (tile % 2 == 0 ? 0 : Shape::StageBytes(has_read_key_)), has_read_key_};
+    return {m_.shared() + (tile % 2 == 0 ? 0 : stage_bytes_), has_read_key_, by_column_};
   }
 
+  // Of `count` tokens, or one less where the last is nothing but a decay.
+  HEED_DEVICE int Existing(int64_t first, int count) const {
+    return first + count <= s_.tokens ? count : static_cast<int>(s_.tokens - first);
+  }
   HEED_DEVICE void CopyTile(const Stage& stage, int64_t first, int count) const {
-    const int key_head = head_ / p_.group;
+    const int existing = Existing(first, count);
     const auto copy = [&](const auto& tile, const DeviceRows& rows, int64_t of_sequence) {
-      tile.Copy(m_, p_.aligned, p_.key_size, count,
-                [&](int i) -> const uint16_t* { return RowAt(rows, of_sequence, key_head, first + i); });
+      tile.Copy(m_, p_.aligned, p_.key_size, existing,
+                [&](int i) -> const uint16_t* { return RowAt(rows, of_sequence, first + i); });
     };
-    if (!p_.to_borders) copy(stage.queries(), p_.q, s_.q);
+    if (has_outputs()) copy(stage.queries(), p_.q, s_.q);
     if (!p_.complement_keys) copy(stage.keys(), p_.k, s_.k);
     if (has_read_key_) copy(stage.read_keys(), p_.read_key, s_.read_key);
-    stage.values().Copy(m_, p_.aligned, columns(), count, [&](int i) -> const uint16_t* {
-      return RowAt(p_.v, s_.v, head_, first + i, part_ * kStrip);
-    });
-    if (kByChannel && p_.decay == DecayKind::kKey) {
-      const int halves = p_.log_decay.dtype == DType::kF32 ? 2 : 1;
-      stage.log_decays().Copy(m_, p_.decays_aligned, halves * p_.key_size, count, [&](int i) -> const uint16_t* {
-        return static_cast<const uint16_t*>(p_.log_decay.data) +
-               halves * (s_.log_decay + (first + i) * p_.log_decay.token_stride + head_ * p_.log_decay.head_stride);
+    stage.values().Copy(m_, p_.aligned, columns(), existing,
+                        [&](int i) -> const uint16_t* { return RowAt(p_.v, s_.v, first + i, part_ * kStrip); });
+    const auto copy_decays = [&](const auto& tile, const DeviceRows& rows, int64_t of_sequence, int at, int size) {
+      const int halves = rows.dtype == DType::kF32 ? 2 : 1;
+      tile.Copy(m_, p_.decays_aligned, halves * size, count, [&](int i) -> const uint16_t* {
+        const int64_t token = first + i - (late_ && first + i > 0 ? 1 : 0);  // the first has none
+        return static_cast<const uint16_t*>(rows.data) + halves * this->Place(rows, of_sequence, token, at);
       });
+    };
+    if constexpr (kByChannel) {
+      if (p_.decay == DecayKind::kKey) copy_decays(stage.log_decays(), p_.log_decay, s_.log_decay, 0, p_.key_size);
     }
+    if (by_column_) copy_decays(stage.column_decays(), p_.value_decay, s_.value_decay, part_ * kStrip, columns());
     m_.CommitCopies();
+  }
+
+  HEED_DEVICE Sum ShuffleSum(Sum sum, int lane) const {
+    lane &= heed::cuda::kWarp - 1;
+    return {m_.Shuffle(sum.high, lane), m_.Shuffle(sum.low, lane)};
   }
 
   // What thread `i` brings of token i of a tile.
@@ -198,22 +198,21 @@ class ChunkBlock {
   HEED_DEVICE Numbers NumbersOf(int64_t first, int count) const {
     Numbers numbers;
     if (m_.thread() >= count) return numbers;
-    const auto load = [&](const DeviceRows& rows, int64_t of_sequence) {
-      return heed::cuda::LoadFloat<M>(rows.data, rows.dtype,
-                                      of_sequence + (first + m_.thread()) * rows.token_stride + head_ * rows.head_stride);
-    };
-    if (p_.decay == DecayKind::kConstant) numbers.log_decay = LogDecay(p_.log_decays[head_]);
-    if (p_.decay == DecayKind::kToken) numbers.log_decay = LogDecay(load(p_.log_decay, s_.log_decay));
-    if constexpr (kDelta) numbers.beta = p_.beta.data == nullptr ? 1 : load(p_.beta, s_.beta);
+    const int64_t token = first + m_.thread(), decayed = token - (late_ ? 1 : 0);
+    if (p_.decay == DecayKind::kConstant && decayed >= 0) numbers.log_decay = LogDecay(p_.log_decays[head_]);
+    if (p_.decay == DecayKind::kToken && decayed >= 0) {
+      numbers.log_decay = LogDecay(NumberAt(p_.log_decay, s_.log_decay, decayed));
+    }
+    if constexpr (kDelta) numbers.beta = p_.beta.data == nullptr ? 1 : NumberAt(p_.beta, s_.beta, token);  // never late
     return numbers;
   }
   HEED_DEVICE void PutNumbers(const Stage& stage, Numbers numbers) const {
     if (m_.thread() >= kTile) return;  // whole warps, where there are sums
-    float sum = numbers.log_decay;
+    Sum sum = {numbers.log_decay, 0};
     HEED_DEVICE_UNROLL
     for (int distance = 1; distance < kChunk && !kByChannel; distance *= 2) {
-      const float before = m_.Shuffle(sum, (lane_ - distance) & (heed::cuda::kWarp - 1));
-      if (lane_ % kChunk >= distance) sum += before;
+      const Sum before = ShuffleSum(sum, lane_ - distance);
+      if (lane_ % kChunk >= distance) sum = before + sum;
     }
     stage.sums()[m_.thread()] = sum;
     if constexpr (kDelta) stage.betas()[m_.thread()] = numbers.beta;
@@ -221,15 +220,15 @@ class ChunkBlock {
 
   // The tokens of a segment.
   HEED_DEVICE void Walk(int64_t begin, int64_t end) {
-    const auto count_at = [&](int64_t first) { return static_cast<int>(end - first < kTile ? end - first : kTile); };
     if (begin >= end) return;
+    const auto count_at = [&](int64_t first) { return static_cast<int>(TileEnd(first, end) - first); };
     m_.Sync();  // all are done with another segment's
     CopyTile(StageAt(0), begin, count_at(begin));
     PutNumbers(StageAt(0), NumbersOf(begin, count_at(begin)));
     int64_t tile = 0;
-    for (int64_t first = begin; first < end; first += kTile, ++tile) {
+    for (int64_t first = begin, after; first < end; first = after, ++tile) {
       const Stage stage = StageAt(tile), next = StageAt(tile + 1);
-      const int64_t after = first + kTile;
+      after = TileEnd(first, end);
       const int count = count_at(first);
       m_.template WaitCopies<0>();
       m_.Sync();
@@ -238,54 +237,126 @@ class ChunkBlock {
         CopyTile(next, after, count_at(after));
         numbers = NumbersOf(after, count_at(after));
       }
+      const bool works = 16 * warp_ < columns();
       if constexpr (kByChannel) {
-        ChunkOfChannels(stage, count);
-      } else if (16 * warp_ < columns()) {
-        for (int row = 0; row < count; row += kChunk) Chunk(stage, row, 0, kChunk);
+        ChunkOfChannels(stage, first, count, works);
+      } else if (works) {
+        for (int row = 0; row < count; row += kChunk) ChunkOfTile(stage, first, row, count - row);
       }
       if (after < end) PutNumbers(next, numbers);
       if (p_.to_borders) continue;
+      if (kGeneral && p_.kept != nullptr) Keep(after);
+      if (!has_outputs() || wide_outputs()) continue;
       m_.Sync();
-      stage.values().Store(m_, p_.aligned, columns(), count,
-                           [&](int i) { return RowAt(p_.o, s_.o, head_, first + i, part_ * kStrip); });
+      stage.values().Store(m_, p_.aligned, columns(), Existing(first, count),
+                           [&](int i) { return RowAt(p_.o, s_.o, first + i, part_ * kStrip); });
     }
+  }
+  // The state after a block of tokens, or, against time, its products where the block before ends.
+  HEED_DEVICE void Keep(int64_t after) {
+    if (p_.products == nullptr) return this->StoreState(this->Kept((after - 1) / kBlock));
+    const int64_t block_end = s_.tokens - after;
+    if (block_end == 0) return;
+    this->StoreProducts(block_end / kBlock - 1, [&](int column) { return LogDecayOf(after - 1, column); });
+  }
+
+  HEED_DEVICE void ChunkOfTile(const Stage& stage, int64_t first, int row, int count) {
+    const int end = count < kChunk ? count : kChunk;
+    const int step = by_column_ && TooStrong(stage, first, row, end) ? 1 : end;
+    for (int t = 0; t < end; t += step) Chunk(stage, first, row, t, t + step);
   }
 
   // A tile of as many tokens as a chunk has.
-  HEED_DEVICE void ChunkOfChannels(const Stage& stage, int count) {
-    const typename Operands::Source source = {stage.queries(), stage.keys(), stage.read_keys(), stage.log_decays(), stage.sums()};
-    const auto compute = [&](int begin, int end) {
-      DecayChannels();
-      Chunk(stage, 0, begin, end);
-      DecayChannels();
-    };
-    const bool mine = operands_.Make(m_, p_, source, 0, count);
-    if (!m_.SyncOr(mine)) return compute(0, count);
-    for (int t = 0; t < count; ++t) {
-      m_.Sync();  // all are done with the operands before
-      operands_.Make(m_, p_, source, t, t + 1);
-      m_.Sync();
-      compute(t, t + 1);
+  HEED_DEVICE void ChunkOfChannels(const Stage& stage, int64_t first, int count, bool works) {
+    const typename Operands::Source source = {stage.queries(),    stage.keys(), stage.read_keys(),
+                                              stage.log_decays(), stage.sums(), late_ && first == 0, Existing(first, count)};
+    int step = count;
+    for (int t = 0; t < count;) {
+      bool mine = operands_.Make(m_, p_, source, t, t + step);
+      if (works && by_column_) mine |= TooStrong(stage, first, 0, step);
+      if (m_.SyncOr(mine) && step > 1) {
+        step = 1;  // one by one
+        m_.Sync();
+        continue;
+      }
+      if (works) {
+        DecayChannels();
+        Chunk(stage, first, 0, t, t + step);
+        DecayChannels();
+      }
+      t += step;
+      if (t < count) m_.Sync();  // all are done with the operands
     }
   }
   HEED_DEVICE void DecayChannels() {
     if (p_.decay == DecayKind::kNone) return;
-    HEED_DEVICE_UNROLL
-    for (int e = 0; e < kKeys / 8; ++e) {
+    heed::cuda::Unrolled<kKeys / 8>([&](auto e) {
       const float* decays = operands_.decays() + 8 * e + lane_ % 4 * 2;
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 4; ++i) state_[e][i] = Decayed(state_[e][i], decays[i % 2]);
-    }
+    });
   }
 
-  // The tokens of [begin, end) among the 16 from row `row` of the tile on.
-  HEED_DEVICE void Chunk(const Stage& stage, int row, int begin, int end) {
-    const float* sums = stage.sums() + row;
-    const bool outputs = !p_.to_borders;
-    Pairs pairs = {}, errors = {}, o = {}, found = {};
+  // Decays of the two columns of a thread: with G_t the sum to token t, and H half of that of all tokens.
+  struct ColumnDecays {
+    Sum later[2][4];  // G_t - H, of the elements of Pairs
+    Sum half[2];      // H
+  };
+  HEED_DEVICE ColumnDecays ColumnDecaysOf(const Stage& stage, int64_t first, int row, int begin, int end) const {
+    const auto tile = stage.column_decays();
+    const auto log_decay = [&](int t, int column) -> float {
+      if (t < begin || t >= end || column >= columns() || (late_ && first + row + t == 0)) return 0;
+      if (p_.value_decay.dtype == DType::kF32) return LogDecay(*reinterpret_cast<const float*>(tile.At(row + t, 2 * column)));
+      return LogDecay(heed::cuda::LoadFloat<M>(tile.At(row + t, column), p_.value_decay.dtype, 0));
+    };
+    ColumnDecays decays;
     HEED_DEVICE_UNROLL
-    for (int e = 0; e < kKeys / 16; ++e) {
-      if (16 * e >= p_.key_size) break;
+    for (int r = 0; r < 2; ++r) {
+      const int column = 16 * warp_ + lane_ / 4 + 8 * r;
+      Sum before;
+      HEED_DEVICE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int t = 8 * half + lane_ % 4 * 2;
+        const Sum own = {log_decay(t, column), 0};
+        Sum sum = own + Sum{log_decay(t + 1, column), 0};  // of the tokens of this quad's threads up to this one
+        HEED_DEVICE_UNROLL
+        for (int distance = 1; distance < 4; distance *= 2) {
+          const Sum other = ShuffleSum(sum, lane_ - distance);
+          if (lane_ % 4 >= distance) sum = other + sum;
+        }
+        const Sum others = ShuffleSum(sum, lane_ - 1);
+        decays.later[half][2 * r] = before + (lane_ % 4 == 0 ? own : others + own);
+        decays.later[half][2 * r + 1] = before + sum;
+        before = before + ShuffleSum(sum, lane_ - lane_ % 4 + 3);
+      }
+      decays.half[r] = Half(before);
+    }
+    HEED_DEVICE_UNROLL
+    for (int i = 0; i < 8; ++i) decays.later[i / 4][i % 4] = decays.later[i / 4][i % 4] - decays.half[i % 4 / 2];
+    return decays;
+  }
+  // Of a warp: whether exponents are too large for these tokens together.
+  HEED_DEVICE bool TooStrong(const Stage& stage, int64_t first, int row, int count) const {
+    const ColumnDecays decays = ColumnDecaysOf(stage, first, row, 0, count);
+    return m_.Any(!(2 * decays.half[0].high >= kForgets && 2 * decays.half[1].high >= kForgets));
+  }
+  HEED_DEVICE void DecayColumns(const ColumnDecays& decays) {
+    const float of_rows[2] = {DecayOf<M>(decays.half[0]), DecayOf<M>(decays.half[1])};
+    heed::cuda::Unrolled<kKeys / 2>([&](auto i) { state_[i / 4][i % 4] = Decayed(state_[i / 4][i % 4], of_rows[i % 4 / 2]); });
+  }
+
+  // The tokens of [begin, end) among the 16 from row `row` of the tile on, whose first token is `first`.
+  HEED_DEVICE void Chunk(const Stage& stage, int64_t first, int row, int begin, int end) {
+    ColumnDecays column_decays = {};
+    if (by_column_) {
+      column_decays = ColumnDecaysOf(stage, first, row, begin, end);
+      DecayColumns(column_decays);
+    }
+    const Sum* sums = stage.sums() + row;
+    const bool outputs = has_outputs();
+    Pairs pairs = {}, errors = {}, o = {}, found = {};
+    heed::cuda::Unrolled<kKeys / 16>([&](auto e) {
+      if (16 * e >= p_.key_size) return;
       uint32_t state[kPieces][4], keys[kOfRow][4];
       heed::cuda::SplitResults<M>(state_[2 * e], state_[2 * e + 1], state);
       RowsOf(stage.keys(), [&](int piece) { return operands_.keys(piece); }, row, 16 * e, keys);
@@ -301,7 +372,7 @@ class ChunkBlock {
         MultiplyRows(read_keys, keys, errors);
         MultiplyRows(state, read_keys, found);
       }
-    }
+    });
     Pairs written;
     uint32_t values[kExact][4];
     {
@@ -312,12 +383,14 @@ class ChunkBlock {
       for (int i = 0; i < 8; ++i) {
         const int t = ColumnOf(i);
         if (t < begin || t >= end) turned[i / 2] &= 0xFFFF0000u >> (i % 2 * 16);  // outputs stand there
-        written[i / 4][i % 4] = M::template Widen<kDType>(static_cast<uint16_t>(turned[i / 2] >> (i % 2 * 16)));
+        float x = M::template Widen<kDType>(static_cast<uint16_t>(turned[i / 2] >> (i % 2 * 16)));
+        if (value_map() != Map::kIdentity) x = t < begin || t >= end ? 0 : Mapped<M>(value_map(), x);
+        written[i / 4][i % 4] = by_column_ ? x * Exp<M>(Sum() - column_decays.later[i / 4][i % 4]) : x;
       }
       heed::cuda::ToPieces<kDType, M>(turned, values);
     }
     if constexpr (kDelta) {
-      WeighPairs(sums, errors);
+      WeighPairs(sums, 1, errors);
       const float* betas = stage.betas() + row;
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 8; ++i) {
@@ -326,26 +399,33 @@ class ChunkBlock {
         float& x = written[i / 4][i % 4];
         x = t < begin || t >= end ? 0 : betas[t] * (x - (decays_ ? Exp<M>(sums[t]) : 1) * found[i / 4][i % 4]);
       }
-      AddCausally<true>(errors, written, written);
+      this->template AddCausally<true>(errors, written, written);
     }
     if (outputs) {
-      WeighPairs(sums, pairs);
+      WeighPairs(sums, write_scale(), pairs);
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 8; ++i) o[i / 4][i % 4] *= decays_ ? Exp<M>(sums[ColumnOf(i)]) : 1;
       AddWritten(pairs, written, values, o);
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 8; ++i) {
-        const int t = ColumnOf(i);
-        const uint32_t pair = M::template Pack<kDType>(p_.scale * o[i / 4][i % 4], 0);
-        if (t >= begin && t < end) stage.values().Put(row + t, 16 * warp_ + RowOf(i), static_cast<uint16_t>(pair));
+        const int t = ColumnOf(i), column = 16 * warp_ + RowOf(i);
+        float x = p_.scale * o[i / 4][i % 4];
+        if (by_column_) x *= Exp<M>(column_decays.later[i / 4][i % 4]);
+        if (t < begin || t >= end) continue;
+        if (!wide_outputs()) {
+          stage.values().Put(row + t, column, static_cast<uint16_t>(M::template Pack<kDType>(x, 0)));
+        } else if (column < columns() && first + row + t < s_.tokens) {
+          auto* outputs_of_f32 = static_cast<float*>(const_cast<void*>(p_.o.data));
+          float& to = outputs_of_f32[this->Place(p_.o, s_.o, first + row + t, part_ * kStrip + column)];
+          to = (p_.adds ? to : 0) + x;
+        }
       }
     }
     AddToState(stage, row, sums, written, values);
+    if (by_column_) DecayColumns(column_decays);
   }
-
-  // Of 16 x 16 results of products: where element i of a thread stands.
-  HEED_DEVICE int RowOf(int i) const { return lane_ / 4 + i / 2 % 2 * 8; }
-  HEED_DEVICE int ColumnOf(int i) const { return lane_ % 4 * 2 + i % 2 + i / 4 * 8; }
+  // Values go into products as they are.
+  HEED_DEVICE bool as_they_are() const { return !kDelta && !by_column_ && value_map() == Map::kIdentity; }
 
   // 16 rows of a tile, or of its operands by piece.
   template <class Tile, class OperandOf>
@@ -367,12 +447,12 @@ class ChunkBlock {
   }
 
   // What token j's key means to token t, decayed on the way; 0 before it.
-  HEED_DEVICE void WeighPairs(const float* sums, Pairs& pairs) const {
+  HEED_DEVICE void WeighPairs(const Sum* sums, float factor, Pairs& pairs) const {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
       const int t = RowOf(i), j = ColumnOf(i);
       float& x = pairs[i / 4][i % 4];
-      x = j > t ? 0 : decays_ ? x * Exp<M>(sums[t] - sums[j]) : x;
+      x = j > t ? 0 : factor * (decays_ ? x * Exp<M>(sums[t] - sums[j]) : x);
     }
   }
 
@@ -381,55 +461,27 @@ class ChunkBlock {
     bool finite = true;
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) finite &= fabsf(written[i / 4][i % 4]) <= 3.4028234e38f;
-    if (m_.Any(!finite)) return AddCausally<false>(pairs, written, o);
+    if (m_.Any(!finite)) return this->template AddCausally<false>(pairs, written, o);
     uint32_t weights[kPieces][4];
     heed::cuda::SplitResults<M>(pairs[0], pairs[1], weights);
-    if constexpr (kDelta) {
-      uint32_t rows[kPieces][4];
-      heed::cuda::SplitResults<M>(written[0], written[1], rows);
-      MultiplyRows(rows, weights, o);
-    } else {
-      MultiplyRows(values, weights, o);
-    }
+    if (as_they_are()) return MultiplyRows(values, weights, o);
+    uint32_t rows[kPieces][4];
+    heed::cuda::SplitResults<M>(written[0], written[1], rows);
+    MultiplyRows(rows, weights, o);
   }
 
-  // out_t += sum of pairs_tj rows_j over j <= t, or j < t alone, ascending: `rows` may be `out`.
-  template <bool kBefore>
-  HEED_DEVICE void AddCausally(const Pairs& pairs, const Pairs& rows, Pairs& out) const {
-    HEED_DEVICE_UNROLL
-    for (int j = 0; j < kChunk; ++j) {
-      const int quad = lane_ - lane_ % 4 + j % 8 / 2;
-      const float low = m_.Shuffle(rows[j / 8][j % 2], quad), high = m_.Shuffle(rows[j / 8][2 + j % 2], quad);
-      HEED_DEVICE_UNROLL
-      for (int half = j / 8; half < 2; ++half) {
-        HEED_DEVICE_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          const int of_half = lane_ % 4 * 2 + i, t = of_half + 8 * half;
-          const float weight = m_.Shuffle(pairs[j / 8][2 * half + j % 2], 4 * of_half + j % 8 / 2);
-          if (kBefore ? t <= j : t < j) continue;
-          out[half][i] += weight * low;
-          out[half][2 + i] += weight * high;
-        }
-      }
-    }
-  }
-
-  HEED_DEVICE void AddToState(const Stage& stage, int row, const float* sums, const Pairs& written,
+  HEED_DEVICE void AddToState(const Stage& stage, int row, const Sum* sums, const Pairs& written,
                               const uint32_t (&values)[kExact][4]) {
     if (decays_) {
       const float decay = DecayOf<M>(sums[kChunk - 1]);
-      HEED_DEVICE_UNROLL
-      for (int e = 0; e < kKeys / 8; ++e) {
-        HEED_DEVICE_UNROLL
-        for (int i = 0; i < 4; ++i) state_[e][i] = Decayed(state_[e][i], decay);
-      }
+      heed::cuda::Unrolled<kKeys / 2>([&](auto i) { state_[i / 4][i % 4] = Decayed(state_[i / 4][i % 4], decay); });
     }
-    if (!kDelta && !decays_) return AddProducts(stage, row, values);
+    if (as_they_are() && !decays_ && write_scale() == 1) return AddProducts(stage, row, values);
     Pairs decayed;
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
       const float decay = decays_ ? Exp<M>(sums[kChunk - 1] - sums[ColumnOf(i)]) : 1;
-      decayed[i / 4][i % 4] = decay * written[i / 4][i % 4];
+      decayed[i / 4][i % 4] = write_scale() * decay * written[i / 4][i % 4];
     }
     uint32_t rows[kPieces][4];
     heed::cuda::SplitResults<M>(decayed[0], decayed[1], rows);
@@ -437,9 +489,8 @@ class ChunkBlock {
   }
   template <int kCount>
   HEED_DEVICE void AddProducts(const Stage& stage, int row, const uint32_t (&rows)[kCount][4]) {
-    HEED_DEVICE_UNROLL
-    for (int e = 0; e < kKeys / 16; ++e) {
-      if (16 * e >= p_.key_size) break;
+    heed::cuda::Unrolled<kKeys / 16>([&](auto e) {
+      if (16 * e >= p_.key_size) return;
       uint32_t keys[kOfRow][4];
       if constexpr (kByChannel) {
         HEED_DEVICE_UNROLL
@@ -451,16 +502,16 @@ class ChunkBlock {
       }
       heed::cuda::MultiplyPieces(m_, rows, heed::cuda::WordsOf(keys, 0, 1).at, state_[2 * e]);
       heed::cuda::MultiplyPieces(m_, rows, heed::cuda::WordsOf(keys, 2, 3).at, state_[2 * e + 1]);
-    }
+    });
   }
 
-  M& m_;
-  const ChunkParams& p_;
-  const DeviceSequence& s_;
-  const int head_, part_, segment_, lane_, warp_;
-  const bool has_read_key_, decays_;  // decays_: by one number per token
+  const bool has_read_key_, by_column_;
+  const bool decays_;  // by one number per token
+  const bool late_;
+  const int64_t tokens_;  // of the walk: where the last one's decay comes late, one more brings it to the final state
+  const int shift_;
+  const int stage_bytes_;
   const Operands operands_;
-  float state_[kKeys / 8][4] = {};  // S^T, of 16 columns
 };
 
 }  // namespace heed::recurrence::cuda

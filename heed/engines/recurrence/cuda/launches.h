@@ -1,46 +1,54 @@
-// The kernels that there are: by key channels, which zeros fill up, with and without a delta rule, of bf16 and f16.
+// The kernels that there are, of bf16: by key channels, which zeros fill up, with and without a delta rule.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_LAUNCHES_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_LAUNCHES_H_
 
 #include <cstdint>
 #include <type_traits>
 
-#include "heed/core/dtype.h"
 #include "heed/cuda/library.h"
 #include "heed/engines/recurrence/cuda/chunk_block.h"
+#include "heed/engines/recurrence/cuda/gradient_blocks.h"
 #include "heed/engines/recurrence/cuda/params.h"
 
 namespace heed::recurrence::cuda {
 
-inline constexpr int64_t kMostKeys = 256;
+inline constexpr int64_t kMostKeys = 128;  // of a walk: more are several, whose outputs are summed
 
-// f(ChunkShape<...>()) of the smallest shape that keys of so many channels, at most kMostKeys, fit.
-template <class F>
-auto WithShape(int64_t keys, bool by_channel, const F& f) {
-  const auto with = [&](auto size) {
-    return by_channel ? f(ChunkShape<size.value, true>()) : f(ChunkShape<size.value, false>());
-  };
-  if (keys <= 64) return with(std::integral_constant<int, 64>());
-  if (keys <= 128) return with(std::integral_constant<int, 128>());
-  return with(std::integral_constant<int, 256>());
+// f(ChunkShape<...>()) of the smallest shape that keys of so many channels fit, or kMostKeys of them.
+template <bool kByChannel, class F>
+auto WithShape(int64_t keys, const F& f) {
+  if (keys <= 64) return f(ChunkShape<64, kByChannel>());
+  return f(ChunkShape<128, kByChannel>());
+}
+// Whether columns decay or are mapped, or what a walk of gradients has is asked for.
+inline bool IsGeneral(const ChunkParams& p) {
+  return p.value_decay.data != nullptr || p.value_map != Map::kIdentity || p.late || p.write_scale != 1 ||
+         p.kept != nullptr || p.o.dtype == DType::kF32 || p.o.data == nullptr;
 }
 inline bool IsByChannel(const ChunkParams& p) {
   return p.decay == DecayKind::kKey || p.query_map != Map::kIdentity || p.key_map != Map::kIdentity;
 }
 
-// f(shape, dtype, whether it is a delta rule), the last two as integral constants.
-template <class F>
-auto WithKernel(DType dtype, bool delta, const ChunkParams& p, const F& f) {
-  return WithShape(p.key_size, IsByChannel(p), [&](auto shape) {
-    const auto with_dtype = [&](auto of) { return delta ? f(shape, of, std::true_type()) : f(shape, of, std::false_type()); };
-    if (dtype == DType::kBF16) return with_dtype(std::integral_constant<DType, DType::kBF16>());
-    return with_dtype(std::integral_constant<DType, DType::kF16>());
+// f(shape, whether it is a delta rule, whether it is general), the last two as integral constants. There are no general kernels
+// of delta rules.
+template <bool kByChannel, class F>
+const char* WithKernel(bool delta, const ChunkParams& p, const F& f) {
+  return WithShape<kByChannel>(p.key_size, [&](auto shape) {
+    if (delta) return f(shape, std::true_type(), std::false_type());
+    return IsGeneral(p) ? f(shape, std::false_type(), std::true_type()) : f(shape, std::false_type(), std::false_type());
   });
+}
+
+template <class Shape>
+constexpr int SharedBytesOf(bool delta, const ChunkParams& p) {
+  return Shape::SharedBytes(delta, p.read_key.data != nullptr, p.value_decay.data != nullptr);
 }
 
 // What libheed_cuda does for this engine.
 struct Launches {
-  const char* (*forward)(const heed::cuda::Launch& launch, DType dtype, bool delta, const ChunkParams& params);
+  const char* (*walk)(const heed::cuda::Launch& launch, bool delta, const ChunkParams& params);
+  const char* (*gather)(const heed::cuda::Launch& launch, const GatherParams& params);
+  const char* (*decay_gradients)(const heed::cuda::Launch& launch, const DecayGradientParams& params);
 };
 
 }  // namespace heed::recurrence::cuda

@@ -1,4 +1,4 @@
-// What the forward kernel of GPUs is given: a problem in numbers that fit a launch.
+// What the kernels of GPUs are given: a problem in numbers that fit a launch.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_PARAMS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_PARAMS_H_
 
@@ -8,11 +8,12 @@
 
 namespace heed::recurrence::cuda {
 
-// Elements of q, k, v, o and so on between tokens and heads.
+// Elements of q, k, v, o and so on between tokens and heads. So many heads of values share one of theirs.
 struct DeviceRows {
-  const void* data = nullptr;
+  const void* data = nullptr;  // or none
   DType dtype = DType::kF32;
   int64_t token_stride = 0, head_stride = 0;
+  int32_t group = 1;
 };
 
 // S over (head, K, V), f32.
@@ -23,33 +24,42 @@ struct DeviceStates {
 
 // A Sequence, and where what is its own begins, in elements.
 struct DeviceSequence {
-  int64_t q, k, v, o, log_decay, beta, read_key, initial, final;
+  int64_t q, k, v, o, log_decay, value_decay, beta, read_key, initial, final;
   int64_t tokens;
-  int64_t borders;  // states at the ends of its segments but the last
-  bool is_zero;     // of no recurrence: its o is 0
+  int64_t borders;      // states at the ends of its segments but the last
+  int64_t first_block;  // of 64 tokens, of all sequences'
+  int32_t shift;        // tokens that its first tile lacks, so that it ends where blocks begin
 };
 
 // Launches of more sequences are several: they travel with the other arguments, of which a launch takes 32 KiB.
 inline constexpr int kMostSequences = 64;
 inline constexpr int kMostDecays = 1024;  // constants of heads
+inline constexpr int kBlock = 64;         // tokens between the states that gradients of decays begin with
 
 enum class DecayKind : int32_t { kNone, kConstant, kToken, kKey };
 enum class Map : int32_t { kIdentity, kElu1, kRelu, kReluSquared, kExp };  // phi
 
+// One walk over the tokens: of the forward pass, or of gradients, which are the same with other tensors for q, k and v.
 struct ChunkParams {
-  DeviceRows q, k, v, o, log_decay, beta, read_key;  // read_key: the keys, unless it is theirs
+  DeviceRows q, k, v, o, log_decay, value_decay, beta, read_key;  // read_key: the keys, unless it is theirs
   DeviceStates initial, final;
   float* borders = nullptr;  // [...][head][V][K], of segments; null: there is one
-  int64_t segment_tokens;    // a multiple of a tile's
+  int64_t segment_tokens;    // a multiple of kBlock
   int32_t parts;             // strips of columns
   bool to_borders;           // states at the ends of segments are computed, and nothing else
   bool aligned;              // rows of q, k, v, o and read keys begin at multiples of 16 bytes
-  bool decays_aligned;       // those of log decays of channels do
+  bool decays_aligned;       // those of log decays do
   bool complement_keys;      // k = 1 - exp(log_decay), k is absent
-  int32_t group, heads, key_size, value_size;
-  float scale;
+  bool late;                 // a token decays the state after it has been written to and read, not before
+  int32_t heads, key_size, value_size;
+  float scale, write_scale;  // of outputs; of what is written
+  bool adds;                 // to outputs of f32, and to products: the channels of keys before these
   DecayKind decay;
-  Map query_map, key_map;
+  Map query_map, key_map, value_map;
+  // [block][head][V][K]: the state after each block of tokens is written to, or read from these to be multiplied with, and
+  // summed over K into [block][head][V]: what a gradient of decays begins with.
+  float* kept = nullptr;
+  float* products = nullptr;  // null: kept is written
   float log_decays[kMostDecays] = {};
   DeviceSequence sequences[kMostSequences] = {};
 };

@@ -1,0 +1,10 @@
+// Walks whose channels decay together, if at all.
+#include "heed/engines/recurrence/cuda/walk_kernel.h"
+
+namespace heed::recurrence::cuda {
+
+const char* LaunchPlainWalk(const heed::cuda::Launch& launch, bool delta, const ChunkParams& params) {
+  return LaunchWalk<false>(launch, delta, params);
+}
+
+}  // namespace heed::recurrence::cuda

@@ -1,0 +1,133 @@
+// 64 columns of a head's state in the registers of a block: where they come from, where they go, and what is the token's.
+#ifndef HEED_ENGINES_RECURRENCE_CUDA_STATE_BLOCK_H_
+#define HEED_ENGINES_RECURRENCE_CUDA_STATE_BLOCK_H_
+
+#include <cstdint>
+
+#include "heed/core/dtype.h"
+#include "heed/cuda/machine.h"
+#include "heed/engines/recurrence/cuda/channel_operands.h"
+#include "heed/engines/recurrence/cuda/params.h"
+
+namespace heed::recurrence::cuda {
+
+// Each of four warps has 16 columns, as S^T.
+template <class M, int kKeys>
+class StateBlock {
+ protected:
+  using Pairs = float[2][4];  // [half of the columns][...], 16 x 16 as results of products
+
+  HEED_DEVICE StateBlock(M& m, const ChunkParams& p)
+      : m_(m), p_(p), s_(p.sequences[m.block(2)]), head_(m.block(1)), part_(m.block(0) % p.parts),
+        segment_(m.block(0) / p.parts), lane_(m.thread() % heed::cuda::kWarp), warp_(m.thread() / heed::cuda::kWarp) {}
+
+  // Of 16 x 16 results of products: where element i of a thread stands.
+  HEED_DEVICE int RowOf(int i) const { return lane_ / 4 + i / 2 % 2 * 8; }
+  HEED_DEVICE int ColumnOf(int i) const { return lane_ % 4 * 2 + i % 2 + i / 4 * 8; }
+
+  HEED_DEVICE int64_t End(int64_t begin) const {
+    const int64_t end = begin + p_.segment_tokens;
+    return end < s_.tokens ? end : s_.tokens;
+  }
+  HEED_DEVICE int columns() const {
+    const int left = p_.value_size - part_ * kStrip;
+    return left < kStrip ? left : kStrip;
+  }
+
+  HEED_DEVICE DeviceStates Initial() const {
+    DeviceStates initial = p_.initial;
+    if (initial.data != nullptr) initial.data += s_.initial + head_ * initial.head_stride;
+    return initial;
+  }
+  HEED_DEVICE DeviceStates Final() const {
+    DeviceStates final = p_.final;
+    if (final.data != nullptr) final.data += s_.final + head_ * final.head_stride;
+    return final;
+  }
+  HEED_DEVICE DeviceStates Border(int64_t border) const { return StateIn(p_.borders + s_.borders, border); }
+  HEED_DEVICE DeviceStates Kept(int64_t block) const { return StateIn(p_.kept, s_.first_block + block); }
+
+  HEED_DEVICE void LoadState(const DeviceStates& from) {
+    if (from.data == nullptr) return;
+    ForState([&](float& x, int key, int column, int) { x = from.data[key * from.key_stride + column * from.value_stride]; });
+  }
+  HEED_DEVICE void StoreState(const DeviceStates& to) {
+    ForState([&](float& x, int key, int column, int) { to.data[key * to.key_stride + column * to.value_stride] = x; });
+  }
+  // Sums over key channels of the state times the one that is kept of the block, times exp(log_decay(column)).
+  template <class LogDecay>
+  HEED_DEVICE void StoreProducts(int64_t block, const LogDecay& log_decay) {
+    const DeviceStates kept = Kept(block);
+    float sums[2] = {0, 0};  // of two columns
+    ForState([&](float x, int key, int column, int i) {
+      sums[i / 2] += x * kept.data[key * kept.key_stride + column * kept.value_stride];
+    });
+    HEED_DEVICE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      sums[i] += m_.ShuffleXor(sums[i], 1);
+      sums[i] += m_.ShuffleXor(sums[i], 2);
+      const int column = StateColumnOf(2 * i);
+      if (lane_ % 4 != 0 || column >= p_.value_size) continue;
+      float& to = p_.products[((s_.first_block + block) * p_.heads + head_) * p_.value_size + column];
+      to = (p_.adds ? to : 0) + sums[i] * Exp<M>(log_decay(column));
+    }
+  }
+  // Element `at` of a tensor's row of a token.
+  HEED_DEVICE int64_t Place(const DeviceRows& rows, int64_t of_sequence, int64_t token, int at = 0) const {
+    return of_sequence + token * rows.token_stride + head_ / rows.group * rows.head_stride + at;
+  }
+  HEED_DEVICE uint16_t* RowAt(const DeviceRows& rows, int64_t of_sequence, int64_t token, int first = 0) const {
+    return static_cast<uint16_t*>(const_cast<void*>(rows.data)) + Place(rows, of_sequence, token, first);
+  }
+  HEED_DEVICE float NumberAt(const DeviceRows& rows, int64_t of_sequence, int64_t token, int at = 0) const {
+    return heed::cuda::LoadFloat<M>(rows.data, rows.dtype, Place(rows, of_sequence, token, at));
+  }
+
+  // out_t += sum of pairs_tj rows_j over j <= t, or j < t alone, ascending: `rows` may be `out`.
+  template <bool kBefore>
+  HEED_DEVICE void AddCausally(const Pairs& pairs, const Pairs& rows, Pairs& out) const {
+    HEED_DEVICE_UNROLL
+    for (int j = 0; j < kChunk; ++j) {
+      const int quad = lane_ - lane_ % 4 + j % 8 / 2;
+      const float low = m_.Shuffle(rows[j / 8][j % 2], quad), high = m_.Shuffle(rows[j / 8][2 + j % 2], quad);
+      HEED_DEVICE_UNROLL
+      for (int half = j / 8; half < 2; ++half) {
+        HEED_DEVICE_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          const int of_half = lane_ % 4 * 2 + i, t = of_half + 8 * half;
+          const float weight = m_.Shuffle(pairs[j / 8][2 * half + j % 2], 4 * of_half + j % 8 / 2);
+          if (kBefore ? t <= j : t < j) continue;
+          out[half][i] += weight * low;
+          out[half][2 + i] += weight * high;
+        }
+      }
+    }
+  }
+
+  M& m_;
+  const ChunkParams& p_;
+  const DeviceSequence& s_;
+  const int head_, part_, segment_, lane_, warp_;
+  float state_[kKeys / 8][4] = {};
+
+ private:
+  HEED_DEVICE int StateColumnOf(int i) const { return part_ * kStrip + 16 * warp_ + lane_ / 4 + i / 2 * 8; }
+
+  // f(element, its key channel, its column, its place among four) for those that exist.
+  template <class F>
+  HEED_DEVICE void ForState(const F& f) {
+    heed::cuda::Unrolled<kKeys / 2>([&](auto index) {
+      constexpr int e = index / 4, i = index % 4;
+      const int key = 8 * e + lane_ % 4 * 2 + i % 2, column = StateColumnOf(i);
+      if (key < p_.key_size && column < p_.value_size) f(state_[e][i], key, column, i);
+    });
+  }
+  HEED_DEVICE DeviceStates StateIn(float* states, int64_t index) const {
+    const int64_t size = int64_t{p_.key_size} * p_.value_size;
+    return {states + (index * p_.heads + head_) * size, 0, 1, p_.key_size};
+  }
+};
+
+}  // namespace heed::recurrence::cuda
+
+#endif  // HEED_ENGINES_RECURRENCE_CUDA_STATE_BLOCK_H_
