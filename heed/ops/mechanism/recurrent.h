@@ -4,6 +4,9 @@
 // key head h / (HV / H)), K and V key and value channels, all but B, T and H >= 1.
 //
 // The header of each mechanism says which of the tensors below it takes.
+//
+// Tensors may be on a GPU, all on the same one, where a kernel for GPUs takes the call (docs/cpp.md), but for those that the
+// call itself reads: decays without axes of sequences and tokens, lengths, starts and cu_seqlens. Values are not checked there.
 #ifndef HEED_OPS_MECHANISM_RECURRENT_H_
 #define HEED_OPS_MECHANISM_RECURRENT_H_
 
