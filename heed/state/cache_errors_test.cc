@@ -126,8 +126,8 @@ TEST_F(CacheErrors, Append) {
   const auto f32 = DType::kF32;
   expect({}, v.view(), {}, "k is absent, expected a tensor");
   expect(k.view(), {}, {}, "v is absent, expected a tensor");
-  expect(shape(f32, {2, 5, 2, 4}, device), v.view(), {}, "k is on device 2, expected the CPU");
-  expect(k.view(), shape(f32, {2, 5, 2, 3}, device), {}, "v is on device 2, expected the CPU");
+  expect(shape(f32, {2, 5, 2, 4}, device), v.view(), {}, "k is on cuda:0, expected the CPU");
+  expect(k.view(), shape(f32, {2, 5, 2, 3}, device), {}, "v is on cuda:0, expected the CPU");
   expect(shape(f32, {2, 5, 2, 4}), v.view(), {},
          "k has no data, expected a pointer to [2,5,2,4] elements");
   expect(k.view(), shape(f32, {2, 5, 2, 3}), {},
@@ -210,7 +210,7 @@ TEST_F(CacheErrors, AppendToTheOthers) {
   expect(shape(f32, {2, 5, 5}), {}, "rows has shape [2,5,5], expected [2,T,6]");
   expect(shape(f32, {1, 5, 6}), {}, "rows has shape [1,5,6], expected [2,T,6]");
   expect(shape(DType::kF16, {2, 5, 6}), {}, "rows has dtype f16, expected f32");
-  expect(shape(f32, {2, 5, 6}, {DeviceType::kCuda, 0}), {}, "rows is on device 2");
+  expect(shape(f32, {2, 5, 6}, {DeviceType::kCuda, 0}), {}, "rows is on cuda:0");
   expect(shape(f32, {2, 5, 6}), {}, "rows has no data, expected a pointer to");
   const Buffer rows(f32, List{2, 5, 6});
   expect(rows.view(), {1, 6},
@@ -310,10 +310,10 @@ TEST(CacheErrorsTest, Import) {
   const Device device = {DeviceType::kCuda, 0};
   expect([&](C& c) {
     c.spoil = [&](Tables& t) { t.indptr = {nullptr, DType::kI32, {3}, device}; };
-  }, "indptr is on device 2, expected the CPU");
+  }, "indptr is on cuda:0, expected the CPU");
   expect([&](C& c) {
     c.spoil = [&](Tables& t) { t.k_pool = {nullptr, f32, {4, 3, 2, 4}, device}; };
-  }, "k_pool is on device 2, expected the CPU");
+  }, "k_pool is on cuda:0, expected the CPU");
   expect([&](C& c) {
     c.spoil = [&](Tables& t) { t.k_pool = {nullptr, f32, {4, 3, 2, 4}}; };
   }, "k_pool has no data, expected a pointer to");

@@ -519,7 +519,7 @@ TEST(RotaryMistakeTest, EveryArgumentIsCheckedBeforeAnythingIsWritten) {
   m = with("rotary: x has no data");
   m.x = m.x.As(TensorView(nullptr, DType::kF32, {2, 3, 2, 8}));
   ExpectMistake(m);
-  m = with("rotary: x is on device 2, expected the CPU");
+  m = with("rotary: x is on cuda:0, expected the CPU");
   m.x = m.x.As(TensorView(m.x.as<float>(), DType::kF32, {2, 3, 2, 8},
                           {DeviceType::kCuda, 0}));
   ExpectMistake(m);
