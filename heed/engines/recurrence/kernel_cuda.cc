@@ -291,7 +291,9 @@ class Launcher {
       const int64_t begin = w.against ? s.count - 1 : 0;
       const auto offset = [&](const Rows& rows) { return s.batch * rows.batch_stride + (s.first + begin) * rows.token_stride; };
       const int64_t shift = params.products == nullptr ? 0 : (cuda::kBlock - s.count % cuda::kBlock) % cuda::kBlock;
-      const int64_t segments = std::max<int64_t>(1, Blocks(s.count + shift, params.segment_tokens));
+      // One more where a decay that comes late is brought to the final state.
+      const int64_t walked = s.count + (params.late && params.final.data != nullptr ? 1 : 0);
+      const int64_t segments = std::max<int64_t>(1, Blocks(walked + shift, params.segment_tokens));
       params.sequences[i] = {.q = offset(w.q),
                              .k = offset(w.k),
                              .v = offset(w.v),
