@@ -63,7 +63,9 @@ std::vector<ConstTensorView> ViewsOf(const std::vector<Buffer>& buffers) {
   return views;
 }
 
-bool HasGradients(const std::string& name) { return name == "linear_attention" || name == "simple_gla" || name == "gla"; }
+bool HasGradients(const std::string& name) {
+  return name == "linear_attention" || name == "simple_gla" || name == "retention" || name == "lightning" || name == "gla";
+}
 
 // The mechanism on a device, its gradients too if there are any.
 mechanism::Mechanism Moved(const TestDevice& device, const mechanism::Mechanism& m) {
@@ -415,7 +417,7 @@ TEST_P(CudaRecurrenceTest, TensorsOfSeveralDevicesAreRefused) {
 }
 
 TEST_P(CudaRecurrenceTest, GradientsThatItHasNotAreSaid) {
-  for (const char* name : {"delta_rule", "hgrn2", "retention"}) {
+  for (const char* name : {"delta_rule", "hgrn2"}) {
     const recurrent::Mechanism& m = *FindOp(name).recurrent;
     mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
     moved.backward = [&, host = m.of_problems.backward](Context& ctx, const Problem& p, Views outputs) {

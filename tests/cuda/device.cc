@@ -114,7 +114,13 @@ const char* DecayGradients(const Launch& launch, const rc::DecayGradientParams& 
   return RunGradients<Block>(launch, Block::kSharedBytes, params);
 }
 
-const rc::Launches kRecurrence = {.walk = &RunChunks, .gather = &Gather, .decay_gradients = &DecayGradients};
+const char* TokenSums(const Launch& launch, const rc::TokenSumParams& params) {
+  using Block = rc::TokenSumBlock<EmulatedMachine>;
+  return RunGradients<Block>(launch, Block::kSharedBytes, params);
+}
+
+const rc::Launches kRecurrence = {
+    .walk = &RunChunks, .gather = &Gather, .decay_gradients = &DecayGradients, .token_sums = &TokenSums};
 const Library kEmulated = {.version = HEED_VERSION, .examine = &Examine, .check_stream = &CheckStream,
                             .allocate = &Allocate, .free = &Free, .softmax = &kSoftmax,
                             .recurrence = &kRecurrence};

@@ -215,18 +215,19 @@ class Launcher {
     if (gathers) Gather(p_.sequences, static_cast<const float*>(sums.data()), {}, Feature::kIdentity, o, heads, columns);
   }
 
-  // f(params of sequences [first, ...), how many) for launches over blocks of 64 tokens.
+  // f(params of sequences [first, ...), how many) for launches over blocks of 64 tokens; `to` may be [token of all sequences].
   template <class Params, class F>
-  void ForGradients(const std::vector<Sequence>& sequences, const Rows& q, const Rows& k, const Rows& to, Params params,
-                    const F& f) const {
+  void ForGradients(const std::vector<Sequence>& sequences, const Rows& q, const Rows& k, const Rows& to, bool into_memory,
+                    Params params, const F& f) const {
     ForLaunches(sequences.size(), [&](size_t first, size_t count) {
       int64_t most = 0;
       for (size_t i = 0; i < count; ++i) {
         const Sequence& s = sequences[first + i];
         const auto offset = [&](const Rows& rows) { return s.batch * rows.batch_stride + s.first * rows.token_stride; };
         const bool counts = &sequences == &p_.sequences;
-        params.sequences[i] = {offset(q), offset(k), offset(to), counts ? first_tokens_[first + i] : 0,
-                               counts ? first_blocks_[first + i] : 0, s.count};
+        const int64_t first_token = counts ? first_tokens_[first + i] : 0, first_block = counts ? first_blocks_[first + i] : 0;
+        params.sequences[i] = {offset(q),   offset(k),   into_memory ? first_token * to.token_stride : offset(to),
+                               first_token, first_block, s.count};
         most = std::max(most, Blocks(s.count, cuda::kBlock));
       }
       if (most > 0) f(params, most, count);
@@ -243,7 +244,7 @@ class Launcher {
                                        .value_heads = static_cast<int32_t>(p_.value_heads),
                                        .group = static_cast<int32_t>(p_.value_heads / heads),
                                        .size = static_cast<int32_t>(size)};
-    ForGradients(sequences, x, {}, to, gather, [&](const cuda::GatherParams& params, int64_t most, size_t count) {
+    ForGradients(sequences, x, {}, to, false, gather, [&](const cuda::GatherParams& params, int64_t most, size_t count) {
       call_.Check(call_.library().recurrence->gather(call_.Of(most, heads, count), params));
     });
   }
@@ -344,7 +345,6 @@ void RefuseGradients(const Problem& p, const Gradients& g) {
   refuse(p.delta != Delta::kNone, "delta rules");
   refuse(p.complement_keys, "keys that are 1 - exp(log_decay)");
   refuse(p.has_value_decay, "recurrences whose columns decay");
-  refuse(p.constant_decay && g.d_log_decay.data != nullptr, "constant decays");
 }
 
 // A walk over S^T, or D^T, whose columns are key channels.
@@ -433,26 +433,36 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
   if (!is_final(p.feature)) launcher.Gather(p.sequences, of(dq), p.q, p.feature, g.dq, p.key_heads, p.key_size);
   if (!is_final(p.key_feature)) launcher.Gather(p.sequences, of(dk), p.k, p.key_feature, g.dk, p.key_heads, p.key_size);
   if (decays) {
+    // Of constants each token has its share first.
+    const heed::cuda::DeviceMemory shares(launcher.call(), bytes(p.constant_decay, launcher.tokens() * heads));
+    const Rows to = p.constant_decay ? Rows{shares.data(), DType::kF32, 0, heads, 1} : g.d_log_decay;
     const cuda::DecayGradientParams of_decays = {.dq = of(dq),
                                                  .dk = of(dk),
                                                  .products = of(sums),
                                                  .q = OnDevice(p.q, p.group()),
                                                  .k = OnDevice(p.k, p.group()),
-                                                 .to = OnDevice(g.d_log_decay),
+                                                 .to = OnDevice(to),
                                                  .by_channel = p.gate == Gate::kKey,
                                                  .value_heads = static_cast<int32_t>(heads),
                                                  .key_size = static_cast<int32_t>(p.key_size)};
-    launcher.ForGradients(p.sequences, p.q, p.k, g.d_log_decay, of_decays,
+    launcher.ForGradients(p.sequences, p.q, p.k, to, p.constant_decay, of_decays,
                           [&](const cuda::DecayGradientParams& params, int64_t most, size_t count) {
                             const heed::cuda::Call& call = launcher.call();
                             call.Check(call.library().recurrence->decay_gradients(call.Of(most, heads, count), params));
                           });
+    if (p.constant_decay) {
+      const heed::cuda::Call& call = launcher.call();
+      call.Check(call.library().recurrence->token_sums(call.Of(1, heads, 1), {.from = of(shares),
+                                                                               .tokens = launcher.tokens(),
+                                                                               .value_heads = static_cast<int32_t>(heads),
+                                                                               .to = OnDevice(g.d_log_decay)}));
+    }
   }
   if (g.dv.data != nullptr || g.d_initial.data != nullptr) launcher.Run(ValueGradients(p, g));
   launcher.Clear(g.dq, p.key_heads, p.key_size);
   launcher.Clear(g.dk, p.key_heads, p.key_size);
   launcher.Clear(g.dv, heads, p.value_size);
-  if (decays) launcher.Clear(g.d_log_decay, heads, p.gate == Gate::kKey ? p.key_size : 1);
+  if (decays && !p.constant_decay) launcher.Clear(g.d_log_decay, heads, p.gate == Gate::kKey ? p.key_size : 1);
 }
 
 }  // namespace

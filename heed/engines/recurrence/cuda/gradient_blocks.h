@@ -41,10 +41,20 @@ struct DecayGradientParams {
   GradientSequence sequences[kMostSequences] = {};
 };
 
+// Gradients of decays that are constants of heads: sums over all tokens.
+struct TokenSumParams {
+  const float* from;  // [token][value head]
+  int64_t tokens;
+  int32_t value_heads;
+  DeviceRows to;
+};
+
 template <class M>
 HEED_DEVICE void StoreFloat(const DeviceRows& rows, int64_t i, float x) {
   void* data = const_cast<void*>(rows.data);
-  if (rows.dtype == DType::kF32) {
+  if (rows.dtype == DType::kF64) {
+    static_cast<double*>(data)[i] = x;
+  } else if (rows.dtype == DType::kF32) {
     static_cast<float*>(data)[i] = x;
   } else {
     const uint32_t bits = rows.dtype == DType::kBF16 ? M::template Pack<DType::kBF16>(x, 0) : M::template Pack<DType::kF16>(x, 0);
@@ -161,6 +171,34 @@ class DecayGradientBlock {
   const GradientSequence& s_;
   const int head_;
   const int64_t begin_, end_;
+};
+
+// A value head.
+template <class M>
+class TokenSumBlock {
+ public:
+  static constexpr int kSharedBytes = kGradientThreads * static_cast<int>(sizeof(Sum));
+
+  HEED_DEVICE TokenSumBlock(M& m, const TokenSumParams& p) : m_(m), p_(p) {}
+
+  HEED_DEVICE void Run() const {
+    const int thread = m_.thread(), head = m_.block(1);
+    Sum* sums = reinterpret_cast<Sum*>(m_.shared());
+    Sum sum;
+    for (int64_t t = thread; t < p_.tokens; t += kGradientThreads) {
+      sum = sum + Sum{p_.from[t * p_.value_heads + head], 0};
+    }
+    sums[thread] = sum;
+    for (int count = kGradientThreads / 2; count > 0; count /= 2) {
+      m_.Sync();
+      if (thread < count) sums[thread] = sums[thread] + sums[thread + count];
+    }
+    if (thread == 0) StoreFloat<M>(p_.to, head * p_.to.head_stride, sums[0].high + sums[0].low);
+  }
+
+ private:
+  M& m_;
+  const TokenSumParams& p_;
 };
 
 }  // namespace heed::recurrence::cuda

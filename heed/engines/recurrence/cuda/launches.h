@@ -49,6 +49,7 @@ struct Launches {
   const char* (*walk)(const heed::cuda::Launch& launch, bool delta, const ChunkParams& params);
   const char* (*gather)(const heed::cuda::Launch& launch, const GatherParams& params);
   const char* (*decay_gradients)(const heed::cuda::Launch& launch, const DecayGradientParams& params);
+  const char* (*token_sums)(const heed::cuda::Launch& launch, const TokenSumParams& params);
 };
 
 }  // namespace heed::recurrence::cuda

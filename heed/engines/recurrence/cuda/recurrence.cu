@@ -25,8 +25,14 @@ const char* DecayGradients(const heed::cuda::Launch& launch, const DecayGradient
                                   params);
 }
 
+const char* TokenSums(const heed::cuda::Launch& launch, const TokenSumParams& params) {
+  using Block = TokenSumBlock<heed::cuda::GpuMachine>;
+  return heed::cuda::LaunchKernel(launch, kGradientThreads, Block::kSharedBytes, &GradientKernel<Block, TokenSumParams>, params);
+}
+
 }  // namespace
 
-extern const Launches kLaunches = {.walk = &Walk, .gather = &Gather, .decay_gradients = &DecayGradients};
+extern const Launches kLaunches = {
+    .walk = &Walk, .gather = &Gather, .decay_gradients = &DecayGradients, .token_sums = &TokenSums};
 
 }  // namespace heed::recurrence::cuda
