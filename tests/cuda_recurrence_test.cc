@@ -63,8 +63,10 @@ std::vector<ConstTensorView> ViewsOf(const std::vector<Buffer>& buffers) {
   return views;
 }
 
-bool HasGradients(const std::string& name) {
-  return name == "linear_attention" || name == "simple_gla" || name == "retention" || name == "lightning" || name == "gla";
+bool HasGradients(const mechanism::Mechanism& m) {
+  const bool normalized = m.options.find(" normalized") != std::string::npos;
+  return (m.name == "linear_attention" && !normalized) || m.name == "simple_gla" || m.name == "retention" ||
+         m.name == "lightning" || m.name == "gla";
 }
 
 // The mechanism on a device, its gradients too if there are any.
@@ -79,30 +81,30 @@ mechanism::Mechanism Moved(const TestDevice& device, const mechanism::Mechanism&
   mechanism::Mechanism result = m;
   result.forward = moved(m.forward);
   result.step = moved(m.step);
-  if (HasGradients(m.name)) result.backward = moved(m.backward);
+  if (HasGradients(m)) result.backward = moved(m.backward);
   return result;
 }
 
-// Without normaliser.
-recurrent::Mechanism LinearAttention(linear_attention::FeatureMap map, const std::string& name) {
+recurrent::Mechanism LinearAttention(linear_attention::FeatureMap map, const std::string& name, bool normalize) {
   using namespace linear_attention;  // NOLINT
   linear_attention::Options own;
   own.feature_map = map;
-  own.normalize = false;
+  own.normalize = normalize;
   return recurrent::Bound<linear_attention::Options>(
       "linear_attention", DefinitionOf(own), own,
       {&linear_attention::Forward, &linear_attention::Backward, &linear_attention::Reference,
        &linear_attention::BackwardReference, &linear_attention::Step},
-      &linear_attention::Math, " " + name);
+      &linear_attention::Math, " " + name + (normalize ? " normalized" : ""));
 }
 
 // Those that the kernel takes.
 const std::vector<recurrent::Mechanism>& Mechanisms() {
   static const std::vector<recurrent::Mechanism> mechanisms = [] {
     using enum linear_attention::FeatureMap;
-    std::vector<recurrent::Mechanism> list = {LinearAttention(kIdentity, "identity"), LinearAttention(kElu1, "elu1"),
-                                              LinearAttention(kRelu, "relu"), LinearAttention(kReluSquared, "relu_sq"),
-                                              LinearAttention(kExp, "exp")};
+    std::vector<recurrent::Mechanism> list = {
+        LinearAttention(kIdentity, "identity", false), LinearAttention(kElu1, "elu1", false), LinearAttention(kElu1, "elu1", true),
+        LinearAttention(kRelu, "relu", false), LinearAttention(kReluSquared, "relu_sq", false),
+        LinearAttention(kExp, "exp", false), LinearAttention(kExp, "exp", true)};
     for (const char* name : {"simple_gla", "retention", "lightning", "delta_rule", "gated_delta_rule", "comba", "gla",
                              "hgrn2", "kda"}) {
       list.push_back(*FindOp(name).recurrent);
@@ -176,7 +178,7 @@ TEST_P(CudaRecurrenceTest, SizesAndVariantsAgreeWithTheReference) {
         if (sizes.D != 33 && *variant != 0) continue;
         if (sizes.D > 128 && m.definition.delta != recurrence::Delta::kNone) continue;
         for (const std::string pass : {"forward", "backward", "step"}) {
-          if (pass == "backward" ? !HasGradients(m.name) : pass == "step" && *variant != 0) continue;
+          if (pass == "backward" ? !HasGradients(m.of_problems) : pass == "step" && *variant != 0) continue;
           const CaseRequest request = {.sizes = sizes, .dtype = DType::kBF16, .seed = 3, .pass = pass, .variant = variant};
           ASSERT_NO_FATAL_FAILURE(Agrees(recurrent::MakeCase(moved, m.definition, request), &closest));
         }

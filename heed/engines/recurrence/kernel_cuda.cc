@@ -24,7 +24,6 @@ int64_t Blocks(int64_t size, int64_t of_each) { return (size + of_each - 1) / of
 Reason DeclinesForm(const Problem& p) {
   const std::pair<bool, const char*> forms[] = {
       {!IsElementwise(p.feature) || !IsElementwise(p.key_feature), "computes feature maps of each channel by itself"},
-      {p.normalize, "computes no normalisers"},
       {!p.causal || p.key_mask.data != nullptr, "computes causal calls without a key mask"},
       {p.gate == Gate::kKey && p.constant_decay, "computes no constant decays of channels"},
       {p.has_bonus, "computes no bonus"},
@@ -55,7 +54,7 @@ cuda::Map MapOf(Feature feature) {
 // A walk over all tokens: its tensors, and in `params` all that is none.
 struct Walk {
   Rows q, k, v, o, log_decay, value_decay, beta, read_key;
-  States initial, final;
+  States initial, final, initial_z, final_z;
   int64_t q_group = 1, k_group = 1, v_group = 1;  // value heads that share a row
   bool against = false;                           // time
   bool into_memory = false;                       // o is [token of all sequences][head][column], of f32
@@ -75,6 +74,8 @@ Walk WalkOf(const Problem& p) {
               .read_key = {},
               .initial = {},
               .final = {},
+              .initial_z = {},
+              .final_z = {},
               .segment_tokens = cuda::kBlock,
               .parts = 1,
               .to_borders = false,
@@ -87,6 +88,7 @@ Walk WalkOf(const Problem& p) {
               .value_size = static_cast<int32_t>(p.value_size),
               .scale = static_cast<float>(p.scale),
               .write_scale = 1,
+              .normalizes = false,
               .adds = false,
               .decay = p.gate == Gate::kNone   ? cuda::DecayKind::kNone
                        : p.constant_decay      ? cuda::DecayKind::kConstant
@@ -105,7 +107,7 @@ Walk WalkOf(const Problem& p) {
   return w;
 }
 
-Walk ForwardWalk(const Problem& p, const States& initial) {
+Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_z) {
   Walk w = WalkOf(p);
   w.q = p.q;
   w.k = p.k;
@@ -116,6 +118,11 @@ Walk ForwardWalk(const Problem& p, const States& initial) {
   w.q_group = w.k_group = p.group();
   w.initial = initial;
   w.final = p.final;
+  if (!p.normalize) return w;
+  w.params.normalizes = true;  // a column more
+  ++w.params.value_size;
+  w.initial_z = initial_z;
+  w.final_z = p.final_z;
   return w;
 }
 
@@ -134,7 +141,7 @@ Reason Declines(const Context&, const Problem& p) {
   if (const Reason reason = engine::DeclinesAllButBF16(p.dtype); !reason.empty()) return reason;
   if (const Reason reason = DeclinesForm(p); !reason.empty()) return reason;
   thread_local std::string of_device;  // whose words last until the next call
-  of_device = heed::cuda::Declines(p.device, SharedBytes(p, ForwardWalk(p, p.initial)));
+  of_device = heed::cuda::Declines(p.device, SharedBytes(p, ForwardWalk(p, p.initial, p.initial_z)));
   return {of_device.c_str()};
 }
 
@@ -207,6 +214,8 @@ class Launcher {
       if (w.params.decay == cuda::DecayKind::kKey) skip(slice.log_decay);
       skip_states(slice.initial);
       skip_states(slice.final);
+      skip_states(slice.initial_z);
+      skip_states(slice.final_z);
       slice.params.key_size = static_cast<int32_t>(std::min(cuda::kMostKeys, keys - first));
       if (w.params.kept != nullptr) slice.params.kept += blocks_ * heads * first * columns;
       slice.params.adds = first > 0;
@@ -235,7 +244,7 @@ class Launcher {
   }
   // Rows of a head, from f32 of value heads, or zeros.
   void Gather(const std::vector<Sequence>& sequences, const float* from, const Rows& x, Feature feature, const Rows& to,
-              int64_t heads, int64_t size) const {
+              int64_t heads, int64_t size, bool divides = false) const {
     if (to.data == nullptr) return;
     const cuda::GatherParams gather = {.from = from,
                                        .x = OnDevice(x),
@@ -243,7 +252,9 @@ class Launcher {
                                        .map = MapOf(feature),
                                        .value_heads = static_cast<int32_t>(p_.value_heads),
                                        .group = static_cast<int32_t>(p_.value_heads / heads),
-                                       .size = static_cast<int32_t>(size)};
+                                       .size = static_cast<int32_t>(size),
+                                       .divides = divides,
+                                       .eps = static_cast<float>(p_.eps)};
     ForGradients(sequences, x, {}, to, false, gather, [&](const cuda::GatherParams& params, int64_t most, size_t count) {
       call_.Check(call_.library().recurrence->gather(call_.Of(most, heads, count), params));
     });
@@ -265,6 +276,8 @@ class Launcher {
     params.read_key = OnDevice(w.read_key, w.k_group, w.against);
     params.initial = OnDevice(w.initial);
     params.final = OnDevice(w.final);
+    params.initial_z = OnDevice(w.initial_z);
+    params.final_z = OnDevice(w.final_z);
     params.aligned = std::ranges::all_of(std::initializer_list<Rows>{w.q, w.k, w.v, w.into_memory ? Rows() : w.o, w.read_key}, &IsAligned);
     params.decays_aligned = IsAligned(w.log_decay) && IsAligned(w.value_decay);
     params.parts = static_cast<int32_t>(Blocks(params.value_size, cuda::kStrip));
@@ -285,7 +298,7 @@ class Launcher {
 
   void Run(Walk& w, size_t first, size_t count) const {
     cuda::ChunkParams& params = w.params;
-    const int64_t state = p_.value_heads * p_.key_size * p_.value_size;
+    const int64_t state = p_.value_heads * params.key_size * params.value_size;
     int64_t most = 1, borders = 0;
     for (size_t i = 0; i < count; ++i) {
       const Sequence& s = p_.sequences[first + i];
@@ -305,6 +318,8 @@ class Launcher {
                              .read_key = offset(w.read_key),
                              .initial = s.state * w.initial.sequence_stride,
                              .final = s.state * w.final.sequence_stride,
+                             .initial_z = s.state * w.initial_z.sequence_stride,
+                             .final_z = s.state * w.final_z.sequence_stride,
                              .tokens = s.count,
                              .borders = borders * state,
                              .first_block = first_blocks_[first + i],
@@ -331,18 +346,31 @@ class Launcher {
   int64_t tokens_ = 0, blocks_ = 0, longest_ = 0;
 };
 
-void Compute(const Context& ctx, const Problem& p, const States& initial) {
+void Compute(const Context& ctx, const Problem& p, const States& initial, const States& initial_z) {
   if (p.value_heads == 0) return;
   const Launcher launcher(ctx, p);
-  launcher.Run(ForwardWalk(p, initial));
+  Walk w = ForwardWalk(p, initial, initial_z);
+  if (p.normalize) {
+    const int64_t row = w.params.value_size;
+    const heed::cuda::DeviceMemory sums(
+        launcher.call(), static_cast<size_t>(std::max<int64_t>(1, launcher.tokens() * p.value_heads * row)) * sizeof(float));
+    w.o = {sums.data(), DType::kF32, 0, p.value_heads * row, row};
+    w.into_memory = true;
+    launcher.Run(w);
+    launcher.Gather(p.sequences, static_cast<const float*>(sums.data()), {}, Feature::kIdentity, p.o, p.value_heads, p.value_size,
+                    /*divides=*/true);
+  } else {
+    launcher.Run(w);
+  }
   launcher.Clear(p.o, p.value_heads, p.value_size);
 }
 
-void RefuseGradients(const Problem& p, const Gradients& g) {
+void RefuseGradients(const Problem& p) {
   const auto refuse = [](bool given, const char* what) {
     if (given) throw Unsupported(std::string(kName) + " has no gradients of " + what);
   };
   refuse(p.delta != Delta::kNone, "delta rules");
+  refuse(p.normalize, "normalised heads");
   refuse(p.complement_keys, "keys that are 1 - exp(log_decay)");
   refuse(p.has_value_decay, "recurrences whose columns decay");
 }
@@ -399,7 +427,7 @@ Walk ValueGradients(const Problem& p, const Gradients& g) {
 }
 
 void Backward(Context& ctx, const Problem& p, const Gradients& g) {
-  RefuseGradients(p, g);
+  RefuseGradients(p);
   for (const Walk& w : {QueryGradients(p, g), KeyGradients(p, g), ValueGradients(p, g)}) {
     const std::string reason = heed::cuda::Declines(p.device, SharedBytes(p, w));
     if (!reason.empty()) throw Unsupported(std::string(kName) + ", gradients: " + reason);
@@ -472,9 +500,9 @@ const Kernel kCuda = {
     .why = "64 columns of a state in the registers of a block, 16 tokens at a time, products of bf16 pieces summed in f32",
     .declines = &Declines,
     .forward_passes = [](const Context&) {
-      return Passes{.forward = [](Context& ctx, const Problem& p) { Compute(ctx, p, p.initial); },
+      return Passes{.forward = [](Context& ctx, const Problem& p) { Compute(ctx, p, p.initial, p.initial_z); },
                     .workspace = [](const Context&, const Problem&) { return int64_t{0}; },
-                    .step = [](Context& ctx, const Problem& p) { Compute(ctx, p, p.final); }};
+                    .step = [](Context& ctx, const Problem& p) { Compute(ctx, p, p.final, p.final_z); }};
     },
     .backward_passes = [](const Context&) {
       return Passes{.backward = &Backward,

@@ -90,7 +90,13 @@ class ChunkBlock : StateBlock<M, kKeys> {
 
   HEED_DEVICE void Run() {
     if (segment_ > 0 && BeginOf(segment_) >= tokens_) return;
-    this->LoadState(segment_ == 0 ? this->Initial() : this->Border(segment_ - 1));
+    const int own_columns = p_.value_size - (normalizes() ? 1 : 0);
+    if (segment_ == 0) {
+      this->LoadState(this->OfHead(p_.initial, s_.initial), own_columns);
+      if (normalizes()) this->LoadNormalizer(this->OfHead(p_.initial_z, s_.initial_z));
+    } else {
+      this->LoadState(this->Border(segment_ - 1), p_.value_size);
+    }
     if (kGeneral && segment_ == 0 && p_.products != nullptr && s_.tokens > 0) {
       this->StoreProducts((s_.tokens - 1) / kBlock, [](int) { return 0.0f; });
     }
@@ -99,10 +105,12 @@ class ChunkBlock : StateBlock<M, kKeys> {
       if (p_.to_borders && end == tokens_) return;  // no border
       Walk(BeginOf(segment), end);
       if (p_.to_borders) {
-        this->StoreState(this->Border(segment));
+        this->StoreState(this->Border(segment), p_.value_size);
         continue;
       }
-      if (end == tokens_ && p_.final.data != nullptr) this->StoreState(this->Final());
+      if (end != tokens_) return;
+      this->StoreState(this->OfHead(p_.final, s_.final), own_columns);
+      if (normalizes()) this->StoreNormalizer(this->OfHead(p_.final_z, s_.final_z));
       return;
     }
   }
@@ -118,6 +126,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
     return tile_end < end ? tile_end : end;
   }
   HEED_DEVICE bool wide_outputs() const { return kGeneral && p_.o.dtype == DType::kF32; }
+  HEED_DEVICE bool normalizes() const { return kGeneral && p_.normalizes; }
   HEED_DEVICE float write_scale() const { return kGeneral ? p_.write_scale : 1; }
   HEED_DEVICE Map value_map() const { return kGeneral ? p_.value_map : Map::kIdentity; }
   HEED_DEVICE bool has_outputs() const { return !p_.to_borders && (!kGeneral || p_.o.data != nullptr); }
@@ -170,7 +179,8 @@ class ChunkBlock : StateBlock<M, kKeys> {
     if (has_outputs()) copy(stage.queries(), p_.q, s_.q);
     if (!p_.complement_keys) copy(stage.keys(), p_.k, s_.k);
     if (has_read_key_) copy(stage.read_keys(), p_.read_key, s_.read_key);
-    stage.values().Copy(m_, p_.aligned, columns(), existing,
+    const int given = normalizes() && part_ == p_.parts - 1 ? columns() - 1 : columns();
+    stage.values().Copy(m_, p_.aligned, given, existing,
                         [&](int i) -> const uint16_t* { return RowAt(p_.v, s_.v, first + i, part_ * kStrip); });
     const auto copy_decays = [&](const auto& tile, const DeviceRows& rows, int64_t of_sequence, int at, int size) {
       const int halves = rows.dtype == DType::kF32 ? 2 : 1;
@@ -254,7 +264,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
   }
   // The state after a block of tokens, or, against time, its products where the block before ends.
   HEED_DEVICE void Keep(int64_t after) {
-    if (p_.products == nullptr) return this->StoreState(this->Kept((after - 1) / kBlock));
+    if (p_.products == nullptr) return this->StoreState(this->Kept((after - 1) / kBlock), p_.value_size);
     const int64_t block_end = s_.tokens - after;
     if (block_end == 0) return;
     this->StoreProducts(block_end / kBlock - 1, [&](int column) { return LogDecayOf(after - 1, column); });
@@ -384,6 +394,9 @@ class ChunkBlock : StateBlock<M, kKeys> {
         const int t = ColumnOf(i);
         if (t < begin || t >= end) turned[i / 2] &= 0xFFFF0000u >> (i % 2 * 16);  // outputs stand there
         float x = M::template Widen<kDType>(static_cast<uint16_t>(turned[i / 2] >> (i % 2 * 16)));
+        if (normalizes() && part_ * kStrip + 16 * warp_ + RowOf(i) == p_.value_size - 1) {
+          x = t >= begin && t < end && first + row + t < s_.tokens ? 1 : 0;
+        }
         if (value_map() != Map::kIdentity) x = t < begin || t >= end ? 0 : Mapped<M>(value_map(), x);
         written[i / 4][i % 4] = by_column_ ? x * Exp<M>(Sum() - column_decays.later[i / 4][i % 4]) : x;
       }
@@ -425,7 +438,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
     if (by_column_) DecayColumns(column_decays);
   }
   // Values go into products as they are.
-  HEED_DEVICE bool as_they_are() const { return !kDelta && !by_column_ && value_map() == Map::kIdentity; }
+  HEED_DEVICE bool as_they_are() const { return !kDelta && !by_column_ && !normalizes() && value_map() == Map::kIdentity; }
 
   // 16 rows of a tile, or of its operands by piece.
   template <class Tile, class OperandOf>

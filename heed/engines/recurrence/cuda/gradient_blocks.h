@@ -23,12 +23,15 @@ struct GradientSequence {
   int64_t q, k, to, first_token, first_block, tokens;
 };
 
-// Rows of f32 of value heads, summed over those that share one of `to`, times the slope of the map; or zeros.
+// Rows of f32 of value heads, summed over those that share one of `to`, times the slope of the map, or divided by one more
+// element of theirs plus eps; or zeros.
 struct GatherParams {
   const float* from = nullptr;  // [token][value head][size]; null: zeros
   DeviceRows x, to;             // x: what was mapped, or none
   Map map = Map::kIdentity;
   int32_t value_heads = 1, group = 1, size = 1;
+  bool divides = false;
+  float eps = 0;
   GradientSequence sequences[kMostSequences] = {};
 };
 
@@ -82,7 +85,7 @@ class GatherBlock {
 
   HEED_DEVICE void Run() const {
     const GradientSequence& s = p_.sequences[m_.block(2)];
-    const int head = m_.block(1);
+    const int head = m_.block(1), row = p_.size + (p_.divides ? 1 : 0);
     for (int64_t i = int64_t{m_.block(0)} * kBlock * p_.size + m_.thread(); i < (int64_t{m_.block(0)} + 1) * kBlock * p_.size;
          i += m_.num_threads()) {
       const int64_t t = i / p_.size, e = i % p_.size;
@@ -90,8 +93,9 @@ class GatherBlock {
       float sum = 0;
       if (p_.from != nullptr) {
         for (int k = 0; k < p_.group; ++k) {
-          sum += p_.from[((s.first_token + t) * p_.value_heads + head * p_.group + k) * p_.size + e];
+          sum += p_.from[((s.first_token + t) * p_.value_heads + head * p_.group + k) * row + e];
         }
+        if (p_.divides) sum /= p_.from[((s.first_token + t) * p_.value_heads + head) * row + p_.size] + p_.eps;
         if (p_.map != Map::kIdentity) {
           const float x = heed::cuda::LoadFloat<M>(p_.x.data, p_.x.dtype,
                                                    s.q + t * p_.x.token_stride + head * p_.x.head_stride + e);

@@ -23,7 +23,7 @@ auto WithShape(int64_t keys, const F& f) {
 // Whether columns decay or are mapped, or what a walk of gradients has is asked for.
 inline bool IsGeneral(const ChunkParams& p) {
   return p.value_decay.data != nullptr || p.value_map != Map::kIdentity || p.late || p.write_scale != 1 ||
-         p.kept != nullptr || p.o.dtype == DType::kF32 || p.o.data == nullptr;
+         p.kept != nullptr || p.normalizes || p.o.dtype == DType::kF32 || p.o.data == nullptr;
 }
 inline bool IsByChannel(const ChunkParams& p) {
   return p.decay == DecayKind::kKey || p.query_map != Map::kIdentity || p.key_map != Map::kIdentity;

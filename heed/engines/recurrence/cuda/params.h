@@ -24,7 +24,7 @@ struct DeviceStates {
 
 // A Sequence, and where what is its own begins, in elements.
 struct DeviceSequence {
-  int64_t q, k, v, o, log_decay, value_decay, beta, read_key, initial, final;
+  int64_t q, k, v, o, log_decay, value_decay, beta, read_key, initial, final, initial_z, final_z;
   int64_t tokens;
   int64_t borders;      // states at the ends of its segments but the last
   int64_t first_block;  // of 64 tokens, of all sequences'
@@ -42,7 +42,7 @@ enum class Map : int32_t { kIdentity, kElu1, kRelu, kReluSquared, kExp };  // ph
 // One walk over the tokens: of the forward pass, or of gradients, which are the same with other tensors for q, k and v.
 struct ChunkParams {
   DeviceRows q, k, v, o, log_decay, value_decay, beta, read_key;  // read_key: the keys, unless it is theirs
-  DeviceStates initial, final;
+  DeviceStates initial, final, initial_z, final_z;
   float* borders = nullptr;  // [...][head][V][K], of segments; null: there is one
   int64_t segment_tokens;    // a multiple of kBlock
   int32_t parts;             // strips of columns
@@ -53,6 +53,7 @@ struct ChunkParams {
   bool late;                 // a token decays the state after it has been written to and read, not before
   int32_t heads, key_size, value_size;
   float scale, write_scale;  // of outputs; of what is written
+  bool normalizes;           // the last column's values are 1, its state is z
   bool adds;                 // to outputs of f32, and to products: the channels of keys before these
   DecayKind decay;
   Map query_map, key_map, value_map;

@@ -34,25 +34,38 @@ class StateBlock {
     return left < kStrip ? left : kStrip;
   }
 
-  HEED_DEVICE DeviceStates Initial() const {
-    DeviceStates initial = p_.initial;
-    if (initial.data != nullptr) initial.data += s_.initial + head_ * initial.head_stride;
-    return initial;
-  }
-  HEED_DEVICE DeviceStates Final() const {
-    DeviceStates final = p_.final;
-    if (final.data != nullptr) final.data += s_.final + head_ * final.head_stride;
-    return final;
+  HEED_DEVICE DeviceStates OfHead(DeviceStates states, int64_t of_sequence) const {
+    if (states.data != nullptr) states.data += of_sequence + head_ * states.head_stride;
+    return states;
   }
   HEED_DEVICE DeviceStates Border(int64_t border) const { return StateIn(p_.borders + s_.borders, border); }
   HEED_DEVICE DeviceStates Kept(int64_t block) const { return StateIn(p_.kept, s_.first_block + block); }
 
-  HEED_DEVICE void LoadState(const DeviceStates& from) {
+  // Of the first `columns` columns.
+  HEED_DEVICE void LoadState(const DeviceStates& from, int columns) {
     if (from.data == nullptr) return;
-    ForState([&](float& x, int key, int column, int) { x = from.data[key * from.key_stride + column * from.value_stride]; });
+    ForState([&](float& x, int key, int column, int) {
+      if (column < columns) x = from.data[key * from.key_stride + column * from.value_stride];
+    });
   }
-  HEED_DEVICE void StoreState(const DeviceStates& to) {
-    ForState([&](float& x, int key, int column, int) { to.data[key * to.key_stride + column * to.value_stride] = x; });
+  HEED_DEVICE void StoreState(const DeviceStates& to, int columns) {
+    if (to.data == nullptr) return;
+    ForState([&](float& x, int key, int column, int) {
+      if (column < columns) to.data[key * to.key_stride + column * to.value_stride] = x;
+    });
+  }
+  // z, which is the last column's.
+  HEED_DEVICE void LoadNormalizer(const DeviceStates& from) {
+    if (from.data == nullptr) return;
+    ForState([&](float& x, int key, int column, int) {
+      if (column == p_.value_size - 1) x = from.data[key * from.key_stride];
+    });
+  }
+  HEED_DEVICE void StoreNormalizer(const DeviceStates& to) {
+    if (to.data == nullptr) return;
+    ForState([&](float& x, int key, int column, int) {
+      if (column == p_.value_size - 1) to.data[key * to.key_stride] = x;
+    });
   }
   // Sums over key channels of the state times the one that is kept of the block, times exp(log_decay(column)).
   template <class LogDecay>
