@@ -90,6 +90,7 @@ recurrent::Mechanism LinearAttention(linear_attention::FeatureMap map, const std
   linear_attention::Options own;
   own.feature_map = map;
   own.normalize = normalize;
+  own.eps = 0.3;  // which shows beside what it is added to
   return recurrent::Bound<linear_attention::Options>(
       "linear_attention", DefinitionOf(own), own,
       {&linear_attention::Forward, &linear_attention::Backward, &linear_attention::Reference,
