@@ -76,7 +76,9 @@ const char* RunChunksOf(const Launch& launch, bool delta, const rc::ChunkParams&
                  .shared_bytes = static_cast<size_t>(rc::SharedBytesOf<Shape>(of_delta.value, params)),
                  .seed = emulated_seed},
                 [&](EmulatedMachine& machine) {
-                  rc::ChunkBlock<EmulatedMachine, DType::kBF16, Shape::kChannels, Shape::kOfChannels, of_delta.value, general.value>(machine, params).Run();
+                  rc::ChunkBlock<EmulatedMachine, DType::kBF16, Shape::kChannels, kByChannel, of_delta.value, general.value>(
+                      machine, params)
+                      .Run();
                 });
     return nullptr;
   });

@@ -79,10 +79,6 @@ class ChannelOperands {
   using Tile = heed::cuda::SharedTile<kChunk, kKeys>;
   using DecayTile = heed::cuda::SharedTile<kChunk, 2 * kKeys>;  // of f32, or in its first half of 16 bits
 
-  static constexpr int Bytes(bool has_read_keys) {
-    return (has_read_keys ? 3 : 2) * heed::cuda::kPieces * Tile::kBytes + kKeys * static_cast<int>(sizeof(float));
-  }
-
   HEED_DEVICE ChannelOperands(char* at, bool has_read_keys) : at_(at), has_read_keys_(has_read_keys) {}
 
   HEED_DEVICE Tile queries(int piece) const { return TileAt(piece); }

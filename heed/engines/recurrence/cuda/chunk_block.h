@@ -46,7 +46,6 @@ namespace heed::recurrence::cuda {
 template <int kKeys, bool kByChannel>
 struct ChunkShape {
   static constexpr int kChannels = kKeys;
-  static constexpr bool kOfChannels = kByChannel;
   static constexpr int kTile = kByChannel ? kChunk : 64;  // tokens that are copied together
   using KeyTile = heed::cuda::SharedTile<kTile, kKeys>;
   using ValueTile = heed::cuda::SharedTile<kTile, kStrip>;
@@ -83,9 +82,8 @@ class ChunkBlock : StateBlock<M, kKeys> {
  public:
   HEED_DEVICE ChunkBlock(M& m, const ChunkParams& p)
       : Base(m, p), has_read_key_(kDelta && p.read_key.data != nullptr), by_column_(kGeneral && p.value_decay.data != nullptr),
-        decays_(!kByChannel && p.decay != DecayKind::kNone),
-        late_(kGeneral && p.late), tokens_(late_ && p.final.data != nullptr ? s_.tokens + 1 : s_.tokens),
-        shift_(kGeneral ? s_.shift : 0),
+        decays_(!kByChannel && p.decay != DecayKind::kNone), late_(kGeneral && p.late),
+        tokens_(late_ && p.final.data != nullptr ? s_.tokens + 1 : s_.tokens), shift_(kGeneral ? s_.shift : 0),
         stage_bytes_(Shape::StageBytes(has_read_key_, by_column_)), operands_(m.shared() + 2 * stage_bytes_, kDelta) {}
 
   HEED_DEVICE void Run() {
@@ -140,7 +138,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
   // The memory of a stage, and what a tile has there.
   struct Stage {
     char* at;
-    bool has_read_key, by_column;
+    bool has_read_key;
     HEED_DEVICE typename Shape::KeyTile queries() const { return typename Shape::KeyTile(at); }
     HEED_DEVICE typename Shape::KeyTile keys() const { return typename Shape::KeyTile(at + Shape::KeyTile::kBytes); }
     HEED_DEVICE typename Shape::KeyTile read_keys() const {  // the keys, unless they are others
@@ -163,7 +161,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
     HEED_DEVICE char* numbers() const { return at + Shape::StageBytes(has_read_key, false) - Shape::kNumberBytes; }
   };
   HEED_DEVICE Stage StageAt(int64_t tile) const {
-    return {m_.shared() + (tile % 2 == 0 ? 0 : stage_bytes_), has_read_key_, by_column_};
+    return {m_.shared() + (tile % 2 == 0 ? 0 : stage_bytes_), has_read_key_};
   }
 
   // Of `count` tokens, or one less where the last is nothing but a decay.
@@ -522,8 +520,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
   const bool decays_;  // by one number per token
   const bool late_;
   const int64_t tokens_;  // of the walk: where the last one's decay comes late, one more brings it to the final state
-  const int shift_;
-  const int stage_bytes_;
+  const int shift_, stage_bytes_;
   const Operands operands_;
 };
 
