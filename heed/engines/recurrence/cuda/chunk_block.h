@@ -182,7 +182,8 @@ class ChunkBlock : StateBlock<M, kKeys> {
                         [&](int i) -> const uint16_t* { return RowAt(p_.v, s_.v, first + i, part_ * kStrip); });
     const auto copy_decays = [&](const auto& tile, const DeviceRows& rows, int64_t of_sequence, int at, int size) {
       const int halves = rows.dtype == DType::kF32 ? 2 : 1;
-      tile.Copy(m_, p_.decays_aligned, halves * size, count, [&](int i) -> const uint16_t* {
+      const int decays = s_.tokens == 0 ? 0 : count;
+      tile.Copy(m_, p_.decays_aligned, halves * size, decays, [&](int i) -> const uint16_t* {
         const int64_t token = first + i - (late_ && first + i > 0 ? 1 : 0);  // the first has none
         return static_cast<const uint16_t*>(rows.data) + halves * this->Place(rows, of_sequence, token, at);
       });
