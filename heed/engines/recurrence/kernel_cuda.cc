@@ -25,6 +25,7 @@ Reason DeclinesForm(const Problem& p) {
   const std::pair<bool, const char*> forms[] = {
       {!IsElementwise(p.feature) || !IsElementwise(p.key_feature), "computes feature maps of each channel by itself"},
       {!p.causal || p.key_mask.data != nullptr, "computes causal calls without a key mask"},
+      {p.has_value_decay, "computes no decays of columns beside those of channels"},  // the product of both may overflow
       {p.gate == Gate::kKey && p.constant_decay, "computes no constant decays of channels"},
       {p.has_bonus, "computes no bonus"},
       {p.exp_gates || p.channels, "computes no running maxima"},
@@ -372,7 +373,6 @@ void RefuseGradients(const Problem& p) {
   refuse(p.delta != Delta::kNone, "delta rules");
   refuse(p.normalize, "normalised heads");
   refuse(p.complement_keys, "keys that are 1 - exp(log_decay)");
-  refuse(p.has_value_decay, "recurrences whose columns decay");
 }
 
 // A walk over S^T, or D^T, whose columns are key channels.
