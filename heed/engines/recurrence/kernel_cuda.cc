@@ -386,6 +386,12 @@ Walk TransposedWalk(const Problem& p) {
   return w;
 }
 
+// Over D, into which queries or gradients of outputs are written with the scale that outputs had.
+void GoAgainstTime(Walk& w) {
+  w.against = w.params.late = true;
+  w.params.write_scale = std::exchange(w.params.scale, 1.0f);
+}
+
 // dq_t = scale S_t d_o_t.
 Walk QueryGradients(const Problem& p, const Gradients& g) {
   Walk w = TransposedWalk(p);
@@ -405,9 +411,8 @@ Walk KeyGradients(const Problem& p, const Gradients& g) {
   w.v = p.q;
   w.v_group = p.group();
   w.params.value_map = MapOf(p.feature);
-  w.params.write_scale = std::exchange(w.params.scale, 1.0f);
   w.initial = Transposed(g.d_final);
-  w.against = w.params.late = true;
+  GoAgainstTime(w);
   return w;
 }
 // dv_t = D_t^T k_t.
@@ -419,10 +424,9 @@ Walk ValueGradients(const Problem& p, const Gradients& g) {
   w.o = g.dv;
   w.q_group = w.k_group = p.group();
   std::swap(w.params.query_map, w.params.key_map);
-  w.params.write_scale = std::exchange(w.params.scale, 1.0f);
   w.initial = g.d_final;
   w.final = g.d_initial;
-  w.against = w.params.late = true;
+  GoAgainstTime(w);
   return w;
 }
 

@@ -94,8 +94,8 @@ class ChannelOperands {
     Tile queries, keys, read_keys;
     DecayTile log_decays;
     const Sum* log_decays_of_heads;  // [kChunk], where channels share them
-    bool skips_first;                  // the first token has none of its own
-    int tokens;                        // that have more than decays
+    bool skips_first;                // the first token has none of its own
+    int tokens;                      // that have more than decays
   };
 
   // Of tokens [begin, end), with zeros for others. True if a thread found them too many for these decays.
