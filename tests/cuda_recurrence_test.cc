@@ -65,8 +65,7 @@ std::vector<ConstTensorView> ViewsOf(const std::vector<Buffer>& buffers) {
 
 bool HasGradients(const mechanism::Mechanism& m) {
   const bool normalized = m.options.find(" normalized") != std::string::npos;
-  return (m.name == "linear_attention" && !normalized) || m.name == "simple_gla" || m.name == "retention" ||
-         m.name == "lightning" || m.name == "gla";
+  return m.name != "hgrn2" && !normalized;
 }
 
 // The mechanism on a device, its gradients too if there are any.
@@ -241,7 +240,7 @@ TEST_P(CudaRecurrenceTest, BitsDoNotDependOnSegments) {
 }
 
 TEST_P(CudaRecurrenceTest, BitsOfGradientsDoNotDependOnSegments) {
-  for (const auto& [name, T] : {std::pair{"simple_gla", 590}, {"gla", 590}, {"simple_gla", 512}}) {
+  for (const auto& [name, T] : {std::pair{"simple_gla", 590}, {"gla", 590}, {"simple_gla", 512}, {"gated_delta_rule", 590}}) {
     const recurrent::Mechanism& m = *FindOp(name).recurrent;
     const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
     const Case c = recurrent::MakeCase(
@@ -422,7 +421,7 @@ TEST_P(CudaRecurrenceTest, TensorsOfSeveralDevicesAreRefused) {
 }
 
 TEST_P(CudaRecurrenceTest, GradientsThatItHasNotAreSaid) {
-  for (const char* name : {"delta_rule", "hgrn2"}) {
+  for (const char* name : {"hgrn2"}) {
     const recurrent::Mechanism& m = *FindOp(name).recurrent;
     mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
     moved.backward = [&, host = m.of_problems.backward](Context& ctx, const Problem& p, Views outputs) {

@@ -68,17 +68,15 @@ const char* GradientsBy(const Launch& launch, const sc::BackwardParams& params) 
 }
 
 template <bool kByChannel>
-const char* RunChunksOf(const Launch& launch, bool delta, const rc::ChunkParams& params) {
-  return rc::WithKernel<kByChannel>(delta, params, [&](auto shape, auto of_delta, auto general) -> const char* {
+const char* RunChunksOf(const Launch& launch, const rc::ChunkParams& params) {
+  return rc::WithKernel<kByChannel>(params, [&](auto shape, auto form) -> const char* {
     using Shape = decltype(shape);
     RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
                  .threads = rc::kChunkThreads,
-                 .shared_bytes = static_cast<size_t>(rc::SharedBytesOf<Shape>(of_delta.value, params)),
+                 .shared_bytes = static_cast<size_t>(rc::SharedBytesOf<Shape>(params)),
                  .seed = emulated_seed},
                 [&](EmulatedMachine& machine) {
-                  rc::ChunkBlock<EmulatedMachine, DType::kBF16, Shape::kChannels, kByChannel, of_delta.value, general.value>(
-                      machine, params)
-                      .Run();
+                  rc::ChunkBlock<EmulatedMachine, DType::kBF16, Shape::kChannels, kByChannel, form.value>(machine, params).Run();
                 });
     return nullptr;
   });
@@ -95,34 +93,26 @@ const sc::Launches kSoftmax = {.forward = &Forward,
                                .terms = &Terms,
                                .key_gradients = &GradientsBy<sc::KeyGradientsBlock>,
                                .query_gradients = &GradientsBy<sc::QueryGradientsBlock>};
-const char* RunChunks(const Launch& launch, bool delta, const rc::ChunkParams& params) {
-  return rc::IsByChannel(params) ? RunChunksOf<true>(launch, delta, params) : RunChunksOf<false>(launch, delta, params);
+const char* RunChunks(const Launch& launch, const rc::ChunkParams& params) {
+  return rc::IsByChannel(params) ? RunChunksOf<true>(launch, params) : RunChunksOf<false>(launch, params);
 }
 
-template <class Block, class Params>
-const char* RunGradients(const Launch& launch, size_t shared_bytes, const Params& params) {
+template <template <class> class Block, class Params>
+const char* RunGradients(const Launch& launch, const Params& params) {
   RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
                .threads = rc::kGradientThreads,
-               .shared_bytes = shared_bytes,
+               .shared_bytes = static_cast<size_t>(Block<EmulatedMachine>::kSharedBytes),
                .seed = emulated_seed},
-              [&](EmulatedMachine& machine) { Block(machine, params).Run(); });
+              [&](EmulatedMachine& machine) { Block<EmulatedMachine>(machine, params).Run(); });
   return nullptr;
 }
-const char* Gather(const Launch& launch, const rc::GatherParams& params) {
-  return RunGradients<rc::GatherBlock<EmulatedMachine>>(launch, 0, params);
-}
-const char* DecayGradients(const Launch& launch, const rc::DecayGradientParams& params) {
-  using Block = rc::DecayGradientBlock<EmulatedMachine>;
-  return RunGradients<Block>(launch, Block::kSharedBytes, params);
-}
 
-const char* TokenSums(const Launch& launch, const rc::TokenSumParams& params) {
-  using Block = rc::TokenSumBlock<EmulatedMachine>;
-  return RunGradients<Block>(launch, Block::kSharedBytes, params);
-}
-
-const rc::Launches kRecurrence = {
-    .walk = &RunChunks, .gather = &Gather, .decay_gradients = &DecayGradients, .token_sums = &TokenSums};
+const rc::Launches kRecurrence = {.walk = &RunChunks,
+                                  .gather = &RunGradients<rc::GatherBlock>,
+                                  .decay_gradients = &RunGradients<rc::DecayGradientBlock>,
+                                  .products = &RunGradients<rc::ProductBlock>,
+                                  .dots = &RunGradients<rc::DotBlock>,
+                                  .token_sums = &RunGradients<rc::TokenSumBlock>};
 const Library kEmulated = {.version = HEED_VERSION, .examine = &Examine, .check_stream = &CheckStream,
                             .allocate = &Allocate, .free = &Free, .softmax = &kSoftmax,
                             .recurrence = &kRecurrence};

@@ -73,11 +73,18 @@ HEED_DEVICE float Mapped(Map map, float x) {
   return x;
 }
 
+// An element of a tile of f32, or of 16 bits in its first half.
+template <class M, class Tile>
+HEED_DEVICE float ElementOf(const Tile& tile, DType dtype, int row, int column) {
+  if (dtype == DType::kF32) return *reinterpret_cast<const float*>(tile.At(row, 2 * column));
+  return heed::cuda::LoadFloat<M>(tile.At(row, column), dtype, 0);
+}
+
 template <class M, DType kDType, int kKeys>
 class ChannelOperands {
  public:
   using Tile = heed::cuda::SharedTile<kChunk, kKeys>;
-  using DecayTile = heed::cuda::SharedTile<kChunk, 2 * kKeys>;  // of f32, or in its first half of 16 bits
+  using SourceTile = heed::cuda::SharedTile<kChunk, 2 * kKeys>;  // of f32, or in its first half of 16 bits
 
   HEED_DEVICE ChannelOperands(char* at, bool has_read_keys) : at_(at), has_read_keys_(has_read_keys) {}
 
@@ -91,11 +98,12 @@ class ChannelOperands {
 
   // What a chunk has been copied into.
   struct Source {
-    Tile queries, keys, read_keys;
-    DecayTile log_decays;
+    SourceTile queries, keys, read_keys, log_decays;
     const Sum* log_decays_of_heads;  // [kChunk], where channels share them
     bool skips_first;                // the first token has none of its own
-    int tokens;                      // that have more than decays
+    bool has_queries;
+    bool erases;  // read keys are written by, not read by
+    int tokens;   // that have more than decays
   };
 
   // Of tokens [begin, end), with zeros for others. True if a thread found them too many for these decays.
@@ -106,8 +114,7 @@ class ChannelOperands {
       if (t < begin || t >= end || p.decay == DecayKind::kNone) return 0;
       if (p.decay != DecayKind::kKey) return from.log_decays_of_heads[t].high;
       if (t == 0 && from.skips_first) return 0;
-      if (p.log_decay.dtype == DType::kF32) return LogDecay(*reinterpret_cast<const float*>(from.log_decays.At(t, 2 * c)));
-      return LogDecay(heed::cuda::LoadFloat<M>(from.log_decays.At(t, c), p.log_decay.dtype, 0));
+      return LogDecay(ElementOf<M>(from.log_decays, p.log_decay.dtype, t, c));
     };
     Sum sums[kOwn][2], total[2];
     const auto add = [&](int t) {
@@ -145,16 +152,16 @@ class ChannelOperands {
           TileAt(which * heed::cuda::kPieces + piece).PutPair(t, channel, pieces[piece][0]);
         }
       };
-      const auto of = [&](const Tile& tile) {
-        return [&tile, t](int c) { return M::template Widen<kDType>(*tile.At(t, c)); };
+      const auto of = [&](const SourceTile& tile, DType dtype) {
+        return [&tile, dtype, t](int c) { return ElementOf<M>(tile, dtype, t, c); };
       };
-      if (!p.to_borders && p.o.data != nullptr) put(0, p.query_map, later, of(from.queries));
+      if (from.has_queries) put(0, p.query_map, later, of(from.queries, p.q.dtype));
       if (p.complement_keys) {
         put(1, Map::kIdentity, sooner, [&](int c) { return -expm1f(log_decay(t, c)); });
       } else {
-        put(1, p.key_map, sooner, of(from.keys));
+        put(1, p.key_map, sooner, of(from.keys, p.k.dtype));
       }
-      if (has_read_keys_) put(2, p.key_map, later, of(from.read_keys));
+      if (has_read_keys_) put(2, p.key_map, from.erases ? sooner : later, of(from.read_keys, kDType));
     }
     return !(total[0].high >= kForgets && total[1].high >= kForgets);
   }

@@ -3,8 +3,8 @@
 
 namespace heed::recurrence::cuda {
 
-const char* LaunchWalkOfChannels(const heed::cuda::Launch& launch, bool delta, const ChunkParams& params) {
-  return LaunchWalk<true>(launch, delta, params);
+const char* LaunchWalkOfChannels(const heed::cuda::Launch& launch, const ChunkParams& params) {
+  return LaunchWalk<true>(launch, params);
 }
 
 }  // namespace heed::recurrence::cuda

@@ -26,6 +26,14 @@
 //
 // the first is a walk over S^T with (d_o, v, k) for (q, k, v), the others walks against time, where a token's decay comes late,
 // over D with (k, q, d_o) and over D^T with (v, d_o, q).
+//
+// Of a delta rule, whose tokens write beta_t x_t with x_t = v_t - exp(g_t) S_{t-1}^T r_t, tokens also erase on the way back:
+//
+//   D_t  = exp(g_{t+1}) (D_{t+1} - beta_{t+1} r_{t+1} dx_{t+1}^T) + scale q_t d_o_t^T,  dx_t = D_t^T k_t
+//   dq_t = scale S_t d_o_t,  dr_t = -beta_t exp(g_t) S_{t-1} dx_t,  dk_t = beta_t D_t x_t,  dv_t = beta_t dx_t
+//
+// A walk leaves x, one against time with a substitution of its own leaves dx; the rest are walks as above whose keys or queries
+// are x and dx, of f32.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_CHUNK_BLOCK_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_CHUNK_BLOCK_H_
 
@@ -37,54 +45,36 @@
 #include "heed/cuda/pieces.h"
 #include "heed/cuda/shared_tile.h"
 #include "heed/engines/recurrence/cuda/channel_operands.h"
+#include "heed/engines/recurrence/cuda/chunk_stage.h"
 #include "heed/engines/recurrence/cuda/params.h"
 #include "heed/engines/recurrence/cuda/state_block.h"
 
 namespace heed::recurrence::cuda {
 
-// `kByChannel`: channels decay each by itself, or are mapped.
-template <int kKeys, bool kByChannel>
-struct ChunkShape {
-  static constexpr int kChannels = kKeys;
-  static constexpr int kTile = kByChannel ? kChunk : 64;  // tokens that are copied together
-  using KeyTile = heed::cuda::SharedTile<kTile, kKeys>;
-  using ValueTile = heed::cuda::SharedTile<kTile, kStrip>;
-  static constexpr int kKeyDecayBytes = kByChannel ? heed::cuda::SharedTile<kTile, 2 * kKeys>::kBytes : 0;
-  using ColumnDecayTile = heed::cuda::SharedTile<kTile, 2 * kStrip>;  // of f32, or in its first half of 16 bits
-  static constexpr int kNumberBytes = 3 * kTile * static_cast<int>(sizeof(float));
-
-  // Two tiles of each tensor: one is computed while the next is copied.
-  static constexpr int StageBytes(bool has_read_key, bool by_column) {
-    return (has_read_key ? 3 : 2) * KeyTile::kBytes + ValueTile::kBytes + kKeyDecayBytes + kNumberBytes +
-           (by_column ? ColumnDecayTile::kBytes : 0);
-  }
-  static constexpr int SharedBytes(bool delta, bool has_read_key, bool by_column) {
-    const int operands = delta ? 3 : 2;
-    return 2 * StageBytes(has_read_key, by_column) +
-           (kByChannel ? operands * heed::cuda::kPieces * KeyTile::kBytes + kKeys * static_cast<int>(sizeof(float)) : 0);
-  }
-};
-
-// `kGeneral`: columns decay or are mapped, or a walk is one of gradients. Others have registers to spare.
-template <class M, DType kDType, int kKeys, bool kByChannel, bool kDelta, bool kGeneral>
+template <class M, DType kDType, int kKeys, bool kByChannel, Form kForm>
 class ChunkBlock : StateBlock<M, kKeys> {
   using Base = StateBlock<M, kKeys>;
   using Base::m_, Base::p_, Base::s_, Base::head_, Base::part_, Base::segment_, Base::lane_, Base::warp_, Base::state_,
       Base::columns, Base::RowOf, Base::ColumnOf, Base::RowAt, Base::NumberAt;
   using typename Base::Pairs;
   using Shape = ChunkShape<kKeys, kByChannel>;
+  using Stage = ChunkStage<Shape>;
   using Operands = ChannelOperands<M, kDType, kKeys>;
   static constexpr int kTile = Shape::kTile;
+  static constexpr bool kDelta = kForm == Form::kDelta, kErases = kForm == Form::kDeltaGradients;
+  static constexpr bool kGeneral = kForm == Form::kGeneral || kErases, kHasReadKeys = kDelta || kErases;
   static constexpr int kExact = heed::cuda::kExactPieces<kDType>;
   static constexpr int kPieces = heed::cuda::kPieces;
   static constexpr int kOfRow = kByChannel ? kPieces : kExact;  // of queries and keys
 
  public:
   HEED_DEVICE ChunkBlock(M& m, const ChunkParams& p)
-      : Base(m, p), has_read_key_(kDelta && p.read_key.data != nullptr), by_column_(kGeneral && p.value_decay.data != nullptr),
+      : Base(m, p), has_read_key_(kHasReadKeys && p.read_key.data != nullptr),
+        by_column_(kForm == Form::kGeneral && p.value_decay.data != nullptr),
+        has_factors_(kForm == Form::kGeneral && p.beta.data != nullptr), strict_(kForm == Form::kGeneral && p.strict),
         decays_(!kByChannel && p.decay != DecayKind::kNone), late_(kGeneral && p.late),
         tokens_(late_ && p.final.data != nullptr ? s_.tokens + 1 : s_.tokens), shift_(kGeneral ? s_.shift : 0),
-        stage_bytes_(Shape::StageBytes(has_read_key_, by_column_)), operands_(m.shared() + 2 * stage_bytes_, kDelta) {}
+        stage_bytes_(Shape::StageBytes(has_read_key_, by_column_)), operands_(m.shared() + 2 * stage_bytes_, kHasReadKeys) {}
 
   HEED_DEVICE void Run() {
     if (segment_ > 0 && BeginOf(segment_) >= tokens_) return;
@@ -92,8 +82,10 @@ class ChunkBlock : StateBlock<M, kKeys> {
     if (segment_ == 0) {
       this->LoadState(this->OfHead(p_.initial, s_.initial), own_columns);
       if (normalizes()) this->LoadNormalizer(this->OfHead(p_.initial_z, s_.initial_z));
-    } else {
+    } else if (!kGeneral || p_.start == Start::kBorders) {
       this->LoadState(this->Border(segment_ - 1), p_.value_size);
+    } else if (p_.start == Start::kKept) {
+      this->LoadState(this->Started((s_.tokens - BeginOf(segment_)) / kBlock - 1), p_.value_size);
     }
     if (kGeneral && segment_ == 0 && p_.products != nullptr && s_.tokens > 0) {
       this->StoreProducts((s_.tokens - 1) / kBlock, [](int) { return 0.0f; });
@@ -123,11 +115,13 @@ class ChunkBlock : StateBlock<M, kKeys> {
     const int64_t tile_end = ((first + shift_) / kTile + 1) * kTile - shift_;
     return tile_end < end ? tile_end : end;
   }
-  HEED_DEVICE bool wide_outputs() const { return kGeneral && p_.o.dtype == DType::kF32; }
+  HEED_DEVICE bool wide_outputs() const { return (kGeneral || kDelta) && p_.o.dtype == DType::kF32; }
   HEED_DEVICE bool normalizes() const { return kGeneral && p_.normalizes; }
   HEED_DEVICE float write_scale() const { return kGeneral ? p_.write_scale : 1; }
   HEED_DEVICE Map value_map() const { return kGeneral ? p_.value_map : Map::kIdentity; }
   HEED_DEVICE bool has_outputs() const { return !p_.to_borders && (!kGeneral || p_.o.data != nullptr); }
+  HEED_DEVICE bool finds() const { return kDelta && wide_outputs(); }  // outputs are what read keys do not find
+  HEED_DEVICE bool has_queries() const { return kErases || (has_outputs() && !finds()); }
   // A token's own log decay, of this column.
   HEED_DEVICE float LogDecayOf(int64_t token, int column) const {
     if (p_.decay == DecayKind::kConstant) return LogDecay(p_.log_decays[head_]);
@@ -135,33 +129,8 @@ class ChunkBlock : StateBlock<M, kKeys> {
     return by_column_ ? LogDecay(NumberAt(p_.value_decay, s_.value_decay, token, column)) : 0;
   }
 
-  // The memory of a stage, and what a tile has there.
-  struct Stage {
-    char* at;
-    bool has_read_key;
-    HEED_DEVICE typename Shape::KeyTile queries() const { return typename Shape::KeyTile(at); }
-    HEED_DEVICE typename Shape::KeyTile keys() const { return typename Shape::KeyTile(at + Shape::KeyTile::kBytes); }
-    HEED_DEVICE typename Shape::KeyTile read_keys() const {  // the keys, unless they are others
-      return typename Shape::KeyTile(at + (has_read_key ? 2 : 1) * Shape::KeyTile::kBytes);
-    }
-    HEED_DEVICE typename Shape::ValueTile values() const {
-      return typename Shape::ValueTile(at + (has_read_key ? 3 : 2) * Shape::KeyTile::kBytes);
-    }
-    HEED_DEVICE typename Operands::DecayTile log_decays() const {
-      return typename Operands::DecayTile(numbers() - Shape::kKeyDecayBytes);
-    }
-    HEED_DEVICE typename Shape::ColumnDecayTile column_decays() const {
-      return typename Shape::ColumnDecayTile(numbers() + Shape::kNumberBytes);
-    }
-    // Of each token: the sum of log decays since the first of its chunk, or its own where channels decay; and beta.
-    HEED_DEVICE Sum* sums() const { return reinterpret_cast<Sum*>(numbers()); }
-    HEED_DEVICE float* betas() const { return reinterpret_cast<float*>(sums() + kTile); }
-
-   private:
-    HEED_DEVICE char* numbers() const { return at + Shape::StageBytes(has_read_key, false) - Shape::kNumberBytes; }
-  };
   HEED_DEVICE Stage StageAt(int64_t tile) const {
-    return {m_.shared() + (tile % 2 == 0 ? 0 : stage_bytes_), has_read_key_};
+    return {m_.shared() + (tile % 2 == 0 ? 0 : stage_bytes_), has_read_key_, kErases};
   }
 
   // Of `count` tokens, or one less where the last is nothing but a decay.
@@ -170,23 +139,24 @@ class ChunkBlock : StateBlock<M, kKeys> {
   }
   HEED_DEVICE void CopyTile(const Stage& stage, int64_t first, int count) const {
     const int existing = Existing(first, count);
-    const auto copy = [&](const auto& tile, const DeviceRows& rows, int64_t of_sequence) {
-      tile.Copy(m_, p_.aligned, p_.key_size, existing,
-                [&](int i) -> const uint16_t* { return RowAt(rows, of_sequence, first + i); });
-    };
-    if (has_outputs()) copy(stage.queries(), p_.q, s_.q);
-    if (!p_.complement_keys) copy(stage.keys(), p_.k, s_.k);
-    if (has_read_key_) copy(stage.read_keys(), p_.read_key, s_.read_key);
-    const int given = normalizes() && part_ == p_.parts - 1 ? columns() - 1 : columns();
-    stage.values().Copy(m_, p_.aligned, given, existing,
-                        [&](int i) -> const uint16_t* { return RowAt(p_.v, s_.v, first + i, part_ * kStrip); });
-    const auto copy_decays = [&](const auto& tile, const DeviceRows& rows, int64_t of_sequence, int at, int size) {
+    const auto copy = [&](const auto& tile, bool aligned, const DeviceRows& rows, int64_t of_sequence, int at, int size, int tokens,
+                          int64_t from) {
       const int halves = rows.dtype == DType::kF32 ? 2 : 1;
-      const int decays = s_.tokens == 0 ? 0 : count;
-      tile.Copy(m_, p_.decays_aligned, halves * size, decays, [&](int i) -> const uint16_t* {
-        const int64_t token = first + i - (late_ && first + i > 0 ? 1 : 0);  // the first has none
+      tile.Copy(m_, aligned, halves * size, tokens, [&](int i) -> const uint16_t* {
+        const int64_t token = from + i < 0 ? 0 : from + i;
         return static_cast<const uint16_t*>(rows.data) + halves * this->Place(rows, of_sequence, token, at);
       });
+    };
+    const auto copy_rows = [&](const auto& tile, const DeviceRows& rows, int64_t of_sequence, int at, int size) {
+      copy(tile, p_.aligned, rows, of_sequence, at, size, existing, first);
+    };
+    if (has_queries()) copy_rows(stage.queries(), p_.q, s_.q, 0, p_.key_size);
+    if (!p_.complement_keys) copy_rows(stage.keys(), p_.k, s_.k, 0, p_.key_size);
+    if (has_read_key_) copy_rows(stage.read_keys(), p_.read_key, s_.read_key, 0, p_.key_size);
+    const int given = normalizes() && part_ == p_.parts - 1 ? columns() - 1 : columns();
+    copy_rows(stage.values(), p_.v, s_.v, part_ * kStrip, given);
+    const auto copy_decays = [&](const auto& tile, const DeviceRows& rows, int64_t of_sequence, int at, int size) {
+      copy(tile, p_.decays_aligned, rows, of_sequence, at, size, s_.tokens == 0 ? 0 : count, first - (late_ ? 1 : 0));
     };
     if constexpr (kByChannel) {
       if (p_.decay == DecayKind::kKey) copy_decays(stage.log_decays(), p_.log_decay, s_.log_decay, 0, p_.key_size);
@@ -212,7 +182,9 @@ class ChunkBlock : StateBlock<M, kKeys> {
     if (p_.decay == DecayKind::kToken && decayed >= 0) {
       numbers.log_decay = LogDecay(NumberAt(p_.log_decay, s_.log_decay, decayed));
     }
-    if constexpr (kDelta) numbers.beta = p_.beta.data == nullptr ? 1 : NumberAt(p_.beta, s_.beta, token);  // never late
+    if (kHasReadKeys || has_factors_) {  // a token's own, late or not
+      numbers.beta = p_.beta.data == nullptr ? 1 : token < s_.tokens ? NumberAt(p_.beta, s_.beta, token) : 0;
+    }
     return numbers;
   }
   HEED_DEVICE void PutNumbers(const Stage& stage, Numbers numbers) const {
@@ -224,7 +196,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
       if (lane_ % kChunk >= distance) sum = before + sum;
     }
     stage.sums()[m_.thread()] = sum;
-    if constexpr (kDelta) stage.betas()[m_.thread()] = numbers.beta;
+    if (kHasReadKeys || has_factors_) stage.betas()[m_.thread()] = numbers.beta;
   }
 
   // The tokens of a segment.
@@ -254,19 +226,20 @@ class ChunkBlock : StateBlock<M, kKeys> {
       }
       if (after < end) PutNumbers(next, numbers);
       if (p_.to_borders) continue;
-      if (kGeneral && p_.kept != nullptr) Keep(after);
+      if ((kGeneral || kDelta) && p_.kept != nullptr && ((after + shift_) % kBlock == 0 || after >= s_.tokens)) Keep(after);
       if (!has_outputs() || wide_outputs()) continue;
       m_.Sync();
       stage.values().Store(m_, p_.aligned, columns(), Existing(first, count),
                            [&](int i) { return RowAt(p_.o, s_.o, first + i, part_ * kStrip); });
     }
   }
-  // The state after a block of tokens, or, against time, its products where the block before ends.
+  // The state after a block of tokens, or, against time, where the block before ends; or its products with the one kept there.
   HEED_DEVICE void Keep(int64_t after) {
-    if (p_.products == nullptr) return this->StoreState(this->Kept((after - 1) / kBlock), p_.value_size);
-    const int64_t block_end = s_.tokens - after;
-    if (block_end == 0) return;
-    this->StoreProducts(block_end / kBlock - 1, [&](int column) { return LogDecayOf(after - 1, column); });
+    if (!p_.against) return this->StoreState(this->Kept((after - 1) / kBlock), p_.value_size);
+    const int64_t block = (s_.tokens - after) / kBlock - 1;
+    if (after >= s_.tokens) return;
+    if (p_.products == nullptr) return this->StoreState(this->Kept(block), p_.value_size);
+    this->StoreProducts(block, [&](int column) { return LogDecayOf(after - 1, column); });
   }
 
   HEED_DEVICE void ChunkOfTile(const Stage& stage, int64_t first, int row, int count) {
@@ -277,8 +250,15 @@ class ChunkBlock : StateBlock<M, kKeys> {
 
   // A tile of as many tokens as a chunk has.
   HEED_DEVICE void ChunkOfChannels(const Stage& stage, int64_t first, int count, bool works) {
-    const typename Operands::Source source = {stage.queries(),    stage.keys(), stage.read_keys(),
-                                              stage.log_decays(), stage.sums(), late_ && first == 0, Existing(first, count)};
+    const typename Operands::Source source = {.queries = stage.queries(),
+                                              .keys = stage.keys(),
+                                              .read_keys = stage.read_keys(),
+                                              .log_decays = stage.log_decays(),
+                                              .log_decays_of_heads = stage.sums(),
+                                              .skips_first = late_ && first == 0,
+                                              .has_queries = has_queries(),
+                                              .erases = kErases,
+                                              .tokens = Existing(first, count)};
     int step = count;
     for (int t = 0; t < count;) {
       bool mine = operands_.Make(m_, p_, source, t, t + step);
@@ -315,8 +295,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
     const auto tile = stage.column_decays();
     const auto log_decay = [&](int t, int column) -> float {
       if (t < begin || t >= end || column >= columns() || (late_ && first + row + t == 0)) return 0;
-      if (p_.value_decay.dtype == DType::kF32) return LogDecay(*reinterpret_cast<const float*>(tile.At(row + t, 2 * column)));
-      return LogDecay(heed::cuda::LoadFloat<M>(tile.At(row + t, column), p_.value_decay.dtype, 0));
+      return LogDecay(ElementOf<M>(tile, p_.value_decay.dtype, row + t, column));
     };
     ColumnDecays decays;
     HEED_DEVICE_UNROLL
@@ -362,22 +341,29 @@ class ChunkBlock : StateBlock<M, kKeys> {
       DecayColumns(column_decays);
     }
     const Sum* sums = stage.sums() + row;
-    const bool outputs = has_outputs();
+    const float* betas = stage.betas() + row;
+    const auto queries_of = [&](int piece) { return operands_.queries(piece); };
+    const auto keys_of = [&](int piece) { return operands_.keys(piece); };
+    const auto read_keys_of = [&](int piece) { return operands_.read_keys(piece); };
     Pairs pairs = {}, errors = {}, o = {}, found = {};
     heed::cuda::Unrolled<kKeys / 16>([&](auto e) {
       if (16 * e >= p_.key_size) return;
       uint32_t state[kPieces][4], keys[kOfRow][4];
       heed::cuda::SplitResults<M>(state_[2 * e], state_[2 * e + 1], state);
-      RowsOf(stage.keys(), [&](int piece) { return operands_.keys(piece); }, row, 16 * e, keys);
-      if (outputs) {
+      RowsOf(stage.keys(), keys_of, row, 16 * e, keys);
+      if (has_queries()) {
         uint32_t queries[kOfRow][4];
-        RowsOf(stage.queries(), [&](int piece) { return operands_.queries(piece); }, row, 16 * e, queries);
+        RowsOf(stage.queries(), queries_of, row, 16 * e, queries);
         MultiplyRows(queries, keys, pairs);
         MultiplyRows(state, queries, o);
+        if constexpr (kErases) {
+          RowsOf(stage.read_keys(), read_keys_of, row, 16 * e, keys);
+          MultiplyRows(queries, keys, errors);
+        }
       }
       if constexpr (kDelta) {
         uint32_t read_keys[kOfRow][4];
-        RowsOf(stage.read_keys(), [&](int piece) { return operands_.read_keys(piece); }, row, 16 * e, read_keys);
+        RowsOf(stage.read_keys(), read_keys_of, row, 16 * e, read_keys);
         MultiplyRows(read_keys, keys, errors);
         MultiplyRows(state, read_keys, found);
       }
@@ -397,47 +383,73 @@ class ChunkBlock : StateBlock<M, kKeys> {
           x = t >= begin && t < end && first + row + t < s_.tokens ? 1 : 0;
         }
         if (value_map() != Map::kIdentity) x = t < begin || t >= end ? 0 : Mapped<M>(value_map(), x);
+        if (has_factors_) x *= betas[t];
         written[i / 4][i % 4] = by_column_ ? x * Exp<M>(Sum() - column_decays.later[i / 4][i % 4]) : x;
       }
       heed::cuda::ToPieces<kDType, M>(turned, values);
     }
     if constexpr (kDelta) {
-      WeighPairs(sums, 1, errors);
-      const float* betas = stage.betas() + row;
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 8; ++i) {
-        errors[i / 4][i % 4] *= -betas[RowOf(i)];
-        const int t = ColumnOf(i);
-        float& x = written[i / 4][i % 4];
-        x = t < begin || t >= end ? 0 : betas[t] * (x - (decays_ ? Exp<M>(sums[t]) : 1) * found[i / 4][i % 4]);
+        written[i / 4][i % 4] -= (decays_ ? Exp<M>(sums[ColumnOf(i)]) : 1) * found[i / 4][i % 4];
       }
-      this->template AddCausally<true>(errors, written, written);
+      Substitute(sums, betas, errors, written);
+      if (finds() && has_outputs()) StoreOutputs(stage, first, row, begin, end, column_decays, written);
+      HEED_DEVICE_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        const int t = ColumnOf(i);
+        written[i / 4][i % 4] = t < begin || t >= end ? 0 : betas[t] * written[i / 4][i % 4];
+      }
     }
-    if (outputs) {
+    if (has_queries()) {
       WeighPairs(sums, write_scale(), pairs);
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 8; ++i) o[i / 4][i % 4] *= decays_ ? Exp<M>(sums[ColumnOf(i)]) : 1;
       AddWritten(pairs, written, values, o);
-      HEED_DEVICE_UNROLL
-      for (int i = 0; i < 8; ++i) {
-        const int t = ColumnOf(i), column = 16 * warp_ + RowOf(i);
-        float x = p_.scale * o[i / 4][i % 4];
-        if (by_column_) x *= Exp<M>(column_decays.later[i / 4][i % 4]);
-        if (t < begin || t >= end) continue;
-        if (!wide_outputs()) {
-          stage.values().Put(row + t, column, static_cast<uint16_t>(M::template Pack<kDType>(x, 0)));
-        } else if (column < columns() && first + row + t < s_.tokens) {
-          auto* outputs_of_f32 = static_cast<float*>(const_cast<void*>(p_.o.data));
-          float& to = outputs_of_f32[this->Place(p_.o, s_.o, first + row + t, part_ * kStrip + column)];
-          to = (p_.adds ? to : 0) + x;
-        }
-      }
+      if constexpr (kErases) Substitute(sums, betas, errors, o);
+      if (has_outputs()) StoreOutputs(stage, first, row, begin, end, column_decays, o);
     }
-    AddToState(stage, row, sums, written, values);
+    DecayState(sums);
+    if (as_they_are() && !decays_ && write_scale() == 1) {
+      AddProducts(stage.keys(), keys_of, row, values);
+    } else {
+      AddRows(stage.keys(), keys_of, row, sums, write_scale(), written);
+    }
+    if constexpr (kErases) {
+      HEED_DEVICE_UNROLL
+      for (int i = 0; i < 8; ++i) o[i / 4][i % 4] *= betas[ColumnOf(i)];
+      AddRows(stage.read_keys(), read_keys_of, row, sums, -1, o);
+    }
     if (by_column_) DecayColumns(column_decays);
   }
+  // x_t -= sum_{j < t} beta_j exp(G_t - G_j) products_tj x_j, by which each token knows what those before have written.
+  HEED_DEVICE void Substitute(const Sum* sums, const float* betas, Pairs& products, Pairs& x) const {
+    WeighPairs(sums, 1, products);
+    HEED_DEVICE_UNROLL
+    for (int i = 0; i < 8; ++i) products[i / 4][i % 4] *= -betas[ColumnOf(i)];
+    this->AddCausally(true, products, x, x);
+  }
+  HEED_DEVICE void StoreOutputs(const Stage& stage, int64_t first, int row, int begin, int end, const ColumnDecays& column_decays,
+                                const Pairs& o) const {
+    HEED_DEVICE_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const int t = ColumnOf(i), column = 16 * warp_ + RowOf(i);
+      float x = p_.scale * o[i / 4][i % 4];
+      if (by_column_) x *= Exp<M>(column_decays.later[i / 4][i % 4]);
+      if (t < begin || t >= end) continue;
+      if (!wide_outputs()) {
+        stage.values().Put(row + t, column, static_cast<uint16_t>(M::template Pack<kDType>(x, 0)));
+      } else if (column < columns() && first + row + t < s_.tokens) {
+        auto* outputs_of_f32 = static_cast<float*>(const_cast<void*>(p_.o.data));
+        float& to = outputs_of_f32[this->Place(p_.o, s_.o, first + row + t, part_ * kStrip + column)];
+        to = (kGeneral && p_.adds ? to : 0) + x;
+      }
+    }
+  }
   // Values go into products as they are.
-  HEED_DEVICE bool as_they_are() const { return !kDelta && !by_column_ && !normalizes() && value_map() == Map::kIdentity; }
+  HEED_DEVICE bool as_they_are() const {
+    return !kDelta && !by_column_ && !has_factors_ && !normalizes() && value_map() == Map::kIdentity;
+  }
 
   // 16 rows of a tile, or of its operands by piece.
   template <class Tile, class OperandOf>
@@ -458,13 +470,13 @@ class ChunkBlock : StateBlock<M, kKeys> {
     heed::cuda::MultiplyPieces(m_, a, heed::cuda::WordsOf(b, 1, 3).at, products[1]);
   }
 
-  // What token j's key means to token t, decayed on the way; 0 before it.
+  // What token j's key means to token t, decayed on the way; 0 before it, or up to it.
   HEED_DEVICE void WeighPairs(const Sum* sums, float factor, Pairs& pairs) const {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
       const int t = RowOf(i), j = ColumnOf(i);
       float& x = pairs[i / 4][i % 4];
-      x = j > t ? 0 : factor * (decays_ ? x * Exp<M>(sums[t] - sums[j]) : x);
+      x = j > t || (strict_ && j == t) ? 0 : factor * (decays_ ? x * Exp<M>(sums[t] - sums[j]) : x);
     }
   }
 
@@ -473,7 +485,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
     bool finite = true;
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) finite &= fabsf(written[i / 4][i % 4]) <= 3.4028234e38f;
-    if (m_.Any(!finite)) return this->template AddCausally<false>(pairs, written, o);
+    if (m_.Any(!finite)) return this->AddCausally(strict_, pairs, written, o);
     uint32_t weights[kPieces][4];
     heed::cuda::SplitResults<M>(pairs[0], pairs[1], weights);
     if (as_they_are()) return MultiplyRows(values, weights, o);
@@ -482,34 +494,35 @@ class ChunkBlock : StateBlock<M, kKeys> {
     MultiplyRows(rows, weights, o);
   }
 
-  HEED_DEVICE void AddToState(const Stage& stage, int row, const Sum* sums, const Pairs& written,
-                              const uint32_t (&values)[kExact][4]) {
-    if (decays_) {
-      const float decay = DecayOf<M>(sums[kChunk - 1]);
-      heed::cuda::Unrolled<kKeys / 2>([&](auto i) { state_[i / 4][i % 4] = Decayed(state_[i / 4][i % 4], decay); });
-    }
-    if (as_they_are() && !decays_ && write_scale() == 1) return AddProducts(stage, row, values);
+  HEED_DEVICE void DecayState(const Sum* sums) {
+    if (!decays_) return;
+    const float decay = DecayOf<M>(sums[kChunk - 1]);
+    heed::cuda::Unrolled<kKeys / 2>([&](auto i) { state_[i / 4][i % 4] = Decayed(state_[i / 4][i % 4], decay); });
+  }
+  // S += sum_j k_j (factor exp(G_L - G_j) x_j)^T
+  template <class Tile, class OperandOf>
+  HEED_DEVICE void AddRows(const Tile& tile, const OperandOf& operand, int row, const Sum* sums, float factor, const Pairs& x) {
     Pairs decayed;
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
       const float decay = decays_ ? Exp<M>(sums[kChunk - 1] - sums[ColumnOf(i)]) : 1;
-      decayed[i / 4][i % 4] = write_scale() * decay * written[i / 4][i % 4];
+      decayed[i / 4][i % 4] = factor * decay * x[i / 4][i % 4];
     }
     uint32_t rows[kPieces][4];
     heed::cuda::SplitResults<M>(decayed[0], decayed[1], rows);
-    AddProducts(stage, row, rows);
+    AddProducts(tile, operand, row, rows);
   }
-  template <int kCount>
-  HEED_DEVICE void AddProducts(const Stage& stage, int row, const uint32_t (&rows)[kCount][4]) {
+  template <class Tile, class OperandOf, int kCount>
+  HEED_DEVICE void AddProducts(const Tile& tile, const OperandOf& operand, int row, const uint32_t (&rows)[kCount][4]) {
     heed::cuda::Unrolled<kKeys / 16>([&](auto e) {
       if (16 * e >= p_.key_size) return;
       uint32_t keys[kOfRow][4];
       if constexpr (kByChannel) {
         HEED_DEVICE_UNROLL
-        for (int piece = 0; piece < kPieces; ++piece) operands_.keys(piece).LoadTransposed(m_, row, 16 * e, keys[piece]);
+        for (int piece = 0; piece < kPieces; ++piece) operand(piece).LoadTransposed(m_, row, 16 * e, keys[piece]);
       } else {
         uint32_t r[4];
-        stage.keys().LoadTransposed(m_, row, 16 * e, r);
+        tile.LoadTransposed(m_, row, 16 * e, r);
         heed::cuda::ToPieces<kDType, M>(r, keys);
       }
       heed::cuda::MultiplyPieces(m_, rows, heed::cuda::WordsOf(keys, 0, 1).at, state_[2 * e]);
@@ -517,7 +530,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
     });
   }
 
-  const bool has_read_key_, by_column_;
+  const bool has_read_key_, by_column_, has_factors_, strict_;
   const bool decays_;  // by one number per token
   const bool late_;
   const int64_t tokens_;  // of the walk: where the last one's decay comes late, one more brings it to the final state

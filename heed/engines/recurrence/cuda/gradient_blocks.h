@@ -4,6 +4,8 @@
 // and go on against time:
 //
 //   X_t = X_{t+1} + q_t . dq_t - k_t . dk_t,  dlog_decay_t = X_t
+//
+// where a delta rule's token, which reads by r_t as well, has r_t . dr_t besides.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_GRADIENT_BLOCKS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_GRADIENT_BLOCKS_H_
 
@@ -20,14 +22,14 @@ inline constexpr int kGradientThreads = 128;
 
 // Where a sequence's rows begin, in elements, and which token and block of all sequences' is its first.
 struct GradientSequence {
-  int64_t q, k, to, first_token, first_block, tokens;
+  int64_t q, k, read_key, beta, log_decay, to, first_token, first_block, tokens, d_final;
 };
 
-// Rows of f32 of value heads, summed over those that share one of `to`, times the slope of the map, or divided by one more
-// element of theirs plus eps; or zeros.
+// Rows of f32 of value heads, less others, times beta, summed over those that share one of `to`, times the slope of the map, or
+// divided by one more element of theirs plus eps; or zeros.
 struct GatherParams {
-  const float* from = nullptr;  // [token][value head][size]; null: zeros
-  DeviceRows x, to;             // x: what was mapped, or none
+  const float *from = nullptr, *less = nullptr;  // [token][value head][size]; null: zeros
+  DeviceRows q, beta, to;                        // q: what was mapped, or none
   Map map = Map::kIdentity;
   int32_t value_heads = 1, group = 1, size = 1;
   bool divides = false;
@@ -35,12 +37,32 @@ struct GatherParams {
   GradientSequence sequences[kMostSequences] = {};
 };
 
+// What a delta rule writes to k and finds by read keys, dk and dr, lacks beta, and dr its sign.
 struct DecayGradientParams {
-  const float *dq, *dk;   // [token][value head][K]
-  const float* products;  // [block][value head][K]
-  DeviceRows q, k, to;
+  const float *dq, *dk, *dr;  // [token][value head][K]; dr: or none
+  const float* products;      // [block][value head][K]
+  DeviceRows q, k, read_key, beta, to;
   bool by_channel;
   int32_t value_heads, key_size;
+  GradientSequence sequences[kMostSequences] = {};
+};
+
+// <S, D> by key channel where each block of tokens ends, D being what comes after it, decayed.
+struct ProductParams {
+  const float *states, *d_states;  // [block][value head][V][K]; of D none where sequences end
+  DeviceStates d_final;
+  DeviceRows log_decay;
+  float* products;  // [block][value head][K]
+  bool by_channel;
+  int32_t value_heads, key_size, value_size;
+  GradientSequence sequences[kMostSequences] = {};
+};
+
+// Sums over the columns of two tensors' products, by token.
+struct DotParams {
+  const float *a, *b;  // [token][value head][size]
+  DeviceRows to;
+  int32_t value_heads, size;
   GradientSequence sequences[kMostSequences] = {};
 };
 
@@ -77,10 +99,24 @@ HEED_DEVICE float SlopeOf(Map map, float x) {
   return 1;
 }
 
+// A token's number of a value head, or what is meant where there is none.
+template <class M>
+HEED_DEVICE float NumberOf(const DeviceRows& rows, int64_t first, int64_t t, int head, float absent) {
+  if (rows.data == nullptr) return absent;
+  return heed::cuda::LoadFloat<M>(rows.data, rows.dtype, first + t * rows.token_stride + head * rows.head_stride);
+}
+template <class M>
+HEED_DEVICE float SumOfWarp(const M& m, float x) {
+  for (int mask = heed::cuda::kWarp / 2; mask > 0; mask /= 2) x += m.ShuffleXor(x, mask);
+  return x;
+}
+
 // 64 tokens of a head of `to`.
 template <class M>
 class GatherBlock {
  public:
+  static constexpr int kSharedBytes = 0;
+
   HEED_DEVICE GatherBlock(M& m, const GatherParams& p) : m_(m), p_(p) {}
 
   HEED_DEVICE void Run() const {
@@ -91,15 +127,17 @@ class GatherBlock {
       const int64_t t = i / p_.size, e = i % p_.size;
       if (t >= s.tokens) return;
       float sum = 0;
-      if (p_.from != nullptr) {
+      if (p_.from != nullptr || p_.less != nullptr) {
         for (int k = 0; k < p_.group; ++k) {
-          sum += p_.from[((s.first_token + t) * p_.value_heads + head * p_.group + k) * row + e];
+          const int value_head = head * p_.group + k;
+          const int64_t at = ((s.first_token + t) * p_.value_heads + value_head) * row + e;
+          sum += NumberOf<M>(p_.beta, s.beta, t, value_head, 1) *
+                 ((p_.from == nullptr ? 0 : p_.from[at]) - (p_.less == nullptr ? 0 : p_.less[at]));
         }
         if (p_.divides) sum /= p_.from[((s.first_token + t) * p_.value_heads + head) * row + p_.size] + p_.eps;
         if (p_.map != Map::kIdentity) {
-          const float x = heed::cuda::LoadFloat<M>(p_.x.data, p_.x.dtype,
-                                                   s.q + t * p_.x.token_stride + head * p_.x.head_stride + e);
-          sum *= SlopeOf<M>(p_.map, x);
+          sum *= SlopeOf<M>(p_.map, heed::cuda::LoadFloat<M>(p_.q.data, p_.q.dtype,
+                                                             s.q + t * p_.q.token_stride + head * p_.q.head_stride + e));
         }
       }
       StoreFloat<M>(p_.to, s.to + t * p_.to.token_stride + head * p_.to.head_stride + e, sum);
@@ -139,14 +177,14 @@ class DecayGradientBlock {
     for (int64_t t = begin_ + warp; t < end_; t += m_.num_threads() / heed::cuda::kWarp) {
       float sum = 0;
       for (int e = lane; e < p_.key_size; e += heed::cuda::kWarp) sum += Difference(t, e);
-      sum = SumOfWarp(sum);
+      sum = SumOfWarp(m_, sum);
       if (lane == 0) differences[t - begin_] = sum;
     }
     m_.Sync();
     if (warp != 0) return;
     float x = 0;
     for (int e = lane; e < p_.key_size; e += heed::cuda::kWarp) x += products[e];
-    x = SumOfWarp(x);
+    x = SumOfWarp(m_, x);
     if (lane != 0) return;
     for (int64_t t = end_ - 1; t >= begin_; --t) {
       x += differences[t - begin_];
@@ -156,18 +194,16 @@ class DecayGradientBlock {
 
  private:
   HEED_DEVICE int64_t Place(int64_t t) const { return s_.to + t * p_.to.token_stride + head_ * p_.to.head_stride; }
-  // q_t dq_t - k_t dk_t of a channel.
+  // q_t dq_t - beta_t (k_t dk_t + r_t dr_t) of a channel.
   HEED_DEVICE float Difference(int64_t t, int e) const {
     const int64_t at = ((s_.first_token + t) * p_.value_heads + head_) * p_.key_size + e;
     const auto of = [&](const DeviceRows& rows, int64_t first) {
       return heed::cuda::LoadFloat<M>(rows.data, rows.dtype,
                                       first + t * rows.token_stride + head_ / rows.group * rows.head_stride + e);
     };
-    return of(p_.q, s_.q) * p_.dq[at] - of(p_.k, s_.k) * p_.dk[at];
-  }
-  HEED_DEVICE float SumOfWarp(float x) const {
-    for (int mask = heed::cuda::kWarp / 2; mask > 0; mask /= 2) x += m_.ShuffleXor(x, mask);
-    return x;
+    float of_keys = of(p_.k, s_.k) * p_.dk[at];
+    if (p_.dr != nullptr) of_keys += of(p_.read_key, s_.read_key) * p_.dr[at];
+    return of(p_.q, s_.q) * p_.dq[at] - NumberOf<M>(p_.beta, s_.beta, t, head_, 1) * of_keys;
   }
 
   M& m_;
@@ -175,6 +211,68 @@ class DecayGradientBlock {
   const GradientSequence& s_;
   const int head_;
   const int64_t begin_, end_;
+};
+
+// A block of 64 tokens of a value head.
+template <class M>
+class ProductBlock {
+ public:
+  static constexpr int kSharedBytes = 0;
+
+  HEED_DEVICE ProductBlock(M& m, const ProductParams& p) : m_(m), p_(p) {}
+
+  HEED_DEVICE void Run() const {
+    const GradientSequence& s = p_.sequences[m_.block(2)];
+    const int head = m_.block(1);
+    const int64_t end = (int64_t{m_.block(0)} + 1) * kBlock, block = (s.first_block + m_.block(0)) * p_.value_heads + head;
+    if (end - kBlock >= s.tokens) return;
+    const bool last = end >= s.tokens;
+    const int64_t size = int64_t{p_.key_size} * p_.value_size;
+    for (int k = m_.thread(); k < p_.key_size; k += m_.num_threads()) {
+      float sum = 0;
+      for (int v = 0; v < p_.value_size && (!last || p_.d_final.data != nullptr); ++v) {
+        const float d = last ? p_.d_final.data[s.d_final + head * p_.d_final.head_stride + k * p_.d_final.key_stride +
+                                               v * p_.d_final.value_stride]
+                             : p_.d_states[block * size + int64_t{v} * p_.key_size + k];
+        sum += d * p_.states[block * size + int64_t{v} * p_.key_size + k];
+      }
+      if (!last) {
+        const int64_t at = s.log_decay + end * p_.log_decay.token_stride + head * p_.log_decay.head_stride + (p_.by_channel ? k : 0);
+        sum *= Exp<M>(LogDecay(heed::cuda::LoadFloat<M>(p_.log_decay.data, p_.log_decay.dtype, at)));
+      }
+      p_.products[block * p_.key_size + k] = sum;
+    }
+  }
+
+ private:
+  M& m_;
+  const ProductParams& p_;
+};
+
+// 64 tokens of a value head.
+template <class M>
+class DotBlock {
+ public:
+  static constexpr int kSharedBytes = 0;
+
+  HEED_DEVICE DotBlock(M& m, const DotParams& p) : m_(m), p_(p) {}
+
+  HEED_DEVICE void Run() const {
+    const GradientSequence& s = p_.sequences[m_.block(2)];
+    const int lane = m_.thread() % heed::cuda::kWarp, head = m_.block(1);
+    const int64_t begin = int64_t{m_.block(0)} * kBlock, end = begin + kBlock < s.tokens ? begin + kBlock : s.tokens;
+    for (int64_t t = begin + m_.thread() / heed::cuda::kWarp; t < end; t += kGradientThreads / heed::cuda::kWarp) {
+      const int64_t row = ((s.first_token + t) * p_.value_heads + head) * p_.size;
+      float sum = 0;
+      for (int e = lane; e < p_.size; e += heed::cuda::kWarp) sum += p_.a[row + e] * p_.b[row + e];
+      sum = SumOfWarp(m_, sum);
+      if (lane == 0) StoreFloat<M>(p_.to, s.to + t * p_.to.token_stride + head * p_.to.head_stride, sum);
+    }
+  }
+
+ private:
+  M& m_;
+  const DotParams& p_;
 };
 
 // A value head.

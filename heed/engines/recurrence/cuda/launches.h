@@ -7,6 +7,7 @@
 
 #include "heed/cuda/library.h"
 #include "heed/engines/recurrence/cuda/chunk_block.h"
+#include "heed/engines/recurrence/cuda/chunk_stage.h"
 #include "heed/engines/recurrence/cuda/gradient_blocks.h"
 #include "heed/engines/recurrence/cuda/params.h"
 
@@ -20,35 +21,47 @@ auto WithShape(int64_t keys, const F& f) {
   if (keys <= 64) return f(ChunkShape<64, kByChannel>());
   return f(ChunkShape<128, kByChannel>());
 }
-// Whether columns decay or are mapped, or what a walk of gradients has is asked for.
-inline bool IsGeneral(const ChunkParams& p) {
-  return p.value_decay.data != nullptr || p.value_map != Map::kIdentity || p.late || p.write_scale != 1 ||
-         p.kept != nullptr || p.normalizes || p.o.dtype == DType::kF32 || p.o.data == nullptr;
+inline Form FormOf(const ChunkParams& p) {
+  if (p.delta != DeltaKind::kNone) return p.delta == DeltaKind::kRule ? Form::kDelta : Form::kDeltaGradients;
+  const bool is_general = p.value_decay.data != nullptr || p.value_map != Map::kIdentity || p.late || p.strict ||
+                          p.write_scale != 1 || p.kept != nullptr || p.normalizes || p.beta.data != nullptr ||
+                          p.o.dtype == DType::kF32 || p.o.data == nullptr;
+  return is_general ? Form::kGeneral : Form::kPlain;
 }
 inline bool IsByChannel(const ChunkParams& p) {
-  return p.decay == DecayKind::kKey || p.query_map != Map::kIdentity || p.key_map != Map::kIdentity;
+  return p.decay == DecayKind::kKey || p.query_map != Map::kIdentity || p.key_map != Map::kIdentity ||
+         p.q.dtype == DType::kF32 || p.k.dtype == DType::kF32;
 }
 
-// f(shape, whether it is a delta rule, whether it is general), the last two as integral constants. There are no general kernels
-// of delta rules.
+template <Form kForm>
+using FormConstant = std::integral_constant<Form, kForm>;
+
+// f(shape, form), an integral constant.
 template <bool kByChannel, class F>
-const char* WithKernel(bool delta, const ChunkParams& p, const F& f) {
+const char* WithKernel(const ChunkParams& p, const F& f) {
   return WithShape<kByChannel>(p.key_size, [&](auto shape) {
-    if (delta) return f(shape, std::true_type(), std::false_type());
-    return IsGeneral(p) ? f(shape, std::false_type(), std::true_type()) : f(shape, std::false_type(), std::false_type());
+    switch (FormOf(p)) {
+      case Form::kPlain: return f(shape, FormConstant<Form::kPlain>());
+      case Form::kGeneral: return f(shape, FormConstant<Form::kGeneral>());
+      case Form::kDelta: return f(shape, FormConstant<Form::kDelta>());
+      case Form::kDeltaGradients: return f(shape, FormConstant<Form::kDeltaGradients>());
+    }
+    return "is of no form";
   });
 }
 
 template <class Shape>
-constexpr int SharedBytesOf(bool delta, const ChunkParams& p) {
-  return Shape::SharedBytes(delta, p.read_key.data != nullptr, p.value_decay.data != nullptr);
+constexpr int SharedBytesOf(const ChunkParams& p) {
+  return Shape::SharedBytes(p.delta != DeltaKind::kNone, p.read_key.data != nullptr, p.value_decay.data != nullptr);
 }
 
 // What libheed_cuda does for this engine.
 struct Launches {
-  const char* (*walk)(const heed::cuda::Launch& launch, bool delta, const ChunkParams& params);
+  const char* (*walk)(const heed::cuda::Launch& launch, const ChunkParams& params);
   const char* (*gather)(const heed::cuda::Launch& launch, const GatherParams& params);
   const char* (*decay_gradients)(const heed::cuda::Launch& launch, const DecayGradientParams& params);
+  const char* (*products)(const heed::cuda::Launch& launch, const ProductParams& params);
+  const char* (*dots)(const heed::cuda::Launch& launch, const DotParams& params);
   const char* (*token_sums)(const heed::cuda::Launch& launch, const TokenSumParams& params);
 };
 

@@ -38,23 +38,40 @@ inline constexpr int kBlock = 64;         // tokens between the states that grad
 
 enum class DecayKind : int32_t { kNone, kConstant, kToken, kKey };
 enum class Map : int32_t { kIdentity, kElu1, kRelu, kReluSquared, kExp };  // phi
+enum class DeltaKind : int32_t {
+  kNone,
+  kRule,       // outputs are o, or, of f32, what read keys do not find
+  kGradients,  // against time, over D; outputs, of f32, are gradients of what tokens write
+};
+enum class Start : int32_t {
+  kBorders,  // where the segment before ends
+  kKept,     // against time: where the block of tokens before ended, by `starts`
+  kZeros,
+};
 
 // One walk over the tokens: of the forward pass, or of gradients, which are the same with other tensors for q, k and v.
 struct ChunkParams {
-  DeviceRows q, k, v, o, log_decay, value_decay, beta, read_key;  // read_key: the keys, unless it is theirs
+  // Without a delta rule, beta is a factor of what is written. No read keys: they are the keys.
+  DeviceRows q, k, v, o, log_decay, value_decay, beta, read_key;
   DeviceStates initial, final, initial_z, final_z;
   float* borders = nullptr;  // [...][head][V][K], of segments; null: there is one
+  const float* starts = nullptr;  // [block][head][K][V] of some rows of keys; all of them are start_size elements
+  int64_t start_size = 0;
   int64_t segment_tokens;    // a multiple of kBlock
   int32_t parts;             // strips of columns
   bool to_borders;           // states at the ends of segments are computed, and nothing else
   bool aligned;              // rows of q, k, v, o and read keys begin at multiples of 16 bytes
   bool decays_aligned;       // those of log decays do
   bool complement_keys;      // k = 1 - exp(log_decay), k is absent
+  bool against;              // time, in which tensors are walked
   bool late;                 // a token decays the state after it has been written to and read, not before
+  bool strict;               // a token reads the state before it has written
   int32_t heads, key_size, value_size;
   float scale, write_scale;  // of outputs; of what is written
   bool normalizes;           // the last column's values are 1, its state is z
   bool adds;                 // to outputs of f32, and to products: the channels of keys before these
+  Start start;  // of all segments but the first
+  DeltaKind delta;
   DecayKind decay;
   Map query_map, key_map, value_map;
   // [block][head][V][K]: the state after each block of tokens is written to, or read from these to be multiplied with, and

@@ -3,8 +3,8 @@
 
 namespace heed::recurrence::cuda {
 
-const char* LaunchPlainWalk(const heed::cuda::Launch& launch, bool delta, const ChunkParams& params) {
-  return LaunchWalk<false>(launch, delta, params);
+const char* LaunchPlainWalk(const heed::cuda::Launch& launch, const ChunkParams& params) {
+  return LaunchWalk<false>(launch, params);
 }
 
 }  // namespace heed::recurrence::cuda

@@ -4,8 +4,8 @@
 namespace heed::recurrence::cuda {
 namespace {
 
-const char* Walk(const heed::cuda::Launch& launch, bool delta, const ChunkParams& params) {
-  return IsByChannel(params) ? LaunchWalkOfChannels(launch, delta, params) : LaunchPlainWalk(launch, delta, params);
+const char* Walk(const heed::cuda::Launch& launch, const ChunkParams& params) {
+  return IsByChannel(params) ? LaunchWalkOfChannels(launch, params) : LaunchPlainWalk(launch, params);
 }
 
 template <class Block, class Params>
@@ -15,24 +15,19 @@ __global__ void __launch_bounds__(kGradientThreads) GradientKernel(const __grid_
   Block(machine, params).Run();
 }
 
-const char* Gather(const heed::cuda::Launch& launch, const GatherParams& params) {
-  return heed::cuda::LaunchKernel(launch, kGradientThreads, 0,
-                                  &GradientKernel<GatherBlock<heed::cuda::GpuMachine>, GatherParams>, params);
-}
-const char* DecayGradients(const heed::cuda::Launch& launch, const DecayGradientParams& params) {
-  using Block = DecayGradientBlock<heed::cuda::GpuMachine>;
-  return heed::cuda::LaunchKernel(launch, kGradientThreads, Block::kSharedBytes, &GradientKernel<Block, DecayGradientParams>,
-                                  params);
-}
-
-const char* TokenSums(const heed::cuda::Launch& launch, const TokenSumParams& params) {
-  using Block = TokenSumBlock<heed::cuda::GpuMachine>;
-  return heed::cuda::LaunchKernel(launch, kGradientThreads, Block::kSharedBytes, &GradientKernel<Block, TokenSumParams>, params);
+template <template <class> class Block, class Params>
+const char* Run(const heed::cuda::Launch& launch, const Params& params) {
+  using OnGpu = Block<heed::cuda::GpuMachine>;
+  return heed::cuda::LaunchKernel(launch, kGradientThreads, OnGpu::kSharedBytes, &GradientKernel<OnGpu, Params>, params);
 }
 
 }  // namespace
 
-extern const Launches kLaunches = {
-    .walk = &Walk, .gather = &Gather, .decay_gradients = &DecayGradients, .token_sums = &TokenSums};
+extern const Launches kLaunches = {.walk = &Walk,
+                                   .gather = &Run<GatherBlock>,
+                                   .decay_gradients = &Run<DecayGradientBlock>,
+                                   .products = &Run<ProductBlock>,
+                                   .dots = &Run<DotBlock>,
+                                   .token_sums = &Run<TokenSumBlock>};
 
 }  // namespace heed::recurrence::cuda

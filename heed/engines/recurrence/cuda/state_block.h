@@ -40,6 +40,10 @@ class StateBlock {
   }
   HEED_DEVICE DeviceStates Border(int64_t border) const { return StateIn(p_.borders + s_.borders, border); }
   HEED_DEVICE DeviceStates Kept(int64_t block) const { return StateIn(p_.kept, s_.first_block + block); }
+  HEED_DEVICE DeviceStates Started(int64_t block) const {
+    float* states = const_cast<float*>(p_.starts);
+    return {states + ((s_.first_block + block) * p_.heads + head_) * p_.start_size, 0, p_.value_size, 1};
+  }
 
   // Of the first `columns` columns.
   HEED_DEVICE void LoadState(const DeviceStates& from, int columns) {
@@ -97,8 +101,7 @@ class StateBlock {
   }
 
   // out_t += sum of pairs_tj rows_j over j <= t, or j < t alone, ascending: `rows` may be `out`.
-  template <bool kBefore>
-  HEED_DEVICE void AddCausally(const Pairs& pairs, const Pairs& rows, Pairs& out) const {
+  HEED_DEVICE void AddCausally(bool before, const Pairs& pairs, const Pairs& rows, Pairs& out) const {
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kChunk; ++j) {
       const int quad = lane_ - lane_ % 4 + j % 8 / 2;
@@ -109,7 +112,7 @@ class StateBlock {
         for (int i = 0; i < 2; ++i) {
           const int of_half = lane_ % 4 * 2 + i, t = of_half + 8 * half;
           const float weight = m_.Shuffle(pairs[j / 8][2 * half + j % 2], 4 * of_half + j % 8 / 2);
-          if (kBefore ? t <= j : t < j) continue;
+          if (before ? t <= j : t < j) continue;
           out[half][i] += weight * low;
           out[half][2 + i] += weight * high;
         }

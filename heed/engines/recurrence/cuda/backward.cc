@@ -1,0 +1,293 @@
+// Gradients as walks, see chunk_block.h, and what becomes of them.
+#include "heed/engines/recurrence/cuda/backward.h"
+
+#include <string>
+#include <utility>
+
+#include "heed/core/error.h"
+#include "heed/engines/recurrence/cuda/gradient_blocks.h"
+#include "heed/engines/recurrence/cuda/walks.h"
+
+namespace heed::recurrence::cuda {
+namespace {
+
+void RefuseGradients(const Problem& p) {
+  const auto refuse = [](bool given, const char* what) {
+    if (given) throw Unsupported(std::string(kName) + " has no gradients of " + what);
+  };
+  refuse(p.normalize, "normalised heads");
+  refuse(p.complement_keys, "keys that are 1 - exp(log_decay)");
+  refuse(p.delta != Delta::kNone && p.constant_decay, "delta rules with constant decays");
+}
+void RefuseOn(Device device, std::initializer_list<Walk> walks) {
+  for (const Walk& w : walks) {
+    const std::string reason = Declines(device, w);
+    if (!reason.empty()) throw Unsupported(std::string(kName) + ", gradients: " + reason);
+  }
+}
+
+// A walk over S^T, or D^T, whose columns are key channels.
+Walk TransposedWalk(const Problem& p) {
+  Walk w = WalkOf(p);
+  std::swap(w.params.key_size, w.params.value_size);
+  w.params.query_map = w.params.key_map = Map::kIdentity;
+  w.v_group = p.group();
+  if (w.params.decay != DecayKind::kKey) return w;
+  w.params.decay = DecayKind::kNone;
+  w.value_decay = std::exchange(w.log_decay, {});
+  return w;
+}
+
+// Over D, into which queries or gradients of outputs are written with the scale that outputs had.
+void GoAgainstTime(Walk& w) {
+  w.params.against = w.params.late = true;
+  w.params.write_scale = std::exchange(w.params.scale, 1.0f);
+}
+
+// dq_t = scale S_t d_o_t.
+Walk QueryGradients(const Problem& p, const Gradients& g) {
+  Walk w = TransposedWalk(p);
+  w.q = g.d_o;
+  w.k = p.v;
+  w.v = p.k;
+  w.params.value_map = MapOf(p.key_feature);
+  w.initial = Transposed(p.initial);
+  return w;
+}
+// dk_t = D_t v_t.
+Walk KeyGradients(const Problem& p, const Gradients& g) {
+  Walk w = TransposedWalk(p);
+  w.q = p.v;
+  w.k = g.d_o;
+  w.v = p.q;
+  w.params.value_map = MapOf(p.feature);
+  w.initial = Transposed(g.d_final);
+  GoAgainstTime(w);
+  return w;
+}
+// dv_t = D_t^T k_t.
+Walk ValueGradients(const Problem& p, const Gradients& g) {
+  Walk w = WalkOf(p);
+  w.q = p.k;
+  w.k = p.q;
+  w.v = g.d_o;
+  w.o = g.dv;
+  w.q_group = w.k_group = p.group();
+  std::swap(w.params.query_map, w.params.key_map);
+  w.initial = g.d_final;
+  w.final = g.d_initial;
+  GoAgainstTime(w);
+  return w;
+}
+
+// Those of log decays, from what else has been computed.
+void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients& g, const float* dq, const float* dk,
+                    const float* dr, const float* products) {
+  // Of constants each token has its share first.
+  const Floats shares(launcher.call(), p.constant_decay, launcher.tokens() * p.value_heads);
+  const Rows to = p.constant_decay ? launcher.InMemory(shares, 1) : g.d_log_decay;
+  const Rows& read_key = p.read_key.data == nullptr ? p.k : p.read_key;
+  const GradientRows rows = {.q = p.q,
+                             .k = p.k,
+                             .read_key = read_key,
+                             .beta = p.beta,
+                             .log_decay = {},
+                             .to = to,
+                             .d_final = {},
+                             .into_memory = p.constant_decay};
+  launcher.Run(launcher.kernels().decay_gradients, p.sequences, rows, p.value_heads,
+               DecayGradientParams{.dq = dq,
+                                   .dk = dk,
+                                   .dr = dr,
+                                   .products = products,
+                                   .q = OnDevice(p.q, p.group()),
+                                   .k = OnDevice(p.k, p.group()),
+                                   .read_key = OnDevice(read_key, p.group()),
+                                   .beta = OnDevice(p.beta),
+                                   .to = OnDevice(to),
+                                   .by_channel = p.gate == Gate::kKey,
+                                   .value_heads = static_cast<int32_t>(p.value_heads),
+                                   .key_size = static_cast<int32_t>(p.key_size)});
+  if (p.constant_decay) {
+    const heed::cuda::Call& call = launcher.call();
+    call.Check(launcher.kernels().token_sums(call.Of(1, p.value_heads, 1), {.from = shares.data(),
+                                                                            .tokens = launcher.tokens(),
+                                                                            .value_heads = static_cast<int32_t>(p.value_heads),
+                                                                            .to = OnDevice(g.d_log_decay)}));
+    return;
+  }
+  launcher.Clear(g.d_log_decay, p.value_heads, p.gate == Gate::kKey ? p.key_size : 1);
+}
+
+void LinearGradients(const Context& ctx, const Problem& p, const Gradients& g) {
+  RefuseOn(p.device, {QueryGradients(p, g), KeyGradients(p, g), ValueGradients(p, g)});
+  if (p.value_heads == 0) return;
+  const Launcher launcher(ctx, p);
+  const bool decays = g.d_log_decay.data != nullptr;
+  const int64_t rows = launcher.tokens() * p.value_heads * p.key_size, states = launcher.blocks() * p.value_heads * p.key_size;
+  // Into the gradient itself where it is no sum and nothing more is done to it.
+  const auto is_final = [&](Feature feature) { return !decays && p.group() == 1 && feature == Feature::kIdentity; };
+  const Floats dq(launcher.call(), !is_final(p.feature), rows), dk(launcher.call(), !is_final(p.key_feature), rows),
+      kept(launcher.call(), decays, states * p.value_size), products(launcher.call(), decays, states);
+  const auto run = [&](Walk w, Feature feature, const Rows& to, const Floats& memory, float* of_products) {
+    if (to.data == nullptr && !decays) return;
+    w.into_memory = !is_final(feature);
+    w.o = w.into_memory ? launcher.InMemory(memory, p.key_size) : to;
+    if (decays) {
+      w.params.kept = kept.data();
+      w.params.products = of_products;
+    }
+    launcher.Run(w);
+  };
+  run(QueryGradients(p, g), p.feature, g.dq, dq, nullptr);
+  run(KeyGradients(p, g), p.key_feature, g.dk, dk, products.data());
+  if (!is_final(p.feature)) launcher.Gather({.from = dq.data(), .q = p.q, .feature = p.feature}, g.dq, p.key_heads, p.key_size);
+  if (!is_final(p.key_feature)) {
+    launcher.Gather({.from = dk.data(), .q = p.k, .feature = p.key_feature}, g.dk, p.key_heads, p.key_size);
+  }
+  if (decays) DecayGradients(launcher, p, g, dq.data(), dk.data(), nullptr, products.data());
+  if (g.dv.data != nullptr || g.d_initial.data != nullptr) launcher.Run(ValueGradients(p, g));
+  launcher.Clear(g.dq, p.key_heads, p.key_size);
+  launcher.Clear(g.dk, p.key_heads, p.key_size);
+  launcher.Clear(g.dv, p.value_heads, p.value_size);
+}
+
+// The walks of a delta rule's gradients, over tensors in memory: x, what read keys do not find, and dx.
+
+Walk NotFound(const Problem& p, const Rows& x) {
+  Walk w = ForwardWalk(p, p.initial, {});
+  w.final = {};
+  w.o = x;
+  w.into_memory = true;
+  w.params.scale = 1;
+  return w;
+}
+Walk NotFoundGradients(const Problem& p, const Gradients& g, const Rows& dx) {
+  Walk w = ValueGradients(p, g);
+  w.beta = p.beta;
+  w.read_key = p.read_key;
+  w.o = dx;
+  w.into_memory = true;
+  w.params.delta = DeltaKind::kGradients;
+  return w;
+}
+// S: tokens write beta_t x_t under their keys.
+Walk OverStates(const Problem& p, const Rows& x) {
+  Walk w = TransposedWalk(p);
+  w.k = x;
+  w.k_in_memory = true;
+  w.v = p.k;
+  w.beta = p.beta;
+  w.initial = Transposed(p.initial);
+  return w;
+}
+Walk DeltaQueryGradients(const Problem& p, const Gradients& g, const Rows& x) {
+  Walk w = OverStates(p, x);
+  w.q = g.d_o;
+  return w;
+}
+// -dr_t / beta_t.
+Walk ReadKeyGradients(const Problem& p, const Rows& x, const Rows& dx) {
+  Walk w = OverStates(p, x);
+  w.q = dx;
+  w.q_in_memory = true;
+  w.params.strict = true;
+  w.params.scale = 1;
+  return w;
+}
+// dk_t / beta_t, in two parts: what queries write to D, from where blocks of tokens begin, and what tokens erase since then.
+Walk WrittenGradients(const Problem& p, const Gradients& g, const Rows& x, const float* d_states) {
+  Walk w = KeyGradients(p, g);
+  w.q = x;
+  w.q_in_memory = true;
+  w.params.start = Start::kKept;
+  w.params.starts = d_states;
+  w.params.start_size = p.key_size * p.value_size;
+  return w;
+}
+Walk ErasedGradients(const Problem& p, const Rows& x, const Rows& dx) {
+  Walk w = TransposedWalk(p);
+  w.params.scale = -1;
+  GoAgainstTime(w);
+  w.q = x;
+  w.k = dx;
+  w.q_in_memory = w.k_in_memory = true;
+  w.v = p.read_key.data == nullptr ? p.k : p.read_key;
+  w.beta = p.beta;
+  w.params.strict = w.params.adds = true;
+  w.params.start = Start::kZeros;
+  return w;
+}
+
+void DeltaGradients(const Context& ctx, const Problem& p, const Gradients& g) {
+  RefuseOn(p.device, {NotFound(p, {}), NotFoundGradients(p, g, {}), DeltaQueryGradients(p, g, {}), ReadKeyGradients(p, {}, {}),
+                      WrittenGradients(p, g, {}, nullptr), ErasedGradients(p, {}, {})});
+  if (p.value_heads == 0) return;
+  const Launcher launcher(ctx, p);
+  const heed::cuda::Call& call = launcher.call();
+  const bool decays = g.d_log_decay.data != nullptr, own_read_keys = p.read_key.data != nullptr;
+  const bool of_queries = decays || g.dq.data != nullptr, of_keys = decays || g.dk.data != nullptr;
+  const bool of_read_keys = own_read_keys ? decays || g.d_read_key.data != nullptr : of_keys;
+  const int64_t rows = launcher.tokens() * p.value_heads, blocks = launcher.blocks() * p.value_heads;
+  const int64_t state = p.key_size * p.value_size;
+  const Floats x(call, true, rows * p.value_size), dx(call, true, rows * p.value_size), states(call, decays, blocks * state),
+      d_states(call, of_keys, blocks * state), dq(call, of_queries, rows * p.key_size), dk(call, of_keys, rows * p.key_size),
+      dr(call, of_read_keys, rows * p.key_size);
+  const Rows x_rows = launcher.InMemory(x, p.value_size), dx_rows = launcher.InMemory(dx, p.value_size);
+  const auto run = [&](Walk w, float* kept) {
+    w.params.kept = kept;
+    launcher.Run(w);
+  };
+  run(NotFound(p, x_rows), decays ? states.data() : nullptr);
+  run(NotFoundGradients(p, g, dx_rows), of_keys ? d_states.data() : nullptr);
+  const auto run_to = [&](Walk w, const Floats& memory) {
+    w.o = launcher.InMemory(memory, p.key_size);
+    w.into_memory = true;
+    launcher.Run(w);
+  };
+  if (of_queries) run_to(DeltaQueryGradients(p, g, x_rows), dq);
+  if (of_read_keys) run_to(ReadKeyGradients(p, x_rows, dx_rows), dr);
+  if (of_keys) {
+    run_to(WrittenGradients(p, g, x_rows, d_states.data()), dk);
+    run_to(ErasedGradients(p, x_rows, dx_rows), dk);
+  }
+  const auto gather = [&](const Launcher::Gathered& what, const Rows& to, int64_t heads, int64_t size) {
+    launcher.Gather(what, to, heads, size);
+    launcher.Clear(to, heads, size);
+  };
+  gather({.from = dq.data()}, g.dq, p.key_heads, p.key_size);
+  gather({.from = dk.data(), .less = own_read_keys ? nullptr : dr.data(), .beta = p.beta}, g.dk, p.key_heads, p.key_size);
+  gather({.less = dr.data(), .beta = p.beta}, g.d_read_key, p.key_heads, p.key_size);
+  gather({.from = dx.data(), .beta = p.beta}, g.dv, p.value_heads, p.value_size);
+  if (g.d_beta.data != nullptr) {
+    launcher.Run(launcher.kernels().dots, p.sequences, {.to = g.d_beta}, p.value_heads,
+                 DotParams{.a = x.data(),
+                           .b = dx.data(),
+                           .to = OnDevice(g.d_beta),
+                           .value_heads = static_cast<int32_t>(p.value_heads),
+                           .size = static_cast<int32_t>(p.value_size)});
+    launcher.Clear(g.d_beta, p.value_heads, 1);
+  }
+  if (!decays) return;
+  const Floats products(call, true, blocks * p.key_size);
+  launcher.Run(launcher.kernels().products, p.sequences, {.log_decay = p.log_decay, .d_final = g.d_final}, p.value_heads,
+               ProductParams{.states = states.data(),
+                             .d_states = d_states.data(),
+                             .d_final = OnDevice(g.d_final),
+                             .log_decay = OnDevice(p.log_decay),
+                             .products = products.data(),
+                             .by_channel = p.gate == Gate::kKey,
+                             .value_heads = static_cast<int32_t>(p.value_heads),
+                             .key_size = static_cast<int32_t>(p.key_size),
+                             .value_size = static_cast<int32_t>(p.value_size)});
+  DecayGradients(launcher, p, g, dq.data(), dk.data(), dr.data(), products.data());
+}
+
+}  // namespace
+
+void Backward(Context& ctx, const Problem& p, const Gradients& g) {
+  RefuseGradients(p);
+  return p.delta == Delta::kNone ? LinearGradients(ctx, p, g) : DeltaGradients(ctx, p, g);
+}
+
+}  // namespace heed::recurrence::cuda

@@ -1,0 +1,307 @@
+// Problems as walks, and their launches.
+#include "heed/engines/recurrence/cuda/walks.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "heed/core/error.h"
+#include "heed/cuda/shared_tile.h"
+#include "heed/engines/recurrence/cuda/launches.h"
+
+namespace heed::recurrence::cuda {
+namespace {
+
+constexpr int64_t kLeastSegment = 4 * kBlock;  // tokens
+
+int64_t Blocks(int64_t size, int64_t of_each) { return (size + of_each - 1) / of_each; }
+
+// Whether each row begins at a multiple of 16 bytes.
+bool IsAligned(const Rows& rows) {
+  const auto address = reinterpret_cast<uintptr_t>(rows.data);
+  const auto strides = static_cast<uintptr_t>(rows.batch_stride | rows.token_stride | rows.head_stride);
+  const size_t size = SizeOf(rows.dtype);
+  return (address / size | strides) % (heed::cuda::kPiece * sizeof(uint16_t) / size) == 0;
+}
+
+// f(first, count) for as many sequences as a launch takes.
+template <class F>
+void ForLaunches(size_t sequences, const F& f) {
+  for (size_t first = 0; first < sequences; first += kMostSequences) {
+    f(first, std::min<size_t>(kMostSequences, sequences - first));
+  }
+}
+
+// What kernels are given of the tensors of a walk.
+ChunkParams ParamsOf(const Walk& w) {
+  ChunkParams params = w.params;
+  const bool against = params.against;
+  params.q = OnDevice(w.q, w.q_group, against);
+  params.k = OnDevice(w.k, w.k_group, against);
+  params.v = OnDevice(w.v, w.v_group, against);
+  params.o = OnDevice(w.o, 1, against);
+  params.log_decay = OnDevice(w.log_decay, 1, against);
+  params.value_decay = OnDevice(w.value_decay, 1, against);
+  params.beta = OnDevice(w.beta, 1, against);
+  params.read_key = OnDevice(w.read_key, w.read_group, against);
+  params.initial = OnDevice(w.initial);
+  params.final = OnDevice(w.final);
+  params.initial_z = OnDevice(w.initial_z);
+  params.final_z = OnDevice(w.final_z);
+  params.aligned =
+      std::ranges::all_of(std::initializer_list<Rows>{w.q, w.k, w.v, w.into_memory ? Rows() : w.o, w.read_key}, &IsAligned);
+  params.decays_aligned = IsAligned(w.log_decay) && IsAligned(w.value_decay);
+  params.parts = static_cast<int32_t>(Blocks(params.value_size, kStrip));
+  return params;
+}
+
+}  // namespace
+
+Map MapOf(Feature feature) {
+  switch (feature) {
+    case Feature::kElu1: return Map::kElu1;
+    case Feature::kRelu: return Map::kRelu;
+    case Feature::kReluSquared: return Map::kReluSquared;
+    case Feature::kExp: return Map::kExp;
+    default: return Map::kIdentity;  // others are declined
+  }
+}
+
+Walk WalkOf(const Problem& p) {
+  Walk w;
+  w.params = {.q = {},
+              .k = {},
+              .v = {},
+              .o = {},
+              .log_decay = {},
+              .value_decay = {},
+              .beta = {},
+              .read_key = {},
+              .initial = {},
+              .final = {},
+              .initial_z = {},
+              .final_z = {},
+              .segment_tokens = kBlock,
+              .parts = 1,
+              .to_borders = false,
+              .aligned = false,
+              .decays_aligned = false,
+              .complement_keys = p.complement_keys,
+              .against = false,
+              .late = false,
+              .strict = false,
+              .heads = static_cast<int32_t>(p.value_heads),
+              .key_size = static_cast<int32_t>(p.key_size),
+              .value_size = static_cast<int32_t>(p.value_size),
+              .scale = static_cast<float>(p.scale),
+              .write_scale = 1,
+              .normalizes = false,
+              .adds = false,
+              .start = Start::kBorders,
+              .delta = DeltaKind::kNone,
+              .decay = p.gate == Gate::kNone   ? DecayKind::kNone
+                       : p.constant_decay      ? DecayKind::kConstant
+                       : p.gate == Gate::kKey  ? DecayKind::kKey
+                                               : DecayKind::kToken,
+              .query_map = MapOf(p.feature),
+              .key_map = MapOf(p.key_feature),
+              .value_map = Map::kIdentity};
+  w.read_group = p.group();
+  w.log_decay = p.log_decay;
+  w.value_decay = p.log_value_decay;
+  if (w.params.decay != DecayKind::kConstant) return w;
+  for (int64_t head = 0; head < p.value_heads; ++head) {
+    w.params.log_decays[head] = static_cast<const float*>(p.log_decay.data)[head * p.log_decay.head_stride];
+  }
+  w.log_decay = {};  // they are not on the device
+  return w;
+}
+
+Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_z) {
+  Walk w = WalkOf(p);
+  w.q = p.q;
+  w.k = p.k;
+  w.v = p.v;
+  w.o = p.o;
+  w.beta = p.beta;
+  w.read_key = p.read_key;
+  w.q_group = w.k_group = p.group();
+  if (p.delta != Delta::kNone) w.params.delta = DeltaKind::kRule;
+  w.initial = initial;
+  w.final = p.final;
+  if (!p.normalize) return w;
+  w.params.normalizes = true;  // a column more
+  ++w.params.value_size;
+  w.initial_z = initial_z;
+  w.final_z = p.final_z;
+  return w;
+}
+
+DeviceRows OnDevice(const Rows& rows, int64_t group, bool against) {
+  return {rows.data, rows.dtype, against ? -rows.token_stride : rows.token_stride, rows.head_stride,
+          static_cast<int32_t>(group)};
+}
+DeviceStates OnDevice(const States& s) {
+  return {static_cast<float*>(const_cast<void*>(s.data)), s.head_stride, s.key_stride, s.value_stride};
+}
+States Transposed(States s) {
+  std::swap(s.key_stride, s.value_stride);
+  return s;
+}
+
+std::string Declines(Device device, const Walk& w) {
+  ChunkParams params = ParamsOf(w);
+  params.key_size = static_cast<int32_t>(std::min<int64_t>(params.key_size, kMostKeys));
+  const auto bytes = [&](auto shape) { return int64_t{SharedBytesOf<decltype(shape)>(params)}; };
+  return heed::cuda::Declines(device, IsByChannel(params) ? WithShape<true>(params.key_size, bytes)
+                                                          : WithShape<false>(params.key_size, bytes));
+}
+
+Launcher::Launcher(const Context& ctx, const Problem& p) : p_(p), call_(kName, ctx, p.device) {
+  for (const Sequence& s : p.sequences) {
+    first_tokens_.push_back(tokens_);
+    first_blocks_.push_back(blocks_);
+    tokens_ += s.count;
+    blocks_ += Blocks(s.count, kBlock);
+    longest_ = std::max(longest_, s.count);
+  }
+}
+
+void Launcher::Run(Walk w) const {
+  const int64_t keys = w.params.key_size, heads = p_.value_heads, columns = w.params.value_size;
+  if (keys <= kMostKeys) return RunSlice(w);
+  const Rows o = w.o;
+  const bool gathers = o.data != nullptr && !w.into_memory;
+  const Floats sums(call_, gathers, tokens_ * heads * columns);
+  if (gathers) {
+    w.o = InMemory(sums, columns);
+    w.into_memory = true;
+  }
+  for (int64_t first = 0; first < keys; first += kMostKeys) {
+    Walk slice = w;
+    const auto skip = [&](Rows& rows) {
+      if (rows.data != nullptr) rows.data = static_cast<const char*>(rows.data) + first * static_cast<int64_t>(SizeOf(rows.dtype));
+    };
+    const auto skip_states = [&](States& s) {
+      if (s.data != nullptr) s.data = static_cast<const float*>(s.data) + first * s.key_stride;
+    };
+    skip(slice.q);
+    skip(slice.k);
+    if (w.params.decay == DecayKind::kKey) skip(slice.log_decay);
+    for (States* s : {&slice.initial, &slice.final, &slice.initial_z, &slice.final_z}) skip_states(*s);
+    slice.params.key_size = static_cast<int32_t>(std::min(kMostKeys, keys - first));
+    if (w.params.kept != nullptr) slice.params.kept += blocks_ * heads * first * columns;
+    if (w.params.starts != nullptr) slice.params.starts += first * columns;
+    slice.params.adds = w.params.adds || first > 0;
+    RunSlice(slice);
+  }
+  if (gathers) Gather({.from = sums.data()}, o, heads, columns);
+}
+
+std::vector<Launcher::GradientLaunch> Launcher::GradientLaunches(const std::vector<Sequence>& sequences,
+                                                                 const GradientRows& rows) const {
+  std::vector<GradientLaunch> launches;
+  ForLaunches(sequences.size(), [&](size_t first, size_t count) {
+    GradientLaunch launch;
+    for (size_t i = first; i < first + count; ++i) {
+      const Sequence& s = sequences[i];
+      const auto offset = [&](const Rows& of) { return s.batch * of.batch_stride + s.first * of.token_stride; };
+      const bool counts = &sequences == &p_.sequences;
+      const int64_t first_token = counts ? first_tokens_[i] : 0;
+      launch.sequences.push_back({.q = offset(rows.q),
+                                  .k = offset(rows.k),
+                                  .read_key = offset(rows.read_key),
+                                  .beta = offset(rows.beta),
+                                  .log_decay = offset(rows.log_decay),
+                                  .to = rows.into_memory ? first_token * rows.to.token_stride : offset(rows.to),
+                                  .first_token = first_token,
+                                  .first_block = counts ? first_blocks_[i] : 0,
+                                  .tokens = s.count,
+                                  .d_final = s.state * rows.d_final.sequence_stride});
+      launch.blocks = std::max(launch.blocks, Blocks(s.count, kBlock));
+    }
+    if (launch.blocks > 0) launches.push_back(std::move(launch));
+  });
+  return launches;
+}
+
+void Launcher::Gather(const std::vector<Sequence>& sequences, const Gathered& what, const Rows& to, int64_t heads,
+                      int64_t size) const {
+  if (to.data == nullptr) return;
+  const GatherParams params = {.from = what.from,
+                               .less = what.less,
+                               .q = OnDevice(what.q),
+                               .beta = OnDevice(what.beta),
+                               .to = OnDevice(to),
+                               .map = MapOf(what.feature),
+                               .value_heads = static_cast<int32_t>(p_.value_heads),
+                               .group = static_cast<int32_t>(p_.value_heads / heads),
+                               .size = static_cast<int32_t>(size),
+                               .divides = what.divides,
+                               .eps = static_cast<float>(p_.eps)};
+  Run(kernels().gather, sequences, {.q = what.q, .beta = what.beta, .to = to}, heads, params);
+}
+
+void Launcher::RunSlice(const Walk& w) const {
+  ChunkParams params = ParamsOf(w);
+  params.segment_tokens = params.start == Start::kBorders ? SegmentTokens(params.parts) : kBlock;
+  ForLaunches(p_.sequences.size(), [&](size_t first, size_t count) { Run(w, params, first, count); });
+}
+
+// Sequences are cut into as many as keep the device busy, which one per head and strip of columns may not; no bit depends on it.
+int64_t Launcher::SegmentTokens(int64_t parts) const {
+  heed::cuda::DeviceFacts facts;
+  call_.Check(call_.library().examine(p_.device.index, &facts));
+  const int64_t blocks = std::max<int64_t>(1, parts * p_.value_heads * static_cast<int64_t>(p_.sequences.size()));
+  const int64_t wanted = std::max<int64_t>(1, 2 * facts.multiprocessors / blocks);
+  const auto in_blocks = [](int64_t tokens) { return Blocks(tokens, kBlock) * kBlock; };
+  const int64_t whole = in_blocks(longest_ + kBlock);  // the first tile of a walk against time may be short
+  return wanted == 1 ? whole : std::min(whole, std::max(kLeastSegment, in_blocks(Blocks(longest_, wanted))));
+}
+
+void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t count) const {
+  const int64_t state = p_.value_heads * params.key_size * params.value_size;
+  int64_t most = 1, borders = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const Sequence& s = p_.sequences[first + i];
+    const int64_t begin = params.against ? s.count - 1 : 0;
+    const auto offset = [&](const Rows& rows, bool in_memory = false) {
+      if (in_memory) return (first_tokens_[first + i] + begin) * rows.token_stride;
+      return s.batch * rows.batch_stride + (s.first + begin) * rows.token_stride;
+    };
+    const int64_t shift = params.against ? (kBlock - s.count % kBlock) % kBlock : 0;
+    // One more where a decay that comes late is brought to the final state.
+    const int64_t walked = s.count + (params.late && params.final.data != nullptr ? 1 : 0);
+    const int64_t segments = std::max<int64_t>(1, Blocks(walked + shift, params.segment_tokens));
+    params.sequences[i] = {.q = offset(w.q, w.q_in_memory),
+                           .k = offset(w.k, w.k_in_memory),
+                           .v = offset(w.v),
+                           .o = offset(w.o, w.into_memory),
+                           .log_decay = offset(w.log_decay),
+                           .value_decay = offset(w.value_decay),
+                           .beta = offset(w.beta),
+                           .read_key = offset(w.read_key),
+                           .initial = s.state * w.initial.sequence_stride,
+                           .final = s.state * w.final.sequence_stride,
+                           .initial_z = s.state * w.initial_z.sequence_stride,
+                           .final_z = s.state * w.final_z.sequence_stride,
+                           .tokens = s.count,
+                           .borders = borders * state,
+                           .first_block = first_blocks_[first + i],
+                           .shift = static_cast<int32_t>(shift)};
+    most = std::max(most, segments);
+    borders += segments - 1;
+  }
+  const auto launch = [&](int64_t of_each) {
+    call_.Check(kernels().walk(call_.Of(params.parts * of_each, p_.value_heads, count), params));
+  };
+  if (most == 1 || params.start != Start::kBorders) return launch(most);
+  const Floats memory(call_, true, borders * state);
+  params.borders = memory.data();
+  params.to_borders = true;
+  launch(1);
+  params.to_borders = false;
+  launch(most);
+}
+
+}  // namespace heed::recurrence::cuda

@@ -1,0 +1,121 @@
+// Problems as walks over tokens, and their launches: the side of the host.
+#ifndef HEED_ENGINES_RECURRENCE_CUDA_WALKS_H_
+#define HEED_ENGINES_RECURRENCE_CUDA_WALKS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "heed/core/context.h"
+#include "heed/cuda/calls.h"
+#include "heed/engines/recurrence/cuda/gradient_blocks.h"
+#include "heed/engines/recurrence/cuda/launches.h"
+#include "heed/engines/recurrence/cuda/params.h"
+#include "heed/engines/recurrence/problem.h"
+
+namespace heed::recurrence::cuda {
+
+inline constexpr char kName[] = "recurrence_cuda";
+
+// A walk over all tokens: its tensors, and in `params` all that is none.
+struct Walk {
+  Rows q, k, v, o, log_decay, value_decay, beta, read_key;
+  States initial, final, initial_z, final_z;
+  int64_t q_group = 1, k_group = 1, v_group = 1, read_group = 1;  // value heads that share a row
+  bool into_memory = false;                                       // o is [token of all sequences][head][column], of f32
+  bool q_in_memory = false, k_in_memory = false;                  // so are they
+  ChunkParams params;
+};
+
+// What all walks of a problem have, and those of S that of one number per head.
+Walk WalkOf(const Problem& p);
+Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_z);
+
+Map MapOf(Feature feature);
+States Transposed(States s);
+
+// Why the device does not run it; empty if it does.
+std::string Declines(Device device, const Walk& w);
+
+// What kernels of gradients read and write of a token.
+struct GradientRows {
+  Rows q = {}, k = {}, read_key = {}, beta = {}, log_decay = {}, to = {};
+  States d_final = {};
+  bool into_memory = false;  // `to` is [token of all sequences]...
+};
+
+// Memory of f32 on the device.
+class Floats {
+ public:
+  Floats(const heed::cuda::Call& call, bool used, int64_t elements)
+      : memory_(call, static_cast<size_t>(used && elements > 0 ? elements : 1) * sizeof(float)) {}
+  float* data() const { return static_cast<float*>(memory_.data()); }
+
+ private:
+  heed::cuda::DeviceMemory memory_;
+};
+
+// The launches of a call.
+class Launcher {
+ public:
+  Launcher(const Context& ctx, const Problem& p);
+
+  const heed::cuda::Call& call() const { return call_; }
+  const Launches& kernels() const { return *call_.library().recurrence; }
+  int64_t tokens() const { return tokens_; }  // of all sequences
+  int64_t blocks() const { return blocks_; }
+  // [token of all sequences][value head][size]
+  Rows InMemory(const Floats& memory, int64_t size) const {
+    return {memory.data(), DType::kF32, 0, p_.value_heads * size, size};
+  }
+
+  // Keys of more channels than a walk takes are several walks, whose outputs are summed.
+  void Run(Walk w) const;
+
+  // Launches of kernels over blocks of 64 tokens of so many heads.
+  template <class Params>
+  void Run(const char* (*kernel)(const heed::cuda::Launch&, const Params&), const std::vector<Sequence>& sequences,
+           const GradientRows& rows, int64_t heads, Params params) const {
+    for (const GradientLaunch& launch : GradientLaunches(sequences, rows)) {
+      std::ranges::copy(launch.sequences, params.sequences);
+      call_.Check(kernel(call_.Of(launch.blocks, heads, launch.sequences.size()), params));
+    }
+  }
+
+  // Rows of a head, from f32 of value heads, or zeros.
+  struct Gathered {
+    const float *from = nullptr, *less = nullptr;
+    Rows q = {}, beta = {};
+    Feature feature = Feature::kIdentity;
+    bool divides = false;
+  };
+  void Gather(const Gathered& what, const Rows& to, int64_t heads, int64_t size) const {
+    Gather(p_.sequences, what, to, heads, size);
+  }
+  // Of tokens of no sequence.
+  void Clear(const Rows& to, int64_t heads, int64_t size) const { Gather(p_.others, {}, to, heads, size); }
+
+ private:
+  struct GradientLaunch {
+    std::vector<GradientSequence> sequences;
+    int64_t blocks = 0;  // of the longest
+  };
+  std::vector<GradientLaunch> GradientLaunches(const std::vector<Sequence>& sequences, const GradientRows& rows) const;
+  void Gather(const std::vector<Sequence>& sequences, const Gathered& what, const Rows& to, int64_t heads, int64_t size) const;
+  void RunSlice(const Walk& w) const;
+  void Run(const Walk& w, ChunkParams& params, size_t first, size_t count) const;
+  int64_t SegmentTokens(int64_t parts) const;
+
+  const Problem& p_;
+  const heed::cuda::Call call_;
+  std::vector<int64_t> first_tokens_, first_blocks_;
+  int64_t tokens_ = 0, blocks_ = 0, longest_ = 0;
+};
+
+DeviceRows OnDevice(const Rows& rows, int64_t group = 1, bool against = false);
+DeviceStates OnDevice(const States& s);
+
+}  // namespace heed::recurrence::cuda
+
+#endif  // HEED_ENGINES_RECURRENCE_CUDA_WALKS_H_
