@@ -1,7 +1,8 @@
 # libheed_cuda: kernels for NVIDIA GPUs, a library of its own that libheed loads when a view is on one. It links the CUDA
 # runtime statically and nothing of heed.
 enable_language(CUDA)
-file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/heed/cuda/*.cu ${PROJECT_SOURCE_DIR}/heed/engines/*.cu)
+file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/heed/cuda/*.cu ${PROJECT_SOURCE_DIR}/heed/engines/*.cu
+  ${PROJECT_SOURCE_DIR}/heed/ops/*.cu)
 add_library(heed_cuda MODULE ${sources})
 target_compile_definitions(heed_cuda PRIVATE HEED_STATIC HEED_VERSION="${PROJECT_VERSION}")
 target_include_directories(heed_cuda PRIVATE ${PROJECT_SOURCE_DIR})

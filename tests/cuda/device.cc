@@ -8,6 +8,7 @@
 #include "heed/core/os.h"
 #include "heed/engines/recurrence/cuda/launches.h"
 #include "heed/engines/softmax/cuda/forward_shapes.h"
+#include "heed/ops/ssm/ssd/cuda/element_blocks_internal.h"
 #include "tests/cuda/emulated_machine.h"
 
 namespace heed::cuda {
@@ -98,7 +99,7 @@ const char* RunChunks(const Launch& launch, const rc::ChunkParams& params) {
 }
 
 template <template <class> class Block, class Params>
-const char* RunGradients(const Launch& launch, const Params& params) {
+const char* RunBlocks(const Launch& launch, const Params& params) {
   RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
                .threads = rc::kGradientThreads,
                .shared_bytes = static_cast<size_t>(Block<EmulatedMachine>::kSharedBytes),
@@ -108,14 +109,21 @@ const char* RunGradients(const Launch& launch, const Params& params) {
 }
 
 const rc::Launches kRecurrence = {.walk = &RunChunks,
-                                  .gather = &RunGradients<rc::GatherBlock>,
-                                  .decay_gradients = &RunGradients<rc::DecayGradientBlock>,
-                                  .products = &RunGradients<rc::ProductBlock>,
-                                  .dots = &RunGradients<rc::DotBlock>,
-                                  .token_sums = &RunGradients<rc::TokenSumBlock>};
+                                  .gather = &RunBlocks<rc::GatherBlock>,
+                                  .decay_gradients = &RunBlocks<rc::DecayGradientBlock>,
+                                  .products = &RunBlocks<rc::ProductBlock>,
+                                  .dots = &RunBlocks<rc::DotBlock>,
+                                  .token_sums = &RunBlocks<rc::TokenSumBlock>};
+const ssd::cuda::Launches kSsd = {.steps = &RunBlocks<ssd::cuda::StepBlock>,
+                                  .finish = &RunBlocks<ssd::cuda::FinishBlock>,
+                                  .clear = &RunBlocks<ssd::cuda::ClearBlock>,
+                                  .total = &RunBlocks<ssd::cuda::TotalBlock>};
+static_assert(ssd::cuda::kThreads == rc::kGradientThreads);
+
 const Library kEmulated = {.version = HEED_VERSION, .examine = &Examine, .check_stream = &CheckStream,
                             .allocate = &Allocate, .free = &Free, .softmax = &kSoftmax,
-                            .recurrence = &kRecurrence};
+                            .recurrence = &kRecurrence,
+                            .ssd = &kSsd};
 
 class Emulated : public TestDevice {
  public:

@@ -23,8 +23,8 @@ Reason DeclinesForm(const Problem& p) {
       {p.exp_gates || p.channels, "computes no running maxima"},
       {p.delta == Delta::kBeforeDecay || p.writes != 1 || p.erase.data != nullptr || p.write.data != nullptr,
        "computes delta rules of one write per token, after the decay, without factors by channel"},
-      {p.value_factors.data != nullptr || p.skip.data != nullptr || p.output_gate.data != nullptr,
-       "computes nothing around the recurrence"},
+      {(p.skip.data != nullptr || p.output_gate.data != nullptr) && (p.key_size > cuda::kMostKeys || p.normalize),
+       "computes skips and gates around states of up to 128 key channels, not normalised"},
       {p.delta != Delta::kNone && p.key_size > cuda::kMostKeys, "computes delta rules of up to 128 key channels"},
       {p.value_heads > kMostHeads, "takes up to 65535 heads"},
       {p.constant_decay && p.value_heads > cuda::kMostDecays, "takes up to 1024 constant decays"}};

@@ -166,9 +166,6 @@ void CheckCall(const char* op, const Context* checks, const Definition& definiti
   call.reverse = options.reverse;
   call.value_first = definition.value_first;
   const Surroundings* around = definition.surroundings;
-  if (around != nullptr && p.device.type != DeviceType::kCpu) {
-    throw Unsupported(std::string(op) + ": computes on the CPU alone, not on " + NameOf(p.device));
-  }
   call.o_dtype = around != nullptr && around->wide_o ? StateDType(p.dtype) : p.dtype;
   call.dv_dtype = around != nullptr && around->wide_dv ? StateDType(p.dtype) : p.dtype;
   const ConstTensorView& W = in.projection;
@@ -352,11 +349,11 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
   p.final_z = StatesOf(call, out.final.z);
   p.final_m = StatesOf(call, out.final.m);
   const auto& kernel = recurrence::Choose(op, ctx, p);
+  Prepare(definition);
   if (p.device.type != DeviceType::kCpu) {
     AddOthers(call, in.q.size(0), in.q.size(1));
     return kernel.forward(ctx, p);
   }
-  Prepare(definition);
   kernel.forward(ctx, p);
   mechanism::ClearOthers(call.ranges, out.o);
 }
@@ -424,11 +421,11 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   g.d_initial = StatesOf(call, out.dinitial.S);
   g.d_initial_z = StatesOf(call, out.dinitial.z);
   const auto& kernel = recurrence::Choose(op, ctx, p, engine::Pass::kBackward);
+  Prepare(definition);
   if (p.device.type != DeviceType::kCpu) {
     AddOthers(call, in.q.size(0), in.q.size(1));
     return kernel.backward(ctx, p, g);
   }
-  Prepare(definition);
   kernel.backward(ctx, p, g);
   for (const Tensor& tensor : Tensors(definition)) {
     if (tensor.over_tokens()) mechanism::ClearOthers(call.ranges, out.*tensor.gradient);

@@ -17,6 +17,7 @@ void RefuseGradients(const Problem& p) {
   };
   refuse(p.normalize, "normalised heads");
   refuse(p.complement_keys, "keys that are 1 - exp(log_decay)");
+  refuse(p.output_gate.data != nullptr || p.skip.data != nullptr, "skips and gates of outputs");
   refuse(p.delta != Delta::kNone && p.constant_decay, "delta rules with constant decays");
 }
 void RefuseOn(Device device, std::initializer_list<Walk> walks) {
@@ -50,11 +51,12 @@ Walk QueryGradients(const Problem& p, const Gradients& g) {
   w.q = g.d_o;
   w.k = p.v;
   w.v = p.k;
+  w.beta = FactorsOf(p);
   w.params.value_map = MapOf(p.key_feature);
   w.initial = Transposed(p.initial);
   return w;
 }
-// dk_t = D_t v_t.
+// dk_t = D_t v_t, without the factor of v_t.
 Walk KeyGradients(const Problem& p, const Gradients& g) {
   Walk w = TransposedWalk(p);
   w.q = p.v;
@@ -65,7 +67,7 @@ Walk KeyGradients(const Problem& p, const Gradients& g) {
   GoAgainstTime(w);
   return w;
 }
-// dv_t = D_t^T k_t.
+// dv_t = D_t^T k_t, of values with their factors.
 Walk ValueGradients(const Problem& p, const Gradients& g) {
   Walk w = WalkOf(p);
   w.q = p.k;
@@ -90,7 +92,7 @@ void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients&
   const GradientRows rows = {.q = p.q,
                              .k = p.k,
                              .read_key = read_key,
-                             .beta = p.beta,
+                             .beta = FactorsOf(p),
                              .log_decay = {},
                              .to = to,
                              .d_final = {},
@@ -103,7 +105,7 @@ void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients&
                                    .q = OnDevice(p.q, p.group()),
                                    .k = OnDevice(p.k, p.group()),
                                    .read_key = OnDevice(read_key, p.group()),
-                                   .beta = OnDevice(p.beta),
+                                   .beta = OnDevice(FactorsOf(p)),
                                    .to = OnDevice(to),
                                    .by_channel = p.gate == Gate::kKey,
                                    .value_heads = static_cast<int32_t>(p.value_heads),
@@ -126,7 +128,9 @@ void LinearGradients(const Context& ctx, const Problem& p, const Gradients& g) {
   const bool decays = g.d_log_decay.data != nullptr;
   const int64_t rows = launcher.tokens() * p.value_heads * p.key_size, states = launcher.blocks() * p.value_heads * p.key_size;
   // Into the gradient itself where it is no sum and nothing more is done to it.
-  const auto is_final = [&](Feature feature) { return !decays && p.group() == 1 && feature == Feature::kIdentity; };
+  const auto is_final = [&](Feature feature) {
+    return !decays && p.group() == 1 && feature == Feature::kIdentity && p.value_factors.data == nullptr;
+  };
   const Floats dq(launcher.call(), !is_final(p.feature), rows), dk(launcher.call(), !is_final(p.key_feature), rows),
       kept(launcher.call(), decays, states * p.value_size), products(launcher.call(), decays, states);
   const auto run = [&](Walk w, Feature feature, const Rows& to, const Floats& memory, float* of_products) {
@@ -143,7 +147,7 @@ void LinearGradients(const Context& ctx, const Problem& p, const Gradients& g) {
   run(KeyGradients(p, g), p.key_feature, g.dk, dk, products.data());
   if (!is_final(p.feature)) launcher.Gather({.from = dq.data(), .q = p.q, .feature = p.feature}, g.dq, p.key_heads, p.key_size);
   if (!is_final(p.key_feature)) {
-    launcher.Gather({.from = dk.data(), .q = p.k, .feature = p.key_feature}, g.dk, p.key_heads, p.key_size);
+    launcher.Gather({.from = dk.data(), .q = p.k, .beta = p.value_factors, .feature = p.key_feature}, g.dk, p.key_heads, p.key_size);
   }
   if (decays) DecayGradients(launcher, p, g, dq.data(), dk.data(), nullptr, products.data());
   if (g.dv.data != nullptr || g.d_initial.data != nullptr) launcher.Run(ValueGradients(p, g));

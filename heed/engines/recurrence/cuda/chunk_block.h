@@ -394,7 +394,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
         written[i / 4][i % 4] -= (decays_ ? Exp<M>(sums[ColumnOf(i)]) : 1) * found[i / 4][i % 4];
       }
       Substitute(sums, betas, errors, written);
-      if (finds() && has_outputs()) StoreOutputs(stage, first, row, begin, end, column_decays, written);
+      if (finds() && has_outputs()) StoreOutputs(stage, first, row, begin, end, written);
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 8; ++i) {
         const int t = ColumnOf(i);
@@ -407,7 +407,10 @@ class ChunkBlock : StateBlock<M, kKeys> {
       for (int i = 0; i < 8; ++i) o[i / 4][i % 4] *= decays_ ? Exp<M>(sums[ColumnOf(i)]) : 1;
       AddWritten(pairs, written, values, o);
       if constexpr (kErases) Substitute(sums, betas, errors, o);
-      if (has_outputs()) StoreOutputs(stage, first, row, begin, end, column_decays, o);
+      if (has_outputs()) {
+        Finish(first + row, begin, end, column_decays, values, o);
+        StoreOutputs(stage, first, row, begin, end, o);
+      }
     }
     DecayState(sums);
     if (as_they_are() && !decays_ && write_scale() == 1) {
@@ -429,13 +432,36 @@ class ChunkBlock : StateBlock<M, kKeys> {
     for (int i = 0; i < 8; ++i) products[i / 4][i % 4] *= -betas[ColumnOf(i)];
     this->AddCausally(true, products, x, x);
   }
-  HEED_DEVICE void StoreOutputs(const Stage& stage, int64_t first, int row, int begin, int end, const ColumnDecays& column_decays,
-                                const Pairs& o) const {
+  // What has been read as outputs.
+  HEED_DEVICE void Finish(int64_t first, int begin, int end, const ColumnDecays& column_decays,
+                          const uint32_t (&values)[kExact][4], Pairs& o) const {
+    HEED_DEVICE_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      float& x = o[i / 4][i % 4];
+      x *= p_.scale;
+      if (by_column_) x *= Exp<M>(column_decays.later[i / 4][i % 4]);
+      if constexpr (kForm != Form::kGeneral) continue;
+      const int t = ColumnOf(i), column = part_ * kStrip + 16 * warp_ + RowOf(i);
+      if (t < begin || t >= end || first + t >= s_.tokens || column >= p_.value_size) continue;
+      if (p_.skip.data != nullptr) {
+        float v = 0;
+        HEED_DEVICE_UNROLL
+        for (int piece = 0; piece < kExact; ++piece) {
+          v += M::template Widen<DType::kBF16>(static_cast<uint16_t>(values[piece][i / 2] >> (i % 2 * 16)));
+        }
+        x += NumberAt(p_.skip, 0, 0, column) * v;
+      }
+      if (p_.output_gate.data != nullptr) {
+        const float z = NumberAt(p_.output_gate, s_.output_gate, first + t, column);
+        x *= z / (1 + Exp<M>(-z));
+      }
+    }
+  }
+  HEED_DEVICE void StoreOutputs(const Stage& stage, int64_t first, int row, int begin, int end, const Pairs& o) const {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
       const int t = ColumnOf(i), column = 16 * warp_ + RowOf(i);
-      float x = p_.scale * o[i / 4][i % 4];
-      if (by_column_) x *= Exp<M>(column_decays.later[i / 4][i % 4]);
+      const float x = o[i / 4][i % 4];
       if (t < begin || t >= end) continue;
       if (!wide_outputs()) {
         stage.values().Put(row + t, column, static_cast<uint16_t>(M::template Pack<kDType>(x, 0)));

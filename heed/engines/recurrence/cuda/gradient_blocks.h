@@ -106,7 +106,7 @@ HEED_DEVICE float NumberOf(const DeviceRows& rows, int64_t first, int64_t t, int
   return heed::cuda::LoadFloat<M>(rows.data, rows.dtype, first + t * rows.token_stride + head * rows.head_stride);
 }
 template <class M>
-HEED_DEVICE float SumOfWarp(const M& m, float x) {
+HEED_DEVICE float SumOfWarp(M& m, float x) {
   for (int mask = heed::cuda::kWarp / 2; mask > 0; mask /= 2) x += m.ShuffleXor(x, mask);
   return x;
 }

@@ -25,6 +25,7 @@ inline Form FormOf(const ChunkParams& p) {
   if (p.delta != DeltaKind::kNone) return p.delta == DeltaKind::kRule ? Form::kDelta : Form::kDeltaGradients;
   const bool is_general = p.value_decay.data != nullptr || p.value_map != Map::kIdentity || p.late || p.strict ||
                           p.write_scale != 1 || p.kept != nullptr || p.normalizes || p.beta.data != nullptr ||
+                          p.skip.data != nullptr || p.output_gate.data != nullptr ||
                           p.o.dtype == DType::kF32 || p.o.data == nullptr;
   return is_general ? Form::kGeneral : Form::kPlain;
 }

@@ -24,7 +24,7 @@ struct DeviceStates {
 
 // A Sequence, and where what is its own begins, in elements.
 struct DeviceSequence {
-  int64_t q, k, v, o, log_decay, value_decay, beta, read_key, initial, final, initial_z, final_z;
+  int64_t q, k, v, o, log_decay, value_decay, beta, read_key, output_gate, initial, final, initial_z, final_z;
   int64_t tokens;
   int64_t borders;      // states at the ends of its segments but the last
   int64_t first_block;  // of 64 tokens, of all sequences'
@@ -53,6 +53,7 @@ enum class Start : int32_t {
 struct ChunkParams {
   // Without a delta rule, beta is a factor of what is written. No read keys: they are the keys.
   DeviceRows q, k, v, o, log_decay, value_decay, beta, read_key;
+  DeviceRows skip, output_gate;  // o is (o + skip .* v) .* silu(output_gate); skip: over heads alone
   DeviceStates initial, final, initial_z, final_z;
   float* borders = nullptr;  // [...][head][V][K], of segments; null: there is one
   const float* starts = nullptr;  // [block][head][K][V] of some rows of keys; all of them are start_size elements

@@ -44,6 +44,8 @@ ChunkParams ParamsOf(const Walk& w) {
   params.value_decay = OnDevice(w.value_decay, 1, against);
   params.beta = OnDevice(w.beta, 1, against);
   params.read_key = OnDevice(w.read_key, w.read_group, against);
+  params.skip = OnDevice(w.skip);
+  params.output_gate = OnDevice(w.output_gate);
   params.initial = OnDevice(w.initial);
   params.final = OnDevice(w.final);
   params.initial_z = OnDevice(w.initial_z);
@@ -67,6 +69,8 @@ Map MapOf(Feature feature) {
   }
 }
 
+Rows FactorsOf(const Problem& p) { return p.delta != Delta::kNone ? p.beta : p.value_factors; }
+
 Walk WalkOf(const Problem& p) {
   Walk w;
   w.params = {.q = {},
@@ -77,6 +81,8 @@ Walk WalkOf(const Problem& p) {
               .value_decay = {},
               .beta = {},
               .read_key = {},
+              .skip = {},
+              .output_gate = {},
               .initial = {},
               .final = {},
               .initial_z = {},
@@ -123,7 +129,9 @@ Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_
   w.k = p.k;
   w.v = p.v;
   w.o = p.o;
-  w.beta = p.beta;
+  w.beta = FactorsOf(p);
+  w.skip = p.skip;
+  w.output_gate = p.output_gate;
   w.read_key = p.read_key;
   w.q_group = w.k_group = p.group();
   if (p.delta != Delta::kNone) w.params.delta = DeltaKind::kRule;
@@ -281,6 +289,7 @@ void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t coun
                            .value_decay = offset(w.value_decay),
                            .beta = offset(w.beta),
                            .read_key = offset(w.read_key),
+                           .output_gate = offset(w.output_gate),
                            .initial = s.state * w.initial.sequence_stride,
                            .final = s.state * w.final.sequence_stride,
                            .initial_z = s.state * w.initial_z.sequence_stride,

@@ -20,7 +20,7 @@ inline constexpr char kName[] = "recurrence_cuda";
 
 // A walk over all tokens: its tensors, and in `params` all that is none.
 struct Walk {
-  Rows q, k, v, o, log_decay, value_decay, beta, read_key;
+  Rows q, k, v, o, log_decay, value_decay, beta, read_key, skip, output_gate;
   States initial, final, initial_z, final_z;
   int64_t q_group = 1, k_group = 1, v_group = 1, read_group = 1;  // value heads that share a row
   bool into_memory = false;                                       // o is [token of all sequences][head][column], of f32
@@ -30,6 +30,8 @@ struct Walk {
 
 // What all walks of a problem have, and those of S that of one number per head.
 Walk WalkOf(const Problem& p);
+// Of what tokens write.
+Rows FactorsOf(const Problem& p);
 Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_z);
 
 Map MapOf(Feature feature);

@@ -2,14 +2,19 @@
 // keys and values, D and z on the way out.
 #include "heed/ops/ssm/ssd/ssd.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "heed/core/carver.h"
+#include "heed/core/device_name.h"
+#include "heed/core/error.h"
 #include "heed/core/os.h"
+#include "heed/cuda/calls.h"
 #include "heed/ops/mechanism/check_internal.h"
 #include "heed/ops/mechanism/recurrent_internal.h"
 #include "heed/ops/ssm/ssd/ssd_internal.h"
@@ -23,6 +28,8 @@ using recurrent::Definition;
 using mechanism::StateDType;
 
 using mechanism::Axes;
+
+bool IsOnDevice(const Inputs& in) { return in.x.device().type != DeviceType::kCpu; }
 
 // Constants of heads, read in f64; each `copies` times where it is one per head.
 void Read(const ConstTensorView& t, int64_t copies, std::vector<double>& values) {
@@ -58,7 +65,7 @@ void CheckOwn(const char* op, const Inputs& in, const Options& options, bool dat
     std::string_view axes = mechanism::AxesOfRank(row.axes, t.rank());
     if (axes.empty()) axes = std::string_view(row.axes).substr(std::string_view(row.axes).rfind('|') + 1);
     mechanism::CheckTensor(op, row.name, t, mechanism::ShapeOf(axes, sizes), own ? t.dtype() : dtype,
-                           data);
+                           data, in.x.device());
     if (row.input == &Inputs::z) mechanism::CheckContiguousRows(op, row.name, t);
   }
   if (!(options.dt_min >= 0) || std::isinf(options.dt_min)) {
@@ -71,17 +78,13 @@ void CheckOwn(const char* op, const Inputs& in, const Options& options, bool dat
 }
 
 mechanism::Apart Reads(const Inputs& in, const Options& options) {
-  mechanism::Apart tensors;
+  mechanism::Apart tensors(in.x.device());
   for (const Tensor& row : kTensors) tensors.Reads(row.name, in.*row.input);
   tensors.Reads("initial_state", in.initial);
   tensors.Reads("lengths", options.lengths);
   tensors.Reads("starts", options.starts);
   tensors.Reads("cu_seqlens", options.cu_seqlens);
   return tensors;
-}
-
-TensorView Staged(const void* data, DType dtype, const Axes& sizes, const Axes& strides) {
-  return {const_cast<void*>(data), dtype, sizes, strides};
 }
 
 // The call as the recurrence takes it. The memory of `e` is laid out and written later.
@@ -114,10 +117,12 @@ void MakePlan(const char* op, const Inputs& in, const Options& options, bool dat
   e.heads = in.x.size(2);
   e.channels = in.x.size(3);
   e.compute = StateDType(in.x.dtype());
-  Read(in.A, 1, e.A);
-  Read(in.dt_bias, 1, e.bias);
-  if (e.bias.empty()) e.bias.assign(static_cast<size_t>(e.heads), 0.0);
-  Read(in.D, e.channels, e.D);
+  if (!IsOnDevice(in)) {
+    Read(in.A, 1, e.A);
+    Read(in.dt_bias, 1, e.bias);
+    if (e.bias.empty()) e.bias.assign(static_cast<size_t>(e.heads), 0.0);
+    Read(in.D, e.channels, e.D);
+  }
   plan.in.q = in.C;
   plan.in.k = in.B;
   plan.in.v = in.x;
@@ -147,15 +152,14 @@ int64_t LayOut(Plan& plan, void* base, bool backward) {
     return at;
   };
   const Axes by_token = {B, T, H}, heads_first = {H * T, 1, T};
-  const auto of_tokens = [&] {
-    return Staged(next(B * T * H), e.compute, by_token, heads_first);
+  const auto staged = [&](int64_t elements, const Axes& sizes, const Axes& strides) {
+    return TensorView(next(elements), e.compute, sizes, strides, x.device());
   };
-  const auto of_rows = [&] {
-    return Staged(next(B * T * H * P), e.compute, {B, T, H, P}, {T * H * P, H * P, P, 1});
-  };
+  const auto of_tokens = [&] { return staged(B * T * H, by_token, heads_first); };
+  const auto of_rows = [&] { return staged(B * T * H * P, {B, T, H, P}, {T * H * P, H * P, P, 1}); };
   e.delta = of_tokens();
   e.log_decay = of_tokens();
-  if (e.in.D.present()) e.skip = Staged(next(H * P), e.compute, {H, P}, {P, 1});
+  if (e.in.D.present()) e.skip = staged(H * P, {H, P}, {P, 1});
   if (backward) {
     e.d_log_decay = of_tokens();
     e.dv = of_rows();
@@ -167,15 +171,33 @@ int64_t LayOut(Plan& plan, void* base, bool backward) {
   return carver.bytes();
 }
 
-void Stage(Context& ctx, Plan& plan, bool backward) {
-  ctx.ReserveStaging(static_cast<size_t>(LayOut(plan, nullptr, backward)));
-  LayOut(plan, ctx.Staging(), backward);
-}
+// The staging memory of a call: the context's, or its own on the device.
+class Staging {
+ public:
+  Staging(const char* op, Context& ctx, Plan& plan, bool backward) {
+    const auto bytes = static_cast<size_t>(LayOut(plan, nullptr, backward));
+    if (!IsOnDevice(plan.e.in)) {
+      ctx.ReserveStaging(bytes);
+      LayOut(plan, ctx.Staging(), backward);
+      return;
+    }
+    const Device device = plan.e.in.x.device();
+    const std::string why_not = heed::cuda::Declines(device, 0);
+    if (!why_not.empty()) throw Unsupported(std::string(op) + ": " + NameOf(device) + " " + why_not);
+    call_.emplace(op, ctx, device);
+    memory_.emplace(*call_, std::max<size_t>(1, bytes));
+    LayOut(plan, memory_->data(), backward);
+  }
+
+ private:
+  std::optional<heed::cuda::Call> call_;
+  std::optional<heed::cuda::DeviceMemory> memory_;
+};
 
 // Time steps, and under checks a look at them.
 void PrepareTimeSteps(const char* op, Context& ctx, const Elements& e) {
   ComputeTimeSteps(ctx, e);
-  if (!ctx.checks()) return;
+  if (!ctx.checks() || IsOnDevice(e.in)) return;
   for (const mechanism::TokenRange& range : e.ranges) {
     for (int64_t t = range.begin; t < range.end; ++t) {
       for (int64_t h = 0; h < e.heads; ++h) {
@@ -202,7 +224,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options, const Outpu
   others.Writes(kOp, "o", out.o);
   others.Writes(kOp, "final_state", out.final);
   plan.e.ranges = mechanism::RangesOf(kOp, "x", in.x, options);
-  Stage(ctx, plan, false);
+  const Staging staging(kOp, ctx, plan, false);
   plan.around.output_gate = in.z;
   plan.around.prepare = [&] { PrepareTimeSteps(kOp, ctx, plan.e); };
   recurrent::Forward(kOp, ctx, With(plan.around), plan.in, options, {out.o, {out.final, {}}});
@@ -214,8 +236,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   const os::ScopedFloatControl float_control;  // for constants and sums
   Plan plan = PlanOf(kOp, in, options, true);
   Elements& e = plan.e;
-  mechanism::CheckTensor(kOp, "d_o", in.d_o, in.x.sizes(),
-                        in.x.dtype(), true);
+  mechanism::CheckTensor(kOp, "d_o", in.d_o, in.x.sizes(), in.x.dtype(), true, in.x.device());
   mechanism::CheckContiguousRows(kOp, "d_o", in.d_o);
   auto others = Reads(in, options);
   others.Reads("d_o", in.d_o);
@@ -226,16 +247,19 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
     const std::string name = std::string("d") + row.name;
     if (!t.present()) continue;
     if (!of.present()) Fail(kOp, name.c_str(), "is asked for", "none: there is no such input");
-    mechanism::CheckTensor(kOp, name.c_str(), t, of.sizes(), of.dtype(), true);
+    mechanism::CheckTensor(kOp, name.c_str(), t, of.sizes(), of.dtype(), true, in.x.device());
     if (t.rank() == 4) mechanism::CheckContiguousRows(kOp, name.c_str(), t);
     others.Writes(kOp, name.c_str(), t);
   }
   others.Writes(kOp, "dinitial_state", out.dinitial);
 
+  if (IsOnDevice(in) && in.z.present()) {
+    throw Unsupported(std::string(kOp) + ": has no gradients with z on " + NameOf(in.x.device()));
+  }
   e.ranges = mechanism::RangesOf(kOp, "x", in.x, options);
   e.d_o = in.d_o;
   e.out = out;
-  Stage(ctx, plan, true);
+  const Staging staging(kOp, ctx, plan, true);
   recurrent::BackwardInputs whole = {plan.in, in.d_o, {in.d_final, {}}};
   recurrent::Surroundings backward = plan.around;
   backward.skip = {};
@@ -259,6 +283,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   gradients.dinitial.S = out.dinitial;
   recurrent::Backward(kOp, ctx, With(backward), whole, options, gradients);
   FinishGradients(ctx, e);
+  if (IsOnDevice(in)) return;  // others are zero
   for (const TensorView* t : {&out.dx, &out.ddt, &out.dz}) {
     mechanism::ClearOthers(e.ranges, *t);
   }
@@ -284,12 +309,12 @@ void Step(Context& ctx, const Inputs& in, const Options& options, const TensorVi
   others.Writes(kOp, "state", state);
   others.Writes(kOp, "o", o);
   mechanism::Ranges(kOp, "x", whole.x, 1, of_token, true, plan.e.ranges);
-  Stage(ctx, plan, false);
+  const Staging staging(kOp, ctx, plan, false);
   plan.around.output_gate = whole.z;
   plan.around.prepare = [&] { PrepareTimeSteps(kOp, ctx, plan.e); };
   const auto without_tokens = [](const ConstTensorView& t) {
     return ConstTensorView(t.data(), t.dtype(), {t.size(0), t.size(2)},
-                           {t.stride(0), t.stride(2)});
+                           {t.stride(0), t.stride(2)}, t.device());
   };
   recurrent::Step(kOp, ctx, With(plan.around),
                   {in.C, in.B, in.x, without_tokens(plan.in.log_decay)}, of_token,

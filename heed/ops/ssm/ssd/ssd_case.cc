@@ -6,6 +6,7 @@
 #include "heed/ops/mechanism/problem_case.h"
 #include "heed/ops/mechanism/recurrent_case.h"
 #include "heed/ops/ssm/ssd/ssd.h"
+#include "heed/ops/ssm/ssd/ssd_case.h"
 #include "heed/ops/ssm/ssd/ssd_internal.h"
 
 namespace heed::ssd {
@@ -95,22 +96,26 @@ class Maker : public mechanism::Maker {
   DType constants_ = DType::kF32;
 };
 
-Case MakeCase(const CaseRequest& request) {
+mechanism::Mechanism AsItIs(const mechanism::Mechanism& m) { return m; }
+Case MakeCase(const CaseRequest& request) { return MakeCaseOf(&AsItIs, request); }
+Case RandomCase(DType dtype, uint64_t seed) { return RandomCaseOf(&AsItIs, dtype, seed); }
+
+}  // namespace
+
+Case MakeCaseOf(const Moving& moved, const CaseRequest& request) {
   Options options;
   options.dt_softplus = true;
-  return Maker(MechanismOf(options), true, request.dtype, request.seed).MakeCase(request);
+  return Maker(moved(MechanismOf(options)), true, request.dtype, request.seed).MakeCase(request);
 }
 
-Case RandomCase(DType dtype, uint64_t seed) {
+Case RandomCaseOf(const Moving& moved, DType dtype, uint64_t seed) {
   Random random(seed, 1);
   Options options;
   options.dt_softplus = random.Chance(0.7);
   if (random.Chance(0.3)) options.dt_min = random.Uniform(0, 0.05);
   if (random.Chance(0.3)) options.dt_max = random.Uniform(0.06, 0.5);
-  return Maker(MechanismOf(options), options.dt_softplus, dtype, seed).RandomCase();
+  return Maker(moved(MechanismOf(options)), options.dt_softplus, dtype, seed).RandomCase();
 }
-
-}  // namespace
 
 OpEntry Entry() {
   std::vector<std::string> variants = recurrent::kVariants;

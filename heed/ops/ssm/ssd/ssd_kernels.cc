@@ -303,6 +303,7 @@ HWY_EXPORT(RunGate);
 HWY_EXPORT(RunFinish);
 
 void ComputeTimeSteps(Context& ctx, const Elements& e) {
+  if (e.in.x.device().type == DeviceType::kCuda) return cuda::ComputeTimeSteps(ctx, e);
   HWY_DISPATCH_TABLE(RunTimeSteps)[TargetIndex(ctx.allowed_targets())](ctx, e);
 }
 
@@ -311,6 +312,7 @@ void ComputeGateGradients(Context& ctx, const Elements& e) {
 }
 
 void FinishGradients(Context& ctx, const Elements& e) {
+  if (e.in.x.device().type == DeviceType::kCuda) return cuda::FinishGradients(ctx, e);
   HWY_DISPATCH_TABLE(RunFinish)[TargetIndex(ctx.allowed_targets())](ctx, e);
 }
 

@@ -11,8 +11,8 @@
 
 namespace heed::ssd {
 
-// A checked call. Constants of heads in f64; [B, H, T] and [B, T, H, P] in the compute
-// type, the staging memory of the context.
+// A checked call. Constants of heads in f64, on the CPU; [B, H, T] and [B, T, H, P] in the compute
+// type, the staging memory of the context or of the device.
 struct Elements {
   Inputs in;
   bool softplus;
@@ -41,6 +41,12 @@ void ComputeGateGradients(Context& ctx, const Elements& e);
 
 // From dv, d_log_decay and dy (or d_o): dx, ddt, and the sums dA, dD and ddt_bias.
 void FinishGradients(Context& ctx, const Elements& e);
+
+// The same on GPUs. cuda/elements.cc.
+namespace cuda {
+void ComputeTimeSteps(const Context& ctx, const Elements& e);
+void FinishGradients(const Context& ctx, const Elements& e);
+}  // namespace cuda
 
 }  // namespace heed::ssd
 

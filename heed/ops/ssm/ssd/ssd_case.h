@@ -1,0 +1,22 @@
+// SSD's cases, of it or of what it is elsewhere.
+#ifndef HEED_OPS_SSM_SSD_SSD_CASE_H_
+#define HEED_OPS_SSM_SSD_SSD_CASE_H_
+
+#include <cstdint>
+#include <functional>
+
+#include "heed/core/dtype.h"
+#include "heed/harness/case.h"
+#include "heed/ops/mechanism/problem_case.h"
+
+namespace heed::ssd {
+
+// The mechanism as it is computed elsewhere.
+using Moving = std::function<mechanism::Mechanism(const mechanism::Mechanism&)>;
+
+Case MakeCaseOf(const Moving& moved, const CaseRequest& request);
+Case RandomCaseOf(const Moving& moved, DType dtype, uint64_t seed);
+
+}  // namespace heed::ssd
+
+#endif  // HEED_OPS_SSM_SSD_SSD_CASE_H_

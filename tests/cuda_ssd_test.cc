@@ -1,0 +1,88 @@
+// SSD on devices: it agrees with its reference, and refuses what it cannot do.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "heed/core/error.h"
+#include "heed/harness/case.h"
+#include "heed/ops/ssm/ssd/ssd.h"
+#include "heed/ops/ssm/ssd/ssd_case.h"
+#include "tests/cuda/problems_on_devices.h"
+
+namespace heed {
+namespace {
+
+using testing::HasSubstr;
+
+class CudaSsdTest : public DeviceTest {
+ protected:
+  static mechanism::Mechanism Moved(const mechanism::Mechanism& m) {
+    const TestDevice& device = *GetParam();
+    mechanism::Mechanism result = m;
+    for (auto* pass : {&result.forward, &result.backward, &result.step}) {
+      *pass = [&device, m, call = *pass](Context& ctx, const mechanism::Problem& p, mechanism::Views outputs) {
+        const OnDevice on_device(device, m, p, outputs);
+        call(ctx, on_device.problem(), on_device.outputs());
+        on_device.Download(outputs);
+      };
+    }
+    return result;
+  }
+
+  // Whether it is computed; into `closest` if it is closer to its bound.
+  void Agrees(const Case& c, Comparison* closest) {
+    const Comparison result = Compare(c, ctx_);
+    ASSERT_TRUE(result.ok) << c.title << ": " << result.message;
+    if (result.worst_ratio > closest->worst_ratio) *closest = result;
+  }
+  void Print(const Comparison& closest) const {
+    std::printf("%s ssd: closest to its bound: %.3g of %.3g (%.0f %%) in %s\n", GetParam()->name(), closest.error,
+                closest.tolerance, 100 * closest.worst_ratio, closest.where.c_str());
+  }
+};
+
+TEST_P(CudaSsdTest, RandomProblemsAgreeWithTheReference) {
+  const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 100);
+  Comparison closest;
+  int computed = 0;
+  for (uint64_t seed = first; seed < first + count; ++seed) {
+    cuda::SetEmulatedSeed(seed);
+    const Case c = ssd::RandomCaseOf(&Moved, DType::kBF16, seed);
+    try {
+      ASSERT_NO_FATAL_FAILURE(Agrees(c, &closest));
+      ++computed;
+    } catch (const Unsupported& refusal) {
+      ASSERT_THAT(c.title, HasSubstr(" z["));
+      ASSERT_THAT(refusal.what(), HasSubstr("has no gradients with z on cuda:0"));
+    }
+  }
+  EXPECT_GE(computed, static_cast<int>(count / 2));
+  Print(closest);
+}
+
+TEST_P(CudaSsdTest, SizesAndVariantsAgreeWithTheReference) {
+  constexpr Sizes kSizes[] = {// B, Tq, Tk, Hq, Hkv, D, Dv
+                              {1, 150, 150, 2, 1, 33, 24}, {1, 34, 34, 1, 1, 128, 64}, {1, 20, 20, 2, 1, 24, 130}};
+  Comparison closest;
+  for (const Sizes& sizes : kSizes) {
+    for (const char* variant : {"", "state", "reverse", "lengths=62", "skip", "gate", "skip+gate"}) {
+      if (sizes.D != 33 && std::string(variant) != "skip") continue;
+      for (const std::string pass : {"forward", "backward", "step"}) {
+        if (pass == "step" && *variant != 0) continue;
+        if (pass == "backward" && std::string(variant).find("gate") != std::string::npos) continue;
+        const CaseRequest request = {.sizes = sizes, .dtype = DType::kBF16, .seed = 3, .pass = pass, .variant = variant};
+        ASSERT_NO_FATAL_FAILURE(Agrees(ssd::MakeCaseOf(&Moved, request), &closest));
+      }
+    }
+  }
+  Print(closest);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, CudaSsdTest, testing::ValuesIn(Devices()), heed::NameOf);
+
+}  // namespace
+}  // namespace heed
