@@ -27,12 +27,7 @@ using recurrent::Options;
 using recurrent::Outputs;
 using testing::HasSubstr;
 
-bool HasGradients(const mechanism::Mechanism& m) {
-  const bool normalized = m.options.find(" normalized") != std::string::npos;
-  return m.name != "hgrn2" && !normalized;
-}
-
-// The mechanism on a device, its gradients too if there are any.
+// The mechanism on a device.
 mechanism::Mechanism Moved(const TestDevice& device, const mechanism::Mechanism& m) {
   const auto moved = [&device, m](const auto& call) {
     return [&device, m, call](Context& ctx, const Problem& p, Views outputs) {
@@ -44,7 +39,7 @@ mechanism::Mechanism Moved(const TestDevice& device, const mechanism::Mechanism&
   mechanism::Mechanism result = m;
   result.forward = moved(m.forward);
   result.step = moved(m.step);
-  if (HasGradients(m)) result.backward = moved(m.backward);
+  result.backward = moved(m.backward);
   return result;
 }
 
@@ -144,7 +139,7 @@ TEST_P(CudaRecurrenceTest, SizesAndVariantsAgreeWithTheReference) {
         if (sizes.D != 33 && *variant != 0 && !(sizes.Tq == 0 && std::string(variant) == "state")) continue;
         if (sizes.D > 128 && m.definition.delta != recurrence::Delta::kNone) continue;
         for (const std::string pass : {"forward", "backward", "step"}) {
-          if (pass == "backward" ? !HasGradients(m.of_problems) : pass == "step" && *variant != 0) continue;
+          if (pass == "step" && *variant != 0) continue;
           const CaseRequest request = {.sizes = sizes, .dtype = DType::kBF16, .seed = 3, .pass = pass, .variant = variant};
           ASSERT_NO_FATAL_FAILURE(Agrees(recurrent::MakeCase(moved, m.definition, request), &closest));
         }
@@ -371,19 +366,6 @@ TEST_P(CudaRecurrenceTest, TensorsOfSeveralDevicesAreRefused) {
   Inputs of_host_state = good;
   of_host_state.initial.S = p.initial.view();
   EXPECT_THAT(refusal(of_host_state, device_o.view()), HasSubstr("initial_state is on the CPU, expected cuda:0"));
-}
-
-TEST_P(CudaRecurrenceTest, GradientsThatItHasNotAreSaid) {
-  for (const char* name : {"hgrn2"}) {
-    const recurrent::Mechanism& m = *FindOp(name).recurrent;
-    mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
-    moved.backward = [&, host = m.of_problems.backward](Context& ctx, const Problem& p, Views outputs) {
-      host(ctx, OnDevice(*GetParam(), m.of_problems, p, outputs).problem(), OnDevice(*GetParam(), m.of_problems, p, outputs).outputs());
-    };
-    const Case c = recurrent::MakeCase(
-        moved, m.definition, {.sizes = {1, 4, 4, 1, 1, 8, 8}, .dtype = DType::kBF16, .pass = "backward", .variant = ""});
-    EXPECT_THAT(Refusal<Unsupported>([&] { Compare(c, ctx_); }), HasSubstr("recurrence_cuda has no gradients of")) << name;
-  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, CudaRecurrenceTest, testing::ValuesIn(Devices()), NameOf);

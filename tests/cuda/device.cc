@@ -113,6 +113,8 @@ const rc::Launches kRecurrence = {.walk = &RunChunks,
                                   .decay_gradients = &RunBlocks<rc::DecayGradientBlock>,
                                   .products = &RunBlocks<rc::ProductBlock>,
                                   .dots = &RunBlocks<rc::DotBlock>,
+                                  .denormalize = &RunBlocks<rc::DenormalizeBlock>,
+                                  .copy_states = &RunBlocks<rc::StateCopyBlock>,
                                   .token_sums = &RunBlocks<rc::TokenSumBlock>};
 const ssd::cuda::Launches kSsd = {.steps = &RunBlocks<ssd::cuda::StepBlock>,
                                   .finish = &RunBlocks<ssd::cuda::FinishBlock>,

@@ -11,8 +11,6 @@
 namespace heed::recurrence {
 namespace {
 
-constexpr int64_t kMostHeads = 65535;  // blocks of a grid on its second axis
-
 Reason DeclinesForm(const Problem& p) {
   const std::pair<bool, const char*> forms[] = {
       {!IsElementwise(p.feature) || !IsElementwise(p.key_feature), "computes feature maps of each channel by itself"},
@@ -26,7 +24,7 @@ Reason DeclinesForm(const Problem& p) {
       {(p.skip.data != nullptr || p.output_gate.data != nullptr) && (p.key_size > cuda::kMostKeys || p.normalize),
        "computes skips and gates around states of up to 128 key channels, not normalised"},
       {p.delta != Delta::kNone && p.key_size > cuda::kMostKeys, "computes delta rules of up to 128 key channels"},
-      {p.value_heads > kMostHeads, "takes up to 65535 heads"},
+      {p.value_heads > cuda::kMostHeads, "takes up to 65535 heads"},
       {p.constant_decay && p.value_heads > cuda::kMostDecays, "takes up to 1024 constant decays"}};
   for (const auto& [given, words] : forms) {
     if (given) return {words};

@@ -1,6 +1,8 @@
 // Gradients as walks, see chunk_block.h, and what becomes of them.
 #include "heed/engines/recurrence/cuda/backward.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -15,8 +17,6 @@ void RefuseGradients(const Problem& p) {
   const auto refuse = [](bool given, const char* what) {
     if (given) throw Unsupported(std::string(kName) + " has no gradients of " + what);
   };
-  refuse(p.normalize, "normalised heads");
-  refuse(p.complement_keys, "keys that are 1 - exp(log_decay)");
   refuse(p.output_gate.data != nullptr || p.skip.data != nullptr, "skips and gates of outputs");
   refuse(p.delta != Delta::kNone && p.constant_decay, "delta rules with constant decays");
 }
@@ -32,6 +32,7 @@ Walk TransposedWalk(const Problem& p) {
   Walk w = WalkOf(p);
   std::swap(w.params.key_size, w.params.value_size);
   w.params.query_map = w.params.key_map = Map::kIdentity;
+  w.params.complement_keys = false;
   w.v_group = p.group();
   if (w.params.decay != DecayKind::kKey) return w;
   w.params.decay = DecayKind::kNone;
@@ -53,6 +54,10 @@ Walk QueryGradients(const Problem& p, const Gradients& g) {
   w.v = p.k;
   w.beta = FactorsOf(p);
   w.params.value_map = MapOf(p.key_feature);
+  if (p.complement_keys) {
+    w.v.dtype = p.dtype;
+    w.params.value_map = Map::kComplement;
+  }
   w.initial = Transposed(p.initial);
   return w;
 }
@@ -76,6 +81,12 @@ Walk ValueGradients(const Problem& p, const Gradients& g) {
   w.o = g.dv;
   w.q_group = w.k_group = p.group();
   std::swap(w.params.query_map, w.params.key_map);
+  if (p.complement_keys) {
+    w.q = p.log_decay;
+    w.q_group = 1;
+    w.params.query_map = Map::kComplement;
+    w.params.complement_keys = false;
+  }
   w.initial = g.d_final;
   w.final = g.d_initial;
   GoAgainstTime(w);
@@ -90,7 +101,7 @@ void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients&
   const Rows to = p.constant_decay ? launcher.InMemory(shares, 1) : g.d_log_decay;
   const Rows& read_key = p.read_key.data == nullptr ? p.k : p.read_key;
   const GradientRows rows = {.q = p.q,
-                             .k = p.k,
+                             .k = p.complement_keys ? p.log_decay : p.k,
                              .read_key = read_key,
                              .beta = FactorsOf(p),
                              .log_decay = {},
@@ -103,11 +114,12 @@ void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients&
                                    .dr = dr,
                                    .products = products,
                                    .q = OnDevice(p.q, p.group()),
-                                   .k = OnDevice(p.k, p.group()),
+                                   .k = p.complement_keys ? OnDevice(p.log_decay) : OnDevice(p.k, p.group()),
                                    .read_key = OnDevice(read_key, p.group()),
                                    .beta = OnDevice(FactorsOf(p)),
                                    .to = OnDevice(to),
                                    .by_channel = p.gate == Gate::kKey,
+                                   .complement_keys = p.complement_keys,
                                    .value_heads = static_cast<int32_t>(p.value_heads),
                                    .key_size = static_cast<int32_t>(p.key_size)});
   if (p.constant_decay) {
@@ -121,10 +133,8 @@ void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients&
   launcher.Clear(g.d_log_decay, p.value_heads, p.gate == Gate::kKey ? p.key_size : 1);
 }
 
-void LinearGradients(const Context& ctx, const Problem& p, const Gradients& g) {
-  RefuseOn(p.device, {QueryGradients(p, g), KeyGradients(p, g), ValueGradients(p, g)});
-  if (p.value_heads == 0) return;
-  const Launcher launcher(ctx, p);
+// `in_memory`: v, d_o and dv are.
+void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients& g, bool in_memory = false) {
   const bool decays = g.d_log_decay.data != nullptr;
   const int64_t rows = launcher.tokens() * p.value_heads * p.key_size, states = launcher.blocks() * p.value_heads * p.key_size;
   // Into the gradient itself where it is no sum and nothing more is done to it.
@@ -135,6 +145,7 @@ void LinearGradients(const Context& ctx, const Problem& p, const Gradients& g) {
       kept(launcher.call(), decays, states * p.value_size), products(launcher.call(), decays, states);
   const auto run = [&](Walk w, Feature feature, const Rows& to, const Floats& memory, float* of_products) {
     if (to.data == nullptr && !decays) return;
+    w.q_in_memory = w.k_in_memory = in_memory;
     w.into_memory = !is_final(feature);
     w.o = w.into_memory ? launcher.InMemory(memory, p.key_size) : to;
     if (decays) {
@@ -150,9 +161,83 @@ void LinearGradients(const Context& ctx, const Problem& p, const Gradients& g) {
     launcher.Gather({.from = dk.data(), .q = p.k, .beta = p.value_factors, .feature = p.key_feature}, g.dk, p.key_heads, p.key_size);
   }
   if (decays) DecayGradients(launcher, p, g, dq.data(), dk.data(), nullptr, products.data());
-  if (g.dv.data != nullptr || g.d_initial.data != nullptr) launcher.Run(ValueGradients(p, g));
+  if (g.dv.data != nullptr || g.d_initial.data != nullptr) {
+    Walk w = ValueGradients(p, g);
+    w.v_in_memory = w.into_memory = in_memory;
+    launcher.Run(w);
+  }
   launcher.Clear(g.dq, p.key_heads, p.key_size);
   launcher.Clear(g.dk, p.key_heads, p.key_size);
+  if (!in_memory) launcher.Clear(g.dv, p.value_heads, p.value_size);
+}
+
+// As a head of one column more, which is not normalised.
+void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradients& g) {
+  const heed::cuda::Call& call = launcher.call();
+  const int64_t size = p.value_size + 1, rows = launcher.tokens() * p.value_heads, state = p.value_heads * p.key_size * size;
+  int64_t sequences = 0;
+  for (const Sequence& s : p.sequences) sequences = std::max(sequences, s.state + 1);
+  const bool has_initial = p.initial.data != nullptr || p.initial_z.data != nullptr;
+  const bool has_final = g.d_final.data != nullptr || g.d_final_z.data != nullptr;
+  const bool of_initial = g.d_initial.data != nullptr || g.d_initial_z.data != nullptr;
+  const Floats sums(call, true, rows * size), values(call, true, rows * size), d_sums(call, true, rows * size),
+      dv(call, g.dv.data != nullptr, rows * size), initial(call, has_initial, sequences * state),
+      d_final(call, has_final, sequences * state), d_initial(call, of_initial, sequences * state);
+  Walk forward = ForwardWalk(p, p.initial, p.initial_z);
+  forward.final = forward.final_z = {};
+  forward.o = launcher.InMemory(sums, size);
+  forward.into_memory = true;
+  launcher.Run(forward);
+  launcher.Run(launcher.kernels().denormalize, p.sequences, {.q = p.v, .k = g.d_o}, p.value_heads,
+               DenormalizeParams{.sums = sums.data(),
+                                 .values = values.data(),
+                                 .d_sums = d_sums.data(),
+                                 .v = OnDevice(p.v),
+                                 .d_o = OnDevice(g.d_o),
+                                 .value_heads = static_cast<int32_t>(p.value_heads),
+                                 .value_size = static_cast<int32_t>(p.value_size),
+                                 .eps = static_cast<float>(p.eps)});
+  // S and z are columns of one state.
+  const auto states_in = [&](const Floats& memory, int64_t column) {
+    return States{memory.data() + column, state, p.key_size * size, size, 1};
+  };
+  const auto copy = [&](const States& from, const States& to, int64_t columns) {
+    if (to.data == nullptr) return;
+    for (int64_t first = 0; first < sequences; first += kMostHeads) {
+      StateCopyParams params = {.from = OnDevice(from),
+                                .to = OnDevice(to),
+                                .from_stride = from.sequence_stride,
+                                .to_stride = to.sequence_stride,
+                                .key_size = static_cast<int32_t>(p.key_size),
+                                .value_size = static_cast<int32_t>(columns)};
+      if (params.from.data != nullptr) params.from.data += first * params.from_stride;
+      params.to.data += first * params.to_stride;
+      const auto count = static_cast<size_t>(std::min(kMostHeads, sequences - first));
+      call.Check(launcher.kernels().copy_states(call.Of(1, p.value_heads, count), params));
+    }
+  };
+  const auto join = [&](const States& s, const States& z, const Floats& to) {
+    copy(s, states_in(to, 0), p.value_size);
+    copy(z, states_in(to, p.value_size), 1);
+  };
+  if (has_initial) join(p.initial, p.initial_z, initial);
+  if (has_final) join(g.d_final, g.d_final_z, d_final);
+  Problem wider = p;
+  Gradients of_wider = g;
+  wider.normalize = false;
+  wider.value_size = size;
+  wider.v = launcher.InMemory(values, size);
+  wider.initial = has_initial ? states_in(initial, 0) : States();
+  of_wider.d_o = launcher.InMemory(d_sums, size);
+  of_wider.dv = g.dv.data == nullptr ? Rows() : launcher.InMemory(dv, size);
+  of_wider.d_final = has_final ? states_in(d_final, 0) : States();
+  of_wider.d_initial = of_initial ? states_in(d_initial, 0) : States();
+  LinearGradients(launcher, wider, of_wider, /*in_memory=*/true);
+  if (of_initial) {
+    copy(states_in(d_initial, 0), g.d_initial, p.value_size);
+    copy(states_in(d_initial, p.value_size), g.d_initial_z, 1);
+  }
+  launcher.Gather({.from = dv.data(), .skipped = 1}, g.dv, p.value_heads, p.value_size);
   launcher.Clear(g.dv, p.value_heads, p.value_size);
 }
 
@@ -223,11 +308,7 @@ Walk ErasedGradients(const Problem& p, const Rows& x, const Rows& dx) {
   return w;
 }
 
-void DeltaGradients(const Context& ctx, const Problem& p, const Gradients& g) {
-  RefuseOn(p.device, {NotFound(p, {}), NotFoundGradients(p, g, {}), DeltaQueryGradients(p, g, {}), ReadKeyGradients(p, {}, {}),
-                      WrittenGradients(p, g, {}, nullptr), ErasedGradients(p, {}, {})});
-  if (p.value_heads == 0) return;
-  const Launcher launcher(ctx, p);
+void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients& g) {
   const heed::cuda::Call& call = launcher.call();
   const bool decays = g.d_log_decay.data != nullptr, own_read_keys = p.read_key.data != nullptr;
   const bool of_queries = decays || g.dq.data != nullptr, of_keys = decays || g.dk.data != nullptr;
@@ -291,7 +372,16 @@ void DeltaGradients(const Context& ctx, const Problem& p, const Gradients& g) {
 
 void Backward(Context& ctx, const Problem& p, const Gradients& g) {
   RefuseGradients(p);
-  return p.delta == Delta::kNone ? LinearGradients(ctx, p, g) : DeltaGradients(ctx, p, g);
+  if (p.delta != Delta::kNone) {
+    RefuseOn(p.device, {NotFound(p, {}), NotFoundGradients(p, g, {}), DeltaQueryGradients(p, g, {}), ReadKeyGradients(p, {}, {}),
+                        WrittenGradients(p, g, {}, nullptr), ErasedGradients(p, {}, {})});
+  } else {
+    RefuseOn(p.device, {QueryGradients(p, g), KeyGradients(p, g), ValueGradients(p, g)});
+  }
+  if (p.value_heads == 0) return;
+  const Launcher launcher(ctx, p);
+  if (p.delta != Delta::kNone) return DeltaGradients(launcher, p, g);
+  return p.normalize ? NormalizedGradients(launcher, p, g) : LinearGradients(launcher, p, g);
 }
 
 }  // namespace heed::recurrence::cuda

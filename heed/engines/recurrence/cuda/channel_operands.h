@@ -69,6 +69,7 @@ HEED_DEVICE float Mapped(Map map, float x) {
     case Map::kRelu: return x < 0 ? 0 : x;
     case Map::kReluSquared: return x < 0 ? 0 : x * x;
     case Map::kExp: return Exp<M>(x > 80 ? 80 : x);
+    case Map::kComplement: return -expm1f(LogDecay(x));
   }
   return x;
 }

@@ -74,7 +74,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
         has_factors_(kForm == Form::kGeneral && p.beta.data != nullptr), strict_(kForm == Form::kGeneral && p.strict),
         decays_(!kByChannel && p.decay != DecayKind::kNone), late_(kGeneral && p.late),
         tokens_(late_ && p.final.data != nullptr ? s_.tokens + 1 : s_.tokens), shift_(kGeneral ? s_.shift : 0),
-        stage_bytes_(Shape::StageBytes(has_read_key_, by_column_)), operands_(m.shared() + 2 * stage_bytes_, kHasReadKeys) {}
+        stage_bytes_(Shape::StageBytes(has_read_key_, by_column_, wide_values())), operands_(m.shared() + 2 * stage_bytes_, kHasReadKeys) {}
 
   HEED_DEVICE void Run() {
     if (segment_ > 0 && BeginOf(segment_) >= tokens_) return;
@@ -116,6 +116,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
     return tile_end < end ? tile_end : end;
   }
   HEED_DEVICE bool wide_outputs() const { return (kGeneral || kDelta) && p_.o.dtype == DType::kF32; }
+  HEED_DEVICE bool wide_values() const { return kForm == Form::kGeneral && p_.v.dtype == DType::kF32; }
   HEED_DEVICE bool normalizes() const { return kGeneral && p_.normalizes; }
   HEED_DEVICE float write_scale() const { return kGeneral ? p_.write_scale : 1; }
   HEED_DEVICE Map value_map() const { return kGeneral ? p_.value_map : Map::kIdentity; }
@@ -130,7 +131,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
   }
 
   HEED_DEVICE Stage StageAt(int64_t tile) const {
-    return {m_.shared() + (tile % 2 == 0 ? 0 : stage_bytes_), has_read_key_, kErases};
+    return {m_.shared() + (tile % 2 == 0 ? 0 : stage_bytes_), has_read_key_, kErases, wide_values()};
   }
 
   // Of `count` tokens, or one less where the last is nothing but a decay.
@@ -154,7 +155,13 @@ class ChunkBlock : StateBlock<M, kKeys> {
     if (!p_.complement_keys) copy_rows(stage.keys(), p_.k, s_.k, 0, p_.key_size);
     if (has_read_key_) copy_rows(stage.read_keys(), p_.read_key, s_.read_key, 0, p_.key_size);
     const int given = normalizes() && part_ == p_.parts - 1 ? columns() - 1 : columns();
-    copy_rows(stage.values(), p_.v, s_.v, part_ * kStrip, given);
+    if (value_map() == Map::kComplement) {
+      // they are made of decays
+    } else if (wide_values()) {
+      copy_rows(stage.wide_values(), p_.v, s_.v, part_ * kStrip, given);
+    } else {
+      copy_rows(stage.values(), p_.v, s_.v, part_ * kStrip, given);
+    }
     const auto copy_decays = [&](const auto& tile, const DeviceRows& rows, int64_t of_sequence, int at, int size) {
       copy(tile, p_.decays_aligned, rows, of_sequence, at, size, s_.tokens == 0 ? 0 : count, first - (late_ ? 1 : 0));
     };
@@ -370,24 +377,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
     });
     Pairs written;
     uint32_t values[kExact][4];
-    {
-      uint32_t r[4];
-      stage.values().LoadTransposed(m_, row, 16 * warp_, r);
-      uint32_t turned[4] = {r[0], r[2], r[1], r[3]};
-      HEED_DEVICE_UNROLL
-      for (int i = 0; i < 8; ++i) {
-        const int t = ColumnOf(i);
-        if (t < begin || t >= end) turned[i / 2] &= 0xFFFF0000u >> (i % 2 * 16);  // outputs stand there
-        float x = M::template Widen<kDType>(static_cast<uint16_t>(turned[i / 2] >> (i % 2 * 16)));
-        if (normalizes() && part_ * kStrip + 16 * warp_ + RowOf(i) == p_.value_size - 1) {
-          x = t >= begin && t < end && first + row + t < s_.tokens ? 1 : 0;
-        }
-        if (value_map() != Map::kIdentity) x = t < begin || t >= end ? 0 : Mapped<M>(value_map(), x);
-        if (has_factors_) x *= betas[t];
-        written[i / 4][i % 4] = by_column_ ? x * Exp<M>(Sum() - column_decays.later[i / 4][i % 4]) : x;
-      }
-      heed::cuda::ToPieces<kDType, M>(turned, values);
-    }
+    LoadValues(stage, first, row, begin, end, column_decays, written, values);
     if constexpr (kDelta) {
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 8; ++i) {
@@ -424,6 +414,36 @@ class ChunkBlock : StateBlock<M, kKeys> {
       AddRows(stage.read_keys(), read_keys_of, row, sums, -1, o);
     }
     if (by_column_) DecayColumns(column_decays);
+  }
+  // What tokens of [begin, end) write, as far as it is known without the state; and values as they are, unless they are of f32.
+  HEED_DEVICE void LoadValues(const Stage& stage, int64_t first, int row, int begin, int end, const ColumnDecays& column_decays,
+                              Pairs& written, uint32_t (&values)[kExact][4]) const {
+    uint32_t turned[4] = {};
+    if (!wide_values()) {
+      uint32_t r[4];
+      stage.values().LoadTransposed(m_, row, 16 * warp_, r);
+      HEED_DEVICE_UNROLL
+      for (int i = 0; i < 4; ++i) turned[i] = r[i % 2 * 2 + i / 2];
+    }
+    HEED_DEVICE_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      const int t = ColumnOf(i), column = 16 * warp_ + RowOf(i);
+      const bool exists = t >= begin && t < end;
+      if (!exists) turned[i / 2] &= 0xFFFF0000u >> (i % 2 * 16);  // outputs stand there
+      float x = M::template Widen<kDType>(static_cast<uint16_t>(turned[i / 2] >> (i % 2 * 16)));
+      if (wide_values()) x = exists ? ElementOf<M>(stage.wide_values(), DType::kF32, row + t, column) : 0;
+      if (normalizes() && part_ * kStrip + column == p_.value_size - 1) x = exists && first + row + t < s_.tokens ? 1 : 0;
+      if (value_map() == Map::kComplement) {
+        x = exists && first + row + t < s_.tokens && column < columns()
+                ? Mapped<M>(Map::kComplement, ElementOf<M>(stage.column_decays(), p_.value_decay.dtype, row + t, column))
+                : 0;
+      } else if (value_map() != Map::kIdentity) {
+        x = exists ? Mapped<M>(value_map(), x) : 0;
+      }
+      if (has_factors_) x *= stage.betas()[row + t];
+      written[i / 4][i % 4] = by_column_ ? x * Exp<M>(Sum() - column_decays.later[i / 4][i % 4]) : x;
+    }
+    heed::cuda::ToPieces<kDType, M>(turned, values);
   }
   // x_t -= sum_{j < t} beta_j exp(G_t - G_j) products_tj x_j, by which each token knows what those before have written.
   HEED_DEVICE void Substitute(const Sum* sums, const float* betas, Pairs& products, Pairs& x) const {
@@ -474,7 +494,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
   }
   // Values go into products as they are.
   HEED_DEVICE bool as_they_are() const {
-    return !kDelta && !by_column_ && !has_factors_ && !normalizes() && value_map() == Map::kIdentity;
+    return !kDelta && !by_column_ && !has_factors_ && !normalizes() && !wide_values() && value_map() == Map::kIdentity;
   }
 
   // 16 rows of a tile, or of its operands by piece.

@@ -28,20 +28,21 @@ struct ChunkShape {
   static constexpr int kTile = kByChannel ? kChunk : 64;  // tokens that are copied together
   using KeyTile = heed::cuda::SharedTile<kTile, kByChannel ? 2 * kKeys : kKeys>;  // of f32 too, where operands are made of it
   using ValueTile = heed::cuda::SharedTile<kTile, kStrip>;
+  using WideValueTile = heed::cuda::SharedTile<kTile, 2 * kStrip>;  // of f32, whose outputs are too
   using KeyDecayTile = KeyTile;
   using ColumnDecayTile = heed::cuda::SharedTile<kTile, 2 * kStrip>;  // of f32, or in its first half of 16 bits
   static constexpr int kKeyDecayBytes = kByChannel ? KeyDecayTile::kBytes : 0;
   static constexpr int kNumberBytes = 3 * kTile * static_cast<int>(sizeof(float));
 
   // Two tiles of each tensor: one is computed while the next is copied.
-  static constexpr int StageBytes(bool has_read_key, bool by_column) {
-    return (has_read_key ? 3 : 2) * KeyTile::kBytes + ValueTile::kBytes + kKeyDecayBytes + kNumberBytes +
-           (by_column ? ColumnDecayTile::kBytes : 0);
+  static constexpr int StageBytes(bool has_read_key, bool by_column, bool wide_values) {
+    return (has_read_key ? 3 : 2) * KeyTile::kBytes + (wide_values ? WideValueTile::kBytes : ValueTile::kBytes) +
+           kKeyDecayBytes + kNumberBytes + (by_column ? ColumnDecayTile::kBytes : 0);
   }
-  static constexpr int SharedBytes(bool delta, bool has_read_key, bool by_column) {
+  static constexpr int SharedBytes(bool delta, bool has_read_key, bool by_column, bool wide_values) {
     using OperandTile = heed::cuda::SharedTile<kChunk, kKeys>;
     const int operands = delta ? 3 : 2;
-    return 2 * StageBytes(has_read_key, by_column) +
+    return 2 * StageBytes(has_read_key, by_column, wide_values) +
            (kByChannel ? operands * heed::cuda::kPieces * OperandTile::kBytes + kKeys * static_cast<int>(sizeof(float)) : 0);
   }
 };
@@ -52,15 +53,14 @@ struct ChunkStage {
   using KeyTile = typename Shape::KeyTile;
 
   char* at;
-  bool has_read_key, erases;
+  bool has_read_key, erases, has_wide_values;
 
   HEED_DEVICE KeyTile queries() const { return KeyTile(at); }
   HEED_DEVICE KeyTile keys() const { return KeyTile(at + KeyTile::kBytes); }
   // Unless they are others: the keys, which are the queries of a walk that erases.
   HEED_DEVICE KeyTile read_keys() const { return KeyTile(at + (has_read_key ? 2 : erases ? 0 : 1) * KeyTile::kBytes); }
-  HEED_DEVICE typename Shape::ValueTile values() const {
-    return typename Shape::ValueTile(at + (has_read_key ? 3 : 2) * KeyTile::kBytes);
-  }
+  HEED_DEVICE typename Shape::ValueTile values() const { return typename Shape::ValueTile(at_values()); }
+  HEED_DEVICE typename Shape::WideValueTile wide_values() const { return typename Shape::WideValueTile(at_values()); }
   HEED_DEVICE typename Shape::KeyDecayTile log_decays() const {
     return typename Shape::KeyDecayTile(numbers() - Shape::kKeyDecayBytes);
   }
@@ -72,7 +72,10 @@ struct ChunkStage {
   HEED_DEVICE float* betas() const { return reinterpret_cast<float*>(sums() + Shape::kTile); }
 
  private:
-  HEED_DEVICE char* numbers() const { return at + Shape::StageBytes(has_read_key, false) - Shape::kNumberBytes; }
+  HEED_DEVICE char* at_values() const { return at + (has_read_key ? 3 : 2) * KeyTile::kBytes; }
+  HEED_DEVICE char* numbers() const {
+    return at + Shape::StageBytes(has_read_key, false, has_wide_values) - Shape::kNumberBytes;
+  }
 };
 
 }  // namespace heed::recurrence::cuda

@@ -28,10 +28,10 @@ struct GradientSequence {
 // Rows of f32 of value heads, less others, times beta, summed over those that share one of `to`, times the slope of the map, or
 // divided by one more element of theirs plus eps; or zeros.
 struct GatherParams {
-  const float *from = nullptr, *less = nullptr;  // [token][value head][size]; null: zeros
+  const float *from = nullptr, *less = nullptr;  // [token][value head][row]; null: zeros
   DeviceRows q, beta, to;                        // q: what was mapped, or none
   Map map = Map::kIdentity;
-  int32_t value_heads = 1, group = 1, size = 1;
+  int32_t value_heads = 1, group = 1, size = 1, row = 1;  // row: of `from`, which may have more
   bool divides = false;
   float eps = 0;
   GradientSequence sequences[kMostSequences] = {};
@@ -43,6 +43,7 @@ struct DecayGradientParams {
   const float* products;      // [block][value head][K]
   DeviceRows q, k, read_key, beta, to;
   bool by_channel;
+  bool complement_keys;  // k are log decays that keys are made of, whose gradients have dk's besides
   int32_t value_heads, key_size;
   GradientSequence sequences[kMostSequences] = {};
 };
@@ -64,6 +65,24 @@ struct DotParams {
   DeviceRows to;
   int32_t value_heads, size;
   GradientSequence sequences[kMostSequences] = {};
+};
+
+// Of a normalised head, whose sums are [numerators, denominator]: what it takes to be a head of one column more that is not,
+// values [v, 1] and gradients [d_o / x, -<d_o, numerators> / x^2] of its outputs, with x = denominator + eps.
+struct DenormalizeParams {
+  const float* sums;             // [token][value head][V + 1]
+  float *values, *d_sums;        // written, likewise
+  DeviceRows v, d_o;
+  int32_t value_heads, value_size;
+  float eps;
+  GradientSequence sequences[kMostSequences] = {};
+};
+
+// States of heads, copied; or zeros.
+struct StateCopyParams {
+  DeviceStates from, to;
+  int64_t from_stride, to_stride;  // of sequences
+  int32_t key_size, value_size;
 };
 
 // Gradients of decays that are constants of heads: sums over all tokens.
@@ -95,6 +114,7 @@ HEED_DEVICE float SlopeOf(Map map, float x) {
     case Map::kRelu: return x > 0 ? 1 : 0;
     case Map::kReluSquared: return x > 0 ? 2 * x : 0;
     case Map::kExp: return x > 80 ? 0 : Exp<M>(x);
+    case Map::kComplement: return -Exp<M>(LogDecay(x));
   }
   return 1;
 }
@@ -121,7 +141,7 @@ class GatherBlock {
 
   HEED_DEVICE void Run() const {
     const GradientSequence& s = p_.sequences[m_.block(2)];
-    const int head = m_.block(1), row = p_.size + (p_.divides ? 1 : 0);
+    const int head = m_.block(1), row = p_.row;
     for (int64_t i = int64_t{m_.block(0)} * kBlock * p_.size + m_.thread(); i < (int64_t{m_.block(0)} + 1) * kBlock * p_.size;
          i += m_.num_threads()) {
       const int64_t t = i / p_.size, e = i % p_.size;
@@ -167,7 +187,7 @@ class DecayGradientBlock {
         float x = products[e];
         for (int64_t t = end_ - 1; t >= begin_; --t) {
           x += Difference(t, e);
-          StoreFloat<M>(p_.to, Place(t) + e, x);
+          StoreFloat<M>(p_.to, Place(t) + e, x + OfComplement(t, e));
         }
       }
       return;
@@ -194,6 +214,12 @@ class DecayGradientBlock {
 
  private:
   HEED_DEVICE int64_t Place(int64_t t) const { return s_.to + t * p_.to.token_stride + head_ * p_.to.head_stride; }
+  HEED_DEVICE float OfComplement(int64_t t, int e) const {
+    if (!p_.complement_keys) return 0;
+    const int64_t row = (s_.first_token + t) * p_.value_heads + head_;
+    const int64_t at = s_.k + t * p_.k.token_stride + head_ / p_.k.group * p_.k.head_stride + e;
+    return SlopeOf<M>(Map::kComplement, heed::cuda::LoadFloat<M>(p_.k.data, p_.k.dtype, at)) * p_.dk[row * p_.key_size + e];
+  }
   // q_t dq_t - beta_t (k_t dk_t + r_t dr_t) of a channel.
   HEED_DEVICE float Difference(int64_t t, int e) const {
     const int64_t at = ((s_.first_token + t) * p_.value_heads + head_) * p_.key_size + e;
@@ -201,7 +227,8 @@ class DecayGradientBlock {
       return heed::cuda::LoadFloat<M>(rows.data, rows.dtype,
                                       first + t * rows.token_stride + head_ / rows.group * rows.head_stride + e);
     };
-    float of_keys = of(p_.k, s_.k) * p_.dk[at];
+    const float k = p_.complement_keys ? Mapped<M>(Map::kComplement, of(p_.k, s_.k)) : of(p_.k, s_.k);
+    float of_keys = k * p_.dk[at];
     if (p_.dr != nullptr) of_keys += of(p_.read_key, s_.read_key) * p_.dr[at];
     return of(p_.q, s_.q) * p_.dq[at] - NumberOf<M>(p_.beta, s_.beta, t, head_, 1) * of_keys;
   }
@@ -273,6 +300,63 @@ class DotBlock {
  private:
   M& m_;
   const DotParams& p_;
+};
+
+// 64 tokens of a value head. A sequence has v's place as q and d_o's as k.
+template <class M>
+class DenormalizeBlock {
+ public:
+  static constexpr int kSharedBytes = 0;
+
+  HEED_DEVICE DenormalizeBlock(M& m, const DenormalizeParams& p) : m_(m), p_(p) {}
+
+  HEED_DEVICE void Run() const {
+    const GradientSequence& s = p_.sequences[m_.block(2)];
+    const int lane = m_.thread() % heed::cuda::kWarp, head = m_.block(1), size = p_.value_size;
+    const int64_t begin = int64_t{m_.block(0)} * kBlock, end = begin + kBlock < s.tokens ? begin + kBlock : s.tokens;
+    for (int64_t t = begin + m_.thread() / heed::cuda::kWarp; t < end; t += kGradientThreads / heed::cuda::kWarp) {
+      const int64_t row = ((s.first_token + t) * p_.value_heads + head) * (size + 1);
+      const float inverse = 1 / (p_.sums[row + size] + p_.eps);
+      float dot = 0;
+      for (int e = lane; e < size; e += heed::cuda::kWarp) {
+        const float d = NumberOf<M>(p_.d_o, s.k + e, t, head, 0);
+        p_.values[row + e] = NumberOf<M>(p_.v, s.q + e, t, head, 0);
+        p_.d_sums[row + e] = d * inverse;
+        dot += d * (p_.sums[row + e] * inverse);
+      }
+      dot = SumOfWarp(m_, dot);
+      if (lane != 0) continue;
+      p_.values[row + size] = 1;
+      p_.d_sums[row + size] = -dot * inverse;
+    }
+  }
+
+ private:
+  M& m_;
+  const DenormalizeParams& p_;
+};
+
+// A head of a sequence.
+template <class M>
+class StateCopyBlock {
+ public:
+  static constexpr int kSharedBytes = 0;
+
+  HEED_DEVICE StateCopyBlock(M& m, const StateCopyParams& p) : m_(m), p_(p) {}
+
+  HEED_DEVICE void Run() const {
+    const int64_t sequence = m_.block(2), head = m_.block(1);
+    for (int64_t i = m_.thread(); i < int64_t{p_.key_size} * p_.value_size; i += kGradientThreads) {
+      const auto place = [&](const DeviceStates& s, int64_t stride) {
+        return sequence * stride + head * s.head_stride + i / p_.value_size * s.key_stride + i % p_.value_size * s.value_stride;
+      };
+      p_.to.data[place(p_.to, p_.to_stride)] = p_.from.data == nullptr ? 0 : p_.from.data[place(p_.from, p_.from_stride)];
+    }
+  }
+
+ private:
+  M& m_;
+  const StateCopyParams& p_;
 };
 
 // A value head.

@@ -25,7 +25,7 @@ inline Form FormOf(const ChunkParams& p) {
   if (p.delta != DeltaKind::kNone) return p.delta == DeltaKind::kRule ? Form::kDelta : Form::kDeltaGradients;
   const bool is_general = p.value_decay.data != nullptr || p.value_map != Map::kIdentity || p.late || p.strict ||
                           p.write_scale != 1 || p.kept != nullptr || p.normalizes || p.beta.data != nullptr ||
-                          p.skip.data != nullptr || p.output_gate.data != nullptr ||
+                          p.v.dtype == DType::kF32 || p.skip.data != nullptr || p.output_gate.data != nullptr ||
                           p.o.dtype == DType::kF32 || p.o.data == nullptr;
   return is_general ? Form::kGeneral : Form::kPlain;
 }
@@ -53,7 +53,8 @@ const char* WithKernel(const ChunkParams& p, const F& f) {
 
 template <class Shape>
 constexpr int SharedBytesOf(const ChunkParams& p) {
-  return Shape::SharedBytes(p.delta != DeltaKind::kNone, p.read_key.data != nullptr, p.value_decay.data != nullptr);
+  return Shape::SharedBytes(p.delta != DeltaKind::kNone, p.read_key.data != nullptr, p.value_decay.data != nullptr,
+                            p.v.dtype == DType::kF32);
 }
 
 // What libheed_cuda does for this engine.
@@ -63,6 +64,8 @@ struct Launches {
   const char* (*decay_gradients)(const heed::cuda::Launch& launch, const DecayGradientParams& params);
   const char* (*products)(const heed::cuda::Launch& launch, const ProductParams& params);
   const char* (*dots)(const heed::cuda::Launch& launch, const DotParams& params);
+  const char* (*denormalize)(const heed::cuda::Launch& launch, const DenormalizeParams& params);
+  const char* (*copy_states)(const heed::cuda::Launch& launch, const StateCopyParams& params);
   const char* (*token_sums)(const heed::cuda::Launch& launch, const TokenSumParams& params);
 };
 

@@ -37,7 +37,10 @@ inline constexpr int kMostDecays = 1024;  // constants of heads
 inline constexpr int kBlock = 64;         // tokens between the states that gradients of decays begin with
 
 enum class DecayKind : int32_t { kNone, kConstant, kToken, kKey };
-enum class Map : int32_t { kIdentity, kElu1, kRelu, kReluSquared, kExp };  // phi
+enum class Map : int32_t {
+  kIdentity, kElu1, kRelu, kReluSquared, kExp,  // phi
+  kComplement,                                  // 1 - exp(x), of log decays
+};
 enum class DeltaKind : int32_t {
   kNone,
   kRule,       // outputs are o, or, of f32, what read keys do not find
@@ -63,7 +66,7 @@ struct ChunkParams {
   bool to_borders;           // states at the ends of segments are computed, and nothing else
   bool aligned;              // rows of q, k, v, o and read keys begin at multiples of 16 bytes
   bool decays_aligned;       // those of log decays do
-  bool complement_keys;      // k = 1 - exp(log_decay), k is absent
+  bool complement_keys;      // k = 1 - exp(log_decay), of the token's own, and absent
   bool against;              // time, in which tensors are walked
   bool late;                 // a token decays the state after it has been written to and read, not before
   bool strict;               // a token reads the state before it has written

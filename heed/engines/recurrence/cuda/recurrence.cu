@@ -28,6 +28,8 @@ extern const Launches kLaunches = {.walk = &Walk,
                                    .decay_gradients = &Run<DecayGradientBlock>,
                                    .products = &Run<ProductBlock>,
                                    .dots = &Run<DotBlock>,
+                                   .denormalize = &Run<DenormalizeBlock>,
+                                   .copy_states = &Run<StateCopyBlock>,
                                    .token_sums = &Run<TokenSumBlock>};
 
 }  // namespace heed::recurrence::cuda

@@ -245,6 +245,7 @@ void Launcher::Gather(const std::vector<Sequence>& sequences, const Gathered& wh
                                .value_heads = static_cast<int32_t>(p_.value_heads),
                                .group = static_cast<int32_t>(p_.value_heads / heads),
                                .size = static_cast<int32_t>(size),
+                               .row = static_cast<int32_t>(size + what.skipped + (what.divides ? 1 : 0)),
                                .divides = what.divides,
                                .eps = static_cast<float>(p_.eps)};
   Run(kernels().gather, sequences, {.q = what.q, .beta = what.beta, .to = to}, heads, params);
@@ -283,7 +284,7 @@ void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t coun
     const int64_t segments = std::max<int64_t>(1, Blocks(walked + shift, params.segment_tokens));
     params.sequences[i] = {.q = offset(w.q, w.q_in_memory),
                            .k = offset(w.k, w.k_in_memory),
-                           .v = offset(w.v),
+                           .v = offset(w.v, w.v_in_memory),
                            .o = offset(w.o, w.into_memory),
                            .log_decay = offset(w.log_decay),
                            .value_decay = offset(w.value_decay),

@@ -17,6 +17,7 @@
 namespace heed::recurrence::cuda {
 
 inline constexpr char kName[] = "recurrence_cuda";
+inline constexpr int64_t kMostHeads = 65535;  // blocks of a grid on its second and third axes
 
 // A walk over all tokens: its tensors, and in `params` all that is none.
 struct Walk {
@@ -24,7 +25,7 @@ struct Walk {
   States initial, final, initial_z, final_z;
   int64_t q_group = 1, k_group = 1, v_group = 1, read_group = 1;  // value heads that share a row
   bool into_memory = false;                                       // o is [token of all sequences][head][column], of f32
-  bool q_in_memory = false, k_in_memory = false;                  // so are they
+  bool q_in_memory = false, k_in_memory = false, v_in_memory = false;  // so are they
   ChunkParams params;
 };
 
@@ -91,6 +92,7 @@ class Launcher {
     Rows q = {}, beta = {};
     Feature feature = Feature::kIdentity;
     bool divides = false;
+    int64_t skipped = 0;  // elements of `from` behind each row
   };
   void Gather(const Gathered& what, const Rows& to, int64_t heads, int64_t size) const {
     Gather(p_.sequences, what, to, heads, size);
