@@ -33,7 +33,7 @@ class CudaSsdTest : public DeviceTest {
     return result;
   }
 
-  // Whether it is computed; into `closest` if it is closer to its bound.
+  // Into `closest` if it is closer to its bound.
   void Agrees(const Case& c, Comparison* closest) {
     const Comparison result = Compare(c, ctx_);
     ASSERT_TRUE(result.ok) << c.title << ": " << result.message;
@@ -48,19 +48,10 @@ class CudaSsdTest : public DeviceTest {
 TEST_P(CudaSsdTest, RandomProblemsAgreeWithTheReference) {
   const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 100);
   Comparison closest;
-  int computed = 0;
   for (uint64_t seed = first; seed < first + count; ++seed) {
     cuda::SetEmulatedSeed(seed);
-    const Case c = ssd::RandomCaseOf(&Moved, DType::kBF16, seed);
-    try {
-      ASSERT_NO_FATAL_FAILURE(Agrees(c, &closest));
-      ++computed;
-    } catch (const Unsupported& refusal) {
-      ASSERT_THAT(c.title, HasSubstr(" z["));
-      ASSERT_THAT(refusal.what(), HasSubstr("has no gradients with z on cuda:0"));
-    }
+    ASSERT_NO_FATAL_FAILURE(Agrees(ssd::RandomCaseOf(&Moved, DType::kBF16, seed), &closest));
   }
-  EXPECT_GE(computed, static_cast<int>(count / 2));
   Print(closest);
 }
 
@@ -73,7 +64,6 @@ TEST_P(CudaSsdTest, SizesAndVariantsAgreeWithTheReference) {
       if (sizes.D != 33 && std::string(variant) != "skip") continue;
       for (const std::string pass : {"forward", "backward", "step"}) {
         if (pass == "step" && *variant != 0) continue;
-        if (pass == "backward" && std::string(variant).find("gate") != std::string::npos) continue;
         const CaseRequest request = {.sizes = sizes, .dtype = DType::kBF16, .seed = 3, .pass = pass, .variant = variant};
         ASSERT_NO_FATAL_FAILURE(Agrees(ssd::MakeCaseOf(&Moved, request), &closest));
       }

@@ -117,6 +117,7 @@ const rc::Launches kRecurrence = {.walk = &RunChunks,
                                   .copy_states = &RunBlocks<rc::StateCopyBlock>,
                                   .token_sums = &RunBlocks<rc::TokenSumBlock>};
 const ssd::cuda::Launches kSsd = {.steps = &RunBlocks<ssd::cuda::StepBlock>,
+                                  .gate = &RunBlocks<ssd::cuda::GateBlock>,
                                   .finish = &RunBlocks<ssd::cuda::FinishBlock>,
                                   .clear = &RunBlocks<ssd::cuda::ClearBlock>,
                                   .total = &RunBlocks<ssd::cuda::TotalBlock>};

@@ -253,9 +253,6 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   }
   others.Writes(kOp, "dinitial_state", out.dinitial);
 
-  if (IsOnDevice(in) && in.z.present()) {
-    throw Unsupported(std::string(kOp) + ": has no gradients with z on " + NameOf(in.x.device()));
-  }
   e.ranges = mechanism::RangesOf(kOp, "x", in.x, options);
   e.d_o = in.d_o;
   e.out = out;

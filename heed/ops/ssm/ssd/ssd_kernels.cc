@@ -308,6 +308,7 @@ void ComputeTimeSteps(Context& ctx, const Elements& e) {
 }
 
 void ComputeGateGradients(Context& ctx, const Elements& e) {
+  if (e.in.x.device().type == DeviceType::kCuda) return cuda::ComputeGateGradients(ctx, e);
   HWY_DISPATCH_TABLE(RunGate)[TargetIndex(ctx.allowed_targets())](ctx, e);
 }
 

@@ -45,6 +45,7 @@ void FinishGradients(Context& ctx, const Elements& e);
 // The same on GPUs. cuda/elements.cc.
 namespace cuda {
 void ComputeTimeSteps(const Context& ctx, const Elements& e);
+void ComputeGateGradients(const Context& ctx, const Elements& e);
 void FinishGradients(const Context& ctx, const Elements& e);
 }  // namespace cuda
 

@@ -45,8 +45,16 @@ struct StepParams {
   Range ranges[kMostRanges];
 };
 
+struct GateParams {
+  DeviceView z, d_o;
+  DeviceView y;   // what the gate was given; in its place its gradient
+  DeviceView dz;  // written; or none
+  int32_t channels;
+  Range ranges[kMostRanges];
+};
+
 struct FinishParams {
-  DeviceView x, dt, A, bias, delta, skip, d_o, dv, d_log_decay;
+  DeviceView x, dt, A, bias, delta, skip, dy, dv, d_log_decay;
   DeviceView dx, ddt;  // written; or none
   float* sums;         // [block of all sequences][head][2 + channels]: shares of dA, ddt_bias and dD
   float low, high;
@@ -57,7 +65,7 @@ struct FinishParams {
 
 // Gradients of tokens that no sequence has.
 struct ClearParams {
-  DeviceView dx, ddt;
+  DeviceView dx, dz, ddt;
   int32_t channels;
   Range ranges[kMostRanges];
 };
@@ -137,6 +145,32 @@ class StepBlock : TokenBlock<M> {
   const StepParams& p_;
 };
 
+// Of o = y .* silu(z): dz, and dy in place of y.
+template <class M>
+class GateBlock : TokenBlock<M> {
+  using TokenBlock<M>::m_, TokenBlock<M>::begin_, TokenBlock<M>::end_, TokenBlock<M>::At;
+
+ public:
+  static constexpr int kSharedBytes = 0;
+
+  HEED_DEVICE GateBlock(M& m, const GateParams& p) : TokenBlock<M>(m, p), p_(p) {}
+
+  HEED_DEVICE void Run() const {
+    for (int64_t i = begin_ * p_.channels + m_.thread(); i < end_ * p_.channels; i += kThreads) {
+      const int64_t t = i / p_.channels, channel = i % p_.channels, at = At(p_.y, t) + channel;
+      const float z = Number<M>(p_.z, At(p_.z, t) + channel), sigmoid = Sigmoid<M>(z);
+      const float gradient = Number<M>(p_.d_o, At(p_.d_o, t) + channel);
+      if (p_.dz.data != nullptr) {  // silu' = s (1 + z (1 - s))
+        Put<M>(p_.dz, At(p_.dz, t) + channel, gradient * Number<M>(p_.y, at) * (sigmoid * (1 + z * (1 - sigmoid))));
+      }
+      Put<M>(p_.y, at, gradient * z * sigmoid);
+    }
+  }
+
+ private:
+  const GateParams& p_;
+};
+
 // From gradients of what is written and of log decays: dx, ddt, and shares of the sums over tokens.
 template <class M>
 class FinishBlock : TokenBlock<M> {
@@ -160,7 +194,7 @@ class FinishBlock : TokenBlock<M> {
         const float dv = Number<M>(p_.dv, At(p_.dv, t) + i);
         dot += dv * Number<M>(p_.x, At(p_.x, t) + i);
         float dx = delta * dv;
-        if (p_.skip.data != nullptr) dx += Skip(i) * Number<M>(p_.d_o, At(p_.d_o, t) + i);
+        if (p_.skip.data != nullptr) dx += Skip(i) * Number<M>(p_.dy, At(p_.dy, t) + i);
         if (p_.dx.data != nullptr) Put<M>(p_.dx, At(p_.dx, t) + i, dx);
       }
       dot = recurrence::cuda::SumOfWarp(m_, dot);
@@ -174,7 +208,7 @@ class FinishBlock : TokenBlock<M> {
         if (i < 2) {
           sum += (i == 0 ? of_rates : of_steps)[t - begin_];
         } else if (p_.skip.data != nullptr) {
-          sum += Number<M>(p_.d_o, At(p_.d_o, t) + i - 2) * Number<M>(p_.x, At(p_.x, t) + i - 2);
+          sum += Number<M>(p_.dy, At(p_.dy, t) + i - 2) * Number<M>(p_.x, At(p_.x, t) + i - 2);
         }
       }
       sums[i] = sum;
@@ -209,7 +243,10 @@ class ClearBlock : TokenBlock<M> {
 
   HEED_DEVICE void Run() const {
     for (int64_t t = begin_; t < end_; ++t) {
-      for (int i = m_.thread(); i < p_.channels && p_.dx.data != nullptr; i += kThreads) Put<M>(p_.dx, At(p_.dx, t) + i, 0);
+      for (int i = m_.thread(); i < p_.channels; i += kThreads) {
+        if (p_.dx.data != nullptr) Put<M>(p_.dx, At(p_.dx, t) + i, 0);
+        if (p_.dz.data != nullptr) Put<M>(p_.dz, At(p_.dz, t) + i, 0);
+      }
       if (m_.thread() == 0 && p_.ddt.data != nullptr) Put<M>(p_.ddt, At(p_.ddt, t), 0);
     }
   }
@@ -264,6 +301,7 @@ class TotalBlock {
 // What libheed_cuda does for this operation.
 struct Launches {
   const char* (*steps)(const heed::cuda::Launch& launch, const StepParams& params);
+  const char* (*gate)(const heed::cuda::Launch& launch, const GateParams& params);
   const char* (*finish)(const heed::cuda::Launch& launch, const FinishParams& params);
   const char* (*clear)(const heed::cuda::Launch& launch, const ClearParams& params);
   const char* (*total)(const heed::cuda::Launch& launch, const TotalParams& params);

@@ -92,6 +92,18 @@ void ComputeTimeSteps(const Context& ctx, const Elements& e) {
                           .ranges = {}});
 }
 
+void ComputeGateGradients(const Context& ctx, const Elements& e) {
+  if (e.heads == 0) return;
+  const Launcher launcher(ctx, e);
+  launcher.Run(launcher.kernels().gate, launcher.Ranges(),
+               GateParams{.z = OnDevice(e.in.z),
+                          .d_o = OnDevice(e.d_o),
+                          .y = OnDevice(e.y),
+                          .dz = OnDevice(e.out.dz),
+                          .channels = static_cast<int32_t>(e.channels),
+                          .ranges = {}});
+}
+
 void FinishGradients(const Context& ctx, const Elements& e) {
   if (e.heads == 0) return;
   const Launcher launcher(ctx, e);
@@ -107,7 +119,7 @@ void FinishGradients(const Context& ctx, const Elements& e) {
                             .bias = OnDevice(e.in.dt_bias),
                             .delta = OnDevice(e.delta),
                             .skip = OnDevice(e.skip),
-                            .d_o = OnDevice(e.d_o),
+                            .dy = OnDevice(e.y.present() ? e.y : e.d_o),
                             .dv = OnDevice(e.dv),
                             .d_log_decay = OnDevice(e.d_log_decay),
                             .dx = OnDevice(e.out.dx),
@@ -120,7 +132,7 @@ void FinishGradients(const Context& ctx, const Elements& e) {
                             .heads = heads,
                             .ranges = {}});
   launcher.Run(launcher.kernels().clear, launcher.Others(),
-               ClearParams{.dx = OnDevice(e.out.dx), .ddt = OnDevice(e.out.ddt), .channels = channels, .ranges = {}});
+               ClearParams{.dx = OnDevice(e.out.dx), .dz = OnDevice(e.out.dz), .ddt = OnDevice(e.out.ddt), .channels = channels, .ranges = {}});
   launcher.call().Check(launcher.kernels().total(launcher.call().Of(1, e.heads, 1),
                                                  {.sums = static_cast<const float*>(sums.data()),
                                                   .blocks = blocks,

@@ -22,6 +22,6 @@ const char* Run(const heed::cuda::Launch& launch, const Params& params) {
 }  // namespace
 
 extern const Launches kLaunches = {
-    .steps = &Run<StepBlock>, .finish = &Run<FinishBlock>, .clear = &Run<ClearBlock>, .total = &Run<TotalBlock>};
+    .steps = &Run<StepBlock>, .gate = &Run<GateBlock>, .finish = &Run<FinishBlock>, .clear = &Run<ClearBlock>, .total = &Run<TotalBlock>};
 
 }  // namespace heed::ssd::cuda
