@@ -1,6 +1,7 @@
 // The kernel of GPUs in the list: what it takes, and problems as its launches.
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -16,6 +17,8 @@ namespace {
 constexpr char kName[] = "softmax_cuda";
 constexpr int64_t kMostHeads = 65535;            // blocks of a grid on its second axis
 constexpr int64_t kMostQueries = int64_t{1} << 30;  // which kernels count in 32 bits
+constexpr int64_t kFewRows = 32;  // of a key head, for blocks of 16
+constexpr int64_t kMostPartBytes = int64_t{256} << 20;  // of many rows
 
 std::string DeclinesOption(const Problem& p) {
   const std::pair<bool, const char*> options[] = {
@@ -49,7 +52,8 @@ std::string DeclinesSizes(const Problem& p) {
 }
 
 int64_t SharedBytes(const Problem& p) {
-  return cuda::WithShape(p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kSharedBytes}; });
+  const auto bytes = [](auto shape) { return int64_t{shape.kSharedBytes}; };
+  return std::max(cuda::WithShape(p.depth, p.value_depth, bytes), cuda::WithFewRowsShape(p.depth, p.value_depth, bytes));
 }
 
 std::string DeclinesDevice(const Problem& p) { return heed::cuda::Declines(p.device, SharedBytes(p)); }
@@ -82,6 +86,7 @@ cuda::DeviceSequence OnDevice(const Problem& p, const Sequence& s) {
           .query_end = s.query_end,
           .prefix_end = s.prefix_end,
           .sink_end = s.sink_end,
+          .parts = 0,
           .num_queries = static_cast<int32_t>(s.num_queries)};
 }
 
@@ -98,6 +103,7 @@ cuda::ForwardParams ParamsOf(const Problem& p, std::span<const Sequence> sequenc
     return cuda::DevicePairs{x.data, x.dtype, x.head_stride, x.query_stride, x.key_stride};
   };
   cuda::ForwardParams params = {
+      .dtype = p.dtype,
       .q = p.q.data,
       .k = p.k.data,
       .v = p.v.data,
@@ -154,17 +160,56 @@ void ForLaunches(const Problem& p, const F& f) {
 }
 
 int64_t Blocks(int64_t rows, int64_t lanes) { return (rows + lanes - 1) / lanes; }
+int64_t PartChannels(const Problem& p) { return Blocks(p.value_depth, 8) * 8; }
+
+// How a launch is cut. No bit depends on it: blocks of either kind add up the same segments of keys.
+struct Cut {
+  bool few_rows, fused;
+  int64_t row_blocks, heads;
+  int64_t segments;  // 1: blocks walk over all of them
+};
+
+Cut CutOf(const Problem& p, const heed::cuda::Call& call, size_t sequences, int64_t queries, int64_t segments, int64_t parts) {
+  Cut cut = {};
+  cut.few_rows = queries * p.group() <= kFewRows;
+  cut.fused = p.group() > 1 && queries < Lanes(p);
+  cut.heads = cut.fused ? p.key_heads : p.query_heads;
+  const int64_t lanes = cuda::WithFewRowsShape(p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kRows}; });
+  cut.row_blocks = Blocks(cut.fused ? queries * p.group() : queries, cut.few_rows ? lanes : Lanes(p));
+  cut.segments = std::max<int64_t>(1, segments);
+  if (cut.few_rows || segments <= 1) return cut;
+  heed::cuda::DeviceFacts facts;
+  call.Check(call.library().examine(p.device.index, &facts));
+  const bool is_idle = cut.row_blocks * cut.heads * static_cast<int64_t>(sequences) < facts.multiprocessors;
+  if (!is_idle || parts * (PartChannels(p) * 4 + 8) > kMostPartBytes) cut.segments = 1;
+  return cut;
+}
 
 void Forward(Context& ctx, const Problem& p) {
   if (p.query_heads == 0) return;
   const heed::cuda::Call call(kName, ctx, p.device);
+  const cuda::Launches& kernels = *call.library().softmax;
   ForLaunches(p, [&](std::span<const Sequence> sequences, int64_t queries, int64_t) {
     if (queries == 0) return;
     cuda::ForwardParams params = ParamsOf(p, sequences);
-    params.fused = p.group() > 1 && queries < Lanes(p);
-    const int64_t rows = params.fused ? queries * p.group() : queries;
-    const int64_t heads = params.fused ? p.key_heads : p.query_heads;
-    call.Check(call.library().softmax->forward(call.Of(Blocks(rows, Lanes(p)), heads, sequences.size()), p.dtype, params));
+    int64_t segments = 0, parts = 0;
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      params.sequences[i].parts = parts;
+      segments = std::max(segments, cuda::SegmentsOf(params.sequences[i]));
+      parts += cuda::SegmentsOf(params.sequences[i]) * sequences[i].num_queries * p.query_heads;
+    }
+    const Cut cut = CutOf(p, call, sequences.size(), queries, segments, parts);
+    params.fused = cut.fused;
+    params.row_blocks = static_cast<int32_t>(cut.row_blocks);
+    std::optional<heed::cuda::DeviceMemory> outputs, terms;
+    if (cut.segments > 1) {
+      params.part_channels = static_cast<int32_t>(PartChannels(p));
+      params.part_outputs = static_cast<float*>(outputs.emplace(call, static_cast<size_t>(parts * PartChannels(p)) * sizeof(float)).data());
+      params.part_terms = static_cast<cuda::PartTerms*>(terms.emplace(call, static_cast<size_t>(parts) * sizeof(cuda::PartTerms)).data());
+    }
+    const auto forward = cut.few_rows ? kernels.few_rows : kernels.forward;
+    call.Check(forward(call.Of(cut.row_blocks * cut.segments, cut.heads, sequences.size()), params));
+    if (cut.segments > 1) call.Check(kernels.combine(call.Of(queries, p.query_heads, sequences.size()), params));
   });
 }
 
