@@ -90,6 +90,9 @@ class CudaDecodeTest : public CudaTest {
     some.in = {part(all.in.q, begin, end, head, heads), part(all.in.k, 0, keys, head / group, key_heads),
                part(all.in.v, 0, keys, head / group, key_heads)};
     some.options.query_starts = Integers(some, {start + begin});
+    if (all.options.key_starts.present()) {
+      some.options.key_starts = Integers(some, {static_cast<int64_t>(GetElement(all.options.key_starts, {&b, 1}))});
+    }
     DescribeOutputs(some);
     return Run(some);
   }
@@ -154,6 +157,7 @@ TEST_P(CudaDecodeTest, ARowHasTheSameBitsInEveryCall) {
     } else {
       all.options.window = {1200, 0};
       all.options.sink_tokens = 100;
+      all.options.key_starts = Integers(all, {75, 130});
     }
     cuda::SetEmulatedMultiprocessors(1);
     const Results whole = Run(all);
@@ -252,18 +256,18 @@ TEST_P(CudaDecodeTest, InfiniteLogitsAgreeWithTheReference) {
 }
 
 TEST_P(CudaDecodeTest, PackedSequencesOfAllLengthsShareACall) {
-  Problem p = Plain(DType::kBF16, {1, 12, 2600, 4, 2, 64, 64}, 11);
-  const int32_t q[] = {0, 1, 3, 3, 4, 9}, k[] = {0, 1100, 1110, 1500, 1500, 2560};
+  Problem p = Plain(DType::kBF16, {1, 52, 2600, 4, 2, 64, 64}, 11);
+  const int32_t q[] = {0, 1, 3, 3, 4, 9, 49}, k[] = {0, 1100, 1110, 1500, 1500, 2060, 2590};
   p.options.causal = true;
-  p.options.cu_seqlens_q = ConstTensorView(q, DType::kI32, {6});
-  p.options.cu_seqlens_k = ConstTensorView(k, DType::kI32, {6});
-  p.lse.sizes = {4, 12};
+  p.options.cu_seqlens_q = ConstTensorView(q, DType::kI32, {7});
+  p.options.cu_seqlens_k = ConstTensorView(k, DType::kI32, {7});
+  p.lse.sizes = {4, 52};
   const Results results = Run(p);
   const Comparison result = CompareWithReference(p, results);
   EXPECT_TRUE(result.ok) << result.message;
   EXPECT_EQ(results.o.Get({0, 3, 1, 3}), 0);  // its sequence has no keys
-  EXPECT_EQ(results.o.Get({0, 11, 1, 3}), 0);
-  EXPECT_EQ(results.lse.Get({1, 11}), -kInfinity);
+  EXPECT_EQ(results.o.Get({0, 51, 1, 3}), 0);
+  EXPECT_EQ(results.lse.Get({1, 51}), -kInfinity);
 }
 
 TEST_P(CudaDecodeTest, TakesMoreSequencesThanALaunch) {

@@ -1,9 +1,9 @@
 // The kernel of GPUs in the list: what it takes, and problems as its launches.
 #include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "heed/core/error.h"
 #include "heed/cuda/calls.h"
@@ -17,8 +17,8 @@ namespace {
 constexpr char kName[] = "softmax_cuda";
 constexpr int64_t kMostHeads = 65535;            // blocks of a grid on its second axis
 constexpr int64_t kMostQueries = int64_t{1} << 30;  // which kernels count in 32 bits
-constexpr int64_t kFewRows = 32;  // of a key head, for blocks of 16
-constexpr int64_t kMostPartBytes = int64_t{256} << 20;  // of many rows
+constexpr int64_t kMostFewRows = 2 * cuda::kFewRows;  // of a key head: two blocks read its keys at once
+constexpr int64_t kMostPartNumbers = int64_t{64} << 20;  // of many rows
 
 std::string DeclinesOption(const Problem& p) {
   const std::pair<bool, const char*> options[] = {
@@ -146,10 +146,10 @@ int64_t Lanes(const Problem& p) {
 
 // f(sequences, the most queries, the most keys that one of them has) for as many as a launch takes.
 template <class F>
-void ForLaunches(const Problem& p, const F& f) {
-  for (size_t first = 0; first < p.sequences.size(); first += cuda::kMostSequences) {
-    const size_t count = std::min<size_t>(cuda::kMostSequences, p.sequences.size() - first);
-    const std::span sequences = std::span(p.sequences).subspan(first, count);
+void ForLaunches(std::span<const Sequence> all, const F& f) {
+  for (size_t first = 0; first < all.size(); first += cuda::kMostSequences) {
+    const size_t count = std::min<size_t>(cuda::kMostSequences, all.size() - first);
+    const std::span sequences = all.subspan(first, count);
     int64_t queries = 0, keys = 0;
     for (const Sequence& s : sequences) {
       queries = std::max(queries, s.num_queries);
@@ -160,57 +160,72 @@ void ForLaunches(const Problem& p, const F& f) {
 }
 
 int64_t Blocks(int64_t rows, int64_t lanes) { return (rows + lanes - 1) / lanes; }
-int64_t PartChannels(const Problem& p) { return Blocks(p.value_depth, 8) * 8; }
 
-// How a launch is cut. No bit depends on it: blocks of either kind add up the same segments of keys.
-struct Cut {
-  bool few_rows, fused;
-  int64_t row_blocks, heads;
-  int64_t segments;  // 1: blocks walk over all of them
+// A launch of these sequences. How it is cut no bit depends on: blocks of either kind add up the same segments of keys.
+class ForwardLaunch {
+ public:
+  ForwardLaunch(const heed::cuda::Call& call, const Problem& p, std::span<const Sequence> sequences, int64_t queries,
+                bool few_rows)
+      : call_(call), p_(p), sequences_(std::ssize(sequences)), queries_(queries), few_rows_(few_rows),
+        params_(ParamsOf(p, sequences)) {
+    params_.fused = p.group() > 1 && queries < Lanes(p);
+    heads_ = params_.fused ? p.key_heads : p.query_heads;
+    row_blocks_ = Blocks(params_.fused ? queries * p.group() : queries, few_rows ? cuda::kFewRows : Lanes(p));
+    params_.row_blocks = static_cast<int32_t>(row_blocks_);
+    params_.part_channels = static_cast<int32_t>(Blocks(p.value_depth, 8) * 8);
+    for (int64_t i = 0; i < sequences_; ++i) {
+      cuda::DeviceSequence& s = params_.sequences[i];
+      s.parts = parts_;
+      segments_ = std::max(segments_, cuda::SegmentsOf(s));
+      parts_ += cuda::SegmentsOf(s) * s.num_queries * p.query_heads;
+    }
+  }
+
+  void Run() {
+    const cuda::Launches& kernels = *call_.library().softmax;
+    const auto forward = few_rows_ ? kernels.few_rows : kernels.forward;
+    if (!Splits()) return call_.Check(forward(call_.Of(row_blocks_, heads_, Count()), params_));
+    const heed::cuda::DeviceMemory outputs(call_, static_cast<size_t>(parts_ * params_.part_channels) * sizeof(float));
+    const heed::cuda::DeviceMemory terms(call_, static_cast<size_t>(parts_) * sizeof(cuda::PartTerms));
+    params_.part_outputs = static_cast<float*>(outputs.data());
+    params_.part_terms = static_cast<cuda::PartTerms*>(terms.data());
+    call_.Check(forward(call_.Of(row_blocks_ * segments_, heads_, Count()), params_));
+    call_.Check(kernels.combine(call_.Of(queries_, p_.query_heads, Count()), params_));
+  }
+
+ private:
+  size_t Count() const { return static_cast<size_t>(sequences_); }
+  // Few rows do; many where their blocks would leave multiprocessors idle, and what they leave stays small.
+  bool Splits() const {
+    if (segments_ <= 1 || few_rows_) return segments_ > 1;
+    if (parts_ * (params_.part_channels + 2) > kMostPartNumbers) return false;
+    heed::cuda::DeviceFacts facts;
+    call_.Check(call_.library().examine(p_.device.index, &facts));
+    return row_blocks_ * heads_ * sequences_ < facts.multiprocessors;
+  }
+
+  const heed::cuda::Call& call_;
+  const Problem& p_;
+  const int64_t sequences_, queries_;
+  const bool few_rows_;
+  cuda::ForwardParams params_;
+  int64_t heads_, row_blocks_;
+  int64_t segments_ = 0, parts_ = 0;  // the most of a sequence, and those of all rows
 };
-
-Cut CutOf(const Problem& p, const heed::cuda::Call& call, size_t sequences, int64_t queries, int64_t segments, int64_t parts) {
-  Cut cut = {};
-  cut.few_rows = queries * p.group() <= kFewRows;
-  cut.fused = p.group() > 1 && queries < Lanes(p);
-  cut.heads = cut.fused ? p.key_heads : p.query_heads;
-  const int64_t lanes = cuda::WithFewRowsShape(p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kRows}; });
-  cut.row_blocks = Blocks(cut.fused ? queries * p.group() : queries, cut.few_rows ? lanes : Lanes(p));
-  cut.segments = std::max<int64_t>(1, segments);
-  if (cut.few_rows || segments <= 1) return cut;
-  heed::cuda::DeviceFacts facts;
-  call.Check(call.library().examine(p.device.index, &facts));
-  const bool is_idle = cut.row_blocks * cut.heads * static_cast<int64_t>(sequences) < facts.multiprocessors;
-  if (!is_idle || parts * (PartChannels(p) * 4 + 8) > kMostPartBytes) cut.segments = 1;
-  return cut;
-}
 
 void Forward(Context& ctx, const Problem& p) {
   if (p.query_heads == 0) return;
   const heed::cuda::Call call(kName, ctx, p.device);
-  const cuda::Launches& kernels = *call.library().softmax;
-  ForLaunches(p, [&](std::span<const Sequence> sequences, int64_t queries, int64_t) {
-    if (queries == 0) return;
-    cuda::ForwardParams params = ParamsOf(p, sequences);
-    int64_t segments = 0, parts = 0;
-    for (size_t i = 0; i < sequences.size(); ++i) {
-      params.sequences[i].parts = parts;
-      segments = std::max(segments, cuda::SegmentsOf(params.sequences[i]));
-      parts += cuda::SegmentsOf(params.sequences[i]) * sequences[i].num_queries * p.query_heads;
-    }
-    const Cut cut = CutOf(p, call, sequences.size(), queries, segments, parts);
-    params.fused = cut.fused;
-    params.row_blocks = static_cast<int32_t>(cut.row_blocks);
-    std::optional<heed::cuda::DeviceMemory> outputs, terms;
-    if (cut.segments > 1) {
-      params.part_channels = static_cast<int32_t>(PartChannels(p));
-      params.part_outputs = static_cast<float*>(outputs.emplace(call, static_cast<size_t>(parts * PartChannels(p)) * sizeof(float)).data());
-      params.part_terms = static_cast<cuda::PartTerms*>(terms.emplace(call, static_cast<size_t>(parts) * sizeof(cuda::PartTerms)).data());
-    }
-    const auto forward = cut.few_rows ? kernels.few_rows : kernels.forward;
-    call.Check(forward(call.Of(cut.row_blocks * cut.segments, cut.heads, sequences.size()), params));
-    if (cut.segments > 1) call.Check(kernels.combine(call.Of(queries, p.query_heads, sequences.size()), params));
+  std::vector<Sequence> sequences = p.sequences;
+  const auto many = std::stable_partition(sequences.begin(), sequences.end(), [&](const Sequence& s) {
+    return s.num_queries * p.group() <= kMostFewRows;
   });
+  for (const bool few_rows : {true, false}) {
+    ForLaunches(few_rows ? std::span(sequences.begin(), many) : std::span(many, sequences.end()),
+                [&](std::span<const Sequence> launched, int64_t queries, int64_t) {
+                  if (queries > 0) ForwardLaunch(call, p, launched, queries, few_rows).Run();
+                });
+  }
 }
 
 void RefuseGradients(const Problem& p, const Gradients& g) {
@@ -235,7 +250,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
   const auto strides = [](const Rows& of) { return cuda::Strides{of.token_stride, of.head_stride}; };
   const auto writable = [](const Rows& of) { return const_cast<void*>(of.data); };
   int64_t first_row = 0;
-  ForLaunches(p, [&](std::span<const Sequence> sequences, int64_t queries, int64_t keys) {
+  ForLaunches(p.sequences, [&](std::span<const Sequence> sequences, int64_t queries, int64_t keys) {
     cuda::BackwardParams params = {.forward = ParamsOf(p, sequences),
                                    .d_o = g.d_o.data,
                                    .d_lse = static_cast<const float*>(g.d_lse.data),

@@ -1,9 +1,9 @@
 // Attention forward on a GPU: a block of rows of one head, in products of 16 x 8 x 16 elements of 16 bits.
 //
-// Four or eight warps own 16 or 32 rows each and walk together over tiles of 64 keys, counted from the first valid key. Keys of the
-// next tile are copied while the weights of this one are multiplied with its values, its values while logits are. Logits
-// and outputs stand in registers; weights become the operand of the second product where they stand. A row's bits depend
-// on its own query and keys alone: on tiles and segments of a grid, whichever rows share its block.
+// Four or eight warps own 16 or 32 rows each and walk together over tiles of 64 keys, counted from the first valid key. Keys
+// of the next tile are copied while the weights of this one are multiplied with its values, its values while logits are.
+// Logits and outputs stand in registers; weights become the operand of the second product where they stand. A row's bits
+// depend on its own query and keys alone: on tiles and segments of a grid, whichever rows share its block.
 //
 // Each segment of 512 keys begins a state of its own, which is added to that of the keys before (row_states.h). So segments
 // may be blocks of their own, which leave their states to CombineBlock, where few rows would keep few multiprocessors busy.
@@ -34,20 +34,21 @@ namespace heed::softmax::cuda {
 using heed::cuda::SharedTile;
 
 inline constexpr int kTileKeys = 64;
+inline constexpr int kFewRows = 16;
 static_assert(kSegmentKeys % kTileKeys == 0);
 
 // What a block of a kernel for these channels has.
 template <int kDepth, int kValueDepth, bool kFew = false>
 struct ForwardShape {
   static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
-  static constexpr bool kFewRows = kFew;
+  static constexpr bool kHasFewRows = kFew;
   // A strip is 16 rows. Two share what a warp loads of keys and values, but have to fit its registers.
   static constexpr int kStrips = kValueDepth <= 64 && !kFew ? 2 : 1;
   static constexpr int kWarps = kDepth <= 64 || kFew ? 4 : 8;
   static constexpr int kSharers = kFew ? kWarps : 1;  // of the same rows
   static constexpr int kThreads = kWarps * heed::cuda::kWarp;
   static constexpr int kBlocks = !kFew ? 1 : kDepth <= 128 ? 3 : 2;  // of a multiprocessor that registers are to suffice for
-  static constexpr int kRows = kWarps / kSharers * kStrips * 16;
+  static constexpr int kRows = kFew ? cuda::kFewRows : kWarps * kStrips * 16;
   // Tiles under way at once: memory is what few rows wait for.
   static constexpr int kStages = kFew && kDepth <= 128 ? 2 : 1;
   static constexpr int kLogitsPitch = kTileKeys + 8;  // of rows of logits that warps share, in different banks
@@ -66,7 +67,7 @@ template <class M, DType kDType, class Shape, bool kGeneral>
 class ForwardBlock {
   static constexpr int kDepth = Shape::kChannels, kValueDepth = Shape::kValueChannels;
   static constexpr int kStrips = Shape::kStrips, kRows = Shape::kRows, kSharers = Shape::kSharers, kStages = Shape::kStages;
-  static constexpr bool kFewRows = Shape::kFewRows;
+  static constexpr bool kHasFewRows = Shape::kHasFewRows;
   static constexpr float kWeightPower = WeightPower(kDType);
   static constexpr int kKeyTiles = kTileKeys / 8, kChannelTiles = kValueDepth / 8 / kSharers;  // products' columns
   static constexpr int kOwnKeyTiles = kKeyTiles / kSharers;                                    // whose logits a warp computes
@@ -76,7 +77,7 @@ class ForwardBlock {
   HEED_DEVICE ForwardBlock(M& m, const ForwardParams& p)
       : m_(m), p_(p), s_(p.sequences[m.block(2)]), lane_(m.thread() % heed::cuda::kWarp),
         warp_(m.thread() / heed::cuda::kWarp / kSharers), sharer_(m.thread() / heed::cuda::kWarp % kSharers),
-        queries_(m.shared()), general_(kGeneral && (!kFewRows || IsGeneral(p))), unit_(general_ ? 1 : p.scale),
+        queries_(m.shared()), general_(kGeneral && (!kHasFewRows || IsGeneral(p))), unit_(general_ ? 1 : p.scale),
         of_pairs_(p, s_) {}
 
   HEED_DEVICE void Run() {
@@ -106,7 +107,7 @@ class ForwardBlock {
     BeginSegment();
     int stage = 0;
     for (bool is_first = true; tile < end_; is_first = false) {
-      if constexpr (!kFewRows) {
+      if constexpr (!kHasFewRows) {
         if (!is_first) KeepState();
       }
       const int64_t border = tile + kSegmentKeys - (tile - s_.key_begin) % kSegmentKeys;
@@ -115,7 +116,7 @@ class ForwardBlock {
         stage = (stage + 1) % kStages;
       }
       AddUpSums();
-      if constexpr (!kFewRows) {
+      if constexpr (!kHasFewRows) {
         if (!is_first) AddToState();
       }
     }
@@ -132,11 +133,11 @@ class ForwardBlock {
     Logits(stage);
     const bool by_pair = general_ && of_pairs_.ByPair();
     const bool full = !by_pair && keys_seen_.common.Contains({tile, tile + kTileKeys});
-    if constexpr (!kFewRows) Weigh(full, tile);
+    if constexpr (!kHasFewRows) Weigh(full, tile);
     m_.template WaitCopies<2 * (kStages - 1)>();
     m_.Sync();
     CopyNextKeys(stage);
-    if constexpr (kFewRows) {
+    if constexpr (kHasFewRows) {
       TakeLogits();
       Weigh(full, tile);
     }
@@ -233,7 +234,7 @@ class ForwardBlock {
         }
       }
     }
-    if constexpr (kFewRows) {
+    if constexpr (kHasFewRows) {
       HEED_DEVICE_UNROLL
       for (int j = 0; j < kOwnKeyTiles; ++j) {
         HEED_DEVICE_UNROLL
