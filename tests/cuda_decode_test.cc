@@ -6,11 +6,14 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <limits>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "heed/core/error.h"
+#include "heed/ops/exact/attention/attend/attend_pages.h"
 #include "tests/cuda/attention_on_devices.h"
 
 namespace heed {
@@ -292,6 +295,217 @@ TEST_P(CudaDecodeTest, EachTensorMayBeginAnywhere) {
   }
 }
 
+// Keys and values of a problem in pages of pools, in an order of their own and with pages in between that are NaN.
+struct PagedProblem {
+  Buffer k_pool, v_pool;
+  std::vector<int64_t> indptr = {0}, indices, last_page_len;
+  bool heads_first;
+
+  // Sequence b has the first lengths[b] keys of p's, or, of packed ones, those between two borders.
+  PagedProblem(const Problem& p, const std::vector<int64_t>& firsts, const std::vector<int64_t>& lengths, int64_t tokens,
+               bool with_heads_first, uint64_t seed, int gap = 0)
+      : heads_first(with_heads_first) {
+    Random random(seed, /*stream=*/5);
+    for (const int64_t length : lengths) {
+      indptr.push_back(indptr.back() + (length + tokens - 1) / tokens);
+      last_page_len.push_back(length == 0 ? 0 : (length - 1) % tokens + 1);
+    }
+    const int64_t used = indptr.back(), pages = used + 3, H = p.in.k.size(2);
+    std::vector<int64_t> order;
+    for (int64_t i = 0; i < pages; ++i) order.insert(order.begin() + random.Integer(0, i), i);
+    indices.assign(order.begin(), order.begin() + used);
+    const int64_t D = p.in.k.size(3), Dv = p.in.v.size(3);
+    // As far apart as the larger ones are.
+    const int64_t row = std::max(D, Dv) + gap, page = tokens * H * row;
+    const auto pool = [&](int64_t channels) {
+      return heads_first ? Buffer(p.in.k.dtype(), std::vector<int64_t>{pages, H, tokens, channels},
+                                  std::vector<int64_t>{page, tokens * row, row, 1}, Placement::kAligned)
+                         : Buffer(p.in.k.dtype(), std::vector<int64_t>{pages, tokens, H, channels},
+                                  std::vector<int64_t>{page, H * row, row, 1}, Placement::kAligned);
+    };
+    k_pool = pool(D);
+    v_pool = pool(Dv);
+    const bool packed = p.options.cu_seqlens_q.present();
+    for (size_t b = 0; b < lengths.size(); ++b) {
+      for (int64_t t = 0; t < lengths[b]; ++t) {
+        const int64_t number = indices[static_cast<size_t>(indptr[b] + t / tokens)], in_page = t % tokens;
+        for (int64_t h = 0; h < H; ++h) {
+          for (const auto& [from, to] : {std::pair{p.in.k, &k_pool}, {p.in.v, &v_pool}}) {
+            for (int64_t e = 0; e < from.size(3); ++e) {
+              const std::vector<int64_t> at = heads_first ? std::vector<int64_t>{number, h, in_page, e}
+                                                          : std::vector<int64_t>{number, in_page, h, e};
+              SetElement(to->view(), at,
+                         GetElement(from, std::vector<int64_t>{packed ? 0 : static_cast<int64_t>(b), firsts[b] + t, h, e}));
+            }
+          }
+        }
+      }
+    }
+  }
+
+  KVCache::BlockTables Tables(const ConstTensorView& k, const ConstTensorView& v) const {
+    const auto list = [](const std::vector<int64_t>& x) {
+      return ConstTensorView(x.data(), DType::kI64, {static_cast<int64_t>(x.size())});
+    };
+    return {k, v, list(indptr), list(indices), list(last_page_len), heads_first};
+  }
+};
+
+class CudaPagesTest : public CudaDecodeTest {
+ protected:
+  // Of the queries, outputs and options of a problem, on the device.
+  Results RunPages(const Problem& p, const PagedProblem& pages, const Options& options) {
+    const DeviceTensor q(*GetParam(), p.in.q), k(*GetParam(), pages.k_pool.view()), v(*GetParam(), pages.v_pool.view());
+    Results results = {Buffer(p.o.dtype, p.o.sizes), Buffer(p.lse.dtype, p.lse.sizes)};
+    const DeviceTensor o(*GetParam(), results.o.view()), lse(*GetParam(), results.lse.view());
+    const DeviceTensor bias(*GetParam(), options.bias), mask(*GetParam(), options.mask);
+    Options on_device = options;
+    on_device.bias = bias.view();
+    on_device.mask = mask.view();
+    attention::AttendPages(ctx_, pages.Tables(k.view(), v.view()), q.view(), on_device, {o.view(), lse.view()});
+    o.Download(results.o.view());
+    lse.Download(results.lse.view());
+    return results;
+  }
+};
+
+TEST_P(CudaPagesTest, RowsHaveTheBitsOfForward) {
+  uint64_t seed = 1;
+  for (const auto& [queries, group, D, Dv] : {std::tuple{1, 8, 64, 64}, {5, 2, 128, 128}, {60, 2, 64, 40}, {2, 1, 200, 256}}) {
+    for (const int64_t tokens : {1, 16, 48, 100, 2000}) {
+      SCOPED_TRACE(std::to_string(queries) + " " + std::to_string(tokens));
+      Problem p = Plain(seed % 2 == 0 ? DType::kF16 : DType::kBF16, {3, queries, 1200, 2 * group, 2, D, Dv}, seed);
+      const std::vector<int64_t> lengths = {1200, 0, 700 + queries}, counts = {queries, queries, queries / 2};
+      p.options.causal = true;
+      if (seed % 3 == 0) p.options.window = {300, 0};
+      if (seed % 3 == 1) p.options.softcap = 2;
+      p.options.query_lengths = Integers(p, counts);
+      const PagedProblem pages(p, {0, 0, 0}, lengths, tokens, seed % 4 < 2, seed);
+      cuda::SetEmulatedSeed(seed++);
+      cuda::SetEmulatedMultiprocessors(seed % 5 == 0 ? 1 : 1000);
+      const Results paged = RunPages(p, pages, p.options);
+      p.options.key_lengths = Integers(p, lengths);
+      p.options.query_starts = Integers(p, {lengths[0] - counts[0], lengths[1] - counts[1], lengths[2] - counts[2]});
+      const Results whole = Run(p);
+      EXPECT_TRUE(SameBits(paged.o.view(), whole.o.view()));
+      EXPECT_TRUE(SameBits(paged.lse.view(), whole.lse.view()));
+      const Comparison result = CompareWithReference(p, paged);
+      EXPECT_TRUE(result.ok) << result.message;
+    }
+  }
+}
+
+TEST_P(CudaPagesTest, PackedQueriesOfAllLengths) {
+  Problem p = Plain(DType::kBF16, {1, 60, 2300, 4, 2, 64, 64}, 11);
+  const int32_t q[] = {0, 1, 3, 3, 4, 50}, k[] = {0, 1100, 1110, 1500, 1500, 2260};
+  p.options.causal = true;
+  p.options.cu_seqlens_q = ConstTensorView(q, DType::kI32, {6});
+  p.lse.sizes = {4, 60};
+  const PagedProblem pages(p, {0, 1100, 1110, 1500, 1500}, {1100, 10, 390, 0, 760}, 16, false, 3);
+  const Results paged = RunPages(p, pages, p.options);
+  p.options.cu_seqlens_k = ConstTensorView(k, DType::kI32, {6});
+  const Results whole = Run(p);
+  EXPECT_TRUE(SameBits(paged.o.view(), whole.o.view()));
+  EXPECT_TRUE(SameBits(paged.lse.view(), whole.lse.view()));
+  EXPECT_TRUE(CompareWithReference(p, paged).ok);
+  EXPECT_EQ(paged.o.Get({0, 59, 1, 3}), 0);
+}
+
+TEST_P(CudaPagesTest, MoreSequencesThanALaunchAndMoreOptions) {
+  Problem p = Plain(DType::kF16, {35, 2, 90, 2, 1, 16, 16}, 3);
+  std::vector<int64_t> lengths, firsts(35, 0);
+  for (int64_t b = 0; b < 35; ++b) lengths.push_back(90 - 2 * b);
+  const Buffer bias(DType::kF16, {35, 2, 2, 90}), mask(DType::kBool, {2, 90}), slopes(DType::kF32, {2}), sinks(DType::kF32, {2});
+  bias.FillNormal(5);
+  slopes.FillConstant(0.1);
+  sinks.FillConstant(0.5);
+  mask.FillConstant(1);
+  mask.Set({0, 3}, 0);
+  p.options.bias = bias.view();
+  p.options.mask = mask.view();
+  p.options.alibi = slopes.view();
+  p.options.sinks = sinks.view();
+  p.options.prefix = Integers(p, std::vector<int64_t>(35, 4));
+  p.options.key_starts = Integers(p, std::vector<int64_t>(35, 2));
+  p.options.chunk = 30;
+  const PagedProblem pages(p, firsts, lengths, 5, true, 3, /*gap=*/1);  // rows that begin anywhere
+  const Results paged = RunPages(p, pages, p.options);
+  p.options.key_lengths = Integers(p, lengths);
+  std::vector<int64_t> starts;
+  for (const int64_t length : lengths) starts.push_back(length - 2);
+  p.options.query_starts = Integers(p, starts);
+  const Results whole = Run(p);
+  EXPECT_TRUE(SameBits(paged.o.view(), whole.o.view()));
+  EXPECT_TRUE(SameBits(paged.lse.view(), whole.lse.view()));
+  EXPECT_TRUE(CompareWithReference(p, paged).ok);
+}
+
+TEST_P(CudaPagesTest, WhatItDoesNotTakeIsSaid) {
+  const Problem p = Plain(DType::kBF16, {2, 1, 40, 2, 1, 16, 16}, 3);
+  const PagedProblem pages(p, {0, 0}, {40, 20}, 16, false, 3);
+  const DeviceTensor q(*GetParam(), p.in.q), k(*GetParam(), pages.k_pool.view()), v(*GetParam(), pages.v_pool.view());
+  const Buffer host(DType::kBF16, p.o.sizes);
+  const DeviceTensor o(*GetParam(), host.view());
+  const auto refusal = [&](const auto& spoil) {
+    PagedProblem spoilt = pages;
+    KVCache::BlockTables tables = spoilt.Tables(k.view(), v.view());
+    Options options;
+    ConstTensorView queries = q.view();
+    spoil(spoilt, tables, options, queries);
+    std::string what;
+    try {
+      attention::AttendPages(ctx_, tables, queries, options, {o.view(), {}});
+    } catch (const std::exception& error) {
+      what = error.what();
+    }
+    o.Download(host.view());
+    for (const uint8_t byte : host.bytes()) EXPECT_EQ(byte, 0xFF);
+    return what;
+  };
+  using P = PagedProblem;
+  using T = KVCache::BlockTables;
+  using O = Options;
+  using Q = ConstTensorView;
+  using testing::HasSubstr;
+  EXPECT_THAT(refusal([](P& x, T&, O&, Q&) { x.indices[2] = 9999; }), HasSubstr("AttendPages: indices[2] is 9999, expected 0 to"));
+  EXPECT_THAT(refusal([](P& x, T&, O&, Q&) { x.indices[4] = -1; }), HasSubstr("indices[4] is -1, expected 0 to"));
+  EXPECT_THAT(refusal([](P& x, T&, O&, Q&) { x.indptr[1] = 7; }), HasSubstr("indptr[1] is 7, expected 0 to 5"));
+  EXPECT_THAT(refusal([](P& x, T&, O&, Q&) { x.last_page_len[0] = 17; }), HasSubstr("last_page_len[0] is 17, expected 1 to 16"));
+  EXPECT_THAT(refusal([&](P&, T& t, O&, Q&) { t.k_pool = pages.k_pool.view(); }), HasSubstr("k_pool is on the CPU, expected cuda:0"));
+  EXPECT_THAT(refusal([&](P&, T& t, O&, Q&) { t.indices = k.view(); }), HasSubstr("indices has dtype bf16, expected i32 or i64"));
+  EXPECT_THAT(refusal([&](P&, T& t, O&, Q&) {
+                t.indptr = ConstTensorView(t.indptr.data(), DType::kI64, {3}, {DeviceType::kCuda, 0});
+              }),
+              HasSubstr("indptr is on cuda:0, expected the CPU"));
+  EXPECT_THAT(refusal([&](P&, T& t, O&, Q&) { t.v_pool = {}; }), HasSubstr("v_pool is absent"));
+  EXPECT_THAT(refusal([&](P&, T& t, O&, Q&) {
+                t.v_pool = ConstTensorView(t.v_pool.data(), DType::kBF16, t.v_pool.sizes(),
+                                           std::vector<int64_t>{1024, 16, 16, 1}, {DeviceType::kCuda, 0});
+              }),
+              HasSubstr("v_pool has pages 1024 elements apart, expected 256 as k_pool"));
+  EXPECT_THAT(refusal([&](P&, T& t, O&, Q&) { t.k_pool = t.k_pool.Slice(3, 0, 8); }),
+              HasSubstr("k_pool has shape [8,16,1,8], expected [pages,tokens,1,16]"));
+  EXPECT_THAT(refusal([&](P&, T&, O& options, Q&) { options.dropout = 0.5; }), HasSubstr("dropout is 0.5, expected 0"));
+  EXPECT_THAT(refusal([&](P&, T&, O& options, Q&) { options.pattern = patterns::Strided(2); }), HasSubstr("does not take patterns"));
+  const int64_t counts[] = {1, 2};
+  EXPECT_THAT(refusal([&](P&, T&, O& options, Q&) { options.query_lengths = ConstTensorView(counts, DType::kI64, {2}); }),
+              HasSubstr("query_lengths contains 2, expected 0 to 1"));
+  EXPECT_THAT(refusal([&](P&, T&, O& options, Q&) { options.key_lengths = ConstTensorView(counts, DType::kI64, {2}); }),
+              HasSubstr("key_lengths is given, expected none"));
+  EXPECT_THAT(refusal([&](P&, T&, O&, Q& queries) { queries = p.in.q; }), HasSubstr("is on cuda:0, expected the CPU"));
+  const KVCache::BlockTables tables = pages.Tables(k.view(), v.view());
+  for (const auto& [name, pool] : {std::pair{"k_pool", &k}, {"v_pool", &v}}) {
+    const TensorView inside(static_cast<uint16_t*>(pool->view().data()) + 16, DType::kBF16, p.o.sizes, {DeviceType::kCuda, 0});
+    try {
+      attention::AttendPages(ctx_, tables, q.view(), {}, {inside, {}});
+      ADD_FAILURE() << "nothing is thrown";
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), HasSubstr(std::string("o overlaps ") + name));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, CudaPagesTest, testing::ValuesIn(Devices()), NameOf);
 INSTANTIATE_TEST_SUITE_P(Devices, CudaDecodeTest, testing::ValuesIn(Devices()), NameOf);
 
 }  // namespace

@@ -105,6 +105,10 @@ const char* Allocate(int32_t, void*, size_t num_bytes, void** memory) {
   return nullptr;
 }
 void Free(int32_t, void*, void* memory) { os::FreeAligned(memory); }
+const char* Upload(int32_t, void*, void* to, const void* from, size_t num_bytes) {
+  std::memcpy(to, from, num_bytes);
+  return nullptr;
+}
 
 const sc::Launches kSoftmax = {.forward = &Forward,
                                .few_rows = &FewRows,
@@ -141,7 +145,7 @@ const char* TokenSums(const Launch& launch, const rc::TokenSumParams& params) {
 const rc::Launches kRecurrence = {
     .walk = &RunChunks, .gather = &Gather, .decay_gradients = &DecayGradients, .token_sums = &TokenSums};
 const Library kEmulated = {.version = HEED_VERSION, .examine = &Examine, .check_stream = &CheckStream,
-                            .allocate = &Allocate, .free = &Free, .softmax = &kSoftmax,
+                            .allocate = &Allocate, .free = &Free, .upload = &Upload, .softmax = &kSoftmax,
                             .recurrence = &kRecurrence};
 
 class Emulated : public TestDevice {

@@ -1,6 +1,9 @@
 // The kernel of GPUs in the list: what it takes, and problems as its launches.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,7 +25,7 @@ constexpr int64_t kMostPartNumbers = int64_t{64} << 20;  // of many rows
 
 std::string DeclinesOption(const Problem& p) {
   const std::pair<bool, const char*> options[] = {
-      {p.page_tokens > 0 || p.quantized || !p.shared.empty(), "caches"},
+      {p.quantized || p.pages_gone || !p.shared.empty(), "caches"},
       {p.bias.data != nullptr && p.bias.dtype == DType::kF64, "a bias of f64"},
       {p.has_pattern, "patterns"},
       {!p.segments_q.empty(), "segments"},
@@ -87,6 +90,7 @@ cuda::DeviceSequence OnDevice(const Problem& p, const Sequence& s) {
           .prefix_end = s.prefix_end,
           .sink_end = s.sink_end,
           .parts = 0,
+          .pages = 0,
           .num_queries = static_cast<int32_t>(s.num_queries)};
 }
 
@@ -117,6 +121,9 @@ cuda::ForwardParams ParamsOf(const Problem& p, std::span<const Sequence> sequenc
       .window_left = p.window_left,
       .window_right = p.window_right,
       .chunk = p.chunk,
+      .page_tokens = static_cast<int32_t>(std::min<int64_t>(p.page_tokens, std::numeric_limits<int32_t>::max())),
+      .k_in_page = p.k.page_offset,
+      .v_in_page = p.v.page_offset,
       .causal = p.causal,
       .aligned = IsAligned(p.q) && IsAligned(p.k) && IsAligned(p.v),
       .group = static_cast<int32_t>(p.group()),
@@ -161,13 +168,47 @@ void ForLaunches(std::span<const Sequence> all, const F& f) {
 
 int64_t Blocks(int64_t rows, int64_t lanes) { return (rows + lanes - 1) / lanes; }
 
+// Where the pages of some sequences begin, on the device, if they have any.
+class PageTable {
+ public:
+  PageTable(const heed::cuda::Call& call, const Problem& p, std::span<const Sequence> sequences) : all_(sequences) {
+    if (p.page_tokens == 0) return;
+    std::vector<const std::byte*> pages;
+    for (const Sequence& s : sequences) {
+      firsts_.push_back(std::ssize(pages));
+      if (s.pages != nullptr) pages.insert(pages.end(), s.pages, s.pages + Blocks(s.key_end, p.page_tokens));
+    }
+    for (const std::byte* page : pages) {
+      aligned_ = aligned_ && (reinterpret_cast<uintptr_t>(page) | p.k.page_offset | p.v.page_offset) % 16 == 0;
+    }
+    const size_t num_bytes = std::max<size_t>(1, pages.size()) * sizeof(const std::byte*);
+    call.Upload(memory_.emplace(call, num_bytes).data(), pages.data(), pages.size() * sizeof(const std::byte*));
+  }
+
+  // Of a launch of some of them.
+  void AddTo(cuda::ForwardParams* params, std::span<const Sequence> launched) const {
+    if (!memory_.has_value()) return;
+    params->pages = static_cast<const std::byte* const*>(memory_->data());
+    params->aligned = params->aligned && aligned_;
+    const int64_t first = launched.data() - all_.data();
+    for (size_t i = 0; i < launched.size(); ++i) params->sequences[i].pages = firsts_[static_cast<size_t>(first) + i];
+  }
+
+ private:
+  const std::span<const Sequence> all_;
+  std::vector<int64_t> firsts_;
+  bool aligned_ = true;
+  std::optional<heed::cuda::DeviceMemory> memory_;
+};
+
 // A launch of these sequences. How it is cut no bit depends on: blocks of either kind add up the same segments of keys.
 class ForwardLaunch {
  public:
   ForwardLaunch(const heed::cuda::Call& call, const Problem& p, std::span<const Sequence> sequences, int64_t queries,
-                bool few_rows)
+                bool few_rows, const PageTable& pages)
       : call_(call), p_(p), sequences_(std::ssize(sequences)), queries_(queries), few_rows_(few_rows),
         params_(ParamsOf(p, sequences)) {
+    pages.AddTo(&params_, sequences);
     params_.fused = p.group() > 1 && queries < Lanes(p);
     heads_ = params_.fused ? p.key_heads : p.query_heads;
     row_blocks_ = Blocks(params_.fused ? queries * p.group() : queries, few_rows ? cuda::kFewRows : Lanes(p));
@@ -220,10 +261,11 @@ void Forward(Context& ctx, const Problem& p) {
   const auto many = std::stable_partition(sequences.begin(), sequences.end(), [&](const Sequence& s) {
     return s.num_queries * p.group() <= kMostFewRows;
   });
+  const PageTable pages(call, p, sequences);
   for (const bool few_rows : {true, false}) {
     ForLaunches(few_rows ? std::span(sequences.begin(), many) : std::span(many, sequences.end()),
                 [&](std::span<const Sequence> launched, int64_t queries, int64_t) {
-                  if (queries > 0) ForwardLaunch(call, p, launched, queries, few_rows).Run();
+                  if (queries > 0) ForwardLaunch(call, p, launched, queries, few_rows, pages).Run();
                 });
   }
 }

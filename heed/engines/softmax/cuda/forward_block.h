@@ -196,10 +196,18 @@ class ForwardBlock {
     next_values_ = FromTile(tile + kTileKeys);
   }
   HEED_DEVICE const uint16_t* KeyAt(int64_t key) const {
-    return static_cast<const uint16_t*>(p_.k) + s_.k + KeyHead() * p_.k_strides.head + key * p_.k_strides.token;
+    return RowOfKey(static_cast<const uint16_t*>(p_.k) + s_.k, p_.k_strides, p_.k_in_page, key);
   }
   HEED_DEVICE const uint16_t* ValueAt(int64_t key) const {
-    return static_cast<const uint16_t*>(p_.v) + s_.v + KeyHead() * p_.v_strides.head + key * p_.v_strides.token;
+    return RowOfKey(static_cast<const uint16_t*>(p_.v) + s_.v, p_.v_strides, p_.v_in_page, key);
+  }
+  HEED_DEVICE const uint16_t* RowOfKey(const uint16_t* rows, const Strides& strides, int64_t in_page, int64_t key) const {
+    if (p_.page_tokens > 0) {
+      const auto index = static_cast<uint32_t>(key), tokens = static_cast<uint32_t>(p_.page_tokens), page = index / tokens;
+      rows = reinterpret_cast<const uint16_t*>(p_.pages[s_.pages + page] + in_page);
+      key = index - page * tokens;
+    }
+    return rows + KeyHead() * strides.head + key * strides.token;
   }
   // Keys that exist in a tile.
   HEED_DEVICE int KeysFrom(int64_t tile) const {

@@ -2,6 +2,7 @@
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_FORWARD_PARAMS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_FORWARD_PARAMS_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "heed/core/dtype.h"
@@ -27,6 +28,7 @@ struct DeviceSequence {
   uint32_t first_head;  // of all sequences' heads, one after the other
   int64_t start, key_begin, key_end, num_keys, query_end, prefix_end, sink_end;
   int64_t parts;  // index of the first one
+  int64_t pages;  // likewise
   int32_t num_queries;
 };
 
@@ -53,6 +55,10 @@ struct ForwardParams {
   float* lse;  // or null
   Strides q_strides, k_strides, v_strides, o_strides, lse_strides;
   int64_t window_left, window_right, chunk;
+  // Keys and values may be in pages of so many tokens: where these begin, and how many bytes from there. 0: they are not.
+  int32_t page_tokens = 0;
+  const std::byte* const* pages = nullptr;
+  int64_t k_in_page = 0, v_in_page = 0;
   bool causal;
   bool fused = false;  // the query heads of a key head are rows of the same blocks
   bool aligned;        // rows of q, k and v begin at multiples of 16 bytes
