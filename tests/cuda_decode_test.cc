@@ -303,7 +303,7 @@ struct PagedProblem {
 
   // Sequence b has the first lengths[b] keys of p's, or, of packed ones, those between two borders.
   PagedProblem(const Problem& p, const std::vector<int64_t>& firsts, const std::vector<int64_t>& lengths, int64_t tokens,
-               bool with_heads_first, uint64_t seed, int gap = 0)
+               bool with_heads_first, uint64_t seed, int gap = 0, int k_shift = 0, int v_shift = 0)
       : heads_first(with_heads_first) {
     Random random(seed, /*stream=*/5);
     for (const int64_t length : lengths) {
@@ -317,14 +317,14 @@ struct PagedProblem {
     const int64_t D = p.in.k.size(3), Dv = p.in.v.size(3);
     // As far apart as the larger ones are.
     const int64_t row = std::max(D, Dv) + gap, page = tokens * H * row;
-    const auto pool = [&](int64_t channels) {
+    const auto pool = [&](int64_t channels, int shift) {
       return heads_first ? Buffer(p.in.k.dtype(), std::vector<int64_t>{pages, H, tokens, channels},
-                                  std::vector<int64_t>{page, tokens * row, row, 1}, Placement::kAligned)
+                                  std::vector<int64_t>{page, tokens * row, row, 1}, Placement::kAligned, shift)
                          : Buffer(p.in.k.dtype(), std::vector<int64_t>{pages, tokens, H, channels},
-                                  std::vector<int64_t>{page, H * row, row, 1}, Placement::kAligned);
+                                  std::vector<int64_t>{page, H * row, row, 1}, Placement::kAligned, shift);
     };
-    k_pool = pool(D);
-    v_pool = pool(Dv);
+    k_pool = pool(D, k_shift);
+    v_pool = pool(Dv, v_shift);
     const bool packed = p.options.cu_seqlens_q.present();
     for (size_t b = 0; b < lengths.size(); ++b) {
       for (int64_t t = 0; t < lengths[b]; ++t) {
@@ -438,6 +438,22 @@ TEST_P(CudaPagesTest, MoreSequencesThanALaunchAndMoreOptions) {
   EXPECT_TRUE(SameBits(paged.o.view(), whole.o.view()));
   EXPECT_TRUE(SameBits(paged.lse.view(), whole.lse.view()));
   EXPECT_TRUE(CompareWithReference(p, paged).ok);
+}
+
+TEST_P(CudaPagesTest, PoolsMayBeginAnywhere) {
+  Problem p = Plain(DType::kBF16, {2, 2, 90, 2, 1, 64, 64}, 3);
+  for (const int shifted : {0, 1, 2}) {
+    const PagedProblem pages(p, {0, 0}, {90, 90}, 16, false, 3, /*gap=*/0, shifted == 1 ? 1 : 0, shifted == 2 ? 1 : 0);
+    EXPECT_TRUE(SameBits(RunPages(p, pages, p.options).o.view(), Run(p).o.view())) << shifted;
+  }
+}
+
+TEST_P(CudaPagesTest, NoPagesAtAllGiveEmptyRows) {
+  const Problem p = Plain(DType::kBF16, {2, 2, 0, 2, 1, 64, 64}, 3);
+  const PagedProblem pages(p, {0, 0}, {0, 0}, 16, false, 3);
+  const Results results = RunPages(p, pages, p.options);
+  EXPECT_EQ(results.o.Get({1, 1, 1, 3}), 0);
+  EXPECT_EQ(results.lse.Get({1, 1, 1}), -kInfinity);
 }
 
 TEST_P(CudaPagesTest, WhatItDoesNotTakeIsSaid) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <list>
 #include <optional>
 #include <span>
 #include <string>
@@ -201,7 +202,8 @@ class PageTable {
   std::optional<heed::cuda::DeviceMemory> memory_;
 };
 
-// A launch of these sequences. How it is cut no bit depends on: blocks of either kind add up the same segments of keys.
+// A launch of these sequences, with its memory. How it is cut no bit depends on: blocks of either kind add up the same segments
+// of keys.
 class ForwardLaunch {
  public:
   ForwardLaunch(const heed::cuda::Call& call, const Problem& p, std::span<const Sequence> sequences, int64_t queries,
@@ -220,18 +222,21 @@ class ForwardLaunch {
       segments_ = std::max(segments_, cuda::SegmentsOf(s));
       parts_ += cuda::SegmentsOf(s) * s.num_queries * p.query_heads;
     }
+    if (!Splits()) {
+      segments_ = 1;
+      return;
+    }
+    const int64_t numbers = parts_ * params_.part_channels;
+    memory_.emplace(call, static_cast<size_t>(numbers) * sizeof(float) + static_cast<size_t>(parts_) * sizeof(cuda::PartTerms));
+    params_.part_outputs = static_cast<float*>(memory_->data());
+    params_.part_terms = reinterpret_cast<cuda::PartTerms*>(params_.part_outputs + numbers);
   }
 
-  void Run() {
+  void Run() const {
     const cuda::Launches& kernels = *call_.library().softmax;
     const auto forward = few_rows_ ? kernels.few_rows : kernels.forward;
-    if (!Splits()) return call_.Check(forward(call_.Of(row_blocks_, heads_, Count()), params_));
-    const heed::cuda::DeviceMemory outputs(call_, static_cast<size_t>(parts_ * params_.part_channels) * sizeof(float));
-    const heed::cuda::DeviceMemory terms(call_, static_cast<size_t>(parts_) * sizeof(cuda::PartTerms));
-    params_.part_outputs = static_cast<float*>(outputs.data());
-    params_.part_terms = static_cast<cuda::PartTerms*>(terms.data());
     call_.Check(forward(call_.Of(row_blocks_ * segments_, heads_, Count()), params_));
-    call_.Check(kernels.combine(call_.Of(queries_, p_.query_heads, Count()), params_));
+    if (memory_.has_value()) call_.Check(kernels.combine(call_.Of(queries_, p_.query_heads, Count()), params_));
   }
 
  private:
@@ -252,6 +257,7 @@ class ForwardLaunch {
   cuda::ForwardParams params_;
   int64_t heads_, row_blocks_;
   int64_t segments_ = 0, parts_ = 0;  // the most of a sequence, and those of all rows
+  std::optional<heed::cuda::DeviceMemory> memory_;
 };
 
 void Forward(Context& ctx, const Problem& p) {
@@ -262,12 +268,14 @@ void Forward(Context& ctx, const Problem& p) {
     return s.num_queries * p.group() <= kMostFewRows;
   });
   const PageTable pages(call, p, sequences);
+  std::list<ForwardLaunch> launches;  // all have their memory before anything is written
   for (const bool few_rows : {true, false}) {
     ForLaunches(few_rows ? std::span(sequences.begin(), many) : std::span(many, sequences.end()),
                 [&](std::span<const Sequence> launched, int64_t queries, int64_t) {
-                  if (queries > 0) ForwardLaunch(call, p, launched, queries, few_rows, pages).Run();
+                  if (queries > 0) launches.emplace_back(call, p, launched, queries, few_rows, pages);
                 });
   }
+  for (const ForwardLaunch& launch : launches) launch.Run();
 }
 
 void RefuseGradients(const Problem& p, const Gradients& g) {

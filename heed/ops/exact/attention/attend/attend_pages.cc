@@ -123,10 +123,7 @@ void AttendPages(Context& ctx, const KVCache::BlockTables& tables, const ConstTe
   std::vector<const std::byte*> pages;
   for (const int64_t page : checked.pages) pages.push_back(k + page * checked.k.stride(0) * element);
   pages.push_back(nullptr);  // so that a sequence without pages has a table too
-  for (softmax::Sequence& s : p.sequences) {
-    s.pages = pages.data() + checked.begins[static_cast<size_t>(s.batch)];
-    s.first_k = 0;
-  }
+  for (softmax::Sequence& s : p.sequences) s.pages = pages.data() + checked.begins[static_cast<size_t>(s.batch)];
 
   if (device.type != DeviceType::kCpu) {
     p.has_pattern = options.pattern.present();

@@ -147,6 +147,21 @@ TEST(AttendPagesTest, PackedQueriesHaveTheBitsOfTheirSequences) {
   }
 }
 
+TEST(AttendPagesTest, NoPagesAtAllGiveEmptyRows) {
+  Context ctx(1);
+  Paged x(DType::kF32);
+  x.indptr = {0, 0, 0, 0};
+  x.indices = {};
+  const Buffer q = Normal(DType::kF32, {3, 2, kHq, kDim}, 3);
+  const Result r = ResultFor(q.view(), kDim);
+  const int64_t none = 0;
+  KVCache::BlockTables tables = x.Tables();
+  tables.indices = ConstTensorView(&none, DType::kI64, {0});
+  AttendPages(ctx, tables, q.view(), Causal(), {r.o.view(), r.lse.view()});
+  EXPECT_EQ(r.o.Get({2, 1, 5, 3}), 0);
+  EXPECT_EQ(r.lse.Get({2, 5, 1}), -std::numeric_limits<double>::infinity());
+}
+
 TEST(AttendPagesTest, MistakesAreNamed) {
   Context ctx(1);
   const auto refuses = [&](const auto& spoil, const std::string& message) {
