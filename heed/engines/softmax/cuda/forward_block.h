@@ -34,7 +34,7 @@ namespace heed::softmax::cuda {
 using heed::cuda::SharedTile;
 
 inline constexpr int kTileKeys = 64;
-inline constexpr int kFewRows = 16;
+inline constexpr int kFewRows = 16;  // of a block of few rows
 static_assert(kSegmentKeys % kTileKeys == 0);
 
 // What a block of a kernel for these channels has.
@@ -126,7 +126,7 @@ class ForwardBlock {
 
  private:
   HEED_DEVICE void Visit(int64_t tile, int stage) {
-    // Of later tiles as many copies are under way as there are stages, and of the values one less.
+    // Keys and values of as many later tiles as there are stages besides this one may still be on their way.
     m_.template WaitCopies<2 * (kStages - 1)>();
     m_.Sync();
     CopyNextValues((stage + kStages - 1) % kStages);

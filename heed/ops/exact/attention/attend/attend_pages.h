@@ -22,8 +22,7 @@ namespace heed::attention {
 //
 // Pools, q, o, lse, mask and bias are on one device, or all on the CPU; indptr, indices and last_page_len are on the CPU always
 // and are checked before anything is computed. They are read by the call alone: for a GPU they travel with launches, 8 bytes a
-// page, and nothing is waited for. Both pools' pages begin equally many bytes apart. What no sequence refers to is not read,
-// nor are pages of keys that no row sees.
+// page, and nothing is waited for. Both pools' pages begin equally many bytes apart. What no sequence refers to is not read.
 //
 // Options. All but those that say where rows are, but for query_lengths and cu_seqlens_q, log_decay and dropout; on a GPU what
 // Forward() takes there. Callers that decode set `causal`; without it every row sees all of its sequence.
