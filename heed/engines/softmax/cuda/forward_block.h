@@ -274,11 +274,38 @@ class ForwardBlock {
 
   // P = exp(S - max) in place of S; sums, and outputs rescaled where a maximum grows. `full`: every row sees all of the tile.
   HEED_DEVICE void Weigh(bool full, int64_t tile) {
+    if (general_) ScaleLogits(tile);
     if (full) {
       Weigh<true>(tile);
     } else {
       Weigh<false>(tile);
     }
+    if (general_ && p_.dropout > 0) Drop(tile);
+  }
+  // f(strip, half, row of the sequence) of the thread's rows, there or not.
+  template <class F>
+  HEED_DEVICE void ForAllRows(const F& f) {
+    HEED_DEVICE_UNROLL
+    for (int strip = 0; strip < kStrips; ++strip) {
+      HEED_DEVICE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int row = RowOf(strip, half);
+        f(strip, half, RowAt(row < num_rows_ ? row : 0));
+      }
+    }
+  }
+  HEED_DEVICE void ScaleLogits(int64_t tile) {
+    ForAllRows([&](int strip, int half, const Row& at) {
+      const float slope = of_pairs_.SlopeOf(at);
+      HEED_DEVICE_UNROLL
+      for (int j = 0; j < kKeyTiles; ++j) {
+        HEED_DEVICE_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          float& x = logits_[strip][j][2 * half + i];
+          x = of_pairs_.OfProduct(x, at, tile + KeyOf(j, i), slope);
+        }
+      }
+    });
   }
   template <bool kFull>
   HEED_DEVICE void Weigh(int64_t tile) {
@@ -294,14 +321,12 @@ class ForwardBlock {
     const int row = RowOf(strip, half);
     const Row at = RowAt(row < num_rows_ ? row : 0);
     const KeyRuns runs = kFull || row >= num_rows_ ? KeyRuns() : KeyRunsOf(p_, s_, at.query);
-    const float slope = general_ ? of_pairs_.SlopeOf(at) : 0;
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; ++j) {
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 2; ++i) {
         float& x = logits_[strip][j][2 * half + i];
         const int64_t key = tile + KeyOf(j, i);
-        if (general_) x = of_pairs_.OfProduct(x, at, key, slope);
         if (!kFull && !Sees(runs, key)) x = -INFINITY;
         if (!kFull && general_) x = x == -INFINITY ? x : of_pairs_.WithPair(x, at, key);
         max = fmaxf(max, x);
@@ -325,7 +350,6 @@ class ForwardBlock {
       }
     }
     sum_[strip][half] = fmaf(sum_[strip][half], rescale, sum);
-    if (general_ && p_.dropout > 0) Drop(strip, half, tile, at);
     HEED_DEVICE_UNROLL
     for (int e = 0; e < kChannelTiles; ++e) {
       HEED_DEVICE_UNROLL
@@ -334,15 +358,17 @@ class ForwardBlock {
   }
 
   // Weights of dropped pairs become 0; those of masked ones keep their sign.
-  HEED_DEVICE void Drop(int strip, int half, int64_t tile, const Row& at) {
-    HEED_DEVICE_UNROLL
-    for (int j = 0; j < kKeyTiles; ++j) {
+  HEED_DEVICE void Drop(int64_t tile) {
+    ForAllRows([&](int strip, int half, const Row& at) {
       HEED_DEVICE_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        float& weight = logits_[strip][j][2 * half + i];
-        if (weight > 0 && !of_pairs_.Keeps(at, tile + KeyOf(j, i))) weight = 0;
+      for (int j = 0; j < kKeyTiles; ++j) {
+        HEED_DEVICE_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          float& weight = logits_[strip][j][2 * half + i];
+          if (weight > 0 && !of_pairs_.Keeps(at, tile + KeyOf(j, i))) weight = 0;
+        }
       }
-    }
+    });
   }
 
   // The state of a row: its sums are complete in each of its threads where a segment ends.
