@@ -16,42 +16,6 @@ namespace {
 
 using testing::HasSubstr;
 
-// The problem with other values of the same size.
-Problem WithAbsoluteValues(const Problem& p) {
-  Problem absolute = p;
-  Buffer v(p.in.v.dtype(), p.in.v.sizes());
-  std::vector<int64_t> index(static_cast<size_t>(p.in.v.rank()), 0);
-  if (p.in.v.num_elements() > 0) {
-    do {
-      SetElement(v.view(), index, std::abs(GetElement(p.in.v, index)));
-    } while (NextIndex(p.in.v.sizes(), index));
-  }
-  absolute.in.v = v.view();
-  absolute.memory.push_back(v);
-  return absolute;
-}
-
-// What an attention may be off: what attention may in general, and of f16 the rounding of weights, of which the case of
-// CPUs knows nothing.
-Comparison CompareWithReference(const Problem& p, const Results& results) {
-  const Case c = attention::MakeCase(p);
-  const Expected expected = ExpectedOf(c);
-  if (p.in.q.dtype() == DType::kF16) {
-    const Expected sizes = ExpectedOf(attention::MakeCase(WithAbsoluteValues(p)));
-    const TensorView tolerance = expected.tolerance[0].view();
-    std::vector<int64_t> index(static_cast<size_t>(tolerance.rank()), 0);
-    if (tolerance.num_elements() > 0) {
-      do {
-        const double size = GetElement(sizes.values[0].view(), index);
-        SetElement(tolerance, index, GetElement(tolerance, index) + 1.01 * 0x1p-11 * size);
-      } while (NextIndex(tolerance.sizes(), index));
-    }
-  }
-  std::vector<ConstTensorView> views = {results.o.view()};
-  if (results.lse.present()) views.push_back(results.lse.view());
-  return CompareResults(c, views, expected);
-}
-
 class CudaTestOfDTypes : public CudaTest {
  protected:
   void AgreesOnRandomProblems(DType dtype) {
@@ -378,8 +342,8 @@ const char* NoDriver(int32_t, cuda::DeviceFacts*) { return "no driver is install
 TEST(CudaLibraryTest, WhatIsMissingIsSaid) {
   const auto refusal = [](const char* (*examine)(int32_t, cuda::DeviceFacts*), int64_t channels) {
     const cuda::Library library = {.version = "0", .examine = examine, .check_stream = nullptr,
-                                   .allocate = nullptr, .free = nullptr, .softmax = cuda::EmulatedDevice().library()->softmax,
-                                   .recurrence = nullptr};
+                                   .allocate = nullptr, .free = nullptr, .upload = nullptr,
+                                   .softmax = cuda::EmulatedDevice().library()->softmax, .recurrence = nullptr};
     cuda::Replace(&library);
     const ConstTensorView t(nullptr, DType::kBF16, {1, 4, 1, channels}, {DeviceType::kCuda, 0});
     std::string what;

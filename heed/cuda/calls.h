@@ -27,6 +27,10 @@ class Call {
             .stream = stream_,
             .blocks = {static_cast<int32_t>(blocks), static_cast<int32_t>(heads), static_cast<int32_t>(sequences)}};
   }
+  // Bytes of the host to memory of the device, read before this returns.
+  void Upload(void* to, const void* from, size_t num_bytes) const {
+    if (num_bytes > 0) Check(library_.upload(device_.index, stream_, to, from, num_bytes));
+  }
   // Throws InternalError unless a launch returned null.
   void Check(const char* error) const;
 

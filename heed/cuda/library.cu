@@ -1,6 +1,9 @@
 // What libheed_cuda exports.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "heed/cuda/launch.h"
@@ -55,11 +58,42 @@ void Free(int32_t device, void* stream, void* memory) {
   cudaFreeAsync(memory, static_cast<cudaStream_t>(stream));
 }
 
+// Words travel as arguments of launches, so that nothing is waited for and a graph that captures the stream keeps them. A copy
+// from memory of the host would be read when the graph is launched.
+struct Words {
+  uint64_t* to;
+  int32_t count;
+  uint64_t at[4000];
+};
+static_assert(sizeof(Words) <= 32764, "a launch takes no more arguments");
+constexpr int kUploadThreads = 128;
+
+__global__ void __launch_bounds__(kUploadThreads) UploadKernel(const __grid_constant__ Words words) {
+  const int i = static_cast<int>(blockIdx.x) * kUploadThreads + static_cast<int>(threadIdx.x);
+  if (i < words.count) words.to[i] = words.at[i];
+}
+
+const char* Upload(int32_t device, void* stream, void* to, const void* from, size_t num_bytes) {
+  constexpr size_t kMost = std::size(Words().at);
+  const size_t count = num_bytes / sizeof(uint64_t);
+  Words words;
+  for (size_t first = 0; first < count; first += kMost) {
+    words.to = static_cast<uint64_t*>(to) + first;
+    words.count = static_cast<int32_t>(std::min(kMost, count - first));
+    std::memcpy(words.at, static_cast<const uint64_t*>(from) + first, words.count * sizeof(uint64_t));
+    const Launch launch = {
+        .device = device, .stream = stream, .blocks = {(words.count + kUploadThreads - 1) / kUploadThreads, 1, 1}};
+    if (const char* error = LaunchKernel(launch, kUploadThreads, 0, &UploadKernel, words)) return error;
+  }
+  return nullptr;
+}
+
 const Library kLibrary = {.version = HEED_VERSION,
                           .examine = &Examine,
                           .check_stream = &CheckStream,
                           .allocate = &Allocate,
                           .free = &Free,
+                          .upload = &Upload,
                           .softmax = &softmax::cuda::kLaunches,
                           .recurrence = &recurrence::cuda::kLaunches,
                           .ssd = &ssd::cuda::kLaunches};

@@ -42,6 +42,8 @@ struct Library {
   // Memory of a device for kernels of a stream, from its pool; free() takes it back when what the stream has so far is done.
   const char* (*allocate)(int32_t device, void* stream, size_t num_bytes, void** memory);
   void (*free)(int32_t device, void* stream, void* memory);
+  // Copies bytes of the host, whole words of 8, in the order of the stream; they are read before it returns.
+  const char* (*upload)(int32_t device, void* stream, void* to, const void* from, size_t num_bytes);
   const softmax::cuda::Launches* softmax;
   const recurrence::cuda::Launches* recurrence;
   const ssd::cuda::Launches* ssd;

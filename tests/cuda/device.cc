@@ -28,18 +28,33 @@ const char* Examine(int32_t device, DeviceFacts* facts) {
 
 const char* CheckStream(int32_t, void* stream) { return stream == nullptr ? nullptr : "is of another device"; }
 
-const char* Forward(const Launch& launch, DType dtype, const sc::ForwardParams& params) {
-  return sc::WithKernel(dtype, params, [&](auto shape, auto of, auto general) -> const char* {
-    using Shape = decltype(shape);
-    const EmulatedGrid grid = {.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
-                               .threads = Shape::kThreads,
-                               .shared_bytes = Shape::kSharedBytes,
-                               .seed = emulated_seed};
-    RunEmulated(grid, [&](EmulatedMachine& machine) {
-      sc::ForwardBlock<EmulatedMachine, of.value, Shape::kChannels, Shape::kValueChannels, general.value>(machine, params).Run();
-    });
-    return nullptr;
+template <DType kDType, class Shape, bool kGeneral>
+const char* RunForward(const Launch& launch, const sc::ForwardParams& params) {
+  RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
+               .threads = Shape::kThreads,
+               .shared_bytes = Shape::kSharedBytes,
+               .seed = emulated_seed},
+              [&](EmulatedMachine& machine) {
+                sc::ForwardBlock<EmulatedMachine, kDType, Shape, kGeneral>(machine, params).Run();
+              });
+  return nullptr;
+}
+const char* Forward(const Launch& launch, const sc::ForwardParams& params) {
+  return sc::WithKernel(params, [&](auto shape, auto of, auto general) {
+    return RunForward<of.value, decltype(shape), general.value>(launch, params);
   });
+}
+const char* FewRows(const Launch& launch, const sc::ForwardParams& params) {
+  return sc::WithFewRowsKernel(params, [&](auto shape, auto of) {
+    return RunForward<of.value, decltype(shape), true>(launch, params);
+  });
+}
+const char* Combine(const Launch& launch, const sc::ForwardParams& params) {
+  RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
+               .threads = sc::kCombineThreads,
+               .seed = emulated_seed},
+              [&](EmulatedMachine& machine) { sc::CombineBlock(machine, params).Run(); });
+  return nullptr;
 }
 
 template <class Kernel>
@@ -89,8 +104,14 @@ const char* Allocate(int32_t, void*, size_t num_bytes, void** memory) {
   return nullptr;
 }
 void Free(int32_t, void*, void* memory) { os::FreeAligned(memory); }
+const char* Upload(int32_t, void*, void* to, const void* from, size_t num_bytes) {
+  std::memcpy(to, from, num_bytes);
+  return nullptr;
+}
 
 const sc::Launches kSoftmax = {.forward = &Forward,
+                               .few_rows = &FewRows,
+                               .combine = &Combine,
                                .terms = &Terms,
                                .key_gradients = &GradientsBy<sc::KeyGradientsBlock>,
                                .query_gradients = &GradientsBy<sc::QueryGradientsBlock>};
@@ -124,7 +145,7 @@ const ssd::cuda::Launches kSsd = {.steps = &RunBlocks<ssd::cuda::StepBlock>,
 static_assert(ssd::cuda::kThreads == rc::kGradientThreads);
 
 const Library kEmulated = {.version = HEED_VERSION, .examine = &Examine, .check_stream = &CheckStream,
-                            .allocate = &Allocate, .free = &Free, .softmax = &kSoftmax,
+                            .allocate = &Allocate, .free = &Free, .upload = &Upload, .softmax = &kSoftmax,
                             .recurrence = &kRecurrence,
                             .ssd = &kSsd};
 

@@ -1,8 +1,13 @@
 // The kernel of GPUs in the list: what it takes, and problems as its launches.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <list>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "heed/core/error.h"
 #include "heed/cuda/calls.h"
@@ -16,10 +21,12 @@ namespace {
 constexpr char kName[] = "softmax_cuda";
 constexpr int64_t kMostHeads = 65535;            // blocks of a grid on its second axis
 constexpr int64_t kMostQueries = int64_t{1} << 30;  // which kernels count in 32 bits
+constexpr int64_t kMostFewRows = 2 * cuda::kFewRows;  // of a key head: two blocks read its keys at once
+constexpr int64_t kMostPartNumbers = int64_t{64} << 20;  // of many rows
 
 std::string DeclinesOption(const Problem& p) {
   const std::pair<bool, const char*> options[] = {
-      {p.page_tokens > 0 || p.quantized || !p.shared.empty(), "caches"},
+      {p.quantized || p.pages_gone || !p.shared.empty(), "caches"},
       {p.bias.data != nullptr && p.bias.dtype == DType::kF64, "a bias of f64"},
       {p.has_pattern, "patterns"},
       {!p.segments_q.empty(), "segments"},
@@ -49,7 +56,8 @@ std::string DeclinesSizes(const Problem& p) {
 }
 
 int64_t SharedBytes(const Problem& p) {
-  return cuda::WithShape(p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kSharedBytes}; });
+  const auto bytes = [](auto shape) { return int64_t{shape.kSharedBytes}; };
+  return std::max(cuda::WithShape(p.depth, p.value_depth, bytes), cuda::WithFewRowsShape(p.depth, p.value_depth, bytes));
 }
 
 std::string DeclinesDevice(const Problem& p) { return heed::cuda::Declines(p.device, SharedBytes(p)); }
@@ -82,6 +90,8 @@ cuda::DeviceSequence OnDevice(const Problem& p, const Sequence& s) {
           .query_end = s.query_end,
           .prefix_end = s.prefix_end,
           .sink_end = s.sink_end,
+          .parts = 0,
+          .pages = 0,
           .num_queries = static_cast<int32_t>(s.num_queries)};
 }
 
@@ -98,6 +108,7 @@ cuda::ForwardParams ParamsOf(const Problem& p, std::span<const Sequence> sequenc
     return cuda::DevicePairs{x.data, x.dtype, x.head_stride, x.query_stride, x.key_stride};
   };
   cuda::ForwardParams params = {
+      .dtype = p.dtype,
       .q = p.q.data,
       .k = p.k.data,
       .v = p.v.data,
@@ -111,6 +122,9 @@ cuda::ForwardParams ParamsOf(const Problem& p, std::span<const Sequence> sequenc
       .window_left = p.window_left,
       .window_right = p.window_right,
       .chunk = p.chunk,
+      .page_tokens = static_cast<int32_t>(std::min<int64_t>(p.page_tokens, std::numeric_limits<int32_t>::max())),
+      .k_in_page = p.k.page_offset,
+      .v_in_page = p.v.page_offset,
       .causal = p.causal,
       .aligned = IsAligned(p.q) && IsAligned(p.k) && IsAligned(p.v),
       .group = static_cast<int32_t>(p.group()),
@@ -140,10 +154,10 @@ int64_t Lanes(const Problem& p) {
 
 // f(sequences, the most queries, the most keys that one of them has) for as many as a launch takes.
 template <class F>
-void ForLaunches(const Problem& p, const F& f) {
-  for (size_t first = 0; first < p.sequences.size(); first += cuda::kMostSequences) {
-    const size_t count = std::min<size_t>(cuda::kMostSequences, p.sequences.size() - first);
-    const std::span sequences = std::span(p.sequences).subspan(first, count);
+void ForLaunches(std::span<const Sequence> all, const F& f) {
+  for (size_t first = 0; first < all.size(); first += cuda::kMostSequences) {
+    const size_t count = std::min<size_t>(cuda::kMostSequences, all.size() - first);
+    const std::span sequences = all.subspan(first, count);
     int64_t queries = 0, keys = 0;
     for (const Sequence& s : sequences) {
       queries = std::max(queries, s.num_queries);
@@ -155,17 +169,113 @@ void ForLaunches(const Problem& p, const F& f) {
 
 int64_t Blocks(int64_t rows, int64_t lanes) { return (rows + lanes - 1) / lanes; }
 
+// Where the pages of some sequences begin, on the device, if they have any.
+class PageTable {
+ public:
+  PageTable(const heed::cuda::Call& call, const Problem& p, std::span<const Sequence> sequences) : all_(sequences) {
+    if (p.page_tokens == 0) return;
+    std::vector<const std::byte*> pages;
+    for (const Sequence& s : sequences) {
+      firsts_.push_back(std::ssize(pages));
+      if (s.pages != nullptr) pages.insert(pages.end(), s.pages, s.pages + Blocks(s.key_end, p.page_tokens));
+    }
+    for (const std::byte* page : pages) {
+      aligned_ = aligned_ && (reinterpret_cast<uintptr_t>(page) | p.k.page_offset | p.v.page_offset) % 16 == 0;
+    }
+    const size_t num_bytes = std::max<size_t>(1, pages.size()) * sizeof(const std::byte*);
+    call.Upload(memory_.emplace(call, num_bytes).data(), pages.data(), pages.size() * sizeof(const std::byte*));
+  }
+
+  // Of a launch of some of them.
+  void AddTo(cuda::ForwardParams* params, std::span<const Sequence> launched) const {
+    if (!memory_.has_value()) return;
+    params->pages = static_cast<const std::byte* const*>(memory_->data());
+    params->aligned = params->aligned && aligned_;
+    const int64_t first = launched.data() - all_.data();
+    for (size_t i = 0; i < launched.size(); ++i) params->sequences[i].pages = firsts_[static_cast<size_t>(first) + i];
+  }
+
+ private:
+  const std::span<const Sequence> all_;
+  std::vector<int64_t> firsts_;
+  bool aligned_ = true;
+  std::optional<heed::cuda::DeviceMemory> memory_;
+};
+
+// A launch of these sequences, with its memory. How it is cut no bit depends on: blocks of either kind add up the same segments
+// of keys.
+class ForwardLaunch {
+ public:
+  ForwardLaunch(const heed::cuda::Call& call, const Problem& p, std::span<const Sequence> sequences, int64_t queries,
+                bool few_rows, const PageTable& pages)
+      : call_(call), p_(p), sequences_(std::ssize(sequences)), queries_(queries), few_rows_(few_rows),
+        params_(ParamsOf(p, sequences)) {
+    pages.AddTo(&params_, sequences);
+    params_.fused = p.group() > 1 && queries < Lanes(p);
+    heads_ = params_.fused ? p.key_heads : p.query_heads;
+    row_blocks_ = Blocks(params_.fused ? queries * p.group() : queries, few_rows ? cuda::kFewRows : Lanes(p));
+    params_.row_blocks = static_cast<int32_t>(row_blocks_);
+    params_.part_channels = static_cast<int32_t>(Blocks(p.value_depth, 8) * 8);
+    for (int64_t i = 0; i < sequences_; ++i) {
+      cuda::DeviceSequence& s = params_.sequences[i];
+      s.parts = parts_;
+      segments_ = std::max(segments_, cuda::SegmentsOf(s));
+      parts_ += cuda::SegmentsOf(s) * s.num_queries * p.query_heads;
+    }
+    if (!Splits()) {
+      segments_ = 1;
+      return;
+    }
+    const int64_t numbers = parts_ * params_.part_channels;
+    memory_.emplace(call, static_cast<size_t>(numbers) * sizeof(float) + static_cast<size_t>(parts_) * sizeof(cuda::PartTerms));
+    params_.part_outputs = static_cast<float*>(memory_->data());
+    params_.part_terms = reinterpret_cast<cuda::PartTerms*>(params_.part_outputs + numbers);
+  }
+
+  void Run() const {
+    const cuda::Launches& kernels = *call_.library().softmax;
+    const auto forward = few_rows_ ? kernels.few_rows : kernels.forward;
+    call_.Check(forward(call_.Of(row_blocks_ * segments_, heads_, Count()), params_));
+    if (memory_.has_value()) call_.Check(kernels.combine(call_.Of(queries_, p_.query_heads, Count()), params_));
+  }
+
+ private:
+  size_t Count() const { return static_cast<size_t>(sequences_); }
+  // Few rows do; many where their blocks would leave multiprocessors idle, and what they leave stays small.
+  bool Splits() const {
+    if (segments_ <= 1 || few_rows_) return segments_ > 1;
+    if (parts_ * (params_.part_channels + 2) > kMostPartNumbers) return false;
+    heed::cuda::DeviceFacts facts;
+    call_.Check(call_.library().examine(p_.device.index, &facts));
+    return row_blocks_ * heads_ * sequences_ < facts.multiprocessors;
+  }
+
+  const heed::cuda::Call& call_;
+  const Problem& p_;
+  const int64_t sequences_, queries_;
+  const bool few_rows_;
+  cuda::ForwardParams params_;
+  int64_t heads_, row_blocks_;
+  int64_t segments_ = 0, parts_ = 0;  // the most of a sequence, and those of all rows
+  std::optional<heed::cuda::DeviceMemory> memory_;
+};
+
 void Forward(Context& ctx, const Problem& p) {
   if (p.query_heads == 0) return;
   const heed::cuda::Call call(kName, ctx, p.device);
-  ForLaunches(p, [&](std::span<const Sequence> sequences, int64_t queries, int64_t) {
-    if (queries == 0) return;
-    cuda::ForwardParams params = ParamsOf(p, sequences);
-    params.fused = p.group() > 1 && queries < Lanes(p);
-    const int64_t rows = params.fused ? queries * p.group() : queries;
-    const int64_t heads = params.fused ? p.key_heads : p.query_heads;
-    call.Check(call.library().softmax->forward(call.Of(Blocks(rows, Lanes(p)), heads, sequences.size()), p.dtype, params));
+  std::vector<Sequence> sequences = p.sequences;
+  const auto many = std::stable_partition(sequences.begin(), sequences.end(), [&](const Sequence& s) {
+    return s.num_queries * p.group() <= kMostFewRows;
   });
+  const PageTable pages(call, p, sequences);
+  std::list<ForwardLaunch> launches;  // all have their memory before anything is written
+  for (const bool few_rows : {true, false}) {
+    ForLaunches(few_rows ? std::span(sequences.begin(), many) : std::span(many, sequences.end()),
+                [&](std::span<const Sequence> launched, int64_t queries, int64_t) {
+                  if (queries > 0) launches.emplace_back(call, p, launched, queries, few_rows, pages);
+                });
+  }
+  for (const ForwardLaunch& launch : launches) launch.Run();
 }
 
 void RefuseGradients(const Problem& p, const Gradients& g) {
@@ -190,7 +300,7 @@ void Backward(Context& ctx, const Problem& p, const Gradients& g) {
   const auto strides = [](const Rows& of) { return cuda::Strides{of.token_stride, of.head_stride}; };
   const auto writable = [](const Rows& of) { return const_cast<void*>(of.data); };
   int64_t first_row = 0;
-  ForLaunches(p, [&](std::span<const Sequence> sequences, int64_t queries, int64_t keys) {
+  ForLaunches(p.sequences, [&](std::span<const Sequence> sequences, int64_t queries, int64_t keys) {
     cuda::BackwardParams params = {.forward = ParamsOf(p, sequences),
                                    .d_o = g.d_o.data,
                                    .d_lse = static_cast<const float*>(g.d_lse.data),

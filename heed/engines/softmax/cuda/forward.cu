@@ -1,10 +1,11 @@
 // The forward kernels, compiled for GPUs, and their launches.
-#include "heed/cuda/gpu_machine.h"
-#include "heed/cuda/launch.h"
-#include "heed/engines/softmax/cuda/forward_shapes.h"
+#include "heed/engines/softmax/cuda/forward_kernel.h"
 
 namespace heed::softmax::cuda {
 
+// few_rows.cu
+const char* LaunchFewRows(const heed::cuda::Launch& launch, const ForwardParams& params);
+const char* LaunchCombine(const heed::cuda::Launch& launch, const ForwardParams& params);
 // backward.cu
 const char* LaunchTerms(const heed::cuda::Launch& launch, const BackwardParams& params);
 const char* LaunchKeyGradients(const heed::cuda::Launch& launch, const BackwardParams& params);
@@ -12,27 +13,19 @@ const char* LaunchQueryGradients(const heed::cuda::Launch& launch, const Backwar
 
 namespace {
 
-static_assert(sizeof(ForwardParams) <= 32764, "a launch takes no more arguments");
-
-template <DType kDType, int kDepth, int kValueDepth, bool kGeneral>
-__global__ void __launch_bounds__(ForwardShape<kDepth, kValueDepth>::kThreads)
-    ForwardKernel(const __grid_constant__ ForwardParams params) {
-  extern __shared__ __align__(128) char shared[];
-  heed::cuda::GpuMachine machine(shared);
-  ForwardBlock<heed::cuda::GpuMachine, kDType, kDepth, kValueDepth, kGeneral>(machine, params).Run();
-}
-
-const char* Forward(const heed::cuda::Launch& launch, DType dtype, const ForwardParams& params) {
-  return WithKernel(dtype, params, [&](auto shape, auto of, auto general) {
-    using Shape = decltype(shape);
-    return heed::cuda::LaunchKernel(launch, Shape::kThreads, Shape::kSharedBytes,
-                                    &ForwardKernel<of.value, Shape::kChannels, Shape::kValueChannels, general.value>, params);
+const char* Forward(const heed::cuda::Launch& launch, const ForwardParams& params) {
+  return WithKernel(params, [&](auto shape, auto of, auto general) {
+    return LaunchForward<of.value, decltype(shape), general.value>(launch, params);
   });
 }
 
 }  // namespace
 
-extern const Launches kLaunches = {
-    .forward = &Forward, .terms = &LaunchTerms, .key_gradients = &LaunchKeyGradients, .query_gradients = &LaunchQueryGradients};
+extern const Launches kLaunches = {.forward = &Forward,
+                                   .few_rows = &LaunchFewRows,
+                                   .combine = &LaunchCombine,
+                                   .terms = &LaunchTerms,
+                                   .key_gradients = &LaunchKeyGradients,
+                                   .query_gradients = &LaunchQueryGradients};
 
 }  // namespace heed::softmax::cuda

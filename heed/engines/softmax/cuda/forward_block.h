@@ -1,9 +1,15 @@
 // Attention forward on a GPU: a block of rows of one head, in products of 16 x 8 x 16 elements of 16 bits.
 //
-// Four or eight warps own 16 or 32 rows each and walk together over tiles of 64 keys, counted from the first valid key. Keys of the
-// next tile are copied while the weights of this one are multiplied with its values, its values while logits are. Logits
-// and outputs stand in registers; weights become the operand of the second product where they stand. A row's bits depend
-// on its own query and keys alone: on tiles of a grid, whichever rows share its block.
+// Four or eight warps own 16 or 32 rows each and walk together over tiles of 64 keys, counted from the first valid key. Keys
+// of the next tile are copied while the weights of this one are multiplied with its values, its values while logits are.
+// Logits and outputs stand in registers; weights become the operand of the second product where they stand. A row's bits
+// depend on its own query and keys alone: on tiles and segments of a grid, whichever rows share its block.
+//
+// Each segment of 512 keys begins a state of its own, which is added to that of the keys before (row_states.h). So segments
+// may be blocks of their own, which leave their states to CombineBlock, where few rows would keep few multiprocessors busy.
+//
+// A block of few rows has 16 of them, which its four warps share: each multiplies them with its quarter of a tile's keys, all
+// take the logits of all, and each its quarter of the channels of outputs. Every sum is that of the other blocks.
 //
 // Masks are intervals of keys per row: tiles outside those of all rows are not visited, tiles inside all of them not
 // masked, unless a mask or a bias says something of each pair. Where a tile is masked, values that are not finite are taken
@@ -19,6 +25,7 @@
 #include "heed/cuda/shared_tile.h"
 #include "heed/engines/softmax/cuda/forward_params.h"
 #include "heed/engines/softmax/cuda/pair_logits.h"
+#include "heed/engines/softmax/cuda/row_states.h"
 #include "heed/engines/softmax/cuda/weighted_sums.h"
 #include "heed/engines/softmax/key_runs.h"
 
@@ -27,91 +34,130 @@ namespace heed::softmax::cuda {
 using heed::cuda::SharedTile;
 
 inline constexpr int kTileKeys = 64;
-inline constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+inline constexpr int kFewRows = 16;  // of a block of few rows
+static_assert(kSegmentKeys % kTileKeys == 0);
 
 // What a block of a kernel for these channels has.
-template <int kDepth, int kValueDepth>
+template <int kDepth, int kValueDepth, bool kFew = false>
 struct ForwardShape {
   static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
+  static constexpr bool kHasFewRows = kFew;
   // A strip is 16 rows. Two share what a warp loads of keys and values, but have to fit its registers.
-  static constexpr int kStrips = kValueDepth <= 64 ? 2 : 1;
-  static constexpr int kWarps = kDepth <= 64 ? 4 : 8;
+  static constexpr int kStrips = kValueDepth <= 64 && !kFew ? 2 : 1;
+  static constexpr int kWarps = kDepth <= 64 || kFew ? 4 : 8;
+  static constexpr int kSharers = kFew ? kWarps : 1;  // of the same rows
   static constexpr int kThreads = kWarps * heed::cuda::kWarp;
-  static constexpr int kRows = kWarps * kStrips * 16;
+  static constexpr int kBlocks = !kFew ? 1 : kDepth <= 128 ? 3 : 2;  // of a multiprocessor that registers are to suffice for
+  static constexpr int kRows = kFew ? cuda::kFewRows : kWarps * kStrips * 16;
+  // Tiles under way at once: memory is what few rows wait for.
+  static constexpr int kStages = kFew && kDepth <= 128 ? 2 : 1;
+  static constexpr int kLogitsPitch = kTileKeys + 8;  // of rows of logits that warps share, in different banks
   using Queries = SharedTile<kRows, kDepth>;
   using Keys = SharedTile<kTileKeys, kDepth>;
   using Values = SharedTile<kTileKeys, kValueDepth>;
-  static constexpr int kSharedBytes = Queries::kBytes + Keys::kBytes + Values::kBytes + kTileKeys;
+  // In shared memory, one behind the other.
+  static constexpr int kKeysAt = Queries::kBytes, kValuesAt = kKeysAt + kStages * Keys::kBytes,
+                       kLogitsAt = kValuesAt + kStages * Values::kBytes,
+                       kMarksAt = kLogitsAt + (kFew ? kRows * kLogitsPitch * 4 : 0), kSharedBytes = kMarksAt + kTileKeys;
 };
 
-// `kGeneral`: logits have more to them than a scale above 0, or weights are dropped. Others have registers to spare.
-template <class M, DType kDType, int kDepth, int kValueDepth, bool kGeneral>
+// `kGeneral`: logits have more to them than a scale above 0, or weights are dropped. Others have registers to spare. Blocks of
+// few rows ask the problem.
+template <class M, DType kDType, class Shape, bool kGeneral>
 class ForwardBlock {
-  using Shape = ForwardShape<kDepth, kValueDepth>;
-  static constexpr int kStrips = Shape::kStrips, kRows = Shape::kRows;
-  // Weights are multiplied by 2 to this power, lest small ones of f16 lose bits.
-  static constexpr float kWeightPower = kDType == DType::kF16 ? 10 : 0;
-  static constexpr int kKeyTiles = kTileKeys / 8, kChannelTiles = kValueDepth / 8;  // products' columns
+  static constexpr int kDepth = Shape::kChannels, kValueDepth = Shape::kValueChannels;
+  static constexpr int kStrips = Shape::kStrips, kRows = Shape::kRows, kSharers = Shape::kSharers, kStages = Shape::kStages;
+  static constexpr bool kHasFewRows = Shape::kHasFewRows;
+  static constexpr float kWeightPower = WeightPower(kDType);
+  static constexpr int kKeyTiles = kTileKeys / 8, kChannelTiles = kValueDepth / 8 / kSharers;  // products' columns
+  static constexpr int kOwnKeyTiles = kKeyTiles / kSharers;                                    // whose logits a warp computes
   using Sums = WarpSums<kStrips, kKeyTiles, kChannelTiles>;
 
  public:
   HEED_DEVICE ForwardBlock(M& m, const ForwardParams& p)
       : m_(m), p_(p), s_(p.sequences[m.block(2)]), lane_(m.thread() % heed::cuda::kWarp),
-        warp_(m.thread() / heed::cuda::kWarp), queries_(m.shared()), keys_(m.shared() + Shape::Queries::kBytes),
-        values_(m.shared() + Shape::Queries::kBytes + Shape::Keys::kBytes),
-        not_finite_(m.shared() + Shape::Queries::kBytes + Shape::Keys::kBytes + Shape::Values::kBytes),
-        unit_(kGeneral ? 1 : p.scale), of_pairs_(p, s_) {
-    HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) max_[strip][0] = max_[strip][1] = -INFINITY;
-  }
+        warp_(m.thread() / heed::cuda::kWarp / kSharers), sharer_(m.thread() / heed::cuda::kWarp % kSharers),
+        queries_(m.shared()), general_(kGeneral && (!kHasFewRows || IsGeneral(p))), unit_(general_ ? 1 : p.scale),
+        of_pairs_(p, s_) {}
 
   HEED_DEVICE void Run() {
     const int rows = p_.fused ? s_.num_queries * p_.group : s_.num_queries;
-    const int blocks = (rows - 1) / kRows + (rows > 0);
-    if (m_.block(0) >= blocks) return;
-    first_row_ = (blocks - 1 - m_.block(0)) * kRows;  // long rows first
+    const int blocks = (rows - 1) / kRows + (rows > 0), block = m_.block(0) % p_.row_blocks;
+    segment_ = m_.block(0) / p_.row_blocks;
+    segments_ = p_.part_terms != nullptr ? SegmentsOf(s_) : 1;
+    const bool leaves_parts = segments_ > 1;
+    if (block >= blocks || (segment_ > 0 && segment_ >= segments_)) return;
+    first_row_ = (blocks - 1 - block) * kRows;  // long rows first
     num_rows_ = rows - first_row_ < kRows ? rows - first_row_ : kRows;
     keys_seen_ = p_.fused ? KeysOf(p_, s_, 0, s_.num_queries - 1) : KeysOf(p_, s_, first_row_, first_row_ + num_rows_ - 1);
-    const int64_t begin = keys_seen_.begin, end = keys_seen_.end;
-    const int64_t origin = s_.key_begin + (begin - s_.key_begin) / kTileKeys * kTileKeys;
+    end_ = keys_seen_.end;
+    int64_t tile = s_.key_begin + (keys_seen_.begin - s_.key_begin) / kTileKeys * kTileKeys;
+    if (leaves_parts) {
+      const int64_t border = s_.key_begin + segment_ * kSegmentKeys;
+      if (tile < border) tile = FromTile(border);
+      if (end_ > border + kSegmentKeys) end_ = border + kSegmentKeys;
+      if (tile >= end_) return;  // no row sees it, nor reads what it would leave
+    }
     CopyQueries();
-    if (begin < end) CopyKeys(origin);
-    m_.CommitCopies();
-    int64_t next;
-    for (int64_t tile = origin; tile < end; tile = next) {
-      next = tile + kTileKeys;
-      if (next < end && keys_seen_.gap.Contains({next, next + kTileKeys})) {
-        next += (keys_seen_.gap.end - next) / kTileKeys * kTileKeys;
+    next_keys_ = next_values_ = tile;
+    for (int stage = 0; stage < kStages; ++stage) {
+      CopyNextKeys(stage);
+      if (stage + 1 < kStages) CopyNextValues(stage);
+    }
+    BeginSegment();
+    int stage = 0;
+    for (bool is_first = true; tile < end_; is_first = false) {
+      if constexpr (!kHasFewRows) {
+        if (!is_first) KeepState();
       }
-      m_.template WaitCopies<0>();
-      m_.Sync();
-      CopyValues(tile);
-      m_.CommitCopies();
-      Logits();
-      const bool by_pair = kGeneral && of_pairs_.ByPair();
-      const bool full = !by_pair && keys_seen_.common.Contains({tile, tile + kTileKeys});
-      if (full) {
-        Weigh<true>(tile);
-      } else {
-        Weigh<false>(tile);
+      const int64_t border = tile + kSegmentKeys - (tile - s_.key_begin) % kSegmentKeys;
+      for (; tile < end_ && tile < border; tile = FromTile(tile + kTileKeys)) {
+        Visit(tile, stage);
+        stage = (stage + 1) % kStages;
       }
-      m_.template WaitCopies<0>();
-      m_.Sync();
-      if (next < end) CopyKeys(next);
-      m_.CommitCopies();
-      // O += P V.
-      if (full) {
-        Sums::template Add<kDType>(m_, logits_, values_, outputs_);
-      } else {
-        Sums::template AddSeen<kDType>(m_, logits_, values_, KeysFrom(tile), p_.value_depth,
-                                       [&](int key) { return ValueAt(tile + key); }, not_finite_, outputs_);
+      AddUpSums();
+      if constexpr (!kHasFewRows) {
+        if (!is_first) AddToState();
       }
     }
     m_.template WaitCopies<0>();
-    Finish();
+    leaves_parts ? LeaveParts() : Finish();
   }
 
  private:
+  HEED_DEVICE void Visit(int64_t tile, int stage) {
+    // Keys and values of as many later tiles as there are stages besides this one may still be on their way.
+    m_.template WaitCopies<2 * (kStages - 1)>();
+    m_.Sync();
+    CopyNextValues((stage + kStages - 1) % kStages);
+    Logits(stage);
+    const bool by_pair = general_ && of_pairs_.ByPair();
+    const bool full = !by_pair && keys_seen_.common.Contains({tile, tile + kTileKeys});
+    if constexpr (!kHasFewRows) Weigh(full, tile);
+    m_.template WaitCopies<2 * (kStages - 1)>();
+    m_.Sync();
+    CopyNextKeys(stage);
+    if constexpr (kHasFewRows) {
+      TakeLogits();
+      Weigh(full, tile);
+    }
+    // O += P V.
+    const typename Shape::Values values = ValueTile(stage);
+    if (full) {
+      Sums::template Add<kDType>(m_, logits_, values, outputs_, FirstChannel());
+    } else {
+      Sums::template AddSeen<kDType>(m_, logits_, values, KeysFrom(tile), p_.value_depth,
+                                     [&](int key) { return ValueAt(tile + key); }, m_.shared() + Shape::kMarksAt, outputs_,
+                                     FirstChannel());
+    }
+  }
+
+  // A tile, or the first behind it of which some row sees a key.
+  HEED_DEVICE int64_t FromTile(int64_t tile) const {
+    const Interval& gap = keys_seen_.gap;
+    return gap.Contains({tile, tile + kTileKeys}) ? tile + (gap.end - tile) / kTileKeys * kTileKeys : tile;
+  }
+
   // Row `row` of the block.
   HEED_DEVICE Row RowAt(int row) const {
     const int at = first_row_ + row, y = m_.block(1);
@@ -126,27 +172,55 @@ class ForwardBlock {
       return static_cast<const uint16_t*>(p_.q) + s_.q + at.query * p_.q_strides.token + at.head * p_.q_strides.head;
     });
   }
-  HEED_DEVICE void CopyKeys(int64_t tile) {
-    const uint16_t* k = static_cast<const uint16_t*>(p_.k) + s_.k + KeyHead() * p_.k_strides.head;
-    keys_.Copy(m_, p_.aligned, p_.depth, KeysFrom(tile), [&](int row) { return k + (tile + row) * p_.k_strides.token; });
+  HEED_DEVICE typename Shape::Keys KeyTile(int stage) const {
+    return typename Shape::Keys(m_.shared() + Shape::kKeysAt + stage * Shape::Keys::kBytes);
   }
-  HEED_DEVICE void CopyValues(int64_t tile) {
-    values_.Copy(m_, p_.aligned, p_.value_depth, KeysFrom(tile), [&](int row) { return ValueAt(tile + row); });
+  HEED_DEVICE typename Shape::Values ValueTile(int stage) const {
+    return typename Shape::Values(m_.shared() + Shape::kValuesAt + stage * Shape::Values::kBytes);
+  }
+  // Each is a group of copies, if there is nothing left to copy too.
+  HEED_DEVICE void CopyNextKeys(int stage) {
+    const int64_t tile = next_keys_;
+    if (tile < end_) {
+      KeyTile(stage).Copy(m_, p_.aligned, p_.depth, KeysFrom(tile), [&](int row) { return KeyAt(tile + row); });
+    }
+    m_.CommitCopies();
+    next_keys_ = FromTile(tile + kTileKeys);
+  }
+  HEED_DEVICE void CopyNextValues(int stage) {
+    const int64_t tile = next_values_;
+    if (tile < end_) {
+      ValueTile(stage).Copy(m_, p_.aligned, p_.value_depth, KeysFrom(tile), [&](int row) { return ValueAt(tile + row); });
+    }
+    m_.CommitCopies();
+    next_values_ = FromTile(tile + kTileKeys);
+  }
+  HEED_DEVICE const uint16_t* KeyAt(int64_t key) const {
+    return RowOfKey(static_cast<const uint16_t*>(p_.k) + s_.k, p_.k_strides, p_.k_in_page, key);
   }
   HEED_DEVICE const uint16_t* ValueAt(int64_t key) const {
-    return static_cast<const uint16_t*>(p_.v) + s_.v + KeyHead() * p_.v_strides.head + key * p_.v_strides.token;
+    return RowOfKey(static_cast<const uint16_t*>(p_.v) + s_.v, p_.v_strides, p_.v_in_page, key);
+  }
+  HEED_DEVICE const uint16_t* RowOfKey(const uint16_t* rows, const Strides& strides, int64_t in_page, int64_t key) const {
+    if (p_.page_tokens > 0) {
+      const auto index = static_cast<uint32_t>(key), tokens = static_cast<uint32_t>(p_.page_tokens), page = index / tokens;
+      rows = reinterpret_cast<const uint16_t*>(p_.pages[s_.pages + page] + in_page);
+      key = index - page * tokens;
+    }
+    return rows + KeyHead() * strides.head + key * strides.token;
   }
   // Keys that exist in a tile.
   HEED_DEVICE int KeysFrom(int64_t tile) const {
     return static_cast<int>(s_.key_end - tile < kTileKeys ? s_.key_end - tile : kTileKeys);
   }
 
-  // S = Q K^T.
-  HEED_DEVICE void Logits() {
+  // S = Q K^T, of the warp's keys, which other warps may have a use for too.
+  HEED_DEVICE void Logits(int stage) {
+    const typename Shape::Keys keys = KeyTile(stage);
     HEED_DEVICE_UNROLL
     for (int strip = 0; strip < kStrips; ++strip) {
       HEED_DEVICE_UNROLL
-      for (int j = 0; j < kKeyTiles; ++j) {
+      for (int j = 0; j < kOwnKeyTiles; ++j) {
         HEED_DEVICE_UNROLL
         for (int i = 0; i < 4; ++i) logits_[strip][j][i] = 0;
       }
@@ -157,9 +231,9 @@ class ForwardBlock {
       HEED_DEVICE_UNROLL
       for (int strip = 0; strip < kStrips; ++strip) queries_.LoadRows(m_, FirstRow(strip), e, q[strip]);
       HEED_DEVICE_UNROLL
-      for (int j = 0; j < kKeyTiles; j += 2) {
+      for (int j = 0; j < kOwnKeyTiles; j += 2) {
         uint32_t k[4];
-        keys_.LoadColumns(m_, 8 * j, e, k);
+        keys.LoadColumns(m_, 8 * (sharer_ * kOwnKeyTiles + j), e, k);
         const uint32_t low[2] = {k[0], k[1]}, high[2] = {k[2], k[3]};
         HEED_DEVICE_UNROLL
         for (int strip = 0; strip < kStrips; ++strip) {
@@ -168,9 +242,71 @@ class ForwardBlock {
         }
       }
     }
+    if constexpr (kHasFewRows) {
+      HEED_DEVICE_UNROLL
+      for (int j = 0; j < kOwnKeyTiles; ++j) {
+        HEED_DEVICE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          *SharedLogits(half, sharer_ * kOwnKeyTiles + j) = {logits_[0][j][2 * half], logits_[0][j][2 * half + 1]};
+        }
+      }
+    }
+  }
+  // Those of all warps, once all have met.
+  HEED_DEVICE void TakeLogits() {
+    HEED_DEVICE_UNROLL
+    for (int j = 0; j < kKeyTiles; ++j) {
+      HEED_DEVICE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const FloatPair pair = *SharedLogits(half, j);
+        logits_[0][j][2 * half] = pair.low;
+        logits_[0][j][2 * half + 1] = pair.high;
+      }
+    }
+  }
+  struct alignas(8) FloatPair {
+    float low, high;
+  };
+  HEED_DEVICE FloatPair* SharedLogits(int half, int j) const {
+    float* logits = reinterpret_cast<float*>(m_.shared() + Shape::kLogitsAt);
+    return reinterpret_cast<FloatPair*>(logits + RowOf(0, half) * Shape::kLogitsPitch + KeyOf(j, 0));
   }
 
-  // P = exp(S - max) in place of S; sums, and outputs rescaled where a maximum grows.
+  // P = exp(S - max) in place of S; sums, and outputs rescaled where a maximum grows. `full`: every row sees all of the tile.
+  HEED_DEVICE void Weigh(bool full, int64_t tile) {
+    if (general_) ScaleLogits(tile);
+    if (full) {
+      Weigh<true>(tile);
+    } else {
+      Weigh<false>(tile);
+    }
+    if (general_ && p_.dropout > 0) Drop(tile);
+  }
+  // f(strip, half, row of the sequence) of the thread's rows, there or not.
+  template <class F>
+  HEED_DEVICE void ForAllRows(const F& f) {
+    HEED_DEVICE_UNROLL
+    for (int strip = 0; strip < kStrips; ++strip) {
+      HEED_DEVICE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int row = RowOf(strip, half);
+        f(strip, half, RowAt(row < num_rows_ ? row : 0));
+      }
+    }
+  }
+  HEED_DEVICE void ScaleLogits(int64_t tile) {
+    ForAllRows([&](int strip, int half, const Row& at) {
+      const float slope = of_pairs_.SlopeOf(at);
+      HEED_DEVICE_UNROLL
+      for (int j = 0; j < kKeyTiles; ++j) {
+        HEED_DEVICE_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          float& x = logits_[strip][j][2 * half + i];
+          x = of_pairs_.OfProduct(x, at, tile + KeyOf(j, i), slope);
+        }
+      }
+    });
+  }
   template <bool kFull>
   HEED_DEVICE void Weigh(int64_t tile) {
     HEED_DEVICE_UNROLL
@@ -185,16 +321,14 @@ class ForwardBlock {
     const int row = RowOf(strip, half);
     const Row at = RowAt(row < num_rows_ ? row : 0);
     const KeyRuns runs = kFull || row >= num_rows_ ? KeyRuns() : KeyRunsOf(p_, s_, at.query);
-    const float slope = kGeneral ? of_pairs_.SlopeOf(at) : 0;
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; ++j) {
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 2; ++i) {
         float& x = logits_[strip][j][2 * half + i];
         const int64_t key = tile + KeyOf(j, i);
-        if constexpr (kGeneral) x = of_pairs_.OfProduct(x, at, key, slope);
         if (!kFull && !Sees(runs, key)) x = -INFINITY;
-        if constexpr (kGeneral && !kFull) x = x == -INFINITY ? x : of_pairs_.WithPair(x, at, key);
+        if (!kFull && general_) x = x == -INFINITY ? x : of_pairs_.WithPair(x, at, key);
         max = fmaxf(max, x);
       }
     }
@@ -204,19 +338,18 @@ class ForwardBlock {
     const float factor = unit_ * kLog2E, shift = max == -INFINITY ? 0 : max;
     const float rescale = M::Exp2((max_[strip][half] - shift) * factor);
     max_[strip][half] = max;
-    float sum = sum_[strip][half] * rescale;
+    float sum = 0;
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; ++j) {
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 2; ++i) {
         float& x = logits_[strip][j][2 * half + i];
         const bool masked = !kFull && x == -INFINITY;
-        x = masked ? -0.0f : M::Exp2((x - shift) * factor + kWeightPower);
+        x = masked ? -0.0f : M::Exp2(fmaf(x - shift, factor, kWeightPower));
         sum += x;
       }
     }
-    sum_[strip][half] = sum;
-    if (kGeneral && p_.dropout > 0) Drop(strip, half, tile, at);
+    sum_[strip][half] = fmaf(sum_[strip][half], rescale, sum);
     HEED_DEVICE_UNROLL
     for (int e = 0; e < kChannelTiles; ++e) {
       HEED_DEVICE_UNROLL
@@ -225,43 +358,116 @@ class ForwardBlock {
   }
 
   // Weights of dropped pairs become 0; those of masked ones keep their sign.
-  HEED_DEVICE void Drop(int strip, int half, int64_t tile, const Row& at) {
-    HEED_DEVICE_UNROLL
-    for (int j = 0; j < kKeyTiles; ++j) {
+  HEED_DEVICE void Drop(int64_t tile) {
+    ForAllRows([&](int strip, int half, const Row& at) {
       HEED_DEVICE_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        float& weight = logits_[strip][j][2 * half + i];
-        if (weight > 0 && !of_pairs_.Keeps(at, tile + KeyOf(j, i))) weight = 0;
+      for (int j = 0; j < kKeyTiles; ++j) {
+        HEED_DEVICE_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          float& weight = logits_[strip][j][2 * half + i];
+          if (weight > 0 && !of_pairs_.Keeps(at, tile + KeyOf(j, i))) weight = 0;
+        }
+      }
+    });
+  }
+
+  // The state of a row: its sums are complete in each of its threads where a segment ends.
+  HEED_DEVICE PartTerms TermsOf(int strip, int half) const { return {max_[strip][half], sum_[strip][half]}; }
+  HEED_DEVICE void BeginSegment() {
+    HEED_DEVICE_UNROLL
+    for (int strip = 0; strip < kStrips; ++strip) {
+      max_[strip][0] = max_[strip][1] = -INFINITY;
+      sum_[strip][0] = sum_[strip][1] = 0;
+      HEED_DEVICE_UNROLL
+      for (int e = 0; e < kChannelTiles; ++e) {
+        HEED_DEVICE_UNROLL
+        for (int i = 0; i < 4; ++i) outputs_[strip][e][i] = 0;
       }
     }
   }
-
-  HEED_DEVICE void Finish() {
+  HEED_DEVICE void AddUpSums() {
     HEED_DEVICE_UNROLL
     for (int strip = 0; strip < kStrips; ++strip) {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        float sum = sum_[strip][half];
+        float& sum = sum_[strip][half];
         sum += m_.ShuffleXor(sum, 1);
         sum += m_.ShuffleXor(sum, 2);
-        const int row = RowOf(strip, half);
-        if (row >= num_rows_) continue;
-        const Row at = RowAt(row);
-        const float lse = sum == 0 ? -INFINITY : max_[strip][half] * unit_ + logf(sum) - kWeightPower * kLn2;
-        float factor = sum == 0 ? 0 : 1 / sum;
-        if (kGeneral && p_.dropout > 0) factor /= 1 - p_.dropout;
-        if (p_.has_sinks && sum != 0) factor /= 1 + expf(p_.sinks[at.head] - lse);
-        uint16_t* o = static_cast<uint16_t*>(p_.o) + s_.o + at.query * p_.o_strides.token + at.head * p_.o_strides.head;
+      }
+    }
+  }
+  HEED_DEVICE void KeepState() {
+    HEED_DEVICE_UNROLL
+    for (int strip = 0; strip < kStrips; ++strip) {
+      kept_terms_[strip][0] = TermsOf(strip, 0);
+      kept_terms_[strip][1] = TermsOf(strip, 1);
+      HEED_DEVICE_UNROLL
+      for (int e = 0; e < kChannelTiles; ++e) {
+        HEED_DEVICE_UNROLL
+        for (int i = 0; i < 4; ++i) kept_outputs_[strip][e][i] = outputs_[strip][e][i];
+      }
+    }
+    BeginSegment();
+  }
+  HEED_DEVICE void AddToState() {
+    HEED_DEVICE_UNROLL
+    for (int strip = 0; strip < kStrips; ++strip) {
+      HEED_DEVICE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const PartTerms before = kept_terms_[strip][half], since = TermsOf(strip, half);
+        const MergedStates<M> both(before, since, unit_);
+        max_[strip][half] = both.max();
+        sum_[strip][half] = both.Sum(before.sum, since.sum);
         HEED_DEVICE_UNROLL
         for (int e = 0; e < kChannelTiles; ++e) {
-          const float* x = outputs_[strip][e] + 2 * half;
-          StorePair(o, ChannelOf(e, 0), M::template Pack<kDType>(x[0] * factor, x[1] * factor));
-        }
-        if (p_.lse != nullptr && lane_ % 4 == 0) {
-          p_.lse[s_.lse + at.query * p_.lse_strides.token + at.head * p_.lse_strides.head] = lse;
+          HEED_DEVICE_UNROLL
+          for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            outputs_[strip][e][i] = both.Sum(kept_outputs_[strip][e][i], outputs_[strip][e][i]);
+          }
         }
       }
     }
+  }
+
+  // f(strip, half, row of the sequence) of the thread's rows.
+  template <class F>
+  HEED_DEVICE void ForRows(const F& f) const {
+    HEED_DEVICE_UNROLL
+    for (int strip = 0; strip < kStrips; ++strip) {
+      HEED_DEVICE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        if (const int row = RowOf(strip, half); row < num_rows_) f(strip, half, RowAt(row));
+      }
+    }
+  }
+  HEED_DEVICE bool IsFirstOfRow() const { return lane_ % 4 == 0 && sharer_ == 0; }
+
+  HEED_DEVICE void Finish() const {
+    ForRows([&](int strip, int half, const Row& at) {
+      const RowEnd end = EndOf(p_, kDType, TermsOf(strip, half), unit_, at.head);
+      uint16_t* o = static_cast<uint16_t*>(p_.o) + s_.o + at.query * p_.o_strides.token + at.head * p_.o_strides.head;
+      HEED_DEVICE_UNROLL
+      for (int e = 0; e < kChannelTiles; ++e) {
+        const float* x = outputs_[strip][e] + 2 * half;
+        StorePair(o, ChannelOf(e), M::template Pack<kDType>(x[0] * end.factor, x[1] * end.factor));
+      }
+      if (p_.lse != nullptr && IsFirstOfRow()) {
+        p_.lse[s_.lse + at.query * p_.lse_strides.token + at.head * p_.lse_strides.head] = end.lse;
+      }
+    });
+  }
+  HEED_DEVICE void LeaveParts() const {
+    ForRows([&](int strip, int half, const Row& at) {
+      const int64_t row = static_cast<int64_t>(at.head) * s_.num_queries + at.query;
+      const int64_t part = s_.parts + row * segments_ + segment_;
+      float* outputs = p_.part_outputs + part * p_.part_channels;
+      HEED_DEVICE_UNROLL
+      for (int e = 0; e < kChannelTiles; ++e) {
+        const float* x = outputs_[strip][e] + 2 * half;
+        if (ChannelOf(e) < p_.part_channels) *reinterpret_cast<FloatPair*>(outputs + ChannelOf(e)) = {x[0], x[1]};
+      }
+      if (IsFirstOfRow()) p_.part_terms[part] = TermsOf(strip, half);
+    });
   }
   HEED_DEVICE void StorePair(uint16_t* row, int channel, uint32_t pair) const {
     if (channel < p_.value_depth) row[channel] = static_cast<uint16_t>(pair);
@@ -272,23 +478,27 @@ class ForwardBlock {
   HEED_DEVICE int FirstRow(int strip) const { return (warp_ * kStrips + strip) * 16; }
   HEED_DEVICE int RowOf(int strip, int half) const { return FirstRow(strip) + lane_ / 4 + 8 * half; }
   HEED_DEVICE int KeyOf(int j, int i) const { return 8 * j + lane_ % 4 * 2 + i; }
-  HEED_DEVICE int ChannelOf(int e, int i) const { return 8 * e + lane_ % 4 * 2 + i; }
+  HEED_DEVICE int FirstChannel() const { return 8 * sharer_ * kChannelTiles; }  // of the warp
+  HEED_DEVICE int ChannelOf(int e) const { return FirstChannel() + 8 * e + lane_ % 4 * 2; }  // and the next
 
   M& m_;
   const ForwardParams& p_;
   const DeviceSequence& s_;
-  const int lane_, warp_;
+  const int lane_, warp_, sharer_;  // warps that share rows have the same number
   const typename Shape::Queries queries_;
-  const typename Shape::Keys keys_;
-  const typename Shape::Values values_;
-  char* const not_finite_;  // [kTileKeys]
-  const float unit_;        // of logits
+  const bool general_;
+  const float unit_;  // of logits
   const PairLogits<M> of_pairs_;
   int first_row_ = 0, num_rows_ = 0;
+  int64_t segment_ = 0, segments_ = 1;  // the block's, and how many the sequence's blocks have
   BlockKeys keys_seen_;
+  int64_t end_ = 0, next_keys_ = 0, next_values_ = 0;
   typename Sums::Weights logits_;
-  typename Sums::Sums outputs_ = {};
-  float max_[kStrips][2], sum_[kStrips][2] = {};
+  typename Sums::Sums outputs_;
+  float max_[kStrips][2], sum_[kStrips][2];
+  // Of the segments before.
+  typename Sums::Sums kept_outputs_;
+  PartTerms kept_terms_[kStrips][2];
 };
 
 }  // namespace heed::softmax::cuda

@@ -2,6 +2,7 @@
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_FORWARD_PARAMS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_FORWARD_PARAMS_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "heed/core/dtype.h"
@@ -26,7 +27,21 @@ struct DeviceSequence {
   int64_t q, k, v, o, lse, bias, mask, slopes;
   uint32_t first_head;  // of all sequences' heads, one after the other
   int64_t start, key_begin, key_end, num_keys, query_end, prefix_end, sink_end;
+  int64_t parts;  // index of the first one
+  int64_t pages;  // likewise
   int32_t num_queries;
+};
+
+// Keys whose sums a row begins anew, counted from the first valid key, and adds to those of the keys before: whichever block
+// takes them. As many as kernels of CPUs take.
+inline constexpr int64_t kSegmentKeys = 512;
+constexpr int64_t SegmentsOf(const DeviceSequence& s) {
+  return s.key_begin < s.key_end ? (s.key_end - s.key_begin - 1) / kSegmentKeys + 1 : 0;
+}
+
+// What a row has of a segment besides its outputs: the largest logit and the sum of weights.
+struct alignas(8) PartTerms {
+  float max, sum;
 };
 
 // Launches of more sequences are several: they travel with the other arguments, of which a launch takes 32 KiB.
@@ -34,11 +49,16 @@ inline constexpr int kMostSequences = 32;
 inline constexpr int kMostNumbers = 1024;  // slopes, and learned sinks
 
 struct ForwardParams {
+  DType dtype;  // bf16 or f16
   const void *q, *k, *v;
   void* o;
   float* lse;  // or null
   Strides q_strides, k_strides, v_strides, o_strides, lse_strides;
   int64_t window_left, window_right, chunk;
+  // Keys and values may be in pages of so many tokens: where these begin, and how many bytes from there. 0: they are not.
+  int32_t page_tokens = 0;
+  const std::byte* const* pages = nullptr;
+  int64_t k_in_page = 0, v_in_page = 0;
   bool causal;
   bool fused = false;  // the query heads of a key head are rows of the same blocks
   bool aligned;        // rows of q, k and v begin at multiples of 16 bytes
@@ -50,8 +70,19 @@ struct ForwardParams {
   float dropout;                                              // 0: none
   uint64_t keep_below;                                        // a random word below keeps its pair
   uint32_t key_low, key_high, dropout_offset;
+  // Where rows leave what they have of each segment, by sequence, query head, query and segment: outputs that are not divided
+  // yet, [part_channels] each, and terms. Null: blocks walk over all segments.
+  float* part_outputs = nullptr;
+  PartTerms* part_terms = nullptr;
+  int32_t part_channels = 0;  // a multiple of 8
+  int32_t row_blocks = 1;     // of a segment, one behind the other
   DeviceSequence sequences[kMostSequences] = {};
 };
+
+// Whether logits are more than a scale times a product, or weights are dropped.
+constexpr bool IsGeneral(const ForwardParams& p) {
+  return !(p.scale > 0) || p.softcap > 0 || p.has_slopes || p.bias.data != nullptr || p.mask.data != nullptr || p.dropout > 0;
+}
 
 }  // namespace heed::softmax::cuda
 

@@ -9,6 +9,7 @@
 #include "heed/cuda/library.h"
 #include "heed/engines/softmax/cuda/backward_blocks.h"
 #include "heed/engines/softmax/cuda/backward_params.h"
+#include "heed/engines/softmax/cuda/combine_block.h"
 #include "heed/engines/softmax/cuda/forward_block.h"
 #include "heed/engines/softmax/cuda/forward_params.h"
 
@@ -25,19 +26,36 @@ auto WithShape(int64_t depth, int64_t value_depth, const F& f) {
   return f(ForwardShape<256, 256>());
 }
 
-// Whether logits are more than a scale times a product, or weights are dropped.
-inline bool IsGeneral(const ForwardParams& p) {
-  return !(p.scale > 0) || p.softcap > 0 || p.has_slopes || p.bias.data != nullptr || p.mask.data != nullptr || p.dropout > 0;
+// The same of blocks of few rows.
+template <class F>
+auto WithFewRowsShape(int64_t depth, int64_t value_depth, const F& f) {
+  if (depth <= 64 && value_depth <= 64) return f(ForwardShape<64, 64, true>());
+  if (depth <= 128 && value_depth <= 128) return f(ForwardShape<128, 128, true>());
+  return f(ForwardShape<256, 256, true>());
+}
+
+template <class F>
+auto WithDType(DType dtype, const F& f) {
+  if (dtype == DType::kBF16) return f(std::integral_constant<DType, DType::kBF16>());
+  return f(std::integral_constant<DType, DType::kF16>());
 }
 
 // f(shape, dtype, whether it is general), the last two as integral constants.
 template <class F>
-auto WithKernel(DType dtype, const ForwardParams& p, const F& f) {
+auto WithKernel(const ForwardParams& p, const F& f) {
   const bool general = IsGeneral(p);
   return WithShape(p.depth, p.value_depth, [&](auto shape) {
-    const auto with_dtype = [&](auto of) { return general ? f(shape, of, std::true_type()) : f(shape, of, std::false_type()); };
-    if (dtype == DType::kBF16) return with_dtype(std::integral_constant<DType, DType::kBF16>());
-    return with_dtype(std::integral_constant<DType, DType::kF16>());
+    return WithDType(p.dtype, [&](auto of) {
+      return general ? f(shape, of, std::true_type()) : f(shape, of, std::false_type());
+    });
+  });
+}
+
+// f(shape, dtype), of kernels that are general where a problem is: what they wait for is memory.
+template <class F>
+auto WithFewRowsKernel(const ForwardParams& p, const F& f) {
+  return WithFewRowsShape(p.depth, p.value_depth, [&](auto shape) {
+    return WithDType(p.dtype, [&](auto of) { return f(shape, of); });
   });
 }
 
@@ -54,7 +72,10 @@ auto WithBackwardKernel(const ForwardParams& p, const F& f) {
 
 // What libheed_cuda does for this engine.
 struct Launches {
-  const char* (*forward)(const heed::cuda::Launch& launch, DType dtype, const ForwardParams& params);
+  const char* (*forward)(const heed::cuda::Launch& launch, const ForwardParams& params);
+  // The same bits, by blocks of few rows, and rows of the parts that either of them leaves.
+  const char* (*few_rows)(const heed::cuda::Launch& launch, const ForwardParams& params);
+  const char* (*combine)(const heed::cuda::Launch& launch, const ForwardParams& params);
   // Of bf16: terms of rows first, then gradients of keys and values, and of queries.
   const char* (*terms)(const heed::cuda::Launch& launch, const BackwardParams& params);
   const char* (*key_gradients)(const heed::cuda::Launch& launch, const BackwardParams& params);

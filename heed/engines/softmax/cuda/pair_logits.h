@@ -68,13 +68,13 @@ class PairLogits {
 
   // Scaled, capped, and with ALiBi; `capped` is what the cap makes of it, over the cap.
   HEED_DEVICE float OfProduct(float x, const Row& at, int64_t key, float slope, float* capped = nullptr) const {
-    x *= p_.scale;
+    x = fmaf(x, p_.scale, 0.0f);  // rounded, whatever is added: so that each kernel has the same logit
     if (p_.softcap > 0) {
       const float t = tanhf(x / p_.softcap);
       if (capped != nullptr) *capped = t;
       x = p_.softcap * t;
     }
-    if (p_.has_slopes) x -= slope * fabsf(static_cast<float>(s_.start + at.query - key));
+    if (p_.has_slopes) x = fmaf(-slope, fabsf(static_cast<float>(s_.start + at.query - key)), x);
     return x;
   }
 

@@ -11,13 +11,14 @@
 namespace heed::softmax::cuda {
 
 // Weights of kStrips strips of 16 by 8 kTiles rows of the tile, sums of as many by 8 kChannels channels: fragments of products.
+// The channels are those of the tile from `first` on.
 template <int kStrips, int kTiles, int kChannels>
 struct WarpSums {
   using Weights = float[kStrips][kTiles][4];
   using Sums = float[kStrips][kChannels][4];
 
   template <DType kDType, class M, class Tile>
-  static HEED_DEVICE void Add(M& m, const Weights& weights, const Tile& tile, Sums& sums) {
+  static HEED_DEVICE void Add(M& m, const Weights& weights, const Tile& tile, Sums& sums, int first = 0) {
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kTiles; j += 2) {
       uint32_t p[kStrips][4];
@@ -32,7 +33,7 @@ struct WarpSums {
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannels; e += 2) {
         uint32_t v[4];
-        tile.LoadTransposed(m, 8 * j, 8 * e, v);
+        tile.LoadTransposed(m, 8 * j, first + 8 * e, v);
         const uint32_t low[2] = {v[0], v[1]}, high[2] = {v[2], v[3]};
         HEED_DEVICE_UNROLL
         for (int strip = 0; strip < kStrips; ++strip) {
@@ -48,19 +49,19 @@ struct WarpSums {
   // for a number per row.
   template <DType kDType, class M, class Tile, class RowOf>
   static HEED_DEVICE void AddSeen(M& m, const Weights& weights, const Tile& tile, int count, int channels, const RowOf& row,
-                                  char* marks, Sums& sums) {
+                                  char* marks, Sums& sums, int first = 0) {
     const bool mine = tile.template FindNotFinite<kDType>(m, marks);
-    if (!m.SyncOr(mine)) return Add<kDType>(m, weights, tile, sums);
+    if (!m.SyncOr(mine)) return Add<kDType>(m, weights, tile, sums, first);
     tile.ZeroRows(m, marks);
     m.Sync();
-    Add<kDType>(m, weights, tile, sums);
+    Add<kDType>(m, weights, tile, sums, first);
     for (int i = 0; i < count; ++i) {
       if (marks[i] == 0) continue;
       HEED_DEVICE_UNROLL
       for (int strip = 0; strip < kStrips; ++strip) {
         HEED_DEVICE_UNROLL
         for (int half = 0; half < 2; ++half) {
-          AddRow<kDType>(m, weights[strip], i, half, channels, row(i), sums[strip]);
+          AddRow<kDType>(m, weights[strip], i, half, channels, row(i), sums[strip], first);
         }
       }
     }
@@ -70,7 +71,7 @@ struct WarpSums {
  private:
   template <DType kDType, class M>
   static HEED_DEVICE void AddRow(M& m, const float (&weights)[kTiles][4], int i, int half, int channels,
-                                 const uint16_t* row, float (&sums)[kChannels][4]) {
+                                 const uint16_t* row, float (&sums)[kChannels][4], int first) {
     const int lane = m.thread() % heed::cuda::kWarp;
     float mine = 0;
     HEED_DEVICE_UNROLL
@@ -86,7 +87,7 @@ struct WarpSums {
     for (int e = 0; e < kChannels; ++e) {
       HEED_DEVICE_UNROLL
       for (int k = 0; k < 2; ++k) {
-        const int channel = 8 * e + lane % 4 * 2 + k;
+        const int channel = first + 8 * e + lane % 4 * 2 + k;
         if (channel < channels) sums[e][2 * half + k] += weight * M::template Widen<kDType>(row[channel]);
       }
     }

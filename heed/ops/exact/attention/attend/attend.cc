@@ -29,16 +29,6 @@ using softmax::Problem;
 
 constexpr double kInt8Steps = 127;  // scales of the largest element of a row
 
-// Refuses what a cache knows itself, or what decoding has no use for.
-void CheckOptions(const Check& check, const Options& options) {
-  for (const OptionRow& row : kOptionRows) {
-    if (row.not_on_cache == nullptr || !IsGiven(row, options)) continue;
-    const auto* number = std::get_if<double Options::*>(&row.field);
-    check.Fail(row.name, number == nullptr ? "is given" : "is " + Text(options.**number),
-               std::string(number == nullptr ? "none: " : "0: ") + row.not_on_cache);
-  }
-}
-
 // Refuses rows that would see what a ring no longer has.
 void CheckKept(const Check& check, const KVView& cache, const Problem& p) {
   if (cache.first_kept.empty()) return;
@@ -156,7 +146,7 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q,
                 const Options& options, const Outputs& out, std::span<const int64_t> tree,
                 Use use) {
   const Check check(op, use);
-  CheckOptions(check, options);
+  CheckCacheOptions(check, options);
   CheckRotary(check, cache, options, tree);
   check.Present("q", q);
   if (q.dtype() != cache.dtype) {
@@ -242,6 +232,15 @@ Call AttendCall(const char* op, const KVView& cache, const ConstTensorView& q,
 }
 
 }  // namespace
+
+void CheckCacheOptions(const Check& check, const Options& options, std::initializer_list<std::string_view> taken) {
+  for (const OptionRow& row : kOptionRows) {
+    if (row.not_on_cache == nullptr || !IsGiven(row, options) || std::ranges::count(taken, row.name) > 0) continue;
+    const auto* number = std::get_if<double Options::*>(&row.field);
+    check.Fail(row.name, number == nullptr ? "is given" : "is " + Text(options.**number),
+               std::string(number == nullptr ? "none: " : "0: ") + row.not_on_cache);
+  }
+}
 
 Problem AttendProblem(const char* op, const KVView& cache, const ConstTensorView& q, const Options& options,
                       const Outputs& out) {

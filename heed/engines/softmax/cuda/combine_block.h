@@ -1,0 +1,70 @@
+// Rows of attention from what blocks left of their segments: a block adds up a row, segment by segment.
+#ifndef HEED_ENGINES_SOFTMAX_CUDA_COMBINE_BLOCK_H_
+#define HEED_ENGINES_SOFTMAX_CUDA_COMBINE_BLOCK_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "heed/core/dtype.h"
+#include "heed/cuda/machine.h"
+#include "heed/engines/softmax/cuda/forward_params.h"
+#include "heed/engines/softmax/cuda/row_states.h"
+#include "heed/engines/softmax/key_runs.h"
+
+namespace heed::softmax::cuda {
+
+inline constexpr int kCombineThreads = 128;
+
+// Of query block(0), head block(1) and sequence block(2). A thread has some of the channels; all add up the weights.
+template <class M>
+class CombineBlock {
+ public:
+  HEED_DEVICE CombineBlock(M& m, const ForwardParams& p)
+      : m_(m), p_(p), s_(p.sequences[m.block(2)]), unit_(IsGeneral(p) ? 1 : p.scale) {}
+
+  HEED_DEVICE void Run() {
+    const int query = m_.block(0), head = m_.block(1);
+    const int64_t segments = SegmentsOf(s_);
+    if (query >= s_.num_queries || segments <= 1) return;  // a block has ended these rows
+    const int64_t first_part = s_.parts + (static_cast<int64_t>(head) * s_.num_queries + query) * segments;
+    const KeyRuns runs = KeyRunsOf(p_, s_, query);
+    for (int channel = m_.thread(); channel < p_.value_depth; channel += m_.num_threads()) {
+      PartTerms terms = {-INFINITY, 0};
+      float x = 0;
+      int64_t next = 0;
+      for (const Interval& keys : {runs.first, runs.second}) {
+        if (keys.empty()) continue;
+        const int64_t begin = SegmentOf(keys.begin);
+        for (next = next < begin ? begin : next; next <= SegmentOf(keys.end - 1); ++next) {
+          const int64_t part = first_part + next;
+          const PartTerms since = p_.part_terms[part];
+          const MergedStates<M> both(terms, since, unit_);
+          x = both.Sum(x, p_.part_outputs[part * p_.part_channels + channel]);
+          terms = {both.max(), both.Sum(terms.sum, since.sum)};
+        }
+      }
+      const RowEnd end = EndOf(p_, p_.dtype, terms, unit_, head);
+      uint16_t* o = static_cast<uint16_t*>(p_.o) + s_.o + query * p_.o_strides.token + head * p_.o_strides.head;
+      o[channel] = Rounded(x * end.factor);
+      if (channel == 0 && p_.lse != nullptr) {
+        p_.lse[s_.lse + query * p_.lse_strides.token + head * p_.lse_strides.head] = end.lse;
+      }
+    }
+  }
+
+ private:
+  HEED_DEVICE int64_t SegmentOf(int64_t key) const { return (key - s_.key_begin) / kSegmentKeys; }
+  HEED_DEVICE uint16_t Rounded(float x) const {
+    return static_cast<uint16_t>(p_.dtype == DType::kBF16 ? M::template Pack<DType::kBF16>(x, 0)
+                                                        : M::template Pack<DType::kF16>(x, 0));
+  }
+
+  M& m_;
+  const ForwardParams& p_;
+  const DeviceSequence& s_;
+  const float unit_;
+};
+
+}  // namespace heed::softmax::cuda
+
+#endif  // HEED_ENGINES_SOFTMAX_CUDA_COMBINE_BLOCK_H_

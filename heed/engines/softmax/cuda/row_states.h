@@ -1,0 +1,61 @@
+// What a row has of its keys, segment by segment: its largest logit, the sum of its weights, and weighted sums of values.
+//
+// Blocks that walk over all keys and those that leave segments to CombineBlock add up the same states in the same order, with
+// the roundings that stand here: a row has the same bits either way.
+#ifndef HEED_ENGINES_SOFTMAX_CUDA_ROW_STATES_H_
+#define HEED_ENGINES_SOFTMAX_CUDA_ROW_STATES_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "heed/core/dtype.h"
+#include "heed/cuda/machine.h"
+#include "heed/engines/softmax/cuda/forward_params.h"
+
+namespace heed::softmax::cuda {
+
+inline constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+
+// Weights are multiplied by 2 to this power, lest small ones of f16 lose bits.
+constexpr int WeightPower(DType dtype) { return dtype == DType::kF16 ? 10 : 0; }
+
+// A row's state up to some key and that of the segment behind it, as one. A state without a key changes no bit.
+template <class M>
+class MergedStates {
+ public:
+  // `unit`: of logits.
+  HEED_DEVICE MergedStates(const PartTerms& before, const PartTerms& since, float unit)
+      : before_is_empty_(before.sum == 0), since_is_empty_(since.sum == 0), max_(fmaxf(before.max, since.max)) {
+    const float factor = unit * kLog2E, shift = max_ == -INFINITY ? 0 : max_;
+    of_before_ = M::Exp2((before.max - shift) * factor);
+    of_since_ = M::Exp2((since.max - shift) * factor);
+  }
+  HEED_DEVICE float max() const { return max_; }
+  HEED_DEVICE float Sum(float before, float since) const {
+    if (before_is_empty_) return since;
+    return since_is_empty_ ? before : fmaf(before, of_before_, since * of_since_);
+  }
+
+ private:
+  bool before_is_empty_, since_is_empty_;
+  float max_, of_before_, of_since_;
+};
+
+// What a row ends with: its lse, and the factor of its weighted sums.
+struct RowEnd {
+  float lse, factor;
+};
+
+HEED_DEVICE RowEnd EndOf(const ForwardParams& p, DType dtype, const PartTerms& terms, float unit, int head) {
+  if (terms.sum == 0) return {-INFINITY, 0};
+  RowEnd end;
+  end.lse = fmaf(terms.max, unit, logf(terms.sum)) - (dtype == DType::kF16 ? WeightPower(DType::kF16) * kLn2 : 0);
+  end.factor = 1 / terms.sum;
+  if (p.dropout > 0) end.factor /= 1 - p.dropout;
+  if (p.has_sinks) end.factor /= 1 + expf(p.sinks[head] - end.lse);
+  return end;
+}
+
+}  // namespace heed::softmax::cuda
+
+#endif  // HEED_ENGINES_SOFTMAX_CUDA_ROW_STATES_H_
