@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <deque>
 #include <limits>
 #include <string>
 #include <utility>
@@ -16,7 +15,7 @@
 #include "heed/ops/gated/simple_gla/simple_gla.h"
 #include "heed/ops/linear/linear_attention/linear_attention_internal.h"
 #include "heed/ops/mechanism/recurrent_case.h"
-#include "tests/cuda/on_devices.h"
+#include "tests/cuda/problems_on_devices.h"
 
 namespace heed {
 namespace {
@@ -27,41 +26,6 @@ using recurrent::Inputs;
 using recurrent::Options;
 using recurrent::Outputs;
 using testing::HasSubstr;
-
-// A problem's tensors on a device, but for constants of heads, which are read while arguments are checked.
-class OnDevice {
- public:
-  OnDevice(const TestDevice& device, const mechanism::Mechanism& m, const Problem& p, Views outputs) : problem_(p) {
-    const auto move = [&](ConstTensorView& t) { t = tensors_.emplace_back(device, t).view(); };
-    for (size_t i = 0; i < m.tensors.size(); ++i) {
-      const bool on_host = m.tensors[i].values == mechanism::kDecays && !m.tensors[i].over_tokens();
-      if (!on_host) move(problem_.inputs[i]);
-    }
-    for (ConstTensorView& t : problem_.initial) move(t);
-    for (ConstTensorView& t : problem_.d_final) move(t);
-    move(problem_.d_o);
-    for (const TensorView& t : outputs) outputs_.push_back(tensors_.emplace_back(device, t).view());
-    first_output_ = tensors_.size() - outputs.size();
-  }
-
-  const Problem& problem() const { return problem_; }
-  Views outputs() const { return outputs_; }
-  void Download(Views outputs) const {
-    for (size_t i = 0; i < outputs.size(); ++i) tensors_[first_output_ + i].Download(outputs[i]);
-  }
-
- private:
-  Problem problem_;
-  std::deque<DeviceTensor> tensors_;
-  std::vector<TensorView> outputs_;
-  size_t first_output_ = 0;
-};
-
-std::vector<ConstTensorView> ViewsOf(const std::vector<Buffer>& buffers) {
-  std::vector<ConstTensorView> views;
-  for (const Buffer& buffer : buffers) views.push_back(buffer.view());
-  return views;
-}
 
 bool HasGradients(const mechanism::Mechanism& m) {
   const bool normalized = m.options.find(" normalized") != std::string::npos;
@@ -113,17 +77,6 @@ const std::vector<recurrent::Mechanism>& Mechanisms() {
     return list;
   }();
   return mechanisms;
-}
-
-// What a call on a device throws.
-template <class Error, class F>
-std::string Refusal(const F& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing is thrown";
 }
 
 class CudaRecurrenceTest : public DeviceTest {

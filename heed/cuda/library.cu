@@ -12,6 +12,9 @@ extern const Launches kLaunches;
 namespace heed::recurrence::cuda {
 extern const Launches kLaunches;
 }  // namespace heed::recurrence::cuda
+namespace heed::scan::cuda {
+extern const Launches kLaunches;
+}  // namespace heed::scan::cuda
 
 namespace heed::cuda {
 namespace {
@@ -58,7 +61,8 @@ const Library kLibrary = {.version = HEED_VERSION,
                           .allocate = &Allocate,
                           .free = &Free,
                           .softmax = &softmax::cuda::kLaunches,
-                          .recurrence = &recurrence::cuda::kLaunches};
+                          .recurrence = &recurrence::cuda::kLaunches,
+                          .scan = &scan::cuda::kLaunches};
 
 }  // namespace
 

@@ -14,6 +14,9 @@ struct Launches;
 namespace heed::recurrence::cuda {
 struct Launches;
 }  // namespace heed::recurrence::cuda
+namespace heed::scan::cuda {
+struct Launches;
+}  // namespace heed::scan::cuda
 
 namespace heed::cuda {
 
@@ -41,6 +44,7 @@ struct Library {
   void (*free)(int32_t device, void* stream, void* memory);
   const softmax::cuda::Launches* softmax;
   const recurrence::cuda::Launches* recurrence;
+  const scan::cuda::Launches* scan;
 };
 
 // The library; null, and why, where there is none of this version.
