@@ -7,8 +7,8 @@
 
 #include "heed/core/os.h"
 #include "heed/engines/recurrence/cuda/launches.h"
-#include "heed/engines/scan/cuda/launches.h"
 #include "heed/engines/softmax/cuda/forward_shapes.h"
+#include "tests/cuda/emulated_engines.h"
 #include "tests/cuda/emulated_machine.h"
 
 namespace heed::cuda {
@@ -16,7 +16,6 @@ namespace {
 
 namespace rc = recurrence::cuda;
 namespace sc = softmax::cuda;
-namespace ss = scan::cuda;
 
 std::atomic<uint64_t> emulated_seed = 1;
 std::atomic<int32_t> emulated_multiprocessors = 2;
@@ -125,39 +124,9 @@ const char* TokenSums(const Launch& launch, const rc::TokenSumParams& params) {
 
 const rc::Launches kRecurrence = {
     .walk = &RunChunks, .gather = &Gather, .decay_gradients = &DecayGradients, .token_sums = &TokenSums};
-template <class Block, class Params>
-const char* RunScan(const Launch& launch, int threads, size_t shared_bytes, const Params& params) {
-  RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
-               .threads = threads,
-               .shared_bytes = shared_bytes,
-               .seed = emulated_seed},
-              [&](EmulatedMachine& machine) { Block(machine, params).Run(); });
-  return nullptr;
-}
-const char* Scan(const Launch& launch, const ss::ScanParams& params) {
-  return ss::WithShape(params.states, [&](auto shape) {
-    using Block = ss::ForwardBlock<EmulatedMachine, decltype(shape)>;
-    return RunScan<Block>(launch, shape.kThreads, shape.kForwardBytes, params);
-  });
-}
-const char* ScanGradients(const Launch& launch, const ss::GradientParams& params) {
-  return ss::WithShape(params.scan.states, [&](auto shape) {
-    using Block = ss::BackwardBlock<EmulatedMachine, decltype(shape)>;
-    return RunScan<Block>(launch, shape.kThreads, shape.kBackwardBytes, params);
-  });
-}
-template <template <class> class Block, class Params>
-const char* ScanSums(const Launch& launch, const Params& params) {
-  return RunScan<Block<EmulatedMachine>>(launch, ss::kSumThreads, 0, params);
-}
-
-const ss::Launches kScan = {.forward = &Scan,
-                            .backward = &ScanGradients,
-                            .token_sums = &ScanSums<ss::TokenSumBlock, ss::TokenSumParams>,
-                            .constant_sums = &ScanSums<ss::ConstantSumBlock, ss::ConstantSumParams>};
 const Library kEmulated = {.version = HEED_VERSION, .examine = &Examine, .check_stream = &CheckStream,
                             .allocate = &Allocate, .free = &Free, .softmax = &kSoftmax,
-                            .recurrence = &kRecurrence, .scan = &kScan};
+                            .recurrence = &kRecurrence, .scan = &EmulatedScan()};
 
 class Emulated : public TestDevice {
  public:
@@ -180,6 +149,7 @@ const TestDevice& EmulatedDevice() {
   return device;
 }
 
+uint64_t EmulatedSeed() { return emulated_seed; }
 void SetEmulatedSeed(uint64_t seed) { emulated_seed = seed; }
 void SetEmulatedMultiprocessors(int32_t count) { emulated_multiprocessors = count; }
 

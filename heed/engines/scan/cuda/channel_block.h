@@ -24,7 +24,8 @@ class ChannelBlock {
   HEED_DEVICE ChannelBlock(M& m, const ScanParams& p)
       : m_(m), p_(p), s_(p.sequences[m.block(2)]), strip_(m.block(0)), group_(strip_ / p.strips),
         lane_(m.thread() % kLanes), channel_(m.thread() / kLanes), shared_(reinterpret_cast<float*>(m.shared())),
-        steps_(shared_ + 2 * kWeights), x_(shared_ + 2 * kWeights + Shape::kPanel) {
+        steps_(shared_ + 2 * kWeights), x_(shared_ + 2 * kWeights + Shape::kPanel), B_(OwnOf(p.B, shared_)),
+        C_(OwnOf(p.C, shared_ + kWeights)) {
     const int of_group = p.channels / p.groups, begin = strip_ % p.strips * kChannels;
     first_channel_ = group_ * of_group + begin;
     columns_ = of_group - begin < kChannels ? of_group - begin : kChannels;
@@ -116,8 +117,8 @@ class ChannelBlock {
   }
 
   // This thread's of B and C at a token.
-  HEED_DEVICE States B(int t) const { return WeightsAt(p_.B, shared_, t); }
-  HEED_DEVICE States C(int t) const { return WeightsAt(p_.C, shared_ + kWeights, t); }
+  HEED_DEVICE States B(int t) const { return B_.at[t * B_.of_token]; }
+  HEED_DEVICE States C(int t) const { return C_.at[t * C_.of_token]; }
 
   HEED_DEVICE float SumOfLanes(float x) const {
     HEED_DEVICE_UNROLL
@@ -155,11 +156,18 @@ class ChannelBlock {
     if (weights.constants.data != nullptr) return;
     bits.ForEach(m_, weights.tokens, [&](int t, int n, float x) { rows[t * kStates + n] = x; });
   }
-  HEED_DEVICE States WeightsAt(const DeviceWeights& weights, const float* rows, int t) const {
+
+  // This thread's in rows of B or C.
+  struct OwnWeights {
+    const States* at;
+    int of_token;  // none between those of a channel
+  };
+  HEED_DEVICE OwnWeights OwnOf(const DeviceWeights& weights, const float* rows) const {
     const bool constant = weights.constants.data != nullptr;
-    return reinterpret_cast<const States*>(rows)[constant ? m_.thread() : t * kLanes + lane_];
+    return {reinterpret_cast<const States*>(rows) + (constant ? m_.thread() : lane_), constant ? 0 : kLanes};
   }
 
+  const OwnWeights B_, C_;
   Columns x_bits_, delta_bits_;
   StateColumns B_bits_, C_bits_;
 };

@@ -27,8 +27,9 @@ HEED_DEVICE Decay DecayOf(float t) {
   p = p * t + 5.55035733e-2f;
   p = p * t + 0.240226492f;
   p = p * t + 0.693147182f;
+  const float near = t * p, far = M::Exp2(t);  // both: where threads differ, one after the other would take longer
   const bool is_near = fabsf(t) < 0.5f;
-  return {is_near ? t * p : M::Exp2(t), is_near};
+  return {is_near ? near : far, is_near};
 }
 HEED_DEVICE float Decayed(Decay decay, float x) { return decay.factor * x + (decay.beside_one ? x : 0.0f); }
 
