@@ -18,6 +18,9 @@ extern const Launches kLaunches;
 namespace heed::ssd::cuda {
 extern const Launches kLaunches;
 }  // namespace heed::ssd::cuda
+namespace heed::scan::cuda {
+extern const Launches kLaunches;
+}  // namespace heed::scan::cuda
 
 namespace heed::cuda {
 namespace {
@@ -96,7 +99,8 @@ const Library kLibrary = {.version = HEED_VERSION,
                           .upload = &Upload,
                           .softmax = &softmax::cuda::kLaunches,
                           .recurrence = &recurrence::cuda::kLaunches,
-                          .ssd = &ssd::cuda::kLaunches};
+                          .ssd = &ssd::cuda::kLaunches,
+                          .scan = &scan::cuda::kLaunches};
 
 }  // namespace
 

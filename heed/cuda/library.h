@@ -17,6 +17,9 @@ struct Launches;
 namespace heed::ssd::cuda {
 struct Launches;
 }  // namespace heed::ssd::cuda
+namespace heed::scan::cuda {
+struct Launches;
+}  // namespace heed::scan::cuda
 
 namespace heed::cuda {
 
@@ -47,6 +50,7 @@ struct Library {
   const softmax::cuda::Launches* softmax;
   const recurrence::cuda::Launches* recurrence;
   const ssd::cuda::Launches* ssd;
+  const scan::cuda::Launches* scan;
 };
 
 // The library; null, and why, where there is none of this version.

@@ -72,6 +72,19 @@ HEED_DEVICE float LoadFloat(const void* data, DType dtype, int64_t i) {
   return dtype == DType::kBF16 ? M::template Widen<DType::kBF16>(bits) : M::template Widen<DType::kF16>(bits);
 }
 
+// The same of one that is written, which may be of f64.
+template <class M>
+HEED_DEVICE void StoreFloat(void* data, DType dtype, int64_t i, float x) {
+  if (dtype == DType::kF64) {
+    static_cast<double*>(data)[i] = x;
+  } else if (dtype == DType::kF32) {
+    static_cast<float*>(data)[i] = x;
+  } else {
+    const uint32_t bits = dtype == DType::kBF16 ? M::template Pack<DType::kBF16>(x, 0) : M::template Pack<DType::kF16>(x, 0);
+    static_cast<uint16_t*>(data)[i] = static_cast<uint16_t>(bits);
+  }
+}
+
 }  // namespace heed::cuda
 
 #endif  // HEED_CUDA_MACHINE_H_

@@ -9,6 +9,7 @@
 #include "heed/engines/recurrence/cuda/launches.h"
 #include "heed/engines/softmax/cuda/forward_shapes.h"
 #include "heed/ops/ssm/ssd/cuda/element_blocks_internal.h"
+#include "tests/cuda/emulated_engines.h"
 #include "tests/cuda/emulated_machine.h"
 
 namespace heed::cuda {
@@ -147,7 +148,7 @@ static_assert(ssd::cuda::kThreads == rc::kGradientThreads);
 const Library kEmulated = {.version = HEED_VERSION, .examine = &Examine, .check_stream = &CheckStream,
                             .allocate = &Allocate, .free = &Free, .upload = &Upload, .softmax = &kSoftmax,
                             .recurrence = &kRecurrence,
-                            .ssd = &kSsd};
+                            .ssd = &kSsd, .scan = &EmulatedScan()};
 
 class Emulated : public TestDevice {
  public:
@@ -170,6 +171,7 @@ const TestDevice& EmulatedDevice() {
   return device;
 }
 
+uint64_t EmulatedSeed() { return emulated_seed; }
 void SetEmulatedSeed(uint64_t seed) { emulated_seed = seed; }
 void SetEmulatedMultiprocessors(int32_t count) { emulated_multiprocessors = count; }
 

@@ -3,11 +3,11 @@
 
 namespace heed::scan {
 
-const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem) {
+const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem, engine::Pass pass) {
   static constexpr const Kernel* kKernels[] = {
-      &kSelectiveF32, &kSelectiveF64,     &kConvolutionFourier, &kConvolutionDirect,
-      &kModes,        &kHeadsConvolution, &kHeads,              &kElementwise};
-  return engine::Choose(kKernels, op, ctx, problem);
+      &kCuda,  &kSelectiveF32,     &kSelectiveF64, &kConvolutionFourier, &kConvolutionDirect,
+      &kModes, &kHeadsConvolution, &kHeads,        &kElementwise};
+  return engine::Choose(kKernels, op, ctx, problem, pass);
 }
 
 }  // namespace heed::scan

@@ -36,6 +36,7 @@
 #include <vector>
 
 #include "heed/core/dtype.h"
+#include "heed/core/tensor.h"
 
 namespace heed::scan {
 
@@ -80,10 +81,12 @@ struct Weights {
 
 struct Problem {
   DType dtype = DType::kF32;  // of x and o
+  Device device;              // where tensors are
   Rule rule = Rule::kSelective;
   int64_t channels = 0, states = 1;  // of kHeads: heads
   int64_t groups = 1;  // of channels, consecutive and of one size
   std::vector<Sequence> sequences;
+  std::vector<Sequence> others;  // tokens of none of them, whose outputs and gradients are 0: on devices alone
 
   Tokens x, o;  // o is written
 

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "heed/core/device_name.h"
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
 #include "heed/core/os.h"
@@ -24,6 +25,11 @@ namespace {
 
 using mechanism::CheckTensor;
 using mechanism::Fail;
+
+Device DeviceOf(const Definition& definition, const Inputs& in) {
+  const Device device = (in.*definition.tensors[0].input).device();
+  return device.type == DeviceType::kCuda ? device : Device();
+}
 
 // Where the engine has a tensor, by its form there: tokens, numbers of channels, or weights, which are either.
 template <class Owner>
@@ -165,15 +171,26 @@ void RefuseToGather(const char* op, const char* name, const Context* ctx, const 
 
 int TokenAxis(std::string_view axes) { return static_cast<int>(axes.find('T')); }
 
-// Zeros for tokens that no sequence has, and for those of no channels, which no task takes.
+// Zeros for tokens that no sequence has, and for those of no channels, which no task takes. Kernels of devices write them
+// themselves, once AddOthers() has said which.
 void ClearOthers(const Call& call, const TensorView& t, std::string_view axes) {
+  if (call.problem.device.type != DeviceType::kCpu) return;
   const std::vector<mechanism::TokenRange> none;
   mechanism::ClearOthers(call.sizes.D == 0 ? none : call.ranges, t, TokenAxis(axes));
 }
 
+void AddOthers(Call& call) {
+  if (call.problem.device.type == DeviceType::kCpu) return;
+  const std::vector<mechanism::TokenRange> none;
+  mechanism::ForOthers(call.sizes.D == 0 ? none : call.ranges, call.sizes.B, call.sizes.T,
+                       [&](int64_t b, int64_t begin, int64_t end) {
+                         call.problem.others.push_back({b, 0, call.reverse() ? 1 - end : begin, end - begin});
+                       });
+}
+
 // All that is read, so that what is written lies elsewhere.
 mechanism::Apart Readers(const Definition& definition, const Inputs& in, const Options& options) {
-  mechanism::Apart apart;
+  mechanism::Apart apart(DeviceOf(definition, in));
   for (const Tensor& tensor : definition.tensors) apart.Reads(tensor.name, in.*tensor.input);
   for (const StateTensor& state : definition.states()) {
     const ConstTensorView& t = in.*state.initial;
@@ -249,6 +266,10 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
          "f64, f32, bf16 or f16");
   }
   const DType dtype = scanned.dtype();
+  problem.device = DeviceOf(definition, in);
+  if (definition.kernels != nullptr && problem.device.type != DeviceType::kCpu) {
+    throw Unsupported(std::string(op) + ": computes on the CPU alone, not on " + heed::NameOf(problem.device));
+  }
   channels_first_ = std::string_view(first.axes) == "BDT";
   for (const Tensor& tensor : definition.tensors) {
     const ConstTensorView& t = in.*tensor.input;
@@ -280,10 +301,11 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
     }
     const bool wide = IsOverTokens(axes) || tensor.type == Tensor::kWide;
     const bool own = wide ? t.dtype() == StateDType(dtype) : IsFloat(t.dtype());
-    CheckTensor(op, tensor.name, t, ShapeOf(axes, sizes), own ? t.dtype() : dtype, data);
+    CheckTensor(op, tensor.name, t, ShapeOf(axes, sizes), own ? t.dtype() : dtype, data, problem.device);
     if (definition.kernels == nullptr) RefuseToGather(op, tensor.name, checks, t, axes);
     const bool decays = tensor.values == Tensor::kDecays || tensor.values == Tensor::kRates;
-    if (decays && checks != nullptr && checks->checks() && t.data() != nullptr) {
+    if (decays && checks != nullptr && checks->checks() && t.data() != nullptr &&
+        t.device().type == DeviceType::kCpu) {
       mechanism::CheckNotPositive(op, tensor.name, t);
     }
   }
@@ -301,7 +323,7 @@ void Call::Check(const char* op, const Context* checks, const Definition& defini
   for (size_t i = 0; i < states.size(); ++i) state_shapes[i] = ShapeOf(states[i].axes, of_states);
   ForStates(op, *this, definition, "initial_state", "is given", in, &StateTensor::initial,
             [&](const std::string& name, const ConstTensorView& t, const Axes& expected) {
-              CheckTensor(op, name.c_str(), t, expected, StateDType(dtype), data);
+              CheckTensor(op, name.c_str(), t, expected, StateDType(dtype), data, problem.device);
             });
 
   problem.dtype = dtype;
@@ -397,6 +419,7 @@ void Forward(const char* op, Context& ctx, const Definition& definition, const I
     p.final = Call::StatesOf(out.final);
     p.final_tail = Call::TailOf(out.final_tail);
     ChooseMethod(definition, in.initial.present() || out.final.present(), p);
+    AddOthers(call);
     scan::Choose(op, ctx, p).forward(ctx, p);
   }
   ClearOthers(call, out.o, definition.tensors[0].axes);
@@ -408,14 +431,14 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
   Call call(op, &ctx, definition, in, options, true);
   scan::Problem& p = call.problem;
   mechanism::Apart apart = Readers(definition, in, options);
-  CheckTensor(op, "d_o", in.d_o, call.shape, p.dtype, true);
+  CheckTensor(op, "d_o", in.d_o, call.shape, p.dtype, true, p.device);
   if (definition.kernels == nullptr) {
     RefuseToGather(op, "d_o", &ctx, in.d_o, definition.tensors[0].axes);
   }
   apart.Reads("d_o", in.d_o);
   ForStates(op, call, definition, "d_state", "is given", in, &StateTensor::d_final,
             [&](const std::string& name, const ConstTensorView& t, const Axes& shape) {
-              CheckTensor(op, name.c_str(), t, shape, StateDType(p.dtype), true);
+              CheckTensor(op, name.c_str(), t, shape, StateDType(p.dtype), true, p.device);
               apart.Reads(name.c_str(), t);
             });
   for (const Tensor& tensor : definition.tensors) {
@@ -449,7 +472,8 @@ void Backward(const char* op, Context& ctx, const Definition& definition,
     });
     ChooseMethod(definition,
                  in.initial.present() || in.d_final.present() || out.dinitial.present(), p);
-    scan::Choose(op, ctx, p).backward(ctx, p, g);
+    AddOthers(call);
+    scan::Choose(op, ctx, p, engine::Pass::kBackward).backward(ctx, p, g);
   }
   for (const Tensor& tensor : definition.tensors) {
     const TensorView& t = out.*tensor.gradient;
@@ -536,7 +560,8 @@ int64_t BackwardWorkspace(const char* op, const Context& ctx, const Definition& 
   int64_t most = 0;
   for (const bool states : {false, true}) {
     ChooseMethod(definition, states, call.problem);
-    const auto bytes = scan::Choose(op, ctx, call.problem).backward_workspace(ctx, call.problem);
+    const auto bytes =
+        scan::Choose(op, ctx, call.problem, engine::Pass::kBackward).backward_workspace(ctx, call.problem);
     most = std::max(most, bytes.per_thread * ctx.num_threads() + bytes.shared);
   }
   return most;
@@ -555,6 +580,7 @@ Explanation Explain(const char* op, const Context& ctx, const Definition& defini
     ChooseMethod(definition, in.initial.present(), call.problem);
     const scan::Kernel& kernel = scan::Choose(op, ctx, p);
     e.kernel = kernel.name;
+    e.target = kernel.target(ctx);
     e.why = kernel.why;
     e.workspace_bytes = kernel.workspace(ctx, p) * ctx.num_threads();
   }

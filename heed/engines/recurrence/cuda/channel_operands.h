@@ -15,6 +15,7 @@
 
 #include "heed/core/dtype.h"
 #include "heed/cuda/machine.h"
+#include "heed/cuda/numbers.h"
 #include "heed/cuda/pieces.h"
 #include "heed/cuda/shared_tile.h"
 #include "heed/engines/recurrence/cuda/params.h"
@@ -28,29 +29,9 @@ inline constexpr int kChunkThreads = kStrip / 16 * heed::cuda::kWarp;
 inline constexpr float kForgets = -110;
 HEED_DEVICE float LogDecay(float x) { return x > 0 ? 0 : x < kForgets ? kForgets : x; }  // NaN stays
 
-// A sum of log decays in two numbers: what is between two tokens is a difference of large ones.
-struct Sum {
-  float high = 0, low = 0;
-};
-HEED_DEVICE Sum operator+(Sum a, Sum b) {
-  const float high = a.high + b.high, of_b = high - a.high;
-  return {high, (a.high - (high - of_b)) + (b.high - of_b) + (a.low + b.low)};
-}
-HEED_DEVICE Sum operator-(Sum a, Sum b) { return a + Sum{-b.high, -b.low}; }
-HEED_DEVICE Sum Half(Sum a) { return {a.high / 2, a.low / 2}; }
-
-// exp(x), as exact for large x as for small ones.
-template <class M>
-HEED_DEVICE float Exp(Sum x) {
-  constexpr float kLog2E = 1.44269502f, kRest = 1.92596299e-8f, kLn2 = 0.693147181f;
-  const float y = x.high * kLog2E, power = M::Exp2(y);
-  const float rest = fmaf(x.high, kLog2E, -y) + (x.high * kRest + x.low * kLog2E);
-  return rest == rest ? fmaf(power, rest * kLn2, power) : power;
-}
-template <class M>
-HEED_DEVICE float Exp(float x) {
-  return Exp<M>(Sum{x, 0});
-}
+using heed::cuda::Exp;
+using heed::cuda::Half;
+using heed::cuda::Sum;  // of log decays
 
 // What decays: 0 or less is a factor less one, which is not rounded as the factor is.
 template <class M>

@@ -95,15 +95,7 @@ struct TokenSumParams {
 
 template <class M>
 HEED_DEVICE void StoreFloat(const DeviceRows& rows, int64_t i, float x) {
-  void* data = const_cast<void*>(rows.data);
-  if (rows.dtype == DType::kF64) {
-    static_cast<double*>(data)[i] = x;
-  } else if (rows.dtype == DType::kF32) {
-    static_cast<float*>(data)[i] = x;
-  } else {
-    const uint32_t bits = rows.dtype == DType::kBF16 ? M::template Pack<DType::kBF16>(x, 0) : M::template Pack<DType::kF16>(x, 0);
-    static_cast<uint16_t*>(data)[i] = static_cast<uint16_t>(bits);
-  }
+  heed::cuda::StoreFloat<M>(const_cast<void*>(rows.data), rows.dtype, i, x);
 }
 
 template <class M>

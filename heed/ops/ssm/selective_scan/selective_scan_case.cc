@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "heed/ops/mechanism/scanning_case.h"
+#include "heed/ops/ssm/selective_scan/selective_scan_case.h"
 #include "heed/ops/ssm/selective_scan/selective_scan_internal.h"
 #include "heed/ops/ssm/selective_scan/selective_scan_reference_internal.h"
 
@@ -183,14 +183,6 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
   scanning::RoundSums(in.delta_bias, expected.ddelta_bias, tolerance.ddelta_bias);
 }
 
-scanning::Mechanism MechanismOf(const Options& options) {
-  return scanning::Bound<Options>(
-      "selective_scan", DefinitionOf(options), options,
-      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance,
-       &BackwardTolerance},
-      options.delta_softplus ? " softplus" : "");
-}
-
 // D = Hq D channels, T = Tq tokens, N = 16 states.
 Case MakeCase(const CaseRequest& request) {
   Options options;
@@ -215,6 +207,14 @@ Case RandomCase(DType dtype, uint64_t seed) {
 }
 
 }  // namespace
+
+scanning::Mechanism MechanismOf(const Options& options) {
+  return scanning::Bound<Options>(
+      "selective_scan", DefinitionOf(options), options,
+      {&Forward, &Backward, &Reference, &BackwardReference, &Step, &Tolerance,
+       &BackwardTolerance},
+      options.delta_softplus ? " softplus" : "");
+}
 
 OpEntry Entry() {
   std::vector<std::string> variants = scanning::kVariants;

@@ -1,0 +1,14 @@
+// The selective scan as its cases call it.
+#ifndef HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_CASE_H_
+#define HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_CASE_H_
+
+#include "heed/ops/mechanism/scanning_case.h"
+#include "heed/ops/ssm/selective_scan/selective_scan.h"
+
+namespace heed::selective_scan {
+
+scanning::Mechanism MechanismOf(const Options& options);
+
+}  // namespace heed::selective_scan
+
+#endif  // HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_CASE_H_
