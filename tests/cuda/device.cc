@@ -6,17 +6,11 @@
 #include <utility>
 
 #include "heed/core/os.h"
-#include "heed/engines/recurrence/cuda/launches.h"
-#include "heed/engines/softmax/cuda/forward_shapes.h"
-#include "heed/ops/ssm/ssd/cuda/element_blocks_internal.h"
 #include "tests/cuda/emulated_engines.h"
 #include "tests/cuda/emulated_machine.h"
 
 namespace heed::cuda {
 namespace {
-
-namespace rc = recurrence::cuda;
-namespace sc = softmax::cuda;
 
 std::atomic<uint64_t> emulated_seed = 1;
 std::atomic<int32_t> emulated_multiprocessors = 2;
@@ -29,76 +23,6 @@ const char* Examine(int32_t device, DeviceFacts* facts) {
 
 const char* CheckStream(int32_t, void* stream) { return stream == nullptr ? nullptr : "is of another device"; }
 
-template <DType kDType, class Shape, bool kGeneral>
-const char* RunForward(const Launch& launch, const sc::ForwardParams& params) {
-  RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
-               .threads = Shape::kThreads,
-               .shared_bytes = Shape::kSharedBytes,
-               .seed = emulated_seed},
-              [&](EmulatedMachine& machine) {
-                sc::ForwardBlock<EmulatedMachine, kDType, Shape, kGeneral>(machine, params).Run();
-              });
-  return nullptr;
-}
-const char* Forward(const Launch& launch, const sc::ForwardParams& params) {
-  return sc::WithKernel(params, [&](auto shape, auto of, auto general) {
-    return RunForward<of.value, decltype(shape), general.value>(launch, params);
-  });
-}
-const char* FewRows(const Launch& launch, const sc::ForwardParams& params) {
-  return sc::WithFewRowsKernel(params, [&](auto shape, auto of) {
-    return RunForward<of.value, decltype(shape), true>(launch, params);
-  });
-}
-const char* Combine(const Launch& launch, const sc::ForwardParams& params) {
-  RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
-               .threads = sc::kCombineThreads,
-               .seed = emulated_seed},
-              [&](EmulatedMachine& machine) { sc::CombineBlock(machine, params).Run(); });
-  return nullptr;
-}
-
-template <class Kernel>
-const char* RunBackward(const Launch& launch, size_t shared_bytes, const Kernel& kernel) {
-  RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
-               .threads = sc::kBackwardThreads,
-               .shared_bytes = shared_bytes,
-               .seed = emulated_seed},
-              kernel);
-  return nullptr;
-}
-
-const char* Terms(const Launch& launch, const sc::BackwardParams& params) {
-  return RunBackward(launch, 0, [&](EmulatedMachine& machine) {
-    sc::TermsBlock<EmulatedMachine, DType::kBF16>(machine, params).Run();
-  });
-}
-
-template <template <class, DType, int, int, bool> class Block>
-const char* GradientsBy(const Launch& launch, const sc::BackwardParams& params) {
-  return sc::WithBackwardKernel(params.forward, [&](auto shape, auto general) {
-    using Shape = decltype(shape);
-    return RunBackward(launch, Shape::kSharedBytes, [&](EmulatedMachine& machine) {
-      Block<EmulatedMachine, DType::kBF16, Shape::kChannels, Shape::kValueChannels, general.value>(machine, params).Run();
-    });
-  });
-}
-
-template <bool kByChannel>
-const char* RunChunksOf(const Launch& launch, const rc::ChunkParams& params) {
-  return rc::WithKernel<kByChannel>(params, [&](auto shape, auto form) -> const char* {
-    using Shape = decltype(shape);
-    RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
-                 .threads = rc::kChunkThreads,
-                 .shared_bytes = static_cast<size_t>(rc::SharedBytesOf<Shape>(params)),
-                 .seed = emulated_seed},
-                [&](EmulatedMachine& machine) {
-                  rc::ChunkBlock<EmulatedMachine, DType::kBF16, Shape::kChannels, kByChannel, form.value>(machine, params).Run();
-                });
-    return nullptr;
-  });
-}
-
 const char* Allocate(int32_t, void*, size_t num_bytes, void** memory) {
   *memory = os::AllocateAligned(num_bytes);
   std::memset(*memory, 0xFF, num_bytes);  // NaN
@@ -110,45 +34,16 @@ const char* Upload(int32_t, void*, void* to, const void* from, size_t num_bytes)
   return nullptr;
 }
 
-const sc::Launches kSoftmax = {.forward = &Forward,
-                               .few_rows = &FewRows,
-                               .combine = &Combine,
-                               .terms = &Terms,
-                               .key_gradients = &GradientsBy<sc::KeyGradientsBlock>,
-                               .query_gradients = &GradientsBy<sc::QueryGradientsBlock>};
-const char* RunChunks(const Launch& launch, const rc::ChunkParams& params) {
-  return rc::IsByChannel(params) ? RunChunksOf<true>(launch, params) : RunChunksOf<false>(launch, params);
-}
-
-template <template <class> class Block, class Params>
-const char* RunBlocks(const Launch& launch, const Params& params) {
-  RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
-               .threads = rc::kGradientThreads,
-               .shared_bytes = static_cast<size_t>(Block<EmulatedMachine>::kSharedBytes),
-               .seed = emulated_seed},
-              [&](EmulatedMachine& machine) { Block<EmulatedMachine>(machine, params).Run(); });
-  return nullptr;
-}
-
-const rc::Launches kRecurrence = {.walk = &RunChunks,
-                                  .gather = &RunBlocks<rc::GatherBlock>,
-                                  .decay_gradients = &RunBlocks<rc::DecayGradientBlock>,
-                                  .products = &RunBlocks<rc::ProductBlock>,
-                                  .dots = &RunBlocks<rc::DotBlock>,
-                                  .denormalize = &RunBlocks<rc::DenormalizeBlock>,
-                                  .copy_states = &RunBlocks<rc::StateCopyBlock>,
-                                  .token_sums = &RunBlocks<rc::TokenSumBlock>};
-const ssd::cuda::Launches kSsd = {.steps = &RunBlocks<ssd::cuda::StepBlock>,
-                                  .gate = &RunBlocks<ssd::cuda::GateBlock>,
-                                  .finish = &RunBlocks<ssd::cuda::FinishBlock>,
-                                  .clear = &RunBlocks<ssd::cuda::ClearBlock>,
-                                  .total = &RunBlocks<ssd::cuda::TotalBlock>};
-static_assert(ssd::cuda::kThreads == rc::kGradientThreads);
-
-const Library kEmulated = {.version = HEED_VERSION, .examine = &Examine, .check_stream = &CheckStream,
-                            .allocate = &Allocate, .free = &Free, .upload = &Upload, .softmax = &kSoftmax,
-                            .recurrence = &kRecurrence,
-                            .ssd = &kSsd, .scan = &EmulatedScan()};
+const Library kEmulated = {.version = HEED_VERSION,
+                           .examine = &Examine,
+                           .check_stream = &CheckStream,
+                           .allocate = &Allocate,
+                           .free = &Free,
+                           .upload = &Upload,
+                           .softmax = &EmulatedSoftmax(),
+                           .recurrence = &EmulatedRecurrence(),
+                           .ssd = &EmulatedSsd(),
+                           .scan = &EmulatedScan()};
 
 class Emulated : public TestDevice {
  public:

@@ -2,15 +2,31 @@
 #ifndef HEED_TESTS_CUDA_EMULATED_ENGINES_H_
 #define HEED_TESTS_CUDA_EMULATED_ENGINES_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "heed/cuda/library.h"
+#include "tests/cuda/emulated_machine.h"
 
 namespace heed::cuda {
 
 uint64_t EmulatedSeed();  // SetEmulatedSeed()'s
 
+const softmax::cuda::Launches& EmulatedSoftmax();
+const recurrence::cuda::Launches& EmulatedRecurrence();
+const ssd::cuda::Launches& EmulatedSsd();
 const scan::cuda::Launches& EmulatedScan();
+
+// As heed/cuda/block_kernel.h launches them.
+template <int kThreads, template <class> class Block, class Params>
+const char* RunBlocks(const Launch& launch, const Params& params) {
+  RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
+               .threads = kThreads,
+               .shared_bytes = static_cast<size_t>(Block<EmulatedMachine>::kSharedBytes),
+               .seed = EmulatedSeed()},
+              [&](EmulatedMachine& machine) { Block<EmulatedMachine>(machine, params).Run(); });
+  return nullptr;
+}
 
 }  // namespace heed::cuda
 

@@ -1,0 +1,80 @@
+// Attention on the emulated device.
+#include <cstddef>
+
+#include "heed/engines/softmax/cuda/forward_shapes.h"
+#include "tests/cuda/emulated_engines.h"
+#include "tests/cuda/emulated_machine.h"
+
+namespace heed::cuda {
+namespace {
+
+using namespace softmax::cuda;  // NOLINT: what it launches
+
+template <DType kDType, class Shape, bool kGeneral>
+const char* RunForward(const Launch& launch, const ForwardParams& params) {
+  RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
+               .threads = Shape::kThreads,
+               .shared_bytes = Shape::kSharedBytes,
+               .seed = EmulatedSeed()},
+              [&](EmulatedMachine& machine) {
+                ForwardBlock<EmulatedMachine, kDType, Shape, kGeneral>(machine, params).Run();
+              });
+  return nullptr;
+}
+const char* Forward(const Launch& launch, const ForwardParams& params) {
+  return WithKernel(params, [&](auto shape, auto of, auto general) {
+    return RunForward<of.value, decltype(shape), general.value>(launch, params);
+  });
+}
+const char* FewRows(const Launch& launch, const ForwardParams& params) {
+  return WithFewRowsKernel(params, [&](auto shape, auto of) {
+    return RunForward<of.value, decltype(shape), true>(launch, params);
+  });
+}
+const char* Combine(const Launch& launch, const ForwardParams& params) {
+  RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
+               .threads = kCombineThreads,
+               .seed = EmulatedSeed()},
+              [&](EmulatedMachine& machine) { CombineBlock(machine, params).Run(); });
+  return nullptr;
+}
+
+template <class Kernel>
+const char* RunBackward(const Launch& launch, size_t shared_bytes, const Kernel& kernel) {
+  RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
+               .threads = kBackwardThreads,
+               .shared_bytes = shared_bytes,
+               .seed = EmulatedSeed()},
+              kernel);
+  return nullptr;
+}
+
+const char* Terms(const Launch& launch, const BackwardParams& params) {
+  return RunBackward(launch, 0, [&](EmulatedMachine& machine) {
+    TermsBlock<EmulatedMachine, DType::kBF16>(machine, params).Run();
+  });
+}
+
+template <template <class, DType, int, int, bool> class Block>
+const char* GradientsBy(const Launch& launch, const BackwardParams& params) {
+  return WithBackwardKernel(params.forward, [&](auto shape, auto general) {
+    using Shape = decltype(shape);
+    return RunBackward(launch, Shape::kSharedBytes, [&](EmulatedMachine& machine) {
+      Block<EmulatedMachine, DType::kBF16, Shape::kChannels, Shape::kValueChannels, general.value>(machine, params).Run();
+    });
+  });
+}
+
+}  // namespace
+
+const softmax::cuda::Launches& EmulatedSoftmax() {
+  static constexpr Launches kLaunches = {.forward = &Forward,
+                                         .few_rows = &FewRows,
+                                         .combine = &Combine,
+                                         .terms = &Terms,
+                                         .key_gradients = &GradientsBy<KeyGradientsBlock>,
+                                         .query_gradients = &GradientsBy<QueryGradientsBlock>};
+  return kLaunches;
+}
+
+}  // namespace heed::cuda
