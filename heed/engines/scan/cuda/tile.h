@@ -26,6 +26,7 @@ struct Shape {
   static constexpr int kCommon = 2 * kWeights + 2 * kPanel + kChannels;
   static constexpr int kForwardBytes = (kCommon + 2 * kPanel) * static_cast<int>(sizeof(float));
   static constexpr int kBackwardBytes = (kCommon + 3 * kPanel + kTokens * kThreads * kOwn) * static_cast<int>(sizeof(float));
+  static_assert(kCommon % 4 == 0 && kPanel % 4 == 0, "states stand behind them, 16 bytes each");
 };
 
 // f(shape) for one that holds these states.
