@@ -109,7 +109,7 @@ class CudaRecurrenceTest : public DeviceTest {
 };
 
 TEST_P(CudaRecurrenceTest, RandomProblemsAgreeWithTheReference) {
-  const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 20);
+  const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 12);
   for (const recurrent::Mechanism& m : Mechanisms()) {
     const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
     Comparison closest;

@@ -343,7 +343,8 @@ TEST(CudaLibraryTest, WhatIsMissingIsSaid) {
   const auto refusal = [](const char* (*examine)(int32_t, cuda::DeviceFacts*), int64_t channels) {
     const cuda::Library library = {.version = "0", .examine = examine, .check_stream = nullptr,
                                    .allocate = nullptr, .free = nullptr, .upload = nullptr,
-                                   .softmax = cuda::EmulatedDevice().library()->softmax, .recurrence = nullptr};
+                                   .softmax = cuda::EmulatedDevice().library()->softmax, .recurrence = nullptr,
+                                   .ssd = nullptr, .scan = nullptr};
     cuda::Replace(&library);
     const ConstTensorView t(nullptr, DType::kBF16, {1, 4, 1, channels}, {DeviceType::kCuda, 0});
     std::string what;

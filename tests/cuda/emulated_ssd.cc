@@ -4,11 +4,8 @@
 #include "tests/cuda/emulated_machine.h"
 
 namespace heed::cuda {
-namespace {
 
 using namespace ssd::cuda;  // NOLINT: what it launches
-
-}  // namespace
 
 const ssd::cuda::Launches& EmulatedSsd() {
   static constexpr Launches kLaunches = {.steps = &RunBlocks<kThreads, StepBlock>,
