@@ -27,22 +27,6 @@ using recurrent::Options;
 using recurrent::Outputs;
 using testing::HasSubstr;
 
-// The mechanism on a device.
-mechanism::Mechanism Moved(const TestDevice& device, const mechanism::Mechanism& m) {
-  const auto moved = [&device, m](const auto& call) {
-    return [&device, m, call](Context& ctx, const Problem& p, Views outputs) {
-      const OnDevice on_device(device, m, p, outputs);
-      call(ctx, on_device.problem(), on_device.outputs());
-      on_device.Download(outputs);
-    };
-  };
-  mechanism::Mechanism result = m;
-  result.forward = moved(m.forward);
-  result.step = moved(m.step);
-  result.backward = moved(m.backward);
-  return result;
-}
-
 recurrent::Mechanism LinearAttention(linear_attention::FeatureMap map, const std::string& name, bool normalize) {
   using namespace linear_attention;  // NOLINT
   linear_attention::Options own;
@@ -73,19 +57,8 @@ const std::vector<recurrent::Mechanism>& Mechanisms() {
   return mechanisms;
 }
 
-class CudaRecurrenceTest : public DeviceTest {
+class CudaRecurrenceTest : public AgreementTest {
  protected:
-  // Into `closest` if it is closer to its bound.
-  void Agrees(const Case& c, Comparison* closest) {
-    const Comparison result = Compare(c, ctx_);
-    ASSERT_TRUE(result.ok) << c.title << ": " << result.message;
-    if (result.worst_ratio > closest->worst_ratio) *closest = result;
-  }
-  void Print(const std::string& what, const Comparison& closest) const {
-    std::printf("%s %s: closest to its bound: %.3g of %.3g (%.0f %%) in %s\n", GetParam()->name(), what.c_str(), closest.error,
-                closest.tolerance, 100 * closest.worst_ratio, closest.where.c_str());
-  }
-
   // A call of simple_gla: o and the last state of tokens [begin, end).
   struct Results {
     Buffer o, state;

@@ -27,38 +27,19 @@ using scanning::Inputs;
 using testing::HasSubstr;
 
 // The selective scan on a device.
-scanning::Mechanism Moved(const TestDevice& device, bool softplus) {
+scanning::Mechanism ScanOn(const TestDevice& device, bool softplus) {
   Options options;
   options.delta_softplus = softplus;
   scanning::Mechanism m = selective_scan::MechanismOf(options);
-  const auto moved = [&device, of_problems = m.of_problems](const auto& call) {
-    return [&device, of_problems, call](Context& ctx, const Problem& p, Views outputs) {
-      const OnDevice on_device(device, of_problems, p, outputs);
-      call(ctx, on_device.problem(), on_device.outputs());
-      on_device.Download(outputs);
-    };
-  };
-  m.of_problems.forward = moved(m.of_problems.forward);
-  m.of_problems.step = moved(m.of_problems.step);
-  m.of_problems.backward = moved(m.of_problems.backward);
+  m.of_problems = Moved(device, m.of_problems);
   return m;
 }
 
 struct Tensors;
 
-class CudaScanTest : public DeviceTest {
+class CudaScanTest : public AgreementTest {
  protected:
   std::vector<Buffer> RunBackward(const Tensors& x, const Buffer& d_o, int64_t begin, int64_t end);
-  // Into `closest` if it is closer to its bound.
-  void Agrees(const Case& c, Comparison* closest) {
-    const Comparison result = Compare(c, ctx_);
-    ASSERT_TRUE(result.ok) << c.title << ": " << result.message;
-    if (result.worst_ratio > closest->worst_ratio) *closest = result;
-  }
-  void Print(const std::string& what, const Comparison& closest) const {
-    std::printf("%s %s: closest to its bound: %.3g of %.3g (%.0f %%) in %s\n", GetParam()->name(), what.c_str(), closest.error,
-                closest.tolerance, 100 * closest.worst_ratio, closest.where.c_str());
-  }
 
   struct Results {
     Buffer o, state;
@@ -96,7 +77,7 @@ TEST_P(CudaScanTest, RandomProblemsAgreeWithTheReference) {
       Comparison closest;
       for (uint64_t seed = first; seed < first + count; ++seed) {
         cuda::SetEmulatedSeed(seed);
-        ASSERT_NO_FATAL_FAILURE(Agrees(scanning::RandomCase(Moved(*GetParam(), softplus), dtype, seed), &closest));
+        ASSERT_NO_FATAL_FAILURE(Agrees(scanning::RandomCase(ScanOn(*GetParam(), softplus), dtype, seed), &closest));
       }
       Print(std::string(Name(dtype)) + (softplus ? " softplus" : ""), closest);
     }
@@ -111,7 +92,7 @@ struct Size {
 TEST_P(CudaScanTest, SizesAndVariantsAgreeWithTheReference) {
   constexpr Size kSizes[] = {{70, 70, 16}, {33, 9, 1}, {18, 33, 17}, {24, 18, 64}, {17, 9, 65}, {20, 10, 128}, {0, 8, 16}, {300, 1, 4}};
   for (const bool softplus : {false, true}) {
-    const scanning::Mechanism m = Moved(*GetParam(), softplus);
+    const scanning::Mechanism m = ScanOn(*GetParam(), softplus);
     Comparison closest;
     for (const Size& size : kSizes) {
       for (const char* variant : {"", "state", "reverse", "lengths=62", "strong", "vanishing+state", "strided"}) {
@@ -233,7 +214,7 @@ TEST_P(CudaScanTest, GradientsOfASequenceHaveTheirBitsWhateverSharesTheCall) {
 }
 
 TEST_P(CudaScanTest, GradientsOfManySequencesAreSeveralLaunchesWhoseNumberDoesNotShow) {
-  const scanning::Mechanism m = Moved(*GetParam(), true);
+  const scanning::Mechanism m = ScanOn(*GetParam(), true);
   scanning::Choice choice;
   choice.groups = 2;
   const Case c = scanning::MakeCase(

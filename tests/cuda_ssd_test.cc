@@ -18,31 +18,9 @@ namespace {
 
 using testing::HasSubstr;
 
-class CudaSsdTest : public DeviceTest {
+class CudaSsdTest : public AgreementTest {
  protected:
-  static mechanism::Mechanism Moved(const mechanism::Mechanism& m) {
-    const TestDevice& device = *GetParam();
-    mechanism::Mechanism result = m;
-    for (auto* pass : {&result.forward, &result.backward, &result.step}) {
-      *pass = [&device, m, call = *pass](Context& ctx, const mechanism::Problem& p, mechanism::Views outputs) {
-        const OnDevice on_device(device, m, p, outputs);
-        call(ctx, on_device.problem(), on_device.outputs());
-        on_device.Download(outputs);
-      };
-    }
-    return result;
-  }
-
-  // Into `closest` if it is closer to its bound.
-  void Agrees(const Case& c, Comparison* closest) {
-    const Comparison result = Compare(c, ctx_);
-    ASSERT_TRUE(result.ok) << c.title << ": " << result.message;
-    if (result.worst_ratio > closest->worst_ratio) *closest = result;
-  }
-  void Print(const Comparison& closest) const {
-    std::printf("%s ssd: closest to its bound: %.3g of %.3g (%.0f %%) in %s\n", GetParam()->name(), closest.error,
-                closest.tolerance, 100 * closest.worst_ratio, closest.where.c_str());
-  }
+  static mechanism::Mechanism OnThis(const mechanism::Mechanism& m) { return Moved(*GetParam(), m); }
 };
 
 TEST_P(CudaSsdTest, RandomProblemsAgreeWithTheReference) {
@@ -50,9 +28,9 @@ TEST_P(CudaSsdTest, RandomProblemsAgreeWithTheReference) {
   Comparison closest;
   for (uint64_t seed = first; seed < first + count; ++seed) {
     cuda::SetEmulatedSeed(seed);
-    ASSERT_NO_FATAL_FAILURE(Agrees(ssd::RandomCaseOf(&Moved, DType::kBF16, seed), &closest));
+    ASSERT_NO_FATAL_FAILURE(Agrees(ssd::RandomCaseOf(&OnThis, DType::kBF16, seed), &closest));
   }
-  Print(closest);
+  Print("ssd", closest);
 }
 
 TEST_P(CudaSsdTest, SizesAndVariantsAgreeWithTheReference) {
@@ -65,11 +43,11 @@ TEST_P(CudaSsdTest, SizesAndVariantsAgreeWithTheReference) {
       for (const std::string pass : {"forward", "backward", "step"}) {
         if (pass == "step" && *variant != 0) continue;
         const CaseRequest request = {.sizes = sizes, .dtype = DType::kBF16, .seed = 3, .pass = pass, .variant = variant};
-        ASSERT_NO_FATAL_FAILURE(Agrees(ssd::MakeCaseOf(&Moved, request), &closest));
+        ASSERT_NO_FATAL_FAILURE(Agrees(ssd::MakeCaseOf(&OnThis, request), &closest));
       }
     }
   }
-  Print(closest);
+  Print("ssd", closest);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, CudaSsdTest, testing::ValuesIn(Devices()), heed::NameOf);

@@ -19,6 +19,7 @@
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/exact/attention/cases/attention_case.h"
 #include "heed/ops/mechanism/recurrent_case.h"
+#include "heed/ops/ssm/selective_scan/selective_scan_case.h"
 #include "heed/ops/ssm/ssd/ssd_case.h"
 #include "tests/cuda/problems_on_devices.h"
 
@@ -63,6 +64,7 @@ class Bench {
   Context& context() { return ctx_; }
   int64_t Tokens(int64_t tokens) const { return tiny_ ? std::min<int64_t>(tokens, 20) : tokens; }
   int64_t Batch(int64_t batch) const { return tiny_ ? 1 : batch; }
+  int64_t Channels(int64_t channels) const { return tiny_ ? std::min<int64_t>(channels, 64) : channels; }
   int64_t Heads(int64_t heads) const { return tiny_ ? std::min<int64_t>(heads, 2) : heads; }
 
   void Print(const Line& line) {
@@ -172,20 +174,15 @@ double Bytes(const std::vector<ConstTensorView>& views) {
   return bytes;
 }
 
-// A mechanism on the device; `measure`, if it is given, is told of each run.
-mechanism::Mechanism Moved(Bench& bench, const mechanism::Mechanism& m, const Line::Measure& measure) {
+// A mechanism on the device, of which `measure` is told each run instead of its results.
+mechanism::Mechanism Measured(const TestDevice& device, const mechanism::Mechanism& m, const Line::Measure& measure) {
   mechanism::Mechanism result = m;
   for (auto* pass : {&result.forward, &result.backward, &result.step}) {
-    *pass = [&bench, m, measure, call = *pass](Context& ctx, const mechanism::Problem& p, mechanism::Views outputs) {
-      const OnDevice on_device(bench.device(), m, p, outputs);
-      const auto run = [&] { call(ctx, on_device.problem(), on_device.outputs()); };
-      if (!measure) {
-        run();
-        return on_device.Download(outputs);
-      }
+    *pass = [&device, m, measure, call = *pass](Context& ctx, const mechanism::Problem& p, mechanism::Views outputs) {
+      const OnDevice on_device(device, m, p, outputs);
       double bytes = Bytes(p.inputs) + Bytes(p.initial) + Bytes(p.d_final) + Bytes({p.d_o});
       for (const TensorView& t : outputs) bytes += mechanism::Bytes(t);
-      measure(run, 0, bytes);
+      measure([&] { call(ctx, on_device.problem(), on_device.outputs()); }, 0, bytes);
     };
   }
   return result;
@@ -202,13 +199,11 @@ Line Recurrence(Bench& bench, const std::string& name, const std::string& pass, 
   n.Hkv = bench.Heads(n.Hkv);
   return {name + ", " + pass, Limit::kCopy, goal, [&bench, pass, n, make](const Line::Measure& measure) {
             CaseRequest request = {.sizes = n, .dtype = DType::kBF16, .seed = 1, .pass = pass, .variant = ""};
-            const auto moved_to = [&bench](const Line::Measure& told) {
-              return [&bench, told](const mechanism::Mechanism& m) { return Moved(bench, m, told); };
-            };
-            const Case timed = make(moved_to(measure), request);
+            const TestDevice& device = bench.device();
+            const Case timed = make([&](const mechanism::Mechanism& m) { return Measured(device, m, measure); }, request);
             request.sizes.B = 1;
             request.sizes.Tq = request.sizes.Tk = std::min<int64_t>(n.Tq, 130);
-            Verify(make(moved_to(nullptr), request), bench.context());
+            Verify(make([&](const mechanism::Mechanism& m) { return Moved(device, m); }, request), bench.context());
             std::vector<Buffer> buffers;
             std::vector<TensorView> views;
             for (const OutputSpec& output : timed.outputs) views.push_back(buffers.emplace_back(output.dtype, output.sizes).view());
@@ -221,6 +216,17 @@ MakeCase OfRecurrent(const char* name) {
     const recurrent::Mechanism& m = *FindOp(name).recurrent;
     return recurrent::MakeCase(moved(m.of_problems), m.definition, request);
   };
+}
+
+// D channels of 16 states.
+Case MakeScan(const ssd::Moving& moved, const CaseRequest& request) {
+  selective_scan::Options options;
+  options.delta_softplus = true;
+  scanning::Mechanism m = selective_scan::MechanismOf(options);
+  m.of_problems = moved(m.of_problems);
+  scanning::Choice choice;
+  choice.states = 16;
+  return scanning::MakeCase(m, request, choice);
 }
 
 std::vector<Line> Lines(Bench& bench) {
@@ -244,6 +250,8 @@ std::vector<Line> Lines(Bench& bench) {
     }
   }
   for (const char* pass : {"forward", "backward", "step"}) {
+    lines.push_back(Recurrence(bench, "selective_scan 4096 channels, 16 states", pass, {8, 2048, 2048, 1, 1, bench.Channels(4096), 1},
+                               &MakeScan, 0));
     lines.push_back(Recurrence(bench, "ssd 64 channels, 128 states", pass, {4, 4096, 4096, 32, 1, 128, 64}, &ssd::MakeCaseOf, .4));
   }
   return lines;

@@ -2,12 +2,16 @@
 #ifndef HEED_TESTS_CUDA_PROBLEMS_ON_DEVICES_H_
 #define HEED_TESTS_CUDA_PROBLEMS_ON_DEVICES_H_
 
+#include <gtest/gtest.h>
+
 #include <cstddef>
+#include <cstdio>
 #include <deque>
 #include <string>
 #include <vector>
 
 #include "heed/harness/buffer.h"
+#include "heed/harness/case.h"
 #include "heed/ops/mechanism/problem_case.h"
 #include "tests/cuda/on_devices.h"
 
@@ -41,6 +45,34 @@ class OnDevice {
   std::deque<DeviceTensor> tensors_;
   std::vector<TensorView> outputs_;
   size_t first_output_ = 0;
+};
+
+// The mechanism as a device computes it.
+inline mechanism::Mechanism Moved(const TestDevice& device, const mechanism::Mechanism& m) {
+  mechanism::Mechanism result = m;
+  for (auto* pass : {&result.forward, &result.backward, &result.step}) {
+    *pass = [&device, m, call = *pass](Context& ctx, const mechanism::Problem& p, mechanism::Views outputs) {
+      const OnDevice on_device(device, m, p, outputs);
+      call(ctx, on_device.problem(), on_device.outputs());
+      on_device.Download(outputs);
+    };
+  }
+  return result;
+}
+
+// Cases beside their references.
+class AgreementTest : public DeviceTest {
+ protected:
+  // Into `closest` if it is closer to its bound.
+  void Agrees(const Case& c, Comparison* closest) {
+    const Comparison result = Compare(c, ctx_);
+    ASSERT_TRUE(result.ok) << c.title << ": " << result.message;
+    if (result.worst_ratio > closest->worst_ratio) *closest = result;
+  }
+  static void Print(const std::string& what, const Comparison& closest) {
+    std::printf("%s %s: closest to its bound: %.3g of %.3g (%.0f %%) in %s\n", GetParam()->name(), what.c_str(), closest.error,
+                closest.tolerance, 100 * closest.worst_ratio, closest.where.c_str());
+  }
 };
 
 inline std::vector<ConstTensorView> ViewsOf(const std::vector<Buffer>& buffers) {

@@ -70,7 +70,8 @@ HEED_API void Reference(const Inputs& in, const Options& options, const Outputs&
 //   dD = sum_t dy_t u_t,  dz = d_o .* y .* silu'(z),  ddelta_bias = sum_t ddelta_t
 //
 // with ddelta = ds, times the derivative of softplus. Sums over tokens are taken in groups of 128,
-// counted from a sequence's own first token, in f32 (f64 beside f64), then in f64 in a fixed order.
+// counted from a sequence's own first token, in f32 (f64 beside f64), then in f64,
+// or on GPUs in two numbers of f32, in a fixed order.
 // Precision and reproducibility as above, splits aside: the gradients of constants, dB and dC agree
 // with those of the whole to rounding, all others to the bit.
 //
