@@ -50,6 +50,63 @@ TEST_P(CudaSsdTest, SizesAndVariantsAgreeWithTheReference) {
   Print("ssd", closest);
 }
 
+// Inputs of one sequence with their memory, on a device.
+struct Tensors {
+  Tensors(const TestDevice& device, DType dtype, int64_t N)
+      : host_x(dtype, {1, 5, 2, 8}), host_dt(DType::kF32, {1, 5, 2}), host_A(DType::kF32, {2}), host_B(dtype, {1, 5, 1, N}),
+        host_o(dtype, {1, 5, 2, 8}), x(device, host_x.FillNormal(1).view()), dt(device, host_dt.FillConstant(0.5).view()),
+        A(device, host_A.FillConstant(-1).view()), B(device, host_B.FillNormal(2).view()), o(device, host_o.view()) {}
+  ssd::Inputs Views() const {
+    ssd::Inputs in;
+    in.x = x.view();
+    in.dt = dt.view();
+    in.A = A.view();
+    in.B = in.C = B.view();
+    return in;
+  }
+  Buffer host_x, host_dt, host_A, host_B, host_o;
+  DeviceTensor x, dt, A, B, o;
+};
+
+TEST_P(CudaSsdTest, ExplainNamesTheKernel) {
+  const Tensors t(*GetParam(), DType::kBF16, 16);
+  const ssd::Explanation e = ssd::Explain(ctx_, t.Views(), {});
+  EXPECT_EQ(e.kernel, "recurrence_cuda");
+  EXPECT_EQ(e.target, "cuda");
+}
+
+TEST_P(CudaSsdTest, TensorsOfSeveralDevicesAreRefused) {
+  const Tensors t(*GetParam(), DType::kBF16, 16);
+  const auto refusal = [&](const ssd::Inputs& in, const TensorView& o) {
+    const std::string what = Refusal<InvalidArgument>([&] { ssd::Forward(ctx_, in, {}, {o, {}}); });
+    t.o.Download(t.host_o.view());
+    for (const uint8_t byte : t.host_o.bytes()) EXPECT_EQ(byte, 0xFF);
+    return what;
+  };
+  const auto with = [&](ConstTensorView ssd::Inputs::*member, const Buffer& host) {
+    ssd::Inputs in = t.Views();
+    in.*member = host.view();
+    return in;
+  };
+  EXPECT_THAT(refusal(with(&ssd::Inputs::A, t.host_A), t.o.view()), HasSubstr("A is on the CPU, expected cuda:0"));
+  EXPECT_THAT(refusal(with(&ssd::Inputs::dt, t.host_dt), t.o.view()), HasSubstr("dt is on the CPU, expected cuda:0"));
+  EXPECT_THAT(refusal(with(&ssd::Inputs::B, t.host_B), t.o.view()), HasSubstr("B is on the CPU, expected cuda:0"));
+  EXPECT_THAT(refusal(with(&ssd::Inputs::x, t.host_x), t.o.view()), HasSubstr("is on cuda:0, expected the CPU"));
+  EXPECT_THAT(refusal(t.Views(), t.host_o.view()), HasSubstr("o is on the CPU, expected cuda:0"));
+}
+
+TEST_P(CudaSsdTest, WhatItDoesNotTakeIsSaid) {
+  const auto refusal = [&](DType dtype, int64_t N, bool skips) {
+    const Tensors t(*GetParam(), dtype, N);
+    ssd::Inputs in = t.Views();
+    if (skips) in.D = t.A.view();
+    return Refusal<Unsupported>([&] { ssd::Forward(ctx_, in, {}, {t.o.view(), {}}); });
+  };
+  EXPECT_THAT(refusal(DType::kF32, 16, false), HasSubstr("recurrence_cuda computes bf16, not f32"));
+  EXPECT_EQ(refusal(DType::kBF16, 129, false), "nothing is thrown");
+  EXPECT_THAT(refusal(DType::kBF16, 129, true), HasSubstr("computes skips and gates around states of up to 128 key channels"));
+}
+
 INSTANTIATE_TEST_SUITE_P(Devices, CudaSsdTest, testing::ValuesIn(Devices()), heed::NameOf);
 
 }  // namespace
