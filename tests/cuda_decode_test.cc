@@ -483,11 +483,14 @@ TEST_P(CudaPagesTest, WhatItDoesNotTakeIsSaid) {
   using O = Options;
   using Q = ConstTensorView;
   using testing::HasSubstr;
-  EXPECT_THAT(refusal([](P& x, T&, O&, Q&) { x.indices[2] = 9999; }), HasSubstr("AttendPages: indices[2] is 9999, expected 0 to"));
+  EXPECT_THAT(refusal([](P& x, T&, O&, Q&) { x.indices[2] = 9999; }),
+              HasSubstr("AttendPages: indices[2] is 9999, expected 0 to"));
   EXPECT_THAT(refusal([](P& x, T&, O&, Q&) { x.indices[4] = -1; }), HasSubstr("indices[4] is -1, expected 0 to"));
   EXPECT_THAT(refusal([](P& x, T&, O&, Q&) { x.indptr[1] = 7; }), HasSubstr("indptr[1] is 7, expected 0 to 5"));
-  EXPECT_THAT(refusal([](P& x, T&, O&, Q&) { x.last_page_len[0] = 17; }), HasSubstr("last_page_len[0] is 17, expected 1 to 16"));
-  EXPECT_THAT(refusal([&](P&, T& t, O&, Q&) { t.k_pool = pages.k_pool.view(); }), HasSubstr("k_pool is on the CPU, expected cuda:0"));
+  EXPECT_THAT(refusal([](P& x, T&, O&, Q&) { x.last_page_len[0] = 17; }),
+              HasSubstr("last_page_len[0] is 17, expected 1 to 16"));
+  EXPECT_THAT(refusal([&](P&, T& t, O&, Q&) { t.k_pool = pages.k_pool.view(); }),
+              HasSubstr("k_pool is on the CPU, expected cuda:0"));
   EXPECT_THAT(refusal([&](P&, T& t, O&, Q&) { t.indices = k.view(); }), HasSubstr("indices has dtype bf16, expected i32 or i64"));
   EXPECT_THAT(refusal([&](P&, T& t, O&, Q&) {
                 t.indptr = ConstTensorView(t.indptr.data(), DType::kI64, {3}, {DeviceType::kCuda, 0});
@@ -502,7 +505,8 @@ TEST_P(CudaPagesTest, WhatItDoesNotTakeIsSaid) {
   EXPECT_THAT(refusal([&](P&, T& t, O&, Q&) { t.k_pool = t.k_pool.Slice(3, 0, 8); }),
               HasSubstr("k_pool has shape [8,16,1,8], expected [pages,tokens,1,16]"));
   EXPECT_THAT(refusal([&](P&, T&, O& options, Q&) { options.dropout = 0.5; }), HasSubstr("dropout is 0.5, expected 0"));
-  EXPECT_THAT(refusal([&](P&, T&, O& options, Q&) { options.pattern = patterns::Strided(2); }), HasSubstr("does not take patterns"));
+  EXPECT_THAT(refusal([&](P&, T&, O& options, Q&) { options.pattern = patterns::Strided(2); }),
+              HasSubstr("does not take patterns"));
   const int64_t counts[] = {1, 2};
   EXPECT_THAT(refusal([&](P&, T&, O& options, Q&) { options.query_lengths = ConstTensorView(counts, DType::kI64, {2}); }),
               HasSubstr("query_lengths contains 2, expected 0 to 1"));

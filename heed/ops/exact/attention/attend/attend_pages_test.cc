@@ -69,8 +69,8 @@ struct Paged {
 
   Buffer k, v;
   bool first;
-  std::vector<int64_t> indptr = {0, 10, 10, 13}, indices = {3, 4, 5, 1, 2, 19, 18, 6, 8, 9, 10, 12, 11}, last_page_len = {6, 0, 8};
-  std::vector<int64_t> lengths = {150, 0, 40};
+  std::vector<int64_t> indptr = {0, 10, 10, 13}, indices = {3, 4, 5, 1, 2, 19, 18, 6, 8, 9, 10, 12, 11};
+  std::vector<int64_t> last_page_len = {6, 0, 8}, lengths = {150, 0, 40};
 };
 
 // What a cache of one sequence of these rows gives its last ones.
@@ -184,7 +184,8 @@ TEST(AttendPagesTest, MistakesAreNamed) {
   refuses([](P& x, B&, O&) { x.v = Buffer(DType::kBF16, {kPages, 16, kHeads, kDim}); }, "v_pool has dtype bf16, expected f32");
   refuses([](P& x, B&, O&) { x.v = Buffer(DType::kF32, {kPages, 16, kHeads, 8}); },
           "v_pool has pages 256 elements apart, expected 768 as k_pool");
-  refuses([](P&, B& q, O&) { q = Buffer(DType::kF32, {3, 2, 5, kDim}); }, "q has 5 heads, expected a multiple of the 2 heads of k");
+  refuses([](P&, B& q, O&) { q = Buffer(DType::kF32, {3, 2, 5, kDim}); },
+          "q has 5 heads, expected a multiple of the 2 heads of k");
   refuses([](P&, B& q, O&) { q = Buffer(DType::kF32, {2, 2, kHq, kDim}); }, "indptr has shape [4], expected [3]");
   refuses([](P&, B& q, O&) { q = Buffer(DType::kF32, {2, kHq, kDim}); }, "q has shape [2,6,24], expected [B, T, H, D]");
   refuses([](P&, B&, O& o) { o.align = Align::kTopLeft; }, "align is given, expected none");
