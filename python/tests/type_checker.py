@@ -1,19 +1,16 @@
 # mypy on a text that uses heed, of whose lines those that say `# wrong: CODE` are errors with this code, and no others.
-import functools
 import os
 import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 
 import heed
 
 
-@functools.cache
-def what_it_has_seen():
-    """A folder in which mypy keeps what it knows of PyTorch and NumPy, for as long as the tests run."""
-    return tempfile.TemporaryDirectory(prefix="heed-mypy-")
+# What mypy knows of PyTorch and NumPy, which is most of its work: the same for all tests in all processes. It looks whether files have
+# changed since, and replaces its own as wholes.
+CACHE = pathlib.Path(__file__).resolve().parents[2] / "build/mypy"
 
 
 def check_types(text, folder):
@@ -22,7 +19,7 @@ def check_types(text, folder):
     package = pathlib.Path(heed.__file__).parent.parent
     path = {} if package.name == "site-packages" else {"MYPYPATH": str(package)}  # the heed that is tested, not another
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--follow-imports=silent"]
-    result = subprocess.run([*command, f"--cache-dir={what_it_has_seen().name}", str(consumer)], capture_output=True, text=True, check=False,
+    result = subprocess.run([*command, f"--cache-dir={CACHE}", str(consumer)], capture_output=True, text=True, check=False,
                             cwd=folder, env={**os.environ, **path})
     errors = re.findall(r"consumer\.py:(\d+): error: .*\[([\w-]+)\]$", result.stdout, re.MULTILINE)
     reported = {int(line): code for line, code in errors}
