@@ -111,10 +111,11 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
   ForEachHead(in, options, [&](const ReferenceHead& head) {
     const std::vector<Inexact> keys = KeysOf(in, head, e.unit);
     const Inexact taps = has_taps ? TapsOf(head.modes, head.T(), e.unit) : Inexact();
+    ReferenceRow row = head.modes;
     for (size_t j = 0; j < head.d(); ++j) {
       Sums o(head.T(), head.d(), e.unit);
       for (size_t i = 0; i < head.d(); ++i) {
-        const ReferenceRow row = RowOf(in, head, i, j);
+        SetRow(in, head, i, j, row);
         const Inexact x = Product(keys[i], head.v[j], e.unit);
         const ModeWalks walks = StateWalks(row, x, e.unit);
         const Doubles errors = has_taps ? ConvolvedErrors(row, taps, x, false, in.q.size(1), e.unit)
@@ -187,12 +188,13 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
     const int64_t h = head.place.channel;
     const std::vector<Inexact> keys = KeysOf(in, head, u);
     const Inexact taps = has_taps ? TapsOf(head.modes, T, u) : Inexact();
+    ReferenceRow row = head.modes;
     const std::vector<Doubles> d_o = IncomingOf(in, head), of_tail = IncomingTailOf(in, head);
     std::vector<Sums> dv(d, Sums(T, d, u));
     for (size_t i = 0; i < d; ++i) {
       Sums dq(T, d, u), dkeys(T, d, u);
       for (size_t j = 0; j < d; ++j) {
-        const ReferenceRow row = RowOf(in, head, i, j);
+        SetRow(in, head, i, j, row);
         const Inexact x = Product(keys[i], head.v[j], u), dy = Product(Inexact(head.q[i]), d_o[j], u);
         const Inexact back = dy.Reversed();
         const Complexes last = IncomingOf(in, head, i, j);
