@@ -5,7 +5,7 @@ gradients of all inputs. `seconds` is the median of some calls. `megabytes` is w
 beyond what it held before there was any tensor: inputs, outputs, gradients and workspace. Each mechanism runs in processes of its own,
 after it has been compared with itself in float64. "written out" is attention as its equation says it, in PyTorch, with its matrix of N^2.
 
-Usage: length.py [FILTER] [--threads N] [--most 65536] [--limit SECONDS] [--json FILE]
+Usage: length.py [FILTER] [--threads N] [--most 65536] [--limit SECONDS] [--seconds SECONDS] [--json FILE]
 What FILE has already is not measured again. Without it rows are printed alone.
 """
 
@@ -125,7 +125,7 @@ def status(field: str) -> int:
     return 1024 * int(re.search(rf"^{field}:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.M)[1])
 
 
-def measure(name: str, what: str, quantity: str, tokens: list[int], limit: float) -> None:
+def measure(name: str, what: str, quantity: str, tokens: list[int], limit: float, seconds: float) -> None:
     """In a process of its own: prints a number for each length, while a call is expected to take less than the limit."""
     import torch
 
@@ -147,7 +147,7 @@ def measure(name: str, what: str, quantity: str, tokens: list[int], limit: float
                 call()
                 took = time.perf_counter() - began
                 times = []
-                while not times or (len(times) < 15 and sum(times) + took < 1):
+                while not times or (len(times) < 15 and sum(times) + took < seconds):
                     began = time.perf_counter()
                     call()
                     times.append(time.perf_counter() - began)
@@ -161,7 +161,8 @@ def child(name: str, what: str, quantity: str, tokens: list[int], options: argpa
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     if quantity == "megabytes":
         environment |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    command = [sys.executable, __file__, name, "--child", f"{what},{quantity}", "--most", str(max(tokens)), "--limit", str(options.limit)]
+    command = [sys.executable, __file__, name, "--child", f"{what},{quantity}", "--most", str(max(tokens)), "--limit", str(options.limit),
+               "--seconds", str(options.seconds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         raise SystemExit(f"length.py: {name}: {done.stderr.strip()}")
@@ -174,6 +175,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--most", type=int, default=TOKENS[-1], help="tokens, at least 1024")
     parser.add_argument("--limit", type=float, default=120, help="seconds that a call may be expected to take")
+    parser.add_argument("--seconds", type=float, default=1, help="that calls of one length may take, of which the median is kept")
     parser.add_argument("--json", type=Path, help="write the rows there, and leave out those that it has")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -181,7 +183,7 @@ def main() -> None:
     if options.threads < 1 or not tokens:
         parser.error(f"--threads is {options.threads} and --most {options.most}, expected at least 1 and {TOKENS[0]}")
     if options.child:
-        return measure(options.filter, *options.child.split(","), tokens, options.limit)
+        return measure(options.filter, *options.child.split(","), tokens, options.limit, options.seconds)
 
     try:
         chosen = {name: case for name, case in cases().items() if re.search(options.filter, name)}

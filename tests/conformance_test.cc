@@ -69,7 +69,7 @@ bool Knows(const OpEntry& op, const std::string& variant) {
 }
 
 struct Combination {
-  OpEntry op;
+  const OpEntry& op;
   DType dtype;
 };
 

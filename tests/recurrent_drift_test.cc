@@ -14,7 +14,7 @@ namespace heed {
 namespace {
 
 struct Problem {
-  OpEntry op;
+  const OpEntry& op;
   std::string variant;
 };
 

@@ -23,9 +23,55 @@ void* Address(const ConstTensorView& view, std::span<const int64_t> index,
               int64_t* offset) {
   *offset = 0;
   for (size_t i = 0; i < index.size(); ++i) {
-    *offset += index[i] * view.strides()[i];
+    *offset += index[i] * view.stride(static_cast<int>(i));
   }
   return const_cast<void*>(view.data());
+}
+
+// Calls f(offset of its first element) for each row of the last axis, in row-major order.
+template <class F>
+void ForEachRow(const ConstTensorView& view, F f) {
+  if (view.num_elements() == 0) return;
+  const auto sizes = view.sizes().first(view.sizes().empty() ? 0 : view.sizes().size() - 1);
+  std::vector<int64_t> index(sizes.size());
+  do {
+    int64_t offset;
+    Address(view, index, &offset);
+    f(offset);
+  } while (NextIndex(sizes, index));
+}
+
+int64_t RowSize(const ConstTensorView& view) { return view.rank() == 0 ? 1 : view.size(view.rank() - 1); }
+int64_t RowStride(const ConstTensorView& view) { return view.rank() == 0 ? 1 : view.stride(view.rank() - 1); }
+
+double Load(DType dtype, const void* data, int64_t offset) {
+  return IsFloat(dtype) ? LoadAsDouble(dtype, data, offset)
+                        : static_cast<double>(LoadAsInt64(dtype, data, offset));
+}
+
+void Store(DType dtype, void* data, int64_t offset, double value) {
+  switch (dtype) {
+    case DType::kI64:
+      static_cast<int64_t*>(data)[offset] = static_cast<int64_t>(value);
+      break;
+    case DType::kI32:
+      static_cast<int32_t*>(data)[offset] = static_cast<int32_t>(value);
+      break;
+    case DType::kBool:
+      static_cast<uint8_t*>(data)[offset] = value != 0 ? 1 : 0;
+      break;
+    default:
+      StoreDouble(dtype, data, offset, value);
+  }
+}
+
+// Elements in row-major order, each from a call of `next`.
+template <class F>
+void Fill(const TensorView& view, F next) {
+  const int64_t count = RowSize(view), stride = RowStride(view);
+  ForEachRow(view, [&](int64_t at) {
+    for (int64_t i = 0; i < count; ++i) Store(view.dtype(), view.data(), at + i * stride, next());
+  });
 }
 
 }  // namespace
@@ -124,49 +170,27 @@ void Buffer::Set(std::initializer_list<int64_t> index, double value) const {
 }
 
 const Buffer& Buffer::FillNormal(uint64_t seed, double deviation) const {
-  if (view_.num_elements() == 0) return *this;
   Random random(seed, /*stream=*/0xF111);
-  std::vector<int64_t> index(view_.sizes().size());
-  do {
-    SetElement(view_, index, deviation * random.Normal());
-  } while (NextIndex(view_.sizes(), index));
+  Fill(view_, [&] { return deviation * random.Normal(); });
   return *this;
 }
 
 const Buffer& Buffer::FillConstant(double value) const {
-  if (view_.num_elements() == 0) return *this;
-  std::vector<int64_t> index(view_.sizes().size());
-  do {
-    SetElement(view_, index, value);
-  } while (NextIndex(view_.sizes(), index));
+  Fill(view_, [&] { return value; });
   return *this;
 }
 
 double GetElement(const ConstTensorView& view, std::span<const int64_t> index) {
   int64_t offset;
   const void* data = Address(view, index, &offset);
-  return IsFloat(view.dtype())
-             ? LoadAsDouble(view.dtype(), data, offset)
-             : static_cast<double>(LoadAsInt64(view.dtype(), data, offset));
+  return Load(view.dtype(), data, offset);
 }
 
 void SetElement(const TensorView& view, std::span<const int64_t> index,
                 double value) {
   int64_t offset;
   void* data = Address(view, index, &offset);
-  switch (view.dtype()) {
-    case DType::kI64:
-      static_cast<int64_t*>(data)[offset] = static_cast<int64_t>(value);
-      break;
-    case DType::kI32:
-      static_cast<int32_t*>(data)[offset] = static_cast<int32_t>(value);
-      break;
-    case DType::kBool:
-      static_cast<uint8_t*>(data)[offset] = value != 0 ? 1 : 0;
-      break;
-    default:
-      StoreDouble(view.dtype(), data, offset, value);
-  }
+  Store(view.dtype(), data, offset, value);
 }
 
 bool NextIndex(std::span<const int64_t> sizes, std::span<int64_t> index) {
@@ -179,10 +203,11 @@ bool NextIndex(std::span<const int64_t> sizes, std::span<int64_t> index) {
 
 std::vector<double> Elements(const ConstTensorView& view) {
   std::vector<double> values;
-  if (view.num_elements() == 0) return values;
-  std::vector<int64_t> index(view.sizes().size());
-  do values.push_back(GetElement(view, index));
-  while (NextIndex(view.sizes(), index));
+  values.reserve(static_cast<size_t>(view.num_elements()));
+  const int64_t count = RowSize(view), stride = RowStride(view);
+  ForEachRow(view, [&](int64_t at) {
+    for (int64_t i = 0; i < count; ++i) values.push_back(Load(view.dtype(), view.data(), at + i * stride));
+  });
   return values;
 }
 
@@ -192,19 +217,22 @@ bool SameBits(const ConstTensorView& a, const ConstTensorView& b) {
                   b.sizes().end())) {
     return false;
   }
-  if (a.num_elements() == 0) return true;
-  const size_t element = SizeOf(a.dtype());
-  std::vector<int64_t> index(a.sizes().size());
-  do {
-    int64_t at, bt;
-    const char* x = static_cast<const char*>(Address(a, index, &at));
-    const char* y = static_cast<const char*>(Address(b, index, &bt));
-    if (std::memcmp(x + at * static_cast<int64_t>(element),
-                    y + bt * static_cast<int64_t>(element), element) != 0) {
-      return false;
+  std::vector<int64_t> rows;  // of b
+  ForEachRow(b, [&](int64_t at) { rows.push_back(at); });
+  const int64_t element = static_cast<int64_t>(SizeOf(a.dtype())), count = RowSize(a);
+  const bool contiguous = RowStride(a) == 1 && RowStride(b) == 1;
+  const int64_t steps = contiguous ? 1 : count;
+  const auto bytes = static_cast<size_t>(contiguous ? count * element : element);
+  bool same = true;
+  size_t row = 0;
+  ForEachRow(a, [&](int64_t at) {
+    const char* x = a.as<char>() + at * element;
+    const char* y = b.as<char>() + rows[row++] * element;
+    for (int64_t i = 0; i < steps && same; ++i) {
+      same = std::memcmp(x + i * RowStride(a) * element, y + i * RowStride(b) * element, bytes) == 0;
     }
-  } while (NextIndex(a.sizes(), index));
-  return true;
+  });
+  return same;
 }
 
 }  // namespace heed

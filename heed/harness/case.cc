@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <limits>
 #include <ostream>
+#include <utility>
 
 #include "heed/core/error.h"
 #include "heed/harness/buffer.h"
@@ -36,6 +37,13 @@ std::vector<Buffer> Allocate(const Case& c, bool reference) {
     }
   }
   return buffers;
+}
+
+// The index of the n-th element in row-major order.
+std::vector<int64_t> IndexOf(std::span<const int64_t> sizes, int64_t n) {
+  std::vector<int64_t> index(sizes.size());
+  for (size_t axis = sizes.size(); axis-- > 0; n /= sizes[axis]) index[axis] = n % sizes[axis];
+  return index;
 }
 
 std::vector<TensorView> Views(const std::vector<Buffer>& buffers) {
@@ -77,16 +85,16 @@ Comparison CompareResults(const Case& c, std::span<const ConstTensorView> result
   const auto& [expected, tolerance] = reference;
   Comparison worst;
   double got = 0, want = 0;
+  std::pair<size_t, int64_t> where;  // output and element
   bool any = false;
   for (size_t i = 0; i < results.size(); ++i) {
     const ConstTensorView& result = results[i];
     double& max_error = worst.max_errors.emplace_back(0);
     if (result.num_elements() == 0) continue;
-    std::vector<int64_t> index(result.sizes().size());
-    do {
-      const double x = GetElement(result, index);
-      const double y = GetElement(expected[i].view(), index);
-      const double allowed = GetElement(tolerance[i].view(), index);
+    const std::vector<double> got_all = Elements(result), expected_all = Elements(expected[i].view());
+    const std::vector<double> allowed_all = Elements(tolerance[i].view());
+    for (size_t n = 0; n < got_all.size(); ++n) {
+      const double x = got_all[n], y = expected_all[n], allowed = allowed_all[n];
       double error = std::abs(x - y), ratio;
       if (std::isnan(x) || std::isnan(y)) {
         error = ratio = std::isnan(x) && std::isnan(y) ? 0 : kInfinity;
@@ -102,11 +110,14 @@ Comparison CompareResults(const Case& c, std::span<const ConstTensorView> result
         worst.worst_ratio = ratio;
         worst.error = error;
         worst.tolerance = allowed;
-        worst.where = c.outputs[i].name + ShapeString(index);
+        where = {i, static_cast<int64_t>(n)};
         got = x;
         want = y;
       }
-    } while (NextIndex(result.sizes(), index));
+    }
+  }
+  if (any) {
+    worst.where = c.outputs[where.first].name + ShapeString(IndexOf(results[where.first].sizes(), where.second));
   }
   worst.ok = worst.worst_ratio <= 1;
   if (!any) {

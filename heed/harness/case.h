@@ -158,7 +158,7 @@ struct OpEntry {
 };
 
 // All mechanisms, in the order of the table of contents.
-std::vector<OpEntry> AllOps();
+const std::vector<OpEntry>& AllOps();
 
 // The one of that name. Throws InvalidArgument that lists the names.
 OpEntry FindOp(std::string_view name);

@@ -23,9 +23,15 @@ using testing::ThrowsMessage;
 
 constexpr int64_t kT = 13, kMemory = 9;
 
-class LayerTest : public testing::TestWithParam<LayerCase> {
+// One of LayerCases(), which are made once: a process is started for each test.
+struct Param {
+  const LayerCase* layer;
+};
+void PrintTo(const Param& of, std::ostream* os) { *os << *of.layer; }
+
+class LayerTest : public testing::TestWithParam<Param> {
  protected:
-  const LayerCase& of() const { return GetParam(); }
+  const LayerCase& of() const { return *GetParam().layer; }
 
   static Buffer Random(std::vector<int64_t> sizes, uint64_t seed) {
     return Buffer(DType::kF32, sizes).FillNormal(seed);
@@ -53,8 +59,8 @@ class LayerTest : public testing::TestWithParam<LayerCase> {
     return ConstTensorView(lengths.data(), DType::kI64, {std::ssize(lengths)});
   }
 
-  RandomWeights f32_{GetParam().weights, DType::kF32, 3};
-  std::unique_ptr<Layer> layer_ = GetParam().make(f32_.weights());
+  RandomWeights f32_{of().weights, DType::kF32, 3};
+  std::unique_ptr<Layer> layer_ = of().make(f32_.weights());
   Buffer memory_;
   const std::vector<int64_t> global_tokens_ = {5, 0, -1, 5};
 };
@@ -74,9 +80,12 @@ class LayerWithStateTest : public LayerTest {};
 class LayerWithPaddingTest : public LayerTest {};
 class LayerWithPackingTest : public LayerTest {};
 
-std::vector<LayerCase> CasesWith(bool LayerCase::* member) {
-  std::vector<LayerCase> cases = LayerCases();
-  std::erase_if(cases, [&](const LayerCase& of) { return !(of.*member); });
+std::vector<Param> CasesWith(bool LayerCase::* member = nullptr) {
+  static const std::vector<LayerCase> all = LayerCases();
+  std::vector<Param> cases;
+  for (const LayerCase& of : all) {
+    if (member == nullptr || of.*member) cases.push_back({&of});
+  }
   return cases;
 }
 
@@ -312,9 +321,9 @@ TEST_P(LayerTest, WrongArgumentsAreNamedBeforeAnythingIsWritten) {
               ThrowsMessage<InvalidArgument>(HasSubstr("batch is 0, expected at least 1")));
 }
 
-std::string NameOf(const testing::TestParamInfo<LayerCase>& of) { return of.param.name; }
+std::string NameOf(const testing::TestParamInfo<Param>& of) { return of.param.layer->name; }
 
-INSTANTIATE_TEST_SUITE_P(Layers, LayerTest, testing::ValuesIn(LayerCases()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Layers, LayerTest, testing::ValuesIn(CasesWith()), NameOf);
 INSTANTIATE_TEST_SUITE_P(Layers, LayerWithStateTest, testing::ValuesIn(CasesWith(&LayerCase::has_state)), NameOf);
 INSTANTIATE_TEST_SUITE_P(Layers, LayerWithPaddingTest, testing::ValuesIn(CasesWith(&LayerCase::pads)), NameOf);
 INSTANTIATE_TEST_SUITE_P(Layers, LayerWithPackingTest, testing::ValuesIn(CasesWith(&LayerCase::packs)), NameOf);

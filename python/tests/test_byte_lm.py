@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fresh
 import numpy as np
 import pytest
 from cli_program import HEED, document, load, refused, save
@@ -136,9 +137,7 @@ def test_a_mechanism_beats_counting_and_no_mechanism_does_not():
 @needs_program
 def test_training_writes_a_file_from_which_the_program_writes_text(tmp_path):
     path = tmp_path / "m/model.safetensors"
-    quiet = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run([sys.executable, FOLDER / "train.py", "--mechanism", "simple_gla", "--steps", "3", "--out", path.parent],
-                          capture_output=True, text=True, timeout=300, check=False, env=quiet)
+    done = fresh.python(FOLDER / "train.py", "--mechanism", "simple_gla", "--steps", "3", "--out", path.parent)
     assert done.returncode == 1, done.stderr  # three steps are not enough, and it says so
     bits = [float(x) for x in re.findall(r"^step +\d+ .* held out (\S+) bits/byte +\d+ bytes/s", done.stdout, re.M)]
     assert len(bits) == 2 and bits[1] < bits[0] < 10

@@ -1,10 +1,9 @@
 # `import heed.compat.install`: code that imports libraries for GPUs finds heed, and a library that is installed stays itself.
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh
 import pytest
 
 pytest.importorskip("torch")
@@ -14,11 +13,9 @@ from test_compat_signatures import DOORS, places_of  # noqa: E402
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(code, *path, program=()):
+def run(program, *path, packages=()):
     found = os.pathsep.join([*map(str, path), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": found, "OMP_WAIT_POLICY": "passive"}
-    command = [sys.executable, *program] if program else [sys.executable, "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
+    result = fresh.python(program, packages=packages, env={**os.environ, "PYTHONPATH": found})
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -94,11 +91,11 @@ from transformers.models.qwen3_next import modeling_qwen3_next
 config = Mamba2Config(hidden_size=16, num_hidden_layers=1, num_heads=4, head_dim=8, n_groups=1, state_size=4, vocab_size=20)
 print(Mamba2ForCausalLM(config)(torch.ones(1, 5, dtype=int)).logits.shape)
 """
-    assert run(code) == "torch.Size([1, 5, 20])\n"
+    assert run(code, packages=["transformers"]) == "torch.Size([1, 5, 20])\n"
 
 
 def test_the_example_trains():
-    text = run("", program=[ROOT / "examples/gpu_model/train.py"])
+    text = run(ROOT / "examples/gpu_model/train.py")
     bits = [float(x) for x in re.findall(r"^step +\d+  (\S+) bits/byte$", text, re.M)]
     assert len(bits) == 7 and bits[0] > 7 and bits[-1] < 3.5
     assert "heed" not in re.sub("nothing here knows heed", "", (ROOT / "examples/gpu_model/hybrid_lm.py").read_text())

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 
+import fresh
 import pytest
 from cli_program import HEED, ROOT, VERBS, needs_program
 
@@ -42,9 +43,13 @@ def test_a_python_block_runs_alone_and_prints_what_it_says(page, line, text, tmp
     for package in re.findall(r"^import (?:heed\.)?(torch|transformers)$", text, re.M):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not there")
+    packages = [name for name in ("torch", "transformers") if re.search(rf"^(import|from) (heed\.)?{name}\b", text, re.M)]
     program = tmp_path / page.name
     program.write_text("\n" * (line - 1) + text)  # so that a traceback names the page's line
-    result = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300)
+    if packages:
+        result = fresh.python(program, packages=[name for name in packages if name != "torch"], cwd=tmp_path)
+    else:
+        result = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300)
     assert result.returncode == 0, result.stderr
     printed = iter(result.stdout.splitlines())
     for said in re.findall(r"# -> (.*)$", text, re.M):

@@ -1,9 +1,8 @@
 # The hybrids of examples/hybrid_attention.py against plain PyTorch compositions in float64, gradients included.
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -73,7 +72,7 @@ def test_infini_attention(T, segment):
 
 
 def test_the_example_runs():
-    done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=300, check=False)
+    done = fresh.python(EXAMPLE)
     assert done.returncode == 0, done.stderr
     assert [line.split("  ")[0] for line in done.stdout.splitlines()] == [
         "window of 64 alone", "lolcats", "based, its two layers", "infini-attention"]

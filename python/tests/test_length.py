@@ -1,9 +1,8 @@
 # benchmarks/length.py: every case computes what its name says, and what has been measured is kept.
 import json
-import os
-import subprocess
 import sys
 
+import fresh
 import pytest
 from cli_program import ROOT
 
@@ -63,13 +62,12 @@ def test_a_mechanism_that_differs_from_float64_is_refused():
 
 
 def run(*args):
-    return subprocess.run([sys.executable, ROOT / "benchmarks/length.py", *map(str, args)], capture_output=True, text=True, timeout=300,
-                          check=False, env={**os.environ, "OMP_WAIT_POLICY": "passive"})
+    return fresh.python(ROOT / "benchmarks/length.py", *args)
 
 
 def test_what_has_been_measured_is_kept_and_not_measured_again(tmp_path):
     file = tmp_path / "length.json"
-    done = run("^(retention|attention, written out)$", "--most", 2048, "--threads", 1, "--json", file)
+    done = run("^(retention|attention, written out)$", "--most", 2048, "--threads", 1, "--seconds", 0.05, "--json", file)
     assert done.returncode == 0, done.stderr
     document = json.loads(file.read_text())
     assert document["threads"] == 1 and document["cpu"] and len(done.stdout.splitlines()) == 4

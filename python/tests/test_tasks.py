@@ -8,6 +8,7 @@ import sys
 import wave
 from xml.etree import ElementTree
 
+import fresh
 import numpy as np
 import pytest
 from cli_program import HEED, ROOT, load, save
@@ -231,8 +232,7 @@ def test_words_are_synthesised_once(tmp_path, monkeypatch, capsys):
 
 
 def run_train(name, *args, **environment):
-    return subprocess.run([sys.executable, ROOT / f"examples/{name}/train.py", *map(str, args)], capture_output=True, text=True, timeout=300,
-                          check=False, env={**QUIET, **environment})
+    return fresh.python(ROOT / f"examples/{name}/train.py", *args, env={**QUIET, **environment})
 
 
 @pytest.mark.parametrize("name, hidden, sentence", [

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from functools import partial
 
+import fresh
 import numpy as np
 import pytest
 from at_once import run_at_once
@@ -427,7 +428,7 @@ def test_several_python_threads_at_once():
 
 
 def run_python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    return fresh.python(code, timeout=120)
 
 
 PROBLEM = """
@@ -482,7 +483,7 @@ assert torch.equal(grad(), expected)
 
 def test_heed_does_not_import_torch():
     code = "import sys, heed; heed.alibi_slopes(4); assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
-    assert run_python(code).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------

@@ -1,10 +1,8 @@
 # Real weights on heed, and the examples that train: a sentence encoder, a decoder from nothing.
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -44,9 +42,7 @@ def test_a_real_sentence_encoder(side):
 
 
 def run(name, *arguments):
-    # Threads that spin while they wait would take the CPUs of whatever else the machine does.
-    quiet = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-    return subprocess.run([sys.executable, ROOT / "examples" / name, *arguments], capture_output=True, text=True, timeout=900, env=quiet)
+    return fresh.python(ROOT / "examples" / name, *arguments, packages=["transformers"], timeout=900)
 
 
 def test_fine_tuning_gives_the_losses_of_pytorch():

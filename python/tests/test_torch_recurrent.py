@@ -1,7 +1,5 @@
 # heed.torch's recurrent mechanisms: bits of NumPy's, gradients, states, what PyTorch asks of an operator.
-import subprocess
-import sys
-
+import fresh
 import numpy as np
 import pytest
 
@@ -180,7 +178,7 @@ assert not seen
 @pytest.mark.parametrize("name, shape", [("gla", "(1, 40, 2, 4)"), ("simple_gla", "(1, 40, 2)")])
 def test_factors_for_logarithms_are_reported_once(name, shape, door):
     program = FACTORS.format(name=name, shape=shape)
-    result = subprocess.run([sys.executable, "-c", program, door], capture_output=True, text=True)
+    result = fresh.python(program, door)
     assert result.returncode == 0, result.stderr
 
 

@@ -5,6 +5,7 @@ import sys
 import types
 from pathlib import Path
 
+import fresh
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -33,8 +34,9 @@ def test_heed_alone_imports_neither_package():
 
 
 def test_importing_registers_nothing():
-    assert python("import heed.transformers; from transformers import AttentionInterface, AttentionMaskInterface;"
-                  "print('heed' in AttentionInterface(), 'heed' in AttentionMaskInterface())") == "False False\n"
+    done = fresh.python("import heed.transformers; from transformers import AttentionInterface, AttentionMaskInterface;"
+                        "print('heed' in AttentionInterface(), 'heed' in AttentionMaskInterface())", packages=["transformers"])
+    assert (done.returncode, done.stdout) == (0, "False False\n"), done.stderr
 
 
 def test_registering_twice_is_registering_once():

@@ -8,13 +8,18 @@ import sys
 import heed
 
 
+# What mypy knows of PyTorch and NumPy, which is most of its work: the same for all tests in all processes. It looks whether files have
+# changed since, and replaces its own as wholes.
+CACHE = pathlib.Path(__file__).resolve().parents[2] / "build/mypy"
+
+
 def check_types(text, folder):
     consumer = folder / "consumer.py"
     consumer.write_text(text)
     package = pathlib.Path(heed.__file__).parent.parent
     path = {} if package.name == "site-packages" else {"MYPYPATH": str(package)}  # the heed that is tested, not another
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--follow-imports=silent"]
-    result = subprocess.run([*command, f"--cache-dir={folder}", str(consumer)], capture_output=True, text=True, check=False,
+    result = subprocess.run([*command, f"--cache-dir={CACHE}", str(consumer)], capture_output=True, text=True, check=False,
                             cwd=folder, env={**os.environ, **path})
     errors = re.findall(r"consumer\.py:(\d+): error: .*\[([\w-]+)\]$", result.stdout, re.MULTILINE)
     reported = {int(line): code for line, code in errors}

@@ -29,8 +29,8 @@ double TransformError(size_t n, double u) {
 
 Doubles ConvolvedMagnitudes(const Doubles& taps, const Doubles& x, size_t count) {
   Doubles sums(count, 0.0);
-  for (size_t t = 0; t < count; ++t) {
-    for (size_t s = 0; s <= t && s < taps.size(); ++s) sums[t] += std::abs(taps[s] * x[t - s]);
+  for (size_t s = 0; s < std::min(taps.size(), count); ++s) {
+    for (size_t t = s; t < count; ++t) sums[t] += std::abs(taps[s] * x[t - s]);
   }
   return sums;
 }

@@ -26,6 +26,8 @@ ModeWalk WalkOf(const ReferenceMode& m, const Inexact& inputs, double factor, do
   double error = 0;
   const double a = std::abs(m.a), table = TableError(m, u);
   const size_t T = inputs.values.size();
+  walk.size.reserve(T);
+  walk.error.reserve(T);
   for (size_t t = 0; t < T; ++t) {
     size = a * size + factor * std::abs(inputs.values[t]);
     error = a * error + factor * inputs.errors[t];
@@ -50,7 +52,8 @@ Inexact Impulse(size_t count) {
   return Inexact(values);
 }
 
-// The first taps, and their errors.
+}  // namespace
+
 Inexact TapsOf(const ReferenceRow& c, size_t count, double u) {
   const Inexact impulse = Impulse(count);
   Inexact taps(Doubles(count, 0.0));
@@ -60,13 +63,11 @@ Inexact TapsOf(const ReferenceRow& c, size_t count, double u) {
     Complex h = m.b;
     for (size_t l = 0; l < count; ++l, h *= m.a) taps.values[l] += 2 * (m.C * h).real();
   }
-  ReferenceRow without = c;
-  without.D = 0;
+  ReferenceRow without = {};
+  without.modes = c.modes;
   taps.errors = OutputErrors(without, impulse, false, walks, u);
   return taps;
 }
-
-}  // namespace
 
 Inexact Inexact::Reversed() const {
   Inexact back = *this;
@@ -111,22 +112,24 @@ Doubles OutputErrors(const ReferenceRow& c, const Inexact& x, bool back, const M
   for (size_t t = 0; t < errors.size(); ++t) {
     // D x is a product, and added last.
     errors[t] = std::abs(c.D) * (x.errors[t] + 2 * u * std::abs(x.values[t]));
-    for (size_t n = 0; n < c.N(); ++n) {
-      const ReferenceMode& m = c.modes[n];
-      const double read = back ? std::abs(m.b) : 2 * std::abs(m.C);
-      const double here = walks[n].error[t] + (chain + 2 * TableError(m, u)) * walks[n].size[t];
+  }
+  for (size_t n = 0; n < c.N(); ++n) {
+    const ReferenceMode& m = c.modes[n];
+    const double read = back ? std::abs(m.b) : 2 * std::abs(m.C), table = TableError(m, u);
+    for (size_t t = 0; t < errors.size(); ++t) {
+      const double here = walks[n].error[t] + (chain + 2 * table) * walks[n].size[t];
       errors[t] += read * here;
       // Within a chunk nothing has been rounded yet: what will be, once.
-      errors[t] += read * (28 * u + 2 * TableError(m, u)) * walks[n].size[t];
+      errors[t] += read * (28 * u + 2 * table) * walks[n].size[t];
     }
   }
   return errors;
 }
 
 // The convolution adds its own errors to those of the taps.
-Doubles ConvolvedErrors(const ReferenceRow& c, const Inexact& x, bool back, int64_t most, double u) {
+Doubles ConvolvedErrors(const ReferenceRow& c, const Inexact& taps, const Inexact& x, bool back, int64_t most,
+                        double u) {
   const size_t T = x.values.size();
-  const Inexact taps = TapsOf(c, T, u);
   Doubles errors = ConvolutionErrors(taps.values, x.values, c.D, most, back, u);
   const Doubles of_taps = ConvolvedMagnitudes(taps.errors, x.values, T);
   const Doubles of_x = ConvolvedMagnitudes(taps.values, x.errors, T);
@@ -150,12 +153,12 @@ void AddParameterErrors(const ReferenceRow& c, const Inexact& inputs, const Inex
     const double h0 = std::abs(c.h[0][n]);
     const ModeWalk h = WalkOf(m, inputs, std::abs(m.b), h0, u);
     const ModeWalk l = WalkOf(m, back, 2 * std::abs(m.C), SizeBefore(m, last[n]), u);
-    const double relative = sums + 4 * TableError(m, u);
+    const double table = TableError(m, u), relative = sums + 4 * table;
     double of_a = 0, of_b = 0, of_C = 0;
     for (size_t t = 0; t < T; ++t) {
       const double size_l = l.size[T - 1 - t];
       // Rounded at the ends of chunks of the other direction too.
-      const double error_l = l.error[T - 1 - t] + 34 * u * size_l + 2 * TableError(m, u) * size_l;
+      const double error_l = l.error[T - 1 - t] + 34 * u * size_l + 2 * table * size_l;
       const double before = t == 0 ? h0 : h.size[t - 1], after = h.size[t];
       const double of_before = t == 0 ? 0 : h.error[t - 1] + 34 * u * before;
       of_a += error_l * before + size_l * of_before + relative * size_l * before;
@@ -181,9 +184,9 @@ void TapGradients::Add(const Inexact& inputs, const Inexact& dy, int64_t most, b
   taps_.values.resize(static_cast<size_t>(most));
   taps_.errors.resize(static_cast<size_t>(most));
   const Doubles own = TapErrors(inputs.values, dy.values, T, most, is_f64, u);
-  for (size_t s = 0; s < T; ++s) {
-    taps_.errors[s] += own[s];
-    for (size_t t = s; t < T; ++t) {
+  for (size_t s = 0; s < T; ++s) taps_.errors[s] += own[s];
+  for (size_t t = 0; t < T; ++t) {
+    for (size_t s = 0; s <= t; ++s) {
       taps_.values[s] += dy.values[t] * inputs.values[t - s];
       taps_.errors[s] += 1.01 * (dy.errors[t] * std::abs(inputs.values[t - s]) +
                                  std::abs(dy.values[t]) * inputs.errors[t - s]);

@@ -43,8 +43,11 @@ double InitialGradientError(const ReferenceMode& mode, const ModeWalk& walk, dou
 // How far outputs may be off, or gradients of inputs (`back`), from token to token; x in the order of the walks.
 Doubles OutputErrors(const ReferenceRow& row, const Inexact& x, bool back, const ModeWalks& walks,
                      double u);
-// As a convolution of at most `most` taps.
-Doubles ConvolvedErrors(const ReferenceRow& row, const Inexact& x, bool back, int64_t most, double u);
+// As a convolution of at most `most` taps, with those that the modes of the row make.
+Doubles ConvolvedErrors(const ReferenceRow& row, const Inexact& taps, const Inexact& x, bool back, int64_t most,
+                        double u);
+// The first of them, and their errors: the same of all rows of the same modes.
+Inexact TapsOf(const ReferenceRow& row, size_t count, double u);
 
 // Adds the errors of dlog_dt, dlog_A_real, dA_imag and dC, whose row's inputs and gradients of outputs
 // these are. `last`: gradients of the last state. `rows`: that are added up.

@@ -72,10 +72,11 @@ ReferenceRow ModesOf(const Inputs& in, bool bilinear, int64_t d) {
 }
 
 void Walk(ReferenceRow& c) {
-  for (const double u : c.u) {
-    Complexes h(c.N());
-    for (size_t n = 0; n < c.N(); ++n) h[n] = c.modes[n].a * c.h.back()[n] + c.modes[n].b * u;
-    c.h.push_back(h);
+  c.h.resize(c.T() + 1, Complexes(c.N()));
+  for (size_t t = 0; t < c.T(); ++t) {
+    const Complexes& before = c.h[t];
+    Complexes& after = c.h[t + 1];
+    for (size_t n = 0; n < c.N(); ++n) after[n] = c.modes[n].a * before[n] + c.modes[n].b * c.u[t];
   }
 }
 

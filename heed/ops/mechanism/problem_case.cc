@@ -367,9 +367,14 @@ OpEntry EntryOf(OpEntry entry, const Mechanism& plain) {
   if (plain.step) entry.passes.emplace_back("step");
   entry.dtypes = {DType::kF64, DType::kF32, DType::kBF16, DType::kF16};
   entry.inputs = InputsOf(plain);
-  entry.call = std::bind_front(&CallOn, plain, Use::kForward);
-  entry.train = std::bind_front(&CallOn, plain, Use::kTrain);
-  if (plain.step) entry.step = std::bind_front(&CallOn, plain, Use::kStep);
+  const auto as = [m = std::make_shared<const Mechanism>(plain)](Use use) {
+    return [m, use](const Context& ctx, const TensorMap& tensors, std::optional<double> scale) {
+      return CallOn(*m, use, ctx, tensors, scale);
+    };
+  };
+  entry.call = as(Use::kForward);
+  entry.train = as(Use::kTrain);
+  if (plain.step) entry.step = as(Use::kStep);
   return entry;
 }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -200,45 +201,51 @@ struct Structs {
   }
 };
 
-// Gives `m` its table, and the functions `f` with the options `own`.
+// Gives `m` its table, and the functions `f` with the options `own`. All of them share one copy of tables and
+// functions: entries of all mechanisms are made, and copied, whenever a program starts that has them.
 template <class Api, class Own>
-void Bind(const Structs<Api>& structs, const Own& own, const Functions<Api, Own>& f, Mechanism& m) {
+void Bind(const Structs<Api>& table, const Own& own, const Functions<Api, Own>& f, Mechanism& m) {
+  struct Shared {
+    Structs<Api> table;
+    Functions<Api, Own> f;
+  };
+  const auto of = std::make_shared<const Shared>(Shared{table, f});
   const auto with = [own](const Problem& p) { return With(own, p.options); };
-  m.tensors.assign(structs.tensors.begin(), structs.tensors.end());
-  for (const State<Api>& state : structs.states) m.states.push_back(state.row);
-  m.o_axes = structs.o_axes;
+  m.tensors.assign(table.tensors.begin(), table.tensors.end());
+  for (const State<Api>& state : table.states) m.states.push_back(state.row);
+  m.o_axes = table.o_axes;
   m.forward = [=](Context& ctx, const Problem& p, Views out) {
-    f.forward(ctx, structs.InputsOf(p), with(p), structs.OutputsOf(p, out));
+    of->f.forward(ctx, of->table.InputsOf(p), with(p), of->table.OutputsOf(p, out));
   };
   m.backward = [=](Context& ctx, const Problem& p, Views out) {
-    f.backward(ctx, structs.InputsOf(p), with(p), structs.GradientsOf(p, out));
+    of->f.backward(ctx, of->table.InputsOf(p), with(p), of->table.GradientsOf(p, out));
   };
   m.reference = [=](const Problem& p, Views expected, Views tolerance) {
-    const auto in = structs.InputsOf(p);
-    const auto values = structs.OutputsOf(p, expected);
-    f.reference(in, with(p), values);
-    if (!tolerance.empty()) f.tolerance(in, with(p), values, structs.OutputsOf(p, tolerance));
+    const auto in = of->table.InputsOf(p);
+    const auto values = of->table.OutputsOf(p, expected);
+    of->f.reference(in, with(p), values);
+    if (!tolerance.empty()) of->f.tolerance(in, with(p), values, of->table.OutputsOf(p, tolerance));
   };
   m.backward_reference = [=](const Problem& p, Views expected, Views tolerance) {
-    const auto in = structs.InputsOf(p);
-    const auto values = structs.GradientsOf(p, expected);
-    f.backward_reference(in, with(p), values);
+    const auto in = of->table.InputsOf(p);
+    const auto values = of->table.GradientsOf(p, expected);
+    of->f.backward_reference(in, with(p), values);
     if (tolerance.empty()) return;
-    f.backward_tolerance(in, with(p), values, structs.GradientsOf(p, tolerance));
+    of->f.backward_tolerance(in, with(p), values, of->table.GradientsOf(p, tolerance));
   };
   m.explain = [=](const Context& ctx, const Problem& p) {
-    const auto plan = f.explain(ctx, structs.InputsOf(p), with(p));
+    const auto plan = of->f.explain(ctx, of->table.InputsOf(p), with(p));
     return TensorCall{.kernel = plan.kernel, .target = plan.target, .why = plan.why,
                       .flops = plan.flops, .workspace_bytes = plan.workspace_bytes};
   };
   m.backward_workspace = [=](const Context& ctx, const Problem& p) {
-    return f.backward_workspace(ctx, structs.InputsOf(p), with(p));
+    return of->f.backward_workspace(ctx, of->table.InputsOf(p), with(p));
   };
   if (!f.step) return;
   m.step = [=](Context& ctx, const Problem& p, Views out) {
-    const auto results = structs.OutputsOf(p, out);
-    f.step(ctx, structs.TokenOf(p), with(p), structs.StatesOf(results),
-           WithoutTokens(structs.o_axes, results.o));
+    const auto results = of->table.OutputsOf(p, out);
+    of->f.step(ctx, of->table.TokenOf(p), with(p), of->table.StatesOf(results),
+               WithoutTokens(of->table.o_axes, results.o));
   };
 }
 

@@ -78,13 +78,13 @@ Mechanism Bound(const std::string& name, const Definition& definition, const Own
   Mechanism m;
   m.name = name;
   m.definition = definition;
-  m.forward = [=](Context& ctx, const Inputs& in, const Options& common, const Outputs& out) {
-    f.forward(ctx, in, With(own, common), out);
+  m.forward = [own, call = f.forward](Context& ctx, const Inputs& in, const Options& common, const Outputs& out) {
+    call(ctx, in, With(own, common), out);
   };
-  m.backward = [=](Context& ctx, const BackwardInputs& in, const Options& common,
-                   const Gradients& out) { f.backward(ctx, in, With(own, common), out); };
-  m.step = [=](Context& ctx, const StepInputs& in, const Options& common, const State& state,
-               const TensorView& o) { f.step(ctx, in, With(own, common), state, o); };
+  m.backward = [own, call = f.backward](Context& ctx, const BackwardInputs& in, const Options& common,
+                                        const Gradients& out) { call(ctx, in, With(own, common), out); };
+  m.step = [own, call = f.step](Context& ctx, const StepInputs& in, const Options& common, const State& state,
+                                const TensorView& o) { call(ctx, in, With(own, common), state, o); };
   m.of_problems.name = name;
   m.of_problems.options = options;
   Describe(definition, m.of_problems);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <string_view>
 #include <utility>
 
@@ -256,11 +257,12 @@ OpEntry EntryOf(const Mechanism& plain, OpEntry said) {
   for (const mechanism::StateRow& state : plain.of_problems.states) {
     entry.inputs.push_back({"initial_" + state.name, state.axes, true, true});
   }
+  const auto m = std::make_shared<const Mechanism>(plain);
   if (!entry.make_case) {
-    entry.make_case = [plain](const CaseRequest& request) { return MakeCase(plain, request, {}); };
+    entry.make_case = [m](const CaseRequest& request) { return MakeCase(*m, request, {}); };
   }
   if (!entry.random_case) {
-    entry.random_case = [plain](DType dtype, uint64_t seed) { return RandomCase(plain, dtype, seed); };
+    entry.random_case = [m](DType dtype, uint64_t seed) { return RandomCase(*m, dtype, seed); };
   }
   return entry;
 }

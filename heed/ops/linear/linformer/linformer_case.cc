@@ -57,6 +57,13 @@ Epsilon EpsilonOf(DType dtype) {
   return e;
 }
 
+// One token of one head.
+Doubles RowOf(const ConstTensorView& x, int64_t b, int64_t t, int64_t head) {
+  Doubles row(static_cast<size_t>(x.size(3)));
+  for (size_t c = 0; c < row.size(); ++c) row[c] = At(x, {b, t, head, static_cast<int64_t>(c)});
+  return row;
+}
+
 // [R][size] of one head: a projection, and the sums of its terms' magnitudes.
 struct Projected {
   std::vector<Doubles> value, magnitude;
@@ -65,11 +72,14 @@ struct Projected {
             int64_t first, int64_t count, int64_t column)
       : value(static_cast<size_t>(m.size(0)), Doubles(static_cast<size_t>(x.size(3)))),
         magnitude(value) {
+    std::vector<Doubles> rows;
+    for (int64_t t = 0; t < count; ++t) rows.push_back(RowOf(x, b, first + t, head));
     for (size_t r = 0; r < value.size(); ++r) {
       for (int64_t t = 0; t < count; ++t) {
         const double a = At(m, {static_cast<int64_t>(r), column + t});
+        const Doubles& row = rows[static_cast<size_t>(t)];
         for (size_t c = 0; c < value[r].size(); ++c) {
-          const double term = a * At(x, {b, first + t, head, static_cast<int64_t>(c)});
+          const double term = a * row[c];
           value[r][c] += term;
           magnitude[r][c] += std::abs(term);
         }
@@ -105,12 +115,13 @@ void AddErrors(const BackwardInputs& in, const Options& options, const TensorVie
       std::vector<Doubles> value_error(rows, Doubles(static_cast<size_t>(V)));
       auto key_size = key_error, value_size = value_error;  // of dK~ and dV~
       for (int64_t t = first; t < first + n; ++t) {
+        const Doubles q_row = RowOf(in.q, b, t, kh);
         Doubles p(rows), rel(rows);
         double most = -INFINITY, sum = 0, mean = 0;
         for (size_t r = 0; r < rows; ++r) {
           double size = 0;
           for (size_t c = 0; c < keys.value[r].size(); ++c) {
-            const double q = scale * At(in.q, {b, t, kh, static_cast<int64_t>(c)});
+            const double q = scale * q_row[c];
             p[r] += q * keys.value[r][c];
             size += std::abs(q) * keys.magnitude[r][c];
           }
@@ -132,14 +143,16 @@ void AddErrors(const BackwardInputs& in, const Options& options, const TensorVie
           }
           continue;
         }
+        const Doubles d_o_row = RowOf(in.d_o, b, t, h);
         Doubles terms(rows);
         double average = 0;
+        const double chain = e.Chain(n), chain_of_dq = e.Chain(R);
         for (size_t r = 0; r < rows; ++r) {
           for (size_t c = 0; c < static_cast<size_t>(V); ++c) {
-            const double d_o = std::abs(At(in.d_o, {b, t, h, static_cast<int64_t>(c)}));
+            const double d_o = std::abs(d_o_row[c]);
             terms[r] += d_o * values.magnitude[r][c];
             value_size[r][c] += p[r] * d_o;
-            value_error[r][c] += p[r] * d_o * (rel[r] + e.Chain(n));
+            value_error[r][c] += p[r] * d_o * (rel[r] + chain);
           }
           average += p[r] * terms[r];
         }
@@ -148,11 +161,11 @@ void AddErrors(const BackwardInputs& in, const Options& options, const TensorVie
           const double error = 2 * rel[r] + of_sum + e.Chain(V * (HV / H)) + e.base;
           for (size_t c = 0; c < static_cast<size_t>(K); ++c) {
             const auto channel = static_cast<int64_t>(c);
-            const double q = std::abs(At(in.q, {b, t, kh, channel}));
+            const double q = std::abs(q_row[c]);
             Add(g.dq, {b, t, kh, channel},
-                ds * (error + of_sum + e.Chain(R)) * keys.magnitude[r][c]);
+                ds * (error + of_sum + chain_of_dq) * keys.magnitude[r][c]);
             key_size[r][c] += ds * q;
-            key_error[r][c] += ds * q * (error + e.Chain(n));
+            key_error[r][c] += ds * q * (error + chain);
           }
         }
       }
@@ -161,15 +174,16 @@ void AddErrors(const BackwardInputs& in, const Options& options, const TensorVie
                                     int64_t head, const std::vector<Doubles>& size,
                                     const std::vector<Doubles>& error, const TensorView& dx,
                                     const TensorView& dm) {
+        const double of_dx = e.Chain(R), of_dm = e.Chain(x.size(3) + sequences * HV);
         for (int64_t r = 0; r < R; ++r) {
           for (int64_t t = 0; t < n; ++t) {
             const double weight = std::abs(At(m, {r, column + t}));
             for (int64_t c = 0; c < x.size(3); ++c) {
               const double d = size[static_cast<size_t>(r)][static_cast<size_t>(c)];
               const double off = error[static_cast<size_t>(r)][static_cast<size_t>(c)];
-              Add(dx, {b, first + t, head, c}, weight * (off + e.Chain(R) * d));
+              Add(dx, {b, first + t, head, c}, weight * (off + of_dx * d));
               Add(dm, {r, column + t}, std::abs(At(x, {b, first + t, head, c})) *
-                                           (off + e.Chain(x.size(3) + sequences * HV) * d));
+                                           (off + of_dm * d));
             }
           }
         }

@@ -95,10 +95,11 @@ bool CsrKeeps(const Pair& pair, const Table& row_ptr, const Table& columns, cons
 }
 
 bool ListsKeep(const Pair& pair, const Table& index, int64_t block) {
-  for (int64_t i = 0; i < index.shape.back(); ++i) {
-    std::vector<int64_t> at = {pair.batch, pair.row, i};
-    if (index.rank() == 4) at.insert(at.begin() + 2, HeadOf(pair, index.shape[2]));
-    const int64_t listed = ElementOf(index, at);
+  int64_t list = pair.batch * index.shape[1] + pair.row;
+  if (index.rank() == 4) list = list * index.shape[2] + HeadOf(pair, index.shape[2]);
+  const int64_t count = index.shape.back();
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t listed = index.values[static_cast<size_t>(list * count + i)];
     if (listed >= 0 && listed * block <= pair.j && pair.j < (listed + 1) * block) return true;
   }
   return false;

@@ -86,12 +86,6 @@ class Sums {
   double chain_;
 };
 
-// How far y of one row of inputs may be off.
-Doubles RowErrors(const ReferenceRow& row, const Inexact& x, bool has_taps, int64_t most, double u) {
-  return has_taps ? ConvolvedErrors(row, x, false, most, u)
-                  : OutputErrors(row, x, false, StateWalks(row, x, u), u);
-}
-
 void PutStates(const TensorView& to, const ReferenceHead& head, size_t i, size_t j, size_t n,
                double error) {
   for (const int64_t part : {0, 1}) {
@@ -116,14 +110,17 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
   mechanism::Clear(tolerance.o);
   ForEachHead(in, options, [&](const ReferenceHead& head) {
     const std::vector<Inexact> keys = KeysOf(in, head, e.unit);
+    const Inexact taps = has_taps ? TapsOf(head.modes, head.T(), e.unit) : Inexact();
+    ReferenceRow row = head.modes;
     for (size_t j = 0; j < head.d(); ++j) {
       Sums o(head.T(), head.d(), e.unit);
       for (size_t i = 0; i < head.d(); ++i) {
-        const ReferenceRow row = RowOf(in, head, i, j);
+        SetRow(in, head, i, j, row);
         const Inexact x = Product(keys[i], head.v[j], e.unit);
-        const Doubles errors = RowErrors(row, x, has_taps, in.q.size(1), e.unit);
-        for (size_t t = 0; t < head.T(); ++t) o.Add(t, row.OutputAt(t), errors[t], head.q[i][t]);
         const ModeWalks walks = StateWalks(row, x, e.unit);
+        const Doubles errors = has_taps ? ConvolvedErrors(row, taps, x, false, in.q.size(1), e.unit)
+                                        : OutputErrors(row, x, false, walks, e.unit);
+        for (size_t t = 0; t < head.T(); ++t) o.Add(t, row.OutputAt(t), errors[t], head.q[i][t]);
         for (size_t n = 0; n < row.N(); ++n) {
           const double error = head.T() == 0 ? 0 : StateError(walks[n]) + state.least;
           PutStates(tolerance.final, head, i, j, n, error);
@@ -190,19 +187,22 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
     const size_t T = head.T(), d = head.d();
     const int64_t h = head.place.channel;
     const std::vector<Inexact> keys = KeysOf(in, head, u);
+    const Inexact taps = has_taps ? TapsOf(head.modes, T, u) : Inexact();
+    ReferenceRow row = head.modes;
     const std::vector<Doubles> d_o = IncomingOf(in, head), of_tail = IncomingTailOf(in, head);
     std::vector<Sums> dv(d, Sums(T, d, u));
     for (size_t i = 0; i < d; ++i) {
       Sums dq(T, d, u), dkeys(T, d, u);
       for (size_t j = 0; j < d; ++j) {
-        const ReferenceRow row = RowOf(in, head, i, j);
+        SetRow(in, head, i, j, row);
         const Inexact x = Product(keys[i], head.v[j], u), dy = Product(Inexact(head.q[i]), d_o[j], u);
         const Inexact back = dy.Reversed();
         const Complexes last = IncomingOf(in, head, i, j);
         const auto l = GradientsOf(row, dy.values, last);
         const ModeWalks walks = GradientWalks(row, back, last, u);
-        const Doubles of_y = RowErrors(row, x, has_taps, most, u);
-        const Doubles of_dx = has_taps ? ConvolvedErrors(row, back, true, most, u)
+        const Doubles of_y = has_taps ? ConvolvedErrors(row, taps, x, false, most, u)
+                                      : OutputErrors(row, x, false, StateWalks(row, x, u), u);
+        const Doubles of_dx = has_taps ? ConvolvedErrors(row, taps, back, true, most, u)
                                        : OutputErrors(row, back, true, walks, u);
         for (size_t t = 0; t < T; ++t) {
           const double dx = row.InputGradientAt(t, dy.values, l), error = of_dx[T - 1 - t];

@@ -91,12 +91,12 @@ void ForEachHead(const Inputs& in, const Options& options,
   }
 }
 
-scanning::ReferenceRow RowOf(const Inputs& in, const ReferenceHead& head, size_t i, size_t j) {
-  scanning::ReferenceRow row = head.modes;
-  row.h = {StateOf(in.initial, head, i, j, 1)};
-  for (size_t t = 0; t < head.T(); ++t) row.u.push_back(head.keys[i][t] * head.v[j][t]);
+void SetRow(const Inputs& in, const ReferenceHead& head, size_t i, size_t j, scanning::ReferenceRow& row) {
+  if (row.h.empty()) row.h.emplace_back();
+  row.h[0] = StateOf(in.initial, head, i, j, 1);
+  row.u.resize(head.T());
+  for (size_t t = 0; t < head.T(); ++t) row.u[t] = head.keys[i][t] * head.v[j][t];
   scanning::Walk(row);
-  return row;
 }
 
 std::vector<Doubles> IncomingOf(const BackwardInputs& in, const ReferenceHead& head) {
@@ -118,10 +118,11 @@ Complexes IncomingOf(const BackwardInputs& in, const ReferenceHead& head, size_t
 void Reference(const Inputs& in, const Options& options, const Outputs& out) {
   mechanism::Clear(out.o);
   ForEachHead(in, options, [&](const ReferenceHead& head) {
+    scanning::ReferenceRow row = head.modes;
     for (size_t i = 0; i < head.d(); ++i) {
       PutTail(out.final_tail, head, i, head.k_plus[i], head.T());
       for (size_t j = 0; j < head.d(); ++j) {
-        const scanning::ReferenceRow row = RowOf(in, head, i, j);
+        SetRow(in, head, i, j, row);
         for (size_t t = 0; t < head.T(); ++t) {
           Add(out.o, {head.place.batch, head.place.tokens[t], head.place.channel,
                       static_cast<int64_t>(j)}, head.q[i][t] * row.OutputAt(t));
@@ -143,10 +144,11 @@ void BackwardReference(const BackwardInputs& in, const Options& options, const G
       Add(to, {head.place.batch, head.place.tokens[t], head.place.channel,
                static_cast<int64_t>(channel)}, value);
     };
+    scanning::ReferenceRow row = head.modes;
     for (size_t i = 0; i < head.d(); ++i) {
       Doubles dkeys(head.T(), 0.0);
       for (size_t j = 0; j < head.d(); ++j) {
-        const scanning::ReferenceRow row = RowOf(in, head, i, j);
+        SetRow(in, head, i, j, row);
         Doubles dy;
         for (size_t t = 0; t < head.T(); ++t) dy.push_back(head.q[i][t] * d_o[j][t]);
         const auto l = GradientsOf(row, dy, IncomingOf(in, head, i, j));

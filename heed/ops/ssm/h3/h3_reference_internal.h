@@ -32,8 +32,8 @@ struct ReferenceHead {
 void ForEachHead(const Inputs& in, const Options& options,
                  const std::function<void(const ReferenceHead&)>& f);
 
-// The row of k'_i v_j.
-scanning::ReferenceRow RowOf(const Inputs& in, const ReferenceHead& head, size_t i, size_t j);
+// Makes `row`, which began as the head's modes, that of k'_i v_j. Its memory is that of the row before.
+void SetRow(const Inputs& in, const ReferenceHead& head, size_t i, size_t j, scanning::ReferenceRow& row);
 
 // What comes in from outputs, [d][T]; from the last keys, [d][W - 1]; and from the last states of a row.
 std::vector<Doubles> IncomingOf(const BackwardInputs& in, const ReferenceHead& head);

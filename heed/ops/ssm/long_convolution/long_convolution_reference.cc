@@ -27,8 +27,8 @@ void ForEachChannel(const Inputs& in, const Options& options,
 
 Doubles Convolved(const Doubles& taps, const Doubles& x, size_t count) {
   Doubles sums(count, 0.0);
-  for (size_t t = 0; t < count; ++t) {
-    for (size_t s = 0; s <= t && s < taps.size(); ++s) sums[t] += taps[s] * x[t - s];
+  for (size_t s = 0; s < std::min(taps.size(), count); ++s) {
+    for (size_t t = s; t < count; ++t) sums[t] += taps[s] * x[t - s];
   }
   return sums;
 }

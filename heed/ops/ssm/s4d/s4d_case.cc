@@ -35,7 +35,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
   ForEachChannel(in, options, [&](const ReferenceChannel& c) {
     const Inexact u(c.u);
     const ModeWalks walks = StateWalks(c, u, e.unit);
-    const Doubles errors = has_taps ? ConvolvedErrors(c, u, false, in.u.size(2), e.unit)
+    const Doubles errors = has_taps ? ConvolvedErrors(c, TapsOf(c, c.T(), e.unit), u, false, in.u.size(2), e.unit)
                                     : OutputErrors(c, u, false, walks, e.unit);
     const auto& [sequence, batch, d, tokens] = c.place;
     for (size_t t = 0; t < c.T(); ++t) {
@@ -69,7 +69,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options, const G
     const scanning::Complexes last = FinalGradientsOf(in, c);
     const auto l = GradientsOf(c, dy.values, last);
     const ModeWalks walks = GradientWalks(c, back, last, u);
-    const Doubles errors = has_taps ? ConvolvedErrors(c, back, true, most, u)
+    const Doubles errors = has_taps ? ConvolvedErrors(c, TapsOf(c, c.T(), u), back, true, most, u)
                                     : OutputErrors(c, back, true, walks, u);
     for (size_t t = 0; t < c.T(); ++t) {
       const double du = c.InputGradientAt(t, dy.values, l);

@@ -1,6 +1,7 @@
 // The selective scan in the harness.
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 namespace heed::selective_scan {
 namespace {
 
+using mechanism::Add;
 using scanning::Epsilon;
 using scanning::EpsilonOf;
 using scanning::Stored;
@@ -92,7 +94,7 @@ void Tolerance(const Inputs& in, const Options& options, const Outputs&, const O
 }
 
 // Element by element, of gradients that several channels add to.
-void AddAt(const TensorView& t, const std::vector<int64_t>& index, double value) {
+void AddAt(const TensorView& t, std::span<const int64_t> index, double value) {
   if (t.present()) SetElement(t, index, GetElement(t, index) + value);
 }
 
@@ -136,7 +138,7 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
         AddAt(tolerance.dC, WeightIndex(in.C, c, token, state),
               of_dy * std::abs(c.h[t + 1][n]) + dy * forward.h[t + 1][n] +
                   (C_is_constant ? of_tokens : of_channels) * dC + e.least);
-        AddAt(tolerance.dA, {d, state}, s * of_r + r * of_s + of_tokens * r * s + e.least);
+        Add(tolerance.dA, {d, state}, s * of_r + r * of_s + of_tokens * r * s + e.least);
         of_p[n] = c.a[t][n] * of_q + c.a[t][n] * q * DecayError(c, t, n, of_s, u);
       }
       const double chain = (static_cast<double>(N) + 6) * u;
@@ -166,9 +168,9 @@ void BackwardTolerance(const BackwardInputs& in, const Options& options,
         put(tolerance.dz, in.z, g.dz[t],
             std::abs(g.d_o[t]) * (slope * forward.y[t] + std::abs(c.y[t]) * 18 * u * terms));
       }
-      AddAt(tolerance.dD, {d}, x * of_dy + of_tokens * dy * x + e.least);
-      AddAt(tolerance.ddelta_bias, {d},
-            of_ddelta + of_tokens * std::abs(g.ddelta[t]) + e.least);
+      Add(tolerance.dD, {d}, x * of_dy + of_tokens * dy * x + e.least);
+      Add(tolerance.ddelta_bias, {d},
+          of_ddelta + of_tokens * std::abs(g.ddelta[t]) + e.least);
     }
     const Epsilon state = EpsilonOf(mechanism::StateDType(in.u.dtype()));
     for (size_t n = 0; n < N; ++n) {

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <utility>
 
 namespace heed::selective_scan {
 namespace {
@@ -11,7 +12,7 @@ using mechanism::Add;
 using mechanism::At;
 using mechanism::Put;
 
-double WeightAt(const ConstTensorView& t, const std::vector<int64_t>& index) {
+double WeightAt(const ConstTensorView& t, std::span<const int64_t> index) {
   int64_t at = 0;
   for (size_t axis = 0; axis < index.size(); ++axis) {
     at += index[axis] * t.stride(static_cast<int>(axis));
@@ -19,7 +20,7 @@ double WeightAt(const ConstTensorView& t, const std::vector<int64_t>& index) {
   return LoadAsDouble(t.dtype(), t.data(), at);
 }
 
-void AddWeight(const TensorView& t, const std::vector<int64_t>& index, double value) {
+void AddWeight(const TensorView& t, std::span<const int64_t> index, double value) {
   if (!t.present()) return;
   int64_t at = 0;
   for (size_t axis = 0; axis < index.size(); ++axis) {
@@ -39,6 +40,8 @@ void Run(ReferenceChannel& c) {
   for (size_t t = 0; t < c.u.size(); ++t) {
     const double s = c.softplus ? scanning::Softplus(c.raw[t]) : c.raw[t];
     Doubles a, h;
+    a.reserve(c.A.size());
+    h.reserve(c.A.size());
     double y = c.D * c.u[t];
     for (size_t n = 0; n < c.A.size(); ++n) {
       a.push_back(std::exp(s * c.A[n]));
@@ -46,8 +49,8 @@ void Run(ReferenceChannel& c) {
       y += c.C[t][n] * h[n];
     }
     c.s.push_back(s);
-    c.a.push_back(a);
-    c.h.push_back(h);
+    c.a.push_back(std::move(a));
+    c.h.push_back(std::move(h));
     c.y.push_back(y);
     c.o.push_back(c.gated ? y * c.z[t] * scanning::Sigmoid(c.z[t]) : y);
   }
@@ -55,12 +58,11 @@ void Run(ReferenceChannel& c) {
 
 }  // namespace
 
-std::vector<int64_t> WeightIndex(const ConstTensorView& weights, const ReferenceChannel& c,
-                                 int64_t t, int64_t n) {
+WeightPlace WeightIndex(const ConstTensorView& weights, const ReferenceChannel& c, int64_t t, int64_t n) {
   const int64_t token = c.place.tokens[static_cast<size_t>(t)];
-  if (weights.rank() == 2) return {c.place.channel, n};
-  if (weights.rank() == 3) return {c.place.batch, n, token};
-  return {c.place.batch, c.group, n, token};
+  if (weights.rank() == 2) return {{c.place.channel, n}, 2};
+  if (weights.rank() == 3) return {{c.place.batch, n, token}, 3};
+  return {{c.place.batch, c.group, n, token}, 4};
 }
 
 void ForEachChannel(const Inputs& in, const Options& options,
@@ -87,7 +89,7 @@ void ForEachChannel(const Inputs& in, const Options& options,
       c.raw.push_back(At(in.delta, {b, d, token}) + bias);
       if (c.gated) c.z.push_back(At(in.z, {b, d, token}));
       for (const auto& [weights, rows] : {std::pair(&in.B, &c.B), {&in.C, &c.C}}) {
-        rows->emplace_back();
+        rows->emplace_back().reserve(static_cast<size_t>(c.N));
         for (int64_t n = 0; n < c.N; ++n) {
           const auto index = WeightIndex(*weights, c, static_cast<int64_t>(t), n);
           rows->back().push_back(WeightAt(*weights, index));

@@ -2,8 +2,11 @@
 #ifndef HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_REFERENCE_INTERNAL_H_
 #define HEED_OPS_SSM_SELECTIVE_SCAN_SELECTIVE_SCAN_REFERENCE_INTERNAL_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "heed/ops/mechanism/scanning_reference_internal.h"
@@ -38,8 +41,13 @@ struct ReferenceGradients {
 ReferenceGradients GradientsOf(const BackwardInputs& in, const ReferenceChannel& c);
 
 // Index of an element of B or C, or of their gradients, at a token.
-std::vector<int64_t> WeightIndex(const ConstTensorView& weights, const ReferenceChannel& c,
-                                 int64_t t, int64_t n);
+struct WeightPlace {
+  std::array<int64_t, 4> axes;
+  size_t rank;
+
+  operator std::span<const int64_t>() const { return {axes.data(), rank}; }  // NOLINT: it is an index
+};
+WeightPlace WeightIndex(const ConstTensorView& weights, const ReferenceChannel& c, int64_t t, int64_t n);
 
 }  // namespace heed::selective_scan
 

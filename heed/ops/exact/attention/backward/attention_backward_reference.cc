@@ -21,13 +21,10 @@ class Sums {
   }
 
   // The sum at the last indices of `index`.
-  double& At(std::initializer_list<int64_t> index) {
-    const int64_t* last = index.end() - view_.rank();
-    int64_t at = 0;
-    for (int axis = 0; axis < view_.rank(); ++axis) {
-      at = at * view_.size(axis) + (view_.size(axis) == 1 ? 0 : last[axis]);
-    }
-    return values_[static_cast<size_t>(at)];
+  double& At(std::initializer_list<int64_t> index) { return values_[Offset(index)]; }
+  // From there on to the end of the last axis; null if there are none.
+  double* Row(std::initializer_list<int64_t> index) {
+    return view_.present() ? values_.data() + Offset(index) : nullptr;
   }
 
   explicit operator bool() const { return view_.present(); }
@@ -48,6 +45,15 @@ class Sums {
   }
 
  private:
+  size_t Offset(std::initializer_list<int64_t> index) const {
+    const int64_t* last = index.end() - view_.rank();
+    int64_t at = 0;
+    for (int axis = 0; axis < view_.rank(); ++axis) {
+      at = at * view_.size(axis) + (view_.size(axis) == 1 ? 0 : last[axis]);
+    }
+    return static_cast<size_t>(at);
+  }
+
   TensorView view_;
   std::vector<double> values_;
 };
@@ -125,18 +131,21 @@ void ReferenceGradients(const BackwardInputs& in, const Options& options,
       const double mS =
           (pair.weight * along_v_magnitude + P * std::abs(d_lse)) * relative +
           P * w * dot_error;
+      double *const dv_row = dv.Row({batch, j, key_head, 0}), *const mv_row = mv.Row({batch, j, key_head, 0});
       for (int64_t d = 0; d < Dv; ++d) {
         const double term = pair.weight * d_o[static_cast<size_t>(d)];
-        if (dv) dv.At({batch, j, key_head, d}) += term;
-        if (mv) mv.At({batch, j, key_head, d}) += std::abs(term) * relative;
+        if (dv_row) dv_row[d] += term;
+        if (mv_row) mv_row[d] += std::abs(term) * relative;
       }
       const double dS0 = scale * dS * pair.slope;
       const double mS0 = std::abs(scale) * mS * (pair.slope + (options.softcap > 0));
+      double *const dq_row = dq.Row({batch, token, h, 0}), *const mq_row = mq.Row({batch, token, h, 0});
+      double *const dk_row = dk.Row({batch, j, key_head, 0}), *const mk_row = mk.Row({batch, j, key_head, 0});
       for (int64_t d = 0; d < D; ++d) {
-        if (dq) dq.At({batch, token, h, d}) += dS0 * pair.k[d];
-        if (mq) mq.At({batch, token, h, d}) += mS0 * std::abs(pair.k[d]);
-        if (dk) dk.At({batch, j, key_head, d}) += dS0 * row.q[d];
-        if (mk) mk.At({batch, j, key_head, d}) += mS0 * std::abs(row.q[d]);
+        if (dq_row) dq_row[d] += dS0 * pair.k[d];
+        if (mq_row) mq_row[d] += mS0 * std::abs(pair.k[d]);
+        if (dk_row) dk_row[d] += dS0 * row.q[d];
+        if (mk_row) mk_row[d] += mS0 * std::abs(row.q[d]);
       }
       if (dbias) dbias.At({b, h, i, pair.key}) += dS;
       if (mbias) mbias.At({b, h, i, pair.key}) += mS;

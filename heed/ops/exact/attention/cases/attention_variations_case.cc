@@ -363,6 +363,7 @@ std::string Difference(const ConstTensorView& a, const ConstTensorView& b) {
                   b.sizes().end())) {
     return "shape " + a.ShapeString() + " is not " + b.ShapeString();
   }
+  if (SameBits(a, b)) return "";
   std::string text;
   int64_t count = 0;
   ForEachIndex(a.sizes(), [&](const std::vector<int64_t>& index) {
