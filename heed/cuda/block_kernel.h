@@ -1,6 +1,8 @@
-// Kernels whose blocks are objects: Block<GpuMachine>(machine, params).Run(), in Block::kSharedBytes of shared memory.
+// Kernels whose blocks are objects: Block(machine, params).Run() of a Block<GpuMachine, ...>.
 #ifndef HEED_CUDA_BLOCK_KERNEL_H_
 #define HEED_CUDA_BLOCK_KERNEL_H_
+
+#include <cstddef>
 
 #include "heed/cuda/gpu_machine.h"
 #include "heed/cuda/launch.h"
@@ -8,18 +10,24 @@
 
 namespace heed::cuda {
 
-template <int kThreads, class Block, class Params>
-__global__ void __launch_bounds__(kThreads) BlockKernel(const __grid_constant__ Params params) {
+template <class Block, int kThreads, int kBlocks, class Params>
+__global__ void __launch_bounds__(kThreads, kBlocks) BlockKernel(const __grid_constant__ Params params) {
   static_assert(sizeof(Params) <= 32764, "a launch takes no more arguments");
   extern __shared__ __align__(128) char shared[];
   GpuMachine machine(shared);
   Block(machine, params).Run();
 }
 
+// `kBlocks` of a multiprocessor at a time are what registers are to suffice for.
+template <class Block, int kThreads, int kBlocks = 1, class Params>
+const char* LaunchBlock(const Launch& launch, size_t shared_bytes, const Params& params) {
+  return LaunchKernel(launch, kThreads, shared_bytes, &BlockKernel<Block, kThreads, kBlocks, Params>, params);
+}
+
+// Of blocks that say how much shared memory they take.
 template <int kThreads, template <class> class Block, class Params>
 const char* LaunchBlocks(const Launch& launch, const Params& params) {
-  using OnGpu = Block<GpuMachine>;
-  return LaunchKernel(launch, kThreads, OnGpu::kSharedBytes, &BlockKernel<kThreads, OnGpu, Params>, params);
+  return LaunchBlock<Block<GpuMachine>, kThreads>(launch, Block<GpuMachine>::kSharedBytes, params);
 }
 
 }  // namespace heed::cuda

@@ -1,5 +1,4 @@
 // The kernels of recurrences besides walks, compiled for GPUs, and the launches of all.
-#include "heed/cuda/block_kernel.h"
 #include "heed/engines/recurrence/cuda/walk_kernel.h"
 
 namespace heed::recurrence::cuda {

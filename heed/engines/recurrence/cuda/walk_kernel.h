@@ -2,31 +2,21 @@
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_WALK_KERNEL_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_WALK_KERNEL_H_
 
-#include "heed/cuda/gpu_machine.h"
-#include "heed/cuda/launch.h"
+#include "heed/cuda/block_kernel.h"
 #include "heed/engines/recurrence/cuda/launches.h"
 
 namespace heed::recurrence::cuda {
 
-static_assert(sizeof(ChunkParams) <= 32764, "a launch takes no more arguments");
-
 // Blocks of a multiprocessor at a time that registers are to suffice for.
 constexpr int BlocksFor(int keys, bool plain) { return keys > 64 ? 2 : plain ? 4 : 3; }
-
-template <int kKeys, bool kByChannel, Form kForm>
-__global__ void __launch_bounds__(kChunkThreads, BlocksFor(kKeys, !kByChannel && kForm == Form::kPlain))
-    WalkKernel(const __grid_constant__ ChunkParams params) {
-  extern __shared__ __align__(128) char shared[];
-  heed::cuda::GpuMachine machine(shared);
-  ChunkBlock<heed::cuda::GpuMachine, DType::kBF16, kKeys, kByChannel, kForm>(machine, params).Run();
-}
 
 template <bool kByChannel>
 const char* LaunchWalk(const heed::cuda::Launch& launch, const ChunkParams& params) {
   return WithKernel<kByChannel>(params, [&](auto shape, auto form) {
     using Shape = decltype(shape);
-    return heed::cuda::LaunchKernel(launch, kChunkThreads, SharedBytesOf<Shape>(params),
-                                    &WalkKernel<Shape::kChannels, kByChannel, form.value>, params);
+    using Block = ChunkBlock<heed::cuda::GpuMachine, DType::kBF16, Shape::kChannels, kByChannel, form.value>;
+    constexpr int kBlocks = BlocksFor(Shape::kChannels, !kByChannel && form.value == Form::kPlain);
+    return heed::cuda::LaunchBlock<Block, kChunkThreads, kBlocks>(launch, SharedBytesOf<Shape>(params), params);
   });
 }
 

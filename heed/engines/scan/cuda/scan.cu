@@ -1,46 +1,31 @@
 // The kernels of selective scans, compiled for GPUs, and their launches.
-#include "heed/cuda/gpu_machine.h"
-#include "heed/cuda/launch.h"
+#include "heed/cuda/block_kernel.h"
 #include "heed/engines/scan/cuda/launches.h"
 
 namespace heed::scan::cuda {
 namespace {
 
 using heed::cuda::GpuMachine;
-
-// Blocks of a multiprocessor at a time that registers are to suffice for.
-template <class Shape>
-inline constexpr int kBlocksAtATime = 768 / Shape::kThreads;
-
-template <class Block, class Params, int kThreads, int kBlocks>
-__global__ void __launch_bounds__(kThreads, kBlocks) BlockKernel(const __grid_constant__ Params params) {
-  static_assert(sizeof(Params) <= 32764, "a launch takes no more arguments");
-  extern __shared__ __align__(128) char shared[];
-  GpuMachine machine(shared);
-  Block(machine, params).Run();
-}
+using heed::cuda::LaunchBlock;
 
 const char* Forward(const heed::cuda::Launch& launch, const ScanParams& params) {
   return WithShape(params.states, [&](auto shape) {
     using Shape = decltype(shape);
-    using Block = ForwardBlock<GpuMachine, Shape>;
-    return heed::cuda::LaunchKernel(launch, Shape::kThreads, Shape::kForwardBytes,
-                                    &BlockKernel<Block, ScanParams, Shape::kThreads, kBlocksAtATime<Shape>>, params);
+    return LaunchBlock<ForwardBlock<GpuMachine, Shape>, Shape::kThreads, 768 / Shape::kThreads>(launch, Shape::kForwardBytes, params);
   });
 }
 
 const char* Backward(const heed::cuda::Launch& launch, const GradientParams& params) {
   return WithShape(params.scan.states, [&](auto shape) {
     using Shape = decltype(shape);
-    using Block = BackwardBlock<GpuMachine, Shape>;
-    return heed::cuda::LaunchKernel(launch, Shape::kThreads, Shape::kBackwardBytes,
-                                    &BlockKernel<Block, GradientParams, Shape::kThreads, 512 / Shape::kThreads>, params);
+    return LaunchBlock<BackwardBlock<GpuMachine, Shape>, Shape::kThreads, 512 / Shape::kThreads>(launch, Shape::kBackwardBytes,
+                                                                                                 params);
   });
 }
 
 template <template <class> class Block, class Params>
 const char* Sums(const heed::cuda::Launch& launch, const Params& params) {
-  return heed::cuda::LaunchKernel(launch, kSumThreads, 0, &BlockKernel<Block<GpuMachine>, Params, kSumThreads, 1>, params);
+  return LaunchBlock<Block<GpuMachine>, kSumThreads>(launch, 0, params);
 }
 
 }  // namespace

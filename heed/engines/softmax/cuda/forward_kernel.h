@@ -2,24 +2,15 @@
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_FORWARD_KERNEL_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_FORWARD_KERNEL_H_
 
-#include "heed/cuda/gpu_machine.h"
-#include "heed/cuda/launch.h"
+#include "heed/cuda/block_kernel.h"
 #include "heed/engines/softmax/cuda/forward_shapes.h"
 
 namespace heed::softmax::cuda {
 
-static_assert(sizeof(ForwardParams) <= 32764, "a launch takes no more arguments");
-
-template <DType kDType, class Shape, bool kGeneral>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) ForwardKernel(const __grid_constant__ ForwardParams params) {
-  extern __shared__ __align__(128) char shared[];
-  heed::cuda::GpuMachine machine(shared);
-  ForwardBlock<heed::cuda::GpuMachine, kDType, Shape, kGeneral>(machine, params).Run();
-}
-
 template <DType kDType, class Shape, bool kGeneral>
 const char* LaunchForward(const heed::cuda::Launch& launch, const ForwardParams& params) {
-  return heed::cuda::LaunchKernel(launch, Shape::kThreads, Shape::kSharedBytes, &ForwardKernel<kDType, Shape, kGeneral>, params);
+  using Block = ForwardBlock<heed::cuda::GpuMachine, kDType, Shape, kGeneral>;
+  return heed::cuda::LaunchBlock<Block, Shape::kThreads, Shape::kBlocks>(launch, Shape::kSharedBytes, params);
 }
 
 }  // namespace heed::softmax::cuda
