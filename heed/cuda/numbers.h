@@ -1,4 +1,4 @@
-// Sums in two numbers, and exponentials that are as exact for large arguments as for small ones.
+// Sums in two numbers and over a warp, and functions that are as exact for large arguments as for small ones.
 #ifndef HEED_CUDA_NUMBERS_H_
 #define HEED_CUDA_NUMBERS_H_
 
@@ -30,6 +30,30 @@ HEED_DEVICE float Exp(Sum x) {
 template <class M>
 HEED_DEVICE float Exp(float x) {
   return Exp<M>(Sum{x, 0});
+}
+
+// log(1 + e^x).
+template <class M>
+HEED_DEVICE float Softplus(float x) {
+  return (x < 0 ? 0 : x) + log1pf(Exp<M>(-fabsf(x)));
+}
+
+// 1 / (1 + e^-x), and 1 less that.
+struct Sigmoids {
+  float s, complement;
+};
+template <class M>
+HEED_DEVICE Sigmoids SigmoidsOf(float x) {
+  const float e = Exp<M>(-fabsf(x)), large = 1 / (1 + e), small = e * large;
+  return x < 0 ? Sigmoids{small, large} : Sigmoids{large, small};
+}
+
+// Of all threads of a warp.
+template <class M>
+HEED_DEVICE float SumOfWarp(M& m, float x) {
+  HEED_DEVICE_UNROLL
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) x += m.ShuffleXor(x, mask);
+  return x;
 }
 
 }  // namespace heed::cuda

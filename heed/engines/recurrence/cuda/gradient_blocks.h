@@ -18,6 +18,8 @@
 
 namespace heed::recurrence::cuda {
 
+using heed::cuda::SumOfWarp;
+
 inline constexpr int kGradientThreads = 128;
 
 // Where a sequence's rows begin, in elements, and which token and block of all sequences' is its first.
@@ -116,11 +118,6 @@ template <class M>
 HEED_DEVICE float NumberOf(const DeviceRows& rows, int64_t first, int64_t t, int head, float absent) {
   if (rows.data == nullptr) return absent;
   return heed::cuda::LoadFloat<M>(rows.data, rows.dtype, first + t * rows.token_stride + head * rows.head_stride);
-}
-template <class M>
-HEED_DEVICE float SumOfWarp(M& m, float x) {
-  for (int mask = heed::cuda::kWarp / 2; mask > 0; mask /= 2) x += m.ShuffleXor(x, mask);
-  return x;
 }
 
 // 64 tokens of a head of `to`.

@@ -1,4 +1,4 @@
-// Functions of numbers: decays, softplus, silu.
+// Functions of numbers: decays and rates.
 #ifndef HEED_ENGINES_SCAN_CUDA_FUNCTIONS_H_
 #define HEED_ENGINES_SCAN_CUDA_FUNCTIONS_H_
 
@@ -39,21 +39,9 @@ HEED_DEVICE float RateOf(float A) {
   return rate < -1e15f ? -1e15f : rate;  // NaN stays
 }
 
-// log(1 + e^x).
-template <class M>
-HEED_DEVICE float Softplus(float x) {
-  return (x < 0 ? 0 : x) + log1pf(heed::cuda::Exp<M>(-fabsf(x)));
-}
-
-// 1 / (1 + e^-x), and 1 less that.
-struct Sigmoids {
-  float s, complement;
-};
-template <class M>
-HEED_DEVICE Sigmoids SigmoidsOf(float x) {
-  const float e = heed::cuda::Exp<M>(-fabsf(x)), large = 1 / (1 + e), small = e * large;
-  return x < 0 ? Sigmoids{small, large} : Sigmoids{large, small};
-}
+using heed::cuda::Sigmoids;
+using heed::cuda::SigmoidsOf;
+using heed::cuda::Softplus;
 
 }  // namespace heed::scan::cuda
 

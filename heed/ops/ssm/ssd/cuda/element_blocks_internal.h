@@ -4,18 +4,18 @@
 #ifndef HEED_OPS_SSM_SSD_CUDA_ELEMENT_BLOCKS_INTERNAL_H_
 #define HEED_OPS_SSM_SSD_CUDA_ELEMENT_BLOCKS_INTERNAL_H_
 
-#include <cmath>
 #include <cstdint>
 
 #include "heed/core/dtype.h"
 #include "heed/cuda/library.h"
 #include "heed/cuda/machine.h"
-#include "heed/engines/recurrence/cuda/channel_operands.h"
-#include "heed/engines/recurrence/cuda/gradient_blocks.h"
+#include "heed/cuda/numbers.h"
 
 namespace heed::ssd::cuda {
 
-using recurrence::cuda::Sum;
+using heed::cuda::SigmoidsOf;
+using heed::cuda::Softplus;
+using heed::cuda::Sum;
 
 inline constexpr int kThreads = 128, kTokens = 64;  // of a block
 inline constexpr int kMostRanges = 512;             // of a launch
@@ -85,16 +85,7 @@ HEED_DEVICE float Number(const DeviceView& v, int64_t i) {
 }
 template <class M>
 HEED_DEVICE void Put(const DeviceView& v, int64_t i, float x) {
-  recurrence::cuda::StoreFloat<M>({.data = v.data, .dtype = v.dtype}, i, x);
-}
-
-template <class M>
-HEED_DEVICE float Softplus(float x) {
-  return (x < 0 ? 0 : x) + log1pf(recurrence::cuda::Exp<M>(-fabsf(x)));  // NaN stays
-}
-template <class M>
-HEED_DEVICE float Sigmoid(float x) {
-  return 1 / (1 + recurrence::cuda::Exp<M>(-x));
+  heed::cuda::StoreFloat<M>(v.data, v.dtype, i, x);
 }
 
 // Tokens of a block of a head.
@@ -158,7 +149,7 @@ class GateBlock : TokenBlock<M> {
   HEED_DEVICE void Run() const {
     for (int64_t i = begin_ * p_.channels + m_.thread(); i < end_ * p_.channels; i += kThreads) {
       const int64_t t = i / p_.channels, channel = i % p_.channels, at = At(p_.y, t) + channel;
-      const float z = Number<M>(p_.z, At(p_.z, t) + channel), sigmoid = Sigmoid<M>(z);
+      const float z = Number<M>(p_.z, At(p_.z, t) + channel), sigmoid = SigmoidsOf<M>(z).s;
       const float gradient = Number<M>(p_.d_o, At(p_.d_o, t) + channel);
       if (p_.dz.data != nullptr) {  // silu' = s (1 + z (1 - s))
         Put<M>(p_.dz, At(p_.dz, t) + channel, gradient * Number<M>(p_.y, at) * (sigmoid * (1 + z * (1 - sigmoid))));
@@ -197,7 +188,7 @@ class FinishBlock : TokenBlock<M> {
         if (p_.skip.data != nullptr) dx += Skip(i) * Number<M>(p_.dy, At(p_.dy, t) + i);
         if (p_.dx.data != nullptr) Put<M>(p_.dx, At(p_.dx, t) + i, dx);
       }
-      dot = recurrence::cuda::SumOfWarp(m_, dot);
+      dot = heed::cuda::SumOfWarp(m_, dot);
       if (lane == 0) FinishToken(t, delta, dot, of_rates, of_steps);
     }
     m_.Sync();
@@ -222,7 +213,7 @@ class FinishBlock : TokenBlock<M> {
     const float bias = p_.bias.data == nullptr ? 0 : Number<M>(p_.bias, p_.bias.At(0, 0, head_));
     const float x = Number<M>(p_.dt, At(p_.dt, t)) + bias, value = p_.softplus ? Softplus<M>(x) : x;
     float of_step = dot + Number<M>(p_.A, p_.A.At(0, 0, head_)) * decay_gradient;
-    if (p_.softplus) of_step *= Sigmoid<M>(x);
+    if (p_.softplus) of_step *= SigmoidsOf<M>(x).s;
     if (value < p_.low || value > p_.high) of_step = 0;
     if (p_.ddt.data != nullptr) Put<M>(p_.ddt, At(p_.ddt, t), of_step);
     of_rates[t - begin_] = delta * decay_gradient;
