@@ -167,15 +167,7 @@ TEST_P(CudaRecurrenceTest, BitsOfGradientsDoNotDependOnSegments) {
     const Case c = recurrent::MakeCase(
         moved, m.definition,
         {.sizes = {1, T, T, 1, 1, 9, 10}, .dtype = DType::kBF16, .pass = "backward", .variant = "state"});
-    const auto run = [&](int multiprocessors) {
-      cuda::SetEmulatedMultiprocessors(multiprocessors);
-      std::vector<Buffer> buffers;
-      std::vector<TensorView> views;
-      for (const OutputSpec& output : c.outputs) views.push_back(buffers.emplace_back(output.dtype, output.sizes).view());
-      c.run(ctx_, views);
-      return buffers;
-    };
-    const std::vector<Buffer> whole = run(1), cut = run(100);
+    const std::vector<Buffer> whole = RunOn(1, c), cut = RunOn(100, c);
     for (size_t i = 0; i < whole.size(); ++i) {
       EXPECT_TRUE(SameBits(whole[i].view(), cut[i].view())) << name << " " << c.outputs[i].name;
     }

@@ -219,15 +219,7 @@ TEST_P(CudaScanTest, GradientsOfManySequencesAreSeveralLaunchesWhoseNumberDoesNo
   choice.groups = 2;
   const Case c = scanning::MakeCase(
       m, {.sizes = {67, 19, 19, 1, 1, 4, 4}, .dtype = DType::kF32, .pass = "backward", .variant = "state"}, choice);
-  const auto run = [&](int multiprocessors) {
-    cuda::SetEmulatedMultiprocessors(multiprocessors);
-    std::vector<Buffer> buffers;
-    std::vector<TensorView> views;
-    for (const OutputSpec& output : c.outputs) views.push_back(buffers.emplace_back(output.dtype, output.sizes).view());
-    c.run(ctx_, views);
-    return buffers;
-  };
-  const std::vector<Buffer> few = run(1), many = run(100);
+  const std::vector<Buffer> few = RunOn(1, c), many = RunOn(100, c);
   for (size_t i = 0; i < few.size(); ++i) EXPECT_TRUE(SameBits(few[i].view(), many[i].view())) << c.outputs[i].name;
   const Comparison result = CompareResults(c, ViewsOf(few));
   EXPECT_TRUE(result.ok) << result.message;

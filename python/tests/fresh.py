@@ -108,6 +108,6 @@ if __name__ == "__main__":
     if "transformers" in sys.argv:
         from transformers import AutoModel, AutoTokenizer, masking_utils, modeling_utils  # noqa: F401
     gc.freeze()  # children need not copy what is only looked through for garbage
-    todo = _serve()
-    if todo is not None:
-        exec(*_become(todo))  # and ends as a program ends
+    request = _serve()
+    if request is not None:
+        exec(*_become(request))  # and ends as a program ends

@@ -39,6 +39,17 @@ class CudaTest : public DeviceTest {
     lse.Download(results.lse.view());
     return results;
   }
+
+  // Whatever the order of threads.
+  void ExpectSameBitsInAnyOrder(const Problem& p) {
+    const Results first = Run(p);
+    for (uint64_t seed = 2; seed < 6; ++seed) {
+      cuda::SetEmulatedSeed(seed);
+      const Results again = Run(p);
+      EXPECT_TRUE(SameBits(first.o.view(), again.o.view()));
+      EXPECT_TRUE(SameBits(first.lse.view(), again.lse.view()));
+    }
+  }
 };
 
 // A random problem with what the kernel takes of its options.

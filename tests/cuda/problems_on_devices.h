@@ -69,6 +69,15 @@ class AgreementTest : public DeviceTest {
     ASSERT_TRUE(result.ok) << c.title << ": " << result.message;
     if (result.worst_ratio > closest->worst_ratio) *closest = result;
   }
+  // The outputs of a case where the emulated device has so many multiprocessors.
+  std::vector<Buffer> RunOn(int32_t multiprocessors, const Case& c) {
+    cuda::SetEmulatedMultiprocessors(multiprocessors);
+    std::vector<Buffer> buffers;
+    std::vector<TensorView> views;
+    for (const OutputSpec& output : c.outputs) views.push_back(buffers.emplace_back(output.dtype, output.sizes).view());
+    c.run(ctx_, views);
+    return buffers;
+  }
   static void Print(const std::string& what, const Comparison& closest) {
     std::printf("%s %s: closest to its bound: %.3g of %.3g (%.0f %%) in %s\n", GetParam()->name(), what.c_str(), closest.error,
                 closest.tolerance, 100 * closest.worst_ratio, closest.where.c_str());
