@@ -12,6 +12,7 @@
 
 #include "heed/core/error.h"
 #include "tests/cuda/attention_on_devices.h"
+#include "tests/cuda/problems_on_devices.h"
 
 namespace heed {
 namespace {
@@ -30,10 +31,8 @@ std::vector<Buffer> CudaBackwardTest::Gradients(const Problem& p) {
   const Buffer host_o(p.in.q.dtype(), o_sizes), host_lse(DType::kF32, p.LseSizes());
   const DeviceTensor q(device, p.in.q), k(device, p.in.k), v(device, p.in.v), d_o(device, p.d_o), d_lse(device, p.d_lse);
   const DeviceTensor o(device, host_o.view()), lse(device, host_lse.view());
-  const DeviceTensor bias(device, p.options.bias), mask(device, p.options.mask);
-  Options options = p.options;
-  options.bias = bias.view();
-  options.mask = mask.view();
+  const OptionsOnDevice moved(device, p.options, /*with_numbers=*/true);
+  const Options& options = moved.options();
   attention::Forward(ctx_, {q.view(), k.view(), v.view()}, options, {o.view(), lse.view()});
   std::vector<Buffer> results;
   std::vector<DeviceTensor> on_device;
@@ -49,11 +48,6 @@ std::vector<Buffer> CudaBackwardTest::Gradients(const Problem& p) {
   return results;
 }
 
-// Asks for the gradients that the kernels have.
-void AskForGradients(Problem& p, uint64_t seed) {
-  attention::DescribeGradients(p, seed);
-  std::erase_if(p.gradients, [](const OutputSpec& spec) { return spec.name.size() != 2; });  // but dq, dk, dv
-}
 
 Comparison CompareGradients(const Problem& p, const std::vector<Buffer>& results) {
   std::vector<ConstTensorView> views;
@@ -61,26 +55,31 @@ Comparison CompareGradients(const Problem& p, const std::vector<Buffer>& results
   return CompareResults(attention::MakeBackwardCase(p, /*with_forward=*/false), views);
 }
 
-TEST_P(CudaBackwardTest, GradientsOfRandomProblemsAgreeWithTheReference) {
-  Comparison closest;
-  const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 60);
-  for (uint64_t seed = first; seed < first + count; ++seed) {
-    Problem p = RandomProblem(DType::kBF16, seed);
-    if (std::max(p.in.q.size(p.in.q.rank() - 1), p.in.v.size(p.in.v.rank() - 1)) > 128) continue;
-    AskForGradients(p, seed);
-    cuda::SetEmulatedSeed(seed);
-    const Comparison result = CompareGradients(p, Gradients(p));
-    ASSERT_TRUE(result.ok) << "seed " << seed << ": " << result.message;
-    if (result.worst_ratio > closest.worst_ratio) closest = result;
+class CudaBackwardTestOfDTypes : public CudaBackwardTest {
+ protected:
+  void AgreesOnRandomProblems(DType dtype) {
+    Comparison closest;
+    const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 60);
+    for (uint64_t seed = first; seed < first + count; ++seed) {
+      Problem p = RandomProblem(dtype, seed);
+      attention::DescribeGradients(p, seed);
+      cuda::SetEmulatedSeed(seed);
+      const Comparison result = CompareGradients(p, Gradients(p));
+      ASSERT_TRUE(result.ok) << "seed " << seed << ": " << result.message;
+      if (result.worst_ratio > closest.worst_ratio) closest = result;
+    }
+    std::printf("%s %s gradients: closest to its bound: %.3g of %.3g (%.0f %%) in %s\n", GetParam()->name(), Name(dtype), closest.error,
+                closest.tolerance, 100 * closest.worst_ratio, closest.where.c_str());
   }
-  std::printf("%s bf16 gradients: closest to its bound: %.3g of %.3g (%.0f %%)\n", GetParam()->name(), closest.error,
-              closest.tolerance, 100 * closest.worst_ratio);
-}
+};
+
+TEST_P(CudaBackwardTestOfDTypes, GradientsOfRandomProblemsOfBF16AgreeWithTheReference) { AgreesOnRandomProblems(DType::kBF16); }
+TEST_P(CudaBackwardTestOfDTypes, GradientsOfRandomProblemsOfF16AgreeWithTheReference) { AgreesOnRandomProblems(DType::kF16); }
 
 TEST_P(CudaBackwardTest, GradientsAgreeWithTheReferenceAtAwkwardSizes) {
   constexpr Sizes kGradientSizes[] = {{1, 1, 1, 1, 1, 1, 1},       {2, 70, 90, 2, 1, 64, 64}, {1, 66, 65, 2, 1, 128, 128},
                                       {1, 64, 128, 1, 1, 80, 40},  {1, 3, 140, 4, 2, 33, 7},  {1, 20, 0, 1, 1, 16, 16},
-                                      {1, 0, 20, 1, 1, 16, 16},    {0, 5, 5, 1, 1, 16, 16},    {35, 2, 9, 2, 2, 16, 16}};
+                                      {1, 70, 66, 1, 1, 192, 128}, {1, 0, 20, 1, 1, 16, 16},    {0, 5, 5, 1, 1, 16, 16},    {35, 2, 9, 2, 2, 16, 16}};
   std::vector<Options> all = MasksAndCap();
   all.emplace_back().dropout = 0.3;
   for (const Sizes& sizes : kGradientSizes) {
@@ -88,7 +87,7 @@ TEST_P(CudaBackwardTest, GradientsAgreeWithTheReferenceAtAwkwardSizes) {
     for (const Options& options : all) {
       Problem p = Plain(DType::kBF16, sizes, 7);
       p.options = options;
-      AskForGradients(p, 5);
+      attention::DescribeGradients(p, 5);
       if (++i % 2 == 0) p.d_lse = p.memory.emplace_back(DType::kF32, p.LseSizes()).FillNormal(3).view();
       const Comparison result = CompareGradients(p, Gradients(p));
       ASSERT_TRUE(result.ok) << sizes << " options " << i << ": " << result.message;
@@ -101,7 +100,7 @@ TEST_P(CudaBackwardTest, GradientsOfPairsThatAreSeenAlone) {
   const auto gradients = [&](int64_t finite, double value) {
     Problem p = Plain(DType::kBF16, {1, 100, 100, 1, 1, 64, 64}, 9);
     p.options.window = {0, 0};  // each token sees itself
-    AskForGradients(p, 3);
+    attention::DescribeGradients(p, 3);
     for (const ConstTensorView& view : {p.in.q, p.in.k, p.in.v, p.d_o}) {
       for (int64_t token = finite; token < 100; ++token) {
         for (int64_t e = 0; e < 64; e += 5) {
@@ -126,39 +125,90 @@ TEST_P(CudaBackwardTest, GradientsOfPairsThatAreSeenAlone) {
   }
 }
 
-TEST_P(CudaBackwardTest, GradientsThatItDoesNotHaveAreSaid) {
+TEST_P(CudaBackwardTest, GradientsOfNumbersOnTheCpuAreRefused) {
   const TestDevice& device = *GetParam();
-  const auto refusal = [&](DType dtype, int64_t channels, bool of_bias) {
-    Problem p = Plain(dtype, {1, 4, 4, 1, 1, channels, 16}, 1);
-    AskForGradients(p, 1);
-    const Buffer bias(DType::kF32, {4, 4}), lse(DType::kF32, {1, 1, 4});
-    bias.FillConstant(0);
-    const DeviceTensor q(device, p.in.q), k(device, p.in.k), v(device, p.in.v), d_o(device, p.d_o), o(device, p.d_o),
-        device_lse(device, lse.view()), device_bias(device, bias.view()), dbias(device, bias.view());
-    const DeviceTensor dq(device, p.in.q);
+  Problem p = Plain(DType::kBF16, {1, 4, 4, 1, 1, 16, 16}, 1);
+  attention::DescribeGradients(p, 1);
+  const Buffer lse(DType::kF32, {1, 1, 4}), numbers(DType::kF32, {1}), gradient(DType::kF32, {1}), host_dq(DType::kBF16, {1, 4, 1, 16});
+  numbers.FillConstant(0.5);
+  const DeviceTensor q(device, p.in.q), k(device, p.in.k), v(device, p.in.v), d_o(device, p.d_o), o(device, p.d_o),
+      device_lse(device, lse.view()), dq(device, host_dq.view());
+  for (const auto& [option, asked] : {std::pair{&Options::sinks, &attention::Gradients::dsinks}, {&Options::alibi, &attention::Gradients::dalibi}}) {
     Options options;
-    if (of_bias) options.bias = device_bias.view();
+    options.*option = numbers.view();
     attention::Gradients out;
     out.dq = dq.view();
-    if (of_bias) out.dbias = dbias.view();
-    std::string what;
-    try {
+    out.*asked = gradient.view();
+    const std::string what = Refusal<Unsupported>([&] {
       attention::Backward(ctx_, {q.view(), k.view(), v.view(), o.view(), device_lse.view(), d_o.view(), {}}, options, out);
-    } catch (const Unsupported& error) {
-      what = error.what();
+    });
+    EXPECT_THAT(what, HasSubstr("softmax_cuda has gradients of sinks and slopes that are on the device"));
+    dq.Download(host_dq.view());
+    for (const uint8_t byte : host_dq.bytes()) EXPECT_EQ(byte, 0xFF);
+  }
+}
+
+// Every way in which a bias repeats, of more tiles than one, sequences than a launch takes, and packed.
+TEST_P(CudaBackwardTest, AGradientOfABiasIsTheSumOverWhatItRepeats) {
+  constexpr Sizes kSize = {2, 70, 80, 2, 1, 16, 16};
+  for (int repeats = 0; repeats < 16; ++repeats) {
+    Problem p = Plain(repeats % 2 == 0 ? DType::kBF16 : DType::kF16, kSize, 7);
+    std::vector<int64_t> sizes = {kSize.B, kSize.Hq, kSize.Tq, kSize.Tk};
+    for (size_t axis = 0; axis < 4; ++axis) sizes[axis] = repeats >> axis & 1 ? 1 : sizes[axis];
+    p.options.bias = p.memory.emplace_back(DType::kF32, sizes).FillNormal(3).view();
+    p.options.causal = repeats % 3 == 0;
+    attention::DescribeGradients(p, 5);
+    const Comparison result = CompareGradients(p, Gradients(p));
+    ASSERT_TRUE(result.ok) << repeats << ": " << result.message;
+  }
+  Problem many = Plain(DType::kBF16, {35, 2, 9, 2, 2, 16, 16}, 7);
+  many.options.bias = many.memory.emplace_back(DType::kF64, std::initializer_list<int64_t>{2, 2, 9}).FillNormal(3).view();
+  attention::DescribeGradients(many, 5);
+  const Comparison result = CompareGradients(many, Gradients(many));
+  ASSERT_TRUE(result.ok) << result.message;
+}
+
+// Of problems in which gradients are far beyond, or below, what f16 holds beside each other.
+TEST_P(CudaBackwardTest, GradientsOfF16HaveTheRangeOfTheirSums) {
+  for (const double size : {1e-6, 3e4}) {
+    Problem p = Plain(DType::kF16, {1, 70, 130, 1, 1, 64, 64}, 7);
+    attention::DescribeGradients(p, 5);
+    const TensorView d_o(const_cast<void*>(p.d_o.data()), p.d_o.dtype(), p.d_o.sizes(), p.d_o.strides());
+    std::vector<int64_t> index(4, 0);
+    do {
+      // Rows of different sizes: sums of keys are made of both.
+      SetElement(d_o, index, GetElement(d_o, index) * size * (index[1] % 7 == 0 ? 1 : 1e-2));
+    } while (NextIndex(d_o.sizes(), index));
+    const TensorView v(const_cast<void*>(p.in.v.data()), p.in.v.dtype(), p.in.v.sizes(), p.in.v.strides());
+    std::ranges::fill(index, 0);
+    do {
+      SetElement(v, index, GetElement(v, index) * (size > 1 ? 1e3 : 1));
+    } while (NextIndex(v.sizes(), index));
+    const TensorView q(const_cast<void*>(p.in.q.data()), p.in.q.dtype(), p.in.q.sizes(), p.in.q.strides());
+    const TensorView k(const_cast<void*>(p.in.k.data()), p.in.k.dtype(), p.in.k.sizes(), p.in.k.strides());
+    for (const TensorView& t : {q, k}) {  // so that the gradients themselves are numbers of f16
+      std::ranges::fill(index, 0);
+      do {
+        SetElement(t, index, GetElement(t, index) * (size > 1 ? 1e-4 : 1));
+      } while (NextIndex(t.sizes(), index));
     }
-    return what;
-  };
-  EXPECT_EQ(refusal(DType::kBF16, 16, false), "");
-  EXPECT_THAT(refusal(DType::kF16, 16, false), HasSubstr("has gradients of bf16, not f16"));
-  EXPECT_THAT(refusal(DType::kBF16, 129, false), HasSubstr("has gradients of up to 128 channels, not 129"));
-  EXPECT_THAT(refusal(DType::kBF16, 16, true), HasSubstr("has gradients of q, k and v alone"));
+    const Comparison result = CompareGradients(p, Gradients(p));
+    EXPECT_TRUE(result.ok) << size << ": " << result.message;
+  }
+}
+
+// Heads of keys without a query have gradients, which are zero.
+TEST_P(CudaBackwardTest, KeysWithoutQueriesHaveZeros) {
+  Problem p = Plain(DType::kBF16, {1, 5, 70, 0, 2, 16, 16}, 7);
+  attention::DescribeGradients(p, 5);
+  const Comparison result = CompareGradients(p, Gradients(p));
+  EXPECT_TRUE(result.ok) << result.message;
 }
 
 TEST_P(CudaBackwardTest, BitsDoNotDependOnTheOrderOfThreads) {
   Problem p = Plain(DType::kBF16, {1, 130, 150, 2, 1, 128, 128}, 3);
   p.options.causal = true;
-  AskForGradients(p, 4);
+  attention::DescribeGradients(p, 4);
   const std::vector<Buffer> first = Gradients(p);
   for (uint64_t seed = 2; seed < 5; ++seed) {
     cuda::SetEmulatedSeed(seed);
@@ -176,7 +226,7 @@ TEST_P(CudaBackwardTest, PackedSequencesHaveTheirGradientsAndSurplusRowsZeros) {
   packed.options.cu_seqlens_q = ConstTensorView(q, DType::kI32, {4});
   packed.options.cu_seqlens_k = ConstTensorView(k, DType::kI32, {4});
   packed.lse.sizes = {2, 100};
-  AskForGradients(packed, 2);
+  attention::DescribeGradients(packed, 2);
   const std::vector<Buffer> gradients = Gradients(packed);
   EXPECT_TRUE(CompareGradients(packed, gradients).ok);
   EXPECT_EQ(gradients[0].Get({0, 95, 1, 3}), 0);
@@ -187,13 +237,13 @@ TEST_P(CudaBackwardTest, RowsBeyondTheLengthsReachNothing) {
   Problem p = Plain(DType::kBF16, {2, 70, 130, 2, 1, 64, 64}, 9);
   const int64_t lengths[] = {17, 66};
   p.options.query_lengths = ConstTensorView(lengths, DType::kI64, {2});
-  AskForGradients(p, 2);
+  attention::DescribeGradients(p, 2);
   EXPECT_TRUE(CompareGradients(p, Gradients(p)).ok);
 }
 
 TEST_P(CudaBackwardTest, WhatArrivesMayBeginAnywhere) {
   Problem p = Plain(DType::kBF16, {1, 20, 70, 2, 1, 64, 64}, 9);
-  AskForGradients(p, 2);
+  attention::DescribeGradients(p, 2);
   const Buffer moved(DType::kBF16, p.d_o.sizes(), p.d_o.strides(), Placement::kAligned, /*gap=*/1);
   moved.FillNormal(77);
   p.memory.push_back(moved);
@@ -204,7 +254,7 @@ TEST_P(CudaBackwardTest, WhatArrivesMayBeginAnywhere) {
 // A row sees one key, which is infinite, at a logit where the cap has no slope: dq is 0 times infinity.
 TEST_P(CudaBackwardTest, NoSlopeIsNoMask) {
   Problem p = RandomProblem(DType::kBF16, 1122);
-  AskForGradients(p, 1122);
+  attention::DescribeGradients(p, 1122);
   const std::vector<Buffer> results = Gradients(p);
   EXPECT_TRUE(std::isnan(results[0].Get({0, 4, 0, 1})));
   EXPECT_TRUE(CompareGradients(p, results).ok);
@@ -252,6 +302,7 @@ TEST(CudaLibraryTest, MemoryThatThereIsNotIsSaid) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, CudaBackwardTest, testing::ValuesIn(Devices()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Devices, CudaBackwardTestOfDTypes, testing::ValuesIn(Devices()), NameOf);
 
 }  // namespace
 }  // namespace heed

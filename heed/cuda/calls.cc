@@ -1,6 +1,8 @@
 // What a call checks before it launches, and its memory.
 #include "heed/cuda/calls.h"
 
+#include <cstring>
+
 #include "heed/core/device_name.h"
 #include "heed/core/error.h"
 
@@ -45,6 +47,15 @@ DeviceMemory::DeviceMemory(const Call& call, size_t num_bytes) : call_(call) {
   if (const char* error = call.library_.allocate(call.device_.index, call.stream_, num_bytes, &data_)) {
     throw Unsupported(std::string(call.kernel_) + ": cannot have " + std::to_string(num_bytes) + " bytes of the device: " + error);
   }
+}
+
+const void* Uploads::PutBytes(const void* data, size_t num_bytes) {
+  std::vector<uint64_t> words(num_bytes / sizeof(uint64_t) + 1);  // whole ones
+  if (num_bytes > 0) std::memcpy(words.data(), data, num_bytes);
+  const size_t whole = words.size() * sizeof(uint64_t);
+  const DeviceMemory& memory = memory_.emplace_back(call_, whole);
+  call_.Upload(memory.data(), words.data(), whole);
+  return memory.data();
 }
 
 }  // namespace heed::cuda

@@ -4,7 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "heed/core/context.h"
 #include "heed/core/tensor.h"
@@ -56,6 +59,24 @@ class DeviceMemory {
  private:
   const Call& call_;
   void* data_ = nullptr;
+};
+
+// Numbers of the host in memory of the device, while this lives.
+class Uploads {
+ public:
+  explicit Uploads(const Call& call) : call_(call) {}
+
+  template <class T>
+  const T* Put(const std::vector<T>& numbers) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    return static_cast<const T*>(PutBytes(numbers.data(), numbers.size() * sizeof(T)));
+  }
+
+ private:
+  const void* PutBytes(const void* data, size_t num_bytes);
+
+  const Call& call_;
+  std::list<DeviceMemory> memory_;
 };
 
 }  // namespace heed::cuda

@@ -64,15 +64,16 @@ HEED_DEVICE void Unrolled(const F& f) {
   ForEachOf(f, std::make_integer_sequence<int, kCount>());
 }
 
-// Element `i` of a tensor of f32, bf16 or f16.
+// Element `i` of a tensor of floats.
 template <class M>
 HEED_DEVICE float LoadFloat(const void* data, DType dtype, int64_t i) {
+  if (dtype == DType::kF64) return static_cast<float>(static_cast<const double*>(data)[i]);
   if (dtype == DType::kF32) return static_cast<const float*>(data)[i];
   const uint16_t bits = static_cast<const uint16_t*>(data)[i];
   return dtype == DType::kBF16 ? M::template Widen<DType::kBF16>(bits) : M::template Widen<DType::kF16>(bits);
 }
 
-// The same of one that is written, which may be of f64.
+// The same of one that is written.
 template <class M>
 HEED_DEVICE void StoreFloat(void* data, DType dtype, int64_t i, float x) {
   if (dtype == DType::kF64) {

@@ -40,9 +40,9 @@ const char* Combine(const Launch& launch, const ForwardParams& params) {
 }
 
 template <class Kernel>
-const char* RunBackward(const Launch& launch, size_t shared_bytes, const Kernel& kernel) {
+const char* RunBackward(const Launch& launch, int threads, size_t shared_bytes, const Kernel& kernel) {
   RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
-               .threads = kBackwardThreads,
+               .threads = threads,
                .shared_bytes = shared_bytes,
                .seed = EmulatedSeed()},
               kernel);
@@ -50,17 +50,23 @@ const char* RunBackward(const Launch& launch, size_t shared_bytes, const Kernel&
 }
 
 const char* Terms(const Launch& launch, const BackwardParams& params) {
-  return RunBackward(launch, 0, [&](EmulatedMachine& machine) {
-    TermsBlock<EmulatedMachine, DType::kBF16>(machine, params).Run();
-  });
+  return RunBackward(launch, kTermsThreads, 0, [&](EmulatedMachine& machine) { TermsBlock(machine, params).Run(); });
 }
 
-template <template <class, DType, int, int, bool> class Block>
+template <template <class, DType, class, bool> class Block>
 const char* GradientsBy(const Launch& launch, const BackwardParams& params) {
-  return WithBackwardKernel(params.forward, [&](auto shape, auto general) {
+  return WithBackwardKernel(params.forward, [&](auto shape, auto of, auto general) {
     using Shape = decltype(shape);
-    return RunBackward(launch, Shape::kSharedBytes, [&](EmulatedMachine& machine) {
-      Block<EmulatedMachine, DType::kBF16, Shape::kChannels, Shape::kValueChannels, general.value>(machine, params).Run();
+    return RunBackward(launch, Shape::kThreads, Shape::kSharedBytes, [&](EmulatedMachine& machine) {
+      Block<EmulatedMachine, of.value, Shape, general.value>(machine, params).Run();
+    });
+  });
+}
+const char* BiasGradients(const Launch& launch, const BiasGradientParams& params) {
+  return WithBiasKernel(params.backward.forward, [&](auto shape, auto of) {
+    using Block = BiasGradientsBlock<EmulatedMachine, of.value, decltype(shape)>;
+    return RunBackward(launch, decltype(shape)::kThreads, Block::kSharedBytes, [&](EmulatedMachine& machine) {
+      Block(machine, params).Run();
     });
   });
 }
@@ -73,7 +79,9 @@ const softmax::cuda::Launches& EmulatedSoftmax() {
                                          .combine = &Combine,
                                          .terms = &Terms,
                                          .key_gradients = &GradientsBy<KeyGradientsBlock>,
-                                         .query_gradients = &GradientsBy<QueryGradientsBlock>};
+                                         .query_gradients = &GradientsBy<QueryGradientsBlock>,
+                                         .bias_gradients = &BiasGradients,
+                                         .head_sums = &RunBlocks<HeadSumsBlock<EmulatedMachine>::kThreads, HeadSumsBlock>};
   return kLaunches;
 }
 

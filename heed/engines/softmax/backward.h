@@ -23,6 +23,7 @@ struct Gradients {
   std::array<int64_t, 4> dbias_sizes = {};
   double* dsinks = nullptr;  // added to: [Hq], or null
   double* dalibi = nullptr;  // the same, as the problem's slopes
+  HeadNumbers device_dsinks, device_dalibi;  // those of numbers on the device, written
   Rows dlog_decay;           // written, in the problem's dtype of log decays; data null: not wanted
 };
 

@@ -68,6 +68,13 @@ struct Pairs {
   int64_t batch_stride = 0, head_stride = 0, query_stride = 0, key_stride = 0;
 };
 
+// A number per query head, or per batch entry and query head, that kernels of devices read and write where it is.
+struct HeadNumbers {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t batch_stride = 0, head_stride = 0;
+};
+
 // Sums of log decays, by sequence and query head: decays.h.
 struct DecayTables {
   const double* in_tile = nullptr;      // by key: sum over the keys after it in its tile
@@ -112,6 +119,7 @@ struct Problem {
   std::vector<double> slopes;  // [batch * Hq] or [Hq]; empty: none
   int64_t slopes_stride = 0;   // per batch
   std::vector<double> sinks;   // [Hq]; empty: none
+  HeadNumbers device_slopes, device_sinks;  // those that are on the device instead
   bool forgets = false;        // there are log decays, over keys and query heads
   Rows log_decay;              // in pages: rows of a key head's query heads
   DType log_decay_dtype = DType::kF32;

@@ -8,25 +8,34 @@ namespace {
 using heed::cuda::GpuMachine;
 using heed::cuda::Launch;
 
-template <template <class, DType, int, int, bool> class Block>
+template <template <class, DType, class, bool> class Block>
 const char* LaunchGradients(const Launch& launch, const BackwardParams& params) {
-  return WithBackwardKernel(params.forward, [&](auto shape, auto general) {
+  return WithBackwardKernel(params.forward, [&](auto shape, auto of, auto general) {
     using Shape = decltype(shape);
-    using Of = Block<GpuMachine, DType::kBF16, Shape::kChannels, Shape::kValueChannels, general.value>;
-    return heed::cuda::LaunchBlock<Of, kBackwardThreads>(launch, Shape::kSharedBytes, params);
+    using Of = Block<GpuMachine, of.value, Shape, general.value>;
+    return heed::cuda::LaunchBlock<Of, Shape::kThreads>(launch, Shape::kSharedBytes, params);
   });
 }
 
 }  // namespace
 
 const char* LaunchTerms(const Launch& launch, const BackwardParams& params) {
-  return heed::cuda::LaunchBlock<TermsBlock<GpuMachine, DType::kBF16>, kBackwardThreads>(launch, 0, params);
+  return heed::cuda::LaunchBlock<TermsBlock<GpuMachine>, kTermsThreads>(launch, 0, params);
 }
 const char* LaunchKeyGradients(const Launch& launch, const BackwardParams& params) {
   return LaunchGradients<KeyGradientsBlock>(launch, params);
 }
 const char* LaunchQueryGradients(const Launch& launch, const BackwardParams& params) {
   return LaunchGradients<QueryGradientsBlock>(launch, params);
+}
+const char* LaunchBiasGradients(const Launch& launch, const BiasGradientParams& params) {
+  return WithBiasKernel(params.backward.forward, [&](auto shape, auto of) {
+    using Block = BiasGradientsBlock<GpuMachine, of.value, decltype(shape)>;
+    return heed::cuda::LaunchBlock<Block, decltype(shape)::kThreads>(launch, Block::kSharedBytes, params);
+  });
+}
+const char* LaunchHeadSums(const Launch& launch, const HeadSumsParams& params) {
+  return heed::cuda::LaunchBlocks<HeadSumsBlock<GpuMachine>::kThreads, HeadSumsBlock>(launch, params);
 }
 
 }  // namespace heed::softmax::cuda

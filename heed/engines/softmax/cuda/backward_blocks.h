@@ -1,11 +1,14 @@
-// Attention backward on a GPU, in three kernels: terms of each row, gradients of keys and values, gradients of queries.
+// Attention backward on a GPU, in kernels of terms of each row (term_blocks.h), of gradients of keys and values, of queries,
+// and of a bias (bias_gradients.h).
 //
 //   P_ij = exp(s_ij - lse_i),  dP_ij = <d_o_i, v_j>,  dS_ij = P_ij (factor_i Z_ij dP_ij - delta_i)
 //   dv_j = sum_i factor_i Z_ij P_ij d_o_i,  dk_j = scale sum_i dS_ij q_i,  dq_i = scale sum_j dS_ij k_j
 //
-// with Z for dropout, factor_i = w_i / (1 - dropout), delta_i = w_i <d_o_i, o_i> - d_lse_i and w_i what a learned sink leaves.
+// with Z for dropout, factor_i = w_i / (1 - dropout), delta_i = w_i <d_o_i, o_i> - d_lse_i and w_i what a learned sink leaves. A row
+// adds -sum_j dS_ij |p_i - j|, without what a soft cap does to dS, to the gradient of its slope.
 //
-// A block owns 64 keys, or 64 rows, and four warps 16 of these each. The former walks over all rows of all query heads that see
+// A block owns 64 keys, or 64 rows, and four warps 16 of these each; beyond 128 channels eight do, of which two share 16 and have
+// half of the channels of sums each, as registers are no more. The former walks over all rows of all query heads that see
 // its keys, the latter over the keys that its rows see; P and dS come out as the operands of the next products, of keys by rows
 // in the one and of rows by keys in the other, so that nothing goes through memory and each gradient is one sum in one order.
 // That P and dS are computed twice costs two of seven products. Pairs that are masked weigh -0, as in the forward pass.
@@ -25,52 +28,6 @@
 namespace heed::softmax::cuda {
 
 inline constexpr int kBackwardTile = 64;  // keys, and rows
-inline constexpr int kBackwardThreads = 128;
-inline constexpr int kTermsRows = kBackwardThreads / heed::cuda::kWarp;
-
-// Terms of rows, a warp per row.
-template <class M, DType kDType>
-class TermsBlock {
- public:
-  HEED_DEVICE TermsBlock(M& m, const BackwardParams& p)
-      : m_(m), p_(p), f_(p.forward), s_(f_.sequences[m.block(2)]), g_(p.gradients[m.block(2)]) {}
-
-  HEED_DEVICE void Run() {
-    const int lane = m_.thread() % heed::cuda::kWarp, head = m_.block(1);
-    const int query = m_.block(0) * kTermsRows + m_.thread() / heed::cuda::kWarp;
-    float sum = 0;
-    const bool exists = query < s_.num_queries;  // all threads of a warp agree
-    if (exists) {
-      const auto row = [&](const void* data, int64_t first, const Strides& strides) {
-        return static_cast<const uint16_t*>(data) + first + query * strides.token + head * strides.head;
-      };
-      const uint16_t *o = row(f_.o, s_.o, f_.o_strides), *d_o = row(p_.d_o, g_.d_o, p_.d_o_strides);
-      for (int e = lane; e < f_.value_depth; e += heed::cuda::kWarp) {
-        sum += M::template Widen<kDType>(o[e]) * M::template Widen<kDType>(d_o[e]);
-      }
-    }
-    for (int mask = heed::cuda::kWarp / 2; mask > 0; mask /= 2) sum += m_.ShuffleXor(sum, mask);
-    if (!exists || lane != 0) return;
-    float w = 1;
-    if (f_.has_sinks) {
-      const float lse = f_.lse[s_.lse + query * f_.lse_strides.token + head * f_.lse_strides.head];
-      w = 1 / (1 + expf(f_.sinks[head] - lse));
-    }
-    float delta = w * sum;
-    if (p_.d_lse != nullptr) {
-      delta -= p_.d_lse[g_.d_lse + query * p_.d_lse_strides.token + head * p_.d_lse_strides.head];
-    }
-    p_.terms[g_.terms + int64_t{head} * s_.num_queries + query] = {w / (1 - f_.dropout), delta};
-  }
-
- private:
-  M& m_;
-  const BackwardParams& p_;
-  const ForwardParams& f_;
-  const DeviceSequence& s_;
-  const DeviceGradients& g_;
-};
-
 // What a pass has of a row.
 struct RowState {
   float lse = 0, slope = 0;
@@ -81,22 +38,29 @@ struct RowState {
 template <int kDepth, int kValueDepth>
 struct BackwardShape {
   static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
+  static constexpr int kSharers = kDepth > 128 ? 2 : 1;  // warps with the same rows
+  static constexpr int kThreads = 4 * kSharers * heed::cuda::kWarp;
   using Rows = SharedTile<kBackwardTile, kDepth>;
   using ValueRows = SharedTile<kBackwardTile, kValueDepth>;
   static constexpr int kSharedBytes = 2 * (Rows::kBytes + ValueRows::kBytes) + kBackwardTile;
 };
 
-// What both passes have: the tiles of keys, values, queries and d_o, and what becomes of products.
-template <class M, DType kDType, int kDepth, int kValueDepth, bool kGeneral>
+// What all passes have: the tiles of keys, values, queries and d_o of a sequence, and what becomes of products.
+template <class M, DType kDType, class Shape, bool kGeneral>
 class BackwardBlock {
  protected:
-  using Shape = BackwardShape<kDepth, kValueDepth>;
+  static constexpr int kDepth = Shape::kChannels, kValueDepth = Shape::kValueChannels, kSharers = Shape::kSharers;
   static constexpr int kTiles = kBackwardTile / 8;
   using Products = float[1][kTiles][4];
+  // Of the warp's channels.
+  using Of = WarpSums<1, kTiles, kDepth / 8 / kSharers>;
+  using OfValues = WarpSums<1, kTiles, kValueDepth / 8 / kSharers>;
+  static constexpr bool kHasPowers = kDType == DType::kF16;  // of rows of sums, for the range of gradients
 
-  HEED_DEVICE BackwardBlock(M& m, const BackwardParams& p)
-      : m_(m), p_(p), f_(p.forward), s_(f_.sequences[m.block(2)]), g_(p.gradients[m.block(2)]),
-        lane_(m.thread() % heed::cuda::kWarp), warp_(m.thread() / heed::cuda::kWarp), keys_(m.shared()),
+  HEED_DEVICE BackwardBlock(M& m, const BackwardParams& p) : BackwardBlock(m, p, p.forward.sequences[m.block(2)], p.gradients[m.block(2)]) {}
+  HEED_DEVICE BackwardBlock(M& m, const BackwardParams& p, const DeviceSequence& s, const DeviceGradients& g)
+      : m_(m), p_(p), f_(p.forward), s_(s), g_(g), lane_(m.thread() % heed::cuda::kWarp),
+        warp_(m.thread() / heed::cuda::kWarp / kSharers), sharer_(m.thread() / heed::cuda::kWarp % kSharers), keys_(m.shared()),
         queries_(m.shared() + Shape::Rows::kBytes), values_(m.shared() + 2 * Shape::Rows::kBytes),
         d_outputs_(m.shared() + 2 * Shape::Rows::kBytes + Shape::ValueRows::kBytes),
         marks_(m.shared() + 2 * (Shape::Rows::kBytes + Shape::ValueRows::kBytes)), of_pairs_(f_, s_) {}
@@ -152,18 +116,22 @@ class BackwardBlock {
     }
   }
 
+  // Whether each of 64 rows sees all of these keys.
+  HEED_DEVICE bool IsFull(const BlockKeys& seen, const Interval& keys, int count) const {
+    return !(kGeneral && of_pairs_.ByPair()) && count == kBackwardTile && seen.common.Contains(keys);
+  }
   HEED_DEVICE RowState StateOf(const Row& at, bool exists, bool full) const {
     RowState row;
     if (!exists) return row;
     row.lse = f_.lse[s_.lse + at.query * f_.lse_strides.token + at.head * f_.lse_strides.head];
-    row.terms = p_.terms[g_.terms + int64_t{at.head} * s_.num_queries + at.query];
+    row.terms = p_.terms[p_.TermAt(g_, at.query, at.head)];
     if (!full) row.runs = KeyRunsOf(f_, s_, at.query);
     if constexpr (kGeneral) row.slope = of_pairs_.SlopeOf(at);
     return row;
   }
 
-  // Of one pair: its product becomes the weight of d_o in dv, its dP becomes dS.
-  HEED_DEVICE void Weigh(const Row& at, const RowState& row, int64_t key, bool full, float& product, float& dp) const {
+  // Of one pair: its product becomes the weight of d_o in dv, its dP becomes dS. Returns dS without what a soft cap does to it.
+  HEED_DEVICE float Weigh(const Row& at, const RowState& row, int64_t key, bool full, float& product, float& dp) const {
     float x = product, capped = 0;
     if constexpr (kGeneral) {
       x = of_pairs_.OfProduct(x, at, key, row.slope, &capped);
@@ -176,7 +144,7 @@ class BackwardBlock {
     }
     if (!full && x == -INFINITY) {
       product = dp = -0.0f;
-      return;
+      return 0;
     }
     const float p = M::Exp2((x - row.lse) * kLog2E);
     float factor = row.terms.factor;
@@ -184,31 +152,68 @@ class BackwardBlock {
       if (f_.dropout > 0 && !of_pairs_.Keeps(at, key)) factor = 0;
     }
     product = p * factor;
-    dp = p * (factor * dp - row.terms.delta);
+    const float ds = p * (factor * dp - row.terms.delta);
+    dp = ds;
     if constexpr (kGeneral) {
       if (f_.softcap > 0) dp *= 1 - capped * capped;
     }
     dp += 0.0f;  // -0 would pass for a masked pair's
+    return ds;
+  }
+  // Of the warp's 16 rows and all keys of a tile, whose products these are. f(half, j, i, row, key, dS) of each pair.
+  template <class F>
+  HEED_DEVICE void WeighRows(int first, int count, int head, int64_t first_key, bool full, Products& p, Products& ds, const F& f) const {
+    HEED_DEVICE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = 16 * warp_ + lane_ / 4 + 8 * half;
+      const Row at = {first + row, head};
+      const RowState state = StateOf(at, row < count, full);
+      HEED_DEVICE_UNROLL
+      for (int j = 0; j < kTiles; ++j) {
+        HEED_DEVICE_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          const int64_t key = first_key + 8 * j + lane_ % 4 * 2 + i;
+          f(half, j, i, at, key, Weigh(at, state, key, full, p[0][j][2 * half + i], ds[0][j][2 * half + i]));
+        }
+      }
+    }
   }
 
-  // Stores this warp's 16 rows of sums, `count` of which exist in all four warps together.
-  template <int kChannelTiles, class RowOf>
-  HEED_DEVICE void Store(const float (&sums)[1][kChannelTiles][4], float factor, int count, int channels,
+  // Adds weights of a tile's rows, `count` of which there are, in all threads of the block.
+  template <class Sums, class Tile, class RowOf>
+  HEED_DEVICE void Add(bool full, Products& weights, const Tile& tile, int count, int channels, const RowOf& row,
+                       RowPowers<1>& powers, typename Sums::Sums& sums) const {
+    if constexpr (kHasPowers) powers.Apply(m_, weights, sums);
+    if (full) {
+      Sums::template Add<kDType>(m_, weights, tile, sums, FirstChannel<Sums>());
+    } else {
+      Sums::template AddSeen<kDType>(m_, weights, tile, count, channels, row, marks_, sums, FirstChannel<Sums>());
+    }
+  }
+
+  // Stores this warp's 16 rows of sums, `count` of which exist in all warps together.
+  template <class Sums, class RowOf>
+  HEED_DEVICE void Store(const typename Sums::Sums& sums, const RowPowers<1>& powers, float factor, int count, int channels,
                          const RowOf& row_of) const {
     HEED_DEVICE_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = 16 * warp_ + lane_ / 4 + 8 * half;
       if (row >= count) continue;
       uint16_t* to = row_of(row);
+      const float power = kHasPowers ? powers.FactorOf(0, half) : 1;
       HEED_DEVICE_UNROLL
-      for (int e = 0; e < kChannelTiles; ++e) {
-        const int channel = 8 * e + lane_ % 4 * 2;
+      for (int e = 0; e < Sums::kChannelTiles; ++e) {
+        const int channel = FirstChannel<Sums>() + 8 * e + lane_ % 4 * 2;
         const float* x = sums[0][e] + 2 * half;
-        const uint32_t pair = M::template Pack<kDType>(factor * x[0], factor * x[1]);
+        const uint32_t pair = M::template Pack<kDType>(factor * (power * x[0]), factor * (power * x[1]));
         if (channel < channels) to[channel] = static_cast<uint16_t>(pair);
         if (channel + 1 < channels) to[channel + 1] = static_cast<uint16_t>(pair >> 16);
       }
     }
+  }
+  template <class Sums>
+  HEED_DEVICE int FirstChannel() const {
+    return 8 * sharer_ * Sums::kChannelTiles;
   }
 
   M& m_;
@@ -216,7 +221,7 @@ class BackwardBlock {
   const ForwardParams& f_;
   const DeviceSequence& s_;
   const DeviceGradients& g_;
-  const int lane_, warp_;
+  const int lane_, warp_, sharer_;
   const typename Shape::Rows keys_, queries_;
   const typename Shape::ValueRows values_, d_outputs_;
   char* const marks_;  // [kBackwardTile]
@@ -224,13 +229,13 @@ class BackwardBlock {
 };
 
 // dk and dv of 64 keys of a key head.
-template <class M, DType kDType, int kDepth, int kValueDepth, bool kGeneral>
-class KeyGradientsBlock : BackwardBlock<M, kDType, kDepth, kValueDepth, kGeneral> {
-  using Base = BackwardBlock<M, kDType, kDepth, kValueDepth, kGeneral>;
+template <class M, DType kDType, class Shape, bool kGeneral>
+class KeyGradientsBlock : BackwardBlock<M, kDType, Shape, kGeneral> {
+  using Base = BackwardBlock<M, kDType, Shape, kGeneral>;
   using Base::m_, Base::p_, Base::f_, Base::s_, Base::g_, Base::lane_, Base::kTiles, Base::keys_, Base::queries_,
-      Base::values_, Base::d_outputs_, Base::marks_, Base::of_pairs_;
-  using Of = WarpSums<1, kTiles, kDepth / 8>;
-  using OfValues = WarpSums<1, kTiles, kValueDepth / 8>;
+      Base::values_, Base::d_outputs_, Base::of_pairs_;
+  using Of = typename Base::Of;
+  using OfValues = typename Base::OfValues;
 
  public:
   HEED_DEVICE KeyGradientsBlock(M& m, const BackwardParams& p) : Base(m, p) {}
@@ -246,12 +251,12 @@ class KeyGradientsBlock : BackwardBlock<M, kDType, kDepth, kValueDepth, kGeneral
     }
     this->Wait();
     if (p_.dk != nullptr) {
-      this->Store(dk_, f_.scale, count_, f_.depth, [&](int i) {
+      this->template Store<Of>(dk_, k_powers_, f_.scale, count_, f_.depth, [&](int i) {
         return static_cast<uint16_t*>(p_.dk) + g_.dk + (first_ + i) * p_.dk_strides.token + key_head * p_.dk_strides.head;
       });
     }
     if (p_.dv != nullptr) {
-      this->Store(dv_, 1, count_, f_.value_depth, [&](int i) {
+      this->template Store<OfValues>(dv_, v_powers_, 1, count_, f_.value_depth, [&](int i) {
         return static_cast<uint16_t*>(p_.dv) + g_.dv + (first_ + i) * p_.dv_strides.token + key_head * p_.dv_strides.head;
       });
     }
@@ -263,13 +268,13 @@ class KeyGradientsBlock : BackwardBlock<M, kDType, kDepth, kValueDepth, kGeneral
     const Interval keys = {first_, first_ + kBackwardTile};
     const BlockKeys seen = KeysOf(f_, s_, first, first + count - 1);
     if (seen.Skips(keys)) return;
-    const bool full = !(kGeneral && of_pairs_.ByPair()) && count == kBackwardTile && seen.common.Contains(keys);
+    const bool full = this->IsFull(seen, keys, count);
     m_.Sync();  // the rows before are done with
     this->CopyRows(first, count, head);
     this->Wait();
     typename Base::Products p, ds;  // keys by rows
-    this->template Multiply<kDepth>(keys_, queries_, p);
-    this->template Multiply<kValueDepth>(values_, d_outputs_, ds);
+    this->template Multiply<Shape::kChannels>(keys_, queries_, p);
+    this->template Multiply<Shape::kValueChannels>(values_, d_outputs_, ds);
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kTiles; ++j) {
       HEED_DEVICE_UNROLL
@@ -284,30 +289,26 @@ class KeyGradientsBlock : BackwardBlock<M, kDType, kDepth, kValueDepth, kGeneral
         }
       }
     }
-    if (full) {
-      OfValues::template Add<kDType>(m_, p, d_outputs_, dv_);
-      Of::template Add<kDType>(m_, ds, queries_, dk_);
-    } else {
-      OfValues::template AddSeen<kDType>(m_, p, d_outputs_, count, f_.value_depth,
-                                         [&](int i) { return this->OutputGradientAt(first + i, head); }, marks_, dv_);
-      Of::template AddSeen<kDType>(m_, ds, queries_, count, f_.depth, [&](int i) { return this->QueryAt(first + i, head); },
-                                   marks_, dk_);
-    }
+    this->template Add<OfValues>(full, p, d_outputs_, count, f_.value_depth,
+                                 [&](int i) { return this->OutputGradientAt(first + i, head); }, v_powers_, dv_);
+    this->template Add<Of>(full, ds, queries_, count, f_.depth, [&](int i) { return this->QueryAt(first + i, head); }, k_powers_,
+                           dk_);
   }
 
   int64_t first_ = 0;
   int count_ = 0;
+  RowPowers<1> k_powers_, v_powers_;
   typename Of::Sums dk_ = {};
   typename OfValues::Sums dv_ = {};
 };
 
-// dq of 64 rows of a query head.
-template <class M, DType kDType, int kDepth, int kValueDepth, bool kGeneral>
-class QueryGradientsBlock : BackwardBlock<M, kDType, kDepth, kValueDepth, kGeneral> {
-  using Base = BackwardBlock<M, kDType, kDepth, kValueDepth, kGeneral>;
-  using Base::m_, Base::p_, Base::f_, Base::s_, Base::g_, Base::lane_, Base::kTiles, Base::keys_, Base::queries_,
-      Base::values_, Base::d_outputs_, Base::marks_, Base::of_pairs_;
-  using Of = WarpSums<1, kTiles, kDepth / 8>;
+// dq of 64 rows of a query head, and what they add to the gradient of its slope.
+template <class M, DType kDType, class Shape, bool kGeneral>
+class QueryGradientsBlock : BackwardBlock<M, kDType, Shape, kGeneral> {
+  using Base = BackwardBlock<M, kDType, Shape, kGeneral>;
+  using Base::m_, Base::p_, Base::f_, Base::s_, Base::g_, Base::lane_, Base::keys_, Base::queries_, Base::values_, Base::d_outputs_,
+      Base::of_pairs_;
+  using Of = typename Base::Of;
 
  public:
   HEED_DEVICE QueryGradientsBlock(M& m, const BackwardParams& p) : Base(m, p) {}
@@ -326,44 +327,50 @@ class QueryGradientsBlock : BackwardBlock<M, kDType, kDepth, kValueDepth, kGener
       if (!seen.Skips(keys)) AddKeys(head, keys, seen);
     }
     this->Wait();
-    this->Store(dq_, f_.scale, count_, f_.depth, [&](int i) {
-      return static_cast<uint16_t*>(p_.dq) + g_.dq + (first_ + i) * p_.dq_strides.token + head * p_.dq_strides.head;
-    });
+    if (p_.dq != nullptr) {
+      this->template Store<Of>(dq_, powers_, f_.scale, count_, f_.depth, [&](int i) {
+        return static_cast<uint16_t*>(p_.dq) + g_.dq + (first_ + i) * p_.dq_strides.token + head * p_.dq_strides.head;
+      });
+    }
+    if constexpr (kGeneral) StoreSlopeTerms(head);
   }
 
  private:
   HEED_DEVICE void AddKeys(int head, const Interval& keys, const BlockKeys& seen) {
     const int count = static_cast<int>(s_.key_end < keys.end ? s_.key_end - keys.begin : kBackwardTile);
-    const bool full = !(kGeneral && of_pairs_.ByPair()) && count_ == kBackwardTile && seen.common.Contains(keys);
+    const bool full = this->IsFull(seen, keys, count_);
     m_.Sync();  // the keys before are done with
     this->CopyKeys(keys.begin, count, head / f_.group);
     this->Wait();
     typename Base::Products p, ds;  // rows by keys
-    this->template Multiply<kDepth>(queries_, keys_, p);
-    this->template Multiply<kValueDepth>(d_outputs_, values_, ds);
+    this->template Multiply<Shape::kChannels>(queries_, keys_, p);
+    this->template Multiply<Shape::kValueChannels>(d_outputs_, values_, ds);
+    this->WeighRows(first_, count_, head, keys.begin, full, p, ds,
+                    [&](int half, int, int, const Row& at, int64_t key, float of_pair) {
+                      if constexpr (kGeneral) {
+                        if (p_.slope_terms != nullptr) slope_terms_[half] -= of_pair * of_pairs_.DistanceOf(at, key);
+                      }
+                    });
+    this->template Add<Of>(full, ds, keys_, count, f_.depth, [&](int i) { return this->KeyAt(keys.begin + i, head / f_.group); },
+                           powers_, dq_);
+  }
+
+  HEED_DEVICE void StoreSlopeTerms(int head) {
+    if (p_.slope_terms == nullptr) return;
     HEED_DEVICE_UNROLL
     for (int half = 0; half < 2; ++half) {
+      float sum = slope_terms_[half];
+      sum += m_.ShuffleXor(sum, 1);
+      sum += m_.ShuffleXor(sum, 2);
       const int row = 16 * this->warp_ + lane_ / 4 + 8 * half;
-      const Row at = {first_ + row, head};
-      const RowState state = this->StateOf(at, row < count_, full);
-      HEED_DEVICE_UNROLL
-      for (int j = 0; j < kTiles; ++j) {
-        HEED_DEVICE_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          this->Weigh(at, state, keys.begin + 8 * j + lane_ % 4 * 2 + i, full, p[0][j][2 * half + i], ds[0][j][2 * half + i]);
-        }
-      }
-    }
-    if (full) {
-      Of::template Add<kDType>(m_, ds, keys_, dq_);
-    } else {
-      Of::template AddSeen<kDType>(m_, ds, keys_, count, f_.depth,
-                                   [&](int i) { return this->KeyAt(keys.begin + i, head / f_.group); }, marks_, dq_);
+      if (row < count_ && lane_ % 4 == 0 && this->sharer_ == 0) p_.slope_terms[p_.TermAt(g_, first_ + row, head)] = sum;
     }
   }
 
   int first_ = 0, count_ = 0;
+  RowPowers<1> powers_;
   typename Of::Sums dq_ = {};
+  float slope_terms_[2] = {};
 };
 
 }  // namespace heed::softmax::cuda

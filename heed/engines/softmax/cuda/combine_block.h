@@ -43,7 +43,7 @@ class CombineBlock {
           terms = {both.max(), both.Sum(terms.sum, since.sum)};
         }
       }
-      const RowEnd end = EndOf(p_, p_.dtype, terms, unit_, head);
+      const RowEnd end = EndOf<M>(p_, p_.dtype, terms, unit_, head);
       uint16_t* o = static_cast<uint16_t*>(p_.o) + s_.o + query * p_.o_strides.token + head * p_.o_strides.head;
       o[channel] = Rounded(x * end.factor);
       if (channel == 0 && p_.lse != nullptr) {

@@ -10,6 +10,8 @@ const char* LaunchCombine(const heed::cuda::Launch& launch, const ForwardParams&
 const char* LaunchTerms(const heed::cuda::Launch& launch, const BackwardParams& params);
 const char* LaunchKeyGradients(const heed::cuda::Launch& launch, const BackwardParams& params);
 const char* LaunchQueryGradients(const heed::cuda::Launch& launch, const BackwardParams& params);
+const char* LaunchBiasGradients(const heed::cuda::Launch& launch, const BiasGradientParams& params);
+const char* LaunchHeadSums(const heed::cuda::Launch& launch, const HeadSumsParams& params);
 
 namespace {
 
@@ -26,6 +28,8 @@ extern const Launches kLaunches = {.forward = &Forward,
                                    .combine = &LaunchCombine,
                                    .terms = &LaunchTerms,
                                    .key_gradients = &LaunchKeyGradients,
-                                   .query_gradients = &LaunchQueryGradients};
+                                   .query_gradients = &LaunchQueryGradients,
+                                   .bias_gradients = &LaunchBiasGradients,
+                                   .head_sums = &LaunchHeadSums};
 
 }  // namespace heed::softmax::cuda

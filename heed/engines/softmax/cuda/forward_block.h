@@ -444,7 +444,7 @@ class ForwardBlock {
 
   HEED_DEVICE void Finish() const {
     ForRows([&](int strip, int half, const Row& at) {
-      const RowEnd end = EndOf(p_, kDType, TermsOf(strip, half), unit_, at.head);
+      const RowEnd end = EndOf<M>(p_, kDType, TermsOf(strip, half), unit_, at.head);
       uint16_t* o = static_cast<uint16_t*>(p_.o) + s_.o + at.query * p_.o_strides.token + at.head * p_.o_strides.head;
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannelTiles; ++e) {

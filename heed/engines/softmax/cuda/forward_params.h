@@ -22,6 +22,13 @@ struct DevicePairs {
   int64_t head_stride = 0, query_stride = 0, key_stride = 0;
 };
 
+// A number per query head, of any float dtype, or none.
+struct DeviceNumbers {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t head_stride = 0;
+};
+
 // A Sequence, and where its rows begin, in elements.
 struct DeviceSequence {
   int64_t q, k, v, o, lse, bias, mask, slopes;
@@ -46,7 +53,6 @@ struct alignas(8) PartTerms {
 
 // Launches of more sequences are several: they travel with the other arguments, of which a launch takes 32 KiB.
 inline constexpr int kMostSequences = 32;
-inline constexpr int kMostNumbers = 1024;  // slopes, and learned sinks
 
 struct ForwardParams {
   DType dtype;  // bf16 or f16
@@ -65,9 +71,8 @@ struct ForwardParams {
   int32_t group, depth, value_depth;
   float scale, softcap;  // 0: none
   DevicePairs bias, mask;
-  bool has_slopes, has_sinks;
-  float slopes[kMostNumbers] = {}, sinks[kMostNumbers] = {};  // by a sequence's, and by query head
-  float dropout;                                              // 0: none
+  DeviceNumbers slopes, sinks;  // slopes from a sequence's on
+  float dropout;                // 0: none
   uint64_t keep_below;                                        // a random word below keeps its pair
   uint32_t key_low, key_high, dropout_offset;
   // Where rows leave what they have of each segment, by sequence, query head, query and segment: outputs that are not divided
@@ -81,7 +86,7 @@ struct ForwardParams {
 
 // Whether logits are more than a scale times a product, or weights are dropped.
 constexpr bool IsGeneral(const ForwardParams& p) {
-  return !(p.scale > 0) || p.softcap > 0 || p.has_slopes || p.bias.data != nullptr || p.mask.data != nullptr || p.dropout > 0;
+  return !(p.scale > 0) || p.softcap > 0 || p.slopes.data != nullptr || p.bias.data != nullptr || p.mask.data != nullptr || p.dropout > 0;
 }
 
 }  // namespace heed::softmax::cuda

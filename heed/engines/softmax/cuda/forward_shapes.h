@@ -9,9 +9,11 @@
 #include "heed/cuda/library.h"
 #include "heed/engines/softmax/cuda/backward_blocks.h"
 #include "heed/engines/softmax/cuda/backward_params.h"
+#include "heed/engines/softmax/cuda/bias_gradients.h"
 #include "heed/engines/softmax/cuda/combine_block.h"
 #include "heed/engines/softmax/cuda/forward_block.h"
 #include "heed/engines/softmax/cuda/forward_params.h"
+#include "heed/engines/softmax/cuda/term_blocks.h"
 
 namespace heed::softmax::cuda {
 
@@ -59,15 +61,31 @@ auto WithFewRowsKernel(const ForwardParams& p, const F& f) {
   });
 }
 
-// Of the backward kernels, which there are of bf16 and of fewer channels.
-inline constexpr int64_t kMostBackwardChannels = 128;
+// f(shape) of the backward kernels.
+template <class F>
+auto WithBackwardShape(int64_t depth, int64_t value_depth, const F& f) {
+  if (depth <= 64 && value_depth <= 64) return f(BackwardShape<64, 64>());
+  if (depth <= 128 && value_depth <= 128) return f(BackwardShape<128, 128>());
+  return f(BackwardShape<256, 256>());
+}
+
+// f(shape, dtype, whether it is general) of them. Those of f16 are.
 template <class F>
 auto WithBackwardKernel(const ForwardParams& p, const F& f) {
-  const auto with_shape = [&](auto shape) {
-    return IsGeneral(p) ? f(shape, std::true_type()) : f(shape, std::false_type());
-  };
-  if (p.depth <= 64 && p.value_depth <= 64) return with_shape(BackwardShape<64, 64>());
-  return with_shape(BackwardShape<128, 128>());
+  const bool general = IsGeneral(p);
+  return WithBackwardShape(p.depth, p.value_depth, [&](auto shape) {
+    if (p.dtype == DType::kF16) return f(shape, std::integral_constant<DType, DType::kF16>(), std::true_type());
+    const std::integral_constant<DType, DType::kBF16> bf16;
+    return general ? f(shape, bf16, std::true_type()) : f(shape, bf16, std::false_type());
+  });
+}
+
+// f(shape, dtype) of the gradient of a bias.
+template <class F>
+auto WithBiasKernel(const ForwardParams& p, const F& f) {
+  return WithBackwardShape(p.depth, p.value_depth, [&](auto shape) {
+    return WithDType(p.dtype, [&](auto of) { return f(shape, of); });
+  });
 }
 
 // What libheed_cuda does for this engine.
@@ -76,10 +94,12 @@ struct Launches {
   // The same bits, by blocks of few rows, and rows of the parts that either of them leaves.
   const char* (*few_rows)(const heed::cuda::Launch& launch, const ForwardParams& params);
   const char* (*combine)(const heed::cuda::Launch& launch, const ForwardParams& params);
-  // Of bf16: terms of rows first, then gradients of keys and values, and of queries.
+  // Terms of rows first, then gradients of keys and values, of queries, and of a bias, and sums of terms of rows.
   const char* (*terms)(const heed::cuda::Launch& launch, const BackwardParams& params);
   const char* (*key_gradients)(const heed::cuda::Launch& launch, const BackwardParams& params);
   const char* (*query_gradients)(const heed::cuda::Launch& launch, const BackwardParams& params);
+  const char* (*bias_gradients)(const heed::cuda::Launch& launch, const BiasGradientParams& params);
+  const char* (*head_sums)(const heed::cuda::Launch& launch, const HeadSumsParams& params);
 };
 
 }  // namespace heed::softmax::cuda

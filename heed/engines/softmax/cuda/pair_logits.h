@@ -55,6 +55,11 @@ HEED_DEVICE BlockKeys KeysOf(const ForwardParams& p, const DeviceSequence& s, in
   return keys;
 }
 
+template <class M>
+HEED_DEVICE float NumberOf(const DeviceNumbers& numbers, int64_t first, int head) {
+  return heed::cuda::LoadFloat<M>(numbers.data, numbers.dtype, first + head * numbers.head_stride);
+}
+
 // Of problems whose logits are more than a scale above 0 times a product, or whose weights are dropped.
 template <class M>
 class PairLogits {
@@ -64,7 +69,12 @@ class PairLogits {
   // Whether pairs have something of their own, so that no tile is whole.
   HEED_DEVICE bool ByPair() const { return p_.bias.data != nullptr || p_.mask.data != nullptr; }
 
-  HEED_DEVICE float SlopeOf(const Row& at) const { return p_.has_slopes ? p_.slopes[s_.slopes + at.head] : 0; }
+  HEED_DEVICE float SlopeOf(const Row& at) const {
+    return p_.slopes.data != nullptr ? NumberOf<M>(p_.slopes, s_.slopes, at.head) : 0;
+  }
+  HEED_DEVICE float DistanceOf(const Row& at, int64_t key) const {
+    return fabsf(static_cast<float>(s_.start + at.query - key));
+  }
 
   // Scaled, capped, and with ALiBi; `capped` is what the cap makes of it, over the cap.
   HEED_DEVICE float OfProduct(float x, const Row& at, int64_t key, float slope, float* capped = nullptr) const {
@@ -74,7 +84,7 @@ class PairLogits {
       if (capped != nullptr) *capped = t;
       x = p_.softcap * t;
     }
-    if (p_.has_slopes) x = fmaf(-slope, fabsf(static_cast<float>(s_.start + at.query - key)), x);
+    if (p_.slopes.data != nullptr) x = fmaf(-slope, DistanceOf(at, key), x);
     return x;
   }
 

@@ -11,6 +11,7 @@
 #include "heed/core/dtype.h"
 #include "heed/cuda/machine.h"
 #include "heed/engines/softmax/cuda/forward_params.h"
+#include "heed/engines/softmax/cuda/pair_logits.h"
 
 namespace heed::softmax::cuda {
 
@@ -46,13 +47,14 @@ struct RowEnd {
   float lse, factor;
 };
 
+template <class M>
 HEED_DEVICE RowEnd EndOf(const ForwardParams& p, DType dtype, const PartTerms& terms, float unit, int head) {
   if (terms.sum == 0) return {-INFINITY, 0};
   RowEnd end;
   end.lse = fmaf(terms.max, unit, logf(terms.sum)) - (dtype == DType::kF16 ? WeightPower(DType::kF16) * kLn2 : 0);
   end.factor = 1 / terms.sum;
   if (p.dropout > 0) end.factor /= 1 - p.dropout;
-  if (p.has_sinks) end.factor /= 1 + expf(p.sinks[head] - end.lse);
+  if (p.sinks.data != nullptr) end.factor /= 1 + expf(NumberOf<M>(p.sinks, 0, head) - end.lse);
   return end;
 }
 

@@ -2,6 +2,7 @@
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_WEIGHTED_SUMS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_WEIGHTED_SUMS_H_
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 
@@ -14,6 +15,7 @@ namespace heed::softmax::cuda {
 // The channels are those of the tile from `first` on.
 template <int kStrips, int kTiles, int kChannels>
 struct WarpSums {
+  static constexpr int kChannelTiles = kChannels;
   using Weights = float[kStrips][kTiles][4];
   using Sums = float[kStrips][kChannels][4];
 
@@ -91,6 +93,64 @@ struct WarpSums {
         if (channel < channels) sums[e][2 * half + k] += weight * M::template Widen<kDType>(row[channel]);
       }
     }
+  }
+};
+
+// Sums of f16 whose weights may be of any size, as gradients are: the weights of a row are multiplied by a power of two that
+// makes its largest one so far a number of 2^13 to 2^14, and what there is of the sum with them.
+template <int kStrips>
+struct RowPowers {
+  static constexpr int kLargest = 13, kMost = 100;
+  int of[kStrips][2];
+
+  HEED_DEVICE RowPowers() {
+    for (int strip = 0; strip < kStrips; ++strip) of[strip][0] = of[strip][1] = kMost;
+  }
+
+  template <class M, int kTiles, int kChannels>
+  HEED_DEVICE void Apply(M& m, float (&weights)[kStrips][kTiles][4], float (&sums)[kStrips][kChannels][4]) {
+    HEED_DEVICE_UNROLL
+    for (int strip = 0; strip < kStrips; ++strip) {
+      HEED_DEVICE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        float largest = 0;
+        HEED_DEVICE_UNROLL
+        for (int j = 0; j < kTiles; ++j) {
+          HEED_DEVICE_UNROLL
+          for (int i = 2 * half; i < 2 * half + 2; ++i) largest = fmaxf(largest, fabsf(weights[strip][j][i]));
+        }
+        largest = fmaxf(largest, m.ShuffleXor(largest, 1));
+        largest = fmaxf(largest, m.ShuffleXor(largest, 2));
+        int& power = of[strip][half];
+        const int before = power, wanted = kLargest - ExponentOf(largest);
+        if (largest > 0 && wanted < before) power = wanted;
+        if (m.Any(power != before)) {
+          const float rescale = PowerOfTwo(power - before);
+          HEED_DEVICE_UNROLL
+          for (int e = 0; e < kChannels; ++e) {
+            HEED_DEVICE_UNROLL
+            for (int i = 2 * half; i < 2 * half + 2; ++i) sums[strip][e][i] *= rescale;
+          }
+        }
+        const float scale = PowerOfTwo(power);
+        HEED_DEVICE_UNROLL
+        for (int j = 0; j < kTiles; ++j) {
+          HEED_DEVICE_UNROLL
+          for (int i = 2 * half; i < 2 * half + 2; ++i) weights[strip][j][i] *= scale;
+        }
+      }
+    }
+  }
+
+  // What a row of sums is to be multiplied by in the end.
+  HEED_DEVICE float FactorOf(int strip, int half) const { return PowerOfTwo(-of[strip][half]); }
+
+ private:
+  // Of x >= 0: floor(log2 x), or -127 of what is smaller than normal numbers; 128 where it is not finite.
+  static HEED_DEVICE int ExponentOf(float x) { return static_cast<int>(std::bit_cast<uint32_t>(x) >> 23) - 127; }
+  // 0 below the powers that are normal numbers, where nothing is left of what it multiplies.
+  static HEED_DEVICE float PowerOfTwo(int power) {
+    return power < -126 ? 0 : std::bit_cast<float>(static_cast<uint32_t>(power + 127) << 23);
   }
 };
 

@@ -340,20 +340,18 @@ void CheckPairs(const Check& check, const Options& options, const Sizes& n, Prob
 void CheckHeads(const Check& check, const Options& options, const Sizes& n, Problem* p) {
   if (options.alibi.present()) {
     check.Float("alibi", options.alibi);
-    check.OnCpu("alibi", options.alibi);
     if (options.alibi.rank() == 2) {
       check.Shape("alibi", options.alibi, {std::ssize(p->sequences), n.Hq});
       p->slopes_stride = n.Hq;
     } else {
       check.Shape("alibi", options.alibi, {n.Hq});
     }
-    p->slopes = check.Floats(options.alibi);
+    check.HeadNumbers("alibi", options.alibi, &p->slopes, &p->device_slopes);
   }
   if (options.sinks.present()) {
     check.Float("sinks", options.sinks);
-    check.OnCpu("sinks", options.sinks);
     check.Shape("sinks", options.sinks, {n.Hq});
-    p->sinks = check.Floats(options.sinks);
+    check.HeadNumbers("sinks", options.sinks, &p->sinks, &p->device_sinks);
   }
 }
 

@@ -27,6 +27,12 @@ std::string Text(T value) {
   return text;
 }
 
+// Of rank 1 or 2; none of nothing.
+inline softmax::HeadNumbers HeadNumbersOf(const ConstTensorView& t) {
+  if (t.num_elements() == 0) return {};
+  return {t.data(), t.dtype(), t.rank() == 2 && t.size(0) > 1 ? t.stride(0) : 0, t.stride(t.rank() - 1)};
+}
+
 class Check {
  public:
   // `device`: where tensors are, but for those that are read while arguments are checked.
@@ -128,6 +134,17 @@ class Check {
       values.push_back(LoadAsDouble(t.dtype(), t.data(), index));
     });
     return values;
+  }
+
+  // Numbers per head on the CPU are read here; on the device, where they may be instead, by kernels.
+  void HeadNumbers(const char* name, const ConstTensorView& t, std::vector<double>* values, softmax::HeadNumbers* there) const {
+    if (t.device().type == DeviceType::kCpu) {
+      HasData(name, t);
+      *values = Floats(t);
+    } else {
+      Readable(name, t);
+      *there = HeadNumbersOf(t);
+    }
   }
 
   void Float(const char* name, const ConstTensorView& t) const {

@@ -91,12 +91,17 @@ softmax::Gradients GradientsIn(const Gradients& out, bool packed, BackwardProble
     g.dbias = PairsOf(out.dbias, &g.dbias_sizes);
     if (g.dbias.data == nullptr) g.dbias.data = &described;
   }
-  if (out.dsinks.present()) {
+  const auto on_device = [](const TensorView& t) { return t.device().type != DeviceType::kCpu; };
+  if (on_device(out.dsinks)) {
+    g.device_dsinks = HeadNumbersOf(out.dsinks);
+  } else if (out.dsinks.present()) {
     b->dsinks.assign(static_cast<size_t>(b->problem.query_heads), 0);
     g.dsinks = b->dsinks.data();
     if (g.dsinks == nullptr) g.dsinks = reinterpret_cast<double*>(&described);
   }
-  if (out.dalibi.present()) {
+  if (on_device(out.dalibi)) {
+    g.device_dalibi = HeadNumbersOf(out.dalibi);
+  } else if (out.dalibi.present()) {
     b->dalibi.assign(b->problem.slopes.size(), 0);
     g.dalibi = b->dalibi.data();
   }

@@ -1,0 +1,70 @@
+// What launches of attention are given: a problem's numbers, and memory of the device for those that a launch does not take.
+#ifndef HEED_ENGINES_SOFTMAX_CUDA_ARGUMENTS_H_
+#define HEED_ENGINES_SOFTMAX_CUDA_ARGUMENTS_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "heed/cuda/calls.h"
+#include "heed/cuda/shared_tile.h"
+#include "heed/engines/softmax/cuda/forward_params.h"
+#include "heed/engines/softmax/problem.h"
+
+namespace heed::softmax::cuda {
+
+inline constexpr char kName[] = "softmax_cuda";
+
+class Arguments {
+ public:
+  // Of a call for these sequences, which throws if the device has not the memory.
+  Arguments(const heed::cuda::Call& call, const Problem& p, std::span<const Sequence> sequences);
+
+  // Of a launch for some of them, at most kMostSequences.
+  ForwardParams Of(std::span<const Sequence> launched) const;
+  DeviceSequence OnDevice(const Sequence& sequence) const;
+
+ private:
+  DeviceNumbers NumbersOf(const std::vector<double>& here, const HeadNumbers& there);
+  void ListPages();
+
+  const Problem& p_;
+  const std::span<const Sequence> all_;
+  heed::cuda::Uploads uploads_;
+  const DeviceNumbers slopes_, sinks_;
+  const std::byte* const* pages_ = nullptr;
+  std::vector<int64_t> first_pages_;  // by sequence
+  bool aligned_;
+};
+
+inline Strides StridesOf(const Rows& rows) { return {rows.token_stride, rows.head_stride}; }
+
+// Whether each row begins at a multiple of 16 bytes.
+inline bool IsAligned(const Rows& rows) {
+  const auto address = reinterpret_cast<uintptr_t>(rows.data);
+  const auto strides = static_cast<uintptr_t>(rows.batch_stride | rows.token_stride | rows.head_stride);
+  return (address / sizeof(uint16_t) | strides) % heed::cuda::kPiece == 0;
+}
+
+inline int64_t Blocks(int64_t rows, int64_t lanes) { return (rows + lanes - 1) / lanes; }
+
+// f(sequences, the most queries, the most keys that one of them has) for as many as a launch takes.
+template <class F>
+void ForLaunches(std::span<const Sequence> all, const F& f) {
+  for (size_t first = 0; first < all.size(); first += kMostSequences) {
+    const size_t count = std::min<size_t>(kMostSequences, all.size() - first);
+    const std::span sequences = all.subspan(first, count);
+    int64_t queries = 0, keys = 0;
+    for (const Sequence& s : sequences) {
+      queries = std::max(queries, s.num_queries);
+      keys = std::max(keys, s.num_keys);
+    }
+    f(sequences, queries, keys);
+  }
+}
+
+}  // namespace heed::softmax::cuda
+
+#endif  // HEED_ENGINES_SOFTMAX_CUDA_ARGUMENTS_H_
