@@ -19,41 +19,7 @@ namespace {
 
 using testing::HasSubstr;
 
-class CudaBackwardTest : public CudaTest {
- protected:
-  std::vector<Buffer> Gradients(const Problem& p);
-};
-
-// Gradients of a problem, forward and backward on the device, in the order of its list of them.
-std::vector<Buffer> CudaBackwardTest::Gradients(const Problem& p) {
-  const TestDevice& device = *GetParam();
-  std::vector<int64_t> o_sizes = p.o.sizes;
-  const Buffer host_o(p.in.q.dtype(), o_sizes), host_lse(DType::kF32, p.LseSizes());
-  const DeviceTensor q(device, p.in.q), k(device, p.in.k), v(device, p.in.v), d_o(device, p.d_o), d_lse(device, p.d_lse);
-  const DeviceTensor o(device, host_o.view()), lse(device, host_lse.view());
-  const OptionsOnDevice moved(device, p.options, /*with_numbers=*/true);
-  const Options& options = moved.options();
-  attention::Forward(ctx_, {q.view(), k.view(), v.view()}, options, {o.view(), lse.view()});
-  std::vector<Buffer> results;
-  std::vector<DeviceTensor> on_device;
-  std::vector<TensorView> views;
-  for (const OutputSpec& spec : p.gradients) {
-    results.emplace_back(spec.dtype, spec.sizes);
-    on_device.emplace_back(device, results.back().view());
-    views.push_back(on_device.back().view());
-  }
-  attention::Backward(ctx_, {q.view(), k.view(), v.view(), o.view(), lse.view(), d_o.view(), d_lse.view()}, options,
-                      attention::ToGradients(p.gradients, views));
-  for (size_t i = 0; i < results.size(); ++i) on_device[i].Download(results[i].view());
-  return results;
-}
-
-
-Comparison CompareGradients(const Problem& p, const std::vector<Buffer>& results) {
-  std::vector<ConstTensorView> views;
-  for (const Buffer& buffer : results) views.push_back(buffer.view());
-  return CompareResults(attention::MakeBackwardCase(p, /*with_forward=*/false), views);
-}
+class CudaBackwardTest : public CudaTest {};
 
 class CudaBackwardTestOfDTypes : public CudaBackwardTest {
  protected:

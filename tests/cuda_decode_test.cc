@@ -442,6 +442,17 @@ TEST_P(CudaPagesTest, PoolsMayBeginAnywhere) {
   }
 }
 
+TEST_P(CudaPagesTest, PatternsHaveTheBitsOfForward) {
+  for (const int64_t queries : {3, 70}) {
+    Problem p = Plain(DType::kBF16, {2, queries, 700, 4, 2, 64, 64}, 9);
+    p.options.pattern = patterns::Strided(64) | patterns::SlidingWindow(90);
+    const PagedProblem pages(p, {0, 0}, {700, 700}, 16, false, 3);
+    const Results results = RunPages(p, pages, p.options);
+    EXPECT_TRUE(CompareWithReference(p, results).ok);
+    EXPECT_TRUE(SameBits(results.o.view(), Run(p).o.view())) << queries;
+  }
+}
+
 TEST_P(CudaPagesTest, NoPagesAtAllGiveEmptyRows) {
   const Problem p = Plain(DType::kBF16, {2, 2, 0, 2, 1, 64, 64}, 3);
   const PagedProblem pages(p, {0, 0}, {0, 0}, 16, false, 3);
@@ -499,8 +510,6 @@ TEST_P(CudaPagesTest, WhatItDoesNotTakeIsSaid) {
   EXPECT_THAT(refusal([&](P&, T& t, O&, Q&) { t.k_pool = t.k_pool.Slice(3, 0, 8); }),
               HasSubstr("k_pool has shape [8,16,1,8], expected [pages,tokens,1,16]"));
   EXPECT_THAT(refusal([&](P&, T&, O& options, Q&) { options.dropout = 0.5; }), HasSubstr("dropout is 0.5, expected 0"));
-  EXPECT_THAT(refusal([&](P&, T&, O& options, Q&) { options.pattern = patterns::Strided(2); }),
-              HasSubstr("does not take patterns"));
   const int64_t counts[] = {1, 2};
   EXPECT_THAT(refusal([&](P&, T&, O& options, Q&) { options.query_lengths = ConstTensorView(counts, DType::kI64, {2}); }),
               HasSubstr("query_lengths contains 2, expected 0 to 1"));

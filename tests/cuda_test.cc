@@ -249,13 +249,6 @@ TEST_P(CudaTest, WhatItDoesNotTakeIsSaid) {
   EXPECT_THAT(refusal(DType::kF32, kSize, {}), HasSubstr("softmax_cuda computes bf16 and f16, not f32"));
   EXPECT_THAT(refusal(DType::kBF16, {1, 4, 4, 1, 1, 257, 16}, {}), HasSubstr("takes up to 256 channels, not 257"));
   EXPECT_THAT(refusal(DType::kBF16, {1, 4, 4, 1, 1, 16, 300}, {}), HasSubstr("takes up to 256 channels, not 300"));
-  const Buffer segments(DType::kI32, {1, 4});
-  segments.FillConstant(0);
-  Options segmented, patterned;
-  segmented.segments_q = segmented.segments_k = segments.view();
-  patterned.pattern = patterns::Strided(2);
-  EXPECT_THAT(refusal(DType::kBF16, kSize, segmented), HasSubstr("does not take segments"));
-  EXPECT_THAT(refusal(DType::kBF16, kSize, patterned), HasSubstr("does not take patterns"));
 }
 
 TEST_P(CudaTest, TensorsOfSeveralDevicesAreRefused) {

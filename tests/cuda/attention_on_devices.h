@@ -56,6 +56,30 @@ class CudaTest : public DeviceTest {
     return results;
   }
 
+  // Gradients of a problem, forward and backward on the device, in the order of its list of them.
+  std::vector<Buffer> Gradients(const Problem& p) {
+    const TestDevice& device = *GetParam();
+    std::vector<int64_t> o_sizes = p.o.sizes;
+    const Buffer host_o(p.in.q.dtype(), o_sizes), host_lse(DType::kF32, p.LseSizes());
+    const DeviceTensor q(device, p.in.q), k(device, p.in.k), v(device, p.in.v), d_o(device, p.d_o), d_lse(device, p.d_lse);
+    const DeviceTensor o(device, host_o.view()), lse(device, host_lse.view());
+    const OptionsOnDevice moved(device, p.options, /*with_numbers=*/true);
+    const Options& options = moved.options();
+    attention::Forward(ctx_, {q.view(), k.view(), v.view()}, options, {o.view(), lse.view()});
+    std::vector<Buffer> results;
+    std::vector<DeviceTensor> on_device;
+    std::vector<TensorView> views;
+    for (const OutputSpec& spec : p.gradients) {
+      results.emplace_back(spec.dtype, spec.sizes);
+      on_device.emplace_back(device, results.back().view());
+      views.push_back(on_device.back().view());
+    }
+    attention::Backward(ctx_, {q.view(), k.view(), v.view(), o.view(), lse.view(), d_o.view(), d_lse.view()}, options,
+                        attention::ToGradients(p.gradients, views));
+    for (size_t i = 0; i < results.size(); ++i) on_device[i].Download(results[i].view());
+    return results;
+  }
+
   // Whatever the order of threads.
   void ExpectSameBitsInAnyOrder(const Problem& p) {
     const Results first = Run(p);
@@ -72,8 +96,7 @@ class CudaTest : public DeviceTest {
 inline Problem RandomProblem(DType dtype, uint64_t seed) {
   Problem p = attention::RandomProblem(dtype, seed);
   Options& o = p.options;
-  o.segments_q = o.segments_k = o.log_decay = {};
-  o.pattern = {};
+  o.log_decay = {};
   return p;
 }
 
@@ -136,6 +159,12 @@ inline Comparison CompareWithReference(const Problem& p, const Results& results)
   std::vector<ConstTensorView> views = {results.o.view()};
   if (results.lse.present()) views.push_back(results.lse.view());
   return CompareResults(c, views, expected);
+}
+
+inline Comparison CompareGradients(const Problem& p, const std::vector<Buffer>& results) {
+  std::vector<ConstTensorView> views;
+  for (const Buffer& buffer : results) views.push_back(buffer.view());
+  return CompareResults(attention::MakeBackwardCase(p, /*with_forward=*/false), views);
 }
 
 }  // namespace heed

@@ -26,8 +26,6 @@ constexpr int64_t kMostPartNumbers = int64_t{64} << 20;  // of many rows
 std::string DeclinesOption(const Problem& p) {
   const std::pair<bool, const char*> options[] = {
       {p.quantized || p.pages_gone || !p.shared.empty(), "caches"},
-      {p.has_pattern, "patterns"},
-      {!p.segments_q.empty(), "segments"},
       {p.forgets, "log decays"},
       {p.wide_outputs, "outputs of another dtype"}};
   for (const auto& [given, name] : options) {
@@ -77,7 +75,7 @@ class ForwardLaunch {
                 bool few_rows, const cuda::Arguments& arguments)
       : call_(call), p_(p), sequences_(std::ssize(sequences)), queries_(queries), few_rows_(few_rows),
         params_(arguments.Of(sequences)) {
-    params_.fused = p.group() > 1 && queries < Lanes(p);
+    params_.fused = p.group() > 1 && queries < Lanes(p) && !cuda::KeepsByHead(p);
     heads_ = params_.fused ? p.key_heads : p.query_heads;
     row_blocks_ = cuda::Blocks(params_.fused ? queries * p.group() : queries, few_rows ? cuda::kFewRows : Lanes(p));
     params_.row_blocks = static_cast<int32_t>(row_blocks_);

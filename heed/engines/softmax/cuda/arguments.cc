@@ -2,6 +2,7 @@
 #include "heed/engines/softmax/cuda/arguments.h"
 
 #include <limits>
+#include <utility>
 
 namespace heed::softmax::cuda {
 
@@ -9,6 +10,7 @@ Arguments::Arguments(const heed::cuda::Call& call, const Problem& p, std::span<c
     : p_(p), all_(sequences), uploads_(call), slopes_(NumbersOf(p.slopes, p.device_slopes)),
       sinks_(NumbersOf(p.sinks, p.device_sinks)), aligned_(IsAligned(p.q) && IsAligned(p.k) && IsAligned(p.v)) {
   if (p.page_tokens > 0) ListPages();
+  if (p.has_pattern || !p.segments_q.empty()) ListKeptKeys();
 }
 
 DeviceNumbers Arguments::NumbersOf(const std::vector<double>& here, const HeadNumbers& there) {
@@ -29,10 +31,20 @@ void Arguments::ListPages() {
   pages_ = uploads_.Put(pages);
 }
 
+void Arguments::ListKeptKeys() {
+  KeptLists lists = ListKept(p_, all_);
+  kept_begins_ = uploads_.Put(lists.begins);
+  kept_tiles_ = uploads_.Put(lists.tiles);
+  kept_words_ = uploads_.Put(lists.words);
+  kept_ = std::move(lists.places);
+}
+
 DeviceSequence Arguments::OnDevice(const Sequence& s) const {
   const auto offset = [&](const Rows& rows, int64_t first) {
     return s.batch * rows.batch_stride + first * rows.token_stride;
   };
+  const auto index = static_cast<size_t>(&s - all_.data());
+  const KeptLists::Place kept = kept_.empty() ? KeptLists::Place() : kept_[index];
   return {.q = offset(p_.q, s.first_q),
           .k = offset(p_.k, s.first_k),
           .v = offset(p_.v, s.first_k),
@@ -50,7 +62,9 @@ DeviceSequence Arguments::OnDevice(const Sequence& s) const {
           .prefix_end = s.prefix_end,
           .sink_end = s.sink_end,
           .parts = 0,
-          .pages = first_pages_.empty() ? 0 : first_pages_[static_cast<size_t>(&s - all_.data())],
+          .pages = first_pages_.empty() ? 0 : first_pages_[index],
+          .kept = kept.first,
+          .kept_head_stride = kept.head_stride,
           .num_queries = static_cast<int32_t>(s.num_queries)};
 }
 
@@ -77,6 +91,9 @@ ForwardParams Arguments::Of(std::span<const Sequence> launched) const {
       .pages = pages_,
       .k_in_page = p_.k.page_offset,
       .v_in_page = p_.v.page_offset,
+      .kept_begins = kept_begins_,
+      .kept_tiles = kept_tiles_,
+      .kept_words = kept_words_,
       .causal = p_.causal,
       .aligned = aligned_,
       .group = static_cast<int32_t>(p_.key_heads == 0 ? 0 : p_.group()),

@@ -22,6 +22,7 @@
 #include "heed/cuda/machine.h"
 #include "heed/engines/softmax/cuda/backward_params.h"
 #include "heed/engines/softmax/cuda/forward_block.h"
+#include "heed/engines/softmax/cuda/kept_tiles.h"
 #include "heed/engines/softmax/cuda/pair_logits.h"
 #include "heed/engines/softmax/cuda/weighted_sums.h"
 
@@ -33,6 +34,7 @@ struct RowState {
   float lse = 0, slope = 0;
   RowTerms terms = {};
   KeyRuns runs;
+  uint64_t kept = 0;  // of the tile's keys
 };
 
 template <int kDepth, int kValueDepth>
@@ -63,7 +65,7 @@ class BackwardBlock {
         warp_(m.thread() / heed::cuda::kWarp / kSharers), sharer_(m.thread() / heed::cuda::kWarp % kSharers), keys_(m.shared()),
         queries_(m.shared() + Shape::Rows::kBytes), values_(m.shared() + 2 * Shape::Rows::kBytes),
         d_outputs_(m.shared() + 2 * Shape::Rows::kBytes + Shape::ValueRows::kBytes),
-        marks_(m.shared() + 2 * (Shape::Rows::kBytes + Shape::ValueRows::kBytes)), of_pairs_(f_, s_) {}
+        marks_(m.shared() + 2 * (Shape::Rows::kBytes + Shape::ValueRows::kBytes)), of_pairs_(f_, s_), kept_(f_, s_) {}
 
   HEED_DEVICE const uint16_t* KeyAt(int64_t key, int key_head) const {
     return static_cast<const uint16_t*>(f_.k) + s_.k + key_head * f_.k_strides.head + key * f_.k_strides.token;
@@ -116,9 +118,19 @@ class BackwardBlock {
     }
   }
 
+  // Whether some of 64 rows keeps some of a tile's keys, of any head and rows; kept_ is of both from now on.
+  HEED_DEVICE bool Keeps(int head, int first, const Interval& keys) {
+    if constexpr (kGeneral) {
+      kept_.Choose(head, first, first);
+      kept_.SkipTo(keys.begin);
+      if (kept_.From(keys.begin) != keys.begin) return false;
+      kept_.Begin(keys.begin);
+    }
+    return true;
+  }
   // Whether each of 64 rows sees all of these keys.
   HEED_DEVICE bool IsFull(const BlockKeys& seen, const Interval& keys, int count) const {
-    return !(kGeneral && of_pairs_.ByPair()) && count == kBackwardTile && seen.common.Contains(keys);
+    return !(kGeneral && (of_pairs_.ByPair() || !kept_.KeepsAll())) && count == kBackwardTile && seen.common.Contains(keys);
   }
   HEED_DEVICE RowState StateOf(const Row& at, bool exists, bool full) const {
     RowState row;
@@ -126,7 +138,10 @@ class BackwardBlock {
     row.lse = f_.lse[s_.lse + at.query * f_.lse_strides.token + at.head * f_.lse_strides.head];
     row.terms = p_.terms[p_.TermAt(g_, at.query, at.head)];
     if (!full) row.runs = KeyRunsOf(f_, s_, at.query);
-    if constexpr (kGeneral) row.slope = of_pairs_.SlopeOf(at);
+    if constexpr (kGeneral) {
+      row.slope = of_pairs_.SlopeOf(at);
+      row.kept = kept_.WordOf(at.query);
+    }
     return row;
   }
 
@@ -140,6 +155,7 @@ class BackwardBlock {
     }
     if (!full && !Sees(row.runs, key)) x = -INFINITY;
     if constexpr (kGeneral) {
+      if (!full && (row.kept >> (key - kept_.tile()) & 1) == 0) x = -INFINITY;
       if (!full && x != -INFINITY) x = of_pairs_.WithPair(x, at, key);
     }
     if (!full && x == -INFINITY) {
@@ -226,6 +242,7 @@ class BackwardBlock {
   const typename Shape::ValueRows values_, d_outputs_;
   char* const marks_;  // [kBackwardTile]
   const PairLogits<M> of_pairs_;
+  KeptTiles<1> kept_;
 };
 
 // dk and dv of 64 keys of a key head.
@@ -267,7 +284,7 @@ class KeyGradientsBlock : BackwardBlock<M, kDType, Shape, kGeneral> {
     const int count = s_.num_queries - first < kBackwardTile ? s_.num_queries - first : kBackwardTile;
     const Interval keys = {first_, first_ + kBackwardTile};
     const BlockKeys seen = KeysOf(f_, s_, first, first + count - 1);
-    if (seen.Skips(keys)) return;
+    if (seen.Skips(keys) || !this->Keeps(head, first, keys)) return;
     const bool full = this->IsFull(seen, keys, count);
     m_.Sync();  // the rows before are done with
     this->CopyRows(first, count, head);
@@ -321,8 +338,17 @@ class QueryGradientsBlock : BackwardBlock<M, kDType, Shape, kGeneral> {
     const int head = m_.block(1);
     this->CopyRows(first_, count_, head);
     const BlockKeys seen = KeysOf(f_, s_, first_, first_ + count_ - 1);
-    const int64_t origin = s_.key_begin + (seen.begin - s_.key_begin) / kBackwardTile * kBackwardTile;
-    for (int64_t tile = origin; tile < seen.end; tile += kBackwardTile) {
+    int64_t tile = s_.key_begin + (seen.begin - s_.key_begin) / kBackwardTile * kBackwardTile;
+    if constexpr (kGeneral) {
+      this->kept_.Choose(head, first_, first_);
+      this->kept_.SkipTo(tile);
+    }
+    for (; tile < seen.end; tile += kBackwardTile) {
+      if constexpr (kGeneral) {
+        tile = this->kept_.From(tile);
+        if (tile >= seen.end) break;
+        this->kept_.Begin(tile);
+      }
       const Interval keys = {tile, tile + kBackwardTile};
       if (!seen.Skips(keys)) AddKeys(head, keys, seen);
     }

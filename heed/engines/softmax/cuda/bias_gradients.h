@@ -29,7 +29,7 @@ class PairGradients : BackwardBlock<M, kDType, Shape, true> {
     if (first >= s_.num_queries || first_key >= s_.key_end) return;
     const int count = s_.num_queries - first < kBackwardTile ? s_.num_queries - first : kBackwardTile;
     const Interval keys = {first_key, first_key + kBackwardTile};
-    if (KeysOf(f_, s_, first, first + count - 1).Skips(keys)) return;
+    if (KeysOf(f_, s_, first, first + count - 1).Skips(keys) || !this->Keeps(head, first, keys)) return;
     m_.Sync();  // the tiles before are done with
     this->CopyRows(first, count, head);
     this->CopyKeys(first_key, static_cast<int>(s_.key_end < keys.end ? s_.key_end - first_key : kBackwardTile), head / f_.group);

@@ -24,6 +24,7 @@
 #include "heed/cuda/machine.h"
 #include "heed/cuda/shared_tile.h"
 #include "heed/engines/softmax/cuda/forward_params.h"
+#include "heed/engines/softmax/cuda/kept_tiles.h"
 #include "heed/engines/softmax/cuda/pair_logits.h"
 #include "heed/engines/softmax/cuda/row_states.h"
 #include "heed/engines/softmax/cuda/weighted_sums.h"
@@ -78,7 +79,7 @@ class ForwardBlock {
       : m_(m), p_(p), s_(p.sequences[m.block(2)]), lane_(m.thread() % heed::cuda::kWarp),
         warp_(m.thread() / heed::cuda::kWarp / kSharers), sharer_(m.thread() / heed::cuda::kWarp % kSharers),
         queries_(m.shared()), general_(kGeneral && (!kHasFewRows || IsGeneral(p))), unit_(general_ ? 1 : p.scale),
-        of_pairs_(p, s_) {}
+        of_pairs_(p, s_), kept_(p, s_) {}
 
   HEED_DEVICE void Run() {
     const int rows = p_.fused ? s_.num_queries * p_.group : s_.num_queries;
@@ -94,9 +95,15 @@ class ForwardBlock {
     int64_t tile = s_.key_begin + (keys_seen_.begin - s_.key_begin) / kTileKeys * kTileKeys;
     if (leaves_parts) {
       const int64_t border = s_.key_begin + segment_ * kSegmentKeys;
-      if (tile < border) tile = FromTile(border);
+      if (tile < border) tile = PastGap(border);
       if (end_ > border + kSegmentKeys) end_ = border + kSegmentKeys;
       if (tile >= end_) return;  // no row sees it, nor reads what it would leave
+    }
+    if (general_) {
+      const Row first = RowAt(0), last = RowAt(num_rows_ - 1);
+      kept_.Choose(first.head, p_.fused ? 0 : first.query, p_.fused ? s_.num_queries - 1 : last.query);
+      kept_.SkipTo(tile);
+      tile = FromTile(tile);
     }
     CopyQueries();
     next_keys_ = next_values_ = tile;
@@ -131,8 +138,11 @@ class ForwardBlock {
     m_.Sync();
     CopyNextValues((stage + kStages - 1) % kStages);
     Logits(stage);
-    const bool by_pair = general_ && of_pairs_.ByPair();
-    const bool full = !by_pair && keys_seen_.common.Contains({tile, tile + kTileKeys});
+    bool full = keys_seen_.common.Contains({tile, tile + kTileKeys});
+    if (general_) {
+      kept_.Begin(tile);
+      full = full && !of_pairs_.ByPair() && kept_.KeepsAll();
+    }
     if constexpr (!kHasFewRows) Weigh(full, tile);
     m_.template WaitCopies<2 * (kStages - 1)>();
     m_.Sync();
@@ -154,6 +164,13 @@ class ForwardBlock {
 
   // A tile, or the first behind it of which some row sees a key.
   HEED_DEVICE int64_t FromTile(int64_t tile) const {
+    if (!general_) return PastGap(tile);
+    for (int64_t next = tile;; tile = next) {
+      next = kept_.From(PastGap(tile));
+      if (next == tile) return tile;
+    }
+  }
+  HEED_DEVICE int64_t PastGap(int64_t tile) const {
     const Interval& gap = keys_seen_.gap;
     return gap.Contains({tile, tile + kTileKeys}) ? tile + (gap.end - tile) / kTileKeys * kTileKeys : tile;
   }
@@ -321,13 +338,14 @@ class ForwardBlock {
     const int row = RowOf(strip, half);
     const Row at = RowAt(row < num_rows_ ? row : 0);
     const KeyRuns runs = kFull || row >= num_rows_ ? KeyRuns() : KeyRunsOf(p_, s_, at.query);
+    const uint64_t kept = kFull || !general_ ? ~uint64_t{0} : kept_.WordOf(at.query);
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; ++j) {
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 2; ++i) {
         float& x = logits_[strip][j][2 * half + i];
         const int64_t key = tile + KeyOf(j, i);
-        if (!kFull && !Sees(runs, key)) x = -INFINITY;
+        if (!kFull && !(Sees(runs, key) && (kept >> KeyOf(j, i) & 1) != 0)) x = -INFINITY;
         if (!kFull && general_) x = x == -INFINITY ? x : of_pairs_.WithPair(x, at, key);
         max = fmaxf(max, x);
       }
@@ -489,6 +507,7 @@ class ForwardBlock {
   const bool general_;
   const float unit_;  // of logits
   const PairLogits<M> of_pairs_;
+  KeptTiles<kHasFewRows ? 1 : 2> kept_;
   int first_row_ = 0, num_rows_ = 0;
   int64_t segment_ = 0, segments_ = 1;  // the block's, and how many the sequence's blocks have
   BlockKeys keys_seen_;

@@ -29,6 +29,12 @@ struct DeviceNumbers {
   int64_t head_stride = 0;
 };
 
+// A tile of 64 keys of which some of 64 rows keep something: which words, one per row, or all.
+struct KeptTile {
+  static constexpr int32_t kAll = -1;
+  int32_t tile, words;
+};
+
 // A Sequence, and where its rows begin, in elements.
 struct DeviceSequence {
   int64_t q, k, v, o, lse, bias, mask, slopes;
@@ -36,6 +42,8 @@ struct DeviceSequence {
   int64_t start, key_begin, key_end, num_keys, query_end, prefix_end, sink_end;
   int64_t parts;  // index of the first one
   int64_t pages;  // likewise
+  int64_t kept;   // likewise, of lists; -1: everything is kept
+  int64_t kept_head_stride;
   int32_t num_queries;
 };
 
@@ -65,6 +73,10 @@ struct ForwardParams {
   int32_t page_tokens = 0;
   const std::byte* const* pages = nullptr;
   int64_t k_in_page = 0, v_in_page = 0;
+  // What rows keep of a pattern and of segments: where the lists of blocks of 64 rows begin, those, and words. Null: everything.
+  const int32_t* kept_begins = nullptr;
+  const KeptTile* kept_tiles = nullptr;
+  const uint64_t* kept_words = nullptr;
   bool causal;
   bool fused = false;  // the query heads of a key head are rows of the same blocks
   bool aligned;        // rows of q, k and v begin at multiples of 16 bytes
@@ -84,9 +96,10 @@ struct ForwardParams {
   DeviceSequence sequences[kMostSequences] = {};
 };
 
-// Whether logits are more than a scale times a product, or weights are dropped.
+// Whether there is more to logits than a scale times a product and intervals of keys, or weights are dropped.
 constexpr bool IsGeneral(const ForwardParams& p) {
-  return !(p.scale > 0) || p.softcap > 0 || p.slopes.data != nullptr || p.bias.data != nullptr || p.mask.data != nullptr || p.dropout > 0;
+  const bool has_tensors = p.slopes.data != nullptr || p.bias.data != nullptr || p.mask.data != nullptr || p.kept_begins != nullptr;
+  return !(p.scale > 0) || p.softcap > 0 || has_tensors || p.dropout > 0;
 }
 
 }  // namespace heed::softmax::cuda

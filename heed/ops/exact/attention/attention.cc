@@ -82,6 +82,7 @@ void Forward(Context& ctx, const Inputs& in, const Options& options,
   softmax::Problem p = CheckedProblem(kOp, in, options, out, Use::kForward, DeviceOf(in));
   if (p.device.type != DeviceType::kCpu) {
     const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, p);
+    PlacePattern(kOp, options.pattern, /*to_lengths=*/false, &p);
     if (options.cu_seqlens_q.present()) AddSurplusRows(in, &p);
     return kernel.forward(ctx, p);
   }
@@ -106,6 +107,9 @@ Explanation Explain(const Context& ctx, const Inputs& in,
   std::vector<Piece> pieces;
   for (const Layer& layer : layers) {
     for (Piece& piece : PiecesOf(kOp, p, options, layer)) pieces.push_back(std::move(piece));
+  }
+  if (p.device.type != DeviceType::kCpu) {
+    for (Piece& piece : pieces) piece.problem.mask.data = nullptr;  // which is not read here
   }
   const bool own_kernel = !pieces.empty() && (by_row || pieces[0].problem.gathers());
   const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, own_kernel ? pieces[0].problem : p);

@@ -395,7 +395,6 @@ Problem CheckedProblem(const char* op, const Inputs& in, const Options& options,
   Problem p;
   p.dtype = in.q.dtype();
   p.device = device;
-  if (device.type != DeviceType::kCpu) p.has_pattern = options.pattern.present();  // no kernel there places one
   p.query_heads = n.Hq;
   p.key_heads = n.Hkv;
   p.depth = n.D;

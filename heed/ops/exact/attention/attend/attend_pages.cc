@@ -126,8 +126,8 @@ void AttendPages(Context& ctx, const KVCache::BlockTables& tables, const ConstTe
   for (softmax::Sequence& s : p.sequences) s.pages = pages.data() + checked.begins[static_cast<size_t>(s.batch)];
 
   if (device.type != DeviceType::kCpu) {
-    p.has_pattern = options.pattern.present();
     const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, p);
+    PlacePattern(kOp, options.pattern, /*to_lengths=*/true, &p);
     if (packed) AddSurplusRows(in, &p);
     return kernel.forward(ctx, p);
   }

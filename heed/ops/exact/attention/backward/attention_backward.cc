@@ -200,6 +200,7 @@ void Backward(Context& ctx, const BackwardInputs& in, const Options& options,
   BackwardProblem b = CheckedBackward(kOp, in, options, out, Use::kForward);
   if (b.problem.device.type != DeviceType::kCpu) {
     const softmax::Kernel& kernel = softmax::Choose(kOp, ctx, b.problem, softmax::Pass::kBackward);
+    PlacePattern(kOp, options.pattern, /*to_lengths=*/false, &b.problem);
     if (options.cu_seqlens_q.present()) AddSurplusRows({in.q, in.k, in.v}, &b.problem);
     return kernel.backward(ctx, b.problem, b.gradients);
   }

@@ -145,7 +145,7 @@ Piece ResiduesOfSequence(const Problem& whole, const softmax::Gradients& gradien
 
 std::vector<Layer> LayersOf(const Problem& p, const Options& options) {
   const Layer tiles = {Layer::kTiles};
-  if (!options.pattern.present() || p.sequences.empty()) return {tiles};
+  if (!options.pattern.present() || p.sequences.empty() || p.device.type != DeviceType::kCpu) return {tiles};
   const patterns::Node& node = *options.pattern.node();
   Options others = options;
   if (node.builder == "row_blocks") others.invariant = false;  // by tile or not, bits are the same

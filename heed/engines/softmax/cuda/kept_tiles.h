@@ -1,0 +1,115 @@
+// Which keys rows keep of a pattern and of segments, on a GPU: the lists of visits.h, walked tile by tile.
+#ifndef HEED_ENGINES_SOFTMAX_CUDA_KEPT_TILES_H_
+#define HEED_ENGINES_SOFTMAX_CUDA_KEPT_TILES_H_
+
+#include <cstdint>
+
+#include "heed/cuda/machine.h"
+#include "heed/engines/softmax/cuda/forward_params.h"
+
+namespace heed::softmax::cuda {
+
+// Of the rows of a block, which lie in `kLists` blocks of 64 at most. All threads of the block hold the same.
+//
+// Tiles of the lists begin at multiples of 64, those of a kernel at any key: a tile of a kernel is the end of one of theirs and
+// the beginning of the next.
+template <int kLists>
+class KeptTiles {
+  static constexpr int64_t kKeys = 64, kRows = 64;
+
+ public:
+  HEED_DEVICE KeptTiles(const ForwardParams& p, const DeviceSequence& s) : p_(p), s_(s) {}
+
+  // Whether some pairs are left out; otherwise nothing here is to be asked.
+  HEED_DEVICE bool present() const { return s_.kept >= 0; }
+
+  // Rows [first, last] of a head from now on, whose tiles come ascending.
+  HEED_DEVICE void Choose(int head, int first, int last) {
+    if (!present()) return;
+    first_block_ = first / static_cast<int>(kRows);
+    for (int i = 0; i < kLists; ++i) {
+      const bool exists = i == 0 || first_block_ + i <= last / static_cast<int>(kRows);
+      const int32_t* begin = p_.kept_begins + s_.kept + int64_t{head} * s_.kept_head_stride + first_block_ + (exists ? i : 0);
+      next_[i] = begin[0];
+      end_[i] = exists ? begin[1] : begin[0];
+    }
+  }
+  // Leaves out all tiles before one.
+  HEED_DEVICE void SkipTo(int64_t tile) {
+    if (!present()) return;
+    for (int i = 0; i < kLists; ++i) {
+      int32_t low = next_[i], high = end_[i];
+      while (low < high) {
+        const int32_t middle = low + (high - low) / 2;
+        if (EndOf(middle) <= tile) {
+          low = middle + 1;
+        } else {
+          high = middle;
+        }
+      }
+      next_[i] = low;
+    }
+  }
+
+  // The first tile from `tile` on, by steps of 64, of which some row keeps something; where there is none, one behind all keys.
+  HEED_DEVICE int64_t From(int64_t tile) const {
+    if (!present()) return tile;
+    int64_t key = s_.key_end;
+    for (int i = 0; i < kLists; ++i) {
+      int32_t at = next_[i];
+      while (at < end_[i] && EndOf(at) <= tile) ++at;
+      if (at < end_[i] && EndOf(at) - kKeys < key) key = EndOf(at) - kKeys;
+    }
+    if (key == s_.key_end) key += kKeys - 1;
+    return key > tile ? tile + (key - tile) / kKeys * kKeys : tile;
+  }
+
+  // The tile that is asked for from now on, not before the last one.
+  HEED_DEVICE void Begin(int64_t tile) {
+    tile_ = tile;
+    if (!present()) return;
+    shift_ = static_cast<int>(tile % kKeys);
+    for (int i = 0; i < kLists; ++i) {
+      while (next_[i] < end_[i] && EndOf(next_[i]) <= tile) ++next_[i];
+      low_[i] = high_[i] = kNone;
+      int32_t at = next_[i];
+      if (at < end_[i] && EndOf(at) - kKeys <= tile) low_[i] = p_.kept_tiles[at++].words;
+      if (shift_ > 0 && at < end_[i] && EndOf(at) - kKeys < tile + kKeys) high_[i] = p_.kept_tiles[at].words;
+    }
+  }
+  HEED_DEVICE int64_t tile() const { return tile_; }
+  HEED_DEVICE bool KeepsAll() const {
+    if (!present()) return true;
+    bool all = true;
+    for (int i = 0; i < kLists; ++i) all &= low_[i] == KeptTile::kAll && (shift_ == 0 || high_[i] == KeptTile::kAll);
+    return all;
+  }
+  // Bits of its keys, from the lowest on, that a row keeps.
+  HEED_DEVICE uint64_t WordOf(int query) const {
+    if (!present()) return ~uint64_t{0};
+    const bool second = kLists > 1 && query / static_cast<int>(kRows) > first_block_;
+    constexpr int kLast = kLists - 1;
+    const uint64_t low = Load(second ? low_[kLast] : low_[0], query);
+    return shift_ == 0 ? low : low >> shift_ | Load(second ? high_[kLast] : high_[0], query) << (kKeys - shift_);
+  }
+
+ private:
+  static constexpr int32_t kNone = -2;
+
+  HEED_DEVICE int64_t EndOf(int32_t at) const { return (p_.kept_tiles[at].tile + int64_t{1}) * kKeys; }
+  HEED_DEVICE uint64_t Load(int32_t words, int query) const {
+    if (words < 0) return words == KeptTile::kAll ? ~uint64_t{0} : 0;
+    return p_.kept_words[words * kRows + query % static_cast<int>(kRows)];
+  }
+
+  const ForwardParams& p_;
+  const DeviceSequence& s_;
+  int first_block_ = 0, shift_ = 0;
+  int64_t tile_ = 0;
+  int32_t next_[kLists] = {}, end_[kLists] = {};  // of tiles, not left behind yet
+  int32_t low_[kLists] = {}, high_[kLists] = {};
+};
+
+}  // namespace heed::softmax::cuda
+
+#endif  // HEED_ENGINES_SOFTMAX_CUDA_KEPT_TILES_H_
