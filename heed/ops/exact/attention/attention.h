@@ -85,12 +85,12 @@ struct Options {
   Pattern pattern;  // which keys a row looks at besides; what nobody looks at is never read
 
   ConstTensorView bias;   // float, broadcastable to [B, Hq, Tq, Tk]: added to the logits
-  ConstTensorView alibi;  // [Hq] or [B, Hq]: slopes of a penalty on the distance
+  ConstTensorView alibi;  // [Hq] or [B, Hq]: slopes of a penalty on the distance; on the CPU, or on q's device
   // [B, Tk, Hq], packed [Tk_total, Hq]: <= 0, what a step forgets of all keys before it;
   // needs causal
   ConstTensorView log_decay;
   double softcap = 0;     // bound of the logits, > 0, or 0 for none
-  ConstTensorView sinks;  // [Hq]: logits that take weight and have no value
+  ConstTensorView sinks;  // [Hq]: logits that take weight and have no value; on the CPU, or on q's device
 
   double dropout = 0;  // probability of dropping a pair, in [0, 1)
   uint64_t seed = 0;   // of the pairs that are dropped
@@ -162,8 +162,8 @@ struct BackwardInputs {
 struct Gradients {
   TensorView dq, dk, dv;
   TensorView dbias;   // summed over the axes that the bias repeats
-  TensorView dsinks;
-  TensorView dalibi;
+  TensorView dsinks;  // on a device where sinks are
+  TensorView dalibi;  // likewise
   TensorView dlog_decay;
 };
 
