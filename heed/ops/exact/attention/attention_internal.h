@@ -24,7 +24,8 @@ enum class Use {
 };
 
 // Checks every argument and returns the problem they pose, the pattern not placed in it. Tensors are on `device`, but for
-// log decays and what has a number per sequence or token: these are read here, and so are numbers per head that are not there. Throws InvalidArgument; writes nothing.
+// log decays and what has a number per sequence or token: these are read here, and so are numbers per head that are not
+// there. Throws InvalidArgument; writes nothing.
 softmax::Problem CheckedProblem(const char* op, const Inputs& in,
                                 const Options& options, const Outputs& out,
                                 Use use, Device device = {});
