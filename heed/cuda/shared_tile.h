@@ -70,19 +70,19 @@ class SharedTile {
   template <class M>
   HEED_DEVICE void LoadRows(M& m, int row, int column, uint32_t (&r)[4]) const {
     const int lane = m.thread() % kWarp, matrix = lane / 8;
-    m.template LoadMatrices<false>(At(row + matrix % 2 * 8 + lane % 8, column + matrix / 2 * 8), r);
+    m.template LoadMatrices<false>(MatrixRow(matrix % 2 * 8 + lane % 8, matrix / 2, row, column), r);
   }
   // The same rows as columns: two second operands, of eight rows each.
   template <class M>
   HEED_DEVICE void LoadColumns(M& m, int row, int column, uint32_t (&r)[4]) const {
     const int lane = m.thread() % kWarp, matrix = lane / 8;
-    m.template LoadMatrices<false>(At(row + matrix / 2 * 8 + lane % 8, column + matrix % 2 * 8), r);
+    m.template LoadMatrices<false>(MatrixRow(matrix / 2 * 8 + lane % 8, matrix % 2, row, column), r);
   }
   // Two second operands, of eight columns each, whose rows are these 16.
   template <class M>
   HEED_DEVICE void LoadTransposed(M& m, int row, int column, uint32_t (&r)[4]) const {
     const int lane = m.thread() % kWarp, matrix = lane / 8;
-    m.template LoadMatrices<true>(At(row + matrix % 2 * 8 + lane % 8, column + matrix / 2 * 8), r);
+    m.template LoadMatrices<true>(MatrixRow(matrix % 2 * 8 + lane % 8, matrix / 2, row, column), r);
   }
 
   // Marks rows that have an element that is not finite, [kRows], once all threads have met; true if this thread found one.
@@ -109,6 +109,14 @@ class SharedTile {
   struct alignas(16) Piece {
     uint16_t elements[kPiece];
   };
+
+  // At(row + lane_row, column + 8 lane_piece) of a multiple of 8 and one of 16. What depends on the lane stands apart from
+  // constants, which are part of instructions: addresses take a register for each of 8 places and not for each matrix.
+  HEED_DEVICE const char* MatrixRow(int lane_row, int lane_piece, int row, int column) const {
+    const int lane_part = lane_row * (kPieces * 16) + ((lane_piece ^ lane_row % 8) << 4);
+    const int of_lane = lane_part ^ (column / kPiece % 8 << 4);
+    return reinterpret_cast<const char*>(at_) + of_lane + (row * (kPieces * 16) + column / 64 * 128);
+  }
 
   uint16_t* const at_;
 };

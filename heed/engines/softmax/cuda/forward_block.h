@@ -43,9 +43,10 @@ template <int kDepth, int kValueDepth, bool kFew = false>
 struct ForwardShape {
   static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
   static constexpr bool kHasFewRows = kFew;
-  // A strip is 16 rows. Two share what a warp loads of keys and values, but have to fit its registers.
-  static constexpr int kStrips = kValueDepth <= 64 && !kFew ? 2 : 1;
-  static constexpr int kWarps = kDepth <= 64 || kFew ? 4 : 8;
+  // A strip is 16 rows. Two share what a warp loads of keys and values, which shared memory is the bound of otherwise, but
+  // have to fit its registers.
+  static constexpr int kStrips = kValueDepth <= 128 && !kFew ? 2 : 1;
+  static constexpr int kWarps = kStrips == 2 || kFew ? 4 : 8;
   static constexpr int kSharers = kFew ? kWarps : 1;  // of the same rows
   static constexpr int kThreads = kWarps * heed::cuda::kWarp;
   static constexpr int kBlocks = !kFew ? 1 : kDepth <= 128 ? 3 : 2;  // of a multiprocessor that registers are to suffice for
