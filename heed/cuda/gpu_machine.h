@@ -29,8 +29,8 @@ class GpuMachine {
   __device__ float ShuffleXor(float x, int mask) const { return __shfl_xor_sync(0xFFFFFFFFu, x, mask); }
   __device__ float Shuffle(float x, int lane) const { return __shfl_sync(0xFFFFFFFFu, x, lane); }
 
-  __device__ void CopyAsync(void* to, const void* from, int bytes) const {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(Address(to)), "l"(from), "r"(bytes) : "memory");
+  __device__ void CopyAsync(void* to, const void* from, bool exists) const {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(Address(to)), "l"(from), "r"(exists ? 16 : 0) : "memory");
   }
   __device__ void CommitCopies() const { asm volatile("cp.async.commit_group;" ::: "memory"); }
   template <int kPending>

@@ -12,7 +12,7 @@
 //   Any(flag)                        whether any thread of the warp says so
 //   ShuffleXor(x, mask)              the x of the thread of the warp whose number differs by mask
 //   Shuffle(x, lane)                 that of thread `lane` of the warp
-//   CopyAsync(to, from, bytes)       16 bytes of shared memory from global memory; beyond `bytes`, 0 to 16, zeros
+//   CopyAsync(to, from, exists)      16 bytes of shared memory from global memory, or zeros where `from` does not exist
 //   CommitCopies()                   the copies since the last one are a group
 //   WaitCopies<kPending>()           until no more than these groups are under way
 //   LoadMatrices<kTransposed>(row, r)  four matrices of 8 x 8 elements of 16 bits from shared memory

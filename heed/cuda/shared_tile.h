@@ -33,18 +33,41 @@ class SharedTile {
   // fill is 0. `aligned`: they begin at multiples of 16 bytes.
   template <class M, class Row>
   HEED_DEVICE void Copy(M& m, bool aligned, int columns, int rows, const Row& row) const {
+    const bool asynchronous = aligned && columns % kPiece == 0;
     for (int i = m.thread(); i < kRows * kPieces; i += m.num_threads()) {
       const int r = i / kPieces, column = i % kPieces * kPiece;
       const int count = r >= rows || column >= columns ? 0 : columns - column < kPiece ? columns - column : kPiece;
       uint16_t* to = At(r, column);
-      if (aligned) {
-        const uint16_t* from = row(count == 0 ? 0 : r);
-        m.CopyAsync(to, count == 0 ? from : from + column, 2 * count);
+      const uint16_t* from = row(count == 0 ? 0 : r) + (count == 0 ? 0 : column);
+      if (asynchronous) {
+        m.CopyAsync(to, from, count != 0);
         continue;
       }
-      const uint16_t* from = count == 0 ? nullptr : row(r) + column;
       for (int e = 0; e < kPiece; ++e) to[e] = e < count ? from[e] : uint16_t{0};
     }
+  }
+
+  // The same of rows `stride` elements apart, by a block of kThreads. Where these are a multiple of a row's pieces, each has a
+  // column of its own and places that differ by constants: a copy is a handful of instructions.
+  template <int kThreads, class M>
+  HEED_DEVICE void CopyRows(M& m, bool aligned, int columns, int rows, const uint16_t* first, int64_t stride) const {
+    constexpr int kStep = kThreads / kPieces;  // rows of all threads
+    if constexpr (kThreads % kPieces == 0 && kStep % 8 == 0 && kRows % kStep == 0) {
+      if (aligned && columns % kPiece == 0) {
+        const auto thread = static_cast<unsigned>(m.thread());
+        const int own = static_cast<int>(thread / kPieces), column = static_cast<int>(thread % kPieces) * kPiece;
+        uint16_t* const to = At(own, column);
+        const uint16_t* from = first + own * stride + column;
+        const int left = column < columns ? rows - own : 0;
+        HEED_DEVICE_UNROLL
+        for (int i = 0; i < kRows / kStep; ++i) {
+          m.CopyAsync(to + i * kStep * kColumns, from, i * kStep < left);  // which is not looked at beyond the last row
+          from += kStep * stride;
+        }
+        return;
+      }
+    }
+    Copy(m, aligned, columns, rows, [&](int row) { return first + row * stride; });
   }
 
   // Stores rows as Copy() brings them, once all threads have met.

@@ -167,11 +167,11 @@ float EmulatedMachine::Shuffle(float x, int lane) {
   return x;
 }
 
-void EmulatedMachine::CopyAsync(void* to, const void* from, int bytes) {
+void EmulatedMachine::CopyAsync(void* to, const void* from, bool exists) {
   std::memset(to, 0xFF, 16);
   const auto is_aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
   if (!is_aligned(to) || !is_aligned(from)) return;  // a GPU would stop: it never lands
-  block_.threads_[static_cast<size_t>(thread_)].copies.push_back({to, from, bytes});
+  block_.threads_[static_cast<size_t>(thread_)].copies.push_back({to, from, exists ? 16 : 0});
 }
 
 void EmulatedMachine::CommitCopies() {

@@ -40,7 +40,7 @@ class EmulatedMachine {
   float ShuffleXor(float x, int mask) { return Shuffle(x, (thread_ % kWarp) ^ mask); }
   float Shuffle(float x, int lane);
 
-  void CopyAsync(void* to, const void* from, int bytes);
+  void CopyAsync(void* to, const void* from, bool exists);
   void CommitCopies();
   template <int kPending>
   void WaitCopies() {

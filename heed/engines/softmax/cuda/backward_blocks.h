@@ -81,12 +81,16 @@ class BackwardBlock {
   }
 
   HEED_DEVICE void CopyKeys(int64_t first, int count, int key_head) const {
-    keys_.Copy(m_, f_.aligned, f_.depth, count, [&](int i) { return KeyAt(first + i, key_head); });
-    values_.Copy(m_, f_.aligned, f_.value_depth, count, [&](int i) { return ValueAt(first + i, key_head); });
+    Copy(keys_, f_.depth, count, KeyAt(first, key_head), f_.k_strides);
+    Copy(values_, f_.value_depth, count, ValueAt(first, key_head), f_.v_strides);
   }
   HEED_DEVICE void CopyRows(int first, int count, int head) const {
-    queries_.Copy(m_, f_.aligned, f_.depth, count, [&](int i) { return QueryAt(first + i, head); });
-    d_outputs_.Copy(m_, f_.aligned, f_.value_depth, count, [&](int i) { return OutputGradientAt(first + i, head); });
+    Copy(queries_, f_.depth, count, QueryAt(first, head), f_.q_strides);
+    Copy(d_outputs_, f_.value_depth, count, OutputGradientAt(first, head), p_.d_o_strides);
+  }
+  template <class Tile>
+  HEED_DEVICE void Copy(const Tile& to, int channels, int count, const uint16_t* first, const Strides& strides) const {
+    to.template CopyRows<Shape::kThreads>(m_, f_.aligned, channels, count, first, strides.token);
   }
   // All that was copied is there, for all threads.
   HEED_DEVICE void Wait() const {

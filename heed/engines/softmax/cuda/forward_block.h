@@ -80,7 +80,8 @@ class ForwardBlock {
       : m_(m), p_(p), s_(p.sequences[m.block(2)]), lane_(m.thread() % heed::cuda::kWarp),
         warp_(m.thread() / heed::cuda::kWarp / kSharers), sharer_(m.thread() / heed::cuda::kWarp % kSharers),
         queries_(m.shared()), general_(kGeneral && (!kHasFewRows || IsGeneral(p))), unit_(general_ ? 1 : p.scale),
-        of_pairs_(p, s_), kept_(p, s_) {}
+        of_pairs_(p, s_), kept_(p, s_), key_head_(p.fused ? m.block(1) : m.block(1) / p.group), k_(RowsOf(p.k, s_.k, p.k_strides)),
+        v_(RowsOf(p.v, s_.v, p.v_strides)) {}
 
   HEED_DEVICE void Run() {
     const int rows = p_.fused ? s_.num_queries * p_.group : s_.num_queries;
@@ -182,7 +183,6 @@ class ForwardBlock {
     if (!p_.fused) return {at, y};
     return {at % s_.num_queries, y * p_.group + at / s_.num_queries};
   }
-  HEED_DEVICE int KeyHead() const { return p_.fused ? m_.block(1) : m_.block(1) / p_.group; }
 
   HEED_DEVICE void CopyQueries() {
     queries_.Copy(m_, p_.aligned, p_.depth, num_rows_, [&](int row) {
@@ -200,7 +200,7 @@ class ForwardBlock {
   HEED_DEVICE void CopyNextKeys(int stage) {
     const int64_t tile = next_keys_;
     if (tile < end_) {
-      KeyTile(stage).Copy(m_, p_.aligned, p_.depth, KeysFrom(tile), [&](int row) { return KeyAt(tile + row); });
+      CopyRows(KeyTile(stage), tile, p_.depth, k_, p_.k_strides, p_.k_in_page);
     }
     m_.CommitCopies();
     next_keys_ = FromTile(tile + kTileKeys);
@@ -208,24 +208,31 @@ class ForwardBlock {
   HEED_DEVICE void CopyNextValues(int stage) {
     const int64_t tile = next_values_;
     if (tile < end_) {
-      ValueTile(stage).Copy(m_, p_.aligned, p_.value_depth, KeysFrom(tile), [&](int row) { return ValueAt(tile + row); });
+      CopyRows(ValueTile(stage), tile, p_.value_depth, v_, p_.v_strides, p_.v_in_page);
     }
     m_.CommitCopies();
     next_values_ = FromTile(tile + kTileKeys);
   }
-  HEED_DEVICE const uint16_t* KeyAt(int64_t key) const {
-    return RowOfKey(static_cast<const uint16_t*>(p_.k) + s_.k, p_.k_strides, p_.k_in_page, key);
+  // `rows`: those of the key head, from the sequence's first key on, unless they are in pages.
+  template <class Tile>
+  HEED_DEVICE void CopyRows(const Tile& to, int64_t tile, int channels, const uint16_t* rows, const Strides& strides,
+                            int64_t in_page) const {
+    if (p_.page_tokens > 0) {
+      to.Copy(m_, p_.aligned, channels, KeysFrom(tile), [&](int row) { return RowInPage(strides, in_page, tile + row); });
+    } else {
+      to.template CopyRows<Shape::kThreads>(m_, p_.aligned, channels, KeysFrom(tile), rows + tile * strides.token, strides.token);
+    }
+  }
+  HEED_DEVICE const uint16_t* RowsOf(const void* data, int64_t first, const Strides& strides) const {
+    return static_cast<const uint16_t*>(data) + first + key_head_ * strides.head;
+  }
+  HEED_DEVICE const uint16_t* RowInPage(const Strides& strides, int64_t in_page, int64_t key) const {
+    const auto index = static_cast<uint32_t>(key), tokens = static_cast<uint32_t>(p_.page_tokens), page = index / tokens;
+    return reinterpret_cast<const uint16_t*>(p_.pages[s_.pages + page] + in_page) + key_head_ * strides.head +
+           (index - page * tokens) * strides.token;
   }
   HEED_DEVICE const uint16_t* ValueAt(int64_t key) const {
-    return RowOfKey(static_cast<const uint16_t*>(p_.v) + s_.v, p_.v_strides, p_.v_in_page, key);
-  }
-  HEED_DEVICE const uint16_t* RowOfKey(const uint16_t* rows, const Strides& strides, int64_t in_page, int64_t key) const {
-    if (p_.page_tokens > 0) {
-      const auto index = static_cast<uint32_t>(key), tokens = static_cast<uint32_t>(p_.page_tokens), page = index / tokens;
-      rows = reinterpret_cast<const uint16_t*>(p_.pages[s_.pages + page] + in_page);
-      key = index - page * tokens;
-    }
-    return rows + KeyHead() * strides.head + key * strides.token;
+    return p_.page_tokens > 0 ? RowInPage(p_.v_strides, p_.v_in_page, key) : v_ + key * p_.v_strides.token;
   }
   // Keys that exist in a tile.
   HEED_DEVICE int KeysFrom(int64_t tile) const {
@@ -369,6 +376,7 @@ class ForwardBlock {
       }
     }
     sum_[strip][half] = fmaf(sum_[strip][half], rescale, sum);
+    if (!m_.Any(rescale != 1)) return;  // as mostly, once a few tiles are behind
     HEED_DEVICE_UNROLL
     for (int e = 0; e < kChannelTiles; ++e) {
       HEED_DEVICE_UNROLL
@@ -509,6 +517,8 @@ class ForwardBlock {
   const float unit_;  // of logits
   const PairLogits<M> of_pairs_;
   KeptTiles<kHasFewRows ? 1 : 2> kept_;
+  const int key_head_;
+  const uint16_t *const k_, *const v_;
   int first_row_ = 0, num_rows_ = 0;
   int64_t segment_ = 0, segments_ = 1;  // the block's, and how many the sequence's blocks have
   BlockKeys keys_seen_;
