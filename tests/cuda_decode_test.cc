@@ -20,6 +20,7 @@ namespace heed {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr DType kDTypes[] = {DType::kF16, DType::kBF16, DType::kF32};  // products of the last are many, and slow here
 
 // A view of integers, in memory of the problem.
 ConstTensorView Integers(Problem& p, const std::vector<int64_t>& values) {
@@ -116,10 +117,9 @@ TEST_P(CudaDecodeTest, RandomProblemsAgreeWithTheReference) {
   const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 40);
   Comparison closest;
   for (uint64_t seed = first; seed < first + count; ++seed) {
-    const DType dtype = seed % 2 == 0 ? DType::kF16 : DType::kBF16;
-    const Problem p = LongProblem(dtype, seed);
+    const Problem p = LongProblem(seed % 5 == 0 ? DType::kF32 : kDTypes[seed % 2], seed);
     cuda::SetEmulatedSeed(seed);
-    cuda::SetEmulatedMultiprocessors(seed % 3 == 0 ? 1 : 1000);
+    cuda::SetEmulatedMultiprocessors(seed % 4 == 0 ? 1 : 1000);
     const Comparison result = CompareWithReference(p, Run(p));
     ASSERT_TRUE(result.ok) << "seed " << seed << " " << Title(p) << ": " << result.message;
     if (result.worst_ratio > closest.worst_ratio) closest = result;
@@ -135,7 +135,7 @@ TEST_P(CudaDecodeTest, AgreesWithTheReferenceAtBordersOfSegments) {
   for (const auto& [Tq, group, D, Dv] : {std::tuple{1, 8, 64, 64}, {4, 8, 128, 128}, {40, 1, 80, 40}, {3, 2, 256, 192}}) {
     for (const int64_t keys : {511, 512, 513, 1024, 1025}) {
       const Options& options = all[static_cast<size_t>(keys + Tq) % all.size()];
-      Problem p = Plain(keys % 2 == 0 ? DType::kF16 : DType::kBF16, {2, Tq, keys, group, 1, D, Dv}, 7);
+      Problem p = Plain(kDTypes[(keys + Tq) % (D <= 128 ? 3 : 2)], {2, Tq, keys, group, 1, D, Dv}, 7);
       p.options = options;
       cuda::SetEmulatedMultiprocessors(1000);
       const Comparison result = CompareWithReference(p, Run(p));
@@ -147,8 +147,10 @@ TEST_P(CudaDecodeTest, AgreesWithTheReferenceAtBordersOfSegments) {
 // Blocks of many rows that walk over all keys, those that leave parts, and blocks of few rows.
 TEST_P(CudaDecodeTest, ARowHasTheSameBitsInEveryCall) {
   for (const auto& [dtype, D, Dv, general] : {std::tuple{DType::kBF16, 64, 64, false}, {DType::kF16, 128, 128, false},
-                                              {DType::kBF16, 130, 100, true}, {DType::kF16, 64, 40, true}}) {
-    Problem all = Plain(dtype, {2, 100, 1500, 4, 2, D, Dv}, 5);
+                                              {DType::kBF16, 130, 100, true}, {DType::kF16, 64, 40, true},
+                                              {DType::kF32, 128, 128, false}, {DType::kF32, 40, 64, true}}) {
+    const bool f32 = dtype == DType::kF32;
+    Problem all = Plain(dtype, {2, 100, f32 ? 560 : 1500, f32 ? 2 : 4, f32 ? 1 : 2, D, Dv}, 5);
     all.options.causal = true;
     if (general) {
       all.options.softcap = 3;
@@ -158,9 +160,9 @@ TEST_P(CudaDecodeTest, ARowHasTheSameBitsInEveryCall) {
       all.in.v = all.in.v.Slice(2, 0, 1);
       DescribeOutputs(all);
     } else {
-      all.options.window = {1200, 0};
-      all.options.sink_tokens = 100;
-      all.options.key_starts = Integers(all, {75, 130});
+      all.options.window = {f32 ? 450 : 1200, 0};
+      all.options.sink_tokens = f32 ? 10 : 100;
+      all.options.key_starts = Integers(all, {75, f32 ? 5 : 130});
     }
     cuda::SetEmulatedMultiprocessors(1);
     const Results whole = Run(all);
@@ -177,9 +179,11 @@ TEST_P(CudaDecodeTest, ARowHasTheSameBitsInEveryCall) {
 }
 
 TEST_P(CudaDecodeTest, BitsDoNotDependOnTheOrderOfThreads) {
-  Problem p = Plain(DType::kBF16, {1, 2, 700, 8, 1, 128, 128}, 3);
-  p.options.causal = true;
-  ExpectSameBitsInAnyOrder(p);
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    Problem p = Plain(dtype, {1, 2, 700, 8, 1, 128, 128}, 3);
+    p.options.causal = true;
+    ExpectSameBitsInAnyOrder(p);
+  }
 }
 
 TEST_P(CudaDecodeTest, RowsAndSegmentsWithoutAVisibleKeyAreEmpty) {
@@ -209,8 +213,8 @@ TEST_P(CudaDecodeTest, RowsAndSegmentsWithoutAVisibleKeyAreEmpty) {
 
 TEST_P(CudaDecodeTest, WhatIsNotFiniteReachesThoseWhoSeeItAlone) {
   for (const int64_t queries : {3, 40}) {
-    for (const bool f16 : {false, true}) {
-      Problem p = Plain(f16 ? DType::kF16 : DType::kBF16, {1, queries, 1200, 2, 1, 64, 64}, 9);
+    for (const DType dtype : kDTypes) {
+      Problem p = Plain(dtype, {1, queries, 1200, 2, 1, 64, 64}, 9);
       p.options.causal = true;
       cuda::SetEmulatedMultiprocessors(1000);
       const Results expected = Run(p);
@@ -241,14 +245,16 @@ TEST_P(CudaDecodeTest, WhatIsNotFiniteReachesThoseWhoSeeItAlone) {
 
 // Infinite logits: a row that has one of +infinity is NaN, one of -infinity alone is as if it were not there.
 TEST_P(CudaDecodeTest, InfiniteLogitsAgreeWithTheReference) {
-  for (const double sign : {-1.0, 1.0}) {
-    Problem p = Plain(DType::kBF16, {1, 2, 1100, 2, 1, 16, 16}, 9);
-    for (int64_t h = 0; h < 2; ++h) {
-      for (int64_t i = 0; i < 2; ++i) p.memory[0].Set({0, i, h, 3}, 1);
+  for (const DType dtype : kDTypes) {
+    for (const double sign : {-1.0, 1.0}) {
+      Problem p = Plain(dtype, {1, 2, 1100, 2, 1, 16, 16}, 9);
+      for (int64_t h = 0; h < 2; ++h) {
+        for (int64_t i = 0; i < 2; ++i) p.memory[0].Set({0, i, h, 3}, 1);
+      }
+      p.memory[1].Set({0, 600, 0, 3}, sign * kInfinity);
+      const Comparison result = CompareWithReference(p, Run(p));
+      EXPECT_TRUE(result.ok) << Name(dtype) << " " << sign << ": " << result.message;
     }
-    p.memory[1].Set({0, 600, 0, 3}, sign * kInfinity);
-    const Comparison result = CompareWithReference(p, Run(p));
-    EXPECT_TRUE(result.ok) << sign << ": " << result.message;
   }
 }
 
@@ -368,11 +374,11 @@ TEST_P(CudaPagesTest, RowsHaveTheBitsOfForward) {
   for (const auto& [queries, group, D, Dv] : {std::tuple{1, 8, 64, 64}, {5, 2, 128, 128}, {60, 2, 64, 40}, {2, 1, 200, 256}}) {
     for (const int64_t tokens : {1, 16, 48, 100, 2000}) {
       SCOPED_TRACE(std::to_string(queries) + " " + std::to_string(tokens));
-      Problem p = Plain(seed % 2 == 0 ? DType::kF16 : DType::kBF16, {3, queries, 1200, 2 * group, 2, D, Dv}, seed);
+      Problem p = Plain(kDTypes[seed % (D <= 64 ? 3 : 2)], {3, queries, 1200, 2 * group, 2, D, Dv}, seed);
       const std::vector<int64_t> lengths = {1200, 0, 700 + queries}, counts = {queries, queries, queries / 2};
       p.options.causal = true;
-      if (seed % 3 == 0) p.options.window = {300, 0};
-      if (seed % 3 == 1) p.options.softcap = 2;
+      if (seed % 4 == 0) p.options.window = {300, 0};
+      if (seed % 4 == 1) p.options.softcap = 2;
       p.options.query_lengths = Integers(p, counts);
       const PagedProblem pages(p, {0, 0, 0}, lengths, tokens, seed % 4 < 2, seed);
       cuda::SetEmulatedSeed(seed++);

@@ -16,6 +16,8 @@ namespace {
 
 using testing::HasSubstr;
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
 class CudaTestOfDTypes : public CudaTest {
  protected:
   void AgreesOnRandomProblems(DType dtype) {
@@ -35,6 +37,7 @@ class CudaTestOfDTypes : public CudaTest {
 
 TEST_P(CudaTestOfDTypes, RandomProblemsOfBF16AgreeWithTheReference) { AgreesOnRandomProblems(DType::kBF16); }
 TEST_P(CudaTestOfDTypes, RandomProblemsOfF16AgreeWithTheReference) { AgreesOnRandomProblems(DType::kF16); }
+TEST_P(CudaTestOfDTypes, RandomProblemsOfF32AgreeWithTheReference) { AgreesOnRandomProblems(DType::kF32); }
 
 constexpr Sizes kSizes[] = {
     // B, Tq, Tk, Hq, Hkv, D, Dv
@@ -63,13 +66,19 @@ TEST_P(CudaTest, AgreesWithTheReferenceAtAwkwardSizes) {
       const Comparison result = CompareWithReference(p, Run(p));
       ASSERT_TRUE(result.ok) << Name(p.in.q.dtype()) << " " << sizes << " options " << i << ": " << result.message;
     }
+    Problem p = Plain(DType::kF32, sizes, 7);  // whose products take their time here
+    p.options = all[static_cast<size_t>(sizes.D + sizes.Tk) % all.size()];
+    const Comparison result = CompareWithReference(p, Run(p));
+    ASSERT_TRUE(result.ok) << "f32 " << sizes << ": " << result.message;
   }
 }
 
 TEST_P(CudaTest, BitsDoNotDependOnTheOrderOfThreads) {
-  Problem p = Plain(DType::kBF16, {1, 130, 150, 2, 1, 128, 128}, 3);
-  p.options.causal = true;
-  ExpectSameBitsInAnyOrder(p);
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    Problem p = Plain(dtype, {1, 130, dtype == DType::kF32 ? 90 : 150, 2, 1, 128, 128}, 3);
+    p.options.causal = true;
+    ExpectSameBitsInAnyOrder(p);
+  }
 }
 
 TEST_P(CudaTest, ARowsBitsAreItsOwn) {
@@ -100,26 +109,28 @@ TEST_P(CudaTest, ARowsBitsAreItsOwn) {
 }
 
 TEST_P(CudaTest, KeysThatARowDoesNotSeeDoNotMatterToIt) {
-  Problem p = Plain(DType::kF16, {1, 100, 100, 1, 1, 64, 64}, 9);
-  p.options.causal = true;
-  const Results expected = Run(p);
-  for (const double value : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
-    Problem other = Plain(DType::kF16, {1, 100, 100, 1, 1, 64, 64}, 9);
-    other.options.causal = true;
-    for (const int64_t key : {70, 71, 99}) {
-      for (int64_t e = 0; e < 64; e += 3) {
-        SetElement(other.memory[1].view(), std::vector<int64_t>{0, key, 0, e}, value);
-        SetElement(other.memory[2].view(), std::vector<int64_t>{0, key, 0, e}, value);
+  for (const DType dtype : {DType::kF16, DType::kF32}) {
+    Problem p = Plain(dtype, {1, 100, 100, 1, 1, 64, 64}, 9);
+    p.options.causal = true;
+    const Results expected = Run(p);
+    for (const double value : {std::numeric_limits<double>::quiet_NaN(), kInfinity}) {
+      Problem other = Plain(dtype, {1, 100, 100, 1, 1, 64, 64}, 9);
+      other.options.causal = true;
+      for (const int64_t key : {70, 71, 99}) {
+        for (int64_t e = 0; e < 64; e += 3) {
+          SetElement(other.memory[1].view(), std::vector<int64_t>{0, key, 0, e}, value);
+          SetElement(other.memory[2].view(), std::vector<int64_t>{0, key, 0, e}, value);
+        }
       }
-    }
-    const Results results = Run(other);
-    for (int64_t i = 0; i < 100; ++i) {
-      for (int64_t e = 0; e < 64; ++e) {
-        const double got = results.o.Get({0, i, 0, e});
-        if (i < 70) {
-          ASSERT_EQ(got, expected.o.Get({0, i, 0, e})) << i;
-        } else {
-          EXPECT_FALSE(std::isfinite(got) && e % 3 == 0) << i << " " << e;
+      const Results results = Run(other);
+      for (int64_t i = 0; i < 100; ++i) {
+        for (int64_t e = 0; e < 64; ++e) {
+          const double got = results.o.Get({0, i, 0, e});
+          if (i < 70) {
+            ASSERT_EQ(got, expected.o.Get({0, i, 0, e})) << Name(dtype) << " " << i;
+          } else {
+            EXPECT_FALSE(std::isfinite(got) && e % 3 == 0) << Name(dtype) << " " << i << " " << e;
+          }
         }
       }
     }
@@ -127,24 +138,42 @@ TEST_P(CudaTest, KeysThatARowDoesNotSeeDoNotMatterToIt) {
 }
 
 TEST_P(CudaTest, AValueThatIsNotFiniteReachesThoseWhoSeeItAlone) {
-  Problem p = Plain(DType::kBF16, {1, 100, 100, 1, 1, 64, 64}, 9);
-  p.options.causal = true;
-  const Results expected = Run(p);
-  for (int64_t e = 0; e < 64; e += 3) {
-    SetElement(p.memory[2].view(), std::vector<int64_t>{0, 70, 0, e}, std::numeric_limits<double>::infinity());
-  }
-  const Results results = Run(p);
-  for (int64_t i = 0; i < 100; ++i) {
-    EXPECT_EQ(results.lse.Get({0, 0, i}), expected.lse.Get({0, 0, i}));
-    for (int64_t e = 0; e < 64; ++e) {
-      const double got = results.o.Get({0, i, 0, e});
-      if (i < 70) {
-        ASSERT_EQ(got, expected.o.Get({0, i, 0, e})) << i << " " << e;
-      } else if (e % 3 == 0) {
-        EXPECT_EQ(got, std::numeric_limits<double>::infinity()) << i << " " << e;
-      } else {
-        EXPECT_NEAR(got, expected.o.Get({0, i, 0, e}), 0.05) << i << " " << e;
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const bool causal : {true, false}) {
+      Problem p = Plain(dtype, {1, 128, 128, 1, 1, 64, 64}, 9);
+      p.options.causal = causal;
+      const Results expected = Run(p);
+      for (int64_t e = 0; e < 64; e += 3) SetElement(p.memory[2].view(), std::vector<int64_t>{0, 70, 0, e}, kInfinity);
+      const Results results = Run(p);
+      for (int64_t i = 0; i < 128; ++i) {
+        EXPECT_EQ(results.lse.Get({0, 0, i}), expected.lse.Get({0, 0, i}));
+        for (int64_t e = 0; e < 64; ++e) {
+          const double got = results.o.Get({0, i, 0, e});
+          if (causal && i < 70) {
+            ASSERT_EQ(got, expected.o.Get({0, i, 0, e})) << Name(dtype) << " " << i << " " << e;
+          } else if (e % 3 == 0) {
+            EXPECT_EQ(got, kInfinity) << Name(dtype) << " " << i << " " << e;
+          } else {
+            EXPECT_NEAR(got, expected.o.Get({0, i, 0, e}), dtype == DType::kF32 ? 2e-6 : 0.05) << Name(dtype) << " " << i << " " << e;
+          }
+        }
       }
+    }
+  }
+}
+
+// Numbers of f32 that round to infinity as bf16, and those that are infinite, in products that are not.
+TEST_P(CudaTest, NumbersOfF32ThatPiecesDoNotHoldAreMultipliedWhole) {
+  for (const double large : {static_cast<double>(std::numeric_limits<float>::max()), -kInfinity}) {
+    for (const int64_t queries : {5, 70}) {
+      Problem p = Plain(DType::kF32, {1, queries, 130, 1, 1, 64, 40}, 9);
+      for (int64_t i = 0; i < queries; ++i) SetElement(p.memory[0].view(), std::vector<int64_t>{0, i, 0, 21}, 1.3e-38);
+      for (const int64_t key : {3, 77, 129}) {
+        SetElement(p.memory[1].view(), std::vector<int64_t>{0, key, 0, 21}, large);
+        SetElement(p.memory[2].view(), std::vector<int64_t>{0, key - 1, 0, key % 40}, large);
+      }
+      const Comparison result = CompareWithReference(p, Run(p));
+      EXPECT_TRUE(result.ok) << large << " " << queries << ": " << result.message;
     }
   }
 }
@@ -160,16 +189,26 @@ TEST_P(CudaTest, RowsBeyondTheLengthsSeeNothing) {
 }
 
 TEST_P(CudaTest, EachTensorMayBeginAnywhere) {
-  for (const int unaligned : {0, 1, 2}) {
-    Problem p = Plain(DType::kBF16, {1, 20, 70, 2, 1, 64, 64}, 9);
-    ConstTensorView* const views[] = {&p.in.q, &p.in.k, &p.in.v};
-    ConstTensorView& view = *views[unaligned];
-    const Buffer moved(DType::kBF16, view.sizes(), view.strides(), Placement::kAligned, /*gap=*/1);
-    moved.FillNormal(77);
-    p.memory.push_back(moved);
-    view = moved.view();
-    EXPECT_TRUE(CompareWithReference(p, Run(p)).ok) << unaligned;
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const int unaligned : {0, 1, 2}) {
+      Problem p = Plain(dtype, {1, 20, 70, 2, 1, 64, 64}, 9);
+      ConstTensorView* const views[] = {&p.in.q, &p.in.k, &p.in.v};
+      ConstTensorView& view = *views[unaligned];
+      const Buffer moved(dtype, view.sizes(), view.strides(), Placement::kAligned, /*gap=*/1);
+      moved.FillNormal(77);
+      p.memory.push_back(moved);
+      view = moved.view();
+      EXPECT_TRUE(CompareWithReference(p, Run(p)).ok) << Name(dtype) << " " << unaligned;
+    }
   }
+}
+
+TEST_P(CudaTest, RowsOfF32MayFollowEachOtherAtFourElements) {
+  const Problem whole = Plain(DType::kF32, {1, 20, 70, 2, 1, 68, 68}, 9);
+  Problem p = whole;  // rows of 64 elements at multiples of 16 bytes, though not of eight elements
+  p.in = {whole.in.q.Slice(3, 4, 68), whole.in.k.Slice(3, 4, 68), whole.in.v.Slice(3, 4, 68)};
+  DescribeOutputs(p);
+  EXPECT_TRUE(CompareWithReference(p, Run(p)).ok);
 }
 
 TEST_P(CudaTest, EachSequenceAndHeadHasItsBiasAndMask) {
@@ -246,7 +285,7 @@ TEST_P(CudaTest, WhatItDoesNotTakeIsSaid) {
     return Refusal<Unsupported>(ctx_, {q.view(), k.view(), v.view()}, options, o, host);
   };
   constexpr Sizes kSize = {1, 4, 4, 2, 2, 16, 16};
-  EXPECT_THAT(refusal(DType::kF32, kSize, {}), HasSubstr("softmax_cuda computes bf16 and f16, not f32"));
+  EXPECT_THAT(refusal(DType::kF64, kSize, {}), HasSubstr("softmax_cuda computes f32, bf16 and f16, not f64"));
   EXPECT_THAT(refusal(DType::kBF16, {1, 4, 4, 1, 1, 257, 16}, {}), HasSubstr("takes up to 256 channels, not 257"));
   EXPECT_THAT(refusal(DType::kBF16, {1, 4, 4, 1, 1, 16, 300}, {}), HasSubstr("takes up to 256 channels, not 300"));
 }
@@ -322,13 +361,13 @@ const char* SmallDevice(int32_t, cuda::DeviceFacts* facts) {
 const char* NoDriver(int32_t, cuda::DeviceFacts*) { return "no driver is installed"; }
 
 TEST(CudaLibraryTest, WhatIsMissingIsSaid) {
-  const auto refusal = [](const char* (*examine)(int32_t, cuda::DeviceFacts*), int64_t channels) {
+  const auto refusal = [](const char* (*examine)(int32_t, cuda::DeviceFacts*), int64_t channels, DType dtype = DType::kBF16) {
     const cuda::Library library = {.version = "0", .examine = examine, .check_stream = nullptr,
                                    .allocate = nullptr, .free = nullptr, .upload = nullptr,
                                    .softmax = cuda::EmulatedDevice().library()->softmax, .recurrence = nullptr,
                                    .ssd = nullptr, .scan = nullptr};
     cuda::Replace(&library);
-    const ConstTensorView t(nullptr, DType::kBF16, {1, 4, 1, channels}, {DeviceType::kCuda, 0});
+    const ConstTensorView t(nullptr, dtype, {1, 4, 1, channels}, {DeviceType::kCuda, 0});
     std::string what;
     try {
       attention::Explain(Context(1), {t, t, t}, {});
@@ -341,6 +380,8 @@ TEST(CudaLibraryTest, WhatIsMissingIsSaid) {
   EXPECT_THAT(refusal(&OldDevice, 64), HasSubstr("softmax_cuda needs compute capability 8.0, not 7.5"));
   EXPECT_THAT(refusal(&SmallDevice, 256), HasSubstr("bytes of shared memory for these channels, not 101376"));
   EXPECT_EQ(refusal(&SmallDevice, 64), "");
+  EXPECT_EQ(refusal(&SmallDevice, 64, DType::kF32), "");
+  EXPECT_THAT(refusal(&SmallDevice, 65, DType::kF32), HasSubstr("bytes of shared memory for these channels, not 101376"));
   EXPECT_THAT(refusal(&NoDriver, 64), HasSubstr("softmax_cuda cannot run: no driver is installed"));
 }
 

@@ -44,10 +44,12 @@
 #define HEED_DEVICE __device__ __forceinline__
 #define HEED_HOST_DEVICE __host__ __device__ __forceinline__
 #define HEED_DEVICE_UNROLL _Pragma("unroll")
+#define HEED_DEVICE_ROLL _Pragma("unroll 1")
 #else
 #define HEED_DEVICE inline
 #define HEED_HOST_DEVICE inline
 #define HEED_DEVICE_UNROLL
+#define HEED_DEVICE_ROLL
 #endif
 
 namespace heed::cuda {

@@ -1,10 +1,11 @@
 // Numbers of f32 as sums of three of bf16, which tensor cores multiply: products of these sums are as exact as f32's.
 //
-// An operand of 16 x 16 or 16 x 8 elements is an array [piece][word] of fragments (machine.h). Tensors of bf16 are one piece,
-// those of f16 two.
+// An operand of 16 x 16 or 16 x 8 elements is an array [piece][word] of fragments (machine.h). Beside pieces of bf16, tensors
+// of bf16 are one and those of f16 two; f16 beside f16 is one piece of f16.
 #ifndef HEED_CUDA_PIECES_H_
 #define HEED_CUDA_PIECES_H_
 
+#include <cmath>
 #include <cstdint>
 
 #include "heed/core/dtype.h"
@@ -14,28 +15,35 @@ namespace heed::cuda {
 
 inline constexpr int kPieces = 3;
 
-// Word i of each piece: two numbers. What is not finite has it in the first piece alone.
-template <class M, int kCount, int kWords>
+// Whether the pieces of a number are its sum: not if it is infinite, NaN, or above the largest bf16.
+HEED_DEVICE bool FitsPieces(float x) { return fabsf(x) <= 0x1.FEp127f; }
+
+// Word i of each piece: two numbers. What is not finite has it in the first piece alone, or, where all should be finite, is NaN
+// in one of the others, if there are any.
+template <class M, DType kPiece = DType::kBF16, bool kFinite = false, int kCount, int kWords>
 HEED_DEVICE void Split(float low, float high, int i, uint32_t (&pieces)[kCount][kWords]) {
+  static_assert(kPiece == DType::kBF16 || kCount == 1);
   HEED_DEVICE_UNROLL
   for (int piece = 0; piece < kCount; ++piece) {
-    const uint32_t pair = M::template Pack<DType::kBF16>(low, high);
+    const uint32_t pair = M::template Pack<kPiece>(low, high);
     pieces[piece][i] = pair;
     if (piece + 1 == kCount) break;
-    low -= M::template Widen<DType::kBF16>(static_cast<uint16_t>(pair));
-    high -= M::template Widen<DType::kBF16>(static_cast<uint16_t>(pair >> 16));
-    low = low == low ? low : 0;
-    high = high == high ? high : 0;
+    low -= M::template Widen<kPiece>(static_cast<uint16_t>(pair));
+    high -= M::template Widen<kPiece>(static_cast<uint16_t>(pair >> 16));
+    if constexpr (!kFinite) {
+      low = low == low ? low : 0;
+      high = high == high ? high : 0;
+    }
   }
 }
 
 // Of 16 x 16 numbers that stand as results of two products, of the left and the right eight columns.
-template <class M>
-HEED_DEVICE void SplitResults(const float (&left)[4], const float (&right)[4], uint32_t (&pieces)[kPieces][4]) {
-  Split<M>(left[0], left[1], 0, pieces);
-  Split<M>(left[2], left[3], 1, pieces);
-  Split<M>(right[0], right[1], 2, pieces);
-  Split<M>(right[2], right[3], 3, pieces);
+template <class M, DType kPiece = DType::kBF16, bool kFinite = false, int kCount>
+HEED_DEVICE void SplitResults(const float (&left)[4], const float (&right)[4], uint32_t (&pieces)[kCount][4]) {
+  Split<M, kPiece, kFinite>(left[0], left[1], 0, pieces);
+  Split<M, kPiece, kFinite>(left[2], left[3], 1, pieces);
+  Split<M, kPiece, kFinite>(right[0], right[1], 2, pieces);
+  Split<M, kPiece, kFinite>(right[2], right[3], 3, pieces);
 }
 
 // A tensor's elements as operands.
@@ -72,13 +80,13 @@ HEED_DEVICE SecondOperand<kCount> WordsOf(const uint32_t (&pieces)[kCount][4], i
 }
 
 // c += a b, small products first.
-template <class M, int kA, int kB>
+template <DType kPiece = DType::kBF16, class M, int kA, int kB>
 HEED_DEVICE void MultiplyPieces(M& m, const uint32_t (&a)[kA][4], const uint32_t (&b)[kB][2], float (&c)[4]) {
   HEED_DEVICE_UNROLL
   for (int sum = kPieces - 1; sum >= 0; --sum) {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < kA; ++i) {
-      if (i <= sum && sum - i < kB) m.template Multiply<DType::kBF16>(a[i], b[sum - i], c);
+      if (i <= sum && sum - i < kB) m.template Multiply<kPiece>(a[i], b[sum - i], c);
     }
   }
 }

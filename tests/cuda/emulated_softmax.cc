@@ -10,25 +10,25 @@ namespace {
 
 using namespace softmax::cuda;  // NOLINT: what it launches
 
-template <DType kDType, class Shape, bool kGeneral>
+template <class Shape, bool kGeneral>
 const char* RunForward(const Launch& launch, const ForwardParams& params) {
   RunEmulated({.blocks = {launch.blocks[0], launch.blocks[1], launch.blocks[2]},
                .threads = Shape::kThreads,
                .shared_bytes = Shape::kSharedBytes,
                .seed = EmulatedSeed()},
               [&](EmulatedMachine& machine) {
-                ForwardBlock<EmulatedMachine, kDType, Shape, kGeneral>(machine, params).Run();
+                ForwardBlock<EmulatedMachine, Shape, kGeneral>(machine, params).Run();
               });
   return nullptr;
 }
 const char* Forward(const Launch& launch, const ForwardParams& params) {
-  return WithKernel(params, [&](auto shape, auto of, auto general) {
-    return RunForward<of.value, decltype(shape), general.value>(launch, params);
+  return WithKernel(params, [&](auto shape, auto general) {
+    return RunForward<decltype(shape), general.value>(launch, params);
   });
 }
 const char* FewRows(const Launch& launch, const ForwardParams& params) {
-  return WithFewRowsKernel(params, [&](auto shape, auto of) {
-    return RunForward<of.value, decltype(shape), true>(launch, params);
+  return WithFewRowsShape(params.dtype, params.depth, params.value_depth, [&](auto shape) {
+    return RunForward<decltype(shape), true>(launch, params);
   });
 }
 const char* Combine(const Launch& launch, const ForwardParams& params) {

@@ -50,13 +50,14 @@ std::string DeclinesSizes(const Problem& p) {
 
 int64_t SharedBytes(const Problem& p) {
   const auto bytes = [](auto shape) { return int64_t{shape.kSharedBytes}; };
-  return std::max(cuda::WithShape(p.depth, p.value_depth, bytes), cuda::WithFewRowsShape(p.depth, p.value_depth, bytes));
+  return std::max(cuda::WithShape(p.dtype, p.depth, p.value_depth, bytes),
+                  cuda::WithFewRowsShape(p.dtype, p.depth, p.value_depth, bytes));
 }
 
 std::string DeclinesDevice(const Problem& p) { return heed::cuda::Declines(p.device, SharedBytes(p)); }
 
 std::string Declines(const Context&, const Problem& p) {
-  if (p.dtype != DType::kBF16 && p.dtype != DType::kF16) return std::string("computes bf16 and f16, not ") + Name(p.dtype);
+  if (p.dtype == DType::kF64) return "computes f32, bf16 and f16, not f64";
   for (const auto declines : {&DeclinesOption, &DeclinesSizes, &DeclinesDevice}) {
     if (std::string reason = declines(p); !reason.empty()) return reason;
   }
@@ -64,7 +65,7 @@ std::string Declines(const Context&, const Problem& p) {
 }
 
 int64_t Lanes(const Problem& p) {
-  return cuda::WithShape(p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kRows}; });
+  return cuda::WithShape(p.dtype, p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kRows}; });
 }
 
 // A launch of these sequences, with its memory. How it is cut no bit depends on: blocks of either kind add up the same segments

@@ -21,7 +21,7 @@ bool IsAligned(const Rows& rows) {
   const auto address = reinterpret_cast<uintptr_t>(rows.data);
   const auto strides = static_cast<uintptr_t>(rows.batch_stride | rows.token_stride | rows.head_stride);
   const size_t size = SizeOf(rows.dtype);
-  return (address / size | strides) % (heed::cuda::kPiece * sizeof(uint16_t) / size) == 0;
+  return (address / size | strides) % (heed::cuda::kUnitBytes / size) == 0;
 }
 
 // f(first, count) for as many sequences as a launch takes.

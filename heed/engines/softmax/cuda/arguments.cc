@@ -8,7 +8,7 @@ namespace heed::softmax::cuda {
 
 Arguments::Arguments(const heed::cuda::Call& call, const Problem& p, std::span<const Sequence> sequences)
     : p_(p), all_(sequences), uploads_(call), slopes_(NumbersOf(p.slopes, p.device_slopes)),
-      sinks_(NumbersOf(p.sinks, p.device_sinks)), aligned_(IsAligned(p.q) && IsAligned(p.k) && IsAligned(p.v)) {
+      sinks_(NumbersOf(p.sinks, p.device_sinks)), aligned_(IsAligned(p.q, p.dtype) && IsAligned(p.k, p.dtype) && IsAligned(p.v, p.dtype)) {
   if (p.page_tokens > 0) ListPages();
   if (p.has_pattern || !p.segments_q.empty()) ListKeptKeys();
 }

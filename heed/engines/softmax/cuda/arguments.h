@@ -48,10 +48,10 @@ class Arguments {
 inline Strides StridesOf(const Rows& rows) { return {rows.token_stride, rows.head_stride}; }
 
 // Whether each row begins at a multiple of 16 bytes.
-inline bool IsAligned(const Rows& rows) {
+inline bool IsAligned(const Rows& rows, DType dtype) {
   const auto address = reinterpret_cast<uintptr_t>(rows.data);
   const auto strides = static_cast<uintptr_t>(rows.batch_stride | rows.token_stride | rows.head_stride);
-  return (address / sizeof(uint16_t) | strides) % heed::cuda::kPiece == 0;
+  return (address | strides * SizeOf(dtype)) % heed::cuda::kUnitBytes == 0;
 }
 
 inline int64_t Blocks(int64_t rows, int64_t lanes) { return (rows + lanes - 1) / lanes; }

@@ -20,6 +20,7 @@ namespace {
 
 void RefuseGradients(const Problem& p, const Gradients& g) {
   const auto refuse = [](const std::string& why) { throw Unsupported(std::string(kName) + " " + why); };
+  if (p.dtype == DType::kF32) refuse("has gradients of bf16 and f16, not f32");
   if (g.dsinks != nullptr || g.dalibi != nullptr) refuse("has gradients of sinks and slopes that are on the device");
   const int64_t needed = WithBackwardShape(p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kSharedBytes}; });
   if (const std::string reason = heed::cuda::Declines(p.device, needed); !reason.empty()) refuse(reason + ", for gradients");
@@ -120,7 +121,7 @@ class BackwardPass {
                              .num_rows = num_rows_,
                              .sink_terms = floats(sink_terms_),
                              .slope_terms = floats(slope_terms_)};
-    params.forward.aligned = params.forward.aligned && IsAligned(g_.d_o);
+    params.forward.aligned = params.forward.aligned && IsAligned(g_.d_o, p_.dtype);
     for (size_t i = 0; i < sequences.size(); ++i) {
       const Sequence& s = sequences[i];
       params.gradients[i] = GradientsOf(s, first_rows_[static_cast<size_t>(&s - p_.sequences.data())]);

@@ -44,8 +44,8 @@ class CombineBlock {
         }
       }
       const RowEnd end = EndOf<M>(p_, p_.dtype, terms, unit_, head);
-      uint16_t* o = static_cast<uint16_t*>(p_.o) + s_.o + query * p_.o_strides.token + head * p_.o_strides.head;
-      o[channel] = Rounded(x * end.factor);
+      const int64_t o = s_.o + query * p_.o_strides.token + head * p_.o_strides.head;
+      heed::cuda::StoreFloat<M>(p_.o, p_.dtype, o + channel, x * end.factor);
       if (channel == 0 && p_.lse != nullptr) {
         p_.lse[s_.lse + query * p_.lse_strides.token + head * p_.lse_strides.head] = end.lse;
       }
@@ -54,10 +54,6 @@ class CombineBlock {
 
  private:
   HEED_DEVICE int64_t SegmentOf(int64_t key) const { return (key - s_.key_begin) / kSegmentKeys; }
-  HEED_DEVICE uint16_t Rounded(float x) const {
-    return static_cast<uint16_t>(p_.dtype == DType::kBF16 ? M::template Pack<DType::kBF16>(x, 0)
-                                                        : M::template Pack<DType::kF16>(x, 0));
-  }
 
   M& m_;
   const ForwardParams& p_;

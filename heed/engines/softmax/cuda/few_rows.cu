@@ -3,8 +3,8 @@
 
 namespace heed::softmax::cuda {
 const char* LaunchFewRows(const heed::cuda::Launch& launch, const ForwardParams& params) {
-  return WithFewRowsKernel(params, [&](auto shape, auto of) {
-    return LaunchForward<of.value, decltype(shape), true>(launch, params);
+  return WithFewRowsShape(params.dtype, params.depth, params.value_depth, [&](auto shape) {
+    return LaunchForward<decltype(shape), true>(launch, params);
   });
 }
 const char* LaunchCombine(const heed::cuda::Launch& launch, const ForwardParams& params) {

@@ -1,4 +1,4 @@
-// Attention forward on a GPU: a block of rows of one head, in products of 16 x 8 x 16 elements of 16 bits.
+// Attention forward on a GPU: a block of rows of one head, in products of 16 x 8 x 16 elements of 16 bits, or of pieces of f32.
 //
 // Four or eight warps own 16 or 32 rows each and walk together over tiles of 64 keys, counted from the first valid key. Keys
 // of the next tile are copied while the weights of this one are multiplied with its values, its values while logits are.
@@ -21,11 +21,13 @@
 #include <cstdint>
 
 #include "heed/core/dtype.h"
+#include "heed/cuda/elements.h"
 #include "heed/cuda/machine.h"
 #include "heed/cuda/shared_tile.h"
 #include "heed/engines/softmax/cuda/forward_params.h"
 #include "heed/engines/softmax/cuda/kept_tiles.h"
 #include "heed/engines/softmax/cuda/pair_logits.h"
+#include "heed/engines/softmax/cuda/row_products.h"
 #include "heed/engines/softmax/cuda/row_states.h"
 #include "heed/engines/softmax/cuda/weighted_sums.h"
 #include "heed/engines/softmax/key_runs.h"
@@ -39,24 +41,28 @@ inline constexpr int kFewRows = 16;  // of a block of few rows
 static_assert(kSegmentKeys % kTileKeys == 0);
 
 // What a block of a kernel for these channels has.
-template <int kDepth, int kValueDepth, bool kFew = false>
+template <DType kOf, int kDepth, int kValueDepth, bool kFew = false>
 struct ForwardShape {
+  static constexpr DType kDType = kOf;
+  using Element = heed::cuda::Element<kDType>;
   static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
+  static constexpr int kRowBytes = kDepth * static_cast<int>(sizeof(Element));
   static constexpr bool kHasFewRows = kFew;
   // A strip is 16 rows. Two share what a warp loads of keys and values, which shared memory is the bound of otherwise, but
   // have to fit its registers.
-  static constexpr int kStrips = kValueDepth <= 128 && !kFew ? 2 : 1;
-  static constexpr int kWarps = kStrips == 2 || kFew ? 4 : 8;
+  static constexpr int kStrips = !kFew && kValueDepth <= (kOf == DType::kF32 ? 64 : 128) ? 2 : 1;
+  static constexpr int kWarps = kStrips == 2 || kRowBytes > 512 || kFew ? 4 : 8;
   static constexpr int kSharers = kFew ? kWarps : 1;  // of the same rows
   static constexpr int kThreads = kWarps * heed::cuda::kWarp;
-  static constexpr int kBlocks = !kFew ? 1 : kDepth <= 128 ? 3 : 2;  // of a multiprocessor that registers are to suffice for
+  // Of a multiprocessor that registers are to suffice for, and of f32 those that memory does.
+  static constexpr int kBlocks = !kFew ? 1 : kRowBytes <= 256 ? 3 : kRowBytes <= 512 ? 2 : 1;
   static constexpr int kRows = kFew ? cuda::kFewRows : kWarps * kStrips * 16;
   // Tiles under way at once: memory is what few rows wait for.
-  static constexpr int kStages = kFew && kDepth <= 128 ? 2 : 1;
+  static constexpr int kStages = kFew && kRowBytes <= 256 ? 2 : 1;
   static constexpr int kLogitsPitch = kTileKeys + 8;  // of rows of logits that warps share, in different banks
-  using Queries = SharedTile<kRows, kDepth>;
-  using Keys = SharedTile<kTileKeys, kDepth>;
-  using Values = SharedTile<kTileKeys, kValueDepth>;
+  using Queries = SharedTile<kRows, kDepth, Element>;
+  using Keys = SharedTile<kTileKeys, kDepth, Element>;
+  using Values = SharedTile<kTileKeys, kValueDepth, Element>;
   // In shared memory, one behind the other.
   static constexpr int kKeysAt = Queries::kBytes, kValuesAt = kKeysAt + kStages * Keys::kBytes,
                        kLogitsAt = kValuesAt + kStages * Values::kBytes,
@@ -64,22 +70,25 @@ struct ForwardShape {
 };
 
 // `kGeneral`: logits have more to them than a scale above 0, or weights are dropped. Others have registers to spare. Blocks of
-// few rows ask the problem.
-template <class M, DType kDType, class Shape, bool kGeneral>
+// few rows and of f32 ask the problem.
+template <class M, class Shape, bool kGeneral>
 class ForwardBlock {
+  using Element = typename Shape::Element;
+  static constexpr DType kDType = Shape::kDType;
   static constexpr int kDepth = Shape::kChannels, kValueDepth = Shape::kValueChannels;
   static constexpr int kStrips = Shape::kStrips, kRows = Shape::kRows, kSharers = Shape::kSharers, kStages = Shape::kStages;
-  static constexpr bool kHasFewRows = Shape::kHasFewRows;
+  static constexpr bool kHasFewRows = Shape::kHasFewRows, kAsks = kHasFewRows || kDType == DType::kF32;
   static constexpr float kWeightPower = WeightPower(kDType);
   static constexpr int kKeyTiles = kTileKeys / 8, kChannelTiles = kValueDepth / 8 / kSharers;  // products' columns
   static constexpr int kOwnKeyTiles = kKeyTiles / kSharers;                                    // whose logits a warp computes
+  using OwnLogits = RowProducts<kDType, kStrips, kOwnKeyTiles>;
   using Sums = WarpSums<kStrips, kKeyTiles, kChannelTiles>;
 
  public:
   HEED_DEVICE ForwardBlock(M& m, const ForwardParams& p)
       : m_(m), p_(p), s_(p.sequences[m.block(2)]), lane_(m.thread() % heed::cuda::kWarp),
         warp_(m.thread() / heed::cuda::kWarp / kSharers), sharer_(m.thread() / heed::cuda::kWarp % kSharers),
-        queries_(m.shared()), general_(kGeneral && (!kHasFewRows || IsGeneral(p))), unit_(general_ ? 1 : p.scale),
+        queries_(m.shared()), general_(kGeneral && (!kAsks || IsGeneral(p))), unit_(general_ ? 1 : p.scale),
         of_pairs_(p, s_), kept_(p, s_), key_head_(p.fused ? m.block(1) : m.block(1) / p.group), k_(RowsOf(p.k, s_.k, p.k_strides)),
         v_(RowsOf(p.v, s_.v, p.v_strides)) {}
 
@@ -155,7 +164,7 @@ class ForwardBlock {
     }
     // O += P V.
     const typename Shape::Values values = ValueTile(stage);
-    if (full) {
+    if (full && heed::cuda::kPiecesOf<kDType> == 1) {
       Sums::template Add<kDType>(m_, logits_, values, outputs_, FirstChannel());
     } else {
       Sums::template AddSeen<kDType>(m_, logits_, values, KeysFrom(tile), p_.value_depth,
@@ -187,7 +196,7 @@ class ForwardBlock {
   HEED_DEVICE void CopyQueries() {
     queries_.Copy(m_, p_.aligned, p_.depth, num_rows_, [&](int row) {
       const Row at = RowAt(row);
-      return static_cast<const uint16_t*>(p_.q) + s_.q + at.query * p_.q_strides.token + at.head * p_.q_strides.head;
+      return static_cast<const Element*>(p_.q) + s_.q + at.query * p_.q_strides.token + at.head * p_.q_strides.head;
     });
   }
   HEED_DEVICE typename Shape::Keys KeyTile(int stage) const {
@@ -215,7 +224,7 @@ class ForwardBlock {
   }
   // `rows`: those of the key head, from the sequence's first key on, unless they are in pages.
   template <class Tile>
-  HEED_DEVICE void CopyRows(const Tile& to, int64_t tile, int channels, const uint16_t* rows, const Strides& strides,
+  HEED_DEVICE void CopyRows(const Tile& to, int64_t tile, int channels, const Element* rows, const Strides& strides,
                             int64_t in_page) const {
     if (p_.page_tokens > 0) {
       to.Copy(m_, p_.aligned, channels, KeysFrom(tile), [&](int row) { return RowInPage(strides, in_page, tile + row); });
@@ -223,15 +232,15 @@ class ForwardBlock {
       to.template CopyRows<Shape::kThreads>(m_, p_.aligned, channels, KeysFrom(tile), rows + tile * strides.token, strides.token);
     }
   }
-  HEED_DEVICE const uint16_t* RowsOf(const void* data, int64_t first, const Strides& strides) const {
-    return static_cast<const uint16_t*>(data) + first + key_head_ * strides.head;
+  HEED_DEVICE const Element* RowsOf(const void* data, int64_t first, const Strides& strides) const {
+    return static_cast<const Element*>(data) + first + key_head_ * strides.head;
   }
-  HEED_DEVICE const uint16_t* RowInPage(const Strides& strides, int64_t in_page, int64_t key) const {
+  HEED_DEVICE const Element* RowInPage(const Strides& strides, int64_t in_page, int64_t key) const {
     const auto index = static_cast<uint32_t>(key), tokens = static_cast<uint32_t>(p_.page_tokens), page = index / tokens;
-    return reinterpret_cast<const uint16_t*>(p_.pages[s_.pages + page] + in_page) + key_head_ * strides.head +
+    return reinterpret_cast<const Element*>(p_.pages[s_.pages + page] + in_page) + key_head_ * strides.head +
            (index - page * tokens) * strides.token;
   }
-  HEED_DEVICE const uint16_t* ValueAt(int64_t key) const {
+  HEED_DEVICE const Element* ValueAt(int64_t key) const {
     return p_.page_tokens > 0 ? RowInPage(p_.v_strides, p_.v_in_page, key) : v_ + key * p_.v_strides.token;
   }
   // Keys that exist in a tile.
@@ -241,40 +250,21 @@ class ForwardBlock {
 
   // S = Q K^T, of the warp's keys, which other warps may have a use for too.
   HEED_DEVICE void Logits(int stage) {
-    const typename Shape::Keys keys = KeyTile(stage);
-    HEED_DEVICE_UNROLL
-    for (int strip = 0; strip < kStrips; ++strip) {
-      HEED_DEVICE_UNROLL
-      for (int j = 0; j < kOwnKeyTiles; ++j) {
-        HEED_DEVICE_UNROLL
-        for (int i = 0; i < 4; ++i) logits_[strip][j][i] = 0;
-      }
-    }
-    HEED_DEVICE_UNROLL
-    for (int e = 0; e < kDepth; e += 16) {
-      uint32_t q[kStrips][4];
-      HEED_DEVICE_UNROLL
-      for (int strip = 0; strip < kStrips; ++strip) queries_.LoadRows(m_, FirstRow(strip), e, q[strip]);
-      HEED_DEVICE_UNROLL
-      for (int j = 0; j < kOwnKeyTiles; j += 2) {
-        uint32_t k[4];
-        keys.LoadColumns(m_, 8 * (sharer_ * kOwnKeyTiles + j), e, k);
-        const uint32_t low[2] = {k[0], k[1]}, high[2] = {k[2], k[3]};
-        HEED_DEVICE_UNROLL
-        for (int strip = 0; strip < kStrips; ++strip) {
-          m_.template Multiply<kDType>(q[strip], low, logits_[strip][j]);
-          m_.template Multiply<kDType>(q[strip], high, logits_[strip][j + 1]);
-        }
-      }
-    }
+    const auto multiply = [&](typename OwnLogits::Products& logits) {
+      OwnLogits::template Multiply<kDepth>(m_, queries_, FirstRow(0), KeyTile(stage), 8 * sharer_ * kOwnKeyTiles, logits);
+    };
     if constexpr (kHasFewRows) {
+      typename OwnLogits::Products own;
+      multiply(own);
       HEED_DEVICE_UNROLL
       for (int j = 0; j < kOwnKeyTiles; ++j) {
         HEED_DEVICE_UNROLL
         for (int half = 0; half < 2; ++half) {
-          *SharedLogits(half, sharer_ * kOwnKeyTiles + j) = {logits_[0][j][2 * half], logits_[0][j][2 * half + 1]};
+          *SharedLogits(half, sharer_ * kOwnKeyTiles + j) = {own[0][j][2 * half], own[0][j][2 * half + 1]};
         }
       }
+    } else {
+      multiply(logits_);
     }
   }
   // Those of all warps, once all have met.
@@ -472,11 +462,11 @@ class ForwardBlock {
   HEED_DEVICE void Finish() const {
     ForRows([&](int strip, int half, const Row& at) {
       const RowEnd end = EndOf<M>(p_, kDType, TermsOf(strip, half), unit_, at.head);
-      uint16_t* o = static_cast<uint16_t*>(p_.o) + s_.o + at.query * p_.o_strides.token + at.head * p_.o_strides.head;
+      Element* o = static_cast<Element*>(p_.o) + s_.o + at.query * p_.o_strides.token + at.head * p_.o_strides.head;
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannelTiles; ++e) {
         const float* x = outputs_[strip][e] + 2 * half;
-        StorePair(o, ChannelOf(e), M::template Pack<kDType>(x[0] * end.factor, x[1] * end.factor));
+        heed::cuda::StorePair<M, kDType>(o, ChannelOf(e), p_.value_depth, x[0] * end.factor, x[1] * end.factor);
       }
       if (p_.lse != nullptr && IsFirstOfRow()) {
         p_.lse[s_.lse + at.query * p_.lse_strides.token + at.head * p_.lse_strides.head] = end.lse;
@@ -496,10 +486,6 @@ class ForwardBlock {
       if (IsFirstOfRow()) p_.part_terms[part] = TermsOf(strip, half);
     });
   }
-  HEED_DEVICE void StorePair(uint16_t* row, int channel, uint32_t pair) const {
-    if (channel < p_.value_depth) row[channel] = static_cast<uint16_t>(pair);
-    if (channel + 1 < p_.value_depth) row[channel + 1] = static_cast<uint16_t>(pair >> 16);
-  }
 
   // Where the thread's elements are.
   HEED_DEVICE int FirstRow(int strip) const { return (warp_ * kStrips + strip) * 16; }
@@ -518,7 +504,7 @@ class ForwardBlock {
   const PairLogits<M> of_pairs_;
   KeptTiles<kHasFewRows ? 1 : 2> kept_;
   const int key_head_;
-  const uint16_t *const k_, *const v_;
+  const Element *const k_, *const v_;
   int first_row_ = 0, num_rows_ = 0;
   int64_t segment_ = 0, segments_ = 1;  // the block's, and how many the sequence's blocks have
   BlockKeys keys_seen_;

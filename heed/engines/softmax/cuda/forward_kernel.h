@@ -7,9 +7,9 @@
 
 namespace heed::softmax::cuda {
 
-template <DType kDType, class Shape, bool kGeneral>
+template <class Shape, bool kGeneral>
 const char* LaunchForward(const heed::cuda::Launch& launch, const ForwardParams& params) {
-  using Block = ForwardBlock<heed::cuda::GpuMachine, kDType, Shape, kGeneral>;
+  using Block = ForwardBlock<heed::cuda::GpuMachine, Shape, kGeneral>;
   return heed::cuda::LaunchBlock<Block, Shape::kThreads, Shape::kBlocks>(launch, Shape::kSharedBytes, params);
 }
 

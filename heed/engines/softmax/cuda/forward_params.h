@@ -63,7 +63,7 @@ struct alignas(8) PartTerms {
 inline constexpr int kMostSequences = 32;
 
 struct ForwardParams {
-  DType dtype;  // bf16 or f16
+  DType dtype;  // f32, bf16 or f16
   const void *q, *k, *v;
   void* o;
   float* lse;  // or null

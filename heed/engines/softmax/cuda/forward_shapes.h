@@ -1,4 +1,4 @@
-// The kernels that there are: by channels of keys and of values, each for bf16 and f16. Smaller rows are filled with zeros.
+// The kernels that there are: by dtype, channels of keys and channels of values. Smaller rows are filled with zeros.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_FORWARD_SHAPES_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_FORWARD_SHAPES_H_
 
@@ -19,45 +19,45 @@ namespace heed::softmax::cuda {
 
 inline constexpr int64_t kMostChannels = 256;
 
-// f(ForwardShape<...>()) of the smallest shape that rows of so many channels, at most kMostChannels, fit.
-template <class F>
-auto WithShape(int64_t depth, int64_t value_depth, const F& f) {
-  if (depth <= 64 && value_depth <= 64) return f(ForwardShape<64, 64>());
-  if (depth <= 128 && value_depth <= 128) return f(ForwardShape<128, 128>());
-  if (depth <= 192 && value_depth <= 128) return f(ForwardShape<192, 128>());
-  return f(ForwardShape<256, 256>());
-}
-
-// The same of blocks of few rows.
-template <class F>
-auto WithFewRowsShape(int64_t depth, int64_t value_depth, const F& f) {
-  if (depth <= 64 && value_depth <= 64) return f(ForwardShape<64, 64, true>());
-  if (depth <= 128 && value_depth <= 128) return f(ForwardShape<128, 128, true>());
-  return f(ForwardShape<256, 256, true>());
-}
-
+// f() of a dtype, as an integral constant.
 template <class F>
 auto WithDType(DType dtype, const F& f) {
+  if (dtype == DType::kF32) return f(std::integral_constant<DType, DType::kF32>());
   if (dtype == DType::kBF16) return f(std::integral_constant<DType, DType::kBF16>());
   return f(std::integral_constant<DType, DType::kF16>());
 }
 
-// f(shape, dtype, whether it is general), the last two as integral constants.
+// f(ForwardShape<...>()) of the smallest shape that rows of so many channels, at most kMostChannels, fit.
 template <class F>
-auto WithKernel(const ForwardParams& p, const F& f) {
-  const bool general = IsGeneral(p);
-  return WithShape(p.depth, p.value_depth, [&](auto shape) {
-    return WithDType(p.dtype, [&](auto of) {
-      return general ? f(shape, of, std::true_type()) : f(shape, of, std::false_type());
-    });
+auto WithShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
+  return WithDType(dtype, [&](auto of) {
+    if (depth <= 64 && value_depth <= 64) return f(ForwardShape<of.value, 64, 64>());
+    if (depth <= 128 && value_depth <= 128) return f(ForwardShape<of.value, 128, 128>());
+    if constexpr (of.value != DType::kF32) {
+      if (depth <= 192 && value_depth <= 128) return f(ForwardShape<of.value, 192, 128>());
+    }
+    return f(ForwardShape<of.value, 256, 256>());
   });
 }
 
-// f(shape, dtype), of kernels that are general where a problem is: what they wait for is memory.
+// The same of blocks of few rows: kernels that are general where a problem is, as what they wait for is memory.
 template <class F>
-auto WithFewRowsKernel(const ForwardParams& p, const F& f) {
-  return WithFewRowsShape(p.depth, p.value_depth, [&](auto shape) {
-    return WithDType(p.dtype, [&](auto of) { return f(shape, of); });
+auto WithFewRowsShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
+  return WithDType(dtype, [&](auto of) {
+    if (depth <= 64 && value_depth <= 64) return f(ForwardShape<of.value, 64, 64, true>());
+    if (depth <= 128 && value_depth <= 128) return f(ForwardShape<of.value, 128, 128, true>());
+    return f(ForwardShape<of.value, 256, 256, true>());
+  });
+}
+
+// f(shape, whether it is general, as an integral constant). So are all of f32, whose time is that of products.
+template <class F>
+auto WithKernel(const ForwardParams& p, const F& f) {
+  return WithShape(p.dtype, p.depth, p.value_depth, [&](auto shape) {
+    if constexpr (shape.kDType != DType::kF32) {
+      if (!IsGeneral(p)) return f(shape, std::false_type());
+    }
+    return f(shape, std::true_type());
   });
 }
 

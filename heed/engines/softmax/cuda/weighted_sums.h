@@ -7,7 +7,9 @@
 #include <cstdint>
 
 #include "heed/core/dtype.h"
+#include "heed/cuda/elements.h"
 #include "heed/cuda/machine.h"
+#include "heed/cuda/pieces.h"
 
 namespace heed::softmax::cuda {
 
@@ -21,26 +23,24 @@ struct WarpSums {
 
   template <DType kDType, class M, class Tile>
   static HEED_DEVICE void Add(M& m, const Weights& weights, const Tile& tile, Sums& sums, int first = 0) {
+    constexpr DType kPiece = heed::cuda::kPieceOf<kDType>;
+    constexpr int kPieces = heed::cuda::kPiecesOf<kDType>;
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kTiles; j += 2) {
-      uint32_t p[kStrips][4];
+      uint32_t p[kStrips][kPieces][4];
       HEED_DEVICE_UNROLL
       for (int strip = 0; strip < kStrips; ++strip) {
-        const float *a = weights[strip][j], *b = weights[strip][j + 1];
-        p[strip][0] = M::template Pack<kDType>(a[0], a[1]);
-        p[strip][1] = M::template Pack<kDType>(a[2], a[3]);
-        p[strip][2] = M::template Pack<kDType>(b[0], b[1]);
-        p[strip][3] = M::template Pack<kDType>(b[2], b[3]);
+        heed::cuda::SplitResults<M, kPiece, /*kFinite=*/true>(weights[strip][j], weights[strip][j + 1], p[strip]);
       }
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannels; e += 2) {
-        uint32_t v[4];
+        uint32_t v[kPieces][4];
         tile.LoadTransposed(m, 8 * j, first + 8 * e, v);
-        const uint32_t low[2] = {v[0], v[1]}, high[2] = {v[2], v[3]};
+        const auto low = heed::cuda::WordsOf(v, 0, 1), high = heed::cuda::WordsOf(v, 2, 3);
         HEED_DEVICE_UNROLL
         for (int strip = 0; strip < kStrips; ++strip) {
-          m.template Multiply<kDType>(p[strip], low, sums[strip][e]);
-          m.template Multiply<kDType>(p[strip], high, sums[strip][e + 1]);
+          heed::cuda::MultiplyPieces<kPiece>(m, p[strip], low.at, sums[strip][e]);
+          heed::cuda::MultiplyPieces<kPiece>(m, p[strip], high.at, sums[strip][e + 1]);
         }
       }
     }
@@ -48,32 +48,67 @@ struct WarpSums {
 
   // The same of a tile of which some weights are -0, those of masked pairs: they leave out rows, of `count`, even where these
   // are not finite. All threads of the block come here; row(i) is where row i of the tile comes from, `marks` is shared memory
-  // for a number per row.
+  // for a number per row. Of f32, of any tile: numbers that do not fit pieces are multiplied whole, and their weights become -0.
   template <DType kDType, class M, class Tile, class RowOf>
-  static HEED_DEVICE void AddSeen(M& m, const Weights& weights, const Tile& tile, int count, int channels, const RowOf& row,
+  static HEED_DEVICE void AddSeen(M& m, Weights& weights, const Tile& tile, int count, int channels, const RowOf& row,
                                   char* marks, Sums& sums, int first = 0) {
-    const bool mine = tile.template FindNotFinite<kDType>(m, marks);
-    if (!m.SyncOr(mine)) return Add<kDType>(m, weights, tile, sums, first);
-    tile.ZeroRows(m, marks);
-    m.Sync();
+    const bool found = tile.template FindNotFinite<kDType>(m, marks);
+    if (found) {
+      tile.ZeroRows(m, marks);
+      m.Sync();
+    }
+    if constexpr (heed::cuda::kPiecesOf<kDType> > 1) {
+      ForRows([&](int strip, int half) {
+        float unfit = FitPieces(weights[strip], half) ? 0 : 1;
+        if (!m.Any(unfit > 0)) return;
+        unfit += m.ShuffleXor(unfit, 1);
+        unfit += m.ShuffleXor(unfit, 2);  // of the whole row
+        for (int i = 0; i < count; ++i) {
+          AddRow<kDType>(m, weights[strip], i, half, channels, row(i), unfit > 0, sums[strip], first);
+        }
+        HEED_DEVICE_UNROLL
+        for (int j = 0; j < kTiles; ++j) {
+          HEED_DEVICE_UNROLL
+          for (int k = 0; k < 2; ++k) {
+            if (unfit > 0) weights[strip][j][2 * half + k] = -0.0f;
+          }
+        }
+      });
+    }
     Add<kDType>(m, weights, tile, sums, first);
+    if (!found) return;
     for (int i = 0; i < count; ++i) {
       if (marks[i] == 0) continue;
-      HEED_DEVICE_UNROLL
-      for (int strip = 0; strip < kStrips; ++strip) {
-        HEED_DEVICE_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          AddRow<kDType>(m, weights[strip], i, half, channels, row(i), sums[strip], first);
-        }
-      }
+      ForRows([&](int strip, int half) {
+        AddRow<kDType>(m, weights[strip], i, half, channels, row(i), true, sums[strip], first);
+      });
     }
     m.Sync();  // before marks are made again
   }
 
  private:
+  // f(strip, half) of the rows that a thread has a part of.
+  template <class F>
+  static HEED_DEVICE void ForRows(const F& f) {
+    HEED_DEVICE_UNROLL
+    for (int strip = 0; strip < kStrips; ++strip) {
+      HEED_DEVICE_UNROLL
+      for (int half = 0; half < 2; ++half) f(strip, half);
+    }
+  }
+  static HEED_DEVICE bool FitPieces(const float (&weights)[kTiles][4], int half) {
+    bool fit = true;
+    HEED_DEVICE_UNROLL
+    for (int j = 0; j < kTiles; ++j) {
+      HEED_DEVICE_UNROLL
+      for (int k = 0; k < 2; ++k) fit &= heed::cuda::FitsPieces(weights[j][2 * half + k]);
+    }
+    return fit;
+  }
+
   template <DType kDType, class M>
   static HEED_DEVICE void AddRow(M& m, const float (&weights)[kTiles][4], int i, int half, int channels,
-                                 const uint16_t* row, float (&sums)[kChannels][4], int first) {
+                                 const heed::cuda::Element<kDType>* row, bool wanted, float (&sums)[kChannels][4], int first) {
     const int lane = m.thread() % heed::cuda::kWarp;
     float mine = 0;
     HEED_DEVICE_UNROLL
@@ -84,13 +119,13 @@ struct WarpSums {
       }
     }
     const float weight = m.Shuffle(mine, lane - lane % 4 + i % 8 / 2);
-    if (weight == 0 && std::signbit(weight)) return;
+    if (!wanted || (weight == 0 && std::signbit(weight))) return;
     HEED_DEVICE_UNROLL
     for (int e = 0; e < kChannels; ++e) {
       HEED_DEVICE_UNROLL
       for (int k = 0; k < 2; ++k) {
         const int channel = first + 8 * e + lane % 4 * 2 + k;
-        if (channel < channels) sums[e][2 * half + k] += weight * M::template Widen<kDType>(row[channel]);
+        if (channel < channels) sums[e][2 * half + k] += weight * heed::cuda::ToFloat<M, kDType>(row[channel]);
       }
     }
   }

@@ -1,0 +1,47 @@
+// Elements of tensors, as they are stored and as products take them: those of 16 bits as they are, f32 in pieces of bf16.
+#ifndef HEED_CUDA_ELEMENTS_H_
+#define HEED_CUDA_ELEMENTS_H_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "heed/core/dtype.h"
+#include "heed/cuda/machine.h"
+#include "heed/cuda/pieces.h"
+
+namespace heed::cuda {
+
+template <DType kDType>
+using Element = std::conditional_t<kDType == DType::kF32, float, uint16_t>;
+
+// The pieces of an operand (pieces.h): what they are, and how many.
+template <DType kDType>
+inline constexpr DType kPieceOf = kDType == DType::kF32 ? DType::kBF16 : kDType;
+template <DType kDType>
+inline constexpr int kPiecesOf = kDType == DType::kF32 ? kPieces : 1;
+
+template <class M, DType kDType>
+HEED_DEVICE float ToFloat(Element<kDType> x) {
+  if constexpr (kDType == DType::kF32) {
+    return x;
+  } else {
+    return M::template Widen<kDType>(x);
+  }
+}
+
+// Stores two numbers in a row of so many channels, from an even one on.
+template <class M, DType kDType>
+HEED_DEVICE void StorePair(Element<kDType>* row, int channel, int channels, float low, float high) {
+  if constexpr (kDType == DType::kF32) {
+    if (channel < channels) row[channel] = low;
+    if (channel + 1 < channels) row[channel + 1] = high;
+  } else {
+    const uint32_t pair = M::template Pack<kDType>(low, high);
+    if (channel < channels) row[channel] = static_cast<uint16_t>(pair);
+    if (channel + 1 < channels) row[channel + 1] = static_cast<uint16_t>(pair >> 16);
+  }
+}
+
+}  // namespace heed::cuda
+
+#endif  // HEED_CUDA_ELEMENTS_H_

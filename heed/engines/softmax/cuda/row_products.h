@@ -1,0 +1,82 @@
+// Products of rows with rows: S = Q K^T, dP = dO V^T, and both the other way round.
+#ifndef HEED_ENGINES_SOFTMAX_CUDA_ROW_PRODUCTS_H_
+#define HEED_ENGINES_SOFTMAX_CUDA_ROW_PRODUCTS_H_
+
+#include <cmath>
+#include <cstdint>
+
+#include "heed/core/dtype.h"
+#include "heed/cuda/elements.h"
+#include "heed/cuda/machine.h"
+#include "heed/cuda/pieces.h"
+
+namespace heed::softmax::cuda {
+
+// Of a warp: kStrips strips of 16 rows by 8 kTiles rows, in fragments of products.
+template <DType kDType, int kStrips, int kTiles>
+struct RowProducts {
+  using Products = float[kStrips][kTiles][4];
+
+  // Rows of `a` from `row` on, those of `b` from `column` on.
+  template <int kChannels, class M, class A, class B>
+  static HEED_DEVICE void Multiply(M& m, const A& a, int row, const B& b, int column, Products& products) {
+    constexpr DType kPiece = heed::cuda::kPieceOf<kDType>;
+    constexpr int kPieces = heed::cuda::kPiecesOf<kDType>;
+    HEED_DEVICE_UNROLL
+    for (int strip = 0; strip < kStrips; ++strip) {
+      HEED_DEVICE_UNROLL
+      for (int j = 0; j < kTiles; ++j) {
+        HEED_DEVICE_UNROLL
+        for (int i = 0; i < 4; ++i) products[strip][j][i] = 0;
+      }
+    }
+    HEED_DEVICE_UNROLL
+    for (int e = 0; e < kChannels; e += 16) {
+      uint32_t rows[kStrips][kPieces][4];
+      HEED_DEVICE_UNROLL
+      for (int strip = 0; strip < kStrips; ++strip) a.LoadRows(m, row + 16 * strip, e, rows[strip]);
+      HEED_DEVICE_UNROLL
+      for (int j = 0; j < kTiles; j += 2) {
+        uint32_t columns[kPieces][4];
+        b.LoadColumns(m, column + 8 * j, e, columns);
+        const auto low = heed::cuda::WordsOf(columns, 0, 1), high = heed::cuda::WordsOf(columns, 2, 3);
+        HEED_DEVICE_UNROLL
+        for (int strip = 0; strip < kStrips; ++strip) {
+          heed::cuda::MultiplyPieces<kPiece>(m, rows[strip], low.at, products[strip][j]);
+          heed::cuda::MultiplyPieces<kPiece>(m, rows[strip], high.at, products[strip][j + 1]);
+        }
+      }
+    }
+    if constexpr (kPieces > 1) RepeatNaN<kChannels>(m, a, row, b, column, products);
+  }
+
+ private:
+  // What is infinite meets zeros and both signs among the pieces of a number: what is NaN is computed once more, number by number.
+  template <int kChannels, class M, class A, class B>
+  static HEED_DEVICE void RepeatNaN(M& m, const A& a, int row, const B& b, int column, Products& products) {
+    constexpr int kCount = kStrips * kTiles * 4;
+    bool any = false;
+    heed::cuda::Unrolled<kCount>([&](auto n) { any |= std::isnan(Nth(products, n)); });
+    if (!any) return;
+    const int lane = m.thread() % heed::cuda::kWarp;
+    HEED_DEVICE_ROLL
+    for (int product = 0; product < kCount; ++product) {
+      bool again = false;
+      heed::cuda::Unrolled<kCount>([&](auto n) { again |= n == product && std::isnan(Nth(products, n)); });
+      if (!again) continue;
+      const int strip = product / (4 * kTiles), j = product / 4 % kTiles, i = product % 4;
+      const int from = row + 16 * strip + lane / 4 + 8 * (i / 2), to = column + 8 * j + lane % 4 * 2 + i % 2;
+      float sum = 0;
+      HEED_DEVICE_ROLL
+      for (int e = 0; e < kChannels; ++e) sum = fmaf(*a.At(from, e), *b.At(to, e), sum);
+      heed::cuda::Unrolled<kCount>([&](auto n) {
+        if (n == product) Nth(products, n) = sum;
+      });
+    }
+  }
+  static HEED_DEVICE float& Nth(Products& products, int n) { return products[n / (4 * kTiles)][n / 4 % kTiles][n % 4]; }
+};
+
+}  // namespace heed::softmax::cuda
+
+#endif  // HEED_ENGINES_SOFTMAX_CUDA_ROW_PRODUCTS_H_
