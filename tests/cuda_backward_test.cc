@@ -25,9 +25,11 @@ class CudaBackwardTestOfDTypes : public CudaBackwardTest {
  protected:
   void AgreesOnRandomProblems(DType dtype) {
     Comparison closest;
-    const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 60);
+    const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", dtype == DType::kF32 ? 15 : 60);
     for (uint64_t seed = first; seed < first + count; ++seed) {
       Problem p = RandomProblem(dtype, seed);
+      const int64_t channels = std::max(p.in.q.sizes().back(), p.in.v.sizes().back());
+      if (dtype == DType::kF32 && channels > 128) continue;
       attention::DescribeGradients(p, seed);
       cuda::SetEmulatedSeed(seed);
       const Comparison result = CompareGradients(p, Gradients(p));
@@ -41,6 +43,7 @@ class CudaBackwardTestOfDTypes : public CudaBackwardTest {
 
 TEST_P(CudaBackwardTestOfDTypes, GradientsOfRandomProblemsOfBF16AgreeWithTheReference) { AgreesOnRandomProblems(DType::kBF16); }
 TEST_P(CudaBackwardTestOfDTypes, GradientsOfRandomProblemsOfF16AgreeWithTheReference) { AgreesOnRandomProblems(DType::kF16); }
+TEST_P(CudaBackwardTestOfDTypes, GradientsOfRandomProblemsOfF32AgreeWithTheReference) { AgreesOnRandomProblems(DType::kF32); }
 
 TEST_P(CudaBackwardTest, GradientsAgreeWithTheReferenceAtAwkwardSizes) {
   constexpr Sizes kGradientSizes[] = {{1, 1, 1, 1, 1, 1, 1},       {2, 70, 90, 2, 1, 64, 64}, {1, 66, 65, 2, 1, 128, 128},
@@ -58,13 +61,19 @@ TEST_P(CudaBackwardTest, GradientsAgreeWithTheReferenceAtAwkwardSizes) {
       const Comparison result = CompareGradients(p, Gradients(p));
       ASSERT_TRUE(result.ok) << sizes << " options " << i << ": " << result.message;
     }
+    if (sizes.D > 128) continue;
+    Problem p = Plain(DType::kF32, sizes, 7);
+    p.options = all[static_cast<size_t>(sizes.D + sizes.Tk) % all.size()];
+    attention::DescribeGradients(p, 5);
+    const Comparison result = CompareGradients(p, Gradients(p));
+    ASSERT_TRUE(result.ok) << "f32 " << sizes << ": " << result.message;
   }
 }
 
 // Keys from 70 on, and rows of them, are not finite: others have the gradients that they have without these.
 TEST_P(CudaBackwardTest, GradientsOfPairsThatAreSeenAlone) {
-  const auto gradients = [&](int64_t finite, double value) {
-    Problem p = Plain(DType::kBF16, {1, 100, 100, 1, 1, 64, 64}, 9);
+  const auto gradients = [&](DType dtype, int64_t finite, double value) {
+    Problem p = Plain(dtype, {1, 100, 100, 1, 1, 64, 64}, 9);
     p.options.window = {0, 0};  // each token sees itself
     attention::DescribeGradients(p, 3);
     for (const ConstTensorView& view : {p.in.q, p.in.k, p.in.v, p.d_o}) {
@@ -77,18 +86,58 @@ TEST_P(CudaBackwardTest, GradientsOfPairsThatAreSeenAlone) {
     }
     return Gradients(p);
   };
-  const std::vector<Buffer> expected = gradients(100, 0);
-  for (const double value : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
-    const std::vector<Buffer> results = gradients(70, value);
-    for (size_t g = 0; g < results.size(); ++g) {
-      for (int64_t token = 0; token < 70; ++token) {
-        for (int64_t e = 0; e < 64; ++e) {
-          ASSERT_EQ(results[g].Get({0, token, 0, e}), expected[g].Get({0, token, 0, e})) << g << " " << token << " " << e;
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    const std::vector<Buffer> expected = gradients(dtype, 100, 0);
+    for (const double value : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+      const std::vector<Buffer> results = gradients(dtype, 70, value);
+      for (size_t g = 0; g < results.size(); ++g) {
+        for (int64_t token = 0; token < 70; ++token) {
+          for (int64_t e = 0; e < 64; ++e) {
+            ASSERT_EQ(results[g].Get({0, token, 0, e}), expected[g].Get({0, token, 0, e}))
+                << Name(dtype) << " " << g << " " << token << " " << e;
+          }
         }
+        EXPECT_FALSE(std::isfinite(results[g].Get({0, 70, 0, 0}))) << Name(dtype) << " " << g;
       }
-      EXPECT_FALSE(std::isfinite(results[g].Get({0, 70, 0, 0}))) << g;
     }
   }
+}
+
+// What arrives is infinite in one element, where all pairs are seen: so are the gradients that it reaches, and no others.
+TEST_P(CudaBackwardTest, InfiniteGradientsOfF32AreWhatTheReferenceSays) {
+  for (const bool of_lse : {false, true}) {
+    Problem p = Plain(DType::kF32, {1, 64, 128, 1, 1, 64, 40}, 9);
+    attention::DescribeGradients(p, 3);
+    const auto set = [](const ConstTensorView& view, const std::vector<int64_t>& index, double value) {
+      SetElement(TensorView(const_cast<void*>(view.data()), view.dtype(), view.sizes(), view.strides()), index, value);
+    };
+    if (of_lse) {
+      p.d_lse = p.memory.emplace_back(DType::kF32, p.LseSizes()).FillNormal(3).view();
+      set(p.d_lse, {0, 0, 20}, std::numeric_limits<double>::infinity());
+    } else {
+      set(p.d_o, {0, 20, 0, 7}, 3.4e38);  // rounds to infinity as bf16
+      for (int64_t key = 0; key < 128; ++key) set(p.in.v, {0, key, 0, 7}, 1e-38 * static_cast<double>(key % 5));
+    }
+    const Comparison result = CompareGradients(p, Gradients(p));
+    EXPECT_TRUE(result.ok) << of_lse << ": " << result.message;
+  }
+}
+
+TEST_P(CudaBackwardTest, GradientsOfManyChannelsOfF32AreRefused) {
+  const TestDevice& device = *GetParam();
+  Problem p = Plain(DType::kF32, {1, 4, 4, 1, 1, 129, 16}, 1);
+  attention::DescribeGradients(p, 1);
+  const Buffer lse(DType::kF32, {1, 1, 4}), host_dv(DType::kF32, {1, 4, 1, 16});
+  const DeviceTensor q(device, p.in.q), k(device, p.in.k), v(device, p.in.v), d_o(device, p.d_o), device_lse(device, lse.view()),
+      dv(device, host_dv.view());
+  attention::Gradients out;
+  out.dv = dv.view();
+  const std::string what = Refusal<Unsupported>([&] {
+    attention::Backward(ctx_, {q.view(), k.view(), v.view(), d_o.view(), device_lse.view(), d_o.view(), {}}, {}, out);
+  });
+  EXPECT_THAT(what, HasSubstr("softmax_cuda has gradients of f32 of up to 128 channels, not 129"));
+  dv.Download(host_dv.view());
+  for (const uint8_t byte : host_dv.bytes()) EXPECT_EQ(byte, 0xFF);
 }
 
 TEST_P(CudaBackwardTest, GradientsOfNumbersOnTheCpuAreRefused) {
@@ -118,11 +167,12 @@ TEST_P(CudaBackwardTest, GradientsOfNumbersOnTheCpuAreRefused) {
 TEST_P(CudaBackwardTest, AGradientOfABiasIsTheSumOverWhatItRepeats) {
   constexpr Sizes kSize = {2, 70, 80, 2, 1, 16, 16};
   for (int repeats = 0; repeats < 16; ++repeats) {
-    Problem p = Plain(repeats % 2 == 0 ? DType::kBF16 : DType::kF16, kSize, 7);
+    constexpr DType kDTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
+    Problem p = Plain(kDTypes[repeats % 3], kSize, 7);
     std::vector<int64_t> sizes = {kSize.B, kSize.Hq, kSize.Tq, kSize.Tk};
     for (size_t axis = 0; axis < 4; ++axis) sizes[axis] = repeats >> axis & 1 ? 1 : sizes[axis];
     p.options.bias = p.memory.emplace_back(DType::kF32, sizes).FillNormal(3).view();
-    p.options.causal = repeats % 3 == 0;
+    p.options.causal = repeats % 4 == 0;
     attention::DescribeGradients(p, 5);
     const Comparison result = CompareGradients(p, Gradients(p));
     ASSERT_TRUE(result.ok) << repeats << ": " << result.message;
@@ -172,15 +222,19 @@ TEST_P(CudaBackwardTest, KeysWithoutQueriesHaveZeros) {
 }
 
 TEST_P(CudaBackwardTest, BitsDoNotDependOnTheOrderOfThreads) {
-  Problem p = Plain(DType::kBF16, {1, 130, 150, 2, 1, 128, 128}, 3);
-  p.options.causal = true;
-  attention::DescribeGradients(p, 4);
-  const std::vector<Buffer> first = Gradients(p);
-  for (uint64_t seed = 2; seed < 5; ++seed) {
-    cuda::SetEmulatedSeed(seed);
-    const std::vector<Buffer> again = Gradients(p);
-    for (size_t i = 0; i < first.size(); ++i) {
-      EXPECT_TRUE(SameBits(first[i].view(), again[i].view())) << p.gradients[i].name;
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    const int64_t heads = dtype == DType::kF32 ? 1 : 2;
+    Problem p = Plain(dtype, {1, 130, 150, heads, 1, 128, 128}, 3);
+    p.options.causal = true;
+    attention::DescribeGradients(p, 4);
+    cuda::SetEmulatedSeed(1);
+    const std::vector<Buffer> first = Gradients(p);
+    for (uint64_t seed = 2; seed < 5; ++seed) {
+      cuda::SetEmulatedSeed(seed);
+      const std::vector<Buffer> again = Gradients(p);
+      for (size_t i = 0; i < first.size(); ++i) {
+        EXPECT_TRUE(SameBits(first[i].view(), again[i].view())) << Name(dtype) << " " << p.gradients[i].name;
+      }
     }
   }
 }
@@ -208,13 +262,15 @@ TEST_P(CudaBackwardTest, RowsBeyondTheLengthsReachNothing) {
 }
 
 TEST_P(CudaBackwardTest, WhatArrivesMayBeginAnywhere) {
-  Problem p = Plain(DType::kBF16, {1, 20, 70, 2, 1, 64, 64}, 9);
-  attention::DescribeGradients(p, 2);
-  const Buffer moved(DType::kBF16, p.d_o.sizes(), p.d_o.strides(), Placement::kAligned, /*gap=*/1);
-  moved.FillNormal(77);
-  p.memory.push_back(moved);
-  p.d_o = moved.view();
-  EXPECT_TRUE(CompareGradients(p, Gradients(p)).ok);
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    Problem p = Plain(dtype, {1, 20, 70, 2, 1, 64, 64}, 9);
+    attention::DescribeGradients(p, 2);
+    const Buffer moved(dtype, p.d_o.sizes(), p.d_o.strides(), Placement::kAligned, /*gap=*/1);
+    moved.FillNormal(77);
+    p.memory.push_back(moved);
+    p.d_o = moved.view();
+    EXPECT_TRUE(CompareGradients(p, Gradients(p)).ok) << Name(dtype);
+  }
 }
 
 // A row sees one key, which is infinite, at a logit where the cap has no slope: dq is 0 times infinity.

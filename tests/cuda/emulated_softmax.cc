@@ -53,18 +53,19 @@ const char* Terms(const Launch& launch, const BackwardParams& params) {
   return RunBackward(launch, kTermsThreads, 0, [&](EmulatedMachine& machine) { TermsBlock(machine, params).Run(); });
 }
 
-template <template <class, DType, class, bool> class Block>
+template <template <class, class, bool> class Block>
 const char* GradientsBy(const Launch& launch, const BackwardParams& params) {
-  return WithBackwardKernel(params.forward, [&](auto shape, auto of, auto general) {
+  return WithBackwardKernel(params.forward, [&](auto shape, auto general) {
     using Shape = decltype(shape);
     return RunBackward(launch, Shape::kThreads, Shape::kSharedBytes, [&](EmulatedMachine& machine) {
-      Block<EmulatedMachine, of.value, Shape, general.value>(machine, params).Run();
+      Block<EmulatedMachine, Shape, general.value>(machine, params).Run();
     });
   });
 }
 const char* BiasGradients(const Launch& launch, const BiasGradientParams& params) {
-  return WithBiasKernel(params.backward.forward, [&](auto shape, auto of) {
-    using Block = BiasGradientsBlock<EmulatedMachine, of.value, decltype(shape)>;
+  const ForwardParams& of = params.backward.forward;
+  return WithBackwardShape(of.dtype, of.depth, of.value_depth, [&](auto shape) {
+    using Block = BiasGradientsBlock<EmulatedMachine, decltype(shape)>;
     return RunBackward(launch, decltype(shape)::kThreads, Block::kSharedBytes, [&](EmulatedMachine& machine) {
       Block(machine, params).Run();
     });

@@ -20,9 +20,12 @@ namespace {
 
 void RefuseGradients(const Problem& p, const Gradients& g) {
   const auto refuse = [](const std::string& why) { throw Unsupported(std::string(kName) + " " + why); };
-  if (p.dtype == DType::kF32) refuse("has gradients of bf16 and f16, not f32");
+  const int64_t channels = std::max(p.depth, p.value_depth);
+  if (p.dtype == DType::kF32 && channels > kMostWideChannels) {
+    refuse("has gradients of f32 of up to " + std::to_string(kMostWideChannels) + " channels, not " + std::to_string(channels));
+  }
   if (g.dsinks != nullptr || g.dalibi != nullptr) refuse("has gradients of sinks and slopes that are on the device");
-  const int64_t needed = WithBackwardShape(p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kSharedBytes}; });
+  const int64_t needed = WithBackwardShape(p.dtype, p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kSharedBytes}; });
   if (const std::string reason = heed::cuda::Declines(p.device, needed); !reason.empty()) refuse(reason + ", for gradients");
 }
 

@@ -8,11 +8,11 @@ namespace {
 using heed::cuda::GpuMachine;
 using heed::cuda::Launch;
 
-template <template <class, DType, class, bool> class Block>
+template <template <class, class, bool> class Block>
 const char* LaunchGradients(const Launch& launch, const BackwardParams& params) {
-  return WithBackwardKernel(params.forward, [&](auto shape, auto of, auto general) {
+  return WithBackwardKernel(params.forward, [&](auto shape, auto general) {
     using Shape = decltype(shape);
-    using Of = Block<GpuMachine, of.value, Shape, general.value>;
+    using Of = Block<GpuMachine, Shape, general.value>;
     return heed::cuda::LaunchBlock<Of, Shape::kThreads>(launch, Shape::kSharedBytes, params);
   });
 }
@@ -29,8 +29,9 @@ const char* LaunchQueryGradients(const Launch& launch, const BackwardParams& par
   return LaunchGradients<QueryGradientsBlock>(launch, params);
 }
 const char* LaunchBiasGradients(const Launch& launch, const BiasGradientParams& params) {
-  return WithBiasKernel(params.backward.forward, [&](auto shape, auto of) {
-    using Block = BiasGradientsBlock<GpuMachine, of.value, decltype(shape)>;
+  const ForwardParams& of = params.backward.forward;
+  return WithBackwardShape(of.dtype, of.depth, of.value_depth, [&](auto shape) {
+    using Block = BiasGradientsBlock<GpuMachine, decltype(shape)>;
     return heed::cuda::LaunchBlock<Block, decltype(shape)::kThreads>(launch, Block::kSharedBytes, params);
   });
 }

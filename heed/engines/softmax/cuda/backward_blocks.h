@@ -19,16 +19,19 @@
 #include <cstdint>
 
 #include "heed/core/dtype.h"
+#include "heed/cuda/elements.h"
 #include "heed/cuda/machine.h"
 #include "heed/engines/softmax/cuda/backward_params.h"
 #include "heed/engines/softmax/cuda/forward_block.h"
 #include "heed/engines/softmax/cuda/kept_tiles.h"
 #include "heed/engines/softmax/cuda/pair_logits.h"
+#include "heed/engines/softmax/cuda/row_products.h"
 #include "heed/engines/softmax/cuda/weighted_sums.h"
 
 namespace heed::softmax::cuda {
 
 inline constexpr int kBackwardTile = 64;  // keys, and rows
+
 // What a pass has of a row.
 struct RowState {
   float lse = 0, slope = 0;
@@ -37,20 +40,24 @@ struct RowState {
   uint64_t kept = 0;  // of the tile's keys
 };
 
-template <int kDepth, int kValueDepth>
+template <DType kOf, int kDepth, int kValueDepth>
 struct BackwardShape {
+  static constexpr DType kDType = kOf;
+  using Element = heed::cuda::Element<kDType>;
   static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
   static constexpr int kSharers = kDepth > 128 ? 2 : 1;  // warps with the same rows
   static constexpr int kThreads = 4 * kSharers * heed::cuda::kWarp;
-  using Rows = SharedTile<kBackwardTile, kDepth>;
-  using ValueRows = SharedTile<kBackwardTile, kValueDepth>;
+  using Rows = SharedTile<kBackwardTile, kDepth, Element>;
+  using ValueRows = SharedTile<kBackwardTile, kValueDepth, Element>;
   static constexpr int kSharedBytes = 2 * (Rows::kBytes + ValueRows::kBytes) + kBackwardTile;
 };
 
 // What all passes have: the tiles of keys, values, queries and d_o of a sequence, and what becomes of products.
-template <class M, DType kDType, class Shape, bool kGeneral>
+template <class M, class Shape, bool kGeneral>
 class BackwardBlock {
  protected:
+  using Element = typename Shape::Element;
+  static constexpr DType kDType = Shape::kDType;
   static constexpr int kDepth = Shape::kChannels, kValueDepth = Shape::kValueChannels, kSharers = Shape::kSharers;
   static constexpr int kTiles = kBackwardTile / 8;
   using Products = float[1][kTiles][4];
@@ -67,17 +74,17 @@ class BackwardBlock {
         d_outputs_(m.shared() + 2 * Shape::Rows::kBytes + Shape::ValueRows::kBytes),
         marks_(m.shared() + 2 * (Shape::Rows::kBytes + Shape::ValueRows::kBytes)), of_pairs_(f_, s_), kept_(f_, s_) {}
 
-  HEED_DEVICE const uint16_t* KeyAt(int64_t key, int key_head) const {
-    return static_cast<const uint16_t*>(f_.k) + s_.k + key_head * f_.k_strides.head + key * f_.k_strides.token;
+  HEED_DEVICE const Element* KeyAt(int64_t key, int key_head) const {
+    return static_cast<const Element*>(f_.k) + s_.k + key_head * f_.k_strides.head + key * f_.k_strides.token;
   }
-  HEED_DEVICE const uint16_t* ValueAt(int64_t key, int key_head) const {
-    return static_cast<const uint16_t*>(f_.v) + s_.v + key_head * f_.v_strides.head + key * f_.v_strides.token;
+  HEED_DEVICE const Element* ValueAt(int64_t key, int key_head) const {
+    return static_cast<const Element*>(f_.v) + s_.v + key_head * f_.v_strides.head + key * f_.v_strides.token;
   }
-  HEED_DEVICE const uint16_t* QueryAt(int query, int head) const {
-    return static_cast<const uint16_t*>(f_.q) + s_.q + head * f_.q_strides.head + query * f_.q_strides.token;
+  HEED_DEVICE const Element* QueryAt(int query, int head) const {
+    return static_cast<const Element*>(f_.q) + s_.q + head * f_.q_strides.head + query * f_.q_strides.token;
   }
-  HEED_DEVICE const uint16_t* OutputGradientAt(int query, int head) const {
-    return static_cast<const uint16_t*>(p_.d_o) + g_.d_o + head * p_.d_o_strides.head + query * p_.d_o_strides.token;
+  HEED_DEVICE const Element* OutputGradientAt(int query, int head) const {
+    return static_cast<const Element*>(p_.d_o) + g_.d_o + head * p_.d_o_strides.head + query * p_.d_o_strides.token;
   }
 
   HEED_DEVICE void CopyKeys(int64_t first, int count, int key_head) const {
@@ -102,24 +109,7 @@ class BackwardBlock {
   // The products of this warp's 16 rows of `a` with all rows of `b`.
   template <int kChannels, class Tile>
   HEED_DEVICE void Multiply(const Tile& a, const Tile& b, Products& products) const {
-    HEED_DEVICE_UNROLL
-    for (int j = 0; j < kTiles; ++j) {
-      HEED_DEVICE_UNROLL
-      for (int i = 0; i < 4; ++i) products[0][j][i] = 0;
-    }
-    HEED_DEVICE_UNROLL
-    for (int e = 0; e < kChannels; e += 16) {
-      uint32_t rows[4];
-      a.LoadRows(m_, 16 * warp_, e, rows);
-      HEED_DEVICE_UNROLL
-      for (int j = 0; j < kTiles; j += 2) {
-        uint32_t columns[4];
-        b.LoadColumns(m_, 8 * j, e, columns);
-        const uint32_t low[2] = {columns[0], columns[1]}, high[2] = {columns[2], columns[3]};
-        m_.template Multiply<kDType>(rows, low, products[0][j]);
-        m_.template Multiply<kDType>(rows, high, products[0][j + 1]);
-      }
-    }
+    RowProducts<kDType, 1, kTiles>::template Multiply<kChannels>(m_, a, 16 * warp_, b, 0, products);
   }
 
   // Whether some of 64 rows keeps some of a tile's keys, of any head and rows; kept_ is of both from now on.
@@ -204,7 +194,7 @@ class BackwardBlock {
   HEED_DEVICE void Add(bool full, Products& weights, const Tile& tile, int count, int channels, const RowOf& row,
                        RowPowers<1>& powers, typename Sums::Sums& sums) const {
     if constexpr (kHasPowers) powers.Apply(m_, weights, sums);
-    if (full) {
+    if (full && heed::cuda::kPiecesOf<kDType> == 1) {
       Sums::template Add<kDType>(m_, weights, tile, sums, FirstChannel<Sums>());
     } else {
       Sums::template AddSeen<kDType>(m_, weights, tile, count, channels, row, marks_, sums, FirstChannel<Sums>());
@@ -219,15 +209,13 @@ class BackwardBlock {
     for (int half = 0; half < 2; ++half) {
       const int row = 16 * warp_ + lane_ / 4 + 8 * half;
       if (row >= count) continue;
-      uint16_t* to = row_of(row);
+      Element* to = row_of(row);
       const float power = kHasPowers ? powers.FactorOf(0, half) : 1;
       HEED_DEVICE_UNROLL
       for (int e = 0; e < Sums::kChannelTiles; ++e) {
         const int channel = FirstChannel<Sums>() + 8 * e + lane_ % 4 * 2;
         const float* x = sums[0][e] + 2 * half;
-        const uint32_t pair = M::template Pack<kDType>(factor * (power * x[0]), factor * (power * x[1]));
-        if (channel < channels) to[channel] = static_cast<uint16_t>(pair);
-        if (channel + 1 < channels) to[channel + 1] = static_cast<uint16_t>(pair >> 16);
+        heed::cuda::StorePair<M, kDType>(to, channel, channels, factor * (power * x[0]), factor * (power * x[1]));
       }
     }
   }
@@ -250,11 +238,12 @@ class BackwardBlock {
 };
 
 // dk and dv of 64 keys of a key head.
-template <class M, DType kDType, class Shape, bool kGeneral>
-class KeyGradientsBlock : BackwardBlock<M, kDType, Shape, kGeneral> {
-  using Base = BackwardBlock<M, kDType, Shape, kGeneral>;
+template <class M, class Shape, bool kGeneral>
+class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
+  using Base = BackwardBlock<M, Shape, kGeneral>;
   using Base::m_, Base::p_, Base::f_, Base::s_, Base::g_, Base::lane_, Base::kTiles, Base::keys_, Base::queries_,
       Base::values_, Base::d_outputs_, Base::of_pairs_;
+  using Element = typename Shape::Element;
   using Of = typename Base::Of;
   using OfValues = typename Base::OfValues;
 
@@ -273,12 +262,12 @@ class KeyGradientsBlock : BackwardBlock<M, kDType, Shape, kGeneral> {
     this->Wait();
     if (p_.dk != nullptr) {
       this->template Store<Of>(dk_, k_powers_, f_.scale, count_, f_.depth, [&](int i) {
-        return static_cast<uint16_t*>(p_.dk) + g_.dk + (first_ + i) * p_.dk_strides.token + key_head * p_.dk_strides.head;
+        return static_cast<Element*>(p_.dk) + g_.dk + (first_ + i) * p_.dk_strides.token + key_head * p_.dk_strides.head;
       });
     }
     if (p_.dv != nullptr) {
       this->template Store<OfValues>(dv_, v_powers_, 1, count_, f_.value_depth, [&](int i) {
-        return static_cast<uint16_t*>(p_.dv) + g_.dv + (first_ + i) * p_.dv_strides.token + key_head * p_.dv_strides.head;
+        return static_cast<Element*>(p_.dv) + g_.dv + (first_ + i) * p_.dv_strides.token + key_head * p_.dv_strides.head;
       });
     }
   }
@@ -324,11 +313,12 @@ class KeyGradientsBlock : BackwardBlock<M, kDType, Shape, kGeneral> {
 };
 
 // dq of 64 rows of a query head, and what they add to the gradient of its slope.
-template <class M, DType kDType, class Shape, bool kGeneral>
-class QueryGradientsBlock : BackwardBlock<M, kDType, Shape, kGeneral> {
-  using Base = BackwardBlock<M, kDType, Shape, kGeneral>;
+template <class M, class Shape, bool kGeneral>
+class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
+  using Base = BackwardBlock<M, Shape, kGeneral>;
   using Base::m_, Base::p_, Base::f_, Base::s_, Base::g_, Base::lane_, Base::keys_, Base::queries_, Base::values_, Base::d_outputs_,
       Base::of_pairs_;
+  using Element = typename Shape::Element;
   using Of = typename Base::Of;
 
  public:
@@ -359,7 +349,7 @@ class QueryGradientsBlock : BackwardBlock<M, kDType, Shape, kGeneral> {
     this->Wait();
     if (p_.dq != nullptr) {
       this->template Store<Of>(dq_, powers_, f_.scale, count_, f_.depth, [&](int i) {
-        return static_cast<uint16_t*>(p_.dq) + g_.dq + (first_ + i) * p_.dq_strides.token + head * p_.dq_strides.head;
+        return static_cast<Element*>(p_.dq) + g_.dq + (first_ + i) * p_.dq_strides.token + head * p_.dq_strides.head;
       });
     }
     if constexpr (kGeneral) StoreSlopeTerms(head);

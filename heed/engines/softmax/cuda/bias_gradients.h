@@ -15,9 +15,9 @@ namespace heed::softmax::cuda {
 constexpr int64_t TilesOf(int64_t size) { return (size + kBackwardTile - 1) / kBackwardTile; }
 
 // dS of the pairs of one sequence, head and tile, on top of sums of others.
-template <class M, DType kDType, class Shape>
-class PairGradients : BackwardBlock<M, kDType, Shape, true> {
-  using Base = BackwardBlock<M, kDType, Shape, true>;
+template <class M, class Shape>
+class PairGradients : BackwardBlock<M, Shape, true> {
+  using Base = BackwardBlock<M, Shape, true>;
   using Base::m_, Base::f_, Base::s_;
 
  public:
@@ -43,7 +43,7 @@ class PairGradients : BackwardBlock<M, kDType, Shape, true> {
 };
 
 // Of tile block(0), head block(1) and batch entry block(2) of the bias.
-template <class M, DType kDType, class Shape>
+template <class M, class Shape>
 class BiasGradientsBlock {
   static constexpr int kPitch = kBackwardTile + 1;  // of sums in shared memory
 
@@ -60,7 +60,7 @@ class BiasGradientsBlock {
     for (int64_t i = 0; i < p_.num_sequences; ++i) {
       const GradientSequence& of = p_.sequences[i];
       if (p_.sizes[0] > 1 && of.batch != m_.block(2)) continue;
-      PairGradients<M, kDType, Shape> pairs(m_, p_.backward, of);
+      PairGradients<M, Shape> pairs(m_, p_.backward, of);
       const int64_t rows = p_.sizes[2] == 1 ? TilesOf(of.sequence.num_queries) : row_tile + 1;
       const int64_t keys = p_.sizes[3] == 1 ? TilesOf(of.sequence.num_keys) : key_tile + 1;
       for (int head = first_head; head < end_head; ++head) {
@@ -108,7 +108,7 @@ class BiasGradientsBlock {
 
   M& m_;
   const BiasGradientParams& p_;
-  typename PairGradients<M, kDType, Shape>::Products sums_ = {};
+  typename PairGradients<M, Shape>::Products sums_ = {};
 };
 
 }  // namespace heed::softmax::cuda

@@ -61,30 +61,27 @@ auto WithKernel(const ForwardParams& p, const F& f) {
   });
 }
 
-// f(shape) of the backward kernels.
+// f(shape) of the backward kernels. Those of f32 have fewer channels: four tiles of more do not fit shared memory.
+inline constexpr int64_t kMostWideChannels = 128;
 template <class F>
-auto WithBackwardShape(int64_t depth, int64_t value_depth, const F& f) {
-  if (depth <= 64 && value_depth <= 64) return f(BackwardShape<64, 64>());
-  if (depth <= 128 && value_depth <= 128) return f(BackwardShape<128, 128>());
-  return f(BackwardShape<256, 256>());
-}
-
-// f(shape, dtype, whether it is general) of them. Those of f16 are.
-template <class F>
-auto WithBackwardKernel(const ForwardParams& p, const F& f) {
-  const bool general = IsGeneral(p);
-  return WithBackwardShape(p.depth, p.value_depth, [&](auto shape) {
-    if (p.dtype == DType::kF16) return f(shape, std::integral_constant<DType, DType::kF16>(), std::true_type());
-    const std::integral_constant<DType, DType::kBF16> bf16;
-    return general ? f(shape, bf16, std::true_type()) : f(shape, bf16, std::false_type());
+auto WithBackwardShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
+  return WithDType(dtype, [&](auto of) {
+    if (depth <= 64 && value_depth <= 64) return f(BackwardShape<of.value, 64, 64>());
+    if constexpr (of.value != DType::kF32) {
+      if (depth > 128 || value_depth > 128) return f(BackwardShape<of.value, 256, 256>());
+    }
+    return f(BackwardShape<of.value, 128, 128>());
   });
 }
 
-// f(shape, dtype) of the gradient of a bias.
+// f(shape, whether it is general) of them. Those of f32 and f16 are.
 template <class F>
-auto WithBiasKernel(const ForwardParams& p, const F& f) {
-  return WithBackwardShape(p.depth, p.value_depth, [&](auto shape) {
-    return WithDType(p.dtype, [&](auto of) { return f(shape, of); });
+auto WithBackwardKernel(const ForwardParams& p, const F& f) {
+  return WithBackwardShape(p.dtype, p.depth, p.value_depth, [&](auto shape) {
+    if constexpr (shape.kDType == DType::kBF16) {
+      if (!IsGeneral(p)) return f(shape, std::false_type());
+    }
+    return f(shape, std::true_type());
   });
 }
 
