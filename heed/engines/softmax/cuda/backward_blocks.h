@@ -34,7 +34,6 @@ inline constexpr int kBackwardTile = 64;  // keys, and rows
 
 // What a pass has of a row.
 struct RowState {
-  float lse = 0, slope = 0;
   RowTerms terms = {};
   KeyRuns runs;
   uint64_t kept = 0;  // of the tile's keys
@@ -96,7 +95,7 @@ class BackwardBlock {
     Copy(d_outputs_, f_.value_depth, count, OutputGradientAt(first, head), p_.d_o_strides);
   }
   template <class Tile>
-  HEED_DEVICE void Copy(const Tile& to, int channels, int count, const uint16_t* first, const Strides& strides) const {
+  HEED_DEVICE void Copy(const Tile& to, int channels, int count, const Element* first, const Strides& strides) const {
     to.template CopyRows<Shape::kThreads>(m_, f_.aligned, channels, count, first, strides.token);
   }
   // All that was copied is there, for all threads.
@@ -129,13 +128,9 @@ class BackwardBlock {
   HEED_DEVICE RowState StateOf(const Row& at, bool exists, bool full) const {
     RowState row;
     if (!exists) return row;
-    row.lse = f_.lse[s_.lse + at.query * f_.lse_strides.token + at.head * f_.lse_strides.head];
     row.terms = p_.terms[p_.TermAt(g_, at.query, at.head)];
     if (!full) row.runs = KeyRunsOf(f_, s_, at.query);
-    if constexpr (kGeneral) {
-      row.slope = of_pairs_.SlopeOf(at);
-      row.kept = kept_.WordOf(at.query);
-    }
+    if constexpr (kGeneral) row.kept = kept_.WordOf(at.query);
     return row;
   }
 
@@ -143,7 +138,7 @@ class BackwardBlock {
   HEED_DEVICE float Weigh(const Row& at, const RowState& row, int64_t key, bool full, float& product, float& dp) const {
     float x = product, capped = 0;
     if constexpr (kGeneral) {
-      x = of_pairs_.OfProduct(x, at, key, row.slope, &capped);
+      x = of_pairs_.OfProduct(x, at, key, row.terms.slope, &capped);
     } else {
       x *= f_.scale;
     }
@@ -156,7 +151,7 @@ class BackwardBlock {
       product = dp = -0.0f;
       return 0;
     }
-    const float p = M::Exp2((x - row.lse) * kLog2E);
+    const float p = M::Exp2((x - row.terms.lse) * kLog2E);
     float factor = row.terms.factor;
     if constexpr (kGeneral) {
       if (f_.dropout > 0 && !of_pairs_.Keeps(at, key)) factor = 0;

@@ -10,10 +10,12 @@
 
 namespace heed::softmax::cuda {
 
-// What the passes need of a row besides its lse.
-struct RowTerms {
+// What the passes need of a row, in one place, where one load brings it.
+struct alignas(16) RowTerms {
+  float lse;
   float factor;  // of dP: the sink's share taken off, over what dropout leaves
   float delta;   // what is taken off P factor dP
+  float slope;   // of ALiBi
 };
 
 // Where the gradients of a sequence begin, in elements.

@@ -52,7 +52,8 @@ class TermsBlock {
     if (p_.d_lse != nullptr) {
       delta -= p_.d_lse[g_.d_lse + query * p_.d_lse_strides.token + head * p_.d_lse_strides.head];
     }
-    p_.terms[term] = {w / (1 - f_.dropout), delta};
+    const float slope = f_.slopes.data == nullptr ? 0 : NumberOf<M>(f_.slopes, s_.slopes, head);
+    p_.terms[term] = {lse, w / (1 - f_.dropout), delta, slope};
   }
 
  private:
