@@ -52,11 +52,11 @@ class SharedTile {
   }
 
   // The same of rows `stride` elements apart, by a block of kThreads. Where these are a multiple of a row's units, each has a
-  // column of its own and places that differ by constants: a copy is a handful of instructions.
+  // column of its own and places that differ by constants, all or, of f32, one by one: a copy is a handful of instructions.
   template <int kThreads, class M>
   HEED_DEVICE void CopyRows(M& m, bool aligned, int columns, int rows, const Element* first, int64_t stride) const {
     constexpr int kStep = kThreads / kUnits;  // rows of all threads
-    if constexpr (kThreads % kUnits == 0 && kStep % 8 == 0 && kRows % kStep == 0) {
+    if constexpr (kThreads % kUnits == 0 && (kStep % 8 == 0 || kIsWide) && kRows % kStep == 0) {
       if (aligned && columns % kUnit == 0) {
         const auto thread = static_cast<unsigned>(m.thread());
         const int own = static_cast<int>(thread / kUnits), column = static_cast<int>(thread % kUnits) * kUnit;
@@ -65,7 +65,8 @@ class SharedTile {
         const int left = column < columns ? rows - own : 0;
         HEED_DEVICE_UNROLL
         for (int i = 0; i < kRows / kStep; ++i) {
-          m.CopyAsync(to + i * kStep * kColumns, from, i * kStep < left);  // which is not looked at beyond the last row
+          Element* const place = kStep % 8 == 0 ? to + i * kStep * kColumns : At(own + i * kStep, column);
+          m.CopyAsync(place, from, i * kStep < left);  // `from` is not looked at beyond the last row
           from += kStep * stride;
         }
         return;

@@ -57,7 +57,7 @@ int64_t SharedBytes(const Problem& p) {
 std::string DeclinesDevice(const Problem& p) { return heed::cuda::Declines(p.device, SharedBytes(p)); }
 
 std::string Declines(const Context&, const Problem& p) {
-  if (p.dtype == DType::kF64) return "computes f32, bf16 and f16, not f64";
+  if (const auto reason = engine::DeclinesAllButF32(p.dtype); !reason.empty()) return reason;
   for (const auto declines : {&DeclinesOption, &DeclinesSizes, &DeclinesDevice}) {
     if (std::string reason = declines(p); !reason.empty()) return reason;
   }
