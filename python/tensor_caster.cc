@@ -201,8 +201,8 @@ ConstTensorView Arrays::ReadBroadcast(const Argument& argument, Kind kind) {
 
 ConstTensorView Arrays::ReadPositions(const Argument& argument) {
   const ConstTensorView view = ReadList(argument, Kind::kInt);
-  if (view.dtype() != DType::kI32 || view.rank() != 1 || view.data() == nullptr ||
-      view.device().type != DeviceType::kCpu)  // which the operation refuses
+  CheckOnCpu(argument, view);
+  if (view.dtype() != DType::kI32 || view.rank() != 1 || view.data() == nullptr)
     return view;
   const auto size = static_cast<size_t>(view.size(0));
   ArrayHolder& holder = holders_.emplace_front();
@@ -228,6 +228,11 @@ ConstTensorView Arrays::ReadList(const Argument& argument, Kind kind) {
   }
   return Import({argument.operation, argument.name, array}, kind, false,
                 Rows::kContiguous);
+}
+
+void CheckOnCpu(const Argument& argument, const ConstTensorView& view) {
+  if (view.device().type == DeviceType::kCpu) return;
+  Fail(argument.operation, argument.name, "is on " + NameOf(view.device()), "the CPU");
 }
 
 TensorView Arrays::Write(const Argument& argument, Kind kind) {

@@ -80,6 +80,9 @@ class Arrays {
   DType shape_dtype_ = DType::kF32;
 };
 
+// Throws for numbers that are read while arguments are, and stand on a device.
+void CheckOnCpu(const Argument& argument, const ConstTensorView& view);
+
 }  // namespace heed::python
 
 #endif  // HEED_PYTHON_TENSOR_CASTER_H_

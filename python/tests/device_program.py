@@ -134,8 +134,6 @@ def check_options_on_the_cpu_beside_a_device():
     close(o, heed.torch.attention(q[0], k[0], v[0], causal=True, dropout=0.25, seed=7, **on_host))
     for name, x in on_host.items():
         refused(lambda name=name, x=x: heed.torch.attention(q[1], k[1], v[1], **{name: OnDevice(x)}), name, "is on cuda:0, expected the CPU")
-    seed = OnDevice(torch.tensor(7))
-    refused(lambda: heed.torch.attention(q[1], k[1], v[1], dropout=0.25, seed=seed), "seed is on cuda:0, expected the CPU")
 
 
 def check_out_and_heads_first():
@@ -224,6 +222,13 @@ def check_memory_of_a_device_is_not_read():
         refused(lambda: getattr(heed.torch, name)(**tensors), name)
     x = OnDevice(torch.zeros(1, 8, 2, 32, dtype=torch.bfloat16), address=1 << 40)
     refused(lambda: heed.torch.attention(x, x, x), "attention: no kernel for this problem: softmax_cuda is not there")
+    for dtype in (torch.int32, torch.int64):
+        for name in ("align", "key_lengths", "key_starts", "query_lengths", "prefix", "segments"):
+            numbers = OnDevice(torch.zeros((1, 8) if name == "segments" else (1,), dtype=dtype), address=1 << 40)
+            refused(lambda name=name, numbers=numbers: heed.torch.attention(x, x, x, **{name: numbers}),
+                    f"attention: {'query_starts' if name == 'align' else name}", "is on cuda:0, expected the CPU")
+    seed = OnDevice(torch.zeros((), dtype=torch.int64), address=1 << 40)
+    refused(lambda: heed.torch.attention(x, x, x, dropout=0.5, seed=seed), "attention: seed is on cuda:0, expected the CPU")
     for call in (lambda: heed.attention(x, x, x), lambda: heed.torch.attention_weights(x, x), lambda: heed.torch.rotary(x, [0] * 8, interleaved=False)):
         refused(call, "on")
 

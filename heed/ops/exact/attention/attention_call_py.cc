@@ -10,7 +10,6 @@
 #include <tuple>
 #include <vector>
 
-#include "heed/core/device_name.h"
 #include "heed/ops/exact/attention/attention_options_py.h"
 #include "python/arguments.h"
 #include "python/runtime.h"
@@ -182,9 +181,7 @@ std::pair<int64_t, int64_t> ToPair(const Argument& a, const char* first, const c
 
 uint64_t ToSeedBits(Arrays& arrays, const Argument& a) {
   const ConstTensorView seed = arrays.Read(a, Kind::kInt);
-  if (seed.device().type != DeviceType::kCpu) {
-    Fail(a.operation, a.name, "is on " + NameOf(seed.device()), "the CPU");
-  }
+  CheckOnCpu(a, seed);
   if (seed.num_elements() != 1 || seed.dtype() != DType::kI64) Fail(a, "an int64 tensor of one element");
   return static_cast<uint64_t>(*seed.as<int64_t>());
 }
