@@ -5,9 +5,11 @@ gradients, arguments and outputs as views of a device, and kernels, of the emula
 libheed_cuda. A PyTorch without CUDA records no graph of such tensors: gradients are asked for as autograd asks. Each check
 prints its name when it has passed."""
 import ctypes
+import itertools
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import heed
@@ -24,14 +26,14 @@ CODES = {torch.bfloat16: (4, 16), torch.float16: (2, 16), torch.float32: (2, 32)
 
 
 class OnDevice(torch.Tensor):
-    """`x`, as if it were on a device; kernels find their memory at `address`."""
+    """`x`, as if it were on a device; heed finds its memory at `address`, and that of what is computed of it where there is nothing."""
 
     @staticmethod
     def __new__(cls, x, address=None, index=0):
         return torch.Tensor._make_wrapper_subclass(cls, x.shape, strides=x.stride(), dtype=x.dtype, device=f"cuda:{index}")
 
     def __init__(self, x, address=None, index=0):
-        self.x, self.address, self.index = x, x.data_ptr() if address is None else address, index
+        self.x, self.address, self.index = x, address, index
         self.sizes, self.strides = (ctypes.c_int64 * 8)(*x.shape), (ctypes.c_int64 * 8)(*x.stride())
 
     @classmethod
@@ -40,7 +42,10 @@ class OnDevice(torch.Tensor):
             return func.redispatch(KEYS(KEY.CUDA), *args)
         kwargs = {key: "cpu" if key == "device" else x for key, x in (kwargs or {}).items()}
         plain = torch.utils._pytree.tree_map(lambda x: x.x if isinstance(x, OnDevice) else x, (args, kwargs))
-        return torch.utils._pytree.tree_map(lambda x: OnDevice(x) if isinstance(x, torch.Tensor) else x, func(*plain[0], **plain[1]))
+        address = next((x.address for x in args if isinstance(x, OnDevice)), None)
+        if address is not None and func is not torch.ops.aten.detach.default:
+            address = next(nowhere)
+        return torch.utils._pytree.tree_map(lambda x: OnDevice(x, address) if isinstance(x, torch.Tensor) else x, func(*plain[0], **plain[1]))
 
 
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(producers.DLTensor))
@@ -51,7 +56,7 @@ def lend(x, out):
         lent.append((sizes, strides))
         out[0] = producers.DLTensor(x.data_ptr(), 1, 0, x.dim(), code, bits, 1, sizes, strides, 0)
     else:
-        out[0] = producers.DLTensor(x.address, 2, x.index, x.dim(), code, bits, 1, x.sizes, x.strides, 0)
+        out[0] = producers.DLTensor(x.x.data_ptr() if x.address is None else x.address, 2, x.index, x.dim(), code, bits, 1, x.sizes, x.strides, 0)
     return 0
 
 
@@ -79,6 +84,7 @@ class Host:
 
 
 asked, lent, host = [], [], Host()
+nowhere = itertools.count(1 << 40, 1 << 24)  # addresses at which there is nothing
 
 
 def pair(*shape, dtype=torch.bfloat16):
@@ -211,25 +217,29 @@ def check_shapes_without_data():
 
 def check_memory_of_a_device_is_not_read():
     """Of every mechanism: all tensors at an address at which there is nothing, and no library for devices."""
-    for name in test_bindings.NAMES:
-        values = test_bindings.values_of(name)
-        if values is None:
-            continue
-        tensors = {key: OnDevice(torch.from_numpy(x), address=1 << 40) for key, x in values.items()}
-        refused(lambda: getattr(heed.torch, name)(**tensors), name)
-        tensors = {key: OnDevice(torch.from_numpy(x).float() if x.dtype.kind == "f" else torch.from_numpy(x), address=1 << 40)
-                   for key, x in values.items()}
-        refused(lambda: getattr(heed.torch, name)(**tensors), name)
-    x = OnDevice(torch.zeros(1, 8, 2, 32, dtype=torch.bfloat16), address=1 << 40)
+    others = {"linformer": {"q": (1, 4, 2, 8), "k": (1, 4, 2, 8), "v": (1, 4, 2, 8), "e": (3, 4), "f": (3, 4)},
+              "causal_conv1d": {"x": (1, 8, 4), "weight": (8, 3)}}
+    for name, mechanism in heed.torch._mechanisms.mechanisms.items():
+        values = test_bindings.values_of(name) or {key: np.zeros(shape) for key, shape in others[name].items()}
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            tensors = {key: torch.from_numpy(x) for key, x in values.items()}
+            tensors = {key: OnDevice(x.to(dtype) if x.is_floating_point() else x, next(nowhere)) for key, x in tensors.items()}
+            refused(lambda: getattr(heed.torch, name)(**tensors), name)
+            arguments = mechanism.complete(tuple(tensors.get(key) for key in mechanism.inputs))
+            gradients = mechanism.new_output(arguments[mechanism.output]), *[None] * (mechanism.num_incoming - 1)
+            needed = [arguments[i] is not None for i in mechanism.differentiable]
+            refused(lambda: mechanism.backward_operator(*gradients, needed, *arguments), name)
+    x = OnDevice(torch.zeros(1, 8, 2, 32, dtype=torch.bfloat16), address=next(nowhere))
     refused(lambda: heed.torch.attention(x, x, x), "attention: no kernel for this problem: softmax_cuda is not there")
     for dtype in (torch.int32, torch.int64):
         for name in ("align", "key_lengths", "key_starts", "query_lengths", "prefix", "segments"):
-            numbers = OnDevice(torch.zeros((1, 8) if name == "segments" else (1,), dtype=dtype), address=1 << 40)
+            numbers = OnDevice(torch.zeros((1, 8) if name == "segments" else (1,), dtype=dtype), address=next(nowhere))
             refused(lambda name=name, numbers=numbers: heed.torch.attention(x, x, x, **{name: numbers}),
                     f"attention: {'query_starts' if name == 'align' else name}", "is on cuda:0, expected the CPU")
-    seed = OnDevice(torch.zeros((), dtype=torch.int64), address=1 << 40)
+    seed = OnDevice(torch.zeros((), dtype=torch.int64), address=next(nowhere))
     refused(lambda: heed.torch.attention(x, x, x, dropout=0.5, seed=seed), "attention: seed is on cuda:0, expected the CPU")
-    for call in (lambda: heed.attention(x, x, x), lambda: heed.torch.attention_weights(x, x), lambda: heed.torch.rotary(x, [0] * 8, interleaved=False)):
+    for call in (lambda: heed.attention(x, x, x), lambda: heed.torch.attention_weights(x, x),
+                 lambda: heed.torch.rotary(x, [0] * 8, interleaved=False)):
         refused(call, "on")
 
 
