@@ -87,10 +87,11 @@ void ParseDlType(DLDataType type, DType& dtype, std::string& unknown) {
   }
 }
 
-void CheckDevice(const Argument& argument, int64_t type) {
-  if (type == kDLCPU || type == kDLCUDAHost || type == kDLROCMHost) return;
+bool IsOnCpu(int64_t type) { return type == kDLCPU || type == kDLCUDAHost || type == kDLROCMHost; }
+
+[[noreturn]] void FailDevice(const Argument& argument, int64_t type) {
   Fail(argument.operation, argument.name,
-       "is on DLPack device type " + std::to_string(type) + (type == 2 ? " (CUDA)" : ""),
+       "is on DLPack device type " + std::to_string(type) + (type == kDLCUDA ? " (CUDA)" : ""),
        "an array on the CPU");
 }
 
@@ -178,7 +179,8 @@ bool ImportDlpack(const Argument& argument, bool writable, ArrayHolder& holder,
     if (!nb::hasattr(value, "__dlpack__")) return false;
     if (nb::hasattr(value, "__dlpack_device__")) {
       const nb::object device = RunPython([&] { return value.attr("__dlpack_device__")(); });
-      CheckDevice(argument, nb::cast<int64_t>(device[0]));
+      const auto type = nb::cast<int64_t>(device[0]);
+      if (!IsOnCpu(type)) FailDevice(argument, type);
     }
     if (IsNegated(value)) fail("is a negated view", "resolve_neg() of it");
     const nb::tuple version = nb::make_tuple(1, 0);
@@ -225,12 +227,16 @@ bool ImportDlpack(const Argument& argument, bool writable, ArrayHolder& holder,
     fail("is read-only", "a writable array");
   if (writable && (flags & kDLIsCopied) != 0)
     fail("is exported as a copy", "the array itself");
-  ReadDlTensor(argument, *tensor, layout);
+  ReadDlTensor(argument, *tensor, /*devices=*/false, layout);
   return true;
 }
 
-void ReadDlTensor(const Argument& argument, const DLTensor& tensor, ArrayLayout& layout) {
-  CheckDevice(argument, tensor.device.device_type);
+void ReadDlTensor(const Argument& argument, const DLTensor& tensor, bool devices, ArrayLayout& layout) {
+  if (devices && tensor.device.device_type == kDLCUDA) {
+    layout.device = {DeviceType::kCuda, tensor.device.device_id};
+  } else if (!IsOnCpu(tensor.device.device_type)) {
+    FailDevice(argument, tensor.device.device_type);
+  }
   if (tensor.ndim < 0 || tensor.ndim > kMaxRank) {
     FailRank(argument, tensor.ndim);
   }

@@ -26,6 +26,7 @@ struct ArrayLayout {
   int64_t sizes[kMaxRank];
   int64_t byte_strides[kMaxRank];
   DType dtype = DType::kF32;
+  Device device;
   std::string unknown_dtype;
   std::string refusal;  // why the exporter gave nothing
 };
@@ -50,8 +51,8 @@ bool ImportBuffer(const Argument& argument, nb::handle value, bool writable,
 bool ImportDlpack(const Argument& argument, bool writable, ArrayHolder& holder,
                   ArrayLayout& layout);
 
-// Fills `layout` from what DLPack says of an array.
-void ReadDlTensor(const Argument& argument, const DLTensor& tensor, ArrayLayout& layout);
+// Fills `layout` from what DLPack says of an array, on a CUDA device too where `devices` says so.
+void ReadDlTensor(const Argument& argument, const DLTensor& tensor, bool devices, ArrayLayout& layout);
 
 [[noreturn]] void FailRank(const Argument& argument, int64_t rank);
 

@@ -1,4 +1,4 @@
-// DLPack's structs, as far as a consumer of CPU arrays needs them.
+// DLPack's structs, as far as a consumer of arrays needs them.
 //
 // Source: DLPack 1.x, dlpack.h (github.com/dmlc/dlpack); both the layout
 // before 1.0 and the versioned one are exchanged today.
@@ -11,9 +11,10 @@ namespace heed::python {
 
 enum : int32_t {
   kDLCPU = 1,
+  kDLCUDA = 2,
   kDLCUDAHost = 3,
   kDLROCMHost = 11
-};  // all three are CPU memory
+};  // all but the second are CPU memory
 enum : uint8_t {
   kDLInt = 0,
   kDLUInt = 1,
@@ -63,7 +64,7 @@ struct DLManagedTensorVersioned {
 };
 
 // The table of functions behind a type's __dlpack_c_exchange_api__, a capsule named
-// "dlpack_exchange_api" (DLPack 1.3). Of its functions heed calls one, by position.
+// "dlpack_exchange_api" (DLPack 1.3). Of its functions heed calls two, by position.
 struct DLPackExchangeAPI {
   struct {
     uint32_t major;
@@ -75,7 +76,8 @@ struct DLPackExchangeAPI {
   void (*managed_tensor_to_py_object_no_sync)();
   // Lends an array: 0 on success, else a Python error is set. May be null.
   int (*dltensor_from_py_object_no_sync)(void* py_object, DLTensor* out);
-  void (*current_work_stream)();
+  // The stream in which the framework's work of the calling thread goes to a device. Errors as above.
+  int (*current_work_stream)(int32_t device_type, int32_t device_id, void** stream);
 };
 
 }  // namespace heed::python

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <string>
 
+#include "heed/core/device_name.h"
 #include "heed/core/error.h"
 #include "python/gil.h"
 #include "python/numpy_array.h"
@@ -82,9 +83,9 @@ ConstTensorView Arrays::View(const Argument& argument, ArrayLayout& layout,
   }
   const std::span<const int64_t> sizes(layout.sizes, rank);
   try {
-    if (empty) return ConstTensorView(layout.data, layout.dtype, sizes);
+    if (empty) return ConstTensorView(layout.data, layout.dtype, sizes, layout.device);
     const ConstTensorView view(layout.data, layout.dtype, sizes,
-                               {strides, rank});
+                               {strides, rank}, layout.device);
     const bool contiguous =
         rank == 0 || strides[rank - 1] == 1 || rows == Rows::kAny ||
         (rows == Rows::kContiguousOrRepeated && strides[rank - 1] == 0);
@@ -92,6 +93,12 @@ ConstTensorView Arrays::View(const Argument& argument, ArrayLayout& layout,
     if (writable) {
       Fail(argument.operation, argument.name, "is not aligned to its elements",
            "an aligned array");
+    }
+    if (layout.device.type != DeviceType::kCpu) {
+      Fail(argument.operation, argument.name,
+           "is on " + NameOf(layout.device) +
+               (contiguous ? " and not aligned to its elements" : " and its last axis is not contiguous"),
+           "a tensor that need not be copied there");
     }
     if (Strict() && !allow_shapes_) {
       throw Unsupported(std::string(argument.operation) + ": " + argument.name +
@@ -128,7 +135,7 @@ ConstTensorView Arrays::Import(const Argument& argument, Kind kind,
     Fail(argument.operation, argument.name, "has dtype " + layout.unknown_dtype,
          KindName(kind));
   };
-  if (allow_torch_ && ImportTorch(argument, layout)) {
+  if (allow_torch_ && ImportTorch(argument, layout, allow_devices_)) {
     check_dtype();
     return View(argument, layout, writable, rows);
   }
@@ -194,6 +201,7 @@ ConstTensorView Arrays::ReadBroadcast(const Argument& argument, Kind kind) {
 
 ConstTensorView Arrays::ReadPositions(const Argument& argument) {
   const ConstTensorView view = ReadList(argument, Kind::kInt);
+  CheckOnCpu(argument, view);
   if (view.dtype() != DType::kI32 || view.rank() != 1 || view.data() == nullptr)
     return view;
   const auto size = static_cast<size_t>(view.size(0));
@@ -220,6 +228,11 @@ ConstTensorView Arrays::ReadList(const Argument& argument, Kind kind) {
   }
   return Import({argument.operation, argument.name, array}, kind, false,
                 Rows::kContiguous);
+}
+
+void CheckOnCpu(const Argument& argument, const ConstTensorView& view) {
+  if (view.device().type == DeviceType::kCpu) return;
+  Fail(argument.operation, argument.name, "is on " + NameOf(view.device()), "the CPU");
 }
 
 TensorView Arrays::Write(const Argument& argument, Kind kind) {

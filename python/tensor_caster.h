@@ -36,6 +36,9 @@ class Arrays {
   // torch.Tensor is read without a capsule, whether it requires a gradient or not.
   void AllowTorch() { allow_torch_ = true; }
 
+  // Tensors of torch on CUDA devices are read too, in place or not at all: a copy would have to wait for the device.
+  void AllowDevices() { allow_devices_ = true; }
+
   // An array of the caller, in place, or a copy if its last axis is not
   // contiguous. Anything on the CPU that has DLPack or a buffer, and NumPy
   // arrays of ml_dtypes.bfloat16, which have neither.
@@ -73,8 +76,12 @@ class Arrays {
   std::vector<const char*> copied_;
   bool allow_shapes_ = false;
   bool allow_torch_ = false;
+  bool allow_devices_ = false;
   DType shape_dtype_ = DType::kF32;
 };
+
+// Throws for numbers that are read while arguments are, and stand on a device.
+void CheckOnCpu(const Argument& argument, const ConstTensorView& view);
 
 }  // namespace heed::python
 

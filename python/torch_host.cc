@@ -51,6 +51,17 @@ void RunOnTorch(void*, int num_workers, void (*body)(void*, int), void* argument
   if (torch.parallel_for(0, num_workers, 1, run, &job) != 0) body(argument, 0);
 }
 
+// torch.cuda.current_stream(device).cuda_stream, without a call of Python; with the GIL.
+void* CurrentStream(Device device) {
+  if (device.type == DeviceType::kCpu) return nullptr;
+  if (torch.dlpack->current_work_stream == nullptr) throw Unsupported("heed.torch: this PyTorch does not tell its streams");
+  void* stream = nullptr;
+  if (torch.dlpack->current_work_stream(static_cast<int32_t>(device.type), device.index, &stream) != 0) {
+    throw nb::python_error();
+  }
+  return stream;
+}
+
 void ConnectTorch(nb::handle tensor, uintptr_t parallel_for, uintptr_t num_threads) {
   const nb::object capsule = nb::getattr(tensor, "__dlpack_c_exchange_api__", nb::none());
   const auto* dlpack = static_cast<const DLPackExchangeAPI*>(
@@ -72,18 +83,18 @@ void ConnectTorch(nb::handle tensor, uintptr_t parallel_for, uintptr_t num_threa
 
 }  // namespace
 
-bool ImportTorch(const Argument& argument, ArrayLayout& layout) {
+bool ImportTorch(const Argument& argument, ArrayLayout& layout, bool devices) {
   PyObject* const value = argument.value.ptr();
   if (torch.tensor == nullptr || !PyObject_TypeCheck(value, torch.tensor)) return false;
   DLTensor tensor;
   if (torch.dlpack->dltensor_from_py_object_no_sync(value, &tensor) != 0) {
     throw nb::python_error();
   }
-  ReadDlTensor(argument, tensor, layout);
+  ReadDlTensor(argument, tensor, devices, layout);
   return true;
 }
 
-Context& TorchContext(int most_threads) {
+Context& TorchContext(int most_threads, Device device) {
   thread_local std::unique_ptr<Context> context;
   thread_local bool of_child = false;
   int num_threads = NumTorchThreads();
@@ -104,6 +115,7 @@ Context& TorchContext(int most_threads) {
   }
   context->set_strict(Strict());
   context->set_checks(Checks());
+  context->set_stream(CurrentStream(device));
   return *context;
 }
 

@@ -535,10 +535,17 @@ HWY_NOINLINE void BlockTables(D d, const QueriesAndKeys<T>& rows, const T* decay
   EXTERN template void BlockKeyTables<FORM>(hn::ScalableTag<T>, const T*, const T*, size_t, size_t, T*, T*);          \
   EXTERN template void BlockTables<FORM>(hn::ScalableTag<T>, const QueriesAndKeys<T>&, const T*, const T*, size_t,    \
                                          size_t, const Tables<T>&);
+#define HEED_STRIPS_OF(EXTERN, T, DECAY)                                                                              \
+  EXTERN template void Strips<DECAY>(hn::ScalableTag<T>, const Product<T>&, size_t, bool, size_t, size_t, size_t, T*, \
+                                     RowPrefetch&);
 #define HEED_BLOCKS_OF(EXTERN, T)                                                                                    \
   HEED_TABLES_OF(EXTERN, T, Form::kScalar)                                                                           \
   HEED_TABLES_OF(EXTERN, T, Form::kKey)                                                                              \
   HEED_TABLES_OF(EXTERN, T, Form::kBonus)                                                                            \
+  HEED_STRIPS_OF(EXTERN, T, Decay::kNone)                                                                            \
+  HEED_STRIPS_OF(EXTERN, T, Decay::kRows)                                                                            \
+  HEED_STRIPS_OF(EXTERN, T, Decay::kLanes)                                                                           \
+  HEED_STRIPS_OF(EXTERN, T, Decay::kRowsLanes)                                                                       \
   EXTERN template void AddOuterProducts(hn::ScalableTag<T>, const T*, size_t, const T*, size_t, size_t,              \
                                         const StateShape&, T*, RowPrefetch&);                                        \
   EXTERN template void ReadState(hn::ScalableTag<T>, const T*, size_t, size_t, const StateShape&, const T*, T*,      \

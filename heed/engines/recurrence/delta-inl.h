@@ -26,14 +26,6 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::recurrence::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// f(std::integral_constant<Decay, ...>) of a token's decay.
-template <class F>
-HWY_INLINE void WithTokenDecay(const Problem& p, const F& f) {
-  if (p.gate == Gate::kNone) return f(std::integral_constant<Decay, Decay::kNone>());
-  if (p.gate == Gate::kScalar) return f(std::integral_constant<Decay, Decay::kLanes>());
-  f(std::integral_constant<Decay, Decay::kRows>());
-}
-
 // A block: o, and of each write what its read key finds, [n + 1][value_row]. After the decay, what
 // is written takes the place of w.
 template <class T>
@@ -57,7 +49,7 @@ HWY_NOINLINE void DeltaTokens(D d, const DeltaBlock<T>& b, size_t n, size_t colu
   first.read2_row = b.rows.read_state;
   first.read2_out = b.found + column;
   first.prefetch = b.prefetch;
-  PassToken<kRead2, Decay::kNone, C>(d, Decays::kNear, first, num_rows, stride, state);
+  PassBorderToken<kRead2, Decay::kNone, C>(d, first, num_rows, stride, state);
   for (size_t t = 0; t < n; ++t) {
     T* written = b.rows.w + t * b.value_row + column;
     T* found = b.found + t * b.value_row + column;
@@ -108,20 +100,23 @@ struct DeltaBuffers {
   }
 };
 
-// f(kBefore, kDecay) as integral constants.
-template <class F>
+// f(kBefore, kDecay) as integral constants, kDecay of decays of keys being kOfKeys: kRows of a state, kLanes of its transpose.
+template <Decay kOfKeys, class F>
 HWY_INLINE void WithDelta(const Problem& p, const F& f) {
-  WithTokenDecay(p, [&](auto decay) HWY_ATTR {
-    if (p.delta == Delta::kBeforeDecay) return f(std::true_type(), decay);
-    f(std::false_type(), decay);
-  });
+  const std::integral_constant<Decay, kOfKeys> of_keys;
+  if (p.delta == Delta::kBeforeDecay) return f(std::true_type(), of_keys);
+  if (p.gate == Gate::kNone) return f(std::false_type(), std::integral_constant<Decay, Decay::kNone>());
+  if constexpr (kOfKeys != Decay::kLanes) {
+    if (p.gate == Gate::kScalar) return f(std::false_type(), std::integral_constant<Decay, Decay::kLanes>());
+  }
+  f(std::false_type(), of_keys);
 }
 
 // The strips of a state.
 template <bool kOutputs, class D, class T = hn::TFromD<D>>
 HWY_NOINLINE HWY_ATTR void DeltaStrips(D d, const Problem& p, const DeltaBlock<T>& b, size_t n,
                                        const DeltaShape& shape, T* state) {
-  WithDelta(p, [&](auto before, auto decay) HWY_ATTR {
+  WithDelta<Decay::kRows>(p, [&](auto before, auto decay) HWY_ATTR {
     ForStripVectors<T>(shape, [&](auto vectors, size_t c) HWY_ATTR {
       constexpr size_t kWidth = vectors.value * hn::MaxLanes(D());
       DeltaTokens<before.value, kOutputs, decay.value, vectors.value>(
@@ -211,7 +206,7 @@ HWY_NOINLINE HWY_ATTR void DeltaStepHead(const Problem& p, const Task& task, con
   RowPrefetch prefetch;
   if (in_place && next != nullptr) prefetch = NextState<T>(p, *next, shape);
   const DeltaBlock<T> block = {reader, b.rows, row, value_row, b.o, b.found, &prefetch};
-  WithDelta(p, [&](auto before, auto decay) HWY_ATTR {
+  WithDelta<Decay::kRows>(p, [&](auto before, auto decay) HWY_ATTR {
     hs::ForTiles<kDeltaStrip>(begin / N, std::min(whole, end) / N, [&](auto vectors, size_t c) HWY_ATTR {
       DeltaTokens<before.value, true, decay.value, vectors.value>(
           d, block, writes, c * N, keys, static_cast<size_t>(p.final.key_stride), state + c * N);

@@ -293,18 +293,16 @@ class DeltaBackwardHead {
           token.dot2_out = b_.sums[kOfWriteKeys] + at;
           prefetch.Some();
           if (t + 1 == n) {
-            PassToken<kWrite | kReads, Decay::kNone, vectors.value>(
-                d_, Decays::kNear, token, keys_, kWidth, strip);
+            PassBorderToken<kWrite | kReads, Decay::kNone, vectors.value>(d_, token, keys_, kWidth, strip);
           } else {
             PassToken<kWrite | kReads | kBack, decay.value, vectors.value>(
                 d_, b_.rows.kinds[t + 1], token, keys_, kWidth, strip);
           }
         }
-        PassToken<kBack, decay.value, vectors.value>(d_, b_.rows.kinds[0], Back(0, c), keys_,
-                                                     kWidth, strip);
+        PassBorderToken<kBack, decay.value, vectors.value>(d_, Back(0, c), keys_, kWidth, strip);
       });
     };
-    WithDelta(p_, run);
+    WithDelta<Decay::kRows>(p_, run);
   }
 
   // What leads from D of a write to the one before it.
@@ -322,7 +320,6 @@ class DeltaBackwardHead {
                                            RowPrefetch& prefetch) {
     const auto run = [&](auto before, auto decay) HWY_ATTR {
       constexpr bool kBefore = before.value;
-      constexpr Decay kDecay = decay.value == Decay::kNone ? Decay::kNone : Decay::kLanes;
       constexpr unsigned kDoes =
           kBefore ? kReadBefore | kWrite | kWrite2 | kRead : kReadDecayed | kWrite | kRead;
       ForStripVectors<T>(by_key_, [&](auto vectors, size_t c) HWY_ATTR {
@@ -341,12 +338,12 @@ class DeltaBackwardHead {
           token.read_row = b_.d_o + value_at;
           token.read_out = b_.sums[kOfQueries] + at;
           prefetch.Some();
-          PassToken<kDoes, kDecay, vectors.value>(d_, b_.rows.kinds[t], token, by_key_.rows,
-                                                  kWidth, strip);
+          PassToken<kDoes, decay.value, vectors.value>(d_, b_.rows.kinds[t], token, by_key_.rows,
+                                                       kWidth, strip);
         }
       });
     };
-    WithDelta(p_, run);
+    WithDelta<Decay::kLanes>(p_, run);
     if (before_) return;
     T* dr = b_.sums[kOfReadKeys];
     for (size_t i = 0; i < n * row_; i += N) hn::Store(hn::Neg(hn::Load(d_, dr + i)), d_, dr + i);

@@ -29,7 +29,7 @@ const Kernel kDeltaF32 = {
     .why = "a delta rule token by token, each one pass over strips of the state, 16-bit tensors widened",
     .declines = [](const Context&, const Problem& p) {
       const Reason reason = engine::DeclinesAllButF32(p.dtype);
-      return reason.empty() && p.delta == Delta::kNone ? Reason{"computes delta rules"} : reason;
+      return reason.empty() ? DeclinesOtherDeltas(p) : reason;
     },
     .forward_passes = &DeltaF32,
     .backward_passes = &DeltaF32,

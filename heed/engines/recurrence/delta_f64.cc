@@ -29,7 +29,7 @@ const Kernel kDeltaF64 = {
     .why = "a delta rule token by token, each one pass over strips of the state",
     .declines = [](const Context&, const Problem& p) {
       const Reason reason = engine::DeclinesAllButF64(p.dtype);
-      return reason.empty() && p.delta == Delta::kNone ? Reason{"computes delta rules"} : reason;
+      return reason.empty() ? DeclinesOtherDeltas(p) : reason;
     },
     .forward_passes = &DeltaF64,
     .backward_passes = &DeltaF64,

@@ -68,7 +68,7 @@ size_t NumAsksOfTokens(const DeltaShape& shape, size_t passes) {
   return NumStrips<T>(shape) * passes * ((shape.rows + N - 1) / N);
 }
 
-// Sums over lanes of the rows of a state, some at a time.
+// Sums over lanes of the rows of a state, some at a time: a function of its own, as it is long and rarely called.
 template <class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 class RowSums {
  public:
@@ -76,7 +76,7 @@ class RowSums {
 
   void Put(D d, size_t r, V sum) { hn::Store(sum, d, sums_ + r % N * N); }
   // Adds those of the last `count` rows, which begin at a multiple of N, to to[0] and on.
-  HWY_ATTR void AddTo(D d, size_t count, T* to) const {
+  HWY_NOINLINE HWY_ATTR void AddTo(D d, size_t count, T* to) const {
     V v[N];
     HWY_UNROLL(16)
     for (size_t i = 0; i < N; ++i) v[i] = i < count ? hn::Load(d, sums_ + i * N) : hn::Zero(d);
@@ -241,6 +241,14 @@ HWY_INLINE void PassToken(D d, Decays kind, const Token<T>& x, size_t num_rows, 
   } else {
     PassToken<kDoes, kDecay, Decays::kSlow, C>(d, x, num_rows, stride, state);
   }
+}
+
+// This takes every kind, with the bits of its own: of tokens at the border of a block, which are few, so that all loops
+// over blocks share its code.
+template <unsigned kDoes, Decay kDecay, int C, class D, class T = hn::TFromD<D>>
+HWY_NOINLINE HWY_ATTR void PassBorderToken(D d, const Token<T>& x, size_t num_rows, size_t stride, T* state) {
+  constexpr Decays kAny = kDecay == Decay::kNone ? Decays::kNear : Decays::kSlow;
+  PassToken<kDoes, kDecay, kAny, C>(d, x, num_rows, stride, state);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

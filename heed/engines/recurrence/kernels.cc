@@ -8,6 +8,12 @@ Reason DeclinesOtherStates(const Problem& problem) {
   return {problem.channels ? "computes no means per channel" : ""};
 }
 
+Reason DeclinesOtherDeltas(const Problem& problem) {
+  if (problem.delta == Delta::kNone) return {"computes delta rules"};
+  const bool without_keys = problem.delta == Delta::kBeforeDecay && problem.gate != Gate::kKey;
+  return {without_keys ? "reads before decays of keys alone" : ""};
+}
+
 const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem, engine::Pass pass) {
   static constexpr const Kernel* kKernels[] = {&kCuda,     &kTiles,    &kRecurrenceF32, &kRecurrenceF64,
                                                &kDeltaF32, &kDeltaF64, &kChannels};

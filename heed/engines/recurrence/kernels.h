@@ -25,6 +25,9 @@ Passes BackwardF64(const Context& ctx);
 // Why kernels of S_t = G_t .* S_{t-1} + k_t v_t^T decline a problem of another form; empty if it is of theirs.
 Reason DeclinesOtherStates(const Problem& problem);
 
+// The same of kernels of delta rules: a rule that reads before the decay has decays of keys (RWKV-7).
+Reason DeclinesOtherDeltas(const Problem& problem);
+
 }  // namespace heed::recurrence
 
 #endif  // HEED_ENGINES_RECURRENCE_KERNELS_H_

@@ -295,7 +295,7 @@ HWY_NOINLINE void StripOfBlock(D d, Product<T> x, size_t num_tokens, bool agains
 // [num_rows][strip] each, from column `begin` on; `lanes`, `out` and a decay of lanes point
 // to column 0.
 template <Decay kDecay, bool kRead = true, class D, class T = hn::TFromD<D>>
-HWY_INLINE void Strips(D d, const Product<T>& x, size_t num_tokens, bool against_time,
+HWY_NOINLINE void Strips(D d, const Product<T>& x, size_t num_tokens, bool against_time,
                        size_t num_rows, size_t begin, size_t end, T* state,
                        RowPrefetch& prefetch) {
   constexpr size_t N = hn::MaxLanes(D());

@@ -122,6 +122,7 @@ void WarnOfPositiveDecays(const char* op, const PythonCall& call) {
     if (tensor.values != Parameter::kDecays) continue;
     const ConstTensorView& x = call.in[i];
     if (warned || !x.present() || x.data() == nullptr || !IsFloat(x.dtype())) continue;
+    if (x.device().type != DeviceType::kCpu) continue;  // a look would wait for the device
     const int64_t looked_at = std::min(kMost, x.num_elements());
     int64_t positive = 0;
     for (int64_t n = 0; n < looked_at; ++n) {
@@ -212,17 +213,19 @@ nb::object RunStep(const Bound& b, PyObject* args, PyObject* kwargs) {
 void RunTorch(const Bound& b, PyObject* args) {
   PythonCall call(b);
   call.arrays.AllowTorch();
+  call.arrays.AllowDevices();
   Read<PythonCall>(b.name, b.torch_keywords, b.torch_keywords.size(), args, nullptr, call);
   Warn(b.name, call);
-  Context& ctx = TorchContext(call.num_threads);
+  Context& ctx = TorchContext(call.num_threads, call.in[0].device());
   Compute(b.name, kTorchRenamed, [&] { b.functions->Forward(ctx, call); });
 }
 
 void RunTorchBackward(const Bound& b, PyObject* args) {
   PythonCall call(b);
   call.arrays.AllowTorch();
+  call.arrays.AllowDevices();
   Read<PythonCall>(b.name, b.torch_backward_keywords, b.torch_backward_keywords.size(), args, nullptr, call);
-  Context& ctx = TorchContext(call.num_threads);
+  Context& ctx = TorchContext(call.num_threads, call.in[0].device());
   Compute(b.name, kTorchRenamed, [&] { b.functions->Backward(ctx, call); });
 }
 

@@ -1,8 +1,8 @@
 # How heed's operators of PyTorch are made: kernels, gradients, and what transforms ask for.
 """One way to make an operator, `torch.ops.heed.<name>`, for all that heed computes.
 
-Each has a kernel for CPU tensors, one for tensors without data, gradients or a sentence that there are none, and a rule for
-vmap; every other kind of tensor is refused by name. Registered by hand instead of through `torch.library.custom_op`: that
+Each has a kernel for CPU tensors, which some have for CUDA tensors too, one for tensors without data, gradients or a sentence
+that there are none, and a rule for vmap; every other kind of tensor is refused by name. Registered by hand instead of through `torch.library.custom_op`: that
 costs 60 microseconds more per call, refuses torch.func.grad, and takes derivatives of forward mode for zero.
 """
 
@@ -213,15 +213,24 @@ def _stacked(tensors: list[Tensor], like: Tensor) -> Tensor:
     return torch.stack(tensors) if tensors else like.new_empty((0, *like.shape))
 
 
+_HAVE_AUTOCAST = ("cpu", "cuda")  # of the devices that heed knows
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast asks for on the tensor's device, or None where it asks for nothing."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if device in _HAVE_AUTOCAST and torch.is_autocast_enabled(device) else None
+
+
 def to_autocast(x: Any) -> Any:
     """A tensor in the dtype that autocast asks for, unless it is of integers or float64; anything else as it is."""
-    is_cast = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 and x.device.type == "cpu"
-    return x.to(torch.get_autocast_dtype("cpu")) if is_cast else x
+    wide = not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64
+    return x if wide or x.device.type not in _HAVE_AUTOCAST else x.to(torch.get_autocast_dtype(x.device.type))
 
 
-def _autocast(operator: Any, arguments: tuple[Any, ...], num_cast: int) -> Any:
+def _autocast(operator: Any, key: Any, arguments: tuple[Any, ...], num_cast: int) -> Any:
     cast = map(to_autocast, arguments[:num_cast])
-    with _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(_C.DispatchKey.AutocastCPU)):
+    with _C._ExcludeDispatchKeyGuard(_C.DispatchKeySet(key)):
         return operator(*cast, *arguments[num_cast:])
 
 
@@ -239,6 +248,7 @@ def define(
     vmap: Callable[..., Any] | None = None,
     num_cast: int = 0,
     names: Sequence[str] | None = None,
+    on_gpus: bool = False,
 ) -> Any:
     """Makes the operator `heed::<name>` with this signature, "(arguments) -> results".
 
@@ -246,6 +256,7 @@ def define(
     caller left away are missing, those at `unread` are None if they are tensors, and with `keeps_results` the results follow.
     The results at `constant` are none that a gradient arrives at. Without `gradients` there is none.
     Under autocast the first `num_cast` arguments take its dtype.
+    `on_gpus`: the kernel takes tensors of CUDA devices too; which stand on the CPU beside them it says itself.
     `tangents(of_arguments, *arguments)` is the derivative of forward mode. `names` are what messages call the arguments.
     """
     library.define(f"{name}{signature}")
@@ -262,7 +273,7 @@ def define(
                 continue
             if first is None:
                 first, device = of, x.device
-            elif x.device != device:
+            elif x.device != device and not (on_gpus and device.type == "cuda" and x.device.type == "cpu"):
                 raise InvalidArgument(f"{public}: {of} is on {x.device}, expected {device} as {first}")
         return fake(*arguments)
 
@@ -273,11 +284,15 @@ def define(
         return _below_autograd(operator, kernel, keyset, arguments)
 
     library.impl(name, kernel, "CPU")
+    if on_gpus:
+        library.impl(name, kernel, "CUDA")
     library.impl(name, lambda *given: refuse(names, given, public), "CompositeExplicitAutograd")
     library.impl(name, autograd, "Autograd", with_keyset=True)
     torch.library.register_fake(f"heed::{name}", meta, lib=library)
     if num_cast:
-        library.impl(name, lambda *given: _autocast(operator, given, num_cast), "AutocastCPU")
+        for device in ("CPU", "CUDA"):
+            key = getattr(_C.DispatchKey, f"Autocast{device}")
+            library.impl(name, lambda *given, key=key: _autocast(operator, key, given, num_cast), f"Autocast{device}")
     rule = vmap or (lambda info, in_dims, *arguments: over_slices(operator, fake, info, in_dims, arguments))
     torch.library.register_vmap(f"heed::{name}", rule, lib=library)
     return operator

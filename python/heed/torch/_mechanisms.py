@@ -102,11 +102,12 @@ class _Mechanism:
         rest = ", ".join([*tensors, *(f"{kind} {key}={_text(value)}" for key, (kind, value) in options.items())])
         incoming = ", ".join(["Tensor grad_o", *(f"Tensor? grad_{state.name}" for state in differentiable)])
         self.backward_operator = _dispatch.define(
-            f"{name}_backward", f"({incoming}, bool[] needed, {rest}) -> Tensor[]", self.backward, self.fake_backward
+            f"{name}_backward", f"({incoming}, bool[] needed, {rest}) -> Tensor[]", self.backward, self.fake_backward,
+            on_gpus=True,
         )
         returns = f"({', '.join(['Tensor'] * (1 + len(self.states)))})" if self.states else "Tensor"
         self.operator = _dispatch.define(
-            name, f"({rest}) -> {returns}", self.forward, self.results, gradients=self.differentiate
+            name, f"({rest}) -> {returns}", self.forward, self.results, gradients=self.differentiate, on_gpus=True
         )
 
     def complete(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -202,9 +203,8 @@ class _Mechanism:
             raise InvalidArgument(f"{self.name}: initial_state is {type(given).__name__}, expected {expected}")
         return states[:number]
 
-    def to_autocast(self, tensors: list[Any]) -> list[Any]:
+    def to_autocast(self, tensors: list[Any], dtype: torch.dtype) -> list[Any]:
         """What may be of tokens or a constant is cast where it is of tokens."""
-        dtype = torch.get_autocast_dtype("cpu")
 
         def is_cast(x: Any, cast: bool, forms: list[str]) -> bool:
             wide = x is None or not x.is_floating_point() or x.dtype == torch.float64
@@ -247,8 +247,9 @@ class _Mechanism:
             raise InvalidArgument(
                 f"{self.name}: return_state is True, expected False: without causal there is no state"
             )
-        if torch.is_autocast_enabled("cpu"):
-            tensors = self.to_autocast(tensors)
+        dtype = _dispatch.autocast_dtype(tensors[self.output])
+        if dtype is not None:
+            tensors = self.to_autocast(tensors, dtype)
         results = self.operator(*tensors, *(self.rest(options) if options else ()))
         if not self.states:
             return results
@@ -278,8 +279,9 @@ def _step(name: str, description: dict[str, Any]) -> Any:
     return _without_gradient(name, *names)
 
 
+mechanisms = {name: _Mechanism(name, description) for name, description in _core._mechanisms.items()}
 functions: dict[str, Any] = {}
 for _name, _description in _core._mechanisms.items():
-    functions[_name] = _public(_Mechanism(_name, _description))
+    functions[_name] = _public(mechanisms[_name])
     if _description["states"]:
         functions[f"{_name}_step"] = _step(f"{_name}_step", _description)

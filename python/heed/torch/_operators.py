@@ -66,7 +66,7 @@ def new_results(q, k, v, options):
     return o, q.new_empty(lse_shape, dtype=torch.float32)
 
 
-def _attention_cpu(q, k, v, *options):
+def _attention_kernel(q, k, v, *options):
     o, lse = new_results(q, k, v, options)
     _core._torch_attention(q, k, v, o, lse, *options)
     return o, lse
@@ -92,7 +92,7 @@ def _gradients(q, k, v, needed, options):
     return [_gradient_like(x) if need else None for x, need in zip(inputs, needed, strict=True)]
 
 
-def _attention_backward_cpu(grad_o, grad_lse, q, k, v, o, lse, needed, *options):
+def _attention_backward_kernel(grad_o, grad_lse, q, k, v, o, lse, needed, *options):
     gradients = _gradients(q, k, v, needed, options)
     _core._torch_attention_backward(grad_o, grad_lse, q, k, v, o, lse, *gradients, *options)
     return [gradient for gradient in gradients if gradient is not None]
@@ -137,17 +137,19 @@ _attention_backward = _dispatch.define(
     "attention_backward",
     "(Tensor grad_o, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
     f"bool[] needed, {_OPTIONS}) -> Tensor[]",
-    _attention_backward_cpu,
+    _attention_backward_kernel,
     _attention_backward_meta,
     names=_BACKWARD,
+    on_gpus=True,
 )
 _attention = _dispatch.define(
     "attention",
     f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor o, Tensor lse)",
-    _attention_cpu,
+    _attention_kernel,
     _attention_meta,
     gradients=_differentiate,
     keeps_results=True,
     vmap=_attention_vmap,
     num_cast=3,
+    on_gpus=True,
 )

@@ -181,6 +181,7 @@ std::pair<int64_t, int64_t> ToPair(const Argument& a, const char* first, const c
 
 uint64_t ToSeedBits(Arrays& arrays, const Argument& a) {
   const ConstTensorView seed = arrays.Read(a, Kind::kInt);
+  CheckOnCpu(a, seed);
   if (seed.num_elements() != 1 || seed.dtype() != DType::kI64) Fail(a, "an int64 tensor of one element");
   return static_cast<uint64_t>(*seed.as<int64_t>());
 }
@@ -233,6 +234,7 @@ void ReadTorchCall(const char* operation, PyObject* args, Call& call) {
   static const Keywords keywords =
       Joined({kInputs, kTorchResults, One(kHeadsFirst), Of(TorchOptions()), One(kThreadsKeyword)});
   call.arrays.AllowTorch();
+  call.arrays.AllowDevices();
   Read<Call>(operation, keywords, keywords.size(), args, nullptr, call);
 }
 
@@ -246,6 +248,7 @@ void ReadTorchBackwardCall(const char* operation, PyObject* args, Call& call) {
                    Of(TorchOptions()), One(kThreadsKeyword)});
   }();
   call.arrays.AllowTorch();
+  call.arrays.AllowDevices();
   Read<Call>(operation, keywords, keywords.size(), args, nullptr, call);
 }
 

@@ -39,7 +39,7 @@ void Attention(const nb::args& args) {
   } else {
     WarnOfHeadsBeforeTokens(kOp, call.in.q, call.in.k, call.in.v);
   }
-  Context& ctx = TorchContext(call.num_threads);
+  Context& ctx = TorchContext(call.num_threads, call.in.q.device());
   Compute(kOp, kRenamed, [&] { Forward(ctx, call.in, call.options, out); });
 }
 
@@ -53,7 +53,7 @@ void AttentionBackward(const nb::args& args) {
     for (ConstTensorView* x : {&in.q, &in.k, &in.v, &in.o, &in.d_o}) SwapHeads(*x);
     for (TensorView* x : {&out.dq, &out.dk, &out.dv}) SwapHeads(*x);
   }
-  Context& ctx = TorchContext(call.num_threads);
+  Context& ctx = TorchContext(call.num_threads, call.in.q.device());
   Compute(kOp, kRenamed, [&] { Backward(ctx, in, call.options, out); });
 }
 
