@@ -133,13 +133,33 @@ def check_attention():
     assert asked and set(asked) == {(2, 0)} and library.emulated_last_stream() == STREAM
 
 
-def check_options_on_the_cpu_beside_a_device():
+def check_numbers_of_heads_on_either_device():
     q, k, v = (pair(2, 24, 4, 32) for _ in range(3))
     on_host = {"alibi": torch.rand(4), "sinks": torch.rand(4)}
-    o = heed.torch.attention(q[1], k[1], v[1], causal=True, dropout=0.25, seed=7, **on_host)
-    close(o, heed.torch.attention(q[0], k[0], v[0], causal=True, dropout=0.25, seed=7, **on_host))
+    expected = heed.torch.attention(q[0], k[0], v[0], causal=True, dropout=0.25, seed=7, **on_host)
+    for numbers in (on_host, {name: OnDevice(x) for name, x in on_host.items()}):
+        close(heed.torch.attention(q[1], k[1], v[1], causal=True, dropout=0.25, seed=7, **numbers), expected)
     for name, x in on_host.items():
-        refused(lambda name=name, x=x: heed.torch.attention(q[1], k[1], v[1], **{name: OnDevice(x)}), name, "is on cuda:0, expected the CPU")
+        refused(lambda name=name, x=x: heed.torch.attention(q[1], k[1], v[1], **{name: OnDevice(x, index=1)}), name,
+                "is on cuda:1, expected cuda:0 as q")
+
+
+def check_gradients_of_numbers_of_heads():
+    table = heed.torch._operators.attention_options
+    inputs = [pair(2, 24, heads, 32) for heads in (4, 2, 2)]
+    values = {name: torch.rand(4) for name in ("alibi", "sinks")}
+    on_cpu = {name: x.clone().requires_grad_() for name, x in values.items()}
+    o = heed.torch.attention(*(x for x, _ in inputs), causal=True, **on_cpu)
+    incoming = torch.randn(o.shape).to(o.dtype)
+    o.backward(incoming)
+    given = [x for _, x in inputs]
+    options = table.given({"causal": True, **{name: OnDevice(x) for name, x in values.items()}}, heed.torch.attention)
+    results = torch.ops.heed.attention(*given, *options)
+    needed = [isinstance(x, OnDevice) for x in (*given, *options)]
+    found = heed.torch._operators._differentiate(needed, (OnDevice(incoming), None), *given, *options, *results)
+    at = {option.name: 3 + i for i, option in enumerate(table.table)}
+    for name, x in on_cpu.items():
+        close(found[at[name]], x.grad)
 
 
 def check_out_and_heads_first():
