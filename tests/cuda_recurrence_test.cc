@@ -57,6 +57,8 @@ const std::vector<recurrent::Mechanism>& Mechanisms() {
   return mechanisms;
 }
 
+constexpr DType kDTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
+
 class CudaRecurrenceTest : public AgreementTest {
  protected:
   // A call of simple_gla: o and the last state of tokens [begin, end).
@@ -85,17 +87,20 @@ TEST_P(CudaRecurrenceTest, RandomProblemsAgreeWithTheReference) {
   const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 12);
   for (const recurrent::Mechanism& m : Mechanisms()) {
     const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
-    Comparison closest;
-    for (uint64_t seed = first; seed < first + count; ++seed) {
-      cuda::SetEmulatedSeed(seed);
-      const Case c = recurrent::RandomCase(moved, m.definition, DType::kBF16, seed);
-      if (c.title.find(" log_decay_v[") != std::string::npos) {
-        EXPECT_THAT(Refusal<Unsupported>([&] { Compare(c, ctx_); }), HasSubstr("computes no decays of columns"));
-        continue;
+    for (const DType dtype : kDTypes) {
+      Comparison closest;
+      const uint64_t last = first + (dtype == DType::kBF16 ? count : (count + 3) / 4);
+      for (uint64_t seed = first; seed < last; ++seed) {
+        cuda::SetEmulatedSeed(seed);
+        const Case c = recurrent::RandomCase(moved, m.definition, dtype, seed);
+        if (c.title.find(" log_decay_v[") != std::string::npos) {
+          EXPECT_THAT(Refusal<Unsupported>([&] { Compare(c, ctx_); }), HasSubstr("computes no decays of columns"));
+          continue;
+        }
+        ASSERT_NO_FATAL_FAILURE(Agrees(c, &closest));
       }
-      ASSERT_NO_FATAL_FAILURE(Agrees(c, &closest));
+      Print(m.name + m.of_problems.options + " " + Name(dtype), closest);
     }
-    Print(m.name + m.of_problems.options, closest);
   }
 }
 
@@ -106,27 +111,31 @@ TEST_P(CudaRecurrenceTest, SizesAndVariantsAgreeWithTheReference) {
       {1, 20, 20, 2, 1, 24, 200}, {1, 0, 0, 1, 1, 9, 10}};
   for (const recurrent::Mechanism& m : Mechanisms()) {
     const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
-    Comparison closest;
-    for (const Sizes& sizes : kSizes) {
-      for (const char* variant : {"", "state", "reverse", "lengths=62", "strong", "vanishing", "faint+state"}) {
-        if (sizes.D != 33 && *variant != 0 && !(sizes.Tq == 0 && std::string(variant) == "state")) continue;
-        if (sizes.D > 128 && m.definition.delta != recurrence::Delta::kNone) continue;
-        for (const std::string pass : {"forward", "backward", "step"}) {
-          if (pass == "step" && *variant != 0) continue;
-          const CaseRequest request = {.sizes = sizes, .dtype = DType::kBF16, .seed = 3, .pass = pass, .variant = variant};
-          ASSERT_NO_FATAL_FAILURE(Agrees(recurrent::MakeCase(moved, m.definition, request), &closest));
+    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+      Comparison closest;
+      for (const Sizes& sizes : kSizes) {
+        for (const char* variant : {"", "state", "reverse", "lengths=62", "strong", "vanishing", "faint+state"}) {
+          if (sizes.D != 33 && *variant != 0 && !(sizes.Tq == 0 && std::string(variant) == "state")) continue;
+          if (sizes.D > 128 && m.definition.delta != recurrence::Delta::kNone) continue;
+          if (dtype != DType::kBF16 && (*variant != 0 || sizes.D != 128)) continue;
+          for (const std::string pass : {"forward", "backward", "step"}) {
+            if (pass == "step" && (*variant != 0 || dtype != DType::kBF16)) continue;
+            const CaseRequest request = {.sizes = sizes, .dtype = dtype, .seed = 3, .pass = pass, .variant = variant};
+            ASSERT_NO_FATAL_FAILURE(Agrees(recurrent::MakeCase(moved, m.definition, request), &closest));
+          }
         }
       }
+      Print(m.name + m.of_problems.options + " " + Name(dtype), closest);
     }
-    Print(m.name + m.of_problems.options, closest);
   }
 }
 
 // Inputs with their memory.
 struct Problems {
+  static DType Wide(DType dtype) { return dtype == DType::kF64 ? dtype : DType::kF32; }
   Problems(DType dtype, int64_t B, int64_t T, int64_t H, int64_t K, int64_t V, uint64_t seed = 1)
-      : q(dtype, {B, T, H, K}), k(dtype, {B, T, H, K}), v(dtype, {B, T, H, V}), log_decay(DType::kF32, {B, T, H}),
-        initial(DType::kF32, {B, H, K, V}) {
+      : q(dtype, {B, T, H, K}), k(dtype, {B, T, H, K}), v(dtype, {B, T, H, V}), log_decay(Wide(dtype), {B, T, H}),
+        initial(Wide(dtype), {B, H, K, V}) {
     for (Buffer* buffer : {&q, &k, &v, &log_decay, &initial}) buffer->FillNormal(++seed);
     std::vector<int64_t> at(3, 0);
     do {
@@ -258,13 +267,14 @@ TEST_P(CudaRecurrenceTest, DecaysThatForgetAndThatGrow) {
 }
 
 TEST_P(CudaRecurrenceTest, EachTensorMayBeginAnywhere) {
-  for (const int unaligned : {0, 1, 2}) {
-    Problems p(DType::kBF16, 1, 40, 1, 64, 64);
+  for (const int unaligned : {0, 1, 2, 3, 4, 5}) {
+    const DType dtype = unaligned < 3 ? DType::kBF16 : DType::kF32;
+    Problems p(dtype, 1, 40, 1, 64, 64);
     const Results expected = Run(p.Views());
     Inputs in = p.Views();
     ConstTensorView* const views[] = {&in.q, &in.k, &in.v};
-    ConstTensorView& view = *views[unaligned];
-    const Buffer moved(DType::kBF16, view.sizes(), view.strides(), Placement::kAligned, /*gap=*/1);
+    ConstTensorView& view = *views[unaligned % 3];
+    const Buffer moved(dtype, view.sizes(), view.strides(), Placement::kAligned, /*gap=*/1);
     std::vector<int64_t> at(4, 0);
     do {
       SetElement(moved.view(), at, GetElement(view, at));
@@ -296,7 +306,7 @@ TEST_P(CudaRecurrenceTest, WhatItDoesNotTakeIsSaid) {
     const Problems p(dtype, 1, 4, 1, K, 8);
     return Refusal<Unsupported>([&] { Run(p.Views()); });
   };
-  EXPECT_THAT(refusal(DType::kF32, 8), HasSubstr("recurrence_cuda computes bf16, not f32"));
+  EXPECT_THAT(refusal(DType::kF64, 8), HasSubstr("recurrence_cuda computes f32, bf16 and f16, not f64"));
   EXPECT_EQ(refusal(DType::kBF16, 257), "nothing is thrown");
   const recurrent::Mechanism& delta = *FindOp("delta_rule").recurrent;
   const Case wide = recurrent::MakeCase(Moved(*GetParam(), delta.of_problems), delta.definition,

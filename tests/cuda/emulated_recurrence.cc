@@ -19,7 +19,7 @@ const char* WalkOf(const Launch& launch, const ChunkParams& params) {
                  .shared_bytes = static_cast<size_t>(SharedBytesOf<Shape>(params)),
                  .seed = EmulatedSeed()},
                 [&](EmulatedMachine& machine) {
-                  ChunkBlock<EmulatedMachine, DType::kBF16, Shape::kChannels, kByChannel, form.value>(machine, params).Run();
+                  ChunkBlock<EmulatedMachine, Shape::kChannels, kByChannel, form.value>(machine, params).Run();
                 });
     return nullptr;
   });

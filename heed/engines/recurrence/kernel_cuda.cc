@@ -33,7 +33,7 @@ Reason DeclinesForm(const Problem& p) {
 }
 
 Reason Declines(const Context&, const Problem& p) {
-  if (const Reason reason = engine::DeclinesAllButBF16(p.dtype); !reason.empty()) return reason;
+  if (const Reason reason = engine::DeclinesAllButF32(p.dtype); !reason.empty()) return reason;
   if (const Reason reason = DeclinesForm(p); !reason.empty()) return reason;
   thread_local std::string of_device;  // whose words last until the next call
   of_device = cuda::Declines(p.device, cuda::ForwardWalk(p, p.initial, p.initial_z));

@@ -55,7 +55,7 @@ Walk QueryGradients(const Problem& p, const Gradients& g) {
   w.beta = FactorsOf(p);
   w.params.value_map = MapOf(p.key_feature);
   if (p.complement_keys) {
-    w.v.dtype = p.dtype;
+    w.v.dtype = DType::kBF16;  // there are none
     w.params.value_map = Map::kComplement;
   }
   w.initial = Transposed(p.initial);
@@ -249,6 +249,7 @@ Walk NotFound(const Problem& p, const Rows& x) {
   w.o = x;
   w.into_memory = true;
   w.params.scale = 1;
+  w.params.delta = DeltaKind::kNotFound;
   return w;
 }
 Walk NotFoundGradients(const Problem& p, const Gradients& g, const Rows& dx) {

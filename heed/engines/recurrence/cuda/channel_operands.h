@@ -62,7 +62,7 @@ HEED_DEVICE float ElementOf(const Tile& tile, DType dtype, int row, int column) 
   return heed::cuda::LoadFloat<M>(tile.At(row, column), dtype, 0);
 }
 
-template <class M, DType kDType, int kKeys>
+template <class M, int kKeys>
 class ChannelOperands {
  public:
   using Tile = heed::cuda::SharedTile<kChunk, kKeys>;
@@ -116,6 +116,7 @@ class ChannelOperands {
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 2; ++i) decays()[channel + i] = DecayOf<M>(half[i]);
     }
+    const DeviceRows& read_keys = p.read_key.data != nullptr ? p.read_key : from.erases ? p.q : p.k;
     HEED_DEVICE_UNROLL
     for (int i = 0; i < kOwn; ++i) {
       const int t = first + i;
@@ -143,7 +144,7 @@ class ChannelOperands {
       } else {
         put(1, p.key_map, sooner, of(from.keys, p.k.dtype));
       }
-      if (has_read_keys_) put(2, p.key_map, from.erases ? sooner : later, of(from.read_keys, kDType));
+      if (has_read_keys_) put(2, p.key_map, from.erases ? sooner : later, of(from.read_keys, read_keys.dtype));
     }
     return !(total[0].high >= kForgets && total[1].high >= kForgets);
   }

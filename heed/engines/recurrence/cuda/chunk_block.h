@@ -51,7 +51,7 @@
 
 namespace heed::recurrence::cuda {
 
-template <class M, DType kDType, int kKeys, bool kByChannel, Form kForm>
+template <class M, int kKeys, bool kByChannel, Form kForm>
 class ChunkBlock : StateBlock<M, kKeys> {
   using Base = StateBlock<M, kKeys>;
   using Base::m_, Base::p_, Base::s_, Base::head_, Base::part_, Base::segment_, Base::lane_, Base::warp_, Base::state_,
@@ -59,13 +59,13 @@ class ChunkBlock : StateBlock<M, kKeys> {
   using typename Base::Pairs;
   using Shape = ChunkShape<kKeys, kByChannel>;
   using Stage = ChunkStage<Shape>;
-  using Operands = ChannelOperands<M, kDType, kKeys>;
+  using Operands = ChannelOperands<M, kKeys>;
   static constexpr int kTile = Shape::kTile;
   static constexpr bool kDelta = kForm == Form::kDelta, kErases = kForm == Form::kDeltaGradients;
   static constexpr bool kGeneral = kForm == Form::kGeneral || kErases, kHasReadKeys = kDelta || kErases;
-  static constexpr int kExact = heed::cuda::kExactPieces<kDType>;
+  static constexpr bool kAnyValues = kByChannel || kForm == Form::kGeneral;  // of f32 and f16 too, as queries and keys by channel
   static constexpr int kPieces = heed::cuda::kPieces;
-  static constexpr int kOfRow = kByChannel ? kPieces : kExact;  // of queries and keys
+  static constexpr int kOfRow = kByChannel ? kPieces : 1;  // of queries and keys
 
  public:
   HEED_DEVICE ChunkBlock(M& m, const ChunkParams& p)
@@ -116,12 +116,14 @@ class ChunkBlock : StateBlock<M, kKeys> {
     return tile_end < end ? tile_end : end;
   }
   HEED_DEVICE bool wide_outputs() const { return (kGeneral || kDelta) && p_.o.dtype == DType::kF32; }
-  HEED_DEVICE bool wide_values() const { return kForm == Form::kGeneral && p_.v.dtype == DType::kF32; }
+  HEED_DEVICE DType of_outputs() const { return kAnyValues ? p_.o.dtype : DType::kBF16; }
+  HEED_DEVICE DType of_values() const { return kAnyValues ? p_.v.dtype : DType::kBF16; }
+  HEED_DEVICE bool wide_values() const { return of_values() == DType::kF32; }
   HEED_DEVICE bool normalizes() const { return kGeneral && p_.normalizes; }
   HEED_DEVICE float write_scale() const { return kGeneral ? p_.write_scale : 1; }
   HEED_DEVICE Map value_map() const { return kGeneral ? p_.value_map : Map::kIdentity; }
   HEED_DEVICE bool has_outputs() const { return !p_.to_borders && (!kGeneral || p_.o.data != nullptr); }
-  HEED_DEVICE bool finds() const { return kDelta && wide_outputs(); }  // outputs are what read keys do not find
+  HEED_DEVICE bool finds() const { return kDelta && p_.delta == DeltaKind::kNotFound; }  // outputs are what read keys do not find
   HEED_DEVICE bool has_queries() const { return kErases || (has_outputs() && !finds()); }
   // A token's own log decay, of this column.
   HEED_DEVICE float LogDecayOf(int64_t token, int column) const {
@@ -376,7 +378,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
       }
     });
     Pairs written;
-    uint32_t values[kExact][4];
+    uint32_t values[1][4];
     LoadValues(stage, first, row, begin, end, column_decays, written, values);
     if constexpr (kDelta) {
       HEED_DEVICE_UNROLL
@@ -398,7 +400,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
       AddWritten(pairs, written, values, o);
       if constexpr (kErases) Substitute(sums, betas, errors, o);
       if (has_outputs()) {
-        Finish(first + row, begin, end, column_decays, values, o);
+        Finish(stage, first, row, begin, end, column_decays, o);
         StoreOutputs(stage, first, row, begin, end, o);
       }
     }
@@ -417,20 +419,18 @@ class ChunkBlock : StateBlock<M, kKeys> {
   }
   // What tokens of [begin, end) write, as far as it is known without the state; and values as they are, unless they are of f32.
   HEED_DEVICE void LoadValues(const Stage& stage, int64_t first, int row, int begin, int end, const ColumnDecays& column_decays,
-                              Pairs& written, uint32_t (&values)[kExact][4]) const {
-    uint32_t turned[4] = {};
-    if (!wide_values()) {
-      uint32_t r[4];
-      stage.values().LoadTransposed(m_, row, 16 * warp_, r);
-      HEED_DEVICE_UNROLL
-      for (int i = 0; i < 4; ++i) turned[i] = r[i % 2 * 2 + i / 2];
-    }
+                              Pairs& written, uint32_t (&values)[1][4]) const {
+    uint32_t r[4] = {};
+    if (!wide_values()) stage.values().LoadTransposed(m_, row, 16 * warp_, r);
+    HEED_DEVICE_UNROLL
+    for (int i = 0; i < 4; ++i) values[0][i] = r[i % 2 * 2 + i / 2];
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
       const int t = ColumnOf(i), column = 16 * warp_ + RowOf(i);
       const bool exists = t >= begin && t < end;
-      if (!exists) turned[i / 2] &= 0xFFFF0000u >> (i % 2 * 16);  // outputs stand there
-      float x = M::template Widen<kDType>(static_cast<uint16_t>(turned[i / 2] >> (i % 2 * 16)));
+      if (!exists) values[0][i / 2] &= 0xFFFF0000u >> (i % 2 * 16);  // outputs stand there
+      const auto bits = static_cast<uint16_t>(values[0][i / 2] >> (i % 2 * 16));
+      float x = of_values() == DType::kF16 ? M::template Widen<DType::kF16>(bits) : M::template Widen<DType::kBF16>(bits);
       if (wide_values()) x = exists ? ElementOf<M>(stage.wide_values(), DType::kF32, row + t, column) : 0;
       if (normalizes() && part_ * kStrip + column == p_.value_size - 1) x = exists && first + row + t < s_.tokens ? 1 : 0;
       if (value_map() == Map::kComplement) {
@@ -443,7 +443,6 @@ class ChunkBlock : StateBlock<M, kKeys> {
       if (has_factors_) x *= stage.betas()[row + t];
       written[i / 4][i % 4] = by_column_ ? x * Exp<M>(Sum() - column_decays.later[i / 4][i % 4]) : x;
     }
-    heed::cuda::ToPieces<kDType, M>(turned, values);
   }
   // x_t -= sum_{j < t} beta_j exp(G_t - G_j) products_tj x_j, by which each token knows what those before have written.
   HEED_DEVICE void Substitute(const Sum* sums, const float* betas, Pairs& products, Pairs& x) const {
@@ -453,26 +452,23 @@ class ChunkBlock : StateBlock<M, kKeys> {
     this->AddCausally(true, products, x, x);
   }
   // What has been read as outputs.
-  HEED_DEVICE void Finish(int64_t first, int begin, int end, const ColumnDecays& column_decays,
-                          const uint32_t (&values)[kExact][4], Pairs& o) const {
+  HEED_DEVICE void Finish(const Stage& stage, int64_t first, int row, int begin, int end, const ColumnDecays& column_decays,
+                          Pairs& o) const {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
       float& x = o[i / 4][i % 4];
       x *= p_.scale;
       if (by_column_) x *= Exp<M>(column_decays.later[i / 4][i % 4]);
       if constexpr (kForm != Form::kGeneral) continue;
-      const int t = ColumnOf(i), column = part_ * kStrip + 16 * warp_ + RowOf(i);
-      if (t < begin || t >= end || first + t >= s_.tokens || column >= p_.value_size) continue;
+      const int t = ColumnOf(i), of_strip = 16 * warp_ + RowOf(i), column = part_ * kStrip + of_strip;
+      if (t < begin || t >= end || first + row + t >= s_.tokens || column >= p_.value_size) continue;
       if (p_.skip.data != nullptr) {
-        float v = 0;
-        HEED_DEVICE_UNROLL
-        for (int piece = 0; piece < kExact; ++piece) {
-          v += M::template Widen<DType::kBF16>(static_cast<uint16_t>(values[piece][i / 2] >> (i % 2 * 16)));
-        }
+        const float v = wide_values() ? ElementOf<M>(stage.wide_values(), DType::kF32, row + t, of_strip)
+                                      : ElementOf<M>(stage.values(), of_values(), row + t, of_strip);
         x += NumberAt(p_.skip, 0, 0, column) * v;
       }
       if (p_.output_gate.data != nullptr) {
-        const float z = NumberAt(p_.output_gate, s_.output_gate, first + t, column);
+        const float z = NumberAt(p_.output_gate, s_.output_gate, first + row + t, column);
         x *= z / (1 + Exp<M>(-z));
       }
     }
@@ -484,7 +480,9 @@ class ChunkBlock : StateBlock<M, kKeys> {
       const float x = o[i / 4][i % 4];
       if (t < begin || t >= end) continue;
       if (!wide_outputs()) {
-        stage.values().Put(row + t, column, static_cast<uint16_t>(M::template Pack<kDType>(x, 0)));
+        const uint32_t pair =
+            of_outputs() == DType::kF16 ? M::template Pack<DType::kF16>(x, 0) : M::template Pack<DType::kBF16>(x, 0);
+        stage.values().Put(row + t, column, static_cast<uint16_t>(pair));
       } else if (column < columns() && first + row + t < s_.tokens) {
         auto* outputs_of_f32 = static_cast<float*>(const_cast<void*>(p_.o.data));
         float& to = outputs_of_f32[this->Place(p_.o, s_.o, first + row + t, part_ * kStrip + column)];
@@ -494,7 +492,8 @@ class ChunkBlock : StateBlock<M, kKeys> {
   }
   // Values go into products as they are.
   HEED_DEVICE bool as_they_are() const {
-    return !kDelta && !by_column_ && !has_factors_ && !normalizes() && !wide_values() && value_map() == Map::kIdentity;
+    return !kDelta && !by_column_ && !has_factors_ && !normalizes() && of_values() == DType::kBF16 &&
+           value_map() == Map::kIdentity;
   }
 
   // 16 rows of a tile, or of its operands by piece.
@@ -504,9 +503,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
       HEED_DEVICE_UNROLL
       for (int piece = 0; piece < kPieces; ++piece) operand(piece).LoadRows(m_, row, column, pieces[piece]);
     } else {
-      uint32_t r[4];
-      tile.LoadRows(m_, row, column, r);
-      heed::cuda::ToPieces<kDType, M>(r, pieces);
+      tile.LoadRows(m_, row, column, pieces[0]);
     }
   }
   // a b^T, of 16 rows each.
@@ -527,7 +524,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
   }
 
   // o^T += W^T P^T. What is not finite is added by itself, lest it reach tokens before it: 0 NaN is NaN.
-  HEED_DEVICE void AddWritten(const Pairs& pairs, const Pairs& written, const uint32_t (&values)[kExact][4], Pairs& o) const {
+  HEED_DEVICE void AddWritten(const Pairs& pairs, const Pairs& written, const uint32_t (&values)[1][4], Pairs& o) const {
     bool finite = true;
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) finite &= fabsf(written[i / 4][i % 4]) <= 3.4028234e38f;
@@ -567,9 +564,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
         HEED_DEVICE_UNROLL
         for (int piece = 0; piece < kPieces; ++piece) operand(piece).LoadTransposed(m_, row, 16 * e, keys[piece]);
       } else {
-        uint32_t r[4];
-        tile.LoadTransposed(m_, row, 16 * e, r);
-        heed::cuda::ToPieces<kDType, M>(r, keys);
+        tile.LoadTransposed(m_, row, 16 * e, keys[0]);
       }
       heed::cuda::MultiplyPieces(m_, rows, heed::cuda::WordsOf(keys, 0, 1).at, state_[2 * e]);
       heed::cuda::MultiplyPieces(m_, rows, heed::cuda::WordsOf(keys, 2, 3).at, state_[2 * e + 1]);

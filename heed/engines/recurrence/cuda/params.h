@@ -43,7 +43,8 @@ enum class Map : int32_t {
 };
 enum class DeltaKind : int32_t {
   kNone,
-  kRule,       // outputs are o, or, of f32, what read keys do not find
+  kRule,
+  kNotFound,   // whose outputs, of f32, are what read keys do not find
   kGradients,  // against time, over D; outputs, of f32, are gradients of what tokens write
 };
 enum class Start : int32_t {
