@@ -49,7 +49,7 @@ const std::vector<recurrent::Mechanism>& Mechanisms() {
         LinearAttention(kRelu, "relu", false), LinearAttention(kReluSquared, "relu_sq", false),
         LinearAttention(kExp, "exp", false), LinearAttention(kExp, "exp", true)};
     for (const char* name : {"simple_gla", "retention", "lightning", "delta_rule", "gated_delta_rule", "comba", "gla",
-                             "hgrn2", "kda"}) {
+                             "hgrn2", "kda", "rwkv5", "rwkv6"}) {
       list.push_back(*FindOp(name).recurrent);
     }
     return list;
@@ -69,7 +69,7 @@ class CudaRecurrenceTest : public AgreementTest {
     const TestDevice& device = *GetParam();
     const int64_t sequences = options.cu_seqlens.present() ? options.cu_seqlens.size(0) - 1 : in.q.size(0);
     Results results = {Buffer(in.q.dtype(), {in.q.size(0), in.q.size(1), in.v.size(2), in.v.size(3)}),
-                       Buffer(DType::kF32, {sequences, in.v.size(2), in.k.size(3), in.v.size(3)})};
+                       Buffer(in.log_decay.dtype(), {sequences, in.v.size(2), in.k.size(3), in.v.size(3)})};
     const DeviceTensor q(device, in.q), k(device, in.k), v(device, in.v), log_decay(device, in.log_decay),
         initial(device, in.initial.S), o(device, results.o.view()), state(device, results.state.view());
     Inputs on_device = {.q = q.view(), .k = k.view(), .v = v.view(), .log_decay = log_decay.view(), .initial = {}};
@@ -170,7 +170,7 @@ TEST_P(CudaRecurrenceTest, BitsDoNotDependOnSegments) {
 }
 
 TEST_P(CudaRecurrenceTest, BitsOfGradientsDoNotDependOnSegments) {
-  for (const auto& [name, T] : {std::pair{"simple_gla", 590}, {"gla", 590}, {"simple_gla", 512}, {"gated_delta_rule", 590}}) {
+  for (const auto& [name, T] : {std::pair{"simple_gla", 590}, {"gla", 590}, {"simple_gla", 512}, {"gated_delta_rule", 590}, {"rwkv6", 590}}) {
     const recurrent::Mechanism& m = *FindOp(name).recurrent;
     const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
     const Case c = recurrent::MakeCase(
@@ -296,7 +296,7 @@ TEST_P(CudaRecurrenceTest, ExplainNamesTheKernel) {
 }
 
 TEST_P(CudaRecurrenceTest, WhatItDoesNotTakeIsSaid) {
-  for (const char* name : {"based", "rwkv5", "rwkv6", "mlstm", "rwkv7", "gdn2", "delta_product"}) {
+  for (const char* name : {"based", "mlstm", "rwkv7", "gdn2", "delta_product"}) {
     const recurrent::Mechanism& m = *FindOp(name).recurrent;
     const Case c = recurrent::MakeCase(Moved(*GetParam(), m.of_problems), m.definition,
                                        {.sizes = {1, 4, 4, 1, 1, 8, 8}, .dtype = DType::kBF16, .variant = ""});

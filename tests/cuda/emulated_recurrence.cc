@@ -39,7 +39,9 @@ const recurrence::cuda::Launches& EmulatedRecurrence() {
                                          .dots = &RunBlocks<kGradientThreads, DotBlock>,
                                          .denormalize = &RunBlocks<kGradientThreads, DenormalizeBlock>,
                                          .copy_states = &RunBlocks<kGradientThreads, StateCopyBlock>,
-                                         .token_sums = &RunBlocks<kGradientThreads, TokenSumBlock>};
+                                         .token_sums = &RunBlocks<kGradientThreads, TokenSumBlock>,
+                                         .bonus_weights = &RunBlocks<kGradientThreads, BonusWeightBlock>,
+                                         .bonus_gradients = &RunBlocks<kGradientThreads, BonusGradientBlock>};
   return kLaunches;
 }
 

@@ -16,8 +16,6 @@ Reason DeclinesForm(const Problem& p) {
       {!IsElementwise(p.feature) || !IsElementwise(p.key_feature), "computes feature maps of each channel by itself"},
       {!p.causal || p.key_mask.data != nullptr, "computes causal calls without a key mask"},
       {p.has_value_decay, "computes no decays of columns beside those of channels"},  // the product of both may overflow
-      {p.gate == Gate::kKey && p.constant_decay, "computes no constant decays of channels"},
-      {p.has_bonus, "computes no bonus"},
       {p.exp_gates || p.channels, "computes no running maxima"},
       {p.delta == Delta::kBeforeDecay || p.writes != 1 || p.erase.data != nullptr || p.write.data != nullptr,
        "computes delta rules of one write per token, after the decay, without factors by channel"},
@@ -25,7 +23,7 @@ Reason DeclinesForm(const Problem& p) {
        "computes skips and gates around states of up to 128 key channels, not normalised"},
       {p.delta != Delta::kNone && p.key_size > cuda::kMostKeys, "computes delta rules of up to 128 key channels"},
       {p.value_heads > cuda::kMostHeads, "takes up to 65535 heads"},
-      {p.constant_decay && p.value_heads > cuda::kMostDecays, "takes up to 1024 constant decays"}};
+      {p.gate == Gate::kScalar && p.constant_decay && p.value_heads > cuda::kMostDecays, "takes up to 1024 constant decays"}};
   for (const auto& [given, words] : forms) {
     if (given) return {words};
   }
@@ -40,8 +38,10 @@ Reason Declines(const Context&, const Problem& p) {
   return {of_device.c_str()};
 }
 
-void Compute(const Context& ctx, const Problem& p, const States& initial, const States& initial_z) {
-  if (p.value_heads == 0) return;
+void Compute(const Context& ctx, const Problem& given, const States& initial, const States& initial_z) {
+  if (given.value_heads == 0) return;
+  const cuda::DecaysOnDevice on_device(ctx, given);
+  const Problem& p = on_device.problem();
   const cuda::Launcher launcher(ctx, p);
   cuda::Walk w = cuda::ForwardWalk(p, initial, initial_z);
   if (p.normalize) {
@@ -52,7 +52,7 @@ void Compute(const Context& ctx, const Problem& p, const States& initial, const 
     launcher.Run(w);
     launcher.Gather({.from = sums.data(), .divides = true}, p.o, p.value_heads, p.value_size);
   } else {
-    launcher.Run(w);
+    launcher.RunWithBonus(w);
   }
   launcher.Clear(p.o, p.value_heads, p.value_size);
 }

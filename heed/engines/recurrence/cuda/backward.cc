@@ -34,15 +34,18 @@ Walk TransposedWalk(const Problem& p) {
   w.params.query_map = w.params.key_map = Map::kIdentity;
   w.params.complement_keys = false;
   w.v_group = p.group();
+  w.params.strict = w.params.early = p.has_bonus;
   if (w.params.decay != DecayKind::kKey) return w;
   w.params.decay = DecayKind::kNone;
   w.value_decay = std::exchange(w.log_decay, {});
   return w;
 }
 
-// Over D, into which queries or gradients of outputs are written with the scale that outputs had.
+// Over D, into which queries or gradients of outputs are written with the scale that outputs had. What reads a state before it
+// decays is written to D after it has decayed.
 void GoAgainstTime(Walk& w) {
-  w.params.against = w.params.late = true;
+  w.params.against = true;
+  w.params.late = !w.params.early;
   w.params.write_scale = std::exchange(w.params.scale, 1.0f);
 }
 
@@ -89,6 +92,7 @@ Walk ValueGradients(const Problem& p, const Gradients& g) {
   }
   w.initial = g.d_final;
   w.final = g.d_initial;
+  w.params.strict = w.params.early = p.has_bonus;
   GoAgainstTime(w);
   return w;
 }
@@ -97,8 +101,9 @@ Walk ValueGradients(const Problem& p, const Gradients& g) {
 void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients& g, const float* dq, const float* dk,
                     const float* dr, const float* products) {
   // Of constants each token has its share first.
-  const Floats shares(launcher.call(), p.constant_decay, launcher.tokens() * p.value_heads);
-  const Rows to = p.constant_decay ? launcher.InMemory(shares, 1) : g.d_log_decay;
+  const int64_t size = p.gate == Gate::kKey ? p.key_size : 1;
+  const Floats shares(launcher.call(), p.constant_decay, launcher.tokens() * p.value_heads * size);
+  const Rows to = p.constant_decay ? launcher.InMemory(shares, size) : g.d_log_decay;
   const Rows& read_key = p.read_key.data == nullptr ? p.k : p.read_key;
   const GradientRows rows = {.q = p.q,
                              .k = p.complement_keys ? p.log_decay : p.k,
@@ -119,18 +124,27 @@ void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients&
                                    .beta = OnDevice(FactorsOf(p)),
                                    .to = OnDevice(to),
                                    .by_channel = p.gate == Gate::kKey,
+                                   .early = p.has_bonus,
                                    .complement_keys = p.complement_keys,
                                    .value_heads = static_cast<int32_t>(p.value_heads),
                                    .key_size = static_cast<int32_t>(p.key_size)});
-  if (p.constant_decay) {
-    const heed::cuda::Call& call = launcher.call();
-    call.Check(launcher.kernels().token_sums(call.Of(1, p.value_heads, 1), {.from = shares.data(),
-                                                                            .tokens = launcher.tokens(),
-                                                                            .value_heads = static_cast<int32_t>(p.value_heads),
-                                                                            .to = OnDevice(g.d_log_decay)}));
-    return;
-  }
-  launcher.Clear(g.d_log_decay, p.value_heads, p.gate == Gate::kKey ? p.key_size : 1);
+  if (p.constant_decay) return launcher.SumTokens(shares, launcher.tokens(), size, g.d_log_decay);
+  launcher.Clear(g.d_log_decay, p.value_heads, size);
+}
+
+// What a bonus adds to gradients of queries and keys, and its own.
+void BonusGradients(const Launcher& launcher, const Problem& p, const Gradients& g, float* dq, float* dk) {
+  const bool of_bonus = g.d_bonus.data != nullptr;
+  const Floats shares(launcher.call(), of_bonus, launcher.blocks() * p.value_heads * p.key_size);
+  BonusParams params = launcher.BonusOf(p);
+  params.v = OnDevice(p.v);
+  params.d_o = OnDevice(g.d_o);
+  params.dq = dq;
+  params.dk = dk;
+  params.shares = of_bonus ? shares.data() : nullptr;
+  launcher.Run(launcher.kernels().bonus_gradients, p.sequences, {.q = p.q, .k = p.k, .v = p.v, .d_o = g.d_o}, p.value_heads,
+               params);
+  if (of_bonus) launcher.SumTokens(shares, launcher.blocks(), p.key_size, g.d_bonus);
 }
 
 // `in_memory`: v, d_o and dv are.
@@ -139,7 +153,7 @@ void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients
   const int64_t rows = launcher.tokens() * p.value_heads * p.key_size, states = launcher.blocks() * p.value_heads * p.key_size;
   // Into the gradient itself where it is no sum and nothing more is done to it.
   const auto is_final = [&](Feature feature) {
-    return !decays && p.group() == 1 && feature == Feature::kIdentity && p.value_factors.data == nullptr;
+    return !decays && p.group() == 1 && feature == Feature::kIdentity && p.value_factors.data == nullptr && !p.has_bonus;
   };
   const Floats dq(launcher.call(), !is_final(p.feature), rows), dk(launcher.call(), !is_final(p.key_feature), rows),
       kept(launcher.call(), decays, states * p.value_size), products(launcher.call(), decays, states);
@@ -156,15 +170,18 @@ void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients
   };
   run(QueryGradients(p, g), p.feature, g.dq, dq, nullptr);
   run(KeyGradients(p, g), p.key_feature, g.dk, dk, products.data());
+  if (decays) DecayGradients(launcher, p, g, dq.data(), dk.data(), nullptr, products.data());
+  if (p.has_bonus) {
+    BonusGradients(launcher, p, g, g.dq.data == nullptr ? nullptr : dq.data(), g.dk.data == nullptr ? nullptr : dk.data());
+  }
   if (!is_final(p.feature)) launcher.Gather({.from = dq.data(), .q = p.q, .feature = p.feature}, g.dq, p.key_heads, p.key_size);
   if (!is_final(p.key_feature)) {
     launcher.Gather({.from = dk.data(), .q = p.k, .beta = p.value_factors, .feature = p.key_feature}, g.dk, p.key_heads, p.key_size);
   }
-  if (decays) DecayGradients(launcher, p, g, dq.data(), dk.data(), nullptr, products.data());
   if (g.dv.data != nullptr || g.d_initial.data != nullptr) {
     Walk w = ValueGradients(p, g);
     w.v_in_memory = w.into_memory = in_memory;
-    launcher.Run(w);
+    launcher.RunWithBonus(w);
   }
   launcher.Clear(g.dq, p.key_heads, p.key_size);
   launcher.Clear(g.dk, p.key_heads, p.key_size);
@@ -188,7 +205,7 @@ void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradi
   forward.o = launcher.InMemory(sums, size);
   forward.into_memory = true;
   launcher.Run(forward);
-  launcher.Run(launcher.kernels().denormalize, p.sequences, {.q = p.v, .k = g.d_o}, p.value_heads,
+  launcher.Run(launcher.kernels().denormalize, p.sequences, {.v = p.v, .d_o = g.d_o}, p.value_heads,
                DenormalizeParams{.sums = sums.data(),
                                  .values = values.data(),
                                  .d_sums = d_sums.data(),
@@ -369,17 +386,21 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
   DecayGradients(launcher, p, g, dq.data(), dk.data(), dr.data(), products.data());
 }
 
+// Before anything is launched.
+void Refuse(const Problem& p, const Gradients& g) {
+  RefuseGradients(p);
+  if (p.delta == Delta::kNone) return RefuseOn(p.device, {QueryGradients(p, g), KeyGradients(p, g), ValueGradients(p, g)});
+  RefuseOn(p.device, {NotFound(p, {}), NotFoundGradients(p, g, {}), DeltaQueryGradients(p, g, {}), ReadKeyGradients(p, {}, {}),
+                      WrittenGradients(p, g, {}, nullptr), ErasedGradients(p, {}, {})});
+}
+
 }  // namespace
 
-void Backward(Context& ctx, const Problem& p, const Gradients& g) {
-  RefuseGradients(p);
-  if (p.delta != Delta::kNone) {
-    RefuseOn(p.device, {NotFound(p, {}), NotFoundGradients(p, g, {}), DeltaQueryGradients(p, g, {}), ReadKeyGradients(p, {}, {}),
-                        WrittenGradients(p, g, {}, nullptr), ErasedGradients(p, {}, {})});
-  } else {
-    RefuseOn(p.device, {QueryGradients(p, g), KeyGradients(p, g), ValueGradients(p, g)});
-  }
-  if (p.value_heads == 0) return;
+void Backward(Context& ctx, const Problem& given, const Gradients& g) {
+  Refuse(given, g);
+  if (given.value_heads == 0) return;
+  const DecaysOnDevice on_device(ctx, given);
+  const Problem& p = on_device.problem();
   const Launcher launcher(ctx, p);
   if (p.delta != Delta::kNone) return DeltaGradients(launcher, p, g);
   return p.normalize ? NormalizedGradients(launcher, p, g) : LinearGradients(launcher, p, g);

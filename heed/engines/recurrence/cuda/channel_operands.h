@@ -104,6 +104,7 @@ class ChannelOperands {
       for (int i = 0; i < 2; ++i) total[i] = total[i] + Sum{log_decay(t, channel + i), 0};
     };
     for (int t = 0; t < first; ++t) add(t);
+    const Sum before[2] = {total[0], total[1]};
     HEED_DEVICE_UNROLL
     for (int i = 0; i < kOwn; ++i) {
       add(first + i);
@@ -138,7 +139,9 @@ class ChannelOperands {
       const auto of = [&](const SourceTile& tile, DType dtype) {
         return [&tile, dtype, t](int c) { return ElementOf<M>(tile, dtype, t, c); };
       };
-      if (from.has_queries) put(0, p.query_map, later, of(from.queries, p.q.dtype));
+      const auto read = [&](int c) { return (!p.early ? sums[i][c] : i == 0 ? before[c] : sums[i == 0 ? 0 : i - 1][c]) - half[c]; };
+      const Sum reads[2] = {read(0), read(1)};
+      if (from.has_queries) put(0, p.query_map, reads, of(from.queries, p.q.dtype));
       if (p.complement_keys) {
         put(1, Map::kIdentity, sooner, [&](int c) { return -expm1f(log_decay(t, c)); });
       } else {

@@ -71,7 +71,8 @@ class ChunkBlock : StateBlock<M, kKeys> {
   HEED_DEVICE ChunkBlock(M& m, const ChunkParams& p)
       : Base(m, p), has_read_key_(kHasReadKeys && p.read_key.data != nullptr),
         by_column_(kForm == Form::kGeneral && p.value_decay.data != nullptr),
-        has_factors_(kForm == Form::kGeneral && p.beta.data != nullptr), strict_(kForm == Form::kGeneral && p.strict),
+        early_(kForm == Form::kGeneral && p.early), has_factors_(kForm == Form::kGeneral && !p.early && p.beta.data != nullptr),
+        strict_(kForm == Form::kGeneral && p.strict),
         decays_(!kByChannel && p.decay != DecayKind::kNone), late_(kGeneral && p.late),
         tokens_(late_ && p.final.data != nullptr ? s_.tokens + 1 : s_.tokens), shift_(kGeneral ? s_.shift : 0),
         stage_bytes_(Shape::StageBytes(has_read_key_, by_column_, wide_values())), operands_(m.shared() + 2 * stage_bytes_, kHasReadKeys) {}
@@ -191,8 +192,8 @@ class ChunkBlock : StateBlock<M, kKeys> {
     if (p_.decay == DecayKind::kToken && decayed >= 0) {
       numbers.log_decay = LogDecay(NumberAt(p_.log_decay, s_.log_decay, decayed));
     }
-    if (kHasReadKeys || has_factors_) {  // a token's own, late or not
-      numbers.beta = p_.beta.data == nullptr ? 1 : token < s_.tokens ? NumberAt(p_.beta, s_.beta, token) : 0;
+    if (kHasReadKeys || has_factors_ || early_) {  // a token's own, late or not
+      numbers.beta = p_.beta.data == nullptr ? (early_ ? 0 : 1) : token < s_.tokens ? NumberAt(p_.beta, s_.beta, token) : 0;
     }
     return numbers;
   }
@@ -205,7 +206,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
       if (lane_ % kChunk >= distance) sum = before + sum;
     }
     stage.sums()[m_.thread()] = sum;
-    if (kHasReadKeys || has_factors_) stage.betas()[m_.thread()] = numbers.beta;
+    if (kHasReadKeys || has_factors_ || early_) stage.betas()[m_.thread()] = numbers.beta;
   }
 
   // The tokens of a segment.
@@ -248,7 +249,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
     const int64_t block = (s_.tokens - after) / kBlock - 1;
     if (after >= s_.tokens) return;
     if (p_.products == nullptr) return this->StoreState(this->Kept(block), p_.value_size);
-    this->StoreProducts(block, [&](int column) { return LogDecayOf(after - 1, column); });
+    this->StoreProducts(block, [&](int column) { return late_ ? LogDecayOf(after - 1, column) : 0; });
   }
 
   HEED_DEVICE void ChunkOfTile(const Stage& stage, int64_t first, int row, int count) {
@@ -300,11 +301,13 @@ class ChunkBlock : StateBlock<M, kKeys> {
     Sum later[2][4];  // G_t - H, of the elements of Pairs
     Sum half[2];      // H
   };
+  HEED_DEVICE float ColumnLogDecay(const Stage& stage, int64_t first, int t, int column) const {
+    if (column >= columns() || (late_ && first + t == 0)) return 0;
+    return LogDecay(ElementOf<M>(stage.column_decays(), p_.value_decay.dtype, t, column));
+  }
   HEED_DEVICE ColumnDecays ColumnDecaysOf(const Stage& stage, int64_t first, int row, int begin, int end) const {
-    const auto tile = stage.column_decays();
     const auto log_decay = [&](int t, int column) -> float {
-      if (t < begin || t >= end || column >= columns() || (late_ && first + row + t == 0)) return 0;
-      return LogDecay(ElementOf<M>(tile, p_.value_decay.dtype, row + t, column));
+      return t < begin || t >= end ? 0 : ColumnLogDecay(stage, first, row + t, column);
     };
     ColumnDecays decays;
     HEED_DEVICE_UNROLL
@@ -394,7 +397,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
       }
     }
     if (has_queries()) {
-      WeighPairs(sums, write_scale(), pairs);
+      WeighPairs(sums, write_scale(), pairs, has_own() ? betas : nullptr);
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 8; ++i) o[i / 4][i % 4] *= decays_ ? Exp<M>(sums[ColumnOf(i)]) : 1;
       AddWritten(pairs, written, values, o);
@@ -458,9 +461,12 @@ class ChunkBlock : StateBlock<M, kKeys> {
     for (int i = 0; i < 8; ++i) {
       float& x = o[i / 4][i % 4];
       x *= p_.scale;
-      if (by_column_) x *= Exp<M>(column_decays.later[i / 4][i % 4]);
-      if constexpr (kForm != Form::kGeneral) continue;
       const int t = ColumnOf(i), of_strip = 16 * warp_ + RowOf(i), column = part_ * kStrip + of_strip;
+      if (by_column_) {
+        const Sum own = {early_ && t >= begin && t < end ? ColumnLogDecay(stage, first, row + t, of_strip) : 0, 0};
+        x *= Exp<M>(column_decays.later[i / 4][i % 4] - own);
+      }
+      if constexpr (kForm != Form::kGeneral) continue;
       if (t < begin || t >= end || first + row + t >= s_.tokens || column >= p_.value_size) continue;
       if (p_.skip.data != nullptr) {
         const float v = wide_values() ? ElementOf<M>(stage.wide_values(), DType::kF32, row + t, of_strip)
@@ -513,13 +519,15 @@ class ChunkBlock : StateBlock<M, kKeys> {
     heed::cuda::MultiplyPieces(m_, a, heed::cuda::WordsOf(b, 1, 3).at, products[1]);
   }
 
-  // What token j's key means to token t, decayed on the way; 0 before it, or up to it.
-  HEED_DEVICE void WeighPairs(const Sum* sums, float factor, Pairs& pairs) const {
+  HEED_DEVICE bool has_own() const { return early_ && p_.beta.data != nullptr; }
+  // What token j's key means to token t, decayed on the way; 0 before it, or up to it, but for what `own` says of t itself.
+  HEED_DEVICE void WeighPairs(const Sum* sums, float factor, Pairs& pairs, const float* own = nullptr) const {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
       const int t = RowOf(i), j = ColumnOf(i);
       float& x = pairs[i / 4][i % 4];
-      x = j > t || (strict_ && j == t) ? 0 : factor * (decays_ ? x * Exp<M>(sums[t] - sums[j]) : x);
+      if (own != nullptr && j == t) x = own[t];
+      x = j > t || (strict_ && own == nullptr && j == t) ? 0 : factor * (decays_ ? x * Exp<M>(sums[t] - sums[j]) : x);
     }
   }
 
@@ -528,7 +536,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
     bool finite = true;
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) finite &= fabsf(written[i / 4][i % 4]) <= 3.4028234e38f;
-    if (m_.Any(!finite)) return this->AddCausally(strict_, pairs, written, o);
+    if (m_.Any(!finite)) return this->AddCausally(strict_ && !has_own(), pairs, written, o);
     uint32_t weights[kPieces][4];
     heed::cuda::SplitResults<M>(pairs[0], pairs[1], weights);
     if (as_they_are()) return MultiplyRows(values, weights, o);
@@ -571,7 +579,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
     });
   }
 
-  const bool has_read_key_, by_column_, has_factors_, strict_;
+  const bool has_read_key_, by_column_, early_, has_factors_, strict_;
   const bool decays_;  // by one number per token
   const bool late_;
   const int64_t tokens_;  // of the walk: where the last one's decay comes late, one more brings it to the final state

@@ -5,7 +5,8 @@
 //
 //   X_t = X_{t+1} + q_t . dq_t - k_t . dk_t,  dlog_decay_t = X_t
 //
-// where a delta rule's token, which reads by r_t as well, has r_t . dr_t besides.
+// where a delta rule's token, which reads by r_t as well, has r_t . dr_t besides, and one that reads before it decays has
+// q_t . dq_t for X of the token before it alone.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_GRADIENT_BLOCKS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_GRADIENT_BLOCKS_H_
 
@@ -24,7 +25,7 @@ inline constexpr int kGradientThreads = 128;
 
 // Where a sequence's rows begin, in elements, and which token and block of all sequences' is its first.
 struct GradientSequence {
-  int64_t q, k, read_key, beta, log_decay, to, first_token, first_block, tokens, d_final;
+  int64_t q, k, v, d_o, read_key, beta, log_decay, to, first_token, first_block, tokens, d_final;
 };
 
 // Rows of f32 of value heads, less others, times beta, summed over those that share one of `to`, times the slope of the map, or
@@ -45,6 +46,7 @@ struct DecayGradientParams {
   const float* products;      // [block][value head][K]
   DeviceRows q, k, read_key, beta, to;
   bool by_channel;
+  bool early;            // tokens read the state before they decay it
   bool complement_keys;  // k are log decays that keys are made of, whose gradients have dk's besides
   int32_t value_heads, key_size;
   GradientSequence sequences[kMostSequences] = {};
@@ -87,13 +89,14 @@ struct StateCopyParams {
   int32_t key_size, value_size;
 };
 
-// Gradients of decays that are constants of heads: sums over all tokens.
+// Gradients of constants of heads: sums over all tokens, or blocks of them.
 struct TokenSumParams {
-  const float* from;  // [token][value head]
+  const float* from;  // [token][value head][size]
   int64_t tokens;
-  int32_t value_heads;
+  int32_t value_heads, size;
   DeviceRows to;
 };
+inline constexpr int kSummedColumns = heed::cuda::kWarp;  // of a block
 
 template <class M>
 HEED_DEVICE void StoreFloat(const DeviceRows& rows, int64_t i, float x) {
@@ -175,8 +178,10 @@ class DecayGradientBlock {
       for (int e = m_.thread(); e < p_.key_size; e += m_.num_threads()) {
         float x = products[e];
         for (int64_t t = end_ - 1; t >= begin_; --t) {
-          x += Difference(t, e);
+          const float of_query = OfQuery(t, e);
+          x += p_.early ? -OfKeys(t, e) : of_query - OfKeys(t, e);
           StoreFloat<M>(p_.to, Place(t) + e, x + OfComplement(t, e));
+          if (p_.early) x += of_query;
         }
       }
       return;
@@ -185,7 +190,7 @@ class DecayGradientBlock {
     const int lane = m_.thread() % heed::cuda::kWarp, warp = m_.thread() / heed::cuda::kWarp;
     for (int64_t t = begin_ + warp; t < end_; t += m_.num_threads() / heed::cuda::kWarp) {
       float sum = 0;
-      for (int e = lane; e < p_.key_size; e += heed::cuda::kWarp) sum += Difference(t, e);
+      for (int e = lane; e < p_.key_size; e += heed::cuda::kWarp) sum += OfQuery(t, e) - OfKeys(t, e);
       sum = SumOfWarp(m_, sum);
       if (lane == 0) differences[t - begin_] = sum;
     }
@@ -209,17 +214,21 @@ class DecayGradientBlock {
     const int64_t at = s_.k + t * p_.k.token_stride + head_ / p_.k.group * p_.k.head_stride + e;
     return SlopeOf<M>(Map::kComplement, heed::cuda::LoadFloat<M>(p_.k.data, p_.k.dtype, at)) * p_.dk[row * p_.key_size + e];
   }
-  // q_t dq_t - beta_t (k_t dk_t + r_t dr_t) of a channel.
-  HEED_DEVICE float Difference(int64_t t, int e) const {
-    const int64_t at = ((s_.first_token + t) * p_.value_heads + head_) * p_.key_size + e;
-    const auto of = [&](const DeviceRows& rows, int64_t first) {
-      return heed::cuda::LoadFloat<M>(rows.data, rows.dtype,
-                                      first + t * rows.token_stride + head_ / rows.group * rows.head_stride + e);
-    };
-    const float k = p_.complement_keys ? Mapped<M>(Map::kComplement, of(p_.k, s_.k)) : of(p_.k, s_.k);
-    float of_keys = k * p_.dk[at];
-    if (p_.dr != nullptr) of_keys += of(p_.read_key, s_.read_key) * p_.dr[at];
-    return of(p_.q, s_.q) * p_.dq[at] - NumberOf<M>(p_.beta, s_.beta, t, head_, 1) * of_keys;
+  HEED_DEVICE int64_t InMemory(int64_t t, int e) const {
+    return ((s_.first_token + t) * p_.value_heads + head_) * p_.key_size + e;
+  }
+  HEED_DEVICE float Of(const DeviceRows& rows, int64_t first, int64_t t, int e) const {
+    return heed::cuda::LoadFloat<M>(rows.data, rows.dtype,
+                                    first + t * rows.token_stride + head_ / rows.group * rows.head_stride + e);
+  }
+  // q_t dq_t of a channel.
+  HEED_DEVICE float OfQuery(int64_t t, int e) const { return Of(p_.q, s_.q, t, e) * p_.dq[InMemory(t, e)]; }
+  // beta_t (k_t dk_t + r_t dr_t) of a channel.
+  HEED_DEVICE float OfKeys(int64_t t, int e) const {
+    const float given = Of(p_.k, s_.k, t, e);
+    float sum = (p_.complement_keys ? Mapped<M>(Map::kComplement, given) : given) * p_.dk[InMemory(t, e)];
+    if (p_.dr != nullptr) sum += Of(p_.read_key, s_.read_key, t, e) * p_.dr[InMemory(t, e)];
+    return NumberOf<M>(p_.beta, s_.beta, t, head_, 1) * sum;
   }
 
   M& m_;
@@ -291,7 +300,7 @@ class DotBlock {
   const DotParams& p_;
 };
 
-// 64 tokens of a value head. A sequence has v's place as q and d_o's as k.
+// 64 tokens of a value head.
 template <class M>
 class DenormalizeBlock {
  public:
@@ -308,8 +317,8 @@ class DenormalizeBlock {
       const float inverse = 1 / (p_.sums[row + size] + p_.eps);
       float dot = 0;
       for (int e = lane; e < size; e += heed::cuda::kWarp) {
-        const float d = NumberOf<M>(p_.d_o, s.k + e, t, head, 0);
-        p_.values[row + e] = NumberOf<M>(p_.v, s.q + e, t, head, 0);
+        const float d = NumberOf<M>(p_.d_o, s.d_o + e, t, head, 0);
+        p_.values[row + e] = NumberOf<M>(p_.v, s.v + e, t, head, 0);
         p_.d_sums[row + e] = d * inverse;
         dot += d * (p_.sums[row + e] * inverse);
       }
@@ -348,7 +357,7 @@ class StateCopyBlock {
   const StateCopyParams& p_;
 };
 
-// A value head.
+// 32 columns of a value head, or one; the other threads have other tokens.
 template <class M>
 class TokenSumBlock {
  public:
@@ -357,18 +366,20 @@ class TokenSumBlock {
   HEED_DEVICE TokenSumBlock(M& m, const TokenSumParams& p) : m_(m), p_(p) {}
 
   HEED_DEVICE void Run() const {
-    const int thread = m_.thread(), head = m_.block(1);
+    const int thread = m_.thread(), head = m_.block(1), width = p_.size == 1 ? 1 : kSummedColumns;
+    const int column = m_.block(0) * kSummedColumns + thread % width;
     Sum* sums = reinterpret_cast<Sum*>(m_.shared());
     Sum sum;
-    for (int64_t t = thread; t < p_.tokens; t += kGradientThreads) {
-      sum = sum + Sum{p_.from[t * p_.value_heads + head], 0};
+    for (int64_t t = thread / width; t < p_.tokens && column < p_.size; t += kGradientThreads / width) {
+      sum = sum + Sum{p_.from[(t * p_.value_heads + head) * p_.size + column], 0};
     }
     sums[thread] = sum;
-    for (int count = kGradientThreads / 2; count > 0; count /= 2) {
+    for (int count = kGradientThreads / 2; count >= width; count /= 2) {
       m_.Sync();
       if (thread < count) sums[thread] = sums[thread] + sums[thread + count];
     }
-    if (thread == 0) StoreFloat<M>(p_.to, head * p_.to.head_stride, sums[0].high + sums[0].low);
+    if (thread >= width || column >= p_.size) return;
+    StoreFloat<M>(p_.to, head * p_.to.head_stride + column, sums[thread].high + sums[thread].low);
   }
 
  private:

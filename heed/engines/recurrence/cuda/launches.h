@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "heed/cuda/library.h"
+#include "heed/engines/recurrence/cuda/bonus_blocks.h"
 #include "heed/engines/recurrence/cuda/chunk_block.h"
 #include "heed/engines/recurrence/cuda/chunk_stage.h"
 #include "heed/engines/recurrence/cuda/gradient_blocks.h"
@@ -23,7 +24,7 @@ auto WithShape(int64_t keys, const F& f) {
 }
 inline Form FormOf(const ChunkParams& p) {
   if (p.delta != DeltaKind::kNone) return p.delta == DeltaKind::kGradients ? Form::kDeltaGradients : Form::kDelta;
-  const bool is_general = p.value_decay.data != nullptr || p.value_map != Map::kIdentity || p.late || p.strict ||
+  const bool is_general = p.value_decay.data != nullptr || p.value_map != Map::kIdentity || p.late || p.strict || p.early ||
                           p.write_scale != 1 || p.kept != nullptr || p.normalizes || p.beta.data != nullptr ||
                           p.v.dtype != DType::kBF16 || p.skip.data != nullptr || p.output_gate.data != nullptr ||
                           p.o.dtype != DType::kBF16 || p.o.data == nullptr;
@@ -68,6 +69,8 @@ struct Launches {
   const char* (*denormalize)(const heed::cuda::Launch& launch, const DenormalizeParams& params);
   const char* (*copy_states)(const heed::cuda::Launch& launch, const StateCopyParams& params);
   const char* (*token_sums)(const heed::cuda::Launch& launch, const TokenSumParams& params);
+  const char* (*bonus_weights)(const heed::cuda::Launch& launch, const BonusParams& params);
+  const char* (*bonus_gradients)(const heed::cuda::Launch& launch, const BonusParams& params);
 };
 
 }  // namespace heed::recurrence::cuda

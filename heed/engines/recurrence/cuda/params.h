@@ -55,7 +55,8 @@ enum class Start : int32_t {
 
 // One walk over the tokens: of the forward pass, or of gradients, which are the same with other tensors for q, k and v.
 struct ChunkParams {
-  // Without a delta rule, beta is a factor of what is written. No read keys: they are the keys.
+  // Without a delta rule, beta is a factor of what is written, or, where a token reads early, what its own key means to it. No
+  // read keys: they are the keys.
   DeviceRows q, k, v, o, log_decay, value_decay, beta, read_key;
   DeviceRows skip, output_gate;  // o is (o + skip .* v) .* silu(output_gate); skip: over heads alone
   DeviceStates initial, final, initial_z, final_z;
@@ -71,6 +72,7 @@ struct ChunkParams {
   bool against;              // time, in which tensors are walked
   bool late;                 // a token decays the state after it has been written to and read, not before
   bool strict;               // a token reads the state before it has written
+  bool early;                // and before it has decayed it: not late, decays are of channels or columns
   int32_t heads, key_size, value_size;
   float scale, write_scale;  // of outputs; of what is written
   bool normalizes;           // the last column's values are 1, its state is z

@@ -59,6 +59,21 @@ ChunkParams ParamsOf(const Walk& w) {
 
 }  // namespace
 
+DecaysOnDevice::DecaysOnDevice(const Context& ctx, const Problem& p) : problem_(p) {
+  if (!p.constant_decay || p.gate != Gate::kKey) return;
+  call_.emplace(kName, ctx, p.device);
+  std::vector<float> decays;
+  for (int64_t head = 0; head < p.value_heads; ++head) {
+    const float* of_head = static_cast<const float*>(p.log_decay.data) + head * p.log_decay.head_stride;
+    decays.insert(decays.end(), of_head, of_head + p.key_size);
+  }
+  decays.resize(decays.size() + decays.size() % 2);  // words of 8 bytes
+  memory_.emplace(*call_, true, static_cast<int64_t>(decays.size()));
+  call_->Upload(memory_->data(), decays.data(), decays.size() * sizeof(float));
+  moved_ = p;
+  moved_->log_decay = {memory_->data(), DType::kF32, 0, 0, p.key_size};
+}
+
 Map MapOf(Feature feature) {
   switch (feature) {
     case Feature::kElu1: return Map::kElu1;
@@ -96,6 +111,7 @@ Walk WalkOf(const Problem& p) {
               .against = false,
               .late = false,
               .strict = false,
+              .early = false,
               .heads = static_cast<int32_t>(p.value_heads),
               .key_size = static_cast<int32_t>(p.key_size),
               .value_size = static_cast<int32_t>(p.value_size),
@@ -105,10 +121,10 @@ Walk WalkOf(const Problem& p) {
               .adds = false,
               .start = Start::kBorders,
               .delta = DeltaKind::kNone,
-              .decay = p.gate == Gate::kNone   ? DecayKind::kNone
-                       : p.constant_decay      ? DecayKind::kConstant
-                       : p.gate == Gate::kKey  ? DecayKind::kKey
-                                               : DecayKind::kToken,
+              .decay = p.gate == Gate::kNone  ? DecayKind::kNone
+                       : p.gate == Gate::kKey ? DecayKind::kKey
+                       : p.constant_decay     ? DecayKind::kConstant
+                                              : DecayKind::kToken,
               .query_map = MapOf(p.feature),
               .key_map = MapOf(p.key_feature),
               .value_map = Map::kIdentity};
@@ -134,6 +150,7 @@ Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_
   w.output_gate = p.output_gate;
   w.read_key = p.read_key;
   w.q_group = w.k_group = p.group();
+  w.params.strict = w.params.early = p.has_bonus;
   if (p.delta != Delta::kNone) w.params.delta = DeltaKind::kRule;
   w.initial = initial;
   w.final = p.final;
@@ -196,6 +213,7 @@ void Launcher::Run(Walk w) const {
     skip(slice.q);
     skip(slice.k);
     if (w.params.decay == DecayKind::kKey) skip(slice.log_decay);
+    if (w.params.early && first > 0) slice.beta = {};  // it is of all channels
     for (States* s : {&slice.initial, &slice.final, &slice.initial_z, &slice.final_z}) skip_states(*s);
     slice.params.key_size = static_cast<int32_t>(std::min(kMostKeys, keys - first));
     if (w.params.kept != nullptr) slice.params.kept += blocks_ * heads * first * columns;
@@ -204,6 +222,38 @@ void Launcher::Run(Walk w) const {
     RunSlice(slice);
   }
   if (gathers) Gather({.from = sums.data()}, o, heads, columns);
+}
+
+BonusParams Launcher::BonusOf(const Problem& p) const {
+  return {.q = OnDevice(p.q, p.group()),
+          .k = OnDevice(p.k, p.group()),
+          .v = {},
+          .d_o = {},
+          .u = OnDevice(p.bonus),
+          .scale = static_cast<float>(p.scale),
+          .value_heads = static_cast<int32_t>(p.value_heads),
+          .key_size = static_cast<int32_t>(p.key_size),
+          .value_size = static_cast<int32_t>(p.value_size)};
+}
+
+void Launcher::RunWithBonus(Walk w) const {
+  if (!p_.has_bonus) return Run(w);
+  const Floats weights(call_, true, tokens_ * p_.value_heads);
+  BonusParams params = BonusOf(p_);
+  params.weights = weights.data();
+  Run(kernels().bonus_weights, p_.sequences, {.q = p_.q, .k = p_.k}, p_.value_heads, params);
+  w.beta = InMemory(weights, 1);
+  w.beta_in_memory = true;
+  Run(w);
+}
+
+void Launcher::SumTokens(const Floats& from, int64_t tokens, int64_t size, const Rows& to) const {
+  call_.Check(kernels().token_sums(call_.Of(Blocks(size, kSummedColumns), p_.value_heads, 1),
+                                   {.from = from.data(),
+                                    .tokens = tokens,
+                                    .value_heads = static_cast<int32_t>(p_.value_heads),
+                                    .size = static_cast<int32_t>(size),
+                                    .to = OnDevice(to)}));
 }
 
 std::vector<Launcher::GradientLaunch> Launcher::GradientLaunches(const std::vector<Sequence>& sequences,
@@ -218,6 +268,8 @@ std::vector<Launcher::GradientLaunch> Launcher::GradientLaunches(const std::vect
       const int64_t first_token = counts ? first_tokens_[i] : 0;
       launch.sequences.push_back({.q = offset(rows.q),
                                   .k = offset(rows.k),
+                                  .v = offset(rows.v),
+                                  .d_o = offset(rows.d_o),
                                   .read_key = offset(rows.read_key),
                                   .beta = offset(rows.beta),
                                   .log_decay = offset(rows.log_decay),
@@ -288,7 +340,7 @@ void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t coun
                            .o = offset(w.o, w.into_memory),
                            .log_decay = offset(w.log_decay),
                            .value_decay = offset(w.value_decay),
-                           .beta = offset(w.beta),
+                           .beta = offset(w.beta, w.beta_in_memory),
                            .read_key = offset(w.read_key),
                            .output_gate = offset(w.output_gate),
                            .initial = s.state * w.initial.sequence_stride,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,7 @@ struct Walk {
   States initial, final, initial_z, final_z;
   int64_t q_group = 1, k_group = 1, v_group = 1, read_group = 1;  // value heads that share a row
   bool into_memory = false;                                       // o is [token of all sequences][head][column], of f32
-  bool q_in_memory = false, k_in_memory = false, v_in_memory = false;  // so are they
+  bool q_in_memory = false, k_in_memory = false, v_in_memory = false, beta_in_memory = false;  // so are they
   ChunkParams params;
 };
 
@@ -43,7 +44,7 @@ std::string Declines(Device device, const Walk& w);
 
 // What kernels of gradients read and write of a token.
 struct GradientRows {
-  Rows q = {}, k = {}, read_key = {}, beta = {}, log_decay = {}, to = {};
+  Rows q = {}, k = {}, v = {}, d_o = {}, read_key = {}, beta = {}, log_decay = {}, to = {};
   States d_final = {};
   bool into_memory = false;  // `to` is [token of all sequences]...
 };
@@ -57,6 +58,19 @@ class Floats {
 
  private:
   heed::cuda::DeviceMemory memory_;
+};
+
+// A problem whose constant decays of channels, if it has any, are on the device too.
+class DecaysOnDevice {
+ public:
+  DecaysOnDevice(const Context& ctx, const Problem& p);
+  const Problem& problem() const { return moved_ ? *moved_ : problem_; }
+
+ private:
+  const Problem& problem_;
+  std::optional<heed::cuda::Call> call_;
+  std::optional<Floats> memory_;
+  std::optional<Problem> moved_;
 };
 
 // The launches of a call.
@@ -75,6 +89,11 @@ class Launcher {
 
   // Keys of more channels than a walk takes are several walks, whose outputs are summed.
   void Run(Walk w) const;
+  // With what each token's own key means to it, if the problem has a bonus.
+  void RunWithBonus(Walk w) const;
+  BonusParams BonusOf(const Problem& p) const;
+  // [token or block][value head][size] over heads alone.
+  void SumTokens(const Floats& from, int64_t tokens, int64_t size, const Rows& to) const;
 
   // Launches of kernels over blocks of 64 tokens of so many heads.
   template <class Params>
