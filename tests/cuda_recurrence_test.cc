@@ -49,7 +49,7 @@ const std::vector<recurrent::Mechanism>& Mechanisms() {
         LinearAttention(kRelu, "relu", false), LinearAttention(kReluSquared, "relu_sq", false),
         LinearAttention(kExp, "exp", false), LinearAttention(kExp, "exp", true)};
     for (const char* name : {"simple_gla", "retention", "lightning", "delta_rule", "gated_delta_rule", "comba", "gla",
-                             "hgrn2", "kda", "rwkv5", "rwkv6"}) {
+                             "hgrn2", "kda", "rwkv5", "rwkv6", "delta_product", "rwkv7"}) {
       list.push_back(*FindOp(name).recurrent);
     }
     return list;
@@ -170,7 +170,7 @@ TEST_P(CudaRecurrenceTest, BitsDoNotDependOnSegments) {
 }
 
 TEST_P(CudaRecurrenceTest, BitsOfGradientsDoNotDependOnSegments) {
-  for (const auto& [name, T] : {std::pair{"simple_gla", 590}, {"gla", 590}, {"simple_gla", 512}, {"gated_delta_rule", 590}, {"rwkv6", 590}}) {
+  for (const auto& [name, T] : {std::pair{"simple_gla", 590}, {"gla", 590}, {"simple_gla", 512}, {"gated_delta_rule", 590}, {"rwkv6", 590}, {"delta_product", 230}, {"rwkv7", 230}}) {
     const recurrent::Mechanism& m = *FindOp(name).recurrent;
     const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
     const Case c = recurrent::MakeCase(
@@ -296,7 +296,7 @@ TEST_P(CudaRecurrenceTest, ExplainNamesTheKernel) {
 }
 
 TEST_P(CudaRecurrenceTest, WhatItDoesNotTakeIsSaid) {
-  for (const char* name : {"based", "mlstm", "rwkv7", "gdn2", "delta_product"}) {
+  for (const char* name : {"based", "mlstm", "gdn2"}) {
     const recurrent::Mechanism& m = *FindOp(name).recurrent;
     const Case c = recurrent::MakeCase(Moved(*GetParam(), m.of_problems), m.definition,
                                        {.sizes = {1, 4, 4, 1, 1, 8, 8}, .dtype = DType::kBF16, .variant = ""});

@@ -47,14 +47,16 @@ class SharedTile {
     }
   }
 
-  // Stores rows as Copy() brings them, once all threads have met.
+  // Stores rows as Copy() brings them, once all threads have met; none where row(i) is null.
   template <class M, class Row>
   HEED_DEVICE void Store(M& m, bool aligned, int columns, int rows, const Row& row) const {
     for (int i = m.thread(); i < rows * kPieces; i += m.num_threads()) {
       const int r = i / kPieces, column = i % kPieces * kPiece;
       if (column >= columns) continue;
+      uint16_t* const begin = row(r);
+      if (begin == nullptr) continue;
       const uint16_t* from = At(r, column);
-      uint16_t* to = row(r) + column;
+      uint16_t* to = begin + column;
       if (aligned && column + kPiece <= columns) {
         *reinterpret_cast<Piece*>(to) = *reinterpret_cast<const Piece*>(from);
         continue;

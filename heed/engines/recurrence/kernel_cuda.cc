@@ -5,6 +5,7 @@
 
 #include "heed/engines/recurrence/cuda/backward.h"
 #include "heed/engines/recurrence/cuda/launches.h"
+#include "heed/engines/recurrence/cuda/problem_on_device.h"
 #include "heed/engines/recurrence/cuda/walks.h"
 #include "heed/engines/recurrence/kernels.h"
 
@@ -17,8 +18,10 @@ Reason DeclinesForm(const Problem& p) {
       {!p.causal || p.key_mask.data != nullptr, "computes causal calls without a key mask"},
       {p.has_value_decay, "computes no decays of columns beside those of channels"},  // the product of both may overflow
       {p.exp_gates || p.channels, "computes no running maxima"},
-      {p.delta == Delta::kBeforeDecay || p.writes != 1 || p.erase.data != nullptr || p.write.data != nullptr,
-       "computes delta rules of one write per token, after the decay, without factors by channel"},
+      {p.erase.data != nullptr || p.write.data != nullptr,
+       "computes delta rules without factors by channel"},
+      {p.writes != 1 && (p.read_key.data != nullptr || p.gate == Gate::kKey),
+       "computes several writes per token without read keys and gates of channels"},
       {(p.skip.data != nullptr || p.output_gate.data != nullptr) && (p.key_size > cuda::kMostKeys || p.normalize),
        "computes skips and gates around states of up to 128 key channels, not normalised"},
       {p.delta != Delta::kNone && p.key_size > cuda::kMostKeys, "computes delta rules of up to 128 key channels"},
@@ -40,7 +43,7 @@ Reason Declines(const Context&, const Problem& p) {
 
 void Compute(const Context& ctx, const Problem& given, const States& initial, const States& initial_z) {
   if (given.value_heads == 0) return;
-  const cuda::DecaysOnDevice on_device(ctx, given);
+  const cuda::ProblemOnDevice on_device(ctx, given);
   const Problem& p = on_device.problem();
   const cuda::Launcher launcher(ctx, p);
   cuda::Walk w = cuda::ForwardWalk(p, initial, initial_z);

@@ -8,6 +8,7 @@
 
 #include "heed/core/error.h"
 #include "heed/engines/recurrence/cuda/gradient_blocks.h"
+#include "heed/engines/recurrence/cuda/problem_on_device.h"
 #include "heed/engines/recurrence/cuda/walks.h"
 
 namespace heed::recurrence::cuda {
@@ -41,6 +42,9 @@ Walk TransposedWalk(const Problem& p) {
   return w;
 }
 
+// Whether a token reads the state before it decays: by its query, or by its read key.
+bool ReadsEarly(const Problem& p) { return p.has_bonus || p.delta == Delta::kBeforeDecay; }
+
 // Over D, into which queries or gradients of outputs are written with the scale that outputs had. What reads a state before it
 // decays is written to D after it has decayed.
 void GoAgainstTime(Walk& w) {
@@ -71,6 +75,8 @@ Walk KeyGradients(const Problem& p, const Gradients& g) {
   w.k = g.d_o;
   w.v = p.q;
   w.params.value_map = MapOf(p.feature);
+  w.params.early = ReadsEarly(p);
+  w.params.writes_early = p.delta == Delta::kBeforeDecay;
   w.initial = Transposed(g.d_final);
   GoAgainstTime(w);
   return w;
@@ -92,7 +98,8 @@ Walk ValueGradients(const Problem& p, const Gradients& g) {
   }
   w.initial = g.d_final;
   w.final = g.d_initial;
-  w.params.strict = w.params.early = p.has_bonus;
+  w.params.strict = p.has_bonus;
+  w.params.early = ReadsEarly(p);
   GoAgainstTime(w);
   return w;
 }
@@ -124,10 +131,12 @@ void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients&
                                    .beta = OnDevice(FactorsOf(p)),
                                    .to = OnDevice(to),
                                    .by_channel = p.gate == Gate::kKey,
-                                   .early = p.has_bonus,
+                                   .queries_early = p.has_bonus,
+                                   .read_keys_early = p.delta == Delta::kBeforeDecay,
                                    .complement_keys = p.complement_keys,
                                    .value_heads = static_cast<int32_t>(p.value_heads),
-                                   .key_size = static_cast<int32_t>(p.key_size)});
+                                   .key_size = static_cast<int32_t>(p.key_size),
+                                   .writes = static_cast<int32_t>(p.writes)});
   if (p.constant_decay) return launcher.SumTokens(shares, launcher.tokens(), size, g.d_log_decay);
   launcher.Clear(g.d_log_decay, p.value_heads, size);
 }
@@ -266,6 +275,7 @@ Walk NotFound(const Problem& p, const Rows& x) {
   w.o = x;
   w.into_memory = true;
   w.params.scale = 1;
+  w.params.reads_once = false;
   w.params.delta = DeltaKind::kNotFound;
   return w;
 }
@@ -275,6 +285,7 @@ Walk NotFoundGradients(const Problem& p, const Gradients& g, const Rows& dx) {
   w.read_key = p.read_key;
   w.o = dx;
   w.into_memory = true;
+  w.params.writes_once = true;
   w.params.delta = DeltaKind::kGradients;
   return w;
 }
@@ -291,6 +302,7 @@ Walk OverStates(const Problem& p, const Rows& x) {
 Walk DeltaQueryGradients(const Problem& p, const Gradients& g, const Rows& x) {
   Walk w = OverStates(p, x);
   w.q = g.d_o;
+  w.params.reads_once = true;
   return w;
 }
 // -dr_t / beta_t.
@@ -299,6 +311,7 @@ Walk ReadKeyGradients(const Problem& p, const Rows& x, const Rows& dx) {
   w.q = dx;
   w.q_in_memory = true;
   w.params.strict = true;
+  w.params.early = ReadsEarly(p);
   w.params.scale = 1;
   return w;
 }
@@ -307,6 +320,7 @@ Walk WrittenGradients(const Problem& p, const Gradients& g, const Rows& x, const
   Walk w = KeyGradients(p, g);
   w.q = x;
   w.q_in_memory = true;
+  w.params.writes_once = true;
   w.params.start = Start::kKept;
   w.params.starts = d_states;
   w.params.start_size = p.key_size * p.value_size;
@@ -315,6 +329,7 @@ Walk WrittenGradients(const Problem& p, const Gradients& g, const Rows& x, const
 Walk ErasedGradients(const Problem& p, const Rows& x, const Rows& dx) {
   Walk w = TransposedWalk(p);
   w.params.scale = -1;
+  w.params.early = ReadsEarly(p);
   GoAgainstTime(w);
   w.q = x;
   w.k = dx;
@@ -329,14 +344,15 @@ Walk ErasedGradients(const Problem& p, const Rows& x, const Rows& dx) {
 void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients& g) {
   const heed::cuda::Call& call = launcher.call();
   const bool decays = g.d_log_decay.data != nullptr, own_read_keys = p.read_key.data != nullptr;
-  const bool of_queries = decays || g.dq.data != nullptr, of_keys = decays || g.dk.data != nullptr;
+  const bool of_queries = decays || g.dq.data != nullptr;
+  const bool of_keys = decays || g.dk.data != nullptr || g.d_write_key.data != nullptr;
   const bool of_read_keys = own_read_keys ? decays || g.d_read_key.data != nullptr : of_keys;
-  const int64_t rows = launcher.tokens() * p.value_heads, blocks = launcher.blocks() * p.value_heads;
+  const int64_t tokens = launcher.tokens() * p.value_heads, rows = tokens * p.writes, blocks = launcher.blocks() * p.value_heads;
   const int64_t state = p.key_size * p.value_size;
   const Floats x(call, true, rows * p.value_size), dx(call, true, rows * p.value_size), states(call, decays, blocks * state),
-      d_states(call, of_keys, blocks * state), dq(call, of_queries, rows * p.key_size), dk(call, of_keys, rows * p.key_size),
+      d_states(call, of_keys, blocks * state), dq(call, of_queries, tokens * p.key_size), dk(call, of_keys, rows * p.key_size),
       dr(call, of_read_keys, rows * p.key_size);
-  const Rows x_rows = launcher.InMemory(x, p.value_size), dx_rows = launcher.InMemory(dx, p.value_size);
+  const Rows x_rows = launcher.WritesInMemory(x, p.value_size), dx_rows = launcher.WritesInMemory(dx, p.value_size);
   const auto run = [&](Walk w, float* kept) {
     w.params.kept = kept;
     launcher.Run(w);
@@ -344,7 +360,7 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
   run(NotFound(p, x_rows), decays ? states.data() : nullptr);
   run(NotFoundGradients(p, g, dx_rows), of_keys ? d_states.data() : nullptr);
   const auto run_to = [&](Walk w, const Floats& memory) {
-    w.o = launcher.InMemory(memory, p.key_size);
+    w.o = w.params.reads_once ? launcher.InMemory(memory, p.key_size) : launcher.WritesInMemory(memory, p.key_size);
     w.into_memory = true;
     launcher.Run(w);
   };
@@ -356,20 +372,29 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
   }
   const auto gather = [&](const Launcher::Gathered& what, const Rows& to, int64_t heads, int64_t size) {
     launcher.Gather(what, to, heads, size);
-    launcher.Clear(to, heads, size);
+    launcher.Clear(to, heads, size, what.writes);
   };
   gather({.from = dq.data()}, g.dq, p.key_heads, p.key_size);
-  gather({.from = dk.data(), .less = own_read_keys ? nullptr : dr.data(), .beta = p.beta}, g.dk, p.key_heads, p.key_size);
-  gather({.less = dr.data(), .beta = p.beta}, g.d_read_key, p.key_heads, p.key_size);
-  gather({.from = dx.data(), .beta = p.beta}, g.dv, p.value_heads, p.value_size);
+  if (p.delta == Delta::kBeforeDecay) {  // of two writes, see ProblemOnDevice
+    gather({.from = dk.data(), .slots = 2, .slot = 0}, g.d_write_key, p.key_heads, p.key_size);
+    gather({.from = dk.data(), .slots = 2, .slot = 1}, g.dk, p.key_heads, p.key_size);
+    gather({.from = dr.data(), .slots = 2, .slot = 0}, g.d_read_key, p.key_heads, p.key_size);
+    gather({.from = dx.data(), .slots = 2, .slot = 1}, g.dv, p.value_heads, p.value_size);
+  } else {
+    gather({.from = dk.data(), .less = own_read_keys ? nullptr : dr.data(), .beta = p.beta, .writes = p.writes}, g.dk,
+           p.key_heads, p.key_size);
+    gather({.less = dr.data(), .beta = p.beta}, g.d_read_key, p.key_heads, p.key_size);
+    gather({.from = dx.data(), .beta = p.beta, .writes = p.writes}, g.dv, p.value_heads, p.value_size);
+  }
   if (g.d_beta.data != nullptr) {
     launcher.Run(launcher.kernels().dots, p.sequences, {.to = g.d_beta}, p.value_heads,
                  DotParams{.a = x.data(),
                            .b = dx.data(),
                            .to = OnDevice(g.d_beta),
                            .value_heads = static_cast<int32_t>(p.value_heads),
-                           .size = static_cast<int32_t>(p.value_size)});
-    launcher.Clear(g.d_beta, p.value_heads, 1);
+                           .size = static_cast<int32_t>(p.value_size),
+                           .writes = static_cast<int32_t>(p.writes)});
+    launcher.Clear(g.d_beta, p.value_heads, 1, p.writes);
   }
   if (!decays) return;
   const Floats products(call, true, blocks * p.key_size);
@@ -380,9 +405,11 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
                              .log_decay = OnDevice(p.log_decay),
                              .products = products.data(),
                              .by_channel = p.gate == Gate::kKey,
+                             .early = p.delta == Delta::kBeforeDecay,
                              .value_heads = static_cast<int32_t>(p.value_heads),
                              .key_size = static_cast<int32_t>(p.key_size),
-                             .value_size = static_cast<int32_t>(p.value_size)});
+                             .value_size = static_cast<int32_t>(p.value_size),
+                             .writes = static_cast<int32_t>(p.writes)});
   DecayGradients(launcher, p, g, dq.data(), dk.data(), dr.data(), products.data());
 }
 
@@ -399,7 +426,7 @@ void Refuse(const Problem& p, const Gradients& g) {
 void Backward(Context& ctx, const Problem& given, const Gradients& g) {
   Refuse(given, g);
   if (given.value_heads == 0) return;
-  const DecaysOnDevice on_device(ctx, given);
+  const ProblemOnDevice on_device(ctx, given);
   const Problem& p = on_device.problem();
   const Launcher launcher(ctx, p);
   if (p.delta != Delta::kNone) return DeltaGradients(launcher, p, g);

@@ -45,37 +45,32 @@
 #include "heed/cuda/pieces.h"
 #include "heed/cuda/shared_tile.h"
 #include "heed/engines/recurrence/cuda/channel_operands.h"
+#include "heed/engines/recurrence/cuda/chunk_rows.h"
 #include "heed/engines/recurrence/cuda/chunk_stage.h"
 #include "heed/engines/recurrence/cuda/params.h"
-#include "heed/engines/recurrence/cuda/state_block.h"
 
 namespace heed::recurrence::cuda {
 
 template <class M, int kKeys, bool kByChannel, Form kForm>
-class ChunkBlock : StateBlock<M, kKeys> {
-  using Base = StateBlock<M, kKeys>;
-  using Base::m_, Base::p_, Base::s_, Base::head_, Base::part_, Base::segment_, Base::lane_, Base::warp_, Base::state_,
-      Base::columns, Base::RowOf, Base::ColumnOf, Base::RowAt, Base::NumberAt;
-  using typename Base::Pairs;
-  using Shape = ChunkShape<kKeys, kByChannel>;
-  using Stage = ChunkStage<Shape>;
+class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
+  using Base = ChunkRows<M, kKeys, kByChannel, kForm>;
+  using Base::m_, Base::p_, Base::s_, Base::part_, Base::segment_, Base::lane_, Base::warp_, Base::state_, Base::columns,
+      Base::RowOf, Base::ColumnOf, Base::RowAt, Base::NumberAt;
+  using Base::kDelta, Base::kErases, Base::kGeneral, Base::kHasReadKeys, Base::has_read_key_, Base::by_column_, Base::early_,
+      Base::has_factors_, Base::late_, Base::tokens_, Base::shift_, Base::stage_bytes_;
+  using Base::BeginOf, Base::TileEnd, Base::Existing, Base::StageAt, Base::CopyTile, Base::NumbersOf, Base::PutNumbers,
+      Base::ShuffleSum, Base::DecayedTokens, Base::LogDecayOf, Base::ColumnLogDecay;
+  using Base::wide_outputs, Base::of_outputs, Base::of_values, Base::wide_values, Base::normalizes, Base::write_scale, Base::value_map, Base::has_outputs, Base::finds, Base::has_queries,
+      Base::has_output, Base::has_value;
+  using typename Base::Pairs, typename Base::Stage, typename Base::Numbers;
   using Operands = ChannelOperands<M, kKeys>;
-  static constexpr int kTile = Shape::kTile;
-  static constexpr bool kDelta = kForm == Form::kDelta, kErases = kForm == Form::kDeltaGradients;
-  static constexpr bool kGeneral = kForm == Form::kGeneral || kErases, kHasReadKeys = kDelta || kErases;
-  static constexpr bool kAnyValues = kByChannel || kForm == Form::kGeneral;  // of f32 and f16 too, as queries and keys by channel
   static constexpr int kPieces = heed::cuda::kPieces;
   static constexpr int kOfRow = kByChannel ? kPieces : 1;  // of queries and keys
 
  public:
   HEED_DEVICE ChunkBlock(M& m, const ChunkParams& p)
-      : Base(m, p), has_read_key_(kHasReadKeys && p.read_key.data != nullptr),
-        by_column_(kForm == Form::kGeneral && p.value_decay.data != nullptr),
-        early_(kForm == Form::kGeneral && p.early), has_factors_(kForm == Form::kGeneral && !p.early && p.beta.data != nullptr),
-        strict_(kForm == Form::kGeneral && p.strict),
-        decays_(!kByChannel && p.decay != DecayKind::kNone), late_(kGeneral && p.late),
-        tokens_(late_ && p.final.data != nullptr ? s_.tokens + 1 : s_.tokens), shift_(kGeneral ? s_.shift : 0),
-        stage_bytes_(Shape::StageBytes(has_read_key_, by_column_, wide_values())), operands_(m.shared() + 2 * stage_bytes_, kHasReadKeys) {}
+      : Base(m, p), strict_(kForm == Form::kGeneral && p.strict), decays_(!kByChannel && p.decay != DecayKind::kNone),
+        operands_(m.shared() + 2 * stage_bytes_, kHasReadKeys) {}
 
   HEED_DEVICE void Run() {
     if (segment_ > 0 && BeginOf(segment_) >= tokens_) return;
@@ -107,108 +102,6 @@ class ChunkBlock : StateBlock<M, kKeys> {
   }
 
  private:
-  // The first token of a segment, or the end of the last one.
-  HEED_DEVICE int64_t BeginOf(int64_t segment) const {
-    const int64_t begin = segment * p_.segment_tokens - shift_;
-    return begin < 0 ? 0 : begin < tokens_ ? begin : tokens_;
-  }
-  HEED_DEVICE int64_t TileEnd(int64_t first, int64_t end) const {
-    const int64_t tile_end = ((first + shift_) / kTile + 1) * kTile - shift_;
-    return tile_end < end ? tile_end : end;
-  }
-  HEED_DEVICE bool wide_outputs() const { return (kGeneral || kDelta) && p_.o.dtype == DType::kF32; }
-  HEED_DEVICE DType of_outputs() const { return kAnyValues ? p_.o.dtype : DType::kBF16; }
-  HEED_DEVICE DType of_values() const { return kAnyValues ? p_.v.dtype : DType::kBF16; }
-  HEED_DEVICE bool wide_values() const { return of_values() == DType::kF32; }
-  HEED_DEVICE bool normalizes() const { return kGeneral && p_.normalizes; }
-  HEED_DEVICE float write_scale() const { return kGeneral ? p_.write_scale : 1; }
-  HEED_DEVICE Map value_map() const { return kGeneral ? p_.value_map : Map::kIdentity; }
-  HEED_DEVICE bool has_outputs() const { return !p_.to_borders && (!kGeneral || p_.o.data != nullptr); }
-  HEED_DEVICE bool finds() const { return kDelta && p_.delta == DeltaKind::kNotFound; }  // outputs are what read keys do not find
-  HEED_DEVICE bool has_queries() const { return kErases || (has_outputs() && !finds()); }
-  // A token's own log decay, of this column.
-  HEED_DEVICE float LogDecayOf(int64_t token, int column) const {
-    if (p_.decay == DecayKind::kConstant) return LogDecay(p_.log_decays[head_]);
-    if (p_.decay == DecayKind::kToken) return LogDecay(NumberAt(p_.log_decay, s_.log_decay, token));
-    return by_column_ ? LogDecay(NumberAt(p_.value_decay, s_.value_decay, token, column)) : 0;
-  }
-
-  HEED_DEVICE Stage StageAt(int64_t tile) const {
-    return {m_.shared() + (tile % 2 == 0 ? 0 : stage_bytes_), has_read_key_, kErases, wide_values()};
-  }
-
-  // Of `count` tokens, or one less where the last is nothing but a decay.
-  HEED_DEVICE int Existing(int64_t first, int count) const {
-    return first + count <= s_.tokens ? count : static_cast<int>(s_.tokens - first);
-  }
-  HEED_DEVICE void CopyTile(const Stage& stage, int64_t first, int count) const {
-    const int existing = Existing(first, count);
-    const auto copy = [&](const auto& tile, bool aligned, const DeviceRows& rows, int64_t of_sequence, int at, int size, int tokens,
-                          int64_t from) {
-      const int halves = rows.dtype == DType::kF32 ? 2 : 1;
-      tile.Copy(m_, aligned, halves * size, tokens, [&](int i) -> const uint16_t* {
-        const int64_t token = from + i < 0 ? 0 : from + i;
-        return static_cast<const uint16_t*>(rows.data) + halves * this->Place(rows, of_sequence, token, at);
-      });
-    };
-    const auto copy_rows = [&](const auto& tile, const DeviceRows& rows, int64_t of_sequence, int at, int size) {
-      copy(tile, p_.aligned, rows, of_sequence, at, size, existing, first);
-    };
-    if (has_queries()) copy_rows(stage.queries(), p_.q, s_.q, 0, p_.key_size);
-    if (!p_.complement_keys) copy_rows(stage.keys(), p_.k, s_.k, 0, p_.key_size);
-    if (has_read_key_) copy_rows(stage.read_keys(), p_.read_key, s_.read_key, 0, p_.key_size);
-    const int given = normalizes() && part_ == p_.parts - 1 ? columns() - 1 : columns();
-    if (value_map() == Map::kComplement) {
-      // they are made of decays
-    } else if (wide_values()) {
-      copy_rows(stage.wide_values(), p_.v, s_.v, part_ * kStrip, given);
-    } else {
-      copy_rows(stage.values(), p_.v, s_.v, part_ * kStrip, given);
-    }
-    const auto copy_decays = [&](const auto& tile, const DeviceRows& rows, int64_t of_sequence, int at, int size) {
-      copy(tile, p_.decays_aligned, rows, of_sequence, at, size, s_.tokens == 0 ? 0 : count, first - (late_ ? 1 : 0));
-    };
-    if constexpr (kByChannel) {
-      if (p_.decay == DecayKind::kKey) copy_decays(stage.log_decays(), p_.log_decay, s_.log_decay, 0, p_.key_size);
-    }
-    if (by_column_) copy_decays(stage.column_decays(), p_.value_decay, s_.value_decay, part_ * kStrip, columns());
-    m_.CommitCopies();
-  }
-
-  HEED_DEVICE Sum ShuffleSum(Sum sum, int lane) const {
-    lane &= heed::cuda::kWarp - 1;
-    return {m_.Shuffle(sum.high, lane), m_.Shuffle(sum.low, lane)};
-  }
-
-  // What thread `i` brings of token i of a tile.
-  struct Numbers {
-    float log_decay = 0, beta = 0;
-  };
-  HEED_DEVICE Numbers NumbersOf(int64_t first, int count) const {
-    Numbers numbers;
-    if (m_.thread() >= count) return numbers;
-    const int64_t token = first + m_.thread(), decayed = token - (late_ ? 1 : 0);
-    if (p_.decay == DecayKind::kConstant && decayed >= 0) numbers.log_decay = LogDecay(p_.log_decays[head_]);
-    if (p_.decay == DecayKind::kToken && decayed >= 0) {
-      numbers.log_decay = LogDecay(NumberAt(p_.log_decay, s_.log_decay, decayed));
-    }
-    if (kHasReadKeys || has_factors_ || early_) {  // a token's own, late or not
-      numbers.beta = p_.beta.data == nullptr ? (early_ ? 0 : 1) : token < s_.tokens ? NumberAt(p_.beta, s_.beta, token) : 0;
-    }
-    return numbers;
-  }
-  HEED_DEVICE void PutNumbers(const Stage& stage, Numbers numbers) const {
-    if (m_.thread() >= kTile) return;  // whole warps, where there are sums
-    Sum sum = {numbers.log_decay, 0};
-    HEED_DEVICE_UNROLL
-    for (int distance = 1; distance < kChunk && !kByChannel; distance *= 2) {
-      const Sum before = ShuffleSum(sum, lane_ - distance);
-      if (lane_ % kChunk >= distance) sum = before + sum;
-    }
-    stage.sums()[m_.thread()] = sum;
-    if (kHasReadKeys || has_factors_ || early_) stage.betas()[m_.thread()] = numbers.beta;
-  }
-
   // The tokens of a segment.
   HEED_DEVICE void Walk(int64_t begin, int64_t end) {
     if (begin >= end) return;
@@ -240,7 +133,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
       if (!has_outputs() || wide_outputs()) continue;
       m_.Sync();
       stage.values().Store(m_, p_.aligned, columns(), Existing(first, count),
-                           [&](int i) { return RowAt(p_.o, s_.o, first + i, part_ * kStrip); });
+                           [&](int i) { return has_output(first + i) ? RowAt(p_.o, s_.o, first + i, part_ * kStrip) : nullptr; });
     }
   }
   // The state after a block of tokens, or, against time, where the block before ends; or its products with the one kept there.
@@ -265,7 +158,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
                                               .read_keys = stage.read_keys(),
                                               .log_decays = stage.log_decays(),
                                               .log_decays_of_heads = stage.sums(),
-                                              .skips_first = late_ && first == 0,
+                                              .decayed = DecayedTokens(first),
                                               .has_queries = has_queries(),
                                               .erases = kErases,
                                               .tokens = Existing(first, count)};
@@ -301,10 +194,6 @@ class ChunkBlock : StateBlock<M, kKeys> {
     Sum later[2][4];  // G_t - H, of the elements of Pairs
     Sum half[2];      // H
   };
-  HEED_DEVICE float ColumnLogDecay(const Stage& stage, int64_t first, int t, int column) const {
-    if (column >= columns() || (late_ && first + t == 0)) return 0;
-    return LogDecay(ElementOf<M>(stage.column_decays(), p_.value_decay.dtype, t, column));
-  }
   HEED_DEVICE ColumnDecays ColumnDecaysOf(const Stage& stage, int64_t first, int row, int begin, int end) const {
     const auto log_decay = [&](int t, int column) -> float {
       return t < begin || t >= end ? 0 : ColumnLogDecay(stage, first, row + t, column);
@@ -430,7 +319,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
       const int t = ColumnOf(i), column = 16 * warp_ + RowOf(i);
-      const bool exists = t >= begin && t < end;
+      const bool exists = t >= begin && t < end && has_value(first + row + t);
       if (!exists) values[0][i / 2] &= 0xFFFF0000u >> (i % 2 * 16);  // outputs stand there
       const auto bits = static_cast<uint16_t>(values[0][i / 2] >> (i % 2 * 16));
       float x = of_values() == DType::kF16 ? M::template Widen<DType::kF16>(bits) : M::template Widen<DType::kBF16>(bits);
@@ -444,7 +333,11 @@ class ChunkBlock : StateBlock<M, kKeys> {
         x = exists ? Mapped<M>(value_map(), x) : 0;
       }
       if (has_factors_) x *= stage.betas()[row + t];
-      written[i / 4][i % 4] = by_column_ ? x * Exp<M>(Sum() - column_decays.later[i / 4][i % 4]) : x;
+      if (by_column_) {
+        const Sum own = {exists && p_.writes_early ? ColumnLogDecay(stage, first, row + t, column) : 0, 0};
+        x *= Exp<M>(own - column_decays.later[i / 4][i % 4]);
+      }
+      written[i / 4][i % 4] = x;
     }
   }
   // x_t -= sum_{j < t} beta_j exp(G_t - G_j) products_tj x_j, by which each token knows what those before have written.
@@ -489,7 +382,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
         const uint32_t pair =
             of_outputs() == DType::kF16 ? M::template Pack<DType::kF16>(x, 0) : M::template Pack<DType::kBF16>(x, 0);
         stage.values().Put(row + t, column, static_cast<uint16_t>(pair));
-      } else if (column < columns() && first + row + t < s_.tokens) {
+      } else if (column < columns() && first + row + t < s_.tokens && has_output(first + row + t)) {
         auto* outputs_of_f32 = static_cast<float*>(const_cast<void*>(p_.o.data));
         float& to = outputs_of_f32[this->Place(p_.o, s_.o, first + row + t, part_ * kStrip + column)];
         to = (kGeneral && p_.adds ? to : 0) + x;
@@ -579,11 +472,8 @@ class ChunkBlock : StateBlock<M, kKeys> {
     });
   }
 
-  const bool has_read_key_, by_column_, early_, has_factors_, strict_;
+  const bool strict_;
   const bool decays_;  // by one number per token
-  const bool late_;
-  const int64_t tokens_;  // of the walk: where the last one's decay comes late, one more brings it to the final state
-  const int shift_, stage_bytes_;
   const Operands operands_;
 };
 

@@ -23,7 +23,8 @@ using heed::cuda::SumOfWarp;
 
 inline constexpr int kGradientThreads = 128;
 
-// Where a sequence's rows begin, in elements, and which token and block of all sequences' is its first.
+// Where a sequence's rows begin, in elements, and which token and block of all sequences' is its first. Where tokens write
+// several times, each write counts as one.
 struct GradientSequence {
   int64_t q, k, v, d_o, read_key, beta, log_decay, to, first_token, first_block, tokens, d_final;
 };
@@ -37,18 +38,20 @@ struct GatherParams {
   int32_t value_heads = 1, group = 1, size = 1, row = 1;  // row: of `from`, which may have more
   bool divides = false;
   float eps = 0;
+  int32_t writes = 1;
+  int32_t slots = 1, slot = 0;  // so many rows of `from` for each of `to`
   GradientSequence sequences[kMostSequences] = {};
 };
 
 // What a delta rule writes to k and finds by read keys, dk and dr, lacks beta, and dr its sign.
 struct DecayGradientParams {
-  const float *dq, *dk, *dr;  // [token][value head][K]; dr: or none
+  const float *dq, *dk, *dr;  // [token][value head][K], of dk and dr of writes; dr: or none
   const float* products;      // [block][value head][K]
   DeviceRows q, k, read_key, beta, to;
   bool by_channel;
-  bool early;            // tokens read the state before they decay it
+  bool queries_early, read_keys_early;  // tokens read by them before they decay the state
   bool complement_keys;  // k are log decays that keys are made of, whose gradients have dk's besides
-  int32_t value_heads, key_size;
+  int32_t value_heads, key_size, writes;
   GradientSequence sequences[kMostSequences] = {};
 };
 
@@ -59,7 +62,8 @@ struct ProductParams {
   DeviceRows log_decay;
   float* products;  // [block][value head][K]
   bool by_channel;
-  int32_t value_heads, key_size, value_size;
+  bool early;  // D has decayed already
+  int32_t value_heads, key_size, value_size, writes;
   GradientSequence sequences[kMostSequences] = {};
 };
 
@@ -67,7 +71,7 @@ struct ProductParams {
 struct DotParams {
   const float *a, *b;  // [token][value head][size]
   DeviceRows to;
-  int32_t value_heads, size;
+  int32_t value_heads, size, writes;
   GradientSequence sequences[kMostSequences] = {};
 };
 
@@ -87,6 +91,14 @@ struct StateCopyParams {
   DeviceStates from, to;
   int64_t from_stride, to_stride;  // of sequences
   int32_t key_size, value_size;
+};
+
+// What RWKV-7 reads and writes as two writes of a token: keys b and k, read keys -a and 0. A sequence has b's place as v.
+struct SplitParams {
+  DeviceRows k, b, a;
+  DeviceRows keys, read_keys;  // written, both at a sequence's `to`
+  int32_t size;
+  GradientSequence sequences[kMostSequences] = {};
 };
 
 // Gradients of constants of heads: sums over all tokens, or blocks of them.
@@ -118,9 +130,9 @@ HEED_DEVICE float SlopeOf(Map map, float x) {
 
 // A token's number of a value head, or what is meant where there is none.
 template <class M>
-HEED_DEVICE float NumberOf(const DeviceRows& rows, int64_t first, int64_t t, int head, float absent) {
+HEED_DEVICE float NumberOf(const DeviceRows& rows, int64_t first, int64_t t, int head, float absent, int writes = 1) {
   if (rows.data == nullptr) return absent;
-  return heed::cuda::LoadFloat<M>(rows.data, rows.dtype, first + t * rows.token_stride + head * rows.head_stride);
+  return heed::cuda::LoadFloat<M>(rows.data, rows.dtype, first + OfToken(rows, t, writes) + head * rows.head_stride);
 }
 
 // 64 tokens of a head of `to`.
@@ -142,8 +154,8 @@ class GatherBlock {
       if (p_.from != nullptr || p_.less != nullptr) {
         for (int k = 0; k < p_.group; ++k) {
           const int value_head = head * p_.group + k;
-          const int64_t at = ((s.first_token + t) * p_.value_heads + value_head) * row + e;
-          sum += NumberOf<M>(p_.beta, s.beta, t, value_head, 1) *
+          const int64_t at = (((s.first_token + t) * p_.slots + p_.slot) * p_.value_heads + value_head) * row + e;
+          sum += NumberOf<M>(p_.beta, s.beta, t, value_head, 1, p_.writes) *
                  ((p_.from == nullptr ? 0 : p_.from[at]) - (p_.less == nullptr ? 0 : p_.less[at]));
         }
         if (p_.divides) sum /= p_.from[((s.first_token + t) * p_.value_heads + head) * row + p_.size] + p_.eps;
@@ -152,7 +164,7 @@ class GatherBlock {
                                                              s.q + t * p_.q.token_stride + head * p_.q.head_stride + e));
         }
       }
-      StoreFloat<M>(p_.to, s.to + t * p_.to.token_stride + head * p_.to.head_stride + e, sum);
+      StoreFloat<M>(p_.to, s.to + OfToken(p_.to, t, p_.writes) + head * p_.to.head_stride + e, sum);
     }
   }
 
@@ -178,10 +190,10 @@ class DecayGradientBlock {
       for (int e = m_.thread(); e < p_.key_size; e += m_.num_threads()) {
         float x = products[e];
         for (int64_t t = end_ - 1; t >= begin_; --t) {
-          const float of_query = OfQuery(t, e);
-          x += p_.early ? -OfKeys(t, e) : of_query - OfKeys(t, e);
-          StoreFloat<M>(p_.to, Place(t) + e, x + OfComplement(t, e));
-          if (p_.early) x += of_query;
+          const float of_query = OfQuery(t, e), of_read_key = OfReadKey(t, e);
+          x += (p_.queries_early ? 0 : of_query) - OfKey(t, e) - (p_.read_keys_early ? 0 : of_read_key);
+          if (IsFirst(t)) StoreFloat<M>(p_.to, Place(t) + e, x + OfComplement(t, e));
+          x += (p_.queries_early ? of_query : 0) - (p_.read_keys_early ? of_read_key : 0);
         }
       }
       return;
@@ -190,7 +202,7 @@ class DecayGradientBlock {
     const int lane = m_.thread() % heed::cuda::kWarp, warp = m_.thread() / heed::cuda::kWarp;
     for (int64_t t = begin_ + warp; t < end_; t += m_.num_threads() / heed::cuda::kWarp) {
       float sum = 0;
-      for (int e = lane; e < p_.key_size; e += heed::cuda::kWarp) sum += OfQuery(t, e) - OfKeys(t, e);
+      for (int e = lane; e < p_.key_size; e += heed::cuda::kWarp) sum += OfQuery(t, e) - OfKey(t, e) - OfReadKey(t, e);
       sum = SumOfWarp(m_, sum);
       if (lane == 0) differences[t - begin_] = sum;
     }
@@ -202,12 +214,15 @@ class DecayGradientBlock {
     if (lane != 0) return;
     for (int64_t t = end_ - 1; t >= begin_; --t) {
       x += differences[t - begin_];
-      StoreFloat<M>(p_.to, Place(t), x);
+      if (IsFirst(t)) StoreFloat<M>(p_.to, Place(t), x);
     }
   }
 
  private:
-  HEED_DEVICE int64_t Place(int64_t t) const { return s_.to + t * p_.to.token_stride + head_ * p_.to.head_stride; }
+  HEED_DEVICE bool IsFirst(int64_t t) const { return t % p_.writes == 0; }  // of a token's writes, which it decays before
+  HEED_DEVICE int64_t Place(int64_t t) const {
+    return s_.to + OfToken(p_.to, t, p_.writes) + head_ * p_.to.head_stride;
+  }
   HEED_DEVICE float OfComplement(int64_t t, int e) const {
     if (!p_.complement_keys) return 0;
     const int64_t row = (s_.first_token + t) * p_.value_heads + head_;
@@ -219,17 +234,23 @@ class DecayGradientBlock {
   }
   HEED_DEVICE float Of(const DeviceRows& rows, int64_t first, int64_t t, int e) const {
     return heed::cuda::LoadFloat<M>(rows.data, rows.dtype,
-                                    first + t * rows.token_stride + head_ / rows.group * rows.head_stride + e);
+                                    first + OfToken(rows, t, p_.writes) + head_ / rows.group * rows.head_stride + e);
   }
   // q_t dq_t of a channel.
-  HEED_DEVICE float OfQuery(int64_t t, int e) const { return Of(p_.q, s_.q, t, e) * p_.dq[InMemory(t, e)]; }
-  // beta_t (k_t dk_t + r_t dr_t) of a channel.
-  HEED_DEVICE float OfKeys(int64_t t, int e) const {
-    const float given = Of(p_.k, s_.k, t, e);
-    float sum = (p_.complement_keys ? Mapped<M>(Map::kComplement, given) : given) * p_.dk[InMemory(t, e)];
-    if (p_.dr != nullptr) sum += Of(p_.read_key, s_.read_key, t, e) * p_.dr[InMemory(t, e)];
-    return NumberOf<M>(p_.beta, s_.beta, t, head_, 1) * sum;
+  HEED_DEVICE float OfQuery(int64_t t, int e) const {
+    if (t % p_.writes != p_.writes - 1) return 0;  // it reads after its last write
+    const int64_t row = ((s_.first_token + t) / p_.writes) * p_.value_heads + head_;
+    return Of(p_.q, s_.q, t, e) * p_.dq[row * p_.key_size + e];
   }
+  // beta_t k_t dk_t and beta_t r_t dr_t of a channel.
+  HEED_DEVICE float OfKey(int64_t t, int e) const {
+    const float given = Of(p_.k, s_.k, t, e), k = p_.complement_keys ? Mapped<M>(Map::kComplement, given) : given;
+    return Beta(t) * (k * p_.dk[InMemory(t, e)]);
+  }
+  HEED_DEVICE float OfReadKey(int64_t t, int e) const {
+    return p_.dr == nullptr ? 0 : Beta(t) * (Of(p_.read_key, s_.read_key, t, e) * p_.dr[InMemory(t, e)]);
+  }
+  HEED_DEVICE float Beta(int64_t t) const { return NumberOf<M>(p_.beta, s_.beta, t, head_, 1, p_.writes); }
 
   M& m_;
   const DecayGradientParams& p_;
@@ -261,8 +282,9 @@ class ProductBlock {
                              : p_.d_states[block * size + int64_t{v} * p_.key_size + k];
         sum += d * p_.states[block * size + int64_t{v} * p_.key_size + k];
       }
-      if (!last) {
-        const int64_t at = s.log_decay + end * p_.log_decay.token_stride + head * p_.log_decay.head_stride + (p_.by_channel ? k : 0);
+      if (!last && !p_.early && end % p_.writes == 0) {
+        const int64_t of_head = head * p_.log_decay.head_stride + (p_.by_channel ? k : 0);
+        const int64_t at = s.log_decay + OfToken(p_.log_decay, end, p_.writes) + of_head;
         sum *= Exp<M>(LogDecay(heed::cuda::LoadFloat<M>(p_.log_decay.data, p_.log_decay.dtype, at)));
       }
       p_.products[block * p_.key_size + k] = sum;
@@ -291,7 +313,7 @@ class DotBlock {
       float sum = 0;
       for (int e = lane; e < p_.size; e += heed::cuda::kWarp) sum += p_.a[row + e] * p_.b[row + e];
       sum = SumOfWarp(m_, sum);
-      if (lane == 0) StoreFloat<M>(p_.to, s.to + t * p_.to.token_stride + head * p_.to.head_stride, sum);
+      if (lane == 0) StoreFloat<M>(p_.to, s.to + OfToken(p_.to, t, p_.writes) + head * p_.to.head_stride, sum);
     }
   }
 
@@ -355,6 +377,36 @@ class StateCopyBlock {
  private:
   M& m_;
   const StateCopyParams& p_;
+};
+
+// 64 tokens of a head of keys.
+template <class M>
+class SplitBlock {
+ public:
+  static constexpr int kSharedBytes = 0;
+
+  HEED_DEVICE SplitBlock(M& m, const SplitParams& p) : m_(m), p_(p) {}
+
+  HEED_DEVICE void Run() const {
+    const GradientSequence& s = p_.sequences[m_.block(2)];
+    const int64_t begin = int64_t{m_.block(0)} * kBlock * p_.size;
+    for (int64_t i = begin + m_.thread(); i < begin + kBlock * p_.size; i += m_.num_threads()) {
+      const int64_t t = i / p_.size, e = i % p_.size;
+      if (t >= s.tokens) return;
+      const auto put = [&](const DeviceRows& rows, int write, float x) {
+        StoreFloat<M>(rows, s.to + t * rows.token_stride + write * rows.write_stride + m_.block(1) * rows.head_stride + e, x);
+      };
+      const auto of = [&](const DeviceRows& rows, int64_t first) { return NumberOf<M>(rows, first + e, t, m_.block(1), 0); };
+      put(p_.keys, 0, of(p_.b, s.v));
+      put(p_.keys, 1, of(p_.k, s.k));
+      put(p_.read_keys, 0, -of(p_.a, s.read_key));
+      put(p_.read_keys, 1, 0);
+    }
+  }
+
+ private:
+  M& m_;
+  const SplitParams& p_;
 };
 
 // 32 columns of a value head, or one; the other threads have other tokens.

@@ -19,7 +19,7 @@ int64_t Blocks(int64_t size, int64_t of_each) { return (size + of_each - 1) / of
 // Whether each row begins at a multiple of 16 bytes.
 bool IsAligned(const Rows& rows) {
   const auto address = reinterpret_cast<uintptr_t>(rows.data);
-  const auto strides = static_cast<uintptr_t>(rows.batch_stride | rows.token_stride | rows.head_stride);
+  const auto strides = static_cast<uintptr_t>(rows.batch_stride | rows.token_stride | rows.head_stride | rows.write_stride);
   const size_t size = SizeOf(rows.dtype);
   return (address / size | strides) % (heed::cuda::kPiece * sizeof(uint16_t) / size) == 0;
 }
@@ -59,21 +59,6 @@ ChunkParams ParamsOf(const Walk& w) {
 
 }  // namespace
 
-DecaysOnDevice::DecaysOnDevice(const Context& ctx, const Problem& p) : problem_(p) {
-  if (!p.constant_decay || p.gate != Gate::kKey) return;
-  call_.emplace(kName, ctx, p.device);
-  std::vector<float> decays;
-  for (int64_t head = 0; head < p.value_heads; ++head) {
-    const float* of_head = static_cast<const float*>(p.log_decay.data) + head * p.log_decay.head_stride;
-    decays.insert(decays.end(), of_head, of_head + p.key_size);
-  }
-  decays.resize(decays.size() + decays.size() % 2);  // words of 8 bytes
-  memory_.emplace(*call_, true, static_cast<int64_t>(decays.size()));
-  call_->Upload(memory_->data(), decays.data(), decays.size() * sizeof(float));
-  moved_ = p;
-  moved_->log_decay = {memory_->data(), DType::kF32, 0, 0, p.key_size};
-}
-
 Map MapOf(Feature feature) {
   switch (feature) {
     case Feature::kElu1: return Map::kElu1;
@@ -111,7 +96,11 @@ Walk WalkOf(const Problem& p) {
               .against = false,
               .late = false,
               .strict = false,
+              .writes = static_cast<int32_t>(p.writes),
+              .reads_once = false,
+              .writes_once = false,
               .early = false,
+              .writes_early = false,
               .heads = static_cast<int32_t>(p.value_heads),
               .key_size = static_cast<int32_t>(p.key_size),
               .value_size = static_cast<int32_t>(p.value_size),
@@ -150,8 +139,11 @@ Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_
   w.output_gate = p.output_gate;
   w.read_key = p.read_key;
   w.q_group = w.k_group = p.group();
-  w.params.strict = w.params.early = p.has_bonus;
+  w.params.strict = p.has_bonus;
+  w.params.early = p.has_bonus || p.delta == Delta::kBeforeDecay;
+  w.params.writes_once = p.delta == Delta::kBeforeDecay;
   if (p.delta != Delta::kNone) w.params.delta = DeltaKind::kRule;
+  w.params.reads_once = true;
   w.initial = initial;
   w.final = p.final;
   if (!p.normalize) return w;
@@ -163,8 +155,9 @@ Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_
 }
 
 DeviceRows OnDevice(const Rows& rows, int64_t group, bool against) {
-  return {rows.data, rows.dtype, against ? -rows.token_stride : rows.token_stride, rows.head_stride,
-          static_cast<int32_t>(group)};
+  const int64_t sign = against ? -1 : 1;
+  return {rows.data, rows.dtype, sign * rows.token_stride, rows.head_stride, static_cast<int32_t>(group),
+          sign * rows.write_stride};
 }
 DeviceStates OnDevice(const States& s) {
   return {static_cast<float*>(const_cast<void*>(s.data)), s.head_stride, s.key_stride, s.value_stride};
@@ -187,8 +180,8 @@ Launcher::Launcher(const Context& ctx, const Problem& p) : p_(p), call_(kName, c
     first_tokens_.push_back(tokens_);
     first_blocks_.push_back(blocks_);
     tokens_ += s.count;
-    blocks_ += Blocks(s.count, kBlock);
-    longest_ = std::max(longest_, s.count);
+    blocks_ += Blocks(s.count * p.writes, kBlock);
+    longest_ = std::max(longest_, s.count * p.writes);
   }
 }
 
@@ -257,7 +250,7 @@ void Launcher::SumTokens(const Floats& from, int64_t tokens, int64_t size, const
 }
 
 std::vector<Launcher::GradientLaunch> Launcher::GradientLaunches(const std::vector<Sequence>& sequences,
-                                                                 const GradientRows& rows) const {
+                                                                 const GradientRows& rows, int64_t writes) const {
   std::vector<GradientLaunch> launches;
   ForLaunches(sequences.size(), [&](size_t first, size_t count) {
     GradientLaunch launch;
@@ -274,11 +267,11 @@ std::vector<Launcher::GradientLaunch> Launcher::GradientLaunches(const std::vect
                                   .beta = offset(rows.beta),
                                   .log_decay = offset(rows.log_decay),
                                   .to = rows.into_memory ? first_token * rows.to.token_stride : offset(rows.to),
-                                  .first_token = first_token,
+                                  .first_token = first_token * writes,
                                   .first_block = counts ? first_blocks_[i] : 0,
-                                  .tokens = s.count,
+                                  .tokens = s.count * writes,
                                   .d_final = s.state * rows.d_final.sequence_stride});
-      launch.blocks = std::max(launch.blocks, Blocks(s.count, kBlock));
+      launch.blocks = std::max(launch.blocks, Blocks(s.count * writes, kBlock));
     }
     if (launch.blocks > 0) launches.push_back(std::move(launch));
   });
@@ -299,7 +292,10 @@ void Launcher::Gather(const std::vector<Sequence>& sequences, const Gathered& wh
                                .size = static_cast<int32_t>(size),
                                .row = static_cast<int32_t>(size + what.skipped + (what.divides ? 1 : 0)),
                                .divides = what.divides,
-                               .eps = static_cast<float>(p_.eps)};
+                               .eps = static_cast<float>(p_.eps),
+                               .writes = static_cast<int32_t>(what.writes),
+                               .slots = static_cast<int32_t>(what.slots),
+                               .slot = static_cast<int32_t>(what.slot)};
   Run(kernels().gather, sequences, {.q = what.q, .beta = what.beta, .to = to}, heads, params);
 }
 
@@ -320,19 +316,20 @@ int64_t Launcher::SegmentTokens(int64_t parts) const {
   return wanted == 1 ? whole : std::min(whole, std::max(kLeastSegment, in_blocks(Blocks(longest_, wanted))));
 }
 
-void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t count) const {
+void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t num_sequences) const {
   const int64_t state = p_.value_heads * params.key_size * params.value_size;
   int64_t most = 1, borders = 0;
-  for (size_t i = 0; i < count; ++i) {
+  for (size_t i = 0; i < num_sequences; ++i) {
     const Sequence& s = p_.sequences[first + i];
-    const int64_t begin = params.against ? s.count - 1 : 0;
+    const int64_t begin = params.against ? s.count - 1 : 0, count = s.count * p_.writes;
     const auto offset = [&](const Rows& rows, bool in_memory = false) {
-      if (in_memory) return (first_tokens_[first + i] + begin) * rows.token_stride;
-      return s.batch * rows.batch_stride + (s.first + begin) * rows.token_stride;
+      const int64_t of_write = params.against ? (p_.writes - 1) * rows.write_stride : 0;
+      if (in_memory) return (first_tokens_[first + i] + begin) * rows.token_stride + of_write;
+      return s.batch * rows.batch_stride + (s.first + begin) * rows.token_stride + of_write;
     };
-    const int64_t shift = params.against ? (kBlock - s.count % kBlock) % kBlock : 0;
+    const int64_t shift = params.against ? (kBlock - count % kBlock) % kBlock : 0;
     // One more where a decay that comes late is brought to the final state.
-    const int64_t walked = s.count + (params.late && params.final.data != nullptr ? 1 : 0);
+    const int64_t walked = count + (params.late && params.final.data != nullptr ? 1 : 0);
     const int64_t segments = std::max<int64_t>(1, Blocks(walked + shift, params.segment_tokens));
     params.sequences[i] = {.q = offset(w.q, w.q_in_memory),
                            .k = offset(w.k, w.k_in_memory),
@@ -347,7 +344,7 @@ void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t coun
                            .final = s.state * w.final.sequence_stride,
                            .initial_z = s.state * w.initial_z.sequence_stride,
                            .final_z = s.state * w.final_z.sequence_stride,
-                           .tokens = s.count,
+                           .tokens = count,
                            .borders = borders * state,
                            .first_block = first_blocks_[first + i],
                            .shift = static_cast<int32_t>(shift)};
@@ -355,7 +352,7 @@ void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t coun
     borders += segments - 1;
   }
   const auto launch = [&](int64_t of_each) {
-    call_.Check(kernels().walk(call_.Of(params.parts * of_each, p_.value_heads, count), params));
+    call_.Check(kernels().walk(call_.Of(params.parts * of_each, p_.value_heads, num_sequences), params));
   };
   if (most == 1 || params.start != Start::kBorders) return launch(most);
   const Floats memory(call_, true, borders * state);

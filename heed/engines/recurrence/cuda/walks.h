@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,19 +59,6 @@ class Floats {
   heed::cuda::DeviceMemory memory_;
 };
 
-// A problem whose constant decays of channels, if it has any, are on the device too.
-class DecaysOnDevice {
- public:
-  DecaysOnDevice(const Context& ctx, const Problem& p);
-  const Problem& problem() const { return moved_ ? *moved_ : problem_; }
-
- private:
-  const Problem& problem_;
-  std::optional<heed::cuda::Call> call_;
-  std::optional<Floats> memory_;
-  std::optional<Problem> moved_;
-};
-
 // The launches of a call.
 class Launcher {
  public:
@@ -85,6 +71,13 @@ class Launcher {
   // [token of all sequences][value head][size]
   Rows InMemory(const Floats& memory, int64_t size) const {
     return {memory.data(), DType::kF32, 0, p_.value_heads * size, size};
+  }
+  // [write of a token of all sequences][value head][size]
+  Rows WritesInMemory(const Floats& memory, int64_t size) const {
+    Rows rows = InMemory(memory, size);
+    rows.write_stride = rows.token_stride;
+    rows.token_stride *= p_.writes;
+    return rows;
   }
 
   // Keys of more channels than a walk takes are several walks, whose outputs are summed.
@@ -99,7 +92,9 @@ class Launcher {
   template <class Params>
   void Run(const char* (*kernel)(const heed::cuda::Launch&, const Params&), const std::vector<Sequence>& sequences,
            const GradientRows& rows, int64_t heads, Params params) const {
-    for (const GradientLaunch& launch : GradientLaunches(sequences, rows)) {
+    int64_t writes = 1;
+    if constexpr (requires { params.writes; }) writes = params.writes;
+    for (const GradientLaunch& launch : GradientLaunches(sequences, rows, writes)) {
       std::ranges::copy(launch.sequences, params.sequences);
       call_.Check(kernel(call_.Of(launch.blocks, heads, launch.sequences.size()), params));
     }
@@ -112,22 +107,27 @@ class Launcher {
     Feature feature = Feature::kIdentity;
     bool divides = false;
     int64_t skipped = 0;  // elements of `from` behind each row
+    int64_t writes = 1;   // of a token, which have rows of their own
+    int64_t slots = 1, slot = 0;  // the writes of a token in `from`, of which one is taken
   };
   void Gather(const Gathered& what, const Rows& to, int64_t heads, int64_t size) const {
     Gather(p_.sequences, what, to, heads, size);
   }
   // Of tokens of no sequence.
-  void Clear(const Rows& to, int64_t heads, int64_t size) const { Gather(p_.others, {}, to, heads, size); }
+  void Clear(const Rows& to, int64_t heads, int64_t size, int64_t writes = 1) const {
+    Gather(p_.others, {.writes = writes}, to, heads, size);
+  }
 
  private:
   struct GradientLaunch {
     std::vector<GradientSequence> sequences;
     int64_t blocks = 0;  // of the longest
   };
-  std::vector<GradientLaunch> GradientLaunches(const std::vector<Sequence>& sequences, const GradientRows& rows) const;
+  std::vector<GradientLaunch> GradientLaunches(const std::vector<Sequence>& sequences, const GradientRows& rows,
+                                               int64_t writes) const;
   void Gather(const std::vector<Sequence>& sequences, const Gathered& what, const Rows& to, int64_t heads, int64_t size) const;
   void RunSlice(const Walk& w) const;
-  void Run(const Walk& w, ChunkParams& params, size_t first, size_t count) const;
+  void Run(const Walk& w, ChunkParams& params, size_t first, size_t num_sequences) const;
   int64_t SegmentTokens(int64_t parts) const;
 
   const Problem& p_;

@@ -1,0 +1,65 @@
+// Problems as walks take them.
+#include "heed/engines/recurrence/cuda/problem_on_device.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "heed/core/dtype.h"
+#include "heed/engines/recurrence/cuda/gradient_blocks.h"
+
+namespace heed::recurrence::cuda {
+
+ProblemOnDevice::ProblemOnDevice(const Context& ctx, const Problem& p) : given_(p) {
+  const bool has_decays = p.constant_decay && p.gate == Gate::kKey, splits = p.delta == Delta::kBeforeDecay;
+  if (!has_decays && !splits) return;
+  call_.emplace(kName, ctx, p.device);
+  moved_ = p;
+  if (has_decays) MoveDecays();
+  if (splits) SplitTokens(ctx);
+}
+
+void ProblemOnDevice::MoveDecays() {
+  const Problem& p = given_;
+  std::vector<float> decays;
+  for (int64_t head = 0; head < p.value_heads; ++head) {
+    const float* of_head = static_cast<const float*>(p.log_decay.data) + head * p.log_decay.head_stride;
+    decays.insert(decays.end(), of_head, of_head + p.key_size);
+  }
+  decays.resize(decays.size() + decays.size() % 2);  // words of 8 bytes
+  const size_t num_bytes = decays.size() * sizeof(float);
+  decays_.emplace(*call_, num_bytes);
+  call_->Upload(decays_->data(), decays.data(), num_bytes);
+  moved_->log_decay = {decays_->data(), DType::kF32, 0, 0, p.key_size};
+}
+
+void ProblemOnDevice::SplitTokens(const Context& ctx) {
+  const Problem& p = given_;
+  int64_t batches = 1, begin = 0, end = 0;  // backwards in time tokens are at or below 0
+  for (const Sequence& s : p.sequences) {
+    batches = std::max(batches, s.batch + 1);
+    begin = std::min(begin, s.first);
+    end = std::max(end, s.first + s.count);
+  }
+  const int64_t of_write = p.key_heads * p.key_size, of_token = 2 * of_write, of_batch = (end - begin) * of_token;
+  const auto size = static_cast<int64_t>(SizeOf(p.dtype));
+  const auto rows_in = [&](std::optional<heed::cuda::DeviceMemory>& memory) {
+    memory.emplace(*call_, static_cast<size_t>(std::max<int64_t>(1, batches * of_batch) * size));
+    return Rows{static_cast<char*>(memory->data()) - begin * of_token * size, p.dtype, of_batch, of_token, p.key_size, of_write};
+  };
+  moved_->k = rows_in(keys_);
+  moved_->read_key = rows_in(read_keys_);
+  moved_->writes = 2;
+  if (p.value_heads == 0) return;
+  const Launcher launcher(ctx, p);
+  launcher.Run(launcher.kernels().split, p.sequences,
+               {.k = p.k, .v = p.write_key, .read_key = p.read_key, .to = moved_->k}, p.key_heads,
+               SplitParams{.k = OnDevice(p.k),
+                           .b = OnDevice(p.write_key),
+                           .a = OnDevice(p.read_key),
+                           .keys = OnDevice(moved_->k),
+                           .read_keys = OnDevice(moved_->read_key),
+                           .size = static_cast<int32_t>(p.key_size)});
+}
+
+}  // namespace heed::recurrence::cuda

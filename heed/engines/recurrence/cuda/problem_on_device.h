@@ -1,0 +1,37 @@
+// Problems as walks take them: what is not on the device yet, or not as they need it.
+#ifndef HEED_ENGINES_RECURRENCE_CUDA_PROBLEM_ON_DEVICE_H_
+#define HEED_ENGINES_RECURRENCE_CUDA_PROBLEM_ON_DEVICE_H_
+
+#include <optional>
+
+#include "heed/core/context.h"
+#include "heed/cuda/calls.h"
+#include "heed/engines/recurrence/cuda/walks.h"
+#include "heed/engines/recurrence/problem.h"
+
+namespace heed::recurrence::cuda {
+
+// The same problem, but that constant decays of channels are on the device, and that what a token reads before it decays and
+// writes under another key (RWKV-7) is a write of its own, before the other:
+//
+//   S = G_t .* S_{t-1} + b_t (0 - S_{t-1}^T (-a_t))^T,  S_t = S + k_t v_t^T
+//
+// a delta rule that writes twice, with b and k for keys, -a and 0 for read keys, and values for the second alone.
+class ProblemOnDevice {
+ public:
+  ProblemOnDevice(const Context& ctx, const Problem& p);
+  const Problem& problem() const { return moved_ ? *moved_ : given_; }
+
+ private:
+  void MoveDecays();
+  void SplitTokens(const Context& ctx);
+
+  const Problem& given_;
+  std::optional<heed::cuda::Call> call_;
+  std::optional<heed::cuda::DeviceMemory> decays_, keys_, read_keys_;
+  std::optional<Problem> moved_;
+};
+
+}  // namespace heed::recurrence::cuda
+
+#endif  // HEED_ENGINES_RECURRENCE_CUDA_PROBLEM_ON_DEVICE_H_
