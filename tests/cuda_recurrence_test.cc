@@ -12,6 +12,7 @@
 
 #include "heed/core/error.h"
 #include "heed/harness/case.h"
+#include "heed/ops/gated/mlstm/mlstm.h"
 #include "heed/ops/gated/simple_gla/simple_gla.h"
 #include "heed/ops/linear/linear_attention/linear_attention_internal.h"
 #include "heed/ops/mechanism/recurrent_case.h"
@@ -49,7 +50,7 @@ const std::vector<recurrent::Mechanism>& Mechanisms() {
         LinearAttention(kRelu, "relu", false), LinearAttention(kReluSquared, "relu_sq", false),
         LinearAttention(kExp, "exp", false), LinearAttention(kExp, "exp", true)};
     for (const char* name : {"simple_gla", "retention", "lightning", "delta_rule", "gated_delta_rule", "comba", "gla",
-                             "hgrn2", "kda", "rwkv5", "rwkv6", "delta_product", "rwkv7"}) {
+                             "hgrn2", "kda", "rwkv5", "rwkv6", "delta_product", "rwkv7", "mlstm"}) {
       list.push_back(*FindOp(name).recurrent);
     }
     return list;
@@ -266,6 +267,34 @@ TEST_P(CudaRecurrenceTest, DecaysThatForgetAndThatGrow) {
   }
 }
 
+TEST_P(CudaRecurrenceTest, NearlyOpenGatesForgetBesideALargeMaximum) {
+  constexpr int64_t kTokens = 130, kSize = 3;
+  const double forgets = 1e-5;
+  const Buffer q(DType::kF32, {1, kTokens, 1, kSize}), k(DType::kF32, {1, kTokens, 1, kSize}), v(DType::kF32, {1, kTokens, 1, kSize}),
+      i(DType::kF32, {1, kTokens, 1}), f(DType::kF32, {1, kTokens, 1}), o(DType::kF32, {1, kTokens, 1, kSize}),
+      S(DType::kF32, {1, 1, kSize, kSize}), m(DType::kF32, {1, 1});
+  for (const Buffer* buffer : {&q, &k, &v}) buffer->FillNormal(1);
+  i.FillConstant(-1e4);
+  i.Set({0, 0, 0}, 1000);  // one token writes
+  f.FillConstant(std::log(1 / forgets));
+  const TestDevice& device = *GetParam();
+  const DeviceTensor device_q(device, q.view()), device_k(device, k.view()), device_v(device, v.view()), device_i(device, i.view()),
+      device_f(device, f.view()), device_o(device, o.view()), device_S(device, S.view()), device_m(device, m.view());
+  const Inputs in = {.q = device_q.view(), .k = device_k.view(), .v = device_v.view(), .log_decay = {}, .initial = {},
+                     .i = device_i.view(), .f = device_f.view()};
+  recurrent::State final;
+  final.S = device_S.view();
+  final.m = device_m.view();
+  mlstm::Forward(ctx_, in, {}, {device_o.view(), final});
+  device_S.Download(S.view());
+  device_m.Download(m.view());
+  const double left = std::exp(-forgets * (kTokens - 1));
+  for (int64_t e = 0; e < kSize; ++e) {
+    const double expected = k.Get({0, 0, 0, e}) * v.Get({0, 0, 0, 1}) * left;
+    EXPECT_NEAR(S.Get({0, 0, e, 1}) * std::exp(m.Get({0, 0}) - 1000), expected, 1e-5 * std::abs(expected)) << e;
+  }
+}
+
 TEST_P(CudaRecurrenceTest, EachTensorMayBeginAnywhere) {
   for (const int unaligned : {0, 1, 2, 3, 4, 5}) {
     const DType dtype = unaligned < 3 ? DType::kBF16 : DType::kF32;
@@ -296,7 +325,7 @@ TEST_P(CudaRecurrenceTest, ExplainNamesTheKernel) {
 }
 
 TEST_P(CudaRecurrenceTest, WhatItDoesNotTakeIsSaid) {
-  for (const char* name : {"based", "mlstm", "gdn2"}) {
+  for (const char* name : {"based", "gdn2"}) {
     const recurrent::Mechanism& m = *FindOp(name).recurrent;
     const Case c = recurrent::MakeCase(Moved(*GetParam(), m.of_problems), m.definition,
                                        {.sizes = {1, 4, 4, 1, 1, 8, 8}, .dtype = DType::kBF16, .variant = ""});

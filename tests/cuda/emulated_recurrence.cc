@@ -40,6 +40,7 @@ const recurrence::cuda::Launches& EmulatedRecurrence() {
                                          .denormalize = &RunBlocks<kGradientThreads, DenormalizeBlock>,
                                          .copy_states = &RunBlocks<kGradientThreads, StateCopyBlock>,
                                          .token_sums = &RunBlocks<kGradientThreads, TokenSumBlock>,
+                                         .gates = &RunBlocks<kGateThreads, GateBlock>,
                                          .split = &RunBlocks<kGradientThreads, SplitBlock>,
                                          .bonus_weights = &RunBlocks<kGradientThreads, BonusWeightBlock>,
                                          .bonus_gradients = &RunBlocks<kGradientThreads, BonusGradientBlock>};

@@ -17,7 +17,7 @@ Reason DeclinesForm(const Problem& p) {
       {!IsElementwise(p.feature) || !IsElementwise(p.key_feature), "computes feature maps of each channel by itself"},
       {!p.causal || p.key_mask.data != nullptr, "computes causal calls without a key mask"},
       {p.has_value_decay, "computes no decays of columns beside those of channels"},  // the product of both may overflow
-      {p.exp_gates || p.channels, "computes no running maxima"},
+      {p.channels, "computes no means of channels"},
       {p.erase.data != nullptr || p.write.data != nullptr,
        "computes delta rules without factors by channel"},
       {p.writes != 1 && (p.read_key.data != nullptr || p.gate == Gate::kKey),
@@ -53,7 +53,7 @@ void Compute(const Context& ctx, const Problem& given, const States& initial, co
     w.o = launcher.InMemory(sums, row);
     w.into_memory = true;
     launcher.Run(w);
-    launcher.Gather({.from = sums.data(), .divides = true}, p.o, p.value_heads, p.value_size);
+    launcher.Gather({.from = sums.data(), .divides = true, .floors = on_device.floors()}, p.o, p.value_heads, p.value_size);
   } else {
     launcher.RunWithBonus(w);
   }

@@ -114,6 +114,8 @@ void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients&
   const Rows& read_key = p.read_key.data == nullptr ? p.k : p.read_key;
   const GradientRows rows = {.q = p.q,
                              .k = p.complement_keys ? p.log_decay : p.k,
+                             .v = p.forget_gate,
+                             .d_o = g.d_input_gate,
                              .read_key = read_key,
                              .beta = FactorsOf(p),
                              .log_decay = {},
@@ -130,6 +132,8 @@ void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients&
                                    .read_key = OnDevice(read_key, p.group()),
                                    .beta = OnDevice(FactorsOf(p)),
                                    .to = OnDevice(to),
+                                   .forget_gate = OnDevice(p.forget_gate),
+                                   .d_input_gate = OnDevice(g.d_input_gate),
                                    .by_channel = p.gate == Gate::kKey,
                                    .queries_early = p.has_bonus,
                                    .read_keys_early = p.delta == Delta::kBeforeDecay,
@@ -139,6 +143,7 @@ void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients&
                                    .writes = static_cast<int32_t>(p.writes)});
   if (p.constant_decay) return launcher.SumTokens(shares, launcher.tokens(), size, g.d_log_decay);
   launcher.Clear(g.d_log_decay, p.value_heads, size);
+  launcher.Clear(g.d_input_gate, p.value_heads, 1);
 }
 
 // What a bonus adds to gradients of queries and keys, and its own.
@@ -158,7 +163,7 @@ void BonusGradients(const Launcher& launcher, const Problem& p, const Gradients&
 
 // `in_memory`: v, d_o and dv are.
 void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients& g, bool in_memory = false) {
-  const bool decays = g.d_log_decay.data != nullptr;
+  const bool decays = g.d_log_decay.data != nullptr || g.d_input_gate.data != nullptr;
   const int64_t rows = launcher.tokens() * p.value_heads * p.key_size, states = launcher.blocks() * p.value_heads * p.key_size;
   // Into the gradient itself where it is no sum and nothing more is done to it.
   const auto is_final = [&](Feature feature) {
@@ -198,7 +203,7 @@ void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients
 }
 
 // As a head of one column more, which is not normalised.
-void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradients& g) {
+void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradients& g, const float* floors) {
   const heed::cuda::Call& call = launcher.call();
   const int64_t size = p.value_size + 1, rows = launcher.tokens() * p.value_heads, state = p.value_heads * p.key_size * size;
   int64_t sequences = 0;
@@ -216,6 +221,7 @@ void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradi
   launcher.Run(forward);
   launcher.Run(launcher.kernels().denormalize, p.sequences, {.v = p.v, .d_o = g.d_o}, p.value_heads,
                DenormalizeParams{.sums = sums.data(),
+                                 .floors = floors,
                                  .values = values.data(),
                                  .d_sums = d_sums.data(),
                                  .v = OnDevice(p.v),
@@ -263,7 +269,8 @@ void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradi
     copy(states_in(d_initial, 0), g.d_initial, p.value_size);
     copy(states_in(d_initial, p.value_size), g.d_initial_z, 1);
   }
-  launcher.Gather({.from = dv.data(), .skipped = 1}, g.dv, p.value_heads, p.value_size);
+  const Rows factors = p.exp_gates ? p.value_factors : Rows();  // which are no part of values
+  launcher.Gather({.from = dv.data(), .beta = factors, .skipped = 1}, g.dv, p.value_heads, p.value_size);
   launcher.Clear(g.dv, p.value_heads, p.value_size);
 }
 
@@ -430,7 +437,7 @@ void Backward(Context& ctx, const Problem& given, const Gradients& g) {
   const Problem& p = on_device.problem();
   const Launcher launcher(ctx, p);
   if (p.delta != Delta::kNone) return DeltaGradients(launcher, p, g);
-  return p.normalize ? NormalizedGradients(launcher, p, g) : LinearGradients(launcher, p, g);
+  return p.normalize ? NormalizedGradients(launcher, p, g, on_device.floors()) : LinearGradients(launcher, p, g);
 }
 
 }  // namespace heed::recurrence::cuda

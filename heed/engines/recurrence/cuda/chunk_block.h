@@ -60,8 +60,8 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       Base::has_factors_, Base::late_, Base::tokens_, Base::shift_, Base::stage_bytes_;
   using Base::BeginOf, Base::TileEnd, Base::Existing, Base::StageAt, Base::CopyTile, Base::NumbersOf, Base::PutNumbers,
       Base::ShuffleSum, Base::DecayedTokens, Base::LogDecayOf, Base::ColumnLogDecay;
-  using Base::wide_outputs, Base::of_outputs, Base::of_values, Base::wide_values, Base::normalizes, Base::write_scale, Base::value_map, Base::has_outputs, Base::finds, Base::has_queries,
-      Base::has_output, Base::has_value;
+  using Base::wide_outputs, Base::of_outputs, Base::of_values, Base::wide_values, Base::normalizes, Base::write_scale,
+      Base::value_map, Base::has_outputs, Base::finds, Base::has_queries, Base::has_output, Base::has_value;
   using typename Base::Pairs, typename Base::Stage, typename Base::Numbers;
   using Operands = ChannelOperands<M, kKeys>;
   static constexpr int kPieces = heed::cuda::kPieces;

@@ -63,8 +63,7 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
   // Bits of those of a chunk that have log decays of their own.
   HEED_DEVICE uint32_t DecayedTokens(int64_t first) const {
     uint32_t decayed = late_ && first == 0 ? 0xFFFE : 0xFFFF;
-    if (kForm == Form::kPlain || p_.writes == 1) return decayed;
-    for (int t = 0; t < kChunk; ++t) {
+    for (int t = 0; kForm != Form::kPlain && p_.writes > 1 && t < kChunk; ++t) {
       if (!IsFirstWrite(first + t - (late_ ? 1 : 0))) decayed &= ~(1u << t);
     }
     return decayed;

@@ -10,10 +10,12 @@
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_GRADIENT_BLOCKS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_GRADIENT_BLOCKS_H_
 
+#include <cmath>
 #include <cstdint>
 
 #include "heed/core/dtype.h"
 #include "heed/cuda/machine.h"
+#include "heed/cuda/numbers.h"
 #include "heed/engines/recurrence/cuda/channel_operands.h"
 #include "heed/engines/recurrence/cuda/params.h"
 
@@ -26,7 +28,7 @@ inline constexpr int kGradientThreads = 128;
 // Where a sequence's rows begin, in elements, and which token and block of all sequences' is its first. Where tokens write
 // several times, each write counts as one.
 struct GradientSequence {
-  int64_t q, k, v, d_o, read_key, beta, log_decay, to, first_token, first_block, tokens, d_final;
+  int64_t q, k, v, d_o, read_key, beta, log_decay, to, first_token, first_block, tokens, d_final, state;
 };
 
 // Rows of f32 of value heads, less others, times beta, summed over those that share one of `to`, times the slope of the map, or
@@ -37,6 +39,7 @@ struct GatherParams {
   Map map = Map::kIdentity;
   int32_t value_heads = 1, group = 1, size = 1, row = 1;  // row: of `from`, which may have more
   bool divides = false;
+  const float* floors = nullptr;  // [token][value head], of what divides; or none
   float eps = 0;
   int32_t writes = 1;
   int32_t slots = 1, slot = 0;  // so many rows of `from` for each of `to`
@@ -48,6 +51,9 @@ struct DecayGradientParams {
   const float *dq, *dk, *dr;  // [token][value head][K], of dk and dr of writes; dr: or none
   const float* products;      // [block][value head][K]
   DeviceRows q, k, read_key, beta, to;
+  // Of gates that are exponentials, at a sequence's v and d_o: those that decays are the log sigmoid of, and what keys have as
+  // their gradient, summed over channels, which is that of input gates.
+  DeviceRows forget_gate, d_input_gate;
   bool by_channel;
   bool queries_early, read_keys_early;  // tokens read by them before they decay the state
   bool complement_keys;  // k are log decays that keys are made of, whose gradients have dk's besides
@@ -76,9 +82,10 @@ struct DotParams {
 };
 
 // Of a normalised head, whose sums are [numerators, denominator]: what it takes to be a head of one column more that is not,
-// values [v, 1] and gradients [d_o / x, -<d_o, numerators> / x^2] of its outputs, with x = denominator + eps.
+// values [v, 1] and gradients [d_o / x, -<d_o, numerators> / x^2] of its outputs, with x = denominator + eps, or its size.
 struct DenormalizeParams {
   const float* sums;             // [token][value head][V + 1]
+  const float* floors;           // [token][value head], of denominators; or none
   float *values, *d_sums;        // written, likewise
   DeviceRows v, d_o;
   int32_t value_heads, value_size;
@@ -135,6 +142,11 @@ HEED_DEVICE float NumberOf(const DeviceRows& rows, int64_t first, int64_t t, int
   return heed::cuda::LoadFloat<M>(rows.data, rows.dtype, first + OfToken(rows, t, writes) + head * rows.head_stride);
 }
 
+// What divides outputs, but for eps: z_t . q_t, or its size, and no less than a floor.
+HEED_DEVICE float Denominator(float product, const float* floor) {
+  return floor == nullptr ? product : fabsf(product) < *floor ? *floor : fabsf(product);
+}
+
 // 64 tokens of a head of `to`.
 template <class M>
 class GatherBlock {
@@ -158,7 +170,10 @@ class GatherBlock {
           sum += NumberOf<M>(p_.beta, s.beta, t, value_head, 1, p_.writes) *
                  ((p_.from == nullptr ? 0 : p_.from[at]) - (p_.less == nullptr ? 0 : p_.less[at]));
         }
-        if (p_.divides) sum /= p_.from[((s.first_token + t) * p_.value_heads + head) * row + p_.size] + p_.eps;
+        if (p_.divides) {
+          const int64_t at = (s.first_token + t) * p_.value_heads + head;
+          sum /= Denominator(p_.from[at * row + p_.size], p_.floors == nullptr ? nullptr : p_.floors + at) + p_.eps;
+        }
         if (p_.map != Map::kIdentity) {
           sum *= SlopeOf<M>(p_.map, heed::cuda::LoadFloat<M>(p_.q.data, p_.q.dtype,
                                                              s.q + t * p_.q.token_stride + head * p_.q.head_stride + e));
@@ -201,20 +216,31 @@ class DecayGradientBlock {
     float* differences = reinterpret_cast<float*>(m_.shared());  // [kBlock]
     const int lane = m_.thread() % heed::cuda::kWarp, warp = m_.thread() / heed::cuda::kWarp;
     for (int64_t t = begin_ + warp; t < end_; t += m_.num_threads() / heed::cuda::kWarp) {
-      float sum = 0;
-      for (int e = lane; e < p_.key_size; e += heed::cuda::kWarp) sum += OfQuery(t, e) - OfKey(t, e) - OfReadKey(t, e);
+      float sum = 0, of_keys = 0;
+      for (int e = lane; e < p_.key_size; e += heed::cuda::kWarp) {
+        const float of_key = OfKey(t, e) + OfReadKey(t, e);
+        sum += OfQuery(t, e) - of_key;
+        of_keys += of_key;
+      }
       sum = SumOfWarp(m_, sum);
-      if (lane == 0) differences[t - begin_] = sum;
+      of_keys = SumOfWarp(m_, of_keys);
+      if (lane != 0) continue;
+      differences[t - begin_] = sum;
+      if (p_.d_input_gate.data == nullptr) continue;
+      StoreFloat<M>(p_.d_input_gate, s_.d_o + t * p_.d_input_gate.token_stride + head_ * p_.d_input_gate.head_stride, of_keys);
     }
     m_.Sync();
     if (warp != 0) return;
     float x = 0;
     for (int e = lane; e < p_.key_size; e += heed::cuda::kWarp) x += products[e];
     x = SumOfWarp(m_, x);
-    if (lane != 0) return;
+    if (lane != 0 || p_.to.data == nullptr) return;
     for (int64_t t = end_ - 1; t >= begin_; --t) {
       x += differences[t - begin_];
-      if (IsFirst(t)) StoreFloat<M>(p_.to, Place(t), x);
+      const float slope = p_.forget_gate.data == nullptr
+                              ? 1
+                              : heed::cuda::SigmoidsOf<M>(NumberOf<M>(p_.forget_gate, s_.v, t, head_, 0)).complement;
+      if (IsFirst(t)) StoreFloat<M>(p_.to, Place(t), x * slope);
     }
   }
 
@@ -336,7 +362,9 @@ class DenormalizeBlock {
     const int64_t begin = int64_t{m_.block(0)} * kBlock, end = begin + kBlock < s.tokens ? begin + kBlock : s.tokens;
     for (int64_t t = begin + m_.thread() / heed::cuda::kWarp; t < end; t += kGradientThreads / heed::cuda::kWarp) {
       const int64_t row = ((s.first_token + t) * p_.value_heads + head) * (size + 1);
-      const float inverse = 1 / (p_.sums[row + size] + p_.eps);
+      const float product = p_.sums[row + size];
+      const float* floor = p_.floors == nullptr ? nullptr : p_.floors + row / (size + 1);
+      const float inverse = 1 / (Denominator(product, floor) + p_.eps);
       float dot = 0;
       for (int e = lane; e < size; e += heed::cuda::kWarp) {
         const float d = NumberOf<M>(p_.d_o, s.d_o + e, t, head, 0);
@@ -347,7 +375,8 @@ class DenormalizeBlock {
       dot = SumOfWarp(m_, dot);
       if (lane != 0) continue;
       p_.values[row + size] = 1;
-      p_.d_sums[row + size] = -dot * inverse;
+      const float slope = floor == nullptr ? 1 : fabsf(product) <= *floor ? 0 : product < 0 ? -1 : 1;
+      p_.d_sums[row + size] = -dot * inverse * slope;
     }
   }
 

@@ -9,6 +9,7 @@
 #include "heed/engines/recurrence/cuda/bonus_blocks.h"
 #include "heed/engines/recurrence/cuda/chunk_block.h"
 #include "heed/engines/recurrence/cuda/chunk_stage.h"
+#include "heed/engines/recurrence/cuda/gate_blocks.h"
 #include "heed/engines/recurrence/cuda/gradient_blocks.h"
 #include "heed/engines/recurrence/cuda/params.h"
 
@@ -69,6 +70,7 @@ struct Launches {
   const char* (*denormalize)(const heed::cuda::Launch& launch, const DenormalizeParams& params);
   const char* (*copy_states)(const heed::cuda::Launch& launch, const StateCopyParams& params);
   const char* (*token_sums)(const heed::cuda::Launch& launch, const TokenSumParams& params);
+  const char* (*gates)(const heed::cuda::Launch& launch, const GateParams& params);
   const char* (*split)(const heed::cuda::Launch& launch, const SplitParams& params);
   const char* (*bonus_weights)(const heed::cuda::Launch& launch, const BonusParams& params);
   const char* (*bonus_gradients)(const heed::cuda::Launch& launch, const BonusParams& params);

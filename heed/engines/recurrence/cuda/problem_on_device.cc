@@ -12,11 +12,12 @@ namespace heed::recurrence::cuda {
 
 ProblemOnDevice::ProblemOnDevice(const Context& ctx, const Problem& p) : given_(p) {
   const bool has_decays = p.constant_decay && p.gate == Gate::kKey, splits = p.delta == Delta::kBeforeDecay;
-  if (!has_decays && !splits) return;
+  if (!has_decays && !splits && !p.exp_gates) return;
   call_.emplace(kName, ctx, p.device);
   moved_ = p;
   if (has_decays) MoveDecays();
   if (splits) SplitTokens(ctx);
+  if (p.exp_gates) TakeGates(ctx);
 }
 
 void ProblemOnDevice::MoveDecays() {
@@ -33,22 +34,27 @@ void ProblemOnDevice::MoveDecays() {
   moved_->log_decay = {decays_->data(), DType::kF32, 0, 0, p.key_size};
 }
 
-void ProblemOnDevice::SplitTokens(const Context& ctx) {
-  const Problem& p = given_;
+Rows ProblemOnDevice::RowsIn(std::optional<heed::cuda::DeviceMemory>& memory, DType dtype, int64_t of_token) {
   int64_t batches = 1, begin = 0, end = 0;  // backwards in time tokens are at or below 0
-  for (const Sequence& s : p.sequences) {
+  for (const Sequence& s : given_.sequences) {
     batches = std::max(batches, s.batch + 1);
     begin = std::min(begin, s.first);
     end = std::max(end, s.first + s.count);
   }
-  const int64_t of_write = p.key_heads * p.key_size, of_token = 2 * of_write, of_batch = (end - begin) * of_token;
-  const auto size = static_cast<int64_t>(SizeOf(p.dtype));
-  const auto rows_in = [&](std::optional<heed::cuda::DeviceMemory>& memory) {
-    memory.emplace(*call_, static_cast<size_t>(std::max<int64_t>(1, batches * of_batch) * size));
-    return Rows{static_cast<char*>(memory->data()) - begin * of_token * size, p.dtype, of_batch, of_token, p.key_size, of_write};
-  };
-  moved_->k = rows_in(keys_);
-  moved_->read_key = rows_in(read_keys_);
+  const int64_t of_batch = (end - begin) * of_token, size = static_cast<int64_t>(SizeOf(dtype));
+  memory.emplace(*call_, static_cast<size_t>(std::max<int64_t>(1, batches * of_batch) * size));
+  return {static_cast<char*>(memory->data()) - begin * of_token * size, dtype, of_batch, of_token, 1};
+}
+
+void ProblemOnDevice::SplitTokens(const Context& ctx) {
+  const Problem& p = given_;
+  const int64_t of_write = p.key_heads * p.key_size;
+  moved_->k = RowsIn(keys_, p.dtype, 2 * of_write);
+  moved_->read_key = RowsIn(read_keys_, p.dtype, 2 * of_write);
+  for (Rows* rows : {&moved_->k, &moved_->read_key}) {
+    rows->head_stride = p.key_size;
+    rows->write_stride = of_write;
+  }
   moved_->writes = 2;
   if (p.value_heads == 0) return;
   const Launcher launcher(ctx, p);
@@ -60,6 +66,29 @@ void ProblemOnDevice::SplitTokens(const Context& ctx) {
                            .keys = OnDevice(moved_->k),
                            .read_keys = OnDevice(moved_->read_key),
                            .size = static_cast<int32_t>(p.key_size)});
+}
+
+void ProblemOnDevice::TakeGates(const Context& ctx) {
+  const Problem& p = given_;
+  moved_->gate = Gate::kScalar;
+  moved_->log_decay = RowsIn(decays_, DType::kF32, p.value_heads);
+  moved_->value_factors = RowsIn(factors_, DType::kF32, p.value_heads);
+  const Launcher launcher(ctx, p);
+  floors_.emplace(*call_, true, launcher.tokens() * p.value_heads);
+  if (p.value_heads == 0) return;
+  launcher.RunOnHeads(launcher.kernels().gates, {.q = p.input_gate, .k = p.forget_gate, .to = moved_->log_decay},
+                      GateParams{.input_gate = OnDevice(p.input_gate),
+                                 .forget_gate = OnDevice(p.forget_gate),
+                                 .log_decay = OnDevice(moved_->log_decay),
+                                 .factors = OnDevice(moved_->value_factors),
+                                 .floors = floors_->data(),
+                                 .initial = static_cast<const float*>(p.initial_m.data),
+                                 .final = static_cast<float*>(const_cast<void*>(p.final_m.data)),
+                                 .initial_stride = p.initial_m.sequence_stride,
+                                 .initial_head_stride = p.initial_m.head_stride,
+                                 .final_stride = p.final_m.sequence_stride,
+                                 .final_head_stride = p.final_m.head_stride,
+                                 .value_heads = static_cast<int32_t>(p.value_heads)});
 }
 
 }  // namespace heed::recurrence::cuda

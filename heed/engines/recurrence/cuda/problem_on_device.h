@@ -16,19 +16,25 @@ namespace heed::recurrence::cuda {
 //
 //   S = G_t .* S_{t-1} + b_t (0 - S_{t-1}^T (-a_t))^T,  S_t = S + k_t v_t^T
 //
-// a delta rule that writes twice, with b and k for keys, -a and 0 for read keys, and values for the second alone.
+// a delta rule that writes twice, with b and k for keys, -a and 0 for read keys, and values for the second alone. Gates that are
+// exponentials are log decays and factors of values, and floors of denominators.
 class ProblemOnDevice {
  public:
   ProblemOnDevice(const Context& ctx, const Problem& p);
   const Problem& problem() const { return moved_ ? *moved_ : given_; }
+  const float* floors() const { return floors_ ? floors_->data() : nullptr; }  // [token of all sequences][value head]; or none
 
  private:
   void MoveDecays();
   void SplitTokens(const Context& ctx);
+  void TakeGates(const Context& ctx);
+  // As tensors over tokens are, with so many elements of a token.
+  Rows RowsIn(std::optional<heed::cuda::DeviceMemory>& memory, DType dtype, int64_t of_token);
 
   const Problem& given_;
   std::optional<heed::cuda::Call> call_;
-  std::optional<heed::cuda::DeviceMemory> decays_, keys_, read_keys_;
+  std::optional<heed::cuda::DeviceMemory> decays_, keys_, read_keys_, factors_;
+  std::optional<Floats> floors_;
   std::optional<Problem> moved_;
 };
 

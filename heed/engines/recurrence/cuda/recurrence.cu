@@ -20,6 +20,7 @@ extern const Launches kLaunches = {.walk = &Walk,
                                    .denormalize = &LaunchBlocks<kGradientThreads, DenormalizeBlock>,
                                    .copy_states = &LaunchBlocks<kGradientThreads, StateCopyBlock>,
                                    .token_sums = &LaunchBlocks<kGradientThreads, TokenSumBlock>,
+                                   .gates = &LaunchBlocks<kGateThreads, GateBlock>,
                                    .split = &LaunchBlocks<kGradientThreads, SplitBlock>,
                                    .bonus_weights = &LaunchBlocks<kGradientThreads, BonusWeightBlock>,
                                    .bonus_gradients = &LaunchBlocks<kGradientThreads, BonusGradientBlock>};

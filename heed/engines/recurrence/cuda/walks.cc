@@ -257,7 +257,7 @@ std::vector<Launcher::GradientLaunch> Launcher::GradientLaunches(const std::vect
     for (size_t i = first; i < first + count; ++i) {
       const Sequence& s = sequences[i];
       const auto offset = [&](const Rows& of) { return s.batch * of.batch_stride + s.first * of.token_stride; };
-      const bool counts = &sequences == &p_.sequences;
+      const bool counts = &sequences != &p_.others;
       const int64_t first_token = counts ? first_tokens_[i] : 0;
       launch.sequences.push_back({.q = offset(rows.q),
                                   .k = offset(rows.k),
@@ -270,10 +270,11 @@ std::vector<Launcher::GradientLaunch> Launcher::GradientLaunches(const std::vect
                                   .first_token = first_token * writes,
                                   .first_block = counts ? first_blocks_[i] : 0,
                                   .tokens = s.count * writes,
-                                  .d_final = s.state * rows.d_final.sequence_stride});
+                                  .d_final = s.state * rows.d_final.sequence_stride,
+                                  .state = s.state});
       launch.blocks = std::max(launch.blocks, Blocks(s.count * writes, kBlock));
     }
-    if (launch.blocks > 0) launches.push_back(std::move(launch));
+    launches.push_back(std::move(launch));
   });
   return launches;
 }
@@ -292,6 +293,7 @@ void Launcher::Gather(const std::vector<Sequence>& sequences, const Gathered& wh
                                .size = static_cast<int32_t>(size),
                                .row = static_cast<int32_t>(size + what.skipped + (what.divides ? 1 : 0)),
                                .divides = what.divides,
+                               .floors = what.floors,
                                .eps = static_cast<float>(p_.eps),
                                .writes = static_cast<int32_t>(what.writes),
                                .slots = static_cast<int32_t>(what.slots),

@@ -95,8 +95,18 @@ class Launcher {
     int64_t writes = 1;
     if constexpr (requires { params.writes; }) writes = params.writes;
     for (const GradientLaunch& launch : GradientLaunches(sequences, rows, writes)) {
+      if (launch.blocks == 0) continue;
       std::ranges::copy(launch.sequences, params.sequences);
       call_.Check(kernel(call_.Of(launch.blocks, heads, launch.sequences.size()), params));
+    }
+  }
+
+  // Of kernels that take a head of a sequence each, be it empty.
+  template <class Params>
+  void RunOnHeads(const char* (*kernel)(const heed::cuda::Launch&, const Params&), const GradientRows& rows, Params params) const {
+    for (const GradientLaunch& launch : GradientLaunches(p_.sequences, rows, 1)) {
+      std::ranges::copy(launch.sequences, params.sequences);
+      call_.Check(kernel(call_.Of(1, p_.value_heads, launch.sequences.size()), params));
     }
   }
 
@@ -106,6 +116,7 @@ class Launcher {
     Rows q = {}, beta = {};
     Feature feature = Feature::kIdentity;
     bool divides = false;
+    const float* floors = nullptr;
     int64_t skipped = 0;  // elements of `from` behind each row
     int64_t writes = 1;   // of a token, which have rows of their own
     int64_t slots = 1, slot = 0;  // the writes of a token in `from`, of which one is taken
