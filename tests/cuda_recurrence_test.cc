@@ -50,7 +50,7 @@ const std::vector<recurrent::Mechanism>& Mechanisms() {
         LinearAttention(kRelu, "relu", false), LinearAttention(kReluSquared, "relu_sq", false),
         LinearAttention(kExp, "exp", false), LinearAttention(kExp, "exp", true)};
     for (const char* name : {"simple_gla", "retention", "lightning", "delta_rule", "gated_delta_rule", "comba", "gla",
-                             "hgrn2", "kda", "rwkv5", "rwkv6", "delta_product", "rwkv7", "mlstm"}) {
+                             "hgrn2", "kda", "rwkv5", "rwkv6", "delta_product", "rwkv7", "mlstm", "gdn2"}) {
       list.push_back(*FindOp(name).recurrent);
     }
     return list;
@@ -325,7 +325,7 @@ TEST_P(CudaRecurrenceTest, ExplainNamesTheKernel) {
 }
 
 TEST_P(CudaRecurrenceTest, WhatItDoesNotTakeIsSaid) {
-  for (const char* name : {"based", "gdn2"}) {
+  for (const char* name : {"based"}) {
     const recurrent::Mechanism& m = *FindOp(name).recurrent;
     const Case c = recurrent::MakeCase(Moved(*GetParam(), m.of_problems), m.definition,
                                        {.sizes = {1, 4, 4, 1, 1, 8, 8}, .dtype = DType::kBF16, .variant = ""});

@@ -41,6 +41,7 @@ const recurrence::cuda::Launches& EmulatedRecurrence() {
                                          .copy_states = &RunBlocks<kGradientThreads, StateCopyBlock>,
                                          .token_sums = &RunBlocks<kGradientThreads, TokenSumBlock>,
                                          .gates = &RunBlocks<kGateThreads, GateBlock>,
+                                         .multiply = &RunBlocks<kGradientThreads, MultiplyBlock>,
                                          .split = &RunBlocks<kGradientThreads, SplitBlock>,
                                          .bonus_weights = &RunBlocks<kGradientThreads, BonusWeightBlock>,
                                          .bonus_gradients = &RunBlocks<kGradientThreads, BonusGradientBlock>};

@@ -18,8 +18,8 @@ Reason DeclinesForm(const Problem& p) {
       {!p.causal || p.key_mask.data != nullptr, "computes causal calls without a key mask"},
       {p.has_value_decay, "computes no decays of columns beside those of channels"},  // the product of both may overflow
       {p.channels, "computes no means of channels"},
-      {p.erase.data != nullptr || p.write.data != nullptr,
-       "computes delta rules without factors by channel"},
+      {p.erase.data != nullptr && p.read_key.data != nullptr, "computes factors of what is erased of keys alone"},
+      {p.writes != 1 && (p.erase.data != nullptr || p.write.data != nullptr), "computes factors by channel of one write per token"},
       {p.writes != 1 && (p.read_key.data != nullptr || p.gate == Gate::kKey),
        "computes several writes per token without read keys and gates of channels"},
       {(p.skip.data != nullptr || p.output_gate.data != nullptr) && (p.key_size > cuda::kMostKeys || p.normalize),
@@ -37,7 +37,7 @@ Reason Declines(const Context&, const Problem& p) {
   if (const Reason reason = engine::DeclinesAllButF32(p.dtype); !reason.empty()) return reason;
   if (const Reason reason = DeclinesForm(p); !reason.empty()) return reason;
   thread_local std::string of_device;  // whose words last until the next call
-  of_device = cuda::Declines(p.device, cuda::ForwardWalk(p, p.initial, p.initial_z));
+  of_device = cuda::Declines(p.device, cuda::ForwardWalk(cuda::FormOnDevice(p), p.initial, p.initial_z));
   return {of_device.c_str()};
 }
 

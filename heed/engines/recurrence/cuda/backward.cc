@@ -129,7 +129,7 @@ void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients&
                                    .products = products,
                                    .q = OnDevice(p.q, p.group()),
                                    .k = p.complement_keys ? OnDevice(p.log_decay) : OnDevice(p.k, p.group()),
-                                   .read_key = OnDevice(read_key, p.group()),
+                                   .read_key = OnDevice(read_key, ReadGroup(p)),
                                    .beta = OnDevice(FactorsOf(p)),
                                    .to = OnDevice(to),
                                    .forget_gate = OnDevice(p.forget_gate),
@@ -342,18 +342,21 @@ Walk ErasedGradients(const Problem& p, const Rows& x, const Rows& dx) {
   w.k = dx;
   w.q_in_memory = w.k_in_memory = true;
   w.v = p.read_key.data == nullptr ? p.k : p.read_key;
+  w.v_group = ReadGroup(p);
   w.beta = p.beta;
   w.params.strict = w.params.adds = true;
   w.params.start = Start::kZeros;
   return w;
 }
 
-void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients& g) {
+// `v`: values without factors.
+void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients& g, const Rows& v) {
   const heed::cuda::Call& call = launcher.call();
   const bool decays = g.d_log_decay.data != nullptr, own_read_keys = p.read_key.data != nullptr;
   const bool of_queries = decays || g.dq.data != nullptr;
   const bool of_keys = decays || g.dk.data != nullptr || g.d_write_key.data != nullptr;
-  const bool of_read_keys = own_read_keys ? decays || g.d_read_key.data != nullptr : of_keys;
+  const bool of_erase = p.erase.data != nullptr && (g.dk.data != nullptr || g.d_erase.data != nullptr);
+  const bool of_read_keys = own_read_keys ? decays || of_erase || g.d_read_key.data != nullptr : of_keys;
   const int64_t tokens = launcher.tokens() * p.value_heads, rows = tokens * p.writes, blocks = launcher.blocks() * p.value_heads;
   const int64_t state = p.key_size * p.value_size;
   const Floats x(call, true, rows * p.value_size), dx(call, true, rows * p.value_size), states(call, decays, blocks * state),
@@ -388,10 +391,13 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
     gather({.from = dr.data(), .slots = 2, .slot = 0}, g.d_read_key, p.key_heads, p.key_size);
     gather({.from = dx.data(), .slots = 2, .slot = 1}, g.dv, p.value_heads, p.value_size);
   } else {
-    gather({.from = dk.data(), .less = own_read_keys ? nullptr : dr.data(), .beta = p.beta, .writes = p.writes}, g.dk,
-           p.key_heads, p.key_size);
+    const bool reads_keys = !own_read_keys || p.erase.data != nullptr;  // with factors, or without
+    gather({.from = dk.data(), .less = reads_keys ? dr.data() : nullptr, .less_factors = p.erase, .beta = p.beta, .writes = p.writes},
+           g.dk, p.key_heads, p.key_size);
+    gather({.less = dr.data(), .less_factors = p.k, .factors_group = p.group(), .beta = p.beta}, g.d_erase, p.value_heads, p.key_size);
+    gather({.from = dx.data(), .from_factors = v, .beta = p.beta}, g.d_write, p.value_heads, p.value_size);
     gather({.less = dr.data(), .beta = p.beta}, g.d_read_key, p.key_heads, p.key_size);
-    gather({.from = dx.data(), .beta = p.beta, .writes = p.writes}, g.dv, p.value_heads, p.value_size);
+    gather({.from = dx.data(), .from_factors = p.write, .beta = p.beta, .writes = p.writes}, g.dv, p.value_heads, p.value_size);
   }
   if (g.d_beta.data != nullptr) {
     launcher.Run(launcher.kernels().dots, p.sequences, {.to = g.d_beta}, p.value_heads,
@@ -431,12 +437,12 @@ void Refuse(const Problem& p, const Gradients& g) {
 }  // namespace
 
 void Backward(Context& ctx, const Problem& given, const Gradients& g) {
-  Refuse(given, g);
+  Refuse(FormOnDevice(given), g);
   if (given.value_heads == 0) return;
   const ProblemOnDevice on_device(ctx, given);
   const Problem& p = on_device.problem();
   const Launcher launcher(ctx, p);
-  if (p.delta != Delta::kNone) return DeltaGradients(launcher, p, g);
+  if (p.delta != Delta::kNone) return DeltaGradients(launcher, p, g, given.v);
   return p.normalize ? NormalizedGradients(launcher, p, g, on_device.floors()) : LinearGradients(launcher, p, g);
 }
 

@@ -62,7 +62,8 @@ HEED_DEVICE float ElementOf(const Tile& tile, DType dtype, int row, int column) 
   return heed::cuda::LoadFloat<M>(tile.At(row, column), dtype, 0);
 }
 
-template <class M, int kKeys>
+// `kPlain`: all tokens decay, and read and write after they have.
+template <class M, int kKeys, bool kPlain>
 class ChannelOperands {
  public:
   using Tile = heed::cuda::SharedTile<kChunk, kKeys>;
@@ -93,7 +94,7 @@ class ChannelOperands {
     constexpr int kPairs = kKeys / 2, kOwn = kChunk * kPairs / kChunkThreads;  // channels together; tokens of a thread
     const int channel = m.thread() % kPairs * 2, first = m.thread() / kPairs * kOwn;
     const auto log_decay = [&](int t, int c) -> float {
-      if (t < begin || t >= end || p.decay == DecayKind::kNone || (from.decayed >> t & 1) == 0) return 0;
+      if (t < begin || t >= end || p.decay == DecayKind::kNone || (!kPlain && (from.decayed >> t & 1) == 0)) return 0;
       if (p.decay != DecayKind::kKey) return from.log_decays_of_heads[t].high;
       return LogDecay(ElementOf<M>(from.log_decays, p.log_decay.dtype, t, c));
     };
@@ -103,7 +104,6 @@ class ChannelOperands {
       for (int i = 0; i < 2; ++i) total[i] = total[i] + Sum{log_decay(t, channel + i), 0};
     };
     for (int t = 0; t < first; ++t) add(t);
-    const Sum before[2] = {total[0], total[1]};
     HEED_DEVICE_UNROLL
     for (int i = 0; i < kOwn; ++i) {
       add(first + i);
@@ -121,7 +121,9 @@ class ChannelOperands {
     for (int i = 0; i < kOwn; ++i) {
       const int t = first + i;
       // To a token, or to the one before it, which is where it reads or writes early.
-      const auto sum = [&](int c, bool early) { return !early ? sums[i][c] : i == 0 ? before[c] : sums[i == 0 ? 0 : i - 1][c]; };
+      const auto sum = [&](int c, bool early) {
+        return !kPlain && early ? sums[i][c] - Sum{log_decay(t, channel + c), 0} : sums[i][c];
+      };
       const bool of_rule = has_read_keys_ && !from.erases;
       const auto reads = [&](int c, bool early) { return sum(c, early) - half[c]; };
       const auto writes = [&](int c, bool early) { return half[c] - sum(c, early); };

@@ -63,7 +63,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
   using Base::wide_outputs, Base::of_outputs, Base::of_values, Base::wide_values, Base::normalizes, Base::write_scale,
       Base::value_map, Base::has_outputs, Base::finds, Base::has_queries, Base::has_output, Base::has_value;
   using typename Base::Pairs, typename Base::Stage, typename Base::Numbers;
-  using Operands = ChannelOperands<M, kKeys>;
+  using Operands = ChannelOperands<M, kKeys, kForm == Form::kPlain>;
   static constexpr int kPieces = heed::cuda::kPieces;
   static constexpr int kOfRow = kByChannel ? kPieces : 1;  // of queries and keys
 

@@ -31,10 +31,11 @@ struct GradientSequence {
   int64_t q, k, v, d_o, read_key, beta, log_decay, to, first_token, first_block, tokens, d_final, state;
 };
 
-// Rows of f32 of value heads, less others, times beta, summed over those that share one of `to`, times the slope of the map, or
-// divided by one more element of theirs plus eps; or zeros.
+// Rows of f32 of value heads, less others, each times factors of its elements, at a sequence's v and d_o, times beta, summed over
+// those that share one of `to`, times the slope of the map, or divided by one more element of theirs plus eps; or zeros.
 struct GatherParams {
   const float *from = nullptr, *less = nullptr;  // [token][value head][row]; null: zeros
+  DeviceRows from_factors, less_factors;         // absent: 1
   DeviceRows q, beta, to;                        // q: what was mapped, or none
   Map map = Map::kIdentity;
   int32_t value_heads = 1, group = 1, size = 1, row = 1;  // row: of `from`, which may have more
@@ -108,6 +109,13 @@ struct SplitParams {
   GradientSequence sequences[kMostSequences] = {};
 };
 
+// Products of two tensors' elements, at a sequence's q and k, by value head.
+struct MultiplyParams {
+  DeviceRows a, b, to;
+  int32_t size;
+  GradientSequence sequences[kMostSequences] = {};
+};
+
 // Gradients of constants of heads: sums over all tokens, or blocks of them.
 struct TokenSumParams {
   const float* from;  // [token][value head][size]
@@ -168,7 +176,8 @@ class GatherBlock {
           const int value_head = head * p_.group + k;
           const int64_t at = (((s.first_token + t) * p_.slots + p_.slot) * p_.value_heads + value_head) * row + e;
           sum += NumberOf<M>(p_.beta, s.beta, t, value_head, 1, p_.writes) *
-                 ((p_.from == nullptr ? 0 : p_.from[at]) - (p_.less == nullptr ? 0 : p_.less[at]));
+                 ((p_.from == nullptr ? 0 : p_.from[at] * Factor(p_.from_factors, s.v, t, value_head, e)) -
+                  (p_.less == nullptr ? 0 : p_.less[at] * Factor(p_.less_factors, s.d_o, t, value_head, e)));
         }
         if (p_.divides) {
           const int64_t at = (s.first_token + t) * p_.value_heads + head;
@@ -184,6 +193,10 @@ class GatherBlock {
   }
 
  private:
+  HEED_DEVICE float Factor(const DeviceRows& rows, int64_t first, int64_t t, int head, int64_t e) const {
+    return NumberOf<M>(rows, first + e, t, head / rows.group, 1, p_.writes);
+  }
+
   M& m_;
   const GatherParams& p_;
 };
@@ -436,6 +449,31 @@ class SplitBlock {
  private:
   M& m_;
   const SplitParams& p_;
+};
+
+// 64 tokens of a value head.
+template <class M>
+class MultiplyBlock {
+ public:
+  static constexpr int kSharedBytes = 0;
+
+  HEED_DEVICE MultiplyBlock(M& m, const MultiplyParams& p) : m_(m), p_(p) {}
+
+  HEED_DEVICE void Run() const {
+    const GradientSequence& s = p_.sequences[m_.block(2)];
+    const int head = m_.block(1);
+    const int64_t begin = int64_t{m_.block(0)} * kBlock * p_.size;
+    for (int64_t i = begin + m_.thread(); i < begin + kBlock * p_.size; i += m_.num_threads()) {
+      const int64_t t = i / p_.size, e = i % p_.size;
+      if (t >= s.tokens) return;
+      const float a = NumberOf<M>(p_.a, s.q + e, t, head / p_.a.group, 1), b = NumberOf<M>(p_.b, s.k + e, t, head / p_.b.group, 1);
+      StoreFloat<M>(p_.to, s.to + t * p_.to.token_stride + head * p_.to.head_stride + e, a * b);
+    }
+  }
+
+ private:
+  M& m_;
+  const MultiplyParams& p_;
 };
 
 // 32 columns of a value head, or one; the other threads have other tokens.

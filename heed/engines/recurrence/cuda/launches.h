@@ -71,6 +71,7 @@ struct Launches {
   const char* (*copy_states)(const heed::cuda::Launch& launch, const StateCopyParams& params);
   const char* (*token_sums)(const heed::cuda::Launch& launch, const TokenSumParams& params);
   const char* (*gates)(const heed::cuda::Launch& launch, const GateParams& params);
+  const char* (*multiply)(const heed::cuda::Launch& launch, const MultiplyParams& params);
   const char* (*split)(const heed::cuda::Launch& launch, const SplitParams& params);
   const char* (*bonus_weights)(const heed::cuda::Launch& launch, const BonusParams& params);
   const char* (*bonus_gradients)(const heed::cuda::Launch& launch, const BonusParams& params);

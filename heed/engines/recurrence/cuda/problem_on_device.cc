@@ -12,12 +12,14 @@ namespace heed::recurrence::cuda {
 
 ProblemOnDevice::ProblemOnDevice(const Context& ctx, const Problem& p) : given_(p) {
   const bool has_decays = p.constant_decay && p.gate == Gate::kKey, splits = p.delta == Delta::kBeforeDecay;
-  if (!has_decays && !splits && !p.exp_gates) return;
+  const bool has_factors = p.erase.data != nullptr || p.write.data != nullptr;
+  if (!has_decays && !splits && !p.exp_gates && !has_factors) return;
   call_.emplace(kName, ctx, p.device);
   moved_ = p;
   if (has_decays) MoveDecays();
   if (splits) SplitTokens(ctx);
   if (p.exp_gates) TakeGates(ctx);
+  if (has_factors) TakeFactors(ctx);
 }
 
 void ProblemOnDevice::MoveDecays() {
@@ -66,6 +68,29 @@ void ProblemOnDevice::SplitTokens(const Context& ctx) {
                            .keys = OnDevice(moved_->k),
                            .read_keys = OnDevice(moved_->read_key),
                            .size = static_cast<int32_t>(p.key_size)});
+}
+
+void ProblemOnDevice::TakeFactors(const Context& ctx) {
+  const Problem& p = given_;
+  if (p.value_heads == 0) return;
+  const Launcher launcher(ctx, p);
+  const auto multiply = [&](std::optional<heed::cuda::DeviceMemory>& memory, const Rows& a, int64_t group, const Rows& b,
+                            int64_t size) {
+    Rows to = RowsIn(memory, DType::kF32, p.value_heads * size);
+    to.head_stride = size;
+    launcher.Run(launcher.kernels().multiply, p.sequences, {.q = a, .k = b, .to = to}, p.value_heads,
+                 MultiplyParams{.a = OnDevice(a, group), .b = OnDevice(b), .to = OnDevice(to), .size = static_cast<int32_t>(size)});
+    return to;
+  };
+  if (p.erase.data != nullptr) moved_->read_key = multiply(read_keys_, p.k, p.group(), p.erase, p.key_size);
+  if (p.write.data != nullptr) moved_->v = multiply(values_, p.v, 1, p.write, p.value_size);
+}
+
+Problem FormOnDevice(const Problem& p) {
+  Problem form = p;
+  if (p.erase.data != nullptr) form.read_key = {p.erase.data, DType::kF32};
+  if (p.write.data != nullptr) form.v = {p.write.data, DType::kF32};
+  return form;
 }
 
 void ProblemOnDevice::TakeGates(const Context& ctx) {

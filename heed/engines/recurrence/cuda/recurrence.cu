@@ -21,6 +21,7 @@ extern const Launches kLaunches = {.walk = &Walk,
                                    .copy_states = &LaunchBlocks<kGradientThreads, StateCopyBlock>,
                                    .token_sums = &LaunchBlocks<kGradientThreads, TokenSumBlock>,
                                    .gates = &LaunchBlocks<kGateThreads, GateBlock>,
+                                   .multiply = &LaunchBlocks<kGradientThreads, MultiplyBlock>,
                                    .split = &LaunchBlocks<kGradientThreads, SplitBlock>,
                                    .bonus_weights = &LaunchBlocks<kGradientThreads, BonusWeightBlock>,
                                    .bonus_gradients = &LaunchBlocks<kGradientThreads, BonusGradientBlock>};

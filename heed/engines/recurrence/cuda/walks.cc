@@ -117,7 +117,7 @@ Walk WalkOf(const Problem& p) {
               .query_map = MapOf(p.feature),
               .key_map = MapOf(p.key_feature),
               .value_map = Map::kIdentity};
-  w.read_group = p.group();
+  w.read_group = ReadGroup(p);
   w.log_decay = p.log_decay;
   w.value_decay = p.log_value_decay;
   if (w.params.decay != DecayKind::kConstant) return w;
@@ -284,6 +284,8 @@ void Launcher::Gather(const std::vector<Sequence>& sequences, const Gathered& wh
   if (to.data == nullptr) return;
   const GatherParams params = {.from = what.from,
                                .less = what.less,
+                               .from_factors = OnDevice(what.from_factors, what.factors_group),
+                               .less_factors = OnDevice(what.less_factors, what.factors_group),
                                .q = OnDevice(what.q),
                                .beta = OnDevice(what.beta),
                                .to = OnDevice(to),
@@ -298,7 +300,8 @@ void Launcher::Gather(const std::vector<Sequence>& sequences, const Gathered& wh
                                .writes = static_cast<int32_t>(what.writes),
                                .slots = static_cast<int32_t>(what.slots),
                                .slot = static_cast<int32_t>(what.slot)};
-  Run(kernels().gather, sequences, {.q = what.q, .beta = what.beta, .to = to}, heads, params);
+  Run(kernels().gather, sequences,
+      {.q = what.q, .v = what.from_factors, .d_o = what.less_factors, .beta = what.beta, .to = to}, heads, params);
 }
 
 void Launcher::RunSlice(const Walk& w) const {

@@ -33,6 +33,8 @@ struct Walk {
 Walk WalkOf(const Problem& p);
 // Of what tokens write.
 Rows FactorsOf(const Problem& p);
+// Value heads that share a read key: none do where it has factors of its own.
+inline int64_t ReadGroup(const Problem& p) { return p.erase.data != nullptr ? 1 : p.group(); }
 Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_z);
 
 Map MapOf(Feature feature);
@@ -113,6 +115,8 @@ class Launcher {
   // Rows of a head, from f32 of value heads, or zeros.
   struct Gathered {
     const float *from = nullptr, *less = nullptr;
+    Rows from_factors = {}, less_factors = {};
+    int64_t factors_group = 1;  // value heads that share a row of factors
     Rows q = {}, beta = {};
     Feature feature = Feature::kIdentity;
     bool divides = false;
