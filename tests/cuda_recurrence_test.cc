@@ -171,7 +171,9 @@ TEST_P(CudaRecurrenceTest, BitsDoNotDependOnSegments) {
 }
 
 TEST_P(CudaRecurrenceTest, BitsOfGradientsDoNotDependOnSegments) {
-  for (const auto& [name, T] : {std::pair{"simple_gla", 590}, {"gla", 590}, {"simple_gla", 512}, {"gated_delta_rule", 590}, {"rwkv6", 590}, {"delta_product", 230}, {"rwkv7", 230}}) {
+  const std::pair<const char*, int> problems[] = {{"simple_gla", 590}, {"gla", 590}, {"simple_gla", 512}, {"gated_delta_rule", 590},
+                                                  {"rwkv6", 590}, {"delta_product", 230}, {"rwkv7", 230}, {"mlstm", 300}};
+  for (const auto& [name, T] : problems) {
     const recurrent::Mechanism& m = *FindOp(name).recurrent;
     const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
     const Case c = recurrent::MakeCase(
@@ -267,31 +269,68 @@ TEST_P(CudaRecurrenceTest, DecaysThatForgetAndThatGrow) {
   }
 }
 
+// mLSTM of one head with its memory, f32.
+struct GatedProblem {
+  static constexpr int64_t kSize = 3;
+
+  explicit GatedProblem(int64_t T)
+      : q(DType::kF32, {1, T, 1, kSize}), k(DType::kF32, {1, T, 1, kSize}), v(DType::kF32, {1, T, 1, kSize}), i(DType::kF32, {1, T, 1}),
+        f(DType::kF32, {1, T, 1}) {
+    uint64_t seed = 1;
+    for (const Buffer* buffer : {&q, &k, &v, &i, &f}) buffer->FillNormal(++seed);
+  }
+  struct Results {
+    explicit Results(int64_t T)
+        : o(DType::kF32, {1, T, 1, kSize}), S(DType::kF32, {1, 1, kSize, kSize}), z(DType::kF32, {1, 1, kSize}), m(DType::kF32, {1, 1}) {}
+    Buffer o, S, z, m;
+  };
+  // Of tokens [begin, end), after these or none.
+  Results Run(Context& ctx, const TestDevice& device, int64_t begin, int64_t end, const Results* before = nullptr) const {
+    Results results(end - begin);
+    const auto tokens = [&](const Buffer& buffer) { return DeviceTensor(device, ConstTensorView(buffer.view()).Slice(1, begin, end)); };
+    const auto state = [&](const Buffer& buffer) { return DeviceTensor(device, buffer.view()); };
+    const Results& initial = before == nullptr ? results : *before;
+    const DeviceTensor dq = tokens(q), dk = tokens(k), dv = tokens(v), di = tokens(i), df = tokens(f), S = state(initial.S),
+                       z = state(initial.z), m = state(initial.m), o = state(results.o), last_S = state(results.S),
+                       last_z = state(results.z), last_m = state(results.m);
+    Inputs in = {.q = dq.view(), .k = dk.view(), .v = dv.view(), .log_decay = {}, .initial = {}};
+    in.i = di.view();
+    in.f = df.view();
+    if (before != nullptr) in.initial = {S.view(), z.view(), m.view()};
+    mlstm::Forward(ctx, in, {}, {o.view(), {last_S.view(), last_z.view(), last_m.view()}});
+    o.Download(results.o.view());
+    last_S.Download(results.S.view());
+    last_z.Download(results.z.view());
+    last_m.Download(results.m.view());
+    return results;
+  }
+  Buffer q, k, v, i, f;
+};
+
+TEST_P(CudaRecurrenceTest, MaximaOfGatesHaveTheirBitsWhereSequencesAreSplit) {
+  const GatedProblem p(150);
+  p.f.FillConstant(5);
+  const GatedProblem::Results whole = p.Run(ctx_, *GetParam(), 0, 150), first = p.Run(ctx_, *GetParam(), 0, 64),
+                              second = p.Run(ctx_, *GetParam(), 64, 150, &first);
+  EXPECT_TRUE(SameBits(ConstTensorView(whole.o.view()).Slice(1, 0, 64), first.o.view()));
+  EXPECT_TRUE(SameBits(ConstTensorView(whole.o.view()).Slice(1, 64, 150), second.o.view()));
+  EXPECT_TRUE(SameBits(whole.S.view(), second.S.view()));
+  EXPECT_TRUE(SameBits(whole.z.view(), second.z.view()));
+  EXPECT_TRUE(SameBits(whole.m.view(), second.m.view()));
+}
+
 TEST_P(CudaRecurrenceTest, NearlyOpenGatesForgetBesideALargeMaximum) {
-  constexpr int64_t kTokens = 130, kSize = 3;
+  constexpr int64_t kTokens = 130;
   const double forgets = 1e-5;
-  const Buffer q(DType::kF32, {1, kTokens, 1, kSize}), k(DType::kF32, {1, kTokens, 1, kSize}), v(DType::kF32, {1, kTokens, 1, kSize}),
-      i(DType::kF32, {1, kTokens, 1}), f(DType::kF32, {1, kTokens, 1}), o(DType::kF32, {1, kTokens, 1, kSize}),
-      S(DType::kF32, {1, 1, kSize, kSize}), m(DType::kF32, {1, 1});
-  for (const Buffer* buffer : {&q, &k, &v}) buffer->FillNormal(1);
-  i.FillConstant(-1e4);
-  i.Set({0, 0, 0}, 1000);  // one token writes
-  f.FillConstant(std::log(1 / forgets));
-  const TestDevice& device = *GetParam();
-  const DeviceTensor device_q(device, q.view()), device_k(device, k.view()), device_v(device, v.view()), device_i(device, i.view()),
-      device_f(device, f.view()), device_o(device, o.view()), device_S(device, S.view()), device_m(device, m.view());
-  const Inputs in = {.q = device_q.view(), .k = device_k.view(), .v = device_v.view(), .log_decay = {}, .initial = {},
-                     .i = device_i.view(), .f = device_f.view()};
-  recurrent::State final;
-  final.S = device_S.view();
-  final.m = device_m.view();
-  mlstm::Forward(ctx_, in, {}, {device_o.view(), final});
-  device_S.Download(S.view());
-  device_m.Download(m.view());
-  const double left = std::exp(-forgets * (kTokens - 1));
-  for (int64_t e = 0; e < kSize; ++e) {
-    const double expected = k.Get({0, 0, 0, e}) * v.Get({0, 0, 0, 1}) * left;
-    EXPECT_NEAR(S.Get({0, 0, e, 1}) * std::exp(m.Get({0, 0}) - 1000), expected, 1e-5 * std::abs(expected)) << e;
+  const GatedProblem p(kTokens);
+  p.i.FillConstant(-1e4);
+  p.i.Set({0, 0, 0}, 1000);  // one token writes
+  p.f.FillConstant(std::log(1 / forgets));
+  const GatedProblem::Results results = p.Run(ctx_, *GetParam(), 0, kTokens);
+  const double left = std::exp(-forgets * (kTokens - 1)), relative = std::exp(results.m.Get({0, 0}) - 1000);
+  for (int64_t e = 0; e < GatedProblem::kSize; ++e) {
+    const double expected = p.k.Get({0, 0, 0, e}) * p.v.Get({0, 0, 0, 1}) * left;
+    EXPECT_NEAR(results.S.Get({0, 0, e, 1}) * relative, expected, 1e-5 * std::abs(expected)) << e;
   }
 }
 
