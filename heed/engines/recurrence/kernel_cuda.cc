@@ -15,7 +15,7 @@ namespace {
 Reason DeclinesForm(const Problem& p) {
   const std::pair<bool, const char*> forms[] = {
       {!IsElementwise(p.feature) || !IsElementwise(p.key_feature), "computes feature maps of each channel by itself"},
-      {!p.causal || p.key_mask.data != nullptr, "computes causal calls without a key mask"},
+      {p.key_mask.data != nullptr, "computes no key masks"},
       {p.has_value_decay, "computes no decays of columns beside those of channels"},  // the product of both may overflow
       {p.channels, "computes no means of channels"},
       {p.erase.data != nullptr && p.read_key.data != nullptr, "computes factors of what is erased of keys alone"},

@@ -59,7 +59,9 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
     return static_cast<uint32_t>(t) % static_cast<uint32_t>(p_.writes) == static_cast<uint32_t>(i);
   }
   HEED_DEVICE bool has_output(int64_t t) const { return kForm == Form::kPlain || !p_.reads_once || IsLastWrite(t); }
-  HEED_DEVICE bool has_value(int64_t t) const { return kForm == Form::kPlain || !p_.writes_once || IsLastWrite(t); }
+  HEED_DEVICE bool has_value(int64_t t) const {
+    return kForm == Form::kPlain || (!p_.reads_only && (!p_.writes_once || IsLastWrite(t)));
+  }
   // Bits of those of a chunk that have log decays of their own.
   HEED_DEVICE uint32_t DecayedTokens(int64_t first) const {
     uint32_t decayed = late_ && first == 0 ? 0xFFFE : 0xFFFF;

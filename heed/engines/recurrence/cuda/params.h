@@ -83,6 +83,7 @@ struct ChunkParams {
   bool strict;               // a token reads the state before it has written
   int32_t writes;            // of a token, each of which counts as one: it decays before the first and reads after the last
   bool reads_once, writes_once;  // outputs, or values, are rows of tokens, at their last write
+  bool reads_only;               // nothing is written
   // A token reads before it has decayed the state, by its query, or by its read key where there is a delta rule, or writes
   // before it has: values, or what queries are to D. Not late; decays are of channels or columns.
   bool early, writes_early;

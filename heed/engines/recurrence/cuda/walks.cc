@@ -99,6 +99,7 @@ Walk WalkOf(const Problem& p) {
               .writes = static_cast<int32_t>(p.writes),
               .reads_once = false,
               .writes_once = false,
+              .reads_only = false,
               .early = false,
               .writes_early = false,
               .heads = static_cast<int32_t>(p.value_heads),
@@ -185,7 +186,24 @@ Launcher::Launcher(const Context& ctx, const Problem& p) : p_(p), call_(kName, c
   }
 }
 
-void Launcher::Run(Walk w) const {
+void Launcher::Run(const Walk& w) const {
+  if (p_.causal) return RunAlong(w);
+  int64_t states = 0;
+  for (const Sequence& s : p_.sequences) states = std::max(states, s.state + 1);
+  const int64_t columns = w.params.value_size, of_head = w.params.key_size * columns, of_sequence = p_.value_heads * of_head;
+  const Floats sums(call_, true, states * of_sequence);
+  const States all = {sums.data(), of_sequence, of_head, columns, 1};
+  const States last = {sums.data() + columns - 1, of_sequence, of_head, columns, 1};
+  Walk sum = w, read = w;
+  sum.o = {};
+  sum.final = read.initial = all;
+  if (w.params.normalizes) sum.final_z = read.initial_z = last;
+  read.params.reads_only = true;
+  RunAlong(sum);
+  RunAlong(read);
+}
+
+void Launcher::RunAlong(Walk w) const {
   const int64_t keys = w.params.key_size, heads = p_.value_heads, columns = w.params.value_size;
   if (keys <= kMostKeys) return RunSlice(w);
   const Rows o = w.o;

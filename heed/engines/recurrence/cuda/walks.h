@@ -82,8 +82,9 @@ class Launcher {
     return rows;
   }
 
-  // Keys of more channels than a walk takes are several walks, whose outputs are summed.
-  void Run(Walk w) const;
+  // Keys of more channels than a walk takes are several walks, whose outputs are summed. Without causality one walk sums over all
+  // tokens, and another reads that.
+  void Run(const Walk& w) const;
   // With what each token's own key means to it, if the problem has a bonus.
   void RunWithBonus(Walk w) const;
   BonusParams BonusOf(const Problem& p) const;
@@ -141,6 +142,7 @@ class Launcher {
   std::vector<GradientLaunch> GradientLaunches(const std::vector<Sequence>& sequences, const GradientRows& rows,
                                                int64_t writes) const;
   void Gather(const std::vector<Sequence>& sequences, const Gathered& what, const Rows& to, int64_t heads, int64_t size) const;
+  void RunAlong(Walk w) const;
   void RunSlice(const Walk& w) const;
   void Run(const Walk& w, ChunkParams& params, size_t first, size_t num_sequences) const;
   int64_t SegmentTokens(int64_t parts) const;
