@@ -42,9 +42,6 @@ Walk TransposedWalk(const Problem& p) {
   return w;
 }
 
-// Whether a token reads the state before it decays: by its query, or by its read key.
-bool ReadsEarly(const Problem& p) { return p.has_bonus || p.delta == Delta::kBeforeDecay; }
-
 // Over D, into which queries or gradients of outputs are written with the scale that outputs had. What reads a state before it
 // decays is written to D after it has decayed.
 void GoAgainstTime(Walk& w) {

@@ -5,7 +5,8 @@
 //   q~_t = exp(G_t - H) phi(q_t),  k~_t = exp(H - G_t) phi(k_t)
 //
 // so that a query's product with a key has the decays between them, and a state that decayed by exp(H) is read by the one and
-// written by the other before it decays by exp(H) again. No exponent is above -H: where that is too much for f32, tokens are
+// written by the other before it decays by exp(H) again. What reads or writes early, before its token decays the state, has G_{t-1}
+// for G_t. No exponent is above -H: where that is too much for f32, tokens are
 // taken one by one.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_CHANNEL_OPERANDS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_CHANNEL_OPERANDS_H_

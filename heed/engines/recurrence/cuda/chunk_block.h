@@ -32,6 +32,14 @@
 //   D_t  = exp(g_{t+1}) (D_{t+1} - beta_{t+1} r_{t+1} dx_{t+1}^T) + scale q_t d_o_t^T,  dx_t = D_t^T k_t
 //   dq_t = scale S_t d_o_t,  dr_t = -beta_t exp(g_t) S_{t-1} dx_t,  dk_t = beta_t D_t x_t,  dv_t = beta_t dx_t
 //
+// Where tokens read before they decay the state, by their queries (a bonus) or by their read keys (RWKV-7), D has what that means
+// after it has decayed:
+//
+//   D_t = exp(g_{t+1}) D_{t+1} + scale q_{t+1} d_o_{t+1}^T,  or, of read keys,  - beta_{t+1} r_{t+1} dx_{t+1}^T
+//
+// Walks against time then decay in the token's own step, and what is read or written before that has the decays up to the token
+// before (channel_operands.h).
+//
 // A walk leaves x, one against time with a substitution of its own leaves dx; the rest are walks as above whose keys or queries
 // are x and dx, of f32.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_CHUNK_BLOCK_H_

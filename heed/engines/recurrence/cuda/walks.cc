@@ -141,7 +141,7 @@ Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_
   w.read_key = p.read_key;
   w.q_group = w.k_group = p.group();
   w.params.strict = p.has_bonus;
-  w.params.early = p.has_bonus || p.delta == Delta::kBeforeDecay;
+  w.params.early = ReadsEarly(p);
   w.params.writes_once = p.delta == Delta::kBeforeDecay;
   if (p.delta != Delta::kNone) w.params.delta = DeltaKind::kRule;
   w.params.reads_once = true;
