@@ -73,7 +73,6 @@ Walk KeyGradients(const Problem& p, const Gradients& g) {
   w.v = p.q;
   w.params.value_map = MapOf(p.feature);
   w.params.early = ReadsEarly(p);
-  w.params.writes_early = p.delta == Delta::kBeforeDecay;
   w.initial = Transposed(g.d_final);
   GoAgainstTime(w);
   return w;

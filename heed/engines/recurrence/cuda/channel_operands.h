@@ -5,9 +5,8 @@
 //   q~_t = exp(G_t - H) phi(q_t),  k~_t = exp(H - G_t) phi(k_t)
 //
 // so that a query's product with a key has the decays between them, and a state that decayed by exp(H) is read by the one and
-// written by the other before it decays by exp(H) again. What reads or writes early, before its token decays the state, has G_{t-1}
-// for G_t. No exponent is above -H: where that is too much for f32, tokens are
-// taken one by one.
+// written by the other before it decays by exp(H) again. What reads early, before its token decays the state, has G_{t-1} for G_t.
+// No exponent is above -H: where that is too much for f32, tokens are taken one by one.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_CHANNEL_OPERANDS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_CHANNEL_OPERANDS_H_
 
@@ -121,12 +120,13 @@ class ChannelOperands {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < kOwn; ++i) {
       const int t = first + i;
-      // To a token, or to the one before it, which is where it reads or writes early.
+      // To a token, or to the one before it, which is where it reads early.
       const auto sum = [&](int c, bool early) {
         return !kPlain && early ? sums[i][c] - Sum{log_decay(t, channel + c), 0} : sums[i][c];
       };
       const bool of_rule = has_read_keys_ && !from.erases;
       const auto reads = [&](int c, bool early) { return sum(c, early) - half[c]; };
+      // Where keys of gradients are those of queries, a write that decays has no value, but its product with itself would overflow.
       const auto writes = [&](int c, bool early) { return half[c] - sum(c, early); };
       const bool query_early = p.early && !of_rule, key_early = p.early && from.erases;
       const Sum of_query[2] = {reads(0, query_early), reads(1, query_early)};

@@ -37,8 +37,9 @@
 //
 //   D_t = exp(g_{t+1}) D_{t+1} + scale q_{t+1} d_o_{t+1}^T,  or, of read keys,  - beta_{t+1} r_{t+1} dx_{t+1}^T
 //
-// Walks against time then decay in the token's own step, and what is read or written before that has the decays up to the token
-// before (channel_operands.h).
+// Walks against time then decay in the token's own step, and what reads before that has the decays up to the token before
+// (channel_operands.h). So would what is written to D by a query that comes after a read key, were it not of another write, which
+// does not decay (problem_on_device.h).
 //
 // A walk leaves x, one against time with a substitution of its own leaves dx; the rest are walks as above whose keys or queries
 // are x and dx, of f32.
@@ -341,11 +342,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
         x = exists ? Mapped<M>(value_map(), x) : 0;
       }
       if (has_factors_) x *= stage.betas()[row + t];
-      if (by_column_) {
-        const Sum own = {exists && p_.writes_early ? ColumnLogDecay(stage, first, row + t, column) : 0, 0};
-        x *= Exp<M>(own - column_decays.later[i / 4][i % 4]);
-      }
-      written[i / 4][i % 4] = x;
+      written[i / 4][i % 4] = by_column_ ? x * Exp<M>(Sum() - column_decays.later[i / 4][i % 4]) : x;
     }
   }
   // x_t -= sum_{j < t} beta_j exp(G_t - G_j) products_tj x_j, by which each token knows what those before have written.

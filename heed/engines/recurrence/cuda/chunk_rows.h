@@ -23,7 +23,8 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
   static constexpr int kTile = Shape::kTile;
   static constexpr bool kDelta = kForm == Form::kDelta, kErases = kForm == Form::kDeltaGradients;
   static constexpr bool kGeneral = kForm == Form::kGeneral || kErases, kHasReadKeys = kDelta || kErases;
-  static constexpr bool kAnyValues = kByChannel || kForm == Form::kGeneral;  // of f32 and f16 too, as queries and keys by channel
+  // Of f32 and f16 too, as queries and keys by channel.
+  static constexpr bool kAnyValues = kForm == Form::kGeneral || (kByChannel && kForm != Form::kPlain);
 
   HEED_DEVICE ChunkRows(M& m, const ChunkParams& p)
       : Base(m, p), has_read_key_(kHasReadKeys && p.read_key.data != nullptr),

@@ -84,9 +84,9 @@ struct ChunkParams {
   int32_t writes;            // of a token, each of which counts as one: it decays before the first and reads after the last
   bool reads_once, writes_once;  // outputs, or values, are rows of tokens, at their last write
   bool reads_only;               // nothing is written
-  // A token reads before it has decayed the state, by its query, or by its read key where there is a delta rule, or writes
-  // before it has: values, or what queries are to D. Not late; decays are of channels or columns.
-  bool early, writes_early;
+  // A token reads before it has decayed the state, by its query, or by its read key where there is a delta rule. Not late; decays
+  // are of channels or columns.
+  bool early;
   int32_t heads, key_size, value_size;
   float scale, write_scale;  // of outputs; of what is written
   bool normalizes;           // the last column's values are 1, its state is z

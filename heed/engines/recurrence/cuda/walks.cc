@@ -101,7 +101,6 @@ Walk WalkOf(const Problem& p) {
               .writes_once = false,
               .reads_only = false,
               .early = false,
-              .writes_early = false,
               .heads = static_cast<int32_t>(p.value_heads),
               .key_size = static_cast<int32_t>(p.key_size),
               .value_size = static_cast<int32_t>(p.value_size),
