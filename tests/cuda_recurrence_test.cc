@@ -12,6 +12,7 @@
 
 #include "heed/core/error.h"
 #include "heed/harness/case.h"
+#include "heed/ops/gated/mlstm/mlstm.h"
 #include "heed/ops/gated/simple_gla/simple_gla.h"
 #include "heed/ops/linear/linear_attention/linear_attention_internal.h"
 #include "heed/ops/mechanism/recurrent_case.h"
@@ -27,17 +28,19 @@ using recurrent::Options;
 using recurrent::Outputs;
 using testing::HasSubstr;
 
-recurrent::Mechanism LinearAttention(linear_attention::FeatureMap map, const std::string& name, bool normalize) {
+recurrent::Mechanism LinearAttention(linear_attention::FeatureMap map, const std::string& name, bool normalize,
+                                     bool causal = true) {
   using namespace linear_attention;  // NOLINT
   linear_attention::Options own;
   own.feature_map = map;
   own.normalize = normalize;
+  own.causal = causal;
   own.eps = 0.3;  // which shows beside what it is added to
   return recurrent::Bound<linear_attention::Options>(
       "linear_attention", DefinitionOf(own), own,
       {&linear_attention::Forward, &linear_attention::Backward, &linear_attention::Reference,
        &linear_attention::BackwardReference, &linear_attention::Step},
-      &linear_attention::Math, " " + name + (normalize ? " normalized" : ""));
+      &linear_attention::Math, " " + name + (normalize ? " normalized" : "") + (causal ? "" : " not causal"));
 }
 
 // Those that the kernel takes.
@@ -47,15 +50,18 @@ const std::vector<recurrent::Mechanism>& Mechanisms() {
     std::vector<recurrent::Mechanism> list = {
         LinearAttention(kIdentity, "identity", false), LinearAttention(kElu1, "elu1", false), LinearAttention(kElu1, "elu1", true),
         LinearAttention(kRelu, "relu", false), LinearAttention(kReluSquared, "relu_sq", false),
-        LinearAttention(kExp, "exp", false), LinearAttention(kExp, "exp", true)};
+        LinearAttention(kExp, "exp", false), LinearAttention(kExp, "exp", true),
+        LinearAttention(kIdentity, "identity", false, false), LinearAttention(kElu1, "elu1", true, false)};
     for (const char* name : {"simple_gla", "retention", "lightning", "delta_rule", "gated_delta_rule", "comba", "gla",
-                             "hgrn2", "kda"}) {
+                             "hgrn2", "kda", "rwkv5", "rwkv6", "delta_product", "rwkv7", "mlstm", "gdn2"}) {
       list.push_back(*FindOp(name).recurrent);
     }
     return list;
   }();
   return mechanisms;
 }
+
+constexpr DType kDTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
 
 class CudaRecurrenceTest : public AgreementTest {
  protected:
@@ -67,7 +73,7 @@ class CudaRecurrenceTest : public AgreementTest {
     const TestDevice& device = *GetParam();
     const int64_t sequences = options.cu_seqlens.present() ? options.cu_seqlens.size(0) - 1 : in.q.size(0);
     Results results = {Buffer(in.q.dtype(), {in.q.size(0), in.q.size(1), in.v.size(2), in.v.size(3)}),
-                       Buffer(DType::kF32, {sequences, in.v.size(2), in.k.size(3), in.v.size(3)})};
+                       Buffer(in.log_decay.dtype(), {sequences, in.v.size(2), in.k.size(3), in.v.size(3)})};
     const DeviceTensor q(device, in.q), k(device, in.k), v(device, in.v), log_decay(device, in.log_decay),
         initial(device, in.initial.S), o(device, results.o.view()), state(device, results.state.view());
     Inputs on_device = {.q = q.view(), .k = k.view(), .v = v.view(), .log_decay = log_decay.view(), .initial = {}};
@@ -85,18 +91,32 @@ TEST_P(CudaRecurrenceTest, RandomProblemsAgreeWithTheReference) {
   const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 12);
   for (const recurrent::Mechanism& m : Mechanisms()) {
     const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
-    Comparison closest;
-    for (uint64_t seed = first; seed < first + count; ++seed) {
-      cuda::SetEmulatedSeed(seed);
-      const Case c = recurrent::RandomCase(moved, m.definition, DType::kBF16, seed);
-      if (c.title.find(" log_decay_v[") != std::string::npos) {
-        EXPECT_THAT(Refusal<Unsupported>([&] { Compare(c, ctx_); }), HasSubstr("computes no decays of columns"));
-        continue;
+    for (const DType dtype : kDTypes) {
+      Comparison closest;
+      const uint64_t last = first + (dtype == DType::kBF16 ? count : (count + 3) / 4);
+      for (uint64_t seed = first; seed < last; ++seed) {
+        cuda::SetEmulatedSeed(seed);
+        const Case c = recurrent::RandomCase(moved, m.definition, dtype, seed);
+        if (c.title.find(" log_decay_v[") != std::string::npos) {
+          EXPECT_THAT(Refusal<Unsupported>([&] { Compare(c, ctx_); }), HasSubstr("computes no decays of columns"));
+          continue;
+        }
+        ASSERT_NO_FATAL_FAILURE(Agrees(c, &closest));
       }
-      ASSERT_NO_FATAL_FAILURE(Agrees(c, &closest));
+      Print(m.name + m.of_problems.options + " " + Name(dtype), closest);
     }
-    Print(m.name + m.of_problems.options, closest);
   }
+}
+
+// Problems with gradients of decays, of three and five writes per token, in sequences of several blocks.
+TEST_P(CudaRecurrenceTest, BlocksMayEndBetweenTheWritesOfAToken) {
+  const recurrent::Mechanism& m = *FindOp("delta_product").recurrent;
+  const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
+  Comparison closest;
+  for (const uint64_t seed : {135, 229}) {
+    ASSERT_NO_FATAL_FAILURE(Agrees(recurrent::RandomCase(moved, m.definition, DType::kF32, seed), &closest));
+  }
+  Print(m.name, closest);
 }
 
 TEST_P(CudaRecurrenceTest, SizesAndVariantsAgreeWithTheReference) {
@@ -106,27 +126,33 @@ TEST_P(CudaRecurrenceTest, SizesAndVariantsAgreeWithTheReference) {
       {1, 20, 20, 2, 1, 24, 200}, {1, 0, 0, 1, 1, 9, 10}};
   for (const recurrent::Mechanism& m : Mechanisms()) {
     const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
-    Comparison closest;
-    for (const Sizes& sizes : kSizes) {
-      for (const char* variant : {"", "state", "reverse", "lengths=62", "strong", "vanishing", "faint+state"}) {
-        if (sizes.D != 33 && *variant != 0 && !(sizes.Tq == 0 && std::string(variant) == "state")) continue;
-        if (sizes.D > 128 && m.definition.delta != recurrence::Delta::kNone) continue;
-        for (const std::string pass : {"forward", "backward", "step"}) {
-          if (pass == "step" && *variant != 0) continue;
-          const CaseRequest request = {.sizes = sizes, .dtype = DType::kBF16, .seed = 3, .pass = pass, .variant = variant};
-          ASSERT_NO_FATAL_FAILURE(Agrees(recurrent::MakeCase(moved, m.definition, request), &closest));
+    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+      Comparison closest;
+      for (const Sizes& sizes : kSizes) {
+        for (const char* variant : {"", "state", "reverse", "lengths=62", "strong", "vanishing", "faint+state"}) {
+          if (sizes.D != 33 && *variant != 0 && !(sizes.Tq == 0 && std::string(variant) == "state")) continue;
+          if (sizes.D > 128 && m.definition.delta != recurrence::Delta::kNone) continue;
+          if (dtype != DType::kBF16 && (*variant != 0 || sizes.D != 128)) continue;
+          const bool has_state = std::string(variant).find("state") != std::string::npos;
+          if (!m.definition.causal && has_state) continue;
+          for (const std::string pass : {"forward", "backward", "step"}) {
+            if (pass == "step" && (*variant != 0 || dtype != DType::kBF16 || !m.definition.causal)) continue;
+            const CaseRequest request = {.sizes = sizes, .dtype = dtype, .seed = 3, .pass = pass, .variant = variant};
+            ASSERT_NO_FATAL_FAILURE(Agrees(recurrent::MakeCase(moved, m.definition, request), &closest));
+          }
         }
       }
+      Print(m.name + m.of_problems.options + " " + Name(dtype), closest);
     }
-    Print(m.name + m.of_problems.options, closest);
   }
 }
 
 // Inputs with their memory.
 struct Problems {
+  static DType Wide(DType dtype) { return dtype == DType::kF64 ? dtype : DType::kF32; }
   Problems(DType dtype, int64_t B, int64_t T, int64_t H, int64_t K, int64_t V, uint64_t seed = 1)
-      : q(dtype, {B, T, H, K}), k(dtype, {B, T, H, K}), v(dtype, {B, T, H, V}), log_decay(DType::kF32, {B, T, H}),
-        initial(DType::kF32, {B, H, K, V}) {
+      : q(dtype, {B, T, H, K}), k(dtype, {B, T, H, K}), v(dtype, {B, T, H, V}), log_decay(Wide(dtype), {B, T, H}),
+        initial(Wide(dtype), {B, H, K, V}) {
     for (Buffer* buffer : {&q, &k, &v, &log_decay, &initial}) buffer->FillNormal(++seed);
     std::vector<int64_t> at(3, 0);
     do {
@@ -161,7 +187,9 @@ TEST_P(CudaRecurrenceTest, BitsDoNotDependOnSegments) {
 }
 
 TEST_P(CudaRecurrenceTest, BitsOfGradientsDoNotDependOnSegments) {
-  for (const auto& [name, T] : {std::pair{"simple_gla", 590}, {"gla", 590}, {"simple_gla", 512}, {"gated_delta_rule", 590}}) {
+  const std::pair<const char*, int> problems[] = {{"simple_gla", 590}, {"gla", 590}, {"simple_gla", 512}, {"gated_delta_rule", 590},
+                                                  {"rwkv6", 590}, {"delta_product", 230}, {"rwkv7", 230}, {"mlstm", 300}};
+  for (const auto& [name, T] : problems) {
     const recurrent::Mechanism& m = *FindOp(name).recurrent;
     const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
     const Case c = recurrent::MakeCase(
@@ -257,14 +285,80 @@ TEST_P(CudaRecurrenceTest, DecaysThatForgetAndThatGrow) {
   }
 }
 
+// mLSTM of one head with its memory, f32.
+struct GatedProblem {
+  static constexpr int64_t kSize = 3;
+
+  explicit GatedProblem(int64_t T)
+      : q(DType::kF32, {1, T, 1, kSize}), k(DType::kF32, {1, T, 1, kSize}), v(DType::kF32, {1, T, 1, kSize}), i(DType::kF32, {1, T, 1}),
+        f(DType::kF32, {1, T, 1}) {
+    uint64_t seed = 1;
+    for (const Buffer* buffer : {&q, &k, &v, &i, &f}) buffer->FillNormal(++seed);
+  }
+  struct Results {
+    explicit Results(int64_t T)
+        : o(DType::kF32, {1, T, 1, kSize}), S(DType::kF32, {1, 1, kSize, kSize}), z(DType::kF32, {1, 1, kSize}), m(DType::kF32, {1, 1}) {}
+    Buffer o, S, z, m;
+  };
+  // Of tokens [begin, end), after these or none.
+  Results Run(Context& ctx, const TestDevice& device, int64_t begin, int64_t end, const Results* before = nullptr) const {
+    Results results(end - begin);
+    const auto tokens = [&](const Buffer& buffer) { return DeviceTensor(device, ConstTensorView(buffer.view()).Slice(1, begin, end)); };
+    const auto state = [&](const Buffer& buffer) { return DeviceTensor(device, buffer.view()); };
+    const Results& initial = before == nullptr ? results : *before;
+    const DeviceTensor dq = tokens(q), dk = tokens(k), dv = tokens(v), di = tokens(i), df = tokens(f), S = state(initial.S),
+                       z = state(initial.z), m = state(initial.m), o = state(results.o), last_S = state(results.S),
+                       last_z = state(results.z), last_m = state(results.m);
+    Inputs in = {.q = dq.view(), .k = dk.view(), .v = dv.view(), .log_decay = {}, .initial = {}};
+    in.i = di.view();
+    in.f = df.view();
+    if (before != nullptr) in.initial = {S.view(), z.view(), m.view()};
+    mlstm::Forward(ctx, in, {}, {o.view(), {last_S.view(), last_z.view(), last_m.view()}});
+    o.Download(results.o.view());
+    last_S.Download(results.S.view());
+    last_z.Download(results.z.view());
+    last_m.Download(results.m.view());
+    return results;
+  }
+  Buffer q, k, v, i, f;
+};
+
+TEST_P(CudaRecurrenceTest, MaximaOfGatesHaveTheirBitsWhereSequencesAreSplit) {
+  const GatedProblem p(150);
+  p.f.FillConstant(5);
+  const GatedProblem::Results whole = p.Run(ctx_, *GetParam(), 0, 150), first = p.Run(ctx_, *GetParam(), 0, 64),
+                              second = p.Run(ctx_, *GetParam(), 64, 150, &first);
+  EXPECT_TRUE(SameBits(ConstTensorView(whole.o.view()).Slice(1, 0, 64), first.o.view()));
+  EXPECT_TRUE(SameBits(ConstTensorView(whole.o.view()).Slice(1, 64, 150), second.o.view()));
+  EXPECT_TRUE(SameBits(whole.S.view(), second.S.view()));
+  EXPECT_TRUE(SameBits(whole.z.view(), second.z.view()));
+  EXPECT_TRUE(SameBits(whole.m.view(), second.m.view()));
+}
+
+TEST_P(CudaRecurrenceTest, NearlyOpenGatesForgetBesideALargeMaximum) {
+  constexpr int64_t kTokens = 130;
+  const double forgets = 1e-5;
+  const GatedProblem p(kTokens);
+  p.i.FillConstant(-1e4);
+  p.i.Set({0, 0, 0}, 1000);  // one token writes
+  p.f.FillConstant(std::log(1 / forgets));
+  const GatedProblem::Results results = p.Run(ctx_, *GetParam(), 0, kTokens);
+  const double left = std::exp(-forgets * (kTokens - 1)), relative = std::exp(results.m.Get({0, 0}) - 1000);
+  for (int64_t e = 0; e < GatedProblem::kSize; ++e) {
+    const double expected = p.k.Get({0, 0, 0, e}) * p.v.Get({0, 0, 0, 1}) * left;
+    EXPECT_NEAR(results.S.Get({0, 0, e, 1}) * relative, expected, 1e-5 * std::abs(expected)) << e;
+  }
+}
+
 TEST_P(CudaRecurrenceTest, EachTensorMayBeginAnywhere) {
-  for (const int unaligned : {0, 1, 2}) {
-    Problems p(DType::kBF16, 1, 40, 1, 64, 64);
+  for (const int unaligned : {0, 1, 2, 3, 4, 5}) {
+    const DType dtype = unaligned < 3 ? DType::kBF16 : DType::kF32;
+    Problems p(dtype, 1, 40, 1, 64, 64);
     const Results expected = Run(p.Views());
     Inputs in = p.Views();
     ConstTensorView* const views[] = {&in.q, &in.k, &in.v};
-    ConstTensorView& view = *views[unaligned];
-    const Buffer moved(DType::kBF16, view.sizes(), view.strides(), Placement::kAligned, /*gap=*/1);
+    ConstTensorView& view = *views[unaligned % 3];
+    const Buffer moved(dtype, view.sizes(), view.strides(), Placement::kAligned, /*gap=*/1);
     std::vector<int64_t> at(4, 0);
     do {
       SetElement(moved.view(), at, GetElement(view, at));
@@ -286,7 +380,7 @@ TEST_P(CudaRecurrenceTest, ExplainNamesTheKernel) {
 }
 
 TEST_P(CudaRecurrenceTest, WhatItDoesNotTakeIsSaid) {
-  for (const char* name : {"based", "rwkv5", "rwkv6", "mlstm", "rwkv7", "gdn2", "delta_product"}) {
+  for (const char* name : {"based"}) {
     const recurrent::Mechanism& m = *FindOp(name).recurrent;
     const Case c = recurrent::MakeCase(Moved(*GetParam(), m.of_problems), m.definition,
                                        {.sizes = {1, 4, 4, 1, 1, 8, 8}, .dtype = DType::kBF16, .variant = ""});
@@ -296,7 +390,7 @@ TEST_P(CudaRecurrenceTest, WhatItDoesNotTakeIsSaid) {
     const Problems p(dtype, 1, 4, 1, K, 8);
     return Refusal<Unsupported>([&] { Run(p.Views()); });
   };
-  EXPECT_THAT(refusal(DType::kF32, 8), HasSubstr("recurrence_cuda computes bf16, not f32"));
+  EXPECT_THAT(refusal(DType::kF64, 8), HasSubstr("recurrence_cuda computes f32, bf16 and f16, not f64"));
   EXPECT_EQ(refusal(DType::kBF16, 257), "nothing is thrown");
   const recurrent::Mechanism& delta = *FindOp("delta_rule").recurrent;
   const Case wide = recurrent::MakeCase(Moved(*GetParam(), delta.of_problems), delta.definition,

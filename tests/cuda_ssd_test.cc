@@ -25,12 +25,15 @@ class CudaSsdTest : public AgreementTest {
 
 TEST_P(CudaSsdTest, RandomProblemsAgreeWithTheReference) {
   const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 100);
-  Comparison closest;
-  for (uint64_t seed = first; seed < first + count; ++seed) {
-    cuda::SetEmulatedSeed(seed);
-    ASSERT_NO_FATAL_FAILURE(Agrees(ssd::RandomCaseOf(&OnThis, DType::kBF16, seed), &closest));
+  for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+    Comparison closest;
+    const uint64_t last = first + (dtype == DType::kBF16 ? count : (count + 3) / 4);
+    for (uint64_t seed = first; seed < last; ++seed) {
+      cuda::SetEmulatedSeed(seed);
+      ASSERT_NO_FATAL_FAILURE(Agrees(ssd::RandomCaseOf(&OnThis, dtype, seed), &closest));
+    }
+    Print(std::string("ssd ") + Name(dtype), closest);
   }
-  Print("ssd", closest);
 }
 
 TEST_P(CudaSsdTest, SizesAndVariantsAgreeWithTheReference) {
@@ -53,7 +56,7 @@ TEST_P(CudaSsdTest, SizesAndVariantsAgreeWithTheReference) {
 // Inputs of one sequence with their memory, on a device.
 struct Tensors {
   Tensors(const TestDevice& device, DType dtype, int64_t N)
-      : host_x(dtype, {1, 5, 2, 8}), host_dt(DType::kF32, {1, 5, 2}), host_A(DType::kF32, {2}), host_B(dtype, {1, 5, 1, N}),
+      : host_x(dtype, {1, 5, 2, 8}), host_dt(dtype == DType::kF64 ? dtype : DType::kF32, {1, 5, 2}), host_A(DType::kF32, {2}), host_B(dtype, {1, 5, 1, N}),
         host_o(dtype, {1, 5, 2, 8}), x(device, host_x.FillNormal(1).view()), dt(device, host_dt.FillConstant(0.5).view()),
         A(device, host_A.FillConstant(-1).view()), B(device, host_B.FillNormal(2).view()), o(device, host_o.view()) {}
   ssd::Inputs Views() const {
@@ -102,7 +105,7 @@ TEST_P(CudaSsdTest, WhatItDoesNotTakeIsSaid) {
     if (skips) in.D = t.A.view();
     return Refusal<Unsupported>([&] { ssd::Forward(ctx_, in, {}, {t.o.view(), {}}); });
   };
-  EXPECT_THAT(refusal(DType::kF32, 16, false), HasSubstr("recurrence_cuda computes bf16, not f32"));
+  EXPECT_THAT(refusal(DType::kF64, 16, false), HasSubstr("recurrence_cuda computes f32, bf16 and f16, not f64"));
   EXPECT_EQ(refusal(DType::kBF16, 129, false), "nothing is thrown");
   EXPECT_THAT(refusal(DType::kBF16, 129, true), HasSubstr("computes skips and gates around states of up to 128 key channels"));
 }

@@ -75,14 +75,16 @@ class SharedTile {
     Copy(m, aligned, columns, rows, [&](int row) { return first + row * stride; });
   }
 
-  // Stores rows as Copy() brings them, once all threads have met.
+  // Stores rows as Copy() brings them, once all threads have met; none where row(i) is null.
   template <class M, class Row>
   HEED_DEVICE void Store(M& m, bool aligned, int columns, int rows, const Row& row) const {
     for (int i = m.thread(); i < rows * kUnits; i += m.num_threads()) {
       const int r = i / kUnits, column = i % kUnits * kUnit;
       if (column >= columns) continue;
+      Element* const begin = row(r);
+      if (begin == nullptr) continue;
       const Element* from = At(r, column);
-      Element* to = row(r) + column;
+      Element* to = begin + column;
       if (aligned && column + kUnit <= columns) {
         *reinterpret_cast<Unit*>(to) = *reinterpret_cast<const Unit*>(from);
         continue;

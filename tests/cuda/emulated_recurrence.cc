@@ -19,7 +19,7 @@ const char* WalkOf(const Launch& launch, const ChunkParams& params) {
                  .shared_bytes = static_cast<size_t>(SharedBytesOf<Shape>(params)),
                  .seed = EmulatedSeed()},
                 [&](EmulatedMachine& machine) {
-                  ChunkBlock<EmulatedMachine, DType::kBF16, Shape::kChannels, kByChannel, form.value>(machine, params).Run();
+                  ChunkBlock<EmulatedMachine, Shape::kChannels, kByChannel, form.value>(machine, params).Run();
                 });
     return nullptr;
   });
@@ -39,7 +39,12 @@ const recurrence::cuda::Launches& EmulatedRecurrence() {
                                          .dots = &RunBlocks<kGradientThreads, DotBlock>,
                                          .denormalize = &RunBlocks<kGradientThreads, DenormalizeBlock>,
                                          .copy_states = &RunBlocks<kGradientThreads, StateCopyBlock>,
-                                         .token_sums = &RunBlocks<kGradientThreads, TokenSumBlock>};
+                                         .token_sums = &RunBlocks<kGradientThreads, TokenSumBlock>,
+                                         .gates = &RunBlocks<kGateThreads, GateBlock>,
+                                         .multiply = &RunBlocks<kGradientThreads, MultiplyBlock>,
+                                         .split = &RunBlocks<kGradientThreads, SplitBlock>,
+                                         .bonus_weights = &RunBlocks<kGradientThreads, BonusWeightBlock>,
+                                         .bonus_gradients = &RunBlocks<kGradientThreads, BonusGradientBlock>};
   return kLaunches;
 }
 

@@ -5,6 +5,7 @@
 
 #include "heed/engines/recurrence/cuda/backward.h"
 #include "heed/engines/recurrence/cuda/launches.h"
+#include "heed/engines/recurrence/cuda/problem_on_device.h"
 #include "heed/engines/recurrence/cuda/walks.h"
 #include "heed/engines/recurrence/kernels.h"
 
@@ -14,18 +15,18 @@ namespace {
 Reason DeclinesForm(const Problem& p) {
   const std::pair<bool, const char*> forms[] = {
       {!IsElementwise(p.feature) || !IsElementwise(p.key_feature), "computes feature maps of each channel by itself"},
-      {!p.causal || p.key_mask.data != nullptr, "computes causal calls without a key mask"},
+      {p.key_mask.data != nullptr, "computes no key masks"},
       {p.has_value_decay, "computes no decays of columns beside those of channels"},  // the product of both may overflow
-      {p.gate == Gate::kKey && p.constant_decay, "computes no constant decays of channels"},
-      {p.has_bonus, "computes no bonus"},
-      {p.exp_gates || p.channels, "computes no running maxima"},
-      {p.delta == Delta::kBeforeDecay || p.writes != 1 || p.erase.data != nullptr || p.write.data != nullptr,
-       "computes delta rules of one write per token, after the decay, without factors by channel"},
+      {p.channels, "computes no means of channels"},
+      {p.erase.data != nullptr && p.read_key.data != nullptr, "computes factors of what is erased of keys alone"},
+      {p.writes != 1 && (p.erase.data != nullptr || p.write.data != nullptr), "computes factors by channel of one write per token"},
+      {p.writes != 1 && (p.read_key.data != nullptr || p.gate == Gate::kKey),
+       "computes several writes per token without read keys and gates of channels"},
       {(p.skip.data != nullptr || p.output_gate.data != nullptr) && (p.key_size > cuda::kMostKeys || p.normalize),
        "computes skips and gates around states of up to 128 key channels, not normalised"},
       {p.delta != Delta::kNone && p.key_size > cuda::kMostKeys, "computes delta rules of up to 128 key channels"},
       {p.value_heads > cuda::kMostHeads, "takes up to 65535 heads"},
-      {p.constant_decay && p.value_heads > cuda::kMostDecays, "takes up to 1024 constant decays"}};
+      {p.gate == Gate::kScalar && p.constant_decay && p.value_heads > cuda::kMostDecays, "takes up to 1024 constant decays"}};
   for (const auto& [given, words] : forms) {
     if (given) return {words};
   }
@@ -33,15 +34,17 @@ Reason DeclinesForm(const Problem& p) {
 }
 
 Reason Declines(const Context&, const Problem& p) {
-  if (const Reason reason = engine::DeclinesAllButBF16(p.dtype); !reason.empty()) return reason;
+  if (const Reason reason = engine::DeclinesAllButF32(p.dtype); !reason.empty()) return reason;
   if (const Reason reason = DeclinesForm(p); !reason.empty()) return reason;
   thread_local std::string of_device;  // whose words last until the next call
-  of_device = cuda::Declines(p.device, cuda::ForwardWalk(p, p.initial, p.initial_z));
+  of_device = cuda::Declines(p.device, cuda::ForwardWalk(cuda::FormOnDevice(p), p.initial, p.initial_z));
   return {of_device.c_str()};
 }
 
-void Compute(const Context& ctx, const Problem& p, const States& initial, const States& initial_z) {
-  if (p.value_heads == 0) return;
+void Compute(const Context& ctx, const Problem& given, const States& initial, const States& initial_z) {
+  if (given.value_heads == 0) return;
+  const cuda::ProblemOnDevice on_device(ctx, given);
+  const Problem& p = on_device.problem();
   const cuda::Launcher launcher(ctx, p);
   cuda::Walk w = cuda::ForwardWalk(p, initial, initial_z);
   if (p.normalize) {
@@ -50,9 +53,9 @@ void Compute(const Context& ctx, const Problem& p, const States& initial, const 
     w.o = launcher.InMemory(sums, row);
     w.into_memory = true;
     launcher.Run(w);
-    launcher.Gather({.from = sums.data(), .divides = true}, p.o, p.value_heads, p.value_size);
+    launcher.Gather({.from = sums.data(), .divides = true, .floors = on_device.floors()}, p.o, p.value_heads, p.value_size);
   } else {
-    launcher.Run(w);
+    launcher.RunWithBonus(w);
   }
   launcher.Clear(p.o, p.value_heads, p.value_size);
 }

@@ -8,6 +8,7 @@
 
 #include "heed/core/error.h"
 #include "heed/engines/recurrence/cuda/gradient_blocks.h"
+#include "heed/engines/recurrence/cuda/problem_on_device.h"
 #include "heed/engines/recurrence/cuda/walks.h"
 
 namespace heed::recurrence::cuda {
@@ -34,15 +35,18 @@ Walk TransposedWalk(const Problem& p) {
   w.params.query_map = w.params.key_map = Map::kIdentity;
   w.params.complement_keys = false;
   w.v_group = p.group();
+  w.params.strict = w.params.early = p.has_bonus;
   if (w.params.decay != DecayKind::kKey) return w;
   w.params.decay = DecayKind::kNone;
   w.value_decay = std::exchange(w.log_decay, {});
   return w;
 }
 
-// Over D, into which queries or gradients of outputs are written with the scale that outputs had.
+// Over D, into which queries or gradients of outputs are written with the scale that outputs had. What reads a state before it
+// decays is written to D after it has decayed.
 void GoAgainstTime(Walk& w) {
-  w.params.against = w.params.late = true;
+  w.params.against = true;
+  w.params.late = !w.params.early;
   w.params.write_scale = std::exchange(w.params.scale, 1.0f);
 }
 
@@ -55,7 +59,7 @@ Walk QueryGradients(const Problem& p, const Gradients& g) {
   w.beta = FactorsOf(p);
   w.params.value_map = MapOf(p.key_feature);
   if (p.complement_keys) {
-    w.v.dtype = p.dtype;
+    w.v.dtype = DType::kBF16;  // there are none
     w.params.value_map = Map::kComplement;
   }
   w.initial = Transposed(p.initial);
@@ -68,6 +72,7 @@ Walk KeyGradients(const Problem& p, const Gradients& g) {
   w.k = g.d_o;
   w.v = p.q;
   w.params.value_map = MapOf(p.feature);
+  w.params.early = ReadsEarly(p);
   w.initial = Transposed(g.d_final);
   GoAgainstTime(w);
   return w;
@@ -89,6 +94,8 @@ Walk ValueGradients(const Problem& p, const Gradients& g) {
   }
   w.initial = g.d_final;
   w.final = g.d_initial;
+  w.params.strict = p.has_bonus;
+  w.params.early = ReadsEarly(p);
   GoAgainstTime(w);
   return w;
 }
@@ -97,11 +104,14 @@ Walk ValueGradients(const Problem& p, const Gradients& g) {
 void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients& g, const float* dq, const float* dk,
                     const float* dr, const float* products) {
   // Of constants each token has its share first.
-  const Floats shares(launcher.call(), p.constant_decay, launcher.tokens() * p.value_heads);
-  const Rows to = p.constant_decay ? launcher.InMemory(shares, 1) : g.d_log_decay;
+  const int64_t size = p.gate == Gate::kKey ? p.key_size : 1;
+  const Floats shares(launcher.call(), p.constant_decay, launcher.tokens() * p.value_heads * size);
+  const Rows to = p.constant_decay ? launcher.InMemory(shares, size) : g.d_log_decay;
   const Rows& read_key = p.read_key.data == nullptr ? p.k : p.read_key;
   const GradientRows rows = {.q = p.q,
                              .k = p.complement_keys ? p.log_decay : p.k,
+                             .v = p.forget_gate,
+                             .d_o = g.d_input_gate,
                              .read_key = read_key,
                              .beta = FactorsOf(p),
                              .log_decay = {},
@@ -115,31 +125,45 @@ void DecayGradients(const Launcher& launcher, const Problem& p, const Gradients&
                                    .products = products,
                                    .q = OnDevice(p.q, p.group()),
                                    .k = p.complement_keys ? OnDevice(p.log_decay) : OnDevice(p.k, p.group()),
-                                   .read_key = OnDevice(read_key, p.group()),
+                                   .read_key = OnDevice(read_key, ReadGroup(p)),
                                    .beta = OnDevice(FactorsOf(p)),
                                    .to = OnDevice(to),
+                                   .forget_gate = OnDevice(p.forget_gate),
+                                   .d_input_gate = OnDevice(g.d_input_gate),
                                    .by_channel = p.gate == Gate::kKey,
+                                   .queries_early = p.has_bonus,
+                                   .read_keys_early = p.delta == Delta::kBeforeDecay,
                                    .complement_keys = p.complement_keys,
                                    .value_heads = static_cast<int32_t>(p.value_heads),
-                                   .key_size = static_cast<int32_t>(p.key_size)});
-  if (p.constant_decay) {
-    const heed::cuda::Call& call = launcher.call();
-    call.Check(launcher.kernels().token_sums(call.Of(1, p.value_heads, 1), {.from = shares.data(),
-                                                                            .tokens = launcher.tokens(),
-                                                                            .value_heads = static_cast<int32_t>(p.value_heads),
-                                                                            .to = OnDevice(g.d_log_decay)}));
-    return;
-  }
-  launcher.Clear(g.d_log_decay, p.value_heads, p.gate == Gate::kKey ? p.key_size : 1);
+                                   .key_size = static_cast<int32_t>(p.key_size),
+                                   .writes = static_cast<int32_t>(p.writes)});
+  if (p.constant_decay) return launcher.SumTokens(shares, launcher.tokens(), size, g.d_log_decay);
+  launcher.Clear(g.d_log_decay, p.value_heads, size);
+  launcher.Clear(g.d_input_gate, p.value_heads, 1);
+}
+
+// What a bonus adds to gradients of queries and keys, and its own.
+void BonusGradients(const Launcher& launcher, const Problem& p, const Gradients& g, float* dq, float* dk) {
+  const bool of_bonus = g.d_bonus.data != nullptr;
+  const Floats shares(launcher.call(), of_bonus, launcher.blocks() * p.value_heads * p.key_size);
+  BonusParams params = launcher.BonusOf(p);
+  params.v = OnDevice(p.v);
+  params.d_o = OnDevice(g.d_o);
+  params.dq = dq;
+  params.dk = dk;
+  params.shares = of_bonus ? shares.data() : nullptr;
+  launcher.Run(launcher.kernels().bonus_gradients, p.sequences, {.q = p.q, .k = p.k, .v = p.v, .d_o = g.d_o}, p.value_heads,
+               params);
+  if (of_bonus) launcher.SumTokens(shares, launcher.blocks(), p.key_size, g.d_bonus);
 }
 
 // `in_memory`: v, d_o and dv are.
 void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients& g, bool in_memory = false) {
-  const bool decays = g.d_log_decay.data != nullptr;
+  const bool decays = g.d_log_decay.data != nullptr || g.d_input_gate.data != nullptr;
   const int64_t rows = launcher.tokens() * p.value_heads * p.key_size, states = launcher.blocks() * p.value_heads * p.key_size;
   // Into the gradient itself where it is no sum and nothing more is done to it.
   const auto is_final = [&](Feature feature) {
-    return !decays && p.group() == 1 && feature == Feature::kIdentity && p.value_factors.data == nullptr;
+    return !decays && p.group() == 1 && feature == Feature::kIdentity && p.value_factors.data == nullptr && !p.has_bonus;
   };
   const Floats dq(launcher.call(), !is_final(p.feature), rows), dk(launcher.call(), !is_final(p.key_feature), rows),
       kept(launcher.call(), decays, states * p.value_size), products(launcher.call(), decays, states);
@@ -156,15 +180,18 @@ void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients
   };
   run(QueryGradients(p, g), p.feature, g.dq, dq, nullptr);
   run(KeyGradients(p, g), p.key_feature, g.dk, dk, products.data());
+  if (decays) DecayGradients(launcher, p, g, dq.data(), dk.data(), nullptr, products.data());
+  if (p.has_bonus) {
+    BonusGradients(launcher, p, g, g.dq.data == nullptr ? nullptr : dq.data(), g.dk.data == nullptr ? nullptr : dk.data());
+  }
   if (!is_final(p.feature)) launcher.Gather({.from = dq.data(), .q = p.q, .feature = p.feature}, g.dq, p.key_heads, p.key_size);
   if (!is_final(p.key_feature)) {
     launcher.Gather({.from = dk.data(), .q = p.k, .beta = p.value_factors, .feature = p.key_feature}, g.dk, p.key_heads, p.key_size);
   }
-  if (decays) DecayGradients(launcher, p, g, dq.data(), dk.data(), nullptr, products.data());
   if (g.dv.data != nullptr || g.d_initial.data != nullptr) {
     Walk w = ValueGradients(p, g);
     w.v_in_memory = w.into_memory = in_memory;
-    launcher.Run(w);
+    launcher.RunWithBonus(w);
   }
   launcher.Clear(g.dq, p.key_heads, p.key_size);
   launcher.Clear(g.dk, p.key_heads, p.key_size);
@@ -172,7 +199,7 @@ void LinearGradients(const Launcher& launcher, const Problem& p, const Gradients
 }
 
 // As a head of one column more, which is not normalised.
-void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradients& g) {
+void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradients& g, const float* floors) {
   const heed::cuda::Call& call = launcher.call();
   const int64_t size = p.value_size + 1, rows = launcher.tokens() * p.value_heads, state = p.value_heads * p.key_size * size;
   int64_t sequences = 0;
@@ -188,8 +215,9 @@ void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradi
   forward.o = launcher.InMemory(sums, size);
   forward.into_memory = true;
   launcher.Run(forward);
-  launcher.Run(launcher.kernels().denormalize, p.sequences, {.q = p.v, .k = g.d_o}, p.value_heads,
+  launcher.Run(launcher.kernels().denormalize, p.sequences, {.v = p.v, .d_o = g.d_o}, p.value_heads,
                DenormalizeParams{.sums = sums.data(),
+                                 .floors = floors,
                                  .values = values.data(),
                                  .d_sums = d_sums.data(),
                                  .v = OnDevice(p.v),
@@ -237,7 +265,8 @@ void NormalizedGradients(const Launcher& launcher, const Problem& p, const Gradi
     copy(states_in(d_initial, 0), g.d_initial, p.value_size);
     copy(states_in(d_initial, p.value_size), g.d_initial_z, 1);
   }
-  launcher.Gather({.from = dv.data(), .skipped = 1}, g.dv, p.value_heads, p.value_size);
+  const Rows factors = p.exp_gates ? p.value_factors : Rows();  // which are no part of values
+  launcher.Gather({.from = dv.data(), .beta = factors, .skipped = 1}, g.dv, p.value_heads, p.value_size);
   launcher.Clear(g.dv, p.value_heads, p.value_size);
 }
 
@@ -249,6 +278,8 @@ Walk NotFound(const Problem& p, const Rows& x) {
   w.o = x;
   w.into_memory = true;
   w.params.scale = 1;
+  w.params.reads_once = false;
+  w.params.delta = DeltaKind::kNotFound;
   return w;
 }
 Walk NotFoundGradients(const Problem& p, const Gradients& g, const Rows& dx) {
@@ -257,6 +288,7 @@ Walk NotFoundGradients(const Problem& p, const Gradients& g, const Rows& dx) {
   w.read_key = p.read_key;
   w.o = dx;
   w.into_memory = true;
+  w.params.writes_once = true;
   w.params.delta = DeltaKind::kGradients;
   return w;
 }
@@ -273,6 +305,7 @@ Walk OverStates(const Problem& p, const Rows& x) {
 Walk DeltaQueryGradients(const Problem& p, const Gradients& g, const Rows& x) {
   Walk w = OverStates(p, x);
   w.q = g.d_o;
+  w.params.reads_once = true;
   return w;
 }
 // -dr_t / beta_t.
@@ -281,6 +314,7 @@ Walk ReadKeyGradients(const Problem& p, const Rows& x, const Rows& dx) {
   w.q = dx;
   w.q_in_memory = true;
   w.params.strict = true;
+  w.params.early = ReadsEarly(p);
   w.params.scale = 1;
   return w;
 }
@@ -289,6 +323,7 @@ Walk WrittenGradients(const Problem& p, const Gradients& g, const Rows& x, const
   Walk w = KeyGradients(p, g);
   w.q = x;
   w.q_in_memory = true;
+  w.params.writes_once = true;
   w.params.start = Start::kKept;
   w.params.starts = d_states;
   w.params.start_size = p.key_size * p.value_size;
@@ -297,28 +332,33 @@ Walk WrittenGradients(const Problem& p, const Gradients& g, const Rows& x, const
 Walk ErasedGradients(const Problem& p, const Rows& x, const Rows& dx) {
   Walk w = TransposedWalk(p);
   w.params.scale = -1;
+  w.params.early = ReadsEarly(p);
   GoAgainstTime(w);
   w.q = x;
   w.k = dx;
   w.q_in_memory = w.k_in_memory = true;
   w.v = p.read_key.data == nullptr ? p.k : p.read_key;
+  w.v_group = ReadGroup(p);
   w.beta = p.beta;
   w.params.strict = w.params.adds = true;
   w.params.start = Start::kZeros;
   return w;
 }
 
-void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients& g) {
+// `v`: values without factors.
+void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients& g, const Rows& v) {
   const heed::cuda::Call& call = launcher.call();
   const bool decays = g.d_log_decay.data != nullptr, own_read_keys = p.read_key.data != nullptr;
-  const bool of_queries = decays || g.dq.data != nullptr, of_keys = decays || g.dk.data != nullptr;
-  const bool of_read_keys = own_read_keys ? decays || g.d_read_key.data != nullptr : of_keys;
-  const int64_t rows = launcher.tokens() * p.value_heads, blocks = launcher.blocks() * p.value_heads;
+  const bool of_queries = decays || g.dq.data != nullptr;
+  const bool of_keys = decays || g.dk.data != nullptr || g.d_write_key.data != nullptr;
+  const bool of_erase = p.erase.data != nullptr && (g.dk.data != nullptr || g.d_erase.data != nullptr);
+  const bool of_read_keys = own_read_keys ? decays || of_erase || g.d_read_key.data != nullptr : of_keys;
+  const int64_t tokens = launcher.tokens() * p.value_heads, rows = tokens * p.writes, blocks = launcher.blocks() * p.value_heads;
   const int64_t state = p.key_size * p.value_size;
   const Floats x(call, true, rows * p.value_size), dx(call, true, rows * p.value_size), states(call, decays, blocks * state),
-      d_states(call, of_keys, blocks * state), dq(call, of_queries, rows * p.key_size), dk(call, of_keys, rows * p.key_size),
+      d_states(call, of_keys, blocks * state), dq(call, of_queries, tokens * p.key_size), dk(call, of_keys, rows * p.key_size),
       dr(call, of_read_keys, rows * p.key_size);
-  const Rows x_rows = launcher.InMemory(x, p.value_size), dx_rows = launcher.InMemory(dx, p.value_size);
+  const Rows x_rows = launcher.WritesInMemory(x, p.value_size), dx_rows = launcher.WritesInMemory(dx, p.value_size);
   const auto run = [&](Walk w, float* kept) {
     w.params.kept = kept;
     launcher.Run(w);
@@ -326,7 +366,7 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
   run(NotFound(p, x_rows), decays ? states.data() : nullptr);
   run(NotFoundGradients(p, g, dx_rows), of_keys ? d_states.data() : nullptr);
   const auto run_to = [&](Walk w, const Floats& memory) {
-    w.o = launcher.InMemory(memory, p.key_size);
+    w.o = w.params.reads_once ? launcher.InMemory(memory, p.key_size) : launcher.WritesInMemory(memory, p.key_size);
     w.into_memory = true;
     launcher.Run(w);
   };
@@ -338,20 +378,32 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
   }
   const auto gather = [&](const Launcher::Gathered& what, const Rows& to, int64_t heads, int64_t size) {
     launcher.Gather(what, to, heads, size);
-    launcher.Clear(to, heads, size);
+    launcher.Clear(to, heads, size, what.writes);
   };
   gather({.from = dq.data()}, g.dq, p.key_heads, p.key_size);
-  gather({.from = dk.data(), .less = own_read_keys ? nullptr : dr.data(), .beta = p.beta}, g.dk, p.key_heads, p.key_size);
-  gather({.less = dr.data(), .beta = p.beta}, g.d_read_key, p.key_heads, p.key_size);
-  gather({.from = dx.data(), .beta = p.beta}, g.dv, p.value_heads, p.value_size);
+  if (p.delta == Delta::kBeforeDecay) {  // of two writes, see ProblemOnDevice
+    gather({.from = dk.data(), .slots = 2, .slot = 0}, g.d_write_key, p.key_heads, p.key_size);
+    gather({.from = dk.data(), .slots = 2, .slot = 1}, g.dk, p.key_heads, p.key_size);
+    gather({.from = dr.data(), .slots = 2, .slot = 0}, g.d_read_key, p.key_heads, p.key_size);
+    gather({.from = dx.data(), .slots = 2, .slot = 1}, g.dv, p.value_heads, p.value_size);
+  } else {
+    const bool reads_keys = !own_read_keys || p.erase.data != nullptr;  // with factors, or without
+    gather({.from = dk.data(), .less = reads_keys ? dr.data() : nullptr, .less_factors = p.erase, .beta = p.beta, .writes = p.writes},
+           g.dk, p.key_heads, p.key_size);
+    gather({.less = dr.data(), .less_factors = p.k, .factors_group = p.group(), .beta = p.beta}, g.d_erase, p.value_heads, p.key_size);
+    gather({.from = dx.data(), .from_factors = v, .beta = p.beta}, g.d_write, p.value_heads, p.value_size);
+    gather({.less = dr.data(), .beta = p.beta}, g.d_read_key, p.key_heads, p.key_size);
+    gather({.from = dx.data(), .from_factors = p.write, .beta = p.beta, .writes = p.writes}, g.dv, p.value_heads, p.value_size);
+  }
   if (g.d_beta.data != nullptr) {
     launcher.Run(launcher.kernels().dots, p.sequences, {.to = g.d_beta}, p.value_heads,
                  DotParams{.a = x.data(),
                            .b = dx.data(),
                            .to = OnDevice(g.d_beta),
                            .value_heads = static_cast<int32_t>(p.value_heads),
-                           .size = static_cast<int32_t>(p.value_size)});
-    launcher.Clear(g.d_beta, p.value_heads, 1);
+                           .size = static_cast<int32_t>(p.value_size),
+                           .writes = static_cast<int32_t>(p.writes)});
+    launcher.Clear(g.d_beta, p.value_heads, 1, p.writes);
   }
   if (!decays) return;
   const Floats products(call, true, blocks * p.key_size);
@@ -362,26 +414,32 @@ void DeltaGradients(const Launcher& launcher, const Problem& p, const Gradients&
                              .log_decay = OnDevice(p.log_decay),
                              .products = products.data(),
                              .by_channel = p.gate == Gate::kKey,
+                             .early = p.delta == Delta::kBeforeDecay,
                              .value_heads = static_cast<int32_t>(p.value_heads),
                              .key_size = static_cast<int32_t>(p.key_size),
-                             .value_size = static_cast<int32_t>(p.value_size)});
+                             .value_size = static_cast<int32_t>(p.value_size),
+                             .writes = static_cast<int32_t>(p.writes)});
   DecayGradients(launcher, p, g, dq.data(), dk.data(), dr.data(), products.data());
+}
+
+// Before anything is launched.
+void Refuse(const Problem& p, const Gradients& g) {
+  RefuseGradients(p);
+  if (p.delta == Delta::kNone) return RefuseOn(p.device, {QueryGradients(p, g), KeyGradients(p, g), ValueGradients(p, g)});
+  RefuseOn(p.device, {NotFound(p, {}), NotFoundGradients(p, g, {}), DeltaQueryGradients(p, g, {}), ReadKeyGradients(p, {}, {}),
+                      WrittenGradients(p, g, {}, nullptr), ErasedGradients(p, {}, {})});
 }
 
 }  // namespace
 
-void Backward(Context& ctx, const Problem& p, const Gradients& g) {
-  RefuseGradients(p);
-  if (p.delta != Delta::kNone) {
-    RefuseOn(p.device, {NotFound(p, {}), NotFoundGradients(p, g, {}), DeltaQueryGradients(p, g, {}), ReadKeyGradients(p, {}, {}),
-                        WrittenGradients(p, g, {}, nullptr), ErasedGradients(p, {}, {})});
-  } else {
-    RefuseOn(p.device, {QueryGradients(p, g), KeyGradients(p, g), ValueGradients(p, g)});
-  }
-  if (p.value_heads == 0) return;
+void Backward(Context& ctx, const Problem& given, const Gradients& g) {
+  Refuse(FormOnDevice(given), g);
+  if (given.value_heads == 0) return;
+  const ProblemOnDevice on_device(ctx, given);
+  const Problem& p = on_device.problem();
   const Launcher launcher(ctx, p);
-  if (p.delta != Delta::kNone) return DeltaGradients(launcher, p, g);
-  return p.normalize ? NormalizedGradients(launcher, p, g) : LinearGradients(launcher, p, g);
+  if (p.delta != Delta::kNone) return DeltaGradients(launcher, p, g, given.v);
+  return p.normalize ? NormalizedGradients(launcher, p, g, on_device.floors()) : LinearGradients(launcher, p, g);
 }
 
 }  // namespace heed::recurrence::cuda

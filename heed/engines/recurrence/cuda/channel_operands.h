@@ -5,8 +5,8 @@
 //   q~_t = exp(G_t - H) phi(q_t),  k~_t = exp(H - G_t) phi(k_t)
 //
 // so that a query's product with a key has the decays between them, and a state that decayed by exp(H) is read by the one and
-// written by the other before it decays by exp(H) again. No exponent is above -H: where that is too much for f32, tokens are
-// taken one by one.
+// written by the other before it decays by exp(H) again. What reads early, before its token decays the state, has G_{t-1} for G_t.
+// No exponent is above -H: where that is too much for f32, tokens are taken one by one.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_CHANNEL_OPERANDS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_CHANNEL_OPERANDS_H_
 
@@ -62,7 +62,8 @@ HEED_DEVICE float ElementOf(const Tile& tile, DType dtype, int row, int column) 
   return heed::cuda::LoadFloat<M>(tile.At(row, column), dtype, 0);
 }
 
-template <class M, DType kDType, int kKeys>
+// `kPlain`: all tokens decay, and read and write after they have.
+template <class M, int kKeys, bool kPlain>
 class ChannelOperands {
  public:
   using Tile = heed::cuda::SharedTile<kChunk, kKeys>;
@@ -82,7 +83,7 @@ class ChannelOperands {
   struct Source {
     SourceTile queries, keys, read_keys, log_decays;
     const Sum* log_decays_of_heads;  // [kChunk], where channels share them
-    bool skips_first;                // the first token has none of its own
+    uint32_t decayed;                // bits of the tokens that have one of their own
     bool has_queries;
     bool erases;  // read keys are written by, not read by
     int tokens;   // that have more than decays
@@ -93,9 +94,8 @@ class ChannelOperands {
     constexpr int kPairs = kKeys / 2, kOwn = kChunk * kPairs / kChunkThreads;  // channels together; tokens of a thread
     const int channel = m.thread() % kPairs * 2, first = m.thread() / kPairs * kOwn;
     const auto log_decay = [&](int t, int c) -> float {
-      if (t < begin || t >= end || p.decay == DecayKind::kNone) return 0;
+      if (t < begin || t >= end || p.decay == DecayKind::kNone || (!kPlain && (from.decayed >> t & 1) == 0)) return 0;
       if (p.decay != DecayKind::kKey) return from.log_decays_of_heads[t].high;
-      if (t == 0 && from.skips_first) return 0;
       return LogDecay(ElementOf<M>(from.log_decays, p.log_decay.dtype, t, c));
     };
     Sum sums[kOwn][2], total[2];
@@ -116,10 +116,21 @@ class ChannelOperands {
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 2; ++i) decays()[channel + i] = DecayOf<M>(half[i]);
     }
+    const DeviceRows& read_keys = p.read_key.data != nullptr ? p.read_key : from.erases ? p.q : p.k;
     HEED_DEVICE_UNROLL
     for (int i = 0; i < kOwn; ++i) {
       const int t = first + i;
-      const Sum later[2] = {sums[i][0] - half[0], sums[i][1] - half[1]}, sooner[2] = {half[0] - sums[i][0], half[1] - sums[i][1]};
+      // To a token, or to the one before it, which is where it reads early.
+      const auto sum = [&](int c, bool early) {
+        return !kPlain && early ? sums[i][c] - Sum{log_decay(t, channel + c), 0} : sums[i][c];
+      };
+      const bool of_rule = has_read_keys_ && !from.erases;
+      const auto reads = [&](int c, bool early) { return sum(c, early) - half[c]; };
+      // Where keys of gradients are those of queries, a write that decays has no value, but its product with itself would overflow.
+      const auto writes = [&](int c, bool early) { return half[c] - sum(c, early); };
+      const bool query_early = p.early && !of_rule, key_early = p.early && from.erases;
+      const Sum of_query[2] = {reads(0, query_early), reads(1, query_early)};
+      const Sum of_key[2] = {writes(0, key_early), writes(1, key_early)};
       const auto put = [&](int which, Map map, const Sum (&decays)[2], const auto& element) {
         float x[2];
         HEED_DEVICE_UNROLL
@@ -137,13 +148,17 @@ class ChannelOperands {
       const auto of = [&](const SourceTile& tile, DType dtype) {
         return [&tile, dtype, t](int c) { return ElementOf<M>(tile, dtype, t, c); };
       };
-      if (from.has_queries) put(0, p.query_map, later, of(from.queries, p.q.dtype));
+      if (from.has_queries) put(0, p.query_map, of_query, of(from.queries, p.q.dtype));
       if (p.complement_keys) {
-        put(1, Map::kIdentity, sooner, [&](int c) { return -expm1f(log_decay(t, c)); });
+        put(1, Map::kIdentity, of_key, [&](int c) { return -expm1f(log_decay(t, c)); });
       } else {
-        put(1, p.key_map, sooner, of(from.keys, p.k.dtype));
+        put(1, p.key_map, of_key, of(from.keys, p.k.dtype));
       }
-      if (has_read_keys_) put(2, p.key_map, from.erases ? sooner : later, of(from.read_keys, kDType));
+      if (has_read_keys_) {
+        const auto of_channel = [&](int c) { return of_rule ? reads(c, p.early) : writes(c, false); };
+        const Sum of_read_key[2] = {of_channel(0), of_channel(1)};
+        put(2, p.key_map, of_read_key, of(from.read_keys, read_keys.dtype));
+      }
     }
     return !(total[0].high >= kForgets && total[1].high >= kForgets);
   }

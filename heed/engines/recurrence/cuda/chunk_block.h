@@ -32,6 +32,15 @@
 //   D_t  = exp(g_{t+1}) (D_{t+1} - beta_{t+1} r_{t+1} dx_{t+1}^T) + scale q_t d_o_t^T,  dx_t = D_t^T k_t
 //   dq_t = scale S_t d_o_t,  dr_t = -beta_t exp(g_t) S_{t-1} dx_t,  dk_t = beta_t D_t x_t,  dv_t = beta_t dx_t
 //
+// Where tokens read before they decay the state, by their queries (a bonus) or by their read keys (RWKV-7), D has what that means
+// after it has decayed:
+//
+//   D_t = exp(g_{t+1}) D_{t+1} + scale q_{t+1} d_o_{t+1}^T,  or, of read keys,  - beta_{t+1} r_{t+1} dx_{t+1}^T
+//
+// Walks against time then decay in the token's own step, and what reads before that has the decays up to the token before
+// (channel_operands.h). So would what is written to D by a query that comes after a read key, were it not of another write, which
+// does not decay (problem_on_device.h).
+//
 // A walk leaves x, one against time with a substitution of its own leaves dx; the rest are walks as above whose keys or queries
 // are x and dx, of f32.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_CHUNK_BLOCK_H_
@@ -45,36 +54,32 @@
 #include "heed/cuda/pieces.h"
 #include "heed/cuda/shared_tile.h"
 #include "heed/engines/recurrence/cuda/channel_operands.h"
+#include "heed/engines/recurrence/cuda/chunk_rows.h"
 #include "heed/engines/recurrence/cuda/chunk_stage.h"
 #include "heed/engines/recurrence/cuda/params.h"
-#include "heed/engines/recurrence/cuda/state_block.h"
 
 namespace heed::recurrence::cuda {
 
-template <class M, DType kDType, int kKeys, bool kByChannel, Form kForm>
-class ChunkBlock : StateBlock<M, kKeys> {
-  using Base = StateBlock<M, kKeys>;
-  using Base::m_, Base::p_, Base::s_, Base::head_, Base::part_, Base::segment_, Base::lane_, Base::warp_, Base::state_,
-      Base::columns, Base::RowOf, Base::ColumnOf, Base::RowAt, Base::NumberAt;
-  using typename Base::Pairs;
-  using Shape = ChunkShape<kKeys, kByChannel>;
-  using Stage = ChunkStage<Shape>;
-  using Operands = ChannelOperands<M, kDType, kKeys>;
-  static constexpr int kTile = Shape::kTile;
-  static constexpr bool kDelta = kForm == Form::kDelta, kErases = kForm == Form::kDeltaGradients;
-  static constexpr bool kGeneral = kForm == Form::kGeneral || kErases, kHasReadKeys = kDelta || kErases;
-  static constexpr int kExact = heed::cuda::kExactPieces<kDType>;
+template <class M, int kKeys, bool kByChannel, Form kForm>
+class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
+  using Base = ChunkRows<M, kKeys, kByChannel, kForm>;
+  using Base::m_, Base::p_, Base::s_, Base::part_, Base::segment_, Base::lane_, Base::warp_, Base::state_, Base::columns,
+      Base::RowOf, Base::ColumnOf, Base::RowAt, Base::NumberAt;
+  using Base::kDelta, Base::kErases, Base::kGeneral, Base::kHasReadKeys, Base::has_read_key_, Base::by_column_, Base::early_,
+      Base::has_factors_, Base::late_, Base::tokens_, Base::shift_, Base::stage_bytes_;
+  using Base::BeginOf, Base::TileEnd, Base::Existing, Base::StageAt, Base::CopyTile, Base::NumbersOf, Base::PutNumbers,
+      Base::ShuffleSum, Base::DecayedTokens, Base::LogDecayOf, Base::ColumnLogDecay;
+  using Base::wide_outputs, Base::of_outputs, Base::of_values, Base::wide_values, Base::normalizes, Base::write_scale,
+      Base::value_map, Base::has_outputs, Base::finds, Base::has_queries, Base::has_output, Base::has_value;
+  using typename Base::Pairs, typename Base::Stage, typename Base::Numbers;
+  using Operands = ChannelOperands<M, kKeys, kForm == Form::kPlain>;
   static constexpr int kPieces = heed::cuda::kPieces;
-  static constexpr int kOfRow = kByChannel ? kPieces : kExact;  // of queries and keys
+  static constexpr int kOfRow = kByChannel ? kPieces : 1;  // of queries and keys
 
  public:
   HEED_DEVICE ChunkBlock(M& m, const ChunkParams& p)
-      : Base(m, p), has_read_key_(kHasReadKeys && p.read_key.data != nullptr),
-        by_column_(kForm == Form::kGeneral && p.value_decay.data != nullptr),
-        has_factors_(kForm == Form::kGeneral && p.beta.data != nullptr), strict_(kForm == Form::kGeneral && p.strict),
-        decays_(!kByChannel && p.decay != DecayKind::kNone), late_(kGeneral && p.late),
-        tokens_(late_ && p.final.data != nullptr ? s_.tokens + 1 : s_.tokens), shift_(kGeneral ? s_.shift : 0),
-        stage_bytes_(Shape::StageBytes(has_read_key_, by_column_, wide_values())), operands_(m.shared() + 2 * stage_bytes_, kHasReadKeys) {}
+      : Base(m, p), strict_(kForm == Form::kGeneral && p.strict), decays_(!kByChannel && p.decay != DecayKind::kNone),
+        operands_(m.shared() + 2 * stage_bytes_, kHasReadKeys) {}
 
   HEED_DEVICE void Run() {
     if (segment_ > 0 && BeginOf(segment_) >= tokens_) return;
@@ -106,106 +111,6 @@ class ChunkBlock : StateBlock<M, kKeys> {
   }
 
  private:
-  // The first token of a segment, or the end of the last one.
-  HEED_DEVICE int64_t BeginOf(int64_t segment) const {
-    const int64_t begin = segment * p_.segment_tokens - shift_;
-    return begin < 0 ? 0 : begin < tokens_ ? begin : tokens_;
-  }
-  HEED_DEVICE int64_t TileEnd(int64_t first, int64_t end) const {
-    const int64_t tile_end = ((first + shift_) / kTile + 1) * kTile - shift_;
-    return tile_end < end ? tile_end : end;
-  }
-  HEED_DEVICE bool wide_outputs() const { return (kGeneral || kDelta) && p_.o.dtype == DType::kF32; }
-  HEED_DEVICE bool wide_values() const { return kForm == Form::kGeneral && p_.v.dtype == DType::kF32; }
-  HEED_DEVICE bool normalizes() const { return kGeneral && p_.normalizes; }
-  HEED_DEVICE float write_scale() const { return kGeneral ? p_.write_scale : 1; }
-  HEED_DEVICE Map value_map() const { return kGeneral ? p_.value_map : Map::kIdentity; }
-  HEED_DEVICE bool has_outputs() const { return !p_.to_borders && (!kGeneral || p_.o.data != nullptr); }
-  HEED_DEVICE bool finds() const { return kDelta && wide_outputs(); }  // outputs are what read keys do not find
-  HEED_DEVICE bool has_queries() const { return kErases || (has_outputs() && !finds()); }
-  // A token's own log decay, of this column.
-  HEED_DEVICE float LogDecayOf(int64_t token, int column) const {
-    if (p_.decay == DecayKind::kConstant) return LogDecay(p_.log_decays[head_]);
-    if (p_.decay == DecayKind::kToken) return LogDecay(NumberAt(p_.log_decay, s_.log_decay, token));
-    return by_column_ ? LogDecay(NumberAt(p_.value_decay, s_.value_decay, token, column)) : 0;
-  }
-
-  HEED_DEVICE Stage StageAt(int64_t tile) const {
-    return {m_.shared() + (tile % 2 == 0 ? 0 : stage_bytes_), has_read_key_, kErases, wide_values()};
-  }
-
-  // Of `count` tokens, or one less where the last is nothing but a decay.
-  HEED_DEVICE int Existing(int64_t first, int count) const {
-    return first + count <= s_.tokens ? count : static_cast<int>(s_.tokens - first);
-  }
-  HEED_DEVICE void CopyTile(const Stage& stage, int64_t first, int count) const {
-    const int existing = Existing(first, count);
-    const auto copy = [&](const auto& tile, bool aligned, const DeviceRows& rows, int64_t of_sequence, int at, int size, int tokens,
-                          int64_t from) {
-      const int halves = rows.dtype == DType::kF32 ? 2 : 1;
-      tile.Copy(m_, aligned, halves * size, tokens, [&](int i) -> const uint16_t* {
-        const int64_t token = from + i < 0 ? 0 : from + i;
-        return static_cast<const uint16_t*>(rows.data) + halves * this->Place(rows, of_sequence, token, at);
-      });
-    };
-    const auto copy_rows = [&](const auto& tile, const DeviceRows& rows, int64_t of_sequence, int at, int size) {
-      copy(tile, p_.aligned, rows, of_sequence, at, size, existing, first);
-    };
-    if (has_queries()) copy_rows(stage.queries(), p_.q, s_.q, 0, p_.key_size);
-    if (!p_.complement_keys) copy_rows(stage.keys(), p_.k, s_.k, 0, p_.key_size);
-    if (has_read_key_) copy_rows(stage.read_keys(), p_.read_key, s_.read_key, 0, p_.key_size);
-    const int given = normalizes() && part_ == p_.parts - 1 ? columns() - 1 : columns();
-    if (value_map() == Map::kComplement) {
-      // they are made of decays
-    } else if (wide_values()) {
-      copy_rows(stage.wide_values(), p_.v, s_.v, part_ * kStrip, given);
-    } else {
-      copy_rows(stage.values(), p_.v, s_.v, part_ * kStrip, given);
-    }
-    const auto copy_decays = [&](const auto& tile, const DeviceRows& rows, int64_t of_sequence, int at, int size) {
-      copy(tile, p_.decays_aligned, rows, of_sequence, at, size, s_.tokens == 0 ? 0 : count, first - (late_ ? 1 : 0));
-    };
-    if constexpr (kByChannel) {
-      if (p_.decay == DecayKind::kKey) copy_decays(stage.log_decays(), p_.log_decay, s_.log_decay, 0, p_.key_size);
-    }
-    if (by_column_) copy_decays(stage.column_decays(), p_.value_decay, s_.value_decay, part_ * kStrip, columns());
-    m_.CommitCopies();
-  }
-
-  HEED_DEVICE Sum ShuffleSum(Sum sum, int lane) const {
-    lane &= heed::cuda::kWarp - 1;
-    return {m_.Shuffle(sum.high, lane), m_.Shuffle(sum.low, lane)};
-  }
-
-  // What thread `i` brings of token i of a tile.
-  struct Numbers {
-    float log_decay = 0, beta = 0;
-  };
-  HEED_DEVICE Numbers NumbersOf(int64_t first, int count) const {
-    Numbers numbers;
-    if (m_.thread() >= count) return numbers;
-    const int64_t token = first + m_.thread(), decayed = token - (late_ ? 1 : 0);
-    if (p_.decay == DecayKind::kConstant && decayed >= 0) numbers.log_decay = LogDecay(p_.log_decays[head_]);
-    if (p_.decay == DecayKind::kToken && decayed >= 0) {
-      numbers.log_decay = LogDecay(NumberAt(p_.log_decay, s_.log_decay, decayed));
-    }
-    if (kHasReadKeys || has_factors_) {  // a token's own, late or not
-      numbers.beta = p_.beta.data == nullptr ? 1 : token < s_.tokens ? NumberAt(p_.beta, s_.beta, token) : 0;
-    }
-    return numbers;
-  }
-  HEED_DEVICE void PutNumbers(const Stage& stage, Numbers numbers) const {
-    if (m_.thread() >= kTile) return;  // whole warps, where there are sums
-    Sum sum = {numbers.log_decay, 0};
-    HEED_DEVICE_UNROLL
-    for (int distance = 1; distance < kChunk && !kByChannel; distance *= 2) {
-      const Sum before = ShuffleSum(sum, lane_ - distance);
-      if (lane_ % kChunk >= distance) sum = before + sum;
-    }
-    stage.sums()[m_.thread()] = sum;
-    if (kHasReadKeys || has_factors_) stage.betas()[m_.thread()] = numbers.beta;
-  }
-
   // The tokens of a segment.
   HEED_DEVICE void Walk(int64_t begin, int64_t end) {
     if (begin >= end) return;
@@ -237,7 +142,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
       if (!has_outputs() || wide_outputs()) continue;
       m_.Sync();
       stage.values().Store(m_, p_.aligned, columns(), Existing(first, count),
-                           [&](int i) { return RowAt(p_.o, s_.o, first + i, part_ * kStrip); });
+                           [&](int i) { return has_output(first + i) ? RowAt(p_.o, s_.o, first + i, part_ * kStrip) : nullptr; });
     }
   }
   // The state after a block of tokens, or, against time, where the block before ends; or its products with the one kept there.
@@ -246,7 +151,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
     const int64_t block = (s_.tokens - after) / kBlock - 1;
     if (after >= s_.tokens) return;
     if (p_.products == nullptr) return this->StoreState(this->Kept(block), p_.value_size);
-    this->StoreProducts(block, [&](int column) { return LogDecayOf(after - 1, column); });
+    this->StoreProducts(block, [&](int column) { return late_ ? LogDecayOf(after - 1, column) : 0; });
   }
 
   HEED_DEVICE void ChunkOfTile(const Stage& stage, int64_t first, int row, int count) {
@@ -262,7 +167,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
                                               .read_keys = stage.read_keys(),
                                               .log_decays = stage.log_decays(),
                                               .log_decays_of_heads = stage.sums(),
-                                              .skips_first = late_ && first == 0,
+                                              .decayed = DecayedTokens(first),
                                               .has_queries = has_queries(),
                                               .erases = kErases,
                                               .tokens = Existing(first, count)};
@@ -299,10 +204,8 @@ class ChunkBlock : StateBlock<M, kKeys> {
     Sum half[2];      // H
   };
   HEED_DEVICE ColumnDecays ColumnDecaysOf(const Stage& stage, int64_t first, int row, int begin, int end) const {
-    const auto tile = stage.column_decays();
     const auto log_decay = [&](int t, int column) -> float {
-      if (t < begin || t >= end || column >= columns() || (late_ && first + row + t == 0)) return 0;
-      return LogDecay(ElementOf<M>(tile, p_.value_decay.dtype, row + t, column));
+      return t < begin || t >= end ? 0 : ColumnLogDecay(stage, first, row + t, column);
     };
     ColumnDecays decays;
     HEED_DEVICE_UNROLL
@@ -376,7 +279,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
       }
     });
     Pairs written;
-    uint32_t values[kExact][4];
+    uint32_t values[1][4];
     LoadValues(stage, first, row, begin, end, column_decays, written, values);
     if constexpr (kDelta) {
       HEED_DEVICE_UNROLL
@@ -392,13 +295,13 @@ class ChunkBlock : StateBlock<M, kKeys> {
       }
     }
     if (has_queries()) {
-      WeighPairs(sums, write_scale(), pairs);
+      WeighPairs(sums, write_scale(), pairs, has_own() ? betas : nullptr);
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 8; ++i) o[i / 4][i % 4] *= decays_ ? Exp<M>(sums[ColumnOf(i)]) : 1;
       AddWritten(pairs, written, values, o);
       if constexpr (kErases) Substitute(sums, betas, errors, o);
       if (has_outputs()) {
-        Finish(first + row, begin, end, column_decays, values, o);
+        Finish(stage, first, row, begin, end, column_decays, o);
         StoreOutputs(stage, first, row, begin, end, o);
       }
     }
@@ -417,20 +320,18 @@ class ChunkBlock : StateBlock<M, kKeys> {
   }
   // What tokens of [begin, end) write, as far as it is known without the state; and values as they are, unless they are of f32.
   HEED_DEVICE void LoadValues(const Stage& stage, int64_t first, int row, int begin, int end, const ColumnDecays& column_decays,
-                              Pairs& written, uint32_t (&values)[kExact][4]) const {
-    uint32_t turned[4] = {};
-    if (!wide_values()) {
-      uint32_t r[4];
-      stage.values().LoadTransposed(m_, row, 16 * warp_, r);
-      HEED_DEVICE_UNROLL
-      for (int i = 0; i < 4; ++i) turned[i] = r[i % 2 * 2 + i / 2];
-    }
+                              Pairs& written, uint32_t (&values)[1][4]) const {
+    uint32_t r[4] = {};
+    if (!wide_values()) stage.values().LoadTransposed(m_, row, 16 * warp_, r);
+    HEED_DEVICE_UNROLL
+    for (int i = 0; i < 4; ++i) values[0][i] = r[i % 2 * 2 + i / 2];
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
       const int t = ColumnOf(i), column = 16 * warp_ + RowOf(i);
-      const bool exists = t >= begin && t < end;
-      if (!exists) turned[i / 2] &= 0xFFFF0000u >> (i % 2 * 16);  // outputs stand there
-      float x = M::template Widen<kDType>(static_cast<uint16_t>(turned[i / 2] >> (i % 2 * 16)));
+      const bool exists = t >= begin && t < end && has_value(first + row + t);
+      if (!exists) values[0][i / 2] &= 0xFFFF0000u >> (i % 2 * 16);  // outputs stand there
+      const auto bits = static_cast<uint16_t>(values[0][i / 2] >> (i % 2 * 16));
+      float x = of_values() == DType::kF16 ? M::template Widen<DType::kF16>(bits) : M::template Widen<DType::kBF16>(bits);
       if (wide_values()) x = exists ? ElementOf<M>(stage.wide_values(), DType::kF32, row + t, column) : 0;
       if (normalizes() && part_ * kStrip + column == p_.value_size - 1) x = exists && first + row + t < s_.tokens ? 1 : 0;
       if (value_map() == Map::kComplement) {
@@ -443,7 +344,6 @@ class ChunkBlock : StateBlock<M, kKeys> {
       if (has_factors_) x *= stage.betas()[row + t];
       written[i / 4][i % 4] = by_column_ ? x * Exp<M>(Sum() - column_decays.later[i / 4][i % 4]) : x;
     }
-    heed::cuda::ToPieces<kDType, M>(turned, values);
   }
   // x_t -= sum_{j < t} beta_j exp(G_t - G_j) products_tj x_j, by which each token knows what those before have written.
   HEED_DEVICE void Substitute(const Sum* sums, const float* betas, Pairs& products, Pairs& x) const {
@@ -453,26 +353,26 @@ class ChunkBlock : StateBlock<M, kKeys> {
     this->AddCausally(true, products, x, x);
   }
   // What has been read as outputs.
-  HEED_DEVICE void Finish(int64_t first, int begin, int end, const ColumnDecays& column_decays,
-                          const uint32_t (&values)[kExact][4], Pairs& o) const {
+  HEED_DEVICE void Finish(const Stage& stage, int64_t first, int row, int begin, int end, const ColumnDecays& column_decays,
+                          Pairs& o) const {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
       float& x = o[i / 4][i % 4];
       x *= p_.scale;
-      if (by_column_) x *= Exp<M>(column_decays.later[i / 4][i % 4]);
+      const int t = ColumnOf(i), of_strip = 16 * warp_ + RowOf(i), column = part_ * kStrip + of_strip;
+      if (by_column_) {
+        const Sum own = {early_ && t >= begin && t < end ? ColumnLogDecay(stage, first, row + t, of_strip) : 0, 0};
+        x *= Exp<M>(column_decays.later[i / 4][i % 4] - own);
+      }
       if constexpr (kForm != Form::kGeneral) continue;
-      const int t = ColumnOf(i), column = part_ * kStrip + 16 * warp_ + RowOf(i);
-      if (t < begin || t >= end || first + t >= s_.tokens || column >= p_.value_size) continue;
+      if (t < begin || t >= end || first + row + t >= s_.tokens || column >= p_.value_size) continue;
       if (p_.skip.data != nullptr) {
-        float v = 0;
-        HEED_DEVICE_UNROLL
-        for (int piece = 0; piece < kExact; ++piece) {
-          v += M::template Widen<DType::kBF16>(static_cast<uint16_t>(values[piece][i / 2] >> (i % 2 * 16)));
-        }
+        const float v = wide_values() ? ElementOf<M>(stage.wide_values(), DType::kF32, row + t, of_strip)
+                                      : ElementOf<M>(stage.values(), of_values(), row + t, of_strip);
         x += NumberAt(p_.skip, 0, 0, column) * v;
       }
       if (p_.output_gate.data != nullptr) {
-        const float z = NumberAt(p_.output_gate, s_.output_gate, first + t, column);
+        const float z = NumberAt(p_.output_gate, s_.output_gate, first + row + t, column);
         x *= z / (1 + Exp<M>(-z));
       }
     }
@@ -484,8 +384,10 @@ class ChunkBlock : StateBlock<M, kKeys> {
       const float x = o[i / 4][i % 4];
       if (t < begin || t >= end) continue;
       if (!wide_outputs()) {
-        stage.values().Put(row + t, column, static_cast<uint16_t>(M::template Pack<kDType>(x, 0)));
-      } else if (column < columns() && first + row + t < s_.tokens) {
+        const uint32_t pair =
+            of_outputs() == DType::kF16 ? M::template Pack<DType::kF16>(x, 0) : M::template Pack<DType::kBF16>(x, 0);
+        stage.values().Put(row + t, column, static_cast<uint16_t>(pair));
+      } else if (column < columns() && first + row + t < s_.tokens && has_output(first + row + t)) {
         auto* outputs_of_f32 = static_cast<float*>(const_cast<void*>(p_.o.data));
         float& to = outputs_of_f32[this->Place(p_.o, s_.o, first + row + t, part_ * kStrip + column)];
         to = (kGeneral && p_.adds ? to : 0) + x;
@@ -494,7 +396,8 @@ class ChunkBlock : StateBlock<M, kKeys> {
   }
   // Values go into products as they are.
   HEED_DEVICE bool as_they_are() const {
-    return !kDelta && !by_column_ && !has_factors_ && !normalizes() && !wide_values() && value_map() == Map::kIdentity;
+    return !kDelta && !by_column_ && !has_factors_ && !normalizes() && of_values() == DType::kBF16 &&
+           value_map() == Map::kIdentity;
   }
 
   // 16 rows of a tile, or of its operands by piece.
@@ -504,9 +407,7 @@ class ChunkBlock : StateBlock<M, kKeys> {
       HEED_DEVICE_UNROLL
       for (int piece = 0; piece < kPieces; ++piece) operand(piece).LoadRows(m_, row, column, pieces[piece]);
     } else {
-      uint32_t r[4];
-      tile.LoadRows(m_, row, column, r);
-      heed::cuda::ToPieces<kDType, M>(r, pieces);
+      tile.LoadRows(m_, row, column, pieces[0]);
     }
   }
   // a b^T, of 16 rows each.
@@ -516,22 +417,24 @@ class ChunkBlock : StateBlock<M, kKeys> {
     heed::cuda::MultiplyPieces(m_, a, heed::cuda::WordsOf(b, 1, 3).at, products[1]);
   }
 
-  // What token j's key means to token t, decayed on the way; 0 before it, or up to it.
-  HEED_DEVICE void WeighPairs(const Sum* sums, float factor, Pairs& pairs) const {
+  HEED_DEVICE bool has_own() const { return early_ && p_.beta.data != nullptr; }
+  // What token j's key means to token t, decayed on the way; 0 before it, or up to it, but for what `own` says of t itself.
+  HEED_DEVICE void WeighPairs(const Sum* sums, float factor, Pairs& pairs, const float* own = nullptr) const {
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) {
       const int t = RowOf(i), j = ColumnOf(i);
       float& x = pairs[i / 4][i % 4];
-      x = j > t || (strict_ && j == t) ? 0 : factor * (decays_ ? x * Exp<M>(sums[t] - sums[j]) : x);
+      if (own != nullptr && j == t) x = own[t];
+      x = j > t || (strict_ && own == nullptr && j == t) ? 0 : factor * (decays_ ? x * Exp<M>(sums[t] - sums[j]) : x);
     }
   }
 
   // o^T += W^T P^T. What is not finite is added by itself, lest it reach tokens before it: 0 NaN is NaN.
-  HEED_DEVICE void AddWritten(const Pairs& pairs, const Pairs& written, const uint32_t (&values)[kExact][4], Pairs& o) const {
+  HEED_DEVICE void AddWritten(const Pairs& pairs, const Pairs& written, const uint32_t (&values)[1][4], Pairs& o) const {
     bool finite = true;
     HEED_DEVICE_UNROLL
     for (int i = 0; i < 8; ++i) finite &= fabsf(written[i / 4][i % 4]) <= 3.4028234e38f;
-    if (m_.Any(!finite)) return this->AddCausally(strict_, pairs, written, o);
+    if (m_.Any(!finite)) return this->AddCausally(strict_ && !has_own(), pairs, written, o);
     uint32_t weights[kPieces][4];
     heed::cuda::SplitResults<M>(pairs[0], pairs[1], weights);
     if (as_they_are()) return MultiplyRows(values, weights, o);
@@ -567,20 +470,15 @@ class ChunkBlock : StateBlock<M, kKeys> {
         HEED_DEVICE_UNROLL
         for (int piece = 0; piece < kPieces; ++piece) operand(piece).LoadTransposed(m_, row, 16 * e, keys[piece]);
       } else {
-        uint32_t r[4];
-        tile.LoadTransposed(m_, row, 16 * e, r);
-        heed::cuda::ToPieces<kDType, M>(r, keys);
+        tile.LoadTransposed(m_, row, 16 * e, keys[0]);
       }
       heed::cuda::MultiplyPieces(m_, rows, heed::cuda::WordsOf(keys, 0, 1).at, state_[2 * e]);
       heed::cuda::MultiplyPieces(m_, rows, heed::cuda::WordsOf(keys, 2, 3).at, state_[2 * e + 1]);
     });
   }
 
-  const bool has_read_key_, by_column_, has_factors_, strict_;
+  const bool strict_;
   const bool decays_;  // by one number per token
-  const bool late_;
-  const int64_t tokens_;  // of the walk: where the last one's decay comes late, one more brings it to the final state
-  const int shift_, stage_bytes_;
   const Operands operands_;
 };
 

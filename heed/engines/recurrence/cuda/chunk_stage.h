@@ -21,7 +21,7 @@ enum class Form {
   kDeltaGradients,
 };
 
-// `kByChannel`: channels decay each by itself, or are mapped, or queries and keys are of f32.
+// `kByChannel`: channels decay each by itself, or are mapped, or queries and keys are not of bf16.
 template <int kKeys, bool kByChannel>
 struct ChunkShape {
   static constexpr int kChannels = kKeys;

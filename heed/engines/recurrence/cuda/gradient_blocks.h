@@ -5,14 +5,17 @@
 //
 //   X_t = X_{t+1} + q_t . dq_t - k_t . dk_t,  dlog_decay_t = X_t
 //
-// where a delta rule's token, which reads by r_t as well, has r_t . dr_t besides.
+// where a delta rule's token, which reads by r_t as well, has r_t . dr_t besides, and one that reads before it decays has
+// q_t . dq_t for X of the token before it alone.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_GRADIENT_BLOCKS_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_GRADIENT_BLOCKS_H_
 
+#include <cmath>
 #include <cstdint>
 
 #include "heed/core/dtype.h"
 #include "heed/cuda/machine.h"
+#include "heed/cuda/numbers.h"
 #include "heed/engines/recurrence/cuda/channel_operands.h"
 #include "heed/engines/recurrence/cuda/params.h"
 
@@ -22,31 +25,40 @@ using heed::cuda::SumOfWarp;
 
 inline constexpr int kGradientThreads = 128;
 
-// Where a sequence's rows begin, in elements, and which token and block of all sequences' is its first.
+// Where a sequence's rows begin, in elements, and which token and block of all sequences' is its first. Where tokens write
+// several times, each write counts as one.
 struct GradientSequence {
-  int64_t q, k, read_key, beta, log_decay, to, first_token, first_block, tokens, d_final;
+  int64_t q, k, v, d_o, read_key, beta, log_decay, to, first_token, first_block, tokens, d_final, state;
 };
 
-// Rows of f32 of value heads, less others, times beta, summed over those that share one of `to`, times the slope of the map, or
-// divided by one more element of theirs plus eps; or zeros.
+// Rows of f32 of value heads, less others, each times factors of its elements, at a sequence's v and d_o, times beta, summed over
+// those that share one of `to`, times the slope of the map, or divided by one more element of theirs plus eps; or zeros.
 struct GatherParams {
   const float *from = nullptr, *less = nullptr;  // [token][value head][row]; null: zeros
+  DeviceRows from_factors, less_factors;         // absent: 1
   DeviceRows q, beta, to;                        // q: what was mapped, or none
   Map map = Map::kIdentity;
   int32_t value_heads = 1, group = 1, size = 1, row = 1;  // row: of `from`, which may have more
   bool divides = false;
+  const float* floors = nullptr;  // [token][value head], of what divides; or none
   float eps = 0;
+  int32_t writes = 1;
+  int32_t slots = 1, slot = 0;  // so many rows of `from` for each of `to`
   GradientSequence sequences[kMostSequences] = {};
 };
 
 // What a delta rule writes to k and finds by read keys, dk and dr, lacks beta, and dr its sign.
 struct DecayGradientParams {
-  const float *dq, *dk, *dr;  // [token][value head][K]; dr: or none
+  const float *dq, *dk, *dr;  // [token][value head][K], of dk and dr of writes; dr: or none
   const float* products;      // [block][value head][K]
   DeviceRows q, k, read_key, beta, to;
+  // Of gates that are exponentials, at a sequence's v and d_o: those that decays are the log sigmoid of, and what keys have as
+  // their gradient, summed over channels, which is that of input gates.
+  DeviceRows forget_gate, d_input_gate;
   bool by_channel;
+  bool queries_early, read_keys_early;  // tokens read by them before they decay the state
   bool complement_keys;  // k are log decays that keys are made of, whose gradients have dk's besides
-  int32_t value_heads, key_size;
+  int32_t value_heads, key_size, writes;
   GradientSequence sequences[kMostSequences] = {};
 };
 
@@ -57,7 +69,8 @@ struct ProductParams {
   DeviceRows log_decay;
   float* products;  // [block][value head][K]
   bool by_channel;
-  int32_t value_heads, key_size, value_size;
+  bool early;  // D has decayed already
+  int32_t value_heads, key_size, value_size, writes;
   GradientSequence sequences[kMostSequences] = {};
 };
 
@@ -65,14 +78,15 @@ struct ProductParams {
 struct DotParams {
   const float *a, *b;  // [token][value head][size]
   DeviceRows to;
-  int32_t value_heads, size;
+  int32_t value_heads, size, writes;
   GradientSequence sequences[kMostSequences] = {};
 };
 
 // Of a normalised head, whose sums are [numerators, denominator]: what it takes to be a head of one column more that is not,
-// values [v, 1] and gradients [d_o / x, -<d_o, numerators> / x^2] of its outputs, with x = denominator + eps.
+// values [v, 1] and gradients [d_o / x, -<d_o, numerators> / x^2] of its outputs, with x = denominator + eps, or its size.
 struct DenormalizeParams {
   const float* sums;             // [token][value head][V + 1]
+  const float* floors;           // [token][value head], of denominators; or none
   float *values, *d_sums;        // written, likewise
   DeviceRows v, d_o;
   int32_t value_heads, value_size;
@@ -87,13 +101,29 @@ struct StateCopyParams {
   int32_t key_size, value_size;
 };
 
-// Gradients of decays that are constants of heads: sums over all tokens.
+// What RWKV-7 reads and writes as two writes of a token: keys b and k, read keys -a and 0. A sequence has b's place as v.
+struct SplitParams {
+  DeviceRows k, b, a;
+  DeviceRows keys, read_keys;  // written, both at a sequence's `to`
+  int32_t size;
+  GradientSequence sequences[kMostSequences] = {};
+};
+
+// Products of two tensors' elements, at a sequence's q and k, by value head.
+struct MultiplyParams {
+  DeviceRows a, b, to;
+  int32_t size;
+  GradientSequence sequences[kMostSequences] = {};
+};
+
+// Gradients of constants of heads: sums over all tokens, or blocks of them.
 struct TokenSumParams {
-  const float* from;  // [token][value head]
+  const float* from;  // [token][value head][size]
   int64_t tokens;
-  int32_t value_heads;
+  int32_t value_heads, size;
   DeviceRows to;
 };
+inline constexpr int kSummedColumns = heed::cuda::kWarp;  // of a block
 
 template <class M>
 HEED_DEVICE void StoreFloat(const DeviceRows& rows, int64_t i, float x) {
@@ -115,9 +145,14 @@ HEED_DEVICE float SlopeOf(Map map, float x) {
 
 // A token's number of a value head, or what is meant where there is none.
 template <class M>
-HEED_DEVICE float NumberOf(const DeviceRows& rows, int64_t first, int64_t t, int head, float absent) {
+HEED_DEVICE float NumberOf(const DeviceRows& rows, int64_t first, int64_t t, int head, float absent, int writes = 1) {
   if (rows.data == nullptr) return absent;
-  return heed::cuda::LoadFloat<M>(rows.data, rows.dtype, first + t * rows.token_stride + head * rows.head_stride);
+  return heed::cuda::LoadFloat<M>(rows.data, rows.dtype, first + OfToken(rows, t, writes) + head * rows.head_stride);
+}
+
+// What divides outputs, but for eps: z_t . q_t, or its size, and no less than a floor.
+HEED_DEVICE float Denominator(float product, const float* floor) {
+  return floor == nullptr ? product : fabsf(product) < *floor ? *floor : fabsf(product);
 }
 
 // 64 tokens of a head of `to`.
@@ -139,21 +174,29 @@ class GatherBlock {
       if (p_.from != nullptr || p_.less != nullptr) {
         for (int k = 0; k < p_.group; ++k) {
           const int value_head = head * p_.group + k;
-          const int64_t at = ((s.first_token + t) * p_.value_heads + value_head) * row + e;
-          sum += NumberOf<M>(p_.beta, s.beta, t, value_head, 1) *
-                 ((p_.from == nullptr ? 0 : p_.from[at]) - (p_.less == nullptr ? 0 : p_.less[at]));
+          const int64_t at = (((s.first_token + t) * p_.slots + p_.slot) * p_.value_heads + value_head) * row + e;
+          sum += NumberOf<M>(p_.beta, s.beta, t, value_head, 1, p_.writes) *
+                 ((p_.from == nullptr ? 0 : p_.from[at] * Factor(p_.from_factors, s.v, t, value_head, e)) -
+                  (p_.less == nullptr ? 0 : p_.less[at] * Factor(p_.less_factors, s.d_o, t, value_head, e)));
         }
-        if (p_.divides) sum /= p_.from[((s.first_token + t) * p_.value_heads + head) * row + p_.size] + p_.eps;
+        if (p_.divides) {
+          const int64_t at = (s.first_token + t) * p_.value_heads + head;
+          sum /= Denominator(p_.from[at * row + p_.size], p_.floors == nullptr ? nullptr : p_.floors + at) + p_.eps;
+        }
         if (p_.map != Map::kIdentity) {
           sum *= SlopeOf<M>(p_.map, heed::cuda::LoadFloat<M>(p_.q.data, p_.q.dtype,
                                                              s.q + t * p_.q.token_stride + head * p_.q.head_stride + e));
         }
       }
-      StoreFloat<M>(p_.to, s.to + t * p_.to.token_stride + head * p_.to.head_stride + e, sum);
+      StoreFloat<M>(p_.to, s.to + OfToken(p_.to, t, p_.writes) + head * p_.to.head_stride + e, sum);
     }
   }
 
  private:
+  HEED_DEVICE float Factor(const DeviceRows& rows, int64_t first, int64_t t, int head, int64_t e) const {
+    return NumberOf<M>(rows, first + e, t, head / rows.group, 1, p_.writes);
+  }
+
   M& m_;
   const GatherParams& p_;
 };
@@ -175,8 +218,10 @@ class DecayGradientBlock {
       for (int e = m_.thread(); e < p_.key_size; e += m_.num_threads()) {
         float x = products[e];
         for (int64_t t = end_ - 1; t >= begin_; --t) {
-          x += Difference(t, e);
-          StoreFloat<M>(p_.to, Place(t) + e, x + OfComplement(t, e));
+          const float of_query = OfQuery(t, e), of_read_key = OfReadKey(t, e);
+          x += (p_.queries_early ? 0 : of_query) - OfKey(t, e) - (p_.read_keys_early ? 0 : of_read_key);
+          if (IsFirst(t)) StoreFloat<M>(p_.to, Place(t) + e, x + OfComplement(t, e));
+          x += (p_.queries_early ? of_query : 0) - (p_.read_keys_early ? of_read_key : 0);
         }
       }
       return;
@@ -184,43 +229,67 @@ class DecayGradientBlock {
     float* differences = reinterpret_cast<float*>(m_.shared());  // [kBlock]
     const int lane = m_.thread() % heed::cuda::kWarp, warp = m_.thread() / heed::cuda::kWarp;
     for (int64_t t = begin_ + warp; t < end_; t += m_.num_threads() / heed::cuda::kWarp) {
-      float sum = 0;
-      for (int e = lane; e < p_.key_size; e += heed::cuda::kWarp) sum += Difference(t, e);
+      float sum = 0, of_keys = 0;
+      for (int e = lane; e < p_.key_size; e += heed::cuda::kWarp) {
+        const float of_key = OfKey(t, e) + OfReadKey(t, e);
+        sum += OfQuery(t, e) - of_key;
+        of_keys += of_key;
+      }
       sum = SumOfWarp(m_, sum);
-      if (lane == 0) differences[t - begin_] = sum;
+      of_keys = SumOfWarp(m_, of_keys);
+      if (lane != 0) continue;
+      differences[t - begin_] = sum;
+      if (p_.d_input_gate.data == nullptr) continue;
+      StoreFloat<M>(p_.d_input_gate, s_.d_o + t * p_.d_input_gate.token_stride + head_ * p_.d_input_gate.head_stride, of_keys);
     }
     m_.Sync();
     if (warp != 0) return;
     float x = 0;
     for (int e = lane; e < p_.key_size; e += heed::cuda::kWarp) x += products[e];
     x = SumOfWarp(m_, x);
-    if (lane != 0) return;
+    if (lane != 0 || p_.to.data == nullptr) return;
     for (int64_t t = end_ - 1; t >= begin_; --t) {
       x += differences[t - begin_];
-      StoreFloat<M>(p_.to, Place(t), x);
+      const float slope = p_.forget_gate.data == nullptr
+                              ? 1
+                              : heed::cuda::SigmoidsOf<M>(NumberOf<M>(p_.forget_gate, s_.v, t, head_, 0)).complement;
+      if (IsFirst(t)) StoreFloat<M>(p_.to, Place(t), x * slope);
     }
   }
 
  private:
-  HEED_DEVICE int64_t Place(int64_t t) const { return s_.to + t * p_.to.token_stride + head_ * p_.to.head_stride; }
+  HEED_DEVICE bool IsFirst(int64_t t) const { return t % p_.writes == 0; }  // of a token's writes, which it decays before
+  HEED_DEVICE int64_t Place(int64_t t) const {
+    return s_.to + OfToken(p_.to, t, p_.writes) + head_ * p_.to.head_stride;
+  }
   HEED_DEVICE float OfComplement(int64_t t, int e) const {
     if (!p_.complement_keys) return 0;
     const int64_t row = (s_.first_token + t) * p_.value_heads + head_;
     const int64_t at = s_.k + t * p_.k.token_stride + head_ / p_.k.group * p_.k.head_stride + e;
     return SlopeOf<M>(Map::kComplement, heed::cuda::LoadFloat<M>(p_.k.data, p_.k.dtype, at)) * p_.dk[row * p_.key_size + e];
   }
-  // q_t dq_t - beta_t (k_t dk_t + r_t dr_t) of a channel.
-  HEED_DEVICE float Difference(int64_t t, int e) const {
-    const int64_t at = ((s_.first_token + t) * p_.value_heads + head_) * p_.key_size + e;
-    const auto of = [&](const DeviceRows& rows, int64_t first) {
-      return heed::cuda::LoadFloat<M>(rows.data, rows.dtype,
-                                      first + t * rows.token_stride + head_ / rows.group * rows.head_stride + e);
-    };
-    const float k = p_.complement_keys ? Mapped<M>(Map::kComplement, of(p_.k, s_.k)) : of(p_.k, s_.k);
-    float of_keys = k * p_.dk[at];
-    if (p_.dr != nullptr) of_keys += of(p_.read_key, s_.read_key) * p_.dr[at];
-    return of(p_.q, s_.q) * p_.dq[at] - NumberOf<M>(p_.beta, s_.beta, t, head_, 1) * of_keys;
+  HEED_DEVICE int64_t InMemory(int64_t t, int e) const {
+    return ((s_.first_token + t) * p_.value_heads + head_) * p_.key_size + e;
   }
+  HEED_DEVICE float Of(const DeviceRows& rows, int64_t first, int64_t t, int e) const {
+    return heed::cuda::LoadFloat<M>(rows.data, rows.dtype,
+                                    first + OfToken(rows, t, p_.writes) + head_ / rows.group * rows.head_stride + e);
+  }
+  // q_t dq_t of a channel.
+  HEED_DEVICE float OfQuery(int64_t t, int e) const {
+    if (t % p_.writes != p_.writes - 1) return 0;  // it reads after its last write
+    const int64_t row = ((s_.first_token + t) / p_.writes) * p_.value_heads + head_;
+    return Of(p_.q, s_.q, t, e) * p_.dq[row * p_.key_size + e];
+  }
+  // beta_t k_t dk_t and beta_t r_t dr_t of a channel.
+  HEED_DEVICE float OfKey(int64_t t, int e) const {
+    const float given = Of(p_.k, s_.k, t, e), k = p_.complement_keys ? Mapped<M>(Map::kComplement, given) : given;
+    return Beta(t) * (k * p_.dk[InMemory(t, e)]);
+  }
+  HEED_DEVICE float OfReadKey(int64_t t, int e) const {
+    return p_.dr == nullptr ? 0 : Beta(t) * (Of(p_.read_key, s_.read_key, t, e) * p_.dr[InMemory(t, e)]);
+  }
+  HEED_DEVICE float Beta(int64_t t) const { return NumberOf<M>(p_.beta, s_.beta, t, head_, 1, p_.writes); }
 
   M& m_;
   const DecayGradientParams& p_;
@@ -252,8 +321,9 @@ class ProductBlock {
                              : p_.d_states[block * size + int64_t{v} * p_.key_size + k];
         sum += d * p_.states[block * size + int64_t{v} * p_.key_size + k];
       }
-      if (!last) {
-        const int64_t at = s.log_decay + end * p_.log_decay.token_stride + head * p_.log_decay.head_stride + (p_.by_channel ? k : 0);
+      if (!last && !p_.early && end % p_.writes == 0) {
+        const int64_t of_head = head * p_.log_decay.head_stride + (p_.by_channel ? k : 0);
+        const int64_t at = s.log_decay + OfToken(p_.log_decay, end, p_.writes) + of_head;
         sum *= Exp<M>(LogDecay(heed::cuda::LoadFloat<M>(p_.log_decay.data, p_.log_decay.dtype, at)));
       }
       p_.products[block * p_.key_size + k] = sum;
@@ -282,7 +352,7 @@ class DotBlock {
       float sum = 0;
       for (int e = lane; e < p_.size; e += heed::cuda::kWarp) sum += p_.a[row + e] * p_.b[row + e];
       sum = SumOfWarp(m_, sum);
-      if (lane == 0) StoreFloat<M>(p_.to, s.to + t * p_.to.token_stride + head * p_.to.head_stride, sum);
+      if (lane == 0) StoreFloat<M>(p_.to, s.to + OfToken(p_.to, t, p_.writes) + head * p_.to.head_stride, sum);
     }
   }
 
@@ -291,7 +361,7 @@ class DotBlock {
   const DotParams& p_;
 };
 
-// 64 tokens of a value head. A sequence has v's place as q and d_o's as k.
+// 64 tokens of a value head.
 template <class M>
 class DenormalizeBlock {
  public:
@@ -305,18 +375,21 @@ class DenormalizeBlock {
     const int64_t begin = int64_t{m_.block(0)} * kBlock, end = begin + kBlock < s.tokens ? begin + kBlock : s.tokens;
     for (int64_t t = begin + m_.thread() / heed::cuda::kWarp; t < end; t += kGradientThreads / heed::cuda::kWarp) {
       const int64_t row = ((s.first_token + t) * p_.value_heads + head) * (size + 1);
-      const float inverse = 1 / (p_.sums[row + size] + p_.eps);
+      const float product = p_.sums[row + size];
+      const float* floor = p_.floors == nullptr ? nullptr : p_.floors + row / (size + 1);
+      const float inverse = 1 / (Denominator(product, floor) + p_.eps);
       float dot = 0;
       for (int e = lane; e < size; e += heed::cuda::kWarp) {
-        const float d = NumberOf<M>(p_.d_o, s.k + e, t, head, 0);
-        p_.values[row + e] = NumberOf<M>(p_.v, s.q + e, t, head, 0);
+        const float d = NumberOf<M>(p_.d_o, s.d_o + e, t, head, 0);
+        p_.values[row + e] = NumberOf<M>(p_.v, s.v + e, t, head, 0);
         p_.d_sums[row + e] = d * inverse;
         dot += d * (p_.sums[row + e] * inverse);
       }
       dot = SumOfWarp(m_, dot);
       if (lane != 0) continue;
       p_.values[row + size] = 1;
-      p_.d_sums[row + size] = -dot * inverse;
+      const float slope = floor == nullptr ? 1 : fabsf(product) <= *floor ? 0 : product < 0 ? -1 : 1;
+      p_.d_sums[row + size] = -dot * inverse * slope;
     }
   }
 
@@ -348,7 +421,62 @@ class StateCopyBlock {
   const StateCopyParams& p_;
 };
 
-// A value head.
+// 64 tokens of a head of keys.
+template <class M>
+class SplitBlock {
+ public:
+  static constexpr int kSharedBytes = 0;
+
+  HEED_DEVICE SplitBlock(M& m, const SplitParams& p) : m_(m), p_(p) {}
+
+  HEED_DEVICE void Run() const {
+    const GradientSequence& s = p_.sequences[m_.block(2)];
+    const int64_t begin = int64_t{m_.block(0)} * kBlock * p_.size;
+    for (int64_t i = begin + m_.thread(); i < begin + kBlock * p_.size; i += m_.num_threads()) {
+      const int64_t t = i / p_.size, e = i % p_.size;
+      if (t >= s.tokens) return;
+      const auto put = [&](const DeviceRows& rows, int write, float x) {
+        StoreFloat<M>(rows, s.to + t * rows.token_stride + write * rows.write_stride + m_.block(1) * rows.head_stride + e, x);
+      };
+      const auto of = [&](const DeviceRows& rows, int64_t first) { return NumberOf<M>(rows, first + e, t, m_.block(1), 0); };
+      put(p_.keys, 0, of(p_.b, s.v));
+      put(p_.keys, 1, of(p_.k, s.k));
+      put(p_.read_keys, 0, -of(p_.a, s.read_key));
+      put(p_.read_keys, 1, 0);
+    }
+  }
+
+ private:
+  M& m_;
+  const SplitParams& p_;
+};
+
+// 64 tokens of a value head.
+template <class M>
+class MultiplyBlock {
+ public:
+  static constexpr int kSharedBytes = 0;
+
+  HEED_DEVICE MultiplyBlock(M& m, const MultiplyParams& p) : m_(m), p_(p) {}
+
+  HEED_DEVICE void Run() const {
+    const GradientSequence& s = p_.sequences[m_.block(2)];
+    const int head = m_.block(1);
+    const int64_t begin = int64_t{m_.block(0)} * kBlock * p_.size;
+    for (int64_t i = begin + m_.thread(); i < begin + kBlock * p_.size; i += m_.num_threads()) {
+      const int64_t t = i / p_.size, e = i % p_.size;
+      if (t >= s.tokens) return;
+      const float a = NumberOf<M>(p_.a, s.q + e, t, head / p_.a.group, 1), b = NumberOf<M>(p_.b, s.k + e, t, head / p_.b.group, 1);
+      StoreFloat<M>(p_.to, s.to + t * p_.to.token_stride + head * p_.to.head_stride + e, a * b);
+    }
+  }
+
+ private:
+  M& m_;
+  const MultiplyParams& p_;
+};
+
+// 32 columns of a value head, or one; the other threads have other tokens.
 template <class M>
 class TokenSumBlock {
  public:
@@ -357,18 +485,20 @@ class TokenSumBlock {
   HEED_DEVICE TokenSumBlock(M& m, const TokenSumParams& p) : m_(m), p_(p) {}
 
   HEED_DEVICE void Run() const {
-    const int thread = m_.thread(), head = m_.block(1);
+    const int thread = m_.thread(), head = m_.block(1), width = p_.size == 1 ? 1 : kSummedColumns;
+    const int column = m_.block(0) * kSummedColumns + thread % width;
     Sum* sums = reinterpret_cast<Sum*>(m_.shared());
     Sum sum;
-    for (int64_t t = thread; t < p_.tokens; t += kGradientThreads) {
-      sum = sum + Sum{p_.from[t * p_.value_heads + head], 0};
+    for (int64_t t = thread / width; t < p_.tokens && column < p_.size; t += kGradientThreads / width) {
+      sum = sum + Sum{p_.from[(t * p_.value_heads + head) * p_.size + column], 0};
     }
     sums[thread] = sum;
-    for (int count = kGradientThreads / 2; count > 0; count /= 2) {
+    for (int count = kGradientThreads / 2; count >= width; count /= 2) {
       m_.Sync();
       if (thread < count) sums[thread] = sums[thread] + sums[thread + count];
     }
-    if (thread == 0) StoreFloat<M>(p_.to, head * p_.to.head_stride, sums[0].high + sums[0].low);
+    if (thread >= width || column >= p_.size) return;
+    StoreFloat<M>(p_.to, head * p_.to.head_stride + column, sums[thread].high + sums[thread].low);
   }
 
  private:

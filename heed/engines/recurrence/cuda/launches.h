@@ -1,4 +1,4 @@
-// The kernels that there are, of bf16: by key channels, which zeros fill up, with and without a delta rule.
+// The kernels that there are: by key channels, which zeros fill up, with and without a delta rule.
 #ifndef HEED_ENGINES_RECURRENCE_CUDA_LAUNCHES_H_
 #define HEED_ENGINES_RECURRENCE_CUDA_LAUNCHES_H_
 
@@ -6,8 +6,10 @@
 #include <type_traits>
 
 #include "heed/cuda/library.h"
+#include "heed/engines/recurrence/cuda/bonus_blocks.h"
 #include "heed/engines/recurrence/cuda/chunk_block.h"
 #include "heed/engines/recurrence/cuda/chunk_stage.h"
+#include "heed/engines/recurrence/cuda/gate_blocks.h"
 #include "heed/engines/recurrence/cuda/gradient_blocks.h"
 #include "heed/engines/recurrence/cuda/params.h"
 
@@ -22,16 +24,17 @@ auto WithShape(int64_t keys, const F& f) {
   return f(ChunkShape<128, kByChannel>());
 }
 inline Form FormOf(const ChunkParams& p) {
-  if (p.delta != DeltaKind::kNone) return p.delta == DeltaKind::kRule ? Form::kDelta : Form::kDeltaGradients;
-  const bool is_general = p.value_decay.data != nullptr || p.value_map != Map::kIdentity || p.late || p.strict ||
+  if (p.delta != DeltaKind::kNone) return p.delta == DeltaKind::kGradients ? Form::kDeltaGradients : Form::kDelta;
+  const bool is_general = p.value_decay.data != nullptr || p.value_map != Map::kIdentity || p.late || p.strict || p.early || p.reads_only ||
                           p.write_scale != 1 || p.kept != nullptr || p.normalizes || p.beta.data != nullptr ||
-                          p.v.dtype == DType::kF32 || p.skip.data != nullptr || p.output_gate.data != nullptr ||
-                          p.o.dtype == DType::kF32 || p.o.data == nullptr;
+                          p.v.dtype != DType::kBF16 || p.skip.data != nullptr || p.output_gate.data != nullptr ||
+                          p.o.dtype != DType::kBF16 || p.o.data == nullptr;
   return is_general ? Form::kGeneral : Form::kPlain;
 }
+// Where operands are made, which they may be of any dtype.
 inline bool IsByChannel(const ChunkParams& p) {
   return p.decay == DecayKind::kKey || p.query_map != Map::kIdentity || p.key_map != Map::kIdentity ||
-         p.q.dtype == DType::kF32 || p.k.dtype == DType::kF32;
+         p.q.dtype != DType::kBF16 || p.k.dtype != DType::kBF16;
 }
 
 template <Form kForm>
@@ -67,6 +70,11 @@ struct Launches {
   const char* (*denormalize)(const heed::cuda::Launch& launch, const DenormalizeParams& params);
   const char* (*copy_states)(const heed::cuda::Launch& launch, const StateCopyParams& params);
   const char* (*token_sums)(const heed::cuda::Launch& launch, const TokenSumParams& params);
+  const char* (*gates)(const heed::cuda::Launch& launch, const GateParams& params);
+  const char* (*multiply)(const heed::cuda::Launch& launch, const MultiplyParams& params);
+  const char* (*split)(const heed::cuda::Launch& launch, const SplitParams& params);
+  const char* (*bonus_weights)(const heed::cuda::Launch& launch, const BonusParams& params);
+  const char* (*bonus_gradients)(const heed::cuda::Launch& launch, const BonusParams& params);
 };
 
 }  // namespace heed::recurrence::cuda

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "heed/core/dtype.h"
+#include "heed/cuda/machine.h"
 
 namespace heed::recurrence::cuda {
 
@@ -14,7 +15,15 @@ struct DeviceRows {
   DType dtype = DType::kF32;
   int64_t token_stride = 0, head_stride = 0;
   int32_t group = 1;
+  int64_t write_stride = 0;  // 0 where all writes of a token have its row
 };
+
+// Where the row of write t is: kernels count writes, so many to a token.
+HEED_DEVICE int64_t OfToken(const DeviceRows& rows, int64_t t, int32_t writes) {
+  if (writes == 1) return t * rows.token_stride;
+  const auto write = static_cast<uint32_t>(t), of_each = static_cast<uint32_t>(writes);
+  return write / of_each * rows.token_stride + write % of_each * rows.write_stride;
+}
 
 // S over (head, K, V), f32.
 struct DeviceStates {
@@ -25,7 +34,7 @@ struct DeviceStates {
 // A Sequence, and where what is its own begins, in elements.
 struct DeviceSequence {
   int64_t q, k, v, o, log_decay, value_decay, beta, read_key, output_gate, initial, final, initial_z, final_z;
-  int64_t tokens;
+  int64_t tokens;       // or writes of them, where there are several
   int64_t borders;      // states at the ends of its segments but the last
   int64_t first_block;  // of 64 tokens, of all sequences'
   int32_t shift;        // tokens that its first tile lacks, so that it ends where blocks begin
@@ -43,7 +52,8 @@ enum class Map : int32_t {
 };
 enum class DeltaKind : int32_t {
   kNone,
-  kRule,       // outputs are o, or, of f32, what read keys do not find
+  kRule,
+  kNotFound,   // whose outputs, of f32, are what read keys do not find
   kGradients,  // against time, over D; outputs, of f32, are gradients of what tokens write
 };
 enum class Start : int32_t {
@@ -54,7 +64,8 @@ enum class Start : int32_t {
 
 // One walk over the tokens: of the forward pass, or of gradients, which are the same with other tensors for q, k and v.
 struct ChunkParams {
-  // Without a delta rule, beta is a factor of what is written. No read keys: they are the keys.
+  // Without a delta rule, beta is a factor of what is written, or, where a token reads early, what its own key means to it. No
+  // read keys: they are the keys.
   DeviceRows q, k, v, o, log_decay, value_decay, beta, read_key;
   DeviceRows skip, output_gate;  // o is (o + skip .* v) .* silu(output_gate); skip: over heads alone
   DeviceStates initial, final, initial_z, final_z;
@@ -70,6 +81,12 @@ struct ChunkParams {
   bool against;              // time, in which tensors are walked
   bool late;                 // a token decays the state after it has been written to and read, not before
   bool strict;               // a token reads the state before it has written
+  int32_t writes;            // of a token, each of which counts as one: it decays before the first and reads after the last
+  bool reads_once, writes_once;  // outputs, or values, are rows of tokens, at their last write
+  bool reads_only;               // nothing is written
+  // A token reads before it has decayed the state, by its query, or by its read key where there is a delta rule. Not late; decays
+  // are of channels or columns.
+  bool early;
   int32_t heads, key_size, value_size;
   float scale, write_scale;  // of outputs; of what is written
   bool normalizes;           // the last column's values are 1, its state is z

@@ -19,6 +19,11 @@ extern const Launches kLaunches = {.walk = &Walk,
                                    .dots = &LaunchBlocks<kGradientThreads, DotBlock>,
                                    .denormalize = &LaunchBlocks<kGradientThreads, DenormalizeBlock>,
                                    .copy_states = &LaunchBlocks<kGradientThreads, StateCopyBlock>,
-                                   .token_sums = &LaunchBlocks<kGradientThreads, TokenSumBlock>};
+                                   .token_sums = &LaunchBlocks<kGradientThreads, TokenSumBlock>,
+                                   .gates = &LaunchBlocks<kGateThreads, GateBlock>,
+                                   .multiply = &LaunchBlocks<kGradientThreads, MultiplyBlock>,
+                                   .split = &LaunchBlocks<kGradientThreads, SplitBlock>,
+                                   .bonus_weights = &LaunchBlocks<kGradientThreads, BonusWeightBlock>,
+                                   .bonus_gradients = &LaunchBlocks<kGradientThreads, BonusGradientBlock>};
 
 }  // namespace heed::recurrence::cuda

@@ -11,8 +11,8 @@
 
 namespace heed::recurrence::cuda {
 
-// Each of four warps has 16 columns, as S^T.
-template <class M, int kKeys>
+// Each of four warps has 16 columns, as S^T. `kSeveral`: tokens may write several times.
+template <class M, int kKeys, bool kSeveral>
 class StateBlock {
  protected:
   using Pairs = float[2][4];  // [half of the columns][...], 16 x 16 as results of products
@@ -91,7 +91,8 @@ class StateBlock {
   }
   // Element `at` of a tensor's row of a token.
   HEED_DEVICE int64_t Place(const DeviceRows& rows, int64_t of_sequence, int64_t token, int at = 0) const {
-    return of_sequence + token * rows.token_stride + head_ / rows.group * rows.head_stride + at;
+    const int64_t of_token = kSeveral ? OfToken(rows, token, p_.writes) : token * rows.token_stride;
+    return of_sequence + of_token + head_ / rows.group * rows.head_stride + at;
   }
   HEED_DEVICE uint16_t* RowAt(const DeviceRows& rows, int64_t of_sequence, int64_t token, int first = 0) const {
     return static_cast<uint16_t*>(const_cast<void*>(rows.data)) + Place(rows, of_sequence, token, first);

@@ -14,7 +14,7 @@ template <bool kByChannel>
 const char* LaunchWalk(const heed::cuda::Launch& launch, const ChunkParams& params) {
   return WithKernel<kByChannel>(params, [&](auto shape, auto form) {
     using Shape = decltype(shape);
-    using Block = ChunkBlock<heed::cuda::GpuMachine, DType::kBF16, Shape::kChannels, kByChannel, form.value>;
+    using Block = ChunkBlock<heed::cuda::GpuMachine, Shape::kChannels, kByChannel, form.value>;
     constexpr int kBlocks = BlocksFor(Shape::kChannels, !kByChannel && form.value == Form::kPlain);
     return heed::cuda::LaunchBlock<Block, kChunkThreads, kBlocks>(launch, SharedBytesOf<Shape>(params), params);
   });

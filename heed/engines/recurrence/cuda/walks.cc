@@ -19,7 +19,7 @@ int64_t Blocks(int64_t size, int64_t of_each) { return (size + of_each - 1) / of
 // Whether each row begins at a multiple of 16 bytes.
 bool IsAligned(const Rows& rows) {
   const auto address = reinterpret_cast<uintptr_t>(rows.data);
-  const auto strides = static_cast<uintptr_t>(rows.batch_stride | rows.token_stride | rows.head_stride);
+  const auto strides = static_cast<uintptr_t>(rows.batch_stride | rows.token_stride | rows.head_stride | rows.write_stride);
   const size_t size = SizeOf(rows.dtype);
   return (address / size | strides) % (heed::cuda::kUnitBytes / size) == 0;
 }
@@ -96,6 +96,11 @@ Walk WalkOf(const Problem& p) {
               .against = false,
               .late = false,
               .strict = false,
+              .writes = static_cast<int32_t>(p.writes),
+              .reads_once = false,
+              .writes_once = false,
+              .reads_only = false,
+              .early = false,
               .heads = static_cast<int32_t>(p.value_heads),
               .key_size = static_cast<int32_t>(p.key_size),
               .value_size = static_cast<int32_t>(p.value_size),
@@ -105,14 +110,14 @@ Walk WalkOf(const Problem& p) {
               .adds = false,
               .start = Start::kBorders,
               .delta = DeltaKind::kNone,
-              .decay = p.gate == Gate::kNone   ? DecayKind::kNone
-                       : p.constant_decay      ? DecayKind::kConstant
-                       : p.gate == Gate::kKey  ? DecayKind::kKey
-                                               : DecayKind::kToken,
+              .decay = p.gate == Gate::kNone  ? DecayKind::kNone
+                       : p.gate == Gate::kKey ? DecayKind::kKey
+                       : p.constant_decay     ? DecayKind::kConstant
+                                              : DecayKind::kToken,
               .query_map = MapOf(p.feature),
               .key_map = MapOf(p.key_feature),
               .value_map = Map::kIdentity};
-  w.read_group = p.group();
+  w.read_group = ReadGroup(p);
   w.log_decay = p.log_decay;
   w.value_decay = p.log_value_decay;
   if (w.params.decay != DecayKind::kConstant) return w;
@@ -134,7 +139,11 @@ Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_
   w.output_gate = p.output_gate;
   w.read_key = p.read_key;
   w.q_group = w.k_group = p.group();
+  w.params.strict = p.has_bonus;
+  w.params.early = ReadsEarly(p);
+  w.params.writes_once = p.delta == Delta::kBeforeDecay;
   if (p.delta != Delta::kNone) w.params.delta = DeltaKind::kRule;
+  w.params.reads_once = true;
   w.initial = initial;
   w.final = p.final;
   if (!p.normalize) return w;
@@ -146,8 +155,9 @@ Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_
 }
 
 DeviceRows OnDevice(const Rows& rows, int64_t group, bool against) {
-  return {rows.data, rows.dtype, against ? -rows.token_stride : rows.token_stride, rows.head_stride,
-          static_cast<int32_t>(group)};
+  const int64_t sign = against ? -1 : 1;
+  return {rows.data, rows.dtype, sign * rows.token_stride, rows.head_stride, static_cast<int32_t>(group),
+          sign * rows.write_stride};
 }
 DeviceStates OnDevice(const States& s) {
   return {static_cast<float*>(const_cast<void*>(s.data)), s.head_stride, s.key_stride, s.value_stride};
@@ -170,12 +180,29 @@ Launcher::Launcher(const Context& ctx, const Problem& p) : p_(p), call_(kName, c
     first_tokens_.push_back(tokens_);
     first_blocks_.push_back(blocks_);
     tokens_ += s.count;
-    blocks_ += Blocks(s.count, kBlock);
-    longest_ = std::max(longest_, s.count);
+    blocks_ += Blocks(s.count * p.writes, kBlock);
+    longest_ = std::max(longest_, s.count * p.writes);
   }
 }
 
-void Launcher::Run(Walk w) const {
+void Launcher::Run(const Walk& w) const {
+  if (p_.causal) return RunAlong(w);
+  int64_t states = 0;
+  for (const Sequence& s : p_.sequences) states = std::max(states, s.state + 1);
+  const int64_t columns = w.params.value_size, of_head = w.params.key_size * columns, of_sequence = p_.value_heads * of_head;
+  const Floats sums(call_, true, states * of_sequence);
+  const States all = {sums.data(), of_sequence, of_head, columns, 1};
+  const States last = {sums.data() + columns - 1, of_sequence, of_head, columns, 1};
+  Walk sum = w, read = w;
+  sum.o = {};
+  sum.final = read.initial = all;
+  if (w.params.normalizes) sum.final_z = read.initial_z = last;
+  read.params.reads_only = true;
+  RunAlong(sum);
+  RunAlong(read);
+}
+
+void Launcher::RunAlong(Walk w) const {
   const int64_t keys = w.params.key_size, heads = p_.value_heads, columns = w.params.value_size;
   if (keys <= kMostKeys) return RunSlice(w);
   const Rows o = w.o;
@@ -196,6 +223,7 @@ void Launcher::Run(Walk w) const {
     skip(slice.q);
     skip(slice.k);
     if (w.params.decay == DecayKind::kKey) skip(slice.log_decay);
+    if (w.params.early && first > 0) slice.beta = {};  // it is of all channels
     for (States* s : {&slice.initial, &slice.final, &slice.initial_z, &slice.final_z}) skip_states(*s);
     slice.params.key_size = static_cast<int32_t>(std::min(kMostKeys, keys - first));
     if (w.params.kept != nullptr) slice.params.kept += blocks_ * heads * first * columns;
@@ -206,29 +234,64 @@ void Launcher::Run(Walk w) const {
   if (gathers) Gather({.from = sums.data()}, o, heads, columns);
 }
 
+BonusParams Launcher::BonusOf(const Problem& p) const {
+  return {.q = OnDevice(p.q, p.group()),
+          .k = OnDevice(p.k, p.group()),
+          .v = {},
+          .d_o = {},
+          .u = OnDevice(p.bonus),
+          .scale = static_cast<float>(p.scale),
+          .value_heads = static_cast<int32_t>(p.value_heads),
+          .key_size = static_cast<int32_t>(p.key_size),
+          .value_size = static_cast<int32_t>(p.value_size)};
+}
+
+void Launcher::RunWithBonus(Walk w) const {
+  if (!p_.has_bonus) return Run(w);
+  const Floats weights(call_, true, tokens_ * p_.value_heads);
+  BonusParams params = BonusOf(p_);
+  params.weights = weights.data();
+  Run(kernels().bonus_weights, p_.sequences, {.q = p_.q, .k = p_.k}, p_.value_heads, params);
+  w.beta = InMemory(weights, 1);
+  w.beta_in_memory = true;
+  Run(w);
+}
+
+void Launcher::SumTokens(const Floats& from, int64_t tokens, int64_t size, const Rows& to) const {
+  call_.Check(kernels().token_sums(call_.Of(Blocks(size, kSummedColumns), p_.value_heads, 1),
+                                   {.from = from.data(),
+                                    .tokens = tokens,
+                                    .value_heads = static_cast<int32_t>(p_.value_heads),
+                                    .size = static_cast<int32_t>(size),
+                                    .to = OnDevice(to)}));
+}
+
 std::vector<Launcher::GradientLaunch> Launcher::GradientLaunches(const std::vector<Sequence>& sequences,
-                                                                 const GradientRows& rows) const {
+                                                                 const GradientRows& rows, int64_t writes) const {
   std::vector<GradientLaunch> launches;
   ForLaunches(sequences.size(), [&](size_t first, size_t count) {
     GradientLaunch launch;
     for (size_t i = first; i < first + count; ++i) {
       const Sequence& s = sequences[i];
       const auto offset = [&](const Rows& of) { return s.batch * of.batch_stride + s.first * of.token_stride; };
-      const bool counts = &sequences == &p_.sequences;
+      const bool counts = &sequences != &p_.others;
       const int64_t first_token = counts ? first_tokens_[i] : 0;
       launch.sequences.push_back({.q = offset(rows.q),
                                   .k = offset(rows.k),
+                                  .v = offset(rows.v),
+                                  .d_o = offset(rows.d_o),
                                   .read_key = offset(rows.read_key),
                                   .beta = offset(rows.beta),
                                   .log_decay = offset(rows.log_decay),
                                   .to = rows.into_memory ? first_token * rows.to.token_stride : offset(rows.to),
-                                  .first_token = first_token,
+                                  .first_token = first_token * writes,
                                   .first_block = counts ? first_blocks_[i] : 0,
-                                  .tokens = s.count,
-                                  .d_final = s.state * rows.d_final.sequence_stride});
-      launch.blocks = std::max(launch.blocks, Blocks(s.count, kBlock));
+                                  .tokens = s.count * writes,
+                                  .d_final = s.state * rows.d_final.sequence_stride,
+                                  .state = s.state});
+      launch.blocks = std::max(launch.blocks, Blocks(s.count * writes, kBlock));
     }
-    if (launch.blocks > 0) launches.push_back(std::move(launch));
+    launches.push_back(std::move(launch));
   });
   return launches;
 }
@@ -238,6 +301,8 @@ void Launcher::Gather(const std::vector<Sequence>& sequences, const Gathered& wh
   if (to.data == nullptr) return;
   const GatherParams params = {.from = what.from,
                                .less = what.less,
+                               .from_factors = OnDevice(what.from_factors, what.factors_group),
+                               .less_factors = OnDevice(what.less_factors, what.factors_group),
                                .q = OnDevice(what.q),
                                .beta = OnDevice(what.beta),
                                .to = OnDevice(to),
@@ -247,8 +312,13 @@ void Launcher::Gather(const std::vector<Sequence>& sequences, const Gathered& wh
                                .size = static_cast<int32_t>(size),
                                .row = static_cast<int32_t>(size + what.skipped + (what.divides ? 1 : 0)),
                                .divides = what.divides,
-                               .eps = static_cast<float>(p_.eps)};
-  Run(kernels().gather, sequences, {.q = what.q, .beta = what.beta, .to = to}, heads, params);
+                               .floors = what.floors,
+                               .eps = static_cast<float>(p_.eps),
+                               .writes = static_cast<int32_t>(what.writes),
+                               .slots = static_cast<int32_t>(what.slots),
+                               .slot = static_cast<int32_t>(what.slot)};
+  Run(kernels().gather, sequences,
+      {.q = what.q, .v = what.from_factors, .d_o = what.less_factors, .beta = what.beta, .to = to}, heads, params);
 }
 
 void Launcher::RunSlice(const Walk& w) const {
@@ -268,19 +338,20 @@ int64_t Launcher::SegmentTokens(int64_t parts) const {
   return wanted == 1 ? whole : std::min(whole, std::max(kLeastSegment, in_blocks(Blocks(longest_, wanted))));
 }
 
-void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t count) const {
+void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t num_sequences) const {
   const int64_t state = p_.value_heads * params.key_size * params.value_size;
   int64_t most = 1, borders = 0;
-  for (size_t i = 0; i < count; ++i) {
+  for (size_t i = 0; i < num_sequences; ++i) {
     const Sequence& s = p_.sequences[first + i];
-    const int64_t begin = params.against ? s.count - 1 : 0;
+    const int64_t begin = params.against ? s.count - 1 : 0, count = s.count * p_.writes;
     const auto offset = [&](const Rows& rows, bool in_memory = false) {
-      if (in_memory) return (first_tokens_[first + i] + begin) * rows.token_stride;
-      return s.batch * rows.batch_stride + (s.first + begin) * rows.token_stride;
+      const int64_t of_write = params.against ? (p_.writes - 1) * rows.write_stride : 0;
+      if (in_memory) return (first_tokens_[first + i] + begin) * rows.token_stride + of_write;
+      return s.batch * rows.batch_stride + (s.first + begin) * rows.token_stride + of_write;
     };
-    const int64_t shift = params.against ? (kBlock - s.count % kBlock) % kBlock : 0;
+    const int64_t shift = params.against ? (kBlock - count % kBlock) % kBlock : 0;
     // One more where a decay that comes late is brought to the final state.
-    const int64_t walked = s.count + (params.late && params.final.data != nullptr ? 1 : 0);
+    const int64_t walked = count + (params.late && params.final.data != nullptr ? 1 : 0);
     const int64_t segments = std::max<int64_t>(1, Blocks(walked + shift, params.segment_tokens));
     params.sequences[i] = {.q = offset(w.q, w.q_in_memory),
                            .k = offset(w.k, w.k_in_memory),
@@ -288,14 +359,14 @@ void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t coun
                            .o = offset(w.o, w.into_memory),
                            .log_decay = offset(w.log_decay),
                            .value_decay = offset(w.value_decay),
-                           .beta = offset(w.beta),
+                           .beta = offset(w.beta, w.beta_in_memory),
                            .read_key = offset(w.read_key),
                            .output_gate = offset(w.output_gate),
                            .initial = s.state * w.initial.sequence_stride,
                            .final = s.state * w.final.sequence_stride,
                            .initial_z = s.state * w.initial_z.sequence_stride,
                            .final_z = s.state * w.final_z.sequence_stride,
-                           .tokens = s.count,
+                           .tokens = count,
                            .borders = borders * state,
                            .first_block = first_blocks_[first + i],
                            .shift = static_cast<int32_t>(shift)};
@@ -303,7 +374,7 @@ void Launcher::Run(const Walk& w, ChunkParams& params, size_t first, size_t coun
     borders += segments - 1;
   }
   const auto launch = [&](int64_t of_each) {
-    call_.Check(kernels().walk(call_.Of(params.parts * of_each, p_.value_heads, count), params));
+    call_.Check(kernels().walk(call_.Of(params.parts * of_each, p_.value_heads, num_sequences), params));
   };
   if (most == 1 || params.start != Start::kBorders) return launch(most);
   const Floats memory(call_, true, borders * state);

@@ -25,7 +25,7 @@ struct Walk {
   States initial, final, initial_z, final_z;
   int64_t q_group = 1, k_group = 1, v_group = 1, read_group = 1;  // value heads that share a row
   bool into_memory = false;                                       // o is [token of all sequences][head][column], of f32
-  bool q_in_memory = false, k_in_memory = false, v_in_memory = false;  // so are they
+  bool q_in_memory = false, k_in_memory = false, v_in_memory = false, beta_in_memory = false;  // so are they
   ChunkParams params;
 };
 
@@ -33,6 +33,10 @@ struct Walk {
 Walk WalkOf(const Problem& p);
 // Of what tokens write.
 Rows FactorsOf(const Problem& p);
+// Whether a token reads the state before it decays: by its query, or by its read key.
+inline bool ReadsEarly(const Problem& p) { return p.has_bonus || p.delta == Delta::kBeforeDecay; }
+// Value heads that share a read key: none do where it has factors of its own.
+inline int64_t ReadGroup(const Problem& p) { return p.erase.data != nullptr ? 1 : p.group(); }
 Walk ForwardWalk(const Problem& p, const States& initial, const States& initial_z);
 
 Map MapOf(Feature feature);
@@ -43,7 +47,7 @@ std::string Declines(Device device, const Walk& w);
 
 // What kernels of gradients read and write of a token.
 struct GradientRows {
-  Rows q = {}, k = {}, read_key = {}, beta = {}, log_decay = {}, to = {};
+  Rows q = {}, k = {}, v = {}, d_o = {}, read_key = {}, beta = {}, log_decay = {}, to = {};
   States d_final = {};
   bool into_memory = false;  // `to` is [token of all sequences]...
 };
@@ -72,43 +76,77 @@ class Launcher {
   Rows InMemory(const Floats& memory, int64_t size) const {
     return {memory.data(), DType::kF32, 0, p_.value_heads * size, size};
   }
+  // [write of a token of all sequences][value head][size]
+  Rows WritesInMemory(const Floats& memory, int64_t size) const {
+    Rows rows = InMemory(memory, size);
+    rows.write_stride = rows.token_stride;
+    rows.token_stride *= p_.writes;
+    return rows;
+  }
 
-  // Keys of more channels than a walk takes are several walks, whose outputs are summed.
-  void Run(Walk w) const;
+  // Keys of more channels than a walk takes are several walks, whose outputs are summed. Without causality one walk sums over all
+  // tokens, and another reads that.
+  void Run(const Walk& w) const;
+  // With what each token's own key means to it, if the problem has a bonus.
+  void RunWithBonus(Walk w) const;
+  BonusParams BonusOf(const Problem& p) const;
+  // [token or block][value head][size] over heads alone.
+  void SumTokens(const Floats& from, int64_t tokens, int64_t size, const Rows& to) const;
 
   // Launches of kernels over blocks of 64 tokens of so many heads.
   template <class Params>
   void Run(const char* (*kernel)(const heed::cuda::Launch&, const Params&), const std::vector<Sequence>& sequences,
            const GradientRows& rows, int64_t heads, Params params) const {
-    for (const GradientLaunch& launch : GradientLaunches(sequences, rows)) {
+    int64_t writes = 1;
+    if constexpr (requires { params.writes; }) writes = params.writes;
+    for (const GradientLaunch& launch : GradientLaunches(sequences, rows, writes)) {
+      if (launch.blocks == 0) continue;
       std::ranges::copy(launch.sequences, params.sequences);
       call_.Check(kernel(call_.Of(launch.blocks, heads, launch.sequences.size()), params));
+    }
+  }
+
+  // Of kernels that take a head of a sequence each, be it empty.
+  template <class Params>
+  void RunOnHeads(const char* (*kernel)(const heed::cuda::Launch&, const Params&), const GradientRows& rows, Params params) const {
+    for (const GradientLaunch& launch : GradientLaunches(p_.sequences, rows, 1)) {
+      std::ranges::copy(launch.sequences, params.sequences);
+      call_.Check(kernel(call_.Of(1, p_.value_heads, launch.sequences.size()), params));
     }
   }
 
   // Rows of a head, from f32 of value heads, or zeros.
   struct Gathered {
     const float *from = nullptr, *less = nullptr;
+    Rows from_factors = {}, less_factors = {};
+    int64_t factors_group = 1;  // value heads that share a row of factors
     Rows q = {}, beta = {};
     Feature feature = Feature::kIdentity;
     bool divides = false;
+    const float* floors = nullptr;
     int64_t skipped = 0;  // elements of `from` behind each row
+    int64_t writes = 1;   // of a token, which have rows of their own
+    int64_t slots = 1, slot = 0;  // the writes of a token in `from`, of which one is taken
   };
   void Gather(const Gathered& what, const Rows& to, int64_t heads, int64_t size) const {
     Gather(p_.sequences, what, to, heads, size);
   }
   // Of tokens of no sequence.
-  void Clear(const Rows& to, int64_t heads, int64_t size) const { Gather(p_.others, {}, to, heads, size); }
+  void Clear(const Rows& to, int64_t heads, int64_t size, int64_t writes = 1) const {
+    Gather(p_.others, {.writes = writes}, to, heads, size);
+  }
 
  private:
   struct GradientLaunch {
     std::vector<GradientSequence> sequences;
     int64_t blocks = 0;  // of the longest
   };
-  std::vector<GradientLaunch> GradientLaunches(const std::vector<Sequence>& sequences, const GradientRows& rows) const;
+  std::vector<GradientLaunch> GradientLaunches(const std::vector<Sequence>& sequences, const GradientRows& rows,
+                                               int64_t writes) const;
   void Gather(const std::vector<Sequence>& sequences, const Gathered& what, const Rows& to, int64_t heads, int64_t size) const;
+  void RunAlong(Walk w) const;
   void RunSlice(const Walk& w) const;
-  void Run(const Walk& w, ChunkParams& params, size_t first, size_t count) const;
+  void Run(const Walk& w, ChunkParams& params, size_t first, size_t num_sequences) const;
   int64_t SegmentTokens(int64_t parts) const;
 
   const Problem& p_;
