@@ -114,7 +114,7 @@ class CudaDecodeTest : public CudaTest {
 };
 
 TEST_P(CudaDecodeTest, RandomProblemsAgreeWithTheReference) {
-  const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 40);
+  const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 25);
   Comparison closest;
   for (uint64_t seed = first; seed < first + count; ++seed) {
     const Problem p = LongProblem(seed % 5 == 0 ? DType::kF32 : kDTypes[seed % 2], seed);

@@ -88,7 +88,7 @@ class CudaRecurrenceTest : public AgreementTest {
 };
 
 TEST_P(CudaRecurrenceTest, RandomProblemsAgreeWithTheReference) {
-  const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 12);
+  const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 6);
   for (const recurrent::Mechanism& m : Mechanisms()) {
     const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
     for (const DType dtype : kDTypes) {
@@ -122,8 +122,8 @@ TEST_P(CudaRecurrenceTest, BlocksMayEndBetweenTheWritesOfAToken) {
 TEST_P(CudaRecurrenceTest, SizesAndVariantsAgreeWithTheReference) {
   constexpr Sizes kSizes[] = {
       // B, Tq, Tk, Hq, Hkv, D, Dv
-      {1, 70, 70, 2, 1, 33, 24}, {1, 17, 17, 1, 1, 64, 64}, {1, 34, 34, 1, 1, 128, 130}, {1, 20, 20, 2, 1, 200, 24},
-      {1, 20, 20, 2, 1, 24, 200}, {1, 0, 0, 1, 1, 9, 10}};
+      {1, 70, 70, 1, 1, 33, 24}, {1, 17, 17, 1, 1, 64, 64}, {1, 34, 34, 1, 1, 128, 70}, {1, 20, 20, 2, 1, 200, 24},
+      {1, 20, 20, 2, 1, 24, 140}, {1, 0, 0, 1, 1, 9, 10}};
   for (const recurrent::Mechanism& m : Mechanisms()) {
     const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
     for (const DType dtype : {DType::kBF16, DType::kF32}) {
