@@ -185,6 +185,16 @@ TEST_P(CudaBackwardTest, AGradientOfABiasIsTheSumOverWhatItRepeats) {
   ASSERT_TRUE(result.ok) << result.message;
 }
 
+// Of more rows than a block that adds them up has threads.
+TEST_P(CudaBackwardTest, GradientsOfNumbersAreSumsOfAllRows) {
+  Problem p = Plain(DType::kBF16, {4, 90, 20, 2, 1, 16, 16}, 7);
+  p.options.sinks = p.memory.emplace_back(DType::kF32, std::initializer_list<int64_t>{2}).FillNormal(3).view();
+  p.options.alibi = p.memory.emplace_back(DType::kF32, std::initializer_list<int64_t>{2}).FillNormal(4).view();
+  attention::DescribeGradients(p, 5);
+  const Comparison result = CompareGradients(p, Gradients(p));
+  EXPECT_TRUE(result.ok) << result.message;
+}
+
 // Of problems in which gradients are far beyond, or below, what f16 holds beside each other.
 TEST_P(CudaBackwardTest, GradientsOfF16HaveTheRangeOfTheirSums) {
   for (const double size : {1e-6, 3e4}) {

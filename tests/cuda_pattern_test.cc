@@ -58,13 +58,20 @@ TEST_P(CudaPatternTest, HeadsHaveTheirPatterns) {
 
 // Tiles of kernels begin at the first valid key, those of lists at key 0.
 TEST_P(CudaPatternTest, KeysMayBeginInATile) {
+  // Every other tile is kept, whole: a tile of a kernel has a part of one and none of the next.
+  const Buffer keep(DType::kBool, {16, 16});
+  for (int64_t i = 0; i < 16; ++i) {
+    for (int64_t j = 0; j < 16; ++j) keep.Set({i, j}, (i + j) % 2);
+  }
   for (const Sizes& sizes : kSizes) {
-    Problem p = Plain(DType::kBF16, sizes, 7);
-    const std::vector<int64_t> starts = {37, 5};
-    p.options.key_starts = ConstTensorView(starts.data(), DType::kI64, {sizes.B});
-    p.options.pattern = patterns::SlidingWindow(70) | patterns::Strided(64);
-    p.options.causal = true;
-    Agrees(p, "key_starts");
+    for (const Pattern& pattern : {patterns::SlidingWindow(70) | patterns::Strided(64), patterns::Blocks(keep.view())}) {
+      Problem p = Plain(DType::kBF16, sizes, 7);
+      const std::vector<int64_t> starts = {37, 5};
+      p.options.key_starts = ConstTensorView(starts.data(), DType::kI64, {sizes.B});
+      p.options.pattern = pattern;
+      p.options.causal = pattern.ToString().find("window") != std::string::npos;
+      Agrees(p, pattern.ToString());
+    }
   }
 }
 
