@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <exception>
 #include <limits>
 #include <string>
@@ -114,18 +113,11 @@ class CudaDecodeTest : public CudaTest {
 };
 
 TEST_P(CudaDecodeTest, RandomProblemsAgreeWithTheReference) {
-  const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 25);
-  Comparison closest;
-  for (uint64_t seed = first; seed < first + count; ++seed) {
+  AgreesOnSeeds("few rows", 25, [&](uint64_t seed) {
     const Problem p = LongProblem(seed % 5 == 0 ? DType::kF32 : kDTypes[seed % 2], seed);
-    cuda::SetEmulatedSeed(seed);
     cuda::SetEmulatedMultiprocessors(seed % 4 == 0 ? 1 : 1000);
-    const Comparison result = CompareWithReference(p, Run(p));
-    ASSERT_TRUE(result.ok) << "seed " << seed << " " << Title(p) << ": " << result.message;
-    if (result.worst_ratio > closest.worst_ratio) closest = result;
-  }
-  std::printf("%s: closest to its bound: %.3g of %.3g (%.0f %%)\n", GetParam()->name(), closest.error, closest.tolerance,
-              100 * closest.worst_ratio);
+    return CompareWithReference(p, Run(p));
+  });
 }
 
 TEST_P(CudaDecodeTest, AgreesWithTheReferenceAtBordersOfSegments) {

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <string>
 #include <vector>
@@ -21,17 +20,10 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 class CudaTestOfDTypes : public CudaTest {
  protected:
   void AgreesOnRandomProblems(DType dtype) {
-    Comparison closest;
-    const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", dtype == DType::kF32 ? 40 : 80);
-    for (uint64_t seed = first; seed < first + count; ++seed) {
+    AgreesOnSeeds(Name(dtype), dtype == DType::kF32 ? 40 : 80, [&](uint64_t seed) {
       const Problem p = RandomProblem(dtype, seed);
-      cuda::SetEmulatedSeed(seed);
-      const Comparison result = CompareWithReference(p, Run(p));
-      ASSERT_TRUE(result.ok) << Name(dtype) << " seed " << seed << ": " << result.message;
-      if (result.worst_ratio > closest.worst_ratio) closest = result;
-    }
-    std::printf("%s %s: closest to its bound: %.3g of %.3g (%.0f %%)\n", GetParam()->name(), Name(dtype), closest.error,
-                closest.tolerance, 100 * closest.worst_ratio);
+      return CompareWithReference(p, Run(p));
+    });
   }
 };
 

@@ -3,6 +3,9 @@
 #define HEED_TESTS_CUDA_ATTENTION_ON_DEVICES_H_
 
 #include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -78,6 +81,21 @@ class CudaTest : public DeviceTest {
                         attention::ToGradients(p.gradients, views));
     for (size_t i = 0; i < results.size(); ++i) on_device[i].Download(results[i].view());
     return results;
+  }
+
+  // compare(seed) of seeds from 1 on, or those that the environment names; it says that all is well of problems it leaves out.
+  template <class Compare>
+  void AgreesOnSeeds(const std::string& what, uint64_t num_seeds, const Compare& compare) {
+    Comparison closest;
+    const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", num_seeds);
+    for (uint64_t seed = first; seed < first + count; ++seed) {
+      cuda::SetEmulatedSeed(seed);
+      const Comparison result = compare(seed);
+      ASSERT_TRUE(result.ok) << what << " seed " << seed << ": " << result.message;
+      if (result.worst_ratio > closest.worst_ratio) closest = result;
+    }
+    std::printf("%s %s: closest to its bound: %.3g of %.3g (%.0f %%) in %s\n", GetParam()->name(), what.c_str(), closest.error,
+                closest.tolerance, 100 * closest.worst_ratio, closest.where.c_str());
   }
 
   // Whatever the order of threads.

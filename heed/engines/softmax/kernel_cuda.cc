@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "heed/core/error.h"
 #include "heed/cuda/calls.h"
 #include "heed/engines/softmax/cuda/arguments.h"
 #include "heed/engines/softmax/cuda/backward.h"
