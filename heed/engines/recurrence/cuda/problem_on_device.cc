@@ -29,11 +29,7 @@ void ProblemOnDevice::MoveDecays() {
     const float* of_head = static_cast<const float*>(p.log_decay.data) + head * p.log_decay.head_stride;
     decays.insert(decays.end(), of_head, of_head + p.key_size);
   }
-  decays.resize(decays.size() + decays.size() % 2);  // words of 8 bytes
-  const size_t num_bytes = decays.size() * sizeof(float);
-  decays_.emplace(*call_, num_bytes);
-  call_->Upload(decays_->data(), decays.data(), num_bytes);
-  moved_->log_decay = {decays_->data(), DType::kF32, 0, 0, p.key_size};
+  moved_->log_decay = {uploads_.emplace(*call_).Put(decays), DType::kF32, 0, 0, p.key_size};
 }
 
 Rows ProblemOnDevice::RowsIn(std::optional<heed::cuda::DeviceMemory>& memory, DType dtype, int64_t of_token) {

@@ -34,6 +34,7 @@ class ProblemOnDevice {
 
   const Problem& given_;
   std::optional<heed::cuda::Call> call_;
+  std::optional<heed::cuda::Uploads> uploads_;
   std::optional<heed::cuda::DeviceMemory> decays_, keys_, read_keys_, values_, factors_;
   std::optional<Floats> floors_;
   std::optional<Problem> moved_;
