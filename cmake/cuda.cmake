@@ -7,17 +7,46 @@ if(HEED_CUDA_FAST_COMPILE)
 endif()
 file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/heed/cuda/*.cu ${PROJECT_SOURCE_DIR}/heed/engines/*.cu
   ${PROJECT_SOURCE_DIR}/heed/ops/*.cu)
+set(for_hopper ${sources})
+list(FILTER for_hopper INCLUDE REGEX "_hopper\\.cu$")
+list(FILTER sources EXCLUDE REGEX "_hopper\\.cu$")
+function(heed_compiles_kernels target)
+  target_compile_definitions(${target} PRIVATE HEED_STATIC HEED_VERSION="${PROJECT_VERSION}")
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_options(${target} PRIVATE --expt-relaxed-constexpr)
+  set_target_properties(${target} PROPERTIES
+    CUDA_STANDARD 20
+    CUDA_STANDARD_REQUIRED ON
+    CUDA_RUNTIME_LIBRARY Static
+    CUDA_VISIBILITY_PRESET hidden
+    POSITION_INDEPENDENT_CODE ON)
+endfunction()
 add_library(heed_cuda MODULE ${sources})
-target_compile_definitions(heed_cuda PRIVATE HEED_STATIC HEED_VERSION="${PROJECT_VERSION}")
-target_include_directories(heed_cuda PRIVATE ${PROJECT_SOURCE_DIR})
-target_compile_options(heed_cuda PRIVATE --expt-relaxed-constexpr)
-set_target_properties(heed_cuda PROPERTIES
-  PREFIX lib
-  CUDA_STANDARD 20
-  CUDA_STANDARD_REQUIRED ON
-  CUDA_RUNTIME_LIBRARY Static
-  CUDA_VISIBILITY_PRESET hidden
-  LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+heed_compiles_kernels(heed_cuda)
+set_target_properties(heed_cuda PROPERTIES PREFIX lib LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+
+# Products of groups of warps are of compute capability 9.0 alone, and need code for 9.0a. Their instructions are CUTLASS's,
+# whose headers scripts/setup puts into .cache; `pip install --no-deps nvidia-cutlass` has them too.
+set(architectures ${CMAKE_CUDA_ARCHITECTURES})
+if(architectures STREQUAL "native")
+  set(architectures ${CMAKE_CUDA_ARCHITECTURES_NATIVE})
+endif()
+find_path(HEED_CUTLASS_INCLUDE cute/arch/mma_sm90_gmma.hpp
+  HINTS ${PROJECT_SOURCE_DIR}/.cache/cutlass/cutlass_library/source/include
+  DOC "Headers of CUTLASS, for kernels of Hopper GPUs")
+if("${architectures}" MATCHES "90|all")
+  if(HEED_CUTLASS_INCLUDE)
+    add_library(heed_cuda_hopper OBJECT ${for_hopper})
+    heed_compiles_kernels(heed_cuda_hopper)
+    target_include_directories(heed_cuda_hopper SYSTEM PRIVATE ${HEED_CUTLASS_INCLUDE})
+    set_target_properties(heed_cuda_hopper PROPERTIES CUDA_ARCHITECTURES OFF)
+    target_compile_options(heed_cuda_hopper PRIVATE -gencode=arch=compute_90a,code=sm_90a)
+    target_link_libraries(heed_cuda PRIVATE heed_cuda_hopper)
+    target_compile_definitions(heed_cuda PRIVATE HEED_WITH_HOPPER)
+  else()
+    message(STATUS "Kernels of Hopper GPUs are left out: HEED_CUTLASS_INCLUDE names no headers of CUTLASS")
+  endif()
+endif()
 # Programs of the build tree find it beside themselves.
 add_custom_command(TARGET heed_cuda POST_BUILD
   COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}

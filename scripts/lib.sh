@@ -139,9 +139,21 @@ with_cuda() {
   echo "-DHEED_WITH_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$architecture -DHEED_CUDA_FAST_COMPILE=$fast"
 }
 
+# CUTLASS's headers, for kernels of Hopper GPUs.
+ensure_cutlass() {
+  [ -n "$(with_cuda)" ] && [ ! -e .cache/cutlass ] || return 0
+  say "fetching CUTLASS's headers"
+  rm -rf .cache/cutlass.part
+  [ -x "$VENV/bin/python" ] || python3 -m venv "$VENV"
+  "$VENV/bin/pip" install -q --no-deps --target .cache/cutlass.part 'nvidia-cutlass==4.2.0.0' ||
+    { say "no CUTLASS: kernels of Hopper GPUs are left out"; return 0; }
+  mv .cache/cutlass.part .cache/cutlass
+}
+
 setup_everything() {
   ensure_packages everything
   ensure_highway
+  ensure_cutlass
   # shellcheck disable=SC2046
   configure release -DHEED_BUILD_TESTS=ON -DHEED_BUILD_BENCHMARKS=ON $(with_cuda)
   build release

@@ -10,18 +10,18 @@
 
 namespace heed::cuda {
 
-template <class Block, int kThreads, int kBlocks, class Params>
+template <class Block, int kThreads, int kBlocks, class Machine, class Params>
 __global__ void __launch_bounds__(kThreads, kBlocks) BlockKernel(const __grid_constant__ Params params) {
   static_assert(sizeof(Params) <= 32764, "a launch takes no more arguments");
-  extern __shared__ __align__(128) char shared[];
-  GpuMachine machine(shared);
+  extern __shared__ __align__(1024) char shared[];  // as tiles are (shared_tile.h)
+  Machine machine(shared);
   Block(machine, params).Run();
 }
 
 // `kBlocks` of a multiprocessor at a time are what registers are to suffice for.
-template <class Block, int kThreads, int kBlocks = 1, class Params>
+template <class Block, int kThreads, int kBlocks = 1, class Machine = GpuMachine, class Params>
 const char* LaunchBlock(const Launch& launch, size_t shared_bytes, const Params& params) {
-  return LaunchKernel(launch, kThreads, shared_bytes, &BlockKernel<Block, kThreads, kBlocks, Params>, params);
+  return LaunchKernel(launch, kThreads, shared_bytes, &BlockKernel<Block, kThreads, kBlocks, Machine, Params>, params);
 }
 
 // Of blocks that say how much shared memory they take.

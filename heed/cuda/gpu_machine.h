@@ -85,11 +85,12 @@ class GpuMachine {
     return y;
   }
 
- private:
+ protected:
   static __device__ uint32_t Address(const void* shared) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   }
 
+ private:
   char* const shared_;
 };
 

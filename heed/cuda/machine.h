@@ -31,6 +31,17 @@
 //   r[i]   of matrix i: row g, columns 2 t and the next; transposed: rows 2 t and the next, column g
 //
 // LoadMatrices takes the address of row lane % 8 of matrix lane / 8.
+//
+// Groups of four warps have products of their own on Hopper (compute capability 9.0, hopper_machine.h): each warp brings 16
+// rows, the second operand is in shared memory, and sums are there when they are waited for. A machine that has them offers
+//
+//   PublishShared()                  what the thread has put into shared memory is there for products, once all have met
+//   BeginProducts(x...)              products may have these operands and sums, from here until they are waited for
+//   MultiplyGroup<kDType, kTransposed>(a, b, c, adds)  c[j] = a b, or += where it adds, b being 16 rows by 8 columns per j, of a
+//                                    tile's columns by its rows or, transposed, as they stand. a may be in shared memory too,
+//                                    64 rows of the group
+//   CommitProducts()                 the products since the last one are a group
+//   WaitProducts<kPending>(c...)     until no more than these groups are under way, and not these sums
 #ifndef HEED_CUDA_MACHINE_H_
 #define HEED_CUDA_MACHINE_H_
 
@@ -65,6 +76,14 @@ template <int kCount, class F>
 HEED_DEVICE void Unrolled(const F& f) {
   ForEachOf(f, std::make_integer_sequence<int, kCount>());
 }
+
+// Where an operand of a group's product begins in shared memory: rows of 128 bytes, turned as SharedTile turns them,
+// and further columns so many bytes behind 64 of them.
+struct GroupOperand {
+  const void* at;
+  int panel_bytes;
+};
+inline constexpr int kEightRowsBytes = 8 * 128;
 
 // Element `i` of a tensor of floats.
 template <class M>

@@ -3,6 +3,9 @@
 // Sixteen bytes of a row are a unit, what a thread copies at once. Unit i of row r stands at i xor Turn(r), which puts what a
 // warp reads at once into different banks: of 16 bits, the units of the same columns of eight rows; of f32, eight columns of
 // rows 0 to 3 or 4 to 7, a word pair per thread, or of every other one of eight rows, a word per thread.
+//
+// Elements of 16 bits stand in panels of 64 columns, one behind the other, whose rows are 128 bytes: turned so, and from a
+// multiple of 1024 bytes on, they are what products of groups and bulk copies call a swizzle of 128 bytes.
 #ifndef HEED_CUDA_SHARED_TILE_H_
 #define HEED_CUDA_SHARED_TILE_H_
 
@@ -16,12 +19,15 @@
 namespace heed::cuda {
 
 inline constexpr int kUnitBytes = 16;
+inline constexpr int kPanelColumns = 64;  // of 16 bits
 
 template <int kRows, int kColumns, class Element = uint16_t>
 class SharedTile {
-  static_assert(kColumns % 64 == 0);
+  static_assert(kColumns % kPanelColumns == 0);
   static constexpr bool kIsWide = std::is_same_v<Element, float>;
   static constexpr int kUnit = kUnitBytes / sizeof(Element), kUnits = kColumns / kUnit;
+  static constexpr int kPitch = kIsWide ? kColumns : kPanelColumns;  // elements from row to row
+  static constexpr int kPanel = kIsWide ? 8 * kUnit : kRows * kPanelColumns;  // from eight units of a row to the next eight
 
  public:
   static constexpr int kBytes = kRows * kColumns * static_cast<int>(sizeof(Element));
@@ -30,7 +36,7 @@ class SharedTile {
 
   HEED_DEVICE Element* At(int row, int column) const {
     const int unit = column / kUnit;
-    return at_ + (row * kUnits + (unit ^ Turn(row))) * kUnit + column % kUnit;
+    return at_ + row * kPitch + unit / 8 * kPanel + (unit % 8 ^ Turn(row)) * kUnit + column % kUnit;
   }
 
   // Begins to copy rows row(i) of `columns` elements, i below `rows`, `columns` being at most kColumns; what they do not
@@ -65,7 +71,7 @@ class SharedTile {
         const int left = column < columns ? rows - own : 0;
         HEED_DEVICE_UNROLL
         for (int i = 0; i < kRows / kStep; ++i) {
-          Element* const place = kStep % 8 == 0 ? to + i * kStep * kColumns : At(own + i * kStep, column);
+          Element* const place = kStep % 8 == 0 ? to + i * kStep * kPitch : At(own + i * kStep, column);
           m.CopyAsync(place, from, i * kStep < left);  // `from` is not looked at beyond the last row
           from += kStep * stride;
         }
@@ -145,6 +151,13 @@ class SharedTile {
     }
   }
 
+  // Operands of products of groups (machine.h), of rows from `row` on, a multiple of 8: they by 16 of their columns.
+  HEED_DEVICE GroupOperand KMajor(int row, int column) const {
+    return {at_ + row * kPitch + column / kPanelColumns * kPanel + column % kPanelColumns, kPanelBytes};
+  }
+  // Sixteen of them by all columns.
+  HEED_DEVICE GroupOperand MnMajor(int row) const { return {at_ + row * kPitch, kPanelBytes}; }
+
   // Marks rows that have an element that is not finite, or does not fit pieces, [kRows]; true if there are any. All threads of
   // the block come here and meet; marks are made if there are any.
   template <DType kDType, class M>
@@ -174,6 +187,8 @@ class SharedTile {
   }
 
  private:
+  static constexpr int kPanelBytes = kPanel * static_cast<int>(sizeof(Element));
+
   struct alignas(kUnitBytes) Unit {
     Element elements[kUnit];
   };
@@ -193,8 +208,8 @@ class SharedTile {
   // eight values that it has at most: constants behind it are part of instructions, and addresses take 8 registers and not one each.
   HEED_DEVICE Element* Near(int row, int column, int r, int c) const {
     constexpr int kPeriod = 8 * kUnit;
-    Element* const own = at_ + r * kColumns + (column % kPeriod ^ (Turn(r) ^ c / kUnit) * kUnit) + c % kUnit;
-    return own + (row * kColumns + column / kPeriod * kPeriod);
+    Element* const own = at_ + r * kPitch + (column % kPeriod ^ (Turn(r) ^ c / kUnit) * kUnit) + c % kUnit;
+    return own + (row * kPitch + column / kPeriod * kPanel);
   }
   // Of fragments (machine.h): g, and 2 t.
   template <class M>

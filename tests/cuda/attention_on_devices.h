@@ -11,6 +11,7 @@
 
 #include "heed/ops/exact/attention/attention.h"
 #include "heed/ops/exact/attention/cases/attention_case.h"
+#include "heed/engines/softmax/cuda/forward_shapes.h"
 #include "tests/cuda/on_devices.h"
 
 namespace heed {
@@ -81,6 +82,19 @@ class CudaTest : public DeviceTest {
                         attention::ToGradients(p.gradients, views));
     for (size_t i = 0; i < results.size(); ++i) on_device[i].Download(results[i].view());
     return results;
+  }
+
+  // Whether the emulated Hopper computes this by kernels that the other emulated device has: once is enough.
+  bool IsRepeated(DType dtype, int64_t channels) const {
+    return GetParam() == &cuda::EmulatedHopper() && (dtype == DType::kF32 || channels > softmax::cuda::kMostGroupChannels);
+  }
+  // That takes many rows of bf16 and f16, up to 128 channels.
+  std::string KernelOfManyRows() const {
+    std::string why_not;
+    const cuda::Library& library = *cuda::Find(&why_not);
+    cuda::DeviceFacts facts;
+    library.examine(0, &facts);
+    return facts.major == 9 && library.softmax->groups.forward != nullptr ? "softmax_wgmma" : "softmax_cuda";
   }
 
   // compare(seed) of seeds from 1 on, or those that the environment names; it says that all is well of problems it leaves out.

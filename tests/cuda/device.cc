@@ -15,9 +15,10 @@ namespace {
 std::atomic<uint64_t> emulated_seed = 1;
 std::atomic<int32_t> emulated_multiprocessors = 2;
 
+template <int kMajor>
 const char* Examine(int32_t device, DeviceFacts* facts) {
   if (device != 0) return "there is no device of this index";
-  *facts = {9, 0, int64_t{227} << 10, emulated_multiprocessors};
+  *facts = {kMajor, 0, int64_t{227} << 10, emulated_multiprocessors};
   return nullptr;
 }
 
@@ -34,8 +35,9 @@ const char* Upload(int32_t, void*, void* to, const void* from, size_t num_bytes)
   return nullptr;
 }
 
+template <int kMajor>
 const Library kEmulated = {.version = HEED_VERSION,
-                           .examine = &Examine,
+                           .examine = &Examine<kMajor>,
                            .check_stream = &CheckStream,
                            .allocate = &Allocate,
                            .free = &Free,
@@ -47,9 +49,10 @@ const Library kEmulated = {.version = HEED_VERSION,
 
 class Emulated : public TestDevice {
  public:
-  const char* name() const override { return "emulated"; }
+  Emulated(const char* name, const Library* library) : name_(name), library_(library) {}
+  const char* name() const override { return name_; }
   std::string WhyNot() const override { return ""; }
-  const Library* library() const override { return &kEmulated; }
+  const Library* library() const override { return library_; }
   // An access beyond either end of it faults.
   std::shared_ptr<void> Allocate(size_t num_bytes) const override {
     auto memory = std::make_shared<os::GuardedMemory>(num_bytes, /*at_end=*/true);
@@ -57,12 +60,20 @@ class Emulated : public TestDevice {
   }
   void Upload(void* to, const void* from, size_t num_bytes) const override { std::memcpy(to, from, num_bytes); }
   void Download(void* to, const void* from, size_t num_bytes) const override { std::memcpy(to, from, num_bytes); }
+
+ private:
+  const char* const name_;
+  const Library* const library_;
 };
 
 }  // namespace
 
 const TestDevice& EmulatedDevice() {
-  static const Emulated device;
+  static const Emulated device("emulated", &kEmulated<8>);
+  return device;
+}
+const TestDevice& EmulatedHopper() {
+  static const Emulated device("emulated_hopper", &kEmulated<9>);
   return device;
 }
 

@@ -30,6 +30,7 @@ class TestDevice {
 
 // Threads of its grids take turns in an order that the seed draws.
 const TestDevice& EmulatedDevice();
+const TestDevice& EmulatedHopper();  // of compute capability 9.0 and not 8.0
 void SetEmulatedSeed(uint64_t seed);
 void SetEmulatedMultiprocessors(int32_t count);  // 2, unless it is said
 

@@ -1,8 +1,10 @@
 // Threads as fibers, their barriers, and what a warp computes together.
 #include "tests/cuda/emulated_machine.h"
 
+#include <algorithm>
 #include <cmath>
 #include <deque>
+#include <map>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -40,6 +42,8 @@ struct Operands {
 };
 static_assert(sizeof(Operands) == kExchangeBytes);
 
+float Widened(DType dtype, uint16_t bits) { return dtype == DType::kBF16 ? ToFloat(BF16{bits}) : ToFloat(F16{bits}); }
+
 // C + A B of a warp's operands, each sum in double and rounded once.
 void MultiplyAll(const Operands* threads, float (&products)[16][8]) {
   double a[16][16], b[16][8];
@@ -68,9 +72,9 @@ class EmulatedBlock {
   EmulatedBlock(const EmulatedGrid& grid, const int (&place)[3],
                 const std::function<void(EmulatedMachine&)>& kernel)
       : place_{place[0], place[1], place[2]}, kernel_(kernel), random_(grid.seed),
-        shared_((grid.shared_bytes + 15) / 16 * 16, /*at_end=*/true), warps_(static_cast<size_t>(grid.threads / kWarp)),
+        shared_units_((grid.shared_bytes + 15) / 16), shared_(shared_units_ * 16, /*at_end=*/true), warps_(static_cast<size_t>(grid.threads / kWarp)),
         threads_(static_cast<size_t>(grid.threads)) {
-    std::memset(shared_.data(), 0xFF, (grid.shared_bytes + 15) / 16 * 16);
+    std::memset(shared_.data(), 0xFF, shared_units_ * 16);
   }
 
   void Run() {
@@ -105,17 +109,25 @@ class EmulatedBlock {
     threads_[static_cast<size_t>(me)].fiber->Suspend();
   }
 
+  using Products = std::vector<EmulatedMachine::GroupProduct>;
   struct Thread {
     std::unique_ptr<Fiber> fiber;
     std::vector<Copy> copies;               // since the last group
     std::deque<std::vector<Copy>> groups;  // under way
+    std::vector<ptrdiff_t> unpublished;    // where copies have landed, in units
+    bool may_multiply = false;
+    Products products;                     // since the last group
+    std::deque<Products> product_groups;   // under way
+    std::map<const float*, std::vector<float>> sums;  // as they were before products that are under way
     int exchanges = 0;
   };
 
   const int place_[3];
   const std::function<void(EmulatedMachine&)>& kernel_;
   std::mt19937_64 random_;
+  const size_t shared_units_;
   os::GuardedMemory shared_;  // an access beyond it faults
+  std::vector<char> unpublished_ = std::vector<char>(shared_units_);  // of 16 bytes that copies have written, products not seen
   std::vector<Warp> warps_;
   std::vector<Thread> threads_;
   std::vector<int> ready_;
@@ -186,6 +198,9 @@ void EmulatedMachine::WaitCopies(int pending) {
     for (const Copy& copy : thread.groups.front()) {
       std::memset(copy.to, 0, 16);
       if (copy.bytes > 0) std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+      const ptrdiff_t unit = (static_cast<const char*>(copy.to) - shared()) / 16;
+      block_.unpublished_[static_cast<size_t>(unit)] = true;
+      thread.unpublished.push_back(unit);
     }
   }
 }
@@ -210,10 +225,7 @@ void EmulatedMachine::LoadMatrices(bool transposed, const void* row, uint32_t* r
 }
 
 void EmulatedMachine::Multiply(DType dtype, const uint32_t* a, const uint32_t* b, float* c) {
-  const auto widened = [&](uint32_t pair, int half) {
-    const auto bits = static_cast<uint16_t>(pair >> (16 * half));
-    return dtype == DType::kBF16 ? ToFloat(BF16{bits}) : ToFloat(F16{bits});
-  };
+  const auto widened = [&](uint32_t pair, int half) { return Widened(dtype, static_cast<uint16_t>(pair >> (16 * half))); };
   Operands mine;
   for (int i = 0; i < 8; ++i) mine.a[i] = widened(a[i / 2], i % 2);
   for (int i = 0; i < 4; ++i) mine.b[i] = widened(b[i / 2], i % 2);
@@ -229,6 +241,84 @@ void EmulatedMachine::Multiply(DType dtype, const uint32_t* a, const uint32_t* b
   }
   const int lane = thread_ % kWarp;
   for (int i = 0; i < 4; ++i) c[i] = warp.products[which][lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
+}
+
+void EmulatedMachine::PublishShared() {
+  EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
+  for (const ptrdiff_t unit : thread.unpublished) block_.unpublished_[static_cast<size_t>(unit)] = false;
+  thread.unpublished.clear();
+}
+
+void EmulatedMachine::BeginProducts() { block_.threads_[static_cast<size_t>(thread_)].may_multiply = true; }
+
+void EmulatedMachine::MultiplyGroup(const GroupProduct& product) {
+  EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
+  if (!thread.may_multiply) throw std::logic_error("products whose registers may still be written");
+  const auto count = static_cast<size_t>(4 * product.tiles);
+  if (thread.sums.emplace(product.c, std::vector<float>(product.c, product.c + count)).second) {
+    std::fill_n(product.c, count, std::nanf(""));
+  }
+  thread.products.push_back(product);
+}
+
+void EmulatedMachine::CommitProducts() {
+  EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
+  thread.product_groups.push_back(std::move(thread.products));
+  thread.products.clear();
+}
+
+void EmulatedMachine::WaitProducts(int pending) {
+  EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
+  thread.may_multiply = false;  // sums are written from now on
+  for (; thread.product_groups.size() > static_cast<size_t>(pending); thread.product_groups.pop_front()) {
+    for (const GroupProduct& product : thread.product_groups.front()) Land(product);
+  }
+}
+
+void EmulatedMachine::Land(const GroupProduct& product) {
+  EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
+  if (const auto before = thread.sums.find(product.c); before != thread.sums.end()) {
+    std::ranges::copy(before->second, product.c);
+    thread.sums.erase(before);
+  }
+  const auto* rows = static_cast<const unsigned char*>(Exchange(product.a, sizeof(product.a)));
+  const int g = thread_ % kWarp / 4, t = thread_ % 4;
+  double a[2][16];  // rows g and g + 8
+  for (int k = 0; k < 16; ++k) {
+    for (int half = 0; half < 2; ++half) {
+      if (product.shared_a.at != nullptr) {
+        a[half][k] = ElementOf(product.dtype, product.shared_a, thread_ / kWarp % 4 * 16 + g + 8 * half, k);
+        continue;
+      }
+      const size_t lane = static_cast<size_t>(4 * g + k % 8 / 2), word = static_cast<size_t>(half + 2 * (k / 8));
+      uint16_t bits;
+      std::memcpy(&bits, rows + lane * kExchangeBytes + 4 * word + 2 * static_cast<size_t>(k % 2), sizeof(bits));
+      a[half][k] = Widened(product.dtype, bits);
+    }
+  }
+  for (int column = 2 * t; column < 8 * product.tiles; column += column % 2 == 0 ? 1 : 7) {
+    double b[16];
+    for (int k = 0; k < 16; ++k) {
+      b[k] = product.transposed ? ElementOf(product.dtype, product.b, k, column) : ElementOf(product.dtype, product.b, column, k);
+    }
+    for (int half = 0; half < 2; ++half) {
+      float& c = product.c[column / 8 * 4 + 2 * half + column % 2];
+      double sum = product.adds ? static_cast<double>(c) : 0;
+      for (int k = 0; k < 16; ++k) sum += a[half][k] * b[k];
+      c = static_cast<float>(sum);
+    }
+  }
+}
+
+float EmulatedMachine::ElementOf(DType dtype, const GroupOperand& operand, int row, int column) const {
+  const auto* base = reinterpret_cast<const unsigned char*>(shared());
+  ptrdiff_t place = static_cast<const unsigned char*>(operand.at) - base + row / 8 * kEightRowsBytes + row % 8 * 128;
+  place += column / 64 * operand.panel_bytes + column % 64 * 2;
+  place ^= place / 128 % 8 * 16;
+  if (block_.unpublished_[static_cast<size_t>(place / 16)]) throw std::logic_error("a product of what is not published");
+  uint16_t bits;
+  std::memcpy(&bits, base + place, sizeof(bits));
+  return Widened(dtype, bits);
 }
 
 float EmulatedMachine::Exp2(float x) { return x < -126 ? 0 : std::exp2(x); }

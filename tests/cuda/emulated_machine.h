@@ -2,7 +2,8 @@
 //
 // The threads of a block are fibers. Between two points where they wait for each other they run one after the other, in an
 // order drawn from a seed, so that a kernel that forgets to wait has other results under another seed. A copy lands when it
-// is waited for, its place being NaN until then, as all shared memory is at first, and never if it is not aligned.
+// is waited for, its place being NaN until then, as all shared memory is at first, and never if it is not aligned. Products
+// of groups likewise are computed when they are waited for, of what shared memory has then, and their sums are NaN until then.
 #ifndef HEED_TESTS_CUDA_EMULATED_MACHINE_H_
 #define HEED_TESTS_CUDA_EMULATED_MACHINE_H_
 
@@ -55,6 +56,27 @@ class EmulatedMachine {
   void Multiply(const uint32_t (&a)[4], const uint32_t (&b)[2], float (&c)[4]) {
     Multiply(kDType, a, b, c);
   }
+  void PublishShared();
+  template <class... Registers>
+  void BeginProducts(Registers&...) {
+    BeginProducts();
+  }
+  template <DType kDType, bool kTransposed, int kTiles>
+  void MultiplyGroup(const uint32_t (&a)[4], const GroupOperand& b, float (&c)[kTiles][4], bool adds) {
+    MultiplyGroup({.dtype = kDType, .transposed = kTransposed, .adds = adds, .tiles = kTiles,
+                   .a = {a[0], a[1], a[2], a[3]}, .shared_a = {}, .b = b, .c = &c[0][0]});
+  }
+  template <DType kDType, bool kTransposed, int kTiles>
+  void MultiplyGroup(const GroupOperand& a, const GroupOperand& b, float (&c)[kTiles][4], bool adds) {
+    MultiplyGroup({.dtype = kDType, .transposed = kTransposed, .adds = adds, .tiles = kTiles,
+                   .a = {}, .shared_a = a, .b = b, .c = &c[0][0]});
+  }
+  void CommitProducts();
+  template <int kPending, class... Sums>
+  void WaitProducts(Sums&...) {
+    WaitProducts(kPending);
+  }
+
   template <DType kDType>
   static uint32_t Pack(float low, float high) {
     return Bits(kDType, low) | static_cast<uint32_t>(Bits(kDType, high)) << 16;
@@ -65,11 +87,28 @@ class EmulatedMachine {
   }
   static float Exp2(float x);
 
+  // A product that is under way: of a thread's part of 16 rows by 16, and 16 rows by 8 columns per tile.
+  struct GroupProduct {
+    DType dtype;
+    bool transposed, adds;
+    int tiles;
+    uint32_t a[4];
+    GroupOperand shared_a;  // instead of it, if there is one
+    GroupOperand b;
+    float* c;
+  };
+
  private:
   static uint16_t Bits(DType dtype, float x);
   void WaitCopies(int pending);
   void LoadMatrices(bool transposed, const void* row, uint32_t* r);
   void Multiply(DType dtype, const uint32_t* a, const uint32_t* b, float* c);
+  void BeginProducts();
+  void MultiplyGroup(const GroupProduct& product);
+  void WaitProducts(int pending);
+  void Land(const GroupProduct& product);
+  // An element of 64 columns of an operand, and of those behind them.
+  float ElementOf(DType dtype, const GroupOperand& operand, int row, int column) const;
   // What every thread of the warp brings, by lane; valid until the next call but one.
   const void* Exchange(const void* mine, size_t bytes);
 

@@ -26,6 +26,11 @@ const char* Forward(const Launch& launch, const ForwardParams& params) {
     return RunForward<decltype(shape), general.value>(launch, params);
   });
 }
+const char* ForwardInGroups(const Launch& launch, const ForwardParams& params) {
+  return WithGroupShape<GroupShape>(params, [&](auto shape, auto general) {
+    return RunForward<decltype(shape), general.value>(launch, params);
+  });
+}
 const char* FewRows(const Launch& launch, const ForwardParams& params) {
   return WithFewRowsShape(params.dtype, params.depth, params.value_depth, [&](auto shape) {
     return RunForward<decltype(shape), true>(launch, params);
@@ -53,13 +58,22 @@ const char* Terms(const Launch& launch, const BackwardParams& params) {
   return RunBackward(launch, kTermsThreads, 0, [&](EmulatedMachine& machine) { TermsBlock(machine, params).Run(); });
 }
 
+template <template <class, class, bool> class Block, class Shape, bool kGeneral>
+const char* RunGradients(const Launch& launch, const BackwardParams& params) {
+  return RunBackward(launch, Shape::kThreads, Shape::kSharedBytes, [&](EmulatedMachine& machine) {
+    Block<EmulatedMachine, Shape, kGeneral>(machine, params).Run();
+  });
+}
 template <template <class, class, bool> class Block>
 const char* GradientsBy(const Launch& launch, const BackwardParams& params) {
   return WithBackwardKernel(params.forward, [&](auto shape, auto general) {
-    using Shape = decltype(shape);
-    return RunBackward(launch, Shape::kThreads, Shape::kSharedBytes, [&](EmulatedMachine& machine) {
-      Block<EmulatedMachine, Shape, general.value>(machine, params).Run();
-    });
+    return RunGradients<Block, decltype(shape), general.value>(launch, params);
+  });
+}
+template <template <class, class, bool> class Block>
+const char* GradientsInGroupsBy(const Launch& launch, const BackwardParams& params) {
+  return WithGroupShape<BackwardGroupShape>(params.forward, [&](auto shape, auto general) {
+    return RunGradients<Block, decltype(shape), general.value>(launch, params);
   });
 }
 const char* BiasGradients(const Launch& launch, const BiasGradientParams& params) {
@@ -75,14 +89,18 @@ const char* BiasGradients(const Launch& launch, const BiasGradientParams& params
 }  // namespace
 
 const softmax::cuda::Launches& EmulatedSoftmax() {
-  static constexpr Launches kLaunches = {.forward = &Forward,
-                                         .few_rows = &FewRows,
-                                         .combine = &Combine,
-                                         .terms = &Terms,
-                                         .key_gradients = &GradientsBy<KeyGradientsBlock>,
-                                         .query_gradients = &GradientsBy<QueryGradientsBlock>,
-                                         .bias_gradients = &BiasGradients,
-                                         .head_sums = &RunBlocks<HeadSumsBlock<EmulatedMachine>::kThreads, HeadSumsBlock>};
+  static constexpr Launches kLaunches = {
+      .warps = {.forward = &Forward,
+                .key_gradients = &GradientsBy<KeyGradientsBlock>,
+                .query_gradients = &GradientsBy<QueryGradientsBlock>},
+      .groups = {.forward = &ForwardInGroups,
+                 .key_gradients = &GradientsInGroupsBy<KeyGradientsBlock>,
+                 .query_gradients = &GradientsInGroupsBy<QueryGradientsBlock>},
+      .few_rows = &FewRows,
+      .combine = &Combine,
+      .terms = &Terms,
+      .bias_gradients = &BiasGradients,
+      .head_sums = &RunBlocks<HeadSumsBlock<EmulatedMachine>::kThreads, HeadSumsBlock>};
   return kLaunches;
 }
 

@@ -48,6 +48,13 @@ inline std::vector<const TestDevice*> Devices() {
   return devices;
 }
 
+// Attention has kernels of its own on Hopper.
+inline std::vector<const TestDevice*> DevicesOfAttention() {
+  std::vector<const TestDevice*> devices = Devices();
+  devices.push_back(&cuda::EmulatedHopper());
+  return devices;
+}
+
 inline std::string NameOf(const testing::TestParamInfo<const TestDevice*>& info) { return info.param->name(); }
 
 }  // namespace heed

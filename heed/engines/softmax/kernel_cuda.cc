@@ -63,17 +63,39 @@ std::string Declines(const Context&, const Problem& p) {
   return "";
 }
 
+bool HasFewRows(const Problem& p, const Sequence& s) { return s.num_queries * p.group() <= kMostFewRows; }
+
+std::string DeclinesGroups(const Context& ctx, const Problem& p) {
+  if (std::string reason = Declines(ctx, p); !reason.empty()) return reason;
+  std::string unused;
+  const heed::cuda::Library& library = *heed::cuda::Find(&unused);
+  heed::cuda::DeviceFacts facts;
+  library.examine(p.device.index, &facts);
+  if (facts.major != 9) return "needs compute capability 9.0, not " + std::to_string(facts.major) + "." + std::to_string(facts.minor);
+  if (library.softmax->groups.forward == nullptr) return "is not in this libheed_cuda, built without code for 9.0a or without CUTLASS";
+  if (p.dtype == DType::kF32) return "computes bf16 and f16, not f32";
+  if (const int64_t channels = std::max(p.depth, p.value_depth); channels > cuda::kMostGroupChannels) {
+    return "takes up to " + std::to_string(cuda::kMostGroupChannels) + " channels, not " + std::to_string(channels);
+  }
+  if (std::ranges::all_of(p.sequences, [&](const Sequence& s) { return HasFewRows(p, s); })) {
+    return "takes more than " + std::to_string(kMostFewRows) + " rows per key head";
+  }
+  return "";
+}
+
 int64_t Lanes(const Problem& p) {
   return cuda::WithShape(p.dtype, p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kRows}; });
 }
 
 // A launch of these sequences, with its memory. How it is cut no bit depends on: blocks of either kind add up the same segments
 // of keys.
+using ForwardFunction = decltype(cuda::BlockLaunches::forward);
+
 class ForwardLaunch {
  public:
-  ForwardLaunch(const heed::cuda::Call& call, const Problem& p, std::span<const Sequence> sequences, int64_t queries,
-                bool few_rows, const cuda::Arguments& arguments)
-      : call_(call), p_(p), sequences_(std::ssize(sequences)), queries_(queries), few_rows_(few_rows),
+  ForwardLaunch(const heed::cuda::Call& call, ForwardFunction forward, const Problem& p, std::span<const Sequence> sequences,
+                int64_t queries, bool few_rows, const cuda::Arguments& arguments)
+      : call_(call), forward_(forward), p_(p), sequences_(std::ssize(sequences)), queries_(queries), few_rows_(few_rows),
         params_(arguments.Of(sequences)) {
     params_.fused = p.group() > 1 && queries < Lanes(p) && !cuda::KeepsByHead(p);
     heads_ = params_.fused ? p.key_heads : p.query_heads;
@@ -98,8 +120,7 @@ class ForwardLaunch {
 
   void Run() const {
     const cuda::Launches& kernels = *call_.library().softmax;
-    const auto forward = few_rows_ ? kernels.few_rows : kernels.forward;
-    call_.Check(forward(call_.Of(row_blocks_ * segments_, heads_, Count()), params_));
+    call_.Check(forward_(call_.Of(row_blocks_ * segments_, heads_, Count()), params_));
     if (memory_.has_value()) call_.Check(kernels.combine(call_.Of(queries_, p_.query_heads, Count()), params_));
   }
 
@@ -115,6 +136,7 @@ class ForwardLaunch {
   }
 
   const heed::cuda::Call& call_;
+  const ForwardFunction forward_;
   const Problem& p_;
   const int64_t sequences_, queries_;
   const bool few_rows_;
@@ -124,40 +146,58 @@ class ForwardLaunch {
   std::optional<heed::cuda::DeviceMemory> memory_;
 };
 
-void Forward(Context& ctx, const Problem& p) {
+void ForwardBy(const char* name, cuda::BlockLaunches cuda::Launches::* blocks, Context& ctx, const Problem& p) {
   if (p.query_heads == 0) return;
-  const heed::cuda::Call call(cuda::kName, ctx, p.device);
+  const heed::cuda::Call call(name, ctx, p.device);
+  const cuda::Launches& kernels = *call.library().softmax;
   std::vector<Sequence> sequences = p.sequences;
-  const auto many = std::stable_partition(sequences.begin(), sequences.end(), [&](const Sequence& s) {
-    return s.num_queries * p.group() <= kMostFewRows;
-  });
+  const auto many =
+      std::stable_partition(sequences.begin(), sequences.end(), [&](const Sequence& s) { return HasFewRows(p, s); });
   const cuda::Arguments arguments(call, p, sequences);
   std::list<ForwardLaunch> launches;  // all have their memory before anything is written
   for (const bool few_rows : {true, false}) {
     cuda::ForLaunches(few_rows ? std::span(sequences.begin(), many) : std::span(many, sequences.end()),
                       [&](std::span<const Sequence> launched, int64_t queries, int64_t) {
-                        if (queries > 0) launches.emplace_back(call, p, launched, queries, few_rows, arguments);
+                        const ForwardFunction forward = few_rows ? kernels.few_rows : (kernels.*blocks).forward;
+                        if (queries > 0) launches.emplace_back(call, forward, p, launched, queries, few_rows, arguments);
                       });
   }
   for (const ForwardLaunch& launch : launches) launch.Run();
 }
 
+// The passes of a kernel, by how its blocks of many rows compute products.
+template <cuda::BlockLaunches cuda::Launches::*kBlocks, const Kernel& kernel>
+Passes ForwardPasses(const Context&) {
+  return {.forward = [](Context& ctx, const Problem& p) { ForwardBy(kernel.name, kBlocks, ctx, p); },
+          .workspace = [](const Context&, const Problem&) { return int64_t{0}; },
+          .lanes = &Lanes};
+}
+template <cuda::BlockLaunches cuda::Launches::*kBlocks, const Kernel& kernel>
+Passes BackwardPasses(const Context&) {
+  return {.backward = [](Context& ctx, const Problem& p, const Gradients& g) { cuda::Backward(kernel.name, kBlocks, ctx, p, g); },
+          .backward_workspace = [](const Context&, const Problem&, const Gradients&) { return BackwardBytes(); }};
+}
+std::string Target(const Context&) { return "cuda"; }
+
 }  // namespace
+
+const Kernel kWgmma = {{
+    .name = "softmax_wgmma",
+    .why = "as softmax_cuda, where groups of warps multiply on while the logits of the next tile are weighed",
+    .declines = &DeclinesGroups,
+    .forward_passes = &ForwardPasses<&cuda::Launches::groups, kWgmma>,
+    .backward_passes = &BackwardPasses<&cuda::Launches::groups, kWgmma>,
+    .target = &Target,
+    .device = DeviceType::kCuda,
+}};
 
 const Kernel kCuda = {{
     .name = cuda::kName,
     .why = "blocks of rows on a GPU, online softmax over tiles of 64 keys, products of 16 bits summed in f32",
     .declines = &Declines,
-    .forward_passes = [](const Context&) {
-      return Passes{.forward = &Forward,
-                    .workspace = [](const Context&, const Problem&) { return int64_t{0}; },
-                    .lanes = &Lanes};
-    },
-    .backward_passes = [](const Context&) {
-      return Passes{.backward = &cuda::Backward,
-                    .backward_workspace = [](const Context&, const Problem&, const Gradients&) { return BackwardBytes(); }};
-    },
-    .target = [](const Context&) { return std::string("cuda"); },
+    .forward_passes = &ForwardPasses<&cuda::Launches::warps, kCuda>,
+    .backward_passes = &BackwardPasses<&cuda::Launches::warps, kCuda>,
+    .target = &Target,
     .device = DeviceType::kCuda,
 }};
 

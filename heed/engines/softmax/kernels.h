@@ -26,7 +26,7 @@ struct Kernel : engine::Kernel<Problem, Gradients, std::string> {
 const Kernel& Choose(const char* op, const Context& ctx, const Problem& problem, Pass pass = Pass::kForward);
 
 // Each kernel is in the file of its forward pass; passes that two kernels or another file need are here by themselves.
-extern const Kernel kCuda, kTiles, kDecodeInt8Tiles, kDecodeInt8Bytes, kDecodeInt8, kDecodePairs, kPairs, kDecodeF32,
+extern const Kernel kWgmma, kCuda, kTiles, kDecodeInt8Tiles, kDecodeInt8Bytes, kDecodeInt8, kDecodePairs, kPairs, kDecodeF32,
     kDecodeF64, kLanesF32, kLanesF64;
 Passes BackwardTiles(const Context& ctx);
 Passes BackwardPairs(const Context& ctx);

@@ -32,8 +32,8 @@ void RefuseGradients(const Problem& p, const Gradients& g) {
 // A pass: its memory is taken before anything is written.
 class BackwardPass {
  public:
-  BackwardPass(const heed::cuda::Call& call, const Problem& p, const Gradients& g)
-      : call_(call), kernels_(*call.library().softmax), p_(p), g_(g), arguments_(call, p, p.sequences), uploads_(call),
+  BackwardPass(const heed::cuda::Call& call, BlockLaunches Launches::* blocks, const Problem& p, const Gradients& g)
+      : call_(call), kernels_(*call.library().softmax), blocks_(kernels_.*blocks), p_(p), g_(g), arguments_(call, p, p.sequences), uploads_(call),
         num_rows_(CountRows(p)), terms_(call, BytesOf<RowTerms>(num_rows_ * p.query_heads)) {
     const auto with_terms = [&](const HeadNumbers& gradient, std::optional<heed::cuda::DeviceMemory>& memory) {
       if (gradient.data != nullptr) memory.emplace(call, BytesOf<float>(num_rows_ * p.query_heads));
@@ -48,9 +48,9 @@ class BackwardPass {
       const BackwardParams params = ParamsOf(sequences);
       const auto run = [&](const auto& kernel, int64_t blocks, int64_t heads) { Run(kernel, blocks, heads, std::ssize(sequences), params); };
       run(kernels_.terms, Blocks(queries, kTermsRows), p_.query_heads);
-      if (g_.dk.data != nullptr || g_.dv.data != nullptr) run(kernels_.key_gradients, Blocks(keys, kBackwardTile), p_.key_heads);
+      if (g_.dk.data != nullptr || g_.dv.data != nullptr) run(blocks_.key_gradients, Blocks(keys, kBackwardTile), p_.key_heads);
       if (g_.dq.data != nullptr || slope_terms_.has_value()) {
-        run(kernels_.query_gradients, Blocks(queries, kBackwardTile), p_.query_heads);
+        run(blocks_.query_gradients, Blocks(queries, kBackwardTile), p_.query_heads);
       }
     });
     if (bias_sequences_ != nullptr) AddUpBias();
@@ -163,6 +163,7 @@ class BackwardPass {
 
   const heed::cuda::Call& call_;
   const Launches& kernels_;
+  const BlockLaunches& blocks_;
   const Problem& p_;
   const Gradients& g_;
   const Arguments arguments_;
@@ -177,10 +178,10 @@ class BackwardPass {
 
 }  // namespace
 
-void Backward(Context& ctx, const Problem& p, const Gradients& g) {
+void Backward(const char* name, BlockLaunches Launches::* blocks, Context& ctx, const Problem& p, const Gradients& g) {
   RefuseGradients(p, g);
-  const heed::cuda::Call call(kName, ctx, p.device);
-  BackwardPass(call, p, g).Run();
+  const heed::cuda::Call call(name, ctx, p.device);
+  BackwardPass(call, blocks, p, g).Run();
 }
 
 }  // namespace heed::softmax::cuda

@@ -13,7 +13,7 @@ const char* LaunchGradients(const Launch& launch, const BackwardParams& params) 
   return WithBackwardKernel(params.forward, [&](auto shape, auto general) {
     using Shape = decltype(shape);
     using Of = Block<GpuMachine, Shape, general.value>;
-    return heed::cuda::LaunchBlock<Of, Shape::kThreads>(launch, Shape::kSharedBytes, params);
+    return heed::cuda::LaunchBlock<Of, Shape::kThreads, Shape::kBlocks>(launch, Shape::kSharedBytes, params);
   });
 }
 

@@ -4,12 +4,14 @@
 
 #include "heed/core/context.h"
 #include "heed/engines/softmax/backward.h"
+#include "heed/engines/softmax/cuda/forward_shapes.h"
 #include "heed/engines/softmax/problem.h"
 
 namespace heed::softmax::cuda {
 
-// Throws Unsupported, before anything is written, of gradients that there are no kernels of.
-void Backward(Context& ctx, const Problem& p, const Gradients& g);
+// By the blocks of the kernel of this name. Throws Unsupported, before anything is written, of gradients that there are no
+// kernels of.
+void Backward(const char* name, BlockLaunches Launches::* blocks, Context& ctx, const Problem& p, const Gradients& g);
 
 }  // namespace heed::softmax::cuda
 

@@ -12,6 +12,9 @@
 // its keys, the latter over the keys that its rows see; P and dS come out as the operands of the next products, of keys by rows
 // in the one and of rows by keys in the other, so that nothing goes through memory and each gradient is one sum in one order.
 // That P and dS are computed twice costs two of seven products. Pairs that are masked weigh -0, as in the forward pass.
+//
+// On Hopper the four warps are a group, whose products go on by themselves: two blocks of a multiprocessor take turns at them,
+// and what a block reads next is copied while the last products of a tile are under way.
 #ifndef HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_BLOCKS_H_
 #define HEED_ENGINES_SOFTMAX_CUDA_BACKWARD_BLOCKS_H_
 
@@ -39,16 +42,21 @@ struct RowState {
   uint64_t kept = 0;  // of the tile's keys
 };
 
-template <DType kOf, int kDepth, int kValueDepth>
+template <DType kOf, int kDepth, int kValueDepth, bool kGroups = false>
 struct BackwardShape {
   static constexpr DType kDType = kOf;
+  static constexpr bool kHasGroups = kGroups;
   using Element = heed::cuda::Element<kDType>;
   static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
   static constexpr int kSharers = kDepth > 128 ? 2 : 1;  // warps with the same rows
   static constexpr int kThreads = 4 * kSharers * heed::cuda::kWarp;
+  static constexpr int kBlocks = kGroups ? 2 : 1;  // of a multiprocessor that registers are to suffice for
+  static constexpr int kStages = kGroups ? 2 : 1;  // of tiles that a block walks over
   using Rows = SharedTile<kBackwardTile, kDepth, Element>;
   using ValueRows = SharedTile<kBackwardTile, kValueDepth, Element>;
-  static constexpr int kSharedBytes = 2 * (Rows::kBytes + ValueRows::kBytes) + kBackwardTile;
+  // In shared memory: what the block owns, and the tiles that it walks over.
+  static constexpr int kTileBytes = Rows::kBytes + ValueRows::kBytes;
+  static constexpr int kMarksAt = (1 + kStages) * kTileBytes, kSharedBytes = kMarksAt + kBackwardTile;
 };
 
 // What all passes have: the tiles of keys, values, queries and d_o of a sequence, and what becomes of products.
@@ -68,10 +76,16 @@ class BackwardBlock {
   HEED_DEVICE BackwardBlock(M& m, const BackwardParams& p) : BackwardBlock(m, p, p.forward.sequences[m.block(2)], p.gradients[m.block(2)]) {}
   HEED_DEVICE BackwardBlock(M& m, const BackwardParams& p, const DeviceSequence& s, const DeviceGradients& g)
       : m_(m), p_(p), f_(p.forward), s_(s), g_(g), lane_(m.thread() % heed::cuda::kWarp),
-        warp_(m.thread() / heed::cuda::kWarp / kSharers), sharer_(m.thread() / heed::cuda::kWarp % kSharers), keys_(m.shared()),
-        queries_(m.shared() + Shape::Rows::kBytes), values_(m.shared() + 2 * Shape::Rows::kBytes),
-        d_outputs_(m.shared() + 2 * Shape::Rows::kBytes + Shape::ValueRows::kBytes),
-        marks_(m.shared() + 2 * (Shape::Rows::kBytes + Shape::ValueRows::kBytes)), of_pairs_(f_, s_), kept_(f_, s_) {}
+        warp_(m.thread() / heed::cuda::kWarp / kSharers), sharer_(m.thread() / heed::cuda::kWarp % kSharers),
+        of_pairs_(f_, s_), kept_(f_, s_) {}
+
+  // Keys and values, or queries and d_o: the block's own, and those of a stage.
+  struct Tiles {
+    typename Shape::Rows rows;
+    typename Shape::ValueRows values;
+  };
+  HEED_DEVICE Tiles OwnTiles() const { return TilesAt(0); }
+  HEED_DEVICE Tiles TilesOf(int stage) const { return TilesAt((1 + stage) * Shape::kTileBytes); }
 
   HEED_DEVICE const Element* KeyAt(int64_t key, int key_head) const {
     return static_cast<const Element*>(f_.k) + s_.k + key_head * f_.k_strides.head + key * f_.k_strides.token;
@@ -86,13 +100,13 @@ class BackwardBlock {
     return static_cast<const Element*>(p_.d_o) + g_.d_o + head * p_.d_o_strides.head + query * p_.d_o_strides.token;
   }
 
-  HEED_DEVICE void CopyKeys(int64_t first, int count, int key_head) const {
-    Copy(keys_, f_.depth, count, KeyAt(first, key_head), f_.k_strides);
-    Copy(values_, f_.value_depth, count, ValueAt(first, key_head), f_.v_strides);
+  HEED_DEVICE void CopyKeys(const Tiles& to, int64_t first, int count, int key_head) const {
+    Copy(to.rows, f_.depth, count, KeyAt(first, key_head), f_.k_strides);
+    Copy(to.values, f_.value_depth, count, ValueAt(first, key_head), f_.v_strides);
   }
-  HEED_DEVICE void CopyRows(int first, int count, int head) const {
-    Copy(queries_, f_.depth, count, QueryAt(first, head), f_.q_strides);
-    Copy(d_outputs_, f_.value_depth, count, OutputGradientAt(first, head), p_.d_o_strides);
+  HEED_DEVICE void CopyRows(const Tiles& to, int first, int count, int head) const {
+    Copy(to.rows, f_.depth, count, QueryAt(first, head), f_.q_strides);
+    Copy(to.values, f_.value_depth, count, OutputGradientAt(first, head), p_.d_o_strides);
   }
   template <class Tile>
   HEED_DEVICE void Copy(const Tile& to, int channels, int count, const Element* first, const Strides& strides) const {
@@ -102,13 +116,27 @@ class BackwardBlock {
   HEED_DEVICE void Wait() const {
     m_.CommitCopies();
     m_.template WaitCopies<0>();
+    Meet();
+  }
+  HEED_DEVICE void Meet() const {
+    if constexpr (Shape::kHasGroups) m_.PublishShared();
     m_.Sync();
   }
 
-  // The products of this warp's 16 rows of `a` with all rows of `b`.
-  template <int kChannels, class Tile>
-  HEED_DEVICE void Multiply(const Tile& a, const Tile& b, Products& products) const {
-    RowProducts<kDType, 1, kTiles>::template Multiply<kChannels>(m_, a, 16 * warp_, b, 0, products);
+  // The products of this warp's 16 rows of the block's own with all rows of a stage: q k^T and d_o v^T, or both transposed.
+  HEED_DEVICE void Multiply(int stage, Products& of_rows, Products& of_values) const {
+    const Tiles own = OwnTiles(), other = TilesOf(stage);
+    if constexpr (Shape::kHasGroups) {
+      m_.BeginProducts(of_rows, of_values);
+      MultiplyGroup<kDepth>(own.rows, other.rows, of_rows);
+      MultiplyGroup<kValueDepth>(own.values, other.values, of_values);
+      m_.CommitProducts();
+      m_.template WaitProducts<0>(of_rows, of_values);
+    } else {
+      using Rows = RowProducts<kDType, 1, kTiles>;
+      Rows::template Multiply<kDepth>(m_, own.rows, 16 * warp_, other.rows, 0, of_rows);
+      Rows::template Multiply<kValueDepth>(m_, own.values, 16 * warp_, other.values, 0, of_values);
+    }
   }
 
   // Whether some of 64 rows keeps some of a tile's keys, of any head and rows; kept_ is of both from now on.
@@ -184,16 +212,28 @@ class BackwardBlock {
     }
   }
 
-  // Adds weights of a tile's rows, `count` of which there are, in all threads of the block.
+  // Adds weights of a tile's rows, `count` of which there are, in all threads of the block. The sums of groups are there when
+  // they are waited for.
   template <class Sums, class Tile, class RowOf>
   HEED_DEVICE void Add(bool full, Products& weights, const Tile& tile, int count, int channels, const RowOf& row,
                        RowPowers<1>& powers, typename Sums::Sums& sums) const {
     if constexpr (kHasPowers) powers.Apply(m_, weights, sums);
-    if (full && heed::cuda::kPiecesOf<kDType> == 1) {
+    char* const marks = m_.shared() + Shape::kMarksAt;
+    if constexpr (Shape::kHasGroups) {
+      if (!full && tile.template FindNotFinite<kDType>(m_, marks)) {
+        Sums::template TakeMarkedRows<kDType>(m_, weights, tile, count, channels, row, marks, sums);
+        Meet();
+      }
+      AddGroup(weights, tile, sums);
+    } else if (full && heed::cuda::kPiecesOf<kDType> == 1) {
       Sums::template Add<kDType>(m_, weights, tile, sums, FirstChannel<Sums>());
     } else {
-      Sums::template AddSeen<kDType>(m_, weights, tile, count, channels, row, marks_, sums, FirstChannel<Sums>());
+      Sums::template AddSeen<kDType>(m_, weights, tile, count, channels, row, marks, sums, FirstChannel<Sums>());
     }
+  }
+  template <class... Sums>
+  HEED_DEVICE void WaitForSums(Sums&... sums) const {
+    if constexpr (Shape::kHasGroups) m_.template WaitProducts<0>(sums...);
   }
 
   // Stores this warp's 16 rows of sums, `count` of which exist in all warps together.
@@ -225,19 +265,42 @@ class BackwardBlock {
   const DeviceSequence& s_;
   const DeviceGradients& g_;
   const int lane_, warp_, sharer_;
-  const typename Shape::Rows keys_, queries_;
-  const typename Shape::ValueRows values_, d_outputs_;
-  char* const marks_;  // [kBackwardTile]
   const PairLogits<M> of_pairs_;
   KeptTiles<1> kept_;
+
+ private:
+  HEED_DEVICE Tiles TilesAt(int bytes) const {
+    char* const at = m_.shared() + bytes;
+    return {typename Shape::Rows(at), typename Shape::ValueRows(at + Shape::Rows::kBytes)};
+  }
+  template <int kChannels, class Tile>
+  HEED_DEVICE void MultiplyGroup(const Tile& a, const Tile& b, Products& products) const {
+    HEED_DEVICE_UNROLL
+    for (int e = 0; e < kChannels; e += 16) {
+      m_.template MultiplyGroup<kDType, false>(a.KMajor(0, e), b.KMajor(0, e), products[0], e > 0);
+    }
+  }
+  template <class Tile, class Sums>
+  HEED_DEVICE void AddGroup(const Products& weights, const Tile& tile, Sums& sums) const {
+    uint32_t operands[kBackwardTile / 16][1][4];
+    HEED_DEVICE_UNROLL
+    for (int j = 0; j < kTiles; j += 2) {
+      heed::cuda::SplitResults<M, kDType, /*kFinite=*/true>(weights[0][j], weights[0][j + 1], operands[j / 2]);
+    }
+    m_.BeginProducts(operands, sums);
+    HEED_DEVICE_UNROLL
+    for (int j = 0; j < kBackwardTile; j += 16) {
+      m_.template MultiplyGroup<kDType, true>(operands[j / 16][0], tile.MnMajor(j), sums[0], true);
+    }
+    m_.CommitProducts();
+  }
 };
 
 // dk and dv of 64 keys of a key head.
 template <class M, class Shape, bool kGeneral>
 class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
   using Base = BackwardBlock<M, Shape, kGeneral>;
-  using Base::m_, Base::p_, Base::f_, Base::s_, Base::g_, Base::lane_, Base::kTiles, Base::keys_, Base::queries_,
-      Base::values_, Base::d_outputs_, Base::of_pairs_;
+  using Base::m_, Base::p_, Base::f_, Base::s_, Base::g_, Base::lane_, Base::kTiles;
   using Element = typename Shape::Element;
   using Of = typename Base::Of;
   using OfValues = typename Base::OfValues;
@@ -250,9 +313,29 @@ class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
     if (first_ >= s_.num_keys) return;
     count_ = static_cast<int>(s_.num_keys - first_ < kBackwardTile ? s_.num_keys - first_ : kBackwardTile);
     const int key_head = m_.block(1);
-    this->CopyKeys(first_, count_, key_head);
-    for (int i = 0; i < f_.group; ++i) {
-      for (int row = 0; row < s_.num_queries; row += kBackwardTile) AddRows(key_head * f_.group + i, row);
+    this->CopyKeys(this->OwnTiles(), first_, count_, key_head);
+    RowTile next = {key_head * f_.group, 0};
+    Find(next);
+    if (Shape::kStages > 1) CopyRows(next, 0);
+    for (int stage = 0; next.count > 0; stage = (stage + 1) % Shape::kStages) {
+      const RowTile tile = next;
+      if (Shape::kStages == 1) {
+        m_.Sync();  // the rows before are done with
+        CopyRows(tile, stage);
+      }
+      this->Wait();
+      typename Base::Products p, ds;  // keys by rows
+      this->Multiply(stage, p, ds);
+      Weigh(tile, p, ds);
+      next.first += kBackwardTile;
+      Find(next);
+      if (Shape::kStages > 1) CopyRows(next, 1 - stage);
+      const typename Base::Tiles rows = this->TilesOf(stage);
+      this->template Add<OfValues>(tile.full, p, rows.values, tile.count, f_.value_depth,
+                                   [&](int i) { return this->OutputGradientAt(tile.first + i, tile.head); }, v_powers_, dv_);
+      this->template Add<Of>(tile.full, ds, rows.rows, tile.count, f_.depth,
+                             [&](int i) { return this->QueryAt(tile.first + i, tile.head); }, k_powers_, dk_);
+      this->WaitForSums(dv_, dk_);
     }
     this->Wait();
     if (p_.dk != nullptr) {
@@ -268,36 +351,44 @@ class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
   }
 
  private:
-  HEED_DEVICE void AddRows(int head, int first) {
-    const int count = s_.num_queries - first < kBackwardTile ? s_.num_queries - first : kBackwardTile;
+  struct RowTile {
+    int head, first;
+    int count = 0;      // of rows; 0: there is no such tile
+    bool full = false;  // each row sees each of the block's keys
+  };
+
+  // From these rows on, those of a query head that see some of the block's keys.
+  HEED_DEVICE void Find(RowTile& tile) {
     const Interval keys = {first_, first_ + kBackwardTile};
-    const BlockKeys seen = KeysOf(f_, s_, first, first + count - 1);
-    if (seen.Skips(keys) || !this->Keeps(head, first, keys)) return;
-    const bool full = this->IsFull(seen, keys, count);
-    m_.Sync();  // the rows before are done with
-    this->CopyRows(first, count, head);
-    this->Wait();
-    typename Base::Products p, ds;  // keys by rows
-    this->template Multiply<Shape::kChannels>(keys_, queries_, p);
-    this->template Multiply<Shape::kValueChannels>(values_, d_outputs_, ds);
+    for (; tile.head < (m_.block(1) + 1) * f_.group; ++tile.head, tile.first = 0) {
+      for (; tile.first < s_.num_queries; tile.first += kBackwardTile) {
+        tile.count = s_.num_queries - tile.first < kBackwardTile ? s_.num_queries - tile.first : kBackwardTile;
+        const BlockKeys seen = KeysOf(f_, s_, tile.first, tile.first + tile.count - 1);
+        if (seen.Skips(keys) || !this->Keeps(tile.head, tile.first, keys)) continue;
+        tile.full = this->IsFull(seen, keys, tile.count);
+        return;
+      }
+    }
+    tile.count = 0;
+  }
+  HEED_DEVICE void CopyRows(const RowTile& tile, int stage) const {
+    if (tile.count > 0) Base::CopyRows(this->TilesOf(stage), tile.first, tile.count, tile.head);
+  }
+  HEED_DEVICE void Weigh(const RowTile& tile, typename Base::Products& p, typename Base::Products& ds) const {
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kTiles; ++j) {
       HEED_DEVICE_UNROLL
       for (int i = 0; i < 2; ++i) {
         const int row = 8 * j + lane_ % 4 * 2 + i;
-        const Row at = {first + row, head};
-        const RowState state = this->StateOf(at, row < count, full);
+        const Row at = {tile.first + row, tile.head};
+        const RowState state = this->StateOf(at, row < tile.count, tile.full);
         HEED_DEVICE_UNROLL
         for (int half = 0; half < 2; ++half) {
           const int64_t key = first_ + 16 * this->warp_ + lane_ / 4 + 8 * half;
-          this->Weigh(at, state, key, full, p[0][j][2 * half + i], ds[0][j][2 * half + i]);
+          Base::Weigh(at, state, key, tile.full, p[0][j][2 * half + i], ds[0][j][2 * half + i]);
         }
       }
     }
-    this->template Add<OfValues>(full, p, d_outputs_, count, f_.value_depth,
-                                 [&](int i) { return this->OutputGradientAt(first + i, head); }, v_powers_, dv_);
-    this->template Add<Of>(full, ds, queries_, count, f_.depth, [&](int i) { return this->QueryAt(first + i, head); }, k_powers_,
-                           dk_);
   }
 
   int64_t first_ = 0;
@@ -311,8 +402,7 @@ class KeyGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
 template <class M, class Shape, bool kGeneral>
 class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
   using Base = BackwardBlock<M, Shape, kGeneral>;
-  using Base::m_, Base::p_, Base::f_, Base::s_, Base::g_, Base::lane_, Base::keys_, Base::queries_, Base::values_, Base::d_outputs_,
-      Base::of_pairs_;
+  using Base::m_, Base::p_, Base::f_, Base::s_, Base::g_, Base::lane_, Base::of_pairs_;
   using Element = typename Shape::Element;
   using Of = typename Base::Of;
 
@@ -324,22 +414,37 @@ class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
     if (m_.block(0) >= blocks) return;
     first_ = (blocks - 1 - m_.block(0)) * kBackwardTile;  // long rows first
     count_ = s_.num_queries - first_ < kBackwardTile ? s_.num_queries - first_ : kBackwardTile;
-    const int head = m_.block(1);
-    this->CopyRows(first_, count_, head);
-    const BlockKeys seen = KeysOf(f_, s_, first_, first_ + count_ - 1);
-    int64_t tile = s_.key_begin + (seen.begin - s_.key_begin) / kBackwardTile * kBackwardTile;
+    const int head = m_.block(1), key_head = head / f_.group;
+    this->CopyRows(this->OwnTiles(), first_, count_, head);
+    seen_ = KeysOf(f_, s_, first_, first_ + count_ - 1);
+    KeyTile next = {s_.key_begin + (seen_.begin - s_.key_begin) / kBackwardTile * kBackwardTile};
     if constexpr (kGeneral) {
       this->kept_.Choose(head, first_, first_);
-      this->kept_.SkipTo(tile);
+      this->kept_.SkipTo(next.first);
     }
-    for (; tile < seen.end; tile += kBackwardTile) {
-      if constexpr (kGeneral) {
-        tile = this->kept_.From(tile);
-        if (tile >= seen.end) break;
-        this->kept_.Begin(tile);
+    Find(next);
+    if (Shape::kStages > 1) CopyKeys(next, 0);
+    for (int stage = 0; next.count > 0; stage = (stage + 1) % Shape::kStages) {
+      const KeyTile tile = next;
+      if (Shape::kStages == 1) {
+        m_.Sync();  // the keys before are done with
+        CopyKeys(tile, stage);
       }
-      const Interval keys = {tile, tile + kBackwardTile};
-      if (!seen.Skips(keys)) AddKeys(head, keys, seen);
+      this->Wait();
+      typename Base::Products p, ds;  // rows by keys
+      this->Multiply(stage, p, ds);
+      this->WeighRows(first_, count_, head, tile.first, tile.full, p, ds,
+                      [&](int half, int, int, const Row& at, int64_t key, float of_pair) {
+                        if constexpr (kGeneral) {
+                          if (p_.slope_terms != nullptr) slope_terms_[half] -= of_pair * of_pairs_.DistanceOf(at, key);
+                        }
+                      });
+      next.first += kBackwardTile;
+      Find(next);
+      if (Shape::kStages > 1) CopyKeys(next, 1 - stage);
+      this->template Add<Of>(tile.full, ds, this->TilesOf(stage).rows, tile.count, f_.depth,
+                             [&](int i) { return this->KeyAt(tile.first + i, key_head); }, powers_, dq_);
+      this->WaitForSums(dq_);
     }
     this->Wait();
     if (p_.dq != nullptr) {
@@ -351,23 +456,30 @@ class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
   }
 
  private:
-  HEED_DEVICE void AddKeys(int head, const Interval& keys, const BlockKeys& seen) {
-    const int count = static_cast<int>(s_.key_end < keys.end ? s_.key_end - keys.begin : kBackwardTile);
-    const bool full = this->IsFull(seen, keys, count_);
-    m_.Sync();  // the keys before are done with
-    this->CopyKeys(keys.begin, count, head / f_.group);
-    this->Wait();
-    typename Base::Products p, ds;  // rows by keys
-    this->template Multiply<Shape::kChannels>(queries_, keys_, p);
-    this->template Multiply<Shape::kValueChannels>(d_outputs_, values_, ds);
-    this->WeighRows(first_, count_, head, keys.begin, full, p, ds,
-                    [&](int half, int, int, const Row& at, int64_t key, float of_pair) {
-                      if constexpr (kGeneral) {
-                        if (p_.slope_terms != nullptr) slope_terms_[half] -= of_pair * of_pairs_.DistanceOf(at, key);
-                      }
-                    });
-    this->template Add<Of>(full, ds, keys_, count, f_.depth, [&](int i) { return this->KeyAt(keys.begin + i, head / f_.group); },
-                           powers_, dq_);
+  struct KeyTile {
+    int64_t first;
+    int count = 0;  // of keys; 0: there is no such tile
+    bool full = false;
+  };
+
+  // From a tile of keys on, one of which some row sees a key.
+  HEED_DEVICE void Find(KeyTile& tile) {
+    tile.count = 0;
+    for (; tile.first < seen_.end; tile.first += kBackwardTile) {
+      if constexpr (kGeneral) {
+        tile.first = this->kept_.From(tile.first);
+        if (tile.first >= seen_.end) return;
+        this->kept_.Begin(tile.first);
+      }
+      const Interval keys = {tile.first, tile.first + kBackwardTile};
+      if (seen_.Skips(keys)) continue;
+      tile.count = static_cast<int>(s_.key_end < keys.end ? s_.key_end - keys.begin : kBackwardTile);
+      tile.full = this->IsFull(seen_, keys, count_);
+      return;
+    }
+  }
+  HEED_DEVICE void CopyKeys(const KeyTile& tile, int stage) const {
+    if (tile.count > 0) Base::CopyKeys(this->TilesOf(stage), tile.first, tile.count, m_.block(1) / f_.group);
   }
 
   HEED_DEVICE void StoreSlopeTerms(int head) {
@@ -383,6 +495,7 @@ class QueryGradientsBlock : BackwardBlock<M, Shape, kGeneral> {
   }
 
   int first_ = 0, count_ = 0;
+  BlockKeys seen_;
   RowPowers<1> powers_;
   typename Of::Sums dq_ = {};
   float slope_terms_[2] = {};

@@ -31,12 +31,12 @@ class PairGradients : BackwardBlock<M, Shape, true> {
     const Interval keys = {first_key, first_key + kBackwardTile};
     if (KeysOf(f_, s_, first, first + count - 1).Skips(keys) || !this->Keeps(head, first, keys)) return;
     m_.Sync();  // the tiles before are done with
-    this->CopyRows(first, count, head);
-    this->CopyKeys(first_key, static_cast<int>(s_.key_end < keys.end ? s_.key_end - first_key : kBackwardTile), head / f_.group);
+    this->CopyRows(this->OwnTiles(), first, count, head);
+    this->CopyKeys(this->TilesOf(0), first_key, static_cast<int>(s_.key_end < keys.end ? s_.key_end - first_key : kBackwardTile),
+                   head / f_.group);
     this->Wait();
     Products p, ds;
-    this->template Multiply<Shape::kChannels>(this->queries_, this->keys_, p);
-    this->template Multiply<Shape::kValueChannels>(this->d_outputs_, this->values_, ds);
+    this->Multiply(0, p, ds);
     this->WeighRows(first, count, head, first_key, /*full=*/false, p, ds,
                     [&](int half, int j, int i, const Row&, int64_t, float of_pair) { sums[0][j][2 * half + i] += of_pair; });
   }

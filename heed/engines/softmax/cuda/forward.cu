@@ -3,6 +3,11 @@
 
 namespace heed::softmax::cuda {
 
+#if defined(HEED_WITH_HOPPER)
+extern const BlockLaunches kGroupLaunches;  // attention_hopper.cu
+#else
+constexpr BlockLaunches kGroupLaunches = {};
+#endif
 // few_rows.cu
 const char* LaunchFewRows(const heed::cuda::Launch& launch, const ForwardParams& params);
 const char* LaunchCombine(const heed::cuda::Launch& launch, const ForwardParams& params);
@@ -23,13 +28,13 @@ const char* Forward(const heed::cuda::Launch& launch, const ForwardParams& param
 
 }  // namespace
 
-extern const Launches kLaunches = {.forward = &Forward,
-                                   .few_rows = &LaunchFewRows,
-                                   .combine = &LaunchCombine,
-                                   .terms = &LaunchTerms,
-                                   .key_gradients = &LaunchKeyGradients,
-                                   .query_gradients = &LaunchQueryGradients,
-                                   .bias_gradients = &LaunchBiasGradients,
-                                   .head_sums = &LaunchHeadSums};
+extern const Launches kLaunches = {
+    .warps = {.forward = &Forward, .key_gradients = &LaunchKeyGradients, .query_gradients = &LaunchQueryGradients},
+    .groups = kGroupLaunches,
+    .few_rows = &LaunchFewRows,
+    .combine = &LaunchCombine,
+    .terms = &LaunchTerms,
+    .bias_gradients = &LaunchBiasGradients,
+    .head_sums = &LaunchHeadSums};
 
 }  // namespace heed::softmax::cuda

@@ -8,6 +8,9 @@
 // Each segment of 512 keys begins a state of its own, which is added to that of the keys before (row_states.h). So segments
 // may be blocks of their own, which leave their states to CombineBlock, where few rows would keep few multiprocessors busy.
 //
+// On Hopper eight warps are two groups of four, whose products go on while a warp does something else: the logits of a tile
+// are weighed while the outputs of the one before are added up.
+//
 // A block of few rows has 16 of them, which its four warps share: each multiplies them with its quarter of a tile's keys, all
 // take the logits of all, and each its quarter of the channels of outputs. Every sum is that of the other blocks.
 //
@@ -24,8 +27,9 @@
 #include "heed/cuda/elements.h"
 #include "heed/cuda/machine.h"
 #include "heed/cuda/shared_tile.h"
+#include "heed/engines/softmax/cuda/block_shape.h"
 #include "heed/engines/softmax/cuda/forward_params.h"
-#include "heed/engines/softmax/cuda/kept_tiles.h"
+#include "heed/engines/softmax/cuda/key_tiles.h"
 #include "heed/engines/softmax/cuda/pair_logits.h"
 #include "heed/engines/softmax/cuda/row_products.h"
 #include "heed/engines/softmax/cuda/row_states.h"
@@ -33,41 +37,6 @@
 #include "heed/engines/softmax/key_runs.h"
 
 namespace heed::softmax::cuda {
-
-using heed::cuda::SharedTile;
-
-inline constexpr int kTileKeys = 64;
-inline constexpr int kFewRows = 16;  // of a block of few rows
-static_assert(kSegmentKeys % kTileKeys == 0);
-
-// What a block of a kernel for these channels has.
-template <DType kOf, int kDepth, int kValueDepth, bool kFew = false>
-struct ForwardShape {
-  static constexpr DType kDType = kOf;
-  using Element = heed::cuda::Element<kDType>;
-  static constexpr int kChannels = kDepth, kValueChannels = kValueDepth;
-  static constexpr int kRowBytes = kDepth * static_cast<int>(sizeof(Element));
-  static constexpr bool kHasFewRows = kFew;
-  // A strip is 16 rows. Two share what a warp loads of keys and values, which shared memory is the bound of otherwise, but
-  // have to fit its registers.
-  static constexpr int kStrips = !kFew && kValueDepth <= (kOf == DType::kF32 ? 64 : 128) ? 2 : 1;
-  static constexpr int kWarps = kStrips == 2 || kRowBytes > 512 || kFew ? 4 : 8;
-  static constexpr int kSharers = kFew ? kWarps : 1;  // of the same rows
-  static constexpr int kThreads = kWarps * heed::cuda::kWarp;
-  // Of a multiprocessor that registers are to suffice for, and of f32 those that memory does.
-  static constexpr int kBlocks = !kFew ? 1 : kRowBytes <= 256 ? 3 : kRowBytes <= 512 ? 2 : 1;
-  static constexpr int kRows = kFew ? cuda::kFewRows : kWarps * kStrips * 16;
-  // Tiles under way at once: memory is what few rows wait for.
-  static constexpr int kStages = kFew && kRowBytes <= 256 ? 2 : 1;
-  static constexpr int kLogitsPitch = kTileKeys + 8;  // of rows of logits that warps share, in different banks
-  using Queries = SharedTile<kRows, kDepth, Element>;
-  using Keys = SharedTile<kTileKeys, kDepth, Element>;
-  using Values = SharedTile<kTileKeys, kValueDepth, Element>;
-  // In shared memory, one behind the other.
-  static constexpr int kKeysAt = Queries::kBytes, kValuesAt = kKeysAt + kStages * Keys::kBytes,
-                       kLogitsAt = kValuesAt + kStages * Values::kBytes,
-                       kMarksAt = kLogitsAt + (kFew ? kRows * kLogitsPitch * 4 : 0), kSharedBytes = kMarksAt + kTileKeys;
-};
 
 // `kGeneral`: logits have more to them than a scale above 0, or weights are dropped. Others have registers to spare. Blocks of
 // few rows and of f32 ask the problem.
@@ -89,71 +58,68 @@ class ForwardBlock {
       : m_(m), p_(p), s_(p.sequences[m.block(2)]), lane_(m.thread() % heed::cuda::kWarp),
         warp_(m.thread() / heed::cuda::kWarp / kSharers), sharer_(m.thread() / heed::cuda::kWarp % kSharers),
         queries_(m.shared()), general_(kGeneral && (!kAsks || IsGeneral(p))), unit_(general_ ? 1 : p.scale),
-        of_pairs_(p, s_), kept_(p, s_), key_head_(p.fused ? m.block(1) : m.block(1) / p.group), k_(RowsOf(p.k, s_.k, p.k_strides)),
-        v_(RowsOf(p.v, s_.v, p.v_strides)) {}
+        of_pairs_(p, s_), tiles_(m, p, s_, p.fused ? m.block(1) : m.block(1) / p.group) {}
 
   HEED_DEVICE void Run() {
     const int rows = p_.fused ? s_.num_queries * p_.group : s_.num_queries;
     const int blocks = (rows - 1) / kRows + (rows > 0), block = m_.block(0) % p_.row_blocks;
     segment_ = m_.block(0) / p_.row_blocks;
     segments_ = p_.part_terms != nullptr ? SegmentsOf(s_) : 1;
-    const bool leaves_parts = segments_ > 1;
     if (block >= blocks || (segment_ > 0 && segment_ >= segments_)) return;
     first_row_ = (blocks - 1 - block) * kRows;  // long rows first
     num_rows_ = rows - first_row_ < kRows ? rows - first_row_ : kRows;
-    keys_seen_ = p_.fused ? KeysOf(p_, s_, 0, s_.num_queries - 1) : KeysOf(p_, s_, first_row_, first_row_ + num_rows_ - 1);
-    end_ = keys_seen_.end;
-    int64_t tile = s_.key_begin + (keys_seen_.begin - s_.key_begin) / kTileKeys * kTileKeys;
-    if (leaves_parts) {
-      const int64_t border = s_.key_begin + segment_ * kSegmentKeys;
-      if (tile < border) tile = PastGap(border);
-      if (end_ > border + kSegmentKeys) end_ = border + kSegmentKeys;
-      if (tile >= end_) return;  // no row sees it, nor reads what it would leave
-    }
+    const bool is_part = segments_ > 1;
+    tiles_.Choose(p_.fused ? KeysOf(p_, s_, 0, s_.num_queries - 1) : KeysOf(p_, s_, first_row_, first_row_ + num_rows_ - 1),
+                  segment_, is_part);
+    if (is_part && tiles_.first() >= tiles_.end()) return;  // no row sees it, nor reads what it would leave
     if (general_) {
       const Row first = RowAt(0), last = RowAt(num_rows_ - 1);
-      kept_.Choose(first.head, p_.fused ? 0 : first.query, p_.fused ? s_.num_queries - 1 : last.query);
-      kept_.SkipTo(tile);
-      tile = FromTile(tile);
+      tiles_.Keep(first.head, p_.fused ? 0 : first.query, p_.fused ? s_.num_queries - 1 : last.query);
     }
     CopyQueries();
-    next_keys_ = next_values_ = tile;
+    next_keys_ = next_values_ = tiles_.first();
+    BeginTerms();
+    ClearOutputs();
+    if constexpr (Shape::kHasGroups) {
+      WalkInGroups();
+    } else {
+      Walk();
+    }
+    m_.template WaitCopies<0>();
+    is_part ? LeaveParts() : Finish();
+  }
+
+ private:
+  HEED_DEVICE void Walk() {
     for (int stage = 0; stage < kStages; ++stage) {
       CopyNextKeys(stage);
       if (stage + 1 < kStages) CopyNextValues(stage);
     }
-    BeginSegment();
+    int64_t tile = tiles_.first();
     int stage = 0;
-    for (bool is_first = true; tile < end_; is_first = false) {
+    for (bool is_first = true; tile < tiles_.end(); is_first = false) {
       if constexpr (!kHasFewRows) {
         if (!is_first) KeepState();
       }
-      const int64_t border = tile + kSegmentKeys - (tile - s_.key_begin) % kSegmentKeys;
-      for (; tile < end_ && tile < border; tile = FromTile(tile + kTileKeys)) {
+      const int64_t border = BorderBehind(tile);
+      for (; tile < tiles_.end() && tile < border; tile = tiles_.From(tile + kTileKeys)) {
         Visit(tile, stage);
         stage = (stage + 1) % kStages;
       }
+      EndTerms();
       AddUpSums();
       if constexpr (!kHasFewRows) {
         if (!is_first) AddToState();
       }
     }
-    m_.template WaitCopies<0>();
-    leaves_parts ? LeaveParts() : Finish();
   }
-
- private:
   HEED_DEVICE void Visit(int64_t tile, int stage) {
     // Keys and values of as many later tiles as there are stages besides this one may still be on their way.
     m_.template WaitCopies<2 * (kStages - 1)>();
     m_.Sync();
     CopyNextValues((stage + kStages - 1) % kStages);
     Logits(stage);
-    bool full = keys_seen_.common.Contains({tile, tile + kTileKeys});
-    if (general_) {
-      kept_.Begin(tile);
-      full = full && !of_pairs_.ByPair() && kept_.KeepsAll();
-    }
+    const bool full = BeginTile(tile);
     if constexpr (!kHasFewRows) Weigh(full, tile);
     m_.template WaitCopies<2 * (kStages - 1)>();
     m_.Sync();
@@ -162,28 +128,113 @@ class ForwardBlock {
       TakeLogits();
       Weigh(full, tile);
     }
+    Rescale();
     // O += P V.
     const typename Shape::Values values = ValueTile(stage);
     if (full && heed::cuda::kPiecesOf<kDType> == 1) {
       Sums::template Add<kDType>(m_, logits_, values, outputs_, FirstChannel());
     } else {
-      Sums::template AddSeen<kDType>(m_, logits_, values, KeysFrom(tile), p_.value_depth,
-                                     [&](int key) { return ValueAt(tile + key); }, m_.shared() + Shape::kMarksAt, outputs_,
-                                     FirstChannel());
+      Sums::template AddSeen<kDType>(m_, logits_, values, tiles_.CountOf(tile), p_.value_depth,
+                                     [&](int key) { return tiles_.ValueAt(tile + key); }, Marks(), outputs_, FirstChannel());
     }
   }
 
-  // A tile, or the first behind it of which some row sees a key.
-  HEED_DEVICE int64_t FromTile(int64_t tile) const {
-    if (!general_) return PastGap(tile);
-    for (int64_t next = tile;; tile = next) {
-      next = kept_.From(PastGap(tile));
-      if (next == tile) return tile;
+  // Groups: while the outputs of a tile are added up, as soon as the logits of the next one are there, these are weighed.
+  HEED_DEVICE void WalkInGroups() {
+    int64_t tile = tiles_.first();
+    if (tile >= tiles_.end()) return;
+    CopyNextKeys(0);
+    MeetCopies();
+    HEED_DEVICE_UNROLL
+    for (int e = 0; e < kDepth; e += 16) queries_.LoadRows(m_, FirstRow(0), e, rows_[e / 16]);
+    CopyNextKeys(1);
+    CopyNextValues(0);
+    m_.BeginProducts(rows_, logits_);
+    MultiplyKeys(0);
+    m_.template WaitProducts<0>(logits_);
+    bool full = BeginTile(tile), is_first = true;
+    Weigh(full, tile);
+    int64_t border = BorderBehind(tile);
+    int stage = 0;
+    for (int64_t next; (next = tiles_.From(tile + kTileKeys)) < tiles_.end(); tile = next, stage = 1 - stage) {
+      MeetTile(tile, stage, full);
+      m_.BeginProducts(rows_, weights_, logits_, outputs_);
+      MultiplyKeys(1 - stage);
+      MultiplyValues(stage);
+      const bool ends_segment = next >= border;
+      if (ends_segment) EndTerms();
+      m_.template WaitProducts<1>(logits_);
+      full = BeginTile(next);
+      Weigh(full, next);
+      m_.template WaitProducts<0>(outputs_);
+      if (ends_segment) {
+        AddUpSums();
+        if (!is_first) AddToState();
+        KeepState();
+        is_first = false;
+        border = BorderBehind(next);
+      } else {
+        Rescale();
+      }
+    }
+    MeetTile(tile, stage, full);
+    m_.BeginProducts(weights_, outputs_);
+    MultiplyValues(stage);
+    m_.template WaitProducts<0>(outputs_);
+    EndTerms();
+    AddUpSums();
+    if (!is_first) AddToState();
+  }
+  // The weights of a tile become operands; its values are there, and the keys of the next one.
+  HEED_DEVICE void MeetTile(int64_t tile, int stage, bool full) {
+    MeetCopies();
+    CopyNextKeys(stage);
+    CopyNextValues(1 - stage);
+    const typename Shape::Values values = ValueTile(stage);
+    if (!full && values.template FindNotFinite<kDType>(m_, Marks())) {  // these are kept out of the product
+      Sums::template TakeMarkedRows<kDType>(m_, logits_, values, tiles_.CountOf(tile), p_.value_depth,
+                                            [&](int key) { return tiles_.ValueAt(tile + key); }, Marks(), outputs_);
+      MeetCopies();
+    }
+    HEED_DEVICE_UNROLL
+    for (int j = 0; j < kKeyTiles; j += 2) {
+      heed::cuda::SplitResults<M, kDType, /*kFinite=*/true>(logits_[0][j], logits_[0][j + 1], weights_[j / 2]);
     }
   }
-  HEED_DEVICE int64_t PastGap(int64_t tile) const {
-    const Interval& gap = keys_seen_.gap;
-    return gap.Contains({tile, tile + kTileKeys}) ? tile + (gap.end - tile) / kTileKeys * kTileKeys : tile;
+  // What is copied is there for all, and for products; all are done with what is copied to next.
+  HEED_DEVICE void MeetCopies() {
+    m_.template WaitCopies<0>();
+    m_.PublishShared();
+    m_.Sync();
+  }
+  // S = Q K^T, a group of products.
+  HEED_DEVICE void MultiplyKeys(int stage) {
+    const typename Shape::Keys keys = KeyTile(stage);
+    HEED_DEVICE_UNROLL
+    for (int e = 0; e < kDepth; e += 16) {
+      m_.template MultiplyGroup<kDType, false>(rows_[e / 16], keys.KMajor(0, e), logits_[0], e > 0);
+    }
+    m_.CommitProducts();
+  }
+  // O += P V, likewise.
+  HEED_DEVICE void MultiplyValues(int stage) {
+    const typename Shape::Values values = ValueTile(stage);
+    HEED_DEVICE_UNROLL
+    for (int j = 0; j < kTileKeys; j += 16) {
+      m_.template MultiplyGroup<kDType, true>(weights_[j / 16][0], values.MnMajor(j), outputs_[0], true);
+    }
+    m_.CommitProducts();
+  }
+
+  HEED_DEVICE int64_t BorderBehind(int64_t tile) const {
+    return tile + kSegmentKeys - (tile - s_.key_begin) % kSegmentKeys;
+  }
+  // Whether every row sees all keys of the tile that is weighed next.
+  HEED_DEVICE bool BeginTile(int64_t tile) {
+    const bool full = tiles_.IsCommon(tile);
+    if (!general_) return full;
+    tiles_.kept().Begin(tile);
+    return full && !of_pairs_.ByPair() && tiles_.kept().KeepsAll();
   }
 
   // Row `row` of the block.
@@ -207,46 +258,16 @@ class ForwardBlock {
   }
   // Each is a group of copies, if there is nothing left to copy too.
   HEED_DEVICE void CopyNextKeys(int stage) {
-    const int64_t tile = next_keys_;
-    if (tile < end_) {
-      CopyRows(KeyTile(stage), tile, p_.depth, k_, p_.k_strides, p_.k_in_page);
-    }
+    tiles_.CopyKeys(next_keys_, KeyTile(stage));
     m_.CommitCopies();
-    next_keys_ = FromTile(tile + kTileKeys);
+    next_keys_ = tiles_.From(next_keys_ + kTileKeys);
   }
   HEED_DEVICE void CopyNextValues(int stage) {
-    const int64_t tile = next_values_;
-    if (tile < end_) {
-      CopyRows(ValueTile(stage), tile, p_.value_depth, v_, p_.v_strides, p_.v_in_page);
-    }
+    tiles_.CopyValues(next_values_, ValueTile(stage));
     m_.CommitCopies();
-    next_values_ = FromTile(tile + kTileKeys);
+    next_values_ = tiles_.From(next_values_ + kTileKeys);
   }
-  // `rows`: those of the key head, from the sequence's first key on, unless they are in pages.
-  template <class Tile>
-  HEED_DEVICE void CopyRows(const Tile& to, int64_t tile, int channels, const Element* rows, const Strides& strides,
-                            int64_t in_page) const {
-    if (p_.page_tokens > 0) {
-      to.Copy(m_, p_.aligned, channels, KeysFrom(tile), [&](int row) { return RowInPage(strides, in_page, tile + row); });
-    } else {
-      to.template CopyRows<Shape::kThreads>(m_, p_.aligned, channels, KeysFrom(tile), rows + tile * strides.token, strides.token);
-    }
-  }
-  HEED_DEVICE const Element* RowsOf(const void* data, int64_t first, const Strides& strides) const {
-    return static_cast<const Element*>(data) + first + key_head_ * strides.head;
-  }
-  HEED_DEVICE const Element* RowInPage(const Strides& strides, int64_t in_page, int64_t key) const {
-    const auto index = static_cast<uint32_t>(key), tokens = static_cast<uint32_t>(p_.page_tokens), page = index / tokens;
-    return reinterpret_cast<const Element*>(p_.pages[s_.pages + page] + in_page) + key_head_ * strides.head +
-           (index - page * tokens) * strides.token;
-  }
-  HEED_DEVICE const Element* ValueAt(int64_t key) const {
-    return p_.page_tokens > 0 ? RowInPage(p_.v_strides, p_.v_in_page, key) : v_ + key * p_.v_strides.token;
-  }
-  // Keys that exist in a tile.
-  HEED_DEVICE int KeysFrom(int64_t tile) const {
-    return static_cast<int>(s_.key_end - tile < kTileKeys ? s_.key_end - tile : kTileKeys);
-  }
+  HEED_DEVICE char* Marks() const { return m_.shared() + Shape::kMarksAt; }
 
   // S = Q K^T, of the warp's keys, which other warps may have a use for too.
   HEED_DEVICE void Logits(int stage) {
@@ -287,7 +308,7 @@ class ForwardBlock {
     return reinterpret_cast<FloatPair*>(logits + RowOf(0, half) * Shape::kLogitsPitch + KeyOf(j, 0));
   }
 
-  // P = exp(S - max) in place of S; sums, and outputs rescaled where a maximum grows. `full`: every row sees all of the tile.
+  // P = exp(S - max) in place of S, sums, and what a larger maximum makes of the outputs. `full`: every row sees all of the tile.
   HEED_DEVICE void Weigh(bool full, int64_t tile) {
     if (general_) ScaleLogits(tile);
     if (full) {
@@ -336,7 +357,7 @@ class ForwardBlock {
     const int row = RowOf(strip, half);
     const Row at = RowAt(row < num_rows_ ? row : 0);
     const KeyRuns runs = kFull || row >= num_rows_ ? KeyRuns() : KeyRunsOf(p_, s_, at.query);
-    const uint64_t kept = kFull || !general_ ? ~uint64_t{0} : kept_.WordOf(at.query);
+    const uint64_t kept = kFull || !general_ ? ~uint64_t{0} : tiles_.kept().WordOf(at.query);
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; ++j) {
       HEED_DEVICE_UNROLL
@@ -353,6 +374,7 @@ class ForwardBlock {
     // Differences are taken first: they are exact where it matters, and 0 where the maximum stays.
     const float factor = unit_ * kLog2E, shift = max == -INFINITY ? 0 : max;
     const float rescale = M::Exp2((max_[strip][half] - shift) * factor);
+    rescale_[strip][half] = rescale;
     max_[strip][half] = max;
     float sum = 0;
     HEED_DEVICE_UNROLL
@@ -366,11 +388,20 @@ class ForwardBlock {
       }
     }
     sum_[strip][half] = fmaf(sum_[strip][half], rescale, sum);
-    if (!m_.Any(rescale != 1)) return;  // as mostly, once a few tiles are behind
+  }
+  HEED_DEVICE void Rescale() {
     HEED_DEVICE_UNROLL
-    for (int e = 0; e < kChannelTiles; ++e) {
+    for (int strip = 0; strip < kStrips; ++strip) {
       HEED_DEVICE_UNROLL
-      for (int i = 0; i < 2; ++i) outputs_[strip][e][2 * half + i] *= rescale;
+      for (int half = 0; half < 2; ++half) {
+        const float rescale = rescale_[strip][half];
+        if (!m_.Any(rescale != 1)) continue;  // as mostly, once a few tiles are behind
+        HEED_DEVICE_UNROLL
+        for (int e = 0; e < kChannelTiles; ++e) {
+          HEED_DEVICE_UNROLL
+          for (int i = 0; i < 2; ++i) outputs_[strip][e][2 * half + i] *= rescale;
+        }
+      }
     }
   }
 
@@ -388,13 +419,17 @@ class ForwardBlock {
     });
   }
 
-  // The state of a row: its sums are complete in each of its threads where a segment ends.
-  HEED_DEVICE PartTerms TermsOf(int strip, int half) const { return {max_[strip][half], sum_[strip][half]}; }
-  HEED_DEVICE void BeginSegment() {
+  HEED_DEVICE void BeginTerms() {
     HEED_DEVICE_UNROLL
     for (int strip = 0; strip < kStrips; ++strip) {
       max_[strip][0] = max_[strip][1] = -INFINITY;
       sum_[strip][0] = sum_[strip][1] = 0;
+      ended_[strip][0] = ended_[strip][1] = {-INFINITY, 0};
+    }
+  }
+  HEED_DEVICE void ClearOutputs() {
+    HEED_DEVICE_UNROLL
+    for (int strip = 0; strip < kStrips; ++strip) {
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannelTiles; ++e) {
         HEED_DEVICE_UNROLL
@@ -402,12 +437,25 @@ class ForwardBlock {
       }
     }
   }
+  // Where a segment ends: its terms are taken from what the next one begins anew.
+  HEED_DEVICE void EndTerms() {
+    HEED_DEVICE_UNROLL
+    for (int strip = 0; strip < kStrips; ++strip) {
+      HEED_DEVICE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        ended_[strip][half] = {max_[strip][half], sum_[strip][half]};
+        max_[strip][half] = -INFINITY;
+        sum_[strip][half] = 0;
+      }
+    }
+  }
+  // So that each thread of a row has all of it.
   HEED_DEVICE void AddUpSums() {
     HEED_DEVICE_UNROLL
     for (int strip = 0; strip < kStrips; ++strip) {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        float& sum = sum_[strip][half];
+        float& sum = ended_[strip][half].sum;
         sum += m_.ShuffleXor(sum, 1);
         sum += m_.ShuffleXor(sum, 2);
       }
@@ -416,25 +464,24 @@ class ForwardBlock {
   HEED_DEVICE void KeepState() {
     HEED_DEVICE_UNROLL
     for (int strip = 0; strip < kStrips; ++strip) {
-      kept_terms_[strip][0] = TermsOf(strip, 0);
-      kept_terms_[strip][1] = TermsOf(strip, 1);
+      kept_terms_[strip][0] = ended_[strip][0];
+      kept_terms_[strip][1] = ended_[strip][1];
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannelTiles; ++e) {
         HEED_DEVICE_UNROLL
         for (int i = 0; i < 4; ++i) kept_outputs_[strip][e][i] = outputs_[strip][e][i];
       }
     }
-    BeginSegment();
+    ClearOutputs();
   }
   HEED_DEVICE void AddToState() {
     HEED_DEVICE_UNROLL
     for (int strip = 0; strip < kStrips; ++strip) {
       HEED_DEVICE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const PartTerms before = kept_terms_[strip][half], since = TermsOf(strip, half);
+        const PartTerms before = kept_terms_[strip][half], since = ended_[strip][half];
         const MergedStates<M> both(before, since, unit_);
-        max_[strip][half] = both.max();
-        sum_[strip][half] = both.Sum(before.sum, since.sum);
+        ended_[strip][half] = {both.max(), both.Sum(before.sum, since.sum)};
         HEED_DEVICE_UNROLL
         for (int e = 0; e < kChannelTiles; ++e) {
           HEED_DEVICE_UNROLL
@@ -461,7 +508,7 @@ class ForwardBlock {
 
   HEED_DEVICE void Finish() const {
     ForRows([&](int strip, int half, const Row& at) {
-      const RowEnd end = EndOf<M>(p_, kDType, TermsOf(strip, half), unit_, at.head);
+      const RowEnd end = EndOf<M>(p_, kDType, ended_[strip][half], unit_, at.head);
       Element* o = static_cast<Element*>(p_.o) + s_.o + at.query * p_.o_strides.token + at.head * p_.o_strides.head;
       HEED_DEVICE_UNROLL
       for (int e = 0; e < kChannelTiles; ++e) {
@@ -483,7 +530,7 @@ class ForwardBlock {
         const float* x = outputs_[strip][e] + 2 * half;
         if (ChannelOf(e) < p_.part_channels) *reinterpret_cast<FloatPair*>(outputs + ChannelOf(e)) = {x[0], x[1]};
       }
-      if (IsFirstOfRow()) p_.part_terms[part] = TermsOf(strip, half);
+      if (IsFirstOfRow()) p_.part_terms[part] = ended_[strip][half];
     });
   }
 
@@ -502,16 +549,16 @@ class ForwardBlock {
   const bool general_;
   const float unit_;  // of logits
   const PairLogits<M> of_pairs_;
-  KeptTiles<kHasFewRows ? 1 : 2> kept_;
-  const int key_head_;
-  const Element *const k_, *const v_;
+  KeyTiles<M, Shape, kGeneral> tiles_;
   int first_row_ = 0, num_rows_ = 0;
   int64_t segment_ = 0, segments_ = 1;  // the block's, and how many the sequence's blocks have
-  BlockKeys keys_seen_;
-  int64_t end_ = 0, next_keys_ = 0, next_values_ = 0;
+  int64_t next_keys_ = 0, next_values_ = 0;
   typename Sums::Weights logits_;
   typename Sums::Sums outputs_;
-  float max_[kStrips][2], sum_[kStrips][2];
+  float max_[kStrips][2], sum_[kStrips][2], rescale_[kStrips][2];
+  PartTerms ended_[kStrips][2];  // of a segment, or of all segments up to it
+  // Of groups: queries, and weights, as operands.
+  uint32_t rows_[Shape::kHasGroups ? kDepth / 16 : 1][4], weights_[Shape::kHasGroups ? kTileKeys / 16 : 1][1][4];
   // Of the segments before.
   typename Sums::Sums kept_outputs_;
   PartTerms kept_terms_[kStrips][2];

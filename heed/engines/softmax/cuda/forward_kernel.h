@@ -7,10 +7,10 @@
 
 namespace heed::softmax::cuda {
 
-template <class Shape, bool kGeneral>
+template <class Shape, bool kGeneral, class Machine = heed::cuda::GpuMachine>
 const char* LaunchForward(const heed::cuda::Launch& launch, const ForwardParams& params) {
-  using Block = ForwardBlock<heed::cuda::GpuMachine, Shape, kGeneral>;
-  return heed::cuda::LaunchBlock<Block, Shape::kThreads, Shape::kBlocks>(launch, Shape::kSharedBytes, params);
+  using Block = ForwardBlock<Machine, Shape, kGeneral>;
+  return heed::cuda::LaunchBlock<Block, Shape::kThreads, Shape::kBlocks, Machine>(launch, Shape::kSharedBytes, params);
 }
 
 }  // namespace heed::softmax::cuda

@@ -44,9 +44,9 @@ auto WithShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
 template <class F>
 auto WithFewRowsShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
   return WithDType(dtype, [&](auto of) {
-    if (depth <= 64 && value_depth <= 64) return f(ForwardShape<of.value, 64, 64, true>());
-    if (depth <= 128 && value_depth <= 128) return f(ForwardShape<of.value, 128, 128, true>());
-    return f(ForwardShape<of.value, 256, 256, true>());
+    if (depth <= 64 && value_depth <= 64) return f(ForwardShape<of.value, 64, 64, BlockKind::kFew>());
+    if (depth <= 128 && value_depth <= 128) return f(ForwardShape<of.value, 128, 128, BlockKind::kFew>());
+    return f(ForwardShape<of.value, 256, 256, BlockKind::kFew>());
   });
 }
 
@@ -85,16 +85,47 @@ auto WithBackwardKernel(const ForwardParams& p, const F& f) {
   });
 }
 
-// What libheed_cuda does for this engine.
-struct Launches {
+// f(shape, whether it is general) of blocks whose groups of warps have products of their own: of 16 bits, up to
+// kMostGroupChannels. Shape<dtype, channels>::Type is a shape.
+inline constexpr int64_t kMostGroupChannels = 128;
+template <template <DType, int> class Shape, class F>
+auto WithGroupShape(const ForwardParams& p, const F& f) {
+  const auto of_channels = [&](auto of, auto channels) {
+    const typename Shape<of.value, channels.value>::Type shape;
+    return IsGeneral(p) ? f(shape, std::true_type()) : f(shape, std::false_type());
+  };
+  const auto of_dtype = [&](auto of) {
+    if (p.depth <= 64 && p.value_depth <= 64) return of_channels(of, std::integral_constant<int, 64>());
+    return of_channels(of, std::integral_constant<int, 128>());
+  };
+  if (p.dtype == DType::kBF16) return of_dtype(std::integral_constant<DType, DType::kBF16>());
+  return of_dtype(std::integral_constant<DType, DType::kF16>());
+}
+template <DType kOf, int kChannels>
+struct GroupShape {
+  using Type = ForwardShape<kOf, kChannels, kChannels, BlockKind::kGroups>;
+};
+template <DType kOf, int kChannels>
+struct BackwardGroupShape {
+  using Type = BackwardShape<kOf, kChannels, kChannels, /*kGroups=*/true>;
+};
+
+// Kernels of blocks of many rows or keys.
+struct BlockLaunches {
   const char* (*forward)(const heed::cuda::Launch& launch, const ForwardParams& params);
-  // The same bits, by blocks of few rows, and rows of the parts that either of them leaves.
-  const char* (*few_rows)(const heed::cuda::Launch& launch, const ForwardParams& params);
-  const char* (*combine)(const heed::cuda::Launch& launch, const ForwardParams& params);
-  // Terms of rows first, then gradients of keys and values, of queries, and of a bias, and sums of terms of rows.
-  const char* (*terms)(const heed::cuda::Launch& launch, const BackwardParams& params);
+  // Of keys and values, and of queries, once there are terms of rows.
   const char* (*key_gradients)(const heed::cuda::Launch& launch, const BackwardParams& params);
   const char* (*query_gradients)(const heed::cuda::Launch& launch, const BackwardParams& params);
+};
+
+// What libheed_cuda does for this engine.
+struct Launches {
+  BlockLaunches warps, groups;  // by which products are computed; groups of them are null where they are not compiled
+  // The same bits as forward's, by blocks of few rows, and rows of the parts that either of them leaves.
+  const char* (*few_rows)(const heed::cuda::Launch& launch, const ForwardParams& params);
+  const char* (*combine)(const heed::cuda::Launch& launch, const ForwardParams& params);
+  // Terms of rows, before gradients; gradients of a bias, and sums of terms of rows.
+  const char* (*terms)(const heed::cuda::Launch& launch, const BackwardParams& params);
   const char* (*bias_gradients)(const heed::cuda::Launch& launch, const BiasGradientParams& params);
   const char* (*head_sums)(const heed::cuda::Launch& launch, const HeadSumsParams& params);
 };

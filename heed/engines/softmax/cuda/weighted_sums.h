@@ -53,10 +53,6 @@ struct WarpSums {
   static HEED_DEVICE void AddSeen(M& m, Weights& weights, const Tile& tile, int count, int channels, const RowOf& row,
                                   char* marks, Sums& sums, int first = 0) {
     const bool found = tile.template FindNotFinite<kDType>(m, marks);
-    if (found) {
-      tile.ZeroRows(m, marks);
-      m.Sync();
-    }
     if constexpr (heed::cuda::kPiecesOf<kDType> > 1) {
       ForRows([&](int strip, int half) {
         float unfit = FitPieces(weights[strip], half) ? 0 : 1;
@@ -75,15 +71,23 @@ struct WarpSums {
         }
       });
     }
+    if (found) {
+      TakeMarkedRows<kDType>(m, weights, tile, count, channels, row, marks, sums, first);
+      m.Sync();
+    }
     Add<kDType>(m, weights, tile, sums, first);
-    if (!found) return;
+  }
+  // Adds the marked rows by themselves and zeroes them in the tile, before all threads meet.
+  template <DType kDType, class M, class Tile, class RowOf>
+  static HEED_DEVICE void TakeMarkedRows(M& m, const Weights& weights, const Tile& tile, int count, int channels,
+                                         const RowOf& row, const char* marks, Sums& sums, int first = 0) {
+    tile.ZeroRows(m, marks);
     for (int i = 0; i < count; ++i) {
       if (marks[i] == 0) continue;
       ForRows([&](int strip, int half) {
         AddRow<kDType>(m, weights[strip], i, half, channels, row(i), true, sums[strip], first);
       });
     }
-    m.Sync();  // before marks are made again
   }
 
  private:

@@ -1,0 +1,109 @@
+// A thread of a Hopper GPU (compute capability 9.0), whose groups of four warps have products of their own (machine.h).
+//
+// The instructions and descriptors are those of CUTLASS. Code for it is compiled for `sm_90a`.
+#ifndef HEED_CUDA_HOPPER_MACHINE_H_
+#define HEED_CUDA_HOPPER_MACHINE_H_
+
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include <cute/arch/mma_sm90_desc.hpp>
+#include <cute/arch/mma_sm90_gmma.hpp>
+
+#include "heed/core/dtype.h"
+#include "heed/cuda/gpu_machine.h"
+#include "heed/cuda/machine.h"
+
+namespace heed::cuda {
+
+class HopperMachine : public GpuMachine {
+ public:
+  using GpuMachine::GpuMachine;
+
+  __device__ void PublishShared() const { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+  // Registers are pinned, as the compiler does not know that products go on behind its back.
+  template <class... Registers>
+  __device__ void BeginProducts(Registers&... registers) const {
+    (Pin(registers), ...);
+    cute::warpgroup_arrive();
+  }
+  __device__ void CommitProducts() const { cute::warpgroup_commit_batch(); }
+  template <int kPending, class... Registers>
+  __device__ void WaitProducts(Registers&... sums) const {
+    cute::warpgroup_wait<kPending>();
+    (Pin(sums), ...);
+  }
+
+  template <DType kDType, bool kTransposed, int kTiles>
+  __device__ __forceinline__ void MultiplyGroup(const uint32_t (&a)[4], const GroupOperand& b, float (&c)[kTiles][4],
+                                                bool adds) const {
+    const uint64_t of_b = Descriptor(b);
+    ForSums(c, [&](auto&... sums) {
+      Product<kDType, kTransposed, kTiles>::fma(a[0], a[1], a[2], a[3], of_b, sums..., adds ? ScaleOut::One : ScaleOut::Zero);
+    });
+  }
+  template <DType kDType, bool kTransposed, int kTiles>
+  __device__ __forceinline__ void MultiplyGroup(const GroupOperand& a, const GroupOperand& b, float (&c)[kTiles][4],
+                                                bool adds) const {
+    const uint64_t of_a = Descriptor(a), of_b = Descriptor(b);
+    ForSums(c, [&](auto&... sums) {
+      SharedProduct<kDType, kTransposed, kTiles>::fma(of_a, of_b, sums..., adds ? ScaleOut::One : ScaleOut::Zero);
+    });
+  }
+
+ private:
+  using ScaleOut = cute::SM90::GMMA::ScaleOut;  // of the sums before
+
+  template <class Register>
+  static __device__ __forceinline__ void Pin(Register& x) {
+    if constexpr (std::is_array_v<Register>) {
+      HEED_DEVICE_UNROLL
+      for (auto& each : x) Pin(each);
+    } else {
+      cute::warpgroup_fence_operand(x);
+    }
+  }
+
+  // The instructions, by dtype and columns: of an operand in registers, and of two in shared memory.
+  template <DType kDType, bool kTransposed, int kTiles>
+  static auto ProductOf() {
+    using namespace cute::SM90::GMMA;  // NOLINT: the names of its instructions
+    constexpr Major kOfB = kTransposed ? Major::MN : Major::K;
+    static_assert(kTiles == 8 || kTiles == 16);
+    if constexpr (kDType == DType::kBF16 && kTiles == 8) {
+      return std::pair<MMA_64x64x16_F32BF16BF16_RS<Major::K, kOfB>, MMA_64x64x16_F32BF16BF16_SS<Major::K, kOfB>>();
+    } else if constexpr (kDType == DType::kBF16) {
+      return std::pair<MMA_64x128x16_F32BF16BF16_RS<Major::K, kOfB>, MMA_64x128x16_F32BF16BF16_SS<Major::K, kOfB>>();
+    } else if constexpr (kTiles == 8) {
+      return std::pair<MMA_64x64x16_F32F16F16_RS<Major::K, kOfB>, MMA_64x64x16_F32F16F16_SS<Major::K, kOfB>>();
+    } else {
+      return std::pair<MMA_64x128x16_F32F16F16_RS<Major::K, kOfB>, MMA_64x128x16_F32F16F16_SS<Major::K, kOfB>>();
+    }
+  }
+  template <DType kDType, bool kTransposed, int kTiles>
+  using Product = typename decltype(ProductOf<kDType, kTransposed, kTiles>())::first_type;
+  template <DType kDType, bool kTransposed, int kTiles>
+  using SharedProduct = typename decltype(ProductOf<kDType, kTransposed, kTiles>())::second_type;
+
+  static __device__ uint64_t Descriptor(const GroupOperand& b) {
+    cute::GmmaDescriptor descriptor;
+    descriptor.bitfield.start_address_ = static_cast<uint16_t>(Address(b.at) >> 4);
+    descriptor.bitfield.leading_byte_offset_ = static_cast<uint16_t>(b.panel_bytes >> 4);
+    descriptor.bitfield.stride_byte_offset_ = kEightRowsBytes >> 4;
+    descriptor.bitfield.layout_type_ = static_cast<uint8_t>(cute::SM90::GMMA::LayoutType::B128);
+    return descriptor;
+  }
+
+  // f(c[0][0], c[0][1], ...).
+  template <int kTiles, class F>
+  static __device__ __forceinline__ void ForSums(float (&c)[kTiles][4], const F& f) {
+    [&]<int... kSums>(std::integer_sequence<int, kSums...>) {
+      f(c[kSums / 4][kSums % 4]...);
+    }(std::make_integer_sequence<int, 4 * kTiles>());
+  }
+};
+
+}  // namespace heed::cuda
+
+#endif  // HEED_CUDA_HOPPER_MACHINE_H_

@@ -1,0 +1,32 @@
+// The kernels whose groups of warps have products of their own, compiled for Hopper, and their launches.
+#include "heed/cuda/hopper_machine.h"
+#include "heed/engines/softmax/cuda/forward_kernel.h"
+
+namespace heed::softmax::cuda {
+namespace {
+
+using heed::cuda::HopperMachine;
+using heed::cuda::Launch;
+
+template <template <class, class, bool> class Block>
+const char* LaunchGradients(const Launch& launch, const BackwardParams& params) {
+  return WithGroupShape<BackwardGroupShape>(params.forward, [&](auto shape, auto general) {
+    using Shape = decltype(shape);
+    using Of = Block<HopperMachine, Shape, general.value>;
+    return heed::cuda::LaunchBlock<Of, Shape::kThreads, Shape::kBlocks, HopperMachine>(launch, Shape::kSharedBytes, params);
+  });
+}
+
+const char* Forward(const Launch& launch, const ForwardParams& params) {
+  return WithGroupShape<GroupShape>(params, [&](auto shape, auto general) {
+    return LaunchForward<decltype(shape), general.value, HopperMachine>(launch, params);
+  });
+}
+
+}  // namespace
+
+extern constexpr BlockLaunches kGroupLaunches = {.forward = &Forward,
+                                                 .key_gradients = &LaunchGradients<KeyGradientsBlock>,
+                                                 .query_gradients = &LaunchGradients<QueryGradientsBlock>};
+
+}  // namespace heed::softmax::cuda

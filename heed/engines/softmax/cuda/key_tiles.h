@@ -1,0 +1,111 @@
+// The tiles of keys and values that the rows of a block visit, and their copies into shared memory.
+#ifndef HEED_ENGINES_SOFTMAX_CUDA_KEY_TILES_H_
+#define HEED_ENGINES_SOFTMAX_CUDA_KEY_TILES_H_
+
+#include <cstdint>
+
+#include "heed/cuda/machine.h"
+#include "heed/engines/softmax/cuda/block_shape.h"
+#include "heed/engines/softmax/cuda/forward_params.h"
+#include "heed/engines/softmax/cuda/kept_tiles.h"
+#include "heed/engines/softmax/cuda/pair_logits.h"
+
+namespace heed::softmax::cuda {
+
+// Keys [begin(), end()) of a key head, those that `seen` says. Tiles are counted from the sequence's first key.
+// `kGeneral`: there may be a pattern.
+template <class M, class Shape, bool kGeneral>
+class KeyTiles {
+  using Element = typename Shape::Element;
+
+ public:
+  HEED_DEVICE KeyTiles(M& m, const ForwardParams& p, const DeviceSequence& s, int key_head)
+      : m_(m), p_(p), s_(s), kept_(p, s), key_head_(key_head), k_(RowsOf(p.k, s.k, p.k_strides)), v_(RowsOf(p.v, s.v, p.v_strides)) {}
+
+  // Of these rows; of a segment's keys alone, if any.
+  HEED_DEVICE void Choose(const BlockKeys& seen, int64_t segment, bool is_part) {
+    seen_ = seen;
+    end_ = seen.end;
+    first_ = s_.key_begin + (seen.begin - s_.key_begin) / kTileKeys * kTileKeys;
+    if (!is_part) return;
+    const int64_t border = s_.key_begin + segment * kSegmentKeys;
+    if (first_ < border) first_ = PastGap(border);
+    if (end_ > border + kSegmentKeys) end_ = border + kSegmentKeys;
+  }
+  // Of a pattern's tiles, rows [first, last] of a head.
+  HEED_DEVICE void Keep(int head, int first, int last) {
+    asks_kept_ = true;
+    kept_.Choose(head, first, last);
+    kept_.SkipTo(first_);
+    first_ = From(first_);
+  }
+  HEED_DEVICE int64_t first() const { return first_; }
+  HEED_DEVICE int64_t end() const { return end_; }
+  HEED_DEVICE auto& kept() { return kept_; }
+  HEED_DEVICE const auto& kept() const { return kept_; }
+
+  // A tile, or the first behind it of which some row sees a key.
+  HEED_DEVICE int64_t From(int64_t tile) const {
+    tile = PastGap(tile);
+    if constexpr (kGeneral) {
+      if (!asks_kept_) return tile;
+      for (int64_t next = kept_.From(tile); next != tile; next = kept_.From(tile)) tile = PastGap(next);
+    }
+    return tile;
+  }
+  // Whether all rows see all of a tile's keys, as far as intervals say.
+  HEED_DEVICE bool IsCommon(int64_t tile) const { return seen_.common.Contains({tile, tile + kTileKeys}); }
+
+  // Begin to copy those of a tile that comes before end().
+  HEED_DEVICE void CopyKeys(int64_t tile, const typename Shape::Keys& to) const {
+    if (tile < end_) CopyRows(to, tile, p_.depth, k_, p_.k_strides, p_.k_in_page);
+  }
+  HEED_DEVICE void CopyValues(int64_t tile, const typename Shape::Values& to) const {
+    if (tile < end_) CopyRows(to, tile, p_.value_depth, v_, p_.v_strides, p_.v_in_page);
+  }
+  HEED_DEVICE const Element* ValueAt(int64_t key) const {
+    return p_.page_tokens > 0 ? RowInPage(p_.v_strides, p_.v_in_page, key) : v_ + key * p_.v_strides.token;
+  }
+  // Keys that exist in a tile.
+  HEED_DEVICE int CountOf(int64_t tile) const {
+    return static_cast<int>(s_.key_end - tile < kTileKeys ? s_.key_end - tile : kTileKeys);
+  }
+
+ private:
+  HEED_DEVICE int64_t PastGap(int64_t tile) const {
+    const Interval& gap = seen_.gap;
+    return gap.Contains({tile, tile + kTileKeys}) ? tile + (gap.end - tile) / kTileKeys * kTileKeys : tile;
+  }
+  // `rows`: those of the key head, from the sequence's first key on, unless they are in pages.
+  template <class Tile>
+  HEED_DEVICE void CopyRows(const Tile& to, int64_t tile, int channels, const Element* rows, const Strides& strides,
+                            int64_t in_page) const {
+    if (p_.page_tokens > 0) {
+      to.Copy(m_, p_.aligned, channels, CountOf(tile), [&](int row) { return RowInPage(strides, in_page, tile + row); });
+    } else {
+      to.template CopyRows<Shape::kThreads>(m_, p_.aligned, channels, CountOf(tile), rows + tile * strides.token, strides.token);
+    }
+  }
+  HEED_DEVICE const Element* RowsOf(const void* data, int64_t first, const Strides& strides) const {
+    return static_cast<const Element*>(data) + first + key_head_ * strides.head;
+  }
+  HEED_DEVICE const Element* RowInPage(const Strides& strides, int64_t in_page, int64_t key) const {
+    const auto index = static_cast<uint32_t>(key), tokens = static_cast<uint32_t>(p_.page_tokens), page = index / tokens;
+    return reinterpret_cast<const Element*>(p_.pages[s_.pages + page] + in_page) + key_head_ * strides.head +
+           (index - page * tokens) * strides.token;
+  }
+
+  M& m_;
+  const ForwardParams& p_;
+  const DeviceSequence& s_;
+  KeptTiles<Shape::kHasFewRows ? 1 : 2> kept_;
+  const int key_head_;
+  const Element *const k_, *const v_;
+  BlockKeys seen_;
+  int64_t first_ = 0, end_ = 0;
+  bool asks_kept_ = false;
+};
+
+}  // namespace heed::softmax::cuda
+
+#endif  // HEED_ENGINES_SOFTMAX_CUDA_KEY_TILES_H_

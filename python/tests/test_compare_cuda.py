@@ -1,0 +1,15 @@
+# benchmarks/compare_cuda.py: both sides of its lines compute the same. Its times need a GPU.
+import fresh
+import pytest
+from cli_program import ROOT
+
+pytest.importorskip("torch")
+LINES = "flash/causal/4096|cudnn/full/4096/forward|chunks/.*forward|chunks/gated"
+
+
+def test_both_sides_of_its_lines_agree():
+    done = fresh.python(ROOT / "benchmarks/compare_cuda.py", LINES, "--emulated")
+    assert done.returncode == 0, done.stderr
+    head, _, *rows = done.stdout.splitlines()
+    assert "times mean nothing" in head and len(rows) == 8
+    assert [row.split()[0] for row in rows if "left out" in row] == ["cudnn/full/4096/forward"]  # which no CPU has
