@@ -153,7 +153,7 @@ class SharedTile {
 
   // Operands of products of groups (machine.h), of rows from `row` on, a multiple of 8: they by 16 of their columns.
   HEED_DEVICE GroupOperand KMajor(int row, int column) const {
-    return {at_ + row * kPitch + column / kPanelColumns * kPanel + column % kPanelColumns, kPanelBytes};
+    return {at_ + row * kPitch + column / kPanelColumns * kPanel + column % kPanelColumns, kUnitBytes};  // of one panel
   }
   // Sixteen of them by all columns.
   HEED_DEVICE GroupOperand MnMajor(int row) const { return {at_ + row * kPitch, kPanelBytes}; }
