@@ -8,11 +8,22 @@
 #include "heed/cuda/gpu_machine.h"
 
 namespace heed::bench {
+
+#if defined(HEED_WITH_HOPPER)
+// products_hopper.cu
+const char* MultiplyInGroups(int multiprocessors);
+double FlopsInGroups(int multiprocessors);
+#else
+const char* MultiplyInGroups(int) { return nullptr; }
+double FlopsInGroups(int) { return 0; }
+#endif
+
 namespace {
 
-void Check(cudaError_t error) {
-  if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
+void Check(const char* error) {
+  if (error != nullptr) throw std::runtime_error(error);
 }
+void Check(cudaError_t error) { Check(error == cudaSuccess ? nullptr : cudaGetErrorString(error)); }
 
 constexpr int kWarps = 8, kSums = 8, kSteps = 4096;  // of a block; of a warp at once; of each
 
@@ -55,13 +66,17 @@ class GpuClock : public Timed {
     Check(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToDevice));
   }
   void Multiply() const override {
+    if (has_groups()) return Check(MultiplyInGroups(facts_.multiProcessorCount));
     Products<<<blocks(), kWarps * 32>>>(nullptr);
     Check(cudaGetLastError());
   }
-  double multiply_flops() const override { return 2.0 * 16 * 8 * 16 * kSums * kSteps * kWarps * blocks(); }
+  double multiply_flops() const override {
+    return has_groups() ? FlopsInGroups(facts_.multiProcessorCount) : 2.0 * 16 * 8 * 16 * kSums * kSteps * kWarps * blocks();
+  }
 
  private:
   int blocks() const { return 2 * facts_.multiProcessorCount; }
+  bool has_groups() const { return facts_.major == 9 && FlopsInGroups(1) > 0; }
 
   cudaDeviceProp facts_;
   cudaEvent_t first_ = nullptr, last_ = nullptr;
