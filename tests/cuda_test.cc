@@ -360,7 +360,7 @@ const char* NoDriver(int32_t, cuda::DeviceFacts*) { return "no driver is install
 TEST(CudaLibraryTest, WhatIsMissingIsSaid) {
   const auto refusal = [](const char* (*examine)(int32_t, cuda::DeviceFacts*), int64_t channels, DType dtype = DType::kBF16) {
     const cuda::Library library = {.version = "0", .examine = examine, .check_stream = nullptr,
-                                   .allocate = nullptr, .free = nullptr, .upload = nullptr,
+                                   .allocate = nullptr, .free = nullptr, .upload = nullptr, .map_rows = nullptr,
                                    .softmax = cuda::EmulatedDevice().library()->softmax, .recurrence = nullptr,
                                    .ssd = nullptr, .scan = nullptr};
     cuda::Replace(&library);

@@ -8,6 +8,8 @@
 #include <type_traits>
 #include <utility>
 
+#include <cute/arch/copy_sm90_desc.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
 #include <cute/arch/mma_sm90_desc.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
 
@@ -35,6 +37,21 @@ class HopperMachine : public GpuMachine {
     (Pin(sums), ...);
   }
 
+  __device__ void InitBarrier(uint64_t* barrier) const {
+    cute::initialize_barrier(*barrier);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __device__ void BeginBulk(uint64_t* barrier, int bytes) const {
+    cute::set_barrier_transaction_bytes(*barrier, static_cast<uint32_t>(bytes));
+  }
+  __device__ void CopyBulk(const RowMap& map, int channel, int token, int head, int batch, void* to, uint64_t* barrier) const {
+    cute::SM90_TMA_LOAD_4D::copy(&map, barrier, kEvictNormal, to, channel, token, head, batch);
+  }
+  __device__ void WaitBulk(uint64_t* barrier, int phase) const {
+    cute::wait_barrier(*barrier, phase);
+    asm volatile("" ::: "memory");
+  }
+
   template <DType kDType, bool kTransposed, int kTiles>
   __device__ __forceinline__ void MultiplyGroup(const uint32_t (&a)[4], const GroupOperand& b, float (&c)[kTiles][4],
                                                 bool adds) const {
@@ -53,6 +70,7 @@ class HopperMachine : public GpuMachine {
   }
 
  private:
+  static constexpr auto kEvictNormal = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
   using ScaleOut = cute::SM90::GMMA::ScaleOut;  // of the sums before
 
   template <class Register>

@@ -1,4 +1,5 @@
 // What libheed_cuda exports.
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -91,12 +92,39 @@ const char* Upload(int32_t device, void* stream, void* to, const void* from, siz
   return nullptr;
 }
 
+// By the driver, whose function the runtime finds: nothing is linked to it.
+const char* MapRows(int32_t device, const MappedRows& rows, RowMap* map) {
+  static_assert(sizeof(RowMap) == sizeof(CUtensorMap));
+  const ScopedDevice scoped(device);
+  if (scoped.error() != cudaSuccess) return cudaGetErrorString(scoped.error());
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+  if (error != cudaSuccess) return cudaGetErrorString(error);
+  if (found != cudaDriverEntryPointSuccess) return "the driver has no cuTensorMapEncodeTiled";
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(rows.channels), static_cast<cuuint64_t>(rows.tokens),
+                              static_cast<cuuint64_t>(rows.heads), static_cast<cuuint64_t>(rows.batches)};
+  const cuuint64_t strides[] = {2 * static_cast<cuuint64_t>(rows.token_stride), 2 * static_cast<cuuint64_t>(rows.head_stride),
+                                2 * static_cast<cuuint64_t>(rows.batch_stride)};  // bytes
+  constexpr cuuint32_t kBox[] = {64, 64, 1, 1}, kSteps[] = {1, 1, 1, 1};
+  CUtensorMap encoded;
+  const CUresult result = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function)(
+      &encoded, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, const_cast<void*>(rows.data), sizes, strides, kBox, kSteps,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) return "the driver does not map these rows";
+  std::memcpy(map, &encoded, sizeof(encoded));
+  return nullptr;
+}
+
 const Library kLibrary = {.version = HEED_VERSION,
                           .examine = &Examine,
                           .check_stream = &CheckStream,
                           .allocate = &Allocate,
                           .free = &Free,
                           .upload = &Upload,
+                          .map_rows = &MapRows,
                           .softmax = &softmax::cuda::kLaunches,
                           .recurrence = &recurrence::cuda::kLaunches,
                           .ssd = &ssd::cuda::kLaunches,

@@ -30,6 +30,16 @@ struct DeviceFacts {
   int32_t multiprocessors = 0;
 };
 
+// Rows of 16 bits as bulk copies of Hopper read them, and what such copies are given: a CUtensorMap.
+struct MappedRows {
+  const void* data = nullptr;                            // at a multiple of 16 bytes, as rows are
+  int64_t channels = 0, tokens = 0, heads = 0, batches = 0;
+  int64_t token_stride = 0, head_stride = 0, batch_stride = 0;  // in elements
+};
+struct alignas(64) RowMap {
+  std::byte bytes[128];
+};
+
 // Where and how a kernel is launched.
 struct Launch {
   int32_t device = 0;
@@ -47,6 +57,8 @@ struct Library {
   void (*free)(int32_t device, void* stream, void* memory);
   // Copies bytes of the host, whole words of 8, in the order of the stream; they are read before it returns.
   const char* (*upload)(int32_t device, void* stream, void* to, const void* from, size_t num_bytes);
+  // Of copies of 64 rows by 64 channels into a SharedTile (shared_tile.h).
+  const char* (*map_rows)(int32_t device, const MappedRows& rows, RowMap* map);
   const softmax::cuda::Launches* softmax;
   const recurrence::cuda::Launches* recurrence;
   const ssd::cuda::Launches* ssd;

@@ -41,6 +41,10 @@
 //                                    tile's columns by its rows or, transposed, as they stand. a may be in shared memory too,
 //                                    64 rows of the group
 //   CommitProducts()                 the products since the last one are a group
+//   InitBarrier(barrier)             8 bytes of shared memory, by one thread, before all meet
+//   BeginBulk(barrier, bytes)        one thread says how many bytes of copies end its phase, 0 at first, then 1, 0, ...
+//   CopyBulk(map, c, t, h, b, to, barrier)  channels [c, c + 64) of 64 tokens from t on, head h, batch entry b; what does not exist is 0
+//   WaitBulk(barrier, phase)         until that phase has ended: what it copied is there, for products too
 //   WaitProducts<kPending>(c...)     until no more than these groups are under way, and not these sums
 #ifndef HEED_CUDA_MACHINE_H_
 #define HEED_CUDA_MACHINE_H_
@@ -50,6 +54,7 @@
 #include <utility>
 
 #include "heed/core/dtype.h"
+#include "heed/cuda/library.h"
 
 #if defined(__CUDACC__)
 #define HEED_DEVICE __device__ __forceinline__

@@ -151,6 +151,16 @@ class SharedTile {
     }
   }
 
+  // Copies of 64 rows of a head, as far as they exist, by one thread, which has said how many bytes they are: kBytes.
+  template <class M>
+  HEED_DEVICE void CopyBulk(M& m, const RowMap& map, int64_t token, int head, int batch, uint64_t* barrier) const {
+    static_assert(!kIsWide && kRows == 64);
+    HEED_DEVICE_UNROLL
+    for (int column = 0; column < kColumns; column += kPanelColumns) {
+      m.CopyBulk(map, column, static_cast<int>(token), head, batch, at_ + column / kPanelColumns * kPanel, barrier);
+    }
+  }
+
   // Operands of products of groups (machine.h), of rows from `row` on, a multiple of 8: they by 16 of their columns.
   HEED_DEVICE GroupOperand KMajor(int row, int column) const {
     return {at_ + row * kPitch + column / kPanelColumns * kPanel + column % kPanelColumns, kUnitBytes};  // of one panel

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "heed/core/os.h"
@@ -30,6 +31,16 @@ const char* Allocate(int32_t, void*, size_t num_bytes, void** memory) {
   return nullptr;
 }
 void Free(int32_t, void*, void* memory) { os::FreeAligned(memory); }
+const char* MapRows(int32_t, const MappedRows& rows, RowMap* map) {
+  static_assert(sizeof(rows) <= sizeof(*map));
+  const auto is_multiple = [](int64_t stride) { return stride % 8 == 0; };
+  if (reinterpret_cast<uintptr_t>(rows.data) % 16 != 0 || !is_multiple(rows.token_stride) || !is_multiple(rows.head_stride) ||
+      !is_multiple(rows.batch_stride)) {
+    return "rows do not begin at multiples of 16 bytes";
+  }
+  new (map) MappedRows(rows);
+  return nullptr;
+}
 const char* Upload(int32_t, void*, void* to, const void* from, size_t num_bytes) {
   std::memcpy(to, from, num_bytes);
   return nullptr;
@@ -42,6 +53,7 @@ const Library kEmulated = {.version = HEED_VERSION,
                            .allocate = &Allocate,
                            .free = &Free,
                            .upload = &Upload,
+                           .map_rows = &MapRows,
                            .softmax = &EmulatedSoftmax(),
                            .recurrence = &EmulatedRecurrence(),
                            .ssd = &EmulatedSsd(),

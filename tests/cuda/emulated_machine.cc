@@ -86,8 +86,11 @@ class EmulatedBlock {
         ++ended_;
       });
     }
+    // One warp is late: it goes on when others wait for it, as a rule.
+    const auto late = static_cast<int>(random_() % warps_.size());
     while (!ready_.empty()) {
-      const size_t next = random_() % ready_.size();
+      size_t next = random_() % ready_.size();
+      for (int i = 0; i < 8 && ready_[next] / kWarp == late; ++i) next = random_() % ready_.size();
       current_ = ready_[next];
       ready_[next] = ready_.back();
       ready_.pop_back();
@@ -110,6 +113,27 @@ class EmulatedBlock {
   }
 
   using Products = std::vector<EmulatedMachine::GroupProduct>;
+  // A phase after the other of bulk copies.
+  struct Barrier {
+    int ended = 0;
+    bool expects = false;
+    int64_t bytes = 0;  // that are expected and not under way
+    std::vector<Copy> copies;
+    Meeting meeting;  // of those that wait
+
+    bool is_complete() const { return expects && bytes == 0; }
+  };
+  void Wait(Meeting& meeting) {
+    const int me = current_;
+    meeting.waiting.push_back(me);
+    threads_[static_cast<size_t>(me)].fiber->Suspend();
+  }
+  void Wake(Barrier& barrier) {
+    if (!barrier.is_complete()) return;
+    ready_.insert(ready_.end(), barrier.meeting.waiting.begin(), barrier.meeting.waiting.end());
+    barrier.meeting.waiting.clear();
+  }
+
   struct Thread {
     std::unique_ptr<Fiber> fiber;
     std::vector<Copy> copies;               // since the last group
@@ -128,6 +152,7 @@ class EmulatedBlock {
   const size_t shared_units_;
   os::GuardedMemory shared_;  // an access beyond it faults
   std::vector<char> unpublished_ = std::vector<char>(shared_units_);  // of 16 bytes that copies have written, products not seen
+  std::map<const uint64_t*, Barrier> barriers_;
   std::vector<Warp> warps_;
   std::vector<Thread> threads_;
   std::vector<int> ready_;
@@ -247,6 +272,48 @@ void EmulatedMachine::PublishShared() {
   EmulatedBlock::Thread& thread = block_.threads_[static_cast<size_t>(thread_)];
   for (const ptrdiff_t unit : thread.unpublished) block_.unpublished_[static_cast<size_t>(unit)] = false;
   thread.unpublished.clear();
+}
+
+void EmulatedMachine::InitBarrier(uint64_t* barrier) { block_.barriers_[barrier] = {}; }
+
+void EmulatedMachine::BeginBulk(uint64_t* barrier, int bytes) {
+  EmulatedBlock::Barrier& at = block_.barriers_.at(barrier);
+  if (at.expects) throw std::logic_error("a phase of a barrier begins twice");
+  at.expects = true;
+  at.bytes += bytes;
+  block_.Wake(at);
+}
+
+void EmulatedMachine::CopyBulk(const RowMap& map, int channel, int token, int head, int batch, void* to, uint64_t* barrier) {
+  const MappedRows& rows = *reinterpret_cast<const MappedRows*>(&map);
+  EmulatedBlock::Barrier& at = block_.barriers_.at(barrier);
+  const ptrdiff_t begin = static_cast<char*>(to) - shared();
+  if (begin % 1024 != 0) throw std::logic_error("a bulk copy to a place that is no multiple of 1024 bytes");
+  for (int row = 0; row < 64; ++row) {
+    for (int column = 0; column < 64; ++column) {
+      const int64_t c = channel + column, t = token + row;
+      const bool exists = c < rows.channels && t < rows.tokens && head < rows.heads && batch < rows.batches;
+      const int64_t element = c + t * rows.token_stride + head * rows.head_stride + batch * rows.batch_stride;
+      char* const place = shared() + begin + row * 128 + ((column / 8) ^ (row % 8)) * 16 + column % 8 * 2;
+      std::memset(place, 0xFF, 2);
+      at.copies.push_back({place, exists ? static_cast<const char*>(rows.data) + 2 * element : nullptr, exists ? 2 : 0});
+    }
+  }
+  at.bytes -= 64 * 128;
+  block_.Wake(at);
+}
+
+void EmulatedMachine::WaitBulk(uint64_t* barrier, int phase) {
+  EmulatedBlock::Barrier& at = block_.barriers_.at(barrier);
+  while (at.ended % 2 == phase && !at.is_complete()) block_.Wait(at.meeting);
+  if (at.ended % 2 != phase) return;
+  for (const Copy& copy : at.copies) {  // all of it lands
+    std::memset(copy.to, 0, 2);
+    if (copy.bytes > 0) std::memcpy(copy.to, copy.from, 2);
+  }
+  at.copies.clear();
+  at.expects = false;
+  ++at.ended;
 }
 
 void EmulatedMachine::BeginProducts() { block_.threads_[static_cast<size_t>(thread_)].may_multiply = true; }

@@ -93,10 +93,11 @@ using ForwardFunction = decltype(cuda::BlockLaunches::forward);
 
 class ForwardLaunch {
  public:
-  ForwardLaunch(const heed::cuda::Call& call, ForwardFunction forward, const Problem& p, std::span<const Sequence> sequences,
+  ForwardLaunch(const heed::cuda::Call& call, ForwardFunction forward, bool has_bulk, const Problem& p, std::span<const Sequence> sequences,
                 int64_t queries, bool few_rows, const cuda::Arguments& arguments)
       : call_(call), forward_(forward), p_(p), sequences_(std::ssize(sequences)), queries_(queries), few_rows_(few_rows),
         params_(arguments.Of(sequences)) {
+    if (has_bulk) arguments.MapKeys(call, params_);
     params_.fused = p.group() > 1 && queries < Lanes(p) && !cuda::KeepsByHead(p);
     heads_ = params_.fused ? p.key_heads : p.query_heads;
     row_blocks_ = cuda::Blocks(params_.fused ? queries * p.group() : queries, few_rows ? cuda::kFewRows : Lanes(p));
@@ -159,7 +160,8 @@ void ForwardBy(const char* name, cuda::BlockLaunches cuda::Launches::* blocks, C
     cuda::ForLaunches(few_rows ? std::span(sequences.begin(), many) : std::span(many, sequences.end()),
                       [&](std::span<const Sequence> launched, int64_t queries, int64_t) {
                         const ForwardFunction forward = few_rows ? kernels.few_rows : (kernels.*blocks).forward;
-                        if (queries > 0) launches.emplace_back(call, forward, p, launched, queries, few_rows, arguments);
+                        const bool has_bulk = forward == kernels.groups.forward;
+                        if (queries > 0) launches.emplace_back(call, forward, has_bulk, p, launched, queries, few_rows, arguments);
                       });
   }
   for (const ForwardLaunch& launch : launches) launch.Run();

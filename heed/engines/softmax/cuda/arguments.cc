@@ -65,7 +65,33 @@ DeviceSequence Arguments::OnDevice(const Sequence& s) const {
           .pages = first_pages_.empty() ? 0 : first_pages_[index],
           .kept = kept.first,
           .kept_head_stride = kept.head_stride,
-          .num_queries = static_cast<int32_t>(s.num_queries)};
+          .num_queries = static_cast<int32_t>(s.num_queries),
+          .batch = static_cast<int32_t>(s.batch),
+          .first_key = s.first_k};
+}
+
+// Bulk copies count tokens in 32 bits; rows that repeat themselves or go backwards they do not take.
+void Arguments::MapKeys(const heed::cuda::Call& call, ForwardParams& params) const {
+  if (p_.page_tokens > 0 || !params.aligned) return;
+  int64_t tokens = 1, batches = 1;
+  for (const Sequence& s : all_) {
+    tokens = std::max(tokens, s.first_k + s.num_keys);
+    batches = std::max(batches, s.batch + 1);
+  }
+  const auto map = [&](const Rows& rows, int64_t channels, heed::cuda::RowMap& to) {
+    const auto stride = [&](int64_t size, int64_t of) { return size == 1 ? rows.token_stride : of; };
+    const heed::cuda::MappedRows mapped = {.data = rows.data,
+                                           .channels = channels,
+                                           .tokens = tokens,
+                                           .heads = p_.key_heads,
+                                           .batches = batches,
+                                           .token_stride = tokens == 1 ? (channels + 7) / 8 * 8 : rows.token_stride,
+                                           .head_stride = stride(p_.key_heads, rows.head_stride),
+                                           .batch_stride = stride(batches, rows.batch_stride)};
+    if (mapped.token_stride <= 0 || mapped.head_stride <= 0 || mapped.batch_stride <= 0) return false;
+    return call.MapRows(mapped, &to);
+  };
+  params.mapped = tokens <= std::numeric_limits<int32_t>::max() && map(p_.k, p_.depth, params.k_map) && map(p_.v, p_.value_depth, params.v_map);
 }
 
 ForwardParams Arguments::Of(std::span<const Sequence> launched) const {

@@ -26,6 +26,8 @@ class Arguments {
   // Of a launch for some of them, at most kMostSequences.
   ForwardParams Of(std::span<const Sequence> launched) const;
   DeviceSequence OnDevice(const Sequence& sequence) const;
+  // For kernels that have bulk copies, if these take the keys and values.
+  void MapKeys(const heed::cuda::Call& call, ForwardParams& params) const;
 
  private:
   DeviceNumbers NumbersOf(const std::vector<double>& here, const HeadNumbers& there);

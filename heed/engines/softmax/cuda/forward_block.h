@@ -143,12 +143,15 @@ class ForwardBlock {
   HEED_DEVICE void WalkInGroups() {
     int64_t tile = tiles_.first();
     if (tile >= tiles_.end()) return;
-    CopyNextKeys(0);
+    if (p_.mapped) {
+      if (m_.thread() == 0) m_.InitBarrier(Barrier());
+      m_.Sync();
+    }
+    CopyNext(0, /*values=*/false);
     MeetCopies();
     HEED_DEVICE_UNROLL
     for (int e = 0; e < kDepth; e += 16) queries_.LoadRows(m_, FirstRow(0), e, rows_[e / 16]);
-    CopyNextKeys(1);
-    CopyNextValues(0);
+    CopyNext(1, /*values=*/true);
     m_.BeginProducts(rows_, logits_);
     MultiplyKeys(0);
     m_.template WaitProducts<0>(logits_);
@@ -188,13 +191,12 @@ class ForwardBlock {
   // The weights of a tile become operands; its values are there, and the keys of the next one.
   HEED_DEVICE void MeetTile(int64_t tile, int stage, bool full) {
     MeetCopies();
-    CopyNextKeys(stage);
-    CopyNextValues(1 - stage);
+    CopyNext(stage, /*values=*/true);
     const typename Shape::Values values = ValueTile(stage);
     if (!full && values.template FindNotFinite<kDType>(m_, Marks())) {  // these are kept out of the product
       Sums::template TakeMarkedRows<kDType>(m_, logits_, values, tiles_.CountOf(tile), p_.value_depth,
                                             [&](int key) { return tiles_.ValueAt(tile + key); }, Marks(), outputs_);
-      MeetCopies();
+      Meet();
     }
     HEED_DEVICE_UNROLL
     for (int j = 0; j < kKeyTiles; j += 2) {
@@ -203,10 +205,32 @@ class ForwardBlock {
   }
   // What is copied is there for all, and for products; all are done with what is copied to next.
   HEED_DEVICE void MeetCopies() {
+    if (p_.mapped) {
+      m_.WaitBulk(Barrier(), phase_);
+      phase_ = 1 - phase_;
+    }
     m_.template WaitCopies<0>();
+    Meet();
+  }
+  HEED_DEVICE void Meet() {
     m_.PublishShared();
     m_.Sync();
   }
+  // Keys of the tile behind those that came last, to a stage, and values likewise, to the other.
+  HEED_DEVICE void CopyNext(int stage, bool values) {
+    if (!p_.mapped) {
+      CopyNextKeys(stage);
+      if (values) CopyNextValues(1 - stage);
+      return;
+    }
+    m_.CommitCopies();  // of queries
+    if (m_.thread() == 0) {
+      tiles_.CopyBulk(next_keys_, KeyTile(stage), values ? next_values_ : tiles_.end(), ValueTile(1 - stage), Barrier());
+    }
+    next_keys_ = tiles_.From(next_keys_ + kTileKeys);
+    if (values) next_values_ = tiles_.From(next_values_ + kTileKeys);
+  }
+  HEED_DEVICE uint64_t* Barrier() const { return reinterpret_cast<uint64_t*>(m_.shared() + Shape::kBarrierAt); }
   // S = Q K^T, a group of products.
   HEED_DEVICE void MultiplyKeys(int stage) {
     const typename Shape::Keys keys = KeyTile(stage);
@@ -553,6 +577,7 @@ class ForwardBlock {
   int first_row_ = 0, num_rows_ = 0;
   int64_t segment_ = 0, segments_ = 1;  // the block's, and how many the sequence's blocks have
   int64_t next_keys_ = 0, next_values_ = 0;
+  int phase_ = 0;  // of bulk copies
   typename Sums::Weights logits_;
   typename Sums::Sums outputs_;
   float max_[kStrips][2], sum_[kStrips][2], rescale_[kStrips][2];

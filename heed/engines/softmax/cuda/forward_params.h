@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "heed/core/dtype.h"
+#include "heed/cuda/library.h"
 #include "heed/engines/softmax/key_runs.h"
 
 namespace heed::softmax::cuda {
@@ -45,6 +46,8 @@ struct DeviceSequence {
   int64_t kept;   // likewise, of lists; -1: everything is kept
   int64_t kept_head_stride;
   int32_t num_queries;
+  int32_t batch;
+  int64_t first_key;  // of the batch entry's
 };
 
 // Keys whose sums a row begins anew, counted from the first valid key, and adds to those of the keys before: whichever block
@@ -73,6 +76,8 @@ struct ForwardParams {
   int32_t page_tokens = 0;
   const std::byte* const* pages = nullptr;
   int64_t k_in_page = 0, v_in_page = 0;
+  bool mapped = false;  // bulk copies take keys and values by these
+  heed::cuda::RowMap k_map = {}, v_map = {};
   // What rows keep of a pattern and of segments: where the lists of blocks of 64 rows begin, those, and words. Null: everything.
   const int32_t* kept_begins = nullptr;
   const KeptTile* kept_tiles = nullptr;
