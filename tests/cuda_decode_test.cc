@@ -530,7 +530,7 @@ TEST_P(CudaPagesTest, WhatItDoesNotTakeIsSaid) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, CudaPagesTest, testing::ValuesIn(Devices()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Devices, CudaPagesTest, testing::ValuesIn(DevicesOfAttention()), NameOf);
 INSTANTIATE_TEST_SUITE_P(Devices, CudaDecodeTest, testing::ValuesIn(Devices()), NameOf);
 INSTANTIATE_TEST_SUITE_P(Devices, CudaManyAndFewRowsTest, testing::ValuesIn(DevicesOfAttention()), NameOf);
 

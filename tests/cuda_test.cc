@@ -199,6 +199,19 @@ TEST_P(CudaTest, EachTensorMayBeginAnywhere) {
   }
 }
 
+TEST_P(CudaTest, HeadsAndEntriesMayShareRows) {
+  Problem p = Plain(DType::kBF16, {2, 70, 100, 2, 2, 64, 64}, 9);
+  const auto repeats = [](ConstTensorView& t, size_t axis) {
+    std::vector<int64_t> strides(t.strides().begin(), t.strides().end());
+    strides[axis] = 0;
+    t = ConstTensorView(t.data(), t.dtype(), t.sizes(), strides);
+  };
+  repeats(p.in.k, 2);
+  repeats(p.in.v, 0);
+  const Comparison result = CompareWithReference(p, Run(p));
+  EXPECT_TRUE(result.ok) << result.message;
+}
+
 TEST_P(CudaTest, RowsOfF32MayFollowEachOtherAtFourElements) {
   const Problem whole = Plain(DType::kF32, {1, 20, 70, 2, 1, 68, 68}, 9);
   Problem p = whole;  // rows of 64 elements at multiples of 16 bytes, though not of eight elements
