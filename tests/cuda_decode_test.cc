@@ -368,6 +368,7 @@ class CudaPagesTest : public CudaDecodeTest {
 TEST_P(CudaPagesTest, RowsHaveTheBitsOfForward) {
   uint64_t seed = 1;
   for (const auto& [queries, group, D, Dv] : {std::tuple{1, 8, 64, 64}, {5, 2, 128, 128}, {60, 2, 64, 40}, {2, 1, 200, 256}}) {
+    if (IsRepeated(DType::kBF16, D, queries * group)) continue;
     for (const int64_t tokens : {1, 16, 48, 100, 2000}) {
       SCOPED_TRACE(std::to_string(queries) + " " + std::to_string(tokens));
       Problem p = Plain(kDTypes[seed % (D <= 64 ? 3 : 2)], {3, queries, 1200, 2 * group, 2, D, Dv}, seed);

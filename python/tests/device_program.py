@@ -186,6 +186,30 @@ def check_recurrence():
     refused(lambda: heed.torch.gla(*(x[1] for x in inputs), lengths=OnDevice(lengths)), "gla: lengths is on cuda:0, expected the CPU")
 
 
+def check_steps():
+    """One token, the state in place."""
+    heads, numbers, group = (2, 3, 16), (2, 3), (2, 1, 16)
+    for name, shapes, decays in (("gla", [heads] * 4, 3), ("simple_gla", [*[heads] * 3, numbers], 3),
+                                 ("gated_delta_rule", [*[heads] * 3, numbers, numbers], 3),
+                                 ("ssd", [heads, numbers, (3,), group, group], 2)):
+        step = getattr(heed.torch, f"{name}_step")
+        inputs = [torch.rand(*shape).bfloat16() * (-1 if i == decays else 1) for i, shape in enumerate(shapes)]
+        given, on_cpu = [*map(OnDevice, inputs)], torch.randn(2, 3, 16, 16)
+        on_device = OnDevice(on_cpu.clone())
+        version, out = on_device._version, OnDevice(torch.empty(heads, dtype=torch.bfloat16))
+        for options in ({}, {"out": out}):
+            expected = step(*inputs, on_cpu)
+            o = step(*given, on_device, **options)
+            assert not options or o is out
+            close(o, expected)
+            close(on_device, on_cpu)
+        assert on_device._version > version and library.emulated_last_stream() == STREAM
+        refused(lambda: step(*given, on_cpu), f"{name}_step: state is on the CPU, expected cuda:0")
+        refused(lambda: step(*given[:-1], inputs[-1], on_device), f"{name}_step: ", "is on the CPU, expected cuda:0")
+        wanted = OnDevice(inputs[0]).requires_grad_()
+        refused(lambda: step(wanted, *given[1:], on_device), "requires a gradient")
+
+
 def check_autocast():
     q, k, v = (pair(1, 16, 2, 32, dtype=torch.float32) for _ in range(3))
     decay = torch.full((1, 16, 2, 32), -0.1)
@@ -250,7 +274,7 @@ def check_memory_of_a_device_is_not_read():
             needed = [arguments[i] is not None for i in mechanism.differentiable]
             refused(lambda: mechanism.backward_operator(*gradients, needed, *arguments), name)
     x = OnDevice(torch.zeros(1, 8, 2, 32, dtype=torch.bfloat16), address=next(nowhere))
-    refused(lambda: heed.torch.attention(x, x, x), "attention: no kernel for this problem: softmax_cuda is not there")
+    refused(lambda: heed.torch.attention(x, x, x), "attention: no kernel for this problem: ", "softmax_cuda is not there")
     for dtype in (torch.int32, torch.int64):
         for name in ("align", "key_lengths", "key_starts", "query_lengths", "prefix", "segments"):
             numbers = OnDevice(torch.zeros((1, 8) if name == "segments" else (1,), dtype=dtype), address=next(nowhere))

@@ -196,14 +196,19 @@ nb::object RunBackward(const Bound& b, PyObject* args, PyObject* kwargs) {
   return NewNamedTuple(b.gradients, nb::tuple(results));
 }
 
-nb::object RunStep(const Bound& b, PyObject* args, PyObject* kwargs) {
+void ReadStep(const Bound& b, PyObject* args, PyObject* kwargs, PythonCall& call) {
   const char* op = b.op_step.c_str();
-  PythonCall call(b);
   Read<PythonCall>(op, b.step_keywords, b.num_positional + 1, args, kwargs, call);
   CheckRequired(op, call);
   if (call.states.empty()) FailMissing(op, "state");
   CheckOneToken(op, call);
   WarnOfPositiveDecays(op, call);
+}
+
+nb::object RunStep(const Bound& b, PyObject* args, PyObject* kwargs) {
+  const char* op = b.op_step.c_str();
+  PythonCall call(b);
+  ReadStep(b, args, kwargs, call);
   const nb::object o = OutputOf(op, call, true);
   Context& ctx = ThreadContext(call.num_threads);
   Compute(op, kRenamed, [&] { b.functions->Step(ctx, call); });
@@ -227,6 +232,18 @@ void RunTorchBackward(const Bound& b, PyObject* args) {
   Read<PythonCall>(b.name, b.torch_backward_keywords, b.torch_backward_keywords.size(), args, nullptr, call);
   Context& ctx = TorchContext(call.num_threads, call.in[0].device());
   Compute(b.name, kTorchRenamed, [&] { b.functions->Backward(ctx, call); });
+}
+
+// A step on tensors of a device, whose `out` PyTorch has made.
+void RunTorchStep(const Bound& b, PyObject* args, PyObject* kwargs) {
+  const char* op = b.op_step.c_str();
+  PythonCall call(b);
+  call.arrays.AllowTorch();
+  call.arrays.AllowDevices();
+  ReadStep(b, args, kwargs, call);
+  if (!call.o.present()) FailMissing(op, "out");
+  Context& ctx = TorchContext(call.num_threads, call.in[0].device());
+  Compute(op, kRenamed, [&] { b.functions->Step(ctx, call); });
 }
 
 nb::dict RunExplain(const Bound& b, DType dtype, int num_threads, PyObject* kwargs) {
@@ -334,6 +351,9 @@ void Bind(nb::module_& m, const Binding& binding) {
             return RunStep(*b, args.ptr(), kwargs.ptr());
           },
           nb::sig(b->step_signature.c_str()), b->step_text.c_str());
+    m.def(("_torch_" + b->op_step).c_str(), [b](const nb::args& args, const nb::kwargs& kwargs) {
+      RunTorchStep(*b, args.ptr(), kwargs.ptr());
+    });
   }
   m.def(("_torch_" + std::string(b->name)).c_str(), [b](const nb::args& args) { RunTorch(*b, args.ptr()); });
   m.def(("_torch_" + b->op_backward).c_str(), [b](const nb::args& args) { RunTorchBackward(*b, args.ptr()); });

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,19 +31,27 @@ def _to_tensor(array: Any) -> Any:
 _WRITTEN = ("state", "out")  # arguments that functions change
 
 
+def _bare_arguments(
+    operation: str, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Those of a function without gradients, by position and by name."""
+
+    def bare(name, x):
+        return _dispatch.bare(operation, name, x, written=name in _WRITTEN)
+
+    names = (*names, *("argument" for _ in args[len(names):]))
+    return list(map(bare, names, args)), {key: bare(key, x) for key, x in kwargs.items()}
+
+
 def _without_gradient(name: str, *arguments: str) -> Any:
     """heed.<name> on tensors; `arguments` are those that may be given by position."""
     function = getattr(heed, name)
 
     @functools.wraps(function, assigned=("__name__", "__qualname__"))
     def on_tensors(*args: Any, **kwargs: Any) -> Any:
-        names = (*arguments, *("argument" for _ in args[len(arguments):]))
-
-        def bare(of, x):
-            return _dispatch.bare(name, of, x, written=of in _WRITTEN)
-
-        result = function(*map(bare, names, args), **{key: bare(key, x) for key, x in kwargs.items()})
-        _dispatch.wrote(*(x for of, x in (*zip(names, args), *kwargs.items()) if of in _WRITTEN))
+        positional, named = _bare_arguments(name, arguments, args, kwargs)
+        result = function(*positional, **named)
+        _dispatch.wrote(*(x for of, x in (*zip(arguments, args), *kwargs.items()) if of in _WRITTEN))
         return _to_tensor(result)
 
     on_tensors.__module__ = "heed.torch"

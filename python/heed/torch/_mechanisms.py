@@ -18,7 +18,7 @@ from torch import Tensor
 import heed
 from heed import InvalidArgument, _core, _signatures
 from heed.torch import _dispatch
-from heed.torch._functions import _without_gradient
+from heed.torch._functions import _bare_arguments, _without_gradient
 
 _TYPES = {bool: "bool", float: "float", str: "str", type(None): "str?", tuple: "float[]?"}
 _LISTS = ("lengths", "starts", "cu_seqlens")
@@ -128,6 +128,12 @@ class _Mechanism:
         if self.dropped:
             return like.new_empty([size for i, size in enumerate(like.shape) if i not in self.dropped])
         return like.new_empty(like.shape)
+
+    def new_output_of_a_token(self, like: Tensor) -> Tensor:
+        """The same of a step, whose tensors have no axis of tokens."""
+        tokens = self.forms[self.output][0].split(", ").index("T")
+        kept = [size for i, size in enumerate(like.shape) if i + (i >= tokens) not in self.dropped]
+        return torch.empty_like(like) if self.as_it_lies else like.new_empty(kept)
 
     def shape_of(self, state: _State, arguments: tuple[Any, ...], sequences: int) -> list[int]:
         """The sizes of a state, each of which stands in a tensor."""
@@ -273,10 +279,27 @@ def _public(mechanism: _Mechanism) -> Any:
     return function
 
 
-def _step(name: str, description: dict[str, Any]) -> Any:
-    names = list(description["inputs"][: description["positional"]])
-    names.insert(description["state_place"], "state")
-    return _without_gradient(name, *names)
+def _step(mechanism: _Mechanism, state_place: int) -> Any:
+    name = f"{mechanism.name}_step"
+    names = list(mechanism.inputs[: mechanism.positional])
+    names.insert(state_place, "state")
+    on_cpu, kernel = _without_gradient(name, *names), getattr(_core, f"_torch_{name}")
+
+    @functools.wraps(on_cpu)
+    def function(*tensors: Any, **options: Any) -> Any:
+        given = dict(zip(names, tensors)) | options
+        like = given.get(mechanism.inputs[mechanism.output])
+        if not isinstance(like, Tensor) or like.device.type == "cpu":
+            return on_cpu(*tensors, **options)
+        out = options.pop("out", None)
+        if out is None:
+            out = mechanism.new_output_of_a_token(like)
+        positional, named = _bare_arguments(name, names, tensors, options)
+        kernel(*positional, **named, out=out)
+        _dispatch.wrote(given["state"], out)
+        return out
+
+    return function
 
 
 mechanisms = {name: _Mechanism(name, description) for name, description in _core._mechanisms.items()}
@@ -284,4 +307,4 @@ functions: dict[str, Any] = {}
 for _name, _description in _core._mechanisms.items():
     functions[_name] = _public(mechanisms[_name])
     if _description["states"]:
-        functions[f"{_name}_step"] = _step(f"{_name}_step", _description)
+        functions[f"{_name}_step"] = _step(mechanisms[_name], _description["state_place"])
