@@ -133,7 +133,7 @@ with_cuda() {
   local architecture=90 fast=OFF
   if nvidia-smi -L >/dev/null 2>&1; then
     architecture=native
-  elif ! compgen -G '/dev/nvidia[0-9]*' >/dev/null && nvcc --help | grep -q -e --Ofast-compile; then
+  elif ! compgen -G '/dev/nvidia[0-9]*' >/dev/null && [[ $(nvcc --help) == *--Ofast-compile* ]]; then
     fast=ON
   fi
   echo "-DHEED_WITH_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$architecture -DHEED_CUDA_FAST_COMPILE=$fast"
