@@ -11,6 +11,7 @@
 #include "cli/format.h"
 #include "cli/options.h"
 #include "cli/print.h"
+#include "cli/token_ids.h"
 #include "cli/verbs.h"
 #include "heed/core/os.h"
 #include "heed/harness/case.h"
@@ -34,7 +35,7 @@ constexpr char kFooter[] =
     "Example:\n  heed bench attention --threads 1";
 
 constexpr size_t kRounds = 7, kFewestRounds = 3;
-constexpr double kRowSeconds = 1;  // where others take CPUs, samples take long to be clean
+constexpr double kSeconds = 1;  // of a row: where others take CPUs, samples take long to be clean
 constexpr Sizes kSizes[] = {
     {1, 128, 128, 16, 16, 64, 64},
     {1, 512, 512, 8, 8, 64, 64},
@@ -45,7 +46,7 @@ constexpr Sizes kBriefSizes = {1, 1024, 1024, 8, 8, 64, 64};
 
 struct BenchOptions {
   std::vector<std::string> mechanisms;
-  std::string dtype;
+  std::string dtype, seconds;
   bool causal = false, json = false;
   MachineOptions machine;
 };
@@ -60,13 +61,13 @@ struct Row {
 
 // Medians of the clean samples, or of all if fewer than two of three are clean.
 Row Measure(TimedCase& timed, const std::string& mechanism,
-            double read_bytes_per_second) {
+            double read_bytes_per_second, double row_seconds) {
   const Case& c = timed.problem();
   std::vector<double> seconds[2], roofs[2], fractions[2];  // all, clean
   const auto start = std::chrono::steady_clock::now();
   const auto is_enough = [&](size_t rounds) {
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
-    return rounds == kRounds || (rounds >= kFewestRounds && passed.count() > kRowSeconds);
+    return rounds == kRounds || (rounds >= (row_seconds > 0 ? kFewestRounds : 1) && passed.count() > row_seconds);
   };
   while (!is_enough(seconds[0].size())) {
     const double peak = timed.PeakFlopsPerSecond();
@@ -168,6 +169,7 @@ Json RowToJson(const Row& row) {
 
 void Bench(const BenchOptions& options) {
   if (!options.dtype.empty()) ParseDType(options.dtype);
+  const double row_seconds = ParseReal("--seconds", options.seconds, 0, 1e6, kSeconds);
   const std::vector<OpEntry> ops = ChooseOps(options.mechanisms);
   const std::vector<Job> jobs = Jobs(ops, options);
   std::string longest_shape;
@@ -216,7 +218,7 @@ void Bench(const BenchOptions& options) {
       countdown.Next(Format("{} {} {} {}", job.op.name, job.request.pass,
                             Name(job.request.dtype), ShapeOf(job.request)));
       TimedCase timed(job.op, job.request, job.threads, options.machine.isa);
-      const Row row = Measure(timed, job.op.name, read);
+      const Row row = Measure(timed, job.op.name, read, row_seconds);
       list.push_back(RowToJson(row));
       if (!table) continue;
       table->Add({row.mechanism, row.pass, Name(row.dtype), row.shape,
@@ -236,6 +238,7 @@ void AddBench(CLI::App& app) {
   AddMechanisms(verb, options->mechanisms);
   AddText(verb, "--dtype", options->dtype, "only this dtype", "f32|bf16|f16|f64");
   AddFlag(verb, "--causal", options->causal, "only causal problems");
+  AddText(verb, "--seconds", options->seconds, "at most for a row, of 3 to 7 samples, default 1; 0: one sample", "S");
   options->machine.Register(verb);
   AddFlag(verb, "--json", options->json, "one JSON document");
   OnChosen(verb, [options] { Bench(*options); });

@@ -12,6 +12,7 @@
 #include "cli/format.h"
 #include "cli/options.h"
 #include "cli/print.h"
+#include "cli/token_ids.h"
 #include "cli/verbs.h"
 #include "heed/core/dispatch.h"
 #include "heed/core/error.h"
@@ -28,7 +29,7 @@ constexpr char kFooter[] =
     "--pattern verifies attention alone, with one pattern in every problem that it fits.\n\n"
     "Example:\n  heed verify attention --isa AVX2";
 
-constexpr uint64_t kRandomCases = 150;  // per mechanism, target and dtype
+constexpr int64_t kRandomCases = 150;  // per mechanism, target and dtype
 
 // One below, at and above a vector; primes; nothing divides anything.
 constexpr Sizes kSizes[] = {
@@ -39,7 +40,8 @@ constexpr Sizes kSizes[] = {
 
 struct VerifyOptions {
   std::vector<std::string> mechanisms;
-  std::string dtype, pattern;
+  std::string dtype, pattern, random;
+  int64_t num_random = kRandomCases;
   bool json = false;
   MachineOptions machine;
 };
@@ -83,8 +85,8 @@ std::vector<OpEntry> Chosen(const VerifyOptions& options) {
 }
 
 // Problems of a mechanism in one dtype, those of attention under the pattern that was typed.
-std::vector<std::function<Case()>> Problems(const OpEntry& op, DType dtype,
-                                            const std::string& expression) {
+std::vector<std::function<Case()>> Problems(const OpEntry& op, DType dtype, const VerifyOptions& options) {
+  const std::string& expression = options.pattern;
   const std::string pattern = expression.empty() ? "" : "pattern=" + expression;
   std::vector<std::function<Case()>> problems;
   for (const std::string& pass : op.passes) {
@@ -97,8 +99,8 @@ std::vector<std::function<Case()>> Problems(const OpEntry& op, DType dtype,
           [=] { return op.make_case({sizes, dtype, 2, pass, causal}); });
     }
   }
-  for (uint64_t seed = 1; seed <= kRandomCases; ++seed) {
-    problems.push_back([=] {
+  for (uint64_t seed = 1; seed <= static_cast<uint64_t>(options.num_random); ++seed) {
+    problems.push_back([=, expression = expression] {
       if (pattern.empty()) return op.random_case(dtype, seed);
       return attention::MakeRandomCase(dtype, seed, Pattern::Parse(expression));
     });
@@ -127,10 +129,10 @@ std::optional<Case> Make(const std::function<Case()>& problem, bool has_pattern,
 using Parts = std::vector<std::pair<OpEntry, DType>>;
 
 // Throws UsageError where the pattern that was typed fits no problem.
-void CheckFitsSome(const Parts& parts, const std::string& pattern) {
+void CheckFitsSome(const Parts& parts, const VerifyOptions& options) {
   LeftOut left_out;
   for (const auto& [op, dtype] : parts) {
-    for (const auto& problem : Problems(op, dtype, pattern)) {
+    for (const auto& problem : Problems(op, dtype, options)) {
       if (Make(problem, /*has_pattern=*/true, left_out)) return;
     }
   }
@@ -139,12 +141,12 @@ void CheckFitsSome(const Parts& parts, const std::string& pattern) {
 
 // Every target is given the problems of all others, so that references are computed once.
 std::vector<Row> VerifyOp(const OpEntry& op, const std::vector<std::string>& targets,
-                          DType dtype, const std::string& pattern, Context& ctx,
+                          DType dtype, const VerifyOptions& options, Context& ctx,
                           Countdown& countdown, LeftOut& left_out) {
   std::map<std::string, std::map<std::string, Row>> rows;  // by target and pass
-  for (const std::function<Case()>& problem : Problems(op, dtype, pattern)) {
+  for (const std::function<Case()>& problem : Problems(op, dtype, options)) {
     countdown.Next(Format("{} {}", op.name, Name(dtype)));
-    const std::optional<Case> made = Make(problem, !pattern.empty(), left_out);
+    const std::optional<Case> made = Make(problem, !options.pattern.empty(), left_out);
     if (!made) continue;
     const Case& c = *made;
     const Expected expected = ExpectedOf(c);
@@ -189,10 +191,10 @@ void Verify(const VerifyOptions& options) {
     for (const DType dtype : op.dtypes) {
       if (!options.dtype.empty() && ParseDType(options.dtype) != dtype) continue;
       parts.emplace_back(op, dtype);
-      problems += Problems(op, dtype, options.pattern).size();
+      problems += Problems(op, dtype, options).size();
     }
   }
-  if (!options.pattern.empty() && !parts.empty()) CheckFitsSome(parts, options.pattern);
+  if (!options.pattern.empty() && !parts.empty()) CheckFitsSome(parts, options);
   std::optional<StreamedTable> table;
   if (!options.json) {
     table.emplace(std::vector<std::string>{"<mechanism", "<pass", "<target", "<dtype",
@@ -207,7 +209,7 @@ void Verify(const VerifyOptions& options) {
   {
     Countdown countdown(problems);
     for (const auto& [op, dtype] : parts) {
-      for (const Row& row : VerifyOp(op, Targets(dtype, allowed), dtype, options.pattern, ctx,
+      for (const Row& row : VerifyOp(op, Targets(dtype, allowed), dtype, options, ctx,
                                      countdown, left_out)) {
         if (!row.ok && failures++ == 0) message = row.message;
         list.push_back(RowToJson(row));
@@ -243,9 +245,13 @@ void AddVerify(CLI::App& app) {
   AddMechanisms(verb, options->mechanisms);
   AddText(verb, "--dtype", options->dtype, "only this dtype", "f32|bf16|f16|f64");
   AddPattern(verb, options->pattern);
+  AddText(verb, "--random", options->random, "random problems of each mechanism and dtype, default 150", "N");
   options->machine.Register(verb);
   AddFlag(verb, "--json", options->json, "one JSON document");
-  OnChosen(verb, [options] { Verify(*options); });
+  OnChosen(verb, [options] {
+    options->num_random = ParseInteger("--random", options->random, 0, 1'000'000, kRandomCases);
+    Verify(*options);
+  });
 }
 
 }  // namespace heed::cli

@@ -102,18 +102,48 @@ python_inputs() {
   python3 --version
 }
 
+# What the package and its tests ask for, without the package, which pip has no word for.
+python_requirements() {  # EXTRA...
+  "$VENV/bin/python" - "$@" <<'PYTHON'
+import re, sys
+from pip._vendor import tomli  # Python has it since 3.11
+
+with open("pyproject.toml", "rb") as file:
+    project = tomli.load(file)
+extras, found = sys.argv[1:], project["build-system"]["requires"] + project["project"]["dependencies"]
+for extra in extras:
+    for requirement in project["project"]["optional-dependencies"][extra]:
+        own = re.fullmatch(r"heed\[(.*)\]", requirement)
+        if own:
+            extras += own[1].split(",")
+        else:
+            found.append(requirement)
+print(*found)
+PYTHON
+}
+
+ensure_requirements() {
+  local stamp=$VENV/requirements-stamp key
+  key=$({ sha256sum <pyproject.toml; python3 --version; } | sha256sum)
+  [ "$(cat "$stamp" 2>/dev/null)" != "$key" ] || return 0
+  say "installing what the Python package needs into .venv"
+  [ -x "$VENV/bin/python" ] || python3 -m venv "$VENV"
+  # Python compiles modules when they are first imported: most of these never are.
+  # shellcheck disable=SC2046
+  "$VENV/bin/pip" install -q --no-compile $(python_requirements test test-torch docs)
+  printf '%s\n' "$key" >"$stamp"
+}
+
 ensure_venv() {
   local stamp=$VENV/heed-stamp key
   key=$(python_inputs | sha256sum)
   [ "$(cat "$stamp" 2>/dev/null)" != "$key" ] || return 0
+  ensure_requirements
   say "installing the Python package into .venv"
-  [ -x "$VENV/bin/python" ] || python3 -m venv "$VENV"
   # Without isolation, in the build folder of the release and with its options: nothing is compiled twice. The module
   # and the program link the library's objects, so that what is installed stands alone here too.
-  "$VENV/bin/pip" install -q 'scikit-build-core>=0.11' 'nanobind>=2.2'
-  CMAKE_BUILD_PARALLEL_LEVEL=$JOBS "$VENV/bin/pip" install -q --no-build-isolation -C build-dir=build/release \
-    -C cmake.define.BUILD_SHARED_LIBS=ON -C cmake.define.HEED_BUILD_TESTS=ON -C cmake.define.HEED_BUILD_BENCHMARKS=ON \
-    '.[test,test-torch,docs]'
+  CMAKE_BUILD_PARALLEL_LEVEL=$JOBS "$VENV/bin/pip" install -q --no-deps --no-build-isolation -C build-dir=build/release \
+    -C cmake.define.BUILD_SHARED_LIBS=ON -C cmake.define.HEED_BUILD_TESTS=ON -C cmake.define.HEED_BUILD_BENCHMARKS=ON .
   printf '%s\n' "$key" >"$stamp"
 }
 
@@ -133,7 +163,7 @@ with_cuda() {
   local architecture=90 fast=OFF
   if nvidia-smi -L >/dev/null 2>&1; then
     architecture=native
-  elif ! compgen -G '/dev/nvidia[0-9]*' >/dev/null && nvcc --help | grep -q -e --Ofast-compile; then
+  elif ! compgen -G '/dev/nvidia[0-9]*' >/dev/null && [[ $(nvcc --help) == *--Ofast-compile* ]]; then
     fast=ON
   fi
   echo "-DHEED_WITH_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$architecture -DHEED_CUDA_FAST_COMPILE=$fast"
@@ -156,6 +186,10 @@ setup_everything() {
   ensure_cutlass
   # shellcheck disable=SC2046
   configure release -DHEED_BUILD_TESTS=ON -DHEED_BUILD_BENCHMARKS=ON $(with_cuda)
+  # Packages are unpacked by one core, and fetched by none: meanwhile others compile.
+  ensure_requirements &
+  local requirements=$!
   build release
+  wait "$requirements"
   ensure_venv
 }

@@ -75,7 +75,7 @@ class Bench {
       };
       const double of_limit = line.limit == Limit::kProducts ? timed_.multiply_flops() : 2.0 * static_cast<double>(copied_);
       const double work = line.limit == Limit::kProducts ? flops : bytes;
-      run();
+      if (!tiny_) run();
       std::vector<double> seconds, ratios;
       for (int round = 0; round < (tiny_ ? 1 : kRounds); ++round) {
         const double rate = of_limit / timed_.Seconds(limit);
@@ -241,7 +241,7 @@ std::vector<Line> Lines(Bench& bench) {
   }
   lines.push_back(Attention(bench, "attention, decoding over 64 MiB of keys", {4, 1, 8192, 32, 8, 128}, false, false, Limit::kCopy, .8));
   for (const int64_t channels : {64, 128}) {
-    const Sizes sizes = {4, 4096, 4096, 16, 16, channels, channels};
+    const Sizes sizes = {4, 4096, 4096, 16, 16, bench.Channels(channels), bench.Channels(channels)};
     for (const char* name : {"linear_attention", "simple_gla", "gla", "gated_delta_rule", "kda"}) {
       for (const char* pass : {"forward", "backward", "step"}) {
         const double goal = channels == 64 && std::string(pass) != "step" ? .4 : 0;

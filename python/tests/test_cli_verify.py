@@ -24,12 +24,12 @@ def verified(*args):
 
 def test_verify_of_everything():  # on one target and in one dtype, as the tests in C++ are of all
     lowest = document("info")["simd"]["available"][-1]
-    assert verified("--isa", lowest, "--dtype", "f32") == {(op["name"], p, lowest, "f32") for op in document("list") for p in op["passes"]}
+    assert verified("--isa", lowest, "--dtype", "f32", "--random", 9) == {(op["name"], p, lowest, "f32") for op in document("list") for p in op["passes"]}
 
 
 def test_verify():
     info, names = document("info"), ["attention", "hgrn2", "hgrn"]
-    found = verified(*names)
+    found = verified(*names, "--random", 20)
     expected = {(op["name"], p, target, dtype) for op in document("list") if op["name"] in names for p in op["passes"]
                 for target in info["simd"]["available"] for dtype in op["dtypes"]}
     assert expected <= found
@@ -70,7 +70,7 @@ def lines_as_they_come(*args):
 
 
 def test_rows_are_printed_as_they_come():
-    lines, status = lines_as_they_come("verify", "linear_attention", "retention", "--threads", "1")
+    lines, status = lines_as_they_come("verify", "linear_attention", "retention", "--threads", "1", "--random", "50")
     assert status == 0 and lines[0][1].startswith("mechanism")
     targets = len(document("info")["simd"]["available"])
     assert len(lines) > 1 + 2 * 3 * 3 * targets
@@ -120,6 +120,6 @@ def test_bench():
 
 
 def test_bench_of_all_is_brief():
-    rows = document("bench", "--threads", 1)["rows"]
+    rows = document("bench", "--threads", 1, "--seconds", 0)["rows"]
     assert [(row["mechanism"], row["pass"]) for row in rows] == [(op["name"], p) for op in document("list") for p in op["passes"]]
     assert {(row["dtype"], row["shape"]) for row in rows} == {("f32", "B1_T1024_H8_D64")}

@@ -2,6 +2,7 @@
 #include "tests/cuda/emulated_machine.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <deque>
 #include <map>
@@ -29,40 +30,40 @@ struct Meeting {
   std::vector<int> waiting;
 };
 
+// Four columns of a product, which compilers hold in the vectors that a target has.
+typedef double Columns __attribute__((vector_size(32)));
+
+// C + A B of a warp, each sum in double and rounded once.
+struct Product {
+  double a[16][16];
+  Columns b[16][2], c[16][2];
+  int exchange = -1;  // for which c has become the result
+
+#if defined(__x86_64__) && defined(__linux__) && !defined(__clang__)
+  __attribute__((target_clones("avx2", "default")))
+#endif
+  void
+  Multiply() {
+    for (int row = 0; row < 16; ++row) {
+      Columns left = c[row][0], right = c[row][1];
+      for (int k = 0; k < 16; ++k) {
+        left += a[row][k] * b[k][0];
+        right += a[row][k] * b[k][1];
+      }
+      c[row][0] = left;
+      c[row][1] = right;
+    }
+  }
+};
+
 struct Warp {
   Meeting meeting;
   alignas(16) unsigned char slots[2][kWarp][kExchangeBytes];
-  float products[2][16][8];
-  int multiplied[2] = {-1, -1};  // the exchange that they are of
+  Product products[2];
 };
 
-// What a thread brings to a product, widened.
-struct Operands {
-  float a[8], b[4], c[4];
-};
-static_assert(sizeof(Operands) == kExchangeBytes);
-
-float Widened(DType dtype, uint16_t bits) { return dtype == DType::kBF16 ? ToFloat(BF16{bits}) : ToFloat(F16{bits}); }
-
-// C + A B of a warp's operands, each sum in double and rounded once.
-void MultiplyAll(const Operands* threads, float (&products)[16][8]) {
-  double a[16][16], b[16][8];
-  for (int lane = 0; lane < kWarp; ++lane) {
-    const Operands& x = threads[lane];
-    const int g = lane / 4, t = lane % 4;
-    for (int i = 0; i < 8; ++i) a[g + 8 * (i / 2 % 2)][2 * t + 8 * (i / 4) + i % 2] = x.a[i];
-    for (int i = 0; i < 4; ++i) b[2 * t + 8 * (i / 2) + i % 2][g] = x.b[i];
-  }
-  for (int row = 0; row < 16; ++row) {
-    double sums[8];
-    for (int column = 0; column < 8; ++column) {
-      sums[column] = threads[row % 8 * 4 + column / 2].c[row / 8 * 2 + column % 2];
-    }
-    for (int k = 0; k < 16; ++k) {
-      for (int column = 0; column < 8; ++column) sums[column] += a[row][k] * b[k][column];
-    }
-    for (int column = 0; column < 8; ++column) products[row][column] = static_cast<float>(sums[column]);
-  }
+float Widened(DType dtype, uint16_t bits) {
+  return dtype == DType::kBF16 ? std::bit_cast<float>(uint32_t{bits} << 16) : ToFloat(F16{bits});
 }
 
 }  // namespace
@@ -89,8 +90,9 @@ class EmulatedBlock {
     // One warp is late: it goes on when others wait for it, as a rule.
     const auto late = static_cast<int>(random_() % warps_.size());
     while (!ready_.empty()) {
-      size_t next = random_() % ready_.size();
-      for (int i = 0; i < 8 && ready_[next] / kWarp == late; ++i) next = random_() % ready_.size();
+      const auto draw = [&] { return (random_() >> 32) * ready_.size() >> 32; };
+      size_t next = draw();
+      for (int i = 0; i < 8 && ready_[next] / kWarp == late; ++i) next = draw();
       current_ = ready_[next];
       ready_[next] = ready_.back();
       ready_.pop_back();
@@ -250,22 +252,26 @@ void EmulatedMachine::LoadMatrices(bool transposed, const void* row, uint32_t* r
 }
 
 void EmulatedMachine::Multiply(DType dtype, const uint32_t* a, const uint32_t* b, float* c) {
-  const auto widened = [&](uint32_t pair, int half) { return Widened(dtype, static_cast<uint16_t>(pair >> (16 * half))); };
-  Operands mine;
-  for (int i = 0; i < 8; ++i) mine.a[i] = widened(a[i / 2], i % 2);
-  for (int i = 0; i < 4; ++i) mine.b[i] = widened(b[i / 2], i % 2);
-  std::memcpy(mine.c, c, sizeof(mine.c));
-  const int exchange = block_.threads_[static_cast<size_t>(thread_)].exchanges, which = exchange % 2;
-  const void* all = Exchange(&mine, sizeof(mine));
+  const auto widened = [&](uint32_t pair, int half) {
+    return static_cast<double>(Widened(dtype, static_cast<uint16_t>(pair >> (16 * half))));
+  };
   Warp& warp = block_.warps_[static_cast<size_t>(thread_ / kWarp)];
-  if (warp.multiplied[which] != exchange) {  // the first to go on does so for all
-    Operands threads[kWarp];
-    std::memcpy(threads, all, sizeof(threads));
-    MultiplyAll(threads, warp.products[which]);
-    warp.multiplied[which] = exchange;
+  const int exchange = block_.threads_[static_cast<size_t>(thread_)].exchanges++;
+  Product& product = warp.products[exchange % 2];
+  const int g = thread_ % kWarp / 4, t = thread_ % 4;
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) product.a[g + 8 * (i / 2 % 2)][2 * t + 8 * (i / 4) + i % 2] = widened(a[i / 2], i % 2);
+#pragma GCC unroll 8
+  for (int i = 0; i < 4; ++i) product.b[2 * t + 8 * (i / 2) + i % 2][g / 4][g % 4] = widened(b[i / 2], i % 2);
+#pragma GCC unroll 8
+  for (int i = 0; i < 4; ++i) product.c[g + 8 * (i / 2)][t / 2][2 * (t % 2) + i % 2] = c[i];
+  block_.Meet(warp.meeting, kWarp);
+  if (product.exchange != exchange) {  // the first to go on multiplies for all
+    product.Multiply();
+    product.exchange = exchange;
   }
-  const int lane = thread_ % kWarp;
-  for (int i = 0; i < 4; ++i) c[i] = warp.products[which][lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
+#pragma GCC unroll 8
+  for (int i = 0; i < 4; ++i) c[i] = static_cast<float>(product.c[g + 8 * (i / 2)][t / 2][2 * (t % 2) + i % 2]);
 }
 
 void EmulatedMachine::PublishShared() {

@@ -27,7 +27,7 @@ const char* Forward(const Launch& launch, const ForwardParams& params) {
   });
 }
 const char* ForwardInGroups(const Launch& launch, const ForwardParams& params) {
-  return WithGroupShape<GroupShape>(params, [&](auto shape, auto general) {
+  return WithGroupKernel<GroupShape>(params, [&](auto shape, auto general) {
     return RunForward<decltype(shape), general.value>(launch, params);
   });
 }
@@ -72,7 +72,7 @@ const char* GradientsBy(const Launch& launch, const BackwardParams& params) {
 }
 template <template <class, class, bool> class Block>
 const char* GradientsInGroupsBy(const Launch& launch, const BackwardParams& params) {
-  return WithGroupShape<BackwardGroupShape>(params.forward, [&](auto shape, auto general) {
+  return WithGroupKernel<BackwardGroupShape>(params.forward, [&](auto shape, auto general) {
     return RunGradients<Block, decltype(shape), general.value>(launch, params);
   });
 }

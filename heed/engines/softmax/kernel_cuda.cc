@@ -83,24 +83,32 @@ std::string DeclinesGroups(const Context& ctx, const Problem& p) {
   return "";
 }
 
+// Rows of a block of many.
+int64_t LanesOfGroups(const Problem& p) {
+  return cuda::WithGroupShape<cuda::GroupShape>(p.dtype, p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kRows}; });
+}
 int64_t Lanes(const Problem& p) {
   return cuda::WithShape(p.dtype, p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kRows}; });
 }
 
+// The blocks of a launch: their kernel, and what they have.
+struct RowBlocks {
+  decltype(cuda::BlockLaunches::forward) launch;
+  int64_t rows;
+  bool few, has_bulk;  // copies of keys
+};
+
 // A launch of these sequences, with its memory. How it is cut no bit depends on: blocks of either kind add up the same segments
 // of keys.
-using ForwardFunction = decltype(cuda::BlockLaunches::forward);
-
 class ForwardLaunch {
  public:
-  ForwardLaunch(const heed::cuda::Call& call, ForwardFunction forward, bool has_bulk, const Problem& p, std::span<const Sequence> sequences,
-                int64_t queries, bool few_rows, const cuda::Arguments& arguments)
-      : call_(call), forward_(forward), p_(p), sequences_(std::ssize(sequences)), queries_(queries), few_rows_(few_rows),
-        params_(arguments.Of(sequences)) {
-    if (has_bulk) arguments.MapKeys(call, params_);
-    params_.fused = p.group() > 1 && queries < Lanes(p) && !cuda::KeepsByHead(p);
+  ForwardLaunch(const heed::cuda::Call& call, const RowBlocks& blocks, const Problem& p, std::span<const Sequence> sequences,
+                int64_t queries, const cuda::Arguments& arguments)
+      : call_(call), blocks_(blocks), p_(p), sequences_(std::ssize(sequences)), queries_(queries), params_(arguments.Of(sequences)) {
+    if (blocks.has_bulk) arguments.MapKeys(call, params_);
+    params_.fused = p.group() > 1 && (blocks.few || queries < blocks.rows) && !cuda::KeepsByHead(p);
     heads_ = params_.fused ? p.key_heads : p.query_heads;
-    row_blocks_ = cuda::Blocks(params_.fused ? queries * p.group() : queries, few_rows ? cuda::kFewRows : Lanes(p));
+    row_blocks_ = cuda::Blocks(params_.fused ? queries * p.group() : queries, blocks.rows);
     params_.row_blocks = static_cast<int32_t>(row_blocks_);
     params_.part_channels = static_cast<int32_t>(cuda::Blocks(p.value_depth, 8) * 8);
     for (int64_t i = 0; i < sequences_; ++i) {
@@ -121,7 +129,7 @@ class ForwardLaunch {
 
   void Run() const {
     const cuda::Launches& kernels = *call_.library().softmax;
-    call_.Check(forward_(call_.Of(row_blocks_ * segments_, heads_, Count()), params_));
+    call_.Check(blocks_.launch(call_.Of(row_blocks_ * segments_, heads_, Count()), params_));
     if (memory_.has_value()) call_.Check(kernels.combine(call_.Of(queries_, p_.query_heads, Count()), params_));
   }
 
@@ -129,7 +137,7 @@ class ForwardLaunch {
   size_t Count() const { return static_cast<size_t>(sequences_); }
   // Few rows do; many where their blocks would leave multiprocessors idle, and what they leave stays small.
   bool Splits() const {
-    if (segments_ <= 1 || few_rows_) return segments_ > 1;
+    if (segments_ <= 1 || blocks_.few) return segments_ > 1;
     if (parts_ * (params_.part_channels + 2) > kMostPartNumbers) return false;
     heed::cuda::DeviceFacts facts;
     call_.Check(call_.library().examine(p_.device.index, &facts));
@@ -137,31 +145,30 @@ class ForwardLaunch {
   }
 
   const heed::cuda::Call& call_;
-  const ForwardFunction forward_;
+  const RowBlocks blocks_;
   const Problem& p_;
   const int64_t sequences_, queries_;
-  const bool few_rows_;
   cuda::ForwardParams params_;
   int64_t heads_, row_blocks_;
   int64_t segments_ = 0, parts_ = 0;  // the most of a sequence, and those of all rows
   std::optional<heed::cuda::DeviceMemory> memory_;
 };
 
-void ForwardBy(const char* name, cuda::BlockLaunches cuda::Launches::* blocks, Context& ctx, const Problem& p) {
+void ForwardBy(const Kernel& kernel, cuda::BlockLaunches cuda::Launches::* launches_of, Context& ctx, const Problem& p) {
   if (p.query_heads == 0) return;
-  const heed::cuda::Call call(name, ctx, p.device);
+  const heed::cuda::Call call(kernel.name, ctx, p.device);
   const cuda::Launches& kernels = *call.library().softmax;
   std::vector<Sequence> sequences = p.sequences;
   const auto many =
       std::stable_partition(sequences.begin(), sequences.end(), [&](const Sequence& s) { return HasFewRows(p, s); });
   const cuda::Arguments arguments(call, p, sequences);
   std::list<ForwardLaunch> launches;  // all have their memory before anything is written
-  for (const bool few_rows : {true, false}) {
-    cuda::ForLaunches(few_rows ? std::span(sequences.begin(), many) : std::span(many, sequences.end()),
+  const RowBlocks few = {kernels.few_rows, cuda::kFewRows, true, false};
+  const RowBlocks whole = {(kernels.*launches_of).forward, kernel.lanes(ctx, p), false, launches_of == &cuda::Launches::groups};
+  for (const RowBlocks& blocks : {few, whole}) {
+    cuda::ForLaunches(blocks.few ? std::span(sequences.begin(), many) : std::span(many, sequences.end()),
                       [&](std::span<const Sequence> launched, int64_t queries, int64_t) {
-                        const ForwardFunction forward = few_rows ? kernels.few_rows : (kernels.*blocks).forward;
-                        const bool has_bulk = forward == kernels.groups.forward;
-                        if (queries > 0) launches.emplace_back(call, forward, has_bulk, p, launched, queries, few_rows, arguments);
+                        if (queries > 0) launches.emplace_back(call, blocks, p, launched, queries, arguments);
                       });
   }
   for (const ForwardLaunch& launch : launches) launch.Run();
@@ -170,9 +177,9 @@ void ForwardBy(const char* name, cuda::BlockLaunches cuda::Launches::* blocks, C
 // The passes of a kernel, by how its blocks of many rows compute products.
 template <cuda::BlockLaunches cuda::Launches::*kBlocks, const Kernel& kernel>
 Passes ForwardPasses(const Context&) {
-  return {.forward = [](Context& ctx, const Problem& p) { ForwardBy(kernel.name, kBlocks, ctx, p); },
+  return {.forward = [](Context& ctx, const Problem& p) { ForwardBy(kernel, kBlocks, ctx, p); },
           .workspace = [](const Context&, const Problem&) { return int64_t{0}; },
-          .lanes = &Lanes};
+          .lanes = kBlocks == &cuda::Launches::groups ? &LanesOfGroups : &Lanes};
 }
 template <cuda::BlockLaunches cuda::Launches::*kBlocks, const Kernel& kernel>
 Passes BackwardPasses(const Context&) {

@@ -10,7 +10,7 @@ using heed::cuda::Launch;
 
 template <template <class, class, bool> class Block>
 const char* LaunchGradients(const Launch& launch, const BackwardParams& params) {
-  return WithGroupShape<BackwardGroupShape>(params.forward, [&](auto shape, auto general) {
+  return WithGroupKernel<BackwardGroupShape>(params.forward, [&](auto shape, auto general) {
     using Shape = decltype(shape);
     using Of = Block<HopperMachine, Shape, general.value>;
     return heed::cuda::LaunchBlock<Of, Shape::kThreads, Shape::kBlocks, HopperMachine>(launch, Shape::kSharedBytes, params);
@@ -18,7 +18,7 @@ const char* LaunchGradients(const Launch& launch, const BackwardParams& params) 
 }
 
 const char* Forward(const Launch& launch, const ForwardParams& params) {
-  return WithGroupShape<GroupShape>(params, [&](auto shape, auto general) {
+  return WithGroupKernel<GroupShape>(params, [&](auto shape, auto general) {
     return LaunchForward<decltype(shape), general.value, HopperMachine>(launch, params);
   });
 }

@@ -31,7 +31,8 @@ struct ForwardShape {
   // have to fit its registers.
   static constexpr int kStrips =
       kKind == BlockKind::kMany && kValueDepth <= (kOf == DType::kF32 ? 64 : 128) ? 2 : 1;
-  static constexpr int kWarps = kStrips == 2 || kRowBytes > 512 || kHasFewRows ? 4 : 8;
+  // With 64 channels groups weigh as long as they multiply, and a third one has something to do meanwhile.
+  static constexpr int kWarps = kHasGroups && kDepth <= 64 ? 12 : kStrips == 2 || kRowBytes > 512 || kHasFewRows ? 4 : 8;
   static constexpr int kSharers = kHasFewRows ? kWarps : 1;  // of the same rows
   static constexpr int kThreads = kWarps * heed::cuda::kWarp;
   // Of a multiprocessor that registers are to suffice for, and of f32 those that memory does.

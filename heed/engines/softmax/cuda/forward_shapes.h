@@ -85,21 +85,24 @@ auto WithBackwardKernel(const ForwardParams& p, const F& f) {
   });
 }
 
-// f(shape, whether it is general) of blocks whose groups of warps have products of their own: of 16 bits, up to
-// kMostGroupChannels. Shape<dtype, channels>::Type is a shape.
+// f(shape) of blocks whose groups of warps have products of their own: of 16 bits, up to kMostGroupChannels.
+// Shape<dtype, channels>::Type is a shape.
 inline constexpr int64_t kMostGroupChannels = 128;
 template <template <DType, int> class Shape, class F>
-auto WithGroupShape(const ForwardParams& p, const F& f) {
-  const auto of_channels = [&](auto of, auto channels) {
-    const typename Shape<of.value, channels.value>::Type shape;
-    return IsGeneral(p) ? f(shape, std::true_type()) : f(shape, std::false_type());
-  };
+auto WithGroupShape(DType dtype, int64_t depth, int64_t value_depth, const F& f) {
   const auto of_dtype = [&](auto of) {
-    if (p.depth <= 64 && p.value_depth <= 64) return of_channels(of, std::integral_constant<int, 64>());
-    return of_channels(of, std::integral_constant<int, 128>());
+    if (depth <= 64 && value_depth <= 64) return f(typename Shape<of.value, 64>::Type());
+    return f(typename Shape<of.value, 128>::Type());
   };
-  if (p.dtype == DType::kBF16) return of_dtype(std::integral_constant<DType, DType::kBF16>());
+  if (dtype == DType::kBF16) return of_dtype(std::integral_constant<DType, DType::kBF16>());
   return of_dtype(std::integral_constant<DType, DType::kF16>());
+}
+// f(shape, whether it is general).
+template <template <DType, int> class Shape, class F>
+auto WithGroupKernel(const ForwardParams& p, const F& f) {
+  return WithGroupShape<Shape>(p.dtype, p.depth, p.value_depth, [&](auto shape) {
+    return IsGeneral(p) ? f(shape, std::true_type()) : f(shape, std::false_type());
+  });
 }
 template <DType kOf, int kChannels>
 struct GroupShape {

@@ -73,7 +73,7 @@ void ForRows(const ConstTensorView& q, const F& f) {
 }
 
 TEST(CertifiedAttend, NoBoundLies) {
-  const int64_t rows = FromEnvironment("HEED_TEST_ROWS", 20000), first = FromEnvironment("HEED_TEST_FIRST_SEED", 1);
+  const int64_t rows = FromEnvironment("HEED_TEST_ROWS", 6000), first = FromEnvironment("HEED_TEST_FIRST_SEED", 1);
   int64_t seen = 0, dropping = 0, failures = 0;
   for (uint64_t seed = static_cast<uint64_t>(first); seen < rows && failures < 10; ++seed) {
     Random random(seed);
