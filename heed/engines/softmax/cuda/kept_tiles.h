@@ -87,10 +87,15 @@ class KeptTiles {
   // Bits of its keys, from the lowest on, that a row keeps.
   HEED_DEVICE uint64_t WordOf(int query) const {
     if (!present()) return ~uint64_t{0};
-    const bool second = kLists > 1 && query / static_cast<int>(kRows) > first_block_;
-    constexpr int kLast = kLists - 1;
-    const uint64_t low = Load(second ? low_[kLast] : low_[0], query);
-    return shift_ == 0 ? low : low >> shift_ | Load(second ? high_[kLast] : high_[0], query) << (kKeys - shift_);
+    const int list = query / static_cast<int>(kRows) - first_block_;
+    int32_t low = low_[0], high = high_[0];
+    HEED_DEVICE_UNROLL
+    for (int i = 1; i < kLists; ++i) {
+      low = list >= i ? low_[i] : low;
+      high = list >= i ? high_[i] : high;
+    }
+    const uint64_t word = Load(low, query);
+    return shift_ == 0 ? word : word >> shift_ | Load(high, query) << (kKeys - shift_);
   }
 
  private:

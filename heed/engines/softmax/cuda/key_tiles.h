@@ -106,7 +106,7 @@ class KeyTiles {
   M& m_;
   const ForwardParams& p_;
   const DeviceSequence& s_;
-  KeptTiles<Shape::kHasFewRows ? 1 : 2> kept_;
+  KeptTiles<(Shape::kRows + 63) / 64> kept_;
   const int key_head_;
   const Element *const k_, *const v_;
   BlockKeys seen_;
