@@ -205,7 +205,7 @@ def check_steps():
             close(on_device, on_cpu)
         assert on_device._version > version and library.emulated_last_stream() == STREAM
         refused(lambda: step(*given, on_cpu), f"{name}_step: state is on the CPU, expected cuda:0")
-        refused(lambda: step(*given[:-1], inputs[-1], on_device), f"{name}_step: ", "is on the CPU, expected cuda:0")
+        refused(lambda: step(given[0], inputs[1], *given[2:], on_device), f"{name}_step: ", "is on the CPU, expected cuda:0")
         wanted = OnDevice(inputs[0]).requires_grad_()
         refused(lambda: step(wanted, *given[1:], on_device), "requires a gradient")
 

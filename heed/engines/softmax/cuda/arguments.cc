@@ -66,19 +66,19 @@ DeviceSequence Arguments::OnDevice(const Sequence& s) const {
           .kept = kept.first,
           .kept_head_stride = kept.head_stride,
           .num_queries = static_cast<int32_t>(s.num_queries),
-          .batch = static_cast<int32_t>(s.batch),
+          .k_batch = BatchOf(p_.k, s),
+          .v_batch = BatchOf(p_.v, s),
           .first_key = s.first_k};
 }
 
-// Bulk copies count tokens in 32 bits; rows that repeat themselves or go backwards they do not take.
+// Bulk copies count tokens in 32 bits; heads that share rows, and rows that go backwards, they do not take.
 void Arguments::MapKeys(const heed::cuda::Call& call, ForwardParams& params) const {
   if (p_.page_tokens > 0 || !params.aligned) return;
-  int64_t tokens = 1, batches = 1;
-  for (const Sequence& s : all_) {
-    tokens = std::max(tokens, s.first_k + s.num_keys);
-    batches = std::max(batches, s.batch + 1);
-  }
+  int64_t tokens = 1;
+  for (const Sequence& s : all_) tokens = std::max(tokens, s.first_k + s.num_keys);
   const auto map = [&](const Rows& rows, int64_t channels, heed::cuda::RowMap& to) {
+    int64_t batches = 1;
+    for (const Sequence& s : all_) batches = std::max<int64_t>(batches, BatchOf(rows, s) + 1);
     const auto stride = [&](int64_t size, int64_t of) { return size == 1 ? rows.token_stride : of; };
     const heed::cuda::MappedRows mapped = {.data = rows.data,
                                            .channels = channels,

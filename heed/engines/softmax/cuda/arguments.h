@@ -18,6 +18,9 @@ namespace heed::softmax::cuda {
 
 inline constexpr char kName[] = "softmax_cuda";
 
+// The entry of a batch that a sequence has its rows in: packed sequences, and those that share rows, in the first.
+inline int32_t BatchOf(const Rows& rows, const Sequence& s) { return rows.batch_stride == 0 ? 0 : static_cast<int32_t>(s.batch); }
+
 class Arguments {
  public:
   // Of a call for these sequences, which throws if the device has not the memory.

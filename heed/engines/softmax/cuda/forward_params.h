@@ -46,8 +46,8 @@ struct DeviceSequence {
   int64_t kept;   // likewise, of lists; -1: everything is kept
   int64_t kept_head_stride;
   int32_t num_queries;
-  int32_t batch;
-  int64_t first_key;  // of the batch entry's
+  int32_t k_batch, v_batch;  // for bulk copies: the entry of a batch, and the first key of it
+  int64_t first_key;
 };
 
 // Keys whose sums a row begins anew, counted from the first valid key, and adds to those of the keys before: whichever block
