@@ -262,14 +262,21 @@ TEST_P(CudaTest, PackedSequencesHaveTheirBitsAndSurplusRowsAreEmpty) {
 }
 
 TEST_P(CudaTest, ExplainNamesTheKernel) {
-  const Problem p = Plain(DType::kBF16, {1, 64, 64, 1, 1, 64, 64}, 1);
-  const DeviceTensor q(*GetParam(), p.in.q), k(*GetParam(), p.in.k), v(*GetParam(), p.in.v);
-  const attention::Explanation e = attention::Explain(ctx_, {q.view(), k.view(), v.view()}, {});
-  EXPECT_EQ(e.kernel, KernelOfManyRows());
-  EXPECT_EQ(e.target, "cuda");
-  EXPECT_EQ(e.workspace_bytes, 0);
-  EXPECT_TRUE(e.invariant);
-  EXPECT_EQ(attention::Workspace(ctx_, {q.view(), k.view(), v.view()}, {}), 0);
+  const std::tuple<DType, int64_t, int64_t, std::string> kernels[] = {{DType::kBF16, 64, 64, KernelOfManyRows()},
+                                                                      {DType::kF16, 33, 128, KernelOfManyRows()},
+                                                                      {DType::kBF16, 32, 64, "softmax_cuda"},
+                                                                      {DType::kF16, 64, 129, "softmax_cuda"},
+                                                                      {DType::kF32, 64, 64, "softmax_cuda"}};
+  for (const auto& [dtype, rows, channels, kernel] : kernels) {
+    const Problem p = Plain(dtype, {1, rows, 64, 1, 1, channels, 64}, 1);
+    const DeviceTensor q(*GetParam(), p.in.q), k(*GetParam(), p.in.k), v(*GetParam(), p.in.v);
+    const attention::Explanation e = attention::Explain(ctx_, {q.view(), k.view(), v.view()}, {});
+    EXPECT_EQ(e.kernel, kernel) << Name(dtype) << " " << rows << " " << channels;
+    EXPECT_EQ(e.target, "cuda");
+    EXPECT_EQ(e.workspace_bytes, 0);
+    EXPECT_TRUE(e.invariant);
+    EXPECT_EQ(attention::Workspace(ctx_, {q.view(), k.view(), v.view()}, {}), 0);
+  }
 }
 
 // What a call throws; it writes nothing.
