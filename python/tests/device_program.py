@@ -188,9 +188,10 @@ def check_recurrence():
 
 def check_steps():
     """One token, the state in place."""
-    heads, numbers, group = (2, 3, 16), (2, 3), (2, 1, 16)
+    heads, numbers, group, writes = (2, 3, 16), (2, 3), (2, 1, 16), (2, 2, 3, 16)
     for name, shapes, decays in (("gla", [heads] * 4, 3), ("simple_gla", [*[heads] * 3, numbers], 3),
                                  ("gated_delta_rule", [*[heads] * 3, numbers, numbers], 3),
+                                 ("delta_product", [heads, writes, writes, numbers, writes[:-1]], 3),
                                  ("ssd", [heads, numbers, (3,), group, group], 2)):
         step = getattr(heed.torch, f"{name}_step")
         inputs = [torch.rand(*shape).bfloat16() * (-1 if i == decays else 1) for i, shape in enumerate(shapes)]
@@ -273,6 +274,15 @@ def check_memory_of_a_device_is_not_read():
             gradients = mechanism.new_output(arguments[mechanism.output]), *[None] * (mechanism.num_incoming - 1)
             needed = [arguments[i] is not None for i in mechanism.differentiable]
             refused(lambda: mechanism.backward_operator(*gradients, needed, *arguments), name)
+            if mechanism.states:
+                states = [OnDevice(torch.empty(mechanism.shape_of(x, arguments, 1), dtype=torch.float32), next(nowhere)) for x in mechanism.states
+                          if mechanism.settings.get(x.setting, True)]
+                state = mechanism.state_type(*states) if len(states) > 1 else states[0]
+                forms = {key: next(form.split(", ") for form in forms if form.count(",") + 1 == tensors[key].dim())
+                         for key, forms in zip(mechanism.inputs, mechanism.forms) if key in tensors}
+                token = {key: OnDevice(x.x.select(forms[key].index("T"), 0), next(nowhere)) if "T" in forms[key] else x
+                         for key, x in tensors.items()}
+                refused(lambda: getattr(heed.torch, f"{name}_step")(**token, state=state), f"{name}_step")
     x = OnDevice(torch.zeros(1, 8, 2, 32, dtype=torch.bfloat16), address=next(nowhere))
     refused(lambda: heed.torch.attention(x, x, x), "attention: no kernel for this problem: ", "softmax_cuda is not there")
     for dtype in (torch.int32, torch.int64):
