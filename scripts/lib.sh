@@ -106,10 +106,13 @@ python_inputs() {
 python_requirements() {  # EXTRA...
   "$VENV/bin/python" - "$@" <<'PYTHON'
 import re, sys
-from pip._vendor import tomli  # Python has it since 3.11
+try:
+    import tomllib
+except ImportError:  # before Python 3.11
+    from pip._vendor import tomli as tomllib
 
 with open("pyproject.toml", "rb") as file:
-    project = tomli.load(file)
+    project = tomllib.load(file)
 extras, found = sys.argv[1:], project["build-system"]["requires"] + project["project"]["dependencies"]
 for extra in extras:
     for requirement in project["project"]["optional-dependencies"][extra]:
