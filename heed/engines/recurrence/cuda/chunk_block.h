@@ -14,7 +14,7 @@
 //
 // Each of four warps has 16 columns as S^T, results of products that are operands of the next where they stand; it needs
 // nothing of the others but what the block copies for all. States and weights go into products as three pieces of bf16, so
-// that all of it is as exact as f32's, and outputs take the place of the values until a tile's are stored together.
+// that all of it is as exact as f32's, and outputs of 16 bits take the place of values of 16 bits until a tile's are stored together.
 //
 // Long sequences are taken in segments: a pass that computes no outputs leaves the states between them. Tokens have the same
 // bits in either pass, however many segments there are.
@@ -70,7 +70,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
   using Base::BeginOf, Base::TileEnd, Base::Existing, Base::StageAt, Base::CopyTile, Base::NumbersOf, Base::PutNumbers,
       Base::ShuffleSum, Base::DecayedTokens, Base::LogDecayOf, Base::ColumnLogDecay;
   using Base::wide_outputs, Base::of_outputs, Base::of_values, Base::wide_values, Base::normalizes, Base::write_scale,
-      Base::value_map, Base::has_outputs, Base::finds, Base::has_queries, Base::has_output, Base::has_value;
+      Base::value_map, Base::has_outputs, Base::finds, Base::outputs_replace_values, Base::has_queries, Base::has_output, Base::has_value;
   using typename Base::Pairs, typename Base::Stage, typename Base::Numbers;
   using Operands = ChannelOperands<M, kKeys, kForm == Form::kPlain>;
   static constexpr int kPieces = heed::cuda::kPieces;
@@ -139,7 +139,7 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       if (after < end) PutNumbers(next, numbers);
       if (p_.to_borders) continue;
       if ((kGeneral || kDelta) && p_.kept != nullptr && ((after + shift_) % kBlock == 0 || after >= s_.tokens)) Keep(after);
-      if (!has_outputs() || wide_outputs()) continue;
+      if (!has_outputs() || !outputs_replace_values()) continue;
       m_.Sync();
       stage.values().Store(m_, p_.aligned, columns(), Existing(first, count),
                            [&](int i) { return has_output(first + i) ? RowAt(p_.o, s_.o, first + i, part_ * kStrip) : nullptr; });
@@ -383,13 +383,18 @@ class ChunkBlock : ChunkRows<M, kKeys, kByChannel, kForm> {
       const int t = ColumnOf(i), column = 16 * warp_ + RowOf(i);
       const float x = o[i / 4][i % 4];
       if (t < begin || t >= end) continue;
-      if (!wide_outputs()) {
-        const uint32_t pair =
-            of_outputs() == DType::kF16 ? M::template Pack<DType::kF16>(x, 0) : M::template Pack<DType::kBF16>(x, 0);
+      const uint32_t pair =
+          of_outputs() == DType::kF16 ? M::template Pack<DType::kF16>(x, 0) : M::template Pack<DType::kBF16>(x, 0);
+      if (outputs_replace_values()) {
         stage.values().Put(row + t, column, static_cast<uint16_t>(pair));
       } else if (column < columns() && first + row + t < s_.tokens && has_output(first + row + t)) {
-        auto* outputs_of_f32 = static_cast<float*>(const_cast<void*>(p_.o.data));
-        float& to = outputs_of_f32[this->Place(p_.o, s_.o, first + row + t, part_ * kStrip + column)];
+        void* const outputs = const_cast<void*>(p_.o.data);
+        const int64_t place = this->Place(p_.o, s_.o, first + row + t, part_ * kStrip + column);
+        if (!wide_outputs()) {
+          static_cast<uint16_t*>(outputs)[place] = static_cast<uint16_t>(pair);
+          continue;
+        }
+        float& to = static_cast<float*>(outputs)[place];
         to = (kGeneral && p_.adds ? to : 0) + x;
       }
     }

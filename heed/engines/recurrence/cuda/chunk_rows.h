@@ -50,6 +50,8 @@ class ChunkRows : protected StateBlock<M, kKeys, kForm != Form::kPlain> {
   HEED_DEVICE float write_scale() const { return kGeneral ? p_.write_scale : 1; }
   HEED_DEVICE Map value_map() const { return kGeneral ? p_.value_map : Map::kIdentity; }
   HEED_DEVICE bool has_outputs() const { return !p_.to_borders && (!kGeneral || p_.o.data != nullptr); }
+  // In shared memory. Beside values of f32 they would stand where other warps have theirs.
+  HEED_DEVICE bool outputs_replace_values() const { return !wide_outputs() && !wide_values(); }
   HEED_DEVICE bool finds() const { return kDelta && p_.delta == DeltaKind::kNotFound; }  // outputs are what read keys do not find
   HEED_DEVICE bool has_queries() const { return kErases || (has_outputs() && !finds()); }
   // Whether a token's write is its first or its last, in time.
