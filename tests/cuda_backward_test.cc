@@ -159,6 +159,18 @@ TEST_P(CudaBackwardTest, GradientsOfNumbersOnTheCpuAreRefused) {
   }
 }
 
+// Its lse is so far below the sink that their difference times log2(e) overflows.
+TEST_P(CudaBackwardTest, ARowOfTheMostNegativeBiasHasFiniteGradients) {
+  Problem p = Plain(DType::kBF16, {1, 40, 70, 2, 2, 32, 32}, 7);
+  const Buffer& bias = p.memory.emplace_back(DType::kF32, std::initializer_list<int64_t>{40, 1}).FillNormal(3);
+  SetElement(bias.view(), std::vector<int64_t>{3, 0}, std::numeric_limits<float>::lowest());
+  p.options.bias = bias.view();
+  p.options.sinks = p.memory.emplace_back(DType::kF32, std::initializer_list<int64_t>{2}).FillNormal(5).view();
+  attention::DescribeGradients(p, 5);
+  const Comparison result = CompareGradients(p, Gradients(p));
+  EXPECT_TRUE(result.ok) << result.message;
+}
+
 // They have kernels of their own, on every device the same.
 class CudaBiasGradientTest : public CudaBackwardTest {};
 

@@ -25,7 +25,7 @@ HEED_DEVICE float Exp(Sum x) {
   constexpr float kLog2E = 1.44269502f, kRest = 1.92596299e-8f, kLn2 = 0.693147181f;
   const float y = x.high * kLog2E, power = M::Exp2(y);
   const float rest = fmaf(x.high, kLog2E, -y) + (x.high * kRest + x.low * kLog2E);
-  return rest == rest ? fmaf(power, rest * kLn2, power) : power;
+  return rest - rest == 0 ? fmaf(power, rest * kLn2, power) : power;  // not where x log2(e) has overflowed
 }
 template <class M>
 HEED_DEVICE float Exp(float x) {
