@@ -29,8 +29,6 @@ namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = heed::HWY_NAMESPACE;  // simd/; hs:: keeps Highway's namesakes out
 
-struct NextBiases;  // block_parts-inl.h
-
 template <class O, int C>
 class Block : protected BlockRows<O, C> {
   using Base = BlockRows<O, C>;
@@ -177,7 +175,7 @@ class Block : protected BlockRows<O, C> {
   HWY_INLINE void LogitProducts(const Run& run, int64_t origin, V* max, const F& f);
   template <int kVectors>
   HWY_INLINE void AddBiasAndMasks(const Run& run, const Tile& visited, bool flag_masked, V* m);
-  HWY_INLINE NextBiases BiasesFrom(int64_t key) const;
+  HWY_INLINE void PrefetchBias(size_t begin, size_t end, int64_t key) const;
 };
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

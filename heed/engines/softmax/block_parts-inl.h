@@ -176,51 +176,21 @@ struct Identity {
   }
 };
 
-// The biases of a block's rows and the next tile's keys, to be asked for. Rows of a bias lie far apart, where no hardware
-// prefetcher follows, and there are more of them than a core can wait for at once: hence a few at a time, between products.
-struct NextBiases {
-  const void* const* rows;
-  size_t num_rows;       // 0: there is nothing to ask for
-  int64_t begin, bytes;  // of each
-
-  HWY_INLINE void Ask(size_t lane, size_t end) const {
-    for (; lane < std::min(end, num_rows); ++lane) {
-      const char* row = static_cast<const char*>(rows[lane]) + begin;
-      for (int64_t at = 0; at < bytes; at += 64) hs::PrefetchToL2(row + at);
+// Asks for the biases of lanes [begin, end) and the next tile's keys. Rows of a
+// bias lie far apart, where no hardware prefetcher follows, and there are more of
+// them than a core can wait for at once: hence a few at a time, between products.
+template <class O, int C>
+HWY_INLINE void Block<O, C>::PrefetchBias(size_t begin, size_t end, int64_t key) const {
+  if (p_.bias.data == nullptr || p_.bias.key_stride != 1) return;
+  const int64_t element = static_cast<int64_t>(SizeOf(p_.bias.dtype));
+  for (size_t lane = begin; lane < std::min(end, num_rows_); ++lane) {
+    const char* row = static_cast<const char*>(lanes_.bias[lane]) + key * element;
+    for (int64_t at = 0; at < O::kGrid.tile * element; at += 64) {
+      hs::PrefetchToL2(row + at);
     }
   }
-};
-
-template <class O, int C>
-HWY_INLINE NextBiases Block<O, C>::BiasesFrom(int64_t key) const {
-  if (p_.bias.data == nullptr || p_.bias.key_stride != 1) return {nullptr, 0, 0, 0};
-  const auto element = static_cast<int64_t>(SizeOf(p_.bias.dtype));
-  return {lanes_.bias, num_rows_, key * element, O::kGrid.tile * element};
 }
 
-// f(factor x).
-template <class F, class V>
-struct Multiplied {
-  const F& f;
-  V factor;
-
-  HWY_INLINE V operator()(V x, int64_t key, int c) const { return f(hn::Mul(x, factor), key, c); }
-};
-
-// out[key][lane] = f(sum_e rows[key][e] lanes[e][lane], key, vector) of keys [begin, end), `stride` elements from key to key.
-// It is compiled once for blocks of all widths and for both passes.
-template <class P, int kVectors, class F, class T, class V>
-HWY_NOINLINE void VectorProducts(const typename P::Query* HWY_RESTRICT lanes, size_t stride,
-                                 const Operand<typename P::Key>& rows, int64_t begin, int64_t end, size_t depth, T* out,
-                                 V* max, const NextBiases& biases, RowPrefetch& ahead, const F& f) {
-  hs::ForTiles<hs::TileRows<kVectors>()>(0, static_cast<size_t>(end - begin), [&](auto count, size_t j) HWY_ATTR {
-    const int64_t key = begin + static_cast<int64_t>(j);
-    biases.Ask(j, j + count.value);
-    ahead.Some();
-    P::template Logits<count.value, kVectors>(lanes, stride, rows, key, depth, out + j * stride, max,
-                                              [&](V x, int r, int c) HWY_ATTR { return f(x, key + r, c); });
-  });
-}
 
 // K Q^T of a run, each logit finished by f(logit, key, vector).
 template <class O, int C>
@@ -229,21 +199,24 @@ HWY_INLINE void Block<O, C>::LogitProducts(const Run& run, int64_t origin, V* ma
   T* out = At(run, origin);
   const auto products = [&](const auto& finish) HWY_ATTR {
     if constexpr (O::kMatrixTiles) {
-      BiasesFrom(run.end).Ask(0, static_cast<size_t>(run.end - run.begin));
+      PrefetchBias(0, static_cast<size_t>(run.end - run.begin), run.end);
       TileProducts(w_.queries, head_.keys, run, p_.depth, out, queries_finite_ && w_.keys_finite);
       Rewrite<W, kVectors>(d_, run, run.begin, out, max, finish);
     } else if constexpr (O::kKeysInLanes) {
       O::KeyProducts(w_.queries, num_rows_, head_, run.begin, run.end, keys_until_, static_cast<size_t>(p_.depth), out);
       Rewrite<W, kVectors>(d_, run, run.begin, out, max, finish);
     } else {
-      VectorProducts<typename O::OfVectors, kVectors>(w_.queries + run.c0 * N, W, head_.keys, run.begin, run.end,
-                                                      static_cast<size_t>(p_.depth), out, max, BiasesFrom(run.end), w_.ahead,
-                                                      finish);
+      const auto before = [&](size_t j, size_t count) HWY_ATTR {
+        PrefetchBias(j, j + count, run.end);
+        w_.ahead.Some();
+      };
+      this->template Products<kVectors>(run, w_.queries, head_.keys, p_.depth, out, max, before, finish);
     }
   };
   if constexpr (O::kFinishesLogits) {
     if (factor_.of_logits != 1) {
-      return products(Multiplied<F, V>{f, hn::Set(d_, static_cast<T>(factor_.of_logits))});
+      const V factor = hn::Set(d_, static_cast<T>(factor_.of_logits));
+      return products([&](V x, int64_t key, int c) HWY_ATTR { return f(hn::Mul(x, factor), key, c); });
     }
   }
   products(f);
@@ -311,7 +284,9 @@ HWY_INLINE void Block<O, C>::VectorLogits(const Run& run, const Tile& visited, b
   if (p_.forgets) {
     const auto add = [&](auto flags) HWY_ATTR {
       if (decays_.BeforeRows() && decays_.OfOneHead()) {
-        finish(decays_.template AddedTo<flags.value>(run.c0));
+        finish([&](V x, int64_t key, int c) HWY_ATTR {
+          return decays_.template Added<flags.value>(x, decays_.OfKey(key), run.c0 + static_cast<size_t>(c));
+        });
       } else {
         multiply();
         decays_.template AddByRow<kVectors, flags.value>(p_, run, origin, tile, m);

@@ -25,28 +25,6 @@ HWY_BEFORE_NAMESPACE();
 namespace heed::softmax::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// x + the part of a key. Where F is -inf it is a mask and wins over NaN and infinities, as a bias does.
-template <bool kFlagMasked, class D, class V = hn::Vec<D>>
-HWY_INLINE V AddDecay(D d, V x, V of_key, const hn::TFromD<D>* HWY_RESTRICT of_row) {
-  const V sum = hn::Add(x, of_key);
-  if constexpr (!kFlagMasked) return sum;
-  const V none = hn::Set(d, -std::numeric_limits<hn::TFromD<D>>::infinity());
-  return hn::IfThenElse(hn::Eq(hn::Add(of_key, hn::Load(d, of_row)), none), none, sum);
-}
-
-// The same as a function of a logit, where all rows are of one head.
-template <bool kFlagMasked, class D>
-struct DecayOfKeys {
-  using V = hn::Vec<D>;
-  const hn::TFromD<D>* of_key;  // from key `grid` on
-  int64_t grid;
-  const hn::TFromD<D>* of_row;
-
-  HWY_INLINE V operator()(V x, int64_t key, int c) const {
-    return AddDecay<kFlagMasked>(D(), x, hn::Set(D(), of_key[key - grid]), of_row + static_cast<size_t>(c) * hn::MaxLanes(D()));
-  }
-};
-
 template <class O, int C>
 class Decays {
   using T = typename O::Compute;
@@ -112,16 +90,14 @@ class Decays {
   // Those of the tile's keys.
   const T* OfKeys() const { return of_key_; }
 
-  // x + the part of the key.
+  // x + the part of the key. Where F is -inf it is a mask and wins over NaN and infinities, as a
+  // bias does.
   template <bool kFlagMasked>
   HWY_INLINE V Added(V x, V of_key, size_t c) const {
-    return AddDecay<kFlagMasked>(d_, x, of_key, of_row_ + c * N);
-  }
-
-  // f(x, key, vector) that does so, of one head, for the vectors from c0 on.
-  template <bool kFlagMasked>
-  HWY_INLINE DecayOfKeys<kFlagMasked, D> AddedTo(size_t c0) const {
-    return {of_key_, grid_, of_row_ + c0 * N};
+    const V sum = hn::Add(x, of_key);
+    if constexpr (!kFlagMasked) return sum;
+    const V none = hn::Set(d_, -std::numeric_limits<T>::infinity());
+    return hn::IfThenElse(hn::Eq(hn::Add(of_key, OfRow(c)), none), none, sum);
   }
 
   // Adds the part of keys to logits in memory, where it is not the same to all rows (decay_logits-inl.h).

@@ -106,7 +106,6 @@ struct LogitFactor {
 
 template <class T>
 struct FmaOperands {
-  using OfVectors = FmaOperands;  // whose Logits() those of derived operands are
   using Compute = T;
   using Query = T;
   using Key = T;
@@ -199,7 +198,6 @@ struct FmaOperands {
 #if HWY_TARGET == HWY_AVX3_ZEN4
 
 struct PairOperands {
-  using OfVectors = PairOperands;
   using Compute = float;
   using Query = uint32_t;
   using Key = BF16;
