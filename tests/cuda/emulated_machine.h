@@ -1,9 +1,10 @@
 // Grids of threads on the CPU, for tests of kernels: what a GPU does together, and in which order it may.
 //
 // The threads of a block are fibers. Between two points where they wait for each other they run one after the other, in an
-// order drawn from a seed, one warp late, so that a kernel that forgets to wait has other results under another seed. A copy lands when it
-// is waited for, its place being NaN until then, as all shared memory is at first, and never if it is not aligned. Products
-// of groups likewise are computed when they are waited for, of what shared memory has then, and their sums are NaN until then.
+// order drawn from a seed, one warp late, so that a kernel that forgets to wait has other results under another seed. A copy
+// lands when it is waited for, its place being NaN until then, as all shared memory is at first, and never if it is not
+// aligned. Products of groups likewise are computed when they are waited for, of what shared memory has then, and their sums
+// are NaN until then.
 #ifndef HEED_TESTS_CUDA_EMULATED_MACHINE_H_
 #define HEED_TESTS_CUDA_EMULATED_MACHINE_H_
 

@@ -83,7 +83,7 @@ std::string DeclinesGroups(const Context& ctx, const Problem& p) {
   return "";
 }
 
-// Rows of a block of many.
+// Rows of a block of many: of groups of warps, and of warps.
 int64_t LanesOfGroups(const Problem& p) {
   return cuda::WithGroupShape<cuda::GroupShape>(p.dtype, p.depth, p.value_depth, [](auto shape) { return int64_t{shape.kRows}; });
 }

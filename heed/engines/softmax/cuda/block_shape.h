@@ -47,7 +47,8 @@ struct ForwardShape {
   // In shared memory, one behind the other.
   static constexpr int kKeysAt = Queries::kBytes, kValuesAt = kKeysAt + kStages * Keys::kBytes,
                        kLogitsAt = kValuesAt + kStages * Values::kBytes,
-                       kMarksAt = kLogitsAt + (kHasFewRows ? kRows * kLogitsPitch * 4 : 0), kBarrierAt = kMarksAt + kTileKeys, kSharedBytes = kBarrierAt + (kHasGroups ? 8 : 0);
+                       kMarksAt = kLogitsAt + (kHasFewRows ? kRows * kLogitsPitch * 4 : 0),
+                       kBarrierAt = kMarksAt + kTileKeys, kSharedBytes = kBarrierAt + (kHasGroups ? 8 : 0);
 };
 
 }  // namespace heed::softmax::cuda
