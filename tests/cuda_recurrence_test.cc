@@ -88,13 +88,13 @@ class CudaRecurrenceTest : public AgreementTest {
 };
 
 TEST_P(CudaRecurrenceTest, RandomProblemsAgreeWithTheReference) {
-  const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 6);
   for (const recurrent::Mechanism& m : Mechanisms()) {
     const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
     for (const DType dtype : kDTypes) {
       Comparison closest;
-      const uint64_t last = first + (dtype == DType::kBF16 ? count : (count + 3) / 4);
-      for (uint64_t seed = first; seed < last; ++seed) {
+      // f16 has no kernel of its own.
+      const Seeds seeds = dtype == DType::kBF16 ? SeedsOf(6, 2) : dtype == DType::kF32 ? SeedsOf(2, 1) : SeedsOf(2, 0);
+      for (uint64_t seed = seeds.first; seed < seeds.last; ++seed) {
         cuda::SetEmulatedSeed(seed);
         const Case c = recurrent::RandomCase(moved, m.definition, dtype, seed);
         if (c.title.find(" log_decay_v[") != std::string::npos) {
@@ -137,6 +137,7 @@ TEST_P(CudaRecurrenceTest, SizesAndVariantsAgreeWithTheReference) {
           if (!m.definition.causal && has_state) continue;
           for (const std::string pass : {"forward", "backward", "step"}) {
             if (pass == "step" && (*variant != 0 || dtype != DType::kBF16 || !m.definition.causal)) continue;
+            if (LeavesOut(11)) continue;
             const CaseRequest request = {.sizes = sizes, .dtype = dtype, .seed = 3, .pass = pass, .variant = variant};
             ASSERT_NO_FATAL_FAILURE(Agrees(recurrent::MakeCase(moved, m.definition, request), &closest));
           }
@@ -190,6 +191,7 @@ TEST_P(CudaRecurrenceTest, BitsOfGradientsDoNotDependOnSegments) {
   const std::pair<const char*, int> problems[] = {{"simple_gla", 590}, {"gla", 590}, {"simple_gla", 512}, {"gated_delta_rule", 590},
                                                   {"rwkv6", 590}, {"delta_product", 230}, {"rwkv7", 230}, {"mlstm", 300}};
   for (const auto& [name, T] : problems) {
+    if (LeavesOut(3)) continue;
     const recurrent::Mechanism& m = *FindOp(name).recurrent;
     const mechanism::Mechanism moved = Moved(*GetParam(), m.of_problems);
     const Case c = recurrent::MakeCase(

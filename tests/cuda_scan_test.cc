@@ -71,11 +71,11 @@ class CudaScanTest : public AgreementTest {
 };
 
 TEST_P(CudaScanTest, RandomProblemsAgreeWithTheReference) {
-  const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 20);
+  const Seeds seeds = SeedsOf(20, 6);
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const bool softplus : {false, true}) {
       Comparison closest;
-      for (uint64_t seed = first; seed < first + count; ++seed) {
+      for (uint64_t seed = seeds.first; seed < seeds.last; ++seed) {
         cuda::SetEmulatedSeed(seed);
         ASSERT_NO_FATAL_FAILURE(Agrees(scanning::RandomCase(ScanOn(*GetParam(), softplus), dtype, seed), &closest));
       }
@@ -101,6 +101,7 @@ TEST_P(CudaScanTest, SizesAndVariantsAgreeWithTheReference) {
           if (form != 0 && (*variant != 0 || (size.D % 2 != 0 && form == 1))) continue;
           for (const char* pass : {"forward", "backward", "step"}) {
             if (std::string(pass) == "step" && *variant != 0) continue;
+            if (LeavesOut(5)) continue;
             scanning::Choice choice;
             choice.groups = form == 1 ? 2 : 0;
             choice.states = size.states;

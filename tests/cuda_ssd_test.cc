@@ -24,11 +24,10 @@ class CudaSsdTest : public AgreementTest {
 };
 
 TEST_P(CudaSsdTest, RandomProblemsAgreeWithTheReference) {
-  const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1), count = FromEnvironment("HEED_TEST_SEEDS", 100);
   for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
     Comparison closest;
-    const uint64_t last = first + (dtype == DType::kBF16 ? count : (count + 3) / 4);
-    for (uint64_t seed = first; seed < last; ++seed) {
+    const Seeds seeds = dtype == DType::kBF16 ? SeedsOf(100, 16) : SeedsOf(25, 4);
+    for (uint64_t seed = seeds.first; seed < seeds.last; ++seed) {
       cuda::SetEmulatedSeed(seed);
       ASSERT_NO_FATAL_FAILURE(Agrees(ssd::RandomCaseOf(&OnThis, dtype, seed), &closest));
     }

@@ -1,4 +1,7 @@
-// What tests of kernels on devices share: each runs on an emulated one, and on a GPU where there is one.
+// What tests of kernels on devices share: each runs on an emulated device, and on a GPU where there is one.
+//
+// The emulated device is slow, so scripts/test takes a part of its seeds, dtypes and sizes; HEED_TEST_DEEP, which
+// scripts/test --deep sets, takes them all, and so does a GPU.
 #ifndef HEED_TESTS_CUDA_ON_DEVICES_H_
 #define HEED_TESTS_CUDA_ON_DEVICES_H_
 
@@ -18,8 +21,27 @@ namespace heed {
 using cuda::DeviceTensor;
 using cuda::TestDevice;
 
+// A number that the environment sets.
+inline uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? otherwise : std::strtoull(value, nullptr, 10);
+}
+
 class DeviceTest : public testing::TestWithParam<const TestDevice*> {
  protected:
+  static bool IsEmulated() { return GetParam() == &cuda::EmulatedDevice() || GetParam() == &cuda::EmulatedHopper(); }
+  static bool TakesAll() { return !IsEmulated() || FromEnvironment("HEED_TEST_DEEP", 0) != 0; }
+  // True for all but the first of every `every` calls, unless the run takes everything.
+  bool LeavesOut(uint64_t every) { return num_cases_++ % every != 0 && !TakesAll(); }
+  // The seeds HEED_TEST_FIRST_SEED to that plus HEED_TEST_SEEDS; by default from 1 on, `all` of them or `part` of them.
+  struct Seeds {
+    uint64_t first, last;
+  };
+  static Seeds SeedsOf(uint64_t all, uint64_t part) {
+    const uint64_t first = FromEnvironment("HEED_TEST_FIRST_SEED", 1);
+    return {first, first + FromEnvironment("HEED_TEST_SEEDS", TakesAll() ? all : part)};
+  }
+
   void SetUp() override {
     if (HEED_ADDRESS_SANITIZER || HEED_THREAD_SANITIZER) GTEST_SKIP() << "fibers of the emulated device are unknown to sanitizers";
     cuda::Replace(GetParam()->library());
@@ -31,15 +53,12 @@ class DeviceTest : public testing::TestWithParam<const TestDevice*> {
   }
 
   Context ctx_{1};
+
+ private:
+  uint64_t num_cases_ = 0;
 };
 
-// Problems with seeds from HEED_TEST_FIRST_SEED on, HEED_TEST_SEEDS of them.
-inline uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? otherwise : std::strtoull(value, nullptr, 10);
-}
-
-// Those that there are here.
+// The devices of this machine.
 inline std::vector<const TestDevice*> Devices() {
   std::vector<const TestDevice*> devices = {&cuda::EmulatedDevice()};
 #if defined(HEED_WITH_CUDA)
