@@ -29,6 +29,7 @@ Problem Small(DType dtype) {
 TEST(KernelsTest, EveryDTypeButF64GetsMatrixTilesWhereTheseAre) {
   const EmulateTiles tiles;
   Context ctx(1);
+  ctx.set_isa("tiles");  // no cap, whatever HEED_ISA says
   if (kTiles.forward_passes(ctx).forward == nullptr) GTEST_SKIP() << "built without matrix tiles";
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     Problem p = Small(dtype);
@@ -68,6 +69,7 @@ TEST(KernelsTest, EveryDTypeGetsTheBestKernelThatTheContextAllows) {
 
 TEST(KernelsTest, Int8KeysGetProductsOfBytesWhereTheCPUHasThem) {
   Context ctx(1);
+  ctx.set_isa("tiles");
   Problem p = Small(DType::kF32);
   p.quantized = true;
   const auto chosen = [&] { return std::string(Choose("op", ctx, p).name); };

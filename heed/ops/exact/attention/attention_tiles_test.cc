@@ -20,6 +20,7 @@ namespace {
 class Tiles : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
+    ctx_.set_isa("tiles");  // no cap, whatever HEED_ISA says
     if (GetParam()) {
       emulate_.emplace();
     } else if (!os::HasMatrixTiles()) {

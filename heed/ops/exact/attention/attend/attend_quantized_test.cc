@@ -133,6 +133,7 @@ TEST(AttendQuantizedTest, IsRightOnEveryTarget) {
     std::optional<EmulateTiles> emulate;
     if (target == "emulated tiles") {
       emulate.emplace();
+      ctx.set_isa("tiles");
     } else {
       ctx.set_isa(target);
     }
@@ -199,6 +200,7 @@ TEST(AttendQuantizedTest, BitsDependOnNeitherPagesNorThreads) {
 // Each query of several at once as it is alone, whatever other rows a block has.
 TEST(AttendQuantizedTest, AQueryHasTheBitsThatItHasAlone) {
   Context ctx(1);
+  ctx.set_isa("tiles");
   for (const bool emulated : {false, true}) {
     std::optional<EmulateTiles> emulate;
     if (emulated) emulate.emplace();
