@@ -79,7 +79,8 @@ def measure(torch, heed, line, rounds):
 
     ours = lambda: call(heed.torch.scaled_dot_product_attention)  # noqa: E731
     theirs = lambda: call(torch.nn.functional.scaled_dot_product_attention)  # noqa: E731
-    errors = [float((a.double() - b.double()).abs().max() / b.double().abs().max()) for a, b in zip(ours(), theirs())]
+    pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(ours(), theirs())]
+    errors = [float((a - b).abs().max() / b.abs().max()) for a, b in pairs]
     if not max(errors) <= TOLERANCE[dtype]:
         raise SystemExit(f"{name}: not timed: the sides differ by {max(errors):.1e}, expected at most {TOLERANCE[dtype]:.0e}")
     return turns.timed(name, ours, theirs, threads, rounds, max(errors), max(errors))

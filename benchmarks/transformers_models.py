@@ -77,7 +77,7 @@ def job(name, with_heed):
             model.zero_grad()
             loss = model(tokens, labels=tokens).loss
             loss.backward()
-            return float(loss) + float(model.get_input_embeddings().weight.grad.norm())
+            return float(loss.detach()) + float(model.get_input_embeddings().weight.grad.norm())
     else:
         def run():
             with torch.no_grad():

@@ -138,7 +138,7 @@ void AddRecurrent(std::vector<LayerCase>& cases) {
   mamba.bias = true;
   mamba.conv_bias = false;
   mamba.step_rank = 3;
-  mamba.conv = 2;
+  mamba.conv = 1;
   cases.push_back(CaseOf<Mamba>("mamba_with_bias", mamba));
 
   Mamba2::Config mamba2;
@@ -148,6 +148,7 @@ void AddRecurrent(std::vector<LayerCase>& cases) {
   mamba2.groups = 2;
   mamba2.state = 9;
   cases.push_back(CaseOf<Mamba2>("mamba2", mamba2));
+  mamba2.conv = 1;
   mamba2.step_min = .1;
   mamba2.step_max = .5;
   mamba2.groups = 1;
@@ -161,6 +162,8 @@ void AddRecurrent(std::vector<LayerCase>& cases) {
   delta.key_dim = 8;
   delta.value_dim = 11;
   cases.push_back(CaseOf<GatedDeltaNet>("gated_delta_net", delta));
+  delta.conv = 1;
+  cases.push_back(CaseOf<GatedDeltaNet>("gated_delta_net_of_one_tap", delta));
 
   for (const char* mechanism :
        {"linear_attention", "retention", "simple_gla", "gla", "delta_rule", "gated_delta_rule"}) {
@@ -172,6 +175,7 @@ void AddRecurrent(std::vector<LayerCase>& cases) {
     linear.gate_rank = 5;
     if (linear.mechanism == "retention") linear.rotary = RotaryOptions();
     if (linear.mechanism == "delta_rule") linear.conv = 4;
+    if (linear.mechanism == "gated_delta_rule") linear.conv = 1;
     if (linear.mechanism == "gla") linear.gate = false;
     cases.push_back(CaseOf<LinearAttention>(mechanism, linear));
   }
@@ -193,6 +197,7 @@ void AddRecurrent(std::vector<LayerCase>& cases) {
     h3.width = 18;
     h3.heads = heads;
     h3.modes = 3;
+    if (heads == 18) h3.shift = 1;
     cases.push_back(CaseOf<H3>("h3_of_" + std::to_string(heads) + "_heads", h3));
   }
 

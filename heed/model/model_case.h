@@ -60,7 +60,8 @@ inline std::vector<Tiny> Tinies() {
       {"mamba", sizes + R"(, "state_size": 5)"},
       {"mamba2",
        sizes +
-           R"(, "state_size": 5, "num_heads": 4, "head_dim": 10, "n_groups": 2, "time_step_limit": [0.0, Infinity])"},
+           R"(, "state_size": 5, "num_heads": 4, "head_dim": 10, "n_groups": 2, "conv_kernel": 1)" +
+           R"(, "time_step_limit": [0.0, Infinity])"},
       {"rwkv", sizes + R"(, "rescale_every": 1)"},
       {"rwkv6", sizes + R"(, "head_size": 5, "head_size_divisor": 4)"},
       {"heed_byte_lm", bytes + R"(, "mechanism": "retention", "key_dim": 8)", true, "_retention"},

@@ -1,9 +1,20 @@
-# Shared by all Python tests: seeded data, a browser, and threads put back to their default.
+# Shared by all Python tests: seeded data, a browser, threads put back to their default, and warnings of our own code as errors.
+from pathlib import Path
+
 import numpy as np
 import pytest
 from browser import browser, one_browser, shipped  # noqa: F401
 
 import heed
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def pytest_configure(config):
+    """A warning that is raised in, or for, a line of this repository is an error; what others warn each other of stays a warning."""
+    folders = ("python/tests", "benchmarks", "examples", "tools")
+    ours = sorted({"heed", *(file.stem for folder in folders for file in (ROOT / folder).rglob("*.py"))})
+    config.addinivalue_line("filterwarnings", rf"error:::({'|'.join(ours)})(\.|$)")
 
 
 @pytest.fixture

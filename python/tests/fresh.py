@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,6 +93,7 @@ def _become(request):
     sys.argv = [file or "-c", *request["arguments"]]
     added = [x for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x and x not in sys.path]
     sys.path[:1] = [str(Path(file).resolve().parent) if file else "", *added]
+    warnings.filterwarnings("error", module=r"(__main__|heed)(\.|$)")  # as in conftest.py
     main = type(sys)("__main__")
     if file:
         main.__file__ = file

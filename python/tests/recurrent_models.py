@@ -64,11 +64,20 @@ FAMILIES = {
         **HYBRID, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1, "block_size": 16,
         "layer_types": ["linear_attention", "full_attention"]}, ("lightning",)),
 }
+# Models whose layers are those of a family above but for their convolution's place.
+MORE = {
+    "lfm2": Family("Lfm2ForCausalLM", {**HYBRID, "layer_types": ["conv", "full_attention"]}, CONVOLUTION),
+    "nemotron_h": Family("NemotronHForCausalLM", {
+        **HYBRID, "layers_block_type": ["linear_attention", "full_attention"], "head_dim": 8, "ssm_state_size": 16,
+        "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "chunk_size": 16}, SSD),
+}
+# What configurations call the taps of a convolution.
+TAPS = ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "conv_L_cache")
 
 
 def build(name: str, seed: int = 0, **changes) -> transformers.PreTrainedModel:
     """A model of the family in float32 and eval(), with weights that the seed alone decides."""
-    family = FAMILIES[name]
+    family = {**FAMILIES, **MORE}[name]
     model_class = getattr(transformers, family.model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

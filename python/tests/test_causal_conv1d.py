@@ -67,8 +67,9 @@ def test_bits_do_not_depend_on_layouts_and_results_lie_as_x_does():
     assert heed.explain("causal_conv1d", x=last, weight=weight)["copies"] == []
 
 
-def test_steps_continue_a_sequence():
-    x, weight, bias, initial = problem(dtype=np.float32)
+@pytest.mark.parametrize("W", [1, 4])
+def test_steps_continue_a_sequence(W):
+    x, weight, bias, initial = problem(W=W, dtype=np.float32)
     for b in (bias, None):
         whole, last = heed.causal_conv1d(x, weight, b, activation="silu", initial_state=initial, return_state=True)
         _, state = heed.causal_conv1d(x[:, :, :44], weight, b, initial_state=initial, return_state=True)

@@ -40,16 +40,17 @@ def convolved(x, weight, bias, before, activation):
 
 @pytest.mark.parametrize("activation", [None, "silu", "swish"])
 @pytest.mark.parametrize("has_bias, has_states", [(True, True), (False, False)])
-@pytest.mark.parametrize("tokens", [1, 9])
-def test_causal_conv1d_fn(activation, has_bias, has_states, tokens):
-    x, weight, bias = normal(2, 5, tokens), normal(5, 4, seed=1), normal(5, seed=2) if has_bias else None
-    states = normal(2, 5, 3, seed=3) if has_states else None
-    expected = convolved(x, weight, bias, torch.zeros(2, 5, 3).double() if states is None else states, activation)
+@pytest.mark.parametrize("tokens, taps", [(1, 4), (9, 4), (3, 1)])
+def test_causal_conv1d_fn(activation, has_bias, has_states, tokens, taps):
+    x, weight, bias = normal(2, 5, tokens), normal(5, taps, seed=1), normal(5, seed=2) if has_bias else None
+    states = normal(2, 5, taps - 1, seed=3) if has_states else None
+    zeros = torch.zeros(2, 5, taps - 1).double()
+    expected = convolved(x, weight, bias, zeros if states is None else states, activation)
     leaves = [y for y in (x, weight, bias, states) if y is not None]
     options = {"initial_states": states, "activation": activation}
     check(causal_conv1d_fn(x, weight, bias, return_final_states=True, **options), expected, leaves)
     torch.testing.assert_close(causal_conv1d_fn(x, weight, bias, **options), expected[0])
-    out = torch.empty(2, 5, 3, dtype=torch.float64)
+    out = torch.empty(2, 5, taps - 1, dtype=torch.float64)
     with torch.no_grad():
         assert causal_conv1d_fn(x, weight, bias, return_final_states=True, final_states_out=out, **options)[1] is out
     torch.testing.assert_close(out, expected[1].detach())
@@ -74,17 +75,17 @@ def test_causal_conv1d_fn_begins_again_where_the_index_changes():
         causal_conv1d_fn(x, weight, activation="gelu")
 
 
-@pytest.mark.parametrize("size", [3, 4, 7])
+@pytest.mark.parametrize("size, taps", [(3, 4), (4, 4), (7, 4), (0, 1), (1, 1)])
 @pytest.mark.parametrize("rows", [None, 1, 2, 9])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @torch.no_grad()
-def test_causal_conv1d_update(size, rows, dtype):
-    weight, bias = normal(5, 4, seed=1), normal(5, seed=2)
+def test_causal_conv1d_update(size, taps, rows, dtype):
+    weight, bias = normal(5, taps, seed=1), normal(5, seed=2)
     x = normal(3, 5, *([] if rows is None else [rows])).to(dtype)
     tokens = x.unsqueeze(-1) if rows is None else x
     state = normal(3, 5, size, seed=3).to(dtype)
-    expected, _ = convolved(tokens.double(), weight, bias, state[..., size - 3:].double(), "silu")
-    after = torch.cat((state, tokens), 2)[..., -size:]
+    expected, _ = convolved(tokens.double(), weight, bias, state[..., size - taps + 1:].double(), "silu")
+    after = torch.cat((state, tokens), 2)[..., tokens.shape[-1]:]
     indices = torch.tensor([4, 0, -1], dtype=torch.int32)  # the third is padding
     pool = torch.zeros(6, 5, size, dtype=dtype)
     pool[[4, 0, 1]] = state
@@ -93,7 +94,7 @@ def test_causal_conv1d_update(size, rows, dtype):
     assert o.shape == x.shape and o.dtype == dtype and torch.equal(state, after)
     torch.testing.assert_close(o.double().reshape(expected.shape), expected, rtol=1e-10 if dtype == torch.float64 else 2e-2, atol=1e-2 * (dtype != torch.float64))
     assert torch.equal(chosen[:2], o[:2]) and (chosen[2] == 0).all()
-    assert torch.equal(pool[[4, 0]], after[:2]) and (pool[[2, 3, 5]] == 0).all() and not torch.equal(pool[1], after[2])
+    assert torch.equal(pool[[4, 0]], after[:2]) and (pool[[2, 3, 5]] == 0).all() and (size == 0 or not torch.equal(pool[1], after[2]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -107,17 +108,18 @@ def test_parameters_of_another_dtype(dtype, of_weights):
     torch.testing.assert_close(states.double(), last)
 
 
+@pytest.mark.parametrize("size, taps", [(6, 4), (2, 1), (0, 1)])
 @torch.no_grad()
-def test_causal_conv1d_update_in_a_ring():
-    weight, x = normal(5, 4, seed=1), normal(2, 5, 20)
-    whole, _ = convolved(x, weight, None, torch.zeros(2, 5, 3).double(), None)
-    ring, position, outs = torch.zeros(2, 5, 6, dtype=torch.float64), 0, []
+def test_causal_conv1d_update_in_a_ring(size, taps):
+    weight, x = normal(5, taps, seed=1), normal(2, 5, 20)
+    whole, _ = convolved(x, weight, None, torch.zeros(2, 5, taps - 1).double(), None)
+    ring, position, outs = torch.zeros(2, 5, size, dtype=torch.float64), 0, []
     for n in (1, 2, 9, 1, 3, 4):
         outs.append(causal_conv1d_update(x[..., position:position + n], ring, weight, cache_seqlens=torch.tensor([position] * 2)))
         position += n
     torch.testing.assert_close(torch.cat(outs, 2), whole)
-    for t in range(14, 20):
-        torch.testing.assert_close(ring[..., t % 6], x[..., t])
+    for t in range(20 - size, 20):
+        torch.testing.assert_close(ring[..., t % size], x[..., t])
 
 
 def test_causal_conv1d_update_refuses():
@@ -136,6 +138,16 @@ def test_causal_conv1d_varlen_states():
         n = min(4, end - begin)
         states[i, :, 4 - n:] = x[end - n:end].T
     assert torch.equal(causal_conv1d_varlen_states(x, torch.tensor([0, 2, 8, 9]), 4), states)
+    assert causal_conv1d_varlen_states(x[:0], torch.tensor([0, 0]), 4).equal(torch.zeros(1, 3, 4))
+
+
+@pytest.mark.parametrize("value", [torch.nan, INF, -INF])
+def test_states_of_packed_sequences_hold_their_own_inputs_alone(value):
+    x = torch.arange(1.0, 9).unsqueeze(1)
+    x[:3] = value
+    states = causal_conv1d_varlen_states(x, torch.tensor([0, 3, 5, 8]), 4)
+    expected = torch.tensor([[0, value, value, value], [0, 0, 4, 5], [0, 6, 7, 8]]).unsqueeze(1)
+    torch.testing.assert_close(states, expected, rtol=0, atol=0, equal_nan=True)
 
 
 # --- Mamba-1 ----------------------------------------------------------------------------------------------------------
@@ -297,8 +309,11 @@ def test_mamba_chunk_scan_combined_begins_again_where_the_index_changes(first):
             parts.append(dual(**own, state=begin, dt_softplus=True))
         outs.append(torch.cat([o for o, _ in parts], 1))
         ends.append(parts[-1][1])
-    result = mamba_chunk_scan_combined(chunk_size=4, **given, initial_states=initial, seq_idx=index, dt_softplus=True, return_final_states=True)
+    options = {"seq_idx": index, "dt_softplus": True, "return_final_states": True}
+    result = mamba_chunk_scan_combined(chunk_size=4, **given, initial_states=initial, **options)
     check(result, (torch.cat(outs), torch.cat(ends)), [*given.values(), initial])
+    unread = initial.masked_fill((index[:, 0] != 0)[:, None, None, None], torch.nan)
+    torch.testing.assert_close(mamba_chunk_scan_combined(chunk_size=4, **given, initial_states=unread, **options), result)
 
 
 def test_mamba_chunk_scan_combined_gives_the_states_of_packed_sequences():

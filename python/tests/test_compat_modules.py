@@ -163,17 +163,17 @@ def plain_convolution(x, weight, bias, before, silu):
     return y * torch.sigmoid(y) if silu else y, inputs[len(inputs) - W:].T
 
 
-@pytest.mark.parametrize("bias, activation, cached", [(True, "silu", True), (False, None, False), (True, "swish", False)])
+@pytest.mark.parametrize("bias, activation, cached, taps", [(True, "silu", True, 4), (False, None, False, 4), (True, "swish", True, 1)])
 @pytest.mark.parametrize("lengths", [[9, 9], [2, 2], [1, 5, 0, 7]])
-def test_short_convolutions(bias, activation, cached, lengths):
-    layer = randomise(fla.ShortConvolution(6, 4, bias=bias, activation=activation, dtype=torch.float64))
-    assert {key: list(x.shape) for key, x in layer.state_dict().items()} == {"weight": [6, 1, 4], **({"bias": [6]} if bias else {})}
+def test_short_convolutions(bias, activation, cached, taps, lengths):
+    layer = randomise(fla.ShortConvolution(6, taps, bias=bias, activation=activation, dtype=torch.float64))
+    assert {key: list(x.shape) for key, x in layer.state_dict().items()} == {"weight": [6, 1, taps], **({"bias": [6]} if bias else {})}
     packed = len(set(lengths)) > 1
     total, bounds = sum(lengths), torch.tensor([0, *itertools.accumulate(lengths)])
     x = normal(1, total, 6) if packed else normal(len(lengths), lengths[0], 6)
-    cache = normal(len(lengths), 6, 4, seed=1) if cached else None
+    cache = normal(len(lengths), 6, taps, seed=1) if cached else None
     residual = normal(*x.shape, seed=2)
-    parts = [plain_convolution(x.reshape(-1, 6)[begin:end], layer.weight[:, 0], layer.bias, torch.zeros(6, 4).double() if cache is None else cache[i],
+    parts = [plain_convolution(x.reshape(-1, 6)[begin:end], layer.weight[:, 0], layer.bias, torch.zeros(6, taps).double() if cache is None else cache[i],
                                activation is not None) for i, (begin, end) in enumerate(itertools.pairwise(bounds.tolist()))]
     y = torch.cat([rows for rows, _ in parts]).reshape(x.shape) + residual
     leaves = [z for z in (x, cache, residual, *layer.parameters()) if z is not None]
@@ -186,7 +186,9 @@ def test_short_convolutions(bias, activation, cached, lengths):
     mask[:, :1] = 0
     if not packed:
         before = x.detach().clone()
-        torch.testing.assert_close(layer(x, mask=mask, cache=cache)[0], layer(x * mask[..., None], cache=cache)[0])
+        expected = layer(x * mask[..., None], cache=cache)[0]
+        for padded in (x, x.detach().masked_fill(mask[..., None] == 0, torch.nan)):
+            torch.testing.assert_close(layer(padded, mask=mask, cache=cache)[0], expected)
         assert torch.equal(x, before)
 
 
@@ -313,6 +315,16 @@ def plain_losses(logits, target, smoothing=0.0, scale=1.0, square=0.0, cap=None)
     return torch.stack(rows)
 
 
+def test_rows_that_losses_ignore_may_be_nan():
+    target = torch.tensor([3, -100, 0])
+    spoil = (target == -100)[:, None]
+    x, weight, bias, logits = normal(3, 5), normal(9, 5, seed=1), normal(9, seed=2), normal(3, 9, seed=3)
+    calls = ((logits, lambda z: fla.FusedCrossEntropyLoss(label_smoothing=0.1, lse_square_scale=0.3)(z, target), [logits]),
+             (x, lambda z: fla.FusedLinearCrossEntropyLoss(label_smoothing=0.1)(z, target, weight, bias), [x, weight, bias]))
+    for rows, loss, leaves in calls:
+        check([loss(rows.masked_fill(spoil, torch.nan))], [loss(rows.masked_fill(spoil, 0))], leaves)
+
+
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.2}, {"logit_scale": 0.5, "logit_softcapping": 2.0}])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_losses(options, reduction):
@@ -397,7 +409,7 @@ def generate(layer, x, first):
     return torch.cat(rows, 1), inference.key_value_memory_dict[layer.layer_idx]
 
 
-@pytest.mark.parametrize("options", [{}, {"d_state": 5, "d_conv": 3, "expand": 3, "dt_rank": 2, "bias": True, "conv_bias": False}])
+@pytest.mark.parametrize("options", [{}, {"d_state": 5, "d_conv": 3, "expand": 3, "dt_rank": 2, "bias": True, "conv_bias": False}, {"d_conv": 1}])
 def test_mamba_is_the_mixer_of_transformers(options):
     mamba = pytest.importorskip("transformers.models.mamba.modeling_mamba")
     from transformers import MambaConfig
@@ -422,7 +434,7 @@ def test_mamba_is_the_mixer_of_transformers(options):
     assert half.A_log.dtype == half.D.dtype == torch.float32 and half(x.bfloat16()).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("options", [{}, {"d_conv": 3, "bias": True, "conv_bias": False, "dt_limit": (0.9, 1.2), "ngroups": 1}])
+@pytest.mark.parametrize("options", [{}, {"d_conv": 3, "bias": True, "conv_bias": False, "dt_limit": (0.9, 1.2), "ngroups": 1}, {"d_conv": 1}])
 def test_mamba2_is_the_mixer_of_transformers(options):
     mamba2 = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
     from transformers import Mamba2Config

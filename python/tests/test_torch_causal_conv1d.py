@@ -40,8 +40,9 @@ def test_agrees_with_a_depthwise_convolution_of_pytorch():
 
 @pytest.mark.parametrize("activation", [None, "silu"])
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"lengths": [9, 2], "starts": [2, 0]}])
-def test_gradcheck_with_states(activation, options):
-    x, weight, bias, initial = problem()
+@pytest.mark.parametrize("W", [4, 1])
+def test_gradcheck_with_states(activation, options, W):
+    x, weight, bias, initial = problem(W=W)
     for leaf in (x, x.transpose(1, 2).contiguous().transpose(1, 2)):
         leaves = [t.detach().requires_grad_() for t in (leaf, weight, bias, initial)]
 
@@ -68,8 +69,9 @@ def test_only_what_needs_a_gradient_gets_one_and_there_is_no_second():
         assert not heed.torch.causal_conv1d(x, weight).requires_grad
 
 
-def test_opcheck():
-    x, weight, bias, initial = (t.requires_grad_() for t in problem())
+@pytest.mark.parametrize("W", [4, 1])
+def test_opcheck(W):
+    x, weight, bias, initial = (t.requires_grad_() for t in problem(W=W))
     operator = torch.ops.heed.causal_conv1d.default
     torch.library.opcheck(operator, (x, weight))
     torch.library.opcheck(operator, (x, weight, bias, "silu", initial))
@@ -78,13 +80,14 @@ def test_opcheck():
     torch.library.opcheck(operator, (last, weight, None, None, initial, None, None, packed))
 
 
-def test_compiles_without_a_graph_break():
+@pytest.mark.parametrize("W", [4, 1])
+def test_compiles_without_a_graph_break(W):
     def function(x, weight, bias, initial):
         return heed.torch.causal_conv1d(x, weight, bias, activation="silu", initial_state=initial, return_state=True)
 
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     for last in (False, True):
-        ours, theirs = problem(), problem()
+        ours, theirs = problem(W=W), problem(W=W)
         results = []
         for f, leaves in ((compiled, ours), (function, theirs)):
             leaves = [leaves[0].transpose(1, 2).contiguous().transpose(1, 2) if last else leaves[0], *leaves[1:]]
@@ -121,9 +124,10 @@ def test_autocast_and_errors():
         heed.torch.causal_conv1d(x, weight, nonsense=1)
 
 
-def test_steps_update_tensors_in_place():
-    x, weight, bias, _ = problem(torch.float32)
+@pytest.mark.parametrize("W", [4, 1])
+def test_steps_update_tensors_in_place(W):
+    x, weight, bias, _ = problem(torch.float32, W=W)
     whole, last = heed.torch.causal_conv1d(x, weight, bias, activation="silu", return_state=True)
     _, state = heed.torch.causal_conv1d(x[:, :, :8], weight, bias, return_state=True)
     o = heed.torch.causal_conv1d_step(x[:, :, 8], weight, bias, state, activation="silu")
-    assert torch.equal(o, whole[:, :, 8]) and torch.equal(state, last)
+    assert torch.equal(o, whole[:, :, 8]) and torch.equal(state, last) and state.shape == (2, 5, W - 1)

@@ -18,7 +18,7 @@ from transformers.models.qwen3 import modeling_qwen3 as qwen3  # noqa: E402
 import heed  # noqa: E402
 import heed.torch.nn as layers  # noqa: E402
 
-from torch_nn_checks import check_same, check_steps, loaded, randomise, relative, rows  # noqa: E402
+from torch_nn_checks import check_padding, check_same, check_steps, loaded, randomise, relative, rows  # noqa: E402
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "num_hidden_layers": 2,
          "vocab_size": 99, "max_position_embeddings": 64, "attn_implementation": "eager"}
@@ -148,6 +148,7 @@ def test_cross_attention():
     memory = rows(2, 7, 20)
     assert wide.k_proj.bias is None and wide.k_proj.weight.shape == (32, 20)
     state, n = wide.new_state(2), torch.tensor([7, 3])
+    check_padding(lambda m, lengths: wide(x[:, :7], memory=m, memory_lengths=lengths), memory, wide.parameters())
     with torch.no_grad():
         expected = wide(x, memory=memory, memory_lengths=n)
         assert relative(expected[1:], wide(x[1:], memory=memory[1:, :3])) <= 1e-6

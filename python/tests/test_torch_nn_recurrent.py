@@ -29,11 +29,11 @@ GATED_DELTA = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "int
 MIXERS = {
     "mamba": (layers.Mamba, MambaMixer, lambda: transformers.MambaConfig(**SIZES, state_size=8, time_step_rank=4)),
     "mamba biased": (layers.Mamba, MambaMixer, lambda: transformers.MambaConfig(
-        **SIZES, state_size=5, time_step_rank=3, expand=1, use_bias=True, use_conv_bias=False, conv_kernel=3)),
+        **SIZES, state_size=5, time_step_rank=3, expand=1, use_bias=True, use_conv_bias=False, conv_kernel=1)),
     "mamba2": (layers.Mamba2, Mamba2Mixer, lambda: transformers.Mamba2Config(
         **SIZES, num_heads=8, head_dim=8, state_size=16, n_groups=2, chunk_size=16)),
     "mamba2 limited": (layers.Mamba2, Mamba2Mixer, lambda: transformers.Mamba2Config(
-        **SIZES, num_heads=4, head_dim=16, state_size=8, n_groups=1, chunk_size=16, use_bias=True, use_conv_bias=False,
+        **SIZES, num_heads=4, head_dim=16, state_size=8, n_groups=1, chunk_size=16, conv_kernel=1, use_bias=True, use_conv_bias=False,
         time_step_limit=(0.9, 1.2))),
     "gated delta": (layers.GatedDeltaNet, Qwen3NextGatedDeltaNet, lambda: transformers.Qwen3NextConfig(**GATED_DELTA)),
     "rwkv4": (layers.Rwkv4, RwkvSelfAttention, lambda: transformers.RwkvConfig(**SIZES, attention_hidden_size=48, context_length=64)),
@@ -51,6 +51,14 @@ def test_mixers_as_transformers_have_them(name):
         check_same(layer, lambda x: plain_rwkv4(original, x), original, rows(2, 23, 32))
     else:  # gradients of decays are differences of sums that are larger, in float32
         check_same(layer, original, original, rows(2, 23, 32), of_weights=5e-5)
+
+
+def test_gated_delta_of_one_tap():
+    config, x = transformers.Qwen3NextConfig(**{**GATED_DELTA, "linear_conv_kernel_dim": 1}), rows(2, 23, 32)
+    original = randomise(Qwen3NextGatedDeltaNet(config, 0))
+    layer = loaded(layers.GatedDeltaNet.from_config(config), original)
+    check_steps(layer, x)
+    assert relative(layer(x), original(x)) <= 1e-5 and layer.new_state(2).conv.shape == (2, 56, 0)
 
 
 def test_rwkv6_as_its_equations_have_it():
@@ -102,9 +110,9 @@ def test_retention_is_its_composition():
     assert given.log_decay.tolist() == [-0.5, -1.0]
 
 
-@pytest.mark.parametrize("method", ["recurrent", "convolution"])
-def test_h3_is_its_composition(method):
-    layer = randomise(layers.H3(12, head_dim=3, state_size=6, method=method))
+@pytest.mark.parametrize("method, taps", [("recurrent", 4), ("convolution", 1)])
+def test_h3_is_its_composition(method, taps):
+    layer = randomise(layers.H3(12, head_dim=3, state_size=6, taps=taps, method=method))
     with torch.no_grad():
         layer.log_dt.sub_(2)
 
@@ -112,7 +120,7 @@ def test_h3_is_its_composition(method):
         q, k, v = (project(x).unflatten(-1, (4, 3)) for project in (layer.q_proj, layer.k_proj, layer.v_proj))
         taps = layer.shift.unflatten(0, (4, 3))
         shifted = layer.shift_D.view(4, 3) * k
-        for lag in range(4):
+        for lag in range(layer.shift.shape[1]):
             shifted = shifted + F.pad(k, (0, 0, 0, 0, lag, 0))[:, : x.shape[1]] * taps[..., lag]
         dt, A = layer.log_dt.exp()[:, None], torch.complex(-layer.log_A_real.exp(), layer.A_imag)
         decay = torch.exp(dt * A)

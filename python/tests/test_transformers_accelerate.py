@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import recurrent_models  # noqa: E402
-from recurrent_models import FAMILIES, build, tokens  # noqa: E402
+from recurrent_models import FAMILIES, MORE, TAPS, build, tokens  # noqa: E402
 
 import heed  # noqa: E402
 import heed.transformers  # noqa: E402
@@ -84,13 +84,26 @@ def test_padding(name):
     assert_near(before[1, 9:], after[1, 9:])
 
 
-def token_by_token(model, x, first):
-    """Logits of a prefix, then of tokens one by one, with the model's own cache."""
+@torch.no_grad()
+def test_padding_of_lightning_attention_may_be_nan():
+    model = build("minimax")
+    accelerate(model, strict=True)
+    layer = next(m for m in model.modules() if type(m).__name__ == "MiniMaxLightningAttention")
+    x, mask = torch.randn(2, 37, 32), torch.ones(2, 37, dtype=torch.bool)
+    mask[1, :9] = False
+    for dtype in (torch.bool, torch.int64):
+        expected, state = layer(x, None, mask.to(dtype))
+        o, spoiled = layer(x.masked_fill(~mask[..., None], torch.nan), None, mask.to(dtype))
+        assert torch.equal(o[mask], expected[mask]) and torch.equal(spoiled, state)
+
+
+def in_pieces(model, x, ends):
+    """Logits of the tokens up to each of `ends`, with the model's own cache."""
     key = {"rwkv": "state", "xlstm": "cache_params", "mamba": "cache_params", "mamba2": "cache_params",
            "falcon_mamba": "cache_params"}.get(model.config.model_type, "past_key_values")
     out, parts, begin = {}, [], 0
     with torch.no_grad():
-        for end in range(first, x.shape[1] + 1):
+        for end in ends:
             out = model(x[:, begin:end], use_cache=True, **({key: out[key]} if out else {}))
             parts.append(out.logits)
             begin = end
@@ -99,10 +112,21 @@ def token_by_token(model, x, first):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "recurrent_gemma"])  # whose layers keep states
 def test_states_go_from_call_to_call(name):
-    model, x = build(name), tokens(23)
-    before = token_by_token(model, x, 20)
+    model, x, ends = build(name), tokens(23), (20, 21, 22, 23)
+    before = in_pieces(model, x, ends)
     accelerate(model)
-    assert_near(before, token_by_token(model, x, 20), 5e-5)
+    assert_near(before, in_pieces(model, x, ends), 5e-5)
+
+
+@pytest.mark.parametrize("name", [*(name for name in NAMES if "causal_conv1d" in FAMILIES[name].by), *MORE])
+def test_convolutions_of_one_tap(name):
+    """Transformers keeps one column for them, which no step of heed writes to."""
+    known = vars(getattr(transformers, {**FAMILIES, **MORE}[name].model).config_class())
+    model, x, ends = build(name, **{key: 1 for key in TAPS if key in known}), tokens(12), (5, 9, 10, 11, 12)
+    before = in_pieces(model, x, ends)
+    report = accelerate(model, strict=True)
+    assert_near(before, in_pieces(model, x, ends), 5e-5)
+    assert not report.declined
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -246,13 +270,13 @@ def test_steps_decline_what_they_would_get_wrong():
     assert "A differs within a head" in _layers._ssd_step(state.detach(), x, dt, A.clone(), B, B).reason
 
 
-@pytest.mark.parametrize("length", [3, 4, 6])
+@pytest.mark.parametrize("length, taps", [(3, 4), (4, 4), (6, 4), (1, 1), (3, 1)])
 @pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 5)])
-def test_steps_of_a_convolution_leave_the_state_of_the_original(length, bias):
+def test_steps_of_a_convolution_leave_the_state_of_the_original(length, taps, bias):
     """A state may be longer than the taps reach."""
     from transformers.models.mamba2.modeling_mamba2 import causal_conv1d_update
 
-    x, weight, state = torch.randn(2, 5, 1), torch.randn(5, 4), torch.randn(2, 5, length)
+    x, weight, state = torch.randn(2, 5, 1), torch.randn(5, taps), torch.randn(2, 5, length)
     of_heed = state.clone()
     expected = causal_conv1d_update(x, state, weight, bias, "silu")
     with torch.no_grad():

@@ -170,6 +170,17 @@ def test_indices_are_the_only_keys_that_are_seen(mask):
     assert_same(ours, expected, inputs)
 
 
+@pytest.mark.parametrize("output_attentions", [False, True])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_padding_may_be_anything(value, output_attentions):
+    inputs, padding = problem(), torch.ones(B, TK, dtype=torch.bool)
+    padding[1, :2] = False
+    options = {"attention_mask": structured(padding=padding), "output_attentions": output_attentions}
+    expected, _ = attention(Module(), *inputs, **options)
+    spoiled = [x.masked_fill(~padding[:, None, :, None], value) for x in inputs[1:]]
+    assert_same(attention(Module(), inputs[0], *spoiled, **options)[0], expected, inputs)
+
+
 def test_one_query_sequence_for_all_keys():
     q, k, v = problem()
     ours, _ = attention(Module(), q[:1], k, v, None, is_causal=False)

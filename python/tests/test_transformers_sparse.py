@@ -111,6 +111,24 @@ def test_other_dtypes(name, dtype):
                 1e-5 if dtype == torch.float64 else 0.05)
 
 
+@pytest.mark.parametrize("padding", ["left", "holes"])
+@pytest.mark.parametrize("name", ["LongformerModel", "LEDModel", "BigBirdModel", "BigBirdPegasusModel"])
+@torch.no_grad()
+def test_padding_may_be_nan(name, padding):
+    model = model_of(name)
+    given = inputs(model, padding)
+    encoder = model.get_encoder() if model.config.is_encoder_decoder else model
+    accelerate(model)
+    expected = encoder(**given)[0]
+    model.get_input_embeddings().weight[0] = torch.nan  # of the token that padding is
+    valid, rows = given["attention_mask"] == 1, []
+    for layer in encoder.modules():
+        if type(layer).__name__ in LAYER.values():
+            layer.register_forward_hook(lambda layer, x, y: rows.append(y[0]))
+    assert torch.equal(encoder(**given)[0][valid], expected[valid])
+    assert len(rows) == 2 and not any(x[:, : valid.shape[1]][~valid].any() for x in rows)
+
+
 def test_longformer_without_global_tokens_and_with_the_same_in_each_row():
     model = model_of("LongformerModel")
     given = inputs(model, "right")

@@ -51,8 +51,19 @@ def check_same(layer, function, original, x, tolerance=1e-5, module=None, of_wei
         assert error <= of_weights * max(theirs[name].abs().max(), 0.05 * most), name
 
 
+def check_padding(layer, x, parameters):
+    """NaN in the padding of x reaches no output of a token and no gradient of a weight."""
+    found = []
+    for value in (0.0, torch.nan):
+        y = layer(torch.cat((x[:1], x[1:].index_fill(1, torch.arange(2, x.shape[1]), value))), lengths=[x.shape[1], 2])
+        parts, parameters = (y[0], y[1, :2]), list(parameters)
+        found.append([*parts, *torch.autograd.grad(sum(z.square().sum() for z in parts), parameters)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def check_steps(layer, x, tolerance=5e-6, **options):
     """A prompt, tokens one by one and the rest at once are the whole; sequences of unequal lengths, forks and orders too."""
+    check_padding(lambda x, lengths: layer(x, lengths=lengths, **options), x, layer.parameters())
     with torch.no_grad():
         whole, state = layer(x, **options), layer.new_state(len(x))
         parts = [layer(x[:, :6], state, **options)]

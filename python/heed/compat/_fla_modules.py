@@ -109,7 +109,7 @@ class ShortConvolution(nn.Conv1d):
         if mask is not None:
             if cu_seqlens is not None:
                 raise InvalidArgument("ShortConvolution: mask is given beside cu_seqlens, expected one of them")
-            x = x * mask.unsqueeze(-1)
+            x = x.masked_fill((mask == 0).unsqueeze(-1), 0)
         count = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
         steps = x.shape[0] * x.shape[1] == count and cache is not None
         y, last = causal_conv1d(x, self.weight.squeeze(1), self.bias, residual, cache, output_final_state or steps,
@@ -280,11 +280,12 @@ def cross_entropy_loss(
 ):
     """Losses [N] of logits [N, classes], and the part of lse_square_scale times the square of their log-sum-exp."""
     refuse("cross_entropy_loss", "process_group", process_group, None)
-    z = logits.to(wide(logits)) * logit_scale
+    ignored = target == ignore_index
+    z = (logits.to(wide(logits)) * logit_scale).masked_fill(ignored.unsqueeze(-1), 0)  # no loss, no gradient, NaN or not
     if logit_softcapping:
         z = logit_softcapping * torch.tanh(z / logit_softcapping)
     losses = F.cross_entropy(z, target, ignore_index=ignore_index, reduction="none", label_smoothing=label_smoothing)
-    of_lse = lse_square_scale * torch.logsumexp(z, -1).square() * (target != ignore_index)
+    of_lse = lse_square_scale * torch.logsumexp(z, -1).square().masked_fill(ignored, 0)
     return losses + of_lse, of_lse.detach()
 
 
@@ -333,7 +334,8 @@ def fused_linear_cross_entropy_loss(
     if reduction not in ("mean", "sum"):
         raise InvalidArgument(f"fused_linear_cross_entropy_loss: reduction is {reduction!r}, expected 'mean' or 'sum'")
     target = target.flatten()
-    losses, _ = cross_entropy_loss(F.linear(x.flatten(0, -2), weight, bias), target, label_smoothing, logit_scale,
+    rows = x.flatten(0, -2).masked_fill((target == ignore_index).unsqueeze(-1), 0)
+    losses, _ = cross_entropy_loss(F.linear(rows, weight, bias), target, label_smoothing, logit_scale,
                                    logit_softcapping=logit_softcapping, ignore_index=ignore_index)
     return _reduced(losses, target, ignore_index, reduction)
 

@@ -226,7 +226,7 @@ def mamba_chunk_scan_combined(
     places = torch.searchsorted(bounds, sequences.bounds[1:]) - 1  # of the sequences that have tokens
     if initial is not None:
         _check_shapes(name, initial_states=(initial_states, (*x.shape[:1], *x.shape[2:], B.shape[-1])))
-        begins = initial * (seq_idx[:, 0] == 0).reshape(-1, 1, 1, 1)
+        begins = initial.masked_fill((seq_idx[:, 0] != 0).reshape(-1, 1, 1, 1), 0)
         initial = initial.new_zeros(len(bounds) - 1, *initial.shape[1:]).index_copy(0, places[sequences.first], begins)
     packed = (None if y is None else sequences.pack(y, 1) for y in (x, dt, B, C, z))
     x, dt, B, C, z = packed

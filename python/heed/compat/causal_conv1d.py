@@ -95,9 +95,9 @@ def causal_conv1d_update(
     if cache_seqlens is None:
         chosen = torch.cat((chosen, rows.to(chosen.dtype)), -1)[..., rows.shape[-1] :]
     else:
-        kept = rows[..., -size:].to(chosen.dtype)  # the last to be written at a place of the ring
-        first = rows.shape[-1] - kept.shape[-1]
-        chosen = chosen.scatter(2, _columns(at + torch.arange(first, rows.shape[-1]), size, rows), kept)
+        first = max(rows.shape[-1] - size, 0)  # tokens before it would be overwritten in the ring
+        places = _columns(at + torch.arange(first, rows.shape[-1]), size, rows)
+        chosen = chosen.scatter(2, places, rows[..., first:].to(chosen.dtype))
     if real is None:
         states.copy_(chosen)
     else:
@@ -116,7 +116,9 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
     ends = cu_seqlens[1:].long()
     at = ends[:, None] + torch.arange(-state_len, 0)
     inside = at >= cu_seqlens[:-1, None]
-    return (x[at.clamp(min=0)] * inside.unsqueeze(-1)).transpose(1, 2)
+    states = x.new_zeros(*at.shape, x.shape[-1])
+    states[inside] = x[at[inside]]
+    return states.transpose(1, 2)
 
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_update", "causal_conv1d_varlen_states"]

@@ -78,8 +78,8 @@ def _causal_conv1d_step(hidden_states, conv_state, weight, bias=None, activation
         declined = Declined(f"activation is {activation!r}, expected 'silu', 'swish' or None")
     if declined is not None:
         return declined
-    if before > 0:
-        conv_state[..., :before] = conv_state[..., 1:before + 1].clone()
+    if before > 0:  # where W is 1 the step's state has no columns, and the token follows at once
+        conv_state[..., :before] = torch.cat((conv_state, hidden_states.to(conv_state.dtype)), -1)[..., 1:before + 1]
     o = heed.torch.causal_conv1d_step(hidden_states[..., 0].to(weight.dtype), weight, bias, state=conv_state[..., before:],
                                       activation=activation and "silu")
     return o[..., None].to(hidden_states.dtype)
@@ -210,7 +210,7 @@ def _lightning(self, hidden_states, position_embeddings, attention_mask, past_ke
     shape = (*hidden_states.shape[:2], self.num_attention_heads, 3 * self.head_dim)
     qkv = self.act_fn(self.qkv_proj(hidden_states))
     if attention_mask is not None:
-        qkv = (qkv * attention_mask[:, :, None]).to(qkv.dtype)
+        qkv = qkv.masked_fill((attention_mask == 0)[:, :, None], 0)
     q, k, v = qkv.view(shape).split(self.head_dim, -1)
     state = None if past_key_values is None else past_key_values.get_linear_cache(self.layer_idx)
     o, state = heed.torch.lightning(q, k, v, -self.slope_rate.float().flatten(), scale=1.0, initial_state=_float(state),

@@ -118,7 +118,7 @@ def _bigbird(as_the_paper: bool, self, hidden_states, band_mask, from_mask, to_m
     else:
         parts = _bigbird_parts(self, hidden_states.shape[1])
     keys = _keys(to_mask[:, 0, 0] != 0)
-    return (attend_counted(q, k, v, parts, **keys) * from_mask.transpose(1, 2)).flatten(2), None
+    return attend_counted(q, k, v, parts, **keys).masked_fill(from_mask.transpose(1, 2) == 0, 0).flatten(2), None
 
 
 def _bigbird_original(self, hidden_states, band_mask=None, from_mask=None, to_mask=None, from_blocked_mask=None,

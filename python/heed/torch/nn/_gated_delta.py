@@ -61,7 +61,7 @@ class GatedDeltaNet(Layer):
                              "S": torch.zeros(batch, self.num_value_heads, self.key_head_dim, self.value_head_dim)})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
-        lengths = self._check(x, state, State, lengths)
+        x, lengths = self._check(x, state, State, lengths)
         K, V, group = self.key_head_dim, self.value_head_dim, self.num_value_heads // self.num_key_heads
         # W_qkvz and W_ba have the channels of a key head and of its value heads side by side.
         q, k, v, z = self.in_proj_qkvz(x).unflatten(-1, (self.num_key_heads, -1)).split((K, K, group * V, group * V), -1)

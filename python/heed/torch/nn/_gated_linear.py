@@ -119,7 +119,7 @@ class GatedLinearAttention(Layer):
         return given
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
-        lengths = self._check(x, state, State, lengths)
+        x, lengths = self._check(x, state, State, lengths)
         function, given = getattr(heed.torch, self.recurrence), {**self._arguments(x), **self.options}
         if state is None:
             o = function(**given, lengths=lengths)

@@ -53,7 +53,7 @@ class H3(Layer):
                              "S": torch.zeros(batch, H, dim, dim, self.C.shape[1], 2)})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
-        lengths = self._check(x, state, State, lengths)
+        x, lengths = self._check(x, state, State, lengths)
         heads = (self.num_heads, self.head_dim)
         q, k, v = (project(x).unflatten(-1, heads) for project in (self.q_proj, self.k_proj, self.v_proj))
         constants = (self.shift, self.log_dt, self.log_A_real, self.A_imag, self.C)

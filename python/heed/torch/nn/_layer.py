@@ -85,8 +85,8 @@ class Layer(nn.Module):
             raise InvalidArgument(f"{type(self).__name__}.step: state is None, expected what new_state gives")
         return self(x[:, None], state, **options)[:, 0]
 
-    def _check(self, x: Any, state: Any, kind: type, lengths: Any) -> Tensor | None:
-        """Throws InvalidArgument unless x are rows and `state` fits them. Returns `lengths` as a tensor."""
+    def _check(self, x: Any, state: Any, kind: type, lengths: Any) -> tuple[Tensor, Tensor | None]:
+        """Throws InvalidArgument unless x are rows and `state` fits them. Returns what without_padding does."""
         name = type(self).__name__
         check_rows(name, "x", x, self.hidden_size)
         if state is not None:
@@ -98,12 +98,7 @@ class Layer(nn.Module):
             if torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in self.parameters())):
                 expected = "torch.no_grad(): with a state there are none"
                 raise InvalidArgument(f"{name}: state is given where gradients are on, expected {expected}")
-        if lengths is None:
-            return None
-        n = torch.as_tensor(lengths)
-        if n.shape != x.shape[:1] or n.is_floating_point() or bool(((n < 0) | (n > x.shape[1])).any()):
-            raise InvalidArgument(f"{name}: lengths is {lengths!r}, expected [{x.shape[0]}] ints from 0 to {x.shape[1]}")
-        return n.to(torch.int64)
+        return without_padding(name, "lengths", x, lengths)
 
 
 def check_rows(name: str, argument: str, x: Any, width: int) -> None:
@@ -112,6 +107,18 @@ def check_rows(name: str, argument: str, x: Any, width: int) -> None:
         raise InvalidArgument(f"{name}: {argument} is of type {type(x).__name__}, expected a tensor")
     if x.dim() != 3 or x.shape[-1] != width:
         raise InvalidArgument(f"{name}: {argument} has shape {list(x.shape)}, expected [B, T, {width}]")
+
+
+def without_padding(name: str, argument: str, x: Tensor, lengths: Any) -> tuple[Tensor, Tensor | None]:
+    """Rows x [B, T, width] with zeros beyond `lengths`, and those as a tensor. Products of weights and padding have gradients of
+    0, but times NaN."""
+    if lengths is None:
+        return x, None
+    n = torch.as_tensor(lengths)
+    if n.shape != x.shape[:1] or n.is_floating_point() or bool(((n < 0) | (n > x.shape[1])).any()):
+        raise InvalidArgument(f"{name}: {argument} is {lengths!r}, expected [{x.shape[0]}] ints from 0 to {x.shape[1]}")
+    padding = torch.arange(x.shape[1]) >= n[:, None]
+    return x.masked_fill(padding[..., None], 0), n.to(torch.int64)
 
 
 def check_positions(name: str, positions: Any, state: Any) -> None:
@@ -258,7 +265,7 @@ class Residual(Layer):
         return self._modules[self.names[0]].new_state(batch, **options)  # type: ignore[union-attr,operator]
 
     def forward(self, x: Tensor, state: Any = None, **options: Any) -> Tensor:
-        check_rows("Residual", "x", x, self.hidden_size)
+        x, _ = self._check(x, None, type(None), options.get("lengths"))
         layer, norm = (self._modules[name] for name in self.names)
         if self.order == "pre":
             return x + layer(norm(x), state, **options)  # type: ignore[misc]

@@ -60,7 +60,7 @@ class Mamba(Layer):
         return State(batch, {"conv": torch.zeros(batch, inner, taps - 1), "ssm": torch.zeros(batch, inner, self.sizes[1])})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
-        lengths = self._check(x, state, State, lengths)
+        x, lengths = self._check(x, state, State, lengths)
         u, z = self.in_proj(x).chunk(2, -1)
         u = convolved(u, self.conv1d.weight, self.conv1d.bias, state, lengths)
         d, B, C = self.x_proj(u).split(self.sizes, -1)

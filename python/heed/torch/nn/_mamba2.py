@@ -63,7 +63,7 @@ class Mamba2(Layer):
                              "ssm": torch.zeros(batch, self.num_heads, self.head_dim, self.state_size)})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
-        lengths = self._check(x, state, State, lengths)
+        x, lengths = self._check(x, state, State, lengths)
         inner, of_groups = self.num_heads * self.head_dim, self.n_groups * self.state_size
         z, u, d = self.in_proj(x).split((inner, inner + 2 * of_groups, self.num_heads), -1)
         u = convolved(u, self.conv1d.weight, self.conv1d.bias, state, lengths)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import heed.torch
 from heed import InvalidArgument
 from heed.torch.nn._layer import Layer, State, attended, check_choice, check_multiple, check_rows, check_sizes, of_config
+from heed.torch.nn._layer import without_padding
 
 # What modules call queries, keys, values, output and norm.
 _NAMES = {
@@ -104,7 +105,7 @@ class MultiheadAttention(Layer):
             return attended(state, q, lengths, {"scale": self.scale, **options})
         if state is not None:  # of a memory
             if memory is not None:
-                rows = torch.full((len(k),), k.shape[1]) if memory_lengths is None else torch.as_tensor(memory_lengths)
+                rows = torch.full((len(k),), k.shape[1]) if memory_lengths is None else memory_lengths
                 state.tensors.update(k=k, v=v, key_lengths=rows)
             k, v, memory_lengths = state.k, state.v, state.key_lengths
         key_lengths = lengths if self.memory_size is None else memory_lengths
@@ -116,11 +117,12 @@ class MultiheadAttention(Layer):
                 memory_lengths: Any = None, **options: Any) -> Tensor:
         """memory: [B, S, memory_size] of cross attention, memory_lengths [B] its tokens; None with a state that has it."""
         name = "MultiheadAttention"
-        lengths = self._check(x, state, heed.torch.KVCache if self.memory_size is None else State, lengths)
+        x, lengths = self._check(x, state, heed.torch.KVCache if self.memory_size is None else State, lengths)
         if self.memory_size is None and memory is not None:
             raise InvalidArgument(f"{name}: memory is given, expected none: the layer has no memory_size")
         if memory is not None:
             check_rows(name, "memory", memory, self.memory_size)
+            memory, memory_lengths = without_padding(name, "memory_lengths", memory, memory_lengths)
         elif self.memory_size is not None and (state is None or state.k.shape[1] == 0):
             raise InvalidArgument(f"{name}: memory is None, expected [B, S, {self.memory_size}], or a state that has it")
         norm = None if self.norm is None else self.get_submodule(_NAMES[self.names][-1])

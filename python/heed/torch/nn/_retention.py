@@ -49,7 +49,7 @@ class MultiScaleRetention(Layer):
         return State(batch, {"S": torch.zeros(batch, self.num_heads, self.key_dim, self.out_proj.in_features // self.num_heads)})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
-        lengths = self._check(x, state, State, lengths)
+        x, lengths = self._check(x, state, State, lengths)
         at = torch.arange(x.shape[1])
         at = at if state is None else state.lengths[:, None] + at
         q, k, v = (project(x).unflatten(-1, (self.num_heads, -1)) for project in (self.q_proj, self.k_proj, self.v_proj))

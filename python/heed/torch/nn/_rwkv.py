@@ -53,7 +53,7 @@ class Rwkv4(Layer):
         return State(batch, {"shift": shift, "num": num, "den": den, "max": most})
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
-        lengths = self._check(x, state, State, lengths)
+        x, lengths = self._check(x, state, State, lengths)
         first = torch.zeros_like(x[:, :1]) if state is None else state.shift[:, None]
         before = torch.cat([first, x[:, :-1]], 1)
         mixes = (self.time_mix_key, self.time_mix_value, self.time_mix_receptance)

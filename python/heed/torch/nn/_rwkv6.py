@@ -76,7 +76,7 @@ class Rwkv6(Layer):
         return [torch.lerp(x, before, constant + share) for constant, share in zip(constants, shares)]
 
     def forward(self, x: Tensor, state: State | None = None, *, lengths: Any = None) -> Tensor:
-        lengths = self._check(x, state, State, lengths)
+        x, lengths = self._check(x, state, State, lengths)
         first = torch.zeros_like(x[:, :1]) if state is None else state.shift[:, None]
         w, k, v, r, g = self._mixed(x, torch.cat([first, x[:, :-1]], 1))
         w = self.time_decay + torch.tanh(w @ self.time_decay_w1) @ self.time_decay_w2

@@ -46,7 +46,7 @@ class LongformerAttention(Layer):
 
     def forward(self, x: Tensor, state: None = None, *, global_tokens: Tensor | None = None, lengths: Any = None,
                 **options: Any) -> Tensor:
-        lengths = self._check(x, state, type(None), lengths)
+        x, lengths = self._check(x, state, type(None), lengths)
         shape = list(x.shape[:2])
         if global_tokens is not None and (global_tokens.dtype != torch.bool or list(global_tokens.shape) != shape):
             given = f"{global_tokens.dtype} {list(global_tokens.shape)}"
@@ -127,7 +127,7 @@ class BigBirdAttention(Layer):
         return cls(hidden_size, heads, **{"block": block, "num_random": count, "bias": bias, "seed": layer, **options})
 
     def forward(self, x: Tensor, state: None = None, *, lengths: Any = None, **options: Any) -> Tensor:
-        lengths = self._check(x, state, type(None), lengths)
+        x, lengths = self._check(x, state, type(None), lengths)
         q, k, v = (project(x).unflatten(-1, (self.num_heads, -1)) for project in (self.query, self.key, self.value))
         if self.random == "paper":
             parts = [(patterns.bigbird(self.block, self.num_random, self.seed), 0.0)]
