@@ -134,7 +134,7 @@ struct SharedBuffers {
   Turn* turns = nullptr;  // by block, key head and part, of dq and of dk
   // Scalar gates need the sums of q .* dq - k .* dk over kPartColumns columns, by value
   // head, these and token.
-  T* decay_parts = nullptr;
+  double* decay_parts = nullptr;
   // Gradients of what has no axis of tokens, by sequence, value head and key channel: of
   // the bonus, and of decays that are constant.
   double *d_bonus = nullptr, *d_decay = nullptr;
@@ -185,7 +185,7 @@ struct SharedBuffers {
     return sums + (sequence * p.value_heads + head) * static_cast<int64_t>(row);
   }
   // [units][count] of a value head.
-  T* DecayParts(const Problem& p, int64_t sequence, int64_t head) const {
+  double* DecayParts(const Problem& p, int64_t sequence, int64_t head) const {
     const auto s = static_cast<size_t>(sequence);
     return decay_parts +
            units * (first_token[s] * p.value_heads + head * p.sequences[s].count);

@@ -40,8 +40,8 @@ class GateGradients : protected HeadGradients<T> {
     return {values_, values_, by_key_.begin, by_key_.end, by_key_.size, true};
   }
 
-  // What tokens of one tile add to each other's gradients. A normaliser shows in those of
-  // keys alone: what it adds to queries is whole already.
+  // What tokens of one tile add to each other's gradients, but for their own pairs. A normaliser
+  // shows in those of keys alone: what it adds to queries comes later.
   HWY_NOINLINE HWY_ATTR void QueryPairs(size_t n) {
     ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
       constexpr int kTokens = tokens.value;
@@ -71,6 +71,10 @@ class GateGradients : protected HeadGradients<T> {
             pairs, row_, by_key_.begin, by_key_.end, b_.dk + begin * row_);
       });
     });
+  }
+
+  HWY_ATTR void OwnPairs(const T* x, size_t n, T* to) const {
+    AddOwnPairs(d_, x, value_pairs_, n, row_, by_key_.begin, by_key_.end, to);
   }
 
   HWY_NOINLINE HWY_ATTR void BonusGradients(size_t n) {
@@ -122,13 +126,17 @@ class GateGradients : protected HeadGradients<T> {
           value_row_, by_value_.begin, by_value_.end, b_.dv + at);
     });
   }
+  HWY_ATTR void OwnValuePairs(size_t n) const {
+    AddOwnPairs(d_, b_.d_o, b_.pairs, n, value_row_, by_value_.begin, by_value_.end, b_.dv);
+  }
 
   HWY_INLINE hn::Vec<D> DecayProduct(size_t at) const {
     return hn::NegMulAdd(hn::Load(d_, b_.rows.k + at), hn::Load(d_, b_.dk + at),
                          hn::Mul(hn::Load(d_, b_.rows.q + at), hn::Load(d_, dq_ + at)));
   }
 
-  HWY_ATTR void DecayGradients(int64_t first, size_t n) {
+  // Sums of q .* dq - k .* dk over later tokens, before own pairs are part of either.
+  HWY_ATTR void DecayGradients(size_t n) {
     if (g_.d_log_decay.data == nullptr) return;
     for (size_t i = by_key_.begin; i < by_key_.end; i += N) {
       auto later = hn::Load(d_, b_.suffix + i);
@@ -141,11 +149,20 @@ class GateGradients : protected HeadGradients<T> {
           gradient = hn::NegMulAdd(hn::Load(d_, b_.rows.k + at), hn::Load(d_, b_.dk + at),
                                    past_query);
         }
-        if (p_.complement_keys) {
-          gradient = hn::NegMulAdd(hn::Load(d_, b_.rows.decay + at),
-                                   hn::Load(d_, b_.dk + at), gradient);
-        }
         hn::Store(gradient, d_, b_.d_decay + at);
+      }
+    }
+  }
+
+  // Stores them when dk is whole, as a key that is 1 - exp(log_decay) needs it.
+  HWY_ATTR void StoreDecayGradients(int64_t first, size_t n) {
+    if (g_.d_log_decay.data == nullptr) return;
+    for (size_t t = 0; t < n && p_.complement_keys; ++t) {
+      for (size_t i = by_key_.begin; i < by_key_.end; i += N) {
+        const size_t at = t * row_ + i;
+        hn::Store(hn::NegMulAdd(hn::Load(d_, b_.rows.decay + at), hn::Load(d_, b_.dk + at),
+                                hn::Load(d_, b_.d_decay + at)),
+                  d_, b_.d_decay + at);
       }
     }
     if (p_.constant_decay) return AddConstants(shared_.d_decay, b_.d_decay, n);
@@ -154,36 +171,45 @@ class GateGradients : protected HeadGradients<T> {
               [](auto v, size_t, size_t) HWY_ATTR { return v; });
   }
 
-  // q .* dq, and then - k .* dk and what comes from beyond the block, summed over units of columns, which
-  // are added up when all parts are there.
+  // q .* dq, then the normaliser's part of it, and then - k .* dk and what comes from beyond the block, none with
+  // own pairs, summed over units of columns, which are added up in f64 when all parts are there.
   HWY_ATTR void AddQueryProducts(int64_t first, size_t n) {
     SumUnits(first, n, [&](auto sum, size_t t, size_t i) HWY_ATTR {
       return hn::MulAdd(hn::Load(d_, b_.rows.q + t * row_ + i), hn::Load(d_, dq_ + t * row_ + i), sum);
-    }, [](T& to, T sum) { to = sum; });
+    }, [](double& to, double sum) { to = sum; });
+  }
+  // The gradient of z_t . q_t, times z_t without its own key.
+  HWY_ATTR void AddNormalizerProducts(int64_t first, size_t n, const T* z_before, const T* decays) {
+    SumUnits(first, n, [&](auto sum, size_t t, size_t i) HWY_ATTR {
+      const auto z = hn::Load(d_, (t == 0 ? z_before : b_.z + (t - 1) * row_) + i);
+      const auto decayed = NextNormalizer(d_, hn::Set(d_, decays[t]), z, hn::Zero(d_));
+      const auto weighted = hn::Mul(hn::Set(d_, b_.d_o[t * value_row_ + values_]), decayed);
+      return hn::MulAdd(hn::Load(d_, b_.rows.q + t * row_ + i), weighted, sum);
+    }, [](double& to, double sum) { to += sum; });
   }
   HWY_ATTR void ScalarDecayGradients(int64_t first, size_t n) {
     if (g_.d_log_decay.data == nullptr) return;
     SumUnits(first, n, [&](auto sum, size_t t, size_t i) HWY_ATTR {
       if (t + 1 == n) sum = hn::Add(sum, hn::Load(d_, b_.suffix + i));
       return hn::NegMulAdd(hn::Load(d_, b_.rows.k + t * row_ + i), hn::Load(d_, b_.dk + t * row_ + i), sum);
-    }, [](T& to, T sum) { to += sum; });
+    }, [](double& to, double sum) { to += sum; });
   }
   template <class F, class Put>
   HWY_INLINE void SumUnits(int64_t first, size_t n, const F& add, const Put& put) {
     constexpr auto kUnit = static_cast<size_t>(kPartColumns);
-    T* parts = shared_.DecayParts(p_, task_.sequence, head_) + first;
+    double* parts = shared_.DecayParts(p_, task_.sequence, head_) + first;
     for (size_t begin = by_key_.begin; begin < by_key_.end; begin += kUnit) {
       const size_t end = std::min(begin + kUnit, by_key_.end);
-      T* to = parts + static_cast<int64_t>(begin / kUnit) * s_.count;
+      double* to = parts + static_cast<int64_t>(begin / kUnit) * s_.count;
       for (size_t t = 0; t < n; ++t) {
         auto sum = hn::Zero(d_);
         for (size_t i = begin; i < end; i += N) sum = add(sum, t, i);
-        put(to[t], hn::ReduceSum(d_, sum));
+        put(to[t], static_cast<double>(hn::ReduceSum(d_, sum)));
       }
     }
   }
 
-  // Does as DecayGradients() by value: sums of o .* d_o - v .* dv over later tokens.
+  // Does as DecayGradients() by value: sums of o .* d_o - v .* dv over later tokens, without own pairs.
   HWY_ATTR void ValueDecayGradients(int64_t first, size_t n) {
     const T* o = b_.outputs + static_cast<size_t>(first) * value_row_;
     T* to = b_.value_read;  // has been used

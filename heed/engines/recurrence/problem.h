@@ -165,7 +165,7 @@ struct Problem {
   Rows skip;           // over value heads alone
   Rows output_gate;    // like o
 
-  bool normalize = false;
+  bool normalize = false;  // not of Gate::kKey
   double eps = 0;  // added to the denominator
 
   States initial, initial_z;  // data null: zeros
