@@ -227,7 +227,7 @@ class BackwardHead : GateGradients<T> {
     Run<Decay::kLanes>(x, n, false, borders, state, prefetch);
     if (gated_) this->QueryPairs(n);
     if (for_decays) this->AddQueryProducts(first, n);
-    if (scalar_) this->OwnPairs(b_.rows.k, n, dq_);
+    if (scalar_) this->OwnQueryPairs(n);
     if (p_.normalize) {
       this->AddNormalizer(n, b_.z, row_);
       for (size_t t = 0; t < n; ++t) {
@@ -273,13 +273,12 @@ class BackwardHead : GateGradients<T> {
       } else {
         this->DecayGradients(n);
       }
-      if (p_.has_bonus) {
-        this->BonusGradients(n);
-      } else {
-        this->OwnPairs(b_.rows.q, n, b_.dk);
-        if (!scalar_) this->OwnPairs(b_.rows.k, n, dq_);
+      this->OwnKeyPairs(n);
+      if (!scalar_) {
+        this->OwnQueryPairs(n);
+        this->StoreDecayGradients(first, n);
       }
-      if (!scalar_) this->StoreDecayGradients(first, n);
+      if (p_.has_bonus) this->BonusGradients(n);
     }
 
     if (KeepsQueryGradients()) this->AddToHead(Base::kQueries, block, n);

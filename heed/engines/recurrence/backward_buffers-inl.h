@@ -41,7 +41,7 @@ struct BackwardBuffers {
   T *v, *d_o, *dv;  // [kBlock][value_row]
   T* dq;            // [kBlock][row], or of all tokens
   T* dk;            // [kBlock][row]
-  T* d_decay;       // the same
+  T* d_decay;       // the same, of decays over tokens
   T* d_bonus;       // [row]
   // Gates of columns need d_o decayed from the beginnings of tiles, o of all tokens and the
   // state that it is read from, <S, D> by column.
@@ -96,7 +96,7 @@ struct BackwardBuffers {
     carver.Next(dv, block * value_row);
     carver.Next(dq, (KeepsQueryGradients(p) ? blocks : 1) * block * row);
     carver.Next(dk, block * row);
-    carver.Next(d_decay, p.gate == Gate::kKey ? block * row : 0);
+    carver.Next(d_decay, p.gate == Gate::kKey && !p.constant_decay ? block * row : 0);
     carver.Next(d_bonus, p.has_bonus ? row : 0);
     const bool by_value = p.has_value_decay;
     carver.Next(value_read, by_value ? block * value_row : 0);
