@@ -146,7 +146,8 @@ class GateGradients : protected HeadGradients<T> {
         const auto k = Load(d, b_.rows.k + at), dk = Load(d, b_.dk + at);
         const auto past_query = later;
         later = hn::Add(later, hn::NegMulAdd(k, dk, of_query));
-        put(p_.has_bonus ? hn::NegMulAdd(k, dk, past_query) : later, at);  // u: a query does not see its token's decay
+        // A query does not see its token's decay where there is a bonus.
+        put(p_.has_bonus ? hn::NegMulAdd(k, dk, past_query) : later, at);
       }
     };
     if (!p_.constant_decay) {
