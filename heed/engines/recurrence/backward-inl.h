@@ -16,8 +16,9 @@
 //
 // The gradient of a log decay is a sum over all later tokens of q .* dq - k .* dk,
 // taken inside a block; what comes from beyond it is <S, D> at the block's end, so that
-// nothing cancels over long distances. For it the first pass keeps S^T after each block, and
-// per token dq or, of one decay per token, <q, dq>.
+// nothing cancels over long distances. A token's own pair, which no decay reaches, is in both and
+// often the largest part of either: it joins dq and dk when that sum has been taken. For it the
+// first pass keeps S^T after each block, and per token dq or, of one decay per token, <q, dq>.
 //
 // A gate of columns is to the products by value what one of rows is to those by key, and its
 // gradient a sum of o .* d_o - v .* dv, o computed once more: 16 K V flops then.
@@ -225,13 +226,15 @@ class BackwardHead : GateGradients<T> {
     x.lane_decay = b_.rows.tile_decay;
     Run<Decay::kLanes>(x, n, false, borders, state, prefetch);
     if (gated_) this->QueryPairs(n);
+    if (for_decays) this->AddQueryProducts(first, n);
+    if (scalar_) this->OwnQueryPairs(n);
     if (p_.normalize) {
       this->AddNormalizer(n, b_.z, row_);
       for (size_t t = 0; t < n; ++t) {
         d_denominators_[t] = b_.d_o[t * value_row_ + values_];
       }
+      if (for_decays) this->AddNormalizerProducts(first, n, b_.BorderZ(block), reader_.NormalizerDecays());
     }
-    if (for_decays) this->AddQueryProducts(first, n);
     if (!KeepsQueryGradients()) this->AddToHead(Base::kQueries, block, n);
   }
 
@@ -268,7 +271,12 @@ class BackwardHead : GateGradients<T> {
       if (scalar_) {
         this->ScalarDecayGradients(first, n);
       } else {
-        this->DecayGradients(first, n);
+        this->DecayGradients(n);
+      }
+      this->OwnKeyPairs(n);
+      if (!scalar_) {
+        this->OwnQueryPairs(n);
+        this->StoreDecayGradients(first, n);
       }
       if (p_.has_bonus) this->BonusGradients(n);
     }
@@ -290,8 +298,11 @@ class BackwardHead : GateGradients<T> {
     if (p_.has_value_decay) y.lane_decay = b_.rows.value_tile_decay;
     y.pairs = b_.pairs_against_time;
     Run<Decay::kRows>(y, n, true, by_value_, b_.d_state, prefetch);
-    if (p_.has_value_decay) this->ValuePairGradients(n);
-    if (of_value_decay) this->ValueDecayGradients(first, n);
+    if (p_.has_value_decay) {
+      this->ValuePairGradients(n);
+      if (of_value_decay) this->ValueDecayGradients(first, n);
+      this->OwnValuePairs(n);
+    }
     if (g_.dv.data == nullptr || in_place) return;
     this->StoreValueGradients(first, n);
   }

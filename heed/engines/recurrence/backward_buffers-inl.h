@@ -41,7 +41,7 @@ struct BackwardBuffers {
   T *v, *d_o, *dv;  // [kBlock][value_row]
   T* dq;            // [kBlock][row], or of all tokens
   T* dk;            // [kBlock][row]
-  T* d_decay;       // the same
+  T* d_decay;       // the same, of decays over tokens
   T* d_bonus;       // [row]
   // Gates of columns need d_o decayed from the beginnings of tiles, o of all tokens and the
   // state that it is read from, <S, D> by column.
@@ -96,7 +96,7 @@ struct BackwardBuffers {
     carver.Next(dv, block * value_row);
     carver.Next(dq, (KeepsQueryGradients(p) ? blocks : 1) * block * row);
     carver.Next(dk, block * row);
-    carver.Next(d_decay, p.gate == Gate::kKey ? block * row : 0);
+    carver.Next(d_decay, p.gate == Gate::kKey && !p.constant_decay ? block * row : 0);
     carver.Next(d_bonus, p.has_bonus ? row : 0);
     const bool by_value = p.has_value_decay;
     carver.Next(value_read, by_value ? block * value_row : 0);
@@ -134,7 +134,7 @@ struct SharedBuffers {
   Turn* turns = nullptr;  // by block, key head and part, of dq and of dk
   // Scalar gates need the sums of q .* dq - k .* dk over kPartColumns columns, by value
   // head, these and token.
-  T* decay_parts = nullptr;
+  double* decay_parts = nullptr;
   // Gradients of what has no axis of tokens, by sequence, value head and key channel: of
   // the bonus, and of decays that are constant.
   double *d_bonus = nullptr, *d_decay = nullptr;
@@ -185,7 +185,7 @@ struct SharedBuffers {
     return sums + (sequence * p.value_heads + head) * static_cast<int64_t>(row);
   }
   // [units][count] of a value head.
-  T* DecayParts(const Problem& p, int64_t sequence, int64_t head) const {
+  double* DecayParts(const Problem& p, int64_t sequence, int64_t head) const {
     const auto s = static_cast<size_t>(sequence);
     return decay_parts +
            units * (first_token[s] * p.value_heads + head * p.sequences[s].count);

@@ -18,7 +18,10 @@
 //
 // 18 K V flops per token, which any method needs that keeps no state of a token.
 // The gradient of a log decay is a sum over later tokens of q .* dq + r .* dr - k .* dk inside a
-// block, and <S, D> at its end.
+// block, and <S, D> at its end. What reads a write with no decay between them, a query that of its
+// own token, a_t those of the token before, is in two of these, often as their largest part, and
+// cancels: so S is read before the token writes, D before it is written to, and such pairs join
+// the gradients of q, k, a and b when that sum has been taken.
 #if defined(HEED_ENGINES_RECURRENCE_DELTA_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HEED_ENGINES_RECURRENCE_DELTA_BACKWARD_INL_H_
 #undef HEED_ENGINES_RECURRENCE_DELTA_BACKWARD_INL_H_
@@ -64,7 +67,7 @@ struct DeltaBackwardBuffers {
   DeltaRows<T> rows;
   T *d_o, *d_written, *d_found, *dv;  // [writes][value_row]: de or dv, dx
   T* found;                    // [writes + 1][value_row]
-  T* sums[kDeltaSums];         // [writes][row]: dq, dk, dr, db
+  T* sums[kDeltaSums];         // [writes][row] and one of no use: dq, dk, dr, db
   T *d_beta, *suffix;          // [writes], [row]
   T *state, *d_state;          // S and D, [K][V]
   T* d_transposed;             // D^T at the end of a block, [V][K]
@@ -95,7 +98,7 @@ struct DeltaBackwardBuffers {
     carver.Next(d_found, before ? writes * value_row : 0);
     carver.Next(dv, writes * value_row);
     carver.Next(found, (writes + 1) * value_row);
-    for (T*& rows_of : sums) carver.Next(rows_of, writes * row);
+    for (T*& rows_of : sums) carver.Next(rows_of, (writes + 1) * row);
     carver.Next(d_beta, writes);
     carver.Next(suffix, row);
     carver.Next(state, p.key_size * value_row);
@@ -242,6 +245,7 @@ class DeltaBackwardHead {
       StateProducts(d_, b_.Border(block), by_key_, b_.d_transposed, by_key_, b_.suffix);
       DecayGradients(first, tokens);
     }
+    AddOwnPairs(n, kept, written);
     if (before_) {
       AddToHead(kOfReadKeys, g_.d_read_key, block, 1);
       AddToHead(kOfWriteKeys, g_.d_write_key, block, 1);
@@ -320,25 +324,30 @@ class DeltaBackwardHead {
                                            RowPrefetch& prefetch) {
     const auto run = [&](auto before, auto decay) HWY_ATTR {
       constexpr bool kBefore = before.value;
-      constexpr unsigned kDoes =
-          kBefore ? kReadBefore | kWrite | kWrite2 | kRead : kReadDecayed | kWrite | kRead;
+      constexpr unsigned kReads = kEarlyRead | kEarlyRead2, kWrites = kBefore ? kWrite | kWrite2 : kWrite;
       ForStripVectors<T>(by_key_, [&](auto vectors, size_t c) HWY_ATTR {
         constexpr size_t kWidth = vectors.value * N;
         T* strip = state + by_key_.Offset(c);
+        if constexpr (kBefore) {  // the first token's da; of the others, in the pass before theirs
+          Token<T> first;
+          first.early_row = b_.d_found;
+          first.early_out = b_.sums[kOfReadKeys] + c;
+          PassBorderToken<kEarlyRead, Decay::kNone, vectors.value>(d_, first, by_key_.rows, kWidth, strip);
+        }
         for (size_t t = 0; t < n; ++t) {
           const size_t at = t * row_ + c, value_at = t * value_row_;
           Token<T> token;
           token.decay = reader_.DecayOf(t, c);
-          token.early_row = (kBefore ? b_.d_found : b_.d_written) + value_at;
-          token.early_out = b_.sums[kOfReadKeys] + at;
+          token.early_row = kBefore ? b_.d_found + (t + 1 < n ? t + 1 : t) * value_row_ : b_.d_written + value_at;
+          token.early_out = b_.sums[kOfReadKeys] + (kBefore ? at + row_ : at);
           token.write_row = written + value_at;
           token.write_lanes = b_.rows.k + at;
           token.write2_row = kept + value_at;
           token.write2_lanes = b_.rows.write_key + at;
-          token.read_row = b_.d_o + value_at;
-          token.read_out = b_.sums[kOfQueries] + at;
+          token.read2_row = b_.d_o + value_at;
+          token.read2_out = b_.sums[kOfQueries] + at;
           prefetch.Some();
-          PassToken<kDoes, decay.value, vectors.value>(d_, b_.rows.kinds[t], token, by_key_.rows,
+          PassToken<kReads | kWrites, decay.value, vectors.value>(d_, b_.rows.kinds[t], token, by_key_.rows,
                                                        kWidth, strip);
         }
       });
@@ -347,6 +356,32 @@ class DeltaBackwardHead {
     if (before_) return;
     T* dr = b_.sums[kOfReadKeys];
     for (size_t i = 0; i < n * row_; i += N) hn::Store(hn::Neg(hn::Load(d_, dr + i)), d_, dr + i);
+  }
+
+  // Adds to dq, dk, da and db what is read of a write with no decay between.
+  HWY_NOINLINE HWY_ATTR void AddOwnPairs(size_t n, const T* kept, const T* written) const {
+    for (size_t t = 0; t < n; ++t) {
+      const auto pair = [&](const T* by, const T* what, DeltaSum reads, const T* read, size_t reader,
+                            DeltaSum writes, const T* write) HWY_ATTR {
+        auto sum = hn::Zero(d_);
+        for (size_t j = 0; j < value_row_; j += N) {
+          sum = hn::MulAdd(hn::Load(d_, by + reader * value_row_ + j), hn::Load(d_, what + t * value_row_ + j), sum);
+        }
+        const auto weight = hn::Set(d_, hn::ReduceSum(d_, sum));
+        const size_t at = t * row_, from = reader * row_;
+        for (size_t i = 0; i < row_; i += N) {
+          T *d_read = b_.sums[reads] + from + i, *d_write = b_.sums[writes] + at + i;
+          hn::Store(hn::MulAdd(weight, hn::Load(d_, write + at + i), hn::Load(d_, d_read)), d_, d_read);
+          hn::Store(hn::MulAdd(weight, hn::Load(d_, read + from + i), hn::Load(d_, d_write)), d_, d_write);
+        }
+      };
+      pair(b_.d_o, written, kOfQueries, b_.rows.q, t, kOfKeys, b_.rows.k);
+      if (!before_) continue;
+      pair(b_.d_o, kept, kOfQueries, b_.rows.q, t, kOfWriteKeys, b_.rows.write_key);
+      if (t + 1 == n) continue;
+      pair(b_.d_found, written, kOfReadKeys, b_.rows.read, t + 1, kOfKeys, b_.rows.k);
+      pair(b_.d_found, kept, kOfReadKeys, b_.rows.read, t + 1, kOfWriteKeys, b_.rows.write_key);
+    }
   }
 
   // By key and later token; the read key of RWKV-7 sees the decay of the token before.

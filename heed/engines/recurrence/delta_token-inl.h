@@ -30,17 +30,17 @@ namespace hs = heed::HWY_NAMESPACE;  // simd/
 inline constexpr int kDeltaStrip = hs::kVectorRegisters == 32 ? 4 : 2;
 using DeltaShape = StripShape<kDeltaStrip>;
 
-// What happens to a state row, in this order, with a decay after kLateWrite and kReadBefore.
+// What happens to a state row, in this order, with a decay after kLateWrite.
 enum TokenDoes : unsigned {
   kLateWrite = 1,  // subtracted
-  kReadBefore = 2,
-  kReadDecayed = 4,
-  kWrite = 8,
-  kWrite2 = 16,
-  kRead = 32,
-  kRead2 = 64,
-  kDot = 128,  // summed over the lanes
-  kDot2 = 256,
+  kEarlyRead = 2,
+  kEarlyRead2 = 4,  // by the rows of read2
+  kDot = 8,  // summed over the lanes
+  kDot2 = 16,
+  kWrite = 32,
+  kWrite2 = 64,
+  kRead = 128,
+  kRead2 = 256,
 };
 
 // Rows are broadcast, lanes are columns. A decay is E or E - 1 (TileDecay()), by row or lane.
@@ -110,7 +110,7 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
                           T* HWY_RESTRICT state) {
   constexpr size_t N = hn::MaxLanes(D());
   constexpr auto does = [](unsigned what) { return (kDoes & what) != 0; };
-  constexpr bool kEarly = does(kReadBefore | kReadDecayed);
+  constexpr bool kBeforeWrites = does(kEarlyRead | kEarlyRead2 | kDot | kDot2);
   constexpr bool kChanges = does(kLateWrite | kWrite | kWrite2) || kDecay != Decay::kNone;
   constexpr bool kNear = kKind == Decays::kNear, kSlow = kKind == Decays::kSlow;
   constexpr bool kByLane = kDecay == Decay::kLanes, kByRow = kDecay == Decay::kRows;
@@ -169,7 +169,18 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
       if constexpr (does(kWrite)) add(x.write_row, write);
       if constexpr (does(kWrite2)) add(x.write2_row, write2);
     };
-    if constexpr (does(kReadBefore)) sum(x.early_row, early);
+    const auto over_lanes = [&](const V(&lanes)[C]) HWY_ATTR {
+      V product = hn::Mul(s[0], lanes[0]);
+      HWY_UNROLL(4)
+      for (int c = 1; c < C; ++c) product = hn::MulAdd(s[c], lanes[c], product);
+      return product;
+    };
+    const auto before_writes = [&]() HWY_ATTR {
+      if constexpr (does(kEarlyRead)) sum(x.early_row, early);
+      if constexpr (does(kEarlyRead2)) sum(x.read2_row, read2);
+      if constexpr (does(kDot)) sums.Put(d, r, over_lanes(dot));
+      if constexpr (does(kDot2)) sums2.Put(d, r, over_lanes(dot2));
+    };
     if constexpr (does(kLateWrite)) {
       const V factor = hn::Set(d, x.late_row[r]);
       HWY_UNROLL(4)
@@ -180,16 +191,16 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
     if (!is_slow) {
       if constexpr (kByRow) decay_row(false);
       if constexpr (kByLane) decay_lanes(near);
-      if constexpr (does(kReadDecayed)) sum(x.early_row, early);
+      before_writes();
       writes();
     } else if constexpr (kByRow || kByLane) {
       V before[C];
       HWY_UNROLL(4)
       for (int c = 0; c < C; ++c) before[c] = s[c];
-      if constexpr (does(kReadDecayed)) {
+      if constexpr (kBeforeWrites) {
         if constexpr (kByRow) decay_row(false);
         if constexpr (kByLane) decay_lanes(near);
-        sum(x.early_row, early);
+        before_writes();
         HWY_UNROLL(4)
         for (int c = 0; c < C; ++c) s[c] = before[c];
       }
@@ -204,14 +215,6 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
     }
     if constexpr (does(kRead)) sum(x.read_row, read);
     if constexpr (does(kRead2)) sum(x.read2_row, read2);
-    const auto over_lanes = [&](const V(&lanes)[C]) HWY_ATTR {
-      V product = hn::Mul(s[0], lanes[0]);
-      HWY_UNROLL(4)
-      for (int c = 1; c < C; ++c) product = hn::MulAdd(s[c], lanes[c], product);
-      return product;
-    };
-    if constexpr (does(kDot)) sums.Put(d, r, over_lanes(dot));
-    if constexpr (does(kDot2)) sums2.Put(d, r, over_lanes(dot2));
     HWY_UNROLL(4)
     for (int c = 0; kChanges && c < C; ++c) hn::StoreU(s[c], d, at + c * N);
   };
@@ -225,8 +228,8 @@ HWY_INLINE void PassToken(D d, const Token<T>& x, size_t num_rows, size_t stride
   HWY_UNROLL(4)
   for (int c = 0; c < C; ++c) {
     if constexpr (does(kRead)) hn::StoreU(read[c], d, x.read_out + c * N);
-    if constexpr (does(kRead2)) hn::StoreU(read2[c], d, x.read2_out + c * N);
-    if constexpr (kEarly) hn::StoreU(early[c], d, x.early_out + c * N);
+    if constexpr (does(kRead2 | kEarlyRead2)) hn::StoreU(read2[c], d, x.read2_out + c * N);
+    if constexpr (does(kEarlyRead)) hn::StoreU(early[c], d, x.early_out + c * N);
   }
 }
 

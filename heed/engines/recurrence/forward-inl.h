@@ -189,6 +189,7 @@ class ForwardHead {
                               b_.state, prefetch);
     AddValuePairs(d_, b_.v, rows.value_decay, b_.pairs, n, value_row_, shape_.begin,
                   shape_.end, b_.o);
+    AddOwnPairs<PairsOf::kQueries>(d_, b_.v, b_.pairs, n, 0, value_row_, shape_.begin, shape_.end, b_.o);
   }
 
   // Asks in so many calls for the rows of the next block: keys and what comes with them, queries and their outputs.

@@ -40,8 +40,8 @@ class GateGradients : protected HeadGradients<T> {
     return {values_, values_, by_key_.begin, by_key_.end, by_key_.size, true};
   }
 
-  // What tokens of one tile add to each other's gradients. A normaliser shows in those of
-  // keys alone: what it adds to queries is whole already.
+  // What tokens of one tile add to each other's gradients, but for their own pairs. A normaliser
+  // shows in those of keys alone: what it adds to queries comes later.
   HWY_NOINLINE HWY_ATTR void QueryPairs(size_t n) {
     ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
       constexpr int kTokens = tokens.value;
@@ -73,6 +73,16 @@ class GateGradients : protected HeadGradients<T> {
     });
   }
 
+  // What no decay reaches, when their gradients have been taken; a bonus has own pairs beside it.
+  HWY_ATTR void OwnQueryPairs(size_t n) const {
+    AddOwnPairs<PairsOf::kQueries>(d_, b_.rows.k, value_pairs_, n, p_.has_bonus ? 1 : 0, row_, by_key_.begin,
+                                   by_key_.end, dq_);
+  }
+  HWY_ATTR void OwnKeyPairs(size_t n) const {
+    AddOwnPairs<PairsOf::kKeys>(d_, b_.rows.q, value_pairs_, n, p_.has_bonus ? 1 : 0, row_, by_key_.begin,
+                                by_key_.end, b_.dk);
+  }
+
   HWY_NOINLINE HWY_ATTR void BonusGradients(size_t n) {
     std::memset(b_.d_bonus, 0, row_ * sizeof(T));
     ForTokenTiles(n, [&](auto tokens, size_t begin, size_t tile) HWY_ATTR {
@@ -82,17 +92,8 @@ class GateGradients : protected HeadGradients<T> {
                                        by_key_.begin, by_key_.end, dq_ + at, b_.dk + at,
                                        b_.d_bonus);
     });
-    AddConstants(shared_.d_bonus, b_.d_bonus, 1);
-  }
-
-  // The sum of n rows to the gradients of what tokens share.
-  HWY_ATTR void AddConstants(double* sums, const T* rows, size_t n) {
-    double* to = shared_.ConstantsOf(sums, p_, task_.sequence, head_);
-    for (size_t t = 0; t < n; ++t, rows += row_) {
-      for (size_t i = by_key_.begin; i < by_key_.end; ++i) {
-        to[i] += static_cast<double>(rows[i]);
-      }
-    }
+    double* to = shared_.ConstantsOf(shared_.d_bonus, p_, task_.sequence, head_);
+    for (size_t i = by_key_.begin; i < by_key_.end; ++i) to[i] += static_cast<double>(b_.d_bonus[i]);
   }
 
   // <S, D> at the end of the block, by key, before D is past it.
@@ -122,68 +123,104 @@ class GateGradients : protected HeadGradients<T> {
           value_row_, by_value_.begin, by_value_.end, b_.dv + at);
     });
   }
-
-  HWY_INLINE hn::Vec<D> DecayProduct(size_t at) const {
-    return hn::NegMulAdd(hn::Load(d_, b_.rows.k + at), hn::Load(d_, b_.dk + at),
-                         hn::Mul(hn::Load(d_, b_.rows.q + at), hn::Load(d_, dq_ + at)));
+  HWY_ATTR void OwnValuePairs(size_t n) const {
+    AddOwnPairs<PairsOf::kKeys>(d_, b_.d_o, b_.pairs, n, 0, value_row_, by_value_.begin, by_value_.end, b_.dv);
   }
 
-  HWY_ATTR void DecayGradients(int64_t first, size_t n) {
+  // Numbers of T as those of D.
+  template <class Wide>
+  static HWY_INLINE hn::Vec<Wide> Load(Wide d, const T* from) {
+    if constexpr (sizeof(T) == sizeof(hn::TFromD<Wide>)) return hn::LoadU(d, from);
+    else return hn::PromoteTo(d, hn::LoadU(hn::Rebind<T, Wide>(), from));
+  }
+
+  // Sums of q .* dq - k .* dk over later tokens, before pairs that no decay reaches are part of either. Those of
+  // constants are added up over tokens, all in f64.
+  HWY_ATTR void DecayGradients(size_t n) {
     if (g_.d_log_decay.data == nullptr) return;
-    for (size_t i = by_key_.begin; i < by_key_.end; i += N) {
-      auto later = hn::Load(d_, b_.suffix + i);
+    const auto sums = [&](auto d, size_t i, const auto& put) HWY_ATTR {
+      auto later = Load(d, b_.suffix + i);
       for (size_t t = n; t-- > 0;) {
         const size_t at = t * row_ + i;
+        const auto of_query = hn::Mul(Load(d, b_.rows.q + at), Load(d, dq_ + at));
+        const auto k = Load(d, b_.rows.k + at), dk = Load(d, b_.dk + at);
         const auto past_query = later;
-        later = hn::Add(later, DecayProduct(at));
-        auto gradient = later;
-        if (p_.has_bonus) {  // its query does not see a token's decay
-          gradient = hn::NegMulAdd(hn::Load(d_, b_.rows.k + at), hn::Load(d_, b_.dk + at),
-                                   past_query);
-        }
-        if (p_.complement_keys) {
-          gradient = hn::NegMulAdd(hn::Load(d_, b_.rows.decay + at),
-                                   hn::Load(d_, b_.dk + at), gradient);
-        }
-        hn::Store(gradient, d_, b_.d_decay + at);
+        later = hn::Add(later, hn::NegMulAdd(k, dk, of_query));
+        // A query does not see its token's decay where there is a bonus.
+        put(p_.has_bonus ? hn::NegMulAdd(k, dk, past_query) : later, at);
+      }
+    };
+    if (!p_.constant_decay) {
+      for (size_t i = by_key_.begin; i < by_key_.end; i += N) {
+        sums(d_, i, [&](auto gradient, size_t at) HWY_ATTR { hn::Store(gradient, d_, b_.d_decay + at); });
+      }
+      return;
+    }
+    const hn::ScalableTag<double> d;
+    double* to = shared_.ConstantsOf(shared_.d_decay, p_, task_.sequence, head_);
+    for (size_t i = by_key_.begin; i < by_key_.end; i += hn::MaxLanes(d)) {
+      auto total = hn::LoadU(d, to + i);
+      sums(d, i, [&](auto gradient, size_t) HWY_ATTR { total = hn::Add(total, gradient); });
+      hn::StoreU(total, d, to + i);
+    }
+  }
+
+  // Stores those of tokens when dk is whole, as a key that is 1 - exp(log_decay) needs it.
+  HWY_ATTR void StoreDecayGradients(int64_t first, size_t n) {
+    if (g_.d_log_decay.data == nullptr || p_.constant_decay) return;
+    for (size_t t = 0; t < n && p_.complement_keys; ++t) {
+      for (size_t i = by_key_.begin; i < by_key_.end; i += N) {
+        const size_t at = t * row_ + i;
+        hn::Store(hn::NegMulAdd(hn::Load(d_, b_.rows.decay + at), hn::Load(d_, b_.dk + at),
+                                hn::Load(d_, b_.d_decay + at)),
+                  d_, b_.d_decay + at);
       }
     }
-    if (p_.constant_decay) return AddConstants(shared_.d_decay, b_.d_decay, n);
     StoreRows(d_, b_.d_decay, row_, g_.d_log_decay, s_, head_, first, n, by_key_.begin,
               std::min(by_key_.end, by_key_.size),
               [](auto v, size_t, size_t) HWY_ATTR { return v; });
   }
 
-  // q .* dq, and then - k .* dk and what comes from beyond the block, summed over units of columns, which
-  // are added up when all parts are there.
+  // q .* dq, then the normaliser's part of it, and then - k .* dk and what comes from beyond the block, none with
+  // own pairs, summed in f64 over units of columns, which are added up when all parts are there.
   HWY_ATTR void AddQueryProducts(int64_t first, size_t n) {
-    SumUnits(first, n, [&](auto sum, size_t t, size_t i) HWY_ATTR {
-      return hn::MulAdd(hn::Load(d_, b_.rows.q + t * row_ + i), hn::Load(d_, dq_ + t * row_ + i), sum);
-    }, [](T& to, T sum) { to = sum; });
+    SumUnits(first, n, [&](auto d, auto sum, size_t t, size_t i) HWY_ATTR {
+      return hn::MulAdd(Load(d, b_.rows.q + t * row_ + i), Load(d, dq_ + t * row_ + i), sum);
+    }, [](double& to, double sum) { to = sum; });
+  }
+  // The gradient of z_t . q_t, times z_t without its own key.
+  HWY_ATTR void AddNormalizerProducts(int64_t first, size_t n, const T* z_before, const T* decays) {
+    SumUnits(first, n, [&](auto d, auto sum, size_t t, size_t i) HWY_ATTR {
+      const auto z = Load(d, (t == 0 ? z_before : b_.z + (t - 1) * row_) + i);
+      const auto decayed = NextNormalizer(d, hn::Set(d, static_cast<double>(decays[t])), z, hn::Zero(d));
+      const auto weighted = hn::Mul(hn::Set(d, static_cast<double>(b_.d_o[t * value_row_ + values_])), decayed);
+      return hn::MulAdd(Load(d, b_.rows.q + t * row_ + i), weighted, sum);
+    }, [](double& to, double sum) { to += sum; });
   }
   HWY_ATTR void ScalarDecayGradients(int64_t first, size_t n) {
     if (g_.d_log_decay.data == nullptr) return;
-    SumUnits(first, n, [&](auto sum, size_t t, size_t i) HWY_ATTR {
-      if (t + 1 == n) sum = hn::Add(sum, hn::Load(d_, b_.suffix + i));
-      return hn::NegMulAdd(hn::Load(d_, b_.rows.k + t * row_ + i), hn::Load(d_, b_.dk + t * row_ + i), sum);
-    }, [](T& to, T sum) { to += sum; });
+    SumUnits(first, n, [&](auto d, auto sum, size_t t, size_t i) HWY_ATTR {
+      if (t + 1 == n) sum = hn::Add(sum, Load(d, b_.suffix + i));
+      return hn::NegMulAdd(Load(d, b_.rows.k + t * row_ + i), Load(d, b_.dk + t * row_ + i), sum);
+    }, [](double& to, double sum) { to += sum; });
   }
   template <class F, class Put>
   HWY_INLINE void SumUnits(int64_t first, size_t n, const F& add, const Put& put) {
+    const hn::ScalableTag<double> d;
     constexpr auto kUnit = static_cast<size_t>(kPartColumns);
-    T* parts = shared_.DecayParts(p_, task_.sequence, head_) + first;
+    double* parts = shared_.DecayParts(p_, task_.sequence, head_) + first;
     for (size_t begin = by_key_.begin; begin < by_key_.end; begin += kUnit) {
       const size_t end = std::min(begin + kUnit, by_key_.end);
-      T* to = parts + static_cast<int64_t>(begin / kUnit) * s_.count;
+      double* to = parts + static_cast<int64_t>(begin / kUnit) * s_.count;
       for (size_t t = 0; t < n; ++t) {
-        auto sum = hn::Zero(d_);
-        for (size_t i = begin; i < end; i += N) sum = add(sum, t, i);
-        put(to[t], hn::ReduceSum(d_, sum));
+        auto sum = hn::Zero(d);
+        for (size_t i = begin; i < end; i += hn::MaxLanes(d)) sum = add(d, sum, t, i);
+        put(to[t], hn::ReduceSum(d, sum));
       }
     }
   }
 
-  // Does as DecayGradients() by value: sums of o .* d_o - v .* dv over later tokens.
+  // Does as DecayGradients() by value: sums of o .* d_o - v .* dv over later tokens, without own pairs.
   HWY_ATTR void ValueDecayGradients(int64_t first, size_t n) {
     const T* o = b_.outputs + static_cast<size_t>(first) * value_row_;
     T* to = b_.value_read;  // has been used

@@ -5,11 +5,14 @@
 // w_tj = <d_o_t, v_j>, and u_t = S d_o_t, x_j = D v_j read from the states at the
 // tile's ends:
 //
-//   dq_t = E_t .* u_t + sum_{j <= t} w_tj L_tj .* k_j
-//   dk_j = F_j .* x_j + sum_{t >= j} w_tj L_tj .* q_t
+//   dq_t = E_t .* u_t + sum_{j < t} w_tj L_tj .* k_j + w_tt k_t
+//   dk_j = F_j .* x_j + sum_{t > j} w_tj L_tj .* q_t + w_jj q_j
 //
-// In the bonus form E and L end before token t, and a token's own pair is left to
-// TileBonusGradients.
+// A token's own pair comes last, by AddOwnPairs(): no decay lies between its query and its key, so
+// that gradients of decays are sums of q .* dq - k .* dk without it, where it would cancel, and
+// with strong decays leave nothing but its rounding. In the bonus form E and L end before token t:
+// such pairs are those of a query with the key of the token before, and TileBonusGradients adds the
+// own pair. (A query that begins a tile reads that key from the state, and so they cancel there.)
 //
 // The decays of keys and queries are running products, as in TileTables.
 #if defined(HEED_ENGINES_RECURRENCE_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -57,7 +60,7 @@ HWY_INLINE void ValuePairs(D d, const T* d_o, const T* v, size_t row, T* pairs) 
   }
 }
 
-// dq of a tile in place of u, columns [begin, end) of rows of `row`.
+// dq of a tile but for own pairs, in place of u, columns [begin, end) of rows of `row`.
 template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void TileQueryGradients(D d, const T* k, const T* decay, const T* pairs,
                                    size_t row, size_t begin, size_t end, T* dq) {
@@ -74,20 +77,36 @@ HWY_INLINE void TileQueryGradients(D d, const T* k, const T* decay, const T* pai
       HWY_UNROLL(4)
       for (int j = 0; j < t; ++j) {
         if constexpr (!kBefore) keys[j] = hn::Mul(keys[j], a);
-        sum = hn::MulAdd(hn::Set(d, pairs[t * TB + j]), keys[j], sum);
+        if (!kBefore || j + 1 < t) sum = hn::MulAdd(hn::Set(d, pairs[t * TB + j]), keys[j], sum);
         if constexpr (kBefore) keys[j] = hn::Mul(keys[j], a);
       }
       keys[t] = hn::Load(d, k + at);
-      if constexpr (!kBefore) {
-        sum = hn::MulAdd(hn::Set(d, pairs[t * TB + t]), keys[t], sum);
-      }
       hn::Store(sum, d, dq + at);
     }
   }
 }
 
-// o of a block in place of S^T q, where the state's columns decay: what tokens of one tile
-// read of each other's values.
+// Adds what queries and keys have of each other with no decay between: to dq, of keys `x`, or to dk, of
+// queries. The keys stand `lag` tokens before their queries, in the same tile.
+enum class PairsOf { kQueries, kKeys };
+
+template <PairsOf kOf, class D, class T = hn::TFromD<D>>
+HWY_NOINLINE void AddOwnPairs(D d, const T* x, const T* pairs, size_t n, size_t lag, size_t row,
+                              size_t begin, size_t end, T* to) {
+  x -= kOf == PairsOf::kQueries ? lag * row : 0;
+  to -= kOf == PairsOf::kQueries ? 0 : lag * row;
+  ForTokenTiles(n, [&](auto tokens, size_t first, size_t tile) HWY_ATTR {
+    for (size_t t = lag; t < tokens.value; ++t) {
+      const auto pair = hn::Set(d, pairs[tile * kTile * kTile + t * tokens.value + t - lag]);
+      for (size_t at = (first + t) * row + begin; at < (first + t) * row + end; at += hn::MaxLanes(D())) {
+        hn::Store(hn::MulAdd(pair, hn::Load(d, x + at), hn::Load(d, to + at)), d, to + at);
+      }
+    }
+  });
+}
+
+// o of a block but for own pairs, in place of S^T q, where the state's columns decay: what tokens
+// of one tile read of each other's values.
 template <class D, class T = hn::TFromD<D>>
 HWY_NOINLINE void AddValuePairs(D d, const T* v, const T* decay, const T* pairs, size_t n,
                                 size_t row, size_t begin, size_t end, T* o) {
@@ -98,7 +117,7 @@ HWY_NOINLINE void AddValuePairs(D d, const T* v, const T* decay, const T* pairs,
   });
 }
 
-// dk of a tile in place of x.
+// dk of a tile but for own pairs, in place of x.
 template <int TB, Form kForm, class D, class T = hn::TFromD<D>, class V = hn::Vec<D>>
 HWY_INLINE void TileKeyGradients(D d, const T* q, const T* decay, const T* pairs,
                                  size_t row, size_t begin, size_t end, T* dk) {
@@ -112,13 +131,11 @@ HWY_INLINE void TileKeyGradients(D d, const T* q, const T* decay, const T* pairs
       V sum = hn::Mul(to_end, hn::Load(d, dk + at));
       HWY_UNROLL(4)
       for (int t = TB - 1; t > j; --t) {
-        if (!kBefore || t > j + 1) queries[t] = hn::Mul(queries[t], later);
+        if (kBefore && t == j + 1) continue;
+        queries[t] = hn::Mul(queries[t], later);
         sum = hn::MulAdd(hn::Set(d, pairs[t * TB + j]), queries[t], sum);
       }
       queries[j] = hn::Load(d, q + at);
-      if constexpr (!kBefore) {
-        sum = hn::MulAdd(hn::Set(d, pairs[j * TB + j]), queries[j], sum);
-      }
       hn::Store(sum, d, dk + at);
       later = DecayAt<kForm>(d, decay, j, row, i);
       to_end = hn::Mul(to_end, later);

@@ -140,7 +140,7 @@ struct Problem {
   Gate gate = Gate::kNone;
   Rows log_decay;  // over value heads; absent where running_max()
   bool constant_decay = false;  // it has no axes of sequences and tokens: strides of 0
-  bool complement_keys = false;  // k = 1 - exp(log_decay), k is absent
+  bool complement_keys = false;  // k = 1 - exp(log_decay) of each token, k is absent
 
   bool has_value_decay = false;  // beside a Gate; not normalised, no bonus
   Rows log_value_decay;          // of b, over tokens, value heads and value channels
@@ -165,7 +165,7 @@ struct Problem {
   Rows skip;           // over value heads alone
   Rows output_gate;    // like o
 
-  bool normalize = false;
+  bool normalize = false;  // not of Gate::kKey
   double eps = 0;  // added to the denominator
 
   States initial, initial_z;  // data null: zeros

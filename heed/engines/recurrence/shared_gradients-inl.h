@@ -46,21 +46,21 @@ HWY_NOINLINE HWY_ATTR void SumDecayGradients(const Problem& p, const Gradients& 
   double total = 0;
   for (size_t i = 0; i < p.sequences.size(); ++i) {
     const Sequence& s = p.sequences[i];
-    const T* parts = shared.DecayParts(p, static_cast<int64_t>(i), head);
+    const double* parts = shared.DecayParts(p, static_cast<int64_t>(i), head);
     for (int64_t block = NumBlocks(s.count) - 1; block >= 0; --block) {
       const int64_t begin = block * kBlockTokens;
-      T later = 0;
+      double later = 0;
       for (int64_t t = std::min(begin + kBlockTokens, s.count) - 1; t >= begin; --t) {
-        T sum = 0;
+        double sum = 0;
         for (int64_t unit = 0; unit < shared.units; ++unit) {
           sum += parts[unit * s.count + t];
         }
         later += sum;
         if (p.constant_decay) {
-          total += static_cast<double>(later);
+          total += later;
         } else {
           const T slope = ForgetGateSlope<T>(p, s, head, t);
-          StoreNumber(g.d_log_decay, s, head, t, static_cast<double>(later * slope));
+          StoreNumber(g.d_log_decay, s, head, t, later * static_cast<double>(slope));
         }
       }
     }

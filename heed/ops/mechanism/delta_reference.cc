@@ -309,7 +309,8 @@ void ClearAll(const Definition& d, const Gradients& out) {
 // column j before token t is multiplied by the token's transition, Diag(a) - k (a .* r)^T or
 // Diag(a) + b alpha^T, whose norm is found by power iteration; and a token rounds each element
 // of the column a few times, and what its read key finds as the sum of K products it is.
-// D goes the same way against time.
+// D goes the same way against time. What is read of a write with no decay between joins gradients of
+// keys and queries on its own (delta_backward-inl.h), so that sums are of states without it, and of it.
 struct Rounding {
   double u, chain, decay;
 };
@@ -365,6 +366,7 @@ double TransitionNorm(const Head& h, size_t t) {
 struct ForwardErrors {
   std::vector<Doubles> state;  // [T + 1][V]
   Doubles found;               // [T, V]
+  Doubles written;             // [T, V]: the norms of what each token writes, term by term
 };
 
 ForwardErrors ErrorsOf(const Head& h, DType dtype) {
@@ -372,6 +374,7 @@ ForwardErrors ErrorsOf(const Head& h, DType dtype) {
   ForwardErrors errors;
   errors.state.push_back(Doubles(h.V, 0.0));
   errors.found.assign(h.T * h.V, 0.0);
+  errors.written.assign(h.T * h.V, 0.0);
   Doubles S = h.S, found;
   for (size_t t = 0; t < h.T; ++t) {
     const double norm = TransitionNorm(h, t);
@@ -389,6 +392,7 @@ ForwardErrors ErrorsOf(const Head& h, DType dtype) {
       errors.found[t * h.V + j] = read * last + of_found;
       next[j] = norm * last + (h.before ? second : key) * of_found + e.decay * size +
                 e.u * (size + 2 * after + key * w + key * std::abs(found[j]));
+      errors.written[t * h.V + j] = h.before ? key * w + second * std::abs(found[j]) : key * std::abs(found[j]);
     }
     errors.state.push_back(next);
   }
@@ -471,6 +475,7 @@ void DeltaBackwardTolerance(const Definition& d, const BackwardInputs& in,
     const HeadGradients true_values = Backward(h, d_o, D);
     HeadGradients g(h);
     Doubles off(V, 0.0);           // of the columns of D
+    Doubles late(V, 0.0);          // the norms of what the next token's read key has added to them
     Doubles later(K, 0.0);         // of sums over later writes of a block
     size_t block = 64;
     while (block > 1 && block * h.writes > 64) block /= 2;
@@ -490,13 +495,14 @@ void DeltaBackwardTolerance(const Definition& d, const BackwardInputs& in,
           }
         }
       }
+      const Doubles sizes_before = ColumnNorms(D, V);
       for (size_t i = 0; i < K; ++i) {
         for (size_t j = 0; j < V; ++j) {
           D[i * V + j] += h.q[at + i] * d_o[t * V + j];
           d_found[j] += D[i * V + j] * (h.before ? h.b[at + i] : h.k[at + i]);
         }
       }
-      const Doubles sizes = ColumnNorms(D, V), states = ColumnNorms(after, V);
+      const Doubles sizes = ColumnNorms(D, V);
       const Doubles old_states = ColumnNorms(before, V);
       double of_q = 0, of_k = 0, of_r = 0, of_b = 0;
       for (size_t j = 0; j < V; ++j) {
@@ -505,19 +511,21 @@ void DeltaBackwardTolerance(const Definition& d, const BackwardInputs& in,
         off[j] += by_key.u * (2 * size + 3 * query * x);
         const double w = std::abs(h.w[t * V + j]), e_or_x = std::abs(found[j]);
         const double found_error = forward.found[t * V + j];
-        of_q += x * (forward.state[t + 1][j] + by_value.chain * states[j]);
+        const double apart = sizes_before[j] + query * x + 2 * late[j];  // instead of |D|
+        of_q += x * (forward.state[t + 1][j] + by_value.chain * (old + forward.written[t * V + j]));
         const double of_w = key * (off[j] + by_key.chain * size);
         g.w[t * V + j] = of_w;
         const double found_off = h.before ? second * (off[j] + by_key.chain * size) : of_w;
         if (h.before) {
-          of_k += w * (off[j] + by_value.chain * size);
-          of_b += e_or_x * (off[j] + by_value.chain * size) + size * found_error;
+          of_k += w * (off[j] + by_value.chain * apart);
+          of_b += e_or_x * (off[j] + by_value.chain * apart) + size * found_error;
         } else {
-          of_k += e_or_x * (off[j] + by_value.chain * size) + size * found_error;
+          of_k += e_or_x * (off[j] + by_value.chain * apart) + size * found_error;
         }
         const double written = std::abs(d_found[j]);
-        of_r += written * (forward.state[t][j] + (by_value.chain + by_key.decay) * old) +
-                old * found_off;
+        const double last = h.before && t > 0 ? 2 * forward.written[(t - 1) * V + j] : 0;
+        of_r += written * (forward.state[t][j] + by_value.chain * (old + last) + by_key.decay * old) + old * found_off;
+        late[j] = h.before ? read * written : 0;
         off[j] = norm * off[j] + read * (h.before ? second : key) * by_key.chain * size +
                  by_key.decay * size + by_key.u * (2 * size + read * written);
       }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,8 @@ const Buffer& FillGates(const Buffer& buffer, uint64_t seed, double extreme) {
     return random.Chance(extreme) ? -1e4 : 3 + 2 * random.Normal();
   });
 }
+
+std::optional<double> Negative(std::optional<double> x) { return x ? std::optional(-*x) : x; }
 
 // -strength times an exponential deviate, so that weak and strong ones meet.
 const Buffer& FillDecays(const Buffer& buffer, uint64_t seed, double strength,
@@ -109,16 +112,18 @@ class Maker : public mechanism::Maker {
     if (row.optional && (adds ? !words_.Has("columns") : words_.Has("ungated"))) return {};
     const Buffer buffer(HoldsSums(row) ? dtype_ : wide(), ShapeOf(row.axes), Placement::kAligned);
     const double extreme = words_.Has("strong") ? 0.02 : 0;
-    const bool vanishing = words_.Has("vanishing"), faint = words_.Has("faint");
+    const std::optional<double> decay = words_.Has("vanishing") ? std::log1p(-1e-6)
+                                        : words_.Has("faint")   ? -1e-8  // less than half a rounding of 1
+                                        : words_.Has("strong")  ? std::nullopt
+                                                                : Negative(words_.Number("strong"));
     if (row.values == mechanism::kOpenGates) {  // the same decays before a sigmoid
-      return Keep(vanishing || faint ? buffer.FillConstant(std::log(faint ? 1e8 : 1e6))
-                                     : FillGates(buffer, NextSeed(), extreme));
+      return Keep(decay ? buffer.FillConstant(*decay - std::log(-std::expm1(*decay)))
+                        : FillGates(buffer, NextSeed(), extreme));
     }
     if (row.values != mechanism::kDecays) {
       return Keep(FillValues(row, buffer, NextSeed(), keys()));
     }
-    if (vanishing) return Keep(buffer.FillConstant(std::log1p(-1e-6)));
-    if (faint) return Keep(buffer.FillConstant(-1e-8));  // less than half a rounding of 1
+    if (decay) return Keep(buffer.FillConstant(*decay));
     return Keep(FillDecays(buffer, NextSeed(), 0.05, extreme));
   }
   double Flops(int64_t tokens, bool backward) override {

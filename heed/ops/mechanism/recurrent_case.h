@@ -95,8 +95,8 @@ Mechanism Bound(const std::string& name, const Definition& definition, const Own
 // Variants that every one of them has.
 inline const std::vector<std::string> kVariants = {"state", "lengths=62", "reverse"};
 
-// And those of mechanisms with decays: -1e4 here and there, all of them 1 - 1e-6, and all of
-// them nearer to 1 than f32 has numbers.
+// And those of mechanisms with decays: -1e4 here and there ("strong=5": -5 everywhere), all of
+// them 1 - 1e-6, and all of them nearer to 1 than f32 has numbers.
 inline const std::vector<std::string> kGatedVariants = {"state",  "lengths=62", "reverse",
                                                         "strong", "vanishing",  "faint"};
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -190,6 +191,8 @@ class Maker : public mechanism::Maker {
     const DType dtype = over_tokens || dtype_ != DType::kF16 ? dtype_ : DType::kF32;
     const Buffer buffer(dtype, shape, StridesOf(axes, shape, swapped() && over_tokens),
                         Placement::kAligned);
+    const auto decay = words_.Has("strong") ? std::nullopt : words_.Number("strong");
+    if (decay && row.values == mechanism::kDecays) return Keep(buffer.FillConstant(-*decay));
     return Keep(Fill(row, buffer, NextSeed(), d_.softplus, words_.Has("strong"),
                      words_.Has("vanishing")));
   }
