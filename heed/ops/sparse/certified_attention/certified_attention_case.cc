@@ -28,10 +28,7 @@ struct Problem {
   Level level = Level::kAuto;
   bool step = false;
 
-  Options options() const {
-    const attention::Options& o = dense.options;
-    return {epsilon, level, o.scale, o.causal, o.align, o.query_starts, o.key_lengths, o.query_lengths};
-  }
+  Options options() const { return {dense.options, epsilon, level}; }
 };
 
 // f(element) in place of each.
