@@ -52,33 +52,38 @@ void Reference(const Inputs& in, const Options& options, const ConstTensorView& 
   }
   attention::ReferenceRows(inputs, options, of_all, [&](const attention::ReferenceRow& row) {
     const int64_t b = packed ? 0 : row.sequence;
-    double most = -kInfinity;
-    for (const attention::ReferencePair& pair : row.pairs) {
-      most = std::isnan(pair.logit) || pair.logit > most ? pair.logit : most;
-    }
     int64_t origin = 0;  // of blocks
     if (skips && options.key_starts.present()) {
       origin = LoadAsInt64(options.key_starts.dtype(), options.key_starts.data(), row.sequence * options.key_starts.stride(0));
     }
-    double of_kept = 0, of_others = 0, sink = 0;
-    bool keeps = false;
+    const auto is_kept = [&](const attention::ReferencePair& pair) {
+      return kept.as<bool>()[At(kept, b, {row.head * kept_heads / Hq, row.output_row, (pair.key - origin) / 64})];
+    };
+    double most = -kInfinity, most_kept = -kInfinity;
+    for (const attention::ReferencePair& pair : row.pairs) {
+      const auto raise = [&](double& x) { x = std::isnan(pair.logit) || pair.logit > x ? pair.logit : x; };
+      raise(most);
+      if (is_kept(pair)) raise(most_kept);
+    }
+    double of_kept = 0, of_others = 0, of_lse = 0, sink = 0;
     if (options.sinks.present()) {
       sink = std::exp(LoadAsDouble(options.sinks.dtype(), options.sinks.data(), row.head * options.sinks.stride(0)) - most);
     }
     std::vector<double> o = zeros;
     for (const attention::ReferencePair& pair : row.pairs) {
       const double weight = std::exp(pair.logit - most);
-      if (!kept.as<bool>()[At(kept, b, {row.head * kept_heads / Hq, row.output_row, (pair.key - origin) / 64})]) {
+      if (!is_kept(pair)) {
         of_others += weight;
         continue;
       }
-      keeps = true;
       of_kept += weight;
+      of_lse += std::exp(pair.logit - most_kept);
       for (size_t e = 0; e < o.size(); ++e) o[e] += weight * pair.v[e];
     }
+    const bool keeps = of_lse != 0;  // a NaN is kept
     for (double& x : o) x = keeps ? x / (of_kept + sink) : 0;
     const double sum = of_kept + of_others + sink;  // a NaN says so
-    put_row(b, row.head, row.output_row, o, sum == 0 ? 0 : of_others / sum, keeps ? most + std::log(of_kept) : -kInfinity);
+    put_row(b, row.head, row.output_row, o, sum == 0 ? 0 : of_others / sum, keeps ? most_kept + std::log(of_lse) : -kInfinity);
   });
 }
 
